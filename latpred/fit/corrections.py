@@ -33,7 +33,9 @@ GENERAL = ""  # what no measured row has takes this factor
 
 SOFT = 0.10  # error in log latency beyond which a row pulls less than in proportion
 MOST_STEPS, MOST_STEPS_LEFT_OUT = 20, 4
-STARTS, MOST_APART = 7, 1.5  # of the clocks' factors, each way from the usual one, in logs
+STARTS, MOST_APART = 13, 3.0  # of how far the clocks' factors are apart, in logs
+BESIDE = (0.0, -1.0, -0.5, 0.5, 1.0)  # the best of these, and starts around it where rows are not met
+WELL = 0.005  # mean error in log latency of rows that are met, or their noise
 APART = 0.002  # in log latency, what a start has to gain for clocks that are apart by a factor of e
 _LARGEST_STEP, _WHOLE_STEPS = 0.5, 6  # then half steps, for those that swing between two clocks
 _ENOUGH = 1e-3  # a step that moves no factor by more was the last
@@ -189,33 +191,37 @@ class LatencyModel:
         Rows too few to tell levels apart are told from by all of them, which errs less than the one that looks best.
         """
         believed, every = self._believed(levels), np.arange(len(self._cells))
-        solutions = [self._solved(start, believed, every, MOST_STEPS) for start in self._starts()]
-        found = max(solutions, key=lambda each: each.evidence)
+        found = _Solution(np.zeros(0), -math.inf, np.zeros(0), -math.inf)
+        for number, start in enumerate(self._starts()):
+            found = max(found, self._solved(start, believed, every, MOST_STEPS), key=lambda each: each.evidence)
+            off = np.abs(self._errors(believed.design @ found.theta, every)[0]).mean()
+            if number > 0 and off < max(WELL, self._noise.mean()):
+                break
         shares: dict[str, float] = {}
         for level, share in zip(levels, found.share.tolist(), strict=True):
             shares[level.name] = shares.get(level.name, 0.0) + share
         likeliest = max(shares, key=shares.__getitem__)
         return Fit(likeliest, self._factors(believed.design, found.theta), self._left_out(found.theta, believed))
 
-    def _starts(self) -> list[Floats]:
-        """Parameters to start from: one factor, and one on each clock that rows agree on best.
+    def _starts(self) -> Floats:
+        """Parameters to start from: one factor, clocks as far apart as rows agree on best, and some around that.
 
         Which clock sets the pace is decided by factors that are far from 1, so that one start may lead nowhere.
         """
+        usual = float(np.median(self._measured - self._apart(0.0, 0.0)))
         steps = np.linspace(-MOST_APART, MOST_APART, STARTS)
-        usual = float(np.median(self._measured - [cell.rescaled(1.0, np.ones(1))[0] for cell in self._cells]))
-        found = []
-        for host in steps:
-            logs = np.array([cell.rescaled(np.exp(usual + host), np.exp(usual + steps)) for cell in self._cells])
-            errors = self._measured[:, None] - logs
-            whole = np.median(errors, axis=0)
-            off = np.abs(errors - whole).mean(axis=0) + APART * np.abs(host - steps)
-            found += [(*each, host) for each in zip(off.tolist(), whole.tolist(), steps.tolist(), strict=True)]
-        _, whole, device, host = min(found)
-        middle, apart = (host + device) / 2, (host - device) / 2
-        starts = np.zeros((2, 3 + len(self.host) + len(self.kernel) + len(SIZES)))
-        starts[:, :3] = (usual, 0.0, 0.0), (usual + whole + middle, apart, -apart)
-        return list(starts)
+        errors = self._measured - np.array([self._apart(usual, apart) for apart in steps])
+        off = np.abs(errors - np.median(errors, axis=1, keepdims=True)).mean(axis=1) + APART * np.abs(steps)
+        starts = np.zeros((1 + len(BESIDE), 3 + len(self.host) + len(self.kernel) + len(SIZES)))
+        starts[:, 0] = usual
+        for start, apart in zip(starts[1:], steps[off.argmin()] + np.array(BESIDE), strict=True):
+            start[:3] = usual + np.median(self._measured - self._apart(usual, apart)), apart / 2, -apart / 2
+        return starts
+
+    def _apart(self, usual: float, apart: float) -> Floats:
+        """Log latencies of all rows with clocks apart by a factor, in logs, around the usual one."""
+        host, device = np.exp(usual + apart / 2), np.exp([usual - apart / 2])
+        return np.array([cell.rescaled(host, device)[0] for cell in self._cells])
 
     def _solved(self, theta: Floats, believed: _Believed, rows: Ints, most_steps: int) -> _Solution:
         """The best of the parameters that Gauss-Newton steps come by, from a guess on."""

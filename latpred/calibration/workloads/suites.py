@@ -219,7 +219,7 @@ def _real(made: Any, device: Any, precision: str) -> Any:
     return tree_map(place, made if isinstance(made, (tuple, dict)) else (made,))
 
 
-NAMES = ("blind", "everyday", "recent", "sealed", "assorted", "varied", "heldout")
+NAMES = ("blind", "everyday", "recent", "sealed", "assorted", "varied", "drawn", "heldout")
 GATE = "gate"
 _PLAIN = ("everyday_models", "gate_models")  # files beside this one
 
