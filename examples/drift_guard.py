@@ -23,7 +23,6 @@ from latpred.calibration.devices.simulated import SimulatedDevice, SimulatedSpec
 from latpred.calibration.measurement import drift_test
 from latpred.calibration.measurement.drift_test import timed_again
 from latpred.calibration.session import Row
-from latpred.calibration.timing import visits
 from latpred.ops.families import root
 from latpred.profile.document import DeviceProfile
 
@@ -57,7 +56,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
 
 def moved(profile: DeviceProfile, rounds: Sequence[Sequence[Row]]) -> list[Part]:
     """Parts that a check of these times calls moved."""
-    parts = drift_test.drift([drift_test.ratios(profile, visits.at_one_speed(rows)) for rows in rounds])
+    parts = drift_test.compared(profile, rounds)
     return [part for part in parts if part.verdict == MOVED]
 
 

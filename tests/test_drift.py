@@ -12,7 +12,7 @@ def part(name: str, verdict: str, ratio: float = 1.0, clock: str = "device") -> 
 
 
 def found(*parts: Part, busy: float = 0.0, changes: tuple[str, ...] = ()) -> Check:
-    return Check("cpu", "2026-01-02T03:04:05+00:00", parts, changes, busy, 12.0)
+    return Check("cpu", "2026-01-02T03:04:05+00:00", parts, changes, {}, busy, 12.0)
 
 
 def text(check: Check) -> str:

@@ -183,6 +183,7 @@ ONE_TILE = [1e6, 0.0, 0.0, 0.0, 128.0, 128.0, 64.0]
     [
         (SMALL, {"saturation": {"m": 10.0}}, 12.0),
         (SMALL, {"saturation": {"m": 10.0}, "scale": 1.5}, 18.0),
+        (SMALL, {"saturation": {"m": 40.0, "few": 30.0}}, 12.0),
         (ONE_TILE, {"floor_us": 0.0, "saturation": {"waves": 0.5}, "multiprocessors": 64}, 33.0),
         (ONE_TILE, {"floor_us": 0.0, "saturation": {"waves": 0.5}, "multiprocessors": 0}, 1.0),
     ],

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 import msgspec
 
+from latpred import host
 from latpred.ops.families import root
 from latpred.render import Page, Table, listed
 
@@ -47,6 +48,7 @@ class Check(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     created: str  # when it was calibrated
     parts: tuple[Part, ...]  # everything that was timed again
     changes: tuple[str, ...]  # what differs between the machine now and the profile's, in sentences
+    speed: dict[str, float]  # reference times now over the profile's; what is timed is brought to the profile's speed
     busy: float  # processors that other work used meanwhile; 0 where the system does not say
     seconds: float  # what the check took
 
@@ -115,8 +117,9 @@ class Check(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
             what = "noise" if self.told == self.parts else "noise or other work"
             names = dict.fromkeys(part.group or f"all of the {part.clock}" for part in self.unclear)
             parts.append(f"{what} hides a change of 15 % in: {listed(list(names), MOST_NAMED)}")
+        speed = [f"the machine now, taken off above: {host.sentence(self.speed)}"] if self.speed else []
         same = ["nothing changed in processor, device, driver, threads and packages"]
-        return Page(self.sentence, [*parts, *([f"changed: {said}" for said in self.changes] or same)])
+        return Page(self.sentence, [*parts, *speed, *([f"changed: {said}" for said in self.changes] or same)])
 
     def _counted(self, verdict: str) -> str:
         count = sum(part.verdict == verdict for part in self.parts)

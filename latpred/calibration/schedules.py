@@ -10,7 +10,7 @@ import math
 import random
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator, Sequence
-from itertools import chain, count, islice
+from itertools import count, cycle, islice
 from typing import Any, NamedTuple, TypeVar
 
 import msgspec
@@ -267,8 +267,8 @@ def tiny_networks(number: int) -> list[NetworkSpec]:
 
 def small_networks(number: int) -> Iterator[NetworkSpec]:
     """Networks whose weights stay in the cache: among those of every size hardly any have, and many small models do."""
-    turns = zip(*map(_small, networks.SMALL_KINDS), strict=True)
-    return islice(chain.from_iterable(turns), number)
+    drawn = {kind: _small(kind) for kind in networks.SMALL_KINDS}
+    return islice((next(drawn[kind]) for kind in cycle(networks.SMALL_KINDS)), number)
 
 
 def _small(kind: str) -> Iterator[NetworkSpec]:

@@ -19,6 +19,7 @@ from latpred.fit.residual import HYPER_POINTS, Residual, fit_residual
 from latpred.graph.features import Floats, Inputs, layout, read
 from latpred.ops.families import root
 from latpred.prediction.kernel_times import (
+    FEW_ROWS,
     PRIOR,
     TINY_US,
     KernelModel,
@@ -119,6 +120,7 @@ __all__ = ["RooflineRegressor", "evaluate", "scale_leaf"]
 
 _RIDGE = 0.03  # pull of each log parameter towards its starting value, so that unseen terms stay finite
 _HALF_SIZE = 16.0  # starting value: a dimension of 16 gives half the throughput
+_FEW = 4.0  # starting value of the rows below which the throughput falls no further
 _OUTPUTS = 16.0  # starting value: so many results for each multiprocessor give half the throughput
 _WORTH_TILES = 0.85  # of a roofline's cost: tiles have more constants, and must earn them
 _BESIDE_SIGMA = 0.5  # relative doubt about what passes beside a sample, in units of the doubt about its time
@@ -226,6 +228,8 @@ class RooflineRegressor(RegressorMixin, BaseEstimator):  # type: ignore[misc]
         """The fit without a residual: a roofline, or tiles where they explain a GPU's products far better."""
         one_row = "one_row" in flags_of(self.family, self.multiprocessors)
         guess = _first_guess(inputs, times, self.multiprocessors)
+        if one_row and "m" in guess:
+            guess[FEW_ROWS] = _FEW
         guess = {name: value for name, value in guess.items() if name not in _UNTOLD.get(root(self.family), ())}
         fitted = _fit_parameters(inputs, times, weights, beside, guess, self.multiprocessors, one_row)
         floor, tiling = fitted.floor, {}

@@ -137,6 +137,7 @@ def _memory_us(constants: Mapping[str, float], work: Floats) -> Floats:
 
 
 SQRT3 = 3.0**0.5
+FEW_ROWS = "few"  # rows below which a product's rows become hardly any slower
 # Winograd's algorithm F(4 x 4, 3 x 3) makes 36 multiply-adds of 144. It serves dense windows that move by one.
 WINOGRAD = 4.0
 _WINDOW = [layout("conv").columns.index(name) for name in ("kernel_h", "kernel_w", "stride")]
@@ -397,8 +398,8 @@ def inefficiency(half_sizes: dict[str, float], product: Floats, multiprocessors:
 
     However few its results are, each is a sum that takes one step after the other: that part adds to the others.
     """
-    factor = np.ones(len(product))
-    for column, name in enumerate(("m", "n", "k")):
+    factor = 1.0 + half_sizes.get("m", 0.0) / (product[:, 0] + half_sizes.get(FEW_ROWS, 0.0))
+    for column, name in enumerate(("n", "k"), 1):
         factor *= 1.0 + half_sizes.get(name, 0.0) / product[:, column]
     if multiprocessors:
         factor *= 1.0 + half_sizes.get("waves", 0.0) / waves(product, multiprocessors)

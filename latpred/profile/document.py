@@ -87,8 +87,8 @@ class KernelFit(msgspec.Struct, frozen=True, forbid_unknown_fields=True, weakref
     macs_per_us: float
     weight_bytes_per_us: float
     activation_bytes_per_us: float
-    # For each dimension of the product, its size at which half the throughput is reached; "waves" is in rounds of tiles
-    # over all multiprocessors, "outputs" in results.
+    # For each dimension of the product, its size at which half the throughput is reached; "few" is added to the rows
+    # first, "waves" is in rounds of tiles over all multiprocessors, "outputs" in results.
     saturation: dict[str, float]
     multiprocessors: int  # of the device it was fitted on; 0 leaves waves out
     features: tuple[str, ...]  # names of the residual's inputs, natural logarithms

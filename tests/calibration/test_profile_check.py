@@ -26,7 +26,6 @@ from latpred.calibration.devices.simulated import SimulatedDevice, SimulatedSpec
 from latpred.calibration.measurement import drift_test
 from latpred.calibration.measurement.drift_test import Ratio
 from latpred.calibration.session import Row
-from latpred.calibration.timing import visits
 from latpred.cli import main
 from latpred.errors import DeviceError, NoProfileError, ProfileError, UsageError
 from latpred.profile import store
@@ -44,12 +43,22 @@ def calibrated(tmp_path_factory: pytest.TempPathFactory) -> Iterator[DeviceProfi
         yield calibrate(SimulatedDevice(SimulatedSpec(seed=7)), cells=CELLS, precisions=["fp32"])
 
 
-def test_calls_of_a_cpu_are_held_against_their_dispatch_and_their_kernels(tmp_path: Path) -> None:
+@pytest.mark.parametrize("slower", [1.0, 1.3])
+def test_parts_of_a_cpu_hold_at_the_speed_of_their_profile(tmp_path: Path, slower: float) -> None:
     lines = gzip.decompress(journals.CPU.read_bytes()).splitlines()[1:]
-    rows = visits.at_one_speed([msgspec.json.decode(line, type=Row) for line in lines])
+    rows = [_slowed(msgspec.json.decode(line, type=Row), slower) for line in lines]
     stored = journals.fitted(journals.CPU, tmp_path)
-    parts = {(part.clock, part.name): part for part in drift_test.drift([drift_test.ratios(stored, rows)])}
+    parts = {(part.clock, part.name): part for part in drift_test.compared(stored, [rows])}
     assert 0.9 < parts["host", ""].ratio < 1.1
+    assert 0.9 < parts["device", ""].ratio < 1.1
+    assert 0.9 < parts["device", "fp32 conv"].ratio < 1.1
+
+
+def _slowed(row: Row, slower: float) -> Row:
+    """A row of a machine on which all takes so many times longer, the reference work too."""
+    timings = {name: msgspec.structs.replace(one, median_s=slower * one.median_s) for name, one in row.timings.items()}
+    calls_us, speed = (slower * us for us in row.calls_us), {kind: slower * us for kind, us in row.speed.items()}
+    return msgspec.structs.replace(row, timings=timings, calls_us=tuple(calls_us), speed=speed)
 
 
 def test_a_profile_that_holds_and_its_altered_copies(calibrated: DeviceProfile) -> None:

@@ -146,6 +146,7 @@ def _middle(samples: Sequence[KernelSample]) -> float:
 # Of a call's time that is taken for kernel at least. A kernel that cannot be told from its dispatch is known to be
 # short: without such calls a family's floor would be that of its longer ones.
 LEAST_SHARE = 0.02
+LEAST_ROOM = 0.6  # of kernels' clocked time, that a pass leaves for them
 # Of a pass, that counts as passing beside each of its kernels. In a large network a short kernel finds nothing in the
 # caches and takes several times as long, which matters to no prediction; in a small one it does.
 PASS_SHARE = 0.03
@@ -171,7 +172,8 @@ def kernel_samples(
     as the clock around each call has it, which is a little longer.
     """
     timed_calls = msgspec.structs.replace(dispatch, cold_calls=0.0)  # what precedes a call, no clock is on
-    kernels = [_kernels(run, in_place or dispatch, _cold_us(run, timed_calls)) for run in runs]
+    clocked = [_kernels(run, in_place or dispatch, _cold_us(run, timed_calls)) for run in runs]
+    kernels = [_unclocked(each, run, dispatch) for each, run in zip(clocked, runs, strict=True)]
     refill = _cache_refill(runs, kernels, dispatch)
     samples = []
     for run, launched in zip(runs, kernels, strict=True):
@@ -222,6 +224,14 @@ def _kernels(run: TimedNetwork, dispatch: DispatchFit, cold_us: Sequence[float])
             alone = len(group) == 1 and not group[0].estimated
             kernels.append(Kernel(group[0] if alone else None, us, cost))
     return kernels
+
+
+def _unclocked(kernels: list[Kernel], run: TimedNetwork, dispatch: DispatchFit) -> list[Kernel]:
+    """Kernels as a pass without clocks has them: those of short passes sum to more than these leave beside dispatch."""
+    clocked_us = sum(kernel.us for kernel in kernels)
+    left_us = run.total_us - host_us(run, dispatch) * run.slowdown.dispatch
+    shorter = left_us / clocked_us if clocked_us > 0 else 1.0
+    return [kernel._replace(us=kernel.us * min(max(shorter, LEAST_ROOM), 1.0)) for kernel in kernels]
 
 
 def _dispatch_us(group: Sequence[Op], dispatch: DispatchFit) -> float:

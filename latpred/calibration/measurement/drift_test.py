@@ -11,22 +11,26 @@ import random
 import re
 import time
 from collections.abc import Callable, Iterable, Iterator, Sequence
+from itertools import chain
 from typing import NamedTuple
 
+import msgspec
 import numpy as np
 from scipy.stats import norm
 
+from latpred import host
 from latpred.accuracy.drift import Check, Part
 from latpred.calibration.cells import Cell
 from latpred.calibration.devices import Device, conditions, open_device
 from latpred.calibration.fitting import profile_fit
-from latpred.calibration.fitting.dispatch_fit import TimedNetwork
+from latpred.calibration.fitting.dispatch_fit import TimedNetwork, class_costs, with_parents
 from latpred.calibration.fitting.kernel_fit import KernelSample, host_us, kernel_samples, nearest_fit, row_of
 from latpred.calibration.fitting.profile_fit import EAGER
 from latpred.calibration.schedules import network_spec, schedule_of
 from latpred.calibration.session import Row, measured
 from latpred.calibration.timing import disturbance, visits
 from latpred.calibration.timing.in_network import calls
+from latpred.calibration.timing.reference_speed import ReferenceTimer, RunSpeed
 from latpred.calibration.workloads import networks, single_ops
 from latpred.errors import CalibrationError, ProfileError, UsageError
 from latpred.graph.features import NATIVE, Floats, native
@@ -35,7 +39,7 @@ from latpred.ops.families import nearest, root
 from latpred.prediction.kernel_times import KernelModel
 from latpred.prediction.pricing import host_cost
 from latpred.profile import store
-from latpred.profile.document import ADAPTED, BENCHMARK, CUDNN, DeviceProfile
+from latpred.profile.document import ADAPTED, BENCHMARK, CUDNN, DeviceProfile, DispatchFit
 from latpred.profile.store import Owner, difference, owner
 from latpred.progress import ProgressCounter, ProgressEvent
 from latpred.sandbox.own_thread import without_modes
@@ -144,21 +148,44 @@ class Ratio(NamedTuple):
     sigma: float = HOST_SIGMA
 
 
-def ratios(profile: DeviceProfile, rows: Sequence[Row]) -> list[Ratio]:
-    """What rows of one round say about a profile."""
+def compared(profile: DeviceProfile, rounds: Sequence[Sequence[Row]]) -> list[Part]:
+    """The parts of a profile by what was timed in several rounds."""
+    return drift([_ratios(profile, visits.undisturbed(rows), _speed_of(rounds)) for rows in rounds])
+
+
+def _speed_of(rounds: Sequence[Sequence[Row]]) -> RunSpeed:
+    return visits.speed_of(chain.from_iterable(rounds))
+
+
+def _ratios(profile: DeviceProfile, rows: Sequence[Row], speed: RunSpeed) -> list[Ratio]:
+    """What undisturbed rows of one round say about a profile, as they would be at its speed; `speed` is the run's."""
     good = [row for row in rows if not row.error]
-    runs = [(row, profile_fit.timed_network(row, profile.device)) for row in good if row.cell.kind == "network"]
-    measured = list(_chains(profile, runs))
-    tiny = [(row, run) for row, run in runs if network_spec(row.cell).tiny and not network_spec(row.cell).chain]
+    issued, sized = [visits.at_full_speed(row, speed) for row in good if not _is_sized(row)], filter(_is_sized, good)
+    small = [(row, profile_fit.timed_network(row, profile.device)) for row in issued if row.cell.kind == "network"]
+    tiny = [(row, run) for row, run in small if not network_spec(row.cell).chain]
+    dispatched = list(_chains(profile, small))
     if profile.device.asynchronous:
         prices = _KernelPrices(profile)
-        measured += _dispatched(profile, (row for row in good if row.cell.kind == "dispatch"))
-        measured += _issued(profile, tiny)
-        measured += (ratio for row in good if row.cell.kind == "kernel" for ratio in prices.queued(row))
+        dispatched += _dispatched(profile, (row for row in issued if row.cell.kind == "dispatch"))
+        dispatched += _issued(profile, tiny)
+        kernels = [ratio for row in issued if row.cell.kind == "kernel" for ratio in prices.queued(row)]
     else:
-        measured += _called(profile, [run for _, run in tiny])
-        measured += _in_network(profile, [(row, run) for row, run in runs if not network_spec(row.cell).tiny])
-    return measured
+        dispatched += _called(profile, [run for _, run in tiny])
+        costs = with_parents(class_costs(run for _, run in tiny)) if tiny else profile.runtimes[EAGER].costs_us
+        clocked = DispatchFit(costs, 0.0, 0.0, 0.0)
+        kernels = list(_in_network(profile, [_at_speed(profile, row, speed) for row in sized], clocked))
+    slower = math.log(host.slowdown(profile.speed, speed.full_us).dispatch)
+    return [*(ratio._replace(log_ratio=ratio.log_ratio - slower) for ratio in dispatched), *kernels]
+
+
+def _is_sized(row: Row) -> bool:
+    return row.cell.kind == "network" and not network_spec(row.cell).tiny
+
+
+def _at_speed(profile: DeviceProfile, row: Row, speed: RunSpeed) -> TimedNetwork:
+    """A network with how much slower than the profile's the machine was for it."""
+    run = profile_fit.timed_network(row, profile.device)
+    return run._replace(slowdown=visits.slowdown(row, speed, profile.speed))
 
 
 def _log(measured_us: float, predicted_us: float) -> Iterator[float]:
@@ -231,12 +258,15 @@ class _KernelPrices:
         return float(model.times(np.array([row]), nearest(fit.leaf_scales, family, 1.0)).us[0])
 
 
-def _in_network(profile: DeviceProfile, runs: Sequence[tuple[Row, TimedNetwork]]) -> Iterator[Ratio]:
-    """Kernels timed in their networks, by family: shapes that come again are one probe."""
+def _in_network(profile: DeviceProfile, runs: Sequence[TimedNetwork], clocked: DispatchFit) -> Iterator[Ratio]:
+    """Kernels timed in their networks, by family: shapes that come again are one probe.
+
+    `clocked` is dispatch as the clock around each call has it.
+    """
     prices = _KernelPrices(profile)
     for precision in profile.kernels:
-        mine = [run for row, run in runs if row.cell.precision == precision]
-        for sample in kernel_samples(mine, profile.runtimes[EAGER]) if mine else ():
+        mine = [run for run in runs if run.graph.precision == precision]
+        for sample in kernel_samples(mine, profile.runtimes[EAGER], clocked) if mine else ():
             yield from prices.ratio(sample, precision, repr((sample.family, sample.row)), general=True)
 
 
@@ -409,7 +439,7 @@ def check(
     start = time.monotonic()
     watch = disturbance.Watch()
     rounds = timed_again(checked, live, budget_s, progress)
-    parts = drift([ratios(checked, visits.at_one_speed(rows)) for rows in rounds])
+    parts = compared(checked, rounds)
     if not parts:
         raise CalibrationError(f"nothing of profile {checked.name!r} could be timed again: {_reason(rounds)}.")
     activity = watch.lap()
@@ -418,6 +448,7 @@ def check(
         created=checked.created,
         parts=tuple(parts),
         changes=tuple(store.mismatch(checked, live.machine())),
+        speed=host.ratio(checked.speed, _speed_of(rounds).full_us),
         busy=round((activity.others or 0.0) + (activity.stolen or 0.0), 2),
         seconds=round(time.monotonic() - start, 1),
     )
@@ -434,12 +465,18 @@ def timed_again(
     pace = ProgressCounter("", ROUNDS * len(cells), progress, budget_s=budget_s)
     with conditions.stated(options.checked(live.info().kind)):
         schedule = schedule_of(live, tuple(profile.kernels))
+        reference = None if live.info().kind == "simulated" else ReferenceTimer(threads or 1)
+        speed_us: dict[str, float] = {}
+        read_at = -math.inf
         for number in range(ROUNDS):
             rounds.append([])
             for cell in random.Random(number).sample(cells, len(cells)):
                 if not pace.next(cell.key):
                     return rounds
-                rounds[-1].append(measured(cell, schedule.measure))
+                row = measured(cell, schedule.measure)
+                if reference is not None and time.monotonic() > read_at + visits.READ_EVERY_S:
+                    speed_us, read_at = reference.read(), time.monotonic()
+                rounds[-1].append(msgspec.structs.replace(row, speed=speed_us))
     return rounds
 
 

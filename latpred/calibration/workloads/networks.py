@@ -57,7 +57,7 @@ class NetworkSpec(msgspec.Struct, frozen=True):
 
 KINDS = ("encoder", "decoder", "residual", "mobile", "patch", "window", "dense", "audio", "mixer", "recurrent", "mlp")
 WAVE, WAVE_TURNS = "wave", (1, 3)  # in these of five turns of "audio" its place is taken
-VERSION = 13  # of what a spec means; a journal of another version is not resumed
+VERSION = 14  # of what a spec means; a journal of another version is not resumed
 TINY_WIDTH = 8
 HOLDOUT_EVERY = 6
 EVICTING_BYTES = 64 << 20  # what a cold network's weights are pushed out by
@@ -65,7 +65,9 @@ COLD_SHARE = 0.6  # of sized networks
 MEDLEY, MEDLEY_VALUES = "medley", (1 << 15, 1 << 20)  # and how many its maps have: dispatch hides what takes less
 # The same of networks whose maps no cache holds; with larger ones the memory that the system gives would be timed too.
 LARGE, LARGE_VALUES = "large", (1 << 20, 4 << 20)
-SMALL_KINDS = "mlp", "recurrent", MEDLEY, LARGE
+# Every other one is a perceptron: small models are made of products of few rows, for which libraries have other code.
+SMALL_KINDS = "mlp", "recurrent", "mlp", MEDLEY, "mlp", LARGE
+FEW_ROWS = (1, 1, 2, 3, 4, 6, 8, 12, 16, 24)
 SMALL_BYTES = 4 << 20  # of weights, which the caches of most machines hold beside what else a pass touches
 CHAINS = ("modules", "functions", "attributes")  # do nothing but call or read, `size` times
 _IMAGE = ("residual", "mobile", "patch", "window", "dense")
@@ -100,9 +102,9 @@ def draw_small(kind: str, seed: int) -> NetworkSpec:
         width, batch = log_uniform(rng, 16, 128, 8), rng.choice((1, 1, 2, 4, 16))
         plane = log_uniform(rng, *(MEDLEY_VALUES if kind == MEDLEY else LARGE_VALUES), 1) / (width * batch)
         return NetworkSpec(kind, seed, width, max(8, _multiple(plane**0.5, 2)), batch)
-    smallest, longest = (320, 1024) if kind == "mlp" else (64, 96)
+    smallest, longest, batches = (128, 1024, FEW_ROWS) if kind == "mlp" else (64, 96, (1, 1, 1, 1, 2, 4))
     width, size = log_uniform(rng, smallest, 1024, 8), log_uniform(rng, 4, longest, 1)
-    return NetworkSpec(kind, seed, width, size, rng.choice((1, 1, 1, 1, 2, 4)))
+    return NetworkSpec(kind, seed, width, size, rng.choice(batches))
 
 
 def build(spec: NetworkSpec) -> nn.Module:
