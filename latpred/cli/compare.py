@@ -127,7 +127,10 @@ def _evaluate_left_out(
     help="cpu, cuda:0 or simulated; with --replay also a profile's name or file.",
 )
 @click.option(
-    "--suite", default="blind", show_default=True, help="blind, everyday, recent, sealed, assorted, varied or heldout."
+    "--suite",
+    default="blind",
+    show_default=True,
+    help="blind, everyday, recent, sealed, assorted, varied, drawn or heldout.",
 )
 @batch_option(None, shown="the suite's")
 @click.option(

@@ -1,9 +1,9 @@
 """Named suites of whole models, as data (`latpred/models/suites/*.json`). No model of a suite is ever used in a fit.
 
 "blind", "recent", "sealed", "assorted" and "varied" hold published architectures, narrowed or shortened until two slow
-cores run them at batch 32, "everyday" networks in plain torch, many of them small. "varied" was written last: its
-figures on two threads showed that maxima with places were not drawn. "heldout" names full-size models for GPUs, "gate"
-holds what a calibration tests its own profile by. Nothing is built here.
+cores run them at batch 32, "everyday" networks in plain torch, many of them small. Half of "drawn" came from timm by a
+random number. "heldout" names full-size models for GPUs, "gate" holds what a calibration tests its own profile by.
+Nothing is built here.
 """
 
 from __future__ import annotations
