@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import random
+import runpy
 from collections import Counter
 from collections.abc import Sequence
 from pathlib import Path
@@ -25,9 +26,10 @@ from latpred.graph.graph import ModelGraph
 from latpred.prediction.predictor import Predictor
 from latpred.profile import datasheet, gpus, store
 from latpred.profile.document import ADAPTED, DeviceProfile, SizeCorrection
-from latpred.search.spaces import nasbench201
+from latpred.search.spaces import fbnet, nasbench201
 from latpred.zoo.spaces import space
 
+FEW_SHOT = runpy.run_path(str(Path(__file__).parents[1] / "examples" / "few_shot.py"))
 TRUTH = Factors({"": 1.6, "gemm": 1.9}, {"": 0.7, "elementwise": 0.9})
 SYNCHRONOUS = factories.profile(factories.device(kind="cpu", asynchronous=False))
 CLOCKED = factories.profile()
@@ -414,3 +416,15 @@ def test_the_command_writes_a_profile_that_predicts(tmp_path: Path, capsys: pyte
     assert abs(adapted - 90) < abs(latpred.predict("resnet18", device="cpu").latency_ms - 90)
     assert main(["adapt", str(table), "--device", "cpu", "-o", "report.csv"], standalone_mode=False) == 2
     assert "where the profile goes" in capsys.readouterr().err
+
+
+def test_clocks_that_one_start_has_the_wrong_way_round_are_told_apart() -> None:
+    graphs, _ = FEW_SHOT["drawn"](fbnet, FEW_SHOT["NETWORKS"])
+    takes, draw = FEW_SHOT["truth_of"]("titan-x-pascal"), np.random.default_rng(40)
+    order = draw.permutation(len(graphs))
+    measured, others = ([graphs[number] for number in part] for part in (order[:10], order[10:30]))
+    latency_s = np.array([takes(graph, 32) for graph in measured]) * np.exp(0.003 * draw.normal(size=10))
+    rows = pd.DataFrame({"model": measured, "batch": 32, "latency_s": latency_s, "spread_s": 0.003 * latency_s})
+    adapted = latpred.adapt(datasheet.profile_of(gpus.spec("rtx-3090")), rows).profile
+    truth = np.array([takes(graph, 32) for graph in others])
+    assert np.median(np.abs(FEW_SHOT["seconds"](Predictor(adapted), others, 32) / truth - 1)) < 0.02

@@ -117,7 +117,11 @@ class Check(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
             what = "noise" if self.told == self.parts else "noise or other work"
             names = dict.fromkeys(part.group or f"all of the {part.clock}" for part in self.unclear)
             parts.append(f"{what} hides a change of 15 % in: {listed(list(names), MOST_NAMED)}")
-        speed = [f"the machine now, taken off above: {host.sentence(self.speed)}"] if self.speed else []
+        speed = (
+            [f"the machine now over the profile's speed, taken off all times: {host.sentence(self.speed)}"]
+            if self.speed
+            else []
+        )
         same = ["nothing changed in processor, device, driver, threads and packages"]
         return Page(self.sentence, [*parts, *speed, *([f"changed: {said}" for said in self.changes] or same)])
 

@@ -150,7 +150,8 @@ class Ratio(NamedTuple):
 
 def compared(profile: DeviceProfile, rounds: Sequence[Sequence[Row]]) -> list[Part]:
     """The parts of a profile by what was timed in several rounds."""
-    return drift([_ratios(profile, visits.undisturbed(rows), _speed_of(rounds)) for rows in rounds])
+    speed = _speed_of(rounds)
+    return drift([_ratios(profile, visits.undisturbed(rows), speed) for rows in rounds])
 
 
 def _speed_of(rounds: Sequence[Sequence[Row]]) -> RunSpeed:

@@ -67,7 +67,7 @@ MEDLEY, MEDLEY_VALUES = "medley", (1 << 15, 1 << 20)  # and how many its maps ha
 LARGE, LARGE_VALUES = "large", (1 << 20, 4 << 20)
 # Every other one is a perceptron: small models are made of products of few rows, for which libraries have other code.
 SMALL_KINDS = "mlp", "recurrent", "mlp", MEDLEY, "mlp", LARGE
-FEW_ROWS = (1, 1, 2, 3, 4, 6, 8, 12, 16, 24)
+SMALL_BATCHES = (1, 1, 2, 3, 4, 6, 8, 12, 16, 24)
 SMALL_BYTES = 4 << 20  # of weights, which the caches of most machines hold beside what else a pass touches
 CHAINS = ("modules", "functions", "attributes")  # do nothing but call or read, `size` times
 _IMAGE = ("residual", "mobile", "patch", "window", "dense")
@@ -102,7 +102,7 @@ def draw_small(kind: str, seed: int) -> NetworkSpec:
         width, batch = log_uniform(rng, 16, 128, 8), rng.choice((1, 1, 2, 4, 16))
         plane = log_uniform(rng, *(MEDLEY_VALUES if kind == MEDLEY else LARGE_VALUES), 1) / (width * batch)
         return NetworkSpec(kind, seed, width, max(8, _multiple(plane**0.5, 2)), batch)
-    smallest, longest, batches = (128, 1024, FEW_ROWS) if kind == "mlp" else (64, 96, (1, 1, 1, 1, 2, 4))
+    smallest, longest, batches = (128, 1024, SMALL_BATCHES) if kind == "mlp" else (64, 96, (1, 1, 1, 1, 2, 4))
     width, size = log_uniform(rng, smallest, 1024, 8), log_uniform(rng, 4, longest, 1)
     return NetworkSpec(kind, seed, width, size, rng.choice(batches))
 
