@@ -39,6 +39,23 @@ def test_maps_that_fill_no_vector_take_an_effort_of_their_own() -> None:
     assert efforts[:, 1] == pytest.approx([0, 4 * 64 * 16, 4 * 64 * 16, 0])  # 16 pixels fill a vector, 1 needs none
 
 
+def test_pooling_takes_time_for_results_and_for_the_values_in_their_windows() -> None:
+    row = np.array([[0.0, 0.0, 1.0, 1.0, 2.0, 3.0, 4.0, 5.0, 9.0]])  # 2 samples, 3 channels, 4 x 5 results of 3 x 3
+    assert read("pooling.avg", row).efforts.tolist() == [[120.0, 1080.0]]
+
+
+def test_a_thread_computes_32768_values_before_the_next_helps() -> None:
+    values = np.array([8, 32768, 32769, 131072])
+    row = np.column_stack((np.zeros((4, 4)), values, np.ones(4)))
+    assert read("elementwise.sin", row).efforts[:, 0].tolist() == [8, 32768, 16384.5, 32768]
+
+
+def test_depthwise_convolutions_take_time_for_the_channels_of_all_samples() -> None:
+    row = np.ones((1, 4 + len(DIMS["conv_depthwise"])))
+    row[0, 4], row[0, -1] = 16, 88
+    assert read("conv_depthwise.padded", row).efforts.tolist() == [[1408.0]]
+
+
 def test_a_convolution_is_a_product() -> None:
     # ResNet's 3 x 3 layer at 56 x 56, batch 2, in 4 groups of 16 channels.
     dims = {"batch": 2, "c_in": 64, "c_out": 128, "h_in": 56, "w_in": 56, "h_out": 28, "w_out": 28}

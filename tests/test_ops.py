@@ -134,6 +134,28 @@ def test_attention_is_fused_where_its_mask_has_two_or_four_dimensions(mask: tupl
     assert work(attend, heads, heads, heads, out=heads).family == "attention"
 
 
+def test_attention_is_fused_where_values_are_as_wide_as_keys_and_rows_lie_in_one_piece() -> None:
+    heads, wide, columns = t(3, 2, 9, 8), t(3, 2, 9, 16), Fake((3, 2, 9, 8), strides=(144, 72, 1, 9))
+    attend = "aten::scaled_dot_product_attention"
+    assert work(attend, heads, heads, wide, out=wide).family == "attention.unfused"
+    for given in ((columns, heads, heads), (heads, columns, heads), (heads, heads, columns)):
+        assert work(attend, *given, out=heads).family == "attention.unfused"
+
+
+def test_a_softmax_copies_rows_that_lie_in_pieces() -> None:
+    columns = Fake((4, 9, 8), strides=(72, 1, 9))
+    assert work("aten::softmax", columns, -1, out=columns).family == "softmax.softmax.strided"
+    assert work("aten::softmax", columns, 1, out=columns).family == "softmax.softmax.across.ragged"
+
+
+def test_statistics_of_the_values_themselves_are_a_kernel_of_its_own() -> None:
+    rows, known = t(1, 8, 27), t(8)
+    norm, overload = "aten::batch_norm", "aten::_native_batch_norm_legit_no_training"
+    assert work(norm, rows, known, None, None, None, True, 0.0, 1e-6, True, out=rows).family == "batch_norm.training"
+    assert work(norm, rows, known, known, known, known, False, 0.1, 1e-5, True, out=rows).family == "batch_norm"
+    assert work(overload, rows, known, known, known, known, 1.0, 1e-5, out=rows).family == "batch_norm"
+
+
 def test_maps_that_lie_channels_last_have_kernels_of_their_own() -> None:
     lying = Fake((2, 8, 4, 4), strides=(128, 1, 32, 8))
     for maps, family in ((t(2, 8, 4, 4), ""), (lying, ".channels_last"), (t(2, 8, 1, 1), "")):

@@ -208,9 +208,38 @@ def test_what_loops_do_takes_time_of_its_own() -> None:
     assert RooflineRegressor("softmax").fit(rows[:, :6] + 1, us).fit_.efforts == ()
 
 
+def elementwise_rows(numel: np.ndarray) -> np.ndarray:
+    return np.column_stack((0 * numel, 0 * numel, 4 * numel, 4 * numel, numel, np.ones(len(numel))))
+
+
+def test_a_second_thread_helps_from_so_many_values_on() -> None:
+    def two_threads_us(numel: np.ndarray) -> np.ndarray:
+        return 1.0 + 1e-3 * numel / np.where(numel > 32768, 2, 1)
+
+    numel = np.geomspace(64, 1e6, 60).round()
+    around = np.array([25_000.0, 32_000.0, 34_000.0, 45_000.0])
+    rows, us = elementwise_rows(numel), two_threads_us(numel)
+    alone = RooflineRegressor("elementwise.sin").fit(rows, us)
+    assert alone.predict(elementwise_rows(around)) == pytest.approx(two_threads_us(around), rel=0.2)
+    assert RooflineRegressor("elementwise.sin", multiprocessors=80).fit(rows, us).fit_.efforts == ()
+
+
+def test_windows_that_overlap_take_longer_than_their_bytes_tell() -> None:
+    planes, window = np.repeat([8.0, 64.0, 512.0], 12), np.tile([4.0, 4.0, 9.0], 12)
+    side = np.tile([4.0, 8.0, 12.0, 16.0, 24.0, 32.0], 6)
+    results, apart = planes * side**2, window == 4  # 2 x 2 without overlap, 3 x 3 moved by one
+    read_bytes = 4 * results * np.where(apart, 4, 1)
+    rows = np.column_stack((0 * side, 0 * side, read_bytes, 4 * results, 0 * side + 1, planes, side, side, window))
+    us = 1.0 + results * (2e-3 + 2e-4 * window)
+    wide = rows[~apart]
+    seen = np.concatenate((rows[apart], wide[:2]))
+    fit = RooflineRegressor("pooling.avg").fit(seen, np.concatenate((us[apart], us[~apart][:2]))).fit_
+    assert evaluate(fit, wide) == pytest.approx(us[~apart], rel=0.2)
+
+
 def test_a_kernel_that_its_dispatch_hides_gets_no_floor_from_longer_ones() -> None:
     numel = np.geomspace(8, 1e6, 40)
-    rows = np.column_stack((0 * numel, 0 * numel, 4 * numel, 4 * numel, numel, np.ones(40)))
+    rows = elementwise_rows(numel)
     true_us = 8 * numel / BANDWIDTH
     seen_us = np.where(true_us < 0.5, 0.02, true_us)  # what is left of a call of 3 us, where that is next to nothing
     beside = RooflineRegressor("elementwise").fit(rows, seen_us, beside=np.full(40, 3.0)).fit_
@@ -220,7 +249,7 @@ def test_a_kernel_that_its_dispatch_hides_gets_no_floor_from_longer_ones() -> No
 
 def test_a_leaf_s_scale_does_not_heed_what_its_dispatch_hides() -> None:
     numel = np.geomspace(8, 1e6, 30)
-    rows = np.column_stack((0 * numel, 0 * numel, 4 * numel, 4 * numel, numel, np.ones(30)))
+    rows = elementwise_rows(numel)
     fit = RooflineRegressor("elementwise").fit(rows, 1.0 + 8 * numel / BANDWIDTH).fit_
     slow_us = 1.0 + 3.0 * 8 * numel / BANDWIDTH
     hidden_us = np.where(slow_us < 1.5, 0.02, slow_us)

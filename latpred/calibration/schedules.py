@@ -231,6 +231,7 @@ LARGEST_MACS = (50_000_000, 4_000_000_000)
 BYTES_PER_MAC = 1.0
 CHAIN_CALLS = (8, 512)
 TINY, SMALL = 3 * len(networks.KINDS), 8 * len(networks.SMALL_KINDS)
+SMALL_EVERY = 4  # sized networks between two small ones
 # Forward passes and seconds to spend on a network where its ops are timed one by one.
 TINY_REPEATS, TINY_S = 15, 0.15
 SIZED_REPEATS, SIZED_S = 5, 0.06
@@ -265,8 +266,11 @@ def tiny_networks(number: int) -> list[NetworkSpec]:
     return [networks.draw(seed, tiny=True) for seed in range(number)]
 
 
-def small_networks(number: int) -> Iterator[NetworkSpec]:
-    """Networks whose weights stay in the cache: among those of every size hardly any have, and many small models do."""
+def small_networks(number: int | None = None) -> Iterator[NetworkSpec]:
+    """Networks whose weights stay in the cache: among those of every size hardly any have, and many small models do.
+
+    They are endless where no number is given.
+    """
     drawn = {kind: _small(kind) for kind in networks.SMALL_KINDS}
     return islice((next(drawn[kind]) for kind in cycle(networks.SMALL_KINDS)), number)
 
@@ -373,7 +377,7 @@ class Synchronous(Schedule):
         self._filler = torch.zeros(networks.EVICTING_BYTES // 4)
 
     def cells(self) -> Iterator[Cell]:
-        """Tiny networks, memory, small networks, then sized ones without end.
+        """Tiny networks, memory, small networks, then sized ones without end, and small ones among them.
 
         Without some tiny networks there is no profile, so one of each kind comes first: a busy machine takes long.
         """
@@ -382,8 +386,11 @@ class Synchronous(Schedule):
         yield from map(network_cell, chain_networks())
         yield from (*tiny[:first], *memory_cells(), FRESH, *tiny[first:])
         yield from map(network_cell, small_networks(SMALL))
+        small = islice(small_networks(), SMALL, None)
         for number, spec in enumerate(self._sampler.of_networks(sized_networks())):
             yield network_cell(spec, in_turn(self._precisions, number))
+            if number % SMALL_EVERY == SMALL_EVERY - 1:
+                yield network_cell(next(small))
 
     def measure(self, cell: Cell) -> Sampled:
         """Time a network whole and call by call, or bytes being moved."""

@@ -16,7 +16,7 @@ from sklearn.base import BaseEstimator, RegressorMixin
 from sklearn.utils.validation import check_array, check_is_fitted, check_X_y
 
 from latpred.fit.residual import HYPER_POINTS, Residual, fit_residual
-from latpred.graph.features import Floats, Inputs, layout, read
+from latpred.graph.features import Floats, Inputs, has_efforts, layout, read
 from latpred.ops.families import root
 from latpred.prediction.kernel_times import (
     FEW_ROWS,
@@ -230,7 +230,10 @@ class RooflineRegressor(RegressorMixin, BaseEstimator):  # type: ignore[misc]
         guess = _first_guess(inputs, times, self.multiprocessors)
         if one_row and "m" in guess:
             guess[FEW_ROWS] = _FEW
-        guess = {name: value for name, value in guess.items() if name not in _UNTOLD.get(root(self.family), ())}
+        untold = _UNTOLD.get(root(self.family), ())
+        if not has_efforts(self.family, self.multiprocessors):
+            untold = (*untold, *_efforts(inputs.efforts.shape[1]))
+        guess = {name: value for name, value in guess.items() if name not in untold}
         fitted = _fit_parameters(inputs, times, weights, beside, guess, self.multiprocessors, one_row)
         floor, tiling = fitted.floor, {}
         if self.multiprocessors and root(self.family) in FAMILIES and len(times) >= FEWEST:
@@ -248,7 +251,7 @@ class RooflineRegressor(RegressorMixin, BaseEstimator):  # type: ignore[misc]
             multiprocessors=self.multiprocessors,
             features=feature_names(self.family, self.multiprocessors, bool(tiling)),
             tiling={name: short(value) for name, value in tiling.items()},
-            efforts=_shorts(fitted.efforts),
+            efforts=_shorts(fitted.efforts) if fitted.efforts.any() else (),
             jumps=bool(tiling),
         )
 

@@ -7,7 +7,7 @@ device. Nothing here knows how long anything takes.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from functools import cache
 from typing import NamedTuple
 
@@ -55,6 +55,7 @@ EFFORTS = {
     # pixels take, which is no dimension.
     NATIVE: ("groups",),
 }
+_GRAIN = 32768  # at::internal::GRAIN_SIZE
 _VECTOR = 16  # values that one instruction of a CPU takes
 _MAYBE_NATIVE = {"conv", "conv_grouped", "conv_depthwise"}
 _LIBRARY_BATCH = 16  # pointwise convolutions of fewer samples are not worth oneDNN to one thread
@@ -140,15 +141,47 @@ def read(family: str, rows: Floats) -> Inputs:
     # A dimension may be 0 or 1 as a flag (masked); half keeps both apart on a log axis.
     log_dims = np.log(np.maximum(rows[:, len(WORK) :], 0.5))
     logs = multiplied(log_dims, form.powers)
+    efforts = _ON_CPU[_name_of(family)](rows) if _name_of(family) in _ON_CPU else rows[:, form.efforts]
     if form.product is None:
         moved = np.log(np.maximum(work[:, 1] + work[:, 2] + work[:, 3], 1.0))
-        return Inputs(work, np.concatenate((logs, moved[:, None]), axis=1), None, rows[:, form.efforts])
+        return Inputs(work, np.concatenate((logs, moved[:, None]), axis=1), None, efforts)
     product = np.exp(multiplied(log_dims, form.product))
     if _name_of(family) != NATIVE:
-        return Inputs(work, logs, product, rows[:, form.efforts])
+        return Inputs(work, logs, product, efforts)
     logs = np.concatenate((logs, vector_padding(product[:, 0])[:, None]), axis=1)
-    efforts = np.concatenate((rows[:, form.efforts], _weights_on_short_maps(product)[:, None]), axis=1)
+    efforts = np.concatenate((efforts, _weights_on_short_maps(product)[:, None]), axis=1)
     return Inputs(work, logs, product, efforts)
+
+
+def _pooled(rows: Floats) -> Floats:
+    """Results of pooling, and the values in their windows, which neighbours share."""
+    batch, channels, height, width, window = rows[:, len(WORK) :].T
+    results = batch * channels * height * width
+    return np.column_stack((results, results * window))
+
+
+def _chunks(rows: Floats) -> Floats:
+    """Values that one thread computes where there are threads enough: PyTorch gives each at least `_GRAIN`."""
+    values = rows[:, len(WORK)]
+    return (values / np.ceil(np.maximum(values, 1.0) / _GRAIN))[:, None]
+
+
+def _planes(rows: Floats) -> Floats:
+    """Channels of all samples: a convolution that oneDNN has no kernel for takes one after the other."""
+    return rows[:, len(WORK)][:, None] * rows[:, -1:]
+
+
+# Efforts that are no dimensions: of loops on a CPU.
+_ON_CPU: dict[str, Callable[[Floats], Floats]] = {
+    "pooling": _pooled,
+    "elementwise": _chunks,
+    "conv_depthwise": _planes,
+}
+
+
+def has_efforts(family: str, multiprocessors: int) -> bool:
+    """Whether a family's efforts are any of the device."""
+    return not (multiprocessors and _name_of(family) in _ON_CPU)
 
 
 def _weights_on_short_maps(product: Floats) -> Floats:

@@ -333,6 +333,12 @@ def memory_format(tensor: Any) -> str:
     return ".channels_last" if channels_last else ""
 
 
+def lies_in_rows(tensor: Any) -> bool:
+    """Whether the values of its last dimension lie side by side, as loops over rows want them."""
+    shape, stride = tuple(tensor.shape), tuple(getattr(tensor, "stride", tuple)())
+    return not stride or stride[-1] == 1 or shape[-1] == 1
+
+
 def stored_numel(shape: Sequence[int], stride: Sequence[int]) -> int:
     """Elements that really lie in memory: an expanded dimension repeats the same ones.
 

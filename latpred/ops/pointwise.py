@@ -18,6 +18,7 @@ from latpred.ops.families import (
     cost,
     first,
     is_tensor,
+    lies_in_rows,
     memory_format,
     nbytes,
     numel,
@@ -108,25 +109,39 @@ def instance_norm(input: Tensor, *_: Any, out: Any) -> Work:
     "aten::cudnn_batch_norm",
     "aten::_batch_norm_impl_index",
 )
-def batch_norm(input: Tensor, *_: Any, out: Any) -> Work:
-    """Scale and shift by running statistics."""
+def batch_norm(
+    input: Tensor,
+    weight: Tensor | None = None,
+    bias: Tensor | None = None,
+    running_mean: Tensor | None = None,
+    running_var: Tensor | None = None,
+    training: Any = False,
+    *_: Any,
+    out: Any,
+    **__: Any,
+) -> Work:
+    """Scale and shift by running statistics; where weights are standardised, by those of the values themselves."""
     dims = {"batch": input.shape[0], "channels": input.shape[1], "spatial": prod(input.shape[2:])}
-    return Work("batch_norm", dims)
+    # One overload has no such flag, and a number in its place.
+    return Work("batch_norm.training" if training is True else "batch_norm", dims)
 
 
-def _across(shape: Sequence[int], dim: int) -> str:
+def _across(self: Tensor, dim: int) -> str:
     """What is added to the family of a softmax over another dimension than the last, for which a CPU has other code.
 
-    It takes slices by vectors of 16; what is left over takes six times as long a value.
+    It takes slices by vectors of 16; what is left over takes six times as long a value. Rows that lie in pieces are
+    copied first.
     """
-    inner = prod(shape[dim % len(shape) + 1 :]) if shape else 1
-    return "" if inner == 1 else ".across.ragged" if inner % 16 else ".across"
+    inner = prod(self.shape[dim % len(self.shape) + 1 :]) if self.shape else 1
+    if inner == 1:
+        return "" if lies_in_rows(self) else ".strided"
+    return ".across.ragged" if inner % 16 else ".across"
 
 
 def _softmax(kind: str) -> Any:
     def formula(self: Tensor, dim: int, *_: Any, out: Any, **__: Any) -> Work:
         rows, cols = rows_of(self, dim)
-        return Work(f"softmax.{kind}{_across(self.shape, dim)}", {"rows": rows, "cols": cols})
+        return Work(f"softmax.{kind}{_across(self, dim)}", {"rows": rows, "cols": cols})
 
     return formula
 

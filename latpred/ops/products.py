@@ -9,7 +9,7 @@ from collections.abc import Sequence
 from math import prod
 from typing import Any
 
-from latpred.ops.families import CONV_DIMS, Tensor, Work, cost, first, memory_format, numel, pair
+from latpred.ops.families import CONV_DIMS, Tensor, Work, cost, first, lies_in_rows, memory_format, numel, pair
 
 
 def gemm(m: int, n: int, k: int, family: str = "gemm") -> Work:
@@ -128,9 +128,11 @@ def scaled_dot_product_attention(
 ) -> Work:
     """Torch's attention, whichever backend serves it.
 
-    Fused backends want four dimensions of all, and of a mask two or four; for others torch computes it in parts.
+    Fused backends want four dimensions of all and of a mask two or four, heads as wide in the values as in the
+    queries, and rows in one piece; for others torch computes it in parts.
     """
     fused = len(query.shape) == 4 and (attn_mask is None or len(attn_mask.shape) in (2, 4))
+    fused = fused and query.shape[-1] == value.shape[-1] and all(map(lies_in_rows, (query, key, value)))
     return attention(query, key, value, attn_mask is not None, is_causal, fused=fused)
 
 

@@ -100,6 +100,7 @@ def test_a_calibration_of_a_minute_times_what_the_blocks_of_networks_do_not_cont
     new = set(timed) - known
     assert {"copy.pad.reflect", "copy.pad.circular", "elementwise.elu", "elementwise.mish", "conv_transpose"} <= new
     assert {"copy.pad.reflect.1d", "conv_depthwise.multiplied", "conv_depthwise.padded"} <= new
+    assert {"batch_norm.training", "softmax.softmax.strided", "conv_depthwise.channels_last"} <= new
     assert len(new) > 25
     assert min(timed.values()) >= 2
     makers = list(blocks.MEDLEY)
@@ -126,6 +127,15 @@ def test_a_cpu_times_small_networks_before_those_of_every_size() -> None:
     not_tiny = [spec for spec in specs if not spec.tiny and not spec.chain]
     assert not_tiny[: schedules.SMALL] == list(schedules.small_networks(schedules.SMALL))
     assert not_tiny[schedules.SMALL] == next(schedules.sized_networks())
+
+
+def test_small_networks_go_on_among_those_of_every_size() -> None:
+    cells = schedules.Synchronous(open_device("simulated"), ("fp32",)).cells()
+    specs = [schedules.network_spec(cell) for cell in islice(cells, 200) if cell.kind == "network"]
+    later = [spec for spec in specs if not (spec.tiny or spec.chain)][schedules.SMALL :]
+    small = list(islice(schedules.small_networks(), schedules.SMALL, schedules.SMALL + len(later) // 5))
+    assert [*later[4::5]] == small
+    assert {spec.kind for spec in small} == set(networks.SMALL_KINDS)
 
 
 def test_sized_networks_are_affordable() -> None:

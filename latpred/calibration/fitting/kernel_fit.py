@@ -28,7 +28,7 @@ FEWEST = 6  # samples below which a family borrows
 MOST_POINTS = 200
 FEWEST_LEAF = 24  # samples that earn a special family a fit of its own
 # The same where a special family has other code altogether, and little of it in a network.
-APART = {"rnn": 8, "pooling.max": 8, "pooling.avg": 8, "conv_depthwise.padded": FEWEST}
+APART = {"rnn": 8, "pooling.max": 8, "pooling.avg": 8, "batch_norm.training": 8, "conv_depthwise.padded": FEWEST}
 
 
 class KernelSample(NamedTuple):

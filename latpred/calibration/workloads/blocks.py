@@ -511,6 +511,7 @@ def _channels_last(width: int) -> nn.Module:
     return nn.Sequential(
         Layer(lambda x: x.contiguous(memory_format=torch.channels_last)),
         nn.Conv2d(width, width, 3, padding=1, groups=width),
+        nn.Conv2d(width, width, 7, padding=3, groups=width),
         nn.MaxPool2d(3, 1, 1),
         _resized("bilinear"),
         Layer(lambda x: x.contiguous()),
@@ -523,6 +524,14 @@ class _Corner(nn.Conv2d):
     def forward(self, input: Tensor) -> Tensor:
         side = self.kernel_size[0] // 4
         return input + super().forward(input[..., :side, :side].contiguous()).mean((2, 3), keepdim=True)
+
+
+class _Standardised(nn.Conv2d):
+    """A convolution with weights brought to mean 0 and variance 1."""
+
+    def forward(self, input: Tensor) -> Tensor:
+        rows = F.batch_norm(self.weight.flatten(1)[None], None, None, training=True)
+        return F.conv2d(input, rows.view_as(self.weight), padding=self.padding)
 
 
 # What networks of the kinds above hardly contain, by names that say what is special: each keeps the shape of maps of so
@@ -560,11 +569,18 @@ MEDLEY: dict[str, Callable[[int], nn.Module]] = {
     "softmax of places": lambda _: Layer(
         lambda x: x.flatten(2).transpose(1, 2).softmax(1).transpose(1, 2).contiguous().view_as(x)
     ),
+    "softmax of columns": lambda _: Layer(lambda x: x.transpose(2, 3).softmax(3).transpose(2, 3)),
+    # Torch computes these in parts: of values wider than their keys, and of rows in pieces.
+    "wide values": lambda _: Layer(lambda x: F.scaled_dot_product_attention(*x.chunk(2, 3)[:1] * 2, x)),
+    "attention to columns": lambda _: Layer(
+        lambda x: F.scaled_dot_product_attention(*(x.transpose(2, 3),) * 3).transpose(2, 3)
+    ),
     # These take much longer than the others, of which a network of both tells little.
     "average": lambda _: nn.AvgPool2d(3, 1, 1),
     "nearest": lambda _: _resized("nearest"),
     "bilinear": lambda _: _resized("bilinear"),
     "transposed": lambda width: nn.Sequential(nn.ConvTranspose2d(width, width, 2, 2), nn.AvgPool2d(2)),
+    "standardised": lambda width: _Standardised(width, width, 3, padding=1),
     "groups of eight": lambda width: nn.Conv2d(width, width, 3, padding=1, groups=width // 8),
     "channels last": _channels_last,
     "pointwise pairs": lambda width: nn.Conv2d(width, width, 1, groups=2),
@@ -576,25 +592,3 @@ MEDLEY: dict[str, Callable[[int], nn.Module]] = {
     "multiplied": lambda width: nn.Sequential(nn.Conv2d(width, 2 * width, 3, padding=1, groups=width), nn.GLU(1)),
 }
 MEDLEY_LAYERS = 12  # of one network
-
-
-# What most networks contain, and in large ones on maps that no cache holds: each keeps the shape of maps of so many
-# channels.
-COMMON: dict[str, Callable[[int], nn.Module]] = {
-    "residual": lambda _: Layer(lambda x: x + F.relu(x)),
-    "gate": lambda _: Layer(lambda x: x * torch.sigmoid(x)),
-    "batch norm": lambda width: nn.BatchNorm2d(width),
-    "in place": lambda _: nn.ReLU(inplace=True),
-    "gelu": lambda _: nn.GELU(),
-    "silu": lambda _: nn.SiLU(),
-    "hardswish": lambda _: nn.Hardswish(),
-    "max pool": lambda _: nn.MaxPool2d(3, 1, 1),
-    "depthwise": lambda width: nn.Conv2d(width, width, 3, padding=1, groups=width),
-    "pointwise": lambda width: nn.Conv2d(width, width, 1),
-    "concatenate": lambda _: Layer(lambda x: torch.cat(x.chunk(2, 1), 1)),
-    "layer norm": lambda width: nn.Sequential(
-        Layer(lambda x: x.permute(0, 2, 3, 1).contiguous()),
-        nn.LayerNorm(width),
-        Layer(lambda x: x.permute(0, 3, 1, 2).contiguous()),
-    ),
-}

@@ -13,6 +13,7 @@ from functools import lru_cache
 
 import msgspec
 import torch
+import torch.nn.functional as F
 from torch import nn
 
 from latpred.calibration.cells import log_uniform
@@ -57,7 +58,7 @@ class NetworkSpec(msgspec.Struct, frozen=True):
 
 KINDS = ("encoder", "decoder", "residual", "mobile", "patch", "window", "dense", "audio", "mixer", "recurrent", "mlp")
 WAVE, WAVE_TURNS = "wave", (1, 3)  # in these of five turns of "audio" its place is taken
-VERSION = 14  # of what a spec means; a journal of another version is not resumed
+VERSION = 15  # of what a spec means; a journal of another version is not resumed
 TINY_WIDTH = 8
 HOLDOUT_EVERY = 6
 EVICTING_BYTES = 64 << 20  # what a cold network's weights are pushed out by
@@ -386,8 +387,30 @@ def _medley(_: random.Random, spec: NetworkSpec) -> nn.Module:
     )
 
 
+# What most networks contain, and in large ones on maps that no cache holds: each keeps the shape of maps of so many
+# channels.
+_COMMON: dict[str, Callable[[int], nn.Module]] = {
+    "residual": lambda _: blocks.Layer(lambda x: x + F.relu(x)),
+    "gate": lambda _: blocks.Layer(lambda x: x * torch.sigmoid(x)),
+    "batch norm": lambda width: nn.BatchNorm2d(width),
+    "in place": lambda _: nn.ReLU(inplace=True),
+    "gelu": lambda _: nn.GELU(),
+    "silu": lambda _: nn.SiLU(),
+    "hardswish": lambda _: nn.Hardswish(),
+    "max pool": lambda _: nn.MaxPool2d(3, 1, 1),
+    "depthwise": lambda width: nn.Conv2d(width, width, 3, padding=1, groups=width),
+    "pointwise": lambda width: nn.Conv2d(width, width, 1),
+    "concatenate": lambda _: blocks.Layer(lambda x: torch.cat(x.chunk(2, 1), 1)),
+    "layer norm": lambda width: nn.Sequential(
+        blocks.Layer(lambda x: x.permute(0, 2, 3, 1).contiguous()),
+        nn.LayerNorm(width),
+        blocks.Layer(lambda x: x.permute(0, 3, 1, 2).contiguous()),
+    ),
+}
+
+
 def _large(rng: random.Random, spec: NetworkSpec) -> nn.Module:
-    layers = [make(spec.width) for make in blocks.COMMON.values()]
+    layers = [make(spec.width) for make in _COMMON.values()]
     return nn.Sequential(*rng.sample(layers, len(layers)))
 
 
