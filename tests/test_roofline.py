@@ -231,10 +231,8 @@ def test_windows_that_overlap_take_longer_than_their_bytes_tell() -> None:
     read_bytes = 4 * results * np.where(apart, 4, 1)
     rows = np.column_stack((0 * side, 0 * side, read_bytes, 4 * results, 0 * side + 1, planes, side, side, window))
     us = 1.0 + results * (2e-3 + 2e-4 * window)
-    wide = rows[~apart]
-    seen = np.concatenate((rows[apart], wide[:2]))
-    fit = RooflineRegressor("pooling.avg").fit(seen, np.concatenate((us[apart], us[~apart][:2]))).fit_
-    assert evaluate(fit, wide) == pytest.approx(us[~apart], rel=0.2)
+    fit = RooflineRegressor("pooling.avg").fit(rows[apart], us[apart]).fit_
+    assert evaluate(fit, rows[~apart]) == pytest.approx(us[~apart], rel=0.5)  # by their bytes, 0.6 too fast
 
 
 def test_a_kernel_that_its_dispatch_hides_gets_no_floor_from_longer_ones() -> None:

@@ -21,7 +21,6 @@ from math import nan
 from pathlib import Path
 from types import (
     BuiltinFunctionType,
-    CellType,
     CodeType,
     FunctionType,
     GetSetDescriptorType,
@@ -45,6 +44,7 @@ from latpred.query import AMP, Options, checked_batches
 from latpred.runtimes import lowering
 from latpred.runtimes.legacy_torch import traced_for
 from latpred.sandbox.lookups import UntoldError, library, named
+from latpred.sandbox.untouched import contents
 from latpred.storage import demand_writable, locked, replacing
 
 if TYPE_CHECKING:
@@ -383,7 +383,7 @@ class _Parts:
             return
         if not isinstance(value, FunctionType):
             raise UntoldError(value.__qualname__)
-        held = tuple(map(_contents, value.__closure__ or ()))
+        held = tuple(map(contents, value.__closure__ or ()))
         yield from self._inside((value.__code__, value.__defaults__, value.__kwdefaults__, held))
         for name, used in named(value.__code__, value.__globals__):
             yield name.encode()
@@ -421,14 +421,6 @@ def _whole(module: ModuleType) -> Iterator[bytes]:
     if known is None:
         raise UntoldError(module.__name__)
     yield f"{module.__name__} {known}".encode()
-
-
-def _contents(cell: CellType) -> tuple[Any, ...]:
-    """What a function closes over, where it is there yet."""
-    try:
-        return (cell.cell_contents,)
-    except ValueError:
-        return ()
 
 
 def _is_special(name: str) -> bool:
