@@ -16,7 +16,7 @@ from sklearn.base import BaseEstimator, RegressorMixin
 from sklearn.utils.validation import check_array, check_is_fitted, check_X_y
 
 from latpred.fit.residual import HYPER_POINTS, Residual, fit_residual
-from latpred.graph.features import Floats, Inputs, has_efforts, layout, read
+from latpred.graph.features import ON_CPU, Floats, Inputs, layout, read
 from latpred.ops.families import root
 from latpred.prediction.kernel_times import (
     FEW_ROWS,
@@ -231,7 +231,7 @@ class RooflineRegressor(RegressorMixin, BaseEstimator):  # type: ignore[misc]
         if one_row and "m" in guess:
             guess[FEW_ROWS] = _FEW
         untold = _UNTOLD.get(root(self.family), ())
-        if not has_efforts(self.family, self.multiprocessors):
+        if self.multiprocessors and root(self.family) in ON_CPU:
             untold = (*untold, *_efforts(inputs.efforts.shape[1]))
         guess = {name: value for name, value in guess.items() if name not in untold}
         fitted = _fit_parameters(inputs, times, weights, beside, guess, self.multiprocessors, one_row)

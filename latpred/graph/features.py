@@ -141,7 +141,7 @@ def read(family: str, rows: Floats) -> Inputs:
     # A dimension may be 0 or 1 as a flag (masked); half keeps both apart on a log axis.
     log_dims = np.log(np.maximum(rows[:, len(WORK) :], 0.5))
     logs = multiplied(log_dims, form.powers)
-    efforts = _ON_CPU[_name_of(family)](rows) if _name_of(family) in _ON_CPU else rows[:, form.efforts]
+    efforts = ON_CPU[_name_of(family)](rows) if _name_of(family) in ON_CPU else rows[:, form.efforts]
     if form.product is None:
         moved = np.log(np.maximum(work[:, 1] + work[:, 2] + work[:, 3], 1.0))
         return Inputs(work, np.concatenate((logs, moved[:, None]), axis=1), None, efforts)
@@ -172,16 +172,11 @@ def _planes(rows: Floats) -> Floats:
 
 
 # Efforts that are no dimensions: of loops on a CPU.
-_ON_CPU: dict[str, Callable[[Floats], Floats]] = {
+ON_CPU: dict[str, Callable[[Floats], Floats]] = {
     "pooling": _pooled,
     "elementwise": _chunks,
     "conv_depthwise": _planes,
 }
-
-
-def has_efforts(family: str, multiprocessors: int) -> bool:
-    """Whether a family's efforts are any of the device."""
-    return not (multiprocessors and _name_of(family) in _ON_CPU)
 
 
 def _weights_on_short_maps(product: Floats) -> Floats:
