@@ -506,6 +506,10 @@ def _resized(mode: str) -> nn.Module:
     return Layer(lambda x: F.avg_pool2d(F.interpolate(x, scale_factor=2.0, mode=mode), 2))
 
 
+def _attended(keys: Tensor, values: Tensor) -> Tensor:
+    return F.scaled_dot_product_attention(keys, keys, values)
+
+
 def _channels_last(width: int) -> nn.Module:
     """Layers that see their maps channels last, as they come from tokens."""
     return nn.Sequential(
@@ -571,10 +575,8 @@ MEDLEY: dict[str, Callable[[int], nn.Module]] = {
     ),
     "softmax of columns": lambda _: Layer(lambda x: x.transpose(2, 3).softmax(3).transpose(2, 3)),
     # Torch computes these in parts: of values wider than their keys, and of rows in pieces.
-    "wide values": lambda _: Layer(lambda x: F.scaled_dot_product_attention(*x.chunk(2, 3)[:1] * 2, x)),
-    "attention to columns": lambda _: Layer(
-        lambda x: F.scaled_dot_product_attention(*(x.transpose(2, 3),) * 3).transpose(2, 3)
-    ),
+    "wide values": lambda _: Layer(lambda x: _attended(x.chunk(2, 3)[0], x)),
+    "attention to columns": lambda _: Layer(lambda x: _attended(y := x.transpose(2, 3), y).transpose(2, 3)),
     # These take much longer than the others, of which a network of both tells little.
     "average": lambda _: nn.AvgPool2d(3, 1, 1),
     "nearest": lambda _: _resized("nearest"),
