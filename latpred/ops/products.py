@@ -131,8 +131,8 @@ def scaled_dot_product_attention(
     Fused backends want four dimensions of all and of a mask two or four, heads as wide in the values as in the
     queries, and rows in one piece; for others torch computes it in parts.
     """
-    fused = len(query.shape) == 4 and (attn_mask is None or len(attn_mask.shape) in (2, 4))
-    fused = fused and query.shape[-1] == value.shape[-1] and all(map(lies_in_rows, (query, key, value)))
+    alike = query.shape[-1] == value.shape[-1] and all(map(lies_in_rows, (query, key, value)))
+    fused = len(query.shape) == 4 and alike and (attn_mask is None or len(attn_mask.shape) in (2, 4))
     return attention(query, key, value, attn_mask is not None, is_causal, fused=fused)
 
 
