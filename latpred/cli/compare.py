@@ -130,7 +130,7 @@ def _evaluate_left_out(
     "--suite",
     default="blind",
     show_default=True,
-    help="blind, everyday, recent, sealed, assorted, varied, drawn or heldout.",
+    help="blind, everyday, recent, sealed, assorted, varied, drawn, redrawn or heldout.",
 )
 @batch_option(None, shown="the suite's")
 @click.option(

@@ -517,7 +517,11 @@ class PriceList:
         if self._gpu is not None:
             return limits_of(self._gpu, precision, family)
         info = self._profile.device
-        return limits_of_cpu(info) if info.kind == "cpu" and info.bandwidth_bytes_per_us and info.cache_bytes else None
+        if info.kind != "cpu" or not (info.bandwidth_bytes_per_us and info.cache_bytes):
+            return None
+        fits = self.fits(precision) if root(family) == "rnn" else {}  # its steps are products
+        rates = [fits[name].macs_per_us for name in ("gemm", "conv") if name in fits]
+        return limits_of_cpu(info, max(rates, default=math.inf))
 
 
 def host_cost(fit: DispatchFit, name: str) -> float:

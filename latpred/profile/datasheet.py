@@ -111,12 +111,12 @@ def limits_of(gpu: Spec, precision: str, family: str) -> Limits:
     )
 
 
-def limits_of_cpu(device: DeviceInfo) -> Limits:
+def limits_of_cpu(device: DeviceInfo, macs_per_us: float = inf) -> Limits:
     """What no kernel of a CPU is faster than, by the copy that measured its memory.
 
     A copy also reads what it writes over. What lies in a cache that neighbours share is not known at all.
     """
-    return Limits(inf, 1.5 * device.bandwidth_bytes_per_us, 4.0 * device.cache_bytes, inf, inf)
+    return Limits(macs_per_us, 1.5 * device.bandwidth_bytes_per_us, 4.0 * device.cache_bytes, inf, inf)
 
 
 PROVENANCE = "datasheet"

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Hashable, Iterable, Sequence
 from dataclasses import replace
+from math import prod
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import torch
@@ -273,10 +274,17 @@ def matmul(recorder: TraceRecorder, call: Call) -> Any:
 
 
 def answer(recorder: TraceRecorder, call: Call) -> Any:
-    """A check over a whole tensor: all() holds, any() does not, as in a forward pass where nothing is wrong."""
-    if len(call.args) > 1 or call.options or not call.args[0].is_meta:
+    """A check over a whole tensor: all() holds, any() does not, as in a forward pass where nothing is wrong.
+
+    That a sum is the number of elements holds as well: transformers asks so whether a mask hides nothing.
+    """
+    whole = len(call.args) == 1
+    if call.info.short == "eq":
+        name, dims = (recorder.records[-1].name, recorder.records[-1].dims) if recorder.records else ("", {})
+        whole = name == "aten::sum" and isinstance(call.args[1], int) and prod(dims.values()) == call.args[1]
+    if not whole or call.options or not call.args[0].is_meta:
         return fresh(recorder, call)
-    out = torch.tensor(call.info.short == "all")
+    out = torch.tensor(call.info.short != "any")
     return recorder.record(call.launching(out), out)
 
 

@@ -39,7 +39,7 @@ class Kind(IntEnum):
     DROPOUT = 8  # nothing in evaluation mode
     MATMUL = 9  # one product, or copies and a product
     PICK = 10  # the result's shape depends on values
-    ANSWER = 11  # all() and any(): a check whose answer is assumed
+    ANSWER = 11  # all(), any(), sum() == numel(): a check whose answer is assumed
     BOUNDARY = 12  # runs a replacement that issues the kernels torch would
     SCALAR = 13  # a value in a tensor of no dimensions: a launch, unless it is assigned to a part of another
     LOOKUP = 14  # rows of a table, by numbers that must lie within it
@@ -85,7 +85,7 @@ _SPECIAL = {
         ),
         Kind.SCALAR: ("scalar_tensor",),
         Kind.LOOKUP: ("embedding",),
-        Kind.ANSWER: ("all", "any"),
+        Kind.ANSWER: ("all", "any", "eq"),
         Kind.BOUNDARY: ("_transformer_encoder_layer_fwd", "_native_multi_head_attention"),
     }.items()
     for name in names

@@ -123,7 +123,7 @@ def test_every_name_of_the_heldout_suite_is_known(name: str) -> None:
 
 
 def test_an_unknown_suite() -> None:
-    known = "blind, everyday, recent, sealed, assorted, varied, drawn, heldout"
+    known = "blind, everyday, recent, sealed, assorted, varied, drawn, redrawn, heldout"
     with pytest.raises(UsageError, match=rf"no suite 'gpu'\. Use one of {known}"):
         suites.get("gpu")
 

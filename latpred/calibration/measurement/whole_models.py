@@ -36,6 +36,7 @@ from latpred.calibration.timing.reference_speed import (
     at_full_speed,
     gauge_for,
     gauge_of,
+    rest_after,
     slower,
     typical,
 )
@@ -346,6 +347,7 @@ class _Visits:
                     other.failure = _shared_failure(cell, other)
             return
         self._timed_s += time.monotonic() - start
+        rest_after(cell.runtime)
         speed_us = {} if self._reference is None else self._reference.read()
         cell.visits.append(_Visit(timing, cell.fastest, speed_us))
 

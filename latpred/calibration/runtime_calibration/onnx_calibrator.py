@@ -12,6 +12,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Iterator, Sequence
+from functools import partial
 from itertools import count, cycle, islice
 from typing import Any, NamedTuple
 
@@ -53,6 +54,9 @@ PROFILED = 5  # forward passes with the profiler on, after one that is not count
 LEAST_PROFILED = 2  # of them, kept however slow the moment was
 PROFILED_S = 0.25  # beyond which there are fewer
 COLD_EVERY = 2  # of the generated graphs, every second runs with its weights out of the cache
+# What pushes them out. Products and convolutions of models of 17 to 47 MB took as long with 8 to 16 MiB read between
+# passes as without, and 10 to 30 % longer with 64 MiB.
+EVICTING_BYTES = 16 << 20
 
 FEWEST = 3  # tiny graphs below which nothing can be told apart
 HALF_US = 0.5  # what the profiler's clock cuts off on average
@@ -135,12 +139,9 @@ class OnnxCalibrator(RuntimeCalibrator):
             repeats, budget_s = TINY_EFFORT if cell.dims["tiny"] else GRAPH_EFFORT
         else:
             repeats, budget_s = effort(schedules.network_spec(cell))
-        running = onnx_session.session(model, target="cpu", threads=torch.get_num_threads())
-
-        def forward() -> None:
-            running.run(None, feed)
-
+        forward = partial(onnx_session.session(model, target="cpu", threads=torch.get_num_threads()).run, None, feed)
         timing = self.timed(forward, repeats, budget_s)
+        del forward  # with the session: its threads wait busily where those of the profiled one compute
         if not generated:
             return Sampled({"single": timing})
         times = max(2, min(PROFILED, int(PROFILED_S / timing.median_s)))
@@ -168,8 +169,7 @@ class OnnxCalibrator(RuntimeCalibrator):
     def _nodes_us(self, cell: Cell, model: bytes | str, feed: Feed, times: int) -> tuple[float, ...]:
         """Median microseconds of every node, in the order of `_rank`; what the nodes do is kept for the fit."""
         readings: list[SpeedReading] = []
-        # What fills the last-level cache, as the layers of a larger model would.
-        filler = np.ones(networks.EVICTING_BYTES // 4 if cell.dims["cold"] else 0, np.float32)  # zeros share a page
+        filler = np.ones(EVICTING_BYTES // 4 if cell.dims["cold"] else 0, np.float32)  # zeros share a page
 
         def between() -> None:
             readings.append(self._gauge.read())
@@ -255,12 +255,13 @@ def fit_nodes(graphs: Sequence[TimedGraph]) -> DispatchFit:
         )
     host, idle = _host(tiny), _idle(tiny)
     kernels = [node_kernels(graph, idle) for graph in sized]
-    slowed = _unprofiled_share(sized, kernels, host)
+    profiler_us = _profiler_us(sized, kernels, host)
     samples: dict[str, list[KernelSample]] = {}
     for graph, nodes in zip(sized, kernels, strict=True):
-        factor = _factor(graph, nodes, host, slowed)
+        unprofiled = [node._replace(us=node.us**2 / (node.us + profiler_us)) for node in nodes if node.us]
+        factor = _factor(graph, unprofiled, host)
         if factor is not None:
-            samples.setdefault(graph.precision, []).extend(kernel_samples(graph, nodes, factor))
+            samples.setdefault(graph.precision, []).extend(kernel_samples(graph, unprofiled, factor))
     fits = {precision: fit_kernels(found) for precision, found in samples.items()}
     return msgspec.structs.replace(host, kernels={precision: fit for precision, fit in fits.items() if fit})
 
@@ -302,32 +303,29 @@ def node_kernels(graph: TimedGraph, idle: DispatchFit) -> list[_NodeKernel]:
     return kernels
 
 
-def _unprofiled_share(
-    sized: Sequence[TimedGraph], kernels: Sequence[Sequence[_NodeKernel]], host: DispatchFit
-) -> float:
-    """What kernels take unprofiled over what they take profiled, in the middle of the graphs that they rule."""
-    ratios = []
+def _profiler_us(sized: Sequence[TimedGraph], kernels: Sequence[Sequence[_NodeKernel]], host: DispatchFit) -> float:
+    """What the profiler adds to a kernel of some length, in the middle of the graphs that kernels rule."""
+    added = []
     for graph, nodes in zip(sized, kernels, strict=True):
-        profiled_us = sum(kernel.us for kernel in nodes)
-        if not graph.cold and profiled_us > RULING * graph.total_us:
-            ratios.append((graph.total_us - graph.host_us(host)) / profiled_us)
-    return min(max(float(np.median(ratios)), 1 / ASTRAY), ASTRAY) if ratios else 1.0
+        profiled_us, rest_us = sum(kernel.us for kernel in nodes), graph.total_us - graph.host_us(host)
+        if not graph.cold and profiled_us > RULING * graph.total_us and rest_us > 0:
+            added.append(profiled_us / len(nodes) * (profiled_us / rest_us - 1.0))
+    return max(float(np.median(added)), 0.0) if added else 0.0
 
 
-def _factor(graph: TimedGraph, kernels: Sequence[_NodeKernel], host: DispatchFit, slowed: float) -> float | None:
-    """What a graph's own kernels take unprofiled over profiled: trusted as far as they are what it takes.
+def _factor(graph: TimedGraph, kernels: Sequence[_NodeKernel], host: DispatchFit) -> float | None:
+    """What a graph's kernels take in its own time over the sum of theirs, as far as they are what it takes.
 
     None where both disagree so much that the machine did something else in one of them.
     """
-    profiled_us = sum(kernel.us for kernel in kernels)
-    if profiled_us <= 0 or graph.cold:
-        return slowed
-    share = min(1.0, slowed * profiled_us / graph.total_us)
-    own = max(graph.total_us - graph.host_us(host), 0.0) / profiled_us
-    if share > RULING and not slowed / ASTRAY <= own <= slowed * ASTRAY:
+    summed_us = sum(kernel.us for kernel in kernels)
+    if summed_us <= 0 or graph.cold:
+        return 1.0
+    share = min(1.0, summed_us / graph.total_us)
+    own = max(graph.total_us - graph.host_us(host), 0.0) / summed_us
+    if share > RULING and not 1 / ASTRAY <= own <= ASTRAY:
         return None
-    own = min(max(own, slowed / ASTRAY), slowed * ASTRAY)
-    return float(slowed ** (1.0 - share) * own**share)
+    return float(min(max(own, 1 / ASTRAY), ASTRAY) ** share)
 
 
 def kernel_samples(graph: TimedGraph, kernels: Sequence[_NodeKernel], factor: float) -> list[KernelSample]:

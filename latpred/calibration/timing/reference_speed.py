@@ -49,6 +49,7 @@ THREADED_POWER = 0.4
 # family 25, 1.6 to 1.9 on one of family 26. A neighbour's work slows both alike.
 APART_RATIO = 1.4
 FAST_WAIT_S, APART_WAIT_S, POLL_S = 0.5, 20.0, 0.01  # for a neighbour to pause, and until processors are together again
+REST_S = 0.05  # onnxruntime's threads wait busily for 15 to 40 ms after a pass
 SLOW = 1.15  # times the fastest from which a moment is slow: readings scatter by 5 %, a busy neighbour adds 35 to 60 %
 HOPELESS = 2.0  # times slower than in its fastest moments: other work has the processor, and how much of it is unknown
 
@@ -182,7 +183,17 @@ def gauge_for(runtime: str) -> SpeedGauge:
     PyTorch's threads wait for more work for some milliseconds, busily. On the processors that another library's threads
     need, that makes its passes last up to 1.9 times as long; so beside those no thread is woken.
     """
-    return gauge_of(1 if getattr(runtimes.get(runtime), "own_stream", False) else torch.get_num_threads())
+    return gauge_of(1 if _has_own_threads(runtime) else torch.get_num_threads())
+
+
+def rest_after(runtime: str) -> None:
+    """Wait until threads of a runtime's own sleep: beside them PyTorch's take up to 40 times as long to meet."""
+    if _has_own_threads(runtime) and torch.get_num_threads() > 1:
+        time.sleep(REST_S)
+
+
+def _has_own_threads(runtime: str) -> bool:
+    return bool(getattr(runtimes.get(runtime), "own_stream", False))
 
 
 def at_full_speed(

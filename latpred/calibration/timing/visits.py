@@ -28,6 +28,7 @@ from latpred.calibration.timing.reference_speed import (
     SpeedReading,
     gauge_of,
     moment_of,
+    rest_after,
     slower,
 )
 from latpred.calibration.workloads.networks import CHAINS, TINY_WIDTH
@@ -130,7 +131,7 @@ class Visits:
         self._watch.lap()
         sampled = measure(cell)
         slowed = _slow(sampled) > SLOW
-        disturbed, speed_us = self._watch.lap().reason, self._speed(anew=slowed)
+        disturbed, speed_us = self._watch.lap().reason, self._speed(cell.runtime, anew=slowed)
         if slowed and not disturbed:
             disturbed = MOVED_APART if self._gauge is not None and self._gauge.is_apart(moment_of(speed_us)) else SLOWED
         return sampled._replace(speed=speed_us, disturbed=disturbed)
@@ -141,9 +142,10 @@ class Visits:
             said = None if self._tell is None else partial(self._tell, f"waiting: {MOVED_APART}")
             self.lost_s += self._gauge.await_full_speed(self._overtime_s - self.lost_s, said)
 
-    def _speed(self, *, anew: bool) -> dict[str, float]:
+    def _speed(self, runtime: str, *, anew: bool) -> dict[str, float]:
         """What the references take now; or took a moment ago, which will do unless it is to be read anew."""
         if self._reference is not None and (anew or time.monotonic() - self._read_at >= READ_EVERY_S):
+            rest_after(runtime)
             self._read_at = time.monotonic()
             self._speed_us = self._reference.read()
         return self._speed_us

@@ -1,9 +1,9 @@
 """Named suites of whole models, as data (`latpred/models/suites/*.json`). No model of a suite is ever used in a fit.
 
 "blind", "recent", "sealed", "assorted" and "varied" hold published architectures, narrowed or shortened until two slow
-cores run them at batch 32, "everyday" networks in plain torch, many of them small. Half of "drawn" came from timm by a
-random number. "heldout" names full-size models for GPUs, "gate" holds what a calibration tests its own profile by.
-Nothing is built here.
+cores run them at batch 32, "everyday" networks in plain torch, many of them small. Random numbers chose half of "drawn"
+and "redrawn" out of timm. "heldout" names full-size models for GPUs, "gate" holds what a calibration tests its own
+profile by. Nothing is built here.
 """
 
 from __future__ import annotations
@@ -219,7 +219,7 @@ def _real(made: Any, device: Any, precision: str) -> Any:
     return tree_map(place, made if isinstance(made, (tuple, dict)) else (made,))
 
 
-NAMES = ("blind", "everyday", "recent", "sealed", "assorted", "varied", "drawn", "heldout")
+NAMES = ("blind", "everyday", "recent", "sealed", "assorted", "varied", "drawn", "redrawn", "heldout")
 GATE = "gate"
 _PLAIN = ("everyday_models", "gate_models")  # files beside this one
 
