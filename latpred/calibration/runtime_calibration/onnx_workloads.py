@@ -177,13 +177,16 @@ def _conv(graph: Graph, x: str, sizes: tuple[int, ...], stride: int, pad: int, *
 
 
 def attended(graph: Graph, x: str, length: int, heads: int, head: int) -> str:
-    """Attention as an exporter writes it: scaled queries and keys, products with a transposed one, softmax."""
+    """Attention as PyTorch's exporter writes it: scaled queries and keys, products with a transposed one, softmax."""
     width = heads * head
     parts = []
-    for order in ((0, 2, 1, 3), (0, 2, 3, 1), (0, 2, 1, 3)):
+    for _ in ("query", "key", "value"):
         y = linear(graph, x, width, width, bias=graph.rng.random() < 0.8)
         y = graph.add("Reshape", y, graph.constant([-1, length, heads, head]))
-        parts.append(graph.add("Transpose", y, perm=order))
+        parts.append(graph.add("Transpose", y, perm=(0, 2, 1, 3)))
+    key = graph.add("Reshape", parts[1], graph.constant([-1, length, head]))
+    key = graph.add("Transpose", key, perm=(0, 2, 1))
+    parts[1] = graph.add("Reshape", key, graph.constant([-1, heads, head, length]))
     scale = graph.scalar(head**-0.25)
     query, key = (graph.add("Mul", part, scale) for part in parts[:2])
     scores = graph.add("MatMul", query, key)
@@ -254,7 +257,7 @@ def _images(rng: Draw) -> tuple[Graph, str]:
 
 def _mobile(rng: Draw) -> tuple[Graph, str]:
     size, batch = rng.side(), rng.batch()
-    width = rng.between(8, 96, 8)
+    width = rng.between(8, 96, rng.choice((1, 8, 8)))  # what is no multiple of 8 is not laid out in blocks
     graph = Graph(rng, (halved(batch, width * size * size, rng.room()), 3, size, size))
     x = conv(graph, "x", 3, width, 3, 2, active=True)
     side, squeezes, size = rng.choice((3, 3, 5, 7)), rng.random() < 0.5, size // 2
