@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import random
+import weakref
 from itertools import islice
+from typing import Any
 
 import factories
 import msgspec
@@ -33,7 +35,7 @@ from latpred.prediction.pricing import host_cost
 from latpred.profile.document import DispatchFit
 from latpred.runtimes.onnx import onnx_graph, onnx_session
 
-NODE_US, GEMM_US, FIXED_US, MACS_PER_US = 1.5, 3.0, 12.0, 20_000.0
+NODE_US, GEMM_US, FIXED_US, MACS_PER_US, ADDED_US = 1.5, 3.0, 12.0, 20_000.0, 2.5
 
 
 def ops_of(kind: str, seed: int, *, tiny: bool) -> tuple[Op, ...]:
@@ -68,9 +70,10 @@ def kernel_us(op: Op) -> float:
 
 
 def timed(ops: tuple[Op, ...], *, tiny: bool) -> TimedGraph:
-    """A graph as a clock would have it: whole, and its nodes in whole microseconds of a profiler that slows them."""
+    """A graph as a clock would have it: whole, and its nodes in whole microseconds of a profiler that adds to them."""
     host = sum(GEMM_US if op.launches else NODE_US for op in ops)
-    nodes = tuple(float(int(5.0 + 1.1 * kernel_us(op))) if op.launches else 1.0 for op in ops)
+    profiled = [5.0 + us + ADDED_US * us / (ADDED_US + us) for us in map(kernel_us, ops)]
+    nodes = tuple(float(int(us)) if op.launches else 1.0 for us, op in zip(profiled, ops, strict=True))
     return TimedGraph(ops, FIXED_US + host + sum(map(kernel_us, ops)), nodes, "fp32", tiny, resident=True)
 
 
@@ -92,6 +95,35 @@ def test_known_costs_are_found_again() -> None:
     assert fit.fixed_us == pytest.approx(FIXED_US, rel=0.3)
     (us,) = evaluate(fit.kernels["fp32"]["gemm"], np.array([row_of(gemm(700), 1)]))
     assert us == pytest.approx(kernel_us(gemm(700)), rel=0.1)
+
+
+def test_the_profiler_adds_no_more_to_long_kernels() -> None:
+    rng = random.Random(0)
+    wide = [tuple(factories.linear(rng.randrange(8, 64), 512, name="ort::MatMul") for _ in range(6)) for _ in range(20)]
+    short = [timed(tuple(gemm(rng.randrange(16, 60)) for _ in range(6)), tiny=False) for _ in range(20)]
+    fit = fit_nodes([*graphs()[:5], *short, *(timed(ops, tiny=False)._replace(cold=True) for ops in wide)])
+    (us,) = evaluate(fit.kernels["fp32"]["gemm"], np.array([row_of(wide[0][0], 1)]))
+    assert us == pytest.approx(kernel_us(wide[0][0]), rel=0.05)
+
+
+def test_no_other_session_is_open_while_nodes_are_profiled(monkeypatch: pytest.MonkeyPatch) -> None:
+    opened: list[weakref.ref[object]] = []
+    alive: list[object] = []
+    session, watch = onnx_session.session, onnx_session.watch
+
+    def opening(*args: Any, **options: Any) -> Any:
+        made = session(*args, **options)
+        opened.append(weakref.ref(made))
+        return made
+
+    def watching(*args: Any, **options: Any) -> onnx_session.Watched:
+        alive.append([ref() for ref in opened])
+        return watch(*args, **options)
+
+    monkeypatch.setattr(onnx_session, "session", opening)
+    monkeypatch.setattr(onnx_session, "watch", watching)
+    OnnxCalibrator().measure(graph_cell(0, "fp32", tiny=True), open_device("cpu"))
+    assert alive == [[None]]
 
 
 def test_too_few_graphs_are_said() -> None:

@@ -157,6 +157,15 @@ def test_processors_that_are_apart_are_waited_for_longer_than_a_neighbour(monkey
     assert said == ["apart"]
 
 
+def test_threads_of_another_library_are_left_to_rest(monkeypatch: pytest.MonkeyPatch) -> None:
+    rested: list[float] = []
+    monkeypatch.setattr(reference_speed.time, "sleep", rested.append)
+    for threads, runtime in ((2, "eager"), (1, "onnxruntime"), (2, "onnxruntime")):
+        with conditions.stated(conditions.Options(threads=threads)):
+            reference_speed.rest_after(runtime)
+    assert rested == [reference_speed.REST_S]
+
+
 def test_one_gauge_serves_the_process_and_wakes_no_thread_beside_another_librarys() -> None:
     assert reference_speed.gauge_of(1) is reference_speed.gauge_of(1) is not reference_speed.gauge_of(2)
     with conditions.stated(conditions.Options(threads=2)):

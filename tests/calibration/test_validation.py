@@ -64,6 +64,23 @@ def test_a_model_that_needs_a_package_which_is_not_there_is_left_out(
     assert len(report.failed) == 2
 
 
+def test_a_model_that_no_trace_can_follow_costs_the_others_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
+    class Reads(nn.Linear):
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            return super().forward(x) if float(x.sum()) > 1e9 else x
+
+    def make(device: str, precision: str) -> tuple[nn.Module, object]:
+        with torch.device(device):
+            return Reads(16, 16).eval(), dense_inputs((16,), precision)
+
+    ready = (toy("a", 8), Workload("odd", "custom", 0, make), toy("b", 64))
+    monkeypatch.setattr(suites, "get", {"toys": suites.Suite("toys", "for tests", (1, 4), ready=ready)}.__getitem__)
+    report = validate(profile=profile(), suite="toys", repeats=1, rivals=())
+    assert report.overall.cells == 4
+    assert all("odd" in cell and "no trace: the model's Python reads a value" in cell for cell in report.failed)
+    assert len(report.failed) == 2
+
+
 def test_a_note_says_where_the_machine_differs() -> None:
     report = validate(profile=profile(), suite="toys", batches=[1], repeats=1, rivals=())
     assert any("torch" in note or "stack" in note or "threads" in note or "system" in note for note in report.notes)

@@ -5,6 +5,7 @@ Only puts the pieces together: `whole_models` measures, `accuracy.predicted` pre
 
 from __future__ import annotations
 
+import math
 import os
 from collections.abc import Callable, Sequence
 from itertools import combinations
@@ -22,7 +23,7 @@ from latpred.calibration.measurement.timed_baselines import BASELINES, with_base
 from latpred.calibration.measurement.whole_models import REPEATS, Bench, demand_runtime, measure
 from latpred.calibration.workloads import suites
 from latpred.calibration.workloads.suites import Workload
-from latpred.errors import LatpredError, UsageError
+from latpred.errors import LatpredError, TraceError, UsageError
 from latpred.prediction.predictor import Predictor
 from latpred.profile import store
 from latpred.profile.document import DeviceProfile
@@ -124,18 +125,25 @@ def validate(
         notes = [f"Measured now: {said}." for said in store.mismatch(device_profile, live.machine())]
         ratios = host.ratio(device_profile.speed, tables.speed_of(table))
         notes += [f"Speed of the machine, as times over the profile's: {host.sentence(ratios)}."] if ratios else []
-    graphs = _graphs_of_measured(table, workloads, target_of(device_profile.device.kind))
+    table, graphs = _traced(table, workloads, target_of(device_profile.device.kind))
     if record is not None:
         Recording(f"{suite}-{device_profile.name}", _about(suite, table), table, graphs, reasons=reasons).save(record)
     return compare(predict_table(table, graphs, device_profile), table, reasons=reasons, notes=notes)
 
 
-def _graphs_of_measured(table: pd.DataFrame, workloads: Sequence[Workload], target: str) -> dict[GraphKey, ModelGraph]:
-    """What was measured does; a model that cannot be built here was left out with its reason."""
-    measured = table[table["status"] == tables.OK].to_dict("records")
-    by_name = {workload.name: workload for workload in workloads}
-    asked = {graph_key(cell): str(cell["runtime"]) for cell in measured}
-    return {key: by_name[key.model].trace(key.precision, runtime, target) for key, runtime in asked.items()}
+def _traced(
+    table: pd.DataFrame, workloads: Sequence[Workload], target: str
+) -> tuple[pd.DataFrame, dict[GraphKey, ModelGraph]]:
+    """The table, and what its models do; a model that no trace can follow fails with its reason, as those that did."""
+    by_name, table = {workload.name: workload for workload in workloads}, table.copy()
+    graphs: dict[GraphKey, ModelGraph] = {}
+    for row, cell in table[table["status"] == tables.OK].iterrows():
+        key = graph_key(cell.to_dict())
+        try:
+            graphs[key] = graphs.get(key) or by_name[key.model].trace(key.precision, str(cell["runtime"]), target)
+        except TraceError as error:
+            table.loc[row, ["status", "latency_s"]] = f"no trace: {error}", math.nan
+    return table, graphs
 
 
 def _about(suite: str, table: pd.DataFrame) -> str:

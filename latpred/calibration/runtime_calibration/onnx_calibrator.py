@@ -54,8 +54,8 @@ PROFILED = 5  # forward passes with the profiler on, after one that is not count
 LEAST_PROFILED = 2  # of them, kept however slow the moment was
 PROFILED_S = 0.25  # beyond which there are fewer
 COLD_EVERY = 2  # of the generated graphs, every second runs with its weights out of the cache
-# What pushes them out. Products and convolutions of models of 17 to 47 MB took as long with 8 to 16 MiB read between
-# passes as without, and 10 to 30 % longer with 64 MiB.
+# What pushes them out, as other layers would: with 16 MiB read between passes products and convolutions of models of 5
+# to 47 MB took 3 to 13 % longer than in passes that follow each other, with 64 MiB 7 to 33 %.
 EVICTING_BYTES = 16 << 20
 
 FEWEST = 3  # tiny graphs below which nothing can be told apart

@@ -187,7 +187,7 @@ def gauge_for(runtime: str) -> SpeedGauge:
 
 
 def rest_after(runtime: str) -> None:
-    """Wait until threads of a runtime's own sleep: beside them PyTorch's take up to 40 times as long to meet."""
+    """Wait until threads of a runtime's own sleep: beside them a reading takes up to twice as long."""
     if _has_own_threads(runtime) and torch.get_num_threads() > 1:
         time.sleep(REST_S)
 
