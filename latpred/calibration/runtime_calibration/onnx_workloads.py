@@ -371,7 +371,7 @@ def _elements(rng: Draw) -> tuple[Graph, str]:
         "rms": rms,
     }
     for _ in range(10):
-        x = steps[rng.choice(("unary", *steps))](x)
+        x = steps[rng.choice(("unary", "unary", "unary", *steps))](x)
     return graph, x
 
 
@@ -434,10 +434,15 @@ def _recurrent(rng: Draw) -> tuple[Graph, str]:
     width, steps, batch = rng.between(16, 256, 8), rng.between(2, 128), rng.batch()
     graph, x = Graph(rng, (steps, batch, width)), "x"
     kind, gates = rng.choice((("LSTM", 4), ("GRU", 3)))
+    directions, entering = rng.choice((1, 1, 2)), width
+    how: dict[str, Any] = {"linear_before_reset": 1} if kind == "GRU" else {}  # as PyTorch's is
+    how |= {"direction": "bidirectional"} if directions == 2 else {}
     for _ in range(rng.choice((1, 2))):
-        weights = graph.weight(1, gates * width, width, scale=0.1), graph.weight(1, gates * width, width, scale=0.1)
-        y = graph.add(kind, x, *weights, graph.weight(1, 2 * gates * width, scale=0.1), hidden_size=width)
-        x = graph.add("Squeeze", y, graph.constant([1]))
+        weights = [graph.weight(directions, gates * width, size, scale=0.1) for size in (entering, width)]
+        bias = graph.weight(directions, 2 * gates * width, scale=0.1)
+        y = graph.add(kind, x, *weights, bias, hidden_size=width, **how)
+        y = graph.add("Transpose", y, perm=(0, 2, 1, 3))
+        x, entering = graph.add("Reshape", y, graph.constant([0, 0, -1])), directions * width
     return graph, x
 
 

@@ -129,6 +129,9 @@ def conv(node: Node, ins: Values, outs: Values) -> Work:
     return work._replace(family=f"{work.family}.nchwc") if node.domain == NCHWC else work
 
 
+_GATES = {"LSTM": "rnn.lstm", "GRU": "rnn.gru"}
+
+
 def recurrent(node: Node, ins: Values, outs: Values) -> Work:
     """All steps of a recurrent layer in one or both directions."""
     steps, batch, width = ins[0].shape
@@ -137,7 +140,7 @@ def recurrent(node: Node, ins: Values, outs: Values) -> Work:
     dims = {"batch": batch, "steps": steps, "hidden": hidden, "inputs": width, "layers": directions}
     matrices = ins[1].numel + ins[2].numel
     dims |= {"calls": steps * directions, "reread": steps * ins[2].numel, "weights": matrices}
-    return Work("rnn", dims, macs=steps * batch * matrices)
+    return Work(_GATES.get(node.op_type, "rnn.plain"), dims, macs=steps * batch * matrices)
 
 
 def attention(node: Node, ins: Values, outs: Values) -> Work:
