@@ -281,7 +281,8 @@ def answer(recorder: TraceRecorder, call: Call) -> Any:
     whole = len(call.args) == 1
     if call.info.short == "eq":
         name, dims = (recorder.records[-1].name, recorder.records[-1].dims) if recorder.records else ("", {})
-        whole = name == "aten::sum" and isinstance(call.args[1], int) and prod(dims.values()) == call.args[1]
+        whole = name == "aten::sum" and call.args[0].dtype == torch.int64 and not call.args[0].dim()
+        whole = whole and isinstance(call.args[1], int) and prod(dims.values()) == call.args[1]
     if not whole or call.options or not call.args[0].is_meta:
         return fresh(recorder, call)
     out = torch.tensor(call.info.short != "any")

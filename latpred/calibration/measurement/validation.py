@@ -134,7 +134,7 @@ def validate(
 def _traced(
     table: pd.DataFrame, workloads: Sequence[Workload], target: str
 ) -> tuple[pd.DataFrame, dict[GraphKey, ModelGraph]]:
-    """The table, and what its models do; a model that no trace can follow fails with its reason, as those that did."""
+    """The table, and what its models do; a model that no trace can follow gets the reason as its status."""
     by_name, table = {workload.name: workload for workload in workloads}, table.copy()
     graphs: dict[GraphKey, ModelGraph] = {}
     for row, cell in table[table["status"] == tables.OK].iterrows():
@@ -142,7 +142,7 @@ def _traced(
         try:
             graphs[key] = graphs.get(key) or by_name[key.model].trace(key.precision, str(cell["runtime"]), target)
         except TraceError as error:
-            table.loc[row, ["status", "latency_s"]] = f"no trace: {error}", math.nan
+            table.loc[row, ["status", "latency_s", "spread_s"]] = f"no trace: {error}", math.nan, math.nan
     return table, graphs
 
 

@@ -347,8 +347,10 @@ class _Visits:
                     other.failure = _shared_failure(cell, other)
             return
         self._timed_s += time.monotonic() - start
-        rest_after(cell.runtime)
-        speed_us = {} if self._reference is None else self._reference.read()
+        speed_us = {}
+        if self._reference is not None:
+            rest_after(cell.runtime)
+            speed_us = self._reference.read()
         cell.visits.append(_Visit(timing, cell.fastest, speed_us))
 
     def table(self, unvisited: str) -> pd.DataFrame:

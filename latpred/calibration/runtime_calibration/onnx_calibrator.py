@@ -56,7 +56,7 @@ PROFILED_S = 0.25  # beyond which there are fewer
 COLD_EVERY = 2  # of the generated graphs, every second runs with its weights out of the cache
 # What pushes them out, as other layers would: with 16 MiB read between passes products and convolutions of models of 5
 # to 47 MB took 3 to 13 % longer than in passes that follow each other, with 64 MiB 7 to 33 %.
-EVICTING_BYTES = 16 << 20
+FILLER_BYTES = 16 << 20
 
 FEWEST = 3  # tiny graphs below which nothing can be told apart
 HALF_US = 0.5  # what the profiler's clock cuts off on average
@@ -169,7 +169,7 @@ class OnnxCalibrator(RuntimeCalibrator):
     def _nodes_us(self, cell: Cell, model: bytes | str, feed: Feed, times: int) -> tuple[float, ...]:
         """Median microseconds of every node, in the order of `_rank`; what the nodes do is kept for the fit."""
         readings: list[SpeedReading] = []
-        filler = np.ones(EVICTING_BYTES // 4 if cell.dims["cold"] else 0, np.float32)  # zeros share a page
+        filler = np.ones(FILLER_BYTES // 4 if cell.dims["cold"] else 0, np.float32)  # zeros share a page
 
         def between() -> None:
             readings.append(self._gauge.read())
