@@ -15,7 +15,7 @@ import pytest
 from latpred.calibration import runtime_calibration, schedules
 from latpred.calibration.cells import Cell
 from latpred.calibration.devices import open_device
-from latpred.calibration.fitting.kernel_fit import row_of
+from latpred.calibration.fitting.kernel_fit import PASS_SHARE, row_of
 from latpred.calibration.runtime_calibration import onnx_workloads
 from latpred.calibration.runtime_calibration.onnx_calibrator import (
     OnnxCalibrator,
@@ -25,6 +25,7 @@ from latpred.calibration.runtime_calibration.onnx_calibrator import (
     graph_cell,
     kernel_samples,
     node_kernels,
+    summing_to,
 )
 from latpred.calibration.session import Row
 from latpred.errors import CalibrationError
@@ -62,6 +63,7 @@ def gemm(m: int) -> Op:
     return factories.linear(m, 64, name="ort::MatMul", host_class="node.gemm.MatMul")
 
 
+IDLE = DispatchFit({"": 1.0}, 0.0, 0.0, 0.0)
 VIEW = Op("ort::Reshape", "", "node.view.Reshape", "", "", {})
 
 
@@ -165,9 +167,34 @@ def test_of_a_cold_graph_only_what_reads_weights_counts() -> None:
 
     def sampled(cold: bool) -> int:
         one = timed((many, few), tiny=False)._replace(cold=cold, nodes_us=(500.0, 300.0))
-        return len(kernel_samples(one, node_kernels(one, DispatchFit({"": 1.0}, 0.0, 0.0, 0.0)), 1.0))
+        return len(kernel_samples(one, node_kernels(one, IDLE), 1.0, IDLE))
 
     assert (sampled(cold=False), sampled(cold=True)) == (2, 1)
+
+
+def test_a_kernel_that_no_clock_tells_from_an_idle_node_is_a_short_one() -> None:
+    graph = timed((gemm(1), gemm(2000)), tiny=False)._replace(nodes_us=(0.0, 400.0))
+    short, long = kernel_samples(graph, node_kernels(graph, IDLE), 1.0, IDLE)
+    assert 0 < short.us < 0.1
+    assert long.us == pytest.approx(399.5)
+    assert short.weight == long.weight
+    # An error of either counts as one of the node and of its share of the pass.
+    assert short.beside_us == long.beside_us == pytest.approx(1.0 + PASS_SHARE * graph.total_us)
+
+
+def test_times_sum_to_what_warm_graphs_take_in_the_middle() -> None:
+    host, fits = DispatchFit({"": NODE_US}, 0.0, 0.0, FIXED_US), fit_nodes(graphs()).kernels["fp32"]
+
+    def lasting(ops: tuple[Op, ...], longer: float) -> TimedGraph:
+        graph, rows = timed(ops, tiny=False), np.array([row_of(op, 1, resident=1.0) for op in ops if op.launches])
+        return graph._replace(total_us=graph.host_us(host) + longer * float(evaluate(fits["gemm"], rows).sum()))
+
+    ops = gemm(700), gemm(300)
+    warm, cold = [lasting(ops, longer) for longer in (1.1, 1.2, 3.0)], lasting(ops, 5.0)._replace(cold=True)
+    mostly_host = lasting((*ops, *[VIEW] * 100), 9.0)._replace(total_us=300.0)
+    summed = summing_to(fits, [*warm, cold, cold, mostly_host], host)
+    assert {name: fit.scale / fits[name].scale for name, fit in summed.items()} == pytest.approx({"gemm": 1.2})
+    assert summing_to(fits, [cold], host) == fits
 
 
 def test_a_graph_is_timed_whole_and_node_by_node() -> None:

@@ -25,7 +25,14 @@ from latpred.calibration import schedules
 from latpred.calibration.cells import Cell
 from latpred.calibration.devices import Device
 from latpred.calibration.fitting.dispatch_fit import with_parents
-from latpred.calibration.fitting.kernel_fit import KernelSample, fit_kernels, row_of
+from latpred.calibration.fitting.kernel_fit import (
+    LEAST_SHARE,
+    PASS_SHARE,
+    KernelSample,
+    fit_kernels,
+    nearest_fit,
+    row_of,
+)
 from latpred.calibration.fitting.linear_system import Column, System, of_kind
 from latpred.calibration.runtime_calibration import onnx_workloads
 from latpred.calibration.runtime_calibration.base import RuntimeCalibrator, called_again, effort
@@ -36,9 +43,9 @@ from latpred.calibration.workloads import networks
 from latpred.errors import CalibrationError
 from latpred.graph.graph import ZERO, Op
 from latpred.host import Slowdown
-from latpred.prediction.kernel_times import resident_share, slower_kernels
+from latpred.prediction.kernel_times import KernelModel, resident_share, slower_kernels
 from latpred.prediction.pricing import host_cost
-from latpred.profile.document import DeviceProfile, DispatchFit
+from latpred.profile.document import DeviceProfile, DispatchFit, KernelFit
 from latpred.runtimes import get, lowering
 from latpred.runtimes.onnx import onnx_graph, onnx_session
 from latpred.runtimes.source import tensors_of
@@ -60,7 +67,6 @@ FILLER_BYTES = 16 << 20
 
 FEWEST = 3  # tiny graphs below which nothing can be told apart
 HALF_US = 0.5  # what the profiler's clock cuts off on average
-LEAST_SHARE = 0.15  # of a node's time that must be kernel for it to say anything about kernels
 RULING = 0.5  # share of a graph's time from which its kernels rule it
 ASTRAY = 2.0  # a graph that takes so much more or less than its nodes did tells nothing
 MODEL_SIGMA = 0.05  # relative error of the sum above
@@ -94,11 +100,10 @@ class TimedGraph(NamedTuple):
 
 
 class _NodeKernel(NamedTuple):
-    """The kernel's part of one profiled node: microseconds, and the share of the node's time."""
+    """The kernel's part of one profiled node, in microseconds."""
 
     op: Op
     us: float
-    share: float
 
 
 class OnnxCalibrator(RuntimeCalibrator):
@@ -258,12 +263,17 @@ def fit_nodes(graphs: Sequence[TimedGraph]) -> DispatchFit:
     profiler_us = _profiler_us(sized, kernels, host)
     samples: dict[str, list[KernelSample]] = {}
     for graph, nodes in zip(sized, kernels, strict=True):
-        unprofiled = [node._replace(us=node.us**2 / (node.us + profiler_us)) for node in nodes if node.us]
+        unprofiled = [node._replace(us=node.us**2 / (node.us + profiler_us)) for node in nodes]
         factor = _factor(graph, unprofiled, host)
         if factor is not None:
-            samples.setdefault(graph.precision, []).extend(kernel_samples(graph, unprofiled, factor))
+            samples.setdefault(graph.precision, []).extend(kernel_samples(graph, unprofiled, factor, host))
     fits = {precision: fit_kernels(found) for precision, found in samples.items()}
-    return msgspec.structs.replace(host, kernels={precision: fit for precision, fit in fits.items() if fit})
+    summed = {
+        precision: summing_to(fit, [graph for graph in sized if graph.precision == precision], host)
+        for precision, fit in fits.items()
+        if fit
+    }
+    return msgspec.structs.replace(host, kernels=summed)
 
 
 def _host(tiny: Sequence[TimedGraph]) -> DispatchFit:
@@ -293,13 +303,12 @@ def _idle(tiny: Sequence[TimedGraph]) -> DispatchFit:
 
 
 def node_kernels(graph: TimedGraph, idle: DispatchFit) -> list[_NodeKernel]:
-    """The kernel's part of every node that has one."""
+    """The kernel's part of every node that has one. One that cannot be told from an idle node is known to be short."""
     kernels = []
     for op, us in zip(graph.ops, graph.nodes_us, strict=True):
         if op.launches:
             whole_us = us + HALF_US
-            kernel_us = max(whole_us - host_cost(idle, op.host_class), 0.0)
-            kernels.append(_NodeKernel(op, kernel_us, kernel_us / whole_us))
+            kernels.append(_NodeKernel(op, max(whole_us - host_cost(idle, op.host_class), LEAST_SHARE * whole_us)))
     return kernels
 
 
@@ -328,14 +337,39 @@ def _factor(graph: TimedGraph, kernels: Sequence[_NodeKernel], host: DispatchFit
     return float(min(max(own, 1 / ASTRAY), ASTRAY) ** share)
 
 
-def kernel_samples(graph: TimedGraph, kernels: Sequence[_NodeKernel], factor: float) -> list[KernelSample]:
-    """Kernels that a fit can learn from, less surely the more of their node was no kernel."""
+def kernel_samples(
+    graph: TimedGraph, kernels: Sequence[_NodeKernel], factor: float, host: DispatchFit
+) -> list[KernelSample]:
+    """Kernels that a fit can learn from. An error of one counts as one of its node and of a share of the pass."""
     samples = []
-    for op, us, share in kernels:
-        if share >= LEAST_SHARE and not op.estimated and (not graph.cold or _reads_weights(op)):
-            weight = 1.0 / (1.0 + ((1.0 - share) / share) ** 2)
-            samples.append(KernelSample(op.family, row_of(op, 1, resident=graph.resident), factor * us, weight))
+    for op, us in kernels:
+        if not op.estimated and (not graph.cold or _reads_weights(op)):
+            node_us = host_cost(host, op.host_class)
+            beside_us = node_us + PASS_SHARE * graph.total_us
+            row = row_of(op, 1, resident=graph.resident)
+            samples.append(KernelSample(op.family, row, factor * us, 1.0, beside_us, node_us))
     return samples
+
+
+def summing_to(fits: dict[str, KernelFit], graphs: Sequence[TimedGraph], host: DispatchFit) -> dict[str, KernelFit]:
+    """The fits, by one factor so much slower that warm graphs which kernels rule take, in the middle, what they took.
+
+    A fit of logarithms tells what a kernel takes in the middle, and most kernels take longer on average.
+    """
+    models = {family: KernelModel(fit) for family, fit in fits.items()}
+    longer = []
+    for graph in graphs:
+        priced_us = 0.0
+        for op in graph.ops:
+            family = nearest_fit(fits, op.family) if op.launches else None
+            if family is not None:
+                row = np.array([row_of(op, 1, resident=graph.resident)])
+                priced_us += float(models[family].times(row, fits[family].leaf_scales.get(op.family, 1.0)).us[0])
+        rest_us = graph.total_us - graph.host_us(host)
+        if not graph.cold and rest_us > RULING * graph.total_us and priced_us:
+            longer.append(rest_us / priced_us)
+    factor = float(np.median(longer)) if longer else 1.0
+    return {family: msgspec.structs.replace(fit, scale=fit.scale * factor) for family, fit in fits.items()}
 
 
 def _reads_weights(op: Op) -> bool:

@@ -16,11 +16,12 @@ import numpy as np
 
 OPSET = 20
 # Of what a kind and a seed mean, and of the order of a row's nodes; a journal of another version is not resumed.
-VERSION = 5
+VERSION = 6
 # Drawn for each graph, so that there are many small ones and some large ones.
 _ELEMENTS = (1 << 14, 1 << 22)  # of the largest activation
 _MACS = (20_000_000, 6_000_000_000)  # of a layer of tokens
 _LATE_MACS = (4_000_000, 400_000_000)  # of a convolution on small maps
+_RECURRENT_MACS = (10_000_000, 1_000_000_000)  # of a recurrent layer
 _GELU = ("Gelu", "Gelu", "tanh", "Relu", "Silu")
 _ACTIVATIONS = ("Relu", "Relu", "Sigmoid", "HardSwish", "Clip", "Silu")
 _UNARY = (
@@ -431,10 +432,13 @@ def _spectral(rng: Draw) -> tuple[Graph, str]:
 
 
 def _recurrent(rng: Draw) -> tuple[Graph, str]:
-    width, steps, batch = rng.between(16, 256, 8), rng.between(2, 128), rng.batch()
-    graph, x = Graph(rng, (steps, batch, width)), "x"
+    width, steps, batch = rng.between(16, 512, 8), rng.between(2, 128), rng.batch()
     kind, gates = rng.choice((("LSTM", 4), ("GRU", 3)))
     directions, entering = rng.choice((1, 1, 2)), width
+    step_macs, most = directions * gates * 2 * width**2, rng.between(*_RECURRENT_MACS)
+    batch = halved(batch, steps * step_macs, most)
+    steps = halved(steps, batch * step_macs, most)
+    graph, x = Graph(rng, (steps, batch, width)), "x"
     how: dict[str, Any] = {"linear_before_reset": 1} if kind == "GRU" else {}  # as PyTorch's is
     how |= {"direction": "bidirectional"} if directions == 2 else {}
     for _ in range(rng.choice((1, 2))):
