@@ -11,7 +11,6 @@ import pytest
 import tabledata
 
 from latpred import host, tables
-from latpred.accuracy import predicted as predicted_module
 from latpred.accuracy.comparison import compare
 from latpred.accuracy.predicted import GraphKey, predict_table
 from latpred.api import predictor_now
@@ -134,16 +133,6 @@ def test_kernels_slow_down_with_the_reference_of_their_kind() -> None:
     ratios = [compute_ms(op, slower) / compute_ms(op, SAME) for op in (factories.linear(8, 64), factories.add(100))]
     assert ratios == pytest.approx([2.0, 3.0])
     assert slower.near("conv_depthwise") == 4.5
-
-
-def test_beside_threads_of_a_runtime_the_shared_cache_is_not_looked_at() -> None:
-    """They wait busily where another runtime's are asleep; 6 ms are what the cache takes beside them."""
-    then = {**THEN, "cache": 3e3}
-    slow = []
-    for runtime in ("eager", "onnxruntime"):
-        cell = {"runtime": runtime, **{f"speed_{kind}_us": us for kind, us in then.items()}, "speed_cache_us": 6e3}
-        slow.append(predicted_module._slowdown_of(cell, profile(speed=then)).cache)
-    assert slow == [2.0, 1.0]
 
 
 def test_without_a_speed_on_both_sides_there_is_one_error() -> None:

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 import pandas as pd
 
-from latpred import host, runtimes, tables
+from latpred import host, tables
 from latpred.errors import MissingPackageError, TableError
 from latpred.graph.graph import ModelGraph
 from latpred.prediction.predictor import Predictor
@@ -100,14 +100,8 @@ def predict_table(
 
 
 def _slowdown_of(cell: Mapping[Hashable, Any], profile: DeviceProfile) -> host.Slowdown:
-    """How much slower the machine was for a cell than when the profile was measured, to two digits.
-
-    Threads of a runtime's own wait busily for more work, which makes the reading of the shared cache beside them last
-    up to twice as long.
-    """
+    """How much slower the machine was for a cell than when the profile was measured, to two digits."""
     speed = {kind: float(cell.get(host.COLUMN.format(kind)) or math.nan) for kind in host.KINDS}
-    if getattr(runtimes.get(str(cell["runtime"])), "own_stream", False):
-        speed.pop(host.CACHE)
     found = host.slowdown(profile.speed, speed, asynchronous=profile.device.asynchronous)
     return host.Slowdown(*(round(ratio, 2) for ratio in found))
 

@@ -51,6 +51,7 @@ NATIVE = "conv_native"
 EFFORTS = {
     "generated": ("plain", "math", "strided", "looked_up"),
     "rnn": ("calls", "reread", "weights"),
+    "copy": ("matrices",),
     # PyTorch's own loops take these one after the other, too, each with ops of its own. `read` adds what maps of few
     # pixels take, which is no dimension.
     NATIVE: ("groups",),
@@ -67,6 +68,7 @@ _FEATURES: dict[str, Powers] = {
     # What its loops do is in the roofline.
     "generated": _plain("numel", "cols", "parts"),
     "rnn": _plain("batch", "steps", "hidden", "inputs", "layers"),
+    "copy": _plain("numel", "run"),
     "attention": {"heads": {"batch": 1, "heads": 1}, **_plain("queries", "keys", "head_dim", "masked")},
     "pooling": {"planes": {"batch": 1, "channels": 1}, "pixels": {"h_out": 1, "w_out": 1}, "window": {"window": 1}},
 }

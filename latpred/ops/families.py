@@ -35,7 +35,8 @@ DIMS: dict[str, tuple[str, ...]] = {
     "softmax": ("rows", "cols"),
     "reduction": ("rows", "cols"),  # rows results, each of cols elements
     "elementwise": ("numel", "operands"),  # numel of the result; operands = full-size tensors read
-    "copy": ("numel", "run"),  # run = contiguous elements that move together
+    # run = contiguous elements that move together; matrices = those that a library turns over one after the other
+    "copy": ("numel", "run", "matrices"),
     "cat": ("numel", "parts"),
     "index": ("rows", "cols"),
     "embedding": ("rows", "cols"),
@@ -48,6 +49,7 @@ DIMS: dict[str, tuple[str, ...]] = {
     "generated": ("numel", "cols", "parts", "plain", "math", "strided", "looked_up"),
     "other": ("numel",),
 }
+MAY_LACK = frozenset({"matrices"})  # dimensions that are 0 where a formula does not give them
 
 
 def parent(name: str) -> str | None:
@@ -258,6 +260,7 @@ def checked(work: Any, name: str) -> Work:
         raise UsageError(
             f"the cost formula of {name} names the unknown family {work.family!r}; known families: {known}"
         )
+    expected = tuple(dim for dim in expected if dim in work.dims or dim not in MAY_LACK)
     if tuple(work.dims) != expected:
         raise UsageError(f"the cost formula of {name} gives dims {tuple(work.dims)}; {work.family!r} needs {expected}")
     return work

@@ -25,9 +25,9 @@ from latpred.graph.features import (
     vector_padding,
     waves,
 )
-from latpred.graph.graph import Affine, Op
+from latpred.graph.graph import ZERO, Affine, Op
 from latpred.host import CACHE_MACS_PER_BYTE, CORE_CACHE_BYTES, Slowdown
-from latpred.ops.families import root
+from latpred.ops.families import MAY_LACK, root
 from latpred.profile.datasheet import Limits
 from latpred.profile.document import DeviceInfo, KernelFit, SizeCorrection
 
@@ -498,7 +498,7 @@ def columns(op: Op, family: str, *, resident: float = 0.0) -> tuple[Affine, ...]
     and everything else as 1.
     """
     elements = Affine(op.write_bytes.constant // 4, op.write_bytes.per_sample // 4)
-    missing = {"numel": elements}
+    missing = {"numel": elements, **dict.fromkeys(MAY_LACK, ZERO)}
     dims = layout(family).columns[len(WORK) :]
     weights, reads = op.weight_bytes, op.read_bytes
     if resident:

@@ -258,7 +258,7 @@ def in_order(kind: str) -> Formula:
 
 
 def transpose(node: Node, ins: Values, outs: Values) -> Work:
-    """A copy that gathers as many elements at a time as stay together."""
+    """A copy that gathers as many elements at a time as stay together, or turns over one matrix after the other."""
     shape = ins[0].shape
     order = node.numbers("perm", tuple(reversed(range(len(shape)))))
     run = 1
@@ -266,7 +266,19 @@ def transpose(node: Node, ins: Values, outs: Values) -> Work:
         if axis != place:
             break
         run *= shape[axis]
-    return _copy("transpose", outs[0], run)
+    copy = _copy("transpose", outs[0], run)
+    return copy._replace(dims={**copy.dims, "matrices": _matrices(shape, order)})
+
+
+def _matrices(shape: Sequence[int], order: Sequence[int]) -> int:
+    """How many matrices are turned over, where one axis passes all that follow it; 0 for other orders.
+
+    transpose_helper.cc of onnxruntime calls MlasTranspose for each; threads share it, and meet again after it.
+    """
+    last = len(order) - 1
+    kept = next((place for place, axis in enumerate(order) if axis != place), last)
+    passing = {(*range(kept + 1, last + 1), kept), (last, *range(kept, last))}
+    return prod(shape[:kept]) if kept < last and tuple(order[kept:]) in passing else 0
 
 
 def pooled(node: Node, ins: Values, outs: Values) -> Work:
