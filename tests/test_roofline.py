@@ -252,3 +252,14 @@ def test_a_leaf_s_scale_does_not_heed_what_its_dispatch_hides() -> None:
     slow_us = 1.0 + 3.0 * 8 * numel / BANDWIDTH
     hidden_us = np.where(slow_us < 1.5, 0.02, slow_us)
     assert scale_leaf(fit, rows, hidden_us, np.full(30, 4.0)) == pytest.approx(3.0, rel=0.15)
+
+
+def test_turning_over_more_matrices_takes_longer() -> None:
+    sizes = [(numel, matrices) for numel in (5e4, 2e5, 1e6) for matrices in (0, 8, 64, 512)]
+    rows = np.array([[0, 0, 4 * numel, 4 * numel, numel, 1, matrices] for numel, matrices in sizes])
+    times = 1.0 + np.hypot(rows[:, 2] / 1e4, 1.2 * rows[:, 6])
+    few, many = RooflineRegressor("copy.transpose").fit(rows, times).predict(rows[[4, 7]])
+    assert few == pytest.approx(times[4], rel=0.1)
+    assert many == pytest.approx(times[7], rel=0.1)
+    fit = RooflineRegressor("copy.transpose").fit(rows, times).fit_
+    assert fit.efforts == pytest.approx((1.2,), rel=0.1)

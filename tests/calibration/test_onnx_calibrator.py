@@ -11,12 +11,15 @@ import factories
 import msgspec
 import numpy as np
 import pytest
+from factories import device, profile
 
-from latpred.calibration import runtime_calibration, schedules
+from latpred.calibration import runtime_calibration
 from latpred.calibration.cells import Cell
 from latpred.calibration.devices import open_device
+from latpred.calibration.fitting import acceptance
+from latpred.calibration.fitting.acceptance import HoldoutError
 from latpred.calibration.fitting.kernel_fit import PASS_SHARE, row_of
-from latpred.calibration.runtime_calibration import onnx_workloads
+from latpred.calibration.runtime_calibration import network_fit, onnx_workloads
 from latpred.calibration.runtime_calibration.onnx_calibrator import (
     OnnxCalibrator,
     TimedGraph,
@@ -28,10 +31,12 @@ from latpred.calibration.runtime_calibration.onnx_calibrator import (
     summing_to,
 )
 from latpred.calibration.session import Row
+from latpred.calibration.workloads import suites
 from latpred.errors import CalibrationError
 from latpred.graph.graph import Affine, Op
 from latpred.host import Slowdown
 from latpred.prediction.kernel_times import evaluate
+from latpred.prediction.predictor import Predictor
 from latpred.prediction.pricing import host_cost
 from latpred.profile.document import DispatchFit
 from latpred.runtimes.onnx import onnx_graph, onnx_session
@@ -141,9 +146,11 @@ def test_what_is_measured_first() -> None:
     cells = list(islice(calibrator.cells(open_device("cpu"), "fp32"), 100))
     assert {cell.runtime for cell in cells} == {"onnxruntime"}
     assert len({cell.key for cell in cells}) == len(cells)
-    networks = [schedules.network_spec(cell) for cell in cells if cell.kind == "network"]
-    assert networks
-    assert all(spec.holdout and not spec.cold for spec in networks)
+    models = [(cell.name, cell.dims["batch"]) for cell in cells if cell.kind == "model"]
+    suite = suites.get(suites.GATE)
+    assert len(models) > 3
+    assert models == [(one.name, batch) for one in suite.ready for batch in suite.batches][: len(models)]
+    assert calibrator.precisions(open_device("cpu"), ("fp32", "bf16")) == ("fp32",)
     sizes = [cell.dims["tiny"] for cell in cells if cell.kind == "kernel"]
     assert sizes == sorted(sizes, reverse=True)
     assert 20 < sum(sizes) < len(sizes) - 20
@@ -220,3 +227,29 @@ def test_a_row_has_its_nodes_in_one_order_whatever_order_they_ran_in(monkeypatch
     names = [(op.name, op.dims) for op in first._graph_ops(cell)]
     assert len(set(map(str, names))) > 1
     assert [(op.name, op.dims) for op in OnnxCalibrator()._graph_ops(cell)] == names
+
+
+def test_an_ordinary_model_is_exported_timed_and_judged_by() -> None:
+    calibrator, workload = OnnxCalibrator(), suites.get(suites.GATE).ready[0]
+    cell = acceptance.model_cell(workload, 8, "fp32", "onnxruntime")
+    row = Row(cell, dict(calibrator.measure(cell, open_device("cpu")).timings), 0.0, "")
+    assert network_fit.is_holdout(row)
+    known = profile(device(name="cpu", kind="cpu", asynchronous=False))
+    fit = msgspec.structs.replace(fit_nodes(graphs()), spread=0.1)
+    (error,) = network_fit.holdout_errors(fit, [row], known, "onnxruntime")
+    graph = acceptance.graph_of_model(cell.name, "fp32", "onnxruntime")
+    assert {op.host_class.split(".")[0] for op in graph.ops} == {"node"}
+    whole = msgspec.structs.replace(known, runtimes={**known.runtimes, "onnxruntime": fit})
+    expected = Predictor(whole).predict(graph, 8, runtime="onnxruntime").latency_ms
+    assert error.predicted_us == pytest.approx(1e3 * expected)
+    assert error.measured_us == pytest.approx(1e6 * row.timings["single"].median_s)
+
+
+def test_models_decide_the_gate_of_a_runtime_where_there_are_enough() -> None:
+    far = [HoldoutError(f"network/onnxruntime/fp32/{number}", 300.0, 100.0, 0.0) for number in range(9)]
+    near = [HoldoutError(f"model/onnxruntime/fp32/{number}", 105.0, 100.0, 0.0) for number in range(9)]
+    passed = {
+        len(models): acceptance.with_runtime(profile().acceptance, "onnxruntime", [*far, *models]).runtimes
+        for models in (near, near[:2])
+    }
+    assert passed == {9: {"onnxruntime": True}, 2: {"onnxruntime": False}}

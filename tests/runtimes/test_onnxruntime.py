@@ -328,3 +328,25 @@ def test_a_normalisation_with_an_addition_in_it_is_a_kernel_of_its_own(kind: str
     assert plain.family != fused.family
     assert root(plain.family) == root(fused.family) == "norm"
     assert plain.dims == fused.dims == {"rows": 256, "cols": 64}
+
+
+@pytest.mark.parametrize(
+    ("order", "run", "matrices"),
+    [
+        ((0, 1, 3, 2), 1, 6),
+        ((0, 2, 3, 1), 1, 2),
+        ((0, 3, 1, 2), 1, 2),
+        ((1, 2, 3, 0), 1, 1),
+        ((0, 2, 1, 3), 5, 0),  # rows move, whole
+        ((3, 2, 1, 0), 1, 0),
+        ((0, 1, 2, 3), 120, 0),
+    ],
+)
+def test_a_transpose_turns_over_the_matrices_that_one_axis_passes(
+    order: tuple[int, ...], run: int, matrices: int
+) -> None:
+    shape = (2, 3, 4, 5)
+    out = Value(tuple(shape[axis] for axis in order), "float")
+    work = work_of(Node("Transpose", "", {"perm": order}), (Value(shape, "float"),), (out,))
+    assert work is not None
+    assert work.dims == {"numel": 120, "run": run, "matrices": matrices}

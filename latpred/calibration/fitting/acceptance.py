@@ -169,8 +169,9 @@ def _error_gates(who: str, errors: Sequence[HoldoutError]) -> dict[str, tuple[fl
 
 
 def with_runtime(others: Acceptance, runtime: str, errors: Sequence[HoldoutError]) -> Acceptance:
-    """A verdict with what another runtime's networks add to it, those that its fit did not see."""
-    mine = accepted(errors, (), RunQuality(1.0))
+    """A verdict with what another runtime's networks and models add to it, those that its fit did not see."""
+    models = [error for error in errors if error.cell.startswith(f"{MODEL}/")]
+    mine = accepted([error for error in errors if error not in models], models, RunQuality(1.0))
     checks = {name: said for name, said in mine.checks.items() if not name.startswith(("timings", "cells"))}
     return _joined(others, runtime, checks, mine.passed)
 
@@ -223,10 +224,15 @@ VISIT = timer.Plan(least=3, most=60, precision=0.005, budget_s=0.15, warmup_s=0.
 def cells(rows: Sequence[Row]) -> Iterator[Cell]:
     """Ordinary models, holdout networks again, and the models again: what matters most comes first."""
     suite = suites.get(suites.GATE)
-    models = [Cell(MODEL, workload.name, {"batch": batch}) for batch in suite.batches for workload in suite.ready]
+    models = [model_cell(workload, batch) for batch in suite.batches for workload in suite.ready]
     yield from models
     yield from _holdouts_again(rows)
     yield from (again(cell) for cell in models)
+
+
+def model_cell(workload: Workload, batch: int, precision: str = "fp32", runtime: str = "eager") -> Cell:
+    """The cell of an ordinary model."""
+    return Cell(MODEL, workload.name, {"batch": batch}, precision, runtime)
 
 
 def again(cell: Cell) -> Cell:
@@ -249,8 +255,8 @@ def _holdouts_again(rows: Sequence[Row]) -> Iterator[Cell]:
 
 def measure(cell: Cell, device: Device) -> Sampled:
     """Time an ordinary model whole, called again and again."""
-    _graph_of_model(cell.name, cell.precision)  # one that cannot be traced is no use to the gate
-    model, inputs = _workload(cell.name).make(device.name, cell.precision)
+    graph_of_model(cell.name, cell.precision)  # one that cannot be traced is no use to the gate
+    model, inputs = model_of(cell.name).make(device.name, cell.precision)
     call = device.prepare_model(model, inputs(cell.dims["batch"], device.name), cell.runtime)
     gauge = None if device.asynchronous else gauge_of(torch.get_num_threads())
     return Sampled({"single": timer.single(device, call, VISIT, gauge)})
@@ -261,7 +267,7 @@ def model_runs(rows: Iterable[Row], speed: RunSpeed = FULL) -> dict[str, TimedNe
     runs = {}
     for row in rows:
         if row.cell.kind == MODEL and not row.error:
-            graph = _graph_of_model(row.cell.name, row.cell.precision)
+            graph = graph_of_model(row.cell.name, row.cell.precision, row.cell.runtime)
             latency_us = row.timings["single"].median_s * US_PER_S
             slowdown = visits.slowdown(row, speed)
             runs[row.cell.key] = TimedNetwork(graph, row.cell.dims["batch"], latency_us, slowdown=slowdown)
@@ -282,7 +288,7 @@ def predictions(profile: DeviceProfile) -> Floats:
     latencies: list[float] = []
     for workload in suite.ready:
         try:
-            points = predictor.curve(_graph_of_model(workload.name, "fp32"), suite.batches).points
+            points = predictor.curve(graph_of_model(workload.name, "fp32"), suite.batches).points
             latencies += [point.latency_ms for point in points]
         except LatpredError:
             latencies += [math.nan] * len(suite.batches)
@@ -300,10 +306,11 @@ def settled(before: Floats, now: Floats) -> bool:
 
 
 @lru_cache(maxsize=64)
-def _graph_of_model(name: str, precision: str) -> ModelGraph:
-    """What an ordinary model does."""
-    return _workload(name).trace(precision)
+def graph_of_model(name: str, precision: str, runtime: str = "eager") -> ModelGraph:
+    """What a runtime runs for an ordinary model."""
+    return model_of(name).trace(precision, runtime)
 
 
-def _workload(name: str) -> Workload:
+def model_of(name: str) -> Workload:
+    """An ordinary model by its name."""
     return next(workload for workload in suites.get(suites.GATE).ready if workload.name == name)

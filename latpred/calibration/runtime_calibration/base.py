@@ -71,6 +71,10 @@ class RuntimeCalibrator:
         self.runtime = runtime
         self.seconds = seconds
 
+    def precisions(self, device: Device, wanted: Sequence[str]) -> Sequence[str]:
+        """The precisions that it is calibrated in on a device."""
+        return wanted
+
     def cells(self, device: Device, precision: str) -> Iterator[Cell]:
         """Cells without end, the most valuable first: a tiny network of each kind, sized ones and holdouts.
 

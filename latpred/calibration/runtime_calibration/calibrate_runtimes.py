@@ -177,7 +177,7 @@ def fit_with_spread(
 
 def _in_turns(calibrator: RuntimeCalibrator, device: Device, precisions: Sequence[str]) -> Iterator[Cell]:
     """A runtime's cells, most of them in the first precision."""
-    drawn = [calibrator.cells(device, precision) for precision in precisions]
+    drawn = [calibrator.cells(device, precision) for precision in calibrator.precisions(device, precisions)]
     for number in count():
         cell = next(in_turn(drawn, number), None)
         if cell is None:

@@ -47,29 +47,34 @@ from latpred.runtimes.cuda_graphs import REPLAY
 def at_profile_speed(rows: Sequence[Row], profile: DeviceProfile) -> list[Row]:
     """Undisturbed rows of a runtime as the machine would have taken them while eager was measured.
 
-    It may have become faster or slower since. A network's row takes as much longer as eager would with its work. Rows
-    of other kinds are only brought to the full speed of their own minutes: what is in them their calibrator knows.
+    It may have become faster or slower since. A network or model takes as much longer as eager would with its work.
+    Rows of other kinds are only brought to the full speed of their own minutes: what is in them their calibrator knows.
     """
     speed = FULL if profile.device.asynchronous else visits.speed_of(rows)
     predictor = Predictor(profile)
 
     def longer(row: Row) -> float | None:
-        if row.cell.kind != "network":
+        cell = row.cell
+        if cell.kind not in ("network", acceptance.MODEL):
             return None
         slowdown = visits.slowdown(row, speed, profile.speed)
         if slowdown == SAME:
             return 1.0
-        spec = schedules.network_spec(row.cell)
-        graph = networks.graph(spec, row.cell.precision)
-        slow, fast = (predictor.at(one).predict(graph, spec.batch) for one in (slowdown, SAME))
+        if cell.kind == acceptance.MODEL:
+            graph, batch = acceptance.graph_of_model(cell.name, cell.precision), cell.dims["batch"]
+        else:
+            spec = schedules.network_spec(cell)
+            graph, batch = networks.graph(spec, cell.precision), spec.batch
+        slow, fast = (predictor.at(one).predict(graph, batch) for one in (slowdown, SAME))
         return slow.latency_ms / fast.latency_ms
 
     return [visits.at_full_speed(row, speed, longer(row)) for row in visits.undisturbed(rows)]
 
 
 def is_holdout(row: Row) -> bool:
-    """Whether a row is of a network that no fit may see."""
-    return row.cell.kind == "network" and schedules.network_spec(row.cell).holdout
+    """Whether a row is of a model, or of a network that no fit may see."""
+    kind = row.cell.kind
+    return kind == acceptance.MODEL or (kind == "network" and schedules.network_spec(row.cell).holdout)
 
 
 def networks_of(rows: Iterable[Row], info: DeviceInfo) -> list[TimedNetwork]:
@@ -78,9 +83,10 @@ def networks_of(rows: Iterable[Row], info: DeviceInfo) -> list[TimedNetwork]:
 
 
 def holdout_errors(fit: DispatchFit, rows: Sequence[Row], profile: DeviceProfile, runtime: str) -> list[HoldoutError]:
-    """How a runtime's fit does on networks that it did not see."""
+    """How a runtime's fit does on networks and models that it did not see."""
     whole = msgspec.structs.replace(profile, runtimes={**profile.runtimes, runtime: fit})
-    timed = {row.cell.key: timed_network(row, profile.device) for row in rows}
+    timed = {row.cell.key: timed_network(row, profile.device) for row in rows if row.cell.kind != acceptance.MODEL}
+    timed |= acceptance.model_runs(rows)
     return acceptance.holdout_errors(whole, timed, runtime)
 
 

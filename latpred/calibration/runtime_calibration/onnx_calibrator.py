@@ -3,9 +3,10 @@
     latency = fixed + Σ cost(class of the node) + Σ time of its kernel
 
 On a synchronous device onnxruntime's own profiler says what every node takes. Graphs written down in milliseconds are
-profiled, since an export takes seconds; exported networks are holdouts. What a node takes when it has next to nothing
-to do belongs to its class; what it takes beyond that in a larger graph is its kernel's. The profiler's clock counts
-whole microseconds and slows what lies between two nodes, so the sum is brought to the time of graphs without it.
+profiled, since an export takes seconds; ordinary models, which are exported, tell the gate how good the fit is. What a
+node takes when it has next to nothing to do belongs to its class; what it takes beyond that in a larger graph is its
+kernel's. The profiler's clock counts whole microseconds and slows what lies between two nodes, so the sum is brought to
+the time of graphs without it.
 """
 
 from __future__ import annotations
@@ -13,7 +14,7 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Iterator, Sequence
 from functools import partial
-from itertools import count, cycle, islice
+from itertools import count, cycle
 from typing import Any, NamedTuple
 
 import msgspec
@@ -21,9 +22,9 @@ import numpy as np
 import torch
 
 from latpred import host
-from latpred.calibration import schedules
 from latpred.calibration.cells import Cell
 from latpred.calibration.devices import Device
+from latpred.calibration.fitting import acceptance
 from latpred.calibration.fitting.dispatch_fit import with_parents
 from latpred.calibration.fitting.kernel_fit import (
     LEAST_SHARE,
@@ -35,11 +36,11 @@ from latpred.calibration.fitting.kernel_fit import (
 )
 from latpred.calibration.fitting.linear_system import Column, System, of_kind
 from latpred.calibration.runtime_calibration import onnx_workloads
-from latpred.calibration.runtime_calibration.base import RuntimeCalibrator, called_again, effort
+from latpred.calibration.runtime_calibration.base import RuntimeCalibrator
 from latpred.calibration.session import Row, Sampled
 from latpred.calibration.timing import visits
 from latpred.calibration.timing.reference_speed import SpeedReading, at_full_speed
-from latpred.calibration.workloads import networks
+from latpred.calibration.workloads import suites
 from latpred.errors import CalibrationError
 from latpred.graph.graph import ZERO, Op
 from latpred.host import Slowdown
@@ -53,10 +54,11 @@ from latpred.units import US_PER_S
 
 NAME = "onnxruntime"
 SECONDS = 100.0
-TINY_GRAPHS, MOST_HOLDOUTS = 45, 9  # a holdout takes as long to export as thirty graphs take to time
-TURN = ("graph",) * 25 + ("holdout",)  # after the tiny graphs, again and again
+TINY_GRAPHS = 45
+TURN = ("graph",) * 12 + ("model",)  # after the tiny graphs, again and again; an export takes as long as thirty graphs
 GRAPH_EFFORT = (8, 0.08)  # forward passes, and seconds after which there are no more
 TINY_EFFORT = (60, 0.1)
+MODEL_EFFORT = (20, 0.3)
 PROFILED = 5  # forward passes with the profiler on, after one that is not counted
 LEAST_PROFILED = 2  # of them, kept however slow the moment was
 PROFILED_S = 0.25  # beyond which there are fewer
@@ -113,25 +115,32 @@ class OnnxCalibrator(RuntimeCalibrator):
         super().__init__(NAME, SECONDS)
         self._ops: dict[str, tuple[Op, ...]] = {}
 
+    def precisions(self, device: Device, wanted: Sequence[str]) -> Sequence[str]:
+        """On a CPU float32 alone: onnxruntime has next to no kernels for bfloat16 there."""
+        return wanted if device.asynchronous else ("fp32",)
+
     def cells(self, device: Device, precision: str) -> Iterator[Cell]:
-        """Tiny graphs, then larger ones, and holdout networks among them."""
+        """Tiny graphs, then larger ones, and ordinary models among them."""
         if device.asynchronous:
             yield from super().cells(device, precision)
             return
         for number in range(TINY_GRAPHS):
             yield graph_cell(number, precision, tiny=True)
         graphs = (graph_cell(number, precision) for number in count())
-        holdouts = (
-            schedules.network_cell(called_again(spec), precision, self.runtime)
-            for spec in islice(schedules.holdout_networks(), MOST_HOLDOUTS)
+        suite = suites.get(suites.GATE)
+        # One export serves both batches.
+        models = (
+            acceptance.model_cell(workload, batch, precision, self.runtime)
+            for workload in suite.ready
+            for batch in suite.batches
         )
         for kind in cycle(TURN):
-            cell = next(graphs if kind == "graph" else holdouts, None)
+            cell = next(graphs if kind == "graph" else models, None)
             if cell is not None:
                 yield cell
 
     def measure(self, cell: Cell, device: Device) -> Sampled:
-        """Time a graph or network whole, called again and again; a graph also node by node, its weights cold if asked.
+        """Time a graph or model whole, called again and again; a graph also node by node, its weights cold if asked.
 
         What a cold graph takes as a whole is timed warm like all others: out of the cache lie also onnxruntime's code
         and the results of the nodes, which a large model finds where it left them.
@@ -140,10 +149,7 @@ class OnnxCalibrator(RuntimeCalibrator):
             return super().measure(cell, device)
         generated = cell.kind == "kernel"
         model, feed = _generated(cell) if generated else self._exported(cell)
-        if generated:
-            repeats, budget_s = TINY_EFFORT if cell.dims["tiny"] else GRAPH_EFFORT
-        else:
-            repeats, budget_s = effort(schedules.network_spec(cell))
+        repeats, budget_s = TINY_EFFORT if cell.dims.get("tiny") else GRAPH_EFFORT if generated else MODEL_EFFORT
         forward = partial(onnx_session.session(model, target="cpu", threads=torch.get_num_threads()).run, None, feed)
         timing = self.timed(forward, repeats, budget_s)
         del forward  # with the session: its threads wait busily where those of the profiled one compute
@@ -162,13 +168,12 @@ class OnnxCalibrator(RuntimeCalibrator):
         return fit_nodes([at_profile_speed(graph, slower) for graph in graphs if graph is not None])
 
     def _exported(self, cell: Cell) -> tuple[bytes | str, Feed]:
-        """A network by one export, which traces it too."""
-        spec = schedules.network_spec(cell)
-        source = networks.source(spec, cell.precision)
+        """An ordinary model by one export, which traces it too."""
+        source = acceptance.model_of(cell.name).source(cell.precision)
         runtime: Any = get(NAME)
         model = runtime.exported(source).model
         lowering.of_source(source, self.runtime, "cpu")  # takes the same export
-        names, tensors = onnx_session.input_names(model), tensors_of(source.inputs(spec.batch))
+        names, tensors = onnx_session.input_names(model), tensors_of(source.inputs(cell.dims["batch"]))
         return model, {name: tensor.numpy() for name, tensor in zip(names, tensors, strict=True)}
 
     def _nodes_us(self, cell: Cell, model: bytes | str, feed: Feed, times: int) -> tuple[float, ...]:

@@ -54,8 +54,14 @@ class Workload:
 
     def trace(self, precision: str, runtime: str = "eager", target: str = "cpu") -> ModelGraph:
         """What a runtime runs for it on a kind of device; the graph it came with, where there is one."""
-        if self.graph is not None:
-            return fitting(self.graph, runtime, target)
+        return (
+            fitting(self.graph, runtime, target)
+            if self.graph is not None
+            else of_source(self.source(precision, target), runtime, target)
+        )
+
+    def source(self, precision: str, target: str = "cpu") -> Source:
+        """The model as the tools of a runtime take it."""
         from latpred.tracing import trace
 
         model, inputs = self.make("meta", precision)
@@ -65,8 +71,7 @@ class Workload:
         def real_inputs(batch: int) -> Any:
             return self.make("meta", precision)[1](batch, "cpu")
 
-        source = Source(graph, lambda: self.make("cpu", precision)[0], real_inputs, digest_of(model))
-        return of_source(source, runtime, target)
+        return Source(graph, lambda: self.make("cpu", precision)[0], real_inputs, digest_of(model))
 
 
 Model = str | nn.Module | ModelGraph | Workload
