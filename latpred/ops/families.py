@@ -50,6 +50,7 @@ DIMS: dict[str, tuple[str, ...]] = {
     "other": ("numel",),
 }
 MAY_LACK = frozenset({"matrices"})  # dimensions that are 0 where a formula does not give them
+_LEAST_DIMS = {family: tuple(dim for dim in dims if dim not in MAY_LACK) for family, dims in DIMS.items()}
 
 
 def parent(name: str) -> str | None:
@@ -166,7 +167,7 @@ class Work(NamedTuple):
     family : str
         Kernel family, most general part first; its first part is a key of `DIMS`.
     dims : Mapping[str, int]
-        The family's dimensions, in the order `DIMS` gives them.
+        The family's dimensions, in the order `DIMS` gives them; those of `MAY_LACK` may be left out.
     macs : int
         Multiply-adds.
     reads : Mapping[int, int]
@@ -260,9 +261,9 @@ def checked(work: Any, name: str) -> Work:
         raise UsageError(
             f"the cost formula of {name} names the unknown family {work.family!r}; known families: {known}"
         )
-    expected = tuple(dim for dim in expected if dim in work.dims or dim not in MAY_LACK)
-    if tuple(work.dims) != expected:
-        raise UsageError(f"the cost formula of {name} gives dims {tuple(work.dims)}; {work.family!r} needs {expected}")
+    given = tuple(work.dims)
+    if given not in (expected, _LEAST_DIMS[root(work.family)]):
+        raise UsageError(f"the cost formula of {name} gives dims {given}; {work.family!r} needs {expected}")
     return work
 
 

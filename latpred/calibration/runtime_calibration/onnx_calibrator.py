@@ -362,17 +362,20 @@ def summing_to(fits: dict[str, KernelFit], graphs: Sequence[TimedGraph], host: D
     A fit of logarithms tells what a kernel takes in the middle, and most kernels take longer on average.
     """
     models = {family: KernelModel(fit) for family, fit in fits.items()}
+
+    def priced_us(op: Op, resident: float) -> float:
+        family = nearest_fit(fits, op.family) if op.launches else None
+        if family is None:
+            return 0.0
+        row = np.array([row_of(op, 1, resident=resident)])
+        return float(models[family].times(row, fits[family].leaf_scales.get(op.family, 1.0)).us[0])
+
     longer = []
     for graph in graphs:
-        priced_us = 0.0
-        for op in graph.ops:
-            family = nearest_fit(fits, op.family) if op.launches else None
-            if family is not None:
-                row = np.array([row_of(op, 1, resident=graph.resident)])
-                priced_us += float(models[family].times(row, fits[family].leaf_scales.get(op.family, 1.0)).us[0])
         rest_us = graph.total_us - graph.host_us(host)
-        if not graph.cold and rest_us > RULING * graph.total_us and priced_us:
-            longer.append(rest_us / priced_us)
+        if not graph.cold and rest_us > RULING * graph.total_us:
+            summed_us = sum(priced_us(op, graph.resident) for op in graph.ops)
+            longer += [rest_us / summed_us] if summed_us else []
     factor = float(np.median(longer)) if longer else 1.0
     return {family: msgspec.structs.replace(fit, scale=fit.scale * factor) for family, fit in fits.items()}
 

@@ -54,11 +54,9 @@ class Workload:
 
     def trace(self, precision: str, runtime: str = "eager", target: str = "cpu") -> ModelGraph:
         """What a runtime runs for it on a kind of device; the graph it came with, where there is one."""
-        return (
-            fitting(self.graph, runtime, target)
-            if self.graph is not None
-            else of_source(self.source(precision, target), runtime, target)
-        )
+        if self.graph is not None:
+            return fitting(self.graph, runtime, target)
+        return of_source(self.source(precision, target), runtime, target)
 
     def source(self, precision: str, target: str = "cpu") -> Source:
         """The model as the tools of a runtime take it."""
