@@ -50,7 +50,7 @@ DIMS: dict[str, tuple[str, ...]] = {
     "other": ("numel",),
 }
 MAY_LACK = frozenset({"matrices"})  # dimensions that are 0 where a formula does not give them
-_LEAST_DIMS = {family: tuple(dim for dim in dims if dim not in MAY_LACK) for family, dims in DIMS.items()}
+_LEAST_DIMS = DIMS | {"copy": ("numel", "run")}
 
 
 def parent(name: str) -> str | None:
