@@ -17,8 +17,8 @@ class Cell(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """One thing to time.
 
     kind : "dispatch" (host cost of one small op, or of a chain of module or Python calls), "kernel" (device time of one
-    op at given dims), "memory" (bandwidth, copies), "clock" (launch latency, gap, sync) or "network" (a small generated
-    network, end to end).
+    op at given dims), "memory" (bandwidth, copies), "clock" (launch latency, gap, sync), "network" (a small generated
+    network, end to end) or "model" (an ordinary one, that no fit sees).
     """
 
     kind: str
