@@ -241,7 +241,7 @@ def _matrix(dims: tuple[str, ...], features: Powers) -> Floats:
     return matrix
 
 
-POINTWISE, SQUARE, MANY, ODD = "pointwise", "3x3", "many", "odd"
+POINTWISE, SQUARE, MANY, ODD, CHANNELS_LAST = "pointwise", "3x3", "many", "odd", "channels_last"
 _ALIGNED = 8  # values of half precision that tensor cores load at once
 CAT = "cat"
 
@@ -260,18 +260,21 @@ def kind(family: str, dims: Mapping[str, Affine]) -> str:
     'elementwise.add'
     >>> kind("conv.nchwc", {"kernel_h": three, "kernel_w": three, "stride": one})
     'conv.nchwc'
+    >>> kind("conv.channels_last", {"kernel_h": one, "kernel_w": one, "stride": one})
+    'conv.channels_last.pointwise'
     """
     if family == CAT and "parts" in dims:
         # PyTorch gives every part as many threads as the largest, most of which have nothing to do.
         return f"{CAT}.{MANY}" if dims["parts"].constant > 2 else CAT
     if family == "bmm" and any(dims[side].at(1) % _ALIGNED for side in ("n", "k")):
         return f"{family}.{ODD}"
-    if family not in ("conv", "conv_grouped") or "kernel_h" not in dims:
+    general, _, layout = family.partition(".")
+    if general not in ("conv", "conv_grouped") or layout not in ("", CHANNELS_LAST) or "kernel_h" not in dims:
         return family
     window = dims["kernel_h"].constant, dims["kernel_w"].constant
     if window == (1, 1):
         return f"{family}.{POINTWISE}"
     # Winograd's algorithm and its like serve only this one.
-    if window == (3, 3) and dims["stride"].constant == 1 and family == "conv":
+    if window == (3, 3) and dims["stride"].constant == 1 and general == "conv":
         return f"{family}.{SQUARE}"
     return family

@@ -9,7 +9,7 @@ A formula is called with the op's own arguments and `out`, the op's result, and 
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from functools import cache
 from math import prod
 from typing import Any, NamedTuple, Protocol, TypeVar
@@ -63,18 +63,25 @@ def parent(name: str) -> str | None:
     return head if dot else None
 
 
+def lineage(name: str) -> Iterator[str]:
+    """A family or host class, then each more general one.
+
+    >>> list(lineage("pooling.max.1d"))
+    ['pooling.max.1d', 'pooling.max', 'pooling']
+    """
+    known: str | None = name
+    while known:
+        yield known
+        known = parent(known)
+
+
 def nearest(costs: Mapping[str, float], name: str, unknown: float = 0.0) -> float:
     """The cost of a class: its own, that of the nearest more general one, or that of any ("").
 
     >>> nearest({"view": 1.0, "view.transpose": 2.0, "": 3.0}, "view.transpose.nested")
     2.0
     """
-    known: str | None = name
-    while known:
-        if known in costs:
-            return costs[known]
-        known = parent(known)
-    return costs.get("", unknown)
+    return next((costs[known] for known in lineage(name) if known in costs), costs.get("", unknown))
 
 
 def root(name: str) -> str:

@@ -23,7 +23,7 @@ from latpred.errors import ProfileError
 from latpred.graph.features import NATIVE, ROW_BY_ROW, WORK, Floats, kind
 from latpred.graph.graph import Ints, Op, Schedule, numbered
 from latpred.host import SAME, Slowdown
-from latpred.ops.families import DIMS, kind_of, nearest, parent, root
+from latpred.ops.families import DIMS, kind_of, lineage, nearest, root
 from latpred.prediction.clocks import Timeline
 from latpred.prediction.fallbacks import GUESSED_LOG_STD, STAND_INS, OtherFormat, format_of, guess
 from latpred.prediction.kernel_times import (
@@ -483,19 +483,18 @@ class PriceList:
         dispatch, fits = self.dispatch(runtime), self.fits(f"{wanted}{space}{memory_format}")
         runtime_fits = dispatch.kernels.get(wanted, {})
         finer = kind(family, op.dims)
-        scaled = (f"{wanted}.{finer}", f"{wanted}.{root(family)}", finer, root(family), "")
-        scale = next((dispatch.kernel_scales[name] for name in scaled if name in dispatch.kernel_scales), 1.0)
+        scales = dispatch.kernel_scales
+        names = list(lineage(finer))
+        scaled = (*(f"{wanted}.{name}" for name in names), *names, "")
+        scale = next((scales[name] for name in scaled if name in scales), 1.0)
         by_pytorch = self._profile.device.kind == "cpu" and op.name.startswith("aten::")  # all others have libraries
         native = fits.get(NATIVE) if by_pytorch else None
         for source in (runtime_fits, fits):
-            name: str | None = finer
-            while name is not None:
-                if name in source:
-                    limits = self._limits(wanted, family)
-                    model = self._model(source[name], limits, None if source is runtime_fits else native)
-                    leaf_scale = nearest(source[name].leaf_scales, family, 1.0)
-                    return KernelPrice(model, leaf_scale, 1.0 if source is runtime_fits else scale, measured=True)
-                name = parent(name)
+            fitted = next((source[name] for name in names if name in source), None)
+            if fitted is not None:
+                model = self._model(fitted, self._limits(wanted, family), None if source is runtime_fits else native)
+                leaf_scale = nearest(fitted.leaf_scales, family, 1.0)
+                return KernelPrice(model, leaf_scale, 1.0 if source is runtime_fits else scale, measured=True)
         for substitute in SUBSTITUTES.get(root(family), ()):
             if substitute in fits:
                 model = self._model(fits[substitute], self._limits(wanted, family), native)

@@ -60,6 +60,11 @@ def conv(size: int, window: int = 1) -> Op:
     return msgspec.structs.replace(of_gemm, host_class="kernel.extern.conv", family="conv", dims=dims)
 
 
+def laid_out(one: Op) -> Op:
+    """A convolution as Inductor lays it out."""
+    return msgspec.structs.replace(one, family=f"{one.family}.channels_last")
+
+
 def network(size: int, library: Callable[[int], Op] = conv) -> ModelGraph:
     ops = (
         op("guards", python_calls=20),
@@ -109,13 +114,16 @@ def profile() -> DeviceProfile:
 
 
 def timed_rows(
-    profile: DeviceProfile, monkeypatch: pytest.MonkeyPatch, library: Callable[[int], Op] = conv
+    profile: DeviceProfile,
+    monkeypatch: pytest.MonkeyPatch,
+    library: Callable[[int], Op] = conv,
+    network_of: Callable[[int, Callable[[int], Op]], ModelGraph] = network,
 ) -> list[Row]:
     """Four tiny networks and eight sized ones, with a kernel of a library each."""
     drawn = itertools.islice(CompileCalibrator().cells(open_device("cpu"), "fp32"), 16)
     cells = [cell for cell in drawn if not schedules.network_spec(cell).holdout]
     specs = [schedules.network_spec(cell) for cell in cells]
-    nets = [network(8 if spec.tiny else 128 * (3 + place), library) for place, spec in enumerate(specs)]
+    nets = [network_of(8 if spec.tiny else 128 * (3 + place), library) for place, spec in enumerate(specs)]
     by_spec = dict(zip(specs, nets, strict=True))
     monkeypatch.setattr(networks, "graph_in", lambda spec, *_: by_spec[spec])
     return [row(cell, net, profile) for cell, net in zip(cells, nets, strict=True)]
@@ -189,7 +197,7 @@ def test_products_take_what_they_take_in_eager(profile: DeviceProfile, monkeypat
 
 def test_a_format_and_a_window_have_scales_of_their_own(rows: list[Row], profile: DeviceProfile) -> None:
     """A library that gains from another layout in one of them gains nothing in the others."""
-    scales = {"conv": 3.0, "conv.3x3": 0.5, "gemm": 2.0, "bf16.gemm": 0.25}
+    scales = {"conv": 3.0, "conv.3x3": 0.5, "conv.channels_last": 0.7, "gemm": 2.0, "bf16.gemm": 0.25}
     fit = msgspec.structs.replace(fitted(rows, profile), kernel_scales=scales)
     formats = {"fp32": profile.kernels["fp32"], "bf16": profile.kernels["fp32"]}
     runtimes = {**profile.runtimes, "compile": fit}
@@ -205,8 +213,44 @@ def test_a_format_and_a_window_have_scales_of_their_own(rows: list[Row], profile
 
     assert factor(conv(8, window=3), "fp32") == pytest.approx(0.5)
     assert factor(conv(8, window=5), "fp32") == pytest.approx(3.0)
+    assert factor(laid_out(conv(8, window=3)), "fp32") == pytest.approx(0.7)
     assert factor(gemm(8), "fp32") == pytest.approx(2.0)
     assert factor(msgspec.structs.replace(gemm(8), dtype="bfloat16"), "bf16") == pytest.approx(0.25)
+
+
+def test_a_layout_that_eager_lacks_says_nothing_of_convolutions_in_eager_s(
+    profile: DeviceProfile, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    fit = fitted(timed_rows(profile, monkeypatch, lambda size: laid_out(conv(size))), profile)
+    assert fit.kernel_scales["conv.channels_last.pointwise"] == pytest.approx(SCALE, rel=0.1)
+    assert "conv" not in fit.kernel_scales
+
+
+def test_kernels_that_share_a_call_take_what_they_take_together(
+    profile: DeviceProfile, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The copy never runs alone, and with what runs beside it takes a third of what its bytes take elsewhere."""
+
+    def copy(size: int) -> Op:
+        made = generated(size * size, "kernel.generated.joined")
+        return msgspec.structs.replace(made, family="generated.copy")
+
+    def sharing(size: int, library: Callable[[int], Op]) -> ModelGraph:
+        alone = network(size, library)
+        ops = (*alone.ops[:2], library(size), generated(size), copy(size), library(size))
+        return msgspec.structs.replace(alone, ops=ops)
+
+    quicker = []
+    for one in timed_rows(profile, monkeypatch, network_of=sharing):
+        calls = list(one.calls_us)
+        saved_us = 2 / 3 * (calls[2] - GENERATED_US)
+        calls[2] -= saved_us
+        quicker.append(msgspec.structs.replace(longer_beside(one, -saved_us), calls_us=tuple(calls)))
+    runtimes = {**profile.runtimes, "compile": fitted(quicker, profile)}
+    prices = PriceList(msgspec.structs.replace(profile, runtimes=runtimes))
+    one = copy(1000)
+    us = prices.price(one_step_per_op("compile", (one,)), "fp32").times(np.array([1.0])).us[0, 0]
+    assert us == pytest.approx((one.read_bytes + one.write_bytes).at(1) / BYTES_PER_US / 3, rel=0.3)
 
 
 def test_a_family_that_tiny_networks_only_make_work_hard_keeps_its_scale(

@@ -18,11 +18,13 @@ from factories import add, graph, linear, view
 from smallmodels import build_small, inputs_of
 from torch import nn
 from torch._inductor.runtime.hints import DeviceProperties
+from torch.fx.graph import Graph
 
 from latpred import runtimes
 from latpred.errors import RuntimeRefusalError
 from latpred.graph.graph import Affine, Op
 from latpred.runtimes.inductor import fake_cuda, front_end
+from latpred.runtimes.inductor.compiled_ops import operations
 from latpred.runtimes.inductor.torch_compile import CASTS, NOTE, Compile, CompileReduceOverhead, ops_through
 from latpred.runtimes.lowering import trace_for_runtime
 
@@ -184,11 +186,26 @@ def test_graph_breaks_are_counted_with_the_ops_between_them() -> None:
     assert sum(op.syncs for op in ops) == 1
 
 
-def test_a_pointwise_convolution_in_channels_last_is_a_product() -> None:
+def test_what_a_loop_does_to_data_counts_once_and_apart_from_what_it_does_to_its_place() -> None:
+    loops = Graph()
+    ops = loops.placeholder("ops")
+    index = loops.call_module("get_index", ("index0",))
+    place = loops.call_method("index_expr", (ops, index, torch.int64))
+    weight = loops.call_method("mul", (ops, place, 2))
+    value = loops.call_method("load", (ops, "buf0", index))
+    for _ in range(2):
+        loops.call_method("add", (ops, value, weight))
+    masked = loops.call_module("masked_subblock1", (place, 0.0))
+    loops.call_method("exp", (ops, masked))
+    expected = [("index_expr", False), ("mul", False), ("load", True), ("add", True), ("exp", True)]
+    assert list(operations(loops)) == expected
+
+
+def test_convolutions_of_images_lie_channels_last_on_a_cpu_whatever_the_model_says() -> None:
     model = nn.Sequential(nn.Conv2d(3, 8, 3), nn.ReLU(), nn.Conv2d(8, 16, 1), nn.Conv2d(16, 4, 1, stride=2)).eval()
     graph = trace_for_runtime(model, torch.zeros(2, 3, 10, 10), runtime="compile", target="cpu")
-    window, product, strided = (op for op in graph.ops if op.host_class == "kernel.extern.conv")
-    assert (window.family, product.family, strided.family) == ("conv", "gemm", "conv")
+    laid_out = [op for op in graph.ops if op.host_class == "kernel.extern.conv"]
+    assert [op.family for op in laid_out] == ["conv.channels_last"] * 3
     assert product.dims == {"m": Affine(0, 8 * 8), "n": Affine(16), "k": Affine(8)}
     assert product.macs == Affine(0, 8 * 8 * 16 * 8)
     on_cuda = trace_for_runtime(model, torch.zeros(2, 3, 10, 10), runtime="compile", target="cuda")

@@ -16,7 +16,7 @@ import numpy as np
 from latpred import runtimes
 from latpred.errors import RuntimeRefusalError, UsageError
 from latpred.graph.graph import Calls, ModelGraph, Op, Schedule
-from latpred.ops.families import nearest, parent, root
+from latpred.ops.families import lineage, nearest, root
 from latpred.query import AMP
 
 ITEMSIZE = {
@@ -209,10 +209,7 @@ class TrueCosts:
 
     def kernel(self, family: str) -> KernelCosts:
         """Costs of a kernel family, looked up from special to general."""
-        name: str | None = family
-        while name is not None and name not in self.kernels:
-            name = parent(name)
-        return self.kernels[name or "other"]
+        return next((self.kernels[name] for name in lineage(family) if name in self.kernels), self.kernels["other"])
 
     def kernel_us(self, family: str, work: Work, precision: str, share: float = 1.0) -> float:
         """Device microseconds of a kernel that does a share of some work."""

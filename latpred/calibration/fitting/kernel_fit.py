@@ -17,7 +17,7 @@ from latpred.calibration.timing.in_network import calls
 from latpred.fit.roofline import RooflineRegressor, scale_leaf
 from latpred.graph.features import NATIVE, Floats, native
 from latpred.graph.graph import Op
-from latpred.ops.families import nearest, parent, root
+from latpred.ops.families import lineage, nearest, root
 from latpred.prediction.kernel_times import columns, fresh_bytes, slower_kernels
 from latpred.prediction.pricing import ColdDispatch, host_cost
 from latpred.profile.document import DispatchFit, KernelFit
@@ -102,10 +102,7 @@ def _fit_family(
 
 def nearest_fit(fits: Mapping[str, object], family: str) -> str | None:
     """The family itself or the nearest more general one that has a fit; None where none has."""
-    name: str | None = family
-    while name is not None and name not in fits:
-        name = parent(name)
-    return name
+    return next((name for name in lineage(family) if name in fits), None)
 
 
 def _leaf_scale(plain: KernelFit, samples: Sequence[KernelSample]) -> float:

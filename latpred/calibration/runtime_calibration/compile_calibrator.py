@@ -55,7 +55,7 @@ TURN = ("tiny", "sized", "holdout", "sized")
 REPEATS, CALLS_S = 30, 0.3
 LEAST_US = 0.05  # of a kernel whose call took no longer than a call that does nothing
 IDLE = 0.25  # quantile of the calls of tiny networks: not all of their kernels have next to nothing to do
-GENERATED_FAMILY = "generated"
+SHARING_ROUNDS = 3  # of fitting generated kernels and sharing out the time of calls that run several
 # Families whose kernels and layouts are eager's: their scale is 1, but in formats of which eager's own rows are few.
 SAME_KERNELS = ("gemm", "bmm", "attention")
 # Relative error of what a library call takes, the eager profile's own included, and in microseconds.
@@ -72,7 +72,7 @@ SCALE = (1.0, 0.3)
 # What it takes longer from cold caches, in what a usual class of eager's takes longer.
 COLD_BESIDE = {COLD_GUARD: (16.0, 12.0), COLD_CALL: (3.0, 3.0)}
 COLD_AS_EAGER = 1.0  # relative sigma of what a library call takes longer, which is taken to be what eager's does
-_COLS = features.layout(GENERATED_FAMILY).columns.index("cols")
+_BYTES = slice(features.WORK.index("weight_bytes"), features.WORK.index("write_bytes") + 1)
 _LIBRARIES = ("extern_kernels", "torch", "aten")
 
 
@@ -182,7 +182,7 @@ class CompileCalibrator(RuntimeCalibrator):
         values = _beside_calls_us(compiled, profile) | _library(compiled, idle, profile)
         return msgspec.structs.replace(
             _host(idle_us, values, profile),
-            kernels=_generated(compiled, idle),
+            kernels=_generated(compiled, idle, profile),
             kernel_scales={family: round(scale, 4) for family, scale in of_kind(values, "scale").items()},
         )
 
@@ -370,23 +370,32 @@ def _as_eager(costs_us: Mapping[str, float], scale: float = 1.0) -> dict[str, fl
     return {f"{EAGER}.{name}" if name else EAGER: us * scale for name, us in costs_us.items()}
 
 
-def _generated(compiled: Sequence[_CompiledNetwork], idle: DispatchFit) -> dict[str, dict[str, KernelFit]]:
-    """Fits of generated kernels by precision."""
-    samples: dict[str, list[KernelSample]] = {}
-    for one in compiled:
-        for call in one.calls:
-            if call.host_class == GENERATED_CLASS:
-                network = one.network
-                rows = np.array([row_of(op, network.batch, resident=network.resident) for op in call.ops])
-                together = rows.sum(axis=0)  # kernels that one call runs: all but the size of a result's sum adds up
-                together[_COLS] = rows[:, _COLS].max()
-                families = {op.family for op in call.ops}
-                family = families.pop() if len(families) == 1 else GENERATED_FAMILY
-                us = max(call.us - host_cost(idle, call.host_class), LEAST_US)
-                sample = KernelSample(family, tuple(together.tolist()), us)
-                samples.setdefault(network.graph.precision, []).append(sample)
-    fits = {precision: fit_kernels(found) for precision, found in samples.items()}
-    return {precision: fit for precision, fit in fits.items() if fit}
+def _generated(
+    compiled: Sequence[_CompiledNetwork], idle: DispatchFit, profile: DeviceProfile
+) -> dict[str, dict[str, KernelFit]]:
+    """Fits of generated kernels by precision.
+
+    Kernels that one call runs share its time as fits of the round before have it. Those of the first round are of calls
+    that run one alone, which takes 1.4 times as long as beside others; where there are none, bytes decide.
+    """
+    fits: dict[str, dict[str, KernelFit]] = {}
+    alone = any(call.host_class == GENERATED_CLASS and len(call.ops) == 1 for one in compiled for call in one.calls)
+    for _ in range(SHARING_ROUNDS):
+        prices = _prices(profile, msgspec.structs.replace(idle, kernels=fits))
+        samples: dict[str, list[KernelSample]] = {}
+        for one in compiled:
+            network, found = one.network, samples.setdefault(one.network.graph.precision, [])
+            usual_us = _kernels_us(network, prices) if fits else {}
+            for call in one.calls:
+                if call.host_class == GENERATED_CLASS and (fits or not alone or len(call.ops) == 1):
+                    us = max(call.us - host_cost(idle, call.host_class), LEAST_US)
+                    rows = [row_of(op, network.batch, resident=network.resident) for op in call.ops]
+                    parts = [usual_us.get(id(op), sum(row[_BYTES])) for op, row in zip(call.ops, rows, strict=True)]
+                    for op, row, part in zip(call.ops, rows, parts, strict=True):
+                        own_us = us * part / sum(parts)
+                        found.append(KernelSample(op.family, row, own_us, beside_us=us - own_us))
+        fits = {precision: fit for precision, found in samples.items() if (fit := fit_kernels(found))}
+    return fits
 
 
 def _library(compiled: Sequence[_CompiledNetwork], idle: DispatchFit, profile: DeviceProfile) -> dict[Column, float]:
@@ -396,15 +405,15 @@ def _library(compiled: Sequence[_CompiledNetwork], idle: DispatchFit, profile: D
     of the one kind, and what is left of a small kernel's call says nothing of the other.
     """
     eager, system = profile.runtimes["eager"], System()
-    prices = PriceList(msgspec.structs.replace(profile, runtimes={**profile.runtimes, "compile": idle}))
+    prices = _prices(profile, idle)
     families: dict[str, str] = {}
     for one in compiled:
-        eager_us = _eager_us(one.network, prices)
+        eager_us = _kernels_us(one.network, prices)
         for call in one.calls:
             if call.host_class != GENERATED_CLASS:
                 op, precision = call.ops[0], one.network.graph.precision
                 name = _scaled(op, features.kind(op.family, op.dims), precision, profile)
-                families[name] = _scaled(op, root(op.family), precision, profile)
+                families[name] = _scaled(op, _general(op.family), precision, profile)
                 kernel_us = eager_us.get(id(op), 0.0)
                 same = families[name] in SAME_KERNELS
                 terms: dict[Column, float] = {
@@ -427,14 +436,24 @@ def _library(compiled: Sequence[_CompiledNetwork], idle: DispatchFit, profile: D
     return system.solve()
 
 
+def _general(family: str) -> str:
+    """What kinds of a family have in common; a layout of its own is no kind, as eager has the other."""
+    return family if family.endswith(f".{features.CHANNELS_LAST}") else root(family)
+
+
 def _scaled(op: Op, family: str, precision: str, profile: DeviceProfile) -> str:
     """What the scale of an op's kernels is called: layouts suit some windows and formats better than others."""
     wanted = precision_of(op.dtype, precision, profile)
     return family if wanted == "fp32" else f"{wanted}.{family}"
 
 
-def _eager_us(network: TimedNetwork, prices: PriceList) -> Mapping[int, float]:
-    """Kernel time of each op, by its id, as the profile's shared fits have it."""
+def _prices(profile: DeviceProfile, fit: DispatchFit) -> PriceList:
+    """Prices of a profile with a fit of this runtime."""
+    return PriceList(msgspec.structs.replace(profile, runtimes={**profile.runtimes, "compile": fit}))
+
+
+def _kernels_us(network: TimedNetwork, prices: PriceList) -> Mapping[int, float]:
+    """Kernel time of each op, by its id."""
     schedule = get("compile").lower(network.graph, network.batch)
     priced = prices.price(schedule, network.graph.precision, resident=network.resident)
     rows = priced.times(np.array([float(network.batch)])).us[:, 0]

@@ -7,15 +7,17 @@ scheduler's dependencies. Nothing is generated or run.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from math import prod
 from typing import Any, NamedTuple
 
 import msgspec
 import torch
+from torch.fx.graph import Graph
 from torch.fx.node import Node, map_arg
 
 from latpred.errors import RuntimeRefusalError
+from latpred.graph.features import CHANNELS_LAST
 from latpred.graph.graph import Affine, Op
 from latpred.ops.families import DIMS, root
 from latpred.tracing.op_record import Kind, OpRecord, describe, dtype_name, launching, leaves, no_launch
@@ -40,12 +42,31 @@ def _evaluations(graph: Any, parts: Iterable[Any]) -> tuple[int, int]:
     plain = costly = 0
     for part in parts:
         points = _points(graph, part)
-        for name, times in part._body.op_counts.items():
-            if name in MATH:
-                costly += times * points
-            elif name not in MOVES:
-                plain += times * points
+        for block in (part._body.root_block, *part._body.subblocks.values()):
+            for name, of_data in operations(block.graph):
+                costly += points * (name in MATH)
+                plain += points * (of_data and name not in MATH | MOVES)
     return plain, costly
+
+
+def operations(loops: Graph) -> Iterator[tuple[str, bool]]:
+    """Operations of a loop's body, and whether each works on values from memory or only on where the loop is.
+
+    C++ does those of the same values once. What depends on the place alone is worked out for a whole row.
+    """
+    values: dict[Node, str] = {}
+    names: dict[str, str] = {}
+    of_data: set[str] = set()
+    for node in loops.nodes:
+        formula = repr((node.target, map_arg((node.args, node.kwargs), values.get)))
+        new = formula not in names
+        values[node] = value = names.setdefault(formula, f"%{len(names)}")
+        if node.target == "load" or str(node.target).startswith("masked_subblock") or any(
+            values[given] in of_data for given in node.all_input_nodes
+        ):
+            of_data.add(value)
+        if new and node.op == "call_method":
+            yield str(node.target), value in of_data
 
 
 def scattered(graph: Any, parts: Iterable[Any]) -> tuple[int, int]:
@@ -79,6 +100,8 @@ EXTERN_CLASS, GENERATED_CLASS = "kernel.extern", "kernel.generated"
 # A generated kernel that C++ runs in the same call as the one before it.
 JOINED_CLASS = f"{GENERATED_CLASS}.joined"
 
+# Convolutions of images, which Inductor lays out channels last on a CPU, whatever the model does.
+_LAID_OUT = frozenset({"conv", "conv_grouped", "conv_depthwise"})
 # Extern nodes that stand for no call on the device.
 _NO_CALL = frozenset({"MultiOutput", "AssertScalar", "DynamicScalar", "DynamicSelectStorageOffset", "DynamicSliceSize"})
 _NESTED = frozenset({"Conditional", "WhileLoop", "InvokeSubgraph"})
@@ -127,8 +150,8 @@ def calls_of(graph: Any, static: Iterable[int], cpu: bool) -> list[KernelCall]:
             )
         moved = _moved(node, graph, weights)
         op = _extern(node, moved, weights) if extern else _generated(node, graph, moved, joined and cpu)
-        if cpu and op.family == "conv" and node.node.get_stride()[1] == 1:
-            op = _as_product(op)
+        if cpu and op.family in _LAID_OUT and _channels_last(node.node.get_stride()):
+            op = msgspec.structs.replace(op, family=f"{op.family}.{CHANNELS_LAST}")
         joined = not extern
         freed = sum(_buffer_bytes(graph, name) for name in node.last_usage if name in graph.name_to_buffer)
         weight = _first_weight(node, weights) if extern else None
@@ -158,15 +181,8 @@ def _extern(node: Any, moved: _Moved, weights: frozenset[str]) -> Op:
     return executed_op(record, f"{EXTERN_CLASS}.{root(record.family)}")[0]
 
 
-def _as_product(op: Op) -> Op:
-    """A convolution of images in channels last, which is a product of pixels with weights where each is by itself."""
-    dims = op.dims
-    pixels = dims["h_out"].constant * dims["w_out"].constant
-    alone = all(dims[name] == Affine(1) for name in ("kernel_h", "kernel_w", "stride", "groups"))
-    if not alone or pixels != dims["h_in"].constant * dims["w_in"].constant:
-        return op
-    sizes = (Affine(dims["batch"].constant * pixels), dims["c_out"], dims["c_in"])
-    return msgspec.structs.replace(op, family="gemm", dims=dict(zip(DIMS["gemm"], sizes, strict=True)))
+def _channels_last(stride: Sequence[Any]) -> bool:
+    return len(stride) == 4 and stride[1] == 1
 
 
 def _op(name: str, host_class: str, family: str, dtype: str, sizes: tuple[int, ...], moved: _Moved) -> Op:

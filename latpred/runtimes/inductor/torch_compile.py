@@ -30,7 +30,7 @@ from latpred.runtimes.inductor.compiled_ops import EAGER, guards
 if TYPE_CHECKING:
     from latpred.runtimes.source import Source
 
-VERSION = "6"  # of what is traced; graphs of another one are made again
+VERSION = "7"  # of what is traced; graphs of another one are made again
 MOST_SHAPES = 256  # batch sizes and input sizes that one model may be compiled for
 NOTE = (
     "What torch.compile runs is estimated from the eager graph: "
