@@ -89,7 +89,7 @@ def row(cell: Any, net: ModelGraph, profile: DeviceProfile) -> Row:
         if step.host_class.endswith("joined"):
             calls[-1] += moved
         else:
-            calls.append(GENERATED_US + moved if step.family not in ("conv", "gemm") else CONV_US + SCALE * one)
+            calls.append(GENERATED_US + moved if step.family.startswith("generated") else CONV_US + SCALE * one)
     beside_us = GUARDS_US + 20 * INPUT_US + len(calls) * CALL_US
     return Row(cell, {"single": Timing((sum(calls) + beside_us) / 1e6, 0.0, 9, True)}, 1.0, "", tuple(calls))
 

@@ -206,8 +206,6 @@ def test_convolutions_of_images_lie_channels_last_on_a_cpu_whatever_the_model_sa
     graph = trace_for_runtime(model, torch.zeros(2, 3, 10, 10), runtime="compile", target="cpu")
     laid_out = [op for op in graph.ops if op.host_class == "kernel.extern.conv"]
     assert [op.family for op in laid_out] == ["conv.channels_last"] * 3
-    assert product.dims == {"m": Affine(0, 8 * 8), "n": Affine(16), "k": Affine(8)}
-    assert product.macs == Affine(0, 8 * 8 * 16 * 8)
     on_cuda = trace_for_runtime(model, torch.zeros(2, 3, 10, 10), runtime="compile", target="cuda")
     assert [op.family for op in on_cuda.ops if op.host_class == "kernel.extern.conv"] == ["conv"] * 3
 

@@ -390,10 +390,11 @@ def _generated(
                 if call.host_class == GENERATED_CLASS and (fits or not alone or len(call.ops) == 1):
                     us = max(call.us - host_cost(idle, call.host_class), LEAST_US)
                     rows = [row_of(op, network.batch, resident=network.resident) for op in call.ops]
-                    parts = [usual_us.get(id(op), sum(row[_BYTES])) for op, row in zip(call.ops, rows, strict=True)]
+                    usual = [usual_us.get(id(op), sum(row[_BYTES])) for op, row in zip(call.ops, rows, strict=True)]
+                    parts = [max(part, LEAST_US) for part in usual]
                     for op, row, part in zip(call.ops, rows, parts, strict=True):
-                        own_us = us * part / sum(parts)
-                        found.append(KernelSample(op.family, row, own_us, beside_us=us - own_us))
+                        own_us = max(us * part / sum(parts), LEAST_US)
+                        found.append(KernelSample(op.family, row, own_us, beside_us=max(us - own_us, 0.0)))
         fits = {precision: fit for precision, found in samples.items() if (fit := fit_kernels(found))}
     return fits
 

@@ -61,8 +61,10 @@ def operations(loops: Graph) -> Iterator[tuple[str, bool]]:
         formula = repr((node.target, map_arg((node.args, node.kwargs), values.get)))
         new = formula not in names
         values[node] = value = names.setdefault(formula, f"%{len(names)}")
-        if node.target == "load" or str(node.target).startswith("masked_subblock") or any(
-            values[given] in of_data for given in node.all_input_nodes
+        if (
+            node.target == "load"
+            or str(node.target).startswith("masked_subblock")
+            or any(values[given] in of_data for given in node.all_input_nodes)
         ):
             of_data.add(value)
         if new and node.op == "call_method":
