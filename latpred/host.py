@@ -228,10 +228,11 @@ def _text(path: Path) -> str:
 
 
 PRODUCT, CONVOLUTION, CACHE, STREAM = "product", "convolution", "cache", "stream"
-DISPATCH, THREADS = "dispatch", "threads"
-KINDS = (DISPATCH, PRODUCT, CONVOLUTION, CACHE, STREAM, THREADS)
+DISPATCH, COLD_DISPATCH, THREADS = "dispatch", "cold_dispatch", "threads"
+KINDS = (DISPATCH, COLD_DISPATCH, PRODUCT, CONVOLUTION, CACHE, STREAM, THREADS)
 MEANINGS = {
     DISPATCH: "dispatch",
+    COLD_DISPATCH: "dispatch from cold caches",
     PRODUCT: "a product in the cache",
     CONVOLUTION: "a convolution in the cache",
     CACHE: "weights from the shared cache",
@@ -250,14 +251,25 @@ CORE_CACHE_BYTES = 1 << 20  # cores have a cache of 0.25 to 2 MiB to themselves
 class Slowdown(NamedTuple):
     """How many times longer things take than at a profile's speed: dispatch, and kernels by what they wait for.
 
-    product, convolution : kernels of these kinds, on data of the core's own cache; others go by the mean of both.
+    dispatch : Python and calls of modules, whose code stays near. ops : dispatch of ops, each of which runs code of its
+    own. product, convolution : kernels of these kinds, on data of the core's own cache; others go by the mean of both.
     cache : kernels as far as they read from the cache that cores and neighbours share, or from beyond it.
     """
 
     dispatch: float = 1.0
+    ops: float = 1.0
     product: float = 1.0
     convolution: float = 1.0
     cache: float = 1.0
+
+    @classmethod
+    def usual(cls, fields: Mapping[str, float]) -> Slowdown:
+        """From a profile; one of before there was a reference of cold dispatch has all dispatch slow down alike.
+
+        >>> Slowdown.usual({"dispatch": 1.12})
+        Slowdown(dispatch=1.12, ops=1.12, product=1.0, convolution=1.0, cache=1.0)
+        """
+        return cls(**{"ops": fields.get("dispatch", 1.0), **fields})
 
     def near(self, family: str) -> float:
         """The slowdown of a family's kernels on data of the core's own cache.
@@ -276,18 +288,20 @@ SAME = Slowdown()
 def slowdown(profile_us: Mapping[str, float], now_us: Mapping[str, float], *, asynchronous: bool = False) -> Slowdown:
     """What a machine's reference times now say against those of a profile; one that either lacks changes nothing.
 
-    Of kernels on an `asynchronous` device, which is one of their own, the host's references say nothing. Where nobody
-    read the shared cache, as before there was a reference of it, all kernels go by those in a core's cache.
+    Of kernels on an `asynchronous` device, which is one of their own, the host's references say nothing. Profiles of
+    before there were references of the shared cache and of cold dispatch lack those: all kernels go by what lies in a
+    core's cache then, and ops by what dispatches from warm caches.
 
     >>> slowdown({"dispatch": 100.0, "product": 500.0}, {"dispatch": 120.0, "product": 500.0})
-    Slowdown(dispatch=1.2, product=1.0, convolution=1.0, cache=1.0)
+    Slowdown(dispatch=1.2, ops=1.2, product=1.0, convolution=1.0, cache=1.0)
     """
     ratios = ratio(profile_us, now_us)
     dispatch = ratios.get(DISPATCH, 1.0)
     if asynchronous:
-        return Slowdown(dispatch)
+        return Slowdown(dispatch, dispatch)
     product, convolution = (ratios.get(kind, 1.0) for kind in (PRODUCT, CONVOLUTION))
-    return Slowdown(dispatch, product, convolution, ratios.get(CACHE, (product * convolution) ** 0.5))
+    ops = ratios.get(COLD_DISPATCH, dispatch)
+    return Slowdown(dispatch, ops, product, convolution, ratios.get(CACHE, (product * convolution) ** 0.5))
 
 
 def ratio(profile_us: Mapping[str, float], now_us: Mapping[str, float]) -> dict[str, float]:

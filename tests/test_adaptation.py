@@ -23,6 +23,7 @@ from latpred.cli import main
 from latpred.errors import ProfileError, TableError, UsageError
 from latpred.fit.corrections import Factors, LatencyModel, Row, corrected
 from latpred.graph.graph import ModelGraph
+from latpred.host import Slowdown
 from latpred.prediction.predictor import Predictor
 from latpred.profile import datasheet, gpus, store
 from latpred.profile.document import ADAPTED, DeviceProfile, SizeCorrection
@@ -209,10 +210,10 @@ def test_ten_networks_of_a_space_do_as_well_as_a_linear_fit_of_its_options() -> 
     assert worse <= 1
 
 
-@pytest.mark.parametrize("batch", [1, 16])
-def test_without_factors_rows_are_what_is_predicted(batch: int) -> None:
+@pytest.mark.parametrize(("batch", "slowdown"), [(1, None), (16, None), (1, Slowdown(1.1, 1.9, 1.2))])
+def test_without_factors_rows_are_what_is_predicted(batch: int, slowdown: Slowdown | None) -> None:
     """Of a CPU whose usual moments are slower than its full speed, which is given memory anew at the larger batch."""
-    predictor = Predictor(store.load("epyc-shared"))
+    predictor = Predictor(store.load("epyc-shared"), slowdown=slowdown)
     graph = latpred.trace(torch.nn.Sequential(torch.nn.Conv2d(3, 64, 3), torch.nn.Conv2d(64, 64, 3)), image=112)
     rows = [Row(0, graph, batch, "single", predictor.predict(graph, batch).latency_ms * 1e3, 0.0)]
     assert LatencyModel(predictor, rows, "eager").unchanged(NONE).left_out == pytest.approx([0.0], abs=1e-9)

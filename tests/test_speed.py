@@ -23,7 +23,14 @@ from latpred.profile.document import DeviceProfile
 
 CPU = factories.device(name="cpu", kind="cpu", asynchronous=False)
 GRAPH = factories.graph(factories.linear(), factories.add())
-THEN = {"dispatch": 100.0, "product": 400.0, "convolution": 200.0, "cache": 3000.0, "stream": 1000.0}
+THEN = {
+    "dispatch": 100.0,
+    "cold_dispatch": 300.0,
+    "product": 400.0,
+    "convolution": 200.0,
+    "cache": 3000.0,
+    "stream": 1000.0,
+}
 
 
 def profile(**changes: object) -> DeviceProfile:
@@ -39,25 +46,45 @@ def test_what_a_table_lacks_changes_nothing() -> None:
 def test_each_kind_of_work_has_its_reference() -> None:
     now = {
         "dispatch": 150.0,
+        "cold_dispatch": 600.0,
         "product": 400.0,
         "convolution": 288.0,
         "cache": 4200.0,
         "stream": 1100.0,
         "threads": 40.0,
     }
-    assert host.slowdown(THEN, now) == pytest.approx((1.5, 1.0, 1.44, 1.4))
-    assert host.slowdown(THEN, now, asynchronous=True) == Slowdown(1.5)
+    assert host.slowdown(THEN, now) == pytest.approx((1.5, 2.0, 1.0, 1.44, 1.4))
+    assert host.slowdown(THEN, now, asynchronous=True) == Slowdown(1.5, 1.5)
 
 
 def test_where_nobody_read_the_shared_cache_all_kernels_go_by_the_others() -> None:
     now = {"dispatch": 100.0, "product": 400.0, "convolution": 288.0, "cache": 4200.0}
     before = {kind: us for kind, us in THEN.items() if kind != "cache"}
-    assert host.slowdown(before, now) == pytest.approx((1.0, 1.0, 1.44, 1.2))
-    assert host.slowdown(THEN, before | {"convolution": 288.0}) == pytest.approx((1.0, 1.0, 1.44, 1.2))
+    assert host.slowdown(before, now) == pytest.approx((1.0, 1.0, 1.0, 1.44, 1.2))
+    assert host.slowdown(THEN, before | {"convolution": 288.0}) == pytest.approx((1.0, 1.0, 1.0, 1.44, 1.2))
+
+
+def test_where_nobody_dispatched_from_cold_caches_ops_go_by_what_dispatches_from_warm_ones() -> None:
+    before, slow = {kind: us for kind, us in THEN.items() if kind != "cold_dispatch"}, {"dispatch": 150.0}
+    assert host.slowdown(before, {**THEN, **slow}).ops == host.slowdown(THEN, {**before, **slow}).ops == 1.5
+    predictor = Predictor(profile(usual={"dispatch": 1.1, "product": 1.02}))
+    assert predictor.slowdown == Slowdown(1.1, 1.1, 1.02)
+
+
+def test_ops_slow_down_with_cold_dispatch_and_calls_do_not() -> None:
+    warm = factories.dispatch(fixed_us=7.0, module_call_us=3.0)
+    cold = msgspec.structs.replace(warm, cold_costs_us={"": 10.0}, cold_bytes=1e3)
+    for fit, ops in ((cold, 2.0), (warm, 1.0)):  # onnxruntime's nodes take as long from cold caches
+        fast, slow = (
+            Predictor(profile(runtimes={"eager": fit}), slowdown=slowdown).predict(GRAPH).overhead_ms
+            for slowdown in (SAME, Slowdown(ops=2.0))
+        )
+        calls_ms = 1e-3 * (7.0 + 3.0 * sum(op.calls.module for op in GRAPH.at(1)))
+        assert slow == pytest.approx(calls_ms + ops * (fast - calls_ms))
 
 
 def test_a_profile_answers_for_the_usual_moments_of_its_calibration() -> None:
-    usual = Slowdown(1.1, 1.02, 1.05, 1.08)
+    usual = Slowdown(1.1, 1.1, 1.02, 1.05, 1.08)
     predictor, full = Predictor(profile(usual=usual._asdict())), Predictor(profile())
     fast_ms = full.predict(GRAPH).latency_ms
     assert predictor.predict(GRAPH).latency_ms == full.at(usual).predict(GRAPH).latency_ms > fast_ms
@@ -69,7 +96,7 @@ def test_a_slower_machine_takes_longer_by_what_limits_it() -> None:
     usual, slow = Predictor(profile()).predict(GRAPH), Predictor(profile(), slowdown=Slowdown(2.0)).predict(GRAPH)
     assert slow.overhead_ms == pytest.approx(2 * usual.overhead_ms)
     assert slow.compute_ms == pytest.approx(usual.compute_ms)
-    both = Predictor(profile(), slowdown=Slowdown(1.0, 3.0, 3.0, 3.0)).predict(GRAPH)
+    both = Predictor(profile(), slowdown=Slowdown(1.0, 1.0, 3.0, 3.0, 3.0)).predict(GRAPH)
     assert both.compute_ms == pytest.approx(3 * usual.compute_ms)
     assert both.latency_ms == pytest.approx(usual.overhead_ms + 3 * usual.compute_ms)
 
@@ -147,7 +174,7 @@ def test_now_is_answered_at_the_speed_of_the_moment(monkeypatch: pytest.MonkeyPa
     mine = profile(machine=factories.machine_here())
     monkeypatch.setattr(reference_speed, "speed_now", lambda threads: {"dispatch": 130.0})
     now = predictor_now(Predictor(mine, ("known",)))
-    assert now.slowdown == Slowdown(1.3)
+    assert now.slowdown == Slowdown(1.3, 1.3)
     assert now.caveats == (
         "known",
         "adjusted to the present speed of the machine; reference times, relative to the profile's: dispatch x1.30",

@@ -25,7 +25,7 @@ from latpred.ops.families import kind_of, root
 from latpred.prediction import clocks
 from latpred.prediction.clocks import Timeline
 from latpred.prediction.predictor import Predictor
-from latpred.prediction.pricing import CALL, SIZES, TIME, host_cost, kernel_sizes
+from latpred.prediction.pricing import CALL, SIZES, TIME, host_cost, kernel_sizes, ops_slowdown
 from latpred.profile.document import DeviceInfo, DeviceProfile, DispatchFit, SizeCorrection, call_prices
 
 MODULE, PYTHON = "module calls", "python calls"
@@ -326,15 +326,15 @@ class _Parts(NamedTuple):
         schedule, priced, device, beside_us = predictor.priced(row.graph, row.batch, runtime=runtime)
         fit = predictor.profile.runtimes[runtime]
         classes = np.array([kind_of(name) for name in schedule.host_class], dtype=object)
-        scale = fit.scale * predictor.slowdown.dispatch
-        costs = np.array([host_cost(fit, name) for name in schedule.host_class]) * scale
+        slow, slow_ops = predictor.slowdown.dispatch, ops_slowdown(fit, predictor.slowdown)
+        costs = np.array([host_cost(fit, name) for name in schedule.host_class]) * (fit.scale * slow_ops)
         if priced.cold is not None:
             costs += priced.cold.at(np.array([float(row.batch)]))[:, 0]
         steps = {name: np.where(classes == name, costs, 0.0) for name in dict.fromkeys(classes.tolist())}
-        steps[MODULE] = schedule.calls[:, 0] * (fit.module_call_us * scale)
-        steps[PYTHON] = schedule.calls[:, 1:] @ call_prices(fit)[1:] * scale
+        steps[MODULE] = schedule.calls[:, 0] * (fit.module_call_us * fit.scale * slow)
+        steps[PYTHON] = schedule.calls[:, 1:] @ call_prices(fit)[1:] * (fit.scale * slow)
         host_us = {name: np.concatenate(([0.0], us)) for name, us in steps.items()}
-        host_us[CALL] = np.concatenate(([fit.fixed_us * predictor.slowdown.dispatch], np.zeros(len(costs))))
+        host_us[CALL] = np.concatenate(([fit.fixed_us * slow], np.zeros(len(costs))))
         us = priced.times(np.array([float(row.batch)])).us[priced.kernel_row, 0]
         families = tuple(root(family) for family in schedule.kernel_family)
         ops = [schedule.ops[index] for index in schedule.kernel_op.tolist()]

@@ -104,7 +104,7 @@ class Predictor:
         self.given = profile  # without estimates
         self.profile = fallbacks.with_estimates(profile)
         self.caveats = tuple(caveats)
-        self.slowdown = Slowdown(**profile.usual) if slowdown is None else slowdown
+        self.slowdown = Slowdown.usual(profile.usual) if slowdown is None else slowdown
         self.target = lowering.target_of(profile.device.kind)
         self.era = profile.protocol.get("era", "")
         self._prices = PriceList(self.profile, self.slowdown)

@@ -382,7 +382,7 @@ class PriceList:
         cold = None
         # A GPU's kernels leave the host's caches alone, wherever the costs of its dispatch were measured.
         if dispatch.cold_costs_us and not self._profile.device.asynchronous:
-            cold = ColdDispatch.of(schedule, dispatch, self._slowdown.dispatch, facts["moved"][kernel_row])
+            cold = ColdDispatch.of(schedule, dispatch, self._slowdown.ops, facts["moved"][kernel_row])
         classes, of_step, of_op = _classes(schedule)
         count = len(row_numbers)
         cells = of_op[schedule.kernel_op] * count + kernel_row
@@ -450,8 +450,9 @@ class PriceList:
         costs = self._dispatch_us.get(
             (schedule.runtime, names), lambda: np.array([host_cost(fit, name) for name in names], dtype=float)
         )
-        steps = (schedule.calls @ call_prices(fit)) * fit.scale + (fit.scale * costs)[code]
-        us: Floats = np.concatenate(([fit.fixed_us], steps)) * self._slowdown.dispatch
+        dispatch, ops = self._slowdown.dispatch, ops_slowdown(fit, self._slowdown)
+        steps = (schedule.calls @ call_prices(fit)) * (fit.scale * dispatch) + (fit.scale * ops * costs)[code]
+        us: Floats = np.concatenate(([fit.fixed_us * dispatch], steps))
         return us
 
     def _rows_of(self, runtime: str, precision: str, resident: float) -> KernelRows:
@@ -526,6 +527,11 @@ class PriceList:
 def host_cost(fit: DispatchFit, name: str) -> float:
     """Dispatch cost of a class: its own, that of the nearest more general class, or that of any op."""
     return nearest(fit.costs_us, name)
+
+
+def ops_slowdown(fit: DispatchFit, slowdown: Slowdown) -> float:
+    """How many times longer a runtime's ops take to dispatch; as all else where cold caches cost it nothing."""
+    return slowdown.ops if fit.cold_costs_us else slowdown.dispatch
 
 
 def _classes(schedule: Schedule) -> tuple[tuple[str, ...], Ints, Ints]:

@@ -18,13 +18,14 @@ from guards import journals
 from profiledata import machine, profile
 
 import latpred
-from latpred import storage
+from latpred import host, storage
 from latpred.accuracy import drift
 from latpred.accuracy.drift import Part
 from latpred.calibration import calibrate
 from latpred.calibration.devices.simulated import SimulatedDevice, SimulatedSpec
 from latpred.calibration.measurement import drift_test
 from latpred.calibration.measurement.drift_test import Ratio
+from latpred.calibration.schedules import network_spec
 from latpred.calibration.session import Row
 from latpred.cli import main
 from latpred.errors import DeviceError, NoProfileError, ProfileError, UsageError
@@ -59,6 +60,19 @@ def _slowed(row: Row, slower: float) -> Row:
     timings = {name: msgspec.structs.replace(one, median_s=slower * one.median_s) for name, one in row.timings.items()}
     calls_us, speed = (slower * us for us in row.calls_us), {kind: slower * us for kind, us in row.speed.items()}
     return msgspec.structs.replace(row, timings=timings, calls_us=tuple(calls_us), speed=speed)
+
+
+def test_ops_hold_at_the_speed_of_cold_dispatch_and_calls_at_that_of_warm_one(tmp_path: Path) -> None:
+    lines = gzip.decompress(journals.CPU.read_bytes()).splitlines()[1:]
+    rows = [msgspec.json.decode(line, type=Row) for line in lines]
+    tiny = [row for row in rows if row.cell.kind == "network" and network_spec(row.cell).tiny]
+    apart = [_slowed(row, 1.0 if network_spec(row.cell).chain else 1.5) for row in tiny]
+    read = [msgspec.structs.replace(row, speed=rows[0].speed | {host.COLD_DISPATCH: 450.0}) for row in apart]
+    stored = journals.fitted(journals.CPU, tmp_path)
+    stored = msgspec.structs.replace(stored, speed={**stored.speed, host.COLD_DISPATCH: 300.0})
+    parts = {part.name: part.ratio for part in drift_test.compared(stored, [read])}
+    assert 0.9 < parts["elementwise"] < 1.1
+    assert 0.9 < parts["module calls"] < 1.1
 
 
 def test_a_profile_that_holds_and_its_altered_copies(calibrated: DeviceProfile) -> None:

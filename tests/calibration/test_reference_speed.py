@@ -11,7 +11,7 @@ from gauges import ScriptedGauge
 from latpred.calibration.devices import conditions
 from latpred.calibration.timing import reference_speed
 from latpred.calibration.timing.reference_speed import ReferenceTimer, RunSpeed, SpeedGauge, SpeedReading, at_full_speed
-from latpred.host import CACHE_MACS_PER_BYTE, CORE_CACHE_BYTES, DISPATCH, KINDS, THREADS
+from latpred.host import CACHE, CACHE_MACS_PER_BYTE, COLD_DISPATCH, CORE_CACHE_BYTES, DISPATCH, KINDS, THREADS
 
 
 class Replayed(SpeedGauge):
@@ -96,6 +96,16 @@ def test_the_shared_caches_reference_does_the_macs_per_byte_that_others_are_held
     weights = timer._weights
     assert timer._rows.shape[0] * weights.numel() / weights.nbytes == CACHE_MACS_PER_BYTE
     assert weights.nbytes > CORE_CACHE_BYTES
+
+
+def test_ops_dispatch_from_cold_caches_after_weights_went_through_them(monkeypatch: pytest.MonkeyPatch) -> None:
+    timer, done = ReferenceTimer(1), []
+    ops, weights = timer._work[COLD_DISPATCH], timer._work[CACHE]
+    monkeypatch.setitem(timer._before, COLD_DISPATCH, lambda: (done.append("weights"), weights()))
+    monkeypatch.setitem(timer._work, COLD_DISPATCH, lambda: (done.append("ops"), ops()))
+    cold_us = timer._us(COLD_DISPATCH)
+    assert done == ["ops", *["weights", "ops"] * reference_speed.REPEATS[COLD_DISPATCH]]
+    assert cold_us > 0
 
 
 def test_full_speed_is_what_slow_moments_are_brought_to() -> None:

@@ -98,7 +98,7 @@ def _corrected(name: str, cost: float, per_call: float) -> float:
 def fit_issued(costs: Mapping[str, float], runs: Sequence[TimedNetwork], called: DispatchFit) -> DispatchFit:
     """Costs of classes and calls timed in loops of their own, brought to what whole networks take to issue."""
     loops = msgspec.structs.replace(called, costs_us=with_parents(dict(costs)))
-    alone = np.array([steps_us(loops, run) for run in runs])
+    alone = np.array([sum(steps_us(loops, run)) for run in runs])
     totals = np.array([run.issued_us for run in runs])
     return msgspec.structs.replace(loops, scale=float(np.median((totals - loops.fixed_us) / alone)))
 
@@ -138,10 +138,10 @@ def _told_apart(shared: Sequence[tuple[Counter[str], float]], told: DispatchFit)
     return dict(zip(classes, costs_us.tolist(), strict=True))
 
 
-def steps_us(fit: DispatchFit, run: TimedNetwork) -> float:
-    """What a network's steps cost by a fit before its scale, without the cost of the pass itself."""
-    steps = sum(host_cost(fit, op.host_class) for op in run.ops)
-    return steps + float(np.dot(_counts(run.ops)[1:], call_prices(fit)))
+def steps_us(fit: DispatchFit, run: TimedNetwork) -> tuple[float, float]:
+    """What a network's calls and its ops cost by a fit before its scale, without the cost of the pass itself."""
+    calls_us = float(np.dot(_counts(run.ops)[1:], call_prices(fit)))
+    return calls_us, sum(host_cost(fit, op.host_class) for op in run.ops)
 
 
 def class_costs(runs: Iterable[TimedNetwork]) -> dict[str, float]:

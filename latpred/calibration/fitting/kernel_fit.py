@@ -197,7 +197,7 @@ def with_cold(dispatch: DispatchFit, in_place: DispatchFit, runs: Sequence[Timed
         for group, taken, cold_us in zip(calls(run.ops), run.calls_us, _cold_us(run, all_cold), strict=True):
             if not any(op.launches for op in group):
                 cold.append(cold_us)
-                extra.append(min(taken / run.slowdown.dispatch - _dispatch_us(group, in_place), MOST_COLD_US))
+                extra.append(min(taken / run.slowdown.ops - _dispatch_us(group, in_place), MOST_COLD_US))
     if len(cold) < FEWEST_COLD or not any(cold):
         return dispatch
     factor = max(float(np.dot(cold, extra) / np.dot(cold, cold)), 0.0)
@@ -207,8 +207,10 @@ def with_cold(dispatch: DispatchFit, in_place: DispatchFit, runs: Sequence[Timed
 
 
 def host_us(run: TimedNetwork, dispatch: DispatchFit) -> float:
-    """Dispatch of a whole forward pass."""
-    return dispatch.fixed_us + dispatch.scale * steps_us(dispatch, run) + sum(_cold_us(run, dispatch))
+    """Dispatch of a whole forward pass, on a machine as fast as it was then."""
+    calls_us, ops_us = (dispatch.scale * us for us in steps_us(dispatch, run))
+    ops_us += sum(_cold_us(run, dispatch))
+    return run.slowdown.dispatch * (dispatch.fixed_us + calls_us) + run.slowdown.ops * ops_us
 
 
 def _kernels(run: TimedNetwork, dispatch: DispatchFit, cold_us: Sequence[float]) -> list[Kernel]:
@@ -216,7 +218,7 @@ def _kernels(run: TimedNetwork, dispatch: DispatchFit, cold_us: Sequence[float])
     kernels = []
     for group, taken, longer_us in zip(calls(run.ops), run.calls_us, cold_us, strict=True):
         if any(op.launches for op in group):
-            cost = (_dispatch_us(group, dispatch) + longer_us) * run.slowdown.dispatch
+            cost = (_dispatch_us(group, dispatch) + longer_us) * run.slowdown.ops
             us = max(taken - cost, LEAST_SHARE * taken)
             alone = len(group) == 1 and not group[0].estimated
             kernels.append(Kernel(group[0] if alone else None, us, cost))
@@ -226,7 +228,7 @@ def _kernels(run: TimedNetwork, dispatch: DispatchFit, cold_us: Sequence[float])
 def _unclocked(kernels: list[Kernel], run: TimedNetwork, dispatch: DispatchFit) -> list[Kernel]:
     """Kernels as a pass without clocks has them: those of short passes sum to more than these leave beside dispatch."""
     clocked_us = sum(kernel.us for kernel in kernels)
-    left_us = run.total_us - host_us(run, dispatch) * run.slowdown.dispatch
+    left_us = run.total_us - host_us(run, dispatch)
     shorter = left_us / clocked_us if clocked_us > 0 else 1.0
     return [kernel._replace(us=kernel.us * min(max(shorter, LEAST_ROOM), 1.0)) for kernel in kernels]
 
@@ -252,7 +254,7 @@ def _cache_refill(runs: Sequence[TimedNetwork], kernels: Sequence[Sequence[Kerne
     """Coefficients of `_terms` that explain what networks take beyond their dispatch and their kernels."""
     totals = np.array([run.total_us for run in runs])
     kernels_us = np.array([sum(kernel.us for kernel in launched) for launched in kernels])
-    left = totals - (np.array([host_us(run, dispatch) * run.slowdown.dispatch for run in runs]) + kernels_us)
+    left = totals - (np.array([host_us(run, dispatch) for run in runs]) + kernels_us)
     terms = np.array([_terms(np.array([k.us for k in launched])).sum(axis=0) for launched in kernels])
     coefficients: Floats = nnls(terms / totals[:, None], left / totals)[0]
     return coefficients

@@ -164,19 +164,24 @@ def _ratios(profile: DeviceProfile, rows: Sequence[Row], speed: RunSpeed) -> lis
     issued, sized = [visits.at_full_speed(row, speed) for row in good if not _is_sized(row)], filter(_is_sized, good)
     small = [(row, profile_fit.timed_network(row, profile.device)) for row in issued if row.cell.kind == "network"]
     tiny = [(row, run) for row, run in small if not network_spec(row.cell).chain]
-    dispatched = list(_chains(profile, small))
+    then = host.slowdown(profile.speed, speed.full_us, asynchronous=profile.device.asynchronous)
+    dispatched = [_over(ratio, then.dispatch) for ratio in _chains(profile, small)]
     if profile.device.asynchronous:
         prices = _KernelPrices(profile)
-        dispatched += _dispatched(profile, (row for row in issued if row.cell.kind == "dispatch"))
-        dispatched += _issued(profile, tiny)
+        issues = *_dispatched(profile, (row for row in issued if row.cell.kind == "dispatch")), *_issued(profile, tiny)
+        dispatched += [_over(ratio, then.ops) for ratio in issues]
         kernels = [ratio for row in issued if row.cell.kind == "kernel" for ratio in prices.queued(row)]
     else:
-        dispatched += _called(profile, [run for _, run in tiny])
+        dispatched += [_over(ratio, then.ops) for ratio in _called(profile, [run for _, run in tiny])]
         costs = with_parents(class_costs(run for _, run in tiny)) if tiny else profile.runtimes[EAGER].costs_us
         clocked = DispatchFit(costs, 0.0, 0.0, 0.0)
         kernels = list(_in_network(profile, [_at_speed(profile, row, speed) for row in sized], clocked))
-    slower = math.log(host.slowdown(profile.speed, speed.full_us).dispatch)
-    return [*(ratio._replace(log_ratio=ratio.log_ratio - slower) for ratio in dispatched), *kernels]
+    return dispatched + kernels
+
+
+def _over(ratio: Ratio, slower: float) -> Ratio:
+    """A ratio as a machine at the profile's speed would have it, where this one is so many times slower."""
+    return ratio._replace(log_ratio=ratio.log_ratio - math.log(slower))
 
 
 def _is_sized(row: Row) -> bool:

@@ -21,9 +21,10 @@ from typing import NamedTuple, TypeVar
 import numpy as np
 import torch
 from numpy.typing import NDArray
+from torch.nn import functional
 
 from latpred import runtimes
-from latpred.host import CACHE, CACHE_ROWS, CONVOLUTION, DISPATCH, PRODUCT, STREAM, THREADS
+from latpred.host import CACHE, CACHE_ROWS, COLD_DISPATCH, CONVOLUTION, DISPATCH, PRODUCT, STREAM, THREADS
 
 PRODUCT_SIZE = 320  # square, so that all three matrices stay in the cache of one core
 # 12 MiB: more than the core's own cache holds, less than a process may hope to keep in the cache that it shares with
@@ -38,8 +39,9 @@ THREADED_VALUES = 40_000  # just more than PyTorch leaves to one thread
 # By which powers of how slow a moment is each reference took longer on an EPYC of family 26 with one thread, beside
 # neighbours; for runs that saw too few slow moments, or too few others, to say so themselves.
 USUAL_POWERS = {DISPATCH: 1.0, PRODUCT: 0.12, CONVOLUTION: 0.5, CACHE: 0.25, STREAM: 0.35, THREADS: 1.0}
+USUAL_POWERS[COLD_DISPATCH] = USUAL_POWERS[DISPATCH]  # not measured
 FEWEST_MOMENTS = 5
-REPEATS = {PRODUCT: 3, CACHE: 3, STREAM: 1, DISPATCH: 3, THREADS: 3, CONVOLUTION: 3}
+REPEATS = {PRODUCT: 3, CACHE: 3, COLD_DISPATCH: 5, STREAM: 1, DISPATCH: 3, THREADS: 3, CONVOLUTION: 3}
 FASTEST = 0.1  # quantile of readings that stands for the fastest moments of a run: most may be slow ones
 FASTEST_OF_MANY = 0.05  # the same of a gauge's readings, of which there are thousands
 # Power of the threaded loop's slowdown that counts: where a neighbour slows another core than the one that dispatches,
@@ -223,6 +225,9 @@ def at_full_speed(
 class ReferenceTimer:
     """Reference work by kind: dispatch, products and a convolution, near or far in the caches, a stream, threads.
 
+    Ops dispatch from cold caches where each is called once, after weights went through the caches: in a model the code
+    of an op has left them before the next op of its kind.
+
     All of it runs on the CPU: it is the host of a GPU, too.
     """
 
@@ -243,8 +248,10 @@ class ReferenceTimer:
             PRODUCT: lambda: torch.mm(self._factor, self._factor, out=self._result),
             CONVOLUTION: lambda: torch.relu_(torch.conv2d(self._image, self._window, padding=1)),
             CACHE: lambda: torch.mm(self._rows, self._weights, out=self._products),
+            COLD_DISPATCH: _VariedOps(draw),
             STREAM: self._stream.sum,  # last: it leaves nothing of the others in the caches
         }
+        self._before: dict[str, Callable[[], object]] = {COLD_DISPATCH: self._work[CACHE]}
 
     def read(self) -> dict[str, float]:
         """Microseconds that each reference takes now: the median of a few, after one that brings its code near."""
@@ -255,13 +262,45 @@ class ReferenceTimer:
             return reading | {kind: self._us(kind) for kind in self._work}
 
     def _us(self, kind: str) -> float:
-        work, taken = self._work[kind], []
+        work, before, taken = self._work[kind], self._before.get(kind), []
         work()
         for _ in range(REPEATS[kind]):
+            if before is not None:
+                before()
             start = time.perf_counter()
             work()
             taken.append(time.perf_counter() - start)
         return float(np.median(taken)) * 1e6
+
+
+class _VariedOps:
+    """One call each of ops that models use, on so little data that their code takes most of the time."""
+
+    def __init__(self, draw: torch.Generator) -> None:
+        self._rows = torch.randn(4, 16, generator=draw)
+        self._weights = torch.randn(16, 16, generator=draw)
+        self._image = torch.randn(1, 4, 8, 8, generator=draw)
+        self._window = torch.randn(4, 4, 3, 3, generator=draw)
+        self._heads = torch.randn(1, 1, 4, 8, generator=draw)
+        self._places, self._ones = torch.arange(4), torch.ones(16)
+
+    def __call__(self) -> None:
+        rows, image, heads, ones = self._rows, self._image, self._heads, self._ones
+        functional.layer_norm(rows, (16,), ones, ones)
+        functional.linear(rows, self._weights, ones)
+        functional.gelu(rows)
+        rows.softmax(-1)
+        torch.cat((rows, rows))
+        rows[self._places]
+        functional.embedding(self._places, self._weights)
+        functional.scaled_dot_product_attention(heads, heads, heads)
+        torch.bmm(heads[0], heads[0].transpose(1, 2))
+        rows.mean(-1)
+        functional.conv2d(image, self._window, padding=1)
+        functional.max_pool2d(image, 2)
+        functional.batch_norm(image, *(ones[:4],) * 4)
+        rows.t().contiguous()
+        torch.arange(4)
 
 
 def speed_now(threads: int, seconds: float = 1.0) -> dict[str, float]:
