@@ -161,6 +161,14 @@ def test_rows_are_brought_to_full_speed_by_the_kind_of_their_work() -> None:
     assert visits.at_full_speed(row(1), speed) == row(1)
 
 
+def test_tiny_networks_go_by_cold_dispatch_and_chains_of_calls_by_warm_one() -> None:
+    speed = RunSpeed({host.DISPATCH: 90.0, host.COLD_DISPATCH: 300.0}, {host.DISPATCH: 1.0, host.COLD_DISPATCH: 0.5})
+    for name, longer in (("mlp", 1.2), ("modules", 1.44)):
+        tiny = Cell("network", name, {"seed": 0, "width": 8, "size": 8, "batch": 1, "cold": 0})
+        timed = msgspec.structs.replace(row(1, 1.44, SLOWED), cell=tiny)
+        assert visits.at_full_speed(timed, speed).timings["single"].median_s == pytest.approx(1e-3 / longer)
+
+
 def test_disturbed_rows_are_left_out_unless_too_few_are_left() -> None:
     rows = [row(1), row(2), row(3, disturbed="other work used 0.9 processors")]
     assert visits.at_one_speed(rows) == rows[:2]

@@ -21,6 +21,7 @@ from typing import NamedTuple, TypeVar
 import numpy as np
 import torch
 from numpy.typing import NDArray
+from scipy.ndimage import median_filter
 from torch.nn import functional
 
 from latpred import runtimes
@@ -41,6 +42,7 @@ THREADED_VALUES = 40_000  # just more than PyTorch leaves to one thread
 USUAL_POWERS = {DISPATCH: 1.0, PRODUCT: 0.12, CONVOLUTION: 0.5, CACHE: 0.25, STREAM: 0.35, THREADS: 1.0}
 USUAL_POWERS[COLD_DISPATCH] = USUAL_POWERS[DISPATCH]  # not measured
 FEWEST_MOMENTS = 5
+READINGS_AROUND = 31  # of a run, whose median says how fast the machine is in a minute: a single one scatters by 10 %
 REPEATS = {PRODUCT: 3, CACHE: 3, COLD_DISPATCH: 5, STREAM: 1, DISPATCH: 3, THREADS: 3, CONVOLUTION: 3}
 FASTEST = 0.1  # quantile of readings that stands for the fastest moments of a run: most may be slow ones
 FASTEST_OF_MANY = 0.05  # the same of a gauge's readings, of which there are thousands
@@ -322,12 +324,14 @@ def speed_now(threads: int, seconds: float = 1.0) -> dict[str, float]:
 class RunSpeed(NamedTuple):
     """How fast a machine is at its full speed, and what its slow moments do to each kind of work.
 
-    full_us : of each reference. powers : of how slow a moment is by `slower`, by which each takes longer then. Moments
-    in which the processors were apart count for neither.
+    full_us : of each reference. powers : of how slow a moment is by `slower`, by which each takes longer then. around :
+    what the references took at full speed in the minute around each reading, since neighbours change a machine over
+    minutes. Moments in which the processors were apart count for none of them.
     """
 
     full_us: Mapping[str, float]
     powers: Mapping[str, float]
+    around: Mapping[tuple[float, ...], Mapping[str, float]] = {}
 
     @classmethod
     def of(cls, readings: Iterable[Mapping[str, float]]) -> RunSpeed:
@@ -341,19 +345,24 @@ class RunSpeed(NamedTuple):
         us = _together(_columns(readings))
         slow = _slow_moments(us)
         powers = {kind: _power(values, slow, USUAL_POWERS[kind]) for kind, values in us.items()}
-        full = {kind: round(float(np.median(values / slow ** powers[kind])), 3) for kind, values in us.items()}
-        return cls(full, powers)
+        fast = {kind: values / slow ** powers[kind] for kind, values in us.items()}
+        full = {kind: round(float(np.median(values)), 3) for kind, values in fast.items()}
+        near = {kind: median_filter(values, READINGS_AROUND, mode="nearest") for kind, values in fast.items()}
+        each = zip(*(values.tolist() for values in us.values()), strict=True)
+        around = {reading: {kind: float(near[kind][at]) for kind in near} for at, reading in enumerate(each)}
+        return cls(full, powers, around)
 
     def at(self, slow: float, read_us: Mapping[str, float] | None = None) -> dict[str, float]:
         """What each reference takes in moments as slow as that, in one of which they took `read_us`.
 
-        Neighbours hold part of the shared cache for minutes, so that reading counts by itself, beside the product's.
-        Where the processors were apart, all readings count by themselves.
+        A reading of the run says which minute of it that was. That of the shared cache, which neighbours hold part of,
+        counts by itself, beside the product's. Where the processors were apart, all readings count by themselves.
         """
         read = read_us or {}
         if is_apart(moment_of(read), moment_of(self.full_us)):
             return {kind: read.get(kind, full) for kind, full in self.full_us.items()}
-        us = {kind: full * slow ** self.powers.get(kind, USUAL_POWERS[kind]) for kind, full in self.full_us.items()}
+        full_us = self.around.get(tuple(read.values()), self.full_us)
+        us = {kind: full * slow ** self.powers.get(kind, USUAL_POWERS[kind]) for kind, full in full_us.items()}
         if CACHE in read and CACHE in us:
             beside = read[CACHE] / us[CACHE] / (read.get(PRODUCT, us[PRODUCT]) / us[PRODUCT])
             us[CACHE] *= min(max(beside, 1 / HOPELESS), HOPELESS)

@@ -32,7 +32,7 @@ from latpred.calibration.timing.reference_speed import (
     slower,
 )
 from latpred.calibration.workloads.networks import CHAINS, TINY_WIDTH
-from latpred.host import DISPATCH, STREAM, Slowdown
+from latpred.host import COLD_DISPATCH, DISPATCH, STREAM, Slowdown
 
 # Of a budget, for visits that are lost to other work and for waiting until it ends. Hosts that move processors apart
 # have been seen to do so for 40 % of the time.
@@ -201,7 +201,8 @@ def at_one_speed(rows: Iterable[Row]) -> list[Row]:
 def at_full_speed(row: Row, speed: RunSpeed, longer: float | None = None) -> Row:
     """A row as it would have been at full speed, where it took so many times longer, or as its kind of work does."""
     if longer is None:
-        longer = min(_slow(row), HOPELESS) ** speed.powers.get(_kind(row.cell), WHOLE_POWER)
+        kind, slow = _kind(row.cell, speed), min(_slow(row), HOPELESS)
+        longer = speed.at(slow, row.speed)[kind] / speed.full_us[kind] if kind else slow**WHOLE_POWER
     if longer == 1.0:
         return row
     timings = {
@@ -211,12 +212,15 @@ def at_full_speed(row: Row, speed: RunSpeed, longer: float | None = None) -> Row
     return msgspec.structs.replace(row, timings=timings, calls_us=tuple(us / longer for us in row.calls_us))
 
 
-def _kind(cell: Cell) -> str:
-    """The reference that a cell's work is like; that of the rest is like all of them."""
+def _kind(cell: Cell, speed: RunSpeed) -> str:
+    """The reference of a run that a cell's work is like; "" where it is like all of them."""
     if cell.kind == "memory":
-        return STREAM
-    small = cell.kind == "dispatch" or (cell.kind == "network" and cell.dims["width"] == TINY_WIDTH)
-    return DISPATCH if small else ""
+        like = STREAM
+    elif cell.kind == "network" and cell.dims["width"] == TINY_WIDTH:
+        like = DISPATCH if cell.name in CHAINS or COLD_DISPATCH not in speed.full_us else COLD_DISPATCH
+    else:
+        like = DISPATCH if cell.kind == "dispatch" else ""
+    return like if like in speed.full_us else ""
 
 
 def slowdown(row: Row, speed: RunSpeed, usual_us: Mapping[str, float] | None = None) -> Slowdown:
