@@ -95,7 +95,7 @@ def test_the_parts_of_a_prediction_add_up_and_slow_down_with_it(graph: ModelGrap
     assert costs.host_us.sum() / 1e3 == pytest.approx(prediction.overhead_ms)
     assert (costs.host_us.sum() + costs.device_us.sum()) / 1e3 == pytest.approx(prediction.latency_ms)
     assert forward_pass(predictor, graph, 16).spans[-1].end_us / 1e3 == pytest.approx(prediction.latency_ms)
-    slower = predictor.at(SAME._replace(dispatch=2.0)).predict(graph, 16)
+    slower = predictor.at(SAME._replace(dispatch=2.0, ops=2.0)).predict(graph, 16)
     assert slower.overhead_ms == pytest.approx(2.0 * prediction.overhead_ms)
 
 
