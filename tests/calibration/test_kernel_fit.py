@@ -199,6 +199,19 @@ def test_what_cold_code_takes_longer_is_no_kernel() -> None:
     assert sums == pytest.approx([9.0])
 
 
+def test_what_ops_dispatch_slowly_is_no_kernel_and_no_cold_code() -> None:
+    """On a machine that takes twice as long to dispatch ops, and 1.5 times to begin a pass."""
+    fast = [cold_run(rows, 40.0, 9.0) for rows in range(1, 1000, 1000 // FEWEST_COLD)]
+    slow = []
+    for one in fast:
+        calls_us = tuple(2.0 * us - kernel_us for us, kernel_us in zip(one.calls_us, (40.0, 0.0, 9.0), strict=True))
+        total_us = 1.5 * PASS_US + sum(calls_us)
+        slow.append(one._replace(calls_us=calls_us, total_us=total_us, slowdown=Slowdown(1.5, 2.0)))
+    assert [host_us(one, COLD) for one in slow] == pytest.approx([one.total_us - 49.0 for one in slow])
+    assert [sample.us for sample in kernel_samples(slow, COLD)] == pytest.approx([40.0, 9.0] * len(slow))
+    assert with_cold(DISPATCH, DISPATCH, slow) == with_cold(DISPATCH, DISPATCH, fast)
+
+
 def test_calls_without_a_kernel_tell_what_cold_code_takes() -> None:
     timed = [cold_run(rows, 40.0, 9.0) for rows in range(1, 1000, 1000 // FEWEST_COLD)]
     found = with_cold(DISPATCH, DISPATCH, timed)
