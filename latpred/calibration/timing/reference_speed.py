@@ -20,9 +20,9 @@ from typing import NamedTuple, TypeVar
 
 import numpy as np
 import torch
+import torch.nn.functional as F
 from numpy.typing import NDArray
 from scipy.ndimage import median_filter
-from torch.nn import functional
 
 from latpred import runtimes
 from latpred.host import CACHE, CACHE_ROWS, COLD_DISPATCH, CONVOLUTION, DISPATCH, PRODUCT, STREAM, THREADS
@@ -288,19 +288,19 @@ class _VariedOps:
 
     def __call__(self) -> None:
         rows, image, heads, ones = self._rows, self._image, self._heads, self._ones
-        functional.layer_norm(rows, (16,), ones, ones)
-        functional.linear(rows, self._weights, ones)
-        functional.gelu(rows)
+        F.layer_norm(rows, (16,), ones, ones)
+        F.linear(rows, self._weights, ones)
+        F.gelu(rows)
         rows.softmax(-1)
         torch.cat((rows, rows))
         rows[self._places]
-        functional.embedding(self._places, self._weights)
-        functional.scaled_dot_product_attention(heads, heads, heads)
+        F.embedding(self._places, self._weights)
+        F.scaled_dot_product_attention(heads, heads, heads)
         torch.bmm(heads[0], heads[0].transpose(1, 2))
         rows.mean(-1)
-        functional.conv2d(image, self._window, padding=1)
-        functional.max_pool2d(image, 2)
-        functional.batch_norm(image, *(ones[:4],) * 4)
+        F.conv2d(image, self._window, padding=1)
+        F.max_pool2d(image, 2)
+        F.batch_norm(image, *(ones[:4],) * 4)
         rows.t().contiguous()
         torch.arange(4)
 
