@@ -228,8 +228,9 @@ def _text(path: Path) -> str:
 
 
 PRODUCT, CONVOLUTION, CACHE, STREAM = "product", "convolution", "cache", "stream"
-DISPATCH, COLD_DISPATCH, THREADS = "dispatch", "cold_dispatch", "threads"
-KINDS = (DISPATCH, COLD_DISPATCH, PRODUCT, CONVOLUTION, CACHE, STREAM, THREADS)
+DISPATCH, COLD_DISPATCH = "dispatch", "cold_dispatch"
+ELEMENTWISE, THREADS = "elementwise", "threads"  # the same op on one thread, and shared among several
+KINDS = (DISPATCH, COLD_DISPATCH, PRODUCT, CONVOLUTION, CACHE, STREAM, ELEMENTWISE, THREADS)
 MEANINGS = {
     DISPATCH: "dispatch",
     COLD_DISPATCH: "dispatch from cold caches",
@@ -237,14 +238,15 @@ MEANINGS = {
     CONVOLUTION: "a convolution in the cache",
     CACHE: "weights from the shared cache",
     STREAM: "a stream through memory",
-    THREADS: "threads that meet",
+    ELEMENTWISE: "an elementwise op",
+    THREADS: "an elementwise op that threads share",
 }
 COLUMN = "speed_{}_us"  # of a measurement table: what a reference took in the run that a cell is of
 SLOWED = "slow_ratio"  # of the same: how many times slower than in the run's fastest moments it was for a cell
 CACHE_ROWS = 32  # of the reference that reads its fp32 weights from the shared cache
 CACHE_MACS_PER_BYTE = CACHE_ROWS / 4
 PRODUCTS = ("gemm", "attention", "rnn")  # families of kernels that go by the reference product
-CONVOLUTIONS = ("conv",)
+CONVOLUTIONS, DEPTHWISE = "conv", "conv_depthwise"
 CORE_CACHE_BYTES = 1 << 20  # cores have a cache of 0.25 to 2 MiB to themselves
 
 
@@ -252,8 +254,9 @@ class Slowdown(NamedTuple):
     """How many times longer things take than at a profile's speed: dispatch, and kernels by what they wait for.
 
     dispatch : Python and calls of modules, whose code stays near. ops : dispatch of ops, each of which runs code of its
-    own. product, convolution : kernels of these kinds, on data of the core's own cache; others go by the mean of both.
-    cache : kernels as far as they read from the cache that cores and neighbours share, or from beyond it.
+    own. product, convolution : kernels of these kinds, on data of the core's own cache. cache : kernels as far as they
+    read from the cache that cores and neighbours share, or from beyond it. elementwise, depthwise : kernels of other
+    kinds, and depthwise convolutions, which go by the same reference.
     """
 
     dispatch: float = 1.0
@@ -261,25 +264,30 @@ class Slowdown(NamedTuple):
     product: float = 1.0
     convolution: float = 1.0
     cache: float = 1.0
+    elementwise: float = 1.0
+    depthwise: float = 1.0
 
     @classmethod
     def usual(cls, fields: Mapping[str, float]) -> Slowdown:
-        """From a profile; one of before there was a reference of cold dispatch has all dispatch slow down alike.
+        """From a profile; of before there were all references, others stand in as `slowdown` says.
 
-        >>> Slowdown.usual({"dispatch": 1.12})
-        Slowdown(dispatch=1.12, ops=1.12, product=1.0, convolution=1.0, cache=1.0)
+        >>> Slowdown.usual({"dispatch": 1.12, "convolution": 1.21})[4:]
+        (1.0, 1.1, 1.21)
         """
-        return cls(**{"ops": fields.get("dispatch", 1.0), **fields})
+        convolution = fields.get("convolution", 1.0)
+        both = math.sqrt(fields.get("product", 1.0) * convolution)
+        stand_ins = {"ops": fields.get("dispatch", 1.0), "elementwise": both, "depthwise": convolution}
+        return cls(**{**stand_ins, **fields})
 
     def near(self, family: str) -> float:
         """The slowdown of a family's kernels on data of the core's own cache.
 
-        >>> Slowdown(product=1.0, convolution=1.44).near("norm")
-        1.2
+        >>> Slowdown(product=1.1, elementwise=1.44).near("norm")
+        1.44
         """
         if family.startswith(CONVOLUTIONS):
-            return self.convolution
-        return self.product if family.startswith(PRODUCTS) else (self.product * self.convolution) ** 0.5
+            return self.depthwise if family.startswith(DEPTHWISE) else self.convolution
+        return self.product if family.startswith(PRODUCTS) else self.elementwise
 
 
 SAME = Slowdown()
@@ -288,12 +296,13 @@ SAME = Slowdown()
 def slowdown(profile_us: Mapping[str, float], now_us: Mapping[str, float], *, asynchronous: bool = False) -> Slowdown:
     """What a machine's reference times now say against those of a profile; one that either lacks changes nothing.
 
-    Of kernels on an `asynchronous` device, which is one of their own, the host's references say nothing. Profiles of
-    before there were references of the shared cache and of cold dispatch lack those: all kernels go by what lies in a
-    core's cache then, and ops by what dispatches from warm caches.
+    Of kernels on an `asynchronous` device, which is one of their own, the host's references say nothing. Products and
+    convolutions go by the mean of the reference of their kind and the elementwise op: beside their innermost loops they
+    pack, copy and share out. Where older profiles lack a reference, the mean of product and convolution stands for that
+    of the shared cache and for an elementwise op on one thread, dispatch from warm caches for that from cold ones.
 
-    >>> slowdown({"dispatch": 100.0, "product": 500.0}, {"dispatch": 120.0, "product": 500.0})
-    Slowdown(dispatch=1.2, ops=1.2, product=1.0, convolution=1.0, cache=1.0)
+    >>> slowdown({"product": 500.0, "threads": 25.0}, {"product": 500.0, "threads": 36.0}).product
+    1.2
     """
     ratios = ratio(profile_us, now_us)
     dispatch = ratios.get(DISPATCH, 1.0)
@@ -301,7 +310,12 @@ def slowdown(profile_us: Mapping[str, float], now_us: Mapping[str, float], *, as
         return Slowdown(dispatch, dispatch)
     product, convolution = (ratios.get(kind, 1.0) for kind in (PRODUCT, CONVOLUTION))
     ops = ratios.get(COLD_DISPATCH, dispatch)
-    return Slowdown(dispatch, ops, product, convolution, ratios.get(CACHE, (product * convolution) ** 0.5))
+    both = math.sqrt(product * convolution)
+    cache, elementwise = ratios.get(CACHE, both), ratios.get(THREADS, ratios.get(ELEMENTWISE))
+    if elementwise is None:
+        return Slowdown(dispatch, ops, product, convolution, cache, both, convolution)
+    product, convolution = (math.sqrt(loops * elementwise) for loops in (product, convolution))
+    return Slowdown(dispatch, ops, product, convolution, cache, elementwise, elementwise)
 
 
 def ratio(profile_us: Mapping[str, float], now_us: Mapping[str, float]) -> dict[str, float]:

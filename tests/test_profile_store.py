@@ -170,6 +170,7 @@ def with_number(text: bytes) -> bytes:
         ),
         (rewritten(lambda document: document.pop("machine")), "missing required field `machine`"),
         (json.dumps({"schema": SCHEMA_VERSION}).encode(), "missing required field"),
+        (b'{"schema": "latpred.profile/1", "profile": {}}', "copy that one"),
         (b'{"a":' + b"[" * 100_000 + b"]" * 100_000 + b"}", "nested too deeply"),
         (encode(profile()).replace(b'"seconds": 42.0', b'"seconds": 1.0, "seconds": 42.0'), "the key 'seconds' twice"),
         (encode(profile()).replace(b'"threads": 1', b'"threads": 9, "threads": 1'), "has the key 'threads' twice"),

@@ -52,23 +52,27 @@ def test_each_kind_of_work_has_its_reference() -> None:
         "cache": 4200.0,
         "stream": 1100.0,
         "threads": 40.0,
+        "elementwise": 25.0,
     }
-    assert host.slowdown(THEN, now) == pytest.approx((1.5, 2.0, 1.0, 1.44, 1.4))
-    assert host.slowdown(THEN, now, asynchronous=True) == Slowdown(1.5, 1.5)
+    assert host.slowdown(THEN, now) == pytest.approx((1.5, 2.0, 1.0, 1.44, 1.4, 1.2, 1.44))  # no elementwise op was read
+    one_thread, several = {**THEN, "elementwise": 16.0}, {**THEN, "elementwise": 16.0, "threads": 17.778}
+    assert host.slowdown(one_thread, now) == pytest.approx((1.5, 2.0, 1.25, 1.5, 1.4, 1.5625, 1.5625))
+    assert host.slowdown(several, now) == pytest.approx((1.5, 2.0, 1.5, 1.8, 1.4, 2.25, 2.25), rel=1e-4)
+    assert host.slowdown(several, now, asynchronous=True) == Slowdown(1.5, 1.5)
 
 
 def test_where_nobody_read_the_shared_cache_all_kernels_go_by_the_others() -> None:
     now = {"dispatch": 100.0, "product": 400.0, "convolution": 288.0, "cache": 4200.0}
     before = {kind: us for kind, us in THEN.items() if kind != "cache"}
-    assert host.slowdown(before, now) == pytest.approx((1.0, 1.0, 1.0, 1.44, 1.2))
-    assert host.slowdown(THEN, before | {"convolution": 288.0}) == pytest.approx((1.0, 1.0, 1.0, 1.44, 1.2))
+    assert host.slowdown(before, now) == pytest.approx((1.0, 1.0, 1.0, 1.44, 1.2, 1.2, 1.44))
+    assert host.slowdown(THEN, before | {"convolution": 288.0}) == pytest.approx((1.0, 1.0, 1.0, 1.44, 1.2, 1.2, 1.44))
 
 
 def test_where_nobody_dispatched_from_cold_caches_ops_go_by_what_dispatches_from_warm_ones() -> None:
     before, slow = {kind: us for kind, us in THEN.items() if kind != "cold_dispatch"}, {"dispatch": 150.0}
     assert host.slowdown(before, {**THEN, **slow}).ops == host.slowdown(THEN, {**before, **slow}).ops == 1.5
-    predictor = Predictor(profile(usual={"dispatch": 1.1, "product": 1.02}))
-    assert predictor.slowdown == Slowdown(1.1, 1.1, 1.02)
+    predictor = Predictor(profile(usual={"dispatch": 1.1, "product": 1.21}))
+    assert predictor.slowdown == pytest.approx((1.1, 1.1, 1.21, 1.0, 1.0, 1.1, 1.0))
 
 
 def test_ops_slow_down_with_cold_dispatch_and_calls_do_not() -> None:
@@ -96,7 +100,7 @@ def test_a_slower_machine_takes_longer_by_what_limits_it() -> None:
     usual, slow = Predictor(profile()).predict(GRAPH), Predictor(profile(), slowdown=Slowdown(2.0)).predict(GRAPH)
     assert slow.overhead_ms == pytest.approx(2 * usual.overhead_ms)
     assert slow.compute_ms == pytest.approx(usual.compute_ms)
-    both = Predictor(profile(), slowdown=Slowdown(1.0, 1.0, 3.0, 3.0, 3.0)).predict(GRAPH)
+    both = Predictor(profile(), slowdown=Slowdown(1.0, 1.0, 3.0, 3.0, 3.0, 3.0)).predict(GRAPH)
     assert both.compute_ms == pytest.approx(3 * usual.compute_ms)
     assert both.latency_ms == pytest.approx(usual.overhead_ms + 3 * usual.compute_ms)
 
@@ -117,7 +121,7 @@ def compute_ms(op: Op, slowdown: Slowdown) -> float:
 )
 def test_kernels_wait_for_the_shared_cache_by_their_bytes(op: Op, share: float) -> None:
     usual = compute_ms(op, SAME)
-    assert compute_ms(op, Slowdown(product=2.0, convolution=2.0)) == pytest.approx((2.0 - share) * usual)
+    assert compute_ms(op, Slowdown(product=2.0, elementwise=2.0)) == pytest.approx((2.0 - share) * usual)
     assert compute_ms(op, Slowdown(cache=2.0)) == pytest.approx((1.0 + share) * usual)
 
 
@@ -156,10 +160,10 @@ def test_each_cell_is_held_against_a_prediction_at_its_own_speed() -> None:
 
 
 def test_kernels_slow_down_with_the_reference_of_their_kind() -> None:
-    slower = Slowdown(product=2.0, convolution=4.5)
+    slower = Slowdown(product=2.0, convolution=4.5, elementwise=8.0, depthwise=7.0)
     ratios = [compute_ms(op, slower) / compute_ms(op, SAME) for op in (factories.linear(8, 64), factories.add(100))]
-    assert ratios == pytest.approx([2.0, 3.0])
-    assert slower.near("conv_depthwise") == 4.5
+    assert ratios == pytest.approx([2.0, 8.0])
+    assert [slower.near(family) for family in ("conv_grouped", "conv_depthwise", "rnn")] == [4.5, 7.0, 2.0]
 
 
 def test_without_a_speed_on_both_sides_there_is_one_error() -> None:
@@ -190,4 +194,4 @@ def test_now_needs_a_profile_of_this_machine_that_states_its_speed() -> None:
 
 
 def test_a_second_of_timing_reads_every_reference() -> None:
-    assert set(reference_speed.speed_now(1, seconds=0.0)) == set(THEN)
+    assert set(reference_speed.speed_now(1, seconds=0.0)) == {*THEN, "elementwise"}

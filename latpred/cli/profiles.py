@@ -171,12 +171,12 @@ def show(name: str, output: Output) -> None:
 
 def show_profile(profile: DeviceProfile, output: Output) -> None:
     """Print a profile."""
-    from latpred.profile.document import to_document
+    from latpred.profile.document import SHOWN, to_document
     from latpred.profile.profile_page import kernel_rows, profile_page
 
     emit(
         output,
-        document=lambda: {"schema": "latpred.profile/1", "profile": to_document(profile)},
+        document=lambda: {"schema": SHOWN, "profile": to_document(profile)},
         rows=lambda: kernel_rows(profile),
         page=lambda: profile_page(profile),
     )

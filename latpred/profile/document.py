@@ -335,8 +335,16 @@ def _diagnosis(data: bytes, error: str) -> str:
     return f"is damaged: {error.rstrip('.')}."
 
 
+SHOWN = "latpred.profile/1"  # schema of what commands print of a profile
+
+
 def _check_schema(document: dict[str, Any], source: str) -> None:
     schema = document.get("schema")
+    if schema == SHOWN:
+        raise ProfileError(
+            f"{source} holds what a command printed of a profile, not the profile. Its file is what "
+            "`latpred profiles path NAME` prints; copy that one."
+        )
     if type(schema) is not int:
         raise ProfileError(f"{source} is JSON but not a profile: it states no schema version. {REPAIR}")
     if schema > SCHEMA_VERSION:

@@ -162,7 +162,7 @@ def test_what_is_measured_first() -> None:
 
 
 def test_a_graph_is_brought_to_the_speed_that_eager_was_measured_at() -> None:
-    slower = Slowdown(dispatch=2.0, product=1.25)
+    slower = Slowdown(dispatch=2.0, product=1.25, elementwise=1.25)
     sized = timed((VIEW, gemm(2000)), tiny=False)._replace(nodes_us=(4.0, 50.0), total_us=108.0)
     assert at_profile_speed(sized, slower)[1:3] == (84.0, (2.0, 40.0))
     tiny = timed((VIEW, gemm(1)), tiny=True)._replace(nodes_us=(0.0, 0.0), total_us=16.0)

@@ -25,7 +25,7 @@ from numpy.typing import NDArray
 from scipy.ndimage import median_filter
 
 from latpred import runtimes
-from latpred.host import CACHE, CACHE_ROWS, COLD_DISPATCH, CONVOLUTION, DISPATCH, PRODUCT, STREAM, THREADS
+from latpred.host import CACHE, CACHE_ROWS, COLD_DISPATCH, CONVOLUTION, DISPATCH, ELEMENTWISE, PRODUCT, STREAM, THREADS
 
 PRODUCT_SIZE = 320  # square, so that all three matrices stay in the cache of one core
 # 12 MiB: more than the core's own cache holds, less than a process may hope to keep in the cache that it shares with
@@ -38,9 +38,10 @@ CONVOLUTION_SHAPE = (1, 64, 28, 28)
 PARTS, DISPATCH_CALLS, THREADED_CALLS = 4, 16, 3
 THREADED_VALUES = 40_000  # just more than PyTorch leaves to one thread
 # By which powers of how slow a moment is each reference took longer on an EPYC of family 26 with one thread, beside
-# neighbours; for runs that saw too few slow moments, or too few others, to say so themselves.
-USUAL_POWERS = {DISPATCH: 1.0, PRODUCT: 0.12, CONVOLUTION: 0.5, CACHE: 0.25, STREAM: 0.35, THREADS: 1.0}
-USUAL_POWERS[COLD_DISPATCH] = USUAL_POWERS[DISPATCH]  # not measured
+# neighbours, and an elementwise op on one of family 25 with one thread and two; for runs that saw too few slow moments,
+# or too few others, to say so themselves.
+USUAL_POWERS = {DISPATCH: 1.0, PRODUCT: 0.12, CONVOLUTION: 0.5, CACHE: 0.25, STREAM: 0.35}
+USUAL_POWERS |= {COLD_DISPATCH: 1.0, ELEMENTWISE: 0.75, THREADS: 0.75}
 FEWEST_MOMENTS = 5
 READINGS_AROUND = 31  # of a run, whose median says how fast the machine is in a minute: a single one scatters by 10 %
 REPEATS = {PRODUCT: 3, CACHE: 3, COLD_DISPATCH: 5, STREAM: 1, DISPATCH: 3, THREADS: 3, CONVOLUTION: 3}
@@ -202,15 +203,15 @@ def _has_own_threads(runtime: str) -> bool:
 
 def at_full_speed(
     groups: Sequence[Sequence[Timed]], slow: Sequence[float], least: int = 1
-) -> tuple[list[Timed], float]:
-    """Timings taken at full speed, and how slow it was for the slowest; also the least slowed where those are too few.
+) -> tuple[list[Timed], list[float]]:
+    """Timings taken at full speed, and how slow it was for each; also the least slowed where those are too few.
 
     A group was taken between two looks at the speed, and `slow` says how slow it was for each.
 
     >>> at_full_speed([[1.0, 1.1], [1.6], [0.9]], [1.0, 1.5, 1.02])
-    ([1.0, 1.1, 0.9], 1.02)
+    ([1.0, 1.1, 0.9], [1.0, 1.0, 1.02])
     >>> at_full_speed([[1.6], [1.3]], [1.5, 1.3])
-    ([1.3], 1.3)
+    ([1.3], [1.3])
     """
     used: list[int] = []
     count = 0
@@ -219,13 +220,12 @@ def at_full_speed(
             break
         used.append(index)
         count += len(groups[index])
-    return [value for index in sorted(used) for value in groups[index]], max(
-        [slow[index] for index in used], default=1.0
-    )
+    kept = [(value, slow[index]) for index in sorted(used) for value in groups[index]]
+    return [value for value, _ in kept], [ratio for _, ratio in kept]
 
 
 class ReferenceTimer:
-    """Reference work by kind: dispatch, products and a convolution, near or far in the caches, a stream, threads.
+    """Reference work by kind: dispatch, products and a convolution, near or far in the caches, a stream, elementwise.
 
     Ops dispatch from cold caches where each is called once, after weights went through the caches: in a model the code
     of an op has left them before the next op of its kind.
@@ -245,7 +245,7 @@ class ReferenceTimer:
         self._weights = torch.randn(CACHE_WEIGHTS, generator=draw)
         self._rows = torch.randn(CACHE_ROWS, CACHE_WEIGHTS[0], generator=draw)
         self._products = torch.empty(CACHE_ROWS, CACHE_WEIGHTS[1])
-        self._stream = torch.ones(STREAM_BYTES // 4)
+        self._stream, self._wide = torch.ones(STREAM_BYTES // 4), torch.ones(THREADED_VALUES)
         self._work: dict[str, Callable[[], object]] = {
             PRODUCT: lambda: torch.mm(self._factor, self._factor, out=self._result),
             CONVOLUTION: lambda: torch.relu_(torch.conv2d(self._image, self._window, padding=1)),
@@ -259,9 +259,10 @@ class ReferenceTimer:
         """Microseconds that each reference takes now: the median of a few, after one that brings its code near."""
         moments = [self._gauge.read() for _ in range(REPEATS[DISPATCH])]
         dispatch_us, threads_us = np.median(np.array(moments), axis=0).tolist()
-        reading = {DISPATCH: dispatch_us, **({THREADS: threads_us} if self._threads > 1 else {})}
         with torch.inference_mode():
-            return reading | {kind: self._us(kind) for kind in self._work}
+            alone = self._threads == 1  # then the gauge has no loop that threads share
+            wide = {ELEMENTWISE: 1e6 * _in_parts(THREADED_CALLS, self._wide.neg_)} if alone else {THREADS: threads_us}
+            return {DISPATCH: dispatch_us} | wide | {kind: self._us(kind) for kind in self._work}
 
     def _us(self, kind: str) -> float:
         work, before, taken = self._work[kind], self._before.get(kind), []

@@ -196,7 +196,7 @@ def _sampled(device: Device, sample: Callable[[], float], plan: Plan) -> list[fl
 
 
 def _gauged(device: Device, sample: Callable[[], float], plan: Plan, gauge: SpeedGauge) -> tuple[list[float], float]:
-    """Samples taken at full speed, or the least slowed ones where those are too few, and how slow it was for them."""
+    """Samples at full speed, or the least slowed where those are too few, and how slow it was for the middle one."""
     start = device.clock()
     groups: list[list[float]] = []
     moments = [gauge.read()]
@@ -206,17 +206,17 @@ def _gauged(device: Device, sample: Callable[[], float], plan: Plan, gauge: Spee
         spent_s = device.clock() - start
         kept, slow = at_full_speed(groups, gauge.between(moments), plan.least)
         if len(kept) >= plan.most or (len(kept) >= plan.least and spent_s > PATIENCE * plan.budget_s):
-            return kept, slow
+            return kept, float(np.median(slow))
         precise = spent_s >= plan.least_s and len(kept) >= ENOUGH and _standard_error(kept) <= plan.precision
-        if slow <= SLOW and len(kept) >= plan.least and (precise or spent_s > plan.budget_s):
-            return kept, slow
+        if max(slow) <= SLOW and len(kept) >= plan.least and (precise or spent_s > plan.budget_s):
+            return kept, float(np.median(slow))
 
 
 def turns(turn: Callable[[], Turn], gauge: SpeedGauge, *, repeats: int, budget_s: float) -> tuple[list[Turn], float]:
     """Take turns, looking at the speed before and after each, until so many were at full speed or the budget is spent.
 
     Gives what came of those at full speed, of at least the `FEWEST_TURNS` least slowed ones, and how slow it was for
-    the slowest of them.
+    the middle one of them, as the median of what they took is.
     """
     start, moments = time.perf_counter(), [gauge.read()]
     done: list[Turn] = []
@@ -227,7 +227,8 @@ def turns(turn: Callable[[], Turn], gauge: SpeedGauge, *, repeats: int, budget_s
         good = sum(one <= SLOW for one in slow)
         given_up = len(done) >= FEWEST_TURNS and spent_s > PATIENCE * budget_s
         if good >= repeats or (good >= FEWEST_TURNS and spent_s > budget_s) or given_up:
-            return at_full_speed([[one] for one in done], slow, FEWEST_TURNS)
+            kept, of_kept = at_full_speed([[one] for one in done], slow, FEWEST_TURNS)
+            return kept, float(np.median(of_kept))
 
 
 def _for_a_while(device: Device, sample: Callable[[], float]) -> list[float]:
