@@ -224,6 +224,7 @@ def _shift_fields(shift: Shift) -> dict[str, Any]:
         "p90": shift.p90,
         "common": shift.common,
         "gates": ", ".join("passed" if passed else "failed" for passed in shift.passed),
+        "models": shift.models,
         **{f"speed_{kind}": ratio for kind, ratio in shift.speed.items()},
     }
 
@@ -240,7 +241,8 @@ def _shifts_page(rows: list[dict[str, Any]]) -> Page:
     for row in rows:
         ratios = [f"{said} x{row[f'speed_{kind}']:.2f}" for kind, said in MEANINGS.items() if f"speed_{kind}" in row]
         speeds.append(f"{row['calibrations']}, reference times: {', '.join(ratios)}")
-    title = f'Shift of predictions of the suite "{SUITE}" at equal speed of the machine:'
+    count = rows[0]["models"]
+    title = f'Shift of predictions of {count} models of the suite "{SUITE}" at equal speed of the machine:'
     return Page(title, [Table(heads, cells, left=("calibrations", "gates")), *speeds])
 
 

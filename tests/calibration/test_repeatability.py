@@ -30,7 +30,7 @@ def test_a_slower_machine_is_no_shift_and_what_speed_does_not_explain_is_one() -
     assert (shift.median, shift.p90) == pytest.approx((0.0, 0.0), abs=1e-9)
     assert shift.common > 1.0
     assert shift.speed == {"dispatch": 1.5}
-    assert (shift.first, shift.second, shift.passed) == (1, 2, (True, True))
+    assert (shift.first, shift.second, shift.passed, shift.models) == (1, 2, (True, True), len(GRAPHS))
 
 
 def test_each_two_calibrations_are_compared() -> None:

@@ -9,6 +9,7 @@ from itertools import chain, cycle, repeat
 
 import pytest
 from factories import bare, graph
+from gauges import ScriptedGauge
 
 from latpred.calibration.devices.simulated import SimulatedDevice, SimulatedSpec
 from latpred.calibration.timing import timer
@@ -64,6 +65,12 @@ def test_constant_call_is_timed_exactly(device, measure):
     assert timed.spread_s == pytest.approx(0, abs=1e-12)
     assert timed.stable
     assert timed.n >= 15
+
+
+def test_a_median_is_as_slow_as_its_middle_sample(device):
+    plan = Plan(least=3, most=9, budget_s=0.0, warmup_s=0.0)
+    timed = timer.single(device, device.taking(repeat(5e-3)), plan, ScriptedGauge([1.6, 1.5, 1.3, 1.3]))
+    assert (timed.n, timed.slow) == (3, 1.5)
 
 
 def test_first_calls_are_warm_up_and_not_counted(device):

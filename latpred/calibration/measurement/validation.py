@@ -165,6 +165,7 @@ class Shift(NamedTuple):
     p90: float
     speed: dict[str, float]  # reference times of the second over those of the first
     passed: tuple[bool, bool]  # whether each passed its gate
+    models: int  # of the suite that could be traced
 
 
 def repeat(calibrate: Callable[[int], DeviceProfile], times: int, suite: str = "blind") -> list[Shift]:
@@ -210,6 +211,7 @@ def _shift(index: int, other: int, first: DeviceProfile, second: DeviceProfile, 
         p90=float(np.quantile(off, 0.9)),
         speed=host.ratio(first.speed, second.speed),
         passed=(first.acceptance.passed, second.acceptance.passed),
+        models=len(graphs),
     )
 
 
