@@ -8,9 +8,7 @@ and everything computed on integers. A real wider model may differ by what it ro
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Sequence
-from functools import lru_cache, partial
-from itertools import chain
+from collections.abc import Iterator, Sequence
 from typing import NamedTuple
 
 import msgspec
@@ -23,30 +21,6 @@ _ELEMENT_BYTES = {"float16": 2, "bfloat16": 2, "float64": 8}
 _FUSED = "scaled_dot_product_"  # in the names of calls that compute it as a whole
 REWRITTEN = "attention in parts is worked out from the fused calls of the model"
 _PRODUCTS = ("bmm", "attention", "gemm", "conv")
-MOST_OPS = 20_000  # whose rewriting is kept
-
-
-class KeptRewrite:
-    """What a function makes of ops; the same objects each time for ops that graphs share, as those of a supernet do."""
-
-    def __init__(self, rewrite: Callable[[Op], Iterable[Op]]) -> None:
-        self._rewrite = rewrite
-        self._by_op: dict[int, tuple[Op, ...]] = {}
-        self._ops: list[Op] = []  # kept, so that nothing else gets their identities
-
-    def __call__(self, ops: tuple[Op, ...]) -> Iterator[Op]:
-        """What is made of all ops of a pass."""
-        if len(self._ops) > MOST_OPS:
-            self._by_op, self._ops = {}, []
-        made = list(map(self._by_op.get, map(id, ops)))
-        if None in made:
-            made = [self._by_op.get(id(op)) or self._made(op) for op in ops]
-        return chain.from_iterable(made)  # type: ignore[arg-type]
-
-    def _made(self, op: Op) -> tuple[Op, ...]:
-        made = self._by_op[id(op)] = tuple(self._rewrite(op))
-        self._ops.append(op)
-        return made
 
 
 def attended(graph: ModelGraph, attention: str) -> ModelGraph:
@@ -88,7 +62,8 @@ def unfused(graph: ModelGraph, *, scales_scores: bool = False) -> ModelGraph:
     autocast = bool(graph.target)  # which an eager graph has where autocast was entered
 
     def rewrite(ops: tuple[Op, ...], *, at_one: bool) -> tuple[Op, ...]:
-        return tuple(_parts_in(_Parts(at_one, autocast, scales_scores))(ops))
+        how = _Parts(at_one, autocast, scales_scores)
+        return tuple(part for op in ops for part in _parts_of(op, how))
 
     ops = (*graph.ops, *(graph.ops_at_one or ()))
     if not any(_FUSED in name for name in {op.name for op in ops}) or not any(map(_is_fused, ops)):
@@ -117,11 +92,6 @@ class _Parts(NamedTuple):
     at_one: bool
     autocast: bool
     scales_scores: bool
-
-
-@lru_cache(maxsize=8)
-def _parts_in(how: _Parts) -> KeptRewrite:
-    return KeptRewrite(partial(_parts_of, how=how))
 
 
 def _parts_of(op: Op, how: _Parts) -> Iterator[Op]:

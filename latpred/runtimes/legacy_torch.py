@@ -7,16 +7,17 @@ know nothing of this, and neither do profiles that were measured with the instal
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from contextvars import ContextVar
 from functools import lru_cache, partial
+from itertools import chain
 from typing import NamedTuple
 
 import msgspec
 
 from latpred.graph.graph import NO_PYTHON, Affine, ModelGraph, Op, rewritten
-from latpred.graph.rewrites import KeptRewrite, elementwise, itemsize, unfused, view
+from latpred.graph.rewrites import elementwise, itemsize, unfused, view
 from latpred.ops.families import root
 from latpred.profile.gpus import Spec
 from latpred.query import AMP
@@ -38,6 +39,7 @@ LIBRARY_CLASSES = {  # host classes of families that libraries serve
     "bmm": "gemm",
     "embedding": "index",
 }
+MOST_OPS = 20_000  # whose rewriting is kept
 _rewritten: IdentityCache[ModelGraph, dict[tuple[str, str], ModelGraph]] = IdentityCache()
 _ERA: ContextVar[str] = ContextVar("era", default="")
 
@@ -123,9 +125,32 @@ def rewrites(era: str, runtime: str) -> bool:
     return era == TORCH_1_12 and runtime in REWRITTEN
 
 
+class _OlderOps:
+    """What a function makes of ops; the same objects each time for ops that graphs share, as those of a supernet do."""
+
+    def __init__(self, older: Callable[[Op], Iterable[Op]]) -> None:
+        self._older = older
+        self._by_op: dict[int, tuple[Op, ...]] = {}
+        self._ops: list[Op] = []  # kept, so that nothing else gets their identities
+
+    def __call__(self, ops: tuple[Op, ...]) -> Iterator[Op]:
+        """What is made of all ops of a pass."""
+        if len(self._ops) > MOST_OPS:
+            self._by_op, self._ops = {}, []
+        older = list(map(self._by_op.get, map(id, ops)))
+        if None in older:
+            older = [self._by_op.get(id(op)) or self._made(op) for op in ops]
+        return chain.from_iterable(older)  # type: ignore[arg-type]
+
+    def _made(self, op: Op) -> tuple[Op, ...]:
+        older = self._by_op[id(op)] = tuple(self._older(op))
+        self._ops.append(op)
+        return older
+
+
 @lru_cache(maxsize=8)
-def _older_ops(era: str, precision: str) -> KeptRewrite:
-    return KeptRewrite(partial(_torch_1_12, precision=precision) if era == TORCH_1_12 else _torch_2)
+def _older_ops(era: str, precision: str) -> _OlderOps:
+    return _OlderOps(partial(_torch_1_12, precision=precision) if era == TORCH_1_12 else _torch_2)
 
 
 def _torch_2(op: Op) -> tuple[Op]:

@@ -179,10 +179,7 @@ def test_under_autocast_each_op_has_a_host_class_of_its_own_format() -> None:
 
 @pytest.mark.parametrize("era", [TORCH_1_12, TORCH_2])
 def test_ops_that_graphs_share_are_rewritten_once(era: str) -> None:
-    convolutions = trace(nn.Sequential(nn.Conv2d(3, 8, 3), nn.ReLU(), nn.Conv2d(8, 8, 1, groups=2)), image=16)
-    for graph in (convolutions, trace(_Attention(fused=True), torch.zeros(1, 10, 64))):
-        first, second = (as_run_in(era, msgspec.structs.replace(graph)) for _ in range(2))  # which share their ops
-        for batch in (1, 2):
-            assert first.at(batch) == second.at(batch)
-            assert all(one is other for one, other in zip(first.at(batch), second.at(batch), strict=True))
-        assert first.ops != graph.ops or (era == TORCH_2 and graph is not convolutions)  # where nothing differs
+    graph = trace(nn.Sequential(nn.Conv2d(3, 8, 3), nn.ReLU(), nn.Conv2d(8, 8, 1, groups=2)), image=16)
+    first, second = (as_run_in(era, msgspec.structs.replace(graph)).ops for _ in range(2))  # which share their ops
+    assert first == second != graph.ops
+    assert all(one is other for one, other in zip(first, second, strict=True))
