@@ -146,6 +146,13 @@ def test_runs_without_slow_moments_take_the_usual_powers() -> None:
     assert RunSpeed.of([]) == RunSpeed.of([{}]) == reference_speed.FULL
 
 
+def test_a_few_readings_of_dispatch_that_scattered_are_no_slow_moments() -> None:
+    usual, scattered = {DISPATCH: 100.0, "product": 400.0}, {DISPATCH: 120.0, "product": 400.0}
+    speed = RunSpeed.of([usual] * 60 + [scattered] * (reference_speed.FEWEST_SLOW - 1))
+    assert speed.powers["product"] == reference_speed.USUAL_POWERS["product"]
+    assert RunSpeed.of([usual] * 60 + [scattered] * reference_speed.FEWEST_SLOW).powers["product"] == 0.0
+
+
 TOGETHER = {DISPATCH: 100.0, THREADS: 28.0, "stream": 2000.0}
 MOVED = {DISPATCH: 103.0, THREADS: 50.0, "stream": 1200.0}
 

@@ -42,7 +42,8 @@ THREADED_VALUES = 40_000  # just more than PyTorch leaves to one thread
 # or too few others, to say so themselves.
 USUAL_POWERS = {DISPATCH: 1.0, PRODUCT: 0.12, CONVOLUTION: 0.5, CACHE: 0.25, STREAM: 0.35}
 USUAL_POWERS |= {COLD_DISPATCH: 1.0, ELEMENTWISE: 0.75, THREADS: 0.75}
-FEWEST_MOMENTS = 5
+# Where few moments are slow, most of those are only readings of dispatch that scattered: nothing else was slower then.
+FEWEST_SLOW, FEWEST_FAST = 20, 5
 READINGS_AROUND = 31  # of a run, whose median says how fast the machine is in a minute: a single one scatters by 10 %
 REPEATS = {PRODUCT: 3, CACHE: 3, COLD_DISPATCH: 5, STREAM: 1, DISPATCH: 3, THREADS: 3, CONVOLUTION: 3}
 FASTEST = 0.1  # quantile of readings that stands for the fastest moments of a run: most may be slow ones
@@ -412,7 +413,7 @@ def moment_of(read_us: Mapping[str, float]) -> SpeedReading:
 def _power(us: Floats, slow: Floats, usual: float) -> float:
     """By which power of how slow a moment is a reference takes longer, from slow moments beside fast ones."""
     fast = slow <= SLOW
-    if min(fast.sum(), (~fast).sum()) < FEWEST_MOMENTS:
+    if (~fast).sum() < FEWEST_SLOW or fast.sum() < FEWEST_FAST:
         return usual
     longer = np.log(np.median(us[~fast]) / np.median(us[fast])) / np.log(np.median(slow[~fast]) / np.median(slow[fast]))
     return float(np.clip(longer, 0.0, 1.2))
