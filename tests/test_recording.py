@@ -111,7 +111,7 @@ def test_what_is_no_recording(tmp_path: Path) -> None:
     (tmp_path / MANIFEST).write_text('{"schema": "latpred.profile/1"}')
     with pytest.raises(RecordingError, match=r"is no recording but 'latpred\.profile/1'"):
         load(tmp_path)
-    with pytest.raises(RecordingError, match=r"There is no recording in .*, or a shipped one: epyc-genoa-everyday, "):
+    with pytest.raises(RecordingError, match=r"There is no recording in .*, or a shipped one: epyc-genoa-compile, "):
         load(tmp_path / "nowhere")
 
 

@@ -25,8 +25,10 @@ RECORDINGS = (
     Shipped("epyc-shared-everyday", 150, 0.08, 0.18),
     Shipped("epyc-shared-runtimes", 234, 0.06, 0.23),
     Shipped("epyc-shared-compile", 150, 0.10, 0.24),
-    Shipped("epyc-genoa-sealed", 140, 0.09, 0.15),
-    Shipped("epyc-genoa-everyday", 150, 0.07, 0.20),
+    Shipped("epyc-genoa-sealed", 140, 0.06, 0.12),
+    Shipped("epyc-genoa-everyday", 150, 0.07, 0.19),
+    Shipped("epyc-genoa-runtimes", 234, 0.07, 0.20),
+    Shipped("epyc-genoa-compile", 50, 0.10, 0.23),
     Shipped("xeon-shared-runtimes", 234, 0.09, 0.28),
 )
 

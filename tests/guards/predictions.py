@@ -21,6 +21,8 @@ RECORDINGS = {
     "epyc-shared-runtimes": "epyc-shared",
     "epyc-genoa-sealed": "epyc-genoa",
     "epyc-genoa-everyday": "epyc-genoa",
+    "epyc-genoa-runtimes": "epyc-genoa",
+    "epyc-genoa-compile": "epyc-genoa",
 }
 GPUS = ("rtx-8000", "rtx-2080ti", "rtx-3090", "rtx-a6000", "titan-x-pascal")
 DATASHEET = "h100"  # a GPU that is predicted from what its maker says
