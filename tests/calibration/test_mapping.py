@@ -128,7 +128,7 @@ def test_tables_of_several_forms_are_read_as_one(tmp_path: Path) -> None:
     table({}, {"batch": "2", "software": "torch 1.13.1"}).to_csv(tmp_path / "lab.csv.gz", index=False)
     found = read_all([tmp_path / "tax.csv", tmp_path / "lab.csv.gz"], rules(tmp_path))
     assert found.cells["x_source"].tolist() == ["tax", "tax", "lab", "lab"]
-    assert found.eras() == [TORCH_1_12, TORCH_1_12, "torch-2", TORCH_1_12]
+    assert published_table.eras(found.cells) == [TORCH_1_12, TORCH_1_12, "torch-2", TORCH_1_12]
     assert published_table.read(found) is found
 
 
