@@ -34,7 +34,7 @@ from latpred.calibration.published.fitted_profiles import (
     unnamed_hosts,
 )
 from latpred.calibration.published.joint_fit import Problem, problem
-from latpred.calibration.published.leave_out import SMALL, HoldoutRows, by_gpu
+from latpred.calibration.published.leave_out import SMALL, HoldoutRows, by_column
 from latpred.calibration.published.parameters import DEVIATING
 from latpred.calibration.published.published_table import PRODUCT, Graphs, PublishedTable
 from latpred.calibration.published.row_counts import ALONE, EAGER, SCRIPTED
@@ -73,7 +73,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
             "sources": ", ".join(sorted(set(fitted.rows.source))),
             "gpus": ", ".join(sorted(spec.name for spec in fitted.gpus.values())),
         }
-        common = shared_of(fitted, holdout, by_gpu(fitted, 0), SOURCE.format(**names))
+        common = shared_of(fitted, holdout, by_column(fitted, "gpu"), SOURCE.format(**names))
         asked.output.write_bytes(msgspec.json.format(msgspec.json.encode(common), indent=1) + b"\n")
         print(f"written to {asked.output}")
     if asked.profiles:

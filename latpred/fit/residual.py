@@ -110,8 +110,7 @@ def _learn(points: Floats, targets: Floats, factors: Floats, jumps: bool, start:
 
     bounds = [(m - 4 * w, m + 4 * w) for m, w in zip(middle, width, strict=True)]
     solution = minimize(loss, middle if start is None else start, jac=True, bounds=bounds, method="L-BFGS-B")
-    best: Floats = solution.x
-    return best
+    return np.asarray(solution.x)
 
 
 def _likelihood(hyper: Floats, apart: Floats, targets: Floats, factors: Floats, jumps: bool) -> tuple[float, Floats]:

@@ -80,10 +80,10 @@ def _fit_constants(
         return _robust_cost(errors(steps, whole)[: len(taken)])
 
     def fitted(steps: Floats, whole: float) -> Floats:
-        found: Floats = least_squares(
+        solution = least_squares(
             errors, steps, loss="soft_l1", f_scale=_SOFT, max_nfev=_STEPS, bounds=(-_REACH, _REACH), args=(whole,)
-        ).x
-        return found
+        )
+        return np.asarray(solution.x)
 
     steps, whole = fitted(np.zeros(len(start)), 0.0), 0.0
     likely = min(_WHOLE_MACS, key=lambda macs: cost(steps, macs))

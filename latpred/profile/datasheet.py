@@ -112,7 +112,7 @@ def limits_of_cpu(device: DeviceInfo, macs_per_us: float = inf) -> Limits:
 
 PROVENANCE = "datasheet"
 CAVEAT = "nothing was measured: datasheet peaks with typical efficiencies"
-ADVICE = "latpred calibrate on a machine that has one"
+ADVICE = "Measure it: latpred calibrate on a machine that has one"
 
 LAUNCH_US, SYNC_US = 5.0, 10.0
 COPY_BYTES_PER_US = 12_000.0  # PCIe 3.0 x16, pinned
@@ -177,7 +177,7 @@ def profile_of(spec: Spec, common: Shared | None = None) -> DeviceProfile:
             for precision in spec.precisions
         },
         samples=(),
-        acceptance=Acceptance(False, {"measured": "no: from a datasheet"}, (f"Measure it: {ADVICE}",)),
+        acceptance=Acceptance(False, {"measured": "no: from a datasheet"}, (ADVICE,)),
         seconds=0.0,
     )
 

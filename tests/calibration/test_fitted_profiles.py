@@ -28,7 +28,7 @@ from latpred.calibration.published.latency_model import evaluate
 from latpred.calibration.published.leave_out import HoldoutRows, evaluate_left_out
 from latpred.calibration.published.parameters import HOST, Parameters
 from latpred.calibration.published.published_table import PublishedTable, read
-from latpred.calibration.published.row_counts import as_run_by, family_of
+from latpred.calibration.published.row_counts import as_run_by, family_of, group_of
 from latpred.errors import TableError, UsageError
 from latpred.graph.graph import ModelGraph
 from latpred.profile import datasheet, gpus, hosts, store
@@ -201,7 +201,7 @@ def test_only_models_of_a_gpu_are_left_out_where_nothing_else_is_asked() -> None
 
 def test_a_gpu_left_out_keeps_one_row_of_each_run(fitted: Fit) -> None:
     problem = fitted[0]
-    none, some = leave_out.by_gpu(problem, 0), leave_out.by_gpu(problem, 3)
+    none, some = (leave_out.by_column(problem, "gpu", shots=shots) for shots in (0, 3))
     assert len(none.frame) == len(problem.rows) - len(set(problem.rows.run))
     assert set(none.frame["batch"]) == set(problem.rows.batch)
     assert none.errors()["all"].median < 0.25
@@ -229,18 +229,15 @@ def test_a_named_host_starts_from_its_factor_over_the_middle_of_all() -> None:
 def demand_same_clocks(profile_theta: Fit, predictor: Predictor, model: str, gpu: str, runtime: str) -> None:
     """A profile predicts the two clocks of the latency model that it was fitted from."""
     problem, theta = profile_theta
+    rows = problem.rows
     for precision in ("fp32", "fp16"):
         graph = today(graphs()[key_of(model, precision)], model)
         curve = predictor.curve(graph, (1, 256), runtime=runtime, protocol="pipelined")
-        (block,) = (
-            block
-            for block in problem.blocks
-            if (gpu, precision, runtime)
-            == tuple(getattr(problem.rows, name)[block.rows[0]] for name in ("gpu", "precision", "runtime"))
-        )
-        state, mine = evaluate(block, theta), problem.rows.model[block.rows] == model
+        there = (rows.gpu == gpu) & (rows.precision == precision) & (rows.runtime == runtime) & (rows.model == model)
+        (block,) = (block for block in problem.blocks if there[block.rows].any())
+        state, mine = evaluate(block, theta), there[block.rows]
         for batch, compute_ms in zip((1, 256), curve.compute_ms, strict=True):
-            device_us = state.device_us[mine & (problem.rows.batch[block.rows] == batch)][0]
+            device_us = state.device_us[mine & (rows.batch[block.rows] == batch)][0]
             assert compute_ms == pytest.approx(device_us / 1e3, rel=2e-3)
         assert state.host_us[mine].min() < curve.overhead_ms[0] * 1e3 < state.host_us[mine].max()
 
@@ -420,6 +417,8 @@ def test_scripted_pointwise_kernels_are_one_and_engines_have_none() -> None:
     assert joined.macs(4) == engine.macs(4) == graph.macs(4)
     assert not any(op.python_calls or op.module_calls for op in joined.ops)
     assert joined.bytes(4) < graph.bytes(4)
+    assert {family_of(op) for op in graph.ops if op.family.startswith("elementwise.")} == {"elementwise"}
+    assert [group_of(name) for name in ("conv.3x3", "softmax", "gemm")] == ["convolutions", "memory-bound", "gemm"]
 
 
 def unfitted(
@@ -488,7 +487,7 @@ def test_what_gpus_have_in_common_predicts_one_that_nobody_measured(fitted: Fit)
     script = runpy.run_path(str(Path(__file__).parents[2] / "examples" / "framework_tax" / "datasheets.py"))
     holdout = script["without_gpu"](problem)
     assert set(holdout.frame["device"]) == set(GPUS)
-    shared = script["shared_of"](problem, holdout, leave_out.by_gpu(problem, 0), "made up")
+    shared = script["shared_of"](problem, holdout, leave_out.by_column(problem, "gpu"), "made up")
     assert shared.error == pytest.approx(holdout.errors()["all"].median, rel=1e-3)
     assert set(shared.kernels) == {datasheet.ANY, "7.0"}
     assert shared.kernels["7.0"]["conv.3x3"]["fp32"]["compute"] == pytest.approx(2.0, rel=0.3)

@@ -69,9 +69,12 @@ def test_models_of_a_large_source_are_drawn_always_the_same() -> None:
 def test_repeats_of_a_run_count_once_and_tenfold_contradictions_less() -> None:
     table = read(pd.concat([rows(), rows(latency_s=[0.005, 0.013]), rows(latency_s=[0.006, 0.014])]))
     assert table.cells["latency_s"].tolist() == [0.005, 0.013]
+    assert table.cells["repeat_ratio"].tolist() == pytest.approx([1.5, 14 / 12])
+    assert table.cells["n"].tolist() == [3, 3]
     assert "4 rows repeat a cell of their run" in table.notes[0]
     assert table.weight.tolist() == [1.0, 1.0]
     table = read(pd.concat([rows(), rows(run="b", latency_s=[0.05, 0.012])]))
+    assert (set(table.cells["n"]), table.cells["repeat_ratio"].isna().all()) == ({1}, True)
     assert table.weight.tolist() == [0.1, 1.0, 0.1, 1.0]
     assert "2 rows contradict others of their cell tenfold or more" in table.notes[0]
     assert "resnet18" in table.notes[0]

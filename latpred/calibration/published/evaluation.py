@@ -66,9 +66,14 @@ def _traced(
 ) -> tuple[Graphs, pd.DataFrame]:
     """Eager traces, of the time that a profile is of, and the rows that it can predict; the notes say about others."""
     predictor = Predictor(profile)
-    setups = cells[["runtime", "precision"]].drop_duplicates()
-    refused = {tuple(setup): _refusal(predictor, *setup) for setup in setups.itertuples(index=False, name=None)}
-    reasons = [refused[setup] for setup in zip(cells["runtime"], cells["precision"], strict=True)]
+    setups = list(zip(cells["runtime"], cells["precision"], strict=True))
+    refused = dict.fromkeys(setups, "")
+    for setup in refused:
+        try:
+            predictor.check(*setup)
+        except LatpredError as error:
+            refused[setup] = str(error)
+    reasons = [refused[setup] for setup in setups]
     keys = [published_table.as_traced(key, predictor.era) for key in published_table.keys_of(cells)]
     lacking: dict[str, str] = {}
     wanted = [key for key, reason in zip(keys, reasons, strict=True) if not reason]
@@ -83,15 +88,6 @@ def _traced(
         if not reason
     }
     return graphs, usable
-
-
-def _refusal(predictor: Predictor, runtime: str, precision: str) -> str:
-    """Why a profile cannot predict a runtime in a precision; "" where it can."""
-    try:
-        predictor.check(runtime, precision)
-    except LatpredError as error:
-        return str(error)
-    return ""
 
 
 def _predicted(cells: pd.DataFrame, graphs: Graphs, profile: DeviceProfile) -> pd.DataFrame:

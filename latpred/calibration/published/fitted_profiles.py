@@ -122,7 +122,7 @@ def fit_profiles(
         progress("fitting")
     thetas = whole.thetas()
     wanted = only or sorted(set(whole.rows.gpu[whole.rows.runtime == EAGER]))
-    holdout = leave_out.by_column(whole, "model", progress, wanted) if judge else None
+    holdout = leave_out.by_column(whole, "model", progress, gpus=wanted) if judge else None
     profiles = {}
     for gpu in wanted:
         accuracies = {runtime: _accuracy(holdout, gpu, runtime) for runtime in thetas}

@@ -252,6 +252,7 @@ def problem(
     named = frame.rename(columns={"device": "gpu", "input_kind": "group", tables.SOURCE: "source"})
     rows = Rows(
         cell=cell,
+        design=_objects(datasheets[name].design for name in frame["device"]),
         batch=frame["batch"].to_numpy(np.int64),
         log_us=np.log(frame["latency_s"].to_numpy(float) * US_PER_S),
         **{name: _objects(named[name]) for name in TEXTS},

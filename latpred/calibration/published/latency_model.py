@@ -40,6 +40,7 @@ class Rows:
 
     cell: Ints
     gpu: Objects
+    design: Objects  # of its multiprocessors
     precision: Objects
     runtime: Objects
     run: Objects

@@ -96,55 +96,40 @@ class HoldoutRows:
 
 
 def by_column(
-    problem: Problem, by: str, progress: Progress | None = None, gpus: Sequence[str] | None = None
+    problem: Problem, by: str, progress: Progress | None = None, *, gpus: Sequence[str] | None = None, shots: int = 0
 ) -> HoldoutRows:
-    """Every model, run, design of multiprocessors, source or named host predicted from all others.
+    """Every model, GPU, run, design of multiprocessors, source or named host predicted from all others.
 
     Runs, and models where there are many, are left out by tenths; with `gpus`, only the models that these have. One row
     of each run tells its host, unless it is hosts that are left out, which are known by their names; where models are,
-    only runs without any other model need that.
+    only runs without any other model need that. With `shots`, so many models of a GPU are seen, in several draws.
     """
-    rows, values = problem.rows, _values(problem, by)
+    rows, values = problem.rows, getattr(problem.rows, by)
     wanted = values != "" if by == "host" else np.ones(len(rows), bool)
     if by == "model":
         wanted = (rows.runtime != ALONE) & (gpus is None or np.isin(rows.gpu, gpus))
     names = np.array(sorted(set(values[wanted])), dtype=object)
     tenths = by == "run" or (by == "model" and len(names) > MOST_FOLDS)
+    of_gpu = f", {shots} models" if by == "gpu" else ""
     folds = []
     for part in _tenths(names) if tenths else [[name] for name in names]:
         mine = np.isin(values, part)
         alone = mine & ~np.isin(rows.run, rows.run[~mine]) if by == "model" else mine
         told = np.zeros(len(rows), bool) if by == "host" else _one_of_each_run(problem, alone)
-        folds.append((f"{len(part)} {by}s" if tenths else str(part[0]), ~mine | told))
-    return _predicted(problem, f"{WHOLE[by]} left out", folds, progress)
+        name = f"{len(part)} {by}s" if tenths else f"{part[0]}{of_gpu}"
+        models = np.array(sorted(set(rows.model[mine])), dtype=object)
+        for draw in range(DRAWS if shots else 1):
+            random = np.random.default_rng(_SEED + draw)
+            shown = random.choice(models, size=min(shots, len(models)), replace=False)
+            folds.append((name, ~mine | told | np.isin(rows.model, shown)))
+    seen = f"{of_gpu} of it seen" if of_gpu else ""
+    return _predicted(problem, f"{WHOLE[by]} left out{seen}", folds, progress)
 
 
 def _tenths(names: Objects) -> list[Objects]:
     # By a hash of each, whatever folder its file is in: one name more leaves the others where they were.
     drawn = np.array(sorted(names, key=lambda name: crc32(name.rpartition("/")[2].encode())), dtype=object)
     return np.array_split(drawn, min(TENTHS, len(drawn)))
-
-
-def by_gpu(problem: Problem, shots: int, progress: Progress | None = None) -> HoldoutRows:
-    """Every GPU predicted from the others, its datasheet, one row of each of its runs and `shots` models of its own."""
-    folds = []
-    for gpu in sorted(set(problem.rows.gpu)):
-        mine = problem.rows.gpu == gpu
-        models = np.array(sorted(set(problem.rows.model[mine])), dtype=object)
-        for draw in range(DRAWS if shots else 1):
-            random = np.random.default_rng(_SEED + draw)
-            shown = random.choice(models, size=min(shots, len(models)), replace=False)
-            fitted = ~mine | np.isin(problem.rows.model, shown) | _one_of_each_run(problem, mine)
-            folds.append((f"{gpu}, {shots} models", fitted))
-    return _predicted(problem, f"a GPU left out, {shots} models of it seen", folds, progress)
-
-
-def _values(problem: Problem, by: str) -> Objects:
-    """Of every row, what may be left out with it."""
-    if by == "design":
-        return np.array([problem.gpus[gpu].design for gpu in problem.rows.gpu], dtype=object)
-    values: Objects = getattr(problem.rows, by)
-    return values
 
 
 def _predicted(problem: Problem, title: str, folds: Sequence[_Fold], progress: Progress | None) -> HoldoutRows:
@@ -382,14 +367,10 @@ def evaluate_left_out(problem: Problem, by: str, *, progress: Progress | None = 
     """Predict every row of a table from a fit that did not see it, leaving out one of a key of `WHOLE` at a time."""
     if by not in WHOLE:
         raise UsageError(f"{by!r} cannot be left out; choose from: {', '.join(WHOLE)}.")
-    values = set(_values(problem, by))
+    values = set(getattr(problem.rows, by))
     if len(values) < 2:
         raise UsageError(f"The table has one {by} only ({min(values)!r}): leaving it out leaves nothing to fit.")
-    parts = (
-        [by_gpu(problem, shots, progress) for shots in (0, SHOTS)]
-        if by == "gpu"
-        else [by_column(problem, by, progress)]
-    )
+    parts = [by_column(problem, by, progress, shots=shots) for shots in ((0, SHOTS) if by == "gpu" else (0,))]
     figures: dict[str, Errors] = {}
     for part in parts:
         sized = part.frame.assign(batch=np.where(part.frame["batch"] <= FEW, f"batch 1 to {FEW}", "larger batches"))

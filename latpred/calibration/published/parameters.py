@@ -157,7 +157,9 @@ class Parameters:
             if runtime == ALONE:
                 terms += [self._add((ALONE, slot), ALONE_WIDTHS[slot])] if slot in ALONE_WIDTHS else []
             elif runtime != EAGER:
-                terms.append(self._add(("runtime kernel", runtime, family, slot), _runtime_width(family, runtime)))
+                of_kernel = RUNTIME_PRODUCT if multiplies(family) else RUNTIME_KERNEL
+                width = ENGINE_KERNEL if runtime in ENGINES else of_kernel
+                terms.append(self._add(("runtime kernel", runtime, family, slot), width))
         elif slot == "weights":
             terms.append(self._add(("gpu", gpu.name, slot), LEVELS["gpu"][0]))
         return log_promise(gpu, mode, slot), terms
@@ -228,9 +230,3 @@ class Parameters:
             self.names[name] = len(self.priors)
             self.priors.append((mean, width))
         return self.names[name]
-
-
-def _runtime_width(family: str, runtime: str) -> float:
-    if runtime in ENGINES:
-        return ENGINE_KERNEL
-    return RUNTIME_PRODUCT if multiplies(family) else RUNTIME_KERNEL

@@ -80,11 +80,7 @@ _Counts = tuple[Counter[str], Mapping[tuple[KernelGroup, str], tuple[Floats, Flo
 
 
 def group_of(family: str) -> str:
-    """The group whose priors a family has: its own, or that of its like.
-
-    >>> group_of("conv.3x3"), group_of("softmax"), group_of("gemm")
-    ('convolutions', 'memory-bound', 'gemm')
-    """
+    """The group whose priors a family has: its own, or that of its like."""
     if root(family) in PRODUCTS:
         return root(family)
     return CONVOLUTIONS if family.startswith("conv") else MEMORY
@@ -96,12 +92,7 @@ def multiplies(family: str) -> bool:
 
 
 def family_of(op: Op) -> str:
-    """The family whose parameters an op's kernel has in the latency model.
-
-    >>> from latpred.graph.graph import ZERO
-    >>> family_of(Op("aten::gelu", "", "elementwise.gelu", "elementwise.gelu", "float32", {"numel": ZERO}))
-    'elementwise'
-    """
+    """The family whose parameters an op's kernel has in the latency model."""
     fine = kind(op.family, op.dims)
     base = root(fine)
     if base in ("conv", "conv_grouped", "bmm", "cat") or fine == GROUP:
