@@ -283,6 +283,7 @@ def test_a_table_of_one_host_has_no_others_to_cover() -> None:
 
 def test_widths_are_those_of_all_gpus() -> None:
     profiles = fit_profiles(table(), graphs=dict(graphs()))
+    assert list(profiles) == sorted(GPUS)
     widths = {(fit.spread, fit.busy_spread) for one in profiles.values() for fit in one.runtimes.values()}
     assert len(widths) == 1
     assert len({one.protocol["leave-one-model-out"] for one in profiles.values()}) == len(GPUS)
@@ -297,23 +298,14 @@ def test_library_calls_in_half_precision_cost_more_where_there_are_tensor_cores(
     assert len(parameters.host("gemm.half", "eager", pascal)) == 2  # no library looks for an algorithm there
 
 
-def test_profiles_carry_no_row_of_the_table() -> None:
-    profiles = fit_profiles(table(), judge=False, graphs=dict(graphs()))
-    assert list(profiles) == sorted(GPUS)
-    for profile in profiles.values():
-        assert profile.provenance == "fitted from published measurements"
-        assert profile.samples == ()
-        assert not profile.acceptance.passed  # nobody judged it
-        assert profile.protocol["era"] == "torch-1.12"
-        assert profile.machine.cpu == "4 published hosts"
-        assert profile.machine.stack["torch"] == "1.12.1"
-
-
-def test_a_gpu_is_chosen_by_any_of_its_names() -> None:
+def test_a_gpu_is_chosen_by_any_of_its_names_and_its_profile_carries_no_row_of_the_table() -> None:
     profile = fit_profile(table(), "rtx-2080ti", judge=False, known=dict(graphs()))
     assert (profile.name, profile.machine.accelerator) == ("rtx-2080ti", "NVIDIA GeForce RTX 2080 Ti")
     own, whole = (table()["gpu"] == "2080Ti").sum(), len(table())
     assert profile.protocol["rows"] == f"{own:,} of this GPU (table), fitted together with {whole:,} of 2 GPUs"
+    assert (profile.provenance, profile.protocol["era"]) == ("fitted from published measurements", TORCH_1_12)
+    assert (profile.samples, profile.acceptance.passed) == ((), False)  # nobody judged it
+    assert (profile.machine.cpu, profile.machine.stack["torch"]) == ("4 published hosts", "1.12.1")
     with pytest.raises(TableError, match=r"several GPUs; name one of: 2080Ti, RTX-8000"):
         fit_profile(table(), known=dict(graphs()))
     with pytest.raises(TableError, match=r"no GPU called 'T4'; name one of"):
