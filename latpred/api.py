@@ -384,7 +384,7 @@ def _calibrate() -> None:
         f"(latpred calibrate is more exact and does a GPU; {VARIABLE}=never switches this off){busy_note()}"
     )
     profile = calibrate("cpu", quick=True, progress=_Quarters())
-    _say(f"calibrated: {store.path(profile.name)}")
+    _say(f"calibrated: {store.file_of(profile.name)}")
 
 
 class _Quarters:

@@ -61,7 +61,8 @@ def device(**changes: object) -> DeviceInfo:
 def kernel_fit(family: str = "gemm", **changes: object) -> KernelFit:
     """A roofline without residual: 2 us + work at 1e6 MACs/us and 1e3 bytes/us."""
     rates = {"macs_per_us": 1e6, "weight_bytes_per_us": 1e3, "activation_bytes_per_us": 1e3}
-    return KernelFit.plain(**{"family": family, "floor_us": 2.0, **rates, **changes})
+    values = {"family": family, "floor_us": 2.0, **rates, **changes}
+    return KernelFit(**values)  # type: ignore[arg-type]
 
 
 def kernel_fits(*families: str, **changes: object) -> tuple[KernelFit, ...]:

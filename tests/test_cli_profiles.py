@@ -32,7 +32,7 @@ def test_profiles_list_show_and_path() -> None:
 
 def test_profiles_as_json_and_csv() -> None:
     store.save(profile("good"))
-    store.path("bad").write_text("{")
+    store.file_of("bad").write_text("{")
     listed = document("profiles", "list")
     assert listed["schema"] == "latpred.profiles/1"
     own = {entry["name"]: entry for entry in listed["profiles"] if entry["source"] == "user"}
@@ -48,7 +48,7 @@ def test_profiles_as_json_and_csv() -> None:
 def test_datasheets_and_hosts_are_listed() -> None:
     datasheets = document("profiles", "list", "--datasheets")
     assert datasheets["schema"] == "latpred.datasheets/1"
-    assert [row["name"] for row in datasheets["datasheets"]] == list(gpus.names())
+    assert [row["name"] for row in datasheets["datasheets"]] == [spec.name for spec in gpus.SPECS]
     assert "h200" in run("profiles", "list", "--datasheets").stdout
     saved_host("laptop")
     rows = document("profiles", "list", "--hosts")["hosts"]
@@ -90,7 +90,7 @@ def test_doctor_says_what_is_missing_what_differs_and_what_is_broken(request: py
     assert findings(0)["profile"]["advice"] == "latpred calibrate"
     assert "→ latpred calibrate" in run("doctor").stdout
     store.save(profile(machine=machine(stack={"torch": "2.11.0"})))
-    store.path("bad").write_text("")
+    store.file_of("bad").write_text("")
     found = findings(3)
     assert found["profile bad"]["verdict"] == "fail"
     assert "the profile's is 2.11.0" in found["profile cpu"]["detail"]

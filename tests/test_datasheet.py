@@ -10,7 +10,7 @@ import torch
 
 import latpred
 from latpred.errors import ProfileError, UnknownGpuError
-from latpred.fit.roofline import evaluate
+from latpred.prediction.kernel_times import evaluate
 from latpred.prediction.pricing import PriceList
 from latpred.profile import datasheet, gpus, store
 from latpred.profile.document import decode, encode
@@ -39,7 +39,7 @@ def test_a_gpu_without_a_profile_is_predicted_from_its_datasheet() -> None:
 def test_a_profile_of_that_name_comes_before_the_datasheet() -> None:
     store.save(datasheet.profile_of(gpus.spec("h100")))
     own = factories.profile()
-    store.save(own, store.path("rtx-3090"))
+    store.save(own, store.file_of("rtx-3090"))
     assert store.load("rtx-3090").name == "example"
     assert store.load("NVIDIA GeForce RTX 3090").name == "example"
     assert store.find("3090").provenance == "measured"

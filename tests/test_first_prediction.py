@@ -128,7 +128,7 @@ def test_for_real(latpred_home: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     assert done.stdout == "True cpu\n", done.stderr
     assert all(line.startswith("latpred: ") for line in done.stderr.splitlines())
     assert msgspec.structs.asdict(store.find("cpu"))["provenance"] == "measured"
-    assert latpred_home in store.path("cpu").parents
+    assert latpred_home in store.file_of("cpu").parents
 
 
 def test_before_pytorch_is_loaded_its_threads_are_those_of_the_last_process_alike(

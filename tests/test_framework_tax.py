@@ -1,7 +1,8 @@
-"""The paper's case studies: each script predicts from names, prints its numbers and writes its figure."""
+"""The paper's case studies: each script predicts from names, prints its numbers, and writes its figure or its table."""
 
 from __future__ import annotations
 
+import re
 import runpy
 from collections.abc import Callable
 from pathlib import Path
@@ -27,6 +28,17 @@ SMALL = {
     "fig12_precision": ["--device", "rtx-8000", "--models", "resnet-18"],
     "fig13_fnet": ["--device", "rtx-8000"],
 }
+
+SOURCE = """
+import torch
+import transformers
+
+
+def build():
+    sizes = dict(hidden_size=64, num_hidden_layers=1, num_attention_heads=2, intermediate_size=128, vocab_size=100)
+    model = transformers.BertModel(transformers.BertConfig(**sizes, attn_implementation="eager"))
+    return model, {"input_ids": torch.zeros(1, 16, dtype=torch.long)}
+"""
 
 
 @pytest.fixture
@@ -97,3 +109,43 @@ def test_measured_points_come_from_a_recording(monkeypatch: pytest.MonkeyPatch) 
     monkeypatch.setitem(shared["measured"].__globals__, "recorded", lambda name: table)
     assert shared["measured"](asked, "m") == ([1, 4], [2.0, 3.0])
     assert shared["measured"](asked, "m", input_size=512) == ([1], [9.0])
+
+
+def test_table_1_finds_width_batch_and_length_free(capsys: pytest.CaptureFixture[str]) -> None:
+    main = runpy.run_path(str(FOLDER / "table1.py"))["main"]
+    main([])
+    head, *lines = capsys.readouterr().out.splitlines()
+    assert head.split() == ["precision", "width", "batch", "tokens", "predicted", "ms", "x", "first", "paper", "ms"]
+    cells = [line.split() for line in lines]
+    assert [row[:4] for row in cells[:4]] == [
+        ["fp16", "768", "1", "128"],
+        ["fp16", "768", "4", "128"],
+        ["fp16", "768", "1", "512"],
+        ["fp16", "1536", "1", "128"],
+    ]
+    assert [row[0] for row in cells[4:]] == ["fp32"] * 4
+    for row in cells[:4]:
+        assert float(row[5]) < 1.1
+        assert row[7] == "framework-bound"
+        assert abs(float(row[4]) / float(row[6]) - 1) < 0.4  # the paper's host was another
+
+
+def test_table_3_orders_the_runtimes_by_what_they_leave_to_the_host(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    (tmp_path / "models.py").write_text(SOURCE)
+    main = runpy.run_path(str(FOLDER / "table3.py"))["main"]
+    main(["--model", f"{tmp_path}/models.py:build"])
+    _, *lines = capsys.readouterr().out.splitlines()
+    found = {line.split()[0]: float(line.split()[1]) for line in lines}
+    assert list(found) == ["eager", "torchscript", "cuda-graphs", "onnxruntime", "onnxruntime-cuda-graphs"]
+    assert found["eager"] > found["torchscript"] > found["onnxruntime"] >= found["onnxruntime-cuda-graphs"]
+    assert found["cuda-graphs"] < found["torchscript"]
+    assert all(re.search(r"[+-]\d+%$", line) for line in lines)
+
+
+def test_table_3_lends_nothing_to_the_runtimes_that_the_profile_knows() -> None:
+    script = runpy.run_path(str(FOLDER / "table3.py"))
+    errors = {name: error for name, *_, error in script["rows"](dict.fromkeys(script["PRINTED_MS"], 5.27))}
+    assert errors["eager"] == pytest.approx(-0.5)
+    assert set(errors) == set(script["PRINTED_MS"])

@@ -76,7 +76,7 @@ def test_cudnn_benchmark_is_a_way_of_measuring() -> None:
 def test_what_is_saved_is_found_again() -> None:
     store.save(profile(seconds=1.0))
     path = store.save(profile())
-    assert path == store.path("cpu")
+    assert path == store.file_of("cpu")
     assert [*store.directory().iterdir()] == [path]
     for found in (store.find(), store.find("cpu"), store.load("cpu"), store.load(path)):
         assert msgspec.structs.replace(found, sha256="") == profile()
@@ -113,7 +113,7 @@ def test_an_unknown_name_suggests_the_nearest() -> None:
 @pytest.mark.parametrize("name", ["", "..", ".hidden", "a/b", "a\0b"])
 def test_a_name_cannot_leave_the_directory(name: str) -> None:
     with pytest.raises(ProfileError, match="cannot name a profile"):
-        store.path(name)
+        store.file_of(name)
 
 
 def test_another_machines_profile_is_used_only_when_named() -> None:
@@ -229,7 +229,7 @@ def test_a_damaged_own_profile_is_not_passed_over_in_silence() -> None:
 
 def test_listing_names_what_cannot_be_read() -> None:
     store.save(profile("good"))
-    store.path("bad").write_text("")
+    store.file_of("bad").write_text("")
     found = {entry.name: entry for entry in store.listing() if entry.source == "user"}
     assert found["good"].problem == ""
     assert found["good"].profile is not None
@@ -294,7 +294,7 @@ def test_other_hardware_is_another_machine_though_all_names_are_equal(changes: d
 def test_an_older_profile_loads_and_says_that_it_may_be_anothers() -> None:
     without = rewritten(lambda document: [document["machine"].pop(name) for name in OLD])
     store.save(profile())
-    store.path("cpu").write_bytes(without)
+    store.file_of("cpu").write_bytes(without)
     found = latpred.predict(graph(linear()))
     assert any(caveat.startswith("perhaps measured on another machine") for caveat in found.provenance.caveats)
 

@@ -9,7 +9,7 @@ import torch
 from smallmodels import build_small, inputs_of
 from torch import nn
 
-from latpred import Predictor
+from latpred import Predictor, explain, predict, tables
 from latpred.graph.graph import ModelGraph
 from latpred.profile import store
 from latpred.tracing import trace
@@ -91,8 +91,6 @@ def test_channels_last_has_kernels_of_its_own_where_it_was_measured(graphs: dict
 
 
 def test_the_table_behind_them_is_named_plainly() -> None:
-    from latpred import predict, tables
-
     profile = store.load("rtx-8000")
     assert tables.machine_name(profile.machine) == "17 published hosts + Quadro RTX 8000"
     said = {host: predict("resnet-18", device="rtx-8000", host=host).provenance.caveats for host in (None, 1.2)}
@@ -102,8 +100,6 @@ def test_the_table_behind_them_is_named_plainly() -> None:
 
 def test_intervals_cover_the_hosts_until_one_is_named() -> None:
     """How far models are off does not depend on the GPU, nor does how far hosts lie apart."""
-    from latpred import predict
-
     fits = [store.load(name).runtimes["eager"] for name in NAMES]
     assert len({(fit.spread, fit.busy_spread, fit.host_spread) for fit in fits}) == 1
     factor = {}
@@ -118,20 +114,15 @@ def test_intervals_cover_the_hosts_until_one_is_named() -> None:
 
 def test_width_batch_and_length_are_free_where_the_host_sets_the_pace() -> None:
     """Table 1 of the paper: BERT of width 768 at batch 1, batch 4 and 512 tokens takes the same time in PyTorch."""
-    from latpred import predict
-
-    flat = predict("bert-base-uncased", batch=1, device="rtx-8000", precision="fp16", protocol="pipelined")
-    more = predict("bert-base-uncased", batch=4, device="rtx-8000", precision="fp16", protocol="pipelined")
-    longer = predict("bert-base-uncased", batch=1, seq=512, device="rtx-8000", precision="fp16", protocol="pipelined")
-    for other in (more, longer):
-        assert other.latency_ms / flat.latency_ms < 1.1
+    asked = {"device": "rtx-8000", "precision": "fp16", "protocol": "pipelined"}
+    flat = predict("bert-base-uncased", batch=1, **asked)
+    for more in ({"batch": 4}, {"batch": 1, "seq": 512}):
+        assert predict("bert-base-uncased", **more, **asked).latency_ms / flat.latency_ms < 1.1
     assert flat.regime == "framework-bound"
     assert 5.0 < flat.latency_ms < 25.0
 
 
 def test_explain_compares_the_runtimes_as_they_ran_then_and_says_what_the_others_lack() -> None:
-    from latpred import explain
-
     found = explain(
         build_small("distilbert", "cpu"),
         inputs=lambda batch: inputs_of("distilbert", batch),

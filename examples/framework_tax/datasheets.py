@@ -15,22 +15,38 @@ from __future__ import annotations
 import argparse
 from collections.abc import Sequence
 from dataclasses import replace
+from datetime import UTC, datetime
 from pathlib import Path
 
 import msgspec
+import numpy as np
+import pandas as pd
 
 from latpred import tables
-from latpred.accuracy.metrics import Errors
+from latpred.accuracy.metrics import Errors, conformal
 from latpred.calibration.published import published_table
-from latpred.calibration.published.fitted_profiles import fit_profiles, shared_of, without_gpu
-from latpred.calibration.published.joint_fit import problem
-from latpred.calibration.published.leave_out import by_gpu
+from latpred.calibration.published.fitted_profiles import (
+    NOT_TRIED,
+    FittedNumbers,
+    dispatch,
+    fit_profiles,
+    host_spread,
+    unnamed_hosts,
+)
+from latpred.calibration.published.joint_fit import Problem, problem
+from latpred.calibration.published.leave_out import SMALL, HoldoutRows, by_column
+from latpred.calibration.published.parameters import DEVIATING
 from latpred.calibration.published.published_table import PRODUCT, Graphs, PublishedTable
 from latpred.calibration.published.row_counts import ALONE, EAGER, SCRIPTED
+from latpred.ops.families import DIMS
+from latpred.prediction.clocks import Z90
 from latpred.profile import gpus, store
+from latpred.profile.datasheet import ANY, GUESSES, STAND_INS, Shared, log_promise, mode_of, short
+from latpred.profile.gpus import Spec
 
 SOURCE = "fitted to published latencies of {sources} on {gpus}; eager"
 FRAMEWORK_TAX = {"measured": "JaredFern/Framework-Tax"}  # a table that names no source has its file's name
+SEED = 1  # of the models that are drawn
 FEWEST_ROWS = 2  # of a GPU in eager, below which it gets no profile
 
 
@@ -57,7 +73,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
             "sources": ", ".join(sorted(set(fitted.rows.source))),
             "gpus": ", ".join(sorted(spec.name for spec in fitted.gpus.values())),
         }
-        common = shared_of(fitted, holdout, by_gpu(fitted, 0), SOURCE.format(**names))
+        common = shared_of(fitted, holdout, by_column(fitted, "gpu"), SOURCE.format(**names))
         asked.output.write_bytes(msgspec.json.format(msgspec.json.encode(common), indent=1) + b"\n")
         print(f"written to {asked.output}")
     if asked.profiles:
@@ -71,7 +87,19 @@ def main(arguments: Sequence[str] | None = None) -> None:
 def _read(paths: Sequence[str], mapping: str | None, models: int | None) -> PublishedTable:
     table = published_table.read_all(paths, mapping)
     table = replace(table, cells=table.cells.replace({tables.SOURCE: FRAMEWORK_TAX}))
-    return table.sample(models) if models else table
+    return sample(table, models) if models else table
+
+
+def sample(table: PublishedTable, models: int) -> PublishedTable:
+    """A table with at most so many models of each source, drawn at random, but always the same."""
+    model, source = (table.cells[name].astype(str).to_numpy() for name in ("model", tables.SOURCE))
+    keep = np.ones(len(model), bool)
+    for one in sorted(set(source)):
+        names = sorted(set(model[source == one]))
+        if len(names) > models:
+            drawn = np.random.default_rng(SEED).choice(names, models, replace=False)
+            keep &= (source != one) | np.isin(model, drawn)
+    return table.where(keep)
 
 
 def _said(table: PublishedTable, models: int) -> str:
@@ -83,7 +111,79 @@ def _said(table: PublishedTable, models: int) -> str:
 def _with_eager(table: PublishedTable) -> list[str]:
     """GPUs with enough rows in eager, at the clocks of their datasheets."""
     counts = table.cells["device"][table.cells["runtime"] == EAGER].value_counts()
-    return sorted(name for name in counts.index[counts >= FEWEST_ROWS] if gpus.spec(name).name in gpus.names())
+    return sorted(name for name in counts.index[counts >= FEWEST_ROWS] if gpus.spec(name) in gpus.SPECS)
+
+
+def without_gpu(fitted: Problem) -> HoldoutRows:
+    """Eager rows of each GPU, predicted from the other GPUs, its datasheet, and the middle of the others' hosts."""
+    rows, names = fitted.rows, fitted.parameters.names
+    eager = rows.runtime == EAGER
+    parts = []
+    for gpu in sorted(set(rows.gpu[eager])):
+        mine, others = eager & (rows.gpu == gpu), eager & (rows.gpu != gpu)
+        theta = fitted.solve(fitted.telling & (rows.gpu != gpu))
+        told = unnamed_hosts(fitted) & others
+        middle = np.log(np.median(FittedNumbers(fitted, theta).host_factors(told if told.any() else others)))
+        for run in sorted(set(rows.run[mine & (rows.host == "")]) - set(rows.run[others])):
+            theta[names["run", run]] = middle - theta[names["middle host",]]
+        parts.append(fitted.table.cells[mine].assign(predicted_s=fitted.predict(theta)[mine]))
+    return HoldoutRows("a GPU left out, its host not known", pd.concat(parts))
+
+
+def shared_of(fitted: Problem, holdout: HoldoutRows, hosts_known: HoldoutRows, source: str) -> Shared:
+    """What the GPUs of a table have in common, from its rows of eager.
+
+    `holdout` is from `without_gpu`; `hosts_known` are GPUs left out whose hosts one row of each run tells, so that its
+    errors have nothing to do with the host. `source` says in a sentence what the numbers come from.
+    """
+    theta, names = fitted.solve(fitted.telling), fitted.parameters.names
+    numbers = FittedNumbers(fitted, theta)
+    designs = {gpu.design: gpu.compute_capability for gpu in fitted.gpus.values()}
+    families = sorted({*fitted.families(EAGER), *DIMS} - {*STAND_INS, *GUESSES})
+    known = hosts_known.where("runtime", EAGER)
+    small, sizes = known.frame["batch"].to_numpy() <= SMALL, np.abs(known.log_errors)
+    # Most GPUs that nobody measured have tensor cores.
+    middle = float(np.median(numbers.host_factors(unnamed_hosts(fitted))))
+    limited = {slot: names.get(("power limited", slot)) for slot in DEVIATING}
+    return Shared(
+        created=datetime.now(UTC).isoformat(timespec="seconds"),
+        source=source,
+        kernels={
+            design: {family: _reached(numbers, capability, family) for family in families}
+            for design, capability in sorted({ANY: (0, 0), **designs}.items())
+        },
+        dispatch=msgspec.structs.replace(
+            dispatch(fitted, numbers, EAGER, _nameless("a100", (0, 0)), middle, NOT_TRIED),
+            spread=short(conformal(sizes[small]) / Z90),
+            busy_spread=short(conformal(sizes[~small]) / Z90),
+            host_spread=host_spread(fitted, numbers),
+        ),
+        knee=short(numbers.knee),
+        error=float(f"{holdout.errors()['all'].median:.4g}"),
+        power_limited={slot: 1.0 if at is None else short(float(np.exp(theta[at]))) for slot, at in limited.items()},
+    )
+
+
+def _reached(numbers: FittedNumbers, capability: tuple[int, int], family: str) -> dict[str, dict[str, float]]:
+    """By mode and slot, what kernels of a family reach on GPUs of a compute capability; one GPU for each mode."""
+    reached = {}
+    for like, precisions in (("titan-x-pascal", ("fp32", "fp16")), ("a100", ("tf32", "fp16"))):
+        spec = _nameless(like, capability)
+        for precision in precisions:
+            mode = mode_of(spec, precision, family)
+            reached[mode] = {
+                slot: short(number / float(np.exp(log_promise(spec, mode, slot))))
+                for slot, number in numbers.kernel(family, spec, precision, EAGER).items()
+            }
+    if "compute" in reached["tf32"] and not family.startswith("conv"):
+        # No table has products in TF32. In each cycle they take as many bytes as those in half precision.
+        reached["tf32"]["compute"] = max(reached[mode]["compute"] for mode in ("tf32", "fp16"))
+    return reached
+
+
+def _nameless(like: str, capability: tuple[int, int]) -> Spec:
+    """A GPU's datasheet without its name, so that nothing that the fit knows of a single GPU takes part."""
+    return msgspec.structs.replace(gpus.spec(like), name="", compute_capability=capability)
 
 
 def _line(name: str, errors: Errors) -> str:

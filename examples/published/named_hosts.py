@@ -38,16 +38,20 @@ def has_part(fitted: Problem) -> Mask:
 
 def left_out(fitted: Problem, *, rated: bool) -> Iterator[pd.DataFrame]:
     """Rows of each named host with what the others say of them."""
-    measured = pd.Series({host.name: host.log_factor for host in hosts.HOSTS if host.basis == "measured"})
+    measured = pd.Series({host.name: np.log(host.factor) for host in hosts.HOSTS if host.basis == "measured"})
     names = np.array([hosts.find(name).name if hosts.known(name) else "" for name in fitted.rows.host], dtype=object)
-    shown = has_part(fitted)
+    shown, priors = has_part(fitted), fitted.parameters.priors
     for name in sorted(set(names) & set(measured.index)):
         mine = (names == name) & shown
-        prior = (by_rating(measured.drop(name), hosts.find(name)), RATED_LOG_STD) if rated else None
-        with fitted.parameters.believing(("named host", name), prior):
-            for runtime, theta in fitted.thetas(~mine).items():
-                own = mine & (fitted.rows.runtime == runtime)
-                yield fitted.table.cells[own].assign(predicted_s=fitted.predict(theta)[own], named=name)
+        index = fitted.parameters.names["named host", name]
+        prior = priors[index]
+        if rated:
+            priors[index] = by_rating(measured.drop(name), hosts.find(name)), RATED_LOG_STD
+        thetas = fitted.thetas(~mine)
+        priors[index] = prior
+        for runtime, theta in thetas.items():
+            own = mine & (fitted.rows.runtime == runtime)
+            yield fitted.table.cells[own].assign(predicted_s=fitted.predict(theta)[own], named=name)
 
 
 def main(arguments: Sequence[str] | None = None) -> None:

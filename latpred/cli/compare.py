@@ -115,7 +115,7 @@ def _evaluate_left_out(
     from latpred.render import Page
 
     left_out = evaluate_left_out(problem(table, progress=notice, partial=True), by, progress=notice)
-    emit(output, document=left_out.to_dict, rows=left_out.to_frame, page=lambda: Page("", [left_out.text()]))
+    emit(output, document=left_out.to_dict, rows=lambda: left_out.cells, page=lambda: Page("", [left_out.text()]))
 
 
 @click.command(epilog=examples("latpred validate --budget 10m", "latpred validate --record runs/today"))

@@ -7,12 +7,13 @@ products do that are cut into tiles, it is the exponential of a sum of distances
 
 from __future__ import annotations
 
-from typing import NamedTuple
-
+import msgspec
 import numpy as np
 
 from latpred.graph.features import Floats
 from latpred.prediction.kernel_times import correlation
+from latpred.profile.datasheet import short
+from latpred.profile.document import KernelFit
 
 HYPER_POINTS = 160  # samples the hyperparameters are learned from; more cost time and change little
 OUTLIER = 3.0  # standard deviations from what all other samples say, beyond which a sample counts less
@@ -24,45 +25,39 @@ _AMPLITUDE = (np.log(0.04), 1.5)
 _NOISE = (np.log(0.001), 1.5)
 
 
-class Residual(NamedTuple):
-    """A fitted residual: see `KernelFit` for the fields. `errors` are log errors, each point left out in turn."""
-
-    length_scales: Floats
-    amplitude: float
-    noise: float
-    points: Floats
-    targets: Floats
-    noise_factors: Floats
-    errors: Floats
-
-
 def fit_residual(
+    plain: KernelFit,
     points: Floats,
     targets: Floats,
     weights: Floats,
     max_points: int,
     hyper_points: int = HYPER_POINTS,
-    *,
-    jumps: bool = False,
-) -> Residual:
-    """Fit a residual to log errors of a roofline."""
-    points, targets, weights = thin(points, targets, weights, max_points)
+) -> KernelFit:
+    """A roofline with a residual, fitted to the log errors that the roofline leaves at points of the features."""
+    points, targets, weights = _thin(points, targets, weights, max_points)
     factors = 1.0 / np.maximum(weights, 1e-6)
-    subset = slice(0, hyper_points)
+    subset, jumps = slice(0, hyper_points), plain.jumps
     hyper = _learn(points[subset], targets[subset], factors[subset], jumps)
-    factors = _sigma(points, targets, factors, hyper, jumps)
+    factors = _doubted(points, targets, factors, hyper, jumps)
     hyper = _learn(points[subset], targets[subset], factors[subset], jumps, start=hyper)
     errors, deviations = _leave_one_out(points, targets, factors, hyper, jumps)
     calibration = _calibration(errors / deviations)
-    return Residual(
-        length_scales=np.exp(hyper[:-2]),
-        amplitude=float(np.exp(hyper[-2])) * calibration,
-        noise=float(np.exp(hyper[-1])) * calibration,
-        points=points,
-        targets=targets,
-        noise_factors=factors,
-        errors=errors,
+    return msgspec.structs.replace(
+        plain,
+        length_scales=shorts(np.exp(hyper[:-2])),
+        amplitude=short(float(np.exp(hyper[-2])) * calibration),
+        noise=short(float(np.exp(hyper[-1])) * calibration),
+        points=tuple(map(shorts, points)),
+        targets=shorts(targets),
+        noise_factors=shorts(factors),
+        error=short(float(np.median(np.abs(np.expm1(errors))))),
+        spread=short(float(np.sqrt(np.mean(errors**2)))),
     )
+
+
+def shorts(values: Floats) -> tuple[float, ...]:
+    """Six digits of each."""
+    return tuple(map(short, values.tolist()))
 
 
 def _calibration(standardized: Floats) -> float:
@@ -74,7 +69,7 @@ def _calibration(standardized: Floats) -> float:
     return float(np.clip(reached**2, 1.0, 16.0)) * (1.0 + 4.0 / len(standardized))
 
 
-def thin(points: Floats, targets: Floats, weights: Floats, most: int) -> tuple[Floats, Floats, Floats]:
+def _thin(points: Floats, targets: Floats, weights: Floats, most: int) -> tuple[Floats, Floats, Floats]:
     """Merge samples until at most `most` are left, spread over the range; the most spread out come first.
 
     Each sample joins the nearest one that is kept, with which it is averaged.
@@ -115,8 +110,7 @@ def _learn(points: Floats, targets: Floats, factors: Floats, jumps: bool, start:
 
     bounds = [(m - 4 * w, m + 4 * w) for m, w in zip(middle, width, strict=True)]
     solution = minimize(loss, middle if start is None else start, jac=True, bounds=bounds, method="L-BFGS-B")
-    best: Floats = solution.x
-    return best
+    return np.asarray(solution.x)
 
 
 def _likelihood(hyper: Floats, apart: Floats, targets: Floats, factors: Floats, jumps: bool) -> tuple[float, Floats]:
@@ -143,7 +137,7 @@ def _likelihood(hyper: Floats, apart: Floats, targets: Floats, factors: Floats, 
     return value, 0.5 * np.r_[by_length, by_amplitude, by_noise]
 
 
-def _sigma(points: Floats, targets: Floats, factors: Floats, hyper: Floats, jumps: bool) -> Floats:
+def _doubted(points: Floats, targets: Floats, factors: Floats, hyper: Floats, jumps: bool) -> Floats:
     """Noise factors, larger for samples that contradict what all the others say of them."""
     if len(targets) < 8:
         return factors

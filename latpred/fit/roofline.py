@@ -7,15 +7,15 @@ or scikit-learn.
 
 from __future__ import annotations
 
-from typing import Any, NamedTuple
+from collections.abc import Callable
+from functools import partial
+from typing import Any
 
-import msgspec
 import numpy as np
-from numpy.typing import NDArray
 from sklearn.base import BaseEstimator, RegressorMixin
 from sklearn.utils.validation import check_array, check_is_fitted, check_X_y
 
-from latpred.fit.residual import HYPER_POINTS, Residual, fit_residual
+from latpred.fit.residual import HYPER_POINTS, fit_residual, shorts
 from latpred.graph.features import ON_CPU, Floats, Inputs, layout, read
 from latpred.ops.families import root
 from latpred.prediction.kernel_times import (
@@ -46,23 +46,24 @@ _WORTH_WHOLE = 0.98  # of the cost without it
 _REACH = 5.0  # prior widths that a constant may be off
 
 
-class Constants(NamedTuple):
-    """Fitted constants, with the floor in microseconds apart, and the robust cost that is left."""
-
-    floor: float
-    values: dict[str, float]
-    cost: float
-
-
-def _fit_constants(inputs: Inputs, times: Floats, weights: Floats, multiprocessors: int) -> Constants:
-    """Constants of one device and precision from products of any sizes."""
+def _fit_constants(
+    inputs: Inputs, times: Floats, weights: Floats, multiprocessors: int
+) -> tuple[dict[str, float], float]:
+    """Constants of one device and precision, with the floor, from products of any sizes; and their robust cost."""
     from scipy.optimize import least_squares
 
     assert inputs.product is not None
-    keep = _spread_out(inputs.product, MOST)
+    order = np.argsort(inputs.product.prod(axis=1), kind="stable")
+    keep = order[np.linspace(0, len(order) - 1, min(len(order), MOST)).round().astype(int)]  # evenly
     work, product, taken = inputs.work[keep], inputs.product[keep], times[keep]
     root = np.sqrt(weights[keep])
-    start = _start(work, taken)
+    # Floor and rates start from the best that any sample reached.
+    start = {
+        "floor": (0.8 * float(taken.min()), 0.7),
+        "rate": (1.0 / float(np.quantile(taken / work[:, 0], 0.02)), 0.5),
+        "bandwidth": (1.0 / float(np.quantile(taken / work[:, 1:].sum(axis=1), 0.1)), 0.5),
+        **PRIOR,
+    }
     middle, width = (np.array(column) for column in zip(*start.values(), strict=True))
 
     def constants(steps: Floats, whole: float) -> dict[str, float]:
@@ -79,17 +80,16 @@ def _fit_constants(inputs: Inputs, times: Floats, weights: Floats, multiprocesso
         return _robust_cost(errors(steps, whole)[: len(taken)])
 
     def fitted(steps: Floats, whole: float) -> Floats:
-        found: Floats = least_squares(
+        solution = least_squares(
             errors, steps, loss="soft_l1", f_scale=_SOFT, max_nfev=_STEPS, bounds=(-_REACH, _REACH), args=(whole,)
-        ).x
-        return found
+        )
+        return np.asarray(solution.x)
 
     steps, whole = fitted(np.zeros(len(start)), 0.0), 0.0
     likely = min(_WHOLE_MACS, key=lambda macs: cost(steps, macs))
     if cost(steps, likely) < _WORTH_WHOLE * cost(steps, 0.0):
         steps, whole = fitted(steps, likely), likely
-    values = constants(steps, whole)
-    return Constants(values.pop("floor"), values, cost(steps, whole))
+    return constants(steps, whole), cost(steps, whole)
 
 
 def _robust_cost(errors: Floats) -> float:
@@ -97,30 +97,10 @@ def _robust_cost(errors: Floats) -> float:
     return float(np.mean(np.sqrt(1.0 + (errors / _SOFT) ** 2) - 1.0))
 
 
-def _start(work: Floats, times: Floats) -> dict[str, tuple[float, float]]:
-    """Starting value and width of each constant: floor and rates are the best that any sample reached."""
-    return {
-        "floor": (0.8 * float(times.min()), 0.7),
-        "rate": (1.0 / float(np.quantile(times / work[:, 0], 0.02)), 0.5),
-        "bandwidth": (1.0 / float(np.quantile(times / work[:, 1:].sum(axis=1), 0.1)), 0.5),
-        **PRIOR,
-    }
-
-
-def _spread_out(product: Floats, most: int) -> NDArray[np.int64]:
-    """Indices of at most so many products, evenly through their order of work."""
-    order = np.argsort(product.prod(axis=1), kind="stable")
-    if len(order) <= most:
-        return order
-    kept: NDArray[np.int64] = order[np.linspace(0, len(order) - 1, most).round().astype(int)]
-    return kept
-
-
-__all__ = ["RooflineRegressor", "evaluate", "scale_leaf"]
-
 _RIDGE = 0.03  # pull of each log parameter towards its starting value, so that unseen terms stay finite
 _HALF_SIZE = 16.0  # starting value: a dimension of 16 gives half the throughput
 _FEW = 4.0  # starting value of the rows below which the throughput falls no further
+_HALF_SIZES = ("m", "n", "k", "waves", "outputs", FEW_ROWS)
 _OUTPUTS = 16.0  # starting value: so many results for each multiprocessor give half the throughput
 _WORTH_TILES = 0.85  # of a roofline's cost: tiles have more constants, and must earn them
 _BESIDE_SIGMA = 0.5  # relative doubt about what passes beside a sample, in units of the doubt about its time
@@ -194,8 +174,7 @@ class RooflineRegressor(RegressorMixin, BaseEstimator):  # type: ignore[misc]
         off, certain = _log_residuals(times, base, hidden)
         weights = weights * certain
         weights = weights / weights.mean()
-        residual = fit_residual(points, off, weights, self.max_points, self.hyper_points, jumps=plain.jumps)
-        self.fit_ = _with_residual(plain, residual)
+        self.fit_ = fit_residual(plain, points, off, weights, self.max_points, self.hyper_points)
         self.n_features_in_ = rows.shape[1]
         self._model = KernelModel(self.fit_)
         return self
@@ -232,43 +211,30 @@ class RooflineRegressor(RegressorMixin, BaseEstimator):  # type: ignore[misc]
             guess[FEW_ROWS] = _FEW
         untold = _UNTOLD.get(root(self.family), ())
         if self.multiprocessors and root(self.family) in ON_CPU:
-            untold = (*untold, *_efforts(inputs.efforts.shape[1]))
+            untold = (*untold, *_names(inputs))
         guess = {name: value for name, value in guess.items() if name not in untold}
-        fitted = _fit_parameters(inputs, times, weights, beside, guess, self.multiprocessors, one_row)
-        floor, tiling = fitted.floor, {}
+        roof = partial(_roofline_us, inputs=inputs, multiprocessors=self.multiprocessors, one_row=one_row)
+        fitted = _fit_parameters(times, weights, beside, guess, roof)
+        floor, tiling = fitted["floor"], {}
         if self.multiprocessors and root(self.family) in FAMILIES and len(times) >= FEWEST:
-            untiled = np.sqrt(weights) * np.log(fitted.at(inputs, self.multiprocessors, one_row) / times)
-            tiles = _fit_constants(inputs, times, weights, self.multiprocessors)
-            if tiles.cost < _WORTH_TILES * _robust_cost(untiled):
-                floor, tiling = tiles.floor, tiles.values
-        return KernelFit.plain(
+            untiled = np.sqrt(weights) * np.log(roof(fitted) / times)
+            constants, cost = _fit_constants(inputs, times, weights, self.multiprocessors)
+            if cost < _WORTH_TILES * _robust_cost(untiled):
+                floor, tiling = constants.pop("floor"), constants
+        efforts = _efforts(fitted, inputs)
+        return KernelFit(
             family=self.family,
             floor_us=short(floor),
-            macs_per_us=_rate(fitted.compute),
-            weight_bytes_per_us=_rate(fitted.weights),
-            activation_bytes_per_us=_rate(fitted.activations),
-            saturation={name: short(size) for name, size in fitted.half_sizes.items()},
+            macs_per_us=_rate(fitted.get("compute", 0.0)),
+            weight_bytes_per_us=_rate(fitted.get("weights", 0.0)),
+            activation_bytes_per_us=_rate(fitted.get("activations", 0.0)),
+            saturation={name: short(fitted[name]) for name in _HALF_SIZES if name in fitted},
             multiprocessors=self.multiprocessors,
             features=feature_names(self.family, self.multiprocessors, bool(tiling)),
             tiling={name: short(value) for name, value in tiling.items()},
-            efforts=_shorts(fitted.efforts) if fitted.efforts.any() else (),
+            efforts=shorts(efforts) if efforts.any() else (),
             jumps=bool(tiling),
         )
-
-
-def _with_residual(plain: KernelFit, residual: Residual) -> KernelFit:
-    errors = residual.errors
-    return msgspec.structs.replace(
-        plain,
-        length_scales=_shorts(residual.length_scales),
-        amplitude=short(residual.amplitude),
-        noise=short(residual.noise),
-        points=tuple(_shorts(point) for point in residual.points),
-        targets=_shorts(residual.targets),
-        noise_factors=_shorts(residual.noise_factors),
-        error=short(float(np.median(np.abs(np.expm1(errors))))),
-        spread=short(float(np.sqrt(np.mean(errors**2)))),
-    )
 
 
 def _log_residuals(times: Floats, base: Floats, beside: Floats) -> tuple[Floats, Floats]:
@@ -299,61 +265,41 @@ def scale_leaf(fit: KernelFit, rows: Any, times: Any, beside: Any = 0.0) -> floa
     return short(float(np.exp(middle * reached[-1] / (reached[-1] + _LEAF_SHRINKAGE))))
 
 
-class _Parameters:
-    """A roofline's parameters, as microseconds per unit of work and half sizes."""
-
-    def __init__(self, logs: Floats, active: tuple[str, ...], count: int) -> None:
-        values = dict(zip(active, np.exp(logs).tolist(), strict=True))
-        self.floor: float = values.pop("floor")
-        self.compute: float = values.pop("compute", 0.0)
-        self.weights: float = values.pop("weights", 0.0)
-        self.activations: float = values.pop("activations", 0.0)
-        self.efforts: Floats = np.array([values.pop(name, 0.0) for name in _efforts(count)])
-        self.half_sizes: dict[str, float] = values
-
-    def at(self, inputs: Inputs, multiprocessors: int, one_row: bool) -> Floats:
-        """Roofline time of each row."""
-        work = inputs.work
-        compute = work[:, 0] * self.compute
-        if inputs.product is not None:
-            compute = compute * inefficiency(self.half_sizes, inputs.product, multiprocessors, one_row)
-        compute = compute + inputs.efforts @ self.efforts
-        memory = work[:, 1] * self.weights + (work[:, 2] + work[:, 3]) * self.activations
-        time: Floats = np.maximum(self.floor + np.hypot(compute, memory), TINY_US)
-        return time
+def _roofline_us(values: dict[str, float], inputs: Inputs, multiprocessors: int, one_row: bool) -> Floats:
+    """Roofline time of each row, from microseconds per unit of work and half sizes."""
+    work = inputs.work
+    compute = work[:, 0] * values.get("compute", 0.0)
+    if inputs.product is not None:
+        compute = compute * inefficiency(values, inputs.product, multiprocessors, one_row)
+    compute = compute + inputs.efforts @ _efforts(values, inputs)
+    memory = work[:, 1] * values.get("weights", 0.0) + (work[:, 2] + work[:, 3]) * values.get("activations", 0.0)
+    time: Floats = np.maximum(values["floor"] + np.hypot(compute, memory), TINY_US)
+    return time
 
 
 def _fit_parameters(
-    inputs: Inputs,
-    times: Floats,
-    weights: Floats,
-    beside: Floats,
-    guess: dict[str, float],
-    multiprocessors: int,
-    one_row: bool,
-) -> _Parameters:
+    times: Floats, weights: Floats, beside: Floats, guess: dict[str, float], roof: Callable[[dict[str, float]], Floats]
+) -> dict[str, float]:
     """Least squares of soft log errors, from a high and a low floor."""
     from scipy.optimize import least_squares
 
-    active, efforts = tuple(guess), inputs.efforts.shape[1]
     middle = np.log(list(guess.values()))
     # Weights say how well a kernel is known apart from what passes beside it; both together are known well.
     precision = np.where(beside > 0, 1.0, np.sqrt(weights))
 
+    def parameters(logs: Floats) -> dict[str, float]:
+        return dict(zip(guess, np.exp(logs).tolist(), strict=True))
+
     def errors(logs: Floats) -> Floats:
-        us = _Parameters(logs, active, efforts).at(inputs, multiprocessors, one_row)
+        us = roof(parameters(logs))
         off = precision * np.log((us + beside) / (times + beside))
         both: Floats = np.concatenate((off, _RIDGE * (logs - middle)))
         return both
 
-    best = None
-    for floor in (1.0, 0.2):
-        start = middle + np.where(np.array(active) == "floor", np.log(floor), 0.0)
-        solution = least_squares(errors, start, loss="soft_l1", f_scale=_SOFT, bounds=(middle - 14.0, middle + 14.0))
-        if best is None or solution.cost < best.cost:
-            best = solution
-    assert best is not None
-    return _Parameters(best.x, active, efforts)
+    starts = [middle + np.where(np.array(list(guess)) == "floor", np.log(floor), 0.0) for floor in (1.0, 0.2)]
+    bounds = (middle - 14.0, middle + 14.0)
+    solutions = [least_squares(errors, start, loss="soft_l1", f_scale=_SOFT, bounds=bounds) for start in starts]
+    return parameters(min(solutions, key=lambda solution: solution.cost).x)
 
 
 def _first_guess(inputs: Inputs, times: Floats, multiprocessors: int) -> dict[str, float]:
@@ -364,12 +310,10 @@ def _first_guess(inputs: Inputs, times: Floats, multiprocessors: int) -> dict[st
     moved = work[:, 1] + activations
     # All bytes come from the same memory: a vector of weights beside large activations says nothing of its own rate.
     columns = {"compute": (work[:, 0],) * 2, "weights": (work[:, 1], moved), "activations": (activations, moved)}
+    columns |= {name: (counts, counts) for name, counts in zip(_names(inputs), inputs.efforts.T, strict=True)}
     for name, (own, amount) in columns.items():
         if (own > 0).any():
             guess[name] = float(np.quantile(times[own > 0] / amount[own > 0], 0.1))
-    for name, counts in zip(_efforts(inputs.efforts.shape[1]), inputs.efforts.T, strict=True):
-        if (counts > 0).any():
-            guess[name] = float(np.quantile(times[counts > 0] / counts[counts > 0], 0.1))
     if inputs.product is not None and "compute" in guess:
         guess |= dict.fromkeys(("m", "n", "k"), _HALF_SIZE)
         if multiprocessors:
@@ -377,14 +321,14 @@ def _first_guess(inputs: Inputs, times: Floats, multiprocessors: int) -> dict[st
     return guess
 
 
-def _efforts(count: int) -> list[str]:
-    """Names of the parameters of so many efforts."""
-    return [f"effort {index}" for index in range(count)]
+def _names(inputs: Inputs) -> list[str]:
+    """Names of the parameters of efforts."""
+    return [f"effort {index}" for index in range(inputs.efforts.shape[1])]
+
+
+def _efforts(values: dict[str, float], inputs: Inputs) -> Floats:
+    return np.array([values.get(name, 0.0) for name in _names(inputs)])
 
 
 def _rate(us_per_unit: float) -> float:
     return short(1.0 / us_per_unit) if us_per_unit else 0.0
-
-
-def _shorts(values: Floats) -> tuple[float, ...]:
-    return tuple(short(value) for value in values.tolist())

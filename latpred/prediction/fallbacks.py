@@ -184,7 +184,7 @@ def guess(profile: DeviceProfile, fits: dict[str, KernelFit]) -> KernelFit:
     rates = [fit.macs_per_us for fit in fits.values() if fit.macs_per_us]
     widths = [fit.activation_bytes_per_us for fit in fits.values() if fit.activation_bytes_per_us]
     width = float(np.median(widths)) if widths else profile.device.bandwidth_bytes_per_us
-    return KernelFit.plain(
+    return KernelFit(
         family="other",
         floor_us=float(np.median([fit.floor_us for fit in fits.values()])),
         macs_per_us=float(np.median(rates)) if rates else 0.0,

@@ -6,8 +6,8 @@ from collections.abc import Iterable
 from typing import TYPE_CHECKING
 
 from latpred.profile.datasheet import PROVENANCE
-from latpred.profile.profile_page import age, threads_text
-from latpred.profile.store import Owner, owner
+from latpred.profile.profile_page import age
+from latpred.profile.store import Owner, owner, threads_text
 from latpred.render import SPARKS, Facts, Page, Row, Table, format_interval, format_ms, format_span, sparkline
 from latpred.units import format_bytes, three_digits
 
@@ -96,7 +96,7 @@ def _origin(provenance: Provenance, device: str) -> str:
     if source == PROVENANCE:
         return f"none: {machine.accelerator} from its datasheet; measure one with: latpred calibrate"
     where = "this machine" if owner(machine) is Owner.THIS else provenance.profile
-    threads = "" if machine.accelerator else f", {threads_text(machine)}"
+    threads = "" if machine.accelerator else f", {threads_text(machine.threads)}"
     verb = "calibrated" if source == "measured" else source
     return f"{where} ({device}{threads}, {verb} {age(provenance.created)}{comma}{adapted})"
 

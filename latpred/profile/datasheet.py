@@ -11,7 +11,7 @@ from collections.abc import Mapping
 from functools import cache
 from importlib.resources import files
 from math import exp, hypot, inf, log, sqrt
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import msgspec
 
@@ -25,7 +25,7 @@ from latpred.profile.document import (
     KernelFit,
     Machine,
 )
-from latpred.profile.gpus import GIB, Spec
+from latpred.profile.gpus import Spec
 
 # What a kernel's time is made of. floor: microseconds. compute, weights, activations: times per multiply-add or byte
 # over what the datasheet promises. waves, outputs, k, n: sizes of half use, results per multiprocessor.
@@ -74,36 +74,27 @@ def macs_per_us(gpu: Spec, mode: str) -> float:
     run at half rate is not half as fast. The middle of both paces, in logarithms, is right for GPUs that were left out.
     Tensor cores that are faster than that pace are fed faster too.
     """
-    peak = gpu.peak_macs_per_us("fp32" if mode == "half" else mode)
+    peak = gpu.peak_macs_per_us(mode)
     fed = TENSOR_MACS.get(mode, 0.0) * gpu.multiprocessors * gpu.tensor_clock_hz / 1e6
     return sqrt(peak * max(peak, fed))
 
 
 class Limits(NamedTuple):
-    """What a GPU does at most in a microsecond, by its datasheet: multiply-adds, bytes from memory and from the cache.
-
-    cache_bytes : size of that cache. taps_per_us : values that pooling takes into its results, each as often as windows
-    cover it.
-    """
+    """What a GPU does at most in a microsecond, by its datasheet."""
 
     macs_per_us: float
-    bytes_per_us: float
-    cache_bytes: float
+    bytes_per_us: float  # from memory
+    cache_bytes: float  # size of the last-level cache
     cache_bytes_per_us: float
-    taps_per_us: float
+    taps_per_us: float  # values that pooling takes into its results, each as often as windows cover it
 
 
 def limits_of(gpu: Spec, precision: str, family: str) -> Limits:
-    """What no kernel of a family is faster than in a precision.
-
-    >>> from latpred.profile.gpus import spec
-    >>> limits_of(spec("a100"), "fp16", "gemm").macs_per_us
-    156000000.0
-    """
+    """What no kernel of a family is faster than in a precision."""
     mode = mode_of(gpu, precision, family)
     taps = TAPS.get(gpu.design, inf) if family == "pooling.avg" else inf
     return Limits(
-        macs_per_us=gpu.peak_macs_per_us("fp32" if mode == "half" else mode),
+        macs_per_us=gpu.peak_macs_per_us(mode),
         bytes_per_us=gpu.bandwidth_bytes_per_us,
         cache_bytes=gpu.l2_bytes,
         cache_bytes_per_us=gpu.multiprocessors * CACHE_BYTES * gpu.boost_mhz,
@@ -121,11 +112,10 @@ def limits_of_cpu(device: DeviceInfo, macs_per_us: float = inf) -> Limits:
 
 PROVENANCE = "datasheet"
 CAVEAT = "nothing was measured: datasheet peaks with typical efficiencies"
-ADVICE = "latpred calibrate on a machine that has one"
+ADVICE = "Measure it: latpred calibrate on a machine that has one"
 
 LAUNCH_US, SYNC_US = 5.0, 10.0
 COPY_BYTES_PER_US = 12_000.0  # PCIe 3.0 x16, pinned
-QUEUE = 1024
 # Standard deviation of the log of what no table tells: other years of PyTorch and architectures. Not measured.
 ELSEWHERE = 0.3
 ANY = ""  # design of which no GPU was measured
@@ -145,22 +135,16 @@ GUESSES = {"rnn": "gemm", "conv_transpose": "conv", "conv_native": "conv", "gene
 
 
 class Shared(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """What GPUs of a table have in common, as `examples/framework_tax/datasheets.py` wrote it down.
-
-    created, source : when, and from what. kernels : by design (`ANY` for others), kernel family, mode and slot of
-    `profile.datasheet`: the slot over what a datasheet promises. dispatch : of eager, on the middle of the hosts; its
-    spreads are those of GPUs left out, and how far hosts lie apart. power_limited : how many times that of other GPUs
-    each slot of those is that draw their power from the slot. knee : exponent that joins host and device. error :
-    median error on GPUs left out, their hosts not known.
-    """
+    """What GPUs of a table have in common, as `examples/framework_tax/datasheets.py` wrote it down."""
 
     created: str
     source: str
+    # By design (`ANY` for others), kernel family, mode and slot: the slot over what a datasheet promises.
     kernels: dict[str, dict[str, dict[str, dict[str, float]]]]
-    dispatch: DispatchFit
-    knee: float
-    error: float
-    power_limited: dict[str, float] = {}
+    dispatch: DispatchFit  # of eager, on the middle host; spreads are of GPUs left out, and how far hosts lie apart
+    knee: float  # exponent that joins host and device
+    error: float  # median, on GPUs left out, their hosts not known
+    power_limited: dict[str, float] = {}  # by slot: how many times that of other GPUs, where the slot is the only power
 
 
 @cache
@@ -170,13 +154,7 @@ def shared() -> Shared:
 
 
 def profile_of(spec: Spec, common: Shared | None = None) -> DeviceProfile:
-    """A profile of a GPU in a typical server, from its datasheet.
-
-    >>> from latpred.profile.gpus import spec
-    >>> profile = profile_of(spec("a100"))
-    >>> profile.provenance, sorted(profile.kernels)
-    ('datasheet', ['bf16', 'fp16', 'fp32', 'tf32'])
-    """
+    """A profile of a GPU in a typical server, from its datasheet."""
     common = common or shared()
     dispatch = msgspec.structs.replace(
         common.dispatch, spread=_wider(common.dispatch.spread), busy_spread=_wider(common.dispatch.device_spread)
@@ -190,7 +168,7 @@ def profile_of(spec: Spec, common: Shared | None = None) -> DeviceProfile:
         schema=SCHEMA_VERSION,
         created=common.created,
         provenance=PROVENANCE,
-        machine=_machine(spec),
+        machine=machine_of(spec, "a typical server CPU"),
         device=device,
         protocol={"source": spec.source, "efficiencies": common.source},
         runtimes={"eager": dispatch},
@@ -199,7 +177,7 @@ def profile_of(spec: Spec, common: Shared | None = None) -> DeviceProfile:
             for precision in spec.precisions
         },
         samples=(),
-        acceptance=Acceptance(False, {"measured": "no: from a datasheet"}, (f"Measure it: {ADVICE}",)),
+        acceptance=Acceptance(False, {"measured": "no: from a datasheet"}, (ADVICE,)),
         seconds=0.0,
     )
 
@@ -233,7 +211,7 @@ def kernel_fit(family: str, numbers: Mapping[str, float], spec: Spec, error: flo
     """A plain roofline of one family, from a number for each of `SLOTS`; without "compute" it multiplies nothing."""
     product = "compute" in numbers
     moved = short(1.0 / numbers["activations"])
-    return KernelFit.plain(
+    return KernelFit(
         family=family,
         floor_us=short(numbers["floor"]),
         macs_per_us=short(1.0 / numbers["compute"]) if product else 0.0,
@@ -263,12 +241,10 @@ def device_of(spec: Spec, knee: float) -> DeviceInfo:
         name=spec.name,
         kind="cuda",
         asynchronous=True,
-        memory_bytes=min(spec.memory_bytes, 1024 * GIB),
+        memory_bytes=spec.memory_bytes,
         multiprocessors=spec.multiprocessors,
         launch_us=LAUNCH_US,
-        gap_us=0.0,
         sync_us=SYNC_US,
-        queue=QUEUE,
         bandwidth_bytes_per_us=spec.bandwidth_bytes_per_us,
         copy_bytes_per_us=COPY_BYTES_PER_US,
         knee=short(knee),
@@ -280,15 +256,11 @@ def short(value: float) -> float:
     return float(f"{value:.6g}")
 
 
-def _machine(spec: Spec) -> Machine:
-    return Machine(
-        hostname_hash="",
-        cpu="a typical server CPU",
-        cores=0,
-        memory_bytes=0,
-        system="",
-        accelerator=spec.title,
-        driver="",
-        stack={},
-        threads=0,
-    )
+def machine_of(spec: Spec, cpu: str, **told: Any) -> Machine:
+    """A machine of which little more than its GPU is known."""
+    unknown: dict[str, Any] = {
+        **dict.fromkeys(("hostname_hash", "system", "driver"), ""),
+        **dict.fromkeys(("cores", "memory_bytes", "threads"), 0),
+        "stack": {},
+    }
+    return Machine(cpu=cpu, accelerator=spec.title, **(unknown | told))

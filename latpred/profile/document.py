@@ -9,9 +9,11 @@ from __future__ import annotations
 import hashlib
 import json
 import math
+from collections import Counter
 from collections.abc import Callable, Iterator
+from contextlib import suppress
 from operator import attrgetter
-from typing import Any
+from typing import Any, cast
 
 import msgspec
 
@@ -26,7 +28,14 @@ HOST = "host"  # key of a protocol: whose dispatch the profile was given
 OLDEST_SCHEMA = 1  # fields that came later have defaults
 
 
-class Machine(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+class _Record(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """A part of the document; its hash is of everything but its dictionaries."""
+
+    def __hash__(self) -> int:
+        return hash_of(self)
+
+
+class Machine(_Record, frozen=True):
     """What must match for a profile to hold: host, device and software stack."""
 
     hostname_hash: str
@@ -42,12 +51,8 @@ class Machine(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     machine_id: str = ""
     cpu_model: str = ""  # vendor, family, model, stepping, digest of the vector instructions
 
-    def __hash__(self) -> int:
-        """Of everything but its dictionaries."""
-        return hash_of(self)
 
-
-class DeviceInfo(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+class DeviceInfo(_Record, frozen=True):
     """The device that executes, and the constants of its clock."""
 
     name: str  # "cpu", "nvidia-h200", "simulated"
@@ -73,7 +78,7 @@ class DeviceInfo(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
         return f"latpred calibrate{option}"
 
 
-class KernelFit(msgspec.Struct, frozen=True, forbid_unknown_fields=True, weakref=True):
+class KernelFit(_Record, frozen=True, weakref=True):
     """Numbers of one fitted `RooflineRegressor`, for one kernel family in one precision.
 
     The roofline is floor + quadrature of compute and memory time; the residual is a Gaussian process over log
@@ -89,19 +94,19 @@ class KernelFit(msgspec.Struct, frozen=True, forbid_unknown_fields=True, weakref
     activation_bytes_per_us: float
     # For each dimension of the product, its size at which half the throughput is reached; "few" is added to the rows
     # first, "waves" is in rounds of tiles over all multiprocessors, "outputs" in results.
-    saturation: dict[str, float]
-    multiprocessors: int  # of the device it was fitted on; 0 leaves waves out
-    features: tuple[str, ...]  # names of the residual's inputs, natural logarithms
-    length_scales: tuple[float, ...]  # one for each feature
+    saturation: dict[str, float] = {}
+    multiprocessors: int = 0  # of the device it was fitted on; 0 leaves waves out
+    features: tuple[str, ...] = ()  # names of the residual's inputs, natural logarithms
+    length_scales: tuple[float, ...] = ()  # one for each feature
     # Variances of the log residual: prior, and observation noise.
-    amplitude: float
-    noise: float
-    # Training features and log residuals.
-    points: tuple[tuple[float, ...], ...]
-    targets: tuple[float, ...]
-    noise_factors: tuple[float, ...]  # multiply `noise` at each point; above 1 where one disagrees with its neighbours
-    error: float  # median absolute relative error over the training samples, each predicted without itself
-    spread: float  # standard deviation of the log of those errors
+    amplitude: float = 0.0
+    noise: float = 0.0
+    # Training features and log residuals; factors multiply `noise`, above 1 where a point contradicts its neighbours.
+    points: tuple[tuple[float, ...], ...] = ()
+    targets: tuple[float, ...] = ()
+    noise_factors: tuple[float, ...] = ()
+    error: float = 0.0  # median absolute relative error over the training samples, each predicted without itself
+    spread: float = 0.0  # standard deviation of the log of those errors
     scale: float = 1.0  # time inside a network over time in a loop of its own
     # For more special families that have too few samples for a fit of their own: their time above the floor over this
     # family's.
@@ -119,38 +124,18 @@ class KernelFit(msgspec.Struct, frozen=True, forbid_unknown_fields=True, weakref
     cache_bytes: float = 0.0
     cache_gain: float = 1.0
 
-    def __hash__(self) -> int:
-        """Of everything but its dictionaries."""
-        return hash_of(self)
 
-    @classmethod
-    def plain(cls, **fields: Any) -> KernelFit:
-        """A roofline that no residual corrects; what is not given is empty."""
-        return cls(**{**_NO_RESIDUAL, **fields})
+class SizeCorrection(_Record, frozen=True):
+    """Kernels' times are multiplied by (size / centre) ** exponent; sizes beyond `low` and `high` count as those."""
 
-
-_NO_RESIDUAL: dict[str, Any] = {
-    **dict.fromkeys(("features", "length_scales", "points", "targets", "noise_factors"), ()),
-    **dict.fromkeys(("amplitude", "noise", "error", "spread"), 0.0),
-    "saturation": {},
-    "multiprocessors": 0,
-}
-
-
-class SizeCorrection(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """Kernels' times are multiplied by (size / centre) ** exponent; sizes beyond `low` and `high` count as those.
-
-    `of` is the size: "time" in microseconds, or "window" and "channels" of convolutions; see `prediction.pricing`.
-    """
-
-    of: str
+    of: str  # the size: "time" in microseconds, or "window" and "channels" of convolutions; see `prediction.pricing`
     exponent: float
     centre: float
     low: float
     high: float
 
 
-class DispatchFit(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+class DispatchFit(_Record, frozen=True):
     """What is a runtime's own: its host costs, and where its kernels are not PyTorch's.
 
     `costs_us` maps a host class to microseconds; a class that is missing falls back to its own prefix
@@ -191,10 +176,6 @@ class DispatchFit(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
         """`busy_spread`, or what stands for it where it is not known apart."""
         return self.spread if self.busy_spread is None else self.busy_spread
 
-    def __hash__(self) -> int:
-        """Of everything but its dictionaries."""
-        return hash_of(self)
-
 
 # Prices in the order of `graph.Calls`.
 call_prices: Callable[[DispatchFit], tuple[float, ...]] = attrgetter(
@@ -202,7 +183,7 @@ call_prices: Callable[[DispatchFit], tuple[float, ...]] = attrgetter(
 )
 
 
-class Sample(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+class Sample(_Record, frozen=True):
     """One timed cell: median and half the interquartile range in microseconds, over n repeats."""
 
     cell: str
@@ -211,23 +192,16 @@ class Sample(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     n: int
 
 
-class Acceptance(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """Verdict of the acceptance gate: what was checked, what was found, what to do.
+class Acceptance(_Record, frozen=True):
+    """Verdict of the acceptance gate: what was checked, what was found, what to do."""
 
-    `passed` is about the device and eager; `runtimes` says the same of each other runtime that was calibrated.
-    """
-
-    passed: bool
+    passed: bool  # of the device and eager
     checks: dict[str, str]
     advice: tuple[str, ...]
-    runtimes: dict[str, bool] = {}
-
-    def __hash__(self) -> int:
-        """Of everything but its dictionaries."""
-        return hash_of(self)
+    runtimes: dict[str, bool] = {}  # the same of each other runtime that was calibrated
 
 
-class Checkpoint(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+class Checkpoint(_Record, frozen=True):
     """Where a calibration stood: seconds spent, cells measured, and the median error on networks that no fit saw."""
 
     seconds: float
@@ -235,7 +209,7 @@ class Checkpoint(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     error: float
 
 
-class DeviceProfile(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+class DeviceProfile(_Record, frozen=True):
     """One device on one machine, ready to predict with."""
 
     name: str
@@ -281,8 +255,7 @@ def encode(profile: DeviceProfile) -> bytes:
 
 def to_document(profile: DeviceProfile) -> dict[str, Any]:
     """The profile as JSON-able builtins."""
-    document: dict[str, Any] = msgspec.to_builtins(profile)
-    return document
+    return cast("dict[str, Any]", msgspec.to_builtins(profile))
 
 
 def decode(data: bytes, source: str) -> DeviceProfile:
@@ -303,36 +276,28 @@ def decode(data: bytes, source: str) -> DeviceProfile:
 def _parse(data: bytes, source: str) -> dict[str, Any]:
     def demand_once(pairs: list[tuple[str, Any]]) -> None:
         """Refuse an object that has a key twice, of which readers would see only one."""
-        names = [name for name, _ in pairs]
-        if len(set(names)) < len(names):
-            twice = next(name for name in names if names.count(name) > 1)
-            raise ProfileError(f"{source} is not a valid profile: it has the key {twice!r} twice. {REPAIR}")
+        for name, count in Counter(name for name, _ in pairs).items():
+            if count > 1:
+                raise ProfileError(f"{source} is not a valid profile: it has the key {name!r} twice. {REPAIR}")
+
+    def demand_number(constant: str) -> None:
+        raise ProfileError(f"{source} holds {constant} where a number must be; no prediction can rest on it. {REPAIR}")
 
     if not data.strip():
         raise ProfileError(f"{source} is empty. {REPAIR}")
     try:
+        with suppress(ValueError):  # of which msgspec says better what it is
+            json.loads(data, object_pairs_hook=demand_once, parse_constant=demand_number)
         document = msgspec.json.decode(data)
-        json.loads(data, object_pairs_hook=demand_once)
     except (msgspec.DecodeError, UnicodeDecodeError) as error:
-        raise ProfileError(f"{source} {_diagnosis(data, str(error))} {REPAIR}") from None
+        cut = "truncated" in str(error).lower()
+        said = "cut short: the document ends before it is complete" if cut else f"damaged: {str(error).rstrip('.')}"
+        raise ProfileError(f"{source} is {said}. {REPAIR}") from None
     except RecursionError:
         raise ProfileError(f"{source} is JSON but not a profile: it is nested too deeply. {REPAIR}") from None
     if not isinstance(document, dict):
         raise ProfileError(f"{source} is JSON but not a profile: it holds a {type(document).__name__}. {REPAIR}")
     return document
-
-
-def _diagnosis(data: bytes, error: str) -> str:
-    constants: list[str] = []
-    try:
-        json.loads(data, parse_constant=constants.append)
-    except ValueError:
-        constants.clear()
-    if constants:
-        return f"holds {constants[0]} where a number must be; no prediction can rest on it."
-    if "truncated" in error.lower():
-        return "is cut short: the document ends before it is complete."
-    return f"is damaged: {error.rstrip('.')}."
 
 
 SHOWN = "latpred.profile/1"  # schema of what commands print of a profile

@@ -19,7 +19,6 @@ GIB = 2**30
 TENSOR = ("tf32", "fp16", "bf16")  # precisions that tensor cores multiply in
 _HELD = re.compile(r"(?P<gpu>.*?) *\(?(?:locked|held)? *(?:at )?(?P<mhz>\d+) ?MHz\)?", re.IGNORECASE)
 _SAME_DESIGN = {(7, 5): "7.0", (8, 7): "8.6", (8, 9): "8.6"}
-ARCHITECTURES = ("Pascal", "Volta", "Turing", "Ampere", "Ada", "Hopper", "Blackwell")  # by age
 
 
 class Spec(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
@@ -27,7 +26,7 @@ class Spec(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
     name: str  # short, as in "a100-40gb"
     title: str  # the maker's
-    architecture: str  # one of `ARCHITECTURES`
+    architecture: str  # as "Turing"
     compute_capability: tuple[int, int]
     multiprocessors: int
     boost_mhz: float
@@ -95,24 +94,17 @@ class Spec(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
         )
 
     def peak_macs_per_us(self, precision: str) -> float:
-        """Peak multiply-adds per microsecond, half the FLOPs; of fp32 for a precision that has no faster units.
-
-        >>> spec("rtx 3090").peak_macs_per_us("fp16") / 1e6
-        35.5
-        """
+        """Peak multiply-adds per microsecond, half the FLOPs; of fp32 for a precision that has no faster units."""
         return self.tflops.get(precision, self.tflops["fp32"]) * 1e12 / 2 / 1e6
 
 
 def spec(name: str) -> Spec:
-    """The datasheet of a GPU by its name, an alias, or what its driver calls it; "t4 at 900 MHz" holds its clock.
-
-    >>> spec("NVIDIA A100-SXM4-40GB").name, spec("h200").multiprocessors, spec("t4 at 900 MHz").boost_mhz
-    ('a100-40gb', 132, 900.0)
-    """
+    """The datasheet of a GPU by its name, an alias, or what its driver calls it; "t4 at 900 MHz" holds its clock."""
     gpu = find(name)
     if gpu is None:
         close = nearest(name)
-        hint = f"Did you mean {', '.join(close)}?" if close else f"There are: {', '.join(names())}."
+        every = (each.name for each in SPECS)
+        hint = f"Did you mean {', '.join(close)}?" if close else f"There are: {', '.join(every)}."
         raise UnknownGpuError(f"no datasheet of a GPU called {name!r}. {hint}")
     return gpu
 
@@ -122,20 +114,6 @@ def find(name: str) -> Spec | None:
     held = _HELD.fullmatch(name)
     gpu = _index().get(_plain(held["gpu"] if held else name))
     return gpu.at_clock(float(held["mhz"])) if gpu and held else gpu
-
-
-def known(name: str) -> bool:
-    """Whether there is a datasheet of that name.
-
-    >>> known("a100"), known("cpu")
-    (True, False)
-    """
-    return find(name) is not None
-
-
-def names() -> tuple[str, ...]:
-    """Short names of all GPUs, in the order they came out."""
-    return tuple(each.name for each in SPECS)
 
 
 def nearest(name: str) -> tuple[str, ...]:

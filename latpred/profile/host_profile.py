@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import difflib
 import os
+from contextlib import suppress
 from pathlib import Path
 
 import msgspec
@@ -23,20 +24,15 @@ REPAIR = "Measure it again, in seconds, with: latpred calibrate --host-only"
 
 
 class HostProfile(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """Dispatch costs of one host.
+    """Dispatch costs of one host."""
 
-    name : what `--host` takes. kind : always "host". schema : version of this document. created : ISO 8601, UTC.
-    machine : the host and its software. dispatch : costs by class, of calls and of a forward pass, in microseconds.
-    seconds : what measuring took.
-    """
-
-    name: str
-    kind: str
+    name: str  # what `--host` takes
+    kind: str  # always "host"
     schema: int
-    created: str
+    created: str  # ISO 8601, UTC
     machine: Machine
-    dispatch: DispatchFit
-    seconds: float
+    dispatch: DispatchFit  # costs by class, of calls and of a forward pass
+    seconds: float  # what measuring took
 
 
 def directory() -> Path:
@@ -45,11 +41,7 @@ def directory() -> Path:
 
 
 def path(name: str) -> Path:
-    """File a host profile of this name is kept in, whether or not it exists.
-
-    >>> path("laptop").name
-    'laptop.json'
-    """
+    """File a host profile of this name is kept in, whether or not it exists."""
     if not name or name != Path(name).name or name.startswith("."):
         raise HostError(f"{name!r} cannot name a host: use letters, digits, dots and dashes, as in epyc-server.")
     return directory() / f"{name}{SUFFIX}"
@@ -64,10 +56,8 @@ def listing() -> list[HostProfile]:
     """All that can be read."""
     readable = []
     for name in names():
-        try:
+        with suppress(HostError):  # named, it says why
             readable.append(load(name))
-        except HostError:
-            continue  # named, it says why
     return readable
 
 

@@ -8,7 +8,6 @@ factor is measured where published latencies name the host; else it follows from
 from __future__ import annotations
 
 import difflib
-import math
 import re
 from functools import cache
 from importlib.resources import files
@@ -43,11 +42,6 @@ class HostRow(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     aliases: tuple[str, ...] = ()  # machines and cloud instances that have this CPU
 
     @property
-    def log_factor(self) -> float:
-        """Natural logarithm of the factor."""
-        return math.log(self.factor)
-
-    @property
     def speed(self) -> float:
         """The rating, or what stands for it."""
         return self.rating or (self.rating_per_ghz or 0.0) * (self.boost_ghz or 0.0)
@@ -64,11 +58,7 @@ class HostRow(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
 
 def find(name: str) -> HostRow:
-    """A host by its CPU's name, as a maker, a kernel or a paper writes it, or by a machine that has it.
-
-    >>> find("AMD EPYC 7742 64-Core Processor").name, find("g4dn.xlarge").name
-    ('EPYC 7742', 'Xeon Platinum 8259CL')
-    """
+    """A host by its CPU's name, as a maker, a kernel or a paper writes it, or by a machine that has it."""
     host = _found(name)
     if host is None:
         close = nearest(name)
@@ -78,11 +68,7 @@ def find(name: str) -> HostRow:
 
 
 def known(name: str) -> bool:
-    """Whether a name finds a host.
-
-    >>> known("Intel(R) Xeon(R) CPU E5-2698 v4 @ 2.20GHz"), known("Xeon E5-2698 v3")
-    (True, False)
-    """
+    """Whether a name finds a host."""
     return _found(name) is not None
 
 

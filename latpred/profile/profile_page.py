@@ -6,7 +6,8 @@ from datetime import UTC, datetime
 from typing import Any
 
 from latpred import host
-from latpred.profile.document import ADAPTED, DeviceProfile, DispatchFit, Machine, call_prices
+from latpred.profile.document import ADAPTED, DeviceProfile, DispatchFit, call_prices
+from latpred.profile.store import threads_text
 from latpred.render import Facts, Page, Table
 from latpred.units import format_bytes, format_duration
 
@@ -20,20 +21,10 @@ def profile_page(profile: DeviceProfile) -> Page:
         (row["family"], row["precision"], *(_number(row[name]) for name in numbers), f"{row['error']:.1%}")
         for row in kernel_rows(profile)
     ]
-    return Page(f"{profile.name}: {summary(profile)}", [Facts(_facts(profile)), "\n", Table(heads, rows)])
-
-
-def summary(profile: DeviceProfile, now: datetime | None = None) -> str:
-    """One line: the device, how it was run, and how old the figures are."""
-    parts = [profile.device.name, threads_text(profile.machine)]
     verb = "calibrated" if profile.provenance == "measured" else profile.provenance
-    adapted = ["adapted"] if ADAPTED in profile.protocol else []
-    return ", ".join([*parts, f"{verb} {age(profile.created, now)}", *adapted])
-
-
-def threads_text(machine: Machine) -> str:
-    """How many threads an op may use, as "1 thread"."""
-    return f"{machine.threads} thread{'' if machine.threads == 1 else 's'}"
+    adapted = ", adapted" if ADAPTED in profile.protocol else ""
+    how = f"{profile.device.name}, {threads_text(profile.machine.threads)}, {verb} {age(profile.created)}{adapted}"
+    return Page(f"{profile.name}: {how}", [Facts(_facts(profile)), "\n", Table(heads, rows)])
 
 
 def age(created: str, now: datetime | None = None) -> str:

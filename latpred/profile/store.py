@@ -8,10 +8,10 @@ from __future__ import annotations
 
 import difflib
 import os
-from dataclasses import dataclass
 from enum import Enum
 from importlib.resources import files
 from pathlib import Path
+from typing import NamedTuple
 
 from latpred import host, storage
 from latpred.errors import NoProfileError, ProfileError
@@ -81,19 +81,14 @@ SUFFIX = ".json"
 LIVE_KINDS = ("cuda", "cpu", "simulated")
 
 
-@dataclass(frozen=True, slots=True)
-class Entry:
-    """One file of the store.
+class Entry(NamedTuple):
+    """One file of the store."""
 
-    name : what `load` and `--device` take. path : where it lies. source : "user" (calibrated here) or "shipped".
-    profile : none when the file cannot be read. problem : why not; "" when it can.
-    """
-
-    name: str
+    name: str  # what `load` and `--device` take
     path: Path
-    source: str
-    profile: DeviceProfile | None
-    problem: str
+    source: str  # "user" (calibrated here) or "shipped"
+    profile: DeviceProfile | None  # none when the file cannot be read
+    problem: str  # why not; "" when it can
 
 
 def directory() -> Path:
@@ -101,58 +96,87 @@ def directory() -> Path:
     return storage.profiles_dir()
 
 
-def path(name: str) -> Path:
-    """File a user profile of this name is kept in, whether or not it exists.
+def file_of(name: str) -> Path:
+    """File a user profile of this name is kept in, whether or not it exists."""
+    if not name or name != Path(name).name or name.startswith(".") or "\0" in name:
+        raise ProfileError(f"{name!r} cannot name a profile: use letters, digits, dots and dashes, as in cpu-laptop.")
+    return directory() / f"{name}{SUFFIX}"
 
-    >>> path("cpu").name
-    'cpu.json'
-    """
-    return _file_of(name)
+
+def _shipped() -> Path:
+    return Path(str(files("latpred.models"))) / "profiles"
 
 
 def listing() -> list[Entry]:
     """All profiles in sight, the user's first, unreadable ones included with the reason."""
-    entries = [_entry(file, "user") for file in storage.documents(directory())]
+    entries = _own_entries()
     own = {entry.name for entry in entries}
     return entries + [_entry(file, "shipped") for file in storage.documents(_shipped()) if file.stem not in own]
 
 
+def _own_entries() -> list[Entry]:
+    return [_entry(file, "user") for file in storage.documents(directory())]
+
+
+def _entry(file: Path, source: str) -> Entry:
+    try:
+        return Entry(file.stem, file, source, _read(file), "")
+    except ProfileError as error:
+        return Entry(file.stem, file, source, None, str(error))
+
+
 def load(source: str | os.PathLike[str]) -> DeviceProfile:
     """Read a profile by path or name; a GPU that only its datasheet is known of gets a stated guess."""
-    name = os.fspath(source)
-    if _is_name(source) and _file_called(name) is None:
-        sheet = gpus.find(name)
-        if sheet is not None:
-            return datasheet.profile_of(sheet)
+    if _found(source) is None and (sheet := gpus.find(os.fspath(source))):
+        return datasheet.profile_of(sheet)
     return _read(locate(source))
 
 
 def locate(source: str | os.PathLike[str]) -> Path:
     """The file a path or a profile's name stands for."""
-    text = os.fspath(source)
-    if not _is_name(source):
-        return Path(text)
-    file = _file_called(text)
+    file, name = _found(source), os.fspath(source)
     if file is not None:
         return file
-    if gpus.known(text):
+    if gpus.find(name):
         raise ProfileError(
-            f"{text!r} is known from its datasheet only, so there is no file of it. Measure one with: latpred calibrate"
+            f"{name!r} is known from its datasheet only, so there is no file of it. Measure one with: latpred calibrate"
         )
-    raise ProfileError(_unknown(text))
+    raise ProfileError(_unknown(name))
 
 
-def _is_name(source: str | os.PathLike[str]) -> bool:
-    return isinstance(source, str) and not source.endswith(SUFFIX) and os.sep not in source
-
-
-def _file_called(name: str) -> Path | None:
-    """File of a profile by its name, or by any other name of the GPU that it is called after."""
-    for file in (_file_of(name), _shipped() / f"{name}{SUFFIX}"):
+def _found(source: str | os.PathLike[str]) -> Path | None:
+    """A path as it is, or the file of a profile by its name or any other name of the GPU that it is called after."""
+    if not isinstance(source, str) or source.endswith(SUFFIX) or os.sep in source:
+        return Path(source)
+    for file in (file_of(source), _shipped() / f"{source}{SUFFIX}"):
         if file.exists():
             return file
-    gpu = gpus.find(name)
-    return None if gpu is None or gpu.name == name else _file_called(gpu.name)
+    gpu = gpus.find(source)
+    return None if gpu is None or gpu.name == source else _found(gpu.name)
+
+
+def _read(file: Path) -> DeviceProfile:
+    try:
+        data = file.read_bytes()
+    except FileNotFoundError:
+        raise ProfileError(f"there is no profile at {file}. List what there is with: latpred profiles list") from None
+    except IsADirectoryError:
+        raise ProfileError(f"{file} is a directory, not a profile. Name the .json file in it.") from None
+    except OSError as error:
+        raise ProfileError(f"cannot read {file}: {error.strerror or error}. {REPAIR}") from error
+    return decode(data, str(file))
+
+
+def _unknown(name: str) -> str:
+    if name.lower() in ("gpu", "nvidia"):
+        return (
+            f"no profile is called {name!r}. This machine's own GPU is cuda or cuda:0; others go by name, as in a100."
+        )
+    names = [entry.name for entry in listing()]
+    near = {*difflib.get_close_matches(name, names, n=3, cutoff=0.5), *gpus.nearest(name)}
+    likeliest = sorted(near, key=lambda one: (-difflib.SequenceMatcher(None, name, one).ratio(), one))
+    hint = f"Did you mean {', '.join(likeliest)}? " if near else ""
+    return f"no profile is called {name!r}. {hint}List them with: latpred profiles list (or list --datasheets)"
 
 
 def find(
@@ -175,10 +199,13 @@ def find(
         return named
     anywhere = ("cuda",) if cudnn_benchmark is not None else ("cpu",) if threads is not None else ("cuda", "cpu")
     kinds = (device.partition(":")[0],) if device else anywhere
-    entries = [_entry(file, "user") for file in storage.documents(directory())]
+    entries = _own_entries()
     readable = [entry.profile for entry in entries if entry.profile is not None]
+    owners = [(profile, owner(profile.machine)) for profile in readable]
     for kind in kinds:
-        own = _usable([profile for profile in readable if profile.device.kind == kind])
+        alike = [(profile, whose) for profile, whose in owners if profile.device.kind == kind]
+        own = [profile for profile, whose in alike if whose is Owner.THIS]
+        own = own or [profile for profile, whose in alike if whose is Owner.ALIKE]
         fitting = [profile for profile in own if not _differing(profile, wanted)]
         if own and not fitting:
             raise NoProfileError(_not_measured_so(own, wanted))
@@ -187,7 +214,12 @@ def find(
     damaged = [entry for entry in entries if entry.problem]
     if damaged:
         raise ProfileError(damaged[0].problem)
-    raise NoProfileError(_nothing_found(device, entries))
+    flag = f" --device {device}" if device else ""
+    foreign = [profile.name for profile, whose in owners if whose is Owner.ANOTHER]
+    hint = f" (another machine's can be named, as in --device {foreign[0]})" if foreign else ""
+    raise NoProfileError(
+        f"no profile of {device or 'this machine'} in {directory()}{hint}. Make one with: latpred calibrate{flag}"
+    )
 
 
 def _preference(profile: DeviceProfile) -> tuple[bool, bool, str]:
@@ -201,73 +233,6 @@ def cudnn_benchmarked(profile: DeviceProfile) -> bool:
     return profile.protocol.get(CUDNN) == BENCHMARK
 
 
-def save(profile: DeviceProfile, path: str | os.PathLike[str] | None = None) -> Path:
-    """Write a profile atomically, with its checksum, by default into the user's directory under its own name."""
-    target = _file_of(profile.name) if path is None else Path(path)
-    return storage.save_document(target, encode(profile), ProfileError)
-
-
-def mismatch(profile: DeviceProfile, machine: Machine) -> list[str]:
-    """What differs between the machine of a profile and another, as plain sentences; empty when nothing does."""
-    then, now = profile.machine, machine
-    said = [
-        f"{label} is {_shown(new)}, the profile's is {_shown(old)}"
-        for label, old, new in (
-            ("the host CPU", then.cpu, now.cpu),
-            ("the processor's model", then.cpu_model or now.cpu_model, now.cpu_model),
-            ("the number of cores", then.cores, now.cores),
-            ("the accelerator", then.accelerator, now.accelerator),
-            ("the driver", then.driver, now.driver),
-            ("the operating system", then.system, now.system),
-            ("the number of threads", then.threads, now.threads),
-        )
-        if old != new
-    ]
-    packages = sorted(then.stack.keys() & now.stack.keys())
-    said += [
-        f"{name} is {now.stack[name]}, the profile's is {then.stack[name]}"
-        for name in packages
-        if then.stack[name] != now.stack[name]
-    ]
-    return said
-
-
-def _read(file: Path) -> DeviceProfile:
-    try:
-        data = file.read_bytes()
-    except FileNotFoundError:
-        raise ProfileError(f"there is no profile at {file}. List what there is with: latpred profiles list") from None
-    except IsADirectoryError:
-        raise ProfileError(f"{file} is a directory, not a profile. Name the .json file in it.") from None
-    except OSError as error:
-        raise ProfileError(f"cannot read {file}: {error.strerror or error}. {REPAIR}") from error
-    return decode(data, str(file))
-
-
-def _entry(file: Path, source: str) -> Entry:
-    try:
-        return Entry(file.stem, file, source, _read(file), "")
-    except ProfileError as error:
-        return Entry(file.stem, file, source, None, str(error))
-
-
-def _usable(profiles: list[DeviceProfile]) -> list[DeviceProfile]:
-    """Profiles of this machine; where there are none, those of machines that are like it."""
-    owners = [(owner(profile.machine), profile) for profile in profiles]
-    own = [profile for whose, profile in owners if whose is Owner.THIS]
-    return own or [profile for whose, profile in owners if whose is Owner.ALIKE]
-
-
-def _file_of(name: str) -> Path:
-    if not name or name != Path(name).name or name.startswith(".") or "\0" in name:
-        raise ProfileError(f"{name!r} cannot name a profile: use letters, digits, dots and dashes, as in cpu-laptop.")
-    return directory() / f"{name}{SUFFIX}"
-
-
-def _shipped() -> Path:
-    return Path(str(files("latpred.models"))) / "profiles"
-
-
 def _differing(profile: DeviceProfile, wanted: dict[str, int | bool | None]) -> list[str]:
     """What of how a profile was measured is not as wanted, in the words of the command line."""
     measured = {"threads": profile.machine.threads, "cudnn_benchmark": cudnn_benchmarked(profile)}
@@ -275,52 +240,53 @@ def _differing(profile: DeviceProfile, wanted: dict[str, int | bool | None]) -> 
 
 
 def _not_measured_so(own: list[DeviceProfile], wanted: dict[str, int | bool | None]) -> str:
-    threads, benchmark = wanted["threads"], wanted["cudnn_benchmark"]
-    if benchmark and own[0].device.kind != "cuda":
-        kind = own[0].device.kind
+    threads, benchmark, kind = wanted["threads"], wanted["cudnn_benchmark"], own[0].device.kind
+    if benchmark and kind != "cuda":
         return f"cudnn runs on CUDA devices only, and {own[0].name} is of kind {kind}. Ask without --cudnn-benchmark."
     if owner(own[0].machine) is Owner.ANOTHER:  # whose profile nothing here can make anew
         flags = " and ".join(f"--{name.replace('_', '-')}" for name in _differing(own[0], wanted))
         return f"profile {own[0].name!r} is of another machine, and holds for {_how(own[0])}. Ask without {flags}."
-    said, flags, name = [], "", own[0].device.kind
+    said, flags, name = [], "", kind
     if threads is not None:
-        said.append(f"{threads} thread{'' if threads == 1 else 's'}")
+        said.append(threads_text(threads))
         flags, name = f" --threads {threads}", f"{name}-{threads}"
     if benchmark is not None:
         said.append(f"cudnn.benchmark {'on' if benchmark else 'off'}")
         flags, name = f"{flags}{' --cudnn-benchmark' * benchmark}", f"{name}{'-benchmark' * benchmark}"
     there = ", ".join(f"{profile.name}: {_how(profile)}" for profile in own)
     return (
-        f"no profile of {own[0].device.kind} was measured with {' and '.join(said)} (there is {there}). "
-        f"Make one with: latpred calibrate --device {own[0].device.kind}{flags} --name {name}"
+        f"no profile of {kind} was measured with {' and '.join(said)} (there is {there}). "
+        f"Make one with: latpred calibrate --device {kind}{flags} --name {name}"
     )
 
 
 def _how(profile: DeviceProfile) -> str:
-    threads = profile.machine.threads
-    said = f"{threads} thread{'' if threads == 1 else 's'}"
+    said = threads_text(profile.machine.threads)
     return f"{said}, cudnn.benchmark on" if cudnn_benchmarked(profile) else said
 
 
-def _unknown(name: str) -> str:
-    if name.lower() in ("gpu", "nvidia"):
-        return (
-            f"no profile is called {name!r}. This machine's own GPU is cuda or cuda:0; others go by name, as in a100."
-        )
-    names = [entry.name for entry in listing()]
-    near = {*difflib.get_close_matches(name, names, n=3, cutoff=0.5), *gpus.nearest(name)}
-    likeliest = sorted(near, key=lambda one: (-difflib.SequenceMatcher(None, name, one).ratio(), one))
-    hint = f"Did you mean {', '.join(likeliest)}? " if near else ""
-    return f"no profile is called {name!r}. {hint}List them with: latpred profiles list (or list --datasheets)"
+def threads_text(threads: int) -> str:
+    """How many threads an op may use, as "1 thread"."""
+    return f"{threads} thread{'' if threads == 1 else 's'}"
 
 
-def _nothing_found(device: str | None, entries: list[Entry]) -> str:
-    flag = f" --device {device}" if device else ""
-    readable = [entry.profile for entry in entries if entry.profile is not None]
-    foreign = [profile.name for profile in readable if owner(profile.machine) is Owner.ANOTHER]
-    hint = f" (another machine's can be named, as in --device {foreign[0]})" if foreign else ""
-    return f"no profile of {device or 'this machine'} in {directory()}{hint}. Make one with: latpred calibrate{flag}"
+def save(profile: DeviceProfile, path: str | os.PathLike[str] | None = None) -> Path:
+    """Write a profile atomically, with its checksum, by default into the user's directory under its own name."""
+    target = file_of(profile.name) if path is None else Path(path)
+    return storage.save_document(target, encode(profile), ProfileError)
 
 
-def _shown(value: object) -> str:
-    return str(value) if value not in ("", 0) else "none"
+def mismatch(profile: DeviceProfile, machine: Machine) -> list[str]:
+    """What differs between the machine of a profile and another, as plain sentences; empty when nothing does."""
+    then, now = profile.machine, machine
+    pairs = [
+        ("the host CPU", then.cpu, now.cpu),
+        ("the processor's model", then.cpu_model or now.cpu_model, now.cpu_model),
+        ("the number of cores", then.cores, now.cores),
+        ("the accelerator", then.accelerator, now.accelerator),
+        ("the driver", then.driver, now.driver),
+        ("the operating system", then.system, now.system),
+        ("the number of threads", then.threads, now.threads),
+        *((name, then.stack[name], now.stack[name]) for name in sorted(then.stack.keys() & now.stack.keys())),
+    ]
+    return [f"{label} is {new or 'none'}, the profile's is {old or 'none'}" for label, old, new in pairs if old != new]

@@ -125,7 +125,7 @@ def test_a_third_partys_runtime_is_added_to_a_finished_profile(finished: DeviceP
     assert 0 < profile.runtimes["plain"].spread < 1
     assert profile.acceptance.passed == finished.acceptance.passed
     assert [name for name in profile.acceptance.checks if name.startswith("plain: ")]
-    assert store.find("simulated") == store.load(store.path("simulated"))
+    assert store.find("simulated") == store.load(store.file_of("simulated"))
     assert store.find("simulated").runtimes == profile.runtimes
 
 

@@ -128,15 +128,8 @@ def test_tables_of_several_forms_are_read_as_one(tmp_path: Path) -> None:
     table({}, {"batch": "2", "software": "torch 1.13.1"}).to_csv(tmp_path / "lab.csv.gz", index=False)
     found = read_all([tmp_path / "tax.csv", tmp_path / "lab.csv.gz"], rules(tmp_path))
     assert found.cells["x_source"].tolist() == ["tax", "tax", "lab", "lab"]
-    assert found.eras() == [TORCH_1_12, TORCH_1_12, "torch-2", TORCH_1_12]
+    assert published_table.eras(found.cells) == [TORCH_1_12, TORCH_1_12, "torch-2", TORCH_1_12]
     assert published_table.read(found) is found
-
-
-def test_repeats_tell_their_noise(tmp_path: Path) -> None:
-    cells = read_all([table({}, {"ms": "3.85"}, {"precision": "fp16, nhwc"})], rules(tmp_path)).cells
-    assert cells["latency_s"].tolist() == pytest.approx([3.675e-3, 3.5e-3])
-    assert cells["repeat_ratio"].iloc[0] == pytest.approx(1.1)
-    assert (cells["n"].tolist(), cells["repeat_ratio"].isna().tolist()) == ([2, 1], [False, True])
 
 
 def test_what_a_row_ran_on_is_part_of_what_is_traced(tmp_path: Path) -> None:

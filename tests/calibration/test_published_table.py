@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import runpy
 from pathlib import Path
 from types import ModuleType
 
@@ -11,7 +12,7 @@ import pytest
 
 from latpred.calibration.published import published_table
 from latpred.calibration.published.joint_fit import problem
-from latpred.calibration.published.published_table import TraceKey, read, trace_all
+from latpred.calibration.published.published_table import TraceKey, eras, read, trace_all
 from latpred.errors import LatpredError, MissingPackageError, TableError, UnknownGpuError, UnknownModelError
 from latpred.runtimes.legacy_torch import TORCH_1_12
 from latpred.zoo import names
@@ -28,10 +29,10 @@ def test_two_forms_are_read_as_they_are() -> None:
     assert published.cells["model"].tolist() == ["torchvision:resnet18", "bert-base-uncased"]
     assert published.cells["input_kind"].tolist() == ["image", "seq"]
     assert set(published.cells["protocol"]) == {"pipelined"}
-    assert (set(published.eras()), published.notes) == ({"torch-1.12"}, ())
+    assert (set(eras(published.cells)), published.notes) == ({"torch-1.12"}, ())
     frame = pd.DataFrame([{"model": "bert", "batch": 1, "latency_s": 0.01, "device": "t4", "stack": "torch=2.3.0"}])
     measured = read(frame)
-    assert (measured.cells["device"].tolist(), measured.eras()) == (["t4"], ["torch-2"])
+    assert (measured.cells["device"].tolist(), eras(measured.cells)) == (["t4"], ["torch-2"])
 
 
 MISNAMED = rows().rename(columns={"batch": "bach"}).drop(columns="run")
@@ -55,10 +56,11 @@ def test_what_cannot_be_fitted_is_refused(frame: pd.DataFrame, error: type[Latpr
 
 
 def test_models_of_a_large_source_are_drawn_always_the_same() -> None:
+    sample = runpy.run_path(str(Path(__file__).parents[2] / "examples" / "framework_tax" / "datasheets.py"))["sample"]
     counts = {"large": 9, "small": 2}
     cells = [(source, f"{source} {model}") for source, count in counts.items() for model in range(count)]
     table = pd.DataFrame(cells, columns=["x_source", "model"]).assign(device="t4", batch=1, latency_s=0.01)
-    drawn = [read(table).sample(3).cells for _ in range(2)]
+    drawn = [sample(read(table), 3).cells for _ in range(2)]
     assert drawn[0].equals(drawn[1])
     counts = drawn[0].groupby("x_source")["model"].nunique()
     assert counts.to_dict() == {"large": 3, "small": 2}
@@ -67,9 +69,12 @@ def test_models_of_a_large_source_are_drawn_always_the_same() -> None:
 def test_repeats_of_a_run_count_once_and_tenfold_contradictions_less() -> None:
     table = read(pd.concat([rows(), rows(latency_s=[0.005, 0.013]), rows(latency_s=[0.006, 0.014])]))
     assert table.cells["latency_s"].tolist() == [0.005, 0.013]
+    assert table.cells["repeat_ratio"].tolist() == pytest.approx([1.5, 14 / 12])
+    assert table.cells["n"].tolist() == [3, 3]
     assert "4 rows repeat a cell of their run" in table.notes[0]
     assert table.weight.tolist() == [1.0, 1.0]
     table = read(pd.concat([rows(), rows(run="b", latency_s=[0.05, 0.012])]))
+    assert (set(table.cells["n"]), table.cells["repeat_ratio"].isna().all()) == ({1}, True)
     assert table.weight.tolist() == [0.1, 1.0, 0.1, 1.0]
     assert "2 rows contradict others of their cell tenfold or more" in table.notes[0]
     assert "resnet18" in table.notes[0]

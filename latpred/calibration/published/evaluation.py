@@ -49,7 +49,9 @@ def evaluate(
         graphs, usable = _traced(cells, own, progress, notes)
         if usable.empty:
             continue
-        rows = _predicted(usable, graphs, own, progress)
+        if progress is not None:
+            progress(f"predicting {len(usable):,} rows of {own.name}")
+        rows = _predicted(usable, graphs, own)
         if host_row:
             usable, rows = _with_hosts(usable, rows, graphs, own, notes)
         judged.append(usable)
@@ -64,9 +66,14 @@ def _traced(
 ) -> tuple[Graphs, pd.DataFrame]:
     """Eager traces, of the time that a profile is of, and the rows that it can predict; the notes say about others."""
     predictor = Predictor(profile)
-    setups = cells[["runtime", "precision"]].drop_duplicates()
-    refused = {tuple(setup): _refusal(predictor, *setup) for setup in setups.itertuples(index=False, name=None)}
-    reasons = [refused[setup] for setup in zip(cells["runtime"], cells["precision"], strict=True)]
+    setups = list(zip(cells["runtime"], cells["precision"], strict=True))
+    refused = dict.fromkeys(setups, "")
+    for setup in refused:
+        try:
+            predictor.check(*setup)
+        except LatpredError as error:
+            refused[setup] = str(error)
+    reasons = [refused[setup] for setup in setups]
     keys = [published_table.as_traced(key, predictor.era) for key in published_table.keys_of(cells)]
     lacking: dict[str, str] = {}
     wanted = [key for key, reason in zip(keys, reasons, strict=True) if not reason]
@@ -83,21 +90,8 @@ def _traced(
     return graphs, usable
 
 
-def _refusal(predictor: Predictor, runtime: str, precision: str) -> str:
-    """Why a profile cannot predict a runtime in a precision; "" where it can."""
-    try:
-        predictor.check(runtime, precision)
-    except LatpredError as error:
-        return str(error)
-    return ""
-
-
-def _predicted(
-    cells: pd.DataFrame, graphs: Graphs, profile: DeviceProfile, progress: Progress | None = None
-) -> pd.DataFrame:
+def _predicted(cells: pd.DataFrame, graphs: Graphs, profile: DeviceProfile) -> pd.DataFrame:
     """A predicted table of the rows, which keep the names of their machine and device."""
-    if progress is not None:
-        progress(f"predicting {len(cells):,} rows of {profile.name}")
     rows = predict_table(cells, graphs, profile)
     return rows.assign(machine=cells["machine"].to_numpy(), device=cells["device"].to_numpy())
 
@@ -110,15 +104,13 @@ def _with_hosts(
     for run, own in cells.groupby("run", sort=True):
         place = _telling(own, rows.loc[own.index])
         factor = None if place is None else _host_factor(cells.loc[[place]], graphs, profile)
+        judged.append(own if factor is None else own.drop(place))
         if place is None or factor is None:
-            judged.append(own)
             predicted.append(rows.loc[own.index])
             continue
         told.append(f"{run}: x{factor:.2f} by {cells['model'][place]} batch {cells['batch'][place]}")
-        rest = own.drop(place).reset_index(drop=True)
-        judged.append(rest)
         swapped = host_swap.swapped(profile, Swap(factor, host_swap.LEAST_LOG_STD, str(run)))
-        predicted.append(_predicted(rest, graphs, swapped) if len(rest) else rows.iloc[:0])
+        predicted.append(_predicted(judged[-1], graphs, swapped) if len(judged[-1]) else rows.iloc[:0])
     notes += [f"dispatch on {profile.name}, told by one row of each run: {'; '.join(told)}"] if told else []
     return pd.concat(judged, ignore_index=True), pd.concat(predicted, ignore_index=True)
 

@@ -1,4 +1,4 @@
-"""Device profiles from a table of latencies, one for each GPU, and what all its GPUs have in common.
+"""Device profiles from a table of latencies, one for each GPU.
 
 A profile belongs to one machine, a table often covers several hosts of one GPU: the profile takes the middle of their
 host factors, and its intervals cover how far hosts lie apart. Only numbers of the fit are written, no row of the table.
@@ -7,46 +7,33 @@ host factors, and its intervals cover how far hosts lie apart. Only numbers of t
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from copy import deepcopy
 from dataclasses import replace
 from datetime import UTC, datetime
+from typing import NamedTuple
 
 import msgspec
 import numpy as np
-import pandas as pd
 
 from latpred import tables
 from latpred.accuracy.metrics import conformal
 from latpred.calibration.published import leave_out, published_table
 from latpred.calibration.published.joint_fit import Mask, Problem, problem
-from latpred.calibration.published.leave_out import SMALL, Accuracy, HoldoutRows
-from latpred.calibration.published.parameters import DEVIATING, OTHER_HOST
-from latpred.calibration.published.published_table import Graphs, Progress, PublishedTable
+from latpred.calibration.published.leave_out import HoldoutRows
+from latpred.calibration.published.parameters import OTHER_HOST
+from latpred.calibration.published.published_table import Graphs, Progress, PublishedTable, eras
 from latpred.calibration.published.row_counts import ALONE, EAGER, FIXED, MODULE, PYTHON, SCRIPTED, multiplies
 from latpred.errors import TableError
 from latpred.graph.features import Floats
 from latpred.graph.graph import CONTIGUOUS
-from latpred.ops.families import DIMS
 from latpred.prediction.clocks import Z90
 from latpred.profile import gpus
-from latpred.profile.datasheet import (
-    ANY,
-    GUESSES,
-    PRODUCT_ONLY,
-    SLOTS,
-    STAND_INS,
-    Shared,
-    device_of,
-    kernel_fit,
-    mode_of,
-    short,
-)
+from latpred.profile.datasheet import PRODUCT_ONLY, SLOTS, STAND_INS, device_of, kernel_fit, machine_of, short
 from latpred.profile.document import FITTED, SCHEMA_VERSION, Acceptance, DeviceProfile, DispatchFit, KernelFit, Machine
 from latpred.profile.gpus import Spec
 from latpred.runtimes.legacy_torch import TORCH_1_12
 
-ADVICE = "latpred calibrate on a machine that has this device"
 GOOD_ENOUGH = 0.15  # median error on models left out, up to which a profile passes
 UNKNOWN = 0.5  # error and spread where nobody judged
 
@@ -55,7 +42,19 @@ _PROTOCOLS = {
     "single": "single: each forward pass waited for",
 }
 
-Accuracies = Mapping[str, Accuracy | None]  # by runtime
+
+class Accuracy(NamedTuple):
+    """What a profile says of itself: median error, and half widths of 90 % intervals in log latency by regime."""
+
+    median: float
+    small_batch: float
+    large_batch: float
+    text: str
+
+
+NOT_TRIED = Accuracy(UNKNOWN, UNKNOWN * Z90, UNKNOWN * Z90, "not tried")
+
+Accuracies = Mapping[str, Accuracy]  # by runtime
 
 
 def fit_profile(
@@ -123,7 +122,7 @@ def fit_profiles(
         progress("fitting")
     thetas = whole.thetas()
     wanted = only or sorted(set(whole.rows.gpu[whole.rows.runtime == EAGER]))
-    holdout = leave_out.by_model(whole, progress, wanted) if judge else None
+    holdout = leave_out.by_column(whole, "model", progress, gpus=wanted) if judge else None
     profiles = {}
     for gpu in wanted:
         accuracies = {runtime: _accuracy(holdout, gpu, runtime) for runtime in thetas}
@@ -132,14 +131,11 @@ def fit_profiles(
 
 
 def _fitted_rows(table: PublishedTable) -> PublishedTable:
-    """Rows that profiles are fitted to: other runtimes have steps of their own, which a table does not tell.
-
-    Except TorchScript of a PyTorch whose fusers are known.
-    """
+    """Rows that profiles are fitted to: others have steps of their own, which a table does not tell."""
     runtime = table.cells["runtime"]
     if not (runtime == EAGER).any():
         raise TableError("The table has no rows of runtime eager, which profiles are fitted to. Add some.")
-    older = np.array(table.eras()) == TORCH_1_12
+    older = np.array(eras(table.cells)) == TORCH_1_12
     used = (runtime.isin((EAGER, ALONE)) | (runtime.isin(SCRIPTED) & older)).to_numpy()
     others = sorted(set(runtime[~used]))
     notes = (f"rows of {', '.join(others)} were left out of the profile",) if others else ()
@@ -150,22 +146,33 @@ def _chosen(table: PublishedTable, gpu: str | None) -> str:
     there = sorted(set(table.cells["device"].astype(str)))
     if gpu is None and len(there) == 1:
         return there[0]
-    if gpu in there:
-        return str(gpu)
-    sheets = {gpus.spec(one).name: one for one in there if gpus.known(one)}
-    if gpu is not None and gpus.known(gpu) and gpus.spec(gpu).name in sheets:
-        return sheets[gpus.spec(gpu).name]
+    sheet = None if gpu is None else gpus.find(gpu)
+    for name in there:
+        if gpu == name or (sheet is not None and gpus.find(name) == sheet):
+            return name
     said = "The table has several GPUs" if gpu is None else f"The table has no GPU called {gpu!r}"
     raise TableError(f"{said}; name one of: {', '.join(there)} (--gpu NAME).")
 
 
-def _accuracy(holdout: HoldoutRows | None, gpu: str, runtime: str) -> Accuracy | None:
-    """What was shown on one GPU in one runtime, where anything was."""
+def _accuracy(holdout: HoldoutRows | None, gpu: str, runtime: str) -> Accuracy:
+    """What was shown on one GPU in one runtime.
+
+    A model is as far off on one GPU as on another: widths come from all, since each alone has few models.
+    """
     if holdout is None:
-        return None
+        return NOT_TRIED
     everywhere = holdout.where("runtime", runtime)
     here = everywhere.where("device", gpu)
-    return None if here.frame.empty else leave_out.accuracy(here, everywhere)
+    if here.frame.empty:
+        return NOT_TRIED
+    errors, widths = here.errors()["all"], [each.width for each in leave_out.conformal(everywhere).values()]
+    return Accuracy(
+        median=float(f"{errors.median:.4g}"),
+        small_batch=widths[0],
+        large_batch=float(np.nanmax(widths[1:])),
+        text=f"{errors.median:.1%} median, {errors.p90:.1%} p90, {errors.near:.0%} within 10 % "
+        f"({errors.models} models, {errors.cells} cells)",
+    )
 
 
 class FittedNumbers:
@@ -177,21 +184,15 @@ class FittedNumbers:
 
     def kernel(self, family: str, gpu: Spec, precision: str, runtime: str) -> dict[str, float]:
         """What each slot of a family is on a GPU; a precision may name its memory format, as "fp16 channels_last"."""
-        return {slot: float(np.exp(sum(logs))) for slot, *logs in self._slots(family, gpu, precision, runtime)}
-
-    def reached(self, family: str, gpu: Spec, precision: str) -> dict[str, float]:
-        """The same in eager, over what the GPU's datasheet promises."""
-        return {slot: float(np.exp(own)) for slot, _, own in self._slots(family, gpu, precision, EAGER)}
-
-    def _slots(self, family: str, gpu: Spec, precision: str, runtime: str) -> Iterator[tuple[str, float, float]]:
-        """Slots, with logarithms of what is promised, and of what is reached of that."""
         number_format, _, memory_format = precision.partition(" ")
+        numbers = {}
         for slot in SLOTS:
             if multiplies(family) or slot not in PRODUCT_ONLY:
                 promised, terms = self._parameters.kernel(
                     family, slot, gpu, number_format, runtime, memory_format or CONTIGUOUS
                 )
-                yield slot, promised, self._sum(terms)
+                numbers[slot] = float(np.exp(promised + self._sum(terms)))
+        return numbers
 
     def host(self, name: str, runtime: str, gpu: Spec) -> float:
         """Microseconds of a host class, on a host of factor 1."""
@@ -210,11 +211,6 @@ class FittedNumbers:
         """The same, of the rows of a GPU in a runtime."""
         return self.host_factors((self._rows.gpu == gpu) & (self._rows.runtime == runtime))
 
-    def power_limited(self, slot: str) -> float:
-        """How many times that of other GPUs a slot of those is that their power limits; 1 where there are none."""
-        index = self._parameters.names.get(("power limited", slot))
-        return 1.0 if index is None else short(float(np.exp(self._sum([index]))))
-
     @property
     def knee(self) -> float:
         """Exponent that joins the clocks."""
@@ -232,7 +228,7 @@ def profile_of(problem: Problem, thetas: Mapping[str, Floats], accuracies: Accur
     rows = problem.rows
     told = (rows.gpu == gpu) & (rows.runtime == EAGER) & (leave_out.tells_hosts(problem) | (rows.host != ""))
     if not told.any():  # as good as any other GPU's hosts
-        told = _unnamed_hosts(problem)
+        told = unnamed_hosts(problem)
     factors = numbers[EAGER].host_factors(told)
     runtimes = {EAGER: dispatch(problem, numbers[EAGER], EAGER, spec, float(np.median(factors)), accuracies[EAGER])}
     for runtime, own in numbers.items():
@@ -263,11 +259,7 @@ def profile_of(problem: Problem, thetas: Mapping[str, Floats], accuracies: Accur
 
 
 def host_spread(problem: Problem, numbers: FittedNumbers) -> float:
-    """Standard deviation of the log of a host's factor over the middle of the other hosts with the same GPU.
-
-    That of a normal distribution with nine in ten of them within its 90 % interval, over all GPUs of the table; 0 where
-    each has one host.
-    """
+    """Standard deviation of the log of a host's factor over the middle of the other hosts with the same GPU."""
     apart: list[float] = []
     for gpu in sorted(set(problem.rows.gpu)):
         logs = np.log(numbers.host_factors_on(gpu, EAGER))
@@ -292,7 +284,7 @@ def _shift(problem: Problem, numbers: FittedNumbers, runtime: str) -> float:
 
 
 def dispatch(
-    problem: Problem, numbers: FittedNumbers, runtime: str, spec: Spec, factor: float, accuracy: Accuracy | None
+    problem: Problem, numbers: FittedNumbers, runtime: str, spec: Spec, factor: float, accuracy: Accuracy
 ) -> DispatchFit:
     """Host costs of a runtime on a host of some factor."""
 
@@ -306,55 +298,43 @@ def dispatch(
         module_call_us=cost(MODULE) if eager else 0.0,
         python_call_us=cost(PYTHON) if eager else 0.0,
         fixed_us=cost(FIXED),
-        spread=short(accuracy.small_batch / Z90) if accuracy else UNKNOWN,
-        busy_spread=short(accuracy.large_batch / Z90) if accuracy else UNKNOWN,
+        spread=short(accuracy.small_batch / Z90),
+        busy_spread=short(accuracy.large_batch / Z90),
     )
 
 
 def _kernels(
-    problem: Problem, numbers: FittedNumbers, gpu: str, runtime: str, accuracy: Accuracy | None
+    problem: Problem, numbers: FittedNumbers, gpu: str, runtime: str, accuracy: Accuracy
 ) -> dict[str, dict[str, KernelFit]]:
     """Kernels of a runtime by precision and family; convolutions of a memory format that was measured are apart."""
     spec = problem.gpus[gpu]
     formats = set(problem.rows.memory_format[problem.rows.runtime == runtime]) - {CONTIGUOUS}
     families = {family: family for family in sorted(problem.families(runtime))}
     families |= {family: like for family, like in STAND_INS.items() if like in families and family not in families}
-    error, spread = (accuracy.median, short(accuracy.large_batch / Z90)) if accuracy else (UNKNOWN, UNKNOWN)
+    error, spread = accuracy.median, short(accuracy.large_batch / Z90)
+    endings = ("", *(f" {one}" for one in sorted(formats)))
     return {
         precision: {
             family: kernel_fit(family, numbers.kernel(like, spec, precision, runtime), spec, error, spread)
             for family, like in families.items()
         }
-        for precision in (
-            *spec.precisions,
-            *(f"{precision} {one}" for precision in spec.precisions for one in sorted(formats)),
-        )
+        for precision in (f"{number_format}{ending}" for ending in endings for number_format in spec.precisions)
     }
 
 
 def _machine(problem: Problem, gpu: str, era: str, hosts: int) -> Machine:
-    own = (problem.rows.gpu == gpu) & (np.array(problem.table.eras()) == era)
+    own = (problem.rows.gpu == gpu) & (np.array(eras(problem.table.cells)) == era)
     stack = dict(re.findall(r"(\w+)=([\w.+-]+)", problem.table.cells["stack"][own].astype(str).mode()[0]))
-    spec = problem.gpus[gpu]
-    return Machine(
-        hostname_hash="",
-        cpu="a published host" if hosts == 1 else f"{hosts} published hosts",
-        cores=0,
-        memory_bytes=0,
-        system="Linux",
-        accelerator=spec.title,
-        driver="",
-        stack=stack,
-        threads=1,
-    )
+    cpu = "a published host" if hosts == 1 else f"{hosts} published hosts"
+    return machine_of(problem.gpus[gpu], cpu, system="Linux", stack=stack, threads=1)
 
 
 def _era(problem: Problem, gpu: str) -> str:
     """The PyTorch that most of a GPU's eager rows are of; that of scripted rows where there are any of its fusers."""
-    here, runtime, eras = problem.rows.gpu == gpu, problem.rows.runtime, np.array(problem.table.eras())
-    if (here & np.isin(runtime, SCRIPTED) & (eras == TORCH_1_12)).any():
+    here, runtime, ran_by = problem.rows.gpu == gpu, problem.rows.runtime, np.array(eras(problem.table.cells))
+    if (here & np.isin(runtime, SCRIPTED) & (ran_by == TORCH_1_12)).any():
         return TORCH_1_12
-    own = eras[here & (runtime == EAGER)].tolist()
+    own = ran_by[here & (runtime == EAGER)].tolist()
     return str(max(sorted(set(own)), key=own.count))
 
 
@@ -374,7 +354,7 @@ def _protocol(problem: Problem, gpu: str, era: str, factors: list[float], accura
         **{
             "leave-one-model-out" if runtime == EAGER else f"leave-one-model-out, {runtime}": accuracy.text
             for runtime, accuracy in accuracies.items()
-            if accuracy is not None
+            if accuracy is not NOT_TRIED
         },
         # Models of somebody's file go by the file's name: where it lay is no one's business.
         "rows": re.sub(r"\S*[/\\](?=[\w-]+\.py\b)", "", "; ".join((rows, *table.notes))),
@@ -382,92 +362,15 @@ def _protocol(problem: Problem, gpu: str, era: str, factors: list[float], accura
 
 
 def _acceptance(accuracies: Accuracies) -> Acceptance:
-    passed = {
-        runtime: accuracy is not None and accuracy.median <= GOOD_ENOUGH for runtime, accuracy in accuracies.items()
-    }
+    passed = {runtime: accuracy.median <= GOOD_ENOUGH for runtime, accuracy in accuracies.items()}
     eager, accuracy = passed.pop(EAGER), accuracies[EAGER]
-    advice = (f"Measure it: {ADVICE}",)
-    if accuracy is None:
-        advice = ("Judge the fit: latpred evaluate TABLE --leave-out model",)
-    said = "not tried" if accuracy is None else accuracy.text
-    return Acceptance(eager, {"models left out": said}, () if eager else advice, passed)
+    judge = "Judge the fit: latpred evaluate TABLE --leave-out model"
+    advice = judge if accuracy is NOT_TRIED else "Measure it: latpred calibrate on a machine that has this device"
+    return Acceptance(eager, {"models left out": accuracy.text}, () if eager else (advice,), passed)
 
 
-# -- what GPUs have in common --------------------------------------------------------------------------------------
-
-
-def shared_of(problem: Problem, holdout: HoldoutRows, hosts_known: HoldoutRows, source: str) -> Shared:
-    """What the GPUs of a table have in common, from its rows of eager.
-
-    `holdout` is from `without_gpu`; `hosts_known` are GPUs left out whose hosts one row of each run tells, so that its
-    errors have nothing to do with the host. `source` says in a sentence what the numbers come from.
-    """
-    numbers = FittedNumbers(problem, problem.solve(problem.telling))
-    designs = {gpu.design: gpu.compute_capability for gpu in problem.gpus.values()}
-    families = sorted({*problem.families(EAGER), *DIMS} - {*STAND_INS, *GUESSES})
-    known = hosts_known.where("runtime", EAGER)
-    small = known.frame["batch"].to_numpy() <= SMALL
-    sizes = np.abs(known.log_errors)
-    # Most GPUs that nobody measured have tensor cores.
-    middle = float(np.median(numbers.host_factors(_unnamed_hosts(problem))))
-    host = dispatch(problem, numbers, EAGER, _nameless("a100", (0, 0)), middle, None)
-    return Shared(
-        created=datetime.now(UTC).isoformat(timespec="seconds"),
-        source=source,
-        kernels={
-            design: {family: _reached(numbers, capability, family) for family in families}
-            for design, capability in sorted({ANY: (0, 0), **designs}.items())
-        },
-        dispatch=msgspec.structs.replace(
-            host,
-            spread=short(conformal(sizes[small]) / Z90),
-            busy_spread=short(conformal(sizes[~small]) / Z90),
-            host_spread=host_spread(problem, numbers),
-        ),
-        knee=short(numbers.knee),
-        error=float(f"{holdout.errors()['all'].median:.4g}"),
-        power_limited={slot: numbers.power_limited(slot) for slot in DEVIATING},
-    )
-
-
-def _unnamed_hosts(problem: Problem) -> Mask:
+def unnamed_hosts(problem: Problem) -> Mask:
     """Eager rows that tell hosts which nobody names; all eager rows where there are none."""
     eager = problem.rows.runtime == EAGER
     told: Mask = eager & leave_out.tells_hosts(problem) & (problem.rows.host == "")
     return told if told.any() else eager
-
-
-def without_gpu(problem: Problem) -> HoldoutRows:
-    """Eager rows of each GPU, predicted from the other GPUs, its datasheet, and the middle of the others' hosts."""
-    rows = problem.rows
-    eager = rows.runtime == EAGER
-    parts = []
-    for gpu in sorted(set(rows.gpu[eager])):
-        mine, others = eager & (rows.gpu == gpu), eager & (rows.gpu != gpu)
-        theta = problem.solve(problem.telling & (rows.gpu != gpu))
-        told = _unnamed_hosts(problem) & others
-        middle = np.log(np.median(FittedNumbers(problem, theta).host_factors(told if told.any() else others)))
-        names = problem.parameters.names
-        for run in sorted(set(rows.run[mine & (rows.host == "")]) - set(rows.run[others])):
-            theta[names["run", run]] = middle - theta[names["middle host",]]
-        parts.append(problem.table.cells[mine].assign(predicted_s=problem.predict(theta)[mine]))
-    return HoldoutRows("a GPU left out, its host not known", pd.concat(parts))
-
-
-def _reached(numbers: FittedNumbers, capability: tuple[int, int], family: str) -> dict[str, dict[str, float]]:
-    """By mode and slot, what kernels of a family reach on GPUs of a compute capability; one GPU for each mode."""
-    reached = {}
-    for like, precisions in (("titan-x-pascal", ("fp32", "fp16")), ("a100", ("tf32", "fp16"))):
-        spec = _nameless(like, capability)
-        for precision in precisions:
-            shares = numbers.reached(family, spec, precision)
-            reached[mode_of(spec, precision, family)] = {slot: short(share) for slot, share in shares.items()}
-    if "compute" in reached["tf32"] and not family.startswith("conv"):
-        # No table has products in TF32. In each cycle they take as many bytes as those in half precision.
-        reached["tf32"]["compute"] = max(reached[mode]["compute"] for mode in ("tf32", "fp16"))
-    return reached
-
-
-def _nameless(like: str, capability: tuple[int, int]) -> Spec:
-    """A GPU's datasheet without its name, so that nothing that the fit knows of a single GPU takes part."""
-    return msgspec.structs.replace(gpus.spec(like), name="", compute_capability=capability)

@@ -18,8 +18,8 @@ from numpy.typing import NDArray
 
 from latpred import tables
 from latpred.accuracy.predicted import left_out
-from latpred.calibration.published import latency_model, published_table
-from latpred.calibration.published.latency_model import Block, Objects, Rows, evaluate, local_gradients
+from latpred.calibration.published import published_table
+from latpred.calibration.published.latency_model import TEXTS, Block, Objects, Rows, blocks_of, evaluate
 from latpred.calibration.published.parameters import Parameters
 from latpred.calibration.published.published_table import Graphs, Progress, PublishedTable, TraceKey
 from latpred.calibration.published.row_counts import (
@@ -31,13 +31,13 @@ from latpred.calibration.published.row_counts import (
     Ints,
     as_run_by,
     cells_of,
-    fuser_name,
 )
 from latpred.errors import MissingPackageError, TableError, UnknownGpuError
 from latpred.graph.features import Floats
 from latpred.graph.graph import ModelGraph
 from latpred.profile import gpus
 from latpred.profile.gpus import Spec
+from latpred.runtimes.legacy_torch import fuser_of
 from latpred.units import US_PER_S
 
 FEWEST_MODELS = 2
@@ -68,18 +68,14 @@ class Problem:
 
     @property
     def telling(self) -> Mask:
-        """Rows that eager's parameters are fitted to.
-
-        Its own, kernels timed by themselves, and scripted ones where a source has few others of a GPU: those run the
-        same kernels, and nothing else tells what these take there.
-        """
-        runtime = self.rows.runtime
-        place = np.array([f"{source}, {gpu}" for source, gpu in zip(self.rows.source, self.rows.gpu, strict=True)])
-        own, few = np.isin(runtime, (EAGER, ALONE)), np.zeros(len(runtime), bool)
-        for one in set(place):
-            here = place == one
-            few |= here & ((here & np.isin(runtime, SCRIPTED)).sum() > (here & own).sum() > 0)
-        told: Mask = own | (few & np.isin(runtime, SCRIPTED))
+        """Rows that eager's parameters are fitted to."""
+        rows = self.rows
+        own, scripted = np.isin(rows.runtime, (EAGER, ALONE)), np.isin(rows.runtime, SCRIPTED)
+        # Scripted ones run the same kernels, and where a source has few others of a GPU nothing else tells of these.
+        counted = pd.DataFrame({"own": own, "scripted": scripted}, dtype=int)
+        counts = counted.groupby([rows.source, rows.gpu]).transform("sum")
+        few = (counts["scripted"] > counts["own"]) & (counts["own"] > 0)
+        told: Mask = own | (scripted & few.to_numpy())
         return told
 
     def families(self, runtime: str) -> set[str]:
@@ -89,23 +85,29 @@ class Problem:
 
     def predict(self, theta: Floats) -> Floats:
         """Seconds of every row."""
-        log_us = np.empty(len(self.rows))
-        for block in self.blocks:
-            log_us[block.rows] = evaluate(block, theta).log_us
-        return np.exp(log_us) / US_PER_S
+        return np.exp(self._of_rows("log_us", theta)) / US_PER_S
 
     def host_shares(self, theta: Floats) -> Floats:
         """Of every row, how much of the slower clock is the host's: above a half it is the host that sets the pace."""
-        shares = np.empty(len(self.rows))
+        return self._of_rows("host_share", theta)
+
+    def _of_rows(self, name: str, theta: Floats) -> Floats:
+        values = np.empty(len(self.rows))
         for block in self.blocks:
-            shares[block.rows] = evaluate(block, theta).host_share
-        return shares
+            values[block.rows] = getattr(evaluate(block, theta), name)
+        return values
 
     def slowest(self) -> Objects:
         """Of every row: "host", or the kernel family that takes most of the device's time, by a fit to all rows."""
         theta, names = self.solve(), np.empty(len(self.rows), dtype=object)
         for block in self.blocks:
-            names[block.rows] = latency_model.slowest(block, theta)
+            state, local = evaluate(block, theta), block.local(theta)
+            by_family = np.zeros((len(block.kernels), len(block.counts)))
+            for row, kernels in zip(by_family, block.kernels, strict=True):
+                row[kernels.cells] = kernels.us(local)[0]
+            families = np.array([kernels.family for kernels in block.kernels], dtype=object)
+            leading = families[np.argmax(by_family, axis=0)[block.cell]]
+            names[block.rows] = np.where(state.host_us >= state.device_us, "host", leading)
         return names
 
     def weights(self, keep: Mask | None = None) -> Floats:
@@ -113,15 +115,20 @@ class Problem:
         rows = self.rows
         used = np.ones(len(rows), bool) if keep is None else keep
         models = np.array([f"{source}, {model}" for source, model in zip(rows.source, rows.model, strict=True)], object)
-        balance = _balance(models, used, BALANCE) * _balance(rows.source, used, SOURCE_BALANCE)
+        balance = np.ones(len(rows))
+        for names, power in ((models, BALANCE), (rows.source, SOURCE_BALANCE)):
+            counts = Counter(names[used].tolist())
+            usual = float(np.median(list(counts.values()))) if counts else 1.0
+            balance *= [(usual / counts.get(name, 1)) ** power for name in names.tolist()]
         balance = np.clip(balance / balance[used].mean(), LIGHTEST, HEAVIEST)
         # Of mean 1, so that priors weigh against rows as in any other table.
         weights: Floats = self.table.weight * used * balance / balance[used].mean()
         return weights
 
-    def solve(self, keep: Mask | None = None) -> Floats:
-        """Parameters fitted to all rows, or to those of a mask."""
-        return self._solve(self.weights(keep), self.parameters.means, self.parameters.widths)
+    def solve(self, keep: Mask | None = None, priors: tuple[Floats, Floats] | None = None) -> Floats:
+        """Parameters fitted to all rows, or to those of a mask; `priors` are other means and widths than usual."""
+        means, widths = priors or (self.parameters.means, self.parameters.widths)
+        return _Loss(self.blocks, self.rows.log_us, self.weights(keep), means, widths).lowest()
 
     def thetas(self, keep: Mask | None = None) -> dict[str, Floats]:
         """Parameters of every runtime, fitted to all rows or to those of a mask.
@@ -136,28 +143,14 @@ class Problem:
         for name in sorted(set(runtime) - {ALONE}, key=lambda name: (name != EAGER, name)):
             own = used & (runtime == name)
             if name in SCRIPTED and eager.any():
-                thetas[name] = self._solve_beside(thetas[EAGER], eager & ~own, own)
+                means, widths = self.parameters.means, self.parameters.widths
+                told = [block.needed for block in self.blocks if (eager & ~own)[block.rows].any()]
+                fixed = np.unique(np.concatenate(told))
+                means[fixed], widths[fixed] = thetas[EAGER][fixed], HELD
+                thetas[name] = self.solve(own, (means, widths))
             else:
                 thetas[name] = self.solve(own | eager)
         return thetas
-
-    def _solve_beside(self, theta: Floats, fitted: Mask, own: Mask) -> Floats:
-        """Parameters by more rows, where everything that the fitted rows bear on stays as it was fitted."""
-        told = np.unique(np.concatenate([block.needed for block in self.blocks if fitted[block.rows].any()]))
-        means, widths = self.parameters.means, self.parameters.widths
-        means[told], widths[told] = theta[told], HELD
-        return self._solve(self.weights(own), means, widths)
-
-    def _solve(self, weights: Floats, means: Floats, widths: Floats) -> Floats:
-        loss = _Loss(self.blocks, self.rows.log_us, weights, means, widths)
-        return loss.lowest()
-
-
-def _balance(names: Objects, used: Mask, power: float) -> Floats:
-    """Weights by which names with many rows count less for each, those in use counted."""
-    counts = Counter(names[used].tolist())
-    usual = float(np.median(list(counts.values()))) if counts else 1.0
-    return np.array([(usual / max(counts.get(name, 1), 1)) ** power for name in names.tolist()])
 
 
 class _Point(NamedTuple):
@@ -167,16 +160,6 @@ class _Point(NamedTuple):
     loss: float
     gradient: Floats
     hessian: Floats
-
-
-class _Weighted(NamedTuple):
-    """A block that has rows in use: their weights and latencies, and where in the Hessian its parameters stand."""
-
-    block: Block
-    weights: Floats
-    log_us: Floats
-    places: Ints
-    squares: Ints
 
 
 class _Loss:
@@ -190,17 +173,20 @@ class _Loss:
         for block in used:
             places = np.searchsorted(self._free, block.needed)
             squares = (places[:, None] * len(self._free) + places).ravel()
-            self._blocks.append(_Weighted(block, weights[block.rows], log_us[block.rows], places, squares))
+            self._blocks.append((block, weights[block.rows], log_us[block.rows], places, squares))
 
     def lowest(self) -> Floats:
         """All parameters where the loss is lowest, found by damped Gauss-Newton steps from the priors' means."""
-        point = self._at(self._means[self._free])
-        damping = 1e-3
+        point, damping = self._at(self._means[self._free]), 1e-3
         for _ in range(MOST_STEPS):
-            step = self._lower(point, damping)
-            if step is None:
+            for _ in range(_MOST_TRIES):
+                there = self._at(point.theta + self._step(point, damping))
+                if there.loss < point.loss:
+                    break
+                damping *= 5.0
+            else:
                 break
-            before, (point, damping) = point.loss, step
+            before, point = point.loss, there
             if before - point.loss < _ENOUGH * point.loss:
                 break
             damping = max(damping / 5.0, 1e-6)
@@ -216,33 +202,24 @@ class _Loss:
         loss, gradient = float((self._precision * away**2).sum()), self._precision * away
         hessian = np.diag(self._precision)
         squares, theta = hessian.reshape(-1), self._all(free)
-        for used in self._blocks:
-            state = evaluate(used.block, theta, derivatives=True)
-            errors = state.log_us - used.log_us
+        for block, weights, log_us, places, its_squares in self._blocks:
+            state = evaluate(block, theta, derivatives=True)
+            errors = state.log_us - log_us
             softness = np.sqrt(1.0 + (errors / SOFT) ** 2)
             # Twice the soft absolute value: quadratic near zero, linear far from it.
-            loss += float((used.weights * (softness - 1.0)).sum()) * 2.0 * (SOFT / NOISE) ** 2
-            pull = np.sqrt(used.weights / softness) / NOISE
-            slopes = local_gradients(used.block, state)
-            slopes *= pull[:, None]
-            sums = used.block.sums
-            squares[used.squares] += (sums.T @ (sums.T @ (slopes.T @ slopes)).T).ravel()
-            gradient[used.places] += sums.T @ (slopes.T @ (pull * errors))
+            loss += float((weights * (softness - 1.0)).sum()) * 2.0 * (SOFT / NOISE) ** 2
+            pull = np.sqrt(weights / softness) / NOISE
+            slopes = state.slopes * pull[:, None]
+            squares[its_squares] += (block.sums.T @ (block.sums.T @ (slopes.T @ slopes)).T).ravel()
+            gradient[places] += block.sums.T @ (slopes.T @ (pull * errors))
         return _Point(free, loss, gradient, hessian)
 
-    def _lower(self, point: _Point, damping: float) -> tuple[_Point, float] | None:
-        """A step that lowers the loss, with the damping it took; None when there is none."""
-        diagonal = np.diag_indices(len(self._free))
-        for _ in range(_MOST_TRIES):
-            damped = point.hessian.copy()
-            damped[diagonal] *= 1.0 + damping
-            factor = scipy.linalg.cho_factor(damped, overwrite_a=True, check_finite=False)
-            newton = scipy.linalg.cho_solve(factor, -point.gradient, check_finite=False)
-            there = self._at(point.theta + np.clip(newton, -_LARGEST_STEP, _LARGEST_STEP))
-            if there.loss < point.loss:
-                return there, damping
-            damping *= 5.0
-        return None
+    def _step(self, point: _Point, damping: float) -> Floats:
+        damped = point.hessian.copy()
+        damped[np.diag_indices(len(damped))] *= 1.0 + damping
+        factor = scipy.linalg.cho_factor(damped, overwrite_a=True, check_finite=False)
+        newton = scipy.linalg.cho_solve(factor, -point.gradient, check_finite=False)
+        return np.clip(newton, -_LARGEST_STEP, _LARGEST_STEP)
 
 
 def problem(
@@ -258,34 +235,30 @@ def problem(
     """
     table = published_table.read(source)
     datasheets = _datasheets(table)
-    _demand_models(table)
     lacking: dict[str, str] = {}
     graphs = published_table.trace_all(
         published_table.keys_of(table.cells), graphs, progress, lacking if partial else None
     )
     if lacking:
-        table = _without(table, lacking)
+        model = table.cells["model"].astype(str)
+        out = model.isin(list(lacking)).to_numpy()
+        if out.all():
+            raise MissingPackageError(f"none of the table's models can be traced: {next(iter(lacking.values()))}")
+        notes = left_out(model[out].tolist(), [lacking[name] for name in model[out]])
+        table = replace(table.where(~out), notes=(*table.notes, *notes))
         datasheets = _datasheets(table)
-        _demand_models(table)
     keys, frame = published_table.keys_of(table.cells), table.cells
     cells, cell = _cells(frame, keys, graphs, datasheets)
+    named = frame.rename(columns={"device": "gpu", "input_kind": "group", tables.SOURCE: "source"})
     rows = Rows(
         cell=cell,
-        gpu=_objects(frame["device"]),
-        precision=_objects(frame["precision"]),
-        runtime=_objects(frame["runtime"]),
-        run=_objects(frame["run"]),
-        host=_objects(frame["host"]),
-        protocol=_objects(frame["protocol"]),
-        memory_format=_objects(frame["memory_format"]),
-        group=_objects(frame["input_kind"]),
-        model=_objects(frame["model"]),
-        source=_objects(frame[tables.SOURCE]),
+        design=_objects(datasheets[name].design for name in frame["device"]),
         batch=frame["batch"].to_numpy(np.int64),
         log_us=np.log(frame["latency_s"].to_numpy(float) * US_PER_S),
+        **{name: _objects(named[name]) for name in TEXTS},
     )
     parameters = Parameters()
-    blocks = latency_model.blocks_of(cells, rows, datasheets, parameters)
+    blocks = blocks_of(cells, rows, datasheets, parameters)
     work = _work([graphs[key] for key in keys], frame["batch"].tolist())
     return Problem(table, rows, cells, datasheets, parameters, blocks, work)
 
@@ -296,7 +269,7 @@ def _cells(
     """The cells of a table, and which of them each row measures."""
     on = [datasheets[name] for name in _objects(frame["device"])]
     wanted = [
-        CellKey(key, runtime, fuser_name(runtime, gpu), batch)
+        CellKey(key, runtime, fuser_of(gpu).name if runtime in SCRIPTED else "", batch)
         for key, runtime, gpu, batch in zip(keys, _objects(frame["runtime"]), on, frame["batch"].tolist(), strict=True)
     ]
     # Any GPU with the same fuser will do.
@@ -325,17 +298,8 @@ def _objects(column: Iterable[object]) -> Objects:
     return np.array([str(value) for value in column], dtype=np.object_)
 
 
-def _without(table: PublishedTable, lacking: Mapping[str, str]) -> PublishedTable:
-    """A table without the rows of some models, and a note of each reason."""
-    model = table.cells["model"].astype(str)
-    out = model.isin(list(lacking)).to_numpy()
-    if out.all():
-        raise MissingPackageError(f"none of the table's models can be traced: {next(iter(lacking.values()))}")
-    notes = left_out(model[out].tolist(), [lacking[name] for name in model[out]])
-    return replace(table.where(~out), notes=(*table.notes, *notes))
-
-
 def _datasheets(table: PublishedTable) -> dict[str, Spec]:
+    """Datasheets of a table's GPUs; an error where one has none, or where the table has too few models."""
     datasheets = {}
     for name in dict.fromkeys(table.cells["device"].astype(str)):
         try:
@@ -345,13 +309,10 @@ def _datasheets(table: PublishedTable) -> dict[str, Spec]:
                 f"{error} The fit starts from datasheets: correct the name in the table's column of GPUs, or leave out "
                 "its rows."
             ) from None
-    return datasheets
-
-
-def _demand_models(table: PublishedTable) -> None:
     models = sorted(set(table.cells["model"].astype(str)))
     if len(models) < FEWEST_MODELS:
         raise TableError(
             f"The table has one model only ({models[0]}), from which host and device cannot be told apart for others. "
             "Add rows of other models, of any GPU, run or precision."
         )
+    return datasheets

@@ -29,6 +29,9 @@ from latpred.profile.gpus import Spec
 Objects = NDArray[np.object_]
 _TINY = 1e-9
 _ACTIVATIONS = SLOTS.index("activations")
+PLACE = ("gpu", "precision", "runtime", "memory_format", "protocol")  # what all rows of a block share
+# Fields of `Rows` that are text.
+TEXTS = ("gpu", "precision", "runtime", "run", "host", "protocol", "memory_format", "group", "model", "source")
 
 
 @dataclass(frozen=True, slots=True)
@@ -37,6 +40,7 @@ class Rows:
 
     cell: Ints
     gpu: Objects
+    design: Objects  # of its multiprocessors
     precision: Objects
     runtime: Objects
     run: Objects
@@ -54,37 +58,22 @@ class Rows:
         return len(self.log_us)
 
 
-class Place(NamedTuple):
-    """What all rows of a block share."""
-
-    gpu: str
-    precision: str
-    runtime: str
-    memory_format: str
-    protocol: str
-
-
 class _FamilyKernels(NamedTuple):
-    """Kernels of one family in a block, ordered by cell: from each of `starts` on they belong to the next of `cells`.
-
-    slots : local numbers of the family. times : how many kernels each row stands for. macs, loaded, moved :
-    multiply-adds, bytes of weights and others. per_round, per_output, per_k, per_n : one over rounds of tiles, results,
-    and the lengths of sums and of rows. least : microseconds that no prediction is below.
-    """
+    """Kernels of one family in a block, ordered by cell: from each of `starts` on they are of the next of `cells`."""
 
     family: str
-    slots: slice
+    slots: slice  # local numbers of the family
     cells: Ints
     starts: Ints
-    times: Floats
+    times: Floats  # how many kernels each row stands for
     macs: Floats
-    loaded: Floats
-    moved: Floats
-    per_round: Floats
+    loaded: Floats  # bytes of weights
+    moved: Floats  # other bytes
+    per_round: Floats  # one over rounds of tiles, results, and the lengths of sums and of rows
     per_output: Floats
     per_k: Floats
     per_n: Floats
-    least: Floats
+    least: Floats  # microseconds that no prediction is below
 
     def us(self, local: Floats, derivatives: bool = False) -> Floats:
         """Microseconds in each of `cells` and, where they are asked for, derivatives by all `SLOTS` below them."""
@@ -99,7 +88,7 @@ class _FamilyKernels(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class Block:
-    """Rows of one `Place`."""
+    """Rows that `PLACE` is the same of."""
 
     rows: Ints
     cell: Ints  # of each row, among the block's own cells
@@ -121,25 +110,23 @@ class Block:
 
 def blocks_of(cells: Cells, rows: Rows, gpus: Mapping[str, Spec], parameters: Parameters) -> list[Block]:
     """The blocks of a table; the parameters that they need are added."""
-    columns = [getattr(rows, name) for name in Place._fields]
-    places = sorted(map(Place._make, set(zip(*columns, strict=True))))
-    return [_block(cells, rows, gpus[place.gpu], place, parameters) for place in places]
+    places = sorted(set(zip(*(getattr(rows, name) for name in PLACE), strict=True)))
+    return [_block(cells, rows, gpus[place[0]], place, parameters) for place in places]
 
 
-def _block(cells: Cells, rows: Rows, spec: Spec, place: Place, parameters: Parameters) -> Block:
-    precision, runtime = place.precision, place.runtime
-    mine = np.flatnonzero(np.all([getattr(rows, name) == value for name, value in place._asdict().items()], axis=0))
+def _block(cells: Cells, rows: Rows, spec: Spec, place: tuple[str, ...], parameters: Parameters) -> Block:
+    _, precision, runtime, memory_format, protocol = place
+    mine = np.flatnonzero(np.all([getattr(rows, name) == one for name, one in zip(PLACE, place, strict=True)], axis=0))
     needed, cell = np.unique(rows.cell[mine], return_inverse=True)
     constants: list[float] = []
     terms: list[list[int]] = []
     kernels = []
     for (family, own_format), work in cells.kernels.items():
         if np.isin(work.cell, needed).any():
-            kernels.append(_kernels(family, len(terms), work, needed, spec, own_format or precision))
+            number_format = own_format or precision
+            kernels.append(_kernels(family, len(terms), work, needed, spec, number_format))
             for slot in SLOTS:
-                constant, added = parameters.kernel(
-                    family, slot, spec, own_format or precision, runtime, place.memory_format
-                )
+                constant, added = parameters.kernel(family, slot, spec, number_format, runtime, memory_format)
                 constants.append(constant)
                 terms.append(added)
     met = np.asarray(cells.counts[needed].any(axis=0))
@@ -149,7 +136,7 @@ def _block(cells: Cells, rows: Rows, spec: Spec, place: Place, parameters: Param
     runs, groups = rows.run[mine].tolist(), rows.group[mine].tolist()
     run = _numbered(terms, [parameters.run(*each) for each in zip(runs, rows.host[mine].tolist(), strict=True)])
     run_group = _numbered(terms, [parameters.run_group(name, group) for name, group in zip(runs, groups, strict=True)])
-    terms.append(parameters.knee(place.protocol))
+    terms.append(parameters.knee(protocol))
     positions, sums = _sums(terms)
     return Block(
         rows=mine,
@@ -159,7 +146,7 @@ def _block(cells: Cells, rows: Rows, spec: Spec, place: Place, parameters: Param
         classes=classes,
         run=run,
         run_group=run_group,
-        waited_us=LAUNCH_US + SYNC_US if place.protocol == "single" else 0.0,
+        waited_us=LAUNCH_US + SYNC_US if protocol == "single" else 0.0,
         constants=np.array(constants + [0.0] * (len(terms) - len(constants))),
         needed=positions,
         sums=sums,
@@ -206,20 +193,13 @@ def _sums(terms: Sequence[Sequence[int]]) -> tuple[Ints, sparse.csr_matrix]:
 
 
 class State(NamedTuple):
-    """A block at some parameters: log latency of its rows, share of the host in it, and the two clocks.
-
-    `busy_share` is what the clocks make of the latency: the rest is waiting. `by_*` are derivatives of each cell's log
-    clocks by local numbers; `by_device` is empty where none were asked for.
-    """
+    """A block at some parameters: log latency of its rows, share of the host in it, and the two clocks."""
 
     log_us: Floats
     host_share: Floats
-    busy_share: Floats
     host_us: Floats
     device_us: Floats
-    by_host: Floats
-    by_device: Floats
-    by_knee: Floats
+    slopes: Floats  # derivatives of log_us by local numbers, (rows, local numbers); no columns where none are asked for
 
 
 def evaluate(block: Block, theta: Floats, derivatives: bool = False) -> State:
@@ -228,10 +208,10 @@ def evaluate(block: Block, theta: Floats, derivatives: bool = False) -> State:
     device = np.zeros(len(block.counts))
     by_device = np.zeros((len(device), block.classes.start if derivatives else 0))
     for kernels in block.kernels:
-        us, *slopes = kernels.us(local, derivatives)
+        us, *by_slot = kernels.us(local, derivatives)
         device[kernels.cells] += us
         if derivatives:
-            by_device[kernels.cells, kernels.slots] = np.transpose(slopes)
+            by_device[kernels.cells, kernels.slots] = np.transpose(by_slot)
     priced = block.counts * np.exp(local[block.classes])
     host = priced.sum(axis=1) + _TINY  # kernels timed by themselves have none
     log_host = np.log(host)[block.cell] + local[block.run] + local[block.run_group]
@@ -244,41 +224,16 @@ def evaluate(block: Block, theta: Floats, derivatives: bool = False) -> State:
     share = by_one / total
     log_busy = larger + np.log(total) / power
     log_us = np.log(np.exp(log_busy) + block.waited_us) if block.waited_us else log_busy
-    return State(
-        log_us=log_us,
-        host_share=share,
-        busy_share=np.exp(log_busy - log_us),
-        host_us=np.exp(log_host),
-        device_us=np.exp(log_device),
-        by_host=priced / host[:, None],
-        by_device=by_device / device[:, None],
-        by_knee=-np.log(total) / power + share * below_host + (1.0 - share) * below_device,
-    )
-
-
-def local_gradients(block: Block, state: State) -> Floats:
-    """Derivatives of the log latency of each row by the block's local numbers, shape (rows, local numbers)."""
-    share = state.host_share[:, None]
-    gradients = np.zeros((len(block.rows), len(block.constants)))
-    gradients[:, : state.by_device.shape[1]] = (1.0 - share) * state.by_device[block.cell]
-    gradients[:, block.classes] = share * state.by_host[block.cell]
-    each = np.arange(len(block.rows))
-    gradients[each, block.run] = state.host_share
-    gradients[each, block.run_group] = state.host_share
-    gradients[:, -1] = state.by_knee
-    gradients *= state.busy_share[:, None]
-    return gradients
-
-
-def slowest(block: Block, theta: Floats) -> list[str]:
-    """Of every row: "host" where it is the slower clock, else the family that takes most of the device's time."""
-    state, local = evaluate(block, theta), block.local(theta)
-    by_family = np.zeros((len(block.kernels), len(block.counts)))
-    for row, kernels in zip(by_family, block.kernels, strict=True):
-        row[kernels.cells] = kernels.us(local)[0]
-    leading = np.argmax(by_family, axis=0)[block.cell]
-    host_bound = state.host_us >= state.device_us
-    return ["host" if host else block.kernels[index].family for host, index in zip(host_bound, leading, strict=True)]
+    slopes = np.zeros((len(share), len(local) if derivatives else 0))
+    if derivatives:
+        each, of_host = np.arange(len(share)), share[:, None]
+        slopes[:, : block.classes.start] = (1.0 - of_host) * (by_device / device[:, None])[block.cell]
+        slopes[:, block.classes] = of_host * (priced / host[:, None])[block.cell]
+        slopes[each, block.run] = share
+        slopes[each, block.run_group] = share
+        slopes[:, -1] = -np.log(total) / power + share * below_host + (1.0 - share) * below_device
+        slopes *= np.exp(log_busy - log_us)[:, None]  # the rest is waiting
+    return State(log_us, share, np.exp(log_host), np.exp(log_device), slopes)
 
 
 def _memory(kernels: _FamilyKernels, numbers: Floats, us: Floats) -> None:

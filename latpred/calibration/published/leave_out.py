@@ -6,7 +6,7 @@ one row of the smallest batch for each of its runs, without which nobody knows i
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
 from typing import Any, NamedTuple
 from zlib import crc32
@@ -15,22 +15,22 @@ import joblib
 import numpy as np
 import pandas as pd
 
-from latpred import tables
 from latpred.accuracy import baselines, metrics
 from latpred.accuracy.metrics import Errors
-from latpred.calibration.published.joint_fit import Mask, Problem, problem
+from latpred.calibration.published.joint_fit import Mask, Problem
 from latpred.calibration.published.latency_model import Objects
 from latpred.calibration.published.published_table import MOST_PROCESSES, Progress
-from latpred.calibration.published.row_counts import ALONE, EAGER, Ints
+from latpred.calibration.published.row_counts import ALONE, EAGER
 from latpred.errors import UsageError
 from latpred.graph.features import Floats
 from latpred.profile.gpus import Spec
 
 SCHEMA = "latpred.leave-out/1"
-BY = ("model", "gpu", "design", "run", "source", "host")
 WHOLE = {
-    "run": "a run",
+    "model": "a model",
+    "gpu": "a GPU",
     "design": "all GPUs of a design of multiprocessors",
+    "run": "a run",
     "source": "a source",
     "host": "a named host",
 }
@@ -58,12 +58,7 @@ _SAME = ["runtime", "precision", "model", "batch", "input_kind", "input_size"]
 _CURVE = ["device", "runtime", "precision", "memory_format", "model", "input_size", "run"]
 _SEED = 0
 
-
-class _Fold(NamedTuple):
-    """Rows that a fit is made from; it predicts all others."""
-
-    name: str
-    fitted: Mask
+_Fold = tuple[str, Mask]  # a name, and the rows that a fit is made from; it predicts all others
 
 
 class Coverage(NamedTuple):
@@ -74,24 +69,12 @@ class Coverage(NamedTuple):
     width: float
 
 
-class Accuracy(NamedTuple):
-    """What a profile says of itself: median error, and half widths of 90 % intervals in log latency by regime."""
-
-    median: float
-    small_batch: float
-    large_batch: float
-    text: str
-
-
 @dataclass(frozen=True, slots=True)
 class HoldoutRows:
-    """Predictions of rows that the fit did not see; the frame's index is the row of the problem.
+    """Predictions of rows that the fit did not see."""
 
-    title : what was left out. frame : columns of the table, latency_s and predicted_s among them.
-    """
-
-    title: str
-    frame: pd.DataFrame
+    title: str  # what was left out
+    frame: pd.DataFrame  # rows of the table, by their index in the problem, with predicted_s
 
     @property
     def log_errors(self) -> Floats:
@@ -112,21 +95,35 @@ class HoldoutRows:
         return HoldoutRows(f"{self.title}, {value}", self.frame[self.frame[column] == value])
 
 
-def by_model(problem: Problem, progress: Progress | None = None, gpus: Sequence[str] | None = None) -> HoldoutRows:
-    """Every model predicted from all others; with `gpus`, only the models that these have.
+def by_column(
+    problem: Problem, by: str, progress: Progress | None = None, *, gpus: Sequence[str] | None = None, shots: int = 0
+) -> HoldoutRows:
+    """Every model, GPU, run, design of multiprocessors, source or named host predicted from all others.
 
-    Of many models a tenth is left out at a time. A run that has no other model keeps one row, which tells its host.
+    Runs, and models where there are many, are left out by tenths; with `gpus`, only the models that these have. One row
+    of each run tells its host, unless it is hosts that are left out, which are known by their names; where models are,
+    only runs without any other model need that. With `shots`, so many models of a GPU are seen, in several draws.
     """
-    models, whole = problem.rows.model, problem.rows.runtime != ALONE
-    wanted = whole if gpus is None else whole & np.isin(problem.rows.gpu, gpus)
-    names = np.array(sorted(set(models[wanted])), dtype=object)
+    rows, values = problem.rows, getattr(problem.rows, by)
+    wanted = values != "" if by == "host" else np.ones(len(rows), bool)
+    if by == "model":
+        wanted = (rows.runtime != ALONE) & (gpus is None or np.isin(rows.gpu, gpus))
+    names = np.array(sorted(set(values[wanted])), dtype=object)
+    tenths = by == "run" or (by == "model" and len(names) > MOST_FOLDS)
+    of_gpu = f", {shots} models" if by == "gpu" else ""
     folds = []
-    for part in _tenths(names) if len(names) > MOST_FOLDS else [[name] for name in names]:
-        mine = np.isin(models, part)
-        alone = mine & ~np.isin(problem.rows.run, problem.rows.run[~mine])
-        title = str(part[0]) if len(part) == 1 else f"{len(part)} models"
-        folds.append(_Fold(title, ~mine | _one_of_each_run(problem, alone)))
-    return _predicted(problem, "a model left out", folds, progress)
+    for part in _tenths(names) if tenths else [[name] for name in names]:
+        mine = np.isin(values, part)
+        alone = mine & ~np.isin(rows.run, rows.run[~mine]) if by == "model" else mine
+        told = np.zeros(len(rows), bool) if by == "host" else _one_of_each_run(problem, alone)
+        name = f"{len(part)} {by}s" if tenths else f"{part[0]}{of_gpu}"
+        models = np.array(sorted(set(rows.model[mine])), dtype=object)
+        for draw in range(DRAWS if shots else 1):
+            random = np.random.default_rng(_SEED + draw)
+            shown = random.choice(models, size=min(shots, len(models)), replace=False)
+            folds.append((name, ~mine | told | np.isin(rows.model, shown)))
+    seen = f"{of_gpu} of it seen" if of_gpu else ""
+    return _predicted(problem, f"{WHOLE[by]} left out{seen}", folds, progress)
 
 
 def _tenths(names: Objects) -> list[Objects]:
@@ -135,62 +132,21 @@ def _tenths(names: Objects) -> list[Objects]:
     return np.array_split(drawn, min(TENTHS, len(drawn)))
 
 
-def by_gpu(problem: Problem, shots: int, progress: Progress | None = None) -> HoldoutRows:
-    """Every GPU predicted from the others, its datasheet, one row of each of its runs and `shots` models of its own."""
-    folds = []
-    for gpu in sorted(set(problem.rows.gpu)):
-        mine = problem.rows.gpu == gpu
-        models = np.array(sorted(set(problem.rows.model[mine])), dtype=object)
-        for draw in range(DRAWS if shots else 1):
-            random = np.random.default_rng(_SEED + draw)
-            shown = random.choice(models, size=min(shots, len(models)), replace=False)
-            fitted = ~mine | np.isin(problem.rows.model, shown) | _one_of_each_run(problem, mine)
-            folds.append(_Fold(f"{gpu}, {shots} models", fitted))
-    return _predicted(problem, f"a GPU left out, {shots} models of it seen", folds, progress)
-
-
-def by_column(problem: Problem, by: str, progress: Progress | None = None) -> HoldoutRows:
-    """Every run, design of multiprocessors, source or named host predicted from all others; runs by tenths.
-
-    One row of each run tells its host, unless it is hosts that are left out: those are known by their names.
-    """
-    values = _values(problem, by)
-    unnamed = {""} if by == "host" else set()
-    names = np.array(sorted(set(values) - unnamed), dtype=object)
-    folds = []
-    for part in _tenths(names) if by == "run" else [[name] for name in names]:
-        mine = np.isin(values, part)
-        fitted = ~mine if by == "host" else ~mine | _one_of_each_run(problem, mine)
-        folds.append(_Fold(f"{len(part)} runs" if by == "run" else str(part[0]), fitted))
-    return _predicted(problem, f"{WHOLE[by]} left out", folds, progress)
-
-
-def _values(problem: Problem, by: str) -> Objects:
-    """Of every row, what may be left out with it."""
-    if by == "design":
-        return np.array([problem.gpus[gpu].design for gpu in problem.rows.gpu], dtype=object)
-    values: Objects = getattr(problem.rows, by)
-    return values
-
-
 def _predicted(problem: Problem, title: str, folds: Sequence[_Fold], progress: Progress | None) -> HoldoutRows:
+    """Predictions of what each fold leaves out; where there is much to do, several folds are fitted at a time."""
+    large = len(folds) * len(problem.rows) >= FEWEST_BESIDE
+    processes = min(joblib.cpu_count(), MOST_PROCESSES, len(folds)) if large else 1
+    calls = (joblib.delayed(Problem.thetas)(problem, fitted) for _, fitted in folds)
+    fits = joblib.Parallel(n_jobs=processes, batch_size=1, max_nbytes=None, return_as="generator")(calls)
     parts = []
-    for fold, thetas in zip(folds, _thetas(problem, folds), strict=True):
+    for (name, fitted), thetas in zip(folds, fits, strict=True):
         if progress is not None:
-            progress(f"{title}: {fold.name}")
+            progress(f"{title}: {name}")
         for runtime, theta in thetas.items():
-            rows = ~fold.fitted & (problem.rows.runtime == runtime)
+            rows = ~fitted & (problem.rows.runtime == runtime)
             made = {"predicted_s": problem.predict(theta)[rows], HOST_SHARE: problem.host_shares(theta)[rows]}
             parts.append(problem.table.cells[rows].assign(**made, **dict(problem.work[rows])))
     return HoldoutRows(title, pd.concat(parts))
-
-
-def _thetas(problem: Problem, folds: Sequence[_Fold]) -> Iterator[dict[str, Floats]]:
-    """Fits of the folds, as `Problem.thetas` makes them; where there is much to do, several at a time."""
-    large = len(folds) * len(problem.rows) >= FEWEST_BESIDE
-    processes = min(joblib.cpu_count(), MOST_PROCESSES, len(folds)) if large else 1
-    calls = (joblib.delayed(Problem.thetas)(problem, fold.fitted) for fold in folds)
-    yield from joblib.Parallel(n_jobs=processes, batch_size=1, max_nbytes=None, return_as="generator")(calls)
 
 
 def tells_hosts(problem: Problem) -> Mask:
@@ -205,15 +161,12 @@ def _one_of_each_run(problem: Problem, mine: Mask) -> Mask:
     None of a run that has only large batches or large models: in those the host has no part.
     """
     rows = problem.rows
+    common = pd.Series(rows.model).groupby(rows.model).transform("size")
+    frame = pd.DataFrame({"run": rows.run, "batch": rows.batch, "common": -common, "model": rows.model.astype(str)})
+    small = frame[tells_hosts(problem) & np.isin(rows.run, rows.run[mine])]
+    first = small.sort_values(["batch", "common", "model"], kind="stable").drop_duplicates("run").index
     chosen = np.zeros(len(rows), bool)
-    small = tells_hosts(problem)
-    common = pd.Series(rows.model).groupby(rows.model).transform("size").to_numpy()
-    for run in sorted(set(rows.run[mine])):
-        own = np.flatnonzero((rows.run == run) & small)
-        if not len(own):
-            continue
-        order = np.lexsort((rows.model[own].astype(str), -common[own], rows.batch[own]))
-        chosen[own[order[0]]] = True
+    chosen[first] = True
     return chosen
 
 
@@ -224,24 +177,17 @@ def _errors(frame: pd.DataFrame) -> Errors:
 # -- intervals and knees -------------------------------------------------------------------------------------------
 
 
-def regimes(batch: Ints) -> dict[str, Mask]:
-    """Rows of each regime, the ones between the first and the last included."""
-    return {
+def conformal(holdout: HoldoutRows) -> dict[str, Coverage]:
+    """90 % intervals of each model from the errors of all others, and how many rows they hold, regime by regime."""
+    sizes, models = np.abs(holdout.log_errors), holdout.frame["model"].to_numpy(object)
+    batch = holdout.frame["batch"].to_numpy(np.int64)
+    regimes = {
         f"batch 1 to {SMALL}": batch <= SMALL,
         "between": (batch > SMALL) & (batch < LARGE),
         f"batch {LARGE} and more": batch >= LARGE,
     }
-
-
-def conformal(holdout: HoldoutRows) -> dict[str, Coverage]:
-    """90 % intervals from the residuals of other models left out, and how many rows they hold, regime by regime.
-
-    Each model's interval is the quantile of the errors of all others: neither its rows nor a fit that saw them take
-    part.
-    """
-    sizes, models = np.abs(holdout.log_errors), holdout.frame["model"].to_numpy(object)
     coverage = {}
-    for name, rows in regimes(holdout.frame["batch"].to_numpy(np.int64)).items():
+    for name, rows in regimes.items():
         inside = np.zeros(len(sizes), bool)
         for model in sorted(set(models[rows])):
             others, own = rows & (models != model), rows & (models == model)
@@ -249,21 +195,6 @@ def conformal(holdout: HoldoutRows) -> dict[str, Coverage]:
         share = float(inside[rows].mean()) if rows.any() else np.nan
         coverage[name] = Coverage(int(rows.sum()), share, metrics.conformal(sizes[rows]))
     return coverage
-
-
-def accuracy(holdout: HoldoutRows, everywhere: HoldoutRows) -> Accuracy:
-    """Errors on one GPU's rows, with intervals of all GPUs.
-
-    A model is as far off on one GPU as on another: widths come from all, since each alone has few models.
-    """
-    errors, widths = _errors(holdout.frame), [each.width for each in conformal(everywhere).values()]
-    return Accuracy(
-        median=float(f"{errors.median:.4g}"),
-        small_batch=widths[0],
-        large_batch=float(np.nanmax(widths[1:])),
-        text=f"{errors.median:.1%} median, {errors.p90:.1%} p90, {errors.near:.0%} within 10 % "
-        f"({errors.models} models, {errors.cells} cells)",
-    )
 
 
 def knees(holdout: HoldoutRows) -> tuple[int, float]:
@@ -277,7 +208,9 @@ def knees(holdout: HoldoutRows) -> tuple[int, float]:
         batch = curve["batch"].to_numpy(float)
         if curve["batch"].nunique() < 4 or batch.min() != 1:
             continue
-        predicted, measured = (_knee(batch, curve[name].to_numpy(float)) for name in ("predicted_s", "latency_s"))
+        # Over the least latency from a batch on: repeats of small batches scatter by more than a tenth.
+        least = (curve[name].to_numpy(float)[::-1] for name in ("predicted_s", "latency_s"))
+        predicted, measured = (metrics.knee(batch, np.minimum.accumulate(one)[::-1], KNEE) for one in least)
         if not np.isnan(measured):
             good.append(metrics.factor(batch.max() if np.isnan(predicted) else predicted, measured) <= FACTOR)
     return len(good), float(np.mean(good)) if good else np.nan
@@ -298,12 +231,6 @@ def regimes_named(holdout: HoldoutRows) -> tuple[int, float]:
         flat, rising = (before < FLAT) & (after < FLAT), (before > RISING) & (after > RISING)
         right += (share.to_numpy(float) > 0.5)[flat].tolist() + (share.to_numpy(float) <= 0.5)[rising].tolist()
     return len(right), float(np.mean(right)) if right else np.nan
-
-
-def _knee(batch: Floats, latency: Floats) -> float:
-    """As `metrics.knee`, over the least latency: repeats of small batches scatter by more than a tenth."""
-    flat = np.minimum.accumulate(latency[::-1])[::-1]
-    return metrics.knee(batch, flat, KNEE)
 
 
 # -- simpler predictors --------------------------------------------------------------------------------------------
@@ -388,7 +315,7 @@ def _sheet(spec: Spec) -> tuple[float, float, float]:
 class LeaveOutReport:
     """What leaving out models, GPUs or runs showed."""
 
-    by: str  # "model", "gpu" or "run"
+    by: str  # a key of `WHOLE`
     figures: Mapping[str, Errors]  # by test and runtime
     baselines: Mapping[str, Errors]  # of simpler predictors, on the eager rows, a model or a GPU left out
     knees: tuple[int, float]  # curves that bend, and the share of knees within a factor of two
@@ -396,7 +323,7 @@ class LeaveOutReport:
     coverage: Mapping[str, Coverage]  # of 90 % intervals, by regime
     by_model: Mapping[str, Errors]  # of eager rows
     by_class: Mapping[str, Errors]  # of eager rows, by what takes most of the slower clock
-    cells: pd.DataFrame  # every predicted row
+    cells: pd.DataFrame  # every row that was left out, with predicted_s
     notes: tuple[str, ...]  # about the table and the latency model
 
     def to_dict(self) -> dict[str, Any]:
@@ -415,53 +342,35 @@ class LeaveOutReport:
             "notes": list(self.notes),
         }
 
-    def to_frame(self) -> pd.DataFrame:
-        """Predicted and measured latency of every row that was left out."""
-        return self.cells
-
     def text(self) -> str:
         """The report for people."""
-        lines = [_line("", "rows", "median", "p90", "within 10 %")]
-        lines += [_row(name, errors) for name, errors in self.figures.items()]
-        lines += [_row(f"baseline {name}", errors) for name, errors in self.baselines.items()]
+        compared = {f"baseline {name}": errors for name, errors in self.baselines.items()}
+        lines = _lines("", {**self.figures, **compared})
         if np.isfinite(self.knees[1]):
             lines += ["", f"knee within a factor of 2: {self.knees[1]:.0%} of {self.knees[0]} curves that bend (eager)"]
         if np.isfinite(self.regime[1]):
             lines.append(
                 f"regime named right: {self.regime[1]:.1%} of {self.regime[0]} cells whose curve shows it (eager)"
             )
-        for name, one in self.coverage.items():
-            if one.rows:
-                lines.append(
-                    f"90 % interval, {name}: holds {one.share:.1%} of {one.rows} rows (x/÷ {np.exp(one.width):.2f})"
-                )
+        lines += [
+            f"90 % interval, {name}: holds {one.share:.1%} of {one.rows} rows (x/÷ {np.exp(one.width):.2f})"
+            for name, one in self.coverage.items()
+            if one.rows
+        ]
         for title, groups in (("worst models", self.by_model), ("by what is slowest", self.by_class)):
-            lines += ["", _line(title, "rows", "median", "p90", "within 10 %")]
-            worst = sorted(groups.items(), key=lambda item: -item[1].median)
-            lines += [_row(name, errors) for name, errors in worst[:_SHOWN]]
+            worst = sorted(groups.items(), key=lambda item: -item[1].median)[:_SHOWN]
+            lines += ["", *_lines(title, dict(worst))]
         return "\n".join([*lines, "", *(f"Note: {note}" for note in self.notes)]) + "\n"
 
 
-def evaluate_left_out(source: tables.Source | Problem, by: str, *, progress: Progress | None = None) -> LeaveOutReport:
-    """Predict every row of a table from a fit that did not see it, leaving out a "model", a "gpu" or a "run" at a time.
-
-    Rows of models that need a package which is not there are left out; the report's notes say which and how many.
-    """
-    if by not in BY:
-        raise UsageError(f"{by!r} cannot be left out; choose from: {', '.join(BY)}.")
-    whole = source if isinstance(source, Problem) else problem(source, progress=progress, partial=True)
-    values = set(_values(whole, by))
+def evaluate_left_out(problem: Problem, by: str, *, progress: Progress | None = None) -> LeaveOutReport:
+    """Predict every row of a table from a fit that did not see it, leaving out one of a key of `WHOLE` at a time."""
+    if by not in WHOLE:
+        raise UsageError(f"{by!r} cannot be left out; choose from: {', '.join(WHOLE)}.")
+    values = set(getattr(problem.rows, by))
     if len(values) < 2:
         raise UsageError(f"The table has one {by} only ({min(values)!r}): leaving it out leaves nothing to fit.")
-    if by == "model":
-        return _report(whole, by, [by_model(whole, progress)])
-    if by == "gpu":
-        return _report(whole, by, [by_gpu(whole, shots, progress) for shots in (0, SHOTS)])
-    return _report(whole, by, [by_column(whole, by, progress)])
-
-
-def _report(problem: Problem, by: str, parts: list[HoldoutRows]) -> LeaveOutReport:
-    """Figures of rows that were left out; the first part is looked at closely."""
+    parts = [by_column(problem, by, progress, shots=shots) for shots in ((0, SHOTS) if by == "gpu" else (0,))]
     figures: dict[str, Errors] = {}
     for part in parts:
         sized = part.frame.assign(batch=np.where(part.frame["batch"] <= FEW, f"batch 1 to {FEW}", "larger batches"))
@@ -498,9 +407,9 @@ def _finite(values: Mapping[str, Any]) -> dict[str, Any]:
     }
 
 
-def _row(name: str, errors: Errors) -> str:
-    return _line(name, str(errors.cells), f"{errors.median:.1%}", f"{errors.p90:.1%}", f"{errors.near:.0%}")
-
-
-def _line(name: str, *cells: str) -> str:
-    return f"{name:58s}" + "".join(f"{cell:>12s}" for cell in cells)
+def _lines(title: str, groups: Mapping[str, Errors]) -> list[str]:
+    """Errors of groups under a title, a line each."""
+    rows = {title: ("rows", "median", "p90", "within 10 %")}
+    for name, errors in groups.items():
+        rows[name] = str(errors.cells), f"{errors.median:.1%}", f"{errors.p90:.1%}", f"{errors.near:.0%}"
+    return [f"{name:58s}" + "".join(f"{cell:>12s}" for cell in row) for name, row in rows.items()]

@@ -14,7 +14,7 @@ import re
 from collections import Counter
 from functools import lru_cache
 from pathlib import Path
-from typing import Literal, NamedTuple
+from typing import Literal
 
 import msgspec
 import pandas as pd
@@ -46,18 +46,6 @@ class TableMapping(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     folder: str = ""
 
 
-class _Mapped(NamedTuple):
-    """What a mapping makes of a table.
-
-    frame : columns of a measurement table, as text, and `source`. numbers : of its rows in the table, from 1 on.
-    omitted : how many rows were left out for each reason.
-    """
-
-    frame: pd.DataFrame
-    numbers: list[int]
-    omitted: Counter[str]
-
-
 def load(path: str | os.PathLike[str]) -> TableMapping:
     """Read a mapping and check that everything in it can be meant."""
     try:
@@ -87,13 +75,9 @@ def load(path: str | os.PathLike[str]) -> TableMapping:
     return msgspec.structs.replace(mapping, folder=os.fspath(Path(path).parent))
 
 
-def apply(mapping: TableMapping, frame: pd.DataFrame, name: str) -> _Mapped:
-    """The rows of a table that no rule leaves out, in the columns of a measurement table.
-
-    Columns that no rule sets stay where a measurement table has one of that name.
-    """
-    rows: list[dict[str, str]] = []
-    numbers: list[int] = []
+def apply(mapping: TableMapping, frame: pd.DataFrame, name: str) -> tuple[pd.DataFrame, Counter[str]]:
+    """Rows in the columns of a measurement table, as text and by their numbers, and how many are left out for what."""
+    rows: dict[int, dict[str, str]] = {}
     omitted: Counter[str] = Counter()
     own = [column for column in frame.columns if tables.MEASURED.column(str(column)) is not None]
     for number, texts in enumerate(frame.fillna("").astype(str).to_dict("records"), 1):
@@ -103,9 +87,8 @@ def apply(mapping: TableMapping, frame: pd.DataFrame, name: str) -> _Mapped:
             omitted[reason] += 1
             continue
         row = {column: given[column] for column in own} | made
-        rows.append({column: _in_seconds(column, text, name, number) for column, text in row.items()})
-        numbers.append(number)
-    return _Mapped(pd.DataFrame(rows).fillna(""), numbers, omitted)
+        rows[number] = {column: _in_seconds(column, text, name, number) for column, text in row.items()}
+    return pd.DataFrame(list(rows.values()), index=list(rows)).fillna(""), omitted
 
 
 def _ruled(mapping: TableMapping, given: dict[str, str], where: str) -> tuple[dict[str, str], str]:

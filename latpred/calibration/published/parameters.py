@@ -7,8 +7,7 @@ what kernels and dispatch take on any GPU of the last ten years. How narrow prio
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping
-from contextlib import contextmanager
+from collections.abc import Iterable, Mapping
 from math import log, sqrt
 from typing import NamedTuple
 
@@ -127,27 +126,17 @@ class Parameters:
 
     def __init__(self) -> None:
         self.names: dict[Name, int] = {}
-        self._priors: list[tuple[float, float]] = []
+        self.priors: list[tuple[float, float]] = []
 
     @property
     def means(self) -> Floats:
         """Prior mean of each."""
-        return np.array([mean for mean, _ in self._priors])
+        return np.array([mean for mean, _ in self.priors])
 
     @property
     def widths(self) -> Floats:
         """Prior standard deviation of each."""
-        return np.array([width for _, width in self._priors])
-
-    @contextmanager
-    def believing(self, name: Name, prior: tuple[float, float] | None) -> Iterator[None]:
-        """Within it, a parameter has another prior of its logarithm; its own where that is None."""
-        index = self.names[name]
-        own, self._priors[index] = self._priors[index], prior or self._priors[index]
-        try:
-            yield
-        finally:
-            self._priors[index] = own
+        return np.array([width for _, width in self.priors])
 
     def kernel(
         self, family: str, slot: str, gpu: Spec, precision: str, runtime: str, memory_format: str = CONTIGUOUS
@@ -158,36 +147,36 @@ class Parameters:
         mode = mode_of(gpu, precision, family)
         prior = KERNEL_OF_GROUP.get((group_of(family), slot), KERNEL[slot])
         # Weights stream from memory whatever multiplies with them.
-        terms = [self._add(("kernel", "all" if slot == "weights" else family, slot), log(prior.median), prior.width)]
+        terms = [self._add(("kernel", "all" if slot == "weights" else family, slot), prior.width, log(prior.median))]
         if slot in DEVIATING:
             terms += self._of_format(family, slot, mode, precision, gpu)
             terms += self._of_gpu(family, slot, mode, gpu)
             if memory_format != CONTIGUOUS and slot != "floor":
-                terms.append(self._deviation((memory_format, group_of(family), slot), LAYOUT))
-                terms.append(self._deviation((memory_format, group_of(family), slot, family), LAYOUT / 2))
+                terms.append(self._add((memory_format, group_of(family), slot), LAYOUT))
+                terms.append(self._add((memory_format, group_of(family), slot, family), LAYOUT / 2))
             if runtime == ALONE:
-                terms += [self._deviation((ALONE, slot), ALONE_WIDTHS[slot])] if slot in ALONE_WIDTHS else []
+                terms += [self._add((ALONE, slot), ALONE_WIDTHS[slot])] if slot in ALONE_WIDTHS else []
             elif runtime != EAGER:
-                terms.append(
-                    self._deviation(("runtime kernel", runtime, family, slot), _runtime_width(family, runtime))
-                )
+                of_kernel = RUNTIME_PRODUCT if multiplies(family) else RUNTIME_KERNEL
+                width = ENGINE_KERNEL if runtime in ENGINES else of_kernel
+                terms.append(self._add(("runtime kernel", runtime, family, slot), width))
         elif slot == "weights":
-            terms.append(self._deviation(("gpu", gpu.name, slot), LEVELS["gpu"][0]))
+            terms.append(self._add(("gpu", gpu.name, slot), LEVELS["gpu"][0]))
         return log_promise(gpu, mode, slot), terms
 
     def host(self, name: str, runtime: str, gpu: Spec) -> list[int]:
         """Parameters of the cost of a host class: libraries look for algorithms of tensor cores where there are any."""
         general = name.removesuffix(HALF)
         median, width = HOST.get(general, OTHER_HOST), HOST_WIDTHS.get(general, HOST_WIDTH)
-        terms = [self._add(("host", general), log(median), width)]
+        terms = [self._add(("host", general), width, log(median))]
         library = general in LIBRARY
         if name != general and general not in WITHOUT_HALF and (gpu.tensor_cores or not library):
-            terms.append(self._deviation(("host half", general), LIBRARY_HALF if library else HOST_HALF))
+            terms.append(self._add(("host half", general), LIBRARY_HALF if library else HOST_HALF))
         if runtime != EAGER and general in (PYTHON, MODULE):
-            terms.append(self._add(("runtime host", runtime, general), RUNTIME_CALLS, RUNTIME_CALLS_WIDTH))
+            terms.append(self._add(("runtime host", runtime, general), RUNTIME_CALLS_WIDTH, RUNTIME_CALLS))
         elif runtime != EAGER:
-            terms.append(self._add(("runtime host", runtime), RUNTIME_OPS.get(runtime, 0.0), RUNTIME_HOST))
-            terms.append(self._deviation(("runtime host", runtime, general), RUNTIME_CLASS))
+            terms.append(self._add(("runtime host", runtime), RUNTIME_HOST, RUNTIME_OPS.get(runtime, 0.0)))
+            terms.append(self._add(("runtime host", runtime, general), RUNTIME_CLASS))
         return terms
 
     def run(self, run: str, host: str = "") -> tuple[int, ...]:
@@ -195,31 +184,31 @@ class Parameters:
 
         Factors of named hosts are over the middle host, as those of the runs of hosts that nobody names.
         """
-        middle = self._deviation(("middle host",), MIDDLE_HOST)
+        middle = self._add(("middle host",), MIDDLE_HOST)
         if not hosts.known(host):
-            return middle, self._deviation(("run", run), RUN)
+            return middle, self._add(("run", run), RUN)
         known = hosts.find(host)
-        named = self._add(("named host", known.name), known.log_factor, max(known.log_std, NAMED_HOST))
-        return middle, named, self._deviation(("run", run), NAMED_RUN)
+        named = self._add(("named host", known.name), max(known.log_std, NAMED_HOST), log(known.factor))
+        return middle, named, self._add(("run", run), NAMED_RUN)
 
     def run_group(self, run: str, group: str) -> tuple[int, ...]:
         """Parameter of what a run's host factor is in one group of models."""
-        return (self._deviation(("run", run, group), RUN_GROUP),)
+        return (self._add(("run", run, group), RUN_GROUP),)
 
     def knee(self, protocol: str) -> list[int]:
         """Parameter of the exponent that joins the clocks."""
         prior = KNEE[protocol]
-        return [self._add(("knee", protocol), log(prior.median), prior.width)]
+        return [self._add(("knee", protocol), prior.width, log(prior.median))]
 
     def _of_format(self, family: str, slot: str, mode: str, precision: str, gpu: Spec) -> Iterable[int]:
         if slot == "compute":
             if mode != "fp32":
-                return [self._deviation(("mode", family, mode), FORMAT)]
+                return [self._add(("mode", family, mode), FORMAT)]
             waiting = gpu.design in MANY_LANES and not family.startswith("conv")
-            return [self._add(("lanes", slot), log(LANES.median), LANES.width)] if waiting else []
+            return [self._add(("lanes", slot), LANES.width, log(LANES.median))] if waiting else []
         if precision not in ("fp16", "bf16"):
             return []
-        return [self._deviation(("half", family, slot), FORMAT * (1.5 if family.startswith("conv") else 0.5))]
+        return [self._add(("half", family, slot), FORMAT * (1.5 if family.startswith("conv") else 0.5))]
 
     def _of_gpu(self, family: str, slot: str, mode: str, gpu: Spec) -> Iterable[int]:
         for level, name in (("design", gpu.design), ("gpu", gpu.name)):
@@ -227,26 +216,17 @@ class Parameters:
             if slot == "compute":
                 in_all, in_format = RATES[level]
             if level == "gpu" and gpu.power_limited:
-                yield self._deviation(("power limited", slot), POWER_LIMITED)
+                yield self._add(("power limited", slot), POWER_LIMITED)
                 in_all, in_format = POWER_LIMITED, POWER_LIMITED
-            yield self._deviation((level, name, slot), in_all)
-            yield self._deviation((level, name, slot, family), in_family)
+            yield self._add((level, name, slot), in_all)
+            yield self._add((level, name, slot, family), in_family)
             if slot == "compute":
-                yield self._deviation((level, name, slot, "in", mode), in_format)
-                yield self._deviation((level, name, slot, family, mode), in_family)
+                yield self._add((level, name, slot, "in", mode), in_format)
+                yield self._add((level, name, slot, family, mode), in_family)
 
-    def _deviation(self, name: Name, width: float) -> int:
-        return self._add(name, 0.0, width)
-
-    def _add(self, name: Name, mean: float, width: float) -> int:
+    def _add(self, name: Name, width: float, mean: float = 0.0) -> int:
         """Position of a parameter, which is new or known."""
         if name not in self.names:
-            self.names[name] = len(self._priors)
-            self._priors.append((mean, width))
+            self.names[name] = len(self.priors)
+            self.priors.append((mean, width))
         return self.names[name]
-
-
-def _runtime_width(family: str, runtime: str) -> float:
-    if runtime in ENGINES:
-        return ENGINE_KERNEL
-    return RUNTIME_PRODUCT if multiplies(family) else RUNTIME_KERNEL

@@ -11,7 +11,7 @@ from __future__ import annotations
 import difflib
 import os
 from collections import Counter
-from collections.abc import Callable, Iterable, Iterator, Mapping, MutableMapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, MutableMapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -37,21 +37,15 @@ MODELS = {
     "longformer": "longformer-base-4096",
     "roberta": "roberta-base",
     "squeeze_bert": "squeezebert-uncased",
-    "alexnet": "torchvision:alexnet",
-    "googlenet": "torchvision:googlenet",
     "inception": "torchvision:inception_v3",
     "mobilenet_v2": "torchvision:quantized_mobilenet_v2",  # in floating point, with ReLU for ReLU6
-    "resnet18": "torchvision:resnet18",
-    "resnet50": "torchvision:resnet50",
-    "resnet152": "torchvision:resnet152",
-    "resnext50_32x4d": "torchvision:resnext50_32x4d",
     "shufflenet": "torchvision:shufflenet_v2_x1_0",
     "squeezenet": "torchvision:squeezenet1_0",
-    "wide_resnet50_2": "torchvision:wide_resnet50_2",
     "efficientnet_lite": "timm:efficientnet_lite1",
     "gernet": "timm:gernet_m",
 }
-
+_BY_NAME = ("alexnet", "googlenet", "resnet18", "resnet50", "resnet152", "resnext50_32x4d", "wide_resnet50_2")
+MODELS |= {name: f"torchvision:{name}" for name in _BY_NAME}
 
 NEEDED = ("gpu", "model", "batch", "latency_s", "run")
 OPTIONAL: Mapping[str, str | int] = {
@@ -64,13 +58,11 @@ OPTIONAL: Mapping[str, str | int] = {
 }
 PRODUCT = "product"  # input kind of rows that are one matrix product
 _KINDS = {"seq_len": "seq", "image_px": "image"}
-_SEED = 1  # of the models that are drawn
 SLOWEST_S = 60.0  # a forward pass of more is either a mistake of units or not what one asks latpred
 _MILLISECONDS_AT_ONE = 0.5  # a median of batch 1 above this many seconds is one of milliseconds
 CONTRADICTION = 10.0
 UNITS_APART = 100.0  # times as long as at a larger batch: another unit
 FASTEST_S = 1e-6  # no forward pass takes less
-
 
 _SETUP = {"memory_format": "contiguous", "attention": "", "host": ""}
 _WORDS = {
@@ -95,21 +87,6 @@ class PublishedTable:
         """Some of its rows."""
         return replace(self, cells=self.cells[keep].reset_index(drop=True), weight=self.weight[keep])
 
-    def sample(self, models: int) -> PublishedTable:
-        """The same with at most so many models of each source, drawn at random, but always the same."""
-        model, source = (self.cells[name].astype(str).to_numpy() for name in ("model", tables.SOURCE))
-        keep = np.ones(len(model), bool)
-        for one in sorted(set(source)):
-            names = sorted(set(model[source == one]))
-            if len(names) > models:
-                drawn = np.random.default_rng(_SEED).choice(names, models, replace=False)
-                keep &= (source != one) | np.isin(model, drawn)
-        return self.where(keep)
-
-    def eras(self) -> list[str]:
-        """Of each row: which PyTorch ran it (see `latpred.runtimes.legacy_torch`); "" is today's."""
-        return eras(self.cells["stack"])
-
     def kept(self) -> list[str]:
         """What is in it, a sentence for each source, GPU and runtime."""
         columns = (self.cells[name] for name in (tables.SOURCE, "device", "runtime"))
@@ -120,13 +97,13 @@ class PublishedTable:
         ]
 
 
-def eras(stack: pd.Series) -> list[str]:
-    """Of each row of the column stack: which PyTorch ran it; "" where nobody says.
+def eras(cells: pd.DataFrame) -> list[str]:
+    """Of each row: which PyTorch ran it (see `latpred.runtimes.legacy_torch`); "" where nobody says.
 
-    >>> eras(pd.Series(["torch=1.13 cuda=11.7", "torch=2.4 cuda=12.4", ""]))
+    >>> eras(pd.DataFrame({"stack": ["torch=1.13 cuda=11.7", "torch=2.4 cuda=12.4", ""]}))
     ['torch-1.12', 'torch-2', '']
     """
-    major = stack.astype(str).str.extract(r"torch=(\d+)\.", expand=False)
+    major = cells["stack"].astype(str).str.extract(r"torch=(\d+)\.", expand=False)
     return [(TORCH_1_12 if one in "01" else TORCH_2) if isinstance(one, str) else "" for one in major]
 
 
@@ -135,10 +112,6 @@ def read(source: tables.Source | PublishedTable) -> PublishedTable:
 
     Columns that are missing, values that are empty, no number or impossible, and latencies that look like milliseconds
     are a TableError.
-
-    >>> row = {"gpu": "2080Ti", "model": "resnet18", "batch": 1, "latency_s": 0.003, "run": "a"}
-    >>> read(pd.DataFrame([row])).cells[["device", "model", "protocol"]].iloc[0].tolist()
-    ['2080Ti', 'torchvision:resnet18', 'pipelined']
     """
     return source if isinstance(source, PublishedTable) else read_all([source])
 
@@ -163,9 +136,10 @@ def read_all(
 def _one_name_each(cells: pd.DataFrame) -> pd.DataFrame:
     """Every GPU by the first of its names that the rows use."""
     first: dict[str, str] = {}
-    names = {name: name for name in cells["device"].unique()}
-    for name in filter(gpus.known, names):
-        names[name] = first.setdefault(gpus.spec(name).name, name)
+    names = {}
+    for name in cells["device"].unique():
+        gpu = gpus.find(name)
+        names[name] = first.setdefault(gpu.name, name) if gpu else name
     return cells.assign(device=cells["device"].map(names))
 
 
@@ -185,15 +159,14 @@ def _part(source: tables.Source, mapping: TableMapping | None, notes: list[str])
     if mapping is None or columns.issuperset(NEEDED) or columns.issuperset(tables.MEASURED.required):
         cells = tables.check(_mapped(frame) if published else tables.complete(frame), tables.MEASURED)
     else:
-        made = mappings.apply(mapping, frame, name)
-        for why, count in made.omitted.most_common():
+        made, omitted = mappings.apply(mapping, frame, name)
+        for why, count in omitted.most_common():
             notes.append(f"{name}: {count:,} {'row is' if count == 1 else 'rows are'} left out: {why}")
-        if made.frame.empty:
-            return made.frame
-        cells = _settled(tables.check(tables.complete(made.frame), tables.MEASURED, made.numbers), made.numbers, name)
-    for column, value in {**_SETUP, tables.SOURCE: name}.items():
-        given = cells[column] if column in cells else pd.Series("", index=cells.index)
-        cells[column] = given.where(given != "", value)
+        if made.empty:
+            return made
+        numbers = made.index.tolist()
+        cells = _settled(tables.check(tables.complete(made), tables.MEASURED, numbers), numbers, name)
+    cells = _filled(cells, {**_SETUP, tables.SOURCE: name})
     cells = cells[cells["status"] == tables.OK] if "status" in cells else cells
     _refuse_milliseconds(cells)
     return cells.reset_index(drop=True)
@@ -242,22 +215,21 @@ def _mapped(frame: pd.DataFrame) -> pd.DataFrame:
     """The columns of a measurement table from those of a published one; others are dropped."""
     missing = [name for name in NEEDED if name not in frame.columns]
     if missing:
-        raise TableError(f"The table lacks {_with_nearest(missing, [str(name) for name in frame.columns])}.")
-    out = pd.DataFrame({name: frame[name] for name in NEEDED})
-    for name, value in OPTIONAL.items():
-        given = frame[name] if name in frame.columns else pd.Series([value] * len(frame), index=frame.index)
-        out[name] = given.where(given.notna() & (given.astype(str) != ""), value)
+        near = [difflib.get_close_matches(name, map(str, frame.columns), n=1, cutoff=0.5) for name in missing]
+        hints = [f" (nearest: {names[0]!r}, rename it)" if names else "" for names in near]
+        lacking = ", ".join(f"the column {name}{hint}" for name, hint in zip(missing, hints, strict=True))
+        raise TableError(f"The table lacks {lacking}. It needs {', '.join(NEEDED)}.")
+    out = _filled(frame[[name for name in (*NEEDED, *OPTIONAL) if name in frame.columns]], OPTIONAL)
     out["input_kind"] = out["input_kind"].map(lambda kind: _KINDS.get(str(kind), str(kind)))
     out["model"] = out["model"].map(lambda model: MODELS.get(str(model), str(model)))
     return tables.complete(out.rename(columns={"gpu": "device"}).assign(machine=out["run"]))
 
 
-def _with_nearest(missing: list[str], there: list[str]) -> str:
-    said = []
-    for name in missing:
-        near = difflib.get_close_matches(name, there, n=1, cutoff=0.5)
-        said.append(f"the column {name}" + (f" (nearest: {near[0]!r}, rename it)" if near else ""))
-    return f"{', '.join(said)}. It needs {', '.join(NEEDED)}"
+def _filled(cells: pd.DataFrame, defaults: Mapping[str, str | int]) -> pd.DataFrame:
+    """The table with a default in each column that is missing, and where one is empty."""
+    given = {name: cells[name] if name in cells else pd.Series("", cells.index, object) for name in defaults}
+    there = {name: column.notna() & (column.astype(str) != "") for name, column in given.items()}
+    return cells.assign(**{name: column.where(there[name], defaults[name]) for name, column in given.items()})
 
 
 def _refuse_milliseconds(cells: pd.DataFrame) -> None:
@@ -301,29 +273,24 @@ MOST_PROCESSES = 4
 
 
 class TraceKey(NamedTuple):
-    """A model at an input size, in a number format and everything else that its graph depends on.
-
-    attention : "eager" or "sdpa"; "" as the model and its era have it. era : see `PublishedTable.eras`.
-    """
+    """A model at an input size, in a number format and everything else that its graph depends on."""
 
     model: str
     kind: str
     size: int
     precision: str
     memory_format: str = "contiguous"
-    attention: str = ""
-    era: str = ""
+    attention: str = ""  # "eager" or "sdpa"; "" as the model and its era have it
+    era: str = ""  # see `eras`
 
 
 Graphs = MutableMapping[TraceKey, ModelGraph]
-_Traced = dict[TraceKey, ModelGraph] | LatpredError
 
 
 def keys_of(cells: pd.DataFrame) -> list[TraceKey]:
     """What the rows of a table need, row by row."""
-    columns = [cells[name] for name in ("model", "input_kind", "input_size", "precision", "memory_format", "attention")]
-    rows = zip(*columns, eras(cells["stack"]), strict=True)
-    return [TraceKey(str(m), str(k), int(s), str(p), str(f), str(a), e) for m, k, s, p, f, a, e in rows]
+    rows = cells.rename(columns={"input_kind": "kind", "input_size": "size"}).assign(era=eras(cells))
+    return [TraceKey(*row) for row in rows[[*TraceKey._fields]].itertuples(index=False, name=None)]
 
 
 def trace_all(
@@ -338,8 +305,7 @@ def trace_all(
     `lacking`, with the reason; without it they end everything with an error.
     """
     graphs = {} if graphs is None else graphs
-    eras = {key: key.era for key in keys if key not in graphs}
-    plain = {key: as_traced(key, era) for key, era in eras.items()}
+    plain = {key: as_traced(key, key.era) for key in keys if key not in graphs}
     traced: dict[TraceKey, ModelGraph] = {}
     missing: dict[str, list[TraceKey]] = {}
     for key in dict.fromkeys(plain.values()):
@@ -348,16 +314,21 @@ def trace_all(
             missing.setdefault(key.model, []).append(key)
         else:
             traced[key] = stored
-    for name, made in _traced(missing, progress or (lambda _: None)):
+    processes = min(joblib.cpu_count(), MOST_PROCESSES) if sum(map(len, missing.values())) >= FEWEST_BESIDE else 1
+    # The models with most graphs come first, lest one process be left with one of them.
+    calls = (joblib.delayed(_trace_model)(keys) for keys in sorted(missing.values(), key=len, reverse=True))
+    for name, made in joblib.Parallel(n_jobs=processes, batch_size=1, return_as="generator_unordered")(calls):
         if isinstance(made, LatpredError):
             if lacking is None:
                 raise made
             lacking[name] = str(made)
             continue
+        if progress is not None:
+            progress(f"traced {name} ({len(made)} combinations of input size and precision)")
         for key, graph in made.items():
             graph_store.keep(_store_key(key), graph)
         traced |= made
-    graphs.update({key: as_run_in(era, traced[plain[key]]) for key, era in eras.items() if plain[key] in traced})
+    graphs.update({key: as_run_in(key.era, traced[of_today]) for key, of_today in plain.items() if of_today in traced})
     return graphs
 
 
@@ -369,19 +340,7 @@ def as_traced(key: TraceKey, era: str) -> TraceKey:
     return key._replace(attention=key.attention or of_era or "", era="")
 
 
-def _traced(models: Mapping[str, Sequence[TraceKey]], progress: Progress) -> Iterator[tuple[str, _Traced]]:
-    """Graphs of models, one model after the other; where there are many, several at a time."""
-    processes = min(joblib.cpu_count(), MOST_PROCESSES) if sum(map(len, models.values())) >= FEWEST_BESIDE else 1
-    # The models with most graphs come first, lest one process be left with one of them.
-    ordered = sorted(models.values(), key=len, reverse=True)
-    calls = (joblib.delayed(_trace_model)(keys) for keys in ordered)
-    for name, traced in joblib.Parallel(n_jobs=processes, batch_size=1, return_as="generator_unordered")(calls):
-        if not isinstance(traced, LatpredError):
-            progress(f"traced {name} ({len(traced)} combinations of input size and precision)")
-        yield name, traced
-
-
-def _trace_model(keys: Sequence[TraceKey]) -> tuple[str, _Traced]:
+def _trace_model(keys: Sequence[TraceKey]) -> tuple[str, dict[TraceKey, ModelGraph] | LatpredError]:
     name = keys[0].model
     try:
         return name, {key: _trace(key) for key in keys}

@@ -11,16 +11,15 @@ from dataclasses import dataclass
 from math import inf
 from typing import NamedTuple
 
-import msgspec
 import numpy as np
 from numpy.typing import NDArray
 
 from latpred.calibration.published.published_table import TraceKey
 from latpred.graph.features import Floats, kind, read
-from latpred.graph.graph import Affine, ModelGraph, Op
+from latpred.graph.graph import Affine, ModelGraph, Op, rewritten
 from latpred.ops.families import root
 from latpred.prediction.kernel_times import columns, least_us
-from latpred.profile.datasheet import Limits
+from latpred.profile.datasheet import STAND_INS, Limits
 from latpred.profile.gpus import Spec
 from latpred.runtimes.engines import as_engine
 from latpred.runtimes.legacy_torch import GROUP, LIBRARY_CLASSES, fuser_of, scripted
@@ -36,7 +35,6 @@ PYTHON, MODULE, FIXED = "python", "module", "fixed"
 WITHOUT_HALF = (PYTHON, MODULE, FIXED)
 PRODUCTS = frozenset({"gemm", "bmm", "attention", "rnn", "conv_depthwise"})
 CONVOLUTIONS, MEMORY = "convolutions", "memory-bound"
-_STAND_INS = {"factory": "elementwise", "other": "elementwise", "sort": "elementwise", "fft": "elementwise"}
 AUTOCAST = "amp-"  # begins the precisions in which each op has a number format of its own
 _FORMATS = {"float16": "fp16", "bfloat16": "bf16"}
 # Where a multiply-add takes a microsecond and bytes take nothing, the least time is their number.
@@ -52,25 +50,18 @@ class CellKey(NamedTuple):
     batch: int
 
 
-class KernelGroup(NamedTuple):
-    """Kernels of one family; under autocast those of one number format, which is "" for a model that has one only."""
-
-    family: str
-    format: str
+# Kernels of one family; under autocast those of one number format, which is "" for a model that has one only.
+KernelGroup = tuple[str, str]
 
 
 class FamilyWork(NamedTuple):
-    """Kernels of one family in all cells, ordered by cell; equal kernels of a cell are one row.
-
-    times : how many kernels a row stands for. work : its multiply-adds and bytes (weights, read, written).
-    product : its m, n, k and copies. fewest : multiply-adds that the fastest algorithm makes.
-    """
+    """Kernels of one family in all cells, ordered by cell; equal kernels of a cell are one row."""
 
     cell: Ints
-    times: Floats
-    work: Floats
-    product: Floats
-    fewest: Floats
+    times: Floats  # how many kernels a row stands for
+    work: Floats  # its multiply-adds and bytes (weights, read, written)
+    product: Floats  # its m, n, k and copies
+    fewest: Floats  # multiply-adds that the fastest algorithm makes
 
 
 @dataclass(frozen=True, slots=True)
@@ -83,22 +74,13 @@ class Cells:
     kernels: Mapping[KernelGroup, FamilyWork]
 
 
-class _Counts(NamedTuple):
-    """Host classes of the ops of a graph; kernels by the latency model's family and by the one that has their columns.
-
-    Of kernels: how many of each, and their columns as `Affine` numbers in batch.
-    """
-
-    hosts: Counter[str]
-    kernels: Mapping[tuple[KernelGroup, str], tuple[Floats, Floats]]
+# Host classes of a graph's ops; kernels by the latency model's family and by the one that has their columns: how many
+# of each, and their columns as `Affine` numbers in batch.
+_Counts = tuple[Counter[str], Mapping[tuple[KernelGroup, str], tuple[Floats, Floats]]]
 
 
 def group_of(family: str) -> str:
-    """The group whose priors a family has: its own, or that of its like.
-
-    >>> group_of("conv.3x3"), group_of("softmax"), group_of("gemm")
-    ('convolutions', 'memory-bound', 'gemm')
-    """
+    """The group whose priors a family has: its own, or that of its like."""
     if root(family) in PRODUCTS:
         return root(family)
     return CONVOLUTIONS if family.startswith("conv") else MEMORY
@@ -110,17 +92,12 @@ def multiplies(family: str) -> bool:
 
 
 def family_of(op: Op) -> str:
-    """The family whose parameters an op's kernel has in the latency model.
-
-    >>> from latpred.graph.graph import ZERO
-    >>> family_of(Op("aten::gelu", "", "elementwise.gelu", "elementwise.gelu", "float32", {"numel": ZERO}))
-    'elementwise'
-    """
+    """The family whose parameters an op's kernel has in the latency model."""
     fine = kind(op.family, op.dims)
     base = root(fine)
     if base in ("conv", "conv_grouped", "bmm", "cat") or fine == GROUP:
         return fine
-    return "index" if base == "embedding" else _STAND_INS.get(base, base)
+    return base if base == "attention" else STAND_INS.get(base, base)  # attention has rows of its own
 
 
 def _host_class_of(op: Op) -> str:
@@ -140,14 +117,15 @@ def cells_of(keys: Sequence[CellKey], graphs: Mapping[tuple[TraceKey, str, str],
         graph_key = (*key[:3], key.batch == 1 and graph.ops_at_one is not None)
         if graph_key not in counted:
             counted[graph_key] = _counts(graph.at(key.batch), mixed=key.traced.precision.startswith(AUTOCAST))
-        hosts.append(Counter() if key.runtime == ALONE else counted[graph_key].hosts)
-        for names, (count, affine) in counted[graph_key].kernels.items():
+        of_host, of_device = counted[graph_key]
+        hosts.append(Counter() if key.runtime == ALONE else of_host)
+        for names, (count, affine) in of_device.items():
             values = affine[:, :, 0] + affine[:, :, 1] * key.batch
             kernels.setdefault(names, []).append((position, count, values))
     classes = tuple(sorted({name for counter in hosts for name in counter}))
     counts = np.array([[counter[name] for name in classes] for counter in hosts], dtype=float)
     work = {
-        group: _by_cell([_work(*names, kernels[names]) for names in kernels if names[0] == group])
+        group: _work(group[0], {names[1]: kernels[names] for names in kernels if names[0] == group})
         for group in sorted({group for group, _ in kernels})
     }
     return Cells(tuple(keys), classes, counts, work)
@@ -163,46 +141,37 @@ def _counts(ops: Sequence[Op], *, mixed: bool) -> _Counts:
             hosts[_host_class_of(op)] += 1
         if op.family and op.launches:
             base = root(op.family)
-            group = KernelGroup(family_of(op), _FORMATS.get(op.dtype, "fp32") if mixed else "")
+            group = family_of(op), _FORMATS.get(op.dtype, "fp32") if mixed else ""
             kernels.setdefault((group, base), Counter())[columns(op, base)] += 1
-    return _Counts(
-        hosts,
-        {
-            names: (np.array(list(rows.values()), dtype=float), np.array(list(rows), dtype=float))
-            for names, rows in kernels.items()
-        },
-    )
+    return hosts, {
+        names: (np.array(list(rows.values()), dtype=float), np.array(list(rows), dtype=float))
+        for names, rows in kernels.items()
+    }
 
 
-def _work(group: KernelGroup, base: str, cells: Sequence[tuple[int, Floats, Floats]]) -> FamilyWork:
-    rows = np.concatenate([values for _, _, values in cells])
-    inputs = read(base, rows)
-    product = np.ones_like(inputs.work) if inputs.product is None or not multiplies(group.family) else inputs.product
-    return FamilyWork(
-        cell=np.repeat([position for position, _, _ in cells], [len(count) for _, count, _ in cells]),
-        times=np.concatenate([count for _, count, _ in cells]),
-        work=inputs.work,
-        product=product,
-        fewest=least_us(base, rows, _COUNTING),
-    )
-
-
-def _by_cell(parts: Sequence[FamilyWork]) -> FamilyWork:
-    joined = [np.concatenate(values) for values in zip(*parts, strict=True)]
+def _work(family: str, parts: Mapping[str, Sequence[tuple[int, Floats, Floats]]]) -> FamilyWork:
+    """Kernels of a family, from cells with their counts and columns, by the family that has these columns."""
+    works = []
+    for base, cells in parts.items():
+        rows = np.concatenate([values for _, _, values in cells])
+        inputs = read(base, rows)
+        product = inputs.product if multiplies(family) else None
+        works.append(
+            FamilyWork(
+                cell=np.repeat([position for position, _, _ in cells], [len(count) for _, count, _ in cells]),
+                times=np.concatenate([count for _, count, _ in cells]),
+                work=inputs.work,
+                product=np.ones_like(inputs.work) if product is None else product,
+                fewest=least_us(base, rows, _COUNTING),
+            )
+        )
+    joined = [np.concatenate(values) for values in zip(*works, strict=True)]
     order = np.argsort(joined[0], kind="stable")
     return FamilyWork(*(column[order] for column in joined))
-
-
-def fuser_name(runtime: str, gpu: Spec) -> str:
-    """What joins kernels in a runtime on a GPU; graphs of one runtime differ by no more than that."""
-    return fuser_of(gpu).name if runtime in SCRIPTED else ""
 
 
 def as_run_by(runtime: str, graph: ModelGraph, gpu: Spec) -> ModelGraph:
     """An eager graph as another runtime is known to run it on a GPU."""
     if runtime in ENGINES:
-        exact = graph.ops_at_one
-        return msgspec.structs.replace(
-            graph, ops=as_engine(graph.ops), ops_at_one=None if exact is None else as_engine(exact)
-        )
+        return rewritten(graph, as_engine)
     return scripted(graph, fuser_of(gpu)) if runtime in SCRIPTED else graph

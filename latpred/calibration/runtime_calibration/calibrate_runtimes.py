@@ -78,7 +78,7 @@ def named(wanted: str | Sequence[str], device: Device) -> tuple[str, ...]:
 
 def kept(name: str, device: Device, protocol: Callable[[DeviceProfile], DeviceProfile]) -> DeviceProfile | None:
     """The finished profile of a name, where it is of this device, machine and stack, measured in the same way."""
-    path = store.path(name)
+    path = store.file_of(name)
     if not path.exists():
         return None
     try:

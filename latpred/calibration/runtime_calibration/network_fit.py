@@ -350,7 +350,7 @@ def _with_kernels(
     kernels: dict[str, dict[str, KernelFit]] = {}
     for unpriced in _unpriced_families(terms):
         launch_us, byte_us, mac_us = (values[column] for column in unpriced.columns)
-        kernels.setdefault(unpriced.precision, {})[unpriced.family] = KernelFit.plain(
+        kernels.setdefault(unpriced.precision, {})[unpriced.family] = KernelFit(
             family=unpriced.family,
             floor_us=round(launch_us, 5),
             macs_per_us=_rate(mac_us),
