@@ -19,7 +19,7 @@ from torch import nn
 
 from latpred.errors import TraceError, UsageError
 from latpred.graph.graph import COUNTS, Affine, ModelGraph, Op
-from latpred.ops.families import host_class
+from latpred.ops.families import DIMS, host_class
 from latpred.sandbox.own_thread import without_modes
 from latpred.tracing.inputs import Inputs, dtype_of, example_tokens, longest, refuse_autocast
 from latpred.tracing.meta_module import layer_around, make_meta_module
@@ -102,7 +102,7 @@ class _NestedRecorder(TraceRecorder):  # type: ignore[no-untyped-call]
 
     def __init__(self, watcher: PassWatcher | None, lengths: tuple[int, ...], target: str) -> None:
         super().__init__(watcher)
-        kernels = (_Cuda if target == "cuda" else _Cpu)(self, lengths)
+        kernels = (_CudaKernels if target == "cuda" else _Kernels)(self, lengths)
         self._replaced: dict[str, Callable[..., Any]] = {
             "_nested_tensor_from_mask_left_aligned": _left_aligned,
             "_nested_tensor_from_mask": kernels.from_mask,
@@ -130,7 +130,7 @@ def _lengths_of(mask: Tensor) -> Tensor:
 
 
 class _Kernels:
-    """What is the same on every device: a layer of an encoder between its conversions."""
+    """A layer of an encoder between its conversions; on a CPU one op after another for each sequence."""
 
     def __init__(self, recorder: TraceRecorder, lengths: tuple[int, ...]) -> None:
         self.recorder, self.lengths = recorder, lengths
@@ -146,23 +146,12 @@ class _Kernels:
         """Sizes as the host has them, which keeps the shapes of nested tensors."""
         return sizes
 
-    def without_padding(self, padded: Tensor, sizes: Tensor) -> Tensor:
-        """(batch, longest, width) to (tokens, width)."""
-        raise NotImplementedError
-
-    def attention(self, x: Tensor, heads: int, weights: tuple[Tensor, ...]) -> Tensor:
-        """(tokens, width) to (tokens, width)."""
-        raise NotImplementedError
-
     def layer(self, src: Tensor, embed_dim: int, num_heads: int, *rest: Any) -> Tensor:
         """One encoder layer."""
         return layer_around(lambda x: self.attention(x, num_heads, rest[:4]), src[0], embed_dim, *rest[4:15])[None]
 
-
-class _Cpu(_Kernels):
-    """One op after another for each sequence."""
-
     def without_padding(self, padded: Tensor, sizes: Tensor) -> Tensor:
+        """(batch, longest, width) to (tokens, width)."""
         longest, width = padded.shape[1:]
         sizes.unbind(0)
         masks = []
@@ -193,6 +182,7 @@ class _Cpu(_Kernels):
         return aten.constant_pad_nd(padded, [0, 0, 0, output_size[1] - padded.shape[1]])  # type: ignore[no-any-return]
 
     def attention(self, x: Tensor, heads: int, weights: tuple[Tensor, ...]) -> Tensor:
+        """(tokens, width) to (tokens, width)."""
         qkv_weight, qkv_bias, proj_weight, proj_bias = weights
         batch, longest, width = len(self.lengths), max(self.lengths), x.shape[1]
         packed = self.with_padding(aten.mm(x, qkv_weight.t()), longest)
@@ -216,8 +206,8 @@ class _Cpu(_Kernels):
         return out
 
 
-class _Cuda(_Kernels):
-    """One kernel for all sequences."""
+class _CudaKernels(_Kernels):
+    """On CUDA one kernel for all sequences."""
 
     def known(self, sizes: Tensor) -> Tensor:
         dims = {"numel": len(sizes), "run": len(sizes)}
@@ -230,7 +220,6 @@ class _Cuda(_Kernels):
         return self._converted("_nested_from_padded", tokens, tokens)
 
     def to_padded(self, nested: Tensor, padding: float, output_size: Sequence[int] | None = None) -> Tensor:
-        """Nested to padded."""
         tokens = nested[0]
         self.sizes.to(torch.int64, copy=True)
         longest = max(self.lengths) if output_size is None else output_size[1]
@@ -251,14 +240,8 @@ class _Cuda(_Kernels):
         out = torch.empty_like(x)
         squares = sum(length * length for length in self.lengths)
         typical = isqrt(squares // len(self.lengths))
-        dims = {
-            "batch": len(self.lengths),
-            "heads": heads,
-            "queries": typical,
-            "keys": typical,
-            "head_dim": size,
-            "masked": 0,
-        }
+        sizes = (len(self.lengths), heads, typical, typical, size, 0)
+        dims = dict(zip(DIMS["attention"], sizes, strict=True))
         read = 3 * x.numel() * x.dtype.itemsize
         _issue(self.recorder, "scaled_dot_product_attention", "attention", dims, out, 2 * squares * x.shape[1], read)
         out = out.view(1, -1, heads, size).transpose(1, 2).reshape(out.shape)
@@ -284,7 +267,6 @@ def _issue(
     record = OpRecord(
         name=f"aten::{op}",
         host_class=host_class(op, family),
-        nested_class=host_class(op, family, nested=True),
         family=family,
         dtype=dtype_name(out.dtype),
         dims=dims,
