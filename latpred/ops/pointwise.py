@@ -232,16 +232,10 @@ cost("aten::grid_sampler", "aten::grid_sampler_2d", "aten::grid_sampler_3d")(par
 
 def copy(source: Any, out: Any) -> Work:
     """A copy: a cast, a straight copy, or one that gathers `run` elements at a time."""
-    size = numel(out)
-    if source.dtype != out.dtype:
-        kind = "cast"
-    elif tuple(source.shape) == tuple(out.shape) and tuple(source.stride()) == tuple(out.stride()):
-        return Work("copy.contiguous", {"numel": size, "run": size})
-    else:
-        kind = "strided"
-    run = min(size, run_length(source.shape, source.stride()))
-    if kind == "strided" and run >= size:
-        kind = "contiguous"
+    size, casts = numel(out), source.dtype != out.dtype
+    alike = tuple(source.shape) == tuple(out.shape) and tuple(source.stride()) == tuple(out.stride())
+    run = size if alike and not casts else min(size, run_length(source.shape, source.stride()))
+    kind = "cast" if casts else "contiguous" if run >= size else "strided"
     return Work(f"copy.{kind}", {"numel": size, "run": run})
 
 
@@ -258,8 +252,7 @@ def clone(self: Any, *_: Any, out: Any, **__: Any) -> Work:
 @cost("aten::copy_")
 def copy_into(self: Any, src: Any, *_: Any, out: Any) -> Work:
     """Overwrites `self`, which is not read."""
-    family, dims, *_rest = copy(src, self)
-    return Work(family, dims, reads={0: 0})
+    return copy(src, self)._replace(reads={0: 0})
 
 
 def _moved(kind: str, *_: Any, out: Any, **__: Any) -> Work:

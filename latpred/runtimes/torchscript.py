@@ -299,7 +299,7 @@ class _Interpreted(TraceRecorder):  # type: ignore[no-untyped-call]
     def record(self, record: OpRecord, out: Any) -> Any:
         """As in any trace; what becomes of a new tensor is `keep`'s to say."""
         out = super().record(record, out)
-        return out if record.alias else tree_map_only(torch.Tensor, self._keep, out)
+        return tree_map_only(torch.Tensor, self._keep, out) if record.launches else out
 
 
 def _with_tensors(func: OpOverload[..., Any], args: Sequence[Any]) -> list[Any]:

@@ -151,7 +151,7 @@ def maybe(recorder: TraceRecorder, call: Call) -> Any:
         return recorder.record(sync(call.info, x), x)  # the last that is seen of .tolist() and .numpy()
     key, places = call.signature()
     record = recorder.known.get(key)
-    if record is not None and not record.alias and places == _ON_META and record.make is not None:
+    if record is not None and record.launches and places == _ON_META and record.make is not None:
         return recorder.record(record, record.make())
     out = call.run()
     if record is None:

@@ -157,7 +157,6 @@ class OpRecord:
     launches: int = 0
     syncs: int = 0
     estimated: bool = False
-    alias: bool = False  # nothing was launched
     make: Callable[[], Any] | None = None  # its result on the meta device, without running the op; of tensors alone
 
     @property
@@ -194,7 +193,7 @@ def learnt() -> tuple[dict[Hashable, OpRecord], dict[Any, OpInfo]]:
 
 def no_launch(info: OpInfo, view: bool) -> OpRecord:
     """A call that launches nothing."""
-    return OpRecord(info.name, no_launch_class(info.short, view), alias=True)
+    return OpRecord(info.name, no_launch_class(info.short, view))
 
 
 def allocation(info: OpInfo, out: Any) -> OpRecord:
@@ -204,7 +203,7 @@ def allocation(info: OpInfo, out: Any) -> OpRecord:
 
 def sync(info: OpInfo, tensor: torch.Tensor) -> OpRecord:
     """A call by which the host reads a value."""
-    return OpRecord(info.name, host_class(info.short, "sync"), dtype=dtype_name(tensor.dtype), syncs=1, alias=True)
+    return OpRecord(info.name, host_class(info.short, "sync"), dtype=dtype_name(tensor.dtype), syncs=1)
 
 
 def launching(
@@ -394,13 +393,6 @@ def _binary(x: Any, y: Any, *rest: Any, **options: Any) -> Any:
     if x.shape == y.shape:
         return _empty(x.shape, x)
     return _empty(torch.broadcast_shapes(x.shape, y.shape), x)  # type: ignore[no-untyped-call]
-
-
-@_override("embedding")
-def _embedding(weight: Tensor, indices: Tensor, *_: Any) -> Any:
-    if weight.dim() != 2 or indices.dtype.is_floating_point:
-        return NotImplemented
-    return _empty(indices.shape + weight.shape[1:], weight)
 
 
 @_override("conv1d", "conv2d")

@@ -242,18 +242,15 @@ class _GenerationTracer(Tracer):
         self._note()
 
     def one_pass(self, batch: int, *, watched: bool = False) -> TracePass:
-        """One call at one batch size."""
         done = super().one_pass(batch, watched=watched)
         self.cuts[batch] = self._recorder.marks
         return done
 
     def recorder(self, watcher: PassWatcher | None) -> TraceRecorder:
-        """One that chooses tokens."""
         self._recorder = _GreedyRecorder(watcher, self._token)
         return self._recorder
 
     def target(self) -> Callable[..., Any]:
-        """`generate()`, greedy."""
         module: Any = self._meta_module.module
         config = getattr(module, "generation_config", None)
         end = getattr(config, "eos_token_id", None)

@@ -93,7 +93,6 @@ class _NestedTracer(Tracer):
     on: str
 
     def recorder(self, watcher: PassWatcher | None) -> TraceRecorder:
-        """One that knows the lengths."""
         return _NestedRecorder(watcher, self.lengths, self.on)
 
 
@@ -166,7 +165,7 @@ class _Kernels:
         tokens = torch.empty(sum(self.lengths) * padded.shape[-1], dtype=padded.dtype, device="meta")
         dims = {"rows": tokens.numel(), "cols": 1}
         read = (padded.numel() + mask.numel()) * padded.dtype.itemsize
-        return _issue(self.recorder, "masked_select", "index.gather", dims, tokens, 0, read)  # type: ignore[no-any-return]
+        return self._issue("masked_select", "index.gather", dims, tokens, read)  # type: ignore[no-any-return]
 
     def with_padding(self, tokens: Tensor, longest: int) -> Tensor:
         """(tokens, width) to (batch, longest, width)."""
@@ -205,13 +204,20 @@ class _Kernels:
             done.narrow(1, length, longest - length).fill_(0.0)
         return out
 
+    def _issue(self, op: str, family: str, dims: dict[str, int], out: Tensor, read_bytes: int, **counts: Any) -> Any:
+        """Record a kernel that no op of the meta device stands for."""
+        written = out.numel() * out.dtype.itemsize
+        moved: dict[str, Any] = {"read_bytes": read_bytes, "write_bytes": written, "new_bytes": written, "launches": 1}
+        kernel = OpRecord(f"aten::{op}", host_class(op, family), family, dtype_name(out.dtype), dims, **moved, **counts)
+        return self.recorder.record(kernel, out)
+
 
 class _CudaKernels(_Kernels):
     """On CUDA one kernel for all sequences."""
 
     def known(self, sizes: Tensor) -> Tensor:
         dims = {"numel": len(sizes), "run": len(sizes)}
-        made: Tensor = _issue(self.recorder, "to", "copy", dims, sizes, 0, 8 * len(sizes), syncs=1)
+        made: Tensor = self._issue("to", "copy", dims, sizes, 8 * len(sizes), syncs=1)
         return made
 
     def without_padding(self, padded: Tensor, sizes: Tensor) -> Tensor:
@@ -228,7 +234,7 @@ class _CudaKernels(_Kernels):
 
     def _converted(self, name: str, source: Tensor, out: Tensor) -> Tensor:
         dims = {"numel": out.numel(), "run": out.shape[-1]}
-        return _issue(self.recorder, name, "copy", dims, out, 0, source.numel() * source.dtype.itemsize)  # type: ignore[no-any-return]
+        return self._issue(name, "copy", dims, out, source.numel() * source.dtype.itemsize)  # type: ignore[no-any-return]
 
     def attention(self, x: Tensor, heads: int, weights: tuple[Tensor, ...]) -> Tensor:
         qkv_weight, qkv_bias, proj_weight, proj_bias = weights
@@ -242,42 +248,14 @@ class _CudaKernels(_Kernels):
         typical = isqrt(squares // len(self.lengths))
         sizes = (len(self.lengths), heads, typical, typical, size, 0)
         dims = dict(zip(DIMS["attention"], sizes, strict=True))
-        read = 3 * x.numel() * x.dtype.itemsize
-        _issue(self.recorder, "scaled_dot_product_attention", "attention", dims, out, 2 * squares * x.shape[1], read)
+        read, macs = 3 * x.numel() * x.dtype.itemsize, 2 * squares * x.shape[1]
+        self._issue("scaled_dot_product_attention", "attention", dims, out, read, macs=macs)
         out = out.view(1, -1, heads, size).transpose(1, 2).reshape(out.shape)
         return aten.linear(out, proj_weight, proj_bias)  # type: ignore[no-any-return]
 
 
 def _pad(part: Tensor, longest: int) -> Tensor:
     return aten.constant_pad_nd(part, [0, 0, 0, longest - part.shape[0]])  # type: ignore[no-any-return]
-
-
-def _issue(
-    recorder: TraceRecorder,
-    op: str,
-    family: str,
-    dims: dict[str, int],
-    out: Tensor,
-    macs: int,
-    read_bytes: int,
-    syncs: int = 0,
-) -> Any:
-    """Record a kernel that no op of the meta device stands for."""
-    written = out.numel() * out.dtype.itemsize
-    record = OpRecord(
-        name=f"aten::{op}",
-        host_class=host_class(op, family),
-        family=family,
-        dtype=dtype_name(out.dtype),
-        dims=dims,
-        macs=macs,
-        read_bytes=read_bytes,
-        write_bytes=written,
-        new_bytes=written,
-        launches=1,
-        syncs=syncs,
-    )
-    return recorder.record(record, out)
 
 
 PACKED = "an estimate: work as of one row of all tokens, with an attention kernel that keeps sequences apart (varlen)"
@@ -304,27 +282,22 @@ def trace_lengths(
     name = model if isinstance(model, str) else type(model).__name__
     module = names.build(model).model if isinstance(model, str) else model
     traced: dict[str, Any] = {"precision": precision, "target": target}
+    sized: dict[str, Any] = {"model": name, "input_kind": "seq", "input_size": padded_to}
     if isinstance(module, nn.TransformerEncoder):
         if execution == "padded":
-            given = padded_inputs(module, sorted(lengths), padded_to)
-            graph = _sized(trace(without_nested(module), given, **traced), padded_to)
+            graph = trace(without_nested(module), padded_inputs(module, sorted(lengths), padded_to), **traced)
         elif execution == "nested":
             graph = trace_nested(module, lengths, padded_to, target=target, precision=precision)
         else:
             raise UsageError("an nn.TransformerEncoder packs nothing; ask for execution='padded' or 'nested'")
-        return msgspec.structs.replace(graph, model=name)
+        return msgspec.structs.replace(graph, **sized)
     _demand_tokens(name, module, padded_to)
     if execution == "padded":
-        inputs = _masked(module, sorted(lengths), padded_to)
-        return _sized(msgspec.structs.replace(trace(module, inputs, **traced), model=name), padded_to)
+        return msgspec.structs.replace(trace(module, _masked(module, sorted(lengths), padded_to), **traced), **sized)
     refuse_autocast(precision, f"execution={execution!r}")
     graph = _packed(module, lengths, padded_to, precision)
     said = ("transformers runs nothing nested",) if execution == "nested" else ()
-    return msgspec.structs.replace(graph, model=name, input_size=padded_to, notes=(*said, PACKED))
-
-
-def _sized(graph: ModelGraph, padded_to: int) -> ModelGraph:
-    return msgspec.structs.replace(graph, input_kind="seq", input_size=padded_to)
+    return msgspec.structs.replace(graph, **sized, notes=(*said, PACKED))
 
 
 def _demand_tokens(name: str, module: Any, padded_to: int) -> None:
@@ -360,7 +333,7 @@ def _packed(module: Any, lengths: Sequence[int], padded_to: int, precision: str 
     sums = _Sums(at, lengths)
     ops = tuple(_op(group, sums) for group in zip(*(graph.ops for graph in graphs), strict=True))
     inputs = Affine(sums.total([graph.input_bytes for graph in graphs]))
-    return msgspec.structs.replace(graphs[0], ops=ops, ops_at_one=None, input_kind="seq", input_bytes=inputs)
+    return msgspec.structs.replace(graphs[0], ops=ops, ops_at_one=None, input_bytes=inputs)
 
 
 class _Sums:
