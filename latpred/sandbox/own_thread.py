@@ -100,8 +100,10 @@ class _Switch:
         return (mine[-1] if mine else self._usual)(*args, **options)
 
     def __get__(self, instance: Any, owner: type) -> Any:
-        method = instance is not None and isinstance(self.before, FunctionType)
-        return MethodType(self, instance) if method else self
+        if not isinstance(self.before, FunctionType):
+            return self
+        mine: Any = self.own.get(threading.get_ident())  # other threads find the method itself, which Dynamo asks for
+        return (mine[-1] if mine else self.before).__get__(instance, owner)
 
 
 # Run wherever a function is replaced.
@@ -210,8 +212,6 @@ def unhooked() -> Iterator[None]:
         yield
         return
     usual: Any = torch.nn.Module._call_impl
-    if isinstance(usual, _Switch):  # of a trace around this one
-        usual = usual.before
     call = FunctionType(usual.__code__, {**usual.__globals__, **kept}, usual.__name__, usual.__defaults__)
     with replaced(torch.nn.Module, "_call_impl", call):
         yield
