@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, field
+from typing import Any
 
 import pytest
 
 from latpred.errors import UsageError
 from latpred.ops import Work, checked, cost, formula_of, generation
-from latpred.ops.families import host_class, no_launch_class, sync_class
+from latpred.ops.families import host_class, nested_class, no_launch_class
 
 
 @dataclass
@@ -44,7 +45,7 @@ def t(*shape: int) -> Fake:
     return Fake(shape)
 
 
-MAP, WIDE, QUERY, KEY = t(1, 4, 8, 8), t(1, 8, 8, 8), t(2, 4, 10, 8), t(2, 4, 12, 8)
+LINE, MAP, WIDE, QUERY, KEY = t(1, 4, 99), t(1, 4, 8, 8), t(1, 8, 8, 8), t(2, 4, 10, 8), t(2, 4, 12, 8)
 
 
 @pytest.mark.parametrize(
@@ -64,14 +65,8 @@ MAP, WIDE, QUERY, KEY = t(1, 4, 8, 8), t(1, 8, 8, 8), t(2, 4, 10, 8), t(2, 4, 12
         ("aten::conv2d", (MAP, t(8, 1, 3, 3), None, 1, 1, 1, 4), WIDE, "conv_depthwise.multiplied", 8 * 64 * 9),
         ("aten::conv2d", (t(1, 4, 1, 1), t(4, 1, 5, 5), None, 1, 2, 1, 4), t(1, 4, 1, 1), "conv_depthwise.padded", 100),
         ("aten::conv2d", (t(1, 4, 2, 2), t(4, 1, 5, 5), None, 1, 2, 1, 4), t(1, 4, 2, 2), "conv_depthwise", 400),
-        ("aten::conv1d", (t(1, 4, 99), t(4, 1, 13), None, 1, 6, 1, 4), t(1, 4, 99), "conv_depthwise", 4 * 99 * 13),
-        (
-            "aten::conv1d",
-            (t(1, 4, 99), t(4, 1, 15), None, 1, 7, 1, 4),
-            t(1, 4, 99),
-            "conv_depthwise.padded",
-            4 * 99 * 15,
-        ),
+        ("aten::conv1d", (LINE, t(4, 1, 13), None, 1, 6, 1, 4), LINE, "conv_depthwise", 4 * 99 * 13),
+        ("aten::conv1d", (LINE, t(4, 1, 15), None, 1, 7, 1, 4), LINE, "conv_depthwise.padded", 4 * 99 * 15),
         ("aten::pad", (t(2, 4, 8), (1, 1), "reflect"), t(2, 4, 10), "copy.pad.reflect.1d", 0),
         ("aten::pad", (t(4, 8, 8), (1, 1, 1, 1), "reflect"), t(4, 10, 10), "copy.pad.reflect", 0),
         ("aten::conv2d", (t(1, 4, 8, 8), t(6, 2, 3, 3), None, 1, 1, 1, 2), t(1, 6, 8, 8), "conv_grouped", 6 * 64 * 18),
@@ -108,59 +103,61 @@ def test_lstm_meets_every_weight_at_every_step() -> None:
     }
 
 
-def test_norms_softmax_and_reductions_split_rows_and_columns() -> None:
-    assert dict(work("aten::layer_norm", t(2, 5, 8), [8], out=t(2, 5, 8)).dims) == {"rows": 10, "cols": 8}
-    assert dict(work("aten::group_norm", t(2, 6, 4, 4), 3, out=t(2, 6, 4, 4)).dims) == {"rows": 6, "cols": 32}
-    assert dict(work("aten::softmax", t(2, 5, 8), 1, out=t(2, 5, 8)).dims) == {"rows": 16, "cols": 5}
-    assert dict(work("aten::mean", t(2, 5, 8), [1], out=t(2, 8)).dims) == {"rows": 16, "cols": 5}
-    assert dict(work("aten::topk", t(4, 9), 2, 1, out=(t(4, 2), t(4, 2))).dims) == {"rows": 4, "cols": 9}
+ROWS, COLUMNS, KNOWN = t(2, 5, 8), Fake((4, 9, 8), strides=(72, 1, 9)), t(5)
+HEADS, WIDER, TURNED = t(3, 2, 9, 8), t(3, 2, 9, 16), Fake((3, 2, 9, 8), strides=(144, 72, 1, 9))
+ATTEND = "aten::scaled_dot_product_attention"
 
 
 @pytest.mark.parametrize(
-    ("shape", "dim", "family"),
-    [((4, 9), -1, ""), ((4, 9, 1), 1, ""), ((4, 9, 32), 1, ".across"), ((4, 9, 2, 12), 1, ".across.ragged")],
+    ("name", "args", "out", "rows", "cols"),
+    [
+        ("layer_norm", (ROWS, [8]), ROWS, 10, 8),
+        ("group_norm", (t(2, 6, 4, 4), 3), t(2, 6, 4, 4), 6, 32),
+        ("softmax", (ROWS, 1), ROWS, 16, 5),
+        ("mean", (ROWS, [1]), t(2, 8), 16, 5),
+        ("topk", (t(4, 9), 2, 1), (t(4, 2), t(4, 2)), 4, 9),
+    ],
 )
-def test_a_softmax_over_another_dimension_is_a_kernel_of_its_own(shape: tuple[int, ...], dim: int, family: str) -> None:
-    assert work("aten::softmax", t(*shape), dim, out=t(*shape)).family == f"softmax.softmax{family}"
+def test_norms_softmax_and_reductions_split_rows_and_columns(
+    name: str, args: tuple[object, ...], out: object, rows: int, cols: int
+) -> None:
+    assert dict(work(f"aten::{name}", *args, out=out).dims) == {"rows": rows, "cols": cols}
 
 
-@pytest.mark.parametrize(("mask", "family"), [((9, 9), ""), ((1, 1, 9, 9), ""), ((2, 9, 9), ".unfused")])
-def test_attention_is_fused_where_its_mask_has_two_or_four_dimensions(mask: tuple[int, ...], family: str) -> None:
-    heads = t(3, 2, 9, 8)
-    attend = "aten::scaled_dot_product_attention"
-    assert work(attend, heads, heads, heads, t(*mask), out=heads).family == f"attention{family}"
-    assert work(attend, heads, heads, heads, out=heads).family == "attention"
-
-
-def test_attention_is_fused_where_values_are_as_wide_as_keys_and_rows_lie_in_one_piece() -> None:
-    heads, wide, columns = t(3, 2, 9, 8), t(3, 2, 9, 16), Fake((3, 2, 9, 8), strides=(144, 72, 1, 9))
-    attend = "aten::scaled_dot_product_attention"
-    assert work(attend, heads, heads, wide, out=wide).family == "attention.unfused"
-    for given in ((columns, heads, heads), (heads, columns, heads), (heads, heads, columns)):
-        assert work(attend, *given, out=heads).family == "attention.unfused"
-
-
-def test_a_softmax_copies_rows_that_lie_in_pieces() -> None:
-    columns = Fake((4, 9, 8), strides=(72, 1, 9))
-    assert work("aten::softmax", columns, -1, out=columns).family == "softmax.softmax.strided"
-    assert work("aten::softmax", columns, 1, out=columns).family == "softmax.softmax.across.ragged"
-
-
-def test_statistics_of_the_values_themselves_are_a_kernel_of_its_own() -> None:
-    rows, known = t(1, 8, 27), t(8)
-    norm, overload = "aten::batch_norm", "aten::_native_batch_norm_legit_no_training"
-    assert work(norm, rows, known, None, None, None, True, 0.0, 1e-6, True, out=rows).family == "batch_norm.training"
-    assert work(norm, rows, known, known, known, known, False, 0.1, 1e-5, True, out=rows).family == "batch_norm"
-    assert work(overload, rows, known, known, known, known, 1.0, 1e-5, out=rows).family == "batch_norm"
+@pytest.mark.parametrize(
+    ("name", "args", "family"),
+    [
+        # A softmax over another dimension than the last, and of rows that lie in pieces, which it copies.
+        ("aten::softmax", (t(4, 9), -1), "softmax.softmax"),
+        ("aten::softmax", (t(4, 9, 1), 1), "softmax.softmax"),
+        ("aten::softmax", (t(4, 9, 32), 1), "softmax.softmax.across"),
+        ("aten::softmax", (t(4, 9, 2, 12), 1), "softmax.softmax.across.ragged"),
+        ("aten::softmax", (COLUMNS, -1), "softmax.softmax.strided"),
+        ("aten::softmax", (COLUMNS, 1), "softmax.softmax.across.ragged"),
+        # Attention is fused where its mask has two or four dimensions, values are as wide as keys, rows in one piece.
+        *((ATTEND, (HEADS, HEADS, HEADS, *mask), "attention") for mask in ((), (t(9, 9),), (t(1, 1, 9, 9),))),
+        (ATTEND, (HEADS, HEADS, HEADS, t(2, 9, 9)), "attention.unfused"),
+        (ATTEND, (HEADS, HEADS, WIDER), "attention.unfused"),
+        (ATTEND, (TURNED, HEADS, HEADS), "attention.unfused"),
+        (ATTEND, (HEADS, TURNED, HEADS), "attention.unfused"),
+        (ATTEND, (HEADS, HEADS, TURNED), "attention.unfused"),
+        # Statistics of the values themselves.
+        ("aten::batch_norm", (ROWS, KNOWN, None, None, None, True, 0.0, 1e-6, True), "batch_norm.training"),
+        ("aten::batch_norm", (ROWS, KNOWN, KNOWN, KNOWN, KNOWN, False, 0.1, 1e-5, True), "batch_norm"),
+        ("aten::_native_batch_norm_legit_no_training", (ROWS, *[KNOWN] * 4, 1.0, 1e-5), "batch_norm"),
+    ],
+)
+def test_kernels_of_their_own(name: str, args: tuple[Any, ...], family: str) -> None:
+    assert work(name, *args, out=args[0]).family == family
 
 
 def test_maps_that_lie_channels_last_have_kernels_of_their_own() -> None:
     lying = Fake((2, 8, 4, 4), strides=(128, 1, 32, 8))
+    out = t(2, 8, 2, 2)
     for maps, family in ((t(2, 8, 4, 4), ""), (lying, ".channels_last"), (t(2, 8, 1, 1), "")):
-        out, one = t(2, 8, 2, 2), maps.shape[2] == 1
         assert work("aten::max_pool2d", maps, [2, 2], out=out).family == f"pooling.max{family}"
         assert work("aten::upsample_bilinear2d", maps, out=out).family == f"pooling.upsample_bilinear{family}"
-        if not one:
+        if maps.shape[2] > 1:
             convolution = work("aten::conv2d", maps, t(8, 1, 3, 3), None, 2, 1, 1, 8, out=out)
             assert convolution.family == f"conv_depthwise{family}"
 
@@ -208,17 +205,11 @@ def test_dispatch_classes_go_from_general_to_special() -> None:
     assert host_class("linear", "gemm") == "gemm.linear"
     assert host_class("add_", "elementwise.add") == "elementwise.add"
     assert host_class("batch_norm", "batch_norm") == "norm.batch_norm"
-    assert host_class("bmm", "bmm", nested=True) == "bmm.nested.bmm"
+    assert nested_class(host_class("bmm", "bmm")) == "bmm.nested.bmm"
     assert no_launch_class("transpose", view=True) == "view.transpose"
     assert no_launch_class("empty_like", view=False) == "factory.empty_like"
     assert no_launch_class("dropout", view=False) == "free.dropout"
-    assert sync_class("_local_scalar_dense") == "sync.item"
-
-
-def test_built_in_formulas_are_there_for_the_ops_that_no_tag_describes() -> None:
-    for name in ("linear", "conv2d", "scaled_dot_product_attention", "layer_norm", "cat", "embedding", "lstm", "topk"):
-        assert formula_of(f"aten::{name}") is not None
-    assert formula_of("aten::frobnicate") is None
+    assert host_class("_local_scalar_dense", "sync") == "sync.item"
 
 
 def test_a_name_needs_a_namespace() -> None:
@@ -261,5 +252,5 @@ def test_a_malformed_result_is_explained(returned: object, message: str) -> None
 
 
 def test_a_leaf_family_takes_its_root_s_dims() -> None:
-    work = Work("gemm.sparse", {"m": 1, "n": 2, "k": 3}, macs=6)
-    assert checked(work, "mylib::op") is work
+    made = Work("gemm.sparse", {"m": 1, "n": 2, "k": 3}, macs=6)
+    assert checked(made, "mylib::op") is made

@@ -83,18 +83,13 @@ _PRODUCTS: dict[str, Powers] = {
 
 
 class Layout(NamedTuple):
-    """How the columns of a family become features.
+    """How the columns of a family become features."""
 
-    columns : work, then dimensions. names : features before the roofline's own. powers : (dims, features) exponents.
-    product : (dims, 4) exponents of m, n, k and copies; None for families that multiply nothing. efforts : columns
-    of the counts that `EFFORTS` names.
-    """
-
-    columns: tuple[str, ...]
-    names: tuple[str, ...]
-    powers: Floats
-    product: Floats | None
-    efforts: slice
+    columns: tuple[str, ...]  # work, then dimensions
+    names: tuple[str, ...]  # features before the roofline's own
+    powers: Floats  # (dims, features) exponents
+    product: Floats | None  # (dims, 4) exponents of m, n, k and copies; None for families that multiply nothing
+    efforts: slice  # columns of the counts that `EFFORTS` names
 
 
 class Inputs(NamedTuple):

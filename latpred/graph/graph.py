@@ -117,9 +117,7 @@ class Op(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
         """What Python does before it."""
         return Calls(self.module_calls, self.python_calls, self.attribute_reads)
 
-    def __hash__(self) -> int:
-        """Of everything but its dictionaries."""
-        return hash_of(self)
+    __hash__ = hash_of
 
 
 class Coverage(msgspec.Struct, frozen=True):
@@ -129,9 +127,7 @@ class Coverage(msgspec.Struct, frozen=True):
     bytes: float
     estimated_ops: dict[str, int]
 
-    def __hash__(self) -> int:
-        """Of everything but its dictionaries."""
-        return hash_of(self)
+    __hash__ = hash_of
 
 
 class ModelGraph(msgspec.Struct, frozen=True, forbid_unknown_fields=True, weakref=True):
@@ -191,13 +187,7 @@ class ModelGraph(msgspec.Struct, frozen=True, forbid_unknown_fields=True, weakre
         return self.ops_at_one if batch == 1 and self.ops_at_one is not None else self.ops
 
     def check_batches(self, batches: Iterable[int]) -> None:
-        """Refuse batch sizes that the model was not seen to take.
-
-        Raises
-        ------
-        UsageError
-            Naming those that it does take.
-        """
+        """Refuse batch sizes that the model was not seen to take, naming those that it does take."""
         wrong = [int(batch) for batch in batches if self.only and int(batch) not in self.only]
         if wrong:
             taken = ", ".join(map(str, self.only))

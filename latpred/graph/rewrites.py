@@ -9,7 +9,6 @@ and everything computed on integers. A real wider model may differ by what it ro
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from typing import NamedTuple
 
 import msgspec
 
@@ -62,8 +61,7 @@ def unfused(graph: ModelGraph, *, scales_scores: bool = False) -> ModelGraph:
     autocast = bool(graph.target)  # which an eager graph has where autocast was entered
 
     def rewrite(ops: tuple[Op, ...], *, at_one: bool) -> tuple[Op, ...]:
-        how = _Parts(at_one, autocast, scales_scores)
-        return tuple(part for op in ops for part in _parts_of(op, how))
+        return tuple(part for op in ops for part in _parts_of(op, at_one, autocast, scales_scores))
 
     ops = (*graph.ops, *(graph.ops_at_one or ()))
     if not any(_FUSED in name for name in {op.name for op in ops}) or not any(map(_is_fused, ops)):
@@ -86,15 +84,7 @@ def itemsize(op: Op) -> int:
     return _ELEMENT_BYTES.get(op.dtype, 4)
 
 
-class _Parts(NamedTuple):
-    """How attention is computed in parts: for one sample, under autocast, with the scores scaled."""
-
-    at_one: bool
-    autocast: bool
-    scales_scores: bool
-
-
-def _parts_of(op: Op, how: _Parts) -> Iterator[Op]:
+def _parts_of(op: Op, at_one: bool, autocast: bool, scales_scores: bool) -> Iterator[Op]:
     """The ops that did the work of one call of attention; any other op as it is.
 
     Heads lie beside each other in queries, keys and values. A batch of several is copied to where the products want it,
@@ -107,13 +97,13 @@ def _parts_of(op: Op, how: _Parts) -> Iterator[Op]:
     queries, keys = (heads * op.dims[rows] * head_dim for rows in ("queries", "keys"))
     scores = heads * op.dims["queries"] * op.dims["keys"]
     masked = bool(op.dims.get("masked", Affine(0)).constant)
-    scales_scores = how.scales_scores and not masked
+    scales_scores = scales_scores and not masked
     scaled = elementwise(op, "mul", "elementwise.mul", scores if scales_scores else queries)
     scaled = msgspec.structs.replace(scaled, **op.calls._asdict())
     if not scales_scores:
         yield scaled
     yield view(op, "transpose", "view.transpose")
-    if how.at_one:
+    if at_one:
         yield _product(op, "matmul", "keys", "head_dim")
     else:
         yield view(op, "expand", "view.expand")
@@ -126,8 +116,8 @@ def _parts_of(op: Op, how: _Parts) -> Iterator[Op]:
         yield scaled
     if masked:
         yield elementwise(op, "add", "elementwise.add", scores)
-    yield from _softmax(op, scores, {"rows": heads * op.dims["queries"], "cols": op.dims["keys"]}, how.autocast)
-    if how.at_one:
+    yield from _softmax(op, scores, {"rows": heads * op.dims["queries"], "cols": op.dims["keys"]}, autocast)
+    if at_one:
         yield _product(op, "matmul", "head_dim", "keys")
     else:
         yield view(op, "expand", "view.expand")
@@ -206,29 +196,19 @@ def _kernel(
 
 
 IMAGE_CHANNELS = 4  # a convolution of at most so many inputs reads an image, whose channels a wider model leaves alone
-
-
-class _Growth(NamedTuple):
-    """How the work of a family follows the width: exponents of its multiply-adds and weights, and which dims grow."""
-
-    macs: int
-    weights: int
-    dims: tuple[str, ...]
-
-
-_PRODUCT = _Growth(2, 2, ("n", "k"))
+# How the work of a family follows the width: exponent of its multiply-adds and weights, and which dims grow.
 _CHANNELS = ("c_in", "c_out")
-GROWTHS: dict[str, _Growth] = {
-    "gemm": _PRODUCT,
-    "bmm": _Growth(1, 1, ("batch",)),
-    **dict.fromkeys(("conv", "conv_grouped", "conv_transpose"), _Growth(2, 2, _CHANNELS)),
-    "conv_depthwise": _Growth(1, 1, (*_CHANNELS, "groups")),
-    "attention": _Growth(1, 1, ("heads",)),
-    "rnn": _Growth(2, 2, ("hidden", "inputs")),
-    **dict.fromkeys(("batch_norm", "pooling"), _Growth(1, 1, ("channels",))),
-    **dict.fromkeys(("norm", "index", "embedding", "fft"), _Growth(1, 1, ("cols",))),
-    **dict.fromkeys(("softmax", "reduction"), _Growth(1, 1, ("rows",))),
-    **dict.fromkeys(("elementwise", "copy", "cat", "other"), _Growth(1, 1, ("numel",))),
+GROWTHS: dict[str, tuple[int, tuple[str, ...]]] = {
+    "gemm": (2, ("n", "k")),
+    "bmm": (1, ("batch",)),
+    **dict.fromkeys(("conv", "conv_grouped", "conv_transpose"), (2, _CHANNELS)),
+    "conv_depthwise": (1, (*_CHANNELS, "groups")),
+    "attention": (1, ("heads",)),
+    "rnn": (2, ("hidden", "inputs")),
+    **dict.fromkeys(("batch_norm", "pooling"), (1, ("channels",))),
+    **dict.fromkeys(("norm", "index", "embedding", "fft"), (1, ("cols",))),
+    **dict.fromkeys(("softmax", "reduction"), (1, ("rows",))),
+    **dict.fromkeys(("elementwise", "copy", "cat", "other"), (1, ("numel",))),
 }
 _INTEGERS = ("int", "uint", "bool")
 
@@ -249,19 +229,19 @@ def widened(graph: ModelGraph, factor: float) -> ModelGraph:
 
 
 def _wide(op: Op, factor: float) -> Op:
-    growth = GROWTHS.get(root(op.family))
-    if growth is None or op.dtype.startswith(_INTEGERS):
+    if root(op.family) not in GROWTHS or op.dtype.startswith(_INTEGERS):
         return op
-    first = growth.macs == 2 and "c_in" in op.dims and op.dims["c_in"].constant <= IMAGE_CHANNELS
-    power = 1 if first else growth.macs
+    power, growing = GROWTHS[root(op.family)]
+    first = power == 2 and "c_in" in op.dims and op.dims["c_in"].constant <= IMAGE_CHANNELS
+    grown = factor if first else factor**power
     return msgspec.structs.replace(
         op,
         dims={
-            name: _times(size, factor) if name in growth.dims and not (first and name == "c_in") else size
+            name: _times(size, factor) if name in growing and not (first and name == "c_in") else size
             for name, size in op.dims.items()
         },
-        macs=_times(op.macs, factor**power),
-        weight_bytes=_times(op.weight_bytes, factor ** (1 if first else growth.weights)),
+        macs=_times(op.macs, grown),
+        weight_bytes=_times(op.weight_bytes, grown),
         read_bytes=op.read_bytes if first else _times(op.read_bytes, factor),
         write_bytes=_times(op.write_bytes, factor),
         live_bytes=_times(op.live_bytes, factor),

@@ -50,7 +50,6 @@ DIMS: dict[str, tuple[str, ...]] = {
     "other": ("numel",),
 }
 MAY_LACK = frozenset({"matrices"})  # dimensions that are 0 where a formula does not give them
-_LEAST_DIMS = DIMS | {"copy": ("numel", "run")}
 
 
 def parent(name: str) -> str | None:
@@ -117,29 +116,32 @@ _LEAF = {
 }
 
 
-def host_class(op: str, family: str, nested: bool = False) -> str:
-    """Dispatch class of an op that launches a kernel of `family`.
+def host_class(op: str, family: str) -> str:
+    """Dispatch class of an op that launches a kernel of `family`; "sync" is that of one that makes the host wait.
 
-    >>> host_class("add_", "elementwise.add"), host_class("conv2d", "conv_depthwise")
-    ('elementwise.add', 'conv.conv2d')
+    >>> host_class("add_", "elementwise.add"), host_class("conv2d", "conv_depthwise"), host_class("equal", "sync")
+    ('elementwise.add', 'conv.conv2d', 'sync.equal')
     """
     general = root(family)
-    return _join(_GENERAL.get(general, general), op, nested)
+    return f"{_GENERAL.get(general, general)}.{_LEAF.get(op, op.rstrip('_'))}"
 
 
-def no_launch_class(op: str, view: bool, nested: bool = False) -> str:
+def no_launch_class(op: str, view: bool) -> str:
     """Dispatch class of an op that launches nothing.
 
     >>> no_launch_class("transpose", view=True), no_launch_class("empty", view=False)
     ('view.transpose', 'factory.empty')
     """
-    general = "factory" if op in _FACTORIES else "free" if op in FREE else "view" if view else "free"
-    return _join(general, op, nested)
+    return host_class(op, "factory" if op in _FACTORIES else "view" if view and op not in FREE else "free")
 
 
-def sync_class(op: str, nested: bool = False) -> str:
-    """Dispatch class of an op that makes the host wait for the device."""
-    return _join("sync", op, nested)
+def nested_class(name: str) -> str:
+    """Dispatch class of an op that another op issues, rather than Python.
+
+    >>> nested_class("bmm.bmm")
+    'bmm.nested.bmm'
+    """
+    return name.replace(".", ".nested.", 1)
 
 
 @cache
@@ -153,11 +155,6 @@ def kind_of(name: str) -> str:
     while len(parts) > 1 and parts[0] in _RUNTIMES_OWN:
         del parts[0]
     return parts[0]
-
-
-def _join(general: str, op: str, nested: bool) -> str:
-    leaf = _LEAF.get(op, op.rstrip("_"))
-    return f"{general}.nested.{leaf}" if nested else f"{general}.{leaf}"
 
 
 Formula = Callable[..., "Work"]
@@ -193,17 +190,8 @@ class Work(NamedTuple):
     launches: int = 1
 
 
-class _Registry:
-    def __init__(self) -> None:
-        self.formulas: dict[str, Formula] = {}
-        self.generation = 0
-
-    def add(self, name: str, formula: Formula) -> None:
-        self.formulas[name] = formula
-        self.generation += 1
-
-
-_REGISTRY = _Registry()
+_FORMULAS: dict[str, Formula] = {}
+_REGISTERED: list[str] = []  # names in the order of their registrations
 
 
 def cost(*names: str) -> Callable[[F], F]:
@@ -239,7 +227,8 @@ def cost(*names: str) -> Callable[[F], F]:
 
     def register(formula: F) -> F:
         for name in names:
-            _REGISTRY.add(name, formula)
+            _FORMULAS[name] = formula
+            _REGISTERED.append(name)
         return formula
 
     return register
@@ -247,15 +236,15 @@ def cost(*names: str) -> Callable[[F], F]:
 
 def formula_of(name: str) -> Formula | None:
     """The formula of an op, or of the op that it is the in-place form of; None when nobody gave one."""
-    formula = _REGISTRY.formulas.get(name)
+    formula = _FORMULAS.get(name)
     if formula is None and name.endswith("_"):
-        formula = _REGISTRY.formulas.get(name.rstrip("_"))
+        formula = _FORMULAS.get(name.rstrip("_"))
     return formula
 
 
 def generation() -> int:
     """A number that changes whenever a formula is registered, so that caches of their results can tell."""
-    return _REGISTRY.generation
+    return len(_REGISTERED)
 
 
 def checked(work: Any, name: str) -> Work:
@@ -268,8 +257,8 @@ def checked(work: Any, name: str) -> Work:
         raise UsageError(
             f"the cost formula of {name} names the unknown family {work.family!r}; known families: {known}"
         )
-    given = tuple(work.dims)
-    if given not in (expected, _LEAST_DIMS[root(work.family)]):
+    given, needed = tuple(work.dims), tuple(dim for dim in expected if dim not in MAY_LACK)
+    if given not in (expected, needed):
         raise UsageError(f"the cost formula of {name} gives dims {given}; {work.family!r} needs {expected}")
     return work
 
@@ -285,12 +274,10 @@ class Tensor(Protocol):
 
 
 def numel(tensor: Tensor) -> int:
-    """Number of elements."""
     return prod(tensor.shape)
 
 
 def nbytes(tensor: Tensor) -> int:
-    """Bytes of all elements."""
     return prod(tensor.shape) * int(tensor.dtype.itemsize)
 
 

@@ -7,6 +7,7 @@ are picked count as read, each time they are picked.
 from __future__ import annotations
 
 from collections.abc import Sequence
+from functools import partial
 from itertools import zip_longest
 from math import prod
 from typing import Any
@@ -29,15 +30,13 @@ from latpred.ops.families import (
 
 def elementwise(kind: str) -> Formula:
     """Formula of an elementwise op; `operands` counts the tensors as large as the result that it reads."""
-    family = f"elementwise.{kind}"
+    return partial(_elementwise, f"elementwise.{kind}")
 
-    def formula(*args: Any, out: Any, **options: Any) -> Work:
-        size = numel(first(out))
-        tensors = [value for value in (*args, *options.values()) if is_tensor(value)]
-        operands = sum(numel(tensor) == size for tensor in tensors)
-        return Work(family, {"numel": size, "operands": operands})
 
-    return formula
+def _elementwise(family: str, *args: Any, out: Any, **options: Any) -> Work:
+    size = numel(first(out))
+    tensors = [value for value in (*args, *options.values()) if is_tensor(value)]
+    return Work(family, {"numel": size, "operands": sum(numel(tensor) == size for tensor in tensors)})
 
 
 # Elementwise ops that torch does not tag as pointwise.
@@ -50,16 +49,13 @@ for _name in UNTAGGED:
     cost(f"aten::{_name}")(elementwise(_name))
 
 
-@cost("aten::fill_", "aten::zero_", "aten::fill", "aten::zero")
-def fill(self: Any, *_: Any, out: Any) -> Work:
-    """Overwritten without being read."""
-    return Work("elementwise.fill", {"numel": numel(self), "operands": 0}, reads={0: 0})
+def _overwritten(kind: str, self: Any, *_: Any, out: Any, **__: Any) -> Work:
+    return Work(f"elementwise.{kind}", {"numel": numel(self), "operands": 0}, reads={0: 0})
 
 
-@cost("aten::uniform_", "aten::normal_", "aten::bernoulli_", "aten::random_", "aten::exponential_")
-def random(self: Any, *_: Any, out: Any, **__: Any) -> Work:
-    """Overwritten with random numbers."""
-    return Work("elementwise.random", {"numel": numel(self), "operands": 0}, reads={0: 0})
+cost("aten::fill_", "aten::zero_", "aten::fill", "aten::zero")(partial(_overwritten, "fill"))
+for _name in ("uniform_", "normal_", "bernoulli_", "random_", "exponential_"):
+    cost(f"aten::{_name}")(partial(_overwritten, "random"))
 
 
 @cost("aten::glu")
@@ -78,52 +74,33 @@ def _norm(kind: str, tensor: Tensor, cols: int) -> Work:
     return Work(f"norm.{kind}", {"rows": numel(tensor) // cols if cols else 0, "cols": cols})
 
 
-@cost("aten::layer_norm", "aten::native_layer_norm")
-def layer_norm(input: Tensor, normalized_shape: Sequence[int], *_: Any, out: Any) -> Work:
-    """Statistics over the trailing dimensions."""
-    return _norm("layer_norm", input, prod(normalized_shape))
+def _over_trailing(kind: str, input: Tensor, normalized_shape: Sequence[int], *_: Any, out: Any) -> Work:
+    return _norm(kind, input, prod(normalized_shape))
 
 
-@cost("aten::rms_norm", "aten::_fused_rms_norm")
-def rms_norm(input: Tensor, normalized_shape: Sequence[int], *_: Any, out: Any) -> Work:
-    """Root mean square over the trailing dimensions."""
-    return _norm("rms_norm", input, prod(normalized_shape))
+cost("aten::layer_norm", "aten::native_layer_norm")(partial(_over_trailing, "layer_norm"))
+cost("aten::rms_norm", "aten::_fused_rms_norm")(partial(_over_trailing, "rms_norm"))
 
 
 @cost("aten::group_norm")
 def group_norm(input: Tensor, num_groups: int, *_: Any, out: Any) -> Work:
-    """Statistics over each group of channels."""
     return _norm("group_norm", input, numel(input) // (input.shape[0] * num_groups))
 
 
 @cost("aten::instance_norm")
 def instance_norm(input: Tensor, *_: Any, out: Any) -> Work:
-    """Statistics over each channel of each sample."""
     return _norm("instance_norm", input, prod(input.shape[2:]))
 
 
 @cost(
-    "aten::batch_norm",
-    "aten::native_batch_norm",
-    "aten::_native_batch_norm_legit_no_training",
-    "aten::cudnn_batch_norm",
-    "aten::_batch_norm_impl_index",
+    *("aten::batch_norm", "aten::native_batch_norm", "aten::_native_batch_norm_legit_no_training"),
+    *("aten::cudnn_batch_norm", "aten::_batch_norm_impl_index"),
 )
-def batch_norm(
-    input: Tensor,
-    weight: Tensor | None = None,
-    bias: Tensor | None = None,
-    running_mean: Tensor | None = None,
-    running_var: Tensor | None = None,
-    training: Any = False,
-    *_: Any,
-    out: Any,
-    **__: Any,
-) -> Work:
+def batch_norm(input: Tensor, *rest: Any, out: Any, **_: Any) -> Work:
     """Scale and shift by running statistics; where weights are standardised, by those of the values themselves."""
     dims = {"batch": input.shape[0], "channels": input.shape[1], "spatial": prod(input.shape[2:])}
-    # One overload has no such flag, and a number in its place.
-    return Work("batch_norm.training" if training is True else "batch_norm", dims)
+    training = len(rest) > 4 and rest[4] is True  # one overload has no such flag, and a number in its place
+    return Work("batch_norm.training" if training else "batch_norm", dims)
 
 
 def _across(self: Tensor, dim: int) -> str:
@@ -138,21 +115,17 @@ def _across(self: Tensor, dim: int) -> str:
     return ".across.ragged" if inner % 16 else ".across"
 
 
-def _softmax(kind: str) -> Any:
-    def formula(self: Tensor, dim: int, *_: Any, out: Any, **__: Any) -> Work:
-        rows, cols = rows_of(self, dim)
-        return Work(f"softmax.{kind}{_across(self, dim)}", {"rows": rows, "cols": cols})
-
-    return formula
+def _softmax(kind: str, self: Tensor, dim: int, *_: Any, out: Any, **__: Any) -> Work:
+    rows, cols = rows_of(self, dim)
+    return Work(f"softmax.{kind}{_across(self, dim)}", {"rows": rows, "cols": cols})
 
 
-cost("aten::softmax", "aten::_softmax", "aten::_safe_softmax")(_softmax("softmax"))
-cost("aten::log_softmax", "aten::_log_softmax")(_softmax("log_softmax"))
+cost("aten::softmax", "aten::_softmax", "aten::_safe_softmax")(partial(_softmax, "softmax"))
+cost("aten::log_softmax", "aten::_log_softmax")(partial(_softmax, "log_softmax"))
 
 
 @cost("aten::_masked_softmax")
 def masked_softmax(self: Tensor, mask: Tensor, dim: int | None = None, *_: Any, out: Any) -> Work:
-    """Softmax with the mask applied on the way."""
     rows, cols = rows_of(self, -1 if dim is None else dim)
     return Work("softmax.masked", {"rows": rows, "cols": cols})
 
@@ -164,15 +137,10 @@ def weight_norm(v: Tensor, g: Tensor, dim: int = 0, *, out: Any) -> Work:
     return Work("norm.weight_norm", {"rows": rows, "cols": numel(v) // rows})
 
 
-def reduction(kind: str) -> Formula:
-    """Formula of an op whose every result stands for `cols` elements; places beside values take ten times as long."""
-    family = f"reduction.{_SAME_CODE.get(kind, kind)}"
-
-    def formula(self: Tensor, *_: Any, out: Any, **__: Any) -> Work:
-        rows, places = numel(first(out)), ".dim" if family.endswith(".max") and out is not first(out) else ""
-        return Work(family + places, {"rows": rows, "cols": numel(self) // rows if rows else 0})
-
-    return formula
+def _reduction(kind: str, self: Tensor, *_: Any, out: Any, **__: Any) -> Work:
+    """Every result stands for `cols` elements; places beside values take ten times as long."""
+    rows, places = numel(first(out)), ".dim" if kind == "max" and out is not first(out) else ""
+    return Work(f"reduction.{kind}{places}", {"rows": rows, "cols": numel(self) // rows if rows else 0})
 
 
 REDUCTIONS = (
@@ -183,24 +151,21 @@ REDUCTIONS = (
 )
 _SAME_CODE = {"min": "max", "amin": "amax", "all": "any", "std": "var", "var_mean": "var", "std_mean": "var"}
 for _name in REDUCTIONS:
-    cost(f"aten::{_name}")(reduction(_name))
+    cost(f"aten::{_name}")(partial(_reduction, _SAME_CODE.get(_name, _name)))
 
 
-def _sort(kind: str) -> Formula:
-    def formula(self: Tensor, *args: Any, out: Any, dim: int | None = None, **_: Any) -> Work:
-        position = 1 if kind in ("topk", "kthvalue") else 0
-        integers = [value for value in args if isinstance(value, int) and not isinstance(value, bool)]
-        if kind == "multinomial":
-            integers = []  # how many are drawn, along the last dimension
-        along = dim if dim is not None else integers[position] if len(integers) > position else -1
-        rows, cols = rows_of(self, along)
-        return Work(f"sort.{kind}", {"rows": rows, "cols": cols})
-
-    return formula
+def _sort(kind: str, self: Tensor, *args: Any, out: Any, dim: int | None = None, **_: Any) -> Work:
+    position = 1 if kind in ("topk", "kthvalue") else 0
+    integers = [value for value in args if isinstance(value, int) and not isinstance(value, bool)]
+    if kind == "multinomial":
+        integers = []  # how many are drawn, along the last dimension
+    along = dim if dim is not None else integers[position] if len(integers) > position else -1
+    rows, cols = rows_of(self, along)
+    return Work(f"sort.{kind}", {"rows": rows, "cols": cols})
 
 
 for _name in ("sort", "argsort", "topk", "kthvalue", "msort", "searchsorted", "bucketize", "multinomial"):
-    cost(f"aten::{_name}")(_sort(_name))
+    cost(f"aten::{_name}")(partial(_sort, _name))
 
 
 @cost("aten::unique", "aten::_unique2", "aten::unique_dim", "aten::unique_consecutive", "aten::nonzero")
@@ -209,24 +174,17 @@ def distinct(self: Tensor, *_: Any, out: Any, **__: Any) -> Work:
     return Work("sort.unique", {"rows": 1, "cols": numel(self)})
 
 
-def _fft(kind: str) -> Formula:
-    def formula(self: Tensor, dim: int | Sequence[int] = -1, *_: Any, out: Any, **__: Any) -> Work:
-        dims = [dim] if isinstance(dim, int) else dim
-        cols = prod(self.shape[d] for d in dims)
-        return Work(f"fft.{kind}", {"rows": numel(self) // cols if cols else 0, "cols": cols})
-
-    return formula
+def _fft(kind: str, self: Tensor, dim: int | Sequence[int] = -1, *_: Any, out: Any, **__: Any) -> Work:
+    cols = prod(self.shape[one] for one in ([dim] if isinstance(dim, int) else dim))
+    return Work(f"fft.{kind}", {"rows": numel(self) // cols if cols else 0, "cols": cols})
 
 
-cost("aten::_fft_c2c")(_fft("c2c"))
-cost("aten::_fft_r2c")(_fft("r2c"))
-cost("aten::_fft_c2r")(_fft("c2r"))
+for _name in ("c2c", "r2c", "c2r"):
+    cost(f"aten::_fft_{_name}")(partial(_fft, _name))
 
 
-def _work(kind: str, out: Tensor, spatial: int, window: int) -> Work:
-    shape = list(out.shape)
-    lead = shape[:-spatial]
-    plane = shape[-spatial:]
+def _pooling(kind: str, out: Tensor, spatial: int, window: int) -> Work:
+    lead, plane = out.shape[:-spatial], out.shape[-spatial:]
     dims = {
         "batch": prod(lead[:-1]),
         "channels": lead[-1] if lead else 1,
@@ -237,60 +195,47 @@ def _work(kind: str, out: Tensor, spatial: int, window: int) -> Work:
     return Work(f"pooling.{kind}", dims)
 
 
-def _windowed(kind: str, spatial: int) -> Formula:
-    def formula(self: Tensor, kernel_size: Any, *_: Any, out: Any, **__: Any) -> Work:
-        sides = [kernel_size] if isinstance(kernel_size, int) else list(kernel_size)
-        window = sides[0] ** spatial if len(sides) == 1 else prod(sides)
-        return _work(kind + memory_format(self), first(out), spatial, window)
-
-    return formula
+def _windowed(kind: str, spatial: int, self: Tensor, kernel_size: Any, *_: Any, out: Any, **__: Any) -> Work:
+    sides = [kernel_size] if isinstance(kernel_size, int) else list(kernel_size)
+    window = sides[0] ** spatial if len(sides) == 1 else prod(sides)
+    return _pooling(kind + memory_format(self), first(out), spatial, window)
 
 
-def _adaptive(kind: str, spatial: int) -> Formula:
-    def formula(self: Tensor, *_: Any, out: Any, **__: Any) -> Work:
-        y = first(out)
-        window = prod(self.shape[-spatial:]) // max(1, prod(y.shape[-spatial:]))
-        return _work(kind, y, spatial, max(1, window))
-
-    return formula
+def _adaptive(kind: str, spatial: int, self: Tensor, *_: Any, out: Any, **__: Any) -> Work:
+    y = first(out)
+    window = prod(self.shape[-spatial:]) // max(1, prod(y.shape[-spatial:]))
+    return _pooling(f"adaptive_{kind}", y, spatial, max(1, window))
 
 
 for _n in (1, 2, 3):
     # A CPU has a kernel for max_pool1d that keeps no indices; it is many times as fast as that of all others.
-    cost(f"aten::max_pool{_n}d")(_windowed("max.1d" if _n == 1 else "max", _n))
-    cost(f"aten::max_pool{_n}d_with_indices")(_windowed("max", _n))
-    cost(f"aten::avg_pool{_n}d")(_windowed("avg", _n))
-    cost(f"aten::adaptive_avg_pool{_n}d", f"aten::_adaptive_avg_pool{_n}d")(_adaptive("adaptive_avg", _n))
-    cost(f"aten::adaptive_max_pool{_n}d")(_adaptive("adaptive_max", _n))
+    cost(f"aten::max_pool{_n}d")(partial(_windowed, "max.1d" if _n == 1 else "max", _n))
+    cost(f"aten::max_pool{_n}d_with_indices")(partial(_windowed, "max", _n))
+    cost(f"aten::avg_pool{_n}d")(partial(_windowed, "avg", _n))
+    cost(f"aten::adaptive_avg_pool{_n}d", f"aten::_adaptive_avg_pool{_n}d")(partial(_adaptive, "avg", _n))
+    cost(f"aten::adaptive_max_pool{_n}d")(partial(_adaptive, "max", _n))
 
 
-def _upsample(kind: str, spatial: int, taps: int) -> Formula:
-    def formula(self: Tensor, *_: Any, out: Any, **__: Any) -> Work:
-        work = _work(kind + memory_format(self), first(out), spatial, taps)
-        return work._replace(reads={0: min(nbytes(self), taps * nbytes(first(out)))})
-
-    return formula
+def _sampled(kind: str, spatial: int, taps: int, self: Tensor, *_: Any, out: Any, **__: Any) -> Work:
+    work = _pooling(kind + memory_format(self), first(out), spatial, taps)
+    return work._replace(reads={0: min(nbytes(self), taps * nbytes(first(out)))})
 
 
 for _n, _mode, _taps in ((1, "linear", 2), (2, "bilinear", 4), (3, "trilinear", 8), (2, "bicubic", 16)):
-    cost(f"aten::upsample_{_mode}{_n}d", f"aten::_upsample_{_mode}{_n}d_aa")(_upsample(f"upsample_{_mode}", _n, _taps))
+    _formula = partial(_sampled, f"upsample_{_mode}", _n, _taps)
+    cost(f"aten::upsample_{_mode}{_n}d", f"aten::_upsample_{_mode}{_n}d_aa")(_formula)
 for _n in (1, 2, 3):
-    cost(f"aten::upsample_nearest{_n}d", f"aten::_upsample_nearest_exact{_n}d")(_upsample("upsample_nearest", _n, 1))
-cost("aten::grid_sampler", "aten::grid_sampler_2d", "aten::grid_sampler_3d")(_upsample("grid_sample", 2, 4))
+    _formula = partial(_sampled, "upsample_nearest", _n, 1)
+    cost(f"aten::upsample_nearest{_n}d", f"aten::_upsample_nearest_exact{_n}d")(_formula)
+cost("aten::grid_sampler", "aten::grid_sampler_2d", "aten::grid_sampler_3d")(partial(_sampled, "grid_sample", 2, 4))
 
 
 def copy(source: Any, out: Any) -> Work:
     """A copy: a cast, a straight copy, or one that gathers `run` elements at a time."""
-    size = numel(out)
-    if source.dtype != out.dtype:
-        kind = "cast"
-    elif tuple(source.shape) == tuple(out.shape) and tuple(source.stride()) == tuple(out.stride()):
-        return Work("copy.contiguous", {"numel": size, "run": size})
-    else:
-        kind = "strided"
-    run = min(size, run_length(source.shape, source.stride()))
-    if kind == "strided" and run >= size:
-        kind = "contiguous"
+    size, casts = numel(out), source.dtype != out.dtype
+    alike = tuple(source.shape) == tuple(out.shape) and tuple(source.stride()) == tuple(out.stride())
+    run = size if alike and not casts else min(size, run_length(source.shape, source.stride()))
+    kind = "cast" if casts else "contiguous" if run >= size else "strided"
     return Work(f"copy.{kind}", {"numel": size, "run": run})
 
 
@@ -307,18 +252,12 @@ def clone(self: Any, *_: Any, out: Any, **__: Any) -> Work:
 @cost("aten::copy_")
 def copy_into(self: Any, src: Any, *_: Any, out: Any) -> Work:
     """Overwrites `self`, which is not read."""
-    family, dims, *_rest = copy(src, self)
-    return Work(family, dims, reads={0: 0})
+    return copy(src, self)._replace(reads={0: 0})
 
 
-def moved(kind: str) -> Formula:
-    """Formula of an op that places each element of its result by a pattern."""
-    family = f"copy.{kind}"
-
-    def formula(self: Any, *_: Any, out: Any, **__: Any) -> Work:
-        return Work(family, {"numel": numel(out), "run": out.shape[-1] if len(out.shape) else 1})
-
-    return formula
+def _moved(kind: str, *_: Any, out: Any, **__: Any) -> Work:
+    """Each element of the result is placed by a pattern."""
+    return Work(f"copy.{kind}", {"numel": numel(out), "run": out.shape[-1] if len(out.shape) else 1})
 
 
 for _name in (
@@ -326,7 +265,7 @@ for _name in (
     *("roll", "flip", "repeat", "tile", "pixel_shuffle", "pixel_unshuffle", "channel_shuffle", "im2col", "col2im"),
     *("slice_scatter", "select_scatter", "diagonal_scatter", "slice_backward", "diag_embed", "rot90"),
 ):
-    cost(f"aten::{_name}")(moved(_name))
+    cost(f"aten::{_name}")(partial(_moved, _name))
 
 
 @cost("aten::pad")
@@ -336,18 +275,16 @@ def pad(self: Any, pad: Sequence[int], mode: str = "constant", *_: Any, out: Any
     A CPU takes four times as long again to mirror lines as to mirror maps.
     """
     line = ".1d" if len(pad) == 2 and mode == "reflect" else ""
-    return moved("pad" if mode == "constant" else f"pad.{mode}{line}")(self, out=out)
+    return _moved("pad" if mode == "constant" else f"pad.{mode}{line}", out=out)
 
 
 @cost("aten::cat", "aten::concat", "aten::stack", "aten::hstack", "aten::vstack", "aten::dstack", "aten::block_diag")
 def cat(tensors: Sequence[Tensor], *_: Any, out: Tensor, **__: Any) -> Work:
-    """Several tensors written behind each other."""
     return Work("cat", {"numel": numel(out), "parts": len(tensors)})
 
 
 @cost("aten::embedding")
 def embedding(weight: Tensor, indices: Tensor, *_: Any, out: Tensor) -> Work:
-    """One row of the table for each index."""
     return Work("embedding", {"rows": numel(indices), "cols": weight.shape[-1]}, reads={0: nbytes(out)})
 
 
@@ -373,43 +310,38 @@ def index(self: Tensor, indices: Sequence[Tensor | None], *, out: Tensor) -> Wor
 
 @cost("aten::index_select")
 def index_select(self: Tensor, dim: int, indices: Tensor, *, out: Tensor) -> Work:
-    """Whole slices along a dimension."""
     rows = numel(indices)
     return Work("index.select", {"rows": rows, "cols": numel(out) // rows if rows else 0}, reads={0: nbytes(out)})
 
 
 @cost("aten::gather", "aten::take_along_dim", "aten::take", "aten::masked_select")
 def gather(self: Tensor, *_: Any, out: Tensor, **__: Any) -> Work:
-    """Single elements."""
     return Work("index.gather", {"rows": numel(out), "cols": 1}, reads={0: nbytes(out)})
 
 
 @cost("aten::repeat_interleave")
 def repeat_interleave(self: Tensor, *_: Any, out: Tensor, **__: Any) -> Work:
-    """Each row several times."""
     return Work("index.repeat", {"rows": numel(out), "cols": 1})
 
 
-def _placed(inplace: bool) -> Formula:
-    def formula(self: Tensor, *args: Any, out: Any, **_: Any) -> Work:
-        indices = next((a for a in args if hasattr(a, "shape")), None)
-        listed = next((a for a in args if isinstance(a, (list, tuple))), ())
-        sizes = [numel(i) for i in listed if i is not None] or [numel(indices) if indices is not None else numel(self)]
-        rows = max(sizes)
-        touched = rows * int(self.dtype.itemsize)
-        dims = {"rows": rows, "cols": 1}
-        if inplace:
-            return Work("index.put", dims, reads={0: 0}, writes=touched)
-        return Work("index.put", dims)
+def _put(self: Tensor, *args: Any, out: Any, **_: Any) -> Work:
+    """Single elements placed in a copy."""
+    indices = next((a for a in args if hasattr(a, "shape")), None)
+    listed = next((a for a in args if isinstance(a, (list, tuple))), ())
+    sizes = [numel(i) for i in listed if i is not None] or [numel(indices) if indices is not None else numel(self)]
+    return Work("index.put", {"rows": max(sizes), "cols": 1})
 
-    return formula
+
+def _put_in_place(self: Tensor, *args: Any, out: Any, **options: Any) -> Work:
+    work = _put(self, *args, out=out, **options)
+    return work._replace(reads={0: 0}, writes=work.dims["rows"] * int(self.dtype.itemsize))
 
 
 for _name in ("index_put", "_index_put_impl", "scatter", "scatter_add", "scatter_reduce", "index_add", "index_copy"):
-    cost(f"aten::{_name}_")(_placed(inplace=True))
-    cost(f"aten::{_name}")(_placed(inplace=False))
-cost("aten::index_fill_", "aten::masked_scatter_", "aten::put_")(_placed(inplace=True))
-cost("aten::index_fill", "aten::masked_scatter")(_placed(inplace=False))
+    cost(f"aten::{_name}_")(_put_in_place)
+    cost(f"aten::{_name}")(_put)
+cost("aten::index_fill_", "aten::masked_scatter_", "aten::put_")(_put_in_place)
+cost("aten::index_fill", "aten::masked_scatter")(_put)
 
 
 @cost("aten::one_hot")

@@ -6,10 +6,11 @@ Convolutions are dense, grouped, depthwise or transposed, in one to three dimens
 from __future__ import annotations
 
 from collections.abc import Sequence
+from functools import partial
 from math import prod
 from typing import Any
 
-from latpred.ops.families import CONV_DIMS, Tensor, Work, cost, first, lies_in_rows, memory_format, numel, pair
+from latpred.ops.families import CONV_DIMS, DIMS, Tensor, Work, cost, first, lies_in_rows, memory_format, numel, pair
 
 
 def gemm(m: int, n: int, k: int, family: str = "gemm") -> Work:
@@ -24,52 +25,35 @@ def bmm(batch: int, m: int, n: int, k: int) -> Work:
 
 @cost("aten::linear")
 def linear(input: Tensor, weight: Tensor, bias: Tensor | None = None, *, out: Any) -> Work:
-    """`input @ weight.T + bias`."""
     k = weight.shape[-1]
     n = weight.shape[0] if len(weight.shape) == 2 else 1
     return gemm(numel(input) // k if k else 0, n, k)
 
 
-@cost("aten::mm", "aten::_int_mm", "aten::_scaled_mm")
-def mm(self: Tensor, mat2: Tensor, *_: Any, out: Any, **__: Any) -> Work:
-    """Plain matrix product."""
-    return gemm(self.shape[0], mat2.shape[1], self.shape[1])
+def _product(place: int, *args: Any, out: Any, **_: Any) -> Work:
+    """The product of two matrices, or of as many as two batches have, from some argument on."""
+    *batch, m, k = args[place].shape
+    n = args[place + 1].shape[-1]
+    return bmm(prod(batch), m, n, k) if batch else gemm(m, n, k)
 
 
-@cost("aten::addmm", "aten::_addmm_activation")
-def addmm(self: Tensor, mat1: Tensor, mat2: Tensor, *, out: Any, **_: Any) -> Work:
-    """`beta * self + alpha * mat1 @ mat2`."""
-    return gemm(mat1.shape[0], mat2.shape[1], mat1.shape[1])
+cost("aten::mm", "aten::_int_mm", "aten::_scaled_mm", "aten::bmm")(partial(_product, 0))
+cost("aten::addmm", "aten::_addmm_activation", "aten::baddbmm", "aten::addbmm")(partial(_product, 1))
 
 
-@cost("aten::mv", "aten::dot", "aten::vdot", "aten::inner")
-def mv(self: Tensor, vec: Tensor, *, out: Any) -> Work:
-    """Matrix or vector times vector."""
-    return gemm(numel(self) // self.shape[-1] if self.shape[-1] else 0, 1, self.shape[-1])
+def _times_vector(place: int, *args: Any, out: Any, **_: Any) -> Work:
+    """A matrix or a vector, at some argument, times a vector."""
+    k = args[place].shape[-1]
+    return gemm(numel(args[place]) // k if k else 0, 1, k)
 
 
-@cost("aten::addmv")
-def addmv(self: Tensor, mat: Tensor, vec: Tensor, *, out: Any, **_: Any) -> Work:
-    """`self + mat @ vec`."""
-    return gemm(mat.shape[0], 1, mat.shape[1])
+cost("aten::mv", "aten::dot", "aten::vdot", "aten::inner")(partial(_times_vector, 0))
+cost("aten::addmv")(partial(_times_vector, 1))
 
 
 @cost("aten::addr", "aten::outer", "aten::ger")
 def outer(*args: Tensor, out: Tensor, **_: Any) -> Work:
-    """Outer product of two vectors."""
     return gemm(out.shape[0], out.shape[1], 1)
-
-
-@cost("aten::bmm")
-def batched(self: Tensor, mat2: Tensor, *_: Any, out: Any) -> Work:
-    """Batched matrix product."""
-    return bmm(self.shape[0], self.shape[1], mat2.shape[2], self.shape[2])
-
-
-@cost("aten::baddbmm", "aten::addbmm")
-def baddbmm(self: Tensor, batch1: Tensor, batch2: Tensor, *, out: Any, **_: Any) -> Work:
-    """Batched matrix product added to a tensor."""
-    return bmm(batch1.shape[0], batch1.shape[1], batch2.shape[2], batch1.shape[2])
 
 
 @cost("aten::matmul")
@@ -100,16 +84,10 @@ def bilinear(input1: Tensor, input2: Tensor, weight: Tensor, *_: Any, out: Tenso
 def attention(query: Tensor, key: Tensor, value: Tensor, masked: bool, causal: bool, *, fused: bool = True) -> Work:
     """Scores and weighted sum. A causal mask is counted in full: only some backends skip the upper half."""
     heads = query.shape[-3] if len(query.shape) > 2 else 1
-    queries, head_dim = query.shape[-2], query.shape[-1]
+    *_, queries, head_dim = query.shape
     keys = key.shape[-2]
-    dims = {
-        "batch": prod(query.shape[:-3]),
-        "heads": heads,
-        "queries": queries,
-        "keys": keys,
-        "head_dim": head_dim,
-        "masked": int(masked),
-    }
+    sizes = (prod(query.shape[:-3]), heads, queries, keys, head_dim, int(masked))
+    dims = dict(zip(DIMS["attention"], sizes, strict=True))
     macs = prod(query.shape[:-1]) * keys * (head_dim + value.shape[-1])
     return Work("attention.causal" if causal else "attention" if fused else "attention.unfused", dims, macs)
 
@@ -143,7 +121,6 @@ def scaled_dot_product_attention(
     "aten::_scaled_dot_product_efficient_attention",
 )
 def named_backend(query: Tensor, key: Tensor, value: Tensor, *rest: Any, out: Any, **options: Any) -> Work:
-    """One backend, called by name."""
     mask = options.get("attn_mask", next((item for item in rest if hasattr(item, "shape")), None))
     return attention(query, key, value, mask is not None, bool(options.get("is_causal", False)))
 
@@ -152,25 +129,14 @@ _GATES = {4: "rnn.lstm", 3: "rnn.gru"}  # libraries run each by code of its own
 
 
 @cost("aten::lstm", "aten::gru", "aten::rnn_tanh", "aten::rnn_relu")
-def recurrent(
-    input: Tensor,
-    hx: Any,
-    params: Sequence[Tensor],
-    has_biases: bool,
-    num_layers: int,
-    dropout: float,
-    train: bool,
-    bidirectional: bool,
-    batch_first: bool = False,
-    *,
-    out: Any,
-) -> Work:
+def recurrent(input: Tensor, hx: Any, params: Sequence[Tensor], *options: Any, out: Any) -> Work:
     """All gates of all steps: every weight matrix meets every element of the sequence once.
 
     The recurrent ones are read again in every step, which waits for the one before. Some libraries lay all of them out
     anew in each call: oneDNN's LSTM does so at 3 GB/s, which is most of a short sequence's time.
     """
-    time = 1 if batch_first and len(input.shape) == 3 else 0
+    _, num_layers, _, _, bidirectional, *batch_first = options
+    time = 1 if any(batch_first) and len(input.shape) == 3 else 0
     steps = input.shape[time]
     batch = numel(input) // (steps * input.shape[-1]) if steps * input.shape[-1] else 0
     matrices = sum(numel(weight) for weight in params if len(weight.shape) == 2)
@@ -239,54 +205,22 @@ def _work(x: Tensor, weight: Tensor, out: Any, stride: int | Sequence[int], grou
     return Work(family, dims, macs)
 
 
-@cost("aten::conv1d", "aten::conv2d", "aten::conv3d")
-def conv(
-    input: Tensor,
-    weight: Tensor,
-    bias: Tensor | None = None,
-    stride: int | Sequence[int] = 1,
-    padding: object = 0,
-    dilation: object = 1,
-    groups: int = 1,
-    *,
-    out: Any,
-) -> Work:
-    """Convolution."""
-    return _work(input, weight, out, stride, groups, transposed=False)
+def _convolved(transposed: bool, input: Tensor, weight: Tensor, *rest: Any, out: Any, **named: Any) -> Work:
+    """The rest is bias, stride, padding, dilation or the padding of a transpose's output, and groups."""
+    stride = rest[1] if len(rest) > 1 else named.get("stride", 1)
+    groups = rest[4] if len(rest) > 4 else named.get("groups", 1)
+    return _work(input, weight, out, stride, groups, transposed)
 
 
-@cost("aten::conv_transpose1d", "aten::conv_transpose2d", "aten::conv_transpose3d")
-def conv_transpose(
-    input: Tensor,
-    weight: Tensor,
-    bias: Tensor | None = None,
-    stride: int | Sequence[int] = 1,
-    padding: object = 0,
-    output_padding: object = 0,
-    groups: int = 1,
-    dilation: object = 1,
-    *,
-    out: Any,
-) -> Work:
-    """Transposed convolution."""
-    return _work(input, weight, out, stride, groups, transposed=True)
+for _n in (1, 2, 3):
+    cost(f"aten::conv{_n}d")(partial(_convolved, False))
+    cost(f"aten::conv_transpose{_n}d")(partial(_convolved, True))
 
 
 @cost("aten::convolution", "aten::_convolution")
-def convolution(
-    input: Tensor,
-    weight: Tensor,
-    bias: Tensor | None,
-    stride: Sequence[int],
-    padding: object,
-    dilation: object,
-    transposed: bool,
-    output_padding: object,
-    groups: int,
-    *_: Any,
-    out: Any,
-) -> Work:
+def convolution(input: Tensor, weight: Tensor, *rest: Any, out: Any) -> Work:
     """The general form that the others are made of."""
+    _, stride, _, _, transposed, _, groups, *_ = rest
     return _work(input, weight, out, stride, groups, transposed)
 
 

@@ -25,7 +25,7 @@ from latpred.ops.families import root
 from latpred.runtimes import StepPerOp
 from latpred.runtimes.base import graph_in, ops_of
 from latpred.runtimes.source import FlatModel, Source, tensors_of
-from latpred.sandbox.own_thread import silenced
+from latpred.sandbox.own_thread import silenced, unhooked
 from latpred.storage import IdentityCache
 from latpred.tracing.inputs import nbytes
 from latpred.tracing.op_record import OpRecord
@@ -267,7 +267,7 @@ def _run(module: Any, inputs: Any, batch: int, keep: Callable[[torch.Tensor], to
             module(*tensors)
     watcher = PassWatcher({})
     recorder = _Interpreted(keep, watcher)
-    with recorder, watcher:
+    with unhooked(), recorder, watcher:
         module(*tensors)
     graph = torch._C._last_executed_optimized_graph()
     ran = len(recorder.records)
@@ -292,14 +292,14 @@ class _Interpreted(TraceRecorder):  # type: ignore[no-untyped-call]
             if func._schema.name in _READS and not isinstance(args[0], torch.Tensor):
                 return args[0]  # a number that the interpreter had put into a tensor, and the host never left
             args = _with_tensors(func, args)
-        if not self._depth:
+        if not self.depth:
             self.calls.append((func._schema.name, len(self.records)))
         return super().__torch_dispatch__(func, types, args, kwargs)
 
     def record(self, record: OpRecord, out: Any) -> Any:
         """As in any trace; what becomes of a new tensor is `keep`'s to say."""
         out = super().record(record, out)
-        return out if record.alias else tree_map_only(torch.Tensor, self._keep, out)
+        return tree_map_only(torch.Tensor, self._keep, out) if record.launches else out
 
 
 def _with_tensors(func: OpOverload[..., Any], args: Sequence[Any]) -> list[Any]:

@@ -111,9 +111,7 @@ def _version(package: str) -> str:
         return ""
 
 
-@cache
-def _distributions() -> dict[str, list[str]]:
-    return dict(metadata.packages_distributions())
+_distributions = cache(metadata.packages_distributions)
 
 
 def digest_of(model: torch.nn.Module) -> str:
@@ -155,7 +153,7 @@ def _functions(values: Iterable[Any]) -> Iterator[FunctionType]:
 
 def _held(function: FunctionType) -> Iterator[Any]:
     """What a function's code, and the code within it, names of the globals; what it was wrapped around."""
-    for name in code_names(function.__code__).names:
+    for name in code_names(function.__code__)[0]:
         if name in function.__globals__:
             yield function.__globals__[name]
     for cell in function.__closure__ or ():

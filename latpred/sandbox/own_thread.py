@@ -1,8 +1,8 @@
 """Changes to the process that only the calling thread sees: silence, and functions replaced.
 
-Users predict beside threads that train, compile, log and print. Python and PyTorch keep warning filters, log handlers
-and the functions of their modules for the whole process; what is put there from here acts on the thread that asked for
-it and passes everybody else through.
+Users predict beside threads that train, compile, log and print. Python and PyTorch keep warning filters, loggers and
+the functions of their modules for the whole process; what is put there from here acts on the thread that asked for it
+and passes everybody else through.
 """
 
 from __future__ import annotations
@@ -14,10 +14,11 @@ import sys
 import threading
 import warnings
 from collections import OrderedDict
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from functools import partial
-from types import CodeType, FunctionType, MethodType
+from itertools import pairwise
+from types import CodeType, FunctionType, MethodType, SimpleNamespace
 from typing import Any
 
 import torch
@@ -26,6 +27,7 @@ from torch.overrides import _pop_mode, _push_mode
 from torch.utils._python_dispatch import _disable_current_modes
 
 _LOCK = threading.Lock()
+_TURN = threading.RLock()
 _INHERITED = object()
 
 
@@ -36,51 +38,23 @@ def silenced() -> Iterator[None]:
     >>> with silenced():
     ...     warnings.warn("nobody hears this")
     """
-    here = _Here()
+    here: Any = SimpleNamespace(thread=threading.get_ident())
+    here.match = lambda _: threading.get_ident() == here.thread
     ignore: Any = ("ignore", here, Warning, None, 0)  # a filter of `warnings` matches whatever its `match` says
     filters: Any = warnings.filters
-    handlers = _handlers()
     with _LOCK:
         filters.insert(0, ignore)
-    for handler in handlers:
-        handler.addFilter(here)
     try:
-        yield
+        with replaced(logging.Logger, "callHandlers", lambda *_: None):
+            yield
     finally:
-        here.over = True
-        for handler in handlers:
-            handler.removeFilter(here)
+        here.thread = None
         with _LOCK:
             # Another thread within `catch_warnings` works on a copy, and puts the original back.
             current: Any = warnings.filters
             for known in (filters, current):
                 if ignore in known:
                     known.remove(ignore)
-
-
-class _Here(logging.Filter):
-    """Matches a warning, and holds back a log record, of the thread that made it."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.over = False
-        self._thread = threading.get_ident()
-
-    def match(self, text: str) -> bool:
-        """Whether a warning is this thread's."""
-        return not self.over and threading.get_ident() == self._thread
-
-    def filter(self, record: logging.LogRecord) -> bool:
-        """Whether a log record is another thread's."""
-        return self.over or threading.get_ident() != self._thread
-
-
-def _handlers() -> list[logging.Handler]:
-    """Everything that writes log records."""
-    loggers = [logging.root, *list(logging.root.manager.loggerDict.values())]
-    handlers = [handler for logger in loggers if isinstance(logger, logging.Logger) for handler in logger.handlers]
-    last = [] if logging.lastResort is None else [logging.lastResort]
-    return list(dict.fromkeys((*handlers, *last)))
 
 
 @contextmanager
@@ -125,8 +99,15 @@ class _Switch:
         mine = self.own.get(threading.get_ident())
         return (mine[-1] if mine else self._usual)(*args, **options)
 
+    def __get__(self, instance: Any, owner: type) -> Any:
+        if not isinstance(self.before, FunctionType):
+            return self
+        mine: Any = self.own.get(threading.get_ident())  # other threads find the method itself, which Dynamo asks for
+        return (mine[-1] if mine else self.before).__get__(instance, owner)
 
-SWITCHING: CodeType = _Switch.__call__.__code__  # runs wherever a function is replaced
+
+# Run wherever a function is replaced.
+SWITCHING: tuple[CodeType, ...] = (_Switch.__call__.__code__, _Switch.__get__.__code__)
 
 
 def running(hooks: OrderedDict[int, Callable[..., Any]]) -> OrderedDict[int, Callable[..., Any]]:
@@ -152,15 +133,12 @@ def _looks_on(hook: Any) -> bool:
 
 def _returns(code: CodeType) -> bool:
     """Whether a function may return anything but None."""
-    steps = list(dis.get_instructions(code))
-    for before, step in zip([None, *steps], steps, strict=False):
-        if step.opname == "RETURN_CONST" and step.argval is not None:
-            return True
-        if step.opname == "RETURN_VALUE" and not (
-            before is not None and before.opname == "LOAD_CONST" and before.argval is None
-        ):
-            return True
-    return False
+    returned = [
+        step if step.opname == "RETURN_CONST" else before
+        for before, step in pairwise(dis.get_instructions(code))
+        if step.opname in ("RETURN_CONST", "RETURN_VALUE")
+    ]
+    return any(step.opname not in ("RETURN_CONST", "LOAD_CONST") or step.argval is not None for step in returned)
 
 
 _MODULE = torch.nn.modules.module
@@ -220,27 +198,23 @@ def _hear_again(hooks: OrderedDict[int, Any], key: int, silent: _Elsewhere) -> N
         hooks[key] = silent.hook
 
 
-def leave_hooks_out(modules: Iterable[torch.nn.Module]) -> None:
-    """Have copies of modules run without the hooks on all modules that only look on, as a counter's."""
-    call = usual_call()
-    if call is not None:
-        for module in modules:
-            module.__dict__["_call_impl"] = MethodType(call, module)
+@contextmanager
+def unhooked() -> Iterator[None]:
+    """Within it, modules of this thread run without the hooks on all modules that only look on, as a counter's.
 
-
-def usual_call() -> Callable[..., Any] | None:
-    """What calls a module, with other hooks on all modules; None where there are none to leave out.
-
-    It is PyTorch's own code, so that nothing else about a call is different.
+    What calls them is PyTorch's own code, so that nothing else about a call is different.
     """
     hooks: dict[str, OrderedDict[int, Any]] = {name: getattr(_MODULE, name) for name in (*_FORWARD, *_BACKWARD)}
     kept = {name: OrderedDict[int, Any]() for name in _BACKWARD}
     for name in _FORWARD:
         kept[name] = running(OrderedDict((key, hook) for key, hook in hooks[name].items() if not _left_out(hook)))
     if kept == hooks:
-        return None
+        yield
+        return
     usual: Any = torch.nn.Module._call_impl
-    return FunctionType(usual.__code__, {**usual.__globals__, **kept}, usual.__name__, usual.__defaults__)
+    call = FunctionType(usual.__code__, {**usual.__globals__, **kept}, usual.__name__, usual.__defaults__)
+    with replaced(torch.nn.Module, "_call_impl", call):
+        yield
 
 
 def _left_out(hook: Any) -> bool:
@@ -275,29 +249,13 @@ def uncompiled() -> Iterator[set[str]]:
 def no_collection() -> Iterator[None]:
     """Keep the garbage collector away for a few milliseconds: what it frees, and when, would be counted as the model's.
 
-    It has one switch for all threads, so the first who asks turns it off and the last who leaves turns it on again.
+    It has one switch for all threads, so those that want it off take turns.
     """
-    with _COLLECTION.lock:
-        if not _COLLECTION.passes:
-            _COLLECTION.enabled_before = gc.isenabled()
-            gc.disable()
-        _COLLECTION.passes += 1
-    try:
-        yield
-    finally:
-        with _COLLECTION.lock:
-            _COLLECTION.passes -= 1
-            if not _COLLECTION.passes and _COLLECTION.enabled_before:
+    with _TURN:
+        enabled = gc.isenabled()
+        gc.disable()
+        try:
+            yield
+        finally:
+            if enabled:
                 gc.enable()
-
-
-class _Collection:
-    """How many passes want no collection, and whether there was any before."""
-
-    def __init__(self) -> None:
-        self.lock = threading.Lock()
-        self.passes = 0
-        self.enabled_before = True
-
-
-_COLLECTION = _Collection()

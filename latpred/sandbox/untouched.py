@@ -1,13 +1,12 @@
 """What a trace leaves untouched: what a model holds is copied, and what its code reaches besides is put back after it.
 
-Modules, containers and objects written in Python are copied without calling anything of theirs, each once, so that what
-was shared stays shared and identity holds among the copies. What becomes of a tensor is the caller's business. Shared
-with the original is what has no copy: files, locks, generators that have started, objects with a finalizer (a copy
-would run it once more), enumerations and sentinels, and whatever holds more than `MOST` objects.
+Modules, containers and objects written in Python are copied without calling anything of theirs, each once, so that
+identity holds among the copies. Shared with the original is what has no copy: files, locks, generators that have
+started, objects with a finalizer (a copy would run it once more), enumerations and sentinels, and whatever holds more
+than `MOST` objects.
 
-A forward pass may also keep what it computes in a variable of its file, on its class, in a closure or in a function's
-`lru_cache`, as tensors without values. So classes and functions of the user's, and those that they name, are put back
-as they were; libraries keep no tensors.
+A forward pass may also keep tensors without values in a variable of its file, on its class, in a closure or in an
+`lru_cache`. So classes and functions of the user's, and those that they name, are put back; libraries keep no tensors.
 """
 
 from __future__ import annotations
@@ -25,10 +24,19 @@ import weakref
 from argparse import Namespace
 from collections import OrderedDict, defaultdict, deque
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from functools import cache, lru_cache, partial
-from types import BuiltinFunctionType, CellType, CodeType, FunctionType, MethodType, ModuleType, SimpleNamespace
-from typing import Any, NamedTuple
+from types import (
+    BuiltinFunctionType,
+    CellType,
+    CodeType,
+    FunctionType,
+    MemberDescriptorType,
+    MethodType,
+    ModuleType,
+    SimpleNamespace,
+)
+from typing import Any
 
 import numpy as np
 import torch
@@ -57,7 +65,6 @@ _WITH_STATE = (random.Random, np.random.Generator, np.random.RandomState, iterto
 _ITERATORS = frozenset({type(iter(())), type(iter([])), type(iter(range(0)))})
 # What an object is laid out as in memory, the most special first.
 _LAYOUTS = (defaultdict, OrderedDict, dict, list, set, deque, tuple, frozenset, SimpleNamespace, object)
-_CHANGEABLE = (dict, list, set, deque)
 _unfinalized: weakref.WeakKeyDictionary[type, type] = weakref.WeakKeyDictionary()
 
 
@@ -76,8 +83,9 @@ class Copier:
         self.kinds: set[type] = set()  # classes of the modules and objects that were copied
         self.functions: list[Any] = []  # that were met, copied or not, and objects that are called like one
         self._make = make
-        self._done: dict[int, Any] = {}
-        self._held: list[Any] = []  # keeps the ids above from being reused
+        self._done: dict[
+            int, tuple[Any, Any]
+        ] = {}  # by identity: what was copied, which keeps ids unique, and its copy
         self._left = MOST
         self._within_object = False
 
@@ -88,13 +96,10 @@ class Copier:
 
     def module(self, source: torch.nn.Module) -> torch.nn.Module:
         """A module in evaluation mode, its parts and everything they hold."""
-        known = self._done.get(id(source))
-        if known is not None:
-            return known  # type: ignore[no-any-return]
         inner = source.__dict__.get("_modules", {}).get("_orig_mod")
         if inner is not None:  # torch.compile's wrapper
             self.compiled = True
-            return self._remember(source, self.module(inner))  # type: ignore[no-any-return]
+            return self._remember(source, self.any(inner))  # type: ignore[no-any-return]
         self.kinds.add(type(source))
         module: torch.nn.Module = self._remember(source, object.__new__(_without_finalizer(type(source))))
         state = module.__dict__
@@ -106,7 +111,7 @@ class Copier:
             if kind in _CONTAINERS and not value:
                 state[name] = kind()  # the hooks that a module does not have, a dozen of them
             elif name in _REGISTERED:
-                state[name] = kind([(key, self._part(part)) for key, part in value.items()])
+                state[name] = kind([(key, self.any(part)) for key, part in value.items()])
             elif name in _UNUSED:
                 state[name] = kind(value)
             elif name == _COMPILED:
@@ -117,28 +122,15 @@ class Copier:
         state["training"] = False
         return module
 
-    def _part(self, part: Any) -> Any:
-        if isinstance(part, Tensor):
-            return self.tensor(part)
-        return self.module(part) if isinstance(part, torch.nn.Module) else part
-
-    def tensor(self, source: Tensor) -> Tensor:
-        """A tensor's copy."""
-        known = self._done.get(id(source))
-        if known is None:
-            known = self._remember(source, self._make(source, self._within_object))
-        return known  # type: ignore[no-any-return]
-
     def attribute(self, value: Any) -> Any:
         """The copy of what a module has under a name; the very same where it holds too much."""
         outer = self._left, self._within_object
-        self._left, self._within_object, before = MOST, False, len(self._held)
+        self._left, self._within_object, before = MOST, False, len(self._done)
         try:
             return self.any(value)
         except (_TooMuchError, RecursionError):
-            for source in self._held[before:]:
-                self._done.pop(id(source), None)
-            del self._held[before:]
+            for key in list(self._done)[before:]:
+                del self._done[key]
             return value
         finally:
             self._left, self._within_object = outer
@@ -148,13 +140,13 @@ class Copier:
         kind = type(value)
         if kind in _IMMUTABLE:
             return value
-        if issubclass(kind, Tensor):
-            return self.tensor(value)
-        if issubclass(kind, torch.nn.Module):
-            return self.module(value)
         known = self._done.get(id(value))
         if known is not None:
-            return known
+            return known[1]
+        if issubclass(kind, Tensor):
+            return self._remember(value, self._make(value, self._within_object))
+        if issubclass(kind, torch.nn.Module):
+            return self.module(value)
         self._left -= len(value) if kind in _CONTAINERS else 1
         if self._left < 0:
             raise _TooMuchError
@@ -179,7 +171,9 @@ class Copier:
         if kind is np.ndarray:
             return self._remember(value, value.copy()) if value.nbytes <= _LARGEST_ARRAY else value
         if isinstance(value, _WITH_STATE) or kind in _ITERATORS or hasattr(kind, "__deepcopy__"):
-            return self._remember(value, _by_itself(value))
+            with suppress(Exception):
+                return self._remember(value, copy.deepcopy(value))
+            return value
         if issubclass(kind, (type, enum.Enum)) or hasattr(kind, "__del__"):
             return value
         layout = next(base for base in kind.__mro__ if base in _LAYOUTS)
@@ -229,10 +223,8 @@ class Copier:
         for name, item in getattr(value, "__dict__", {}).items():
             made.__dict__[name] = self.any(item)
         for slot in _slots(type(value)):
-            try:
+            with suppress(AttributeError):  # it has no value
                 slot.__set__(made, self.any(slot.__get__(value)))
-            except AttributeError:
-                continue  # it has no value
 
     def _function(self, value: FunctionType) -> Any:
         """A function over copies of what it closes over."""
@@ -246,7 +238,7 @@ class Copier:
             return value
         if not (value.__closure__ or value.__dict__ or value.__defaults__ or value.__kwdefaults__):
             return value
-        cells = tuple(self._done.get(id(cell)) or CellType() for cell in value.__closure__ or ())
+        cells = tuple(self._done.get(id(cell), (cell, None))[1] or CellType() for cell in value.__closure__ or ())
         made = FunctionType(value.__code__, value.__globals__, value.__name__, None, cells)
         self._remember(value, made)
         for cell, new in zip(value.__closure__ or (), cells, strict=True):
@@ -260,8 +252,7 @@ class Copier:
         return made if _differ(made, value) else self._remember(value, value)
 
     def _remember(self, source: Any, made: Any) -> Any:
-        self._done[id(source)] = made
-        self._held.append(source)
+        self._done[id(source)] = source, made
         return made
 
 
@@ -288,14 +279,6 @@ def _holds_no_objects(value: Any) -> bool:
     return all(_IMMUTABLE.issuperset(map(type, part)) for part in parts)
 
 
-def _by_itself(value: Any) -> Any:
-    """The copy that an object makes of itself."""
-    try:
-        return copy.deepcopy(value)
-    except Exception:
-        return value
-
-
 def _without_finalizer(kind: type) -> type:
     """The class; where it has a `__del__`, one that is the same without: a copy owns none of what that would close."""
     if not hasattr(kind, "__del__"):
@@ -317,20 +300,17 @@ def _is_sentinel(value: Any, kind: type) -> bool:
     return home is not None and any(known is value for known in list(vars(home).values()))
 
 
-def _slots(kind: type) -> Iterator[Any]:
-    """Descriptors of the slots that a class and its bases have."""
+def _slots(kind: type) -> Iterator[MemberDescriptorType]:
+    """The slots that a class and its bases have."""
     for base in kind.__mro__:
-        names = base.__dict__.get("__slots__", ())
-        for name in (names,) if isinstance(names, str) else names:
-            private = name.startswith("__") and not name.endswith("__")
-            slot = base.__dict__.get(f"_{base.__name__.lstrip('_')}{name}" if private else name)
-            if slot is not None and hasattr(slot, "__set__"):
-                yield slot
+        if "__slots__" in vars(base):
+            yield from (slot for slot in vars(base).values() if isinstance(slot, MemberDescriptorType))
 
 
 MOST_REACHED = 20_000  # objects that are looked after
 _LARGEST = 1 << 20  # numbers of a tensor that is
 _PLAIN = (str, int, float, complex, bytes, type(None))
+_CHANGEABLE = (dict, list, set, deque)
 _TENSORLESS = LIBRARIES - {"transformers"}  # which has caches of keys and values
 _STATEFUL = (torch.nn.Module, SimpleNamespace, Namespace)
 _CACHED = type(cache(id))
@@ -338,45 +318,32 @@ _SITES = tuple({sysconfig.get_path(name) for name in ("purelib", "platlib")})
 _ABSENT = object()
 
 
-class _Code(NamedTuple):
-    """Names that a function's code looks up, and variables of its file that it sets."""
-
-    names: frozenset[str]
-    sets: frozenset[str]
-
-
 @contextmanager
 def put_back(roots: Iterable[Any], *, numbers: bool = True) -> Iterator[None]:
-    """Within it, code may change what it reaches; afterwards all of that is as before."""
+    """Within it, code may change what it reaches from classes and functions; afterwards all of that is as before.
+
+    Without `numbers`, tensors without values alone are taken out again.
+    """
+    hooks = torch.nn.modules.module
     reached = _Reached(numbers)
-    reached.look_after([*roots, *(hook for hooks in _GLOBAL_HOOKS for hook in list(hooks.values()))])
+    reached.look_after([*roots, *hooks._global_forward_pre_hooks.values(), *hooks._global_forward_hooks.values()])
     try:
         yield
     finally:
-        reached.undo()
-
-
-_GLOBAL_HOOKS: tuple[dict[int, Any], ...] = (
-    torch.nn.modules.module._global_forward_pre_hooks,
-    torch.nn.modules.module._global_forward_hooks,
-)
+        for step in reached.undo:
+            step()
 
 
 class _Reached:
     """Everything that some code reaches, as it is now."""
 
     def __init__(self, numbers: bool) -> None:
+        self.undo: list[Callable[[], Any]] = []
         self._numbers = numbers
-        self._undo: list[Callable[[], Any]] = []
         self._seen: dict[int, Any] = {}  # keeps ids from being reused
         self._left = MOST_REACHED
         self._waiting: list[Any] = []
         self._own: frozenset[str] = frozenset()
-
-    def undo(self) -> None:
-        """Put everything back."""
-        for step in self._undo:
-            step()
 
     def look_after(self, roots: Sequence[Any]) -> None:
         """Remember what classes and functions, and all that these name, may change."""
@@ -396,16 +363,15 @@ class _Reached:
         elif isinstance(value, MethodType):
             self._waiting += (value.__func__, value.__self__)
         elif isinstance(value, _CACHED):
-            self._undo.append(lambda: _forget(value))
+            self.undo.append(lambda: _forget(value))
             self._waiting.append(value.__wrapped__)
         elif isinstance(value, type):
             self._class(value)
         elif isinstance(value, torch.Tensor):
             self._tensor(value)
         elif isinstance(value, torch.Generator):
-            state = value.get_state()
             if self._numbers:
-                self._undo.append(partial(value.set_state, state))
+                self.undo.append(partial(value.set_state, value.get_state()))
         elif isinstance(value, (tuple, frozenset)):
             self._waiting += value
         else:
@@ -416,29 +382,29 @@ class _Reached:
             if self._is_library(base.__module__) or (base is not kind and id(base) in self._seen):
                 continue
             self._seen[id(base)] = base
-            held = dict(vars(base))
-            self._undo.append(lambda base=base, held=held: self._reset_class(base, held))  # type: ignore[misc]
-            self._waiting += map(_inner, held.values())
+            names = partial(type.__setattr__, base), partial(type.__delattr__, base)
+            self._entries(partial(dict, vars(base)), *names)
+            self._waiting += map(_inner, vars(base).values())
 
     def _function(self, function: FunctionType) -> None:
         if "__wrapped__" in function.__dict__:
             self._waiting.append(function.__wrapped__)  # type: ignore[attr-defined]
         for cell in function.__closure__ or ():
-            for content in contents(cell):
-                self._undo.append(lambda cell=cell, content=content: self._refill(cell, content))  # type: ignore[misc]
-                self._waiting.append(content)
+            if contents(cell):
+                self._entries(partial(_cell, cell), partial(setattr, cell), partial(delattr, cell))
+                self._waiting += contents(cell)
         self._waiting += function.__defaults__ or ()
         self._waiting += (function.__kwdefaults__ or {}).values()
         if not self._is_library(function.__module__):
             self._keep(function.__dict__)
-            code = code_names(function.__code__)
-            self._names(function.__globals__, code.names, code.sets)
+            self._variables(function.__globals__, *code_names(function.__code__))
 
-    def _names(self, space: dict[str, Any], names: Iterable[str], sets: Iterable[str]) -> None:
+    def _variables(self, space: dict[str, Any], names: Iterable[str], sets: Iterable[str]) -> None:
         """Look after what is found under names of a file."""
-        for name in sets:
-            before = space.get(name, _ABSENT)
-            self._undo.append(lambda name=name, before=before: self._rebind(space, name, before))  # type: ignore[misc]
+        if sets:
+            self._entries(
+                lambda: {name: space[name] for name in sets if name in space}, space.__setitem__, space.__delitem__
+            )
         for name in names:
             value = space.get(name)
             if not isinstance(value, ModuleType):
@@ -446,7 +412,7 @@ class _Reached:
             elif not self._is_library(value.__name__) and id(value) not in self._seen:
                 self._seen[id(value)] = value
                 inside = [other for other in names if other in vars(value)]
-                self._names(vars(value), inside, inside)
+                self._variables(vars(value), inside, inside)
 
     def _object(self, value: Any) -> None:
         if isinstance(value, _CHANGEABLE):
@@ -463,72 +429,70 @@ class _Reached:
         if not isinstance(value, _CHANGEABLE) or len(value) > self._left:
             return
         self._left -= len(value)
-        before = value.copy() if type(value) in _CHANGEABLE else _base(value)(value)
-        self._undo.append(lambda: self._refill_container(value, before))
-        self._waiting += list(value.values() if isinstance(value, dict) else value)
+        if isinstance(value, dict):
+            put = partial(dict.__setitem__, value), partial(dict.__delitem__, value)
+            self._entries(lambda: dict(dict.items(value)), *put)
+            self._waiting += list(dict.values(value))
+        else:
+            before = list(value)
+            self.undo.append(lambda: self._refill(value, before))
+            self._waiting += before
 
     def _tensor(self, tensor: torch.Tensor) -> None:
-        if (
-            not self._numbers
-            or tensor.is_meta
-            or tensor.requires_grad
-            or tensor.is_inference()
-            or tensor.numel() > _LARGEST
-        ):
+        small = self._numbers and tensor.numel() <= _LARGEST
+        if not small or tensor.is_meta or tensor.requires_grad or tensor.is_inference():
             return
         version, before = tensor._version, tensor.detach().clone()
-        self._undo.append(lambda: None if tensor._version == version else _rewrite(tensor, before))
+
+        def rewrite() -> None:
+            if tensor._version != version:
+                with torch.inference_mode(False), torch.no_grad():
+                    tensor.copy_(before)
+
+        self.undo.append(rewrite)
 
     def _is_library(self, module: str | None) -> bool:
         """Whether a module is of a package that has nothing to do with the model's own code."""
         name = package(module)
         return name in LIBRARIES or (name not in self._own and installed(name))
 
-    def _ours(self, now: Any) -> bool:
+    def _entries(
+        self, look: Callable[[], dict[Any, Any]], put: Callable[[Any, Any], Any], drop: Callable[[Any], Any]
+    ) -> None:
+        """Have what is under names, or keys, put back, touching nothing that is still there."""
+        before = look()
+
+        def restore() -> None:
+            now = look()
+            for name, value in now.items():
+                if name not in before and self._to_go(value):
+                    drop(name)
+            for name, value in before.items():
+                found = now.get(name, _ABSENT)
+                if found is not value and self._to_go(found):
+                    put(name, value)
+
+        self.undo.append(restore)
+
+    def _refill(self, value: Any, before: list[Any]) -> None:
+        """Give a list, a set or a deque back what it held."""
+        same = len(value) == len(before) and all(new is old for new, old in zip(value, before, strict=True))
+        if same or not (self._numbers or any(map(_of_a_trace, value))):
+            return
+        if isinstance(value, list):
+            list.__setitem__(value, slice(None), before)
+        else:
+            value.clear()
+            (set.update if isinstance(value, set) else deque.extend)(value, before)
+
+    def _to_go(self, now: Any) -> bool:
         """Whether a value that was not there before is to go."""
         return self._numbers or _of_a_trace(now)
 
-    def _reset_class(self, kind: type, before: dict[str, Any]) -> None:
-        now = dict(vars(kind))
-        for name, value in now.items():
-            if name not in before and self._ours(value):
-                type.__delattr__(kind, name)
-        for name, value in before.items():
-            if now.get(name, _ABSENT) is not value and self._ours(now.get(name)):
-                type.__setattr__(kind, name, value)
 
-    def _refill(self, cell: Any, before: Any) -> None:
-        now = contents(cell)
-        if not now or (now[0] is not before and self._ours(now[0])):
-            cell.cell_contents = before
-
-    def _rebind(self, space: dict[str, Any], name: str, before: Any) -> None:
-        now = space.get(name, _ABSENT)
-        if now is before or not self._ours(now):
-            return
-        if before is _ABSENT:
-            del space[name]
-        else:
-            space[name] = before
-
-    def _refill_container(self, value: Any, before: Any) -> None:
-        """Give a container back what it held, touching nothing that is still there."""
-        if isinstance(value, dict):
-            for key, now in list(dict.items(value)):
-                if key not in before and self._ours(now):
-                    dict.__delitem__(value, key)
-            for key, item in before.items():
-                now = dict.get(value, key, _ABSENT)
-                if now is not item and self._ours(now):
-                    dict.__setitem__(value, key, item)
-        elif len(value) == len(before) and all(new is old for new, old in zip(value, before, strict=True)):
-            return
-        elif self._numbers or any(_of_a_trace(now) for now in value):
-            if isinstance(value, list):
-                list.__setitem__(value, slice(None), before)
-            else:
-                value.clear()
-                (set.update if isinstance(value, set) else deque.extend)(value, before)
+def _cell(cell: CellType) -> dict[str, Any]:
+    held = contents(cell)
+    return {"cell_contents": held[0]} if held else {}
 
 
 def package(module: str | None) -> str:
@@ -561,22 +525,19 @@ def _inner(member: Any) -> Any:
     return member.fget if isinstance(member, property) else member
 
 
-def _base(value: Any) -> Any:
-    return next(kind for kind in _CHANGEABLE if isinstance(value, kind))
-
-
 @lru_cache(MOST_REACHED)
-def code_names(code: CodeType) -> _Code:
-    """The names in some code, functions within it included."""
+def code_names(code: CodeType) -> tuple[frozenset[str], frozenset[str]]:
+    """The names in some code, functions within it included, and those of the variables of its file that it sets."""
     names, sets = set(code.co_names), set()
     for step in dis.get_instructions(code):
         if step.opname in ("STORE_GLOBAL", "DELETE_GLOBAL"):
             sets.add(str(step.argval))
     for constant in code.co_consts:
         if isinstance(constant, CodeType):
-            names |= code_names(constant).names
-            sets |= code_names(constant).sets
-    return _Code(frozenset(names), frozenset(sets))
+            inner_names, inner_sets = code_names(constant)
+            names |= inner_names
+            sets |= inner_sets
+    return frozenset(names), frozenset(sets)
 
 
 def _forget(cached: Any) -> None:
@@ -592,8 +553,3 @@ def _of_a_trace(held: Any, depth: int = 3) -> bool:
     if not depth or not isinstance(held, (list, tuple, dict)):
         return False
     return any(_of_a_trace(one, depth - 1) for one in (held.values() if isinstance(held, dict) else held))
-
-
-def _rewrite(tensor: torch.Tensor, before: torch.Tensor) -> None:
-    with torch.inference_mode(False), torch.no_grad():
-        tensor.copy_(before)

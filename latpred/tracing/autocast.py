@@ -85,7 +85,7 @@ class Autocast:
         self._enabled, self._dtype, self._caching = False, _USUAL[target], True
         self._nesting = 0
         self._casts: dict[int, tuple[Tensor, Tensor]] = {}  # weights by their identity, and what they were cast to
-        self._recorder: TraceRecorder | None = None
+        self._recorder: TraceRecorder  # of the pass
         self._within = False  # whether an op is at work inside of which nothing is cast
 
     @contextmanager
@@ -105,7 +105,7 @@ class Autocast:
                 yield
             finally:
                 self._switch(False)
-                self._recorder, self._nesting, self._caching = None, 0, True
+                self._nesting, self._caching = 0, True
                 self._casts.clear()
 
     def _switches(self) -> list[tuple[Any, str, Callable[..., Any]]]:
@@ -153,8 +153,7 @@ class Autocast:
     def _switch(self, enabled: bool) -> None:
         self._enabled = enabled
         self.entered = self.entered or enabled
-        if self._recorder is not None:
-            self._recorder.route(self._handle if enabled else None)
+        self._recorder.route(self._handle if enabled else None)
 
     def _handle(self, func: OpOverload[..., Any], args: Sequence[Any], options: dict[str, Any]) -> Any:
         """Record the casts of an op's arguments, then the op."""
@@ -163,38 +162,27 @@ class Autocast:
             return self._record(func, args, options)
         self._within = True
         try:
-            return self._record(*rule(self, func, args, options))
+            return self._record(*self._under(rule, func, args, options))
         finally:
             self._within = False
 
     def _record(self, func: OpOverload[..., Any], args: Sequence[Any], options: dict[str, Any]) -> Any:
-        recorder = self._recorder
-        assert recorder is not None
-        return type(recorder)._handle(recorder, func, args, options)
+        return type(self._recorder)._handle(self._recorder, func, args, options)
 
-    def lower(self, func: OpOverload[..., Any], args: Sequence[Any], options: dict[str, Any]) -> Call:
-        """The call in the lower precision."""
-        return self._all_in(self._dtype, func, args, options)
-
-    def flattened(self, func: OpOverload[..., Any], args: Sequence[Any], options: dict[str, Any]) -> Call:
-        """The call of recurrent layers in the lower precision: cudnn wants weights of its own, which are not kept."""
-        caching, self._caching = self._caching, False
+    def _under(self, rule: str, func: OpOverload[..., Any], args: Sequence[Any], options: dict[str, Any]) -> Call:
+        if rule == "stated":
+            return self._stated(func, args, options)
+        given = [leaf for value in (*args, *options.values()) for leaf in leaves(value)]
+        wide = rule == "single" or (rule == "widest" and any(tensor.dtype is torch.float32 for tensor in given))
+        dtype, caching = torch.float32 if wide else self._dtype, self._caching
+        self._caching = caching and rule != "flattened"
         try:
-            return self.lower(func, args, options)
+            options = {name: self._in(value, dtype) for name, value in options.items()}
+            return func, [self._in(value, dtype) for value in args], options
         finally:
             self._caching = caching
 
-    def single(self, func: OpOverload[..., Any], args: Sequence[Any], options: dict[str, Any]) -> Call:
-        """The call in fp32."""
-        return self._all_in(torch.float32, func, args, options)
-
-    def widest(self, func: OpOverload[..., Any], args: Sequence[Any], options: dict[str, Any]) -> Call:
-        """The call in fp32 where an argument is, else in the lower precision."""
-        given = [leaf for value in (*args, *options.values()) for leaf in leaves(value)]
-        wide = any(tensor.dtype is torch.float32 for tensor in given)
-        return self._all_in(torch.float32 if wide else self._dtype, func, args, options)
-
-    def stated(self, func: OpOverload[..., Any], args: Sequence[Any], options: dict[str, Any]) -> Call:
+    def _stated(self, func: OpOverload[..., Any], args: Sequence[Any], options: dict[str, Any]) -> Call:
         """The call with fp32 as what it is to give; softmax converts fp16 itself, and nothing else."""
         names = [argument.name for argument in func._schema.arguments]
         given = dict(zip(names, args, strict=False)) | options
@@ -204,12 +192,6 @@ class Autocast:
         if x.dtype is torch.bfloat16 and func._schema.name.endswith("softmax"):
             x = self._cast(x, torch.float32)
         return func, (x, *args[1 : names.index("dtype")]), options | {"dtype": torch.float32}
-
-    def _all_in(
-        self, dtype: torch.dtype, func: OpOverload[..., Any], args: Sequence[Any], options: dict[str, Any]
-    ) -> Call:
-        given = {name: self._in(value, dtype) for name, value in options.items()}
-        return func, [self._in(value, dtype) for value in args], given
 
     def _in(self, value: Any, dtype: torch.dtype) -> Any:
         if isinstance(value, Tensor):
@@ -228,7 +210,6 @@ class Autocast:
 
     def _recorded(self, tensor: Tensor, dtype: torch.dtype) -> Tensor:
         made: Tensor = self._record(aten.to.dtype, (tensor, dtype), {})
-        assert self._recorder is not None
         self._recorder.nested[-1] = True  # no Python calls it
         return made
 
@@ -241,7 +222,6 @@ class _UnderAutocast(torch.nn.Module):
         self.model, self._context = model, (device, dtype)
 
     def forward(self, *args: Any, **options: Any) -> Any:
-        """What the model gives."""
         with torch.autocast(*self._context):
             return self.model(*args, **options)
 
@@ -267,23 +247,26 @@ def nesting() -> int:
 
 
 @cache
-def _rule(
-    func: OpOverload[..., Any], target: str
-) -> Callable[[Autocast, OpOverload[..., Any], Sequence[Any], dict[str, Any]], Call] | None:
-    """What autocast does to calls of an op on a kind of device; None where it leaves them alone."""
+def _rule(func: OpOverload[..., Any], target: str) -> str | None:
+    """What autocast does to calls of an op on a kind of device; None where it leaves them alone.
+
+    "lower": in the lower precision; "flattened": the same of recurrent layers, for which cudnn wants weights of its own
+    that are not kept; "single": in fp32; "widest": in fp32 where an argument is, else in the lower; "stated": told to
+    give fp32.
+    """
     name, overload = func._schema.name, func._schema.overload_name
     short = name.removeprefix("aten::")
     if short in _LAYERS and target == "cuda":
-        return Autocast.flattened
+        return "flattened"
     if short in _LOWER_WITHIN or (short in _LOWER and overload == "padding"):
-        return Autocast.lower
+        return "lower"
     if short == "square" and target == "cuda":
-        return Autocast.single  # which is pow
+        return "single"  # which is pow
     full = f"{name}.{overload}" if overload else name
     if short == "norm" or not torch._C._dispatch_has_kernel_for_dispatch_key(full, _KEYS[target]):
         return None
     if short in _LOWER:
-        return Autocast.lower
+        return "lower"
     if short in _WIDEST[target]:
-        return Autocast.widest
-    return Autocast.stated if short in _STATED and target == "cuda" else Autocast.single
+        return "widest"
+    return "stated" if short in _STATED and target == "cuda" else "single"

@@ -16,17 +16,7 @@ from torch._ops import OpOverload
 
 from latpred.errors import TraceError
 from latpred.tracing import meta_module
-from latpred.tracing.op_record import (
-    Kind,
-    OpInfo,
-    OpRecord,
-    allocation,
-    launching,
-    leaves,
-    no_launch,
-    sync,
-    whole_matmul,
-)
+from latpred.tracing.op_record import OpInfo, OpRecord, allocation, is_one_product, launching, leaves, no_launch, sync
 
 if TYPE_CHECKING:
     from latpred.tracing.tracer import TraceRecorder
@@ -44,8 +34,6 @@ class UnknowableError(TraceError):
 
 
 class Call(NamedTuple):
-    """One call of an op."""
-
     func: OpOverload[..., Any]
     info: OpInfo
     args: Sequence[Any]
@@ -53,12 +41,10 @@ class Call(NamedTuple):
 
     @property
     def tensors(self) -> list[Tensor]:
-        """All tensors among the arguments."""
         return [tensor for value in (*self.args, *self.options.values()) for tensor in leaves(value)]
 
     @property
     def named(self) -> dict[str, Any]:
-        """The arguments by their names."""
         return dict(zip(self.info.arguments, self.args, strict=False)) | self.options
 
     def signature(self) -> tuple[Hashable, int]:
@@ -71,7 +57,6 @@ class Call(NamedTuple):
         return tuple(key), places
 
     def run(self) -> Any:
-        """What the op itself gives."""
         return self.func(*self.args, **self.options)
 
     def on_meta(self) -> Call:
@@ -84,7 +69,6 @@ class Call(NamedTuple):
         return [not tensor.is_inference() for tensor in self.tensors]
 
     def launching(self, out: Any, weights: Sequence[bool] | None = None) -> OpRecord:
-        """The record of a call that launches work."""
         return launching(self.info, self.args, self.options, out, self.weights() if weights is None else weights)
 
 
@@ -120,7 +104,7 @@ def fresh(recorder: TraceRecorder, call: Call) -> Any:
     """An op whose results are new and whose shapes follow from its arguments' shapes."""
     key, places = call.signature()
     record = recorder.known.get(key)
-    if record is not None and places & _ON_META and record.makers is not None:
+    if record is not None and places & _ON_META and record.make is not None:
         return recorder.record(record, record.make())
     weights = call.weights() if record is None else []
     if places == _ON_META | _REAL:
@@ -167,14 +151,13 @@ def maybe(recorder: TraceRecorder, call: Call) -> Any:
         return recorder.record(sync(call.info, x), x)  # the last that is seen of .tolist() and .numpy()
     key, places = call.signature()
     record = recorder.known.get(key)
+    if record is not None and record.launches and places == _ON_META and record.make is not None:
+        return recorder.record(record, record.make())
+    out = call.run()
     if record is None:
-        out = call.run()
         record = no_launch(call.info, view=True) if _shares(out, x) else call.launching(out)
         recorder.known[key] = record
-        return recorder.record(record, out)
-    if record.alias or places & _REAL or record.makers is None:
-        return recorder.record(record, call.run())
-    return recorder.record(record, record.make())
+    return recorder.record(record, out)
 
 
 def mutable(recorder: TraceRecorder, call: Call) -> Any:
@@ -261,16 +244,7 @@ def dropout(recorder: TraceRecorder, call: Call) -> Any:
 
 def matmul(recorder: TraceRecorder, call: Call) -> Any:
     """One product where no operand needs a copy, else the copies and the product."""
-    x, y = call.args
-    shape = whole_matmul(x, y)
-    if shape is None:
-        return decompose(recorder, call)
-    key, places = call.signature()
-    record = recorder.known.get(key)
-    out = torch.empty(shape, dtype=x.dtype, device="meta") if places & _ON_META else call.func(*call.args)
-    if record is None:
-        record = recorder.known[key] = call.launching(out)
-    return recorder.record(record, out)
+    return (fresh if is_one_product(*call.args) else decompose)(recorder, call)
 
 
 def answer(recorder: TraceRecorder, call: Call) -> Any:
@@ -311,20 +285,15 @@ def pick(recorder: TraceRecorder, call: Call) -> Any:
 
 
 def _index(recorder: TraceRecorder, call: Call) -> Any:
-    x = call.args[0]
     indices, masked = _without_masks(call.args[1])
-    key, places = call._replace(args=(x, indices, masked), options={}).signature()
-    record = recorder.known.get(key)
-    if record is not None and places & _ON_META:
-        return recorder.record(record, record.make())
-    call = call._replace(args=(x, indices), options={})
-    weights = call.weights()
-    if places == _ON_META | _REAL:
-        call = call.on_meta()
-    out = call.run()
-    if record is None:
-        record = recorder.known[key] = replace(call.launching(out, weights), syncs=int(masked))
-    return recorder.record(record, out)
+    out = fresh(recorder, call._replace(args=(call.args[0], indices), options={}))
+    return _waited_for(recorder, out) if masked else out
+
+
+def _waited_for(recorder: TraceRecorder, out: Any) -> Any:
+    """The result of an op that makes the host wait."""
+    recorder.records[-1] = replace(recorder.records[-1], syncs=1)
+    return out
 
 
 def _without_masks(indices: Sequence[Tensor | None]) -> tuple[list[Tensor | None], bool]:
@@ -346,11 +315,8 @@ def _write_through_indices(recorder: TraceRecorder, call: Call) -> Any:
     """A mask makes the host wait unless one value fills it."""
     _assigned(recorder, call.args)
     masked = any(index is not None and index.dtype in _MASKS for index in call.args[1])
-    before = len(recorder.records)
     out = (mutable if call.info.short.endswith("_") else fresh)(recorder, call)
-    if masked and call.args[2].numel() != 1:
-        recorder.records[before] = replace(recorder.records[before], syncs=1)
-    return out
+    return _waited_for(recorder, out) if masked and call.args[2].numel() != 1 else out
 
 
 def lookup(recorder: TraceRecorder, call: Call) -> Any:
@@ -366,7 +332,7 @@ def lookup(recorder: TraceRecorder, call: Call) -> Any:
 
 def scalar(recorder: TraceRecorder, call: Call) -> Any:
     """One value as a tensor. It stays on the host, where `x[i] = value` has it and fills `x[i]` with it."""
-    if recorder.within:
+    if recorder.depth:
         return fresh(recorder, call)  # an op's own, which it keeps where its arguments are
     out = call.func(*call.args, **(call.options | {"device": "cpu"}))
     recorder.value = (len(recorder.records), out)
@@ -387,20 +353,10 @@ def _shares(out: Tensor, source: Tensor) -> bool:
     return out is source or out.untyped_storage()._cdata == source.untyped_storage()._cdata
 
 
-HANDLERS: dict[Kind, Handler] = {
-    Kind.VIEW: view,
-    Kind.FRESH: fresh,
-    Kind.MAYBE: maybe,
-    Kind.MUTABLE: mutable,
-    Kind.FREE: free,
-    Kind.DECOMPOSE: decompose,
-    Kind.ITEM: item,
-    Kind.MOVE: move,
-    Kind.DROPOUT: dropout,
-    Kind.MATMUL: matmul,
-    Kind.PICK: pick,
-    Kind.ANSWER: answer,
-    Kind.BOUNDARY: boundary,
-    Kind.SCALAR: scalar,
-    Kind.LOOKUP: lookup,
+HANDLERS: dict[str, Handler] = {
+    handler.__name__: handler
+    for handler in (
+        *(view, fresh, maybe, mutable, free, decompose, item, move, dropout, matmul, pick, answer, boundary, scalar),
+        lookup,
+    )
 }

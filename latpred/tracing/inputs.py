@@ -7,7 +7,6 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
-from functools import partial
 from inspect import signature
 from typing import Any
 
@@ -72,9 +71,7 @@ class Inputs:
 def from_example(example: Any) -> Inputs:
     """Inputs of any batch size from one example.
 
-    The first dimension of the first tensor is the batch; every tensor whose first dimension has the same size is taken
-    to have one row per sample, the others are left alone. Give an example of at least two samples where a
-    dimension that is no batch could be 1 as well, or a function of the batch where the rule does not fit.
+    The first dimension of the first tensor is the batch, and so is that of every tensor which shares its size.
     """
     if is_function(example):
         return Inputs(example, "custom", 0)
@@ -123,15 +120,13 @@ def arguments(
     inputs: Inputs, batch: int, dtype: torch.dtype, channels_last: bool
 ) -> tuple[tuple[Any, ...], dict[str, Any]]:
     """Positional and keyword arguments of one pass. To be called in inference mode, which marks them as activations."""
-    made = inputs.make(batch)
-    settled = _settled(made, dtype, channels_last)
+    settled = _settled(inputs.make(batch), dtype, channels_last)
     if isinstance(settled, dict):
         return (), settled
     return (settled if isinstance(settled, tuple) else (settled,)), {}
 
 
 def nbytes(args: tuple[Any, ...], options: dict[str, Any]) -> int:
-    """Bytes of all tensors among the arguments."""
     return sum(t.numel() * t.dtype.itemsize for t in tensors_in((args, options)))
 
 
@@ -196,7 +191,6 @@ def placed(value: Any, device: str) -> Any:
 
 
 def cast(value: Any, dtype: torch.dtype) -> Any:
-    """The same inputs, floating-point ones of a dtype."""
     return _map(value, lambda tensor: tensor.to(dtype) if tensor.dtype.is_floating_point else tensor)
 
 
@@ -271,7 +265,7 @@ def _derived(model: torch.nn.Module, seq: int | None, image: int | None) -> Inpu
     described = getattr(model, "pretrained_cfg", None) or getattr(model, "default_cfg", None)
     if isinstance(described, dict) and described.get("input_size"):
         channels, height, _ = described["input_size"]
-        return images(channels, image or height)
+        return _values("image", (channels, image or height, image or height))
     return _from_first_layer(model, image)
 
 
@@ -322,42 +316,36 @@ def example_call(model: torch.nn.Module, given: Iterable[str]) -> str:
     return "inputs={" + ", ".join(f'"{name}": {example}' for name, example in taken.items()) + "}"
 
 
-def tokens(length: int, vocabulary: int | None = None, names: tuple[str, ...] = ("input_ids",)) -> Inputs:
-    """Token ids, as keyword arguments."""
-    return Inputs(lambda batch: {n: example_tokens(batch, length, "meta", vocabulary) for n in names}, "seq", length)
-
-
-def images(channels: int, side: int, name: str | None = None) -> Inputs:
-    """Square images, positional or as a keyword argument."""
+def _values(kind: str, shape: tuple[int, ...], name: str = "") -> Inputs:
+    """Samples of a shape, as a keyword argument or, without a name of one, positional."""
 
     def make(batch: int) -> Any:
-        pixels = torch.zeros(batch, channels, side, side, device="meta", dtype=torch.float32)
-        return (pixels,) if name is None else {name: pixels}
+        values = torch.empty((batch, *shape), device="meta", dtype=torch.float32)
+        return {name: values} if name else (values,)
 
-    return Inputs(make, "image", side)
-
-
-def audio(samples: int, name: str = "input_values") -> Inputs:
-    """Raw audio, as a keyword argument."""
-    made = partial(torch.zeros, device="meta", dtype=torch.float32)
-    return Inputs(lambda batch: {name: made(batch, samples)}, "audio", samples)
+    return Inputs(make, kind, shape[-1])
 
 
 def _from_config(model: torch.nn.Module, config: Any, seq: int | None, image: int | None) -> Inputs:
     main = getattr(model, "main_input_name", "input_ids")
     if main == "pixel_values":
-        return images(_number(config, "num_channels", 3), image or _image_size(config), "pixel_values")
+        side = image or _image_size(config)
+        return _values("image", (_number(config, "num_channels", 3), side, side), main)
     if main == "input_values":
-        return audio(seq or SAMPLES)
+        return _values("audio", (seq or SAMPLES,), main)
     if main == "input_features":
-        bins = _number(config, "num_mel_bins", 80)
         frames = seq or 2 * _number(config, "max_source_positions", 1500)
-        return Inputs(lambda batch: {main: torch.empty(batch, bins, frames, device="meta")}, "audio", frames)
+        return _values("audio", (_number(config, "num_mel_bins", 80), frames), main)
     if main == "input_ids":
         encodes = "Encoder" in type(model).__name__ and "Decoder" not in type(model).__name__
         both = getattr(config, "is_encoder_decoder", False) and not encodes
         names = ("input_ids", "decoder_input_ids") if both else ("input_ids",)
-        return tokens(seq or TOKENS, getattr(config, "vocab_size", None), names)
+        length, vocabulary = seq or TOKENS, getattr(config, "vocab_size", None)
+
+        def make(batch: int) -> Any:
+            return {name: example_tokens(batch, length, "meta", vocabulary) for name in names}
+
+        return Inputs(make, "seq", length)
     raise UsageError(f"{type(model).__name__} takes {main!r}, for which no shape can be guessed; {_HINT}")
 
 
@@ -381,4 +369,4 @@ def _from_first_layer(model: torch.nn.Module, image: int | None) -> Inputs:
             f"nothing tells what {type(model).__name__} takes: it has no transformers config, no default_cfg and no "
             f"first 2-d convolution; {_HINT}"
         )
-    return images(convolution.in_channels, image or PIXELS)
+    return _values("image", (convolution.in_channels, image or PIXELS, image or PIXELS))

@@ -98,27 +98,16 @@ class LayerExtrapolation:
         self._kinds: Recent[set[int]] = Recent(MOST_KINDS)
         self._lock = threading.RLock()
 
-    def graph(
-        self,
-        config: Any,
-        *,
-        seq: int | None = None,
-        image: int | None = None,
-        precision: str | None = None,
-        attention: str | None = None,
-        target: str = "cuda",
-    ) -> ModelGraph:
-        """What `latpred.trace` gives for a config's base model."""
-        options: dict[str, Any] = {"seq": seq, "image": image, "precision": precision}
-        options |= {"attention": attention, "target": target}
-        with names.attention(attention or names.attention_asked()):
+    def graph(self, config: Any, **options: Any) -> ModelGraph:
+        """What `latpred.trace` gives for a config's base model with the same options."""
+        with names.attention(options.get("attention") or names.attention_asked()):
             return self._graph(config, options)
 
     def _graph(self, config: Any, options: dict[str, Any]) -> ModelGraph:
         depth, fields = getattr(config, "num_hidden_layers", None), _fields(config)
         if fields is None or type(depth) is not int:
             return trace(names.build_config(config), **options)
-        asked = (type(config), *options.values(), names.attention_asked(), generation())
+        asked = (type(config), *sorted(options.items()), names.attention_asked(), generation())
         key = (*asked, *fields.items())
         with self._lock:
             if depth > SHALLOW:
@@ -161,7 +150,7 @@ def _stack(config: Any, options: dict[str, Any]) -> _Stack | None:
     exact = None if graph.ops_at_one is None else _taken_apart(graph.ops_at_one, path)
     if part is None or (exact is None) != (graph.ops_at_one is None):
         return None
-    layer = make_meta_module(layers[1], DTYPES.get(options["precision"] or ""))
+    layer = make_meta_module(layers[1], DTYPES.get(options.get("precision") or ""))
     return _Stack(graph, part, exact, layer.parameters, layer.parameter_bytes)
 
 

@@ -10,6 +10,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
+from functools import partial
 from threading import get_ident
 from types import CodeType
 from typing import Any
@@ -21,7 +22,7 @@ from torch.overrides import TorchFunctionMode, _pop_mode, _push_mode
 from torch.utils._device import DeviceContext, _device_constructors
 
 from latpred.errors import TraceError
-from latpred.sandbox.own_thread import SWITCHING, leave_hooks_out, replaced
+from latpred.sandbox.own_thread import SWITCHING, replaced
 from latpred.sandbox.untouched import Copier
 from latpred.tracing.inputs import demand_dense
 
@@ -34,29 +35,25 @@ _FLOATING = ("FloatFunctional", "FXFloatFunctional")  # stand there for what may
 
 @dataclass(frozen=True, slots=True)
 class MetaModule:
-    """A model to trace."""
-
     module: torch.nn.Module  # the copy
     paths: dict[int, str]  # dotted path of each of its modules, by id
     parameters: int  # each counted once
     parameter_bytes: int  # of parameters and buffers
     dtype: torch.dtype  # of the first floating-point parameter or buffer; else the one asked for, or float32
     format: torch.dtype  # the same, but for a model of complex numbers alone: theirs
-    compiled: bool  # whether `torch.compile` was at the model or a part of it; the copy runs eagerly
-    reached: Copier  # what made the copy, and knows whose code it can run
+    reached: Copier  # what made the copy: it knows whose code that can run, and whether torch.compile was at any of it
 
 
 def make_meta_module(
     model: torch.nn.Module, dtype: torch.dtype | None = None, channels_last: bool = False
 ) -> MetaModule:
     """Copy a model's structure, its floating-point weights as `dtype` if given."""
-    copier = Copier(_OnMeta(dtype, channels_last))
+    copier = Copier(partial(_on_meta, dtype, channels_last))
     with torch.inference_mode(False), torch.no_grad():
         module = copier.module(_unwrapped(model, copier))
     _demand_measured(copier.kinds)
     paths = {id(part): path for path, part in module.named_modules()}
     parts = list(module.modules())
-    leave_hooks_out(parts)
     weights = {id(tensor): tensor for part in parts for tensor in part._parameters.values() if tensor is not None}
     buffers = {id(tensor): tensor for part in parts for tensor in part._buffers.values() if tensor is not None}
     tensors = {**weights, **buffers}
@@ -71,7 +68,6 @@ def make_meta_module(
         parameter_bytes=sum(t.numel() * t.dtype.itemsize for t in tensors.values()),
         dtype=floating or dtype or torch.float32,
         format=floating or other,
-        compiled=copier.compiled,
         reached=copier,
     )
 
@@ -109,34 +105,27 @@ def _demand_measured(kinds: set[type]) -> None:
             )
 
 
-class _OnMeta:
-    """Makes the meta tensors that stand for a model's."""
+def _on_meta(dtype: torch.dtype | None, channels_last: bool, source: Tensor, within_object: bool) -> Tensor:
+    """The meta tensor that stands for a model's."""
+    if torch.nn.parameter.is_lazy(source):
+        raise TraceError("the model has lazy parameters without a shape; run it once on real inputs before tracing it")
+    demand_dense(source, "the model holds")
+    made = _small_or_meta(source, dtype, channels_last, _SMALL_NUMEL if within_object else 0)
+    if not isinstance(source, torch.nn.Parameter):
+        return made
+    return torch.nn.Parameter(made, requires_grad=source.requires_grad)  # autocast keeps casts of what requires it
 
-    def __init__(self, dtype: torch.dtype | None, channels_last: bool) -> None:
-        self._dtype = dtype
-        self._channels_last = channels_last
 
-    def __call__(self, source: Tensor, within_object: bool) -> Tensor:
-        if torch.nn.parameter.is_lazy(source):
-            raise TraceError(
-                "the model has lazy parameters without a shape; run it once on real inputs before tracing it"
-            )
-        demand_dense(source, "the model holds")
-        made = self._made(source, _SMALL_NUMEL if within_object else 0)
-        if not isinstance(source, torch.nn.Parameter):
-            return made
-        return torch.nn.Parameter(made, requires_grad=source.requires_grad)  # autocast keeps casts of what requires it
-
-    def _made(self, source: Tensor, keep: int) -> Tensor:
-        dtype = source.dtype
-        if dtype.is_floating_point and dtype.itemsize > 1 and self._dtype is not None:
-            dtype = self._dtype
-        kept = source.dim() == 0 or not (dtype.is_floating_point or dtype.is_complex) or source.numel() <= keep
-        if kept and not source.is_meta and source.numel() <= _KEPT_NUMEL:
-            return source.detach().to("cpu", dtype, copy=True)
-        if self._channels_last and source.dim() == 4:
-            return torch.empty(source.shape, dtype=dtype, device="meta", memory_format=torch.channels_last)
-        return torch.empty_strided(source.shape, source.stride(), dtype=dtype, device="meta")
+def _small_or_meta(source: Tensor, wanted: torch.dtype | None, channels_last: bool, keep: int) -> Tensor:
+    dtype = source.dtype
+    if dtype.is_floating_point and dtype.itemsize > 1 and wanted is not None:
+        dtype = wanted
+    kept = source.dim() == 0 or not (dtype.is_floating_point or dtype.is_complex) or source.numel() <= keep
+    if kept and not source.is_meta and source.numel() <= _KEPT_NUMEL:
+        return source.detach().to("cpu", dtype, copy=True)
+    if channels_last and source.dim() == 4:
+        return torch.empty(source.shape, dtype=dtype, device="meta", memory_format=torch.channels_last)
+    return torch.empty_strided(source.shape, source.stride(), dtype=dtype, device="meta")
 
 
 # What gives a tensor its first values and returns it.
@@ -280,12 +269,6 @@ def _has_float(value: Any) -> bool:
     return type(value) is float
 
 
-# Code that runs with a model, but is not its own.
-CODES: frozenset[CodeType] = frozenset(
-    {SWITCHING, _float32.__code__, _in_float32(torch.empty, True).__code__, _has_float.__code__}
-)
-
-
 aten = torch.ops.aten
 
 
@@ -317,7 +300,13 @@ class _AlsoMeta(str):
         return str.__eq__(self, other) or (str.__eq__("meta", other) is True and get_ident() == self.thread)
 
 
-ASKED: CodeType = _AlsoMeta.__eq__.__code__  # no Python of the model's
+# Code that runs with a model, but is not its own.
+CODES: frozenset[CodeType] = frozenset(
+    {
+        *(_AlsoMeta.__eq__.__code__, *SWITCHING),
+        *(_float32.__code__, _in_float32(torch.empty, True).__code__, _has_float.__code__),
+    }
+)
 
 
 def multi_head_attention(

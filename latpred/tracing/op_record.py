@@ -1,9 +1,9 @@
 """OpRecord: what one call of an op amounts to, for one signature of shapes; and the cache that finds it again.
 
-Identical layers make identical calls, within a pass and between passes, so formulas and meta kernels run once per
-signature. Results of hot ops on the meta device are made from a formula: torch's own meta kernels are written in Python
-and take 0.2 to 0.7 ms each, these take microseconds. Such a function returns NotImplemented wherever it is not sure,
-wrong shapes included, so that torch's kernel decides and words the error.
+Identical layers make identical calls, so formulas and meta kernels run once per signature. Results of hot ops on the
+meta device are made from a formula in microseconds: torch's own meta kernels are written in Python and take 0.2 to 0.7
+ms each. Such a function returns NotImplemented wherever it is not sure, wrong shapes included, so that torch's kernel
+decides and words the error.
 """
 
 from __future__ import annotations
@@ -11,8 +11,7 @@ from __future__ import annotations
 import re
 from collections.abc import Callable, Hashable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from enum import IntEnum
-from functools import partial
+from functools import lru_cache, partial
 from itertools import pairwise
 from typing import Any
 
@@ -21,29 +20,8 @@ from torch._ops import OpOverload
 
 from latpred.errors import UnknownOpError
 from latpred.ops import Formula, Work, checked, formula_of, generation
-from latpred.ops.families import FREE, host_class, is_tensor, no_launch_class, stored_numel, sync_class
+from latpred.ops.families import FREE, host_class, is_tensor, no_launch_class, stored_numel
 from latpred.ops.pointwise import elementwise
-
-
-class Kind(IntEnum):
-    """How a call is handled."""
-
-    VIEW = 0  # every result shares storage with an argument
-    FRESH = 1  # every result is new: its shape depends on the arguments' shapes only
-    MAYBE = 2  # a view or a copy, depending on strides
-    MUTABLE = 3  # writes into an argument
-    FREE = 4  # launches nothing, is no view
-    DECOMPOSE = 5  # falls apart into other ops
-    ITEM = 6  # the host reads a value
-    MOVE = 7  # .to(): a cast, a copy or nothing
-    DROPOUT = 8  # nothing in evaluation mode
-    MATMUL = 9  # one product, or copies and a product
-    PICK = 10  # the result's shape depends on values
-    ANSWER = 11  # all(), any(), sum() == numel(): a check whose answer is assumed
-    BOUNDARY = 12  # runs a replacement that issues the kernels torch would
-    SCALAR = 13  # a value in a tensor of no dimensions: a launch, unless it is assigned to a part of another
-    LOOKUP = 14  # rows of a table, by numbers that must lie within it
-
 
 # Composite ops that are recorded whole: new results, views, and what is a view where the strides allow it.
 _FRESH_WHOLE = frozenset(
@@ -73,22 +51,16 @@ _MAYBE_WHOLE = frozenset(
 )
 _PICKING = ("nonzero", "masked_select", "unique", "_unique2", "unique_dim", "unique_consecutive", "bincount")
 _SPECIAL = {
-    name: kind
-    for kind, names in {
-        Kind.ITEM: ("_local_scalar_dense", "equal"),
-        Kind.MOVE: ("to", "_to_copy", "type_as"),
-        Kind.DROPOUT: ("dropout", "feature_dropout", "alpha_dropout", "feature_alpha_dropout"),
-        Kind.MATMUL: ("matmul",),
-        Kind.PICK: (
-            *("index", "_unsafe_index", "index_put", "index_put_", "_index_put_impl_", "repeat_interleave"),
-            *_PICKING,
-        ),
-        Kind.SCALAR: ("scalar_tensor",),
-        Kind.LOOKUP: ("embedding",),
-        Kind.ANSWER: ("all", "any", "eq"),
-        Kind.BOUNDARY: ("_transformer_encoder_layer_fwd", "_native_multi_head_attention"),
-    }.items()
-    for name in names
+    **dict.fromkeys(("_local_scalar_dense", "equal"), "item"),
+    **dict.fromkeys(("to", "_to_copy", "type_as"), "move"),
+    **dict.fromkeys(("dropout", "feature_dropout", "alpha_dropout", "feature_alpha_dropout"), "dropout"),
+    **dict.fromkeys(("index", "_unsafe_index", "index_put", "index_put_", "_index_put_impl_"), "pick"),
+    **dict.fromkeys(("repeat_interleave", *_PICKING), "pick"),
+    **dict.fromkeys(("all", "any", "eq"), "answer"),
+    **dict.fromkeys(("_transformer_encoder_layer_fwd", "_native_multi_head_attention"), "boundary"),
+    "matmul": "matmul",
+    "scalar_tensor": "scalar",
+    "embedding": "lookup",
 }
 _RESAMPLING = re.compile(r"_?upsample_\w+[^_]$")
 # Make the host wait on an asynchronous device: it must learn how large the result is.
@@ -101,7 +73,7 @@ class OpInfo:
 
     name: str
     short: str
-    kind: Kind
+    kind: str  # the name of the function in `handlers` that handles a call
     formula: Formula | None  # None when nobody knows
     override: Callable[..., Any] | None  # makes its result without the meta kernel
     arguments: tuple[str, ...]  # names of the schema's, in order
@@ -139,30 +111,30 @@ def _pointwise(func: OpOverload[..., Any]) -> bool:
     return any(torch.Tag.pointwise in getattr(packet, name).tags for name in packet.overloads())
 
 
-def _kind(func: OpOverload[..., Any], short: str, aten: bool) -> Kind:
+def _kind(func: OpOverload[..., Any], short: str, aten: bool) -> str:
     if aten and short in _SPECIAL:
         return _SPECIAL[short]
     if aten and short in _VIEW_WHOLE:
-        return Kind.VIEW
+        return "view"
     if aten and _RESAMPLING.match(short):
-        return Kind.FRESH  # torch has decompositions of these, for compilers: every device has a kernel
+        return "fresh"  # torch has decompositions of these, for compilers: every device has a kernel
     composite = func._can_decompose()
     if short == "where" and len(func._schema.arguments) == 1:
-        return Kind.DECOMPOSE  # the one-argument form is nonzero()
+        return "decompose"  # the one-argument form is nonzero()
     if composite and aten and short in _MAYBE_WHOLE:
-        return Kind.MAYBE
+        return "maybe"
     if composite and not (aten and short in _FRESH_WHOLE):
         # A formula given to a composite op says that one kernel serves it.
         if aten or formula_of(func._schema.name) is None:
-            return Kind.DECOMPOSE
-        return Kind.FRESH
+            return "decompose"
+        return "fresh"
     if aten and short in FREE:
-        return Kind.FREE
+        return "free"
     if func._schema.is_mutable:
-        return Kind.MUTABLE
+        return "mutable"
     if any(result.alias_info is not None for result in func._schema.returns):
-        return Kind.VIEW
-    return Kind.FRESH
+        return "view"
+    return "fresh"
 
 
 LIMIT = 50_000
@@ -174,7 +146,6 @@ class OpRecord:
 
     name: str
     host_class: str
-    nested_class: str  # its host class where another op issues it
     family: str = ""
     dtype: str = ""
     dims: Mapping[str, int] = field(default_factory=dict)
@@ -186,10 +157,7 @@ class OpRecord:
     launches: int = 0
     syncs: int = 0
     estimated: bool = False
-    alias: bool = False  # nothing was launched
-    # What makes each result on the meta device without running the op, where it consists of tensors; and their holder.
-    makers: tuple[Callable[[], Any], ...] | None = None
-    container: type | None = None
+    make: Callable[[], Any] | None = None  # its result on the meta device, without running the op; of tensors alone
 
     @property
     def counts(self) -> tuple[int, ...]:
@@ -197,46 +165,35 @@ class OpRecord:
         work = (self.macs, self.weight_bytes, self.read_bytes, self.write_bytes, self.new_bytes)
         return (*work, *self.dims.values())
 
-    def make(self) -> Any:
-        """The op's result on the meta device."""
-        assert self.makers is not None
-        if self.container is None:
-            return self.makers[0]()
-        return self.container([make() for make in self.makers])
-
     def giving(self, out: Any, **changes: Any) -> OpRecord:
         """The record with a result that can be made anew, where it consists of tensors."""
-        several = isinstance(out, (tuple, list))
-        parts = list(out) if several else [out]
-        simple = all(part is None or isinstance(part, torch.Tensor) for part in parts)
-        makers = tuple(map(_maker, parts)) if simple else None
-        container = None if not several else list if type(out) is list else tuple
-        return replace(self, makers=makers, container=container, **changes)
+        parts = out if isinstance(out, (tuple, list)) else [out]
+        if not all(part is None or isinstance(part, torch.Tensor) for part in parts):
+            return replace(self, **changes)
+        makers = list(map(_maker, parts))
+        holder = list if type(out) is list else tuple
+        make = makers[0] if parts is not out else lambda: holder([each() for each in makers])
+        return replace(self, make=make, **changes)
 
 
-class _OpRecordCache:
-    """What was learnt of ops and their calls; dropped when a formula is registered, or when there is too much."""
-
-    def __init__(self) -> None:
-        self._records: dict[Hashable, OpRecord] = {}
-        self._infos: dict[Any, OpInfo] = {}
-        self._generation = -1
-
-    def tables(self) -> tuple[dict[Hashable, OpRecord], dict[Any, OpInfo]]:
-        """Records by signature, and op infos by overload, for one pass to read and extend."""
-        if self._generation != generation() or len(self._records) > LIMIT:
-            self._records, self._infos = {}, {}
-            self._generation = generation()
-        return self._records, self._infos
+@lru_cache(1)
+def _tables(generation: int) -> tuple[dict[Hashable, OpRecord], dict[Any, OpInfo]]:
+    return {}, {}
 
 
-CACHE = _OpRecordCache()
+def learnt() -> tuple[dict[Hashable, OpRecord], dict[Any, OpInfo]]:
+    """What was learnt of calls, by signature, and of op overloads, for one pass to read and extend.
+
+    It is dropped when a formula is registered, or when there is too much.
+    """
+    if len(_tables(generation())[0]) > LIMIT:
+        _tables.cache_clear()
+    return _tables(generation())
 
 
 def no_launch(info: OpInfo, view: bool) -> OpRecord:
     """A call that launches nothing."""
-    nested = no_launch_class(info.short, view, nested=True)
-    return OpRecord(info.name, no_launch_class(info.short, view), nested, alias=True)
+    return OpRecord(info.name, no_launch_class(info.short, view))
 
 
 def allocation(info: OpInfo, out: Any) -> OpRecord:
@@ -246,8 +203,7 @@ def allocation(info: OpInfo, out: Any) -> OpRecord:
 
 def sync(info: OpInfo, tensor: torch.Tensor) -> OpRecord:
     """A call by which the host reads a value."""
-    classes = sync_class(info.short), sync_class(info.short, nested=True)
-    return OpRecord(info.name, *classes, dtype=dtype_name(tensor.dtype), syncs=1, alias=True)
+    return OpRecord(info.name, host_class(info.short, "sync"), dtype=dtype_name(tensor.dtype), syncs=1)
 
 
 def launching(
@@ -267,7 +223,6 @@ def launching(
     return OpRecord(
         name=info.name,
         host_class=host_class(info.short, work.family),
-        nested_class=host_class(info.short, work.family, nested=True),
         family=work.family,
         dtype=dtype_name(computed_in),
         dims=work.dims,
@@ -275,7 +230,7 @@ def launching(
         weight_bytes=weight_bytes,
         read_bytes=read_bytes,
         write_bytes=work.writes if work.writes is not None else sum(_distinct(t) for t in written),
-        new_bytes=0 if info.kind is Kind.MUTABLE or info.short.endswith("_") else _new_bytes(out),
+        new_bytes=0 if info.kind == "mutable" or info.short.endswith("_") else _new_bytes(out),
         launches=work.launches,
         syncs=info.syncs,
         estimated=info.formula is None,
@@ -415,17 +370,7 @@ def _softmax(x: Tensor, dim: int, dtype: torch.dtype | None = None) -> Any:
 
 
 @_override("scaled_dot_product_attention")
-def _attention(
-    query: Tensor,
-    key: Tensor,
-    value: Tensor,
-    attn_mask: Tensor | None = None,
-    dropout_p: float = 0.0,
-    is_causal: bool = False,
-    *,
-    scale: float | None = None,
-    enable_gqa: bool = False,
-) -> Any:
+def _attention(query: Tensor, key: Tensor, value: Tensor, *_: Any, enable_gqa: bool = False, **__: Any) -> Any:
     if query.dim() != 4 or key.dim() != 4 or value.dim() != 4 or not query.dtype == key.dtype == value.dtype:
         return NotImplemented
     batch, heads, queries, size = query.shape
@@ -450,53 +395,38 @@ def _binary(x: Any, y: Any, *rest: Any, **options: Any) -> Any:
     return _empty(torch.broadcast_shapes(x.shape, y.shape), x)  # type: ignore[no-untyped-call]
 
 
-@_override("embedding")
-def _embedding(weight: Tensor, indices: Tensor, *_: Any) -> Any:
-    if weight.dim() != 2 or indices.dtype.is_floating_point:
-        return NotImplemented
-    return _empty(indices.shape + weight.shape[1:], weight)
-
-
 @_override("conv1d", "conv2d")
 def _convolution(
     x: Tensor,
     weight: Tensor,
     bias: Tensor | None = None,
-    stride: Any = 1,
-    padding: Any = 0,
-    dilation: Any = 1,
+    stride: Any = (1,),
+    padding: Any = (0,),
+    dilation: Any = (1,),
     groups: int = 1,
 ) -> Any:
-    spatial = weight.dim() - 2
     if x.dim() != weight.dim() or x.shape[1] != weight.shape[1] * groups or x.dtype != weight.dtype:
         return NotImplemented
-    plane = _conv_plane(tuple(x.shape[2:]), tuple(weight.shape[2:]), stride, padding, dilation, spatial)
-    if plane is None or min(plane) < 1:
+    plane = _conv_plane(tuple(x.shape[2:]), tuple(weight.shape[2:]), stride, padding, dilation)
+    if min(plane) < 1:
         return NotImplemented
     shape = (x.shape[0], weight.shape[0], *plane)
     return torch.empty(shape, dtype=x.dtype, device="meta", memory_format=_conv_format(x, weight))
 
 
 def _conv_plane(
-    size: tuple[int, ...], kernel: tuple[int, ...], stride: Any, padding: Any, dilation: Any, spatial: int
-) -> tuple[int, ...] | None:
+    size: tuple[int, ...], kernel: tuple[int, ...], stride: Any, padding: Any, dilation: Any
+) -> tuple[int, ...]:
     if padding == "same":
         return size
-    if isinstance(padding, str):
-        padding = 0
-    steps, pads, gaps = (_each(value, spatial) for value in (stride, padding, dilation))
+    given = (stride, (0,) if isinstance(padding, str) else padding, dilation)
+    steps, pads, gaps = (tuple(value) * (len(size) // len(value)) for value in given)
     if min(steps) < 1:
-        return None
+        return (0,)
     return tuple(
         (n + 2 * pad - gap * (k - 1) - 1) // step + 1
         for n, k, step, pad, gap in zip(size, kernel, steps, pads, gaps, strict=True)
     )
-
-
-def _each(value: Any, count: int) -> tuple[int, ...]:
-    if isinstance(value, int):
-        return (value,) * count
-    return tuple(value) * count if len(value) == 1 else tuple(value)
 
 
 def _conv_format(x: Tensor, weight: Tensor) -> torch.memory_format:
@@ -541,17 +471,14 @@ def _masked_softmax(x: Tensor, *_: Any) -> Any:
     return _same(x)
 
 
-def whole_matmul(x: Tensor, y: Tensor) -> tuple[int, ...] | None:
-    """Result shape of a matmul that torch can run as one product without copying an operand; else None."""
+def is_one_product(x: Tensor, y: Tensor) -> bool:
+    """Whether torch can run a matmul as one product without copying an operand."""
     if x.dtype != y.dtype or min(x.dim(), y.dim()) < 2 or x.shape[-1] != y.shape[-2]:
-        return None
+        return False
     if y.dim() == 2:
-        return (*x.shape[:-1], y.shape[-1]) if _mergeable(x, x.dim() - 1) else None
-    if x.dim() != y.dim() or x.shape[:-2] != y.shape[:-2]:
-        return None
-    if not (_mergeable(x, x.dim() - 2) and _mergeable(y, y.dim() - 2)):
-        return None
-    return (*x.shape[:-1], y.shape[-1])
+        return _mergeable(x, x.dim() - 1)
+    alike = x.dim() == y.dim() and x.shape[:-2] == y.shape[:-2]
+    return alike and _mergeable(x, x.dim() - 2) and _mergeable(y, y.dim() - 2)
 
 
 def _mergeable(tensor: Tensor, leading: int) -> bool:

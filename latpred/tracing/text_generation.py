@@ -11,7 +11,7 @@ from collections.abc import Callable, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from functools import partial, wraps
-from typing import Any, overload
+from typing import Any
 
 import msgspec
 import torch
@@ -176,37 +176,30 @@ def trace_generation(
     naming = Naming(name, precision, attention=attention)
     made = make_meta_module(module, dtype)
     attend(made.module, attention)
-    loop = _Loop(made, naming, cache)
-    extrapolated = _extrapolated(loop, prompt, new_tokens) if new_tokens > _TRACED + 1 else None
+
+    def stages(prompt: int, new_tokens: int, traced: int) -> list[Stage]:
+        """The prefill and the first decode steps, `traced` in all, of a call that asks for `new_tokens`."""
+        tracer = _GenerationTracer(made, naming, cache, prompt, new_tokens, traced)
+        whole = _attended(tracer.graph(), attention)
+        cuts, exact_cuts = tracer.cuts[2], tracer.cuts[1]
+        return [_stage(whole, prompt + index - 1 if index else 0, index, cuts, exact_cuts) for index in range(traced)]
+
+    extrapolated = _extrapolated(stages, cache, prompt, new_tokens) if new_tokens > _TRACED + 1 else None
     if extrapolated is None:
-        prefill, *steps = loop.stages(prompt, new_tokens, new_tokens)
+        prefill, *steps = stages(prompt, new_tokens, new_tokens)
         extrapolated = prefill, steps
     return GenerationGraph(prompt, new_tokens, cache, *extrapolated)
 
 
-@dataclass(frozen=True, slots=True)
-class _Loop:
-    """Traces `generate()` with any prompt."""
-
-    meta_module: MetaModule
-    naming: Naming
-    cache: str
-
-    def stages(self, prompt: int, new_tokens: int, traced: int) -> list[Stage]:
-        """The prefill and the first decode steps, `traced` in all, of a call that asks for `new_tokens`."""
-        tracer = _GenerationTracer(self, prompt, new_tokens, traced)
-        whole = _attended(tracer.graph(), self.naming.attention)
-        cuts, exact_cuts = tracer.cuts[2], tracer.cuts[1]
-        return [_stage(whole, prompt + index - 1 if index else 0, index, cuts, exact_cuts) for index in range(traced)]
-
-
-def _extrapolated(loop: _Loop, prompt: int, new_tokens: int) -> tuple[Stage, Sequence[Stage]] | None:
+def _extrapolated(
+    stages: Callable[[int, int, int], list[Stage]], cache: str, prompt: int, new_tokens: int
+) -> tuple[Stage, Sequence[Stage]] | None:
     """The prefill and all steps, on the line through the first two; None where other traced steps are not on it."""
-    prefill, first, second, third = loop.stages(prompt, new_tokens, 1 + _TRACED)
+    prefill, first, second, third = stages(prompt, new_tokens, 1 + _TRACED)
     steps = _StepsOnLine(first, second, new_tokens - 1)
     checked = [(2, third)]
-    if loop.cache == "dynamic":  # a static cache is as long in the last step as in the first
-        checked.append((new_tokens - 2, loop.stages(prompt + new_tokens - 2, 2, 2)[1]))
+    if cache == "dynamic":  # a static cache is as long in the last step as in the first
+        checked.append((new_tokens - 2, stages(prompt + new_tokens - 2, 2, 2)[1]))
     try:
         straight = all(same_work(steps[number].graph, traced.graph) for number, traced in checked)
     except NotAffineError:
@@ -225,15 +218,8 @@ class _StepsOnLine(Sequence[Stage]):
     def __len__(self) -> int:
         return self.length
 
-    @overload
-    def __getitem__(self, index: int) -> Stage: ...
-    @overload
-    def __getitem__(self, index: slice) -> list[Stage]: ...
-    def __getitem__(self, index: int | slice) -> Stage | list[Stage]:
-        numbers = range(self.length)[index]
-        return self._step(numbers) if isinstance(numbers, int) else [self._step(number) for number in numbers]
-
-    def _step(self, number: int) -> Stage:
+    def __getitem__(self, index: int) -> Stage:  # type: ignore[override]
+        number = range(self.length)[index]
         graph = graph_between(self.first.graph, self.second.graph, (number, 1))
         return Stage(self.first.before + number, graph, self.first.span, self.first.span_at_one)
 
@@ -244,28 +230,27 @@ class _GenerationTracer(Tracer):
     The notes are taken by the two methods that `generate()` calls around a forward pass.
     """
 
-    def __init__(self, loop: _Loop, prompt: int, new_tokens: int, traced: int) -> None:
-        self._token = _ordinary_token(loop.meta_module.module)
+    def __init__(
+        self, meta_module: MetaModule, naming: Naming, cache: str, prompt: int, new_tokens: int, traced: int
+    ) -> None:
+        self._token = _ordinary_token(meta_module.module)
         ids = torch.full((1, prompt), self._token)
-        super().__init__(loop.meta_module, Inputs(lambda batch: _prompts(ids, batch), "seq", prompt), loop.naming)
+        super().__init__(meta_module, Inputs(lambda batch: _prompts(ids, batch), "seq", prompt), naming)
         self.cuts: dict[int, list[list[int]]] = {}  # by batch: what the recorder marked
-        self._new_tokens, self._cache, self._traced = new_tokens, loop.cache, traced
+        self._new_tokens, self._cache, self._traced = new_tokens, cache, traced
         self._recorder = _GreedyRecorder(None, self._token)
         self._note()
 
     def one_pass(self, batch: int, *, watched: bool = False) -> TracePass:
-        """One call at one batch size."""
         done = super().one_pass(batch, watched=watched)
         self.cuts[batch] = self._recorder.marks
         return done
 
     def recorder(self, watcher: PassWatcher | None) -> TraceRecorder:
-        """One that chooses tokens."""
         self._recorder = _GreedyRecorder(watcher, self._token)
         return self._recorder
 
     def target(self) -> Callable[..., Any]:
-        """`generate()`, greedy."""
         module: Any = self._meta_module.module
         config = getattr(module, "generation_config", None)
         end = getattr(config, "eos_token_id", None)

@@ -13,7 +13,7 @@ from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from functools import cache
 from itertools import accumulate, compress
-from types import CodeType, FrameType, MethodType
+from types import CodeType, FrameType
 from typing import Any
 
 import msgspec
@@ -23,14 +23,14 @@ from torch.multiprocessing.reductions import StorageWeakRef
 
 from latpred.errors import TraceError
 from latpred.graph.graph import NO_CALLS, Affine, Calls, Op
-from latpred.sandbox.own_thread import usual_call
-from latpred.tracing.meta_module import ASKED, CODES
+from latpred.ops.families import nested_class
+from latpred.tracing.meta_module import CODES
 from latpred.tracing.op_record import OpRecord, leaves, place
 
-_CALL: CodeType = torch.nn.Module._call_impl.__code__
+MODULE_CALL: CodeType = torch.nn.Module._call_impl.__code__
 _WRAPPER: CodeType = torch.nn.Module._wrapped_call_impl.__code__
 _READ: CodeType = torch.nn.Module.__getattr__.__code__
-_OTHERS = frozenset(map(id, (_WRAPPER, ASKED, *CODES)))  # Python that runs with a model and is not its own
+_OTHERS = frozenset(map(id, (_WRAPPER, *CODES)))  # Python that runs with a model and is not its own
 # What torch asks in Python before it hands an op to a mode; there is no such question without one.
 _LOOKUP: CodeType | None = getattr(getattr(simple_registry, "find_torch_dispatch_rule", None), "__code__", None)
 _GONE: Callable[[int], bool] = torch.UntypedStorage._expired  # type: ignore[assignment]
@@ -102,10 +102,7 @@ class PassWatcher:
         return None if made is None else made[0][0]
 
     def after(self, record: OpRecord, out: Any, given: Sequence[torch.Tensor] = ()) -> None:
-        """Note an op that was just handled, and the memory that went since the one before.
-
-        `given` are the tensors that an op with parameters was called with.
-        """
+        """Note an op that was just handled, and the memory that went since; `given` an op with parameters was."""
         index = len(self.modules)
         self.modules.append(self._stack[-1])
         weight = next((tensor for tensor in given if not tensor.is_inference()), None)
@@ -153,12 +150,7 @@ def _watched(tensor: torch.Tensor) -> StorageWeakRef:
 
 
 def _hook(paths: dict[int, str], stack: list[str], calls: list[int]) -> Callable[[FrameType, str, Any], None]:
-    """The profiler hook; a closure because it is called thousands of times in a pass.
-
-    A module that the forward pass made itself is called as the model's are, without hooks on all modules that look on.
-    """
-    unhooked = usual_call()
-    lent: list[torch.nn.Module] = []
+    """The profiler hook; a closure because it is called thousands of times in a pass."""
 
     def hook(frame: FrameType, event: str, _: Any) -> None:
         if calls[3]:
@@ -170,24 +162,16 @@ def _hook(paths: dict[int, str], stack: list[str], calls: list[int]) -> Callable
                 if CHEAP_HOOK:
                     sys.setprofile(None)  # until the recorder has handled the op that is looked up
                 return
-            if code is _CALL:
+            if code is MODULE_CALL:
                 calls[0] += 1
                 stack.append(paths.get(id(frame.f_locals["self"]), stack[-1]))
-                if lent:
-                    lent.pop().__dict__.pop("_call_impl", None)
-                return
-            if unhooked is not None and code is _WRAPPER:
-                module = frame.f_locals["self"]
-                if "_call_impl" not in module.__dict__:
-                    module.__dict__["_call_impl"] = MethodType(unhooked, module)  # found, then taken away at once
-                    lent.append(module)
                 return
             caller = frame.f_back
-            if id(code) not in _OTHERS and (caller is None or caller.f_code is not _CALL):
+            if id(code) not in _OTHERS and (caller is None or caller.f_code is not MODULE_CALL):
                 calls[1] += 1
                 if code is _READ:
                     calls[2] += 1
-        elif event == "return" and frame.f_code is _CALL:
+        elif event == "return" and frame.f_code is MODULE_CALL:
             stack.pop()
 
     return hook
@@ -268,7 +252,7 @@ def _ops(
             msgspec.structs.replace(
                 op,
                 module=module,
-                host_class=a.nested_class if nested else op.host_class,
+                host_class=nested_class(op.host_class) if nested else op.host_class,
                 live_bytes=count(*live),
                 **calls._asdict(),
                 reread_after=count(again[0][index], again[1][index]) if index in again[0] else None,
@@ -284,10 +268,7 @@ def _touched(record: OpRecord) -> int:
 
 
 def touched_since(touched: Iterable[int], weights: Sequence[tuple[int, int, int] | None]) -> dict[int, int]:
-    """For each op that reads parameters once more, the bytes that were touched since the last time.
-
-    touched : by each op.
-    """
+    """For each op that reads parameters once more, the bytes that ops have `touched` since the last time."""
     last: dict[tuple[int, int, int], int] = {}
     pairs = []
     for index, weight in enumerate(weights):

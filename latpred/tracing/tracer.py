@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import sys
-import threading
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass
@@ -19,7 +18,7 @@ from latpred.errors import LatpredError, TraceError, UsageError
 from latpred.graph.graph import Affine, ModelGraph, Op
 from latpred.graph.rewrites import attended
 from latpred.query import check_attention
-from latpred.sandbox.own_thread import no_collection, uncompiled, without_modes
+from latpred.sandbox.own_thread import no_collection, uncompiled, unhooked, without_modes
 from latpred.sandbox.untouched import put_back
 from latpred.tracing.autocast import OWN, Autocast, EntersAutocastError, means_autocast, nesting
 from latpred.tracing.handlers import HANDLERS, Call, UnknowableError
@@ -41,8 +40,9 @@ from latpred.tracing.inputs import (
     tensors_in,
 )
 from latpred.tracing.meta_module import MetaModule, attend, fast_paths_on_meta, make_meta_module, usual_dtype
-from latpred.tracing.op_record import CACHE, Kind, OpRecord, describe, leaves, place, unknown
+from latpred.tracing.op_record import OpRecord, describe, learnt, leaves, place, unknown
 from latpred.tracing.trace_pass import (
+    MODULE_CALL,
     PassWatcher,
     TracePass,
     demand_same,
@@ -55,7 +55,6 @@ from latpred.tracing.trace_pass import (
 from latpred.zoo import names
 
 _NO_OPTIONS: dict[str, Any] = {}
-_HANDLERS = tuple(HANDLERS[kind] for kind in Kind)  # by number: a dict would ask the kind for its hash at every op
 
 
 class TraceRecorder(TorchDispatchMode):  # type: ignore[no-untyped-call]
@@ -69,11 +68,11 @@ class TraceRecorder(TorchDispatchMode):  # type: ignore[no-untyped-call]
         self.stale: set[int] = set()  # storages of real tensors whose values are no longer known
         # The last value that was made a tensor of, and the position of its record.
         self.value: tuple[int, torch.Tensor] | None = None
-        self.known, self.infos = CACHE.tables()
+        self.known, self.infos = learnt()
         self.generator = torch.Generator().manual_seed(0)  # gives the random numbers that the pass needs
         self.watcher = watcher
         self.refuses_autocast = False  # whether an op in torch.autocast ends the pass in `EntersAutocastError`
-        self._depth = 0
+        self.depth = 0  # how many ops what is handled is part of
         self._inner = 0
         self._arguments: Sequence[Any] = ()  # of the op being handled, while a watcher looks on
 
@@ -86,7 +85,7 @@ class TraceRecorder(TorchDispatchMode):  # type: ignore[no-untyped-call]
         self, func: OpOverload[..., Any], types: Any, args: Sequence[Any] = (), kwargs: dict[str, Any] | None = None
     ) -> Any:
         watcher = self.watcher
-        if watcher is None or self._depth:
+        if watcher is None or self.depth:
             return self._handle(func, args, kwargs or _NO_OPTIONS)
         watcher.pause()
         try:
@@ -103,14 +102,9 @@ class TraceRecorder(TorchDispatchMode):  # type: ignore[no-untyped-call]
         self.current = info.name
         if self.watcher is not None:
             self._arguments = args
-        out = _HANDLERS[info.kind](self, Call(func, info, args, options))
+        out = HANDLERS[info.kind](self, Call(func, info, args, options))
         self.current, self._arguments = "", ()
         return out
-
-    @property
-    def within(self) -> bool:
-        """Whether what is handled is part of another op."""
-        return self._depth > 0
 
     def route(self, handle: Callable[[OpOverload[..., Any], Sequence[Any], dict[str, Any]], Any] | None) -> None:
         """Have calls handled by something else, which hands them on to `_handle` of the class; None: by that itself."""
@@ -122,25 +116,22 @@ class TraceRecorder(TorchDispatchMode):  # type: ignore[no-untyped-call]
     def record(self, record: OpRecord, out: Any) -> Any:
         """Keep the record of one op and pass its result on."""
         self.records.append(record)
-        if self._depth:
-            self.nested.append(self._inner > 0)
-            self._inner += 1
-        else:
-            self.nested.append(False)
+        self.nested.append(self.depth > 0 and self._inner > 0)
+        self._inner += 1
         if self.watcher is not None:
             self.watcher.after(record, out, leaves(self._arguments) if record.weight_bytes else ())
         return out
 
     def inside(self, function: Callable[..., Any], args: Sequence[Any], options: dict[str, Any]) -> Any:
         """Call a function whose own ops are recorded as parts of the current one."""
-        if not self._depth:
+        if not self.depth:
             self._inner = 0
-        self._depth += 1
+        self.depth += 1
         try:
             with self:
                 return function(*args, **options)
         finally:
-            self._depth -= 1
+            self.depth -= 1
 
     def finished(self, batch: int, input_bytes: int) -> TracePass:
         """What was recorded."""
@@ -148,7 +139,6 @@ class TraceRecorder(TorchDispatchMode):  # type: ignore[no-untyped-call]
 
 
 _FORMATS = ("contiguous", "channels_last")
-_LOCK = threading.RLock()
 COMPILED = "the model is compiled with torch.compile and priced as eager runs it; for compiled ask for runtime compile"
 FAR = 64  # the largest batch that is traced where no larger one is asked for
 MOST_IDS = 2**15  # integers are computed with: beyond so many of them a pass takes several times as long
@@ -333,7 +323,7 @@ class Tracer:
         self._inputs = inputs
         self._naming = naming
         self._autocast = Autocast(naming.target, follows=naming.precision in AUTOCAST)
-        self.compiled = meta_module.compiled  # whether some of it would run under torch.compile
+        self.compiled = meta_module.reached.compiled  # whether some of it would run under torch.compile
 
     def graph(self, batches: Sequence[int] | None = None) -> ModelGraph:
         """Put the passes together; with `batches` look at large ones, and without a line at each."""
@@ -428,7 +418,8 @@ class Tracer:
     @contextmanager
     def alone(self) -> Iterator[None]:
         """Keep everything away from some passes, and their traces from everything outside the meta module."""
-        with _LOCK, no_collection(), put_back(self._meta_module.reached.roots), uncompiled() as met:
+        roots = self._meta_module.reached.roots
+        with no_collection(), put_back(roots), unhooked(), uncompiled() as met:
             yield
         self.compiled = self.compiled or bool(met)
 
@@ -532,10 +523,9 @@ class Tracer:
     def _where(self, error: BaseException) -> str:
         """The innermost module that the traceback passes through, and the line of the model's own code."""
         path, line, trail = "", "", error.__traceback__
-        call = torch.nn.Module._call_impl.__code__
         while trail is not None:
             code = trail.tb_frame.f_code
-            if code is call:
+            if code is MODULE_CALL:
                 path = self._meta_module.paths.get(id(trail.tb_frame.f_locals["self"]), path)
             elif not code.co_filename.startswith(_OWN):
                 line = f" ({Path(code.co_filename).name}:{trail.tb_lineno})"

@@ -19,7 +19,7 @@ from torch import nn
 
 from latpred.errors import TraceError, UsageError
 from latpred.graph.graph import COUNTS, Affine, ModelGraph, Op
-from latpred.ops.families import host_class
+from latpred.ops.families import DIMS, host_class
 from latpred.sandbox.own_thread import without_modes
 from latpred.tracing.inputs import Inputs, dtype_of, example_tokens, longest, refuse_autocast
 from latpred.tracing.meta_module import layer_around, make_meta_module
@@ -93,7 +93,6 @@ class _NestedTracer(Tracer):
     on: str
 
     def recorder(self, watcher: PassWatcher | None) -> TraceRecorder:
-        """One that knows the lengths."""
         return _NestedRecorder(watcher, self.lengths, self.on)
 
 
@@ -102,7 +101,7 @@ class _NestedRecorder(TraceRecorder):  # type: ignore[no-untyped-call]
 
     def __init__(self, watcher: PassWatcher | None, lengths: tuple[int, ...], target: str) -> None:
         super().__init__(watcher)
-        kernels = (_Cuda if target == "cuda" else _Cpu)(self, lengths)
+        kernels = (_CudaKernels if target == "cuda" else _Kernels)(self, lengths)
         self._replaced: dict[str, Callable[..., Any]] = {
             "_nested_tensor_from_mask_left_aligned": _left_aligned,
             "_nested_tensor_from_mask": kernels.from_mask,
@@ -130,7 +129,7 @@ def _lengths_of(mask: Tensor) -> Tensor:
 
 
 class _Kernels:
-    """What is the same on every device: a layer of an encoder between its conversions."""
+    """A layer of an encoder between its conversions; on a CPU one op after another for each sequence."""
 
     def __init__(self, recorder: TraceRecorder, lengths: tuple[int, ...]) -> None:
         self.recorder, self.lengths = recorder, lengths
@@ -146,23 +145,12 @@ class _Kernels:
         """Sizes as the host has them, which keeps the shapes of nested tensors."""
         return sizes
 
-    def without_padding(self, padded: Tensor, sizes: Tensor) -> Tensor:
-        """(batch, longest, width) to (tokens, width)."""
-        raise NotImplementedError
-
-    def attention(self, x: Tensor, heads: int, weights: tuple[Tensor, ...]) -> Tensor:
-        """(tokens, width) to (tokens, width)."""
-        raise NotImplementedError
-
     def layer(self, src: Tensor, embed_dim: int, num_heads: int, *rest: Any) -> Tensor:
         """One encoder layer."""
         return layer_around(lambda x: self.attention(x, num_heads, rest[:4]), src[0], embed_dim, *rest[4:15])[None]
 
-
-class _Cpu(_Kernels):
-    """One op after another for each sequence."""
-
     def without_padding(self, padded: Tensor, sizes: Tensor) -> Tensor:
+        """(batch, longest, width) to (tokens, width)."""
         longest, width = padded.shape[1:]
         sizes.unbind(0)
         masks = []
@@ -177,7 +165,7 @@ class _Cpu(_Kernels):
         tokens = torch.empty(sum(self.lengths) * padded.shape[-1], dtype=padded.dtype, device="meta")
         dims = {"rows": tokens.numel(), "cols": 1}
         read = (padded.numel() + mask.numel()) * padded.dtype.itemsize
-        return _issue(self.recorder, "masked_select", "index.gather", dims, tokens, 0, read)  # type: ignore[no-any-return]
+        return self._issue("masked_select", "index.gather", dims, tokens, read)  # type: ignore[no-any-return]
 
     def with_padding(self, tokens: Tensor, longest: int) -> Tensor:
         """(tokens, width) to (batch, longest, width)."""
@@ -193,6 +181,7 @@ class _Cpu(_Kernels):
         return aten.constant_pad_nd(padded, [0, 0, 0, output_size[1] - padded.shape[1]])  # type: ignore[no-any-return]
 
     def attention(self, x: Tensor, heads: int, weights: tuple[Tensor, ...]) -> Tensor:
+        """(tokens, width) to (tokens, width)."""
         qkv_weight, qkv_bias, proj_weight, proj_bias = weights
         batch, longest, width = len(self.lengths), max(self.lengths), x.shape[1]
         packed = self.with_padding(aten.mm(x, qkv_weight.t()), longest)
@@ -215,13 +204,20 @@ class _Cpu(_Kernels):
             done.narrow(1, length, longest - length).fill_(0.0)
         return out
 
+    def _issue(self, op: str, family: str, dims: dict[str, int], out: Tensor, read_bytes: int, **counts: Any) -> Any:
+        """Record a kernel that no op of the meta device stands for."""
+        written = out.numel() * out.dtype.itemsize
+        moved: dict[str, Any] = {"read_bytes": read_bytes, "write_bytes": written, "new_bytes": written, "launches": 1}
+        kernel = OpRecord(f"aten::{op}", host_class(op, family), family, dtype_name(out.dtype), dims, **moved, **counts)
+        return self.recorder.record(kernel, out)
 
-class _Cuda(_Kernels):
-    """One kernel for all sequences."""
+
+class _CudaKernels(_Kernels):
+    """On CUDA one kernel for all sequences."""
 
     def known(self, sizes: Tensor) -> Tensor:
         dims = {"numel": len(sizes), "run": len(sizes)}
-        made: Tensor = _issue(self.recorder, "to", "copy", dims, sizes, 0, 8 * len(sizes), syncs=1)
+        made: Tensor = self._issue("to", "copy", dims, sizes, 8 * len(sizes), syncs=1)
         return made
 
     def without_padding(self, padded: Tensor, sizes: Tensor) -> Tensor:
@@ -230,7 +226,6 @@ class _Cuda(_Kernels):
         return self._converted("_nested_from_padded", tokens, tokens)
 
     def to_padded(self, nested: Tensor, padding: float, output_size: Sequence[int] | None = None) -> Tensor:
-        """Nested to padded."""
         tokens = nested[0]
         self.sizes.to(torch.int64, copy=True)
         longest = max(self.lengths) if output_size is None else output_size[1]
@@ -239,7 +234,7 @@ class _Cuda(_Kernels):
 
     def _converted(self, name: str, source: Tensor, out: Tensor) -> Tensor:
         dims = {"numel": out.numel(), "run": out.shape[-1]}
-        return _issue(self.recorder, name, "copy", dims, out, 0, source.numel() * source.dtype.itemsize)  # type: ignore[no-any-return]
+        return self._issue(name, "copy", dims, out, source.numel() * source.dtype.itemsize)  # type: ignore[no-any-return]
 
     def attention(self, x: Tensor, heads: int, weights: tuple[Tensor, ...]) -> Tensor:
         qkv_weight, qkv_bias, proj_weight, proj_bias = weights
@@ -251,51 +246,16 @@ class _Cuda(_Kernels):
         out = torch.empty_like(x)
         squares = sum(length * length for length in self.lengths)
         typical = isqrt(squares // len(self.lengths))
-        dims = {
-            "batch": len(self.lengths),
-            "heads": heads,
-            "queries": typical,
-            "keys": typical,
-            "head_dim": size,
-            "masked": 0,
-        }
-        read = 3 * x.numel() * x.dtype.itemsize
-        _issue(self.recorder, "scaled_dot_product_attention", "attention", dims, out, 2 * squares * x.shape[1], read)
+        sizes = (len(self.lengths), heads, typical, typical, size, 0)
+        dims = dict(zip(DIMS["attention"], sizes, strict=True))
+        read, macs = 3 * x.numel() * x.dtype.itemsize, 2 * squares * x.shape[1]
+        self._issue("scaled_dot_product_attention", "attention", dims, out, read, macs=macs)
         out = out.view(1, -1, heads, size).transpose(1, 2).reshape(out.shape)
         return aten.linear(out, proj_weight, proj_bias)  # type: ignore[no-any-return]
 
 
 def _pad(part: Tensor, longest: int) -> Tensor:
     return aten.constant_pad_nd(part, [0, 0, 0, longest - part.shape[0]])  # type: ignore[no-any-return]
-
-
-def _issue(
-    recorder: TraceRecorder,
-    op: str,
-    family: str,
-    dims: dict[str, int],
-    out: Tensor,
-    macs: int,
-    read_bytes: int,
-    syncs: int = 0,
-) -> Any:
-    """Record a kernel that no op of the meta device stands for."""
-    written = out.numel() * out.dtype.itemsize
-    record = OpRecord(
-        name=f"aten::{op}",
-        host_class=host_class(op, family),
-        nested_class=host_class(op, family, nested=True),
-        family=family,
-        dtype=dtype_name(out.dtype),
-        dims=dims,
-        macs=macs,
-        read_bytes=read_bytes,
-        write_bytes=written,
-        new_bytes=written,
-        launches=1,
-        syncs=syncs,
-    )
-    return recorder.record(record, out)
 
 
 PACKED = "an estimate: work as of one row of all tokens, with an attention kernel that keeps sequences apart (varlen)"
@@ -322,27 +282,22 @@ def trace_lengths(
     name = model if isinstance(model, str) else type(model).__name__
     module = names.build(model).model if isinstance(model, str) else model
     traced: dict[str, Any] = {"precision": precision, "target": target}
+    sized: dict[str, Any] = {"model": name, "input_kind": "seq", "input_size": padded_to}
     if isinstance(module, nn.TransformerEncoder):
         if execution == "padded":
-            given = padded_inputs(module, sorted(lengths), padded_to)
-            graph = _sized(trace(without_nested(module), given, **traced), padded_to)
+            graph = trace(without_nested(module), padded_inputs(module, sorted(lengths), padded_to), **traced)
         elif execution == "nested":
             graph = trace_nested(module, lengths, padded_to, target=target, precision=precision)
         else:
             raise UsageError("an nn.TransformerEncoder packs nothing; ask for execution='padded' or 'nested'")
-        return msgspec.structs.replace(graph, model=name)
+        return msgspec.structs.replace(graph, **sized)
     _demand_tokens(name, module, padded_to)
     if execution == "padded":
-        inputs = _masked(module, sorted(lengths), padded_to)
-        return _sized(msgspec.structs.replace(trace(module, inputs, **traced), model=name), padded_to)
+        return msgspec.structs.replace(trace(module, _masked(module, sorted(lengths), padded_to), **traced), **sized)
     refuse_autocast(precision, f"execution={execution!r}")
     graph = _packed(module, lengths, padded_to, precision)
     said = ("transformers runs nothing nested",) if execution == "nested" else ()
-    return msgspec.structs.replace(graph, model=name, input_size=padded_to, notes=(*said, PACKED))
-
-
-def _sized(graph: ModelGraph, padded_to: int) -> ModelGraph:
-    return msgspec.structs.replace(graph, input_kind="seq", input_size=padded_to)
+    return msgspec.structs.replace(graph, **sized, notes=(*said, PACKED))
 
 
 def _demand_tokens(name: str, module: Any, padded_to: int) -> None:
@@ -378,7 +333,7 @@ def _packed(module: Any, lengths: Sequence[int], padded_to: int, precision: str 
     sums = _Sums(at, lengths)
     ops = tuple(_op(group, sums) for group in zip(*(graph.ops for graph in graphs), strict=True))
     inputs = Affine(sums.total([graph.input_bytes for graph in graphs]))
-    return msgspec.structs.replace(graphs[0], ops=ops, ops_at_one=None, input_kind="seq", input_bytes=inputs)
+    return msgspec.structs.replace(graphs[0], ops=ops, ops_at_one=None, input_bytes=inputs)
 
 
 class _Sums:

@@ -57,7 +57,7 @@ def run_on_meta(spec: NetworkSpec) -> list[str]:
     with torch.device("meta"):
         model = networks.build(spec)
     tracer = Tracer(make_meta_module(model), from_example(networks.inputs(spec, 2, "meta")), Naming(""))
-    made = [(op.name, out) for op in tracer.one_pass(2).records if op.makers for out in leaves(op.make())]
+    made = [(op.name, out) for op in tracer.one_pass(2).records if op.make for out in leaves(op.make())]
     return [name for name, out in made if not out.numel()]
 
 

@@ -49,37 +49,28 @@ def test_dependence_on_data(function: Callable[..., Any], message: str) -> None:
     assert "\n" not in str(caught.value)
 
 
-@pytest.mark.parametrize(
-    ("shape", "message"),
-    [
-        ((1, 4, 8, 8), r"failed at aten::conv2d in module '0' at batch 1: RuntimeError: .*check the model and the sha"),
-        ((1, 3, 9, 9), r"failed at aten::linear in module '3' at batch 1: RuntimeError: .*inputs=, seq=, image="),
-        ((1, 3, 1, 1), r"failed at aten::conv2d in module '0'"),
-    ],
-)
-def test_wrong_input_shapes_are_found_where_they_hurt(shape: tuple[int, ...], message: str) -> None:
-    model = nn.Sequential(nn.Conv2d(3, 4, 3), nn.ReLU(), nn.Flatten(), nn.Linear(4 * 36, 5))
-    with pytest.raises(TraceError, match=message):
-        latpred.trace(model, torch.zeros(shape))
+NETWORK = nn.Sequential(nn.Conv2d(3, 4, 3), nn.ReLU(), nn.Flatten(), nn.Linear(4 * 36, 5))
 
 
 @pytest.mark.parametrize(
-    ("module", "shape"),
+    ("module", "shape", "message"),
     [
-        (nn.Linear(5, 4), (2, 4)),
-        (nn.LayerNorm(5), (2, 4)),
-        (nn.BatchNorm2d(5), (2, 4, 3, 3)),
-        (nn.Conv1d(5, 4, 3), (2, 4, 9)),
-        (nn.Bilinear(5, 5, 4), (2, 4)),
-        (nn.Softmax(dim=3), (2, 4)),
+        (NETWORK, (1, 4, 8, 8), r"conv2d in module '0' at batch 1: RuntimeError: .*check the model and the shapes of"),
+        (NETWORK, (1, 3, 9, 9), r"linear in module '3' at batch 1: RuntimeError: .*inputs=, seq=, image="),
+        (NETWORK, (1, 3, 1, 1), "conv2d in module '0'"),
+        # Shortcuts around torch keep its checks.
+        (nn.Linear(5, 4), (2, 4), ""),
+        (nn.LayerNorm(5), (2, 4), ""),
+        (nn.BatchNorm2d(5), (2, 4, 3, 3), ""),
+        (nn.Conv1d(5, 4, 3), (2, 4, 9), ""),
+        (nn.Bilinear(5, 5, 4), (2, 4), ""),
+        (nn.Softmax(dim=3), (2, 4), ""),
     ],
 )
-def test_shortcuts_around_torch_keep_its_checks(module: nn.Module, shape: tuple[int, ...]) -> None:
-    example: Any = torch.zeros(shape)
-    if isinstance(module, nn.Bilinear):
-        example = (example, example)
-    with pytest.raises(TraceError, match="the forward pass failed at aten::"):
-        latpred.trace(module, example)
+def test_wrong_input_shapes_are_found_where_they_hurt(module: nn.Module, shape: tuple[int, ...], message: str) -> None:
+    x = torch.zeros(shape)
+    with pytest.raises(TraceError, match=f"the forward pass failed at aten::{message}"):
+        latpred.trace(module, (x, x) if isinstance(module, nn.Bilinear) else x)
 
 
 def test_checks_that_nothing_is_wrong_are_assumed_to_pass() -> None:

@@ -20,7 +20,7 @@ from latpred.errors import RuntimeRefusalError
 from latpred.graph.features import CHANNELS_LAST
 from latpred.graph.graph import Affine, Op
 from latpred.ops.families import DIMS, root
-from latpred.tracing.op_record import Kind, OpRecord, describe, dtype_name, launching, leaves, no_launch
+from latpred.tracing.op_record import OpRecord, describe, dtype_name, launching, leaves, no_launch
 from latpred.tracing.trace_pass import op_of
 
 MATH = frozenset(
@@ -172,9 +172,9 @@ def _extern(node: Any, moved: _Moved, weights: frozenset[str]) -> Op:
         unknown = _op(f"aten::{short}", f"{EXTERN_CLASS}.other", "other", dtype_name(dtype), (largest,), moved)
         return msgspec.structs.replace(unknown, estimated=True)
     info = describe(origin.target)  # type: ignore[arg-type]
-    if info.kind is Kind.BOUNDARY:
+    if info.kind == "boundary":
         raise RuntimeRefusalError(f"torch.compile leaves {info.name} as one call, whose own kernels are not counted.")
-    if info.kind is Kind.VIEW:
+    if info.kind == "view":
         return executed_op(no_launch(info, view=True), f"{EXTERN_CLASS}.view")[0]
     args: Any = map_arg(origin.args, lambda one: one.meta["val"])
     options: Any = map_arg(dict(origin.kwargs), lambda one: one.meta["val"])

@@ -29,7 +29,7 @@ from latpred.graph.graph import Affine, Op
 from latpred.runtimes.inductor import fake_cuda
 from latpred.runtimes.inductor.compiled_ops import EAGER, KernelCall, calls_of, executed_op, guards
 from latpred.sandbox.own_thread import replaced, silenced
-from latpred.tracing.op_record import Kind, OpInfo, OpRecord, describe, launching, leaves, no_launch, sync
+from latpred.tracing.op_record import OpInfo, OpRecord, describe, launching, leaves, no_launch, sync
 from latpred.tracing.trace_pass import read_of, touched_since
 
 REGIONS = "isolate_recompiles" in inspect.signature(torch.compile).parameters
@@ -181,7 +181,7 @@ class _Recorder(TorchDispatchMode):
         info = self._infos.get(func)
         if info is None:
             info = self._infos[func] = describe(func)
-        if info.kind in (Kind.DECOMPOSE, Kind.MATMUL) and func._can_decompose():
+        if info.kind in ("decompose", "matmul") and func._can_decompose():
             with self:
                 return func.decompose(*args, **options)
         out = func(*args, **options)
@@ -211,12 +211,12 @@ def _first_parameter(args: Sequence[Any], options: dict[str, Any]) -> torch.Tens
 
 def _record(info: OpInfo, args: Sequence[Any], options: dict[str, Any], out: Any) -> OpRecord:
     given = [tensor for value in (*args, *options.values()) for tensor in leaves(value)]
-    if info.kind is Kind.ITEM:
+    if info.kind == "item":
         return sync(info, given[0])
     storages = {tensor.untyped_storage()._cdata for tensor in given}
     shared = all(tensor.untyped_storage()._cdata in storages for tensor in leaves(out))
-    if info.kind is Kind.FREE or (shared and info.kind is not Kind.MUTABLE):
-        return no_launch(info, view=info.kind is not Kind.FREE)
+    if info.kind == "free" or (shared and info.kind != "mutable"):
+        return no_launch(info, view=info.kind != "free")
     return launching(info, args, options, out, [isinstance(one, torch.nn.Parameter) for one in given])
 
 
