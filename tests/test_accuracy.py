@@ -105,16 +105,13 @@ def test_traced_launches_against_profiled_ones() -> None:
     assert "eager: exact in 50.0 % of cells of 2 models, within 2 % in 100.0 %" in found.text(200)
 
 
-def test_noise_falls_back_to_the_spread() -> None:
+def test_noise_falls_back_to_the_spread_of_what_was_timed_more_than_once() -> None:
     found = report(spread_s=lambda t: 0.02 * t["latency_s"])
     assert found.noise.median == pytest.approx(0.04)
     assert "not kept apart" in found.noise.source
-
-
-def test_what_was_timed_once_has_no_noise() -> None:
-    found = report(spread_s=0.0, n=1)
-    assert found.noise.cells == 0
-    assert "Repeat noise was not measured" in found.text(200)
+    once = report(spread_s=0.0, n=1)
+    assert once.noise.cells == 0
+    assert "Repeat noise was not measured" in once.text(200)
 
 
 def test_baselines_stand_beside_the_prediction() -> None:

@@ -27,18 +27,14 @@ def test_products_equal_half_the_flops_of_torch_s_counter(name: str) -> None:
 
 
 def test_dropped_attention_is_named() -> None:
-    class Attend(nn.Module):
+    class Attend(nn.Linear):
         """A projection and fused attention over it."""
 
-        def __init__(self) -> None:
-            super().__init__()
-            self.project = nn.Linear(16, 16)
-
         def forward(self, x: torch.Tensor) -> torch.Tensor:
-            heads = self.project(x).view(x.shape[0], -1, 2, 8).transpose(1, 2)
+            heads = super().forward(x).view(x.shape[0], -1, 2, 8).transpose(1, 2)
             return nn.functional.scaled_dot_product_attention(heads, heads, heads)
 
-    model, example = Attend().eval(), torch.zeros(1, 10, 16)
+    model, example = Attend(16, 16).eval(), torch.zeros(1, 10, 16)
     torch_s, fvcore_s = check(latpred.trace(model, example), model, example)
     attention = 2 * 2 * 10 * 10 * 8
     for difference in (torch_s, fvcore_s):

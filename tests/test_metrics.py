@@ -30,6 +30,15 @@ def test_figures_of_nothing_are_not_numbers() -> None:
     assert metrics.errors([], []).cells == 0
 
 
+def test_curve_points_speed_ups_and_launches_by_hand() -> None:
+    point = metrics.curve_point([4, 2, math.nan], [8, 2, 3], "knee")
+    assert (point.curves, point.one_sided, point.median, point.good) == (2, 1, 1.5, 1 / 3)
+    assert metrics.speedups([2.0, 3.0], [2.0, 2.0]) == metrics.Speedups(cells=2, median=0.25, near=0.5)
+    launches = metrics.launches([100, 99], [100, 100], ["bert", "vit"])
+    assert launches == metrics.Launches(models=2, exact=0.5, near=1.0, worst=0.01)
+    assert metrics.factor(4, 8) == 2.0
+
+
 def test_rank_agrees_with_scipy_without_noise() -> None:
     rng = np.random.default_rng(3)
     truth = rng.uniform(1, 2, 40)

@@ -182,10 +182,7 @@ class Score:
 
 @dataclass(frozen=True, slots=True)
 class Block:
-    """Errors of the cells that one source measured on a device in one way, at small or at large batches.
-
-    noise : median repeat noise; NaN where nothing was repeated.
-    """
+    """Errors of the cells that one source measured on a device in one way, at small or at large batches."""
 
     source: str
     device: str
@@ -193,7 +190,7 @@ class Block:
     precision: str
     batches: str
     errors: Errors
-    noise: float
+    noise: float  # median repeat noise; NaN where nothing was repeated
 
 
 @dataclass(frozen=True, slots=True)

@@ -31,7 +31,7 @@ from latpred.prediction.predictor import Predictor, untested
 from latpred.profile.document import ADAPTED, DispatchFit
 from latpred.render import WIDTH, Page, Table
 from latpred.runtimes import lowering
-from latpred.runtimes.legacy_torch import attention_of
+from latpred.runtimes.legacy_torch import traced_for
 
 if TYPE_CHECKING:
     from latpred.profile.document import DeviceProfile
@@ -279,20 +279,22 @@ def _adapt_runtime(
     if chosen.level != NONE:
         profile = corrected(profile, runtime, chosen.factors)
     widths = _widths(chosen.left_out, architecture, regimes == "framework-bound")
-    fit = profile.runtimes[runtime]
-    if widths is None:
-        fit = _widened(fit, chosen, validated=validated)
-    else:  # which are of the host that measured the rows
-        fit = _with_spreads(msgspec.structs.replace(fit, host_spread=0.0), *widths)
-    count = len(np.unique(architecture))
-    tested = tuple(sorted({row.batch for row in rows})) if chosen.level != NONE else ()
-    fit = msgspec.structs.replace(fit, untested=0 if validated else count, tested_batches=tested)
+    fit, count = profile.runtimes[runtime], len(np.unique(architecture))
+    host, busy = widths or _widened(fit, chosen, validated=validated)
+    fit = msgspec.structs.replace(
+        fit,
+        spread=host,
+        busy_spread=None if busy == host else busy,
+        host_spread=fit.host_spread if widths is None else 0.0,  # the rows are of the host that measured them
+        untested=0 if validated else count,
+        tested_batches=() if chosen.level == NONE else tuple(sorted({row.batch for row in rows})),
+    )
     record = RuntimeAdaptation(
         runtime=runtime,
         architectures=count,
         level=chosen.level,
         validated=validated,
-        bought=_bought(tried[0], chosen, architecture, np.ones(len(rows), bool)),
+        bought=_bought(tried[0], chosen, architecture, slice(None)),
         by_regime={
             str(name): _bought(tried[0], chosen, architecture, regimes == name) for name in sorted(set(regimes))
         },
@@ -356,22 +358,18 @@ def _widths(errors: Floats, architecture: Any, host_bound: Any) -> tuple[float, 
     return (host, device) if host is not None and device is not None else (both, None)
 
 
-def _widened(fit: DispatchFit, chosen: Fit, *, validated: bool) -> DispatchFit:
-    """Intervals of too few rows to tell them from: those of before, made as wide as what speaks against them.
+def _widened(fit: DispatchFit, chosen: Fit, *, validated: bool) -> tuple[float, float]:
+    """Spreads from too few rows to tell them from: those of before, made as wide as what speaks against them.
 
     That is the largest error left out. Without any, it is the correction itself, as it may be of no good at all.
     """
-    host, busy = fit.spread, fit.spread if fit.busy_spread is None else fit.busy_spread
+    host, busy = fit.spread, fit.device_spread
     if validated:
         least = float(np.abs(chosen.left_out).max()) / Z90
-        return _with_spreads(fit, max(host, least), max(busy, least))
+        return max(host, least), max(busy, least)
     factors = (*chosen.factors.host.values(), *chosen.factors.kernel.values())
     sigma = max(abs(math.log(factor)) for factor in factors) / Z90
-    return _with_spreads(fit, math.hypot(host, sigma), math.hypot(busy, sigma))
-
-
-def _with_spreads(fit: DispatchFit, host: float, busy: float | None) -> DispatchFit:
-    return msgspec.structs.replace(fit, spread=host, busy_spread=None if busy == host else busy)
+    return math.hypot(host, sigma), math.hypot(busy, sigma)
 
 
 def _sentence(record: RuntimeAdaptation) -> str:
@@ -469,12 +467,10 @@ def _traced(
 ) -> Mapping[GraphKey, ModelGraph]:
     """The graphs that were given, and those of the models and names that these lack."""
     from latpred.zoo import candidates
-    from latpred.zoo.names import attention
 
     traced = dict(graphs)
-    target = lowering.target_of(predictor.profile.device.kind)
-    with attention(attention_of(predictor.profile.protocol.get("era", ""))):
-        batches: dict[GraphKey, list[int]] = {}
+    batches: dict[GraphKey, list[int]] = {}
+    with traced_for(predictor.era):
         for cell in cells.to_dict("records"):
             batches.setdefault(graph_key(cell), []).append(int(cell["batch"]))
         for key, sizes in batches.items():
@@ -483,11 +479,11 @@ def _traced(
             model = candidates.traceable(live[key.model])
             if not isinstance(model, ModelGraph):
                 model = lowering.trace_for_runtime(
-                    model, inputs, runtime=key.runtime, target=target, precision=key.precision, batches=sizes
+                    model, inputs, runtime=key.runtime, target=predictor.target, precision=key.precision, batches=sizes
                 )
             traced[key] = model
         untraced = cells[[graph_of(traced, cell) is None for cell in cells.to_dict("records")]]
-        return trace_models(untraced, traced, progress, target)
+        return trace_models(untraced, traced, progress, predictor.target)
 
 
 def _noise(cell: Mapping[Any, Any]) -> float:

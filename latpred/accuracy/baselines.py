@@ -37,11 +37,7 @@ class Baseline:
 
 
 def all_baselines(cells: pd.DataFrame, reasons: dict[str, str] | None = None) -> tuple[Baseline, ...]:
-    """Every baseline of the accuracy report.
-
-    >>> [baseline.name for baseline in all_baselines(pd.DataFrame({"model": []}))]
-    ['flops_linear', 'log_features', 'hard_max', 'isolated_ops', 'runtime_estimator']
-    """
+    """Every baseline of the accuracy report."""
     fitted = [_fitted(name, idea, fit, cells) for name, (idea, fit) in _FITTED.items()]
     timed = [_timed(name, idea, cells, (reasons or {}).get(name, "")) for name, idea in _TIMED.items()]
     return (*fitted, *timed)

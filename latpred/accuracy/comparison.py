@@ -100,11 +100,11 @@ def evaluate(
     lacking: dict[GraphKey, str] = {}
     with traced_for(profile.protocol.get("era", "")):
         traced = trace_models(cells, dict(graphs or {}), progress, target_of(profile.device.kind), lacking)
-    reason = pd.Series([lacking.get(graph_key(cell), "") for cell in cells.to_dict("records")], index=cells.index)
+        reason = pd.Series([lacking.get(graph_key(cell), "") for cell in cells.to_dict("records")], index=cells.index)
     out = cells[reason != ""]
     if len(out) == len(cells):
         raise MissingPackageError(f"none of the table's models can be traced: {reason.iloc[0]}")
-    notes = left_out(list(out["model"]), list(reason[out.index]))
+    notes = list(left_out(out["model"], reason[out.index]))
     cells = cells.drop(out.index)
     return compare(predict_table(cells, traced, profile), cells, notes=notes, seed=seed)
 

@@ -8,14 +8,16 @@ this module uses, counts multiply-adds and calls them flops.
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 import torch
 
 from latpred.graph.graph import ModelGraph
 from latpred.ops.families import root
+from latpred.runtimes.source import FlatModel, tensors_of
 from latpred.sandbox.own_thread import silenced
 from latpred.tracing.inputs import placed
 
@@ -44,51 +46,40 @@ def check(graph: ModelGraph, model: torch.nn.Module, inputs: Any, batch: int = 1
     for op in graph.at(batch):
         if macs := op.macs.at(batch):
             ours[_kind(root(op.family))] += macs
-    arguments = _arguments(inputs, model)
-    counters = {"FlopCounterMode": _flop_counter, "fvcore": _fvcore}
-    return tuple(_difference(name, count, ours, model, arguments) for name, count in counters.items())
-
-
-def _arguments(inputs: Any, model: torch.nn.Module) -> tuple[tuple[Any, ...], dict[str, Any]]:
     parameter = next(model.parameters(), None)
-    there = placed(inputs, str(parameter.device) if parameter is not None else "cpu")
-    if isinstance(there, dict):
-        return (), there
-    return (tuple(there) if isinstance(there, (tuple, list)) else (there,)), {}
+    given = placed(inputs, "cpu" if parameter is None else str(parameter.device))
+    given = (given,) if isinstance(given, torch.Tensor) else given
+    flat, tensors = FlatModel(model, given).eval(), tuple(tensors_of(given))  # fvcore passes no keyword arguments
+    counters = {"FlopCounterMode": _flop_counter, "fvcore": _fvcore}
+    return tuple(_difference(name, partial(count, flat, tensors), ours) for name, count in counters.items())
 
 
-def _difference(
-    name: str,
-    count: Callable[..., Mapping[str, int]],
-    ours: Counter[str],
-    model: torch.nn.Module,
-    arguments: tuple[tuple[Any, ...], dict[str, Any]],
-) -> Difference:
-    total = sum(ours.values())
+def _difference(name: str, count: Callable[[], Counter[str]], ours: Counter[str]) -> Difference:
+    total = ours.total()
     try:
-        theirs = count(model, *arguments)
+        theirs = count()
     except Exception as error:
         text = " ".join(str(error).split())[:160]
         return Difference(name, total, None, (f"it fails with {type(error).__name__}: {text}",))
     reasons = [
-        f"{kind}: ours {ours.get(kind, 0):,}, theirs {theirs.get(kind, 0):,} ({_reason(name, kind, ours, theirs)})"
+        f"{kind}: ours {ours[kind]:,}, theirs {theirs[kind]:,} ({_reason(name, kind, ours, theirs)})"
         for kind in sorted(set(ours) | set(theirs))
-        if ours.get(kind, 0) != theirs.get(kind, 0)
+        if ours[kind] != theirs[kind]
     ]
-    return Difference(name, total, sum(theirs.values()), tuple(reasons))
+    return Difference(name, total, theirs.total(), tuple(reasons))
 
 
-def _reason(counter: str, kind: str, ours: Mapping[str, int], theirs: Mapping[str, int]) -> str:
+def _reason(counter: str, kind: str, ours: Counter[str], theirs: Counter[str]) -> str:
     if kind == "other":
         return f"{counter} counts normalisation and pooling, which have no multiply-adds in a product's sense"
-    if not theirs.get(kind):
+    if not theirs[kind]:
         return {
             "attention": f"{counter} silently leaves out fused attention",
             "rnn": f"{counter} does not know recurrent layers",
             "convolution": f"{counter} does not know convolutions with padding given as a word",
         }.get(kind, f"{counter} does not know the op")
     products = ("matmul", "attention")
-    if kind in products and sum(ours.get(one, 0) for one in products) == sum(theirs.get(one, 0) for one in products):
+    if kind in products and sum(ours[one] for one in products) == sum(theirs[one] for one in products):
         return f"{counter} runs attention as two products"
     return f"{counter} counts some of these ops by another rule, or not at all"
 
@@ -99,41 +90,27 @@ def _kind(family: str) -> str:
     return "matmul" if family in ("gemm", "bmm") else family
 
 
-def _flop_counter(model: torch.nn.Module, args: tuple[Any, ...], options: dict[str, Any]) -> Mapping[str, int]:
+def _flop_counter(model: torch.nn.Module, tensors: Sequence[torch.Tensor]) -> Counter[str]:
     from torch.utils.flop_counter import FlopCounterMode
 
     with torch.no_grad(), FlopCounterMode(display=False) as counter:
-        model(*args, **options)
+        model(*tensors)
     counts: Counter[str] = Counter()
     for op, flops in counter.get_flop_counts()["Global"].items():
         counts[_their_kind(str(op))] += flops // 2
     return counts
 
 
-def _fvcore(model: torch.nn.Module, args: tuple[Any, ...], options: dict[str, Any]) -> Mapping[str, int]:
+def _fvcore(model: torch.nn.Module, tensors: Sequence[torch.Tensor]) -> Counter[str]:
     with silenced(), torch.no_grad():
         from fvcore.nn import FlopCountAnalysis
 
-        analysis = FlopCountAnalysis(_Called(model, len(args), tuple(options)).eval(), (*args, *options.values()))
+        analysis = FlopCountAnalysis(model, tensors)
         analysis.unsupported_ops_warnings(False).uncalled_modules_warnings(False).tracer_warnings("none")
         counts: Counter[str] = Counter()
         for op, macs in analysis.by_operator().items():
             counts[_their_kind(op)] += int(macs)
         return counts
-
-
-class _Called(torch.nn.Module):
-    """A model with its keyword arguments bound by position: fvcore passes no others."""
-
-    def __init__(self, model: torch.nn.Module, positional: int, keywords: tuple[str, ...]) -> None:
-        super().__init__()
-        self.model = model
-        self.positional = positional
-        self.keywords = keywords
-
-    def forward(self, *values: Any) -> Any:
-        named = dict(zip(self.keywords, values[self.positional :], strict=True))
-        return self.model(*values[: self.positional], **named)
 
 
 def _their_kind(op: str) -> str:

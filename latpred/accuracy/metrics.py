@@ -35,12 +35,7 @@ class Errors:
 
 
 def errors(predicted: ArrayLike, measured: ArrayLike, models: Sequence[str] = ()) -> Errors:
-    """Summarise relative errors.
-
-    >>> summary = errors([1.1, 1.8, 4.0], [1.0, 2.0, 4.0])
-    >>> round(summary.median, 3), round(summary.near, 3)
-    (0.1, 1.0)
-    """
+    """Summarise relative errors."""
     p, m = np.asarray(predicted, float), np.asarray(measured, float)
     sizes = relative_errors(p, m)
     return Errors(
@@ -112,26 +107,16 @@ def _independent(errors: Floats, models: ArrayLike) -> float:
 
 @dataclass(frozen=True, slots=True)
 class Rank:
-    """Kendall tau: (concordant - discordant) / pairs, over the pairs that noise leaves in no doubt.
+    """Kendall tau: (concordant - discordant) / pairs, over the pairs that noise leaves in no doubt."""
 
-    A predicted tie (see `places`) counts as half right, hence as nothing. `all_pairs` is the same over every pair,
-    noise or not.
-    """
-
-    tau: float
+    tau: float  # a predicted tie (see `places`) counts as half right, hence as nothing
     pairs: int
     left_out: int
-    all_pairs: float
+    all_pairs: float  # tau over every pair, noise or not
 
 
 def rank(predicted: ArrayLike, measured: ArrayLike, noise: float, groups: ArrayLike | None = None) -> Rank:
-    """Kendall tau over pairs of one group whose measured ratio exceeds 1 + noise, pooled over groups.
-
-    Groups are batch sizes, as a rule.
-
-    >>> rank([1, 3, 2], [1.0, 2.0, 3.0], noise=0.0).tau
-    0.3333333333333333
-    """
+    """Kendall tau over pairs of one group (as a batch size) whose measured ratio exceeds 1 + noise, over all groups."""
     p, m = places(predicted), np.log(np.asarray(measured, float))
     g = np.zeros(p.size) if groups is None else np.asarray(groups)
     agree, gap = [np.empty(0)], [np.empty(0)]
@@ -164,13 +149,7 @@ def places(values: ArrayLike) -> NDArray[np.int64]:
 
 
 def knee(batches: ArrayLike, latency: ArrayLike, ratio: float = KNEE_RATIO) -> float:
-    """Batch size at which latency passes `ratio` times that of the smallest batch, read off the curve.
-
-    Between measured batches the curve is a straight line in the logarithms. NaN when it never gets there.
-
-    >>> round(knee([1, 2, 4], [1.0, 1.0, 2.0], ratio=2 ** 0.5), 3)
-    2.828
-    """
+    """Batch size at which latency passes `ratio` times that of the smallest batch; NaN when it never gets there."""
     b, y = _by_batch(batches, latency)
     return _reaching(b, y, ratio * y[0])
 
@@ -180,9 +159,6 @@ def elbow(batches: ArrayLike, latency: ArrayLike) -> float:
 
     For a curve max(overhead, c * batch) this is exactly overhead / c; for overhead + c * batch it is that plus
     the smallest batch. NaN where the curve does not allow it: fewer than three batches, or an elbow outside them.
-
-    >>> elbow([1, 2, 4, 8, 16], [4.0, 4.0, 4.0, 8.0, 16.0])
-    4.0
     """
     b, y = _by_batch(batches, latency)
     slope = (y[-1] - y[-2]) / (b[-1] - b[-2]) if b.size >= 3 else 0.0
@@ -191,21 +167,13 @@ def elbow(batches: ArrayLike, latency: ArrayLike) -> float:
 
 
 def crossing(batches: ArrayLike, overhead: ArrayLike, compute: ArrayLike) -> float:
-    """Crossover batch where both clocks are known: where compute reaches overhead; NaN when it never does.
-
-    >>> round(crossing([1, 4, 16], [8.0, 8.0, 8.0], [1.0, 4.0, 16.0]), 3)
-    8.0
-    """
+    """Crossover batch where both clocks are known: where compute reaches overhead; NaN when it never does."""
     b, share = _by_batch(batches, np.asarray(compute, float) / np.asarray(overhead, float))
     return _reaching(b, share, 1.0)
 
 
 def factor(predicted: float, measured: float) -> float:
-    """How many times too large or too small, at least 1; NaN when either is.
-
-    >>> factor(4, 8)
-    2.0
-    """
+    """How many times too large or too small, at least 1; NaN when either is."""
     return float(max(predicted / measured, measured / predicted))
 
 
@@ -240,11 +208,7 @@ GOOD_FACTOR = 1.25
 
 
 def curve_point(predicted: ArrayLike, measured: ArrayLike, basis: str) -> CurvePoint:
-    """Errors of a batch size, one per curve; NaN where a curve does not show it.
-
-    >>> curve_point([4, 2, float("nan")], [8, 2, 3], "knee").median
-    1.5
-    """
+    """Errors of a batch size, one per curve; NaN where a curve does not show it."""
     p, m = np.asarray(predicted, float), np.asarray(measured, float)
     on_both = np.isfinite(p) & np.isfinite(m)
     on_any = int((np.isfinite(p) | np.isfinite(m)).sum())
@@ -271,12 +235,7 @@ class Coverage:
 
 
 def coverage(low: ArrayLike, high: ArrayLike, measured: ArrayLike, clusters: ArrayLike, seed: int = 0) -> Coverage:
-    """Interval coverage with a bootstrap that draws whole clusters (models), since cells of one model err together.
-
-    >>> c = coverage([0, 0, 2], [2, 2, 3], [1, 1, 1], ["a", "a", "b"])
-    >>> round(c.share, 3), c.low, c.high
-    (0.667, 0.0, 1.0)
-    """
+    """Interval coverage with a bootstrap that draws whole clusters (models), since cells of one model err together."""
     m = np.asarray(measured, float)
     inside = (m >= np.asarray(low, float)) & (m <= np.asarray(high, float))
     if m.size == 0:
@@ -300,22 +259,14 @@ class Noise:
 
 
 def noise(ratios: ArrayLike, source: str) -> Noise:
-    """Repeat noise from ratios of repeats, slower over faster; cells without repeats are NaN.
-
-    >>> noise([1.0, 1.02, 1.04], "two halves").median
-    0.020000000000000018
-    """
+    """Repeat noise from ratios of repeats, slower over faster; cells without repeats are NaN."""
     r = np.asarray(ratios, float)
     r = r[np.isfinite(r)]
     return Noise(r.size, _median(r) - 1, _quantile(r, 0.9) - 1, source)
 
 
 def decade(batch: int) -> str:
-    """Batch decade a batch size falls in.
-
-    >>> decade(1), decade(32)
-    ('1-9', '10-99')
-    """
+    """Batch decade that a batch size falls in, as "10-99"."""
     start = 10 ** (len(str(int(batch))) - 1)
     return f"{start}-{start * 10 - 1}"
 
@@ -330,13 +281,7 @@ class Fastest:
 
 
 def fastest(predicted: ArrayLike, measured: ArrayLike, noise: float, groups: ArrayLike) -> Fastest:
-    """Whether the smallest prediction of each group is the smallest measurement.
-
-    Groups whose two fastest are within the noise (a share) are left out.
-
-    >>> fastest([1, 2, 3, 1], [1.0, 2.0, 2.0, 4.0], noise=0.1, groups=["a", "a", "b", "b"])
-    Fastest(right=0.5, clear=2, left_out=0)
-    """
+    """Whether the smallest prediction of each group is the smallest measurement, where noise leaves no doubt."""
     p, m, group = np.asarray(predicted, float), np.asarray(measured, float), np.asarray(groups)
     hits: list[bool] = []
     close = 0
@@ -362,11 +307,7 @@ class Speedups:
 
 
 def speedups(predicted: ArrayLike, measured: ArrayLike) -> Speedups:
-    """Errors of speed-ups (2.0 is twice as fast).
-
-    >>> speedups([2.0, 3.0], [2.0, 2.0])
-    Speedups(cells=2, median=0.25, near=0.5)
-    """
+    """Errors of speed-ups (2.0 is twice as fast)."""
     sizes = relative_errors(predicted, measured)
     return Speedups(sizes.size, _median(sizes), _share_within(sizes, SPEEDUP_NEAR))
 
@@ -382,11 +323,7 @@ class Launches:
 
 
 def launches(traced: ArrayLike, profiled: ArrayLike, models: Sequence[str]) -> Launches:
-    """Errors of launch counts.
-
-    >>> launches([100, 99], [100, 100], ["bert", "vit"])
-    Launches(models=2, exact=0.5, near=1.0, worst=0.01)
-    """
+    """Errors of launch counts."""
     sizes = relative_errors(traced, profiled)
     return Launches(len(set(models)), _mean(sizes == 0), _share_within(sizes, LAUNCHES_NEAR), _quantile(sizes, 1.0))
 

@@ -6,7 +6,7 @@ Gives predicted tables (`latpred.tables.PREDICTED`), which `latpred.accuracy.com
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Hashable, Mapping, MutableMapping, Sequence
+from collections.abc import Callable, Hashable, Iterable, Iterator, Mapping, MutableMapping
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import pandas as pd
@@ -56,12 +56,10 @@ def graph_of(graphs: Mapping[GraphKey, ModelGraph], cell: Mapping[Any, Any]) -> 
     return graphs.get(key) or graphs.get(key._replace(runtime="eager"))
 
 
-def predict_table(
-    cells: pd.DataFrame, graphs: Mapping[GraphKey, ModelGraph], profile: DeviceProfile, *, inputs_on: str = "device"
-) -> pd.DataFrame:
+def predict_table(cells: pd.DataFrame, graphs: Mapping[GraphKey, ModelGraph], profile: DeviceProfile) -> pd.DataFrame:
     """One predicted row for each row of a table that was measured, with the profile's own machine and device.
 
-    `inputs_on="host"` adds the copy of the inputs. A model without a graph is a TableError.
+    A model without a graph is a TableError.
     """
     predictor = Predictor(profile)
     speed_known = bool(host.ratio(profile.speed, tables.speed_of(cells)))
@@ -77,7 +75,6 @@ def predict_table(
             )
         batch = int(cell["batch"])
         options: dict[str, Any] = {"runtime": str(cell["runtime"]), "protocol": str(cell["protocol"])}
-        options["inputs_on"] = inputs_on
         prediction = predictor.predict(graph, batch, **options)
         row = {
             **{name: cell[name] for name in (*tables.KEYS, *tables.FURTHER_KEYS) if name in cell},
@@ -102,8 +99,8 @@ def predict_table(
 def _slowdown_of(cell: Mapping[Hashable, Any], profile: DeviceProfile) -> host.Slowdown:
     """How much slower the machine was for a cell than when the profile was measured, to two digits."""
     speed = {kind: float(cell.get(host.COLUMN.format(kind)) or math.nan) for kind in host.KINDS}
-    found = host.slowdown(profile.speed, speed, asynchronous=profile.device.asynchronous)
-    return host.Slowdown(*(round(ratio, 2) for ratio in found))
+    ratios = host.slowdown(profile.speed, speed, asynchronous=profile.device.asynchronous)
+    return host.Slowdown(*(round(ratio, 2) for ratio in ratios))
 
 
 def trace_models(
@@ -140,20 +137,13 @@ def trace_models(
     return graphs
 
 
-def left_out(models: Sequence[str], reasons: Sequence[str]) -> tuple[str, ...]:
-    """Sentences on rows that were left out, one for each reason, from the model and the reason of each row.
-
-    >>> left_out(["a", "a", "b"], ["there is no c"] * 3)
-    ('3 rows of 2 models are left out (a, b): there is no c.',)
-    """
-    by_reason: dict[str, list[str]] = {}
-    for model, reason in zip(models, reasons, strict=True):
-        by_reason.setdefault(reason, []).append(model)
-    return tuple(
-        f"{_counted(len(rows), 'row')} of {_counted(len(set(rows)), 'model')} are left out "
-        f"({listed(list(dict.fromkeys(rows)), _SHOWN)}): {reason.removesuffix('.')}."
-        for reason, rows in by_reason.items()
-    )
+def left_out(models: Iterable[str], reasons: Iterable[str]) -> Iterator[str]:
+    """Sentences on rows that were left out, one for each reason, from the model and the reason of each row."""
+    table = pd.DataFrame({"model": list(models), "reason": list(reasons)})
+    for reason, rows in table.groupby("reason", sort=False)["model"]:
+        names = rows.unique().tolist()
+        counts = f"{_counted(len(rows), 'row')} of {_counted(len(names), 'model')}"
+        yield f"{counts} are left out ({listed(names, _SHOWN)}): {str(reason).removesuffix('.')}."
 
 
 def _counted(count: int, what: str) -> str:

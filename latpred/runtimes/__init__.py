@@ -140,11 +140,9 @@ class Eager(StepPerOp):
     name = "eager"
 
     def available(self) -> str | None:
-        """None: wherever latpred is, PyTorch is."""
         return None
 
     def build(self, model: Any, inputs: Any) -> Callable[[], Any]:
-        """A call of the model in inference mode."""
         import torch
 
         positional, named = ((), inputs) if isinstance(inputs, dict) else (inputs, {})

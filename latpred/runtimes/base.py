@@ -49,12 +49,7 @@ class Runtime(Protocol):
         """The steps and kernels of one forward pass.
 
         Return the same object for the same graph wherever the schedule does not change with batch: the predictor then
-        prices a whole curve at once.
-
-        Raises
-        ------
-        RuntimeRefusalError
-            When the runtime cannot run the model; says which op stands in the way.
+        prices a whole curve at once. A model that the runtime cannot run is a RuntimeRefusalError that names the op.
         """
         ...
 
@@ -65,14 +60,8 @@ class Runtime(Protocol):
     def build(self, model: Any, inputs: Any) -> Callable[[], Any]:
         """The real thing: a call that runs one forward pass on inputs. For measuring, never for predicting.
 
-        What takes long (an export, a compilation) is kept for as long as the model lives.
-
-        Parameters
-        ----------
-        model : torch.nn.Module
-            On its device, in eval mode.
-        inputs : tuple or dict
-            Positional or keyword arguments of its forward.
+        The model is on its device, in eval mode; inputs are a tuple of positional or a dict of keyword arguments. What
+        takes long (an export, a compilation) is kept for as long as the model lives.
         """
         ...
 
@@ -96,19 +85,10 @@ class RuntimeTracer(Protocol):
     options: str
 
     def trace(self, source: Source, target: str) -> ModelGraph:
-        """What the runtime runs for a model, every op's work affine in batch.
+        """What the runtime runs for a model on a kind of device ("cpu" or "cuda"), every op's work affine in batch.
 
-        Parameters
-        ----------
-        source : Source
-            The model.
-        target : str
-            Kind of device: "cpu" or "cuda". Nothing may be asked of a device of that kind.
-
-        Raises
-        ------
-        RuntimeRefusalError
-            When the runtime's tools refuse the model; names the op. `estimate` is then used in its place.
+        Nothing may be asked of a device of that kind. A model that the runtime's tools refuse is a RuntimeRefusalError
+        that names the op; `estimate` is then used in its place.
         """
         ...
 
@@ -123,7 +103,7 @@ def graph_in(
     graph: ModelGraph,
     ops: Iterable[Op],
     ops_at_one: Iterable[Op] | None = None,
-    note: str = "",
+    *notes: str,
 ) -> ModelGraph:
     """The graph of a model with what a runtime runs for it on a kind of device in place of the eager ops."""
     return msgspec.structs.replace(
@@ -132,7 +112,7 @@ def graph_in(
         ops_at_one=None if ops_at_one is None else tuple(ops_at_one),
         runtime=runtime,
         target=target,
-        notes=(*graph.notes, note) if note else graph.notes,
+        notes=(*graph.notes, *filter(None, notes)),
     )
 
 

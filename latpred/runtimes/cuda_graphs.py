@@ -99,32 +99,27 @@ class CudaGraphs(Eager):
 
     def trace(self, source: Source, target: str) -> ModelGraph:
         """The eager trace; where the host waits for the device in it, what the model does while it is captured."""
-        eager = source.graph
-        if not waits(eager):
-            return self._graph(eager, eager, target)
-        import torch
+        eager = seen = source.graph
+        if waits(eager):
+            import torch
 
-        from latpred.sandbox.own_thread import replaced
-        from latpred.tracing import trace
+            from latpred.sandbox.own_thread import replaced
+            from latpred.tracing import trace
 
-        with replaced(torch.cuda, "is_current_stream_capturing", lambda: True):  # as models ask, in this thread
-            given: dict[str, Any] = {"precision": eager.precision, "memory_format": eager.memory_format}
-            seen = trace(source.model(), source.inputs, target=target, **given)
-        if eager.attention:
-            seen = attended(seen, eager.attention)
-        return self._graph(eager, seen, target)
+            with replaced(torch.cuda, "is_current_stream_capturing", lambda: True):  # as models ask, in this thread
+                given: dict[str, Any] = {"precision": eager.precision, "memory_format": eager.memory_format}
+                seen = trace(source.model(), source.inputs, target=target, **given)
+            if eager.attention:
+                seen = attended(seen, eager.attention)
+        return graph_in(self.name, target, eager, seen.ops, seen.ops_at_one)
 
     def trace_at(self, source: Source, target: str, batch: int) -> ModelGraph:
-        """The eager trace of one batch size."""
+        """As `estimate`."""
         return self.estimate(source.graph, target)
 
     def estimate(self, graph: ModelGraph, target: str) -> ModelGraph:
         """The eager trace as it is."""
-        return self._graph(graph, graph, target, _UNSURE if waits(graph) else "")
-
-    def _graph(self, graph: ModelGraph, seen: ModelGraph, target: str, note: str = "") -> ModelGraph:
-        """A graph with the ops of another trace."""
-        return graph_in(self.name, target, graph, seen.ops, seen.ops_at_one, note)
+        return graph_in(self.name, target, graph, graph.ops, graph.ops_at_one, _UNSURE if waits(graph) else "")
 
     def schedule(self, graph: ModelGraph, ops: tuple[Op, ...]) -> Schedule:
         """One step that launches every kernel; an op that cannot be captured is refused by name."""
@@ -132,7 +127,6 @@ class CudaGraphs(Eager):
         return one_replay(self.name, ops)
 
     def available(self) -> str | None:
-        """None where there is a CUDA device."""
         import torch
 
         return None if torch.cuda.is_available() else NO_CUDA

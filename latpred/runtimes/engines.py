@@ -43,7 +43,6 @@ class Engine(StepPerOp):
         return self.estimate(source.graph, target)
 
     def estimate(self, graph: ModelGraph, target: str) -> ModelGraph:
-        """What an engine makes of the eager graph."""
 
         def rewrite(ops: tuple[Op, ...]) -> tuple[Op, ...]:
             made = as_engine(ops, self.apart, fuses_attention=graph.attention != "eager")
@@ -81,14 +80,7 @@ class OnnxRuntimeOptimized(Engine):
 
 
 def as_engine(ops: Sequence[Op], apart: Collection[str] = (), *, fuses_attention: bool = True) -> tuple[Op, ...]:
-    """The kernels of an engine for eager ops; pointwise ones of a family in `apart` stay kernels.
-
-    >>> two = Affine(2)
-    >>> product = Op("aten::linear", "", "gemm", "gemm", "float16", {"m": two, "n": two, "k": two}, launches=1)
-    >>> gelu = Op("aten::gelu", "", "elementwise", "elementwise.gelu", "float16", {"numel": two}, launches=1)
-    >>> [len(as_engine([product, gelu], apart)) for apart in ((), ("elementwise.gelu",))]
-    [1, 2]
-    """
+    """The kernels of an engine for eager ops; pointwise ones of a family in `apart` stay kernels."""
     made: list[Op] = []
     for op in ops:
         general = root(op.family)

@@ -46,13 +46,7 @@ _memory: Recent[ModelGraph] = Recent(MOST_IN_MEMORY)
 
 
 def structure(graph: ModelGraph) -> str:
-    """Digest of everything in a trace but what it is called and which software made it.
-
-    >>> import torch, latpred
-    >>> a, b = (latpred.trace(torch.nn.Linear(4, 4), torch.zeros(size, 4)) for size in (1, 2))
-    >>> structure(a) == structure(b)
-    True
-    """
+    """Digest of everything in a trace but what it is called and which software made it."""
     bare = msgspec.structs.replace(graph, model="", stack={})
     return hashlib.sha256(msgspec.json.encode(bare)).hexdigest()
 
@@ -144,13 +138,7 @@ def look_up(key: Sequence[str] | None) -> ModelGraph | None:
 
 
 def keep(key: Sequence[str] | None, graph: ModelGraph) -> None:
-    """Keep an eager trace on disk, under everything that it depends on.
-
-    >>> import torch, latpred
-    >>> keep(("linear", "1"), latpred.trace(torch.nn.Linear(4, 4), torch.zeros(1, 4)))
-    >>> look_up(("linear", "1")).launches(), look_up(("linear", "2")) is None
-    (1, True)
-    """
+    """Keep an eager trace on disk, under everything that it depends on; no key, no file."""
     if key is not None:
         _write(_file("eager", _key(key)), graph)
 

@@ -45,11 +45,7 @@ _ERA: ContextVar[str] = ContextVar("era", default="")
 
 
 def attention_of(era: str) -> str | None:
-    """How transformers are to be built for an era: "eager" where attention was not fused yet, None for their default.
-
-    >>> attention_of("torch-1.12"), attention_of("")
-    ('eager', None)
-    """
+    """How transformers are built for an era: "eager" where attention was not fused yet, None for their default."""
     return "eager" if era == TORCH_1_12 else None
 
 
@@ -134,7 +130,6 @@ class _OlderOps:
         self._ops: list[Op] = []  # kept, so that nothing else gets their identities
 
     def __call__(self, ops: tuple[Op, ...]) -> Iterator[Op]:
-        """What is made of all ops of a pass."""
         if len(self._ops) > MOST_OPS:
             self._by_op, self._ops = {}, []
         older = list(map(self._by_op.get, map(id, ops)))

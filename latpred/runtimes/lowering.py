@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import os
 import threading
-from collections.abc import Sequence
 from dataclasses import replace
 from functools import cache, partial
 from typing import TYPE_CHECKING, Any
@@ -37,20 +36,12 @@ _estimates: IdentityCache[ModelGraph, dict[tuple[str, str], ModelGraph]] = Ident
 
 
 def is_onnx_file(model: object) -> bool:
-    """Whether a model is named by the path of an .onnx file.
-
-    >>> is_onnx_file("models/net.onnx"), is_onnx_file("resnet50")
-    (True, False)
-    """
+    """Whether a model is named by the path of an .onnx file."""
     return isinstance(model, str | os.PathLike) and str(os.fspath(model)).lower().endswith(".onnx")
 
 
 def traced_by(runtime: str, era: str = "") -> str:
-    """Name of the runtime whose graphs a runtime lowers; in an era, or within `legacy_torch.traced_for`, maybe eager.
-
-    >>> traced_by("eager")
-    'eager'
-    """
+    """Name of the runtime whose graphs a runtime lowers; eager maybe in an era, or within `legacy_torch.traced_for`."""
     tracer = _tracer(runtime)
     if tracer is None or legacy_torch.rewrites(era or legacy_torch.current(), runtime):
         return "eager"
@@ -75,11 +66,7 @@ def target_of(device_kind: str) -> str:
 
 
 def unsuited(runtime: str, target: str) -> str | None:
-    """None where a runtime can run on a kind of device, else why it cannot and what to ask for instead.
-
-    >>> unsuited("eager", "cpu") is None
-    True
-    """
+    """None where a runtime can run on a kind of device, else why it cannot and what to ask for instead."""
     needs = getattr(runtimes.get(runtime), "needs", target)
     if needs == target:
         return None
@@ -91,11 +78,7 @@ def unsuited(runtime: str, target: str) -> str | None:
 
 
 def lacking(runtime: str, target: str) -> str | None:
-    """None when a runtime can build models on a kind of device that is here, else what is missing and how to get it.
-
-    >>> lacking("eager", "cpu") is None
-    True
-    """
+    """None when a runtime can build models on a kind of device that is here, else what is missing and how to get it."""
     asked: Any = runtimes.get(runtime)
     missing: str | None = asked.available_on(target) if hasattr(asked, "available_on") else asked.available()
     return missing
@@ -108,19 +91,22 @@ def demand_suited(runtime: str, target: str) -> None:
         raise UsageError(f"{reason}.")
 
 
+def demand_autocast(runtime: str, precision: str | None) -> None:
+    """Refuse autocast in a runtime whose tools take a model apart as it is written."""
+    if precision in AMP and not getattr(runtimes.get(runtime), "autocast", _tracer(runtime) is None):
+        raise RuntimeRefusalError(
+            f"{runtime} does not run models under autocast; ask for precision={AMP[precision]!r}, or for eager, "
+            "cuda-graphs or compile."
+        )
+
+
 def trace_for_runtime(
     model: torch.nn.Module | str | os.PathLike[str],
     inputs: Any = None,
     *,
     runtime: str = "eager",
     target: str = "cpu",
-    seq: int | None = None,
-    image: int | None = None,
-    precision: str | None = None,
-    memory_format: str = "contiguous",
-    strict: bool = False,
-    batches: Sequence[int] = (),
-    attention: str | None = None,
+    **options: Any,
 ) -> ModelGraph:
     """What a runtime runs for a model on a kind of device, "cpu" or "cuda".
 
@@ -135,28 +121,25 @@ def trace_for_runtime(
 
     if isinstance(model, os.PathLike):
         model = os.fspath(model)
-    given: dict[str, Any] = {"seq": seq, "image": image, "precision": precision}
     with without_modes():
         demand_suited(runtime, target)  # said before anything takes time
-        demand_autocast(runtime, precision)
+        demand_autocast(runtime, options.get("precision"))
         if isinstance(model, str) and is_onnx_file(model):
             from latpred.runtimes.onnx import onnx_file
 
-            tracer = _tracer(runtime)
-            if tracer is None or tracer.traced_by != "onnxruntime":
-                raise onnx_file.refuse(model, runtime)
-            if attention is not None:
+            onnx_file.check_file(model, runtime, traced_by(runtime))
+            if options.get("attention") is not None:
                 raise UsageError(f"{model} computes attention as it was exported; leave attention out.")
-            return onnx_file.trace_file(model, inputs, target=target, options=tracer.options, **given)
-        given |= {"memory_format": memory_format, "strict": strict, "batches": batches}
-        given |= {"attention": attention, "target": target}
+            asked: dict[str, Any] = {name: options.get(name) for name in ("seq", "image", "precision")}
+            named: Any = runtimes.get(runtime)
+            return onnx_file.trace_file(model, inputs, target=target, options=named.options, **asked)
         if traced_by(runtime) == "eager":
             from latpred.tracing import trace
 
-            return trace(model, inputs, **given)
+            return trace(model, inputs, target=target, **options)
         from latpred.runtimes.source import source_of
 
-        return of_source(source_of(model, inputs, **given), runtime, target)
+        return of_source(source_of(model, inputs, target=target, **options), runtime, target)
 
 
 def of_source(source: Source, runtime: str, target: str, batch: int | None = None) -> ModelGraph:
@@ -174,16 +157,18 @@ def of_source(source: Source, runtime: str, target: str, batch: int | None = Non
         return tracer.estimate(eager, target)
     if eager.exact:
         return _at_each(source, runtime, target)
+
+    def guess(reason: str) -> ModelGraph:
+        guessed = tracer.estimate(eager, target)
+        return msgspec.structs.replace(guessed, notes=(reason, *guessed.notes))
+
     if eager.only:
         (batch,) = eager.only
         if not hasattr(tracer, "trace_at") or batch > MOST_REAL:
-            return _noted(tracer.estimate(eager, target), _UNASKED.format(batch=batch, runtime=runtime))
+            return guess(_UNASKED.format(batch=batch, runtime=runtime))
     options, trace = tracer.options, partial(tracer.trace, source, target)
     if batch is not None and hasattr(tracer, "trace_at"):
         options, trace = f"{options}@{batch}", partial(tracer.trace_at, source, target, batch)
-
-    def guess(error: RuntimeRefusalError) -> ModelGraph:
-        return _noted(tracer.estimate(eager, target), f"{_REFUSED}{error}")
 
     def make() -> ModelGraph:
         from latpred.sandbox.own_thread import without_modes
@@ -195,20 +180,20 @@ def of_source(source: Source, runtime: str, target: str, batch: int | None = Non
         except RuntimeRefusalError as error:
             if _is_passing(error):
                 raise
-            return guess(error)
+            return guess(f"{_REFUSED}{error}")
 
     try:
         return graph_store.kept(eager, tracer.traced_by, target, f"{options}; {source.code}", make)
     except RuntimeRefusalError as error:
-        return guess(error)
+        return guess(f"{_REFUSED}{error}")
 
 
 def _at_each(source: Source, runtime: str, target: str) -> ModelGraph:
     """The graphs of the batches at which a model was traced eagerly whose work is not affine in batch."""
-    alone = {batch: replace(source, graph=graph) for batch, graph in source.graph.exact.items()}
-    graphs = {batch: of_source(given, runtime, target) for batch, given in alone.items()}
-    first = graphs[min(graphs)]
+    exact = source.graph.exact.items()
+    graphs = {batch: of_source(replace(source, graph=graph), runtime, target) for batch, graph in exact}
     notes = dict.fromkeys([*source.graph.notes, *(note for graph in graphs.values() for note in graph.notes)])
+    first = graphs[min(graphs)]
     return msgspec.structs.replace(first, only=source.graph.only, exact=graphs, notes=tuple(notes))
 
 
@@ -242,22 +227,8 @@ def fitting(graph: ModelGraph, runtime: str, target: str) -> ModelGraph:
 
 
 def refusal(graph: ModelGraph) -> str | None:
-    """Why the graph's runtime would not take the model, which was then estimated; None where it took it.
-
-    >>> import torch
-    >>> refusal(trace_for_runtime(torch.nn.Linear(4, 4), torch.zeros(1, 4))) is None
-    True
-    """
+    """Why the graph's runtime would not take the model, which was then estimated; None where it took it."""
     return next((note.removeprefix(_REFUSED) for note in graph.notes if note.startswith(_REFUSED)), None)
-
-
-def demand_autocast(runtime: str, precision: str | None) -> None:
-    """Refuse autocast in a runtime whose tools take a model apart as it is written."""
-    if precision in AMP and not getattr(runtimes.get(runtime), "autocast", _tracer(runtime) is None):
-        raise RuntimeRefusalError(
-            f"{runtime} does not run models under autocast; ask for precision={AMP[precision]!r}, or for eager, "
-            "cuda-graphs or compile."
-        )
 
 
 def _is_passing(error: RuntimeRefusalError) -> bool:
@@ -265,7 +236,3 @@ def _is_passing(error: RuntimeRefusalError) -> bool:
     cause = error.__cause__
     no_memory = isinstance(cause, MemoryError) or "DefaultCPUAllocator" in str(error)
     return no_memory or (isinstance(cause, OSError) and cause.errno is not None)
-
-
-def _noted(graph: ModelGraph, note: str) -> ModelGraph:
-    return msgspec.structs.replace(graph, notes=(note, *graph.notes))

@@ -7,7 +7,7 @@ built before it is asked for.
 from __future__ import annotations
 
 import copy
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -20,7 +20,7 @@ from latpred.sandbox.lookups import digest_of
 from latpred.sandbox.own_thread import without_modes
 from latpred.sandbox.untouched import Copier
 from latpred.tracing import trace
-from latpred.tracing.inputs import DTYPES, Inputs, derived, from_example, real
+from latpred.tracing.inputs import DTYPES, Inputs, derived, from_example, real, tensors_in
 from latpred.tracing.meta_module import Seeded, attend, make_meta_module, usual_dtype
 from latpred.tracing.tracer import as_written
 from latpred.zoo.names import attention as built_with
@@ -41,26 +41,13 @@ class Source:
 
 
 @without_modes()
-def source_of(
-    model: torch.nn.Module | str,
-    inputs: Any = None,
-    *,
-    seq: int | None = None,
-    image: int | None = None,
-    precision: str | None = None,
-    memory_format: str = "contiguous",
-    strict: bool = False,
-    batches: Sequence[int] = (),
-    attention: str | None = None,
-    target: str = "cuda",
-) -> Source:
-    """A source from whatever `latpred.trace` takes but a graph; parameters and errors are those of `latpred.trace`."""
-    given: dict[str, Any] = {"seq": seq, "image": image, "precision": precision, "memory_format": memory_format}
-    given |= {"attention": attention, "target": target}
+def source_of(model: torch.nn.Module | str, inputs: Any = None, **options: Any) -> Source:
+    """A source from whatever `latpred.trace` takes but a graph; options and errors are those of `latpred.trace`."""
     # The runtime that was asked for compiles it, or not.
-    graph = as_written(trace(model, inputs, **given, strict=strict, batches=batches))
+    graph = as_written(trace(model, inputs, **options))
+    seq, image, attention = (options.get(name) for name in ("seq", "image", "attention"))
     roots: tuple[Any, ...] = ()
-    dtype, last = DTYPES.get(graph.precision, torch.float32), memory_format == "channels_last"
+    dtype, last = DTYPES.get(graph.precision, torch.float32), options.get("memory_format") == "channels_last"
     if isinstance(model, str):
         name, shape = model, build(model, seq=seq, image=image)
         written = shape.model
@@ -112,7 +99,7 @@ def _cloned(tensor: torch.Tensor) -> torch.Tensor:
 
 
 class FlatModel(torch.nn.Module):
-    """A model that takes the tensors among its arguments, and returns the tensors in its result, as exporters want it.
+    """A model that takes the tensors among its arguments, and returns those in its result, as exporters want it.
 
     What is no tensor in the result, such as the cache of a decoder, they cannot give back.
     """
@@ -120,39 +107,24 @@ class FlatModel(torch.nn.Module):
     def __init__(self, model: torch.nn.Module, inputs: Any) -> None:
         super().__init__()
         self.model = model
-        leaves, self._form = tree_flatten(_plain(inputs))
+        self._leaves, self._form = flattened(inputs)
         self._named = isinstance(inputs, Mapping)
-        self._leaves = [None if isinstance(leaf, torch.Tensor) else leaf for leaf in leaves]
-        self._places = [index for index, leaf in enumerate(leaves) if isinstance(leaf, torch.Tensor)]
+        self._places = [index for index, leaf in enumerate(self._leaves) if isinstance(leaf, torch.Tensor)]
+        for place in self._places:
+            self._leaves[place] = None
 
     def forward(self, *tensors: torch.Tensor) -> tuple[torch.Tensor, ...]:
-        """The tensors that the model's forward gives."""
-        leaves: list[Any] = list(self._leaves)
+        leaves = list(self._leaves)
         for place, tensor in zip(self._places, tensors, strict=True):
             leaves[place] = tensor
         given = tree_unflatten(leaves, self._form)
-        return tuple(_tensors_in(self.model(**given) if self._named else self.model(*given)))
+        return tuple(tensors_in(self.model(**given) if self._named else self.model(*given)))
 
 
 def tensors_of(inputs: Any) -> list[torch.Tensor]:
-    """The tensors among the arguments of a forward, in the order in which `FlatModel` takes them.
-
-    >>> [tensor.shape[0] for tensor in tensors_of({"x": torch.zeros(3), "flag": True, "y": torch.zeros(2)})]
-    [3, 2]
-    """
-    return [leaf for leaf in tree_flatten(_plain(inputs))[0] if isinstance(leaf, torch.Tensor)]
+    """The tensors among the arguments of a forward, in the order in which `FlatModel` takes them."""
+    return [leaf for leaf in flattened(inputs)[0] if isinstance(leaf, torch.Tensor)]
 
 
-def _plain(inputs: Any) -> Any:
-    return dict(inputs) if isinstance(inputs, Mapping) else tuple(inputs)
-
-
-def _tensors_in(result: Any) -> Iterator[torch.Tensor]:
-    if isinstance(result, torch.Tensor):
-        yield result
-    elif isinstance(result, Mapping):
-        for value in result.values():
-            yield from _tensors_in(value)
-    elif isinstance(result, (list, tuple)):
-        for value in result:
-            yield from _tensors_in(value)
+def flattened(inputs: Any) -> tuple[list[Any], Any]:
+    return tree_flatten(dict(inputs) if isinstance(inputs, Mapping) else tuple(inputs))

@@ -8,10 +8,9 @@ recorded. Nodes that never reach PyTorch's dispatcher (sizes, lists) are found i
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import suppress
-from dataclasses import dataclass
-from typing import Any
+from typing import Any, NamedTuple
 
 import msgspec
 import torch
@@ -24,7 +23,7 @@ from latpred.graph.graph import NO_PYTHON, ZERO, Affine, ModelGraph, Op, rewritt
 from latpred.ops.families import root
 from latpred.runtimes import StepPerOp
 from latpred.runtimes.base import graph_in, ops_of
-from latpred.runtimes.source import FlatModel, Source, tensors_of
+from latpred.runtimes.source import FlatModel, Source, flattened, tensors_of
 from latpred.sandbox.own_thread import silenced, unhooked
 from latpred.storage import IdentityCache
 from latpred.tracing.inputs import nbytes
@@ -39,6 +38,7 @@ SETTLING = 3
 FUSION_NOTE = (
     "which pointwise ops TorchScript fuses on CUDA is estimated: only a CUDA build of PyTorch forms the groups itself"
 )
+_NOTES = {"cpu": "", "cuda": FUSION_NOTE}
 ESTIMATE_NOTE = "TorchScript's own graph was not taken: its nodes are estimated from the eager ops"
 _OF_OTHERS = frozenset({"free", "tensor"})  # classes of ops that launch nothing and yet are dispatched
 _SETTLING_ON_META = 2  # runs after which the executor changes its code no more
@@ -94,23 +94,16 @@ class TorchScript(StepPerOp):
         two, three, one = _runs_at(source, (2, 3, 1))
         ops, exact = ops_of("TorchScript", one.ops, two.ops, three.ops)
         at_one = None if exact is None else _steps(one.nodes, exact, target)
-        return self._graph(source, target, _steps(two.nodes, ops, target), at_one)
+        return graph_in(self.name, target, source.graph, _steps(two.nodes, ops, target), at_one, _NOTES[target])
 
     def trace_at(self, source: Source, target: str, batch: int) -> ModelGraph:
-        """The nodes that the interpreter runs at one batch size."""
         (run,) = _runs_at(source, (batch,))
-        return self._graph(source, target, _steps(run.nodes, run.ops, target))
+        return graph_in(self.name, target, source.graph, _steps(run.nodes, run.ops, target), None, _NOTES[target])
 
     def estimate(self, graph: ModelGraph, target: str) -> ModelGraph:
         """Eager's ops without the Python between them, normalisation folded into the convolution before it."""
         notes = (*graph.notes, ESTIMATE_NOTE)
         return rewritten(graph, _estimated, runtime=self.name, target=target, notes=notes)
-
-    def _graph(
-        self, source: Source, target: str, ops: Iterable[Op], ops_at_one: Iterable[Op] | None = None
-    ) -> ModelGraph:
-        note = FUSION_NOTE if target == "cuda" else ""
-        return graph_in(self.name, target, source.graph, ops, ops_at_one, note)
 
 
 def _runs_at(source: Source, batches: Sequence[int]) -> Iterator[InterpreterRun]:
@@ -162,31 +155,24 @@ def _estimated(ops: Sequence[Op]) -> list[Op]:
 
 def _signature(inputs: Any) -> tuple[Any, ...]:
     """What a frozen trace holds for: shapes, dtypes and places of tensors, and all other values."""
-    named = inputs.items() if hasattr(inputs, "items") else enumerate(inputs)
-    return tuple(
-        (name, tuple(value.shape), value.stride(), value.dtype, value.device)
-        if isinstance(value, torch.Tensor)
-        else (name, repr(value))
-        for name, value in named
+    leaves, form = flattened(inputs)
+    return str(form), *(
+        (leaf.shape, leaf.stride(), leaf.dtype, leaf.device) if isinstance(leaf, torch.Tensor) else repr(leaf)
+        for leaf in leaves
     )
 
 
-@dataclass(frozen=True, slots=True)
-class Node:
-    """One node of the executed graph: its kind, the values it takes and gives, and the dispatched ops it called.
-
-    `first` is the first of these ops, `calls` their number; nodes that never reach the dispatcher have none.
-    """
+class Node(NamedTuple):
+    """One node of the executed graph, and the first and the number of the ops that it dispatched, maybe none."""
 
     kind: str
-    takes: tuple[str, ...]
+    takes: tuple[str, ...]  # names of values
     gives: tuple[str, ...]
     first: int
     calls: int
 
 
-@dataclass(frozen=True, slots=True)
-class InterpreterRun:
+class InterpreterRun(NamedTuple):
     """One forward pass of a frozen module: the ops it dispatched, and the nodes in the order in which they ran."""
 
     ops: tuple[Op, ...]

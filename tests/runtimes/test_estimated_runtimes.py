@@ -11,6 +11,7 @@ import msgspec
 import pytest
 import torch
 from click.testing import CliRunner
+from smallmodels import Function
 
 import latpred
 from latpred import Predictor
@@ -143,13 +144,9 @@ def test_measured_rows_turn_an_estimate_into_a_runtime_of_the_profile() -> None:
 
 def test_graphs_of_an_era_are_captured_with_its_kernels() -> None:
     """CUDA graphs hold the kernels that eager of the time ran; onnxruntime makes a graph of its own."""
-
-    class Attention(torch.nn.Module):
-        def forward(self, x: torch.Tensor) -> torch.Tensor:
-            return torch.nn.functional.scaled_dot_product_attention(x, x, x)
-
+    attention = Function(lambda x: torch.nn.functional.scaled_dot_product_attention(x, x, x))
     captured, exported = (
-        latpred.predict(Attention(), inputs=torch.zeros(1, 2, 8, 16), runtime=runtime, device="rtx-8000")
+        latpred.predict(attention, inputs=torch.zeros(1, 2, 8, 16), runtime=runtime, device="rtx-8000")
         for runtime in ("cuda-graphs", "onnxruntime-cuda-graphs")
     )
     assert {"gemm", "softmax"} <= set(captured.costs.names)

@@ -16,12 +16,12 @@ import pytest
 import torch
 from factories import add, graph, linear
 
-from latpred import tracing
+from latpred import runtimes, tracing
 from latpred.errors import RuntimeRefusalError
 from latpred.graph.graph import ModelGraph
 from latpred.runtimes import graph_store
 from latpred.runtimes.graph_store import trace_by_name
-from latpred.runtimes.lowering import of_source, refusal
+from latpred.runtimes.lowering import of_source, refusal, trace_for_runtime
 from latpred.runtimes.source import source_of
 from latpred.runtimes.torchscript import TorchScript
 from latpred.sandbox.lookups import digest_of
@@ -34,8 +34,10 @@ MADE = graph(linear(), add())
 def home(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
     monkeypatch.setenv("LATPRED_HOME", str(tmp_path))
     graph_store.forget()
+    graph_store._software.cache_clear()  # another test may have imported what adds to the path, as setuptools does
     yield tmp_path
     graph_store.forget()
+    graph_store._software.cache_clear()
 
 
 def fetched(options: str = "") -> tuple[ModelGraph, int]:
@@ -54,10 +56,28 @@ def files() -> list[Path]:
     return sorted(path for path in graph_store.folder().rglob("*") if path.is_file())
 
 
-def test_another_process_finds_what_was_made() -> None:
-    assert fetched() == (MADE, 1)
+def test_another_process_of_the_same_version_finds_what_was_made(monkeypatch: pytest.MonkeyPatch) -> None:
+    assert [fetched(), fetched(), fetched("another option")] == [(MADE, 1), (MADE, 0), (MADE, 1)]
+    with monkeypatch.context() as newer:
+        newer.setattr(graph_store, "VERSION", graph_store.VERSION + 1)
+        assert [fetched(), fetched()] == [(MADE, 1), (MADE, 0)]
     assert fetched() == (MADE, 0)
-    assert fetched("another version") == (MADE, 1)
+    assert len(files()) == 3
+
+
+@pytest.mark.parametrize(("runtime", "target"), [("torchscript", "cpu"), ("onnxruntime", "cpu"), ("compile", "cuda")])
+def test_models_of_one_structure_are_taken_apart_once(
+    runtime: str, target: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    kind: Any = type(runtimes.get(runtime))
+    calls, real = [], kind.trace
+    monkeypatch.setattr(kind, "trace", lambda *given: calls.append(1) or real(*given))
+    layers = [torch.nn.Sequential(torch.nn.Linear(8, 4), torch.nn.ReLU()) for _ in range(3)]
+    first = trace_for_runtime(layers[0], torch.zeros(2, 8), runtime=runtime, target=target)
+    assert trace_for_runtime(layers[1], torch.zeros(1, 8), runtime=runtime, target=target) is first
+    graph_store.forget()  # what another process finds on the disk
+    assert trace_for_runtime(layers[2], torch.zeros(2, 8), runtime=runtime, target=target) == first
+    assert len(calls) == 1
 
 
 def test_builds_with_and_without_cuda_share_what_was_made() -> None:
@@ -158,16 +178,6 @@ def test_two_processes_share_a_folder() -> None:
     assert all(ModelGraph.from_json(gzip.decompress(file.read_bytes())) for file in files())
 
 
-def test_two_versions_share_a_folder(monkeypatch: pytest.MonkeyPatch) -> None:
-    assert fetched() == (MADE, 1)
-    with monkeypatch.context() as newer:
-        newer.setattr(graph_store, "VERSION", graph_store.VERSION + 1)
-        assert fetched() == (MADE, 1)
-        assert fetched() == (MADE, 0)
-    assert fetched() == (MADE, 0)
-    assert len(files()) == 2
-
-
 def written(text: str, **names: object) -> torch.nn.Module:
     """A module of a class whose forward pass is the text, as a cell of a notebook would define it."""
     found: dict[str, object] = {"torch": torch, "__name__": "notebook", **names}
@@ -179,26 +189,17 @@ def written(text: str, **names: object) -> torch.nn.Module:
 SQUARE = "return torch.relu(x) * torch.relu(x)"
 
 
-def test_the_same_code_has_the_same_digest_wherever_it_is_written() -> None:
-    assert digest_of(written(SQUARE)) == digest_of(written(SQUARE))
-    assert digest_of(torch.nn.Linear(2, 2)) == digest_of(torch.nn.ReLU())  # the version of torch tells of those
-
-
 @pytest.mark.parametrize(
     "changed",
     ["return torch.relu(x) * torch.relu(x + 0)", "y = torch.relu(x); return y * y", "return 2 * torch.relu(x)"],
 )
-def test_other_code_has_another(changed: str) -> None:
-    assert digest_of(written(SQUARE)) != digest_of(written(changed))
+def test_code_has_one_digest_wherever_it_is_written_and_other_code_has_another(changed: str) -> None:
+    assert digest_of(written(SQUARE)) == digest_of(written(SQUARE)) != digest_of(written(changed))
+    assert digest_of(torch.nn.Linear(2, 2)) == digest_of(torch.nn.ReLU())  # the version of torch tells of those
 
 
 def test_functions_and_methods_that_a_forward_pass_calls_count() -> None:
-    def helper(x: torch.Tensor) -> torch.Tensor:
-        return x + 1
-
-    def other(x: torch.Tensor) -> torch.Tensor:
-        return x - 1
-
+    helper, other = (lambda x: x + 1), (lambda x: x - 1)
     text = "return helper(x)"
     assert digest_of(written(text, helper=helper)) != digest_of(written(text, helper=other))
     assert digest_of(torch.nn.Sequential(written(text, helper=helper))) == digest_of(written(text, helper=helper))
@@ -251,7 +252,6 @@ def test_a_model_by_name_is_traced_once_for_everything_that_its_trace_depends_on
 
 @pytest.mark.parametrize("changed", ["python", "package", "own code"])
 def test_other_software_has_other_traces(changed: str, home: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    graph_store._software.cache_clear()  # another test may have imported what adds to the path, as setuptools does
     before = graph_store.key_of(NAME)
     graph_store._software.cache_clear()
     assert graph_store.key_of(NAME) == before
@@ -264,7 +264,6 @@ def test_other_software_has_other_traces(changed: str, home: Path, monkeypatch: 
     else:
         monkeypatch.setattr(graph_store, "_TRACING", ("tracing/*.py",))
     assert graph_store.key_of(NAME) != before
-    graph_store._software.cache_clear()
 
 
 def test_what_may_be_another_tomorrow_is_not_kept(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -277,7 +276,6 @@ def test_what_may_be_another_tomorrow_is_not_kept(monkeypatch: pytest.MonkeyPatc
     monkeypatch.setattr(graph_store.metadata, "distribution", lambda _: edited)
     graph_store._software.cache_clear()
     assert graph_store.key_of(NAME) is None
-    graph_store._software.cache_clear()
 
 
 def test_a_kept_trace_of_another_model_is_not_taken(traces: list[dict[str, Any]]) -> None:

@@ -16,6 +16,7 @@ from latpred.errors import UsageError
 from latpred.prediction.predictor import Predictor
 from latpred.runtimes import Eager
 from latpred.runtimes.base import RuntimeTracer
+from latpred.runtimes.lowering import traced_by
 
 PACKAGE = """
 from latpred.runtimes import one_step_per_op
@@ -75,13 +76,13 @@ def test_eager_dispatches_every_op_by_itself() -> None:
     assert schedule.sync.tolist() == [0, 0, 1]
 
 
-def test_eager_lowers_a_graph_once_per_form() -> None:
-    eager, net = Eager(), graph(linear(), add())
-    assert eager.lower(net, 2) is eager.lower(net, 64)
-    assert eager.lower(net, 1) is eager.lower(net, 2)
+@pytest.mark.parametrize("name", ["eager", "cuda-graphs", "onnxruntime-cuda-graphs"])
+def test_a_graph_is_lowered_once_per_form(name: str) -> None:
+    runtime, net = runtimes.get(name), graph(linear(), add(), runtime=traced_by(name))
+    assert runtime.lower(net, 2) is runtime.lower(net, 64)
+    assert runtime.lower(net, 1) is runtime.lower(net, 2)
     special = msgspec.structs.replace(net, ops_at_one=(linear(),))
-    assert len(eager.lower(special, 1).ops) == 1
-    assert len(eager.lower(special, 2).ops) == 2
+    assert [len(runtime.lower(special, batch).kernel_step) for batch in (1, 2)] == [1, 2]
 
 
 def test_eager_runs_the_model_itself() -> None:

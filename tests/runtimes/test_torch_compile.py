@@ -15,7 +15,7 @@ from unittest import mock
 import pytest
 import torch
 from factories import add, graph, linear, view
-from smallmodels import build_small, inputs_of
+from smallmodels import Function, build_small, inputs_of
 from torch import nn
 from torch._inductor.runtime.hints import DeviceProperties
 from torch.fx.graph import Graph
@@ -150,15 +150,6 @@ def test_calls_carry_the_work_of_their_ops() -> None:
     assert schedule.kernel_step.tolist() == [1] * 4
 
 
-def test_a_second_trace_compiles_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
-    calls = []
-    original = front_end.forward
-    monkeypatch.setattr(front_end, "forward", lambda *given: calls.append(given) or original(*given))
-    graphs = [trace_for_runtime(pair(40), torch.zeros(2, 40), runtime="compile", target="cuda") for _ in range(2)]
-    assert len(calls) == 3  # batches 2, 3 and 1 of the first
-    assert graphs[0].ops == graphs[1].ops
-
-
 def test_a_refusal_becomes_a_note(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(front_end, "SUPPORTED", ("9.9",))
     guess = trace_for_runtime(pair(24), torch.zeros(2, 24), runtime="compile", target="cuda")
@@ -172,12 +163,9 @@ def test_a_call_that_hides_its_kernels_is_refused_by_name() -> None:
 
 
 def test_what_dynamo_says_is_passed_on() -> None:
-    class Wrong(nn.Module):
-        def forward(self, x: torch.Tensor) -> torch.Tensor:
-            return x + torch.zeros(3, 7)
-
+    wrong = Function(lambda x: x + torch.zeros(3, 7))
     with pytest.raises(RuntimeRefusalError, match="could not be followed through this model for cpu"):
-        front_end.forward(Wrong().eval(), (torch.zeros(2, 5),), "cpu")
+        front_end.forward(wrong.eval(), (torch.zeros(2, 5),), "cpu")
 
 
 def test_graph_breaks_are_counted_with_the_ops_between_them() -> None:

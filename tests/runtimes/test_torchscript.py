@@ -13,7 +13,7 @@ from typing import Any
 import pytest
 import torch
 from factories import device, dispatch, profile
-from smallmodels import build_small, inputs_of
+from smallmodels import Function, build_small, inputs_of
 from torch import nn
 from torch.utils._python_dispatch import _get_current_dispatch_mode
 
@@ -22,7 +22,6 @@ from latpred.errors import RuntimeRefusalError
 from latpred.graph.graph import Op
 from latpred.ops.families import DIMS, MAY_LACK, root
 from latpred.prediction.predictor import Predictor
-from latpred.runtimes import graph_store
 from latpred.runtimes.lowering import of_source, refusal, trace_for_runtime
 from latpred.runtimes.source import Source, source_of
 from latpred.runtimes.torchscript import (
@@ -43,8 +42,7 @@ CHECKED = (
 
 def small_source(name: str) -> Source:
     """A small model as a runtime's tools take it."""
-    graph = trace(build_small(name, "meta"), lambda batch: inputs_of(name, batch))
-    return Source(graph, lambda: build_small(name, "cpu"), lambda batch: inputs_of(name, batch))
+    return source_of(build_small(name, "cpu"), lambda batch: inputs_of(name, batch))
 
 
 def dispatched(ops: tuple[Op, ...]) -> list[Op]:
@@ -105,17 +103,13 @@ def test_what_is_traced_in_half_precision_is_computed_in_single_and_traced_alike
 
 
 def test_a_model_that_single_precision_stops_is_traced_as_it_is() -> None:
-    class Asking(nn.Module):
-        def __init__(self) -> None:
-            super().__init__()
-            self.layer = nn.Linear(4, 4)
-
+    class Asking(nn.Linear):
         def forward(self, x: torch.Tensor) -> torch.Tensor:
             if _get_current_dispatch_mode() is not None:
                 raise ValueError("watched")
-            return self.layer(x)
+            return super().forward(x)
 
-    assert frozen_for_tracing(Asking().half().eval(), (torch.zeros(2, 4, dtype=torch.half),)) is not None
+    assert frozen_for_tracing(Asking(4, 4).half().eval(), (torch.zeros(2, 4, dtype=torch.half),)) is not None
 
 
 def test_freezing_folds_normalisation_into_convolutions() -> None:
@@ -137,21 +131,17 @@ def test_sizes_and_lists_are_steps_of_the_interpreter_itself() -> None:
     assert names[names.index("prim::ListConstruct") + 1] in ("aten::view", "aten::size", "prim::ListConstruct")
 
 
-class Chain(nn.Module):
+class Chain(nn.Linear):
     """Pointwise ops that fuse, around a product that does not."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.layer = nn.Linear(32, 32)
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         y = torch.tanh(x * 2.0 + 1.0)  # three in a row
-        z = self.layer(y)
+        z = super().forward(y)
         return torch.sigmoid(z) * y  # two; y comes from the first group, but only through it does z
 
 
 def test_pointwise_ops_are_grouped_on_cuda_and_the_graph_says_that_this_is_an_estimate() -> None:
-    source = source_of(Chain(), torch.zeros(2, 32))
+    source = source_of(Chain(32, 32), torch.zeros(2, 32))
     plain, grouped = (TorchScript().trace(source, target) for target in ("cpu", "cuda"))
     assert plain.launches(2) == 6
     assert grouped.launches(2) == 3
@@ -164,20 +154,16 @@ def test_pointwise_ops_are_grouped_on_cuda_and_the_graph_says_that_this_is_an_es
     assert second.dims["operands"].at(2) == 2
 
 
-class Around(nn.Module):
+class Around(nn.Linear):
     """A sum that must come after a product, which needs the first: two kernels."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.layer = nn.Linear(8, 8)
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         y = torch.tanh(x)
-        return y + self.layer(y)
+        return y + super().forward(y)
 
 
 def test_a_group_does_not_wait_for_itself() -> None:
-    graph = TorchScript().trace(source_of(Around(), torch.zeros(2, 8)), "cuda")
+    graph = TorchScript().trace(source_of(Around(8, 8), torch.zeros(2, 8)), "cuda")
     assert [op.name for op in graph.ops if op.launches] == ["aten::tanh", "aten::linear", "aten::add"]
 
 
@@ -185,13 +171,6 @@ def test_batch_one_has_ops_of_its_own_where_it_differs() -> None:
     graph = TorchScript().trace(small_source("funnel"), "cpu")
     assert graph.ops_at_one is not None
     assert all(line.per_sample == 0 for op in graph.ops_at_one for line in (op.macs, op.read_bytes, op.write_bytes))
-
-
-class Branching(nn.Module):
-    """Does other work for other batch sizes."""
-
-    def forward(self, x: torch.Tensor) -> torch.Tensor:
-        return torch.tanh(x) if x.shape[0] == 3 else torch.tanh(x) + 1
 
 
 class Untraceable(nn.Module):
@@ -217,7 +196,8 @@ def test_a_model_that_cannot_be_traced_is_refused_and_estimated() -> None:
 
 def test_a_model_that_does_other_things_at_other_batches_is_refused() -> None:
     graph = trace(nn.Tanh(), torch.zeros(2, 4))
-    source = Source(graph, Branching, lambda batch: (torch.zeros(batch, 4),))
+    branching = Function(lambda x: torch.tanh(x) if x.shape[0] == 3 else torch.tanh(x) + 1)
+    source = Source(graph, lambda: branching, lambda batch: (torch.zeros(batch, 4),))
     with pytest.raises(RuntimeRefusalError, match="TorchScript runs other ops at batch 2 and 3"):
         TorchScript().trace(source, "cpu")
 
@@ -279,14 +259,3 @@ def test_every_node_costs_the_host_what_its_class_does() -> None:
     whole = profile(device(asynchronous=False, kind="cpu"), runtimes=fits)
     made = Predictor(whole).predict(graph, 4, runtime="torchscript")
     assert made.overhead_ms == pytest.approx((20.0 + 2.0 * len(graph.ops)) / 1e3)
-
-
-def test_a_second_trace_of_one_structure_traces_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
-    graph_store.forget()
-    source = source_of(nn.Linear(8, 4), torch.zeros(2, 8))
-    first = of_source(source, "torchscript", "cpu")
-    monkeypatch.setattr(TorchScript, "trace", lambda *_: pytest.fail("traced again"))
-    again = source_of(nn.Linear(8, 4), torch.zeros(2, 8))
-    assert of_source(again, "torchscript", "cpu").ops == first.ops
-    graph_store.forget()  # what another process finds on the disk
-    assert of_source(again, "torchscript", "cpu").ops == first.ops

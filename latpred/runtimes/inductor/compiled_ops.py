@@ -110,17 +110,12 @@ _NESTED = frozenset({"Conditional", "WhileLoop", "InvokeSubgraph"})
 
 
 class KernelCall(NamedTuple):
-    """One call of the wrapper that Inductor writes around its kernels, and bytes that are new in it or not read after.
-
-    Bytes alive are not known yet.
-
-    weight : number of the graph's input, and place in it, of the first parameters that a library call reads.
-    """
+    """One call of the wrapper that Inductor writes around its kernels; bytes alive are not known yet."""
 
     op: Op
     new_bytes: int
-    freed_bytes: int
-    weight: tuple[int, int] | None
+    freed_bytes: int  # of what is not read after it
+    weight: tuple[int, int] | None  # number of the graph's input, and place in it, of the first parameters read
 
 
 def guards(inputs: int, live_bytes: Affine) -> Op:
@@ -128,11 +123,10 @@ def guards(inputs: int, live_bytes: Affine) -> Op:
     return Op("inductor::guards", "", GUARDS, "", "", {}, live_bytes=live_bytes, python_calls=inputs)
 
 
-def executed_op(record: OpRecord, host_class: str) -> tuple[Op, int]:
-    """A recorded op under another host class, and the bytes of new storage that it makes."""
+def executed_op(record: OpRecord, host_class: str) -> Op:
+    """A recorded op under another host class."""
     op = op_of(record, list(map(Affine, record.counts)))
-    launches = record.launches if record.family else 0
-    return msgspec.structs.replace(op, host_class=host_class, launches=launches), record.new_bytes
+    return msgspec.structs.replace(op, host_class=host_class, launches=record.launches if record.family else 0)
 
 
 def calls_of(graph: Any, static: Iterable[int], cpu: bool) -> list[KernelCall]:
@@ -151,36 +145,36 @@ def calls_of(graph: Any, static: Iterable[int], cpu: bool) -> list[KernelCall]:
                 "its kernels are not counted."
             )
         moved = _moved(node, graph, weights)
-        op = _extern(node, moved, weights) if extern else _generated(node, graph, moved, joined and cpu)
+        origin = _origin(node.node) if extern else None
+        given = [] if origin is None else _weights_given(node, origin, weights)
+        op = _extern(node, origin, given, moved) if extern else _generated(node, graph, moved, joined and cpu)
         if cpu and op.family in _LAID_OUT and _channels_last(node.node.get_stride()):
             op = msgspec.structs.replace(op, family=f"{op.family}.{CHANNELS_LAST}")
         joined = not extern
         freed = sum(_buffer_bytes(graph, name) for name in node.last_usage if name in graph.name_to_buffer)
-        weight = _first_weight(node, weights) if extern else None
-        place = None if weight is None else (names.index(weight[0]), weight[1])
+        first = next((one for one in given if one is not None), None)
+        place = None if first is None else (names.index(first[0]), int(first[1].meta["val"].storage_offset()))
         calls.append(KernelCall(op, moved.new if op.family else 0, freed, place))
     return calls
 
 
-def _extern(node: Any, moved: _Moved, weights: frozenset[str]) -> Op:
+def _extern(node: Any, origin: Node | None, given: Sequence[tuple[str, Node] | None], moved: _Moved) -> Op:
     """A library call, by the formula of the op it comes from."""
-    short = _op_name(node.node)
-    origin = _origin(node.node, short)
     if origin is None:
         dtype = node.node.get_dtype() if node.node.has_tensor_output() else torch.float32
         largest = max(1, moved.from_weights, moved.read, moved.written) // dtype.itemsize
-        unknown = _op(f"aten::{short}", f"{EXTERN_CLASS}.other", "other", dtype_name(dtype), (largest,), moved)
+        name, host_class = f"aten::{_op_name(node.node)}", f"{EXTERN_CLASS}.other"
+        unknown = _op(name, host_class, "other", dtype_name(dtype), (largest,), moved)
         return msgspec.structs.replace(unknown, estimated=True)
     info = describe(origin.target)  # type: ignore[arg-type]
     if info.kind == "boundary":
         raise RuntimeRefusalError(f"torch.compile leaves {info.name} as one call, whose own kernels are not counted.")
     if info.kind == "view":
-        return executed_op(no_launch(info, view=True), f"{EXTERN_CLASS}.view")[0]
+        return executed_op(no_launch(info, view=True), f"{EXTERN_CLASS}.view")
     args: Any = map_arg(origin.args, lambda one: one.meta["val"])
     options: Any = map_arg(dict(origin.kwargs), lambda one: one.meta["val"])
-    weighty = [base is not None for base in _weights_given(node, origin, weights)]
-    record = launching(info, args, options, origin.meta["val"], weighty)
-    return executed_op(record, f"{EXTERN_CLASS}.{root(record.family)}")[0]
+    record = launching(info, args, options, origin.meta["val"], [one is not None for one in given])
+    return executed_op(record, f"{EXTERN_CLASS}.{root(record.family)}")
 
 
 def _channels_last(stride: Sequence[Any]) -> bool:
@@ -212,31 +206,23 @@ def _op_name(kernel: Any) -> str:
     return parts[-1].removeprefix("bias_")
 
 
-def _origin(kernel: Any, short: str) -> Node | None:
+def _origin(kernel: Any) -> Node | None:
     """The traced op a library call comes from."""
     origins = [one for one in kernel.origins if one.op == "call_function" and hasattr(one.target, "_schema")]
     said: Node | None = kernel.get_origin_node()
+    short = _op_name(kernel)
     named: list[Node] = [one for one in origins if one.target._schema.name.rpartition("::")[2] == short]
     if said in named or not named:
         return said if said in origins else None
     return named[0]
 
 
-def _tensors(value: Any) -> Iterator[Node]:
-    """The nodes among an argument that are tensors, in the order in which their values are found."""
-    if isinstance(value, Node):
-        for _ in leaves(value.meta["val"]):
-            yield value
-    elif isinstance(value, (tuple, list)):
-        for item in value:
-            yield from _tensors(item)
-
-
 def _weights_given(node: Any, origin: Node, weights: frozenset[str]) -> list[tuple[str, Node] | None]:
     """Of each tensor that an op was called with: the parameter it is, as it lies in memory or seen otherwise."""
-    given = [one for value in (*origin.args, *origin.kwargs.values()) for one in _tensors(value)]
+    given: list[Node] = []  # each as often as it has tensors
+    map_arg((origin.args, origin.kwargs), lambda one: given.extend([one] * len(leaves(one.meta["val"]))))
     read = weights & {dep.name for dep in node.read_writes.reads}
-    bases = [(_base(one), one) for one in given]
+    bases = ((_base(one), one) for one in given)
     return [(base, one) if base in read else None for base, one in bases]
 
 
@@ -245,14 +231,6 @@ def _base(node: Node) -> str:
     while node.op == "call_function" and getattr(node.target, "is_view", False) and node.all_input_nodes:
         node = node.all_input_nodes[0]
     return node.name if node.op == "placeholder" else ""
-
-
-def _first_weight(node: Any, weights: frozenset[str]) -> tuple[str, int] | None:
-    """The first parameter that a library call reads, and where in it."""
-    origin = _origin(node.node, _op_name(node.node))
-    found = [] if origin is None else _weights_given(node, origin, weights)
-    first = next((one for one in found if one is not None), None)
-    return None if first is None else (first[0], int(first[1].meta["val"].storage_offset()))
 
 
 def _generated(node: Any, graph: Any, moved: _Moved, joined: bool) -> Op:

@@ -33,6 +33,7 @@ _PROPERTIES = SimpleNamespace(
     shared_memory_per_block_optin=227 << 10,
     L2_cache_size=50 << 20,
 )
+_CPU, _CUDA = torch.device("cpu"), torch.device("cuda", 0)
 _ON_HOST = 8  # a constant vector up to this long keeps its values, because Inductor folds them into kernels
 
 
@@ -45,6 +46,7 @@ def present() -> Iterator[None]:
 
     interface: Any = interfaces.CudaInterface
     internals: Any = torch._C
+    joint_passes: Any = compile_fx._recursive_joint_graph_passes
     patches: tuple[tuple[Any, str, Any], ...] = (
         (torch.cuda, "get_device_properties", lambda *_, **__: _PROPERTIES),
         (torch.cuda, "get_device_capability", lambda *_, **__: CAPABILITY),
@@ -58,7 +60,8 @@ def present() -> Iterator[None]:
         (scheduler, "has_triton", lambda *_, **__: True),
         (internals, "_select_conv_backend", lambda *_, **__: internals._ConvBackend.Cudnn),
         (internals, "_conv_determine_backend_memory_format", _memory_format),
-        (compile_fx, "_recursive_joint_graph_passes", _joint_passes(compile_fx._recursive_joint_graph_passes)),
+        # Patterns are traced on a device that can hold a tensor; they match on any.
+        (compile_fx, "_recursive_joint_graph_passes", lambda module, *_, **__: joint_passes(module, input_device=_CPU)),
     )
     with contextlib.ExitStack() as stack:
         _forget()
@@ -101,22 +104,21 @@ def _fake(tensor: torch.Tensor, mode: Any) -> Any:
 
     with torch.no_grad():
         empty = torch.empty_strided(tensor.shape, tensor.stride(), dtype=tensor.dtype, device="meta")
-    return FakeTensor(mode, empty, torch.device("cuda", 0))
+    return FakeTensor(mode, empty, _CUDA)
 
 
 def _move(graph: fx.Graph, node: fx.Node) -> None:
     aten = torch.ops.aten
-    there = {torch.device("cpu"): torch.device("cuda", 0)}
-    node.args = tree_map(lambda value: _elsewhere(value, there), node.args)
-    node.kwargs = tree_map(lambda value: _elsewhere(value, there), dict(node.kwargs))
+    node.args = tree_map(_elsewhere, node.args)
+    node.kwargs = tree_map(_elsewhere, dict(node.kwargs))
     if node.target is aten.convolution.default and node.args[1].meta["val"].dim() == 3:  # type: ignore[union-attr]
         _flatten(graph, node)
     elif node.target is aten._scaled_dot_product_flash_attention_for_cpu.default:
         _attention(node)
 
 
-def _elsewhere(value: Any, there: dict[torch.device, torch.device]) -> Any:
-    return there.get(value, value) if isinstance(value, torch.device) else value
+def _elsewhere(value: Any) -> Any:
+    return _CUDA if isinstance(value, torch.device) and value == _CPU else value
 
 
 def _flatten(graph: fx.Graph, node: fx.Node) -> None:
@@ -152,8 +154,7 @@ def _move_constants(module: fx.GraphModule, mode: Any) -> None:
         if node.op != "get_attr":
             continue
         constant = getattr(module, node.target, None)
-        small = isinstance(constant, torch.Tensor) and constant.dim() <= 1 and constant.numel() <= _ON_HOST
-        if isinstance(constant, torch.Tensor) and not small:
+        if isinstance(constant, torch.Tensor) and (constant.dim() > 1 or constant.numel() > _ON_HOST):
             module._buffers.pop(node.target, None)
             module._parameters.pop(node.target, None)
             setattr(module, node.target, _fake(constant, mode))
@@ -169,13 +170,3 @@ def _memory_format(x: torch.Tensor, weight: torch.Tensor, _: Any) -> torch.memor
 
 def _channels_last(tensor: torch.Tensor) -> bool:
     return tensor.dim() == 4 and tensor.is_contiguous(memory_format=torch.channels_last) and not tensor.is_contiguous()
-
-
-def _joint_passes(original: Any) -> Any:
-    """Patterns are traced on a device that can hold a tensor; they match on any."""
-
-    def passes(module: fx.GraphModule, *_: Any, **__: Any) -> fx.GraphModule:
-        done: fx.GraphModule = original(module, input_device=torch.device("cpu"))
-        return done
-
-    return passes

@@ -58,28 +58,26 @@ def compiled(model: torch.nn.Module, most: int, **options: Any) -> Any:
 
 
 @contextlib.contextmanager
-def _removed_afterwards() -> Iterator[Callable[..., Any]]:
-    """A form of `compiled` whose results, and what it sets, are gone when the context ends."""
+def _isolated() -> Iterator[list[Any]]:
+    """A list for compiled models, whose results are gone when the context ends, as are all settings made in it."""
     import torch._dynamo.config as dynamo
     import torch._dynamo.eval_frame as frames
+    import torch._functorch.config as functorch
+    import torch._inductor.config as inductor
 
     backends, limit = set(frames.cached_backends), dynamo.recompile_limit
     before = set() if REGIONS else {code for code in _codes() if _entries(code)}
     made: list[Any] = []
-
-    def compile_with(model: torch.nn.Module, most: int, **options: Any) -> Any:
-        made.append(compiled(model, most, **options))
-        return made[-1]
-
-    try:
-        yield compile_with
-    finally:
-        dynamo.recompile_limit = limit
-        for code in _codes():
-            if _all_from(made, code) if REGIONS else _entries(code) and code not in before:
-                frames.reset_code(code)  # type: ignore[attr-defined]
-        for backend in set(frames.cached_backends) - backends:
-            del frames.cached_backends[backend]
+    with dynamo.patch(_DYNAMO), functorch.patch(enable_autograd_cache=False), inductor.patch(_INDUCTOR):
+        try:
+            yield made
+        finally:
+            dynamo.recompile_limit = limit
+            for code in _codes():
+                if _all_from(made, code) if REGIONS else _entries(code) and code not in before:
+                    frames.reset_code(code)  # type: ignore[attr-defined]
+            for backend in set(frames.cached_backends) - backends:
+                del frames.cached_backends[backend]
 
 
 def _codes() -> list[Any]:
@@ -120,17 +118,16 @@ def forward(model: torch.nn.Module, inputs: Any, target: str) -> tuple[Op, ...]:
     The model is on the CPU in evaluation mode, and run once on real inputs; `target` ("cpu" or "cuda") is the kind of
     device to lower for. One that Dynamo or Inductor cannot take is refused, with the reason.
     """
-    supported()
     positional, named = ((), inputs) if isinstance(inputs, dict) else (inputs, {})
     recorder = _Recorder(sum(t.numel() * t.element_size() for t in leaves([*positional, *named.values()])))
     try:
-        with silenced(), _isolated() as compile_with, torch.inference_mode():
+        with silenced(), _isolated() as made, torch.inference_mode():
             from torch._inductor.compile_fx import compile_fx
 
             with _capturing(recorder, target):
-                compiled = compile_with(model, MANY, backend=partial(compile_fx, inner_compile=recorder.inner))
+                made.append(compiled(model, MANY, backend=partial(compile_fx, inner_compile=recorder.inner)))
                 with recorder:
-                    compiled(*positional, **named)
+                    made[-1](*positional, **named)
     except RuntimeRefusalError:
         raise
     except Exception as error:
@@ -186,8 +183,8 @@ class _Recorder(TorchDispatchMode):
                 return func.decompose(*args, **options)
         out = func(*args, **options)
         record = _record(info, args, options, out)
-        op, new_bytes = executed_op(record, f"{EAGER}.{record.host_class}")
-        self._add(op, self._input_bytes + self._carried + new_bytes, _first_parameter(args, options))
+        op = executed_op(record, f"{EAGER}.{record.host_class}")
+        self._add(op, self._input_bytes + self._carried + record.new_bytes, _first_parameter(args, options))
         return out
 
     def ops(self) -> tuple[Op, ...]:
@@ -297,20 +294,6 @@ def _lower(module: Any, inputs: Sequence[Any], static: Sequence[int]) -> list[Ke
                 graph.init_wrapper_code()
                 graph._update_scheduler()
                 return calls_of(graph, static, cpu=graph.device_type == "cpu")
-
-
-@contextlib.contextmanager
-def _isolated() -> Iterator[Callable[..., Any]]:
-    """torch.compile whose results and settings are gone when the context ends."""
-    import torch._dynamo.config as dynamo
-    import torch._functorch.config as functorch
-    import torch._inductor.config as inductor
-
-    patches = (dynamo.patch(_DYNAMO), functorch.patch(enable_autograd_cache=False), inductor.patch(_INDUCTOR))
-    with contextlib.ExitStack() as stack:
-        for patch in patches:
-            stack.enter_context(patch)
-        yield stack.enter_context(_removed_afterwards())
 
 
 def _refusal(error: Exception, target: str) -> RuntimeRefusalError:

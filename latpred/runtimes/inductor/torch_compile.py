@@ -61,22 +61,14 @@ class Compile(Eager):
 
     def trace(self, source: Source, target: str) -> ModelGraph:
         """The calls that Inductor's scheduler decides on, counted at batches 1, 2 and 3."""
-        from latpred.runtimes.inductor import front_end
-
-        front_end.supported()
-        model = _as_run(source)
-        two, three, one = (front_end.forward(model, source.inputs(batch), target) for batch in (2, 3, 1))
+        two, three, one = _executed(source, target, (2, 3, 1))
         ops, note = ops_through(two, three)
-        graph = graph_in(self.traced_by, target, source.graph, ops, unless_affine(one, ops), note)
-        return _noted(graph)
+        return _graph_of(source, target, ops, unless_affine(one, ops), note)
 
     def trace_at(self, source: Source, target: str, batch: int) -> ModelGraph:
         """As `trace`, for one batch size alone: a third of the time."""
-        from latpred.runtimes.inductor import front_end
-
-        front_end.supported()
-        ops = front_end.forward(_as_run(source), source.inputs(batch), target)
-        return _noted(graph_in(self.traced_by, target, source.graph, ops))
+        (ops,) = _executed(source, target, (batch,))
+        return _graph_of(source, target, ops)
 
     def estimate(self, graph: ModelGraph, target: str) -> ModelGraph:
         """Library calls as in eager, and one generated kernel between two of them."""
@@ -108,18 +100,22 @@ class Compile(Eager):
         return kept.by_runtime[self.name]
 
 
-def _as_run(source: Source) -> Any:
-    """A source's model on the CPU, under autocast where that is asked for."""
+def _executed(source: Source, target: str, batches: Sequence[int]) -> list[tuple[Op, ...]]:
+    """What a forward pass at each batch size runs, under autocast where that is asked for."""
+    from latpred.runtimes.inductor import front_end
     from latpred.tracing.autocast import under_autocast
 
-    return under_autocast(source.model(), source.graph.precision, "cpu")
+    front_end.supported()
+    model = under_autocast(source.model(), source.graph.precision, "cpu")
+    return [front_end.forward(model, source.inputs(batch), target) for batch in batches]
 
 
-def _noted(graph: ModelGraph) -> ModelGraph:
+def _graph_of(
+    source: Source, target: str, ops: Sequence[Op], at_one: Sequence[Op] | None = None, note: str = ""
+) -> ModelGraph:
     """The graph, with a word where its casts are those of another kind of device."""
-    if graph.precision not in AMP or graph.target == "cpu":
-        return graph
-    return msgspec.structs.replace(graph, notes=(*graph.notes, CASTS))
+    casts = CASTS if source.graph.precision in AMP and target != "cpu" else ""
+    return graph_in(Compile.traced_by, target, source.graph, ops, at_one, note, casts)
 
 
 class CompileReduceOverhead(Compile):
@@ -135,7 +131,6 @@ class CompileReduceOverhead(Compile):
         return replays(self.name, ops, [op.host_class.startswith("kernel.") for op in ops])
 
     def available(self) -> str | None:
-        """None where there is a CUDA device that code can be generated for."""
         import torch
 
         return super().available() if torch.cuda.is_available() else NO_CUDA

@@ -17,8 +17,9 @@ from typing import Any
 import torch
 
 from latpred.errors import RuntimeRefusalError
-from latpred.runtimes.source import FlatModel, tensors_of
+from latpred.runtimes.source import FlatModel, flattened, tensors_of
 from latpred.sandbox.own_thread import silenced
+from latpred.tracing.inputs import from_example, placed, real
 
 LARGEST_IN_MEMORY = 1_900_000_000  # bytes; a serialised model must stay below 2 GB
 _MOST_TEXT = 240
@@ -93,3 +94,21 @@ def _cause(error: BaseException) -> str:
             return f"{lacking[1].replace('.', '::', 1)} has no ONNX form"
     first = re.split(r"(?<=[.!?])\s", text, maxsplit=1)[0]
     return f"torch cannot export the model to ONNX: {type(chain[-1]).__name__}: {first[:_MOST_TEXT]}"
+
+
+def export_at_two(model: Any, inputs: Any) -> Exported:
+    """An export at batch 2, whatever the batch of the inputs is: one at batch 1 would hold for no other."""
+    floating = [tensor.dtype for tensor in tensors_of(inputs) if tensor.is_floating_point()]
+    twice = real(from_example(inputs).make(2), floating[0] if floating else _dtype(model))
+    weights = next(iter(model.parameters()), None)
+    return export(model, placed(twice, str(weights.device)) if weights is not None and weights.is_cuda else twice)
+
+
+def form_of(model: Any, inputs: Any) -> str:
+    """What an export of a model is found by: its dtype, and names, dtypes and sizes of the inputs but the batch."""
+    shapes = [(str(tensor.dtype), tuple(tensor.shape[1:])) for tensor in tensors_of(inputs)]
+    return f"{flattened(inputs)[1]} {shapes} {_dtype(model)}"
+
+
+def _dtype(model: Any) -> torch.dtype:
+    return next((weight.dtype for weight in model.parameters()), torch.float32)

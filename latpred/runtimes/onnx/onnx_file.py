@@ -6,7 +6,6 @@ The first dimension of the inputs is the batch where it is open; a file with a f
 from __future__ import annotations
 
 import hashlib
-import os
 import re
 from collections import Counter
 from collections.abc import Mapping
@@ -21,6 +20,7 @@ from latpred.graph.graph import ZERO, ModelGraph
 from latpred.runtimes import graph_store
 from latpred.runtimes.base import BATCHES
 from latpred.runtimes.onnx import onnx_session
+from latpred.runtimes.onnx.onnx_session import inputs_of
 
 SUFFIX = ".onnx"
 TOKENS, PIXELS, CHANNELS = 128, 224, 3
@@ -30,36 +30,22 @@ _PRECISIONS = {"float16": "fp16", "bfloat16": "bf16"}
 class FileInputs(NamedTuple):
     """What a file is to be run with: example tensors, or tokens and pixels of a side where those sizes are open."""
 
-    inputs: Any
+    examples: Any  # in a tuple or by name; None where there are none
     seq: int | None
     image: int | None
-
-    @property
-    def examples(self) -> Any:
-        """The example tensors in a tuple or by name."""
-        several = isinstance(self.inputs, (tuple, list, Mapping))
-        return self.inputs if several else (self.inputs,)
 
     @property
     def key(self) -> str:
         """What the graph depends on."""
         from latpred.runtimes.source import tensors_of
 
-        shapes = ""
-        if self.inputs is not None:
-            shapes = str([(str(tensor.dtype), tuple(tensor.shape)) for tensor in tensors_of(self.examples)])
-        return f"{self.seq} {self.image} {shapes}"
+        tensors = [] if self.examples is None else tensors_of(self.examples)
+        shapes = [(str(tensor.dtype), tuple(tensor.shape)) for tensor in tensors]
+        return f"{self.seq} {self.image} {shapes or ''}"
 
 
 def trace_file(
-    path: str | os.PathLike[str],
-    inputs: Any = None,
-    *,
-    target: str,
-    options: str,
-    seq: int | None = None,
-    image: int | None = None,
-    precision: str | None = None,
+    path: str, inputs: Any, *, target: str, options: str, seq: int | None, image: int | None, precision: str | None
 ) -> ModelGraph:
     """What onnxruntime runs of a file, whose external weights lie beside it.
 
@@ -67,12 +53,13 @@ def trace_file(
     Only the precision of the file is possible. A file that is not there, damaged, without its weights, too new or in
     need of sizes is a UsageError that says so.
     """
-    file = check_file(path)
+    file = Path(path)
     proto = _load(file)
     held = _precision(proto)
     if precision not in (None, held) and (precision, held) != ("tf32", "fp32"):
         raise UsageError(f"{file} holds a model in {held}; convert the file to predict {precision}.")
-    wanted = FileInputs(inputs, seq, image)
+    examples = inputs if inputs is None or isinstance(inputs, (tuple, list, Mapping)) else (inputs,)
+    wanted = FileInputs(examples, seq, image)
     stub = _stub(file, proto, precision or held)
 
     def make() -> ModelGraph:
@@ -81,31 +68,19 @@ def trace_file(
     return graph_store.kept(stub, "onnxruntime", target, f"{options}; {_digest(file, proto)} {wanted.key}", make)
 
 
-def check_file(path: str | os.PathLike[str], runtime: str = "onnxruntime") -> Path:
-    """The path of a file that is there, for a runtime that runs ONNX, once onnxruntime is installed."""
+def check_file(path: str, runtime: str, traced_by: str) -> None:
+    """Refuse a file that is not there, or a runtime that does not run ONNX, or that cannot be used here."""
     file = Path(path)
     if not file.is_file():
-        raise _missing(file)
-    if not runtime.startswith("onnxruntime"):
-        raise refuse(path, runtime)
+        beside = sorted(one.name for one in file.parent.glob(f"*{SUFFIX}")) if file.parent.is_dir() else []
+        there = f" There are: {', '.join(beside[:5])}." if beside else " Check the path, or export the model to it."
+        raise UsageError(f"There is no file {file}.{there}")
+    if traced_by != "onnxruntime":
+        raise UsageError(
+            f"{path} is an ONNX graph, which {runtime} cannot run. Ask for runtime='onnxruntime' "
+            "(--runtime onnxruntime), or give the PyTorch model."
+        )
     onnx_session.require()
-    return file
-
-
-def _missing(file: Path) -> UsageError:
-    beside = sorted(one.name for one in file.parent.glob(f"*{SUFFIX}")) if file.parent.is_dir() else []
-    there = f" There are: {', '.join(beside[:5])}." if beside else " Check the path, or export the model to it."
-    return UsageError(f"There is no file {file}.{there}")
-
-
-def refuse(path: str | os.PathLike[str], runtime: str) -> UsageError:
-    """The error of asking another runtime for a file, or for one that is not there."""
-    if not Path(path).is_file():
-        return _missing(Path(path))
-    return UsageError(
-        f"{path} is an ONNX graph, which {runtime} cannot run. Ask for runtime='onnxruntime' "
-        "(--runtime onnxruntime), or give the PyTorch model."
-    )
 
 
 def _traced(file: Path, proto: Any, stub: ModelGraph, wanted: FileInputs, target: str) -> ModelGraph:
@@ -203,11 +178,6 @@ def _digest(file: Path, proto: Any) -> str:
     return "; ".join(parts)
 
 
-def _inputs(proto: Any) -> list[Any]:
-    weights = {tensor.name for tensor in proto.graph.initializer}
-    return [value for value in proto.graph.input if value.name not in weights]
-
-
 def _sizes(value: Any) -> list[int | None]:
     """Sizes of an input, None where they are open; -1 is one too."""
     sizes = [dim.dim_value if dim.HasField("dim_value") else None for dim in value.type.tensor_type.shape.dim]
@@ -216,7 +186,7 @@ def _sizes(value: Any) -> list[int | None]:
 
 def _fixed_batch(proto: Any) -> int | None:
     """The batch of a file whose inputs leave none open."""
-    leading = [sizes[0] for value in _inputs(proto) if (sizes := _sizes(value))]
+    leading = [sizes[0] for value in inputs_of(proto) if (sizes := _sizes(value))]
     return leading[0] if leading and all(size is not None for size in leading) else None
 
 
@@ -225,10 +195,10 @@ def _feed(file: Path, proto: Any, batch: int, wanted: FileInputs) -> dict[str, A
     import numpy as np
 
     _demand_used(file, proto, wanted)
-    if wanted.inputs is not None:
+    if wanted.examples is not None:
         return _given(file, proto, batch, wanted)
     feed = {}
-    for value in _inputs(proto):
+    for value in inputs_of(proto):
         if not value.type.HasField("tensor_type"):
             raise UsageError(f"{file}: input {value.name!r} is no tensor. Export the model with tensors as its inputs.")
         sizes = _sizes(value)
@@ -258,10 +228,11 @@ def _feed(file: Path, proto: Any, batch: int, wanted: FileInputs) -> dict[str, A
 
 def _demand_used(file: Path, proto: Any, wanted: FileInputs) -> None:
     """Refuse sizes that the file's inputs leave nothing for."""
-    shapes = [] if wanted.inputs is not None else [_sizes(v) for v in _inputs(proto) if v.type.HasField("tensor_type")]
+    tensors = [value for value in inputs_of(proto) if value.type.HasField("tensor_type")]
+    shapes = [] if wanted.examples is not None else [_sizes(value) for value in tensors]
     for name, value, dims in (("seq", wanted.seq, 2), ("image", wanted.image, 4)):
         if value is not None and not any(len(shape) == dims and None in shape[1:] for shape in shapes):
-            why = "inputs= has its size" if wanted.inputs is not None else "no input has such a size open"
+            why = "inputs= has its size" if wanted.examples is not None else "no input has such a size open"
             raise UsageError(f"{file}: {name}={value} changes nothing, since {why}. Leave it out.")
 
 
@@ -284,7 +255,7 @@ def _given(file: Path, proto: Any, batch: int, wanted: FileInputs) -> dict[str, 
     from latpred.runtimes.source import tensors_of
     from latpred.tracing.inputs import from_example, real
 
-    names = [value.name for value in _inputs(proto)]
+    names = [value.name for value in inputs_of(proto)]
     tensors = tensors_of(real(from_example(wanted.examples).make(batch), torch.float32))
     order = list(wanted.examples) if isinstance(wanted.examples, Mapping) else names
     if len(tensors) != len(names) or set(order) != set(names):
@@ -301,8 +272,7 @@ def _written(value: Any) -> str:
 def _named(proto: Any, file: Path) -> bytes | str:
     """The model with a name of its own for every node, by which onnxruntime reports them."""
     seen: set[str] = set()
-    nodes = (node for graph in onnx_session.graphs_within(proto.graph) for node in graph.node)
-    for index, node in enumerate(nodes):
+    for index, node in enumerate(onnx_session.nodes_of(proto)):
         if not node.name or node.name in seen:
             node.name = f"{node.op_type}_latpred_{index}"
         seen.add(node.name)

@@ -32,12 +32,10 @@ class Value:
 
     @property
     def numel(self) -> int:
-        """Number of elements."""
         return prod(self.shape)
 
     @property
     def nbytes(self) -> int:
-        """Bytes of all elements."""
         return prod(self.shape) * _BYTES.get(self.dtype, 4)
 
 
@@ -49,11 +47,9 @@ class Node(NamedTuple):
     attributes: Mapping[str, Any]
 
     def number(self, name: str, default: int) -> int:
-        """A whole-number attribute."""
         return int(self.attributes.get(name, default))
 
     def numbers(self, name: str, default: Sequence[int] = ()) -> tuple[int, ...]:
-        """An attribute of several whole numbers."""
         return tuple(int(value) for value in self.attributes.get(name, default))
 
     @property
@@ -177,20 +173,12 @@ def _attended(batch: int, heads: int, queries: int, keys: int, width: int, maske
 
 def over_last(family: str) -> Formula:
     """Formula of statistics over the axes from one on, which is the last by default."""
-
-    def formula(node: Node, ins: Values, outs: Values) -> Work:
-        return _rows(family, ins[0].numel, prod(ins[0].shape[node.number("axis", -1) :]))
-
-    return formula
+    return lambda node, ins, _: _rows(family, ins[0].numel, prod(ins[0].shape[node.number("axis", -1) :]))
 
 
 def along_axis(general: str) -> Formula:
     """Formula of an operator that goes along one axis, the last by default."""
-
-    def formula(node: Node, ins: Values, outs: Values) -> Work:
-        return _rows(f"{general}.{node.kind}", ins[0].numel, ins[0].shape[node.number("axis", -1)])
-
-    return formula
+    return lambda node, ins, _: _rows(f"{general}.{node.kind}", ins[0].numel, ins[0].shape[node.number("axis", -1)])
 
 
 def per_channel(node: Node, ins: Values, outs: Values) -> Work:
@@ -200,19 +188,9 @@ def per_channel(node: Node, ins: Values, outs: Values) -> Work:
     return _rows("norm.group_norm", ins[0].numel, ins[0].numel // (batch * groups))
 
 
-def batch_norm(node: Node, ins: Values, outs: Values) -> Work:
-    """Scale and shift by running statistics."""
-    return pointwise.batch_norm(ins[0], out=outs[0])
-
-
 def reduction(node: Node, ins: Values, outs: Values) -> Work:
     """Every result stands for several elements."""
     return _rows(f"reduction.{node.kind.removeprefix('reduce')}", ins[0].numel, ins[0].numel // outs[0].numel)
-
-
-def distinct(node: Node, ins: Values, outs: Values) -> Work:
-    """Values or places picked out of a whole tensor."""
-    return Work(f"sort.{node.kind}", {"rows": 1, "cols": ins[0].numel})
 
 
 def transform(node: Node, ins: Values, outs: Values) -> Work:
@@ -231,11 +209,6 @@ def gather(node: Node, ins: Values, outs: Values) -> Work:
 
 
 # -- elements ------------------------------------------------------------------------------------------------------
-
-
-def elementwise(node: Node, ins: Values, outs: Values) -> Work:
-    """Each result from one element of each input."""
-    return pointwise.elementwise(node.kind)(*ins, out=outs[0])
 
 
 def _copy(kind: str, out: Value, run: int | None = None, reads: Mapping[int, int] | None = None) -> Work:
@@ -288,7 +261,6 @@ def pooled(node: Node, ins: Values, outs: Values) -> Work:
 
 
 def resized(node: Node, ins: Values, outs: Values) -> Work:
-    """A plane at another size."""
     mode = str(node.attributes.get("mode", "nearest"))
     return _over_plane(f"resize_{mode}", outs[0].shape, {"nearest": 1, "linear": 4, "cubic": 16}.get(mode, 4))
 
@@ -308,21 +280,12 @@ TRANSFERS = frozenset({"MemcpyToHost", "MemcpyFromHost"})
 
 
 def class_of(family: str, op_type: str) -> str:
-    """Class of host cost of a node whose kernel is of a family.
-
-    >>> class_of("conv_grouped.nchwc", "Conv")
-    'node.conv.Conv'
-    """
+    """Class of host cost of a node whose kernel is of a family, as "node.conv.Conv"."""
     return f"node.{host_class(op_type, family)}"
 
 
 def work_of(node: Node, inputs: Sequence[Value | None], outputs: Values) -> Work | None:
-    """What a node does on the device; None when its type is not known or its shapes are not those of its type.
-
-    >>> a, b = Value((8, 64), "float"), Value((64, 32), "float", weight=True)
-    >>> work_of(Node("MatMul", "", {}), (a, b), (Value((8, 32), "float"),)).dims
-    {'m': 8, 'n': 32, 'k': 64}
-    """
+    """What a node does on the device; None when its type is not known or its shapes are not those of its type."""
     formula = _FORMULAS.get(node.op_type)
     if formula is None or not outputs:
         return None
@@ -348,16 +311,16 @@ _OPERATORS: dict[Formula, str] = {
     over_last("norm.skip_rms_norm"): "SkipSimplifiedLayerNormalization",
     over_last("norm.lp"): "LpNormalization MeanVarianceNormalization",
     per_channel: "InstanceNormalization GroupNormalization GroupNorm SkipGroupNorm",
-    batch_norm: "BatchNormalization",
+    lambda _, ins, outs: pointwise.batch_norm(ins[0], out=outs[0]): "BatchNormalization",
     along_axis("softmax"): "Softmax LogSoftmax BiasSoftmax Hardmax",
     along_axis("sort"): "TopK",
     reduction: (
         "ReduceMean ReduceSum ReduceMax ReduceMin ReduceProd ReduceL1 ReduceL2 ReduceLogSum ReduceLogSumExp "
         "ReduceSumSquare ArgMax ArgMin"
     ),
-    distinct: "NonZero Unique Compress",
+    lambda node, ins, _: Work(f"sort.{node.kind}", {"rows": 1, "cols": ins[0].numel}): "NonZero Unique Compress",
     transform: "DFT STFT",
-    elementwise: (
+    lambda node, ins, outs: pointwise.elementwise(node.kind)(*ins, out=outs[0]): (
         "Add Sub Mul Div Pow Min Max Mean Sum Mod And Or Not Xor Equal Greater Less GreaterOrEqual "
         "LessOrEqual Where Abs Neg Exp Log Sqrt Reciprocal Erf Tanh Sigmoid Relu LeakyRelu PRelu Elu Selu "
         "Celu HardSigmoid HardSwish Softplus Softsign Gelu FastGelu QuickGelu BiasGelu BiasSplitGelu Mish "

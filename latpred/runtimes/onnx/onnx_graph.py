@@ -8,7 +8,7 @@ which is filled up as far as its vectors are wide: here they are as many as the 
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
@@ -18,7 +18,7 @@ from latpred.graph.graph import Affine, ModelGraph, Op
 from latpred.ops.families import Work
 from latpred.runtimes.base import ops_of
 from latpred.runtimes.onnx.onnx_formulas import CONTROL, HOST, NCHWC, TRANSFERS, VIEWS, Node, Value, class_of, work_of
-from latpred.runtimes.onnx.onnx_session import Event, Watched, graphs_within, installed
+from latpred.runtimes.onnx.onnx_session import Event, Watched, graphs_within, installed, nodes_of
 
 _FROM_ONNX = {"float": "float32", "double": "float64"}
 _TO_ONNX = {name: onnx for onnx, name in _FROM_ONNX.items()}
@@ -28,21 +28,16 @@ _NO_CAST: Mapping[str, str] = {}
 
 @dataclass
 class _OptimisedGraph:
-    """The graph that onnxruntime made of a model: its nodes, those of the graphs within them, and weights, by name.
+    """The graph that onnxruntime made of a model: its nodes, those of the graphs within them, and weights, by name."""
 
-    `cast` renames dtypes, for a precision that the model was not exported in. `on_host` are the values that the CUDA
-    provider leaves on the host: shapes, and whole numbers made of nothing else.
-    """
-
-    cast: Mapping[str, str]
+    cast: Mapping[str, str]  # renames dtypes, for a precision that the model was not exported in
     nodes: dict[str, Any] = field(default_factory=dict)
     weights: dict[str, Value] = field(default_factory=dict)
     outputs: frozenset[str] = frozenset()
-    on_host: frozenset[str] = frozenset()
+    on_host: frozenset[str] = frozenset()  # values that the CUDA provider leaves on the host
 
     @classmethod
     def of(cls, watched: Watched, target: str, cast: Mapping[str, str]) -> _OptimisedGraph:
-        """Read what was watched."""
         import onnx
 
         proto = _unfilled(watched.proto, watched.before)
@@ -63,20 +58,21 @@ class _OptimisedGraph:
 
     def executed(self, events: Sequence[Event], feed: Mapping[str, Any]) -> tuple[Op, ...]:
         """The nodes of one run as ops."""
-        inputs_of_run = {name: self.value(str(array.dtype), array.shape) for name, array in feed.items()}
-        values: dict[str, Value] = {**self.weights, **inputs_of_run}
-        live, blocks = _Live(self, events, sum(value.nbytes for value in inputs_of_run.values())), Blocks()
-        ops = []
-        for index, event in enumerate(events):
+        values = dict(self.weights)
+        values |= {name: self.value(str(array.dtype), array.shape) for name, array in feed.items()}
+        ops, results = [], []
+        blocked: set[str] = set()
+        for event in events:
             proto = self.nodes.get(event.name)
             names = [name for name in proto.output if name] if proto is not None else []
             inputs = [values.get(name) if name else None for name in proto.input] if proto is not None else []
-            outputs = [self.value(dtype, shape) for dtype, shape in event.outputs]
-            outputs = blocks.in_model(proto, inputs, outputs) if proto is not None else outputs
-            values.update(zip(names, outputs, strict=False))
-            op = _op(event, proto, inputs, outputs, self.no_launch(event, proto))
-            ops.append(msgspec.structs.replace(op, live_bytes=Affine(live.after(index, names, outputs))))
-        return tuple(ops)
+            outputs: Sequence[Value] = [self.value(dtype, shape) for dtype, shape in event.outputs]
+            outputs = in_model(blocked, proto, inputs, outputs) if proto is not None else outputs
+            results.append(dict(zip(names, outputs, strict=False)))
+            values |= results[-1]
+            ops.append(_op(event, proto, inputs, outputs, self.no_launch(event, proto)))
+        alive = self._alive(events, results, sum(values[name].nbytes for name in feed))
+        return tuple(msgspec.structs.replace(op, live_bytes=Affine(size)) for op, size in zip(ops, alive, strict=True))
 
     def no_launch(self, event: Event, proto: Any) -> str:
         """Which kind of node that launches nothing it is; "" for all others."""
@@ -88,6 +84,32 @@ class _OptimisedGraph:
             return "host"
         # What is a result of the model has memory of its own: there even a change of shape is a copy.
         return "view" if event.op_type in VIEWS and self.outputs.isdisjoint(names) else ""
+
+    def _alive(
+        self, events: Sequence[Event], results: Sequence[Mapping[str, Value]], input_bytes: int
+    ) -> Iterator[int]:
+        """Bytes of activations just after each node, its inputs and outputs included; views share memory."""
+        viewed: dict[str, str] = {}  # whose memory a view has, by its name
+        last: dict[str, int] = {}
+        for index, event in enumerate(events):
+            proto = self.nodes.get(event.name)
+            if proto is None:
+                continue
+            if event.op_type in VIEWS and self.no_launch(event, proto):
+                viewed[proto.output[0]] = viewed.get(proto.input[0], proto.input[0])
+            last |= {viewed.get(name, name): index for name in (*proto.input, *proto.output)}
+        last |= {viewed.get(name, name): len(events) for name in self.outputs}
+        dying: dict[int, list[str]] = {}
+        for name, index in last.items():
+            dying.setdefault(index, []).append(name)
+        sizes: dict[str, int] = {}
+        now = input_bytes
+        for index, made in enumerate(results):
+            new = {name: value.nbytes for name, value in made.items() if name not in viewed and name not in sizes}
+            sizes |= new
+            now += sum(new.values())
+            yield now
+            now -= sum(sizes.get(name, 0) for name in dying.get(index, ()))
 
 
 def executed(watched: Watched, feed: Mapping[str, Any]) -> tuple[Op, ...]:
@@ -162,40 +184,6 @@ def attributes(proto: Any) -> dict[str, Any]:
     }
 
 
-class _Live:
-    """Bytes of activations alive as the nodes run: views share the memory of what they look at."""
-
-    def __init__(self, graph: _OptimisedGraph, events: Sequence[Event], input_bytes: int) -> None:
-        self._viewed: dict[str, str] = {}  # by the name of a view
-        self._sizes: dict[str, int] = {}
-        self._dying: dict[int, list[str]] = {}
-        self._now = input_bytes
-        last: dict[str, int] = {}
-        for index, event in enumerate(events):
-            proto = graph.nodes.get(event.name)
-            if proto is None:
-                continue
-            if event.op_type in VIEWS and graph.no_launch(event, proto):
-                self._viewed[proto.output[0]] = self._memory_of(proto.input[0])
-            last |= {self._memory_of(name): index for name in (*proto.input, *proto.output)}
-        last |= {self._memory_of(name): len(events) for name in graph.outputs}
-        for name, index in last.items():
-            self._dying.setdefault(index, []).append(name)
-
-    def _memory_of(self, name: str) -> str:
-        return self._viewed.get(name, name)
-
-    def after(self, index: int, names: Sequence[str], outputs: Sequence[Value]) -> int:
-        """Bytes alive just after a node, its inputs and outputs included."""
-        for name, value in zip(names, outputs, strict=False):
-            if self._memory_of(name) == name and name not in self._sizes:
-                self._sizes[name] = value.nbytes
-                self._now += value.nbytes
-        alive = self._now
-        self._now -= sum(self._sizes.get(name, 0) for name in self._dying.get(index, ()))
-        return alive
-
-
 def _on_host(graph: Any) -> frozenset[str]:
     """Values that onnxruntime's CUDA provider leaves on the host: shapes, and whole numbers made of nothing else."""
     weights = {tensor.name for tensor in graph.initializer}
@@ -236,7 +224,7 @@ def _unfilled(proto: Any, before: Any | None) -> Any:
     shapes: dict[str, tuple[int, ...]] = {}
     changed = type(proto)()
     changed.CopyFrom(proto)
-    for node in _nodes(changed):
+    for node in nodes_of(changed):
         original = _BLOCKED.sub("", node.name)
         if (node.domain, node.op_type) != (NCHWC, "Conv") or original not in kernels:
             continue
@@ -252,39 +240,21 @@ def _unfilled(proto: Any, before: Any | None) -> Any:
     return changed
 
 
-class Blocks:
-    """Tensors of one run that lie in blocks.
+def in_model(blocked: set[str], node: Any, inputs: Sequence[Value | None], outputs: Sequence[Value]) -> Sequence[Value]:
+    """Results of a node as the model has them, from those that were executed; nodes come in order of execution.
 
-    Examples
-    --------
-    >>> from onnx import helper
-    >>> blocks, x = Blocks(), Value((1, 20, 7, 7), "float")
-    >>> node = helper.make_node("ReorderInput", ["x"], ["y"], domain=NCHWC)
-    >>> (y,) = blocks.in_model(node, [x], [Value((1, 32, 7, 7), "float")])
-    >>> y.shape
-    (1, 20, 7, 7)
-    >>> blocks.in_model(helper.make_node("Relu", ["y"], ["z"]), [y], [Value((1, 32, 7, 7), "float")]) == [y]
-    True
+    `node` has the weights that `_unfilled` gives, `inputs` are as this gave them. `blocked` are the names of all values
+    so far that lie in blocks; those of this node are added.
     """
-
-    def __init__(self) -> None:
-        self._names: set[str] = set()
-
-    def in_model(self, node: Any, inputs: Sequence[Value | None], outputs: Sequence[Value]) -> list[Value]:
-        """Results of a node as the model has them, from those that were executed; nodes come in order of execution.
-
-        `node` has the weights that `_unfilled` gives, `inputs` are as this gave them.
-        """
-        read = [value for name, value in zip(node.input, inputs, strict=True) if name in self._names]
-        if node.op_type == "ReorderOutput" or not (read or node.domain == NCHWC):
-            return list(outputs)
-        self._names.update(name for name in node.output if name)
-        channels = _channels(node, inputs, read)
-        # A block may be a dimension of its own, the last of five.
-        return [
-            value if channels is None else replace(value, shape=(value.shape[0], channels, *value.shape[2:4]))
-            for value in outputs
-        ]
+    read = [value for name, value in zip(node.input, inputs, strict=True) if name in blocked]
+    if node.op_type == "ReorderOutput" or not (read or node.domain == NCHWC):
+        return outputs
+    blocked.update(name for name in node.output if name)
+    channels = _channels(node, inputs, read)
+    if channels is None:
+        return outputs
+    # A block may be a dimension of its own, the last of five.
+    return [replace(value, shape=(value.shape[0], channels, *value.shape[2:4])) for value in outputs]
 
 
 def _channels(node: Any, inputs: Sequence[Value | None], read: Sequence[Value | None]) -> int | None:
@@ -304,14 +274,10 @@ def _kernels(proto: Any) -> dict[str, tuple[tuple[int, ...], int]]:
     """Shape of the weights and groups of convolutions, and of normalisations that may become some, by result."""
     shapes = {tensor.name: tuple(tensor.dims) for graph in graphs_within(proto.graph) for tensor in graph.initializer}
     kernels = {}
-    for node in _nodes(proto):
+    for node in nodes_of(proto):
         shape = shapes.get(node.input[1]) if len(node.input) > 1 else None
         if shape and node.op_type in ("Conv", "FusedConv"):
             kernels[node.output[0]] = shape, int(attributes(node).get("group", 1))
         elif shape and node.op_type == "BatchNormalization":
             kernels[node.output[0] + _NORMALISED] = (shape[0], 1, 1, 1), shape[0]
     return kernels
-
-
-def _nodes(proto: Any) -> Iterable[Any]:
-    return (node for graph in graphs_within(proto.graph) for node in graph.node)

@@ -48,14 +48,11 @@ class Event(NamedTuple):
 
 
 class Watched(NamedTuple):
-    """The graph that onnxruntime made of a model, and what it executed in each run.
-
-    before : the graph as it was before channels lay in blocks, None where none do.
-    """
+    """The graph that onnxruntime made of a model, and what it executed in each run."""
 
     proto: Any
     runs: tuple[tuple[Event, ...], ...]
-    before: Any = None
+    before: Any = None  # the graph before channels lay in blocks, None where none do
 
 
 def installed() -> dict[str, str]:
@@ -178,7 +175,7 @@ def watch(
             report = Path(running.end_profiling())
         del running  # another session follows, with weights of its own
         before = None
-        if any(node.domain == NCHWC for graph in graphs_within(proto.graph) for node in graph.node):
+        if any(node.domain == NCHWC for node in nodes_of(proto)):
             kept = folder / "before.onnx"
             session(model, target="cpu", threads=1, optimised=kept, weights_in=weights_in, layout=False)
             before = onnx.load(str(kept), load_external_data=False)
@@ -192,6 +189,11 @@ def graphs_within(graph: Any) -> Iterator[Any]:
         for attribute in node.attribute:
             if attribute.HasField("g"):
                 yield from graphs_within(attribute.g)
+
+
+def nodes_of(proto: Any) -> Iterator[Any]:
+    """The nodes of a model, those of graphs within them included."""
+    return (node for graph in graphs_within(proto.graph) for node in graph.node)
 
 
 def feed_of(names: Sequence[str], tensors: Sequence[Any]) -> dict[str, Any]:
@@ -231,18 +233,22 @@ def _event(event: Mapping[str, Any]) -> Event:
 
 
 def providers() -> tuple[str, ...]:
-    """What this onnxruntime can execute on."""
     import onnxruntime
 
     return tuple(onnxruntime.get_available_providers())
 
 
 def input_names(model: bytes | str) -> list[str]:
-    """Names of a model's inputs, in order, without those that have a weight as their default."""
+    """Names of a model's inputs, in order."""
     import onnx
 
     proto = (
         onnx.load_model_from_string(model) if isinstance(model, bytes) else onnx.load(model, load_external_data=False)
     )
+    return [value.name for value in inputs_of(proto)]
+
+
+def inputs_of(proto: Any) -> list[Any]:
+    """A model's inputs, without those that have a weight as their default."""
     weights = {tensor.name for tensor in proto.graph.initializer}
-    return [value.name for value in proto.graph.input if value.name not in weights]
+    return [value for value in proto.graph.input if value.name not in weights]

@@ -7,7 +7,8 @@ business, how a model is exported `onnx_export`'s; `.onnx` files are `onnx_file`
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
-from functools import cached_property
+from dataclasses import replace
+from functools import cached_property, partial
 from itertools import count
 from typing import TYPE_CHECKING, Any, ClassVar
 
@@ -90,10 +91,10 @@ class OnnxRuntime(StepPerOp):
         half = _HALF.get(eager.precision) if target == "cuda" else None
         if eager.precision == "bf16" and not half:
             raise RuntimeRefusalError("onnxruntime has no bfloat16 kernels for the CPU; ask for fp32.")
-        inputs = [_in_float(source.inputs(batch)) if half else source.inputs(batch) for batch in BATCHES]
-        model = self._export(source, in_float=half is not None, keep=False).model
+        whole = _in_float(source) if half else source
+        model = self.exported(whole, keep=False).model
         names = onnx_session.input_names(model)
-        feeds = [onnx_session.feed_of(names, tensors_of(one)) for one in inputs]
+        feeds = [onnx_session.feed_of(names, tensors_of(whole.inputs(batch))) for batch in BATCHES]
         watched = onnx_session.watch(model, feeds, target=target, threads=_threads())
         graph = onnx_graph.graph_of(eager, watched, feeds, target, {"float": half} if half else {})
         if half is None:
@@ -101,31 +102,25 @@ class OnnxRuntime(StepPerOp):
         note = f"onnxruntime's nodes are those of the model in float32, with the bytes of {half}"
         return msgspec.structs.replace(graph, notes=(*graph.notes, note))
 
-    def exported(self, source: Source) -> Exported:
-        """A source's export, for whoever wants to run it; kept until there is another, so that `trace` takes it too."""
-        return self._export(source, in_float=False, keep=True)
+    def exported(self, source: Source, *, keep: bool = True) -> Exported:
+        """A source's export, kept until there is another: it holds all weights, so only for who runs it as well."""
+        from latpred.runtimes.onnx.onnx_export import export, form_of
 
-    def _export(self, source: Source, *, in_float: bool, keep: bool) -> Exported:
-        """An export holds all weights, so only one that somebody else runs is kept, and no two at once."""
-        from latpred.runtimes.onnx.onnx_export import export
-
-        key = f"{graph_store.structure(source.graph)} {source.code} {in_float}"
+        key = f"{graph_store.structure(source.graph)} {source.code}"
         if self._recent is not None and self._recent[0] == key:
             return self._recent[1]
         self._recent = None
         model, inputs = source.model(), source.inputs(2)
-        if in_float:
-            model, inputs = model.float(), _in_float(inputs)
         # The very model may have a session.
-        made = self._exports.get(model, lambda _: {}).get(_form(model, inputs)) or export(model, inputs)
+        made = self._exports.get(model, lambda _: {}).get(form_of(model, inputs)) or export(model, inputs)
         if keep:
             self._recent = key, made
         return made
 
     def estimate(self, graph: ModelGraph, target: str) -> ModelGraph:
         """What onnxruntime's usual fusions would leave of an eager graph; not from a real export, and says so."""
-        given: dict[str, Any] = {"runtime": self.traced_by, "target": target, "notes": (*graph.notes, NOTE)}
-        return rewritten(graph, lambda ops: _estimated(ops, target), **given)
+        rewrite = partial(_estimated, target=target)
+        return rewritten(graph, rewrite, runtime=self.traced_by, target=target, notes=(*graph.notes, NOTE))
 
     def build(self, model: Any, inputs: Any) -> Callable[[], Any]:
         """A session's run on these inputs; exported once per model, loaded once per number of threads."""
@@ -141,19 +136,21 @@ class OnnxRuntime(StepPerOp):
 
     def session(self, model: Any, inputs: Any, device: torch.device, *, cuda_graph: bool = False) -> Any:
         """A session of a model on its device, for such inputs at any batch; with `cuda_graph` one that captures."""
+        from latpred.runtimes.onnx.onnx_export import export_at_two, form_of
+
         cuda = device.type == "cuda"
         if cuda and onnx_session.CUDA not in onnx_session.providers():
             raise MissingPackageError(
                 "The model is on a GPU, but the onnxruntime that is installed has no CUDA provider; run: "
                 + onnx_session.GPU_PIP
             )
-        form = _form(model, inputs)
+        form = form_of(model, inputs)
         sessions = self._sessions.get(model, lambda _: {})
         key = (form, _threads(), str(device), cuda_graph)
         if key not in sessions:
             exports = self._exports.get(model, lambda _: {})
             if form not in exports:
-                exports[form] = _exported(model, inputs)
+                exports[form] = export_at_two(model, inputs)
             sessions[key] = onnx_session.session(
                 exports[form].model,
                 target="cuda" if cuda else "cpu",
@@ -205,33 +202,18 @@ class OnnxRuntimeCudaGraphs(OnnxRuntime):
             raise RuntimeRefusalError(f"onnxruntime cannot capture the model: {onnx_session.reason(error)}") from error
 
 
-def _exported(model: Any, inputs: Any) -> Exported:
-    """An export at batch 2, since one at batch 1 would hold for no other."""
-    from latpred.runtimes.onnx.onnx_export import export
-    from latpred.runtimes.source import tensors_of
-    from latpred.tracing.inputs import from_example, placed, real
-
-    floating = [tensor.dtype for tensor in tensors_of(inputs) if tensor.is_floating_point()]
-    twice = real(from_example(inputs).make(2), floating[0] if floating else _dtype(model))
-    weights = next(iter(model.parameters()), None)
-    return export(model, placed(twice, str(weights.device)) if weights is not None and weights.is_cuda else twice)
-
-
-def _form(model: Any, inputs: Any) -> str:
-    """What an export of a model is found by: its dtype, and names, dtypes and sizes of the inputs but the batch."""
-    from torch.utils._pytree import tree_flatten
-
-    from latpred.runtimes.source import tensors_of
-
-    _, form = tree_flatten(dict(inputs) if hasattr(inputs, "items") else tuple(inputs))
-    shapes = [(str(tensor.dtype), tuple(tensor.shape[1:])) for tensor in tensors_of(inputs)]
-    return f"{form} {shapes} {_dtype(model)}"
-
-
-def _dtype(model: Any) -> torch.dtype:
+def _in_float(source: Source) -> Source:
+    """A source whose model and floating-point inputs are in float32."""
     import torch
 
-    return next((weight.dtype for weight in model.parameters()), torch.float32)
+    from latpred.tracing.inputs import cast
+
+    return replace(
+        source,
+        model=lambda: source.model().float(),
+        inputs=lambda batch: cast(source.inputs(batch), torch.float32),
+        code=f"{source.code} in float32",
+    )
 
 
 def _bound(running: Any, tensors: Any, device: Any) -> tuple[Any, list[Any]]:
@@ -291,14 +273,6 @@ def _threads() -> int:
     import torch
 
     return torch.get_num_threads()
-
-
-def _in_float(inputs: Any) -> Any:
-    """Inputs with their floating-point tensors in float32."""
-    import torch
-    from torch.utils._pytree import tree_map_only
-
-    return tree_map_only(torch.Tensor, lambda x: x.float() if x.is_floating_point() else x, inputs)
 
 
 def _estimated(ops: Sequence[Op], target: str) -> Iterator[Op]:
