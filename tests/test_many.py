@@ -11,7 +11,7 @@ from typing import Any
 import msgspec
 import pytest
 import torch
-from factories import device, dispatch, kernel_fit, profile
+from factories import device, profile
 from searchdata import INPUTS, predictor
 from torch import nn
 from transformers import BertConfig, BertModel
@@ -39,8 +39,7 @@ def broken() -> nn.Module:
 
 def gpu(name: str, **changes: float) -> Predictor:
     info = device(name=name, kind="cuda", asynchronous=True, **changes)
-    fits = (kernel_fit("gemm"), kernel_fit("elementwise", macs_per_us=0.0))
-    return Predictor(msgspec.structs.replace(profile(info, fits, {"eager": dispatch()}), name=name))
+    return Predictor(msgspec.structs.replace(profile(info), name=name))
 
 
 def test_several_devices_share_one_trace() -> None:

@@ -10,7 +10,7 @@ import msgspec
 import numpy as np
 import pytest
 import torch
-from factories import device, dispatch, kernel_fit, profile
+from factories import device, kernel_fits, profile
 from torch import nn
 
 import latpred
@@ -250,7 +250,7 @@ def test_an_unknown_space_is_an_error() -> None:
 def cpu() -> Predictor:
     info = device(name="cpu", kind="cpu", asynchronous=False, launch_us=0.0, gap_us=0.0, sync_us=0.0)
     families = ("gemm", "conv", "elementwise", "batch_norm", "pooling", "reduction", "copy")
-    return Predictor(profile(info, tuple(kernel_fit(name) for name in families), {"eager": dispatch()}))
+    return Predictor(profile(info, kernel_fits(*families)))
 
 
 def test_encodings_are_candidates() -> None:

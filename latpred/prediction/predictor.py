@@ -139,21 +139,13 @@ class Predictor:
         ----------
         graph : ModelGraph
             What `latpred.trace` gives.
-        batch : int
-            Batch size.
-        runtime : str
-            Name of a runtime that the profile has dispatch costs of.
-        protocol : str
-            "single": each forward is waited for. "pipelined": forwards follow each other.
-        inputs_on : str
-            "device", or "host" to add the copy of the inputs.
+        batch, runtime, protocol, inputs_on
+            As for `latpred.predict`.
 
         Raises
         ------
-        UsageError
-            When an argument is wrong.
-        ProfileError
-            When the profile does not cover the runtime or the precision.
+        UsageError, ProfileError
+            As for `latpred.predict`.
         """
         return self.curve(graph, (batch,), runtime=runtime, protocol=protocol, inputs_on=inputs_on).points[0]
 
@@ -229,8 +221,7 @@ class Predictor:
     ) -> tuple[Schedule, Priced, DeviceInfo, float]:
         """Schedule, costs and device of one forward pass, and what it waits for beside, in us: a CPU for memory."""
         graph.check_batches([batch])
-        lowered = self.lowered(graph.exact.get(batch, graph), runtime)
-        fit = self._runtime_fit(runtime)
+        lowered, fit = self.lowered(graph.exact.get(batch, graph), runtime), self._runtime_fit(runtime)
         schedule = fit.runtime.lower(lowered, batch)
         priced = self._price(schedule, lowered, self._resident(schedule, lowered, batch))
         beside_us = self._beside_us(lowered, priced, np.array([batch]), Options(runtime=runtime))
