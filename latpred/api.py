@@ -16,7 +16,7 @@ from functools import lru_cache
 from importlib import metadata
 from pathlib import Path
 from platform import python_version
-from typing import TYPE_CHECKING, Any, overload
+from typing import TYPE_CHECKING, Any, TypedDict, Unpack, overload
 
 from latpred import host, runtimes, storage
 from latpred.errors import BusyError, CalibrationError, NoProfileError, ProfileError, RuntimeRefusalError, UsageError
@@ -32,6 +32,26 @@ if TYPE_CHECKING:
     from latpred.progress import ProgressEvent
     from latpred.query import Device, Model
 
+    class _Asked(TypedDict, total=False):
+        """What `predict` may be asked beside batch and runtime, for its overloads."""
+
+        inputs: Any
+        seq: int | None
+        image: int | None
+        lengths: Lengths | Sequence[int] | None
+        execution: str
+        device: Device | None
+        host: float | str | None
+        precision: str | None
+        memory_format: str | None
+        attention: str | None
+        threads: int | None
+        cudnn_benchmark: bool | None
+        protocol: str
+        inputs_on: str
+        now: bool
+
+
 VARIABLE = "LATPRED_CALIBRATE"
 CHOICES = ("quick", "never")
 WAIT_S = 300.0  # several times what a quick calibration takes
@@ -44,49 +64,9 @@ _PACKAGES = ("torch", "transformers")  # whose versions are compared with those 
 
 
 @overload
-def predict(
-    model: Model,
-    batch: int = 1,
-    runtime: str = "eager",
-    *,
-    inputs: Any = None,
-    seq: int | None = None,
-    image: int | None = None,
-    lengths: Lengths | Sequence[int] | None = None,
-    execution: str = "padded",
-    device: Device | None = None,
-    host: float | str | None = None,
-    precision: str | None = None,
-    memory_format: str | None = None,
-    attention: str | None = None,
-    threads: int | None = None,
-    cudnn_benchmark: bool | None = None,
-    protocol: str = "single",
-    inputs_on: str = "device",
-    now: bool = False,
-) -> Prediction: ...
+def predict(model: Model, batch: int = 1, runtime: str = "eager", **asked: Unpack[_Asked]) -> Prediction: ...
 @overload
-def predict(
-    model: Model,
-    batch: Sequence[int],
-    runtime: str = "eager",
-    *,
-    inputs: Any = None,
-    seq: int | None = None,
-    image: int | None = None,
-    lengths: Lengths | Sequence[int] | None = None,
-    execution: str = "padded",
-    device: Device | None = None,
-    host: float | str | None = None,
-    precision: str | None = None,
-    memory_format: str | None = None,
-    attention: str | None = None,
-    threads: int | None = None,
-    cudnn_benchmark: bool | None = None,
-    protocol: str = "single",
-    inputs_on: str = "device",
-    now: bool = False,
-) -> Curve: ...
+def predict(model: Model, batch: Sequence[int], runtime: str = "eager", **asked: Unpack[_Asked]) -> Curve: ...
 def predict(
     model: Model,
     batch: int | Sequence[int] = 1,
@@ -185,15 +165,15 @@ def predict(
 
 def curve_of(predictor: Predictor, model: Model, batches: Sequence[int], options: Options) -> Curve:
     """What `predict` says, with a predictor that is there already."""
+    asked: dict[str, Any] = {"runtime": options.runtime, "protocol": options.protocol, "inputs_on": options.inputs_on}
     if options.lengths is not None:
-        return _curve_of_lengths(predictor, model, batches, options)
-    graph = predictor.trace(model, options, batches)
-    return predictor.curve(
-        graph, batches, runtime=options.runtime, protocol=options.protocol, inputs_on=options.inputs_on
-    )
+        return _curve_of_lengths(predictor, model, batches, options, asked)
+    return predictor.curve(predictor.trace(model, options, batches), batches, **asked)
 
 
-def _curve_of_lengths(predictor: Predictor, model: Any, batches: Sequence[int], options: Options) -> Curve:
+def _curve_of_lengths(
+    predictor: Predictor, model: Any, batches: Sequence[int], options: Options, asked: dict[str, Any]
+) -> Curve:
     """Batches of unequal lengths; where nothing is padded, each has a graph of its own."""
     from latpred.tracing.unequal_lengths import trace_lengths
 
@@ -202,7 +182,6 @@ def _curve_of_lengths(predictor: Predictor, model: Any, batches: Sequence[int], 
     execution, lengths = options.execution, checked_lengths(options.lengths)
     if isinstance(lengths, GivenLengths) and list(batches) == [1]:
         batches = [len(lengths.values)]
-    asked: dict[str, Any] = {"runtime": options.runtime, "protocol": options.protocol, "inputs_on": options.inputs_on}
     traced: dict[str, Any] = {"target": predictor.target, "precision": options.precision}
     of_batches = [lengths.of(batch) for batch in batches]
     if execution == "padded":
@@ -383,21 +362,17 @@ def _calibrate() -> None:
         f"no profile of this machine in {store.directory()}; calibrating its CPU now, once, in one to two minutes "
         f"(latpred calibrate is more exact and does a GPU; {VARIABLE}=never switches this off){busy_note()}"
     )
-    profile = calibrate("cpu", quick=True, progress=_Quarters())
-    _say(f"calibrated: {store.file_of(profile.name)}")
+    told = 0
 
-
-class _Quarters:
-    """Says each time another quarter of a calibration is done."""
-
-    def __init__(self) -> None:
-        self._last = 0
-
-    def __call__(self, at: ProgressEvent) -> None:
+    def say_quarter(at: ProgressEvent) -> None:
+        nonlocal told
         quarter = min(3, int(4 * at.done / at.total))
-        if quarter > self._last:
-            self._last = quarter
+        if quarter > told:
+            told = quarter
             _say(f"calibrating: {25 * quarter} %")
+
+    profile = calibrate("cpu", quick=True, progress=say_quarter)
+    _say(f"calibrated: {store.file_of(profile.name)}")
 
 
 def _say(sentence: str) -> None:
@@ -410,7 +385,10 @@ def _foreign(profile: DeviceProfile, *, swapped: bool = False) -> list[str]:
     if profile.provenance == datasheet.PROVENANCE:
         return []
     if profile.provenance == FITTED:
-        return [_fitted(profile, swapped)]
+        of = f"fitted to published latencies of a {machine.accelerator}"
+        if swapped:
+            return [f"kernel times were {of}"]
+        return [f"{of}, then adapted to those measured on one host" if ADAPTED in profile.protocol else of]
     whose = owner(machine)
     if whose is Owner.ANOTHER and swapped:
         return [f"kernel times were measured on another machine ({machine.accelerator or machine.cpu})"]
@@ -465,14 +443,6 @@ def _threads_key() -> str:
     usable = sorted(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else [host.cores()]
     told = "\n".join([_version("torch"), host.cpu_name(), host.cpu_model(), str(usable), *settings])
     return hashlib.sha256(told.encode()).hexdigest()[:32]
-
-
-def _fitted(profile: DeviceProfile, swapped: bool) -> str:
-    """Where the latencies come from that a profile was fitted to."""
-    of = f"fitted to published latencies of a {profile.machine.accelerator}"
-    if swapped:
-        return f"kernel times were {of}"
-    return f"{of}, then adapted to those measured on one host" if ADAPTED in profile.protocol else of
 
 
 def _version(package: str) -> str:

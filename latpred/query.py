@@ -69,7 +69,6 @@ class Options:
 
     @property
     def tracing(self) -> dict[str, Any]:
-        """What tracing a model takes of it."""
         return {
             "inputs": self.inputs,
             "seq": self.seq,
@@ -125,7 +124,6 @@ class DeviceQuery:
 
 
 def check_attention(attention: str | None) -> None:
-    """Refuse what is no way to compute attention."""
     if attention is not None:
         _check_choice("attention", attention, ATTENTIONS)
 
@@ -185,7 +183,6 @@ class Lengths:
     padded_to: int
 
     def __post_init__(self) -> None:
-        """Refuse what no batch can have."""
         for name in ("mean", "std"):
             value = getattr(self, name)
             if isinstance(value, bool) or not isinstance(value, Real) or not value == value:
@@ -222,7 +219,6 @@ class GivenLengths:
 
     @property
     def padded_to(self) -> int:
-        """The longest."""
         return max(self.values)
 
     def of(self, batch: int) -> tuple[int, ...]:

@@ -84,7 +84,6 @@ class Table:
         return "\n".join(part for parts in wrapped for part in parts)
 
     def html(self) -> str:
-        """The table for a notebook."""
         caption = f"<caption>{escape(self.title)}</caption>" if self.title else ""
         head = "".join(f"<th>{escape(head)}</th>" for head in self.heads)
         body = "".join(f"<tr>{''.join(f'<td>{escape(cell)}</td>' for cell in row)}</tr>" for row in self.rows)
@@ -98,12 +97,10 @@ class Facts(NamedTuple):
     rows: Sequence[tuple[str, str]]
 
     def lines(self) -> list[str]:
-        """One line for each."""
         width = max((len(name) for name, _ in self.rows), default=0) + 1
         return [f"{name:<{width}} {text}" for name, text in self.rows]
 
     def html(self) -> str:
-        """A table of two columns."""
         rows = "".join(
             f"<tr><th style='text-align:left'>{escape(n)}</th><td>{escape(t)}</td></tr>" for n, t in self.rows
         )
@@ -121,7 +118,6 @@ class Page:
     prose: bool = False
 
     def __rich_console__(self, console: Console, options: ConsoleOptions) -> Iterator[RenderableType]:
-        """What rich prints."""
         width, before = options.max_width, None
         if self.title:
             yield _line(self.title, "bold")
@@ -154,7 +150,6 @@ class Page:
         return "\n".join(line.rstrip() for line in stream.getvalue().splitlines())
 
     def html(self) -> str:
-        """The page for a notebook."""
         parts = [f"<p>{escape(part)}</p>" if isinstance(part, str) else part.html() for part in self.parts if part]
         return f"<div><strong>{escape(self.title)}</strong>{''.join(parts)}</div>"
 

@@ -7,7 +7,7 @@ from collections.abc import Callable
 from typing import Any
 
 import torch
-from factories import device, dispatch, kernel_fit, profile
+from factories import device, dispatch, profile
 from torch import nn
 
 from latpred.prediction.predictor import Predictor
@@ -17,8 +17,7 @@ INPUTS = (torch.zeros(2, 64),)
 
 def predictor(fixed_us: float = 20.0) -> Predictor:
     info = device(name="cpu", kind="cpu", asynchronous=False, launch_us=0.0, gap_us=0.0, sync_us=0.0)
-    fits = (kernel_fit("gemm"), kernel_fit("elementwise", macs_per_us=0.0))
-    return Predictor(profile(info, fits, {"eager": dispatch(fixed_us=fixed_us), "torchscript": dispatch()}))
+    return Predictor(profile(info, runtimes={"eager": dispatch(fixed_us=fixed_us), "torchscript": dispatch()}))
 
 
 def builder(width: int, depth: int = 2) -> Callable[[], nn.Module]:

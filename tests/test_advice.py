@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from typing import Any
 
 import pytest
@@ -15,38 +16,25 @@ FIFTH = "costs at most a fifth more, and fewer layers would be faster but narrow
 
 
 @pytest.mark.parametrize(
-    ("points", "advised", "sentence"),
+    ("points", "sentence"),
     [
-        (
-            [("eager", 10.0), ("compile", 4.0)],
-            "compile",
-            "Run it in compile, 2.50 times as fast as eager (2.18 to 2.86).",
-        ),
-        (
-            [("eager", 10.0), ("compile", 4.0), ("onnxruntime", 4.2)],
-            "compile",
-            f"{FASTER}, or in onnxruntime, about as fast.",
-        ),
-        (
-            [("eager", 10.0), ("compile", 9.5)],
-            "eager",
-            "Stay with eager: compile may be as fast, but not surely faster.",
-        ),
+        ([("eager", 10.0), ("compile", 4.0)], f"{FASTER}."),
+        ([("eager", 10.0), ("compile", 4.0), ("onnxruntime", 4.2)], f"{FASTER}, or in onnxruntime, about as fast."),
+        ([("eager", 10.0), ("compile", 9.5)], "Stay with eager: compile may be as fast, but not surely faster."),
         (
             [("eager", 10.0, 3.0), ("compile", 5.0, 3.0)],
-            "eager",
             "Stay with eager, or measure both: compile is predicted 2.00 times as fast, but not surely faster (0.42 to "
             "9.46).",
         ),
-        ([("eager", 1.0), ("compile", 9.5)], "eager", "Stay with eager."),
-        ([("compile", 1.0), ("onnxruntime", 9.5)], "compile", "Run it in compile, the fastest of those compared."),
+        ([("eager", 1.0), ("compile", 9.5)], "Stay with eager."),
+        ([("compile", 1.0), ("onnxruntime", 9.5)], "Run it in compile, the fastest of those compared."),
     ],
     ids=["surely faster", "two as fast", "perhaps", "much but unsure", "slower", "no eager"],
 )
-def test_which_runtime(points: list[tuple[Any, ...]], advised: str, sentence: str) -> None:
+def test_which_runtime(points: list[tuple[Any, ...]], sentence: str) -> None:
     found = explanation(*(prediction(*point) for point in points))
-    assert recommended(found).runtime == advised
     assert advise(found) == sentence
+    assert recommended(found).runtime == re.match(r"(?:Run it in|Stay with) ([\w-]+)", sentence)[1]  # type: ignore[index]
 
 
 def test_with_eager_alone_the_advice_says_how_to_compare() -> None:

@@ -35,33 +35,26 @@ def with_native(*names: str) -> DeviceProfile:
     return msgspec.structs.replace(made, machine=machine(threads=1))
 
 
+def compute_us(made: DeviceProfile, *ops: Op, **changes: object) -> list[float]:
+    predictor = Predictor(made)
+    return [1e3 * predictor.predict(graph(op, **changes)).compute_ms for op in ops]
+
+
 def test_what_pytorch_computes_itself_has_a_fit_of_its_own() -> None:
-    predictor = Predictor(with_native("conv"))
-    assert predictor.predict(graph(convolution())).compute_ms == pytest.approx(0.050)
-    assert predictor.predict(graph(convolution(side=5))).compute_ms == pytest.approx(0.002)
-
-
-def test_a_stand_in_changes_nothing_for_those_it_was_measured_for() -> None:
-    predictor = Predictor(with_native("conv"))
-    stand_in = predictor.predict(graph(convolution("conv_depthwise")))
-    assert stand_in.compute_ms == pytest.approx(0.050)
-    assert predictor.predict(graph(convolution())).compute_ms == pytest.approx(0.050)
+    theirs = msgspec.structs.replace(convolution(), name="ort::Conv")  # no matter of other libraries
+    ops = convolution(), convolution(side=5), theirs, convolution()
+    assert compute_us(with_native("conv"), *ops) == pytest.approx([50.0, 2.0, 2.0, 50.0])
+    stand_in = convolution("conv_depthwise")  # changes nothing for those that the fit was measured for
+    assert compute_us(with_native("conv"), stand_in, convolution()) == pytest.approx([50.0, 50.0])
+    gpu = msgspec.structs.replace(with_native("conv"), device=device(kind="cuda", gap_us=0.0))
+    assert compute_us(gpu, convolution()) == pytest.approx([2.0])
 
 
 def test_a_special_convolution_keeps_the_fit_of_its_own() -> None:
     fits = {name: kernel_fit("conv", floor_us=us) for name, us in (("conv", 9.0), ("conv.nchwc", 3.0))}
-    runtime = dispatch(kernels={"fp32": fits})
-    predictor = Predictor(profile(CPU, (kernel_fit("conv"),), {"eager": runtime}))
-    for side in (1, 3, 5):
-        assert predictor.predict(graph(convolution("conv.nchwc", side))).compute_ms == pytest.approx(0.003)
-        assert predictor.predict(graph(convolution("conv", side))).compute_ms == pytest.approx(0.009)
-
-
-def test_what_pytorch_computes_itself_is_no_matter_of_other_libraries() -> None:
-    predictor = Predictor(with_native("conv"))
-    theirs = msgspec.structs.replace(convolution(), name="ort::Conv")
-    assert predictor.predict(graph(theirs)).compute_ms == pytest.approx(0.002)
-    assert predictor.predict(graph(convolution())).compute_ms == pytest.approx(0.050)
+    made = profile(CPU, (kernel_fit("conv"),), {"eager": dispatch(kernels={"fp32": fits})})
+    ops = [convolution(name, side) for side in (1, 3, 5) for name in ("conv.nchwc", "conv")]
+    assert compute_us(made, *ops) == pytest.approx([3.0, 9.0] * 3)
 
 
 def test_a_runtime_scales_what_it_has_no_fit_of_in_the_precision_asked_for() -> None:
@@ -69,16 +62,11 @@ def test_a_runtime_scales_what_it_has_no_fit_of_in_the_precision_asked_for() -> 
     runtime = dispatch(kernels={"fp16": {"conv": kernel_fit("conv", floor_us=7.0)}}, kernel_scales={"conv": 3.0})
     made = msgspec.structs.replace(profile(CPU, runtimes={"eager": runtime}), kernels=shared)
     half = msgspec.structs.replace(convolution(), dtype="float16")
-    assert Predictor(made).predict(graph(half, precision="fp16")).compute_ms == pytest.approx(0.007)
-    assert Predictor(made).predict(graph(convolution())).compute_ms == pytest.approx(3 * 0.002)
-
-
-def test_gpus_have_libraries_for_all_convolutions() -> None:
-    made = msgspec.structs.replace(with_native("conv"), device=device(kind="cuda", gap_us=0.0))
-    assert Predictor(made).predict(graph(convolution())).compute_ms == pytest.approx(0.002)
+    assert compute_us(made, half, precision="fp16") == pytest.approx([7.0])
+    assert compute_us(made, convolution()) == pytest.approx([3 * 2.0])
 
 
 def test_a_small_convolution_takes_a_gpu_of_a_datasheet_time_to_compute() -> None:
-    predictor = Predictor(datasheet.profile_of(gpus.spec("a100")))
-    light, heavy = (msgspec.structs.replace(convolution(), macs=Affine(0, macs)) for macs in (10**3, 10**9))
-    assert predictor.predict(graph(heavy)).compute_ms > 2 * predictor.predict(graph(light)).compute_ms
+    ops = (msgspec.structs.replace(convolution(), macs=Affine(0, macs)) for macs in (10**3, 10**9))
+    light, heavy = compute_us(datasheet.profile_of(gpus.spec("a100")), *ops)
+    assert heavy > 2 * light

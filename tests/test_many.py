@@ -6,14 +6,15 @@ import pickle
 import random
 from collections.abc import Iterator
 from functools import partial
+from typing import Any
 
 import msgspec
 import pytest
 import torch
-from factories import device, dispatch, kernel_fit, profile
+from factories import device, profile
 from searchdata import INPUTS, predictor
 from torch import nn
-from transformers import BertConfig
+from transformers import BertConfig, BertModel
 
 import latpred
 from latpred.errors import CandidateError, ProfileError, UsageError
@@ -38,8 +39,7 @@ def broken() -> nn.Module:
 
 def gpu(name: str, **changes: float) -> Predictor:
     info = device(name=name, kind="cuda", asynchronous=True, **changes)
-    fits = (kernel_fit("gemm"), kernel_fit("elementwise", macs_per_us=0.0))
-    return Predictor(msgspec.structs.replace(profile(info, fits, {"eager": dispatch()}), name=name))
+    return Predictor(msgspec.structs.replace(profile(info), name=name))
 
 
 def test_several_devices_share_one_trace() -> None:
@@ -65,13 +65,6 @@ def test_a_candidate_that_fails_fails_on_each_device() -> None:
     table = latpred.predict_many([broken], device=[gpu("one"), gpu("other")])
     assert table["device"].tolist() == ["one", "other"]
     assert table["error"].str.contains("no such block").all()
-
-
-def test_devices_are_named_once() -> None:
-    with pytest.raises(UsageError, match="no device was named"):
-        latpred.predict_many([network], device=[])
-    with pytest.raises(UsageError, match="2 of the devices have the profile 'rtx-8000'; give each once"):
-        latpred.predict_many([network], device=["rtx-8000", "rtx-8000"])
 
 
 def test_rows_are_what_single_predictions_say() -> None:
@@ -102,15 +95,9 @@ def test_configs_and_names() -> None:
     table = predict_many([SMALL, "distilbert"], seq=16)
     assert table.name.tolist() == ["bert", "distilbert"]
     assert table.error.isna().all()
-    expected = latpred.trace(many_module(), seq=16)
+    expected = latpred.trace(BertModel(SMALL), seq=16)
     assert table.macs[0] == expected.macs()
     assert table.parameters[0] == expected.parameters
-
-
-def many_module() -> nn.Module:
-    from transformers import BertModel
-
-    return BertModel(SMALL)
 
 
 def test_batches_and_runtimes_are_in_order() -> None:
@@ -156,12 +143,8 @@ class Once(Twice):
 
 
 def test_what_one_candidate_leaves_behind_changes_no_other() -> None:
-    half = profile().kernels["fp32"]
-    shared = Predictor(
-        msgspec.structs.replace(
-            predictor().profile, kernels={"fp32": predictor().profile.kernels["fp32"], "fp16": half}
-        )
-    )
+    fits = predictor().profile.kernels["fp32"]
+    shared = Predictor(msgspec.structs.replace(predictor().profile, kernels={"fp32": fits, "fp16": fits}))
     candidates = [kind(width).train(mode) for kind in (Once, Twice) for width in (8, 64) for mode in (True, False)]
     questions = [
         {"precision": precision, "runtime": runtime, "batch": batch, "inputs": (torch.zeros(2, *rows, 64),)}
@@ -208,23 +191,29 @@ def test_workers_get_and_give_what_can_be_pickled() -> None:
     assert pickle.loads(pickle.dumps(rows))[:2] == rows[:2]
 
 
-def test_wrong_questions_are_refused_before_any_candidate_is_touched() -> None:
+@pytest.mark.parametrize(
+    ("asked", "error", "said"),
+    [
+        ({"batch": 0}, UsageError, "Batch 0"),
+        ({"runtime": "egaer"}, UsageError, "No runtime is called"),
+        ({"runtime": ["eager", "onnxruntime"]}, ProfileError, "no dispatch costs"),
+        ({"precision": "bf16"}, ProfileError, "bf16"),
+        ({"errors": "ignore"}, UsageError, "errors='ignore'"),
+        ({"protocol": "double"}, UsageError, "protocol='double'"),
+        ({"device": []}, UsageError, "no device was named"),
+        ({"device": ["rtx-8000"] * 2}, UsageError, "2 of the devices have the profile 'rtx-8000'; give each once"),
+        ({"n_jobs": 0}, UsageError, "n_jobs=0"),
+    ],
+)
+def test_wrong_questions_are_refused_before_any_candidate_is_touched(
+    asked: dict[str, Any], error: type[Exception], said: str
+) -> None:
     def untouched() -> Iterator[nn.Module]:
         raise AssertionError
         yield
 
-    with pytest.raises(UsageError, match="Batch 0"):
-        predict_many(untouched(), batch=0)
-    with pytest.raises(UsageError, match="No runtime is called"):
-        predict_many(untouched(), runtime="egaer")
-    with pytest.raises(ProfileError, match="no dispatch costs"):
-        predict_many(untouched(), runtime=["eager", "onnxruntime"])
-    with pytest.raises(ProfileError, match="bf16"):
-        predict_many(untouched(), precision="bf16")
-    with pytest.raises(UsageError, match="errors='ignore'"):
-        predict_many(untouched(), errors="ignore")
-    with pytest.raises(UsageError, match="protocol='double'"):
-        predict_many(untouched(), protocol="double")
+    with pytest.raises(error, match=said):
+        predict_many(untouched(), **asked)
 
 
 def test_the_public_call_finds_the_profile() -> None:

@@ -10,7 +10,7 @@ import msgspec
 import numpy as np
 import pytest
 import torch
-from factories import device, dispatch, kernel_fit, profile
+from factories import device, kernel_fits, profile
 from torch import nn
 
 import latpred
@@ -78,16 +78,14 @@ def test_nasbench201_has_15625_cells_that_are_read_back() -> None:
 
 
 def test_a_cell_connects_the_nodes_that_its_string_names() -> None:
-    def given(names: tuple[str, ...]) -> list[float]:
-        cell = cells.Cell(cells.operation(name, 4) for name in names)
+    def given(string: str) -> list[float]:
+        cell = cells.Cell(cells.operation(name, 4) for name in cells.decoded(string))
         return cell(torch.ones(1, 4, 2, 2)).unique().tolist()
 
     # Node 3 is 0 + 1 + 2, where 1 is 0, and 2 is nothing of 0 and all of 1: three times the input.
-    cell = cells.decoded("|skip_connect~0|+|none~0|skip_connect~1|+|skip_connect~0|skip_connect~1|skip_connect~2|")
-    assert cells.Cell(cells.operation(name, 4) for name in cell)(torch.ones(1, 4, 2, 2)).unique().tolist() == [3.0]
+    assert given("|skip_connect~0|+|none~0|skip_connect~1|+|skip_connect~0|skip_connect~1|skip_connect~2|") == [3.0]
     # Node 2 is twice the input, and node 3 is node 2 alone.
-    last = cells.decoded("|skip_connect~0|+|skip_connect~0|skip_connect~1|+|none~0|none~1|skip_connect~2|")
-    assert cells.Cell(cells.operation(name, 4) for name in last)(torch.ones(1, 4, 2, 2)).unique().tolist() == [2.0]
+    assert given("|skip_connect~0|+|skip_connect~0|skip_connect~1|+|none~0|none~1|skip_connect~2|") == [2.0]
 
 
 def test_each_operation_stands_on_its_own_edge() -> None:
@@ -157,9 +155,8 @@ def elements(model: nn.Module, kinds: Any, image: int) -> int:
 
 
 def test_the_largest_once_for_all_network() -> None:
-    assert (
-        traced(once_for_all.build, {"ks": 7, "e": 6, "d": 4}, image=224).parameters // 10**5 == 76
-    )  # 7.6 M in the same README
+    whole = traced(once_for_all.build, {"ks": 7, "e": 6, "d": 4}, image=224)
+    assert whole.parameters // 10**5 == 76  # 7.6 M in the same README
 
 
 @pytest.mark.parametrize(
@@ -253,7 +250,7 @@ def test_an_unknown_space_is_an_error() -> None:
 def cpu() -> Predictor:
     info = device(name="cpu", kind="cpu", asynchronous=False, launch_us=0.0, gap_us=0.0, sync_us=0.0)
     families = ("gemm", "conv", "elementwise", "batch_norm", "pooling", "reduction", "copy")
-    return Predictor(profile(info, tuple(kernel_fit(name) for name in families), {"eager": dispatch()}))
+    return Predictor(profile(info, kernel_fits(*families)))
 
 
 def test_encodings_are_candidates() -> None:

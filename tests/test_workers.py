@@ -14,7 +14,7 @@ from searchdata import ASKED, Stubborn, builder, candidates
 from torch import nn
 
 from latpred import predict_many
-from latpred.errors import CandidateError, UsageError, WorkerError
+from latpred.errors import CandidateError, WorkerError
 from latpred.progress import ProgressCounter, ProgressEvent, progress_text
 from latpred.search import workers
 
@@ -25,6 +25,7 @@ def test_two_processes_give_the_same_table_to_the_bit() -> None:
     spread = predict_many((one for one in candidates(30)), n_jobs=2, **asked)
     pd.testing.assert_frame_equal(spread, serial, check_exact=True)
     assert serial.error.isna().all()
+    assert predict_many([], n_jobs=2, **ASKED).empty
 
 
 def test_errors_may_end_the_run() -> None:
@@ -48,12 +49,6 @@ def test_when_no_worker_works_that_is_said(monkeypatch: pytest.MonkeyPatch) -> N
     monkeypatch.setattr(workers, "work", lambda *_: broken())
     with pytest.raises(WorkerError, match=r"no worker finishes anything.*no space left.*n_jobs=1"):
         predict_many(candidates(), n_jobs=2, **ASKED)
-
-
-def test_n_jobs_nobody() -> None:
-    with pytest.raises(UsageError, match="n_jobs=0"):
-        predict_many(candidates(), n_jobs=0, **ASKED)
-    assert predict_many([], n_jobs=2, **ASKED).empty
 
 
 def test_chunks_follow_the_pace_and_candidates_are_read_as_they_are_needed() -> None:

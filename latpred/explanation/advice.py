@@ -5,7 +5,7 @@ Each rule looks at numbers and gives a clause or nothing. "Faster" is said only 
 
 from __future__ import annotations
 
-from latpred.explanation.explanation import AxisHeadroom, Choice, Explanation, Headroom, Ratio
+from latpred.explanation.explanation import AxisHeadroom, Choice, Explanation, Headroom
 from latpred.units import format_bytes
 
 LITTLE = 0.9  # of the latency: what takes more than that is no gain worth a change
@@ -35,7 +35,6 @@ def recommended(explanation: Explanation) -> Choice:
 
 
 def _too_large(chosen: Choice) -> str:
-    """The first thing to say of a batch that the device has no memory for."""
     point = chosen.prediction
     if point.fits is not False:
         return ""
@@ -43,16 +42,17 @@ def _too_large(chosen: Choice) -> str:
 
 
 def _runtime(explanation: Explanation, chosen: Choice) -> str:
-    """Which runtime, where more than one is known."""
     if len(explanation.choices) == 1:
         return ""
     if chosen.speedup is None:
         as_fast = _listed(explanation.rivals)
         return f"run it in {chosen.runtime}, the fastest of those compared" + (f", or in {as_fast}" if as_fast else "")
+    gain = explanation.fastest.speedup
     if chosen.runtime == "eager":
         others = _listed(tuple(name for name in (explanation.fastest.runtime, *explanation.rivals) if name != "eager"))
-        if others and explanation.fastest.speedup is not None and not explanation.fastest.speedup.alike:
-            return _measure_both(explanation.fastest.runtime, explanation.fastest.speedup)
+        if others and gain is not None and not gain.alike:
+            times = f"{gain.times:.2f} times as fast, but not surely faster ({gain.low:.2f} to {gain.high:.2f})"
+            return f"stay with eager, or measure both: {explanation.fastest.runtime} is predicted {times}"
         return f"stay with eager: {others} may be as fast, but not surely faster" if others else "stay with eager"
     gain = chosen.speedup
     as_fast = _listed(tuple(name for name in explanation.rivals if name != "eager"))
@@ -61,7 +61,6 @@ def _runtime(explanation: Explanation, chosen: Choice) -> str:
 
 
 def _limit(chosen: Choice, headroom: Headroom | None) -> str:
-    """What sets the latency there, and what would change it."""
     if headroom is None:
         return ""
     regime = chosen.prediction.regime
@@ -99,16 +98,10 @@ def _memory_bound(chosen: Choice, headroom: Headroom) -> str:
 
 
 def _uncalibrated(explanation: Explanation) -> str:
-    """Which runtimes could be compared after a calibration, where only eager is known."""
     names = [one.runtime for one in explanation.excluded if one.kind == "uncalibrated"]
     if len(explanation.choices) > 1 or not names:
         return ""
     return f"what {_listed(tuple(names))} would bring is not known before a calibration"
-
-
-def _measure_both(name: str, gain: Ratio) -> str:
-    times = f"{gain.times:.2f} times as fast, but not surely faster ({gain.low:.2f} to {gain.high:.2f})"
-    return f"stay with eager, or measure both: {name} is predicted {times}"
 
 
 def _spare(headroom: Headroom) -> str:

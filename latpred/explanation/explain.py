@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from functools import cached_property
 from itertools import pairwise
 from typing import TYPE_CHECKING, Any
@@ -98,80 +98,35 @@ def explain(
     for name in runtimes or ():
         known_runtimes.get(name)  # a misspelt one is said before anything takes time
     predictor = predictor_of(DeviceQuery(device, host, threads, cudnn_benchmark))
-    traces = _Traces(model, Options(inputs, seq, image, precision, memory_format, attention), size, predictor)
+    options = Options(inputs, seq, image, precision, memory_format, attention, protocol=protocol)
+    comparison = _Comparison(predictor, model, options, size)
     names = list(known_runtimes.names() if runtimes is None else dict.fromkeys(["eager", *runtimes]))
     with traced_for(predictor.era):
-        choices, excluded = _Comparison(predictor, traces, size, protocol, progress).of(names)
+        choices, excluded = comparison.of(names, progress)
         if runtimes is not None and not any(choice.runtime in runtimes for choice in choices):
             first = next(one for one in excluded if one.runtime in runtimes)
             raise _ERRORS[first.kind](first.reason)
         if not choices:
             raise ProfileError("; ".join(one.reason for one in excluded))
         explanation = Explanation(tuple(choices), tuple(excluded), {})
-        explanation = replace(explanation, headrooms=_headrooms(explanation, predictor, traces))
+        shown = (explanation.fastest, recommended(explanation), explanation.eager)
+        predictions = {choice.runtime: choice.prediction for choice in shown if choice is not None}
+        headrooms = {name: comparison.headroom(prediction) for name, prediction in predictions.items()}
+        known = {name: headroom for name, headroom in headrooms.items() if headroom is not None}
+        explanation = replace(explanation, headrooms=known)
     return replace(explanation, advice=advise(explanation))
 
 
-class _Traces:
-    """A model, traced for each runtime when that is asked for."""
+class _Comparison:
+    """One model at one batch size on one device, in one runtime after the other, each traced once."""
 
-    def __init__(self, model: Model, options: Options, batch: int, predictor: Predictor) -> None:
-        self._model, self._options, self._batches, self._predictor = model, options, (batch,), predictor
+    def __init__(self, predictor: Predictor, model: Model, options: Options, batch: int) -> None:
+        self._predictor, self._model, self._options, self._batch = predictor, model, options, batch
         self._graphs: dict[str, ModelGraph] = {}
 
-    def of(self, runtime: str) -> ModelGraph:
-        """What a runtime runs for it."""
-        if runtime not in self._graphs:
-            self._graphs[runtime] = self._traced(runtime)
-        return self._graphs[runtime]
-
-    @property
-    def resizable(self) -> ModelGraph | None:
-        """Its eager trace; None where other inputs than its own cannot be traced."""
-        if (
-            isinstance(self._model, ModelGraph)
-            or lowering.is_onnx_file(self._model)
-            or self._options.inputs is not None
-        ):
-            return None
-        eager = self.of("eager")
-        return eager if eager.input_size else None
-
-    def resized(self, kind: str, size: int) -> ModelGraph:
-        """Its eager trace with inputs of another size."""
-        sizes: dict[str, Any] = {"image" if kind == "image" else "seq": size}
-        return self._predictor.trace(self._model, replace(self._options, **sizes), self._batches)
-
-    def _traced(self, runtime: str) -> ModelGraph:
-        options, target = replace(self._options, runtime=runtime), self._predictor.target
-        if isinstance(self._model, ModelGraph):
-            return lowering.fitting(self._predictor.trace(self._model, options), runtime, target)
-        if lowering.is_onnx_file(self._model) or lowering.traced_by(runtime) == "eager":
-            return self._predictor.trace(self._model, options, self._batches)
-        return lowering.of_source(self._source, runtime, target)
-
-    @cached_property
-    def _source(self) -> Source:
-        """What all runtimes with tools of their own take apart."""
-        from latpred.runtimes.source import source_of
-
-        options = self._options.tracing
-        return source_of(self._model, target=self._predictor.target, batches=self._batches, **options)  # type: ignore[arg-type]
-
-
-@dataclass(frozen=True, slots=True)
-class _Comparison:
-    """One model at one batch size on one device, in one runtime after the other."""
-
-    predictor: Predictor
-    traces: _Traces
-    batch: int
-    protocol: str
-    progress: Callable[[str], None] | None
-
-    def of(self, names: Sequence[str]) -> tuple[list[Choice], list[Excluded]]:
+    def of(self, names: Sequence[str], progress: Callable[[str], None] | None) -> tuple[list[Choice], list[Excluded]]:
         """What can be compared, the fastest first, and what cannot."""
-        results = [self._unfit(name) or self._choice(name) for name in names]
+        results = [self._unfit(name) or self._choice(name, progress) for name in names]
         choices = [result for result in results if isinstance(result, Choice)]
         eager = next((choice for choice in choices if choice.runtime == "eager"), None)
         if eager is not None:
@@ -181,107 +136,127 @@ class _Comparison:
 
     def _unfit(self, name: str) -> Excluded | None:
         """Why a runtime is not to be asked at all."""
-        device, asked = self.predictor.profile.device, known_runtimes.get(name)
-        reason = lowering.unsuited(name, self.predictor.target)
+        device, asked = self._predictor.profile.device, known_runtimes.get(name)
+        reason = lowering.unsuited(name, self._predictor.target)
         if reason is not None:
             return Excluded(name, "unsuited", reason)
-        if name in self.predictor.profile.runtimes:
+        if name in self._predictor.profile.runtimes:
             return None
         missing = asked.available()
         if missing is not None and (device.kind != "simulated" or getattr(asked, "predicted_only", False)):
             return Excluded(name, "missing", missing)
         return Excluded(name, "uncalibrated", f"not calibrated; run: {device.calibration} --runtimes {name}")
 
-    def _choice(self, name: str) -> Choice | Excluded:
-        if self.progress is not None and lowering.traced_by(name) != "eager":
-            self.progress(name)
+    def _choice(self, name: str, progress: Callable[[str], None] | None) -> Choice | Excluded:
+        if progress is not None and lowering.traced_by(name) != "eager":
+            progress(name)
         try:
-            graph = self.traces.of(name)
+            graph = self._graph(name)
             refusal = lowering.refusal(graph)
             if refusal is not None:
                 return Excluded(name, "refused", refusal)
-            prediction = self.predictor.predict(graph, self.batch, runtime=name, protocol=self.protocol)
+            prediction = self._predict(graph, name)
         except RuntimeRefusalError as error:
             return Excluded(name, "refused", str(error))
         except MissingPackageError as error:
             if name == "eager":
                 raise
             return Excluded(name, "missing", str(error))
-        schedule, *_ = self.predictor.priced(graph, self.batch, runtime=name)
+        schedule, *_ = self._predictor.priced(graph, self._batch, runtime=name)
         return Choice(prediction, len(schedule.host_class), len(schedule.kernel_step), self._kernel_error(prediction))
 
     def _kernel_error(self, prediction: Prediction) -> float:
         """What of an interval comes from kernel times that other runtimes rest on as well."""
-        fit = self.predictor.profile.runtimes[prediction.runtime]
-        if fit.kernels and prediction.runtime in self.predictor.given.runtimes:
+        fit = self._predictor.profile.runtimes[prediction.runtime]
+        if fit.kernels and prediction.runtime in self._predictor.given.runtimes:
             return 0.0
         whole = math.log(prediction.interval_ms[1] / prediction.latency_ms)
         return math.sqrt(max(whole**2 - (Z90 * fit.spread) ** 2, 0.0))
 
+    def _predict(self, graph: ModelGraph, runtime: str, batch: int | None = None) -> Prediction:
+        return self._predictor.predict(graph, batch or self._batch, runtime=runtime, protocol=self._options.protocol)
 
-def _headrooms(explanation: Explanation, predictor: Predictor, traces: _Traces) -> dict[str, Headroom]:
-    """What may grow in the fastest runtime, in the recommended one and in eager."""
-    shown = [explanation.fastest, recommended(explanation), *([explanation.eager] if explanation.eager else [])]
-    headrooms = {}
-    for choice in {choice.runtime: choice for choice in shown}.values():
-        graph = traces.of(choice.runtime)
-        if not graph.exact and not graph.only:  # else no batch can be predicted that was not traced
-            headrooms[choice.runtime] = _headroom(predictor, graph, choice.prediction, traces)
-    return headrooms
+    def _graph(self, runtime: str) -> ModelGraph:
+        if runtime not in self._graphs:
+            self._graphs[runtime] = self._traced(runtime)
+        return self._graphs[runtime]
 
+    def _traced(self, runtime: str) -> ModelGraph:
+        options, target = replace(self._options, runtime=runtime), self._predictor.target
+        if isinstance(self._model, ModelGraph):
+            return lowering.fitting(self._predictor.trace(self._model, options), runtime, target)
+        if lowering.is_onnx_file(self._model) or lowering.traced_by(runtime) == "eager":
+            return self._predictor.trace(self._model, options, (self._batch,))
+        return lowering.of_source(self._source, runtime, target)
 
-def _headroom(predictor: Predictor, graph: ModelGraph, now: Prediction, traces: _Traces) -> Headroom:
-    """What would become of a prediction if the batch, the inputs or the width grew."""
+    @cached_property
+    def _source(self) -> Source:
+        """What all runtimes with tools of their own take apart."""
+        from latpred.runtimes.source import source_of
 
-    def latency_ms(of: ModelGraph, batch: int = now.batch) -> float:
-        return predictor.predict(of, batch, runtime=now.runtime, protocol=now.protocol).latency_ms
+        options = self._options.tracing
+        return source_of(self._model, target=self._predictor.target, batches=(self._batch,), **options)  # type: ignore[arg-type]
 
-    rooms = [_batch_headroom(predictor, graph, now)]
-    eager = traces.resizable
-    if eager is not None:
-        rooms.append(_input_headroom(graph, eager, now, traces, latency_ms))
-    wider = ((factor, latency_ms(widened(graph, factor))) for factor in WIDTHS)
-    rooms.append(axis_headroom("width", 1.0, now.latency_ms, wider, WIDTHS[-1], estimate=True))
-    return Headroom(
-        rooms=tuple(rooms),
-        doubled=latency_ms(graph, 2 * now.batch) / now.latency_ms,
-        halved=latency_ms(widened(graph, 0.5)) / now.latency_ms,
-    )
+    def headroom(self, now: Prediction) -> Headroom | None:
+        """What would become of a prediction if the batch, the inputs or the width grew."""
+        graph = self._graph(now.runtime)
+        if graph.exact or graph.only:  # no batch can be predicted that was not traced
+            return None
 
+        def latency_ms(of: ModelGraph, batch: int = now.batch) -> float:
+            return self._predict(of, now.runtime, batch).latency_ms
 
-def _input_headroom(
-    graph: ModelGraph, eager: ModelGraph, now: Prediction, traces: _Traces, latency_ms: Callable[[ModelGraph], float]
-) -> AxisHeadroom:
-    """How far the inputs may grow, as far as the model goes.
+        wider = ((factor, latency_ms(widened(graph, factor))) for factor in WIDTHS)
+        return Headroom(
+            rooms=(
+                self._batch_headroom(graph, now),
+                *self._input_headroom(graph, now, latency_ms),
+                axis_headroom("width", 1.0, now.latency_ms, wider, WIDTHS[-1], estimate=True),
+            ),
+            doubled=latency_ms(graph, 2 * now.batch) / now.latency_ms,
+            halved=latency_ms(widened(graph, 0.5)) / now.latency_ms,
+        )
 
-    Asking another runtime's tools at each size would take minutes: how its estimates from eager traces grow has to do.
-    """
-    exact, kind = graph.runtime == "eager", eager.input_kind
+    def _batch_headroom(self, graph: ModelGraph, now: Prediction) -> AxisHeadroom:
+        """How far the batch may grow; never beyond the device's memory."""
 
-    def in_runtime(trace: ModelGraph) -> ModelGraph:
-        return lowering.fitting(trace, now.runtime, graph.target or "cpu")
+        def most(times: float) -> int | None:
+            limit_ms = times * now.latency_ms
+            largest = self._predictor.max_batch(graph, limit_ms, runtime=now.runtime, protocol=now.protocol)
+            return None if largest >= MOST_BATCH else max(largest, now.batch)
 
-    scale = now.latency_ms / latency_ms(graph if exact else in_runtime(eager))
-    sizes = [round(factor * eager.input_size) for factor in (PIXELS if kind == "image" else TOKENS)]
+        return AxisHeadroom("batch", now.batch, most(NEARLY_FREE), most(CHEAP), MOST_BATCH, estimate=False)
 
-    def grown() -> Iterator[tuple[int, float]]:
-        for size in sizes:
-            try:
-                yield size, scale * latency_ms(in_runtime(traces.resized(kind, size)))
-            except LatpredError:  # beyond its position embeddings, or not a multiple of its patches
-                return
+    def _input_headroom(
+        self, graph: ModelGraph, now: Prediction, latency_ms: Callable[[ModelGraph], float]
+    ) -> Iterator[AxisHeadroom]:
+        """How far the inputs may grow, as far as the model goes; nothing where others than its own cannot be traced.
 
-    return axis_headroom(kind, eager.input_size, now.latency_ms, grown(), sizes[-1], estimate=not exact)
+        Asking another runtime's tools at each size would take minutes: how its estimates from eager traces grow has to
+        do.
+        """
+        given = isinstance(self._model, ModelGraph) or lowering.is_onnx_file(self._model)
+        if given or self._options.inputs is not None or not self._graph("eager").input_size:
+            return
+        eager, exact = self._graph("eager"), graph.runtime == "eager"
+        kind, size = eager.input_kind, eager.input_size
+        sizes = [round(factor * size) for factor in (PIXELS if kind == "image" else TOKENS)]
 
+        def in_runtime(trace: ModelGraph) -> ModelGraph:
+            return lowering.fitting(trace, now.runtime, graph.target or "cpu")
 
-def _batch_headroom(predictor: Predictor, graph: ModelGraph, now: Prediction) -> AxisHeadroom:
-    """How far the batch may grow; never beyond the device's memory."""
+        scale = now.latency_ms / latency_ms(graph if exact else in_runtime(eager))
 
-    def most(times: float) -> int | None:
-        largest = predictor.max_batch(graph, times * now.latency_ms, runtime=now.runtime, protocol=now.protocol)
-        return None if largest >= MOST_BATCH else max(largest, now.batch)
+        def grown() -> Iterator[tuple[int, float]]:
+            for larger in sizes:
+                asked: dict[str, Any] = {"image" if kind == "image" else "seq": larger}
+                try:
+                    trace = self._predictor.trace(self._model, replace(self._options, **asked), (self._batch,))
+                    yield larger, scale * latency_ms(in_runtime(trace))
+                except LatpredError:  # beyond its position embeddings, or not a multiple of its patches
+                    return
 
-    return AxisHeadroom("batch", now.batch, most(NEARLY_FREE), most(CHEAP), MOST_BATCH, estimate=False)
+        yield axis_headroom(kind, size, now.latency_ms, grown(), sizes[-1], estimate=not exact)
 
 
 def axis_headroom(

@@ -107,7 +107,6 @@ def _classes(choice: Choice) -> list[str]:
 
 
 def _times(choice: Choice, name: str) -> Row:
-    """Host and device time of one class of ops."""
     for share in choice.prediction.breakdown:
         if share.name == name:
             return tuple(format_ms(ms) if ms else "-" for ms in (share.host_ms, share.device_ms))
@@ -162,29 +161,17 @@ class Ratio(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class Choice:
-    """A runtime that can run the model.
-
-    Attributes
-    ----------
-    prediction : Prediction
-        Latency, clocks, regime and breakdown in it.
-    steps, launches : int
-        What the host dispatches, and kernels that the device is given.
-    kernel_error : float
-        Half the width of the log latency's 90 % interval, as far as the profile's kernel times are the reason.
-    speedup : Ratio or None
-        Eager's latency over its own; None where eager is not known.
-    """
+    """A runtime that can run the model."""
 
     prediction: Prediction
-    steps: int
-    launches: int
+    steps: int  # what the host dispatches
+    launches: int  # kernels that the device is given
+    # Half the width of the log latency's 90 % interval, as far as the profile's kernel times are the reason.
     kernel_error: float = 0.0
-    speedup: Ratio | None = None
+    speedup: Ratio | None = None  # eager's latency over its own; None where eager is not known
 
     @property
     def runtime(self) -> str:
-        """Its name."""
         return self.prediction.runtime
 
 
@@ -210,33 +197,24 @@ class Excluded(NamedTuple):
 
 
 class AxisHeadroom(NamedTuple):
-    """How far something may grow before the latency is 1.05 and 1.2 times what it is.
+    """How far something may grow before the latency is 1.05 and 1.2 times what it is."""
 
-    axis : "batch", "width" (as a factor) or the kind of the inputs. now : its value. nearly_free, cheap : the largest
-    value within each; None where that is beyond `most`, the largest looked at. estimate : whether it rests on scaled
-    counts instead of a trace.
-    """
-
-    axis: str
+    axis: str  # "batch", "width" (as a factor) or the kind of the inputs
     now: float
-    nearly_free: float | None
-    cheap: float | None
-    most: float
-    estimate: bool
+    nearly_free: float | None  # the largest value within 1.05 times; None where that is beyond `most`
+    cheap: float | None  # and within 1.2 times
+    most: float  # the largest looked at
+    estimate: bool  # whether it rests on scaled counts instead of a trace
 
 
 class Headroom(NamedTuple):
-    """What would become of the latency in one runtime.
-
-    rooms : what may grow. doubled, halved : times the latency with twice the batch and with half the width (estimated).
-    """
+    """What may grow, and what would become of the latency in one runtime."""
 
     rooms: tuple[AxisHeadroom, ...]
-    doubled: float
-    halved: float
+    doubled: float  # times the latency with twice the batch
+    halved: float  # and with half the width (estimated)
 
     def room(self, axis: str) -> AxisHeadroom | None:
-        """The room along an axis."""
         return next((room for room in self.rooms if room.axis == axis), None)
 
 
@@ -325,7 +303,6 @@ class Explanation:
         return plot.explanation(self)
 
     def __repr__(self) -> str:
-        """Tables and sentences for a terminal."""
         return explanation_page(self).text()
 
     def _repr_html_(self) -> str:

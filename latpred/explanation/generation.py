@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import asdict, dataclass, replace
-from typing import TYPE_CHECKING, Any, overload
+from typing import TYPE_CHECKING, Any, TypedDict, Unpack, overload
 
 import numpy as np
 from numpy.typing import NDArray
@@ -15,8 +15,7 @@ from numpy.typing import NDArray
 from latpred import runtimes
 from latpred.api import predictor_of
 from latpred.errors import RuntimeRefusalError
-from latpred.prediction import prediction
-from latpred.prediction.prediction import Curve, Prediction, Provenance
+from latpred.prediction.prediction import Curve, Prediction, Provenance, origin, predicted_row
 from latpred.prediction.prediction_page import basis, basis_lines, star, star_note
 from latpred.prediction.predictor import Predictor
 from latpred.query import DeviceQuery, checked_batches, is_one
@@ -25,6 +24,22 @@ from latpred.units import format_bytes, three_digits
 
 if TYPE_CHECKING:
     import pandas as pd
+    import torch
+
+    from latpred.query import Device
+    from latpred.tracing.text_generation import GenerationGraph, Stage
+
+    Model = torch.nn.Module | str
+
+    class _Asked(TypedDict, total=False):
+        """What `predict_generation` may be asked beside batch and runtime, for its overloads."""
+
+        device: Device | None
+        host: float | str | None
+        precision: str | None
+        attention: str | None
+        threads: int | None
+
 
 SCHEMA = "latpred.generation/1"
 CURVE_SCHEMA = "latpred.explanation.generation-curve/1"
@@ -145,7 +160,6 @@ class GenerationPrediction:
         return frame((self,))
 
     def __repr__(self) -> str:
-        """A few lines for a terminal."""
         return _page(self).text()
 
     def _repr_html_(self) -> str:
@@ -167,19 +181,15 @@ class GenerationCurve:
         return frame(self.points)
 
     def __len__(self) -> int:
-        """Number of batches."""
         return len(self.points)
 
     def __iter__(self) -> Iterator[GenerationPrediction]:
-        """Predictions in order."""
         return iter(self.points)
 
     def __getitem__(self, index: int) -> GenerationPrediction:
-        """The prediction at a position."""
         return self.points[index]
 
     def __repr__(self) -> str:
-        """A table for a terminal."""
         return generation_page(self).text()
 
     def _repr_html_(self) -> str:
@@ -232,29 +242,11 @@ def frame(points: tuple[GenerationPrediction, ...]) -> pd.DataFrame:
     import pandas as pd
 
     rows = [
-        _row(point, tokens, steps)
+        predicted_row(point, replace(_sum(steps), regime=steps[-1].regime), input_kind(tokens), point.prompt, "single")
         for point in points
         for tokens, steps in {point.new_tokens: (point.prefill, *point.steps), 1: (point.prefill,)}.items()
     ]
     return pd.DataFrame(rows)
-
-
-def _row(point: GenerationPrediction, tokens: int, steps: tuple[Step, ...]) -> dict[str, Any]:
-    from latpred.tables import machine_name, seconds
-
-    return {
-        "machine": machine_name(point.provenance.machine),
-        "device": point.device,
-        "runtime": point.runtime,
-        "precision": point.precision,
-        "model": point.model,
-        "batch": point.batch,
-        "input_kind": input_kind(tokens),
-        "input_size": point.prompt,
-        "protocol": "single",
-        **seconds(_sum(steps)),
-        "regime": steps[-1].regime,
-    }
 
 
 def _page(point: GenerationPrediction) -> Page:
@@ -282,7 +274,7 @@ _FIGURES = (
 
 
 def _asked(point: GenerationPrediction) -> dict[str, Any]:
-    return {name: getattr(point, name) for name in _ASKED} | {"provenance": prediction.origin(point.provenance)}
+    return {name: getattr(point, name) for name in _ASKED} | {"provenance": origin(point.provenance)}
 
 
 def _point(point: GenerationPrediction) -> dict[str, Any]:
@@ -292,47 +284,21 @@ def _point(point: GenerationPrediction) -> dict[str, Any]:
     }
 
 
-if TYPE_CHECKING:
-    import os
-
-    import torch
-
-    from latpred.tracing.text_generation import GenerationGraph, Stage
-
-    Model = torch.nn.Module | str
-    Device = torch.device | str | os.PathLike[str]
-
 REPLAYED = ("cuda-graphs", "compile", "compile-reduce-overhead")
 _MOST_PRICED = 33  # decode steps that are priced one by one; between them times are taken as straight lines
+_ESTIMATE = (
+    "an estimate: the forward passes of the decode steps run in {} with a static cache of {} tokens, the prefill and "
+    "the rest of generate() in eager; the two are added up, as if neither ran while the other does"
+)
 
 
 @overload
 def predict_generation(
-    model: Model,
-    prompt: int,
-    new_tokens: int,
-    batch: int = 1,
-    runtime: str = "eager",
-    *,
-    device: Device | None = None,
-    host: float | str | None = None,
-    precision: str | None = None,
-    attention: str | None = None,
-    threads: int | None = None,
+    model: Model, prompt: int, new_tokens: int, batch: int = 1, runtime: str = "eager", **asked: Unpack[_Asked]
 ) -> GenerationPrediction: ...
 @overload
 def predict_generation(
-    model: Model,
-    prompt: int,
-    new_tokens: int,
-    batch: Sequence[int],
-    runtime: str = "eager",
-    *,
-    device: Device | None = None,
-    host: float | str | None = None,
-    precision: str | None = None,
-    attention: str | None = None,
-    threads: int | None = None,
+    model: Model, prompt: int, new_tokens: int, batch: Sequence[int], runtime: str = "eager", **asked: Unpack[_Asked]
 ) -> GenerationCurve: ...
 def predict_generation(
     model: Model,
@@ -396,7 +362,12 @@ def predict_generation(
     True
     """
     sizes = checked_batches(batch)
-    _check_runtime(runtime)
+    runtimes.get(runtime)  # a misspelt one is said as such
+    if runtime != "eager" and runtime not in REPLAYED:
+        raise RuntimeRefusalError(
+            f"Text generation in {runtime} is not predicted: it needs a model exported together with its cache, which "
+            f"latpred does not build. Ask for eager, or for an estimate in one of: {', '.join(REPLAYED)}."
+        )
     predictor = predictor_of(DeviceQuery(device, host, threads))
     predictor.check(runtime)
     from latpred.tracing.text_generation import trace_generation
@@ -413,14 +384,17 @@ def generation_curve(
     """Predict what `text_generation.trace_generation` gave; the decode steps' forward passes run in `runtime`."""
     prefill = predictor.curve(graph.prefill.graph, batches)
     lengths = list(range(graph.prompt, graph.prompt + len(graph.steps)))  # steps themselves are made when asked for
-    chosen = _chosen(len(lengths))
+    some = np.linspace(0, len(lengths) - 1, min(len(lengths), _MOST_PRICED)).tolist()
+    chosen = sorted({round(index) for index in some})
+    notes = [] if runtime == "eager" else [_ESTIMATE.format(runtime, graph.prompt + graph.new_tokens - 1)]
     priced = [_step_curves(predictor, graph.steps[index], batches, runtime) for index in chosen]
     points = []
     for position, first in enumerate(prefill.points):
         parts = [[curve[position] for curve in curves] for curves in priced]
         steps = [_step(lengths[index], part) for index, part in zip(chosen, parts, strict=True)]
         passes = [first, *(prediction for part in parts for prediction in part)]
-        caveats = [*_notes(graph, runtime), *(caveat for each in passes for caveat in each.provenance.caveats)]
+        fits = [each.fits for each in passes]
+        caveats = [*notes, *(caveat for each in passes for caveat in each.provenance.caveats)]
         points.append(
             GenerationPrediction(
                 model=first.model,
@@ -434,20 +408,11 @@ def generation_curve(
                 prefill=_step(0, [first]),
                 steps=tuple(_filled(steps, lengths)),
                 peak_bytes=max(each.peak_bytes for each in passes),
-                fits=_all_fit(passes),
+                fits=None if None in fits else all(fits),
                 provenance=replace(first.provenance, caveats=tuple(dict.fromkeys(caveats))),
             )
         )
     return GenerationCurve(tuple(points))
-
-
-def _check_runtime(runtime: str) -> None:
-    runtimes.get(runtime)  # a misspelt one is said as such
-    if runtime != "eager" and runtime not in REPLAYED:
-        raise RuntimeRefusalError(
-            f"Text generation in {runtime} is not predicted: it needs a model exported together with its cache, which "
-            f"latpred does not build. Ask for eager, or for an estimate in one of: {', '.join(REPLAYED)}."
-        )
 
 
 def _step_curves(predictor: Predictor, stage: Stage, batches: Sequence[int], runtime: str) -> list[Curve]:
@@ -458,7 +423,6 @@ def _step_curves(predictor: Predictor, stage: Stage, batches: Sequence[int], run
 
 
 def _step(cached: int, parts: list[Prediction]) -> Step:
-    """One step from the parts that it consists of."""
     whole, regime = _sum(parts, cached), parts[0].regime
     if len(parts) > 1:
         bound = next((part.regime for part in parts if part.regime != "framework-bound"), "compute-bound")
@@ -475,12 +439,6 @@ def _sum(parts: Sequence[Step | Prediction], cached: int = 0) -> Step:
     return Step(cached, latency, (low, high), overhead, compute, "")
 
 
-def _chosen(count: int) -> list[int]:
-    if count <= _MOST_PRICED:
-        return list(range(count))
-    return sorted({round(index) for index in np.linspace(0, count - 1, _MOST_PRICED).tolist()})
-
-
 def _filled(known: list[Step], lengths: list[int]) -> Iterable[Step]:
     """A step for each length: the known ones, and straight lines between them."""
     if len(known) == len(lengths):
@@ -493,18 +451,3 @@ def _filled(known: list[Step], lengths: list[int]) -> Iterable[Step]:
         Step(length, latency, (low, high), overhead, compute, known[near].regime)
         for length, near, latency, low, high, overhead, compute in zip(lengths, nearest, *columns, strict=True)
     ]
-
-
-def _notes(graph: GenerationGraph, runtime: str) -> list[str]:
-    if runtime == "eager":
-        return []
-    return [
-        f"an estimate: the forward passes of the decode steps run in {runtime} with a static cache of "
-        f"{graph.prompt + graph.new_tokens - 1} tokens, the prefill and the rest of generate() in eager; the two are "
-        "added up, as if neither ran while the other does"
-    ]
-
-
-def _all_fit(points: list[Prediction]) -> bool | None:
-    fits = [point.fits for point in points]
-    return None if None in fits else all(fits)

@@ -25,25 +25,18 @@ if TYPE_CHECKING:
 
 FAR_BELOW = 1000.0  # below the least latency over this, a clock is not followed: it would squeeze everything else
 MOST_MARKERS = 24  # with more points than that, a line says more without them
+LATENCY = "predicted latency"
 _LABEL_SHARE = 0.17  # of the axis, below which a region has no room for its name
 
 
-class Points(NamedTuple):
-    """Batch sizes, milliseconds, and the spread of each (zero where it is not known)."""
+def points(measured: Measured, setting: Setting) -> tuple[list[int], list[float], list[float]]:
+    """What was measured of the model of a curve: batch sizes, milliseconds, and the spread of each, 0 if not known.
 
-    batches: list[int]
-    latency_ms: list[float]
-    spread_ms: list[float]
-
-
-def points(measured: Measured, setting: Setting) -> Points:
-    """What was measured of the model of a curve: milliseconds by batch size, or a measurement table.
-
-    Rows that differ from the curve in model, runtime, precision or protocol are left out.
+    Rows of a table that differ from the curve in model, runtime, precision or protocol are left out.
     """
     if isinstance(measured, Mapping):
         batches = sorted(measured)
-        return Points(batches, [float(measured[batch]) for batch in batches], [0.0] * len(batches))
+        return batches, [float(measured[batch]) for batch in batches], [0.0] * len(batches)
     from latpred import tables
 
     table = tables.merge_repeats(tables.check(tables.complete(tables.load(measured)), tables.MEASURED))
@@ -56,14 +49,11 @@ def points(measured: Measured, setting: Setting) -> Points:
             f"the table has {', '.join(sorted(set(table['model'])))}. Measure it with: latpred measure"
         )
     rows = table[same].sort_values("batch")
-    return Points(
-        rows["batch"].astype(int).tolist(), (rows["latency_s"] * 1e3).tolist(), (rows["spread_s"] * 1e3).tolist()
-    )
+    latency_ms, spread_ms = ((rows[name] * 1e3).tolist() for name in ("latency_s", "spread_s"))
+    return rows["batch"].astype(int).tolist(), latency_ms, spread_ms
 
 
 class _Region(NamedTuple):
-    """Batches in which one regime holds."""
-
     regime: str
     low: float
     high: float
@@ -86,16 +76,19 @@ def curve(found: Curve, ax: Axes | None = None, *, measured: Measured | None = N
     ax.fill_between(batches, low, high, color=style.BLUE, alpha=0.22, linewidth=0, label="90 % interval")
     if len(batches) == 1:  # a band has no width there
         ax.vlines(batches, low, high, color=style.BLUE, alpha=0.4, linewidth=3)
-    for series, clock in ((style.OVERHEAD, found.overhead_ms), (style.COMPUTE, found.compute_ms)):
-        marker = "_" if len(batches) == 1 else ""
-        ax.plot(batches, clock[order], color=series.colour, dashes=series.dashes, marker=marker, label=series.label)
+    marker = "_" if len(batches) == 1 else ""
+    clocks = (
+        ("overhead (host)", found.overhead_ms, style.VERMILION, (5, 1.5)),
+        ("compute (device)", found.compute_ms, style.BLACK, (1, 1.2)),
+    )
+    for name, clock, colour, dashes in clocks:
+        ax.plot(batches, clock[order], color=colour, dashes=dashes, marker=marker, label=name)
     marker = "o" if len(batches) <= MOST_MARKERS else ""
-    ax.plot(batches, latency, color=style.LATENCY.colour, marker=marker, label=style.LATENCY.label, zorder=3)
+    ax.plot(batches, latency, color=style.BLUE, marker=marker, label=LATENCY, zorder=3)
     _too_large(ax, found)
     if known is not None:
         ax.errorbar(
-            known.batches, known.latency_ms, known.spread_ms, fmt="D", color=style.BLACK, mfc="white", mew=0.8,
-            elinewidth=0.8, zorder=4, label="measured",
+            *known, fmt="D", color=style.BLACK, mfc="white", mew=0.8, elinewidth=0.8, zorder=4, label="measured"
         )  # fmt: skip
     _scales(ax, [found])
     ax.set_title(title(found.setting), pad=13)
@@ -117,13 +110,13 @@ def latencies(curves: Sequence[Curve], ax: Axes | None = None) -> Axes:
         }
         ax.plot(one.batches[order], one.latency_ms[order], label=name, **look)
     _scales(ax, curves)
-    ax.set_title(_common_title(curves))
+    facts = [(one.setting.model, one.setting.precision, f"on {one.setting.device}") for one in curves]
+    ax.set_title(", ".join(column[0] for column in zip(*facts, strict=True) if len(set(column)) == 1))
     ax.legend()
     return ax
 
 
 def title(setting: Setting) -> str:
-    """Model, precision, runtime and device."""
     protocol = "" if setting.protocol == "single" else f", {setting.protocol}"
     return f"{setting.model}, {setting.precision}\n{setting.runtime} on {setting.device}{protocol}"
 
@@ -162,16 +155,13 @@ def _shade(ax: Axes, found: list[_Region], span: tuple[float, float]) -> None:
             region.low, region.high, facecolor=style.REGIONS[region.regime], edgecolor=style.REGION_HATCH, hatch=hatch,
             linewidth=0, zorder=0,
         )  # fmt: skip
-        if np.log(region.high / region.low) > _LABEL_SHARE * octaves:
+        share = np.log(region.high / region.low) / octaves
+        if share > _LABEL_SHARE:
+            name = region.regime if share > 2 * _LABEL_SHARE else region.regime.removesuffix("-bound")
             ax.text(
-                np.sqrt(region.low * region.high), 1.015, _name(region, octaves), transform=ax.get_xaxis_transform(),
+                np.sqrt(region.low * region.high), 1.015, name, transform=ax.get_xaxis_transform(),
                 ha="center", va="bottom", fontsize=6.5, color="#333333",
             )  # fmt: skip
-
-
-def _name(region: _Region, octaves: float) -> str:
-    wide = np.log(region.high / region.low) > 2 * _LABEL_SHARE * octaves
-    return region.regime if wide else region.regime.removesuffix("-bound")
 
 
 def _crossover(ax: Axes, found: Curve, span: tuple[float, float]) -> None:
@@ -213,7 +203,7 @@ def _scales(ax: Axes, curves: Sequence[Curve]) -> None:
 def _legend(ax: Axes) -> None:
     """What was predicted and measured in the first column, what bounds it in the second."""
     handles, labels = ax.get_legend_handles_labels()
-    rank = {style.LATENCY.label: 0, "90 % interval": 1, "measured": 2, "exceeds the memory": 3}
+    rank = {LATENCY: 0, "90 % interval": 1, "measured": 2, "exceeds the memory": 3}
     order = sorted(range(len(labels)), key=lambda index: rank.get(labels[index], 4))
     style.legend_below(ax, 0.38, handles=[handles[index] for index in order])
 
@@ -225,11 +215,6 @@ def _labels(curves: Sequence[Curve]) -> list[str]:
     if not any(differ):
         return [one.setting.runtime for one in curves]
     return [", ".join(fact for fact, counts in zip(row, differ, strict=True) if counts) for row in facts]
-
-
-def _common_title(curves: Sequence[Curve]) -> str:
-    columns = [(one.setting.model, one.setting.precision, f"on {one.setting.device}") for one in curves]
-    return ", ".join(column[0] for column in zip(*columns, strict=True) if len(set(column)) == 1)
 
 
 NEAR = 0.10  # the band that is drawn

@@ -72,22 +72,7 @@ _RC: Any = {
 _METADATA: dict[str, Any] = {".svg": {"Date": None}, ".pdf": {"CreationDate": None}}
 
 
-class Series(NamedTuple):
-    """A line of a curve. dashes : lengths in widths of the line, none for a solid one."""
-
-    label: str
-    colour: str
-    dashes: tuple[float, ...] = ()
-
-
-LATENCY = Series("predicted latency", BLUE)
-OVERHEAD = Series("overhead (host)", VERMILION, (5, 1.5))
-COMPUTE = Series("compute (device)", BLACK, (1, 1.2))
-
-
 class Look(NamedTuple):
-    """Of one bar or area."""
-
     colour: str
     hatch: str
 
@@ -132,7 +117,6 @@ def blank(height_in: float = 2.8, width_in: float = COLUMN_IN) -> Axes:
 
 
 def figure_of(ax: Axes) -> Figure:
-    """The figure that axes belong to."""
     found = ax.get_figure(root=True)
     assert found is not None
     return found
@@ -178,7 +162,6 @@ def looks(names: Sequence[str]) -> dict[str, Look]:
 
 
 def checked_path(path: str | os.PathLike[str]) -> Path:
-    """The file a figure is to be written to."""
     wanted = Path(path)
     if wanted.suffix.lower() not in FORMATS:
         raise UsageError(f"{wanted} does not say what kind of figure it is; end it in {', '.join(FORMATS)}.")
@@ -194,7 +177,6 @@ def save(made: Figure, path: str | os.PathLike[str]) -> Path:
 
 
 def svg(made: Figure) -> bytes:
-    """A figure as the text of an SVG file."""
     text = io.BytesIO()
     with in_style():
         made.savefig(text, format="svg", metadata=_METADATA[".svg"])

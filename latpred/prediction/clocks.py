@@ -33,35 +33,26 @@ _PERIODS = 12  # a multiple of every likely cycle of the recurrence
 
 
 class _Stretch(NamedTuple):
-    """What one stretch does to the clocks.
+    """What one stretch does to the clocks; arrays have a batch axis."""
 
-    host : time it takes the host. busy : time it takes the device at least. through : when an idle device is through
-    with it, counted from when the host entered it. The last two have a batch axis.
-    """
-
-    host: float
-    busy: Floats
-    through: Floats
+    host: float  # time it takes the host
+    busy: Floats  # time it takes the device at least
+    through: Floats  # when an idle device is through with it, counted from when the host entered it
     syncs: int
 
 
 @dataclass(frozen=True, slots=True)
 class Timeline:
-    """The order of things in a schedule: which step launches which kernel and which steps synchronise.
+    """The order of a schedule, cut into stretches after each step that synchronises; the last may be empty."""
 
-    It is cut into stretches after each step that synchronises; the last stretch may be empty. cut_steps, cut_kernels :
-    bounds of the stretches, one more than there are. cut_syncs : synchronisations that end each stretch.
-    """
-
-    kernel_step: Ints
-    sync: Ints
-    cut_steps: Ints
+    kernel_step: Ints  # which step launches each kernel
+    sync: Ints  # how often each step synchronises
+    cut_steps: Ints  # bounds of the stretches, one more than there are
     cut_kernels: Ints
-    cut_syncs: Ints
+    cut_syncs: Ints  # synchronisations that end each stretch
 
     @classmethod
     def of(cls, kernel_step: Ints, sync: Ints) -> Timeline:
-        """The timeline of a schedule's kernels and steps."""
         cuts = np.flatnonzero(sync) + 1
         steps = np.concatenate(([0], cuts, [len(sync)]))
         kernels = np.searchsorted(kernel_step, steps)
@@ -253,7 +244,6 @@ class BatchThresholds:
         return self._find("knee", ratio, lambda curve, flat: curve.latency_us > ratio * flat.latency_us)
 
     def __getstate__(self) -> dict[str, object]:
-        """Answers only."""
         if self._sample is not None:
             self.crossover()
             self.knee()

@@ -54,13 +54,10 @@ _SCALED = frozenset({"aten::_scaled_mm", "aten::_int_mm"})  # have kernels of th
 
 
 class Format(NamedTuple):
-    """How much longer the arithmetic of an op takes than in the format it is priced as, how sure that is, and a caveat.
+    """How arithmetic in a format that was not measured is priced."""
 
-    macs : what its multiply-adds are counted as.
-    """
-
-    slower: float
-    macs: float
+    slower: float  # than in the format it is priced as
+    macs: float  # what its multiply-adds are counted as
     log_std: float
     caveat: str
 
@@ -344,17 +341,12 @@ def _scripted_ratios() -> dict[str, float]:
 
 
 class _Estimate(NamedTuple):
-    """How a runtime that nobody measured on a GPU is estimated from eager.
+    """How a runtime that nobody measured on a GPU is estimated from eager."""
 
-    make : its dispatch from eager's. basis : what that rests on, in words. log_std : standard deviation of the log
-    error that it has beside eager's, as published rows show; see docs/published-tables.md. own_kernels : whether a
-    compiler or an engine of its own writes kernels.
-    """
-
-    make: Callable[[DispatchFit], DispatchFit]
-    basis: str
-    log_std: float = 0.25
-    own_kernels: bool = False
+    make: Callable[[DispatchFit], DispatchFit]  # its dispatch from eager's
+    basis: str  # what that rests on, in words
+    log_std: float = 0.25  # of the error beside eager's, as published rows show; see docs/published-tables.md
+    own_kernels: bool = False  # whether a compiler or an engine of its own writes kernels
 
 
 ESTIMATES = {

@@ -33,19 +33,14 @@ _UNKNOWN_HOST = (FITTED, datasheet.PROVENANCE)  # provenances whose dispatch is 
 
 
 class Swap(NamedTuple):
-    """A host in place of the profile's.
+    """A host in place of the profile's."""
 
-    factor : its dispatch over that of the profile's host. log_std : standard deviation of its log. label : what to call
-    it.
-    """
-
-    factor: float
-    log_std: float
-    label: str
+    factor: float  # its dispatch over that of the profile's host
+    log_std: float  # standard deviation of its log
+    label: str  # what to call it
 
     @property
     def caveat(self) -> str:
-        """What a prediction says of it."""
         return (
             f"host swapped for {self.label}: dispatch is {self.factor:.2f} times that of the profile's host; "
             "kernel times are unchanged"
@@ -72,7 +67,8 @@ def find(host: float | str | os.PathLike[str], profile: DeviceProfile) -> Swap:
     name = str(host) if isinstance(host, str | float) else os.fspath(host)
     measured = _measured(name)
     if measured is None:
-        return _published(name, profile)
+        known, (level, log_std) = hosts.find(name), _level(profile)
+        return Swap(known.factor / level, math.hypot(known.log_std, log_std), f"{known.name} ({known.basis_text})")
     dispatch, label = measured
     factor, log_std = ratio(dispatch, _eager(profile), quiet=profile.device.asynchronous)
     return Swap(factor, log_std, label)
@@ -108,22 +104,17 @@ def ratio(host: DispatchFit, other: DispatchFit, *, quiet: bool) -> tuple[float,
 
 def swapped(profile: DeviceProfile, swap: Swap) -> DeviceProfile:
     """The profile on another host: dispatch of every runtime scaled, intervals as wide as the factor may be off."""
-    runtimes = {name: _scaled(fit, swap) for name, fit in profile.runtimes.items()}
+    times = ("module_call_us", "python_call_us", "attribute_read_us", "fixed_us")
+    runtimes = {}
+    for name, fit in profile.runtimes.items():
+        scaled = {time: getattr(fit, time) * swap.factor for time in times}
+        costs = {kind: cost * swap.factor for kind, cost in fit.costs_us.items()}
+        runtimes[name] = msgspec.structs.replace(fit, costs_us=costs, host_spread=swap.log_std, **scaled)
     return msgspec.structs.replace(profile, runtimes=runtimes, protocol={**profile.protocol, HOST: swap.label})
 
 
-class Unnamed(NamedTuple):
-    """A host that nobody named.
-
-    caveat : what a prediction says of it where it matters. slowest : the slowest host known, over it.
-    """
-
-    caveat: str
-    slowest: float
-
-
-def unnamed(profile: DeviceProfile) -> Unnamed | None:
-    """The host of a profile that many hosts may stand behind; None where it is known which."""
+def unnamed(profile: DeviceProfile) -> tuple[str, float] | None:
+    """What to say of a host that nobody named, and how slow it may be over that of the profile; None for others."""
     if profile.provenance not in _UNKNOWN_HOST or ADAPTED in profile.protocol or HOST in profile.protocol:
         return None
     level, _ = _level(profile)
@@ -135,13 +126,7 @@ def unnamed(profile: DeviceProfile) -> Unnamed | None:
         f"dispatch is that of {which}; hosts known by name take {fastest:.1f} to {slowest:.1f} times as long: name "
         "yours with --host"
     )
-    return Unnamed(caveat, slowest)
-
-
-def _published(name: str, profile: DeviceProfile) -> Swap:
-    """A host that the table of hosts knows."""
-    host, (level, log_std) = hosts.find(name), _level(profile)
-    return Swap(host.factor / level, math.hypot(host.log_std, log_std), f"{host.name} ({host.basis_text})")
+    return caveat, slowest
 
 
 def _level(profile: DeviceProfile) -> tuple[float, float]:
@@ -158,18 +143,6 @@ def _level(profile: DeviceProfile) -> tuple[float, float]:
         )
     host = hosts.find(profile.machine.cpu)
     return host.factor, host.log_std
-
-
-def _scaled(fit: DispatchFit, swap: Swap) -> DispatchFit:
-    return msgspec.structs.replace(
-        fit,
-        costs_us={name: cost * swap.factor for name, cost in fit.costs_us.items()},
-        module_call_us=fit.module_call_us * swap.factor,
-        python_call_us=fit.python_call_us * swap.factor,
-        attribute_read_us=fit.attribute_read_us * swap.factor,
-        fixed_us=fit.fixed_us * swap.factor,
-        host_spread=swap.log_std,
-    )
 
 
 def _number(host: float | str | os.PathLike[str]) -> float | None:

@@ -67,19 +67,14 @@ PRIOR: dict[str, tuple[float, float]] = {
 
 
 class Tiled(NamedTuple):
-    """What a product takes above its floor.
-
-    us : microseconds. memory_us : of the bytes from memory alone. logs : logarithms of the rows, columns and parts of
-    the cheapest way.
-    """
+    """What a product takes above its floor."""
 
     us: Floats
-    memory_us: Floats
-    logs: Floats
+    memory_us: Floats  # of the bytes from memory alone
+    logs: Floats  # logarithms of the rows, columns and parts of the cheapest way
 
 
 def tiled(constants: Mapping[str, float], work: Floats, product: Floats, multiprocessors: int) -> Tiled:
-    """Times of products."""
     parts = [
         _tiled(constants, work[start : start + MOST_AT_ONCE], product[start : start + MOST_AT_ONCE], multiprocessors)
         for start in range(0, max(len(work), 1), MOST_AT_ONCE)
@@ -92,7 +87,9 @@ def _tiled(constants: Mapping[str, float], work: Floats, product: Floats, multip
     rows, cols, parts = _WAYS[:, None, :]
     tiles = np.ceil(m / rows) * np.ceil(n / cols) * parts * copies
     depth = np.ceil(k / parts / STEP) * STEP
-    compute = _rounds(constants, tiles / multiprocessors) * _tile_us(constants, rows, cols, depth, multiprocessors)
+    filled, overlap = tiles / multiprocessors, min(1.0, constants["overlap"])
+    rounds = (1.0 - overlap) * np.ceil(filled) + overlap * np.maximum(filled, 1.0)
+    compute = rounds * _tile_us(constants, rows, cols, depth, multiprocessors)
     memory = _memory_us(constants, work)[:, None]
     # A few multiprocessors cannot draw the whole bandwidth.
     memory = memory * np.maximum(1.0, multiprocessors / (constants["single"] * tiles))
@@ -112,14 +109,7 @@ def _tiled(constants: Mapping[str, float], work: Floats, product: Floats, multip
     return Tiled(total, np.minimum(memory[np.arange(len(best)), best], total), np.log(_WAYS.T[best]))
 
 
-def _rounds(constants: Mapping[str, float], waves: Floats) -> Floats:
-    overlap = min(1.0, constants["overlap"])
-    rounds: Floats = (1.0 - overlap) * np.ceil(waves) + overlap * np.maximum(waves, 1.0)
-    return rounds
-
-
 def _tile_us(constants: Mapping[str, float], rows: Floats, cols: Floats, depth: Floats, count: int) -> Floats:
-    """One tile on one multiprocessor."""
     idle = 1.0 + constants["rows"] / rows + constants["cols"] / cols
     busy = rows * cols * depth * idle * count / constants["rate"]
     least = depth / STEP * constants["step"]
@@ -227,7 +217,6 @@ class KernelModel:
         return left
 
     def _residual(self, features: Floats) -> tuple[Floats, Floats]:
-        """Mean and standard deviation of the log residual."""
         if not len(self._points):
             return np.zeros(len(features)), np.full(len(features), self.fit.spread)
         mean, explained = np.empty((2, len(features)))

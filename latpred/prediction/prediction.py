@@ -13,7 +13,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from latpred.graph.graph import Coverage
-from latpred.prediction.clocks import KNEE, Z90, BatchThreshold, BatchThresholds, CurveSamples
+from latpred.prediction.clocks import KNEE, Z90, BatchThreshold, BatchThresholds, CurveSamples, Sampler
 from latpred.prediction.prediction_page import curve_page, prediction_page
 from latpred.profile.document import Machine
 
@@ -48,18 +48,13 @@ class ClassCosts(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class Provenance:
-    """What a prediction rests on.
+    """What a prediction rests on."""
 
-    profile : its name. source : "measured", "fitted from published measurements" or "datasheet", with ", adapted" where
-    measured architectures corrected it. created : ISO 8601.
-    machine : where it was measured. caveats : plain sentences about what may not hold.
-    """
-
-    profile: str
-    source: str
-    created: str
-    machine: Machine
-    caveats: tuple[str, ...]
+    profile: str  # its name
+    source: str  # "measured", "fitted from published measurements" or "datasheet", and ", adapted" where corrected
+    created: str  # ISO 8601
+    machine: Machine  # where it was measured
+    caveats: tuple[str, ...]  # plain sentences about what may not hold
 
 
 @dataclass(frozen=True, slots=True)
@@ -79,8 +74,6 @@ class Setting:
 
 
 class _Thresholds:
-    """The batch sizes that matter of a model in its setting."""
-
     __slots__ = ()
     setting: Setting
 
@@ -201,7 +194,6 @@ class Prediction(_Thresholds):
         return _frame((self,))
 
     def __repr__(self) -> str:
-        """A few lines for a terminal."""
         return prediction_page(self).text()
 
     def _repr_html_(self) -> str:
@@ -272,11 +264,9 @@ class Curve(_Thresholds):
         return _frame(self.points)
 
     def __len__(self) -> int:
-        """Number of batches."""
         return len(self.points)
 
     def __iter__(self) -> Iterator[Prediction]:
-        """Predictions in order."""
         return iter(self.points)
 
     @overload
@@ -315,7 +305,6 @@ class Curve(_Thresholds):
         return plot.curve(self, ax, measured=measured)
 
     def __repr__(self) -> str:
-        """A table with a sparkline for a terminal."""
         return curve_page(self).text()
 
     def _repr_html_(self) -> str:
@@ -326,7 +315,6 @@ _COARSE = "crossover and knee are read off straight lines through the batches as
 
 
 def _question(setting: Setting) -> dict[str, Any]:
-    """What a prediction or curve was asked for, and what it rests on."""
     names = ("model", "input_kind", "input_size", "precision", "runtime", "device", "protocol", "inputs_on")
     return {**{name: getattr(setting, name) for name in names}, "provenance": origin(setting.provenance)}
 
@@ -344,7 +332,6 @@ def origin(provenance: Provenance) -> dict[str, Any]:
 
 
 def _point(point: Prediction) -> dict[str, Any]:
-    """The numbers at one batch size."""
     clocks = ("throughput_per_s", "overhead_ms", "compute_ms", "device_busy", "regime", "peak_bytes", "fits")
     return {
         "batch": point.batch,
@@ -361,7 +348,6 @@ def _point(point: Prediction) -> dict[str, Any]:
 
 
 def _thresholds(setting: Setting) -> dict[str, Any]:
-    """Crossover and knee with their intervals."""
     crossover, knee = setting.thresholds.crossover(), setting.thresholds.knee()
     return {
         "crossover_batch": crossover.batch,
@@ -372,24 +358,26 @@ def _thresholds(setting: Setting) -> dict[str, Any]:
 
 
 def _frame(points: tuple[Prediction, ...]) -> pd.DataFrame:
-    """A predicted table (see `latpred.tables`), one row per point."""
     import pandas as pd
 
+    settings = ((point, point.setting) for point in points)
+    rows = [predicted_row(point, point, its.input_kind, its.input_size, its.protocol) for point, its in settings]
+    return pd.DataFrame(rows)
+
+
+def predicted_row(about: Any, timed: Any, input_kind: str, input_size: int, protocol: str) -> dict[str, Any]:
+    """One row of a predicted table (see `latpred.tables`): what is predicted, and the times of it or of a part."""
     from latpred.tables import machine_name, seconds
 
-    rows = [
-        {
-            "machine": machine_name(point.provenance.machine),
-            **{name: getattr(point, name) for name in ("device", "runtime", "precision", "model", "batch")},
-            "input_kind": point.setting.input_kind,
-            "input_size": point.setting.input_size,
-            "protocol": point.protocol,
-            **seconds(point),
-            "regime": point.regime,
-        }
-        for point in points
-    ]
-    return pd.DataFrame(rows)
+    return {
+        "machine": machine_name(about.provenance.machine),
+        **{name: getattr(about, name) for name in ("device", "runtime", "precision", "model", "batch")},
+        "input_kind": input_kind,
+        "input_size": input_size,
+        "protocol": protocol,
+        **seconds(timed),
+        "regime": timed.regime,
+    }
 
 
 def joined(points: Sequence[Prediction], notes: Sequence[str] = ()) -> Curve:
@@ -400,25 +388,24 @@ def joined(points: Sequence[Prediction], notes: Sequence[str] = ()) -> Curve:
     setting = replace(
         first,
         provenance=replace(first.provenance, caveats=tuple(caveats)),
-        thresholds=BatchThresholds(_Interpolated(points)),
+        thresholds=BatchThresholds(_interpolated(points)),
     )
     return Curve(setting, tuple(replace(point, setting=setting) for point in points))
 
 
-class _Interpolated:
+def _interpolated(points: Sequence[Prediction]) -> Sampler:
     """A curve as straight lines between its points, and in proportion to the batch outside of them."""
+    ordered = sorted(points, key=lambda point: point.batch)
+    known = np.array([point.batch for point in ordered], dtype=float)
+    compute_us, overhead_us, latency_us = (
+        1e3 * np.array([(point.compute_ms, point.overhead_ms, point.latency_ms) for point in ordered]).T
+    )
+    rest_us = latency_us - np.maximum(compute_us, 0.0)
+    log_std = float(np.log(ordered[-1].interval_ms[1] / ordered[-1].latency_ms)) / Z90
 
-    def __init__(self, points: Sequence[Prediction]) -> None:
-        ordered = sorted(points, key=lambda point: point.batch)
-        self._batches = np.array([point.batch for point in ordered], dtype=float)
-        self._compute = np.array([point.compute_ms for point in ordered]) * 1e3
-        self._overhead = np.array([point.overhead_ms for point in ordered]) * 1e3
-        self._rest = np.array([point.latency_ms for point in ordered]) * 1e3 - np.maximum(self._compute, 0.0)
-        self._log_std = float(np.log(ordered[-1].interval_ms[1] / ordered[-1].latency_ms)) / Z90
+    def sample(batches: NDArray[np.int64], shift: float) -> CurveSamples:
+        inside = np.clip(batches.astype(float), known[0], known[-1])
+        compute = np.interp(inside, known, compute_us) * (batches / inside) * np.exp(shift * log_std)
+        return CurveSamples(np.interp(inside, known, overhead_us), compute, compute + np.interp(inside, known, rest_us))
 
-    def __call__(self, batches: NDArray[np.int64], shift: float) -> CurveSamples:
-        at = batches.astype(float)
-        inside = np.clip(at, self._batches[0], self._batches[-1])
-        compute = np.interp(inside, self._batches, self._compute) * (at / inside) * np.exp(shift * self._log_std)
-        overhead = np.interp(inside, self._batches, self._overhead)
-        return CurveSamples(overhead, compute, compute + np.interp(inside, self._batches, self._rest))
+    return sample

@@ -21,7 +21,6 @@ CURVE_HEADS = ("batch", "latency", "90 % interval", "overhead", "compute", "regi
 
 
 def prediction_page(prediction: Prediction) -> Page:
-    """One line for each fact."""
     busy = f", device busy {prediction.device_busy:.0%}"
     room = {True: ", fits", False: ", does not fit the device", None: ""}[prediction.fits]
     rate = f"{three_digits(prediction.throughput_per_s)} samples/s"
@@ -67,12 +66,10 @@ def star(fits: bool | None) -> str:
 
 
 def star_note(all_fits: Iterable[bool | None]) -> str:
-    """What the star says, where there is one."""
     return "* needs more memory than the device has" if any(map(star, all_fits)) else ""
 
 
 def _crossover_sentence(crossover: BatchThreshold) -> str:
-    """From which batch on the device sets the latency."""
     if crossover.batch == 1:
         return "never framework-bound: compute- or memory-bound from batch 1"
     if crossover.batch is None:
@@ -134,7 +131,6 @@ def _sparks(curve: Curve) -> str:
 
 
 def curve_row(point: Prediction) -> Row:
-    """One line under `CURVE_HEADS`."""
     return (
         f"{point.batch}{star(point.fits)}",
         format_ms(point.latency_ms),

@@ -44,36 +44,28 @@ _MOST_UNPICKLED = 4  # predictors that a worker keeps
 
 
 class _RuntimeFit(NamedTuple):
-    """What is the same for all graphs in one runtime.
-
-    traced_by : whose graphs it lowers. device : as the runtime has it. host_log_std : of the asker's host. log_std,
-    busy_log_std : of whole networks where the host sets the pace, and where the device does.
-    """
+    """What is the same for all graphs in one runtime."""
 
     runtime: Runtime
-    traced_by: str
-    device: DeviceInfo
-    host_log_std: float
-    log_std: float
-    busy_log_std: float
+    traced_by: str  # whose graphs it lowers
+    device: DeviceInfo  # as the runtime has it
+    host_log_std: float  # of the asker's host
+    log_std: float  # of whole networks where the host sets the pace
+    busy_log_std: float  # and where the device does
 
 
 class _Passes(NamedTuple):
-    """Forward passes at the batches that one schedule serves; arrays have the batches as their last axis.
-
-    overhead, compute and latency are what a `Prediction` has; executing leaves out the gaps between kernels. log_std :
-    of the latency. class_host_us, class_us : host and device time, (classes, batches).
-    """
+    """Forward passes at the batches that one schedule serves; arrays have the batches as their last axis."""
 
     priced: Priced
     overhead_us: Floats
     compute_us: Floats
-    executing_us: Floats
+    executing_us: Floats  # compute without the gaps between kernels
     latency_us: Floats
-    log_std: Floats
+    log_std: Floats  # of the latency
     memory_bound: NDArray[np.bool_]
-    class_host_us: Floats
-    class_us: Floats
+    class_host_us: Floats  # (classes, batches)
+    class_us: Floats  # of the device
 
 
 class Predictor:
@@ -147,21 +139,13 @@ class Predictor:
         ----------
         graph : ModelGraph
             What `latpred.trace` gives.
-        batch : int
-            Batch size.
-        runtime : str
-            Name of a runtime that the profile has dispatch costs of.
-        protocol : str
-            "single": each forward is waited for. "pipelined": forwards follow each other.
-        inputs_on : str
-            "device", or "host" to add the copy of the inputs.
+        batch, runtime, protocol, inputs_on
+            As for `latpred.predict`.
 
         Raises
         ------
-        UsageError
-            When an argument is wrong.
-        ProfileError
-            When the profile does not cover the runtime or the precision.
+        UsageError, ProfileError
+            As for `latpred.predict`.
         """
         return self.curve(graph, (batch,), runtime=runtime, protocol=protocol, inputs_on=inputs_on).points[0]
 
@@ -237,8 +221,7 @@ class Predictor:
     ) -> tuple[Schedule, Priced, DeviceInfo, float]:
         """Schedule, costs and device of one forward pass, and what it waits for beside, in us: a CPU for memory."""
         graph.check_batches([batch])
-        lowered = self.lowered(graph.exact.get(batch, graph), runtime)
-        fit = self._runtime_fit(runtime)
+        lowered, fit = self.lowered(graph.exact.get(batch, graph), runtime), self._runtime_fit(runtime)
         schedule = fit.runtime.lower(lowered, batch)
         priced = self._price(schedule, lowered, self._resident(schedule, lowered, batch))
         beside_us = self._beside_us(lowered, priced, np.array([batch]), Options(runtime=runtime))
@@ -380,7 +363,9 @@ class Predictor:
         priced, memory = passes.priced, self.profile.device.memory_bytes
         latency_ms, factor = passes.latency_us / 1e3, np.exp(Z90 * passes.log_std)
         clocks_ms = (passes.overhead_us / 1e3, passes.compute_us / 1e3, passes.executing_us / 1e3)
-        peaks = _peak_bytes(graph, priced, batches)
+        live = (priced.live[:, :1] + priced.live[:, 1:] * batches).max(axis=0, initial=0.0)
+        inputs = graph.input_bytes.constant + graph.input_bytes.per_sample * batches
+        peaks = graph.parameter_bytes + np.maximum(live, inputs)
         each = (batches, latency_ms, latency_ms / factor, latency_ms * factor, *clocks_ms, passes.memory_bound, peaks)
         rows = zip(*(column.tolist() for column in each), passes.class_host_us.T, passes.class_us.T, strict=True)
         coverage = Coverage(1.0, 1.0, {})
@@ -430,14 +415,14 @@ class Predictor:
 
     def _host_caveat(self, served: Sequence[_Passes]) -> list[str]:
         """Whose dispatch it is, where nobody said and a host would set one of the latencies."""
-        host = self._unnamed_host if self.given.device.asynchronous else None  # a CPU is its own host
-        if host is None:
+        if not self.given.device.asynchronous or self._unnamed_host is None:  # a CPU is its own host
             return []
-        slow = any((passes.overhead_us * host.slowest > passes.compute_us).any() for passes in served)
-        return [host.caveat] if slow else []
+        caveat, slowest = self._unnamed_host
+        slow = any((passes.overhead_us * slowest > passes.compute_us).any() for passes in served)
+        return [caveat] if slow else []
 
     @cached_property
-    def _unnamed_host(self) -> host_swap.Unnamed | None:
+    def _unnamed_host(self) -> tuple[str, float] | None:
         return host_swap.unnamed(self.given)
 
 
@@ -464,13 +449,6 @@ def _kernel_variance(priced: Priced, log_std: Floats, row_us: Floats, network_lo
     by_family = priced.families @ (row_us * excess)
     variance: Floats = (by_family**2).sum(axis=0) / np.maximum(row_us.sum(axis=0), 1e-12) ** 2
     return variance
-
-
-def _peak_bytes(graph: ModelGraph, priced: Priced, batches: Ints) -> Floats:
-    live = priced.live[:, :1] + priced.live[:, 1:] * batches
-    inputs = graph.input_bytes.constant + graph.input_bytes.per_sample * batches
-    peak: Floats = graph.parameter_bytes + np.maximum(live.max(axis=0, initial=0.0), inputs)
-    return peak
 
 
 def untested(fit: DispatchFit) -> Iterator[str]:

@@ -7,7 +7,7 @@ evaluated together for all batches. What the times add up to is `latpred.predict
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterable
+from collections.abc import Callable
 from dataclasses import dataclass, replace
 from functools import lru_cache, partial
 from itertools import chain
@@ -78,15 +78,11 @@ SUBSTITUTES = {"conv_depthwise": ("conv_grouped", "conv"), "conv_grouped": ("con
 
 @dataclass(frozen=True, slots=True)
 class ColdDispatch:
-    """Dispatch of a schedule's steps from cold caches.
+    """Dispatch of a schedule's steps from cold caches."""
 
-    most_us : ndarray, shape (n,), what each step takes longer at most. reuse_bytes : ndarray, shape (n, 2), constant
-    and per-sample bytes touched since the last step of its class. half_bytes : bytes that bring half of it.
-    """
-
-    most_us: Floats
-    reuse_bytes: Floats
-    half_bytes: float
+    most_us: Floats  # (n,): what each step takes longer at most
+    reuse_bytes: Floats  # (n, 2): constant and per-sample bytes touched since the last step of its class
+    half_bytes: float  # that bring half of it
 
     @classmethod
     def of(
@@ -467,8 +463,10 @@ class PriceList:
         """What prices an op's kernels in a runtime, in the format that the op has."""
         price = self._fitted(op, family, precision, runtime)
         model, scale, corrections = price.model, price.scale, self.dispatch(runtime).kernel_tilts
-        if corrections:
-            scale *= _fixed_factor(corrections, op)
+        if corrections:  # of sizes that are the same whatever the time
+            sizes = kernel_sizes(op)
+            factors = [size_corrected(one, np.array(sizes[one.of])) for one in corrections if one.of in sizes]
+            scale *= math.prod(map(float, factors))
         other = format_of(op, self._profile)
         if other is not None:
             key = id(model), other  # models are kept
@@ -562,9 +560,3 @@ def kernel_sizes(op: Op) -> dict[str, float]:
     height, width, entering, leaving = (op.dims[name].constant for name in ("kernel_h", "kernel_w", "c_in", "c_out"))
     by_name = {"window": float(height * width), "channels": math.sqrt(entering * leaving)}
     return {name: size for name, size in by_name.items() if size > 0}
-
-
-def _fixed_factor(corrections: Iterable[SizeCorrection], op: Op) -> float:
-    """What all kernels of an op are multiplied by, whatever their time."""
-    by_name = kernel_sizes(op)
-    return math.prod(float(size_corrected(one, np.array(by_name[one.of]))) for one in corrections if one.of in by_name)

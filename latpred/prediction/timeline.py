@@ -7,6 +7,7 @@ it; `to_dict` gives the JSON that Chrome's tracing page and Perfetto open.
 from __future__ import annotations
 
 from collections import deque
+from collections.abc import Iterator
 from dataclasses import dataclass
 from itertools import pairwise
 from typing import TYPE_CHECKING, Any, NamedTuple
@@ -30,18 +31,14 @@ CALL, WAIT = "call", "synchronise"  # steps that no op stands for: what comes be
 
 
 class Span(NamedTuple):
-    """Something that takes time on one of the clocks.
+    """Something that takes time on one of the clocks."""
 
-    row : "host" or "device". name : of the op. kind : class of ops, as in a breakdown. module : where in the model.
-    step : number of the host step it is or was launched by. start_us, end_us : since the forward pass was called.
-    """
-
-    row: str
-    name: str
-    kind: str
-    module: str
-    step: int
-    start_us: float
+    row: str  # "host" or "device"
+    name: str  # of the op
+    kind: str  # class of ops, as in a breakdown
+    module: str  # where in the model
+    step: int  # number of the host step that it is or was launched by
+    start_us: float  # since the forward pass was called
     end_us: float
 
 
@@ -76,48 +73,34 @@ class ForwardPass:
 
     def to_dict(self) -> dict[str, Any]:
         """A trace in Chrome's format, which https://ui.perfetto.dev and chrome://tracing open."""
-        setting = self.prediction.setting
-        rows = {HOST: 1, DEVICE: 2}
-        events = [
-            {"ph": "M", "name": "thread_name", "pid": 1, "tid": number, "args": {"name": name}}
-            for name, number in rows.items()
-        ]
-        about = f"{setting.model}, batch {self.prediction.batch}, {setting.runtime} on {setting.device} (predicted)"
-        events.append({"ph": "M", "name": "process_name", "pid": 1, "tid": 0, "args": {"name": about}})
-        events += [_event(span, rows[span.row]) for span in self.spans]
-        events += self._flows(rows)
+        point, threads = self.prediction, {HOST: 1, DEVICE: 2}
+        about = f"{point.model}, batch {point.batch}, {point.runtime} on {point.device} (predicted)"
+        named = [("thread_name", number, name) for name, number in threads.items()] + [("process_name", 0, about)]
+        events = [_event("M", kind, number, args={"name": name}) for kind, number, name in named]
+        for span in self.spans:
+            inside = {"module": span.module} if span.module else {}
+            times = {"ts": span.start_us, "dur": span.end_us - span.start_us}
+            args = {**inside, "step": span.step}
+            events.append(_event("X", span.name, threads[span.row], cat=span.kind, **times, args=args))
+        steps = {span.step: span for span in self.row(HOST) if span.kind != WAIT}
+        for number, kernel in enumerate(self.row(DEVICE)):  # an arrow from the step that launches it
+            arrow = {"cat": "launch", "id": number}
+            events.append(_event("s", "launch", threads[HOST], **arrow, ts=steps[kernel.step].start_us))
+            events.append(_event("f", "launch", threads[DEVICE], **arrow, bp="e", ts=kernel.start_us))
+        asked = ("model", "batch", "runtime", "device", "precision", "latency_ms")
         return {
             "schema": SCHEMA,
             "displayTimeUnit": "ms",
             "traceEvents": events,
-            "otherData": {
-                "model": setting.model,
-                "batch": self.prediction.batch,
-                "runtime": setting.runtime,
-                "device": setting.device,
-                "precision": setting.precision,
-                "latency_ms": self.prediction.latency_ms,
-            },
+            "otherData": {name: getattr(point, name) for name in asked},
         }
 
     def to_frame(self) -> pd.DataFrame:
-        """One row per span."""
         import pandas as pd
 
         return pd.DataFrame(self.spans, columns=Span._fields)
 
-    def _flows(self, rows: dict[str, int]) -> list[dict[str, Any]]:
-        """Arrows from each step to the kernels it launches."""
-        steps = {span.step: span for span in self.row(HOST) if span.kind != WAIT}
-        arrows: list[dict[str, Any]] = []
-        for number, kernel in enumerate(self.row(DEVICE)):
-            same = {"name": "launch", "cat": "launch", "id": number, "pid": 1}
-            arrows.append({**same, "ph": "s", "tid": rows[HOST], "ts": steps[kernel.step].start_us})
-            arrows.append({**same, "ph": "f", "bp": "e", "tid": rows[DEVICE], "ts": kernel.start_us})
-        return arrows
-
     def __repr__(self) -> str:
-        """One line."""
         point = self.prediction
         return f"ForwardPass({point.model}, batch {point.batch}: {len(self.spans)} spans in {point.latency_ms:.3f} ms)"
 
@@ -129,77 +112,43 @@ def forward_pass(predictor: Predictor, graph: ModelGraph, batch: int = 1, *, run
     return ForwardPass(prediction, tuple(_unfold(schedule, priced, device, batch)))
 
 
-def _unfold(schedule: Schedule, priced: Priced, device: DeviceInfo, batch: int) -> list[Span]:
+def _unfold(schedule: Schedule, priced: Priced, device: DeviceInfo, batch: int) -> Iterator[Span]:
     here = np.array([float(batch)])
-    times, host_us = priced.times(here).us[:, 0], priced.host_at(here)[:, 0]
-    kernels = (times[priced.kernel_row] * priced.kernel_share).tolist()
-    timeline = priced.timeline
-    launches = np.searchsorted(timeline.kernel_step, np.arange(len(host_us) + 1)).tolist()
-    syncs = timeline.sync.tolist()
-    run = _Run(schedule, device)
-    for step, cost in enumerate(host_us.tolist()):
-        run.dispatch(step, cost)
+    host_us = priced.host_at(here)[:, 0].tolist()
+    kernel_us = (priced.times(here).us[priced.kernel_row, 0] * priced.kernel_share).tolist()
+    launches = np.searchsorted(priced.timeline.kernel_step, np.arange(len(host_us) + 1)).tolist()
+    syncs = priced.timeline.sync.tolist()
+    one_step_per_op = len(schedule.host_class) == len(schedule.ops)
+    queue: deque[float] = deque(maxlen=max(device.queue, 1))
+    host, through = 0.0, -np.inf  # the clocks: of the host, and when the device is through with its last kernel
+
+    def waited(step: int, times: int) -> Span:
+        return Span(HOST, WAIT, WAIT, "", step, host, max(host, through) + times * device.sync_us)
+
+    for step, cost in enumerate(host_us):
+        name = kind = kind_of(schedule.host_class[step - 1]) if step else CALL
+        module = ""
+        if step and one_step_per_op:
+            name, module = schedule.ops[step - 1].name, schedule.ops[step - 1].module
+        yield Span(HOST, name, kind, module, step, host, host + cost)
+        host += cost
         for kernel in range(launches[step], launches[step + 1]):
-            run.launch(kernel, step, kernels[kernel])
+            op, start = schedule.ops[int(schedule.kernel_op[kernel])], host
+            if device.asynchronous:
+                if len(queue) == queue.maxlen:
+                    host = max(host, queue[0])
+                start = max(through + device.gap_us, host + device.launch_us)
+                queue.append(start)
+            end = start + kernel_us[kernel]
+            host, through = (host, end) if device.asynchronous else (end, through)  # else the device is the host itself
+            yield Span(DEVICE, op.name, kind_of(op.host_class), op.module, step, start, end)
         if syncs[step]:
-            run.wait(step, syncs[step])
+            pause = waited(step, syncs[step])
+            yield pause
+            host = pause.end_us
     if device.asynchronous:
-        run.wait(len(syncs) - 1, 1)
-    return run.spans
+        yield waited(len(syncs) - 1, 1)
 
 
-class _Run:
-    """The clocks while they run."""
-
-    def __init__(self, schedule: Schedule, device: DeviceInfo) -> None:
-        self._schedule, self._device = schedule, device
-        self._host_us, self._device_us = 0.0, -np.inf
-        self._queue: deque[float] = deque(maxlen=max(device.queue, 1))
-        self._one_step_per_op = len(schedule.host_class) == len(schedule.ops)
-        self.spans: list[Span] = []
-
-    def dispatch(self, step: int, cost_us: float) -> None:
-        """The host works on a step."""
-        kind = kind_of(self._schedule.host_class[step - 1]) if step else CALL
-        name, module = kind, ""
-        if step and self._one_step_per_op:
-            op = self._schedule.ops[step - 1]
-            name, module = op.name, op.module
-        self._host_us = self._span(HOST, name, kind, module, step, self._host_us, cost_us)
-
-    def launch(self, kernel: int, step: int, time_us: float) -> None:
-        """A kernel is put into the queue, and runs when the device is free; a synchronous device is the host itself."""
-        schedule, device = self._schedule, self._device
-        op = schedule.ops[int(schedule.kernel_op[kernel])]
-        kind = kind_of(op.host_class)
-        if not device.asynchronous:
-            self._host_us = self._span(DEVICE, op.name, kind, op.module, step, self._host_us, time_us)
-            return
-        if len(self._queue) == self._queue.maxlen:
-            self._host_us = max(self._host_us, self._queue[0])
-        start = max(self._device_us + device.gap_us, self._host_us + device.launch_us)
-        self._queue.append(start)
-        self._device_us = self._span(DEVICE, op.name, kind, op.module, step, start, time_us)
-
-    def wait(self, step: int, times: int) -> None:
-        """The host waits for all that the device was given."""
-        until = max(self._host_us, self._device_us) + times * self._device.sync_us
-        self._host_us = self._span(HOST, WAIT, WAIT, "", step, self._host_us, until - self._host_us)
-
-    def _span(self, row: str, name: str, kind: str, module: str, step: int, start: float, length: float) -> float:
-        self.spans.append(Span(row, name, kind, module, step, start, start + length))
-        return start + length
-
-
-def _event(span: Span, number: int) -> dict[str, Any]:
-    args = {"module": span.module, "step": span.step} if span.module else {"step": span.step}
-    return {
-        "ph": "X",
-        "name": span.name,
-        "cat": span.kind,
-        "pid": 1,
-        "tid": number,
-        "ts": span.start_us,
-        "dur": span.end_us - span.start_us,
-        "args": args,
-    }
+def _event(phase: str, name: str, thread: int, **rest: Any) -> dict[str, Any]:
+    return {"ph": phase, "name": name, "pid": 1, "tid": thread, **rest}

@@ -59,7 +59,6 @@ class _Chart(NamedTuple):
 
 
 def html(parts: Sequence[Studied]) -> str:
-    """The page about some models."""
     if not parts:
         raise UsageError("A report needs a model; give one or more.")
     from jinja2 import Environment, StrictUndefined
@@ -80,7 +79,6 @@ def html(parts: Sequence[Studied]) -> str:
 
 
 def write(parts: Sequence[Studied], path: str | os.PathLike[str]) -> Path:
-    """Write the page into a file."""
     text, wanted = html(parts), Path(path)
     with result_file(wanted) as part:
         part.write_text(text, encoding="utf-8")
@@ -94,7 +92,6 @@ def demand_packages() -> None:
 
 
 def _part(number: int, studied: Studied) -> dict[str, Any]:
-    """What the template knows of one model."""
     explanation = studied.explanation
     without = [f"without {name}: {reason}" for name, reason in missing(explanation)]
     return {
@@ -195,7 +192,6 @@ def gap(studied: Studied) -> str:
 
 
 def _overview(parts: Sequence[Studied]) -> Table:
-    """One row per model."""
     rows = []
     for studied in parts:
         point = studied.explanation.fastest.prediction
@@ -213,14 +209,12 @@ def runtimes(studied: Studied) -> Table:
 
 
 def points(curves: Sequence[Curve]) -> Table:
-    """All points of all curves."""
     shown = [point for curve in curves for point in curve]
     rows = [(point.runtime, *curve_row(point)) for point in shown]
     return Table(("runtime", *CURVE_HEADS), rows, note=star_note(point.fits for point in shown))
 
 
 def facts(studied: Studied) -> list[tuple[str, str]]:
-    """About the model."""
     graph, coverage = studied.graph, studied.coverage
     batch = studied.explanation.batch
     known = " in the operations that are known" if coverage.estimated_ops else ""
@@ -271,7 +265,6 @@ class Studied:
 
     @property
     def name(self) -> str:
-        """Of the model."""
         return self.explanation.fastest.prediction.model
 
     @property

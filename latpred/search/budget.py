@@ -5,27 +5,15 @@ Only predicts and compares; the searching is theirs, and none of them is importe
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from dataclasses import dataclass
 from math import inf
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import TYPE_CHECKING, Any
 
 from latpred.errors import UsageError
 from latpred.query import DeviceQuery, Options
 
 if TYPE_CHECKING:
     from latpred.query import Device
-
-
-class Trial(Protocol):
-    """The part of Optuna's trials that is used here."""
-
-    @property
-    def user_attrs(self) -> Mapping[str, Any]:
-        """What was noted of the trial."""
-
-    def set_user_attr(self, key: str, value: Any) -> None:
-        """Note something of the trial."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -59,7 +47,6 @@ class Spent:
 
     @property
     def fits(self) -> bool:
-        """Whether the candidate keeps the limit."""
         return self.margin_ms <= 0
 
     def to_dict(self) -> dict[str, float]:
@@ -77,7 +64,7 @@ class Spent:
         }
         return {f"{self.name}_{key}": float(value) for key, value in values.items()}
 
-    def tell(self, trial: Trial) -> None:
+    def tell(self, trial: Any) -> None:
         """Note it on an Optuna trial: values as user attributes and, from Optuna 5 on, the margin as a constraint."""
         for key, value in self.to_dict().items():
             trial.set_user_attr(key, value)
@@ -141,7 +128,6 @@ class LatencyBudget:
     name: str = "latency"
 
     def __post_init__(self) -> None:
-        """Refuse what is no limit."""
         number = isinstance(self.limit_ms, int | float) and not isinstance(self.limit_ms, bool)
         if not (number and 0 < self.limit_ms < inf):
             raise UsageError(f"limit_ms must be a positive number of milliseconds, not {self.limit_ms!r}.")
@@ -178,10 +164,9 @@ class LatencyBudget:
         )
 
     def __call__(self, candidate: Any) -> float:
-        """Milliseconds above the limit."""
         return self.check(candidate).margin_ms
 
-    def constraints_func(self, trial: Trial) -> tuple[float]:
+    def constraints_func(self, trial: Any) -> tuple[float]:
         """The margin noted on an Optuna trial, for samplers of Optuna 4.
 
         Raises

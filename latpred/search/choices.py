@@ -101,7 +101,6 @@ class ChoiceRecorder:
         self._open: list[tuple[Choice, int, Place, int | None]] = []
 
     def start(self, watcher: PassWatcher | None) -> None:
-        """Forget the last pass."""
         self.spans, self._open, self._watcher = [], [], watcher
 
     def enter(self, choice: Choice, tensor: torch.Tensor) -> Any:
@@ -162,7 +161,6 @@ def _blank(given: Spec) -> Callable[[torch.Tensor], Any]:
 
 
 def spec(tensor: torch.Tensor) -> Spec:
-    """Shape, strides and dtype."""
     return tuple(tensor.shape), tensor.stride(), tensor.dtype
 
 

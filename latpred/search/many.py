@@ -1,14 +1,13 @@
 """`latpred.predict_many`: a table of many candidates, one row for each of them, batch and runtime.
 
-What a row says is `candidate_rows`' business, what is kept of an earlier run `resume`'s, processes are `workers`'.
+Rows, and what is kept of an earlier run, are `resume`'s business, processes `workers`'.
 """
 
 from __future__ import annotations
 
 import os
 from collections import Counter
-from collections.abc import Iterable, Iterator, Sequence, Sized
-from contextlib import nullcontext
+from collections.abc import Iterable, Sequence, Sized
 from typing import TYPE_CHECKING, Any
 
 from latpred.api import predictor_of
@@ -16,13 +15,12 @@ from latpred.errors import CandidateError, UsageError
 from latpred.prediction.predictor import Predictor
 from latpred.progress import Listener, ProgressCounter, shown
 from latpred.query import DeviceQuery, Options
-from latpred.search.resume import CandidateRow, Evaluator, frame
+from latpred.search.resume import CandidateRow, Evaluator, frame, opened
 
 if TYPE_CHECKING:
     import pandas as pd
 
     from latpred.query import Device
-    from latpred.search.resume import ResultStore
 
 ERRORS = ("record", "raise")
 
@@ -98,7 +96,6 @@ def predict_many(
     """
     from joblib import effective_n_jobs
 
-    from latpred.search.resume import opened
     from latpred.search.workers import predict_on_workers
 
     if errors not in ERRORS:
@@ -109,19 +106,20 @@ def predict_many(
         raise UsageError("n_jobs=0 leaves nobody to work. Give a number of workers, or -1 for one on each core.")
     jobs = int(effective_n_jobs(n_jobs))
     total = len(candidates) if isinstance(candidates, Sized) else 0
-    with shown(progress) as listener, nullcontext() if resume is None else opened(resume, evaluator) as stored:
-        run = _Run(stored, ProgressCounter("candidates", total, listener))
-        new = run.unfinished(candidates)
+    with shown(progress) as listener, opened(resume, evaluator) as store:
+        counter = ProgressCounter("candidates", total, listener)
+        new = store.unfinished(candidates, counter)
         parts: Iterable[list[CandidateRow]] = (
             (evaluator.rows(*numbered, errors) for numbered in new)
             if jobs == 1
             else predict_on_workers(evaluator, new, jobs, total)
         )
         for rows in parts:
-            run.take(rows)
-            if errors == "raise":
-                _demand_none_failed(rows)
-    return frame(run.in_order())
+            counter.count(store.take(rows))
+            failed = next((row for row in rows if row.error is not None), None)
+            if errors == "raise" and failed is not None:
+                raise CandidateError(f"candidate {failed.candidate} ({failed.name}): {failed.error}")
+    return frame(store.in_order())
 
 
 def _predictors(device: Any) -> list[Predictor]:
@@ -135,46 +133,3 @@ def _predictors(device: Any) -> list[Predictor]:
     if count > 1:
         raise UsageError(f"{count} of the devices have the profile {name!r}; give each once.")
     return found
-
-
-class _Run:
-    """What is finished, by position, and the keys of what is not."""
-
-    def __init__(self, stored: ResultStore | None, progress: ProgressCounter) -> None:
-        self._stored, self._progress = stored, progress
-        self._finished: dict[int, list[CandidateRow]] = {}
-        self._keys: dict[int, str | None] = {}
-
-    def unfinished(self, candidates: Iterable[Any]) -> Iterator[tuple[int, Any]]:
-        """Candidates that need work, with their positions; finished ones are taken from the file."""
-        for position, candidate in enumerate(candidates):
-            if self._stored is not None:
-                key = self._stored.key(candidate)
-                rows = self._stored.rows(key, position)
-                if rows is not None:
-                    self._finished[position] = rows
-                    self._progress.count(worked=False)
-                    continue
-                self._keys[position] = key
-            yield position, candidate
-
-    def take(self, rows: list[CandidateRow]) -> None:
-        """Rows of some candidates are there."""
-        by_position: dict[int, list[CandidateRow]] = {}
-        for row in rows:
-            by_position.setdefault(row.candidate, []).append(row)
-        self._finished.update(by_position)
-        if self._stored is not None:
-            for position, of_candidate in by_position.items():
-                self._stored.add(self._keys.pop(position), of_candidate)
-        self._progress.count(len(by_position))
-
-    def in_order(self) -> list[CandidateRow]:
-        """All rows, candidate after candidate."""
-        return [row for position in sorted(self._finished) for row in self._finished[position]]
-
-
-def _demand_none_failed(rows: list[CandidateRow]) -> None:
-    for row in rows:
-        if row.error is not None:
-            raise CandidateError(f"candidate {row.candidate} ({row.name}): {row.error}")

@@ -89,9 +89,7 @@ def frame(rows: Iterable[CandidateRow]) -> pd.DataFrame:
     """
     import pandas as pd
 
-    columns = list(zip(*rows, strict=True)) or [()] * len(COLUMNS)
-    named = zip(COLUMNS, columns, strict=True)
-    return pd.DataFrame({name: pd.Series(values, dtype=_TYPES.get(name, "object")) for name, values in named})
+    return pd.DataFrame([*rows], columns=list(COLUMNS), dtype=object).astype(_TYPES)
 
 
 @dataclass(frozen=True, slots=True)
@@ -144,7 +142,6 @@ class Evaluator:
         return rows
 
     def failed(self, position: int, candidate: Any, reason: str) -> list[CandidateRow]:
-        """Rows of a candidate of which there are no numbers."""
         from latpred.zoo.candidates import title
 
         name, precision = title(candidate), self.options.precision or ""
@@ -169,7 +166,6 @@ class _Traces:
     def __init__(self, candidate: Any, options: Options, batches: Sequence[int]) -> None:
         self._candidate, self._options, self._batches = candidate, options, batches
         self._graphs: dict[tuple[str, str, str], ModelGraph | Exception] = {}
-        self._built: list[Any] = []
 
     def graph(self, predictor: Predictor, runtime: str) -> ModelGraph | Exception:
         """What a runtime lowers on a device; the era of its profile is that which models are being traced for."""
@@ -178,15 +174,25 @@ class _Traces:
         if key not in self._graphs:
             same = (self._graphs.get((traced_by, predictor.era, target)) for target in lowering.TARGETS)
             found = next((graph for graph in same if isinstance(graph, ModelGraph) and not graph.target), None)
-            self._graphs[key] = self._traced(predictor, runtime) if traced_by != "eager" or found is None else found
+            try:
+                self._graphs[key] = found if found and traced_by == "eager" else self._traced(predictor, runtime)
+            except Exception as error:  # whatever a searcher's code raises concerns this candidate alone
+                self._graphs[key] = error
         return self._graphs[key]
 
-    def _traced(self, predictor: Predictor, runtime: str) -> ModelGraph | Exception:
-        try:
-            known = self._known(predictor) if lowering.traced_by(runtime) == "eager" else None
-            return known or self._made(predictor, runtime)
-        except Exception as error:  # whatever a searcher's code raises concerns this candidate alone
-            return error
+    def _traced(self, predictor: Predictor, runtime: str) -> ModelGraph:
+        known = self._known(predictor) if lowering.traced_by(runtime) == "eager" else None
+        if known is not None:
+            return known
+        if isinstance(self._model, ModelGraph):
+            return self._model
+        return predictor.trace(self._model, replace(self._options, runtime=runtime), self._batches)
+
+    @functools.cached_property
+    def _model(self) -> Any:
+        from latpred.zoo.candidates import traceable
+
+        return traceable(self._candidate)
 
     def _known(self, predictor: Predictor) -> ModelGraph | None:
         """The graph of a config or of a network of a published space, put together from traces of others."""
@@ -203,16 +209,6 @@ class _Traces:
         elif options.seq is None and options.precision not in AMP:
             graph = graph_named(self._candidate, image=options.image, precision=options.precision)
         return None if graph is None or graph.exact or graph.only else graph
-
-    def _made(self, predictor: Predictor, runtime: str) -> ModelGraph:
-        from latpred.zoo.candidates import traceable
-
-        if not self._built:
-            self._built.append(traceable(self._candidate))
-        (model,) = self._built
-        if isinstance(model, ModelGraph):
-            return model
-        return predictor.trace(model, replace(self._options, runtime=runtime), self._batches)
 
 
 def _row(position: int, name: str, predictor: Predictor, graph: ModelGraph, point: Prediction) -> CandidateRow:
@@ -277,7 +273,6 @@ class _Parts:
         self._in_code = 0
 
     def of(self, value: Any) -> Iterator[bytes]:
-        """What one value consists of."""
         yield type(value).__qualname__.encode()
         if value is None or isinstance(value, (bool, int, float, complex, str, bytes)):
             yield from _plain(value)
@@ -387,10 +382,13 @@ class _Parts:
         yield from self._inside((value.__code__, value.__defaults__, value.__kwdefaults__, held))
         for name, used in named(value.__code__, value.__globals__):
             yield name.encode()
-            if isinstance(used, ModuleType):
-                yield from _whole(used)
-            else:
+            if not isinstance(used, ModuleType):
                 yield from self._inside(used)
+                continue
+            known = library(used.__name__)
+            if known is None:  # a module that is used as a whole: whatever may be read of another
+                raise UntoldError(used.__name__)
+            yield f"{used.__name__} {known}".encode()
 
     def _object(self, value: Any) -> Iterator[bytes]:
         """An object by its class and by the state that a copy of it would be made from."""
@@ -415,14 +413,6 @@ def _plain(value: Any) -> Iterator[bytes]:
             yield path.read_bytes()
 
 
-def _whole(module: ModuleType) -> Iterator[bytes]:
-    """A module that is used as a whole: a library's counts by its version, and all else may be read of another."""
-    known = library(module.__name__)
-    if known is None:
-        raise UntoldError(module.__name__)
-    yield f"{module.__name__} {known}".encode()
-
-
 def _is_special(name: str) -> bool:
     """Names that Python gives a meaning; `_abc_impl` is its too."""
     return name == "_abc_impl" or (name.startswith("__") and name.endswith("__"))
@@ -442,8 +432,11 @@ _PACKAGES = ("latpred", "torch", "transformers", "torchvision", "timm")  # whose
 
 
 @contextmanager
-def opened(path: str | os.PathLike[str], evaluator: Evaluator) -> Iterator[ResultStore]:
-    """The finished rows of a file, which is written every few seconds and at the end, however that comes."""
+def opened(path: str | os.PathLike[str] | None, evaluator: Evaluator) -> Iterator[ResultStore]:
+    """The rows of a run; those of its file, if it has one, are written every few seconds and at the end."""
+    if path is None:
+        yield ResultStore()
+        return
     if find_spec("pyarrow") is None:
         raise MissingPackageError("resume= needs pyarrow. Install it with: pip install 'latpred[search]'")
     demand_writable(path)
@@ -457,54 +450,65 @@ def opened(path: str | os.PathLike[str], evaluator: Evaluator) -> Iterator[Resul
 
 
 class ResultStore:
-    """Finished rows by key, for the question that `question_key` tells from others."""
+    """Rows of a run by position; those that a file keeps also by the key of question and candidate."""
 
-    def __init__(self, path: Path, question_key: str | None) -> None:
+    def __init__(self, path: Path | None = None, question_key: str | None = None) -> None:
         self._path, self._question_key = path, question_key
-        self._rows: dict[str, list[CandidateRow]] = {}
+        self._finished: dict[int, list[CandidateRow]] = {}
+        self._keys: dict[int, str] = {}  # of candidates under way that can be told from others
+        self._kept: dict[str, list[CandidateRow]] = _read(path) if path is not None and path.exists() else {}
         self._since_written, self._changed = ProgressCounter(""), False
-        if path.exists():
-            self._read()
 
-    def key(self, candidate: Any) -> str | None:
-        """Of a candidate; None where nothing tells it from others."""
-        candidate_key = fingerprint(candidate)
-        if candidate_key is None or self._question_key is None:
-            return None
-        return hashlib.sha256(f"{self._question_key} {candidate_key}".encode()).hexdigest()
+    def unfinished(self, candidates: Iterable[Any], progress: ProgressCounter) -> Iterator[tuple[int, Any]]:
+        """Candidates that need work, with their positions; finished ones are taken from the file."""
+        for position, candidate in enumerate(candidates):
+            key = self._key(candidate)
+            if key in self._kept:
+                self._finished[position] = [row._replace(candidate=position) for row in self._kept[key]]
+                progress.count(worked=False)
+                continue
+            if key is not None:
+                self._keys[position] = key
+            yield position, candidate
 
-    def rows(self, key: str | None, position: int) -> list[CandidateRow] | None:
-        """Finished rows of a key, for a candidate that now has this position; None where there are none."""
-        rows = self._rows.get(key) if key is not None else None
-        return None if rows is None else [row._replace(candidate=position) for row in rows]
-
-    def add(self, key: str | None, rows: list[CandidateRow]) -> None:
-        """Keep the rows of a candidate, unless it failed."""
-        if key is None or any(row.error is not None for row in rows):
-            return
-        self._rows[key] = rows
-        self._changed = True
-        if self._since_written.seconds > WRITE_EVERY_S:
+    def take(self, rows: list[CandidateRow]) -> int:
+        """Rows of some candidates are there, which the file keeps unless they failed; says of how many."""
+        by_position: dict[int, list[CandidateRow]] = {}
+        for row in rows:
+            by_position.setdefault(row.candidate, []).append(row)
+        self._finished |= by_position
+        for position, of_candidate in by_position.items():
+            key = self._keys.pop(position, None)
+            if key is not None and all(row.error is None for row in of_candidate):
+                self._kept[key] = of_candidate
+                self._changed = True
+        if self._changed and self._since_written.seconds > WRITE_EVERY_S:
             self.write()
+        return len(by_position)
+
+    def in_order(self) -> list[CandidateRow]:
+        """All rows of the run, candidate after candidate."""
+        return [row for position in sorted(self._finished) for row in self._finished[position]]
 
     def write(self) -> None:
-        """Put all rows into the file."""
-        if not self._changed:
+        """Put all rows that are kept into the file, if there are new ones."""
+        if self._path is None or not self._changed:
             return
-        table = frame(row for rows in self._rows.values() for row in rows)
-        table[KEY] = [key for key, rows in self._rows.items() for _ in rows]
+        table = frame(row for rows in self._kept.values() for row in rows)
+        table[KEY] = [key for key, rows in self._kept.items() for _ in rows]
         with replacing(self._path) as part:
             table.to_parquet(part, index=False)
         self._since_written, self._changed = ProgressCounter(""), False
 
-    def _read(self) -> None:
-        for entry in _table(self._path).to_dict("records"):
-            key = str(entry.pop(KEY))
-            entry["error"] = None
-            self._rows.setdefault(key, []).append(CandidateRow(**{str(name): value for name, value in entry.items()}))
+    def _key(self, candidate: Any) -> str | None:
+        """None where no file is kept, or nothing tells the candidate from others."""
+        candidate_key = None if self._question_key is None else fingerprint(candidate)
+        if candidate_key is None:
+            return None
+        return hashlib.sha256(f"{self._question_key} {candidate_key}".encode()).hexdigest()
 
 
-def _table(path: Path) -> pd.DataFrame:
+def _read(path: Path) -> dict[str, list[CandidateRow]]:
     import pandas as pd
 
     try:
@@ -514,7 +518,10 @@ def _table(path: Path) -> pd.DataFrame:
         raise TableError(f"{path} is no Parquet table: {text}. Name another file, or remove this one.") from None
     if [*table.columns] != [*COLUMNS, KEY]:
         raise TableError(f"{path} holds another table than predictions of candidates. Name another file.")
-    return table
+    kept: dict[str, list[CandidateRow]] = {}
+    for key, *values in table[[KEY, *COLUMNS[:-1]]].itertuples(index=False, name=None):
+        kept.setdefault(key, []).append(CandidateRow(*values))
+    return kept
 
 
 def _question_key(evaluator: Evaluator) -> str | None:

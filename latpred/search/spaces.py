@@ -40,7 +40,6 @@ class SearchSpace:
 
     @property
     def size(self) -> int:
-        """How many networks it has."""
         return space(self.name).size
 
     def encoding(self, index: int) -> str:
@@ -76,7 +75,6 @@ class SearchSpace:
         return _supernet(self.name, image, precision, **options)
 
     def build(self, architecture: Any, **options: Any) -> nn.Module:
-        """A network as a module."""
         return space(self.name).build(architecture, **options)
 
 

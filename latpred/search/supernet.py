@@ -59,7 +59,6 @@ class TracedOption:
     spans: list[Span]
 
     def new_bytes(self, op: int) -> Affine:
-        """Bytes of an op's new memory."""
         at_two, at_three = (done.records[op].new_bytes for done in (self.two, self.three))
         return Affine.through((2, at_two), (3, at_three))
 
@@ -78,7 +77,6 @@ class _ChoiceTracer(Tracer):
             choice.recorder = self._choice_recorder
 
     def recorder(self, watcher: PassWatcher | None) -> TraceRecorder:
-        """As ever; the choices are told of the watcher."""
         self._choice_recorder.start(watcher)
         return super().recorder(watcher)
 
@@ -94,7 +92,6 @@ class _ChoiceTracer(Tracer):
         return done
 
     def traced(self, decide: Callable[[Choice], int]) -> TracedOption:
-        """All passes of one architecture."""
         self._choice_recorder.decide = decide
         graph = self.graph()
         if graph.ops_at_one is not None:
@@ -123,7 +120,6 @@ class _ChoiceTracer(Tracer):
 
 
 def segments(architectures: list[TracedOption], place: int) -> dict[str, Segment]:
-    """What each option does in one place."""
     first = architectures[0].spans[place]
     by_option = {each.spans[place].option: _segment(each, each.spans[place]) for each in architectures}
     for name, layer in zip(first.choice.names, first.choice.options, strict=True):
@@ -174,21 +170,18 @@ def _events(watcher: PassWatcher, spans: list[Span], first: TracedOption) -> tup
     at = {span.begin.ops: span for span in spans}
     if len(shared) + len(spans) != len(watcher.modules):
         raise TraceError(ENTANGLED)
-    events, left, rest = [], NOWHERE, iter(shared)
+    events, left, rest = [], NOWHERE, ((first.graph.ops[op], first.new_bytes(op)) for op in shared)
     for index in range(len(watcher.modules)):
         span, death = at.get(index), watcher.deaths.get(index)
         if span is None:
-            events.append(Event(_alone(first, next(rest)), watcher.calls[index] - left.calls, death, None))
+            op, size = next(rest)
+            alone = Segment((msgspec.structs.replace(op, **NO_PYTHON),), (size,), NO_CALLS, size)
+            events.append(Event(alone, watcher.calls[index] - left.calls, death, None))
             left = NOWHERE
         else:
             events.append(Event(None, span.begin.calls - left.calls, death, span.source))
             left = span.end
     return events, watcher.calls[-1] - left.calls
-
-
-def _alone(traced: TracedOption, index: int) -> Segment:
-    op, size = traced.graph.ops[index], traced.new_bytes(index)
-    return Segment((msgspec.structs.replace(op, **NO_PYTHON),), (size,), NO_CALLS, size)
 
 
 def _paths(meta_module: MetaModule, choices: list[Choice]) -> dict[int, str]:
@@ -212,7 +205,6 @@ MOST_PATTERNS = 512  # combinations of which options make memory
 
 Pattern = tuple[Affine | None, ...]
 Owner = tuple[str, str] | None  # label and option, None for what all architectures have
-_NOBODY = ("", "")
 
 
 class Supernet:
@@ -414,7 +406,22 @@ def _weights(network: torch.nn.Module, choices: list[Choice]) -> dict[Owner, tup
         for name, layer in zip(choice.names, choice.options, strict=True):
             parts.setdefault((choice.label, name), []).extend([] if layer is None else layer.modules())
     owners: dict[int, Owner] = {}
-    return {owner: _counted(owner, layers, owners) for owner, layers in parts.items()}
+    counted = {}
+    for owner, layers in parts.items():
+        own = {id(tensor): tensor for layer in layers for tensor in _tensors(layer)}
+        for shared in owners.keys() & own.keys():
+            raise TraceError(
+                f"{_named(owner)} shares weights with {_named(owners[shared])}, so that they cannot be counted apart; "
+                "give each option weights of its own"
+            )
+        owners |= dict.fromkeys(own, owner)
+        parameters = sum(tensor.numel() for tensor in own.values() if isinstance(tensor, torch.nn.Parameter))
+        counted[owner] = parameters, sum(tensor.numel() * tensor.dtype.itemsize for tensor in own.values())
+    return counted
+
+
+def _tensors(layer: torch.nn.Module) -> Iterator[torch.Tensor]:
+    return (each for each in (*layer._parameters.values(), *layer._buffers.values()) if each is not None)
 
 
 def _around(module: torch.nn.Module) -> Iterator[torch.nn.Module]:
@@ -423,24 +430,6 @@ def _around(module: torch.nn.Module) -> Iterator[torch.nn.Module]:
     if not isinstance(module, Choice):
         for child in module.children():
             yield from _around(child)
-
-
-def _counted(owner: Owner, layers: list[torch.nn.Module], owners: dict[int, Owner]) -> tuple[int, int]:
-    """Parameters and bytes of some layers, each once; `owners` says whose the tensors are that were counted before."""
-    parameters, size = 0, 0
-    for layer in layers:
-        for tensor in (*layer._parameters.values(), *layer._buffers.values()):
-            if tensor is None or owners.get(id(tensor), _NOBODY) == owner:
-                continue
-            if id(tensor) in owners:
-                raise TraceError(
-                    f"{_named(owner)} shares weights with {_named(owners[id(tensor)])}, so that they cannot be counted "
-                    "apart; give each option weights of its own"
-                )
-            owners[id(tensor)] = owner
-            parameters += tensor.numel() if isinstance(tensor, torch.nn.Parameter) else 0
-            size += tensor.numel() * tensor.dtype.itemsize
-    return parameters, size
 
 
 def _named(owner: Owner) -> str:

@@ -117,7 +117,6 @@ class _ChunkQueue:
         return chunk
 
     def finished(self, done: Done) -> None:
-        """A chunk is back."""
         with self._lock:
             count = len(self._away.pop(done.number))
             self._size = min(max(int(CHUNK_S * count / max(done.seconds, 1e-6)), 1), LARGEST_CHUNK)
@@ -174,7 +173,6 @@ class _WorkerPool:
 
 
 def _reason(error: Exception) -> str:
-    """Why a worker gave no rows for a candidate."""
     from joblib.externals.loky.process_executor import TerminatedWorkerError
 
     text = f"{type(error).__name__}: {' '.join(str(error).split())}"
