@@ -276,7 +276,7 @@ def build(
         return _built(name, model, "image", image or side, dtype, device)
     if is_file(name):
         return _from_file(name, seq, image, dtype, device)
-    full = full_name(name)
+    full = _ALIASES.get(canonical(name))
     if full is None:
         _demand_no_path(name)
         return build(_in_a_library(name), seq=seq, image=image, device=device, precision=precision)
