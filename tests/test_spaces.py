@@ -78,8 +78,8 @@ def test_nasbench201_has_15625_cells_that_are_read_back() -> None:
 
 
 def test_a_cell_connects_the_nodes_that_its_string_names() -> None:
-    def given(string: str) -> list[float]:
-        cell = cells.Cell(cells.operation(name, 4) for name in cells.decoded(string))
+    def given(encoding: str) -> list[float]:
+        cell = cells.Cell(cells.operation(name, 4) for name in cells.decoded(encoding))
         return cell(torch.ones(1, 4, 2, 2)).unique().tolist()
 
     # Node 3 is 0 + 1 + 2, where 1 is 0, and 2 is nothing of 0 and all of 1: three times the input.
@@ -109,7 +109,7 @@ def test_each_operation_stands_on_its_own_edge() -> None:
 
 def test_fbnet_c_is_the_one_that_timm_has() -> None:
     timm = pytest.importorskip("timm")
-    ours = traced(fbnet.build, fbnets.C, image=224)
+    ours = traced(fbnet.build, "C", image=224)
     theirs = latpred.trace(timm.create_model("fbnetc_100"))
     assert (ours.parameters, ours.macs()) == (theirs.parameters, theirs.macs())
 
@@ -155,8 +155,8 @@ def elements(model: nn.Module, kinds: Any, image: int) -> int:
 
 
 def test_the_largest_once_for_all_network() -> None:
-    whole = traced(once_for_all.build, {"ks": 7, "e": 6, "d": 4}, image=224)
-    assert whole.parameters // 10**5 == 76  # 7.6 M in the same README
+    largest = traced(once_for_all.build, {"ks": 7, "e": 6, "d": 4}, image=224)
+    assert largest.parameters // 10**5 == 76  # 7.6 M in the same README
 
 
 @pytest.mark.parametrize(
@@ -279,7 +279,7 @@ def test_graphs_of_nasbench201_are_those_of_the_networks() -> None:
 
 def test_graphs_of_fbnets_are_those_of_the_networks() -> None:
     draw = random.Random(0)
-    for blocks in (fbnets.A, [draw.choice(fbnets.BLOCKS) for _ in range(fbnets.PLACES)]):
+    for blocks in ("A", [draw.choice(fbnets.BLOCKS) for _ in range(fbnets.PLACES)]):
         assert fbnet.graph(blocks, image=64) == traced(fbnet.build, blocks, image=64)
 
 

@@ -54,20 +54,23 @@ def log_uniform(rng: random.Random, low: int, high: int, step: int = 1) -> int:
     return max(step, round(value / step) * step)
 
 
+def _fewer(count: int, each: int, most: int = LARGEST_BYTES // 4) -> int:
+    """So many things of `each` numbers, halved until they take no more bytes than that."""
+    while count > 1 and 4 * count * each > most:
+        count //= 2
+    return count
+
+
 def _draw_gemm(rng: random.Random) -> dict[str, int]:
     m = log_uniform(rng, 1, 16384)
     n, k = log_uniform(rng, 16, 8192, 8), log_uniform(rng, 16, 8192, 8)
-    while 4 * max(m * n, m * k, n * k) > LARGEST_BYTES:
-        m = max(1, m // 2)
-    return {"m": m, "n": n, "k": k}
+    return {"m": _fewer(m, max(n, k), LARGEST_BYTES), "n": n, "k": k}
 
 
 def _draw_bmm(rng: random.Random) -> dict[str, int]:
     batch, m = log_uniform(rng, 1, 1024), log_uniform(rng, 4, 1024, 4)
     n, k = rng.choice(((m, 64), (64, m), (m, 32), (32, m), (log_uniform(rng, 8, 1024, 8), log_uniform(rng, 8, 512, 8))))
-    while 4 * batch * max(m * n, m * k, n * k) > LARGEST_BYTES // 4:
-        batch = max(1, batch // 2)
-    return {"batch": batch, "m": m, "n": n, "k": k}
+    return {"batch": _fewer(batch, max(m * n, m * k, n * k)), "m": m, "n": n, "k": k}
 
 
 def _draw_conv(rng: random.Random) -> dict[str, int]:
@@ -85,24 +88,15 @@ def _draw_conv(rng: random.Random) -> dict[str, int]:
     elif kind == "stem":
         channels, c_out, kernel, size = 3, log_uniform(rng, 16, 128, 8), rng.choice((3, 7)), rng.choice((64, 112, 224))
     batch, stride = log_uniform(rng, 1, 128), rng.choice((1, 1, 2))
-    while 4 * batch * max(channels, c_out) * size * size > LARGEST_BYTES // 2:
-        batch = max(1, batch // 2)
-    return {
-        "batch": batch,
-        "c_in": channels,
-        "c_out": c_out,
-        "size": size,
-        "kernel": kernel,
-        "stride": stride,
-        "groups": groups,
-    }
+    batch = _fewer(batch, max(channels, c_out) * size * size, LARGEST_BYTES // 2)
+    map_dims = {"batch": batch, "c_in": channels, "c_out": c_out, "size": size}
+    return map_dims | {"kernel": kernel, "stride": stride, "groups": groups}
 
 
 def _draw_attention(rng: random.Random) -> dict[str, int]:
     queries = log_uniform(rng, 4, 1024, 4)
     batch, heads = log_uniform(rng, 1, 128), rng.choice((1, 2, 4, 8, 12, 16, 32))
-    while batch > 1 and batch * heads * queries * max(queries, 64) * 4 > LARGEST_BYTES:
-        batch //= 2
+    batch = _fewer(batch, heads * queries * max(queries, 64), LARGEST_BYTES)
     head_dim, masked = rng.choice((32, 64, 64, 128)), int(rng.random() < 0.3)
     return {"batch": batch, "heads": heads, "queries": queries, "head_dim": head_dim, "masked": masked}
 
@@ -114,15 +108,7 @@ def _draw_recurrent(rng: random.Random) -> dict[str, int]:
 
 def _draw_rows(rng: random.Random) -> dict[str, int]:
     rows, cols = log_uniform(rng, 1, 131072), log_uniform(rng, 8, 8192, 8)
-    while 4 * rows * cols > LARGEST_BYTES // 4:
-        rows = max(1, rows // 2)
-    return {"rows": rows, "cols": cols}
-
-
-def _draw_transposed(rng: random.Random) -> dict[str, int]:
-    """At least two rows: one row transposed lies in memory as before, and nothing would be copied."""
-    dims = _draw_rows(rng)
-    return dims | {"rows": max(2, dims["rows"])}
+    return {"rows": _fewer(rows, cols), "cols": cols}
 
 
 def _draw_table(rng: random.Random) -> dict[str, int]:
@@ -131,9 +117,7 @@ def _draw_table(rng: random.Random) -> dict[str, int]:
 
 def _draw_map(rng: random.Random) -> dict[str, int]:
     batch, channels, size = log_uniform(rng, 1, 128), log_uniform(rng, 8, 1024, 8), rng.choice((7, 14, 28, 56, 112))
-    while 4 * batch * channels * size * size > LARGEST_BYTES // 4:
-        batch = max(1, batch // 2)
-    return {"batch": batch, "channels": channels, "size": size}
+    return {"batch": _fewer(batch, channels * size * size), "channels": channels, "size": size}
 
 
 _DRAWN: Mapping[str, Callable[[random.Random], dict[str, int]]] = {
@@ -161,35 +145,20 @@ KERNELS = (*_DRAWN, *_ON_ROWS, *_ON_MAPS)  # this order and that of the names ab
 PRODUCTS = ("gemm", "bmm", "conv", "attention", "lstm")
 # How often each op is drawn: what network time is mostly made of comes first.
 _WEIGHTS = {"gemm": 10, "conv": 12, "bmm": 4, "attention": 5, "layer_norm": 2, "softmax": 2, "batch_norm": 2}
-_TINY = {
-    "m": 4,
-    "n": 8,
-    "k": 8,
-    "batch": 2,
-    "heads": 2,
-    "queries": 4,
-    "steps": 2,
-    "hidden": 8,
-    "head_dim": 8,
-    "masked": 0,
-    "c_in": 8,
-    "c_out": 8,
-    "size": 8,
-    "kernel": 3,
-    "stride": 1,
-    "groups": 1,
-    "rows": 4,
-    "cols": 8,
-    "table": 16,
-    "channels": 8,
-}
+_TINY = (
+    dict.fromkeys(("m", "queries", "rows"), 4)
+    | dict.fromkeys(("n", "k", "hidden", "head_dim", "c_in", "c_out", "size", "cols", "channels"), 8)
+    | dict.fromkeys(("batch", "heads", "steps"), 2)
+    | {"kernel": 3, "stride": 1, "groups": 1, "masked": 0, "table": 16}
+)
 
 
 def draw_dims(name: str, rng: random.Random) -> dict[str, int]:
     """Random dimensions of an op: those that its builder reads."""
+    dims = _DRAWN.get(name, _draw_map if name in _ON_MAPS else _draw_rows)(rng)
     if name == "transpose_copy":
-        return _draw_transposed(rng)
-    return _DRAWN.get(name, _draw_map if name in _ON_MAPS else _draw_rows)(rng)
+        dims["rows"] = max(2, dims["rows"])  # one row transposed lies in memory as before: nothing would be copied
+    return dims
 
 
 def dispatch_cells() -> list[Cell]:

@@ -1,7 +1,7 @@
 """What a calibration times in eager PyTorch, in which order and how, and where the fit is unsure enough to time more.
 
 Networks tell of dispatch where they are tiny, of kernels where they are sized, and some are held out of every fit to
-test it. What is not known well is drawn first once a profile says what that is: see `sampling`.
+test it. What is not known well is drawn first once a profile says what that is.
 """
 
 from __future__ import annotations
@@ -30,7 +30,6 @@ from latpred.calibration.cells import (
     memory_cells,
 )
 from latpred.calibration.devices import Device, constants
-from latpred.calibration.devices.conditions import cast
 from latpred.calibration.fitting.kernel_fit import nearest_fit, row_of
 from latpred.calibration.session import Sampled
 from latpred.calibration.timing import in_network, timer
@@ -45,7 +44,7 @@ from latpred.graph.graph import ModelGraph
 from latpred.prediction.kernel_times import KernelModel
 from latpred.prediction.predictor import Predictor
 from latpred.profile.document import DeviceProfile
-from latpred.tracing.inputs import dtype_of
+from latpred.tracing.inputs import cast, dtype_of
 
 Indices = NDArray[np.int64]
 T = TypeVar("T")
@@ -159,44 +158,6 @@ def _least_certain(model: KernelModel, rows: Floats, chosen: Indices, wanted: in
     return np.asarray(considered[picked], dtype=np.int64)
 
 
-class UncertaintySampler:
-    """Takes the less certain half of what is drawn, once a profile says what is certain."""
-
-    def __init__(self) -> None:
-        self._profile: DeviceProfile | None = None
-        self._models: dict[str, dict[str, KernelModel]] = {}
-
-    def learn(self, profile: DeviceProfile) -> None:
-        """Tell certainty by this profile from now on."""
-        self._profile = profile
-        self._models = {
-            precision: {family: KernelModel(fit) for family, fit in fits.items()}
-            for precision, fits in profile.kernels.items()
-        }
-
-    def of_networks(self, drawn: Iterator[NetworkSpec]) -> Iterator[NetworkSpec]:
-        """Networks worth measuring; holdout networks are never passed over, or the test would be biased."""
-        while True:
-            if self._profile is None:
-                yield next(drawn)
-                continue
-            predictor = Predictor(self._profile)
-            group = list(islice(drawn, CANDIDATES * len(networks.KINDS)))
-            yield from (spec for spec in group if spec.holdout)
-            others = [spec for spec in group if not spec.holdout]
-            others.sort(key=lambda spec: _network_sigma(predictor, spec), reverse=True)
-            yield from others[: len(group) // CANDIDATES]
-
-    def of_kernels(self, drawn: Iterator[Cell], number: int) -> Iterator[Cell]:
-        """So many kernel cells worth measuring."""
-        if self._profile is None:
-            yield from islice(drawn, number)
-            return
-        group = list(islice(drawn, CANDIDATES * number))
-        group.sort(key=lambda cell: _kernel_sigma(self._models.get(cell.precision, {}), cell), reverse=True)
-        yield from group[:number]
-
-
 def _network_sigma(predictor: Predictor, spec: NetworkSpec) -> float:
     """Width of the 90 % interval, on a log scale; the least where a network cannot be traced or predicted."""
     try:
@@ -214,10 +175,8 @@ def _kernel_sigma(models: dict[str, KernelModel], cell: Cell) -> float:
     """
     try:
         graph, batch = single_ops.graph(cell)
+        op = next(op for op in graph.at(batch) if op.launches)
     except Exception:
-        return -math.inf
-    op = next((op for op in graph.at(batch) if op.launches), None)
-    if op is None:
         return -math.inf
     name = nearest_fit(models, op.family)
     if name is None:
@@ -233,9 +192,7 @@ CHAIN_CALLS = (8, 512)
 TINY, SMALL = 3 * len(networks.KINDS), 8 * len(networks.SMALL_KINDS)
 SMALL_EVERY = 4  # sized networks between two small ones
 # Forward passes and seconds to spend on a network where its ops are timed one by one.
-TINY_REPEATS, TINY_S = 15, 0.15
-SIZED_REPEATS, SIZED_S = 5, 0.06
-HOLDOUT_REPEATS, HOLDOUT_S = 7, 0.5
+TINY_EFFORT, SIZED_EFFORT, HOLDOUT_EFFORT = (15, 0.15), (5, 0.06), (7, 0.5)
 # Of the cells that come after the first ones, how many are of the first precision for each one of another.
 PREFERENCE = 3
 ROUND = 24  # kernel cells between two holdout networks
@@ -327,11 +284,38 @@ class Schedule(ABC):
 
     def __init__(self, device: Device, precisions: Sequence[str]) -> None:
         self._device, self._precisions = device, tuple(precisions)
-        self._sampler = UncertaintySampler()
+        self._profile: DeviceProfile | None = None
+        self._models: dict[str, dict[str, KernelModel]] = {}
 
     def learn(self, profile: DeviceProfile) -> None:
-        """From now on prefer cells that this profile is unsure of."""
-        self._sampler.learn(profile)
+        """From now on prefer what this profile is less certain of."""
+        self._profile = profile
+        self._models = {
+            precision: {family: KernelModel(fit) for family, fit in fits.items()}
+            for precision, fits in profile.kernels.items()
+        }
+
+    def uncertain_networks(self, drawn: Iterator[NetworkSpec]) -> Iterator[NetworkSpec]:
+        """Networks worth measuring; holdout networks are never passed over, or the test would be biased."""
+        while True:
+            if self._profile is None:
+                yield next(drawn)
+                continue
+            predictor = Predictor(self._profile)
+            group = list(islice(drawn, CANDIDATES * len(networks.KINDS)))
+            yield from (spec for spec in group if spec.holdout)
+            others = [spec for spec in group if not spec.holdout]
+            others.sort(key=lambda spec: _network_sigma(predictor, spec), reverse=True)
+            yield from others[: len(group) // CANDIDATES]
+
+    def uncertain_kernels(self, drawn: Iterator[Cell], number: int) -> Iterator[Cell]:
+        """So many kernel cells worth measuring."""
+        if self._profile is None:
+            yield from islice(drawn, number)
+            return
+        group = list(islice(drawn, CANDIDATES * number))
+        group.sort(key=lambda cell: _kernel_sigma(self._models.get(cell.precision, {}), cell), reverse=True)
+        yield from group[:number]
 
     @abstractmethod
     def cells(self) -> Iterator[Cell]:
@@ -349,7 +333,7 @@ class Schedule(ABC):
             return networks.graph(spec, cell.precision), spec.batch
         with torch.device(place):
             model = networks.build(spec).to(dtype_of(cell.precision))
-        return model, cast(networks.inputs(spec, device=str(place)), cell.precision)
+        return model, cast(networks.inputs(spec, device=str(place)), dtype_of(cell.precision))
 
 
 def in_turn(precisions: Sequence[T], number: int) -> T:
@@ -387,7 +371,7 @@ class Synchronous(Schedule):
         yield from (*tiny[:first], *memory_cells(), FRESH, *tiny[first:])
         yield from map(network_cell, small_networks(SMALL))
         small = islice(small_networks(), SMALL, None)
-        for number, spec in enumerate(self._sampler.of_networks(sized_networks())):
+        for number, spec in enumerate(self.uncertain_networks(sized_networks())):
             yield network_cell(spec, in_turn(self._precisions, number))
             if number % SMALL_EVERY == SMALL_EVERY - 1:
                 yield network_cell(next(small))
@@ -401,7 +385,7 @@ class Synchronous(Schedule):
         spec = network_spec(cell)
         graph = networks.graph(spec, cell.precision)  # one that cannot be traced is no use to any fit
         model, inputs = self._workload(cell)
-        repeats, budget_s = _effort(spec)
+        repeats, budget_s = TINY_EFFORT if spec.tiny else HOLDOUT_EFFORT if spec.holdout else SIZED_EFFORT
         between = self._evicting(spec, inputs, cell.precision) if spec.cold else None
         timed = in_network.time_ops(model, inputs, repeats=repeats, budget_s=budget_s, gauge=gauge, between=between)
         known = len(in_network.calls(graph.at(spec.batch)))
@@ -424,13 +408,6 @@ class Synchronous(Schedule):
         return evict
 
 
-def _effort(spec: NetworkSpec) -> tuple[int, float]:
-    """Forward passes and seconds to spend on a network."""
-    if spec.tiny:
-        return TINY_REPEATS, TINY_S
-    return (HOLDOUT_REPEATS, HOLDOUT_S) if spec.holdout else (SIZED_REPEATS, SIZED_S)
-
-
 class Asynchronous(Schedule):
     """The schedule of a GPU, or of the simulated device: ops are issued and kernels timed one by one."""
 
@@ -441,17 +418,19 @@ class Asynchronous(Schedule):
         yield from dispatch_cells()
         for spec in (*chain_networks(), *tiny_networks(TINY)):
             yield network_cell(spec)
-        kernels = {precision: self._kernels(precision) for precision in self._precisions}
+        # What multiplies nothing runs in TF32 as it does in fp32: `fitting` takes it from there.
+        shared = {"tf32"} if "fp32" in self._precisions else set()
+        kernels = {one: kernel_cells(one, PRODUCTS if one in shared else KERNELS) for one in self._precisions}
         holdouts = holdout_networks()
         while True:
             for precision in self._precisions:
-                yield from self._sampler.of_kernels(kernels[precision], ROUND)
+                yield from self.uncertain_kernels(kernels[precision], ROUND)
                 yield network_cell(next(holdouts), precision)
 
     def measure(self, cell: Cell) -> Sampled:
         """Time one cell."""
         if cell == CLOCK:
-            return Sampled(constants.measure(self._device).timings())
+            return Sampled(constants.measure(self._device))
         if cell.kind == "network":
             return Sampled(self._network(cell))
         call = self._device.prepare(cell)
@@ -460,11 +439,6 @@ class Asynchronous(Schedule):
         if cell.kind == "dispatch":
             return Sampled({"issue": timer.issue(self._device, call, DISPATCH)})
         return Sampled({"queued": timer.queued(self._device, call, FINE if cell.kind == "memory" else None)})
-
-    def _kernels(self, precision: str) -> Iterator[Cell]:
-        # What multiplies nothing runs in TF32 as it does in fp32: `fitting` takes it from there.
-        shared = precision == "tf32" and "fp32" in self._precisions
-        return kernel_cells(precision, PRODUCTS if shared else KERNELS)
 
     def _network(self, cell: Cell) -> dict[str, Timing]:
         spec = network_spec(cell)

@@ -42,8 +42,6 @@ from latpred.tracing.inputs import (
 )
 from latpred.tracing.meta_module import Unweighted
 
-Example = Callable[[int, str], Any]
-
 # Files that somebody may take for a model. A name may have a dot as well: "Qwen/Qwen2.5-0.5B".
 _SUFFIXES = frozenset(
     (".py", ".json", ".yaml", ".yml", ".onnx", ".pt", ".pt2", ".pth", ".ckpt", ".bin", ".pkl", ".safetensors")
@@ -51,10 +49,8 @@ _SUFFIXES = frozenset(
 _PATHS = ("/", "./", "../", "~/")
 
 
-def _build_from_file(
-    name: str, device: str, seq: int | None, image: int | None
-) -> tuple[torch.nn.Module, Example, str, int]:
-    """Call the function that "path/file.py:function" names."""
+def _from_file(name: str, seq: int | None, image: int | None, dtype: torch.dtype, device: str) -> Built:
+    """What the function that "path/file.py:function" names builds."""
     path, _, function = name.rpartition(":")
     build = _function(Path(path), function)
     made = _call(build, name, device)
@@ -65,8 +61,13 @@ def _build_from_file(
             "inputs"
         )
     demand_one(example, seq, image)
-    inputs = derived(model, seq, image) if example is None else from_example(example)
-    return model, lambda batch, where: _arguments(placed(inputs.make(batch), where)), inputs.kind, inputs.size
+    given = derived(model, seq, image) if example is None else from_example(example)
+
+    def inputs(batch: int, where: str) -> Any:
+        values = placed(given.make(batch), where)
+        return cast(values if isinstance(values, (tuple, dict)) else (values,), dtype)
+
+    return Built(_settled(model, dtype, device), inputs, name, given.kind, given.size)
 
 
 def _demand_there(path: str) -> None:
@@ -105,10 +106,6 @@ def _functions(path: Path) -> list[str]:
         and len(part.args.defaults) == len([*part.args.posonlyargs, *part.args.args])
         and None not in part.args.kw_defaults
     ]
-
-
-def _arguments(value: Any) -> Any:
-    return value if isinstance(value, (tuple, dict)) else (value,)
 
 
 def _function(path: Path, function: str) -> Callable[[], Any]:
@@ -217,11 +214,6 @@ class Built:
     input_size: int  # tokens, pixels or samples; 0 for custom inputs
 
 
-def known() -> list[str]:
-    """Names of the published architectures, without those of torchvision and timm."""
-    return list(ARCHITECTURES)
-
-
 def listing(*, libraries: bool = False) -> list[dict[str, Any]]:
     """Every model that goes by name: its name, what it takes, how much of it usually, and its other names.
 
@@ -260,10 +252,10 @@ def build(
 ) -> Built:
     """Build a model by name, its structure alone on "meta", with random weights elsewhere.
 
-    A name is one of `known()` or another of its names ("bert-base", "google/mobilebert-uncased"), "torchvision:NAME",
-    "timm:NAME", either without its library where nothing else goes by the name, "SPACE:NETWORK" of a published space,
-    or "path/file.py:FUNCTION" for a function without arguments that returns a model, or a model and an example of its
-    inputs.
+    A name is one of `ARCHITECTURES` or another of its names ("bert-base", "google/mobilebert-uncased"),
+    "torchvision:NAME", "timm:NAME", either without its library where nothing else goes by the name, "SPACE:NETWORK" of
+    a published space, or "path/file.py:FUNCTION" for a function without arguments that returns a model, or a model and
+    an example of its inputs.
     """
     dtype = dtype_of(precision)
     if name.lower().endswith(".onnx"):
@@ -283,9 +275,7 @@ def build(
         model, side = _from_space(name, device)
         return _built(name, model, "image", image or side, dtype, device)
     if is_file(name):
-        model, example, kind, size = _build_from_file(name, device, seq, image)
-        made = _settled(model, dtype, device)
-        return Built(made, lambda batch, where: cast(example(batch, where), dtype), name, kind, size)
+        return _from_file(name, seq, image, dtype, device)
     full = _ALIASES.get(canonical(name))
     if full is None:
         _demand_no_path(name)
@@ -293,8 +283,7 @@ def build(
     row = ARCHITECTURES[full]
     demand_used(name, row.kind, seq, image)
     size = 0 if row.kind == "custom" else (image if row.kind == "image" else seq) or row.size
-    model = _from_transformers(row, size, device)
-    return _built(full, model, row.kind, size, dtype, device, getattr(model.config, "vocab_size", None))
+    return _built(full, _from_transformers(row, size, device), row.kind, size, dtype, device)
 
 
 def is_file(name: str) -> bool:
@@ -333,7 +322,7 @@ def build_config(config: Any) -> torch.nn.Module:
         raise UnknownModelError(
             f"transformers has no base model for a {type(config).__name__}; give a function that builds the model"
         )
-    model_class = _transformers_class(base if isinstance(base, str) else base[0])
+    model_class = transformers_class(base if isinstance(base, str) else base[0])
     if _ATTENTION.get() is not None:
         config = model_class.config_class.from_dict(config.to_dict(), attn_implementation=_ATTENTION.get())
     with Unweighted():
@@ -341,26 +330,18 @@ def build_config(config: Any) -> torch.nn.Module:
     return model.eval()  # type: ignore[no-any-return]
 
 
-def _built(
-    name: str,
-    model: torch.nn.Module,
-    kind: str,
-    size: int,
-    dtype: torch.dtype,
-    device: str,
-    vocabulary: int | None = None,
-) -> Built:
-    transformers = hasattr(model, "config")
+def _built(name: str, model: torch.nn.Module, kind: str, size: int, dtype: torch.dtype, device: str) -> Built:
+    config: Any = getattr(model, "config", None)
 
     def inputs(batch: int, where: str) -> Any:
         if kind == "seq":
-            return {"input_ids": example_tokens(batch, size, where, vocabulary)}
+            return {"input_ids": example_tokens(batch, size, where, getattr(config, "vocab_size", None))}
         if kind == "custom":
-            return example_speech(model.config, batch, where, dtype)
+            return example_speech(config, batch, where, dtype)
         if kind == "audio":
             return {"input_values": example_values((batch, size), where, dtype)}
         pixels = example_values((batch, 3, size, size), where, dtype)
-        return {"pixel_values": pixels} if transformers else (pixels,)
+        return (pixels,) if config is None else {"pixel_values": pixels}
 
     return Built(_settled(model, dtype, device), inputs, name, kind, size)
 
@@ -377,7 +358,7 @@ def _settled(model: torch.nn.Module, dtype: torch.dtype, device: str) -> torch.n
 
 
 def _from_transformers(row: Architecture, size: int, device: str) -> torch.nn.Module:
-    model_class, options = _transformers_class(row.model), dict(row.config)
+    model_class, options = transformers_class(row.model), dict(row.config)
     if row.kind == "image" and "Swin" not in row.model:
         fixed = "patch_size" in options and not row.model.startswith("ViT")
         options["image_size"] = options.get("image_size", size) if fixed else size
@@ -388,7 +369,8 @@ def _from_transformers(row: Architecture, size: int, device: str) -> torch.nn.Mo
         return model_class(config)  # type: ignore[no-any-return]
 
 
-def _transformers_class(name: str) -> Any:
+def transformers_class(name: str) -> Any:
+    """A class of transformers, which does without a torchvision that is broken."""
     try:
         try:
             return getattr(import_module("transformers"), name)
@@ -399,13 +381,6 @@ def _transformers_class(name: str) -> Any:
                 return getattr(import_module("transformers"), name)
     except (ImportError, RuntimeError, AttributeError) as error:
         raise broken("transformers", error) from error
-
-
-def settle_transformers() -> None:
-    """Make transformers importable by anybody in this process, though the torchvision beside it may be broken."""
-    if _torchvision_broken():
-        with _without_torchvision():
-            pass
 
 
 @contextmanager
@@ -474,13 +449,11 @@ def _from_space(name: str, device: str) -> tuple[torch.nn.Module, int]:
 def _from_library(library: str, name: str, device: str, image: int | None) -> tuple[torch.nn.Module, int]:
     try:
         module = import_module("torchvision.models" if library == "torchvision" else "timm")
-    except ModuleNotFoundError as error:
-        if (error.name or "").partition(".")[0] == library:
+    except (ImportError, RuntimeError) as error:
+        if isinstance(error, ModuleNotFoundError) and (error.name or "").partition(".")[0] == library:
             raise MissingPackageError(
                 f"'{library}:{name}' needs {library}, which is not installed; run 'pip install {library}'"
             ) from error
-        raise broken(library, error) from error
-    except (ImportError, RuntimeError) as error:
         raise broken(library, error) from error
     listed = {canonical(each): each for each in module.list_models()}
     if canonical(name) not in listed:
@@ -529,28 +502,26 @@ def _torchvision_model(module: Any, name: str, device: str, image: int | None) -
 
 
 def _timm_model(module: Any, name: str, device: str, image: int | None) -> tuple[torch.nn.Module, int]:
-    # Of some models the image's size is in the layers; others do not take it, and need not.
-    model: Any = None if image is None else _timm_made(module, name, device, image)
-    if model is None:
+    def made(**options: int) -> Any:
         with _building_for(device):
-            model = module.create_model(name, pretrained=False)
+            return module.create_model(name, pretrained=False, **options)
+
+    model = None
+    if image is not None:
+        # Of some models the image's size is in the layers; others do not take it, and need not.
+        try:
+            model = made(img_size=image)
+        except TypeError:
+            pass
+        except (AssertionError, ValueError, RuntimeError) as error:
+            raise UsageError(
+                f"timm:{name} cannot be built for images of {image} pixels: "
+                f"{' '.join(str(error).split()) or type(error).__name__}; ask for another size (image=, --image)"
+            ) from error
+    if model is None:
+        model = made()
     described = getattr(model, "pretrained_cfg", None) or {}
     return model, image or described.get("input_size", (3, 224, 224))[-1]
-
-
-def _timm_made(module: Any, name: str, device: str, image: int) -> torch.nn.Module | None:
-    """A model of timm's for images of a size; None where it takes no size."""
-    try:
-        with _building_for(device):
-            made: torch.nn.Module = module.create_model(name, pretrained=False, img_size=image)
-    except TypeError:
-        return None
-    except (AssertionError, ValueError, RuntimeError) as error:
-        raise UsageError(
-            f"timm:{name} cannot be built for images of {image} pixels: "
-            f"{' '.join(str(error).split()) or type(error).__name__}; ask for another size (image=, --image)"
-        ) from error
-    return made
 
 
 def _unknown(name: str, names: list[str], missing: Sequence[str] = ()) -> UnknownModelError:

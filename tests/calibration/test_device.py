@@ -8,14 +8,13 @@ import pytest
 import torch
 
 from latpred.calibration.cells import Cell
-from latpred.calibration.devices import conditions, constants, open_device
+from latpred.calibration.devices import conditions, open_device
 from latpred.calibration.devices.cpu import CpuDevice
-from latpred.calibration.devices.cuda import CudaDevice, _errors
+from latpred.calibration.devices.cuda import CudaDevice
 from latpred.calibration.timing import timer
 from latpred.errors import DeviceError, UsageError
 
 GPU = torch.cuda.is_available()
-CPU_ADD = Cell("dispatch", "add", {"rows": 4, "cols": 8})
 
 
 @pytest.mark.parametrize("name", ["tpu", "", "cuda:x", "cudax", "nvidia-h200", "CPU"])
@@ -47,16 +46,13 @@ def test_cpu_describes_itself():
     assert device.machine().threads == torch.get_num_threads()
     assert device.precisions()[0] == "fp32"
     assert device.time_replayed(lambda: None, 1) is None
-    assert constants.measure(device) == constants.Clocks()
 
 
 def test_cpu_cells_are_timed_for_real():
     device = CpuDevice()
+    cells = Cell("dispatch", "add", {"rows": 4, "cols": 8}), Cell("kernel", "gemm", {"m": 512, "n": 512, "k": 512})
     with torch.inference_mode():
-        small = timer.single(device, device.prepare(CPU_ADD), timer.QUICK)
-        large = timer.single(
-            device, device.prepare(Cell("kernel", "gemm", {"m": 512, "n": 512, "k": 512})), timer.QUICK
-        )
+        small, large = (timer.single(device, device.prepare(cell), timer.QUICK) for cell in cells)
     assert large.median_s > 3 * small.median_s > 0
 
 
@@ -67,48 +63,10 @@ def test_cpu_cell_that_does_not_fit_is_out_of_memory_and_other_errors_stay_what_
         torch.ones(2, 3) @ torch.ones(2, 3)
 
 
-@pytest.mark.parametrize(
-    "error",
-    [
-        torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 40.00 GiB.\nSee the documentation"),
-        RuntimeError("CUDA error: CUBLAS_STATUS_ALLOC_FAILED when calling `cublasCreate(handle)`"),
-        RuntimeError("CUDA error: out of memory"),
-    ],
-)
-def test_cuda_memory_errors_become_memory_errors_of_one_line(error):
-    with pytest.raises(MemoryError) as raised, _errors(torch.device("cuda", 0)):
-        raise error
-    assert str(raised.value) == str(error).splitlines()[0]
-    assert raised.value.__cause__ is error
-
-
-def test_lost_gpu_is_a_device_error_that_says_what_to_do():
-    lost = RuntimeError("CUDA error: an illegal memory access was encountered\nCompile with TORCH_USE_CUDA_DSA")
-    message = r"cuda:0 failed: CUDA error: an illegal memory access.*run the same command again"
-    with pytest.raises(DeviceError, match=message), _errors(torch.device("cuda", 0)):
-        raise lost
-
-
-@pytest.mark.parametrize(
-    "text",
-    [
-        "\"addmm\" not implemented for 'Half'",
-        "cuDNN error: CUDNN_STATUS_NOT_SUPPORTED",
-        "CUDA error: CUBLAS_STATUS_NOT_SUPPORTED when calling `cublasGemmEx(handle)`",
-        "CUDA error: invalid configuration argument",
-    ],
-)
-def test_errors_of_one_call_stay_what_they_are(text):
-    with pytest.raises(RuntimeError) as raised, _errors(torch.device("cuda", 0)):
-        raise RuntimeError(text)
-    assert not isinstance(raised.value, DeviceError | MemoryError)
-    assert str(raised.value) == text
-
-
 class HalfCuda(CudaDevice):
     """What times on a GPU without one: calls that take the host as long to issue as their heads say."""
 
-    def __init__(self, issue_us):
+    def __init__(self, issue_us=1.0):
         self.torch_device, self.name = torch.device("cuda", 0), "cuda:0"
         self._enough, self._graph, self.heads, self.captures = (0, 0.0), None, [], 0
         self.issue_us = issue_us
@@ -120,6 +78,31 @@ class HalfCuda(CudaDevice):
     def _captured(self, call, count):
         self.captures += 1
         return SimpleNamespace(replay=lambda: None)
+
+
+@pytest.mark.parametrize(
+    ("error", "kind"),
+    [
+        (torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 40 GiB.\nSee the documentation"), MemoryError),
+        (RuntimeError("CUDA error: CUBLAS_STATUS_ALLOC_FAILED when calling `cublasCreate(handle)`"), MemoryError),
+        (RuntimeError("CUDA error: out of memory"), MemoryError),
+        (RuntimeError("CUDA error: an illegal memory access was encountered\nCompile with USE_CUDA_DSA"), DeviceError),
+        # Of one call: they stay what they are.
+        (RuntimeError("\"addmm\" not implemented for 'Half'"), RuntimeError),
+        (RuntimeError("cuDNN error: CUDNN_STATUS_NOT_SUPPORTED"), RuntimeError),
+        (RuntimeError("CUDA error: CUBLAS_STATUS_NOT_SUPPORTED when calling `cublasGemmEx(handle)`"), RuntimeError),
+        (RuntimeError("CUDA error: invalid configuration argument"), RuntimeError),
+    ],
+)
+def test_errors_of_cuda_say_in_one_line_what_they_are(error, kind):
+    with pytest.raises(kind) as raised, HalfCuda().errors():
+        raise error
+    first = str(error).splitlines()[0]
+    lost = f"cuda:0 failed: {first}. After such an error a process cannot use the GPU any more: run the same command"
+    assert raised.type is kind
+    assert str(raised.value).startswith(lost if kind is DeviceError else first)
+    assert "\n" not in str(raised.value)
+    assert error in (raised.value, raised.value.__cause__)
 
 
 def call():
@@ -143,7 +126,7 @@ def test_a_replay_is_captured_once_and_timed_behind_such_a_head_too():
 
 
 def test_tf32_that_the_environment_forces_is_an_error(monkeypatch):
-    device = HalfCuda(issue_us=1.0)
+    device = HalfCuda()
     with conditions.stated():
         device.use_precision("fp32")
         monkeypatch.setattr(torch._C, "_get_cublas_allow_tf32", lambda: True)

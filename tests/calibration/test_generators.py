@@ -21,7 +21,6 @@ from latpred.calibration.devices import open_device
 from latpred.calibration.runtime_calibration import onnx_workloads
 from latpred.calibration.runtime_calibration.onnx_calibrator import TINY_GRAPHS, graph_cell
 from latpred.calibration.runtime_calibration.onnx_workloads import Graph
-from latpred.calibration.timing.in_network import TimedCalls, calls
 from latpred.calibration.workloads import blocks, networks, single_ops
 from latpred.calibration.workloads.networks import KINDS, WAVE, NetworkSpec
 from latpred.errors import TraceError
@@ -36,7 +35,6 @@ STAGED = ("residual", "mobile", "dense")
 THINNED = 10
 PARTS = 3  # that the seeds of a kind fall into, so that several processes share them
 TRACED = (*range(0, 13_000, 42), *range(13_000, 130_000, 382))
-HOLDOUTS = 60
 TINY = 10 * len(KINDS)  # as many as the calibrator of any runtime draws
 PRECISIONS = ("fp32", "bf16", "fp16")
 CELLS = 400  # kernel cells of a precision
@@ -106,23 +104,6 @@ def test_tiny_networks_are_traced(precision: str) -> None:
 
 def test_small_networks_are_traced() -> None:
     for spec in schedules.small_networks(3 * schedules.SMALL):
-        demand_sound(networks.graph(spec), spec.batch)
-
-
-def test_networks_make_the_calls_of_their_trace() -> None:
-    medleys = [spec for spec in schedules.small_networks(schedules.SMALL) if spec.kind == networks.MEDLEY]
-    for spec in (*medleys, *map(networks.draw, range(len(KINDS)))):
-        narrow = spec if spec in medleys else msgspec.structs.replace(spec, width=32, cold=False)
-        model, given = networks.real_model(narrow, "fp32"), networks.real_inputs(narrow, "fp32")
-        with torch.inference_mode(), TimedCalls() as timed:
-            model(*given)
-        named = [group[0].name for group in calls(networks.graph(narrow).at(spec.batch))]
-        assert len(timed.names) == len(named), spec
-
-
-def test_holdout_networks_are_traced() -> None:
-    for spec in islice(schedules.holdout_networks(), HOLDOUTS):
-        assert spec.holdout
         demand_sound(networks.graph(spec), spec.batch)
 
 

@@ -14,7 +14,8 @@ import pytest
 
 from latpred.calibration import cells, choose_shapes, evaluate_kernels, schedules
 from latpred.calibration.cells import Cell
-from latpred.calibration.schedules import UncertaintySampler
+from latpred.calibration.devices import open_device
+from latpred.calibration.schedules import Schedule
 from latpred.calibration.workloads import networks, single_ops
 from latpred.calibration.workloads.networks import KINDS, NetworkSpec
 from latpred.errors import TableError, TraceError, UnknownGpuError, UsageError
@@ -37,10 +38,12 @@ def profile(unsure: str) -> DeviceProfile:
     return factories.profile(factories.device(asynchronous=False, kind="cpu"), fits)
 
 
-def learned(known: DeviceProfile) -> UncertaintySampler:
-    sampler = UncertaintySampler()
-    sampler.learn(known)
-    return sampler
+def schedule(known: DeviceProfile | None = None) -> Schedule:
+    """A schedule that has learned a profile, if any."""
+    made = schedules.schedule_of(open_device("simulated"), ("fp32",))
+    if known is not None:
+        made.learn(known)
+    return made
 
 
 def refusing(trace: Callable[..., object], broken: Callable[[object], bool]) -> Callable[..., object]:
@@ -56,9 +59,9 @@ def refusing(trace: Callable[..., object], broken: Callable[[object], bool]) -> 
 
 def test_before_learning_everything_comes_as_drawn() -> None:
     specs, kernels = [small(seed) for seed in range(40)], list(islice(cells.kernel_cells("fp32"), 30))
-    assert list(islice(UncertaintySampler().of_networks(iter(specs)), 40)) == specs
+    assert list(islice(schedule().uncertain_networks(iter(specs)), 40)) == specs
     drawn = iter(kernels)
-    assert list(UncertaintySampler().of_kernels(drawn, 12)) == kernels[:12]
+    assert list(schedule().uncertain_kernels(drawn, 12)) == kernels[:12]
     assert next(drawn) == kernels[12]
 
 
@@ -67,7 +70,7 @@ def test_after_learning_holdouts_are_kept_and_the_uncertain_come_first() -> None
     specs = [small(seed) for seed in range(50, 50 + GROUP)]  # seeds 55 to 65 are held out
     holdouts = [spec for spec in specs if spec.holdout]
     assert len(holdouts) == len(KINDS)
-    chosen = list(islice(learned(known).of_networks(iter(specs)), len(KINDS) + GROUP // schedules.CANDIDATES))
+    chosen = list(islice(schedule(known).uncertain_networks(iter(specs)), len(KINDS) + GROUP // schedules.CANDIDATES))
     assert chosen[: len(KINDS)] == holdouts
     predictor, widths = Predictor(known), []
     for spec in chosen[len(KINDS) :]:
@@ -79,28 +82,28 @@ def test_after_learning_holdouts_are_kept_and_the_uncertain_come_first() -> None
 
 def test_the_certain_half_is_passed_over_and_what_cannot_be_traced(monkeypatch: pytest.MonkeyPatch) -> None:
     specs = [small(seed) for seed in range(GROUP)]  # no holdout among them
-    sampler = learned(profile("rnn"))
-    chosen = list(islice(sampler.of_networks(iter(specs)), GROUP // 2))
+    sampler = schedule(profile("rnn"))
+    chosen = list(islice(sampler.uncertain_networks(iter(specs)), GROUP // 2))
     assert len(set(chosen)) == GROUP // 2
     unsure = [spec for spec in specs if spec.kind == "recurrent"]
     assert set(unsure) <= set(chosen)
     monkeypatch.setattr(networks, "graph", refusing(networks.graph, lambda spec: spec == unsure[0]))
-    chosen = list(islice(sampler.of_networks(iter(specs)), GROUP // 2))
+    chosen = list(islice(sampler.uncertain_networks(iter(specs)), GROUP // 2))
     assert len(set(chosen)) == GROUP // 2
     assert unsure[0] not in chosen
 
 
 def test_networks_come_as_drawn_where_a_profile_cannot_predict_them() -> None:
     fits = {"bf16": factories.profile().kernels["fp32"]}
-    sampler = learned(msgspec.structs.replace(profile("rnn"), kernels=fits))
+    sampler = schedule(msgspec.structs.replace(profile("rnn"), kernels=fits))
     specs = [small(seed) for seed in range(GROUP)]
-    assert list(islice(sampler.of_networks(iter(specs)), GROUP // 2)) == specs[: GROUP // 2]
+    assert list(islice(sampler.uncertain_networks(iter(specs)), GROUP // 2)) == specs[: GROUP // 2]
 
 
 @pytest.mark.parametrize(("unsure", "name"), [("conv", "conv"), ("softmax", "softmax"), ("pooling", "max_pool")])
 def test_after_learning_the_least_certain_kernels_are_taken(unsure: str, name: str) -> None:
     drawn = list(islice(cells.kernel_cells("fp32"), 60))
-    chosen = list(learned(profile(unsure)).of_kernels(iter(drawn), 30))
+    chosen = list(schedule(profile(unsure)).uncertain_kernels(iter(drawn), 30))
     assert len(chosen) == 30
     assert {cell.key for cell in drawn if cell.name == name and cell.dims.get("groups", 1) == 1} <= {
         cell.key for cell in chosen
@@ -108,16 +111,16 @@ def test_after_learning_the_least_certain_kernels_are_taken(unsure: str, name: s
 
 
 def test_a_family_without_a_fit_is_the_least_certain_of_all() -> None:
-    sampler = learned(factories.profile(fits=[factories.kernel_fit("gemm", spread=0.9)]))
+    sampler = schedule(factories.profile(fits=[factories.kernel_fit("gemm", spread=0.9)]))
     drawn = list(islice(cells.kernel_cells("fp32"), 8))
     assert drawn[0].name == "gemm"
-    assert drawn[0] not in list(sampler.of_kernels(iter(drawn), 4))
+    assert drawn[0] not in list(sampler.uncertain_kernels(iter(drawn), 4))
 
 
 def test_a_kernel_that_cannot_be_traced_or_launches_nothing_comes_last(monkeypatch: pytest.MonkeyPatch) -> None:
     drawn = [Cell("kernel", name, {"rows": 4, "cols": 8}) for name in ("broken", "view", "add", "softmax")]
     monkeypatch.setattr(single_ops, "graph", refusing(single_ops.graph, lambda cell: cell == drawn[0]))
-    assert list(learned(profile("softmax")).of_kernels(iter(drawn), 2)) == [drawn[3], drawn[2]]
+    assert list(schedule(profile("softmax")).uncertain_kernels(iter(drawn), 2)) == [drawn[3], drawn[2]]
 
 
 GRID = np.array(

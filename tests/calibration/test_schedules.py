@@ -118,23 +118,15 @@ def test_large_networks_hold_maps_that_no_cache_does_and_the_heap_keeps() -> Non
         assert all(3 << 20 < op.write_bytes.at(spec.batch) < LARGE_BLOCK for op in ops if op.launches)
 
 
-def test_a_cpu_times_small_networks_before_those_of_every_size() -> None:
-    specs = [
-        schedules.network_spec(cell)
-        for cell in islice(schedules.Synchronous(open_device("simulated"), ("fp32",)).cells(), 108)
-        if cell.kind == "network"
-    ]
-    not_tiny = [spec for spec in specs if not spec.tiny and not spec.chain]
-    assert not_tiny[: schedules.SMALL] == list(schedules.small_networks(schedules.SMALL))
-    assert not_tiny[schedules.SMALL] == next(schedules.sized_networks())
-
-
-def test_small_networks_go_on_among_those_of_every_size() -> None:
-    cells = schedules.Synchronous(open_device("simulated"), ("fp32",)).cells()
-    specs = [schedules.network_spec(cell) for cell in islice(cells, 200) if cell.kind == "network"]
-    later = [spec for spec in specs if not (spec.tiny or spec.chain)][schedules.SMALL :]
+def test_a_cpu_times_small_networks_before_those_of_every_size_and_among_them() -> None:
+    drawn = schedules.Synchronous(open_device("simulated"), ("fp32",)).cells()
+    specs = [schedules.network_spec(cell) for cell in islice(drawn, 200) if cell.kind == "network"]
+    specs = [spec for spec in specs if not (spec.tiny or spec.chain)]
+    first, later = specs[: schedules.SMALL], specs[schedules.SMALL :]
+    assert first == list(schedules.small_networks(schedules.SMALL))
+    assert later[0] == next(schedules.sized_networks())
     small = list(islice(schedules.small_networks(), schedules.SMALL, schedules.SMALL + len(later) // 5))
-    assert [*later[4::5]] == small
+    assert later[4::5] == small
     assert {spec.kind for spec in small} == set(networks.SMALL_KINDS)
 
 

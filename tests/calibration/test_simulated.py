@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-import ast
 import random
 from dataclasses import replace
-from pathlib import Path
 
 import msgspec
 import pytest
+from counts import imports_of
 from factories import bare, perfect
 from factories import graph as graph_of
 
@@ -17,6 +16,7 @@ from latpred.calibration.cells import Cell
 from latpred.calibration.devices import simulated, simulated_costs
 from latpred.calibration.devices.simulated import SimulatedDevice, SimulatedSpec, TrueCosts
 from latpred.calibration.timing import timer
+from latpred.calibration.workloads import single_ops
 from latpred.errors import RuntimeRefusalError, UsageError
 from latpred.graph.graph import Affine
 from latpred.prediction.predictor import Predictor
@@ -25,6 +25,7 @@ from latpred.runtimes import one_step_per_op
 QUIET = SimulatedSpec(noise=0.0, spikes=0.0, drift=0.0, clock_us=0.0)
 COSTS = TrueCosts()
 LAUNCH, SYNC, FLOOR = 4, 3, 1.8
+SHAPE = {"rows": 4, "cols": 8}
 
 
 def true_us(graph, runtime="eager", protocol="single"):
@@ -81,9 +82,8 @@ def test_a_kernels_time_by_hand():
 
 
 def test_noise_and_spikes_are_as_asked_for():
-    graph = graph_of(bare("view"))
-    device = SimulatedDevice(replace(SimulatedSpec(seed=1), clock_us=0.0), graphs=lambda cell: (graph, 1))
-    call = device.prepare(Cell("dispatch", "view"))
+    device = SimulatedDevice(SimulatedSpec(seed=1, clock_us=0.0))
+    call = device.prepare(Cell("dispatch", "view", SHAPE))
     taken = []
     for _ in range(20_000):
         start = device.clock()
@@ -120,9 +120,9 @@ def test_true_crossover_and_knee_by_hand():
 
 
 def test_a_cell_runs_its_op_without_the_python_around_it():
-    graph = graph_of(bare("norm", "norm", 64, module_calls=5, python_calls=50))
-    device = SimulatedDevice(QUIET, graphs=lambda cell: (graph, 1))
-    issued = timer.issue(device, device.prepare(Cell("dispatch", "layer_norm")))
+    device, cell = SimulatedDevice(QUIET), Cell("dispatch", "layer_norm", SHAPE)
+    assert any(any(op.calls) for op in single_ops.graph(cell)[0].ops)
+    issued = timer.issue(device, device.prepare(cell))
     assert issued.median_s * 1e6 == pytest.approx(COSTS.dispatch("norm"))
 
 
@@ -175,19 +175,13 @@ def test_batch_is_read_off_the_inputs():
 
 def test_simulation_shares_no_code_with_the_predictor():
     allowed = {
-        "latpred",  # its registry of runtimes
-        *("latpred.errors", "latpred.graph.graph", "latpred.ops.families"),
+        "latpred.runtimes",  # the registry
+        *("latpred.errors", "latpred.graph.graph", "latpred.ops.families", "latpred.profile.document"),
         "latpred.query",  # the names of precisions
-        *("latpred.profile.document", "latpred.calibration.cells", "latpred.calibration.workloads"),
-        *(f"latpred.calibration.devices{name}" for name in ("", ".base", ".simulated_costs", ".simulated_programs")),
+        *("latpred.calibration.cells", "latpred.calibration.workloads.single_ops"),
+        *(f"latpred.calibration.devices.{name}" for name in ("base", "machine", "simulated_costs")),
     }
-    imported = set()
-    for module in (simulated, simulated_costs, simulated_costs):
-        for node in ast.walk(ast.parse(Path(module.__file__).read_text())):
-            if isinstance(node, ast.ImportFrom):
-                imported.add(node.module)
-            elif isinstance(node, ast.Import):
-                imported.update(alias.name for alias in node.names)
+    imported = {found.target for module in (simulated, simulated_costs) for found in imports_of(module.__name__)}
     ours = {name for name in imported if name.startswith("latpred")}
     assert ours
     assert ours <= allowed

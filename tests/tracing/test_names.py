@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import importlib
 import os
 import subprocess
 import sys
@@ -111,7 +110,7 @@ def test_a_model_of_two_inputs_is_told_how_to_be_called() -> None:
 
 def test_all_names_can_be_listed() -> None:
     listed = {row["name"]: row for row in names.listing(libraries=True)}
-    assert set(names.known()) < set(listed)
+    assert set(names.ARCHITECTURES) < set(listed)
     assert listed["torchvision:densenet161"]["aliases"] == ["densenet", "densenet161"]
     assert listed["timm:gernet_m"]["takes"] == "image"
 
@@ -226,24 +225,29 @@ def test_an_unknown_name_imports_no_library(name: str, nearest: str, monkeypatch
     assert "could not be looked into" not in str(caught.value)
 
 
-def test_a_library_that_is_not_installed(monkeypatch: pytest.MonkeyPatch) -> None:
-    def missing(name: str) -> ModuleType:
-        raise ModuleNotFoundError(f"No module named {name!r}", name=name.partition(".")[0])
-
-    monkeypatch.setattr(names, "import_module", missing)
-    with pytest.raises(MissingPackageError, match="needs timm, which is not installed; run 'pip install timm'"):
-        names.build("timm:resnet50")
+UNFIT = RuntimeError("operator torchvision::nms does not exist")
 
 
-@pytest.mark.parametrize("name", ["torchvision:resnet50", "bert-base"])
-def test_a_torchvision_that_does_not_fit(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    def broken(module: str) -> ModuleType:
-        if module.startswith(("torchvision", "transformers")):
-            raise RuntimeError("operator torchvision::nms does not exist")
-        return importlib.import_module(module)
+@pytest.mark.parametrize(
+    ("name", "error", "said"),
+    [
+        (
+            "timm:resnet50",
+            ModuleNotFoundError(name="timm"),
+            "needs timm, which is not installed; run 'pip install timm'",
+        ),
+        ("torchvision:resnet50", UNFIT, "the installed torchvision does not fit the installed torch"),
+        ("bert-base", UNFIT, "the installed torchvision does not fit the installed torch"),
+    ],
+)
+def test_a_library_that_is_not_there_or_does_not_fit(
+    name: str, error: Exception, said: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def failing(module: str) -> ModuleType:
+        raise error
 
-    monkeypatch.setattr(names, "import_module", broken)
-    with pytest.raises(MissingPackageError, match="the installed torchvision does not fit the installed torch"):
+    monkeypatch.setattr(names, "import_module", failing)
+    with pytest.raises(MissingPackageError, match=said):
         names.build(name)
 
 

@@ -16,74 +16,54 @@ Call = Callable[[], None]
 
 
 class ProfiledForward(NamedTuple):
-    """What a profiler saw of one forward pass.
+    """What a profiler saw of one forward pass."""
 
-    launches : ops that gave the device something to do, which is what latpred traces; a library may take several
-    kernels for one, and what a graph replays is launched by none. kernels, kernel_s : kernels that ran, and seconds of
-    them all. fills : of memory, which latpred does not count.
-    """
-
+    # Ops that gave the device something to do, which is what latpred traces; a library may take several kernels for
+    # one, and what a graph replays is launched by none.
     launches: float
     kernels: float
-    kernel_s: float
-    fills: float
+    kernel_s: float  # of all kernels together
+    fills: float  # of memory, which latpred does not count
 
 
 class Device(Protocol):
-    """A device that can be timed.
+    """A device that can be timed."""
 
-    Attributes
-    ----------
-    name : str
-        "cpu", "cuda:0" or "simulated".
-    asynchronous : bool
-        True when the host goes on while the device works.
-    """
-
-    name: str
-    asynchronous: bool
+    name: str  # "cpu", "cuda:0" or "simulated"
+    asynchronous: bool  # True when the host goes on while the device works
 
     def machine(self) -> Machine:
         """Identity of host, device and stack."""
-        ...
 
     def info(self) -> DeviceInfo:
         """What is known of the device without measuring; clock constants are left at zero."""
-        ...
 
     def precisions(self) -> tuple[str, ...]:
         """Precisions the device does well, the most important first."""
-        ...
 
     def use_precision(self, precision: str) -> None:
         """Set, for the whole process, how float32 is multiplied: "tf32" allows TF32, anything else forbids it.
 
         `prepare` does so for its cell; what is prepared otherwise runs under whatever was set last.
         """
-        ...
 
     def clock(self) -> float:
         """Host time in seconds; only differences mean anything."""
-        ...
 
     def synchronize(self) -> None:
         """Wait until the device is idle."""
-        ...
 
     def errors(self) -> AbstractContextManager[None]:
         """Within it, what the device raises comes out as MemoryError (out of memory) or DeviceError (it is lost)."""
-        ...
 
     def prepare(self, cell: Cell) -> Call:
         """Build a cell's tensors and give the call that issues it once; weights rotate from call to call.
 
         A MemoryError says that the cell does not fit the device.
         """
-        ...
 
     def prepare_model(self, model: Any, inputs: Any, runtime: str) -> Call:
-        """Give the call that issues one forward pass of a model."""
-        ...
+        """Give the call that issues one forward pass of a model, which must be on the device with its inputs."""
 
     def time_queued(self, call: Call, count: int) -> float:
         """Device seconds that `count` calls take back to back, with the device never waiting for the host.
@@ -91,11 +71,9 @@ class Device(Protocol):
         Between two kernels lies the gap of the device's stream, as in an eager forward pass. On a synchronous device
         this is the host time of the same loop.
         """
-        ...
 
     def time_replayed(self, call: Call, count: int) -> float | None:
         """Device seconds of one replay of a captured graph of `count` calls.
 
         None where there are no graphs or the call cannot be captured.
         """
-        ...

@@ -5,34 +5,26 @@ Nothing is measured here. TF32 is the device's to set, by precision: see `Device
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator
-from contextlib import contextmanager
-from functools import partial
-from typing import NamedTuple
+from collections.abc import Iterator
+from contextlib import ExitStack, contextmanager
+from typing import Any, NamedTuple
 
 import msgspec
 import torch
-from torch import Tensor
 
 from latpred.errors import UsageError
 from latpred.profile.document import BENCHMARK, CUDNN, THREADS, DeviceProfile
-from latpred.tracing.inputs import dtype_of
 
 _AUTOCAST = ("cpu", "cuda")
 _LARGEST_KEPT_BYTES = (32 << 20) - 8192  # with the allocator's own bookkeeping, just within what it learns from
-_SWITCHES = ((torch.backends.cuda.matmul, "allow_tf32"), (torch.backends.cudnn, "allow_tf32"))
 _NEWER = (torch.backends.cuda.matmul, torch.backends.cudnn.conv, torch.backends.cudnn.rnn)  # type: ignore[attr-defined]
 
 
 class Options(NamedTuple):
-    """What a measurement may set otherwise than it was.
+    """What a measurement may set otherwise than it was."""
 
-    threads : how many threads an op may use; None leaves it as it is. cudnn_benchmark : whether cudnn times its
-    convolutions when it meets a shape first, and keeps the fastest.
-    """
-
-    threads: int | None = None
-    cudnn_benchmark: bool = False
+    threads: int | None = None  # that an op may use; None leaves it as it is
+    cudnn_benchmark: bool = False  # whether cudnn times its convolutions when it meets a shape, and keeps the fastest
 
     def checked(self, kind: str) -> Options:
         """The same; a UsageError says what of it a kind of device does not have."""
@@ -76,48 +68,33 @@ def stated(options: Options = AS_IS) -> Iterator[None]:
 
     Random weights let activations fade into subnormal numbers, a hundred times slower on a CPU; trained weights do not.
     """
-    threads = options.threads
-    undo: list[Callable[[], object]] = _float32_settings()
-    undo.append(partial(setattr, torch.backends.cudnn, "benchmark", torch.backends.cudnn.benchmark))
-    # Whether subnormal results become zero now: PyTorch can set this but not tell.
-    undo.append(partial(torch.set_flush_denormal, not (torch.tensor(1e-39) * 0.5).item()))
-    if threads is not None:
-        undo.append(partial(torch.set_num_threads, torch.get_num_threads()))
-    undo += [partial(torch.set_autocast_enabled, kind, torch.is_autocast_enabled(kind)) for kind in _AUTOCAST]
-    try:
+    with ExitStack() as undo:
+        for setting in _float32_settings():
+            undo.callback(setattr, *setting)
+        undo.callback(setattr, torch.backends.cudnn, "benchmark", torch.backends.cudnn.benchmark)
         torch.backends.cudnn.benchmark = options.cudnn_benchmark
-        if threads is not None:
-            torch.set_num_threads(threads)
+        if options.threads is not None:
+            undo.callback(torch.set_num_threads, torch.get_num_threads())
+            torch.set_num_threads(options.threads)
+        # Whether subnormal results become zero now: PyTorch can set this but not tell.
+        undo.callback(torch.set_flush_denormal, not (torch.tensor(1e-39) * 0.5).item())
         torch.set_flush_denormal(True)
         for kind in _AUTOCAST:
+            undo.callback(torch.set_autocast_enabled, kind, torch.is_autocast_enabled(kind))
             torch.set_autocast_enabled(kind, False)
-        _warm_allocator()
+        # The C library's allocator, too, comes to where every long-lived process ends up. Until it has freed a block of
+        # 32 MiB, glibc gives large blocks back to the system, and each forward pass pays again for their pages, up to a
+        # third of its time. Where the allocator is another, this does nothing.
+        torch.empty(_LARGEST_KEPT_BYTES, dtype=torch.uint8)
         with torch.inference_mode():
             yield
-    finally:
-        for restore in undo:
-            restore()
 
 
-def _warm_allocator() -> None:
-    """Bring the C library's allocator to where every long-lived process ends up.
-
-    Until it has freed a block of 32 MiB, glibc gives large blocks back to the system, and each forward pass pays again
-    for their pages, up to a third of its time. Where the allocator is another, this does nothing.
-    """
-    torch.empty(_LARGEST_KEPT_BYTES, dtype=torch.uint8)
-
-
-def _float32_settings() -> list[Callable[[], object]]:
-    """Calls that set again how float32 is multiplied now."""
+def _float32_settings() -> list[tuple[Any, str, Any]]:
+    """How float32 is multiplied now: what holds that, by which name, and its value."""
     try:
-        return [partial(setattr, place, name, getattr(place, name)) for place, name in _SWITCHES]
+        places = torch.backends.cuda.matmul, torch.backends.cudnn
+        return [(place, "allow_tf32", place.allow_tf32) for place in places]
     except RuntimeError:
         # Set through PyTorch's newer interface, which the older one then refuses to read.
-        return [partial(setattr, place, "fp32_precision", place.fp32_precision) for place in _NEWER]
-
-
-def cast(tensors: Iterable[Tensor], precision: str) -> tuple[Tensor, ...]:
-    """Floating-point tensors in a precision's dtype; others as they are."""
-    dtype = dtype_of(precision)
-    return tuple(tensor.to(dtype) if tensor.is_floating_point() else tensor for tensor in tensors)
+        return [(place, "fp32_precision", place.fp32_precision) for place in _NEWER]

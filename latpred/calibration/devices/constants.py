@@ -10,14 +10,14 @@ of kernels separate floor from launch, and with it from gap. On a synchronous de
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from dataclasses import replace
 from itertools import repeat
 
 import msgspec
 import numpy as np
 
-from latpred.calibration.cells import FRESH, Cell
+from latpred.calibration.cells import CLOCK, FRESH, Cell
 from latpred.calibration.devices.base import Call, Device
 from latpred.calibration.session import Row
 from latpred.calibration.timing import timer
@@ -34,40 +34,13 @@ CHAIN = 16  # kernels of a replayed graph
 REPLAYS = 200
 LONGEST_QUEUE = 16384
 TRIES = 3
+CACHED = 1.5  # times the bandwidth of memory that a cache has at least
 
 MARK, TINY = Cell("clock", "mark"), Cell("clock", "tiny")
 
 
-class Clocks(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """Constants of a device's clock, in microseconds."""
-
-    launch_us: float = 0.0  # from the end of a dispatch to the start of its kernel on an idle device
-    gap_us: float = 0.0  # between the end of a kernel and the start of the next in the queue
-    sync_us: float = 0.0  # what waiting costs when there is nothing left to wait for
-    floor_us: float = 0.0  # device time of the smallest kernel
-    node_gap_us: float = 0.0  # the gap inside a replayed graph; 0 where graphs cannot be replayed
-    dispatch_us: float = 0.0  # host time to issue the smallest kernel
-    queue: int = 0  # launches the device holds before the host must wait; 0 on a synchronous device
-    stable: bool = True  # whether all timings behind these were
-
-    def into(self, info: DeviceInfo) -> DeviceInfo:
-        """The device's description with these constants filled in."""
-        return msgspec.structs.replace(
-            info, launch_us=self.launch_us, gap_us=self.gap_us, sync_us=self.sync_us, queue=self.queue
-        )
-
-    def timings(self) -> dict[str, Timing]:
-        """The same as timings, so that a journal holds them like any other cell; the queue is a number of launches."""
-        values = {name: us * 1e-6 for name, us in msgspec.structs.asdict(self).items() if name.endswith("_us")}
-        return {
-            name: Timing(value, 0.0, 1, self.stable) for name, value in {**values, "queue": float(self.queue)}.items()
-        }
-
-
-def measure(device: Device) -> Clocks:
-    """Measure a device's clock constants; a synchronous device has none."""
-    if not device.asynchronous:
-        return Clocks()
+def measure(device: Device) -> dict[str, Timing]:
+    """An asynchronous device's constants as a journal holds them: as times, of which the queue's is a number."""
     tiny, mark = device.prepare(TINY), device.prepare(MARK)
     lone_tiny, lone_mark = timer.single(device, tiny, FINE), timer.single(device, mark, FINE)
     issue_tiny, issue_mark = timer.issue(device, tiny, FINE), timer.issue(device, mark, FINE)
@@ -78,20 +51,21 @@ def measure(device: Device) -> Clocks:
     behind_mark_us = _us(lone_mark) - _us(issue_mark)
     floor_us = _us(lone_tiny) - _us(issue_tiny) - behind_mark_us
     floor_us = min(max(floor_us, 0.0), _us(period))
-    # What was seen of a lone kernel is kept whole, wherever the marker draws the line.
-    launch_us = max(_us(lone_tiny) - _us(issue_tiny) - sync_us - floor_us, 0.0)
     gap_us = _us(period) - floor_us
-    seen = (lone_tiny, lone_mark, issue_tiny, issue_mark, idle, period)
-    return Clocks(
-        launch_us=launch_us,
-        gap_us=gap_us,
-        sync_us=sync_us,
-        floor_us=floor_us,
-        node_gap_us=_node_gap_us(device, tiny, floor_us, gap_us),
-        dispatch_us=_us(issue_tiny),
-        queue=_queue_depth(device, tiny, _us(issue_tiny)),
-        stable=all(one.stable for one in seen),
-    )
+    constants_us = {
+        # From the end of a dispatch to the start of its kernel on an idle device. What was seen of a lone kernel is
+        # kept whole, wherever the marker draws the line.
+        "launch_us": max(_us(lone_tiny) - _us(issue_tiny) - sync_us - floor_us, 0.0),
+        "gap_us": gap_us,  # between the end of a kernel and the start of the next in the queue
+        "sync_us": sync_us,  # what waiting costs when there is nothing left to wait for
+        "floor_us": floor_us,  # device time of the smallest kernel
+        "node_gap_us": _node_gap_us(device, tiny, floor_us, gap_us),
+        "dispatch_us": _us(issue_tiny),  # host time to issue the smallest kernel
+    }
+    seconds = {name: us * 1e-6 for name, us in constants_us.items()}
+    queue = _queue_depth(device, tiny, _us(issue_tiny))
+    stable = all(one.stable for one in (lone_tiny, lone_mark, issue_tiny, issue_mark, idle, period))
+    return {name: Timing(value, 0.0, 1, stable) for name, value in {**seconds, "queue": float(queue)}.items()}
 
 
 def _queue_depth(device: Device, tiny: Call, dispatch_us: float) -> int:
@@ -152,11 +126,10 @@ def _nothing() -> None:
     """A call that issues nothing."""
 
 
-CACHED = 1.5  # times the bandwidth of memory that a cache has at least
-
-
-def described(info: DeviceInfo, rows: Iterable[Row]) -> DeviceInfo:
-    """The device with what its memory cells measured filled in."""
+def described(info: DeviceInfo, rows: Sequence[Row]) -> DeviceInfo:
+    """The device with what its clock and memory cells measured filled in."""
+    if info.asynchronous:
+        info = _clocked(info, rows)
     by_size: dict[str, dict[int, float]] = {}
     for row in rows:
         if row.cell.kind == "memory" and not row.error:
@@ -175,6 +148,14 @@ def described(info: DeviceInfo, rows: Iterable[Row]) -> DeviceInfo:
         resident_bytes=_resident_bytes(by_size["weights"]) if "weights" in rates else 0,
         fresh_bytes_per_us=round(1.0 / longer, 1) if longer > 0 else 0.0,
     )
+
+
+def _clocked(info: DeviceInfo, rows: Iterable[Row]) -> DeviceInfo:
+    timings = next((row.timings for row in rows if row.cell == CLOCK and not row.error), None)
+    if timings is None:
+        raise CalibrationError("the journal has no clock constants. Calibrate again: latpred calibrate --fresh")
+    values = {name: timings[name].median_s * US_PER_S for name in ("launch_us", "gap_us", "sync_us")}
+    return msgspec.structs.replace(info, **values, queue=round(timings["queue"].median_s))
 
 
 def cache_bytes(rates: dict[int, float]) -> int:

@@ -8,7 +8,7 @@ from __future__ import annotations
 import re
 import time
 from collections.abc import Iterator
-from contextlib import AbstractContextManager, contextmanager
+from contextlib import contextmanager
 from itertools import repeat
 from typing import Any
 
@@ -35,47 +35,51 @@ class CpuDevice:
         torch.empty(LARGE_BLOCK - 65536, dtype=torch.uint8)
 
     def machine(self) -> Machine:
-        """Identity of the host and its stack."""
         return machine.identity(threads=torch.get_num_threads())
 
     def info(self) -> DeviceInfo:
-        """Memory of the host; a synchronous device has no launch latency, gap or queue."""
         return DeviceInfo("cpu", "cpu", asynchronous=False, memory_bytes=host.memory_bytes(), queue=0)
 
     def precisions(self) -> tuple[str, ...]:
-        """fp32, and bf16 where the processor multiplies it itself."""
-        return ("fp32", "bf16") if _multiplies_bf16() else ("fp32",)
+        """fp32, and bf16 where the processor multiplies it itself: with AMX or AVX-512 BF16.
+
+        Elsewhere bf16 is emulated and slower than fp32.
+        """
+        checks = ("_is_amx_tile_supported", "_is_avx512_bf16_supported")
+        return ("fp32", "bf16") if any(getattr(torch.cpu, name, bool)() for name in checks) else ("fp32",)
 
     def use_precision(self, precision: str) -> None:
         """Nothing to set: float32 is multiplied as float32."""
 
     def clock(self) -> float:
-        """Seconds of the host's monotonic clock."""
         return time.perf_counter()
 
     def synchronize(self) -> None:
         """Nothing to wait for."""
 
-    def errors(self) -> AbstractContextManager[None]:
+    @contextmanager
+    def errors(self) -> Iterator[None]:
         """Turns a failed allocation, which PyTorch reports as a RuntimeError, into MemoryError."""
-        return _errors()
+        try:
+            yield
+        except RuntimeError as error:
+            if re.search(r"can't allocate memory|not enough memory", str(error)):
+                raise MemoryError(str(error).splitlines()[0]) from error
+            raise
 
     def prepare(self, cell: Cell) -> Call:
-        """The call that runs a cell once."""
         from latpred.calibration.workloads import single_ops
 
-        with _errors():
+        with self.errors():
             return single_ops.build(cell, self)
 
     def prepare_model(self, model: Any, inputs: Any, runtime: str) -> Call:
-        """The call that runs one forward pass in a runtime."""
         from latpred import runtimes
 
-        with _errors():
+        with self.errors():
             return runtimes.get(runtime).build(model, inputs)
 
     def time_queued(self, call: Call, count: int) -> float:
-        """Host seconds of `count` calls in a row."""
         start = time.perf_counter()
         for _ in repeat(None, count):
             call()
@@ -84,19 +88,3 @@ class CpuDevice:
     def time_replayed(self, call: Call, count: int) -> float | None:
         """None: there are no graphs to replay."""
         return None
-
-
-@contextmanager
-def _errors() -> Iterator[None]:
-    try:
-        yield
-    except RuntimeError as error:
-        if re.search(r"can't allocate memory|not enough memory", str(error)):
-            raise MemoryError(str(error).splitlines()[0]) from error
-        raise
-
-
-def _multiplies_bf16() -> bool:
-    """AMX or AVX-512 BF16; elsewhere bf16 is emulated and slower than fp32."""
-    checks = ("_is_amx_tile_supported", "_is_avx512_bf16_supported")
-    return any(bool(getattr(torch.cpu, name, bool)()) for name in checks)

@@ -10,7 +10,8 @@ from __future__ import annotations
 import re
 import time
 from collections.abc import Iterator, Sequence
-from contextlib import AbstractContextManager, contextmanager
+from contextlib import contextmanager
+from functools import cached_property
 from itertools import repeat
 from typing import Any
 
@@ -45,15 +46,13 @@ class CudaDevice:
         _require(index)
         self.name = f"cuda:{index}"
         self.torch_device = torch.device("cuda", index)
-        with _errors(self.torch_device):
+        with self.errors():
             torch.cuda.set_device(self.torch_device)
             self._properties: Any = torch.cuda.get_device_properties(index)
-        self._cycles_per_us = 0.0
         self._enough: tuple[int, float] = (0, 0.0)  # the call timed last, and the head that outlasted its issue
         self._graph: tuple[Call, int, torch.cuda.CUDAGraph] | None = None  # the one replayed last
 
     def machine(self) -> Machine:
-        """Identity of the host, its stack, the GPU and its driver."""
         state = self.state()
         driver = state.driver if state else f"CUDA {torch.version.cuda}"
         return machine.identity(accelerator=self._properties.name, driver=driver, threads=torch.get_num_threads())
@@ -64,7 +63,6 @@ class CudaDevice:
         return machine.gpu_state(f"{p.pci_domain_id:08X}:{p.pci_bus_id:02X}:{p.pci_device_id:02X}.0")
 
     def info(self) -> DeviceInfo:
-        """What the driver says; clock constants are left at zero."""
         return DeviceInfo(
             re.sub(r"[^a-z0-9]+", "-", self._properties.name.lower()).strip("-"),
             "cuda",
@@ -80,7 +78,6 @@ class CudaDevice:
         return ("fp32", "fp16", "bf16", "tf32") if self._properties.major >= 8 else ("fp32", "fp16")
 
     def use_precision(self, precision: str) -> None:
-        """Let matrix products and convolutions of float32 use TF32 for "tf32" and for nothing else."""
         torch.backends.cuda.matmul.allow_tf32 = precision == "tf32"
         torch.backends.cudnn.allow_tf32 = precision == "tf32"
         if torch.backends.cuda.matmul.allow_tf32 != (precision == "tf32"):
@@ -90,19 +87,34 @@ class CudaDevice:
             )
 
     def clock(self) -> float:
-        """Seconds of the host's monotonic clock."""
         return time.perf_counter()
 
     def synchronize(self) -> None:
-        """Wait until the GPU is idle."""
         torch.cuda.synchronize(self.torch_device)
 
-    def errors(self) -> AbstractContextManager[None]:
-        """Turns PyTorch's CUDA errors into MemoryError, with its cache emptied, and DeviceError."""
-        return _errors(self.torch_device)
+    @contextmanager
+    def errors(self) -> Iterator[None]:
+        """Turns PyTorch's CUDA errors into DeviceError and MemoryError, the latter with its cache emptied.
+
+        The next, smaller cell then finds room.
+        """
+        try:
+            yield
+        except RuntimeError as error:
+            text = str(error)
+            exhausted = r"out of memory|CUBLAS_STATUS_ALLOC_FAILED|CUDNN_STATUS_ALLOC_FAILED"
+            if isinstance(error, torch.OutOfMemoryError) or re.search(exhausted, text):
+                torch.cuda.empty_cache()
+                raise MemoryError(text.splitlines()[0]) from error
+            lost = "CUDA error" in text or isinstance(error, torch.AcceleratorError)
+            if lost and not _HARMLESS.search(text):
+                raise DeviceError(
+                    f"{self.name} failed: {text.splitlines()[0]}. After such an error a process cannot use the GPU any "
+                    "more: run the same command again, what was measured is kept."
+                ) from error
+            raise
 
     def prepare(self, cell: Cell) -> Call:
-        """The call that issues a cell once, in the cell's precision."""
         from latpred.calibration.workloads import single_ops
 
         with self.errors():
@@ -110,7 +122,6 @@ class CudaDevice:
             return self._clock_call(cell) if cell.kind == "clock" else single_ops.build(cell, self)
 
     def prepare_model(self, model: Any, inputs: Any, runtime: str) -> Call:
-        """The call that issues one forward pass in a runtime; model and inputs must be on the GPU."""
         from latpred import runtimes
 
         with self.errors():
@@ -130,7 +141,6 @@ class CudaDevice:
             return seconds
 
     def time_replayed(self, call: Call, count: int) -> float | None:
-        """Seconds of one replay of a graph of `count` calls; None when they cannot be captured."""
         with self.errors():
             # Capturing takes a hundred times as long as replaying, and a replay is asked for many times over.
             if self._graph is None or self._graph[:2] != (call, count):
@@ -175,11 +185,10 @@ class CudaDevice:
             return None
 
     def _sleep(self, us: float) -> None:
-        if not self._cycles_per_us:
-            self._cycles_per_us = self._sleeping_speed()
         _CUDA._sleep(int(us * self._cycles_per_us))
 
-    def _sleeping_speed(self) -> float:
+    @cached_property
+    def _cycles_per_us(self) -> float:
         """Cycles of the sleeping kernel in a microsecond; the clock it counts differs between GPUs."""
         times_ms = []
         for _ in range(SLEEPS):
@@ -220,35 +229,6 @@ def _require(index: int) -> None:
     count = torch.cuda.device_count()
     if index >= count:
         raise DeviceError(f"there is no cuda:{index}: this machine has cuda:0 to cuda:{count - 1}.")
-
-
-@contextmanager
-def _errors(device: torch.device) -> Iterator[None]:
-    try:
-        yield
-    except torch.OutOfMemoryError as error:
-        message = str(error).splitlines()[0]
-        _empty_cache()
-        raise MemoryError(message) from error
-    except RuntimeError as error:
-        text = str(error)
-        if re.search(r"out of memory|CUBLAS_STATUS_ALLOC_FAILED|CUDNN_STATUS_ALLOC_FAILED", text):
-            _empty_cache()
-            raise MemoryError(text.splitlines()[0]) from error
-        if _HARMLESS.search(text):
-            raise
-        if "CUDA error" in text or isinstance(error, torch.AcceleratorError):
-            raise DeviceError(
-                f"{device} failed: {text.splitlines()[0]}. After such an error a process cannot use the GPU any more: "
-                "run the same command again, what was measured is kept."
-            ) from error
-        raise
-
-
-def _empty_cache() -> None:
-    """Give back what PyTorch holds, so that the next, smaller cell finds room."""
-    if torch.cuda.is_available():
-        torch.cuda.empty_cache()
 
 
 def profiled(events: Sequence[Any], forwards: int) -> ProfiledForward:

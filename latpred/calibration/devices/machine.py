@@ -7,8 +7,8 @@ temperature) is provenance. Reading either never imports torch; nvidia-ml-py is 
 from __future__ import annotations
 
 import platform
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager, suppress
+from collections.abc import Callable
+from contextlib import suppress
 from importlib import metadata
 from typing import Any
 
@@ -46,14 +46,14 @@ def identity(*, accelerator: str = "", driver: str = "", threads: int) -> Machin
         system=f"{platform.system()} {platform.machine()}",
         accelerator=accelerator,
         driver=driver,
-        stack=stack(),
+        stack=_stack(),
         threads=threads,
         machine_id=host.machine_id(),
         cpu_model=host.cpu_model(),
     )
 
 
-def stack() -> dict[str, str]:
+def _stack() -> dict[str, str]:
     """Versions of Python and of the packages that set what an op costs."""
     versions = {"python": platform.python_version()}
     for package in STACK:
@@ -67,13 +67,18 @@ def gpu_state(pci_bus_id: str) -> GpuState | None:
 
     It is named by its bus, as in "00000000:3B:00.0": torch and the driver number GPUs differently.
     """
-    with _management_library() as nvml:
-        if nvml is None:
-            return None
+    try:
+        import pynvml
+    except ImportError:
+        return None
+    try:
+        pynvml.nvmlInit()
         try:
-            return _read_state(nvml, nvml.nvmlDeviceGetHandleByPciBusId(pci_bus_id.encode()))
-        except nvml.NVMLError:
-            return None
+            return _read_state(pynvml, pynvml.nvmlDeviceGetHandleByPciBusId(pci_bus_id.encode()))
+        finally:
+            pynvml.nvmlShutdown()
+    except pynvml.NVMLError:
+        return None
 
 
 def gpu_reason(before: GpuState | None, after: GpuState | None) -> str:
@@ -95,25 +100,6 @@ def gpu_reason(before: GpuState | None, after: GpuState | None) -> str:
     return ""
 
 
-@contextmanager
-def _management_library() -> Iterator[Any]:
-    """The initialised pynvml module, or None."""
-    try:
-        import pynvml
-    except ImportError:
-        yield None
-        return
-    try:
-        pynvml.nvmlInit()
-    except pynvml.NVMLError:
-        yield None
-        return
-    try:
-        yield pynvml
-    finally:
-        pynvml.nvmlShutdown()
-
-
 def _read_state(nvml: Any, handle: Any) -> GpuState:
     """What the driver tells; 0 of what it keeps to itself, as it does of a share of a GPU or within a container."""
 
@@ -123,21 +109,7 @@ def _read_state(nvml: Any, handle: Any) -> GpuState:
         except nvml.NVMLError:
             return otherwise
 
-    throttling = told(nvml.nvmlDeviceGetCurrentClocksThrottleReasons, handle)
-    computing = {process.pid for process in told(nvml.nvmlDeviceGetComputeRunningProcesses, handle, otherwise=())}
-    driver: str | bytes = nvml.nvmlSystemGetDriverVersion()
-    return GpuState(
-        driver=driver.decode() if isinstance(driver, bytes) else driver,
-        sm_mhz=told(nvml.nvmlDeviceGetClockInfo, handle, nvml.NVML_CLOCK_SM),
-        temperature_c=told(nvml.nvmlDeviceGetTemperature, handle, nvml.NVML_TEMPERATURE_GPU),
-        throttled=_throttle_reasons(nvml, throttling),
-        other_processes=max(len(computing) - 1, 0),
-        idle=bool(throttling & nvml.nvmlClocksThrottleReasonGpuIdle),
-    )
-
-
-def _throttle_reasons(nvml: Any, throttling: int) -> tuple[str, ...]:
-    bits = {
+    reasons = {
         "power cap": nvml.nvmlClocksThrottleReasonSwPowerCap,
         "application clocks": nvml.nvmlClocksThrottleReasonApplicationsClocksSetting,
         "hardware slowdown": nvml.nvmlClocksThrottleReasonHwSlowdown,
@@ -145,4 +117,14 @@ def _throttle_reasons(nvml: Any, throttling: int) -> tuple[str, ...]:
         "thermal (hardware)": nvml.nvmlClocksThrottleReasonHwThermalSlowdown,
         "power brake": nvml.nvmlClocksThrottleReasonHwPowerBrakeSlowdown,
     }
-    return tuple(reason for reason, bit in bits.items() if throttling & bit)
+    throttling = told(nvml.nvmlDeviceGetCurrentClocksThrottleReasons, handle)
+    computing = {process.pid for process in told(nvml.nvmlDeviceGetComputeRunningProcesses, handle, otherwise=())}
+    driver: str | bytes = nvml.nvmlSystemGetDriverVersion()
+    return GpuState(
+        driver=driver.decode() if isinstance(driver, bytes) else driver,
+        sm_mhz=told(nvml.nvmlDeviceGetClockInfo, handle, nvml.NVML_CLOCK_SM),
+        temperature_c=told(nvml.nvmlDeviceGetTemperature, handle, nvml.NVML_TEMPERATURE_GPU),
+        throttled=tuple(reason for reason, bit in reasons.items() if throttling & bit),
+        other_processes=max(len(computing) - 1, 0),
+        idle=bool(throttling & nvml.nvmlClocksThrottleReasonGpuIdle),
+    )

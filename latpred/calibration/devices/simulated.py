@@ -9,7 +9,7 @@ outside, through the interface of a real device, is a test of all that lies betw
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import replace
 from itertools import repeat
@@ -29,8 +29,6 @@ from latpred.profile.document import DeviceInfo, Machine
 __all__ = ["SimulatedDevice", "SimulatedSpec", "TrueCosts"]
 
 PERIOD_FORWARDS = 48  # noiseless forwards after which a period has settled
-
-Graphs = Callable[[Cell], tuple[ModelGraph, int]]
 
 
 class Timeline:
@@ -89,8 +87,6 @@ class Timeline:
 class SimulatedDevice:
     """A device of known costs behind the interface of a real one.
 
-    `graphs` says what a dispatch or kernel cell does, its graph and batch; by default what a real device would run.
-
     >>> from latpred.calibration.timing import timer
     >>> from latpred.calibration.cells import Cell
     >>> device = SimulatedDevice(SimulatedSpec(noise=0.0, spikes=0.0))
@@ -101,17 +97,14 @@ class SimulatedDevice:
     name = "simulated"
     asynchronous = True
 
-    def __init__(self, spec: SimulatedSpec | None = None, graphs: Graphs | None = None) -> None:
+    def __init__(self, spec: SimulatedSpec | None = None) -> None:
         self.spec = spec or SimulatedSpec()
-        self._graphs = graphs or _built
         self._time = Timeline(self.spec)
 
     def machine(self) -> Machine:
-        """Identity of the host, with the simulation as its accelerator."""
         return machine.identity(accelerator="simulated", threads=1)
 
     def info(self) -> DeviceInfo:
-        """What the device says of itself."""
         return DeviceInfo(
             "simulated",
             "simulated",
@@ -122,7 +115,6 @@ class SimulatedDevice:
         )
 
     def precisions(self) -> tuple[str, ...]:
-        """Single and half."""
         return ("fp32", "fp16")
 
     def use_precision(self, precision: str) -> None:
@@ -134,24 +126,19 @@ class SimulatedDevice:
         return self._time.host_us * 1e-6
 
     def synchronize(self) -> None:
-        """Let the virtual host wait for the virtual device."""
         self._time.wait()
 
     def errors(self) -> AbstractContextManager[None]:
-        """Nothing to translate."""
         return nullcontext()
 
     def prepare(self, cell: Cell) -> Call:
-        """The call that issues a cell once."""
-        makers: Mapping[str, Callable[[Cell], Call]] = {
-            "dispatch": self._op_call,
-            "kernel": self._op_call,
-            "memory": self._memory_call,
-            "clock": self._clock_call,
-        }
-        if cell.kind not in makers:
-            raise UsageError(f"no cell of kind {cell.kind!r} is simulated. Networks go through prepare_model.")
-        return makers[cell.kind](cell)
+        if cell.kind in ("dispatch", "kernel"):
+            return self._op_call(cell)
+        if cell.kind == "memory":
+            return self._memory_call(cell)
+        if cell.kind == "clock":
+            return self._clock_call(cell)
+        raise UsageError(f"no cell of kind {cell.kind!r} is simulated. Networks go through prepare_model.")
 
     def prepare_model(self, model: Any, inputs: Any, runtime: str = "eager") -> Call:
         """The call that issues one forward pass of a graph in any runtime, at a batch size or that of some tensors."""
@@ -159,14 +146,7 @@ class SimulatedDevice:
             raise UsageError("the simulated device runs a ModelGraph. Trace the model first: latpred.trace(model).")
         batch = _batch_of(inputs)
         self._fit(model.peak_bytes(batch), f"{model.model} at batch {batch}")
-        time, (call_us, steps) = self._time, program(self.spec.costs, model, batch, runtime)
-
-        def issue() -> None:
-            time.work(call_us)
-            for one in steps:
-                time.run(one)
-
-        return issue
+        return self._calling(program(self.spec.costs, model, batch, runtime))
 
     def time_queued(self, call: Call, count: int) -> float:
         """Seconds of the device's clock for `count` calls behind a kernel that outlasts their issue."""
@@ -185,7 +165,6 @@ class SimulatedDevice:
         return (end_us - start_us) * (1 + self.spec.drift) * 1e-6
 
     def time_replayed(self, call: Call, count: int) -> float | None:
-        """Seconds of the device's clock for a graph of `count` calls; None when they cannot be captured."""
         try:
             kernels = self._capture(call) * count
         except DeviceError:
@@ -204,7 +183,7 @@ class SimulatedDevice:
         try:
             kernels_us = self._capture(call)
         except DeviceError:
-            return ProfiledForward(0, 0, 0.0, 0)
+            kernels_us = []
         return ProfiledForward(len(kernels_us), len(kernels_us), sum(kernels_us) * 1e-6, 0)
 
     def true_latency_s(self, graph: ModelGraph, batch: int, runtime: str = "eager", protocol: str = "single") -> float:
@@ -226,7 +205,11 @@ class SimulatedDevice:
 
     def true_crossover(self, graph: ModelGraph, batches: Sequence[int], runtime: str = "eager") -> int | None:
         """The first of the batches whose kernels and gaps take as long as its dispatch; None when none does."""
-        return next((batch for batch in sorted(batches) if not self._framework_bound(graph, batch, runtime)), None)
+        for batch in sorted(batches):
+            steps = program(self.spec.costs, graph, batch, runtime)
+            if sum(map(self._device_us, steps)) >= sum(sum(one.host) for one in steps):
+                return batch
+        return None
 
     def true_knee(self, graph: ModelGraph, batches: Sequence[int], ratio: float = 1.1) -> int | None:
         """The first of the batches whose single latency exceeds `ratio` times that of the smallest."""
@@ -234,10 +217,10 @@ class SimulatedDevice:
         flat_s = self.true_latency_s(graph, ordered[0])
         return next((batch for batch in ordered if self.true_latency_s(graph, batch) > ratio * flat_s), None)
 
-    def _framework_bound(self, graph: ModelGraph, batch: int, runtime: str) -> bool:
+    def _device_us(self, one: Step) -> float:
+        """What the device does of a step, with the gap before each kernel."""
         costs = self.spec.costs
-        forward = program(costs, graph, batch, runtime)
-        return forward.host_us > forward.device_us(costs.gap_us, costs.node_gap_us)
+        return sum(one.kernels) + len(one.kernels) * (costs.node_gap_us if one.captured else costs.gap_us)
 
     def _capture(self, call: Call) -> list[float]:
         self._time.captured = []
@@ -249,7 +232,9 @@ class SimulatedDevice:
 
     def _op_call(self, cell: Cell) -> Call:
         """The ops of a cell without the Python around them, as a real device calls them."""
-        graph, batch = self._graphs(cell)
+        from latpred.calibration.workloads import single_ops
+
+        graph, batch = single_ops.graph(cell)
         self._fit(graph.peak_bytes(batch), cell.key)
         ops = [op for op in graph.at(batch) if not op.name.startswith(PYTHON)]
         bare = [msgspec.structs.replace(op, **NO_PYTHON) for op in ops]
@@ -293,12 +278,6 @@ class SimulatedDevice:
     def _fit(self, needed: float, what: str) -> None:
         if needed > self.spec.memory_bytes:
             raise MemoryError(f"{what} needs {needed:.0f} bytes, the simulated device has {self.spec.memory_bytes}")
-
-
-def _built(cell: Cell) -> tuple[ModelGraph, int]:
-    from latpred.calibration.workloads import single_ops
-
-    return single_ops.graph(cell)
 
 
 def _batch_of(inputs: Any) -> int:

@@ -11,8 +11,6 @@ from dataclasses import dataclass, field
 from itertools import chain, groupby
 from typing import NamedTuple
 
-import numpy as np
-
 from latpred import runtimes
 from latpred.errors import RuntimeRefusalError, UsageError
 from latpred.graph.graph import Calls, ModelGraph, Op, Schedule
@@ -20,15 +18,9 @@ from latpred.ops.families import lineage, nearest, root
 from latpred.query import AMP
 
 ITEMSIZE = {
-    "float16": 2,
-    "bfloat16": 2,
-    "int16": 2,
-    "bool": 1,
-    "uint8": 1,
-    "int8": 1,
-    "float64": 8,
-    "int64": 8,
-    "complex64": 8,
+    **dict.fromkeys(("bool", "uint8", "int8"), 1),
+    **dict.fromkeys(("float16", "bfloat16", "int16"), 2),
+    **dict.fromkeys(("float64", "int64", "complex64"), 8),
 }
 
 
@@ -113,19 +105,15 @@ class RuntimeCosts:
     call_us: float  # what a call costs the host before its first step: bindings, guards
     dispatch_us: Mapping[str, float] = field(default_factory=lambda: {"": 0.0})  # of a step by class; "" for all others
     factors: Mapping[str, float] = field(default_factory=lambda: {"": 1.0})  # kernel times over eager's, by family
-    replay_us: float | None = (
-        None  # what launching a captured graph costs the host; None where every step is dispatched
-    )
+    replay_us: float | None = None  # what launching a captured graph takes the host; None: every step is dispatched
     # How the classes of captured steps begin, where others may lie between them, each stretch a graph of its own; ""
     # where the whole forward pass is captured or nothing.
     between: str = ""
 
     def dispatch(self, host_class: str) -> float:
-        """Host microseconds of a step of a class."""
         return nearest(self.dispatch_us, host_class)
 
     def factor(self, family: str) -> float:
-        """Time of a kernel over that of eager's."""
         return self.factors.get(root(family), self.factors[""])
 
 
@@ -254,41 +242,18 @@ class Step(NamedTuple):
     """One step: host events, kernels, synchronisations, and whether the kernels were captured into one graph."""
 
     host: tuple[float, ...]  # microseconds
-    kernels: tuple[float, ...]  # true device times in microseconds
+    kernels: tuple[float, ...] = ()  # true device times in microseconds
     syncs: int = 0
     captured: bool = False
 
 
-class Program(NamedTuple):
-    """One forward pass: what calling it costs the host, and its steps."""
-
-    call_us: float
-    steps: tuple[Step, ...]
-
-    @property
-    def kernels(self) -> tuple[float, ...]:
-        """Every kernel, in order."""
-        return tuple(chain.from_iterable(step.kernels for step in self.steps))
-
-    @property
-    def host_us(self) -> float:
-        """What the host does of it, waiting left out."""
-        return self.call_us + sum(sum(step.host) for step in self.steps)
-
-    def device_us(self, gap_us: float, node_gap_us: float) -> float:
-        """What the device does of it, with the gap before each kernel."""
-        return sum(
-            sum(one.kernels) + len(one.kernels) * (node_gap_us if one.captured else gap_us) for one in self.steps
-        )
-
-
-def program(costs: TrueCosts, graph: ModelGraph, batch: int, runtime: str) -> Program:
-    """A graph's forward pass in a runtime."""
+def program(costs: TrueCosts, graph: ModelGraph, batch: int, runtime: str) -> tuple[Step, ...]:
+    """A graph's forward pass in a runtime, the first step being the call itself."""
     if runtime == "eager":
-        return Program(costs.forward_us, tuple(step(costs, op, batch, graph.precision) for op in graph.at(batch)))
+        return Step((costs.forward_us,)), *(step(costs, op, batch, graph.precision) for op in graph.at(batch))
     runtime_costs = costs.runtimes.get(runtime)
     if runtime_costs is None:
-        return _scheduled(costs, runtimes.get(runtime).lower(graph, batch), graph, batch)
+        return Step((costs.forward_us,)), *_scheduled(costs, runtimes.get(runtime).lower(graph, batch), graph, batch)
     if graph.runtime not in runtime_costs.graphs:
         raise UsageError(
             f"this graph is what {graph.runtime} runs, and {runtime} is simulated from the graph of "
@@ -296,10 +261,7 @@ def program(costs: TrueCosts, graph: ModelGraph, batch: int, runtime: str) -> Pr
             f"latpred.runtimes.lowering.trace_for_runtime(..., runtime={runtime!r})."
         )
     parts = [(op, _runtime_step(costs, runtime_costs, op, batch, graph.precision)) for op in graph.at(batch)]
-    if runtime_costs.replay_us is None:
-        return Program(runtime_costs.call_us, tuple(part for _, part in parts))
-    steps = _captured(runtime_costs.between, runtime_costs.replay_us, parts, graph.model)
-    return Program(runtime_costs.call_us, tuple(steps))
+    return Step((runtime_costs.call_us,)), *_captured(runtime_costs, parts, graph.model)
 
 
 def step(costs: TrueCosts, op: Op, batch: int, precision: str) -> Step:
@@ -310,19 +272,19 @@ def step(costs: TrueCosts, op: Op, batch: int, precision: str) -> Step:
     return Step(tuple(us for us in host if us), _kernels(costs, op, batch, precision), op.syncs)
 
 
-def _captured(between: str, replay_us: float, parts: Sequence[tuple[Op, Step]], model: str) -> Iterator[Step]:
+def _captured(costs: RuntimeCosts, parts: Sequence[tuple[Op, Step]], model: str) -> Iterator[Step]:
     """Steps with what can be captured made one of them wherever nothing else lies between."""
-    if not between:
-        if any(part.syncs for _, part in parts):
-            raise RuntimeRefusalError(
-                f"a host synchronisation of {model} cannot be captured into a graph. Ask for runtime='eager'."
-            )
-        yield Step((replay_us,), tuple(chain.from_iterable(part.kernels for _, part in parts)), 0, True)
+    if costs.replay_us is None:
+        yield from (part for _, part in parts)
         return
-    for inside, group in groupby(parts, key=lambda part: part[0].host_class.startswith(between)):
+    if not costs.between and any(part.syncs for _, part in parts):
+        raise RuntimeRefusalError(
+            f"a host synchronisation of {model} cannot be captured into a graph. Ask for runtime='eager'."
+        )
+    for inside, group in groupby(parts, key=lambda part: part[0].host_class.startswith(costs.between)):
         members = [part for _, part in group]
         if inside:
-            yield Step((replay_us,), tuple(chain.from_iterable(part.kernels for part in members)), 0, True)
+            yield Step((costs.replay_us,), tuple(chain.from_iterable(part.kernels for part in members)), 0, True)
         else:
             yield from members
 
@@ -343,21 +305,15 @@ def _format(op: Op, precision: str) -> str:
     return "fp32" if precision in AMP and op.dtype == "float32" else precision
 
 
-def _scheduled(costs: TrueCosts, schedule: Schedule, graph: ModelGraph, batch: int) -> Program:
+def _scheduled(costs: TrueCosts, schedule: Schedule, graph: ModelGraph, batch: int) -> Iterator[Step]:
     """What a runtime that nothing is known of hands over, at the costs of eager ops."""
-    first = np.searchsorted(schedule.kernel_step, np.arange(len(schedule.host_class) + 1)).tolist()
-    steps: list[Step] = []
+    kernels: list[list[float]] = [[] for _ in schedule.host_class]
+    for index, op_index, family, share in zip(
+        schedule.kernel_step, schedule.kernel_op, schedule.kernel_family, schedule.kernel_share, strict=True
+    ):
+        op = schedule.ops[int(op_index)]
+        us = costs.kernel_us(family, _op_work(op, batch), _format(op, graph.precision), float(share))
+        kernels[int(index)].append(us)
     for index, name in enumerate(schedule.host_class):
-        calls = costs.calls_us(Calls(*schedule.calls[index].tolist()))
-        host = tuple(us for us in (*calls, costs.dispatch(name)) if us)
-        kernels = tuple(
-            costs.kernel_us(
-                schedule.kernel_family[number],
-                _op_work(schedule.ops[int(schedule.kernel_op[number])], batch),
-                _format(schedule.ops[int(schedule.kernel_op[number])], graph.precision),
-                float(schedule.kernel_share[number]),
-            )
-            for number in range(first[index], first[index + 1])
-        )
-        steps.append(Step(host, kernels, int(schedule.sync[index])))
-    return Program(costs.forward_us, tuple(steps))
+        host_us = *costs.calls_us(Calls(*schedule.calls[index].tolist())), costs.dispatch(name)
+        yield Step(tuple(us for us in host_us if us), tuple(kernels[index]), int(schedule.sync[index]))

@@ -12,9 +12,7 @@ from datetime import UTC, datetime
 import msgspec
 import numpy as np
 
-from latpred.calibration.cells import CLOCK
 from latpred.calibration.devices import constants
-from latpred.calibration.devices.constants import Clocks
 from latpred.calibration.fitting import acceptance
 from latpred.calibration.fitting.acceptance import FEWEST, HoldoutError, RunQuality, holdout_errors
 from latpred.calibration.fitting.dispatch_fit import (
@@ -71,7 +69,7 @@ def fit_profile(
     of_rows = FULL if info.asynchronous else speed
     good = visits.undisturbed(row for row in eager if not row.error)
     good = [row if _mixed(row) else visits.at_full_speed(row, of_rows) for row in good]
-    info = constants.described(_clocks_of(good).into(info) if info.asynchronous else info, good)
+    info = constants.described(info, good)
     dispatch, in_place = _dispatch(good, info)
     profile = DeviceProfile(
         name=name,
@@ -241,15 +239,6 @@ def timed_network(row: Row, info: DeviceInfo, speed: RunSpeed = FULL) -> TimedNe
         tiny=spec.tiny,
         slowdown=SAME if spec.tiny else visits.slowdown(row, speed),
     )
-
-
-def _clocks_of(rows: Iterable[Row]) -> Clocks:
-    """The clock constants that a journal holds."""
-    for row in rows:
-        if row.cell == CLOCK:
-            values = {name: timing.median_s * US_PER_S for name, timing in row.timings.items() if name != "queue"}
-            return msgspec.convert({**values, "queue": round(row.timings["queue"].median_s)}, Clocks)
-    raise CalibrationError("the journal has no clock constants. Calibrate again: latpred calibrate --fresh")
 
 
 def sample_of(row: Row) -> Sample:

@@ -48,22 +48,17 @@ class AffineNorm(nn.Module):
         return x * self.weight + self.bias
 
 
-def _activation_of(name: str) -> nn.Module:
-    """An activation module by name."""
-    return {
-        "gelu": nn.GELU,
-        "relu": nn.ReLU,
-        "relu6": nn.ReLU6,
-        "silu": nn.SiLU,
-        "hardswish": nn.Hardswish,
-        "tanh": nn.Tanh,
-        "tanh_gelu": TanhGelu,
-    }[name]()
-
-
-def _norm_of(name: str, width: int) -> nn.Module:
-    """A norm over the last dimension by name."""
-    return {"layer": nn.LayerNorm, "rms": RmsNorm, "affine": AffineNorm}[name](width)
+_ACTIVATIONS: dict[str, Callable[[], nn.Module]] = {
+    "gelu": nn.GELU,
+    "relu": nn.ReLU,
+    "relu6": nn.ReLU6,
+    "silu": nn.SiLU,
+    "hardswish": nn.Hardswish,
+    "tanh": nn.Tanh,
+    "tanh_gelu": TanhGelu,
+}
+# Over the last dimension.
+_NORMS: dict[str, Callable[[int], nn.Module]] = {"layer": nn.LayerNorm, "rms": RmsNorm, "affine": AffineNorm}
 
 
 class Attention(nn.Module):
@@ -100,8 +95,8 @@ class EncoderLayer(nn.Module):
         super().__init__()
         self.pre_norm = pre_norm
         self.attention = Attention(width, heads, attention)
-        self.first, self.second = _norm_of(norm, width), _norm_of(norm, width)
-        self.up, self.act, self.down = nn.Linear(width, hidden), _activation_of(activation), nn.Linear(hidden, width)
+        self.first, self.second = _NORMS[norm](width), _NORMS[norm](width)
+        self.up, self.act, self.down = nn.Linear(width, hidden), _ACTIVATIONS[activation](), nn.Linear(hidden, width)
         self.dropout = nn.Dropout(0.1)
 
     def forward(self, x: Tensor) -> Tensor:
@@ -163,17 +158,14 @@ class TokenNetwork(nn.Module):
 def conv_norm(
     c_in: int, c_out: int, kernel: int, stride: int = 1, groups: int = 1, activation: str | None = "relu"
 ) -> nn.Sequential:
-    """Convolution, batch norm and an activation."""
     layers: list[nn.Module] = [
         nn.Conv2d(c_in, c_out, kernel, stride, kernel // 2, groups=groups, bias=False),
         nn.BatchNorm2d(c_out),
     ]
-    return nn.Sequential(*layers, *([] if activation is None else [_activation_of(activation)]))
+    return nn.Sequential(*layers, *([] if activation is None else [_ACTIVATIONS[activation]()]))
 
 
 class SqueezeExcite(nn.Module):
-    """Channel gate from globally pooled features."""
-
     def __init__(self, channels: int) -> None:
         super().__init__()
         narrow = max(8, channels // 4)
@@ -264,8 +256,6 @@ class DenseBlock(nn.Module):
 
 
 class FireBlock(nn.Module):
-    """Squeeze by 1x1, expand by 1x1 and 3x3, concatenate."""
-
     def __init__(self, c_in: int, c_out: int, stride: int) -> None:
         super().__init__()
         narrow = max(8, c_out // 8)
@@ -297,8 +287,6 @@ class ShuffleBlock(nn.Module):
 
 
 class Classifier(nn.Module):
-    """Global pooling and a linear layer."""
-
     def __init__(self, width: int, classes: int) -> None:
         super().__init__()
         self.pool, self.head = nn.AdaptiveAvgPool2d(1), nn.Linear(width, classes)
@@ -324,8 +312,6 @@ class PatchNetwork(nn.Module):
 
 
 class ConvNextBlock(nn.Module):
-    """Depthwise convolution, then a channels-last feed-forward with layer scale."""
-
     def __init__(self, width: int, kernel: int) -> None:
         super().__init__()
         self.depthwise = nn.Conv2d(width, width, kernel, padding=kernel // 2, groups=width)
@@ -419,11 +405,8 @@ class MixerNetwork(nn.Module):
         super().__init__()
         self.style = style
         self.norm, self.norm2 = nn.LayerNorm(width), nn.LayerNorm(width)
-        self.up, self.down, self.head = (
-            nn.Linear(width, 2 * width),
-            nn.Linear(2 * width, width),
-            nn.Linear(width, classes),
-        )
+        self.up, self.down = nn.Linear(width, 2 * width), nn.Linear(2 * width, width)
+        self.head = nn.Linear(width, classes)
         if style == "tokens":
             self.mix: nn.Module = nn.Sequential(nn.Linear(tokens, 2 * tokens), nn.GELU(), nn.Linear(2 * tokens, tokens))
         else:
@@ -468,28 +451,21 @@ class RecurrentNetwork(nn.Module):
 
 
 class MlpNetwork(nn.Module):
-    """Linear layers over a table, each with an activation and maybe a normalisation."""
-
     def __init__(self, widths: Sequence[int], act: str, norm: str, classes: int) -> None:
         super().__init__()
         layers: list[nn.Module] = []
         for before, after in pairwise(widths):
-            layers += [nn.Linear(before, after), *_norms(norm, after), _activation_of(act)]
+            layers.append(nn.Linear(before, after))
+            if norm != "none":
+                layers.append(nn.BatchNorm1d(after) if norm == "batch" else nn.LayerNorm(after))
+            layers.append(_ACTIVATIONS[act]())
         self.layers = nn.Sequential(*layers, nn.Linear(widths[-1], classes))
 
     def forward(self, x: Tensor) -> Tensor:
         return self.layers(x)
 
 
-def _norms(name: str, width: int) -> list[nn.Module]:
-    if name == "none":
-        return []
-    return [nn.BatchNorm1d(width) if name == "batch" else nn.LayerNorm(width)]
-
-
 class Layer(nn.Module):
-    """A function of maps as a module."""
-
     def __init__(self, function: Callable[[Tensor], Tensor]) -> None:
         super().__init__()
         self.function = function

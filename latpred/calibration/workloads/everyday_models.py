@@ -5,14 +5,15 @@ Each public function or class builds one with random weights.
 
 from __future__ import annotations
 
-from itertools import pairwise
+from itertools import pairwise, starmap
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 from torch.nn.utils.parametrizations import spectral_norm
 
-from latpred.calibration.workloads.everyday_layers import (
+from latpred.calibration.workloads.gate_models import (
+    VOCABULARY,
     ChannelNorm,
     Mean,
     Patches,
@@ -26,14 +27,12 @@ from latpred.calibration.workloads.everyday_layers import (
     attended,
     basic,
     conv,
-    each,
     feed_forward,
     inverted,
     mlp,
     norm_head,
     pooled_head,
 )
-from latpred.calibration.workloads.gate_models import VOCABULARY
 
 # -- control, coordinates, tables and series -------------------------------------------------------------------------
 
@@ -154,7 +153,7 @@ class Nowcaster(nn.Module):
 def sandglass() -> nn.Module:
     """MobileNeXt at half its width: depthwise convolutions at both ends of a bottleneck."""
     steps = ((16, 48, 2), (48, 72, 1), (72, 96, 2), (96, 96, 1), (96, 144, 2), (144, 144, 1), (144, 192, 1))
-    layers = each(_sandglass, (*steps, (192, 192, 1), (192, 288, 2), (288, 288, 1)))
+    layers = list(starmap(_sandglass, (*steps, (192, 192, 1), (192, 288, 2), (288, 288, 1))))
     return nn.Sequential(conv(3, 16, 3, stride=2, activation=nn.ReLU6), *layers, pooled_head(288, 100))
 
 
@@ -170,7 +169,7 @@ def interleaved() -> nn.Module:
     """IGCV3: inverted residuals whose pointwise convolutions have two groups, channels shuffled behind each."""
     steps = ((16, 24, 2), (24, 24, 1), (24, 32, 2), (32, 32, 1), (32, 32, 1), (32, 64, 2), (64, 64, 1), (64, 96, 1))
     stem, last = conv(3, 16, 3, stride=2, activation=nn.ReLU6), conv(96, 320, 1, activation=nn.ReLU6)
-    return nn.Sequential(stem, *each(_interleaved, steps), last, pooled_head(320, 100))
+    return nn.Sequential(stem, *starmap(_interleaved, steps), last, pooled_head(320, 100))
 
 
 def _interleaved(before: int, after: int, stride: int) -> nn.Module:
@@ -187,7 +186,7 @@ def spatial_shift() -> nn.Module:
     for _ in range(6):
         shifted = Residual(nn.LayerNorm(96), nn.Linear(96, 96), nn.GELU(), _Shift(), nn.Linear(96, 96))
         layers += [shifted, feed_forward(96, 288)]
-    stem, last = [Patches(3, 96, 8), nn.Unflatten(1, (8, 8))], [nn.Flatten(1, 2), Mean()]
+    stem, last = [Patches(96, 8), nn.Unflatten(1, (8, 8))], [nn.Flatten(1, 2), Mean()]
     return nn.Sequential(*stem, *layers, *last, norm_head(96, 100))
 
 
@@ -205,7 +204,9 @@ def fixup() -> nn.Module:
     """A Fixup ResNet for 32 pixels: scalar biases and a scale in place of every normalisation."""
     steps = ((16, 16, 1), (16, 16, 1), (16, 32, 2), (32, 32, 1), (32, 64, 2), (64, 64, 1))
     stem = [nn.Conv2d(3, 16, 3, padding=1, bias=False), _Bias(), nn.ReLU()]
-    return nn.Sequential(*stem, *each(_Fixup, steps), nn.AdaptiveAvgPool2d(1), nn.Flatten(), _Bias(), nn.Linear(64, 10))
+    return nn.Sequential(
+        *stem, *starmap(_Fixup, steps), nn.AdaptiveAvgPool2d(1), nn.Flatten(), _Bias(), nn.Linear(64, 10)
+    )
 
 
 class _Bias(nn.Module):
@@ -252,7 +253,7 @@ def bottleneck_transformer() -> nn.Module:
     middles += [nn.Sequential(_MapAttention(64, 4, 8), nn.BatchNorm2d(64), nn.ReLU()) for _ in range(2)]
     steps = zip(middles, (32, 64, 128, 256), (64, 128, 256, 256), (1, 2, 1, 1), strict=True)
     stem = [conv(3, 32, 7, stride=2), nn.MaxPool2d(3, 2, 1)]
-    return nn.Sequential(*stem, *each(_around, steps), pooled_head(256, 50))
+    return nn.Sequential(*stem, *starmap(_around, steps), pooled_head(256, 50))
 
 
 def _around(middle: nn.Module, before: int, after: int, stride: int) -> nn.Module:
@@ -366,7 +367,7 @@ class PyramidDetector(nn.Module):
     def __init__(self, width: int = 48) -> None:
         super().__init__()
         self.stem = conv(3, 16, 3, stride=2)
-        self.stages = nn.ModuleList(each(basic, ((16, 32, 2), (32, 64, 2), (64, 96, 2))))
+        self.stages = nn.ModuleList(starmap(basic, ((16, 32, 2), (32, 64, 2), (64, 96, 2))))
         self.sides = nn.ModuleList(nn.Conv2d(channels, width, 1) for channels in (32, 64, 96))
         self.smooth = nn.ModuleList(nn.Conv2d(width, width, 3, padding=1) for _ in range(3))
         ends = [[nn.Conv2d(width, after, 3, padding=1) for after in (width, 3 * outputs)] for outputs in (5, 4)]

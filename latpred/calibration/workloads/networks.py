@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import random
 from collections.abc import Callable
-from functools import lru_cache
+from functools import lru_cache, partial
 
 import msgspec
 import torch
@@ -17,28 +17,25 @@ import torch.nn.functional as F
 from torch import nn
 
 from latpred.calibration.cells import log_uniform
-from latpred.calibration.devices.conditions import cast
 from latpred.calibration.workloads import blocks
 from latpred.graph.graph import ModelGraph
 from latpred.runtimes.lowering import fitting, of_source, target_of
 from latpred.runtimes.source import Source
-from latpred.tracing.inputs import dtype_of
+from latpred.tracing import trace
+from latpred.tracing.inputs import cast, dtype_of
+
+Tensors = tuple[torch.Tensor, ...]
 
 
 class NetworkSpec(msgspec.Struct, frozen=True):
-    """One generated network: what `build` needs to make it again, anywhere.
-
-    `size` is the sequence length, the image side or the number of
-    features; `width` scales every layer. Before each forward pass of a `cold`
-    network the cache is filled with something else, as the layers of a larger model would.
-    """
+    """One generated network: what `build` needs to make it again, anywhere."""
 
     kind: str
     seed: int
-    width: int
-    size: int
+    width: int  # scales every layer
+    size: int  # sequence length, side of the image, or number of features
     batch: int
-    cold: bool = False
+    cold: bool = False  # the cache is filled with something else before each pass, as by a larger model's layers
 
     @property
     def tiny(self) -> bool:
@@ -110,8 +107,6 @@ def draw_small(kind: str, seed: int) -> NetworkSpec:
 
 def build(spec: NetworkSpec) -> nn.Module:
     """The network of a spec, in eval mode, on the default device."""
-    if spec.chain:
-        return _CHAINS[spec.kind](spec.size).eval().requires_grad_(False)
     rng = random.Random(spec.seed * 7919 + 13)
     return _MAKERS[spec.kind](rng, spec).eval().requires_grad_(False)
 
@@ -122,7 +117,7 @@ def parameter_bytes(spec: NetworkSpec) -> int:
         return sum(parameter.nbytes for parameter in build(spec).parameters())
 
 
-def inputs(spec: NetworkSpec, batch: int | None = None, device: str = "cpu") -> tuple[torch.Tensor, ...]:
+def inputs(spec: NetworkSpec, batch: int | None = None, device: str = "cpu") -> Tensors:
     """Random inputs of a spec's network at its own batch or another."""
     count, samples = spec.batch if batch is None else batch, spec.size * 160
     if spec.kind in _WORDS:
@@ -138,8 +133,6 @@ def inputs(spec: NetworkSpec, batch: int | None = None, device: str = "cpu") -> 
 @lru_cache(maxsize=4096)
 def graph(spec: NetworkSpec, precision: str = "fp32") -> ModelGraph:
     """What a spec's network does, traced like any model; a cold one counts the weights that pushed its own out."""
-    from latpred.tracing import trace
-
     with torch.device("meta"):
         model = build(spec)
     traced = trace(model, inputs(spec, 2), precision=precision)
@@ -154,21 +147,11 @@ def real_model(spec: NetworkSpec, precision: str, device: str = "cpu") -> nn.Mod
         return build(spec).to(dtype_of(precision))
 
 
-def real_inputs(
-    spec: NetworkSpec, precision: str, device: str = "cpu", batch: int | None = None
-) -> tuple[torch.Tensor, ...]:
+def real_inputs(spec: NetworkSpec, precision: str, device: str = "cpu", batch: int | None = None) -> Tensors:
     """Real inputs of a spec's network at its own batch or another."""
     with torch.inference_mode(False):
-        return cast(inputs(spec, batch, device), precision)
-
-
-def source(spec: NetworkSpec, precision: str) -> Source:
-    """A spec's network as the tools of a runtime take it."""
-    return Source(
-        graph(spec, precision),
-        lambda: real_model(spec, precision),
-        lambda batch: real_inputs(spec, precision, batch=batch),
-    )
+        made: Tensors = cast(inputs(spec, batch, device), dtype_of(precision))
+        return made
 
 
 def graph_in(spec: NetworkSpec, precision: str, runtime: str, kind: str) -> ModelGraph:
@@ -179,11 +162,12 @@ def graph_in(spec: NetworkSpec, precision: str, runtime: str, kind: str) -> Mode
     """
     if kind == "simulated":
         return fitting(graph(spec, precision), runtime, target_of(kind))
-    given = source(spec, precision)
-    found = of_source(given, runtime, target_of(kind), spec.batch)
-    if spec.cold and found.parameter_bytes != given.graph.parameter_bytes:
+    own = graph(spec, precision)
+    source = Source(own, partial(real_model, spec, precision), lambda batch: real_inputs(spec, precision, batch=batch))
+    found = of_source(source, runtime, target_of(kind), spec.batch)
+    if spec.cold and found.parameter_bytes != own.parameter_bytes:
         # A runtime that counts weights itself knows nothing of those that push a cold network's own out.
-        found = msgspec.structs.replace(found, parameter_bytes=given.graph.parameter_bytes)
+        found = msgspec.structs.replace(found, parameter_bytes=own.parameter_bytes)
     return found
 
 
@@ -273,8 +257,7 @@ def _residual(rng: random.Random, spec: NetworkSpec) -> nn.Module:
 
     def block(c_in: int, c_out: int, stride: int) -> nn.Module:
         if style == "plain":
-            bias = rng.random() < 0.5
-            return blocks.PlainBlock(c_in, c_out, stride, window, bias=bias)
+            return blocks.PlainBlock(c_in, c_out, stride, window, bias=rng.random() < 0.5)
         return blocks.ResidualBlock(
             c_in, c_out, stride, window, groups=groups, bottleneck=style == "bottleneck", squeeze=squeeze
         )
@@ -283,16 +266,14 @@ def _residual(rng: random.Random, spec: NetworkSpec) -> nn.Module:
 
 
 def _mobile(rng: random.Random, spec: NetworkSpec) -> nn.Module:
-    expand = rng.choice((1, 3, 4, 6))
-    kernel = rng.choice((3, 3, 5))
-    activation = rng.choice(("relu6", "hardswish", "silu", "relu"))
-    squeeze = rng.random() < 0.5
-
-    def block(c_in: int, c_out: int, stride: int) -> nn.Module:
-        return blocks.InvertedResidual(c_in, c_out, stride, expand, kernel, activation, squeeze)
-
-    narrow = msgspec.structs.replace(spec, width=max(16, spec.width // 2))
-    return _stages(rng, narrow, block)
+    block = partial(
+        blocks.InvertedResidual,
+        expand=rng.choice((1, 3, 4, 6)),
+        kernel=rng.choice((3, 3, 5)),
+        activation=rng.choice(("relu6", "hardswish", "silu", "relu")),
+        squeeze=rng.random() < 0.5,
+    )
+    return _stages(rng, msgspec.structs.replace(spec, width=max(16, spec.width // 2)), block)
 
 
 def _patch(rng: random.Random, spec: NetworkSpec) -> nn.Module:
@@ -318,16 +299,13 @@ def _window(rng: random.Random, spec: NetworkSpec) -> nn.Module:
 
 def _dense(rng: random.Random, spec: NetworkSpec) -> nn.Module:
     growth = _multiple(spec.width / 4, 8)
-    style = rng.choice(("concatenate", "shuffle", "fire"))
-
-    def block(c_in: int, c_out: int, stride: int) -> nn.Module:
-        if style == "concatenate":
-            return blocks.DenseBlock(c_in, c_out, stride, growth)
-        if style == "fire":
-            return blocks.FireBlock(c_in, c_out, stride)
-        return blocks.ShuffleBlock(c_in, c_out, stride)
-
-    return _stages(rng, spec, block, pooled=style != "shuffle")
+    makers: dict[str, Callable[[int, int, int], nn.Module]] = {
+        "concatenate": partial(blocks.DenseBlock, growth=growth),
+        "shuffle": blocks.ShuffleBlock,
+        "fire": blocks.FireBlock,
+    }
+    style = rng.choice(list(makers))
+    return _stages(rng, spec, makers[style], pooled=style != "shuffle")
 
 
 def _audio(rng: random.Random, spec: NetworkSpec) -> nn.Module:
@@ -414,24 +392,6 @@ def _large(rng: random.Random, spec: NetworkSpec) -> nn.Module:
     return nn.Sequential(*rng.sample(layers, len(layers)))
 
 
-_MAKERS: dict[str, Callable[[random.Random, NetworkSpec], nn.Module]] = {
-    "encoder": _encoder,
-    "decoder": _decoder,
-    "residual": _residual,
-    "mobile": _mobile,
-    "patch": _patch,
-    "window": _window,
-    "dense": _dense,
-    "audio": _audio,
-    WAVE: _wave,
-    "mixer": _mixer,
-    "recurrent": _recurrent,
-    "mlp": _mlp,
-    MEDLEY: _medley,
-    LARGE: _large,
-}
-
-
 class _FunctionChain(nn.Module):
     """So many calls of a Python function that does nothing."""
 
@@ -462,8 +422,22 @@ class _ReadChain(nn.Linear):
         return x
 
 
-_CHAINS: dict[str, Callable[[int], nn.Module]] = {
-    "modules": lambda size: nn.Sequential(*(nn.Identity() for _ in range(size))),
-    "functions": _FunctionChain,
-    "attributes": _ReadChain,
+_MAKERS: dict[str, Callable[[random.Random, NetworkSpec], nn.Module]] = {
+    "encoder": _encoder,
+    "decoder": _decoder,
+    "residual": _residual,
+    "mobile": _mobile,
+    "patch": _patch,
+    "window": _window,
+    "dense": _dense,
+    "audio": _audio,
+    WAVE: _wave,
+    "mixer": _mixer,
+    "recurrent": _recurrent,
+    "mlp": _mlp,
+    MEDLEY: _medley,
+    LARGE: _large,
+    "modules": lambda _, spec: nn.Sequential(*(nn.Identity() for _ in range(spec.size))),
+    "functions": lambda _, spec: _FunctionChain(spec.size),
+    "attributes": lambda _, spec: _ReadChain(spec.size),
 }

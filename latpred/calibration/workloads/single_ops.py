@@ -7,7 +7,7 @@ Which shapes are worth timing is `latpred.calibration.schedules`'s business.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from functools import partial, reduce
 from itertools import cycle
 from typing import Any, NamedTuple
@@ -17,9 +17,10 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from latpred.calibration.cells import FRESH, Cell
-from latpred.calibration.devices.conditions import cast
 from latpred.errors import CalibrationError
 from latpred.graph.graph import ModelGraph
+from latpred.tracing import trace
+from latpred.tracing.inputs import cast, dtype_of
 
 ROTATED_BYTES = 256 << 20  # copies of a cell's weights rotate over more than any last-level cache holds
 MOST_COPIES = 64
@@ -39,10 +40,6 @@ class Built(NamedTuple):
     weights: tuple[Tensor, ...] = ()
     lay_out: Callable[[tuple[Tensor, ...]], None] | None = None  # weights as a module would have them on the device
 
-    def module(self) -> nn.Module:
-        """The op as a network of its own, to be traced."""
-        return _OneOp(self.function, self.weights).eval()
-
 
 class _OneOp(nn.Module):
     """A function of its inputs and its own parameters, called once."""
@@ -53,18 +50,7 @@ class _OneOp(nn.Module):
         self.held = nn.ParameterList(nn.Parameter(tensor, requires_grad=False) for tensor in weights)
 
     def forward(self, *inputs: Tensor) -> Any:
-        """The function's result."""
         return self.function(*inputs, *self.held)
-
-
-def _gemm(dims: Dims) -> Built:
-    m, n, k = dims["m"], dims["n"], dims["k"]
-    return Built(F.linear, (torch.randn(m, k),), m, (torch.randn(n, k), torch.randn(n)))
-
-
-def _bmm(dims: Dims) -> Built:
-    b, m, n, k = dims["batch"], dims["m"], dims["n"], dims["k"]
-    return Built(torch.bmm, (torch.randn(b, m, k), torch.randn(b, k, n)), b)
 
 
 def _conv(dims: Dims) -> Built:
@@ -85,40 +71,45 @@ def _attention(dims: Dims) -> Built:
     return Built(F.scaled_dot_product_attention, inputs, batch)
 
 
-def _rows(function: Callable[..., Any], *, vectors: int = 0, operands: int = 1) -> Callable[[Dims], Built]:
-    """A builder over (rows, cols) inputs and parameters of length cols."""
+def _shaped(
+    function: Callable[..., Any],
+    *inputs: str,
+    weights: Sequence[str] = (),
+    draw: Callable[[list[int]], Tensor] = torch.randn,
+    hold: Callable[[list[int]], Tensor] = torch.randn,
+) -> Callable[[Dims], Built]:
+    """A builder over inputs and weights whose shapes are written as "rows 2 cols": names of dimensions, and numbers."""
 
     def make(dims: Dims) -> Built:
-        rows, cols = dims["rows"], dims["cols"]
-        inputs = tuple(torch.rand(rows, cols) + 0.5 for _ in range(operands))
-        return Built(function, inputs, rows, tuple(torch.ones(cols) for _ in range(vectors)))
+        def shape(text: str) -> list[int]:
+            return [dims[part] if part in dims else int(part) for part in text.split()]
+
+        drawn = tuple(draw(shape(text)) for text in inputs)
+        return Built(function, drawn, drawn[0].shape[0], tuple(hold(shape(text)) for text in weights))
 
     return make
+
+
+def _rows(function: Callable[..., Any], *, vectors: int = 0, operands: int = 1) -> Callable[[Dims], Built]:
+    """A builder over (rows, cols) inputs and parameters of length cols."""
+    inputs, weights = ["rows cols"] * operands, ["cols"] * vectors
+    return _shaped(function, *inputs, weights=weights, draw=lambda shape: torch.rand(shape) + 0.5, hold=torch.ones)
 
 
 def _maps(function: Callable[..., Any], *, per_channel: int = 0) -> Callable[[Dims], Built]:
     """A builder over (batch, channels, size, size) inputs and parameters of length channels."""
+    weights = ["channels"] * per_channel
+    return _shaped(function, "batch channels size size", weights=weights, draw=torch.rand, hold=torch.ones)
+
+
+def _looked_up(function: Callable[[Tensor, Tensor], Tensor]) -> Callable[[Dims], Built]:
+    """A builder over row numbers and the table that they are looked up in."""
 
     def make(dims: Dims) -> Built:
-        batch, channels, size = dims["batch"], dims["channels"], dims["size"]
-        inputs = (torch.rand(batch, channels, size, size),)
-        return Built(function, inputs, batch, tuple(torch.ones(channels) for _ in range(per_channel)))
+        rows, table = dims["rows"], dims["table"]
+        return Built(function, (torch.randint(0, table, (rows,)),), rows, (torch.randn(table, dims["cols"]),))
 
     return make
-
-
-def _embedding(dims: Dims) -> Built:
-    rows, table = dims["rows"], dims["table"]
-    return Built(F.embedding, (torch.randint(0, table, (rows,)),), rows, (torch.randn(table, dims["cols"]),))
-
-
-def _index_select(dims: Dims) -> Built:
-    rows, table = dims["rows"], dims["table"]
-
-    def select(picked: Tensor, weight: Tensor) -> Tensor:
-        return weight.index_select(0, picked)
-
-    return Built(select, (torch.randint(0, table, (rows,)),), rows, (torch.randn(table, dims["cols"]),))
 
 
 def _lstm(dims: Dims) -> Built:
@@ -139,33 +130,6 @@ def _lstm(dims: Dims) -> Built:
     return Built(run, (torch.randn(batch, steps, hidden),), batch, weights, lay_out)
 
 
-def _addmm(dims: Dims) -> Built:
-    rows, cols = dims["rows"], dims["cols"]
-    weights = torch.randn(cols, cols), torch.randn(cols)
-    return Built(lambda x, w, b: torch.addmm(b, x, w), (torch.randn(rows, cols),), rows, weights)
-
-
-def _baddbmm(dims: Dims) -> Built:
-    rows, cols = dims["rows"], dims["cols"]
-    return Built(torch.baddbmm, tuple(torch.randn(rows, cols, cols) for _ in range(3)), rows)
-
-
-def _heads(function: Callable[..., Any], *, shared: bool = False) -> Callable[[Dims], Built]:
-    """A builder over (batch, heads, tokens, width) inputs, as explicit attention has them, or one `shared` by all."""
-
-    def make(dims: Dims) -> Built:
-        rows, cols = dims["rows"], dims["cols"]
-        left, right = torch.randn(rows, 2, cols, cols), torch.randn(*(() if shared else (rows,)), 2, cols, cols)
-        return Built(function, (left,), rows, (right,)) if shared else Built(function, (left, right), rows)
-
-    return make
-
-
-def _conv1d(dims: Dims) -> Built:
-    rows, cols = dims["rows"], dims["cols"]
-    return Built(F.conv1d, (torch.randn(rows, cols, cols),), rows, (torch.randn(cols, cols, 3),))
-
-
 def _item(dims: Dims) -> Built:
     # What is read has to be there: beside tensors on the meta device it stays on the host.
     place = torch.get_default_device()
@@ -173,32 +137,21 @@ def _item(dims: Dims) -> Built:
     return Built(lambda x: x[0].item(), (numbers,), dims["rows"])
 
 
-def _layer_norm(x: Tensor, weight: Tensor, bias: Tensor) -> Tensor:
-    return F.layer_norm(x, weight.shape, weight, bias)
-
-
-def _batch_norm(x: Tensor, mean: Tensor, variance: Tensor, weight: Tensor, bias: Tensor) -> Tensor:
-    return F.batch_norm(x, mean, variance, weight, bias)
-
-
-def _group_norm(x: Tensor, weight: Tensor, bias: Tensor) -> Tensor:
-    return F.group_norm(x, 8 if x.shape[1] % 8 == 0 else 1, weight, bias)
-
-
+_HEADS = "rows 2 cols cols"  # batch, heads, tokens and width, as explicit attention has them
 _OF_TORCH = ("tanh", "sigmoid", "exp", "rsqrt", "neg", "cos", "clone", "sqrt", "tril", "detach", "flatten")
 BUILDERS: dict[str, Callable[[Dims], Built]] = {
-    "gemm": _gemm,
-    "bmm": _bmm,
+    "gemm": _shaped(F.linear, "m k", weights=("n k", "n")),
+    "bmm": _shaped(torch.bmm, "batch m k", "batch k n"),
     "conv": _conv,
     "attention": _attention,
     "lstm": _lstm,
-    "embedding": _embedding,
-    "index_select": _index_select,
+    "embedding": _looked_up(F.embedding),
+    "index_select": _looked_up(lambda picked, table: table.index_select(0, picked)),
     # rows by cols
     **{name: _rows(getattr(torch, name)) for name in _OF_TORCH},
     **{name: _rows(getattr(F, name)) for name in ("gelu", "relu", "silu", "hardswish", "relu6")},
     **{name: _rows(getattr(torch, name), operands=2) for name in ("add", "sub", "mul")},
-    "layer_norm": _rows(_layer_norm, vectors=2),
+    "layer_norm": _rows(lambda x, weight, bias: F.layer_norm(x, weight.shape, weight, bias), vectors=2),
     "softmax": _rows(lambda x: F.softmax(x, -1)),
     "mean": _rows(lambda x: x.mean(-1)),
     "sum": _rows(lambda x: x.sum(-1)),
@@ -218,8 +171,8 @@ BUILDERS: dict[str, Callable[[Dims], Built]] = {
     "roll": _rows(lambda x: torch.roll(x, 1, 0)),
     "fft": _rows(lambda x: torch.fft.fft(x.float())),
     # images
-    "batch_norm": _maps(_batch_norm, per_channel=4),
-    "group_norm": _maps(_group_norm, per_channel=2),
+    "batch_norm": _maps(F.batch_norm, per_channel=4),
+    "group_norm": _maps(lambda x, *held: F.group_norm(x, 8 if x.shape[1] % 8 == 0 else 1, *held), per_channel=2),
     "max_pool": _maps(lambda x: F.max_pool2d(x, 3, 2, 1)),
     "avg_pool": _maps(lambda x: F.avg_pool2d(x, 2)),
     "global_pool": _maps(lambda x: F.adaptive_avg_pool2d(x, 1)),
@@ -243,15 +196,15 @@ BUILDERS: dict[str, Callable[[Dims], Built]] = {
     "new_ones": _rows(lambda x: x.new_ones(8)),
     "tensor": _rows(lambda x: torch.tensor(2.0)),
     # dispatched otherwise than what does the same work
-    "addmm": _addmm,
-    "baddbmm": _baddbmm,
-    "matmul": _heads(torch.matmul),
-    "matmul_shared": _heads(torch.matmul, shared=True),
-    "einsum": _heads(lambda x, y: torch.einsum("bhqd,bhkd->bhqk", x, y)),
+    "addmm": _shaped(lambda x, w, b: torch.addmm(b, x, w), "rows cols", weights=("cols cols", "cols")),
+    "baddbmm": _shaped(torch.baddbmm, *["rows cols cols"] * 3),
+    "matmul": _shaped(torch.matmul, _HEADS, _HEADS),
+    "matmul_shared": _shaped(torch.matmul, _HEADS, weights=("2 cols cols",)),
+    "einsum": _shaped(lambda x, y: torch.einsum("bhqd,bhkd->bhqk", x, y), _HEADS, _HEADS),
     "einsum_outer": _rows(lambda x, y: torch.einsum("bi,bj->bij", x, y), operands=2),
     "broadcast": _rows(lambda *tensors: _BROADCAST(*tensors)[0], vectors=8),
     "fft2": _rows(torch.fft.fft2),
-    "conv1d": _conv1d,
+    "conv1d": _shaped(F.conv1d, "rows cols cols", weights=("cols cols 3",)),
     "max_pool1d": _rows(lambda x: F.max_pool1d(x, 2)),
     "gather": _rows(lambda x, y: x.gather(1, y.long()), operands=2),
     "index": _rows(lambda x, y: x[y.long()[:, 0]], operands=2),
@@ -282,12 +235,11 @@ _GRAPHS: dict[str, tuple[ModelGraph, int]] = {}
 
 def graph(cell: Cell) -> tuple[ModelGraph, int]:
     """What one call of a cell does, traced like any model, and the batch to read it at."""
-    from latpred.tracing import trace
-
     if cell.key not in _GRAPHS:
         with torch.device("meta"):
             built = make(cell)
-        _GRAPHS[cell.key] = (trace(built.module(), built.inputs, precision=cell.precision), built.batch)
+        one_op = _OneOp(built.function, built.weights).eval()
+        _GRAPHS[cell.key] = (trace(one_op, built.inputs, precision=cell.precision), built.batch)
     return _GRAPHS[cell.key]
 
 
@@ -300,19 +252,17 @@ def build(cell: Cell, device: Any) -> Callable[[], None]:
         return _memory(cell, device.torch_device)
     with torch.device(device.torch_device):
         built = make(cell)
-    inputs, weights = cast(built.inputs, cell.precision), cast(built.weights, cell.precision)
+    inputs, weights = cast((built.inputs, built.weights), dtype_of(cell.precision))
     held = sum(tensor.numel() * tensor.element_size() for tensor in weights)
-    if cell.kind == "dispatch" or held == 0:
-        if built.lay_out is not None:
-            built.lay_out(weights)
-        return partial(built.function, *inputs, *weights)
-    copies = max(1, min(MOST_COPIES, ROTATED_BYTES // held))
-    sets = [tuple(tensor.clone() for tensor in weights) for _ in range(copies)]
+    cold = cell.kind != "dispatch" and held > 0
+    copies = max(1, min(MOST_COPIES, ROTATED_BYTES // held)) if cold else 1
+    sets = [weights, *(tuple(tensor.clone() for tensor in weights) for _ in range(copies - 1))]
     if built.lay_out is not None:
         for one in sets:
             built.lay_out(one)
-    rotation = cycle([partial(built.function, *inputs, *one) for one in sets])
-    return lambda: next(rotation)()
+    calls = [partial(built.function, *inputs, *one) for one in sets]
+    rotation = cycle(calls)
+    return (lambda: next(rotation)()) if cold else calls[0]
 
 
 def _memory(cell: Cell, place: torch.device) -> Callable[[], Any]:

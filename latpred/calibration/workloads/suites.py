@@ -20,7 +20,6 @@ import msgspec
 import torch
 from torch import Tensor, nn
 from torch.nn.utils import parametrize
-from torch.utils._pytree import tree_map
 
 from latpred.accuracy.predicted import GraphKey
 from latpred.errors import UsageError
@@ -28,8 +27,9 @@ from latpred.graph.graph import ModelGraph
 from latpred.runtimes.lowering import fitting, of_source, traced_by
 from latpred.runtimes.source import Source
 from latpred.sandbox.lookups import digest_of
-from latpred.tracing.inputs import dtype_of
-from latpred.zoo.names import settle_transformers
+from latpred.tracing import trace
+from latpred.tracing.inputs import derived, dtype_of, example_values, from_example, placed, real
+from latpred.zoo import names
 
 Inputs = Callable[[int, Any], Any]
 SEED = 0
@@ -60,8 +60,6 @@ class Workload:
 
     def source(self, precision: str, target: str = "cpu") -> Source:
         """The model as the tools of a runtime take it."""
-        from latpred.tracing import trace
-
         model, inputs = self.make("meta", precision)
         graph = trace(model, lambda batch: inputs(batch, "meta"), precision=precision, target=target)
         graph = msgspec.structs.replace(graph, model=self.name, input_kind=self.input_kind, input_size=self.input_size)
@@ -101,14 +99,12 @@ def module_workload(
 
     Its inputs are given as `latpred.trace` takes them, or follow from the model and the tokens or pixels asked for.
     """
-    from latpred.tracing.inputs import derived, from_example
-
     example = derived(module, seq, image) if inputs is None else from_example(inputs)
 
     def make(device: str, precision: str) -> tuple[nn.Module, Inputs]:
         def inputs(batch: int, where: Any) -> Any:
             made = example.make(batch)
-            return made if str(where) == "meta" else _real(made, where, precision)
+            return made if str(where) == "meta" else placed(real(made, dtype_of(precision)), str(where))
 
         return (module if device == "meta" else moved(module, device, precision)), inputs
 
@@ -144,7 +140,7 @@ def token_inputs(length: int, vocabulary: int) -> Inputs:
     """Inputs of a token model: one tensor of random ids, on the host where the model is on the meta device."""
 
     def inputs(batch: int, device: Any) -> tuple[torch.Tensor, ...]:
-        ids = torch.randint(_ORDINARY, vocabulary, (batch, length), generator=_generator())
+        ids = torch.randint(_ORDINARY, vocabulary, (batch, length), generator=torch.Generator().manual_seed(SEED))
         return (ids if torch.device(device).type == "meta" else ids.to(device),)
 
     return inputs
@@ -152,18 +148,7 @@ def token_inputs(length: int, vocabulary: int) -> Inputs:
 
 def dense_inputs(shape: tuple[int, ...], precision: str) -> Inputs:
     """Inputs of an image or audio model: one tensor of normal noise, of `shape` per sample."""
-
-    def inputs(batch: int, device: Any) -> tuple[torch.Tensor, ...]:
-        if torch.device(device).type == "meta":
-            return (torch.empty((batch, *shape), dtype=dtype_of(precision), device="meta"),)
-        noise = torch.randn((batch, *shape), generator=_generator())
-        return (noise.to(device=device, dtype=dtype_of(precision)),)
-
-    return inputs
-
-
-def _generator() -> torch.Generator:
-    return torch.Generator().manual_seed(SEED)
+    return lambda batch, device: (example_values((batch, *shape), str(device), dtype_of(precision)),)
 
 
 def _as_workload(model: Model, seq: int | None, image: int | None) -> Workload:
@@ -177,8 +162,6 @@ def _as_workload(model: Model, seq: int | None, image: int | None) -> Workload:
 
 
 def _of_name(name: str, seq: int | None, image: int | None) -> Workload:
-    from latpred.zoo import names
-
     shape = names.build(name, seq=seq, image=image, device="meta")
 
     def make(device: str, precision: str) -> tuple[nn.Module, Inputs]:
@@ -207,19 +190,6 @@ def moved(module: nn.Module, device: str, precision: str) -> nn.Module:
     if there and not module.training and all(tensor.dtype == dtype_of(precision) for tensor in floating):
         return module
     return copy.deepcopy(module).to(device=device, dtype=dtype_of(precision)).eval()
-
-
-def _real(made: Any, device: Any, precision: str) -> Any:
-    """Inputs with meta tensors filled in and everything on the device."""
-
-    def place(value: Any) -> Any:
-        if not isinstance(value, torch.Tensor):
-            return value
-        if value.is_meta:
-            value = torch.randn(value.shape, generator=_generator())
-        return value.to(device=device, dtype=dtype_of(precision) if value.is_floating_point() else value.dtype)
-
-    return tree_map(place, made if isinstance(made, (tuple, dict)) else (made,))
 
 
 NAMES = ("blind", "everyday", "recent", "sealed", "assorted", "varied", "drawn", "redrawn", "heldout")
@@ -279,7 +249,7 @@ def get(name: str) -> Suite:
 
 def published(name: str, config: dict[str, Any], form: str = "") -> Callable[[], nn.Module]:
     """What builds a transformers model of a class's configuration, or the part of it that is run."""
-    model_class = getattr(_transformers(), name)
+    model_class = names.transformers_class(name)
 
     def make() -> nn.Module:
         model: nn.Module = model_class(model_class.config_class(**config))
@@ -288,12 +258,6 @@ def published(name: str, config: dict[str, Any], form: str = "") -> Callable[[],
         return _Translator(model) if form == "translator" else model
 
     return make
-
-
-@cache
-def _transformers() -> Any:
-    settle_transformers()
-    return import_module("transformers")
 
 
 def _workload(row: _Row, vocabulary: int) -> Workload:

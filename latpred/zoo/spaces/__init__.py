@@ -8,41 +8,25 @@ from importlib import import_module
 from numbers import Integral
 from typing import Any
 
-from torch import nn
+from torch import Tensor, nn
 
 from latpred.errors import UnknownModelError, UsageError
 from latpred.query import SPACES
 
-Options = Mapping[str, Callable[[], nn.Module | None]]
-Place = Callable[[str, Options], nn.Module | None]
+Place = Callable[[str, Mapping[str, Callable[[], nn.Module | None]]], nn.Module | None]
 
 
 @dataclass(frozen=True, slots=True)
 class Space:
-    """A published search space.
+    """A published search space."""
 
-    Attributes
-    ----------
-    name : str
-        What its names start with.
-    size : int
-        How many networks it has.
-    encoding : callable
-        The published text of the network of a number.
-    chosen : callable
-        The option of each place, from an encoding.
-    network : callable
-        The network; its first argument gives a place its layer, from the place's label and what its options build.
-    pixels : callable
-        The image's side that an encoding asks for.
-    """
-
-    name: str
-    size: int
-    encoding: Callable[[int], str]
-    chosen: Callable[[Any], dict[str, str]]
+    name: str  # what its names start with
+    size: int  # how many networks it has
+    encoding: Callable[[int], str]  # the published text of the network of a number
+    chosen: Callable[[Any], dict[str, str]]  # the option of each place, from an encoding
+    # The network; its first argument gives a place its layer, from the place's label and what its options build.
     network: Callable[..., nn.Module]
-    pixels: Callable[[Any], int]
+    pixels: Callable[[Any], int]  # the image's side that an encoding asks for
 
     def encoded(self, architecture: Any) -> Any:
         """The encoding of an architecture that may be a number."""
@@ -85,3 +69,28 @@ def named(name: object) -> tuple[Space, str | int] | None:
     if not architecture:
         raise UsageError(f"{name!r} names no network; give its number or its encoding, as {of}:0.")
     return space(of), int(architecture) if architecture.isdecimal() else architecture
+
+
+def convolution(
+    entering: int,
+    leaving: int,
+    kernel: int,
+    stride: int = 1,
+    groups: int = 1,
+    activation: Callable[[], nn.Module] = nn.ReLU,
+) -> nn.Module:
+    """Convolution, batch normalisation, activation."""
+    layer = nn.Conv2d(entering, leaving, kernel, stride, kernel // 2, groups=groups, bias=False)
+    return nn.Sequential(layer, nn.BatchNorm2d(leaving), activation())
+
+
+class Residual(nn.Module):
+    """Layers one after the other, whose result is added to their input where it is of the same shape."""
+
+    def __init__(self, *layers: nn.Module, added: bool) -> None:
+        super().__init__()
+        self.body, self.added = nn.Sequential(*layers), added
+
+    def forward(self, x: Tensor) -> Tensor:
+        out: Tensor = self.body(x)
+        return x + out if self.added else out

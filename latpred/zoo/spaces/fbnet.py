@@ -11,10 +11,10 @@ import re
 from collections.abc import Sequence
 from functools import partial
 
-from torch import Tensor, nn
+from torch import nn
 
 from latpred.errors import UsageError
-from latpred.zoo.spaces import Place, Space
+from latpred.zoo.spaces import Place, Residual, Space, convolution
 
 BLOCKS = (*(f"ir_k{kernel}_{kind}" for kernel in (3, 5) for kind in ("e1", "s2", "e3", "e6")), "skip")
 STAGES = ((16, 1, 1), (24, 4, 2), (32, 4, 2), (64, 4, 2), (112, 4, 1), (184, 4, 2), (352, 1, 1))
@@ -24,30 +24,29 @@ PLACES = sum(count for _, count, _ in STAGES)
 PIXELS = 224
 
 # What the search of the paper found, one line for each stage after the first.
-A = """skip
+FOUND = {
+    "A": """skip
     ir_k3_e3 ir_k3_e1 skip     skip
     ir_k5_e6 ir_k3_e3 ir_k5_e1 ir_k3_e3
     ir_k5_e6 ir_k5_e3 ir_k5_s2 ir_k5_e6
     ir_k3_e6 ir_k5_s2 ir_k5_e1 ir_k3_s2
     ir_k5_e6 ir_k5_e6 ir_k5_e3 ir_k5_e6
-    ir_k5_e6"""
-B = """ir_k3_e1
+    ir_k5_e6""",
+    "B": """ir_k3_e1
     ir_k3_e6 ir_k5_e1 ir_k3_e1 ir_k3_e1
     ir_k5_e6 ir_k5_e3 ir_k3_e6 ir_k5_e6
     ir_k5_e6 ir_k5_e1 skip     ir_k5_e3
     ir_k5_e6 ir_k3_e1 ir_k5_e1 ir_k5_e3
     ir_k5_e6 ir_k5_e1 ir_k5_e6 ir_k5_e6
-    ir_k3_e6"""
-C = """ir_k3_e1
+    ir_k3_e6""",
+    "C": """ir_k3_e1
     ir_k3_e6 skip     ir_k3_e1 ir_k3_e1
     ir_k5_e6 ir_k5_e3 ir_k5_e6 ir_k3_e6
     ir_k5_e6 ir_k5_e3 ir_k5_e6 ir_k5_e6
     ir_k5_e6 ir_k5_e6 ir_k5_e6 ir_k5_e3
     ir_k5_e6 ir_k5_e6 ir_k5_e6 ir_k5_e6
-    ir_k3_e6"""
-
-
-FOUND = {"A": A, "B": B, "C": C}
+    ir_k3_e6""",
+}
 
 
 def encoding(index: int) -> str:
@@ -68,49 +67,31 @@ def _chosen(blocks: Sequence[str] | str) -> dict[str, str]:
 def _network(place: Place, last: int = 1984, classes: int = 1000) -> nn.Module:
     """The network; `last` is the width of the last pointwise convolution."""
     entering, number = STAGES[0][0], 0
-    layers: list[nn.Module | None] = [_convolution(3, entering, 3, stride=2)]
+    layers: list[nn.Module | None] = [convolution(3, entering, 3, stride=2)]
     for leaving, count, stride in STAGES:
         for block in range(count):
             shape = (entering, leaving, 1 if block else stride)
             layers.append(place(str(number), {name: partial(_block, name, *shape) for name in BLOCKS}))
             entering, number = leaving, number + 1
-    layers += [_convolution(entering, last, 1), nn.AdaptiveAvgPool2d(1), nn.Flatten(), nn.Linear(last, classes)]
+    layers += [convolution(entering, last, 1), nn.AdaptiveAvgPool2d(1), nn.Flatten(), nn.Linear(last, classes)]
     return nn.Sequential(*(layer for layer in layers if layer is not None)).eval()
 
 
-class Residual(nn.Module):
-    """An inverted residual: expand, filter each channel, project."""
-
-    def __init__(self, entering: int, leaving: int, kernel: int, stride: int, expansion: int, groups: int) -> None:
-        super().__init__()
-        middle = entering * expansion
-        self.body = nn.Sequential(
-            _convolution(entering, middle, 1, groups=groups),
-            nn.ChannelShuffle(groups) if groups > 1 else nn.Identity(),
-            _convolution(middle, middle, kernel, stride=stride, groups=middle),
-            nn.Conv2d(middle, leaving, 1, groups=groups, bias=False),
-            nn.BatchNorm2d(leaving),
-        )
-        self.added = stride == 1 and entering == leaving
-
-    def forward(self, x: Tensor) -> Tensor:
-        """The block, added to its input where shapes allow."""
-        out: Tensor = self.body(x)
-        return x + out if self.added else out
-
-
 def _block(name: str, entering: int, leaving: int, stride: int) -> nn.Module:
+    same = stride == 1 and entering == leaving
     if name == "skip":
-        same = stride == 1 and entering == leaving
-        return nn.Identity() if same else _convolution(entering, leaving, 1, stride=stride)
+        return nn.Identity() if same else convolution(entering, leaving, 1, stride=stride)
     kernel, kind, number = re.findall(r"ir_k(\d)_([es])(\d)", name)[0]
     expansion, groups = (int(number), 1) if kind == "e" else (1, int(number))
-    return Residual(entering, leaving, int(kernel), stride, expansion, groups)
-
-
-def _convolution(entering: int, leaving: int, kernel: int, *, stride: int = 1, groups: int = 1) -> nn.Module:
-    convolution = nn.Conv2d(entering, leaving, kernel, stride, kernel // 2, groups=groups, bias=False)
-    return nn.Sequential(convolution, nn.BatchNorm2d(leaving), nn.ReLU())
+    middle = entering * expansion
+    return Residual(
+        convolution(entering, middle, 1, groups=groups),
+        nn.ChannelShuffle(groups) if groups > 1 else nn.Identity(),
+        convolution(middle, middle, int(kernel), stride, groups=middle),
+        nn.Conv2d(middle, leaving, 1, groups=groups, bias=False),
+        nn.BatchNorm2d(leaving),
+        added=same,
+    )
 
 
 SPACE = Space("fbnet", len(BLOCKS) ** PLACES, encoding, _chosen, _network, lambda _: PIXELS)

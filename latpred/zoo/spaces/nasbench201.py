@@ -71,7 +71,6 @@ class Cell(nn.Module):
         self.operations = nn.ModuleList(operations)  # type: ignore[arg-type]
 
     def forward(self, x: Tensor) -> Tensor:
-        """The last node."""
         nodes = [x]
         edges = iter(self.operations)
         for _ in range(3):
@@ -81,10 +80,9 @@ class Cell(nn.Module):
 
 
 class Zero(nn.Module):
-    """No connection."""
+    """No connection: zeros."""
 
     def forward(self, x: Tensor) -> Tensor:
-        """Zeros."""
         return x.mul(0.0)
 
 
@@ -97,7 +95,6 @@ class Halving(nn.Module):
         self.shortcut = nn.Sequential(nn.AvgPool2d(2), nn.Conv2d(entering, leaving, 1, bias=False))
 
     def forward(self, x: Tensor) -> Tensor:
-        """Both branches, added."""
         added: Tensor = self.shortcut(x) + self.body(x)
         return added
 

@@ -9,7 +9,7 @@ stands for as many of it as are needed.
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from itertools import product
 from typing import Any
@@ -17,7 +17,7 @@ from typing import Any
 from torch import Tensor, nn
 
 from latpred.errors import UsageError
-from latpred.zoo.spaces import Place, Space
+from latpred.zoo.spaces import Place, Residual, Space, convolution
 
 KERNELS, EXPANSIONS, DEPTHS = (3, 5, 7), (3, 4, 6), (2, 3, 4)
 STAGES = 5
@@ -26,7 +26,7 @@ PIXELS = 224
 
 _WIDTHS = (24, 40, 80, 112, 160)
 _STRIDES = (2, 2, 2, 1, 2)
-_SMOOTH = (False, False, True, True, True)  # hard swish in place of ReLU
+_ACTIVATIONS = (nn.ReLU, nn.ReLU, nn.Hardswish, nn.Hardswish, nn.Hardswish)
 _SQUEEZED = (False, True, False, True, True)  # squeeze and excitation
 _DIVISOR = 8
 _ABSENT = "absent"
@@ -75,17 +75,20 @@ def _read(architecture: Mapping[str, Any] | str) -> Mapping[str, Any]:
 
 def _network(place: Place, width: float = 1.0, classes: int = 1000) -> nn.Module:
     entering = divisible(16 * width)
-    layers: list[nn.Module | None] = [_convolution(3, entering, 3, 2, smooth=True), Block(entering, entering, 1, 3, 1)]
+    layers: list[nn.Module | None] = [
+        convolution(3, entering, 3, 2, activation=nn.Hardswish),
+        _block(entering, entering, 1, 3, 1),
+    ]
     for number in range(BLOCKS):
         stage, block = divmod(number, 4)
         leaving = divisible(_WIDTHS[stage] * width)
         shape = (entering, leaving, 1 if block else _STRIDES[stage])
-        style = {"smooth": _SMOOTH[stage], "squeezed": _SQUEEZED[stage]}
-        options: dict[str, Any] = {_named(k, e): partial(Block, *shape, k, e, **style) for k, e in _KINDS}
+        style: dict[str, Any] = {"activation": _ACTIVATIONS[stage], "squeezed": _SQUEEZED[stage]}
+        options: dict[str, Any] = {_named(k, e): partial(_block, *shape, k, e, **style) for k, e in _KINDS}
         layers.append(place(str(number), options if block < DEPTHS[0] else {**options, _ABSENT: lambda: None}))
         entering = leaving
     wide, last = divisible(960 * width), divisible(1280 * width)
-    layers += [_convolution(entering, wide, 1, smooth=True), nn.AdaptiveAvgPool2d(1)]
+    layers += [convolution(entering, wide, 1, activation=nn.Hardswish), nn.AdaptiveAvgPool2d(1)]
     layers += [nn.Conv2d(wide, last, 1, bias=False), nn.Hardswish(), nn.Flatten(), nn.Linear(last, classes)]
     return nn.Sequential(*(layer for layer in layers if layer is not None)).eval()
 
@@ -100,34 +103,23 @@ def divisible(channels: float) -> int:
     return near + _DIVISOR if near < 0.9 * channels else near
 
 
-class Block(nn.Module):
+def _block(
+    entering: int,
+    leaving: int,
+    stride: int,
+    kernel: int,
+    expansion: int,
+    activation: Callable[[], nn.Module] = nn.ReLU,
+    squeezed: bool = False,
+) -> nn.Module:
     """An inverted residual: expand, filter each channel, weigh the channels, project."""
-
-    def __init__(
-        self,
-        entering: int,
-        leaving: int,
-        stride: int,
-        kernel: int,
-        expansion: int,
-        *,
-        smooth: bool = False,
-        squeezed: bool = False,
-    ) -> None:
-        super().__init__()
-        middle = divisible(entering * expansion)
-        layers = [] if expansion == 1 else [_convolution(entering, middle, 1, smooth=smooth)]
-        layers.append(_convolution(middle, middle, kernel, stride, middle, smooth=smooth))
-        if squeezed:
-            layers.append(Squeeze(middle))
-        layers += [nn.Conv2d(middle, leaving, 1, bias=False), nn.BatchNorm2d(leaving)]
-        self.body = nn.Sequential(*layers)
-        self.residual = stride == 1 and entering == leaving
-
-    def forward(self, x: Tensor) -> Tensor:
-        """The block, added to its input where shapes allow."""
-        out: Tensor = self.body(x)
-        return x + out if self.residual else out
+    middle = divisible(entering * expansion)
+    layers = [] if expansion == 1 else [convolution(entering, middle, 1, activation=activation)]
+    layers.append(convolution(middle, middle, kernel, stride, middle, activation))
+    if squeezed:
+        layers.append(Squeeze(middle))
+    layers += [nn.Conv2d(middle, leaving, 1, bias=False), nn.BatchNorm2d(leaving)]
+    return Residual(*layers, added=stride == 1 and entering == leaving)
 
 
 class Squeeze(nn.Module):
@@ -136,25 +128,12 @@ class Squeeze(nn.Module):
     def __init__(self, channels: int) -> None:
         super().__init__()
         few = divisible(channels // 4)
-        self.body = nn.Sequential(
-            nn.AdaptiveAvgPool2d(1),
-            nn.Conv2d(channels, few, 1),
-            nn.ReLU(),
-            nn.Conv2d(few, channels, 1),
-            nn.Hardsigmoid(),
-        )
+        squeeze, widen = nn.Conv2d(channels, few, 1), nn.Conv2d(few, channels, 1)
+        self.body = nn.Sequential(nn.AdaptiveAvgPool2d(1), squeeze, nn.ReLU(), widen, nn.Hardsigmoid())
 
     def forward(self, x: Tensor) -> Tensor:
-        """The weighted image."""
         weights: Tensor = self.body(x)
         return x * weights
-
-
-def _convolution(
-    entering: int, leaving: int, kernel: int, stride: int = 1, groups: int = 1, *, smooth: bool
-) -> nn.Module:
-    convolution = nn.Conv2d(entering, leaving, kernel, stride, kernel // 2, groups=groups, bias=False)
-    return nn.Sequential(convolution, nn.BatchNorm2d(leaving), nn.Hardswish() if smooth else nn.ReLU())
 
 
 def _checked(name: str, given: Sequence[int] | int, count: int, choices: tuple[int, ...]) -> tuple[int, ...]:
