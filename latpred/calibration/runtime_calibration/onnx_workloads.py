@@ -1,8 +1,7 @@
 """Generated ONNX graphs: chains of the nodes that exported networks are made of, at random sizes.
 
 An export takes seconds and a graph written down takes milliseconds, so kernels are learned from these: each is a piece
-of a network, whose nodes find their operands where a network leaves them. Which nodes onnxruntime then runs is not
-decided here.
+of a network, whose nodes find their operands where a network leaves them.
 """
 
 from __future__ import annotations
@@ -13,6 +12,8 @@ from math import prod
 from typing import Any
 
 import numpy as np
+
+from latpred.calibration.cells import log_uniform
 
 OPSET = 20
 # Of what a kind and a seed mean, and of the order of a row's nodes; a journal of another version is not resumed.
@@ -90,8 +91,7 @@ class Draw(random.Random):
 
     def between(self, low: int, high: int, step: int = 1) -> int:
         """A whole number, as likely between 10 and 20 as between 100 and 200."""
-        value: float = low if self.tiny else low * (high / low) ** self.random()
-        return max(step, round(value / step) * step)
+        return max(step, round(low / step) * step) if self.tiny else log_uniform(self, low, high, step)
 
     def one_of(self, sizes: Sequence[int]) -> int:
         """One of several sizes."""
@@ -118,12 +118,7 @@ def halved(number: int, work: int, most: int, over: int = 1) -> int:
 
 
 def make(kind: str, seed: int, *, tiny: bool = False) -> tuple[bytes, dict[str, Any]]:
-    """A generated model and its input.
-
-    >>> model, feed = make("elements", 3)
-    >>> list(feed)
-    ['x']
-    """
+    """A generated model and its input."""
     rng = Draw(f"{kind}/{seed}")
     rng.tiny = tiny
     graph, result = _MAKERS[kind](rng)
@@ -163,11 +158,6 @@ def conv(
     """A convolution on a map, with as many pixels as before or, where its stride is its side, as it has windows."""
     y = _conv(graph, x, (out, width, side, side), stride, side // 2 if stride < side else 0, group=groups)
     return _activated(graph, y, _ACTIVATIONS) if active else y
-
-
-def _conv_along(graph: Graph, x: str, width: int, out: int, groups: int) -> str:
-    """A convolution one wide along tokens."""
-    return _conv(graph, x, (out, width, 1), 1, 0, group=groups)
 
 
 def _conv(graph: Graph, x: str, sizes: tuple[int, ...], stride: int, pad: int, **group: int) -> str:
@@ -306,10 +296,10 @@ def _grouped(rng: Draw) -> tuple[Graph, str]:
     batch = halved(batch, length * 4 * width**2, rng.between(*_LATE_MACS), groups)
     graph, x = Graph(rng, (batch, width, length)), "x"
     for _ in range(rng.choice((1, 2))):
-        y = _activated(graph, _conv_along(graph, x, width, 4 * width, groups), _GELU)
-        x = graph.add("Add", x, _conv_along(graph, y, 4 * width, width, groups))
+        y = _activated(graph, _conv(graph, x, (4 * width, width, 1), 1, 0, group=groups), _GELU)
+        x = graph.add("Add", x, _conv(graph, y, (width, 4 * width, 1), 1, 0, group=groups))
         y = normed(graph, graph.add("Transpose", x, perm=(0, 2, 1)), width)
-        x = _conv_along(graph, graph.add("Transpose", y, perm=(0, 2, 1)), width, width, groups)
+        x = _conv(graph, graph.add("Transpose", y, perm=(0, 2, 1)), (width, width, 1), 1, 0, group=groups)
     return graph, x
 
 
@@ -454,15 +444,5 @@ KINDS = (
     *("tokens", "images", "late", "elements", "grouped", "mobile", "late", "tokens", "images", "sound", "tokens"),
     *("late", "moves", "spectral", "images", "grouped", "recurrent"),
 )
-_MAKERS: dict[str, Callable[[Draw], tuple[Graph, str]]] = {
-    "tokens": _tokens,
-    "images": _images,
-    "mobile": _mobile,
-    "late": _late,
-    "grouped": _grouped,
-    "sound": _sound,
-    "elements": _elements,
-    "moves": _moves,
-    "spectral": _spectral,
-    "recurrent": _recurrent,
-}
+_MADE = (_tokens, _images, _mobile, _late, _grouped, _sound, _elements, _moves, _spectral, _recurrent)
+_MAKERS = {maker.__name__.removeprefix("_"): maker for maker in _MADE}
