@@ -156,16 +156,14 @@ class Kernel(NamedTuple):
     dispatch_us: float
 
 
-def kernel_samples(
-    runs: Sequence[TimedNetwork], dispatch: DispatchFit, in_place: DispatchFit | None = None
-) -> list[KernelSample]:
+def kernel_samples(runs: Sequence[TimedNetwork], dispatch: DispatchFit, in_place: DispatchFit) -> list[KernelSample]:
     """Samples of every kernel that had a call of its own, from runs of one precision with the times of their calls.
 
     `dispatch` are the costs in tiny networks, with how much longer dispatch takes from cold caches; `in_place` the same
     as the clock around each call has it, which is a little longer.
     """
     timed_calls = msgspec.structs.replace(dispatch, cold_calls=0.0)  # what precedes a call, no clock is on
-    kernels = [_kernels(run, dispatch, in_place or dispatch, _cold_us(run, timed_calls)) for run in runs]
+    kernels = [_kernels(run, dispatch, in_place, _cold_us(run, timed_calls)) for run in runs]
     refill = _cache_refill(runs, kernels, dispatch)
     samples = []
     for run, launched in zip(runs, kernels, strict=True):

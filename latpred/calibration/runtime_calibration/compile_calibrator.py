@@ -310,7 +310,7 @@ def _beside_calls_us(compiled: Sequence[_CompiledNetwork], profile: DeviceProfil
     for one in compiled:
         sigma_us = BESIDE_SIGMA * one.beside_us + PASS_SIGMA * one.network.total_us
         system.measured(one.beside_calls, one.beside_us, sigma_us)
-    usual_us = nearest(eager.cold_costs_us, "") if eager.cold_costs_us else 0.0
+    usual_us = nearest(eager.cold_costs_us, "")
     cold = {name: (usual_us * times, max(usual_us * sigma, TINY_US)) for name, (times, sigma) in COLD_BESIDE.items()}
     system.prior({FIXED: 1.0}, eager.fixed_us, max(eager.fixed_us, 1.0))
     for name, prior in (BESIDE_CALLS_US | cold).items():
@@ -406,8 +406,7 @@ def _library(compiled: Sequence[_CompiledNetwork], idle: DispatchFit, profile: D
     system.prior({("common",): 1.0}, *LIBRARY_CALL_US)
     for name in system.names("class"):
         system.prior({("class", name): 1.0, ("common",): -1.0}, 0.0, LIBRARY_CALL_US[1])
-        as_eager = name.removeprefix(f"{EXTERN_CLASS}.")
-        cold_us = nearest(eager.cold_costs_us, as_eager) if eager.cold_costs_us else 0.0
+        cold_us = nearest(eager.cold_costs_us, name.removeprefix(f"{EXTERN_CLASS}."))
         system.prior({("cold", name): 1.0}, cold_us, max(COLD_AS_EAGER * cold_us, TINY_US))
     for name, family in families.items():
         system.prior({("scale", family): 1.0}, *SCALE)
