@@ -39,7 +39,6 @@ def cache_dir() -> Path:
 
 
 def profiles_dir() -> Path:
-    """Directory of this user's device profiles."""
     return data_dir() / "profiles"
 
 
@@ -191,7 +190,6 @@ class IdentityCache(Generic[K, V]):
             return value
 
     def __len__(self) -> int:
-        """Number of living keys."""
         return len(self._values)
 
 
@@ -221,7 +219,6 @@ class Recent(Generic[V]):
         return value
 
     def __len__(self) -> int:
-        """How many there are."""
         return len(self._values)
 
 

@@ -193,8 +193,6 @@ def _with_runtimes(
 
 
 class _EagerCalibration:
-    """The calibration of eager."""
-
     def __init__(
         self, device: Device, precisions: Sequence[str], session: Session, effort: _Effort, name: str, report: _Reporter
     ) -> None:

@@ -227,7 +227,6 @@ def cells(rows: Sequence[Row]) -> Iterator[Cell]:
 
 
 def model_cell(workload: Workload, batch: int, precision: str = "fp32", runtime: str = "eager") -> Cell:
-    """The cell of an ordinary model."""
     return Cell(MODEL, workload.name, {"batch": batch}, precision, runtime)
 
 
@@ -292,5 +291,4 @@ def graph_of_model(name: str, precision: str, runtime: str = "eager") -> ModelGr
 
 
 def model_of(name: str) -> Workload:
-    """An ordinary model by its name."""
     return next(workload for workload in suites.get(suites.GATE).ready if workload.name == name)

@@ -51,7 +51,6 @@ class TimedNetwork(NamedTuple):
 
     @property
     def ops(self) -> tuple[Op, ...]:
-        """The ops at this batch."""
         return self.graph.at(self.batch)
 
     @property

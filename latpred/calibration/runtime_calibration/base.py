@@ -211,13 +211,11 @@ class ReplayCalibrator(RuntimeCalibrator):
         super().__init__(runtime, REPLAY_SECONDS[runtime])
 
     def cells(self, device: Device, precision: str) -> Iterator[Cell]:
-        """Chains, then networks."""
         for length in LENGTHS:
             yield Cell("clock", "chain", {"kernels": length}, precision, self.runtime)
         yield from super().cells(device, precision)
 
     def measure(self, cell: Cell, device: Device) -> Sampled:
-        """Time replays of a chain, or a network."""
         if cell.kind != "clock":
             return super().measure(cell, device)
         tiny = device.prepare(constants.TINY)

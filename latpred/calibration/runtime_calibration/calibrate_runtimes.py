@@ -98,12 +98,10 @@ class CellRun:
 
     @property
     def rows(self) -> list[Row]:
-        """What was measured so far."""
         return self._session.of(self._runtime)
 
     @property
     def seconds(self) -> float:
-        """Spent so far."""
         return time.monotonic() - self._start - self._visits.lost_s
 
     def visit(self, cell: Cell, measure: Measure) -> None:
@@ -116,7 +114,6 @@ class CellRun:
         self._visits.finish()
 
     def tell(self, label: str) -> None:
-        """Say what is under way."""
         self._tell(label, self.seconds)
 
 

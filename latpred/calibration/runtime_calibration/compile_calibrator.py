@@ -118,8 +118,6 @@ class _CompiledNetwork(NamedTuple):
 
 
 class CompileCalibrator(RuntimeCalibrator):
-    """Calibrates `compile`."""
-
     folds = 8
 
     def __init__(self) -> None:

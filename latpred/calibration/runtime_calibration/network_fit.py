@@ -139,12 +139,10 @@ class _NetworkTerms:
 
     @property
     def host(self) -> dict[Column, float]:
-        """Terms of the host's time."""
         return {FIXED: 1.0} | {("class", name): float(count) for name, count in self.steps.items()}
 
     @property
     def device(self) -> dict[Column, float]:
-        """Terms of the device's time."""
         return {("scale", family): us for family, us in self.scaled_us.items()} | self.unpriced_terms
 
     @property
@@ -203,7 +201,6 @@ def too_few(timed: str, told: str, runtime: str, budget: str = "3m") -> Calibrat
 
 
 def _network_terms(networks: Sequence[TimedNetwork], profile: DeviceProfile, runtime: str) -> list[_NetworkTerms]:
-    """Steps and kernel times of every network."""
     bare = {**profile.runtimes, runtime: _with_cold_code(profile.runtimes["eager"])}
     prices, here = PriceList(msgspec.structs.replace(profile, runtimes=bare)), runtimes.get(runtime)
     # What models take and no network need take gets the cost that its prior says, not that of an ordinary step.

@@ -97,13 +97,10 @@ class TimedGraph(NamedTuple):
     cold: bool = False
 
     def host_us(self, host: DispatchFit) -> float:
-        """What its nodes cost the host."""
         return host.fixed_us + sum(host_cost(host, op.host_class) for op in self.ops)
 
 
 class OnnxCalibrator(RuntimeCalibrator):
-    """Calibrates onnxruntime."""
-
     def __init__(self) -> None:
         super().__init__(NAME, SECONDS)
         self._ops: dict[str, tuple[Op, ...]] = {}
@@ -208,7 +205,6 @@ class OnnxCalibrator(RuntimeCalibrator):
 
 
 def graph_cell(number: int, precision: str, *, tiny: bool = False) -> Cell:
-    """The cell of a generated graph."""
     kinds = onnx_workloads.KINDS
     cold = 0 if tiny else number // len(kinds) % COLD_EVERY
     dims = {"seed": number, "cold": cold, "tiny": int(tiny)}

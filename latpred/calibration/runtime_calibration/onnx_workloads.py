@@ -49,13 +49,11 @@ class Graph:
         return self.constant(self._draw.standard_normal(shape, dtype=np.float32) * np.float32(spread), np.float32)
 
     def constant(self, values: Any, dtype: Any = np.int64) -> str:
-        """A constant array."""
         name = f"w{len(self._weights)}"
         self._weights[name] = np.asarray(values, dtype=dtype)
         return name
 
     def scalar(self, value: float) -> str:
-        """A constant number."""
         return self.constant(value, np.float32)
 
     def add(self, op_type: str, *inputs: str, outputs: int = 1, **attributes: Any) -> str:
@@ -68,7 +66,6 @@ class Graph:
         return results[-1]
 
     def model(self, *results: str) -> bytes:
-        """The serialised model."""
         from onnx import TensorProto, helper, numpy_helper
 
         name, shape, dtype = self.input
@@ -98,7 +95,6 @@ class Draw(random.Random):
         return min(sizes) if self.tiny else self.choice(sizes)
 
     def batch(self) -> int:
-        """A batch size."""
         return self.one_of((1, 1, 1, 2, 3, 4, 6, 8, 12, 16, 24, 32))
 
     def room(self) -> int:
@@ -118,7 +114,6 @@ def _halved(number: int, work: int, most: int, over: int = 1) -> int:
 
 
 def make(kind: str, seed: int, *, tiny: bool = False) -> tuple[bytes, dict[str, Any]]:
-    """A generated model and its input."""
     rng = Draw(f"{kind}/{seed}")
     rng.tiny = tiny
     graph, result = _MAKERS[kind](rng)
