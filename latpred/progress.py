@@ -60,7 +60,6 @@ class ProgressCounter:
 
     @property
     def seconds(self) -> float:
-        """Since the run began."""
         return (datetime.now(UTC) - self._begun).total_seconds()
 
     @property
@@ -69,7 +68,6 @@ class ProgressCounter:
         return self._worked / max(self.seconds, 1e-3)
 
     def count(self, pieces: int = 1, *, worked: bool = True) -> None:
-        """More pieces are done."""
         self.done += pieces
         self._worked += pieces * worked
         self._say(self._label)

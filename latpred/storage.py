@@ -39,7 +39,6 @@ def cache_dir() -> Path:
 
 
 def profiles_dir() -> Path:
-    """Directory of this user's device profiles."""
     return data_dir() / "profiles"
 
 
@@ -59,10 +58,7 @@ def demand_writable(path: str | os.PathLike[str]) -> None:
 
 
 def write(path: Path, data: bytes, *, durable: bool = True) -> None:
-    """Write a file, its folder first: a reader finds the old file or the new one, whatever happens.
-
-    Where it need not be `durable`, a power cut soon after may still lose it.
-    """
+    """Write a file whole or not at all, its folder first; unless it is `durable`, a power cut may still lose it."""
     path.parent.mkdir(parents=True, exist_ok=True)
     with replacing(path) as part, part.open("wb") as file:
         file.write(data)
@@ -131,23 +127,17 @@ def locked(path: Path, busy: str, wait_s: float = 0.0) -> Iterator[None]:
     """Hold a lock file; a BusyError with this sentence where another process holds it for longer than that."""
     from filelock import FileLock, Timeout
 
-    lock = FileLock(path)
     try:
-        lock.acquire(timeout=wait_s)
+        held = FileLock(path).acquire(timeout=wait_s)
     except Timeout:
         raise BusyError(busy) from None
-    try:
+    with held:
         yield
-    finally:
-        lock.release()
 
 
 @dataclass(frozen=True, slots=True)
 class Usage:
-    """What the cache takes.
-
-    path : its directory, which need not exist. files : files in it, at any depth. bytes : their sizes together.
-    """
+    """What the cache takes: its directory, which need not exist, the files in it at any depth, their sizes together."""
 
     path: Path
     files: int
@@ -181,10 +171,9 @@ V = TypeVar("V")
 
 
 class IdentityCache(Generic[K, V]):
-    """Values made once per living object.
+    """Values made once per living object, which they must not hold, or neither is ever freed.
 
-    Keys must support weak references; values must not hold their key, or neither is ever freed. A cache that dies takes
-    its values with it, whatever keys are left.
+    A cache that dies takes its values with it, whatever keys are left.
     """
 
     def __init__(self) -> None:
@@ -201,7 +190,6 @@ class IdentityCache(Generic[K, V]):
             return value
 
     def __len__(self) -> int:
-        """Number of living keys."""
         return len(self._values)
 
 
@@ -212,14 +200,7 @@ def _drop(cache: weakref.ref[IdentityCache[K, V]], identity: int, _: weakref.ref
 
 
 class Recent(Generic[V]):
-    """The values that were asked for most recently, at most so many. Threads may share one.
-
-    Examples
-    --------
-    >>> squares = Recent(most=2)
-    >>> [squares.get(n, lambda: n * n) for n in (1, 2, 3)], len(squares)
-    ([1, 4, 9], 2)
-    """
+    """The values that were asked for most recently, at most so many. Threads may share one."""
 
     def __init__(self, most: int) -> None:
         self._most = most
@@ -227,20 +208,17 @@ class Recent(Generic[V]):
 
     def get(self, key: Hashable, make: Callable[[], V]) -> V:
         """The value of a key, made where it is not there."""
-        try:
+        with suppress(KeyError):
             value = self._values[key]
-        except KeyError:
-            value = self._values[key] = make()
-            if len(self._values) > self._most:
-                with suppress(KeyError):
-                    self._values.popitem(last=False)
-            return value
-        with suppress(KeyError):  # another thread dropped it meanwhile
             self._values.move_to_end(key)
+            return value
+        value = self._values[key] = make()
+        if len(self._values) > self._most:
+            with suppress(KeyError):  # another thread dropped it meanwhile
+                self._values.popitem(last=False)
         return value
 
     def __len__(self) -> int:
-        """How many there are."""
         return len(self._values)
 
 

@@ -1,13 +1,18 @@
-"""Files are written whole or not at all, and locked by one process at a time."""
+"""Files are written whole or not at all, and locked by one process at a time; caches in memory stay small."""
 
 from __future__ import annotations
 
+import gc
+import weakref
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import pytest
+from factories import graph, linear
 
 from latpred import storage
 from latpred.errors import BusyError
+from latpred.storage import IdentityCache, Recent
 
 
 def test_a_file_is_written_with_its_folder_and_keeps_its_mode(tmp_path: Path) -> None:
@@ -25,3 +30,51 @@ def test_a_lock_is_held_by_one_at_a_time(tmp_path: Path) -> None:
         storage.locked(tmp_path / "lock", "busy here", 0.01).__enter__()
     with storage.locked(tmp_path / "lock", "free again"):
         pass
+
+
+class Value:
+    """Something that can be seen to die."""
+
+
+def test_a_value_is_made_once_for_each_object() -> None:
+    cache: IdentityCache[object, Value] = IdentityCache()
+    one, alike = graph(linear()), graph(linear())
+    assert one == alike
+    made = cache.get(one, lambda _: Value())
+    assert cache.get(one, lambda _: Value()) is made
+    assert cache.get(alike, lambda _: Value()) is not made
+    assert len(cache) == 2
+
+
+def test_a_value_dies_with_its_cache() -> None:
+    cache: IdentityCache[object, Value] = IdentityCache()
+    key = graph(linear())
+    value = weakref.ref(cache.get(key, lambda _: Value()))
+    del cache
+    gc.collect()
+    assert value() is None
+    del key  # whose death nobody waits for any more
+    gc.collect()
+
+
+def test_what_was_asked_for_longest_ago_is_dropped() -> None:
+    made: list[int] = []
+    cache: Recent[int] = Recent(most=2)
+
+    def value(key: int) -> int:
+        return cache.get(key, lambda: made.append(key) or key)
+
+    assert [value(key) for key in (1, 2, 1, 3, 1, 2)] == [1, 2, 1, 3, 1, 2]
+    assert made == [1, 2, 3, 2]
+    assert len(cache) == 2
+    with pytest.raises(ZeroDivisionError):
+        cache.get("key", lambda: 1 // 0)
+    assert cache.get("key", lambda: 7) == 7
+
+
+def test_threads_share_one() -> None:
+    cache: Recent[int] = Recent(most=3)
+    with ThreadPoolExecutor(4) as pool:
+        found = list(pool.map(lambda n: cache.get(n % 7, lambda: n % 7), range(5000)))
+    assert found == [n % 7 for n in range(5000)]
+    assert len(cache) <= 3 + 4

@@ -12,22 +12,24 @@ import time
 from collections.abc import Callable, Mapping, Sequence
 from datetime import UTC, datetime
 from functools import partial
+from itertools import filterfalse
 from math import inf, isfinite
 from pathlib import Path
 from typing import NamedTuple
 
 import msgspec
 import numpy as np
+import torch
 
 from latpred.calibration import runtime_calibration, schedules
 from latpred.calibration.devices import Device, conditions, open_device
 from latpred.calibration.fitting import acceptance, profile_fit
 from latpred.calibration.fitting.dispatch_fit import call_costs, fit_in_place
 from latpred.calibration.runtime_calibration import calibrate_runtimes, onnx_workloads
+from latpred.calibration.runtime_calibration.calibrate_runtimes import CellRun
 from latpred.calibration.schedules import schedule_of
-from latpred.calibration.session import JOURNAL, LAST, Row, Session, directory, measured, read_journal
+from latpred.calibration.session import JOURNAL, LAST, Measure, Row, Session, directory, measured, read_journal
 from latpred.calibration.timing import visits
-from latpred.calibration.timing.visits import Visits
 from latpred.calibration.workloads import networks
 from latpred.errors import CalibrationError, UsageError
 from latpred.graph.features import Floats
@@ -156,8 +158,10 @@ class _Reporter(NamedTuple):
     progress: Callable[[ProgressEvent], None] | None
     begun_s: float
 
-    def __call__(self, label: str, seconds: float, error: float | None = None) -> None:
+    def tell(self, before_s: float, label: str, seconds: float, error: float | None = None) -> None:
+        """Tell what is under way, for how long, and what was spent on other runtimes before."""
         if self.progress is not None:
+            seconds += before_s
             lost = (time.monotonic() - self.begun_s - seconds) / max(seconds, SURE_S)
             longer = 1.0 + min(max(lost, 0.0), 1.0)  # all waiting together takes no longer than the work
             left_s, cells = longer * max(0.0, self.whole_s - seconds), len(self.session.rows)
@@ -174,73 +178,53 @@ def _with_runtimes(
 ) -> DeviceProfile:
     """The profile with every other runtime of the plan."""
     priced = tuple(precision for precision in precisions if precision in profile.kernels) or tuple(profile.kernels)[:1]
-    if not priced and set(plan) - {EAGER}:
+    others = {name: effort for name, effort in plan.items() if name != EAGER}
+    if others and not priced:
         raise CalibrationError(
             "the time for eager ended before a kernel was measured, and other runtimes rest on kernels; what was "
             f"measured is kept. Go on with more: latpred calibrate --device {device.name} --budget 5m"
         )
     run = calibrate_runtimes.RuntimeSession(device, session, priced)
     before_s = plan[EAGER].seconds if EAGER in plan else 0.0
-    for name, effort in plan.items():
-        if name == EAGER:
-            continue
-
-        def tell(label: str, seconds: float, before_s: float = before_s) -> None:
-            report(label, before_s + seconds)
-
-        profile = run.add(profile, runtime_calibration.get(name), effort.seconds, effort.cells, tell)
-        before_s += effort.seconds
+    for name, (seconds, cells) in others.items():
+        profile = run.add(profile, runtime_calibration.get(name), seconds, cells, partial(report.tell, before_s))
+        before_s += seconds
     return profile
 
 
 class _EagerCalibration:
-    """The calibration of eager; seconds of resumed rows count as spent."""
-
     def __init__(
         self, device: Device, precisions: Sequence[str], session: Session, effort: _Effort, name: str, report: _Reporter
     ) -> None:
         self._device, self._schedule, self._session = device, schedule_of(device, precisions), session
-        self._effort, self._name, self._report = effort, name, report
+        self._effort, self._name, self._report = effort, name, partial(report.tell, 0.0)
         self._simulated = device.info().kind == "simulated"
         self._learning: list[Checkpoint] = []
         self._predictions: list[Floats] = []  # of the gate's models, at each checkpoint
-        self._start = time.monotonic() - sum(row.seconds for row in self._rows)
-        threads = device.machine().threads
-        self._visits = Visits(session, device, threads=threads, budget_s=effort.seconds, tell=self._tell)
+        self._run = CellRun(session, device, EAGER, effort.seconds, self._report)
 
     def run(self) -> DeviceProfile:
         """Measure, and fit the profile of everything measured."""
         _take_buffers()
         self._measure()
-        self._visits.finish()
+        self._run.finish()
         if not self._simulated:  # its times are the same at any time, and its models are graphs
             self._measure_for_gate()
-            self._visits.finish()
+            self._run.finish()
         profile, error = self._fit()
         self._note(error)
-        return msgspec.structs.replace(profile, learning=tuple(self._learning), seconds=round(self._seconds, 1))
-
-    @property
-    def _rows(self) -> list[Row]:
-        return self._session.of(EAGER)
-
-    @property
-    def _seconds(self) -> float:
-        """Spent so far, without what was lost to other work."""
-        return time.monotonic() - self._start - self._visits.lost_s
+        return msgspec.structs.replace(profile, learning=tuple(self._learning), seconds=round(self._run.seconds, 1))
 
     @property
     def _spent(self) -> float:
         """Share of the effort that measuring for the fit may take."""
         whole_s = (1 - FITTING_SHARE - GATE_SHARE) * self._effort.seconds
-        return max(self._seconds / whole_s, len(self._rows) / self._effort.cells)
+        return max(self._run.seconds / whole_s, len(self._run.rows) / self._effort.cells)
 
     def _measure(self) -> None:
         """Run cells until the effort is spent, stopping to learn now and then."""
         checkpoints = list(CHECKPOINTS) if self._effort.seconds >= WORTH_LEARNING_S else []
-        for cell in self._schedule.cells():
-            if self._session.holds(cell):
-                continue
+        for cell in filterfalse(self._session.holds, self._schedule.cells()):
             if self._spent >= 1.0:
                 return
             if checkpoints and self._spent > checkpoints[0]:
@@ -248,19 +232,16 @@ class _EagerCalibration:
                 self._learn()
                 if self._settled():
                     return
-            self._tell(cell.key)
-            self._visits.run(cell, self._schedule.measure)
+            self._run.visit(cell, self._schedule.measure)
 
     def _measure_for_gate(self) -> None:
         """Time what the gate rests on: ordinary models, and some of the holdout networks a second time."""
-        for cell in acceptance.cells(self._rows):
-            if self._seconds > (1 - FITTING_SHARE) * self._effort.seconds:
+        for cell in acceptance.cells(self._run.rows):
+            if self._run.seconds > (1 - FITTING_SHARE) * self._effort.seconds:
                 return
-            self._tell(cell.key)
             model = cell.kind == acceptance.MODEL
-            self._visits.run(
-                cell, partial(acceptance.measure, device=self._device) if model else self._schedule.measure
-            )
+            measure: Measure = partial(acceptance.measure, device=self._device) if model else self._schedule.measure
+            self._run.visit(cell, measure)
 
     def _learn(self) -> None:
         try:
@@ -276,21 +257,20 @@ class _EagerCalibration:
         """Whether what the last cells told has changed no prediction of note."""
         settled = len(self._predictions) > 1 and acceptance.settled(*self._predictions[-2:])
         if settled:
-            self._tell("its predictions move no more")
+            self._run.tell("its predictions move no more")
         return settled
 
     def _fit(self) -> tuple[DeviceProfile, float]:
-        self._tell("fitting")
-        profile, errors = profile_fit.fit_profile(self._rows, self._device.machine(), self._device.info(), self._name)
+        self._run.tell("fitting")
+        rows, machine = self._run.rows, self._device.machine()
+        profile, errors = profile_fit.fit_profile(rows, machine, self._device.info(), self._name)
         return profile, acceptance.median_error(errors)
 
     def _note(self, error: float) -> None:
         if isfinite(error):
-            self._learning.append(Checkpoint(round(self._seconds, 1), len(self._rows), round(error, 4)))
-            self._tell("tested on holdout networks", error)
-
-    def _tell(self, label: str, error: float | None = None) -> None:
-        self._report(label, self._seconds, error)
+            seconds = self._run.seconds
+            self._learning.append(Checkpoint(round(seconds, 1), len(self._run.rows), round(error, 4)))
+            self._report("tested on holdout networks", seconds, error)
 
 
 def _take_buffers() -> None:
@@ -404,18 +384,9 @@ def device_of(machine: Machine) -> DeviceInfo:
     if not machine.accelerator:
         return DeviceInfo("cpu", "cpu", asynchronous=False, memory_bytes=machine.memory_bytes, queue=0)
     name = re.sub(r"[^a-z0-9]+", "-", machine.accelerator.lower()).strip("-")
-    return _present(name) or DeviceInfo(name, "cuda", asynchronous=True, memory_bytes=0, queue=0)
-
-
-def _present(name: str) -> DeviceInfo | None:
-    """What the GPU of this machine says of itself, if it goes by the name."""
-    import torch
-
-    for index in range(torch.cuda.device_count()):
-        info = open_device(f"cuda:{index}").info()
-        if info.name == name:
-            return info
-    return None
+    here = (open_device(f"cuda:{index}").info() for index in range(torch.cuda.device_count()))
+    elsewhere = DeviceInfo(name, "cuda", asynchronous=True, memory_bytes=0, queue=0)
+    return next((info for info in here if info.name == name), elsewhere)
 
 
 TINY = 2 * len(networks.KINDS)

@@ -1,10 +1,9 @@
 """The session of a measurement: one at a time in a folder, journalled cell by cell, resumed after any kind of end.
 
-Knows nothing of what a cell measures: a function given to `Session.run` does. A journal is a file of raw timings that
-can be fitted again: a header and rows in JSON lines. A row is on the disk when `Session.run` returns, so a kill loses
-at most what was being measured; a torn last line is cut off, and a damaged line costs only itself. No cell ends a run:
-one that fails, hangs, or ends the process becomes a row with the reason, and is tried once more when the run is
-resumed.
+A journal holds raw timings that can be fitted again: a header and rows in JSON lines. A row is on the disk when
+`Session.run` returns, so a kill loses at most what was being measured; a torn last line is cut off, and a damaged line
+costs only itself. No cell ends a run: one that fails, hangs, or ends the process becomes a row with the reason, and is
+tried once more when the run is resumed.
 """
 
 from __future__ import annotations
@@ -126,8 +125,7 @@ def settings_hash(settings: object) -> str:
 def read_journal(path: Path) -> tuple[Header, list[Row]]:
     """Header and rows of a journal, a torn or damaged line left out; a CalibrationError where it is none."""
     try:
-        with path.open("rb"):  # a file that is missing is no empty journal here
-            header, rows, _ = _contents(path)
+        header, rows, _ = _contents(path.read_bytes())
     except OSError as error:
         raise CalibrationError(
             f"cannot read {path}: {error.strerror or error}. Name a journal in JSON lines."
@@ -137,9 +135,8 @@ def read_journal(path: Path) -> tuple[Header, list[Row]]:
     return header, rows
 
 
-def _contents(path: Path) -> tuple[Header | None, list[Row], int]:
+def _contents(data: bytes) -> tuple[Header | None, list[Row], int]:
     """Header and rows of a journal as far as they can be read, and the bytes of its whole lines."""
-    data = path.read_bytes() if path.exists() else b""
     length = data.rfind(b"\n") + 1
     first, *others = data[:length].splitlines() or [b""]
     rows = [row for line in others if (row := _decoded(line, Row)) is not None]
@@ -151,6 +148,11 @@ def _decoded(text: bytes, kind: type[T]) -> T | None:
         return msgspec.json.decode(text, type=kind)
     except msgspec.MsgspecError:
         return None
+
+
+def _bytes_of(path: Path) -> bytes:
+    """What a file holds; nothing where there is none."""
+    return path.read_bytes() if path.exists() else b""
 
 
 def _now() -> str:
@@ -210,41 +212,32 @@ class Session:
         return cell.key in self._rows
 
     def run(self, cell: Cell, measure: Measure, *, again: bool = False) -> Row:
-        """Measure a cell unless the journal has it; `again` replaces what it has.
+        """Measure a cell unless the journal has it; `again` replaces what it has, but not by an error.
 
-        A cell that fails becomes a row with its error. One that runs out of memory also spares its larger siblings the
-        attempt: they get the same row. A DeviceError says that the device is lost; the cell is left for the next
-        session.
+        One that runs out of memory also spares its larger siblings the attempt. A DeviceError says that the device is
+        lost; the cell is left for the next session.
         """
         raise_if_interrupted()
         earlier = self._rows.get(cell.key)
         if earlier is not None and not again:
             return earlier
-        row = self._spared(cell) or self._ended_before(cell) or self._tried(cell, measure)
+        row = self._tried(cell, measure)
         if earlier is None or earlier.error or not row.error:
             self._append(row)
         return row
 
     def _tried(self, cell: Cell, measure: Measure) -> Row:
-        """Measure a cell, leaving word of it on the disk for the case that it ends the process."""
-        tries = self._tries.get(cell.key, 0) + 1
-        with self._writing():
-            (self._folder / UNDER_WAY).write_bytes(msgspec.json.encode(UnderWay(cell.key, tries)))
-        with time_limit(self._limit_s, cell.key) as limited:
-            row = measured(cell, limited(measure))
-        return msgspec.structs.replace(row, tries=tries)
-
-    def _ended_before(self, cell: Cell) -> Row | None:
-        """The row of a cell that was started often enough and ended the process each time."""
-        tries = self._tries.get(cell.key, 0)
-        return Row(cell, {}, 0.0, f"{ENDED} each time it was timed", tries=tries) if tries >= MOST_TRIES else None
-
-    def _spared(self, cell: Cell) -> Row | None:
-        """The row of a cell at least as large in everything as one that ran out of memory."""
+        """Measure a cell, unless it is known how that ends; word of it is on the disk in case it ends the process."""
         for row in self._rows.values():
             if row.error.startswith(OUT_OF_MEMORY) and _at_least(cell, row.cell):
                 return Row(cell, {}, 0.0, f"{OUT_OF_MEMORY}: already {row.cell.key} did not fit")
-        return None
+        tries = self._tries.get(cell.key, 0)
+        if tries >= MOST_TRIES:
+            return Row(cell, {}, 0.0, f"{ENDED} each time it was timed", tries=tries)
+        with self._writing():
+            (self._folder / UNDER_WAY).write_bytes(msgspec.json.encode(UnderWay(cell.key, tries + 1)))
+        with time_limit(self._limit_s, cell.key) as limited:
+            return msgspec.structs.replace(measured(cell, limited(measure)), tries=tries + 1)
 
     def complete(self, *, extending: bool = False) -> Path:
         """End the session for good: the journal becomes the record of the last calibration, and nothing is resumed.
@@ -255,10 +248,9 @@ class Session:
             self._journal.close()
         last = self._folder / LAST
         measured = {row.cell.runtime for row in self._rows.values()}
-        header, rows, _ = _contents(last)
-        older = [row for row in rows if row.cell.runtime not in measured]
-        if not (extending and older and header is not None and self._header.resumes(header)):
-            older = []
+        header, rows, _ = _contents(_bytes_of(last))
+        extends = extending and header is not None and self._header.resumes(header)
+        older = [row for row in rows if extends and row.cell.runtime not in measured]
         lines = [msgspec.json.encode(part) for part in (self._header, *older, *self._rows.values())]
         storage.write(last, b"\n".join(lines) + b"\n")
         (self._folder / JOURNAL).unlink()
@@ -267,11 +259,10 @@ class Session:
     def _opened(self) -> BinaryIO:
         """The journal, and what of its rows need not be measured again."""
         path = self._folder / JOURNAL
-        timed = self._folder / UNDER_WAY  # when its process was killed
-        killed = None
-        if path.exists() and timed.exists() and not self._fresh:
-            killed = _decoded(timed.read_bytes(), UnderWay)
-        header, rows, length = _contents(path)
+        killed = None  # what a process was timing when it was killed
+        if path.exists() and not self._fresh:
+            killed = _decoded(_bytes_of(self._folder / UNDER_WAY), UnderWay)
+        header, rows, length = _contents(_bytes_of(path))
         if header is not None and self._resumes(header):
             os.truncate(path, length)
             self._header = header
@@ -313,8 +304,7 @@ class Session:
     def _busy(self) -> str:
         """What to say where another session holds the lock."""
         under_way = f"another {self.purpose} of {self._folder.name} is under way"
-        holder = self._folder / HOLDER
-        who = _decoded(holder.read_bytes(), _Holder) if holder.exists() else None
+        who = _decoded(_bytes_of(self._folder / HOLDER), _Holder)
         if who is None:
             return f"{under_way}. Wait until it ends."
         return (
@@ -331,12 +321,12 @@ def measured(cell: Cell, measure: Measure) -> Row:
         if host.bytes_left() < LEAST_BYTES:
             raise MemoryError(f"the limit on this process leaves less than {LEAST_BYTES / 1e6:.0f} MB")
         sampled = measure(cell)
+        error = _not_finite(sampled)
     except DeviceError:
         raise
     except Exception as failure:
         # One op that a device or a torch version lacks must not end a calibration of hundreds of others.
         error = failure_of(failure)
-    error = error or _not_finite(sampled)
     if error:
         sampled = Sampled({}, disturbed=sampled.disturbed)
     timings, calls_us, speed, disturbed, more = sampled

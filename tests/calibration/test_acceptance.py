@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from typing import Any
 
 import factories
 import numpy as np
@@ -13,8 +14,8 @@ from latpred.calibration import schedules
 from latpred.calibration.cells import Cell
 from latpred.calibration.devices import conditions
 from latpred.calibration.devices.cpu import CpuDevice
-from latpred.calibration.fitting import acceptance
-from latpred.calibration.fitting.acceptance import HoldoutError, RunQuality, accepted, network_spread
+from latpred.calibration.fitting import acceptance, profile_fit
+from latpred.calibration.fitting.acceptance import HoldoutError, accepted, network_spread
 from latpred.calibration.fitting.dispatch_fit import TimedNetwork
 from latpred.calibration.session import Row
 from latpred.calibration.timing.timer import Timing
@@ -79,24 +80,24 @@ APART = "The host had moved the processors apart for 60% of the cells"
 
 
 @pytest.mark.parametrize(
-    ("ratios", "run", "failing", "advice"),
+    ("ratios", "quality", "failing", "advice"),
     [
-        ([1.05] * 5, RunQuality(0.9), {}, []),
-        ([1.2] * 10, RunQuality(0.9), {MEDIAN: "20.0%"}, [ANEW]),
-        ([1.0] * 8 + [1.6] * 2, RunQuality(0.9), {P90: "60.0%"}, [ANEW]),
-        ([1.0] * 10, RunQuality(0.69), {"timings that were stable at least 70%": "69.0%"}, [ANEW]),
-        ([1.0] * 10, RunQuality(0.9, shifts=(1.2, 1.2, 1.0)), {SHIFT: "18.2%"}, [ANEW]),
-        ([1.0] * 10, RunQuality(1.0, disturbed=0.4), {CALM: "40.0%"}, [DISTURBED]),
-        ([1.0] * 10, RunQuality(1.0, apart=0.5), {}, []),
-        ([1.0] * 10, RunQuality(1.0, apart=0.6), {TOGETHER: "60.0%"}, [APART]),
-        ([1.0] * 4, RunQuality(1.0), {ENOUGH: "4"}, [MORE_TIME]),
-        ([], RunQuality(1.0), dict.fromkeys((MEDIAN, P90), "nothing to judge by") | {ENOUGH: "0"}, [ANEW, MORE_TIME]),
+        ([1.05] * 5, {"stable": 0.9}, {}, []),
+        ([1.2] * 10, {}, {MEDIAN: "20.0%"}, [ANEW]),
+        ([1.0] * 8 + [1.6] * 2, {}, {P90: "60.0%"}, [ANEW]),
+        ([1.0] * 10, {"stable": 0.69}, {"timings that were stable at least 70%": "69.0%"}, [ANEW]),
+        ([1.0] * 10, {"shifts": (1.2, 1.2, 1.0)}, {SHIFT: "18.2%"}, [ANEW]),
+        ([1.0] * 10, {"disturbed": 0.4}, {CALM: "40.0%"}, [DISTURBED]),
+        ([1.0] * 10, {"apart": 0.5}, {}, []),
+        ([1.0] * 10, {"apart": 0.6}, {TOGETHER: "60.0%"}, [APART]),
+        ([1.0] * 4, {}, {ENOUGH: "4"}, [MORE_TIME]),
+        ([], {}, dict.fromkeys((MEDIAN, P90), "nothing to judge by") | {ENOUGH: "0"}, [ANEW, MORE_TIME]),
     ],
 )
 def test_what_fails_and_what_to_do_then(
-    ratios: list[float], run: RunQuality, failing: dict[str, str], advice: list[str]
+    ratios: list[float], quality: dict[str, Any], failing: dict[str, str], advice: list[str]
 ) -> None:
-    verdict = accepted([error(ratio) for ratio in ratios], (), run)
+    verdict = accepted([error(ratio) for ratio in ratios], (), **quality)
     assert verdict.passed == (not failing)
     failed = {name: text.removesuffix(": failed") for name, text in verdict.checks.items() if text.endswith("failed")}
     assert failed == failing
@@ -105,12 +106,12 @@ def test_what_fails_and_what_to_do_then(
 
 
 def test_ordinary_models_decide_where_there_are_enough() -> None:
-    verdict = accepted([error(1.5)] * 10, [error(1.02)] * acceptance.FEWEST, RunQuality(1.0))
+    verdict = accepted([error(1.5)] * 10, [error(1.02)] * acceptance.FEWEST)
     assert verdict.passed
     assert verdict.checks["median error of ordinary models that no fit saw at most 15%"] == "2.0%: passed"
     assert verdict.checks["median error of holdout networks"] == "50.0%"
     # They are also those of whom there must be enough: a calibration of a minute times few holdout networks.
-    few = accepted([error(1.02)] * (acceptance.FEWEST - 1), [error(1.02)] * acceptance.FEWEST, RunQuality(1.0))
+    few = accepted([error(1.02)] * (acceptance.FEWEST - 1), [error(1.02)] * acceptance.FEWEST)
     assert few.passed
     assert few.checks["networks to judge by at least 5"] == "5: passed"
 
@@ -119,7 +120,7 @@ def test_kinds_that_could_not_be_measured_fail_a_profile() -> None:
     rows = [row(cell, error="it raised") for cell in HOLDOUTS[:1]] + [row(schedules.CLOCK)] * 3
     missing = acceptance.missing(rows)
     assert missing == [f"network {HOLDOUTS[0].name}", "holdout networks"]
-    verdict = accepted([error(1.0)] * 10, (), RunQuality(1.0, missing=missing))
+    verdict = accepted([error(1.0)] * 10, (), missing=missing)
     assert not verdict.passed
     assert "holdout networks" in verdict.checks["kinds of cells that could not be measured"]
 
@@ -141,7 +142,7 @@ def test_a_model_is_timed_whole_and_becomes_a_run() -> None:
     cell = Cell(acceptance.MODEL, "gate/mlp", {"batch": 1})
     with conditions.stated(conditions.Options(threads=torch.get_num_threads())):
         sampled = acceptance.measure(cell, CpuDevice())
-    (run,) = acceptance.model_runs([Row(cell, dict(sampled.timings), 0.1), row(HOLDOUTS[0])]).values()
+    run = profile_fit.timed_network(Row(cell, dict(sampled.timings), 0.1), CpuDevice().info())
     assert run.total_us == pytest.approx(1e6 * sampled.timings["single"].median_s)
     assert (run.batch, run.graph.macs(1)) == (1, 745_600)
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import shutil
 from collections import Counter
 from collections.abc import Callable, Iterator
@@ -13,7 +12,7 @@ from typing import Any
 
 import msgspec
 import pytest
-from click.testing import CliRunner, Result
+from clidata import document, run
 from factories import add, graph
 
 from latpred import runtimes, storage
@@ -23,8 +22,7 @@ from latpred.calibration.devices.simulated import SimulatedDevice
 from latpred.calibration.fitting import profile_fit
 from latpred.calibration.measurement import whole_models
 from latpred.calibration.runtime_calibration import calibrate_runtimes
-from latpred.calibration.session import Row, directory, read_journal
-from latpred.cli import main
+from latpred.calibration.session import directory, read_journal
 from latpred.errors import CalibrationError, LatpredError, MissingPackageError, UsageError
 from latpred.graph.graph import ModelGraph, Schedule
 from latpred.prediction.predictor import Predictor
@@ -103,10 +101,6 @@ def rows_kept(name: str = session.LAST) -> Counter[str]:
     return Counter(row.cell.runtime for row in read_journal(directory("simulated") / name)[1])
 
 
-def run(*arguments: str) -> Result:
-    return CliRunner().invoke(main, arguments)
-
-
 @pytest.mark.usefixtures("third_party")
 def test_a_third_partys_runtime_is_added_to_a_finished_profile(finished: DeviceProfile) -> None:
     told: list[ProgressEvent] = []
@@ -173,19 +167,16 @@ def test_a_calibration_of_eager_under_way_goes_on_instead_of_extending() -> None
 
 
 @pytest.mark.usefixtures("third_party")
-def test_eager_comes_first_and_its_fit_sees_no_other_rows(calibrated: Path) -> None:
+def test_eager_comes_first_and_its_fit_sees_no_other_rows() -> None:
     cells = FEW + 60
     profile = more(("plain", "eager"), cells=cells, quick=True)
-    kept = rows_kept()
-    labels = [row.cell.runtime for row in read_journal(directory("simulated") / session.LAST)[1]]
-    assert labels == ["eager"] * kept["eager"] + ["plain"] * kept["plain"]
+    kept, rows = rows_kept(), read_journal(directory("simulated") / session.LAST)[1]
+    assert [row.cell.runtime for row in rows] == ["eager"] * kept["eager"] + ["plain"] * kept["plain"]
     assert sum(kept.values()) in (cells, cells + 1)
     device = SimulatedDevice()
-    rows = read_journal(directory("simulated") / session.LAST)[1]
-    alone, _ = profile_fit.fit_profile(rows, device.machine(), device.info(), "simulated")
-    eager: list[Row] = [row for row in rows if row.cell.runtime == "eager"]
-    assert alone.runtimes == profile_fit.fit_profile(eager, device.machine(), device.info(), "simulated")[0].runtimes
-    assert alone.runtimes["eager"] == profile.runtimes["eager"]
+    for seen in (rows, rows[: kept["eager"]]):
+        alone, _ = profile_fit.fit_profile(seen, device.machine(), device.info(), "simulated")
+        assert alone.runtimes == {"eager": profile.runtimes["eager"]}
 
 
 @pytest.mark.usefixtures("third_party", "finished")
@@ -221,10 +212,8 @@ def test_budgets_are_shared_in_proportion() -> None:
 
 def test_all_are_those_that_the_device_can_run() -> None:
     able, reasons = calibrate_runtimes.offered(open_device("cpu"))
-    assert calibrate_runtimes.named(["torchscript", "eager", "torchscript"], open_device("cpu")) == (
-        "torchscript",
-        "eager",
-    )
+    asked = ["torchscript", "eager", "torchscript"]
+    assert calibrate_runtimes.named(asked, open_device("cpu")) == ("torchscript", "eager")
     assert calibrate_runtimes.named("all", open_device("cpu")) == tuple(able)
     assert able[:2] == ["eager", "torchscript"]
     assert "cuda-graphs" in reasons
@@ -277,8 +266,7 @@ def test_the_command_line_extends_a_profile_and_shows_every_runtime(monkeypatch:
     assert shown.exit_code in (0, 1), shown.stderr  # as the gate has it after so few cells
     lines = run("profiles", "show", "simulated").stdout.splitlines()
     assert [line.split()[0] for line in lines if " us per call" in line] == ["eager", "plain"]
-    document = json.loads(run("profiles", "show", "simulated", "--json").stdout)
-    assert document["profile"]["runtimes"].keys() == {"eager", "plain"}
+    assert document("profiles", "show", "simulated")["profile"]["runtimes"].keys() == {"eager", "plain"}
 
 
 def test_an_onnxruntime_without_cuda_is_left_out_on_a_gpu(monkeypatch: pytest.MonkeyPatch) -> None:

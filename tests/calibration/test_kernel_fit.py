@@ -28,6 +28,7 @@ from latpred.calibration.fitting.kernel_fit import (
 from latpred.host import Slowdown
 from latpred.ops.families import nearest
 from latpred.prediction.kernel_times import evaluate
+from latpred.profile.document import DispatchFit
 
 
 def sample(numel: int, family: str = "elementwise.add", factor: float = 1.0) -> KernelSample:
@@ -139,9 +140,13 @@ def runs(after: tuple[float, float, float]) -> list[TimedNetwork]:
     return [run(rows, us, after) for rows, us in zip((1, 2, 3, 4, 5), kernels, strict=True)]
 
 
+def kernels_us(timed: list[TimedNetwork], dispatch: DispatchFit = DISPATCH) -> list[float]:
+    return [sample.us for sample in kernel_samples(timed, dispatch, dispatch)]
+
+
 @pytest.mark.parametrize("after", [(0.0, 0.0, 0.0), (2.0, 0.0, 0.0), (1.0, 0.2, 0.05)])
 def test_known_kernels_and_afterwork_come_back(after: tuple[float, float, float]) -> None:
-    samples = kernel_samples(runs(after), DISPATCH)
+    samples = kernel_samples(runs(after), DISPATCH, DISPATCH)
     products = [sample.us for sample in samples if sample.family == "gemm"]
     expected = [us + left_behind(us, after) for us in (40.0, 100.0, 900.0, 2500.0, 64.0)]
     assert products == pytest.approx(expected, rel=1e-3)
@@ -149,32 +154,30 @@ def test_known_kernels_and_afterwork_come_back(after: tuple[float, float, float]
 
 
 def test_a_call_hidden_in_its_dispatch_is_known_to_be_short() -> None:
-    product, total = kernel_samples([run(3, (0.0, 8.0), (0.0, 0.0, 0.0))], DISPATCH)
-    assert product.us == pytest.approx(LEAST_SHARE * GEMM_US, rel=0.02)
-    assert total.us == pytest.approx(8.0, rel=0.02)
+    timed = run(3, (0.0, 8.0), (0.0, 0.0, 0.0))
+    assert kernels_us([timed]) == pytest.approx([LEAST_SHARE * GEMM_US, 8.0], rel=0.02)
 
 
 def test_kernels_are_as_long_as_a_pass_without_clocks_has_room_for() -> None:
     timed = run(3, (40.0, 60.0), (0.0, 0.0, 0.0))
-    shorter = [sample.us for sample in kernel_samples([timed._replace(total_us=timed.total_us - 20.0)], DISPATCH)]
+    shorter = kernels_us([timed._replace(total_us=timed.total_us - 20.0)])
     assert shorter == pytest.approx([32.0, 48.0])
-    least = [sample.us for sample in kernel_samples([timed._replace(total_us=timed.total_us - 90.0)], DISPATCH)]
+    least = kernels_us([timed._replace(total_us=timed.total_us - 90.0)])
     assert least == pytest.approx([LEAST_ROOM * 40.0, LEAST_ROOM * 60.0])
 
 
 def test_an_error_counts_beside_the_dispatch_and_a_share_of_the_pass() -> None:
     timed = run(3, (5.0, 700.0), (0.0, 0.0, 0.0))
-    product, _ = kernel_samples([timed], DISPATCH)
+    product, _ = kernel_samples([timed], DISPATCH, DISPATCH)
     assert product.beside_us == pytest.approx(GEMM_US + PASS_SHARE * timed.total_us)
     assert product.row == row_of(factories.linear(3), 1)
-    resident, _ = kernel_samples([run(3, (5.0, 700.0), (0.0, 0.0, 0.0), resident=True)], DISPATCH)
+    resident, _ = kernel_samples([run(3, (5.0, 700.0), (0.0, 0.0, 0.0), resident=True)], DISPATCH, DISPATCH)
     assert resident.row == row_of(factories.linear(3), 1, resident=True)
 
 
 def test_kernels_that_read_the_shared_cache_are_brought_to_its_full_speed() -> None:
     timed = run(3, (90.0, 8.0), (0.0, 0.0, 0.0))
-    product, total = kernel_samples([timed._replace(slowdown=Slowdown(cache=1.5))], DISPATCH)
-    assert (product.us, total.us) == pytest.approx((60.0, 8.0))
+    assert kernels_us([timed._replace(slowdown=Slowdown(cache=1.5))]) == pytest.approx([60.0, 8.0])
 
 
 COLD = msgspec.structs.replace(DISPATCH, cold_costs_us={"gemm": 10.0, "view": 6.0, "": 14.0}, cold_bytes=COLD_BYTES)
@@ -190,16 +193,7 @@ def cold_run(rows: int, product_us: float, sum_us: float) -> TimedNetwork:
     return TimedNetwork(graph, 1, PASS_US + sum(calls_us), calls_us)
 
 
-def test_what_cold_code_takes_longer_is_no_kernel() -> None:
-    products, sums = (
-        [sample.us for sample in kernel_samples([cold_run(500, 40.0, 9.0)], COLD) if sample.family == family]
-        for family in ("gemm", "elementwise.add")
-    )
-    assert products == pytest.approx([40.0])
-    assert sums == pytest.approx([9.0])
-
-
-def test_what_ops_dispatch_slowly_is_no_kernel_and_no_cold_code() -> None:
+def test_what_ops_dispatch_slowly_or_from_cold_caches_is_no_kernel() -> None:
     """On a machine that takes twice as long to dispatch ops, and 1.5 times to begin a pass."""
     fast = [cold_run(rows, 40.0, 9.0) for rows in range(1, 1000, 1000 // FEWEST_COLD)]
     slow = []
@@ -208,7 +202,8 @@ def test_what_ops_dispatch_slowly_is_no_kernel_and_no_cold_code() -> None:
         total_us = 1.5 * PASS_US + sum(calls_us)
         slow.append(one._replace(calls_us=calls_us, total_us=total_us, slowdown=Slowdown(1.5, 2.0)))
     assert [host_us(one, COLD) for one in slow] == pytest.approx([one.total_us - 49.0 for one in slow])
-    assert [sample.us for sample in kernel_samples(slow, COLD)] == pytest.approx([40.0, 9.0] * len(slow))
+    for timed in (fast, slow):
+        assert kernels_us(timed, COLD) == pytest.approx([40.0, 9.0] * len(timed))
     assert with_cold(DISPATCH, DISPATCH, slow) == with_cold(DISPATCH, DISPATCH, fast)
 
 
@@ -219,16 +214,13 @@ def test_calls_without_a_kernel_tell_what_cold_code_takes() -> None:
     assert found.cold_costs_us == {name: pytest.approx(2.0 * us) for name, us in DISPATCH.costs_us.items()}
     assert found.cold_bytes == COLD_BYTES
     assert found.costs_us == DISPATCH.costs_us
-
-
-def test_few_calls_tell_nothing_of_cold_code() -> None:
-    assert with_cold(DISPATCH, DISPATCH, [cold_run(500, 40.0, 9.0)]) == DISPATCH
+    assert with_cold(DISPATCH, DISPATCH, timed[:1]) == DISPATCH  # of which few calls tell nothing
 
 
 def test_kernels_that_share_a_call_and_estimated_work_give_no_sample() -> None:
     shared = factories.graph(factories.linear(4), factories.add(100, host_class="elementwise.nested.add"))
     estimated = factories.graph(factories.linear(4, estimated=True))
-    assert kernel_samples([TimedNetwork(graph, 1, 500.0, (450.0,)) for graph in (shared, estimated)], DISPATCH) == []
+    assert kernels_us([TimedNetwork(graph, 1, 500.0, (450.0,)) for graph in (shared, estimated)]) == []
 
 
 def test_the_host_time_of_a_pass() -> None:

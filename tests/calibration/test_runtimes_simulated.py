@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import random
 from itertools import islice
-from typing import NamedTuple
 
 import msgspec
 import pytest
@@ -50,16 +49,9 @@ def network(runtime: str, seed: int, *, tiny: bool) -> ModelGraph:
     return graph(*ops, model=f"net{seed}", runtime=traced_by, target="cuda", parameter_bytes=0)
 
 
-class Calibrated(NamedTuple):
-    """A runtime, and the costs that were found."""
-
-    runtime: str
-    fit: DispatchFit
-
-
 @pytest.fixture(scope="module", params=list(CLASSES))
-def calibrated(request: pytest.FixtureRequest) -> Calibrated:
-    """A runtime's calibrator run over its first cells, on networks made by hand."""
+def calibrated(request: pytest.FixtureRequest) -> tuple[str, DispatchFit]:
+    """A runtime, and the costs that its calibrator finds with its first cells, on networks made by hand."""
     runtime = request.param
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(networks, "graph_in", lambda spec, *_: network(runtime, spec.seed, tiny=spec.tiny))
@@ -70,45 +62,47 @@ def calibrated(request: pytest.FixtureRequest) -> Calibrated:
         ]
         fit, errors = fit_with_spread(calibrator, rows, perfect(COSTS))
     assert len(errors) >= 5
-    return Calibrated(runtime, fit)
+    return runtime, fit
 
 
-def test_host_costs_and_gaps_of_graphs_come_back(calibrated: Calibrated) -> None:
-    fit, true = calibrated.fit, COSTS.runtimes[calibrated.runtime]
+def test_host_costs_and_gaps_of_graphs_come_back(calibrated: tuple[str, DispatchFit]) -> None:
+    runtime, fit = calibrated
+    true = COSTS.runtimes[runtime]
     assert fit.spread == pytest.approx(0.02, abs=0.015)  # of holdouts, which no fit saw
-    if calibrated.runtime == "torchscript":  # no network takes such a step, whose models take hundreds of them
+    if runtime == "torchscript":  # no network takes such a step, whose models take hundreds of them
         assert 0 < fit.costs_us["node.interpreter"] < 0.5
     if true.replay_us is None:
         assert fit.gap_us is None
     else:
         assert fit.gap_us == pytest.approx(COSTS.node_gap_us, abs=0.05)
-        guards_us = true.dispatch("guards") if "generated" in CLASSES[calibrated.runtime] else 0.0
+        guards_us = true.dispatch("guards") if "generated" in CLASSES[runtime] else 0.0
         found_us = fit.fixed_us + fit.costs_us["replay"] + (host_cost(fit, "guards") if guards_us else 0.0)
         assert found_us == pytest.approx(true.call_us + true.replay_us + guards_us, rel=0.03)
         return
-    for name in set(CLASSES[calibrated.runtime].values()):
+    for name in set(CLASSES[runtime].values()):
         assert host_cost(fit, name) == pytest.approx(true.dispatch(name), rel=0.06), name
     guards_us = host_cost(fit, "guards") - true.dispatch("guards") if "guards" in fit.costs_us else 0.0
     assert fit.fixed_us + guards_us == pytest.approx(true.call_us, abs=3.0)
 
 
 def test_factors_on_kernels_come_back_and_those_that_eager_has_none_of_get_times_of_their_own(
-    calibrated: Calibrated,
+    calibrated: tuple[str, DispatchFit],
 ) -> None:
-    true, off = COSTS.runtimes[calibrated.runtime], 0.06 if calibrated.runtime in FROM_OUTSIDE else 0.04
+    runtime, fit = calibrated
+    true, off = COSTS.runtimes[runtime], 0.06 if runtime in FROM_OUTSIDE else 0.04
     for family in FAMILIES:
-        assert calibrated.fit.kernel_scales[family] == pytest.approx(true.factor(family), rel=off), family
-    if "generated" not in CLASSES[calibrated.runtime]:
-        assert calibrated.fit.kernels == {}
+        assert fit.kernel_scales[family] == pytest.approx(true.factor(family), rel=off), family
+    if "generated" not in CLASSES[runtime]:
+        assert fit.kernels == {}
         return
-    own, law = calibrated.fit.kernels["fp32"]["generated"], COSTS.kernel("generated")
+    own, law = fit.kernels["fp32"]["generated"], COSTS.kernel("generated")
     assert own.floor_us == pytest.approx(law.floor_us, rel=0.1)
     assert own.activation_bytes_per_us == pytest.approx(COSTS.activation_bytes_per_us * law.memory, rel=0.1)
 
 
-def test_networks_that_were_never_seen_are_predicted_within_three_percent(calibrated: Calibrated) -> None:
-    runtime, whole = calibrated.runtime, perfect(COSTS)
-    known = msgspec.structs.replace(whole, runtimes={**whole.runtimes, runtime: calibrated.fit})
+def test_networks_that_were_never_seen_are_predicted_within_three_percent(calibrated: tuple[str, DispatchFit]) -> None:
+    (runtime, fit), whole = calibrated, perfect(COSTS)
+    known = msgspec.structs.replace(whole, runtimes={**whole.runtimes, runtime: fit})
     predictor, simulated = Predictor(known), SimulatedDevice()
     for seed in range(1000, 1008):
         net = network(runtime, seed, tiny=seed % 2 == 0)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 import os
 import signal
 import subprocess
@@ -127,15 +128,25 @@ def test_another_machine_or_other_settings_start_anew(opened):
     assert [resumed(machine=updated), resumed(machine=updated, settings={"budget_s": 61})] == [0, 0]
 
 
-def test_a_failed_cell_is_a_row_and_the_next_is_measured(opened, path):
-    measure = Measuring({gemm(1).key: RuntimeError("no kernel image for\nthis op")})
-    with opened() as one:
-        failed, fine = one.run(gemm(1), measure), one.run(gemm(2), measure)
-        calls = one.run(Cell("network", "encoder"), lambda cell: Sampled({"single": TIMING}, (2.0, 3.0)))
-    assert failed.error.startswith("RuntimeError: no kernel image")
-    assert (failed.timings, fine.timings, fine.error) == ({}, {"queued": TIMING}, "")
-    assert (calls.calls_us, calls.timings) == ((2.0, 3.0), {"single": TIMING})
-    assert read_journal(path)[1] == [failed, fine, calls]
+NO_TIMERS = pytest.mark.skipif(not hasattr(signal, "setitimer"), reason="this system has no interval timers")
+
+
+@pytest.mark.parametrize(
+    ("measure", "error"),
+    [
+        (Measuring({gemm(1).key: RuntimeError("no image for\nthis op")}), "RuntimeError: no image for this op"),
+        (lambda _: Sampled({"queued": Timing(math.nan, 0.0, 3, True)}), "no number was measured for queued"),
+        (lambda _: Sampled({"queued": TIMING}, (1.0, math.inf)), "no number was measured for calls"),
+        pytest.param(lambda _: time.sleep(60), "TimeLimitError: it took longer than 0.05 s", marks=NO_TIMERS),
+    ],
+)
+def test_a_cell_that_fails_or_hangs_is_a_row_and_the_next_is_measured(opened, path, measure, error):
+    with opened(limit_s=0.05) as one:
+        failed = one.run(gemm(1), measure)
+        calls = one.run(Cell("network", "encoder"), lambda _: Sampled({"single": TIMING}, (2.0, 3.0)))
+    assert (failed.error, failed.timings, failed.calls_us) == (error, {}, ())
+    assert (calls.error, calls.timings, calls.calls_us) == ("", {"single": TIMING}, (2.0, 3.0))
+    assert read_journal(path)[1] == [failed, calls]
 
 
 def test_no_cell_is_begun_with_next_to_no_memory_left(opened, monkeypatch):
@@ -144,15 +155,6 @@ def test_no_cell_is_begun_with_next_to_no_memory_left(opened, monkeypatch):
         assert one.run(gemm(1), Measuring()).error == (
             "out of memory: the limit on this process leaves less than 200 MB"
         )
-
-
-def test_what_is_no_number_is_an_error(opened):
-    bad = Timing(float("nan"), 0.0, 3, True)
-    with opened() as one:
-        row = one.run(gemm(1), lambda _: Sampled({"queued": bad}))
-        calls = one.run(gemm(2), lambda _: Sampled({"queued": TIMING}, (1.0, float("inf"))))
-    assert (row.error, row.timings) == ("no number was measured for queued", {})
-    assert (calls.error, calls.calls_us) == ("no number was measured for calls", ())
 
 
 def test_out_of_memory_spares_larger_cells_but_not_others(opened):
@@ -203,34 +205,23 @@ def test_a_ctrl_c_inside_a_destructor_ends_the_run_all_the_same(opened):
 
 
 def test_a_second_session_is_told_who_holds_the_first(opened, tmp_path):
-    with opened():
-        with pytest.raises(BusyError) as raised:
-            opened().__enter__()
-        message = str(raised.value)
-        assert f"calibration of {tmp_path.name} is under way (process {os.getpid()}, since 20" in message
-        assert f"kill -INT {os.getpid()}" in message
-    with pytest.raises(ZeroDivisionError), opened():
-        raise ZeroDivisionError
-    with opened():  # the lock is free after a session and its failures
-        pass
-
-
-def test_the_lock_holds_between_processes(opened, tmp_path):
     code = (
         "import sys; from pathlib import Path; from latpred.calibration.session import Session\n"
         "from latpred.calibration.devices.simulated import SimulatedDevice\n"
         "with Session(Path(sys.argv[1]), SimulatedDevice().machine(), {}): print('held', flush=True); sys.stdin.read()"
     )
-    other = subprocess.Popen(
-        [sys.executable, "-c", code, str(tmp_path)], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
-    )
-    with other:
+    command = [sys.executable, "-c", code, str(tmp_path)]
+    with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True) as other:
         assert other.stdout.readline() == "held\n"
-        with pytest.raises(BusyError, match=f"process {other.pid}, since"):
+        with pytest.raises(BusyError) as raised:
             opened().__enter__()
         other.kill()
-        other.wait()
-    with opened():
+    said = str(raised.value)
+    assert f"calibration of {tmp_path.name} is under way (process {other.pid}, since 20" in said
+    assert f"kill -INT {other.pid}" in said
+    with pytest.raises(ZeroDivisionError), opened():
+        raise ZeroDivisionError
+    with opened():  # the lock is free after a session and its failures
         pass
 
 
@@ -287,13 +278,6 @@ def test_a_cell_that_ended_the_process_twice_is_left_out(opened, tmp_path):
     with opened() as three:
         row = three.run(gemm(3), never)
     assert (never.asked, row.error) == ([], "ended the process each time it was timed")
-
-
-@pytest.mark.skipif(not hasattr(signal, "setitimer"), reason="this system has no interval timers")
-def test_a_cell_that_hangs_becomes_a_row(opened):
-    with opened(limit_s=0.05) as one:
-        assert one.run(gemm(1), lambda _: time.sleep(60)).error == "TimeLimitError: it took longer than 0.05 s"
-        assert one.run(gemm(2), Measuring()).error == ""
 
 
 def test_a_repeat_replaces_a_row_but_not_by_an_error(opened):

@@ -20,8 +20,8 @@ from latpred.calibration.devices import Device
 from latpred.calibration.fitting.dispatch_fit import TimedNetwork
 from latpred.calibration.schedules import network_spec
 from latpred.calibration.session import Row, Sampled
-from latpred.calibration.timing import timer, visits
-from latpred.calibration.timing.reference_speed import FULL, RunSpeed, gauge_of
+from latpred.calibration.timing import timer
+from latpred.calibration.timing.reference_speed import gauge_of
 from latpred.calibration.workloads import suites
 from latpred.calibration.workloads.suites import Workload
 from latpred.errors import LatpredError
@@ -77,7 +77,12 @@ def holdout_errors(
 
 def median_error(errors: Sequence[HoldoutError]) -> float:
     """Median absolute relative error; not a number where there are none."""
-    return float(np.median(np.abs(np.expm1([error.log_error for error in errors])))) if errors else math.nan
+    return float(np.median(_relative_errors(errors))) if errors else math.nan
+
+
+def _relative_errors(errors: Sequence[HoldoutError]) -> Floats:
+    relative: Floats = np.abs(np.expm1([error.log_error for error in errors]))
+    return relative
 
 
 def network_spread(errors: Sequence[HoldoutError]) -> float:
@@ -93,27 +98,10 @@ def network_spread(errors: Sequence[HoldoutError]) -> float:
     if not errors:
         return 2 * LEAST_SPREAD
     share = min(INTERVAL * (len(errors) + 1) / len(errors), 1.0)
-    low, high = LEAST_SPREAD, 1.0
-    for _ in range(40):
-        middle = math.sqrt(low * high)
-        inside = np.mean([abs(e.log_error) <= Z90 * math.hypot(e.kernel_spread, middle) for e in errors])
-        low, high = (low, middle) if inside >= share else (middle, high)
-    return round(high, 4)
-
-
-class RunQuality(NamedTuple):
-    """How a calibration went.
-
-    stable : share of timings that were. disturbed : share of cells that never found a calm moment. apart : share of
-    cells that only found moments in which the host had moved the processors apart. shifts : second over first timing of
-    what was timed twice. missing : kinds of cells of which too many could not be measured.
-    """
-
-    stable: float
-    disturbed: float = 0.0
-    apart: float = 0.0
-    shifts: Sequence[float] = ()
-    missing: Sequence[str] = ()
+    needed = [math.sqrt(max((error.log_error / Z90) ** 2 - error.kernel_spread**2, 0.0)) for error in errors]
+    covered = np.arange(1, len(errors) + 1) / len(errors)  # by what each needs, the least first
+    spread = sorted(needed)[int(np.argmax(covered >= share))]
+    return round(min(max(spread, LEAST_SPREAD), 1.0), 4)
 
 
 def missing(rows: Iterable[Row]) -> list[str]:
@@ -128,50 +116,58 @@ def missing(rows: Iterable[Row]) -> list[str]:
     return [kind for kind, failed in failures.items() if np.mean(failed) > MOST_MISSING]
 
 
-def accepted(networks: Sequence[HoldoutError], models: Sequence[HoldoutError], run: RunQuality) -> Acceptance:
-    """Whether a profile may be trusted; ordinary models decide where there are enough of them, else networks."""
+def accepted(
+    networks: Sequence[HoldoutError],
+    models: Sequence[HoldoutError],
+    *,
+    stable: float = 1.0,
+    disturbed: float = 0.0,
+    apart: float = 0.0,
+    shifts: Sequence[float] = (),
+    missing: Sequence[str] = (),
+) -> Acceptance:
+    """Whether a profile may be trusted; ordinary models decide where there are enough of them, else networks.
+
+    stable : share of timings that were. disturbed : share of cells that never found a calm moment. apart : share of
+    cells that only found moments in which the host had moved the processors apart. shifts : second over first timing of
+    what was timed twice. missing : kinds of cells of which too many could not be measured.
+    """
     enough_models = len(models) >= FEWEST
     who, judged = ("ordinary models", models) if enough_models else ("holdout networks", networks)
-    gates = _error_gates(who, judged)
-    gates["timings that were stable at least 70%"] = (run.stable, run.stable >= LEAST_STABLE)
-    calm = run.disturbed <= MOST_DISTURBED
-    gates[f"cells that other work disturbed at most {MOST_DISTURBED:.0%}"] = (run.disturbed, calm)
-    if run.shifts:
-        moved = float(np.median(np.abs(np.log(run.shifts))))
+    median = median_error(judged)
+    p90 = float(np.quantile(_relative_errors(judged), 0.9)) if judged else math.nan
+    gates = {
+        f"median error of {who} that no fit saw at most {MEDIAN_GATE:.0%}": (median, median <= MEDIAN_GATE),
+        f"p90 error of {who} that no fit saw at most {P90_GATE:.0%}": (p90, p90 <= P90_GATE),
+        f"timings that were stable at least {LEAST_STABLE:.0%}": (stable, stable >= LEAST_STABLE),
+        f"cells that other work disturbed at most {MOST_DISTURBED:.0%}": (disturbed, disturbed <= MOST_DISTURBED),
+    }
+    if shifts:
+        moved = float(np.median(np.abs(np.log(shifts))))
         gates[f"median shift between two timings at most {MOST_SHIFT:.0%}"] = (moved, moved <= MOST_SHIFT)
-    if run.apart:
-        together = run.apart <= MOST_APART
-        gates[f"cells while the host had moved the processors apart at most {MOST_APART:.0%}"] = (run.apart, together)
+    if apart:
+        together = apart <= MOST_APART
+        gates[f"cells while the host had moved the processors apart at most {MOST_APART:.0%}"] = (apart, together)
     checks = {name: f"{_share(value)}: {'passed' if passed else 'failed'}" for name, (value, passed) in gates.items()}
     if enough_models and networks:
         checks["median error of holdout networks"] = f"{median_error(networks):.1%}"
     enough = len(judged) >= FEWEST
     checks[f"networks to judge by at least {FEWEST}"] = f"{len(judged)}: {'passed' if enough else 'failed'}"
-    if run.missing:
-        checks["kinds of cells that could not be measured"] = f"{', '.join(run.missing)}: failed"
-    failed = [name for name, (_, passed) in gates.items() if not passed]
-    passed = enough and not failed and not run.missing
-    return Acceptance(passed=passed, checks=checks, advice=_advice(bool(failed), enough, run))
+    if missing:
+        checks["kinds of cells that could not be measured"] = f"{', '.join(missing)}: failed"
+    failed = not all(passed for _, passed in gates.values())
+    passed = enough and not failed and not missing
+    return Acceptance(passed=passed, checks=checks, advice=_advice(failed, enough, disturbed, apart))
 
 
 def _share(value: float) -> str:
     return f"{value:.1%}" if math.isfinite(value) else "nothing to judge by"
 
 
-def _error_gates(who: str, errors: Sequence[HoldoutError]) -> dict[str, tuple[float, bool]]:
-    """Median and p90 error, and whether each is small enough."""
-    relative = np.abs(np.expm1([error.log_error for error in errors])) if errors else np.array([math.inf])
-    median, p90 = float(np.median(relative)), float(np.quantile(relative, 0.9)) if errors else math.inf
-    return {
-        f"median error of {who} that no fit saw at most {MEDIAN_GATE:.0%}": (median, median <= MEDIAN_GATE),
-        f"p90 error of {who} that no fit saw at most {P90_GATE:.0%}": (p90, p90 <= P90_GATE),
-    }
-
-
 def with_runtime(others: Acceptance, runtime: str, errors: Sequence[HoldoutError]) -> Acceptance:
     """A verdict with what another runtime's networks and models add to it, those that its fit did not see."""
     models = [error for error in errors if error.cell.startswith(f"{MODEL}/")]
-    mine = accepted([error for error in errors if error not in models], models, RunQuality(1.0))
+    mine = accepted([error for error in errors if error not in models], models)
     checks = {name: said for name, said in mine.checks.items() if not name.startswith(("timings", "cells"))}
     return _joined(others, runtime, checks, mine.passed)
 
@@ -194,16 +190,16 @@ def _joined(others: Acceptance, runtime: str, checks: dict[str, str], passed: bo
     )
 
 
-def _advice(failed: bool, enough: bool, run: RunQuality) -> tuple[str, ...]:
+def _advice(failed: bool, enough: bool, disturbed: float, apart: float) -> tuple[str, ...]:
     advice = []
-    if run.disturbed > MOST_DISTURBED:
+    if disturbed > MOST_DISTURBED:
         advice.append(
-            f"Other work disturbed {run.disturbed:.0%} of the cells until the end. Stop it, or wait until whoever "
+            f"Other work disturbed {disturbed:.0%} of the cells until the end. Stop it, or wait until whoever "
             "shares the processors is done, and calibrate anew: latpred calibrate --fresh"
         )
-    elif run.apart > MOST_APART:
+    elif apart > MOST_APART:
         advice.append(
-            f"The host had moved the processors apart for {run.apart:.0%} of the cells, so that threads met later than "
+            f"The host had moved the processors apart for {apart:.0%} of the cells, so that threads met later than "
             "at other times. Calibrate anew, or on one thread: latpred calibrate --fresh --threads 1"
         )
     elif failed:
@@ -231,7 +227,6 @@ def cells(rows: Sequence[Row]) -> Iterator[Cell]:
 
 
 def model_cell(workload: Workload, batch: int, precision: str = "fp32", runtime: str = "eager") -> Cell:
-    """The cell of an ordinary model."""
     return Cell(MODEL, workload.name, {"batch": batch}, precision, runtime)
 
 
@@ -262,18 +257,6 @@ def measure(cell: Cell, device: Device) -> Sampled:
     return Sampled({"single": timer.single(device, call, VISIT, gauge)})
 
 
-def model_runs(rows: Iterable[Row], speed: RunSpeed = FULL) -> dict[str, TimedNetwork]:
-    """The ordinary models among a journal's rows, by the keys of their cells."""
-    runs = {}
-    for row in rows:
-        if row.cell.kind == MODEL and not row.error:
-            graph = graph_of_model(row.cell.name, row.cell.precision, row.cell.runtime)
-            latency_us = row.timings["single"].median_s * US_PER_S
-            slowdown = visits.slowdown(row, speed)
-            runs[row.cell.key] = TimedNetwork(graph, row.cell.dims["batch"], latency_us, slowdown=slowdown)
-    return runs
-
-
 def shift(rows: Iterable[Row]) -> list[float]:
     """Ratio of the second to the first timing of each cell that was timed twice."""
     timed = [row for row in rows if "single" in row.timings and not row.error]
@@ -296,11 +279,7 @@ def predictions(profile: DeviceProfile) -> Floats:
 
 
 def settled(before: Floats, now: Floats) -> bool:
-    """Whether predictions have moved by next to nothing; one without a number settles nothing.
-
-    >>> settled(np.array([1.0, 2.0]), np.array([1.004, 2.01])), settled(np.array([1.0, 2.0]), np.array([1.0, 2.4]))
-    (True, False)
-    """
+    """Whether predictions have moved by next to nothing; one without a number settles nothing."""
     moved = np.abs(np.log(now / before))
     return bool(np.median(moved) <= SETTLED[0] and np.quantile(moved, 0.9) <= SETTLED[1])
 
@@ -312,5 +291,4 @@ def graph_of_model(name: str, precision: str, runtime: str = "eager") -> ModelGr
 
 
 def model_of(name: str) -> Workload:
-    """An ordinary model by its name."""
     return next(workload for workload in suites.get(suites.GATE).ready if workload.name == name)

@@ -7,8 +7,9 @@ an op finds its code in the nearest cache.
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterable, Mapping, Sequence
-from typing import NamedTuple
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from functools import partial
+from typing import Any, NamedTuple
 
 import msgspec
 import numpy as np
@@ -17,7 +18,7 @@ from scipy.optimize import lsq_linear, nnls
 from latpred.calibration.timing.in_network import calls
 from latpred.graph.graph import ModelGraph, Op
 from latpred.host import SAME, Slowdown
-from latpred.ops.families import parent
+from latpred.ops.families import lineage, parent
 from latpred.prediction.pricing import host_cost
 from latpred.profile.document import DispatchFit, call_prices
 
@@ -50,7 +51,6 @@ class TimedNetwork(NamedTuple):
 
     @property
     def ops(self) -> tuple[Op, ...]:
-        """The ops at this batch."""
         return self.graph.at(self.batch)
 
     @property
@@ -81,18 +81,15 @@ def fit_in_place(runs: Sequence[TimedNetwork], called: DispatchFit) -> DispatchF
     terms = np.column_stack((counts[:, 0], counts[:, 1:] @ call_prices(called)))
     bounds = (-MOST_CLOCK_US, 0.5), (np.inf, 10.0)
     per_call, dearer = lsq_linear(terms / totals[:, None], between / totals, bounds=bounds).x.tolist()
+    # A call that C++ makes passes through no binding and no clock.
+    corrected = {name: cost if ".nested." in name else max(cost + per_call, LEAST_US) for name, cost in costs.items()}
     return DispatchFit(
-        costs_us=with_parents({name: _corrected(name, cost, per_call) for name, cost in costs.items()}),
+        costs_us=with_parents(corrected),
         module_call_us=dearer * called.module_call_us,
         python_call_us=dearer * called.python_call_us,
         attribute_read_us=dearer * called.attribute_read_us,
         fixed_us=called.fixed_us,
     )
-
-
-def _corrected(name: str, cost: float, per_call: float) -> float:
-    """A class's cost with what passes outside its timed call, which no call that C++ makes has."""
-    return cost if ".nested." in name else max(cost + per_call, LEAST_US)
 
 
 def fit_issued(costs: Mapping[str, float], runs: Sequence[TimedNetwork], called: DispatchFit) -> DispatchFit:
@@ -149,25 +146,28 @@ def class_costs(runs: Iterable[TimedNetwork]) -> dict[str, float]:
 
     Even in a tiny network some calls of a class have something to compute, and that is their kernels' time.
     """
-    alone: dict[str, list[float]] = {}
-    shared: list[tuple[list[str], float]] = []
-    for run in runs:
-        for group, taken in zip(calls(run.ops), run.calls_us, strict=True):
-            if any("calls" in op.dims for op in group):
-                continue  # its steps are calls of their own, so that none has little to do
-            names = [op.host_class for op in group]
-            if len(names) == 1:
-                alone.setdefault(names[0], []).append(taken)
-            else:
-                shared.append((names, taken))
-    costs = {name: float(np.quantile(times, IDLE)) for name, times in alone.items()}
-    left: dict[str, list[float]] = {}
-    for names, taken in shared:
+    timed = [
+        ([op.host_class for op in group], taken)
+        for run in runs
+        for group, taken in zip(calls(run.ops), run.calls_us, strict=True)
+        if not any("calls" in op.dims for op in group)  # whose steps are calls of their own: none has little to do
+    ]
+    idle = partial(np.quantile, q=IDLE)
+    costs = per_class(((names[0], taken) for names, taken in timed if len(names) == 1), idle)
+    left: list[tuple[str, float]] = []
+    for names, taken in timed:
         unknown = [name for name in names if name not in costs]
         rest = max(taken - sum(costs.get(name, 0.0) for name in names), 0.0)
-        for name in unknown:
-            left.setdefault(name, []).append(rest / len(unknown))
-    return costs | {name: float(np.quantile(times, IDLE)) for name, times in left.items()}
+        left += [(name, rest / len(unknown)) for name in unknown]
+    return costs | per_class(left, idle)
+
+
+def per_class(times: Iterable[tuple[str, float]], statistic: Callable[[list[float]], Any]) -> dict[str, float]:
+    """A statistic of the times of each class."""
+    by_class: dict[str, list[float]] = {}
+    for name, us in times:
+        by_class.setdefault(name, []).append(us)
+    return {name: float(statistic(several)) for name, several in by_class.items()}
 
 
 def _counts(ops: Sequence[Op]) -> list[int]:
@@ -177,11 +177,6 @@ def _counts(ops: Sequence[Op]) -> list[int]:
 
 def with_parents(costs: dict[str, float]) -> dict[str, float]:
     """Every more general class costs the median of what it stands for, and "" the median of all."""
-    below: dict[str, list[float]] = {"": list(costs.values())}
-    for name, cost in costs.items():
-        above = parent(name)
-        while above is not None:
-            below.setdefault(above, []).append(cost)
-            above = parent(above)
-    general = {name: float(np.median(values)) for name, values in below.items()}
-    return general | costs | {RETURN: 0.0}
+    below = [("", cost) for cost in costs.values()]
+    below += [(above, cost) for name, cost in costs.items() for above in lineage(parent(name) or "")]
+    return per_class(below, np.median) | costs | {RETURN: 0.0}

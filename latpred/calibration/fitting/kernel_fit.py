@@ -1,7 +1,4 @@
-"""Kernel samples to `KernelFit`s: one regressor for each family, special families where they have samples enough.
-
-Where a sample came from, a queue of a GPU or the place of an op in a network, does not matter here.
-"""
+"""Kernel samples to `KernelFit`s: one regressor for each family, special families where they have samples enough."""
 
 from __future__ import annotations
 
@@ -35,14 +32,13 @@ class KernelSample(NamedTuple):
     """One timed kernel.
 
     row : work and dimensions in the order of `graph.features.layout(family).columns`. us : its time without dispatch.
-    weight : how well that is known, relative to other samples. beside_us : what always comes with it, so that an error
-    of the kernel counts as one of both: its dispatch and a share of its pass. dispatch_us : the dispatch alone.
+    beside_us : what always comes with it, so that an error of the kernel counts as one of both: its dispatch and a
+    share of its pass. dispatch_us : the dispatch alone.
     """
 
     family: str
     row: tuple[float, ...]
     us: float
-    weight: float = 1.0
     beside_us: float = 0.0
     dispatch_us: float = 0.0
 
@@ -122,21 +118,21 @@ def _fit(family: str, samples: Sequence[KernelSample], multiprocessors: int) -> 
 
 
 def _averaged(samples: Sequence[KernelSample]) -> tuple[Floats, Floats, Floats, Floats]:
-    """Rows, each once, with the median of its times, the sum of their weights, and what passes beside them."""
+    """Rows, each once, with the median of its times, how well that is known, and what passes beside them."""
     by_row: dict[tuple[float, ...], list[KernelSample]] = {}
     for sample in samples:
         by_row.setdefault(sample.row, []).append(sample)
     times = [_middle(group) for group in by_row.values()]
     # A row seen often is known better, but not without end: what is left is the regressor's own error.
-    weights = [min(4.0, sum(sample.weight for sample in group)) for group in by_row.values()]
+    weights = np.minimum(4.0, [len(group) for group in by_row.values()])
     beside = [float(np.median([sample.beside_us for sample in group])) for group in by_row.values()]
-    return np.array(list(by_row)), np.array(times), np.array(weights), np.array(beside)
+    return np.array(list(by_row)), np.array(times), weights, np.array(beside)
 
 
 def _middle(samples: Sequence[KernelSample]) -> float:
     """Median of times; those count more beside which less passes."""
     ordered = sorted(samples, key=lambda sample: sample.us)
-    reached = np.cumsum([sample.weight / (sample.us + sample.beside_us) for sample in ordered])
+    reached = np.cumsum([1.0 / (sample.us + sample.beside_us) for sample in ordered])
     return ordered[int(np.searchsorted(reached, 0.5 * reached[-1]))].us
 
 
@@ -160,17 +156,14 @@ class Kernel(NamedTuple):
     dispatch_us: float
 
 
-def kernel_samples(
-    runs: Sequence[TimedNetwork], dispatch: DispatchFit, in_place: DispatchFit | None = None
-) -> list[KernelSample]:
+def kernel_samples(runs: Sequence[TimedNetwork], dispatch: DispatchFit, in_place: DispatchFit) -> list[KernelSample]:
     """Samples of every kernel that had a call of its own, from runs of one precision with the times of their calls.
 
     `dispatch` are the costs in tiny networks, with how much longer dispatch takes from cold caches; `in_place` the same
     as the clock around each call has it, which is a little longer.
     """
     timed_calls = msgspec.structs.replace(dispatch, cold_calls=0.0)  # what precedes a call, no clock is on
-    clocked = [_kernels(run, in_place or dispatch, _cold_us(run, timed_calls)) for run in runs]
-    kernels = [_unclocked(each, run, dispatch) for each, run in zip(clocked, runs, strict=True)]
+    kernels = [_kernels(run, dispatch, in_place, _cold_us(run, timed_calls)) for run in runs]
     refill = _cache_refill(runs, kernels, dispatch)
     samples = []
     for run, launched in zip(runs, kernels, strict=True):
@@ -181,7 +174,7 @@ def kernel_samples(
                 beside_us = dispatch_us + PASS_SHARE * run.total_us
                 row = row_of(op, run.batch, resident=run.resident)
                 each = 1.0 / op.launches / float(slower_kernels(run.slowdown, op.family, np.array(row)))
-                times = (us + after_us) * each, 1.0, beside_us * each, dispatch_us * each
+                times = (us + after_us) * each, beside_us * each, dispatch_us * each
                 samples.append(KernelSample(op.family, row, *times))
     return samples
 
@@ -213,20 +206,18 @@ def host_us(run: TimedNetwork, dispatch: DispatchFit) -> float:
     return run.slowdown.dispatch * (dispatch.fixed_us + calls_us) + run.slowdown.ops * ops_us
 
 
-def _kernels(run: TimedNetwork, dispatch: DispatchFit, cold_us: Sequence[float]) -> list[Kernel]:
-    """The launching calls of a run, without their dispatch and what that takes longer from cold caches."""
+def _kernels(run: TimedNetwork, dispatch: DispatchFit, in_place: DispatchFit, cold_us: Sequence[float]) -> list[Kernel]:
+    """The launching calls of a run, without their dispatch and what that takes longer from cold caches.
+
+    With a clock around each, calls of short passes sum to more than a pass leaves beside dispatch: they are shortened.
+    """
     kernels = []
     for group, taken, longer_us in zip(calls(run.ops), run.calls_us, cold_us, strict=True):
         if any(op.launches for op in group):
-            cost = (_dispatch_us(group, dispatch) + longer_us) * run.slowdown.ops
+            cost = (_dispatch_us(group, in_place) + longer_us) * run.slowdown.ops
             us = max(taken - cost, LEAST_SHARE * taken)
             alone = len(group) == 1 and not group[0].estimated
             kernels.append(Kernel(group[0] if alone else None, us, cost))
-    return kernels
-
-
-def _unclocked(kernels: list[Kernel], run: TimedNetwork, dispatch: DispatchFit) -> list[Kernel]:
-    """Kernels as a pass without clocks has them: those of short passes sum to more than these leave beside dispatch."""
     clocked_us = sum(kernel.us for kernel in kernels)
     left_us = run.total_us - host_us(run, dispatch)
     shorter = left_us / clocked_us if clocked_us > 0 else 1.0

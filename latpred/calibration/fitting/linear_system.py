@@ -1,7 +1,4 @@
-"""Small linear systems of named unknowns that are not negative: measurements with their sigma, and priors that pull.
-
-Knows nothing of what the unknowns mean.
-"""
+"""Small linear systems of named unknowns that are not negative: measurements with their sigma, and priors that pull."""
 
 from __future__ import annotations
 
@@ -25,16 +22,7 @@ class _Row(NamedTuple):
 
 
 class System:
-    """Equations to be met in the sense of least squares, each weighted by its sigma.
-
-    Examples
-    --------
-    >>> system = System()
-    >>> system.measured({("x",): 2.0}, 8.0, 0.1)
-    >>> system.prior({("x",): 1.0}, 0.0, 100.0)
-    >>> round(system.solve()["x",], 3)
-    4.0
-    """
+    """Equations to be met in the sense of least squares, each weighted by its sigma."""
 
     def __init__(self) -> None:
         self._rows: list[_Row] = []

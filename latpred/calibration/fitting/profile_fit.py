@@ -14,7 +14,7 @@ import numpy as np
 
 from latpred.calibration.devices import constants
 from latpred.calibration.fitting import acceptance
-from latpred.calibration.fitting.acceptance import FEWEST, HoldoutError, RunQuality, holdout_errors
+from latpred.calibration.fitting.acceptance import FEWEST, HoldoutError, holdout_errors
 from latpred.calibration.fitting.dispatch_fit import (
     TimedNetwork,
     call_costs,
@@ -58,9 +58,8 @@ _PROTOCOL = {
 def fit_profile(
     rows: Sequence[Row], machine: Machine, info: DeviceInfo, name: str
 ) -> tuple[DeviceProfile, list[HoldoutError]]:
-    """The profile that a journal's rows amount to, and how it did on the networks that were kept out of its fits.
+    """The profile of a journal's rows of eager, and how it did on the networks that were kept out of its fits.
 
-    Rows with errors, and those of other runtimes than eager, are left out; the device's clock constants are filled in.
     Too few rows to fit anything are a CalibrationError.
     """
     eager = [row for row in rows if row.cell.runtime == EAGER]
@@ -122,10 +121,7 @@ def _dispatch(rows: Sequence[Row], info: DeviceInfo) -> tuple[DispatchFit, Dispa
 
 
 def _issue_costs(rows: Iterable[Row], sync_us: float) -> dict[str, float]:
-    """Host microseconds of each dispatch class, from ops issued in loops of their own.
-
-    What an op waits for the idle device is no part of its cost.
-    """
+    """Host microseconds of each dispatch class, from ops in loops, without what they wait for the idle device."""
     issued: list[tuple[list[str], float]] = []
     for row in rows:
         if row.cell.kind == "dispatch":
@@ -185,17 +181,23 @@ def _checked(
 ) -> tuple[DeviceProfile, list[HoldoutError]]:
     """The profile with the spread and the verdict of the networks that were kept out of its fits."""
     holdouts = _fast(_judges(_networks(rows), _networks(every)))
-    errors = holdout_errors(profile, {row.cell.key: timed_network(row, profile.device, speed) for row in holdouts})
     models = _fast([row for row in rows if row.cell.kind == acceptance.MODEL])
-    of_models = holdout_errors(profile, acceptance.model_runs(models, speed))
+    errors, of_models = (
+        holdout_errors(profile, {row.cell.key: timed_network(row, profile.device, speed) for row in several})
+        for several in (holdouts, models)
+    )
     spread = acceptance.network_spread(of_models if len(of_models) >= FEWEST else errors)
     runtimes = {name: msgspec.structs.replace(fit, spread=spread) for name, fit in profile.runtimes.items()}
     timings = [timing for row in rows for timing in row.timings.values()]
-    stable = sum(timing.stable for timing in timings) / len(timings)
-    shifts = acceptance.shift(_fast(rows))
-    apart = sum(map(visits.is_apart, every)) / len(every)
-    quality = RunQuality(stable, profile.disturbed, apart, shifts, acceptance.missing(every))
-    verdict = acceptance.accepted(errors, of_models, quality)
+    verdict = acceptance.accepted(
+        errors,
+        of_models,
+        stable=sum(timing.stable for timing in timings) / len(timings),
+        disturbed=profile.disturbed,
+        apart=sum(map(visits.is_apart, every)) / len(every),
+        shifts=acceptance.shift(_fast(rows)),
+        missing=acceptance.missing(every),
+    )
     return msgspec.structs.replace(profile, runtimes=runtimes, acceptance=verdict), errors
 
 
@@ -223,21 +225,27 @@ def _networks(rows: Iterable[Row]) -> list[Row]:
 
 
 def timed_network(row: Row, info: DeviceInfo, speed: RunSpeed = FULL) -> TimedNetwork:
-    """A network's row, of any runtime, as fits take it; `speed` is the run's, where the row is not at it yet."""
-    spec, cell = network_spec(row.cell), row.cell
+    """The row of a network or model as fits take it; `speed` is the run's, where the row is not at it yet."""
+    cell = row.cell
     single, issue, queued = row.timings["single"], row.timings.get("issue"), row.timings.get("queued")
-    graph = networks.graph_in(spec, cell.precision, cell.runtime, info.kind)
+    if cell.kind == acceptance.MODEL:
+        graph = acceptance.graph_of_model(cell.name, cell.precision, cell.runtime)
+        batch, tiny = cell.dims["batch"], False
+    else:
+        spec = network_spec(cell)
+        graph = networks.graph_in(spec, cell.precision, cell.runtime, info.kind)
+        batch, tiny = spec.batch, spec.tiny
     return TimedNetwork(
         graph=graph,
-        batch=spec.batch,
+        batch=batch,
         total_us=single.median_s * US_PER_S,
         calls_us=row.calls_us,
-        resident=resident_share(graph.parameter_bytes, graph.bytes(spec.batch), info),
+        resident=resident_share(graph.parameter_bytes, graph.bytes(batch), info),
         issue_us=None if issue is None else issue.median_s * US_PER_S,
         queued_us=None if queued is None else queued.median_s * US_PER_S,
         sigma=1.86 * single.spread_s / single.median_s / single.n**0.5 if single.n > 1 else 0.1,
-        tiny=spec.tiny,
-        slowdown=SAME if spec.tiny else visits.slowdown(row, speed),
+        tiny=tiny,
+        slowdown=SAME if tiny else visits.slowdown(row, speed),
     )
 
 

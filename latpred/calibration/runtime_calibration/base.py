@@ -8,8 +8,9 @@ different numbers of them: `RuntimeCalibrator` itself does that, and serves any 
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Iterator, Sequence
-from itertools import chain, cycle
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from itertools import chain, cycle, islice
+from typing import TypeVar
 
 import msgspec
 import numpy as np
@@ -20,7 +21,7 @@ from latpred.calibration.cells import Cell
 from latpred.calibration.devices import Call, Device, constants
 from latpred.calibration.fitting.acceptance import HoldoutError
 from latpred.calibration.runtime_calibration import network_fit
-from latpred.calibration.runtime_calibration.network_fit import fit_networks, is_holdout
+from latpred.calibration.runtime_calibration.network_fit import fit_networks, is_holdout, too_few
 from latpred.calibration.session import Row, Sampled
 from latpred.calibration.timing import timer
 from latpred.calibration.timing.reference_speed import SpeedGauge, gauge_for
@@ -32,37 +33,25 @@ from latpred.graph.graph import ModelGraph
 from latpred.profile.document import DeviceProfile, DispatchFit
 from latpred.units import US_PER_S
 
+T = TypeVar("T")
+
 SECONDS = 90.0
 FIRST_TINY = len(networks.KINDS)  # one of each kind, before anything else
 TURN = ("sized", "holdout", "tiny", "sized")  # what comes after them, again and again
 ASYNCHRONOUS_TURN = ("sized", "tiny", "holdout")
 WARM = 3  # forward passes before the first that counts: some runtimes settle on their code only then
-TINY_REPEATS, TINY_S = 40, 0.15
-SIZED_REPEATS, SIZED_S = 12, 0.15
-HOLDOUT_REPEATS, HOLDOUT_S = 15, 0.5
+# Forward passes, and seconds after which there are no more.
+TINY_EFFORT, SIZED_EFFORT, HOLDOUT_EFFORT = (40, 0.15), (12, 0.15), (15, 0.5)
 SINGLE, ISSUE = Plan(most=80), Plan(loops=1, most=80)
 MOST_LAUNCHES = 480  # under way at once: half of what the queue of a GPU holds, as libraries launch more than is traced
 QUEUED = 12  # forward passes in a queue, where they are that short
 
 
 class RuntimeCalibrator:
-    """Calibrates a runtime on whole networks.
+    """Calibrates a runtime on whole networks; a full calibration spends so many seconds on it by default.
 
-    Attributes
-    ----------
-    runtime : str
-        Its name; every cell has it as `Cell.runtime`.
-    seconds : float
-        What a full calibration spends on it by default; a quick one spends a third.
-    folds : int
-        Parts that the networks of the fit fall into, so that each tests a fit of the others, where holdouts are too few
-        to tell how wide intervals must be; 0 where they are not.
-
-    Examples
-    --------
-    >>> from latpred.calibration.devices import open_device
-    >>> next(RuntimeCalibrator("torchscript").cells(open_device("cpu"), "fp32")).runtime
-    'torchscript'
+    `folds` are the parts that the networks of the fit fall into, so that each tests a fit of the others, where holdouts
+    are too few to tell how wide intervals must be; 0 where they are not.
     """
 
     folds = 0
@@ -81,17 +70,13 @@ class RuntimeCalibrator:
         Holdouts are among them early: the gate and the intervals rest on those. Where a network's host time can be
         taken by itself, sized ones tell of it too: tiny ones need not come first.
         """
-        specs = {
-            "tiny": iter(schedules.tiny_networks(10 * FIRST_TINY)),
-            "holdout": schedules.holdout_networks(),
-            "sized": (spec for spec in schedules.sized_networks() if not spec.holdout),
-        }
-        drawn = specs if device.asynchronous else {kind: map(called_again, specs[kind]) for kind in specs}
-        first = () if device.asynchronous else ("tiny",) * FIRST_TINY
-        for kind in chain(first, cycle(ASYNCHRONOUS_TURN if device.asynchronous else TURN)):
-            spec = next(drawn[kind], None)  # the tiny ones come to an end
-            if spec is not None:
-                yield schedules.network_cell(spec, precision, self.runtime)
+        drawn = candidates(10 * FIRST_TINY)
+        if device.asynchronous:
+            specs = in_turns(drawn, cycle(ASYNCHRONOUS_TURN))
+        else:
+            specs = map(called_again, in_turns(drawn, chain(("tiny",) * FIRST_TINY, cycle(TURN))))
+        for spec in specs:
+            yield schedules.network_cell(spec, precision, self.runtime)
 
     def measure(self, cell: Cell, device: Device) -> Sampled:
         """Time a network whole, once it is known what the runtime runs for it.
@@ -116,7 +101,7 @@ class RuntimeCalibrator:
             return device.prepare_model(model, networks.real_inputs(spec, cell.precision, str(place)), self.runtime)
 
     def fit(self, rows: Sequence[Row], profile: DeviceProfile) -> DispatchFit:
-        """The runtime's costs, from rows that are no holdouts, brought to the usual speed of the machine.
+        """The runtime's costs, from rows at the usual speed of the machine; holdouts among them are left out.
 
         `profile` is the same device's, with eager and the kernels fitted. `spread` may be left at zero: it is set
         afterwards, from the holdouts. Too few rows are a CalibrationError that says how to get more.
@@ -127,11 +112,8 @@ class RuntimeCalibrator:
         """How fits of all but a few networks do on those few; tiny networks, which tell of the host alone, stay in."""
         # On an asynchronous device networks are timed whole, and holdouts are many.
         folds = 0 if profile.device.asynchronous else self.folds
-        tested = [
-            row
-            for row in rows
-            if row.cell.kind == "network" and not is_holdout(row) and not schedules.network_spec(row.cell).tiny
-        ]
+        fitted = [row for row in rows if row.cell.kind == "network" and not is_holdout(row)]
+        tested = [row for row in fitted if not schedules.network_spec(row.cell).tiny]
         errors: list[HoldoutError] = []
         for fold in range(min(folds, len(tested))):
             out = {row.cell.key for row in tested[fold::folds]}
@@ -143,10 +125,7 @@ class RuntimeCalibrator:
         return errors
 
     def timed(self, call: Callable[[], object], repeats: int, budget_s: float) -> Timing:
-        """Time a call on a synchronous device, each time after another of itself.
-
-        After `budget_s` there is no other turn once there were a few.
-        """
+        """Time a call on a synchronous device, each time after another of itself."""
 
         def turn() -> float:
             call()
@@ -165,6 +144,21 @@ class RuntimeCalibrator:
         return gauge_for(self.runtime)
 
 
+def candidates(tiny: int) -> dict[str, Iterator[NetworkSpec]]:
+    """Networks to choose from: so many tiny ones, and endless sized ones and holdouts."""
+    return {
+        "tiny": iter(schedules.tiny_networks(tiny)),
+        "sized": (spec for spec in schedules.sized_networks() if not spec.holdout),
+        "holdout": schedules.holdout_networks(),
+    }
+
+
+def in_turns(drawn: Mapping[str, Iterator[T]], kinds: Iterable[str]) -> Iterator[T]:
+    """The next one of each kind in turn; a kind that has come to an end is passed over."""
+    for kind in kinds:
+        yield from islice(drawn[kind], 1)
+
+
 def called_again(spec: NetworkSpec) -> NetworkSpec:
     """The network, called again and again: what evicts its weights also evicts the runtime's code and what guards read.
 
@@ -175,9 +169,7 @@ def called_again(spec: NetworkSpec) -> NetworkSpec:
 
 def effort(spec: NetworkSpec) -> tuple[int, float]:
     """Forward passes and seconds to spend on a network."""
-    if spec.tiny:
-        return TINY_REPEATS, TINY_S
-    return (HOLDOUT_REPEATS, HOLDOUT_S) if spec.holdout else (SIZED_REPEATS, SIZED_S)
+    return TINY_EFFORT if spec.tiny else HOLDOUT_EFFORT if spec.holdout else SIZED_EFFORT
 
 
 def _timings(device: Device, call: Call, name: str, graph: ModelGraph, batch: int) -> dict[str, Timing]:
@@ -206,7 +198,6 @@ REPLAY_SECONDS = {"cuda-graphs": 45.0, "onnxruntime-cuda-graphs": 60.0, "compile
 LIKE = {"onnxruntime-cuda-graphs": "onnxruntime", "compile-reduce-overhead": "compile"}  # whose kernels are replayed
 LENGTHS = (1, 4, 16, 64, 256)  # kernels of a chain
 CHAIN_REPLAYS = 60  # of each chain
-CHAIN = "chain"
 
 
 class ReplayCalibrator(RuntimeCalibrator):
@@ -214,28 +205,26 @@ class ReplayCalibrator(RuntimeCalibrator):
 
     Chains of the smallest kernel, captured at several lengths, tell the gap between kernels of a graph. What a replay
     takes the host, and how the kernels compare to eager's, are told by networks, as for any other runtime.
-
-    >>> from latpred.calibration.devices import open_device
-    >>> next(ReplayCalibrator("cuda-graphs").cells(open_device("simulated"), "fp32")).key
-    'clock/cuda-graphs/fp32/chain/kernels=1'
     """
 
     def __init__(self, runtime: str) -> None:
         super().__init__(runtime, REPLAY_SECONDS[runtime])
 
     def cells(self, device: Device, precision: str) -> Iterator[Cell]:
-        """Chains, then networks."""
         for length in LENGTHS:
-            yield Cell("clock", CHAIN, {"kernels": length}, precision, self.runtime)
+            yield Cell("clock", "chain", {"kernels": length}, precision, self.runtime)
         yield from super().cells(device, precision)
 
     def measure(self, cell: Cell, device: Device) -> Sampled:
-        """Time replays of a chain, or a network."""
         if cell.kind != "clock":
             return super().measure(cell, device)
         tiny = device.prepare(constants.TINY)
-        replayed = _replayed(device, tiny, cell.dims["kernels"])
-        return Sampled({"replayed": replayed, "queued": timer.queued(device, tiny, constants.QUEUED)})
+        replays = [device.time_replayed(tiny, cell.dims["kernels"]) for _ in range(CHAIN_REPLAYS)]
+        seconds = [one for one in replays if one is not None]
+        if len(seconds) < CHAIN_REPLAYS:
+            raise CalibrationError(f"{device.name} captures no graphs, so none can be replayed.")
+        queued = timer.queued(device, tiny, constants.QUEUED)
+        return Sampled({"replayed": timer.summary(seconds), "queued": queued})
 
     def fit(self, rows: Sequence[Row], profile: DeviceProfile) -> DispatchFit:
         """The gap between kernels, what a replay takes the host, and factors on kernel times."""
@@ -253,21 +242,9 @@ def node_gap_us(rows: Sequence[Row], stream_gap_us: float, runtime: str) -> floa
     """
     lengths = np.array([row.cell.dims["kernels"] for row in rows], dtype=float)
     if len(set(lengths.tolist())) < 2:
-        raise CalibrationError(
-            f"{len(rows)} chains were replayed, too few to tell the gap between kernels of a graph. "
-            f"Give it more time: latpred calibrate --runtimes {runtime} --budget 3m"
-        )
+        raise too_few(f"{len(rows)} chains were replayed", "the gap between kernels of a graph", runtime)
     replayed_us = np.array([row.timings["replayed"].median_s for row in rows]) * US_PER_S
     floor_us = float(np.median([row.timings["queued"].median_s for row in rows])) * US_PER_S - stream_gap_us
     # A timing is off by a share of itself, so the longest chains must not outweigh the others.
     step_us, _ = np.polyfit(lengths, replayed_us, 1, w=1.0 / replayed_us)
     return round(max(float(step_us) - floor_us, 0.0), 4)
-
-
-def _replayed(device: Device, call: Call, length: int) -> Timing:
-    """Device time of one replay of a chain."""
-    replays = [device.time_replayed(call, length) for _ in range(CHAIN_REPLAYS)]
-    seconds = [one for one in replays if one is not None]
-    if len(seconds) < CHAIN_REPLAYS:
-        raise CalibrationError(f"{device.name} captures no graphs, so none can be replayed.")
-    return timer.summary(seconds)

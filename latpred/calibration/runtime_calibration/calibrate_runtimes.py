@@ -1,15 +1,11 @@
-"""Calibrates runtimes one after the other: each one's cells measured within its share of the budget, and fitted.
-
-Which runtimes can be had is decided here; what is measured of each is its calibrator's business, how rows are kept the
-session's. Eager comes before all this.
-"""
+"""Which runtimes can be had, and each one's cells measured within its share of the budget, and fitted, after eager."""
 
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from itertools import count
+from itertools import count, filterfalse
 
 import msgspec
 
@@ -21,7 +17,7 @@ from latpred.calibration.fitting.acceptance import HoldoutError
 from latpred.calibration.runtime_calibration import network_fit
 from latpred.calibration.runtime_calibration.base import RuntimeCalibrator
 from latpred.calibration.schedules import in_turn
-from latpred.calibration.session import Row, Session
+from latpred.calibration.session import Measure, Row, Session
 from latpred.calibration.timing.visits import Visits
 from latpred.errors import BusyError, DeviceError, LatpredError, MissingPackageError, ProfileError, UsageError
 from latpred.profile import store
@@ -78,11 +74,8 @@ def named(wanted: str | Sequence[str], device: Device) -> tuple[str, ...]:
 
 def kept(name: str, device: Device, protocol: Callable[[DeviceProfile], DeviceProfile]) -> DeviceProfile | None:
     """The finished profile of a name, where it is of this device, machine and stack, measured in the same way."""
-    path = store.file_of(name)
-    if not path.exists():
-        return None
     try:
-        profile = store.load(path)
+        profile = store.load(store.file_of(name))
     except ProfileError:
         return None
     machine, info = device.machine(), device.info()
@@ -91,12 +84,42 @@ def kept(name: str, device: Device, protocol: Callable[[DeviceProfile], DevicePr
     return profile if same and protocol(profile).protocol == profile.protocol else None
 
 
+class CellRun:
+    """The cells of one runtime, timed one after the other.
+
+    Seconds of resumed rows count as spent, those lost to other work do not. `tell` is told what is under way.
+    """
+
+    def __init__(self, session: Session, device: Device, runtime: str, budget_s: float, tell: Tell) -> None:
+        self._session, self._runtime, self._tell = session, runtime, tell
+        self._start = time.monotonic() - sum(row.seconds for row in self.rows)
+        threads = device.machine().threads
+        self._visits = Visits(session, device, threads=threads, budget_s=budget_s, tell=self.tell)
+
+    @property
+    def rows(self) -> list[Row]:
+        return self._session.of(self._runtime)
+
+    @property
+    def seconds(self) -> float:
+        return time.monotonic() - self._start - self._visits.lost_s
+
+    def visit(self, cell: Cell, measure: Measure) -> None:
+        """Time a cell unless the session holds it."""
+        self.tell(cell.key)
+        self._visits.run(cell, measure)
+
+    def finish(self) -> None:
+        """Time once more what was disturbed until now."""
+        self._visits.finish()
+
+    def tell(self, label: str) -> None:
+        self._tell(label, self.seconds)
+
+
 @dataclass
 class RuntimeSession:
-    """Runtimes measured in a session, on top of a device's profile.
-
-    device, session : what is measured, and where rows are kept. precisions : the most important first.
-    """
+    """Runtimes measured in a session, on top of a device's profile; the most important precision comes first."""
 
     device: Device
     session: Session
@@ -110,76 +133,48 @@ class RuntimeSession:
         A runtime that cannot be fitted stays out of the profile, whose gate then says why.
         """
         runtime = calibrator.runtime
-        spent = self._measure(calibrator, seconds, cells, tell)
-        tell(f"fitting {runtime}", spent())
-        rows = network_fit.at_profile_speed([row for row in self.session.of(runtime) if not row.error], profile)
-        whole_s = profile.seconds + round(spent(), 1)
+        run = CellRun(self.session, self.device, runtime, seconds, tell)
+        self._measure(calibrator, run, seconds, cells)
+        run.tell(f"fitting {runtime}")
+        rows = network_fit.at_profile_speed([row for row in run.rows if not row.error], profile)
+        profile = msgspec.structs.replace(profile, seconds=profile.seconds + round(run.seconds, 1))
         try:
             fit, errors = fit_with_spread(calibrator, rows, profile)
         except (DeviceError, BusyError):
             raise
         except LatpredError as error:
-            measured = self.session.of(runtime)
-            nothing = measured and all(row.error for row in measured)
-            reason = measured[0].error if nothing else str(error)
-            gate = acceptance.without(profile.acceptance, runtime, reason)
-            return msgspec.structs.replace(profile, acceptance=gate, seconds=whole_s)
+            nothing = run.rows and all(row.error for row in run.rows)
+            reason = run.rows[0].error if nothing else str(error)
+            return msgspec.structs.replace(profile, acceptance=acceptance.without(profile.acceptance, runtime, reason))
         others = [sample for sample in profile.samples if sample.cell.split("/")[1] != runtime]
         return msgspec.structs.replace(
             profile,
             runtimes={**profile.runtimes, runtime: fit},
             samples=(*others, *(profile_fit.sample_of(row) for row in rows)),
             acceptance=acceptance.with_runtime(profile.acceptance, runtime, errors),
-            seconds=whole_s,
         )
 
-    def _measure(self, calibrator: RuntimeCalibrator, seconds: float, cells: float, tell: Tell) -> Callable[[], float]:
-        runtime = calibrator.runtime
-        start = time.monotonic() - sum(row.seconds for row in self.session.of(runtime))
-
-        def spent() -> float:
-            return time.monotonic() - start
-
-        visited = Visits(
-            self.session,
-            self.device,
-            threads=self.device.machine().threads,
-            budget_s=seconds,
-            tell=lambda said: tell(said, spent()),
-        )
-        for cell in _in_turns(calibrator, self.device, self.precisions):
-            if self.session.holds(cell):
-                continue
-            rows = self.session.of(runtime)
+    def _measure(self, calibrator: RuntimeCalibrator, run: CellRun, seconds: float, cells: float) -> None:
+        """Time cells until the time is spent, most of them in the first precision."""
+        precisions = calibrator.precisions(self.device, self.precisions)
+        drawn = [calibrator.cells(self.device, precision) for precision in precisions]
+        endless = (next(in_turn(drawn, number)) for number in count())
+        for cell in filterfalse(self.session.holds, endless):
+            rows = run.rows
             hopeless = len(rows) >= HOPELESS and all(row.error for row in rows)
-            if hopeless or spent() - visited.lost_s >= (1 - FITTING_SHARE) * seconds or len(rows) >= cells:
+            if hopeless or run.seconds >= (1 - FITTING_SHARE) * seconds or len(rows) >= cells:
                 break
-            tell(cell.key, spent() - visited.lost_s)
-            visited.run(cell, lambda one: calibrator.measure(one, self.device))
-        visited.finish()
-        return spent
+            run.visit(cell, lambda one: calibrator.measure(one, self.device))
+        run.finish()
 
 
 def fit_with_spread(
     calibrator: RuntimeCalibrator, rows: Sequence[Row], profile: DeviceProfile
 ) -> tuple[DispatchFit, list[HoldoutError]]:
-    """A runtime's costs, with the spread of networks that were kept out of fits, and the errors on holdouts.
-
-    Without holdouts the spread is eager's.
-    """
+    """A runtime's costs, with the spread of networks that no fit saw, or eager's, and the errors on holdouts."""
     fit = calibrator.fit(rows, profile)
     by_folds = calibrator.errors_by_folds(rows, profile)
     holdouts = [row for row in rows if network_fit.is_holdout(row)]
     errors = network_fit.holdout_errors(fit, holdouts, profile, calibrator.runtime)
     spread = acceptance.network_spread([*errors, *by_folds]) if errors else fit.spread
     return msgspec.structs.replace(fit, spread=spread or profile.runtimes[EAGER].spread), errors
-
-
-def _in_turns(calibrator: RuntimeCalibrator, device: Device, precisions: Sequence[str]) -> Iterator[Cell]:
-    """A runtime's cells, most of them in the first precision."""
-    drawn = [calibrator.cells(device, precision) for precision in calibrator.precisions(device, precisions)]
-    for number in count():
-        cell = next(in_turn(drawn, number), None)
-        if cell is None:
-            return
-        yield cell

@@ -9,6 +9,7 @@ from __future__ import annotations
 import contextlib
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from functools import partial
 from itertools import cycle
 from types import ModuleType
 from typing import Any, NamedTuple
@@ -19,18 +20,17 @@ import numpy as np
 from latpred.calibration import schedules
 from latpred.calibration.cells import Cell
 from latpred.calibration.devices import Device
-from latpred.calibration.fitting.dispatch_fit import TimedNetwork, with_parents
+from latpred.calibration.fitting.dispatch_fit import TimedNetwork, per_class, with_parents
 from latpred.calibration.fitting.kernel_fit import KernelSample, fit_kernels, row_of
 from latpred.calibration.fitting.linear_system import Column, System, of_kind
 from latpred.calibration.fitting.profile_fit import timed_network
-from latpred.calibration.runtime_calibration.base import RuntimeCalibrator, called_again, effort
-from latpred.calibration.runtime_calibration.network_fit import is_holdout
+from latpred.calibration.runtime_calibration.base import RuntimeCalibrator, called_again, candidates, effort, in_turns
+from latpred.calibration.runtime_calibration.network_fit import is_holdout, too_few
 from latpred.calibration.session import Row, Sampled
 from latpred.calibration.timing import timer
 from latpred.calibration.timing.reference_speed import SpeedGauge
 from latpred.calibration.workloads import networks
 from latpred.calibration.workloads.networks import NetworkSpec
-from latpred.errors import CalibrationError
 from latpred.graph import features
 from latpred.graph.graph import Op
 from latpred.ops.families import nearest, root
@@ -77,10 +77,11 @@ _LIBRARIES = ("extern_kernels", "torch", "aten")
 
 
 class _WrapperCall(NamedTuple):
-    """One call of a wrapper: the steps it runs, and the microseconds it took."""
+    """One call of a wrapper: the steps it runs, its microseconds, and how far the caches have forgotten its code."""
 
     ops: tuple[Op, ...]
     us: float
+    cold: float
 
     @property
     def host_class(self) -> str:
@@ -89,14 +90,11 @@ class _WrapperCall(NamedTuple):
 
 
 class _CompiledNetwork(NamedTuple):
-    """A network with the calls of its wrapper.
-
-    cold : how far the caches have forgotten each op, by its id, since the last of its class.
-    """
+    """A network with the calls of its wrapper, and how far the caches have forgotten its guards."""
 
     network: TimedNetwork
     calls: tuple[_WrapperCall, ...]
-    cold: Mapping[int, float]
+    cold_guards: float
 
     @property
     def beside_us(self) -> float:
@@ -107,31 +105,19 @@ class _CompiledNetwork(NamedTuple):
     def beside_calls(self) -> dict[Column, float]:
         """How often a pass does what it does beside its calls, and how often from cold caches."""
         ops = self.network.ops
-        guards = [op for op in ops if op.host_class == GUARDS]
         generated = sum(call.host_class == GENERATED_CLASS for call in self.calls)
         return {
             FIXED: 1.0,
-            GUARD: float(len(guards)),
+            GUARD: float(sum(op.host_class == GUARDS for op in ops)),
             INPUT: float(sum(op.python_calls for op in ops)),
             EXTERN: float(len(self.calls) - generated),
             GENERATED: float(generated),
-            COLD_GUARD: sum(self.cold.get(id(op), 0.0) for op in guards),
-            COLD_CALL: sum(self.cold_call(call) for call in self.calls),
+            COLD_GUARD: self.cold_guards,
+            COLD_CALL: sum(call.cold for call in self.calls),
         }
-
-    def cold_call(self, call: _WrapperCall) -> float:
-        """How far the caches have forgotten what a call runs."""
-        return self.cold.get(id(call.ops[0]), 0.0)
 
 
 class CompileCalibrator(RuntimeCalibrator):
-    """Calibrates `compile`.
-
-    >>> from latpred.calibration.devices import open_device
-    >>> next(CompileCalibrator().cells(open_device("cpu"), "fp32")).name
-    'encoder'
-    """
-
     folds = 8
 
     def __init__(self) -> None:
@@ -142,18 +128,15 @@ class CompileCalibrator(RuntimeCalibrator):
         if device.asynchronous:
             yield from super().cells(device, precision)
             return
-        drawn = {
-            "tiny": iter(schedules.tiny_networks(len(networks.KINDS))),
-            "sized": (
-                spec for spec in schedules.sized_networks() if not spec.holdout and _launches(spec) <= MOST_LAUNCHES
-            ),
-            "holdout": (spec for spec in schedules.holdout_networks() if _launches(spec) <= MOST_HOLDOUT_LAUNCHES),
+        drawn = candidates(len(networks.KINDS))
+        quick = {
+            "tiny": drawn["tiny"],
+            "sized": (spec for spec in drawn["sized"] if _launches(spec) <= MOST_LAUNCHES),
+            "holdout": (spec for spec in drawn["holdout"] if _launches(spec) <= MOST_HOLDOUT_LAUNCHES),
         }
-        ordered = {name: _in_order(drawn[name], KINDS[name]) for name in drawn}
-        for turn in cycle(TURN):
-            spec = next(ordered[turn], None)
-            if spec is not None:
-                yield schedules.network_cell(called_again(spec), precision, self.runtime)
+        ordered = {name: _in_order(specs, KINDS[name]) for name, specs in quick.items()}
+        for spec in in_turns(ordered, cycle(TURN)):
+            yield schedules.network_cell(called_again(spec), precision, self.runtime)
 
     def measure(self, cell: Cell, device: Device) -> Sampled:
         """Time a network whole, and each call of its wrapper."""
@@ -173,10 +156,8 @@ class CompileCalibrator(RuntimeCalibrator):
             return super().fit(rows, profile)
         compiled = [one for row in rows if (one := _compiled_network(row, profile)) is not None]
         if len(compiled) < FEWEST:
-            raise CalibrationError(
-                f"{len(compiled)} networks were compiled and timed, too few to tell what torch.compile costs. "
-                "Give it more time: latpred calibrate --runtimes compile --budget 5m"
-            )
+            timed = f"{len(compiled)} networks were compiled and timed"
+            raise too_few(timed, "what torch.compile costs", self.runtime, "5m")
         idle_us = _idle_us(compiled)
         idle = DispatchFit(with_parents(idle_us), 0.0, 0.0, 0.0)
         values = _beside_calls_us(compiled, profile) | _library(compiled, idle, profile)
@@ -298,8 +279,11 @@ def _compiled_network(row: Row, profile: DeviceProfile) -> _CompiledNetwork | No
             joined.append([op])
     if len(joined) != len(row.calls_us):
         return None
-    calls = tuple(_WrapperCall(tuple(ops), us) for ops, us in zip(joined, row.calls_us, strict=True))
-    return _CompiledNetwork(network, calls, _cold(network, profile))
+    cold = _cold(network, profile)
+    timed = zip(joined, row.calls_us, strict=True)
+    calls = tuple(_WrapperCall(tuple(ops), us, cold.get(id(ops[0]), 0.0)) for ops, us in timed)
+    guards = [op for op in network.ops if op.host_class == GUARDS]
+    return _CompiledNetwork(network, calls, sum(cold.get(id(op), 0.0) for op in guards))
 
 
 def _cold(network: TimedNetwork, profile: DeviceProfile) -> dict[int, float]:
@@ -314,11 +298,8 @@ def _cold(network: TimedNetwork, profile: DeviceProfile) -> dict[int, float]:
 
 def _idle_us(compiled: Sequence[_CompiledNetwork]) -> dict[str, float]:
     """What a call of each class takes where it has next to nothing to do."""
-    calls: dict[str, list[float]] = {}
-    for one in [one for one in compiled if one.network.tiny] or compiled:
-        for call in one.calls:
-            calls.setdefault(call.host_class, []).append(call.us)
-    return {name: float(np.quantile(us, IDLE)) for name, us in calls.items()}
+    tiny = [one for one in compiled if one.network.tiny] or compiled
+    return per_class(((call.host_class, call.us) for one in tiny for call in one.calls), partial(np.quantile, q=IDLE))
 
 
 def _beside_calls_us(compiled: Sequence[_CompiledNetwork], profile: DeviceProfile) -> dict[Column, float]:
@@ -327,7 +308,7 @@ def _beside_calls_us(compiled: Sequence[_CompiledNetwork], profile: DeviceProfil
     for one in compiled:
         sigma_us = BESIDE_SIGMA * one.beside_us + PASS_SIGMA * one.network.total_us
         system.measured(one.beside_calls, one.beside_us, sigma_us)
-    usual_us = nearest(eager.cold_costs_us, "") if eager.cold_costs_us else 0.0
+    usual_us = nearest(eager.cold_costs_us, "")
     cold = {name: (usual_us * times, max(usual_us * sigma, TINY_US)) for name, (times, sigma) in COLD_BESIDE.items()}
     system.prior({FIXED: 1.0}, eager.fixed_us, max(eager.fixed_us, 1.0))
     for name, prior in (BESIDE_CALLS_US | cold).items():
@@ -358,11 +339,6 @@ def _host(idle_us: Mapping[str, float], values: Mapping[Column, float], profile:
         cold_costs_us={name: round(us, 4) for name, us in cold.items()},
         cold_bytes=eager.cold_bytes,
     )
-
-
-def _cold_us(eager: DispatchFit, host_class: str) -> float:
-    """What eager's dispatch of a library call's kernel takes longer from cold caches."""
-    return nearest(eager.cold_costs_us, host_class.removeprefix(f"{EXTERN_CLASS}.")) if eager.cold_costs_us else 0.0
 
 
 def _as_eager(costs_us: Mapping[str, float], scale: float = 1.0) -> dict[str, float]:
@@ -419,7 +395,7 @@ def _library(compiled: Sequence[_CompiledNetwork], idle: DispatchFit, profile: D
                 same = families[name] in SAME_KERNELS
                 terms: dict[Column, float] = {
                     ("class", op.host_class): 1.0,
-                    ("cold", op.host_class): one.cold_call(call),
+                    ("cold", op.host_class): call.cold,
                     **({} if same else {("scale", name): kernel_us}),
                 }
                 # Eager's time may be the wrong one of the two.
@@ -428,7 +404,7 @@ def _library(compiled: Sequence[_CompiledNetwork], idle: DispatchFit, profile: D
     system.prior({("common",): 1.0}, *LIBRARY_CALL_US)
     for name in system.names("class"):
         system.prior({("class", name): 1.0, ("common",): -1.0}, 0.0, LIBRARY_CALL_US[1])
-        cold_us = _cold_us(eager, name)
+        cold_us = nearest(eager.cold_costs_us, name.removeprefix(f"{EXTERN_CLASS}."))
         system.prior({("cold", name): 1.0}, cold_us, max(COLD_AS_EAGER * cold_us, TINY_US))
     for name, family in families.items():
         system.prior({("scale", family): 1.0}, *SCALE)

@@ -16,7 +16,6 @@ from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from itertools import chain
-from typing import NamedTuple
 
 import msgspec
 import numpy as np
@@ -85,8 +84,7 @@ def networks_of(rows: Iterable[Row], info: DeviceInfo) -> list[TimedNetwork]:
 def holdout_errors(fit: DispatchFit, rows: Sequence[Row], profile: DeviceProfile, runtime: str) -> list[HoldoutError]:
     """How a runtime's fit does on networks and models that it did not see."""
     whole = msgspec.structs.replace(profile, runtimes={**profile.runtimes, runtime: fit})
-    timed = {row.cell.key: timed_network(row, profile.device) for row in rows if row.cell.kind != acceptance.MODEL}
-    timed |= acceptance.model_runs(rows)
+    timed = {row.cell.key: timed_network(row, profile.device) for row in rows}
     return acceptance.holdout_errors(whole, timed, runtime)
 
 
@@ -114,64 +112,52 @@ UNPRICED_SPREAD = GUESSED_LOG_STD / 2  # log standard deviation of the times of 
 MODULE, PYTHON = "module call", "Python call"  # stand for host classes of their own
 FIXED, _SHARE, _COMMON = ("fixed",), ("share",), ("scale", "")
 
-
-class UnpricedFamily(NamedTuple):
-    """A family that the profile has no times of in a precision, and what a launch, a byte and a MAC may cost it."""
-
-    precision: str
-    family: str
-    guess_us: tuple[float, float, float]
-
-    @property
-    def columns(self) -> tuple[Column, Column, Column]:
-        """Unknowns: what a launch, a byte and a multiply-add take."""
-        launch, byte, mac = (("unpriced", self.precision, self.family, unit) for unit in ("launch", "byte", "mac"))
-        return launch, byte, mac
-
-
+Family = tuple[str, str]  # precision and kernel family
 Work = tuple[float, float, float]  # launches, bytes and multiply-adds
+
+
+def _unpriced_columns(family: Family) -> list[Column]:
+    """Unknowns of a family that the profile has no times of: what a launch, a byte and a multiply-add take."""
+    return [("unpriced", *family, unit) for unit in ("launch", "byte", "mac")]
 
 
 @dataclass(frozen=True)
 class _NetworkTerms:
     """A timed network as terms of the fit.
 
-    steps : how many of each host class, of some none. kernel_us : time of each precision and family by the eager
-    profile. unpriced : work of families that the profile has no times of. kernels : how many it launches. cold_us :
-    what its steps take longer from cold caches.
+    steps : how many of each host class, of some none. kernel_us : time of each family by the eager profile. unpriced :
+    work of families that the profile has no times of. kernels : how many it launches. cold_us : what its steps take
+    longer from cold caches.
     """
 
     network: TimedNetwork
     steps: Counter[str]
-    kernel_us: dict[tuple[str, str], float]
-    unpriced: dict[UnpricedFamily, Work]
+    kernel_us: dict[Family, float]
+    unpriced: dict[Family, Work]
     kernels: int
     cold_us: float
 
     @property
     def host(self) -> dict[Column, float]:
-        """Terms of the host's time."""
         return {FIXED: 1.0} | {("class", name): float(count) for name, count in self.steps.items()}
 
     @property
     def device(self) -> dict[Column, float]:
-        """Terms of the device's time."""
         return {("scale", family): us for family, us in self.scaled_us.items()} | self.unpriced_terms
 
     @property
     def scaled_us(self) -> dict[str, float]:
         """Kernel time of each family as far as the profile has times of it."""
-        own = {(unpriced.precision, unpriced.family) for unpriced in self.unpriced}
         scaled_us: dict[str, float] = {}
-        for (precision, family), us in self.kernel_us.items():
-            if (precision, family) not in own:
-                scaled_us[family] = scaled_us.get(family, 0.0) + us
+        for family, us in self.kernel_us.items():
+            if family not in self.unpriced:
+                scaled_us[family[1]] = scaled_us.get(family[1], 0.0) + us
         return scaled_us
 
     @property
     def unpriced_terms(self) -> dict[Column, float]:
         """Terms of the time of families that the profile has no times of."""
-        pairs = (zip(unpriced.columns, work, strict=True) for unpriced, work in self.unpriced.items())
+        pairs = (zip(_unpriced_columns(family), work, strict=True) for family, work in self.unpriced.items())
         return dict(chain.from_iterable(pairs))
 
 
@@ -189,10 +175,7 @@ def fit_networks(
     are the costs of a runtime with the same kernels: what is taken for granted of them where too few networks tell.
     """
     if len(networks) < (FEWEST if like is None else FEWEST_LIKE):
-        raise CalibrationError(
-            f"{len(networks)} networks were timed in {runtime}, too few to tell its costs. "
-            f"Give it more time: latpred calibrate --runtimes {runtime} --budget 3m"
-        )
+        raise too_few(f"{len(networks)} networks were timed in {runtime}", "its costs", runtime)
     terms = _network_terms(networks, profile, runtime)
     if profile.device.asynchronous:
         return _TwoClocks(profile, gap_us).fit(terms, like)
@@ -206,13 +189,18 @@ def fit_networks(
         system.measured(one.host | device, us - known_us, us * sigma)
     system.prior({FIXED: 1.0}, eager.fixed_us, FIXED_SIGMA_US)
     _add_share_priors(system, system.names("class"), eager)
-    _add_kernel_priors(system, terms)
+    _add_kernel_priors(system, terms, profile)
     values = system.solve()
-    return _with_kernels(_with_host(_with_cold_code(eager), values, eager), values, terms, profile)
+    return _with_kernels(_with_host(_with_cold_code(eager), values, eager), values, profile)
+
+
+def too_few(timed: str, told: str, runtime: str, budget: str = "3m") -> CalibrationError:
+    """What to say where what was timed does not tell what a runtime costs."""
+    more = f"Give it more time: latpred calibrate --runtimes {runtime} --budget {budget}"
+    return CalibrationError(f"{timed}, too few to tell {told}. {more}")
 
 
 def _network_terms(networks: Sequence[TimedNetwork], profile: DeviceProfile, runtime: str) -> list[_NetworkTerms]:
-    """Steps and kernel times of every network."""
     bare = {**profile.runtimes, runtime: _with_cold_code(profile.runtimes["eager"])}
     prices, here = PriceList(msgspec.structs.replace(profile, runtimes=bare)), runtimes.get(runtime)
     # What models take and no network need take gets the cost that its prior says, not that of an ordinary step.
@@ -225,9 +213,9 @@ def _network_terms(networks: Sequence[TimedNetwork], profile: DeviceProfile, run
         steps[MODULE], steps[PYTHON], _ = schedule.calls.sum(axis=0).tolist()
         priced = prices.price(schedule, precision, resident=network.resident)
         us = priced.times(batch).us[priced.kernel_row, 0] * priced.kernel_share
-        kernel_us: dict[tuple[str, str], float] = {}
-        for kernel, each_us in zip(_kernel_families(schedule, precision, profile), us.tolist(), strict=True):
-            kernel_us[kernel] = kernel_us.get(kernel, 0.0) + each_us
+        kernel_us: dict[Family, float] = {}
+        for family, each_us in zip(_kernel_families(schedule, precision, profile), us.tolist(), strict=True):
+            kernel_us[family] = kernel_us.get(family, 0.0) + each_us
         terms.append(
             _NetworkTerms(
                 network=network,
@@ -246,38 +234,33 @@ def _network_terms(networks: Sequence[TimedNetwork], profile: DeviceProfile, run
     ]
 
 
-def _kernel_families(schedule: Schedule, precision: str, profile: DeviceProfile) -> list[tuple[str, str]]:
+def _kernel_families(schedule: Schedule, precision: str, profile: DeviceProfile) -> list[Family]:
     """The precision and family that each kernel of a schedule is priced by."""
     formats = [precision_of(op.dtype, precision, profile) for op in schedule.ops]
     pairs = zip(schedule.kernel_op.tolist(), schedule.kernel_family, strict=True)
     return [(formats[op], root(family)) for op, family in pairs]
 
 
-def unpriced_work(schedule: Schedule, precision: str, batch: int, profile: DeviceProfile) -> dict[UnpricedFamily, Work]:
+def unpriced_work(schedule: Schedule, precision: str, batch: int, profile: DeviceProfile) -> dict[Family, Work]:
     """Work of each family that the profile has no times of."""
-    priced = {name: {root(family) for family in fits} | SUBSTITUTES.keys() for name, fits in profile.kernels.items()}
-    work: dict[UnpricedFamily, Work] = {}
+    priced = {(name, root(family)) for name, fits in profile.kernels.items() for family in fits}
     families = _kernel_families(schedule, precision, profile)
-    for index, share, (wanted, family) in zip(
-        schedule.kernel_op.tolist(), schedule.kernel_share.tolist(), families, strict=True
-    ):
-        if family in priced.get(wanted, SUBSTITUTES):
-            continue
-        op = schedule.ops[index]
-        unpriced = UnpricedFamily(wanted, family, _guess_us(profile.kernels.get(wanted, {})))
-        moved = op.weight_bytes.at(batch) + op.read_bytes.at(batch) + op.write_bytes.at(batch)
-        before = work.get(unpriced, (0.0, 0.0, 0.0))
-        work[unpriced] = (before[0] + 1, before[1] + share * moved, before[2] + share * op.macs.at(batch))
+    kernels = zip(schedule.kernel_op.tolist(), schedule.kernel_share.tolist(), families, strict=True)
+    work: dict[Family, Work] = {}
+    for index, share, family in kernels:
+        if family not in priced and family[1] not in SUBSTITUTES:
+            op, (launches, moved, macs) = schedule.ops[index], work.get(family, (0.0, 0.0, 0.0))
+            each = op.weight_bytes.at(batch) + op.read_bytes.at(batch) + op.write_bytes.at(batch)
+            work[family] = (launches + 1, moved + share * each, macs + share * op.macs.at(batch))
     return work
 
 
 def _guess_us(fits: Mapping[str, KernelFit]) -> tuple[float, float, float]:
-    """Usual floor, byte and multiply-add of the families that were measured."""
-    floors = [fit.floor_us for fit in fits.values()]
+    """What a launch, a byte and a multiply-add of a family without times may cost: as usual."""
     moving = [fit.activation_bytes_per_us for fit in fits.values() if fit.activation_bytes_per_us]
     multiplying = [fit.macs_per_us for fit in fits.values() if fit.macs_per_us]
     return (
-        float(np.median(floors)) if floors else 1.0,
+        float(np.median([fit.floor_us for fit in fits.values()])) if fits else 1.0,
         1.0 / float(np.median(moving)) if moving else 1e-4,
         1.0 / float(np.median(multiplying)) if multiplying else 1e-5,
     )
@@ -308,18 +291,15 @@ def _add_share_priors(system: System, names: Iterable[str], eager: DispatchFit) 
         system.prior({("class", name): 1.0, _SHARE: -usual_us}, 0.0, CLASS_SIGMA * SHARE * usual_us)
 
 
-def _add_kernel_priors(system: System, terms: Sequence[_NetworkTerms]) -> None:
+def _add_kernel_priors(system: System, terms: Sequence[_NetworkTerms], profile: DeviceProfile) -> None:
     """Kernels take what they take in eager, all a little more or less, and each family a little more or less again."""
     system.prior({_COMMON: 1.0}, 1.0, COMMON_SIGMA)
     for family in system.names("scale"):
         system.prior({("scale", family): 1.0, _COMMON: -1.0}, 0.0, SCALE_SIGMA)
-    for unpriced in _unpriced_families(terms):
-        for column, guess in zip(unpriced.columns, unpriced.guess_us, strict=True):
+    for own in sorted({family for one in terms for family in one.unpriced}):
+        guesses_us = _guess_us(profile.kernels.get(own[0], {}))
+        for column, guess in zip(_unpriced_columns(own), guesses_us, strict=True):
             system.prior({column: 1.0}, guess, UNPRICED_SIGMA * guess)
-
-
-def _unpriced_families(terms: Sequence[_NetworkTerms]) -> list[UnpricedFamily]:
-    return sorted({family for one in terms for family in one.unpriced})
 
 
 def _with_cold_code(eager: DispatchFit) -> DispatchFit:
@@ -343,15 +323,13 @@ def _with_host(fit: DispatchFit, values: Mapping[Column, float], eager: Dispatch
     )
 
 
-def _with_kernels(
-    fit: DispatchFit, values: Mapping[Column, float], terms: Sequence[_NetworkTerms], profile: DeviceProfile
-) -> DispatchFit:
+def _with_kernels(fit: DispatchFit, values: Mapping[Column, float], profile: DeviceProfile) -> DispatchFit:
     """A fit with the factors on kernel times, and the times of kernels that the profile lacks, of a solution."""
     kernels: dict[str, dict[str, KernelFit]] = {}
-    for unpriced in _unpriced_families(terms):
-        launch_us, byte_us, mac_us = (values[column] for column in unpriced.columns)
-        kernels.setdefault(unpriced.precision, {})[unpriced.family] = KernelFit(
-            family=unpriced.family,
+    for precision, family in sorted({column[1:3] for column in values if column[0] == "unpriced"}):
+        launch_us, byte_us, mac_us = (values[column] for column in _unpriced_columns((precision, family)))
+        kernels.setdefault(precision, {})[family] = KernelFit(
+            family=family,
             floor_us=round(launch_us, 5),
             macs_per_us=_rate(mac_us),
             weight_bytes_per_us=_rate(byte_us),
@@ -417,17 +395,15 @@ class _TwoClocks:
         return _with_host(fit, system.solve(), self._eager)
 
     def _with_device(self, fit: DispatchFit, terms: Sequence[_NetworkTerms]) -> DispatchFit:
-        system, used = System(), []
-        for one in terms:
-            us = self._device_us(fit, one)
-            if us is not None:
-                sigma_us = float(np.hypot(DEVICE_SIGMA, one.network.sigma)) * us
-                system.measured(one.device, us, float(np.hypot(sigma_us, EDGE_SIGMA_US)))
-                used.append(one)
-        if len(used) < FEWEST:
+        timed = [(one, us) for one in terms if (us := self._device_us(fit, one)) is not None]
+        if len(timed) < FEWEST:
             return fit
-        _add_kernel_priors(system, used)
-        return _with_kernels(fit, system.solve(), used, self._profile)
+        system = System()
+        for one, us in timed:
+            sigma_us = float(np.hypot(DEVICE_SIGMA, one.network.sigma)) * us
+            system.measured(one.device, us, float(np.hypot(sigma_us, EDGE_SIGMA_US)))
+        _add_kernel_priors(system, [one for one, _ in timed], self._profile)
+        return _with_kernels(fit, system.solve(), self._profile)
 
     def _device_us(self, fit: DispatchFit, one: _NetworkTerms) -> float | None:
         """What a network's kernels take together, where a timing tells."""
@@ -460,13 +436,13 @@ class _TwoClocks:
 def _busy_us(fit: DispatchFit, one: _NetworkTerms) -> float:
     """Time of a network's kernels by a fit."""
     common = fit.kernel_scales.get("", 1.0)
-    times_us = {kernel: us * fit.kernel_scales.get(kernel[1], common) for kernel, us in one.kernel_us.items()}
-    for own, (launches, moved, macs) in one.unpriced.items():
-        kernel = fit.kernels.get(own.precision, {}).get(own.family)
+    times_us = {family: us * fit.kernel_scales.get(family[1], common) for family, us in one.kernel_us.items()}
+    for family, (launches, moved, macs) in one.unpriced.items():
+        kernel = fit.kernels.get(family[0], {}).get(family[1])
         if kernel is not None:
             width, rate = kernel.activation_bytes_per_us, kernel.macs_per_us
             us = launches * kernel.floor_us + (moved / width if width else 0.0) + (macs / rate if rate else 0.0)
-            times_us[own.precision, own.family] = us
+            times_us[family] = us
     return sum(times_us.values())
 
 

@@ -2,11 +2,10 @@
 
     latency = fixed + Σ cost(class of the node) + Σ time of its kernel
 
-On a synchronous device onnxruntime's own profiler says what every node takes. Graphs written down in milliseconds are
-profiled, since an export takes seconds; ordinary models, which are exported, tell the gate how good the fit is. What a
-node takes when it has next to nothing to do belongs to its class; what it takes beyond that in a larger graph is its
-kernel's. The profiler's clock counts whole microseconds and slows what lies between two nodes, so the sum is brought to
-the time of graphs without it.
+On a synchronous device onnxruntime's own profiler says what every node of a generated graph takes; ordinary models,
+which are exported in seconds, tell the gate how good the fit is. What a node takes when it has next to nothing to do
+belongs to its class; what it takes beyond that in a larger graph is its kernel's. The profiler's clock counts whole
+microseconds and slows what lies between two nodes, so the sum is brought to the time of graphs without it.
 """
 
 from __future__ import annotations
@@ -25,7 +24,7 @@ from latpred import host
 from latpred.calibration.cells import Cell
 from latpred.calibration.devices import Device
 from latpred.calibration.fitting import acceptance
-from latpred.calibration.fitting.dispatch_fit import with_parents
+from latpred.calibration.fitting.dispatch_fit import per_class, with_parents
 from latpred.calibration.fitting.kernel_fit import (
     LEAST_SHARE,
     PASS_SHARE,
@@ -36,12 +35,12 @@ from latpred.calibration.fitting.kernel_fit import (
 )
 from latpred.calibration.fitting.linear_system import Column, System, of_kind
 from latpred.calibration.runtime_calibration import onnx_workloads
-from latpred.calibration.runtime_calibration.base import RuntimeCalibrator
+from latpred.calibration.runtime_calibration.base import RuntimeCalibrator, in_turns
+from latpred.calibration.runtime_calibration.network_fit import too_few
 from latpred.calibration.session import Row, Sampled
 from latpred.calibration.timing import visits
 from latpred.calibration.timing.reference_speed import SpeedReading, at_full_speed
 from latpred.calibration.workloads import suites
-from latpred.errors import CalibrationError
 from latpred.graph.graph import ZERO, Op
 from latpred.host import Slowdown
 from latpred.prediction.kernel_times import KernelModel, resident_share, slower_kernels
@@ -53,6 +52,7 @@ from latpred.runtimes.source import tensors_of
 from latpred.units import US_PER_S
 
 NAME = "onnxruntime"
+PRECISION = "fp32"  # of everything on a CPU
 SECONDS = 100.0
 TINY_GRAPHS = 45
 TURN = ("graph",) * 12 + ("model",)  # after the tiny graphs, again and again; an export takes as long as thirty graphs
@@ -79,6 +79,7 @@ FIXED_US, FIXED_SIGMA_US = 4.0, 20.0
 FIXED, NODE = ("fixed",), ("node",)
 
 Feed = dict[str, Any]
+NodeKernel = tuple[Op, float]  # the kernel's part of a profiled node, in microseconds
 
 
 class TimedGraph(NamedTuple):
@@ -91,33 +92,22 @@ class TimedGraph(NamedTuple):
     ops: tuple[Op, ...]
     total_us: float
     nodes_us: tuple[float, ...]
-    precision: str
     tiny: bool
     resident: float
     cold: bool = False
 
     def host_us(self, host: DispatchFit) -> float:
-        """What its nodes cost the host."""
         return host.fixed_us + sum(host_cost(host, op.host_class) for op in self.ops)
 
 
-class _NodeKernel(NamedTuple):
-    """The kernel's part of one profiled node, in microseconds."""
-
-    op: Op
-    us: float
-
-
 class OnnxCalibrator(RuntimeCalibrator):
-    """Calibrates onnxruntime."""
-
     def __init__(self) -> None:
         super().__init__(NAME, SECONDS)
         self._ops: dict[str, tuple[Op, ...]] = {}
 
     def precisions(self, device: Device, wanted: Sequence[str]) -> Sequence[str]:
         """On a CPU float32 alone: onnxruntime has next to no kernels for bfloat16 there."""
-        return wanted if device.asynchronous else ("fp32",)
+        return wanted if device.asynchronous else (PRECISION,)
 
     def cells(self, device: Device, precision: str) -> Iterator[Cell]:
         """Tiny graphs, then larger ones, and ordinary models among them."""
@@ -134,10 +124,7 @@ class OnnxCalibrator(RuntimeCalibrator):
             for workload in suite.ready
             for batch in suite.batches
         )
-        for kind in cycle(TURN):
-            cell = next(graphs if kind == "graph" else models, None)
-            if cell is not None:
-                yield cell
+        yield from in_turns({"graph": graphs, "model": models}, cycle(TURN))
 
     def measure(self, cell: Cell, device: Device) -> Sampled:
         """Time a graph or model whole, called again and again; a graph also node by node, its weights cold if asked.
@@ -207,7 +194,7 @@ class OnnxCalibrator(RuntimeCalibrator):
         touched = weights + sum(op.read_bytes.at(1) + op.write_bytes.at(1) for op in ops)
         resident = 0.0 if cold else resident_share(max(weights, 1), touched, profile.device)
         total_us = row.timings["single"].median_s * US_PER_S
-        return TimedGraph(ops, total_us, row.calls_us, cell.precision, tiny, resident, cold)
+        return TimedGraph(ops, total_us, row.calls_us, tiny, resident, cold)
 
     def _graph_ops(self, cell: Cell) -> tuple[Op, ...]:
         if cell.key not in self._ops:
@@ -218,11 +205,6 @@ class OnnxCalibrator(RuntimeCalibrator):
 
 
 def graph_cell(number: int, precision: str, *, tiny: bool = False) -> Cell:
-    """The cell of a generated graph.
-
-    >>> graph_cell(1, "fp32").key
-    'kernel/onnxruntime/fp32/images/cold=0,seed=1,tiny=0'
-    """
     kinds = onnx_workloads.KINDS
     cold = 0 if tiny else number // len(kinds) % COLD_EVERY
     dims = {"seed": number, "cold": cold, "tiny": int(tiny)}
@@ -259,26 +241,19 @@ def fit_nodes(graphs: Sequence[TimedGraph]) -> DispatchFit:
     """Host costs and kernels, from tiny graphs and larger ones. Cold graphs tell of weights only."""
     tiny, sized = [graph for graph in graphs if graph.tiny], [graph for graph in graphs if not graph.tiny]
     if len(tiny) < FEWEST or not sized:
-        raise CalibrationError(
-            f"{len(tiny)} tiny graphs and {len(sized)} larger ones were timed in onnxruntime, too few to tell its "
-            "costs. Give it more time: latpred calibrate --runtimes onnxruntime --budget 3m"
-        )
+        timed = f"{len(tiny)} tiny graphs and {len(sized)} larger ones were timed in {NAME}"
+        raise too_few(timed, "its costs", NAME)
     host, idle = _host(tiny), _idle(tiny)
     kernels = [node_kernels(graph, idle) for graph in sized]
     profiler_us = _profiler_us(sized, kernels, host)
-    samples: dict[str, list[KernelSample]] = {}
+    samples: list[KernelSample] = []
     for graph, nodes in zip(sized, kernels, strict=True):
-        unprofiled = [node._replace(us=node.us**2 / (node.us + profiler_us)) for node in nodes]
+        unprofiled = [(op, us**2 / (us + profiler_us)) for op, us in nodes]
         factor = _factor(graph, unprofiled, host)
         if factor is not None:
-            samples.setdefault(graph.precision, []).extend(kernel_samples(graph, unprofiled, factor, host))
-    fits = {precision: fit_kernels(found) for precision, found in samples.items()}
-    summed = {
-        precision: summing_to(fit, [graph for graph in sized if graph.precision == precision], host)
-        for precision, fit in fits.items()
-        if fit
-    }
-    return msgspec.structs.replace(host, kernels=summed)
+            samples += kernel_samples(graph, unprofiled, factor, host)
+    fits = fit_kernels(samples)
+    return msgspec.structs.replace(host, kernels={PRECISION: summing_to(fits, sized, host)} if fits else {})
 
 
 def _host(tiny: Sequence[TimedGraph]) -> DispatchFit:
@@ -300,39 +275,37 @@ def _host(tiny: Sequence[TimedGraph]) -> DispatchFit:
 
 def _idle(tiny: Sequence[TimedGraph]) -> DispatchFit:
     """What the profiler says of a node of each class that has next to nothing to do."""
-    nodes_us: dict[str, list[float]] = {}
-    for graph in tiny:
-        for op, us in zip(graph.ops, graph.nodes_us, strict=True):
-            nodes_us.setdefault(op.host_class, []).append(us + HALF_US)
-    return DispatchFit(with_parents({name: float(np.median(us)) for name, us in nodes_us.items()}), 0.0, 0.0, 0.0)
+    pairs = (pair for graph in tiny for pair in zip(graph.ops, graph.nodes_us, strict=True))
+    idle_us = per_class(((op.host_class, us + HALF_US) for op, us in pairs), np.median)
+    return DispatchFit(with_parents(idle_us), 0.0, 0.0, 0.0)
 
 
-def node_kernels(graph: TimedGraph, idle: DispatchFit) -> list[_NodeKernel]:
+def node_kernels(graph: TimedGraph, idle: DispatchFit) -> list[NodeKernel]:
     """The kernel's part of every node that has one. One that cannot be told from an idle node is known to be short."""
     kernels = []
     for op, us in zip(graph.ops, graph.nodes_us, strict=True):
         if op.launches:
             whole_us = us + HALF_US
-            kernels.append(_NodeKernel(op, max(whole_us - host_cost(idle, op.host_class), LEAST_SHARE * whole_us)))
+            kernels.append((op, max(whole_us - host_cost(idle, op.host_class), LEAST_SHARE * whole_us)))
     return kernels
 
 
-def _profiler_us(sized: Sequence[TimedGraph], kernels: Sequence[Sequence[_NodeKernel]], host: DispatchFit) -> float:
+def _profiler_us(sized: Sequence[TimedGraph], kernels: Sequence[Sequence[NodeKernel]], host: DispatchFit) -> float:
     """What the profiler adds to a kernel of some length, in the middle of the graphs that kernels rule."""
     added = []
     for graph, nodes in zip(sized, kernels, strict=True):
-        profiled_us, rest_us = sum(kernel.us for kernel in nodes), graph.total_us - graph.host_us(host)
+        profiled_us, rest_us = sum(us for _, us in nodes), graph.total_us - graph.host_us(host)
         if not graph.cold and profiled_us > RULING * graph.total_us and rest_us > 0:
             added.append(profiled_us / len(nodes) * (profiled_us / rest_us - 1.0))
     return max(float(np.median(added)), 0.0) if added else 0.0
 
 
-def _factor(graph: TimedGraph, kernels: Sequence[_NodeKernel], host: DispatchFit) -> float | None:
+def _factor(graph: TimedGraph, kernels: Sequence[NodeKernel], host: DispatchFit) -> float | None:
     """What a graph's kernels take in its own time over the sum of theirs, as far as they are what it takes.
 
     None where both disagree so much that the machine did something else in one of them.
     """
-    summed_us = sum(kernel.us for kernel in kernels)
+    summed_us = sum(us for _, us in kernels)
     if summed_us <= 0 or graph.cold:
         return 1.0
     share = min(1.0, summed_us / graph.total_us)
@@ -343,7 +316,7 @@ def _factor(graph: TimedGraph, kernels: Sequence[_NodeKernel], host: DispatchFit
 
 
 def kernel_samples(
-    graph: TimedGraph, kernels: Sequence[_NodeKernel], factor: float, host: DispatchFit
+    graph: TimedGraph, kernels: Sequence[NodeKernel], factor: float, host: DispatchFit
 ) -> list[KernelSample]:
     """Kernels that a fit can learn from. An error of one counts as one of its node and of a share of the pass."""
     samples = []
@@ -352,7 +325,7 @@ def kernel_samples(
             node_us = host_cost(host, op.host_class)
             beside_us = node_us + PASS_SHARE * graph.total_us
             row = row_of(op, 1, resident=graph.resident)
-            samples.append(KernelSample(op.family, row, factor * us, 1.0, beside_us, node_us))
+            samples.append(KernelSample(op.family, row, factor * us, beside_us, node_us))
     return samples
 
 

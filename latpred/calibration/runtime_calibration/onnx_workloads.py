@@ -1,8 +1,7 @@
 """Generated ONNX graphs: chains of the nodes that exported networks are made of, at random sizes.
 
 An export takes seconds and a graph written down takes milliseconds, so kernels are learned from these: each is a piece
-of a network, whose nodes find their operands where a network leaves them. Which nodes onnxruntime then runs is not
-decided here.
+of a network, whose nodes find their operands where a network leaves them.
 """
 
 from __future__ import annotations
@@ -13,6 +12,8 @@ from math import prod
 from typing import Any
 
 import numpy as np
+
+from latpred.calibration.cells import log_uniform
 
 OPSET = 20
 # Of what a kind and a seed mean, and of the order of a row's nodes; a journal of another version is not resumed.
@@ -48,13 +49,11 @@ class Graph:
         return self.constant(self._draw.standard_normal(shape, dtype=np.float32) * np.float32(spread), np.float32)
 
     def constant(self, values: Any, dtype: Any = np.int64) -> str:
-        """A constant array."""
         name = f"w{len(self._weights)}"
         self._weights[name] = np.asarray(values, dtype=dtype)
         return name
 
     def scalar(self, value: float) -> str:
-        """A constant number."""
         return self.constant(value, np.float32)
 
     def add(self, op_type: str, *inputs: str, outputs: int = 1, **attributes: Any) -> str:
@@ -67,7 +66,6 @@ class Graph:
         return results[-1]
 
     def model(self, *results: str) -> bytes:
-        """The serialised model."""
         from onnx import TensorProto, helper, numpy_helper
 
         name, shape, dtype = self.input
@@ -90,15 +88,13 @@ class Draw(random.Random):
 
     def between(self, low: int, high: int, step: int = 1) -> int:
         """A whole number, as likely between 10 and 20 as between 100 and 200."""
-        value: float = low if self.tiny else low * (high / low) ** self.random()
-        return max(step, round(value / step) * step)
+        return max(step, round(low / step) * step) if self.tiny else log_uniform(self, low, high, step)
 
     def one_of(self, sizes: Sequence[int]) -> int:
         """One of several sizes."""
         return min(sizes) if self.tiny else self.choice(sizes)
 
     def batch(self) -> int:
-        """A batch size."""
         return self.one_of((1, 1, 1, 2, 3, 4, 6, 8, 12, 16, 24, 32))
 
     def room(self) -> int:
@@ -110,7 +106,7 @@ class Draw(random.Random):
         return self.one_of((8, 32, 48, 64, 96, 112, 128, 160, 192, 224))
 
 
-def halved(number: int, work: int, most: int, over: int = 1) -> int:
+def _halved(number: int, work: int, most: int, over: int = 1) -> int:
     """A number of samples or rows, halved until their work is no more than the most."""
     while number > 1 and number * work // over > most:
         number //= 2
@@ -118,12 +114,6 @@ def halved(number: int, work: int, most: int, over: int = 1) -> int:
 
 
 def make(kind: str, seed: int, *, tiny: bool = False) -> tuple[bytes, dict[str, Any]]:
-    """A generated model and its input.
-
-    >>> model, feed = make("elements", 3)
-    >>> list(feed)
-    ['x']
-    """
     rng = Draw(f"{kind}/{seed}")
     rng.tiny = tiny
     graph, result = _MAKERS[kind](rng)
@@ -136,12 +126,12 @@ def make(kind: str, seed: int, *, tiny: bool = False) -> tuple[bytes, dict[str, 
 # -- layers --------------------------------------------------------------------------------------------------------
 
 
-def linear(graph: Graph, x: str, width: int, out: int, bias: bool = True) -> str:
+def _linear(graph: Graph, x: str, width: int, out: int, bias: bool = True) -> str:
     y = graph.add("MatMul", x, graph.weight(width, out, scale=width**-0.5))
     return graph.add("Add", y, graph.weight(out, scale=0.1)) if bias else y
 
 
-def normed(graph: Graph, x: str, width: int) -> str:
+def _normed(graph: Graph, x: str, width: int) -> str:
     return graph.add(
         "LayerNormalization", x, graph.weight(width, scale=1.0), graph.weight(width, scale=0.1), axis=-1, epsilon=1e-5
     )
@@ -157,32 +147,27 @@ def _activated(graph: Graph, x: str, kinds: Sequence[str]) -> str:
     return graph.add("Gelu", x, approximate="tanh") if kind == "tanh" else graph.add(kind, x)
 
 
-def conv(
+def _conv(
     graph: Graph, x: str, width: int, out: int, side: int, stride: int, *, groups: int = 1, active: bool = False
 ) -> str:
     """A convolution on a map, with as many pixels as before or, where its stride is its side, as it has windows."""
-    y = _conv(graph, x, (out, width, side, side), stride, side // 2 if stride < side else 0, group=groups)
+    y = _convolution(graph, x, (out, width, side, side), stride, side // 2 if stride < side else 0, group=groups)
     return _activated(graph, y, _ACTIVATIONS) if active else y
 
 
-def _conv_along(graph: Graph, x: str, width: int, out: int, groups: int) -> str:
-    """A convolution one wide along tokens."""
-    return _conv(graph, x, (out, width, 1), 1, 0, group=groups)
-
-
-def _conv(graph: Graph, x: str, sizes: tuple[int, ...], stride: int, pad: int, **group: int) -> str:
+def _convolution(graph: Graph, x: str, sizes: tuple[int, ...], stride: int, pad: int, **group: int) -> str:
     (out, width, *window), groups = sizes, group.get("group", 1)
     weights = graph.weight(out, width // groups, *window), graph.weight(out, scale=0.1)
     strides, pads = (stride,) * len(window), (pad,) * 2 * len(window)
     return graph.add("Conv", x, *weights, strides=strides, pads=pads, kernel_shape=tuple(window), **group)
 
 
-def attended(graph: Graph, x: str, length: int, heads: int, head: int) -> str:
+def _attended(graph: Graph, x: str, length: int, heads: int, head: int) -> str:
     """Attention as PyTorch's exporter writes it: scaled queries and keys, products with a transposed one, softmax."""
     width = heads * head
     parts = []
     for _ in ("query", "key", "value"):
-        y = linear(graph, x, width, width, bias=graph.rng.random() < 0.8)
+        y = _linear(graph, x, width, width, bias=graph.rng.random() < 0.8)
         y = graph.add("Reshape", y, graph.constant([-1, length, heads, head]))
         parts.append(graph.add("Transpose", y, perm=(0, 2, 1, 3)))
     key = graph.add("Reshape", parts[1], graph.constant([-1, length, head]))
@@ -196,16 +181,16 @@ def attended(graph: Graph, x: str, length: int, heads: int, head: int) -> str:
     y = graph.add("MatMul", graph.add("Softmax", scores, axis=-1), parts[2])
     y = graph.add("Transpose", y, perm=(0, 2, 1, 3))
     y = graph.add("Reshape", y, graph.constant([-1, length, width]))
-    return linear(graph, y, width, width)
+    return _linear(graph, y, width, width)
 
 
-def squeezed(graph: Graph, x: str, width: int) -> str:
+def _squeezed(graph: Graph, x: str, width: int) -> str:
     """Channels weighted by what is in them."""
     narrow = max(8, width // 4)
     pool = graph.rng.choice(("GlobalAveragePool", "ReduceMean"))
     y = graph.add(pool, x) if pool == "GlobalAveragePool" else graph.add(pool, x, graph.constant([2, 3]))
-    y = graph.add("Relu", conv(graph, y, width, narrow, 1, 1))
-    return graph.add("Mul", x, graph.add("Sigmoid", conv(graph, y, narrow, width, 1, 1)))
+    y = graph.add("Relu", _conv(graph, y, width, narrow, 1, 1))
+    return graph.add("Mul", x, graph.add("Sigmoid", _conv(graph, y, narrow, width, 1, 1)))
 
 
 def _classified(graph: Graph, x: str, width: int) -> str:
@@ -214,26 +199,26 @@ def _classified(graph: Graph, x: str, width: int) -> str:
     return graph.add("Gemm", x, graph.weight(width, classes), graph.weight(classes, scale=0.1))
 
 
-def residual(graph: Graph, x: str, width: int, wider: int, stride: int) -> str:
+def _residual(graph: Graph, x: str, width: int, wider: int, stride: int) -> str:
     """A block of one of the styles that networks of images have."""
     style = graph.rng.choice(("basic", "bottleneck", "grouped", "plain", "concatenated"))
     narrow = max(8, wider // 4)
     if style == "plain":
-        return conv(graph, x, width, wider, graph.rng.choice((3, 3, 5)), stride, active=True)
+        return _conv(graph, x, width, wider, graph.rng.choice((3, 3, 5)), stride, active=True)
     if style == "concatenated":
-        x = conv(graph, x, width, wider, 1, stride, active=True)
-        y = conv(graph, x, wider, wider, 3, 1, active=True)
-        return conv(graph, graph.add("Concat", x, y, axis=1), 2 * wider, wider, 1, 1, active=True)
+        x = _conv(graph, x, width, wider, 1, stride, active=True)
+        y = _conv(graph, x, wider, wider, 3, 1, active=True)
+        return _conv(graph, graph.add("Concat", x, y, axis=1), 2 * wider, wider, 1, 1, active=True)
     if style == "basic":
-        y = conv(graph, x, width, wider, 3, stride, active=True)
-        y = conv(graph, y, wider, wider, 3, 1)
+        y = _conv(graph, x, width, wider, 3, stride, active=True)
+        y = _conv(graph, y, wider, wider, 3, 1)
     else:
         groups = graph.rng.choice([g for g in (2, 4, 8) if narrow % g == 0] or [1]) if style == "grouped" else 1
-        y = conv(graph, x, width, narrow, 1, 1, active=True)
-        y = conv(graph, y, narrow, narrow, 3, stride, groups=groups, active=True)
-        y = conv(graph, y, narrow, wider, 1, 1)
+        y = _conv(graph, x, width, narrow, 1, 1, active=True)
+        y = _conv(graph, y, narrow, narrow, 3, stride, groups=groups, active=True)
+        y = _conv(graph, y, narrow, wider, 1, 1)
     if stride > 1 or width != wider:
-        x = conv(graph, x, width, wider, 1, stride)
+        x = _conv(graph, x, width, wider, 1, stride)
     return graph.add("Relu", graph.add("Add", x, y))
 
 
@@ -244,14 +229,14 @@ def _images(rng: Draw) -> tuple[Graph, str]:
     size, batch = rng.side(), rng.batch()
     width = rng.between(16, 128, rng.choice((8, 8, 8, 4)))
     side, stride = rng.choice(((3, 1), (3, 2), (7, 2), (4, 4), (8, 8)))
-    graph = Graph(rng, (halved(batch, width * size * size, rng.room(), stride**2), 3, size, size))
-    x = conv(graph, "x", 3, width, side, stride, active=True)
+    graph = Graph(rng, (_halved(batch, width * size * size, rng.room(), stride**2), 3, size, size))
+    x = _conv(graph, "x", 3, width, side, stride, active=True)
     size //= stride
     if size >= 32:
         x, size = graph.add("MaxPool", x, kernel_shape=(3, 3), strides=(2, 2), pads=(1, 1, 1, 1)), size // 2
     for stage in range(rng.choice((2, 3))):
         wider = width * (2 if stage else 1)
-        x = residual(graph, x, width, wider, 2 if stage and size > 7 else 1)
+        x = _residual(graph, x, width, wider, 2 if stage and size > 7 else 1)
         width = wider
     return graph, _classified(graph, x, width)
 
@@ -259,16 +244,16 @@ def _images(rng: Draw) -> tuple[Graph, str]:
 def _mobile(rng: Draw) -> tuple[Graph, str]:
     size, batch = rng.side(), rng.batch()
     width = rng.between(8, 96, rng.choice((1, 8, 8)))  # what is no multiple of 8 is not laid out in blocks
-    graph = Graph(rng, (halved(batch, width * size * size, rng.room()), 3, size, size))
-    x = conv(graph, "x", 3, width, 3, 2, active=True)
+    graph = Graph(rng, (_halved(batch, width * size * size, rng.room()), 3, size, size))
+    x = _conv(graph, "x", 3, width, 3, 2, active=True)
     side, squeezes, size = rng.choice((3, 3, 5, 7)), rng.random() < 0.5, size // 2
     for _ in range(rng.choice((2, 3))):
         stride, wider = (rng.choice((1, 2)) if size > 7 else 1), width + rng.choice((0, 8, 16))
         inner = width * rng.choice((1, 3, 4, 6))
-        y = conv(graph, x, width, inner, 1, 1, active=True)
-        y = conv(graph, y, inner, inner, side, stride, groups=inner, active=True)
-        y = squeezed(graph, y, inner) if squeezes else y
-        y = conv(graph, y, inner, wider, 1, 1)
+        y = _conv(graph, x, width, inner, 1, 1, active=True)
+        y = _conv(graph, y, inner, inner, side, stride, groups=inner, active=True)
+        y = _squeezed(graph, y, inner) if squeezes else y
+        y = _conv(graph, y, inner, wider, 1, 1)
         x = graph.add("Add", x, y) if stride == 1 and wider == width else y
         width, size = wider, size // stride
     return graph, _classified(graph, x, width)
@@ -279,22 +264,22 @@ def _late(rng: Draw) -> tuple[Graph, str]:
     size, batch = rng.one_of((1, 2, 3, 4, 4, 5, 6, 7, 8, 10, 12, 14, 16)), rng.batch()
     wide, narrow = rng.between(64, 1536, 8), rng.between(16, 384, 8)
     style, most = rng.choice(("bottleneck", "inverted", "plain")), rng.between(*_LATE_MACS)
-    batch = halved(batch, narrow * (9 * narrow if style == "plain" else wide) * size**2, most)
+    batch = _halved(batch, narrow * (9 * narrow if style == "plain" else wide) * size**2, most)
     width = wide if style == "bottleneck" else narrow
     graph, x = Graph(rng, (batch, width, size, size)), "x"
     for _ in range(rng.choice((2, 3))):
         if style == "plain":
-            y = conv(graph, x, narrow, narrow, 3, 1, active=True)
+            y = _conv(graph, x, narrow, narrow, 3, 1, active=True)
         elif style == "bottleneck":
-            y = conv(graph, x, wide, narrow, 1, 1, active=True)
+            y = _conv(graph, x, wide, narrow, 1, 1, active=True)
             groups = rng.choice([g for g in (1, 1, 2, 4, 8, 16) if narrow % (8 * g) == 0])
-            y = conv(graph, y, narrow, narrow, 3, 1, groups=groups, active=True)
-            y = conv(graph, y, narrow, wide, 1, 1)
+            y = _conv(graph, y, narrow, narrow, 3, 1, groups=groups, active=True)
+            y = _conv(graph, y, narrow, wide, 1, 1)
         else:
-            y = conv(graph, x, narrow, wide, 1, 1, active=True)
-            y = conv(graph, y, wide, wide, rng.choice((3, 5)), 1, groups=wide, active=True)
-            y = squeezed(graph, y, wide) if rng.random() < 0.5 else y
-            y = conv(graph, y, wide, narrow, 1, 1)
+            y = _conv(graph, x, narrow, wide, 1, 1, active=True)
+            y = _conv(graph, y, wide, wide, rng.choice((3, 5)), 1, groups=wide, active=True)
+            y = _squeezed(graph, y, wide) if rng.random() < 0.5 else y
+            y = _conv(graph, y, wide, narrow, 1, 1)
         x = graph.add("Add", x, y)
     return graph, _classified(graph, x, width)
 
@@ -303,27 +288,27 @@ def _grouped(rng: Draw) -> tuple[Graph, str]:
     """Convolutions over tokens, one wide, some of them in groups, as some encoders have in place of products."""
     groups, batch = rng.choice((1, 2, 4, 4, 8)), rng.batch()
     width, length = groups * rng.between(16, 256, 8), rng.between(4, 256)
-    batch = halved(batch, length * 4 * width**2, rng.between(*_LATE_MACS), groups)
+    batch = _halved(batch, length * 4 * width**2, rng.between(*_LATE_MACS), groups)
     graph, x = Graph(rng, (batch, width, length)), "x"
     for _ in range(rng.choice((1, 2))):
-        y = _activated(graph, _conv_along(graph, x, width, 4 * width, groups), _GELU)
-        x = graph.add("Add", x, _conv_along(graph, y, 4 * width, width, groups))
-        y = normed(graph, graph.add("Transpose", x, perm=(0, 2, 1)), width)
-        x = _conv_along(graph, graph.add("Transpose", y, perm=(0, 2, 1)), width, width, groups)
+        y = _activated(graph, _convolution(graph, x, (4 * width, width, 1), 1, 0, group=groups), _GELU)
+        x = graph.add("Add", x, _convolution(graph, y, (width, 4 * width, 1), 1, 0, group=groups))
+        y = _normed(graph, graph.add("Transpose", x, perm=(0, 2, 1)), width)
+        x = _convolution(graph, graph.add("Transpose", y, perm=(0, 2, 1)), (width, width, 1), 1, 0, group=groups)
     return graph, x
 
 
 def _sound(rng: Draw) -> tuple[Graph, str]:
     """Convolutions along time, which onnxruntime does not lay out in blocks."""
     width, length = rng.between(16, 384, 16), rng.between(400, 16000)
-    graph = Graph(rng, (halved(rng.batch(), width * length, rng.room(), 5), 1, length))
+    graph = Graph(rng, (_halved(rng.batch(), width * length, rng.room(), 5), 1, length))
     x, before = "x", 1
     for side, stride in ((10, 5), (3, 2), (3, 2), (2, 2)):
-        x = _activated(graph, _conv(graph, x, (width, before, side), stride, 0), _GELU)
+        x = _activated(graph, _convolution(graph, x, (width, before, side), stride, 0), _GELU)
         before = width
-    x = normed(graph, graph.add("Transpose", x, perm=(0, 2, 1)), width)
-    x = graph.add("Transpose", linear(graph, x, width, width), perm=(0, 2, 1))
-    return graph, _conv(graph, x, (width, width, 9), 1, 4, group=rng.choice((4, 8, 16)))
+    x = _normed(graph, graph.add("Transpose", x, perm=(0, 2, 1)), width)
+    x = graph.add("Transpose", _linear(graph, x, width, width), perm=(0, 2, 1))
+    return graph, _convolution(graph, x, (width, width, 9), 1, 4, group=rng.choice((4, 8, 16)))
 
 
 def _tokens(rng: Draw) -> tuple[Graph, str]:
@@ -331,17 +316,17 @@ def _tokens(rng: Draw) -> tuple[Graph, str]:
     width, batch = head * heads, rng.batch()
     length = rng.between(4, 256)
     most_macs = rng.between(*_MACS)
-    batch = halved(halved(batch, length * 4 * width, _ELEMENTS[1]), length * 12 * width**2, most_macs)
+    batch = _halved(_halved(batch, length * 4 * width, _ELEMENTS[1]), length * 12 * width**2, most_macs)
     length = max(4, min(length, most_macs // (12 * width**2)))
     inner = rng.choice((2, 3, 4, 4)) * width
     graph = Graph(rng, (batch, length), "int64")
     graph.open_batch = rng.random() < 0.5
     x = graph.add("Gather", graph.weight(1000, width, scale=1.0), "x")
-    x = normed(graph, x, width)
+    x = _normed(graph, x, width)
     for _ in range(rng.choice((1, 1, 2))):
-        x = normed(graph, graph.add("Add", x, attended(graph, x, length, heads, head)), width)
-        y = _activated(graph, linear(graph, x, width, inner), _GELU)
-        x = normed(graph, graph.add("Add", x, linear(graph, y, inner, width)), width)
+        x = _normed(graph, graph.add("Add", x, _attended(graph, x, length, heads, head)), width)
+        y = _activated(graph, _linear(graph, x, width, inner), _GELU)
+        x = _normed(graph, graph.add("Add", x, _linear(graph, y, inner, width)), width)
     first = graph.add("Gather", x, graph.constant(0), axis=1)
     return graph, graph.add("Gemm", first, graph.weight(width, width), graph.weight(width, scale=0.1))
 
@@ -349,7 +334,7 @@ def _tokens(rng: Draw) -> tuple[Graph, str]:
 def _elements(rng: Draw) -> tuple[Graph, str]:
     """Elementwise nodes, reductions, normalisations and softmax over rows."""
     rows, cols = rng.between(1, 16384), rng.between(8, 4096, 4)
-    graph, x = Graph(rng, (halved(rows, cols, rng.room()), cols)), "x"
+    graph, x = Graph(rng, (_halved(rows, cols, rng.room()), cols)), "x"
     add, row = graph.add, graph.constant([-1])
 
     def rms(x: str) -> str:
@@ -365,7 +350,7 @@ def _elements(rng: Draw) -> tuple[Graph, str]:
         "scalar": lambda x: add(rng.choice((*_BINARY, "Pow")), x, graph.scalar(2.0)),
         "binary": lambda x: add(rng.choice(_BINARY), x, add(rng.choice(_UNARY[:8]), x)),
         "vector": lambda x: add(rng.choice(_BINARY[:3]), x, graph.weight(cols, scale=1.0)),
-        "norm": lambda x: normed(graph, x, cols),
+        "norm": lambda x: _normed(graph, x, cols),
         "softmax": lambda x: add("Softmax", x, axis=-1),
         "reduce": reduced,
         "where": lambda x: add("Where", add("Greater", x, graph.scalar(0.5)), x, add("Neg", x)),
@@ -379,7 +364,7 @@ def _elements(rng: Draw) -> tuple[Graph, str]:
 def _moves(rng: Draw) -> tuple[Graph, str]:
     """Nodes that only move elements: transposes, slices, splits, concatenations, gathers, pads, casts."""
     batch, rows, cols = rng.batch(), rng.between(4, 512, 4), rng.between(8, 1024, 8)
-    batch = halved(batch, rows * cols, rng.room())
+    batch = _halved(batch, rows * cols, rng.room())
     graph, x = Graph(rng, (batch, rows, cols)), "x"
     add, constant = graph.add, graph.constant
     for _ in range(8):
@@ -418,7 +403,7 @@ def _spectral(rng: Draw) -> tuple[Graph, str]:
         length, width = rng.one_of((4, 8, 16, 32, 64, 128, 256)), rng.one_of((16, 32, 64, 128, 256, 512, 1024))
     else:
         length, width = rng.between(4, 256), rng.between(16, 1024, rng.choice((8, 48, 64)))
-    batch = halved(batch, length * width, most)
+    batch = _halved(batch, length * width, most)
     graph, x = Graph(rng, (batch, length, width)), "x"
     last = graph.constant([-1])
     imaginary = graph.constant(np.zeros((batch, length, width, 1)), np.float32)
@@ -427,7 +412,7 @@ def _spectral(rng: Draw) -> tuple[Graph, str]:
         for axis in (2, 1):
             y = graph.add("DFT", y, "", graph.constant(axis))
         real = graph.add("Gather", y, graph.constant(0), axis=3)
-        x = normed(graph, graph.add("Add", x, real), width)
+        x = _normed(graph, graph.add("Add", x, real), width)
     return graph, x
 
 
@@ -436,8 +421,8 @@ def _recurrent(rng: Draw) -> tuple[Graph, str]:
     kind, gates = rng.choice((("LSTM", 4), ("GRU", 3)))
     directions, entering = rng.choice((1, 1, 2)), width
     step_macs, most = directions * gates * 2 * width**2, rng.between(*_RECURRENT_MACS)
-    batch = halved(batch, steps * step_macs, most)
-    steps = halved(steps, batch * step_macs, most)
+    batch = _halved(batch, steps * step_macs, most)
+    steps = _halved(steps, batch * step_macs, most)
     graph, x = Graph(rng, (steps, batch, width)), "x"
     how: dict[str, Any] = {"linear_before_reset": 1} if kind == "GRU" else {}  # as PyTorch's is
     how |= {"direction": "bidirectional"} if directions == 2 else {}
@@ -454,15 +439,5 @@ KINDS = (
     *("tokens", "images", "late", "elements", "grouped", "mobile", "late", "tokens", "images", "sound", "tokens"),
     *("late", "moves", "spectral", "images", "grouped", "recurrent"),
 )
-_MAKERS: dict[str, Callable[[Draw], tuple[Graph, str]]] = {
-    "tokens": _tokens,
-    "images": _images,
-    "mobile": _mobile,
-    "late": _late,
-    "grouped": _grouped,
-    "sound": _sound,
-    "elements": _elements,
-    "moves": _moves,
-    "spectral": _spectral,
-    "recurrent": _recurrent,
-}
+_MADE = (_tokens, _images, _mobile, _late, _grouped, _sound, _elements, _moves, _spectral, _recurrent)
+_MAKERS = {maker.__name__.removeprefix("_"): maker for maker in _MADE}
