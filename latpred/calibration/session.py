@@ -230,9 +230,12 @@ class Session:
         tries = self._tries.get(cell.key, 0) + 1
         with self._writing():
             (self._folder / UNDER_WAY).write_bytes(msgspec.json.encode(UnderWay(cell.key, tries)))
-        with time_limit(self._limit_s, cell.key) as limited:
-            row = measured(cell, limited(measure))
-        return msgspec.structs.replace(row, tries=tries)
+
+        def limited(one: Cell) -> Sampled:
+            with time_limit(self._limit_s, one.key):
+                return measure(one)
+
+        return msgspec.structs.replace(measured(cell, limited), tries=tries)
 
     def _ended_before(self, cell: Cell) -> Row | None:
         """The row of a cell that was started often enough and ended the process each time."""

@@ -7,9 +7,9 @@ Nothing is built here; `recorder` measures.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
-from itertools import chain
+from itertools import chain, product
 
 from torch import nn
 
@@ -48,16 +48,13 @@ _VOCABULARY, _LENGTH = 30522, 128
 
 @dataclass(frozen=True, slots=True)
 class Setting:
-    """One model at one batch size in one runtime and precision.
-
-    number : 1; 2 where it is measured again to learn the repeat noise; 0 where a profiler counts its launches instead.
-    """
+    """One model at one batch size in one runtime and precision."""
 
     workload: Workload
     batch: int
     precision: str
     runtime: str
-    number: int = 1
+    number: int = 1  # 2 where it is measured again to learn the repeat noise; `COUNTED` where nothing is timed
 
     @property
     def counted(self) -> bool:
@@ -80,61 +77,84 @@ class Plan:
     notes: tuple[str, ...] = ()
 
 
+Settings = Iterator[Setting]
+
+
 def plan(name: str) -> Plan:
-    """A plan by name.
+    """A plan by name."""
+    plans = {
+        "paper": (_paper, CORE),
+        "heldout": (_heldout, suites.get("heldout").names),
+        "check": (_check, TRIED),
+    }
+    if name not in plans:
+        raise UsageError(f"There is no plan to measure {name!r} by. Use one of {', '.join(plans)}.")
+    stages_of, names = plans[name]
+    models, notes = _named(names)
+    seen: set[str] = set()
+    stages = {}
+    for stage, settings in stages_of(models).items():
+        stages[stage] = tuple(setting for setting in settings if setting.cell.key not in seen)
+        seen.update(setting.cell.key for setting in stages[stage])
+    return Plan(name, stages, notes)
 
-    >>> plan("gpu")
-    Traceback (most recent call last):
-    latpred.errors.UsageError: There is no plan to measure 'gpu' by. Use one of paper, heldout, check.
-    """
-    makers: dict[str, Callable[[], Plan]] = {"paper": _paper, "heldout": _heldout, "check": _check}
-    if name not in makers:
-        raise UsageError(f"There is no plan to measure {name!r} by. Use one of {', '.join(makers)}.")
-    return makers[name]()
 
-
-def _paper() -> Plan:
-    core, notes = _named(CORE)
+def _paper(core: Sequence[Workload]) -> dict[str, Settings]:
     more, _ = _named(MORE)
     lengths = [workload for length in LENGTHS for workload in workloads_of("bert-base-uncased", seq=length)]
     shapes = [_bert(width, layers) for width, layers in SHAPES]
-    fp16 = ("fp16",)
-    stages = (
-        ("core", _grid(core, (1, 4, 16, 64), fp16, FIRST)),
-        ("again", _grid(core[:REPEATED], (1, 16), fp16, FIRST, number=2)),
-        ("launches", _launches(core)),
-        ("shapes", _grid(shapes, (1, 16), fp16, CAPTURED)),
-        ("lengths", _grid(lengths, (1,), fp16, FIRST)),
-        ("compiled", _grid(core, (1, 16), fp16, COMPILED)),
-        ("batches", _grid(core, BATCHES, fp16, FIRST)),
-        ("more-models", _grid(more, BATCHES, fp16, FIRST)),
-        ("fp32", _grid(core, BATCHES, ("fp32",), FIRST)),
-        ("more-compiled", chain(_grid(lengths, (1,), fp16, COMPILED), _grid(core, (4, 64), fp16, COMPILED))),
-        ("other-precisions", _grid(core, (1, 4, 16, 64), ("bf16", "tf32"), CAPTURED)),
-        ("the-rest", _grid([*core, *more], BATCHES, PRECISIONS, (*FIRST, *COMPILED))),
-    )
-    return Plan("paper", _each_once(stages), notes)
+    return {
+        **_first_stages(core),
+        "shapes": _grid(shapes, (1, 16), runtimes=CAPTURED),
+        "lengths": _grid(lengths, (1,)),
+        "compiled": _grid(core, (1, 16), runtimes=COMPILED),
+        "batches": _grid(core, BATCHES),
+        "more-models": _grid(more, BATCHES),
+        "fp32": _grid(core, BATCHES, ("fp32",)),
+        "more-compiled": chain(_grid(lengths, (1,), runtimes=COMPILED), _grid(core, (4, 64), runtimes=COMPILED)),
+        "other-precisions": _grid(core, (1, 4, 16, 64), ("bf16", "tf32"), CAPTURED),
+        "the-rest": _grid([*core, *more], BATCHES, PRECISIONS, (*FIRST, *COMPILED)),
+    }
 
 
-def _heldout() -> Plan:
-    models, notes = _named(suites.get("heldout").names)
-    stages = (
-        ("core", _grid(models, (1, 4, 16, 64), ("fp16",), FIRST)),
-        ("again", _grid(models[:REPEATED], (1, 16), ("fp16",), FIRST, number=2)),
-        ("launches", _launches(models)),
-        ("compiled", _grid(models, (1, 16), ("fp16",), COMPILED)),
-        ("batches", _grid(models, BATCHES, ("fp16",), FIRST)),
-        ("fp32", _grid(models, BATCHES, ("fp32",), FIRST)),
-        ("the-rest", _grid(models, BATCHES, PRECISIONS, (*FIRST, *COMPILED))),
-    )
-    return Plan("heldout", _each_once(stages), notes)
+def _heldout(models: Sequence[Workload]) -> dict[str, Settings]:
+    return {
+        **_first_stages(models),
+        "compiled": _grid(models, (1, 16), runtimes=COMPILED),
+        "batches": _grid(models, BATCHES),
+        "fp32": _grid(models, BATCHES, ("fp32",)),
+        "the-rest": _grid(models, BATCHES, PRECISIONS, (*FIRST, *COMPILED)),
+    }
 
 
-def _check() -> Plan:
+def _check(models: Sequence[Workload]) -> dict[str, Settings]:
     """Two models once in every runtime: does all of it work here?"""
-    models, notes = _named(TRIED)
-    settings = _grid(models, (1,), ("fp16",), (*FIRST, *COMPILED))
-    return Plan("check", _each_once([("every-runtime", settings), ("launches", _launches(models))]), notes)
+    return {"every-runtime": _grid(models, (1,), runtimes=(*FIRST, *COMPILED)), "launches": _launches(models)}
+
+
+def _first_stages(models: Sequence[Workload]) -> dict[str, Settings]:
+    return {
+        "core": _grid(models, (1, 4, 16, 64)),
+        "again": _grid(models[:REPEATED], (1, 16), number=2),
+        "launches": _launches(models),
+    }
+
+
+def _launches(models: Sequence[Workload]) -> Settings:
+    """What a profiler counts: batch 1, as dispatched and as captured."""
+    return _grid(models, (1,), runtimes=CAPTURED, number=COUNTED)
+
+
+def _grid(
+    workloads: Sequence[Workload],
+    batches: Sequence[int],
+    precisions: Sequence[str] = ("fp16",),
+    runtimes: Sequence[str] = FIRST,
+    number: int = 1,
+) -> Settings:
+    """All combinations, model by model, so that each is built once."""
+    for precision, workload, runtime, batch in product(precisions, workloads, runtimes, batches):
+        yield Setting(workload, batch, precision, runtime, number)
 
 
 def _named(names: Sequence[str]) -> tuple[list[Workload], tuple[str, ...]]:
@@ -158,34 +178,3 @@ def _bert(width: int, layers: int) -> Workload:
         return seeded(make, device, precision), token_inputs(_LENGTH, _VOCABULARY)
 
     return Workload(f"bert-w{width}-l{layers}", "seq", _LENGTH, build, "bert")
-
-
-def _grid(
-    workloads: Sequence[Workload],
-    batches: Sequence[int],
-    precisions: Sequence[str],
-    runtimes: Sequence[str],
-    *,
-    number: int = 1,
-) -> Iterator[Setting]:
-    """All combinations, model by model, so that each is built once."""
-    for precision in precisions:
-        for workload in workloads:
-            for runtime in runtimes:
-                for batch in batches:
-                    yield Setting(workload, batch, precision, runtime, number)
-
-
-def _launches(workloads: Sequence[Workload]) -> Iterator[Setting]:
-    """What a profiler counts: batch 1, as dispatched and as captured."""
-    return _grid(workloads, (1,), ("fp16",), CAPTURED, number=COUNTED)
-
-
-def _each_once(stages: Iterable[tuple[str, Iterator[Setting]]]) -> dict[str, tuple[Setting, ...]]:
-    seen: set[str] = set()
-    kept = {}
-    for name, settings in stages:
-        fresh = [setting for setting in settings if setting.cell.key not in seen]
-        seen.update(setting.cell.key for setting in fresh)
-        kept[name] = tuple(fresh)
-    return kept

@@ -38,11 +38,7 @@ ISSUES = timer.Plan(least=3, most=30, precision=0.01, budget_s=0.1, warmup_s=0.0
 
 
 class RecordingSession(Session):
-    """The session in a recording's folder, which keeps the traced models too.
-
-    Another machine of the same make may go on with it; another plan's measurements, or those of another kind of
-    machine, are a UsageError.
-    """
+    """The session in a recording's folder, with the traced models; another machine of its make may go on with it."""
 
     purpose, elsewhere = "recording", "--record DIR"
 
@@ -127,17 +123,13 @@ def _make(machine: Machine) -> tuple[object, ...]:
 
 
 class Done(NamedTuple):
-    """How far a recording is.
+    """How far a recording is."""
 
-    folder : where it is kept. stages : settings measured and planned, by name. notes : what to know. failed : settings
-    that could not be measured, by reason. left : how many of those asked for are still to come.
-    """
-
-    folder: Path
-    stages: dict[str, tuple[int, int]]
-    notes: tuple[str, ...]
-    failed: dict[str, list[str]]
-    left: int
+    folder: Path  # where it is kept
+    stages: dict[str, tuple[int, int]]  # settings measured and planned, by name
+    notes: tuple[str, ...]  # what to know
+    failed: dict[str, list[str]]  # settings that could not be measured, by reason
+    left: int  # how many of those asked for are still to come
 
     @property
     def complete(self) -> bool:
@@ -162,7 +154,9 @@ def record(
     the journal from which a later run goes on; one of another machine or plan is a UsageError.
     """
     wanted = plan(name)
-    _check_stages(wanted, stages)
+    for stage in stages:
+        if stage not in wanted.stages:
+            raise UsageError(f"The plan {name} has no stage {stage!r}. Use one of {', '.join(wanted.stages)}.")
     live = open_device(device) if isinstance(device, str) else device
     left_out, notes = _unavailable(live, wanted, runtimes)
     planned = {
@@ -170,57 +164,47 @@ def record(
     }
     chosen = [one for stage, settings in planned.items() if not stages or stage in stages for one in settings]
     with RecordingSession(folder, name, live.machine()) as session, conditions.stated():
-        counter = ProgressCounter("", _left(chosen, session), progress, budget_s=budget_s)
-        _measure(chosen, Bench(live), session, effort, counter)
+        todo = _left(chosen, session)
+        _measure(todo, Bench(live), session, effort, ProgressCounter("", len(todo), progress, budget_s=budget_s))
         keys, failed = {setting.cell.key for setting in chosen}, dict[str, list[str]]()
         for row in session.rows:
             if row.error and row.cell.key in keys:
                 failed.setdefault(row.error, []).append(row.cell.key)
         counts = {
-            stage: (len(settings) - _left(settings, session), len(settings)) for stage, settings in planned.items()
+            stage: (len(settings) - len(_left(settings, session)), len(settings)) for stage, settings in planned.items()
         }
-        return Done(folder, counts, (*wanted.notes, *notes), failed, _left(chosen, session))
+        return Done(folder, counts, (*wanted.notes, *notes), failed, len(_left(chosen, session)))
 
 
-def _left(settings: Sequence[Setting], session: Session) -> int:
-    return sum(not session.holds(setting.cell) for setting in settings)
-
-
-def _check_stages(wanted: Plan, stages: Sequence[str]) -> None:
-    for stage in stages:
-        if stage not in wanted.stages:
-            known = ", ".join(wanted.stages)
-            raise UsageError(f"The plan {wanted.name} has no stage {stage!r}. Use one of {known}.")
+def _left(settings: Sequence[Setting], session: Session) -> list[Setting]:
+    """What the journal has not yet."""
+    return [setting for setting in settings if not session.holds(setting.cell)]
 
 
 def _unavailable(device: Device, wanted: Plan, only: Sequence[str]) -> tuple[set[str], list[str]]:
     """Runtimes of a plan that are not measured here, and why not where nobody asked for that."""
-    target = target_of(device.info().kind)
-    out: set[str] = set()
-    notes: list[str] = []
     named = dict.fromkeys(setting.runtime for settings in wanted.stages.values() for setting in settings)
     for runtime in only:
         if runtime not in named:
             raise UsageError(f"The plan {wanted.name} has no runtime {runtime!r}. Use some of {', '.join(named)}.")
-    for runtime in named:
-        reason = unsuited(runtime, target)
+    asked = [runtime for runtime in named if not only or runtime in only]
+    reasons: dict[str, str] = {}
+    for runtime in asked:
         try:
             demand_runtime(runtime, device)
+            reason = unsuited(runtime, target_of(device.info().kind))
         except MissingPackageError as error:
             reason = str(error)
-        if only and runtime not in only:
-            out.add(runtime)
-        elif reason is not None:
-            out.add(runtime)
-            notes.append(f"{runtime} is left out: {reason}")
-    return out, notes
+        if reason is not None:
+            reasons[runtime] = reason
+    left_out = {runtime for runtime in named if runtime not in asked or runtime in reasons}
+    return left_out, [f"{runtime} is left out: {reason}" for runtime, reason in reasons.items()]
 
 
 def _measure(
-    chosen: Sequence[Setting], bench: Bench, session: RecordingSession, effort: timer.Plan, counter: ProgressCounter
+    todo: list[Setting], bench: Bench, session: RecordingSession, effort: timer.Plan, counter: ProgressCounter
 ) -> None:
-    """Measure what the journal has not yet, one model built at a time."""
-    todo = [setting for setting in chosen if not session.holds(setting.cell)]
+    """Measure settings, one model built at a time."""
     todo.sort(key=lambda setting: setting.counted)  # what a profiler leaves behind slows every later launch
     built, refused = None, {_refusable(row.cell): row.error for row in session.rows if row.error.startswith(REFUSED)}
     try:
@@ -250,8 +234,9 @@ def _refusable(cell: Cell) -> tuple[object, ...]:
 
 
 def _visit(setting: Setting, bench: Bench, session: RecordingSession, effort: timer.Plan) -> Sampled:
-    """Time one setting in both protocols, or count what it launches."""
-    bench.device.use_precision(setting.precision)
+    """Time one setting in both protocols, or count what it launches; host and device alone too, where they can be."""
+    device = bench.device
+    device.use_precision(setting.precision)
     try:
         graph = session.graph(setting, bench.target)
     except LatpredError as error:
@@ -260,19 +245,14 @@ def _visit(setting: Setting, bench: Bench, session: RecordingSession, effort: ti
         raise CalibrationError(f"not traced: {error}") from error
     call = bench.call(setting.workload, setting.batch, setting.runtime, setting.precision, graph)
     if setting.counted:
-        return Sampled({}, more=_counted(call, setting, bench.device))
-    timings = {name: timer.timed(bench.device, call, name, effort) for name in timer.PROTOCOLS}
-    return Sampled({**timings, **_sides(call, setting, bench.device, graph)}, more=_state(bench.device))
-
-
-def _sides(call: Call, setting: Setting, device: Device, graph: ModelGraph) -> dict[str, timer.Timing]:
-    """Host and device timed alone; unknown where the host waits in mid-pass, or the stream is not PyTorch's."""
-    if not device.asynchronous or graph.syncs(1) or graph.syncs(2):
-        return {}
+        return Sampled({}, more=_counted(call, setting, device))
+    timings = {name: timed(device, call, effort) for name, timed in timer.PROTOCOLS.items()}
     runtime = runtimes.get(setting.runtime)
-    if getattr(runtime, "waits", False) or getattr(runtime, "own_stream", False):
-        return {}
-    return {"issue": timer.issue(device, call, ISSUES), "queued": timer.queued(device, call, ISSUES)}
+    # Not where the host waits in mid-pass, or the stream is not PyTorch's.
+    together = getattr(runtime, "waits", False) or getattr(runtime, "own_stream", False)
+    if device.asynchronous and not (together or graph.syncs(1) or graph.syncs(2)):
+        timings |= {"issue": timer.issue(device, call, ISSUES), "queued": timer.queued(device, call, ISSUES)}
+    return Sampled(timings, more=_state(device))
 
 
 def _counted(call: Call, setting: Setting, device: Device) -> dict[str, str | float]:
