@@ -22,7 +22,7 @@ from torch import nn
 from latpred.calibration import calibrator
 from latpred.calibration.devices import open_device
 from latpred.calibration.measurement import recorder, validation, whole_models
-from latpred.calibration.measurement.plans import Plan, Setting
+from latpred.calibration.measurement.recorder import Plan, Setting
 from latpred.calibration.session import Session, directory
 from latpred.calibration.workloads.suites import module_workload
 from latpred.profile import host_profile, store

@@ -306,7 +306,9 @@ def drift(rounds: Sequence[Iterable[Ratio]]) -> list[Part]:
     """The parts of a profile by the same probes in every round; first what all parts of a clock have in common."""
     timed = pd.DataFrame(chain(*rounds), columns=Ratio._fields).groupby(["part", "clock"])
     groups = [
-        _Group(str(clock), str(part), of.groupby("probe", sort=False)["log_ratio"].median().to_numpy(), of.sigma.median())
+        _Group(
+            str(clock), str(part), of.groupby("probe", sort=False)["log_ratio"].median().to_numpy(), of.sigma.median()
+        )
         for (part, clock), of in timed
     ]
     clocks = sorted({group.clock for group in groups}, reverse=True)
