@@ -13,6 +13,7 @@ from functools import cache
 from pathlib import Path
 from typing import NamedTuple
 
+PROC, SYS = Path("/proc"), Path("/sys")
 _ID_FILES = ("/etc/machine-id", "/var/lib/dbus/machine-id")
 # What names a processor: on x86, and on Arm. Clouds give several generations the same marketing name.
 _CPU_FIELDS = (
@@ -26,23 +27,22 @@ _VECTOR = re.compile(r"(s?sse|avx|amx|fma|f16c|bmi|aes|sha|sve|sme|asimd|neon|fp
 @cache
 def hostname_hash() -> str:
     """Sixteen hexadecimal digits of the host name's SHA-256: a profile that is shared does not spread the name."""
-    return hashlib.sha256(platform.node().encode()).hexdigest()[:16]
+    return _digest(platform.node())
 
 
 @cache
 def machine_id() -> str:
     """Sixteen hexadecimal digits that no other machine has; "" where the system has no id, as in many containers."""
     for file in _ID_FILES:
-        try:
-            own = Path(file).read_text().strip()
-        except OSError:
-            continue
+        own = _text(Path(file)).strip()
         if own and own != "uninitialized":
-            return _digest(own)
-    if platform.system() == "Darwin":
-        found = re.search(r'"IOPlatformUUID" = "(.+?)"', _printed("ioreg", "-rd1", "-c", "IOPlatformExpertDevice"))
-        return _digest(found[1]) if found else ""
-    return ""
+            break
+    else:
+        described = _printed("ioreg", "-rd1", "-c", "IOPlatformExpertDevice")
+        uuid = re.search(r'"IOPlatformUUID" = "(.+?)"', described)
+        own = uuid[1] if uuid else ""
+    # The id itself is confidential: systemd asks to publish only what it was hashed to.
+    return _digest(f"latpred {own}") if own else ""
 
 
 @cache
@@ -62,13 +62,18 @@ def cpu_model() -> str:
         return f"Apple {'-'.join(numbers)}" if numbers else ""
     flags = (known.get("flags") or known.get("Features") or "").split()
     vector = " ".join(sorted(flag for flag in flags if _VECTOR.match(flag)))
-    return f"{parts[0]} {'-'.join(parts[1:])} {hashlib.sha256(vector.encode()).hexdigest()[:8]}"
+    return f"{parts[0]} {'-'.join(parts[1:])} {_digest(vector)[:8]}"
 
 
 @cache
 def cores() -> int:
     """Logical processors of the host."""
     return os.cpu_count() or 1
+
+
+def usable_cores() -> int:
+    """Processors that this process may run on."""
+    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else cores()
 
 
 @cache
@@ -80,7 +85,7 @@ def memory_bytes() -> int:
         return 0
 
 
-def bytes_left(proc: Path = Path("/proc")) -> float:
+def bytes_left(proc: Path = PROC) -> float:
     """Address space that the process may still take; infinite where nothing limits it."""
     try:
         import resource
@@ -94,10 +99,7 @@ def bytes_left(proc: Path = Path("/proc")) -> float:
 
 def _processor() -> dict[str, str]:
     """What Linux says of the first processor."""
-    try:
-        first = Path("/proc/cpuinfo").read_text().partition("\n\n")[0]
-    except OSError:
-        return {}
+    first = _text(PROC / "cpuinfo").partition("\n\n")[0]
     pairs = (line.partition(":") for line in first.splitlines())
     return {key.strip(): value.strip() for key, colon, value in pairs if colon}
 
@@ -110,12 +112,16 @@ def _printed(*command: str) -> str:
 
 
 def _digest(text: str) -> str:
-    """The id itself is confidential: systemd asks to publish only what it was hashed to."""
-    return hashlib.sha256(f"latpred {text}".encode()).hexdigest()[:16]
+    return hashlib.sha256(text.encode()).hexdigest()[:16]
 
 
-PROC = Path("/proc")
-SYS = Path("/sys")
+def _text(path: Path) -> str:
+    """What a file holds; nothing where it cannot be read."""
+    try:
+        return path.read_text()
+    except (OSError, ValueError):
+        return ""
+
 
 # These drivers call by the name "powersave" what others call "schedutil": the clock follows the load.
 _DRIVERS_THAT_FOLLOW_LOAD = ("intel_pstate", "amd-pstate-epp", "amd_pstate_epp")
@@ -124,17 +130,11 @@ _SAVING = ("power", "balance_power")
 
 
 class ProcessorTime(NamedTuple):
-    """Seconds of all processors together since the system started, in steps of a tick (10 ms).
+    """Seconds of all processors together since the system started, in steps of a tick (10 ms)."""
 
-    processors : processors that are counted. idle_s : doing nothing, waiting for a disk included. busy_s : working for
-    this system, interrupts included; what a hypervisor took is not. stolen_s : taken by the hypervisor while there was
-    work.
-    """
-
-    processors: int
-    idle_s: float
-    busy_s: float
-    stolen_s: float
+    processors: int  # that are counted
+    idle_s: float  # doing nothing, waiting for a disk included
+    stolen_s: float  # taken by the hypervisor while there was work
 
 
 def processor_time(proc: Path = PROC) -> ProcessorTime | None:
@@ -145,11 +145,10 @@ def processor_time(proc: Path = PROC) -> ProcessorTime | None:
         second = os.sysconf("SC_CLK_TCK")
     except (IndexError, ValueError, AttributeError, OSError):
         return None
-    # Before Linux 2.6.11 nothing was said of stolen time. Guests (fields 9 and 10) are counted under user already.
+    # Before Linux 2.6.11 nothing was said of stolen time.
     if len(ticks) < 7 or not any(ticks) or len(lines) < 2:
         return None
-    idle, stolen = ticks[3] + ticks[4], sum(ticks[7:])
-    return ProcessorTime(len(lines) - 1, idle / second, (sum(ticks) - idle - stolen) / second, stolen / second)
+    return ProcessorTime(len(lines) - 1, (ticks[3] + ticks[4]) / second, sum(ticks[7:]) / second)
 
 
 def pressure_s(proc: Path = PROC) -> float | None:
@@ -166,10 +165,8 @@ def pressure_s(proc: Path = PROC) -> float | None:
 
 
 def own_delay_s(proc: Path = PROC) -> float | None:
-    """Seconds that the threads of this process were ready to run and had no processor, added up.
-
-    A thread that ended takes its part with it, so the sum can shrink. None where the kernel does not count it.
-    """
+    """Seconds that the threads of this process were ready to run and had no processor; None where nobody counts."""
+    # A thread that ended takes its part with it, so the sum can shrink.
     delay_ns = slices = 0
     for path in (proc / "self" / "task").glob("*/schedstat"):
         try:
@@ -178,13 +175,6 @@ def own_delay_s(proc: Path = PROC) -> float | None:
             continue
         delay_ns, slices = delay_ns + waited_ns, slices + ran
     return delay_ns * 1e-9 if slices else None
-
-
-def usable_cores() -> int:
-    """Processors that this process may run on."""
-    if hasattr(os, "sched_getaffinity"):
-        return len(os.sched_getaffinity(0))
-    return os.cpu_count() or 1
 
 
 def load() -> float | None:
@@ -197,11 +187,19 @@ def load() -> float | None:
 
 def power_notes(sys: Path = SYS) -> list[str]:
     """What makes the processors' clock unsteady or slow, in a sentence each; empty where nothing is known of it."""
-    clock = sys / "devices" / "system" / "cpu" / "cpu0" / "cpufreq"
+
+    def read(path: Path) -> str:
+        return _text(path).strip()
+
+    supplies, clock = sys / "class" / "power_supply", sys / "devices" / "system" / "cpu" / "cpu0" / "cpufreq"
     governor, driver, preference = (
-        _text(clock / name).strip() for name in ("scaling_governor", "scaling_driver", "energy_performance_preference")
+        read(clock / name) for name in ("scaling_governor", "scaling_driver", "energy_performance_preference")
     )
-    notes = ["the machine runs on battery"] if _on_battery(sys / "class" / "power_supply") else []
+    batteries = [path.parent for path in supplies.glob("*/type") if read(path) == "Battery"]
+    own = [path for path in batteries if read(path / "scope") != "Device"]  # a mouse has a battery too
+    plugged = any(read(path) == "1" for path in supplies.glob("*/online"))
+    draining = not plugged and any(read(path / "status") == "Discharging" for path in own)
+    notes = ["the machine runs on battery"] if draining else []
     if governor == "powersave" and driver not in _DRIVERS_THAT_FOLLOW_LOAD:
         notes.append("the governor powersave keeps the processors at their lowest clock")
     elif governor in _GOVERNORS_THAT_FOLLOW_LOAD:
@@ -211,26 +209,9 @@ def power_notes(sys: Path = SYS) -> list[str]:
     return notes
 
 
-def _on_battery(supplies: Path) -> bool:
-    """Whether a battery of the machine itself is being drained."""
-    batteries = [path.parent for path in supplies.glob("*/type") if _text(path).strip() == "Battery"]
-    own = [path for path in batteries if _text(path / "scope").strip() != "Device"]  # a mouse has a battery too
-    plugged = any(_text(path).strip() == "1" for path in supplies.glob("*/online"))
-    return not plugged and any(_text(path / "status").strip() == "Discharging" for path in own)
-
-
-def _text(path: Path) -> str:
-    """What a file holds; nothing where it cannot be read."""
-    try:
-        return path.read_text()
-    except (OSError, ValueError):
-        return ""
-
-
 PRODUCT, CONVOLUTION, CACHE, STREAM = "product", "convolution", "cache", "stream"
 DISPATCH, COLD_DISPATCH = "dispatch", "cold_dispatch"
 ELEMENTWISE, THREADS = "elementwise", "threads"  # the same op on one thread, and shared among several
-KINDS = (DISPATCH, COLD_DISPATCH, PRODUCT, CONVOLUTION, CACHE, STREAM, ELEMENTWISE, THREADS)
 MEANINGS = {
     DISPATCH: "dispatch",
     COLD_DISPATCH: "dispatch from cold caches",
@@ -241,6 +222,7 @@ MEANINGS = {
     ELEMENTWISE: "an elementwise op",
     THREADS: "an elementwise op that threads share",
 }
+KINDS = tuple(MEANINGS)
 COLUMN = "speed_{}_us"  # of a measurement table: what a reference took in the run that a cell is of
 SLOWED = "slow_ratio"  # of the same: how many times slower than in the run's fastest moments it was for a cell
 CACHE_ROWS = 32  # of the reference that reads its fp32 weights from the shared cache
@@ -251,21 +233,15 @@ CORE_CACHE_BYTES = 1 << 20  # cores have a cache of 0.25 to 2 MiB to themselves
 
 
 class Slowdown(NamedTuple):
-    """How many times longer things take than at a profile's speed: dispatch, and kernels by what they wait for.
+    """How many times longer things take than at a profile's speed: dispatch, and kernels by what they wait for."""
 
-    dispatch : Python and calls of modules, whose code stays near. ops : dispatch of ops, each of which runs code of its
-    own. product, convolution : kernels of these kinds, on data of the core's own cache. cache : kernels as far as they
-    read from the cache that cores and neighbours share, or from beyond it. elementwise, depthwise : kernels of other
-    kinds, and depthwise convolutions, which go by the same reference.
-    """
-
-    dispatch: float = 1.0
-    ops: float = 1.0
-    product: float = 1.0
+    dispatch: float = 1.0  # Python and calls of modules, whose code stays near
+    ops: float = 1.0  # dispatch of ops, each of which runs code of its own
+    product: float = 1.0  # kernels of these kinds, on data of the core's own cache
     convolution: float = 1.0
-    cache: float = 1.0
-    elementwise: float = 1.0
-    depthwise: float = 1.0
+    cache: float = 1.0  # kernels as far as they read from the cache that cores and neighbours share, or from beyond it
+    elementwise: float = 1.0  # kernels of other kinds
+    depthwise: float = 1.0  # depthwise convolutions, which go by the same reference
 
     @classmethod
     def usual(cls, fields: Mapping[str, float]) -> Slowdown:

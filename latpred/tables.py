@@ -49,30 +49,16 @@ class Column:
     exclusive: bool = False
 
 
-_TEXT = Column("text")
-_COUNT = Column("count")
-_SECONDS = Column("number", exclusive=True)
-_NUMBER_OR_EMPTY = Column("number", empty=True)
-
-_KEY_COLUMNS: dict[str, Column] = {
-    "machine": _TEXT,
-    "device": _TEXT,
-    "runtime": _TEXT,
-    "precision": _TEXT,
-    "model": _TEXT,
-    "batch": Column("count", least=1),
-    "input_kind": _TEXT,
-    "input_size": _COUNT,
-    "protocol": _TEXT,
-}
-_WORK_COLUMNS: dict[str, Column] = {"macs": _NUMBER_OR_EMPTY, "bytes": _NUMBER_OR_EMPTY, "launches": _NUMBER_OR_EMPTY}
-
-_SETUP_COLUMNS: dict[str, Column] = {
+_TEXT, _COUNT, _SECONDS = Column("text"), Column("count"), Column("number", exclusive=True)
+_NUMBER_OR_EMPTY, _RATIO_OR_EMPTY = Column("number", empty=True), Column("number", empty=True, least=1.0)
+_KEY_COLUMNS = dict.fromkeys(KEYS, _TEXT) | {"batch": Column("count", least=1), "input_size": _COUNT}
+_CLOCK_COLUMNS = {"overhead_s": _NUMBER_OR_EMPTY, "compute_s": _NUMBER_OR_EMPTY, "regime": _TEXT}
+_SETUP_COLUMNS = {
     "memory_format": _TEXT,  # "contiguous" or "channels_last"
     "attention": _TEXT,  # "eager" or "sdpa"; "" is as the model and its time have it
     "host": _TEXT,  # the processor that dispatched; "" where nobody says
 }
-_SPEED_COLUMNS: dict[str, Column] = {COLUMN.format(kind): _NUMBER_OR_EMPTY for kind in KINDS}
+_WORK_COLUMNS = dict.fromkeys(("macs", "bytes", "launches"), _NUMBER_OR_EMPTY)
 
 
 @dataclass(frozen=True, slots=True)
@@ -92,38 +78,27 @@ class Schema:
         return self.required.get(name) or self.optional.get(name)
 
 
+_TIMED = {"latency_s": _SECONDS, "spread_s": _NUMBER_OR_EMPTY, "n": _COUNT, "run": _TEXT, "stack": _TEXT}
 MEASURED = Schema(
     title="measurement table",
-    required={
-        **_KEY_COLUMNS,
-        "latency_s": _SECONDS,
-        "spread_s": _NUMBER_OR_EMPTY,
-        "n": _COUNT,
-        "run": _TEXT,
-        "stack": _TEXT,
-    },
+    required=_KEY_COLUMNS | _TIMED,
     optional={
         "status": _TEXT,  # "ok", or why there is no latency
-        "repeat_ratio": Column("number", empty=True, least=1.0),  # slower over faster of two interleaved halves
-        "overhead_s": _NUMBER_OR_EMPTY,
-        "compute_s": _NUMBER_OR_EMPTY,
-        "regime": _TEXT,
+        "repeat_ratio": _RATIO_OR_EMPTY,  # slower over faster of two interleaved halves
+        **_CLOCK_COLUMNS,
         **_SETUP_COLUMNS,
         **_WORK_COLUMNS,
-        **_SPEED_COLUMNS,
-        SLOWED: Column("number", empty=True, least=1.0),
+        **{COLUMN.format(kind): _NUMBER_OR_EMPTY for kind in KINDS},
+        SLOWED: _RATIO_OR_EMPTY,
     },
 )
-
 PREDICTED = Schema(
     title="predicted table",
-    required={**_KEY_COLUMNS, "latency_s": _SECONDS},
+    required=_KEY_COLUMNS | {"latency_s": _SECONDS},
     optional={
         "low_s": _NUMBER_OR_EMPTY,
         "high_s": _NUMBER_OR_EMPTY,
-        "overhead_s": _NUMBER_OR_EMPTY,
-        "compute_s": _NUMBER_OR_EMPTY,
-        "regime": _TEXT,
+        **_CLOCK_COLUMNS,
         "run": _TEXT,
         "stack": _TEXT,
         **_SETUP_COLUMNS,
@@ -152,23 +127,65 @@ def check(frame: pd.DataFrame, schema: Schema, rows: Sequence[int] = ()) -> pd.D
     """A copy with columns in order and typed, or an error that names the column, the row and the fix.
 
     `rows` are their numbers where they came from; default: 1, 2, 3, and so on.
-
-    >>> needs = Schema("list", {"model": Column("text"), "batch": Column("count")}, {})
-    >>> check(pd.DataFrame({"model": ["bert"]}), needs)
-    Traceback (most recent call last):
-    latpred.errors.TableError: The list lacks batch. Add what is missing.
     """
-    _check_columns(frame, schema)
+    columns = _columns(frame, schema)
     order = [name for name in (*schema.required, *schema.optional) if name in frame.columns]
     order += [name for name in frame.columns if name not in order]
     failed = frame["status"].astype(str).ne(OK).to_numpy() if "status" in order else np.zeros(len(frame), bool)
     typed: dict[str, pd.Series] = {}
     for name in order:
-        column = schema.column(name)
-        assert column is not None  # _check_columns refused every other name
-        excused = failed if name == "latency_s" else np.zeros(len(frame), bool)
-        typed[name] = _typed(frame[name].reset_index(drop=True), name, column, excused, schema.title, rows)
+        column = columns[name]
+        may_be_empty = np.full(len(frame), column.empty) | (failed & (name == "latency_s"))
+        values, bad = _typed(frame[name].reset_index(drop=True), column, may_be_empty)
+        if bad.any():
+            where = int(np.flatnonzero(bad)[0])
+            bound = f"{'above' if column.exclusive else 'of at least'} {column.least:g}"
+            raise TableError(
+                f"The {schema.title} has {_as_text(frame[name].iloc[where])!r} as {name} in row "
+                f"{rows[where] if rows else where + 1}. "
+                f"Put a {'whole' if column.kind == 'count' else 'finite'} number {bound} there, or remove the row."
+            )
+        typed[name] = values.astype(np.int64) if column.kind == "count" else values
     return pd.DataFrame(typed, columns=order)
+
+
+def _columns(frame: pd.DataFrame, schema: Schema) -> dict[Any, Column]:
+    """The rule of each column of a table that has all it must and nothing that nobody knows."""
+    missing = [name for name in schema.required if name not in frame.columns]
+    if missing:
+        raise TableError(f"The {schema.title} lacks {', '.join(missing)}. Add what is missing.")
+    repeated = sorted({str(name) for name in frame.columns[frame.columns.duplicated()]})
+    if repeated:
+        raise TableError(f"The {schema.title} has {', '.join(repeated)} more than once. Keep one column of each name.")
+    columns = {}
+    for name in frame.columns:
+        column = schema.column(str(name))
+        if column is None:
+            near = difflib.get_close_matches(str(name), [*schema.required, *schema.optional], n=1)
+            hint = f"Did you mean {near[0]}? " if near else ""
+            raise TableError(
+                f"The {schema.title} has an unknown column {name!r}. {hint}"
+                f"Rename it, drop it, or put {NOTE_PREFIX!r} before its name to carry it along."
+            )
+        columns[name] = column
+    return columns
+
+
+def _as_text(value: Any) -> str:
+    return "" if pd.isna(value) else str(value).strip()
+
+
+def _typed(values: pd.Series, column: Column, may_be_empty: np.ndarray) -> tuple[pd.Series, np.ndarray]:
+    """Values as texts or numbers, and which of them must not stand there."""
+    text = values.map(_as_text).astype(object)
+    if column.kind == "text":
+        return text.astype(str), np.zeros(len(values), bool)
+    numbers = pd.to_numeric(text.where(text != "", None), errors="coerce").astype(float)
+    value = numbers.to_numpy()
+    good = np.isfinite(value) & (value > column.least if column.exclusive else value >= column.least)
+    if column.kind == "count":
+        good &= value == np.floor(value)
+    return numbers, np.where(text == "", ~may_be_empty, ~good)
 
 
 def complete(frame: pd.DataFrame, defaults: Mapping[str, str | int | float] | None = None) -> pd.DataFrame:
@@ -235,12 +252,9 @@ def to_csv(frame: pd.DataFrame) -> str:
 
 @dataclass(frozen=True, slots=True)
 class Joined:
-    """Two tables side by side, and what did not find its like.
+    """Two tables side by side, and what did not find its like."""
 
-    `rows` has the keys, then every other column twice, as `latency_s_predicted` and `latency_s_measured` where both
-    tables have it, else under its own name.
-    """
-
+    # The keys, then every other column: `latency_s_predicted` and `latency_s_measured` where both tables have it.
     rows: pd.DataFrame
     only_predicted: tuple[str, ...]
     only_measured: tuple[str, ...]
@@ -257,21 +271,24 @@ def join(predicted: pd.DataFrame, measured: pd.DataFrame) -> Joined:
     keys = [*KEYS, *(name for name in FURTHER_KEYS if name in predicted and name in measured)]
     if len(measured) and len(predicted) and not set(predicted["machine"]) & set(measured["machine"]):
         keys.remove("machine")
-        notes.append(
-            f"Predicted for {_listed(predicted['machine'])}, measured on {_listed(measured['machine'])}: "
-            "another machine, whose host may be faster or slower."
-        )
-    good = measured[measured["status"] == OK] if "status" in measured else measured
-    bad = measured[measured["status"] != OK] if "status" in measured else measured.iloc[:0]
+        there, here = (", ".join(sorted(set(map(str, table["machine"])))) for table in (predicted, measured))
+        notes.append(f"Predicted for {there}, measured on {here}: another machine, whose host may be faster or slower.")
+    missing = measured["status"].ne(OK).to_numpy() if "status" in measured else np.zeros(len(measured), bool)
+    good, bad = measured[~missing], measured[missing]
     for frame, title in ((predicted, PREDICTED.title), (good, MEASURED.title)):
-        _refuse_duplicates(frame, keys, title)
+        twice = frame[frame.duplicated(subset=keys)]
+        if len(twice):
+            raise TableError(
+                f"The {title} has {cell_name(twice.iloc[0])} more than once ({len(twice)} such rows). "
+                "Keep one row per cell, or give repeats of a cell different names in the column run."
+            )
     rows = predicted.merge(good, on=keys, suffixes=("_predicted", "_measured"), validate="one_to_one")
-    here = set(rows[keys].itertuples(index=False, name=None))
-    tried = here | set(bad[keys].itertuples(index=False, name=None))
+    matched = set(rows[keys].itertuples(index=False, name=None))
+    tried = matched | set(bad[keys].itertuples(index=False, name=None))
     return Joined(
         rows=rows,
         only_predicted=_outside(predicted, keys, tried),
-        only_measured=_outside(good, keys, here),
+        only_measured=_outside(good, keys, matched),
         failed=tuple(f"{cell_name(row)}: {row['status']}" for _, row in bad.iterrows()),
         notes=tuple(notes),
     )
@@ -289,19 +306,22 @@ def merge_repeats(measured: pd.DataFrame) -> pd.DataFrame:
     repeated = (distinct == count) & (count > 1) & measured["latency_s"].notna()
     if not repeated.any():
         return measured
-    merged = [_merged(group) for _, group in measured[repeated].groupby(keys, sort=False)]
-    return pd.concat([measured[~repeated], pd.DataFrame(merged)], ignore_index=True)[
-        [*measured.columns, *(["repeat_ratio"] if "repeat_ratio" not in measured else [])]
-    ]
+    merged = []
+    for _, group in measured[repeated].groupby(keys, sort=False):
+        latency = group["latency_s"].to_numpy(float)
+        row = group.iloc[0].copy()
+        row["latency_s"] = float(np.median(latency))
+        row["spread_s"] = float(latency.max() - latency.min()) / 2
+        row["n"] = int(group["n"].sum())
+        row["run"] = "+".join(dict.fromkeys(group["run"]))
+        row["repeat_ratio"] = float(latency.max() / latency.min())
+        merged.append(row)
+    columns = dict.fromkeys((*measured.columns, "repeat_ratio"))
+    return pd.concat([measured[~repeated], pd.DataFrame(merged)], ignore_index=True)[list(columns)]
 
 
 def cell_name(row: Mapping[str, object] | pd.Series) -> str:
-    """How messages call a cell.
-
-    >>> cell_name({"model": "bert", "batch": 8, "runtime": "eager", "precision": "fp32", "device": "cpu",
-    ...            "protocol": "single"})
-    'bert batch 8 eager fp32 cpu single'
-    """
+    """How messages call a cell."""
     parts = (row["model"], f"batch {row['batch']}", row["runtime"], row["precision"], row["device"], row["protocol"])
     return " ".join(str(part) for part in parts)
 
@@ -314,10 +334,8 @@ def seconds(point: Any) -> dict[str, float]:
 
 
 def machine_name(machine: Machine) -> str:
-    """What stands in the column machine: the host without its name, and its accelerator, as far as they are known.
-
-    Clouds call several processors the same, and start machines of different ones from an image with one id.
-    """
+    """What stands in the column machine: the host without its name, and its accelerator, as far as they are known."""
+    # Clouds call several processors the same, and start machines of different ones from an image with one id.
     model = machine.cpu_model.split()[1:2]
     cpu = " ".join([machine.cpu, *model])
     cores = f" x{machine.cores}" if machine.cores else ""
@@ -333,78 +351,8 @@ def stack_text(machine: Machine) -> str:
     return " ".join([*versions, f"threads={machine.threads}"])
 
 
-def _merged(group: pd.DataFrame) -> pd.Series:
-    latency = group["latency_s"].to_numpy(float)
-    row = group.iloc[0].copy()
-    row["latency_s"] = float(np.median(latency))
-    row["spread_s"] = float(latency.max() - latency.min()) / 2
-    row["n"] = int(group["n"].sum())
-    row["run"] = "+".join(dict.fromkeys(group["run"]))
-    row["repeat_ratio"] = float(latency.max() / latency.min())
-    return row
-
-
-def _check_columns(frame: pd.DataFrame, schema: Schema) -> None:
-    missing = [name for name in schema.required if name not in frame.columns]
-    if missing:
-        raise TableError(f"The {schema.title} lacks {', '.join(missing)}. Add what is missing.")
-    repeated = sorted({str(name) for name in frame.columns[frame.columns.duplicated()]})
-    if repeated:
-        raise TableError(f"The {schema.title} has {', '.join(repeated)} more than once. Keep one column of each name.")
-    known = [*schema.required, *schema.optional]
-    for name in frame.columns:
-        if schema.column(str(name)) is None:
-            near = difflib.get_close_matches(str(name), known, n=1)
-            hint = f"Did you mean {near[0]}? " if near else ""
-            raise TableError(
-                f"The {schema.title} has an unknown column {name!r}. {hint}"
-                f"Rename it, drop it, or put {NOTE_PREFIX!r} before its name to carry it along."
-            )
-
-
-def _typed(
-    values: pd.Series, name: str, column: Column, excused: np.ndarray, title: str, rows: Sequence[int]
-) -> pd.Series:
-    text = values.map(lambda value: "" if pd.isna(value) else str(value).strip()).astype(object)
-    if column.kind == "text":
-        return text.astype(str)
-    numbers = pd.to_numeric(text.where(text != "", None), errors="coerce").astype(float)
-    empty = (text == "").to_numpy()
-    value = numbers.to_numpy()
-    with np.errstate(invalid="ignore"):
-        low = value <= column.least if column.exclusive else value < column.least
-        broken = column.kind == "count"
-        fraction = np.isfinite(value) & (value != np.floor(value)) if broken else np.zeros(len(value), bool)
-    bad = np.where(empty, not column.empty, ~np.isfinite(value) | low | fraction) & ~(excused & empty)
-    if bad.any():
-        where = int(np.flatnonzero(bad)[0])
-        raise TableError(
-            f"The {title} has {text.iloc[where]!r} as {name} in row {rows[where] if rows else where + 1}. "
-            f"Put {_wanted(column)} there, or remove the row."
-        )
-    return numbers.astype(np.int64) if column.kind == "count" else numbers
-
-
-def _wanted(column: Column) -> str:
-    bound = f"{'above' if column.exclusive else 'of at least'} {column.least:g}"
-    return f"a {'whole' if column.kind == 'count' else 'finite'} number {bound}"
-
-
-def _refuse_duplicates(frame: pd.DataFrame, keys: Sequence[str], title: str) -> None:
-    twice = frame[frame.duplicated(subset=list(keys), keep="first")]
-    if len(twice):
-        raise TableError(
-            f"The {title} has {cell_name(twice.iloc[0])} more than once ({len(twice)} such rows). "
-            "Keep one row per cell, or give repeats of a cell different names in the column run."
-        )
-
-
 def _outside(frame: pd.DataFrame, keys: Sequence[str], matched: set[tuple[object, ...]]) -> tuple[str, ...]:
     names = frame[list(keys)].itertuples(index=False, name=None)
     return tuple(
         cell_name(row) for key, (_, row) in zip(names, frame.iterrows(), strict=True) if tuple(key) not in matched
     )
-
-
-def _listed(values: pd.Series) -> str:
-    return ", ".join(sorted({str(value) for value in values}))

@@ -13,6 +13,8 @@ FAST = Plan(least=2, most=2, budget_s=0.0, warmup_s=0.0)
 class ScriptedGauge(SpeedGauge):
     """Gives slowdowns one after the other, full speed once they are spent; the fastest moment is 1."""
 
+    fastest = SpeedReading(1.0)
+
     def __init__(self, slowdowns: Iterable[float] = ()) -> None:
         self._script = iter(slowdowns)
         self.reads = 0
@@ -20,10 +22,3 @@ class ScriptedGauge(SpeedGauge):
     def read(self) -> SpeedReading:
         self.reads += 1
         return SpeedReading(next(self._script, 1.0))
-
-    @property
-    def fastest(self) -> SpeedReading:
-        return SpeedReading(1.0)
-
-    def slowdown(self, moment: SpeedReading) -> float:
-        return max(1.0, moment.dispatch_us)

@@ -40,6 +40,7 @@ def test_version() -> None:
     ("parse", "text", "value"),
     [
         (parse_batches, "8,1,8,32", (8, 1, 32)),
+        (parse_batches, "1-4,8-32:8,64-256:2x", (1, 2, 3, 4, 8, 16, 24, 32, 64, 128, 256)),
         (parse_batches, "4-4", (4,)),
         (parse_batches, "3-100:3x", (3, 9, 27, 81)),
         (parse_batches, " 1 , 2-3 ", (1, 2, 3)),

@@ -82,50 +82,47 @@ def written(folder: Path, files: dict[str, str]) -> Path:
     return folder
 
 
-def test_processor_time_tells_idle_busy_and_stolen_apart(tmp_path: Path) -> None:
-    found = host.processor_time(written(tmp_path, {"stat": TWO}))
-    # A guest's 20 ticks are part of the user's 100; waiting for a disk is idle; interrupts are work.
-    assert found == (2, 840 / SECOND, 170 / SECOND, 30 / SECOND)
-    # An old kernel says nothing of stolen time.
-    found = host.processor_time(written(tmp_path, {"stat": "cpu 1 1 1 5 1 1 1\ncpu0 1 1 1 5 1 1 1\n"}))
-    assert found == (1, 6 / SECOND, 5 / SECOND, 0.0)
-
-
 @pytest.mark.parametrize(
-    "text",
+    ("text", "found"),
     [
-        "",
-        "intr 1 2 3\n",
-        "cpu\n",
-        "cpu 1 2 3 4\ncpu0 1 2 3 4\n",
-        "cpu a b c d e f g h\ncpu0 1 2 3 4 5 6 7 8\n",
-        "cpu 0 0 0 0 0 0 0 0 0 0\ncpu0 0 0 0 0 0 0 0 0 0 0\n",  # gVisor counts nothing
-        "cpu 1 1 1 5 1 1 1 1\n",
+        (TWO, (2, 840 / SECOND, 30 / SECOND)),  # waiting for a disk is idle
+        ("cpu 1 1 1 5 1 1 1\ncpu0 1 1 1 5 1 1 1\n", (1, 6 / SECOND, 0.0)),  # an old kernel says nothing of stolen time
+        ("", None),
+        ("intr 1 2 3\n", None),
+        ("cpu\n", None),
+        ("cpu 1 2 3 4\ncpu0 1 2 3 4\n", None),
+        ("cpu a b c d e f g h\ncpu0 1 2 3 4 5 6 7 8\n", None),
+        ("cpu 0 0 0 0 0 0 0 0 0 0\ncpu0 0 0 0 0 0 0 0 0 0 0\n", None),  # gVisor counts nothing
+        ("cpu 1 1 1 5 1 1 1 1\n", None),
     ],
 )
-def test_no_processor_time(text: str, tmp_path: Path) -> None:
-    assert host.processor_time(written(tmp_path, {"stat": text})) is None
+def test_processor_time_tells_idle_and_stolen_apart(text: str, found: object, tmp_path: Path) -> None:
+    assert host.processor_time(written(tmp_path, {"stat": text})) == found
 
 
 def test_files_that_are_none(tmp_path: Path) -> None:
     (tmp_path / "stat").mkdir()
     written(tmp_path, {"pressure/cpu": ""}).joinpath("pressure/cpu").write_bytes(b"\xff\xfe\x80")
-    assert host.processor_time(tmp_path) is None
-    assert host.pressure_s(tmp_path) is None
-    assert host.processor_time(tmp_path / "missing") is None
-    assert host.pressure_s(tmp_path / "missing") is None
-    assert host.own_delay_s(tmp_path / "missing") is None
-    assert host.power_notes(tmp_path / "missing") == []
+    for folder in (tmp_path, tmp_path / "missing"):
+        assert host.processor_time(folder) is host.pressure_s(folder) is host.own_delay_s(folder) is None
+        assert host.power_notes(folder) == []
 
 
-def test_pressure(tmp_path: Path) -> None:
-    text = "some avg10=12.50 avg60=3.00 avg300=1.00 total=41558462\nfull avg10=0.00 avg60=0.00 avg300=0.00 total=7\n"
-    assert host.pressure_s(written(tmp_path, {"pressure/cpu": text})) == pytest.approx(41.558462)
+PRESSURE = "some avg10=12.50 avg60=3.00 avg300=1.00 total=41558462\nfull avg10=0.00 avg60=0.00 avg300=0.00 total=7\n"
 
 
-@pytest.mark.parametrize("text", ["full avg10=0.00 total=0\n", "some avg10=1.00\n", "some avg10=1 total=x\n", "\nsome"])
-def test_no_pressure(text: str, tmp_path: Path) -> None:
-    assert host.pressure_s(written(tmp_path, {"pressure/cpu": text.lstrip()})) is None
+@pytest.mark.parametrize(
+    ("text", "seconds"),
+    [
+        (PRESSURE, 41.558462),
+        ("full avg10=0.00 total=0\n", None),
+        ("some avg10=1.00\n", None),
+        ("some avg10=1 total=x\n", None),
+        ("some", None),
+    ],
+)
+def test_pressure(text: str, seconds: float | None, tmp_path: Path) -> None:
+    assert host.pressure_s(written(tmp_path, {"pressure/cpu": text})) == pytest.approx(seconds)
 
 
 def test_own_delay_is_that_of_all_threads(tmp_path: Path) -> None:

@@ -236,8 +236,12 @@ class Session:
             return Row(cell, {}, 0.0, f"{ENDED} each time it was timed", tries=tries)
         with self._writing():
             (self._folder / UNDER_WAY).write_bytes(msgspec.json.encode(UnderWay(cell.key, tries + 1)))
-        with time_limit(self._limit_s, cell.key) as limited:
-            return msgspec.structs.replace(measured(cell, limited(measure)), tries=tries + 1)
+
+        def limited(one: Cell) -> Sampled:
+            with time_limit(self._limit_s, one.key):
+                return measure(one)
+
+        return msgspec.structs.replace(measured(cell, limited), tries=tries + 1)
 
     def complete(self, *, extending: bool = False) -> Path:
         """End the session for good: the journal becomes the record of the last calibration, and nothing is resumed.

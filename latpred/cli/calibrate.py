@@ -11,8 +11,8 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from latpred.cli.main import state
-from latpred.cli.options import PRECISIONS, TABLES, Output, budget_option, examples, output_options, takes
-from latpred.cli.output import Show, emit, notice, progress
+from latpred.cli.options import PRECISIONS, TABLES, Output, budget_option, output_options, takes, verb
+from latpred.cli.output import emit, notice, progress
 from latpred.cli.profiles import host_fields, show_profile, table_of
 from latpred.errors import NoProfileError, UsageError
 from latpred.progress import ProgressEvent
@@ -26,7 +26,7 @@ SUITE = "blind"  # whose predictions are compared from one calibration to the ne
 EXITS = {"holds": 0, "moved": 1, "unclear": 3}
 
 
-@click.command(epilog=examples("latpred calibrate --quick", "latpred calibrate --device cuda:0 --budget 5m"))
+@verb("latpred calibrate --quick", "latpred calibrate --device cuda:0 --budget 5m")
 @click.option("--device", "-d", help="cpu, cuda:0 or simulated.  [default: the GPU if there is one, else cpu]")
 @click.option("--quick", is_flag=True, help="One to two minutes: one precision, wider intervals.")
 @budget_option("Time to spend, as 90s, 5m or 1h.  [default: 5m, with --quick 40s]")
@@ -94,27 +94,23 @@ def _runtimes(asked: Sequence[str], device: str) -> tuple[str, ...]:
 
 
 def _measure_profile(device: str, **asked: Any) -> DeviceProfile:
-    """Calibrate with a progress display; Ctrl-C keeps what was measured."""
+    """Calibrate with a progress display, which says every new error figure on a line of its own."""
     from latpred.calibration import calibrate as run
 
-    state().resumable = True
-    with progress(f"calibrating {device}") as show:
-        profile = run(device, progress=None if show is None else _shown_by(show), **asked)
-    state().resumable = False
-    return profile
-
-
-def _shown_by(show: Show) -> Show:
-    """Show a calibration's progress; a new error figure is also said on a line of its own."""
     errors: list[float] = []
 
-    def told(at: ProgressEvent) -> None:
-        show(at)
+    def said(at: ProgressEvent) -> None:
+        if show is not None:
+            show(at)
         if at.error is not None and at.error not in errors:
             errors.append(at.error)
             notice(f"after {at.done:.0f} s, {at.cells} cells: median error {at.error:.1%} on networks no fit saw")
 
-    return told
+    state().resumable = True
+    with progress(f"calibrating {device}") as show:
+        profile = run(device, progress=said, **asked)
+    state().resumable = False
+    return profile
 
 
 def ensure_profile(
@@ -208,12 +204,13 @@ def _repeat(device: str, times: int, asked: dict[str, Any], output: Output) -> N
         notice(f"calibration {number} of {times}")
         return _measure_profile(device, **(asked | {"fresh": True}))
 
-    rows = [_shift_fields(shift) for shift in repeat(calibrate_anew, times, SUITE)]
+    shifts = repeat(calibrate_anew, times, SUITE)
+    rows = [_shift_fields(shift) for shift in shifts]
     emit(
         output,
         document=lambda: {"schema": "latpred.repeat/1", "suite": SUITE, "shifts": rows},
         rows=lambda: rows,
-        page=lambda: _shifts_page(rows),
+        page=lambda: _shifts_page(shifts),
     )
 
 
@@ -229,29 +226,24 @@ def _shift_fields(shift: Shift) -> dict[str, Any]:
     }
 
 
-def _shifts_page(rows: list[dict[str, Any]]) -> Page:
-    from latpred.host import MEANINGS
+def _shifts_page(shifts: list[Shift]) -> Page:
+    from latpred import host
 
-    cells = [
-        (row["calibrations"], f"{row['median']:.1%}", f"{row['p90']:.1%}", f"x{row['common']:.3f}", row["gates"])
-        for row in rows
-    ]
+    cells, speeds = [], []
+    for shift in shifts:
+        row = _shift_fields(shift)
+        shares = (f"{shift.median:.1%}", f"{shift.p90:.1%}", f"x{shift.common:.3f}")
+        cells.append((row["calibrations"], *shares, row["gates"]))
+        speeds.append(f"{row['calibrations']}, reference times: {host.sentence(shift.speed)}")
     heads = ("calibrations", "median shift", "p90 shift", "all by", "gates")
-    speeds = []
-    for row in rows:
-        ratios = [f"{said} x{row[f'speed_{kind}']:.2f}" for kind, said in MEANINGS.items() if f"speed_{kind}" in row]
-        speeds.append(f"{row['calibrations']}, reference times: {', '.join(ratios)}")
-    count = rows[0]["models"]
-    title = f'Shift of predictions of {count} models of the suite "{SUITE}" at equal speed of the machine:'
+    title = f'Shift of predictions of {shifts[0].models} models of the suite "{SUITE}" at equal speed of the machine:'
     return Page(title, [Table(heads, cells, left=("calibrations", "gates")), *speeds])
 
 
-@click.command(
-    epilog=examples(
-        "latpred fit --raw calibration/cuda-0/ --name nvidia-h200",
-        "latpred fit measured.csv --gpu RTX-8000 -o rtx-8000.json",
-        "latpred fit published.csv --mapping mapping.json --gpu t4",
-    )
+@verb(
+    "latpred fit --raw calibration/cuda-0/ --name nvidia-h200",
+    "latpred fit measured.csv --gpu RTX-8000 -o rtx-8000.json",
+    "latpred fit published.csv --mapping mapping.json --gpu t4",
 )
 @TABLES
 @takes("mapping")
@@ -305,7 +297,7 @@ def _refuse_to_replace_anothers(profile: DeviceProfile) -> None:
             raise UsageError(f"there is a profile {entry.name!r} of another machine already; give this one a --name.")
 
 
-@click.command(epilog=examples("latpred check", "latpred check --device cuda:0 --json"))
+@verb("latpred check", "latpred check --device cuda:0 --json")
 @click.argument("profile", required=False)
 @click.option("--device", "-d", help="cpu, cuda:0 or simulated.  [default: the profile's]")
 @budget_option("Time to spend, as 25s.  [default: 25s]")

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from latpred.cli.options import FILE, PRECISIONS, TABLES, Output, batch_option, examples, output_options, takes
+from latpred.cli.options import FILE, PRECISIONS, TABLES, Output, batch_option, output_options, takes, verb
 from latpred.cli.output import draw, emit, notice, progress, working
 from latpred.errors import UsageError
 from latpred.query import AMP
@@ -25,12 +25,10 @@ def _show_report(report: Report, output: Output, plot: Path | None) -> None:
     draw(plot, report.plot)
 
 
-@click.command(
-    epilog=examples(
-        "latpred predict resnet18 --batch 1,8 --csv -o predicted.csv",
-        "latpred measure resnet18 --batch 1,8 -o measured.csv",
-        "latpred compare predicted.csv measured.csv",
-    )
+@verb(
+    "latpred predict resnet18 --batch 1,8 --csv -o predicted.csv",
+    "latpred measure resnet18 --batch 1,8 -o measured.csv",
+    "latpred compare predicted.csv measured.csv",
 )
 @click.argument("predicted", type=FILE)
 @click.argument("measured", type=FILE)
@@ -48,12 +46,10 @@ def compare(predicted: Path, measured: Path, plot: Path | None, output: Output) 
     _show_report(report, output, plot)
 
 
-@click.command(
-    epilog=examples(
-        "latpred evaluate measured.csv --device cpu",
-        "latpred evaluate measured.csv --leave-out model",
-        "latpred evaluate published.csv --mapping mapping.json --host-row -o predicted.csv",
-    )
+@verb(
+    "latpred evaluate measured.csv --device cpu",
+    "latpred evaluate measured.csv --leave-out model",
+    "latpred evaluate published.csv --mapping mapping.json --host-row -o predicted.csv",
 )
 @TABLES
 @takes("mapping", "device")
@@ -118,7 +114,7 @@ def _evaluate_left_out(
     emit(output, document=left_out.to_dict, rows=lambda: left_out.cells, page=lambda: Page("", [left_out.text()]))
 
 
-@click.command(epilog=examples("latpred validate --budget 10m", "latpred validate --record runs/today"))
+@verb("latpred validate --budget 10m", "latpred validate --record runs/today")
 @click.option(
     "--device",
     "-d",
@@ -163,12 +159,10 @@ def validate(device: str, replay: str | None, plot: Path | None, output: Output,
         click.get_current_context().exit(1)
 
 
-@click.command(
-    epilog=examples(
-        "latpred measure torchvision:resnet18 torchvision:resnet34 --batch 1,8 -o measured.csv",
-        "latpred adapt measured.csv --device cpu -o adapted.json",
-        "latpred predict torchvision:resnet50 --device adapted.json",
-    )
+@verb(
+    "latpred measure torchvision:resnet18 torchvision:resnet34 --batch 1,8 -o measured.csv",
+    "latpred adapt measured.csv --device cpu -o adapted.json",
+    "latpred predict torchvision:resnet50 --device adapted.json",
 )
 @click.argument("table", type=FILE)
 @takes("device")

@@ -29,16 +29,12 @@ POWER = "before calibrating, plug the machine in and set its processors to perfo
 
 @dataclass(frozen=True, slots=True)
 class Finding:
-    """One thing looked at.
-
-    topic : what was looked at. verdict : "ok", "note" (works, with a reservation) or "fail" (predicting or calibrating
-    will not work). detail : what was found. advice : what to do; "" when nothing needs doing.
-    """
+    """One thing looked at."""
 
     topic: str
-    verdict: str
+    verdict: str  # "ok", "note" (works, with a reservation) or "fail" (predicting or calibrating will not work)
     detail: str
-    advice: str = ""
+    advice: str = ""  # what to do; "" when nothing needs doing
 
 
 def examine() -> list[Finding]:
@@ -65,10 +61,11 @@ def _torch() -> Finding:
 
 def _package(name: str, purpose: str = "") -> Finding:
     """A package that is needed, or that is for one purpose only; to be installed does not mean that it can be used."""
-    version = _version(name)
-    if version is None and purpose:
-        return Finding(name, "ok", f"not installed; needed for {purpose}")
-    if version is None:
+    try:
+        version = metadata.version(name)
+    except metadata.PackageNotFoundError:
+        if purpose:
+            return Finding(name, "ok", f"not installed; needed for {purpose}")
         return Finding(name, "fail", "not installed", f"python -m pip install {name}")
     try:
         import_module(MODULES.get(name, name))
@@ -85,13 +82,6 @@ def _why_not(name: str, error: Exception) -> str:
     except ImportError:  # without torch, which has a finding of its own
         return f"{name} cannot be imported: {error}; python -m pip install -U {name}"
     return str(broken(name, error))
-
-
-def _version(name: str) -> str | None:
-    try:
-        return metadata.version(name)
-    except metadata.PackageNotFoundError:
-        return None
 
 
 def _onnxruntime() -> Finding:

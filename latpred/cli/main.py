@@ -68,16 +68,11 @@ def results() -> Iterator[TextIO]:
         yield stream
         stream.flush()
     except OSError as error:
-        _drop(stream)
+        with suppress(OSError, ValueError):  # what the stream still holds must vanish, or Python writes it at its end
+            os.dup2(os.open(os.devnull, os.O_WRONLY), stream.fileno())
         if isinstance(error, BrokenPipeError):
             raise _ReaderGoneError from None
         raise _UnwritableError(f"cannot write the result: {error.strerror or error}; name a file with -o.") from error
-
-
-def _drop(stream: TextIO) -> None:
-    """Let what the stream still holds vanish, which Python would try to write once more when it ends."""
-    with suppress(OSError, ValueError):
-        os.dup2(os.open(os.devnull, os.O_WRONLY), stream.fileno())
 
 
 class SuggestingGroup(click.Group):

@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, NoReturn
+from typing import TYPE_CHECKING, Any
 
 import click
 from click.core import ParameterSource
 
 from latpred.cli.main import state
-from latpred.cli.options import INPUTS, TARGET, Output, batch_option, examples, output_options, takes
+from latpred.cli.options import INPUTS, TARGET, Output, batch_option, output_options, takes, verb
 from latpred.cli.output import emit, notice, progress
 from latpred.errors import UsageError
 
@@ -27,11 +27,9 @@ _PLANNED = {
 }
 
 
-@click.command(
-    epilog=examples(
-        "latpred measure resnet18 bert-base-uncased --batch 1-32:2x -o measured.csv",
-        "latpred measure --suite paper --device cuda:0 --budget 9m --record h200",
-    )
+@verb(
+    "latpred measure resnet18 bert-base-uncased --batch 1-32:2x -o measured.csv",
+    "latpred measure --suite paper --device cuda:0 --budget 9m --record h200",
 )
 @click.argument("models", nargs=-1, metavar="[MODEL...]")
 @batch_option("1,8,32")
@@ -40,24 +38,16 @@ _PLANNED = {
 @click.option("--stage", "stages", multiple=True, help="Of the study, only this.  May be given again.")
 @click.option("--record", type=click.Path(file_okay=False, path_type=Path), help="Folder to keep the study in.")
 @output_options
-def measure(
-    models: tuple[str, ...],
-    batches: tuple[int, ...],
-    suite: str | None,
-    stages: tuple[str, ...],
-    record: Path | None,
-    output: Output,
-    **asked: Any,
-) -> None:
+def measure(models: tuple[str, ...], batches: tuple[int, ...], output: Output, **asked: Any) -> None:
     """Time whole models on this machine.
 
     They run in rounds, and the repeat noise of the same run is reported. With --suite a whole study is measured
     instead, in the order of its worth, and kept as a recording to replay; a run that was interrupted, or whose budget
     was spent, goes on where it stopped.
     """
+    suite, study = asked.pop("suite"), {name: asked.pop(name) for name in ("stages", "record")}
     if suite is not None:
-        runtimes = (asked["runtime"],) if _given("runtime") else ()
-        _record(suite, stages, record, asked["device"] or "cuda:0", runtimes, asked["budget_s"], output)
+        _record(suite, output, **study, **asked)
         return
     if not models:
         raise UsageError("There is no model to measure. Name at least one, or a study with --suite.")
@@ -71,7 +61,11 @@ def measure(
         with progress("measuring") as show:
             table = run(list(models), batches, progress=show, **asked)
     except StoppedError as stopped:
-        _keep(stopped.table, output)
+        _show(stopped.table, output)
+        measured = int((stopped.table["status"] == "ok").sum())
+        place = f"they are in {output.path}" if output.path else "they are above"
+        said = f"{measured} of {len(stopped.table)} cells were measured by then, {place}"
+        raise KeyboardInterrupt(said) from None
     _show(table, output)
     if (table["status"] != "ok").all():
         click.get_current_context().exit(3)
@@ -79,14 +73,6 @@ def measure(
 
 def _given(name: str) -> bool:
     return click.get_current_context().get_parameter_source(name) is ParameterSource.COMMANDLINE
-
-
-def _keep(table: pd.DataFrame, output: Output) -> NoReturn:
-    """Write what was measured before Ctrl-C, and end as Ctrl-C does."""
-    _show(table, output)
-    measured = int((table["status"] == "ok").sum())
-    place = f"they are in {output.path}" if output.path else "they are above"
-    raise KeyboardInterrupt(f"{measured} of {len(table)} cells were measured by then, {place}")
 
 
 def _show(table: pd.DataFrame, output: Output) -> None:
@@ -119,12 +105,14 @@ def _page(table: pd.DataFrame) -> Page:
 
 def _record(
     suite: str,
-    stages: tuple[str, ...],
-    folder: Path | None,
-    device: str,
-    runtimes: tuple[str, ...],
-    budget_s: float | None,
     output: Output,
+    *,
+    stages: tuple[str, ...],
+    record: Path | None,
+    device: str | None,
+    runtime: str,
+    budget_s: float | None,
+    **_: object,
 ) -> None:
     """Measure a study on a device until it is done or the budget is spent, and print how much of it there is."""
     for name, option in _PLANNED.items():
@@ -133,26 +121,29 @@ def _record(
     if click.get_current_context().params["models"]:
         raise UsageError("Models and --suite exclude each other. Give one of them.")
     from latpred import storage
-    from latpred.calibration.measurement.recorder import record
+    from latpred.calibration.measurement import recorder
 
-    folder = folder or storage.data_dir() / "recordings" / f"{suite}-{device.replace(':', '-')}"
+    device, runtimes = device or "cuda:0", (runtime,) if _given("runtime") else ()
+    folder = record or storage.data_dir() / "recordings" / f"{suite}-{device.replace(':', '-')}"
     state().resumable = True
     with progress(f"measuring {suite}") as show:
-        done = record(suite, folder, device, stages=stages, runtimes=runtimes, budget_s=budget_s, progress=show)
+        done = recorder.record(
+            suite, folder, device, stages=stages, runtimes=runtimes, budget_s=budget_s, progress=show
+        )
     state().resumable = False
     for note in done.notes:
         notice(note)
-    stage_rows = [{"stage": name, "measured": now, "planned": all_} for name, (now, all_) in done.stages.items()]
+    counts = {name: {"measured": now, "planned": all_} for name, (now, all_) in done.stages.items()}
     emit(
         output,
         document=lambda: {
             "schema": "latpred.recorded/1",
             "folder": str(done.folder),
-            "stages": {name: {"measured": now, "planned": all_} for name, (now, all_) in done.stages.items()},
+            "stages": counts,
             "complete": done.complete,
             "failed": done.failed,
         },
-        rows=lambda: stage_rows,
+        rows=lambda: [{"stage": name, **count} for name, count in counts.items()],
         page=lambda: _recorded_page(done),
     )
 

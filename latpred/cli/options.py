@@ -19,6 +19,7 @@ from latpred.query import AMP, ATTENTIONS, EXECUTIONS, PROTOCOLS, parse_lengths
 Command = Callable[..., Any]
 
 FILE = click.Path(exists=True, dir_okay=False, path_type=Path)  # to be read
+WRITTEN = click.Path(dir_okay=False, path_type=Path)
 MOST_BATCHES = 4096
 PRECISIONS = ("fp32", "tf32", "fp16", "bf16")  # that can be calibrated
 _ITEM = re.compile(r"(?P<low>\d+)(?:-(?P<high>\d+)(?::(?P<step>\d+)(?P<times>x?))?)?")
@@ -35,13 +36,7 @@ class Output(NamedTuple):
 
 
 def parse_batches(text: str) -> tuple[int, ...]:
-    """Batch sizes from numbers and ranges joined by commas, in the order given, each once.
-
-    >>> parse_batches("1,8,32")
-    (1, 8, 32)
-    >>> parse_batches("1-4,8-32:8,64-256:2x")
-    (1, 2, 3, 4, 8, 16, 24, 32, 64, 128, 256)
-    """
+    """Batch sizes from numbers and ranges joined by commas, in the order given, each once."""
     sizes: dict[int, None] = {}
     for item in text.split(","):
         for size in _sizes(item.strip()):
@@ -52,11 +47,7 @@ def parse_batches(text: str) -> tuple[int, ...]:
 
 
 def parse_seconds(text: str) -> float:
-    """A time such as 90s, 5m or 1h, in seconds.
-
-    >>> parse_seconds("5m")
-    300.0
-    """
+    """A time such as 90s, 5m or 1h, in seconds."""
     match = _DURATION.fullmatch(text)
     seconds = float(match["number"]) * _SECONDS[match["unit"]] if match else 0.0
     if seconds <= 0:
@@ -220,10 +211,12 @@ OPTIONS: dict[str, Callable[[Command], Command]] = {
         "--measured", type=FILE, help="Draw the points of this measurement table over the curve; with --plot."
     ),
     "plot": click.option(
-        "--plot",
-        type=click.Path(dir_okay=False, path_type=Path),
-        callback=_figure_path,
-        help="Draw a figure into this file too: .png, .svg or .pdf.",
+        "--plot", type=WRITTEN, callback=_figure_path, help="Draw a figure into this file too: .png, .svg or .pdf."
+    ),
+    "json": click.option("--json", "as_json", is_flag=True, help="Print JSON; its first key names the schema."),
+    "csv": click.option("--csv", "as_csv", is_flag=True, help="Print CSV."),
+    "output": click.option(
+        "--output", "-o", "path", type=WRITTEN, help="Write there instead of to stdout; .json and .csv choose the form."
     ),
 }
 TABLES = click.argument("sources", metavar="TABLE...", nargs=-1, type=FILE)
@@ -236,45 +229,31 @@ CURVE = (*INPUTS, "lengths", "execution", *TARGET, *SETUP, "strict", "now", "yes
 def takes(*names: str) -> Callable[[Command], Command]:
     """Give a verb options of the table, in this order."""
 
-    def decorate(verb: Command) -> Command:
+    def decorate(function: Command) -> Command:
         for name in reversed(names):
-            verb = OPTIONS[name](verb)
-        return verb
+            function = OPTIONS[name](function)
+        return function
 
     return decorate
 
 
-def output_options(verb: Command) -> Command:
+def output_options(function: Command) -> Command:
     """`--json --csv -o`, handed to the verb together as `output`, and what `speech_options` gives."""
 
-    @wraps(verb)
+    @wraps(function)
     def with_output(*args: Any, as_json: bool, as_csv: bool, path: Path | None, **given: Any) -> Any:
-        return verb(*args, output=Output(as_json, as_csv, path), **given)
+        return function(*args, output=Output(as_json, as_csv, path), **given)
 
-    options = (
-        click.option("--json", "as_json", is_flag=True, help="Print JSON; its first key names the schema."),
-        click.option("--csv", "as_csv", is_flag=True, help="Print CSV."),
-        click.option(
-            "--output",
-            "-o",
-            "path",
-            type=click.Path(dir_okay=False, path_type=Path),
-            help="Write there instead of to stdout; .json and .csv choose the form.",
-        ),
-    )
-    shown = speech_options(with_output)
-    for option in reversed(options):
-        shown = option(shown)
-    return shown
+    return takes("json", "csv", "output")(speech_options(with_output))
 
 
-def speech_options(verb: Command) -> Command:
+def speech_options(function: Command) -> Command:
     """`--quiet --debug`, which change the invocation's `State`; and nothing on stdout but the verb's results."""
 
-    @wraps(verb)
+    @wraps(function)
     def spoken(*args: Any, **given: Any) -> Any:
         with only_results():
-            return verb(*args, **given)
+            return function(*args, **given)
 
     def set_flag(_context: click.Context, parameter: click.Parameter, value: bool) -> None:
         if value:
@@ -289,3 +268,8 @@ def speech_options(verb: Command) -> Command:
 def examples(*lines: str) -> str:
     """What stands at the end of a verb's --help."""
     return "\b\nExample:\n" + "\n".join(f"  {line}" for line in lines)
+
+
+def verb(*lines: str) -> Callable[[Command], click.Command]:
+    """A verb with examples at the end of its --help."""
+    return click.command(epilog=examples(*lines))

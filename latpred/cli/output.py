@@ -35,32 +35,31 @@ def emit(
 ) -> None:
     """Write a result in the form asked for."""
     form = _form(output)
+    if form == "text" and output.path is None:
+        _print(page())
+        return
     if form == "json":
         import json
 
-        text = json.dumps(document(), indent=2, allow_nan=False) + "\n"
+        text = json.dumps(document(), indent=2, allow_nan=False)
     elif form == "csv":
         import pandas as pd
 
-        text = pd.DataFrame(rows()).to_csv(index=False)
-    elif output.path is None:
-        _print(page())
-        return
+        text = pd.DataFrame(rows()).to_csv(index=False).removesuffix("\n")
     else:
-        text = page().text() + "\n"
+        text = page().text()
     if output.path is None:
-        with results() as stream:
-            click.echo(text, file=stream, nl=False)
+        answer(text)
         return
     from latpred.storage import result_file
 
     with result_file(output.path, "Name another file with -o.") as part:
-        part.write_text(text)
+        part.write_text(text + "\n")
     notice(f"wrote {output.path}")
 
 
 def answer(text: object) -> None:
-    """Print a result of one line."""
+    """Print a result."""
     with results() as stream:
         click.echo(text, file=stream)
 
@@ -108,10 +107,7 @@ def _print(page: Page) -> None:
 
 @contextmanager
 def progress(title: str) -> Iterator[Show | None]:
-    """Give the function that shows how far a measurement is; None with --quiet.
-
-    On a terminal that is a bar with the time left, elsewhere a line at the start and after every tenth.
-    """
+    """Give what shows how far a measurement is: a bar on a terminal, else a line each tenth; None with --quiet."""
     if state().quiet:
         yield None
     elif sys.stderr.isatty():

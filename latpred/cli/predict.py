@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Sequence
+from contextlib import suppress
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -17,15 +18,16 @@ from latpred.cli.options import (
     INPUTS,
     SETUP,
     TARGET,
+    WRITTEN,
     Output,
     batch_option,
-    examples,
     output_options,
     speech_options,
     takes,
+    verb,
 )
 from latpred.cli.output import draw, emit, notice, progress, shows_unicode
-from latpred.errors import UsageError
+from latpred.errors import LatpredError, UsageError
 from latpred.query import DeviceQuery, GivenLengths, Options
 
 if TYPE_CHECKING:
@@ -38,11 +40,9 @@ if TYPE_CHECKING:
     from latpred.render import Page
 
 
-@click.command(
-    epilog=examples(
-        "latpred predict bert-base-uncased --batch 1,8,32",
-        "latpred predict models.py:build --image 192 --batch 1-64:2x --json",
-    )
+@verb(
+    "latpred predict bert-base-uncased --batch 1,8,32",
+    "latpred predict models.py:build --image 192 --batch 1-64:2x --json",
 )
 @click.argument("model")
 @batch_option("1")
@@ -57,11 +57,9 @@ def predict(**asked: Any) -> None:
     _show_curve(sparklines=False, **asked)
 
 
-@click.command(
-    epilog=examples(
-        "latpred curve resnet18 --batch 1-256:2x --csv -o resnet18.csv",
-        "latpred curve bert-base-uncased --device rtx-8000 --plot bert.png",
-    )
+@verb(
+    "latpred curve resnet18 --batch 1-256:2x --csv -o resnet18.csv",
+    "latpred curve bert-base-uncased --device rtx-8000 --plot bert.png",
 )
 @click.argument("model")
 @batch_option("1-128:2x")
@@ -76,10 +74,7 @@ def curve(**asked: Any) -> None:
 
 
 def _show_curve(*, sparklines: bool, plot: Path | None, measured: Path | None, output: Output, **asked: Any) -> None:
-    """Print and draw predictions; JSON is the same document for both verbs, with one point per batch.
-
-    CSV also has the work of the graph, from which `latpred compare` makes its baselines.
-    """
+    """Print and draw predictions; CSV also has the graph's work, from which `latpred compare` makes its baselines."""
     from latpred.prediction.prediction_page import curve_page
 
     if measured is not None and plot is None:
@@ -140,11 +135,15 @@ def _graph_of(
 ) -> ModelGraph:
     """What the runtime runs for a model; a profile is seen to once the model is known to be one."""
     from latpred.api import predictor_of
+    from latpred.profile import store
     from latpred.runtimes.lowering import traced_by
 
     inputs: dict[str, Any] = {name: asked[name] for name in (*INPUTS, "memory_format", "attention")}
-    query = DeviceQuery(device, host, threads, cudnn_benchmark)
-    graph = _demand_model(model, runtime, _era(query), strict=strict, batches=batches, **inputs)
+    query, era = DeviceQuery(device, host, threads, cudnn_benchmark), ""
+    with suppress(LatpredError):  # that there is no profile yet is said once the model is known to be one
+        store.find(device, threads=threads, cudnn_benchmark=cudnn_benchmark)
+        era = predictor_of(query).era
+    graph = _demand_model(model, runtime, era, strict=strict, batches=batches, **inputs)
     ensure_profile(device, runtimes=(runtime,), yes=yes, threads=threads, cudnn_benchmark=cudnn_benchmark)
     predictor = predictor_of(query, runtime)
     eager = traced_by(runtime, predictor.era) == "eager"
@@ -153,19 +152,6 @@ def _graph_of(
     if not eager:
         notice(_asking(runtime, model))
     return predictor.trace(model, Options(runtime=runtime, **inputs), batches)
-
-
-def _era(query: DeviceQuery) -> str:
-    """Which PyTorch the profile is of; "" for the one installed, and where there is no profile yet."""
-    from latpred.api import predictor_of
-    from latpred.errors import LatpredError
-    from latpred.profile import store
-
-    try:
-        store.find(query.device, threads=query.threads, cudnn_benchmark=query.cudnn_benchmark)  # type: ignore[arg-type]
-        return predictor_of(query).era
-    except LatpredError:  # said once the model is known to be one
-        return ""
 
 
 def _demand_model(model: str, runtime: str | None = None, era: str = "", **inputs: Any) -> ModelGraph | None:
@@ -186,24 +172,16 @@ def _asking(runtime: str, model: str) -> str:
     return f"asking {runtime} what it makes of {model}"
 
 
-@click.command(
-    epilog=examples(
-        "latpred rank resnet18 resnet50 mobilenet_v2 --device rtx-8000 --device a100 --batch 1,64",
-        "latpred rank nasbench201:9 nasbench201:123 --device rtx-8000 --csv",
-    )
+@verb(
+    "latpred rank resnet18 resnet50 mobilenet_v2 --device rtx-8000 --device a100 --batch 1,64",
+    "latpred rank nasbench201:9 nasbench201:123 --device rtx-8000 --csv",
 )
 @click.argument("models", nargs=-1, required=True)
 @batch_option("1")
 @takes(*INPUTS, "devices", "runtime", "protocol", "attention", "yes")
 @output_options
 def rank(
-    models: tuple[str, ...],
-    batches: tuple[int, ...],
-    devices: tuple[str, ...],
-    runtime: str,
-    yes: bool,
-    output: Output,
-    **asked: Any,
+    models: tuple[str, ...], batches: tuple[int, ...], devices: tuple[str, ...], yes: bool, output: Output, **asked: Any
 ) -> None:
     """Order MODELS by predicted latency, on one device or several.
 
@@ -212,8 +190,8 @@ def rank(
     from latpred.search.ranking import rank as ranked
 
     for device in devices or (None,):
-        ensure_profile(device, runtimes=(runtime,), yes=yes)
-    table = ranked(models, batch=batches, runtime=runtime, device=list(devices) or None, **asked)
+        ensure_profile(device, runtimes=(asked["runtime"],), yes=yes)
+    table = ranked(models, batch=batches, device=list(devices) or None, **asked)
     emit(
         output,
         document=lambda: {"schema": "latpred.ranking/1", "rows": json.loads(table.to_json(orient="records"))},
@@ -241,12 +219,10 @@ def _ranking_page(table: pd.DataFrame) -> Page:
     return Page("", parts)
 
 
-@click.command(
-    epilog=examples(
-        "latpred explain bert-base-uncased --batch 1",
-        "latpred explain resnet18 --batch 8 --runtime onnxruntime --json",
-        "latpred explain resnet18 --plot runtimes.png",
-    )
+@verb(
+    "latpred explain bert-base-uncased --batch 1",
+    "latpred explain resnet18 --batch 8 --runtime onnxruntime --json",
+    "latpred explain resnet18 --plot runtimes.png",
 )
 @click.argument("model")
 @takes("batch", *INPUTS, "device", "host", "runtimes", "protocol", *SETUP, "yes", "plot")
@@ -281,11 +257,9 @@ def _check_before_calibrating(models: Sequence[str], names: tuple[str, ...], yes
     ensure_profile(runtimes=names, yes=yes, **asked)
 
 
-@click.command(
-    epilog=examples(
-        "latpred timeline bert-base-uncased --device rtx-8000 -o trace.json",
-        "latpred timeline resnet18 --batch 8 --plot clocks.png",
-    )
+@verb(
+    "latpred timeline bert-base-uncased --device rtx-8000 -o trace.json",
+    "latpred timeline resnet18 --batch 8 --plot clocks.png",
 )
 @click.argument("model")
 @takes("batch", *INPUTS, *TARGET, *SETUP, "yes", "plot")
@@ -331,21 +305,13 @@ def _forward_page(forward: ForwardPass) -> Page:
     return Page(f"{about}: {format_ms(point.latency_ms)}", [table, idle])
 
 
-@click.command(
-    epilog=examples(
-        "latpred report bert-base-uncased -o bert.html",
-        "latpred report resnet18 mobilenet_v2 --device rtx-8000 -o two.html",
-    )
+@verb(
+    "latpred report bert-base-uncased -o bert.html",
+    "latpred report resnet18 mobilenet_v2 --device rtx-8000 -o two.html",
 )
 @click.argument("models", nargs=-1, required=True)
 @click.option(
-    "--output",
-    "-o",
-    "path",
-    type=click.Path(dir_okay=False, path_type=Path),
-    default=Path("report.html"),
-    show_default=True,
-    help="The file to write.",
+    "--output", "-o", "path", type=WRITTEN, default=Path("report.html"), show_default=True, help="The file to write."
 )
 @batch_option("1-256:2x")
 @takes(*INPUTS, "device", "host", "runtimes", "protocol", *SETUP, "yes")
@@ -375,11 +341,9 @@ def report(
     notice(f"wrote {write(parts, path)}")
 
 
-@click.command(
-    epilog=examples(
-        "latpred generate gpt2 --prompt 128 --new-tokens 16 --batch 1-128:2x",
-        "latpred generate llama-3.2-1b --prompt 512 --new-tokens 64 --device rtx-8000",
-    )
+@verb(
+    "latpred generate gpt2 --prompt 128 --new-tokens 16 --batch 1-128:2x",
+    "latpred generate llama-3.2-1b --prompt 512 --new-tokens 64 --device rtx-8000",
 )
 @click.argument("model")
 @click.option("--prompt", type=click.IntRange(1), default=128, show_default=True, help="Tokens of each prompt.")
@@ -393,16 +357,7 @@ def report(
 @takes("yes")
 @output_options
 def generate(
-    model: str,
-    prompt: int,
-    new_tokens: int,
-    batches: tuple[int, ...],
-    device: str | None,
-    runtime: str,
-    measure: bool,
-    yes: bool,
-    output: Output,
-    **asked: Any,
+    model: str, device: str | None, runtime: str, measure: bool, yes: bool, output: Output, **asked: Any
 ) -> None:
     """Predict how long MODEL takes to generate text.
 
@@ -420,7 +375,7 @@ def generate(
         if measure and asked[name] is not None:
             raise UsageError(f"--measure runs the model as it is on this machine; leave it out, or --{name}.")
     ensure_profile(device, runtimes=(runtime,), yes=yes, threads=asked["threads"])
-    curve = predict_generation(model, prompt, new_tokens, batches, runtime, device=device, **asked)
+    curve = predict_generation(model, batch=asked.pop("batches"), runtime=runtime, device=device, **asked)
     if measure:
         _measure_generation(curve, model, live_device(device), output)
         return

@@ -5,12 +5,13 @@ from __future__ import annotations
 import math
 import re
 from collections.abc import Sequence
+from dataclasses import asdict
 from typing import TYPE_CHECKING, Any
 
 import click
 
 from latpred.cli.main import SuggestingGroup
-from latpred.cli.options import Output, examples, output_options, speech_options
+from latpred.cli.options import Output, examples, output_options, speech_options, verb
 from latpred.cli.output import answer, emit
 from latpred.render import Page, Table
 from latpred.units import format_bytes
@@ -41,39 +42,25 @@ def list_profiles(datasheets: bool, hosts: bool, output: Output) -> None:
 
         columns = ("name", "sms", "memory_gib", "gb_per_s", "fp32_tmacs", "fp16_tmacs", "year")
         rows = [_datasheet_fields(spec) for spec in SPECS]
-        _emit_rows("datasheets", rows, table_of(rows, columns), output)
+        _emit_rows("datasheets", rows, [table_of(rows, columns)], output)
     elif hosts:
-        _list_hosts(output)
+        from latpred.profile import host_profile
+        from latpred.profile.hosts import HOSTS
+
+        # Hosts that this user measured, then those that others' figures tell of.
+        rows = [*map(host_fields, host_profile.listing()), *map(_known_host_fields, HOSTS)]
+        heads: tuple[str, ...] = ("name", "factor", "90 % interval", "basis", "source")
+        table = Table(heads, [_host_row(row) for row in rows], left=("name", "basis", "source"), folded=heads)
+        _emit_rows("hosts", rows, [table], output)
     else:
         from latpred.profile.store import directory, listing
 
-        entries = listing()
-        rows = [_entry_fields(entry) for entry in entries]
-        table = Table(
-            heads := ("name", "source", "device", "host", "calibrated", "state"),
-            [_entry_row(fields) for fields in rows],
-            left=heads,
-            folded=heads,
-        )
-        own = [entry for entry in entries if entry.source != "shipped"]
+        rows = [_entry_fields(entry) for entry in listing()]
+        heads = ("name", "source", "device", "host", "calibrated", "state")
+        table = Table(heads, [_entry_row(row) for row in rows], left=heads, folded=heads)
         nothing = f"no profile of this machine in {directory()}; make one with: latpred calibrate"
-        emit(
-            output,
-            document=lambda: {"schema": "latpred.profiles/1", "profiles": rows},
-            rows=lambda: rows,
-            page=lambda: Page("", [table, *([] if own else [nothing])]),
-        )
-
-
-def _list_hosts(output: Output) -> None:
-    """Print hosts that this user measured, then those that others' figures tell of."""
-    from latpred.profile import host_profile
-    from latpred.profile.hosts import HOSTS
-
-    rows = [*map(host_fields, host_profile.listing()), *map(_known_host_fields, HOSTS)]
-    heads = ("name", "factor", "90 % interval", "basis", "source")
-    table = Table(heads, [_host_row(row) for row in rows], left=("name", "basis", "source"), folded=heads)
-    _emit_rows("hosts", rows, table, output)
+        own = any(row["source"] != "shipped" for row in rows)
+        _emit_rows("profiles", rows, [table] if own else [table, nothing], output)
 
 
 def _host_row(fields: dict[str, Any]) -> tuple[str, ...]:
@@ -92,13 +79,13 @@ def _known_host_fields(host: HostRow) -> dict[str, Any]:
     return {**{name: getattr(host, name) for name in names}, "interval": interval}
 
 
-def _emit_rows(name: str, rows: list[dict[str, Any]], table: Table, output: Output) -> None:
-    """Print a table of rows, all of which JSON and CSV give."""
+def _emit_rows(name: str, rows: list[dict[str, Any]], parts: Sequence[Table | str], output: Output) -> None:
+    """Print rows as parts of a page; JSON and CSV give all of them."""
     emit(
         output,
         document=lambda: {"schema": f"latpred.{name}/1", name: rows},
         rows=lambda: rows,
-        page=lambda: Page("", [table]),
+        page=lambda: Page("", parts),
     )
 
 
@@ -223,18 +210,15 @@ def clear() -> None:
     answer(f"removed {removed.files} files, {format_bytes(removed.bytes)}, from {removed.path}")
 
 
-@click.command(epilog=examples("latpred doctor"))
+@verb("latpred doctor")
 @output_options
 def doctor(output: Output) -> None:
     """Say what keeps this machine from a prediction, and what to do."""
     from latpred.cli.doctor import examine
 
     findings = examine()
-    rows = [{"topic": f.topic, "verdict": f.verdict, "detail": f.detail, "advice": f.advice} for f in findings]
-    cells = [
-        (row["verdict"], row["topic"], row["detail"] + (f"\n→ {row['advice']}" if row["advice"] else ""))
-        for row in rows
-    ]
+    rows = [asdict(finding) for finding in findings]
+    cells = [(f.verdict, f.topic, f.detail + (f"\n→ {f.advice}" if f.advice else "")) for f in findings]
     emit(
         output,
         document=lambda: {"schema": "latpred.cli.doctor/1", "findings": rows},

@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import json
 from collections import Counter, defaultdict
+from dataclasses import asdict
 from typing import TYPE_CHECKING, Any
 
 import click
 
-from latpred.cli.options import INPUTS, Output, batch_option, examples, output_options, takes
+from latpred.cli.options import INPUTS, Output, batch_option, output_options, takes, verb
 from latpred.cli.output import emit, notice
 from latpred.errors import UnknownModelError, UsageError
 from latpred.query import AMP
@@ -22,11 +23,7 @@ if TYPE_CHECKING:
     from latpred.graph.graph import ModelGraph
 
 
-@click.command(
-    epilog=examples(
-        "latpred trace bert-base-uncased --seq 128 --check", "latpred trace resnet18 --runtime onnxruntime --csv"
-    )
-)
+@verb("latpred trace bert-base-uncased --seq 128 --check", "latpred trace resnet18 --runtime onnxruntime --csv")
 @click.argument("model")
 @batch_option("1")
 @takes(*INPUTS, "memory_format", "attention")
@@ -63,10 +60,7 @@ def trace(
         return {
             "schema": "latpred.trace/1",
             "totals": [totals(graph, batch, runtime) for batch in batches],
-            "check": [
-                {"counter": one.counter, "ours": one.ours, "theirs": one.theirs, "reasons": list(one.reasons)}
-                for one in differences
-            ],
+            "check": [asdict(one) for one in differences],
             "graph": json.loads(graph.to_json()),
         }
 
@@ -180,7 +174,7 @@ def _op_rows(graph: ModelGraph, batch: int) -> pd.DataFrame:
     )
 
 
-@click.command(epilog=examples("latpred models", "latpred models resnet --libraries"))
+@verb("latpred models", "latpred models resnet --libraries")
 @click.argument("text", required=False, default="")
 @click.option("--libraries", is_flag=True, help="Also list what the installed torchvision and timm have.")
 @output_options

@@ -72,11 +72,6 @@ def test_what_disturbs_and_what_is_usual(grown: dict[str, float], reason: str) -
     assert between(START, later(**grown)).reason == reason
 
 
-def test_several_processors_taken_away() -> None:
-    found = between(START._replace(usable_cores=8), later()._replace(usable_cores=4))
-    assert found.reason == "4 processors were taken away (8 to 4)"
-
-
 def test_pressure_counts_where_the_kernel_does_not_say_who_waited() -> None:
     before, after = (without(each, "delay_s") for each in (START, later(pressure_s=0.62)))
     assert between(before, after, threads=2).reason == "tasks waited for a processor 31 % of the time"
@@ -85,7 +80,9 @@ def test_pressure_counts_where_the_kernel_does_not_say_who_waited() -> None:
     assert between(START, later(pressure_s=0.62, delay_s=0.9), threads=3).reason == ""
 
 
-def test_the_processor_lost_during_a_piece_does_not_hide_that_threads_waited() -> None:
+def test_processors_taken_away_do_not_hide_that_threads_waited() -> None:
+    found = between(START._replace(usable_cores=8), later()._replace(usable_cores=4))
+    assert found.reason == "4 processors were taken away (8 to 4)"
     found = between(START, later(delay_s=1.0, usable_cores=-1), threads=2)
     assert list(found.reasons()) == ["a processor was taken away (2 to 1)", "the timed threads lacked 0.5 processors"]
 

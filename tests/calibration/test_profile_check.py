@@ -8,6 +8,7 @@ import math
 import runpy
 from collections.abc import Iterator, Mapping
 from pathlib import Path
+from typing import Any
 
 import msgspec
 import numpy as np
@@ -33,6 +34,7 @@ from latpred.profile import store
 from latpred.profile.document import ADAPTED, DeviceProfile
 
 CELLS = 230  # after which every dispatch cell and tiny network and some kernels were timed
+WITHOUT_CUDA = pytest.mark.skipif(torch.cuda.is_available(), reason="needs a machine without CUDA")
 GUARD = runpy.run_path(str(Path(__file__).parents[2] / "examples" / "drift_guard.py"))
 
 
@@ -44,10 +46,14 @@ def calibrated(tmp_path_factory: pytest.TempPathFactory) -> Iterator[DeviceProfi
         yield calibrate(SimulatedDevice(SimulatedSpec(seed=7)), cells=CELLS, precisions=["fp32"])
 
 
+def stored_rows() -> list[Row]:
+    """What the stored journal of a CPU holds."""
+    return [msgspec.json.decode(line, type=Row) for line in gzip.decompress(journals.CPU.read_bytes()).splitlines()[1:]]
+
+
 @pytest.mark.parametrize("slower", [1.0, 1.3])
 def test_parts_of_a_cpu_hold_at_the_speed_of_their_profile(tmp_path: Path, slower: float) -> None:
-    lines = gzip.decompress(journals.CPU.read_bytes()).splitlines()[1:]
-    rows = [_slowed(msgspec.json.decode(line, type=Row), slower) for line in lines]
+    rows = [_slowed(row, slower) for row in stored_rows()]
     stored = journals.fitted(journals.CPU, tmp_path)
     parts = {(part.clock, part.name): part for part in drift_test.compared(stored, [rows])}
     assert 0.9 < parts["host", ""].ratio < 1.1
@@ -65,8 +71,7 @@ def _slowed(row: Row, slower: float) -> Row:
 def test_ops_are_compared_at_the_speed_of_cold_dispatch_and_calls_at_that_of_warm_one(tmp_path: Path) -> None:
     stored = journals.fitted(journals.CPU, tmp_path)
     stored = msgspec.structs.replace(stored, speed={**stored.speed, host.COLD_DISPATCH: 300.0})
-    lines = gzip.decompress(journals.CPU.read_bytes()).splitlines()[1:]
-    networks = [row for row in (msgspec.json.decode(line, type=Row) for line in lines) if row.cell.kind == "network"]
+    networks = [row for row in stored_rows() if row.cell.kind == "network"]
     tiny = [row for row in networks if network_spec(row.cell).tiny]
 
     def ratios(slower: float) -> list[float]:
@@ -124,43 +129,30 @@ def test_every_family_of_a_profile_has_probe_cells(calibrated: DeviceProfile) ->
     assert len({cell.key for cell in cells}) == len(cells)
 
 
-def test_no_profile() -> None:
-    with pytest.raises(NoProfileError, match="Make one with: latpred calibrate"):
-        latpred.check()
+ELSEWHERE = profile(machine=machine(hostname_hash="elsewhere", cpu="Another CPU"))
+CUDA = profile(device=msgspec.structs.replace(profile().device, kind="cuda", asynchronous=True))
 
 
 @pytest.mark.parametrize(
-    ("asked", "message"),
+    ("asked", "error", "message"),
     [
-        ("rtx-8000", r"was not measured here .*latpred calibrate"),
-        ("h100", r"was not measured here .*latpred calibrate"),
-        (profile(samples=()), "keeps no cells that could be timed again"),
+        ({}, NoProfileError, "Make one with: latpred calibrate"),
+        ({"profile": "rtx-8000"}, ProfileError, r"was not measured here .*latpred calibrate"),
+        ({"profile": "h100"}, ProfileError, r"was not measured here .*latpred calibrate"),
+        ({"profile": profile(samples=())}, ProfileError, "keeps no cells that could be timed again"),
         (
-            profile(protocol={ADAPTED: "from cpu on 2026-11-21: eager by host and device"}),
+            {"profile": profile(protocol={ADAPTED: "from cpu on 2026-11-21: eager by host and device"})},
+            ProfileError,
             r"was adapted, from cpu on .* Check the profile that it was adapted from",
         ),
-        (
-            profile(machine=machine(hostname_hash="elsewhere", cpu="Another CPU")),
-            r"is of another machine .Another CPU, here .*Check it there",
-        ),
+        ({"profile": ELSEWHERE}, ProfileError, r"is of another machine .Another CPU, here .*Check it there"),
+        pytest.param({"profile": CUDA}, DeviceError, "CUDA", marks=WITHOUT_CUDA),
+        ({"profile": profile(), "budget_s": 0.1}, UsageError, "Give at least 1 s"),
     ],
 )
-def test_profiles_that_cannot_be_checked(asked: DeviceProfile | str, message: str) -> None:
-    with pytest.raises(ProfileError, match=message):
-        latpred.check(asked)
-
-
-@pytest.mark.skipif(torch.cuda.is_available(), reason="needs a machine without CUDA")
-def test_a_gpu_profile_without_cuda() -> None:
-    known = profile("gpu")
-    device = msgspec.structs.replace(known.device, kind="cuda", asynchronous=True)
-    with pytest.raises(DeviceError, match="CUDA"):
-        latpred.check(msgspec.structs.replace(known, device=device))
-
-
-def test_no_time_at_all() -> None:
-    with pytest.raises(UsageError, match="Give at least 1 s"):
-        latpred.check(profile(), budget_s=0.1)
+def test_what_cannot_be_checked(asked: dict[str, Any], error: type[Exception], message: str) -> None:
+    with pytest.raises(error, match=message):
+        latpred.check(**asked)
 
 
 PARTS = 24
@@ -197,27 +189,20 @@ def test_noise_hides_a_change_and_is_never_called_one(seed: int) -> None:
     assert "part3" in named(parts, "unclear")
 
 
-def test_a_common_speed_is_said_by_itself() -> None:
+def test_a_common_speed_is_said_by_itself_and_clocks_have_their_own() -> None:
     parts = {part.name: part for part in drift_test.drift(rounds(1, 0.01, {"part3": 1.3}, speed=1.5))}
     assert parts[""].ratio == pytest.approx(1.5, rel=0.01)
     assert parts[""].verdict == "moved"
     assert parts["part3"].ratio == pytest.approx(1.3, rel=0.02)
     assert parts["part4"].verdict == "holds"
     assert parts["part3"].low < 1.3 < parts["part3"].high
+    on_host = [[ratio._replace(clock="host") for ratio in one] for one in rounds(2, 0.01, {}, speed=1.4)]
+    both = drift_test.drift([a + b for a, b in zip(on_host, rounds(3, 0.01, {}), strict=True)])
+    assert [(part.clock, part.name) for part in both if part.verdict == "moved"] == [("host", "")]
 
 
-def test_clocks_have_speeds_of_their_own() -> None:
-    host = [[ratio._replace(clock="host") for ratio in one] for one in rounds(2, 0.01, {}, speed=1.4)]
-    device = rounds(3, 0.01, {})
-    parts = drift_test.drift([a + b for a, b in zip(host, device, strict=True)])
-    assert [(part.clock, part.name) for part in parts if part.verdict == "moved"] == [("host", "")]
-
-
-def test_one_outlier_among_the_probes_moves_nothing() -> None:
+def test_one_outlier_among_the_probes_moves_nothing_nor_does_nothing_at_all() -> None:
     first, second = rounds(4, 0.01, {})
     struck = [ratio._replace(log_ratio=1.0) if ratio.probe == "5/0" else ratio for ratio in first]
     assert named(drift_test.drift([struck, second]), "moved") == set()
-
-
-def test_a_part_that_is_missing_is_no_part() -> None:
-    assert drift_test.drift([[], []]) == []
+    assert drift_test.drift([[], []]) == []  # a part that is missing is no part

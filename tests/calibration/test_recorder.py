@@ -16,9 +16,8 @@ from latpred.accuracy import recording
 from latpred.calibration.devices import ProfiledForward
 from latpred.calibration.devices.cuda import profiled
 from latpred.calibration.devices.simulated import SimulatedDevice
-from latpred.calibration.measurement import plans, recorder
-from latpred.calibration.measurement.plans import Plan, Setting
-from latpred.calibration.measurement.recorder import JOURNAL_FOLDER, RecordingSession
+from latpred.calibration.measurement import recorder
+from latpred.calibration.measurement.recorder import JOURNAL_FOLDER, Plan, RecordingSession, Setting, plan
 from latpred.calibration.session import JOURNAL, MOST_TRIES
 from latpred.calibration.workloads.suites import Workload, module_workload
 from latpred.errors import BusyError, DeviceError, ProfileError, RuntimeRefusalError, UsageError
@@ -38,7 +37,7 @@ def on_the_simulated_device() -> DeviceProfile:
 A, B = workload("a"), workload("b", 64)
 FIRST = tuple(Setting(one, batch, "fp32", "eager") for one in (A, B) for batch in (1, 4))
 AGAIN = tuple(Setting(one, 1, "fp32", "eager", number=2) for one in (A, B))
-COUNTS = tuple(Setting(one, 1, "fp32", "eager", plans.COUNTED) for one in (A, B))
+COUNTS = tuple(Setting(one, 1, "fp32", "eager", recorder.COUNTED) for one in (A, B))
 CAPTURED = (Setting(A, 1, "fp32", "cuda-graphs"),)
 SMALL = Plan("small", {"first": FIRST, "again": AGAIN, "launches": COUNTS, "captured": CAPTURED})
 
@@ -189,7 +188,9 @@ def test_what_a_runtime_refused_is_not_asked_again_at_other_batches(tmp_path: Pa
     assert Refusing.asked == 2  # once for each model
 
 
-def test_unknown_stages_and_runtimes(tmp_path: Path) -> None:
+def test_unknown_plans_stages_and_runtimes(tmp_path: Path) -> None:
+    with pytest.raises(UsageError, match=r"no plan to measure 'gpu' by\. Use one of paper, heldout, check\."):
+        plan("gpu")
     with pytest.raises(UsageError, match=r"no stage 'last'\. Use one of first, again, launches, captured\."):
         run(tmp_path, stages=["last"])
     with pytest.raises(UsageError, match=r"no runtime 'magic'\. Use some of eager, cuda-graphs\."):
@@ -197,31 +198,26 @@ def test_unknown_stages_and_runtimes(tmp_path: Path) -> None:
 
 
 def test_a_check_tries_every_runtime_once() -> None:
-    settings = plans.plan("check").stages["every-runtime"]
+    settings = plan("check").stages["every-runtime"]
     assert len(settings) == 2 * 7
     assert {setting.batch for setting in settings} == {1}
 
 
-@pytest.mark.parametrize("name", ["paper", "heldout"])
-def test_plans_are_complete_and_repeat_nothing(name: str) -> None:
-    stages = plans.plan(name).stages
-    settings = [setting for stage in stages.values() for setting in stage]
-    assert len({setting.cell.key for setting in settings}) == len(settings)
-    first = stages["core"]
-    assert len({setting.workload.name for setting in first}) == 12
-    assert len(first) == 12 * 4 * 3
-    assert {setting.precision for setting in first} == {"fp16"}
-    assert not any(setting.counted for setting in first)
-    assert sum(setting.counted for setting in settings) == 24
-    assert {setting.batch for setting in settings} == set(plans.BATCHES)
-    assert {setting.precision for setting in settings} == {"fp32", "tf32", "fp16", "bf16"}
-    assert len({setting.runtime for setting in settings}) == 7
-
-
-def test_the_paper_plan_and_the_heldout_one_share_no_model() -> None:
-    names = [
-        {one.workload.name for stage in plans.plan(n).stages.values() for one in stage} for n in ("paper", "heldout")
-    ]
+def test_the_paper_plan_and_the_heldout_one_are_complete_repeat_nothing_and_share_no_model() -> None:
+    names: list[set[str]] = []
+    for stages in (plan(name).stages for name in ("paper", "heldout")):
+        settings = [setting for stage in stages.values() for setting in stage]
+        assert len({setting.cell.key for setting in settings}) == len(settings)
+        first = stages["core"]
+        assert len({setting.workload.name for setting in first}) == 12
+        assert len(first) == 12 * 4 * 3
+        assert {setting.precision for setting in first} == {"fp16"}
+        assert not any(setting.counted for setting in first)
+        assert sum(setting.counted for setting in settings) == 24
+        assert {setting.batch for setting in settings} == set(recorder.BATCHES)
+        assert {setting.precision for setting in settings} == {"fp32", "tf32", "fp16", "bf16"}
+        assert len({setting.runtime for setting in settings}) == 7
+        names.append({setting.workload.name for setting in settings})
     assert not names[0] & names[1]
 
 

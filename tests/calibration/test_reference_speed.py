@@ -169,19 +169,14 @@ def test_moments_with_the_processors_apart_are_another_machines() -> None:
 class Moved(ScriptedGauge):
     """The processors are apart at first, and together after some looks."""
 
+    fastest = SpeedReading(1.0, 1.0)
+
     def __init__(self, looks: int, dispatch_us: float = 1.0) -> None:
         super().__init__([dispatch_us] * looks)
         self.looks = looks
 
     def read(self) -> SpeedReading:
         return super().read()._replace(threads_us=2.0 if self.reads <= self.looks else 1.0)
-
-    @property
-    def fastest(self) -> SpeedReading:
-        return SpeedReading(1.0, 1.0)
-
-    def slowdown(self, moment: SpeedReading) -> float:
-        return reference_speed.slower(moment, self.fastest)
 
 
 def test_processors_that_are_apart_are_waited_for_longer_than_a_neighbour(monkeypatch: pytest.MonkeyPatch) -> None:

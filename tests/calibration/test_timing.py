@@ -1,8 +1,13 @@
-"""Timing on a scripted device, whose every call takes what the test says."""
+"""Timing on a scripted device, whose every call takes what the test says; and what is done about a cell that hangs."""
 
 from __future__ import annotations
 
 import gc
+import signal
+import subprocess
+import sys
+import threading
+import time
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, nullcontext
 from itertools import chain, cycle, repeat
@@ -14,8 +19,7 @@ from gauges import ScriptedGauge
 from latpred.calibration.devices.simulated import SimulatedDevice, SimulatedSpec
 from latpred.calibration.timing import timer
 from latpred.calibration.timing.reference_speed import SpeedGauge
-from latpred.calibration.timing.timer import Plan, Timing
-from latpred.errors import UsageError
+from latpred.calibration.timing.timer import EXIT_CODE, Plan, TimeLimitError, Timing, time_limit
 
 US = 1e-6
 
@@ -93,6 +97,8 @@ def test_spread_is_half_the_interquartile_range(device):
     assert timed.n == 50
     assert timed.median_s == pytest.approx(3e-3)
     assert timed.spread_s == pytest.approx(1e-3)
+    of_runs = timer.summary([1.0, 1.1, 1.2, 1.3, 1.4], slow=1.5)
+    assert of_runs == Timing(pytest.approx(1.2), pytest.approx(0.1), 5, True, 1.5)
 
 
 @pytest.mark.parametrize(
@@ -141,19 +147,6 @@ def test_what_waits_busily_from_before_is_outlasted(device):
     assert timer.single(device, call, Plan(most=20), SpeedGauge(threads=1)).spread_s < US / 1e3
 
 
-def test_noise_between_runs_is_not_the_noise_within_one():
-    runs = [Timing(median, 0.001, 30, True) for median in (1.0, 1.1, 1.2, 1.3, 1.4)]
-    assert timer.over_runs(runs) == Timing(pytest.approx(1.2), pytest.approx(0.1), 5, True)
-    assert not timer.over_runs([*runs, Timing(1.0, 0.0, 9, False)]).stable
-
-
-def test_bad_arguments_say_what_to_pass(device):
-    with pytest.raises(UsageError, match="protocol='single'"):
-        timer.timed(device, device.taking(repeat(1.0)), "double")
-    with pytest.raises(UsageError, match="at least one run"):
-        timer.over_runs([])
-
-
 def test_virtual_clock_is_deterministic_under_a_seed():
     net = graph(bare("gemm", "gemm", 10_000), bare("view"), bare("copy", "copy", 50_000))
 
@@ -164,3 +157,48 @@ def test_virtual_clock_is_deterministic_under_a_seed():
 
     assert measured(3) == measured(3)
     assert measured(3) != measured(4)
+
+
+@pytest.mark.skipif(not hasattr(signal, "setitimer"), reason="this system has no interval timers")
+@pytest.mark.parametrize("memory", [True, False], ids=["with a watchdog", "without memory for one"])
+def test_a_hang_is_interrupted_and_the_signal_given_back(memory: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+    def start(_: threading.Timer) -> None:
+        raise RuntimeError("can't start new thread")
+
+    if not memory:
+        monkeypatch.setattr(threading.Timer, "start", start)
+    before = signal.getsignal(signal.SIGALRM)
+    with pytest.raises(TimeLimitError, match=r"longer than 0\.05 s"), time_limit(0.05, "a sleep"):
+        time.sleep(60.0)
+    with pytest.raises(ZeroDivisionError), time_limit(60.0, "what is quick enough raises its own error"):
+        1 / 0  # noqa: B018
+    assert signal.getsignal(signal.SIGALRM) is before
+    assert signal.getitimer(signal.ITIMER_REAL) == (0.0, 0.0)
+
+
+def test_beside_the_main_thread_nothing_is_interrupted() -> None:
+    ended: list[int] = []
+
+    def run() -> None:
+        with time_limit(0.01, "a nap"):
+            time.sleep(0.02)
+        ended.append(1)
+
+    thread = threading.Thread(target=run)
+    thread.start()
+    thread.join()
+    assert ended == [1]
+
+
+def test_what_no_signal_interrupts_ends_the_process_with_a_sentence() -> None:
+    script = (
+        "import signal, time\n"
+        "from latpred.calibration.timing.timer import time_limit\n"
+        "with time_limit(0.1, 'kernel/gemm'):\n"
+        "    signal.signal(signal.SIGALRM, signal.SIG_IGN)\n"
+        "    time.sleep(60)\n"
+    )
+    ended = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, timeout=50)
+    assert ended.returncode == EXIT_CODE
+    assert "kernel/gemm hangs where nothing can interrupt it" in ended.stderr
+    assert "run the same command again" in ended.stderr

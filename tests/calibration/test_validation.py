@@ -1,9 +1,13 @@
-"""Validation end to end on a suite of toys: measure, predict, compare, record, and replay to the same figures."""
+"""Validation on a suite of toys: measure, predict, compare, record, replay to the same figures; and repeatability."""
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
+import factories
+import msgspec
 import pytest
 import torch
 from profiledata import profile
@@ -13,22 +17,34 @@ from latpred.calibration.measurement import validation
 from latpred.calibration.measurement.validation import validate
 from latpred.calibration.workloads import suites
 from latpred.calibration.workloads.suites import Workload, dense_inputs
-from latpred.errors import MissingPackageError, NoProfileError, ProfileError, UsageError
+from latpred.errors import LatpredError, MissingPackageError, NoProfileError, ProfileError, UsageError
+from latpred.profile.document import DeviceProfile
 
 
-def toy(name: str, width: int) -> Workload:
-    def make(device: str, precision: str) -> tuple[nn.Module, object]:
+def perceptron(width: int) -> nn.Module:
+    return nn.Sequential(nn.Linear(16, width), nn.ReLU(), nn.Linear(width, 4))
+
+
+def toy(name: str, build: Callable[[], nn.Module]) -> Workload:
+    def make(device: str, precision: str) -> tuple[nn.Module, Any]:
         with torch.device(device):
-            model = nn.Sequential(nn.Linear(16, width), nn.ReLU(), nn.Linear(width, 4)).eval()
-        return model, dense_inputs((16,), precision)
+            return build().eval(), dense_inputs((16,), precision)
 
     return Workload(name, "custom", 0, make)
 
 
+A, B, C = (toy(name, lambda width=width: perceptron(width)) for name, width in (("a", 8), ("b", 64), ("c", 512)))
+
+
+def offer(monkeypatch: pytest.MonkeyPatch, *ready: Workload) -> None:
+    """Make these models the suite "toys"."""
+    suite = suites.Suite("toys", "for tests", (1, 4), ready=ready)
+    monkeypatch.setattr(suites, "get", {"toys": suite}.__getitem__)
+
+
 @pytest.fixture(autouse=True)
 def toys(monkeypatch: pytest.MonkeyPatch) -> None:
-    suite = suites.Suite("toys", "for tests", (1, 4), ready=(toy("a", 8), toy("b", 64), toy("c", 512)))
-    monkeypatch.setattr(suites, "get", {"toys": suite}.__getitem__)
+    offer(monkeypatch, A, B, C)
 
 
 def test_measured_predicted_compared_recorded_and_replayed(tmp_path: Path) -> None:
@@ -37,6 +53,7 @@ def test_measured_predicted_compared_recorded_and_replayed(tmp_path: Path) -> No
     assert report.overall.cells == 6
     assert report.overall.models == 3
     assert report.only_measured == report.only_predicted == report.failed == ()
+    assert any("torch" in note or "stack" in note or "threads" in note or "system" in note for note in report.notes)
     scores = {score.name: score for score in report.baselines}
     assert scores["isolated_ops"].errors is not None
     assert scores["flops_linear"].errors is not None
@@ -50,55 +67,79 @@ def test_measured_predicted_compared_recorded_and_replayed(tmp_path: Path) -> No
     assert [score.reason for score in again.baselines] == [score.reason for score in report.baselines]
 
 
-def test_a_model_that_needs_a_package_which_is_not_there_is_left_out(
-    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+class Reads(nn.Linear):
+    """No trace can follow it."""
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return super().forward(x) if float(x.sum()) > 1e9 else x
+
+
+def foreign() -> nn.Module:
+    raise MissingPackageError("timm is not installed")
+
+
+@pytest.mark.parametrize(
+    ("build", "said"),
+    [(foreign, "timm is not installed"), (lambda: Reads(16, 16), "no trace: the model's Python reads a value")],
+)
+def test_a_model_that_fails_is_left_out_and_costs_the_others_nothing(
+    build: Callable[[], nn.Module], said: str, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
-    def make(device: str, precision: str) -> tuple[nn.Module, object]:
-        raise MissingPackageError("timm is not installed")
-
-    ready = (toy("a", 8), Workload("foreign", "custom", 0, make), toy("b", 64))
-    monkeypatch.setattr(suites, "get", {"toys": suites.Suite("toys", "for tests", (1, 4), ready=ready)}.__getitem__)
-    report = validate(profile=profile(), suite="toys", repeats=1, record=tmp_path / "toys")
+    offer(monkeypatch, A, toy("odd", build), B)
+    report = validate(profile=profile(), suite="toys", repeats=1, rivals=(), record=tmp_path / "toys")
     assert report.overall.cells == 4
-    assert all("foreign" in cell and "timm is not installed" in cell for cell in report.failed)
+    assert all("odd" in cell and said in cell for cell in report.failed)
     assert len(report.failed) == 2
 
 
-def test_a_model_that_no_trace_can_follow_costs_the_others_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
-    class Reads(nn.Linear):
-        def forward(self, x: torch.Tensor) -> torch.Tensor:
-            return super().forward(x) if float(x.sum()) > 1e9 else x
-
-    def make(device: str, precision: str) -> tuple[nn.Module, object]:
-        with torch.device(device):
-            return Reads(16, 16).eval(), dense_inputs((16,), precision)
-
-    ready = (toy("a", 8), Workload("odd", "custom", 0, make), toy("b", 64))
-    monkeypatch.setattr(suites, "get", {"toys": suites.Suite("toys", "for tests", (1, 4), ready=ready)}.__getitem__)
-    report = validate(profile=profile(), suite="toys", repeats=1, rivals=())
-    assert report.overall.cells == 4
-    assert all("odd" in cell and "no trace: the model's Python reads a value" in cell for cell in report.failed)
-    assert len(report.failed) == 2
-
-
-def test_a_note_says_where_the_machine_differs() -> None:
-    report = validate(profile=profile(), suite="toys", batches=[1], repeats=1, rivals=())
-    assert any("torch" in note or "stack" in note or "threads" in note or "system" in note for note in report.notes)
-
-
-def test_the_simulated_device_too() -> None:
-    with pytest.raises(NoProfileError):
-        validate("simulated", suite="toys")
-
-
-def test_what_a_profile_lacks_is_said_before_anything_is_measured(monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize(
+    ("asked", "error", "message"),
+    [
+        ({"runtimes": ("eager", "torchscript")}, ProfileError, "no dispatch costs of runtime 'torchscript'"),
+        ({"precision": "bf16"}, ProfileError, "no kernels in bf16"),
+        ({"profile": None, "device": "simulated"}, NoProfileError, "simulated"),
+        ({"replay": "toys", "record": "toys"}, UsageError, "Give replay or record, not both"),
+    ],
+)
+def test_what_cannot_be_done_is_said_before_anything_is_measured(
+    asked: dict[str, Any], error: type[LatpredError], message: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr(validation, "measure", lambda *_, **__: pytest.fail("measured"))
-    with pytest.raises(ProfileError, match="no dispatch costs of runtime 'torchscript'"):
-        validate(profile=profile(), suite="toys", runtimes=("eager", "torchscript"))
-    with pytest.raises(ProfileError, match="no kernels in bf16"):
-        validate(profile=profile(), suite="toys", precision="bf16")
+    with pytest.raises(error, match=message):
+        validate(**{"profile": profile(), "suite": "toys", **asked})
 
 
-def test_a_replay_cannot_be_recorded(tmp_path: Path) -> None:
-    with pytest.raises(UsageError, match="Give replay or record, not both"):
-        validate(profile=profile(), replay=tmp_path, record=tmp_path)
+CPU = factories.device(name="cpu", kind="cpu", asynchronous=False)
+GRAPHS = [factories.graph(factories.linear(), factories.add()), factories.graph(factories.add(10**6))]
+
+
+def calibrated(dispatch_us: float, factor: float = 1.0) -> DeviceProfile:
+    known = factories.dispatch()
+    costs = {name: cost * factor for name, cost in known.costs_us.items()}
+    slowed = msgspec.structs.replace(known, costs_us=costs, fixed_us=known.fixed_us * factor)
+    base = factories.profile(CPU, runtimes={"eager": slowed})
+    return msgspec.structs.replace(base, speed={"dispatch": dispatch_us})
+
+
+def test_a_slower_machine_is_no_shift_and_what_speed_does_not_explain_is_one() -> None:
+    (shift,) = validation.shifts([calibrated(100.0), calibrated(100.0, 1.5)], GRAPHS)
+    assert shift.p90 > 0.003
+    (shift,) = validation.shifts([calibrated(100.0), calibrated(150.0, 1.5)], GRAPHS)
+    assert (shift.median, shift.p90) == pytest.approx((0.0, 0.0), abs=1e-9)
+    assert shift.common > 1.0
+    assert shift.speed == {"dispatch": 1.5}
+    assert (shift.first, shift.second, shift.passed, shift.models) == (1, 2, (True, True), len(GRAPHS))
+
+
+def test_each_two_calibrations_are_compared_by_the_models_that_are_here(monkeypatch: pytest.MonkeyPatch) -> None:
+    offer(monkeypatch, A, toy("odd", foreign), B)
+    asked: list[int] = []
+
+    def calibrate(number: int) -> DeviceProfile:
+        asked.append(number)
+        return calibrated(100.0)
+
+    found = validation.repeat(calibrate, 3, suite="toys")
+    assert asked == [1, 2, 3]
+    assert [(shift.first, shift.second) for shift in found] == [(1, 2), (1, 3), (2, 3)]
+    assert {(shift.median, shift.models) for shift in found} == {(0.0, 2)}

@@ -72,7 +72,7 @@ def made(session: Session, monkeypatch: pytest.MonkeyPatch) -> Made:
     monkeypatch.setattr(visits, "wait_for_calm", lambda limit_s, threads: True)
     monkeypatch.setattr(visits, "gauge_of", lambda threads: ScriptedGauge())
 
-    def make(disturbances: Iterable[Disturbance] = (), tell: Callable[[str], None] | None = None) -> Visits:
+    def make(disturbances: Iterable[Disturbance] = (), tell: Callable[[str], object] = str) -> Visits:
         one = Visits(session, CpuDevice(), threads=1, budget_s=60.0, tell=tell)
         one._watch, one._reference = Watched(disturbances), None  # type: ignore[assignment]
         return one

@@ -19,7 +19,7 @@ from latpred import host, runtimes, tables
 from latpred.calibration.devices.cpu import CpuDevice
 from latpred.calibration.devices.simulated import SimulatedDevice, SimulatedSpec
 from latpred.calibration.measurement import whole_models
-from latpred.calibration.measurement.whole_models import OUT_OF_MEMORY, StoppedError, measure
+from latpred.calibration.measurement.whole_models import StoppedError, measure
 from latpred.calibration.timing import timer
 from latpred.calibration.workloads.suites import Workload, module_workload
 from latpred.errors import MissingPackageError, RuntimeRefusalError, UsageError
@@ -55,21 +55,17 @@ def stopping(after: int) -> Callable[[ProgressEvent], None]:
     return told
 
 
-@pytest.mark.parametrize(("visits", "counts"), [(5, [1, 2, 2]), (2, [0, 1, 1])])
+@pytest.mark.parametrize(("visits", "counts"), [(5, [1, 2, 2]), (2, [0, 1, 1]), (0, [])])
 def test_ctrl_c_leaves_what_was_measured(visits: int, counts: list[int]) -> None:
-    with pytest.raises(StoppedError) as stopped:
-        measure({"tiny": tiny()}, [1, 2, 3], plan=FAST, repeats=3, image=8, progress=stopping(visits))
-    table = tables.check(stopped.value.table, tables.MEASURED)
-    assert sorted(table["n"]) == counts
-    measured = (table["n"] > 0).tolist()
-    assert (table["status"] == "ok").tolist() == table["latency_s"].notna().tolist() == measured
-    assert set(table["status"]) <= {"ok", "interrupted before it was measured"}
-
-
-def test_ctrl_c_before_anything_was_measured_is_ctrl_c() -> None:
     with pytest.raises(KeyboardInterrupt) as stopped:
-        measure({"tiny": tiny()}, [1], plan=FAST, image=8, progress=stopping(0))
-    assert not isinstance(stopped.value, StoppedError)
+        measure({"tiny": tiny()}, [1, 2, 3], plan=FAST, repeats=3, image=8, progress=stopping(visits))
+    assert isinstance(stopped.value, StoppedError) is (visits > 0)
+    if isinstance(stopped.value, StoppedError):
+        table = tables.check(stopped.value.table, tables.MEASURED)
+        assert sorted(table["n"]) == counts
+        measured = (table["n"] > 0).tolist()
+        assert (table["status"] == "ok").tolist() == table["latency_s"].notna().tolist() == measured
+        assert set(table["status"]) <= {"ok", "interrupted before it was measured"}
 
 
 def test_a_visit_that_is_interrupted_does_not_count(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -152,19 +148,20 @@ def test_one_round_knows_no_repeat_noise(monkeypatch: pytest.MonkeyPatch) -> Non
     assert math.isnan(table["repeat_ratio"][0])
 
 
-def test_out_of_memory_stops_larger_batches_only() -> None:
-    workload = module_workload("choosy", Choosy(4, MemoryError("no room")), torch.zeros(1, 2))
-    table = measure(workload, [1, 2, 4, 8], repeats=3, plan=FAST).set_index("batch")
-    assert set(table["status"][[1, 2]]) == {tables.OK}
-    assert all(table["status"][[4, 8]].str.startswith(OUT_OF_MEMORY))
-    assert table["latency_s"][[4, 8]].isna().all()
-
-
-def test_a_model_that_raises_is_a_row_not_a_traceback() -> None:
-    workload = module_workload("choosy", Choosy(2, ValueError("wrong\n shape")), torch.zeros(1, 2))
-    table = measure(workload, [1, 2], repeats=2, plan=FAST)
-    assert list(table["status"]) == [tables.OK, "ValueError: wrong shape"]
-    assert list(table["n"]) == [2, 0]
+@pytest.mark.parametrize(
+    ("error", "said"),
+    [
+        (MemoryError("no room"), ["out of memory: no room", "out of memory (not tried: batch 4 did not fit)"]),
+        (ValueError("wrong\n shape"), ["ValueError: wrong shape"] * 2),
+    ],
+)
+def test_a_batch_that_fails_is_a_row_and_costs_smaller_ones_nothing(error: Exception, said: list[str]) -> None:
+    workload = module_workload("choosy", Choosy(4, error), torch.zeros(1, 2))
+    table = measure(workload, [1, 2, 4, 8], repeats=3, plan=FAST)
+    assert table["status"].tolist()[:2] == [tables.OK] * 2
+    assert said[0] in set(table["status"][2:]) <= set(said)
+    assert table["latency_s"][2:].isna().all()
+    assert (table["n"] > 0).tolist() == [True, True, False, False]
 
 
 def test_without_time_nothing_is_measured_and_the_table_says_so() -> None:

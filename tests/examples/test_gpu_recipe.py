@@ -8,7 +8,7 @@ from pathlib import Path
 import docblocks
 import pytest
 
-from latpred.calibration.measurement.plans import plan
+from latpred.calibration.measurement.recorder import plan
 
 PAGE = (Path(__file__).parents[2] / "examples" / "gpu" / "README.md").read_text()
 COMMANDS = [line for line in docblocks.bash_lines(PAGE) if line.startswith("latpred")]

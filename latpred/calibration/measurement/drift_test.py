@@ -1,25 +1,26 @@
 """`check`: which cells of a profile are timed again to see whether it drifted, and one test for each part of it.
 
 Every time is turned into a cost the way calibration does it; its log ratio to the profile's price is one sample of the
-part that prices it. `profile_check` times the cells.
+part that prices it.
 """
 
 from __future__ import annotations
 
 import math
 import random
-import re
 import time
+from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from itertools import chain
 from typing import NamedTuple
 
 import msgspec
 import numpy as np
+import pandas as pd
 from scipy.stats import norm
 
 from latpred import host
-from latpred.accuracy.drift import Check, Part
+from latpred.accuracy.drift import HOLDS, MOVED, UNCLEAR, Check, Part
 from latpred.calibration.cells import Cell
 from latpred.calibration.devices import Device, conditions, open_device
 from latpred.calibration.fitting import profile_fit
@@ -39,7 +40,7 @@ from latpred.ops.families import nearest, root
 from latpred.prediction.kernel_times import KernelModel
 from latpred.prediction.pricing import host_cost
 from latpred.profile import store
-from latpred.profile.document import ADAPTED, BENCHMARK, CUDNN, DeviceProfile, DispatchFit
+from latpred.profile.document import ADAPTED, BENCHMARK, CUDNN, DeviceProfile, DispatchFit, KernelFit
 from latpred.profile.store import Owner, difference, owner
 from latpred.progress import ProgressCounter, ProgressEvent
 from latpred.sandbox.own_thread import without_modes
@@ -50,8 +51,6 @@ NETWORK_PROBES = 12  # networks of each family, where kernels are timed in netwo
 TINY_PROBES = 20  # networks that only dispatch
 TRACED = {"kernel": 160, "network": 60}  # cells that are traced to see what they hold, of each precision
 LONGEST_US = 40_000.0
-
-_KEY = re.compile(r"(?P<kind>\w+)/(?P<runtime>[\w-]+)/(?P<precision>\w+)/(?P<name>\w+)/(?P<dims>[\w=,-]*)")
 
 
 def probe_cells(profile: DeviceProfile) -> list[Cell]:
@@ -78,32 +77,27 @@ def probe_cells(profile: DeviceProfile) -> list[Cell]:
 
 def _cell(key: str) -> Cell | None:
     """The cell of a key; None for keys that are not of cells, as in profiles fitted to samples from elsewhere."""
-    parts = _KEY.fullmatch(key)
-    if parts is None:
-        return None
-    pairs = (pair.partition("=") for pair in parts["dims"].split(",") if pair)
     try:
-        dims = {name: int(value) for name, _, value in pairs}
+        kind, runtime, precision, name, dims = key.split("/")
+        sizes = {dim: int(size) for dim, size in (pair.split("=") for pair in dims.split(",") if pair)}
     except ValueError:
         return None
-    return Cell(parts["kind"], parts["name"], dims, parts["precision"], parts["runtime"])
+    return Cell(kind, name, sizes, precision, runtime)
 
 
 def _covering(profile: DeviceProfile, cells: Sequence[Cell], wanted: int) -> list[Cell]:
     """Cells in their order, each taken where it holds a kernel of a family that has too few of them so far."""
-    counts: dict[tuple[str, str], int] = {}
-    traced: dict[str, int] = {}
+    counts: Counter[tuple[str, str]] = Counter()
+    traced: Counter[str] = Counter()
     covering = []
     for cell in cells:
-        so_far = traced.get(cell.precision, 0)
-        if cell.precision not in profile.kernels or so_far >= TRACED[cell.kind]:
+        if cell.precision not in profile.kernels or traced[cell.precision] >= TRACED[cell.kind]:
             continue
-        traced[cell.precision] = so_far + 1
+        traced[cell.precision] += 1
         parts = {(cell.precision, part) for part in _parts(profile, cell)}
-        if any(counts.get(part, 0) < wanted for part in parts):
+        if any(counts[part] < wanted for part in parts):
             covering.append(cell)
-            for part in parts:
-                counts[part] = counts.get(part, 0) + 1
+            counts.update(parts)
     return covering
 
 
@@ -136,90 +130,77 @@ HOST_SIGMA = 0.02  # standard deviation of the log of a dispatch cost, where not
 
 
 class Ratio(NamedTuple):
-    """One thing that was timed: to which part of the profile it belongs, and the log of its time over the profile's.
+    """One thing that was timed: to which part of the profile it belongs, and the log of its time over the profile's."""
 
-    clock : "host" or "device". probe : what was timed; the same in every round. sigma : what the fit is usually off.
-    """
-
-    clock: str
+    clock: str  # "host" or "device"
     part: str
-    probe: str
-    log_ratio: float
-    sigma: float = HOST_SIGMA
+    probe: str  # what was timed; the same in every round
+    log_ratio: float  # NaN where one of the two is no time
+    sigma: float = HOST_SIGMA  # what the fit is usually off
 
 
 def compared(profile: DeviceProfile, rounds: Sequence[Sequence[Row]]) -> list[Part]:
     """The parts of a profile by what was timed in several rounds."""
-    speed = _speed_of(rounds)
+    speed = visits.speed_of(chain.from_iterable(rounds))
     return drift([_ratios(profile, visits.undisturbed(rows), speed) for rows in rounds])
-
-
-def _speed_of(rounds: Sequence[Sequence[Row]]) -> RunSpeed:
-    return visits.speed_of(chain.from_iterable(rounds))
 
 
 def _ratios(profile: DeviceProfile, rows: Sequence[Row], speed: RunSpeed) -> list[Ratio]:
     """What undisturbed rows of one round say about a profile, as they would be at its speed; `speed` is the run's."""
     good = [row for row in rows if not row.error]
-    issued, sized = [visits.at_full_speed(row, speed) for row in good if not _is_sized(row)], filter(_is_sized, good)
+    issued = [visits.at_full_speed(row, speed) for row in good if not _is_sized(row)]
     small = [(row, profile_fit.timed_network(row, profile.device)) for row in issued if row.cell.kind == "network"]
+    chains = [(row, run) for row, run in small if network_spec(row.cell).chain]
     tiny = [(row, run) for row, run in small if not network_spec(row.cell).chain]
     then = host.slowdown(profile.speed, speed.full_us, asynchronous=profile.device.asynchronous)
-    dispatched = [_over(ratio, then.dispatch) for ratio in _chains(profile, small)]
     if profile.device.asynchronous:
-        prices = _KernelPrices(profile)
-        issues = *_dispatched(profile, (row for row in issued if row.cell.kind == "dispatch")), *_issued(profile, tiny)
-        dispatched += [_over(ratio, then.ops) for ratio in issues]
-        kernels = [ratio for row in issued if row.cell.kind == "kernel" for ratio in prices.queued(row)]
+        ops: Iterator[Ratio] = chain(_dispatched(profile, issued), _issued(profile, tiny))
+        kernels = _queued(profile, issued)
     else:
-        dispatched += [_over(ratio, then.ops) for ratio in _called(profile, [run for _, run in tiny])]
-        costs = with_parents(class_costs(run for _, run in tiny)) if tiny else profile.runtimes[EAGER].costs_us
-        clocked = DispatchFit(costs, 0.0, 0.0, 0.0)
-        kernels = list(_in_network(profile, [_at_speed(profile, row, speed) for row in sized], clocked))
-    return dispatched + kernels
-
-
-def _over(ratio: Ratio, slower: float) -> Ratio:
-    """A ratio as a machine at the profile's speed would have it, where this one is so many times slower."""
-    return ratio._replace(log_ratio=ratio.log_ratio - math.log(slower))
+        # A sized network keeps its times, and says how much slower than the profile's the machine was for it.
+        sized = [
+            profile_fit.timed_network(row, profile.device)._replace(slowdown=visits.slowdown(row, speed, profile.speed))
+            for row in good
+            if _is_sized(row)
+        ]
+        ops = _called(profile, [run for _, run in tiny])
+        kernels = _in_networks(profile, sized, [run for _, run in tiny])
+    host_side = [
+        ratio._replace(log_ratio=ratio.log_ratio - math.log(slower))
+        for ratios, slower in ((_chains(profile, chains), then.dispatch), (ops, then.ops))
+        for ratio in ratios
+    ]
+    return [ratio for ratio in (*host_side, *kernels) if math.isfinite(ratio.log_ratio)]
 
 
 def _is_sized(row: Row) -> bool:
     return row.cell.kind == "network" and not network_spec(row.cell).tiny
 
 
-def _at_speed(profile: DeviceProfile, row: Row, speed: RunSpeed) -> TimedNetwork:
-    """A network with how much slower than the profile's the machine was for it."""
-    run = profile_fit.timed_network(row, profile.device)
-    return run._replace(slowdown=visits.slowdown(row, speed, profile.speed))
-
-
-def _log(measured_us: float, predicted_us: float) -> Iterator[float]:
-    """The log ratio, where both are times."""
-    if measured_us > 0 and predicted_us > 0:
-        yield math.log(measured_us / predicted_us)
+def _log(measured_us: float, predicted_us: float) -> float:
+    """The log ratio; NaN where one of the two is no time."""
+    return math.log(measured_us / predicted_us) if measured_us > 0 and predicted_us > 0 else math.nan
 
 
 def _chains(profile: DeviceProfile, runs: Iterable[tuple[Row, TimedNetwork]]) -> Iterator[Ratio]:
     """Chains of calls, those long enough for the calls to be what takes the time."""
     dispatch = profile.runtimes[EAGER]
     for row, run in runs:
-        predicted_us = host_us(run, dispatch) if network_spec(row.cell).chain else 0.0
+        predicted_us = host_us(run, dispatch)
         if dispatch.fixed_us <= SHORT * predicted_us:
-            for ratio in _log(run.issued_us, predicted_us):
-                yield Ratio(HOST, CALLS[row.cell.name], row.cell.key, ratio)
+            yield Ratio(HOST, CALLS[row.cell.name], row.cell.key, _log(run.issued_us, predicted_us))
 
 
 def _dispatched(profile: DeviceProfile, rows: Iterable[Row]) -> Iterator[Ratio]:
     """Tiny ops issued in loops; one that issues several belongs to the class that costs most of it."""
     dispatch = profile.runtimes[EAGER]
     for row in rows:
-        graph, batch = single_ops.graph(row.cell)
-        ops = [op for op in graph.at(batch) if op.name != "python::return"]
-        costs = {op.host_class: host_cost(dispatch, op.host_class) for op in ops}
-        waited_us = profile.device.sync_us * sum(op.syncs for op in ops)
-        measured_us = row.timings["issue"].median_s * US_PER_S - waited_us
-        for ratio in _log(measured_us, sum(costs[op.host_class] for op in ops)):
+        if row.cell.kind == "dispatch":
+            graph, batch = single_ops.graph(row.cell)
+            ops = [op for op in graph.at(batch) if op.name != "python::return"]
+            costs = {op.host_class: host_cost(dispatch, op.host_class) for op in ops}
+            waited_us = profile.device.sync_us * sum(op.syncs for op in ops)
+            ratio = _log(row.timings["issue"].median_s * US_PER_S - waited_us, sum(costs[op.host_class] for op in ops))
             yield Ratio(HOST, max(costs, key=lambda name: costs[name]), row.cell.key, ratio)
 
 
@@ -227,83 +208,71 @@ def _issued(profile: DeviceProfile, tiny: Iterable[tuple[Row, TimedNetwork]]) ->
     """Tiny networks, whose dispatch is dearer than that of the same ops in loops."""
     for row, run in tiny:
         if run.issue_us is not None:
-            for ratio in _log(run.issue_us, host_us(run, profile.runtimes[EAGER])):
-                yield Ratio(HOST, ISSUED, row.cell.key, ratio)
+            yield Ratio(HOST, ISSUED, row.cell.key, _log(run.issue_us, host_us(run, profile.runtimes[EAGER])))
 
 
-class _KernelPrices:
-    """Kernel times by a profile."""
-
-    def __init__(self, profile: DeviceProfile) -> None:
-        self._profile = profile
-        self._models: dict[tuple[str, str], KernelModel] = {}
-
-    def queued(self, row: Row) -> Iterator[Ratio]:
-        """A kernel timed in a queue, less the gap to its predecessor."""
-        for sample in profile_fit.queued_sample(row, self._profile.device.gap_us):
-            yield from self.ratio(sample, row.cell.precision, row.cell.key)
-
-    def ratio(self, sample: KernelSample, precision: str, probe: str, *, general: bool = False) -> Iterator[Ratio]:
-        """A kernel's time over the profile's; as part of its family where that is fine enough."""
-        key = _fit_of(self._profile, sample.family, sample.row, precision)
-        if key is None:
-            return
-        spread = self._profile.kernels[precision][key].spread
-        for ratio in _log(sample.us, self._us(sample.family, sample.row, precision, key)):
-            yield Ratio(DEVICE, f"{precision} {root(key) if general else key}", probe, ratio, spread)
-
-    def of_op(self, op: Op, run: TimedNetwork) -> float:
-        """What an op's kernels take; nothing where it launches none, or none that the profile knows."""
-        row, precision = row_of(op, run.batch, resident=run.resident), run.graph.precision
-        key = _fit_of(self._profile, op.family, row, precision) if op.launches else None
-        return 0.0 if key is None else op.launches * self._us(op.family, row, precision, key)
-
-    def _us(self, family: str, row: tuple[float, ...], precision: str, key: str) -> float:
-        fit = self._profile.kernels[precision][key]
-        model = self._models.setdefault((precision, key), KernelModel(fit))
-        return float(model.times(np.array([row]), nearest(fit.leaf_scales, family, 1.0)).us[0])
+def _queued(profile: DeviceProfile, rows: Iterable[Row]) -> Iterator[Ratio]:
+    """Kernels timed in a queue, less the gap to their predecessor."""
+    for row in rows:
+        if row.cell.kind == "kernel":
+            for sample in profile_fit.queued_sample(row, profile.device.gap_us):
+                yield from _of_kernel(profile, sample, row.cell.precision, row.cell.key)
 
 
-def _in_network(profile: DeviceProfile, runs: Sequence[TimedNetwork], clocked: DispatchFit) -> Iterator[Ratio]:
-    """Kernels timed in their networks, by family: shapes that come again are one probe.
-
-    `clocked` is dispatch as the clock around each call has it.
-    """
-    prices = _KernelPrices(profile)
+def _in_networks(
+    profile: DeviceProfile, sized: Sequence[TimedNetwork], tiny: Sequence[TimedNetwork]
+) -> Iterator[Ratio]:
+    """Kernels timed in their networks, by family: shapes that come again are one probe."""
+    eager = profile.runtimes[EAGER]
+    # Tiny networks tell what a clock around each call makes of dispatch.
+    clocked = DispatchFit(with_parents(class_costs(tiny)) if tiny else eager.costs_us, 0.0, 0.0, 0.0)
     for precision in profile.kernels:
-        mine = [run for run in runs if run.graph.precision == precision]
-        for sample in kernel_samples(mine, profile.runtimes[EAGER], clocked) if mine else ():
-            yield from prices.ratio(sample, precision, repr((sample.family, sample.row)), general=True)
+        mine = [run for run in sized if run.graph.precision == precision]
+        for sample in kernel_samples(mine, eager, clocked) if mine else ():
+            yield from _of_kernel(profile, sample, precision, repr((sample.family, sample.row)), general=True)
+
+
+def _of_kernel(
+    profile: DeviceProfile, sample: KernelSample, precision: str, probe: str, *, general: bool = False
+) -> Iterator[Ratio]:
+    """A kernel's time over the profile's; as part of its family where that is fine enough."""
+    key = _fit_of(profile, sample.family, sample.row, precision)
+    if key is not None:
+        fit = profile.kernels[precision][key]
+        ratio = _log(sample.us, _kernel_us(fit, sample.family, sample.row))
+        yield Ratio(DEVICE, f"{precision} {root(key) if general else key}", probe, ratio, fit.spread)
+
+
+def _op_us(profile: DeviceProfile, op: Op, run: TimedNetwork) -> float:
+    """What an op's kernels take; nothing where it launches none, or none that the profile knows."""
+    row, precision = row_of(op, run.batch, resident=run.resident), run.graph.precision
+    key = _fit_of(profile, op.family, row, precision) if op.launches else None
+    return 0.0 if key is None else op.launches * _kernel_us(profile.kernels[precision][key], op.family, row)
+
+
+def _kernel_us(fit: KernelFit, family: str, row: tuple[float, ...]) -> float:
+    return float(KernelModel(fit).times(np.array([row]), nearest(fit.leaf_scales, family, 1.0)).us[0])
 
 
 def _called(profile: DeviceProfile, runs: Sequence[TimedNetwork]) -> Iterator[Ratio]:
-    """Calls of tiny networks, timed in place.
-
-    What the clock adds to a call, and what it does not see of it, is the same for all of them: the median of what is
-    missing is put back.
-    """
-    dispatch, prices = profile.runtimes[EAGER], _KernelPrices(profile)
+    """Calls of tiny networks, timed in place."""
     if not runs:
         return
-    passes_us = [host_us(run, dispatch) + sum(prices.of_op(op, run) for op in run.ops) for run in runs]
+    dispatch = profile.runtimes[EAGER]
+    passes_us = [host_us(run, dispatch) + sum(_op_us(profile, op, run) for op in run.ops) for run in runs]
     slow = float(np.median([run.total_us / us for run, us in zip(runs, passes_us, strict=True)]))
     single = [
-        (
-            group[0].host_class,
-            taken / slow,
-            host_cost(dispatch, group[0].host_class) + prices.of_op(group[0], run),
-            number,
-        )
+        (number, op.host_class, taken / slow, host_cost(dispatch, op.host_class) + _op_us(profile, op, run))
         for number, run in enumerate(runs)
-        for group, taken in zip(calls(run.ops), run.calls_us, strict=True)
-        if len(group) == 1
+        for (op, *others), taken in zip(calls(run.ops), run.calls_us, strict=True)
+        if not others
     ]
-    missing_us = float(np.median([expected - taken for _, taken, expected, _ in single]))
-    for name, taken, expected, number in single:
-        for ratio in _log(taken + missing_us, expected):
-            yield Ratio(
-                HOST, root(name), f"{number}/{name}", ratio + math.log(slow), math.hypot(0.1, CLOCK_US / expected)
-            )
+    # What the clock adds to a call, and does not see of it, is the same for all: the median of it is put back.
+    missing_us = float(np.median([expected - taken for _, _, taken, expected in single]))
+    for number, name, taken, expected in single:
+        if expected > 0:
+            ratio, sigma = _log(taken + missing_us, expected) + math.log(slow), math.hypot(0.1, CLOCK_US / expected)
+            yield Ratio(HOST, root(name), f"{number}/{name}", ratio, sigma)
 
 
 FALSE_ALARMS = 1e-3
@@ -335,14 +304,23 @@ class _Group(NamedTuple):
 
 def drift(rounds: Sequence[Iterable[Ratio]]) -> list[Part]:
     """The parts of a profile by the same probes in every round; first what all parts of a clock have in common."""
-    groups = sorted(_groups([ratio for one in rounds for ratio in one]), key=lambda group: group.part)
+    timed = pd.DataFrame(chain(*rounds), columns=Ratio._fields).groupby(["part", "clock"])
+    groups = [
+        _Group(
+            str(clock), str(part), of.groupby("probe", sort=False)["log_ratio"].median().to_numpy(), of.sigma.median()
+        )
+        for (part, clock), of in timed
+    ]
     clocks = sorted({group.clock for group in groups}, reverse=True)
     z = float(norm.isf(FALSE_ALARMS / 2 / max(len(groups) + len(clocks), 1)))
     parts: list[Part] = []
     for clock in clocks:
         mine = [group for group in groups if group.clock == clock]
-        common = float(np.median([group.centre for group in mine]))
-        usual = _usual(mine)
+        centres = np.array([group.centre for group in mine])
+        common = float(np.median(centres))
+        # The standard deviation of one probe's ratio as most of this clock's parts have it.
+        within = [group.ratios - group.centre for group in mine if len(group.ratios) > 2]
+        usual = MAD_TO_SD * float(np.median(np.abs(np.concatenate(within) if within else centres - common)))
         errors = [group.error(usual) for group in mine]
         error = MEDIAN_TO_MEAN * float(np.median(errors)) / math.sqrt(len(mine))
         parts.append(_part(clock, "", common, error, z, sum(len(group.ratios) for group in mine)))
@@ -351,32 +329,9 @@ def drift(rounds: Sequence[Iterable[Ratio]]) -> list[Part]:
     return parts
 
 
-def _groups(measured: Iterable[Ratio]) -> list[_Group]:
-    by_part: dict[tuple[str, str], dict[str, list[Ratio]]] = {}
-    for one in measured:
-        by_part.setdefault((one.clock, one.part), {}).setdefault(one.probe, []).append(one)
-    return [
-        _Group(
-            clock,
-            part,
-            np.array([np.median([one.log_ratio for one in rounds]) for rounds in probes.values()]),
-            float(np.median([one.sigma for rounds in probes.values() for one in rounds])),
-        )
-        for (clock, part), probes in by_part.items()
-    ]
-
-
-def _usual(groups: Sequence[_Group]) -> float:
-    """Standard deviation of one probe's ratio as most of this clock's have it."""
-    within = [group.ratios - group.centre for group in groups if len(group.ratios) > 2]
-    centres = np.array([group.centre for group in groups])
-    left = np.concatenate(within) if within else centres - np.median(centres)
-    return MAD_TO_SD * float(np.median(np.abs(left)))
-
-
 def _part(clock: str, name: str, log_ratio: float, error: float, z: float, probes: int) -> Part:
     threshold = max(LEAST, z * error)
-    moved, told = abs(log_ratio) > threshold, threshold <= WANTED
+    told = HOLDS if threshold <= WANTED else UNCLEAR
     return Part(
         clock=clock,
         name=name,
@@ -385,7 +340,7 @@ def _part(clock: str, name: str, log_ratio: float, error: float, z: float, probe
         high=math.exp(log_ratio + z * error),
         least=math.exp(threshold),
         timed=probes,
-        verdict="moved" if moved else "holds" if told else "unclear",
+        verdict=MOVED if abs(log_ratio) > threshold else told,
     )
 
 
@@ -439,22 +394,24 @@ def check(
     """
     if budget_s < LEAST_S:
         raise UsageError(f"a budget of {budget_s:g} s measures nothing. Give at least {LEAST_S:g} s, better 25.")
-    checked = _profile(profile, device)
-    _demand_own(checked)
+    checked = _own_profile(profile, device)
     live = device if device is not None and not isinstance(device, str) else open_device(device or checked.device.kind)
     start = time.monotonic()
     watch = disturbance.Watch()
     rounds = timed_again(checked, live, budget_s, progress)
+    rows = list(chain.from_iterable(rounds))
     parts = compared(checked, rounds)
     if not parts:
-        raise CalibrationError(f"nothing of profile {checked.name!r} could be timed again: {_reason(rounds)}.")
+        too_short = "the budget was too short. Give more: latpred check --budget 30s"
+        reason = next((row.error for row in rows if row.error), too_short)
+        raise CalibrationError(f"nothing of profile {checked.name!r} could be timed again: {reason}.")
     activity = watch.lap()
     return Check(
         profile=checked.name,
         created=checked.created,
         parts=tuple(parts),
         changes=tuple(store.mismatch(checked, live.machine())),
-        speed=host.ratio(checked.speed, _speed_of(rounds).full_us),
+        speed=host.ratio(checked.speed, visits.speed_of(rows).full_us),
         busy=round((activity.others or 0.0) + (activity.stolen or 0.0), 2),
         seconds=round(time.monotonic() - start, 1),
     )
@@ -486,15 +443,12 @@ def timed_again(
     return rounds
 
 
-def _profile(profile: DeviceProfile | str | None, device: str | Device | None) -> DeviceProfile:
-    if isinstance(profile, DeviceProfile):
-        return profile
-    if profile is not None:
-        return store.load(profile)
-    return store.find(device if device is None or isinstance(device, str) else device.name)
-
-
-def _demand_own(profile: DeviceProfile) -> None:
+def _own_profile(profile: DeviceProfile | str | None, device: str | Device | None) -> DeviceProfile:
+    """The profile that was named or is the device's; a `ProfileError` unless it was measured on this machine."""
+    if profile is None:
+        profile = store.find(device if device is None or isinstance(device, str) else device.name)
+    elif not isinstance(profile, DeviceProfile):
+        profile = store.load(profile)
     if profile.provenance != "measured":
         raise ProfileError(
             f"profile {profile.name!r} was not measured here ({profile.provenance}), so nothing of it can be timed "
@@ -510,8 +464,4 @@ def _demand_own(profile: DeviceProfile) -> None:
             f"profile {profile.name!r} is of another machine ({profile.machine.cpu}, {difference(profile.machine)}). "
             "Check it there, or calibrate this machine: latpred calibrate"
         )
-
-
-def _reason(rounds: Sequence[Sequence[Row]]) -> str:
-    errors = [row.error for rows in rounds for row in rows if row.error]
-    return errors[0] if errors else "the budget was too short. Give more: latpred check --budget 30s"
+    return profile

@@ -1,5 +1,9 @@
 """Measure a plan into a folder, setting by setting in the order of their worth, until it is done or the time is spent.
 
+Plans are of GPUs: the study of "The Framework Tax", models kept out of fits, and "check", a minute or two in which
+everything is tried once. A plan is a list of stages, a stage a list of settings (one model at one batch size in one
+runtime and precision): whoever runs out of time part-way has what matters most.
+
 Every setting is timed in both protocols; on an asynchronous device its host's and its device's side are timed alone as
 well, which tells its regime. What was measured is on the disk before the next setting starts, and the model is traced
 where it is measured, so that the recording can be replayed anywhere. A run that ended in any way goes on where it was.
@@ -10,26 +14,192 @@ from __future__ import annotations
 import gzip
 import hashlib
 from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+from itertools import chain, product
 from pathlib import Path
 from typing import Any, NamedTuple
 
 import msgspec
 import pandas as pd
+from torch import nn
 
 from latpred import runtimes, storage, tables
 from latpred.accuracy.predicted import GraphKey
 from latpred.accuracy.recording import Recording, TracedModel
 from latpred.calibration.cells import Cell
 from latpred.calibration.devices import Call, Device, conditions, open_device
-from latpred.calibration.measurement.plans import COUNTED, Plan, Setting, plan
 from latpred.calibration.measurement.whole_models import VISIT, Bench, demand_runtime
 from latpred.calibration.session import REFUSED, Header, Row, Sampled, Session
 from latpred.calibration.timing import timer
+from latpred.calibration.workloads import suites
+from latpred.calibration.workloads.suites import Inputs, Workload, seeded, token_inputs, workloads_of
 from latpred.errors import CalibrationError, LatpredError, MissingPackageError, RuntimeRefusalError, UsageError
 from latpred.graph.graph import ModelGraph
 from latpred.profile.document import Machine
 from latpred.progress import ProgressCounter, ProgressEvent
 from latpred.runtimes.lowering import target_of, unsuited
+
+CORE = (
+    "bert-base-uncased",
+    "distilbert-base-uncased",
+    "squeezebert-uncased",
+    "albert-base-v2",
+    "roberta-base",
+    "gpt2",
+    "resnet-18",
+    "resnet-50",
+    "mobilenet-v2",
+    "timm:efficientnet_lite0",
+    "vit-base-32",
+    "wavlm-base",
+)
+MORE = ("fnet-base", "resnet-101", "resnet-152", "bert-large-uncased")
+REPEATED = 4  # models that are measured again, for the repeat noise
+BATCHES = (1, 2, 4, 8, 16, 32, 64, 128)
+LENGTHS = (1, 2, 4, 8, 16, 32, 64, 128, 256, 512)
+SHAPES = (*((width, 12) for width in (128, 256, 512, 1024, 1536)), *((768, layers) for layers in (2, 4, 8, 16, 24)))
+CAPTURED = ("eager", "cuda-graphs")
+FIRST = (*CAPTURED, "torchscript")
+COMPILED = ("compile", "compile-reduce-overhead", "onnxruntime", "onnxruntime-cuda-graphs")
+PRECISIONS = ("fp16", "fp32", "bf16", "tf32")
+TRIED = ("distilbert-base-uncased", "resnet-18")
+COUNTED = 0  # number of a setting that is not timed: a profiler counts what it launches
+_VOCABULARY, _LENGTH = 30522, 128
+
+
+@dataclass(frozen=True, slots=True)
+class Setting:
+    """One model at one batch size in one runtime and precision."""
+
+    workload: Workload
+    batch: int
+    precision: str
+    runtime: str
+    number: int = 1  # 2 where it is measured again to learn the repeat noise; `COUNTED` where nothing is timed
+
+    @property
+    def counted(self) -> bool:
+        """Whether a profiler counts its launches and nothing is timed."""
+        return self.number == COUNTED
+
+    @property
+    def cell(self) -> Cell:
+        """What a journal knows it by."""
+        dims = {"size": self.workload.input_size, "batch": self.batch, "number": self.number}
+        return Cell(f"model.{self.workload.input_kind}", self.workload.name, dims, self.precision, self.runtime)
+
+
+@dataclass(frozen=True, slots=True)
+class Plan:
+    """Settings by stage, the most valuable first, no setting twice; `notes` say what could not be planned here."""
+
+    name: str
+    stages: dict[str, tuple[Setting, ...]]
+    notes: tuple[str, ...] = ()
+
+
+Settings = Iterator[Setting]
+
+
+def plan(name: str) -> Plan:
+    """A plan by name."""
+    plans = {
+        "paper": (_paper, CORE),
+        "heldout": (_heldout, suites.get("heldout").names),
+        "check": (_check, TRIED),
+    }
+    if name not in plans:
+        raise UsageError(f"There is no plan to measure {name!r} by. Use one of {', '.join(plans)}.")
+    stages_of, names = plans[name]
+    models, notes = _named(names)
+    seen: set[str] = set()
+    stages = {}
+    for stage, settings in stages_of(models).items():
+        stages[stage] = tuple(setting for setting in settings if setting.cell.key not in seen)
+        seen.update(setting.cell.key for setting in stages[stage])
+    return Plan(name, stages, notes)
+
+
+def _paper(core: Sequence[Workload]) -> dict[str, Settings]:
+    more, _ = _named(MORE)
+    lengths = [workload for length in LENGTHS for workload in workloads_of("bert-base-uncased", seq=length)]
+    shapes = [_bert(width, layers) for width, layers in SHAPES]
+    return {
+        **_first_stages(core),
+        "shapes": _grid(shapes, (1, 16), runtimes=CAPTURED),
+        "lengths": _grid(lengths, (1,)),
+        "compiled": _grid(core, (1, 16), runtimes=COMPILED),
+        "batches": _grid(core, BATCHES),
+        "more-models": _grid(more, BATCHES),
+        "fp32": _grid(core, BATCHES, ("fp32",)),
+        "more-compiled": chain(_grid(lengths, (1,), runtimes=COMPILED), _grid(core, (4, 64), runtimes=COMPILED)),
+        "other-precisions": _grid(core, (1, 4, 16, 64), ("bf16", "tf32"), CAPTURED),
+        "the-rest": _grid([*core, *more], BATCHES, PRECISIONS, (*FIRST, *COMPILED)),
+    }
+
+
+def _heldout(models: Sequence[Workload]) -> dict[str, Settings]:
+    return {
+        **_first_stages(models),
+        "compiled": _grid(models, (1, 16), runtimes=COMPILED),
+        "batches": _grid(models, BATCHES),
+        "fp32": _grid(models, BATCHES, ("fp32",)),
+        "the-rest": _grid(models, BATCHES, PRECISIONS, (*FIRST, *COMPILED)),
+    }
+
+
+def _check(models: Sequence[Workload]) -> dict[str, Settings]:
+    """Two models once in every runtime: does all of it work here?"""
+    return {"every-runtime": _grid(models, (1,), runtimes=(*FIRST, *COMPILED)), "launches": _launches(models)}
+
+
+def _first_stages(models: Sequence[Workload]) -> dict[str, Settings]:
+    return {
+        "core": _grid(models, (1, 4, 16, 64)),
+        "again": _grid(models[:REPEATED], (1, 16), number=2),
+        "launches": _launches(models),
+    }
+
+
+def _launches(models: Sequence[Workload]) -> Settings:
+    """What a profiler counts: batch 1, as dispatched and as captured."""
+    return _grid(models, (1,), runtimes=CAPTURED, number=COUNTED)
+
+
+def _grid(
+    workloads: Sequence[Workload],
+    batches: Sequence[int],
+    precisions: Sequence[str] = ("fp16",),
+    runtimes: Sequence[str] = FIRST,
+    number: int = 1,
+) -> Settings:
+    """All combinations, model by model, so that each is built once."""
+    for precision, workload, runtime, batch in product(precisions, workloads, runtimes, batches):
+        yield Setting(workload, batch, precision, runtime, number)
+
+
+def _named(names: Sequence[str]) -> tuple[list[Workload], tuple[str, ...]]:
+    """Workloads of those names that can be built here, and a sentence about each of the others."""
+    workloads: list[Workload] = []
+    notes = []
+    for name in names:
+        try:
+            workloads += workloads_of(name)
+        except MissingPackageError as error:
+            notes.append(str(error))
+    return workloads, tuple(notes)
+
+
+def _bert(width: int, layers: int) -> Workload:
+    """BERT of another width or depth, heads of 64."""
+    sizes = {"num_hidden_layers": layers, "num_attention_heads": width // 64, "intermediate_size": 4 * width}
+
+    def build(device: str, precision: str) -> tuple[nn.Module, Inputs]:
+        make = suites.published("BertModel", {"hidden_size": width, **sizes})
+        return seeded(make, device, precision), token_inputs(_LENGTH, _VOCABULARY)
+
+    return Workload(f"bert-w{width}-l{layers}", "seq", _LENGTH, build, "bert")
+
 
 JOURNAL_FOLDER, GRAPHS_FOLDER = "journal", "graphs"
 LIMIT_S = 600.0  # of one setting: a compiler may take minutes for a large model
@@ -38,11 +208,7 @@ ISSUES = timer.Plan(least=3, most=30, precision=0.01, budget_s=0.1, warmup_s=0.0
 
 
 class RecordingSession(Session):
-    """The session in a recording's folder, which keeps the traced models too.
-
-    Another machine of the same make may go on with it; another plan's measurements, or those of another kind of
-    machine, are a UsageError.
-    """
+    """The session in a recording's folder, with the traced models; another machine of its make may go on with it."""
 
     purpose, elsewhere = "recording", "--record DIR"
 
@@ -127,17 +293,13 @@ def _make(machine: Machine) -> tuple[object, ...]:
 
 
 class Done(NamedTuple):
-    """How far a recording is.
+    """How far a recording is."""
 
-    folder : where it is kept. stages : settings measured and planned, by name. notes : what to know. failed : settings
-    that could not be measured, by reason. left : how many of those asked for are still to come.
-    """
-
-    folder: Path
-    stages: dict[str, tuple[int, int]]
-    notes: tuple[str, ...]
-    failed: dict[str, list[str]]
-    left: int
+    folder: Path  # where it is kept
+    stages: dict[str, tuple[int, int]]  # settings measured and planned, by name
+    notes: tuple[str, ...]  # what to know
+    failed: dict[str, list[str]]  # settings that could not be measured, by reason
+    left: int  # how many of those asked for are still to come
 
     @property
     def complete(self) -> bool:
@@ -162,7 +324,9 @@ def record(
     the journal from which a later run goes on; one of another machine or plan is a UsageError.
     """
     wanted = plan(name)
-    _check_stages(wanted, stages)
+    for stage in stages:
+        if stage not in wanted.stages:
+            raise UsageError(f"The plan {name} has no stage {stage!r}. Use one of {', '.join(wanted.stages)}.")
     live = open_device(device) if isinstance(device, str) else device
     left_out, notes = _unavailable(live, wanted, runtimes)
     planned = {
@@ -170,57 +334,47 @@ def record(
     }
     chosen = [one for stage, settings in planned.items() if not stages or stage in stages for one in settings]
     with RecordingSession(folder, name, live.machine()) as session, conditions.stated():
-        counter = ProgressCounter("", _left(chosen, session), progress, budget_s=budget_s)
-        _measure(chosen, Bench(live), session, effort, counter)
+        todo = _left(chosen, session)
+        _measure(todo, Bench(live), session, effort, ProgressCounter("", len(todo), progress, budget_s=budget_s))
         keys, failed = {setting.cell.key for setting in chosen}, dict[str, list[str]]()
         for row in session.rows:
             if row.error and row.cell.key in keys:
                 failed.setdefault(row.error, []).append(row.cell.key)
         counts = {
-            stage: (len(settings) - _left(settings, session), len(settings)) for stage, settings in planned.items()
+            stage: (len(settings) - len(_left(settings, session)), len(settings)) for stage, settings in planned.items()
         }
-        return Done(folder, counts, (*wanted.notes, *notes), failed, _left(chosen, session))
+        return Done(folder, counts, (*wanted.notes, *notes), failed, len(_left(chosen, session)))
 
 
-def _left(settings: Sequence[Setting], session: Session) -> int:
-    return sum(not session.holds(setting.cell) for setting in settings)
-
-
-def _check_stages(wanted: Plan, stages: Sequence[str]) -> None:
-    for stage in stages:
-        if stage not in wanted.stages:
-            known = ", ".join(wanted.stages)
-            raise UsageError(f"The plan {wanted.name} has no stage {stage!r}. Use one of {known}.")
+def _left(settings: Sequence[Setting], session: Session) -> list[Setting]:
+    """What the journal has not yet."""
+    return [setting for setting in settings if not session.holds(setting.cell)]
 
 
 def _unavailable(device: Device, wanted: Plan, only: Sequence[str]) -> tuple[set[str], list[str]]:
     """Runtimes of a plan that are not measured here, and why not where nobody asked for that."""
-    target = target_of(device.info().kind)
-    out: set[str] = set()
-    notes: list[str] = []
     named = dict.fromkeys(setting.runtime for settings in wanted.stages.values() for setting in settings)
     for runtime in only:
         if runtime not in named:
             raise UsageError(f"The plan {wanted.name} has no runtime {runtime!r}. Use some of {', '.join(named)}.")
-    for runtime in named:
-        reason = unsuited(runtime, target)
+    asked = [runtime for runtime in named if not only or runtime in only]
+    reasons: dict[str, str] = {}
+    for runtime in asked:
         try:
             demand_runtime(runtime, device)
+            reason = unsuited(runtime, target_of(device.info().kind))
         except MissingPackageError as error:
             reason = str(error)
-        if only and runtime not in only:
-            out.add(runtime)
-        elif reason is not None:
-            out.add(runtime)
-            notes.append(f"{runtime} is left out: {reason}")
-    return out, notes
+        if reason is not None:
+            reasons[runtime] = reason
+    left_out = {runtime for runtime in named if runtime not in asked or runtime in reasons}
+    return left_out, [f"{runtime} is left out: {reason}" for runtime, reason in reasons.items()]
 
 
 def _measure(
-    chosen: Sequence[Setting], bench: Bench, session: RecordingSession, effort: timer.Plan, counter: ProgressCounter
+    todo: list[Setting], bench: Bench, session: RecordingSession, effort: timer.Plan, counter: ProgressCounter
 ) -> None:
-    """Measure what the journal has not yet, one model built at a time."""
-    todo = [setting for setting in chosen if not session.holds(setting.cell)]
+    """Measure settings, one model built at a time."""
     todo.sort(key=lambda setting: setting.counted)  # what a profiler leaves behind slows every later launch
     built, refused = None, {_refusable(row.cell): row.error for row in session.rows if row.error.startswith(REFUSED)}
     try:
@@ -250,8 +404,9 @@ def _refusable(cell: Cell) -> tuple[object, ...]:
 
 
 def _visit(setting: Setting, bench: Bench, session: RecordingSession, effort: timer.Plan) -> Sampled:
-    """Time one setting in both protocols, or count what it launches."""
-    bench.device.use_precision(setting.precision)
+    """Time one setting in both protocols, or count what it launches; host and device alone too, where they can be."""
+    device = bench.device
+    device.use_precision(setting.precision)
     try:
         graph = session.graph(setting, bench.target)
     except LatpredError as error:
@@ -260,19 +415,14 @@ def _visit(setting: Setting, bench: Bench, session: RecordingSession, effort: ti
         raise CalibrationError(f"not traced: {error}") from error
     call = bench.call(setting.workload, setting.batch, setting.runtime, setting.precision, graph)
     if setting.counted:
-        return Sampled({}, more=_counted(call, setting, bench.device))
-    timings = {name: timer.timed(bench.device, call, name, effort) for name in timer.PROTOCOLS}
-    return Sampled({**timings, **_sides(call, setting, bench.device, graph)}, more=_state(bench.device))
-
-
-def _sides(call: Call, setting: Setting, device: Device, graph: ModelGraph) -> dict[str, timer.Timing]:
-    """Host and device timed alone; unknown where the host waits in mid-pass, or the stream is not PyTorch's."""
-    if not device.asynchronous or graph.syncs(1) or graph.syncs(2):
-        return {}
+        return Sampled({}, more=_counted(call, setting, device))
+    timings = {name: timed(device, call, effort) for name, timed in timer.PROTOCOLS.items()}
     runtime = runtimes.get(setting.runtime)
-    if getattr(runtime, "waits", False) or getattr(runtime, "own_stream", False):
-        return {}
-    return {"issue": timer.issue(device, call, ISSUES), "queued": timer.queued(device, call, ISSUES)}
+    # Not where the host waits in mid-pass, or the stream is not PyTorch's.
+    together = getattr(runtime, "waits", False) or getattr(runtime, "own_stream", False)
+    if device.asynchronous and not (together or graph.syncs(1) or graph.syncs(2)):
+        timings |= {"issue": timer.issue(device, call, ISSUES), "queued": timer.queued(device, call, ISSUES)}
+    return Sampled(timings, more=_state(device))
 
 
 def _counted(call: Call, setting: Setting, device: Device) -> dict[str, str | float]:

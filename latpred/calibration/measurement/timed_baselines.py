@@ -52,7 +52,7 @@ def isolated_ops(bench: Bench, workload: Workload, batch: int, precision: str) -
 
     This is how predictors that add up operators are built, with a perfect operator model: no op is interpolated.
     """
-    forward = _forward(bench, workload, batch, precision)
+    forward = bench.call(workload, batch, "eager", precision)
     with conditions.stated():
         bench.device.use_precision(precision)
         with _Calls() as seen:
@@ -67,7 +67,7 @@ def runtime_estimator(bench: Bench, workload: Workload, batch: int, precision: s
     from torch.distributed._tools.runtime_estimator import RuntimeEstimator
 
     estimator = RuntimeEstimator()
-    forward = _forward(bench, workload, batch, precision)
+    model, inputs = bench.model(workload, batch, precision)
     # On leaving, the estimator prints a line of its own.
     with (
         FakeTensorMode(allow_non_fake_inputs=True),
@@ -75,7 +75,7 @@ def runtime_estimator(bench: Bench, workload: Workload, batch: int, precision: s
         contextlib.redirect_stdout(io.StringIO()),
         estimator("operator-level-cost-model"),
     ):
-        forward()
+        model(**inputs) if isinstance(inputs, dict) else model(*inputs)
     return float(estimator.total_runtime) / 1e3
 
 
@@ -85,10 +85,7 @@ BASELINES: dict[str, Baseline] = {"isolated_ops": isolated_ops, "runtime_estimat
 def with_baselines(
     table: pd.DataFrame, workloads: Sequence[Workload], bench: Bench, names: Sequence[str], announce: Announce
 ) -> tuple[pd.DataFrame, dict[str, str]]:
-    """The table of measurements with a column for each baseline, and why a baseline has none.
-
-    `announce` is told what comes next, and says whether there is time for it.
-    """
+    """The table with a column for each baseline, and why one has none; `announce` says whether there is time."""
     unknown = [name for name in names if name not in BASELINES]
     if unknown:
         raise UsageError(f"There is no baseline {unknown[0]!r} to measure. Use one of {', '.join(BASELINES)}.")
@@ -128,11 +125,6 @@ def _column(
             if not any(math.isfinite(value) for value in values):
                 return values, reason
     return values, reason
-
-
-def _forward(bench: Bench, workload: Workload, batch: int, precision: str) -> Callable[[], Any]:
-    model, inputs = bench.model(workload, batch, precision)
-    return lambda: model(**inputs) if isinstance(inputs, dict) else model(*inputs)
 
 
 def _replay(func: Any, args: Any, named: Any) -> Callable[[], Any]:

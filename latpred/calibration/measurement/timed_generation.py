@@ -74,19 +74,15 @@ def measure_generation(
     demand_room(name, shape, prompt, new_tokens)
     sizes = tuple(batches)
     live = open_device(device) if isinstance(device, str) else device
-    simulated = live.info().kind == "simulated"
-    tables = [
-        measure(
-            traced(model, prompt, tokens, precision) if simulated else generation_workload(model, prompt, tokens),
-            sizes,
-            device=live,
-            precision=precision,
-            repeats=repeats,
-            plan=plan,
-            progress=progress,
-        )
-        for tokens in dict.fromkeys((new_tokens, 1))
-    ]
+
+    def workload(tokens: int) -> Workload | ModelGraph:
+        if live.info().kind != "simulated":
+            return generation_workload(model, prompt, tokens)
+        graph = trace_generation(model, prompt, tokens, precision=precision).whole
+        return msgspec.structs.replace(graph, input_kind=input_kind(tokens), input_size=prompt)
+
+    asked: dict[str, Any] = {"device": live, "precision": precision, "repeats": repeats, "plan": plan}
+    tables = [measure(workload(tokens), sizes, progress=progress, **asked) for tokens in dict.fromkeys((new_tokens, 1))]
     return pd.concat(tables, ignore_index=True)
 
 
@@ -102,25 +98,12 @@ def beside(curve: GenerationCurve, measured: pd.DataFrame) -> pd.DataFrame:
             each = (whole["latency_s"] - first["latency_s"]) / (point.new_tokens - 1)
             parts.append(("next token", point.per_token_ms, each))
             parts.append((f"{point.new_tokens} tokens", point.latency_ms, whole["latency_s"]))
-        for what, milliseconds, seconds in parts:
-            seconds = float(seconds) if status == OK else None
-            rows.append(
-                {
-                    "batch": point.batch,
-                    "what": what,
-                    "predicted_s": milliseconds / 1e3,
-                    "measured_s": seconds,
-                    "error": milliseconds / 1e3 / seconds - 1 if seconds else None,
-                    "status": status,
-                }
-            )
+        for what, milliseconds, timed in parts:
+            seconds = float(timed) if status == OK else None
+            error = milliseconds / 1e3 / seconds - 1 if seconds else None
+            row = {"batch": point.batch, "what": what, "predicted_s": milliseconds / 1e3, "measured_s": seconds}
+            rows.append({**row, "error": error, "status": status})
     return pd.DataFrame(rows)
-
-
-def traced(model: nn.Module | str, prompt: int, new_tokens: int, precision: str) -> ModelGraph:
-    """A call of `generate()` as a device runs it that runs graphs."""
-    graph = trace_generation(model, prompt, new_tokens, precision=precision).whole
-    return msgspec.structs.replace(graph, input_kind=input_kind(new_tokens), input_size=prompt)
 
 
 def generation_workload(model: nn.Module | str, prompt: int, new_tokens: int) -> Workload:
@@ -131,11 +114,18 @@ def generation_workload(model: nn.Module | str, prompt: int, new_tokens: int) ->
         if isinstance(model, str):
             with torch.random.fork_rng(devices=[]):
                 torch.manual_seed(SEED)
-                built = decoder(model, device, precision)[1]
+                built: Any = decoder(model, device, precision)[1]
                 keep_lively(built)
         else:
             built = moved(model, device, precision)
-        return _Generate(built.eval(), prompt, new_tokens), _prompts(built, prompt)
+        vocabulary = int(built.config.vocab_size)
+
+        def prompts(batch: int, place: Any) -> dict[str, torch.Tensor]:
+            generator = torch.Generator().manual_seed(SEED)
+            ids = torch.randint(vocabulary // 2, (batch, prompt), generator=generator).to(place)
+            return {"input_ids": ids, "attention_mask": torch.ones_like(ids)}
+
+        return _Generate(built.eval(), prompt, new_tokens), prompts
 
     return Workload(name, input_kind(new_tokens), prompt, make)
 
@@ -160,14 +150,3 @@ class _Generate(nn.Module):
                 "generation_config.eos_token_id to None to measure what it takes to generate all of them"
             )
         return out
-
-
-def _prompts(model: Any, prompt: int) -> Inputs:
-    vocabulary = int(model.config.vocab_size)
-
-    def inputs(batch: int, device: Any) -> dict[str, torch.Tensor]:
-        generator = torch.Generator().manual_seed(SEED)
-        ids = torch.randint(vocabulary // 2, (batch, prompt), generator=generator).to(device)
-        return {"input_ids": ids, "attention_mask": torch.ones_like(ids)}
-
-    return inputs

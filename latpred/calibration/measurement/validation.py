@@ -8,6 +8,7 @@ from __future__ import annotations
 import math
 import os
 from collections.abc import Callable, Sequence
+from contextlib import suppress
 from itertools import combinations
 from typing import TYPE_CHECKING, Any, NamedTuple
 
@@ -127,7 +128,9 @@ def validate(
         notes += [f"Speed of the machine, as times over the profile's: {host.sentence(ratios)}."] if ratios else []
     table, graphs = _traced(table, workloads, target_of(device_profile.device.kind))
     if record is not None:
-        Recording(f"{suite}-{device_profile.name}", _about(suite, table), table, graphs, reasons=reasons).save(record)
+        first = table.iloc[0]
+        about = f"suite {suite} on {first['device']} ({first['machine']}), {first['stack']}, run {first['run']}"
+        Recording(f"{suite}-{device_profile.name}", about, table, graphs, reasons=reasons).save(record)
     return compare(predict_table(table, graphs, device_profile), table, reasons=reasons, notes=notes)
 
 
@@ -144,11 +147,6 @@ def _traced(
         except TraceError as error:
             table.loc[row, ["status", "latency_s", "spread_s"]] = f"no trace: {error}", math.nan, math.nan
     return table, graphs
-
-
-def _about(suite: str, table: pd.DataFrame) -> str:
-    first = table.iloc[0]
-    return f"suite {suite} on {first['device']} ({first['machine']}), {first['stack']}, run {first['run']}"
 
 
 BATCHES = (1, 2, 4, 8, 16, 32)
@@ -169,43 +167,31 @@ class Shift(NamedTuple):
 
 
 def repeat(calibrate: Callable[[int], DeviceProfile], times: int, suite: str = "blind") -> list[Shift]:
-    """Calibrate several times and compare what each profile predicts of a suite, in eager at batches 1 to 32.
-
-    `calibrate` is told which time it is, from 1 on.
-    """
+    """Calibrate several times, told which from 1 on, and compare what the profiles predict of a suite, in eager."""
     profiles = [calibrate(number) for number in range(1, times + 1)]
-    return shifts(profiles, _graphs_of(suite, target_of(profiles[0].device.kind)))
-
-
-def _graphs_of(suite: str, target: str) -> list[ModelGraph]:
-    """What the models of a suite do; those that need a package that is not here are left out."""
     graphs = []
     for workload in suites.get(suite).workloads():
-        try:
-            graphs.append(workload.trace("fp32", EAGER, target))
-        except (LatpredError, ImportError, RuntimeError):
-            continue
-    return graphs
+        with suppress(LatpredError, ImportError, RuntimeError):  # those that need a package that is not here
+            graphs.append(workload.trace("fp32", EAGER, target_of(profiles[0].device.kind)))
+    return shifts(profiles, graphs)
 
 
 def shifts(profiles: Sequence[DeviceProfile], graphs: Sequence[ModelGraph]) -> list[Shift]:
     """How the predictions of each two profiles differ."""
-    return [
-        _shift(index, other, profiles[index], profiles[other], graphs)
-        for index, other in combinations(range(len(profiles)), 2)
-    ]
+    return [_shift(one, other, graphs) for one, other in combinations(enumerate(profiles, 1), 2)]
 
 
-def _shift(index: int, other: int, first: DeviceProfile, second: DeviceProfile, graphs: Sequence[ModelGraph]) -> Shift:
+def _shift(one: tuple[int, DeviceProfile], other: tuple[int, DeviceProfile], graphs: Sequence[ModelGraph]) -> Shift:
+    (number, first), (other_number, second) = one, other
     # The first profile is predicted at the speed that the second was measured at.
     slowdown = host.slowdown(first.speed, second.speed, asynchronous=first.device.asynchronous)
     predictor = Predictor(first)
-    before, at_speed = (_latencies(predictor.at(one), graphs) for one in (host.SAME, slowdown))
+    before, at_speed = (_latencies(predictor.at(speed), graphs) for speed in (host.SAME, slowdown))
     after = _latencies(Predictor(second).at(host.SAME), graphs)
     off = np.abs(np.expm1(np.log(after / at_speed)))
     return Shift(
-        first=index + 1,
-        second=other + 1,
+        first=number,
+        second=other_number,
         common=float(np.median(after / before)),
         median=float(np.median(off)),
         p90=float(np.quantile(off, 0.9)),

@@ -17,7 +17,6 @@ from dataclasses import dataclass, field
 from datetime import UTC, datetime
 from typing import Any, NamedTuple, TypeVar
 
-import msgspec
 import numpy as np
 import pandas as pd
 import torch
@@ -53,10 +52,7 @@ Result = TypeVar("Result")
 
 
 class Bench:
-    """A device with models built on it.
-
-    `copies` says how often weights are held: each runtime that exports or traces a model holds them once more.
-    """
+    """A device with models built on it; each of `copies` runtimes that export or trace a model holds its weights."""
 
     def __init__(self, device: Device, copies: int = 1) -> None:
         self.device, self.info = device, device.info()
@@ -86,11 +82,7 @@ class Bench:
             return self.device.prepare_model(*self.model(workload, batch, precision), runtime)
 
     def attempt(self, visit: Callable[[], Result]) -> Result:
-        """What a visit gives.
-
-        Where memory is short it may be held by models that only wait for their next round, so it is tried once more
-        without them.
-        """
+        """What a visit gives; where memory is short it is tried again without models that wait for another round."""
         try:
             return visit()
         except (MemoryError, torch.OutOfMemoryError):
@@ -103,7 +95,8 @@ class Bench:
 
     def leave(self, workload: Workload) -> None:
         """Free a model, unless it may stay for the next round."""
-        kept = self._copies * sum(_weight_bytes(model) for model, _ in self._built.values())
+        models = [model for model, _ in self._built.values() if isinstance(model, torch.nn.Module)]
+        kept = self._copies * sum(p.numel() * p.element_size() for model in models for p in model.parameters())
         if kept > _KEPT_SHARE * self.info.memory_bytes:
             self._built = {key: built for key, built in self._built.items() if key[0] is not workload}
             gc.collect()
@@ -114,10 +107,6 @@ class Bench:
         gc.collect()
         if self.info.kind == "cuda":
             torch.cuda.empty_cache()
-
-
-def _weight_bytes(model: Any) -> int:
-    return sum(p.numel() * p.element_size() for p in model.parameters()) if isinstance(model, torch.nn.Module) else 0
 
 
 def demand_runtime(runtime: str, device: Device) -> None:
@@ -179,14 +168,9 @@ class _Cell:
         """How slow the machine was at each visit, now that its fastest moments are known."""
         return [visit.timing.slow * slower(visit.fastest, self.fastest) for visit in self.visits]
 
-    def kept(self) -> list[_Visit]:
-        """Visits at full speed, each with how slow it was; two in any case, where that many were made."""
-        slow = self.slow()
-        visits = [
-            visit._replace(timing=msgspec.structs.replace(visit.timing, slow=ratio))
-            for visit, ratio in zip(self.visits, slow, strict=True)
-        ]
-        return at_full_speed([[visit] for visit in visits], slow, LEAST_KEPT)[0]
+    def kept(self) -> tuple[list[_Visit], list[float]]:
+        """Visits at full speed, and how slow it was at each; two in any case, where that many were made."""
+        return at_full_speed([[visit] for visit in self.visits], self.slow(), LEAST_KEPT)
 
     def slowed(self) -> bool:
         """Whether visits at full speed are too few."""
@@ -307,31 +291,25 @@ class _Visits:
 
     def rounds(self, repeats: int) -> None:
         """Visit every cell so often, and those again that were never visited at full speed, while there is time."""
-        for number in range(repeats):
-            if not self._round(self.cells, number, f"round {number + 1} of {repeats}"):
-                return
-        for number in range(repeats, repeats + MORE_ROUNDS):
-            slowed = [cell for cell in self.cells if cell.slowed()]
-            if not self._round(slowed, number, "again, since the machine was slowed"):
-                return
-
-    def _round(self, visited: Sequence[_Cell], number: int, label: str) -> bool:
-        """Visit cells once, models and batches in an order of this round; False when there is no time for all."""
-        for group in _order(visited, number):
-            for cell in group:
-                if not self._counter.next(f"{cell.workload.name} batch {cell.batch}, {cell.runtime}, {label}"):
-                    return False
-                if not cell.failure:
-                    self._visit(cell)
-            self.bench.leave(group[0].workload)
-        return True
+        for number in range(repeats + MORE_ROUNDS):
+            cells, label = self.cells, f"round {number + 1} of {repeats}"
+            if number >= repeats:
+                cells = [cell for cell in self.cells if cell.slowed()]
+                label = "again, since the machine was slowed"
+            for group in _order(cells, number):
+                for cell in group:
+                    if not self._counter.next(f"{cell.workload.name} batch {cell.batch}, {cell.runtime}, {label}"):
+                        return
+                    if not cell.failure:
+                        self._visit(cell)
+                self.bench.leave(group[0].workload)
 
     def _visit(self, cell: _Cell) -> None:
         """Time a cell once, or note why that cannot be done, for cells too that cannot fare better."""
 
         def timed() -> timer.Timing:
             call = self.bench.call(cell.workload, cell.batch, cell.runtime, self.precision)
-            return timer.timed(self.bench.device, call, self.protocol, self.plan, cell.gauge)
+            return timer.PROTOCOLS[self.protocol](self.bench.device, call, self.plan, cell.gauge)
 
         if self._gauge is not None and self._waited_s < self._timed_s:  # never longer than it measures
             self._waited_s += self._gauge.await_full_speed(min(APART_WAIT_S, self._timed_s - self._waited_s))
@@ -342,9 +320,14 @@ class _Visits:
             raise
         except Exception as error:  # a model's own forward may raise anything
             cell.failure = failure_of(error)
+            # A runtime that refuses a model refuses it at every batch, after seconds each time.
+            refused, full = (cell.failure.startswith(why) for why in (REFUSED, OUT_OF_MEMORY))
             for other in self.cells:
                 if other.workload is cell.workload and other.runtime == cell.runtime and not other.failure:
-                    other.failure = _shared_failure(cell, other)
+                    if refused:
+                        other.failure = cell.failure
+                    elif full and other.batch > cell.batch:
+                        other.failure = f"{OUT_OF_MEMORY} (not tried: batch {cell.batch} did not fit)"
             return
         self._timed_s += time.monotonic() - start
         speed_us = {}
@@ -367,23 +350,8 @@ class _Visits:
         fastest = zip((host.DISPATCH, host.THREADS), () if self._gauge is None else self._gauge.fastest, strict=False)
         speed = RunSpeed.of(visit.speed_us for cell in self.cells for visit in cell.visits)
         speed = speed._replace(full_us={**speed.full_us, **{kind: us for kind, us in fastest if us > 0}})
-        rows = [{**common, **_row(cell, unvisited)} for cell in self.cells]
-        for row, cell in zip(rows, self.cells, strict=True):
-            at = speed.at(row.get(host.SLOWED, 1.0), typical(visit.speed_us for visit in cell.kept()))
-            row |= {host.COLUMN.format(kind): round(us, 3) for kind, us in at.items()}
+        rows = [{**common, **_row(cell, unvisited, speed)} for cell in self.cells]
         return tables.check(pd.DataFrame(rows), tables.MEASURED)
-
-
-def _shared_failure(failed: _Cell, other: _Cell) -> str:
-    """Why another batch of a model in the same runtime need not be tried; "" where it may do better.
-
-    A runtime that refuses a model refuses it at every batch, after seconds each time.
-    """
-    if failed.failure.startswith(REFUSED):
-        return failed.failure
-    if failed.failure.startswith(OUT_OF_MEMORY) and other.batch > failed.batch:
-        return f"{OUT_OF_MEMORY} (not tried: batch {failed.batch} did not fit)"
-    return ""
 
 
 def _order(cells: Sequence[_Cell], number: int) -> list[list[_Cell]]:
@@ -399,8 +367,8 @@ def _order(cells: Sequence[_Cell], number: int) -> list[list[_Cell]]:
     return ordered
 
 
-def _row(cell: _Cell, unvisited: str) -> dict[str, Any]:
-    visits = [visit.timing for visit in cell.kept()]
+def _row(cell: _Cell, unvisited: str, speed: RunSpeed) -> dict[str, Any]:
+    visits, slow = cell.kept()
     failure = cell.failure or ("" if cell.visits else unvisited)
     row: dict[str, Any] = {
         "runtime": cell.runtime,
@@ -410,20 +378,19 @@ def _row(cell: _Cell, unvisited: str) -> dict[str, Any]:
         "input_size": cell.workload.input_size,
         "n": len(visits),
         "status": failure or tables.OK,
+        **dict.fromkeys(("latency_s", "spread_s", "repeat_ratio"), math.nan),
     }
-    if failure:
-        return {**row, "latency_s": math.nan, "spread_s": math.nan, "repeat_ratio": math.nan}
-    whole = timer.over_runs(visits)
-    row |= {host.SLOWED: round(whole.slow, 3)} if cell.fastest.dispatch_us > 0 else {}
-    return {**row, "latency_s": whole.median_s, "spread_s": whole.spread_s, "repeat_ratio": _repeat_ratio(visits)}
-
-
-def _repeat_ratio(visits: Sequence[timer.Timing]) -> float:
-    """Slower over faster of the medians of even and odd rounds; NaN from a single round."""
-    if len(visits) < 2:
-        return math.nan
-    halves = [float(np.median([visit.median_s for visit in visits[start::2]])) for start in (0, 1)]
-    return max(halves) / min(halves)
+    if not failure:
+        # The spread within one visit is smaller than the noise of a repeated measurement, and flatters.
+        medians_s = [visit.timing.median_s for visit in visits]
+        whole = timer.summary(medians_s, float(np.median(slow)))
+        row |= {"latency_s": whole.median_s, "spread_s": whole.spread_s}
+        row |= {host.SLOWED: round(whole.slow, 3)} if cell.fastest.dispatch_us > 0 else {}
+        if len(visits) > 1:
+            even, odd = (float(np.median(medians_s[start::2])) for start in (0, 1))
+            row["repeat_ratio"] = max(even, odd) / min(even, odd)
+    at = speed.at(row.get(host.SLOWED, 1.0), typical(visit.speed_us for visit in visits))
+    return row | {host.COLUMN.format(kind): round(us, 3) for kind, us in at.items()}
 
 
 def _checked(batches: Iterable[int], repeats: int, protocol: str) -> tuple[int, ...]:

@@ -113,21 +113,13 @@ class Disturbance:
             yield f"the hypervisor took {stolen:.1f} processors"
         if others > max(OTHERS, spare, ticks):
             yield f"other work used {others:.1f} processors"
-        if lacked := self._lacked():
-            yield lacked
-
-    def _lacked(self) -> str:
-        """That processors were lacking, by what this process lacked itself where the kernel says so.
-
-        More threads than processors wait for one another, which is no disturbance.
-        """
-        if self.threads > self.cores + self.cores_lost or not self.seconds:
-            return ""
-        if self.delayed is not None:
-            enough = self.delayed <= max(WAITING, LEAST_DELAY_S / self.seconds)
-            return "" if enough else f"the timed threads lacked {self.delayed:.1f} processors"
-        share = self.waiting or 0.0
-        return f"tasks waited for a processor {100 * share:.0f} % of the time" if share > WAITING else ""
+        # What this process lacked itself counts, where the kernel says so. More threads than processors wait for one
+        # another, which is no disturbance.
+        if self.seconds and self.threads <= self.cores + self.cores_lost:
+            if self.delayed is None and (self.waiting or 0.0) > WAITING:
+                yield f"tasks waited for a processor {100 * (self.waiting or 0.0):.0f} % of the time"
+            if self.delayed is not None and self.delayed > max(WAITING, LEAST_DELAY_S / self.seconds):
+                yield f"the timed threads lacked {self.delayed:.1f} processors"
 
 
 def between(before: Counters, after: Counters, *, threads: int = 1, gpu: str = "") -> Disturbance:
@@ -169,9 +161,6 @@ class Watch:
     """Watches the machine from its making on, and says of each lap what disturbed it.
 
     `gpu` reads the state of the GPU where one is timed, which opens the driver's library and may take a while.
-
-    >>> Watch(threads=2).lap().reason  # doctest: +SKIP
-    'other work used 0.9 processors'
     """
 
     def __init__(
@@ -208,15 +197,10 @@ def wait_for_calm(
     sleep: Callable[[float], object] = time.sleep,
     read: Callable[[], Counters] = read,
 ) -> bool:
-    """Sleep until other work leaves the machine alone for half a second, or for so long; whether it is calm.
-
-    It also counts as calm where the system does not say.
-    """
-    before = read()
+    """Sleep until other work leaves the machine alone for half a second, or so long; whether it is calm or unknown."""
+    watch = Watch(threads=threads, read=read)
     for _ in range(max(math.ceil(limit_s / WINDOW_S), 1)):
         sleep(WINDOW_S)
-        after = read()
-        if not between(before, after, threads=threads).reason:
+        if not watch.lap().reason:
             return True
-        before = after
     return False

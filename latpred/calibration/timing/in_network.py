@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Sequence
-from typing import Any, NamedTuple
+from typing import Any
 
 import numpy as np
 from torch.utils._python_dispatch import TorchDispatchMode
@@ -50,33 +50,29 @@ def time_ops(
     `between` is called ahead of each pass, as to push its weights out of the cache. Without it passes follow each
     other, as where a model is called again and again. `repeats` and `budget_s` are those of `timer.turns`.
     """
-    model(*inputs)
-    done, slow = timer.turns(lambda: _turn(model, inputs, between), gauge, repeats=repeats, budget_s=budget_s)
-    if any(turn.names != done[0].names for turn in done):
-        raise CalibrationError("a generated network issued other ops when run again. Please report its spec.")
-    calls_us = () if not done[0].calls else tuple((np.median([turn.calls for turn in done], axis=0) * 1e6).tolist())
-    return Sampled({"single": timer.summary([turn.forward for turn in done], slow)}, calls_us)
 
-
-class _Turn(NamedTuple):
-    """Seconds of a forward pass, and of each call of another; names of its ops."""
-
-    forward: float
-    calls: list[float]
-    names: list[str]
-
-
-def _turn(model: Any, inputs: Sequence[Any], between: Callable[[], object] | None) -> _Turn:
-    if between is None:
-        _warm_up(lambda: model(*inputs))
-    else:
-        between()
-    forward = _seconds(lambda: model(*inputs))
-    if between is not None:
-        between()
-    with TimedCalls() as timed:
+    def turn() -> tuple[float, TimedCalls]:
+        """Seconds of a forward pass, and the calls of another."""
+        if between is None:
+            _warm_up(lambda: model(*inputs))
+        else:
+            between()
+        start = time.perf_counter()
         model(*inputs)
-    return _Turn(forward, timed.seconds, timed.names)
+        forward_s = time.perf_counter() - start
+        if between is not None:
+            between()
+        with TimedCalls() as timed:
+            model(*inputs)
+        return forward_s, timed
+
+    model(*inputs)
+    turns, slow = timer.turns(turn, gauge, repeats=repeats, budget_s=budget_s)
+    forwards_s, timed = zip(*turns, strict=True)
+    if any(each.names != timed[0].names for each in timed):
+        raise CalibrationError("a generated network issued other ops when run again. Please report its spec.")
+    calls_s = np.median([each.seconds for each in timed], axis=0) if timed[0].seconds else np.empty(0)
+    return Sampled({"single": timer.summary(forwards_s, slow)}, tuple((calls_s * 1e6).tolist()))
 
 
 def _warm_up(call: Callable[[], object]) -> None:
@@ -86,12 +82,6 @@ def _warm_up(call: Callable[[], object]) -> None:
         call()
         if time.perf_counter() - start > WARM_S:
             return
-
-
-def _seconds(call: Callable[[], object]) -> float:
-    begun = time.perf_counter()
-    call()
-    return time.perf_counter() - begun
 
 
 class TimedCalls(TorchDispatchMode):  # type: ignore[no-untyped-call]

@@ -72,53 +72,39 @@ class SpeedReading(NamedTuple):
 
 
 class SpeedGauge:
-    """Tells within a fraction of a millisecond how fast the processors are, against their fastest moments so far.
+    """Tells within a fraction of a millisecond how fast the processors are, against their `fastest` moments so far.
 
-    Of several threads that an op may use the slowest sets the speed.
-
-    >>> gauge = SpeedGauge(threads=1)
-    >>> gauge.slowdown(gauge.read()) >= 1.0
-    True
+    Of several threads that an op may use the slowest sets the speed. What was taken for full speed before faster
+    moments came was none.
     """
 
     def __init__(self, threads: int) -> None:
         self._small, self._wide = torch.ones(8), torch.ones(THREADED_VALUES) if threads > 1 else None
         self._moments: list[SpeedReading] = []
-        self._fastest, self._looked_at = SpeedReading(0.0), 0
+        self.fastest, self._looked_at = SpeedReading(0.0), 0
 
     def read(self) -> SpeedReading:
         """The speed of this moment."""
         with torch.inference_mode():
-            moment = SpeedReading(*(1e6 * seconds for seconds in (self._dispatch_s(), self._threads_s())))
+            moment = SpeedReading(1e6 * self._dispatch_s(), 1e6 * self._threads_s())
         self._moments.append(moment)
-        if (
-            len(self._moments) >= 1.1 * self._looked_at
-        ):  # sorting thousands anew for each would take longer than reading
-            self._fastest = SpeedReading(*np.quantile(np.array(self._moments), FASTEST_OF_MANY, axis=0).tolist())
+        # Sorting thousands anew for each would take longer than reading.
+        if len(self._moments) >= 1.1 * self._looked_at:
+            self.fastest = SpeedReading(*np.quantile(np.array(self._moments), FASTEST_OF_MANY, axis=0).tolist())
             self._looked_at = len(self._moments)
         return moment
 
-    @property
-    def fastest(self) -> SpeedReading:
-        """The fastest moments so far; what was taken for full speed before they came was none."""
-        return self._fastest
-
     def slowdown(self, moment: SpeedReading) -> float:
         """How many times slower a moment was than the fastest ones of this gauge; at least 1."""
-        return slower(moment, self._fastest)
+        return slower(moment, self.fastest)
 
-    def is_apart(self, moment: SpeedReading) -> bool:
-        """Whether the processors were apart then, and are not always."""
-        return is_apart(moment, self.fastest)
-
-    def await_full_speed(self, limit_s: float, if_apart: Callable[[], None] | None = None) -> float:
+    def await_full_speed(self, limit_s: float, if_apart: Callable[[], object] = lambda: None) -> float:
         """Wait while the processors are slow or, which takes longer and is said, apart; gives the seconds it took."""
         start, longest_s = time.monotonic(), FAST_WAIT_S
         while self.slowdown(moment := self.read()) > SLOW:
-            if longest_s < min(APART_WAIT_S, limit_s) and self.is_apart(moment):
+            if longest_s < min(APART_WAIT_S, limit_s) and is_apart(moment, self.fastest):
                 longest_s = APART_WAIT_S
-                if if_apart is not None:
-                    if_apart()
+                if_apart()
             if time.monotonic() - start >= min(longest_s, limit_s):
                 break
             time.sleep(POLL_S)
@@ -126,16 +112,14 @@ class SpeedGauge:
 
     def between(self, moments: Sequence[SpeedReading]) -> list[float]:
         """How slow it was between each moment and the next: as at the slower of the two."""
-        slow = [self.slowdown(moment) for moment in moments]
-        return [max(pair) for pair in pairwise(slow)]
+        return [max(pair) for pair in pairwise(map(self.slowdown, moments))]
 
     def _dispatch_s(self) -> float:
         small = self._small
         return _in_parts(DISPATCH_CALLS, lambda: torch.relu(small).view(2, 4))
 
     def _threads_s(self) -> float:
-        wide = self._wide
-        return 0.0 if wide is None else _in_parts(THREADED_CALLS, wide.neg_)
+        return 0.0 if self._wide is None else _in_parts(THREADED_CALLS, self._wide.neg_)
 
 
 def _in_parts(calls: int, call: Callable[[], object]) -> float:
@@ -151,11 +135,7 @@ def _in_parts(calls: int, call: Callable[[], object]) -> float:
 
 
 def slower(moment: SpeedReading, other: SpeedReading) -> float:
-    """How many times slower one moment was than another; at least 1.
-
-    >>> slower(SpeedReading(150.0, 50.0), SpeedReading(100.0, 50.0))
-    1.5
-    """
+    """How many times slower one moment was than another; at least 1."""
     ratio = 1.0
     if other.dispatch_us > 0:
         ratio = max(ratio, moment.dispatch_us / other.dispatch_us)
@@ -165,13 +145,7 @@ def slower(moment: SpeedReading, other: SpeedReading) -> float:
 
 
 def is_apart(moment: SpeedReading, other: SpeedReading) -> bool:
-    """Whether threads meet so late, against another moment, that their processors must be further from each other.
-
-    >>> is_apart(SpeedReading(100.0, 50.0), SpeedReading(100.0, 28.0))
-    True
-    >>> is_apart(SpeedReading(180.0, 50.0), SpeedReading(100.0, 28.0))  # a neighbour slows both
-    False
-    """
+    """Whether threads meet so late, against another moment, that their processors must be further from each other."""
     if min(other) <= 0:
         return False
     return moment.threads_us / other.threads_us > APART_RATIO * max(moment.dispatch_us / other.dispatch_us, 1.0)
@@ -184,11 +158,9 @@ def gauge_of(threads: int) -> SpeedGauge:
 
 
 def gauge_for(runtime: str) -> SpeedGauge:
-    """The gauge to look at between passes of a runtime.
-
-    PyTorch's threads wait for more work for some milliseconds, busily. On the processors that another library's threads
-    need, that makes its passes last up to 1.9 times as long; so beside those no thread is woken.
-    """
+    """The gauge to look at between passes of a runtime; beside one with threads of its own it wakes none."""
+    # PyTorch's threads wait for more work for some milliseconds, busily. On the processors that another library's
+    # threads need, that makes its passes last up to 1.9 times as long.
     return gauge_of(1 if _has_own_threads(runtime) else torch.get_num_threads())
 
 
@@ -208,11 +180,6 @@ def at_full_speed(
     """Timings taken at full speed, and how slow it was for each; also the least slowed where those are too few.
 
     A group was taken between two looks at the speed, and `slow` says how slow it was for each.
-
-    >>> at_full_speed([[1.0, 1.1], [1.6], [0.9]], [1.0, 1.5, 1.02])
-    ([1.0, 1.1, 0.9], [1.0, 1.0, 1.02])
-    >>> at_full_speed([[1.6], [1.3]], [1.5, 1.3])
-    ([1.3], [1.3])
     """
     used: list[int] = []
     count = 0
@@ -226,12 +193,10 @@ def at_full_speed(
 
 
 class ReferenceTimer:
-    """Reference work by kind: dispatch, products and a convolution, near or far in the caches, a stream, elementwise.
+    """Reference work of every kind, on the CPU: it is the host of a GPU, too.
 
     Ops dispatch from cold caches where each is called once, after weights went through the caches: in a model the code
     of an op has left them before the next op of its kind.
-
-    All of it runs on the CPU: it is the host of a GPU, too.
     """
 
     def __init__(self, threads: int) -> None:
@@ -251,7 +216,7 @@ class ReferenceTimer:
             PRODUCT: lambda: torch.mm(self._factor, self._factor, out=self._result),
             CONVOLUTION: lambda: torch.relu_(torch.conv2d(self._image, self._window, padding=1)),
             CACHE: lambda: torch.mm(self._rows, self._weights, out=self._products),
-            COLD_DISPATCH: _VariedOps(draw),
+            COLD_DISPATCH: _varied_ops(draw),
             STREAM: self._stream.sum,  # last: it leaves nothing of the others in the caches
         }
         self._before: dict[str, Callable[[], object]] = {COLD_DISPATCH: self._work[CACHE]}
@@ -277,34 +242,31 @@ class ReferenceTimer:
         return float(np.median(taken)) * 1e6
 
 
-class _VariedOps:
+def _varied_ops(draw: torch.Generator) -> Callable[[], None]:
     """One call each of ops that models use, on so little data that their code takes most of the time."""
+    rows, weights = torch.randn(4, 16, generator=draw), torch.randn(16, 16, generator=draw)
+    image, window = torch.randn(1, 4, 8, 8, generator=draw), torch.randn(4, 4, 3, 3, generator=draw)
+    heads = torch.randn(1, 1, 4, 8, generator=draw)
+    places, ones = torch.arange(4), torch.ones(16)
 
-    def __init__(self, draw: torch.Generator) -> None:
-        self._rows = torch.randn(4, 16, generator=draw)
-        self._weights = torch.randn(16, 16, generator=draw)
-        self._image = torch.randn(1, 4, 8, 8, generator=draw)
-        self._window = torch.randn(4, 4, 3, 3, generator=draw)
-        self._heads = torch.randn(1, 1, 4, 8, generator=draw)
-        self._places, self._ones = torch.arange(4), torch.ones(16)
-
-    def __call__(self) -> None:
-        rows, image, heads, ones = self._rows, self._image, self._heads, self._ones
+    def run() -> None:
         F.layer_norm(rows, (16,), ones, ones)
-        F.linear(rows, self._weights, ones)
+        F.linear(rows, weights, ones)
         F.gelu(rows)
         rows.softmax(-1)
         torch.cat((rows, rows))
-        rows[self._places]
-        F.embedding(self._places, self._weights)
+        rows[places]
+        F.embedding(places, weights)
         F.scaled_dot_product_attention(heads, heads, heads)
         torch.bmm(heads[0], heads[0].transpose(1, 2))
         rows.mean(-1)
-        F.conv2d(image, self._window, padding=1)
+        F.conv2d(image, window, padding=1)
         F.max_pool2d(image, 2)
         F.batch_norm(image, *(ones[:4],) * 4)
         rows.t().contiguous()
         torch.arange(4)
+
+    return run
 
 
 def speed_now(threads: int, seconds: float = 1.0) -> dict[str, float]:
@@ -324,28 +286,19 @@ def speed_now(threads: int, seconds: float = 1.0) -> dict[str, float]:
 
 
 class RunSpeed(NamedTuple):
-    """How fast a machine is at its full speed, and what its slow moments do to each kind of work.
+    """How fast a machine is at its full speed, and what its slow moments do; none of it is of processors apart."""
 
-    full_us : of each reference. powers : of how slow a moment is by `slower`, by which each takes longer then. around :
-    what the references took at full speed in the minute around each reading, since neighbours change a machine over
-    minutes. Moments in which the processors were apart count for none of them.
-    """
-
-    full_us: Mapping[str, float]
-    powers: Mapping[str, float]
+    full_us: Mapping[str, float]  # of each reference
+    powers: Mapping[str, float]  # of how slow a moment is by `slower`, by which each takes longer then
+    # What they took at full speed in the minute around each reading, since neighbours change a machine over minutes.
     around: Mapping[tuple[float, ...], Mapping[str, float]] = {}
 
     @classmethod
     def of(cls, readings: Iterable[Mapping[str, float]]) -> RunSpeed:
-        """The speed that a run's readings tell of; most of them may be of slow moments.
-
-        >>> slow, fast = {"dispatch": 150.0, "product": 550.0}, {"dispatch": 100.0, "product": 500.0}
-        >>> speed = RunSpeed.of([fast] * 10 + [slow] * 30)
-        >>> speed.full_us, round(speed.powers["product"], 3)
-        ({'dispatch': 100.0, 'product': 500.0}, 0.235)
-        """
+        """The speed that a run's readings tell of; most of them may be of slow moments."""
         us = _together(_columns(readings))
-        slow = _slow_moments(us)
+        moments, fastest = _moments(us)
+        slow = np.array([slower(moment, fastest) for moment in moments])
         powers = {kind: _power(values, slow, USUAL_POWERS[kind]) for kind, values in us.items()}
         fast = {kind: values / slow ** powers[kind] for kind, values in us.items()}
         full = {kind: round(float(np.median(values)), 3) for kind, values in fast.items()}
@@ -382,13 +335,6 @@ def _columns(readings: Iterable[Mapping[str, float]]) -> dict[str, Floats]:
     return {kind: np.array([reading[kind] for reading in whole]) for kind in kinds}
 
 
-def _slow_moments(us: Mapping[str, Floats]) -> Floats:
-    """How slow it was at each reading, against the run's fastest ones."""
-    moments, fastest = _moments(us)
-    slow: Floats = np.array([slower(moment, fastest) for moment in moments])
-    return slow
-
-
 def _together(us: Mapping[str, Floats]) -> Mapping[str, Floats]:
     """Readings without those of moments in which the processors were apart."""
     if THREADS not in us or DISPATCH not in us:
@@ -420,9 +366,5 @@ def _power(us: Floats, slow: Floats, usual: float) -> float:
 
 
 def typical(readings: Iterable[Mapping[str, float]]) -> dict[str, float]:
-    """What each reference takes in a usual moment of a run, in microseconds.
-
-    >>> typical([{"product": us} for us in (5.0, 8.0, 8.0)])
-    {'product': 8.0}
-    """
+    """What each reference takes in a usual moment of a run, in microseconds."""
     return {kind: round(float(np.median(values)), 3) for kind, values in _columns(readings).items()}

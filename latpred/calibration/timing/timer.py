@@ -11,7 +11,6 @@ taken at full speed.
 
 from __future__ import annotations
 
-import gc
 import math
 import os
 import signal
@@ -19,21 +18,21 @@ import sys
 import threading
 import time
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager, suppress
+from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import dataclass
 from functools import partial
 from itertools import repeat
 from types import FrameType
-from typing import Any, TypeVar
+from typing import TypeVar
 
 import msgspec
 import numpy as np
 
 from latpred.calibration.devices.base import Call, Device
 from latpred.calibration.timing.reference_speed import SLOW, SpeedGauge, at_full_speed
-from latpred.errors import LatpredError, UsageError
+from latpred.errors import LatpredError
+from latpred.sandbox.own_thread import no_collection
 
-PROTOCOLS = ("single", "pipelined")
 ENOUGH = 15  # samples before a median's own error says anything
 LEAD = 4  # forwards after which back-to-back ones have found their period
 GLANCE_S = 2e-3  # how often a gauge looks at the speed, which takes it a tenth of that
@@ -79,15 +78,12 @@ def single(device: Device, call: Call, plan: Plan | None = None, gauge: SpeedGau
 
 
 def pipelined(device: Device, call: Call, plan: Plan | None = None, gauge: SpeedGauge | None = None) -> Timing:
-    """Period of calls issued back to back with one synchronisation: what a stream of requests sees.
-
-    On an asynchronous device the time of the first few calls is measured too and taken off, so that filling and
-    emptying the queue is not part of the period.
-    """
+    """Period of calls issued back to back with one synchronisation: what a stream of requests sees."""
     plan = plan or Plan()
     if not device.asynchronous:
         return _collect(device, lambda loops: _back_to_back(device, call, loops) / loops, plan, gauge=gauge)
-    with device.errors(), _no_garbage_collection():
+    # The first few calls are timed too and taken off: to fill and empty the queue is no part of the period.
+    with device.errors(), no_collection():
         edge_s = float(np.median([_back_to_back(device, call, LEAD) for _ in range(max(plan.least, 3) + 1)][1:]))
 
     def period_s(loops: int) -> float:
@@ -97,10 +93,7 @@ def pipelined(device: Device, call: Call, plan: Plan | None = None, gauge: Speed
 
 
 def issue(device: Device, call: Call, plan: Plan | None = None) -> Timing:
-    """Host time to issue one call, without waiting for the device; the call must not synchronise.
-
-    A sample issues at most `plan.loops` calls, which must fit the device's launch queue.
-    """
+    """Host time to issue one call that does not synchronise; `plan.loops` of them must fit the launch queue."""
     return _collect(device, _sampler(device, call, waiting=False), plan or Plan())
 
 
@@ -113,28 +106,13 @@ def queued(device: Device, call: Call, plan: Plan | None = None) -> Timing:
     return _collect(device, sample, plan or Plan(loops=16))
 
 
-def timed(
-    device: Device, call: Call, protocol: str = "single", plan: Plan | None = None, gauge: SpeedGauge | None = None
-) -> Timing:
-    """`single` or `pipelined` by name."""
-    if protocol == "single":
-        return single(device, call, plan, gauge)
-    if protocol == "pipelined":
-        return pipelined(device, call, plan, gauge)
-    raise UsageError(f"there is no protocol {protocol!r}. Use protocol='single' or protocol='pipelined'.")
+PROTOCOLS = {"single": single, "pipelined": pipelined}
 
 
-def over_runs(timings: Sequence[Timing]) -> Timing:
-    """One timing of repeated ones: the median of their medians, half the interquartile range between them, n runs.
-
-    Of runs between which other things were timed, the spread is the noise a repeated measurement has; the spread within
-    one run is smaller and flatters.
-    """
-    if not timings:
-        raise UsageError("there are no runs to summarise. Pass the timings of at least one run.")
-    median_s, spread_s = _middle([timing.median_s for timing in timings])
-    slow = float(np.median([timing.slow for timing in timings]))
-    return Timing(median_s, spread_s, len(timings), all(timing.stable for timing in timings), slow)
+def summary(seconds: Sequence[float], slow: float = 1.0) -> Timing:
+    """Seconds of single calls, or of runs between which other things were timed, as a timing."""
+    median_s, spread_s = _middle(seconds)
+    return Timing(median_s, spread_s, len(seconds), True, slow)
 
 
 def _sampler(device: Device, call: Call, *, waiting: bool) -> Sampler:
@@ -169,7 +147,7 @@ def _collect(
     device: Device, sample: Sampler, plan: Plan, fewest_loops: int = 1, gauge: SpeedGauge | None = None
 ) -> Timing:
     """Warm up, then sample until the median is precise enough or the budget is spent."""
-    with device.errors(), _no_garbage_collection():
+    with device.errors(), no_collection():
         loops, settled = _warm_up(device, sample, plan, fewest_loops, SETTLE_S if gauge else 0.0)
         if gauge is None:
             samples, slow = _sampled(device, partial(sample, loops), plan), 1.0
@@ -201,7 +179,10 @@ def _gauged(device: Device, sample: Callable[[], float], plan: Plan, gauge: Spee
     groups: list[list[float]] = []
     moments = [gauge.read()]
     while True:
-        groups.append(_for_a_while(device, sample))
+        looked, samples = device.clock(), [sample()]
+        while device.clock() - looked < GLANCE_S:
+            samples.append(sample())
+        groups.append(samples)
         moments.append(gauge.read())
         spent_s = device.clock() - start
         kept, slow = at_full_speed(groups, gauge.between(moments), plan.least)
@@ -229,14 +210,6 @@ def turns(turn: Callable[[], Turn], gauge: SpeedGauge, *, repeats: int, budget_s
         if good >= repeats or (good >= FEWEST_TURNS and spent_s > budget_s) or given_up:
             kept, of_kept = at_full_speed([[one] for one in done], slow, FEWEST_TURNS)
             return kept, float(np.median(of_kept))
-
-
-def _for_a_while(device: Device, sample: Callable[[], float]) -> list[float]:
-    """Samples until it is time to look at the speed again; at least one."""
-    start, samples = device.clock(), [sample()]
-    while device.clock() - start < GLANCE_S:
-        samples.append(sample())
-    return samples
 
 
 def _warm_up(device: Device, sample: Sampler, plan: Plan, fewest_loops: int, least_s: float) -> tuple[int, bool]:
@@ -267,12 +240,6 @@ def _window(sample: Sampler, loops: int, count: int) -> float:
     return float(np.median([sample(loops) for _ in range(count)]))
 
 
-def summary(seconds: Sequence[float], slow: float = 1.0) -> Timing:
-    """Seconds of single calls as a timing."""
-    median_s, spread_s = _middle(seconds)
-    return Timing(median_s, spread_s, len(seconds), True, slow)
-
-
 def _middle(samples: Sequence[float]) -> tuple[float, float]:
     low, median, high = np.percentile(np.asarray(samples), (25, 50, 75))
     return float(median), float(high - low) / 2
@@ -293,23 +260,8 @@ def _halves_agree(samples: Sequence[float], tolerance: float) -> bool:
     return abs(first - second) <= max(tolerance, noise) * max(first, second)
 
 
-@contextmanager
-def _no_garbage_collection() -> Iterator[None]:
-    """Keep the cyclic collector out of the samples; it runs again between timings."""
-    was_on = gc.isenabled()
-    gc.disable()
-    try:
-        yield
-    finally:
-        if was_on:
-            gc.enable()
-
-
 HARD = 4.0  # times the limit, after which work that no signal interrupts ends the process
 EXIT_CODE = 3  # the environment is at fault, as everywhere on the command line
-
-Given = TypeVar("Given")
-Result = TypeVar("Result")
 
 
 class TimeLimitError(LatpredError):
@@ -317,42 +269,26 @@ class TimeLimitError(LatpredError):
 
 
 @contextmanager
-def time_limit(
-    seconds: float, label: str
-) -> Iterator[Callable[[Callable[[Given], Result]], Callable[[Given], Result]]]:
-    """Give what makes a limited function of a function of one argument.
+def time_limit(seconds: float, label: str) -> Iterator[None]:
+    """Interrupt what takes longer than so many seconds, in the main thread of a system with signals.
 
-    After so many seconds its call is interrupted with a `TimeLimitError`, in the main thread of a system with signals.
     After `HARD` times as long the process ends, whatever hangs, with a sentence on what was under way.
-
-    >>> with time_limit(5.0, "a sum") as limited:
-    ...     limited(sum)([1, 2])
-    3
     """
-    watchdog = threading.Timer(HARD * seconds, _end, (seconds, label))
-    watchdog.daemon = True
-    with suppress(RuntimeError):  # no memory for a thread: what the cell raises of that is its error
-        watchdog.start()
-    try:
-        yield lambda call: lambda given: _interrupted_after(seconds, call, given)
-    finally:
-        watchdog.cancel()
-
-
-def _interrupted_after(seconds: float, call: Callable[[Given], Result], given: Given) -> Result:
-    if not hasattr(signal, "setitimer") or threading.current_thread() is not threading.main_thread():
-        return call(given)
 
     def interrupt(number: int, frame: FrameType | None) -> None:
         raise TimeLimitError(f"it took longer than {seconds:g} s")
 
-    before: Any = signal.signal(signal.SIGALRM, interrupt)
-    signal.setitimer(signal.ITIMER_REAL, seconds)
-    try:
-        return call(given)
-    finally:
-        signal.setitimer(signal.ITIMER_REAL, 0.0)
-        signal.signal(signal.SIGALRM, before)
+    watchdog = threading.Timer(HARD * seconds, _end, (seconds, label))
+    watchdog.daemon = True
+    with suppress(RuntimeError):  # no memory for a thread: what the cell raises of that is its error
+        watchdog.start()
+    with ExitStack() as undo:
+        undo.callback(watchdog.cancel)
+        if hasattr(signal, "setitimer") and threading.current_thread() is threading.main_thread():
+            undo.callback(signal.signal, signal.SIGALRM, signal.signal(signal.SIGALRM, interrupt))
+            undo.callback(signal.setitimer, signal.ITIMER_REAL, 0.0)
+            signal.setitimer(signal.ITIMER_REAL, seconds)
+        yield
 
 
 def _end(seconds: float, label: str) -> None:

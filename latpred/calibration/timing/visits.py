@@ -19,6 +19,7 @@ from latpred import host
 from latpred.calibration.cells import Cell
 from latpred.calibration.devices import Device
 from latpred.calibration.session import Measure, Row, Sampled, Session
+from latpred.calibration.timing import reference_speed
 from latpred.calibration.timing.disturbance import Watch, wait_for_calm
 from latpred.calibration.timing.reference_speed import (
     HOPELESS,
@@ -48,8 +49,6 @@ WHOLE_POWER = 0.5
 SLOWED = "the processors ran slower than at other times"
 MOVED_APART = "the host had moved the processors apart"
 
-Tell = Callable[[str], None]
-
 
 class Visits:
     """Times the cells of a session; on a simulated device nothing is watched.
@@ -59,18 +58,23 @@ class Visits:
     """
 
     def __init__(
-        self, session: Session, device: Device, *, threads: int, budget_s: float, tell: Tell | None = None
+        self,
+        session: Session,
+        device: Device,
+        *,
+        threads: int,
+        budget_s: float,
+        tell: Callable[[str], object] = lambda said: None,
     ) -> None:
-        self._session, self._tell = session, tell
-        self._live = device.info().kind != "simulated"
-        self._reference = ReferenceTimer(threads) if self._live else None
-        self._gauge = gauge_of(threads) if self._live and not device.asynchronous else None
-        self._threads = threads
-        self._watch = Watch(threads=threads, gpu=getattr(device, "state", None)) if self._live else None
+        self._session, self._threads, self._tell = session, threads, tell
+        live = device.info().kind != "simulated"
+        self._reference = ReferenceTimer(threads) if live else None
+        self._gauge = gauge_of(threads) if live and not device.asynchronous else None
+        self._watch = Watch(threads=threads, gpu=getattr(device, "state", None)) if live else None
         self._speed_us: dict[str, float] = {}
         self._read_at = -READ_EVERY_S
         self._pending: deque[tuple[Cell, Measure]] = deque()
-        self._visits: dict[str, int] = {}
+        self._visits: Counter[str] = Counter()
         # Of each: how slow it was against the fastest moments known then, and those.
         self._believed: dict[str, tuple[Cell, Measure, float, SpeedReading]] = {}
         self._overtime_s = OVERTIME * (budget_s if isfinite(budget_s) else COUNTED_S)
@@ -93,54 +97,45 @@ class Visits:
     def _visit(self, cell: Cell, measure: Measure, *, again: bool = False) -> Row:
         row = self._session.run(cell, lambda one: self._watched(one, measure), again=again)
         if not row.disturbed:
-            self._look_back()
             if self._gauge is not None:
+                self._look_back(self._gauge.fastest)
                 self._believed[cell.key] = cell, measure, _slow(row), self._gauge.fastest
             return row
-        self._visits[cell.key] = self._visits.get(cell.key, 0) + 1
+        self._visits[cell.key] += 1
         if self._visits[cell.key] < MOST_VISITS:
             self._pending.append((cell, measure))
         left_s = self._overtime_s - self.lost_s
         self.lost_s += min(row.seconds, max(left_s, 0.0))
         if left_s > 0 and row.disturbed not in (SLOWED, MOVED_APART):
-            self.lost_s += self._wait(min(PATIENCE_S, left_s), row.disturbed)
+            self._tell(f"waiting for a calm moment: {row.disturbed}")
+            start = time.monotonic()
+            wait_for_calm(min(PATIENCE_S, left_s), threads=self._threads)
+            self.lost_s += time.monotonic() - start
         return row
 
-    def _look_back(self) -> None:
+    def _look_back(self, fastest: SpeedReading) -> None:
         """Time again what was timed before the machine showed how fast it is."""
-        if self._gauge is None:
-            return
-        fastest = self._gauge.fastest
         for key, (cell, measure, slow, then) in list(self._believed.items()):
             if slow * slower(then, fastest) > SLOW:
                 self._pending.append((cell, measure))
                 del self._believed[key]
 
-    def _wait(self, limit_s: float, reason: str) -> float:
-        if self._tell is not None:
-            self._tell(f"waiting for a calm moment: {reason}")
-        start = time.monotonic()
-        wait_for_calm(limit_s, threads=self._threads)
-        return time.monotonic() - start
-
     def _watched(self, cell: Cell, measure: Measure) -> Sampled:
         """Measure a cell and say what else went on, and now and then how fast the machine is."""
         if self._watch is None:
             return measure(cell)
-        self._await_full_speed()
+        if self._gauge is not None and self.lost_s < self._overtime_s:
+            # What is timed at full speed need not be timed again.
+            said = partial(self._tell, f"waiting: {MOVED_APART}")
+            self.lost_s += self._gauge.await_full_speed(self._overtime_s - self.lost_s, said)
         self._watch.lap()
         sampled = measure(cell)
         slowed = _slow(sampled) > SLOW
         disturbed, speed_us = self._watch.lap().reason, self._speed(cell.runtime, anew=slowed)
         if slowed and not disturbed:
-            disturbed = MOVED_APART if self._gauge is not None and self._gauge.is_apart(moment_of(speed_us)) else SLOWED
+            apart = self._gauge is not None and reference_speed.is_apart(moment_of(speed_us), self._gauge.fastest)
+            disturbed = MOVED_APART if apart else SLOWED
         return sampled._replace(speed=speed_us, disturbed=disturbed)
-
-    def _await_full_speed(self) -> None:
-        """Wait a moment where the processors are slow now; what is timed at full speed need not be timed again."""
-        if self._gauge is not None and self.lost_s < self._overtime_s:
-            said = None if self._tell is None else partial(self._tell, f"waiting: {MOVED_APART}")
-            self.lost_s += self._gauge.await_full_speed(self._overtime_s - self.lost_s, said)
 
     def _speed(self, runtime: str, *, anew: bool) -> dict[str, float]:
         """What the references take now; or took a moment ago, which will do unless it is to be read anew."""
@@ -172,23 +167,16 @@ def _slow(row: Row | Sampled) -> float:
 
 
 def undisturbed(rows: Iterable[Row]) -> list[Row]:
-    """Rows without those that other work disturbed or that are of processors apart; all where too few would be left.
-
-    Chains stay: waits of some ms do not touch the median of calls of a microsecond, which nothing else has a price for.
-    """
+    """Rows without those that other work disturbed or that are of processors apart; all where too few would be left."""
     rows = list(rows)
+    # Chains stay: waits of some ms do not touch the median of calls of a microsecond, which nothing else prices.
     calm = [row for row in rows if row.cell.name in CHAINS or not (is_disturbed(row) or is_apart(row))]
     return calm if len(calm) >= CALM_ENOUGH * len(rows) else rows
 
 
 def speed_of(rows: Iterable[Row]) -> RunSpeed:
-    """The machine's speed during a run."""
-    return RunSpeed.of(readings(rows))
-
-
-def readings(rows: Iterable[Row]) -> list[Mapping[str, float]]:
-    """What the references took during a run, in order; several rows may have been timed around one reading."""
-    return list({tuple(row.speed.values()): row.speed for row in rows if row.speed}.values())
+    """The machine's speed during a run, in which several rows may have been timed around one reading."""
+    return RunSpeed.of({tuple(row.speed.values()): row.speed for row in rows if row.speed}.values())
 
 
 def at_one_speed(rows: Iterable[Row]) -> list[Row]:
