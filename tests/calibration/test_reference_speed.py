@@ -139,14 +139,11 @@ def test_a_row_goes_by_the_minute_that_it_was_timed_in() -> None:
     assert speed.at(1.0)["product"] == 400.0
 
 
-def test_runs_without_slow_moments_take_the_usual_powers() -> None:
+def test_runs_with_no_slow_moments_or_a_few_readings_that_scattered_take_the_usual_powers() -> None:
     speed = RunSpeed.of([{DISPATCH: 100.0, "product": 400.0}] * 20)
     assert speed.full_us == {DISPATCH: 100.0, "product": 400.0}
     assert speed.powers == {kind: reference_speed.USUAL_POWERS[kind] for kind in speed.full_us}
     assert RunSpeed.of([]) == RunSpeed.of([{}]) == reference_speed.FULL
-
-
-def test_a_few_readings_of_dispatch_that_scattered_are_no_slow_moments() -> None:
     usual, scattered = {DISPATCH: 100.0, "product": 400.0}, {DISPATCH: 120.0, "product": 400.0}
     speed = RunSpeed.of([usual] * 60 + [scattered] * (reference_speed.FEWEST_SLOW - 1))
     assert speed.powers["product"] == reference_speed.USUAL_POWERS["product"]

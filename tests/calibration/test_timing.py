@@ -77,17 +77,17 @@ def test_a_median_is_as_slow_as_its_middle_sample(device):
     assert (timed.n, timed.slow) == (3, 1.5)
 
 
-def test_first_calls_are_warm_up_and_not_counted(device):
-    cold = chain([5e-3, 3e-3, 1e-3, 4e-4, 2e-4], repeat(100 * US))
-    timed = timer.single(device, device.taking(cold))
-    assert timed.median_s == pytest.approx(100 * US, rel=1e-9)
+@pytest.mark.parametrize(
+    ("durations_s", "median_s", "off"),
+    [
+        (chain([5e-3, 3e-3, 1e-3, 4e-4, 2e-4], repeat(100 * US)), 100 * US, 1e-9),  # warm-up does not count
+        (cycle([*repeat(10 * US, 99), 80 * US]), 10 * US, 0.01),  # nor do rare slow calls move the median
+    ],
+)
+def test_what_is_rare_leaves_the_median_alone(device, durations_s, median_s, off):
+    timed = timer.single(device, device.taking(durations_s))
+    assert timed.median_s == pytest.approx(median_s, rel=off)
     assert timed.spread_s == pytest.approx(0, abs=1e-12)
-
-
-def test_rare_slow_calls_leave_the_median_alone(device):
-    spiky = cycle([*repeat(10 * US, 99), 80 * US])
-    timed = timer.single(device, device.taking(spiky))
-    assert timed.median_s == pytest.approx(10 * US, rel=0.01)
 
 
 def test_spread_is_half_the_interquartile_range(device):

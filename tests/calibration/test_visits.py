@@ -118,13 +118,10 @@ def test_what_passed_for_full_speed_is_visited_again_once_faster_moments_came(
     assert measure.asked == [1, 2, 1, 3]
 
 
-def test_nothing_is_watched_on_a_simulated_device(session: Session) -> None:
+def test_nothing_is_watched_on_a_simulated_device_and_no_run_waits_without_end(session: Session) -> None:
     visited = Visits(session, SimulatedDevice(), threads=1, budget_s=60.0)
     row = visited.run(cell(1), Measuring())
     assert (row.speed, row.disturbed, visited.lost_s) == ({}, "", 0.0)
-
-
-def test_a_run_without_a_budget_does_not_wait_without_end(session: Session) -> None:
     visited = Visits(session, CpuDevice(), threads=1, budget_s=math.inf)
     assert visited._overtime_s == visits.OVERTIME * visits.COUNTED_S
 
