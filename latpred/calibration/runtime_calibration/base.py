@@ -72,9 +72,9 @@ class RuntimeCalibrator:
         """
         drawn = candidates(10 * FIRST_TINY)
         if device.asynchronous:
-            specs = in_turns(drawn, cycle(ASYNCHRONOUS_TURN))
+            specs = rotating(drawn, cycle(ASYNCHRONOUS_TURN))
         else:
-            specs = map(called_again, in_turns(drawn, chain(("tiny",) * FIRST_TINY, cycle(TURN))))
+            specs = map(called_again, rotating(drawn, chain(("tiny",) * FIRST_TINY, cycle(TURN))))
         for spec in specs:
             yield schedules.network_cell(spec, precision, self.runtime)
 
@@ -153,7 +153,7 @@ def candidates(tiny: int) -> dict[str, Iterator[NetworkSpec]]:
     }
 
 
-def in_turns(drawn: Mapping[str, Iterator[T]], kinds: Iterable[str]) -> Iterator[T]:
+def rotating(drawn: Mapping[str, Iterator[T]], kinds: Iterable[str]) -> Iterator[T]:
     """The next one of each kind in turn; a kind that has come to an end is passed over."""
     for kind in kinds:
         yield from islice(drawn[kind], 1)

@@ -24,7 +24,7 @@ from latpred.calibration.fitting.dispatch_fit import TimedNetwork, per_class, wi
 from latpred.calibration.fitting.kernel_fit import KernelSample, fit_kernels, row_of
 from latpred.calibration.fitting.linear_system import Column, System, of_kind
 from latpred.calibration.fitting.profile_fit import timed_network
-from latpred.calibration.runtime_calibration.base import RuntimeCalibrator, called_again, candidates, effort, in_turns
+from latpred.calibration.runtime_calibration.base import RuntimeCalibrator, called_again, candidates, effort, rotating
 from latpred.calibration.runtime_calibration.network_fit import is_holdout, too_few
 from latpred.calibration.session import Row, Sampled
 from latpred.calibration.timing import timer
@@ -135,7 +135,7 @@ class CompileCalibrator(RuntimeCalibrator):
             "holdout": (spec for spec in drawn["holdout"] if _launches(spec) <= MOST_HOLDOUT_LAUNCHES),
         }
         ordered = {name: _in_order(specs, KINDS[name]) for name, specs in quick.items()}
-        for spec in in_turns(ordered, cycle(TURN)):
+        for spec in rotating(ordered, cycle(TURN)):
             yield schedules.network_cell(called_again(spec), precision, self.runtime)
 
     def measure(self, cell: Cell, device: Device) -> Sampled:

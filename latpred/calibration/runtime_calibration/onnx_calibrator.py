@@ -35,7 +35,7 @@ from latpred.calibration.fitting.kernel_fit import (
 )
 from latpred.calibration.fitting.linear_system import Column, System, of_kind
 from latpred.calibration.runtime_calibration import onnx_workloads
-from latpred.calibration.runtime_calibration.base import RuntimeCalibrator, in_turns
+from latpred.calibration.runtime_calibration.base import RuntimeCalibrator, rotating
 from latpred.calibration.runtime_calibration.network_fit import too_few
 from latpred.calibration.session import Row, Sampled
 from latpred.calibration.timing import visits
@@ -124,7 +124,7 @@ class OnnxCalibrator(RuntimeCalibrator):
             for workload in suite.ready
             for batch in suite.batches
         )
-        yield from in_turns({"graph": graphs, "model": models}, cycle(TURN))
+        yield from rotating({"graph": graphs, "model": models}, cycle(TURN))
 
     def measure(self, cell: Cell, device: Device) -> Sampled:
         """Time a graph or model whole, called again and again; a graph also node by node, its weights cold if asked.
