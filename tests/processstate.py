@@ -17,9 +17,8 @@ from typing import Any
 import numpy as np
 import pandas as pd
 import torch
-import transformers.initialization
 from torch import nn
-from transformers import PreTrainedModel
+from transformers import PreTrainedModel, initialization
 
 
 def settings() -> dict[str, Any]:
@@ -36,7 +35,7 @@ def settings() -> dict[str, Any]:
         "layers' functions": [
             vars(kind).get("reset_parameters") for kind in vars(nn).values() if isinstance(kind, type)
         ],
-        "transformers' initialisation": dict(vars(transformers.initialization)),
+        "transformers' initialisation": dict(vars(initialization)),
         "transformers' models": (PreTrainedModel.init_weights, PreTrainedModel.tie_weights),
         "modules' functions": (nn.Module.__call__, nn.Module._call_impl, nn.Module.__init__),
         "tensors' functions": {name: value for name, value in vars(torch.Tensor).items() if callable(value)},
