@@ -83,9 +83,8 @@ class Copier:
         self.kinds: set[type] = set()  # classes of the modules and objects that were copied
         self.functions: list[Any] = []  # that were met, copied or not, and objects that are called like one
         self._make = make
-        self._done: dict[
-            int, tuple[Any, Any]
-        ] = {}  # by identity: what was copied, which keeps ids unique, and its copy
+        # By identity: what was copied, which keeps ids unique, and its copy.
+        self._done: dict[int, tuple[Any, Any]] = {}
         self._left = MOST
         self._within_object = False
 

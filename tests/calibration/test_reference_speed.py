@@ -145,9 +145,9 @@ def test_runs_with_no_slow_moments_or_a_few_readings_that_scattered_take_the_usu
     assert speed.powers == {kind: reference_speed.USUAL_POWERS[kind] for kind in speed.full_us}
     assert RunSpeed.of([]) == RunSpeed.of([{}]) == reference_speed.FULL
     usual, scattered = {DISPATCH: 100.0, "product": 400.0}, {DISPATCH: 120.0, "product": 400.0}
-    speed = RunSpeed.of([usual] * 60 + [scattered] * (reference_speed.FEWEST_SLOW - 1))
+    speed = RunSpeed.of([usual] * 60 + [scattered] * 15)
     assert speed.powers["product"] == reference_speed.USUAL_POWERS["product"]
-    assert RunSpeed.of([usual] * 60 + [scattered] * reference_speed.FEWEST_SLOW).powers["product"] == 0.0
+    assert RunSpeed.of([usual] * 60 + [scattered] * 30).powers["product"] == 0.0
 
 
 TOGETHER = {DISPATCH: 100.0, THREADS: 28.0, "stream": 2000.0}
