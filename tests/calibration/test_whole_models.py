@@ -286,7 +286,7 @@ def test_models_are_measured_under_autocast() -> None:
     assert model.formats == {torch.bfloat16}
     assert model.weight.dtype is torch.float32
     assert table["precision"].unique().tolist() == ["amp-bf16"]
-    assert table["repeat_ratio"].isna().all()  # of one round
+    assert table["repeat_ratio"].notna().tolist() == (table["n"] > 1).tolist()  # a slowed cell is visited again
     assert table["status"][0] == "ok"
     assert "does not run models under autocast" in table["status"][1]
 

@@ -210,7 +210,8 @@ def measure(
     protocol : str
         "single" (synchronised after each forward) or "pipelined" (the period of forwards issued back to back).
     repeats : int
-        Rounds; from two on, `repeat_ratio` tells the repeat noise of each cell.
+        Rounds. `repeat_ratio` tells the repeat noise of each cell with two visits or more; one that was slowed by other
+        work has more visits than rounds.
     seq, image : int, optional
         Tokens or pixels of the inputs.
     precision : str
