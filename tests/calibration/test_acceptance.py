@@ -6,6 +6,7 @@ import math
 from typing import Any
 
 import factories
+import msgspec
 import numpy as np
 import pytest
 import torch
@@ -18,6 +19,7 @@ from latpred.calibration.fitting import acceptance, profile_fit
 from latpred.calibration.fitting.acceptance import HoldoutError, accepted, network_spread
 from latpred.calibration.fitting.dispatch_fit import TimedNetwork
 from latpred.calibration.session import Row
+from latpred.calibration.timing import reference_speed
 from latpred.calibration.timing.timer import Timing
 from latpred.calibration.workloads import networks, suites
 from latpred.host import Slowdown
@@ -114,6 +116,27 @@ def test_ordinary_models_decide_where_there_are_enough() -> None:
     few = accepted([error(1.02)] * (acceptance.FEWEST - 1), [error(1.02)] * acceptance.FEWEST)
     assert few.passed
     assert few.checks["networks to judge by at least 5"] == "5: passed"
+
+
+@pytest.mark.parametrize(
+    ("slow", "networks_slow", "who"),
+    [(1.0, 1.0, "ordinary models"), (1.3, 1.0, "holdout networks"), (1.3, 1.3, "ordinary models")],
+)
+def test_models_of_slow_moments_leave_the_verdict_to_networks_of_fast_ones(
+    slow: float, networks_slow: float, who: str
+) -> None:
+    several = [row(cell) for cell in HOLDOUTS if not schedules.network_spec(cell).tiny][: acceptance.FEWEST]
+    rows = [
+        *(at_slowness(one, networks_slow) for one in several),
+        *(at_slowness(row(cell), slow) for cell in acceptance.models()[: acceptance.FEWEST]),
+    ]
+    checked, errors = profile_fit._checked(store.load("epyc-shared"), rows, rows, reference_speed.FULL)
+    assert len(errors) == acceptance.FEWEST
+    assert f"median error of {who} that no fit saw at most 15%" in checked.acceptance.checks
+
+
+def at_slowness(one: Row, slow: float) -> Row:
+    return msgspec.structs.replace(one, timings={"single": Timing(1e-3, 0.0, 5, True, slow)})
 
 
 def test_kinds_that_could_not_be_measured_fail_a_profile() -> None:

@@ -12,10 +12,11 @@ import msgspec
 import pytest
 
 from latpred import host, storage
-from latpred.calibration import calibrate, cells, fit_raw, schedules, session
+from latpred.calibration import calibrate, calibrator, cells, fit_raw, schedules, session
+from latpred.calibration.devices.cpu import CpuDevice
 from latpred.calibration.devices.simulated import SimulatedDevice, SimulatedSpec
 from latpred.calibration.devices.simulated_costs import TrueCosts
-from latpred.calibration.fitting import profile_fit
+from latpred.calibration.fitting import acceptance, profile_fit
 from latpred.calibration.session import Row, Session, directory, read_journal
 from latpred.calibration.timing import visits
 from latpred.errors import CalibrationError, UsageError
@@ -133,6 +134,30 @@ def test_holdout_networks_are_never_fitted(calibrated: Calibrated) -> None:
         judged.append({error.cell for error in errors})
     assert fits[0] == fits[1] == fits[2]
     assert judged == [holdouts, set(), holdouts]  # where all were timed with the processors apart they still judge
+
+
+class Untimed(NamedTuple):
+    """A run of cells that times none: it holds those it was given."""
+
+    rows: list[Row]
+    seconds: float = 0.0
+
+    def visit(self, cell: cells.Cell, measure: object) -> None:
+        self.rows.append(Row(cell, {}, 0.0))
+
+
+def test_models_of_the_gate_are_spread_over_the_run(tmp_path: Path) -> None:
+    device, models, run = CpuDevice(), acceptance.models(), Untimed([])
+    with Session(tmp_path, device.machine(), {}, fresh=True) as kept:
+        reporter = calibrator._Reporter(kept, 60.0, None, 0.0)
+        eager = calibrator._EagerCalibration(
+            device, ("fp32",), kept, calibrator._Effort(60.0, 2 * len(models)), "cpu", reporter
+        )
+        eager._run = run  # type: ignore[assignment]
+        eager._measure()
+    found = [number for number, row in enumerate(run.rows) if row.cell.kind == acceptance.MODEL]
+    assert [run.rows[number].cell for number in found] == models
+    assert found == list(range(1, 3 * len(models), 3))[: len(models)]  # after every other cell of the fit
 
 
 def test_a_neighbour_of_the_host_slows_no_kernel_of_another_device(calibrated: Calibrated) -> None:

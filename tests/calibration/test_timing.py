@@ -117,6 +117,14 @@ def test_budget_ends_sampling_but_never_below_the_least(device):
     assert device.calls <= 5 + 5  # as few for the warm-up of a call that alone outlasts it
 
 
+@pytest.mark.parametrize(
+    ("durations_s", "at_most"), [(repeat(1e-3), 16), (cycle([1e-3, 2e-3]), 70)], ids=["precise enough", "out of budget"]
+)
+def test_at_full_speed_a_gauged_timing_ends_as_soon_as_one_without_a_gauge(device, durations_s, at_most):
+    timed = timer.single(device, device.taking(durations_s), Plan(budget_s=0.1), ScriptedGauge())
+    assert timer.ENOUGH <= timed.n <= at_most
+
+
 def test_short_calls_are_looped_and_long_ones_are_not(device):
     plan = Plan(least=10, most=10, least_s=0.0)
     timer.single(device, device.taking(repeat(2 * US)), plan)

@@ -38,7 +38,7 @@ A, B, C = (toy(name, lambda width=width: perceptron(width)) for name, width in (
 
 def offer(monkeypatch: pytest.MonkeyPatch, *ready: Workload) -> None:
     """Make these models the suite "toys"."""
-    suite = suites.Suite("toys", "for tests", (1, 4), ready=ready)
+    suite = suites.Suite("toys", (1, 4), ready=ready)
     monkeypatch.setattr(suites, "get", {"toys": suite}.__getitem__)
 
 

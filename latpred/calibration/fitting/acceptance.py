@@ -219,11 +219,15 @@ VISIT = timer.Plan(least=3, most=60, precision=0.005, budget_s=0.15, warmup_s=0.
 
 def cells(rows: Sequence[Row]) -> Iterator[Cell]:
     """Ordinary models, holdout networks again, and the models again: what matters most comes first."""
-    suite = suites.get(suites.GATE)
-    models = [model_cell(workload, batch) for batch in suite.batches for workload in suite.ready]
-    yield from models
+    yield from models()
     yield from _holdouts_again(rows)
-    yield from (again(cell) for cell in models)
+    yield from map(again, models())
+
+
+def models() -> list[Cell]:
+    """Ordinary models, each at every batch size of their suite."""
+    suite = suites.get(suites.GATE)
+    return [model_cell(workload, batch) for batch in suite.batches for workload in suite.ready]
 
 
 def model_cell(workload: Workload, batch: int, precision: str = "fp32", runtime: str = "eager") -> Cell:

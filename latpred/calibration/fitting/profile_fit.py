@@ -122,14 +122,15 @@ def _dispatch(rows: Sequence[Row], info: DeviceInfo) -> tuple[DispatchFit, Dispa
 
 def _issue_costs(rows: Iterable[Row], sync_us: float) -> dict[str, float]:
     """Host microseconds of each dispatch class, from ops in loops, without what they wait for the idle device."""
-    issued: list[tuple[list[str], float]] = []
-    for row in rows:
-        if row.cell.kind == "dispatch":
-            graph, batch = single_ops.graph(row.cell)
-            ops = [op for op in graph.at(batch) if op.name != "python::return"]
-            waited_us = sync_us * sum(op.syncs for op in ops)
-            issued.append(([op.host_class for op in ops], row.timings["issue"].median_s * US_PER_S - waited_us))
-    return loop_costs(issued)
+    return loop_costs([issued_in_loop(row, sync_us) for row in rows if row.cell.kind == "dispatch"])
+
+
+def issued_in_loop(row: Row, sync_us: float) -> tuple[list[str], float]:
+    """Dispatch classes of an op issued in a loop, and its host microseconds without what it waits for the device."""
+    graph, batch = single_ops.graph(row.cell)
+    ops = [op for op in graph.at(batch) if op.name != "python::return"]
+    waited_us = sync_us * sum(op.syncs for op in ops)
+    return [op.host_class for op in ops], row.timings["issue"].median_s * US_PER_S - waited_us
 
 
 def _kernels(
@@ -182,6 +183,8 @@ def _checked(
     """The profile with the spread and the verdict of the networks that were kept out of its fits."""
     holdouts = _fast(_judges(_networks(rows), _networks(every)))
     models = _fast([row for row in rows if row.cell.kind == acceptance.MODEL])
+    if len(holdouts) >= FEWEST and any(map(visits.is_slowed, models)) and not any(map(visits.is_slowed, holdouts)):
+        models = []  # what was only timed in slow moments says less than networks timed at full speed
     errors, of_models = (
         holdout_errors(profile, {row.cell.key: timed_network(row, profile.device, speed) for row in several})
         for several in (holdouts, models)

@@ -44,7 +44,6 @@ from latpred.profile.document import ADAPTED, BENCHMARK, CUDNN, DeviceProfile, D
 from latpred.profile.store import Owner, difference, owner
 from latpred.progress import ProgressCounter, ProgressEvent
 from latpred.sandbox.own_thread import without_modes
-from latpred.units import US_PER_S
 
 KERNEL_PROBES = 8  # of each family and precision, where a kernel is a cell of its own
 NETWORK_PROBES = 12  # networks of each family, where kernels are timed in networks, which hold several of it
@@ -196,11 +195,9 @@ def _dispatched(profile: DeviceProfile, rows: Iterable[Row]) -> Iterator[Ratio]:
     dispatch = profile.runtimes[EAGER]
     for row in rows:
         if row.cell.kind == "dispatch":
-            graph, batch = single_ops.graph(row.cell)
-            ops = [op for op in graph.at(batch) if op.name != "python::return"]
-            costs = {op.host_class: host_cost(dispatch, op.host_class) for op in ops}
-            waited_us = profile.device.sync_us * sum(op.syncs for op in ops)
-            ratio = _log(row.timings["issue"].median_s * US_PER_S - waited_us, sum(costs[op.host_class] for op in ops))
+            names, issued_us = profile_fit.issued_in_loop(row, profile.device.sync_us)
+            costs = {name: host_cost(dispatch, name) for name in names}
+            ratio = _log(issued_us, sum(costs[name] for name in names))
             yield Ratio(HOST, max(costs, key=lambda name: costs[name]), row.cell.key, ratio)
 
 

@@ -223,7 +223,6 @@ class Suite:
     """Models to validate on, at these batch sizes; `names` are built by name, `ready` from recipes of its own."""
 
     name: str
-    purpose: str
     batches: tuple[int, ...]
     ready: tuple[Workload, ...] = ()
     names: tuple[str, ...] = ()
@@ -244,7 +243,7 @@ def get(name: str) -> Suite:
         raise UsageError(f"There is no suite {name!r}. Use one of {', '.join(NAMES)}.")
     file = msgspec.json.decode((files("latpred.models") / "suites" / f"{name}.json").read_bytes(), type=_File)
     ready = tuple(_workload(row, file.vocabulary) for row in file.models if isinstance(row, _Row))
-    return Suite(name, file.purpose, file.batches, ready, tuple(row for row in file.models if isinstance(row, str)))
+    return Suite(name, file.batches, ready, tuple(row for row in file.models if isinstance(row, str)))
 
 
 def published(name: str, config: dict[str, Any], form: str = "") -> Callable[[], nn.Module]:
