@@ -9,6 +9,7 @@ from __future__ import annotations
 import os
 import re
 import time
+from collections import deque
 from collections.abc import Callable, Mapping, Sequence
 from datetime import UTC, datetime
 from functools import partial
@@ -231,8 +232,8 @@ class _EagerCalibration:
         """Run cells until the effort is spent, stopping to learn now and then."""
         checkpoints = list(CHECKPOINTS) if self._effort.seconds >= WORTH_LEARNING_S else []
         # Spread over the run: of models timed one after the other, one bad minute decides what the gate says.
-        models = [] if self._simulated else acceptance.models()
-        met = 0
+        models = deque([] if self._simulated else acceptance.models())
+        whole = len(models)
         for cell in filterfalse(self._session.holds, self._schedule.cells()):
             if self._spent >= 1.0:
                 return
@@ -242,9 +243,9 @@ class _EagerCalibration:
                 if self._settled():
                     return
             self._run.visit(cell, self._schedule.measure)
-            if met < self._spent * len(models) and _seconds(self._models) <= GATE_SHARE * self._effort.seconds:
-                self._run.visit(models[met], self._measure_model)
-                met += 1
+            due = whole - len(models) < self._spent * whole
+            if models and due and _seconds(self._models) <= GATE_SHARE * self._effort.seconds:
+                self._run.visit(models.popleft(), self._measure_model)
 
     def _measure_for_gate(self) -> None:
         """Time what the gate rests on: ordinary models, and some of the holdout networks a second time."""
