@@ -243,7 +243,7 @@ class _EagerCalibration:
                 if self._settled():
                     return
             self._run.visit(cell, self._schedule.measure)
-            due = whole - len(models) < self._spent * whole
+            due = whole - len(models) + 0.5 < self._spent * whole  # each in the middle of its share of the run
             if models and due and _seconds(self._models) <= GATE_SHARE * self._effort.seconds:
                 self._run.visit(models.popleft(), self._measure_model)
 

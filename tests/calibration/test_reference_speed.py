@@ -130,12 +130,13 @@ def test_full_speed_is_what_slow_moments_are_brought_to() -> None:
 
 def test_a_row_goes_by_the_minute_that_it_was_timed_in() -> None:
     """Neighbours changed the machine in the middle of the run; one reading in between was an accident."""
-    early, late, odd = (
-        {DISPATCH: 100.0 + add, "product": us} for add, us in ((0.0, 400.0), (0.1, 480.0), (0.2, 900.0))
+    first, early, late, odd = (
+        {DISPATCH: 100.0 + add, "product": us} for add, us in ((0.3, 700.0), (0.0, 400.0), (0.1, 480.0), (0.2, 900.0))
     )
-    speed = RunSpeed.of([early] * 50 + [late] * 20 + [odd] + [late] * 19)
+    speed = RunSpeed.of([first] + [early] * 50 + [late] * 20 + [odd] + [late] * 19)
     assert speed.full_us["product"] == 400.0
-    assert [speed.at(1.0, read)["product"] for read in (early, late, odd)] == pytest.approx([400.0, 480.0, 480.0], 2e-3)
+    found = [speed.at(1.0, read)["product"] for read in (first, early, late, odd)]
+    assert found == pytest.approx([400.0, 400.0, 480.0, 480.0], 3e-3)
     assert speed.at(1.0)["product"] == 400.0
 
 

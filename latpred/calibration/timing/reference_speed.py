@@ -302,7 +302,8 @@ class RunSpeed(NamedTuple):
         powers = {kind: _power(values, slow, USUAL_POWERS[kind]) for kind, values in us.items()}
         fast = {kind: values / slow ** powers[kind] for kind, values in us.items()}
         full = {kind: round(float(np.median(values)), 3) for kind, values in fast.items()}
-        near = {kind: median_filter(values, READINGS_AROUND, mode="nearest") for kind, values in fast.items()}
+        # Mirrored at its ends: the first reading, of caches and clocks that were idle, must not stand for its minute.
+        near = {kind: median_filter(values, READINGS_AROUND, mode="mirror") for kind, values in fast.items()}
         each = zip(*(values.tolist() for values in us.values()), strict=True)
         around = {reading: {kind: float(near[kind][at]) for kind in near} for at, reading in enumerate(each)}
         return cls(full, powers, around)
