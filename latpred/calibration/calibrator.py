@@ -220,13 +220,13 @@ class _EagerCalibration:
     @property
     def _spent(self) -> float:
         """Share of the effort that measuring for the fit may take, of which the gate's models are no part."""
-        whole_s, models = (1 - FITTING_SHARE - GATE_SHARE) * self._effort.seconds, self._models
-        cells = len(self._run.rows) - len(models)
-        return max((self._run.seconds - _seconds(models)) / whole_s, cells / self._effort.cells)
+        whole_s = (1 - FITTING_SHARE - GATE_SHARE) * self._effort.seconds
+        cells = sum(row.cell.kind != acceptance.MODEL for row in self._run.rows)
+        return max((self._run.seconds - self._models_s) / whole_s, cells / self._effort.cells)
 
     @property
-    def _models(self) -> list[Row]:
-        return [row for row in self._run.rows if row.cell.kind == acceptance.MODEL]
+    def _models_s(self) -> float:
+        return sum(row.seconds for row in self._run.rows if row.cell.kind == acceptance.MODEL)
 
     def _measure(self) -> None:
         """Run cells until the effort is spent, stopping to learn now and then."""
@@ -244,7 +244,7 @@ class _EagerCalibration:
                     return
             self._run.visit(cell, self._schedule.measure)
             due = whole - len(models) + 0.5 < self._spent * whole  # each in the middle of its share of the run
-            if models and due and _seconds(self._models) <= GATE_SHARE * self._effort.seconds:
+            if models and due and self._models_s <= GATE_SHARE * self._effort.seconds:
                 self._run.visit(models.popleft(), self._measure_model)
 
     def _measure_for_gate(self) -> None:
@@ -286,10 +286,6 @@ class _EagerCalibration:
             seconds = self._run.seconds
             self._learning.append(Checkpoint(round(seconds, 1), len(self._run.rows), round(error, 4)))
             self._report("tested on holdout networks", seconds, error)
-
-
-def _seconds(rows: Sequence[Row]) -> float:
-    return sum(row.seconds for row in rows)
 
 
 def _take_buffers() -> None:
