@@ -40,7 +40,7 @@ from latpred.ops.families import nearest, root
 from latpred.prediction.kernel_times import KernelModel
 from latpred.prediction.pricing import host_cost
 from latpred.profile import store
-from latpred.profile.document import ADAPTED, BENCHMARK, CUDNN, DeviceProfile, DispatchFit, KernelFit
+from latpred.profile.document import ADAPTED, BENCHMARK, CUDNN, DeviceProfile, DispatchFit
 from latpred.profile.store import Owner, difference, owner
 from latpred.progress import ProgressCounter, ProgressEvent
 from latpred.sandbox.own_thread import without_modes
@@ -152,9 +152,10 @@ def _ratios(profile: DeviceProfile, rows: Sequence[Row], speed: RunSpeed) -> lis
     chains = [(row, run) for row, run in small if network_spec(row.cell).chain]
     tiny = [(row, run) for row, run in small if not network_spec(row.cell).chain]
     then = host.slowdown(profile.speed, speed.full_us, asynchronous=profile.device.asynchronous)
+    prices = _KernelPrices(profile)
     if profile.device.asynchronous:
         ops: Iterator[Ratio] = chain(_dispatched(profile, issued), _issued(profile, tiny))
-        kernels = _queued(profile, issued)
+        kernels = _queued(prices, issued)
     else:
         # A sized network keeps its times, and says how much slower than the profile's the machine was for it.
         sized = [
@@ -162,8 +163,8 @@ def _ratios(profile: DeviceProfile, rows: Sequence[Row], speed: RunSpeed) -> lis
             for row in good
             if _is_sized(row)
         ]
-        ops = _called(profile, [run for _, run in tiny])
-        kernels = _in_networks(profile, sized, [run for _, run in tiny])
+        ops = _called(prices, [run for _, run in tiny])
+        kernels = _in_networks(prices, sized, [run for _, run in tiny])
     host_side = [
         ratio._replace(log_ratio=ratio.log_ratio - math.log(slower))
         for ratios, slower in ((_chains(profile, chains), then.dispatch), (ops, then.ops))
@@ -208,58 +209,69 @@ def _issued(profile: DeviceProfile, tiny: Iterable[tuple[Row, TimedNetwork]]) ->
             yield Ratio(HOST, ISSUED, row.cell.key, _log(run.issue_us, host_us(run, profile.runtimes[EAGER])))
 
 
-def _queued(profile: DeviceProfile, rows: Iterable[Row]) -> Iterator[Ratio]:
+class _KernelPrices:
+    """What kernels take by a profile, whose fits are made ready to evaluate once each."""
+
+    def __init__(self, profile: DeviceProfile) -> None:
+        self.profile = profile
+        self._models: dict[tuple[str, str], KernelModel] = {}
+
+    def us(self, precision: str, key: str, family: str, row: tuple[float, ...]) -> float:
+        """Microseconds of a kernel by the fit that the profile has under `key`."""
+        fit = self.profile.kernels[precision][key]
+        if (precision, key) not in self._models:
+            self._models[precision, key] = KernelModel(fit)
+        leaf_scale = nearest(fit.leaf_scales, family, 1.0)
+        return float(self._models[precision, key].times(np.array([row]), leaf_scale).us[0])
+
+    def of_op(self, op: Op, run: TimedNetwork) -> float:
+        """What an op's kernels take; nothing where it launches none, or none that the profile knows."""
+        row, precision = row_of(op, run.batch, resident=run.resident), run.graph.precision
+        key = _fit_of(self.profile, op.family, row, precision) if op.launches else None
+        return 0.0 if key is None else op.launches * self.us(precision, key, op.family, row)
+
+
+def _queued(prices: _KernelPrices, rows: Iterable[Row]) -> Iterator[Ratio]:
     """Kernels timed in a queue, less the gap to their predecessor."""
     for row in rows:
         if row.cell.kind == "kernel":
-            for sample in profile_fit.queued_sample(row, profile.device.gap_us):
-                yield from _of_kernel(profile, sample, row.cell.precision, row.cell.key)
+            for sample in profile_fit.queued_sample(row, prices.profile.device.gap_us):
+                yield from _of_kernel(prices, sample, row.cell.precision, row.cell.key)
 
 
 def _in_networks(
-    profile: DeviceProfile, sized: Sequence[TimedNetwork], tiny: Sequence[TimedNetwork]
+    prices: _KernelPrices, sized: Sequence[TimedNetwork], tiny: Sequence[TimedNetwork]
 ) -> Iterator[Ratio]:
     """Kernels timed in their networks, by family: shapes that come again are one probe."""
-    eager = profile.runtimes[EAGER]
+    eager = prices.profile.runtimes[EAGER]
     # Tiny networks tell what a clock around each call makes of dispatch.
     clocked = DispatchFit(with_parents(class_costs(tiny)) if tiny else eager.costs_us, 0.0, 0.0, 0.0)
-    for precision in profile.kernels:
+    for precision in prices.profile.kernels:
         mine = [run for run in sized if run.graph.precision == precision]
         for sample in kernel_samples(mine, eager, clocked) if mine else ():
-            yield from _of_kernel(profile, sample, precision, repr((sample.family, sample.row)), general=True)
+            yield from _of_kernel(prices, sample, precision, repr((sample.family, sample.row)), general=True)
 
 
 def _of_kernel(
-    profile: DeviceProfile, sample: KernelSample, precision: str, probe: str, *, general: bool = False
+    prices: _KernelPrices, sample: KernelSample, precision: str, probe: str, *, general: bool = False
 ) -> Iterator[Ratio]:
     """A kernel's time over the profile's; as part of its family where that is fine enough."""
-    key = _fit_of(profile, sample.family, sample.row, precision)
+    key = _fit_of(prices.profile, sample.family, sample.row, precision)
     if key is not None:
-        fit = profile.kernels[precision][key]
-        ratio = _log(sample.us, _kernel_us(fit, sample.family, sample.row))
-        yield Ratio(DEVICE, f"{precision} {root(key) if general else key}", probe, ratio, fit.spread)
+        ratio = _log(sample.us, prices.us(precision, key, sample.family, sample.row))
+        spread = prices.profile.kernels[precision][key].spread
+        yield Ratio(DEVICE, f"{precision} {root(key) if general else key}", probe, ratio, spread)
 
 
-def _op_us(profile: DeviceProfile, op: Op, run: TimedNetwork) -> float:
-    """What an op's kernels take; nothing where it launches none, or none that the profile knows."""
-    row, precision = row_of(op, run.batch, resident=run.resident), run.graph.precision
-    key = _fit_of(profile, op.family, row, precision) if op.launches else None
-    return 0.0 if key is None else op.launches * _kernel_us(profile.kernels[precision][key], op.family, row)
-
-
-def _kernel_us(fit: KernelFit, family: str, row: tuple[float, ...]) -> float:
-    return float(KernelModel(fit).times(np.array([row]), nearest(fit.leaf_scales, family, 1.0)).us[0])
-
-
-def _called(profile: DeviceProfile, runs: Sequence[TimedNetwork]) -> Iterator[Ratio]:
+def _called(prices: _KernelPrices, runs: Sequence[TimedNetwork]) -> Iterator[Ratio]:
     """Calls of tiny networks, timed in place."""
     if not runs:
         return
-    dispatch = profile.runtimes[EAGER]
-    passes_us = [host_us(run, dispatch) + sum(_op_us(profile, op, run) for op in run.ops) for run in runs]
+    dispatch = prices.profile.runtimes[EAGER]
+    passes_us = [host_us(run, dispatch) + sum(prices.of_op(op, run) for op in run.ops) for run in runs]
     slow = float(np.median([run.total_us / us for run, us in zip(runs, passes_us, strict=True)]))
     single = [
-        (number, op.host_class, taken / slow, host_cost(dispatch, op.host_class) + _op_us(profile, op, run))
+        (number, op.host_class, taken / slow, host_cost(dispatch, op.host_class) + prices.of_op(op, run))
         for number, run in enumerate(runs)
         for (op, *others), taken in zip(calls(run.ops), run.calls_us, strict=True)
         if not others
