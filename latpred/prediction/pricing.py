@@ -240,15 +240,15 @@ class KernelRows:
     def _evaluated(self, numbers: list[int], batches: Floats) -> KernelEstimate:
         """Times of rows at batches, those of one fit together, or at one batch so few of them that bits are certain."""
         us, log_std, memory_bound = np.empty((3, len(numbers), len(batches)))
-        together: dict[tuple[int, int], list[int]] = {}
-        most = ROW_BY_ROW if len(batches) == 1 else len(numbers)
+        by_model: dict[int, list[int]] = {}
         for place, number in enumerate(numbers):
-            together.setdefault((id(self.rows[number].price.model), place // most), []).append(place)
-        for places in together.values():
+            by_model.setdefault(id(self.rows[number].price.model), []).append(place)
+        most = ROW_BY_ROW if len(batches) == 1 else len(numbers)
+        for places in (each[start : start + most] for each in by_model.values() for start in range(0, len(each), most)):
             rows = [self.rows[numbers[place]] for place in places]
             model, work = rows[0].price.model, np.array([row.columns for row in rows])
             each = work[:, None, :, 0] + work[:, None, :, 1] * batches[:, None]
-            facts = self._facts[np.array(numbers)[places]]
+            facts = self._facts[[numbers[place] for place in places]]
             each = self._with_rereads(each, facts["reread"], batches)
             times = model.times(each.reshape(-1, each.shape[2]), np.repeat(facts["leaf_scale"], len(batches)))
             shape = len(rows), len(batches)
