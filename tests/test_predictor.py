@@ -14,6 +14,8 @@ from factories import add, device, dispatch, graph, kernel_fit, linear, profile,
 
 from latpred.errors import ProfileError, UsageError
 from latpred.graph.graph import Affine, ModelGraph
+from latpred.host import Slowdown
+from latpred.prediction.kernel_times import KernelModel
 from latpred.prediction.predictor import Predictor
 
 CPU = device(asynchronous=False, kind="cpu", launch_us=0.0, gap_us=0.0, sync_us=0.0)
@@ -39,6 +41,15 @@ def test_on_a_cpu_dispatch_and_kernels_add_up() -> None:
     assert found.regime == "framework-bound"
     assert found.throughput_per_s == pytest.approx(8 / 50e-6)
     assert found.device_busy == pytest.approx(21 / 50)
+
+
+def test_kernel_fits_are_made_ready_once_for_all_speeds(monkeypatch: pytest.MonkeyPatch) -> None:
+    predictor, made = Predictor(profile(CPU)), []
+    plain = predictor.predict(one_gemm())
+    monkeypatch.setattr(KernelModel, "__init__", lambda *_: made.append(1))
+    slower = predictor.at(Slowdown(product=2.0)).predict(one_gemm())
+    assert slower.compute_ms == pytest.approx(2 * plain.compute_ms)
+    assert not made
 
 
 def test_crossover_knee_and_regimes() -> None:

@@ -110,7 +110,9 @@ class Predictor:
         if slowdown == self.slowdown:
             return self
         if slowdown not in self._slower:
-            self._slower[slowdown] = Predictor(self.given, self.caveats, slowdown)
+            slower = Predictor(self.given, self.caveats, slowdown)
+            slower._prices = self._prices.at(slowdown)
+            self._slower[slowdown] = slower
         return self._slower[slowdown]
 
     def trace(self, model: Model, options: Options | None = None, batches: Sequence[int] = ()) -> ModelGraph:

@@ -240,11 +240,14 @@ class KernelRows:
     def _evaluated(self, numbers: list[int], batches: Floats) -> KernelEstimate:
         """Times of rows at batches, those of one fit together, or at one batch so few of them that bits are certain."""
         us, log_std, memory_bound = np.empty((3, len(numbers), len(batches)))
-        by_model: dict[int, list[int]] = {}
-        for place, number in enumerate(numbers):
-            by_model.setdefault(id(self.rows[number].price.model), []).append(place)
+        by_model: dict[int, list[list[int]]] = {}
         most = ROW_BY_ROW if len(batches) == 1 else len(numbers)
-        for places in (each[start : start + most] for each in by_model.values() for start in range(0, len(each), most)):
+        for place, number in enumerate(numbers):
+            parts = by_model.setdefault(id(self.rows[number].price.model), [[]])
+            if len(parts[-1]) == most:
+                parts.append([])
+            parts[-1].append(place)
+        for places in chain.from_iterable(by_model.values()):
             rows = [self.rows[numbers[place]] for place in places]
             model, work = rows[0].price.model, np.array([row.columns for row in rows])
             each = work[:, None, :, 0] + work[:, None, :, 1] * batches[:, None]
@@ -363,6 +366,12 @@ class PriceList:
         self._models: dict[object, KernelModel] = {}
         self._dispatch_us: Recent[Floats] = Recent(MOST_CLASSES)
         self._rows: dict[tuple[str, str, float], KernelRows] = {}
+
+    def at(self, slowdown: Slowdown) -> PriceList:
+        """The same on a machine that is so much slower; fits of kernels are made ready to evaluate once for both."""
+        other = PriceList(self._profile, slowdown)
+        other._models = self._models
+        return other
 
     def price(self, schedule: Schedule, precision: str, *, resident: float = 0.0) -> Priced:
         """Attach costs to a schedule.

@@ -88,17 +88,16 @@ def test_gate_models_are_of_many_kinds() -> None:
     assert {workload.input_kind for workload in GATE.ready} == {"seq", "image", "audio", "custom"}
 
 
-def work(workload: Workload) -> tuple[int, int]:
-    """Parameters, and multiply-adds of one sample."""
+def parameters(workload: Workload) -> int:
     model, _ = workload.make("meta", "fp32")
-    return sum(weight.numel() for weight in model.parameters()), workload.trace("fp32").macs(1)
+    return sum(weight.numel() for weight in model.parameters())
 
 
 @pytest.mark.slow
 def test_no_suite_holds_a_gate_model() -> None:
     theirs = [workload for name in suites.NAMES for workload in suites.get(name).workloads()]
     assert not {workload.name for workload in GATE.ready} & {workload.name for workload in theirs}
-    assert not {work(workload) for workload in GATE.ready} & {work(workload) for workload in theirs}
+    assert not set(map(parameters, GATE.ready)) & set(map(parameters, theirs))
 
 
 def test_the_heldout_suite_holds_names_that_are_known() -> None:

@@ -239,9 +239,7 @@ def _queued(prices: _KernelPrices, rows: Iterable[Row]) -> Iterator[Ratio]:
                 yield from _of_kernel(prices, sample, row.cell.precision, row.cell.key)
 
 
-def _in_networks(
-    prices: _KernelPrices, sized: Sequence[TimedNetwork], tiny: Sequence[TimedNetwork]
-) -> Iterator[Ratio]:
+def _in_networks(prices: _KernelPrices, sized: Sequence[TimedNetwork], tiny: Sequence[TimedNetwork]) -> Iterator[Ratio]:
     """Kernels timed in their networks, by family: shapes that come again are one probe."""
     eager = prices.profile.runtimes[EAGER]
     # Tiny networks tell what a clock around each call makes of dispatch.
