@@ -240,18 +240,17 @@ class KernelRows:
     def _evaluated(self, numbers: list[int], batches: Floats) -> KernelEstimate:
         """Times of rows at batches, those of one fit together, or at one batch so few of them that bits are certain."""
         us, log_std, memory_bound = np.empty((3, len(numbers), len(batches)))
-        by_model: dict[int, list[list[int]]] = {}
-        most = ROW_BY_ROW if len(batches) == 1 else len(numbers)
+        by_model: dict[int, list[int]] = {}
         for place, number in enumerate(numbers):
-            parts = by_model.setdefault(id(self.rows[number].price.model), [[]])
-            if len(parts[-1]) == most:
-                parts.append([])
-            parts[-1].append(place)
-        for places in chain.from_iterable(by_model.values()):
+            by_model.setdefault(id(self.rows[number].price.model), []).append(place)
+        together, all_numbers = list(by_model.values()), np.array(numbers)
+        if len(batches) == 1 and len(numbers) > (most := ROW_BY_ROW):
+            together = [each[start : start + most] for each in together for start in range(0, len(each), most)]
+        for places in together:
             rows = [self.rows[numbers[place]] for place in places]
             model, work = rows[0].price.model, np.array([row.columns for row in rows])
             each = work[:, None, :, 0] + work[:, None, :, 1] * batches[:, None]
-            facts = self._facts[[numbers[place] for place in places]]
+            facts = self._facts[all_numbers[places]]
             each = self._with_rereads(each, facts["reread"], batches)
             times = model.times(each.reshape(-1, each.shape[2]), np.repeat(facts["leaf_scale"], len(batches)))
             shape = len(rows), len(batches)

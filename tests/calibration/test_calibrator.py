@@ -139,7 +139,7 @@ def test_holdout_networks_are_never_fitted(calibrated: Calibrated) -> None:
 
 
 class Untimed(NamedTuple):
-    """A run that times no cell, and says that each took a second, a model no time."""
+    """A run that times no cell, and says that each took a second, the last one a minute, and a model no time."""
 
     rows: list[Row]
 
@@ -148,7 +148,8 @@ class Untimed(NamedTuple):
         return sum(row.seconds for row in self.rows)
 
     def visit(self, cell: cells.Cell, measure: object) -> None:
-        self.rows.append(Row(cell, {}, float(cell.kind != acceptance.MODEL)))
+        took_s = 60.0 if len(self.rows) == 3 * len(acceptance.models()) - 1 else 1.0
+        self.rows.append(Row(cell, {}, 0.0 if cell.kind == acceptance.MODEL else took_s))
 
 
 def test_models_of_the_gate_are_spread_over_the_run(tmp_path: Path) -> None:
