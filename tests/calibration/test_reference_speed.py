@@ -137,6 +137,8 @@ def test_a_row_goes_by_the_minute_that_it_was_timed_in() -> None:
     assert speed.full_us["product"] == 400.0
     found = [speed.at(1.0, read)["product"] for read in (first, early, late, odd)]
     assert found == pytest.approx([400.0, 400.0, 480.0, 480.0], 3e-3)
+    few = RunSpeed.of([early, late])
+    assert few.at(1.0, early)["product"] == few.at(1.0, late)["product"] == pytest.approx(440.0, 3e-3)
     assert speed.at(1.0)["product"] == 400.0
 
 

@@ -184,7 +184,7 @@ def _checked(
     holdouts = _fast(_judges(_networks(rows), _networks(every)))
     models = _fast([row for row in rows if row.cell.kind == acceptance.MODEL])
     if len(holdouts) >= FEWEST and any(map(visits.is_slowed, models)) and not any(map(visits.is_slowed, holdouts)):
-        models = []  # what was only timed in slow moments says less than networks timed at full speed
+        models = []  # too few met a fast moment: the slow ones say less than networks timed at full speed
     errors, of_models = (
         holdout_errors(profile, {row.cell.key: timed_network(row, profile.device, speed) for row in several})
         for several in (holdouts, models)

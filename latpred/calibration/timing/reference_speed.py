@@ -22,7 +22,6 @@ import numpy as np
 import torch
 import torch.nn.functional as F
 from numpy.typing import NDArray
-from scipy.ndimage import median_filter
 
 from latpred import runtimes
 from latpred.host import CACHE, CACHE_ROWS, COLD_DISPATCH, CONVOLUTION, DISPATCH, ELEMENTWISE, PRODUCT, STREAM, THREADS
@@ -302,8 +301,7 @@ class RunSpeed(NamedTuple):
         powers = {kind: _power(values, slow, USUAL_POWERS[kind]) for kind, values in us.items()}
         fast = {kind: values / slow ** powers[kind] for kind, values in us.items()}
         full = {kind: round(float(np.median(values)), 3) for kind, values in fast.items()}
-        # Mirrored at its ends: the first reading, of caches and clocks that were idle, must not stand for its minute.
-        near = {kind: median_filter(values, READINGS_AROUND, mode="mirror") for kind, values in fast.items()}
+        near = {kind: _medians_around(values) for kind, values in fast.items()}
         each = zip(*(values.tolist() for values in us.values()), strict=True)
         around = {reading: {kind: float(near[kind][at]) for kind in near} for at, reading in enumerate(each)}
         return cls(full, powers, around)
@@ -326,6 +324,15 @@ class RunSpeed(NamedTuple):
 
 
 FULL = RunSpeed({}, {})  # of a device that nobody looked at
+
+
+def _medians_around(values: Floats) -> Floats:
+    """The median around each value; fewer count at the ends, none twice: a run begins with idle caches and clocks."""
+    beyond = np.full(READINGS_AROUND // 2, np.nan)
+    medians: Floats = np.nanmedian(
+        np.lib.stride_tricks.sliding_window_view(np.concatenate((beyond, values, beyond)), READINGS_AROUND), axis=1
+    )
+    return medians
 
 
 def _columns(readings: Iterable[Mapping[str, float]]) -> dict[str, Floats]:
