@@ -27,6 +27,7 @@ from latpred.profile import datasheet, host_profile, store
 from latpred.profile.document import ADAPTED, FITTED, THREADS, DeviceProfile
 from latpred.profile.store import Owner, caveat, difference, owner
 from latpred.query import DeviceQuery, GivenLengths, Lengths, Options, checked_batches, checked_lengths, is_one
+from latpred.runtimes.legacy_torch import traced_for
 
 if TYPE_CHECKING:
     from latpred.progress import ProgressEvent
@@ -167,7 +168,8 @@ def curve_of(predictor: Predictor, model: Model, batches: Sequence[int], options
     """What `predict` says, with a predictor that is there already."""
     asked: dict[str, Any] = {"runtime": options.runtime, "protocol": options.protocol, "inputs_on": options.inputs_on}
     if options.lengths is not None:
-        return _curve_of_lengths(predictor, model, batches, options, asked)
+        with traced_for(predictor.era):
+            return _curve_of_lengths(predictor, model, batches, options, asked)
     return predictor.curve(predictor.trace(model, options, batches), batches, **asked)
 
 
@@ -196,7 +198,7 @@ def _curve_of_lengths(
     for batch, tokens in zip(batches, of_batches, strict=True):
         graph = trace_lengths(model, tokens, lengths.padded_to, execution, **traced)
         points.append(predictor.predict(graph, batch, **asked))
-    return joined(points)
+    return joined(points, asynchronous=predictor.profile.device.asynchronous)
 
 
 def max_batch(
@@ -276,7 +278,10 @@ def _state_of(query: DeviceQuery) -> tuple[object, ...]:
     folder = storage.profiles_dir()
     file = () if query.device is None else _file_state(os.fspath(query.device))  # type: ignore[arg-type]
     state = (str(folder), _threads_now(), file, *_directory_state(folder))
-    return state if query.host is None else (*state, *_directory_state(host_profile.directory()))
+    if query.host is None:
+        return state
+    named = _file_state(os.fspath(query.host)) if isinstance(query.host, str | os.PathLike) else ()
+    return (*state, named, *_directory_state(host_profile.directory()))
 
 
 def _directory_state(folder: Path) -> list[tuple[object, ...]]:

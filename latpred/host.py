@@ -72,8 +72,31 @@ def cores() -> int:
 
 
 def usable_cores() -> int:
-    """Processors that this process may run on."""
-    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else cores()
+    """Processors that this process may run on, and that its container gives it time on."""
+    own = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else cores()
+    return max(1, int(min(own, cpu_quota())))
+
+
+@cache
+def cpu_quota(proc: Path = PROC, sys: Path = SYS) -> float:
+    """Processors whose time a container gives its processes in all; infinite where nothing limits it."""
+    limits = [math.inf]
+    for group in _control_groups(proc, sys):
+        quota, _, period = _text(group / "cpu.max").partition(" ")
+        if quota.isdecimal() and period.strip().isdecimal():
+            limits.append(int(quota) / int(period))
+    return min(limits)
+
+
+def _control_groups(proc: Path, sys: Path) -> list[Path]:
+    """The folders of the control group (version 2) that this process is in and of those around it, where it has one."""
+    lines = _text(proc / "self" / "cgroup").splitlines()
+    path = next((line.removeprefix("0::") for line in lines if line.startswith("0::")), None)
+    if path is None:
+        return []
+    root = sys / "fs" / "cgroup"
+    inner = root / path.lstrip("/")
+    return [inner, *(outer for outer in inner.parents if outer.is_relative_to(root))]
 
 
 @cache
@@ -85,16 +108,35 @@ def memory_bytes() -> int:
         return 0
 
 
-def bytes_left(proc: Path = PROC) -> float:
-    """Address space that the process may still take; infinite where nothing limits it."""
+def usable_memory_bytes(proc: Path = PROC, sys: Path = SYS) -> int:
+    """Memory that processes here may take together: the host's, or what their container gives them of it."""
+    return int(min([memory_bytes(), *(limit for limit, _ in _memory_limits(proc, sys))]))
+
+
+def bytes_left(proc: Path = PROC, sys: Path = SYS) -> float:
+    """Memory and address space that the process may still take; infinite where nothing limits it."""
+    left = [math.inf]
+    for limit, group in _memory_limits(proc, sys):
+        fields = dict(line.split()[:2] for line in _text(group / "memory.stat").splitlines() if " " in line)
+        taken = _text(group / "memory.current").strip()
+        if taken.isdecimal():  # pages of files that nobody uses are given back when they are needed
+            left.append(limit - int(taken) + int(fields.get("inactive_file", 0)))
     try:
         import resource
 
-        limit = resource.getrlimit(resource.RLIMIT_AS)[0]
+        space = resource.getrlimit(resource.RLIMIT_AS)[0]
         pages = int((proc / "self" / "statm").read_text().split()[0])
+        if space != resource.RLIM_INFINITY:
+            left.append(space - pages * resource.getpagesize())
     except (ImportError, OSError, ValueError, IndexError):
-        return math.inf
-    return math.inf if limit == resource.RLIM_INFINITY else limit - pages * resource.getpagesize()
+        pass
+    return min(left)
+
+
+def _memory_limits(proc: Path, sys: Path) -> list[tuple[int, Path]]:
+    """How many bytes each control group around this process may take, and its folder."""
+    limits = ((_text(group / "memory.max").strip(), group) for group in _control_groups(proc, sys))
+    return [(int(limit), group) for limit, group in limits if limit.isdecimal()]
 
 
 def _processor() -> dict[str, str]:
@@ -108,7 +150,10 @@ def _printed(*command: str) -> str:
     """What a command of macOS prints; "" elsewhere."""
     if platform.system() != "Darwin":
         return ""
-    return subprocess.run(command, capture_output=True, text=True, check=False).stdout.strip()
+    try:
+        return subprocess.run(command, capture_output=True, text=True, check=False).stdout.strip()
+    except OSError:  # it is not on the PATH, which a scheduler may have cut short
+        return ""
 
 
 def _digest(text: str) -> str:

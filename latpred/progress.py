@@ -1,6 +1,6 @@
 """How far a long run is: what is done, at what rate, how long the rest will take, and whether Ctrl-C ended it.
 
-The clock here times nothing but the run itself, so a calendar's is good enough.
+The clock here times nothing but the run itself, so a calendar's is good enough where no budget hangs on it.
 """
 
 from __future__ import annotations
@@ -47,20 +47,27 @@ class ProgressEvent(NamedTuple):
 class ProgressCounter:
     """Counts pieces of work, tells of them, and says when the time for them is spent.
 
-    Pieces that cost nothing, as those read back from a file, count as done but not for the rate.
+    Pieces that cost nothing, as those read back from a file, count as done but not for the rate. A run that has a
+    budget brings a `clock` in seconds that nobody sets.
     """
 
     def __init__(
-        self, label: str = "", total: int = 0, listener: Listener | None = None, *, budget_s: float | None = None
+        self,
+        label: str = "",
+        total: int = 0,
+        listener: Listener | None = None,
+        *,
+        budget_s: float | None = None,
+        clock: Callable[[], float] = lambda: datetime.now(UTC).timestamp(),
     ) -> None:
         self._label, self._total, self._listener = label, total, listener
         self._budget_s = inf if budget_s is None else budget_s
-        self._begun = datetime.now(UTC)
+        self._clock, self._begun_s = clock, clock()
         self.done = self._worked = 0
 
     @property
     def seconds(self) -> float:
-        return (datetime.now(UTC) - self._begun).total_seconds()
+        return self._clock() - self._begun_s
 
     @property
     def rate(self) -> float:

@@ -107,11 +107,13 @@ class DeviceQuery:
     def __post_init__(self) -> None:
         """Refuse what can be no name, and make the device a string, or a path where one was given."""
         host, device = self.host, self.device
-        if host is not None and (isinstance(host, bool) or not isinstance(host, int | float | str | os.PathLike)):
+        if host is not None and (isinstance(host, bool) or not isinstance(host, Real | str | os.PathLike)):
             raise UsageError(
                 f"host={host!r} is not a host; give a factor such as 1.3, the name of a host, or 'this' for this "
                 "machine."
             )
+        if isinstance(host, Real):
+            object.__setattr__(self, "host", float(host))
         if device is None:
             return
         name: str | Path = Path(device) if isinstance(device, os.PathLike) else str(device)

@@ -53,7 +53,9 @@ def demand_writable(path: str | os.PathLike[str]) -> None:
     there = wanted if wanted.exists() else next(folder for folder in wanted.parents if folder.exists())
     if there == wanted and wanted.is_dir():
         raise UsageError(f"cannot write {path}: it is a folder. Name a file.")
-    if not os.access(there, os.W_OK) or (there != wanted and not there.is_dir()):
+    if there != wanted and not there.is_dir():
+        raise UsageError(f"cannot write {path}: {there} is a file, not a folder. Name another file.")
+    if not os.access(there, os.W_OK):
         raise UsageError(f"cannot write {path}: no permission to write {there}. Name another file.")
 
 

@@ -94,7 +94,7 @@ def test_a_full_disk_leaves_the_file_that_was_there(tmp_path: Path, monkeypatch:
     assert shown.stderr == f"latpred: cannot write {path}: No space left on device. Name another file with -o.\n"
     assert path.read_text() == "old"
     assert list(tmp_path.iterdir()) == [path]
-    assert "Name another file with -o." in run("cache", "show", "-o", path / "a.json").stderr
+    assert f"{path} is a file, not a folder. Name another file." in run("cache", "show", "-o", path / "a.json").stderr
 
 
 def test_a_file_is_written_at_once_or_not_at_all(tmp_path: Path) -> None:

@@ -147,7 +147,7 @@ def test_the_verb(tmp_path: Path) -> None:
     assert "3 new tokens after 6" in done.output
     assert max(map(len, done.stdout.splitlines()[1:4])) <= 80
     document = json.loads(CliRunner().invoke(main, [*options, "--json"]).stdout)
-    assert document["schema"] == "latpred.explanation.generation-curve/1"
+    assert document["schema"] == "latpred.generation-curve/1"
     assert [point["batch"] for point in document["points"]] == [1, 8]
     assert len(document["points"][0]["steps"]) == 3
     assert CliRunner().invoke(main, [*options, "--csv"]).stdout.count("prompt+3") == 2

@@ -32,6 +32,7 @@ from latpred.profile.document import ADAPTED, DispatchFit
 from latpred.render import WIDTH, Page, Table
 from latpred.runtimes import lowering
 from latpred.runtimes.legacy_torch import traced_for
+from latpred.tracing.inputs import precision_name
 
 if TYPE_CHECKING:
     from latpred.profile.document import DeviceProfile
@@ -451,10 +452,19 @@ def _named(frame: pd.DataFrame) -> tuple[pd.DataFrame, dict[str, Any]]:
             name = names[id(model)] = f"{candidates.title(model)} #{len(names)}"
             live[name] = model
     out = frame.assign(model=[names.get(id(model), model) for model in frame["model"]])
-    graphs = {name: model.precision for name, model in live.items() if isinstance(model, ModelGraph)}
-    if graphs and "precision" not in out:
-        out["precision"] = [graphs.get(name, tables.DEFAULTS["precision"]) for name in out["model"]]
+    if "precision" not in out:
+        own = {name: _own_precision(model) for name, model in live.items()}
+        out["precision"] = [own.get(name, tables.DEFAULTS["precision"]) for name in out["model"]]
     return out, live
+
+
+def _own_precision(model: Any) -> str:
+    """The precision of a graph or a module, as `latpred.predict` takes it; the default of what is yet to be built."""
+    if isinstance(model, ModelGraph):
+        return model.precision
+    tensors = (*model.parameters(), *model.buffers()) if hasattr(model, "parameters") else ()
+    formats = (tensor.dtype for tensor in tensors if tensor.dtype.is_floating_point)
+    return next(map(precision_name, formats), str(tables.DEFAULTS["precision"]))
 
 
 def _traced(
@@ -479,7 +489,14 @@ def _traced(
             model = candidates.traceable(live[key.model])
             if not isinstance(model, ModelGraph):
                 model = lowering.trace_for_runtime(
-                    model, inputs, runtime=key.runtime, target=predictor.target, precision=key.precision, batches=sizes
+                    model,
+                    inputs,
+                    runtime=key.runtime,
+                    target=predictor.target,
+                    precision=key.precision,
+                    memory_format=key.memory_format,
+                    attention=key.attention or None,
+                    batches=sizes,
                 )
             traced[key] = model
         untraced = cells[[graph_of(traced, cell) is None for cell in cells.to_dict("records")]]

@@ -97,6 +97,8 @@ def evaluate(
 
     outside = tables.complete(tables.load(table), {"device": profile.device.name})
     cells = tables.merge_repeats(tables.check(outside, tables.MEASURED))
+    if cells.empty:
+        raise TableError("The table has no rows. Measure some models: latpred measure MODEL -o measured.csv")
     lacking: dict[GraphKey, str] = {}
     with traced_for(profile.protocol.get("era", "")):
         traced = trace_models(cells, dict(graphs or {}), progress, target_of(profile.device.kind), lacking)

@@ -129,6 +129,7 @@ def trace_models(
                 image=size if key.input_kind == "image" else None,
                 precision=key.precision,
                 memory_format=key.memory_format,
+                attention=key.attention or None,
             )
         except MissingPackageError as error:
             if lacking is None:

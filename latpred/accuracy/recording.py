@@ -51,7 +51,7 @@ class Manifest(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     sha256: dict[str, str]  # by file name, and of this document under "recording.json" with that entry left out
 
 
-class TracedModel(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+class TracedModel(msgspec.Struct, frozen=True, forbid_unknown_fields=True, omit_defaults=True):
     """One entry of the graphs file: the key a table finds it by, and the graph."""
 
     model: str
@@ -60,6 +60,8 @@ class TracedModel(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     precision: str
     graph: ModelGraph
     runtime: str = "eager"
+    memory_format: str = "contiguous"
+    attention: str = ""
 
 
 @dataclass(frozen=True, slots=True)
@@ -121,7 +123,7 @@ class Recording:
         return target
 
     def _packed_graphs(self) -> bytes:
-        traced = [TracedModel(*key[:4], graph=graph, runtime=key.runtime) for key, graph in sorted(self.graphs.items())]
+        traced = [TracedModel(**key._asdict(), graph=graph) for key, graph in sorted(self.graphs.items())]
         return gzip.compress(msgspec.json.encode(traced), mtime=0)
 
 
@@ -139,7 +141,7 @@ def load(source: str | os.PathLike[str]) -> Recording:
         traced = msgspec.json.decode(_unpacked(body[GRAPHS]), type=list[TracedModel])
     except (TableError, msgspec.DecodeError, OSError, EOFError) as error:
         raise RecordingError(f"{folder} holds what no recording may hold: {error} Make it anew.") from error
-    graphs = {GraphKey(t.model, t.input_kind, t.input_size, t.precision, t.runtime): t.graph for t in traced}
+    graphs = {GraphKey(*(getattr(one, name) for name in GraphKey._fields)): one.graph for one in traced}
     return Recording(manifest.name, manifest.about, table, graphs, manifest.created, manifest.reasons)
 
 

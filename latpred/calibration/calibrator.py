@@ -31,7 +31,7 @@ from latpred.calibration.runtime_calibration import calibrate_runtimes, onnx_wor
 from latpred.calibration.runtime_calibration.calibrate_runtimes import CellRun
 from latpred.calibration.schedules import schedule_of
 from latpred.calibration.session import JOURNAL, LAST, Row, Sampled, Session, directory, measured, read_journal
-from latpred.calibration.timing import visits
+from latpred.calibration.timing import reference_speed, visits
 from latpred.calibration.workloads import networks
 from latpred.errors import CalibrationError, UsageError
 from latpred.graph.features import Floats
@@ -48,6 +48,7 @@ EAGER = profile_fit.EAGER
 FITTING_SHARE = 0.15  # of the budget, set aside for the last fit
 GATE_SHARE = 0.16  # of the budget, set aside for the gate's second look
 CHECKPOINTS = (0.3, 0.65)  # shares of the cells after which a calibration stops to learn what it knows least about
+TOLD = 1.2  # times the cells that a second look at the predictions takes
 WORTH_LEARNING_S = 120.0  # budget below which that takes more than it brings
 
 
@@ -127,6 +128,7 @@ def calibrate(
     chosen = _precisions(live, precisions, quick)
     options = conditions.Options(threads, cudnn_benchmark).checked(live.info().kind)
     profile_name = name or options.named(live.name)
+    reference_speed.forget()
     with conditions.stated(options):
         versions = {"networks": networks.VERSION, "graphs": onnx_workloads.VERSION}
         settings = {"precisions": chosen, **versions, **options.settings()}
@@ -202,7 +204,7 @@ class _EagerCalibration:
         self._effort, self._name, self._report = effort, name, partial(report.tell, 0.0)
         self._simulated = device.info().kind == "simulated"
         self._learning: list[Checkpoint] = []
-        self._predictions: list[Floats] = []  # of the gate's models, at each checkpoint
+        self._predictions: list[tuple[int, Floats]] = []  # cells at each checkpoint, and what the gate's models took
         self._run = CellRun(session, device, EAGER, effort.seconds, self._report)
 
     def run(self) -> DeviceProfile:
@@ -230,7 +232,8 @@ class _EagerCalibration:
 
     def _measure(self) -> None:
         """Run cells until the effort is spent, stopping to learn now and then."""
-        checkpoints = list(CHECKPOINTS) if self._effort.seconds >= WORTH_LEARNING_S else []
+        worth = self._effort.seconds >= WORTH_LEARNING_S
+        checkpoints = [share for share in CHECKPOINTS if worth and share >= self._spent]
         # Spread over the run: of models timed one after the other, one bad minute decides what the gate says.
         models = deque([] if self._simulated else acceptance.models())
         whole = len(models)
@@ -238,8 +241,8 @@ class _EagerCalibration:
             if self._spent >= 1.0:
                 return
             if checkpoints and self._spent > checkpoints[0]:
-                checkpoints.pop(0)
                 self._learn()
+                checkpoints = [share for share in checkpoints if share >= self._spent]
                 if self._settled():
                     return
             self._run.visit(cell, self._schedule.measure)
@@ -266,11 +269,14 @@ class _EagerCalibration:
         self._note(error)
         self._schedule.learn(profile)
         if not self._simulated:
-            self._predictions.append(acceptance.predictions(profile))
+            self._predictions.append((len(self._run.rows), acceptance.predictions(profile)))
 
     def _settled(self) -> bool:
         """Whether what the last cells told has changed no prediction of note."""
-        settled = len(self._predictions) > 1 and acceptance.settled(*self._predictions[-2:])
+        if len(self._predictions) < 2:
+            return False
+        (fewer, before), (more, now) = self._predictions[-2:]
+        settled = more >= TOLD * fewer and acceptance.settled(before, now)
         if settled:
             self._run.tell("its predictions move no more")
         return settled

@@ -194,9 +194,9 @@ class Session:
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
-        if not isinstance(error, DeviceError):  # whoever leaves here was not killed, unless the device was
-            (self._folder / UNDER_WAY).unlink(missing_ok=True)
-        self._resources.close()
+        with self._resources, self._writing():
+            if not isinstance(error, DeviceError):  # whoever leaves here was not killed, unless the device was
+                (self._folder / UNDER_WAY).unlink(missing_ok=True)
 
     @property
     def rows(self) -> tuple[Row, ...]:
@@ -211,18 +211,18 @@ class Session:
         """Whether the journal has this cell already."""
         return cell.key in self._rows
 
-    def run(self, cell: Cell, measure: Measure, *, again: bool = False) -> Row:
-        """Measure a cell unless the journal has it; `again` replaces what it has, but not by an error.
+    def run(self, cell: Cell, measure: Measure, *, again: Callable[[Row, Row], bool] | None = None) -> Row:
+        """Measure a cell unless the journal has it; `again` says of a new row and the old one whether it replaces that.
 
         One that runs out of memory also spares its larger siblings the attempt. A DeviceError says that the device is
         lost; the cell is left for the next session.
         """
         raise_if_interrupted()
         earlier = self._rows.get(cell.key)
-        if earlier is not None and not again:
+        if earlier is not None and again is None:
             return earlier
         row = self._tried(cell, measure)
-        if earlier is None or earlier.error or not row.error:
+        if earlier is None or again is None or again(row, earlier):
             self._append(row)
         return row
 

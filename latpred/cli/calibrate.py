@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from latpred.cli.main import state
-from latpred.cli.options import PRECISIONS, TABLES, Output, budget_option, output_options, takes, verb
+from latpred.cli.options import PRECISIONS, TABLES, Output, budget_option, given, output_options, takes, verb
 from latpred.cli.output import emit, notice, progress
 from latpred.cli.profiles import host_fields, show_profile, table_of
 from latpred.errors import NoProfileError, UsageError
@@ -23,13 +23,14 @@ if TYPE_CHECKING:
     from latpred.profile.document import DeviceProfile
 
 SUITE = "blind"  # whose predictions are compared from one calibration to the next
+_OF_HOSTS = {"host_only", "name", "as_json", "as_csv", "path"}  # options that go together
 EXITS = {"holds": 0, "moved": 1, "unclear": 3}
 
 
 @verb("latpred calibrate --quick", "latpred calibrate --device cuda:0 --budget 5m")
 @click.option("--device", "-d", help="cpu, cuda:0 or simulated.  [default: the GPU if there is one, else cpu]")
 @click.option("--quick", is_flag=True, help="One to two minutes: one precision, wider intervals.")
-@budget_option("Time to spend, as 90s, 5m or 1h.  [default: 5m, with --quick 40s]")
+@budget_option("Time to spend, as 90s, 5m or 1h.  [default: 5m and what further runtimes take, or 50s with --quick]")
 @click.option(
     "--precision",
     "precisions",
@@ -66,6 +67,8 @@ def calibrate(
     It times what ops and kernels cost, once per machine and device.
     """
     if host_only:
+        for option in given(*click.get_current_context().params.keys() - _OF_HOSTS):
+            raise UsageError(f"--host-only measures what dispatch costs on this host, and no more; leave out {option}.")
         _calibrate_host(asked["name"], output)
         return
     device = device or _default_device()
@@ -212,6 +215,8 @@ def _repeat(device: str, times: int, asked: dict[str, Any], output: Output) -> N
         rows=lambda: rows,
         page=lambda: _shifts_page(shifts),
     )
+    if not all(passed for shift in shifts for passed in shift.passed):
+        click.get_current_context().exit(1)
 
 
 def _shift_fields(shift: Shift) -> dict[str, Any]:

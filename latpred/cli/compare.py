@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from latpred.cli.options import FILE, PRECISIONS, TABLES, Output, batch_option, output_options, takes, verb
+from latpred.cli.options import FILE, PRECISIONS, TABLES, Output, batch_option, given, output_options, takes, verb
 from latpred.cli.output import draw, emit, notice, progress, working
 from latpred.errors import UsageError
 from latpred.query import AMP
@@ -149,6 +149,9 @@ def validate(device: str, replay: str | None, plot: Path | None, output: Output,
     """
     from latpred.calibration import validate as run
 
+    if replay is not None:
+        for option in given(*asked.keys() - {"record"}):
+            raise UsageError(f"--replay judges all that was recorded, and measures nothing; leave out {option}.")
     with progress(f"validating {device}") if replay is None else working(f"replaying {replay}") as show:
         report = run(device, replay=replay, progress=show, **asked)
     _show_report(report, output, plot)

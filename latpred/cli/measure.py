@@ -6,12 +6,12 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import click
-from click.core import ParameterSource
 
 from latpred.cli.main import state
-from latpred.cli.options import INPUTS, TARGET, Output, batch_option, output_options, takes, verb
-from latpred.cli.output import emit, notice, progress
+from latpred.cli.options import PRECISIONS, Output, batch_option, given, output_options, takes, verb
+from latpred.cli.output import emit, notice, progress, records
 from latpred.errors import UsageError
+from latpred.query import AMP
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -21,10 +21,7 @@ if TYPE_CHECKING:
 
 STUDIES = ("paper", "heldout", "check")
 _NAMED = 3  # settings named of those that failed alike
-_PLANNED = {
-    "batches": "--batch",
-    **{name: f"--{name}" for name in ("seq", "image", "precision", "protocol", "host", "repeats", "threads")},
-}
+_PLANNED = ("batches", "seq", "image", "precision", "protocol", "repeats", "threads")
 
 
 @verb(
@@ -33,7 +30,16 @@ _PLANNED = {
 )
 @click.argument("models", nargs=-1, metavar="[MODEL...]")
 @batch_option("1,8,32")
-@takes(*INPUTS, *TARGET, "threads_to_measure", "repeats", "budget_s")
+@takes("seq", "image")
+@click.option(
+    "--precision",
+    type=click.Choice((*PRECISIONS, "fp64", *AMP)),
+    default="fp32",
+    show_default=True,
+    help="Number format; amp-: fp32 under torch.autocast.",
+)
+@click.option("--device", "-d", help="cpu, cuda:0 or simulated.  [default: cpu, with --suite cuda:0]")
+@takes("runtime", "protocol", "threads_to_measure", "repeats", "budget_s")
 @click.option("--suite", type=click.Choice(STUDIES), help="Measure a whole study in place of models.")
 @click.option("--stage", "stages", multiple=True, help="Of the study, only this.  May be given again.")
 @click.option("--record", type=click.Path(file_okay=False, path_type=Path), help="Folder to keep the study in.")
@@ -51,12 +57,12 @@ def measure(models: tuple[str, ...], batches: tuple[int, ...], output: Output, *
         return
     if not models:
         raise UsageError("There is no model to measure. Name at least one, or a study with --suite.")
-    if asked.pop("host") is not None:
-        raise UsageError("measure runs models on this host, so --host means nothing to it. Give it to latpred predict.")
+    for option in given("stages", "record"):
+        raise UsageError(f"{option} is for a study; add --suite, or leave it out. -o keeps what is measured of models.")
     from latpred.calibration.measurement.whole_models import StoppedError
     from latpred.calibration.measurement.whole_models import measure as run
 
-    asked |= {"device": asked["device"] or "cpu", "precision": asked["precision"] or "fp32"}
+    asked["device"] = asked["device"] or "cpu"
     try:
         with progress("measuring") as show:
             table = run(list(models), batches, progress=show, **asked)
@@ -71,20 +77,14 @@ def measure(models: tuple[str, ...], batches: tuple[int, ...], output: Output, *
         click.get_current_context().exit(3)
 
 
-def _given(name: str) -> bool:
-    return click.get_current_context().get_parameter_source(name) is ParameterSource.COMMANDLINE
-
-
 def _show(table: pd.DataFrame, output: Output) -> None:
-    """Print a measurement table; in JSON its empty cells are null."""
-
-    def document() -> dict[str, object]:
-        import json
-
-        rows = json.loads(table.to_json(orient="records", double_precision=15))
-        return {"schema": "latpred.measure/1", "rows": rows}
-
-    emit(output, document=document, rows=lambda: table, page=lambda: _page(table))
+    """Print a measurement table."""
+    emit(
+        output,
+        document=lambda: {"schema": "latpred.measure/1", "rows": records(table)},
+        rows=lambda: table,
+        page=lambda: _page(table),
+    )
 
 
 def _page(table: pd.DataFrame) -> Page:
@@ -115,15 +115,14 @@ def _record(
     **_: object,
 ) -> None:
     """Measure a study on a device until it is done or the budget is spent, and print how much of it there is."""
-    for name, option in _PLANNED.items():
-        if _given(name):
-            raise UsageError(f"--suite {suite} plans {option} itself; leave that out.")
+    for option in given(*_PLANNED):
+        raise UsageError(f"--suite {suite} plans {option} itself; leave that out.")
     if click.get_current_context().params["models"]:
         raise UsageError("Models and --suite exclude each other. Give one of them.")
     from latpred import storage
     from latpred.calibration.measurement import recorder
 
-    device, runtimes = device or "cuda:0", (runtime,) if _given("runtime") else ()
+    device, runtimes = device or "cuda:0", (runtime,) if given("runtime") else ()
     folder = record or storage.data_dir() / "recordings" / f"{suite}-{device.replace(':', '-')}"
     state().resumable = True
     with progress(f"measuring {suite}") as show:

@@ -12,8 +12,10 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 import click
+from click.core import ParameterSource
 
 from latpred.cli.main import only_results, state
+from latpred.errors import UsageError
 from latpred.query import AMP, ATTENTIONS, EXECUTIONS, PROTOCOLS, parse_lengths
 
 Command = Callable[..., Any]
@@ -33,6 +35,23 @@ class Output(NamedTuple):
     as_json: bool = False
     as_csv: bool = False
     path: Path | None = None
+
+    @property
+    def form(self) -> str:
+        """The one of "json", "csv" and "text" that is wanted."""
+        if self.as_json or self.as_csv:
+            return "json" if self.as_json else "csv"
+        suffix = self.path.suffix.lower() if self.path else ""
+        return {".json": "json", ".csv": "csv"}.get(suffix, "text")
+
+    def check(self) -> None:
+        """Refuse, before anything takes time, what could not be written in the end."""
+        from latpred.storage import demand_writable
+
+        if self.as_json and self.as_csv:
+            raise UsageError("--json and --csv exclude each other; give one.")
+        if self.path is not None:
+            demand_writable(self.path)
 
 
 def parse_batches(text: str) -> tuple[int, ...]:
@@ -97,6 +116,16 @@ def _figure_path(_context: click.Context, _parameter: click.Parameter, path: Pat
         with style.in_style():
             pass
     return path
+
+
+def given(*names: str) -> list[str]:
+    """Which of these parameters of the verb stand on its command line, as the user writes them."""
+    context = click.get_current_context()
+    return [
+        parameter.opts[0]
+        for parameter in context.command.params
+        if parameter.name in names and context.get_parameter_source(parameter.name) is ParameterSource.COMMANDLINE
+    ]
 
 
 def batch_option(default: str | None, shown: str | None = None) -> Callable[[Command], Command]:
@@ -242,7 +271,9 @@ def output_options(function: Command) -> Command:
 
     @wraps(function)
     def with_output(*args: Any, as_json: bool, as_csv: bool, path: Path | None, **given: Any) -> Any:
-        return function(*args, output=Output(as_json, as_csv, path), **given)
+        output = Output(as_json, as_csv, path)
+        output.check()
+        return function(*args, output=output, **given)
 
     return takes("json", "csv", "output")(speech_options(with_output))
 

@@ -15,7 +15,6 @@ import click
 
 from latpred.cli.main import results, state
 from latpred.cli.options import Output
-from latpred.errors import UsageError
 from latpred.progress import ProgressEvent, time_left
 from latpred.render import WIDTH, Page
 
@@ -34,7 +33,7 @@ def emit(
     page: Callable[[], Page],
 ) -> None:
     """Write a result in the form asked for."""
-    form = _form(output)
+    form = output.form
     if form == "text" and output.path is None:
         _print(page())
         return
@@ -54,8 +53,16 @@ def emit(
     from latpred.storage import result_file
 
     with result_file(output.path, "Name another file with -o.") as part:
-        part.write_text(text + "\n")
+        part.write_text(text + "\n", encoding="utf-8")
     notice(f"wrote {output.path}")
+
+
+def records(table: pd.DataFrame) -> list[dict[str, Any]]:
+    """The rows of a table for a JSON document, in which empty cells are null."""
+    import json
+
+    rows: list[dict[str, Any]] = json.loads(table.to_json(orient="records", double_precision=15))
+    return rows
 
 
 def answer(text: object) -> None:
@@ -81,15 +88,6 @@ def draw(path: Path | None, figure: Callable[[], Figure]) -> None:
         from latpred.plot import save
 
         notice(f"wrote {save(figure(), path)}")
-
-
-def _form(output: Output) -> str:
-    if output.as_json and output.as_csv:
-        raise UsageError("--json and --csv exclude each other; give one.")
-    if output.as_json or output.as_csv:
-        return "json" if output.as_json else "csv"
-    suffix = output.path.suffix.lower() if output.path else ""
-    return {".json": "json", ".csv": "csv"}.get(suffix, "text")
 
 
 def _print(page: Page) -> None:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Sequence
 from contextlib import suppress
 from functools import partial
@@ -10,24 +9,23 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import click
-from click.core import ParameterSource
 
 from latpred.cli.calibrate import ensure_profile
 from latpred.cli.options import (
     CURVE,
     INPUTS,
     SETUP,
-    TARGET,
     WRITTEN,
     Output,
     batch_option,
+    given,
     output_options,
     speech_options,
     takes,
     verb,
 )
-from latpred.cli.output import draw, emit, notice, progress, shows_unicode
-from latpred.errors import LatpredError, UsageError
+from latpred.cli.output import draw, emit, notice, progress, records, shows_unicode
+from latpred.errors import LatpredError, UnknownModelError, UsageError
 from latpred.query import DeviceQuery, GivenLengths, Options
 
 if TYPE_CHECKING:
@@ -114,8 +112,7 @@ def _predicted(
         raise UsageError("--strict looks at models whose inputs are alike; leave it out, or --lengths.")
     ensure_profile(runtimes=(runtime,), yes=yes, **asked)
     # A list of lengths is a batch by itself: --batch has a default, which says nothing.
-    given_batches = click.get_current_context().get_parameter_source("batches") is not ParameterSource.DEFAULT
-    if isinstance(lengths, GivenLengths) and not given_batches:
+    if isinstance(lengths, GivenLengths) and not given("batches"):
         batches = (len(lengths.values),)
     return api.predict(model, batches, runtime, **asked), None
 
@@ -154,17 +151,16 @@ def _graph_of(
     return predictor.trace(model, Options(runtime=runtime, **inputs), batches)
 
 
-def _demand_model(model: str, runtime: str | None = None, era: str = "", **inputs: Any) -> ModelGraph | None:
+def _demand_model(model: str, runtime: str = "onnxruntime", era: str = "", **inputs: Any) -> ModelGraph | None:
     """Trace a model, so that a misspelt one costs no calibration; None where it is an ONNX file."""
     from latpred.runtimes.graph_store import trace_by_name
     from latpred.runtimes.lowering import is_onnx_file, traced_by
 
     if not is_onnx_file(model):
         return trace_by_name(model, era, **inputs)
-    if runtime is not None:
-        from latpred.runtimes.onnx import onnx_file
+    from latpred.runtimes.onnx import onnx_file
 
-        onnx_file.check_file(model, runtime, traced_by(runtime))
+    onnx_file.check_file(model, runtime, traced_by(runtime))
     return None
 
 
@@ -189,15 +185,33 @@ def rank(
     """
     from latpred.search.ranking import rank as ranked
 
+    _demand_names(models)
     for device in devices or (None,):
         ensure_profile(device, runtimes=(asked["runtime"],), yes=yes)
     table = ranked(models, batch=batches, device=list(devices) or None, **asked)
     emit(
         output,
-        document=lambda: {"schema": "latpred.ranking/1", "rows": json.loads(table.to_json(orient="records"))},
+        document=lambda: {"schema": "latpred.ranking/1", "rows": records(table)},
         rows=lambda: table,
         page=lambda: _ranking_page(table),
     )
+    if table["error"].notna().all():
+        click.get_current_context().exit(UsageError.exit_code)
+
+
+def _demand_names(models: Sequence[str]) -> None:
+    """Refuse a misspelt model before anything is calibrated; what else is wrong with one stands in the ranking."""
+    from latpred.runtimes.lowering import is_onnx_file
+    from latpred.zoo import names
+
+    for model in models:
+        try:
+            if not is_onnx_file(model):
+                names.build(model)
+        except UnknownModelError:
+            raise
+        except LatpredError:
+            continue
 
 
 def _ranking_page(table: pd.DataFrame) -> Page:
@@ -262,11 +276,9 @@ def _check_before_calibrating(models: Sequence[str], names: tuple[str, ...], yes
     "latpred timeline resnet18 --batch 8 --plot clocks.png",
 )
 @click.argument("model")
-@takes("batch", *INPUTS, *TARGET, *SETUP, "yes", "plot")
+@takes("batch", *INPUTS, "device", "runtime", "host", *SETUP, "yes", "plot")
 @output_options
-def timeline(
-    model: str, batch: int, runtime: str, protocol: str, plot: Path | None, output: Output, **asked: Any
-) -> None:
+def timeline(model: str, batch: int, runtime: str, plot: Path | None, output: Output, **asked: Any) -> None:
     """Follow host and device through one forward pass of MODEL.
 
     It shows every dispatch, every kernel, and the gaps between. -o trace.json writes a trace that
@@ -275,8 +287,6 @@ def timeline(
     from latpred.api import predictor_of
     from latpred.prediction.timeline import forward_pass
 
-    if protocol != "single":
-        raise UsageError("A timeline is of one forward pass that is waited for; leave out --protocol.")
     graph = _graph_of(model, runtime, **asked)
     place = (asked[name] for name in ("device", "host", "threads", "cudnn_benchmark"))
     forward = forward_pass(predictor_of(DeviceQuery(*place)), graph, batch, runtime=runtime)
@@ -413,7 +423,7 @@ def _measure_generation(curve: GenerationCurve, model: str, device: str, output:
     joined = beside(curve, table)
     emit(
         output,
-        document=lambda: {**curve.to_dict(), "measured": joined.to_dict("records")},
+        document=lambda: {**curve.to_dict(), "measured": records(joined)},
         rows=lambda: joined,
         page=lambda: _measured_page(curve, joined),
     )

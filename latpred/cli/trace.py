@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from collections import Counter, defaultdict
+from collections.abc import Sequence
 from dataclasses import asdict
 from typing import TYPE_CHECKING, Any
 
@@ -68,7 +69,7 @@ def trace(
         parts = [part for batch in batches for part in _graph_parts(graph, batch, runtime)]
         return Page("", [*parts, *(line for one in differences for line in _difference_lines(one, batches[0]))])
 
-    emit(output, document=document, rows=lambda: _op_rows(graph, batches[0]), page=page)
+    emit(output, document=document, rows=lambda: _op_rows(graph, batches), page=page)
 
 
 def _other_counts(
@@ -151,7 +152,7 @@ def _by_family(graph: ModelGraph, batch: int) -> dict[str, tuple[int, int, int]]
     return {family: (a, b, c) for family, (a, b, c) in sorted(sums.items(), key=lambda item: -item[1][2])}
 
 
-def _op_rows(graph: ModelGraph, batch: int) -> pd.DataFrame:
+def _op_rows(graph: ModelGraph, batches: Sequence[int]) -> pd.DataFrame:
     import pandas as pd
 
     return pd.DataFrame(
@@ -170,6 +171,7 @@ def _op_rows(graph: ModelGraph, batch: int) -> pd.DataFrame:
             "syncs": op.syncs,
             "estimated": op.estimated,
         }
+        for batch in batches
         for op in graph.at(batch)
     )
 

@@ -14,7 +14,7 @@ HALVES = ("fp16", "bf16")
 
 
 def advise(explanation: Explanation) -> str:
-    """One sentence: which runtime, and what about the model or the batch."""
+    """One sentence: which runtime, and what about the model or the batch; "" where there is nothing to say."""
     chosen = recommended(explanation)
     headroom = explanation.headrooms.get(chosen.runtime)
     clauses = [
@@ -23,7 +23,7 @@ def advise(explanation: Explanation) -> str:
         _uncalibrated(explanation),
     ]
     sentence = "; ".join(clause for clause in clauses if clause)
-    return f"{sentence[:1].upper()}{sentence[1:]}."
+    return f"{sentence[:1].upper()}{sentence[1:]}." if sentence else ""
 
 
 def recommended(explanation: Explanation) -> Choice:

@@ -77,7 +77,8 @@ def explain(
     batch : int
         Batch size.
     runtimes : sequence of str, optional
-        Compare only these, and eager; by default all there are.
+        Compare only these, and eager; by default all there are. An .onnx file, and a graph of another runtime than
+        eager, is compared in what runs it alone.
     progress : callable, optional
         Told the name of each runtime whose own tools are asked, which may take seconds the first time.
 
@@ -103,7 +104,7 @@ def explain(
     names = list(known_runtimes.names() if runtimes is None else dict.fromkeys(["eager", *runtimes]))
     with traced_for(predictor.era):
         choices, excluded = comparison.of(names, progress)
-        if runtimes is not None and not any(choice.runtime in runtimes for choice in choices):
+        if runtimes and not any(choice.runtime in runtimes for choice in choices):
             first = next(one for one in excluded if one.runtime in runtimes)
             raise _ERRORS[first.kind](first.reason)
         if not choices:
@@ -140,12 +141,21 @@ class _Comparison:
         reason = lowering.unsuited(name, self._predictor.target)
         if reason is not None:
             return Excluded(name, "unsuited", reason)
+        if self._traced_for is not None and lowering.traced_by(name) != self._traced_for:
+            return Excluded(name, "refused", f"this is a graph of {self._traced_for}, which says nothing of {name}")
         if name in self._predictor.profile.runtimes:
             return None
         missing = asked.available()
         if missing is not None and (device.kind != "simulated" or getattr(asked, "predicted_only", False)):
             return Excluded(name, "missing", missing)
         return Excluded(name, "uncalibrated", f"not calibrated; run: {device.calibration} --runtimes {name}")
+
+    @cached_property
+    def _traced_for(self) -> str | None:
+        """The one runtime whose graph the model is; None for a module, a name and an eager trace, which suit all."""
+        if isinstance(self._model, ModelGraph):
+            return None if self._model.runtime == "eager" else self._model.runtime
+        return "onnxruntime" if lowering.is_onnx_file(self._model) else None
 
     def _choice(self, name: str, progress: Callable[[str], None] | None) -> Choice | Excluded:
         if progress is not None and lowering.traced_by(name) != "eager":

@@ -31,7 +31,7 @@ def explanation_page(explanation: Explanation) -> Page:
     tables = [latencies(explanation), clocks(explanation), shares(explanation)]
     tables += [growth(name, headroom) for name, headroom in explanation.headrooms.items()]
     remarks = [*(f"without {name}: {reason}" for name, reason in missing(explanation)), *caveats(explanation)]
-    parts: list[Table | str] = [*tables, *remarks, explanation.advice]
+    parts: list[Table | str] = [*tables, *remarks, *filter(None, [explanation.advice])]
     return Page(f"{setting.model}: {inputs} on {setting.device}", parts, prose=True)
 
 

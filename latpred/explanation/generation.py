@@ -42,7 +42,7 @@ if TYPE_CHECKING:
 
 
 SCHEMA = "latpred.generation/1"
-CURVE_SCHEMA = "latpred.explanation.generation-curve/1"
+CURVE_SCHEMA = "latpred.generation-curve/1"
 
 
 @dataclass(frozen=True, slots=True)

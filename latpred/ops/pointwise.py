@@ -283,6 +283,14 @@ def cat(tensors: Sequence[Tensor], *_: Any, out: Tensor, **__: Any) -> Work:
     return Work("cat", {"numel": numel(out), "parts": len(tensors)})
 
 
+def _packed(input: Tensor, sizes: Tensor, *_: Any, out: Any, **__: Any) -> Work:
+    """A part of the sequences for each step."""
+    return Work("cat", {"numel": numel(first(out)), "parts": max(numel(first(out[1:])), numel(sizes))})
+
+
+cost("aten::_pack_padded_sequence", "aten::_pad_packed_sequence")(_packed)
+
+
 @cost("aten::embedding")
 def embedding(weight: Tensor, indices: Tensor, *_: Any, out: Tensor) -> Work:
     return Work("embedding", {"rows": numel(indices), "cols": weight.shape[-1]}, reads={0: nbytes(out)})
@@ -296,15 +304,17 @@ def embedding_bag(weight: Tensor, indices: Tensor, *_: Any, out: Any, **__: Any)
     return Work("embedding.bag", {"rows": numel(indices), "cols": cols}, reads={0: read})
 
 
+def _picked(indices: Sequence[Tensor | None]) -> int:
+    """How many places index tensors name: they are broadcast, so that a column and a row name all combinations."""
+    sides = zip_longest(*(reversed(item.shape) for item in indices if item is not None), fillvalue=1)
+    return prod(max(side) for side in sides)
+
+
 @cost("aten::index", "aten::_unsafe_index")
 def index(self: Tensor, indices: Sequence[Tensor | None], *, out: Tensor) -> Work:
     """Elements or rows picked by index tensors."""
-    given = [item for item in indices if item is not None]
     size = numel(out)
-    # Indices are broadcast against each other: a column and a row pick all combinations.
-    sides = zip_longest(*(reversed(item.shape) for item in given), fillvalue=1)
-    picked = prod(max(side) for side in sides)
-    rows = max(1, min(size, picked))
+    rows = max(1, min(size, _picked(indices)))
     return Work("index", {"rows": rows, "cols": size // rows if rows else 0}, reads={0: nbytes(out)})
 
 
@@ -325,21 +335,40 @@ def repeat_interleave(self: Tensor, *_: Any, out: Tensor, **__: Any) -> Work:
 
 
 def _put(self: Tensor, *args: Any, out: Any, **_: Any) -> Work:
-    """Single elements placed in a copy."""
+    """Elements, or slices, placed in a copy."""
+    listed = next((a for a in args if isinstance(a, (list, tuple))), None)
+    if listed is not None:
+        rows, sides, whole = _picked(listed), [*self.shape], []  # `whole`: dimensions that no index picks from
+        for index in listed:
+            if index is None:
+                whole.append(sides.pop(0))
+            else:
+                del sides[: len(index.shape) if index.dtype.itemsize == 1 else 1]  # a mask picks from several
+        return Work("index.put", {"rows": rows, "cols": prod([*whole, *sides])})
     indices = next((a for a in args if hasattr(a, "shape")), None)
-    listed = next((a for a in args if isinstance(a, (list, tuple))), ())
-    sizes = [numel(i) for i in listed if i is not None] or [numel(indices) if indices is not None else numel(self)]
-    return Work("index.put", {"rows": max(sizes), "cols": 1})
+    return Work("index.put", {"rows": numel(self) if indices is None else numel(indices), "cols": 1})
 
 
-def _put_in_place(self: Tensor, *args: Any, out: Any, **options: Any) -> Work:
-    work = _put(self, *args, out=out, **options)
-    return work._replace(reads={0: 0}, writes=work.dims["rows"] * int(self.dtype.itemsize))
+def _put_slices(self: Tensor, dim: int, index: Tensor, source: Tensor, *_: Any, out: Any, **__: Any) -> Work:
+    """A slice of the source for each index, placed in a copy or added to it."""
+    rows = numel(index)
+    return Work("index.put", {"rows": rows, "cols": numel(source) // rows if rows else 0})
 
 
-for _name in ("index_put", "_index_put_impl", "scatter", "scatter_add", "scatter_reduce", "index_add", "index_copy"):
+def _in_place(put: Formula, reads: bool, self: Tensor, *args: Any, out: Any, **options: Any) -> Work:
+    """The same where the copy is the tensor itself, of which no more is touched than is placed."""
+    work = put(self, *args, out=out, **options)
+    touched = work.dims["rows"] * work.dims["cols"] * int(self.dtype.itemsize)
+    return work._replace(reads={0: touched if reads else 0}, writes=touched)
+
+
+_put_in_place = partial(_in_place, _put, False)
+for _name in ("index_put", "_index_put_impl", "scatter", "scatter_add", "scatter_reduce"):
     cost(f"aten::{_name}_")(_put_in_place)
     cost(f"aten::{_name}")(_put)
+for _name, _adds in (("index_add", True), ("index_copy", False)):
+    cost(f"aten::{_name}_")(partial(_in_place, _put_slices, _adds))
+    cost(f"aten::{_name}")(_put_slices)
 cost("aten::index_fill_", "aten::masked_scatter_", "aten::put_")(_put_in_place)
 cost("aten::index_fill", "aten::masked_scatter")(_put)
 

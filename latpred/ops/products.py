@@ -129,18 +129,20 @@ _GATES = {4: "rnn.lstm", 3: "rnn.gru"}  # libraries run each by code of its own
 
 
 @cost("aten::lstm", "aten::gru", "aten::rnn_tanh", "aten::rnn_relu")
-def recurrent(input: Tensor, hx: Any, params: Sequence[Tensor], *options: Any, out: Any) -> Work:
+def recurrent(input: Tensor, *given: Any, out: Any) -> Work:
     """All gates of all steps: every weight matrix meets every element of the sequence once.
 
     The recurrent ones are read again in every step, which waits for the one before. Some libraries lay all of them out
     anew in each call: oneDNN's LSTM does so at 3 GB/s, which is most of a short sequence's time.
     """
-    _, num_layers, _, _, bidirectional, *batch_first = options
+    packed = isinstance(given[2], (list, tuple))  # the sizes of the batches of all steps come first
+    hx, params, _, num_layers, _, _, bidirectional, *batch_first = given[packed:]
     time = 1 if any(batch_first) and len(input.shape) == 3 else 0
-    steps = input.shape[time]
+    steps = numel(given[0]) if packed else input.shape[time]
     batch = numel(input) // (steps * input.shape[-1]) if steps * input.shape[-1] else 0
     matrices = sum(numel(weight) for weight in params if len(weight.shape) == 2)
-    hidden, layers = first(hx).shape[-1], num_layers * (2 if bidirectional else 1)
+    # The last state is an LSTM's cells; its results may be projected to less.
+    hidden, layers = (hx if hasattr(hx, "shape") else hx[-1]).shape[-1], num_layers * (2 if bidirectional else 1)
     gates = params[0].shape[0] // hidden if params and hidden else 0
     dims = {
         "batch": batch,

@@ -270,21 +270,50 @@ class BatchThresholds:
         return BatchThreshold(ends[1], ends[0], ends[2])
 
 
-def first_true(test: Callable[[NDArray[np.int64]], NDArray[np.bool_]], most: int = MOST) -> int | None:
-    """The smallest batch at which a test that stays true becomes true; None if it does not up to `most`.
+def last_false(test: Callable[[NDArray[np.int64]], NDArray[np.bool_]], most: int) -> int:
+    """The largest batch up to `most` at which a test that ends up true is not true yet; 0 where it always is.
+
+    A test that is true of some smaller batch already, as of one that a slower kernel serves, is looked through as far
+    as powers of two show it.
+
+    >>> last_false(lambda batches: (batches >= 37) | (batches == 8), 100)
+    36
+    """
+    batches = np.unique(np.append(2 ** np.arange(int(math.log2(most)) + 1), most))
+    misses = np.flatnonzero(~test(batches))
+    if not len(misses):
+        return 0
+    low = int(batches[misses[-1]])
+    high = int(batches[misses[-1] + 1]) if low < most else low
+    while high - low > 1:
+        inside = _inside(low, high)
+        misses = np.flatnonzero(~test(inside))
+        last = misses[-1] if len(misses) else -1
+        low = int(inside[last]) if len(misses) else low
+        high = int(inside[last + 1]) if last + 1 < len(inside) else high
+    return low
+
+
+def _inside(low: int, high: int) -> NDArray[np.int64]:
+    """Some whole numbers between two others, evenly spread."""
+    inside = np.unique(np.linspace(low, high, _POINTS + 2)[1:-1].round().astype(np.int64))
+    return inside[(inside > low) & (inside < high)]
+
+
+def first_true(test: Callable[[NDArray[np.int64]], NDArray[np.bool_]]) -> int | None:
+    """The smallest batch at which a test that stays true becomes true; None if it does not up to `MOST`.
 
     >>> first_true(lambda batches: batches >= 37)
     37
     """
-    batches = np.unique(np.append(2 ** np.arange(int(math.log2(most)) + 1), most))
+    batches = 2 ** np.arange(int(math.log2(MOST)) + 1)
     hits = np.flatnonzero(test(batches))
     if not len(hits):
         return None
     high = int(batches[hits[0]])
     low = int(batches[hits[0] - 1]) if hits[0] else 0
     while high - low > 1:
-        inside = np.unique(np.linspace(low, high, _POINTS + 2)[1:-1].round().astype(np.int64))
-        inside = inside[(inside > low) & (inside < high)]
+        inside = _inside(low, high)
         hits = np.flatnonzero(test(inside))
         if len(hits):
             high = int(inside[hits[0]])

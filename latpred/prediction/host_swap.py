@@ -9,7 +9,7 @@ from __future__ import annotations
 import math
 import os
 import re
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import msgspec
 import numpy as np
@@ -107,9 +107,10 @@ def swapped(profile: DeviceProfile, swap: Swap) -> DeviceProfile:
     times = ("module_call_us", "python_call_us", "attribute_read_us", "fixed_us")
     runtimes = {}
     for name, fit in profile.runtimes.items():
-        scaled = {time: getattr(fit, time) * swap.factor for time in times}
-        costs = {kind: cost * swap.factor for kind, cost in fit.costs_us.items()}
-        runtimes[name] = msgspec.structs.replace(fit, costs_us=costs, host_spread=swap.log_std, **scaled)
+        scaled: dict[str, Any] = {time: getattr(fit, time) * swap.factor for time in times}
+        for table in ("costs_us", "cold_costs_us"):
+            scaled[table] = {kind: cost * swap.factor for kind, cost in getattr(fit, table).items()}
+        runtimes[name] = msgspec.structs.replace(fit, host_spread=swap.log_std, **scaled)
     return msgspec.structs.replace(profile, runtimes=runtimes, protocol={**profile.protocol, HOST: swap.label})
 
 

@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple, overload
 import numpy as np
 from numpy.typing import NDArray
 
+from latpred.graph.features import Floats
 from latpred.graph.graph import Coverage
 from latpred.prediction.clocks import KNEE, Z90, BatchThreshold, BatchThresholds, CurveSamples, Sampler
 from latpred.prediction.prediction_page import curve_page, prediction_page
@@ -112,7 +113,7 @@ class Prediction(_Thresholds):
     interval_ms : tuple[float, float]
         Its 90 % interval.
     overhead_ms : float
-        Dispatch: what the host does, whatever the batch.
+        Dispatch: what the host does. On a GPU it is the same at every batch.
     compute_ms : float
         What the device does, gaps between kernels included.
     device_busy : float
@@ -380,32 +381,41 @@ def predicted_row(about: Any, timed: Any, input_kind: str, input_size: int, prot
     }
 
 
-def joined(points: Sequence[Prediction], notes: Sequence[str] = ()) -> Curve:
-    """The curve of predictions at one batch each, with the caveats of all and the notes of what they have in common."""
+def joined(points: Sequence[Prediction], notes: Sequence[str] = (), *, asynchronous: bool) -> Curve:
+    """The curve of predictions at one batch each, with the caveats of all and the notes of what they have in common.
+
+    `asynchronous` says that host and device of them work at the same time.
+    """
     first = points[0].setting
     of_points = (caveat for point in points for caveat in point.provenance.caveats)
     caveats = dict.fromkeys([*of_points, *notes, _COARSE])
     setting = replace(
         first,
         provenance=replace(first.provenance, caveats=tuple(caveats)),
-        thresholds=BatchThresholds(_interpolated(points)),
+        thresholds=BatchThresholds(_interpolated(points, asynchronous)),
     )
     return Curve(setting, tuple(replace(point, setting=setting) for point in points))
 
 
-def _interpolated(points: Sequence[Prediction]) -> Sampler:
+def _interpolated(points: Sequence[Prediction], asynchronous: bool) -> Sampler:
     """A curve as straight lines between its points, and in proportion to the batch outside of them."""
+
+    def both(compute: Floats, overhead: Floats) -> Floats:
+        """What the two clocks take together."""
+        return np.maximum(compute, overhead) if asynchronous else compute + overhead
+
     ordered = sorted(points, key=lambda point: point.batch)
     known = np.array([point.batch for point in ordered], dtype=float)
     compute_us, overhead_us, latency_us = (
         1e3 * np.array([(point.compute_ms, point.overhead_ms, point.latency_ms) for point in ordered]).T
     )
-    rest_us = latency_us - np.maximum(compute_us, 0.0)
+    rest_us = latency_us - both(compute_us, overhead_us)
     log_std = float(np.log(ordered[-1].interval_ms[1] / ordered[-1].latency_ms)) / Z90
 
     def sample(batches: NDArray[np.int64], shift: float) -> CurveSamples:
         inside = np.clip(batches.astype(float), known[0], known[-1])
         compute = np.interp(inside, known, compute_us) * (batches / inside) * np.exp(shift * log_std)
-        return CurveSamples(np.interp(inside, known, overhead_us), compute, compute + np.interp(inside, known, rest_us))
+        overhead = np.interp(inside, known, overhead_us)
+        return CurveSamples(overhead, compute, both(compute, overhead) + np.interp(inside, known, rest_us))
 
     return sample

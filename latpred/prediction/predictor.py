@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import nullcontext
 from functools import cached_property, lru_cache
+from numbers import Real
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import msgspec
@@ -22,7 +23,7 @@ from latpred.graph.graph import CONTIGUOUS, Coverage, Ints, ModelGraph, Schedule
 from latpred.graph.rewrites import attended
 from latpred.host import Slowdown
 from latpred.prediction import clocks, fallbacks, host_swap
-from latpred.prediction.clocks import Z90, BatchThresholds, CurveSamples, first_true
+from latpred.prediction.clocks import Z90, BatchThresholds, CurveSamples, last_false
 from latpred.prediction.fallbacks import least_log_std
 from latpred.prediction.kernel_times import LARGE_BLOCK, resident_share, trimmed_bytes
 from latpred.prediction.prediction import ClassCosts, Curve, Prediction, Provenance, Setting, joined
@@ -170,7 +171,7 @@ class Predictor:
         for batch in sizes:
             alone = self.lowered(graph.exact.get(batch, graph), runtime)
             points.append(self._curve(alone, (batch,), options)[0])
-        return joined(points, graph.notes)
+        return joined(points, graph.notes, asynchronous=self.profile.device.asynchronous)
 
     def check(self, runtime: str, precision: str | None = None) -> None:
         """Make sure that a runtime, and a precision where it is known, can be predicted, before anything takes time.
@@ -196,7 +197,7 @@ class Predictor:
         UsageError
             When the latency is not a positive number.
         """
-        if not (isinstance(latency_ms, int | float) and 0 < latency_ms < np.inf):
+        if not (isinstance(latency_ms, Real) and 0 < latency_ms < np.inf):
             raise UsageError(f"latency_ms must be a positive number of milliseconds, not {latency_ms!r}.")
         if graph.exact:
             raise UsageError(
@@ -215,8 +216,7 @@ class Predictor:
         if graph.only:
             (only,) = graph.only
             return 0 if too_large(np.array([only]))[0] else only
-        first = first_true(too_large, MOST_BATCH)
-        return MOST_BATCH if first is None else first - 1
+        return last_false(too_large, MOST_BATCH)
 
     def priced(
         self, graph: ModelGraph, batch: int = 1, *, runtime: str = "eager"

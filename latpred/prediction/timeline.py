@@ -28,6 +28,7 @@ if TYPE_CHECKING:
 SCHEMA = "latpred.timeline/1"
 HOST, DEVICE = "host", "device"
 CALL, WAIT = "call", "synchronise"  # steps that no op stands for: what comes before the first one, and waiting
+MEMORY = "memory of the system"  # what a CPU waits for when a pass has given much of its memory back
 
 
 class Span(NamedTuple):
@@ -108,11 +109,11 @@ class ForwardPass:
 def forward_pass(predictor: Predictor, graph: ModelGraph, batch: int = 1, *, runtime: str = "eager") -> ForwardPass:
     """Follow both clocks through one forward pass that is waited for."""
     prediction = predictor.predict(graph, batch, runtime=runtime)
-    schedule, priced, device, _ = predictor.priced(graph, batch, runtime=runtime)
-    return ForwardPass(prediction, tuple(_unfold(schedule, priced, device, batch)))
+    schedule, priced, device, beside_us = predictor.priced(graph, batch, runtime=runtime)
+    return ForwardPass(prediction, tuple(_unfold(schedule, priced, device, batch, beside_us)))
 
 
-def _unfold(schedule: Schedule, priced: Priced, device: DeviceInfo, batch: int) -> Iterator[Span]:
+def _unfold(schedule: Schedule, priced: Priced, device: DeviceInfo, batch: int, beside_us: float) -> Iterator[Span]:
     here = np.array([float(batch)])
     host_us = priced.host_at(here)[:, 0].tolist()
     kernel_us = (priced.times(here).us[priced.kernel_row, 0] * priced.kernel_share).tolist()
@@ -148,6 +149,8 @@ def _unfold(schedule: Schedule, priced: Priced, device: DeviceInfo, batch: int) 
             host = pause.end_us
     if device.asynchronous:
         yield waited(len(syncs) - 1, 1)
+    elif beside_us:
+        yield Span(HOST, MEMORY, WAIT, "", len(syncs) - 1, host, host + beside_us)
 
 
 def _event(phase: str, name: str, thread: int, **rest: Any) -> dict[str, Any]:

@@ -171,11 +171,11 @@ def of_source(source: Source, runtime: str, target: str, batch: int | None = Non
         options, trace = f"{options}@{batch}", partial(tracer.trace_at, source, target, batch)
 
     def make() -> ModelGraph:
-        from latpred.sandbox.own_thread import without_modes
+        from latpred.sandbox.own_thread import no_autocast, without_modes
         from latpred.sandbox.untouched import put_back
 
         try:
-            with without_modes(), _TURN, put_back(source.roots, numbers=False):
+            with without_modes(), _TURN, put_back(source.roots, numbers=False), no_autocast():
                 return trace()
         except RuntimeRefusalError as error:
             if _is_passing(error):

@@ -21,7 +21,7 @@ from latpred.sandbox.own_thread import without_modes
 from latpred.sandbox.untouched import Copier
 from latpred.tracing import trace
 from latpred.tracing.inputs import DTYPES, Inputs, derived, from_example, real, tensors_in
-from latpred.tracing.meta_module import Seeded, attend, make_meta_module, usual_dtype
+from latpred.tracing.meta_module import Seeded, attend, make_meta_module, unwrapped, usual_dtype
 from latpred.tracing.tracer import as_written
 from latpred.zoo.names import attention as built_with
 from latpred.zoo.names import attention_asked, build
@@ -36,7 +36,7 @@ class Source:
     graph: ModelGraph  # its eager trace
     model: Callable[[], torch.nn.Module]  # builds it on the CPU for evaluation, in the graph's dtype; may take a while
     inputs: Callable[[int], Any]  # real ones on the CPU for a batch size: positional or keyword arguments
-    code: str = ""  # digest of its Python, which sets apart models of one trace that are compiled otherwise
+    code: str = ""  # digest of its Python and its settings, which set apart models of one trace
     roots: tuple[Any, ...] = ()  # classes and functions of the user's that run with it; see `latpred.sandbox.untouched`
 
 
@@ -74,13 +74,15 @@ def source_of(model: torch.nn.Module | str, inputs: Any = None, **options: Any) 
     def formatted() -> torch.nn.Module:
         return make().to(memory_format=torch.channels_last) if last else make()  # type: ignore[call-overload]
 
-    return Source(graph, formatted, lambda batch: real(maker.make(batch), dtype, last), digest_of(written), roots)
+    code = digest_of(written, maker.make(2))
+    return Source(graph, formatted, lambda batch: real(maker.make(batch), dtype, last), code, roots)
 
 
 def _on_cpu(module: torch.nn.Module, dtype: torch.dtype) -> torch.nn.Module:
     """A copy of a module on the CPU in evaluation mode; one without memory gets small random weights."""
     with torch.inference_mode(False), torch.no_grad():
-        copied = Copier(lambda tensor, _: _cloned(tensor)).module(module)
+        copier = Copier(lambda tensor, _: _cloned(tensor))
+        copied = copier.module(unwrapped(module, copier))
     if any(tensor.is_meta for tensor in (*copied.parameters(), *copied.buffers())):
         copied = copied.to_empty(device="cpu")
         generator = torch.Generator().manual_seed(SEED)

@@ -7,10 +7,11 @@ import dis
 import hashlib
 import platform
 import sys
+from collections import deque
 from collections.abc import Iterable, Iterator
-from functools import cache, lru_cache
+from functools import cache, lru_cache, partial
 from importlib import metadata
-from types import CodeType, FunctionType, ModuleType
+from types import CodeType, FunctionType, MethodType, ModuleType
 from typing import TYPE_CHECKING, Any
 
 from latpred.sandbox.untouched import code_names, contents, installed, package
@@ -20,6 +21,10 @@ if TYPE_CHECKING:
 
 READS_ELSEWHERE = {"open", "input", "exec", "eval", "compile", "globals", "vars", "__import__"}
 VERSIONED = ("torch", "transformers", "torchvision", "timm")  # the version stands for all of the package
+MOST = 50_000  # objects that are told apart
+_PLAIN = frozenset({str, int, float, complex, bool, bytes, range, type(None), type(Ellipsis)})
+_STATELESS = sys.stdlib_module_names - {"argparse", "collections", "dataclasses", "types"}
+_OF_MODULES = frozenset({"_parameters", "_buffers", "_modules", "training"})
 _ATTRIBUTE = ("LOAD_ATTR", "LOAD_METHOD")
 _GLOBAL = ("LOAD_GLOBAL", "LOAD_NAME")
 
@@ -114,22 +119,89 @@ def _version(package: str) -> str:
 _distributions = cache(metadata.packages_distributions)
 
 
-def digest_of(model: torch.nn.Module) -> str:
-    """Digest of the code of a model.
+def digest_of(model: torch.nn.Module, inputs: Any = None) -> str:
+    """Digest of the code of a model and of all that steers it: settings of its modules, and inputs but their values.
 
     >>> import torch
-    >>> digest_of(torch.nn.Linear(2, 2)) == digest_of(torch.nn.Linear(4, 4))
+    >>> digest_of(torch.nn.Linear(2, 2)) == digest_of(torch.nn.Linear(2, 2))
     True
+    >>> digest_of(torch.nn.Dropout(0.1)) == digest_of(torch.nn.Dropout(0.2))
+    False
     """
+    state = _State()
+    told = repr(state.of((model, inputs))) + _code_of(model, state.functions)
+    return hashlib.sha256(told.encode()).hexdigest()
+
+
+class _State:
+    """What values amount to, as plain ones; functions that are met count by their code."""
+
+    def __init__(self) -> None:
+        self.functions: list[FunctionType] = []
+        self._seen: dict[int, tuple[int, Any]] = {}  # keeps ids from being reused
+
+    def of(self, value: Any) -> Any:
+        """A value without addresses: each object once, afterwards its number."""
+        kind = type(value)
+        if kind in _PLAIN:
+            return value
+        if isinstance(value, type):
+            return f"{value.__module__}.{value.__qualname__}"
+        if id(value) in self._seen or len(self._seen) > MOST:
+            return self._seen.get(id(value), (MOST, None))[0]
+        self._seen[id(value)] = len(self._seen), value
+        name = f"{kind.__module__}.{kind.__qualname__}"
+        if isinstance(value, FunctionType):
+            self.functions.append(value)
+            return (name, value.__qualname__, self.of(value.__defaults__), self.of(value.__kwdefaults__))
+        if isinstance(value, MethodType):
+            return (name, self.of(value.__func__), self.of(value.__self__))
+        if hasattr(value, "untyped_storage"):
+            return (name, tuple(value.shape), str(value.dtype))
+        if hasattr(value, "named_modules"):
+            return (name, self._module(value))
+        if isinstance(value, partial):
+            return (name, self.of(value.func), self.of(value.args), self.of(value.keywords))
+        if kind.__module__ in _STATELESS:  # a logger holds all loggers
+            return name
+        held = [self.of(part) for part in (vars(value), *_slots(value))] if hasattr(value, "__dict__") else []
+        if isinstance(value, dict):
+            return (name, [(self.of(key), self.of(item)) for key, item in dict.items(value)], held)
+        if isinstance(value, (list, tuple, deque)):
+            return (name, [self.of(item) for item in value], held)
+        if isinstance(value, (set, frozenset)):
+            return (name, sorted(repr(self.of(item)) for item in value), held)
+        return (name, str(value) if kind.__module__ in ("torch", "numpy") else "", held)
+
+    def _module(self, module: torch.nn.Module) -> list[Any]:
+        """The classes of a module and its parts, and what these hold beside tensors."""
+        parts = list(module.named_modules())
+        for _, part in parts:
+            self._seen.setdefault(id(part), (len(self._seen), part))
+        told = []
+        for path, part in parts:
+            own = [(name, each) for name, each in vars(part).items() if name not in _OF_MODULES]
+            settings = [(name, self.of(each)) for name, each in own if not (isinstance(each, dict) and not each)]
+            told.append((path, self.of(type(part)), getattr(part, "code", ""), settings))
+        return told
+
+
+def _slots(value: Any) -> list[Any]:
+    slots = (slot for kind in type(value).__mro__ for slot in vars(kind).get("__slots__", ()))
+    return [getattr(value, slot, None) for slot in slots if isinstance(slot, str)]
+
+
+def _code_of(model: torch.nn.Module, functions: Iterable[FunctionType]) -> str:
+    """Digest of the code of a model's classes, of functions that it holds, and of what all these call."""
     digests: dict[CodeType, str] = {}
-    waiting = list(_methods(model))
+    waiting = [*_methods(model), *functions]
     while waiting:
         function = waiting.pop()
         code = function.__code__
         if code not in digests and package(function.__module__) != "torch":  # whose version is told elsewhere
             digests[code] = _digest(code)
             waiting += (value for value in _held(function) if isinstance(value, FunctionType))
-    return hashlib.sha256("".join(sorted(digests.values())).encode()).hexdigest()
+    return "".join(sorted(digests.values()))
 
 
 def _methods(model: torch.nn.Module) -> Iterator[FunctionType]:
@@ -153,9 +225,12 @@ def _functions(values: Iterable[Any]) -> Iterator[FunctionType]:
 
 def _held(function: FunctionType) -> Iterator[Any]:
     """What a function's code, and the code within it, names of the globals; what it was wrapped around."""
-    for name in code_names(function.__code__)[0]:
-        if name in function.__globals__:
-            yield function.__globals__[name]
+    names = code_names(function.__code__)[0]
+    for name in names:
+        value = function.__globals__.get(name)
+        if isinstance(value, ModuleType) and library(value.__name__) is None:
+            yield from (vars(value)[inner] for inner in names if inner in vars(value))
+        yield value
     for cell in function.__closure__ or ():
         yield from contents(cell)
 

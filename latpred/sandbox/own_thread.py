@@ -111,24 +111,34 @@ SWITCHING: tuple[CodeType, ...] = (_Switch.__call__.__code__, _Switch.__get__.__
 
 
 def running(hooks: OrderedDict[int, Callable[..., Any]]) -> OrderedDict[int, Callable[..., Any]]:
-    """The hooks that change what a module gives; those that collect features or print are left out."""
+    """The hooks that may change what a module gives, or what a model finds later; those that print are left out."""
     return OrderedDict((number, hook) for number, hook in hooks.items() if not _looks_on(hook))
 
 
 def _looks_on(hook: Any) -> bool:
-    """Whether a hook can only look on: it returns nothing, writes in place into no tensor, and is not torch's own.
+    """Whether a hook can only look on: it returns nothing, writes into nothing, is no module's and not torch's own.
 
     >>> _looks_on(lambda module, args, out: None), _looks_on(lambda module, args, out: 2 * out)
     (True, False)
     """
     while isinstance(hook, (partial, MethodType)):
+        if isinstance(hook, MethodType) and isinstance(hook.__self__, torch.nn.Module):
+            return False  # the module may read later what the hook keeps
         hook = hook.func if isinstance(hook, partial) else hook.__func__
     if not isinstance(hook, FunctionType):
         hook = vars(type(hook)).get("__call__")  # one that it inherits is rare, and then it runs
     if not isinstance(hook, FunctionType) or (hook.__module__ or "").partition(".")[0] == "torch":
         return False
     in_place = any(name.endswith("_") and not name.startswith("_") for name in hook.__code__.co_names)  # as `add_`
-    return not in_place and not _returns(hook.__code__)
+    return not in_place and not _writes(hook.__code__) and not _returns(hook.__code__)
+
+
+def _writes(code: CodeType) -> bool:
+    """Whether a function puts something into what it was given or holds, as `out[0] = 0` or `out += 1`."""
+    return any(
+        step.opname == "STORE_SUBSCR" or (step.opname == "BINARY_OP" and step.argrepr.endswith("="))
+        for step in dis.get_instructions(code)
+    )
 
 
 def _returns(code: CodeType) -> bool:
@@ -164,6 +174,19 @@ def without_modes() -> Iterator[None]:
         if modes or functions:
             _deafen([*modes, *functions], away)
         yield
+
+
+@contextmanager
+def no_autocast() -> Iterator[None]:
+    """Within it, this thread is in no autocast that it has entered."""
+    on = [kind for kind in ("cpu", "cuda") if torch.is_autocast_enabled(kind)]
+    for kind in on:
+        torch.set_autocast_enabled(kind, False)
+    try:
+        yield
+    finally:
+        for kind in on:
+            torch.set_autocast_enabled(kind, True)
 
 
 class _Elsewhere:

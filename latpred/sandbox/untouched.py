@@ -41,6 +41,7 @@ from typing import Any
 import numpy as np
 import torch
 
+from latpred.errors import TraceError
 from latpred.sandbox.own_thread import running
 
 Tensor = torch.Tensor
@@ -95,6 +96,11 @@ class Copier:
 
     def module(self, source: torch.nn.Module) -> torch.nn.Module:
         """A module in evaluation mode, its parts and everything they hold."""
+        if isinstance(source, torch.jit.ScriptModule):
+            raise TraceError(
+                "the model is, or has in it, a TorchScript module, whose ops cannot be watched; give the nn.Module it "
+                "was made of"
+            )
         inner = source.__dict__.get("_modules", {}).get("_orig_mod")
         if inner is not None:  # torch.compile's wrapper
             self.compiled = True

@@ -242,6 +242,28 @@ def dropout(recorder: TraceRecorder, call: Call) -> Any:
     return recorder.record(_unlaunched(recorder, call, view=False), given["input"])
 
 
+def attention(recorder: TraceRecorder, call: Call) -> Any:
+    """Attention, for which PyTorch first makes numbers of a mask of truth values."""
+    mask = call.named.get("attn_mask")
+    if mask is None or mask.dtype is not torch.bool:
+        return fresh(recorder, call)
+    return recorder.inside(_masked_by_numbers, call.args, call.options)
+
+
+def _masked_by_numbers(query: Tensor, key: Tensor, value: Tensor, attn_mask: Tensor, *rest: Any, **options: Any) -> Any:
+    hidden = torch.scalar_tensor(-torch.inf, dtype=query.dtype, device=attn_mask.device)
+    numbers = torch.where(attn_mask, 0.0, hidden)
+    return torch.ops.aten.scaled_dot_product_attention(query, key, value, numbers, *rest, **options)
+
+
+def packed(recorder: TraceRecorder, call: Call) -> Any:
+    """Sequences of unequal lengths laid one after the other, or back; their lengths say how."""
+    if call.args[1].is_meta:
+        raise UnknowableError(f"the result of {call.info.name} has a shape that depends on the lengths of sequences")
+    out = call.run()
+    return recorder.record(call.launching(out), out)
+
+
 def matmul(recorder: TraceRecorder, call: Call) -> Any:
     """One product where no operand needs a copy, else the copies and the product."""
     return (fresh if is_one_product(*call.args) else decompose)(recorder, call)
@@ -357,6 +379,6 @@ HANDLERS: dict[str, Handler] = {
     handler.__name__: handler
     for handler in (
         *(view, fresh, maybe, mutable, free, decompose, item, move, dropout, matmul, pick, answer, boundary, scalar),
-        lookup,
+        *(lookup, attention, packed),
     )
 }

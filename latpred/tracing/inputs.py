@@ -5,7 +5,7 @@ Floating-point inputs are meta tensors, integer and boolean ones real.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from inspect import signature
 from typing import Any
@@ -120,7 +120,7 @@ def arguments(
     inputs: Inputs, batch: int, dtype: torch.dtype, channels_last: bool
 ) -> tuple[tuple[Any, ...], dict[str, Any]]:
     """Positional and keyword arguments of one pass. To be called in inference mode, which marks them as activations."""
-    settled = _settled(inputs.make(batch), dtype, channels_last)
+    settled = _settled(_by_name(inputs.make(batch)), dtype, channels_last)
     if isinstance(settled, dict):
         return (), settled
     return (settled if isinstance(settled, tuple) else (settled,)), {}
@@ -133,7 +133,7 @@ def nbytes(args: tuple[Any, ...], options: dict[str, Any]) -> int:
 def tensors_in(value: Any) -> list[Tensor]:
     if isinstance(value, Tensor):
         return [value]
-    if isinstance(value, dict) or hasattr(value, "items"):
+    if isinstance(value, Mapping):
         return [tensor for item in value.values() for tensor in tensors_in(item)]
     if isinstance(value, (list, tuple)):
         return [tensor for item in value for tensor in tensors_in(item)]
@@ -143,13 +143,18 @@ def tensors_in(value: Any) -> list[Tensor]:
 def _map(value: Any, function: Callable[[Tensor], Tensor]) -> Any:
     if isinstance(value, Tensor):
         return function(value)
-    if isinstance(value, dict) or hasattr(value, "items"):
+    if type(value) is dict:
         return {key: _map(item, function) for key, item in value.items()}
     if isinstance(value, tuple) and hasattr(value, "_fields"):
         return type(value)(*(_map(item, function) for item in value))
-    if isinstance(value, (list, tuple)):
+    if type(value) in (list, tuple):
         return type(value)(_map(item, function) for item in value)
     return copied(value, function)  # a cache, say, which the forward pass writes into
+
+
+def _by_name(value: Any) -> Any:
+    """Keyword arguments as a dictionary, whatever mapping they are in; anything else as it is."""
+    return dict(value) if isinstance(value, Mapping) else value
 
 
 def _resized(example: Any, given: int, batch: int) -> Any:
@@ -199,13 +204,17 @@ def real(value: Any, dtype: torch.dtype, channels_last: bool = False) -> Any:
     generator = torch.Generator().manual_seed(0)
     layout = torch.channels_last if channels_last else torch.contiguous_format
 
+    def own(tensor: Tensor) -> Tensor:
+        return tensor.detach().to("cpu", copy=True)  # the model may write into it
+
     def fill(tensor: Tensor) -> Tensor:
         if not tensor.dtype.is_floating_point:
-            return torch.ones(tensor.shape, dtype=tensor.dtype) if tensor.is_meta else tensor.detach().to("cpu")
-        filled = torch.randn(tensor.shape, generator=generator) if tensor.is_meta else tensor.detach().to("cpu")
+            return torch.ones(tensor.shape, dtype=tensor.dtype) if tensor.is_meta else own(tensor)
+        filled = torch.randn(tensor.shape, generator=generator) if tensor.is_meta else own(tensor)
         return filled.to(dtype).contiguous(memory_format=layout if tensor.dim() == 4 else torch.contiguous_format)
 
-    return _map(value if isinstance(value, (tuple, dict)) or hasattr(value, "items") else (value,), fill)
+    given = _by_name(value)
+    return _map(given if isinstance(given, (tuple, dict)) else (given,), fill)
 
 
 TOKENS = 128

@@ -20,6 +20,7 @@ from torch._C import _len_torch_function_stack
 from torch.nn import init
 from torch.overrides import TorchFunctionMode, _pop_mode, _push_mode
 from torch.utils._device import DeviceContext, _device_constructors
+from torch.utils._python_dispatch import is_traceable_wrapper_subclass
 
 from latpred.errors import TraceError
 from latpred.sandbox.own_thread import SWITCHING, replaced
@@ -50,7 +51,7 @@ def make_meta_module(
     """Copy a model's structure, its floating-point weights as `dtype` if given."""
     copier = Copier(partial(_on_meta, dtype, channels_last))
     with torch.inference_mode(False), torch.no_grad():
-        module = copier.module(_unwrapped(model, copier))
+        module = copier.module(unwrapped(model, copier))
     _demand_measured(copier.kinds)
     paths = {id(part): path for path, part in module.named_modules()}
     parts = list(module.modules())
@@ -81,17 +82,16 @@ def attend(module: torch.nn.Module, implementation: str | None) -> None:
             config._attn_implementation = implementation
 
 
-def _unwrapped(model: torch.nn.Module, copier: Copier) -> torch.nn.Module:
+def unwrapped(model: torch.nn.Module, copier: Copier) -> torch.nn.Module:
+    """The model itself within what spreads it over devices or compiles it."""
     if isinstance(model, torch.jit.ScriptModule):
-        raise TraceError(
-            "the model is a TorchScript module, whose ops cannot be watched; give the nn.Module it was made of"
-        )
+        return model  # which has no copy
     inner = model.__dict__.get("_modules", {}).get("_orig_mod")  # of torch.compile's wrapper
     if isinstance(inner, torch.nn.Module):
         copier.compiled = True
-        return _unwrapped(inner, copier)
+        return unwrapped(inner, copier)
     if isinstance(model, (torch.nn.DataParallel, torch.nn.parallel.DistributedDataParallel)):
-        return _unwrapped(model.module, copier)
+        return unwrapped(model.module, copier)
     return model
 
 
@@ -110,6 +110,11 @@ def _on_meta(dtype: torch.dtype | None, channels_last: bool, source: Tensor, wit
     if torch.nn.parameter.is_lazy(source):
         raise TraceError("the model has lazy parameters without a shape; run it once on real inputs before tracing it")
     demand_dense(source, "the model holds")
+    if is_traceable_wrapper_subclass(source):
+        raise TraceError(
+            f"the model holds a tensor of class {type(source).__name__}, whose kernels nobody measured; give the model "
+            "as it was before its weights were quantised, made sparse or spread over devices"
+        )
     made = _small_or_meta(source, dtype, channels_last, _SMALL_NUMEL if within_object else 0)
     if not isinstance(source, torch.nn.Parameter):
         return made

@@ -60,6 +60,8 @@ _SPECIAL = {
     **dict.fromkeys(("_transformer_encoder_layer_fwd", "_native_multi_head_attention"), "boundary"),
     "matmul": "matmul",
     "scalar_tensor": "scalar",
+    "scaled_dot_product_attention": "attention",
+    **dict.fromkeys(("_pack_padded_sequence", "_pad_packed_sequence"), "packed"),
     "embedding": "lookup",
 }
 _RESAMPLING = re.compile(r"_?upsample_\w+[^_]$")
@@ -130,6 +132,8 @@ def _kind(func: OpOverload[..., Any], short: str, aten: bool) -> str:
         return "fresh"
     if aten and short in FREE:
         return "free"
+    if torch.Tag.inplace_view in func.tags:
+        return "view"  # it gives the tensor another shape, each time anew
     if func._schema.is_mutable:
         return "mutable"
     if any(result.alias_info is not None for result in func._schema.returns):
@@ -213,6 +217,8 @@ def launching(
 
     `weights` says of each tensor among the arguments, in order, whether it is a parameter.
     """
+    given = "out" in options  # the caller's own tensor, which is written and not read
+    options = {name: value for name, value in options.items() if name != "out"}
     if info.formula is not None:
         work = checked(info.formula(*args, out=out, **options), info.name)
     else:
@@ -230,7 +236,7 @@ def launching(
         weight_bytes=weight_bytes,
         read_bytes=read_bytes,
         write_bytes=work.writes if work.writes is not None else sum(_distinct(t) for t in written),
-        new_bytes=0 if info.kind == "mutable" or info.short.endswith("_") else _new_bytes(out),
+        new_bytes=0 if given or info.kind == "mutable" or info.short.endswith("_") else _new_bytes(out),
         launches=work.launches,
         syncs=info.syncs,
         estimated=info.formula is None,
@@ -445,14 +451,14 @@ def _grouped_mm(x: Tensor, weight: Tensor, *_: Any, **__: Any) -> Any:
     return _empty(x.shape[:-1] + weight.shape[-1:], x)
 
 
-@_override("lstm", "gru")
-def _recurrent(x: Tensor, hx: Any, params: Any, *options: Any) -> Any:
+@_override("lstm", "gru", "rnn_tanh", "rnn_relu")
+def _recurrent(x: Tensor, *given: Any) -> Any:
+    packed = isinstance(given[2], (list, tuple))  # the sizes of batches come first
+    hx, params, *options = given[packed:]
     if not isinstance(params, (list, tuple)):
         return NotImplemented
-    bidirectional = options[4]
-    state = hx if isinstance(hx, Tensor) else hx[0]
-    projected = len(params[0].shape) == 2 and len(params) % 5 == 0 and params[-1].dim() == 2
-    width = (params[-1].shape[0] if projected else state.shape[-1]) * (2 if bidirectional else 1)
+    state = hx if isinstance(hx, Tensor) else hx[0]  # as wide as the results are
+    width = state.shape[-1] * (2 if options[4] else 1)
     y = _empty((*x.shape[:-1], width), x)
     if isinstance(hx, Tensor):
         return y, _same(hx)

@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import sys
+from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass
 from pathlib import Path
+from types import GeneratorType
 from typing import Any
 
 import msgspec
@@ -471,7 +473,9 @@ class Tracer:
             args, options = self._arguments(batch)
             try:
                 with recorder, recorder.watcher or nullcontext():
-                    target(*args, **options)
+                    out = target(*args, **options)
+                    if type(out) is GeneratorType:  # the model has done nothing yet
+                        deque(out, maxlen=0)
             except SystemExit as end:
                 raise TraceError(
                     f"the forward pass ended in sys.exit({end.code!r}) in {self._where(end)}; raise an error instead"

@@ -52,7 +52,12 @@ def test_grouped_queries_count_every_query_head() -> None:
 
 def test_masks_and_causality_are_kept_apart() -> None:
     masked = Function(lambda q, mask: F.scaled_dot_product_attention(q, q, q, attn_mask=mask))
-    (op,) = (op for op in latpred.trace(masked, (heads(), torch.ones(TOKENS, TOKENS) > 0)).ops if op.launches)
+    *made, op = latpred.trace(masked, (heads(), torch.ones(TOKENS, TOKENS) > 0)).ops
+    assert (op.family, op.dims["masked"].at(1)) == ("attention", 1)
+    assert [each.name for each in made] == ["aten::scalar_tensor", "aten::where"], (
+        "PyTorch makes numbers of truth values"
+    )
+    (op,) = latpred.trace(masked, (heads(), torch.ones(TOKENS, TOKENS))).ops
     assert (op.family, op.dims["masked"].at(1)) == ("attention", 1)
     causal = latpred.trace(Function(FORMS["causal"]), (heads(), heads(), heads()))
     (op,) = (op for op in causal.ops if op.launches)

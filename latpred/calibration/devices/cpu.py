@@ -38,7 +38,7 @@ class CpuDevice:
         return machine.identity(threads=torch.get_num_threads())
 
     def info(self) -> DeviceInfo:
-        return DeviceInfo("cpu", "cpu", asynchronous=False, memory_bytes=host.memory_bytes(), queue=0)
+        return DeviceInfo("cpu", "cpu", asynchronous=False, memory_bytes=host.usable_memory_bytes(), queue=0)
 
     def precisions(self) -> tuple[str, ...]:
         """fp32, and bf16 where the processor multiplies it itself: with AMX or AVX-512 BF16.

@@ -432,7 +432,7 @@ def timed_again(
     threads = profile.machine.threads if profile.device.kind == "cpu" else None
     options = conditions.Options(threads, profile.protocol.get(CUDNN) == BENCHMARK)
     rounds: list[list[Row]] = []
-    pace = ProgressCounter("", ROUNDS * len(cells), progress, budget_s=budget_s)
+    pace = ProgressCounter("", ROUNDS * len(cells), progress, budget_s=budget_s, clock=time.monotonic)
     with conditions.stated(options.checked(live.info().kind)):
         schedule = schedule_of(live, tuple(profile.kernels))
         reference = None if live.info().kind == "simulated" else ReferenceTimer(threads or 1)

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import math
 import os
+import time
 from collections.abc import Callable, Sequence
 from contextlib import suppress
 from itertools import combinations
@@ -120,7 +121,7 @@ def validate(
         progress=progress,
     )
     left_s = None if budget_s is None else (1 - MEASURED_SHARE) * budget_s
-    pace = ProgressCounter("", len(table) * len(rivals), progress, budget_s=left_s)
+    pace = ProgressCounter("", len(table) * len(rivals), progress, budget_s=left_s, clock=time.monotonic)
     with conditions.stated(conditions.Options(threads)):
         table, reasons = with_baselines(table, workloads, Bench(live), rivals, pace.next)
         notes = [f"Measured now: {said}." for said in store.mismatch(device_profile, live.machine())]

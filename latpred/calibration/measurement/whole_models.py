@@ -260,7 +260,7 @@ def measure(
     with conditions.stated(conditions.Options(threads).checked(kind)):
         gauges = {name: gauge_for(name) if kind == "cpu" else None for name in names}
         cells = [_Cell(workload, batch, *on) for workload in workloads for batch in sizes for on in gauges.items()]
-        counter = ProgressCounter("", repeats * len(cells), progress, budget_s=budget_s)
+        counter = ProgressCounter("", repeats * len(cells), progress, budget_s=budget_s, clock=time.monotonic)
         visits = _Visits(cells, Bench(live, copies=len(names)), precision, protocol, plan or VISIT, counter)
         live.use_precision(precision)
         try:

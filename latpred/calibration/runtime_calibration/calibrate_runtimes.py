@@ -87,12 +87,12 @@ def kept(name: str, device: Device, protocol: Callable[[DeviceProfile], DevicePr
 class CellRun:
     """The cells of one runtime, timed one after the other.
 
-    Seconds of resumed rows count as spent, those lost to other work do not. `tell` is told what is under way.
+    Seconds of resumed rows count as spent, those lost in disturbed moments do not. `tell` is told what is under way.
     """
 
     def __init__(self, session: Session, device: Device, runtime: str, budget_s: float, tell: Tell) -> None:
         self._session, self._runtime, self._tell = session, runtime, tell
-        self._start = time.monotonic() - sum(row.seconds for row in self.rows)
+        self._start = time.monotonic() - sum(row.seconds for row in self.rows if not row.disturbed)
         threads = device.machine().threads
         self._visits = Visits(session, device, threads=threads, budget_s=budget_s, tell=self.tell)
 

@@ -169,12 +169,14 @@ class Watch:
         self._threads, self._read, self._gpu = threads, read, gpu
         self._state = gpu() if gpu else None
         self._before = read()
+        self._cores = self._before.usable_cores  # what is timed later on fewer is of another machine
 
     def lap(self) -> Disturbance:
         """What happened since the last lap, or since the start; a new lap begins."""
         after = self._read()
         state = self._gpu() if self._gpu else None
-        disturbance = between(self._before, after, threads=self._threads, gpu=gpu_reason(self._state, state))
+        before = self._before._replace(usable_cores=self._cores)
+        disturbance = between(before, after, threads=self._threads, gpu=gpu_reason(self._state, state))
         self._before, self._state = after, state
         return disturbance
 

@@ -56,6 +56,7 @@ APART_RATIO = 1.4
 FAST_WAIT_S, APART_WAIT_S, POLL_S = 0.5, 20.0, 0.01  # for a neighbour to pause, and until processors are together again
 REST_S = 0.05  # onnxruntime's threads wait busily for 15 to 40 ms after a pass
 SLOW = 1.15  # times the fastest from which a moment is slow: readings scatter by 5 %, a busy neighbour adds 35 to 60 %
+MOST_MOMENTS = 1 << 16  # readings that a gauge keeps, of which every other one goes then
 HOPELESS = 2.0  # times slower than in its fastest moments: other work has the processor, and how much of it is unknown
 
 
@@ -87,6 +88,9 @@ class SpeedGauge:
         with torch.inference_mode():
             moment = SpeedReading(1e6 * self._dispatch_s(), 1e6 * self._threads_s())
         self._moments.append(moment)
+        if len(self._moments) > MOST_MOMENTS:
+            del self._moments[::2]
+            self._looked_at = len(self._moments)
         # Sorting thousands anew for each would take longer than reading.
         if len(self._moments) >= 1.1 * self._looked_at:
             self.fastest = SpeedReading(*np.quantile(np.array(self._moments), FASTEST_OF_MANY, axis=0).tolist())
@@ -148,6 +152,11 @@ def is_apart(moment: SpeedReading, other: SpeedReading) -> bool:
     if min(other) <= 0:
         return False
     return moment.threads_us / other.threads_us > APART_RATIO * max(moment.dispatch_us / other.dispatch_us, 1.0)
+
+
+def forget() -> None:
+    """Have what follows be held against moments of its own: hours later a machine may have another full speed."""
+    gauge_of.cache_clear()
 
 
 @cache

@@ -41,6 +41,7 @@ OVERTIME = 1.0
 COUNTED_S = 60.0  # what a run counted in cells, which has no budget, is taken to last: it waits no longer than others
 PATIENCE_S = 4.0  # waited for a calm moment at once, ahead of the next visit
 READ_EVERY_S = 1.5  # how often all references are timed, which takes some ms
+AT_ONCE = 2  # cells that are timed again after each new one
 MOST_VISITS = 3  # of a cell: other work that never ends must not be waited for without end
 CALM_ENOUGH = 0.4  # of the rows, below which a fit takes the disturbed ones too
 # Of how slow a moment is, by which whole networks take longer: 0.2 of those that multiply, 0.8 of those that dispatch.
@@ -83,19 +84,23 @@ class Visits:
     def run(self, cell: Cell, measure: Measure) -> Row:
         """Time a cell unless the session holds it; in calm also those that could not be timed well before."""
         row = self._visit(cell, measure)
-        while self._pending and not row.disturbed:
-            row = self._visit(*self._pending.popleft(), again=True)
+        for _ in range(AT_ONCE):
+            if self._pending and not row.disturbed:
+                row = self._visit(*self._pending.popleft(), again=True)
         return row
 
     def finish(self) -> None:
         """Time what is still disturbed once more, as far as the overtime goes."""
+        start = time.monotonic()
         for _ in range(len(self._pending)):
-            if self.lost_s >= self._overtime_s:
+            if self.lost_s + time.monotonic() - start >= self._overtime_s:
                 return
             self._visit(*self._pending.popleft(), again=True)
 
     def _visit(self, cell: Cell, measure: Measure, *, again: bool = False) -> Row:
-        row = self._session.run(cell, lambda one: self._watched(one, measure), again=again)
+        if again or not self._session.holds(cell):
+            self._await_full_speed()
+        row = self._session.run(cell, lambda one: self._watched(one, measure), again=_better if again else None)
         if not row.disturbed:
             if self._gauge is not None:
                 self._look_back(self._gauge.fastest)
@@ -120,14 +125,16 @@ class Visits:
                 self._pending.append((cell, measure))
                 del self._believed[key]
 
+    def _await_full_speed(self) -> None:
+        """Wait, as far as the overtime goes, since what is timed at full speed need not be timed again."""
+        if self._gauge is not None and self.lost_s < self._overtime_s:
+            said = partial(self._tell, f"waiting: {MOVED_APART}")
+            self.lost_s += self._gauge.await_full_speed(self._overtime_s - self.lost_s, said)
+
     def _watched(self, cell: Cell, measure: Measure) -> Sampled:
         """Measure a cell and say what else went on, and now and then how fast the machine is."""
         if self._watch is None:
             return measure(cell)
-        if self._gauge is not None and self.lost_s < self._overtime_s:
-            # What is timed at full speed need not be timed again.
-            said = partial(self._tell, f"waiting: {MOVED_APART}")
-            self.lost_s += self._gauge.await_full_speed(self._overtime_s - self.lost_s, said)
         self._watch.lap()
         sampled = measure(cell)
         slowed = _slow(sampled) > SLOW
@@ -149,6 +156,13 @@ class Visits:
 def is_disturbed(row: Row) -> bool:
     """Whether a row is not to be believed at all: other work ran beside it, or hardly anything ran at all."""
     return row.disturbed not in ("", SLOWED, MOVED_APART) or _slow(row) > HOPELESS
+
+
+def _better(row: Row, earlier: Row) -> bool:
+    """Whether a second timing of a cell is to count in place of the first."""
+    if row.error:
+        return bool(earlier.error)
+    return bool(earlier.error) or is_disturbed(earlier) or not is_disturbed(row)
 
 
 def is_apart(row: Row) -> bool:
