@@ -23,7 +23,7 @@ READS_ELSEWHERE = {"open", "input", "exec", "eval", "compile", "globals", "vars"
 VERSIONED = ("torch", "transformers", "torchvision", "timm")  # the version stands for all of the package
 MOST = 50_000  # objects that are told apart
 _PLAIN = frozenset({str, int, float, complex, bool, bytes, range, type(None), type(Ellipsis)})
-_STATELESS = sys.stdlib_module_names - {"argparse", "collections", "dataclasses", "types"}
+_STATELESS = sys.stdlib_module_names - {"argparse", "builtins", "collections", "dataclasses", "types"}
 _OF_MODULES = frozenset({"_parameters", "_buffers", "_modules", "training"})
 _ATTRIBUTE = ("LOAD_ATTR", "LOAD_METHOD")
 _GLOBAL = ("LOAD_GLOBAL", "LOAD_NAME")
@@ -192,16 +192,19 @@ def _slots(value: Any) -> list[Any]:
 
 
 def _code_of(model: torch.nn.Module, functions: Iterable[FunctionType]) -> str:
-    """Digest of the code of a model's classes, of functions that it holds, and of what all these call."""
-    digests: dict[CodeType, str] = {}
+    """What the code of a model's classes, of functions that it holds, and of all that these call amounts to."""
+    told: set[str] = set()
+    seen: set[FunctionType] = set()
     waiting = [*_methods(model), *functions]
     while waiting:
         function = waiting.pop()
-        code = function.__code__
-        if code not in digests and package(function.__module__) != "torch":  # whose version is told elsewhere
-            digests[code] = _digest(code)
-            waiting += (value for value in _held(function) if isinstance(value, FunctionType))
-    return "".join(sorted(digests.values()))
+        if function in seen:
+            continue
+        seen.add(function)
+        known = library(function.__module__ or "")
+        told.add(known or _digest(function.__code__))
+        waiting += (value for value in _held(function) if known is None and isinstance(value, FunctionType))
+    return "".join(sorted(told))
 
 
 def _methods(model: torch.nn.Module) -> Iterator[FunctionType]:

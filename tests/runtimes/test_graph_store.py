@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import gzip
+import importlib
 import os
 import subprocess
 import sys
@@ -15,6 +16,7 @@ import msgspec
 import pytest
 import torch
 from factories import add, graph, linear
+from torch import nn
 
 from latpred import runtimes, tracing
 from latpred.errors import RuntimeRefusalError
@@ -160,6 +162,7 @@ SHARING = """
 import sys
 sys.path.insert(0, {tests!r})
 from factories import add, graph, linear
+from torch import nn
 from latpred.runtimes import graph_store as store
 
 store.MOST_ON_DISK_BYTES = 4000  # so that each process deletes what the other one wrote
@@ -195,14 +198,52 @@ SQUARE = "return torch.relu(x) * torch.relu(x)"
 )
 def test_code_has_one_digest_wherever_it_is_written_and_other_code_has_another(changed: str) -> None:
     assert digest_of(written(SQUARE)) == digest_of(written(SQUARE)) != digest_of(written(changed))
-    assert digest_of(torch.nn.Linear(2, 2)) == digest_of(torch.nn.ReLU())  # the version of torch tells of those
+
+
+class Wired(nn.Module):
+    """Gives what one of its layers gave, which an attribute says, and leaves all later ones to whoever drops them."""
+
+    def __init__(self, layer: object) -> None:
+        super().__init__()
+        self.layers, self.layer = nn.ModuleList(nn.Linear(8, 8) for _ in range(4)), layer
+
+    def forward(self, x: torch.Tensor, *wanted: int) -> torch.Tensor:
+        outs = []
+        for layer in self.layers:
+            x = layer(x)
+            outs.append(x)
+        return outs[wanted[0] if wanted else getattr(self.layer, "at", self.layer)]
+
+
+def test_what_a_model_is_set_to_tells_it_from_another_of_the_same_trace() -> None:
+    first, last, one = Wired(0), Wired(3), torch.zeros(2, 8)
+    assert digest_of(first) == digest_of(Wired(0)) != digest_of(last)
+    objects = [types.SimpleNamespace(at=at, owner=first) for at in (0, 0, 3)]
+    same, again, other = (digest_of(Wired(each)) for each in objects)
+    assert same == again != other
+    assert digest_of(first, (one, 0)) == digest_of(first, (one + 1, 0)) != digest_of(first, (one, 3))
+    launches = [trace_for_runtime(model, one, runtime="torchscript").launches() for model in (first, last)]
+    assert launches[0] < launches[1]
+
+
+def test_modules_of_files_and_graph_modules_count(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.syspath_prepend(tmp_path)
+    digests = []
+    for body in ("x + 1", "x - 1"):
+        (tmp_path / "blocks_of_test.py").write_text(f"def f(x):\n    return {body}\n")
+        sys.modules.pop("blocks_of_test", None)
+        importlib.invalidate_caches()
+        module = importlib.import_module("blocks_of_test")
+        digests.append(digest_of(written("return blocks.f(x)", blocks=module)))
+    assert digests[0] != digests[1]
+    traced = [torch.fx.symbolic_trace(written(text)) for text in (SQUARE, "return torch.relu(x) * 2")]
+    assert digest_of(traced[0]) != digest_of(traced[1])
 
 
 def test_functions_and_methods_that_a_forward_pass_calls_count() -> None:
     helper, other = (lambda x: x + 1), (lambda x: x - 1)
     text = "return helper(x)"
     assert digest_of(written(text, helper=helper)) != digest_of(written(text, helper=other))
-    assert digest_of(torch.nn.Sequential(written(text, helper=helper))) == digest_of(written(text, helper=helper))
     model, patched = written(SQUARE), written(SQUARE)
     patched.forward = types.MethodType(lambda self, x: helper(x), patched)
     assert digest_of(model) != digest_of(patched)
