@@ -254,3 +254,24 @@ def test_a_malformed_result_is_explained(returned: object, message: str) -> None
 def test_a_leaf_family_takes_its_root_s_dims() -> None:
     made = Work("gemm.sparse", {"m": 1, "n": 2, "k": 3}, macs=6)
     assert checked(made, "mylib::op") is made
+
+
+INDEX, TABLE, MESSAGES = t(10), t(50, 64), t(10, 64)
+
+
+@pytest.mark.parametrize(
+    ("name", "args", "rows", "cols", "reads"),
+    [
+        ("index_add_", (TABLE, 0, INDEX, MESSAGES), 10, 64, 4 * 640),
+        ("index_copy_", (t(2, 50, 64), 1, t(4), t(2, 4, 64)), 4, 128, 0),
+        ("index_put_", (TABLE, [INDEX], MESSAGES), 10, 64, 0),
+        ("index_put_", (TABLE, [t(3, 1), t(4)], t(3, 4)), 12, 1, 0),
+        ("index_put_", (t(2, 50, 64), [None, INDEX], t(2, 10, 64)), 10, 128, 0),
+        ("index_put_", (t(50, 64), [Fake((50, 64), DType(1))], t(1)), 3200, 1, 0),
+        ("scatter_", (TABLE, 0, t(3, 64), t(3, 64)), 192, 1, 0),
+    ],
+)
+def test_what_is_put_into_a_tensor(name: str, args: tuple[Any, ...], rows: int, cols: int, reads: int) -> None:
+    result = work(f"aten::{name}", *args, out=args[0])
+    assert (result.dims["rows"], result.dims["cols"]) == (rows, cols)
+    assert (result.writes, result.reads[0]) == (4 * rows * cols, reads)

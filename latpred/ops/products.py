@@ -138,11 +138,12 @@ def recurrent(input: Tensor, *given: Any, out: Any) -> Work:
     packed = isinstance(given[2], (list, tuple))  # the sizes of the batches of all steps come first
     hx, params, _, num_layers, _, _, bidirectional, *batch_first = given[packed:]
     time = 1 if any(batch_first) and len(input.shape) == 3 else 0
+    state = hx if hasattr(hx, "shape") else hx[-1]  # of an LSTM its cells: its results may be projected to less
     steps = numel(given[0]) if packed else input.shape[time]
-    batch = numel(input) // (steps * input.shape[-1]) if steps * input.shape[-1] else 0
+    rows = numel(input) // input.shape[-1] if input.shape[-1] else 0
+    batch = state.shape[-2] if packed else rows // steps if steps else 0
     matrices = sum(numel(weight) for weight in params if len(weight.shape) == 2)
-    # The last state is an LSTM's cells; its results may be projected to less.
-    hidden, layers = (hx if hasattr(hx, "shape") else hx[-1]).shape[-1], num_layers * (2 if bidirectional else 1)
+    hidden, layers = state.shape[-1], num_layers * (2 if bidirectional else 1)
     gates = params[0].shape[0] // hidden if params and hidden else 0
     dims = {
         "batch": batch,
@@ -154,7 +155,7 @@ def recurrent(input: Tensor, *given: Any, out: Any) -> Work:
         "reread": steps * layers * gates * hidden * hidden,
         "weights": matrices,
     }
-    return Work(_GATES.get(gates, "rnn.plain"), dims, macs=batch * steps * matrices)
+    return Work(_GATES.get(gates, "rnn.plain"), dims, macs=rows * matrices)
 
 
 @cost("aten::lstm_cell", "aten::gru_cell", "aten::rnn_tanh_cell", "aten::rnn_relu_cell")

@@ -61,6 +61,7 @@ _CONTAINERS = frozenset({list, tuple, set, dict, OrderedDict})
 _PLAIN_CONTAINERS = frozenset({list, set, dict})  # which have no attributes
 _REGISTERED = frozenset({"_parameters", "_buffers", "_modules"})
 _UNUSED = frozenset({"_backward_hooks", "_backward_pre_hooks", "_state_dict_hooks", "_state_dict_pre_hooks"})
+_OF_EACH = frozenset(vars(torch.nn.Module()))
 _COMPILED = "_compiled_call_impl"  # what nn.Module.compile() sets
 _WITH_STATE = (random.Random, np.random.Generator, np.random.RandomState, itertools.count, itertools.cycle)
 _ITERATORS = frozenset({type(iter(())), type(iter([])), type(iter(range(0)))})
@@ -114,7 +115,8 @@ class Copier:
             if kind in _IMMUTABLE or (kind is tuple and _IMMUTABLE.issuperset(map(type, value))):
                 continue
             if kind in _CONTAINERS and not value:
-                state[name] = kind()  # the hooks that a module does not have, a dozen of them
+                # The hooks that a module does not have are a dozen; anything else may be shared with one of them.
+                state[name] = kind() if name in _OF_EACH else self.any(value)
             elif name in _REGISTERED:
                 state[name] = kind([(key, self.any(part)) for key, part in value.items()])
             elif name in _UNUSED:

@@ -206,3 +206,66 @@ def test_a_wrong_formula_is_named(library: torch.library.Library) -> None:
 
     with pytest.raises(UsageError, match=r"the cost formula of latpred_testing::fused_mlp gives dims \('m',\)"):
         latpred.trace(Mlp(), torch.zeros(1, 5, 8))
+
+
+def turned_in_place(x: Tensor) -> Tensor:
+    """Two tensors of one shape, each given another one in place."""
+    parts = [x * factor for factor in (2, 3)]
+    return torch.cat([part.unsqueeze_(1).transpose_(0, 1) for part in parts], 1)
+
+
+def test_views_in_place_change_the_shape_each_time_and_launch_nothing() -> None:
+    for _ in range(2):  # what was learnt in one trace serves the next
+        graph = latpred.trace(Function(turned_in_place), torch.zeros(2, 8))
+        assert [op.name for op in graph.ops if op.launches] == ["aten::mul", "aten::mul", "aten::cat"]
+        assert not any(op.estimated for op in graph.ops)
+
+
+def test_a_result_that_is_given_is_written_and_neither_read_nor_made() -> None:
+    def added(x: Tensor) -> Tensor:
+        made = torch.empty_like(x)
+        return torch.add(x, x, out=made)
+
+    add = next(op for op in latpred.trace(Function(added), torch.zeros(1, 64)).ops if op.name == "aten::add")
+    assert (add.read_bytes.at(2), add.write_bytes.at(2), add.live_bytes.at(2)) == (2 * 2 * 256, 2 * 256, 2 * 2 * 256)
+
+
+@pytest.mark.parametrize("kind", [nn.LSTM, nn.GRU, nn.RNN])
+def test_sequences_of_unequal_lengths_are_packed(kind: type[nn.RNNBase]) -> None:
+    class Packed(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.layer, self.head = kind(8, 16, 2, batch_first=True, bidirectional=True), nn.Linear(32, 4)
+
+        def forward(self, x: Tensor, lengths: Tensor) -> Tensor:
+            packed = nn.utils.rnn.pack_padded_sequence(x, lengths, batch_first=True)
+            out, _ = nn.utils.rnn.pad_packed_sequence(self.layer(packed)[0], batch_first=True)
+            return self.head(out)  # type: ignore[no-any-return]
+
+    model = Packed()
+    graph = latpred.trace(model, lambda batch: (torch.zeros(batch, 9, 8), torch.tensor([9] + [5] * (batch - 1))))
+    (layer,) = (op for op in graph.ops if op.family.startswith("rnn"))
+    weights = sum(weight.numel() for weight in model.layer.parameters() if weight.dim() == 2)
+    assert layer.macs.at(2) == (9 + 5) * weights
+    assert layer.dims["steps"].at(2) == 9
+    assert graph.macs(2) == (9 + 5) * weights + 2 * 9 * 32 * 4
+    assert not any(op.estimated for op in graph.ops)
+
+
+@pytest.mark.parametrize(
+    ("layers", "options", "width"), [(5, {"bias": False}, 16), (1, {"proj_size": 4}, 4), (5, {"proj_size": 4}, 4)]
+)
+def test_an_lstm_is_as_wide_as_its_state(layers: int, options: dict[str, Any], width: int) -> None:
+    layer = nn.LSTM(16, 16, layers, batch_first=True, **options)
+    graph = latpred.trace(nn.Sequential(layer, Function(lambda out: out[0] * 2)), torch.zeros(1, 3, 16))
+    lstm, double = (op for op in graph.ops if op.launches and op.family != "factory")
+    assert (lstm.family, double.dims["numel"].at(2)) == ("rnn.lstm", 2 * 3 * width)
+
+
+def test_a_generator_is_run_to_its_end() -> None:
+    class Yielding(nn.Module):
+        def forward(self, x: Tensor) -> Iterator[Tensor]:
+            for _ in range(2):
+                yield x + 1
+
+    assert latpred.trace(Yielding(), torch.zeros(1, 4)).launches() == 2

@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+from collections import UserDict
+
 import pytest
 import torch
 from smallmodels import Function
 from torch import nn
 
 import latpred
+from latpred.tracing.inputs import real
 
 PRODUCT = Function(torch.matmul)
 
@@ -55,3 +58,35 @@ def test_inputs_follow_from_the_first_convolution() -> None:
     assert (graph.input_kind, graph.input_size) == ("image", 33)
     assert graph.input_bytes.at(2) == 2 * 33 * 33 * 4
     assert latpred.trace(model).input_size == 224
+
+
+class Multiplying(nn.Module):
+    """Multiplies two named arguments."""
+
+    def forward(self, x: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
+        return x @ y
+
+
+class Encoded(UserDict[str, torch.Tensor]):
+    """A mapping whose entries are attributes too."""
+
+    def __getattr__(self, name: str) -> torch.Tensor:
+        return self.data[name]
+
+
+def test_mappings_keep_their_class_within_inputs_and_name_arguments_as_inputs() -> None:
+    class Reading(nn.Module):
+        def forward(self, given: Encoded, more: torch.Tensor | None = None) -> torch.Tensor:
+            return given.x * 2
+
+    graph = latpred.trace(Reading(), (Encoded(x=torch.zeros(1, 4)),))
+    assert graph.bytes(8) == 2 * 8 * 4 * 4
+    named = latpred.trace(Multiplying(), Encoded(x=torch.zeros(1, 3, 4), y=torch.zeros(1, 4, 5)))
+    assert named.macs(8) == 8 * 3 * 4 * 5
+
+
+def test_real_inputs_are_copies() -> None:
+    given = torch.zeros(2, 4)
+    (made,) = real(given, torch.float32)
+    made += 1
+    assert not given.any()

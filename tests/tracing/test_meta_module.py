@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import gc
 from collections import OrderedDict
+from typing import Any
 
 import pytest
 import torch
 from torch import nn
 
 import latpred
+from latpred.errors import TraceError
 
 
 class Tied(nn.Module):
@@ -107,3 +109,68 @@ def test_a_model_made_in_inference_mode_has_weights_too() -> None:
         model = nn.Linear(4, 4)
     (op,) = (op for op in latpred.trace(model, torch.zeros(1, 4)).ops if op.launches)
     assert op.weight_bytes.at(1) == 4 * 20
+
+
+class Watching(nn.Module):
+    """Computes with what a hook has kept of a layer inside."""
+
+    def __init__(self, how: str) -> None:
+        super().__init__()
+        self.body, self.head = nn.Sequential(nn.Linear(4, 4), nn.Linear(4, 4)), nn.Linear(4, 2)
+        self.kept: dict[str, torch.Tensor] = {}
+        kept = self.kept
+
+        def keep(module: nn.Module, args: object, out: torch.Tensor) -> None:
+            kept["first"] = out
+
+        self.body[0].register_forward_hook(keep if how == "closure" else self.keep)
+
+    def keep(self, module: nn.Module, args: object, out: torch.Tensor) -> None:
+        self.kept.update(first=out)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        self.body(x)
+        return self.head(self.kept["first"])  # type: ignore[no-any-return]
+
+
+@pytest.mark.parametrize("how", ["closure", "method"])
+def test_a_hook_that_feeds_the_model_runs(how: str) -> None:
+    model = Watching(how)
+    fresh = latpred.trace(model, torch.zeros(1, 4))
+    model(torch.zeros(3, 4))
+    used = latpred.trace(model, torch.zeros(1, 4))
+    assert fresh.macs(8) == used.macs(8) == 8 * (2 * 4 * 4 + 4 * 2)
+    assert model.kept["first"].shape == (3, 4)
+
+
+def test_weights_that_are_no_plain_tensors_are_refused() -> None:
+    class Wrapped(torch.Tensor):
+        @staticmethod
+        def __new__(cls: type, inner: torch.Tensor) -> torch.Tensor:
+            return torch.Tensor._make_wrapper_subclass(cls, inner.shape, dtype=inner.dtype)  # type: ignore[attr-defined, no-any-return]
+
+        def __init__(self, inner: torch.Tensor) -> None:
+            self.inner = inner
+
+        def __tensor_flatten__(self) -> tuple[list[str], None]:
+            return ["inner"], None
+
+        @staticmethod
+        def __tensor_unflatten__(inner: Any, *_: Any) -> torch.Tensor:
+            return Wrapped(inner["inner"])
+
+        @classmethod
+        def __torch_dispatch__(cls, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+            return Wrapped(args[0].inner) if "detach" in func.name() else NotImplemented
+
+    model = nn.Linear(4, 4)
+    model.weight = nn.Parameter(Wrapped(torch.zeros(4, 4)), requires_grad=False)
+    with pytest.raises(TraceError, match="holds a tensor of class Wrapped, whose kernels nobody measured"):
+        latpred.trace(model, torch.zeros(1, 4))
+
+
+def test_a_scripted_part_is_refused_in_a_sentence() -> None:
+    with pytest.warns(DeprecationWarning, match="deprecated"):
+        scripted = torch.jit.script(nn.Linear(4, 4))
+    with pytest.raises(TraceError, match="has in it, a TorchScript module"):
+        latpred.trace(nn.Sequential(scripted, nn.ReLU()), torch.zeros(1, 4))
