@@ -358,6 +358,9 @@ def test_rows_may_be_models_names_or_a_file(tmp_path: Path) -> None:
     built = [{"model": lambda n=n: torch.nn.Conv2d(3, 64 * n, 3), "batch": 2, "latency_s": 0.02} for n in range(1, 5)]
     again = latpred.adapt(profile, built)
     assert again.runtimes[0].bought == found.runtimes[0].bought
+    halves = [{"model": layer.half(), "batch": 2, "latency_s": 0.02} for layer in layers]
+    with pytest.raises(ProfileError, match="no kernels in fp16"):
+        latpred.adapt(profile, halves)
     table = pd.DataFrame({"model": ["resnet18", "resnet50"], "batch": 1, "latency_ms": 5.0})
     table.to_csv(tmp_path / "rows.csv", index=False)
     assert latpred.adapt(profile, tmp_path / "rows.csv").runtimes[0].architectures == 2

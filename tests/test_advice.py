@@ -84,3 +84,7 @@ def test_the_limit_is_that_of_the_recommended_runtime() -> None:
     points = prediction("eager", 10.0), prediction("compile", 4.0, regime="compute-bound")
     said = advise(explanation(*points, headrooms={"eager": headroom(), "compile": headroom(doubled=1.9, halved=0.5)}))
     assert said.startswith(f"{FASTER}; computing sets the latency")
+
+
+def test_where_there_is_nothing_to_say_nothing_is_said() -> None:
+    assert advise(explanation(prediction())) == ""

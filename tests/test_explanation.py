@@ -104,6 +104,19 @@ def test_only_some_runtimes() -> None:
         latpred.explain(network(), device=saved(name="less"), runtimes=["torchscript"])
 
 
+def test_no_other_runtime_is_eager_alone() -> None:
+    assert [choice.runtime for choice in latpred.explain(network(), device=saved(), runtimes=[]).choices] == ["eager"]
+
+
+def test_a_graph_of_another_runtime_is_explained_in_that_alone() -> None:
+    name = saved(eager=EAGER, onnxruntime=REPLAYED)
+    of_onnx = network(runtime="onnxruntime")
+    for runtimes in (None, ["onnxruntime"]):
+        found = latpred.explain(of_onnx, device=name, runtimes=runtimes)
+        assert [choice.runtime for choice in found.choices] == ["onnxruntime"]
+    assert "this is a graph of onnxruntime, which says nothing of eager" in [one.reason for one in found.excluded]
+
+
 def test_the_intervals_decide_what_is_faster() -> None:
     assert explanation(prediction("eager", 10.0, 1.1), prediction("compile", 9.5, 1.1)).rivals == ("eager",)
     apart = explanation(prediction("eager", 10.0, 1.1), prediction("compile", 7.0, 1.1))

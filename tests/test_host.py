@@ -191,3 +191,37 @@ def test_what_a_limit_leaves_of_the_address_space(monkeypatch: pytest.MonkeyPatc
     for limit, left in ((resource.RLIM_INFINITY, math.inf), (5_000_000, 904_000)):
         monkeypatch.setattr(resource, "getrlimit", lambda _, limit=limit: (limit, limit))
         assert host.bytes_left(tmp_path) == left
+
+
+GROUP = {"self/cgroup": "5:cpu:/\n0::/box/inner\n"}
+
+
+@pytest.mark.parametrize(
+    ("limits", "processors", "bytes_"),
+    [
+        ({}, math.inf, math.inf),
+        ({"box/inner/cpu.max": "max 100000\n", "box/inner/memory.max": "max\n"}, math.inf, math.inf),
+        ({"box/cpu.max": "250000 100000\n", "box/inner/memory.max": "4000\n"}, 2.5, 4000),
+        ({"box/inner/cpu.max": "50000 100000\n", "memory.max": "9000\n", "box/memory.max": "7000\n"}, 0.5, 7000),
+    ],
+)
+def test_a_container_gives_processors_and_memory(
+    limits: dict[str, str], processors: float, bytes_: float, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    proc, sys = written(tmp_path / "proc", GROUP), tmp_path / "sys"
+    written(sys / "fs/cgroup", limits | {"box/inner/memory.stat": "anon 5\ninactive_file 300\n"})
+    assert host.cpu_quota.__wrapped__(proc, sys) == processors
+    monkeypatch.setattr(host, "cpu_quota", lambda: processors)
+    monkeypatch.setattr(os, "sched_getaffinity", lambda _: range(64), raising=False)
+    assert host.usable_cores() == max(1, min(64, int(min(processors, 64))))
+    assert host.usable_memory_bytes(proc, sys) == min(host.memory_bytes(), bytes_)
+    assert host.bytes_left(proc, sys) == math.inf, "nobody says how much is taken"
+    for path in ("box/inner", "box", ""):
+        written(sys / "fs/cgroup", {f"{path}/memory.current": "1000\n"})
+    assert host.bytes_left(proc, sys) == bytes_ - 1000 + (300 if "box/inner/memory.max" in limits else 0)
+
+
+def test_a_command_that_is_not_on_the_path_says_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(host.platform, "system", lambda: "Darwin")
+    monkeypatch.setenv("PATH", "/nowhere")
+    assert host._printed("sysctl", "-n", "hw.cputype") == ""

@@ -6,6 +6,7 @@ import math
 
 import factories
 import msgspec
+import numpy as np
 import pytest
 
 import latpred
@@ -41,14 +42,16 @@ def network() -> latpred.ModelGraph:
 def test_only_dispatch_is_scaled() -> None:
     store.save(device_profile(dispatch()))
     plain = latpred.predict(network(), device="example")
-    other = latpred.predict(network(), device="example", host=2.0)
+    other = latpred.predict(network(), device="example", host=np.float32(2.0))
     assert other.overhead_ms == pytest.approx(2.0 * plain.overhead_ms)
     assert other.compute_ms == pytest.approx(plain.compute_ms)
     assert "dispatch is 2.00 times that of the profile's host" in other.provenance.caveats[0]
     ratio = [point.interval_ms[1] / point.interval_ms[0] for point in (plain, other)]
     assert ratio[1] > ratio[0]
-    swapped = host_swap.swapped(device_profile(dispatch()), host_swap.Swap(1.5, 0.1, "x"))
+    cold = msgspec.structs.replace(dispatch(), cold_costs_us={"": 6.0})
+    swapped = host_swap.swapped(device_profile(cold), host_swap.Swap(1.5, 0.1, "x"))
     assert swapped.runtimes["torchscript"].fixed_us == 10.5
+    assert swapped.runtimes["eager"].cold_costs_us == {"": 9.0}
 
 
 def test_a_measured_host_scales_by_what_both_were_measured_in() -> None:

@@ -100,6 +100,16 @@ def test_the_crossover_between_points_is_where_the_two_lines_meet() -> None:
     slope = (last.compute_ms - first.compute_ms) / 4095
     expected = 1 + (first.overhead_ms - first.compute_ms) / slope
     assert curve.crossover.batch == pytest.approx(expected, abs=1.01)
+    knee = curve.knee(1.5).batch
+    assert knee is not None
+    assert knee > curve.crossover.batch, "while the host takes longer, latency does not grow with what the device takes"
+
+
+def test_lengths_are_traced_as_the_profiles_pytorch_ran_them() -> None:
+    older = latpred.predict("bert-base-uncased", lengths=[12, 40, 7], device="rtx-8000")
+    names = {share.name for share in older.breakdown}
+    assert "softmax" in names
+    assert "attention" not in names
 
 
 @pytest.mark.parametrize(

@@ -82,3 +82,20 @@ def test_evaluate_an_outside_table(graph: ModelGraph) -> None:
     report = comparison.evaluate(outside, profile(), graphs={GraphKey("bert", "default", 0, "fp32"): graph})
     assert report.overall.median == pytest.approx(0.25)
     assert "measured on unknown" in report.notes[0]
+
+
+def test_attention_is_traced_as_the_table_says(monkeypatch: pytest.MonkeyPatch, graph: ModelGraph) -> None:
+    asked: list[object] = []
+
+    def trace(model: str, inputs: object = None, **options: object) -> ModelGraph:
+        asked.append(options["attention"])
+        return graph
+
+    monkeypatch.setattr(latpred.tracing, "trace", trace)
+    trace_models(measured([("bert", 1, 0.1)] * 3, attention=["eager", "sdpa", ""]), {})
+    assert asked == ["eager", "sdpa", None]
+
+
+def test_a_table_without_rows_is_refused() -> None:
+    with pytest.raises(TableError, match="has no rows"):
+        comparison.evaluate(checked(("bert", 1, 0.1)).iloc[:0], profile())

@@ -233,6 +233,7 @@ def test_max_batch() -> None:
     tight = Predictor(profile(device(asynchronous=False, memory_bytes=2**21)))
     wide = one_gemm(live_bytes=Affine(0, 1))
     assert tight.max_batch(wide, 1e6) == (2**21 - 4000) // 1024
+    assert predictor.max_batch(one_gemm(), np.float32(0.1005)) == 35
     with pytest.raises(UsageError, match="positive number of milliseconds"):
         predictor.max_batch(one_gemm(), -1.0)
 

@@ -43,6 +43,12 @@ def test_round_trip(saved: Path) -> None:
     assert sorted(file.name for file in saved.iterdir()) == sorted([MANIFEST, TABLE, GRAPHS])
 
 
+def test_what_tells_cells_apart_comes_back(tmp_path: Path) -> None:
+    keys = [KEY, KEY._replace(memory_format="channels_last"), KEY._replace(attention="eager")]
+    graphs = dict.fromkeys(keys, GRAPH)
+    assert load(Recording("try", "", recording().table, graphs).save(tmp_path)).graphs == graphs
+
+
 def test_saving_twice_gives_the_same_bytes(saved: Path) -> None:
     before = {file.name: file.read_bytes() for file in saved.iterdir()}
     load(saved).save(saved)

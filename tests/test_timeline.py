@@ -8,9 +8,9 @@ from itertools import pairwise
 import pytest
 from factories import add, device, dispatch, graph, kernel_fits, linear, profile, view
 
-from latpred.graph.graph import ModelGraph
+from latpred.graph.graph import Affine, ModelGraph
 from latpred.prediction.predictor import Predictor
-from latpred.prediction.timeline import DEVICE, HOST, WAIT, forward_pass
+from latpred.prediction.timeline import DEVICE, HOST, MEMORY, WAIT, forward_pass
 
 FITS = kernel_fits("gemm", "elementwise", weight_bytes_per_us=1e5, activation_bytes_per_us=1e5, macs_per_us=1e7)
 SMALL = graph(*[op for _ in range(6) for op in (linear(4, 64, module_calls=3), view(), add(256))])
@@ -31,6 +31,14 @@ def test_it_ends_when_the_prediction_says(net: ModelGraph, batch: int, clock: di
     assert found.prediction.latency_ms == known.predict(net, batch).latency_ms
     assert max(span.end_us for span in found.spans) / 1e3 == pytest.approx(found.prediction.latency_ms)
     assert found.busy_us(HOST) / 1e3 == pytest.approx(found.prediction.overhead_ms)
+
+
+def test_a_cpu_waits_for_memory_at_the_end() -> None:
+    large = graph(*(linear(live_bytes=Affine(0, mib << 20)) for mib in (0, 24, 48, 72, 0)))
+    found = forward_pass(predictor(asynchronous=False, fresh_bytes_per_us=1000.0), large)
+    last = found.row(HOST)[-1]
+    assert (last.name, last.kind, last.end_us) == (MEMORY, WAIT, pytest.approx(found.prediction.latency_ms * 1e3))
+    assert last.end_us - last.start_us == pytest.approx((72 << 20) / 1e3)
 
 
 def test_spans_of_a_row_follow_each_other_and_kernels_their_launch() -> None:

@@ -194,7 +194,7 @@ class Session:
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
-        with self._resources, self._writing():
+        with self._writing(), self._resources:
             if not isinstance(error, DeviceError):  # whoever leaves here was not killed, unless the device was
                 (self._folder / UNDER_WAY).unlink(missing_ok=True)
 

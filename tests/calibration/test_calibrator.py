@@ -168,6 +168,28 @@ def test_models_of_the_gate_are_spread_over_the_run(tmp_path: Path) -> None:
     assert between[-1] <= 2
 
 
+def test_predictions_settle_over_many_cells_and_not_over_one(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    device, asked = CpuDevice(), list[int]()
+    with Session(tmp_path, device.machine(), {}, fresh=True) as kept:
+        effort = calibrator._Effort(200.0, math.inf)
+        reporter = calibrator._Reporter(kept, effort.seconds, None, 0.0)
+        eager = calibrator._EagerCalibration(device, ("fp32",), kept, effort, "cpu", reporter)
+        eager._run = run = Untimed([Row(cells.Cell("network", "mlp", {"seed": -1}), {}, 50.0)])  # type: ignore[assignment]
+        monkeypatch.setattr(run.__class__, "tell", lambda *_: None, raising=False)
+
+        def learn() -> None:
+            asked.append(len(run.rows))
+            eager._predictions.append((len(run.rows), np.ones(4)))
+
+        monkeypatch.setattr(eager, "_learn", learn)
+        eager._measure()
+    assert len(asked) == 1, "what was resumed is beyond the first look"
+    assert eager._spent >= 1.0
+    for fewer, settled in ((len(run.rows), False), (len(run.rows) // 2, True)):
+        eager._predictions = [(fewer, np.ones(4)), (len(run.rows), np.ones(4))]
+        assert eager._settled() is settled
+
+
 def test_a_neighbour_of_the_host_slows_no_kernel_of_another_device(calibrated: Calibrated) -> None:
     rows, device = calibrated.rows[:600], calibrated.device
     usual = {host.DISPATCH: 100.0, host.PRODUCT: 500.0, host.CACHE: 3000.0}

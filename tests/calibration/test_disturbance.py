@@ -161,6 +161,12 @@ def test_a_watch_tells_of_each_lap_by_itself() -> None:
     assert [watch.lap().reason for _ in range(3)] == ["", "other work used 0.5 processors", ""]
 
 
+def test_processors_that_are_gone_are_gone_for_all_that_follows() -> None:
+    watch = Watch(threads=2, read=readings({}, {"usable_cores": -1}, {}, {"usable_cores": 1}))
+    gone = "a processor was taken away (2 to 1)"
+    assert [watch.lap().reason for _ in range(4)] == ["", gone, gone, ""]
+
+
 def gpu(sm_mhz: int = 1800, other_processes: int = 0) -> GpuState:
     return GpuState("1", sm_mhz, 60, (), other_processes)
 

@@ -203,3 +203,16 @@ def test_one_gauge_serves_the_process_and_wakes_no_thread_beside_another_library
     with conditions.stated(conditions.Options(threads=2)):
         assert reference_speed.gauge_for("eager") is reference_speed.gauge_of(2)
         assert reference_speed.gauge_for("onnxruntime").read().threads_us == 0.0
+
+
+def test_a_run_forgets_the_machine_of_before_and_a_gauge_keeps_no_reading_for_ever(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    before = reference_speed.gauge_of(1)
+    reference_speed.forget()
+    gauge = reference_speed.gauge_of(1)
+    assert gauge is not before
+    monkeypatch.setattr(reference_speed, "MOST_MOMENTS", 50)
+    fastest = [gauge.read() and gauge.fastest for _ in range(400)]
+    assert len(gauge._moments) <= 50
+    assert fastest[-1] != fastest[100], "new readings go on to count"

@@ -280,12 +280,16 @@ def test_a_cell_that_ended_the_process_twice_is_left_out(opened, tmp_path):
     assert (never.asked, row.error) == ([], "ended the process each time it was timed")
 
 
-def test_a_repeat_replaces_a_row_but_not_by_an_error(opened):
+def test_a_repeat_replaces_a_row_where_it_is_said_to_be_better(opened):
     better = Timing(5e-4, 1e-5, 30, True)
+
+    def fine(row, earlier):
+        return not row.error
+
     with opened() as one:
         one.run(gemm(1), Measuring())
-        assert one.run(gemm(1), lambda _: Sampled({"queued": better}), again=True).timings["queued"] == better
-        one.run(gemm(1), Measuring({gemm(1).key: ValueError("no")}), again=True)
+        assert one.run(gemm(1), lambda _: Sampled({"queued": better}), again=fine).timings["queued"] == better
+        one.run(gemm(1), Measuring({gemm(1).key: ValueError("no")}), again=fine)
         assert one.rows[0].timings["queued"] == better
     with opened() as two:
         assert [row.timings["queued"] for row in two.rows] == [better]
@@ -303,3 +307,16 @@ def test_a_place_that_cannot_be_written_says_where_to_go(opened, tmp_path, monke
         monkeypatch.setattr(os, "fsync", full)
         with pytest.raises(CalibrationError, match=r"cannot keep a calibration journal in .*No space left on device"):
             one.run(gemm(1), Measuring())
+
+
+@pytest.mark.skipif(not os.path.exists("/dev/full"), reason="the system has no disk that is always full")
+def test_a_full_disk_is_one_sentence_to_the_end(opened):
+    def run_on_a_full_disk():
+        with opened() as one:
+            one._journal.close()
+            one._journal = open("/dev/full", "ab")  # noqa: SIM115 (the session closes it)
+            one._resources.callback(one._journal.close)
+            one.run(gemm(1), Measuring())
+
+    with pytest.raises(CalibrationError, match="No space left on device"):
+        run_on_a_full_disk()

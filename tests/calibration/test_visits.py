@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import time
 import types
 from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
@@ -89,6 +90,38 @@ def test_a_disturbed_cell_is_timed_again_once_it_is_calm(made: Made, session: Se
     assert measure.asked == [1, 2, 3, 1, 2]
     assert not any(row.disturbed for row in session.rows)
     assert said == ["waiting for a calm moment: other work used 0.9 processors"] * 2
+
+
+def test_waiting_for_full_speed_is_no_work_and_is_lost_once(
+    made: Made, session: Session, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(ScriptedGauge, "await_full_speed", lambda *_: time.sleep(0.2) or 0.2)
+    visited = made()
+    assert visited.run(cell(1), Measuring()).seconds < 0.1
+    assert visited.lost_s == 0.2
+    visited.run(cell(1), Measuring())  # the session has it: nothing to wait for
+    assert visited.lost_s == 0.2
+
+
+def test_a_worse_timing_does_not_count_in_place_of_a_better_one(made: Made, session: Session) -> None:
+    visited, measure = made([CALM, CALM, BUSY]), Measuring([1.5])
+    visited.run(cell(1), measure)
+    visited.run(cell(2), measure)
+    assert measure.asked == [1, 2, 1]
+    assert [row.disturbed for row in session.rows] == [SLOWED, ""]
+    visited.finish()
+    assert [row.disturbed for row in session.rows] == ["", ""]
+
+
+def test_calm_does_not_end_in_timing_all_again_at_once(made: Made) -> None:
+    visited, measure = made(), Measuring([1.5] * 6)
+    for number in range(6):
+        visited.run(cell(number), measure)
+    visited.run(cell(6), measure)
+    assert measure.asked == [*range(7), *range(visits.AT_ONCE)]
+    visited._overtime_s = 0.0
+    visited.finish()
+    assert len(measure.asked) == 7 + visits.AT_ONCE, "the time for that is spent"
 
 
 def test_a_cell_without_a_calm_moment_is_given_up(made: Made, session: Session) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from pathlib import Path
 from typing import Any
 
@@ -142,6 +143,8 @@ def test_the_command_line_predicts_a_file(tmp_path: Path) -> None:
     done = CliRunner().invoke(main, [*asked, "--runtime", "onnxruntime"])
     assert done.exit_code == 0, done.output
     assert "net.onnx" in done.output
+    explained = CliRunner().invoke(main, ["explain", *asked[1:4], "--json"])
+    assert [one["runtime"] for one in json.loads(explained.stdout)["runtimes"]] == ["onnxruntime"]
     wrong = CliRunner().invoke(main, asked)
     assert wrong.exit_code == 2
     assert "--runtime onnxruntime" in wrong.output
