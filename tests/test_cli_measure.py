@@ -186,3 +186,11 @@ def test_host_only_measures_keeps_and_says_how_to_use_it(monkeypatch: pytest.Mon
     named = document("calibrate", "--host-only", "--name", "laptop")
     assert (named["schema"], named["name"], named["costs_us"][""]) == ("latpred.host/1", "laptop", 7.0)
     assert host_profile.names() == ["laptop", "this-host"]
+
+
+def test_repeated_calibrations_exit_with_1_where_a_gate_failed(monkeypatch: pytest.MonkeyPatch) -> None:
+    for passed, code in (((True, True), 0), ((True, False), 1)):
+        shift = validation.Shift(1, 2, 1.0, 0.01, 0.02, {}, passed, 3)
+        monkeypatch.setattr(validation, "repeat", lambda *_, shift=shift: [shift])
+        shown = run("calibrate", "-d", "simulated", "--repeat", "2")
+        assert shown.exit_code == code, shown.output

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 from pathlib import Path
 
 import pytest
@@ -16,6 +17,7 @@ from tracing.test_text_generation import gpt2
 import latpred
 from latpred import tables
 from latpred.calibration.devices.simulated import SimulatedDevice, SimulatedSpec
+from latpred.calibration.measurement import timed_generation
 from latpred.calibration.measurement.timed_generation import beside, generation_workload, measure_generation
 from latpred.cli import main
 from latpred.cli.predict import live_device
@@ -104,3 +106,18 @@ def test_the_verb_prints_both(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -
     assert "next token" in done.stdout
     document = json.loads(CliRunner().invoke(main, [*asked, "--json"]).stdout)
     assert [row["what"] for row in document["measured"]] == ["first token", "next token", "2 tokens"]
+
+
+def test_a_batch_that_could_not_be_measured_is_null_beside_the_others(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    store.save(profile())
+    model = f"{models_file(tmp_path)}:gpt2"
+    table = measure_generation(gpt2(), 6, 2, [1, 2], repeats=1, plan=FAST)
+    table.loc[table["batch"] == 2, ["status", "latency_s"]] = "out of memory", math.nan
+    monkeypatch.setattr(timed_generation, "measure_generation", lambda *_, **__: table)
+    asked = ["generate", model, "--prompt", "6", "--new-tokens", "2", "--batch", "1,2", "--measure", "--json"]
+    shown = CliRunner().invoke(main, asked)
+    assert shown.exit_code == 0, shown.output
+    rows = json.loads(shown.stdout)["measured"]
+    assert [row["measured_s"] is None for row in rows] == [False] * 3 + [True] * 3
