@@ -108,6 +108,7 @@ def test_spread_is_half_the_interquartile_range(device):
 )
 def test_what_changes_is_not_stable(device, durations_s):
     assert not timer.single(device, device.taking(durations_s), Plan(least=60, most=60, loops=1)).stable
+    assert not timer.summary([1.0] * 20 + [1.1] * 20).stable
 
 
 def test_budget_ends_sampling_but_never_below_the_least(device):

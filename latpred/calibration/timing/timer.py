@@ -33,6 +33,7 @@ from latpred.calibration.timing.reference_speed import SLOW, SpeedGauge, at_full
 from latpred.errors import LatpredError
 from latpred.sandbox.own_thread import no_collection
 
+TOLERANCE = 0.03  # two windows of samples agree when their medians differ by less than this share
 ENOUGH = 15  # samples before a median's own error says anything
 LEAD = 4  # forwards after which back-to-back ones have found their period
 GLANCE_S = 2e-3  # how often a gauge looks at the speed, which takes it a tenth of that
@@ -63,7 +64,7 @@ class Plan:
     least_s: float = 0.01  # sampling goes on for at least so long: shorter ones catch a passing mood of the machine
     budget_s: float = 0.5  # sampling stops after so long, once it has `least` samples
     warmup_s: float = 0.3  # longest warm-up
-    tolerance: float = 0.03  # two windows of samples agree when their medians differ by less than this share
+    tolerance: float = TOLERANCE
 
 
 QUICK = Plan(most=50, precision=0.01, budget_s=0.15, warmup_s=0.1)
@@ -112,7 +113,7 @@ PROTOCOLS = {"single": single, "pipelined": pipelined}
 def summary(seconds: Sequence[float], slow: float = 1.0) -> Timing:
     """Seconds of single calls, or of runs between which other things were timed, as a timing."""
     median_s, spread_s = _middle(seconds)
-    return Timing(median_s, spread_s, len(seconds), True, slow)
+    return Timing(median_s, spread_s, len(seconds), _halves_agree(seconds, TOLERANCE), slow)
 
 
 def _sampler(device: Device, call: Call, *, waiting: bool) -> Sampler:

@@ -130,9 +130,13 @@ def inputs(spec: NetworkSpec, batch: int | None = None, device: str = "cpu") -> 
     return (torch.randn(count, *shapes[spec.kind], device=device),)
 
 
-@lru_cache(maxsize=4096)
 def graph(spec: NetworkSpec, precision: str = "fp32") -> ModelGraph:
     """What a spec's network does, traced like any model; a cold one counts the weights that pushed its own out."""
+    return _graph(msgspec.structs.replace(spec, batch=1), precision)  # whatever its batch
+
+
+@lru_cache(maxsize=4096)
+def _graph(spec: NetworkSpec, precision: str) -> ModelGraph:
     with torch.device("meta"):
         model = build(spec)
     traced = trace(model, inputs(spec, 2), precision=precision)
