@@ -101,3 +101,13 @@ def test_sparkline() -> None:
     assert sparkline([1, 2, 4, 8]) == "▁▂▄█"
     assert sparkline([0, 0]) == "▁▁"
     assert len(sparkline(list(range(1, 1000)))) <= 60
+
+
+def test_what_was_asked_for_is_said_and_tells_cells_apart() -> None:
+    asked = msgspec.structs.replace(NET, memory_format="channels_last", attention="eager")
+    plain, other = (predictor().predict(net, 8) for net in (NET, asked))
+    assert "fp32, channels_last, eager attention, eager on" in repr(other)
+    assert (other.to_dict()["memory_format"], other.to_dict()["attention"]) == ("channels_last", "eager")
+    measured = other.to_frame().assign(n=3, spread_s=0.0)
+    assert len(tables.join(other.to_frame(), measured).rows) == 1
+    assert tables.join(plain.to_frame(), measured).rows.empty

@@ -13,7 +13,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from latpred.graph.features import Floats
-from latpred.graph.graph import Coverage
+from latpred.graph.graph import CONTIGUOUS, Coverage
 from latpred.prediction.clocks import KNEE, Z90, BatchThreshold, BatchThresholds, CurveSamples, Sampler
 from latpred.prediction.prediction_page import curve_page, prediction_page
 from latpred.profile.document import Machine
@@ -72,6 +72,8 @@ class Setting:
     inputs_on: str
     provenance: Provenance
     thresholds: BatchThresholds = field(repr=False, compare=False)
+    memory_format: str = CONTIGUOUS
+    attention: str = ""  # as was asked for; "" is as the model has it
 
 
 class _Thresholds:
@@ -317,7 +319,14 @@ _COARSE = "crossover and knee are read off straight lines through the batches as
 
 def _question(setting: Setting) -> dict[str, Any]:
     names = ("model", "input_kind", "input_size", "precision", "runtime", "device", "protocol", "inputs_on")
-    return {**{name: getattr(setting, name) for name in names}, "provenance": origin(setting.provenance)}
+    asked = {name: getattr(setting, name) for name in names}
+    return {**asked, **_set_up(setting), "provenance": origin(setting.provenance)}
+
+
+def _set_up(setting: Setting) -> dict[str, str]:
+    """What tells cells apart beside the keys of every table; attention only where it was asked for."""
+    attention = {"attention": setting.attention} if setting.attention else {}
+    return {"memory_format": setting.memory_format, **attention}
 
 
 def origin(provenance: Provenance) -> dict[str, Any]:
@@ -362,7 +371,10 @@ def _frame(points: tuple[Prediction, ...]) -> pd.DataFrame:
     import pandas as pd
 
     settings = ((point, point.setting) for point in points)
-    rows = [predicted_row(point, point, its.input_kind, its.input_size, its.protocol) for point, its in settings]
+    rows = [
+        predicted_row(point, point, its.input_kind, its.input_size, its.protocol) | _set_up(its)
+        for point, its in settings
+    ]
     return pd.DataFrame(rows)
 
 

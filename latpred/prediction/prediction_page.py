@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable
 from typing import TYPE_CHECKING
 
+from latpred.graph.graph import CONTIGUOUS
 from latpred.profile.datasheet import PROVENANCE
 from latpred.profile.profile_page import age
 from latpred.profile.store import Owner, owner, threads_text
@@ -50,7 +51,9 @@ def curve_page(curve: Curve, *, sparklines: bool = True) -> Page:
 def title(setting: Setting) -> str:
     """What was asked, without the batch."""
     copied = "" if setting.inputs_on == "device" else ", inputs copied from the host"
-    parts = [setting.model, *input_text(setting), setting.precision, f"{setting.runtime} on {setting.device}"]
+    layout = [] if setting.memory_format == CONTIGUOUS else [setting.memory_format]
+    how = [*layout, *([f"{setting.attention} attention"] if setting.attention else [])]
+    parts = [setting.model, *input_text(setting), setting.precision, *how, f"{setting.runtime} on {setting.device}"]
     return f"{', '.join(parts)}, {setting.protocol}{copied}"
 
 

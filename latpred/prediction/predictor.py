@@ -413,6 +413,8 @@ class Predictor:
                 ),
             ),
             thresholds=BatchThresholds(lambda batches, shift: self._samples(graph, batches, options, shift)),
+            memory_format=graph.memory_format,
+            attention=graph.attention,
         )
 
     def _host_caveat(self, served: Sequence[_Passes]) -> list[str]:
