@@ -6,6 +6,8 @@ import csv
 import importlib
 import io
 import json
+import sys
+from importlib.abc import MetaPathFinder
 from pathlib import Path
 
 import pytest
@@ -124,6 +126,17 @@ def test_processors(busy: str, notes: list[str], said: str, advice: str, monkeyp
     found = doctor._processor()
     assert (found.topic, found.verdict, found.advice) == ("cpu", "note" if said else "ok", advice)
     assert found.detail.partition(" cores")[2].removeprefix(", 4 of them for this process") == said
+
+
+def test_a_torch_that_does_not_find_its_libraries_is_a_finding(monkeypatch: pytest.MonkeyPatch) -> None:
+    class Broken(MetaPathFinder):
+        def find_spec(self, name: str, *_: object) -> None:
+            if name == "torch":
+                raise OSError("libcublas.so.12: cannot open shared object file")
+
+    monkeypatch.delitem(sys.modules, "torch")
+    monkeypatch.setattr(sys, "meta_path", [Broken(), *sys.meta_path])
+    assert (doctor._torch().verdict, doctor._cuda().verdict) == ("fail", "ok")
 
 
 @pytest.mark.parametrize(("name", "verdict"), [("torchvision", "note"), ("scipy", "fail")])

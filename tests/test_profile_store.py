@@ -145,6 +145,12 @@ def test_the_gpu_comes_before_the_cpu_and_the_newest_before_the_older() -> None:
     assert store.find().name == "gpu"
     assert store.find("cuda:0").name == "gpu"
     assert store.find("cpu").name == "new"
+    for name in ("cuda:0", "cuda:1-cudnn-benchmark"):
+        store.save(profile(name, device=gpu))
+    assert [store.find(name).name for name in ("cuda:0", "cuda:1")] == ["cuda:0", "cuda:1-cudnn-benchmark"]
+    assert [store.live_name(store.load(name)) for name in ("cuda:1-cudnn-benchmark", "gpu", "new")] == [
+        *("cuda:1", "cuda", "cpu")
+    ]
 
 
 def with_number(text: bytes) -> bytes:

@@ -23,7 +23,7 @@ import numpy as np
 import torch
 
 from latpred.calibration import runtime_calibration, schedules
-from latpred.calibration.cells import Cell
+from latpred.calibration.cells import CLOCK, Cell
 from latpred.calibration.devices import Device, conditions, open_device
 from latpred.calibration.fitting import acceptance, profile_fit
 from latpred.calibration.fitting.dispatch_fit import call_costs, fit_in_place
@@ -245,7 +245,9 @@ class _EagerCalibration:
                 checkpoints = [share for share in checkpoints if share >= self._spent]
                 if self._settled():
                     return
-            self._run.visit(cell, self._schedule.measure)
+            row = self._run.visit(cell, self._schedule.measure)
+            if cell == CLOCK and row.error:  # without it there is no profile, however much else is measured
+                raise CalibrationError(f"the clock of {self._device.name} could not be measured: {row.error}")
             due = whole - len(models) + 0.5 < self._spent * whole  # each in the middle of its share of the run
             if models and due and self._models_s <= GATE_SHARE * self._effort.seconds:
                 self._run.visit(models.popleft(), self._measure_model)

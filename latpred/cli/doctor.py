@@ -51,7 +51,7 @@ def examine() -> list[Finding]:
 def _torch() -> Finding:
     try:
         import torch
-    except ImportError as error:
+    except Exception as error:  # a build that does not find its CUDA libraries raises what it likes
         return Finding("torch", "fail", f"cannot be imported: {error}", "python -m pip install 'torch>=2.11'")
     version = str(torch.__version__)
     if tuple(int(part) for part in version.split(".")[:2]) < LEAST_TORCH:
@@ -79,7 +79,7 @@ def _why_not(name: str, error: Exception) -> str:
     """What keeps a package from being imported, and what to do about it."""
     try:
         from latpred.zoo.names import broken
-    except ImportError:  # without torch, which has a finding of its own
+    except Exception:  # without torch, which has a finding of its own
         return f"{name} cannot be imported: {error}; python -m pip install -U {name}"
     return str(broken(name, error))
 
@@ -115,7 +115,7 @@ def _processor() -> Finding:
 def _cuda() -> Finding:
     try:
         import torch
-    except ImportError:
+    except Exception:
         return Finding("cuda", "ok", "unknown without torch")
     if not torch.cuda.is_available():
         built = "this torch is built without CUDA" if torch.version.cuda is None else "no usable GPU or driver"
@@ -152,7 +152,7 @@ def _fit_of(profile: DeviceProfile) -> Finding:
 
     topic = f"profile {profile.name}"
     try:
-        differing = store.mismatch(profile, open_device(profile.device.kind).machine())
+        differing = store.mismatch(profile, open_device(store.live_name(profile)).machine())
     except DeviceError as error:
         return Finding(topic, "note", f"its device is not here: {error}")
     if differing:

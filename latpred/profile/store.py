@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import difflib
 import os
+import re
 from enum import Enum
 from importlib.resources import files
 from pathlib import Path
@@ -105,6 +106,12 @@ def file_of(name: str) -> Path:
 
 def _shipped() -> Path:
     return Path(str(files("latpred.models"))) / "profiles"
+
+
+def live_name(profile: DeviceProfile) -> str:
+    """The device that a profile is of, as it is opened: a GPU by the number in the profile's name."""
+    numbered = re.match(r"cuda:\d+", profile.name)
+    return numbered[0] if numbered and profile.device.kind == "cuda" else profile.device.kind
 
 
 def listing() -> list[Entry]:
@@ -207,6 +214,7 @@ def find(
         own = [profile for profile, whose in alike if whose is Owner.THIS]
         own = own or [profile for profile, whose in alike if whose is Owner.ALIKE]
         fitting = [profile for profile in own if not _differing(profile, wanted)]
+        fitting = [profile for profile in fitting if live_name(profile) == device] or fitting  # of several GPUs
         if own and not fitting:
             raise NoProfileError(_not_measured_so(own, wanted))
         if own:

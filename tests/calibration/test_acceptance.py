@@ -161,10 +161,13 @@ def test_models_come_first_then_holdouts_again_of_every_kind() -> None:
     assert not [cell for cell in acceptance.cells(failed_or_repeated) if cell.kind == "network"]
 
 
-def test_a_model_is_timed_whole_and_becomes_a_run() -> None:
+def test_a_model_is_timed_whole_and_becomes_a_run(monkeypatch: pytest.MonkeyPatch) -> None:
     cell = Cell(acceptance.MODEL, "gate/mlp", {"batch": 1})
+    device, asked = CpuDevice(), list[str]()
+    monkeypatch.setattr(device, "use_precision", asked.append)
     with conditions.stated(conditions.Options(threads=torch.get_num_threads())):
-        sampled = acceptance.measure(cell, CpuDevice())
+        sampled = acceptance.measure(cell, device)
+    assert asked == ["fp32"], "the cell before may have left another"
     run = profile_fit.timed_network(Row(cell, dict(sampled.timings), 0.1), CpuDevice().info())
     assert run.total_us == pytest.approx(1e6 * sampled.timings["single"].median_s)
     assert (run.batch, run.graph.macs(1)) == (1, 745_600)

@@ -15,6 +15,7 @@ import pytest
 
 from latpred import host, storage
 from latpred.calibration import calibrate, calibrator, cells, fit_raw, schedules, session
+from latpred.calibration.devices import constants
 from latpred.calibration.devices.cpu import CpuDevice
 from latpred.calibration.devices.simulated import SimulatedDevice, SimulatedSpec
 from latpred.calibration.devices.simulated_costs import TrueCosts
@@ -258,6 +259,17 @@ def test_cells_that_do_not_fit_the_device_are_left_out_of_a_quick_calibration_wh
     assert "bandwidth" in {row.cell.name for row in failed}
     assert profile.device.bandwidth_bytes_per_us == 0
     assert len(profile.samples) == FEW - len(failed)
+
+
+def test_without_a_clock_nothing_else_is_measured(monkeypatch: pytest.MonkeyPatch) -> None:
+    def fail(*_: object) -> dict[str, object]:
+        raise CalibrationError("the host never waited for simulated")
+
+    monkeypatch.setattr(constants, "measure", fail)
+    with pytest.raises(CalibrationError, match="the clock of simulated could not be measured: the host never waited"):
+        calibrate(SimulatedDevice(), cells=60)
+    (row,) = read_journal(directory("simulated") / session.JOURNAL)[1]
+    assert row.cell == cells.CLOCK
 
 
 def test_too_little_for_a_profile_says_what_to_do() -> None:

@@ -251,8 +251,9 @@ def test_rows_of_processors_apart_are_marked_and_left_out(
     for number, slow in enumerate((1.0, 1.27, 1.5)):  # a slow cell is read for by itself, however soon it follows
         visited._visit(cell(number), Measuring([slow]))
     assert [one.disturbed for one in session.rows] == ["", visits.MOVED_APART, SLOWED]
-    chain = msgspec.structs.replace(session.rows[1], cell=Cell("network", "functions", {}))
-    assert visits.undisturbed([*session.rows, chain]) == [session.rows[0], session.rows[2], chain]
+    alone = Cell("network", "functions", {}), Cell("clock", "constants"), Cell("memory", "upload")
+    kept = [msgspec.structs.replace(session.rows[1], cell=one) for one in alone]
+    assert visits.undisturbed([*session.rows, *kept]) == [session.rows[0], session.rows[2], *kept]
     assert not any(map(visits.is_disturbed, session.rows))
 
 

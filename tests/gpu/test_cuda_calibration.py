@@ -26,7 +26,11 @@ from latpred.profile.document import DeviceProfile
 from latpred.tracing import trace
 from latpred.zoo import names
 
-pytestmark = [pytest.mark.gpu, pytest.mark.skipif(not torch.cuda.is_available(), reason="no CUDA device")]
+pytestmark = [
+    pytest.mark.gpu,
+    pytest.mark.skipif(not torch.cuda.is_available(), reason="no CUDA device"),
+    pytest.mark.filterwarnings("default"),
+]
 
 BUDGET_S = 70.0
 GEMM = {"m": 2048, "n": 2048, "k": 2048}

@@ -22,11 +22,16 @@ from latpred.calibration.session import Row
 from latpred.calibration.timing import timer
 from latpred.calibration.workloads import networks
 from latpred.errors import RuntimeRefusalError
+from latpred.profile import store
 from latpred.profile.document import DeviceProfile
 from latpred.runtimes import lowering
 from latpred.runtimes.cuda_graphs import capture
 
-pytestmark = [pytest.mark.gpu, pytest.mark.skipif(not torch.cuda.is_available(), reason="no CUDA device")]
+pytestmark = [
+    pytest.mark.gpu,
+    pytest.mark.skipif(not torch.cuda.is_available(), reason="no CUDA device"),
+    pytest.mark.filterwarnings("default"),  # PyTorch's compiler warns of products that could be in TF32
+]
 
 REPLAYED = ("cuda-graphs", "onnxruntime-cuda-graphs", "compile-reduce-overhead")
 SPECS = tuple(networks.draw(seed, tiny=True) for seed in (0, 2))  # an encoder and a convolutional network
@@ -157,6 +162,7 @@ def test_every_runtime_is_predicted(gpu: CudaDevice, calibrated: DeviceProfile, 
         predicted_ms = predictor.predict(graph, row.batch, runtime=runtime).latency_ms
         errors.append(abs(predicted_ms / (row.latency_s * 1e3) - 1))
     assert float(np.median(errors)) < 0.3
+    store.save(calibrated)
     assert latpred.predict("resnet-18", runtime=runtime, device="cuda:0").latency_ms > 0
 
 

@@ -295,3 +295,21 @@ def test_a_transpose_turns_over_the_matrices_that_one_axis_passes(
     out = Value(tuple(shape[axis] for axis in order), "float")
     work = work_of(Node("Transpose", "", {"perm": order}), (Value(shape, "float"),), (out,))
     assert work.dims == {"numel": 120, "run": run, "matrices": matrices}
+
+
+def test_a_cuda_provider_is_told_about_tf32_and_must_be_there(monkeypatch: pytest.MonkeyPatch) -> None:
+    asked: list[Any] = []
+
+    class Session:
+        def __init__(self, *_: object, providers: list[Any], **__: object) -> None:
+            asked.append(providers[0])
+
+        def get_providers(self) -> list[str]:
+            return [onnx_session.CUDA] if asked[-1][1]["device_id"] == "0" else ["CPUExecutionProvider"]
+
+    monkeypatch.setattr("onnxruntime.InferenceSession", Session)
+    for tf32 in (False, True):
+        onnx_session.session(b"", target="cuda", threads=1, gpu=0, tf32=tf32)
+    assert [options["use_tf32"] for _, options in asked] == ["0", "1"]
+    with pytest.raises(MissingPackageError, match="CUDA provider cannot be loaded here"):
+        onnx_session.session(b"", target="cuda", threads=1, gpu=1)

@@ -255,6 +255,7 @@ def _holdouts_again(rows: Sequence[Row]) -> Iterator[Cell]:
 def measure(cell: Cell, device: Device) -> Sampled:
     """Time an ordinary model whole, called again and again."""
     graph_of_model(cell.name, cell.precision)  # one that cannot be traced is no use to the gate
+    device.use_precision(cell.precision)  # the cell before may have been in another
     model, inputs = model_of(cell.name).make(device.name, cell.precision)
     call = device.prepare_model(model, inputs(cell.dims["batch"], device.name), cell.runtime)
     gauge = None if device.asynchronous else gauge_of(torch.get_num_threads())

@@ -41,7 +41,7 @@ from latpred.prediction.kernel_times import KernelModel
 from latpred.prediction.pricing import host_cost
 from latpred.profile import store
 from latpred.profile.document import ADAPTED, BENCHMARK, CUDNN, DeviceProfile, DispatchFit
-from latpred.profile.store import Owner, difference, owner
+from latpred.profile.store import Owner, difference, live_name, owner
 from latpred.progress import ProgressCounter, ProgressEvent
 from latpred.sandbox.own_thread import without_modes
 
@@ -402,7 +402,7 @@ def check(
     if budget_s < LEAST_S:
         raise UsageError(f"a budget of {budget_s:g} s measures nothing. Give at least {LEAST_S:g} s, better 25.")
     checked = _own_profile(profile, device)
-    live = device if device is not None and not isinstance(device, str) else open_device(device or checked.device.kind)
+    live = device if device is not None and not isinstance(device, str) else open_device(device or live_name(checked))
     start = time.monotonic()
     watch = disturbance.Watch()
     rounds = timed_again(checked, live, budget_s, progress)
@@ -413,13 +413,15 @@ def check(
         reason = next((row.error for row in rows if row.error), too_short)
         raise CalibrationError(f"nothing of profile {checked.name!r} could be timed again: {reason}.")
     activity = watch.lap()
+    # A server always does something on the processors that the timed thread leaves free.
+    others = max((activity.others or 0.0) - disturbance.OTHERS_OF_SPARE * max(activity.processors - 1, 0), 0.0)
     return Check(
         profile=checked.name,
         created=checked.created,
         parts=tuple(parts),
         changes=tuple(store.mismatch(checked, live.machine())),
         speed=host.ratio(checked.speed, visits.speed_of(rows).full_us),
-        busy=round((activity.others or 0.0) + (activity.stolen or 0.0), 2),
+        busy=round(others + (activity.stolen or 0.0), 2),
         seconds=round(time.monotonic() - start, 1),
     )
 

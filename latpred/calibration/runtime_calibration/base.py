@@ -84,6 +84,7 @@ class RuntimeCalibrator:
         What this raises becomes a row with an error, and the calibration goes on.
         """
         spec = schedules.network_spec(cell)
+        device.use_precision(cell.precision)  # a compiler looks at it
         graph = networks.graph_in(spec, cell.precision, self.runtime, device.info().kind)
         call = self.prepared(cell, graph, device)
         if device.asynchronous:

@@ -67,11 +67,12 @@ class Visits:
         budget_s: float,
         tell: Callable[[str], object] = lambda said: None,
     ) -> None:
-        self._session, self._threads, self._tell = session, threads, tell
+        self._session, self._tell = session, tell
+        self._threads = 1 if device.asynchronous else threads  # that other work can disturb: one dispatches
         live = device.info().kind != "simulated"
         self._reference = ReferenceTimer(threads) if live else None
         self._gauge = gauge_of(threads) if live and not device.asynchronous else None
-        self._watch = Watch(threads=threads, gpu=getattr(device, "state", None)) if live else None
+        self._watch = Watch(threads=self._threads, gpu=getattr(device, "state", None)) if live else None
         self._speed_us: dict[str, float] = {}
         self._read_at = -READ_EVERY_S
         self._pending: deque[tuple[Cell, Measure]] = deque()
@@ -83,10 +84,10 @@ class Visits:
 
     def run(self, cell: Cell, measure: Measure) -> Row:
         """Time a cell unless the session holds it; in calm also those that could not be timed well before."""
-        row = self._visit(cell, measure)
+        row = last = self._visit(cell, measure)
         for _ in range(AT_ONCE):
-            if self._pending and not row.disturbed:
-                row = self._visit(*self._pending.popleft(), again=True)
+            if self._pending and not last.disturbed:
+                last = self._visit(*self._pending.popleft(), again=True)
         return row
 
     def finish(self) -> None:
@@ -183,9 +184,14 @@ def _slow(row: Row | Sampled) -> float:
 def undisturbed(rows: Iterable[Row]) -> list[Row]:
     """Rows without those that other work disturbed or that are of processors apart; all where too few would be left."""
     rows = list(rows)
-    # Chains stay: waits of some ms do not touch the median of calls of a microsecond, which nothing else prices.
-    calm = [row for row in rows if row.cell.name in CHAINS or not (is_disturbed(row) or is_apart(row))]
+    # What nothing else tells stays: waits of some ms do not touch the median of calls of a microsecond.
+    calm = [row for row in rows if _alone(row.cell) or not (is_disturbed(row) or is_apart(row))]
     return calm if len(calm) >= CALM_ENOUGH * len(rows) else rows
+
+
+def _alone(cell: Cell) -> bool:
+    """Whether no other cell tells what this one does: chains of calls, a clock's constants, bandwidths."""
+    return cell.name in CHAINS or cell.kind in ("clock", "memory")
 
 
 def speed_of(rows: Iterable[Row]) -> RunSpeed:

@@ -117,8 +117,8 @@ def _lstm(dims: Dims) -> Built:
     gates = 4 * hidden
     weights = (torch.randn(gates, hidden), torch.randn(gates, hidden), torch.randn(gates), torch.randn(gates))
 
-    def run(x: Tensor, *held: Tensor) -> Any:
-        start = x.select(1, 0).unsqueeze(0)
+    def run(x: Tensor, state: Tensor, *held: Tensor) -> Any:
+        start = state.unsqueeze(0)  # cuDNN takes a state that lies in one piece alone
         return torch.lstm(x, (start, start), list(held), True, 1, 0.0, False, False, True)
 
     def lay_out(held: tuple[Tensor, ...]) -> None:
@@ -127,7 +127,7 @@ def _lstm(dims: Dims) -> Built:
             mode = _CUDNN.rnn.get_cudnn_mode("LSTM")
             torch._cudnn_rnn_flatten_weight(list(held), 4, hidden, mode, hidden, 0, 1, True, False)
 
-    return Built(run, (torch.randn(batch, steps, hidden),), batch, weights, lay_out)
+    return Built(run, (torch.randn(batch, steps, hidden), torch.randn(batch, hidden)), batch, weights, lay_out)
 
 
 def _item(dims: Dims) -> Built:

@@ -93,6 +93,7 @@ def session(
     threads: int,
     gpu: int | None = None,
     cuda_graph: bool = False,
+    tf32: bool = False,
     profile: Path | None = None,
     optimised: Path | None = None,
     weights_in: Path | None = None,
@@ -102,8 +103,9 @@ def session(
 
     The model is serialised, or the path of one. A `target` of "cuda" without a `gpu` (its index) leaves out what only a
     CPU has kernels for; `threads` are those within a node. With `cuda_graph` the CUDA provider captures what it runs,
-    once for each "gpu_graph_id" of the options of a run. `profile` is the prefix of the file in which `end_profiling`
-    puts the time of every node, `optimised` the file for the graph that is really run, its weights beside it.
+    once for each "gpu_graph_id" of the options of a run; `tf32` says whether it may multiply float32 in TF32. `profile`
+    is the prefix of the file in which `end_profiling` puts the time of every node, `optimised` the file for the graph
+    that is really run, its weights beside it.
     `weights_in` is the folder of the weights that a serialised model keeps outside of it; `layout` lets the CPU lay the
     graph out as it likes, after all other optimisations.
     """
@@ -124,12 +126,19 @@ def session(
     if weights_in is not None:
         settings.add_session_config_entry("session.model_external_initializers_file_folder_path", str(weights_in))
     left_out = list(CPU_ONLY) if target == "cuda" and gpu is None else None
-    cuda = (CUDA, {"device_id": str(gpu), "enable_cuda_graph": str(int(cuda_graph))})
+    options = {"device_id": gpu, "enable_cuda_graph": int(cuda_graph), "use_tf32": int(tf32)}  # which it does by itself
+    cuda = (CUDA, {name: str(value) for name, value in options.items()})
     providers: list[Any] = [CPU] if gpu is None else [cuda, CPU]
     try:
-        return onnxruntime.InferenceSession(model, settings, providers=providers, disabled_optimizers=left_out)
+        made = onnxruntime.InferenceSession(model, settings, providers=providers, disabled_optimizers=left_out)
     except Exception as error:  # onnxruntime's own exceptions share no base class
         raise RuntimeRefusalError(f"onnxruntime cannot load the model: {reason(error)}") from error
+    if gpu is not None and CUDA not in made.get_providers():  # it goes on without a word, on the CPU
+        raise MissingPackageError(
+            "onnxruntime's CUDA provider cannot be loaded here, which needs the CUDA and cuDNN that it was built for; "
+            f"see what `import onnxruntime; onnxruntime.preload_dlls()` says, or run: {GPU_PIP}"
+        )
+    return made
 
 
 def run_options(graph_id: int | None = None) -> Any:

@@ -146,7 +146,8 @@ class OnnxRuntime(StepPerOp):
             )
         form = form_of(model, inputs)
         sessions = self._sessions.get(model, lambda _: {})
-        key = (form, _threads(), str(device), cuda_graph)
+        tf32 = bool(torch.backends.cuda.matmul.allow_tf32)
+        key = (form, _threads(), str(device), cuda_graph, tf32)
         if key not in sessions:
             exports = self._exports.get(model, lambda _: {})
             if form not in exports:
@@ -157,6 +158,7 @@ class OnnxRuntime(StepPerOp):
                 threads=_threads(),
                 gpu=(device.index or 0) if cuda else None,
                 cuda_graph=cuda_graph,
+                tf32=tf32,
             )
         return sessions[key]
 
