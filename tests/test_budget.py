@@ -7,12 +7,15 @@ import pickle
 from dataclasses import FrozenInstanceError
 from pathlib import Path
 
+import numpy as np
 import pytest
 from torch import nn
 
 import latpred
 from latpred import LatencyBudget
 from latpred.errors import CandidateError, UsageError
+from latpred.prediction.predictor import Predictor
+from latpred.profile import store
 
 pytestmark = pytest.mark.usefixtures("calibrated")
 
@@ -32,6 +35,16 @@ def test_the_margin_is_the_prediction_less_the_limit() -> None:
     assert exact.check(network(64)).fits
     assert exact(lambda: network(256)) > 0
     assert not exact.check(network(256)).fits
+
+
+def test_a_predictor_is_a_device_and_a_budget_is_of_one_cell() -> None:
+    given = Predictor(store.find("cpu"))
+    assert LatencyBudget(np.float32(2.0), device=given, image=32)(network(8)) == LatencyBudget(2.0, image=32)(
+        network(8)
+    )
+    for wrong in ({"batch": [1, 8]}, {"runtime": ["eager", "torchscript"]}):
+        with pytest.raises(UsageError, match="one batch size in one runtime"):
+            LatencyBudget(2.0, **wrong)  # type: ignore[arg-type]
 
 
 def test_reports_are_plain_floats_under_the_name_of_the_budget() -> None:

@@ -220,3 +220,18 @@ def test_the_public_call_finds_the_profile() -> None:
     store.save(predictor().profile)
     table = latpred.predict_many([network()], device="example", inputs=INPUTS)
     assert table.latency_ms[0] == predict_many([network()], inputs=INPUTS).latency_ms[0]
+
+
+def test_a_graph_is_held_to_what_is_asked_of_the_others() -> None:
+    graph = latpred.trace(network(), INPUTS, precision="fp16")
+    table = predict_many([graph, lambda: graph, network], precision="fp32", inputs=INPUTS)
+    assert ["was traced in fp16" in str(error) for error in table["error"]] == [True, True, False]
+    with pytest.raises(CandidateError, match="was traced in fp16"):
+        latpred.LatencyBudget(5.0, device=predictor(), precision="fp32").check(graph)
+
+
+def test_a_builder_may_read_numbers_out_of_tensors() -> None:
+    def build() -> nn.Module:
+        return network(int(torch.linspace(8, 64, 3)[1].item()))
+
+    assert predict_many([build], inputs=INPUTS)["macs"].tolist() == [64 * 36 + 36 * 8]

@@ -7,6 +7,7 @@ import functools
 import sys
 import threading
 from collections.abc import Callable, Iterator
+from functools import partial
 from pathlib import Path
 from types import ModuleType
 from typing import Any
@@ -20,6 +21,8 @@ from torch import nn
 import latpred
 from latpred import predict_many
 from latpred.errors import BusyError, TableError, UsageError
+from latpred.host import Slowdown
+from latpred.ops import Work, cost, families
 from latpred.search import resume
 from latpred.search.resume import CandidateRow, Evaluator, fingerprint
 
@@ -85,8 +88,11 @@ def test_a_file_counts_by_what_is_in_it(tmp_path: Path) -> None:
     file = tmp_path / "mine.py"
     file.write_text("def build(): ...\n")
     before = fingerprint(f"{file}:build")
-    file.write_text("def build(): return 1\n")
-    assert fingerprint(f"{file}:build") != before
+    file.write_text("import torch\ndef build(): return 1\n")
+    assert fingerprint(f"{file}:build") not in (before, None)
+    for line in ("import own_blocks", "from . import blocks", "from own.blocks import conv"):
+        file.write_text(f"{line}\ndef build(): return 1\n")
+        assert fingerprint(f"{file}:build") is None, "what it imports may change"
 
 
 def scoped(source: str, **names: Any) -> tuple[Callable[[], nn.Module], dict[str, Any]]:
@@ -298,10 +304,43 @@ def test_a_changed_question_is_answered_anew(
     assert counted.since() == [], "what was there before is still there"
 
 
+def test_another_speed_and_other_formulas_are_another_question(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    counted, path = Counted(monkeypatch), tmp_path / "table.parquet"
+    slower = ASKED["device"].at(Slowdown(2.0))
+    for device in (ASKED["device"], slower):
+        predict_many([builder(16)], resume=path, **{**ASKED, "device": device})
+    assert counted.since() == [0, 0]
+    monkeypatch.setattr(families, "_FORMULAS", dict(families._FORMULAS))
+    monkeypatch.setattr(families, "_REGISTERED", list(families._REGISTERED))
+    for times in (1, 2, 2):
+        cost("mine::op")(partial(times_numel, times))
+        predict_many([builder(16)], resume=path, **ASKED)
+        del families._REGISTERED[-1]
+    assert counted.since() == [0, 0]
+
+
+def times_numel(times: int, *_: Any, out: Any) -> Work:
+    return Work("elementwise", {"numel": times * out.numel(), "operands": 1})
+
+
+def test_a_disk_that_is_full_costs_no_rows(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def full(*_: object, **__: object) -> None:
+        raise OSError(28, "No space left on device")
+
+    monkeypatch.setattr(resume, "WRITE_EVERY_S", -1.0)
+    monkeypatch.setattr(pd.DataFrame, "to_parquet", full)
+    with pytest.warns(UserWarning, match="No space left on device"):
+        table = predict_many([builder(8), builder(16)], resume=tmp_path / "table.parquet", **ASKED)
+    assert table["error"].isna().all()
+    monkeypatch.setattr(resume, "locked", full)
+    with pytest.raises(UsageError, match=r"cannot lock .*No space left on device"):
+        predict_many([builder(8)], resume=tmp_path / "table.parquet", **ASKED)
+
+
 def test_rows_of_another_version_are_not_taken_over(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     counted, path = Counted(monkeypatch), tmp_path / "table.parquet"
     with monkeypatch.context() as older:
-        older.setattr(resume.metadata, "version", lambda _: "0.0.1")
+        older.setattr(resume, "version", lambda _: "0.0.1")
         predict_many([builder(16)], resume=path, **ASKED)
     predict_many([builder(16)], resume=path, **ASKED)
     assert counted.since() == [0, 0]

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import os
+import subprocess
+import sys
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -192,3 +194,25 @@ def test_what_kills_workers_or_cannot_be_sent_is_named_and_costs_nobody_else_any
     good = found[found.error.isna()].reset_index(drop=True)
     expected = predict_many(rest, **ASKED)
     pd.testing.assert_frame_equal(good.drop(columns="candidate"), expected.drop(columns="candidate"), check_exact=True)
+
+
+def test_workers_have_the_formulas_of_their_user(tmp_path: Path) -> None:
+    script = """
+import sys
+sys.path.insert(0, {tests!r})
+import torch
+from searchdata import ASKED, builder
+import latpred
+from latpred.ops import Work
+
+@latpred.cost("aten::relu")
+def relu(x, *, out):
+    return Work("elementwise", {{"numel": out.numel(), "operands": 1}}, macs=7 * out.numel())
+
+asked = [latpred.predict_many([builder(8), builder(16)], n_jobs=jobs, **ASKED)["macs"].tolist() for jobs in (1, 2)]
+assert asked[0] == asked[1], asked
+"""
+    file = tmp_path / "search.py"
+    file.write_text(script.format(tests=str(Path(__file__).parent)))
+    done = subprocess.run([sys.executable, str(file)], capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr

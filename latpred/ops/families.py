@@ -234,6 +234,11 @@ def cost(*names: str) -> Callable[[F], F]:
     return register
 
 
+def registered(after: int) -> tuple[tuple[str, Formula], ...]:
+    """Names and formulas of all registrations but the first so many, in order."""
+    return tuple((name, _FORMULAS[name]) for name in _REGISTERED[after:])
+
+
 def formula_of(name: str) -> Formula | None:
     """The formula of an op, or of the op that it is the in-place form of; None when nobody gave one."""
     formula = _FORMULAS.get(name)

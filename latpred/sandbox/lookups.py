@@ -101,7 +101,7 @@ def library(module: str) -> str | None:
     if top in sys.stdlib_module_names and top not in ("__main__", "test"):
         return f"python {platform.python_version()}"
     if top in VERSIONED:
-        return f"{top} {_version(top)}"
+        return f"{top} {version(top)}"
     if not installed(top):
         return None
     parts = [metadata.distribution(name) for name in sorted(set(_distributions().get(top, ())))]
@@ -109,7 +109,8 @@ def library(module: str) -> str | None:
     return "\n".join(records) or None
 
 
-def _version(package: str) -> str:
+def version(package: str) -> str:
+    """The version of an installed package; "" of others, importable or not."""
     try:
         return metadata.version(package)
     except metadata.PackageNotFoundError:

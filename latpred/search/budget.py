@@ -7,12 +7,14 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from math import inf
+from numbers import Real
 from typing import TYPE_CHECKING, Any
 
 from latpred.errors import UsageError
-from latpred.query import DeviceQuery, Options
+from latpred.query import Options, is_one
 
 if TYPE_CHECKING:
+    from latpred.prediction.predictor import Predictor
     from latpred.query import Device
 
 
@@ -117,7 +119,7 @@ class LatencyBudget:
     """
 
     limit_ms: float
-    device: Device | None = None
+    device: Device | Predictor | None = None
     batch: int = 1
     runtime: str = "eager"
     precision: str | None = None
@@ -128,9 +130,11 @@ class LatencyBudget:
     name: str = "latency"
 
     def __post_init__(self) -> None:
-        number = isinstance(self.limit_ms, int | float) and not isinstance(self.limit_ms, bool)
+        number = isinstance(self.limit_ms, Real) and not isinstance(self.limit_ms, bool)
         if not (number and 0 < self.limit_ms < inf):
             raise UsageError(f"limit_ms must be a positive number of milliseconds, not {self.limit_ms!r}.")
+        if not is_one(self.batch) or not isinstance(self.runtime, str):
+            raise UsageError("a budget holds at one batch size in one runtime; make one for each.")
 
     def check(self, candidate: Any) -> Spent:
         """What a candidate takes of the budget.
@@ -147,11 +151,11 @@ class LatencyBudget:
         UsageError, ProfileError
             When the device, runtime or another part of the budget is wrong.
         """
-        from latpred.api import predictor_of
+        from latpred.search.many import predictors_of
         from latpred.search.resume import Evaluator
 
         options = Options(self.inputs, self.seq, self.image, self.precision, protocol=self.protocol)
-        evaluator = Evaluator.of([predictor_of(DeviceQuery(self.device))], self.batch, self.runtime, options)
+        evaluator = Evaluator.of(predictors_of(self.device), self.batch, self.runtime, options)
         (row,) = evaluator.rows(0, candidate, errors="raise")
         return Spent(
             name=self.name,

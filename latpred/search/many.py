@@ -101,7 +101,7 @@ def predict_many(
     if errors not in ERRORS:
         raise UsageError(f"errors={errors!r} is not known; choose from: {', '.join(ERRORS)}.")
     options = Options(inputs, seq, image, precision, attention=attention, protocol=protocol)
-    evaluator = Evaluator.of(_predictors(device), batch, runtime, options)
+    evaluator = Evaluator.of(predictors_of(device), batch, runtime, options)
     if n_jobs == 0:
         raise UsageError("n_jobs=0 leaves nobody to work. Give a number of workers, or -1 for one on each core.")
     jobs = int(effective_n_jobs(n_jobs))
@@ -122,7 +122,7 @@ def predict_many(
     return frame(store.in_order())
 
 
-def _predictors(device: Any) -> list[Predictor]:
+def predictors_of(device: Any) -> list[Predictor]:
     """One for each device, whose profiles' names tell their rows apart."""
     devices = [*device] if isinstance(device, Sequence) and not isinstance(device, str) else [device]
     if not devices:

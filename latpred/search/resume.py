@@ -8,13 +8,14 @@ crash, never meets half of one.
 
 from __future__ import annotations
 
+import ast
 import functools
 import hashlib
 import os
+import warnings
 from collections.abc import Iterable, Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, replace
-from importlib import metadata
 from importlib.util import find_spec
 from itertools import product
 from math import nan
@@ -34,8 +35,11 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 import msgspec
 import torch
 
+from latpred import runtimes
 from latpred.errors import CandidateError, LatpredError, MissingPackageError, TableError, UsageError
 from latpred.graph.graph import ModelGraph
+from latpred.ops import BUILT_IN
+from latpred.ops.families import registered
 from latpred.prediction.prediction import Curve, Prediction
 from latpred.prediction.predictor import Predictor
 from latpred.profile import document
@@ -43,7 +47,7 @@ from latpred.progress import ProgressCounter
 from latpred.query import AMP, Options, checked_batches
 from latpred.runtimes import lowering
 from latpred.runtimes.legacy_torch import traced_for
-from latpred.sandbox.lookups import UntoldError, library, named
+from latpred.sandbox.lookups import UntoldError, library, named, version
 from latpred.sandbox.untouched import contents
 from latpred.storage import demand_writable, locked, replacing
 
@@ -184,8 +188,8 @@ class _Traces:
         known = self._known(predictor) if lowering.traced_by(runtime) == "eager" else None
         if known is not None:
             return known
-        if isinstance(self._model, ModelGraph):
-            return self._model
+        if isinstance(self._model, ModelGraph):  # which has its inputs, whatever those of other candidates are
+            return predictor.trace(self._model, replace(self._options, inputs=None, seq=None, image=None))
         return predictor.trace(self._model, replace(self._options, runtime=runtime), self._batches)
 
     @functools.cached_property
@@ -411,6 +415,17 @@ def _plain(value: Any) -> Iterator[bytes]:
         path = Path(value.partition(":")[0] if ".py:" in value else value)
         if path.suffix in (".py", ".onnx") and path.is_file():
             yield path.read_bytes()
+        if path.suffix == ".py" and path.is_file() and not all(map(library, _imported(path))):
+            raise UntoldError(value)  # what it imports of the user's own may have changed
+
+
+def _imported(path: Path) -> Iterator[str]:
+    """Names of the modules that a file imports; "" of those beside it."""
+    for node in ast.walk(ast.parse(path.read_bytes())):
+        if isinstance(node, ast.Import):
+            yield from (alias.name for alias in node.names)
+        elif isinstance(node, ast.ImportFrom):
+            yield "" if node.level else str(node.module)
 
 
 def _is_special(name: str) -> bool:
@@ -441,12 +456,22 @@ def opened(path: str | os.PathLike[str] | None, evaluator: Evaluator) -> Iterato
         raise MissingPackageError("resume= needs pyarrow. Install it with: pip install 'latpred[search]'")
     demand_writable(path)
     busy = f"another process writes to {path}. Wait for it, or name another file."
-    with locked(Path(f"{os.fspath(path)}.lock"), busy):
+    with ExitStack() as held:
+        try:
+            held.enter_context(locked(Path(f"{os.fspath(path)}.lock"), busy))
+        except OSError as error:
+            raise UsageError(
+                f"cannot lock {path}: {error.strerror or error}. Name a file in another folder."
+            ) from error
         store = ResultStore(Path(path), _question_key(evaluator))
         try:
             yield store
         finally:
-            store.write()
+            try:
+                store.write()
+            except OSError as error:
+                said = f"{path} could not be written: {error.strerror or error}; what is new in it is lost"
+                warnings.warn(said, stacklevel=2)
 
 
 class ResultStore:
@@ -483,7 +508,11 @@ class ResultStore:
                 self._kept[key] = of_candidate
                 self._changed = True
         if self._changed and self._since_written.seconds > WRITE_EVERY_S:
-            self.write()
+            try:
+                self.write()
+            except OSError as error:  # what was predicted must not be lost over it; the end writes once more
+                self._since_written = ProgressCounter("")
+                warnings.warn(f"cannot write {self._path} now: {error.strerror or error}", stacklevel=2)
         return len(by_position)
 
     def in_order(self) -> list[CandidateRow]:
@@ -525,15 +554,16 @@ def _read(path: Path) -> dict[str, list[CandidateRow]]:
 
 
 def _question_key(evaluator: Evaluator) -> str | None:
-    """A digest of everything but the candidate; None where the inputs cannot be told."""
+    """A digest of everything but the candidate; None where inputs or the user's formulas cannot be told."""
     options = evaluator.options
-    inputs = fingerprint(options.inputs)
-    if inputs is None:
+    inputs, formulas = fingerprint(options.inputs), fingerprint(registered(BUILT_IN))
+    if inputs is None or formulas is None:
         return None
     settings = ("precision", "attention", "protocol", "seq", "image")
     asked = [evaluator.batches, evaluator.runtimes, *(getattr(options, name) for name in settings)]
-    versions = [metadata.version(name) if find_spec(name) else "" for name in _PACKAGES]
-    digest = hashlib.sha256(msgspec.json.encode([asked, versions, inputs]))
+    versions = [version(name) for name in _PACKAGES]
+    tools = [str(getattr(runtimes.get(name), "options", "")) for name in evaluator.runtimes]
+    digest = hashlib.sha256(msgspec.json.encode([asked, versions, tools, inputs, formulas]))
     for predictor in evaluator.predictors:
-        digest.update(document.encode(predictor.profile))
+        digest.update(document.encode(predictor.profile) + repr(predictor.slowdown).encode())
     return digest.hexdigest()

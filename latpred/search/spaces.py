@@ -65,7 +65,8 @@ class SearchSpace:
         of = space(self.name)
         encoding = of.encoded(architecture)
         chosen = of.chosen(encoding)
-        return self.supernet(image=image or of.pixels(encoding), precision=precision, **options).graph(chosen)
+        asked = {**of.options(encoding), **options}
+        return self.supernet(image=image or of.pixels(encoding), precision=precision, **asked).graph(chosen)
 
     def supernet(self, *, image: int, precision: str | None = None, **options: Any) -> Supernet:
         """All networks at once; made in seconds, and only once in a process.

@@ -310,6 +310,10 @@ class Supernet:
             ops=tuple(self._ops([chosen[label] for label in self._labels])),
         )
 
+    def __getstate__(self) -> dict[str, Any]:
+        """Without what is kept for speed, which goes by the identity of objects of this process."""
+        return {**self.__dict__, "_bases": Recent(MOST_PATTERNS), "_pieces": {}}
+
     def _ops(self, options: list[str]) -> list[Op]:
         """The ops of one architecture, by the option in each place."""
         chosen = [by_option[option] for by_option, option in zip(self._segments, options, strict=True)]

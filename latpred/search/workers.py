@@ -8,11 +8,13 @@ from __future__ import annotations
 
 import os
 import threading
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from itertools import islice
 from typing import Any, NamedTuple
 
 from latpred.errors import WorkerError
+from latpred.ops import BUILT_IN, Formula, cost, generation
+from latpred.ops.families import registered
 from latpred.progress import ProgressCounter
 from latpred.search.resume import CandidateRow, Evaluator
 
@@ -35,13 +37,15 @@ class Done(NamedTuple):
     seconds: float
 
 
-def work(evaluator: Evaluator, sender: int, number: int, chunk: Chunk) -> Done:
-    """Rows of a chunk: what a worker does for the process `sender`."""
+def work(evaluator: Evaluator, formulas: Sequence[tuple[str, Formula]], sender: int, number: int, chunk: Chunk) -> Done:
+    """Rows of a chunk: what a worker does for the process `sender`, with the formulas that its user registered."""
     with _ONE_AT_A_TIME:
         if os.getpid() != sender:
             import torch
 
             torch.set_num_threads(1)
+            for name, formula in formulas[generation() - BUILT_IN :]:  # all of them where the worker is new
+                cost(name)(formula)
         clock = ProgressCounter("candidates")
         rows = [row for position, candidate in chunk for row in evaluator.rows(position, candidate)]
         return Done(number, rows, clock.seconds)
@@ -142,7 +146,8 @@ class _WorkerPool:
         from joblib.parallel import get_active_backend
 
         # With two jobs at least, even a single piece is done by a worker.
-        jobs, tasks = max(2, self._jobs), (delayed(work)(self._evaluator, os.getpid(), *chunk) for chunk in chunks)
+        given = self._evaluator, registered(BUILT_IN), os.getpid()
+        jobs, tasks = max(2, self._jobs), (delayed(work)(*given, *chunk) for chunk in chunks)
         if get_active_backend()[0].supports_return_generator:
             yield from Parallel(jobs, batch_size=1, pre_dispatch="2*n_jobs", return_as="generator_unordered")(tasks)
             return

@@ -74,5 +74,5 @@ def _called(build: Callable[[], Any]) -> Any:
     try:
         with Unweighted():
             return build()
-    except NotImplementedError:
+    except RuntimeError:
         return build()  # it computes its sizes with tensors, whose values the meta device does not hold

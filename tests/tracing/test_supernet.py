@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import gc
+import pickle
 import random
 from collections.abc import Callable
 from typing import Any
@@ -14,7 +15,9 @@ from torch import nn
 
 import latpred
 from latpred.errors import TraceError, UsageError
+from latpred.search.spaces import nasbench201
 from latpred.tracing import trace
+from latpred.zoo.spaces import space
 
 IMAGE = {"image": 8}
 
@@ -177,3 +180,13 @@ def test_python_that_watches_the_garbage_collector_is_not_counted() -> None:
         gc.set_threshold(*threshold)
         gc.callbacks.pop()
     assert watched == latpred.Supernet(sequential(a=nn.ReLU(), b=nn.GELU()), **IMAGE).graph({"c": "b"})
+
+
+def test_what_is_kept_for_speed_stays_in_its_process() -> None:
+    supernet = nasbench201.supernet(image=32)
+    nasbench201.graph(17)
+    assert supernet._pieces
+    travelled = pickle.loads(pickle.dumps(supernet))
+    assert not travelled._pieces
+    chosen = space("nasbench201").chosen(nasbench201.encoding(17))
+    assert travelled.graph(chosen) == supernet.graph(chosen)

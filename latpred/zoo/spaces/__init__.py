@@ -27,6 +27,7 @@ class Space:
     # The network; its first argument gives a place its layer, from the place's label and what its options build.
     network: Callable[..., nn.Module]
     pixels: Callable[[Any], int]  # the image's side that an encoding asks for
+    options: Callable[[Any], dict[str, Any]] = lambda _: {}  # those of `network` that an encoding asks for
 
     def encoded(self, architecture: Any) -> Any:
         """The encoding of an architecture that may be a number."""
@@ -39,8 +40,9 @@ class Space:
 
     def build(self, architecture: Any, **options: Any) -> nn.Module:
         """The network of an encoding or a number; `options` are those of `network`."""
-        chosen = self.chosen(self.encoded(architecture))
-        return self.network(lambda label, layers: layers[chosen[label]](), **options)
+        encoding = self.encoded(architecture)
+        chosen = self.chosen(encoding)
+        return self.network(lambda label, layers: layers[chosen[label]](), **{**self.options(encoding), **options})
 
 
 def space(name: str) -> Space:

@@ -94,4 +94,9 @@ def _block(name: str, entering: int, leaving: int, stride: int) -> nn.Module:
     )
 
 
-SPACE = Space("fbnet", len(BLOCKS) ** PLACES, encoding, _chosen, _network, lambda _: PIXELS)
+def _options(blocks: Sequence[str] | str) -> dict[str, int]:
+    """FBNet-A ends in fewer channels than the others, in its authors' code (mobile-vision, fbnet_modeldef_cls.py)."""
+    return {"last": 1504} if blocks == "A" else {}
+
+
+SPACE = Space("fbnet", len(BLOCKS) ** PLACES, encoding, _chosen, _network, lambda _: PIXELS, _options)
