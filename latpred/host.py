@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import NamedTuple
 
 PROC, SYS = Path("/proc"), Path("/sys")
+_GIVEN_BACK = ("inactive_file", "active_file", "slab_reclaimable")  # in a control group's memory.stat
 _ID_FILES = ("/etc/machine-id", "/var/lib/dbus/machine-id")
 # What names a processor: on x86, and on Arm. Clouds give several generations the same marketing name.
 _CPU_FIELDS = (
@@ -119,8 +120,8 @@ def bytes_left(proc: Path = PROC, sys: Path = SYS) -> float:
     for limit, group in _memory_limits(proc, sys):
         fields = dict(line.split()[:2] for line in _text(group / "memory.stat").splitlines() if " " in line)
         taken = _text(group / "memory.current").strip()
-        if taken.isdecimal():  # pages of files that nobody uses are given back when they are needed
-            left.append(limit - int(taken) + int(fields.get("inactive_file", 0)))
+        if taken.isdecimal():  # pages of files and the like are given back when memory is needed
+            left.append(limit - int(taken) + sum(int(fields.get(name, 0)) for name in _GIVEN_BACK))
     try:
         import resource
 

@@ -209,7 +209,7 @@ def test_a_container_gives_processors_and_memory(
     limits: dict[str, str], processors: float, bytes_: float, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     proc, sys = written(tmp_path / "proc", GROUP), tmp_path / "sys"
-    written(sys / "fs/cgroup", limits | {"box/inner/memory.stat": "anon 5\ninactive_file 300\n"})
+    written(sys / "fs/cgroup", limits | {"box/inner/memory.stat": "anon 5\ninactive_file 200\nactive_file 100\n"})
     assert host.cpu_quota.__wrapped__(proc, sys) == processors
     monkeypatch.setattr(host, "cpu_quota", lambda: processors)
     monkeypatch.setattr(os, "sched_getaffinity", lambda _: range(64), raising=False)

@@ -228,7 +228,8 @@ class _EagerCalibration:
 
     @property
     def _models_s(self) -> float:
-        return sum(row.seconds for row in self._run.rows if row.cell.kind == acceptance.MODEL)
+        models = (row for row in self._run.rows if row.cell.kind == acceptance.MODEL)
+        return sum(row.seconds for row in models if not row.disturbed)
 
     def _measure(self) -> None:
         """Run cells until the effort is spent, stopping to learn now and then."""
@@ -237,6 +238,9 @@ class _EagerCalibration:
         # Spread over the run: of models timed one after the other, one bad minute decides what the gate says.
         models = deque([] if self._simulated else acceptance.models())
         whole = len(models)
+        self._demand_clock()
+        if worth and len(checkpoints) < len(CHECKPOINTS):  # those of before it was interrupted
+            self._learn()
         for cell in filterfalse(self._session.holds, self._schedule.cells()):
             if self._spent >= 1.0:
                 return
@@ -245,12 +249,20 @@ class _EagerCalibration:
                 checkpoints = [share for share in checkpoints if share >= self._spent]
                 if self._settled():
                     return
-            row = self._run.visit(cell, self._schedule.measure)
-            if cell == CLOCK and row.error:  # without it there is no profile, however much else is measured
-                raise CalibrationError(f"the clock of {self._device.name} could not be measured: {row.error}")
+            self._run.visit(cell, self._schedule.measure)
+            self._demand_clock()
             due = whole - len(models) + 0.5 < self._spent * whole  # each in the middle of its share of the run
             if models and due and self._models_s <= GATE_SHARE * self._effort.seconds:
                 self._run.visit(models.popleft(), self._measure_model)
+
+    def _demand_clock(self) -> None:
+        """Stop where the clock could not be measured: without it there is no profile, whatever else is measured."""
+        row = next(iter(self._run.rows), None)
+        if row is not None and row.cell == CLOCK and row.error:
+            raise CalibrationError(
+                f"the clock of {self._device.name} could not be measured: {row.error}. Try again: latpred calibrate "
+                f"--device {self._device.name} --fresh"
+            )
 
     def _measure_for_gate(self) -> None:
         """Time what the gate rests on: ordinary models, and some of the holdout networks a second time."""

@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 
 READS_ELSEWHERE = {"open", "input", "exec", "eval", "compile", "globals", "vars", "__import__"}
 VERSIONED = ("torch", "transformers", "torchvision", "timm")  # the version stands for all of the package
-MOST = 50_000  # objects that are told apart
+MOST, DEEPEST = 50_000, 50  # objects that are told apart, and how deep within each other
 _PLAIN = frozenset({str, int, float, complex, bool, bytes, range, type(None), type(Ellipsis)})
 _STATELESS = sys.stdlib_module_names - {"argparse", "builtins", "collections", "dataclasses", "types"}
 _OF_MODULES = frozenset({"_parameters", "_buffers", "_modules", "training"})
@@ -140,6 +140,7 @@ class _State:
     def __init__(self) -> None:
         self.functions: list[FunctionType] = []
         self._seen: dict[int, tuple[int, Any]] = {}  # keeps ids from being reused
+        self._depth = 0
 
     def of(self, value: Any) -> Any:
         """A value without addresses: each object once, afterwards its number."""
@@ -151,21 +152,29 @@ class _State:
         if id(value) in self._seen or len(self._seen) > MOST:
             return self._seen.get(id(value), (MOST, None))[0]
         self._seen[id(value)] = len(self._seen), value
-        name = f"{kind.__module__}.{kind.__qualname__}"
+        if self._depth > DEEPEST:
+            return f"{kind.__module__}.{kind.__qualname__}"
+        self._depth += 1
+        told = self._object(value, kind, f"{kind.__module__}.{kind.__qualname__}")
+        self._depth -= 1
+        return told
+
+    def _object(self, value: Any, kind: type, name: str) -> Any:
+        """What an object amounts to that was not met before."""
         if isinstance(value, FunctionType):
             self.functions.append(value)
             return (name, value.__qualname__, self.of(value.__defaults__), self.of(value.__kwdefaults__))
         if isinstance(value, MethodType):
             return (name, self.of(value.__func__), self.of(value.__self__))
-        if hasattr(value, "untyped_storage"):
+        if hasattr(kind, "untyped_storage"):
             return (name, tuple(value.shape), str(value.dtype))
-        if hasattr(value, "named_modules"):
+        if hasattr(kind, "named_modules"):
             return (name, self._module(value))
         if isinstance(value, partial):
             return (name, self.of(value.func), self.of(value.args), self.of(value.keywords))
         if kind.__module__ in _STATELESS:  # a logger holds all loggers
             return name
-        held = [self.of(part) for part in (vars(value), *_slots(value))] if hasattr(value, "__dict__") else []
+        held = list(map(self.of, (getattr(value, "__dict__", None), *_slots(value))))
         if isinstance(value, dict):
             return (name, [(self.of(key), self.of(item)) for key, item in dict.items(value)], held)
         if isinstance(value, (list, tuple, deque)):
@@ -181,15 +190,22 @@ class _State:
             self._seen.setdefault(id(part), (len(self._seen), part))
         told = []
         for path, part in parts:
-            own = [(name, each) for name, each in vars(part).items() if name not in _OF_MODULES]
-            settings = [(name, self.of(each)) for name, each in own if not (isinstance(each, dict) and not each)]
-            told.append((path, self.of(type(part)), getattr(part, "code", ""), settings))
+            settings = []
+            for name, each in vars(part).items():
+                if "_hooks" in name and isinstance(each, dict):
+                    each = [*each.values()]  # they are numbered through the whole process
+                if name not in _OF_MODULES and not (isinstance(each, (dict, list)) and not each):
+                    settings.append((name, self.of(each)))
+            code = getattr(part, "code", "")  # of a GraphModule
+            told.append((path, self.of(type(part)), code if isinstance(code, str) else "", settings))
         return told
 
 
 def _slots(value: Any) -> list[Any]:
-    slots = (slot for kind in type(value).__mro__ for slot in vars(kind).get("__slots__", ()))
-    return [getattr(value, slot, None) for slot in slots if isinstance(slot, str)]
+    """What an object has in slots, those of records written in C included."""
+    named = (name for kind in type(value).__mro__ for name in vars(kind).get("__slots__", ()))
+    slots = [*named, *getattr(type(value), "__struct_fields__", ())]
+    return [getattr(value, slot, None) for slot in slots if slot not in ("__dict__", "__weakref__")]
 
 
 def _code_of(model: torch.nn.Module, functions: Iterable[FunctionType]) -> str:
@@ -220,7 +236,8 @@ def _methods(model: torch.nn.Module) -> Iterator[FunctionType]:
 
 def _functions(values: Iterable[Any]) -> Iterator[FunctionType]:
     for value in values:
-        inner = value.fget if isinstance(value, property) else getattr(value, "__func__", value)
+        inner = value.fget if isinstance(value, property) else value
+        inner = inner.__func__ if isinstance(inner, (staticmethod, classmethod, MethodType)) else inner
         while inner is not None:
             if isinstance(inner, FunctionType):
                 yield inner

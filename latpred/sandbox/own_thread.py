@@ -14,11 +14,11 @@ import sys
 import threading
 import warnings
 from collections import OrderedDict
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from functools import partial
 from itertools import pairwise
-from types import CodeType, FunctionType, MethodType, SimpleNamespace
+from types import CellType, CodeType, FunctionType, MethodType, SimpleNamespace
 from typing import Any
 
 import torch
@@ -110,35 +110,43 @@ class _Switch:
 SWITCHING: tuple[CodeType, ...] = (_Switch.__call__.__code__, _Switch.__get__.__code__)
 
 
-def running(hooks: OrderedDict[int, Callable[..., Any]]) -> OrderedDict[int, Callable[..., Any]]:
-    """The hooks that may change what a module gives, or what a model finds later; those that print are left out."""
-    return OrderedDict((number, hook) for number, hook in hooks.items() if not _looks_on(hook))
+def running(
+    hooks: OrderedDict[int, Callable[..., Any]], held: Collection[int] = ()
+) -> OrderedDict[int, Callable[..., Any]]:
+    """The hooks that change what a module gives, or may keep something in what a model has; others only look on.
+
+    `held` are the identities of what the model has.
+    """
+    return OrderedDict((number, hook) for number, hook in hooks.items() if _feeds(hook, held) or not _looks_on(hook))
+
+
+def _feeds(hook: Any, held: Collection[int]) -> bool:
+    """Whether a hook has to do with what a model has, where that may find again what the hook keeps there."""
+    own: list[Any] = []
+    while isinstance(hook, (partial, MethodType)):
+        own += [hook.__self__] if isinstance(hook, MethodType) else [*hook.args, *hook.keywords.values()]
+        hook = hook.__func__ if isinstance(hook, MethodType) else hook.func
+    if isinstance(hook, FunctionType):
+        own += [cell.cell_contents for cell in hook.__closure__ or () if cell != CellType()]
+        own += hook.__defaults__ or ()
+        own += (hook.__globals__[name] for name in hook.__code__.co_names if name in hook.__globals__)
+    return any(id(one) in held for one in own)
 
 
 def _looks_on(hook: Any) -> bool:
-    """Whether a hook can only look on: it returns nothing, writes into nothing, is no module's and not torch's own.
+    """Whether a hook can only look on: it returns nothing, writes in place into no tensor, and is not torch's own.
 
     >>> _looks_on(lambda module, args, out: None), _looks_on(lambda module, args, out: 2 * out)
     (True, False)
     """
     while isinstance(hook, (partial, MethodType)):
-        if isinstance(hook, MethodType) and isinstance(hook.__self__, torch.nn.Module):
-            return False  # the module may read later what the hook keeps
         hook = hook.func if isinstance(hook, partial) else hook.__func__
     if not isinstance(hook, FunctionType):
         hook = vars(type(hook)).get("__call__")  # one that it inherits is rare, and then it runs
     if not isinstance(hook, FunctionType) or (hook.__module__ or "").partition(".")[0] == "torch":
         return False
     in_place = any(name.endswith("_") and not name.startswith("_") for name in hook.__code__.co_names)  # as `add_`
-    return not in_place and not _writes(hook.__code__) and not _returns(hook.__code__)
-
-
-def _writes(code: CodeType) -> bool:
-    """Whether a function puts something into what it was given or holds, as `out[0] = 0` or `out += 1`."""
-    return any(
-        step.opname == "STORE_SUBSCR" or (step.opname == "BINARY_OP" and step.argrepr.endswith("="))
-        for step in dis.get_instructions(code)
-    )
+    return not in_place and not _returns(hook.__code__)
 
 
 def _returns(code: CodeType) -> bool:

@@ -77,14 +77,17 @@ class _TooMuchError(Exception):
 class Copier:
     """Copies objects, each once.
 
-    `make` copies a tensor; it is told whether an object holds it that is neither a module nor a container.
+    `make` copies a tensor; it is told whether an object holds it that is neither a module nor a container. Where hooks
+    are not `feeding`, those that keep something in what the model has are taken to look on.
     """
 
-    def __init__(self, make: Callable[[Tensor, bool], Tensor]) -> None:
+    def __init__(self, make: Callable[[Tensor, bool], Tensor], *, feeding: bool = True) -> None:
         self.compiled = False  # whether `torch.compile` was at a module or function; the copy is as it was before
         self.kinds: set[type] = set()  # classes of the modules and objects that were copied
         self.functions: list[Any] = []  # that were met, copied or not, and objects that are called like one
-        self._make = make
+        self.fed = False  # whether a hook runs that keeps something in what the model has
+        self._make, self._feeding = make, feeding
+        self._root: torch.nn.Module | None = None  # the first module that is copied
         # By identity: what was copied, which keeps ids unique, and its copy.
         self._done: dict[int, tuple[Any, Any]] = {}
         self._left = MOST
@@ -106,6 +109,7 @@ class Copier:
         if inner is not None:  # torch.compile's wrapper
             self.compiled = True
             return self._remember(source, self.any(inner))  # type: ignore[no-any-return]
+        self._root = self._root or source
         self.kinds.add(type(source))
         module: torch.nn.Module = self._remember(source, object.__new__(_without_finalizer(type(source))))
         state = module.__dict__
@@ -125,9 +129,19 @@ class Copier:
                 state[name] = None
                 self.compiled = True
             else:
-                state[name] = self.attribute(running(value) if name == "_forward_hooks" else value)
+                state[name] = self.attribute(self._running(value) if name == "_forward_hooks" else value)
         state["training"] = False
         return module
+
+    def _running(self, hooks: OrderedDict[int, Any]) -> OrderedDict[int, Any]:
+        """The hooks that run with the copy."""
+        changing = running(hooks)
+        if not self._feeding or self._root is None or len(changing) == len(hooks):
+            return changing
+        held = ((part, *part.__dict__.values()) for part in self._root.modules())
+        kept = running(hooks, {id(one) for some in held for one in some if type(one) not in _IMMUTABLE})
+        self.fed = self.fed or len(kept) > len(changing)
+        return kept
 
     def attribute(self, value: Any) -> Any:
         """The copy of what a module has under a name; the very same where it holds too much."""

@@ -46,10 +46,10 @@ class MetaModule:
 
 
 def make_meta_module(
-    model: torch.nn.Module, dtype: torch.dtype | None = None, channels_last: bool = False
+    model: torch.nn.Module, dtype: torch.dtype | None = None, channels_last: bool = False, *, feeding: bool = True
 ) -> MetaModule:
-    """Copy a model's structure, its floating-point weights as `dtype` if given."""
-    copier = Copier(partial(_on_meta, dtype, channels_last))
+    """Copy a model's structure, its floating-point weights as `dtype` if given; `feeding` is that of `Copier`."""
+    copier = Copier(partial(_on_meta, dtype, channels_last), feeding=feeding)
     with torch.inference_mode(False), torch.no_grad():
         module = copier.module(unwrapped(model, copier))
     _demand_measured(copier.kinds)

@@ -7,6 +7,7 @@ from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from types import GeneratorType
 from typing import Any
@@ -268,21 +269,27 @@ def _with_inputs(
 def _graph(model: torch.nn.Module, given: Inputs, naming: Naming, batches: Sequence[int]) -> ModelGraph:
     """The graph of a model; one that does not bear a second forward pass, as with a cache that grows, starts anew.
 
-    A model that fails then as well takes certain batch sizes alone, or none.
+    A model that fails then as well takes certain batch sizes alone, or none. Before that it is tried without hooks that
+    may feed it: some only look at values, which a trace does not have.
     """
 
-    def renew() -> MetaModule:
-        made = make_meta_module(model, DTYPES.get(naming.precision or ""), naming.channels_last)
+    def renew(feeding: bool = True) -> MetaModule:
+        dtype = DTYPES.get(naming.precision or "")
+        made = make_meta_module(model, dtype, naming.channels_last, feeding=feeding)
         attend(made.module, naming.attention)
         return made
 
-    for each_anew in (None, renew):
-        tracer = Tracer(renew(), given, naming, each_anew)
-        try:
-            return tracer.noted(tracer.graph(batches))
-        except TraceError:
-            continue
-    tracer = Tracer(renew(), given, naming)
+    first = renew()
+    made: MetaModule | None = first
+    makers: list[Callable[[], MetaModule]] = [renew, *[partial(renew, feeding=False)] * first.reached.fed]
+    for make in makers:
+        for each_anew in (None, make):
+            tracer, made = Tracer(made or make(), given, naming, each_anew), None
+            try:
+                return tracer.noted(tracer.graph(batches))
+            except TraceError:
+                continue
+    tracer = Tracer(makers[-1](), given, naming)
     return tracer.noted(tracer.only(batches or (given.batch,)))
 
 

@@ -180,11 +180,11 @@ def test_predictions_settle_over_many_cells_and_not_over_one(tmp_path: Path, mon
 
         def learn() -> None:
             asked.append(len(run.rows))
-            eager._predictions.append((len(run.rows), np.ones(4)))
+            eager._predictions.append((len(run.rows), np.full(4, 2.0 ** len(asked))))
 
         monkeypatch.setattr(eager, "_learn", learn)
         eager._measure()
-    assert len(asked) == 1, "what was resumed is beyond the first look"
+    assert len(asked) == 2, "one for the looks that what was resumed is beyond, and the second"
     assert eager._spent >= 1.0
     for fewer, settled in ((len(run.rows), False), (len(run.rows) // 2, True)):
         eager._predictions = [(fewer, np.ones(4)), (len(run.rows), np.ones(4))]
@@ -266,10 +266,10 @@ def test_without_a_clock_nothing_else_is_measured(monkeypatch: pytest.MonkeyPatc
         raise CalibrationError("the host never waited for simulated")
 
     monkeypatch.setattr(constants, "measure", fail)
-    with pytest.raises(CalibrationError, match="the clock of simulated could not be measured: the host never waited"):
-        calibrate(SimulatedDevice(), cells=60)
-    (row,) = read_journal(directory("simulated") / session.JOURNAL)[1]
-    assert row.cell == cells.CLOCK
+    for _ in range(3):  # twice it is tried
+        with pytest.raises(CalibrationError, match="the clock of simulated could not be measured: the host"):
+            calibrate(SimulatedDevice(), cells=60)
+    assert all(row.cell == cells.CLOCK for row in read_journal(directory("simulated") / session.JOURNAL)[1])
 
 
 def test_too_little_for_a_profile_says_what_to_do() -> None:

@@ -7,6 +7,7 @@ import time
 import types
 from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
+from typing import Any
 
 import msgspec
 import pytest
@@ -111,6 +112,23 @@ def test_a_worse_timing_does_not_count_in_place_of_a_better_one(made: Made, sess
     assert [row.disturbed for row in session.rows] == [SLOWED, ""]
     visited.finish()
     assert [row.disturbed for row in session.rows] == ["", ""]
+
+
+@pytest.mark.parametrize(
+    ("new", "old", "better"),
+    [
+        ({}, {}, True),
+        ({"error": "it raised"}, {}, False),
+        ({}, {"error": "it raised"}, True),
+        ({"disturbed": "other work used 0.9 processors"}, {}, False),
+        ({"disturbed": visits.MOVED_APART}, {}, False),
+        ({"disturbed": visits.MOVED_APART}, {"disturbed": "other work used 0.9 processors"}, True),
+        ({"slow": 1.9, "disturbed": SLOWED}, {"slow": 1.1}, False),
+        ({"slow": 1.1}, {"slow": 1.9, "disturbed": SLOWED}, True),
+    ],
+)
+def test_which_of_two_timings_counts(new: dict[str, Any], old: dict[str, Any], better: bool) -> None:
+    assert visits._better(row(1, **new), row(1, **old)) is better
 
 
 def test_calm_does_not_end_in_timing_all_again_at_once(made: Made) -> None:

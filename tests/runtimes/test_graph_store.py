@@ -9,6 +9,7 @@ import subprocess
 import sys
 import types
 from collections.abc import Callable, Iterator
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -162,7 +163,6 @@ SHARING = """
 import sys
 sys.path.insert(0, {tests!r})
 from factories import add, graph, linear
-from torch import nn
 from latpred.runtimes import graph_store as store
 
 store.MOST_ON_DISK_BYTES = 4000  # so that each process deletes what the other one wrote
@@ -224,6 +224,38 @@ def test_what_a_model_is_set_to_tells_it_from_another_of_the_same_trace() -> Non
     assert digest_of(first, (one, 0)) == digest_of(first, (one + 1, 0)) != digest_of(first, (one, 3))
     launches = [trace_for_runtime(model, one, runtime="torchscript").launches() for model in (first, last)]
     assert launches[0] < launches[1]
+
+
+class Attributes(dict[str, int]):
+    """A dictionary whose entries are attributes, and all others None."""
+
+    def __getattr__(self, name: str) -> int | None:
+        return self.get(name)
+
+
+@dataclass(slots=True)
+class InSlots:
+    at: int
+
+
+class Chained:
+    def __init__(self, before: object) -> None:
+        self.before = before
+
+
+def test_a_digest_is_the_same_for_equal_models_whatever_they_hold() -> None:
+    def hooked() -> nn.Module:
+        model = nn.utils.parametrizations.weight_norm(nn.Linear(8, 8))
+        model.register_forward_hook(lambda module, args, out: out * 2)
+        model.code = nn.Parameter(torch.randn(4))  # type: ignore[assignment]
+        return model
+
+    assert digest_of(hooked()) == digest_of(hooked())
+    chain: object = None
+    for _ in range(2000):
+        chain = Chained(chain)
+    for one, other in ((Attributes(at=0), Attributes(at=3)), (InSlots(0), InSlots(3)), (chain, None)):
+        assert digest_of(Wired(one)) == digest_of(Wired(one)) != digest_of(Wired(other))
 
 
 def test_modules_of_files_and_graph_modules_count(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

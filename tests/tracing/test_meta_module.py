@@ -143,6 +143,24 @@ def test_a_hook_that_feeds_the_model_runs(how: str) -> None:
     assert model.kept["first"].shape == (3, 4)
 
 
+def test_a_hook_that_only_looks_at_values_ends_no_trace() -> None:
+    model, statistics = nn.Sequential(nn.Linear(4, 4)), dict[str, float]()
+
+    class Store:
+        def keep(self, module: nn.Module, args: object, out: torch.Tensor) -> None:
+            statistics["mean"] = out.mean().item()
+
+    def look(module: nn.Module, args: object, out: torch.Tensor) -> None:
+        statistics["mean"] = out.mean().item()
+
+    model.store = Store()  # type: ignore[assignment]
+    for hook in (model.store.keep, look):
+        handle = model[0].register_forward_hook(hook)
+        assert latpred.trace(model, torch.zeros(1, 4)).launches() == 1
+        handle.remove()
+    assert not statistics
+
+
 def test_weights_that_are_no_plain_tensors_are_refused() -> None:
     class Wrapped(torch.Tensor):
         @staticmethod

@@ -104,10 +104,10 @@ class CellRun:
     def seconds(self) -> float:
         return time.monotonic() - self._start - self._visits.lost_s
 
-    def visit(self, cell: Cell, measure: Measure) -> Row:
+    def visit(self, cell: Cell, measure: Measure) -> None:
         """Time a cell unless the session holds it."""
         self.tell(cell.key)
-        return self._visits.run(cell, measure)
+        self._visits.run(cell, measure)
 
     def finish(self) -> None:
         """Time once more what was disturbed until now."""

@@ -92,9 +92,9 @@ class Visits:
 
     def finish(self) -> None:
         """Time what is still disturbed once more, as far as the overtime goes."""
-        start = time.monotonic()
+        start, lost_s = time.monotonic(), self.lost_s
         for _ in range(len(self._pending)):
-            if self.lost_s + time.monotonic() - start >= self._overtime_s:
+            if lost_s + time.monotonic() - start >= self._overtime_s:
                 return
             self._visit(*self._pending.popleft(), again=True)
 
@@ -161,9 +161,11 @@ def is_disturbed(row: Row) -> bool:
 
 def _better(row: Row, earlier: Row) -> bool:
     """Whether a second timing of a cell is to count in place of the first."""
-    if row.error:
-        return bool(earlier.error)
-    return bool(earlier.error) or is_disturbed(earlier) or not is_disturbed(row)
+
+    def worth(one: Row) -> tuple[bool, ...]:
+        return bool(one.error), is_disturbed(one), is_apart(one), is_slowed(one)
+
+    return worth(row) <= worth(earlier)
 
 
 def is_apart(row: Row) -> bool:
