@@ -279,14 +279,17 @@ def _adapt_runtime(
     validated = len(tried) > 1
     if chosen.level != NONE:
         profile = corrected(profile, runtime, chosen.factors)
-    widths = _widths(chosen.left_out, architecture, regimes == "framework-bound")
+    host_bound = regimes == "framework-bound"
+    widths = _widths(chosen.left_out, architecture, host_bound)
     fit, count = profile.runtimes[runtime], len(np.unique(architecture))
     host, busy = widths or _widened(fit, chosen, validated=validated)
+    told = bool(host_bound.any())  # rows that wait for the device alone tell nothing of their host
+    host = host if told else max(host, fit.spread)
     fit = msgspec.structs.replace(
         fit,
         spread=host,
         busy_spread=None if busy == host else busy,
-        host_spread=fit.host_spread if widths is None else 0.0,  # the rows are of the host that measured them
+        host_spread=0.0 if told and (widths or chosen.level != NONE) else fit.host_spread,
         untested=0 if validated else count,
         tested_batches=() if chosen.level == NONE else tuple(sorted({row.batch for row in rows})),
     )
@@ -344,7 +347,7 @@ def _demand_unit(errors: Floats) -> None:
         )
 
 
-def _widths(errors: Floats, architecture: Any, host_bound: Any) -> tuple[float, float | None] | None:
+def _widths(errors: Floats, architecture: Any, host_bound: Any) -> tuple[float, float] | None:
     """Spreads where the host sets the pace and where the device does; None where rows are too few to tell.
 
     They are as narrow as the errors left out vouch for, and no narrower for what so few of them can tell.
@@ -356,7 +359,7 @@ def _widths(errors: Floats, architecture: Any, host_bound: Any) -> tuple[float, 
     host, device, both = spreads
     if both is None:
         return None
-    return (host, device) if host is not None and device is not None else (both, None)
+    return (host, device) if host is not None and device is not None else (both, both)
 
 
 def _widened(fit: DispatchFit, chosen: Fit, *, validated: bool) -> tuple[float, float]:

@@ -349,7 +349,6 @@ def corrected(profile: DeviceProfile, runtime: str, factors: Factors) -> DeviceP
         python_call_us=fit.python_call_us * host(PYTHON),
         attribute_read_us=fit.attribute_read_us * host(PYTHON),
         fixed_us=fit.fixed_us * host(CALL),
-        host_spread=0.0,  # the rows are of the host that is asked about
         kernels={
             precision: {
                 name: msgspec.structs.replace(one, scale=one.scale * kernel(root(name))) for name, one in fits.items()
