@@ -388,6 +388,7 @@ ROWS = measured(SYNCHRONOUS, GRAPHS)
         (ROWS.assign(latency_s=1.0), TableError, "both latency_s and latency_ms"),
         (ROWS.rename(columns={"latency_ms": "latency_s"}), UsageError, "check the unit"),
         (ROWS.assign(device="rtx-8000"), UsageError, "rows of rtx-8000"),
+        (ROWS.assign(gpu="rtx-8000"), UsageError, "rows of rtx-8000"),
         (ROWS.assign(runtime="torchscript"), ProfileError, "no dispatch costs"),
         (ROWS.assign(runtime="ritual"), UsageError, "ritual"),
         (ROWS.assign(precision="bf16"), ProfileError, "bf16"),
@@ -398,6 +399,13 @@ ROWS = measured(SYNCHRONOUS, GRAPHS)
 def test_what_makes_no_sense_is_refused(table: object, kind: type[Exception], message: str) -> None:
     with pytest.raises(kind, match=message):
         latpred.adapt(SYNCHRONOUS, table)
+
+
+def test_a_gpu_goes_by_any_of_its_names() -> None:
+    profile = datasheet.profile_of(gpus.spec("a100"))
+    rows = measured(profile, GRAPHS, batches=(1,))
+    both = pd.concat([rows.assign(device=name, run=name) for name in ("A100-SXM4-80GB", "a100")])
+    assert latpred.adapt(profile, both).runtimes[0].rows == len(rows)
 
 
 def test_an_adapted_profile_is_used_only_when_named() -> None:

@@ -28,6 +28,7 @@ from latpred.graph.features import Floats
 from latpred.graph.graph import ModelGraph
 from latpred.prediction.clocks import Z90
 from latpred.prediction.predictor import Predictor, untested
+from latpred.profile import gpus
 from latpred.profile.document import ADAPTED, DispatchFit
 from latpred.render import WIDTH, Page, Table
 from latpred.runtimes import lowering
@@ -395,7 +396,10 @@ def _read_rows(
     """Measured forward passes by runtime; see `adapt` for what they may be given as."""
     frame, live = _named(_frame(measured))
     device = predictor.profile.device.name
-    cells = tables.merge_repeats(tables.check(tables.complete(frame, {"device": device}), tables.MEASURED))
+    cells = tables.check(tables.complete(frame, {"device": device}), tables.MEASURED)
+    gpu = gpus.find(device)
+    names = {name: device if gpu and gpus.find(name) == gpu else name for name in cells["device"].unique()}
+    cells = tables.merge_repeats(cells.assign(device=cells["device"].map(names)))
     cells = cells[cells["status"] == tables.OK] if "status" in cells else cells
     if cells.empty:
         raise TableError("The table holds no measured row. Give rows with model, batch and latency_s.")
@@ -428,6 +432,8 @@ def _frame(measured: Any) -> pd.DataFrame:
         frame = pd.DataFrame(rows)
     else:
         raise UsageError(f"{type(measured).__name__} is no table; give a DataFrame, a CSV file or a list of rows.")
+    if "gpu" in frame.columns and "device" not in frame.columns:
+        frame = frame.rename(columns={"gpu": "device"})
     if "latency_ms" in frame.columns:
         if "latency_s" in frame.columns:
             raise TableError("The table has both latency_s and latency_ms. Keep one of them.")
