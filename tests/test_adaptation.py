@@ -256,6 +256,14 @@ def test_corrections_reach_kernels_of_a_runtime_s_own() -> None:
     assert off(found.profile, truth, graphs, 8) < 0.03
 
 
+def test_a_family_s_correction_reaches_scales_of_its_formats_and_kinds() -> None:
+    names = ("conv.3x3", "bf16.conv.channels_last.pointwise", "conv", "gemm", "")
+    scaled = factories.dispatch(kernel_scales=dict.fromkeys(names, 2.0))
+    profile = factories.profile(runtimes={"eager": scaled})
+    scales = corrected(profile, "eager", Factors({}, {"": 0.5, "conv": 1.5})).runtimes["eager"].kernel_scales
+    assert [scales[name] for name in names] == [3.0, 3.0, 3.0, 1.0, 1.0]
+
+
 def test_the_profile_says_what_was_done_to_it(tmp_path: Path) -> None:
     profile = factories.profile(
         SYNCHRONOUS.device, runtimes={"eager": factories.dispatch(), "torchscript": factories.dispatch(fixed_us=1.0)}
