@@ -96,6 +96,15 @@ def test_repeats_of_a_run_count_once_and_tenfold_contradictions_less() -> None:
     assert "resnet18" in table.notes[0]
 
 
+def test_rows_that_name_no_run_are_of_their_machine_or_their_file(tmp_path: Path) -> None:
+    nameless = rows().rename(columns={"gpu": "device"}).drop(columns="run")
+    for name in ("monday", "tuesday"):
+        nameless.to_csv(tmp_path / f"{name}.csv", index=False)
+    files = [tmp_path / "monday.csv", tmp_path / "tuesday.csv"]
+    table = published_table.read_all([*files, nameless.assign(machine="lab"), nameless.assign(machine="office")])
+    assert table.cells["run"].tolist() == [name for name in ("monday", "tuesday", "lab", "office") for _ in range(2)]
+
+
 def test_graphs_are_kept_and_many_are_made_side_by_side(monkeypatch: pytest.MonkeyPatch) -> None:
     keys = [TraceKey("torchvision:alexnet", "image", side, "fp32", era=TORCH_1_12) for side in (64, 96)]
     keys.append(TraceKey("torchvision:squeezenet1_0", "image", 64, "fp32", era=TORCH_1_12))

@@ -165,6 +165,9 @@ def _part(source: tables.Source, mapping: TableMapping | None, notes: list[str])
         cells = _settled(tables.check(tables.complete(made), tables.MEASURED, numbers), numbers, name)
     cells = _filled(cells, {**_SETUP, tables.SOURCE: name})
     cells = cells[cells["status"] == tables.OK] if "status" in cells else cells
+    # Rows of one run share a host: without its name, those of a machine do, or those of a file.
+    host = cells["machine"].where(~cells["machine"].isin(("", tables.DEFAULTS["machine"])), name)
+    cells = cells.assign(run=cells["run"].where(cells["run"] != "", host))
     return cells.reset_index(drop=True)
 
 
