@@ -256,6 +256,14 @@ def test_corrections_reach_kernels_of_a_runtime_s_own() -> None:
     assert off(found.profile, truth, graphs, 8) < 0.03
 
 
+def test_a_family_s_correction_reaches_scales_of_its_formats_and_kinds() -> None:
+    names = ("conv.3x3", "bf16.conv.channels_last.pointwise", "conv", "gemm", "")
+    scaled = factories.dispatch(kernel_scales=dict.fromkeys(names, 2.0))
+    profile = factories.profile(runtimes={"eager": scaled})
+    scales = corrected(profile, "eager", Factors({}, {"": 0.5, "conv": 1.5})).runtimes["eager"].kernel_scales
+    assert [scales[name] for name in names] == [3.0, 3.0, 3.0, 1.0, 1.0]
+
+
 def test_the_profile_says_what_was_done_to_it(tmp_path: Path) -> None:
     profile = factories.profile(
         SYNCHRONOUS.device, runtimes={"eager": factories.dispatch(), "torchscript": factories.dispatch(fixed_us=1.0)}
@@ -293,6 +301,16 @@ def test_intervals_of_a_far_profile_shrink_to_what_the_rows_vouch_for() -> None:
             widths.append(np.log(high / prediction.latency_ms))
     assert 0.85 <= np.mean(inside) <= 0.99  # one of the eight alone tells of some factors, and errs when left out
     assert np.median(widths) < 0.2
+
+
+@pytest.mark.parametrize(("op_us", "told"), [(1.0, False), (1e5, True)])
+def test_rows_that_wait_for_the_device_alone_leave_the_host_as_unknown_as_it_was(op_us: float, told: bool) -> None:
+    fit = factories.dispatch(costs_us={"": op_us}, spread=0.35, busy_spread=0.35, host_spread=0.35)
+    profile = factories.profile(CLOCKED.device, runtimes={"eager": fit})
+    new = latpred.adapt(profile, measured(profile, architectures(12))).profile.runtimes["eager"]
+    assert new.device_spread < 0.25
+    assert new.host_spread == (0.0 if told else 0.35)
+    assert (new.spread == 0.35) != told
 
 
 def test_one_architecture_moves_everything_by_one_factor() -> None:
@@ -381,6 +399,7 @@ ROWS = measured(SYNCHRONOUS, GRAPHS)
         (ROWS.assign(latency_s=1.0), TableError, "both latency_s and latency_ms"),
         (ROWS.rename(columns={"latency_ms": "latency_s"}), UsageError, "check the unit"),
         (ROWS.assign(device="rtx-8000"), UsageError, "rows of rtx-8000"),
+        (ROWS.assign(gpu="rtx-8000"), UsageError, "rows of rtx-8000"),
         (ROWS.assign(runtime="torchscript"), ProfileError, "no dispatch costs"),
         (ROWS.assign(runtime="ritual"), UsageError, "ritual"),
         (ROWS.assign(precision="bf16"), ProfileError, "bf16"),
@@ -391,6 +410,13 @@ ROWS = measured(SYNCHRONOUS, GRAPHS)
 def test_what_makes_no_sense_is_refused(table: object, kind: type[Exception], message: str) -> None:
     with pytest.raises(kind, match=message):
         latpred.adapt(SYNCHRONOUS, table)
+
+
+def test_a_gpu_goes_by_any_of_its_names() -> None:
+    profile = datasheet.profile_of(gpus.spec("a100"))
+    rows = measured(profile, GRAPHS, batches=(1,))
+    both = pd.concat([rows.assign(device=name, run=name) for name in ("A100-SXM4-80GB", "a100")])
+    assert latpred.adapt(profile, both).runtimes[0].rows == len(rows)
 
 
 def test_an_adapted_profile_is_used_only_when_named() -> None:

@@ -28,6 +28,7 @@ from latpred.graph.features import Floats
 from latpred.graph.graph import ModelGraph
 from latpred.prediction.clocks import Z90
 from latpred.prediction.predictor import Predictor, untested
+from latpred.profile import gpus
 from latpred.profile.document import ADAPTED, DispatchFit
 from latpred.render import WIDTH, Page, Table
 from latpred.runtimes import lowering
@@ -279,14 +280,17 @@ def _adapt_runtime(
     validated = len(tried) > 1
     if chosen.level != NONE:
         profile = corrected(profile, runtime, chosen.factors)
-    widths = _widths(chosen.left_out, architecture, regimes == "framework-bound")
+    host_bound = regimes == "framework-bound"
+    widths = _widths(chosen.left_out, architecture, host_bound)
     fit, count = profile.runtimes[runtime], len(np.unique(architecture))
     host, busy = widths or _widened(fit, chosen, validated=validated)
+    told = bool(host_bound.any())  # rows that wait for the device alone tell nothing of their host
+    host = host if told else max(host, fit.spread)
     fit = msgspec.structs.replace(
         fit,
         spread=host,
         busy_spread=None if busy == host else busy,
-        host_spread=fit.host_spread if widths is None else 0.0,  # the rows are of the host that measured them
+        host_spread=0.0 if told and (widths or chosen.level != NONE) else fit.host_spread,
         untested=0 if validated else count,
         tested_batches=() if chosen.level == NONE else tuple(sorted({row.batch for row in rows})),
     )
@@ -344,7 +348,7 @@ def _demand_unit(errors: Floats) -> None:
         )
 
 
-def _widths(errors: Floats, architecture: Any, host_bound: Any) -> tuple[float, float | None] | None:
+def _widths(errors: Floats, architecture: Any, host_bound: Any) -> tuple[float, float] | None:
     """Spreads where the host sets the pace and where the device does; None where rows are too few to tell.
 
     They are as narrow as the errors left out vouch for, and no narrower for what so few of them can tell.
@@ -356,7 +360,7 @@ def _widths(errors: Floats, architecture: Any, host_bound: Any) -> tuple[float, 
     host, device, both = spreads
     if both is None:
         return None
-    return (host, device) if host is not None and device is not None else (both, None)
+    return (host, device) if host is not None and device is not None else (both, both)
 
 
 def _widened(fit: DispatchFit, chosen: Fit, *, validated: bool) -> tuple[float, float]:
@@ -392,7 +396,10 @@ def _read_rows(
     """Measured forward passes by runtime; see `adapt` for what they may be given as."""
     frame, live = _named(_frame(measured))
     device = predictor.profile.device.name
-    cells = tables.merge_repeats(tables.check(tables.complete(frame, {"device": device}), tables.MEASURED))
+    cells = tables.check(tables.complete(frame, {"device": device}), tables.MEASURED)
+    gpu = gpus.find(device)
+    names = {name: device if gpu and gpus.find(name) == gpu else name for name in cells["device"].unique()}
+    cells = tables.merge_repeats(cells.assign(device=cells["device"].map(names)))
     cells = cells[cells["status"] == tables.OK] if "status" in cells else cells
     if cells.empty:
         raise TableError("The table holds no measured row. Give rows with model, batch and latency_s.")
@@ -425,6 +432,8 @@ def _frame(measured: Any) -> pd.DataFrame:
         frame = pd.DataFrame(rows)
     else:
         raise UsageError(f"{type(measured).__name__} is no table; give a DataFrame, a CSV file or a list of rows.")
+    if "gpu" in frame.columns and "device" not in frame.columns:
+        frame = frame.rename(columns={"gpu": "device"})
     if "latency_ms" in frame.columns:
         if "latency_s" in frame.columns:
             raise TableError("The table has both latency_s and latency_ms. Keep one of them.")

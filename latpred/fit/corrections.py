@@ -11,7 +11,7 @@ with them.
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 from typing import NamedTuple
@@ -349,7 +349,6 @@ def corrected(profile: DeviceProfile, runtime: str, factors: Factors) -> DeviceP
         python_call_us=fit.python_call_us * host(PYTHON),
         attribute_read_us=fit.attribute_read_us * host(PYTHON),
         fixed_us=fit.fixed_us * host(CALL),
-        host_spread=0.0,  # the rows are of the host that is asked about
         kernels={
             precision: {
                 name: msgspec.structs.replace(one, scale=one.scale * kernel(root(name))) for name, one in fits.items()
@@ -358,11 +357,17 @@ def corrected(profile: DeviceProfile, runtime: str, factors: Factors) -> DeviceP
         },
         # Of shared kernels; a family keeps what it had from the general scale.
         kernel_scales={
-            name: _of(fit.kernel_scales, name) * kernel(name) for name in (GENERAL, *fit.kernel_scales, *factors.kernel)
+            name: _of(fit.kernel_scales, name) * kernel(_family(name, factors.kernel))
+            for name in (GENERAL, *fit.kernel_scales, *factors.kernel)
         },
         kernel_tilts=(*fit.kernel_tilts, *factors.size_corrections),
     )
     return msgspec.structs.replace(profile, runtimes={**profile.runtimes, runtime: changed})
+
+
+def _family(name: str, families: Collection[str]) -> str:
+    """The family that a scale is of, which may name a number format before it and a kind after it."""
+    return next((part for part in name.split(".") if part in families), GENERAL)
 
 
 def _of(factors: dict[str, float], name: str) -> float:

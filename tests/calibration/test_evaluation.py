@@ -68,6 +68,13 @@ def test_each_row_is_predicted_with_the_profile_of_its_gpu(sheet: pd.DataFrame) 
     assert report.small_by_runtime["eager"].median > 0.15
 
 
+def test_two_runs_of_one_machine_are_judged_beside_each_other(sheet: pd.DataFrame) -> None:
+    rows = sheet[sheet["gpu"] == "t4"].rename(columns={"gpu": "device"}).assign(machine="mine")
+    days = [rows[rows["run"] == f"{site} t4"] for site in SLOWER]
+    assert evaluate(read_all(days)).overall.cells == len(rows)
+    assert evaluate(read_all(days), host_row=True).overall.cells == len(rows) - 2
+
+
 def test_one_row_of_each_run_tells_its_host(sheet: pd.DataFrame) -> None:
     report = evaluate(read_all([sheet]), host_row=True)
     assert report.overall.cells == len(sheet) - 4

@@ -289,6 +289,13 @@ def test_widths_are_those_of_all_gpus() -> None:
     assert len({one.protocol["leave-one-model-out"] for one in profiles.values()}) == len(GPUS)
 
 
+@pytest.mark.parametrize("batches", [(1, 4), (16, 256)])
+def test_a_table_of_small_or_large_batches_alone_is_judged_by_them(batches: tuple[int, ...]) -> None:
+    few = table()[lambda rows: rows["batch"].isin(batches) & rows["run"].str.endswith("fp32 fast")]
+    fit = store.load(store.save(fit_profile(few, "2080Ti", known=dict(graphs())))).runtimes["eager"]
+    assert 0.0 < fit.spread == fit.device_spread < 0.5
+
+
 def test_library_calls_in_half_precision_cost_more_where_there_are_tensor_cores() -> None:
     parameters = Parameters()
     for gpu, terms in (("rtx-8000", 2), ("titan-x-pascal", 1)):

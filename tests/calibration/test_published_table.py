@@ -35,6 +35,21 @@ def test_two_forms_are_read_as_they_are() -> None:
     assert (measured.cells["device"].tolist(), eras(measured.cells)) == (["t4"], ["torch-2"])
 
 
+def test_the_form_with_a_column_gpu_may_say_of_the_setup_too() -> None:
+    setup = {"memory_format": "channels_last", "attention": "sdpa", "host": "EPYC 7742", "x_page": "3"}
+    parts = [rows(status="ok"), rows(status="ok", **setup), rows(status="out of memory", latency_s="")]
+    cells = read(pd.concat(parts)).cells
+    assert {name: cells[name].iloc[2] for name in setup} == setup
+    assert (len(cells), set(cells["n"])) == (4, {1})
+    with pytest.raises(TableError, match="No row of the tables can be used"):
+        read(parts[2])
+
+
+def test_the_slow_passes_of_a_large_model_are_seconds() -> None:
+    large = {"model": "gpt2-large", "input_kind": "seq_len", "input_size": 1024, "batch": [2, 4]}
+    assert len(problem(pd.concat([rows(**large, gpu="t4", latency_s=[0.8, 1.6]), rows().tail(1)])).rows) == 3
+
+
 MISNAMED = rows().rename(columns={"batch": "bach"}).drop(columns="run")
 
 
@@ -42,7 +57,8 @@ MISNAMED = rows().rename(columns={"batch": "bach"}).drop(columns="run")
     ("frame", "error", "message"),
     [
         (MISNAMED, TableError, r"lacks the column batch \(nearest: 'bach', rename it\), the column run"),
-        (rows(latency_s=[4.0, 12.0]), TableError, r"looks like milliseconds.* Divide the column by 1000"),
+        (rows(latency_s=[4.0, 12.0]), TableError, r"latency_s of table is \S+ times what.*divide milliseconds by 1000"),
+        (rows(latency_s=[0.2, 0.4], input_size=32), TableError, r"latency_s of table is \S+ times"),
         (rows(latency_s=[0.004, -0.003]), TableError, r"as latency_s in row 2.*above 0"),
         (rows().iloc[:0], TableError, "no rows"),
         (rows().iloc[:1], TableError, r"one model only \(torchvision:resnet18\)"),
@@ -78,6 +94,15 @@ def test_repeats_of_a_run_count_once_and_tenfold_contradictions_less() -> None:
     assert table.weight.tolist() == [0.1, 1.0, 0.1, 1.0]
     assert "2 rows contradict others of their cell tenfold or more" in table.notes[0]
     assert "resnet18" in table.notes[0]
+
+
+def test_rows_that_name_no_run_are_of_their_machine_or_their_file(tmp_path: Path) -> None:
+    nameless = rows().rename(columns={"gpu": "device"}).drop(columns="run")
+    for name in ("monday", "tuesday"):
+        nameless.to_csv(tmp_path / f"{name}.csv", index=False)
+    files = [tmp_path / "monday.csv", tmp_path / "tuesday.csv"]
+    table = published_table.read_all([*files, nameless.assign(machine="lab"), nameless.assign(machine="office")])
+    assert table.cells["run"].tolist() == [name for name in ("monday", "tuesday", "lab", "office") for _ in range(2)]
 
 
 def test_graphs_are_kept_and_many_are_made_side_by_side(monkeypatch: pytest.MonkeyPatch) -> None:

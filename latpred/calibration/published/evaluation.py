@@ -44,7 +44,8 @@ def evaluate(
     `host_row` one framework-bound row of each run tells the speed of its host, and is not judged.
     """
     judged, predicted, notes = [], [], list(table.notes)
-    for name, cells in table.cells.groupby("device", sort=True):
+    by_run = table.cells.assign(machine=table.cells["run"])  # which may be several of one machine
+    for name, cells in by_run.groupby("device", sort=True):
         own = profile or store.load(str(name))
         graphs, usable = _traced(cells, own, progress, notes)
         if usable.empty:

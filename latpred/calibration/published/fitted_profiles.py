@@ -165,11 +165,13 @@ def _accuracy(holdout: HoldoutRows | None, gpu: str, runtime: str) -> Accuracy:
     here = everywhere.where("device", gpu)
     if here.frame.empty:
         return NOT_TRIED
-    errors, widths = here.errors()["all"], [each.width for each in leave_out.conformal(everywhere).values()]
+    errors, regimes = here.errors()["all"], [*leave_out.conformal(everywhere).values()]
+    known = [[each.width for each in part if each.rows] for part in (regimes[:1], regimes[1:])]
+    small, large = (max(own or others) for own, others in (known, known[::-1]))  # a table may have batches of one size
     return Accuracy(
         median=float(f"{errors.median:.4g}"),
-        small_batch=widths[0],
-        large_batch=float(np.nanmax(widths[1:])),
+        small_batch=small,
+        large_batch=large,
         text=f"{errors.median:.1%} median, {errors.p90:.1%} p90, {errors.near:.0%} within 10 % "
         f"({errors.models} models, {errors.cells} cells)",
     )

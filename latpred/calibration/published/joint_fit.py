@@ -45,6 +45,7 @@ NOISE = 0.12  # log error that one row may have; rows of a model err together, s
 SOFT = 0.1  # log error from which on a row pulls less than quadratically
 # 0 counts every row alike, 1 every model of a source, or every source; no row counts more or less than that.
 BALANCE, SOURCE_BALANCE, LIGHTEST, HEAVIEST = 0.35, 0.15, 0.2, 5.0
+MOST_RATIO = 50.0  # measured over predicted before any fit, beyond which it is the unit that is wrong
 HELD = 0.003  # standard deviation of what is as good as known
 MOST_STEPS = 40
 _MOST_TRIES = 16
@@ -260,7 +261,20 @@ def problem(
     parameters = Parameters()
     blocks = blocks_of(cells, rows, datasheets, parameters)
     work = _work([graphs[key] for key in keys], frame["batch"].tolist())
-    return Problem(table, rows, cells, datasheets, parameters, blocks, work)
+    made = Problem(table, rows, cells, datasheets, parameters, blocks, work)
+    _demand_seconds(made)
+    return made
+
+
+def _demand_seconds(problem: Problem) -> None:
+    """Refuse a source whose latencies are so far from what any GPU takes that they can be no seconds."""
+    log_ratio = problem.rows.log_us - np.log(problem.predict(problem.parameters.means) * US_PER_S)
+    for source, median in pd.Series(log_ratio).groupby(problem.rows.source).median().items():
+        if abs(median) > np.log(MOST_RATIO):
+            raise TableError(
+                f"latency_s of {source} is {np.exp(median):.3g} times what such GPUs take, in the median. Give "
+                "seconds: divide milliseconds by 1000."
+            )
 
 
 def _cells(

@@ -58,8 +58,6 @@ OPTIONAL: Mapping[str, str | int] = {
 }
 PRODUCT = "product"  # input kind of rows that are one matrix product
 _KINDS = {"seq_len": "seq", "image_px": "image"}
-SLOWEST_S = 60.0  # a forward pass of more is either a mistake of units or not what one asks latpred
-_MILLISECONDS_AT_ONE = 0.5  # a median of batch 1 above this many seconds is one of milliseconds
 CONTRADICTION = 10.0
 UNITS_APART = 100.0  # times as long as at a larger batch: another unit
 FASTEST_S = 1e-6  # no forward pass takes less
@@ -110,8 +108,7 @@ def eras(cells: pd.DataFrame) -> list[str]:
 def read(source: tables.Source | PublishedTable) -> PublishedTable:
     """Read a table of latencies from a DataFrame or a CSV file (also gzipped); one that was read stays as it is.
 
-    Columns that are missing, values that are empty, no number or impossible, and latencies that look like milliseconds
-    are a TableError.
+    Columns that are missing, and values that are empty, no number or impossible, are a TableError.
     """
     return source if isinstance(source, PublishedTable) else read_all([source])
 
@@ -168,7 +165,9 @@ def _part(source: tables.Source, mapping: TableMapping | None, notes: list[str])
         cells = _settled(tables.check(tables.complete(made), tables.MEASURED, numbers), numbers, name)
     cells = _filled(cells, {**_SETUP, tables.SOURCE: name})
     cells = cells[cells["status"] == tables.OK] if "status" in cells else cells
-    _refuse_milliseconds(cells)
+    # Rows of one run share a host: without its name, those of a machine do, or those of a file.
+    host = cells["machine"].where(~cells["machine"].isin(("", tables.DEFAULTS["machine"])), name)
+    cells = cells.assign(run=cells["run"].where(cells["run"] != "", host))
     return cells.reset_index(drop=True)
 
 
@@ -219,7 +218,9 @@ def _mapped(frame: pd.DataFrame) -> pd.DataFrame:
         hints = [f" (nearest: {names[0]!r}, rename it)" if names else "" for names in near]
         lacking = ", ".join(f"the column {name}{hint}" for name, hint in zip(missing, hints, strict=True))
         raise TableError(f"The table lacks {lacking}. It needs {', '.join(NEEDED)}.")
-    out = _filled(frame[[name for name in (*NEEDED, *OPTIONAL) if name in frame.columns]], OPTIONAL)
+    known = {*NEEDED, *OPTIONAL, *_SETUP, "status"}
+    kept = [name for name in frame.columns if name in known or str(name).startswith(tables.NOTE_PREFIX)]
+    out = _filled(frame[kept], OPTIONAL)
     out["input_kind"] = out["input_kind"].map(lambda kind: _KINDS.get(str(kind), str(kind)))
     out["model"] = out["model"].map(lambda model: MODELS.get(str(model), str(model)))
     return tables.complete(out.rename(columns={"gpu": "device"}).assign(machine=out["run"]))
@@ -230,17 +231,6 @@ def _filled(cells: pd.DataFrame, defaults: Mapping[str, str | int]) -> pd.DataFr
     given = {name: cells[name] if name in cells else pd.Series("", cells.index, object) for name in defaults}
     there = {name: column.notna() & (column.astype(str) != "") for name, column in given.items()}
     return cells.assign(**{name: column.where(there[name], defaults[name]) for name, column in given.items()})
-
-
-def _refuse_milliseconds(cells: pd.DataFrame) -> None:
-    latency = cells["latency_s"].to_numpy(float)
-    small = latency[cells["batch"].to_numpy() <= 2]
-    typical = float(np.median(small)) if small.size else float(latency.min())
-    if typical > _MILLISECONDS_AT_ONE or float(np.median(latency)) > SLOWEST_S:
-        raise TableError(
-            f"latency_s looks like milliseconds: a forward pass of the smallest batches takes {typical:.3g} s in the "
-            "median. Divide the column by 1000."
-        )
 
 
 def _without_repeats(cells: pd.DataFrame) -> tuple[pd.DataFrame, np.ndarray, list[str]]:
