@@ -9,6 +9,7 @@ import platform
 import re
 import subprocess
 from collections.abc import Mapping
+from contextlib import suppress
 from functools import cache
 from pathlib import Path
 from typing import NamedTuple
@@ -221,6 +222,19 @@ def own_delay_s(proc: Path = PROC) -> float | None:
             continue
         delay_ns, slices = delay_ns + waited_ns, slices + ran
     return delay_ns * 1e-9 if slices else None
+
+
+def descendants_s(proc: Path = PROC) -> float:
+    """Processor time of living processes under this one and of all that ended under them; 0 where nobody lists them."""
+    ticks, parents = 0, ["self"]
+    while parents:
+        with suppress(OSError):  # one that ends meanwhile
+            lists = [_text(path) for path in (proc / parents.pop() / "task").glob("*/children")]
+            for child in " ".join(lists).split():
+                parents.append(child)
+                # After the name, which may hold anything: time of the user and the system, own and of what ended.
+                ticks += sum(map(int, _text(proc / child / "stat").rpartition(")")[2].split()[11:15]))
+    return ticks / os.sysconf("SC_CLK_TCK") if ticks else 0.0
 
 
 def load() -> float | None:

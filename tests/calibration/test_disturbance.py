@@ -133,8 +133,14 @@ def test_reading_made_up_files(tmp_path: Path) -> None:
     (tmp_path / "stat").write_text("cpu 100 0 50 800 50 0 0 25\ncpu0 50 0 25 400 25 0 0 10\ncpu1 50 0 25 400 25 0 0 15")
     (tmp_path / "pressure").mkdir()
     (tmp_path / "pressure" / "cpu").write_text("some avg10=0.00 avg60=0.00 avg300=0.00 total=1500000\n")
+    for parent, child in (("self", "7"), ("7", "8")):  # a compiler's process, and one that works for it
+        (tmp_path / parent / "task" / "1").mkdir(parents=True)
+        (tmp_path / parent / "task" / "1" / "children").write_text(f"{child} ")
+        (tmp_path / child).mkdir()
+        (tmp_path / child / "stat").write_text(f"{child} (a) b) S {'0 ' * 10}100000000 20000000 3000000 400000 20 0\n")
     found = read(tmp_path)
     second = os.sysconf("SC_CLK_TCK")
+    assert found.process_cpu_s == pytest.approx(2 * 123_400_000 / second, 1e-3)
     assert found.processors == 2
     assert found.busy_s == pytest.approx(2 * found.wall_s - (850 + 25) / second)
     assert (found.steal_s, found.pressure_s, found.delay_s) == (25 / second, 1.5, None)
@@ -218,7 +224,8 @@ def test_a_processor_taken_from_this_process_is_seen() -> None:
 
 
 @pytest.mark.skipif(host.processor_time() is None, reason="needs a system that counts processor time")
-def test_a_process_that_computes_is_seen() -> None:
+def test_a_process_that_computes_is_seen(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(host, "descendants_s", lambda _: 0.0)  # it is to pass for somebody else's
     code = "print(flush=True)\nwhile True: pass"
     with subprocess.Popen([sys.executable, "-c", code], stdout=subprocess.PIPE) as other:
         assert other.stdout is not None

@@ -38,8 +38,8 @@ class Counters(NamedTuple):
 
     wall_s: float  # of a clock that never jumps and stands still while the machine sleeps
     boot_s: float | None  # of a clock that goes on meanwhile
-    # Processor time of all threads of this process and of its children that have ended. A child that still runs counts
-    # as other work.
+    # Processor time of all threads of this process and of those under it, where the system lists them: compilers work
+    # in processes that stay. Elsewhere a child counts as other work until it ends.
     process_cpu_s: float
     busy_s: float | None  # time that all processors were not idle, without what was stolen
     steal_s: float | None  # time that the hypervisor took from them
@@ -51,13 +51,14 @@ class Counters(NamedTuple):
 
 def read(proc: Path = host.PROC) -> Counters:
     """What the system has counted up to now; never raises."""
+    running_s = host.descendants_s(proc)
     wall_s, boot_s = time.perf_counter(), _boot_s()
     spent = host.processor_time(proc)
     children = os.times()
     return Counters(
         wall_s=wall_s,
         boot_s=boot_s,
-        process_cpu_s=time.process_time() + children.children_user + children.children_system,
+        process_cpu_s=time.process_time() + children.children_user + children.children_system + running_s,
         # Idle time is kept to the microsecond, busy time is sampled at ticks: what is not idle was busy.
         busy_s=spent and spent.processors * wall_s - spent.idle_s - spent.stolen_s,
         steal_s=spent and spent.stolen_s,
