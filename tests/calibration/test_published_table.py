@@ -31,7 +31,8 @@ def test_two_forms_are_read_as_they_are() -> None:
     assert set(published.cells["protocol"]) == {"pipelined"}
     assert (set(eras(published.cells)), published.notes) == ({"torch-1.12"}, ())
     frame = pd.DataFrame([{"model": "bert", "batch": 1, "latency_s": 0.01, "device": "t4", "stack": "torch=2.3.0"}])
-    measured = read(frame)
+    measured = read(frame.assign(protocol=""))
+    assert set(measured.cells["protocol"]) == {"single"}
     assert (measured.cells["device"].tolist(), eras(measured.cells)) == (["t4"], ["torch-2"])
 
 
@@ -60,6 +61,11 @@ MISNAMED = rows().rename(columns={"batch": "bach"}).drop(columns="run")
         (rows(latency_s=[4.0, 12.0]), TableError, r"latency_s of table is \S+ times what.*divide milliseconds by 1000"),
         (rows(latency_s=[0.2, 0.4], input_size=32), TableError, r"latency_s of table is \S+ times"),
         (rows(latency_s=[0.004, -0.003]), TableError, r"as latency_s in row 2.*above 0"),
+        (
+            rows(protocol="sync"),
+            TableError,
+            r"table, row 1, column protocol: 'sync' is not known.*one of single",
+        ),
         (rows().iloc[:0], TableError, "no rows"),
         (rows().iloc[:1], TableError, r"one model only \(torchvision:resnet18\)"),
         (rows(gpu="RTX-80000"), UnknownGpuError, r"RTX-80000.*Did you mean rtx-8000.*correct the name in the table"),

@@ -101,7 +101,7 @@ def fit_profile(
     --------
     >>> profile = fit_profile("measured.csv", gpu="RTX-8000")  # doctest: +SKIP
     """
-    table = published_table.read(source)
+    table = _fitted_rows(published_table.read(source))
     wanted = _chosen(table, gpu)
     profile = fit_profiles(table, judge=judge, graphs=known, progress=progress, only=(wanted,))[wanted]
     return profile if name is None else msgspec.structs.replace(profile, name=name)
@@ -143,14 +143,14 @@ def _fitted_rows(table: PublishedTable) -> PublishedTable:
 
 
 def _chosen(table: PublishedTable, gpu: str | None) -> str:
-    there = sorted(set(table.cells["device"].astype(str)))
+    there = sorted(set(table.cells["device"][table.cells["runtime"] == EAGER].astype(str)))
     if gpu is None and len(there) == 1:
         return there[0]
     sheet = None if gpu is None else gpus.find(gpu)
     for name in there:
         if gpu == name or (sheet is not None and gpus.find(name) == sheet):
             return name
-    said = "The table has several GPUs" if gpu is None else f"The table has no GPU called {gpu!r}"
+    said = "The table has several GPUs" if gpu is None else f"The table has no eager rows of a GPU called {gpu!r}"
     raise TableError(f"{said}; name one of: {', '.join(there)} (--gpu NAME).")
 
 
