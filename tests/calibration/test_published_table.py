@@ -46,6 +46,11 @@ def test_the_form_with_a_column_gpu_may_say_of_the_setup_too() -> None:
         read(parts[2])
 
 
+def test_rows_in_fp64_are_left_out_of_a_fit_and_counted() -> None:
+    fitted = problem(pd.concat([rows(), rows(precision="fp64")]))
+    assert (set(fitted.rows.precision), fitted.table.notes) == ({"fp32"}, ("rows in fp64 were left out (2)",))
+
+
 def test_the_slow_passes_of_a_large_model_are_seconds() -> None:
     large = {"model": "gpt2-large", "input_kind": "seq_len", "input_size": 1024, "batch": [2, 4]}
     assert len(problem(pd.concat([rows(**large, gpu="t4", latency_s=[0.8, 1.6]), rows().tail(1)])).rows) == 3
@@ -66,6 +71,7 @@ MISNAMED = rows().rename(columns={"batch": "bach"}).drop(columns="run")
             TableError,
             r"table, row 1, column protocol: 'sync' is not known.*one of single",
         ),
+        (rows(precision="fp64"), TableError, "All rows of the table are in fp64"),
         (rows().iloc[:0], TableError, "no rows"),
         (rows().iloc[:1], TableError, r"one model only \(torchvision:resnet18\)"),
         (rows(gpu="RTX-80000"), UnknownGpuError, r"RTX-80000.*Did you mean rtx-8000.*correct the name in the table"),

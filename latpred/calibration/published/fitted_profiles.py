@@ -19,7 +19,7 @@ import numpy as np
 from latpred import tables
 from latpred.accuracy.metrics import conformal
 from latpred.calibration.published import leave_out, published_table
-from latpred.calibration.published.joint_fit import Mask, Problem, problem
+from latpred.calibration.published.joint_fit import Mask, Problem, problem, without_fp64
 from latpred.calibration.published.leave_out import HoldoutRows
 from latpred.calibration.published.parameters import OTHER_HOST
 from latpred.calibration.published.published_table import Graphs, Progress, PublishedTable, eras
@@ -132,6 +132,7 @@ def fit_profiles(
 
 def _fitted_rows(table: PublishedTable) -> PublishedTable:
     """Rows that profiles are fitted to: others have steps of their own, which a table does not tell."""
+    table = without_fp64(table)
     runtime = table.cells["runtime"]
     if not (runtime == EAGER).any():
         raise TableError("The table has no rows of runtime eager, which profiles are fitted to. Add some.")

@@ -239,7 +239,7 @@ def problem(
     `graphs` are traced models there are already, and takes up new ones. With `partial`, models that need a package
     which is not there are left out, with a note of the table's; otherwise they end it with a MissingPackageError.
     """
-    table = published_table.read(source)
+    table = without_fp64(published_table.read(source))
     datasheets = _datasheets(table)
     lacking: dict[str, str] = {}
     graphs = published_table.trace_all(
@@ -269,6 +269,15 @@ def problem(
     made = Problem(table, rows, cells, datasheets, parameters, blocks, work)
     _demand_seconds(made)
     return made
+
+
+def without_fp64(table: PublishedTable) -> PublishedTable:
+    """The rows in other precisions: no parameter tells what a GPU's fp64 units take."""
+    double = (table.cells["precision"] == "fp64").to_numpy()
+    if double.all():
+        raise TableError("All rows of the table are in fp64, which is not fitted. Add rows in another precision.")
+    notes = (f"rows in fp64 were left out ({double.sum():,})",) if double.any() else ()
+    return replace(table.where(~double), notes=(*table.notes, *notes))
 
 
 def _demand_seconds(problem: Problem) -> None:
