@@ -135,6 +135,13 @@ def test_graphs_are_kept_and_many_are_made_side_by_side(monkeypatch: pytest.Monk
     assert all(today[key._replace(era="")].launches() < traced[key].launches() for key in keys)
 
 
+def test_fused_attention_that_a_row_names_stays_fused_in_the_era_of_the_row() -> None:
+    keys = [TraceKey("bert-base-uncased", "seq", 32, "fp16", attention=one, era=TORCH_1_12) for one in ("sdpa", "")]
+    fused, parted = map(trace_all(keys).get, keys)
+    counts = [sum("scaled_dot_product" in op.name for op in graph.ops) for graph in (fused, parted)]
+    assert counts == [12, 0]
+
+
 def test_models_that_lack_a_package_are_left_out_and_counted(monkeypatch: pytest.MonkeyPatch) -> None:
     import_module = names.import_module
 

@@ -346,19 +346,18 @@ def _trace_model(keys: Sequence[TraceKey]) -> tuple[str, dict[TraceKey, ModelGra
 
 def _trace(key: TraceKey) -> ModelGraph:
     from latpred.runtimes.lowering import trace_for_runtime
-    from latpred.zoo.names import attention
 
     size = key.size or None
     try:
-        with attention(key.attention or None):
-            return trace_for_runtime(
-                key.model,
-                target="cuda",
-                seq=size if key.kind == "seq" else None,
-                image=size if key.kind == "image" else None,
-                precision=key.precision,
-                memory_format=key.memory_format,
-            )
+        return trace_for_runtime(
+            key.model,
+            target="cuda",
+            seq=size if key.kind == "seq" else None,
+            image=size if key.kind == "image" else None,
+            precision=key.precision,
+            memory_format=key.memory_format,
+            attention=key.attention or None,
+        )
     except UnknownModelError as error:
         raise UnknownModelError(f"the table's column model: {error}") from error
 
