@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gzip
 from pathlib import Path
 
 import factories
@@ -68,6 +69,10 @@ def test_a_failed_cell_needs_no_latency() -> None:
 def test_files_that_are_no_tables(tmp_path: Path) -> None:
     with pytest.raises(TableError, match=r"There is no table at nowhere\.csv"):
         tables.read("nowhere.csv", tables.MEASURED)
+    for damaged in (gzip.compress(b"model,batch\n")[:-9], gzip.compress(b"model,batch\n")[:10] + bytes([255] * 20)):
+        (tmp_path / "damaged.csv.gz").write_bytes(damaged)
+        with pytest.raises(TableError, match=r"damaged\.csv\.gz is not a CSV table"):
+            tables.load(tmp_path / "damaged.csv.gz")
     (tmp_path / "empty.csv").write_text("")
     with pytest.raises(TableError, match="is not a CSV table"):
         tables.read(tmp_path / "empty.csv", tables.MEASURED)

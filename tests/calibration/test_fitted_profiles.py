@@ -315,8 +315,10 @@ def test_a_gpu_is_chosen_by_any_of_its_names_and_its_profile_carries_no_row_of_t
     assert (profile.machine.cpu, profile.machine.stack["torch"]) == ("4 published hosts", "1.12.1")
     with pytest.raises(TableError, match=r"several GPUs; name one of: 2080Ti, RTX-8000"):
         fit_profile(table(), known=dict(graphs()))
-    with pytest.raises(TableError, match=r"no GPU called 'T4'; name one of"):
-        fit_profile(table(), "T4", known=dict(graphs()))
+    of_others = table().head(20).assign(gpu="t4", runtime="compile")
+    for rows in (table(), pd.concat([table(), of_others])):
+        with pytest.raises(TableError, match=r"no eager rows of a GPU called 'T4'; name one of: 2080Ti, RTX-8000 \("):
+            fit_profile(rows, "T4", known=dict(graphs()))
 
 
 def test_a_simpler_predictor_is_judged_where_it_has_models_to_be_fitted_to() -> None:
@@ -325,6 +327,19 @@ def test_a_simpler_predictor_is_judged_where_it_has_models_to_be_fitted_to() -> 
     errors = evaluate_left_out(problem, "model").baselines["a + b x MACs"]
     assert errors.median > 0.0
     assert errors.cells == (problem.rows.precision == "fp32").sum()
+
+
+def test_trees_take_any_number_of_runs() -> None:
+    rows = pd.concat([table(), table()], ignore_index=True)
+    problem, _ = solved(rows.assign(run=[f"run {number}" for number in range(len(rows))]))
+    assert np.isfinite(leave_out.by_trees(problem)).all()
+
+
+def test_the_only_scripted_model_left_out_is_predicted_from_eager() -> None:
+    problem, _ = solved(table(), scripted(1.0).query("model == 'wide'"))
+    holdout = leave_out.by_column(problem, "model").where("runtime", "torchscript")
+    assert holdout.errors()["all"].median < 0.5
+    assert not problem.weights(np.zeros(len(problem.rows), bool)).any()
 
 
 def test_what_cannot_be_left_out_is_said() -> None:

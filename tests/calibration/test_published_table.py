@@ -31,7 +31,8 @@ def test_two_forms_are_read_as_they_are() -> None:
     assert set(published.cells["protocol"]) == {"pipelined"}
     assert (set(eras(published.cells)), published.notes) == ({"torch-1.12"}, ())
     frame = pd.DataFrame([{"model": "bert", "batch": 1, "latency_s": 0.01, "device": "t4", "stack": "torch=2.3.0"}])
-    measured = read(frame)
+    measured = read(frame.assign(protocol=""))
+    assert set(measured.cells["protocol"]) == {"single"}
     assert (measured.cells["device"].tolist(), eras(measured.cells)) == (["t4"], ["torch-2"])
 
 
@@ -43,6 +44,11 @@ def test_the_form_with_a_column_gpu_may_say_of_the_setup_too() -> None:
     assert (len(cells), set(cells["n"])) == (4, {1})
     with pytest.raises(TableError, match="No row of the tables can be used"):
         read(parts[2])
+
+
+def test_rows_in_fp64_are_left_out_of_a_fit_and_counted() -> None:
+    fitted = problem(pd.concat([rows(), rows(precision="fp64")]))
+    assert (set(fitted.rows.precision), fitted.table.notes) == ({"fp32"}, ("rows in fp64 were left out (2)",))
 
 
 def test_the_slow_passes_of_a_large_model_are_seconds() -> None:
@@ -60,6 +66,12 @@ MISNAMED = rows().rename(columns={"batch": "bach"}).drop(columns="run")
         (rows(latency_s=[4.0, 12.0]), TableError, r"latency_s of table is \S+ times what.*divide milliseconds by 1000"),
         (rows(latency_s=[0.2, 0.4], input_size=32), TableError, r"latency_s of table is \S+ times"),
         (rows(latency_s=[0.004, -0.003]), TableError, r"as latency_s in row 2.*above 0"),
+        (
+            rows(protocol="sync"),
+            TableError,
+            r"table, row 1, column protocol: 'sync' is not known.*one of single",
+        ),
+        (rows(precision="fp64"), TableError, "All rows of the table are in fp64"),
         (rows().iloc[:0], TableError, "no rows"),
         (rows().iloc[:1], TableError, r"one model only \(torchvision:resnet18\)"),
         (rows(gpu="RTX-80000"), UnknownGpuError, r"RTX-80000.*Did you mean rtx-8000.*correct the name in the table"),
@@ -121,6 +133,13 @@ def test_graphs_are_kept_and_many_are_made_side_by_side(monkeypatch: pytest.Monk
     assert trace_all(keys) == traced
     today = trace_all(key._replace(era="") for key in keys)  # made of the same traces
     assert all(today[key._replace(era="")].launches() < traced[key].launches() for key in keys)
+
+
+def test_fused_attention_that_a_row_names_stays_fused_in_the_era_of_the_row() -> None:
+    keys = [TraceKey("bert-base-uncased", "seq", 32, "fp16", attention=one, era=TORCH_1_12) for one in ("sdpa", "")]
+    fused, parted = map(trace_all(keys).get, keys)
+    counts = [sum("scaled_dot_product" in op.name for op in graph.ops) for graph in (fused, parted)]
+    assert counts == [12, 0]
 
 
 def test_models_that_lack_a_package_are_left_out_and_counted(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -19,7 +19,7 @@ import numpy as np
 from latpred import tables
 from latpred.accuracy.metrics import conformal
 from latpred.calibration.published import leave_out, published_table
-from latpred.calibration.published.joint_fit import Mask, Problem, problem
+from latpred.calibration.published.joint_fit import Mask, Problem, problem, without_fp64
 from latpred.calibration.published.leave_out import HoldoutRows
 from latpred.calibration.published.parameters import OTHER_HOST
 from latpred.calibration.published.published_table import Graphs, Progress, PublishedTable, eras
@@ -101,7 +101,7 @@ def fit_profile(
     --------
     >>> profile = fit_profile("measured.csv", gpu="RTX-8000")  # doctest: +SKIP
     """
-    table = published_table.read(source)
+    table = _fitted_rows(published_table.read(source))
     wanted = _chosen(table, gpu)
     profile = fit_profiles(table, judge=judge, graphs=known, progress=progress, only=(wanted,))[wanted]
     return profile if name is None else msgspec.structs.replace(profile, name=name)
@@ -132,6 +132,7 @@ def fit_profiles(
 
 def _fitted_rows(table: PublishedTable) -> PublishedTable:
     """Rows that profiles are fitted to: others have steps of their own, which a table does not tell."""
+    table = without_fp64(table)
     runtime = table.cells["runtime"]
     if not (runtime == EAGER).any():
         raise TableError("The table has no rows of runtime eager, which profiles are fitted to. Add some.")
@@ -143,14 +144,14 @@ def _fitted_rows(table: PublishedTable) -> PublishedTable:
 
 
 def _chosen(table: PublishedTable, gpu: str | None) -> str:
-    there = sorted(set(table.cells["device"].astype(str)))
+    there = sorted(set(table.cells["device"][table.cells["runtime"] == EAGER].astype(str)))
     if gpu is None and len(there) == 1:
         return there[0]
     sheet = None if gpu is None else gpus.find(gpu)
     for name in there:
         if gpu == name or (sheet is not None and gpus.find(name) == sheet):
             return name
-    said = "The table has several GPUs" if gpu is None else f"The table has no GPU called {gpu!r}"
+    said = "The table has several GPUs" if gpu is None else f"The table has no eager rows of a GPU called {gpu!r}"
     raise TableError(f"{said}; name one of: {', '.join(there)} (--gpu NAME).")
 
 

@@ -115,11 +115,13 @@ class Problem:
         """Weight of each row: 0 for those left out; models and sources with many rows count less for each."""
         rows = self.rows
         used = np.ones(len(rows), bool) if keep is None else keep
+        if not used.any():
+            return np.zeros(len(rows))
         models = np.array([f"{source}, {model}" for source, model in zip(rows.source, rows.model, strict=True)], object)
         balance = np.ones(len(rows))
         for names, power in ((models, BALANCE), (rows.source, SOURCE_BALANCE)):
             counts = Counter(names[used].tolist())
-            usual = float(np.median(list(counts.values()))) if counts else 1.0
+            usual = float(np.median(list(counts.values())))
             balance *= [(usual / counts.get(name, 1)) ** power for name in names.tolist()]
         balance = np.clip(balance / balance[used].mean(), LIGHTEST, HEAVIEST)
         # Of mean 1, so that priors weigh against rows as in any other table.
@@ -129,7 +131,10 @@ class Problem:
     def solve(self, keep: Mask | None = None, priors: tuple[Floats, Floats] | None = None) -> Floats:
         """Parameters fitted to all rows, or to those of a mask; `priors` are other means and widths than usual."""
         means, widths = priors or (self.parameters.means, self.parameters.widths)
-        return _Loss(self.blocks, self.rows.log_us, self.weights(keep), means, widths).lowest()
+        weights = self.weights(keep)
+        if not weights.any():  # as where the only model of a runtime is left out
+            return means
+        return _Loss(self.blocks, self.rows.log_us, weights, means, widths).lowest()
 
     def thetas(self, keep: Mask | None = None) -> dict[str, Floats]:
         """Parameters of every runtime, fitted to all rows or to those of a mask.
@@ -234,7 +239,7 @@ def problem(
     `graphs` are traced models there are already, and takes up new ones. With `partial`, models that need a package
     which is not there are left out, with a note of the table's; otherwise they end it with a MissingPackageError.
     """
-    table = published_table.read(source)
+    table = without_fp64(published_table.read(source))
     datasheets = _datasheets(table)
     lacking: dict[str, str] = {}
     graphs = published_table.trace_all(
@@ -264,6 +269,15 @@ def problem(
     made = Problem(table, rows, cells, datasheets, parameters, blocks, work)
     _demand_seconds(made)
     return made
+
+
+def without_fp64(table: PublishedTable) -> PublishedTable:
+    """The rows in other precisions: no parameter tells what a GPU's fp64 units take."""
+    double = (table.cells["precision"] == "fp64").to_numpy()
+    if double.all():
+        raise TableError("All rows of the table are in fp64, which is not fitted. Add rows in another precision.")
+    notes = (f"rows in fp64 were left out ({double.sum():,})",) if double.any() else ()
+    return replace(table.where(~double), notes=(*table.notes, *notes))
 
 
 def _demand_seconds(problem: Problem) -> None:

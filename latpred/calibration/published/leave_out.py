@@ -54,6 +54,7 @@ TREES = "boosted trees on counts and work of every op class"
 NEAREST = "copy of the nearest GPU"
 _SHOWN = 8
 _ROUNDS = 200
+_MOST_CATEGORIES = 255  # that trees can tell apart
 _SAME = ["runtime", "precision", "model", "batch", "input_kind", "input_size"]
 _CURVE = ["device", "runtime", "precision", "memory_format", "model", "input_size", "run"]
 _SEED = 0
@@ -297,7 +298,7 @@ def _features(problem: Problem) -> Floats:
             np.log(rows.batch),
             problem.table.cells["input_size"].to_numpy(float),
             np.char.endswith(rows.precision.astype(str), "fp16"),
-            np.unique(rows.run, return_inverse=True)[1],
+            np.unique(rows.run, return_inverse=True)[1] % _MOST_CATEGORIES,  # where there are more, several share one
         )
     ).astype(float)
 

@@ -14,7 +14,7 @@ from collections import Counter
 from collections.abc import Callable, Iterable, Mapping, MutableMapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import joblib
 import numpy as np
@@ -155,6 +155,7 @@ def _part(source: tables.Source, mapping: TableMapping | None, notes: list[str])
     published = "gpu" in columns or "device" not in columns
     if mapping is None or columns.issuperset(NEEDED) or columns.issuperset(tables.MEASURED.required):
         cells = tables.check(_mapped(frame) if published else tables.complete(frame), tables.MEASURED)
+        _demand_known(cells, range(1, len(cells) + 1), name)
     else:
         made, omitted = mappings.apply(mapping, frame, name)
         for why, count in omitted.most_common():
@@ -163,7 +164,8 @@ def _part(source: tables.Source, mapping: TableMapping | None, notes: list[str])
             return made
         numbers = made.index.tolist()
         cells = _settled(tables.check(tables.complete(made), tables.MEASURED, numbers), numbers, name)
-    cells = _filled(cells, {**_SETUP, tables.SOURCE: name})
+    usual = {column: str(tables.DEFAULTS[column]) for column in ("precision", "protocol")}
+    cells = _filled(cells, {**_SETUP, **usual, tables.SOURCE: name})
     cells = cells[cells["status"] == tables.OK] if "status" in cells else cells
     # Rows of one run share a host: without its name, those of a machine do, or those of a file.
     host = cells["machine"].where(~cells["machine"].isin(("", tables.DEFAULTS["machine"])), name)
@@ -173,26 +175,30 @@ def _part(source: tables.Source, mapping: TableMapping | None, notes: list[str])
 
 def _settled(cells: pd.DataFrame, numbers: Sequence[int], name: str) -> pd.DataFrame:
     """Rows that a mapping made, if they can be meant; those of one run share a machine where none is named."""
-    for number, cell in zip(numbers, cells.to_dict("records"), strict=True):
-        _demand_known(cell, f"{name}, row {number}, column")
+    _demand_known(cells, numbers, name)
+    for number, gpu in zip(numbers, cells["device"], strict=True):
+        try:
+            gpus.spec(gpu)
+        except UnknownGpuError as error:
+            raise UnknownGpuError(
+                f"{name}, row {number}, column device: {error} Let the mapping set its name, or leave its rows out."
+            ) from None
     _demand_one_unit(cells.assign(number=numbers), name)
     return cells.assign(machine=cells["machine"].where(cells["machine"] != tables.DEFAULTS["machine"], cells["run"]))
 
 
-def _demand_known(cell: Mapping[Any, Any], where: str) -> None:
-    for column, words in _WORDS.items():
-        word = str(cell.get(column, ""))
-        if word and word not in words:
-            near = difflib.get_close_matches(word, words, n=1)
-            hint = f"Did you mean {near[0]!r}? " if near else ""
-            raise TableError(
-                f"{where} {column}: {word!r} is not known. {hint}Let the mapping set one of {', '.join(words)}, or "
-                "leave the row out."
-            )
-    try:
-        gpus.spec(str(cell["device"]))
-    except UnknownGpuError as error:
-        raise UnknownGpuError(f"{where} device: {error} Let the mapping set its name, or leave its rows out.") from None
+def _demand_known(cells: pd.DataFrame, numbers: Sequence[int], name: str) -> None:
+    """Refuse words that nobody knows, in columns where only some make sense."""
+    for column in (column for column in _WORDS if column in cells):
+        words = _WORDS[column]
+        for number, word in zip(numbers, cells[column], strict=True):
+            if word and word not in words:
+                near = difflib.get_close_matches(word, words, n=1)
+                hint = f"Did you mean {near[0]!r}? " if near else ""
+                raise TableError(
+                    f"{name}, row {number}, column {column}: {word!r} is not known. {hint}Put one of "
+                    f"{', '.join(words)} there, or leave the row out."
+                )
 
 
 def _demand_one_unit(cells: pd.DataFrame, name: str) -> None:
@@ -340,19 +346,18 @@ def _trace_model(keys: Sequence[TraceKey]) -> tuple[str, dict[TraceKey, ModelGra
 
 def _trace(key: TraceKey) -> ModelGraph:
     from latpred.runtimes.lowering import trace_for_runtime
-    from latpred.zoo.names import attention
 
     size = key.size or None
     try:
-        with attention(key.attention or None):
-            return trace_for_runtime(
-                key.model,
-                target="cuda",
-                seq=size if key.kind == "seq" else None,
-                image=size if key.kind == "image" else None,
-                precision=key.precision,
-                memory_format=key.memory_format,
-            )
+        return trace_for_runtime(
+            key.model,
+            target="cuda",
+            seq=size if key.kind == "seq" else None,
+            image=size if key.kind == "image" else None,
+            precision=key.precision,
+            memory_format=key.memory_format,
+            attention=key.attention or None,
+        )
     except UnknownModelError as error:
         raise UnknownModelError(f"the table's column model: {error}") from error
 
