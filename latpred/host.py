@@ -47,6 +47,15 @@ def machine_id() -> str:
     return _digest(f"latpred {own}") if own else ""
 
 
+def short_id() -> str:
+    """Eight digits that tell machines apart which share a folder; those of one hardware only where the system has ids.
+
+    >>> len(short_id())
+    8
+    """
+    return (machine_id() or _digest(f"{cpu_name()} {cpu_model()} {cores()}"))[:8]
+
+
 @cache
 def cpu_name() -> str:
     """Marketing name of the host's processor, else its architecture."""

@@ -316,3 +316,13 @@ def test_another_number_of_threads_is_a_caveat(monkeypatch: pytest.MonkeyPatch) 
     assert said not in latpred.predict(graph(linear()), threads=2).provenance.caveats
     monkeypatch.setattr("torch.get_num_threads", lambda: 2)
     assert said not in latpred.predict(graph(linear())).provenance.caveats
+
+
+def test_a_name_that_another_machine_has_gets_digits_of_this_one() -> None:
+    assert store.name_here("cpu") == "cpu"
+    store.save(profile())
+    assert store.name_here("cpu") == "cpu"
+    store.save(profile(machine=machine(machine_id="0" * 16)))
+    name = store.name_here("cpu")
+    store.save(profile(name))
+    assert name == store.name_here("cpu") == store.find("cpu").name == f"cpu-{host.short_id()}"

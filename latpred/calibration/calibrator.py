@@ -91,7 +91,8 @@ def calibrate(
     fresh : bool
         Start anew even where there is something to resume or to extend.
     name : str, optional
-        Of the profile; default: the device's name, with what was asked of threads and cudnn.
+        Of the profile; default: the device's name, with what was asked of threads and cudnn, and with digits of this
+        machine where the folder has a profile of that name of another one.
     threads : int, optional
         Threads that an op may use; default: as many as PyTorch uses now. Predictions for another number need another
         profile.
@@ -127,7 +128,7 @@ def calibrate(
     _whole_effort(quick, budget_s, cells)  # said before anything else takes time
     chosen = _precisions(live, precisions, quick)
     options = conditions.Options(threads, cudnn_benchmark).checked(live.info().kind)
-    profile_name = name or options.named(live.name)
+    profile_name = name or store.name_here(options.named(live.name))
     reference_speed.forget()
     with conditions.stated(options):
         versions = {"networks": networks.VERSION, "graphs": onnx_workloads.VERSION}

@@ -104,6 +104,13 @@ def file_of(name: str) -> Path:
     return directory() / f"{name}{SUFFIX}"
 
 
+def name_here(name: str) -> str:
+    """A name for a profile of this machine, of which another machine that shares the folder has none of that name."""
+    entry = next((one for one in _own_entries() if one.name == name), None)
+    shared = entry is not None and entry.profile is not None and owner(entry.profile.machine) is not Owner.THIS
+    return f"{name}-{host.short_id()}" if shared else name
+
+
 def _shipped() -> Path:
     return Path(str(files("latpred.models"))) / "profiles"
 

@@ -12,6 +12,7 @@ from typing import NamedTuple
 import msgspec
 import numpy as np
 import pytest
+from factories import machine
 
 from latpred import host, storage
 from latpred.calibration import calibrate, calibrator, cells, fit_raw, schedules, session
@@ -20,6 +21,7 @@ from latpred.calibration.devices.cpu import CpuDevice
 from latpred.calibration.devices.simulated import SimulatedDevice, SimulatedSpec
 from latpred.calibration.devices.simulated_costs import TrueCosts
 from latpred.calibration.fitting import acceptance, profile_fit
+from latpred.calibration.runtime_calibration import calibrate_runtimes
 from latpred.calibration.session import Row, Session, directory, read_journal
 from latpred.calibration.timing import visits
 from latpred.errors import CalibrationError, UsageError
@@ -270,6 +272,15 @@ def test_without_a_clock_nothing_else_is_measured(monkeypatch: pytest.MonkeyPatc
         with pytest.raises(CalibrationError, match="the clock of simulated could not be measured: the host"):
             calibrate(SimulatedDevice(), cells=60)
     assert all(row.cell == cells.CLOCK for row in read_journal(directory("simulated") / session.JOURNAL)[1])
+
+
+def test_a_profile_of_that_name_of_another_machine_stays(calibrated: Calibrated) -> None:
+    store.save(msgspec.structs.replace(calibrated.profile, machine=machine()))
+    profile = calibrate(SimulatedDevice(), cells=FEW, precisions=["fp32"])
+    assert store.load("simulated").machine == machine(), "the other stays"
+    again = calibrate_runtimes.kept(store.name_here("simulated"), SimulatedDevice(), lambda found: found)
+    assert again is not None
+    assert again.name == profile.name == store.find("simulated").name
 
 
 def test_too_little_for_a_profile_says_what_to_do() -> None:

@@ -130,7 +130,9 @@ def session(
     cuda = (CUDA, {name: str(value) for name, value in options.items()})
     providers: list[Any] = [CPU] if gpu is None else [cuda, CPU]
     try:
-        made = onnxruntime.InferenceSession(model, settings, providers=providers, disabled_optimizers=left_out)
+        # Without a fallback: what fails on the GPU would be run again on the CPU, and be timed there.
+        more = {"disabled_optimizers": left_out, "enable_fallback": 0}
+        made = onnxruntime.InferenceSession(model, settings, providers=providers, **more)
     except Exception as error:  # onnxruntime's own exceptions share no base class
         raise RuntimeRefusalError(f"onnxruntime cannot load the model: {reason(error)}") from error
     if gpu is not None and CUDA not in made.get_providers():  # it goes on without a word, on the CPU

@@ -136,6 +136,8 @@ class OnnxRuntime(StepPerOp):
 
     def session(self, model: Any, inputs: Any, device: torch.device, *, cuda_graph: bool = False) -> Any:
         """A session of a model on its device, for such inputs at any batch; with `cuda_graph` one that captures."""
+        import torch
+
         from latpred.runtimes.onnx.onnx_export import export_at_two, form_of
 
         cuda = device.type == "cuda"
