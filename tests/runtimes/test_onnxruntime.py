@@ -313,3 +313,14 @@ def test_a_cuda_provider_is_told_about_tf32_and_must_be_there(monkeypatch: pytes
     assert [options["use_tf32"] for _, options in asked] == ["0", "1"]
     with pytest.raises(MissingPackageError, match="CUDA provider cannot be loaded here"):
         onnx_session.session(b"", target="cuda", threads=1, gpu=1)
+
+
+def test_a_session_on_the_cpu_is_made_whatever_a_program_set_for_gpus() -> None:
+    matmul = torch.backends.cuda.matmul
+    allowed = matmul.allow_tf32
+    matmul.fp32_precision = "tf32"  # which the older interface now refuses to read
+    try:
+        session = OnnxRuntime().session(nn.Linear(4, 2).eval(), torch.ones(2, 4), torch.device("cpu"))
+    finally:
+        matmul.allow_tf32 = allowed
+    assert session.get_providers() == ["CPUExecutionProvider"]

@@ -148,7 +148,8 @@ class OnnxRuntime(StepPerOp):
             )
         form = form_of(model, inputs)
         sessions = self._sessions.get(model, lambda _: {})
-        tf32 = bool(torch.backends.cuda.matmul.allow_tf32)
+        # Asked on a GPU only: PyTorch refuses to tell where a program has set this through its newer interface.
+        tf32 = cuda and torch.backends.cuda.matmul.allow_tf32
         key = (form, _threads(), str(device), cuda_graph, tf32)
         if key not in sessions:
             exports = self._exports.get(model, lambda _: {})
