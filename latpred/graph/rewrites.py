@@ -1,6 +1,7 @@
-"""Graphs made of graphs, without another trace: attention in parts, and a wider model.
+"""Graphs made of graphs, without another trace: attention in parts or as CUDA runs it, and a wider model.
 
-The fused call of attention becomes products with a softmax between them. A wider model has more channels and more heads
+The fused call of attention becomes products with a softmax between them. PyTorch's own encoder layers, which a trace
+takes apart as CPUs do, get one kernel of attention. A wider model has more channels and more heads
 of the same size, everywhere but at the ends. That is an estimate from the graph alone: every dimension that follows the
 width grows with it, the work of products with its square. What stays: image channels, vocabularies, sequence lengths,
 and everything computed on integers. A real wider model may differ by what it rounds to.
@@ -9,12 +10,14 @@ and everything computed on integers. A real wider model may differ by what it ro
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
+from operator import attrgetter
 
 import msgspec
 
 from latpred.errors import UsageError
 from latpred.graph.graph import Affine, ModelGraph, Op, rewritten
 from latpred.ops.families import root
+from latpred.storage import IdentityCache
 
 _ELEMENT_BYTES = {"float16": 2, "bfloat16": 2, "float64": 8}
 _FUSED = "scaled_dot_product_"  # in the names of calls that compute it as a whole
@@ -193,6 +196,80 @@ def _kernel(
         live_bytes=op.live_bytes,
         launches=1,
     )
+
+
+_SPLIT = "aten::_transform_bias_rescale_qkv"  # on CPUs it makes queries, keys and values of one product
+_HEAD_MULTIPLE = 8  # CUDA's kernels of attention want heads of a multiple of so many
+_LAST_PRODUCT = 4  # ops after attention: a view, the weights transposed, the product, and a view of it
+_AVERAGE = "reduction.nested.sum"  # of the weights of all heads, which follows the last product
+_NAME = attrgetter("name")
+_on_cuda: IdentityCache[ModelGraph, ModelGraph] = IdentityCache()
+
+
+def self_attention_on_cuda(graph: ModelGraph) -> ModelGraph:
+    """The graph with the self-attention of `torch.nn.MultiheadAttention` as it runs on CUDA in inference.
+
+    A trace has what CPUs run of it: the scores are in memory, between seven kernels. On CUDA one product makes queries,
+    keys and values, `scaled_dot_product_attention` is one kernel, and a product follows, unless there is a mask
+    (`native_multi_head_attention_cuda` in PyTorch's sources).
+    """
+    if graph.attention == "eager" or _SPLIT not in map(_NAME, graph.ops):
+        return graph
+    return _on_cuda.get(graph, lambda _: rewritten(graph, _with_one_kernel))
+
+
+def _with_one_kernel(ops: tuple[Op, ...]) -> list[Op]:
+    made: list[Op] = []
+    end = 0
+    for place, op in enumerate(ops):
+        if op.name == _SPLIT:
+            made.extend(ops[end:place])
+            merge = next(index for index in range(place, len(ops)) if ops[index].name == "aten::contiguous")
+            end = merge + 1 + _LAST_PRODUCT
+            if ops[end : end + 1] and ops[end].host_class == _AVERAGE:  # the weights are asked for
+                made.extend(ops[place:end])
+            else:
+                made.extend(_one_kernel(made, ops[place : merge + 1], ops[merge + 1 : end]))
+    return [*made, *ops[end:]]
+
+
+def _one_kernel(made: list[Op], parts: Sequence[Op], last_product: Sequence[Op]) -> Iterator[Op]:
+    """What CUDA runs from the parts of attention on; the product before them, in `made`, takes their bias along."""
+    split, scores, softmax, context, merged = (part for part in parts if part.launches)
+    head_dim = scores.dims["k"].constant
+    if softmax.name != "aten::_softmax" or head_dim % _HEAD_MULTIPLE:
+        yield from (*parts, *last_product)
+        return
+    place = max(index for index, op in enumerate(made) if op.name == "aten::mm")
+    product = made[place]
+    made[place] = msgspec.structs.replace(product, weight_bytes=product.weight_bytes + split.weight_bytes)
+    for name in ("chunk", *("view", "transpose") * 3):  # queries, keys and values
+        yield view(product, name, f"view.nested.{name}")
+    heads = product.dims["n"].constant // (3 * head_dim)
+    attention = msgspec.structs.replace(
+        scores,
+        name="aten::scaled_dot_product_attention",
+        host_class="attention.nested.sdpa",
+        family="attention",
+        dims={
+            "batch": scores.dims["batch"] // heads,
+            "heads": Affine(heads),
+            "queries": scores.dims["m"],
+            "keys": scores.dims["n"],
+            "head_dim": scores.dims["k"],
+            "masked": Affine(0),
+        },
+        macs=scores.macs + context.macs,
+        read_bytes=split.write_bytes,
+        write_bytes=context.write_bytes,
+        live_bytes=product.live_bytes + context.write_bytes,
+    )
+    yield attention
+    for name in ("transpose", "reshape"):
+        yield view(attention, name, f"view.nested.{name}")
+    freed = merged.live_bytes - attention.live_bytes  # what parts of attention keep in memory beside
+    for op in last_product:
+        yield msgspec.structs.replace(op, live_bytes=op.live_bytes - freed)
 
 
 IMAGE_CHANNELS = 4  # a convolution of at most so many inputs reads an image, whose channels a wider model leaves alone

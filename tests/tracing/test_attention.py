@@ -13,8 +13,8 @@ from torch import nn
 
 import latpred
 from latpred.errors import UsageError
-from latpred.graph.graph import ModelGraph
-from latpred.graph.rewrites import attended
+from latpred.graph.graph import ModelGraph, Op
+from latpred.graph.rewrites import attended, self_attention_on_cuda
 from latpred.prediction.predictor import Predictor
 from latpred.profile import store
 from latpred.query import Options
@@ -84,6 +84,48 @@ def test_multihead_attention_takes_its_fast_path(weights: bool) -> None:
     products = ["aten::bmm", "aten::_softmax", "aten::bmm"]
     assert names[:5] == ["aten::mm", "aten::_transform_bias_rescale_qkv", *products]
     assert len(names) == (9 if weights else 7)
+
+
+class Projected(nn.Module):
+    """What `_native_multi_head_attention` does on CUDA, written out."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.packed, self.out = nn.Linear(32, 3 * 32), nn.Linear(32, 32)
+
+    def forward(self, x: Tensor) -> Tensor:
+        q, k, v = (part.view(len(x), -1, 4, 8).transpose(1, 2) for part in self.packed(x).chunk(3, -1))
+        return self.out(F.scaled_dot_product_attention(q, k, v).transpose(1, 2).reshape(x.shape))  # type: ignore[no-any-return]
+
+
+def test_multihead_attention_is_one_kernel_between_two_products_on_cuda() -> None:
+    x = torch.zeros(1, 10, 32)
+    graph = self_attention_on_cuda(latpred.trace(Calling(weights=False), x))
+    alike = latpred.trace(Projected(), x)
+    assert [work(op) for op in graph.ops if op.launches] == [work(op) for op in alike.ops if op.launches]
+    assert graph.peak_bytes(4) == pytest.approx(alike.peak_bytes(4), rel=0.05)
+    today, of_1_12 = (Predictor(store.load(device)) for device in ("rtx-4090", "v100"))
+    fast_path = latpred.trace(Calling(weights=False), x)
+    assert (today.lowered(fast_path, "eager").launches(), of_1_12.lowered(fast_path, "eager").launches()) == (3, 7)
+
+
+def work(op: Op) -> tuple[object, ...]:
+    return op.family, op.dtype, op.dims, op.macs, op.weight_bytes, op.read_bytes, op.write_bytes
+
+
+@pytest.mark.parametrize(
+    ("model", "attention"),
+    [
+        (Calling(weights=True), None),
+        (Calling(weights=False), "eager"),
+        (nn.TransformerEncoderLayer(36, 3, 64, batch_first=True), None),  # heads of 12
+    ],
+    ids=["weights", "eager", "heads of 12"],
+)
+def test_multihead_attention_stays_in_parts_on_cuda(model: nn.Module, attention: str | None) -> None:
+    x = torch.zeros(1, 10, 36 if isinstance(model, nn.TransformerEncoderLayer) else 32)
+    graph = latpred.trace(model.eval(), x, attention=attention)
+    assert self_attention_on_cuda(graph).ops == graph.ops
 
 
 def test_multihead_attention_between_two_sequences_does_not() -> None:
