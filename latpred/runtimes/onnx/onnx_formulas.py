@@ -81,12 +81,6 @@ def matmul(node: Node, ins: Values, outs: Values) -> Work:
     return products.bmm(out.numel // (m * n), m, n, k)
 
 
-def full_gemm(node: Node, ins: Values, outs: Values) -> Work:
-    """One product of two matrices, either of which may come transposed."""
-    m, n = outs[0].shape
-    return products.gemm(m, n, ins[0].shape[0 if node.number("transA", 0) else 1])
-
-
 def quantised_matmul(node: Node, ins: Values, outs: Values) -> Work:
     """A product with packed weights, whose sizes are attributes."""
     n, k = node.number("N", outs[0].shape[-1]), node.number("K", ins[0].shape[-1])
@@ -297,8 +291,7 @@ def work_of(node: Node, inputs: Sequence[Value | None], outputs: Values) -> Work
 
 
 _OPERATORS: dict[Formula, str] = {
-    matmul: "MatMul FusedMatMul TransposeMatMul MatMulInteger MatMulIntegerToFloat",
-    full_gemm: "Gemm FusedGemm",
+    matmul: "Gemm FusedGemm MatMul FusedMatMul TransposeMatMul MatMulInteger MatMulIntegerToFloat",
     quantised_matmul: "MatMulNBits MatMulBnb4 DynamicQuantizeMatMul",
     einsum: "Einsum",
     conv: "Conv FusedConv NhwcConv NhwcFusedConv ConvTranspose ConvInteger",
