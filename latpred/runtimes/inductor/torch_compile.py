@@ -190,16 +190,14 @@ def _in_proportion(op: Op) -> Op:
 
 
 def fused(ops: Sequence[Op]) -> list[Op]:
-    """Library calls, one generated kernel for each run of ops between them, and guards ahead of each graph.
-
-    A synchronisation with the host ends a graph, as Dynamo cannot see past it.
-    """
+    """Library calls, one generated kernel for each run of ops between them, and guards ahead of each graph."""
     made: list[Op] = []
     graph: list[Op] = []
     for op in ops:
         if not op.syncs:
             graph.append(op)
             continue
+        # A synchronisation with the host ends a graph, as Dynamo cannot see past it.
         made += _graph(graph)
         made.append(msgspec.structs.replace(op, host_class=f"{EAGER}.{op.host_class}", **NO_PYTHON))
         graph = []

@@ -136,7 +136,10 @@ def recurrent(node: Node, ins: Values, outs: Values) -> Work:
 def attention(node: Node, ins: Values, outs: Values) -> Work:
     """Fused attention, with or without the projections in it."""
     if node.op_type == "Attention" and node.domain == "com.microsoft":
-        return _attention_with_weights(node, ins)
+        batch, queries, hidden = ins[0].shape
+        heads, projected = node.number("num_heads", 1), ins[1].shape[-1]
+        work = _attended(batch, heads, queries, queries, projected // 3 // heads, len(ins) > 3)
+        return work._replace(macs=work.macs + batch * queries * hidden * projected)
     query, key = ins[0].shape, ins[1].shape
     if len(query) == 4:
         batch, heads, queries, width = query
@@ -147,14 +150,6 @@ def attention(node: Node, ins: Values, outs: Values) -> Work:
         width, keys = hidden // heads, key[1] if len(key) > 1 else queries
     masked = len(ins) > 3 and any(value.numel for value in ins[3:])
     return _attended(batch, heads, queries, keys, width, masked)
-
-
-def _attention_with_weights(node: Node, ins: Values) -> Work:
-    """The projections of query, key and value are part of it."""
-    batch, queries, hidden = ins[0].shape
-    heads, projected = node.number("num_heads", 1), ins[1].shape[-1]
-    work = _attended(batch, heads, queries, queries, projected // 3 // heads, len(ins) > 3)
-    return work._replace(macs=work.macs + batch * queries * hidden * projected)
 
 
 def _attended(batch: int, heads: int, queries: int, keys: int, width: int, masked: bool) -> Work:

@@ -281,12 +281,7 @@ def _threads() -> int:
 
 
 def _estimated(ops: Sequence[Op], target: str) -> Iterator[Op]:
-    """What would run of a model that was never exported, on "cpu" or "cuda": a guess from its eager trace, by rule.
-
-    Views of another order become copies, attention its parts, biases additions; batch normalisations go into
-    convolutions, and on a CPU activations and residual additions too. Constants disappear. Every op that is left is one
-    node.
-    """
+    """What would run of a model that was never exported: a guess from its eager trace; most ops are one node."""
     before: Op | None = None  # the last op that does work
     for index, op in enumerate(ops):
         if not op.launches:
