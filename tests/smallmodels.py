@@ -8,6 +8,7 @@ from typing import Any
 import torch
 from torch import nn
 
+from latpred.runtimes.source import Source, source_of
 from latpred.tracing.inputs import from_example
 from latpred.tracing.meta_module import make_meta_module
 from latpred.tracing.trace_pass import TracePass
@@ -136,6 +137,11 @@ def inputs_of(name: str, batch: int) -> dict[str, torch.Tensor] | tuple[torch.Te
     if kind == "audio":
         return {"input_values": torch.zeros(batch, size)}
     return {"pixel_values": torch.zeros(batch, 3, size, size)}
+
+
+def small_source(name: str) -> Source:
+    """A small model as a runtime's tools take it."""
+    return source_of(build_small(name, "cpu"), lambda batch: inputs_of(name, batch))
 
 
 class Function(nn.Module):

@@ -172,9 +172,6 @@ def capture(call: Callable[[], Any], device: torch.device, count: int = 1) -> tu
     except RuntimeError as error:
         torch.cuda.set_stream(before)
         _recover(device, pool)
-        short = _of_memory(error)
-        if short is not None:
-            raise short from None
         reason = _forbidden(error)
         if reason is None:  # only what capturing forbids is an answer; the rest is an error
             raise
@@ -208,30 +205,24 @@ def _recover(device: torch.device, pool: tuple[int, int]) -> None:
     torch.cuda.synchronize(device)
 
 
-def _of_memory(error: BaseException | None) -> BaseException | None:
-    """The lack of memory that made a capture fail, if that did; ending the capture is then an error of its own."""
-    import torch
-
-    while error is not None and not isinstance(error, torch.OutOfMemoryError):
-        error = error.__context__
-    return error
-
-
 def waits(graph: ModelGraph) -> bool:
     """Whether the host waits for the device somewhere in a forward pass."""
     return bool(graph.syncs(1) or graph.syncs(2))
 
 
 def _forbidden(error: BaseException | None) -> str | None:
-    """What capturing forbade, in the words of the first error that says so.
+    """What capturing forbade, in the words of the first error that says so; a lack of memory is raised as it is.
 
     Ending a capture that failed is an error of its own, which follows from the one that tells what went wrong.
     """
+    import torch
+
     reason = None
     while error is not None:
-        lines = str(error).splitlines() or [""]
+        if isinstance(error, torch.OutOfMemoryError):
+            raise error from None
         if "captur" in str(error).lower():
-            reason = next(line for line in lines if line).strip().rstrip(".")
+            reason = next(line for line in str(error).splitlines() if line).strip().rstrip(".")
         error = error.__context__
     return reason
 

@@ -52,9 +52,8 @@ def structure(graph: ModelGraph) -> str:
 
 
 def kept(graph: ModelGraph, runtime: str, target: str, options: str, make: Callable[[], ModelGraph]) -> ModelGraph:
-    """What `make` gives for a model of this structure, made at most once; under the name of `graph`.
+    """What `make` gives for a model of which this is the eager trace, made once for each structure and other argument.
 
-    `graph` is the eager trace of the model; `runtime`, `target` and `options` are what else the result depends on.
     What `make` raises is not kept.
     """
     torch_version = re.sub(r"\+(cpu|cu\d+)$", "", graph.stack.get("torch", ""))  # models are taken apart alike by both

@@ -368,7 +368,10 @@ def _groups(needs: Sequence[Sequence[int]], pointwise: Sequence[bool]) -> list[l
             continue
         for other in direct:
             group = group_of.get(other)
-            if group is not None and not _blocked(direct, group, group_of, above, masks[group]):
+            if group is None:
+                continue
+            # Another argument that needs a result of the group must be there before.
+            if not any(above[one] & masks[group] for one in direct if group_of.get(one) != group):
                 break
         else:
             group = len(members)
@@ -378,11 +381,6 @@ def _groups(needs: Sequence[Sequence[int]], pointwise: Sequence[bool]) -> list[l
         members[group].append(index)
         masks[group] |= 1 << index
     return members
-
-
-def _blocked(direct: Sequence[int], group: int, group_of: dict[int, int], above: Sequence[int], mask: int) -> bool:
-    """Whether another argument needs a result of the group, which then must be done before."""
-    return any(above[other] & mask for other in direct if group_of.get(other) != group)
 
 
 def _kernel(members: Sequence[int], needs: Sequence[Sequence[int]], groups: Sequence[list[Op]]) -> Op:

@@ -417,7 +417,7 @@ def _convolution(
     if min(plane) < 1:
         return NotImplemented
     shape = (x.shape[0], weight.shape[0], *plane)
-    return torch.empty(shape, dtype=x.dtype, device="meta", memory_format=_conv_format(x, weight))
+    return torch.empty(shape, dtype=x.dtype, device="meta", memory_format=conv_format(x, weight))
 
 
 def _conv_plane(
@@ -435,7 +435,7 @@ def _conv_plane(
     )
 
 
-def _conv_format(x: Tensor, weight: Tensor) -> torch.memory_format:
+def conv_format(x: Tensor, weight: Tensor) -> torch.memory_format:
     """A convolution follows whichever of its two tensors lies channels-last."""
     if x.dim() == 4 and any(
         not t.is_contiguous() and t.is_contiguous(memory_format=torch.channels_last) for t in (x, weight)

@@ -79,10 +79,10 @@ def test_explain_sets_all_of_them_side_by_side(device: str, model: str) -> None:
     assert "was not measured on this GPU" in str(found)
 
 
-def fitted(**changes: object) -> DeviceProfile:
+def fitted() -> DeviceProfile:
     costs = {"": 7.0, "gemm": 20.0, "elementwise": 8.0, "view": 4.0}
     eager = factories.dispatch(costs_us=costs, spread=0.1, busy_spread=0.08, host_spread=0.3)
-    return msgspec.structs.replace(factories.profile(runtimes={"eager": eager}), provenance=FITTED, **changes)
+    return msgspec.structs.replace(factories.profile(runtimes={"eager": eager}), provenance=FITTED)
 
 
 def test_estimates_follow_from_eagers_costs() -> None:

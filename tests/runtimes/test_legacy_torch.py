@@ -14,7 +14,6 @@ from latpred.profile import store
 from latpred.profile.gpus import spec
 from latpred.runtimes.legacy_torch import TORCH_1_12, TORCH_2, as_run_in
 from latpred.tracing import trace
-from latpred.zoo.names import attention
 
 
 def test_the_bias_of_a_convolution_is_a_kernel_of_its_own() -> None:
@@ -65,15 +64,6 @@ def test_host_classes_know_groups_and_half_precision() -> None:
         assert [name.rpartition(".")[0] for name in classes] == [
             f"{kind}{ending}" for kind in ("conv_depthwise", "elementwise", "conv_grouped", "elementwise", "batch_norm")
         ]
-
-
-def test_attention_of_models_built_by_name() -> None:
-    fused = trace("distilbert-base-uncased", seq=16)
-    with attention("eager"):
-        plain = trace("distilbert-base-uncased", seq=16)
-    assert any(op.family.startswith("attention") for op in fused.ops)
-    assert not any(op.family.startswith("attention") for op in plain.ops)
-    assert sum(op.family == "bmm" for op in plain.ops) == 12
 
 
 class _Block(nn.Module):

@@ -76,7 +76,7 @@ def test_eager_dispatches_every_op_by_itself() -> None:
     assert schedule.sync.tolist() == [0, 0, 1]
 
 
-@pytest.mark.parametrize("name", ["eager", "cuda-graphs", "onnxruntime-cuda-graphs"])
+@pytest.mark.parametrize("name", ["eager", "torchscript", "cuda-graphs", "onnxruntime-cuda-graphs"])
 def test_a_graph_is_lowered_once_per_form(name: str) -> None:
     runtime, net = runtimes.get(name), graph(linear(), add(), runtime=traced_by(name))
     assert runtime.lower(net, 2) is runtime.lower(net, 64)

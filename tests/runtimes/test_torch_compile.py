@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import copy
-import logging
 import re
 import warnings
 from collections import Counter
@@ -15,7 +14,8 @@ from unittest import mock
 import pytest
 import torch
 from factories import add, graph, linear, view
-from smallmodels import Function, build_small, inputs_of
+from processstate import different, settings
+from smallmodels import build_small, inputs_of
 from torch import nn
 from torch._inductor.runtime.hints import DeviceProperties
 from torch.fx.graph import Graph
@@ -162,10 +162,12 @@ def test_a_call_that_hides_its_kernels_is_refused_by_name() -> None:
         front_end.forward(build_small("encoder", "cpu"), inputs_of("encoder", 2), "cpu")
 
 
-def test_what_dynamo_says_is_passed_on() -> None:
-    wrong = Function(lambda x: x + torch.zeros(3, 7))
-    with pytest.raises(RuntimeRefusalError, match="could not be followed through this model for cpu"):
-        front_end.forward(wrong.eval(), (torch.zeros(2, 5),), "cpu")
+def test_what_dynamo_says_is_passed_on_and_no_setting_is_different_then() -> None:
+    front_end.forward(pair(16), (torch.zeros(2, 16),), "cuda")  # imports what such a trace imports
+    before = settings()
+    with pytest.raises(RuntimeRefusalError, match="could not be followed through this model for cuda"):
+        front_end.forward(pair(16), (torch.zeros(2, 17),), "cuda")
+    assert different(before, settings(), but=("torch's generator",)) == []  # the weights draw from it
 
 
 def test_graph_breaks_are_counted_with_the_ops_between_them() -> None:
@@ -215,16 +217,14 @@ class Steps(nn.Module):
 
 @pytest.mark.parametrize("whole", [True, False])
 def test_weights_that_a_pass_reads_again_say_how_much_was_touched_since(*, whole: bool) -> None:
-    ops = front_end.forward(Steps(whole=whole).eval(), (torch.randn(2, 64),), "cpu")
-    products = [op for op in ops if op.family == "gemm"]
-    assert [op.reread_after is None for op in products] == [True] * 2 + [False] * 4
-    assert all(op.reread_after is None for op in ops if op.family != "gemm")
-    weights = sum(op.weight_bytes.constant for op in products[:2])
-    assert all(weights <= op.reread_after.constant <= 1.2 * weights for op in products[2:] if op.reread_after)
     graph = trace_for_runtime(Steps(whole=whole).eval(), torch.zeros(2, 64), runtime="compile", target="cpu")
-    again = [op.reread_after for op in graph.ops if op.family == "gemm"]
-    assert again[:2] == [None, None]
-    assert all(one is not None and one.per_sample > 0 for one in again[2:])
+    products = [op for op in graph.ops if op.family == "gemm"]
+    assert [op.reread_after is None for op in products] == [True] * 2 + [False] * 4
+    assert all(op.reread_after is None for op in graph.ops if op.family != "gemm")
+    weights = sum(op.weight_bytes.constant for op in products[:2])
+    for op in products[2:]:
+        assert weights <= op.reread_after.at(2) <= 1.2 * weights
+        assert op.reread_after.per_sample > 0
 
 
 def test_a_users_compiled_model_survives_a_trace() -> None:
@@ -240,24 +240,6 @@ def test_a_users_compiled_model_survives_a_trace() -> None:
     front_end.forward(copy.deepcopy(model), (x,), "cpu")
     compiled(x)
     assert compilations == [1]
-
-
-def test_nothing_of_torch_is_different_after_a_trace() -> None:
-    def settings() -> Any:
-        import torch._dynamo.config as dynamo
-        import torch._functorch.config as functorch
-        import torch._inductor.compile_fx as compile_fx
-        import torch._inductor.config as config
-
-        patched = (torch.cuda.get_device_properties, torch._C._select_conv_backend, compile_fx.compile_fx_forward)
-        saved = [one.save_config_portable() for one in (dynamo, functorch, config)]  # type: ignore[attr-defined]
-        return saved, patched, logging.getLogger("torch._dynamo").level, list(warnings.filters)
-
-    before = settings()
-    front_end.forward(pair(16), (torch.zeros(2, 16),), "cuda")
-    with pytest.raises(RuntimeRefusalError):
-        front_end.forward(pair(16), (torch.zeros(2, 17),), "cuda")
-    assert settings() == before
 
 
 @pytest.mark.filterwarnings("ignore:.torch.jit.script_method. is deprecated:DeprecationWarning")  # Inductor's imports
@@ -276,21 +258,22 @@ def kernel(name: str, size: int, **dims: int) -> Op:
     )
 
 
-def test_other_kernels_at_another_batch_leave_a_note() -> None:
-    two = [kernel("a", 4), kernel("b", 6), kernel("c", 8)]
-    three = [kernel("a", 6), kernel("c", 12)]
-    ops, note = ops_through(two, three)
-    assert [op.read_bytes for op in ops] == [Affine(0, 2), Affine(0, 3), Affine(0, 4)]
-    assert "3 kernels at batch 2 and 2 at batch 3" in note
-    assert ops_through(two, two)[1] == ""
-
-
-def test_kernels_of_two_layers_are_no_line() -> None:
-    """Where the kernels change with batch, one of another layer may stand in a kernel's place."""
-    two, three = ([kernel("a", size) for size in sizes] for sizes in ((40, 4000), (6000, 60)))
-    ops, note = ops_through(two, three)
-    assert [op.read_bytes for op in ops] == [Affine(0, 20), Affine(0, 2000)]
-    assert "those of batch 2 stand for all larger ones" in note
+@pytest.mark.parametrize(
+    ("two", "three", "expected"),
+    [
+        ({"a": 4, "b": 6, "c": 8}, {"a": 6, "c": 12}, [2, 3, 4]),
+        # Where the kernels change with batch, one of another layer may stand in a kernel's place.
+        ({"a": 40, "b": 4000}, {"a": 6000, "b": 60}, [20, 2000]),
+    ],
+)
+def test_other_kernels_at_another_batch_leave_a_note(
+    two: dict[str, int], three: dict[str, int], expected: list[int]
+) -> None:
+    at_two, at_three = ([kernel(name, size) for name, size in sizes.items()] for sizes in (two, three))
+    ops, note = ops_through(at_two, at_three)
+    assert [op.read_bytes for op in ops] == [Affine(0, per_sample) for per_sample in expected]
+    assert f"{len(two)} kernels at batch 2 and {len(three)} at batch 3; those of batch 2 stand for all larger" in note
+    assert ops_through(at_two, at_two)[1] == ""
 
 
 def test_what_loops_do_grows_with_batch() -> None:

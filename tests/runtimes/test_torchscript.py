@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import gc
 import re
-import warnings
 import weakref
 from collections import Counter
 from collections.abc import Callable
@@ -13,7 +12,7 @@ from typing import Any
 import pytest
 import torch
 from factories import device, dispatch, profile
-from smallmodels import Function, build_small, inputs_of
+from smallmodels import Function, build_small, inputs_of, small_source
 from torch import nn
 from torch.utils._python_dispatch import _get_current_dispatch_mode
 
@@ -38,11 +37,6 @@ from latpred.tracing import trace
 CHECKED = (
     *("bert", "gpt2", "vit", "resnet", "t5", "deberta", "llama", "convnext", "squeezebert", "deberta-v2", "encoder"),
 )
-
-
-def small_source(name: str) -> Source:
-    """A small model as a runtime's tools take it."""
-    return source_of(build_small(name, "cpu"), lambda batch: inputs_of(name, batch))
 
 
 def dispatched(ops: tuple[Op, ...]) -> list[Op]:
@@ -110,15 +104,6 @@ def test_a_model_that_single_precision_stops_is_traced_as_it_is() -> None:
             return super().forward(x)
 
     assert frozen_for_tracing(Asking(4, 4).half().eval(), (torch.zeros(2, 4, dtype=torch.half),)) is not None
-
-
-def test_freezing_folds_normalisation_into_convolutions() -> None:
-    source = small_source("resnet")
-    families = [
-        Counter(root(op.family) for op in graph.ops) for graph in (source.graph, TorchScript().trace(source, "cpu"))
-    ]
-    assert families[0]["batch_norm"] > 5
-    assert families[1]["batch_norm"] == 0
 
 
 def test_sizes_and_lists_are_steps_of_the_interpreter_itself() -> None:
@@ -243,18 +228,9 @@ def test_models_are_traced_once_for_each_shape_and_let_go() -> None:
     assert alive() is None
 
 
-def test_nothing_is_said_about_deprecation() -> None:
-    with warnings.catch_warnings():
-        warnings.simplefilter("error")
-        TorchScript().build(nn.Linear(2, 2).eval(), (torch.ones(1, 2),))
-        TorchScript().trace(source_of(nn.Linear(2, 2), torch.zeros(2, 2)), "cpu")
-
-
 def test_every_node_costs_the_host_what_its_class_does() -> None:
-    runtime = runtimes.get("torchscript")
-    assert runtime.available() is None
+    assert runtimes.get("torchscript").available() is None
     graph = trace_for_runtime(nn.Sequential(nn.Linear(8, 8), nn.ReLU()), torch.zeros(2, 8), runtime="torchscript")
-    assert runtime.lower(graph, 2) is runtime.lower(graph, 64)
     fits = {"eager": dispatch(), "torchscript": dispatch(costs_us={"": 1.0, "node": 2.0}, module_call_us=0.0)}
     whole = profile(device(asynchronous=False, kind="cpu"), runtimes=fits)
     made = Predictor(whole).predict(graph, 4, runtime="torchscript")

@@ -7,7 +7,7 @@ scheduler's dependencies. Nothing is generated or run.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from math import prod
 from typing import Any, NamedTuple
 
@@ -37,18 +37,6 @@ def number(graph: Any, sizes: Iterable[Any]) -> int:
     return prod(int(graph.sizevars.optimization_hint(size, fallback=1)) for size in sizes)
 
 
-def _evaluations(graph: Any, parts: Iterable[Any]) -> tuple[int, int]:
-    """How many plain operations and how many exponentials and the like the loops evaluate."""
-    plain = costly = 0
-    for part in parts:
-        points = _points(graph, part)
-        for block in (part._body.root_block, *part._body.subblocks.values()):
-            for name, of_data in operations(block.graph):
-                costly += points * (name in MATH)
-                plain += points * (of_data and name not in MATH | MOVES)
-    return plain, costly
-
-
 def operations(loops: Graph) -> Iterator[tuple[str, bool]]:
     """Operations of a loop's body, and whether each works on values from memory or only on where the loop is.
 
@@ -71,21 +59,24 @@ def operations(loops: Graph) -> Iterator[tuple[str, bool]]:
             yield str(node.target), value in of_data
 
 
-def scattered(graph: Any, parts: Iterable[Any]) -> tuple[int, int]:
-    """How many values the loops reach that lie apart from their neighbours, and how many they look up by an index."""
-    apart = looked_up = 0
-    for part in parts:
+def _loop_work(graph: Any, parts: Iterable[Any], points: Iterable[int]) -> tuple[int, int, int, int]:
+    """What loops over so many points do.
+
+    How many plain operations and how many exponentials and the like they evaluate; how many values they reach that lie
+    apart from their neighbours, and how many they look up by an index.
+    """
+    plain = costly = apart = looked_up = 0
+    for part, count in zip(parts, points, strict=True):
+        for block in (part._body.root_block, *part._body.subblocks.values()):
+            for name, of_data in operations(block.graph):
+                costly += count * (name in MATH)
+                plain += count * (of_data and name not in MATH | MOVES)
         for dep in (*part.read_writes.reads, *part.read_writes.writes):
             if type(dep).__name__ == "MemoryDep":
                 # What an index reaches is as large as a table may be; it is looked up for every point.
-                looked_up += _points(graph, part) if dep.is_indirect() else 0
+                looked_up += count if dep.is_indirect() else 0
                 apart += number(graph, dep.size) if _apart(dep) else 0
-    return apart, looked_up
-
-
-def _points(graph: Any, part: Any) -> int:
-    outer, inner = part.get_ranges()
-    return number(graph, [*outer, *inner])
+    return plain, costly, apart, looked_up
 
 
 def _apart(dep: Any) -> bool:
@@ -148,8 +139,10 @@ def calls_of(graph: Any, static: Iterable[int], cpu: bool) -> list[KernelCall]:
         origin = _origin(node.node) if extern else None
         given = [] if origin is None else _weights_given(node, origin, weights)
         op = _extern(node, origin, given, moved) if extern else _generated(node, graph, moved, joined and cpu)
-        if cpu and op.family in _LAID_OUT and _channels_last(node.node.get_stride()):
-            op = msgspec.structs.replace(op, family=f"{op.family}.{CHANNELS_LAST}")
+        if cpu and op.family in _LAID_OUT:
+            stride = node.node.get_stride()
+            if len(stride) == 4 and stride[1] == 1:
+                op = msgspec.structs.replace(op, family=f"{op.family}.{CHANNELS_LAST}")
         joined = not extern
         freed = sum(_buffer_bytes(graph, name) for name in node.last_usage if name in graph.name_to_buffer)
         first = next((one for one in given if one is not None), None)
@@ -175,10 +168,6 @@ def _extern(node: Any, origin: Node | None, given: Sequence[tuple[str, Node] | N
     options: Any = map_arg(dict(origin.kwargs), lambda one: one.meta["val"])
     record = launching(info, args, options, origin.meta["val"], [one is not None for one in given])
     return executed_op(record, f"{EXTERN_CLASS}.{root(record.family)}")
-
-
-def _channels_last(stride: Sequence[Any]) -> bool:
-    return len(stride) == 4 and stride[1] == 1
 
 
 def _op(name: str, host_class: str, family: str, dtype: str, sizes: tuple[int, ...], moved: _Moved) -> Op:
@@ -236,9 +225,9 @@ def _base(node: Node) -> str:
 def _generated(node: Any, graph: Any, moved: _Moved, joined: bool) -> Op:
     parts = [part for part in node.get_nodes() if hasattr(part, "get_ranges")]
     ranges = [[number(graph, loop) for loop in part.get_ranges()] for part in parts]
-    points = max((outer * inner for outer, inner in ranges), default=1)
+    points = [outer * inner for outer, inner in ranges]
     cols = max((inner for _, inner in ranges), default=1)
-    sizes = (points, cols, len(parts), *_evaluations(graph, parts), *scattered(graph, parts))
+    sizes = (max(points, default=1), cols, len(parts), *_loop_work(graph, parts, points))
     host_class = JOINED_CLASS if joined else GENERATED_CLASS
     return _op(GENERATED, host_class, f"generated.{_kind(parts)}", dtype_name(_dtype(node, parts, graph)), sizes, moved)
 
@@ -279,18 +268,19 @@ def _moved(node: Any, graph: Any, weights: frozenset[str]) -> _Moved:
     """
     inside = {name for part in node.get_nodes() for name in part.get_buffer_names()}
     kept = {name for name in inside if _used_outside(node, name)}
-    reads = _reached(node, graph, "reads", lambda name: name not in inside)
-    writes = _reached(node, graph, "writes", lambda name: name in kept or name not in inside)
+    reads = _reached(node, graph, "reads", inside)
+    writes = _reached(node, graph, "writes", inside - kept)
     from_weights = sum(size for name, size in reads.items() if name in weights)
     new = sum(_buffer_bytes(graph, name) for name in kept)
     return _Moved(from_weights, sum(reads.values()) - from_weights, sum(writes.values()), new)
 
 
-def _reached(node: Any, graph: Any, which: str, wanted: Callable[[str], bool]) -> dict[str, int]:
+def _reached(node: Any, graph: Any, which: str, unseen: set[str]) -> dict[str, int]:
+    """Bytes of each buffer that reads or writes reach, but of those that are `unseen`."""
     deps: dict[str, dict[Any, int]] = {}
     for part in node.get_nodes():
         for dep in getattr(part.read_writes, which):
-            if wanted(dep.name) and type(dep).__name__ in ("MemoryDep", "StarDep"):
+            if dep.name not in unseen and type(dep).__name__ in ("MemoryDep", "StarDep"):
                 deps.setdefault(dep.name, {})[dep] = _dep_bytes(dep, graph)
     return {name: min(_buffer_bytes(graph, name), sum(sizes.values())) for name, sizes in deps.items()}
 

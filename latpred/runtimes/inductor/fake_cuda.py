@@ -16,6 +16,7 @@ from torch import fx
 from torch.utils._pytree import tree_map
 
 from latpred.sandbox.own_thread import replaced
+from latpred.tracing.op_record import conv_format
 
 CAPABILITY = (9, 0)
 _PROPERTIES = SimpleNamespace(
@@ -59,7 +60,8 @@ def present() -> Iterator[None]:
         (interface.Worker, "current_device", lambda: 0),
         (scheduler, "has_triton", lambda *_, **__: True),
         (internals, "_select_conv_backend", lambda *_, **__: internals._ConvBackend.Cudnn),
-        (internals, "_conv_determine_backend_memory_format", _memory_format),
+        # What cudnn keeps to.
+        (internals, "_conv_determine_backend_memory_format", lambda x, weight, _: conv_format(x, weight)),
         # Patterns are traced on a device that can hold a tensor; they match on any.
         (compile_fx, "_recursive_joint_graph_passes", lambda module, *_, **__: joint_passes(module, input_device=_CPU)),
     )
@@ -158,15 +160,3 @@ def _move_constants(module: fx.GraphModule, mode: Any) -> None:
             module._buffers.pop(node.target, None)
             module._parameters.pop(node.target, None)
             setattr(module, node.target, _fake(constant, mode))
-
-
-def _memory_format(x: torch.Tensor, weight: torch.Tensor, _: Any) -> torch.memory_format:
-    """What cudnn keeps to: channels last where the input or the weights are."""
-    if x.dim() == 5:
-        return torch.contiguous_format
-    last = any(_channels_last(tensor) for tensor in (x, weight))
-    return torch.channels_last if last else torch.contiguous_format
-
-
-def _channels_last(tensor: torch.Tensor) -> bool:
-    return tensor.dim() == 4 and tensor.is_contiguous(memory_format=torch.channels_last) and not tensor.is_contiguous()

@@ -182,9 +182,11 @@ class _Recorder(TorchDispatchMode):
             with self:
                 return func.decompose(*args, **options)
         out = func(*args, **options)
-        record = _record(info, args, options, out)
+        given = leaves([*args, *options.values()])
+        record = _record(info, args, options, out, given)
         op = executed_op(record, f"{EAGER}.{record.host_class}")
-        self._add(op, self._input_bytes + self._carried + record.new_bytes, _first_parameter(args, options))
+        weight = next((tensor for tensor in given if isinstance(tensor, torch.nn.Parameter)), None)
+        self._add(op, self._input_bytes + self._carried + record.new_bytes, weight)
         return out
 
     def ops(self) -> tuple[Op, ...]:
@@ -201,13 +203,9 @@ class _Recorder(TorchDispatchMode):
         self._weights.append(read_of(weight, op.weight_bytes.constant, offset))
 
 
-def _first_parameter(args: Sequence[Any], options: dict[str, Any]) -> torch.Tensor | None:
-    given = (tensor for value in (*args, *options.values()) for tensor in leaves(value))
-    return next((tensor for tensor in given if isinstance(tensor, torch.nn.Parameter)), None)
-
-
-def _record(info: OpInfo, args: Sequence[Any], options: dict[str, Any], out: Any) -> OpRecord:
-    given = [tensor for value in (*args, *options.values()) for tensor in leaves(value)]
+def _record(
+    info: OpInfo, args: Sequence[Any], options: dict[str, Any], out: Any, given: Sequence[torch.Tensor]
+) -> OpRecord:
     if info.kind == "item":
         return sync(info, given[0])
     storages = {tensor.untyped_storage()._cdata for tensor in given}

@@ -190,17 +190,16 @@ def _in_proportion(op: Op) -> Op:
 
 
 def fused(ops: Sequence[Op]) -> list[Op]:
-    """Library calls, one generated kernel for each run of ops between them, and guards ahead of each graph.
-
-    A synchronisation with the host ends a graph, as Dynamo cannot see past it.
-    """
+    """Library calls, one generated kernel for each run of ops between them, and guards ahead of each graph."""
     made: list[Op] = []
     graph: list[Op] = []
     for op in ops:
         if not op.syncs:
             graph.append(op)
             continue
-        made += [*_graph(graph), _without_python(op, f"{EAGER}.{op.host_class}")]
+        # A synchronisation with the host ends a graph, as Dynamo cannot see past it.
+        made += _graph(graph)
+        made.append(msgspec.structs.replace(op, host_class=f"{EAGER}.{op.host_class}", **NO_PYTHON))
         graph = []
     return [*made, *_graph(graph)]
 
@@ -219,13 +218,9 @@ def _graph(ops: Sequence[Op]) -> Iterator[Op]:
         if run:
             yield _generated(run)
         run = []
-        yield msgspec.structs.replace(_without_python(op, f"kernel.extern.{root(op.family)}"), launches=1)
+        yield msgspec.structs.replace(op, host_class=f"kernel.extern.{root(op.family)}", launches=1, **NO_PYTHON)
     if run:
         yield _generated(run)
-
-
-def _without_python(op: Op, host_class: str) -> Op:
-    return msgspec.structs.replace(op, host_class=host_class, **NO_PYTHON)
 
 
 def _generated(run: Sequence[Op]) -> Op:

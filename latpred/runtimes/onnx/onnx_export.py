@@ -57,7 +57,14 @@ def export(model: torch.nn.Module, inputs: Any) -> Exported:
     except Exception as error:  # whatever a model, torch.export or a converter raises
         raise RuntimeRefusalError(_cause(error)) from error
     assert program is not None
-    return _kept(program, model)
+    held = sum(t.numel() * t.element_size() for t in (*model.parameters(), *model.buffers()))
+    with silenced():
+        if held < LARGEST_IN_MEMORY:
+            return Exported(program.model_proto.SerializeToString())
+        folder = tempfile.TemporaryDirectory(prefix="latpred-", ignore_cleanup_errors=True)
+        path = Path(folder.name) / "model.onnx"
+        program.save(str(path), external_data=True)
+        return Exported(str(path), folder)
 
 
 def _names(inputs: Any, count: int) -> list[str]:
@@ -67,17 +74,6 @@ def _names(inputs: Any, count: int) -> list[str]:
         if len(names) == count:
             return names
     return [f"input_{index}" for index in range(count)]
-
-
-def _kept(program: Any, model: torch.nn.Module) -> Exported:
-    held = sum(t.numel() * t.element_size() for t in (*model.parameters(), *model.buffers()))
-    with silenced():
-        if held < LARGEST_IN_MEMORY:
-            return Exported(program.model_proto.SerializeToString())
-        folder = tempfile.TemporaryDirectory(prefix="latpred-", ignore_cleanup_errors=True)
-        path = Path(folder.name) / "model.onnx"
-        program.save(str(path), external_data=True)
-        return Exported(str(path), folder)
 
 
 def _cause(error: BaseException) -> str:

@@ -210,7 +210,7 @@ def _feed(file: Path, proto: Any, batch: int, wanted: FileInputs) -> dict[str, A
             )
         shape = [batch if index == 0 and size is None else size for index, size in enumerate(sizes)]
         filled = _filled(shape, dtype, wanted)
-        if filled is None:
+        if None in filled:
             raise UsageError(
                 f"{file}: input {value.name!r} has open sizes besides the batch ({_written(value)}). Give "
                 "inputs= with example tensors (seq= for tokens, image= for square pictures)."
@@ -236,15 +236,13 @@ def _demand_used(file: Path, proto: Any, wanted: FileInputs) -> None:
             raise UsageError(f"{file}: {name}={value} changes nothing, since {why}. Leave it out.")
 
 
-def _filled(shape: list[int | None], dtype: Any, wanted: FileInputs) -> list[int] | None:
-    """A shape whose open sizes are tokens or pixels; None where they are neither."""
-    usual: list[int] | None = None
+def _filled(shape: list[int | None], dtype: Any, wanted: FileInputs) -> list[Any]:
+    """A shape whose open sizes are tokens or pixels; None is left where they are neither."""
+    usual: list[Any] = shape
     if len(shape) == 2 and (dtype.kind in "iub" or wanted.seq is not None):
         usual = [1, wanted.seq or TOKENS]
     elif len(shape) == 4 and dtype.kind == "f":
         usual = [1, CHANNELS, wanted.image or PIXELS, wanted.image or PIXELS]
-    if usual is None:
-        return None if any(size is None for size in shape) else [size for size in shape if size is not None]
     return [given if size is None else size for size, given in zip(shape, usual, strict=True)]
 
 

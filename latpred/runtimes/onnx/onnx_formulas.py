@@ -81,12 +81,6 @@ def matmul(node: Node, ins: Values, outs: Values) -> Work:
     return products.bmm(out.numel // (m * n), m, n, k)
 
 
-def full_gemm(node: Node, ins: Values, outs: Values) -> Work:
-    """One product of two matrices, either of which may come transposed."""
-    m, n = outs[0].shape
-    return products.gemm(m, n, ins[0].shape[0 if node.number("transA", 0) else 1])
-
-
 def quantised_matmul(node: Node, ins: Values, outs: Values) -> Work:
     """A product with packed weights, whose sizes are attributes."""
     n, k = node.number("N", outs[0].shape[-1]), node.number("K", ins[0].shape[-1])
@@ -142,7 +136,10 @@ def recurrent(node: Node, ins: Values, outs: Values) -> Work:
 def attention(node: Node, ins: Values, outs: Values) -> Work:
     """Fused attention, with or without the projections in it."""
     if node.op_type == "Attention" and node.domain == "com.microsoft":
-        return _attention_with_weights(node, ins)
+        batch, queries, hidden = ins[0].shape
+        heads, projected = node.number("num_heads", 1), ins[1].shape[-1]
+        work = _attended(batch, heads, queries, queries, projected // 3 // heads, len(ins) > 3)
+        return work._replace(macs=work.macs + batch * queries * hidden * projected)
     query, key = ins[0].shape, ins[1].shape
     if len(query) == 4:
         batch, heads, queries, width = query
@@ -153,14 +150,6 @@ def attention(node: Node, ins: Values, outs: Values) -> Work:
         width, keys = hidden // heads, key[1] if len(key) > 1 else queries
     masked = len(ins) > 3 and any(value.numel for value in ins[3:])
     return _attended(batch, heads, queries, keys, width, masked)
-
-
-def _attention_with_weights(node: Node, ins: Values) -> Work:
-    """The projections of query, key and value are part of it."""
-    batch, queries, hidden = ins[0].shape
-    heads, projected = node.number("num_heads", 1), ins[1].shape[-1]
-    work = _attended(batch, heads, queries, queries, projected // 3 // heads, len(ins) > 3)
-    return work._replace(macs=work.macs + batch * queries * hidden * projected)
 
 
 def _attended(batch: int, heads: int, queries: int, keys: int, width: int, masked: bool) -> Work:
@@ -297,8 +286,7 @@ def work_of(node: Node, inputs: Sequence[Value | None], outputs: Values) -> Work
 
 
 _OPERATORS: dict[Formula, str] = {
-    matmul: "MatMul FusedMatMul TransposeMatMul MatMulInteger MatMulIntegerToFloat",
-    full_gemm: "Gemm FusedGemm",
+    matmul: "Gemm FusedGemm MatMul FusedMatMul TransposeMatMul MatMulInteger MatMulIntegerToFloat",
     quantised_matmul: "MatMulNBits MatMulBnb4 DynamicQuantizeMatMul",
     einsum: "Einsum",
     conv: "Conv FusedConv NhwcConv NhwcFusedConv ConvTranspose ConvInteger",

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import replace
 from typing import Any
 
 import msgspec
@@ -23,38 +23,36 @@ from latpred.runtimes.onnx.onnx_session import Event, Watched, graphs_within, in
 _FROM_ONNX = {"float": "float32", "double": "float64"}
 _TO_ONNX = {name: onnx for onnx, name in _FROM_ONNX.items()}
 _INTEGERS = frozenset({"int64", "int32", "bool", "int8", "uint8", "int16", "uint16", "uint32", "uint64"})
-_NO_CAST: Mapping[str, str] = {}
+FLOAT = "float"
 
 
-@dataclass
 class _OptimisedGraph:
-    """The graph that onnxruntime made of a model: its nodes, those of the graphs within them, and weights, by name."""
+    """The graph that onnxruntime made of a model: its nodes, those of the graphs within them, and weights, by name.
 
-    cast: Mapping[str, str]  # renames dtypes, for a precision that the model was not exported in
-    nodes: dict[str, Any] = field(default_factory=dict)
-    weights: dict[str, Value] = field(default_factory=dict)
-    outputs: frozenset[str] = frozenset()
-    on_host: frozenset[str] = frozenset()  # values that the CUDA provider leaves on the host
+    single : the dtype of what is float32 in it, for a precision that the model was not exported in.
+    """
 
-    @classmethod
-    def of(cls, watched: Watched, target: str, cast: Mapping[str, str]) -> _OptimisedGraph:
+    def __init__(self, watched: Watched, target: str, single: str) -> None:
         import onnx
 
         proto = _unfilled(watched.proto, watched.before)
-        on_host = _on_host(proto.graph) if target == "cuda" else frozenset()
-        read = cls(cast, outputs=frozenset(value.name for value in proto.graph.output), on_host=on_host)
+        self._single = single
+        self._unknown = onnx.NodeProto()  # stands for a node that ran and is not in the graph
+        self._nodes: dict[str, Any] = {}
+        self.weights: dict[str, Value] = {}
+        self._outputs = frozenset(value.name for value in proto.graph.output)
+        self._on_host = _on_host(proto.graph) if target == "cuda" else frozenset()
         for graph in graphs_within(proto.graph):
-            read.nodes |= {node.name: node for node in graph.node}
+            self._nodes |= {node.name: node for node in graph.node}
             for tensor in graph.initializer:
                 dtype = onnx.helper.tensor_dtype_to_np_dtype(tensor.data_type).name
                 scalar = int(onnx.numpy_helper.to_array(tensor)) if dtype == "int64" and not tensor.dims else None
-                read.weights[tensor.name] = read.value(dtype, tensor.dims, True, scalar)
-        return read
+                self.weights[tensor.name] = self.value(dtype, tensor.dims, True, scalar)
 
     def value(self, dtype: str, shape: Iterable[int], weight: bool = False, scalar: int | None = None) -> Value:
         """A tensor in the precision of the model."""
         name = _TO_ONNX.get(dtype, dtype)
-        return Value(tuple(shape), self.cast.get(name, name), weight, scalar)
+        return Value(tuple(shape), self._single if name == FLOAT else name, weight, scalar)
 
     def executed(self, events: Sequence[Event], feed: Mapping[str, Any]) -> tuple[Op, ...]:
         """The nodes of one run as ops."""
@@ -63,12 +61,11 @@ class _OptimisedGraph:
         ops, results = [], []
         blocked: set[str] = set()
         for event in events:
-            proto = self.nodes.get(event.name)
-            names = [name for name in proto.output if name] if proto is not None else []
-            inputs = [values.get(name) if name else None for name in proto.input] if proto is not None else []
-            outputs: Sequence[Value] = [self.value(dtype, shape) for dtype, shape in event.outputs]
-            outputs = in_model(blocked, proto, inputs, outputs) if proto is not None else outputs
-            results.append(dict(zip(names, outputs, strict=False)))
+            proto = self._nodes.get(event.name, self._unknown)
+            inputs = [values.get(name) if name else None for name in proto.input]
+            made = [self.value(dtype, shape) for dtype, shape in event.outputs]
+            outputs = in_model(blocked, proto, inputs, made)
+            results.append(dict(zip(filter(None, proto.output), outputs, strict=False)))
             values |= results[-1]
             ops.append(_op(event, proto, inputs, outputs, self.no_launch(event, proto)))
         alive = self._alive(events, results, sum(values[name].nbytes for name in feed))
@@ -79,11 +76,10 @@ class _OptimisedGraph:
         for kind, types in (("control", CONTROL), ("transfer", TRANSFERS), ("shape", HOST)):
             if event.op_type in types:
                 return kind
-        names = proto.output if proto is not None else ()
-        if not self.on_host.isdisjoint(names):
+        if not self._on_host.isdisjoint(proto.output):
             return "host"
         # What is a result of the model has memory of its own: there even a change of shape is a copy.
-        return "view" if event.op_type in VIEWS and self.outputs.isdisjoint(names) else ""
+        return "view" if event.op_type in VIEWS and self._outputs.isdisjoint(proto.output) else ""
 
     def _alive(
         self, events: Sequence[Event], results: Sequence[Mapping[str, Value]], input_bytes: int
@@ -92,13 +88,11 @@ class _OptimisedGraph:
         viewed: dict[str, str] = {}  # whose memory a view has, by its name
         last: dict[str, int] = {}
         for index, event in enumerate(events):
-            proto = self.nodes.get(event.name)
-            if proto is None:
-                continue
-            if event.op_type in VIEWS and self.no_launch(event, proto):
+            proto = self._nodes.get(event.name, self._unknown)
+            if proto.output and event.op_type in VIEWS and self.no_launch(event, proto):
                 viewed[proto.output[0]] = viewed.get(proto.input[0], proto.input[0])
             last |= {viewed.get(name, name): index for name in (*proto.input, *proto.output)}
-        last |= {viewed.get(name, name): len(events) for name in self.outputs}
+        last |= {viewed.get(name, name): len(events) for name in self._outputs}
         dying: dict[int, list[str]] = {}
         for name, index in last.items():
             dying.setdefault(index, []).append(name)
@@ -114,18 +108,14 @@ class _OptimisedGraph:
 
 def executed(watched: Watched, feed: Mapping[str, Any]) -> tuple[Op, ...]:
     """What was executed on the CPU in the last run, whose inputs were `feed`."""
-    return _OptimisedGraph.of(watched, "cpu", _NO_CAST).executed(watched.runs[-1], feed)
+    return _OptimisedGraph(watched, "cpu", FLOAT).executed(watched.runs[-1], feed)
 
 
 def graph_of(
-    stub: ModelGraph,
-    watched: Watched,
-    feeds: Sequence[Mapping[str, Any]],
-    target: str,
-    cast: Mapping[str, str] = _NO_CAST,
+    stub: ModelGraph, watched: Watched, feeds: Sequence[Mapping[str, Any]], target: str, single: str = FLOAT
 ) -> ModelGraph:
     """A model's graph with what was executed of it: in runs at `BATCHES`, or at the one batch size that it takes."""
-    optimised = _OptimisedGraph.of(watched, target, cast)
+    optimised = _OptimisedGraph(watched, target, single)
     runs = [optimised.executed(run, feed) for run, feed in zip(watched.runs, feeds, strict=True)]
     sizes = [sum(optimised.value(str(a.dtype), a.shape).nbytes for a in feed.values()) for feed in feeds]
     ops, at_one, input_bytes = runs[0], None, Affine(sizes[0])
@@ -149,11 +139,8 @@ def _op(event: Event, proto: Any, inputs: Sequence[Value | None], outputs: Seque
     if no_launch:
         syncs = int(event.op_type == "MemcpyToHost")
         return Op(name, "", f"node.{no_launch}.{event.op_type}", "", "", {}, syncs=syncs)
-    node = Node(event.op_type, proto.domain, attributes(proto)) if proto is not None else Node(event.op_type, "", {})
-    work = work_of(node, inputs, outputs)
-    estimated = work is None
-    if work is None:
-        work = Work("other", {"numel": max((value.numel for value in outputs), default=0)})
+    known = work_of(Node(event.op_type, proto.domain, attributes(proto)), inputs, outputs)
+    work = known or Work("other", {"numel": max((value.numel for value in outputs), default=0)})
     weight, read = _reads(work, inputs)
     written = work.writes if work.writes is not None else sum(value.nbytes for value in outputs)
     return Op(
@@ -168,7 +155,7 @@ def _op(event: Event, proto: Any, inputs: Sequence[Value | None], outputs: Seque
         read_bytes=Affine(read),
         write_bytes=Affine(written),
         launches=work.launches,
-        estimated=estimated,
+        estimated=known is None,
     )
 
 
@@ -177,11 +164,12 @@ def attributes(proto: Any) -> dict[str, Any]:
     import onnx
 
     kinds = onnx.AttributeProto
-    told = [one for one in proto.attribute if one.type in (kinds.INT, kinds.INTS, kinds.STRING, kinds.FLOAT)]
-    values = {one.name: onnx.helper.get_attribute_value(one) for one in told}
-    return {
-        name: value.decode(errors="replace") if isinstance(value, bytes) else value for name, value in values.items()
-    }
+    values = {}
+    for one in proto.attribute:
+        if one.type in (kinds.INT, kinds.INTS, kinds.STRING, kinds.FLOAT):
+            value = onnx.helper.get_attribute_value(one)
+            values[one.name] = value.decode(errors="replace") if isinstance(value, bytes) else value
+    return values
 
 
 def _on_host(graph: Any) -> frozenset[str]:
@@ -208,7 +196,7 @@ def _reads(work: Work, inputs: Sequence[Value | None]) -> tuple[int, int]:
 def _computed_in(inputs: Sequence[Value | None], outputs: Sequence[Value]) -> str:
     """The first floating-point dtype among inputs and outputs, else the first there is."""
     dtypes = [value.dtype for value in (*inputs, *outputs) if value is not None]
-    chosen = next((dtype for dtype in dtypes if dtype not in _INTEGERS), dtypes[0] if dtypes else "float")
+    chosen = next((dtype for dtype in dtypes if dtype not in _INTEGERS), dtypes[0] if dtypes else FLOAT)
     return _FROM_ONNX.get(chosen, chosen)
 
 

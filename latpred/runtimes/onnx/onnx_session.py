@@ -99,15 +99,14 @@ def session(
     weights_in: Path | None = None,
     layout: bool = True,
 ) -> Any:
-    """A session with every optimisation that the target has; a model that onnxruntime cannot load is refused.
+    """A session of a serialised model, or of the path of one; a model that onnxruntime cannot load is refused.
 
-    The model is serialised, or the path of one. A `target` of "cuda" without a `gpu` (its index) leaves out what only a
-    CPU has kernels for; `threads` are those within a node. With `cuda_graph` the CUDA provider captures what it runs,
-    once for each "gpu_graph_id" of the options of a run; `tf32` says whether it may multiply float32 in TF32. `profile`
-    is the prefix of the file in which `end_profiling` puts the time of every node, `optimised` the file for the graph
-    that is really run, its weights beside it.
-    `weights_in` is the folder of the weights that a serialised model keeps outside of it; `layout` lets the CPU lay the
-    graph out as it likes, after all other optimisations.
+    target : "cuda" without a `gpu` (its index) leaves out what only a CPU has kernels for.
+    cuda_graph : whether the CUDA provider captures what it runs, once for each "gpu_graph_id" of a run's options.
+    profile : prefix of the file in which `end_profiling` puts the time of every node.
+    optimised : file for the graph that is really run, its weights beside it.
+    weights_in : folder of the weights that a serialised model keeps outside of it.
+    layout : whether the CPU may lay the graph out as it likes, after all other optimisations.
     """
     import onnxruntime  # type: ignore[import-untyped]
 
@@ -225,22 +224,19 @@ def _runs(events: Sequence[Mapping[str, Any]]) -> tuple[tuple[Event, ...], ...]:
     runs: list[tuple[Event, ...]] = []
     current: list[Event] = []
     for event in events:
-        if event.get("cat") == "Node" and str(event["name"]).endswith(_KERNEL):
-            current.append(_event(event))
-        elif event.get("cat") == "Session" and event["name"] == "model_run":
+        name = str(event["name"])
+        if event.get("cat") == "Node" and name.endswith(_KERNEL):
+            arguments = event["args"]
+            outputs = tuple(
+                (str(dtype), tuple(int(size) for size in shape))
+                for one in arguments.get("output_type_shape", ())
+                for dtype, shape in one.items()
+            )
+            current.append(Event(name.removesuffix(_KERNEL), str(arguments["op_name"]), float(event["dur"]), outputs))
+        elif event.get("cat") == "Session" and name == "model_run":
             runs.append(tuple(current))
             current = []
     return tuple(runs)
-
-
-def _event(event: Mapping[str, Any]) -> Event:
-    arguments = event["args"]
-    outputs = tuple(
-        (str(dtype), tuple(int(size) for size in shape))
-        for one in arguments.get("output_type_shape", ())
-        for dtype, shape in one.items()
-    )
-    return Event(str(event["name"])[: -len(_KERNEL)], str(arguments["op_name"]), float(event["dur"]), outputs)
 
 
 def providers() -> tuple[str, ...]:

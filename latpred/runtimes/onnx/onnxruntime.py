@@ -96,7 +96,7 @@ class OnnxRuntime(StepPerOp):
         names = onnx_session.input_names(model)
         feeds = [onnx_session.feed_of(names, tensors_of(whole.inputs(batch))) for batch in BATCHES]
         watched = onnx_session.watch(model, feeds, target=target, threads=_threads())
-        graph = onnx_graph.graph_of(eager, watched, feeds, target, {"float": half} if half else {})
+        graph = onnx_graph.graph_of(eager, watched, feeds, target, half or onnx_graph.FLOAT)
         if half is None:
             return graph
         note = f"onnxruntime's nodes are those of the model in float32, with the bytes of {half}"
@@ -281,20 +281,20 @@ def _threads() -> int:
 
 
 def _estimated(ops: Sequence[Op], target: str) -> Iterator[Op]:
-    """What would run of a model that was never exported, on "cpu" or "cuda": a guess from its eager trace, by rule.
-
-    Views of another order become copies, attention its parts, biases additions; batch normalisations go into
-    convolutions, and on a CPU activations and residual additions too. Constants disappear. Every op that is left is one
-    node.
-    """
+    """What would run of a model that was never exported: a guess from its eager trace; most ops are one node."""
     before: Op | None = None  # the last op that does work
     for index, op in enumerate(ops):
         if not op.launches:
             yield from _view(op, before)
         elif not _vanishes(op, before, target):
-            followed = next((other for other in ops[index + 1 :] if other.launches), None)
-            yield from _parts(op, followed)
-            before = op
+            before, family = op, root(op.family)
+            if family == "gemm":
+                yield from _product(op, next((other for other in ops[index + 1 :] if other.launches), None))
+            elif family == "attention":
+                yield from _attention(op)
+            else:
+                name = op.name.rpartition("::")[2].rstrip("_").title().replace("_", "")
+                yield _bare(op, name, class_of(op.family, name))
 
 
 def _view(op: Op, before: Op | None) -> Iterator[Op]:
@@ -313,17 +313,6 @@ def _vanishes(op: Op, before: Op | None, target: str) -> bool:
         return root(op.family) == "factory"
     absorbed = op.family in _ABSORBED or op.family == "elementwise.add"
     return root(before.family) in _CONVOLUTIONS and (op.family == "batch_norm" or (target == "cpu" and absorbed))
-
-
-def _parts(op: Op, followed: Op | None) -> Iterator[Op]:
-    family = root(op.family)
-    if family == "gemm":
-        yield from _product(op, followed)
-    elif family == "attention":
-        yield from _attention(op)
-    else:
-        name = op.name.rpartition("::")[2].rstrip("_").title().replace("_", "")
-        yield _bare(op, name, class_of(op.family, name))
 
 
 def _product(op: Op, followed: Op | None) -> Iterator[Op]:
