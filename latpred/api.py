@@ -429,7 +429,7 @@ def _threads_now() -> int:
         return _threads_of_torch()
     remembered = storage.cache_dir() / "threads" / _threads_key()
     with suppress(OSError, ValueError):
-        return int(remembered.read_text())
+        return int(remembered.read_text(encoding="utf-8"))
     threads = _threads_of_torch()
     with suppress(OSError):
         storage.write(remembered, str(threads).encode(), durable=False)

@@ -136,7 +136,7 @@ def bytes_left(proc: Path = PROC, sys: Path = SYS) -> float:
         import resource
 
         space = resource.getrlimit(resource.RLIMIT_AS)[0]
-        pages = int((proc / "self" / "statm").read_text().split()[0])
+        pages = int((proc / "self" / "statm").read_text(encoding="utf-8").split()[0])
         if space != resource.RLIM_INFINITY:
             left.append(space - pages * resource.getpagesize())
     except (ImportError, OSError, ValueError, IndexError):
@@ -174,7 +174,7 @@ def _digest(text: str) -> str:
 def _text(path: Path) -> str:
     """What a file holds; nothing where it cannot be read."""
     try:
-        return path.read_text()
+        return path.read_text(encoding="utf-8")
     except (OSError, ValueError):
         return ""
 

@@ -190,7 +190,7 @@ def watch(
             kept = folder / "before.onnx"
             session(model, target="cpu", threads=1, optimised=kept, weights_in=weights_in, layout=False)
             before = onnx.load(str(kept), load_external_data=False)
-        return Watched(proto, _runs(json.loads(report.read_text())), before)
+        return Watched(proto, _runs(json.loads(report.read_text(encoding="utf-8"))), before)
 
 
 def graphs_within(graph: Any) -> Iterator[Any]:
