@@ -95,6 +95,14 @@ def test_a_file_counts_by_what_is_in_it(tmp_path: Path) -> None:
         assert fingerprint(f"{file}:build") is None, "what it imports may change"
 
 
+def test_a_file_that_is_no_python_fails_alone(tmp_path: Path) -> None:
+    file = tmp_path / "mine.py"
+    for text in ("def build(:\n", "\0", "(" * 10_000):
+        file.write_text(text)
+        table = predict_many([f"{file}:build", builder(8)], resume=tmp_path / "table.parquet", **ASKED)
+        assert ["failed: SyntaxError" in str(error) for error in table.error] == [True, True, False, False]
+
+
 def scoped(source: str, **names: Any) -> tuple[Callable[[], nn.Module], dict[str, Any]]:
     """A function `candidate` with globals of its own, and those."""
     scope: dict[str, Any] = {"__name__": "mine", "nn": nn, "torch": torch, **names}
