@@ -17,8 +17,8 @@ import pytest
 import torch
 from searchdata import ASKED, Stubborn, builder, candidates, predictor
 from torch import nn
+from transformers import BertConfig, BertModel
 
-import latpred
 from latpred import predict_many
 from latpred.errors import BusyError, TableError, UsageError
 from latpred.host import Slowdown
@@ -27,28 +27,11 @@ from latpred.search import resume
 from latpred.search.resume import CandidateRow, Evaluator, fingerprint
 
 
-def test_fingerprints_tell_architectures_apart() -> None:
-    def depth(count: int) -> Callable[[], nn.Module]:
-        return lambda: nn.Sequential(*[nn.Linear(8, 8)] * count)
-
-    kinds: list[Any] = [
-        *("resnet18", "resnet34", builder(8), builder(16), depth(2), depth(3)),
-        *(
-            nn.Linear(4, 8),
-            nn.Linear(4, 8, bias=False),
-            nn.Linear(8, 4),
-            nn.Dropout(0.1),
-            nn.Dropout(0.2),
-            Helped(1),
-            Helped(2),
-        ),
-    ]
-    prints = [fingerprint(kind) for kind in kinds]
-    assert None not in prints
-    assert len(set(prints)) == len(kinds)
-    assert fingerprint(builder(8)) == prints[2]
-    assert fingerprint(nn.Linear(4, 8)) == prints[6]
-    assert fingerprint(Stubborn()) is None
+def scoped(source: str, **names: Any) -> tuple[Callable[[], nn.Module], dict[str, Any]]:
+    """A function `candidate` with globals of its own, and those."""
+    scope: dict[str, Any] = {"__name__": "mine", "nn": nn, "torch": torch, **names}
+    exec(source, scope)
+    return scope["candidate"], scope
 
 
 class Helped:
@@ -61,27 +44,58 @@ class Helped:
         return nn.Linear(self.width, self.width)
 
 
-def test_a_function_that_keeps_its_results_counts_by_its_code() -> None:
-    def build(width: int) -> Callable[[], nn.Module]:
-        scope: dict[str, Any] = {"__name__": "mine"}
-        exec(f"import functools\n@functools.cache\ndef width(): return {width}\ndef build(): return width()", scope)
-        found: Callable[[], nn.Module] = scope["build"]
-        return found
-
-    assert fingerprint(build(8)) == fingerprint(build(8)) != fingerprint(build(16))
+def cached(width: int) -> Any:
+    source = f"import functools\n@functools.cache\ndef width(): return {width}\ndef candidate(): return width()"
+    return scoped(source)[0]
 
 
-def test_a_decorator_counts_beside_what_it_wraps() -> None:
-    def build(times: int) -> Callable[[], nn.Module]:
-        def deeper(function: Callable[[], int]) -> Callable[[], int]:
-            return functools.wraps(function)(lambda: times * function())
+def decorated(times: int) -> Any:
+    def deeper(function: Callable[[], int]) -> Callable[[], int]:
+        return functools.wraps(function)(lambda: times * function())
 
-        scope: dict[str, Any] = {"__name__": "mine", "deeper": deeper}
-        exec("@deeper\ndef depth(): return 2\ndef build(): return depth()", scope)
-        found: Callable[[], nn.Module] = scope["build"]
-        return found
+    return scoped("@deeper\ndef depth(): return 2\ndef candidate(): return depth()", deeper=deeper)[0]
 
-    assert fingerprint(build(1)) == fingerprint(build(1)) != fingerprint(build(3))
+
+def holding(value: Any) -> nn.Module:
+    made = nn.Linear(4, 4)
+    made._setting = value
+    return made
+
+
+def bert(width: int) -> nn.Module:
+    with torch.device("meta"):
+        return BertModel(
+            BertConfig(num_hidden_layers=1, hidden_size=width, num_attention_heads=2, intermediate_size=16)
+        )
+
+
+NUMBERED: dict[str, Callable[[int], Any]] = {
+    "name": "resnet{}".format,
+    "function": builder,
+    "depth": lambda depth: lambda: nn.Sequential(*[nn.Linear(8, 8)] * depth),
+    "callable object": Helped,
+    "function that keeps its results": cached,
+    "decorator": decorated,
+    "functions of one name": lambda width: (builder(8), builder(16), builder(width)),
+    "inputs of a layer": lambda width: nn.Linear(width, 4),
+    "outputs of a layer": lambda width: nn.Linear(4, width),
+    "bias": lambda width: nn.Linear(4, 4, bias=width > 8),
+    "setting of a layer": lambda number: nn.Dropout(number / 100),
+    "plain value of a module": holding,
+    "other value of a module": lambda number: holding(argparse.Namespace(mode=number)),
+    "model of a library": bert,
+}
+
+
+@pytest.mark.parametrize("kind", NUMBERED)
+def test_a_number_tells_candidates_apart(kind: str) -> None:
+    one, again, other = (fingerprint(NUMBERED[kind](number)) for number in (8, 8, 16))
+    assert None is not one == again != other is not None
+
+
+def test_kinds_of_candidates_are_told_apart() -> None:
+    assert len({fingerprint(make(8)) for make in NUMBERED.values()}) == len(NUMBERED)
+    assert fingerprint(Stubborn()) is None
 
 
 def test_a_file_counts_by_what_is_in_it(tmp_path: Path) -> None:
@@ -101,13 +115,6 @@ def test_a_file_that_is_no_python_fails_alone(tmp_path: Path) -> None:
         file.write_text(text)
         table = predict_many([f"{file}:build", builder(8)], resume=tmp_path / "table.parquet", **ASKED)
         assert ["failed: SyntaxError" in str(error) for error in table.error] == [True, True, False, False]
-
-
-def scoped(source: str, **names: Any) -> tuple[Callable[[], nn.Module], dict[str, Any]]:
-    """A function `candidate` with globals of its own, and those."""
-    scope: dict[str, Any] = {"__name__": "mine", "nn": nn, "torch": torch, **names}
-    exec(source, scope)
-    return scope["candidate"], scope
 
 
 class Settings:
@@ -196,73 +203,29 @@ def test_attributes_of_locals_are_not_taken_for_globals() -> None:
     assert fingerprint(scoped(source, lock=threading.Lock())[0]) is not None
 
 
-def test_functions_of_one_name_are_told_apart_where_they_come_again() -> None:
-    one, other = builder(8), builder(16)
-    assert fingerprint((one, other, one)) != fingerprint((one, other, other))
+@pytest.fixture
+def predicted(monkeypatch: pytest.MonkeyPatch) -> Callable[[], list[int]]:
+    """Positions of the candidates that were predicted, not read back, since this was last asked."""
+    steps: list[int] = []
+    rows_of = Evaluator.rows
 
+    def rows(evaluator: Evaluator, position: int, *rest: Any) -> list[CandidateRow]:
+        steps.append(position)
+        return rows_of(evaluator, position, *rest)
 
-def test_what_a_module_holds_counts_though_it_is_no_plain_value() -> None:
-    def holding(**settings: Any) -> nn.Module:
-        made = nn.Linear(4, 4)
-        made.settings, made._mode = argparse.Namespace(**settings), settings.get("mode")  # type: ignore[assignment]
-        return made
-
-    one = fingerprint(holding(mode=1))
-    assert None is not one == fingerprint(holding(mode=1))
-    assert len({one, fingerprint(holding(mode=2)), fingerprint(holding(mode=1, more=[1]))}) == 3
-
-
-def test_models_of_libraries_have_fingerprints() -> None:
-    from transformers import BertConfig, BertModel
-
-    config = BertConfig(num_hidden_layers=1, hidden_size=16, num_attention_heads=2, intermediate_size=16)
-    with torch.device("meta"):
-        assert fingerprint(BertModel(config)) == fingerprint(BertModel(config)) is not None
-
-
-SPACE = argparse.Namespace(width=64)
-
-
-def reading_the_space() -> nn.Module:
-    return nn.Linear(64, SPACE.width)
-
-
-def test_a_resumed_run_predicts_anew_what_changed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    def macs() -> float:
-        asked: dict[str, Any] = {
-            "inputs": torch.zeros(1, 64),
-            "device": "epyc-shared",
-            "resume": tmp_path / "r.parquet",
-        }
-        return float(latpred.predict_many([reading_the_space], **asked).macs[0])
-
-    assert macs() == 64 * 64
-    monkeypatch.setattr(SPACE, "width", 4096)
-    assert macs() == 64 * 4096
-
-
-class Counted:
-    """Counts what is predicted rather than read back."""
-
-    def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
-        self.steps: list[int] = []
-        rows_of = Evaluator.rows
-
-        def rows(evaluator: Evaluator, position: int, *rest: Any) -> list[CandidateRow]:
-            self.steps.append(position)
-            return rows_of(evaluator, position, *rest)
-
-        monkeypatch.setattr(Evaluator, "rows", rows)
-
-    def since(self) -> list[int]:
-        taken, self.steps = self.steps, []
+    def since() -> list[int]:
+        taken = steps[:]
+        steps.clear()
         return taken
 
+    monkeypatch.setattr(Evaluator, "rows", rows)
+    return since
 
-def test_a_run_goes_on_where_it_stopped(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    counted, path = Counted(monkeypatch), tmp_path / "table.parquet"
+
+def test_a_run_goes_on_where_it_stopped(tmp_path: Path, predicted: Callable[[], list[int]]) -> None:
+    path = tmp_path / "table.parquet"
     expected = predict_many(candidates(), **ASKED)
-    counted.since()
+    predicted()
 
     def interrupted() -> Iterator[Any]:
         yield from candidates()[:7]
@@ -270,9 +233,9 @@ def test_a_run_goes_on_where_it_stopped(tmp_path: Path, monkeypatch: pytest.Monk
 
     with pytest.raises(KeyboardInterrupt):
         predict_many(interrupted(), resume=path, **ASKED)
-    assert counted.since() == list(range(7))
+    assert predicted() == list(range(7))
     found = predict_many(candidates(), resume=path, **ASKED)
-    assert counted.since() == [7, 8], "the others are like some that were finished"
+    assert predicted() == [7, 8], "the others are like some that were finished"
     pd.testing.assert_frame_equal(found, expected, check_exact=True)
     assert pd.read_parquet(path).drop(columns="key").latency_ms.notna().all()
     assert not list(tmp_path.glob("*.part"))
@@ -282,49 +245,43 @@ def test_a_run_goes_on_where_it_stopped(tmp_path: Path, monkeypatch: pytest.Monk
 
 
 @pytest.mark.parametrize(
-    ("change", "options"),
+    "change",
     [
-        ("profile", {}),
-        ("batch", {"batch": [1, 16]}),
-        ("runtime", {"runtime": "torchscript"}),
-        ("protocol", {"protocol": "pipelined"}),
-        ("inputs", {"inputs": (torch.zeros(2, 3, 64),)}),
-        ("candidate", {}),
+        {"candidates": [builder(24)]},
+        {"device": predictor(fixed_us=21.0)},
+        {"device": ASKED["device"].at(Slowdown(2.0))},
+        {"batch": [1, 16]},
+        {"runtime": "torchscript"},
+        {"protocol": "pipelined"},
+        {"inputs": (torch.zeros(2, 3, 64),)},
     ],
 )
 def test_a_changed_question_is_answered_anew(
-    change: str, options: dict[str, Any], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    change: dict[str, Any], tmp_path: Path, predicted: Callable[[], list[int]]
 ) -> None:
-    counted, path = Counted(monkeypatch), tmp_path / "table.parquet"
-    predict_many([builder(16)], resume=path, **ASKED)
-    assert counted.since() == [0]
-    predict_many([builder(16)], resume=path, **ASKED)
-    assert counted.since() == []
-    new = [builder(24)] if change == "candidate" else [builder(16)]
-    asked = {**ASKED, **options}
-    if change == "profile":
-        asked["device"] = predictor(fixed_us=21.0)
-    found = predict_many(new, resume=path, **asked)
-    assert counted.since() == [0]
-    pd.testing.assert_frame_equal(found, predict_many(new, **asked), check_exact=True)
-    counted.since()
-    predict_many([builder(16)], resume=path, **ASKED)
-    assert counted.since() == [], "what was there before is still there"
+    asked = {"candidates": [builder(16)], "resume": tmp_path / "table.parquet", **ASKED}
+    for expected in ([0], []):
+        predict_many(**asked)
+        assert predicted() == expected
+    changed = {**asked, **change}
+    found = predict_many(**changed)
+    assert predicted() == [0]
+    pd.testing.assert_frame_equal(found, predict_many(**changed | {"resume": None}), check_exact=True)
+    predicted()
+    predict_many(**asked)
+    assert predicted() == [], "what was there before is still there"
 
 
-def test_another_speed_and_other_formulas_are_another_question(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    counted, path = Counted(monkeypatch), tmp_path / "table.parquet"
-    slower = ASKED["device"].at(Slowdown(2.0))
-    for device in (ASKED["device"], slower):
-        predict_many([builder(16)], resume=path, **{**ASKED, "device": device})
-    assert counted.since() == [0, 0]
+def test_other_formulas_are_another_question(
+    tmp_path: Path, predicted: Callable[[], list[int]], monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr(families, "_FORMULAS", dict(families._FORMULAS))
     monkeypatch.setattr(families, "_REGISTERED", list(families._REGISTERED))
     for times in (1, 2, 2):
         cost("mine::op")(partial(times_numel, times))
-        predict_many([builder(16)], resume=path, **ASKED)
+        predict_many([builder(16)], resume=tmp_path / "table.parquet", **ASKED)
         del families._REGISTERED[-1]
-    assert counted.since() == [0, 0]
+    assert predicted() == [0, 0]
 
 
 def times_numel(times: int, *_: Any, out: Any) -> Work:
@@ -345,21 +302,22 @@ def test_a_disk_that_is_full_costs_no_rows(tmp_path: Path, monkeypatch: pytest.M
         predict_many([builder(8)], resume=tmp_path / "table.parquet", **ASKED)
 
 
-def test_rows_of_another_version_are_not_taken_over(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    counted, path = Counted(monkeypatch), tmp_path / "table.parquet"
+def test_rows_of_another_version_are_not_taken_over(
+    tmp_path: Path, predicted: Callable[[], list[int]], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    path = tmp_path / "table.parquet"
     with monkeypatch.context() as older:
         older.setattr(resume, "version", lambda _: "0.0.1")
         predict_many([builder(16)], resume=path, **ASKED)
     predict_many([builder(16)], resume=path, **ASKED)
-    assert counted.since() == [0, 0]
+    assert predicted() == [0, 0]
     assert len(pd.read_parquet(path)) == 4, "the older rows stay"
 
 
-def test_what_failed_or_cannot_be_told_apart_is_tried_again(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    counted, path = Counted(monkeypatch), tmp_path / "table.parquet"
+def test_what_failed_or_cannot_be_told_apart_is_tried_again(tmp_path: Path, predicted: Callable[[], list[int]]) -> None:
     for _ in range(2):
-        predict_many([Stubborn(), 7, builder(8)], resume=path, **ASKED)
-    assert counted.since() == [0, 1, 2, 0, 1]
+        predict_many([Stubborn(), 7, builder(8)], resume=tmp_path / "table.parquet", **ASKED)
+    assert predicted() == [0, 1, 2, 0, 1]
 
 
 def test_files_that_are_no_such_table_are_left_alone(tmp_path: Path) -> None:
