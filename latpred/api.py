@@ -253,8 +253,6 @@ def predictor_of(query: DeviceQuery, runtime: str | None = None) -> Predictor:
     except NoProfileError:
         if replace(plain, host=None) != DeviceQuery() or not allowed():
             raise
-        predictor = None
-    if predictor is None:  # out here, where an error of the calibration stands for itself
         calibrate_once(store.find, _calibrate, _say)
         predictor = _remembered(plain, _state_of(query))
     if runtime is not None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 import functools
+import os
 import sys
 import threading
 from collections.abc import Callable, Iterator
@@ -27,11 +28,16 @@ from latpred.search import resume
 from latpred.search.resume import CandidateRow, Evaluator, fingerprint
 
 
-def scoped(source: str, **names: Any) -> tuple[Callable[[], nn.Module], dict[str, Any]]:
-    """A function `candidate` with globals of its own, and those."""
+def scoped(source: str, **names: Any) -> Callable[[], nn.Module]:
+    """A function `candidate` with globals of its own."""
     scope: dict[str, Any] = {"__name__": "mine", "nn": nn, "torch": torch, **names}
     exec(source, scope)
-    return scope["candidate"], scope
+    found: Callable[[], nn.Module] = scope["candidate"]
+    return found
+
+
+def reading(width: str, **names: Any) -> Callable[[], nn.Module]:
+    return scoped(f"def candidate(): return nn.Linear(64, {width})", **names)
 
 
 class Helped:
@@ -46,14 +52,14 @@ class Helped:
 
 def cached(width: int) -> Any:
     source = f"import functools\n@functools.cache\ndef width(): return {width}\ndef candidate(): return width()"
-    return scoped(source)[0]
+    return scoped(source)
 
 
 def decorated(times: int) -> Any:
     def deeper(function: Callable[[], int]) -> Callable[[], int]:
         return functools.wraps(function)(lambda: times * function())
 
-    return scoped("@deeper\ndef depth(): return 2\ndef candidate(): return depth()", deeper=deeper)[0]
+    return scoped("@deeper\ndef depth(): return 2\ndef candidate(): return depth()", deeper=deeper)
 
 
 def holding(value: Any) -> nn.Module:
@@ -67,6 +73,36 @@ def bert(width: int) -> nn.Module:
         return BertModel(
             BertConfig(num_hidden_layers=1, hidden_size=width, num_attention_heads=2, intermediate_size=16)
         )
+
+
+class Settings:
+    width = 64
+
+    def __init__(self, depth: int) -> None:
+        self.depth = depth
+
+
+class Slotted:
+    __slots__ = ("width",)
+
+    def __init__(self, width: int) -> None:
+        self.width = width
+
+
+def configured(width: Any) -> ModuleType:
+    module = ModuleType("mine_config")
+    module.width = width
+    return module
+
+
+def importing(width: int) -> Any:
+    sys.modules["mine_config"] = configured(width)
+    return scoped("def candidate():\n    from mine_config import width\n    return nn.Linear(64, width)")
+
+
+def of_environment(width: int) -> Any:
+    os.environ["W14"] = str(width)
+    return reading("int(os.environ['W14'])", os=os)
 
 
 NUMBERED: dict[str, Callable[[int], Any]] = {
@@ -84,15 +120,40 @@ NUMBERED: dict[str, Callable[[int], Any]] = {
     "plain value of a module": holding,
     "other value of a module": lambda number: holding(argparse.Namespace(mode=number)),
     "model of a library": bert,
+    # What a candidate names is part of it.
+    "namespace": lambda width: reading("settings.width", settings=argparse.Namespace(width=width)),
+    "dict": lambda width: reading("settings['width']", settings={"width": width}),
+    "list": lambda width: reading("settings[-1]", settings=[64, width]),
+    "object": lambda depth: reading("settings.depth", settings=Settings(depth)),
+    "object in an object": lambda depth: reading("one.two.depth", one=argparse.Namespace(two=Settings(depth))),
+    "slots": lambda width: reading("settings.width", settings=Slotted(width)),
+    "class attribute": lambda width: reading(
+        "Own.width", Own=type("Own", (Settings,), {"__module__": "mine", "width": width})
+    ),
+    "attribute of a module": lambda width: reading("config.width", config=configured(width)),
+    "dict in a module": lambda width: reading("config.width['a']", config=configured({"a": width})),
+    "tensor": lambda width: reading("int(widths[0])", widths=torch.tensor([float(width)])),
+    "environment": of_environment,
+    "method of a dict": lambda width: reading("get('width')", get={"width": width}.get),
+    "import": importing,
 }
 
 
+@pytest.fixture
+def restored(monkeypatch: pytest.MonkeyPatch) -> None:
+    """What candidates here set in the process is put back."""
+    monkeypatch.setenv("W14", "64")
+    monkeypatch.setitem(sys.modules, "mine_config", configured(64))
+
+
+@pytest.mark.usefixtures("restored")
 @pytest.mark.parametrize("kind", NUMBERED)
 def test_a_number_tells_candidates_apart(kind: str) -> None:
     one, again, other = (fingerprint(NUMBERED[kind](number)) for number in (8, 8, 16))
     assert None is not one == again != other is not None
 
 
+@pytest.mark.usefixtures("restored")
 def test_kinds_of_candidates_are_told_apart() -> None:
     assert len({fingerprint(make(8)) for make in NUMBERED.values()}) == len(NUMBERED)
     assert fingerprint(Stubborn()) is None
@@ -117,62 +178,6 @@ def test_a_file_that_is_no_python_fails_alone(tmp_path: Path) -> None:
         assert ["failed: SyntaxError" in str(error) for error in table.error] == [True, True, False, False]
 
 
-class Settings:
-    width = 64
-
-    def __init__(self) -> None:
-        self.depth = 2
-
-
-class Slotted:
-    __slots__ = ("width",)
-
-    def __init__(self, width: int) -> None:
-        self.width = width
-
-
-def _configured(module: Any) -> ModuleType:
-    found = ModuleType("mine_config")
-    found.width = module
-    return found
-
-
-CHANGES: dict[str, tuple[str, Callable[[], dict[str, Any]], str]] = {
-    "namespace": ("settings.width", lambda: {"settings": argparse.Namespace(width=64)}, "settings.width = 4096"),
-    "dict": ("settings['width']", lambda: {"settings": {"width": 64}}, "settings['width'] = 4096"),
-    "list": ("settings[-1]", lambda: {"settings": [1, [64]][1]}, "settings.append(4096)"),
-    "object": ("settings.depth", lambda: {"settings": Settings()}, "settings.depth = 5"),
-    "object in an object": (
-        "settings.inner.depth",
-        lambda: {"settings": argparse.Namespace(inner=Settings())},
-        "settings.inner.depth = 5",
-    ),
-    "slots": ("settings.width", lambda: {"settings": Slotted(64)}, "settings.width = 4096"),
-    "class attribute": (
-        "Own.width",
-        lambda: {"Own": type("Own", (Settings,), {"__module__": "mine", "width": 64})},
-        "Own.width = 4096",
-    ),
-    "attribute of a module": ("config.width", lambda: {"config": _configured(64)}, "config.width = 4096"),
-    "dict in a module": ("config.width['a']", lambda: {"config": _configured({"a": 64})}, "config.width['a'] = 4096"),
-    "tensor": ("int(widths[0])", lambda: {"widths": torch.tensor([64.0])}, "widths[0] = 4096.0"),
-    "environment": ("int(os.environ['W14'])", lambda: {"os": __import__("os")}, "os.environ['W14'] = '4096'"),
-    "method of a dict": ("get('width')", lambda: {"get": {"width": 64}.get}, "get.__self__['width'] = 4096"),
-}
-
-
-@pytest.mark.parametrize("name", CHANGES)
-def test_whatever_a_candidate_names_is_part_of_it(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("W14", "64")
-    width, names, change = CHANGES[name]
-    candidate, scope = scoped(f"def candidate(): return nn.Linear(64, {width})", **names())
-    before = fingerprint(candidate)
-    assert before is not None
-    assert before == fingerprint(scoped(f"def candidate(): return nn.Linear(64, {width})", **names())[0])
-    exec(change, scope)
-    assert fingerprint(candidate) not in (before, None)
-
-
 @pytest.mark.parametrize(
     "source",
     [
@@ -183,24 +188,14 @@ def test_whatever_a_candidate_names_is_part_of_it(name: str, monkeypatch: pytest
         "def candidate():\n    import mine_config\n    return nn.Linear(64, mine_config.width)",
     ],
 )
-def test_what_cannot_be_told_has_no_fingerprint(source: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    config = _configured(64)
-    monkeypatch.setitem(sys.modules, "mine_config", config)
-    assert fingerprint(scoped(source, lock=threading.Lock(), config=config, width=8)[0]) is None
-
-
-def test_an_import_within_a_candidate_is_followed(monkeypatch: pytest.MonkeyPatch) -> None:
-    config = _configured(64)
-    monkeypatch.setitem(sys.modules, "mine_config", config)
-    candidate, _ = scoped("def candidate():\n    from mine_config import width\n    return nn.Linear(64, width)")
-    before = fingerprint(candidate)
-    config.width = 4096  # type: ignore[attr-defined]
-    assert None is not before != fingerprint(candidate)
+@pytest.mark.usefixtures("restored")
+def test_what_cannot_be_told_has_no_fingerprint(source: str) -> None:
+    assert fingerprint(scoped(source, lock=threading.Lock(), config=configured(64), width=8)) is None
 
 
 def test_attributes_of_locals_are_not_taken_for_globals() -> None:
     source = "def candidate():\n    made = nn.Linear(4, 4)\n    made.lock\n    return made"
-    assert fingerprint(scoped(source, lock=threading.Lock())[0]) is not None
+    assert fingerprint(scoped(source, lock=threading.Lock())) is not None
 
 
 @pytest.fixture
