@@ -13,7 +13,6 @@ from collections.abc import Callable, Sequence
 from contextlib import ExitStack, suppress
 from dataclasses import replace
 from functools import lru_cache
-from importlib import metadata
 from pathlib import Path
 from platform import python_version
 from typing import TYPE_CHECKING, Any, TypedDict, Unpack, overload
@@ -396,7 +395,7 @@ def _foreign(profile: DeviceProfile, *, swapped: bool = False) -> list[str]:
         return [f"kernel times were measured on another machine ({machine.accelerator or machine.cpu})"]
     if whose is Owner.ANOTHER:
         return [caveat(machine)]
-    here = {"python": python_version(), **{name: _version(name) for name in _PACKAGES}}
+    here = {"python": python_version()} | dict.fromkeys(_PACKAGES, "none") | host.versions(*_PACKAGES)
     others = [
         f"measured with {name} {machine.stack[name]}, here it is {version}: times may differ; measure anew with: "
         "latpred calibrate"
@@ -443,12 +442,5 @@ def _threads_key() -> str:
     """Digest of what PyTorch and its libraries choose their number of threads by."""
     settings = sorted(f"{name}={value}" for name, value in os.environ.items() if name.startswith(_THREAD_SETTINGS))
     usable = sorted(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else [host.cores()]
-    told = "\n".join([_version("torch"), host.cpu_name(), host.cpu_model(), str(usable), *settings])
+    told = "\n".join([*host.versions("torch").values(), host.cpu_name(), host.cpu_model(), str(usable), *settings])
     return hashlib.sha256(told.encode()).hexdigest()[:32]
-
-
-def _version(package: str) -> str:
-    try:
-        return metadata.version(package)
-    except metadata.PackageNotFoundError:
-        return "none"

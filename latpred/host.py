@@ -11,6 +11,7 @@ import subprocess
 from collections.abc import Mapping
 from contextlib import suppress
 from functools import cache
+from importlib import metadata
 from pathlib import Path
 from typing import NamedTuple
 
@@ -148,6 +149,15 @@ def _memory_limits(proc: Path, sys: Path) -> list[tuple[int, Path]]:
     """How many bytes each control group around this process may take, and its folder."""
     limits = ((_text(group / "memory.max"), group) for group in _control_groups(proc, sys))
     return [(int(limit), group) for limit, group in limits if limit.isdecimal()]
+
+
+def versions(*packages: str) -> dict[str, str]:
+    """Versions of those of some packages that are installed."""
+    found = {}
+    for name in packages:
+        with suppress(metadata.PackageNotFoundError):
+            found[name] = metadata.version(name)
+    return found
 
 
 def _processor() -> dict[str, str]:

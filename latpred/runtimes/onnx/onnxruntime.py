@@ -65,7 +65,7 @@ class OnnxRuntime(StepPerOp):
     @cached_property
     def options(self) -> str:
         """Versions, exporter and optimisations; and the processor, which decides on the layout of convolutions."""
-        installed = onnx_session.installed() | onnx_session.versions("onnx", "onnxscript")
+        installed = onnx_session.installed() | host.versions("onnx", "onnxscript")
         versions = [f"{name} {version}" for name, version in installed.items()]
         return "; ".join((*versions, "export dynamo, dynamic batch", "optimised: all", NODES, host.cpu_name()))
 
