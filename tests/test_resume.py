@@ -178,6 +178,14 @@ def test_a_file_that_is_no_python_fails_alone(tmp_path: Path) -> None:
         assert ["failed: SyntaxError" in str(error) for error in table.error] == [True, True, False, False]
 
 
+def test_a_candidate_is_another_once_what_it_names_has_changed() -> None:
+    settings = argparse.Namespace(width=8)
+    candidate = reading("settings.width", settings=settings)
+    before = fingerprint(candidate)
+    settings.width = 16
+    assert fingerprint(candidate) not in (before, None)
+
+
 @pytest.mark.parametrize(
     "source",
     [
