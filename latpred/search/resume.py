@@ -413,8 +413,8 @@ def _plain(value: Any) -> Iterator[bytes]:
         path = Path(value.partition(":")[0] if ".py:" in value else value)
         if path.suffix in (".py", ".onnx") and path.is_file():
             yield path.read_bytes()
-        if path.suffix == ".py" and path.is_file() and not all(map(library, _imported(path))):
-            raise UntoldError(value)  # what it imports of the user's own may have changed
+            if path.suffix == ".py" and not all(map(library, _imported(path))):
+                raise UntoldError(value)  # what it imports of the user's own may have changed
 
 
 def _imported(path: Path) -> Iterator[str]:
