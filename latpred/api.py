@@ -13,7 +13,6 @@ from collections.abc import Callable, Sequence
 from contextlib import ExitStack, suppress
 from dataclasses import replace
 from functools import lru_cache
-from pathlib import Path
 from platform import python_version
 from typing import TYPE_CHECKING, Any, TypedDict, Unpack, overload
 
@@ -271,26 +270,19 @@ def _remembered(query: DeviceQuery, _state: tuple[object, ...]) -> Predictor:
 
 def _state_of(query: DeviceQuery) -> tuple[object, ...]:
     """Whatever changes when a profile does, or what is said of it."""
-    folder = storage.profiles_dir()
-    file = () if query.device is None else _file_state(os.fspath(query.device))  # type: ignore[arg-type]
-    state = (str(folder), _threads_now(), file, *_directory_state(folder))
-    if query.host is None:
-        return state
-    named = _file_state(os.fspath(query.host)) if isinstance(query.host, str | os.PathLike) else ()
-    return (*state, named, *_directory_state(host_profile.directory()))
+    folders = [storage.profiles_dir()] if query.host is None else [storage.profiles_dir(), host_profile.directory()]
+    files = [os.fspath(named) for named in (query.device, query.host) if isinstance(named, str | os.PathLike)]
+    for folder in folders:
+        files += [os.fspath(folder / name) for name in sorted(os.listdir(folder))] if folder.is_dir() else []
+    return (*map(str, folders), _threads_now(), *map(_file_state, files))
 
 
-def _directory_state(folder: Path) -> list[tuple[object, ...]]:
-    names = sorted(os.listdir(folder)) if folder.is_dir() else []
-    return [(name, *_file_state(os.fspath(folder / name))) for name in names]
-
-
-def _file_state(path: str) -> tuple[int, ...]:
+def _file_state(path: str) -> tuple[object, ...]:
     try:
         status = os.stat(path)
     except OSError:
-        return ()
-    return (status.st_mtime_ns, status.st_size)
+        return (path,)
+    return (path, status.st_mtime_ns, status.st_size)
 
 
 def predictor_now(predictor: Predictor) -> Predictor:
