@@ -13,8 +13,6 @@ from collections.abc import Callable, Sequence
 from contextlib import ExitStack, suppress
 from dataclasses import replace
 from functools import lru_cache
-from importlib import metadata
-from pathlib import Path
 from platform import python_version
 from typing import TYPE_CHECKING, Any, TypedDict, Unpack, overload
 
@@ -248,14 +246,11 @@ def predictor_of(query: DeviceQuery, runtime: str | None = None) -> Predictor:
     if runtime is not None:
         runtimes.get(runtime)  # a misspelt one is said before a missing profile
     plain = replace(query, now=False) if query.now else query
-    predictor: Predictor | None = None
     try:
         predictor = _remembered(plain, _state_of(query))
-    except ProfileError as error:
-        unnamed = replace(plain, host=None) == DeviceQuery()
-        if not isinstance(error, NoProfileError) or not unnamed or not allowed():
+    except NoProfileError:
+        if replace(plain, host=None) != DeviceQuery() or not allowed():
             raise
-    if predictor is None:
         calibrate_once(store.find, _calibrate, _say)
         predictor = _remembered(plain, _state_of(query))
     if runtime is not None:
@@ -275,26 +270,19 @@ def _remembered(query: DeviceQuery, _state: tuple[object, ...]) -> Predictor:
 
 def _state_of(query: DeviceQuery) -> tuple[object, ...]:
     """Whatever changes when a profile does, or what is said of it."""
-    folder = storage.profiles_dir()
-    file = () if query.device is None else _file_state(os.fspath(query.device))  # type: ignore[arg-type]
-    state = (str(folder), _threads_now(), file, *_directory_state(folder))
-    if query.host is None:
-        return state
-    named = _file_state(os.fspath(query.host)) if isinstance(query.host, str | os.PathLike) else ()
-    return (*state, named, *_directory_state(host_profile.directory()))
+    folders = [storage.profiles_dir()] if query.host is None else [storage.profiles_dir(), host_profile.directory()]
+    files = [os.fspath(named) for named in (query.device, query.host) if isinstance(named, str | os.PathLike)]
+    for folder in folders:
+        files += [os.fspath(folder / name) for name in sorted(os.listdir(folder))] if folder.is_dir() else []
+    return (*map(str, folders), _threads_now(), *map(_file_state, files))
 
 
-def _directory_state(folder: Path) -> list[tuple[object, ...]]:
-    names = sorted(os.listdir(folder)) if folder.is_dir() else []
-    return [(name, *_file_state(os.fspath(folder / name))) for name in names]
-
-
-def _file_state(path: str) -> tuple[int, ...]:
+def _file_state(path: str) -> tuple[object, ...]:
     try:
         status = os.stat(path)
     except OSError:
-        return ()
-    return (status.st_mtime_ns, status.st_size)
+        return (path,)
+    return (path, status.st_mtime_ns, status.st_size)
 
 
 def predictor_now(predictor: Predictor) -> Predictor:
@@ -399,7 +387,7 @@ def _foreign(profile: DeviceProfile, *, swapped: bool = False) -> list[str]:
         return [f"kernel times were measured on another machine ({machine.accelerator or machine.cpu})"]
     if whose is Owner.ANOTHER:
         return [caveat(machine)]
-    here = {"python": python_version(), **{name: _version(name) for name in _PACKAGES}}
+    here = {"python": python_version()} | dict.fromkeys(_PACKAGES, "none") | host.versions(*_PACKAGES)
     others = [
         f"measured with {name} {machine.stack[name]}, here it is {version}: times may differ; measure anew with: "
         "latpred calibrate"
@@ -429,7 +417,7 @@ def _threads_now() -> int:
         return _threads_of_torch()
     remembered = storage.cache_dir() / "threads" / _threads_key()
     with suppress(OSError, ValueError):
-        return int(remembered.read_text())
+        return int(remembered.read_text(encoding="utf-8"))
     threads = _threads_of_torch()
     with suppress(OSError):
         storage.write(remembered, str(threads).encode(), durable=False)
@@ -446,12 +434,5 @@ def _threads_key() -> str:
     """Digest of what PyTorch and its libraries choose their number of threads by."""
     settings = sorted(f"{name}={value}" for name, value in os.environ.items() if name.startswith(_THREAD_SETTINGS))
     usable = sorted(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else [host.cores()]
-    told = "\n".join([_version("torch"), host.cpu_name(), host.cpu_model(), str(usable), *settings])
+    told = "\n".join([*host.versions("torch").values(), host.cpu_name(), host.cpu_model(), str(usable), *settings])
     return hashlib.sha256(told.encode()).hexdigest()[:32]
-
-
-def _version(package: str) -> str:
-    try:
-        return metadata.version(package)
-    except metadata.PackageNotFoundError:
-        return "none"

@@ -11,6 +11,7 @@ import subprocess
 from collections.abc import Mapping
 from contextlib import suppress
 from functools import cache
+from importlib import metadata
 from pathlib import Path
 from typing import NamedTuple
 
@@ -36,7 +37,7 @@ def hostname_hash() -> str:
 def machine_id() -> str:
     """Sixteen hexadecimal digits that no other machine has; "" where the system has no id, as in many containers."""
     for file in _ID_FILES:
-        own = _text(Path(file)).strip()
+        own = _text(Path(file))
         if own and own != "uninitialized":
             break
     else:
@@ -94,7 +95,7 @@ def cpu_quota(proc: Path = PROC, sys: Path = SYS) -> float:
     limits = [math.inf]
     for group in _control_groups(proc, sys):
         quota, _, period = _text(group / "cpu.max").partition(" ")
-        if quota.isdecimal() and period.strip().isdecimal():
+        if quota.isdecimal() and period.isdecimal():
             limits.append(int(quota) / int(period))
     return min(limits)
 
@@ -129,14 +130,14 @@ def bytes_left(proc: Path = PROC, sys: Path = SYS) -> float:
     left = [math.inf]
     for limit, group in _memory_limits(proc, sys):
         fields = dict(line.split()[:2] for line in _text(group / "memory.stat").splitlines() if " " in line)
-        taken = _text(group / "memory.current").strip()
+        taken = _text(group / "memory.current")
         if taken.isdecimal():  # pages of files and the like are given back when memory is needed
             left.append(limit - int(taken) + sum(int(fields.get(name, 0)) for name in _GIVEN_BACK))
     try:
         import resource
 
         space = resource.getrlimit(resource.RLIMIT_AS)[0]
-        pages = int((proc / "self" / "statm").read_text().split()[0])
+        pages = int((proc / "self" / "statm").read_text(encoding="utf-8").split()[0])
         if space != resource.RLIM_INFINITY:
             left.append(space - pages * resource.getpagesize())
     except (ImportError, OSError, ValueError, IndexError):
@@ -146,8 +147,17 @@ def bytes_left(proc: Path = PROC, sys: Path = SYS) -> float:
 
 def _memory_limits(proc: Path, sys: Path) -> list[tuple[int, Path]]:
     """How many bytes each control group around this process may take, and its folder."""
-    limits = ((_text(group / "memory.max").strip(), group) for group in _control_groups(proc, sys))
+    limits = ((_text(group / "memory.max"), group) for group in _control_groups(proc, sys))
     return [(int(limit), group) for limit, group in limits if limit.isdecimal()]
+
+
+def versions(*packages: str) -> dict[str, str]:
+    """Versions of those of some packages that are installed."""
+    found = {}
+    for name in packages:
+        with suppress(metadata.PackageNotFoundError):
+            found[name] = metadata.version(name)
+    return found
 
 
 def _processor() -> dict[str, str]:
@@ -172,9 +182,9 @@ def _digest(text: str) -> str:
 
 
 def _text(path: Path) -> str:
-    """What a file holds; nothing where it cannot be read."""
+    """What a file holds, without the space around it; nothing where it cannot be read."""
     try:
-        return path.read_text()
+        return path.read_text(encoding="utf-8").strip()
     except (OSError, ValueError):
         return ""
 
@@ -256,18 +266,14 @@ def load() -> float | None:
 
 def power_notes(sys: Path = SYS) -> list[str]:
     """What makes the processors' clock unsteady or slow, in a sentence each; empty where nothing is known of it."""
-
-    def read(path: Path) -> str:
-        return _text(path).strip()
-
     supplies, clock = sys / "class" / "power_supply", sys / "devices" / "system" / "cpu" / "cpu0" / "cpufreq"
     governor, driver, preference = (
-        read(clock / name) for name in ("scaling_governor", "scaling_driver", "energy_performance_preference")
+        _text(clock / name) for name in ("scaling_governor", "scaling_driver", "energy_performance_preference")
     )
-    batteries = [path.parent for path in supplies.glob("*/type") if read(path) == "Battery"]
-    own = [path for path in batteries if read(path / "scope") != "Device"]  # a mouse has a battery too
-    plugged = any(read(path) == "1" for path in supplies.glob("*/online"))
-    draining = not plugged and any(read(path / "status") == "Discharging" for path in own)
+    batteries = [path.parent for path in supplies.glob("*/type") if _text(path) == "Battery"]
+    own = [path for path in batteries if _text(path / "scope") != "Device"]  # a mouse has a battery too
+    plugged = any(_text(path) == "1" for path in supplies.glob("*/online"))
+    draining = not plugged and any(_text(path / "status") == "Discharging" for path in own)
     notes = ["the machine runs on battery"] if draining else []
     if governor == "powersave" and driver not in _DRIVERS_THAT_FOLLOW_LOAD:
         notes.append("the governor powersave keeps the processors at their lowest clock")

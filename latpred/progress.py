@@ -69,11 +69,6 @@ class ProgressCounter:
     def seconds(self) -> float:
         return self._clock() - self._begun_s
 
-    @property
-    def rate(self) -> float:
-        """Pieces a second, of those that took work; 0 before the first."""
-        return self._worked / max(self.seconds, 1e-3)
-
     def count(self, pieces: int = 1, *, worked: bool = True) -> None:
         self.done += pieces
         self._worked += pieces * worked
@@ -90,8 +85,8 @@ class ProgressCounter:
 
     def _say(self, label: str) -> None:
         if self._listener is not None:
-            rate, left = self.rate, max(0, self._total - self.done)
-            left_s = left / rate if self._total and rate else nan
+            rate = self._worked / max(self.seconds, 1e-3)
+            left_s = max(0, self._total - self.done) / rate if self._total and rate else nan
             self._listener(ProgressEvent(self.done, self._total, label, rate, left_s))
 
 

@@ -191,9 +191,6 @@ class IdentityCache(Generic[K, V]):
             self._values[identity] = value, weakref.ref(key, partial(_drop, weakref.ref(self), identity))
             return value
 
-    def __len__(self) -> int:
-        return len(self._values)
-
 
 def _drop(cache: weakref.ref[IdentityCache[K, V]], identity: int, _: weakref.ref[K]) -> None:
     living = cache()
@@ -219,9 +216,6 @@ class Recent(Generic[V]):
             with suppress(KeyError):  # another thread dropped it meanwhile
                 self._values.popitem(last=False)
         return value
-
-    def __len__(self) -> int:
-        return len(self._values)
 
 
 def hash_of(record: msgspec.Struct) -> int:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import subprocess
 import sys
 import threading
+from collections.abc import Iterator
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -15,7 +16,7 @@ from factories import graph, linear
 from profiledata import profile
 
 import latpred
-from latpred import api, calibration, storage
+from latpred import api, calibration
 from latpred.calibration.timing import disturbance
 from latpred.errors import BusyError, CalibrationError, NoProfileError, UsageError
 from latpred.profile import store
@@ -69,16 +70,20 @@ def test_it_can_be_switched_off(calibrations: list[tuple[object, ...]], monkeypa
     assert calibrations == []
 
 
-def test_who_comes_second_waits_and_does_not_calibrate_again(
-    calibrations: list[tuple[object, ...]], capsys: pytest.CaptureFixture[str]
-) -> None:
-    (storage.data_dir() / "calibration").mkdir(parents=True)
-    first = filelock.FileLock(storage.data_dir() / "calibration" / "first.lock", thread_local=False)
-    first.acquire()
+@pytest.fixture
+def calibrating(latpred_home: Path) -> Iterator[filelock.FileLock]:
+    """The lock that another process holds while it calibrates."""
+    (latpred_home / "calibration").mkdir()
+    with filelock.FileLock(latpred_home / "calibration" / "first.lock", thread_local=False) as held:
+        yield held
 
+
+def test_who_comes_second_waits_and_does_not_calibrate_again(
+    calibrations: list[tuple[object, ...]], calibrating: filelock.FileLock, capsys: pytest.CaptureFixture[str]
+) -> None:
     def finish() -> None:
         store.save(profile())
-        first.release()
+        calibrating.release()
 
     threading.Timer(0.2, finish).start()
     assert latpred.predict(graph(linear())).latency_ms > 0
@@ -93,13 +98,10 @@ def test_where_nothing_can_be_kept_that_is_said(monkeypatch: pytest.MonkeyPatch)
         latpred.predict(graph(linear()))
 
 
+@pytest.mark.usefixtures("calibrating")
 def test_who_waits_too_long_is_told(calibrations: list[tuple[object, ...]], monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(api, "WAIT_S", 0.05)
-    (storage.data_dir() / "calibration").mkdir(parents=True)
-    with (
-        filelock.FileLock(storage.data_dir() / "calibration" / "first.lock"),
-        pytest.raises(BusyError, match="minutes"),
-    ):
+    with pytest.raises(BusyError, match="minutes"):
         latpred.predict(graph(linear()))
     assert calibrations == []
 

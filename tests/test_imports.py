@@ -38,6 +38,7 @@ RECORDS = ("latpred.profile.document", "latpred.prediction.prediction")
 ALONE = ("latpred.errors", "latpred.units")
 
 CLOCKS = {"time", "timeit", "torch.utils.benchmark", "torch.profiler", "cProfile"}
+BINARY = {"'rb'", "'wb'", "'ab'"}
 UNPICKLERS = {"pickle", "cPickle", "dill", "cloudpickle", "marshal", "shelve"}
 HEAVY = {"torch", "pandas", "sklearn", "scipy", "transformers", "matplotlib", "fvcore", "joblib"}
 
@@ -120,6 +121,19 @@ def test_nothing_unpickles_or_evaluates(name: str) -> None:
             assert called not in {"eval", "exec", "torch.load", "joblib.load", "np.load", "numpy.load"}, where
             for keyword in node.keywords:
                 assert keyword.arg not in {"trust_remote_code", "allow_pickle"}, where
+
+
+@pytest.mark.parametrize("name", SOURCES)
+def test_text_files_name_their_encoding(name: str) -> None:
+    for node in ast.walk(TREES[name]):
+        if not isinstance(node, ast.Call) or any(keyword.arg == "encoding" for keyword in node.keywords):
+            continue
+        called = ast.unparse(node.func)
+        given = [ast.unparse(argument) for argument in node.args]
+        opens = called == "open" or (called.endswith(".open") and called != "os.open")
+        text = called.endswith(".read_text") and not given  # a file of a package is read by its name
+        text = text or called.endswith(".write_text") or (opens and not BINARY & {*given})
+        assert not text, f"{SOURCES[name]}:{node.lineno}: give encoding=, else the locale's is taken"
 
 
 @pytest.mark.parametrize("name", SOURCES)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 import functools
+import os
 import sys
 import threading
 from collections.abc import Callable, Iterator
@@ -17,8 +18,8 @@ import pytest
 import torch
 from searchdata import ASKED, Stubborn, builder, candidates, predictor
 from torch import nn
+from transformers import BertConfig, BertModel
 
-import latpred
 from latpred import predict_many
 from latpred.errors import BusyError, TableError, UsageError
 from latpred.host import Slowdown
@@ -27,28 +28,16 @@ from latpred.search import resume
 from latpred.search.resume import CandidateRow, Evaluator, fingerprint
 
 
-def test_fingerprints_tell_architectures_apart() -> None:
-    def depth(count: int) -> Callable[[], nn.Module]:
-        return lambda: nn.Sequential(*[nn.Linear(8, 8)] * count)
+def scoped(source: str, **names: Any) -> Callable[[], nn.Module]:
+    """A function `candidate` with globals of its own."""
+    scope: dict[str, Any] = {"__name__": "mine", "nn": nn, "torch": torch, **names}
+    exec(source, scope)
+    found: Callable[[], nn.Module] = scope["candidate"]
+    return found
 
-    kinds: list[Any] = [
-        *("resnet18", "resnet34", builder(8), builder(16), depth(2), depth(3)),
-        *(
-            nn.Linear(4, 8),
-            nn.Linear(4, 8, bias=False),
-            nn.Linear(8, 4),
-            nn.Dropout(0.1),
-            nn.Dropout(0.2),
-            Helped(1),
-            Helped(2),
-        ),
-    ]
-    prints = [fingerprint(kind) for kind in kinds]
-    assert None not in prints
-    assert len(set(prints)) == len(kinds)
-    assert fingerprint(builder(8)) == prints[2]
-    assert fingerprint(nn.Linear(4, 8)) == prints[6]
-    assert fingerprint(Stubborn()) is None
+
+def reading(width: str, **names: Any) -> Callable[[], nn.Module]:
+    return scoped(f"def candidate(): return nn.Linear(64, {width})", **names)
 
 
 class Helped:
@@ -61,27 +50,113 @@ class Helped:
         return nn.Linear(self.width, self.width)
 
 
-def test_a_function_that_keeps_its_results_counts_by_its_code() -> None:
-    def build(width: int) -> Callable[[], nn.Module]:
-        scope: dict[str, Any] = {"__name__": "mine"}
-        exec(f"import functools\n@functools.cache\ndef width(): return {width}\ndef build(): return width()", scope)
-        found: Callable[[], nn.Module] = scope["build"]
-        return found
-
-    assert fingerprint(build(8)) == fingerprint(build(8)) != fingerprint(build(16))
+def cached(width: int) -> Any:
+    source = f"import functools\n@functools.cache\ndef width(): return {width}\ndef candidate(): return width()"
+    return scoped(source)
 
 
-def test_a_decorator_counts_beside_what_it_wraps() -> None:
-    def build(times: int) -> Callable[[], nn.Module]:
-        def deeper(function: Callable[[], int]) -> Callable[[], int]:
-            return functools.wraps(function)(lambda: times * function())
+def decorated(times: int) -> Any:
+    def deeper(function: Callable[[], int]) -> Callable[[], int]:
+        return functools.wraps(function)(lambda: times * function())
 
-        scope: dict[str, Any] = {"__name__": "mine", "deeper": deeper}
-        exec("@deeper\ndef depth(): return 2\ndef build(): return depth()", scope)
-        found: Callable[[], nn.Module] = scope["build"]
-        return found
+    return scoped("@deeper\ndef depth(): return 2\ndef candidate(): return depth()", deeper=deeper)
 
-    assert fingerprint(build(1)) == fingerprint(build(1)) != fingerprint(build(3))
+
+def holding(value: Any) -> nn.Module:
+    made = nn.Linear(4, 4)
+    made._setting = value
+    return made
+
+
+def bert(width: int) -> nn.Module:
+    with torch.device("meta"):
+        return BertModel(
+            BertConfig(num_hidden_layers=1, hidden_size=width, num_attention_heads=2, intermediate_size=16)
+        )
+
+
+class Settings:
+    width = 64
+
+    def __init__(self, depth: int) -> None:
+        self.depth = depth
+
+
+class Slotted:
+    __slots__ = ("width",)
+
+    def __init__(self, width: int) -> None:
+        self.width = width
+
+
+def configured(width: Any) -> ModuleType:
+    module = ModuleType("mine_config")
+    module.width = width
+    return module
+
+
+def importing(width: int) -> Any:
+    sys.modules["mine_config"] = configured(width)
+    return scoped("def candidate():\n    from mine_config import width\n    return nn.Linear(64, width)")
+
+
+def of_environment(width: int) -> Any:
+    os.environ["W14"] = str(width)
+    return reading("int(os.environ['W14'])", os=os)
+
+
+NUMBERED: dict[str, Callable[[int], Any]] = {
+    "name": "resnet{}".format,
+    "function": builder,
+    "depth": lambda depth: lambda: nn.Sequential(*[nn.Linear(8, 8)] * depth),
+    "callable object": Helped,
+    "function that keeps its results": cached,
+    "decorator": decorated,
+    "functions of one name": lambda width: (builder(8), builder(16), builder(width)),
+    "inputs of a layer": lambda width: nn.Linear(width, 4),
+    "outputs of a layer": lambda width: nn.Linear(4, width),
+    "bias": lambda width: nn.Linear(4, 4, bias=width > 8),
+    "setting of a layer": lambda number: nn.Dropout(number / 100),
+    "plain value of a module": holding,
+    "other value of a module": lambda number: holding(argparse.Namespace(mode=number)),
+    "model of a library": bert,
+    # What a candidate names is part of it.
+    "namespace": lambda width: reading("settings.width", settings=argparse.Namespace(width=width)),
+    "dict": lambda width: reading("settings['width']", settings={"width": width}),
+    "list": lambda width: reading("settings[-1]", settings=[64, width]),
+    "object": lambda depth: reading("settings.depth", settings=Settings(depth)),
+    "object in an object": lambda depth: reading("one.two.depth", one=argparse.Namespace(two=Settings(depth))),
+    "slots": lambda width: reading("settings.width", settings=Slotted(width)),
+    "class attribute": lambda width: reading(
+        "Own.width", Own=type("Own", (Settings,), {"__module__": "mine", "width": width})
+    ),
+    "attribute of a module": lambda width: reading("config.width", config=configured(width)),
+    "dict in a module": lambda width: reading("config.width['a']", config=configured({"a": width})),
+    "tensor": lambda width: reading("int(widths[0])", widths=torch.tensor([float(width)])),
+    "environment": of_environment,
+    "method of a dict": lambda width: reading("get('width')", get={"width": width}.get),
+    "import": importing,
+}
+
+
+@pytest.fixture
+def restored(monkeypatch: pytest.MonkeyPatch) -> None:
+    """What candidates here set in the process is put back."""
+    monkeypatch.setenv("W14", "64")
+    monkeypatch.setitem(sys.modules, "mine_config", configured(64))
+
+
+@pytest.mark.usefixtures("restored")
+@pytest.mark.parametrize("kind", NUMBERED)
+def test_a_number_tells_candidates_apart(kind: str) -> None:
+    one, again, other = (fingerprint(NUMBERED[kind](number)) for number in (8, 8, 16))
+    assert None is not one == again != other is not None
+
+
+@pytest.mark.usefixtures("restored")
+def test_kinds_of_candidates_are_told_apart() -> None:
+    assert len({fingerprint(make(8)) for make in NUMBERED.values()}) == len(NUMBERED)
+    assert fingerprint(Stubborn()) is None
 
 
 def test_a_file_counts_by_what_is_in_it(tmp_path: Path) -> None:
@@ -95,66 +170,19 @@ def test_a_file_counts_by_what_is_in_it(tmp_path: Path) -> None:
         assert fingerprint(f"{file}:build") is None, "what it imports may change"
 
 
-def scoped(source: str, **names: Any) -> tuple[Callable[[], nn.Module], dict[str, Any]]:
-    """A function `candidate` with globals of its own, and those."""
-    scope: dict[str, Any] = {"__name__": "mine", "nn": nn, "torch": torch, **names}
-    exec(source, scope)
-    return scope["candidate"], scope
+def test_a_file_that_is_no_python_fails_alone(tmp_path: Path) -> None:
+    file = tmp_path / "mine.py"
+    for text in ("def build(:\n", "\0", "(" * 10_000):
+        file.write_text(text)
+        table = predict_many([f"{file}:build", builder(8)], resume=tmp_path / "table.parquet", **ASKED)
+        assert ["failed: SyntaxError" in str(error) for error in table.error] == [True, True, False, False]
 
 
-class Settings:
-    width = 64
-
-    def __init__(self) -> None:
-        self.depth = 2
-
-
-class Slotted:
-    __slots__ = ("width",)
-
-    def __init__(self, width: int) -> None:
-        self.width = width
-
-
-def _configured(module: Any) -> ModuleType:
-    found = ModuleType("mine_config")
-    found.width = module
-    return found
-
-
-CHANGES: dict[str, tuple[str, Callable[[], dict[str, Any]], str]] = {
-    "namespace": ("settings.width", lambda: {"settings": argparse.Namespace(width=64)}, "settings.width = 4096"),
-    "dict": ("settings['width']", lambda: {"settings": {"width": 64}}, "settings['width'] = 4096"),
-    "list": ("settings[-1]", lambda: {"settings": [1, [64]][1]}, "settings.append(4096)"),
-    "object": ("settings.depth", lambda: {"settings": Settings()}, "settings.depth = 5"),
-    "object in an object": (
-        "settings.inner.depth",
-        lambda: {"settings": argparse.Namespace(inner=Settings())},
-        "settings.inner.depth = 5",
-    ),
-    "slots": ("settings.width", lambda: {"settings": Slotted(64)}, "settings.width = 4096"),
-    "class attribute": (
-        "Own.width",
-        lambda: {"Own": type("Own", (Settings,), {"__module__": "mine", "width": 64})},
-        "Own.width = 4096",
-    ),
-    "attribute of a module": ("config.width", lambda: {"config": _configured(64)}, "config.width = 4096"),
-    "dict in a module": ("config.width['a']", lambda: {"config": _configured({"a": 64})}, "config.width['a'] = 4096"),
-    "tensor": ("int(widths[0])", lambda: {"widths": torch.tensor([64.0])}, "widths[0] = 4096.0"),
-    "environment": ("int(os.environ['W14'])", lambda: {"os": __import__("os")}, "os.environ['W14'] = '4096'"),
-    "method of a dict": ("get('width')", lambda: {"get": {"width": 64}.get}, "get.__self__['width'] = 4096"),
-}
-
-
-@pytest.mark.parametrize("name", CHANGES)
-def test_whatever_a_candidate_names_is_part_of_it(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("W14", "64")
-    width, names, change = CHANGES[name]
-    candidate, scope = scoped(f"def candidate(): return nn.Linear(64, {width})", **names())
+def test_a_candidate_is_another_once_what_it_names_has_changed() -> None:
+    settings = argparse.Namespace(width=8)
+    candidate = reading("settings.width", settings=settings)
     before = fingerprint(candidate)
-    assert before is not None
-    assert before == fingerprint(scoped(f"def candidate(): return nn.Linear(64, {width})", **names())[0])
-    exec(change, scope)
+    settings.width = 16
     assert fingerprint(candidate) not in (before, None)
 
 
@@ -168,93 +196,39 @@ def test_whatever_a_candidate_names_is_part_of_it(name: str, monkeypatch: pytest
         "def candidate():\n    import mine_config\n    return nn.Linear(64, mine_config.width)",
     ],
 )
-def test_what_cannot_be_told_has_no_fingerprint(source: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    config = _configured(64)
-    monkeypatch.setitem(sys.modules, "mine_config", config)
-    assert fingerprint(scoped(source, lock=threading.Lock(), config=config, width=8)[0]) is None
-
-
-def test_an_import_within_a_candidate_is_followed(monkeypatch: pytest.MonkeyPatch) -> None:
-    config = _configured(64)
-    monkeypatch.setitem(sys.modules, "mine_config", config)
-    candidate, _ = scoped("def candidate():\n    from mine_config import width\n    return nn.Linear(64, width)")
-    before = fingerprint(candidate)
-    config.width = 4096  # type: ignore[attr-defined]
-    assert None is not before != fingerprint(candidate)
+@pytest.mark.usefixtures("restored")
+def test_what_cannot_be_told_has_no_fingerprint(source: str) -> None:
+    assert fingerprint(scoped(source, lock=threading.Lock(), config=configured(64), width=8)) is None
 
 
 def test_attributes_of_locals_are_not_taken_for_globals() -> None:
     source = "def candidate():\n    made = nn.Linear(4, 4)\n    made.lock\n    return made"
-    assert fingerprint(scoped(source, lock=threading.Lock())[0]) is not None
+    assert fingerprint(scoped(source, lock=threading.Lock())) is not None
 
 
-def test_functions_of_one_name_are_told_apart_where_they_come_again() -> None:
-    one, other = builder(8), builder(16)
-    assert fingerprint((one, other, one)) != fingerprint((one, other, other))
+@pytest.fixture
+def predicted(monkeypatch: pytest.MonkeyPatch) -> Callable[[], list[int]]:
+    """Positions of the candidates that were predicted, not read back, since this was last asked."""
+    steps: list[int] = []
+    rows_of = Evaluator.rows
 
+    def rows(evaluator: Evaluator, position: int, *rest: Any) -> list[CandidateRow]:
+        steps.append(position)
+        return rows_of(evaluator, position, *rest)
 
-def test_what_a_module_holds_counts_though_it_is_no_plain_value() -> None:
-    def holding(**settings: Any) -> nn.Module:
-        made = nn.Linear(4, 4)
-        made.settings, made._mode = argparse.Namespace(**settings), settings.get("mode")  # type: ignore[assignment]
-        return made
-
-    one = fingerprint(holding(mode=1))
-    assert None is not one == fingerprint(holding(mode=1))
-    assert len({one, fingerprint(holding(mode=2)), fingerprint(holding(mode=1, more=[1]))}) == 3
-
-
-def test_models_of_libraries_have_fingerprints() -> None:
-    from transformers import BertConfig, BertModel
-
-    config = BertConfig(num_hidden_layers=1, hidden_size=16, num_attention_heads=2, intermediate_size=16)
-    with torch.device("meta"):
-        assert fingerprint(BertModel(config)) == fingerprint(BertModel(config)) is not None
-
-
-SPACE = argparse.Namespace(width=64)
-
-
-def reading_the_space() -> nn.Module:
-    return nn.Linear(64, SPACE.width)
-
-
-def test_a_resumed_run_predicts_anew_what_changed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    def macs() -> float:
-        asked: dict[str, Any] = {
-            "inputs": torch.zeros(1, 64),
-            "device": "epyc-shared",
-            "resume": tmp_path / "r.parquet",
-        }
-        return float(latpred.predict_many([reading_the_space], **asked).macs[0])
-
-    assert macs() == 64 * 64
-    monkeypatch.setattr(SPACE, "width", 4096)
-    assert macs() == 64 * 4096
-
-
-class Counted:
-    """Counts what is predicted rather than read back."""
-
-    def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
-        self.steps: list[int] = []
-        rows_of = Evaluator.rows
-
-        def rows(evaluator: Evaluator, position: int, *rest: Any) -> list[CandidateRow]:
-            self.steps.append(position)
-            return rows_of(evaluator, position, *rest)
-
-        monkeypatch.setattr(Evaluator, "rows", rows)
-
-    def since(self) -> list[int]:
-        taken, self.steps = self.steps, []
+    def since() -> list[int]:
+        taken = steps[:]
+        steps.clear()
         return taken
 
+    monkeypatch.setattr(Evaluator, "rows", rows)
+    return since
 
-def test_a_run_goes_on_where_it_stopped(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    counted, path = Counted(monkeypatch), tmp_path / "table.parquet"
+
+def test_a_run_goes_on_where_it_stopped(tmp_path: Path, predicted: Callable[[], list[int]]) -> None:
+    path = tmp_path / "table.parquet"
     expected = predict_many(candidates(), **ASKED)
-    counted.since()
+    predicted()
 
     def interrupted() -> Iterator[Any]:
         yield from candidates()[:7]
@@ -262,9 +236,9 @@ def test_a_run_goes_on_where_it_stopped(tmp_path: Path, monkeypatch: pytest.Monk
 
     with pytest.raises(KeyboardInterrupt):
         predict_many(interrupted(), resume=path, **ASKED)
-    assert counted.since() == list(range(7))
+    assert predicted() == list(range(7))
     found = predict_many(candidates(), resume=path, **ASKED)
-    assert counted.since() == [7, 8], "the others are like some that were finished"
+    assert predicted() == [7, 8], "the others are like some that were finished"
     pd.testing.assert_frame_equal(found, expected, check_exact=True)
     assert pd.read_parquet(path).drop(columns="key").latency_ms.notna().all()
     assert not list(tmp_path.glob("*.part"))
@@ -274,49 +248,43 @@ def test_a_run_goes_on_where_it_stopped(tmp_path: Path, monkeypatch: pytest.Monk
 
 
 @pytest.mark.parametrize(
-    ("change", "options"),
+    "change",
     [
-        ("profile", {}),
-        ("batch", {"batch": [1, 16]}),
-        ("runtime", {"runtime": "torchscript"}),
-        ("protocol", {"protocol": "pipelined"}),
-        ("inputs", {"inputs": (torch.zeros(2, 3, 64),)}),
-        ("candidate", {}),
+        {"candidates": [builder(24)]},
+        {"device": predictor(fixed_us=21.0)},
+        {"device": ASKED["device"].at(Slowdown(2.0))},
+        {"batch": [1, 16]},
+        {"runtime": "torchscript"},
+        {"protocol": "pipelined"},
+        {"inputs": (torch.zeros(2, 3, 64),)},
     ],
 )
 def test_a_changed_question_is_answered_anew(
-    change: str, options: dict[str, Any], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    change: dict[str, Any], tmp_path: Path, predicted: Callable[[], list[int]]
 ) -> None:
-    counted, path = Counted(monkeypatch), tmp_path / "table.parquet"
-    predict_many([builder(16)], resume=path, **ASKED)
-    assert counted.since() == [0]
-    predict_many([builder(16)], resume=path, **ASKED)
-    assert counted.since() == []
-    new = [builder(24)] if change == "candidate" else [builder(16)]
-    asked = {**ASKED, **options}
-    if change == "profile":
-        asked["device"] = predictor(fixed_us=21.0)
-    found = predict_many(new, resume=path, **asked)
-    assert counted.since() == [0]
-    pd.testing.assert_frame_equal(found, predict_many(new, **asked), check_exact=True)
-    counted.since()
-    predict_many([builder(16)], resume=path, **ASKED)
-    assert counted.since() == [], "what was there before is still there"
+    asked = {"candidates": [builder(16)], "resume": tmp_path / "table.parquet", **ASKED}
+    for expected in ([0], []):
+        predict_many(**asked)
+        assert predicted() == expected
+    changed = {**asked, **change}
+    found = predict_many(**changed)
+    assert predicted() == [0]
+    pd.testing.assert_frame_equal(found, predict_many(**changed | {"resume": None}), check_exact=True)
+    predicted()
+    predict_many(**asked)
+    assert predicted() == [], "what was there before is still there"
 
 
-def test_another_speed_and_other_formulas_are_another_question(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    counted, path = Counted(monkeypatch), tmp_path / "table.parquet"
-    slower = ASKED["device"].at(Slowdown(2.0))
-    for device in (ASKED["device"], slower):
-        predict_many([builder(16)], resume=path, **{**ASKED, "device": device})
-    assert counted.since() == [0, 0]
+def test_other_formulas_are_another_question(
+    tmp_path: Path, predicted: Callable[[], list[int]], monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr(families, "_FORMULAS", dict(families._FORMULAS))
     monkeypatch.setattr(families, "_REGISTERED", list(families._REGISTERED))
     for times in (1, 2, 2):
         cost("mine::op")(partial(times_numel, times))
-        predict_many([builder(16)], resume=path, **ASKED)
+        predict_many([builder(16)], resume=tmp_path / "table.parquet", **ASKED)
         del families._REGISTERED[-1]
-    assert counted.since() == [0, 0]
+    assert predicted() == [0, 0]
 
 
 def times_numel(times: int, *_: Any, out: Any) -> Work:
@@ -337,21 +305,22 @@ def test_a_disk_that_is_full_costs_no_rows(tmp_path: Path, monkeypatch: pytest.M
         predict_many([builder(8)], resume=tmp_path / "table.parquet", **ASKED)
 
 
-def test_rows_of_another_version_are_not_taken_over(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    counted, path = Counted(monkeypatch), tmp_path / "table.parquet"
+def test_rows_of_another_version_are_not_taken_over(
+    tmp_path: Path, predicted: Callable[[], list[int]], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    path = tmp_path / "table.parquet"
     with monkeypatch.context() as older:
         older.setattr(resume, "version", lambda _: "0.0.1")
         predict_many([builder(16)], resume=path, **ASKED)
     predict_many([builder(16)], resume=path, **ASKED)
-    assert counted.since() == [0, 0]
+    assert predicted() == [0, 0]
     assert len(pd.read_parquet(path)) == 4, "the older rows stay"
 
 
-def test_what_failed_or_cannot_be_told_apart_is_tried_again(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    counted, path = Counted(monkeypatch), tmp_path / "table.parquet"
+def test_what_failed_or_cannot_be_told_apart_is_tried_again(tmp_path: Path, predicted: Callable[[], list[int]]) -> None:
     for _ in range(2):
-        predict_many([Stubborn(), 7, builder(8)], resume=path, **ASKED)
-    assert counted.since() == [0, 1, 2, 0, 1]
+        predict_many([Stubborn(), 7, builder(8)], resume=tmp_path / "table.parquet", **ASKED)
+    assert predicted() == [0, 1, 2, 0, 1]
 
 
 def test_files_that_are_no_such_table_are_left_alone(tmp_path: Path) -> None:

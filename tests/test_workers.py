@@ -63,15 +63,15 @@ def test_chunks_follow_the_pace_and_candidates_are_read_as_they_are_needed() -> 
 
     queue = workers._ChunkQueue(source(), jobs=2, total=0)
     chunks = iter(queue)
-    number, chunk = next(chunks)
+    chunk = next(chunks)
     assert len(chunk) == workers.FIRST_CHUNK
-    queue.finished(workers.Done(number, [], seconds=workers.CHUNK_S / 2))
-    number, chunk = next(chunks)
+    queue.finished(workers.Done(chunk[0][0], [], seconds=workers.CHUNK_S / 2))
+    chunk = next(chunks)
     assert len(chunk) == 2 * workers.FIRST_CHUNK
-    queue.finished(workers.Done(number, [], seconds=1e-3))
-    number, chunk = next(chunks)
+    queue.finished(workers.Done(chunk[0][0], [], seconds=1e-3))
+    chunk = next(chunks)
     assert len(chunk) == workers.LARGEST_CHUNK
-    queue.finished(workers.Done(number, [], seconds=3600.0))
+    queue.finished(workers.Done(chunk[0][0], [], seconds=3600.0))
     assert [len(chunk) for chunk in queue.close()] == []
     assert list(chunks) == []
     assert len(read) == 3 * workers.FIRST_CHUNK + workers.LARGEST_CHUNK
@@ -80,9 +80,10 @@ def test_chunks_follow_the_pace_and_candidates_are_read_as_they_are_needed() -> 
 def test_slow_candidates_are_sent_one_by_one_and_the_last_ones_are_shared_out() -> None:
     queue = workers._ChunkQueue(iter([(number, number) for number in range(600)]), jobs=2, total=600)
     sizes = []
-    for number, chunk in queue:
+    for chunk in queue:
         sizes.append(len(chunk))
-        queue.finished(workers.Done(number, [], seconds=1e-3 if number else 100.0))
+        first = chunk[0][0]
+        queue.finished(workers.Done(first, [], seconds=1e-3 if first else 100.0))
     assert sizes[:3] == [workers.FIRST_CHUNK, 1, 99]
     assert sum(sizes) == 600
     assert sizes[2:-1] == sorted(sizes[2:-1], reverse=True)

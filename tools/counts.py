@@ -18,6 +18,9 @@ from functools import cache
 from pathlib import Path
 from typing import NamedTuple
 
+import numpy as np
+from scipy.sparse.csgraph import connected_components
+
 ROOT = Path(__file__).resolve().parents[1]
 KEPT = ROOT / "tests" / "guards" / "counts.json"
 
@@ -78,31 +81,11 @@ def import_graph(*, at_load: bool) -> dict[str, set[str]]:
 
 
 def circles(graph: Mapping[str, Iterable[str]]) -> list[frozenset[str]]:
-    """Groups of modules that import each other, directly or through others (Tarjan's strongly connected components)."""
-    index: dict[str, int] = {}
-    low: dict[str, int] = {}
-    stack: list[str] = []
-    found = []
-
-    def visit(name: str) -> None:
-        index[name] = low[name] = len(index)
-        stack.append(name)
-        for target in graph[name]:
-            if target not in index:
-                visit(target)
-                low[name] = min(low[name], low[target])
-            elif target in stack:
-                low[name] = min(low[name], index[target])
-        if low[name] == index[name]:
-            circle = set(stack[stack.index(name) :])
-            del stack[stack.index(name) :]
-            if len(circle) > 1:
-                found.append(frozenset(circle))
-
-    for name in graph:
-        if name not in index:
-            visit(name)
-    return found
+    """Groups of modules that import each other, directly or through others."""
+    names = np.array(list(graph))
+    imports = np.array([[target in graph[name] for target in graph] for name in graph], dtype=int)
+    _, group = connected_components(imports, connection="strong")
+    return [frozenset(names[group == number].tolist()) for number in np.flatnonzero(np.bincount(group) > 1)]
 
 
 def public_names() -> list[str]:

@@ -14,6 +14,7 @@ from importlib import metadata
 from types import CodeType, FunctionType, MethodType, ModuleType
 from typing import TYPE_CHECKING, Any
 
+from latpred import host
 from latpred.sandbox.untouched import code_names, contents, installed, package
 
 if TYPE_CHECKING:
@@ -111,10 +112,7 @@ def library(module: str) -> str | None:
 
 def version(package: str) -> str:
     """The version of an installed package; "" of others, importable or not."""
-    try:
-        return metadata.version(package)
-    except metadata.PackageNotFoundError:
-        return ""
+    return host.versions(package).get(package, "")
 
 
 _distributions = cache(metadata.packages_distributions)

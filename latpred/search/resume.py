@@ -40,7 +40,7 @@ from latpred.errors import CandidateError, LatpredError, MissingPackageError, Ta
 from latpred.graph.graph import ModelGraph
 from latpred.ops import BUILT_IN
 from latpred.ops.families import registered
-from latpred.prediction.prediction import Curve, Prediction
+from latpred.prediction.prediction import Prediction
 from latpred.prediction.predictor import Predictor
 from latpred.profile import document
 from latpred.progress import ProgressCounter
@@ -131,18 +131,9 @@ class Evaluator:
         rows: list[CandidateRow] = []
         for predictor in self.predictors:
             with without_modes(), traced_for(predictor.era):
-                predicted = [(runtime, *self._predicted(predictor, runtime, traces)) for runtime in self.runtimes]
-            for index, batch in enumerate(self.batches):
-                for runtime, graph, curve in predicted:
-                    if isinstance(curve, Curve):
-                        assert graph is not None
-                        rows.append(_row(position, name, predictor, graph, curve[index]))
-                        continue
-                    if errors == "raise":
-                        raise CandidateError(f"candidate {position} ({name}): {_reason(curve)}") from curve
-                    precision = graph.precision if graph is not None else self.options.precision or ""
-                    where = (predictor.profile.name, batch, runtime, precision)
-                    rows.append(CandidateRow(position, name, *where, error=_reason(curve)))
+                of_runtimes = [self._of(position, name, traces, predictor, each, errors) for each in self.runtimes]
+            for of_batch in zip(*of_runtimes, strict=True):
+                rows += of_batch
         return rows
 
     def failed(self, position: int, candidate: Any, reason: str) -> list[CandidateRow]:
@@ -152,16 +143,23 @@ class Evaluator:
         cells = product([each.profile.name for each in self.predictors], self.batches, self.runtimes)
         return [CandidateRow(position, name, *cell, precision, error=reason) for cell in cells]
 
-    def _predicted(
-        self, predictor: Predictor, runtime: str, traces: _Traces
-    ) -> tuple[ModelGraph | None, Curve | Exception]:
-        graph = traces.graph(predictor, runtime)
-        if isinstance(graph, Exception):
-            return None, graph
-        try:
-            return graph, predictor.curve(graph, self.batches, runtime=runtime, protocol=self.options.protocol)
-        except LatpredError as error:
-            return graph, error
+    def _of(
+        self, position: int, name: str, traces: _Traces, predictor: Predictor, runtime: str, errors: str
+    ) -> list[CandidateRow]:
+        """Rows of one candidate on one device in one runtime, one for each batch."""
+        precision = self.options.precision or ""
+        found = traces.graph(predictor, runtime)
+        if isinstance(found, ModelGraph):
+            precision = found.precision
+            try:
+                curve = predictor.curve(found, self.batches, runtime=runtime, protocol=self.options.protocol)
+                return [_row(position, name, predictor, found, point) for point in curve.points]
+            except LatpredError as error:
+                found = error
+        if errors == "raise":
+            raise CandidateError(f"candidate {position} ({name}): {_reason(found)}") from found
+        cells = product([predictor.profile.name], self.batches, [runtime])
+        return [CandidateRow(position, name, *cell, precision, error=_reason(found)) for cell in cells]
 
 
 class _Traces:
@@ -415,8 +413,8 @@ def _plain(value: Any) -> Iterator[bytes]:
         path = Path(value.partition(":")[0] if ".py:" in value else value)
         if path.suffix in (".py", ".onnx") and path.is_file():
             yield path.read_bytes()
-        if path.suffix == ".py" and path.is_file() and not all(map(library, _imported(path))):
-            raise UntoldError(value)  # what it imports of the user's own may have changed
+            if path.suffix == ".py" and not all(map(library, _imported(path))):
+                raise UntoldError(value)  # what it imports of the user's own may have changed
 
 
 def _imported(path: Path) -> Iterator[str]:

@@ -389,16 +389,14 @@ def _options(choices: list[Choice]) -> dict[str, tuple[str, ...]]:
 
 def _architectures(choices: list[Choice]) -> list[Callable[[Choice], int]]:
     """Rules that choose an option's number: each option somewhere, and then options mixed."""
-    layers = {id(choice): [n for n, layer in enumerate(choice.options) if layer is not None] for choice in choices}
-    places = {id(choice): place for place, choice in enumerate(choices)}
+    layers = {choice: [n for n, layer in enumerate(choice.options) if layer is not None] for choice in choices}
     most = max(len(numbers) for numbers in layers.values())
 
     def same(number: int) -> Callable[[Choice], int]:
-        return lambda choice: layers[id(choice)][min(number, len(layers[id(choice)]) - 1)]
+        return lambda choice: layers[choice][min(number, len(layers[choice]) - 1)]
 
     def mixed(choice: Choice) -> int:
-        numbers = layers[id(choice)]
-        return numbers[places[id(choice)] % len(numbers)]
+        return layers[choice][choices.index(choice) % len(layers[choice])]
 
     return [*(same(number) for number in range(most)), mixed]
 

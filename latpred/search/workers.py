@@ -30,14 +30,14 @@ _ONE_AT_A_TIME = threading.Lock()  # a worker's threads would only wait for each
 
 
 class Done(NamedTuple):
-    """A chunk's number, its rows, and the seconds that a worker had with it."""
+    """A chunk by its first position, its rows, and the seconds that a worker had with it."""
 
-    number: int
+    first: int
     rows: list[CandidateRow]
     seconds: float
 
 
-def work(evaluator: Evaluator, formulas: Sequence[tuple[str, Formula]], sender: int, number: int, chunk: Chunk) -> Done:
+def work(evaluator: Evaluator, formulas: Sequence[tuple[str, Formula]], sender: int, chunk: Chunk) -> Done:
     """Rows of a chunk: what a worker does for the process `sender`, with the formulas that its user registered."""
     with _ONE_AT_A_TIME:
         if os.getpid() != sender:
@@ -48,7 +48,7 @@ def work(evaluator: Evaluator, formulas: Sequence[tuple[str, Formula]], sender: 
                 cost(name)(formula)
         clock = ProgressCounter("candidates")
         rows = [row for position, candidate in chunk for row in evaluator.rows(position, candidate)]
-        return Done(number, rows, clock.seconds)
+        return Done(chunk[0][0], rows, clock.seconds)
 
 
 def predict_on_workers(
@@ -91,19 +91,17 @@ class _ChunkQueue:
         self._source, self._jobs, self._total = source, jobs, total
         self._lock = threading.Lock()  # joblib asks for chunks from several threads
         self._away: dict[int, Chunk] = {}
-        self._sent, self._closed = 0, False
-        self._size, self._position = FIRST_CHUNK, 0
+        self._size, self._position, self._closed = FIRST_CHUNK, 0, False
         self.source_error: Exception | None = None
 
-    def __iter__(self) -> Iterator[tuple[int, Chunk]]:
+    def __iter__(self) -> Iterator[Chunk]:
         while True:
             with self._lock:
                 chunk = [] if self._closed else self._next()
                 if not chunk:
                     return
-                number, self._sent = self._sent, self._sent + 1
-                self._away[number] = chunk
-            yield number, chunk
+                self._away[chunk[0][0]] = chunk
+            yield chunk
 
     def _next(self) -> Chunk:
         chunk: Chunk = []
@@ -122,7 +120,7 @@ class _ChunkQueue:
 
     def finished(self, done: Done) -> None:
         with self._lock:
-            count = len(self._away.pop(done.number))
+            count = len(self._away.pop(done.first))
             self._size = min(max(int(CHUNK_S * count / max(done.seconds, 1e-6)), 1), LARGEST_CHUNK)
 
     def close(self) -> list[Chunk]:
@@ -140,14 +138,14 @@ class _WorkerPool:
         self._failed_alone = 0
         self.succeeded = False
 
-    def run(self, chunks: Iterable[tuple[int, Chunk]]) -> Iterator[Done]:
+    def run(self, chunks: Iterable[Chunk]) -> Iterator[Done]:
         """Rows of chunks, in the order in which workers finish."""
         from joblib import Parallel, delayed
         from joblib.parallel import get_active_backend
 
         # With two jobs at least, even a single piece is done by a worker.
         given = self._evaluator, registered(BUILT_IN), os.getpid()
-        jobs, tasks = max(2, self._jobs), (delayed(work)(*given, *chunk) for chunk in chunks)
+        jobs, tasks = max(2, self._jobs), (delayed(work)(*given, chunk) for chunk in chunks)
         if get_active_backend()[0].supports_return_generator:
             yield from Parallel(jobs, batch_size=1, pre_dispatch="2*n_jobs", return_as="generator_unordered")(tasks)
             return
@@ -157,7 +155,7 @@ class _WorkerPool:
     def run_alone(self, chunk: Chunk) -> Iterator[list[CandidateRow]]:
         """Rows of a chunk that nothing else is done beside; where that fails, of each of its candidates."""
         try:
-            rows = [done.rows for done in self.run([(0, chunk)])]
+            rows = [done.rows for done in self.run([chunk])]
         except Exception as error:
             if len(chunk) > 1:
                 for one in chunk:

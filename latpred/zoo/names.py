@@ -161,7 +161,11 @@ def registered(library: str) -> tuple[str, ...]:
     except ValueError:  # it is there, but not as files
         return ()
     folders = [] if spec is None else [Path(folder) / "models" for folder in spec.submodule_search_locations or ()]
-    texts = [path.read_text(errors="replace") for folder in folders for path in sorted(folder.rglob("*.py"))]
+    texts = [
+        path.read_text(encoding="utf-8", errors="replace")
+        for folder in folders
+        for path in sorted(folder.rglob("*.py"))
+    ]
     return tuple(sorted({name or function for text in texts for name, function in _REGISTERED.findall(text)}))
 
 

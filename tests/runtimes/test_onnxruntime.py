@@ -6,6 +6,7 @@ import json
 import os
 import tempfile
 from collections import Counter
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -319,12 +320,32 @@ def test_a_cuda_provider_is_told_about_tf32_and_must_be_there(monkeypatch: pytes
         onnx_session.session(b"", target="cuda", threads=1, gpu=1)
 
 
-def test_a_session_on_the_cpu_is_made_whatever_a_program_set_for_gpus() -> None:
+@pytest.fixture
+def matmul() -> Iterator[Any]:
+    """How PyTorch multiplies float32 on a GPU, which a test may set and which is put back."""
     matmul = torch.backends.cuda.matmul
     allowed = matmul.allow_tf32
-    matmul.fp32_precision = "tf32"  # which the older interface now refuses to read
-    try:
-        session = OnnxRuntime().session(nn.Linear(4, 2).eval(), torch.ones(2, 4), torch.device("cpu"))
-    finally:
-        matmul.allow_tf32 = allowed
-    assert session.get_providers() == ["CPUExecutionProvider"]
+    yield matmul
+    matmul.allow_tf32 = allowed
+
+
+@pytest.mark.parametrize(
+    ("name", "value", "use_tf32"),
+    [
+        ("allow_tf32", False, False),
+        ("allow_tf32", True, True),
+        ("fp32_precision", "tf32", True),  # which the older interface now refuses to read
+        ("fp32_precision", "ieee", False),
+    ],
+)
+def test_a_session_is_told_of_tf32_however_a_program_set_it(
+    name: str, value: Any, use_tf32: bool, matmul: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    model, inputs = nn.Linear(4, 2).eval(), torch.ones(2, 4)
+    setattr(matmul, name, value)
+    assert OnnxRuntime().session(model, inputs, torch.device("cpu")).get_providers() == ["CPUExecutionProvider"]
+    told: list[bool] = []
+    monkeypatch.setattr(onnx_session, "providers", lambda: [onnx_session.CUDA])
+    monkeypatch.setattr(onnx_session, "session", lambda _, *, tf32, **__: told.append(tf32))
+    OnnxRuntime().session(model, inputs, torch.device("cuda", 0))
+    assert told == [use_tf32]

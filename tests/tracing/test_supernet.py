@@ -109,55 +109,52 @@ def sequential(**options: nn.Module | None) -> nn.Module:
     return nn.Sequential(nn.Conv2d(3, 4, 1), latpred.Choice("c", options))
 
 
+class Looking(nn.Module):
+    """A network whose forward does other work where its choice gives what it was given."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.choice = latpred.Choice("c", {"relu": nn.ReLU(), "none": nn.Identity()})
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        out = self.choice(x)
+        return out if out is x else out + x
+
+
+def tied() -> nn.Module:
+    layer = nn.Conv2d(3, 3, 1)
+    return nn.Sequential(layer, latpred.Choice("c", {"tied": layer, "free": nn.Conv2d(3, 3, 1)}))
+
+
 @pytest.mark.parametrize(
-    ("options", "said"),
+    ("build", "error", "said"),
     [
         (
-            {"a": nn.Conv2d(4, 4, 1), "b": nn.Conv2d(4, 6, 1)},
+            lambda: sequential(a=nn.Conv2d(4, 4, 1), b=nn.Conv2d(4, 6, 1)),
+            UsageError,
             r"of choice 'c' at '1' do not fit.*: 'a' gives \(3, 4, 8, 8\) in .*, 'b' \(3, 6, 8, 8\) in",
         ),
-        ({"a": nn.Conv2d(4, 6, 1), "b": None}, r"'b' leaves \(2, 4, 8, 8\) in .* as it is, 'a' gives \(2, 6, 8, 8\)"),
-        ({"a": None}, "'c' has no layer to choose"),
-        ({"a": latpred.Choice("d", {"e": nn.ReLU()})}, "'d' lies within another"),
+        (
+            lambda: sequential(a=nn.Conv2d(4, 6, 1), b=None),
+            UsageError,
+            r"'b' leaves \(2, 4, 8, 8\) in .* as it is, 'a' gives \(2, 6, 8, 8\)",
+        ),
+        (lambda: sequential(a=None), UsageError, "'c' has no layer to choose"),
+        (lambda: sequential(a=latpred.Choice("d", {"e": nn.ReLU()})), UsageError, "'d' lies within another"),
+        (nn.Sequential(nn.Conv2d(3, 4, 1)), UsageError, "no latpred.Choice in it"),
+        (lambda: "resnet18", UsageError, "returned a str"),
+        (
+            lambda: nn.Sequential(sequential(a=nn.ReLU()), latpred.Choice("c", {"b": nn.ReLU()})),
+            UsageError,
+            "label 'c' have different opt",
+        ),
+        (tied, TraceError, "shares weights with"),
+        (lambda: nn.Sequential(nn.Conv2d(3, 3, 1), Looking()), TraceError, "around a choice depends on the option"),
     ],
 )
-def test_options_that_do_not_fit_are_refused(options: dict[str, nn.Module | None], said: str) -> None:
-    with pytest.raises(UsageError, match=said):
-        latpred.Supernet(sequential(**options), **IMAGE)
-
-
-@pytest.mark.parametrize(
-    ("build", "said"),
-    [
-        (nn.Sequential(nn.Conv2d(3, 4, 1)), "no latpred.Choice in it"),
-        (lambda: "resnet18", "returned a str"),
-        (nn.Sequential(sequential(a=nn.ReLU()), latpred.Choice("c", {"b": nn.ReLU()})), "label 'c' have different opt"),
-    ],
-)
-def test_what_is_no_supernet_is_refused(build: Any, said: str) -> None:
-    with pytest.raises(UsageError, match=said):
+def test_what_does_not_go_together_is_refused(build: Any, error: type[Exception], said: str) -> None:
+    with pytest.raises(error, match=said):
         latpred.Supernet(build, **IMAGE)
-
-
-def test_shared_weights_are_refused() -> None:
-    layer = nn.Conv2d(3, 3, 1)
-    network = nn.Sequential(layer, latpred.Choice("c", {"tied": layer, "free": nn.Conv2d(3, 3, 1)}))
-    with pytest.raises(TraceError, match="shares weights with"):
-        latpred.Supernet(network, **IMAGE)
-
-
-def test_a_forward_that_looks_at_its_layers_is_refused() -> None:
-    class Looking(nn.Module):
-        def __init__(self) -> None:
-            super().__init__()
-            self.choice = latpred.Choice("c", {"relu": nn.ReLU(), "none": nn.Identity()})
-
-        def forward(self, x: torch.Tensor) -> torch.Tensor:
-            out = self.choice(x)
-            return out if out is x else out + x
-
-    with pytest.raises(TraceError, match="around a choice depends on the option"):
-        latpred.Supernet(nn.Sequential(nn.Conv2d(3, 3, 1), Looking()), **IMAGE)
 
 
 def test_wrong_choices_are_refused() -> None:

@@ -8,8 +8,6 @@ from __future__ import annotations
 
 import platform
 from collections.abc import Callable
-from contextlib import suppress
-from importlib import metadata
 from typing import Any
 
 import msgspec
@@ -46,20 +44,11 @@ def identity(*, accelerator: str = "", driver: str = "", threads: int) -> Machin
         system=f"{platform.system()} {platform.machine()}",
         accelerator=accelerator,
         driver=driver,
-        stack=_stack(),
+        stack={"python": platform.python_version()} | host.versions(*STACK),
         threads=threads,
         machine_id=host.machine_id(),
         cpu_model=host.cpu_model(),
     )
-
-
-def _stack() -> dict[str, str]:
-    """Versions of Python and of the packages that set what an op costs."""
-    versions = {"python": platform.python_version()}
-    for package in STACK:
-        with suppress(metadata.PackageNotFoundError):
-            versions[package] = metadata.version(package)
-    return versions
 
 
 def gpu_state(pci_bus_id: str) -> GpuState | None:

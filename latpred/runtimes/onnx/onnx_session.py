@@ -9,12 +9,11 @@ import json
 import re
 import tempfile
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import suppress
-from importlib import metadata
 from importlib.util import find_spec
 from pathlib import Path
 from typing import Any, NamedTuple
 
+from latpred import host
 from latpred.errors import MissingPackageError, RuntimeRefusalError
 from latpred.runtimes.onnx.onnx_formulas import NCHWC
 
@@ -57,16 +56,7 @@ class Watched(NamedTuple):
 
 def installed() -> dict[str, str]:
     """Versions of the distributions that offer onnxruntime here."""
-    return versions(*DISTRIBUTIONS)
-
-
-def versions(*names: str) -> dict[str, str]:
-    """Versions of those of some distributions that are installed."""
-    installed_versions = {}
-    for name in names:
-        with suppress(metadata.PackageNotFoundError):
-            installed_versions[name] = metadata.version(name)
-    return installed_versions
+    return host.versions(*DISTRIBUTIONS)
 
 
 def missing(target: str = "cpu") -> str | None:
@@ -189,7 +179,7 @@ def watch(
             kept = folder / "before.onnx"
             session(model, target="cpu", threads=1, optimised=kept, weights_in=weights_in, layout=False)
             before = onnx.load(str(kept), load_external_data=False)
-        return Watched(proto, _runs(json.loads(report.read_text())), before)
+        return Watched(proto, _runs(json.loads(report.read_text(encoding="utf-8"))), before)
 
 
 def graphs_within(graph: Any) -> Iterator[Any]:

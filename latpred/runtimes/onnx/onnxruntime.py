@@ -65,7 +65,7 @@ class OnnxRuntime(StepPerOp):
     @cached_property
     def options(self) -> str:
         """Versions, exporter and optimisations; and the processor, which decides on the layout of convolutions."""
-        installed = onnx_session.installed() | onnx_session.versions("onnx", "onnxscript")
+        installed = onnx_session.installed() | host.versions("onnx", "onnxscript")
         versions = [f"{name} {version}" for name, version in installed.items()]
         return "; ".join((*versions, "export dynamo, dynamic batch", "optimised: all", NODES, host.cpu_name()))
 
@@ -136,8 +136,6 @@ class OnnxRuntime(StepPerOp):
 
     def session(self, model: Any, inputs: Any, device: torch.device, *, cuda_graph: bool = False) -> Any:
         """A session of a model on its device, for such inputs at any batch; with `cuda_graph` one that captures."""
-        import torch
-
         from latpred.runtimes.onnx.onnx_export import export_at_two, form_of
 
         cuda = device.type == "cuda"
@@ -148,8 +146,7 @@ class OnnxRuntime(StepPerOp):
             )
         form = form_of(model, inputs)
         sessions = self._sessions.get(model, lambda _: {})
-        # Asked on a GPU only: PyTorch refuses to tell where a program has set this through its newer interface.
-        tf32 = cuda and torch.backends.cuda.matmul.allow_tf32
+        tf32 = cuda and _tf32_allowed()
         key = (form, _threads(), str(device), cuda_graph, tf32)
         if key not in sessions:
             exports = self._exports.get(model, lambda _: {})
@@ -278,6 +275,18 @@ def _threads() -> int:
     import torch
 
     return torch.get_num_threads()
+
+
+def _tf32_allowed() -> bool:
+    """Whether products in float32 may run in TF32 on a GPU."""
+    import torch
+
+    matmul = torch.backends.cuda.matmul
+    try:
+        return bool(matmul.allow_tf32)
+    except RuntimeError:
+        # Set through PyTorch's newer interface, which the older one then refuses to read.
+        return bool(matmul.fp32_precision == "tf32")
 
 
 def _estimated(ops: Sequence[Op], target: str) -> Iterator[Op]:
