@@ -74,15 +74,3 @@ def test_on_a_synchronous_device_everything_adds_up(steps: list[Step], protocol:
     info = device(asynchronous=False, sync_us=0.0, launch_us=0.0, gap_us=0.0)
     expected = sum(dispatch + sum(kernels) for dispatch, kernels, _ in steps)
     assert computed(steps, info, protocol) == pytest.approx(expected)
-
-
-def test_by_hand() -> None:
-    info = device(launch_us=4.0, gap_us=1.0, sync_us=10.0)
-    # Host ends at 10 and 20. First kernel: 14 to 44. Second: max(44 + 1, 24) = 45 to 50. Waiting adds 10.
-    steps: list[Step] = [(10.0, [30.0], 0), (10.0, [5.0], 0)]
-    assert computed(steps, info, "single") == 60.0
-    # A synchronisation after the first step: host at 44 + 10 = 54, then 64; second kernel 68 to 73.
-    stalled: list[Step] = [(10.0, [30.0], 1), (10.0, [5.0], 0)]
-    assert computed(stalled, info, "single") == 83.0
-    # Period of the second: the host goes on at 64, and 74 + 4 > 73 + 1: the next forward's kernel starts at 78.
-    assert computed(stalled, info, "pipelined") == 64.0

@@ -26,6 +26,19 @@ def graph() -> ModelGraph:
     return latpred.tracing.trace(layers, torch.zeros(2, 16, 64))
 
 
+@pytest.fixture
+def asked(graph: ModelGraph, monkeypatch: pytest.MonkeyPatch) -> list[dict[str, object]]:
+    """What every trace is asked for, each of which gives the same graph."""
+    calls: list[dict[str, object]] = []
+
+    def trace(model: str, inputs: object = None, **options: object) -> ModelGraph:
+        calls.append({"model": model, **options})
+        return graph
+
+    monkeypatch.setattr(latpred.tracing, "trace", trace)
+    return calls
+
+
 def checked(*cells: tuple[str, int, float], **columns: object) -> pd.DataFrame:
     return tables.check(measured(cells, **columns), tables.MEASURED)
 
@@ -43,17 +56,11 @@ def test_each_measured_row_is_what_the_predictor_says(graph: ModelGraph) -> None
         predict_table(cells, {}, profile())
 
 
-def test_only_what_is_missing_is_traced(graph: ModelGraph, monkeypatch: pytest.MonkeyPatch) -> None:
-    asked: list[tuple[object, ...]] = []
-
-    def trace(model: str, inputs: object = None, **options: object) -> ModelGraph:
-        asked.append((model, options["seq"], options["image"], options["precision"]))
-        return graph
-
-    monkeypatch.setattr(latpred.tracing, "trace", trace)
+def test_only_what_is_missing_is_traced(graph: ModelGraph, asked: list[dict[str, object]]) -> None:
     cells = pd.concat([measured([("bert", 1, 0.1)]), measured([("vit", 1, 0.1)], input_kind="image", input_size=96)])
     traced = trace_models(cells, {KEY: graph})
-    assert asked == [("vit", None, 96, "fp32")]
+    (call,) = asked
+    assert [call[name] for name in ("model", "seq", "image", "precision")] == ["vit", None, 96, "fp32"]
     assert traced.keys() == {KEY, GraphKey("vit", "image", 96, "fp32")}
 
 
@@ -84,16 +91,9 @@ def test_evaluate_an_outside_table(graph: ModelGraph) -> None:
     assert "measured on unknown" in report.notes[0]
 
 
-def test_attention_is_traced_as_the_table_says(monkeypatch: pytest.MonkeyPatch, graph: ModelGraph) -> None:
-    asked: list[object] = []
-
-    def trace(model: str, inputs: object = None, **options: object) -> ModelGraph:
-        asked.append(options["attention"])
-        return graph
-
-    monkeypatch.setattr(latpred.tracing, "trace", trace)
+def test_attention_is_traced_as_the_table_says(asked: list[dict[str, object]]) -> None:
     trace_models(measured([("bert", 1, 0.1)] * 3, attention=["eager", "sdpa", ""]), {})
-    assert asked == ["eager", "sdpa", None]
+    assert [call["attention"] for call in asked] == ["eager", "sdpa", None]
 
 
 def test_a_table_without_rows_is_refused() -> None:

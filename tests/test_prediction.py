@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from html.parser import HTMLParser
+from xml.etree import ElementTree
 
 import msgspec
 import pytest
@@ -48,25 +48,10 @@ def test_text_of_a_curve_has_a_row_per_batch() -> None:
 
 
 def test_html_is_well_formed_and_escaped() -> None:
-    class Balance(HTMLParser):
-        def __init__(self) -> None:
-            super().__init__()
-            self.open: list[str] = []
-
-        def handle_starttag(self, tag: str, attrs: object) -> None:
-            self.open.append(tag)
-
-        def handle_endtag(self, tag: str) -> None:
-            assert self.open.pop() == tag
-
     named = msgspec.structs.replace(NET, model="<script>")
     for shown in (predictor().predict(named), predictor().curve(named, [1, 4])):
-        html = shown._repr_html_()
-        parser = Balance()
-        parser.feed(html)
-        assert parser.open == []
-        assert "<script>" not in html
-        assert "&lt;script&gt;" in html
+        parsed = ElementTree.fromstring(shown._repr_html_())  # which refuses what is not closed
+        assert "<script>" in "".join(parsed.itertext())
 
 
 def test_dictionaries_are_json() -> None:

@@ -100,14 +100,12 @@ class _Cell:
     kernel_us: Floats
     kernel_family: Ints  # which of the families each is of
     sizes: Floats  # (kernels, `SIZES`); NaN where a kernel has no such size
-    waits_us: float  # for a synchronous device, and for memory
+    beside_us: float  # what it waits for beside, as a CPU does for memory
     device: DeviceInfo
     protocol: str
 
     def rescaled(self, host: float, kernel: float) -> float:
         """Log latency with one factor on the host and one on the device."""
-        if not self.device.asynchronous:
-            return float(np.log(self.host_us.sum() * host + self.kernel_us.sum() * kernel + self.waits_us))
         return float(np.log(self._latency(self.host_us.sum(axis=1) * host, self.kernel_us[:, None] * kernel)[0]))
 
     def evaluate(self, logs: Floats) -> tuple[float, Floats]:
@@ -118,12 +116,12 @@ class _Cell:
         factors = np.exp(logs[: -len(SIZES)])
         host, kernel = np.split(factors, (len(self.classes),))
         times = self.kernel_us * kernel[self.kernel_family] * np.exp(self.sizes @ logs[-len(SIZES) :])
+        steps = self.host_us @ host
         if not self.device.asynchronous:
             by_family = np.bincount(self.kernel_family, times, len(kernel))
-            spent = np.concatenate((self.host_us.sum(axis=0) * host, by_family))
-            total = float(spent.sum()) + self.waits_us
-            return float(np.log(total)), np.concatenate((spent, times @ self.sizes)) / total
-        steps = self.host_us @ host
+            spent = np.concatenate((self.host_us.sum(axis=0) * host, by_family, times @ self.sizes))
+            total = float(self._latency(steps, times[:, None])[0])
+            return float(np.log(total)), spent / total
         nudged = np.repeat(times[:, None], 1 + len(kernel) + len(SIZES), axis=1)
         nudged[np.arange(len(times)), self.kernel_family + 1] *= 1.0 + _NUDGE
         nudged[:, 1 + len(kernel) :] *= (1.0 + _NUDGE) ** self.sizes
@@ -136,7 +134,7 @@ class _Cell:
         return float(np.log(latency[0])), slopes / np.log1p(_NUDGE)
 
     def _latency(self, steps: Floats, kernels: Floats) -> Floats:
-        return clocks.latency(self.timeline, steps, kernels, self.device, self.protocol)
+        return clocks.latency(self.timeline, steps, kernels, self.device, self.protocol) + self.beside_us
 
 
 def _cell(predictor: Predictor, row: Row, runtime: str) -> _Cell:
@@ -165,7 +163,7 @@ def _cell(predictor: Predictor, row: Row, runtime: str) -> _Cell:
         kernel_us=us * priced.kernel_share,
         kernel_family=kernel_family,
         sizes=np.array([one.get(name, math.nan) for one in told for name in SIZES]).reshape(-1, len(SIZES)),
-        waits_us=float(priced.timeline.sync.sum()) * device.sync_us + beside_us,
+        beside_us=beside_us,
         device=device,
         protocol=row.protocol,
     )

@@ -27,6 +27,7 @@ from latpred.prediction.kernel_times import (
     feature_names,
     flags_of,
     inefficiency,
+    inverse,
     residual_features,
     roofline,
     tiled,
@@ -169,9 +170,8 @@ class RooflineRegressor(RegressorMixin, BaseEstimator):  # type: ignore[misc]
         hidden = np.zeros(len(times)) if beside is None else np.asarray(beside, dtype=float)
         plain = self._plain(inputs, times, weights, hidden)
         roof = roofline(plain, inputs)
-        base = np.maximum(roof.floor + np.hypot(roof.compute, roof.memory), TINY_US)
         points = residual_features(plain, inputs, roof)
-        off, certain = _log_residuals(times, base, hidden)
+        off, certain = _log_residuals(times, roof.us, hidden)
         weights = weights * certain
         weights = weights / weights.mean()
         self.fit_ = fit_residual(plain, points, off, weights, self.max_points, self.hyper_points)
@@ -225,9 +225,9 @@ class RooflineRegressor(RegressorMixin, BaseEstimator):  # type: ignore[misc]
         return KernelFit(
             family=self.family,
             floor_us=short(floor),
-            macs_per_us=_rate(fitted.get("compute", 0.0)),
-            weight_bytes_per_us=_rate(fitted.get("weights", 0.0)),
-            activation_bytes_per_us=_rate(fitted.get("activations", 0.0)),
+            macs_per_us=short(inverse(fitted.get("compute", 0.0))),
+            weight_bytes_per_us=short(inverse(fitted.get("weights", 0.0))),
+            activation_bytes_per_us=short(inverse(fitted.get("activations", 0.0))),
             saturation={name: short(fitted[name]) for name in _HALF_SIZES if name in fitted},
             multiprocessors=self.multiprocessors,
             features=feature_names(self.family, self.multiprocessors, bool(tiling)),
@@ -328,7 +328,3 @@ def _names(inputs: Inputs) -> list[str]:
 
 def _efforts(values: dict[str, float], inputs: Inputs) -> Floats:
     return np.array([values.get(name, 0.0) for name in _names(inputs)])
-
-
-def _rate(us_per_unit: float) -> float:
-    return short(1.0 / us_per_unit) if us_per_unit else 0.0

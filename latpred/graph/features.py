@@ -107,8 +107,8 @@ def layout(family: str) -> Layout:
 
     >>> layout("gemm").columns
     ('macs', 'weight_bytes', 'read_bytes', 'write_bytes', 'm', 'n', 'k')
-    >>> layout("norm.layer_norm").names
-    ('rows', 'cols', 'bytes')
+    >>> layout("norm.layer_norm").names, layout("flash.custom").names
+    (('rows', 'cols', 'bytes'), ('numel', 'bytes'))
     """
     name = _name_of(family)
     dims = DIMS[name]
@@ -223,7 +223,11 @@ def native(family: str, rows: Floats, threads: int) -> NDArray[np.bool_]:
 
 
 def waves(product: Floats, multiprocessors: int) -> Floats:
-    """Rounds of tiles a product takes over all multiprocessors; below 1 some of them idle."""
+    """Rounds of tiles a product takes over all multiprocessors; below 1 some of them idle.
+
+    >>> waves(np.array([[300.0, 300.0, 64.0, 2.0]]), 4).tolist()  # 3 x 3 tiles, twice
+    [4.5]
+    """
     tiles = np.ceil(product[:, 0] / TILE) * np.ceil(product[:, 1] / TILE) * product[:, 3]
     return np.maximum(tiles, 1.0) / multiprocessors
 

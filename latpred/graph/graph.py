@@ -225,7 +225,7 @@ class ModelGraph(msgspec.Struct, frozen=True, forbid_unknown_fields=True, weakre
         unknown = [op for op in ops if op.estimated]
         return Coverage(
             launches=_share_left(sum(o.launches for o in unknown), sum(o.launches for o in ops)),
-            bytes=_share_left(_bytes(unknown, batch), _bytes(ops, batch)),
+            bytes=_share_left(*(sum(total_bytes(op, batch) for op in some) for some in (unknown, ops))),
             estimated_ops=dict(Counter(op.name for op in unknown)),
         )
 
@@ -248,10 +248,6 @@ def rewritten(graph: ModelGraph, rewrite: Callable[[tuple[Op, ...]], Iterable[Op
 def total_bytes(op: Op, batch: int) -> int:
     """Bytes one op moves: weights, activations read and activations written."""
     return op.weight_bytes.at(batch) + op.read_bytes.at(batch) + op.write_bytes.at(batch)
-
-
-def _bytes(ops: Iterable[Op], batch: int) -> int:
-    return sum(total_bytes(op, batch) for op in ops)
 
 
 def _share_left(part: int, whole: int) -> float:

@@ -68,10 +68,9 @@ def lineage(name: str) -> Iterator[str]:
     >>> list(lineage("pooling.max.1d"))
     ['pooling.max.1d', 'pooling.max', 'pooling']
     """
-    known: str | None = name
-    while known:
-        yield known
-        known = parent(known)
+    while name:
+        yield name
+        name = parent(name) or ""
 
 
 def nearest(costs: Mapping[str, float], name: str, unknown: float = 0.0) -> float:
@@ -119,8 +118,10 @@ _LEAF = {
 def host_class(op: str, family: str) -> str:
     """Dispatch class of an op that launches a kernel of `family`; "sync" is that of one that makes the host wait.
 
-    >>> host_class("add_", "elementwise.add"), host_class("conv2d", "conv_depthwise"), host_class("equal", "sync")
-    ('elementwise.add', 'conv.conv2d', 'sync.equal')
+    >>> host_class("add_", "elementwise.add"), host_class("batch_norm", "batch_norm")
+    ('elementwise.add', 'norm.batch_norm')
+    >>> host_class("conv2d", "conv_depthwise"), host_class("_local_scalar_dense", "sync")
+    ('conv.conv2d', 'sync.item')
     """
     general = root(family)
     return f"{_GENERAL.get(general, general)}.{_LEAF.get(op, op.rstrip('_'))}"
@@ -129,8 +130,10 @@ def host_class(op: str, family: str) -> str:
 def no_launch_class(op: str, view: bool) -> str:
     """Dispatch class of an op that launches nothing.
 
-    >>> no_launch_class("transpose", view=True), no_launch_class("empty", view=False)
-    ('view.transpose', 'factory.empty')
+    >>> no_launch_class("transpose", view=True)
+    'view.transpose'
+    >>> no_launch_class("empty", view=False), no_launch_class("dropout", view=False)
+    ('factory.empty', 'free.dropout')
     """
     return host_class(op, "factory" if op in _FACTORIES else "view" if view and op not in FREE else "free")
 
@@ -294,17 +297,6 @@ def is_tensor(value: object) -> bool:
 def first(out: Any) -> Any:
     """The (first) tensor of an op's result."""
     return out[0] if isinstance(out, (tuple, list)) else out
-
-
-def pair(value: int | Sequence[int]) -> tuple[int, int]:
-    """Two numbers from a scalar, a one- or a two-element argument; the height of a 1-d argument is 1.
-
-    >>> pair(3), pair([2]), pair([2, 5])
-    ((3, 3), (1, 2), (2, 5))
-    """
-    if isinstance(value, int):
-        return value, value
-    return (1, int(value[0])) if len(value) == 1 else (prod(value[:-1]), int(value[-1]))
 
 
 def rows_of(tensor: Tensor, dim: int) -> tuple[int, int]:

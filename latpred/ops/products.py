@@ -10,7 +10,7 @@ from functools import partial
 from math import prod
 from typing import Any
 
-from latpred.ops.families import CONV_DIMS, DIMS, Tensor, Work, cost, first, lies_in_rows, memory_format, numel, pair
+from latpred.ops.families import CONV_DIMS, DIMS, Tensor, Work, cost, first, lies_in_rows, memory_format, numel
 
 
 def gemm(m: int, n: int, k: int, family: str = "gemm") -> Work:
@@ -166,27 +166,14 @@ def cell(input: Tensor, hx: Any, w_ih: Tensor, w_hh: Tensor, *_: Any, out: Any) 
     return Work("gemm.cell", dims, macs=batch * (numel(w_ih) + numel(w_hh)))
 
 
-def _plane(shape: Sequence[int]) -> tuple[int, int]:
-    """Height and width of a spatial shape: a 1-d one has height 1, a third dimension is folded into the height."""
-    if len(shape) == 1:
-        return 1, shape[0]
-    return prod(shape[:-1]), shape[-1]
+def _plane(sizes: Sequence[int]) -> tuple[int, int]:
+    """Height and width of spatial sizes: of a line the height is 1, a third dimension is folded into the height."""
+    return prod(sizes[:-1]), sizes[-1]
 
 
 # Columns on each side of a row that oneDNN's depthwise kernel for AVX-512 has room for; with more, or on maps that are
 # narrower than their padding, it multiplies matrices channel by channel, which takes 6 to 50 times as long.
 MOST_PADDED = 6
-
-
-def _family(transposed: bool, groups: int, c_in: int, c_out: int) -> str:
-    if transposed:
-        return "conv_transpose"
-    if groups == 1:
-        return "conv"
-    if groups != c_in:
-        return "conv_grouped"
-    # oneDNN has no depthwise kernel for several results of each channel: they take 3 to 27 times as long on a CPU.
-    return "conv_depthwise" if c_out == c_in else "conv_depthwise.multiplied"
 
 
 def _work(x: Tensor, weight: Tensor, out: Any, stride: int | Sequence[int], groups: int, transposed: bool) -> Work:
@@ -197,15 +184,23 @@ def _work(x: Tensor, weight: Tensor, out: Any, stride: int | Sequence[int], grou
     h_in, w_in = _plane(x.shape[-spatial:])
     h_out, w_out = _plane(y.shape[-spatial:])
     kernel_h, kernel_w = _plane(weight.shape[2:])
-    sizes = (batch, c_in, c_out, h_in, w_in, h_out, w_out, kernel_h, kernel_w, pair(stride)[1], groups)
+    step = stride if isinstance(stride, int) else int(stride[-1])
+    sizes = (batch, c_in, c_out, h_in, w_in, h_out, w_out, kernel_h, kernel_w, step, groups)
     dims = dict(zip(CONV_DIMS, sizes, strict=True))
     # Every output element of a convolution, or every input element of its transpose, meets one filter.
     macs = numel(x if transposed else y) * prod(weight.shape[1:])
-    family = _family(transposed, groups, c_in, c_out)
-    if family == "conv_depthwise":
-        padding = (w_out - 1) * pair(stride)[1] + kernel_w - w_in
-        family += ".padded" if padding > 2 * min(w_out, MOST_PADDED) else memory_format(x)
-    return Work(family, dims, macs)
+    if transposed:
+        return Work("conv_transpose", dims, macs)
+    if groups == 1:
+        return Work("conv", dims, macs)
+    if groups != c_in:
+        return Work("conv_grouped", dims, macs)
+    if c_out != c_in:
+        # oneDNN has no depthwise kernel for several results of each channel: they take 3 to 27 times as long on a CPU.
+        return Work("conv_depthwise.multiplied", dims, macs)
+    padding = (w_out - 1) * step + kernel_w - w_in
+    leaf = ".padded" if padding > 2 * min(w_out, MOST_PADDED) else memory_format(x)
+    return Work(f"conv_depthwise{leaf}", dims, macs)
 
 
 def _convolved(transposed: bool, input: Tensor, weight: Tensor, *rest: Any, out: Any, **named: Any) -> Work:

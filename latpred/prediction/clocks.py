@@ -32,15 +32,6 @@ _WARM_PERIODS = 4
 _PERIODS = 12  # a multiple of every likely cycle of the recurrence
 
 
-class _Stretch(NamedTuple):
-    """What one stretch does to the clocks; arrays have a batch axis."""
-
-    host: float  # time it takes the host
-    busy: Floats  # time it takes the device at least
-    through: Floats  # when an idle device is through with it, counted from when the host entered it
-    syncs: int
-
-
 @dataclass(frozen=True, slots=True)
 class Timeline:
     """The order of a schedule, cut into stretches after each step that synchronises; the last may be empty."""
@@ -76,38 +67,26 @@ def latency(timeline: Timeline, host: Floats, kernels: Floats, device: DeviceInf
         waits = float(timeline.sync.sum()) * device.sync_us
         together: Floats = host.sum(axis=0) + kernels.sum(axis=0) + waits
         return together
-    if protocol == "single":
-        return _single(timeline, host, kernels, device)
-    return _pipelined(timeline, host, kernels, device)
-
-
-def _single(timeline: Timeline, host: Floats, kernels: Floats, device: DeviceInfo) -> Floats:
-    if timeline.most_under_way > device.queue:
-        last_step, last_kernel = _step_by_step(timeline, host, kernels, device, periods=1)[0]
-    else:
-        stretches = _stretches(timeline, host, kernels, device)
-        last_step, last_kernel = _run(stretches, _at_rest(kernels), device)
-    return np.maximum(last_step, last_kernel) + device.sync_us
+    if protocol == "pipelined":
+        return _pipelined(timeline, host, kernels, device)
+    through = _by_steps if timeline.most_under_way > device.queue else _by_stretches
+    return np.maximum(*through(timeline, host, kernels, device, periods=1)[0]) + device.sync_us
 
 
 def _pipelined(timeline: Timeline, host: Floats, kernels: Floats, device: DeviceInfo) -> Floats:
     cuts = timeline.cut_kernels
-    if len(cuts) == 2:
+    if len(cuts) == 2:  # nothing synchronises
         slower = _joined(float(host.sum()), kernels.sum(axis=0) + len(kernels) * device.gap_us, device.knee)
         if _queue_is_long(len(kernels), slower, device):
             return slower
-        return _mean_period(timeline, host, kernels, device)
-    around = int(cuts[-1] - cuts[-2] + cuts[1])
-    if max(around, timeline.most_under_way) > device.queue:
-        return _mean_period(timeline, host, kernels, device)
-    # A synchronisation leaves the device idle and the host free: from the second forward on all are alike.
-    stretches = _stretches(timeline, host, kernels, device)
-    clocks = _at_rest(kernels)
-    ends = []
-    for _ in range(3):
-        clocks = _run(stretches, clocks, device)
-        ends.append(clocks[0])
-    return ends[-1] - ends[-2]
+    elif max(int(cuts[-1] - cuts[-2] + cuts[1]), timeline.most_under_way) <= device.queue:
+        # A synchronisation leaves the device idle and the host free: from the second forward on all are alike.
+        _, (second, _), (third, _) = _by_stretches(timeline, host, kernels, device, periods=3)
+        return third - second
+    ends = _by_steps(timeline, host, kernels, device, _WARM_PERIODS + _PERIODS)
+    first, last = (np.maximum(*ends[index]) for index in (_WARM_PERIODS - 1, -1))
+    mean: Floats = (last - first) / _PERIODS
+    return mean
 
 
 def _joined(host: float, busy: Floats, knee: float) -> Floats:
@@ -129,50 +108,46 @@ def _queue_is_long(count: int, period: Floats, device: DeviceInfo) -> bool:
     return count <= device.queue and extra <= 1e-3 * float(period.min(initial=np.inf))
 
 
-def _mean_period(timeline: Timeline, host: Floats, kernels: Floats, device: DeviceInfo) -> Floats:
-    clocks = _step_by_step(timeline, host, kernels, device, _WARM_PERIODS + _PERIODS)
-    first, last = (np.maximum(*clocks[index]) for index in (_WARM_PERIODS - 1, -1))
-    mean: Floats = (last - first) / _PERIODS
-    return mean
+Clocks = tuple[Floats, Floats]
+"""When the host and when the device are through, at each batch."""
 
 
-def _at_rest(kernels: Floats) -> tuple[Floats, Floats]:
+def _at_rest(kernels: Floats) -> Clocks:
     batches = kernels.shape[1]
     return np.zeros(batches), np.full(batches, -np.inf)
 
 
-def _stretches(timeline: Timeline, host: Floats, kernels: Floats, device: DeviceInfo) -> list[_Stretch]:
+def _by_stretches(timeline: Timeline, host: Floats, kernels: Floats, device: DeviceInfo, periods: int) -> list[Clocks]:
+    """Host and device clock after each period, by sums over stretches: while the launch queue never fills up."""
     total = np.concatenate(([0.0], np.cumsum(host)))
     launched = total[timeline.kernel_step + 1] + device.launch_us
+    last_step, last_kernel = _at_rest(kernels)
+    # Of each stretch: what it takes the host, what it takes the device at least, and when an idle device is through
+    # with it, counted from when the host entered it.
     stretches = []
-    for index, syncs in enumerate(timeline.cut_syncs.tolist()):
+    for index in range(len(timeline.cut_syncs)):
         first, last = timeline.cut_kernels[index : index + 2]
         start, end = total[timeline.cut_steps[index : index + 2]]
         if first == last:
-            nothing = np.zeros(kernels.shape[1])
-            stretches.append(_Stretch(float(end - start), nothing, nothing - np.inf, syncs))
+            stretches.append((float(end - start), last_step, last_kernel))  # no time, and no kernel to wait for
             continue
         with_gaps = kernels[first:last] + device.gap_us
         rest = np.cumsum(with_gaps[::-1], axis=0)[::-1]  # from each kernel on, one gap too many: the one before it
         through = (launched[first:last, None] - start + rest).max(axis=0) - device.gap_us
-        stretches.append(_Stretch(float(end - start), rest[0], through, syncs))
-    return stretches
+        stretches.append((float(end - start), rest[0], through))
+    ends = []
+    for _ in range(periods):
+        for (dispatch, busy, through), syncs in zip(stretches, timeline.cut_syncs.tolist(), strict=True):
+            last_kernel = np.maximum(last_kernel + busy, last_step + through)
+            last_step = last_step + dispatch
+            if syncs:
+                last_step = np.maximum(last_step, last_kernel) + syncs * device.sync_us
+        ends.append((last_step, last_kernel))
+    return ends
 
 
-def _run(stretches: list[_Stretch], clocks: tuple[Floats, Floats], device: DeviceInfo) -> tuple[Floats, Floats]:
-    last_step, last_kernel = clocks
-    for host, busy, through, syncs in stretches:
-        last_kernel = np.maximum(last_kernel + busy, last_step + through)
-        last_step = last_step + host
-        if syncs:
-            last_step = np.maximum(last_step, last_kernel) + syncs * device.sync_us
-    return last_step, last_kernel
-
-
-def _step_by_step(
-    timeline: Timeline, host: Floats, kernels: Floats, device: DeviceInfo, periods: int
-) -> list[tuple[Floats, Floats]]:
-    """Host and device clock after each period, by the recurrence itself: what a full launch queue needs."""
+def _by_steps(timeline: Timeline, host: Floats, kernels: Floats, device: DeviceInfo, periods: int) -> list[Clocks]:
+    """The same by the recurrence itself: what a full launch queue needs."""
     batches = kernels.shape[1]
     launches = np.searchsorted(timeline.kernel_step, np.arange(len(host) + 1)).tolist()
     costs, syncs = host.tolist(), timeline.sync.tolist()
@@ -235,13 +210,13 @@ class BatchThresholds:
 
     def crossover(self) -> BatchThreshold:
         """The smallest batch at which the device takes at least as long as the host."""
-        return self._find("crossover", 1.0, lambda curve, _: curve.compute_us >= curve.overhead_us)
+        return self._search("crossover", 1.0, lambda curve, _: curve.compute_us >= curve.overhead_us)
 
     def knee(self, ratio: float = KNEE) -> BatchThreshold:
         """The smallest batch whose latency exceeds `ratio` times that of batch 1."""
         if not ratio > 1.0:
             raise UsageError(f"A knee needs a ratio above 1, not {ratio}; use 1.1 for 10 % over the flat latency.")
-        return self._find("knee", ratio, lambda curve, flat: curve.latency_us > ratio * flat.latency_us)
+        return self._search("knee", ratio, lambda curve, flat: curve.latency_us > ratio * flat.latency_us)
 
     def __getstate__(self) -> dict[str, object]:
         if self._sample is not None:
@@ -249,12 +224,9 @@ class BatchThresholds:
             self.knee()
         return {"_sample": None, "_answers": self._answers}
 
-    def _find(self, kind: str, ratio: float, test: Test) -> BatchThreshold:
-        if (kind, ratio) not in self._answers:
-            self._answers[kind, ratio] = self._search(test, ratio)
-        return self._answers[kind, ratio]
-
-    def _search(self, test: Test, ratio: float) -> BatchThreshold:
+    def _search(self, kind: str, ratio: float, test: Test) -> BatchThreshold:
+        if (kind, ratio) in self._answers:
+            return self._answers[kind, ratio]
         sample = self._sample
         if sample is None:
             raise UsageError(
@@ -263,11 +235,40 @@ class BatchThresholds:
 
         def threshold(shift: float) -> int | None:
             flat = sample(np.array([1]), shift)
-            return first_true(lambda batches: test(sample(batches, shift), flat))
+            return first_true(lambda batches: test(sample(batches, shift), flat), _powers(MOST))
 
         # A slower device reaches both thresholds at a smaller batch.
         ends = sorted((threshold(Z90), threshold(0.0), threshold(-Z90)), key=lambda batch: batch or math.inf)
-        return BatchThreshold(ends[1], ends[0], ends[2])
+        found = self._answers[kind, ratio] = BatchThreshold(ends[1], ends[0], ends[2])
+        return found
+
+
+def _powers(most: int) -> NDArray[np.int64]:
+    """Powers of two up to a batch."""
+    return 2 ** np.arange(int(math.log2(most)) + 1)
+
+
+def first_true(test: Callable[[NDArray[np.int64]], NDArray[np.bool_]], numbers: NDArray[np.int64]) -> int | None:
+    """The smallest whole number at which a test that stays true becomes true; None if it does not up to the last.
+
+    >>> first_true(lambda batches: batches >= 37, np.array([1, 16, 256]))
+    37
+    """
+    hits = np.flatnonzero(test(numbers))
+    if not len(hits):
+        return None
+    high = int(numbers[hits[0]])
+    low = int(numbers[hits[0] - 1]) if hits[0] else high - 1
+    while high - low > 1:
+        inside = np.unique(np.linspace(low, high, _POINTS + 2)[1:-1].round().astype(np.int64))
+        inside = inside[(inside > low) & (inside < high)]
+        hits = np.flatnonzero(test(inside))
+        if len(hits):
+            high = int(inside[hits[0]])
+            low = int(inside[hits[0] - 1]) if hits[0] else low
+        else:
+            low = int(inside[-1])
+    return high
 
 
 def last_false(test: Callable[[NDArray[np.int64]], NDArray[np.bool_]], most: int) -> int:
@@ -279,45 +280,5 @@ def last_false(test: Callable[[NDArray[np.int64]], NDArray[np.bool_]], most: int
     >>> last_false(lambda batches: (batches >= 37) | (batches == 8), 100)
     36
     """
-    batches = np.unique(np.append(2 ** np.arange(int(math.log2(most)) + 1), most))
-    misses = np.flatnonzero(~test(batches))
-    if not len(misses):
-        return 0
-    low = int(batches[misses[-1]])
-    high = int(batches[misses[-1] + 1]) if low < most else low
-    while high - low > 1:
-        inside = _inside(low, high)
-        misses = np.flatnonzero(~test(inside))
-        last = misses[-1] if len(misses) else -1
-        low = int(inside[last]) if len(misses) else low
-        high = int(inside[last + 1]) if last + 1 < len(inside) else high
-    return low
-
-
-def _inside(low: int, high: int) -> NDArray[np.int64]:
-    """Some whole numbers between two others, evenly spread."""
-    inside = np.unique(np.linspace(low, high, _POINTS + 2)[1:-1].round().astype(np.int64))
-    return inside[(inside > low) & (inside < high)]
-
-
-def first_true(test: Callable[[NDArray[np.int64]], NDArray[np.bool_]]) -> int | None:
-    """The smallest batch at which a test that stays true becomes true; None if it does not up to `MOST`.
-
-    >>> first_true(lambda batches: batches >= 37)
-    37
-    """
-    batches = 2 ** np.arange(int(math.log2(MOST)) + 1)
-    hits = np.flatnonzero(test(batches))
-    if not len(hits):
-        return None
-    high = int(batches[hits[0]])
-    low = int(batches[hits[0] - 1]) if hits[0] else 0
-    while high - low > 1:
-        inside = _inside(low, high)
-        hits = np.flatnonzero(test(inside))
-        if len(hits):
-            high = int(inside[hits[0]])
-            low = int(inside[hits[0] - 1]) if hits[0] else low
-        else:
-            low = int(inside[-1])
-    return high
+    downwards = -np.unique(np.append(_powers(most), most))[::-1]
+    return -(first_true(lambda batches: ~test(-batches), downwards) or 0)

@@ -115,11 +115,10 @@ class OtherFormat(KernelModel):
         rows[:, 0] /= self._format.macs
         times = self._model.times(rows, scales)
         roof = roofline(self.fit, read(self.fit.family, rows))
-        compute = roof.compute * self._format.slower
-        ratio = (roof.floor + np.hypot(compute, roof.memory)) / (roof.floor + np.hypot(roof.compute, roof.memory))
+        slower = roof._replace(compute=roof.compute * self._format.slower)
         # Beside what is usual of the fit, which whole networks vouch for: none of them was in this format.
         log_std = np.hypot(np.maximum(times.log_std, self.fit.spread), self._format.log_std)
-        return KernelEstimate(times.us * ratio, log_std, roof.memory >= compute)
+        return KernelEstimate(times.us * (slower.us / roof.us), log_std, roof.memory >= slower.compute)
 
 
 def _double(op: Op, profile: DeviceProfile) -> float:
@@ -211,15 +210,7 @@ _WRITTEN = {"generated": "elementwise", "generated.reduction": "norm", "generate
 
 
 def with_estimates(profile: DeviceProfile) -> DeviceProfile:
-    """The profile with estimates of runtimes it lacks; a measured one, and one without eager, as it is.
-
-    Examples
-    --------
-    >>> from latpred.profile import load
-    >>> estimated = with_estimates(load("h100")).runtimes
-    >>> sorted(estimated.keys() - {"eager"})[:3]
-    ['compile', 'compile-reduce-overhead', 'cuda-graphs']
-    """
+    """The profile with estimates of runtimes it lacks; a measured one, and one without eager, as it is."""
     if profile.provenance not in (FITTED, PROVENANCE) or EAGER not in profile.runtimes:
         return profile
     eager, known = profile.runtimes[EAGER], dict(profile.runtimes)

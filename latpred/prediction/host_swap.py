@@ -119,7 +119,8 @@ def unnamed(profile: DeviceProfile) -> tuple[str, float] | None:
     if profile.provenance not in _UNKNOWN_HOST or ADAPTED in profile.protocol or HOST in profile.protocol:
         return None
     level, _ = _level(profile)
-    fastest, slowest = (factor / level for factor in hosts.span())
+    factors = [host.factor / level for host in hosts.HOSTS]
+    fastest, slowest = min(factors), max(factors)
     count = re.match(r"\d+ published hosts", profile.machine.cpu)
     many = count is not None or profile.provenance == datasheet.PROVENANCE
     which = f"the middle of {count[0] if count else 'the published hosts'}" if many else "one published host"
@@ -136,13 +137,13 @@ def _level(profile: DeviceProfile) -> tuple[float, float]:
         own, reference = _eager(profile), datasheet.shared().dispatch
         shared = [own.costs_us[name] / us for name, us in reference.costs_us.items() if own.costs_us.get(name)]
         return float(np.median(shared)) * own.scale, 0.0
-    if not hosts.known(profile.machine.cpu):
+    host = hosts.known(profile.machine.cpu)
+    if host is None:
         raise HostError(
             f"profile {profile.name!r} was measured on a host whose CPU ({profile.machine.cpu}) is not among the known "
             "hosts, so it cannot be compared with them. Give the factor itself, as in --host 1.3, or measure the other "
             "host where it is: latpred calibrate --host-only"
         )
-    host = hosts.find(profile.machine.cpu)
     return host.factor, host.log_std
 
 

@@ -153,6 +153,16 @@ class Roofline(NamedTuple):
     memory: Floats
     tiles: Floats | None = None
 
+    @property
+    def above(self) -> Floats:
+        """Microseconds above the floor."""
+        return np.hypot(self.compute, self.memory)
+
+    @property
+    def us(self) -> Floats:
+        """Microseconds in all."""
+        return np.maximum(self.floor + self.above, TINY_US)
+
 
 class KernelModel:
     """A `KernelFit` ready to evaluate: its Cholesky factor is computed once.
@@ -195,23 +205,22 @@ class KernelModel:
         return KernelEstimate(*(np.concatenate(columns)[order] for columns in zip(*parts, strict=True)))
 
     def _times(self, rows: Floats, scales: Floats) -> KernelEstimate:
-        roof, above, features = self._features(rows)
+        roof, features = self._features(rows)
         log_residual, log_std = self._residual(features)
-        us = np.maximum(roof.floor + scales * above, TINY_US) * np.exp(log_residual) * self.fit.scale
+        us = np.maximum(roof.floor + scales * roof.above, TINY_US) * np.exp(log_residual) * self.fit.scale
         if self._limits is not None:
             us = np.maximum(us, least_us(self.fit.family, rows, self._limits))
         return KernelEstimate(us, log_std, roof.memory >= roof.compute)
 
-    def _features(self, rows: Floats) -> tuple[Roofline, Floats, Floats]:
-        """The roofline of rows, its time above the floor, and the residual's features."""
+    def _features(self, rows: Floats) -> tuple[Roofline, Floats]:
+        """The roofline of rows, and the residual's features."""
         inputs = read(self.fit.family, rows)
         roof = roofline(self.fit, inputs)
-        above = np.hypot(roof.compute, roof.memory)
-        return roof, above, residual_features(self.fit, inputs, roof)
+        return roof, residual_features(self.fit, inputs, roof)
 
     def covariance(self, rows: Floats) -> Floats:
         """What is not known of the logs of rows' times, and in what rows it goes together: (n, n), noise left out."""
-        scaled = self._features(rows)[2] / self._scales
+        scaled = self._features(rows)[1] / self._scales
         explained = self._covariance(scaled) @ self._whiten
         left: Floats = self.fit.amplitude * correlation(scaled, scaled, self.fit.jumps) - explained @ explained.T
         return left
@@ -364,14 +373,14 @@ def roofline(fit: KernelFit, inputs: Inputs) -> Roofline:
         # Their quadrature is the time of the tiles again.
         return Roofline(fit.floor_us, np.sqrt(us**2 - memory**2), memory, tiles)
     # One bandwidth stands in for the other where it was never seen.
-    weights = _inverse(fit.weight_bytes_per_us or fit.activation_bytes_per_us)
-    activations = _inverse(fit.activation_bytes_per_us or fit.weight_bytes_per_us)
+    weights = inverse(fit.weight_bytes_per_us or fit.activation_bytes_per_us)
+    activations = inverse(fit.activation_bytes_per_us or fit.weight_bytes_per_us)
     hot = work[:, 2] + work[:, 3]
     if fit.cache_bytes:
         missed = _missed(work, fit.cache_bytes)
         hot = hot * (missed + (1.0 - missed) / fit.cache_gain)
     memory = work[:, 1] * weights + hot * activations
-    compute = work[:, 0] * _inverse(fit.macs_per_us)
+    compute = work[:, 0] * inverse(fit.macs_per_us)
     if inputs.product is not None:
         compute = compute * inefficiency(fit.saturation, inputs.product, fit.multiprocessors, "one_row" in fit.features)
     if fit.efforts:
@@ -398,22 +407,22 @@ def inefficiency(half_sizes: dict[str, float], product: Floats, multiprocessors:
 
 def residual_features(fit: KernelFit, inputs: Inputs, roof: Roofline) -> Floats:
     """Inputs of the residual: the logs of dimensions, then what `feature_names` adds to them."""
-    base = np.maximum(roof.floor + np.hypot(roof.compute, roof.memory), TINY_US)
-    extras = [np.log(base)]
-    if inputs.product is not None and fit.multiprocessors:
+    extras = [np.log(roof.us)]
+    if inputs.product is None:
+        return np.column_stack((inputs.logs, *extras))
+    rows, results, _, copies = inputs.product.T
+    if fit.multiprocessors:
         rounds = waves(inputs.product, fit.multiprocessors)
         extras.append(np.log(np.ceil(rounds) / rounds))
     if roof.tiles is not None:
         extras += list(roof.tiles.T)
     if "one_row" in fit.features:
-        one_row = np.zeros(len(base)) if inputs.product is None else (inputs.product[:, 0] <= 1.0).astype(float)
-        extras.append(one_row)
+        extras.append((rows <= 1.0).astype(float))
     if "resident" in fit.features:
         extras.append((inputs.work[:, 1] == 0.0).astype(float))
-    if "channel_padding" in fit.features and inputs.product is not None:
+    if "channel_padding" in fit.features:
         # Libraries compute as many channels as fill whole vectors; those of a depthwise convolution are its groups.
-        results, groups = inputs.product[:, 1], inputs.product[:, 3]
-        extras.append(vector_padding(np.where(results > 1.0, results, groups)))
+        extras.append(vector_padding(np.where(results > 1.0, results, copies)))
     return np.column_stack((inputs.logs, *extras))
 
 
@@ -440,7 +449,8 @@ def feature_names(family: str, multiprocessors: int, tiles: bool) -> tuple[str, 
     return (*layout(family).names, *names, *cut, *flags_of(family, multiprocessors))
 
 
-def _inverse(rate: float) -> float:
+def inverse(rate: float) -> float:
+    """The time of a rate, or the rate of a time; 0 stands for one that is not known."""
     return 1.0 / rate if rate else 0.0
 
 
@@ -486,13 +496,11 @@ def columns(op: Op, family: str, *, resident: float = 0.0) -> tuple[Affine, ...]
     An op priced by another family than its own lacks some of its dimensions: elements are then counted as 4 bytes each,
     and everything else as 1.
     """
-    elements = Affine(op.write_bytes.constant // 4, op.write_bytes.per_sample // 4)
-    missing = {"numel": elements, **dict.fromkeys(MAY_LACK, ZERO)}
+    missing = {"numel": op.write_bytes // 4, **dict.fromkeys(MAY_LACK, ZERO)}
     dims = layout(family).columns[len(WORK) :]
     weights, reads = op.weight_bytes, op.read_bytes
     if resident:
         cached = Affine(*(round(resident * amount) for amount in weights))
-        weights = Affine(weights.constant - cached.constant, weights.per_sample - cached.per_sample)
-        reads = Affine(reads.constant + cached.constant, reads.per_sample + cached.per_sample)
+        weights, reads = weights - cached, reads + cached
     work = (op.macs, weights, reads, op.write_bytes)
     return (*work, *(op.dims.get(name) or missing.get(name) or Affine(1) for name in dims))

@@ -90,14 +90,16 @@ class ColdDispatch:
     ) -> ColdDispatch | None:
         """For a runtime's costs, all of them `slower` so many times; None where they are not known.
 
-        Who has looked at the kernels already gives the bytes that the op of each has `moved`; see `_reuse_bytes`.
+        Who has looked at the kernels already gives the bytes that the op of each has `moved`: reading those off all ops
+        takes longer than everything else here, and a search prices the same few layers again and again.
         """
         if not fit.cold_costs_us:
             return None
         names, code = numbered(schedule.host_class)
         most_us = np.array([nearest(fit.cold_costs_us, name) for name in names], dtype=float)[code]
         most_us += fit.cold_calls * fit.scale * (schedule.calls @ call_prices(fit))
-        return cls(slower * most_us, _reuse_bytes(schedule, moved), fit.cold_bytes)
+        reuse_bytes = _reuse_bytes(schedule, _moved(schedule) if moved is None else moved)
+        return cls(slower * most_us, reuse_bytes, fit.cold_bytes)
 
     def at(self, batches: Floats) -> Floats:
         """Microseconds that each step takes longer at each batch, shape (n, batches)."""
@@ -106,39 +108,30 @@ class ColdDispatch:
         return longer
 
 
-def _reuse_bytes(schedule: Schedule, moved: Floats | None = None) -> Floats:
-    """Bytes that a forward pass, one of many, touches between two steps of a class: constant and per sample.
-
-    `moved`, shape (m, 2), is what the op of each kernel reads and writes: reading that off all ops takes longer than
-    everything else here, and a search prices the same few layers again and again.
-    """
-    each = (_moved(schedule) if moved is None else moved) * schedule.kernel_share[:, None]
+def _reuse_bytes(schedule: Schedule, moved: Floats) -> Floats:
+    """Bytes that a forward pass, one of many, touches between two steps of a class: constant and per sample."""
+    each = moved * schedule.kernel_share[:, None]
     count = len(schedule.host_class)
     steps = np.empty((count, 2))
     for column in (0, 1):
         steps[:, column] = np.bincount(schedule.kernel_step, each[:, column], count)
     done = steps.cumsum(axis=0)
     before = done - steps
-    previous, first = _previous(schedule.host_class)
+    previous = _previous(schedule.host_class)
     touched: Floats = before - before[previous]
-    touched[first] += done[-1:]
+    touched[previous >= np.arange(count)] += done[-1:]  # the last of these was in the pass before
     return touched
 
 
 @lru_cache(maxsize=MOST_CLASSES)
-def _previous(host_class: tuple[str, ...]) -> tuple[Ints, NDArray[np.bool_]]:
-    """Where the last step of each step's class is, and which steps find it in the pass before; candidates share it."""
-    _, code = numbered(host_class)
-    order = code.argsort(kind="stable")  # steps of a class next to each other, in order
-    first, last = np.ones((2, len(code)), dtype=bool)
-    first[1:] = np.diff(code[order]) != 0
-    last[:-1] = first[1:]
-    before = np.empty_like(order)
-    before[1:] = order[:-1]
-    before[first] = order[last]
-    previous, wraps = np.empty_like(order), np.empty_like(first)
-    previous[order], wraps[order] = before, first
-    return previous, wraps
+def _previous(host_class: tuple[str, ...]) -> Ints:
+    """Where the last step of each step's class is, in this pass or else the one before; candidates share it."""
+    latest = {name: step for step, name in enumerate(host_class)}
+    previous = []
+    for step, name in enumerate(host_class):
+        previous.append(latest[name])
+        latest[name] = step
+    return np.array(previous, dtype=np.int64)
 
 
 def _moved(schedule: Schedule) -> Floats:

@@ -102,7 +102,7 @@ def limits_of(gpu: Spec, precision: str, family: str) -> Limits:
     )
 
 
-def limits_of_cpu(device: DeviceInfo, macs_per_us: float = inf) -> Limits:
+def limits_of_cpu(device: DeviceInfo, macs_per_us: float) -> Limits:
     """What no kernel of a CPU is faster than, by the copy that measured its memory; multiply-adds as given.
 
     A copy also reads what it writes over. What lies in a cache that neighbours share is not known at all.

@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import difflib
 import re
-from functools import cache
 from importlib.resources import files
 
 import msgspec
@@ -59,7 +58,7 @@ class HostRow(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
 def find(name: str) -> HostRow:
     """A host by its CPU's name, as a maker, a kernel or a paper writes it, or by a machine that has it."""
-    host = _found(name)
+    host = known(name)
     if host is None:
         close = nearest(name)
         hint = f"Did you mean {', '.join(close)}?" if close else "latpred profiles list --hosts names those known."
@@ -67,30 +66,18 @@ def find(name: str) -> HostRow:
     return host
 
 
-def known(name: str) -> bool:
-    """Whether a name finds a host."""
-    return _found(name) is not None
+def known(name: str) -> HostRow | None:
+    """The host whose name is the longest run of words in a text: "2x Xeon Gold 6132 (lab 7)" has a Gold 6132."""
+    words = _words(name)
+    ends = range(1, len(words) + 1)
+    runs = ("".join(words[first:last]) for last in ends for first in range(last))
+    return _INDEX.get(max((run for run in runs if run in _INDEX), key=len, default=""))
 
 
 def nearest(name: str) -> tuple[str, ...]:
     """Names of hosts that look like a misspelt one, the likeliest first; may be empty."""
-    index = _index()
-    close = difflib.get_close_matches("".join(_words(name)), list(index), n=6, cutoff=0.6)
-    return tuple(dict.fromkeys(index[key].name for key in close))[:3]
-
-
-def span() -> tuple[float, float]:
-    """The smallest and the largest factor of all hosts."""
-    factors = [host.factor for host in HOSTS]
-    return min(factors), max(factors)
-
-
-def _found(name: str) -> HostRow | None:
-    """The host whose name is the longest run of words in a text: "2x Xeon Gold 6132 (lab 7)" has a Gold 6132."""
-    words, index = _words(name), _index()
-    ends = range(1, len(words) + 1)
-    runs = ("".join(words[first:last]) for last in ends for first in range(last))
-    return index.get(max((run for run in runs if run in index), key=len, default=""))
+    close = difflib.get_close_matches("".join(_words(name)), _INDEX, n=6, cutoff=0.6)
+    return tuple(dict.fromkeys(_INDEX[key].name for key in close))[:3]
 
 
 def _words(name: str) -> list[str]:
@@ -99,9 +86,5 @@ def _words(name: str) -> list[str]:
     return re.findall(r"[a-z0-9]+", re.sub(r"[\s_-]+(v\d+)\b", r"\1", plain))
 
 
-@cache
-def _index() -> dict[str, HostRow]:
-    return {"".join(_words(name)): host for host in HOSTS for name in (host.name, *host.aliases)}
-
-
 HOSTS = msgspec.json.decode((files("latpred.models") / "hosts.json").read_bytes(), type=tuple[HostRow, ...])
+_INDEX = {"".join(_words(name)): host for host in HOSTS for name in (host.name, *host.aliases)}
