@@ -64,15 +64,6 @@ def test_latencies_agree_with_those_of_the_predictor(seed, queue):
     assert device.true_latency_s(graph, 3, protocol="pipelined") == pytest.approx(period_s, rel=1e-6)
 
 
-def test_latencies_by_hand():
-    graph = graph_of(bare("view"), bare("elementwise", "elementwise"))
-    # 6 forward + 1.2 view + 4.6 add, then the kernel, then 3 to notice.
-    assert true_us(graph) == pytest.approx(6 + 1.2 + 4.6 + LAUNCH + FLOOR + SYNC)
-    assert true_us(graph, protocol="pipelined") == pytest.approx(6 + 1.2 + 4.6)
-    twice = graph_of(bare("elementwise", "elementwise", launches=2))
-    assert true_us(twice) == pytest.approx(6 + 4.6 + LAUNCH + FLOOR + COSTS.gap_us + FLOOR + SYNC)
-
-
 def test_a_kernels_time_by_hand():
     op = bare("gemm", "gemm", 1000, macs=Affine(0, 10**6))
     device = SimulatedDevice(QUIET)
