@@ -78,32 +78,26 @@ def _queue_depth(device: Device, tiny: Call, dispatch_us: float) -> int:
     limit = 2048
     for _ in range(TRIES):
         busy_us = max(4 * limit * dispatch_us, 2e4)
-        depth = _stalled_at(device, tiny, limit, busy_us)
-        if depth is not None:
-            return depth
+        busy = device.prepare(Cell("clock", "busy", {"us": round(busy_us)}))
+        with device.errors():
+            device.synchronize()
+            start = device.clock()
+            busy()
+            ends = [device.clock()]
+            for _ in repeat(None, limit):
+                tiny()
+                ends.append(device.clock())
+                if ends[-1] - start > 0.5 * busy_us * 1e-6:
+                    break
+            device.synchronize()
+        longest = int(np.argmax(np.diff(ends)))
+        if ends[longest + 1] - ends[longest] > 0.25 * busy_us * 1e-6:
+            return longest
         limit = min(4 * limit, LONGEST_QUEUE)
     raise CalibrationError(
         f"the host never waited for {device.name}, though {limit} launches were behind a busy kernel. "
         "Is something else using the device? Calibrate again when it is idle."
     )
-
-
-def _stalled_at(device: Device, tiny: Call, limit: int, busy_us: float) -> int | None:
-    busy = device.prepare(Cell("clock", "busy", {"us": round(busy_us)}))
-    with device.errors():
-        device.synchronize()
-        start = device.clock()
-        busy()
-        ends = [device.clock()]
-        for _ in repeat(None, limit):
-            tiny()
-            ends.append(device.clock())
-            if ends[-1] - start > 0.5 * busy_us * 1e-6:
-                break
-        device.synchronize()
-    longest = int(np.argmax(np.diff(ends)))
-    stalled_s = ends[longest + 1] - ends[longest]
-    return longest if stalled_s > 0.25 * busy_us * 1e-6 else None
 
 
 def _node_gap_us(device: Device, tiny: Call, floor_us: float, gap_us: float) -> float:
