@@ -65,13 +65,6 @@ def test_what_passed_for_full_speed_is_slow_once_faster_moments_came() -> None:
     assert gauge.fastest.dispatch_us == pytest.approx(100.0)
 
 
-def test_between_two_moments_the_slower_one_counts() -> None:
-    gauge = ScriptedGauge([1.0, 1.5, 1.2])
-    assert gauge.between([gauge.read() for _ in range(3)]) == [1.5, 1.5]
-    assert reference_speed.slower(SpeedReading(0.0), SpeedReading(0.0)) == 1.0  # moments without a reference
-    assert reference_speed.slower(SpeedReading(3.0), SpeedReading(2.0)) == 1.5
-
-
 @pytest.mark.parametrize(
     ("slow", "least", "kept"),
     [
