@@ -11,8 +11,8 @@ import re
 import time
 from collections import deque
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
 from datetime import UTC, datetime
-from functools import partial
 from itertools import filterfalse
 from math import inf, isfinite
 from pathlib import Path
@@ -28,10 +28,11 @@ from latpred.calibration.devices import Device, conditions, open_device
 from latpred.calibration.fitting import acceptance, profile_fit
 from latpred.calibration.fitting.dispatch_fit import call_costs, fit_in_place
 from latpred.calibration.runtime_calibration import calibrate_runtimes, onnx_workloads
-from latpred.calibration.runtime_calibration.calibrate_runtimes import CellRun
 from latpred.calibration.schedules import schedule_of
 from latpred.calibration.session import JOURNAL, LAST, Row, Sampled, Session, directory, measured, read_journal
-from latpred.calibration.timing import reference_speed, visits
+from latpred.calibration.timing import visits
+from latpred.calibration.timing.reference_speed import gauge_of
+from latpred.calibration.timing.visits import Visits
 from latpred.calibration.workloads import networks
 from latpred.errors import CalibrationError, UsageError
 from latpred.graph.features import Floats
@@ -129,7 +130,7 @@ def calibrate(
     chosen = _precisions(live, precisions, quick)
     options = conditions.Options(threads, cudnn_benchmark).checked(live.info().kind)
     profile_name = name or store.name_here(options.named(live.name))
-    reference_speed.forget()
+    gauge_of.cache_clear()  # hours after the last calibration a machine may have another full speed
     with conditions.stated(options):
         versions = {"networks": networks.VERSION, "graphs": onnx_workloads.VERSION}
         settings = {"precisions": chosen, **versions, **options.settings()}
@@ -155,18 +156,20 @@ class _Effort(NamedTuple):
     cells: float
 
 
-class _Reporter(NamedTuple):
+@dataclass
+class _Reporter:
     """Tells of a calibration, whose work is seconds. Waiting for calm moments is none, but more of it will come."""
 
     session: Session
     whole_s: float
     progress: Callable[[ProgressEvent], None] | None
     begun_s: float
+    before_s: float = 0.0  # spent on other runtimes before
 
-    def tell(self, before_s: float, label: str, seconds: float, error: float | None = None) -> None:
-        """Tell what is under way, for how long, and what was spent on other runtimes before."""
+    def tell(self, label: str, seconds: float, error: float | None = None) -> None:
+        """Tell what is under way, and for how long."""
         if self.progress is not None:
-            seconds += before_s
+            seconds += self.before_s
             lost = (time.monotonic() - self.begun_s - seconds) / max(seconds, SURE_S)
             longer = 1.0 + min(max(lost, 0.0), 1.0)  # all waiting together takes no longer than the work
             left_s, cells = longer * max(0.0, self.whole_s - seconds), len(self.session.rows)
@@ -190,10 +193,10 @@ def _with_runtimes(
             f"measured is kept. Go on with more: latpred calibrate --device {device.name} --budget 5m"
         )
     run = calibrate_runtimes.RuntimeSession(device, session, priced)
-    before_s = plan[EAGER].seconds if EAGER in plan else 0.0
+    report.before_s = plan[EAGER].seconds if EAGER in plan else 0.0
     for name, (seconds, cells) in others.items():
-        profile = run.add(profile, runtime_calibration.get(name), seconds, cells, partial(report.tell, before_s))
-        before_s += seconds
+        profile = run.add(profile, runtime_calibration.get(name), seconds, cells, report.tell)
+        report.before_s += seconds
     return profile
 
 
@@ -202,34 +205,37 @@ class _EagerCalibration:
         self, device: Device, precisions: Sequence[str], session: Session, effort: _Effort, name: str, report: _Reporter
     ) -> None:
         self._device, self._schedule, self._session = device, schedule_of(device, precisions), session
-        self._effort, self._name, self._report = effort, name, partial(report.tell, 0.0)
+        self._effort, self._name, self._report = effort, name, report
         self._simulated = device.info().kind == "simulated"
         self._learning: list[Checkpoint] = []
         self._predictions: list[tuple[int, Floats]] = []  # cells at each checkpoint, and what the gate's models took
-        self._run = CellRun(session, device, EAGER, effort.seconds, self._report)
+        self._visits = Visits(session, device, EAGER, self._timed, effort.seconds, report.tell)
 
     def run(self) -> DeviceProfile:
         """Measure, and fit the profile of everything measured."""
-        _take_buffers()
+        from scipy import linalg
+
+        # OpenBLAS is to take its buffers for the fits while there is memory: it asks for them again without end.
+        linalg.svd(np.eye(64) @ np.eye(64))
         self._measure()
-        self._run.finish()
+        self._visits.finish()
         if not self._simulated:  # its times are the same at any time, and its models are graphs
             self._measure_for_gate()
-            self._run.finish()
+            self._visits.finish()
         profile, error = self._fit()
         self._note(error)
-        return msgspec.structs.replace(profile, learning=tuple(self._learning), seconds=round(self._run.seconds, 1))
+        return msgspec.structs.replace(profile, learning=tuple(self._learning), seconds=round(self._visits.seconds, 1))
 
     @property
     def _spent(self) -> float:
         """Share of the effort that measuring for the fit may take, of which the gate's models are no part."""
         whole_s = (1 - FITTING_SHARE - GATE_SHARE) * self._effort.seconds
-        cells = sum(row.cell.kind != acceptance.MODEL for row in self._run.rows)
-        return max((self._run.seconds - self._models_s) / whole_s, cells / self._effort.cells)
+        cells = sum(row.cell.kind != acceptance.MODEL for row in self._visits.rows)
+        return max((self._visits.seconds - self._models_s) / whole_s, cells / self._effort.cells)
 
     @property
     def _models_s(self) -> float:
-        models = (row for row in self._run.rows if row.cell.kind == acceptance.MODEL)
+        models = (row for row in self._visits.rows if row.cell.kind == acceptance.MODEL)
         return sum(row.seconds for row in models if not row.disturbed)
 
     def _measure(self) -> None:
@@ -250,15 +256,15 @@ class _EagerCalibration:
                 checkpoints = [share for share in checkpoints if share >= self._spent]
                 if self._settled():
                     return
-            self._run.visit(cell, self._schedule.measure)
+            self._visits.run(cell)
             self._demand_clock()
             due = whole - len(models) + 0.5 < self._spent * whole  # each in the middle of its share of the run
             if models and due and self._models_s <= GATE_SHARE * self._effort.seconds:
-                self._run.visit(models.popleft(), self._measure_model)
+                self._visits.run(models.popleft())
 
     def _demand_clock(self) -> None:
         """Stop where the clock could not be measured: without it there is no profile, whatever else is measured."""
-        row = next(iter(self._run.rows), None)
+        row = next(iter(self._visits.rows), None)
         if row is not None and row.cell == CLOCK and row.error:
             raise CalibrationError(
                 f"the clock of {self._device.name} could not be measured: {row.error}. Try again: latpred calibrate "
@@ -267,14 +273,13 @@ class _EagerCalibration:
 
     def _measure_for_gate(self) -> None:
         """Time what the gate rests on: ordinary models, and some of the holdout networks a second time."""
-        for cell in acceptance.cells(self._run.rows):
-            if self._run.seconds > (1 - FITTING_SHARE) * self._effort.seconds:
+        for cell in acceptance.cells(self._visits.rows):
+            if self._visits.seconds > (1 - FITTING_SHARE) * self._effort.seconds:
                 return
-            model = cell.kind == acceptance.MODEL
-            self._run.visit(cell, self._measure_model if model else self._schedule.measure)
+            self._visits.run(cell)
 
-    def _measure_model(self, cell: Cell) -> Sampled:
-        return acceptance.measure(cell, self._device)
+    def _timed(self, cell: Cell) -> Sampled:
+        return acceptance.measure(cell, self._device) if cell.kind == acceptance.MODEL else self._schedule.measure(cell)
 
     def _learn(self) -> None:
         try:
@@ -284,7 +289,7 @@ class _EagerCalibration:
         self._note(error)
         self._schedule.learn(profile)
         if not self._simulated:
-            self._predictions.append((len(self._run.rows), acceptance.predictions(profile)))
+            self._predictions.append((len(self._visits.rows), acceptance.predictions(profile)))
 
     def _settled(self) -> bool:
         """Whether what the last cells told has changed no prediction of note."""
@@ -293,28 +298,20 @@ class _EagerCalibration:
         (fewer, before), (more, now) = self._predictions[-2:]
         settled = more >= TOLD * fewer and acceptance.settled(before, now)
         if settled:
-            self._run.tell("its predictions move no more")
+            self._visits.tell("its predictions move no more")
         return settled
 
     def _fit(self) -> tuple[DeviceProfile, float]:
-        self._run.tell("fitting")
-        rows, machine = self._run.rows, self._device.machine()
+        self._visits.tell("fitting")
+        rows, machine = self._visits.rows, self._device.machine()
         profile, errors = profile_fit.fit_profile(rows, machine, self._device.info(), self._name)
         return profile, acceptance.median_error(errors)
 
     def _note(self, error: float) -> None:
         if isfinite(error):
-            seconds = self._run.seconds
-            self._learning.append(Checkpoint(round(seconds, 1), len(self._run.rows), round(error, 4)))
-            self._report("tested on holdout networks", seconds, error)
-
-
-def _take_buffers() -> None:
-    """Have the BLAS of fits take its buffers while there is memory: OpenBLAS asks for them again without end."""
-    from scipy import linalg
-
-    square = np.eye(64)
-    linalg.svd(square @ square)
+            seconds = self._visits.seconds
+            self._learning.append(Checkpoint(round(seconds, 1), len(self._visits.rows), round(error, 4)))
+            self._report.tell("tested on holdout networks", seconds, error)
 
 
 def _whole_effort(quick: bool, budget_s: float | None, cells: int | None) -> _Effort:
@@ -338,7 +335,8 @@ def _plan(
     missing = [name for name in others if profile is not None and name not in profile.runtimes]
     anew = profile is None or (not missing and EAGER in wanted)
     names = [EAGER, *others] if anew else missing or others
-    seconds = {name: _usual_s(name, quick) for name in names}
+    eager_s, share = (QUICK_S, QUICK_SHARE) if quick else (FULL_S, 1.0)
+    seconds = {name: eager_s if name == EAGER else share * runtime_calibration.get(name).seconds for name in names}
     whole, shares = _whole_effort(quick, budget_s, cells), sum(seconds.values())
     return {
         name: _Effort(
@@ -347,13 +345,6 @@ def _plan(
         )
         for name, usual in seconds.items()
     }
-
-
-def _usual_s(name: str, quick: bool) -> float:
-    """Seconds that a runtime takes where nobody says otherwise."""
-    if name == EAGER:
-        return QUICK_S if quick else FULL_S
-    return runtime_calibration.get(name).seconds * (QUICK_SHARE if quick else 1.0)
 
 
 def _precisions(device: Device, wanted: Sequence[str] | None, quick: bool) -> tuple[str, ...]:

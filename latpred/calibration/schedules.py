@@ -34,7 +34,6 @@ from latpred.calibration.fitting.kernel_fit import nearest_fit, row_of
 from latpred.calibration.session import Sampled
 from latpred.calibration.timing import in_network, timer
 from latpred.calibration.timing.reference_speed import gauge_of
-from latpred.calibration.timing.timer import Timing
 from latpred.calibration.workloads import networks, single_ops
 from latpred.calibration.workloads.networks import NetworkSpec
 from latpred.errors import CalibrationError, UsageError
@@ -169,15 +168,12 @@ def _network_sigma(predictor: Predictor, spec: NetworkSpec) -> float:
 
 
 def _kernel_sigma(models: dict[str, KernelModel], cell: Cell) -> float:
-    """Log standard deviation of the kernel's predicted time; infinite for a family without a fit.
-
-    The least where a cell cannot be traced or launches nothing.
-    """
+    """Log standard deviation of the kernel's predicted time; infinite for a family without a fit."""
     try:
         graph, batch = single_ops.graph(cell)
         op = next(op for op in graph.at(batch) if op.launches)
     except Exception:
-        return -math.inf
+        return -math.inf  # it cannot be traced, or launches nothing
     name = nearest_fit(models, op.family)
     if name is None:
         return math.inf
@@ -223,13 +219,11 @@ def tiny_networks(number: int) -> list[NetworkSpec]:
     return [networks.draw(seed, tiny=True) for seed in range(number)]
 
 
-def small_networks(number: int | None = None) -> Iterator[NetworkSpec]:
-    """Networks whose weights stay in the cache: among those of every size hardly any have, and many small models do.
-
-    They are endless where no number is given.
-    """
+def small_networks() -> Iterator[NetworkSpec]:
+    """Endless networks whose weights stay in the cache, as many small models' do, and hardly any of every size."""
     drawn = {kind: _small(kind) for kind in networks.SMALL_KINDS}
-    return islice((next(drawn[kind]) for kind in cycle(networks.SMALL_KINDS)), number)
+    for kind in cycle(networks.SMALL_KINDS):
+        yield next(drawn[kind])
 
 
 def _small(kind: str) -> Iterator[NetworkSpec]:
@@ -369,12 +363,12 @@ class Synchronous(Schedule):
         first = len(networks.KINDS)
         yield from map(network_cell, chain_networks())
         yield from (*tiny[:first], *memory_cells(), FRESH, *tiny[first:])
-        yield from map(network_cell, small_networks(SMALL))
-        small = islice(small_networks(), SMALL, None)
+        small = map(network_cell, small_networks())
+        yield from islice(small, SMALL)
         for number, spec in enumerate(self.uncertain_networks(sized_networks())):
             yield network_cell(spec, in_turn(self._precisions, number))
             if number % SMALL_EVERY == SMALL_EVERY - 1:
-                yield network_cell(next(small))
+                yield next(small)
 
     def measure(self, cell: Cell) -> Sampled:
         """Time a network whole and call by call, or bytes being moved."""
@@ -432,7 +426,7 @@ class Asynchronous(Schedule):
         if cell == CLOCK:
             return Sampled(constants.measure(self._device))
         if cell.kind == "network":
-            return Sampled(self._network(cell))
+            return self._network(cell)
         call = self._device.prepare(cell)
         if cell.name == "upload":
             return Sampled({"single": timer.single(self._device, call)})
@@ -440,7 +434,7 @@ class Asynchronous(Schedule):
             return Sampled({"issue": timer.issue(self._device, call, DISPATCH)})
         return Sampled({"queued": timer.queued(self._device, call, FINE if cell.kind == "memory" else None)})
 
-    def _network(self, cell: Cell) -> dict[str, Timing]:
+    def _network(self, cell: Cell) -> Sampled:
         spec = network_spec(cell)
         self._device.use_precision(cell.precision)
         with self._device.errors():
@@ -450,4 +444,4 @@ class Asynchronous(Schedule):
         syncs = networks.graph(spec, cell.precision).syncs(spec.batch)
         if spec.tiny and not syncs:
             timings["issue"] = timer.issue(self._device, call, timer.Plan(loops=1))
-        return timings
+        return Sampled(timings)

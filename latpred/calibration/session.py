@@ -17,7 +17,7 @@ from collections.abc import Callable, Iterator, Mapping
 from contextlib import ExitStack, contextmanager
 from datetime import UTC, datetime
 from pathlib import Path
-from types import MappingProxyType, TracebackType
+from types import TracebackType
 from typing import BinaryIO, NamedTuple, Self, TypeVar
 
 import msgspec
@@ -54,9 +54,9 @@ class Sampled(NamedTuple):
 
     timings: Mapping[str, Timing]
     calls_us: tuple[float, ...] = ()
-    speed: Mapping[str, float] = MappingProxyType({})
+    speed: Mapping[str, float] = {}
     disturbed: str = ""
-    more: Mapping[str, str | float] = MappingProxyType({})
+    more: Mapping[str, str | float] = {}
 
 
 Measure = Callable[[Cell], Sampled]
@@ -179,7 +179,6 @@ class Session:
         self._tries: dict[str, int] = {}  # of cells that an earlier session could not measure
         self._resources = ExitStack()
         self._journal: BinaryIO | None = None
-        self.resumed = 0
 
     def __enter__(self) -> Self:
         with ExitStack() as stack, self._writing():
@@ -243,7 +242,7 @@ class Session:
 
         return msgspec.structs.replace(measured(cell, limited), tries=tries + 1)
 
-    def complete(self, *, extending: bool = False) -> Path:
+    def complete(self, *, extending: bool = False) -> None:
         """End the session for good: the journal becomes the record of the last calibration, and nothing is resumed.
 
         Call it once the profile is saved. One that was `extending` the last calibration adds to its record.
@@ -258,7 +257,6 @@ class Session:
         lines = [msgspec.json.encode(part) for part in (self._header, *older, *self._rows.values())]
         storage.write(last, b"\n".join(lines) + b"\n")
         (self._folder / JOURNAL).unlink()
-        return last
 
     def _opened(self) -> BinaryIO:
         """The journal, and what of its rows need not be measured again."""
@@ -278,7 +276,6 @@ class Session:
         self._tries = {key: row.tries for key, row in latest.items() if not row.settled}
         if killed is not None and killed.key not in self._rows:
             self._tries[killed.key] = killed.tries
-        self.resumed = len(self._rows)
         return path.open("ab")
 
     def _resumes(self, header: Header) -> bool:

@@ -150,20 +150,32 @@ class Untimed(NamedTuple):
     def seconds(self) -> float:
         return sum(row.seconds for row in self.rows)
 
-    def visit(self, cell: cells.Cell, measure: object) -> None:
+    def tell(self, label: str) -> None:
+        """Nobody listens."""
+
+    def run(self, cell: cells.Cell) -> None:
         took_s = 60.0 if len(self.rows) == 3 * len(acceptance.models()) - 1 else 1.0
         self.rows.append(Row(cell, {}, 0.0 if cell.kind == acceptance.MODEL else took_s))
 
 
-def test_models_of_the_gate_are_spread_over_the_run(tmp_path: Path) -> None:
-    device, models, run = CpuDevice(), acceptance.models(), Untimed([])
+def untimed(session: Session, seconds: float, visits: Untimed) -> calibrator._EagerCalibration:
+    """A calibration of the CPU that times nothing."""
+    effort, reporter = calibrator._Effort(seconds, math.inf), calibrator._Reporter(session, seconds, None, 0.0)
+    eager = calibrator._EagerCalibration(CpuDevice(), ("fp32",), session, effort, "cpu", reporter)
+    eager._visits = visits  # type: ignore[assignment]
+    return eager
+
+
+@pytest.fixture
+def empty(tmp_path: Path) -> Iterator[Session]:
+    with Session(tmp_path, CpuDevice().machine(), {}) as one:
+        yield one
+
+
+def test_models_of_the_gate_are_spread_over_the_run(empty: Session) -> None:
+    models, run = acceptance.models(), Untimed([])
     for_fit = 1 - calibrator.FITTING_SHARE - calibrator.GATE_SHARE
-    with Session(tmp_path, device.machine(), {}, fresh=True) as kept:
-        effort = calibrator._Effort((2 * len(models) - 0.5) / for_fit, math.inf)  # the last cell outlasts it
-        reporter = calibrator._Reporter(kept, effort.seconds, None, 0.0)
-        eager = calibrator._EagerCalibration(device, ("fp32",), kept, effort, "cpu", reporter)
-        eager._run = run  # type: ignore[assignment]
-        eager._measure()
+    untimed(empty, (2 * len(models) - 0.5) / for_fit, run)._measure()  # the last cell outlasts it
     found = [number for number, row in enumerate(run.rows) if row.cell.kind == acceptance.MODEL]
     assert [run.rows[number].cell for number in found] == models
     between = np.diff([-1, *found, len(run.rows)]) - 1
@@ -171,21 +183,16 @@ def test_models_of_the_gate_are_spread_over_the_run(tmp_path: Path) -> None:
     assert between[-1] <= 2
 
 
-def test_predictions_settle_over_many_cells_and_not_over_one(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    device, asked = CpuDevice(), list[int]()
-    with Session(tmp_path, device.machine(), {}, fresh=True) as kept:
-        effort = calibrator._Effort(200.0, math.inf)
-        reporter = calibrator._Reporter(kept, effort.seconds, None, 0.0)
-        eager = calibrator._EagerCalibration(device, ("fp32",), kept, effort, "cpu", reporter)
-        eager._run = run = Untimed([Row(cells.Cell("network", "mlp", {"seed": -1}), {}, 50.0)])  # type: ignore[assignment]
-        monkeypatch.setattr(run.__class__, "tell", lambda *_: None, raising=False)
+def test_predictions_settle_over_many_cells_and_not_over_one(empty: Session, monkeypatch: pytest.MonkeyPatch) -> None:
+    run, asked = Untimed([Row(cells.Cell("network", "mlp", {"seed": -1}), {}, 50.0)]), list[int]()
+    eager = untimed(empty, 200.0, run)
 
-        def learn() -> None:
-            asked.append(len(run.rows))
-            eager._predictions.append((len(run.rows), np.full(4, 2.0 ** len(asked))))
+    def learn() -> None:
+        asked.append(len(run.rows))
+        eager._predictions.append((len(run.rows), np.full(4, 2.0 ** len(asked))))
 
-        monkeypatch.setattr(eager, "_learn", learn)
-        eager._measure()
+    monkeypatch.setattr(eager, "_learn", learn)
+    eager._measure()
     assert len(asked) == 2, "one for the looks that what was resumed is beyond, and the second"
     assert eager._spent >= 1.0
     for fewer, settled in ((len(run.rows), False), (len(run.rows) // 2, True)):

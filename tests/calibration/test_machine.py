@@ -8,14 +8,11 @@ import subprocess
 import sys
 import types
 
-import msgspec
 import pytest
 import torch
-from profiledata import profile
 
 from latpred import host
 from latpred.calibration.devices import machine
-from latpred.profile import store
 
 
 def test_identity_tells_machine_and_stack_apart():
@@ -136,9 +133,3 @@ def test_no_state_without_the_gpu_its_driver_or_the_library(library, monkeypatch
     assert machine.gpu_state("00000000:3B:00.0") is None
     monkeypatch.setitem(sys.modules, "pynvml", None)
     assert machine.gpu_state("00000000:3B:00.0") is None
-
-
-def test_identity_is_what_profiles_compare():
-    known = msgspec.structs.replace(profile(), machine=machine.identity(threads=2))
-    assert store.mismatch(known, machine.identity(threads=2)) == []
-    assert store.mismatch(known, machine.identity(threads=4)) == ["the number of threads is 4, the profile's is 2"]

@@ -65,13 +65,6 @@ def test_what_passed_for_full_speed_is_slow_once_faster_moments_came() -> None:
     assert gauge.fastest.dispatch_us == pytest.approx(100.0)
 
 
-def test_between_two_moments_the_slower_one_counts() -> None:
-    gauge = ScriptedGauge([1.0, 1.5, 1.2])
-    assert gauge.between([gauge.read() for _ in range(3)]) == [1.5, 1.5]
-    assert reference_speed.slower(SpeedReading(0.0), SpeedReading(0.0)) == 1.0  # moments without a reference
-    assert reference_speed.slower(SpeedReading(3.0), SpeedReading(2.0)) == 1.5
-
-
 @pytest.mark.parametrize(
     ("slow", "least", "kept"),
     [
@@ -110,7 +103,7 @@ def test_the_shared_caches_reference_does_the_macs_per_byte_that_others_are_held
 def test_ops_dispatch_from_cold_caches_after_weights_went_through_them(monkeypatch: pytest.MonkeyPatch) -> None:
     timer, done = ReferenceTimer(1), []
     ops, weights = timer._work[COLD_DISPATCH], timer._work[CACHE]
-    monkeypatch.setitem(timer._before, COLD_DISPATCH, lambda: (done.append("weights"), weights()))
+    monkeypatch.setitem(timer._work, CACHE, lambda: (done.append("weights"), weights()))
     monkeypatch.setitem(timer._work, COLD_DISPATCH, lambda: (done.append("ops"), ops()))
     cold_us = timer._us(COLD_DISPATCH)
     assert done == ["ops", *["weights", "ops"] * reference_speed.REPEATS[COLD_DISPATCH]]
@@ -205,13 +198,8 @@ def test_one_gauge_serves_the_process_and_wakes_no_thread_beside_another_library
         assert reference_speed.gauge_for("onnxruntime").read().threads_us == 0.0
 
 
-def test_a_run_forgets_the_machine_of_before_and_a_gauge_keeps_no_reading_for_ever(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    before = reference_speed.gauge_of(1)
-    reference_speed.forget()
-    gauge = reference_speed.gauge_of(1)
-    assert gauge is not before
+def test_a_gauge_keeps_no_reading_for_ever(monkeypatch: pytest.MonkeyPatch) -> None:
+    gauge = SpeedGauge(1)
     monkeypatch.setattr(reference_speed, "MOST_MOMENTS", 50)
     fastest = [gauge.read() and gauge.fastest for _ in range(400)]
     assert len(gauge._moments) <= 50

@@ -18,6 +18,7 @@ from latpred.graph.graph import ModelGraph
 from latpred.prediction.kernel_times import LARGE_BLOCK
 
 DRAWN = list(islice(cells.kernel_cells("fp32"), 400))
+SMALL = list(islice(schedules.small_networks(), schedules.SMALL))
 
 
 def test_keys_of_cells_are_unique_and_stable() -> None:
@@ -65,13 +66,10 @@ def test_kernel_cells_are_bounded_and_build_without_a_device() -> None:
 
 def test_a_transposed_copy_has_something_to_copy() -> None:
     rng = random.Random(0)
-    drawn = [Cell("kernel", "transpose_copy", cells.draw_dims("transpose_copy", rng)) for _ in range(400)]
-    assert min(cell.dims["rows"] for cell in drawn) == 2
-    few = [cell for cell in drawn if cell.dims["rows"] < 4]
-    assert len(few) > 5
-    for cell in few:
-        graph, batch = single_ops.graph(cell)
-        assert any(op.launches for op in graph.at(batch))
+    dims = min((cells.draw_dims("transpose_copy", rng) for _ in range(400)), key=lambda drawn: drawn["rows"])
+    assert dims["rows"] == 2
+    graph, batch = single_ops.graph(Cell("kernel", "transpose_copy", dims))
+    assert any(op.launches for op in graph.at(batch))
 
 
 def test_memory_cells_span_the_caches() -> None:
@@ -81,19 +79,18 @@ def test_memory_cells_span_the_caches() -> None:
 
 
 def test_small_networks_multiply_single_rows_by_large_weights_that_stay_in_the_cache() -> None:
-    specs = list(schedules.small_networks(schedules.SMALL))
-    assert [spec.kind for spec in specs] == list(networks.SMALL_KINDS) * 8
-    assert {spec.batch for spec in specs if spec.kind == "mlp"} >= {1, 2, 3, 4, 8, 16}
-    assert not any(spec.cold or spec.holdout or spec.tiny for spec in specs)
-    graphs = [networks.graph(spec) for spec in specs]
+    assert [spec.kind for spec in SMALL] == list(networks.SMALL_KINDS) * 8
+    assert {spec.batch for spec in SMALL if spec.kind == "mlp"} >= {1, 2, 3, 4, 8, 16}
+    assert not any(spec.cold or spec.holdout or spec.tiny for spec in SMALL)
+    graphs = [networks.graph(spec) for spec in SMALL]
     assert max(graph.parameter_bytes for graph in graphs) <= networks.SMALL_BYTES
-    of_one_sample = [graph for spec, graph in zip(specs, graphs, strict=True) if spec.batch == 1]
+    of_one_sample = [graph for spec, graph in zip(SMALL, graphs, strict=True) if spec.batch == 1]
     products = [op for graph in of_one_sample for op in graph.at(1) if op.family == "gemm" and op.dims["m"].at(1) == 1]
     assert sum(op.weight_bytes.at(1) > 500_000 for op in products) >= 3
 
 
 def test_a_calibration_of_a_minute_times_what_the_blocks_of_networks_do_not_contain() -> None:
-    medleys = [spec for spec in schedules.small_networks(schedules.SMALL) if spec.kind == networks.MEDLEY]
+    medleys = [spec for spec in SMALL if spec.kind == networks.MEDLEY]
     launched = [op for spec in medleys for op in networks.graph(spec).at(spec.batch) if op.launches]
     timed = Counter(op.family.partition(".across")[0] for op in launched)
     known = {op.family for spec in islice(schedules.sized_networks(), 66) for op in networks.graph(spec).ops}
@@ -113,7 +110,7 @@ def test_a_calibration_of_a_minute_times_what_the_blocks_of_networks_do_not_cont
 
 
 def test_large_networks_hold_maps_that_no_cache_does_and_the_heap_keeps() -> None:
-    for spec in schedules.small_networks(schedules.SMALL):
+    for spec in SMALL:
         ops = networks.graph(spec).at(spec.batch) if spec.kind == networks.LARGE else ()
         assert all(3 << 20 < op.write_bytes.at(spec.batch) < LARGE_BLOCK for op in ops if op.launches)
 
@@ -123,7 +120,7 @@ def test_a_cpu_times_small_networks_before_those_of_every_size_and_among_them() 
     specs = [schedules.network_spec(cell) for cell in islice(drawn, 200) if cell.kind == "network"]
     specs = [spec for spec in specs if not (spec.tiny or spec.chain)]
     first, later = specs[: schedules.SMALL], specs[schedules.SMALL :]
-    assert first == list(schedules.small_networks(schedules.SMALL))
+    assert first == SMALL
     assert later[0] == next(schedules.sized_networks())
     small = list(islice(schedules.small_networks(), schedules.SMALL, schedules.SMALL + len(later) // 5))
     assert later[4::5] == small

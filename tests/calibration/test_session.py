@@ -16,7 +16,7 @@ import pytest
 from latpred.calibration import session
 from latpred.calibration.cells import Cell
 from latpred.calibration.devices.simulated import SimulatedDevice
-from latpred.calibration.session import Sampled, Session, read_journal
+from latpred.calibration.session import Row, Sampled, Session, read_journal
 from latpred.calibration.timing.timer import Timing
 from latpred.errors import BusyError, CalibrationError, DeviceError
 from latpred.progress import noting_interrupts
@@ -65,11 +65,12 @@ def path(tmp_path):
 def test_measured_cells_are_not_measured_again(opened, path):
     first, second = Measuring(), Measuring()
     with opened() as one:
+        assert one.rows == ()
         rows = [one.run(gemm(m), first) for m in (1, 2)]
         assert one.run(gemm(1), first) is rows[0]
-        assert one.resumed == 0
     with opened() as two:
-        assert (two.resumed, two.holds(gemm(2)), two.holds(gemm(3))) == (2, True, False)
+        assert two.rows == tuple(rows)
+        assert (two.holds(gemm(2)), two.holds(gemm(3))) == (True, False)
         again = [two.run(gemm(m), second) for m in (1, 2, 3)]
         assert two.rows == tuple(again)
     assert sizes(rows) == [cell.dims["m"] for cell in first.asked] == [1, 2]
@@ -77,7 +78,6 @@ def test_measured_cells_are_not_measured_again(opened, path):
     assert header["machine"]["cpu"] == MACHINE.cpu
     assert (row["cell"]["dims"]["m"], row["timings"]["queued"]["median_s"]) == (1, 1e-3)
     assert second.asked == [gemm(3)]
-    assert again[:2] == rows
 
 
 def test_each_cell_is_on_the_disk_before_the_next_is_measured(opened, path, monkeypatch):
@@ -93,7 +93,10 @@ def test_each_cell_is_on_the_disk_before_the_next_is_measured(opened, path, monk
     assert one.rows[1].timings["before"].median_s == len(b"".join(first))
 
 
-@pytest.mark.parametrize("torn", [b'{"cell":{"kind":"kernel"', b'{"cell', b"\x00\x00\x00"])
+WHOLE = msgspec.json.encode(Row(gemm(9), {}, 0.1))  # but for the end of its line
+
+
+@pytest.mark.parametrize("torn", [b'{"cell":{"kind":"kernel"', b'{"cell', b"\x00\x00\x00", WHOLE])
 def test_a_torn_last_line_and_a_damaged_one_cost_only_themselves(opened, path, torn):
     with opened() as one:
         for m in (1, 2, 3):
@@ -111,7 +114,7 @@ def test_a_torn_last_line_and_a_damaged_one_cost_only_themselves(opened, path, t
 def test_a_journal_without_its_header_is_started_anew(opened, path, damage):
     path.write_bytes(damage)
     with opened() as one:
-        assert one.resumed == 0
+        assert one.rows == ()
         one.run(gemm(1), Measuring())
     assert len(read_journal(path)[1]) == 1
 
@@ -119,8 +122,9 @@ def test_a_journal_without_its_header_is_started_anew(opened, path, damage):
 def test_another_machine_or_other_settings_start_anew(opened):
     def resumed(**options):
         with opened(**options) as one:
+            held = len(one.rows)
             one.run(gemm(1), Measuring())
-            return one.resumed
+            return held
 
     updated = msgspec.structs.replace(MACHINE, stack={**MACHINE.stack, "torch": "99.0"})
     reordered = dict(reversed(SETTINGS.items()))
@@ -225,23 +229,20 @@ def test_a_second_session_is_told_who_holds_the_first(opened, tmp_path):
         pass
 
 
-def test_a_completed_journal_is_kept_as_the_last_and_not_resumed(opened):
+def test_a_completed_journal_is_kept_as_the_last_and_not_resumed(opened, tmp_path):
     with opened() as one:
         row = one.run(gemm(1), Measuring())
-        last = one.complete()
+        one.complete()
         with pytest.raises(CalibrationError, match="this session is over"):
             one.run(gemm(2), Measuring())
-    assert read_journal(last)[1] == [row]
+    assert read_journal(tmp_path / session.LAST)[1] == [row]
     with opened() as two:
-        assert two.resumed == 0
+        assert two.rows == ()
 
 
-def test_what_is_no_journal_says_so(tmp_path):
-    (tmp_path / "table.csv").write_text("a,b\n1,2\n")
-    with pytest.raises(CalibrationError, match="is no calibration journal"):
-        read_journal(tmp_path / "table.csv")[1]
+def test_a_journal_that_is_not_there_says_so(tmp_path):
     with pytest.raises(CalibrationError, match=r"cannot read .*missing"):
-        read_journal(tmp_path / "missing")[1]
+        read_journal(tmp_path / "missing")
 
 
 def test_a_cell_that_failed_is_tried_once_more_on_resume(opened):

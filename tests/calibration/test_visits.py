@@ -21,7 +21,7 @@ from latpred.calibration.timing import visits
 from latpred.calibration.timing.disturbance import Disturbance
 from latpred.calibration.timing.reference_speed import HOPELESS, RunSpeed, SpeedReading
 from latpred.calibration.timing.timer import Timing
-from latpred.calibration.timing.visits import SLOWED, Visits
+from latpred.calibration.timing.visits import SLOWED, Tell, Visits
 
 CALM = Disturbance(seconds=0.2, others=0.0, stolen=0.0)
 BUSY = Disturbance(seconds=0.2, others=0.9, stolen=0.0, processors=2, threads=1)
@@ -70,11 +70,11 @@ Made = Callable[..., Visits]
 @pytest.fixture
 def made(session: Session, monkeypatch: pytest.MonkeyPatch) -> Made:
     """Visits on a CPU that some disturbances befall."""
-    monkeypatch.setattr(visits, "wait_for_calm", lambda limit_s, threads: True)
+    monkeypatch.setattr(visits, "wait_for_calm", lambda limit_s, threads: None)
     monkeypatch.setattr(visits, "gauge_of", lambda threads: ScriptedGauge())
 
-    def make(disturbances: Iterable[Disturbance] = (), tell: Callable[[str], object] = str) -> Visits:
-        one = Visits(session, CpuDevice(), threads=1, budget_s=60.0, tell=tell)
+    def make(measure: Measuring, disturbances: Iterable[Disturbance] = (), tell: Tell = lambda *_: None) -> Visits:
+        one = Visits(session, CpuDevice(), "eager", measure, 60.0, tell)
         one._watch, one._reference = Watched(disturbances), None  # type: ignore[assignment]
         return one
 
@@ -83,13 +83,14 @@ def made(session: Session, monkeypatch: pytest.MonkeyPatch) -> Made:
 
 def test_a_disturbed_cell_is_timed_again_once_it_is_calm(made: Made, session: Session) -> None:
     measure, said = Measuring(), list[str]()
-    visited = made([BUSY, BUSY], said.append)
-    assert visited.run(cell(1), measure).disturbed == "other work used 0.9 processors"
-    assert visited.run(cell(2), measure).disturbed
-    visited.run(cell(3), measure)  # calm at last: then those that wait
+    visited = made(measure, [BUSY, BUSY], lambda label, _: said.append(label))
+    assert visited.run(cell(1)).disturbed == "other work used 0.9 processors"
+    assert visited.run(cell(2)).disturbed
+    visited.run(cell(3))  # calm at last: then those that wait
     assert measure.asked == [1, 2, 3, 1, 2]
     assert not any(row.disturbed for row in session.rows)
-    assert said == ["waiting for a calm moment: other work used 0.9 processors"] * 2
+    waiting = "waiting for a calm moment: other work used 0.9 processors"
+    assert said == [cell(1).key, waiting, cell(2).key, waiting, cell(3).key]
 
 
 def test_waiting_for_full_speed_is_no_work_and_is_lost_once(
@@ -107,17 +108,18 @@ def test_waiting_for_full_speed_is_no_work_and_is_lost_once(
 
     monkeypatch.setattr(ScriptedGauge, "await_full_speed", wait)
     monkeypatch.setattr(session, "run", timed)  # whose seconds count
-    visited = made()
+    visited = made(Measuring())
     for _ in range(2):  # what the session has needs no waiting
-        visited.run(cell(1), Measuring())
+        visited.run(cell(1))
     assert events == ["wait", "run", "run"]
     assert visited.lost_s == 0.2
 
 
 def test_a_worse_timing_does_not_count_in_place_of_a_better_one(made: Made, session: Session) -> None:
-    visited, measure = made([CALM, CALM, BUSY]), Measuring([1.5])
-    visited.run(cell(1), measure)
-    visited.run(cell(2), measure)
+    measure = Measuring([1.5])
+    visited = made(measure, [CALM, CALM, BUSY])
+    visited.run(cell(1))
+    visited.run(cell(2))
     assert measure.asked == [1, 2, 1]
     assert [row.disturbed for row in session.rows] == [SLOWED, ""]
     visited.finish()
@@ -142,10 +144,10 @@ def test_which_of_two_timings_counts(new: dict[str, Any], old: dict[str, Any], b
 
 
 def test_calm_does_not_end_in_timing_all_again_at_once(made: Made) -> None:
-    visited, measure = made(), Measuring([1.5] * 6)
-    for number in range(6):
-        visited.run(cell(number), measure)
-    visited.run(cell(6), measure)
+    measure = Measuring([1.5] * 6)
+    visited = made(measure)
+    for number in range(7):
+        visited.run(cell(number))
     assert measure.asked == [*range(7), *range(visits.AT_ONCE)]
     visited._overtime_s = 0.0
     visited.finish()
@@ -153,8 +155,9 @@ def test_calm_does_not_end_in_timing_all_again_at_once(made: Made) -> None:
 
 
 def test_a_cell_without_a_calm_moment_is_given_up(made: Made, session: Session) -> None:
-    visited, measure = made([BUSY] * 50), Measuring()
-    visited.run(cell(1), measure)
+    measure = Measuring()
+    visited = made(measure, [BUSY] * 50)
+    visited.run(cell(1))
     for _ in range(9):
         visited.finish()
     assert len(measure.asked) == visits.MOST_VISITS
@@ -162,36 +165,30 @@ def test_a_cell_without_a_calm_moment_is_given_up(made: Made, session: Session) 
     assert visits.is_disturbed(row)
 
 
-def test_slow_timings_are_visited_again(made: Made, session: Session) -> None:
-    visited, measure = made(), Measuring([1.5])
-    assert visited.run(cell(1), measure).disturbed == SLOWED
-    visited.run(cell(2), measure)
-    assert [row.disturbed for row in session.rows] == ["", ""]
-
-
 def test_what_passed_for_full_speed_is_visited_again_once_faster_moments_came(
     made: Made, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    visited, measure = made(), Measuring()
+    measure = Measuring()
+    visited = made(measure)
     for number, fastest in ((1, 1.45), (2, 1.0), (3, 1.0)):
         monkeypatch.setattr(ScriptedGauge, "fastest", SpeedReading(fastest))
-        visited.run(cell(number), measure)
+        visited.run(cell(number))
     assert measure.asked == [1, 2, 1, 3]
 
 
 def test_nothing_is_watched_on_a_simulated_device_and_no_run_waits_without_end(session: Session) -> None:
-    visited = Visits(session, SimulatedDevice(), threads=1, budget_s=60.0)
-    row = visited.run(cell(1), Measuring())
+    visited = Visits(session, SimulatedDevice(), "eager", Measuring(), 60.0, lambda *_: None)
+    row = visited.run(cell(1))
     assert (row.speed, row.disturbed, visited.lost_s) == ({}, "", 0.0)
-    visited = Visits(session, CpuDevice(), threads=1, budget_s=math.inf)
+    visited = Visits(session, CpuDevice(), "eager", Measuring(), math.inf, lambda *_: None)
     assert visited._overtime_s == visits.OVERTIME * visits.COUNTED_S
 
 
 def test_lost_time_counts_up_to_the_overtime(made: Made) -> None:
-    visited = made([BUSY] * 50)
+    visited = made(Measuring(), [BUSY] * 50)
     visited._overtime_s = 0.0
     for number in range(4):
-        visited.run(cell(number), Measuring())
+        visited.run(cell(number))
     assert visited.lost_s == 0.0
 
 
@@ -258,12 +255,12 @@ def test_a_row_says_how_slow_the_shared_cache_was_beside_products(
 
 def test_every_row_has_the_reading_of_its_moment(made: Made, session: Session, monkeypatch: pytest.MonkeyPatch) -> None:
     readings = iter([{host.CACHE: 3000.0}, {host.CACHE: 4000.0}])
-    visited = made()
+    visited = made(Measuring())
     monkeypatch.setattr(visited, "_reference", types.SimpleNamespace(read=lambda: next(readings)))
     for number in range(3):
         if number != 1:  # the second one follows at once
             monkeypatch.setattr(visited, "_read_at", -math.inf)
-        visited.run(cell(number), Measuring())
+        visited.run(cell(number))
     assert [one.speed for one in session.rows] == [{host.CACHE: 3000.0}] * 2 + [{host.CACHE: 4000.0}]
 
 
@@ -273,11 +270,11 @@ def test_rows_of_processors_apart_are_marked_and_left_out(
     together = {host.DISPATCH: 1.0, host.THREADS: 1.0}
     monkeypatch.setattr(ScriptedGauge, "fastest", SpeedReading(1.0, 1.0))
     readings = iter([together, together | {host.THREADS: 2.0}, together | {host.DISPATCH: 2.0, host.THREADS: 2.0}])
-    visited = made()
+    visited = made(Measuring([1.0, 1.27, 1.5]))
     visited._overtime_s = 0.0
     monkeypatch.setattr(visited, "_reference", types.SimpleNamespace(read=lambda: next(readings)))
-    for number, slow in enumerate((1.0, 1.27, 1.5)):  # a slow cell is read for by itself, however soon it follows
-        visited._visit(cell(number), Measuring([slow]))
+    for number in range(3):  # a slow cell is read for by itself, however soon it follows
+        visited._visit(cell(number))
     assert [one.disturbed for one in session.rows] == ["", visits.MOVED_APART, SLOWED]
     alone = Cell("network", "functions", {}), Cell("clock", "constants"), Cell("memory", "upload")
     kept = [msgspec.structs.replace(session.rows[1], cell=one) for one in alone]

@@ -73,7 +73,4 @@ class Device(Protocol):
         """
 
     def time_replayed(self, call: Call, count: int) -> float | None:
-        """Device seconds of one replay of a captured graph of `count` calls.
-
-        None where there are no graphs or the call cannot be captured.
-        """
+        """Device seconds of one replay of a captured graph of `count` calls; None where nothing can be captured."""

@@ -15,7 +15,6 @@ import torch
 from latpred.errors import UsageError
 from latpred.profile.document import BENCHMARK, CUDNN, THREADS, DeviceProfile
 
-_AUTOCAST = ("cpu", "cuda")
 _LARGEST_KEPT_BYTES = (32 << 20) - 8192  # with the allocator's own bookkeeping, just within what it learns from
 _NEWER = (torch.backends.cuda.matmul, torch.backends.cudnn.conv, torch.backends.cudnn.rnn)  # type: ignore[attr-defined]
 
@@ -79,7 +78,7 @@ def stated(options: Options = AS_IS) -> Iterator[None]:
         # Whether subnormal results become zero now: PyTorch can set this but not tell.
         undo.callback(torch.set_flush_denormal, not (torch.tensor(1e-39) * 0.5).item())
         torch.set_flush_denormal(True)
-        for kind in _AUTOCAST:
+        for kind in ("cpu", "cuda"):
             undo.callback(torch.set_autocast_enabled, kind, torch.is_autocast_enabled(kind))
             torch.set_autocast_enabled(kind, False)
         # The C library's allocator, too, comes to where every long-lived process ends up. Until it has freed a block of

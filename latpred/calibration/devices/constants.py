@@ -10,7 +10,7 @@ of kernels separate floor from launch, and with it from gap. On a synchronous de
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from dataclasses import replace
 from itertools import repeat
 
@@ -44,10 +44,11 @@ def measure(device: Device) -> dict[str, Timing]:
     tiny, mark = device.prepare(TINY), device.prepare(MARK)
     lone_tiny, lone_mark = timer.single(device, tiny, FINE), timer.single(device, mark, FINE)
     issue_tiny, issue_mark = timer.issue(device, tiny, FINE), timer.issue(device, mark, FINE)
-    idle = timer.single(device, _nothing, replace(FINE, warmup_s=0.05))
+    idle = timer.single(device, lambda: None, replace(FINE, warmup_s=0.05))
     period = timer.queued(device, tiny, QUEUED)
-    # A sample around `_nothing` waits once before the clock starts and once after: only the latter is timed.
-    sync_us = _us(idle) - _clock_reading_us(device)
+    # A sample around no call waits once before the clock starts and once after: only the latter is timed.
+    readings = [device.clock() for _ in range(200)]
+    sync_us = _us(idle) - float(np.median(np.diff(readings))) * 1e6
     behind_mark_us = _us(lone_mark) - _us(issue_mark)
     floor_us = _us(lone_tiny) - _us(issue_tiny) - behind_mark_us
     floor_us = min(max(floor_us, 0.0), _us(period))
@@ -77,32 +78,26 @@ def _queue_depth(device: Device, tiny: Call, dispatch_us: float) -> int:
     limit = 2048
     for _ in range(TRIES):
         busy_us = max(4 * limit * dispatch_us, 2e4)
-        depth = _stalled_at(device, tiny, limit, busy_us)
-        if depth is not None:
-            return depth
+        busy = device.prepare(Cell("clock", "busy", {"us": round(busy_us)}))
+        with device.errors():
+            device.synchronize()
+            start = device.clock()
+            busy()
+            ends = [device.clock()]
+            for _ in repeat(None, limit):
+                tiny()
+                ends.append(device.clock())
+                if ends[-1] - start > 0.5 * busy_us * 1e-6:
+                    break
+            device.synchronize()
+        longest = int(np.argmax(np.diff(ends)))
+        if ends[longest + 1] - ends[longest] > 0.25 * busy_us * 1e-6:
+            return longest
         limit = min(4 * limit, LONGEST_QUEUE)
     raise CalibrationError(
         f"the host never waited for {device.name}, though {limit} launches were behind a busy kernel. "
         "Is something else using the device? Calibrate again when it is idle."
     )
-
-
-def _stalled_at(device: Device, tiny: Call, limit: int, busy_us: float) -> int | None:
-    busy = device.prepare(Cell("clock", "busy", {"us": round(busy_us)}))
-    with device.errors():
-        device.synchronize()
-        start = device.clock()
-        busy()
-        ends = [device.clock()]
-        for _ in repeat(None, limit):
-            tiny()
-            ends.append(device.clock())
-            if ends[-1] - start > 0.5 * busy_us * 1e-6:
-                break
-        device.synchronize()
-    longest = int(np.argmax(np.diff(ends)))
-    stalled_s = ends[longest + 1] - ends[longest]
-    return longest if stalled_s > 0.25 * busy_us * 1e-6 else None
 
 
 def _node_gap_us(device: Device, tiny: Call, floor_us: float, gap_us: float) -> float:
@@ -113,23 +108,18 @@ def _node_gap_us(device: Device, tiny: Call, floor_us: float, gap_us: float) -> 
     return max((float(np.median(seen)) * 1e6 - gap_us - CHAIN * floor_us) / (CHAIN - 1), 0.0)
 
 
-def _clock_reading_us(device: Device) -> float:
-    readings = [device.clock() for _ in range(200)]
-    return float(np.median(np.diff(readings))) * 1e6
-
-
 def _us(timed: Timing) -> float:
     return timed.median_s * 1e6
-
-
-def _nothing() -> None:
-    """A call that issues nothing."""
 
 
 def described(info: DeviceInfo, rows: Sequence[Row]) -> DeviceInfo:
     """The device with what its clock and memory cells measured filled in."""
     if info.asynchronous:
-        info = _clocked(info, rows)
+        timings = next((row.timings for row in rows if row.cell == CLOCK and not row.error), None)
+        if timings is None:
+            raise CalibrationError("the journal has no clock constants. Calibrate again: latpred calibrate --fresh")
+        values = {name: timings[name].median_s * US_PER_S for name in ("launch_us", "gap_us", "sync_us")}
+        info = msgspec.structs.replace(info, **values, queue=round(timings["queue"].median_s))
     by_size: dict[str, dict[int, float]] = {}
     for row in rows:
         if row.cell.kind == "memory" and not row.error:
@@ -148,14 +138,6 @@ def described(info: DeviceInfo, rows: Sequence[Row]) -> DeviceInfo:
         resident_bytes=_resident_bytes(by_size["weights"]) if "weights" in rates else 0,
         fresh_bytes_per_us=round(1.0 / longer, 1) if longer > 0 else 0.0,
     )
-
-
-def _clocked(info: DeviceInfo, rows: Iterable[Row]) -> DeviceInfo:
-    timings = next((row.timings for row in rows if row.cell == CLOCK and not row.error), None)
-    if timings is None:
-        raise CalibrationError("the journal has no clock constants. Calibrate again: latpred calibrate --fresh")
-    values = {name: timings[name].median_s * US_PER_S for name in ("launch_us", "gap_us", "sync_us")}
-    return msgspec.structs.replace(info, **values, queue=round(timings["queue"].median_s))
 
 
 def cache_bytes(rates: dict[int, float]) -> int:

@@ -41,10 +41,7 @@ class CpuDevice:
         return DeviceInfo("cpu", "cpu", asynchronous=False, memory_bytes=host.usable_memory_bytes(), queue=0)
 
     def precisions(self) -> tuple[str, ...]:
-        """fp32, and bf16 where the processor multiplies it itself: with AMX or AVX-512 BF16.
-
-        Elsewhere bf16 is emulated and slower than fp32.
-        """
+        """fp32, and bf16 where the processor has AMX or AVX-512 BF16: emulated it is slower than fp32."""
         checks = ("_is_amx_tile_supported", "_is_avx512_bf16_supported")
         return ("fp32", "bf16") if any(getattr(torch.cpu, name, bool)() for name in checks) else ("fp32",)
 

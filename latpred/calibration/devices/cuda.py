@@ -94,10 +94,7 @@ class CudaDevice:
 
     @contextmanager
     def errors(self) -> Iterator[None]:
-        """Turns PyTorch's CUDA errors into DeviceError and MemoryError, the latter with its cache emptied.
-
-        The next, smaller cell then finds room.
-        """
+        """Turns PyTorch's CUDA errors into DeviceError and MemoryError, the latter with its cache emptied."""
         try:
             yield
         except RuntimeError as error:

@@ -203,11 +203,13 @@ class SimulatedDevice:
         half = PERIOD_FORWARDS // 2
         return (ends[-1] - ends[half - 1]) / (PERIOD_FORWARDS - half) * 1e-6
 
-    def true_crossover(self, graph: ModelGraph, batches: Sequence[int], runtime: str = "eager") -> int | None:
+    def true_crossover(self, graph: ModelGraph, batches: Sequence[int]) -> int | None:
         """The first of the batches whose kernels and gaps take as long as its dispatch; None when none does."""
+        gap_us = self.spec.costs.gap_us
         for batch in sorted(batches):
-            steps = program(self.spec.costs, graph, batch, runtime)
-            if sum(map(self._device_us, steps)) >= sum(sum(one.host) for one in steps):
+            steps = program(self.spec.costs, graph, batch, "eager")
+            device_us = sum(sum(one.kernels) + len(one.kernels) * gap_us for one in steps)
+            if device_us >= sum(sum(one.host) for one in steps):
                 return batch
         return None
 
@@ -216,11 +218,6 @@ class SimulatedDevice:
         ordered = sorted(batches)
         flat_s = self.true_latency_s(graph, ordered[0])
         return next((batch for batch in ordered if self.true_latency_s(graph, batch) > ratio * flat_s), None)
-
-    def _device_us(self, one: Step) -> float:
-        """What the device does of a step, with the gap before each kernel."""
-        costs = self.spec.costs
-        return sum(one.kernels) + len(one.kernels) * (costs.node_gap_us if one.captured else costs.gap_us)
 
     def _capture(self, call: Call) -> list[float]:
         self._time.captured = []

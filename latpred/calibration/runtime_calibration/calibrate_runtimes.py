@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from itertools import count, filterfalse
@@ -10,15 +9,14 @@ from itertools import count, filterfalse
 import msgspec
 
 from latpred import runtimes
-from latpred.calibration.cells import Cell
 from latpred.calibration.devices import Device
 from latpred.calibration.fitting import acceptance, profile_fit
 from latpred.calibration.fitting.acceptance import HoldoutError
 from latpred.calibration.runtime_calibration import network_fit
 from latpred.calibration.runtime_calibration.base import RuntimeCalibrator
 from latpred.calibration.schedules import in_turn
-from latpred.calibration.session import Measure, Row, Session
-from latpred.calibration.timing.visits import Visits
+from latpred.calibration.session import Row, Session
+from latpred.calibration.timing.visits import Tell, Visits
 from latpred.errors import BusyError, DeviceError, LatpredError, MissingPackageError, ProfileError, UsageError
 from latpred.profile import store
 from latpred.profile.document import DeviceProfile, DispatchFit
@@ -28,8 +26,6 @@ EAGER = profile_fit.EAGER
 ALL = "all"
 FITTING_SHARE = 0.1  # of a runtime's time, set aside for tracing networks again and fitting
 HOPELESS = 12  # cells that fail before any succeeds, after which there are no more
-
-Tell = Callable[[str, float], None]  # what is under way, and seconds spent
 
 
 def offered(device: Device) -> tuple[list[str], dict[str, str]]:
@@ -84,39 +80,6 @@ def kept(name: str, device: Device, protocol: Callable[[DeviceProfile], DevicePr
     return profile if same and protocol(profile).protocol == profile.protocol else None
 
 
-class CellRun:
-    """The cells of one runtime, timed one after the other.
-
-    Seconds of resumed rows count as spent, those lost in disturbed moments do not. `tell` is told what is under way.
-    """
-
-    def __init__(self, session: Session, device: Device, runtime: str, budget_s: float, tell: Tell) -> None:
-        self._session, self._runtime, self._tell = session, runtime, tell
-        self._start = time.monotonic() - sum(row.seconds for row in self.rows if not row.disturbed)
-        threads = device.machine().threads
-        self._visits = Visits(session, device, threads=threads, budget_s=budget_s, tell=self.tell)
-
-    @property
-    def rows(self) -> list[Row]:
-        return self._session.of(self._runtime)
-
-    @property
-    def seconds(self) -> float:
-        return time.monotonic() - self._start - self._visits.lost_s
-
-    def visit(self, cell: Cell, measure: Measure) -> None:
-        """Time a cell unless the session holds it."""
-        self.tell(cell.key)
-        self._visits.run(cell, measure)
-
-    def finish(self) -> None:
-        """Time once more what was disturbed until now."""
-        self._visits.finish()
-
-    def tell(self, label: str) -> None:
-        self._tell(label, self.seconds)
-
-
 @dataclass
 class RuntimeSession:
     """Runtimes measured in a session, on top of a device's profile; the most important precision comes first."""
@@ -133,18 +96,19 @@ class RuntimeSession:
         A runtime that cannot be fitted stays out of the profile, whose gate then says why.
         """
         runtime = calibrator.runtime
-        run = CellRun(self.session, self.device, runtime, seconds, tell)
-        self._measure(calibrator, run, seconds, cells)
-        run.tell(f"fitting {runtime}")
-        rows = network_fit.at_profile_speed([row for row in run.rows if not row.error], profile)
-        profile = msgspec.structs.replace(profile, seconds=profile.seconds + round(run.seconds, 1))
+        device = self.device
+        visits = Visits(self.session, device, runtime, lambda cell: calibrator.measure(cell, device), seconds, tell)
+        self._measure(calibrator, visits, seconds, cells)
+        visits.tell(f"fitting {runtime}")
+        rows = network_fit.at_profile_speed([row for row in visits.rows if not row.error], profile)
+        profile = msgspec.structs.replace(profile, seconds=profile.seconds + round(visits.seconds, 1))
         try:
             fit, errors = fit_with_spread(calibrator, rows, profile)
         except (DeviceError, BusyError):
             raise
         except LatpredError as error:
-            nothing = run.rows and all(row.error for row in run.rows)
-            reason = run.rows[0].error if nothing else str(error)
+            nothing = visits.rows and all(row.error for row in visits.rows)
+            reason = visits.rows[0].error if nothing else str(error)
             return msgspec.structs.replace(profile, acceptance=acceptance.without(profile.acceptance, runtime, reason))
         others = [sample for sample in profile.samples if sample.cell.split("/")[1] != runtime]
         return msgspec.structs.replace(
@@ -154,18 +118,18 @@ class RuntimeSession:
             acceptance=acceptance.with_runtime(profile.acceptance, runtime, errors),
         )
 
-    def _measure(self, calibrator: RuntimeCalibrator, run: CellRun, seconds: float, cells: float) -> None:
+    def _measure(self, calibrator: RuntimeCalibrator, visits: Visits, seconds: float, cells: float) -> None:
         """Time cells until the time is spent, most of them in the first precision."""
         precisions = calibrator.precisions(self.device, self.precisions)
         drawn = [calibrator.cells(self.device, precision) for precision in precisions]
         endless = (next(in_turn(drawn, number)) for number in count())
         for cell in filterfalse(self.session.holds, endless):
-            rows = run.rows
+            rows = visits.rows
             hopeless = len(rows) >= HOPELESS and all(row.error for row in rows)
-            if hopeless or run.seconds >= (1 - FITTING_SHARE) * seconds or len(rows) >= cells:
+            if hopeless or visits.seconds >= (1 - FITTING_SHARE) * seconds or len(rows) >= cells:
                 break
-            run.visit(cell, lambda one: calibrator.measure(one, self.device))
-        run.finish()
+            visits.run(cell)
+        visits.finish()
 
 
 def fit_with_spread(

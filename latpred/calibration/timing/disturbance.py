@@ -9,7 +9,7 @@ from __future__ import annotations
 import math
 import os
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import NamedTuple
@@ -96,31 +96,27 @@ class Disturbance:
     @property
     def reason(self) -> str:
         """The gravest reason to call the piece disturbed, part of a sentence; "" when all was calm or unknown."""
-        return next(self.reasons(), "")
-
-    def reasons(self) -> Iterator[str]:
-        """Every reason, the gravest first."""
         ticks = TICKS_S / self.seconds if self.seconds else math.inf
         spare = OTHERS_OF_SPARE * (self.processors - self.threads)
-        others, stolen = self.others or 0.0, self.stolen or 0.0
+        others, stolen, waiting = self.others or 0.0, self.stolen or 0.0, self.waiting or 0.0
         if self.suspended_s > LEAST_SLEEP_S:
-            yield f"the machine slept {self.suspended_s:.0f} s"
+            return f"the machine slept {self.suspended_s:.0f} s"
         if self.cores_lost:
             taken = "a processor was" if self.cores_lost == 1 else f"{self.cores_lost} processors were"
-            yield f"{taken} taken away ({self.cores + self.cores_lost} to {self.cores})"
+            return f"{taken} taken away ({self.cores + self.cores_lost} to {self.cores})"
         if self.gpu:
-            yield self.gpu
+            return self.gpu
         if stolen > max(STOLEN, ticks):
-            yield f"the hypervisor took {stolen:.1f} processors"
+            return f"the hypervisor took {stolen:.1f} processors"
         if others > max(OTHERS, spare, ticks):
-            yield f"other work used {others:.1f} processors"
-        # What this process lacked itself counts, where the kernel says so. More threads than processors wait for one
-        # another, which is no disturbance.
-        if self.seconds and self.threads <= self.cores + self.cores_lost:
-            if self.delayed is None and (self.waiting or 0.0) > WAITING:
-                yield f"tasks waited for a processor {100 * (self.waiting or 0.0):.0f} % of the time"
-            if self.delayed is not None and self.delayed > max(WAITING, LEAST_DELAY_S / self.seconds):
-                yield f"the timed threads lacked {self.delayed:.1f} processors"
+            return f"other work used {others:.1f} processors"
+        if not self.seconds or self.threads > self.cores:
+            return ""  # more threads than processors wait for one another, which is no disturbance
+        if self.delayed is None:
+            return f"tasks waited for a processor {100 * waiting:.0f} % of the time" if waiting > WAITING else ""
+        # What this process lacked itself counts, where the kernel says so.
+        lacked = self.delayed > max(WAITING, LEAST_DELAY_S / self.seconds)
+        return f"the timed threads lacked {self.delayed:.1f} processors" if lacked else ""
 
 
 def between(before: Counters, after: Counters, *, threads: int = 1, gpu: str = "") -> Disturbance:
@@ -164,17 +160,15 @@ class Watch:
     `gpu` reads the state of the GPU where one is timed, which opens the driver's library and may take a while.
     """
 
-    def __init__(
-        self, *, threads: int = 1, read: Callable[[], Counters] = read, gpu: Callable[[], GpuState | None] | None = None
-    ) -> None:
-        self._threads, self._read, self._gpu = threads, read, gpu
+    def __init__(self, *, threads: int = 1, gpu: Callable[[], GpuState | None] | None = None) -> None:
+        self._threads, self._gpu = threads, gpu
         self._state = gpu() if gpu else None
         self._before = read()
         self._cores = self._before.usable_cores  # what is timed later on fewer is of another machine
 
     def lap(self) -> Disturbance:
         """What happened since the last lap, or since the start; a new lap begins."""
-        after = self._read()
+        after = read()
         state = self._gpu() if self._gpu else None
         before = self._before._replace(usable_cores=self._cores)
         disturbance = between(before, after, threads=self._threads, gpu=gpu_reason(self._state, state))
@@ -193,17 +187,10 @@ def busy_now() -> str:
     return between(before, after).reason
 
 
-def wait_for_calm(
-    limit_s: float,
-    *,
-    threads: int = 1,
-    sleep: Callable[[float], object] = time.sleep,
-    read: Callable[[], Counters] = read,
-) -> bool:
-    """Sleep until other work leaves the machine alone for half a second, or so long; whether it is calm or unknown."""
-    watch = Watch(threads=threads, read=read)
+def wait_for_calm(limit_s: float, *, threads: int = 1) -> None:
+    """Sleep until other work leaves the machine alone for half a second, or so long."""
+    watch = Watch(threads=threads)
     for _ in range(max(math.ceil(limit_s / WINDOW_S), 1)):
-        sleep(WINDOW_S)
+        time.sleep(WINDOW_S)
         if not watch.lap().reason:
-            return True
-    return False
+            return

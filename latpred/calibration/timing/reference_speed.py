@@ -44,7 +44,7 @@ USUAL_POWERS |= {COLD_DISPATCH: 1.0, ELEMENTWISE: 0.75, THREADS: 0.75}
 # Where few moments are slow, most of those are only readings of dispatch that scattered: nothing else was slower then.
 FEWEST_SLOW, FEWEST_FAST = 20, 5
 READINGS_AROUND = 31  # of a run, whose median says how fast the machine is in a minute: a single one scatters by 10 %
-REPEATS = {PRODUCT: 3, CACHE: 3, COLD_DISPATCH: 5, STREAM: 1, DISPATCH: 3, THREADS: 3, CONVOLUTION: 3}
+REPEATS = {PRODUCT: 3, CACHE: 3, COLD_DISPATCH: 5, STREAM: 1, DISPATCH: 3, CONVOLUTION: 3}
 FASTEST = 0.1  # quantile of readings that stands for the fastest moments of a run: most may be slow ones
 FASTEST_OF_MANY = 0.05  # the same of a gauge's readings, of which there are thousands
 # Power of the threaded loop's slowdown that counts: where a neighbour slows another core than the one that dispatches,
@@ -154,11 +154,6 @@ def is_apart(moment: SpeedReading, other: SpeedReading) -> bool:
     return moment.threads_us / other.threads_us > APART_RATIO * max(moment.dispatch_us / other.dispatch_us, 1.0)
 
 
-def forget() -> None:
-    """Have what follows be held against moments of its own: hours later a machine may have another full speed."""
-    gauge_of.cache_clear()
-
-
 @cache
 def gauge_of(threads: int) -> SpeedGauge:
     """The process's gauge for so many threads: what it has seen of the machine serves all that is timed."""
@@ -227,7 +222,6 @@ class ReferenceTimer:
             COLD_DISPATCH: _varied_ops(draw),
             STREAM: self._stream.sum,  # last: it leaves nothing of the others in the caches
         }
-        self._before: dict[str, Callable[[], object]] = {COLD_DISPATCH: self._work[CACHE]}
 
     def read(self) -> dict[str, float]:
         """Microseconds that each reference takes now: the median of a few, after one that brings its code near."""
@@ -239,11 +233,11 @@ class ReferenceTimer:
             return {DISPATCH: dispatch_us} | wide | {kind: self._us(kind) for kind in self._work}
 
     def _us(self, kind: str) -> float:
-        work, before, taken = self._work[kind], self._before.get(kind), []
+        work, taken = self._work[kind], []
         work()
         for _ in range(REPEATS[kind]):
-            if before is not None:
-                before()
+            if kind == COLD_DISPATCH:
+                self._work[CACHE]()
             start = time.perf_counter()
             work()
             taken.append(time.perf_counter() - start)
@@ -304,7 +298,10 @@ class RunSpeed(NamedTuple):
     @classmethod
     def of(cls, readings: Iterable[Mapping[str, float]]) -> RunSpeed:
         """The speed that a run's readings tell of; most of them may be of slow moments."""
-        us = _together(_columns(readings))
+        us = _columns(readings)
+        moments, fastest = _moments(us)
+        together = np.array([not is_apart(moment, fastest) for moment in moments], dtype=bool)
+        us = {kind: values[together] for kind, values in us.items()}
         moments, fastest = _moments(us)
         slow = np.array([slower(moment, fastest) for moment in moments])
         powers = {kind: _power(values, slow, USUAL_POWERS[kind]) for kind, values in us.items()}
@@ -352,20 +349,12 @@ def _columns(readings: Iterable[Mapping[str, float]]) -> dict[str, Floats]:
     return {kind: np.array([reading[kind] for reading in whole]) for kind in kinds}
 
 
-def _together(us: Mapping[str, Floats]) -> Mapping[str, Floats]:
-    """Readings without those of moments in which the processors were apart."""
-    if THREADS not in us or DISPATCH not in us:
-        return us
-    moments, fastest = _moments(us)
-    kept = np.array([not is_apart(moment, fastest) for moment in moments], dtype=bool)
-    return {kind: values[kept] for kind, values in us.items()}
-
-
 def _moments(us: Mapping[str, Floats]) -> tuple[list[SpeedReading], SpeedReading]:
     """What readings say of the processors, and the fastest of them."""
-    seen = [us[kind] if kind in us else np.zeros(1) for kind in (DISPATCH, THREADS)]
+    unknown = np.zeros(max(map(len, us.values()), default=1))
+    seen = [us.get(kind, unknown) for kind in (DISPATCH, THREADS)]
     fastest = SpeedReading(*(float(np.quantile(values, FASTEST)) for values in seen))
-    return [SpeedReading(*pair) for pair in np.broadcast(*seen)], fastest
+    return [SpeedReading(*pair) for pair in zip(*seen, strict=True)], fastest
 
 
 def moment_of(read_us: Mapping[str, float]) -> SpeedReading:

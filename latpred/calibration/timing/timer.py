@@ -64,7 +64,6 @@ class Plan:
     least_s: float = 0.01  # sampling goes on for at least so long: shorter ones catch a passing mood of the machine
     budget_s: float = 0.5  # sampling stops after so long, once it has `least` samples
     warmup_s: float = 0.3  # longest warm-up
-    tolerance: float = TOLERANCE
 
 
 QUICK = Plan(most=50, precision=0.01, budget_s=0.15, warmup_s=0.1)
@@ -110,10 +109,10 @@ def queued(device: Device, call: Call, plan: Plan | None = None) -> Timing:
 PROTOCOLS = {"single": single, "pipelined": pipelined}
 
 
-def summary(seconds: Sequence[float], slow: float = 1.0) -> Timing:
+def summary(seconds: Sequence[float], slow: float = 1.0, *, settled: bool = True) -> Timing:
     """Seconds of single calls, or of runs between which other things were timed, as a timing."""
     median_s, spread_s = _middle(seconds)
-    return Timing(median_s, spread_s, len(seconds), _halves_agree(seconds, TOLERANCE), slow)
+    return Timing(median_s, spread_s, len(seconds), settled and _halves_agree(seconds), slow)
 
 
 def _sampler(device: Device, call: Call, *, waiting: bool) -> Sampler:
@@ -154,8 +153,7 @@ def _collect(
             samples, slow = _sampled(device, partial(sample, loops), plan), 1.0
         else:
             samples, slow = _gauged(device, partial(sample, loops), plan, gauge)
-    median_s, spread_s = _middle(samples)
-    return Timing(median_s, spread_s, len(samples), settled and _halves_agree(samples, plan.tolerance), slow)
+    return summary(samples, slow, settled=settled)
 
 
 def _sampled(device: Device, sample: Callable[[], float], plan: Plan) -> list[float]:
@@ -224,17 +222,18 @@ def _warm_up(device: Device, sample: Sampler, plan: Plan, fewest_loops: int, lea
     while True:
         loops = _loops(before, plan, fewest_loops)
         now = _window(sample, loops, window)
-        agree, spent_s = abs(now - before) <= plan.tolerance * max(now, before), device.clock() - start
+        agree, spent_s = abs(now - before) <= TOLERANCE * max(now, before), device.clock() - start
         if (agree and spent_s >= least_s) or spent_s > plan.warmup_s:
             return loops, agree
         before = now
 
 
 def _loops(once_s: float, plan: Plan, fewest: int) -> int:
-    wanted = math.ceil(plan.sample_s / once_s) if once_s > 0 else plan.loops
+    if once_s <= 0:
+        return plan.loops
     # A call so long that `fewest` of them would eat the budget is its own average.
-    affordable = max(1, int(plan.budget_s / (plan.least * once_s))) if once_s > 0 else fewest
-    return max(1, min(plan.loops, max(wanted, min(fewest, affordable))))
+    affordable = max(1, int(plan.budget_s / (plan.least * once_s)))
+    return min(plan.loops, max(math.ceil(plan.sample_s / once_s), min(fewest, affordable)))
 
 
 def _window(sample: Sampler, loops: int, count: int) -> float:
@@ -252,13 +251,13 @@ def _standard_error(samples: Sequence[float]) -> float:
     return 1.86 * spread / math.sqrt(len(samples)) / median if median > 0 else 0.0
 
 
-def _halves_agree(samples: Sequence[float], tolerance: float) -> bool:
+def _halves_agree(samples: Sequence[float]) -> bool:
     half = len(samples) // 2
     if not half:
         return True  # a single sample disagrees with nothing
     first, second = float(np.median(samples[:half])), float(np.median(samples[half:]))
     noise = 4 * _standard_error(samples)
-    return abs(first - second) <= max(tolerance, noise) * max(first, second)
+    return abs(first - second) <= max(TOLERANCE, noise) * max(first, second)
 
 
 HARD = 4.0  # times the limit, after which work that no signal interrupts ends the process

@@ -50,24 +50,22 @@ WHOLE_POWER = 0.5
 SLOWED = "the processors ran slower than at other times"
 MOVED_APART = "the host had moved the processors apart"
 
+Tell = Callable[[str, float], object]  # what is under way, and seconds spent
+
 
 class Visits:
-    """Times the cells of a session; on a simulated device nothing is watched.
+    """Times the cells of a runtime in a session, one after the other; on a simulated device nothing is watched.
 
-    `threads` is how many an op may use, `budget_s` what the run may take in calm, which decides how long it may wait
-    for calm; `tell` is told when it waits.
+    `measure` times a cell; `budget_s` is what the run may take in calm, which decides how long it may wait for calm;
+    `tell` is told what is under way, and when it waits.
     """
 
     def __init__(
-        self,
-        session: Session,
-        device: Device,
-        *,
-        threads: int,
-        budget_s: float,
-        tell: Callable[[str], object] = lambda said: None,
+        self, session: Session, device: Device, runtime: str, measure: Measure, budget_s: float, tell: Tell
     ) -> None:
-        self._session, self._tell = session, tell
+        self._session, self._runtime, self._measure, self._tell = session, runtime, measure, tell
+        self._start = time.monotonic() - sum(row.seconds for row in self.rows if not row.disturbed)
+        threads = device.machine().threads
         self._threads = 1 if device.asynchronous else threads  # that other work can disturb: one dispatches
         live = device.info().kind != "simulated"
         self._reference = ReferenceTimer(threads) if live else None
@@ -75,19 +73,34 @@ class Visits:
         self._watch = Watch(threads=self._threads, gpu=getattr(device, "state", None)) if live else None
         self._speed_us: dict[str, float] = {}
         self._read_at = -READ_EVERY_S
-        self._pending: deque[tuple[Cell, Measure]] = deque()
+        self._pending: deque[Cell] = deque()
         self._visits: Counter[str] = Counter()
         # Of each: how slow it was against the fastest moments known then, and those.
-        self._believed: dict[str, tuple[Cell, Measure, float, SpeedReading]] = {}
+        self._believed: dict[str, tuple[Cell, float, SpeedReading]] = {}
         self._overtime_s = OVERTIME * (budget_s if isfinite(budget_s) else COUNTED_S)
         self.lost_s = 0.0
 
-    def run(self, cell: Cell, measure: Measure) -> Row:
+    @property
+    def rows(self) -> list[Row]:
+        """What was measured of the runtime so far, what was resumed included."""
+        return self._session.of(self._runtime)
+
+    @property
+    def seconds(self) -> float:
+        """What was spent, on resumed rows too, without what was lost in disturbed moments."""
+        return time.monotonic() - self._start - self.lost_s
+
+    def tell(self, label: str) -> None:
+        """Tell what is under way."""
+        self._tell(label, self.seconds)
+
+    def run(self, cell: Cell) -> Row:
         """Time a cell unless the session holds it; in calm also those that could not be timed well before."""
-        row = last = self._visit(cell, measure)
+        self.tell(cell.key)
+        row = last = self._visit(cell)
         for _ in range(AT_ONCE):
             if self._pending and not last.disturbed:
-                last = self._visit(*self._pending.popleft(), again=True)
+                last = self._visit(self._pending.popleft(), again=True)
         return row
 
     def finish(self) -> None:
@@ -96,24 +109,24 @@ class Visits:
         for _ in range(len(self._pending)):
             if lost_s + time.monotonic() - start >= self._overtime_s:
                 return
-            self._visit(*self._pending.popleft(), again=True)
+            self._visit(self._pending.popleft(), again=True)
 
-    def _visit(self, cell: Cell, measure: Measure, *, again: bool = False) -> Row:
+    def _visit(self, cell: Cell, *, again: bool = False) -> Row:
         if again or not self._session.holds(cell):
             self._await_full_speed()
-        row = self._session.run(cell, lambda one: self._watched(one, measure), again=_better if again else None)
+        row = self._session.run(cell, self._watched, again=_better if again else None)
         if not row.disturbed:
             if self._gauge is not None:
                 self._look_back(self._gauge.fastest)
-                self._believed[cell.key] = cell, measure, _slow(row), self._gauge.fastest
+                self._believed[cell.key] = cell, _slow(row), self._gauge.fastest
             return row
         self._visits[cell.key] += 1
         if self._visits[cell.key] < MOST_VISITS:
-            self._pending.append((cell, measure))
+            self._pending.append(cell)
         left_s = self._overtime_s - self.lost_s
         self.lost_s += min(row.seconds, max(left_s, 0.0))
         if left_s > 0 and row.disturbed not in (SLOWED, MOVED_APART):
-            self._tell(f"waiting for a calm moment: {row.disturbed}")
+            self.tell(f"waiting for a calm moment: {row.disturbed}")
             start = time.monotonic()
             wait_for_calm(min(PATIENCE_S, left_s), threads=self._threads)
             self.lost_s += time.monotonic() - start
@@ -121,23 +134,23 @@ class Visits:
 
     def _look_back(self, fastest: SpeedReading) -> None:
         """Time again what was timed before the machine showed how fast it is."""
-        for key, (cell, measure, slow, then) in list(self._believed.items()):
+        for key, (cell, slow, then) in list(self._believed.items()):
             if slow * slower(then, fastest) > SLOW:
-                self._pending.append((cell, measure))
+                self._pending.append(cell)
                 del self._believed[key]
 
     def _await_full_speed(self) -> None:
         """Wait, as far as the overtime goes, since what is timed at full speed need not be timed again."""
         if self._gauge is not None and self.lost_s < self._overtime_s:
-            said = partial(self._tell, f"waiting: {MOVED_APART}")
+            said = partial(self.tell, f"waiting: {MOVED_APART}")
             self.lost_s += self._gauge.await_full_speed(self._overtime_s - self.lost_s, said)
 
-    def _watched(self, cell: Cell, measure: Measure) -> Sampled:
+    def _watched(self, cell: Cell) -> Sampled:
         """Measure a cell and say what else went on, and now and then how fast the machine is."""
         if self._watch is None:
-            return measure(cell)
+            return self._measure(cell)
         self._watch.lap()
-        sampled = measure(cell)
+        sampled = self._measure(cell)
         slowed = _slow(sampled) > SLOW
         disturbed, speed_us = self._watch.lap().reason, self._speed(cell.runtime, anew=slowed)
         if slowed and not disturbed:
