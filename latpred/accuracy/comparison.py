@@ -112,9 +112,11 @@ def evaluate(
 
 
 def _report(joined: tables.Joined, reasons: dict[str, str], remarks: Sequence[str], seed: int) -> Report:
-    cells = joined.rows.assign(error=joined.rows["latency_s_predicted"] / joined.rows["latency_s_measured"] - 1)
+    predicted, measured = joined.rows["latency_s_predicted"], joined.rows["latency_s_measured"]
+    cells = joined.rows.assign(error=predicted / measured - 1)
     noise, small = _noise(cells), cells[cells["batch"] <= SMALL_BATCH]
     tolerance = 0.0 if math.isnan(noise.p90) else noise.p90
+    speed_known = tables.AT_SPEED in cells and bool(cells[tables.AT_SPEED].notna().all())
     by_batch = cells.sort_values("batch", kind="stable")
     notes = [
         *joined.notes,
@@ -124,7 +126,7 @@ def _report(joined: tables.Joined, reasons: dict[str, str], remarks: Sequence[st
     ]
     return Report(
         overall=_errors(cells),
-        at_speed=_errors(cells, tables.AT_SPEED) if _speed_known(cells) else None,
+        at_speed=_errors(cells, tables.AT_SPEED) if speed_known else None,
         by_runtime=_errors_by(cells, cells["runtime"]),
         by_batch=_errors_by(by_batch, by_batch["batch"]),
         by_decade=_errors_by(by_batch, by_batch["batch"].map(metrics.decade)),
@@ -133,7 +135,7 @@ def _report(joined: tables.Joined, reasons: dict[str, str], remarks: Sequence[st
         small_by_runtime=_errors_by(small, small["runtime"]),
         rank=_rank(cells, tolerance),
         rank_by_batch={str(batch): _rank(group, tolerance) for batch, group in cells.groupby("batch", sort=True)},
-        fastest=_fastest(cells, tolerance),
+        fastest=metrics.fastest(predicted, measured, tolerance, _groups(cells, _BUT_RUNTIME)),
         speedups=_speedups(cells),
         launches=_launches(cells),
         crossover=_crossover(cells),
@@ -142,7 +144,7 @@ def _report(joined: tables.Joined, reasons: dict[str, str], remarks: Sequence[st
         ),
         regime=_regime(cells),
         coverage=_coverage(cells, seed),
-        coverage_at_speed=_coverage(cells, seed, tables.AT_SPEED) if _speed_known(cells) else None,
+        coverage_at_speed=_coverage(cells, seed, tables.AT_SPEED) if speed_known else None,
         noise=noise,
         baselines=tuple(_score(one, cells, tolerance) for one in baselines.all_baselines(_features(cells), reasons)),
         only_predicted=joined.only_predicted,
@@ -169,11 +171,6 @@ def _errors(cells: pd.DataFrame, predicted: str = "latency_s_predicted") -> Erro
     return metrics.errors(cells[predicted], cells["latency_s_measured"], list(cells["model"]))
 
 
-def _speed_known(cells: pd.DataFrame) -> bool:
-    """Whether somebody told how fast the machine was."""
-    return tables.AT_SPEED in cells and bool(cells[tables.AT_SPEED].notna().all())
-
-
 def _errors_by(cells: pd.DataFrame, key: pd.Series[Any]) -> dict[str, Errors]:
     return {str(name): _errors(group) for name, group in cells.groupby(key, sort=False)}
 
@@ -197,12 +194,6 @@ def _groups(cells: pd.DataFrame, names: Sequence[str]) -> pd.Series[int]:
 def _rank(cells: pd.DataFrame, tolerance: float) -> Rank:
     groups = _groups(cells, [*_GROUP, "batch"])
     return metrics.rank(cells["latency_s_predicted"], cells["latency_s_measured"], tolerance, groups)
-
-
-def _fastest(cells: pd.DataFrame, tolerance: float) -> metrics.Fastest:
-    """Over runtimes: whether the one that is fastest for a model and batch is named."""
-    groups = _groups(cells, _BUT_RUNTIME)
-    return metrics.fastest(cells["latency_s_predicted"], cells["latency_s_measured"], tolerance, groups)
 
 
 def _beside_eager(cells: pd.DataFrame, columns: Sequence[str]) -> pd.DataFrame:

@@ -100,7 +100,9 @@ class Recording:
     def save(self, folder: str | os.PathLike[str]) -> Path:
         """Write the three files into a folder, the manifest last: without it there is no recording."""
         target = Path(folder)
-        files = {TABLE: tables.to_csv(self.table).encode(), GRAPHS: self._packed_graphs()}
+        traced = [TracedModel(**key._asdict(), graph=graph) for key, graph in sorted(self.graphs.items())]
+        packed = gzip.compress(msgspec.json.encode(traced), mtime=0)
+        files = {TABLE: tables.to_csv(self.table).encode(), GRAPHS: packed}
         manifest = Manifest(
             schema=SCHEMA,
             version=VERSION,
@@ -121,10 +123,6 @@ class Recording:
         except OSError as error:
             raise RecordingError(f"Cannot write {target}: {error.strerror or error}. Name another folder.") from error
         return target
-
-    def _packed_graphs(self) -> bytes:
-        traced = [TracedModel(**key._asdict(), graph=graph) for key, graph in sorted(self.graphs.items())]
-        return gzip.compress(msgspec.json.encode(traced), mtime=0)
 
 
 def load(source: str | os.PathLike[str]) -> Recording:
