@@ -84,7 +84,6 @@ def evaluate(
     *,
     graphs: Mapping[GraphKey, ModelGraph] | None = None,
     progress: Callable[[str], None] | None = None,
-    seed: int = 0,
 ) -> Report:
     """Predict every cell of a measurement table made elsewhere and report how far off that is.
 
@@ -108,7 +107,7 @@ def evaluate(
         raise MissingPackageError(f"none of the table's models can be traced: {reason.iloc[0]}")
     notes = list(left_out(out["model"], reason[out.index]))
     cells = cells.drop(out.index)
-    return compare(predict_table(cells, traced, profile), cells, notes=notes, seed=seed)
+    return compare(predict_table(cells, traced, profile), cells, notes=notes)
 
 
 def _report(joined: tables.Joined, reasons: dict[str, str], remarks: Sequence[str], seed: int) -> Report:

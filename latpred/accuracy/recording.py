@@ -85,7 +85,7 @@ class Recording:
         if missing:
             raise RecordingError(f"No graph for {', '.join(missing)}. Trace every model that the table holds.")
 
-    def replay(self, profile: DeviceProfile, *, seed: int = 0) -> Report:
+    def replay(self, profile: DeviceProfile) -> Report:
         """Predict every cell with a profile and hold it against what was measured.
 
         Cells in a runtime or a precision that the profile lacks are left out, and a note says so. A profile that
@@ -95,7 +95,7 @@ class Recording:
 
         measured, notes = _covered(tables.merge_repeats(self.table), profile)
         predicted = predict_table(measured, self.graphs, profile)
-        return compare(predicted, measured, reasons=self.reasons, notes=notes, seed=seed)
+        return compare(predicted, measured, reasons=self.reasons, notes=notes)
 
     def save(self, folder: str | os.PathLike[str]) -> Path:
         """Write the three files into a folder, the manifest last: without it there is no recording."""
