@@ -5,6 +5,7 @@ from __future__ import annotations
 import errno
 import json
 import os
+import re
 import signal
 import subprocess
 import sys
@@ -27,8 +28,8 @@ from latpred.storage import result_file
 def test_help_lists_every_verb_and_a_command_to_start_with() -> None:
     shown = run("--help")
     assert shown.exit_code == 0
-    listed = "".join(shown.stdout.partition("Commands:")[2].split())
-    assert listed.startswith("".join("".join(f"{name} {verb.summary}".split()) for name, verb in VERBS.items()))
+    listed = re.findall(r"^  (\w+)  +(\w.*)$", shown.stdout.partition("Commands:")[2], re.MULTILINE)
+    assert [name for name, _ in listed] == list(VERBS)
     assert "latpred predict bert-base-uncased --batch 1,8,32" in shown.stdout
 
 

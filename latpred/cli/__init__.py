@@ -1,8 +1,8 @@
 """The command line: `latpred VERB ...`. One module per group of verbs, loaded when its verb is called.
 
 Results go to stdout, everything else to stderr. Exit codes: 0 done, 1 a gate failed, 2 the request was wrong, 3 the
-environment was (no profile, no device, a damaged file), 130 interrupted. Only click is imported here: `latpred --help`
-needs no torch.
+environment was (no profile, no device, a damaged file), 130 interrupted. Nothing heavy is loaded before a verb runs:
+`latpred --help` needs no torch.
 """
 
 from __future__ import annotations
@@ -12,33 +12,33 @@ import sys
 try:
     import click
 
-    from latpred.cli.main import State, Verb, VerbGroup
+    from latpred.cli.main import State, VerbGroup
 except KeyboardInterrupt:  # pressed before there is a group that could answer
     sys.stderr.write("latpred: interrupted.\n")
     sys.exit(130)
 
-# In the order of --help. Each is a click command of the same name in its module.
+# The module of each verb, which holds a click command of the same name; in the order of --help.
 VERBS = {
-    "predict": Verb("predict", "Predict the latency of MODEL, with its interval and crossover."),
-    "curve": Verb("predict", "Predict the latency of MODEL over a range of batch sizes."),
-    "rank": Verb("predict", "Order MODELS by predicted latency, on one device or several."),
-    "explain": Verb("predict", "Compare runtimes for MODEL, and say what to change."),
-    "timeline": Verb("predict", "Follow host and device through one forward pass of MODEL."),
-    "report": Verb("predict", "Write one HTML file about MODELS, to share."),
-    "generate": Verb("predict", "Predict how long MODEL takes to generate text."),
-    "trace": Verb("trace", "Count operations, multiply-adds, bytes and launches of MODEL."),
-    "calibrate": Verb("calibrate", "Measure this machine, and keep it as a profile."),
-    "check": Verb("calibrate", "Say in half a minute whether a PROFILE still holds."),
-    "adapt": Verb("compare", "Correct a profile with a few measured models."),
-    "fit": Verb("calibrate", "Fit a profile to a journal, or to tables of latencies."),
-    "measure": Verb("measure", "Time whole models on this machine."),
-    "compare": Verb("compare", "Compare a predicted table with a measured one."),
-    "validate": Verb("compare", "Measure a suite of models and judge the predictions."),
-    "evaluate": Verb("compare", "Judge predictions on tables measured elsewhere."),
-    "models": Verb("trace", "List the models that go by name."),
-    "profiles": Verb("profiles", "List, show and locate device profiles."),
-    "cache": Verb("profiles", "Show or clear what latpred keeps only to save time."),
-    "doctor": Verb("profiles", "Say what keeps this machine from a prediction, and what to do."),
+    "predict": "predict",
+    "curve": "predict",
+    "rank": "predict",
+    "explain": "predict",
+    "timeline": "predict",
+    "report": "predict",
+    "generate": "predict",
+    "trace": "trace",
+    "calibrate": "calibrate",
+    "check": "calibrate",
+    "adapt": "compare",
+    "fit": "calibrate",
+    "measure": "measure",
+    "compare": "compare",
+    "validate": "compare",
+    "evaluate": "compare",
+    "models": "trace",
+    "profiles": "profiles",
+    "cache": "profiles",
+    "doctor": "profiles",
 }
 
 EPILOG = """\b

@@ -9,7 +9,7 @@ import sys
 from collections.abc import Iterator
 from contextlib import contextmanager, redirect_stdout, suppress
 from dataclasses import dataclass
-from typing import Any, NamedTuple, TextIO
+from typing import Any, TextIO
 
 import click
 
@@ -17,13 +17,6 @@ from latpred.errors import LatpredError, UsageError
 from latpred.progress import noting_interrupts
 
 INTERRUPTED = 130
-
-
-class Verb(NamedTuple):
-    """Where a verb is, and what `latpred --help` says of it without importing that."""
-
-    module: str
-    summary: str
 
 
 @dataclass
@@ -95,9 +88,9 @@ class SuggestingGroup(click.Group):
 class VerbGroup(SuggestingGroup):
     """The top group: it imports the module of a verb when the verb is asked for, and answers for errors."""
 
-    def __init__(self, *args: Any, verbs: dict[str, Verb], **settings: Any) -> None:
+    def __init__(self, *args: Any, verbs: dict[str, str], **settings: Any) -> None:
         super().__init__(*args, **settings)
-        self._verbs = verbs
+        self._verbs = verbs  # the module of each
 
     def list_commands(self, ctx: click.Context) -> list[str]:
         """All verbs, in the order of --help."""
@@ -107,14 +100,15 @@ class VerbGroup(SuggestingGroup):
         """Import a verb."""
         if cmd_name not in self._verbs:
             return None
-        module = importlib.import_module(f"latpred.cli.{self._verbs[cmd_name].module}")
+        module = importlib.import_module(f"latpred.cli.{self._verbs[cmd_name]}")
         command: click.Command = getattr(module, cmd_name)
         return command
 
     def format_commands(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
-        """List the verbs without importing them."""
+        """List the verbs, each with the first line of its own help."""
+        commands = [command for name in self._verbs if (command := self.get_command(ctx, name))]
         with formatter.section("Commands"):
-            formatter.write_dl([(name, verb.summary) for name, verb in self._verbs.items()])
+            formatter.write_dl([(str(one.name), (one.help or "").partition("\n")[0]) for one in commands])
 
     def invoke(self, ctx: click.Context) -> Any:
         """Run the verb; say what went wrong in a sentence on stderr, and exit with its code."""
