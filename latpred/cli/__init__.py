@@ -1,4 +1,4 @@
-"""The command line: `latpred VERB ...`. One module per group of verbs, loaded when its verb is called.
+"""The command line: `latpred VERB ...`. One module per group of verbs.
 
 Results go to stdout, everything else to stderr. Exit codes: 0 done, 1 a gate failed, 2 the request was wrong, 3 the
 environment was (no profile, no device, a damaged file), 130 interrupted. Nothing heavy is loaded before a verb runs:
@@ -12,34 +12,11 @@ import sys
 try:
     import click
 
+    from latpred.cli import calibrate, compare, measure, predict, profiles, trace
     from latpred.cli.main import State, VerbGroup
 except KeyboardInterrupt:  # pressed before there is a group that could answer
     sys.stderr.write("latpred: interrupted.\n")
     sys.exit(130)
-
-# The module of each verb, which holds a click command of the same name; in the order of --help.
-VERBS = {
-    "predict": "predict",
-    "curve": "predict",
-    "rank": "predict",
-    "explain": "predict",
-    "timeline": "predict",
-    "report": "predict",
-    "generate": "predict",
-    "trace": "trace",
-    "calibrate": "calibrate",
-    "check": "calibrate",
-    "adapt": "compare",
-    "fit": "calibrate",
-    "measure": "measure",
-    "compare": "compare",
-    "validate": "compare",
-    "evaluate": "compare",
-    "models": "trace",
-    "profiles": "profiles",
-    "cache": "profiles",
-    "doctor": "profiles",
-}
 
 EPILOG = """\b
 The first time, on a fresh machine:
@@ -47,10 +24,19 @@ The first time, on a fresh machine:
 """
 
 
-@click.group(cls=VerbGroup, verbs=VERBS, epilog=EPILOG, context_settings={"help_option_names": ["-h", "--help"]})
+@click.group(cls=VerbGroup, epilog=EPILOG, context_settings={"help_option_names": ["-h", "--help"]})
 @click.version_option(package_name="latpred", message="%(package)s %(version)s", help="Print the version.")
 @click.option("--debug", is_flag=True, help="Show the traceback of an error.")
 @click.pass_context
 def main(context: click.Context, debug: bool) -> None:
     """Predict how long one forward pass of a model takes on a device, in each runtime, before running it there."""
     context.obj = State(debug=debug)
+
+
+for verb in (  # in the order of --help
+    *(predict.predict, predict.curve, predict.rank, predict.explain, predict.timeline, predict.report),
+    *(predict.generate, trace.trace, calibrate.calibrate, calibrate.check, compare.adapt, calibrate.fit),
+    *(measure.measure, compare.compare, compare.validate, compare.evaluate, trace.models),
+    *(profiles.profiles, profiles.cache, profiles.doctor),
+):
+    main.add_command(verb)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import importlib
 import io
 import os
 import sys
@@ -86,36 +85,23 @@ class SuggestingGroup(click.Group):
 
 
 class VerbGroup(SuggestingGroup):
-    """The top group: it imports the module of a verb when the verb is asked for, and answers for errors."""
-
-    def __init__(self, *args: Any, verbs: dict[str, str], **settings: Any) -> None:
-        super().__init__(*args, **settings)
-        self._verbs = verbs  # the module of each
+    """The top group, which answers for errors."""
 
     def list_commands(self, ctx: click.Context) -> list[str]:
         """All verbs, in the order of --help."""
-        return list(self._verbs)
-
-    def get_command(self, ctx: click.Context, cmd_name: str) -> click.Command | None:
-        """Import a verb."""
-        if cmd_name not in self._verbs:
-            return None
-        module = importlib.import_module(f"latpred.cli.{self._verbs[cmd_name]}")
-        command: click.Command = getattr(module, cmd_name)
-        return command
+        return list(self.commands)
 
     def format_commands(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
-        """List the verbs, each with the first line of its own help."""
-        commands = [command for name in self._verbs if (command := self.get_command(ctx, name))]
+        """List the verbs, each with the first line of its own help, however narrow the terminal is."""
         with formatter.section("Commands"):
-            formatter.write_dl([(str(one.name), (one.help or "").partition("\n")[0]) for one in commands])
+            formatter.write_dl([(name, str(verb.help).partition("\n")[0]) for name, verb in self.commands.items()])
 
     def invoke(self, ctx: click.Context) -> Any:
         """Run the verb; say what went wrong in a sentence on stderr, and exit with its code."""
         for stream in (sys.stdout, sys.stderr):
             if isinstance(stream, io.TextIOWrapper):
                 stream.reconfigure(errors="replace")  # a terminal that cannot show a character shows a question mark
-        ctx.ensure_object(State)  # for what goes wrong while the verb is imported, before the group's own function
+        ctx.ensure_object(State)  # for what goes wrong before the group's own function
         try:
             with noting_interrupts():
                 return super().invoke(ctx)
