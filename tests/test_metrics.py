@@ -36,6 +36,7 @@ def test_curve_points_speed_ups_launches_and_noise_by_hand() -> None:
     assert metrics.speedups([2.0, 3.0], [2.0, 2.0]) == metrics.Speedups(cells=2, median=0.25, near=0.5)
     launches = metrics.launches([100, 99], [100, 100], ["bert", "vit"])
     assert launches == metrics.Launches(models=2, exact=0.5, near=1.0, worst=0.01)
+    assert metrics.factor(4, 8) == 2.0
     noise = metrics.noise([1.02, math.nan, 1.04], "two halves")  # a cell without repeats does not count
     assert (noise.cells, noise.median) == (2, pytest.approx(0.03))
 

@@ -172,6 +172,11 @@ def crossing(batches: ArrayLike, overhead: ArrayLike, compute: ArrayLike) -> flo
     return _reaching(b, share, 1.0)
 
 
+def factor(predicted: float, measured: float) -> float:
+    """How many times too large or too small, at least 1; NaN when either is."""
+    return float(max(predicted / measured, measured / predicted))
+
+
 def _by_batch(batches: ArrayLike, values: ArrayLike) -> tuple[Floats, Floats]:
     b, y = np.asarray(batches, float), np.asarray(values, float)
     order = np.argsort(b)
