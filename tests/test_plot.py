@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 from explanationdata import explanation, prediction
 from factories import add, device, graph, linear, profile
-from reportdata import EAGER, FITS, network
+from reportdata import EAGER, FITS
 from tabledata import measured, predicted
 
 from latpred import plot
@@ -23,13 +23,15 @@ from latpred.prediction.predictor import Predictor
 from latpred.prediction.timeline import forward_pass
 from latpred.tables import KEYS
 
+NET = graph(*[op for _ in range(8) for op in (linear(4, 256), add(256))])
+
 
 def predictor(**changes: object) -> Predictor:
     return Predictor(profile(device(**changes), FITS, {"eager": EAGER}))
 
 
-def curve(*batches: int, net: ModelGraph | None = None, **changes: object) -> Curve:
-    return predictor(**changes).curve(net or network(), batches)
+def curve(*batches: int, net: ModelGraph = NET, **changes: object) -> Curve:
+    return predictor(**changes).curve(net, batches)
 
 
 def labels(ax: object) -> list[str]:

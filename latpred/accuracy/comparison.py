@@ -29,6 +29,7 @@ OFF = 5.0  # times as long: two tables in one unit are hardly ever further apart
 SMALL_BATCH = 8  # up to which the host's share of latency is large
 LARGE_BATCH = 16  # from which it is small
 _SIZES = (f"up to {SMALL_BATCH}", f"{LARGE_BATCH} and more", "between")
+_KNEE = f"latency above {metrics.KNEE_RATIO:g} times that of the smallest batch"
 _SIDES = ("predicted", "measured")
 _GROUP = ("machine", "device", "runtime", "precision", "protocol")
 _BUT_RUNTIME = tuple(key for key in (*tables.KEYS, *tables.FURTHER_KEYS) if key != "runtime")
@@ -138,9 +139,7 @@ def _report(joined: tables.Joined, reasons: dict[str, str], remarks: Sequence[st
         speedups=_speedups(cells),
         launches=_launches(cells),
         crossover=_crossover(cells),
-        knee=_latency_point(
-            cells, metrics.knee, f"latency above {metrics.KNEE_RATIO:g} times that of the smallest batch"
-        ),
+        knee=_latency_point(cells, metrics.knee, _KNEE),
         regime=_regime(cells),
         coverage=_coverage(cells, seed),
         coverage_at_speed=_coverage(cells, seed, tables.AT_SPEED) if speed_known else None,
