@@ -75,7 +75,12 @@ def compare(
     right = tables.merge_repeats(tables.read(measured, tables.MEASURED))
     joined = tables.join(left, right)
     if joined.rows.empty:
-        raise TableError(_nothing_in_common(joined))
+        first = joined.only_predicted[:1] + joined.only_measured[:1]
+        shown = f" Predicted: {first[0]}; measured: {first[1]}." if len(first) == 2 else ""
+        raise TableError(
+            f"No cell is in both tables.{shown} Predict the same models, input sizes, batches, runtime, precision, "
+            "device and protocol that were measured."
+        )
     return _report(joined, dict(reasons or {}), notes, seed)
 
 
@@ -294,12 +299,3 @@ def _score(baseline: baselines.Baseline, cells: pd.DataFrame, tolerance: float) 
     answered = cells.assign(latency_s_predicted=baseline.latency_s)[np.isfinite(baseline.latency_s)]
     reason = baseline.reason if len(answered) < len(cells) else ""
     return Score(baseline.name, baseline.idea, _errors(answered), _rank(answered, tolerance), reason)
-
-
-def _nothing_in_common(joined: tables.Joined) -> str:
-    first = joined.only_predicted[:1] + joined.only_measured[:1]
-    shown = f" Predicted: {first[0]}; measured: {first[1]}." if len(first) == 2 else ""
-    return (
-        f"No cell is in both tables.{shown} Predict the same models, input sizes, batches, runtime, precision, "
-        "device and protocol that were measured."
-    )

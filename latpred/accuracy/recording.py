@@ -131,7 +131,9 @@ def load(source: str | os.PathLike[str]) -> Recording:
     >>> load("epyc-shared-runtimes").table["model"].nunique()
     26
     """
-    folder = _located(source)
+    folder = Path(source)
+    if not folder.exists() and str(source) == folder.name and (_shipped() / folder.name).exists():
+        folder = _shipped() / folder.name
     manifest = _manifest(folder)
     body = {name: _verified(folder, name, manifest) for name in (TABLE, GRAPHS)}
     try:
@@ -157,14 +159,6 @@ def _covered(table: pd.DataFrame, profile: DeviceProfile) -> tuple[pd.DataFrame,
     if reason is not None and not kept:
         raise reason
     return (pd.concat(kept).sort_index() if notes else table), notes
-
-
-def _located(source: str | os.PathLike[str]) -> Path:
-    folder = Path(source)
-    if folder.exists():
-        return folder
-    shipped = _shipped() / folder.name
-    return shipped if str(source) == folder.name and shipped.exists() else folder
 
 
 def _shipped() -> Path:
