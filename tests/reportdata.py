@@ -1,4 +1,4 @@
-"""Models and a profile for reports: small, with two runtimes, and one with operations that no formula knows."""
+"""Models and profiles for reports and explanations: small, with two runtimes, one with ops that no formula knows."""
 
 from __future__ import annotations
 
@@ -8,20 +8,21 @@ from factories import add, device, dispatch, graph, kernel_fits, linear, machine
 from latpred import report
 from latpred.graph.graph import ModelGraph
 from latpred.profile import store
-from latpred.profile.document import Acceptance
+from latpred.profile.document import Acceptance, DeviceInfo, DispatchFit
 
 BATCHES = (1, 4, 16, 64, 256)
 CHECKS = {"median error of networks that no fit saw at most 15%": "4.2%: passed"}
+RATES = {"weight_bytes_per_us": 1e5, "activation_bytes_per_us": 1e5, "macs_per_us": 2e6}
+FITS = kernel_fits("gemm", "elementwise", **RATES, spread=0.1)
+EAGER = dispatch(spread=0.05)
+REPLAYED = dispatch(costs_us={"": 3.0}, module_call_us=0.0, python_call_us=0.0, fixed_us=5.0, spread=0.05)
 
 
-def saved(name: str = "gpu") -> str:
-    """A profile of a GPU with eager and CUDA graphs, kept under a name."""
-    rates = {"weight_bytes_per_us": 1e5, "activation_bytes_per_us": 1e5, "macs_per_us": 2e6}
-    fits = kernel_fits("gemm", "elementwise", **rates, spread=0.1)
-    replayed = dispatch(costs_us={"": 3.0}, module_call_us=0.0, python_call_us=0.0, fixed_us=5.0, spread=0.05)
-    costs = {"eager": dispatch(spread=0.05), "cuda-graphs": replayed}
+def saved(name: str = "gpu", info: DeviceInfo | None = None, **runtimes: DispatchFit) -> str:
+    """A profile of a device with some runtimes, eager and CUDA graphs unless others are given, kept under a name."""
+    costs = {runtime.replace("_", "-"): fit for runtime, fit in runtimes.items()}
     made = msgspec.structs.replace(
-        profile(device(), fits, costs),
+        profile(info or device(), FITS, costs or {"eager": EAGER, "cuda-graphs": REPLAYED}),
         name=name,
         machine=machine(accelerator="Example GPU", stack={"torch": "2.13.0"}),
         acceptance=Acceptance(passed=True, checks=CHECKS, advice=()),
@@ -30,9 +31,9 @@ def saved(name: str = "gpu") -> str:
     return name
 
 
-def network(model: str = "example-net", layers: int = 8) -> ModelGraph:
+def network(layers: int = 8, **changes: object) -> ModelGraph:
     """Between small layers the host does most of the work."""
-    return graph(*[op for _ in range(layers) for op in (linear(4, 256, module_calls=3), add(256))], model=model)
+    return graph(*[op for _ in range(layers) for op in (linear(4, 256, module_calls=3), add(256))], **changes)
 
 
 def half_unknown(model: str = "half-known") -> ModelGraph:

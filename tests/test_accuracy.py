@@ -4,14 +4,12 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable
-from pathlib import Path
 
 import numpy as np
 import pandas as pd
 import pytest
 from tabledata import measured, predicted
 
-from latpred import tables
 from latpred.accuracy.accuracy_report import Report
 from latpred.accuracy.comparison import compare
 from latpred.errors import TableError
@@ -144,18 +142,11 @@ def test_a_table_in_another_unit_is_told(share: float, said: str) -> None:
     assert notes == ([f"The {said}: latency_s is in seconds."] if said else [])
 
 
-def test_csv_gives_the_same_report(tmp_path: Path) -> None:
-    guess, real = off_by(0.05, low_s=0.5, high_s=9.0), measured(CELLS, repeat_ratio=1.02)
-    tables.write(guess, tmp_path / "p.csv")
-    tables.write(real, tmp_path / "m.csv")
-    text = compare(tmp_path / "p.csv", tmp_path / "m.csv").text()
-    assert text == compare(guess, real).text()
-    assert text.startswith("20 cells of 4 models: median error 5.0 %, p90 5.0 %, 100.0 % within 10 %, bias +5.0 %\n")
-    assert "batch 1 to 8" in text
-
-
-def test_report_as_json_and_frame() -> None:
+def test_report_as_text_json_and_frame() -> None:
     found = report(0.1)
+    said = "20 cells of 4 models: median error 10.0 %, p90 10.0 %, 100.0 % within 10 %, bias +10.0 %\n"
+    assert found.text().startswith(said)
+    assert "batch 1 to 8" in found.text()
     document = json.loads(json.dumps(found.to_dict(), allow_nan=False))
     assert document["schema"] == "latpred.accuracy/1"
     assert document["overall"]["median"] == pytest.approx(0.1)

@@ -34,6 +34,15 @@ FEW_SHOT = runpy.run_path(str(Path(__file__).parents[1] / "examples" / "few_shot
 TRUTH = Factors({"": 1.6, "gemm": 1.9}, {"": 0.7, "elementwise": 0.9})
 SYNCHRONOUS = factories.profile(factories.device(kind="cpu", asynchronous=False))
 CLOCKED = factories.profile()
+OWN_KERNELS = factories.profile(
+    SYNCHRONOUS.device,
+    runtimes={
+        "eager": factories.dispatch(
+            kernels={"fp32": {"gemm": factories.kernel_fit("gemm", macs_per_us=3e6)}},
+            kernel_scales={"": 0.5, "gemm": 9.0},
+        )
+    },
+)
 
 
 def architectures(count: int, seed: int = 0) -> list[ModelGraph]:
@@ -81,7 +90,8 @@ def off(
 
 
 @pytest.mark.parametrize(
-    ("profile", "protocol"), [(SYNCHRONOUS, "single"), (CLOCKED, "single"), (CLOCKED, "pipelined")]
+    ("profile", "protocol"),
+    [(SYNCHRONOUS, "single"), (CLOCKED, "single"), (CLOCKED, "pipelined"), (OWN_KERNELS, "single")],
 )
 def test_known_factors_are_found_again(profile: DeviceProfile, protocol: str) -> None:
     graphs = architectures(30)
@@ -134,22 +144,6 @@ def test_convolutions_of_other_windows_and_channels_take_other_factors() -> None
         assert after / before == pytest.approx(factor, rel=0.01), (kernel, channels)
 
 
-def test_ten_architectures_help_in_every_draw_and_hurt_in_none() -> None:
-    graphs = architectures(40)
-    table = measured(SYNCHRONOUS, graphs, noise=0.03, batches=(1,))
-    truth = latencies(corrected(SYNCHRONOUS, "eager", TRUTH), graphs, 1)
-    after = []
-    for seed in range(12):
-        own = np.random.default_rng(seed).choice(40, 10, replace=False)
-        adapted = latpred.adapt(SYNCHRONOUS, table.iloc[own])
-        rest = np.setdiff1d(np.arange(40), own)
-        after.append(off(adapted.profile, truth[rest], [graphs[i] for i in rest]))
-    before = off(SYNCHRONOUS, truth, graphs)
-    assert before > 0.1
-    assert np.median(after) < 0.05
-    assert sum(one > before for one in after) == 0
-
-
 def cells(count: int) -> tuple[list[ModelGraph], np.ndarray]:
     """Networks of one space, each a stem and some of three operations, and a one beside how many of each these are."""
     counts = np.random.default_rng(4).integers(0, 12, (count, 3))
@@ -185,6 +179,7 @@ def test_adapting_is_no_worse_than_the_simplest_fits_to_the_same_rows(profile: D
         worse.append(after[-1] > least + 0.002)
     assert sum(worse) <= 1
     assert np.median(after) < 0.01
+    assert max(after) < off(profile, truth, graphs, batch)
 
 
 def test_ten_networks_of_a_space_do_as_well_as_a_linear_fit_of_its_options() -> None:
@@ -242,18 +237,6 @@ def test_errors_left_out_are_those_of_fits_without_the_architecture() -> None:
             if row.architecture == held:
                 honest = np.log(row.latency_us / 1e3 / without.predict(row.graph, row.batch).latency_ms)
                 assert error == pytest.approx(honest, abs=0.02)
-
-
-def test_corrections_reach_kernels_of_a_runtime_s_own() -> None:
-    own = {"fp32": {"gemm": factories.kernel_fit("gemm", macs_per_us=3e6)}}
-    profile = factories.profile(
-        SYNCHRONOUS.device, runtimes={"eager": factories.dispatch(kernels=own, kernel_scales={"": 0.5, "gemm": 9.0})}
-    )
-    graphs = architectures(12)
-    found = latpred.adapt(profile, measured(profile, graphs))
-    truth = latencies(corrected(profile, "eager", TRUTH), graphs, 8)
-    assert off(profile, truth, graphs, 8) > 0.1
-    assert off(found.profile, truth, graphs, 8) < 0.03
 
 
 def test_a_family_s_correction_reaches_scales_of_its_formats_and_kinds() -> None:

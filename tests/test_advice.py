@@ -9,10 +9,20 @@ import pytest
 from explanationdata import explanation, headroom, prediction
 
 from latpred.explanation.advice import advise, recommended
-from latpred.explanation.explanation import Excluded, Headroom
+from latpred.explanation.explanation import Excluded, Explanation, Headroom
 
 FASTER = "Run it in compile, 2.50 times as fast as eager (2.18 to 2.86)"
 FIFTH = "costs at most a fifth more, and fewer layers would be faster but narrower ones hardly."
+EXCLUDED = (
+    Excluded("compile", "uncalibrated", "not calibrated"),
+    Excluded("onnxruntime", "uncalibrated", "not calibrated"),
+    Excluded("cuda-graphs", "unsuited", "needs a CUDA device"),
+)
+
+
+def grown(ahead: Headroom, **point: Any) -> Explanation:
+    """Of eager alone, of which is known what may grow."""
+    return explanation(prediction(**point), headrooms={"eager": ahead})
 
 
 @pytest.mark.parametrize(
@@ -37,54 +47,38 @@ def test_which_runtime(points: list[tuple[Any, ...]], sentence: str) -> None:
     assert recommended(found).runtime == re.match(r"(?:Run it in|Stay with) ([\w-]+)", sentence)[1]  # type: ignore[index]
 
 
-def test_with_eager_alone_the_advice_says_how_to_compare() -> None:
-    excluded = (
-        Excluded("compile", "uncalibrated", "not calibrated"),
-        Excluded("onnxruntime", "uncalibrated", "not calibrated"),
-        Excluded("cuda-graphs", "unsuited", "needs a CUDA device"),
-    )
-    assert advise(explanation(prediction(), excluded=excluded)) == (
-        "What compile or onnxruntime would bring is not known before a calibration."
-    )
-
-
 @pytest.mark.parametrize(
-    ("point", "ahead", "sentence"),
+    ("found", "sentence"),
     [
-        ({}, headroom(12, 1.5),
+        (explanation(prediction()), ""),
+        (explanation(prediction(), excluded=EXCLUDED),
+         "What compile or onnxruntime would bring is not known before a calibration."),
+        (explanation(prediction(fits=False)), "Batch 4 needs 1.00 GiB, more than the device has: use a smaller one."),
+        (grown(headroom(12, 1.5)),
          "The host sets the latency: batch up to 12 or width up to 1.5 times as large (estimate) " + FIFTH),
-        ({}, headroom(None, None),
+        (grown(headroom(None, None)),
          "The host sets the latency: batch beyond 1,048,576 or width beyond 8 times as large (estimate) " + FIFTH),
-        ({}, headroom(4, 1.02, halved=0.7),
+        (grown(headroom(4, 1.02, halved=0.7)),
          "The host sets the latency, and fewer layers would be faster, as would half the width (0.70 times the "
          "latency, an estimate)."),
-        ({"regime": "compute-bound"}, headroom(doubled=1.95, halved=0.3),
+        (grown(headroom(doubled=1.95, halved=0.3), regime="compute-bound"),
          "Computing sets the latency, 75% of it in gemm, so fewer or narrower layers help (half the width: 0.30 times "
          "the latency, an estimate), a larger batch brings no throughput."),
-        ({"regime": "compute-bound"}, headroom(doubled=1.4, halved=0.95),
+        (grown(headroom(doubled=1.4, halved=0.95), regime="compute-bound"),
          "Computing sets the latency, 75% of it in gemm, so fewer or narrower layers help, and twice the batch takes "
          "1.40 times as long."),
-        ({"regime": "memory-bound"}, headroom(doubled=1.1),
+        (grown(headroom(doubled=1.1), regime="memory-bound"),
          "Reading memory sets the latency, 75% of it in gemm, so half precision helps where the device has it, and "
          "twice the batch takes 1.10 times as long."),
-        ({"regime": "memory-bound", "precision": "fp16"}, headroom(doubled=1.9),
+        (grown(headroom(doubled=1.9), regime="memory-bound", precision="fp16"),
          "Reading memory sets the latency, 75% of it in gemm, and so do fewer or narrower layers."),
     ],
 )  # fmt: skip
-def test_what_sets_the_latency(point: dict[str, Any], ahead: Headroom, sentence: str) -> None:
-    assert advise(explanation(prediction(**point), headrooms={"eager": ahead})) == sentence
-
-
-def test_a_batch_that_does_not_fit_is_the_first_thing_to_say() -> None:
-    said = advise(explanation(prediction(fits=False)))
-    assert said == "Batch 4 needs 1.00 GiB, more than the device has: use a smaller one."
+def test_what_is_said_of_eager_alone(found: Explanation, sentence: str) -> None:
+    assert advise(found) == sentence
 
 
 def test_the_limit_is_that_of_the_recommended_runtime() -> None:
     points = prediction("eager", 10.0), prediction("compile", 4.0, regime="compute-bound")
     said = advise(explanation(*points, headrooms={"eager": headroom(), "compile": headroom(doubled=1.9, halved=0.5)}))
     assert said.startswith(f"{FASTER}; computing sets the latency")
-
-
-def test_where_there_is_nothing_to_say_nothing_is_said() -> None:
-    assert advise(explanation(prediction())) == ""

@@ -5,6 +5,7 @@ from __future__ import annotations
 import errno
 import json
 import os
+import re
 import signal
 import subprocess
 import sys
@@ -18,7 +19,7 @@ from clidata import run
 from torch import nn
 
 import latpred
-from latpred.cli import VERBS
+from latpred.cli import main
 from latpred.cli.options import parse_batches, parse_seconds
 from latpred.errors import CalibrationError, LatpredError, UsageError
 from latpred.storage import result_file
@@ -27,8 +28,8 @@ from latpred.storage import result_file
 def test_help_lists_every_verb_and_a_command_to_start_with() -> None:
     shown = run("--help")
     assert shown.exit_code == 0
-    listed = "".join(shown.stdout.partition("Commands:")[2].split())
-    assert listed.startswith("".join("".join(f"{name} {verb.summary}".split()) for name, verb in VERBS.items()))
+    listed = re.findall(r"^  (\w+)  +(\w.*)$", shown.stdout.partition("Commands:")[2], re.MULTILINE)
+    assert [name for name, _ in listed] == list(main.commands)
     assert "latpred predict bert-base-uncased --batch 1,8,32" in shown.stdout
 
 
@@ -210,9 +211,8 @@ def test_a_full_disk_behind_stdout_is_said(verb: str) -> None:
     [
         "import latpred.storage\nlatpred.storage.usage = lambda: signal.raise_signal(signal.SIGINT)\n",
         "sys.modules['click'] = type('', (), {'__getattr__': lambda *_: signal.raise_signal(signal.SIGINT)})()\n",
-        "import importlib\nimportlib.import_module = lambda *_: signal.raise_signal(signal.SIGINT)\n",
     ],
-    ids=["in a verb", "while the command line is imported", "while a verb is imported"],
+    ids=["in a verb", "while the command line is imported"],
 )
 def test_ctrl_c_exits_130_with_one_sentence(pressing: str) -> None:
     heeding = "import signal, sys\nsignal.signal(signal.SIGINT, signal.default_int_handler)\n"  # background jobs do not

@@ -88,16 +88,6 @@ def test_a_file_that_is_missing_is_said_to_be(name: str, verb: str) -> None:
 
 
 @pytest.mark.usefixtures("calibrated")
-@pytest.mark.parametrize("verb", ["predict", "curve", "explain", "measure", "validate", "calibrate"])
-def test_every_verb_suggests_the_nearest_runtime(verb: str, model: str) -> None:
-    option = "--runtimes" if verb == "calibrate" else "--runtime"
-    target = ("--device", "cpu") if verb in ("calibrate", "validate") else (model, "--image", "8", "--device", "cpu")
-    shown = run(verb, *target, option, "onnxruntim")
-    assert shown.exit_code == 2
-    assert "No runtime is called 'onnxruntim'. Did you mean 'onnxruntime'" in shown.stderr
-
-
-@pytest.mark.usefixtures("calibrated")
 def test_an_unknown_op_is_estimated_and_named(models: str) -> None:
     assert "estimated: latpred_cli_test::mystery (1)" in run("predict", f"{models}:Strange", "--image", "64").stdout
 
@@ -253,9 +243,9 @@ def test_trace_counts_by_hand(model: str) -> None:
     assert found["totals"][0]["macs"] == 2 * (8 * 8 * 9 * 3 * 8 + 80)
     assert found["totals"][0]["launches"] == 4
     assert "0.000 GMACs" in run("trace", model, "--image", "10", "--batch", "2").stdout
-    rows = list(csv.DictReader(io.StringIO(run("trace", model, "--image", "10", "--csv").stdout)))
-    assert sum(int(row["macs"]) for row in rows) == 8 * 8 * 9 * 3 * 8 + 80
-    assert rows[0]["module"] == "0"
+    table = pd.read_csv(io.StringIO(run("trace", model, "--image", "10", "--batch", "1,4", "--csv").stdout))
+    assert table.groupby("batch")["macs"].sum().to_list() == [13904, 4 * 13904]
+    assert table["module"][0] == 0
 
 
 def test_trace_shows_what_a_runtime_does(model: str) -> None:
@@ -290,11 +280,6 @@ def test_a_ranking_of_nothing_exits_with_2(tmp_path: Path) -> None:
     shown = run("rank", "nasbench201:x", f"{models_file(tmp_path)}:broken", "--device", "rtx-8000", "--json")
     assert shown.exit_code == 2
     assert [row["latency_ms"] for row in json.loads(shown.stdout)["rows"]] == [None, None]
-
-
-def test_a_trace_lists_the_ops_of_each_batch(model: str) -> None:
-    table = pd.read_csv(io.StringIO(run("trace", model, "--image", "8", "--batch", "1,4", "--csv").stdout))
-    assert table.groupby("batch")["macs"].sum().to_list() == [7856, 4 * 7856]
 
 
 def test_files_are_utf_8_wherever_they_are_written(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -18,6 +18,7 @@ PICTURE = "{models}:picture --image 8"
 NONE_YET = "--device cuda:0 --yes"
 STUDY = "--suite paper --device simulated"
 UNEQUAL = "predict distilbert-base-uncased --lengths"
+NEAREST = "No runtime is called 'onnxruntim'. Did you mean 'onnxruntime'"
 
 
 @pytest.fixture(autouse=True)
@@ -76,7 +77,12 @@ def known(calibrated: None, monkeypatch: pytest.MonkeyPatch) -> None:
         (f"timeline {PICTURE} --plot {{folder}}", 2, "is a directory"),
         (f"report {PICTURE} -o {{models}}/r.html", 2, "cannot write"),
         ("generate {models}:picture", 2, "generates no text"),
-        (f"explain {PICTURE} -d gpu --runtime cuda-graph", 2, "'cuda-graph'. Did you mean 'cuda-graphs'"),
+        (f"predict {PICTURE} -d cpu --runtime onnxruntim", 2, NEAREST),
+        (f"curve {PICTURE} -d cpu --runtime onnxruntim", 2, NEAREST),
+        (f"explain {PICTURE} -d cpu --runtime onnxruntim", 2, NEAREST),
+        (f"measure {PICTURE} -d cpu --runtime onnxruntim", 2, NEAREST),
+        ("validate -d cpu --runtime onnxruntim", 2, NEAREST),
+        ("calibrate -d cpu --runtimes onnxruntim", 2, NEAREST),
         (f"explain {PICTURE} -d gpu --runtime torchscript", 3, "--device simulated --runtimes torchscript"),
         (f"explain {PICTURE} -d cpu --threads 7", 3, "no profile of cpu was measured with 7 threads"),
         (f"explain {PICTURE} -d gpu --precision bf16", 3, "no kernels in bf16"),
@@ -91,16 +97,8 @@ def known(calibrated: None, monkeypatch: pytest.MonkeyPatch) -> None:
         ("measure resnet18 --record {folder}", 2, "--record is for a study; add --suite, or leave it out"),
         ("measure resnet18 -o {models}/m.csv", 2, "cannot write {models}/m.csv"),
         ("measure resnet18 --json --csv", 2, "--json and --csv exclude each other; give one."),
-        (
-            "validate --replay epyc-genoa-sealed --batch 1",
-            2,
-            "judges all that was recorded, and measures nothing; leave",
-        ),
-        (
-            "calibrate --host-only --quick",
-            2,
-            "measures what dispatch costs on this host, and no more; leave out --quick",
-        ),
+        ("validate --replay epyc-genoa-sealed --batch 1", 2, "recorded, and measures nothing; leave out --batch."),
+        ("calibrate --host-only --quick", 2, "what dispatch costs on this host, and no more; leave out --quick."),
         (f"rank bert-bas-uncased {NONE_YET}", 2, "did you mean bert-base-uncased"),
         (f"measure {STUDY} bert", 2, "Models and --suite exclude each other"),
         (f"measure {STUDY} --batch 4", 2, "--suite paper plans --batch itself; leave that out"),

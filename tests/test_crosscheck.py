@@ -40,7 +40,6 @@ def test_dropped_attention_is_named() -> None:
     for difference in (torch_s, fvcore_s):
         assert difference.ours == 10 * 16 * 16 + attention
         assert difference.theirs == 10 * 16 * 16
-        assert difference.ratio == pytest.approx(2560 / 5760)
         (reason,) = difference.reasons
         assert reason.startswith(f"attention: ours {attention:,}, theirs 0")
         assert "silently leaves out fused attention" in reason
@@ -71,5 +70,5 @@ def test_a_counter_that_fails_says_why() -> None:
 
     model, example = Function(refuse).eval(), torch.zeros(1, 4)
     torch_s, _ = check(latpred.trace(model, example), model, example)
-    assert (torch_s.theirs, torch_s.ratio) == (None, None)
+    assert torch_s.theirs is None
     assert torch_s.reasons == ("it fails with RuntimeError: not today",)

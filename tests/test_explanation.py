@@ -9,7 +9,8 @@ import msgspec
 import pytest
 import torch
 from explanationdata import explanation, headroom, prediction
-from factories import add, device, dispatch, graph, kernel_fit, kernel_fits, linear, machine_here, profile
+from factories import add, device, graph, kernel_fit, linear, machine_here, profile
+from reportdata import EAGER, REPLAYED, network, saved
 
 import latpred
 from latpred.errors import ProfileError, RuntimeRefusalError, UsageError
@@ -17,26 +18,8 @@ from latpred.explanation.explain import axis_headroom
 from latpred.explanation.explanation import CHEAP, NEARLY_FREE, Choice, Excluded, ratio
 from latpred.graph.graph import ModelGraph
 from latpred.profile import store
-from latpred.profile.document import DeviceInfo, DispatchFit
 from latpred.runtimes.cuda_graphs import CudaGraphs
 from latpred.tables import PREDICTED, check
-
-REPLAYED = dispatch(costs_us={"": 3.0}, module_call_us=0.0, python_call_us=0.0, fixed_us=5.0, spread=0.05)
-EAGER = dispatch(spread=0.05)
-
-
-def saved(info: DeviceInfo | None = None, name: str = "gpu", **runtimes: DispatchFit) -> str:
-    """A profile of a device with eager and CUDA graphs, kept under a name."""
-    costs = {name.replace("_", "-"): fit for name, fit in runtimes.items()} or {"eager": EAGER, "cuda-graphs": REPLAYED}
-    fits = kernel_fits("gemm", "elementwise", weight_bytes_per_us=1e5, activation_bytes_per_us=1e5)
-    made = msgspec.structs.replace(profile(info, fits, costs), name=name)
-    store.save(made)
-    return name
-
-
-def network(layers: int = 8, **changes: object) -> ModelGraph:
-    """Small layers, between which the host does most of the work."""
-    return graph(*[op for _ in range(layers) for op in (linear(4, 64, module_calls=3), add(256))], **changes)
 
 
 def test_runtimes_side_by_side_the_fastest_first() -> None:
@@ -67,7 +50,7 @@ def test_every_other_runtime_is_listed_with_its_reason() -> None:
     assert reasons["onnxruntime-cuda-graphs"].reason == f"not calibrated; run: {command} onnxruntime-cuda-graphs"
     assert reasons["tensorrt"].kind == "missing"
     info = device(name="cpu", kind="cpu", asynchronous=False)
-    cpu = latpred.explain(network(), device=saved(info, "cpu-there"))
+    cpu = latpred.explain(network(), device=saved("cpu-there", info))
     unsuited = next(one for one in cpu.excluded if one.runtime == "cuda-graphs")
     assert unsuited.kind == "unsuited"
     assert "needs a CUDA device" in unsuited.reason
@@ -95,17 +78,14 @@ def test_tools_that_refuse_a_model_are_not_replaced_by_their_estimate(monkeypatc
 
 def test_only_some_runtimes() -> None:
     name = saved(eager=EAGER, cuda_graphs=REPLAYED, torchscript=REPLAYED)
-    found = latpred.explain(network(), device=name, runtimes=["cuda-graphs"])
-    assert [choice.runtime for choice in found.choices] == ["cuda-graphs", "eager"]
-    assert found.excluded == ()
+    for runtimes, compared in ((["cuda-graphs"], ["cuda-graphs", "eager"]), ([], ["eager"])):
+        found = latpred.explain(network(), device=name, runtimes=runtimes)
+        assert [choice.runtime for choice in found.choices] == compared
+        assert found.excluded == ()
     with pytest.raises(UsageError, match="Did you mean 'torchscript'"):
         latpred.explain(network(), device=name, runtimes=["torchscrpt"])
     with pytest.raises(ProfileError, match="latpred calibrate --device simulated --runtimes torchscript"):
-        latpred.explain(network(), device=saved(name="less"), runtimes=["torchscript"])
-
-
-def test_no_other_runtime_is_eager_alone() -> None:
-    assert [choice.runtime for choice in latpred.explain(network(), device=saved(), runtimes=[]).choices] == ["eager"]
+        latpred.explain(network(), device=saved("less"), runtimes=["torchscript"])
 
 
 def test_a_graph_of_another_runtime_is_explained_in_that_alone() -> None:
@@ -159,8 +139,8 @@ def test_what_may_grow_stays_within_its_limits() -> None:
 
 
 def test_batch_does_not_grow_beyond_the_memory() -> None:
-    small = device(memory_bytes=4000 + 8 * 4 * 64 * 8)
-    batch = latpred.explain(network(), 4, device=saved(small)).headrooms["eager"].room("batch")
+    small = device(memory_bytes=4000 + 8 * 4 * 256 * 8)
+    batch = latpred.explain(network(), 4, device=saved(info=small)).headrooms["eager"].room("batch")
     assert batch is not None
     assert batch.cheap is not None
     assert network().peak_bytes(int(batch.cheap)) <= small.memory_bytes
@@ -168,7 +148,7 @@ def test_batch_does_not_grow_beyond_the_memory() -> None:
 
 def test_a_model_is_traced_again_with_larger_inputs() -> None:
     module = torch.nn.Sequential(torch.nn.Conv2d(3, 8, 3), torch.nn.ReLU())
-    found = latpred.explain(module, image=64, device=saved(name="gpu"))
+    found = latpred.explain(module, image=64, device=saved())
     room = found.headrooms["eager"].room("image")
     assert room is not None
     assert room.now == 64

@@ -1,12 +1,12 @@
-"""Metrics against numbers worked out by hand, and Kendall tau against scipy."""
+"""Metrics against numbers worked out by hand; test_ranking holds Kendall tau against scipy."""
 
 from __future__ import annotations
 
 import math
+from collections.abc import Callable
 
 import numpy as np
 import pytest
-from scipy import stats
 
 from latpred.accuracy import metrics
 
@@ -30,20 +30,15 @@ def test_figures_of_nothing_are_not_numbers() -> None:
     assert metrics.errors([], []).cells == 0
 
 
-def test_curve_points_speed_ups_and_launches_by_hand() -> None:
+def test_curve_points_speed_ups_launches_and_noise_by_hand() -> None:
     point = metrics.curve_point([4, 2, math.nan], [8, 2, 3], "knee")
     assert (point.curves, point.one_sided, point.median, point.good) == (2, 1, 1.5, 1 / 3)
     assert metrics.speedups([2.0, 3.0], [2.0, 2.0]) == metrics.Speedups(cells=2, median=0.25, near=0.5)
     launches = metrics.launches([100, 99], [100, 100], ["bert", "vit"])
     assert launches == metrics.Launches(models=2, exact=0.5, near=1.0, worst=0.01)
     assert metrics.factor(4, 8) == 2.0
-
-
-def test_rank_agrees_with_scipy_without_noise() -> None:
-    rng = np.random.default_rng(3)
-    truth = rng.uniform(1, 2, 40)
-    guess = truth * rng.uniform(0.7, 1.3, 40)
-    assert metrics.rank(guess, truth, noise=0.0).tau == pytest.approx(stats.kendalltau(guess, truth).statistic)
+    noise = metrics.noise([1.02, math.nan, 1.04], "two halves")  # a cell without repeats does not count
+    assert (noise.cells, noise.median) == (2, pytest.approx(0.03))
 
 
 @pytest.mark.parametrize(
@@ -63,35 +58,30 @@ def test_rank_by_hand(
         assert (rank.left_out, rank.all_pairs) == (1, pytest.approx(1 / 3))
 
 
-def test_knee_is_read_between_batches_in_any_order() -> None:
-    # flat 10, then rising with batch: the log-log line from (4, 10) to (8, 20) passes 15 at 4 * 1.5
-    assert metrics.knee([1, 2, 4, 8], [10, 10, 10, 20]) == pytest.approx(6.0)
-    assert metrics.knee([8, 1, 4, 2], [20, 10, 10, 10]) == pytest.approx(6.0)
-    assert math.isnan(metrics.knee([1, 2, 4], [10, 10, 11]))
+BATCHES = [1, 2, 4, 8, 16]
 
 
 @pytest.mark.parametrize(
-    ("latency", "where"),
+    ("reader", "columns", "where"),
     [
-        ([6.0, 6.0, 6.0, 8.0, 16.0], 6.0),  # max(6, batch)
-        ([7.0, 8.0, 10.0, 14.0, 22.0], 7.0),  # 6 + batch
-        ([6.0, 6.0, 6.0, 6.0, 6.0], math.nan),  # never rises
-        ([1.0, 2.0, 4.0, 8.0, 16.0], math.nan),  # never flat
+        # flat 10, then rising with batch: the log-log line from (4, 10) to (8, 20) passes 15 at 4 * 1.5
+        (metrics.knee, ([1, 2, 4, 8], [10, 10, 10, 20]), 6.0),
+        (metrics.knee, ([8, 1, 4, 2], [20, 10, 10, 10]), 6.0),
+        (metrics.knee, ([1, 2, 4], [10, 10, 11]), math.nan),
+        (metrics.elbow, (BATCHES, [6, 6, 6, 8, 16]), 6.0),  # max(6, batch)
+        (metrics.elbow, (BATCHES, [7, 8, 10, 14, 22]), 7.0),  # 6 + batch
+        (metrics.elbow, (BATCHES, [6, 6, 6, 6, 6]), math.nan),  # never rises
+        (metrics.elbow, (BATCHES, [1, 2, 4, 8, 16]), math.nan),  # never flat
+        (metrics.crossing, ([4, 1, 2], [3, 3, 3], [4, 1, 3]), 2.0),
+        (metrics.crossing, ([1, 16], [4, 4], [1, 16]), 4.0),
+        (metrics.crossing, ([1, 2], [3, 3], [4, 5]), 1.0),
+        (metrics.crossing, ([1, 2], [3, 3], [1, 2]), math.nan),
     ],
 )
-def test_elbow(latency: list[float], where: float) -> None:
-    assert metrics.elbow([1, 2, 4, 8, 16], latency) == pytest.approx(where, nan_ok=True)
-
-
-@pytest.mark.parametrize(
-    ("batches", "overhead", "compute", "where"),
-    [([4, 1, 2], [3, 3, 3], [4, 1, 3], 2), ([1, 16], [4, 4], [1, 16], 4), ([1, 2], [3, 3], [4, 5], 1),
-     ([1, 2], [3, 3], [1, 2], math.nan)],
-)  # fmt: skip
-def test_crossing_where_compute_reaches_overhead(
-    batches: list[int], overhead: list[int], compute: list[int], where: float
+def test_batch_sizes_read_off_curves(
+    reader: Callable[..., float], columns: tuple[list[int], ...], where: float
 ) -> None:
-    assert metrics.crossing(batches, overhead, compute) == pytest.approx(where, nan_ok=True)
+    assert reader(*columns) == pytest.approx(where, nan_ok=True)
 
 
 def test_coverage_bootstrap_is_clustered_and_repeatable() -> None:
@@ -103,11 +93,6 @@ def test_coverage_bootstrap_is_clustered_and_repeatable() -> None:
     # resampled share = 1 - X / 10 with X ~ Binomial(10, 0.1): P(X >= 4) = 1.3 %, P(X >= 3) = 7 %, so 0.7 to 1
     assert (coverage.low, coverage.high) == (pytest.approx(0.7), pytest.approx(1.0))
     assert coverage == metrics.coverage(np.zeros(100), np.full(100, 2.0), truth, models, seed=7)
-
-
-def test_noise_ignores_cells_without_repeats() -> None:
-    noise = metrics.noise([1.02, math.nan, 1.04], "two halves")
-    assert (noise.cells, noise.median) == (2, pytest.approx(0.03))
 
 
 @pytest.mark.parametrize(("batch", "name"), [(9, "1-9"), (10, "10-99"), (128, "100-999")])

@@ -8,7 +8,8 @@ from pathlib import Path
 import numpy as np
 import pytest
 from explanationdata import explanation, prediction
-from factories import add, device, dispatch, graph, kernel_fits, linear, profile
+from factories import add, device, graph, linear, profile
+from reportdata import EAGER, FITS
 from tabledata import measured, predicted
 
 from latpred import plot
@@ -22,13 +23,11 @@ from latpred.prediction.predictor import Predictor
 from latpred.prediction.timeline import forward_pass
 from latpred.tables import KEYS
 
-RATES = {"weight_bytes_per_us": 1e5, "activation_bytes_per_us": 1e5, "macs_per_us": 2e6}
-FITS = kernel_fits("gemm", "elementwise", **RATES, spread=0.1)
 NET = graph(*[op for _ in range(8) for op in (linear(4, 256), add(256))])
 
 
 def predictor(**changes: object) -> Predictor:
-    return Predictor(profile(device(**changes), FITS, {"eager": dispatch(spread=0.05)}))
+    return Predictor(profile(device(**changes), FITS, {"eager": EAGER}))
 
 
 def curve(*batches: int, net: ModelGraph = NET, **changes: object) -> Curve:

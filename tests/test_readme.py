@@ -11,7 +11,7 @@ from click.testing import CliRunner
 from docblocks import ROOT
 from profiledata import profile
 
-from latpred.cli import VERBS, main
+from latpred.cli import main
 from latpred.profile import store
 
 README = (ROOT / "README.md").read_text()
@@ -56,4 +56,4 @@ def test_the_table_of_predictors_is_what_the_recording_says() -> None:
 def test_every_verb_is_in_the_table() -> None:
     rows = [line for line in README.splitlines() if line.startswith("| `latpred ")]
     named = re.findall(r"`(?:latpred )?([a-z]+)`", " ".join(row.split("|")[1] for row in rows))
-    assert sorted(named) == sorted(VERBS)
+    assert sorted(named) == sorted(main.commands)

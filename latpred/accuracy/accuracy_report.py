@@ -12,8 +12,7 @@ import msgspec
 import pandas as pd
 
 from latpred import plot
-from latpred.accuracy.metrics import Coverage, Errors, Fastest, Launches, Noise, Rank, Speedups
-from latpred.accuracy.metrics import CurvePoint as CurvePoint
+from latpred.accuracy.metrics import Coverage, CurvePoint, Errors, Fastest, Launches, Noise, Rank, Speedups
 from latpred.render import Page, Row, Table
 
 if TYPE_CHECKING:
@@ -124,9 +123,7 @@ def _facts(report: Report) -> Iterator[str]:
         near = (f"{name} {_percent(s.near)} of {s.cells} cells" for name, s in report.speedups.items())
         yield f"Speed-up over eager within 15 %: {', '.join(near)}."
     for runtime, count in report.launches.items():
-        # CUDA graphs replay the kernels of eager.
-        replayed = runtime == "cuda-graphs"
-        compared = "Kernels replayed against eager's" if replayed else "Launches traced against profiled"
+        compared = "Kernels replayed against eager's" if runtime == CAPTURED else "Launches traced against profiled"
         yield (
             f"{compared}, {runtime}: exact in {_percent(count.exact)} of cells of {count.models} models, within 2 % in "
             f"{_percent(count.near)}, {_percent(count.worst)} off at most."
@@ -164,6 +161,8 @@ def _number(value: float) -> str:
 
 SCHEMA = "latpred.accuracy/1"
 CAPTURED = "cuda-graphs"  # replays the kernels of eager
+# What a report is held to: shares for errors, and the least Kendall tau within each batch.
+MEDIAN_TARGET, P90_TARGET, TAU_TARGET = 0.08, 0.20, 0.95
 
 
 @dataclass(frozen=True, slots=True)
@@ -191,15 +190,6 @@ class Block:
     batches: str
     errors: Errors
     noise: float  # median repeat noise; NaN where nothing was repeated
-
-
-@dataclass(frozen=True, slots=True)
-class Targets:
-    """What a report is held to: shares for errors, and the least Kendall tau within each batch."""
-
-    median: float = 0.08
-    p90: float = 0.20
-    tau: float = 0.95
 
 
 @dataclass(frozen=True, slots=True)
@@ -268,14 +258,13 @@ class Report:
     def _repr_html_(self) -> str:
         return report_page(self).html()
 
-    def shortfalls(self, targets: Targets | None = None) -> tuple[str, ...]:
+    def shortfalls(self) -> tuple[str, ...]:
         """Which targets are missed, each in a sentence with both numbers; empty when all are met."""
-        want = targets or Targets()
         errors = self.at_speed or self.overall
         worst = min((r.tau for r in self.rank_by_batch.values() if r.pairs), default=math.nan)
         checks = (
-            ("median error", errors.median, want.median, errors.median <= want.median),
-            ("p90 error", errors.p90, want.p90, errors.p90 <= want.p90),
-            ("lowest Kendall tau of a batch", worst, want.tau, worst >= want.tau or math.isnan(worst)),
+            ("median error", errors.median, MEDIAN_TARGET, errors.median <= MEDIAN_TARGET),
+            ("p90 error", errors.p90, P90_TARGET, errors.p90 <= P90_TARGET),
+            ("lowest Kendall tau of a batch", worst, TAU_TARGET, worst >= TAU_TARGET or math.isnan(worst)),
         )
         return tuple(f"{name} is {got:.3g}, the target {limit:.3g}" for name, got, limit, met in checks if not met)

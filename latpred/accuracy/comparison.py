@@ -29,6 +29,7 @@ OFF = 5.0  # times as long: two tables in one unit are hardly ever further apart
 SMALL_BATCH = 8  # up to which the host's share of latency is large
 LARGE_BATCH = 16  # from which it is small
 _SIZES = (f"up to {SMALL_BATCH}", f"{LARGE_BATCH} and more", "between")
+_KNEE = f"latency above {metrics.KNEE_RATIO:g} times that of the smallest batch"
 _SIDES = ("predicted", "measured")
 _GROUP = ("machine", "device", "runtime", "precision", "protocol")
 _BUT_RUNTIME = tuple(key for key in (*tables.KEYS, *tables.FURTHER_KEYS) if key != "runtime")
@@ -74,7 +75,12 @@ def compare(
     right = tables.merge_repeats(tables.read(measured, tables.MEASURED))
     joined = tables.join(left, right)
     if joined.rows.empty:
-        raise TableError(_nothing_in_common(joined))
+        first = joined.only_predicted[:1] + joined.only_measured[:1]
+        shown = f" Predicted: {first[0]}; measured: {first[1]}." if len(first) == 2 else ""
+        raise TableError(
+            f"No cell is in both tables.{shown} Predict the same models, input sizes, batches, runtime, precision, "
+            "device and protocol that were measured."
+        )
     return _report(joined, dict(reasons or {}), notes, seed)
 
 
@@ -84,7 +90,6 @@ def evaluate(
     *,
     graphs: Mapping[GraphKey, ModelGraph] | None = None,
     progress: Callable[[str], None] | None = None,
-    seed: int = 0,
 ) -> Report:
     """Predict every cell of a measurement table made elsewhere and report how far off that is.
 
@@ -108,13 +113,15 @@ def evaluate(
         raise MissingPackageError(f"none of the table's models can be traced: {reason.iloc[0]}")
     notes = list(left_out(out["model"], reason[out.index]))
     cells = cells.drop(out.index)
-    return compare(predict_table(cells, traced, profile), cells, notes=notes, seed=seed)
+    return compare(predict_table(cells, traced, profile), cells, notes=notes)
 
 
 def _report(joined: tables.Joined, reasons: dict[str, str], remarks: Sequence[str], seed: int) -> Report:
-    cells = joined.rows.assign(error=joined.rows["latency_s_predicted"] / joined.rows["latency_s_measured"] - 1)
+    predicted, measured = joined.rows["latency_s_predicted"], joined.rows["latency_s_measured"]
+    cells = joined.rows.assign(error=predicted / measured - 1)
     noise, small = _noise(cells), cells[cells["batch"] <= SMALL_BATCH]
     tolerance = 0.0 if math.isnan(noise.p90) else noise.p90
+    speed_known = tables.AT_SPEED in cells and bool(cells[tables.AT_SPEED].notna().all())
     by_batch = cells.sort_values("batch", kind="stable")
     notes = [
         *joined.notes,
@@ -124,7 +131,7 @@ def _report(joined: tables.Joined, reasons: dict[str, str], remarks: Sequence[st
     ]
     return Report(
         overall=_errors(cells),
-        at_speed=_errors(cells, tables.AT_SPEED) if _speed_known(cells) else None,
+        at_speed=_errors(cells, tables.AT_SPEED) if speed_known else None,
         by_runtime=_errors_by(cells, cells["runtime"]),
         by_batch=_errors_by(by_batch, by_batch["batch"]),
         by_decade=_errors_by(by_batch, by_batch["batch"].map(metrics.decade)),
@@ -133,16 +140,14 @@ def _report(joined: tables.Joined, reasons: dict[str, str], remarks: Sequence[st
         small_by_runtime=_errors_by(small, small["runtime"]),
         rank=_rank(cells, tolerance),
         rank_by_batch={str(batch): _rank(group, tolerance) for batch, group in cells.groupby("batch", sort=True)},
-        fastest=_fastest(cells, tolerance),
+        fastest=metrics.fastest(predicted, measured, tolerance, _groups(cells, _BUT_RUNTIME)),
         speedups=_speedups(cells),
         launches=_launches(cells),
         crossover=_crossover(cells),
-        knee=_latency_point(
-            cells, metrics.knee, f"latency above {metrics.KNEE_RATIO:g} times that of the smallest batch"
-        ),
+        knee=_latency_point(cells, metrics.knee, _KNEE),
         regime=_regime(cells),
         coverage=_coverage(cells, seed),
-        coverage_at_speed=_coverage(cells, seed, tables.AT_SPEED) if _speed_known(cells) else None,
+        coverage_at_speed=_coverage(cells, seed, tables.AT_SPEED) if speed_known else None,
         noise=noise,
         baselines=tuple(_score(one, cells, tolerance) for one in baselines.all_baselines(_features(cells), reasons)),
         only_predicted=joined.only_predicted,
@@ -169,11 +174,6 @@ def _errors(cells: pd.DataFrame, predicted: str = "latency_s_predicted") -> Erro
     return metrics.errors(cells[predicted], cells["latency_s_measured"], list(cells["model"]))
 
 
-def _speed_known(cells: pd.DataFrame) -> bool:
-    """Whether somebody told how fast the machine was."""
-    return tables.AT_SPEED in cells and bool(cells[tables.AT_SPEED].notna().all())
-
-
 def _errors_by(cells: pd.DataFrame, key: pd.Series[Any]) -> dict[str, Errors]:
     return {str(name): _errors(group) for name, group in cells.groupby(key, sort=False)}
 
@@ -197,12 +197,6 @@ def _groups(cells: pd.DataFrame, names: Sequence[str]) -> pd.Series[int]:
 def _rank(cells: pd.DataFrame, tolerance: float) -> Rank:
     groups = _groups(cells, [*_GROUP, "batch"])
     return metrics.rank(cells["latency_s_predicted"], cells["latency_s_measured"], tolerance, groups)
-
-
-def _fastest(cells: pd.DataFrame, tolerance: float) -> metrics.Fastest:
-    """Over runtimes: whether the one that is fastest for a model and batch is named."""
-    groups = _groups(cells, _BUT_RUNTIME)
-    return metrics.fastest(cells["latency_s_predicted"], cells["latency_s_measured"], tolerance, groups)
 
 
 def _beside_eager(cells: pd.DataFrame, columns: Sequence[str]) -> pd.DataFrame:
@@ -305,12 +299,3 @@ def _score(baseline: baselines.Baseline, cells: pd.DataFrame, tolerance: float) 
     answered = cells.assign(latency_s_predicted=baseline.latency_s)[np.isfinite(baseline.latency_s)]
     reason = baseline.reason if len(answered) < len(cells) else ""
     return Score(baseline.name, baseline.idea, _errors(answered), _rank(answered, tolerance), reason)
-
-
-def _nothing_in_common(joined: tables.Joined) -> str:
-    first = joined.only_predicted[:1] + joined.only_measured[:1]
-    shown = f" Predicted: {first[0]}; measured: {first[1]}." if len(first) == 2 else ""
-    return (
-        f"No cell is in both tables.{shown} Predict the same models, input sizes, batches, runtime, precision, "
-        "device and protocol that were measured."
-    )

@@ -31,11 +31,6 @@ class Difference:
     theirs: int | None  # None where it fails
     reasons: tuple[str, ...]  # why they differ, or why it fails; empty when they agree
 
-    @property
-    def ratio(self) -> float | None:
-        """Theirs over ours."""
-        return None if self.theirs is None or not self.ours else self.theirs / self.ours
-
 
 def check(graph: ModelGraph, model: torch.nn.Module, inputs: Any, batch: int = 1) -> tuple[Difference, ...]:
     """Count a model with each other counter and explain where it differs from the model's graph.

@@ -85,7 +85,7 @@ class Recording:
         if missing:
             raise RecordingError(f"No graph for {', '.join(missing)}. Trace every model that the table holds.")
 
-    def replay(self, profile: DeviceProfile, *, seed: int = 0) -> Report:
+    def replay(self, profile: DeviceProfile) -> Report:
         """Predict every cell with a profile and hold it against what was measured.
 
         Cells in a runtime or a precision that the profile lacks are left out, and a note says so. A profile that
@@ -95,12 +95,14 @@ class Recording:
 
         measured, notes = _covered(tables.merge_repeats(self.table), profile)
         predicted = predict_table(measured, self.graphs, profile)
-        return compare(predicted, measured, reasons=self.reasons, notes=notes, seed=seed)
+        return compare(predicted, measured, reasons=self.reasons, notes=notes)
 
     def save(self, folder: str | os.PathLike[str]) -> Path:
         """Write the three files into a folder, the manifest last: without it there is no recording."""
         target = Path(folder)
-        files = {TABLE: tables.to_csv(self.table).encode(), GRAPHS: self._packed_graphs()}
+        traced = [TracedModel(**key._asdict(), graph=graph) for key, graph in sorted(self.graphs.items())]
+        packed = gzip.compress(msgspec.json.encode(traced), mtime=0)
+        files = {TABLE: tables.to_csv(self.table).encode(), GRAPHS: packed}
         manifest = Manifest(
             schema=SCHEMA,
             version=VERSION,
@@ -122,10 +124,6 @@ class Recording:
             raise RecordingError(f"Cannot write {target}: {error.strerror or error}. Name another folder.") from error
         return target
 
-    def _packed_graphs(self) -> bytes:
-        traced = [TracedModel(**key._asdict(), graph=graph) for key, graph in sorted(self.graphs.items())]
-        return gzip.compress(msgspec.json.encode(traced), mtime=0)
-
 
 def load(source: str | os.PathLike[str]) -> Recording:
     """Read a recording from a folder, or a shipped one by its name; one that was changed is a RecordingError.
@@ -133,7 +131,9 @@ def load(source: str | os.PathLike[str]) -> Recording:
     >>> load("epyc-shared-runtimes").table["model"].nunique()
     26
     """
-    folder = _located(source)
+    folder = Path(source)
+    if not folder.exists() and str(source) == folder.name and (_shipped() / folder.name).exists():
+        folder = _shipped() / folder.name
     manifest = _manifest(folder)
     body = {name: _verified(folder, name, manifest) for name in (TABLE, GRAPHS)}
     try:
@@ -159,14 +159,6 @@ def _covered(table: pd.DataFrame, profile: DeviceProfile) -> tuple[pd.DataFrame,
     if reason is not None and not kept:
         raise reason
     return (pd.concat(kept).sort_index() if notes else table), notes
-
-
-def _located(source: str | os.PathLike[str]) -> Path:
-    folder = Path(source)
-    if folder.exists():
-        return folder
-    shipped = _shipped() / folder.name
-    return shipped if str(source) == folder.name and shipped.exists() else folder
 
 
 def _shipped() -> Path:

@@ -10,7 +10,6 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from latpred.cli.main import state
 from latpred.cli.options import PRECISIONS, TABLES, Output, budget_option, given, output_options, takes, verb
 from latpred.cli.output import emit, notice, progress
 from latpred.cli.profiles import host_fields, show_profile, table_of
@@ -109,11 +108,8 @@ def _measure_profile(device: str, **asked: Any) -> DeviceProfile:
             errors.append(at.error)
             notice(f"after {at.done:.0f} s, {at.cells} cells: median error {at.error:.1%} on networks no fit saw")
 
-    state().resumable = True
-    with progress(f"calibrating {device}") as show:
-        profile = run(device, progress=said, **asked)
-    state().resumable = False
-    return profile
+    with progress(f"calibrating {device}", resumable=True) as show:
+        return run(device, progress=said, **asked)
 
 
 def ensure_profile(

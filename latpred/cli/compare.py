@@ -81,7 +81,7 @@ def evaluate(
     if not sources:
         raise UsageError("There is no table to evaluate. Name at least one CSV file.")
     if leave_out is not None:
-        _evaluate_left_out(published_table.read_all(sources, mapping), leave_out, device, host_row, plot, output)
+        _evaluate_left_out(published_table.read_all(sources, mapping), leave_out, output)
     elif len(sources) > 1 or mapping is not None or published_table.names_gpus(sources[0]):
         from latpred.calibration.published.evaluation import evaluate as evaluate_published
 
@@ -98,12 +98,9 @@ def evaluate(
         _show_report(evaluate_table(sources[0], store.find(device), progress=notice), output, plot)
 
 
-def _evaluate_left_out(
-    table: PublishedTable, by: str, device: str | None, host_row: bool, plot: Path | None, output: Output
-) -> None:
+def _evaluate_left_out(table: PublishedTable, by: str, output: Output) -> None:
     """Fit a table without parts of it, and show how far off these are."""
-    given = {"--device": device is not None, "--host-row": host_row, "--plot": plot is not None}
-    for option in (name for name, there in given.items() if there):
+    for option in given("device", "host_row", "plot"):
         why = "has a table for each part, and no figure" if option == "--plot" else "fits profiles from the tables"
         raise UsageError(f"--leave-out {why}; leave out {option}.")
     from latpred.calibration.published.joint_fit import problem

@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-import importlib
 import io
 import os
 import sys
 from collections.abc import Iterator
 from contextlib import contextmanager, redirect_stdout, suppress
 from dataclasses import dataclass
-from typing import Any, NamedTuple, TextIO
+from typing import Any, TextIO
 
 import click
 
@@ -17,13 +16,6 @@ from latpred.errors import LatpredError, UsageError
 from latpred.progress import noting_interrupts
 
 INTERRUPTED = 130
-
-
-class Verb(NamedTuple):
-    """Where a verb is, and what `latpred --help` says of it without importing that."""
-
-    module: str
-    summary: str
 
 
 @dataclass
@@ -93,35 +85,23 @@ class SuggestingGroup(click.Group):
 
 
 class VerbGroup(SuggestingGroup):
-    """The top group: it imports the module of a verb when the verb is asked for, and answers for errors."""
-
-    def __init__(self, *args: Any, verbs: dict[str, Verb], **settings: Any) -> None:
-        super().__init__(*args, **settings)
-        self._verbs = verbs
+    """The top group, which answers for errors."""
 
     def list_commands(self, ctx: click.Context) -> list[str]:
         """All verbs, in the order of --help."""
-        return list(self._verbs)
-
-    def get_command(self, ctx: click.Context, cmd_name: str) -> click.Command | None:
-        """Import a verb."""
-        if cmd_name not in self._verbs:
-            return None
-        module = importlib.import_module(f"latpred.cli.{self._verbs[cmd_name].module}")
-        command: click.Command = getattr(module, cmd_name)
-        return command
+        return list(self.commands)
 
     def format_commands(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
-        """List the verbs without importing them."""
+        """List the verbs, each with the first line of its own help, however narrow the terminal is."""
         with formatter.section("Commands"):
-            formatter.write_dl([(name, verb.summary) for name, verb in self._verbs.items()])
+            formatter.write_dl([(name, str(verb.help).partition("\n")[0]) for name, verb in self.commands.items()])
 
     def invoke(self, ctx: click.Context) -> Any:
         """Run the verb; say what went wrong in a sentence on stderr, and exit with its code."""
         for stream in (sys.stdout, sys.stderr):
             if isinstance(stream, io.TextIOWrapper):
                 stream.reconfigure(errors="replace")  # a terminal that cannot show a character shows a question mark
-        ctx.ensure_object(State)  # for what goes wrong while the verb is imported, before the group's own function
+        ctx.ensure_object(State)  # for what goes wrong before the group's own function
         try:
             with noting_interrupts():
                 return super().invoke(ctx)

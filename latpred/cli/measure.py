@@ -7,9 +7,8 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from latpred.cli.main import state
 from latpred.cli.options import PRECISIONS, Output, batch_option, given, output_options, takes, verb
-from latpred.cli.output import emit, notice, progress, records
+from latpred.cli.output import emit, emit_rows, notice, progress
 from latpred.errors import UsageError
 from latpred.query import AMP
 
@@ -79,12 +78,7 @@ def measure(models: tuple[str, ...], batches: tuple[int, ...], output: Output, *
 
 def _show(table: pd.DataFrame, output: Output) -> None:
     """Print a measurement table."""
-    emit(
-        output,
-        document=lambda: {"schema": "latpred.measure/1", "rows": records(table)},
-        rows=lambda: table,
-        page=lambda: _page(table),
-    )
+    emit_rows(output, "latpred.measure/1", "rows", table, _page(table))
 
 
 def _page(table: pd.DataFrame) -> Page:
@@ -124,12 +118,10 @@ def _record(
 
     device, runtimes = device or "cuda:0", (runtime,) if given("runtime") else ()
     folder = record or storage.data_dir() / "recordings" / f"{suite}-{device.replace(':', '-')}"
-    state().resumable = True
-    with progress(f"measuring {suite}") as show:
+    with progress(f"measuring {suite}", resumable=True) as show:
         done = recorder.record(
             suite, folder, device, stages=stages, runtimes=runtimes, budget_s=budget_s, progress=show
         )
-    state().resumable = False
     for note in done.notes:
         notice(note)
     counts = {name: {"measured": now, "planned": all_} for name, (now, all_) in done.stages.items()}

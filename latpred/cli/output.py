@@ -57,6 +57,16 @@ def emit(
     notice(f"wrote {output.path}")
 
 
+def emit_rows(output: Output, schema: str, name: str, rows: pd.DataFrame | list[dict[str, Any]], page: Page) -> None:
+    """Write rows in the form asked for; JSON has them under a name."""
+    emit(
+        output,
+        document=lambda: {"schema": schema, name: rows if isinstance(rows, list) else records(rows)},
+        rows=lambda: rows,
+        page=lambda: page,
+    )
+
+
 def records(table: pd.DataFrame) -> list[dict[str, Any]]:
     """The rows of a table for a JSON document, in which empty cells are null."""
     import json
@@ -104,8 +114,9 @@ def _print(page: Page) -> None:
 
 
 @contextmanager
-def progress(title: str) -> Iterator[Show | None]:
+def progress(title: str, *, resumable: bool = False) -> Iterator[Show | None]:
     """Give what shows how far a measurement is: a bar on a terminal, else a line each tenth; None with --quiet."""
+    state().resumable = resumable
     if state().quiet:
         yield None
     elif sys.stderr.isatty():
@@ -113,6 +124,7 @@ def progress(title: str) -> Iterator[Show | None]:
             yield show
     else:
         yield _lines(title)
+    state().resumable = False  # an interrupt that ends the measurement leaves it as it is, to be told of
 
 
 @contextmanager

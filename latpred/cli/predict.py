@@ -24,7 +24,7 @@ from latpred.cli.options import (
     takes,
     verb,
 )
-from latpred.cli.output import draw, emit, notice, progress, records, shows_unicode
+from latpred.cli.output import draw, emit, emit_rows, notice, progress, records, shows_unicode
 from latpred.errors import LatpredError, UnknownModelError, UsageError
 from latpred.query import DeviceQuery, GivenLengths, Options
 
@@ -189,12 +189,7 @@ def rank(
     for device in devices or (None,):
         ensure_profile(device, runtimes=(asked["runtime"],), yes=yes)
     table = ranked(models, batch=batches, device=list(devices) or None, **asked)
-    emit(
-        output,
-        document=lambda: {"schema": "latpred.ranking/1", "rows": records(table)},
-        rows=lambda: table,
-        page=lambda: _ranking_page(table),
-    )
+    emit_rows(output, "latpred.ranking/1", "rows", table, _ranking_page(table))
     if table["error"].notna().all():
         click.get_current_context().exit(UsageError.exit_code)
 

@@ -12,7 +12,7 @@ import click
 
 from latpred.cli.main import SuggestingGroup
 from latpred.cli.options import Output, examples, output_options, speech_options, verb
-from latpred.cli.output import answer, emit
+from latpred.cli.output import answer, emit, emit_rows
 from latpred.render import Page, Table
 from latpred.units import format_bytes
 
@@ -42,7 +42,7 @@ def list_profiles(datasheets: bool, hosts: bool, output: Output) -> None:
 
         columns = ("name", "sms", "memory_gib", "gb_per_s", "fp32_tmacs", "fp16_tmacs", "year")
         rows = [_datasheet_fields(spec) for spec in SPECS]
-        _emit_rows("datasheets", rows, [table_of(rows, columns)], output)
+        emit_rows(output, "latpred.datasheets/1", "datasheets", rows, Page("", [table_of(rows, columns)]))
     elif hosts:
         from latpred.profile import host_profile
         from latpred.profile.hosts import HOSTS
@@ -51,7 +51,7 @@ def list_profiles(datasheets: bool, hosts: bool, output: Output) -> None:
         rows = [*map(host_fields, host_profile.listing()), *map(_known_host_fields, HOSTS)]
         heads: tuple[str, ...] = ("name", "factor", "90 % interval", "basis", "source")
         table = Table(heads, [_host_row(row) for row in rows], left=("name", "basis", "source"), folded=heads)
-        _emit_rows("hosts", rows, [table], output)
+        emit_rows(output, "latpred.hosts/1", "hosts", rows, Page("", [table]))
     else:
         from latpred.profile.store import directory, listing
 
@@ -60,7 +60,8 @@ def list_profiles(datasheets: bool, hosts: bool, output: Output) -> None:
         table = Table(heads, [_entry_row(row) for row in rows], left=heads, folded=heads)
         nothing = f"no profile of this machine in {directory()}; make one with: latpred calibrate"
         own = any(row["source"] != "shipped" for row in rows)
-        _emit_rows("profiles", rows, [table] if own else [table, nothing], output)
+        page = Page("", [table] if own else [table, nothing])
+        emit_rows(output, "latpred.profiles/1", "profiles", rows, page)
 
 
 def _host_row(fields: dict[str, Any]) -> tuple[str, ...]:
@@ -77,16 +78,6 @@ def _known_host_fields(host: HostRow) -> dict[str, Any]:
     ratio = math.exp(Z90 * host.log_std)
     interval = [host.factor / ratio, host.factor * ratio]
     return {**{name: getattr(host, name) for name in names}, "interval": interval}
-
-
-def _emit_rows(name: str, rows: list[dict[str, Any]], parts: Sequence[Table | str], output: Output) -> None:
-    """Print rows as parts of a page; JSON and CSV give all of them."""
-    emit(
-        output,
-        document=lambda: {"schema": f"latpred.{name}/1", name: rows},
-        rows=lambda: rows,
-        page=lambda: Page("", parts),
-    )
 
 
 def table_of(rows: Sequence[dict[str, Any]], columns: tuple[str, ...]) -> Table:
@@ -219,11 +210,7 @@ def doctor(output: Output) -> None:
     findings = examine()
     rows = [asdict(finding) for finding in findings]
     cells = [(f.verdict, f.topic, f.detail + (f"\n→ {f.advice}" if f.advice else "")) for f in findings]
-    emit(
-        output,
-        document=lambda: {"schema": "latpred.cli.doctor/1", "findings": rows},
-        rows=lambda: rows,
-        page=lambda: Page("", [Table(_NO_HEADS, cells, left=_NO_HEADS, folded=_NO_HEADS[2:])]),
-    )
+    page = Page("", [Table(_NO_HEADS, cells, left=_NO_HEADS, folded=_NO_HEADS[2:])])
+    emit_rows(output, "latpred.cli.doctor/1", "findings", rows, page)
     if any(finding.verdict == "fail" for finding in findings):
         click.get_current_context().exit(3)

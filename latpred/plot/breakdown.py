@@ -155,15 +155,6 @@ def two_clocks(found: ForwardPass, into: Figure | None = None) -> Figure:
     return into
 
 
-def kinds(found: ForwardPass) -> list[str]:
-    """Classes of ops that take most time, the first of them with the plainest look."""
-    total: dict[str, float] = {}
-    for span in found.spans:
-        if span.kind != _WAIT:
-            total[span.kind] = total.get(span.kind, 0.0) + span.end_us - span.start_us
-    return sorted(total, key=lambda kind: -total[kind])[:SHOWN]
-
-
 def middle(found: ForwardPass) -> tuple[float, float]:
     """Milliseconds of a part in the middle that holds a few dozen kernels, all of a short one."""
     kernels = found.row("device")
@@ -175,11 +166,13 @@ def middle(found: ForwardPass) -> tuple[float, float]:
 
 
 def _forward_looks(forward: ForwardPass) -> dict[str, style.Look]:
-    """Of every class of ops in a forward pass; those without a colour of their own are white."""
-    looks = style.looks(kinds(forward))
+    """A look for every class of ops in a forward pass, the plainest for what takes most; without a colour is white."""
+    total: dict[str, float] = {}
     for span in forward.spans:
-        looks.setdefault(span.kind, _WAITING if span.kind == _WAIT else _OTHER)
-    return looks
+        total[span.kind] = total.get(span.kind, 0.0) + span.end_us - span.start_us
+    largest_first = sorted(total, key=lambda kind: -total[kind])
+    looks = style.looks([kind for kind in largest_first if kind != _WAIT][:SHOWN])
+    return looks | {kind: _WAITING if kind == _WAIT else _OTHER for kind in total if kind not in looks}
 
 
 def _patches(forward: ForwardPass) -> list[Patch]:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Mapping, Sequence
-from itertools import groupby
+from itertools import groupby, pairwise
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
@@ -126,18 +126,15 @@ def regions(found: Curve, span: tuple[float, float]) -> list[_Region]:
     points = sorted(found, key=lambda point: point.batch)
     runs = [(regime, list(group)) for regime, group in groupby(points, key=lambda point: point.regime)]
     crossover = found.crossover.batch
-    ends: list[_Region] = []
-    low = span[0]
-    for index, (regime, group) in enumerate(runs):
-        high = span[1]
-        if index + 1 < len(runs):
-            after = runs[index + 1][1][0].batch
-            between = float(np.sqrt(group[-1].batch * after))
-            leaves = regime == "framework-bound" and crossover is not None and group[-1].batch < crossover <= after
-            high = float(crossover) if leaves and crossover is not None else between
-        ends.append(_Region(regime, low, high))
-        low = high
-    return ends
+    ends = [span[0]]
+    for (regime, before), (_, after) in pairwise(runs):
+        last, first = before[-1].batch, after[0].batch
+        if regime == "framework-bound" and crossover is not None and last < crossover <= first:
+            ends.append(float(crossover))
+        else:
+            ends.append(float(np.sqrt(last * first)))
+    ends.append(span[1])
+    return [_Region(regime, *edges) for (regime, _), edges in zip(runs, pairwise(ends), strict=True)]
 
 
 def span_of(batches: np.ndarray) -> tuple[float, float]:

@@ -23,7 +23,7 @@ from latpred.api import predict, predictor_of
 from latpred.errors import UsageError
 from latpred.explanation.advice import recommended
 from latpred.explanation.explain import explain
-from latpred.explanation.explanation import AXES, Explanation, caveats, clocks, growth, latencies, missing, shares
+from latpred.explanation.explanation import Explanation, caveats, clocks, growth, latencies, missing, shares
 from latpred.graph.graph import Coverage, ModelGraph
 from latpred.plot import style
 from latpred.prediction.clocks import Z90
@@ -108,9 +108,6 @@ def _part(number: int, studied: Studied) -> dict[str, Any]:
         "growth": [growth(name, headroom) for name, headroom in explanation.headrooms.items()],
         "facts": facts(studied),
         "caveats": [*(said.removeprefix("caveat: ") for said in caveats(explanation)), *without],
-        "axes": sorted(
-            {AXES.get(room.axis, room.axis) for one in explanation.headrooms.values() for room in one.rooms}
-        ),
     }
 
 
