@@ -21,7 +21,7 @@ from latpred.calibration.session import Row
 from latpred.calibration.timing.timer import Timing
 from latpred.calibration.workloads import networks
 from latpred.errors import CalibrationError
-from latpred.graph.graph import Affine, ModelGraph, Op
+from latpred.graph.graph import Affine, ModelGraph, Op, Schedule
 from latpred.prediction.pricing import ColdDispatch, PriceList, host_cost
 from latpred.profile.document import DeviceProfile, DispatchFit
 from latpred.runtimes import one_step_per_op
@@ -76,14 +76,19 @@ def network(size: int, library: Callable[[int], Op] = conv) -> ModelGraph:
     return factories.graph(*ops, *ops[1:], **changes)
 
 
+def kernels_us(profile: DeviceProfile, schedule: Schedule, precision: str = "fp32") -> list[float]:
+    """What a profile says of each kernel of a schedule."""
+    priced = PriceList(profile).price(schedule, precision)
+    times: list[float] = (priced.times(np.array([1.0])).us[priced.kernel_row, 0] * priced.kernel_share).tolist()
+    return times
+
+
 def row(cell: Any, net: ModelGraph, profile: DeviceProfile) -> Row:
     """What measuring would give where the costs above hold."""
     bare = msgspec.structs.replace(profile, runtimes=dict.fromkeys(("eager", "compile"), factories.dispatch()))
     schedule = Compile().lower(net, 1)
-    priced = PriceList(bare).price(schedule, "fp32")
-    times = priced.times(np.array([1.0])).us[:, 0][priced.kernel_row] * priced.kernel_share
     calls: list[float] = []
-    for place, one in zip(schedule.kernel_op.tolist(), times.tolist(), strict=True):
+    for place, one in zip(schedule.kernel_op.tolist(), kernels_us(bare, schedule), strict=True):
         step = net.ops[place]
         moved = (step.read_bytes.at(1) + step.write_bytes.at(1)) / BYTES_PER_US
         if step.host_class.endswith("joined"):
@@ -206,10 +211,7 @@ def test_a_format_and_a_window_have_scales_of_their_own(rows: list[Row], profile
 
     def factor(made: Op, precision: str) -> float:
         schedule = one_step_per_op("compile", (made,))
-        times = [PriceList(one).price(schedule, precision).times(np.array([1.0])) for one in (scaled, plain)]
-        shares = [PriceList(one).price(schedule, precision).kernel_share for one in (scaled, plain)]
-        us = [float((time.us[:, 0] * share).sum()) for time, share in zip(times, shares, strict=True)]
-        return us[0] / us[1]
+        return kernels_us(scaled, schedule, precision)[0] / kernels_us(plain, schedule, precision)[0]
 
     assert factor(conv(8, window=3), "fp32") == pytest.approx(0.5)
     assert factor(conv(8, window=5), "fp32") == pytest.approx(3.0)
@@ -247,9 +249,8 @@ def test_kernels_that_share_a_call_take_what_they_take_together(
         calls[2] -= saved_us
         quicker.append(msgspec.structs.replace(longer_beside(one, -saved_us), calls_us=tuple(calls)))
     runtimes = {**profile.runtimes, "compile": fitted(quicker, profile)}
-    prices = PriceList(msgspec.structs.replace(profile, runtimes=runtimes))
     one = copy(1000)
-    us = prices.price(one_step_per_op("compile", (one,)), "fp32").times(np.array([1.0])).us[0, 0]
+    (us,) = kernels_us(msgspec.structs.replace(profile, runtimes=runtimes), one_step_per_op("compile", (one,)))
     assert us == pytest.approx((one.read_bytes + one.write_bytes).at(1) / BYTES_PER_US / 3, rel=0.3)
 
 

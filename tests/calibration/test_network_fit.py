@@ -17,7 +17,7 @@ from latpred.calibration.devices import open_device
 from latpred.calibration.fitting.dispatch_fit import TimedNetwork
 from latpred.calibration.fitting.linear_system import System
 from latpred.calibration.runtime_calibration import network_fit
-from latpred.calibration.runtime_calibration.network_fit import fit_networks, unpriced_work
+from latpred.calibration.runtime_calibration.network_fit import fit_networks
 from latpred.calibration.session import Row
 from latpred.calibration.timing.timer import Timing
 from latpred.calibration.workloads import networks
@@ -194,15 +194,6 @@ def test_kernels_of_a_family_that_the_profile_lacks_get_times_of_their_own(halve
     assert own.floor_us == pytest.approx(12.0, rel=0.25)
     assert fit.kernel_scales.get("fft", 1.0) == pytest.approx(1.0, rel=0.1)
     assert ("fft" in fit.kernel_scales) == (halves > 0)
-
-
-def test_kernels_of_its_own_belong_to_the_precision_that_prices_them() -> None:
-    kernels = {precision: {"gemm": kernel_fit("gemm")} for precision in ("fp16", "fp32")}
-    dims = {"rows": Affine(1), "cols": Affine(0, 64)}
-    spectra = [view("fft", family="fft.fftn", dims=dims, launches=1, dtype=dtype) for dtype in ("float16", "float32")]
-    schedule = get("eager").lower(graph(*spectra, precision="fp16"), 1)
-    work = unpriced_work(schedule, "fp16", 1, msgspec.structs.replace(profile(), kernels=kernels))
-    assert {family: launches for family, (launches, *_) in work.items()} == {("fp16", "fft"): 1, ("fp32", "fft"): 1}
 
 
 def test_what_pushes_weights_out_of_the_cache_counts_in_every_runtime(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -14,7 +14,6 @@ import pytest
 from factories import device, profile
 
 from latpred.calibration import runtime_calibration
-from latpred.calibration.cells import Cell
 from latpred.calibration.devices import open_device
 from latpred.calibration.fitting import acceptance
 from latpred.calibration.fitting.acceptance import HoldoutError
@@ -203,20 +202,14 @@ def test_times_sum_to_what_warm_graphs_take_in_the_middle() -> None:
     assert summing_to(fits, [cold], host) == fits
 
 
-def test_a_graph_is_timed_whole_and_node_by_node() -> None:
-    calibrator, cell = OnnxCalibrator(), graph_cell(0, "fp32", tiny=True)
-    sampled = calibrator.measure(cell, open_device("cpu"))
-    row = Row(cell, dict(sampled.timings), 0.0, "", sampled.calls_us)
-    assert row.timings["single"].median_s > 0
-    assert len(row.calls_us) == len(ops_of(cell.name, 0, tiny=True))
-    again = OnnxCalibrator()._graph_ops(Cell("kernel", cell.name, cell.dims, "fp32", "onnxruntime"))
-    assert [op.name for op in again] == [op.name for op in calibrator._graph_ops(cell)]
-
-
-def test_a_row_has_its_nodes_in_one_order_whatever_order_they_ran_in(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_graph_is_timed_whole_and_by_nodes_in_one_order_whatever_order_they_ran_in(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     executed, cell = onnx_graph.executed, graph_cell(5, "fp32", tiny=True)
     first = OnnxCalibrator()
-    first.measure(cell, open_device("cpu"))
+    sampled = first.measure(cell, open_device("cpu"))
+    assert sampled.timings["single"].median_s > 0
+    assert len(sampled.calls_us) == len(ops_of(cell.name, 5, tiny=True))
 
     def otherwise(watched: onnx_session.Watched, feed: dict[str, object]) -> tuple[Op, ...]:
         ops = executed(watched, feed)[::-1]

@@ -86,6 +86,8 @@ def test_ops_are_compared_at_the_speed_of_cold_dispatch_and_calls_at_that_of_war
 
 
 def test_a_profile_that_holds_and_its_altered_copies(calibrated: DeviceProfile) -> None:
+    keys = [cell.key for cell in drift_test.probe_cells(calibrated)]
+    assert len(set(keys)) == len(keys)
     rounds = GUARD["timed_again"](calibrated, SimulatedDevice(SimulatedSpec(seed=8)), 600.0)
     assert GUARD["moved"](calibrated, rounds) == []
     others = dict(GUARD["altered"](calibrated, 1.15))
@@ -120,13 +122,6 @@ def test_the_verb_says_what_moved_and_exits_with_one(
     assert {part["name"] for part in found["parts"] if part["verdict"] == "moved"} == {"gemm.linear", "gemm.addmm"}
     assert any(said.startswith("torch is ") and said.endswith("the profile's is 1.0") for said in found["changes"])
     assert (found["verdict"], done.exit_code) == ("moved", 1)
-
-
-def test_every_family_of_a_profile_has_probe_cells(calibrated: DeviceProfile) -> None:
-    cells = drift_test.probe_cells(calibrated)
-    held = {part for cell in cells if cell.kind == "kernel" for part in drift_test._parts(calibrated, cell)}
-    assert held == set(calibrated.kernels["fp32"])
-    assert len({cell.key for cell in cells}) == len(cells)
 
 
 ELSEWHERE = profile(machine=machine(hostname_hash="elsewhere", cpu="Another CPU"))

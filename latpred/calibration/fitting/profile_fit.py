@@ -113,16 +113,12 @@ def _dispatch(rows: Sequence[Row], info: DeviceInfo) -> tuple[DispatchFit, Dispa
         )
     called = call_costs(chains)
     if info.asynchronous:
-        issued = fit_issued(_issue_costs(rows, info.sync_us), tiny, called)
+        cells = [issued_in_loop(row, info.sync_us) for row in rows if row.cell.kind == "dispatch"]
+        issued = fit_issued(loop_costs(cells), tiny, called)
         return issued, issued
     in_place = DispatchFit(with_parents(class_costs(tiny)), 0.0, 0.0, 0.0)
     sized = [run for runs in _timed_in_place(rows, info).values() for run in runs]
     return with_cold(fit_in_place(tiny, called), in_place, sized), in_place
-
-
-def _issue_costs(rows: Iterable[Row], sync_us: float) -> dict[str, float]:
-    """Host microseconds of each dispatch class, from ops in loops, without what they wait for the idle device."""
-    return loop_costs([issued_in_loop(row, sync_us) for row in rows if row.cell.kind == "dispatch"])
 
 
 def issued_in_loop(row: Row, sync_us: float) -> tuple[list[str], float]:

@@ -36,6 +36,7 @@ from latpred.calibration.workloads import networks, single_ops
 from latpred.errors import CalibrationError, ProfileError, UsageError
 from latpred.graph.features import NATIVE, Floats, native
 from latpred.graph.graph import Op
+from latpred.host import Slowdown
 from latpred.ops.families import nearest, root
 from latpred.prediction.kernel_times import KernelModel
 from latpred.prediction.pricing import host_cost
@@ -65,7 +66,7 @@ def probe_cells(profile: DeviceProfile) -> list[Cell]:
         probes += [cell for cell in quick if cell.kind == "dispatch"]
         probes += _covering(profile, [cell for cell in quick if cell.kind == "kernel"], KERNEL_PROBES)
     else:
-        probes += _covering(profile, [cell for cell, spec in specs if not (spec.tiny or spec.chain)], NETWORK_PROBES)
+        probes += _covering(profile, [cell for cell, spec in specs if not spec.tiny], NETWORK_PROBES)
     if not probes:
         raise ProfileError(
             f"profile {profile.name!r} keeps no cells that could be timed again ({profile.provenance}). "
@@ -144,33 +145,33 @@ def compared(profile: DeviceProfile, rounds: Sequence[Sequence[Row]]) -> list[Pa
     return drift([_ratios(profile, visits.undisturbed(rows), speed) for rows in rounds])
 
 
-def _ratios(profile: DeviceProfile, rows: Sequence[Row], speed: RunSpeed) -> list[Ratio]:
+def _ratios(profile: DeviceProfile, rows: Sequence[Row], speed: RunSpeed) -> Iterator[Ratio]:
     """What undisturbed rows of one round say about a profile, as they would be at its speed; `speed` is the run's."""
     good = [row for row in rows if not row.error]
     issued = [visits.at_full_speed(row, speed) for row in good if not _is_sized(row)]
     small = [(row, profile_fit.timed_network(row, profile.device)) for row in issued if row.cell.kind == "network"]
-    chains = [(row, run) for row, run in small if network_spec(row.cell).chain]
-    tiny = [(row, run) for row, run in small if not network_spec(row.cell).chain]
     then = host.slowdown(profile.speed, speed.full_us, asynchronous=profile.device.asynchronous)
     prices = _KernelPrices(profile)
+    ratios = _issued(profile, small, then)
     if profile.device.asynchronous:
-        ops: Iterator[Ratio] = chain(_dispatched(profile, issued), _issued(profile, tiny))
-        kernels = _queued(prices, issued)
+        kernels = [
+            (row.cell.precision, row.cell.key, sample)
+            for row in issued
+            if row.cell.kind == "kernel"
+            for sample in profile_fit.queued_sample(row, profile.device.gap_us)
+        ]
+        ratios = chain(ratios, _dispatched(profile, issued, then))
     else:
+        tiny = [run for row, run in small if not network_spec(row.cell).chain]
         # A sized network keeps its times, and says how much slower than the profile's the machine was for it.
         sized = [
             profile_fit.timed_network(row, profile.device)._replace(slowdown=visits.slowdown(row, speed, profile.speed))
             for row in good
             if _is_sized(row)
         ]
-        ops = _called(prices, [run for _, run in tiny])
-        kernels = _in_networks(prices, sized, [run for _, run in tiny])
-    host_side = [
-        ratio._replace(log_ratio=ratio.log_ratio - math.log(slower))
-        for ratios, slower in ((_chains(profile, chains), then.dispatch), (ops, then.ops))
-        for ratio in ratios
-    ]
-    return [ratio for ratio in (*host_side, *kernels) if math.isfinite(ratio.log_ratio)]
+        kernels = _in_networks(profile, sized, tiny)
+        ratios = chain(ratios, _called(prices, tiny, then))
+    return (ratio for ratio in chain(ratios, _kernels(prices, kernels)) if math.isfinite(ratio.log_ratio))
 
 
 def _is_sized(row: Row) -> bool:
@@ -182,31 +183,29 @@ def _log(measured_us: float, predicted_us: float) -> float:
     return math.log(measured_us / predicted_us) if measured_us > 0 and predicted_us > 0 else math.nan
 
 
-def _chains(profile: DeviceProfile, runs: Iterable[tuple[Row, TimedNetwork]]) -> Iterator[Ratio]:
-    """Chains of calls, those long enough for the calls to be what takes the time."""
+def _issued(profile: DeviceProfile, small: Iterable[tuple[Row, TimedNetwork]], then: Slowdown) -> Iterator[Ratio]:
+    """Chains long enough for their calls to be what takes the time, and tiny networks where issuing them was timed.
+
+    In these dispatch is dearer than in loops of the same ops.
+    """
     dispatch = profile.runtimes[EAGER]
-    for row, run in runs:
+    for row, run in small:
         predicted_us = host_us(run, dispatch)
-        if dispatch.fixed_us <= SHORT * predicted_us:
-            yield Ratio(HOST, CALLS[row.cell.name], row.cell.key, _log(run.issued_us, predicted_us))
+        if not network_spec(row.cell).chain:
+            if run.issue_us is not None:
+                yield Ratio(HOST, ISSUED, row.cell.key, _log(run.issue_us / then.ops, predicted_us))
+        elif dispatch.fixed_us <= SHORT * predicted_us:
+            yield Ratio(HOST, CALLS[row.cell.name], row.cell.key, _log(run.issued_us / then.dispatch, predicted_us))
 
 
-def _dispatched(profile: DeviceProfile, rows: Iterable[Row]) -> Iterator[Ratio]:
+def _dispatched(profile: DeviceProfile, rows: Iterable[Row], then: Slowdown) -> Iterator[Ratio]:
     """Tiny ops issued in loops; one that issues several belongs to the class that costs most of it."""
-    dispatch = profile.runtimes[EAGER]
     for row in rows:
         if row.cell.kind == "dispatch":
             names, issued_us = profile_fit.issued_in_loop(row, profile.device.sync_us)
-            costs = {name: host_cost(dispatch, name) for name in names}
-            ratio = _log(issued_us, sum(costs[name] for name in names))
-            yield Ratio(HOST, max(costs, key=lambda name: costs[name]), row.cell.key, ratio)
-
-
-def _issued(profile: DeviceProfile, tiny: Iterable[tuple[Row, TimedNetwork]]) -> Iterator[Ratio]:
-    """Tiny networks, whose dispatch is dearer than that of the same ops in loops."""
-    for row, run in tiny:
-        if run.issue_us is not None:
-            yield Ratio(HOST, ISSUED, row.cell.key, _log(run.issue_us, host_us(run, profile.runtimes[EAGER])))
+            costs = [host_cost(profile.runtimes[EAGER], name) for name in names]
+            ratio = _log(issued_us / then.ops, sum(costs))
+            yield Ratio(HOST, names[int(np.argmax(costs))], row.cell.key, ratio)
 
 
 class _KernelPrices:
@@ -214,15 +213,16 @@ class _KernelPrices:
 
     def __init__(self, profile: DeviceProfile) -> None:
         self.profile = profile
-        self._models: dict[tuple[str, str], KernelModel] = {}
+        self._models = {
+            (precision, key): KernelModel(fit)
+            for precision, fits in profile.kernels.items()
+            for key, fit in fits.items()
+        }
 
     def us(self, precision: str, key: str, family: str, row: tuple[float, ...]) -> float:
         """Microseconds of a kernel by the fit that the profile has under `key`."""
-        fit = self.profile.kernels[precision][key]
-        if (precision, key) not in self._models:
-            self._models[precision, key] = KernelModel(fit)
-        leaf_scale = nearest(fit.leaf_scales, family, 1.0)
-        return float(self._models[precision, key].times(np.array([row]), leaf_scale).us[0])
+        model = self._models[precision, key]
+        return float(model.times(np.array([row]), nearest(model.fit.leaf_scales, family, 1.0)).us[0])
 
     def of_op(self, op: Op, run: TimedNetwork) -> float:
         """What an op's kernels take; nothing where it launches none, or none that the profile knows."""
@@ -231,37 +231,34 @@ class _KernelPrices:
         return 0.0 if key is None else op.launches * self.us(precision, key, op.family, row)
 
 
-def _queued(prices: _KernelPrices, rows: Iterable[Row]) -> Iterator[Ratio]:
-    """Kernels timed in a queue, less the gap to their predecessor."""
-    for row in rows:
-        if row.cell.kind == "kernel":
-            for sample in profile_fit.queued_sample(row, prices.profile.device.gap_us):
-                yield from _of_kernel(prices, sample, row.cell.precision, row.cell.key)
-
-
-def _in_networks(prices: _KernelPrices, sized: Sequence[TimedNetwork], tiny: Sequence[TimedNetwork]) -> Iterator[Ratio]:
-    """Kernels timed in their networks, by family: shapes that come again are one probe."""
-    eager = prices.profile.runtimes[EAGER]
+def _in_networks(
+    profile: DeviceProfile, sized: Sequence[TimedNetwork], tiny: Sequence[TimedNetwork]
+) -> list[tuple[str, str, KernelSample]]:
+    """Kernels timed in their networks, with precision and probe: shapes that come again are one probe."""
+    eager = profile.runtimes[EAGER]
     # Tiny networks tell what a clock around each call makes of dispatch.
     clocked = DispatchFit(with_parents(class_costs(tiny)) if tiny else eager.costs_us, 0.0, 0.0, 0.0)
-    for precision in prices.profile.kernels:
-        mine = [run for run in sized if run.graph.precision == precision]
-        for sample in kernel_samples(mine, eager, clocked) if mine else ():
-            yield from _of_kernel(prices, sample, precision, repr((sample.family, sample.row)), general=True)
+    by_precision = {name: [run for run in sized if run.graph.precision == name] for name in profile.kernels}
+    return [
+        (precision, repr((sample.family, sample.row)), sample)
+        for precision, runs in by_precision.items()
+        if runs
+        for sample in kernel_samples(runs, eager, clocked)
+    ]
 
 
-def _of_kernel(
-    prices: _KernelPrices, sample: KernelSample, precision: str, probe: str, *, general: bool = False
-) -> Iterator[Ratio]:
-    """A kernel's time over the profile's; as part of its family where that is fine enough."""
-    key = _fit_of(prices.profile, sample.family, sample.row, precision)
-    if key is not None:
-        ratio = _log(sample.us, prices.us(precision, key, sample.family, sample.row))
-        spread = prices.profile.kernels[precision][key].spread
-        yield Ratio(DEVICE, f"{precision} {root(key) if general else key}", probe, ratio, spread)
+def _kernels(prices: _KernelPrices, samples: Iterable[tuple[str, str, KernelSample]]) -> Iterator[Ratio]:
+    """Kernels' times over the profile's; by family where they were timed in networks, which hold several of it."""
+    profile = prices.profile
+    for precision, probe, sample in samples:
+        key = _fit_of(profile, sample.family, sample.row, precision)
+        if key is not None:
+            part = f"{precision} {key if profile.device.asynchronous else root(key)}"
+            ratio = _log(sample.us, prices.us(precision, key, sample.family, sample.row))
+            yield Ratio(DEVICE, part, probe, ratio, profile.kernels[precision][key].spread)
 
 
-def _called(prices: _KernelPrices, runs: Sequence[TimedNetwork]) -> Iterator[Ratio]:
+def _called(prices: _KernelPrices, runs: Sequence[TimedNetwork], then: Slowdown) -> Iterator[Ratio]:
     """Calls of tiny networks, timed in place."""
     if not runs:
         return
@@ -278,7 +275,7 @@ def _called(prices: _KernelPrices, runs: Sequence[TimedNetwork]) -> Iterator[Rat
     missing_us = float(np.median([expected - taken for _, _, taken, expected in single]))
     for number, name, taken, expected in single:
         if expected > 0:
-            ratio, sigma = _log(taken + missing_us, expected) + math.log(slow), math.hypot(0.1, CLOCK_US / expected)
+            ratio, sigma = _log((taken + missing_us) * slow / then.ops, expected), math.hypot(0.1, CLOCK_US / expected)
             yield Ratio(HOST, root(name), f"{number}/{name}", ratio, sigma)
 
 

@@ -336,13 +336,8 @@ def record(
     chosen = [one for stage, settings in planned.items() if not stages or stage in stages for one in settings]
     with RecordingSession(folder, name, live.machine()) as session, conditions.stated():
         todo = _left(chosen, session)
-        _measure(
-            todo,
-            Bench(live),
-            session,
-            effort,
-            ProgressCounter("", len(todo), progress, budget_s=budget_s, clock=time.monotonic),
-        )
+        counter = ProgressCounter("", len(todo), progress, budget_s=budget_s, clock=time.monotonic)
+        _measure(todo, Bench(live), session, effort, counter)
         keys, failed = {setting.cell.key for setting in chosen}, dict[str, list[str]]()
         for row in session.rows:
             if row.error and row.cell.key in keys:

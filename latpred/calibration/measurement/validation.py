@@ -151,7 +151,6 @@ def _traced(
 
 
 BATCHES = (1, 2, 4, 8, 16, 32)
-EAGER = "eager"
 
 
 class Shift(NamedTuple):
@@ -173,33 +172,33 @@ def repeat(calibrate: Callable[[int], DeviceProfile], times: int, suite: str = "
     graphs = []
     for workload in suites.get(suite).workloads():
         with suppress(LatpredError, ImportError, RuntimeError):  # those that need a package that is not here
-            graphs.append(workload.trace("fp32", EAGER, target_of(profiles[0].device.kind)))
+            graphs.append(workload.trace("fp32", "eager", target_of(profiles[0].device.kind)))
     return shifts(profiles, graphs)
 
 
 def shifts(profiles: Sequence[DeviceProfile], graphs: Sequence[ModelGraph]) -> list[Shift]:
     """How the predictions of each two profiles differ."""
-    return [_shift(one, other, graphs) for one, other in combinations(enumerate(profiles, 1), 2)]
-
-
-def _shift(one: tuple[int, DeviceProfile], other: tuple[int, DeviceProfile], graphs: Sequence[ModelGraph]) -> Shift:
-    (number, first), (other_number, second) = one, other
-    # The first profile is predicted at the speed that the second was measured at.
-    slowdown = host.slowdown(first.speed, second.speed, asynchronous=first.device.asynchronous)
-    predictor = Predictor(first)
-    before, at_speed = (_latencies(predictor.at(speed), graphs) for speed in (host.SAME, slowdown))
-    after = _latencies(Predictor(second).at(host.SAME), graphs)
-    off = np.abs(np.expm1(np.log(after / at_speed)))
-    return Shift(
-        first=number,
-        second=other_number,
-        common=float(np.median(after / before)),
-        median=float(np.median(off)),
-        p90=float(np.quantile(off, 0.9)),
-        speed=host.ratio(first.speed, second.speed),
-        passed=(first.acceptance.passed, second.acceptance.passed),
-        models=len(graphs),
-    )
+    found = []
+    for (number, first), (other_number, second) in combinations(enumerate(profiles, 1), 2):
+        # The first profile is predicted at the speed that the second was measured at.
+        slowdown = host.slowdown(first.speed, second.speed, asynchronous=first.device.asynchronous)
+        predictor = Predictor(first)
+        before, at_speed = (_latencies(predictor.at(speed), graphs) for speed in (host.SAME, slowdown))
+        after = _latencies(Predictor(second).at(host.SAME), graphs)
+        off = np.abs(after / at_speed - 1)
+        found.append(
+            Shift(
+                first=number,
+                second=other_number,
+                common=float(np.median(after / before)),
+                median=float(np.median(off)),
+                p90=float(np.quantile(off, 0.9)),
+                speed=host.ratio(first.speed, second.speed),
+                passed=(first.acceptance.passed, second.acceptance.passed),
+                models=len(graphs),
+            )
+        )
+    return found
 
 
 def _latencies(predictor: Predictor, graphs: Sequence[ModelGraph]) -> Any:
