@@ -57,10 +57,31 @@ def test_costs_in_place_come_back_and_no_call_costs_less_than_nothing(per_call: 
     assert fit.scale == 1.0
 
 
-def test_classes_that_always_come_together_in_loops_share_as_their_like_do() -> None:
-    together = ["view.nested.expand", "view.nested.view", "bmm.nested.bmm"]
-    costs = dispatch_fit.loop_costs([(["view.expand"], 1.0), (["bmm.bmm"], 6.0), (together, 4.0)])
-    assert (costs["view.nested"], costs["bmm.nested"]) == pytest.approx((0.5, 3.0), rel=0.01)
+NESTED_VIEWS = ["view.nested.expand", "view.nested.reshape", "view.nested.view"]
+ALONE = [(["view.expand"], 1.2), (["bmm.bmm"], 7.0), (["copy.clone"], 5.0)]
+
+
+@pytest.mark.parametrize(
+    ("cells", "expected"),
+    [
+        (  # loops of composite ops tell their general classes apart
+            [
+                *ALONE,
+                (["view.expand", *NESTED_VIEWS * 2], 1.2 + 6 * 0.8),
+                (["view.expand", *NESTED_VIEWS, "bmm.nested.bmm"], 1.2 + 3 * 0.8 + 6.8),
+                (["view.expand", "view.nested.expand", "copy.nested.clone", "bmm.nested.bmm"], 1.2 + 0.8 + 4.0 + 6.8),
+            ],
+            {"view.nested": 0.8, "bmm.nested": 6.8, "copy.nested": 4.0},
+        ),
+        (  # classes that always come together share as their like do
+            [(["view.expand"], 1.0), (["bmm.bmm"], 6.0), ([*NESTED_VIEWS[::2], "bmm.nested.bmm"], 4.0)],
+            {"view.nested": 0.5, "bmm.nested": 3.0},
+        ),
+    ],
+)
+def test_loops_price_classes(cells: list[tuple[list[str], float]], expected: dict[str, float]) -> None:
+    costs = dispatch_fit.loop_costs(cells)
+    assert {name: costs[name] for name in expected} == pytest.approx(expected, rel=0.01)
 
 
 def test_nothing_is_left_of_a_call_faster_than_its_first_op() -> None:
