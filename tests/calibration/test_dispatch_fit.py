@@ -10,6 +10,7 @@ import pytest
 from latpred.calibration.fitting import dispatch_fit
 from latpred.calibration.fitting.dispatch_fit import TimedNetwork
 from latpred.graph.graph import Calls, Op
+from latpred.prediction.pricing import host_cost
 from latpred.profile.document import DispatchFit, call_prices
 
 COSTS = {"gemm.linear": 5.0, "view.transpose": 2.0, "view.reshape": 4.0, "elementwise.add": 8.0}
@@ -46,15 +47,32 @@ def networks(per_call: float, dearer: float) -> list[TimedNetwork]:
     return runs
 
 
-# In the last passes take 3 us less for each call than their calls, and the cheapest call took 2.
-@pytest.mark.parametrize(("per_call", "dearer"), [(0.0, 1.0), (0.5, 2.0), (-1.0, 3.0), (-3.0, 1.0)])
-def test_costs_in_place_come_back_and_no_call_costs_less_than_nothing(per_call: float, dearer: float) -> None:
+@pytest.mark.parametrize(("per_call", "dearer"), [(0.0, 1.0), (0.5, 2.0), (-1.0, 3.0)])
+def test_costs_in_place_come_back(per_call: float, dearer: float) -> None:
     fit = dispatch_fit.fit_in_place(networks(per_call, dearer), CALLED)
     for name, cost in COSTS.items():
-        assert fit.costs_us[name] == pytest.approx(max(cost + per_call, dispatch_fit.LEAST_US), rel=1e-4)
+        assert fit.costs_us[name] == pytest.approx(cost + per_call, rel=1e-4)
     assert call_prices(fit) == pytest.approx([dearer * us for us in call_prices(CALLED)], rel=1e-4)
     assert fit.fixed_us == 12.0
     assert fit.scale == 1.0
+
+
+def test_no_call_costs_less_than_nothing() -> None:
+    # the passes take 3 us less for each call than their calls, and the cheapest call took 2
+    fit = dispatch_fit.fit_in_place(networks(-3.0, 1.0), CALLED)
+    assert fit.costs_us["view.transpose"] == pytest.approx(dispatch_fit.LEAST_US, abs=1e-3)
+
+
+def test_the_correction_of_calls_from_python_leaves_nested_classes_alone() -> None:
+    nested = run(
+        [op_of("view.reshape"), op_of("gemm.nested.mm"), closing()], total_us=4.0 + 7.0 + 0.5, calls_us=(11.0,)
+    )
+    plain = [
+        run([op_of("view.reshape"), closing(calls)], 4.0 + 0.5 + 1.5 * calls, calls_us=(4.0,)) for calls in (1, 4, 9)
+    ]
+    fit = dispatch_fit.fit_in_place([nested, *plain], CALLED)
+    assert fit.costs_us["view.reshape"] == pytest.approx(4.5, rel=1e-4)
+    assert fit.costs_us["gemm.nested.mm"] == pytest.approx(7.0)
 
 
 NESTED_VIEWS = ["view.nested.expand", "view.nested.reshape", "view.nested.view"]
@@ -64,6 +82,10 @@ ALONE = [(["view.expand"], 1.2), (["bmm.bmm"], 7.0), (["copy.clone"], 5.0)]
 @pytest.mark.parametrize(
     ("cells", "expected"),
     [
+        (  # a loop of several ops prices the one that is new
+            [(["view.to", "fft.r2c", "mul"], 13.0), (["view.to"], 1.0), (["mul", "view.to"], 5.5)],
+            {"view.to": 1.0, "mul": 4.5, "fft.r2c": 7.5},
+        ),
         (  # loops of composite ops tell their general classes apart
             [
                 *ALONE,
@@ -84,7 +106,36 @@ def test_loops_price_classes(cells: list[tuple[list[str], float]], expected: dic
     assert {name: costs[name] for name in expected} == pytest.approx(expected, rel=0.01)
 
 
-def test_nothing_is_left_of_a_call_faster_than_its_first_op() -> None:
-    passes = (["view.reshape"], 4.0), (["view.reshape", "gemm.nested.mm"], 3.0)
+def test_what_closes_a_forward_costs_nothing() -> None:
+    fit = dispatch_fit.fit_issued(COSTS, [run([op_of("gemm.linear"), closing()], 17.0)], CALLED)
+    assert host_cost(fit, "python.return") == 0.0
+    assert host_cost(fit, "never.seen") == 4.5  # the median of 2, 4, 5 and 8
+
+
+@pytest.mark.parametrize(
+    ("passes", "expected"),
+    [
+        # those of its calls count that have least to do
+        ([(["gemm.linear"], taken) for taken in (4.0, *[6.0] * 9, 90.0)], {"gemm.linear": 6.0}),
+        # 14 - 4 = 10 us, shared alike by the two nested ones that are not known
+        (
+            [(["view.reshape"], 4.0), (["view.reshape", "gemm.nested.mm", "bmm.nested.bmm"], 14.0)],
+            {"view.reshape": 4.0, "gemm.nested.mm": 5.0, "bmm.nested.bmm": 5.0},
+        ),
+        # nothing is left of a call faster than its first op
+        (
+            [(["view.reshape"], 4.0), (["view.reshape", "gemm.nested.mm"], 3.0)],
+            {"view.reshape": 4.0, "gemm.nested.mm": 0.0},
+        ),
+    ],
+)
+def test_calls_timed_in_place_price_classes(passes: list[tuple[list[str], float]], expected: dict[str, float]) -> None:
     runs = [run([*map(op_of, names), closing()], 50.0, (taken,)) for names, taken in passes]
-    assert dispatch_fit.class_costs(runs) == pytest.approx({"view.reshape": 4.0, "gemm.nested.mm": 0.0})
+    assert dispatch_fit.class_costs(runs) == pytest.approx(expected)
+
+
+def test_a_more_general_class_costs_the_median_of_what_it_stands_for_unless_it_was_measured() -> None:
+    costs = dispatch_fit.with_parents({"view.a": 1.0, "view.b": 2.0, "view.c.d": 6.0, "gemm": 5.0})
+    assert (costs["view"], costs["view.c"], costs["gemm"]) == (2.0, 6.0, 5.0)
+    assert costs[""] == 3.5  # of 1, 2, 5 and 6
+    assert dispatch_fit.with_parents({"gemm": 5.0, "gemm.linear": 9.0})["gemm"] == 5.0

@@ -14,11 +14,15 @@ from latpred.calibration.fitting.kernel_fit import (
     FEWEST,
     FEWEST_COLD,
     FEWEST_LEAF,
+    LEAST_ROOM,
+    LEAST_SHARE,
+    PASS_SHARE,
     SHORT_US,
     KernelSample,
     fit_kernels,
     host_us,
     kernel_samples,
+    row_of,
     with_cold,
 )
 from latpred.host import Slowdown
@@ -49,6 +53,18 @@ def test_a_special_family_with_many_samples_has_a_fit_of_its_own_and_one_with_fe
     fits = fit_kernels([*spread(FEWEST_LEAF, "elementwise.add"), *spread(FEWEST_LEAF - 1, "elementwise.gelu", 3.0)])
     assert set(fits) == {"elementwise", "elementwise.add"}
     assert fits["elementwise"].leaf_scales["elementwise.gelu"] == pytest.approx(3.0, rel=0.2)
+
+
+def test_a_long_pass_hides_no_special_family_but_dispatch_does() -> None:
+    """Three samples of 57 to 484 us, eight times as long as others of their size."""
+    usual = spread(60, "elementwise.add")
+    slow = [sample(numel, "elementwise.elu", 8.0) for numel in (570, 1700, 5000)]
+    found = {}
+    for dispatch_us in (5.0, 2000.0):
+        timed = [one._replace(beside_us=dispatch_us + 300.0, dispatch_us=dispatch_us) for one in slow]
+        found[dispatch_us] = fit_kernels([*usual, *timed])["elementwise"].leaf_scales["elementwise.elu"]
+    assert found[5.0] > 2.5
+    assert found[2000.0] < 1.2
 
 
 def pooled(count: int, family: str, factor: float = 1.0) -> list[KernelSample]:
@@ -84,6 +100,24 @@ def test_a_family_with_too_few_samples_is_left_to_borrow(count: int, fitted: boo
     assert fit_kernels([]) == {}
 
 
+def test_repeated_rows_are_one_row_with_their_median() -> None:
+    once = spread(30, "elementwise")
+    outlier = [one._replace(us=100.0 * one.us) for one in once[:1]]
+    # thrice the same row, one of them a hundred times too slow: the median is the row's time
+    repeated = fit_kernels([*once, once[0], *outlier])["elementwise"]
+    row = np.array([once[0].row])
+    assert len(repeated.points) == len(fit_kernels(once)["elementwise"].points)
+    assert evaluate(repeated, row)[0] == pytest.approx(once[0].us, rel=0.05)
+
+
+def test_the_row_of_an_op() -> None:
+    op = factories.linear(rows=2, width=8)
+    # at batch 3: 6 rows of 8 by 8
+    moved = 4.0 * 6 * 8
+    assert row_of(op, 3) == (6.0 * 64, 256.0, moved, moved, 6.0, 8.0, 8.0)
+    assert row_of(op, 3, resident=True) == (6.0 * 64, 0.0, moved + 256.0, moved, 6.0, 8.0, 8.0)
+
+
 DISPATCH = factories.dispatch()  # 5 us for gemm, 3 for view.transpose, 7 for others; 20 for the pass
 GEMM_US, TRANSPOSE_US, ADD_US, PASS_US = 5.0, 3.0, 7.0, 20.0
 
@@ -117,6 +151,33 @@ def test_known_kernels_and_afterwork_come_back(after: tuple[float, float, float]
     expected = [us + left_behind(us, after) for us in (40.0, 100.0, 900.0, 2500.0, 64.0)]
     assert products == pytest.approx(expected, rel=1e-3)
     assert len(samples) == 10  # nothing of the transposes
+
+
+def test_a_call_hidden_in_its_dispatch_is_known_to_be_short() -> None:
+    timed = run(3, (0.0, 8.0), (0.0, 0.0, 0.0))
+    assert kernels_us([timed]) == pytest.approx([LEAST_SHARE * GEMM_US, 8.0], rel=0.02)
+
+
+def test_kernels_are_as_long_as_a_pass_without_clocks_has_room_for() -> None:
+    timed = run(3, (40.0, 60.0), (0.0, 0.0, 0.0))
+    shorter = kernels_us([timed._replace(total_us=timed.total_us - 20.0)])
+    assert shorter == pytest.approx([32.0, 48.0])
+    least = kernels_us([timed._replace(total_us=timed.total_us - 90.0)])
+    assert least == pytest.approx([LEAST_ROOM * 40.0, LEAST_ROOM * 60.0])
+
+
+def test_an_error_counts_beside_the_dispatch_and_a_share_of_the_pass() -> None:
+    timed = run(3, (5.0, 700.0), (0.0, 0.0, 0.0))
+    product, _ = kernel_samples([timed], DISPATCH, DISPATCH)
+    assert product.beside_us == pytest.approx(GEMM_US + PASS_SHARE * timed.total_us)
+    assert product.row == row_of(factories.linear(3), 1)
+    resident, _ = kernel_samples([run(3, (5.0, 700.0), (0.0, 0.0, 0.0), resident=True)], DISPATCH, DISPATCH)
+    assert resident.row == row_of(factories.linear(3), 1, resident=True)
+
+
+def test_kernels_that_read_the_shared_cache_are_brought_to_its_full_speed() -> None:
+    timed = run(3, (90.0, 8.0), (0.0, 0.0, 0.0))
+    assert kernels_us([timed._replace(slowdown=Slowdown(cache=1.5))]) == pytest.approx([60.0, 8.0])
 
 
 COLD = msgspec.structs.replace(DISPATCH, cold_costs_us={"gemm": 10.0, "view": 6.0, "": 14.0}, cold_bytes=COLD_BYTES)
