@@ -1,4 +1,4 @@
-"""Networks in plain torch that the gate times whole, and some of the suites' own; each function builds one.
+"""Networks in plain torch that the gate times whole, and some of the suites' own.
 
 First come layers, which the networks of the suite "everyday" share (`everyday_models`). Generated networks have blocks
 of their own (`blocks`), so that what is judged shares no code with what is fitted.
@@ -29,15 +29,30 @@ def mlp(*widths: int, activation: Activation = nn.ReLU) -> nn.Sequential:
 
 
 def conv(
-    before: int, after: int, kernel: int, stride: int = 1, groups: int = 1, activation: Activation = nn.ReLU
+    before: int,
+    after: int,
+    kernel: int,
+    stride: int = 1,
+    groups: int = 1,
+    activation: Activation = nn.ReLU,
+    dilation: int = 1,
 ) -> nn.Sequential:
-    convolution = nn.Conv2d(before, after, kernel, stride, kernel // 2, groups=groups, bias=False)
+    padding = dilation * (kernel // 2)
+    convolution = nn.Conv2d(before, after, kernel, stride, padding, dilation, groups, bias=False)
     return nn.Sequential(convolution, nn.BatchNorm2d(after), activation())
 
 
 def basic(before: int, after: int, stride: int = 1) -> nn.Module:
     """ResNet's block of two convolutions."""
     body = nn.Sequential(conv(before, after, 3, stride), conv(after, after, 3, activation=nn.Identity))
+    return ResidualSum(body, before, after, stride)
+
+
+def bottleneck(before: int, after: int, stride: int, middle: nn.Module | None = None) -> nn.Module:
+    """ResNet's block of three convolutions, or with something else in the place of the middle one."""
+    narrow = after // 4
+    last = conv(narrow, after, 1, activation=nn.Identity)
+    body = nn.Sequential(conv(before, narrow, 1), middle or conv(narrow, narrow, 3, stride), last)
     return ResidualSum(body, before, after, stride)
 
 
@@ -260,9 +275,17 @@ def recurrent(
     return nn.Sequential(*first, States(rnn), *heads[head], nn.Linear(width, outputs))
 
 
-def lstm_tagger() -> nn.Module:
+class LstmTagger(nn.Module):
     """A tagger of words: an embedding, two layers of LSTM in both directions, a classifier for each word."""
-    return _Tagger(width=256)
+
+    def __init__(self, width: int = 256) -> None:
+        super().__init__()
+        self.embedding = nn.Embedding(VOCABULARY, width)
+        self.lstm = nn.LSTM(width, width, num_layers=2, bidirectional=True, batch_first=True)
+        self.classifier = nn.Linear(2 * width, 32)
+
+    def forward(self, tokens: Tensor) -> Tensor:
+        return self.classifier(self.lstm(self.embedding(tokens))[0])
 
 
 def gate_speech() -> nn.Module:
@@ -317,7 +340,7 @@ def small_resnet() -> nn.Module:
 def bottleneck_resnet() -> nn.Module:
     """ResNet of bottlenecks, its widths from 64 to 256."""
     steps = ((32, 64, 1), (64, 64, 1), (64, 128, 2), (128, 128, 1), (128, 256, 2), (256, 256, 1))
-    return nn.Sequential(conv(3, 32, 3, stride=2), *starmap(_bottleneck, steps), pooled_head(256, 50))
+    return nn.Sequential(conv(3, 32, 3, stride=2), *starmap(bottleneck, steps), pooled_head(256, 50))
 
 
 def standardised() -> nn.Module:
@@ -377,9 +400,25 @@ def mixer(width: int, tokens: int, along: int, layers: int, classes: int) -> nn.
     return nn.Sequential(Patches(width, 8), *blocks, Mean(), norm_head(width, classes))
 
 
-def unet() -> nn.Module:
+class UNet(nn.Module):
     """A U-Net of three depths that segments images: convolutions down, transposed ones up, joined at each depth."""
-    return _UNet(3, (24, 48, 96, 192), 4)
+
+    def __init__(self, widths: tuple[int, ...] = (24, 48, 96, 192)) -> None:
+        super().__init__()
+        steps = list(reversed(list(pairwise(widths))))
+        self.down = nn.ModuleList(starmap(_pair, pairwise((3, *widths))))
+        self.up = nn.ModuleList(_pair(2 * low, low) for low, _ in steps)
+        self.grow = nn.ModuleList(nn.ConvTranspose2d(high, low, 2, stride=2) for low, high in steps)
+        self.classes = nn.Conv2d(widths[0], 4, 1)
+
+    def forward(self, x: Tensor) -> Tensor:
+        maps: list[Tensor] = []
+        for block in self.down:
+            maps.append(block(F.max_pool2d(maps[-1], 2) if maps else x))
+        x = maps.pop()
+        for grow, block in zip(self.grow, self.up, strict=True):
+            x = block(torch.cat([maps.pop(), grow(x)], 1))
+        return self.classes(x)
 
 
 # -- their blocks ----------------------------------------------------------------------------------------------------
@@ -398,17 +437,6 @@ class _Weighed(nn.Module):
     def forward(self, states: Tensor) -> Tensor:
         weights = self.score(states).softmax(1)
         return (weights * states).sum(1)
-
-
-class _Tagger(nn.Module):
-    def __init__(self, width: int) -> None:
-        super().__init__()
-        self.embedding = nn.Embedding(VOCABULARY, width)
-        self.lstm = nn.LSTM(width, width, num_layers=2, bidirectional=True, batch_first=True)
-        self.classifier = nn.Linear(2 * width, 32)
-
-    def forward(self, tokens: Tensor) -> Tensor:
-        return self.classifier(self.lstm(self.embedding(tokens))[0])
 
 
 class _SelfAttention(nn.Module):
@@ -454,13 +482,6 @@ class _GatedHidden(nn.Module):
 
     def forward(self, x: Tensor) -> Tensor:
         return self.down(F.silu(self.gate(x)) * self.up(x))
-
-
-def _bottleneck(before: int, after: int, stride: int) -> nn.Module:
-    narrow = after // 4
-    last = conv(narrow, after, 1, activation=nn.Identity)
-    body = nn.Sequential(conv(before, narrow, 1), conv(narrow, narrow, 3, stride), last)
-    return ResidualSum(body, before, after, stride)
 
 
 class _Standardised(nn.Module):
@@ -518,27 +539,6 @@ class _ConvNext(nn.Module):
     def forward(self, x: Tensor) -> Tensor:
         inner = self.mix(self.norm(self.depthwise(x).permute(0, 2, 3, 1)))
         return x + (self.scale * inner).permute(0, 3, 1, 2)
-
-
-class _UNet(nn.Module):
-    """Pairs of convolutions down and up again; maps grow by transposed convolutions."""
-
-    def __init__(self, channels: int, widths: tuple[int, ...], classes: int) -> None:
-        super().__init__()
-        steps = list(reversed(list(pairwise(widths))))
-        self.down = nn.ModuleList(_pair(before, after) for before, after in pairwise((channels, *widths)))
-        self.up = nn.ModuleList(_pair(2 * low, low) for low, _ in steps)
-        self.grow = nn.ModuleList(nn.ConvTranspose2d(high, low, 2, stride=2) for low, high in steps)
-        self.classes = nn.Conv2d(widths[0], classes, 1)
-
-    def forward(self, x: Tensor) -> Tensor:
-        maps: list[Tensor] = []
-        for block in self.down:
-            maps.append(block(F.max_pool2d(maps[-1], 2) if maps else x))
-        x = maps.pop()
-        for grow, block in zip(self.grow, self.up, strict=True):
-            x = block(torch.cat([maps.pop(), grow(x)], 1))
-        return self.classes(x)
 
 
 def _pair(before: int, after: int) -> nn.Sequential:
