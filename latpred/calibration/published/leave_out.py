@@ -113,7 +113,7 @@ def _predicted(problem: Problem, title: str, folds: Sequence[_Fold], progress: P
     processes = min(joblib.cpu_count(), MOST_PROCESSES, len(folds)) if large else 1
     calls = (joblib.delayed(Problem.thetas)(problem, fitted) for _, fitted in folds)
     fits = joblib.Parallel(n_jobs=processes, batch_size=1, max_nbytes=None, return_as="generator")(calls)
-    parts = []
+    parts: list[pd.DataFrame] = []
     for (name, fitted), thetas in zip(folds, fits, strict=True):
         if progress is not None:
             progress(f"{title}: {name}")
