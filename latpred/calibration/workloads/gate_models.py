@@ -56,7 +56,7 @@ def bottleneck(before: int, after: int, stride: int, middle: nn.Module | None = 
     return ResidualSum(body, before, after, stride)
 
 
-def inverted(before: int, after: int, stride: int, *extra: nn.Module, activation: Activation = nn.SiLU) -> nn.Module:
+def inverted(before: int, after: int, stride: int, *extra: nn.Module, activation: Activation) -> nn.Module:
     """MobileNet's block: four times the channels, a depthwise convolution, what is extra, few channels again."""
     wide = 4 * before
     layers = [
