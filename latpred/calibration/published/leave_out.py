@@ -142,20 +142,13 @@ def _one_of_each_run(problem: Problem, mine: Mask) -> Mask:
     return chosen
 
 
-def errors(holdout: pd.DataFrame) -> Errors:
-    """Errors of rows that the fit did not see."""
+def _errors(holdout: pd.DataFrame) -> Errors:
     return metrics.errors(holdout["predicted_s"], holdout["latency_s"], list(holdout["model"]))
 
 
 def errors_by(holdout: pd.DataFrame, *columns: str) -> dict[str, Errors]:
-    """The same by the values of columns."""
-    return {" ".join(map(str, name)): errors(group) for name, group in holdout.groupby(list(columns), sort=True)}
-
-
-def log_errors(holdout: pd.DataFrame) -> Floats:
-    """Logarithm of predicted over measured."""
-    ratios: Floats = (holdout["predicted_s"] / holdout["latency_s"]).to_numpy(float)
-    return np.log(ratios)
+    """Errors of rows that the fit did not see, by the values of columns."""
+    return {" ".join(map(str, name)): _errors(group) for name, group in holdout.groupby(list(columns), sort=True)}
 
 
 # -- intervals and knees -------------------------------------------------------------------------------------------
@@ -163,7 +156,8 @@ def log_errors(holdout: pd.DataFrame) -> Floats:
 
 def conformal(holdout: pd.DataFrame) -> dict[str, Coverage]:
     """90 % intervals of each model from the errors of all others, and how many rows they hold, regime by regime."""
-    sizes, models = np.abs(log_errors(holdout)), holdout["model"].to_numpy(object)
+    ratios: Floats = (holdout["predicted_s"] / holdout["latency_s"]).to_numpy(float)
+    sizes, models = np.abs(np.log(ratios)), holdout["model"].to_numpy(object)
     batch = holdout["batch"].to_numpy(np.int64)
     regimes = {
         f"batch 1 to {SMALL}": batch <= SMALL,
@@ -223,28 +217,28 @@ def regimes_named(holdout: pd.DataFrame) -> tuple[int, float]:
 def _for_models(problem: Problem, holdout: pd.DataFrame) -> dict[str, Errors]:
     """Errors of simpler predictors on eager rows, each fitted to the models that were not left out."""
     frame = holdout[holdout["runtime"] == EAGER].reset_index(drop=True)
-    found = {
-        one.idea: errors(frame.assign(predicted_s=one.latency_s).dropna(subset="predicted_s"))
+    errors = {
+        one.idea: _errors(frame.assign(predicted_s=one.latency_s).dropna(subset="predicted_s"))
         for one in baselines.all_baselines(frame)
         if one.latency_s is not None
     }
     rows = problem.table.cells.assign(predicted_s=by_trees(problem))
-    return found | {TREES: errors(rows[problem.rows.runtime == EAGER])}
+    return errors | {TREES: _errors(rows[problem.rows.runtime == EAGER])}
 
 
 def _for_gpus(problem: Problem) -> dict[str, Errors]:
     """Errors of taking every GPU for the one whose datasheet is nearest, where that ran the same cell."""
     cells, sheets = problem.table.cells, {name: _sheet(spec) for name, spec in problem.gpus.items()}
     typical = cells.groupby(["device", *_SAME])["latency_s"].median()
-    found = {}
+    errors = {}
     for gpu, sheet in sorted(sheets.items()):
         others = {name: np.abs(other - sheet).sum() for name, other in sheets.items() if name != gpu}
         nearest = min(others, key=others.__getitem__)
         own = cells[(cells["device"] == gpu) & (cells["runtime"] == EAGER)]
         copied = own.join(typical[nearest].rename("predicted_s"), on=_SAME).dropna(subset="predicted_s")
         if len(copied):
-            found[f"{NEAREST}, {gpu} as {nearest}"] = errors(copied)
-    return found
+            errors[f"{NEAREST}, {gpu} as {nearest}"] = _errors(copied)
+    return errors
 
 
 def by_trees(problem: Problem) -> Floats:

@@ -173,7 +173,7 @@ class Patches(nn.Module):
         return self.cut(x).flatten(2).transpose(1, 2)
 
 
-class ClassToken(nn.Module):
+class _ClassToken(nn.Module):
     """An image cut into patches behind a learned token."""
 
     def __init__(self, width: int, side: int, patches: int) -> None:
@@ -186,7 +186,7 @@ class ClassToken(nn.Module):
         return torch.cat([self.token.expand(x.shape[0], -1, -1), self.cut(x)], 1) + self.positions
 
 
-class MixedTokens(nn.Module):
+class _MixedTokens(nn.Module):
     """The half of an MLP-Mixer's layer that mixes tokens, normalised first."""
 
     def __init__(self, width: int, tokens: int, hidden: int) -> None:
@@ -208,7 +208,7 @@ class PlacedWords(nn.Module):
         return self.words(ids) + self.places(torch.arange(ids.shape[1], device=ids.device))
 
 
-class StandardConv(nn.Conv2d):
+class _StandardConv(nn.Conv2d):
     """A convolution whose weights are standardised in every forward pass, as timm does it."""
 
     def __init__(self, before: int, after: int, kernel: int, stride: int = 1, padding: int = 0):
@@ -242,7 +242,7 @@ class SqueezedChannels(nn.Module):
         return x * torch.sigmoid(self.weigh(x.mean((2, 3), keepdim=True)))
 
 
-class GatedChannels(nn.Module):
+class _GatedChannels(nn.Module):
     """The same as MobileNetV3 has it, in functions and with a hard sigmoid."""
 
     def __init__(self, channels: int) -> None:
@@ -346,7 +346,7 @@ def bottleneck_resnet() -> nn.Module:
 def standardised() -> nn.Module:
     """Standardised weights and group normalisation, as BiT has them."""
     steps = ((40, 40, 1), (40, 80, 2), (80, 80, 1), (80, 160, 2))
-    stem, blocks = StandardConv(3, 40, 3, stride=2, padding=1), starmap(_Standardised, steps)
+    stem, blocks = _StandardConv(3, 40, 3, stride=2, padding=1), starmap(_Standardised, steps)
     return nn.Sequential(stem, *blocks, pooled_head(160, 50))
 
 
@@ -357,7 +357,7 @@ def gated_mobilenet() -> nn.Module:
     """Inverted residuals with gated channels, as MobileNetV3 has them."""
     layers: list[nn.Module] = [conv(3, 16, 3, stride=2, activation=nn.Hardswish)]
     for before, after, stride in ((16, 24, 2), (24, 24, 1), (24, 40, 2), (40, 40, 1), (40, 80, 2), (80, 80, 1)):
-        gate = (GatedChannels(4 * before),) if after >= 40 else ()
+        gate = (_GatedChannels(4 * before),) if after >= 40 else ()
         layers.append(inverted(before, after, stride, *gate, activation=nn.Hardswish))
     return nn.Sequential(*layers, conv(80, 320, 1, activation=nn.Hardswish), pooled_head(320, 50))
 
@@ -391,12 +391,12 @@ def small_densenet() -> nn.Module:
 def vision_transformer() -> nn.Module:
     """ViT with a class token, 3 layers of width 160."""
     layers = [transformer_layer(160, 5) for _ in range(3)]
-    return nn.Sequential(ClassToken(160, 8, 64), *layers, Take(0), norm_head(160, 50))
+    return nn.Sequential(_ClassToken(160, 8, 64), *layers, Take(0), norm_head(160, 50))
 
 
 def mixer(width: int, tokens: int, along: int, layers: int, classes: int) -> nn.Module:
     """MLP-Mixer over patches of 8 x 8, whose hidden layer along the tokens has the width `along`."""
-    blocks = [nn.Sequential(MixedTokens(width, tokens, along), feed_forward(width, 4 * width)) for _ in range(layers)]
+    blocks = [nn.Sequential(_MixedTokens(width, tokens, along), feed_forward(width, 4 * width)) for _ in range(layers)]
     return nn.Sequential(Patches(width, 8), *blocks, Mean(), norm_head(width, classes))
 
 
@@ -488,9 +488,9 @@ class _Standardised(nn.Module):
     def __init__(self, before: int, after: int, stride: int) -> None:
         super().__init__()
         self.norm, self.again = nn.GroupNorm(8, before), nn.GroupNorm(8, after)
-        self.first, self.second = StandardConv(before, after, 3, stride, 1), StandardConv(after, after, 3, 1, 1)
+        self.first, self.second = _StandardConv(before, after, 3, stride, 1), _StandardConv(after, after, 3, 1, 1)
         same = stride == 1 and before == after
-        self.shortcut = nn.Identity() if same else StandardConv(before, after, 1, stride)
+        self.shortcut = nn.Identity() if same else _StandardConv(before, after, 1, stride)
 
     def forward(self, x: Tensor) -> Tensor:
         return self.shortcut(x) + self.second(F.relu(self.again(self.first(F.relu(self.norm(x))))))
