@@ -112,16 +112,6 @@ def test_intervals_cover_the_hosts_until_one_is_named() -> None:
     assert factor[None][1] == pytest.approx(factor[1.0][1], rel=0.02)  # the device rules: no host matters
 
 
-def test_width_batch_and_length_are_free_where_the_host_sets_the_pace() -> None:
-    """Table 1 of the paper: BERT of width 768 at batch 1, batch 4 and 512 tokens takes the same time in PyTorch."""
-    asked = {"device": "rtx-8000", "precision": "fp16", "protocol": "pipelined"}
-    flat = predict("bert-base-uncased", batch=1, **asked)
-    for more in ({"batch": 4}, {"batch": 1, "seq": 512}):
-        assert predict("bert-base-uncased", **more, **asked).latency_ms / flat.latency_ms < 1.1
-    assert flat.regime == "framework-bound"
-    assert 5.0 < flat.latency_ms < 25.0
-
-
 def test_explain_compares_the_runtimes_as_they_ran_then_and_says_what_the_others_lack() -> None:
     found = explain(
         build_small("distilbert", "cpu"),

@@ -77,34 +77,19 @@ def test_nasbench201_has_15625_cells_that_are_read_back() -> None:
     )
 
 
-def test_a_cell_connects_the_nodes_that_its_string_names() -> None:
-    def given(encoding: str) -> list[float]:
-        cell = cells.Cell(cells.operation(name, 4) for name in cells.decoded(encoding))
-        return cell(torch.ones(1, 4, 2, 2)).unique().tolist()
-
-    # Node 3 is 0 + 1 + 2, where 1 is 0, and 2 is nothing of 0 and all of 1: three times the input.
-    assert given("|skip_connect~0|+|none~0|skip_connect~1|+|skip_connect~0|skip_connect~1|skip_connect~2|") == [3.0]
-    # Node 2 is twice the input, and node 3 is node 2 alone.
-    assert given("|skip_connect~0|+|skip_connect~0|skip_connect~1|+|none~0|none~1|skip_connect~2|") == [2.0]
-
-
 def test_each_operation_stands_on_its_own_edge() -> None:
     """Operation i multiplies by a number of its own, so the sum tells which node each one took."""
-
-    class Times(nn.Module):
-        def __init__(self, factor: int) -> None:
-            super().__init__()
-            self.factor = factor
-
-        def forward(self, x: torch.Tensor) -> torch.Tensor:
-            return x * self.factor
-
-    factors = (2, 3, 5, 7, 11, 13)
-    cell = cells.Cell(map(Times, factors))
-    nodes = [1]
-    for _, to in ((0, 1), (0, 2), (0, 3)):
+    factors = (2.0, 3.0, 5.0, 7.0, 11.0, 13.0)
+    operations = [nn.Conv2d(1, 1, 1, bias=False) for _ in factors]
+    for operation, factor in zip(operations, factors, strict=True):
+        nn.init.constant_(operation.weight, factor)
+    nodes = [1.0]
+    for to in (1, 2, 3):
         nodes.append(sum(f * nodes[a] for f, (a, b) in zip(factors, cells.EDGES, strict=True) if b == to))
-    assert cell(torch.ones(1)).item() == nodes[-1]
+    x = torch.ones(1, 1, 2, 2)
+    assert cells.Cell(operations)(x).unique().tolist() == nodes[-1:]
+    assert cells.operation("none", 1)(x).unique().tolist() == [0.0]
+    assert cells.operation("skip_connect", 1)(x) is x
 
 
 def test_fbnet_c_is_the_one_that_timm_has() -> None:
@@ -226,7 +211,8 @@ def test_names_of_networks_are_candidates_like_their_graphs() -> None:
         assert unnamed(latpred.trace(name, image=16)) == msgspec.structs.replace(unnamed(graph), model=name)
 
 
-def test_the_image_of_a_once_for_all_network_is_in_its_encoding() -> None:
+def test_the_image_is_the_space_s_or_in_the_encoding() -> None:
+    assert nasbench201.graph(FIRST) == nasbench201.graph(FIRST, image=32)
     encoding = {"ks": 3, "e": 3, "d": 2, "r": [128]}
     smaller = once_for_all.graph(encoding)
     assert smaller == once_for_all.graph(encoding, image=128)
@@ -267,33 +253,29 @@ def test_encodings_are_candidates() -> None:
     assert table["latency_ms"][1] > table["latency_ms"][0]
 
 
-def test_graphs_of_nasbench201_are_those_of_the_networks() -> None:
-    draw = random.Random(0)
-    small = {"cells": 1, "image": 32}
-    drawn = draw.sample(list(cells.encodings()), 30)
-    wholes = [traced(nasbench201.build, cell, **small) for cell in drawn] + [traced(nasbench201.build, FIRST, image=32)]
-    parts = [nasbench201.graph(cell, **small) for cell in drawn] + [nasbench201.graph(FIRST)]
-    assert parts == wholes
-    predictor = cpu()
-    table = latpred.predict_many(parts, batch=[1, 64], device=predictor)
-    assert table.equals(latpred.predict_many(wholes, batch=[1, 64], device=predictor))
-    assert len({*table["latency_ms"]}) > len(drawn)
-    with pytest.raises(UsageError, match="is no NAS-Bench-201 cell"):
-        nasbench201.graph("|none~0|")
+DRAW = random.Random(0)
 
 
-def test_graphs_of_fbnets_are_those_of_the_networks() -> None:
-    draw = random.Random(0)
-    for blocks in ("A", [draw.choice(fbnets.BLOCKS) for _ in range(fbnets.PLACES)]):
-        assert fbnet.graph(blocks, image=64) == traced(fbnet.build, blocks, image=64)
+@pytest.mark.parametrize(
+    ("of", "architectures", "options"),
+    [
+        (nasbench201, DRAW.sample(cells.encodings(), 30), {"image": 32, "cells": 1}),
+        (fbnet, ("A", [DRAW.choice(fbnets.BLOCKS) for _ in range(fbnets.PLACES)]), {"image": 64}),
+        (once_for_all, ({"ks": 7, "e": 6, "d": 4},), {"image": 64}),
+    ],
+    ids=["nasbench201", "fbnet", "once_for_all"],
+)
+def test_graphs_are_those_of_the_networks(of: Any, architectures: Any, options: dict[str, int]) -> None:
+    graphs = [of.graph(architecture, **options) for architecture in architectures]
+    assert graphs == [traced(of.build, architecture, **options) for architecture in architectures]
+    table = latpred.predict_many(graphs, batch=[1, 64], device=cpu())
+    assert len({*table["latency_ms"]}) > len(graphs)
 
 
 def test_graphs_of_once_for_all_networks_differ_in_paths_alone() -> None:
     for encoding in (NOTE8_22MS, NOTE8_31MS):
         whole, parts = traced(once_for_all.build, encoding, image=64), once_for_all.graph(encoding, image=64)
         assert unnamed(parts) == unnamed(whole)
-    full = {"ks": 7, "e": 6, "d": 4}
-    assert once_for_all.graph(full, image=64) == traced(once_for_all.build, full, image=64)
 
 
 def unnamed(graph: ModelGraph) -> ModelGraph:

@@ -23,7 +23,7 @@ import numpy as np
 import pandas as pd
 
 from latpred import tables
-from latpred.accuracy.metrics import Errors, conformal
+from latpred.accuracy.metrics import Errors, conformal, errors
 from latpred.calibration.published import published_table
 from latpred.calibration.published.fitted_profiles import (
     NOT_TRIED,
@@ -34,7 +34,7 @@ from latpred.calibration.published.fitted_profiles import (
     unnamed_hosts,
 )
 from latpred.calibration.published.joint_fit import Problem, problem
-from latpred.calibration.published.leave_out import SMALL, HoldoutRows, by_column
+from latpred.calibration.published.leave_out import SMALL, by_column, errors_by
 from latpred.calibration.published.parameters import DEVIATING
 from latpred.calibration.published.published_table import PRODUCT, Graphs, PublishedTable
 from latpred.calibration.published.row_counts import ALONE, EAGER, SCRIPTED
@@ -65,9 +65,9 @@ def main(arguments: Sequence[str] | None = None) -> None:
     fitted = problem(table.where(runtimes), graphs, partial=True)
     holdout = without_gpu(fitted)
     print("a GPU left out, its host not known     cells  median     p90  within 10 %")
-    for title, columns in (("all", ()), ("", ("device",)), ("", ("precision",))):
-        for name, errors in holdout.errors(*columns).items():
-            print(_line(title or name, errors))
+    for column in ("all", "device", "precision"):
+        for name, of_group in errors_by(holdout.assign(all="all"), column).items():
+            print(_line(name, of_group))
     if asked.output:
         names = {
             "sources": ", ".join(sorted(set(fitted.rows.source))),
@@ -114,7 +114,7 @@ def _with_eager(table: PublishedTable) -> list[str]:
     return sorted(name for name in counts.index[counts >= FEWEST_ROWS] if gpus.spec(name) in gpus.SPECS)
 
 
-def without_gpu(fitted: Problem) -> HoldoutRows:
+def without_gpu(fitted: Problem) -> pd.DataFrame:
     """Eager rows of each GPU, predicted from the other GPUs, its datasheet, and the middle of the others' hosts."""
     rows, names = fitted.rows, fitted.parameters.names
     eager = rows.runtime == EAGER
@@ -127,10 +127,10 @@ def without_gpu(fitted: Problem) -> HoldoutRows:
         for run in sorted(set(rows.run[mine & (rows.host == "")]) - set(rows.run[others])):
             theta[names["run", run]] = middle - theta[names["middle host",]]
         parts.append(fitted.table.cells[mine].assign(predicted_s=fitted.predict(theta)[mine]))
-    return HoldoutRows("a GPU left out, its host not known", pd.concat(parts))
+    return pd.concat(parts)
 
 
-def shared_of(fitted: Problem, holdout: HoldoutRows, hosts_known: HoldoutRows, source: str) -> Shared:
+def shared_of(fitted: Problem, holdout: pd.DataFrame, hosts_known: pd.DataFrame, source: str) -> Shared:
     """What the GPUs of a table have in common, from its rows of eager.
 
     `holdout` is from `without_gpu`; `hosts_known` are GPUs left out whose hosts one row of each run tells, so that its
@@ -140,8 +140,11 @@ def shared_of(fitted: Problem, holdout: HoldoutRows, hosts_known: HoldoutRows, s
     numbers = FittedNumbers(fitted, theta)
     designs = {gpu.design: gpu.compute_capability for gpu in fitted.gpus.values()}
     families = sorted({*fitted.families(EAGER), *DIMS} - {*STAND_INS, *GUESSES})
-    known = hosts_known.where("runtime", EAGER)
-    small, sizes = known.frame["batch"].to_numpy() <= SMALL, np.abs(known.log_errors)
+    known = hosts_known[hosts_known["runtime"] == EAGER]
+    small, sizes = (
+        known["batch"].to_numpy() <= SMALL,
+        np.abs(np.log(known["predicted_s"] / known["latency_s"]).to_numpy()),
+    )
     # Most GPUs that nobody measured have tensor cores.
     middle = float(np.median(numbers.host_factors(unnamed_hosts(fitted))))
     limited = {slot: names.get(("power limited", slot)) for slot in DEVIATING}
@@ -159,7 +162,7 @@ def shared_of(fitted: Problem, holdout: HoldoutRows, hosts_known: HoldoutRows, s
             host_spread=host_spread(fitted, numbers),
         ),
         knee=short(numbers.knee),
-        error=float(f"{holdout.errors()['all'].median:.4g}"),
+        error=float(f"{errors(holdout['predicted_s'], holdout['latency_s']).median:.4g}"),
         power_limited={slot: 1.0 if at is None else short(float(np.exp(theta[at]))) for slot, at in limited.items()},
     )
 

@@ -198,7 +198,7 @@ def canonical(name: str) -> str:
 
 
 _ALIASES = {canonical(alias): name for name, row in ARCHITECTURES.items() for alias in (name, *row.aliases)}
-_LIBRARIES = ("torchvision", "timm")
+_LIBRARIES = {"torchvision": "torchvision.models", "timm": "timm"}  # and what to import of them
 _HIDING = threading.RLock()  # what Python has imported is everybody's: one thread at a time hides some of it
 _ATTENTION: ContextVar[str | None] = ContextVar("attention", default=None)
 
@@ -227,7 +227,7 @@ def listing(*, libraries: bool = False) -> list[dict[str, Any]]:
         {"name": name, "takes": row.kind, "size": row.size, "aliases": list(row.aliases)}
         for name, row in ARCHITECTURES.items()
     ]
-    asked = _LIBRARIES if libraries else ()
+    asked = tuple(_LIBRARIES) if libraries else ()
     listed = {f"{library}:{name}": [name] for library in asked for name in of_library(library)}
     for short, full in SHORT.items():
         listed.setdefault(full, [full.partition(":")[2]]).insert(0, short)
@@ -270,13 +270,10 @@ def build(
         )
     name = SHORT.get(canonical(name), name)
     library, colon, rest = name.partition(":")
-    if colon and library in _LIBRARIES:
+    if colon and library in (*_LIBRARIES, *SPACES):
         demand_used(name, "image", seq, image)
-        model, side = _from_library(library, rest, device, image)
-        return _built(name, model, "image", side, dtype, device)
-    if colon and library in SPACES:
-        demand_used(name, "image", seq, image)
-        model, side = _from_space(name, device)
+        of_space = library in SPACES
+        model, side = _from_space(name, device) if of_space else _from_library(library, rest, device, image)
         return _built(name, model, "image", image or side, dtype, device)
     if is_file(name):
         return _from_file(name, seq, image, dtype, device)
@@ -452,7 +449,7 @@ def _from_space(name: str, device: str) -> tuple[torch.nn.Module, int]:
 
 def _from_library(library: str, name: str, device: str, image: int | None) -> tuple[torch.nn.Module, int]:
     try:
-        module = import_module("torchvision.models" if library == "torchvision" else "timm")
+        module = import_module(_LIBRARIES[library])
     except (ImportError, RuntimeError) as error:
         if isinstance(error, ModuleNotFoundError) and (error.name or "").partition(".")[0] == library:
             raise MissingPackageError(
@@ -469,7 +466,7 @@ def _from_library(library: str, name: str, device: str, image: int | None) -> tu
 def of_library(library: str) -> list[str]:
     """Names of a library's models, without the library; none where it is not there, or cannot be imported."""
     try:
-        module = import_module("torchvision.models" if library == "torchvision" else library)
+        module = import_module(_LIBRARIES[library])
     except (ImportError, RuntimeError):
         return []
     return list(module.list_models())
@@ -502,7 +499,7 @@ def _torchvision_model(module: Any, name: str, device: str, image: int | None) -
         model = module.get_model(name, weights=None, **options)
     best = next(iter(module.get_model_weights(name)), None)
     size = getattr(getattr(best, "transforms", None), "keywords", {}).get("crop_size", 224)
-    return model, image or (size if isinstance(size, int) else size[0])
+    return model, size if isinstance(size, int) else size[0]
 
 
 def _timm_model(module: Any, name: str, device: str, image: int | None) -> tuple[torch.nn.Module, int]:
@@ -525,7 +522,7 @@ def _timm_model(module: Any, name: str, device: str, image: int | None) -> tuple
     if model is None:
         model = made()
     described = getattr(model, "pretrained_cfg", None) or {}
-    return model, image or described.get("input_size", (3, 224, 224))[-1]
+    return model, described.get("input_size", (3, 224, 224))[-1]
 
 
 def _unknown(name: str, names: list[str], missing: Sequence[str] = ()) -> UnknownModelError:

@@ -144,11 +144,3 @@ def test_what_a_row_ran_on_is_part_of_what_is_traced(tmp_path: Path) -> None:
     today, then, last = (graphs[key] for key in keys)
     assert then.launches() > today.launches()  # a convolution's bias was a kernel of its own
     assert (today.memory_format, last.memory_format) == ("contiguous", "channels_last")
-
-
-def test_a_model_that_cannot_be_built_is_left_out_where_that_is_wanted() -> None:
-    frame = pd.DataFrame([{"model": name, "batch": 1, "latency_s": 0.01, "device": "t4"} for name in ("berd", "bert")])
-    keys = keys_of(published_table.read(frame).cells)
-    lacking: dict[str, str] = {}
-    assert [key.model for key in trace_all(keys, lacking=lacking)] == ["bert"]
-    assert "no model is called 'berd'" in lacking["berd"]

@@ -15,12 +15,12 @@ from typing import NamedTuple
 
 import msgspec
 import numpy as np
+import pandas as pd
 
 from latpred import tables
 from latpred.accuracy.metrics import conformal
 from latpred.calibration.published import leave_out, published_table
 from latpred.calibration.published.joint_fit import Mask, Problem, problem, without_fp64
-from latpred.calibration.published.leave_out import HoldoutRows
 from latpred.calibration.published.parameters import OTHER_HOST
 from latpred.calibration.published.published_table import Graphs, Progress, PublishedTable, eras
 from latpred.calibration.published.row_counts import ALONE, EAGER, FIXED, MODULE, PYTHON, SCRIPTED, multiplies
@@ -155,18 +155,16 @@ def _chosen(table: PublishedTable, gpu: str | None) -> str:
     raise TableError(f"{said}; name one of: {', '.join(there)} (--gpu NAME).")
 
 
-def _accuracy(holdout: HoldoutRows | None, gpu: str, runtime: str) -> Accuracy:
-    """What was shown on one GPU in one runtime.
-
-    A model is as far off on one GPU as on another: widths come from all, since each alone has few models.
-    """
+def _accuracy(holdout: pd.DataFrame | None, gpu: str, runtime: str) -> Accuracy:
+    """What was shown on one GPU in one runtime."""
     if holdout is None:
         return NOT_TRIED
-    everywhere = holdout.where("runtime", runtime)
-    here = everywhere.where("device", gpu)
-    if here.frame.empty:
+    everywhere = holdout[holdout["runtime"] == runtime]
+    errors = leave_out.errors_by(everywhere, "device").get(gpu)
+    if errors is None:
         return NOT_TRIED
-    errors, regimes = here.errors()["all"], [*leave_out.conformal(everywhere).values()]
+    # A model is as far off on one GPU as on another: widths come from all, since each alone has few models.
+    regimes = [*leave_out.conformal(everywhere).values()]
     known = [[each.width for each in part if each.rows] for part in (regimes[:1], regimes[1:])]
     small, large = (max(own or others) for own, others in (known, known[::-1]))  # a table may have batches of one size
     return Accuracy(
@@ -234,16 +232,15 @@ def profile_of(problem: Problem, thetas: Mapping[str, Floats], accuracies: Accur
         told = unnamed_hosts(problem)
     factors = numbers[EAGER].host_factors(told)
     runtimes = {EAGER: dispatch(problem, numbers[EAGER], EAGER, spec, float(np.median(factors)), accuracies[EAGER])}
+    era = _era(problem, gpu)
     for runtime, own in numbers.items():
-        if runtime != EAGER and own.host_factors_on(gpu, runtime):
+        # Today's TorchScript has steps of its own.
+        if runtime != EAGER and era == TORCH_1_12 and own.host_factors_on(gpu, runtime):
             factor = float(np.median(own.host_factors(told))) * _shift(problem, own, runtime)
             plain = dispatch(problem, own, runtime, spec, factor, accuracies[runtime])
             kernels = _kernels(problem, own, gpu, runtime, accuracies[runtime])
             runtimes[runtime] = msgspec.structs.replace(plain, kernels=kernels)
     spread = host_spread(problem, numbers[EAGER]) if len(factors) > 1 else 0.0
-    era = _era(problem, gpu)
-    if era != TORCH_1_12:  # today's TorchScript has steps of its own
-        runtimes = {EAGER: runtimes[EAGER]}
     here = {runtime: accuracies[runtime] for runtime in runtimes}
     return DeviceProfile(
         name=spec.name,

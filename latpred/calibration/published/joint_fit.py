@@ -8,9 +8,9 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
+from functools import cache
 from typing import NamedTuple
 
-import msgspec
 import numpy as np
 import pandas as pd
 import scipy.linalg
@@ -34,7 +34,6 @@ from latpred.calibration.published.row_counts import (
 )
 from latpred.errors import MissingPackageError, TableError, UnknownGpuError
 from latpred.graph.features import Floats
-from latpred.graph.graph import ModelGraph
 from latpred.profile import gpus
 from latpred.profile.gpus import Spec
 from latpred.runtimes.legacy_torch import fuser_of
@@ -178,8 +177,7 @@ class _Loss:
         self._blocks = []
         for block in used:
             places = np.searchsorted(self._free, block.needed)
-            squares = (places[:, None] * len(self._free) + places).ravel()
-            self._blocks.append((block, weights[block.rows], log_us[block.rows], places, squares))
+            self._blocks.append((block, weights[block.rows], log_us[block.rows], places))
 
     def lowest(self) -> Floats:
         """All parameters where the loss is lowest, found by damped Gauss-Newton steps from the priors' means."""
@@ -206,17 +204,16 @@ class _Loss:
     def _at(self, free: Floats) -> _Point:
         away = free - self._means[self._free]
         loss, gradient = float((self._precision * away**2).sum()), self._precision * away
-        hessian = np.diag(self._precision)
-        squares, theta = hessian.reshape(-1), self._all(free)
-        for block, weights, log_us, places, its_squares in self._blocks:
-            state = evaluate(block, theta, derivatives=True)
+        hessian, theta = np.diag(self._precision), self._all(free)
+        for block, weights, log_us, places in self._blocks:
+            state = evaluate(block, theta)
             errors = state.log_us - log_us
             softness = np.sqrt(1.0 + (errors / SOFT) ** 2)
             # Twice the soft absolute value: quadratic near zero, linear far from it.
             loss += float((weights * (softness - 1.0)).sum()) * 2.0 * (SOFT / NOISE) ** 2
             pull = np.sqrt(weights / softness) / NOISE
             slopes = state.slopes * pull[:, None]
-            squares[its_squares] += (block.sums.T @ (block.sums.T @ (slopes.T @ slopes)).T).ravel()
+            hessian[np.ix_(places, places)] += block.sums.T @ (block.sums.T @ (slopes.T @ slopes)).T
             gradient[places] += block.sums.T @ (slopes.T @ (pull * errors))
         return _Point(free, loss, gradient, hessian)
 
@@ -265,7 +262,7 @@ def problem(
     )
     parameters = Parameters()
     blocks = blocks_of(cells, rows, datasheets, parameters)
-    work = _work([graphs[key] for key in keys], frame["batch"].tolist())
+    work = _work(graphs, keys, frame["batch"].tolist())
     made = Problem(table, rows, cells, datasheets, parameters, blocks, work)
     _demand_seconds(made)
     return made
@@ -308,18 +305,13 @@ def _cells(
     return cells, np.array([position[cell] for cell in wanted], dtype=np.int64)
 
 
-def _work(graphs: list[ModelGraph], batches: list[int]) -> pd.DataFrame:
-    known: dict[tuple[int, bool], NDArray[np.int64]] = {}
-    rows = np.empty((len(graphs), 3), dtype=np.int64)
-    for row, graph, batch in zip(rows, graphs, batches, strict=True):
-        where = id(graph), batch == 1
-        if where not in known:
-            # What moves is affine in batch, so that two batch sizes of the same ops tell all others.
-            ops = msgspec.structs.replace(graph, ops=graph.at(batch), ops_at_one=None)
-            known[where] = np.array([(ops.macs(at), ops.bytes(at), ops.launches(at)) for at in (0, 1)])
-        at_none, at_one = known[where]
-        row[:] = at_none + batch * (at_one - at_none)
-    return pd.DataFrame(rows, columns=["macs", "bytes", "launches"])
+def _work(graphs: Graphs, keys: Sequence[TraceKey], batches: Sequence[int]) -> pd.DataFrame:
+    @cache
+    def of(key: TraceKey, batch: int) -> tuple[int, int, int]:
+        graph = graphs[key]
+        return graph.macs(batch), graph.bytes(batch), graph.launches(batch)
+
+    return pd.DataFrame(map(of, keys, batches), columns=["macs", "bytes", "launches"])
 
 
 def _objects(column: Iterable[object]) -> Objects:

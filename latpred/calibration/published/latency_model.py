@@ -75,9 +75,9 @@ class _FamilyKernels(NamedTuple):
     per_n: Floats
     least: Floats  # microseconds that no prediction is below
 
-    def us(self, local: Floats, derivatives: bool = False) -> Floats:
-        """Microseconds in each of `cells` and, where they are asked for, derivatives by all `SLOTS` below them."""
-        values = np.zeros((1 + len(SLOTS) if derivatives else 1, len(self.times)))
+    def us(self, local: Floats) -> Floats:
+        """Microseconds in each of `cells`, and derivatives by all `SLOTS` below them."""
+        values = np.zeros((1 + len(SLOTS), len(self.times)))
         (_product if multiplies(self.family) else _memory)(self, np.exp(local[self.slots]), values)
         held = values[0] < self.least
         values[0, held], values[1:, held] = self.least[held], 0.0
@@ -199,19 +199,18 @@ class State(NamedTuple):
     host_share: Floats
     host_us: Floats
     device_us: Floats
-    slopes: Floats  # derivatives of log_us by local numbers, (rows, local numbers); no columns where none are asked for
+    slopes: Floats  # derivatives of log_us by local numbers, (rows, local numbers)
 
 
-def evaluate(block: Block, theta: Floats, derivatives: bool = False) -> State:
+def evaluate(block: Block, theta: Floats) -> State:
     """A block at some parameters."""
     local = block.local(theta)
     device = np.zeros(len(block.counts))
-    by_device = np.zeros((len(device), block.classes.start if derivatives else 0))
+    by_device = np.zeros((len(device), block.classes.start))
     for kernels in block.kernels:
-        us, *by_slot = kernels.us(local, derivatives)
+        us, *by_slot = kernels.us(local)
         device[kernels.cells] += us
-        if derivatives:
-            by_device[kernels.cells, kernels.slots] = np.transpose(by_slot)
+        by_device[kernels.cells, kernels.slots] = np.transpose(by_slot)
     priced = block.counts * np.exp(local[block.classes])
     host = priced.sum(axis=1) + _TINY  # kernels timed by themselves have none
     log_host = np.log(host)[block.cell] + local[block.run] + local[block.run_group]
@@ -224,24 +223,22 @@ def evaluate(block: Block, theta: Floats, derivatives: bool = False) -> State:
     share = by_one / total
     log_busy = larger + np.log(total) / power
     log_us = np.log(np.exp(log_busy) + block.waited_us) if block.waited_us else log_busy
-    slopes = np.zeros((len(share), len(local) if derivatives else 0))
-    if derivatives:
-        each, of_host = np.arange(len(share)), share[:, None]
-        slopes[:, : block.classes.start] = (1.0 - of_host) * (by_device / device[:, None])[block.cell]
-        slopes[:, block.classes] = of_host * (priced / host[:, None])[block.cell]
-        slopes[each, block.run] = share
-        slopes[each, block.run_group] = share
-        slopes[:, -1] = -np.log(total) / power + share * below_host + (1.0 - share) * below_device
-        slopes *= np.exp(log_busy - log_us)[:, None]  # the rest is waiting
+    slopes = np.zeros((len(share), len(local)))
+    each, of_host = np.arange(len(share)), share[:, None]
+    slopes[:, : block.classes.start] = (1.0 - of_host) * (by_device / device[:, None])[block.cell]
+    slopes[:, block.classes] = of_host * (priced / host[:, None])[block.cell]
+    slopes[each, block.run] = share
+    slopes[each, block.run_group] = share
+    slopes[:, -1] = -np.log(total) / power + share * below_host + (1.0 - share) * below_device
+    slopes *= np.exp(log_busy - log_us)[:, None]  # the rest is waiting
     return State(log_us, share, np.exp(log_host), np.exp(log_device), slopes)
 
 
 def _memory(kernels: _FamilyKernels, numbers: Floats, us: Floats) -> None:
-    """Fill in microseconds of kernels that move bytes, and their derivatives where there is room for them."""
+    """Fill in microseconds of kernels that move bytes, and their derivatives."""
     floor, moved = numbers[0], kernels.moved * numbers[_ACTIVATIONS]
     us[0] = floor + moved
-    if len(us) > 1:
-        us[1], us[1 + _ACTIVATIONS] = floor, moved
+    us[1], us[1 + _ACTIVATIONS] = floor, moved
 
 
 def _product(kernels: _FamilyKernels, numbers: Floats, us: Floats) -> None:
@@ -256,8 +253,6 @@ def _product(kernels: _FamilyKernels, numbers: Floats, us: Floats) -> None:
     computing = shaped + few
     above = np.sqrt(computing**2 + memory**2) + _TINY
     us[0] = floor + above
-    if len(us) == 1:
-        return
     by_compute, by_memory = computing / above, memory / above
     shaped *= by_compute
     us[1] = floor

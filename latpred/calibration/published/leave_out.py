@@ -70,36 +70,10 @@ class Coverage(NamedTuple):
     width: float
 
 
-@dataclass(frozen=True, slots=True)
-class HoldoutRows:
-    """Predictions of rows that the fit did not see."""
-
-    title: str  # what was left out
-    frame: pd.DataFrame  # rows of the table, by their index in the problem, with predicted_s
-
-    @property
-    def log_errors(self) -> Floats:
-        """Logarithm of predicted over measured."""
-        ratios: Floats = (self.frame["predicted_s"] / self.frame["latency_s"]).to_numpy(float)
-        return np.log(ratios)
-
-    def errors(self, *columns: str) -> dict[str, Errors]:
-        """Errors by the values of columns; without any, of all rows under "all"."""
-        if not columns:
-            return {"all": _errors(self.frame)}
-        return {
-            " ".join(map(str, name)): _errors(group) for name, group in self.frame.groupby(list(columns), sort=True)
-        }
-
-    def where(self, column: str, value: str) -> HoldoutRows:
-        """The rows that have a value in a column."""
-        return HoldoutRows(f"{self.title}, {value}", self.frame[self.frame[column] == value])
-
-
 def by_column(
     problem: Problem, by: str, progress: Progress | None = None, *, gpus: Sequence[str] | None = None, shots: int = 0
-) -> HoldoutRows:
-    """Every model, GPU, run, design of multiprocessors, source or named host predicted from all others.
+) -> pd.DataFrame:
+    """Rows of a table, by their index in the problem, predicted without their model, GPU or whatever else of `WHOLE`.
 
     Runs, and models where there are many, are left out by tenths; with `gpus`, only the models that these have. One row
     of each run tells its host, unless it is hosts that are left out, which are known by their names; where models are,
@@ -133,21 +107,21 @@ def _tenths(names: Objects) -> list[Objects]:
     return np.array_split(drawn, min(TENTHS, len(drawn)))
 
 
-def _predicted(problem: Problem, title: str, folds: Sequence[_Fold], progress: Progress | None) -> HoldoutRows:
+def _predicted(problem: Problem, title: str, folds: Sequence[_Fold], progress: Progress | None) -> pd.DataFrame:
     """Predictions of what each fold leaves out; where there is much to do, several folds are fitted at a time."""
     large = len(folds) * len(problem.rows) >= FEWEST_BESIDE
     processes = min(joblib.cpu_count(), MOST_PROCESSES, len(folds)) if large else 1
     calls = (joblib.delayed(Problem.thetas)(problem, fitted) for _, fitted in folds)
     fits = joblib.Parallel(n_jobs=processes, batch_size=1, max_nbytes=None, return_as="generator")(calls)
-    parts = []
+    parts: list[pd.DataFrame] = []
     for (name, fitted), thetas in zip(folds, fits, strict=True):
         if progress is not None:
             progress(f"{title}: {name}")
         for runtime, theta in thetas.items():
             rows = ~fitted & (problem.rows.runtime == runtime)
             made = {"predicted_s": problem.predict(theta)[rows], HOST_SHARE: problem.host_shares(theta)[rows]}
-            parts.append(problem.table.cells[rows].assign(**made, **dict(problem.work[rows])))
-    return HoldoutRows(title, pd.concat(parts))
+            parts.append(problem.table.cells[rows].assign(**made, **dict(problem.work[rows]), left_out=title))
+    return pd.concat(parts)
 
 
 def tells_hosts(problem: Problem) -> Mask:
@@ -157,10 +131,7 @@ def tells_hosts(problem: Problem) -> Mask:
 
 
 def _one_of_each_run(problem: Problem, mine: Mask) -> Mask:
-    """One row of each run: of its smallest batch, of the model that most rows have.
-
-    None of a run that has only large batches or large models: in those the host has no part.
-    """
+    """One row of each run in which its host has a part: of the smallest batch, of the model that most rows have."""
     rows = problem.rows
     common = pd.Series(rows.model).groupby(rows.model).transform("size")
     frame = pd.DataFrame({"run": rows.run, "batch": rows.batch, "common": -common, "model": rows.model.astype(str)})
@@ -171,17 +142,23 @@ def _one_of_each_run(problem: Problem, mine: Mask) -> Mask:
     return chosen
 
 
-def _errors(frame: pd.DataFrame) -> Errors:
-    return metrics.errors(frame["predicted_s"], frame["latency_s"], list(frame["model"]))
+def _errors(holdout: pd.DataFrame) -> Errors:
+    return metrics.errors(holdout["predicted_s"], holdout["latency_s"], list(holdout["model"]))
+
+
+def errors_by(holdout: pd.DataFrame, *columns: str) -> dict[str, Errors]:
+    """Errors of rows that the fit did not see, by the values of columns."""
+    return {" ".join(map(str, name)): _errors(group) for name, group in holdout.groupby(list(columns), sort=True)}
 
 
 # -- intervals and knees -------------------------------------------------------------------------------------------
 
 
-def conformal(holdout: HoldoutRows) -> dict[str, Coverage]:
+def conformal(holdout: pd.DataFrame) -> dict[str, Coverage]:
     """90 % intervals of each model from the errors of all others, and how many rows they hold, regime by regime."""
-    sizes, models = np.abs(holdout.log_errors), holdout.frame["model"].to_numpy(object)
-    batch = holdout.frame["batch"].to_numpy(np.int64)
+    ratios: Floats = (holdout["predicted_s"] / holdout["latency_s"]).to_numpy(float)
+    sizes, models = np.abs(np.log(ratios)), holdout["model"].to_numpy(object)
+    batch = holdout["batch"].to_numpy(np.int64)
     regimes = {
         f"batch 1 to {SMALL}": batch <= SMALL,
         "between": (batch > SMALL) & (batch < LARGE),
@@ -198,14 +175,14 @@ def conformal(holdout: HoldoutRows) -> dict[str, Coverage]:
     return coverage
 
 
-def knees(holdout: HoldoutRows) -> tuple[int, float]:
+def knees(holdout: pd.DataFrame) -> tuple[int, float]:
     """How many curves bend, and the share of them whose knee is predicted within a factor of two.
 
     A curve that does not bend within its batches has its knee beyond them: the other side's must then lie within a
     factor of two of the largest batch.
     """
     good = []
-    for _, curve in holdout.frame.sort_values("batch").groupby(_CURVE, sort=True):
+    for _, curve in holdout.sort_values("batch").groupby(_CURVE, sort=True):
         batch = curve["batch"].to_numpy(float)
         if curve["batch"].nunique() < 4 or batch.min() != 1:
             continue
@@ -217,13 +194,13 @@ def knees(holdout: HoldoutRows) -> tuple[int, float]:
     return len(good), float(np.mean(good)) if good else np.nan
 
 
-def regimes_named(holdout: HoldoutRows) -> tuple[int, float]:
+def regimes_named(holdout: pd.DataFrame) -> tuple[int, float]:
     """How many cells have a regime that their measured curve shows, and the share of them that is named right.
 
     Where latency stays the same to both neighbours a cell is framework-bound, where it rises on both sides it is not.
     """
     right = []
-    for _, curve in holdout.frame.groupby(_CURVE, sort=True):
+    for _, curve in holdout.groupby(_CURVE, sort=True):
         measured, share = (curve.groupby("batch")[name].median() for name in ("latency_s", HOST_SHARE))
         if len(measured) < 2:
             continue
@@ -237,9 +214,9 @@ def regimes_named(holdout: HoldoutRows) -> tuple[int, float]:
 # -- simpler predictors --------------------------------------------------------------------------------------------
 
 
-def _for_models(problem: Problem, holdout: HoldoutRows) -> dict[str, Errors]:
+def _for_models(problem: Problem, holdout: pd.DataFrame) -> dict[str, Errors]:
     """Errors of simpler predictors on eager rows, each fitted to the models that were not left out."""
-    frame = holdout.frame[holdout.frame["runtime"] == EAGER].reset_index(drop=True)
+    frame = holdout[holdout["runtime"] == EAGER].reset_index(drop=True)
     errors = {
         one.idea: _errors(frame.assign(predicted_s=one.latency_s).dropna(subset="predicted_s"))
         for one in baselines.all_baselines(frame)
@@ -255,7 +232,7 @@ def _for_gpus(problem: Problem) -> dict[str, Errors]:
     typical = cells.groupby(["device", *_SAME])["latency_s"].median()
     errors = {}
     for gpu, sheet in sorted(sheets.items()):
-        others = {name: np.abs(np.subtract(other, sheet)).sum() for name, other in sheets.items() if name != gpu}
+        others = {name: np.abs(other - sheet).sum() for name, other in sheets.items() if name != gpu}
         nearest = min(others, key=others.__getitem__)
         own = cells[(cells["device"] == gpu) & (cells["runtime"] == EAGER)]
         copied = own.join(typical[nearest].rename("predicted_s"), on=_SAME).dropna(subset="predicted_s")
@@ -303,10 +280,9 @@ def _features(problem: Problem) -> Floats:
     ).astype(float)
 
 
-def _sheet(spec: Spec) -> tuple[float, float, float]:
+def _sheet(spec: Spec) -> Floats:
     """Logarithms of what a datasheet says of speed."""
-    peak = spec.peak_macs_per_us("fp32")
-    return float(np.log(peak)), float(np.log(spec.bandwidth_bytes_per_us)), float(np.log(spec.multiprocessors))
+    return np.log([spec.peak_macs_per_us("fp32"), spec.bandwidth_bytes_per_us, spec.multiprocessors])
 
 
 # -- the report ----------------------------------------------------------------------------------------------------
@@ -373,18 +349,18 @@ def evaluate_left_out(problem: Problem, by: str, *, progress: Progress | None = 
         raise UsageError(f"The table has one {by} only ({min(values)!r}): leaving it out leaves nothing to fit.")
     parts = [by_column(problem, by, progress, shots=shots) for shots in ((0, SHOTS) if by == "gpu" else (0,))]
     figures: dict[str, Errors] = {}
-    for part in parts:
-        sized = part.frame.assign(batch=np.where(part.frame["batch"] <= FEW, f"batch 1 to {FEW}", "larger batches"))
+    cells = pd.concat(parts)
+    for title, part in cells.groupby("left_out", sort=False):
+        sized = part.assign(batch=np.where(part["batch"] <= FEW, f"batch 1 to {FEW}", "larger batches"))
         for split in ("precision", "batch", "device"):
             columns = ("runtime", split) if len(set(sized[split])) > 1 else ("runtime",)
-            errors = HoldoutRows(part.title, sized).errors
-            figures |= {f"{part.title}, {name}": one for name, one in (errors("runtime") | errors(*columns)).items()}
-    first, has_eager = parts[0], bool((problem.rows.runtime == EAGER).any())
-    eager = first.where("runtime", EAGER) if (first.frame["runtime"] == EAGER).any() else first
+            groups = errors_by(sized, "runtime") | errors_by(sized, *columns)
+            figures |= {f"{title}, {name}": one for name, one in groups.items()}
+    of_eager = parts[0]["runtime"] == EAGER
+    eager = parts[0][of_eager] if of_eager.any() else parts[0]
     compared: dict[str, Errors] = {}
-    if has_eager and by in ("model", "gpu"):
+    if (problem.rows.runtime == EAGER).any() and by in ("model", "gpu"):
         compared = _for_models(problem, eager) if by == "model" else _for_gpus(problem)
-    slowest = problem.slowest()[eager.frame.index]
     return LeaveOutReport(
         by=by,
         figures=figures,
@@ -392,9 +368,9 @@ def evaluate_left_out(problem: Problem, by: str, *, progress: Progress | None = 
         knees=knees(eager),
         regime=regimes_named(eager),
         coverage=conformal(eager),
-        by_model=eager.errors("model"),
-        by_class=HoldoutRows("", eager.frame.assign(slowest=slowest)).errors("slowest"),
-        cells=pd.concat([part.frame.assign(left_out=part.title) for part in parts], ignore_index=True),
+        by_model=errors_by(eager, "model"),
+        by_class=errors_by(eager.assign(slowest=problem.slowest()[eager.index]), "slowest"),
+        cells=cells.reset_index(drop=True),
         notes=(
             *problem.table.notes,
             f"{FORMS_TRIED} forms of the latency model were judged on the framework-tax table by leaving out models.",

@@ -119,9 +119,9 @@ ENGINE_KERNEL = 0.3  # the same in engines, which choose their own kernels
 
 
 class Parameters:
-    """Parameters by name, each with a prior of its logarithm; asking for a local number adds those that it needs.
+    """Parameters by name, each with a prior of its logarithm.
 
-    Every local number is a list of positions of parameters, which add up to its logarithm.
+    Asking for a local number adds those that it needs, and gives their positions.
     """
 
     def __init__(self) -> None:
@@ -180,11 +180,8 @@ class Parameters:
         return terms
 
     def run(self, run: str, host: str = "") -> tuple[int, ...]:
-        """Parameters of a run's host factor: a host that is named has one, from which its runs differ little.
-
-        Factors of named hosts are over the middle host, as those of the runs of hosts that nobody names.
-        """
-        middle = self._add(("middle host",), MIDDLE_HOST)
+        """Parameters of a run's host factor: a host that is named has one, from which its runs differ little."""
+        middle = self._add(("middle host",), MIDDLE_HOST)  # factors of all hosts are over this one's
         if not hosts.known(host):
             return middle, self._add(("run", run), RUN)
         known = hosts.find(host)

@@ -90,7 +90,15 @@ class EncoderLayer(nn.Module):
     """Attention and feed-forward with residuals, norm before or after."""
 
     def __init__(
-        self, width: int, heads: int, hidden: int, *, attention: str, activation: str, norm: str, pre_norm: bool
+        self,
+        width: int,
+        heads: int,
+        hidden: int,
+        *,
+        pre_norm: bool,
+        attention: str = "fused",
+        activation: str = "gelu",
+        norm: str = "layer",
     ) -> None:
         super().__init__()
         self.pre_norm = pre_norm
@@ -158,11 +166,10 @@ class TokenNetwork(nn.Module):
 def conv_norm(
     c_in: int, c_out: int, kernel: int, stride: int = 1, groups: int = 1, activation: str | None = "relu"
 ) -> nn.Sequential:
-    layers: list[nn.Module] = [
-        nn.Conv2d(c_in, c_out, kernel, stride, kernel // 2, groups=groups, bias=False),
-        nn.BatchNorm2d(c_out),
-    ]
-    return nn.Sequential(*layers, *([] if activation is None else [_ACTIVATIONS[activation]()]))
+    convolution = nn.Conv2d(c_in, c_out, kernel, stride, kernel // 2, groups=groups, bias=False)
+    return nn.Sequential(
+        convolution, nn.BatchNorm2d(c_out), *([] if activation is None else [_ACTIVATIONS[activation]()])
+    )
 
 
 class SqueezeExcite(nn.Module):
@@ -326,14 +333,12 @@ class ConvNextBlock(nn.Module):
 class WindowBlock(nn.Module):
     """Attention inside windows of a channels-last map, shifted by a roll."""
 
-    index: torch.Tensor
-
     def __init__(self, width: int, heads: int, window: int, *, shift: int) -> None:
         super().__init__()
         self.heads, self.window, self.shift = heads, window, shift
         self.norm, self.qkv, self.out = nn.LayerNorm(width), nn.Linear(width, 3 * width), nn.Linear(width, width)
         self.bias = nn.Parameter(torch.zeros((2 * window - 1) ** 2, heads))
-        self.register_buffer("index", torch.zeros(window**4, dtype=torch.long), persistent=False)
+        self.index = nn.Buffer(torch.zeros(window**4, dtype=torch.long), persistent=False)
         self.mlp = nn.Sequential(
             nn.LayerNorm(width), nn.Linear(width, 4 * width), nn.GELU(), nn.Linear(4 * width, width)
         )
@@ -428,11 +433,9 @@ class MixerNetwork(nn.Module):
 
 
 class RecurrentNetwork(nn.Module):
-    """Embedding, recurrent layers one after the other, classifier.
+    """Embedding, recurrent layers one after the other, classifier."""
 
-    Of each layer: "lstm", "gru" or "rnn", width of its state, layers within it, and whether it runs both ways.
-    """
-
+    # Of each layer: "lstm", "gru" or "rnn", width of its state, layers within it, and whether it runs both ways.
     def __init__(self, width: int, recurrences: Sequence[tuple[str, int, int, bool]]) -> None:
         super().__init__()
         self.words = nn.Embedding(VOCABULARY, width)

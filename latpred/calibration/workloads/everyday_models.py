@@ -19,13 +19,13 @@ from latpred.calibration.workloads.gate_models import (
     Patches,
     PlacedWords,
     Residual,
-    ResidualSum,
     SqueezedChannels,
     States,
     Take,
     Transposed,
     attended,
     basic,
+    bottleneck,
     conv,
     feed_forward,
     inverted,
@@ -251,14 +251,9 @@ def bottleneck_transformer() -> nn.Module:
     """BoTNet: two bottlenecks of ResNet, then two with attention over 8 x 8 in place of their middle convolution."""
     middles: list[nn.Module] = [conv(16, 16, 3), conv(32, 32, 3, 2)]
     middles += [nn.Sequential(_MapAttention(64, 4, 8), nn.BatchNorm2d(64), nn.ReLU()) for _ in range(2)]
-    steps = zip(middles, (32, 64, 128, 256), (64, 128, 256, 256), (1, 2, 1, 1), strict=True)
     stem = [conv(3, 32, 7, stride=2), nn.MaxPool2d(3, 2, 1)]
-    return nn.Sequential(*stem, *starmap(_around, steps), pooled_head(256, 50))
-
-
-def _around(middle: nn.Module, before: int, after: int, stride: int) -> nn.Module:
-    last = conv(after // 4, after, 1, activation=nn.Identity)
-    return ResidualSum(nn.Sequential(conv(before, after // 4, 1), middle, last), before, after, stride)
+    steps = zip((32, 64, 128, 256), (64, 128, 256, 256), (1, 2, 1, 1), middles, strict=True)
+    return nn.Sequential(*stem, *starmap(bottleneck, steps), pooled_head(256, 50))
 
 
 def convolution_then_attention() -> nn.Module:
@@ -390,9 +385,9 @@ class AtrousSegmenter(nn.Module):
 
     def __init__(self, width: int = 40) -> None:
         super().__init__()
-        dilated = Residual(_dilated(width, 2), _dilated(width, 2))
+        dilated = Residual(conv(width, width, 3, dilation=2), conv(width, width, 3, dilation=2))
         self.backbone = nn.Sequential(conv(3, 24, 3, stride=2), basic(24, width, 2), dilated)
-        self.branches = nn.ModuleList([conv(width, width, 1), *(_dilated(width, rate) for rate in (3, 6, 9))])
+        self.branches = nn.ModuleList([conv(width, width, 1), *(conv(width, width, 3, dilation=d) for d in (3, 6, 9))])
         self.pooled = nn.Sequential(nn.AdaptiveAvgPool2d(1), conv(width, width, 1))
         self.classes = nn.Sequential(conv(5 * width, width, 1), nn.Conv2d(width, 8, 1))
 
@@ -401,8 +396,3 @@ class AtrousSegmenter(nn.Module):
         pooled = F.interpolate(self.pooled(inner), inner.shape[2:], mode="bilinear", align_corners=False)
         out = self.classes(torch.cat([*(branch(inner) for branch in self.branches), pooled], 1))
         return F.interpolate(out, x.shape[2:], mode="bilinear", align_corners=False)
-
-
-def _dilated(width: int, rate: int) -> nn.Module:
-    convolution = nn.Conv2d(width, width, 3, padding=rate, dilation=rate, bias=False)
-    return nn.Sequential(convolution, nn.BatchNorm2d(width), nn.ReLU())

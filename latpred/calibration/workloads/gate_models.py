@@ -1,4 +1,4 @@
-"""Networks in plain torch that the gate times whole, and some of the suites' own; each function builds one.
+"""Networks in plain torch that the gate times whole, and some of the suites' own.
 
 First come layers, which the networks of the suite "everyday" share (`everyday_models`). Generated networks have blocks
 of their own (`blocks`), so that what is judged shares no code with what is fitted.
@@ -29,9 +29,16 @@ def mlp(*widths: int, activation: Activation = nn.ReLU) -> nn.Sequential:
 
 
 def conv(
-    before: int, after: int, kernel: int, stride: int = 1, groups: int = 1, activation: Activation = nn.ReLU
+    before: int,
+    after: int,
+    kernel: int,
+    stride: int = 1,
+    groups: int = 1,
+    activation: Activation = nn.ReLU,
+    dilation: int = 1,
 ) -> nn.Sequential:
-    convolution = nn.Conv2d(before, after, kernel, stride, kernel // 2, groups=groups, bias=False)
+    padding = dilation * (kernel // 2)
+    convolution = nn.Conv2d(before, after, kernel, stride, padding, dilation, groups, bias=False)
     return nn.Sequential(convolution, nn.BatchNorm2d(after), activation())
 
 
@@ -41,7 +48,15 @@ def basic(before: int, after: int, stride: int = 1) -> nn.Module:
     return ResidualSum(body, before, after, stride)
 
 
-def inverted(before: int, after: int, stride: int, *extra: nn.Module, activation: Activation = nn.SiLU) -> nn.Module:
+def bottleneck(before: int, after: int, stride: int, middle: nn.Module | None = None) -> nn.Module:
+    """ResNet's block of three convolutions, or with something else in the place of the middle one."""
+    narrow = after // 4
+    last = conv(narrow, after, 1, activation=nn.Identity)
+    body = nn.Sequential(conv(before, narrow, 1), middle or conv(narrow, narrow, 3, stride), last)
+    return ResidualSum(body, before, after, stride)
+
+
+def inverted(before: int, after: int, stride: int, *extra: nn.Module, activation: Activation) -> nn.Module:
     """MobileNet's block: four times the channels, a depthwise convolution, what is extra, few channels again."""
     wide = 4 * before
     layers = [
@@ -158,7 +173,7 @@ class Patches(nn.Module):
         return self.cut(x).flatten(2).transpose(1, 2)
 
 
-class ClassToken(nn.Module):
+class _ClassToken(nn.Module):
     """An image cut into patches behind a learned token."""
 
     def __init__(self, width: int, side: int, patches: int) -> None:
@@ -171,7 +186,7 @@ class ClassToken(nn.Module):
         return torch.cat([self.token.expand(x.shape[0], -1, -1), self.cut(x)], 1) + self.positions
 
 
-class MixedTokens(nn.Module):
+class _MixedTokens(nn.Module):
     """The half of an MLP-Mixer's layer that mixes tokens, normalised first."""
 
     def __init__(self, width: int, tokens: int, hidden: int) -> None:
@@ -193,7 +208,7 @@ class PlacedWords(nn.Module):
         return self.words(ids) + self.places(torch.arange(ids.shape[1], device=ids.device))
 
 
-class StandardConv(nn.Conv2d):
+class _StandardConv(nn.Conv2d):
     """A convolution whose weights are standardised in every forward pass, as timm does it."""
 
     def __init__(self, before: int, after: int, kernel: int, stride: int = 1, padding: int = 0):
@@ -227,7 +242,7 @@ class SqueezedChannels(nn.Module):
         return x * torch.sigmoid(self.weigh(x.mean((2, 3), keepdim=True)))
 
 
-class GatedChannels(nn.Module):
+class _GatedChannels(nn.Module):
     """The same as MobileNetV3 has it, in functions and with a hard sigmoid."""
 
     def __init__(self, channels: int) -> None:
@@ -260,9 +275,17 @@ def recurrent(
     return nn.Sequential(*first, States(rnn), *heads[head], nn.Linear(width, outputs))
 
 
-def lstm_tagger() -> nn.Module:
+class LstmTagger(nn.Module):
     """A tagger of words: an embedding, two layers of LSTM in both directions, a classifier for each word."""
-    return _Tagger(width=256)
+
+    def __init__(self, width: int = 256) -> None:
+        super().__init__()
+        self.embedding = nn.Embedding(VOCABULARY, width)
+        self.lstm = nn.LSTM(width, width, num_layers=2, bidirectional=True, batch_first=True)
+        self.classifier = nn.Linear(2 * width, 32)
+
+    def forward(self, tokens: Tensor) -> Tensor:
+        return self.classifier(self.lstm(self.embedding(tokens))[0])
 
 
 def gate_speech() -> nn.Module:
@@ -317,13 +340,13 @@ def small_resnet() -> nn.Module:
 def bottleneck_resnet() -> nn.Module:
     """ResNet of bottlenecks, its widths from 64 to 256."""
     steps = ((32, 64, 1), (64, 64, 1), (64, 128, 2), (128, 128, 1), (128, 256, 2), (256, 256, 1))
-    return nn.Sequential(conv(3, 32, 3, stride=2), *starmap(_bottleneck, steps), pooled_head(256, 50))
+    return nn.Sequential(conv(3, 32, 3, stride=2), *starmap(bottleneck, steps), pooled_head(256, 50))
 
 
 def standardised() -> nn.Module:
     """Standardised weights and group normalisation, as BiT has them."""
     steps = ((40, 40, 1), (40, 80, 2), (80, 80, 1), (80, 160, 2))
-    stem, blocks = StandardConv(3, 40, 3, stride=2, padding=1), starmap(_Standardised, steps)
+    stem, blocks = _StandardConv(3, 40, 3, stride=2, padding=1), starmap(_Standardised, steps)
     return nn.Sequential(stem, *blocks, pooled_head(160, 50))
 
 
@@ -334,7 +357,7 @@ def gated_mobilenet() -> nn.Module:
     """Inverted residuals with gated channels, as MobileNetV3 has them."""
     layers: list[nn.Module] = [conv(3, 16, 3, stride=2, activation=nn.Hardswish)]
     for before, after, stride in ((16, 24, 2), (24, 24, 1), (24, 40, 2), (40, 40, 1), (40, 80, 2), (80, 80, 1)):
-        gate = (GatedChannels(4 * before),) if after >= 40 else ()
+        gate = (_GatedChannels(4 * before),) if after >= 40 else ()
         layers.append(inverted(before, after, stride, *gate, activation=nn.Hardswish))
     return nn.Sequential(*layers, conv(80, 320, 1, activation=nn.Hardswish), pooled_head(320, 50))
 
@@ -368,18 +391,34 @@ def small_densenet() -> nn.Module:
 def vision_transformer() -> nn.Module:
     """ViT with a class token, 3 layers of width 160."""
     layers = [transformer_layer(160, 5) for _ in range(3)]
-    return nn.Sequential(ClassToken(160, 8, 64), *layers, Take(0), norm_head(160, 50))
+    return nn.Sequential(_ClassToken(160, 8, 64), *layers, Take(0), norm_head(160, 50))
 
 
 def mixer(width: int, tokens: int, along: int, layers: int, classes: int) -> nn.Module:
     """MLP-Mixer over patches of 8 x 8, whose hidden layer along the tokens has the width `along`."""
-    blocks = [nn.Sequential(MixedTokens(width, tokens, along), feed_forward(width, 4 * width)) for _ in range(layers)]
+    blocks = [nn.Sequential(_MixedTokens(width, tokens, along), feed_forward(width, 4 * width)) for _ in range(layers)]
     return nn.Sequential(Patches(width, 8), *blocks, Mean(), norm_head(width, classes))
 
 
-def unet() -> nn.Module:
+class UNet(nn.Module):
     """A U-Net of three depths that segments images: convolutions down, transposed ones up, joined at each depth."""
-    return _UNet(3, (24, 48, 96, 192), 4)
+
+    def __init__(self, widths: tuple[int, ...] = (24, 48, 96, 192)) -> None:
+        super().__init__()
+        steps = list(reversed(list(pairwise(widths))))
+        self.down = nn.ModuleList(starmap(_pair, pairwise((3, *widths))))
+        self.up = nn.ModuleList(_pair(2 * low, low) for low, _ in steps)
+        self.grow = nn.ModuleList(nn.ConvTranspose2d(high, low, 2, stride=2) for low, high in steps)
+        self.classes = nn.Conv2d(widths[0], 4, 1)
+
+    def forward(self, x: Tensor) -> Tensor:
+        maps: list[Tensor] = []
+        for block in self.down:
+            maps.append(block(F.max_pool2d(maps[-1], 2) if maps else x))
+        x = maps.pop()
+        for grow, block in zip(self.grow, self.up, strict=True):
+            x = block(torch.cat([maps.pop(), grow(x)], 1))
+        return self.classes(x)
 
 
 # -- their blocks ----------------------------------------------------------------------------------------------------
@@ -398,17 +437,6 @@ class _Weighed(nn.Module):
     def forward(self, states: Tensor) -> Tensor:
         weights = self.score(states).softmax(1)
         return (weights * states).sum(1)
-
-
-class _Tagger(nn.Module):
-    def __init__(self, width: int) -> None:
-        super().__init__()
-        self.embedding = nn.Embedding(VOCABULARY, width)
-        self.lstm = nn.LSTM(width, width, num_layers=2, bidirectional=True, batch_first=True)
-        self.classifier = nn.Linear(2 * width, 32)
-
-    def forward(self, tokens: Tensor) -> Tensor:
-        return self.classifier(self.lstm(self.embedding(tokens))[0])
 
 
 class _SelfAttention(nn.Module):
@@ -456,20 +484,13 @@ class _GatedHidden(nn.Module):
         return self.down(F.silu(self.gate(x)) * self.up(x))
 
 
-def _bottleneck(before: int, after: int, stride: int) -> nn.Module:
-    narrow = after // 4
-    last = conv(narrow, after, 1, activation=nn.Identity)
-    body = nn.Sequential(conv(before, narrow, 1), conv(narrow, narrow, 3, stride), last)
-    return ResidualSum(body, before, after, stride)
-
-
 class _Standardised(nn.Module):
     def __init__(self, before: int, after: int, stride: int) -> None:
         super().__init__()
         self.norm, self.again = nn.GroupNorm(8, before), nn.GroupNorm(8, after)
-        self.first, self.second = StandardConv(before, after, 3, stride, 1), StandardConv(after, after, 3, 1, 1)
+        self.first, self.second = _StandardConv(before, after, 3, stride, 1), _StandardConv(after, after, 3, 1, 1)
         same = stride == 1 and before == after
-        self.shortcut = nn.Identity() if same else StandardConv(before, after, 1, stride)
+        self.shortcut = nn.Identity() if same else _StandardConv(before, after, 1, stride)
 
     def forward(self, x: Tensor) -> Tensor:
         return self.shortcut(x) + self.second(F.relu(self.again(self.first(F.relu(self.norm(x))))))
@@ -518,27 +539,6 @@ class _ConvNext(nn.Module):
     def forward(self, x: Tensor) -> Tensor:
         inner = self.mix(self.norm(self.depthwise(x).permute(0, 2, 3, 1)))
         return x + (self.scale * inner).permute(0, 3, 1, 2)
-
-
-class _UNet(nn.Module):
-    """Pairs of convolutions down and up again; maps grow by transposed convolutions."""
-
-    def __init__(self, channels: int, widths: tuple[int, ...], classes: int) -> None:
-        super().__init__()
-        steps = list(reversed(list(pairwise(widths))))
-        self.down = nn.ModuleList(_pair(before, after) for before, after in pairwise((channels, *widths)))
-        self.up = nn.ModuleList(_pair(2 * low, low) for low, _ in steps)
-        self.grow = nn.ModuleList(nn.ConvTranspose2d(high, low, 2, stride=2) for low, high in steps)
-        self.classes = nn.Conv2d(widths[0], classes, 1)
-
-    def forward(self, x: Tensor) -> Tensor:
-        maps: list[Tensor] = []
-        for block in self.down:
-            maps.append(block(F.max_pool2d(maps[-1], 2) if maps else x))
-        x = maps.pop()
-        for grow, block in zip(self.grow, self.up, strict=True):
-            x = block(torch.cat([maps.pop(), grow(x)], 1))
-        return self.classes(x)
 
 
 def _pair(before: int, after: int) -> nn.Sequential:

@@ -159,12 +159,8 @@ def real_inputs(spec: NetworkSpec, precision: str, device: str = "cpu", batch: i
 
 
 def graph_in(spec: NetworkSpec, precision: str, runtime: str, kind: str) -> ModelGraph:
-    """What a runtime runs for a spec's network on a kind of device.
-
-    It is found again by its structure after the first time. The simulated device runs graphs and not models, so an
-    estimated graph serves it as well as one that takes the runtime's tools seconds to find.
-    """
-    if kind == "simulated":
+    """What a runtime runs for a spec's network on a kind of device."""
+    if kind == "simulated":  # which runs graphs and not models: an estimated one serves it as well
         return fitting(graph(spec, precision), runtime, target_of(kind))
     own = graph(spec, precision)
     source = Source(own, partial(real_model, spec, precision), lambda batch: real_inputs(spec, precision, batch=batch))
@@ -216,29 +212,19 @@ def _decoder(rng: random.Random, spec: NetworkSpec) -> nn.Module:
 
 
 def strides(side: int, stages: int, *, pooled: bool) -> list[int]:
-    """Strides of the stages of a convolutional network, so that it is valid whatever was drawn.
-
-    Each stage but the first halves its map, at first of `side` pixels, where that has two pixels to halve. Pooling
-    gives no result on a single pixel, and a convolution has nothing to stride over there, so such a stage keeps its
-    map. Pooling leaves out an odd pixel; a padded convolution does not.
-
-    >>> strides(3, 3, pooled=False), strides(3, 3, pooled=True)
-    ([1, 2, 2], [1, 2, 1])
-    """
+    """Strides of the stages of a convolutional network: each but the first halves its map, unless that is one pixel."""
     steps = [1]
     while len(steps) < stages:
         steps.append(2 if side > 1 else 1)
-        side = max(1, side // 2 if pooled else (side + 1) // 2)
+        side = max(1, side // 2 if pooled else (side + 1) // 2)  # pooling leaves out an odd pixel
     return steps
 
 
 def _stages(
     rng: random.Random, spec: NetworkSpec, block: Callable[[int, int, int], nn.Module], *, pooled: bool = False
 ) -> nn.Module:
-    """A convolutional network: stem, two or three stages of growing width, pooling, classifier.
-
-    A stem of large stride leaves what the late stages of a deep network see: small maps of many channels.
-    """
+    """A convolutional network: stem, two or three stages of growing width, pooling, classifier."""
+    # A stem of large stride leaves what the late stages of a deep network see: small maps of many channels.
     kernel, stride = rng.choice(((3, 1), (3, 2), (7, 2), (4, 4), (8, 8), (16, 16)))
     width = _multiple(spec.width / (2 if stride < 4 else 1), 8)
     layers: list[nn.Module] = [blocks.conv_norm(3, width, kernel, stride, activation=rng.choice(("relu", "silu")))]
@@ -283,10 +269,7 @@ def _mobile(rng: random.Random, spec: NetworkSpec) -> nn.Module:
 def _patch(rng: random.Random, spec: NetworkSpec) -> nn.Module:
     width, heads = _heads(rng, spec.width)
     side = rng.choice([side for side in (4, 8, 16, 32) if spec.size // side >= 2 and spec.size % side == 0] or [4])
-    layers = [
-        blocks.EncoderLayer(width, heads, 4 * width, attention="fused", activation="gelu", norm="layer", pre_norm=True)
-        for _ in range(rng.choice((1, 2)))
-    ]
+    layers = [blocks.EncoderLayer(width, heads, 4 * width, pre_norm=True) for _ in range(rng.choice((1, 2)))]
     return blocks.PatchNetwork(width, side, spec.size, layers, classes=rng.choice((10, 1000)))
 
 
@@ -314,9 +297,7 @@ def _dense(rng: random.Random, spec: NetworkSpec) -> nn.Module:
 
 def _audio(rng: random.Random, spec: NetworkSpec) -> nn.Module:
     width, heads = _heads(rng, min(spec.width, 768))
-    layer = blocks.EncoderLayer(
-        width, heads, 4 * width, attention="fused", activation="gelu", norm="layer", pre_norm=False
-    )
+    layer = blocks.EncoderLayer(width, heads, 4 * width, pre_norm=False)
     return blocks.AudioNetwork(_multiple(spec.width / 2, 16), width, layer, group_norm=rng.random() < 0.5)
 
 

@@ -124,9 +124,7 @@ def seeded(make: Callable[[], nn.Module], device: str, precision: str) -> nn.Mod
 def keep_lively(model: nn.Module) -> None:
     """Give convolutions and batch normalisations weights that keep signals at their size from layer to layer.
 
-    Some architectures start from weights so small that, without the statistics that training learns, the signals of a
-    deep network fade into denormal numbers. Processors take several times as long for those, and no trained model makes
-    them: EfficientNet-B0 took four times its time.
+    Else the signals of some untrained networks fade into denormal numbers: EfficientNet-B0 took four times its time.
     """
     for module in model.modules():
         if isinstance(module, nn.Conv1d | nn.Conv2d | nn.Conv3d) and not parametrize.is_parametrized(module):
@@ -234,11 +232,7 @@ class Suite:
 
 @cache
 def get(name: str) -> Suite:
-    """A suite by name.
-
-    >>> len(get("blind").ready)
-    26
-    """
+    """A suite by name."""
     if name not in (*NAMES, GATE):
         raise UsageError(f"There is no suite {name!r}. Use one of {', '.join(NAMES)}.")
     file = msgspec.json.decode((files("latpred.models") / "suites" / f"{name}.json").read_bytes(), type=_File)
@@ -263,13 +257,12 @@ def _workload(row: _Row, vocabulary: int) -> Workload:
     source, _, what = row.model.partition(":")
     tokens = row.takes == "seq"
 
-    def maker() -> Callable[[], nn.Module]:
-        if source == "transformers":
-            return published(what, {**({"vocab_size": vocabulary} if tokens else {}), **row.config}, row.form)
-        return partial(getattr(import_module(f"{__package__}.{source}"), what), **row.config)
-
     def build(device: str, precision: str) -> tuple[nn.Module, Inputs]:
-        if source not in (*_PLAIN, "transformers"):
+        if source == "transformers":
+            make = published(what, {**({"vocab_size": vocabulary} if tokens else {}), **row.config}, row.form)
+        elif source in _PLAIN:
+            make = partial(getattr(import_module(f"{__package__}.{source}"), what), **row.config)
+        else:
             return workloads_of(row.model, image=row.shape[-1])[0].make(device, precision)
         first = token_inputs(row.shape[0], vocabulary) if tokens else dense_inputs(row.shape, precision)
         second = token_inputs(row.ids, vocabulary)
@@ -277,7 +270,7 @@ def _workload(row: _Row, vocabulary: int) -> Workload:
         def inputs(batch: int, where: Any) -> Any:
             return (*first(batch, where), *(second(batch, where) if row.ids else ()))
 
-        return seeded(maker(), device, precision), inputs
+        return seeded(make, device, precision), inputs
 
     return Workload(row.name, row.takes, 0 if row.takes == "custom" else row.shape[-1], build, row.family)
 
