@@ -224,7 +224,5 @@ def _op_on_line(a: Op, b: Op, steps: int) -> Op:
     if (a.name, a.family, a.launches, a.syncs, *a.dims) != (b.name, b.family, b.launches, b.syncs, *b.dims):
         raise NotAffineError(f"{a.name} becomes {b.name}")
     counts = {name: x + (y - x) * steps for name in COUNTS if (x := getattr(a, name)) != (y := getattr(b, name))}
-    if a.dims == b.dims and not counts:
-        return a
     dims = {name: size + (b.dims[name] - size) * steps for name, size in a.dims.items()}
     return msgspec.structs.replace(a, dims=dims, **counts)

@@ -164,7 +164,7 @@ def trace_generation(
     with names.attention(attention):
         name, module = decoder(model)
     demand_room(name, module, prompt, new_tokens)
-    naming = Naming(name, precision, attention=attention)
+    naming = Naming(name, precision)
     made = make_meta_module(module, dtype)
     attend(made.module, attention)
 

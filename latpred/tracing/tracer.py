@@ -231,12 +231,12 @@ def trace(
     check_attention(attention)
     demand_one(inputs, seq, None if isinstance(model, str) else image)  # by its name a model is built for a size
     name = model if isinstance(model, str) else type(model).__name__
-    naming = Naming(name, precision, memory_format, target, attention)
+    naming = Naming(name, precision, memory_format, target)
     with usual_dtype() if isinstance(model, str) and not names.is_file(model) else nullcontext():
         with names.attention(attention or names.attention_asked()):
             module, given = _with_inputs(model, inputs, seq, image)
         with no_collection():
-            graph = _graph(module, given, naming, batches)
+            graph = _graph(module, given, naming, attention, batches)
     if attention is not None:
         graph = attended(graph, attention)
     if strict:
@@ -265,30 +265,33 @@ def _with_inputs(
     return module, given
 
 
-def _graph(model: torch.nn.Module, given: Inputs, naming: Naming, batches: Sequence[int]) -> ModelGraph:
+def _graph(
+    model: torch.nn.Module, given: Inputs, naming: Naming, attention: str | None, batches: Sequence[int]
+) -> ModelGraph:
     """The graph of a model; one that does not bear a second forward pass, as with a cache that grows, starts anew.
 
     A model that fails then as well takes certain batch sizes alone, or none. Before that it is tried without hooks that
     may feed it: some only look at values, which a trace does not have.
     """
 
-    def renew(feeding: bool = True) -> MetaModule:
+    def renew(feeding: bool) -> MetaModule:
         dtype = DTYPES.get(naming.precision or "")
         made = make_meta_module(model, dtype, naming.channels_last, feeding=feeding)
-        attend(made.module, naming.attention)
+        attend(made.module, attention)
         return made
 
-    first = renew()
-    made: MetaModule | None = first
-    makers: list[Callable[[], MetaModule]] = [renew, *[partial(renew, feeding=False)] * first.reached.fed]
-    for make in makers:
+    for feeding in (True, False):
+        make = partial(renew, feeding)
+        made = make()
         for each_anew in (None, make):
-            tracer, made = Tracer(made or make(), given, naming, each_anew), None
+            tracer = Tracer(made, given, naming, each_anew)
             try:
                 return tracer.noted(tracer.graph(batches))
             except TraceError:
-                continue
-    tracer = Tracer(makers[-1](), given, naming)
+                made = make()
+        if not made.reached.fed:
+            break
+    tracer = Tracer(made, given, naming)
     return tracer.noted(tracer.only(batches or (given.batch,)))
 
 
@@ -307,7 +310,6 @@ class Naming:
     precision: str | None = None  # the weights' own where it is None
     memory_format: str = "contiguous"
     target: str = "cuda"  # kind of device whose autocast is meant
-    attention: str | None = None
 
     @property
     def channels_last(self) -> bool:
