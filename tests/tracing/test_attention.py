@@ -103,6 +103,14 @@ def test_replaced_layers_compute_the_same_numbers(norm_first: bool, activation: 
     torch.testing.assert_close(recorded, direct)
 
 
+def test_fused_attention_is_followed_by_no_copy_that_no_device_makes() -> None:
+    def merge(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+        out = F.scaled_dot_product_attention(q, k, v)
+        return out.transpose(1, 2).reshape(out.shape[0], TOKENS, HEADS * SIZE)
+
+    assert latpred.trace(Function(merge), (heads(2), heads(2), heads(2))).launches(2) == 1
+
+
 def small_bert(attention: str) -> nn.Module:
     from transformers import BertConfig, BertModel
 
