@@ -161,28 +161,6 @@ def test_no_setting_is_different_meanwhile(known: dict[str, Any]) -> None:
     assert [look for look in looks if look] == []
 
 
-def test_a_layer_that_another_thread_makes_gets_its_weights() -> None:
-    inside, done = threading.Event(), threading.Event()
-    made: list[nn.Linear] = []
-
-    def candidate() -> nn.Module:
-        inside.set()
-        assert done.wait(10)
-        return nn.Linear(64, 64)
-
-    def other() -> None:
-        assert inside.wait(10)
-        layer = nn.Linear(4, 4)
-        made.append(nn.init.ones_(layer.weight) is layer.weight and layer)  # type: ignore[arg-type]
-        done.set()
-
-    thread = threading.Thread(target=other)
-    thread.start()
-    latpred.predict_many([candidate], inputs=torch.zeros(1, 64), device=DEVICE)
-    thread.join()
-    assert made[0].weight.sum().item() == 16
-
-
 def test_two_threads_may_ask_for_one_runtime_at_a_time(known: dict[str, Any]) -> None:
     """What each puts in a library's place is gone when both are done, in whatever order they end."""
     for runtime in ("compile", "onnxruntime", "torchscript"):
@@ -250,11 +228,7 @@ def test_a_function_is_replaced_for_one_thread() -> None:
 
 def test_a_real_model_is_built_without_the_processs_generator(tmp_path: Path) -> None:
     path = tmp_path / "model.py"
-    path.write_text(
-        "import torch\nseeds = []\n"
-        "def build():\n    seeds.append(torch.initial_seed())\n    return torch.nn.Conv2d(3, 4, 3)\n"
-        "def check():\n    assert len(set(seeds)) == 1, seeds\n    return build()\n"
-    )
+    path.write_text("import torch\ndef build():\n    return torch.nn.Conv2d(3, 4, 3)\n")
     torch.manual_seed(123)
     before = torch.get_rng_state()
     seen: list[int] = []

@@ -21,7 +21,7 @@ from latpred.sandbox.own_thread import without_modes
 from latpred.sandbox.untouched import Copier
 from latpred.tracing import trace
 from latpred.tracing.inputs import DTYPES, Inputs, derived, from_example, real, tensors_in
-from latpred.tracing.meta_module import Seeded, attend, make_meta_module, unwrapped, usual_dtype
+from latpred.tracing.meta_module import Seeded, attend, make_meta_module, usual_dtype
 from latpred.tracing.tracer import as_written
 from latpred.zoo.names import attention as built_with
 from latpred.zoo.names import attention_asked, build
@@ -82,7 +82,7 @@ def _on_cpu(module: torch.nn.Module, dtype: torch.dtype) -> torch.nn.Module:
     """A copy of a module on the CPU in evaluation mode; one without memory gets small random weights."""
     with torch.inference_mode(False), torch.no_grad():
         copier = Copier(lambda tensor, _: _cloned(tensor))
-        copied = copier.module(unwrapped(module, copier))
+        copied = copier.module(module)
     if any(tensor.is_meta for tensor in (*copied.parameters(), *copied.buffers())):
         copied = copied.to_empty(device="cpu")
         generator = torch.Generator().manual_seed(SEED)

@@ -15,7 +15,7 @@ from types import CodeType, FunctionType, MethodType, ModuleType
 from typing import TYPE_CHECKING, Any
 
 from latpred import host
-from latpred.sandbox.untouched import code_names, contents, installed, package
+from latpred.sandbox.untouched import code_names, contents, installed, package, slots
 
 if TYPE_CHECKING:
     import torch
@@ -119,14 +119,7 @@ _distributions = cache(metadata.packages_distributions)
 
 
 def digest_of(model: torch.nn.Module, inputs: Any = None) -> str:
-    """Digest of the code of a model and of all that steers it: settings of its modules, and inputs but their values.
-
-    >>> import torch
-    >>> digest_of(torch.nn.Linear(2, 2)) == digest_of(torch.nn.Linear(2, 2))
-    True
-    >>> digest_of(torch.nn.Dropout(0.1)) == digest_of(torch.nn.Dropout(0.2))
-    False
-    """
+    """Digest of the code of a model and of all that steers it: settings of its modules, and inputs but their values."""
     state = _State()
     told = repr(state.of((model, inputs))) + _code_of(model, state.functions)
     return hashlib.sha256(told.encode()).hexdigest()
@@ -172,7 +165,8 @@ class _State:
             return (name, self.of(value.func), self.of(value.args), self.of(value.keywords))
         if kind.__module__ in _STATELESS:  # a logger holds all loggers
             return name
-        held = list(map(self.of, (getattr(value, "__dict__", None), *_slots(value))))
+        held = [self.of(getattr(value, "__dict__", None))]
+        held += [self.of(getattr(value, slot.__name__, None)) for slot in slots(kind)]
         if isinstance(value, dict):
             return (name, [(self.of(key), self.of(item)) for key, item in dict.items(value)], held)
         if isinstance(value, (list, tuple, deque)):
@@ -197,13 +191,6 @@ class _State:
             code = getattr(part, "code", "")  # of a GraphModule
             told.append((path, self.of(type(part)), code if isinstance(code, str) else "", settings))
         return told
-
-
-def _slots(value: Any) -> list[Any]:
-    """What an object has in slots, those of records written in C included."""
-    named = (name for kind in type(value).__mro__ for name in vars(kind).get("__slots__", ()))
-    slots = [*named, *getattr(type(value), "__struct_fields__", ())]
-    return [getattr(value, slot, None) for slot in slots if slot not in ("__dict__", "__weakref__")]
 
 
 def _code_of(model: torch.nn.Module, functions: Iterable[FunctionType]) -> str:

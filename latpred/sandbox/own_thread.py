@@ -33,11 +33,7 @@ _INHERITED = object()
 
 @contextmanager
 def silenced() -> Iterator[None]:
-    """Drop the warnings and log records of this thread; those of other threads come through.
-
-    >>> with silenced():
-    ...     warnings.warn("nobody hears this")
-    """
+    """Drop the warnings and log records of this thread; those of other threads come through."""
     here: Any = SimpleNamespace(thread=threading.get_ident())
     here.match = lambda _: threading.get_ident() == here.thread
     ignore: Any = ("ignore", here, Warning, None, 0)  # a filter of `warnings` matches whatever its `match` says
@@ -59,12 +55,7 @@ def silenced() -> Iterator[None]:
 
 @contextmanager
 def replaced(owner: Any, name: str, function: Callable[..., Any]) -> Iterator[None]:
-    """Let this thread find another function under an attribute of a module or class; other threads call the usual one.
-
-    >>> with replaced(threading, "active_count", lambda: -1):
-    ...     threading.active_count()
-    -1
-    """
+    """Let this thread find another function under an attribute of a module or class; others call the usual one."""
     thread = threading.get_ident()
     with _LOCK:
         switch = vars(owner).get(name)
@@ -113,10 +104,7 @@ SWITCHING: tuple[CodeType, ...] = (_Switch.__call__.__code__, _Switch.__get__.__
 def running(
     hooks: OrderedDict[int, Callable[..., Any]], held: Collection[int] = ()
 ) -> OrderedDict[int, Callable[..., Any]]:
-    """The hooks that change what a module gives, or may keep something in what a model has; others only look on.
-
-    `held` are the identities of what the model has.
-    """
+    """The hooks that change what a module gives, or may keep something in what a model has, known by its identities."""
     return OrderedDict((number, hook) for number, hook in hooks.items() if _feeds(hook, held) or not _looks_on(hook))
 
 
@@ -134,11 +122,7 @@ def _feeds(hook: Any, held: Collection[int]) -> bool:
 
 
 def _looks_on(hook: Any) -> bool:
-    """Whether a hook can only look on: it returns nothing, writes in place into no tensor, and is not torch's own.
-
-    >>> _looks_on(lambda module, args, out: None), _looks_on(lambda module, args, out: 2 * out)
-    (True, False)
-    """
+    """Whether a hook can only look on: it returns nothing, writes in place into no tensor, and is not torch's own."""
     while isinstance(hook, (partial, MethodType)):
         hook = hook.func if isinstance(hook, partial) else hook.__func__
     if not isinstance(hook, FunctionType):
@@ -166,12 +150,7 @@ _BACKWARD = ("_global_backward_pre_hooks", "_global_backward_hooks")  # of which
 
 @contextmanager
 def without_modes() -> Iterator[None]:
-    """Within it, this thread is in none of the modes that it has entered.
-
-    >>> with torch.device("meta"), without_modes():
-    ...     torch.zeros(1).device
-    device(type='cpu')
-    """
+    """Within it, this thread is in none of the modes that it has entered."""
     with ExitStack() as away:
         modes: list[Any] = []
         if _len_torch_dispatch_stack():

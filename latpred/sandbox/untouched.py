@@ -23,7 +23,7 @@ import sysconfig
 import weakref
 from argparse import Namespace
 from collections import OrderedDict, defaultdict, deque
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager, suppress
 from functools import cache, lru_cache, partial
 from types import (
@@ -62,6 +62,7 @@ _PLAIN_CONTAINERS = frozenset({list, set, dict})  # which have no attributes
 _REGISTERED = frozenset({"_parameters", "_buffers", "_modules"})
 _UNUSED = frozenset({"_backward_hooks", "_backward_pre_hooks", "_state_dict_hooks", "_state_dict_pre_hooks"})
 _OF_EACH = frozenset(vars(torch.nn.Module()))
+_SPREAD = (torch.nn.DataParallel, torch.nn.parallel.DistributedDataParallel)  # what spreads a model over devices
 _COMPILED = "_compiled_call_impl"  # what nn.Module.compile() sets
 _WITH_STATE = (random.Random, np.random.Generator, np.random.RandomState, itertools.count, itertools.cycle)
 _ITERATORS = frozenset({type(iter(())), type(iter([])), type(iter(range(0)))})
@@ -105,9 +106,11 @@ class Copier:
                 "the model is, or has in it, a TorchScript module, whose ops cannot be watched; give the nn.Module it "
                 "was made of"
             )
-        inner = source.__dict__.get("_modules", {}).get("_orig_mod")
-        if inner is not None:  # torch.compile's wrapper
-            self.compiled = True
+        inner = source.__dict__.get("_modules", {}).get("_orig_mod")  # of torch.compile's wrapper
+        self.compiled = self.compiled or inner is not None
+        if self._root is None and isinstance(source, _SPREAD):
+            inner = source.module
+        if inner is not None:
             return self._remember(source, self.any(inner))  # type: ignore[no-any-return]
         self._root = self._root or source
         self.kinds.add(type(source))
@@ -243,7 +246,7 @@ class Copier:
         """Give a copy the attributes of the original."""
         for name, item in getattr(value, "__dict__", {}).items():
             made.__dict__[name] = self.any(item)
-        for slot in _slots(type(value)):
+        for slot in slots(type(value)):
             with suppress(AttributeError):  # it has no value
                 slot.__set__(made, self.any(slot.__get__(value)))
 
@@ -286,11 +289,7 @@ def _differ(made: FunctionType, value: FunctionType) -> bool:
 
 
 def copied(value: Any, make: Callable[[Tensor], Tensor]) -> Any:
-    """The copy of anything, with a function for its tensors; the thing itself where it holds too much.
-
-    >>> copied([torch.zeros(2)], torch.ones_like)
-    [tensor([1., 1.])]
-    """
+    """The copy of anything, with a function for its tensors; the thing itself where it holds too much."""
     return Copier(lambda tensor, _: make(tensor)).attribute(value)
 
 
@@ -315,13 +314,13 @@ def _without_finalizer(kind: type) -> type:
 
 def _is_sentinel(value: Any, kind: type) -> bool:
     """Whether an object without anything in it stands for something by being the one under some name."""
-    if getattr(value, "__dict__", None) or next(_slots(kind), None) is not None:
+    if getattr(value, "__dict__", None) or next(slots(kind), None) is not None:
         return False
     home = sys.modules.get(kind.__module__)
     return home is not None and any(known is value for known in list(vars(home).values()))
 
 
-def _slots(kind: type) -> Iterator[MemberDescriptorType]:
+def slots(kind: type) -> Iterator[MemberDescriptorType]:
     """The slots that a class and its bases have."""
     for base in kind.__mro__:
         if "__slots__" in vars(base):
@@ -346,8 +345,8 @@ def put_back(roots: Iterable[Any], *, numbers: bool = True) -> Iterator[None]:
     Without `numbers`, tensors without values alone are taken out again.
     """
     hooks = torch.nn.modules.module
-    reached = _Reached(numbers)
-    reached.look_after([*roots, *hooks._global_forward_pre_hooks.values(), *hooks._global_forward_hooks.values()])
+    everywhere = (*hooks._global_forward_pre_hooks.values(), *hooks._global_forward_hooks.values())
+    reached = _Reached([*roots, *everywhere], numbers)
     try:
         yield
     finally:
@@ -356,20 +355,15 @@ def put_back(roots: Iterable[Any], *, numbers: bool = True) -> Iterator[None]:
 
 
 class _Reached:
-    """Everything that some code reaches, as it is now."""
+    """Everything that classes and functions reach by what they name, as it is now."""
 
-    def __init__(self, numbers: bool) -> None:
+    def __init__(self, roots: list[Any], numbers: bool) -> None:
         self.undo: list[Callable[[], Any]] = []
         self._numbers = numbers
         self._seen: dict[int, Any] = {}  # keeps ids from being reused
         self._left = MOST_REACHED
-        self._waiting: list[Any] = []
-        self._own: frozenset[str] = frozenset()
-
-    def look_after(self, roots: Sequence[Any]) -> None:
-        """Remember what classes and functions, and all that these name, may change."""
         self._own = frozenset(package(getattr(root, "__module__", None)) for root in roots)
-        self._waiting.extend(roots)
+        self._waiting = roots
         while self._waiting and self._left > 0:
             value = self._waiting.pop()
             if isinstance(value, _PLAIN) or id(value) in self._seen:
@@ -447,7 +441,7 @@ class _Reached:
 
     def _keep(self, value: Any) -> None:
         """Look after a container and what is in it."""
-        if not isinstance(value, _CHANGEABLE) or len(value) > self._left:
+        if len(value) > self._left:
             return
         self._left -= len(value)
         if isinstance(value, dict):

@@ -227,11 +227,7 @@ class _UnderAutocast(torch.nn.Module):
 
 
 def under_autocast(model: torch.nn.Module, precision: str, device: str) -> torch.nn.Module:
-    """The model as a precision has it run on a kind of device: itself, but for those under autocast.
-
-    >>> under_autocast(torch.nn.Linear(4, 4), "amp-bf16", "cpu")(torch.zeros(1, 4)).dtype
-    torch.bfloat16
-    """
+    """The model as a precision has it run on a kind of device: itself, but for those under autocast."""
     dtype = AUTOCAST.get(precision)
     return model if dtype is None else _UnderAutocast(model, device, dtype).eval()
 

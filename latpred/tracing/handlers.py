@@ -22,7 +22,6 @@ if TYPE_CHECKING:
     from latpred.tracing.tracer import TraceRecorder
 
 Tensor = torch.Tensor
-Handler = Callable[["TraceRecorder", "Call"], Any]
 
 _ON_META, _REAL = 1, 2
 _PLAIN = frozenset({int, float, bool, type(None), torch.dtype})
@@ -375,7 +374,7 @@ def _shares(out: Tensor, source: Tensor) -> bool:
     return out is source or out.untyped_storage()._cdata == source.untyped_storage()._cdata
 
 
-HANDLERS: dict[str, Handler] = {
+HANDLERS: dict[str, Callable[[TraceRecorder, Call], Any]] = {
     handler.__name__: handler
     for handler in (
         *(view, fresh, maybe, mutable, free, decompose, item, move, dropout, matmul, pick, answer, boundary, scalar),

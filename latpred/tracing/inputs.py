@@ -17,7 +17,6 @@ from latpred.query import AMP
 from latpred.sandbox.untouched import copied
 
 Tensor = torch.Tensor
-Maker = Callable[[int], Any]
 
 
 DTYPES = {
@@ -33,20 +32,12 @@ _NAMES = {dtype: name for name, dtype in DTYPES.items() if name not in ("tf32", 
 
 
 def precision_name(dtype: torch.dtype) -> str:
-    """Name of the precision that a model with weights of a dtype has: the dtype's own where it has no other.
-
-    >>> precision_name(torch.float64), precision_name(torch.complex64)
-    ('fp64', 'complex64')
-    """
+    """Name of the precision that a model with weights of a dtype has: the dtype's own where it has no other."""
     return _NAMES.get(dtype, str(dtype).rpartition(".")[2])
 
 
 def dtype_of(precision: str) -> torch.dtype:
-    """Floating-point dtype of weights and inputs in a precision.
-
-    >>> dtype_of("tf32")
-    torch.float32
-    """
+    """Floating-point dtype of weights and inputs in a precision."""
     if precision not in DTYPES:
         raise UsageError(f"precision {precision!r} is not known; choose one of {', '.join(DTYPES)}")
     return DTYPES[precision]
@@ -62,7 +53,7 @@ def refuse_autocast(precision: str | None, what: str) -> None:
 class Inputs:
     """What a model is called with."""
 
-    make: Maker  # a batch of a given size: a tensor, a tuple of positional or a dict of keyword arguments
+    make: Callable[[int], Any]  # a batch of some size: a tensor, a tuple of positional or a dict of keyword arguments
     kind: str  # "seq", "image", "audio" or "custom"
     size: int  # tokens, pixels or samples; 0 for custom inputs
     batch: int = 1  # samples of the example that was given
@@ -229,7 +220,15 @@ _HINT = (
 
 def derived(model: torch.nn.Module, seq: int | None = None, image: int | None = None) -> Inputs:
     """Inputs for a model that was given without any."""
-    inputs = _derived(model, seq, image)
+    config = getattr(model, "config", None)
+    described = getattr(model, "pretrained_cfg", None) or getattr(model, "default_cfg", None)
+    if config is not None and hasattr(config, "model_type"):
+        inputs = _from_config(model, config, seq, image)
+    elif isinstance(described, dict) and described.get("input_size"):
+        channels, height, _ = described["input_size"]
+        inputs = _values("image", (channels, image or height, image or height))
+    else:
+        inputs = _from_first_layer(model, image)
     demand_used(type(model).__name__, inputs.kind, seq, image)
     return inputs
 
@@ -265,17 +264,6 @@ def demand_positions(model: torch.nn.Module, length: int) -> None:
         return
     if any(isinstance(part, torch.nn.Embedding) and part.num_embeddings == most for part in model.modules()):
         raise UsageError(f"sequences of {length} tokens are too long: {type(model).__name__} takes at most {most}")
-
-
-def _derived(model: torch.nn.Module, seq: int | None, image: int | None) -> Inputs:
-    config = getattr(model, "config", None)
-    if config is not None and hasattr(config, "model_type"):
-        return _from_config(model, config, seq, image)
-    described = getattr(model, "pretrained_cfg", None) or getattr(model, "default_cfg", None)
-    if isinstance(described, dict) and described.get("input_size"):
-        channels, height, _ = described["input_size"]
-        return _values("image", (channels, image or height, image or height))
-    return _from_first_layer(model, image)
 
 
 def example_tokens(batch: int, length: int, device: str, vocabulary: int | None = None) -> torch.Tensor:

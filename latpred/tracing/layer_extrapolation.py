@@ -1,4 +1,4 @@
-"""The graph of a deep model from the trace of a shallow one of the same layers, and graphs between two others.
+"""The graph of a deep model from the trace of a shallow one of the same layers, and graphs on a line with two others.
 
 Four equal layers show what comes before the middle ones, what each of these adds and what follows the last one; a
 config of any other depth is put together from that, without being built or traced. That is done only where it was seen
@@ -169,9 +169,6 @@ def _taken_apart(ops: tuple[Op, ...], path: str) -> Part | None:
 
 def _moved(ops: tuple[Op, ...], path: str, old: int, new: int, growth: Affine, times: int = 1) -> Iterator[Op]:
     """A layer's ops as another layer issues them."""
-    if old == new:
-        yield from ops
-        return
     source, target = f"{path}.{old}", f"{path}.{new}"
     raised = growth * times
     for op in ops:
@@ -187,7 +184,6 @@ def _within(module: str, path: str) -> bool:
 STACKS = LayerExtrapolation()
 
 
-Share = tuple[int, int]
 _WORK = COUNTS[:-1]  # without what is alive
 
 
@@ -195,14 +191,14 @@ class NotAffineError(TraceError):
     """Two graphs are not one with other sizes."""
 
 
-def graph_between(a: ModelGraph, b: ModelGraph, share: Share) -> ModelGraph:
-    """The graph at `share` (part, whole) of the way from one to another."""
-    if (a.ops_at_one is None) != (b.ops_at_one is None):
+def graph_on_line(first: ModelGraph, second: ModelGraph, steps: int) -> ModelGraph:
+    """The graph so many steps behind the first, where the second is one step behind it."""
+    if (first.ops_at_one is None) != (second.ops_at_one is None):
         raise NotAffineError("one graph has rows for batch 1 and the other has none")
     exact = None
-    if a.ops_at_one is not None and b.ops_at_one is not None:
-        exact = _ops_between(a.ops_at_one, b.ops_at_one, share)
-    return msgspec.structs.replace(a, ops=_ops_between(a.ops, b.ops, share), ops_at_one=exact)
+    if first.ops_at_one is not None and second.ops_at_one is not None:
+        exact = _ops_on_line(first.ops_at_one, second.ops_at_one, steps)
+    return msgspec.structs.replace(first, ops=_ops_on_line(first.ops, second.ops, steps), ops_at_one=exact)
 
 
 def same_work(a: ModelGraph, b: ModelGraph) -> bool:
@@ -218,28 +214,15 @@ def _rows(ops: tuple[Op, ...]) -> list[tuple[object, ...]]:
     ]
 
 
-def _ops_between(a: tuple[Op, ...], b: tuple[Op, ...], share: Share) -> tuple[Op, ...]:
-    if len(a) != len(b):
-        raise NotAffineError(f"{len(a)} ops become {len(b)}")
-    return tuple(_op_between(x, y, share) for x, y in zip(a, b, strict=True))
+def _ops_on_line(first: tuple[Op, ...], second: tuple[Op, ...], steps: int) -> tuple[Op, ...]:
+    if len(first) != len(second):
+        raise NotAffineError(f"{len(first)} ops become {len(second)}")
+    return tuple(_op_on_line(a, b, steps) for a, b in zip(first, second, strict=True))
 
 
-def _op_between(a: Op, b: Op, share: Share) -> Op:
+def _op_on_line(a: Op, b: Op, steps: int) -> Op:
     if (a.name, a.family, a.launches, a.syncs, *a.dims) != (b.name, b.family, b.launches, b.syncs, *b.dims):
         raise NotAffineError(f"{a.name} becomes {b.name}")
-    if a.dims == b.dims and all(getattr(a, name) == getattr(b, name) for name in COUNTS):
-        return a
-    dims = {name: _between(size, b.dims[name], share) for name, size in a.dims.items()}
-    work = {name: _between(x, y, share) for name in _WORK if (x := getattr(a, name)) != (y := getattr(b, name))}
-    live_bytes = _between(a.live_bytes, b.live_bytes, share, exact=False)
-    return msgspec.structs.replace(a, dims=dims, live_bytes=live_bytes, **work)
-
-
-def _between(a: Affine, b: Affine, share: Share, exact: bool = True) -> Affine:
-    if a == b:
-        return a
-    part, whole = share
-    moved = (b - a) * part
-    if exact and (moved.constant % whole or moved.per_sample % whole):
-        raise NotAffineError("a count is not affine")
-    return a + Affine(moved.constant // whole, moved.per_sample // whole)
+    counts = {name: x + (y - x) * steps for name in COUNTS if (x := getattr(a, name)) != (y := getattr(b, name))}
+    dims = {name: size + (b.dims[name] - size) * steps for name, size in a.dims.items()}
+    return msgspec.structs.replace(a, dims=dims, **counts)

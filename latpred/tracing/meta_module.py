@@ -51,7 +51,7 @@ def make_meta_module(
     """Copy a model's structure, its floating-point weights as `dtype` if given; `feeding` is that of `Copier`."""
     copier = Copier(partial(_on_meta, dtype, channels_last), feeding=feeding)
     with torch.inference_mode(False), torch.no_grad():
-        module = copier.module(unwrapped(model, copier))
+        module = copier.module(model)
     _demand_measured(copier.kinds)
     paths = {id(part): path for path, part in module.named_modules()}
     parts = list(module.modules())
@@ -80,19 +80,6 @@ def attend(module: torch.nn.Module, implementation: str | None) -> None:
         able = implementation != "sdpa" or getattr(part, "_supports_sdpa", True)
         if able and getattr(config, "_attn_implementation", None) not in (None, implementation):
             config._attn_implementation = implementation
-
-
-def unwrapped(model: torch.nn.Module, copier: Copier) -> torch.nn.Module:
-    """The model itself within what spreads it over devices or compiles it."""
-    if isinstance(model, torch.jit.ScriptModule):
-        return model  # which has no copy
-    inner = model.__dict__.get("_modules", {}).get("_orig_mod")  # of torch.compile's wrapper
-    if isinstance(inner, torch.nn.Module):
-        copier.compiled = True
-        return unwrapped(inner, copier)
-    if isinstance(model, (torch.nn.DataParallel, torch.nn.parallel.DistributedDataParallel)):
-        return unwrapped(model.module, copier)
-    return model
 
 
 def _demand_measured(kinds: set[type]) -> None:
@@ -155,12 +142,7 @@ _ALIKE: dict[Callable[..., Any], Callable[..., Any]] = {torch.rand_like: torch.r
 
 
 class Unweighted(DeviceContext):
-    """Within it, this thread makes tensors on the meta device, and nothing there is initialised.
-
-    >>> with Unweighted():
-    ...     torch.nn.Linear(4, 4).weight.device
-    device(type='meta')
-    """
+    """Within it, this thread makes tensors on the meta device, and nothing there is initialised."""
 
     def __init__(self) -> None:
         super().__init__("meta")
@@ -201,14 +183,7 @@ class Unweighted(DeviceContext):
 
 
 class Seeded(TorchFunctionMode):
-    """Within it, this thread draws random numbers on the CPU from a generator of its own.
-
-    >>> with Seeded(0):
-    ...     one = torch.nn.Linear(4, 4)
-    >>> with Seeded(0):
-    ...     torch.equal(one.weight, torch.nn.Linear(4, 4).weight)
-    True
-    """
+    """Within it, this thread draws random numbers on the CPU from a generator of its own."""
 
     def __init__(self, seed: int) -> None:
         super().__init__()

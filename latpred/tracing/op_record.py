@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable, Hashable, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from functools import lru_cache, partial
 from itertools import pairwise
 from typing import Any
@@ -18,7 +18,6 @@ from typing import Any
 import torch
 from torch._ops import OpOverload
 
-from latpred.errors import UnknownOpError
 from latpred.ops import Formula, Work, checked, formula_of, generation
 from latpred.ops.families import FREE, host_class, is_tensor, no_launch_class, stored_numel
 from latpred.ops.pointwise import elementwise
@@ -169,16 +168,6 @@ class OpRecord:
         work = (self.macs, self.weight_bytes, self.read_bytes, self.write_bytes, self.new_bytes)
         return (*work, *self.dims.values())
 
-    def giving(self, out: Any, **changes: Any) -> OpRecord:
-        """The record with a result that can be made anew, where it consists of tensors."""
-        parts = out if isinstance(out, (tuple, list)) else [out]
-        if not all(part is None or isinstance(part, torch.Tensor) for part in parts):
-            return replace(self, **changes)
-        makers = list(map(_maker, parts))
-        holder = list if type(out) is list else tuple
-        make = makers[0] if parts is not out else lambda: holder([each() for each in makers])
-        return replace(self, make=make, **changes)
-
 
 @lru_cache(1)
 def _tables(generation: int) -> tuple[dict[Hashable, OpRecord], dict[Any, OpInfo]]:
@@ -202,7 +191,7 @@ def no_launch(info: OpInfo, view: bool) -> OpRecord:
 
 def allocation(info: OpInfo, out: Any) -> OpRecord:
     """A call that makes memory without launching anything."""
-    return no_launch(info, view=False).giving(out, new_bytes=_new_bytes(out))
+    return OpRecord(info.name, no_launch_class(info.short, view=False), new_bytes=_new_bytes(out))
 
 
 def sync(info: OpInfo, tensor: torch.Tensor) -> OpRecord:
@@ -240,14 +229,7 @@ def launching(
         launches=work.launches,
         syncs=info.syncs,
         estimated=info.formula is None,
-    ).giving(out)
-
-
-def unknown(name: str, module: str) -> UnknownOpError:
-    """The error of a strict trace."""
-    return UnknownOpError(
-        f"no cost formula knows {name}, called in {place(module)}; register one with @latpred.cost({name!r}), "
-        "or trace without strict to have it estimated from its bytes"
+        make=_maker(out),
     )
 
 
@@ -257,15 +239,22 @@ def place(module: str) -> str:
 
 
 def dtype_name(dtype: torch.dtype) -> str:
-    """Name of a dtype without its namespace.
-
-    >>> dtype_name(torch.float32)
-    'float32'
-    """
+    """Name of a dtype without its namespace."""
     return str(dtype).rpartition(".")[2]
 
 
-def _maker(tensor: torch.Tensor | None) -> Callable[[], Any]:
+def _maker(out: Any) -> Callable[[], Any] | None:
+    """What makes a result anew on the meta device; None where it has parts that are no tensors."""
+    if not isinstance(out, (tuple, list)):
+        return _tensor_maker(out) if out is None or isinstance(out, torch.Tensor) else None
+    if not all(part is None or isinstance(part, torch.Tensor) for part in out):
+        return None
+    makers = list(map(_tensor_maker, out))
+    holder = list if type(out) is list else tuple
+    return lambda: holder([make() for make in makers])
+
+
+def _tensor_maker(tensor: torch.Tensor | None) -> Callable[[], Any]:
     if tensor is None:
         return lambda: None
     # A device is read faster than its name; it is made here, since modes of the caller look on while files load.
@@ -335,10 +324,6 @@ def _empty(shape: Sequence[int], like: Tensor, dtype: torch.dtype | None = None)
     return torch.empty(shape, dtype=dtype or like.dtype, device="meta")
 
 
-def _same(x: Tensor, dtype: torch.dtype | None = None) -> Tensor:
-    return torch.empty_like(x, dtype=dtype)
-
-
 @_override("linear")
 def _linear(x: Tensor, weight: Tensor, bias: Tensor | None = None) -> Any:
     if weight.dim() != 2 or not x.dim() or x.shape[-1] != weight.shape[1] or x.dtype != weight.dtype:
@@ -360,12 +345,12 @@ def _layer_norm(x: Tensor, normalized_shape: Sequence[int], weight: Tensor | Non
 def _batch_norm(x: Tensor, weight: Tensor | None, bias: Tensor | None, mean: Tensor | None, *_: Any) -> Any:
     if x.dim() < 2 or (mean is not None and mean.shape[0] != x.shape[1]) or (weight is None and mean is None):
         return NotImplemented
-    return _same(x)
+    return torch.empty_like(x)
 
 
 @_override("gelu", "relu", "silu", "tanh", "sigmoid", "neg", "exp", "rsqrt", "sqrt", "cos", "sin", "abs", "erf")
 def _unary(x: Tensor, *_: Any, **__: Any) -> Any:
-    return _same(x) if x.dtype.is_floating_point else NotImplemented
+    return torch.empty_like(x) if x.dtype.is_floating_point else NotImplemented
 
 
 @_override("softmax", "log_softmax")
@@ -461,8 +446,8 @@ def _recurrent(x: Tensor, *given: Any) -> Any:
     width = state.shape[-1] * (2 if options[4] else 1)
     y = _empty((*x.shape[:-1], width), x)
     if isinstance(hx, Tensor):
-        return y, _same(hx)
-    return (y, *(_same(part) for part in hx))
+        return y, torch.empty_like(hx)
+    return (y, *map(torch.empty_like, hx))
 
 
 @_override("_transform_bias_rescale_qkv")
@@ -474,7 +459,7 @@ def _split_heads(qkv: Tensor, bias: Tensor, heads: int) -> Any:
 
 @_override("_masked_softmax")
 def _masked_softmax(x: Tensor, *_: Any) -> Any:
-    return _same(x)
+    return torch.empty_like(x)
 
 
 def is_one_product(x: Tensor, y: Tensor) -> bool:

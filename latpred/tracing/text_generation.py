@@ -22,7 +22,7 @@ from latpred.graph.rewrites import attended
 from latpred.query import check_attention
 from latpred.sandbox.own_thread import without_modes
 from latpred.tracing.inputs import Inputs, dtype_of, longest, refuse_autocast
-from latpred.tracing.layer_extrapolation import NotAffineError, graph_between, same_work
+from latpred.tracing.layer_extrapolation import NotAffineError, graph_on_line, same_work
 from latpred.tracing.meta_module import MetaModule, attend, make_meta_module
 from latpred.tracing.op_record import OpRecord
 from latpred.tracing.trace_pass import PassWatcher, TracePass
@@ -41,11 +41,7 @@ _HEADED = {
 
 
 def decoder(model: torch.nn.Module | str, device: str = "meta", precision: str = "fp32") -> tuple[str, torch.nn.Module]:
-    """A model's name and the module that has its `generate()`.
-
-    >>> decoder("gpt2")[1].__class__.__name__
-    'GPT2LMHeadModel'
-    """
+    """A model's name and the module that has its `generate()`."""
     name = model if isinstance(model, str) else type(model).__name__
     module = _by_name(model, device, precision) if isinstance(model, str) else model
     if not isinstance(module, torch.nn.Module):
@@ -159,12 +155,7 @@ def trace_generation(
     attention: str | None = None,
     cache: str = "dynamic",
 ) -> GenerationGraph:
-    """Trace greedy generation without computing anything.
-
-    >>> graph = trace_generation("gpt2", prompt=16, new_tokens=4)
-    >>> [step.before for step in graph.steps]
-    [16, 17, 18]
-    """
+    """Trace greedy generation without computing anything."""
     if cache not in CACHES:
         raise UsageError(f"cache {cache!r} is not known; choose one of {', '.join(CACHES)}")
     dtype = None if precision is None else dtype_of(precision)
@@ -173,7 +164,7 @@ def trace_generation(
     with names.attention(attention):
         name, module = decoder(model)
     demand_room(name, module, prompt, new_tokens)
-    naming = Naming(name, precision, attention=attention)
+    naming = Naming(name, precision)
     made = make_meta_module(module, dtype)
     attend(made.module, attention)
 
@@ -220,7 +211,7 @@ class _StepsOnLine(Sequence[Stage]):
 
     def __getitem__(self, index: int) -> Stage:  # type: ignore[override]
         number = range(self.length)[index]
-        graph = graph_between(self.first.graph, self.second.graph, (number, 1))
+        graph = graph_on_line(self.first.graph, self.second.graph, number)
         return Stage(self.first.before + number, graph, self.first.span, self.first.span_at_one)
 
 

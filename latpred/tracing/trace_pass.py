@@ -316,12 +316,6 @@ def closing(live_bytes: Affine, calls: Calls) -> Op:
     )
 
 
-def memory_on_line(ops: Sequence[Op], one: TracePass, two: TracePass) -> bool:
-    """Whether the line through batch 2 and another also gives the memory that is alive at batch 1."""
-    live = (one.watcher or two.watched).live_bytes(one.records, one.input_bytes)
-    return all(op.live_bytes.at(1) == value for op, value in zip(ops, live, strict=False))
-
-
 def on_one_line(one: TracePass, two: TracePass, three: TracePass) -> bool:
     """Whether three passes issued the same ops, and all of their counts lie on lines."""
     if not (same_ops(one.records, two.records) and same_ops(two.records, three.records)):

@@ -17,7 +17,7 @@ import torch
 from torch._ops import OpOverload
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from latpred.errors import LatpredError, TraceError, UsageError
+from latpred.errors import LatpredError, TraceError, UnknownOpError, UsageError
 from latpred.graph.graph import Affine, ModelGraph, Op
 from latpred.graph.rewrites import attended
 from latpred.query import check_attention
@@ -43,13 +43,12 @@ from latpred.tracing.inputs import (
     tensors_in,
 )
 from latpred.tracing.meta_module import MetaModule, attend, fast_paths_on_meta, make_meta_module, usual_dtype
-from latpred.tracing.op_record import OpRecord, describe, learnt, leaves, place, unknown
+from latpred.tracing.op_record import OpRecord, describe, learnt, leaves, place
 from latpred.tracing.trace_pass import (
     MODULE_CALL,
     PassWatcher,
     TracePass,
     demand_same,
-    memory_on_line,
     on_one_line,
     ops_exactly,
     ops_through,
@@ -232,12 +231,12 @@ def trace(
     check_attention(attention)
     demand_one(inputs, seq, None if isinstance(model, str) else image)  # by its name a model is built for a size
     name = model if isinstance(model, str) else type(model).__name__
-    naming = Naming(name, precision, memory_format, target, attention)
+    naming = Naming(name, precision, memory_format, target)
     with usual_dtype() if isinstance(model, str) and not names.is_file(model) else nullcontext():
         with names.attention(attention or names.attention_asked()):
             module, given = _with_inputs(model, inputs, seq, image)
         with no_collection():
-            graph = _graph(module, given, naming, batches)
+            graph = _graph(module, given, naming, attention, batches)
     if attention is not None:
         graph = attended(graph, attention)
     if strict:
@@ -266,30 +265,33 @@ def _with_inputs(
     return module, given
 
 
-def _graph(model: torch.nn.Module, given: Inputs, naming: Naming, batches: Sequence[int]) -> ModelGraph:
+def _graph(
+    model: torch.nn.Module, given: Inputs, naming: Naming, attention: str | None, batches: Sequence[int]
+) -> ModelGraph:
     """The graph of a model; one that does not bear a second forward pass, as with a cache that grows, starts anew.
 
     A model that fails then as well takes certain batch sizes alone, or none. Before that it is tried without hooks that
     may feed it: some only look at values, which a trace does not have.
     """
 
-    def renew(feeding: bool = True) -> MetaModule:
+    def renew(feeding: bool) -> MetaModule:
         dtype = DTYPES.get(naming.precision or "")
         made = make_meta_module(model, dtype, naming.channels_last, feeding=feeding)
-        attend(made.module, naming.attention)
+        attend(made.module, attention)
         return made
 
-    first = renew()
-    made: MetaModule | None = first
-    makers: list[Callable[[], MetaModule]] = [renew, *[partial(renew, feeding=False)] * first.reached.fed]
-    for make in makers:
+    for feeding in (True, False):
+        make = partial(renew, feeding)
+        made = make()
         for each_anew in (None, make):
-            tracer, made = Tracer(made or make(), given, naming, each_anew), None
+            tracer = Tracer(made, given, naming, each_anew)
             try:
                 return tracer.noted(tracer.graph(batches))
             except TraceError:
-                continue
-    tracer = Tracer(makers[-1](), given, naming)
+                made = make()
+        if not made.reached.fed:
+            break
+    tracer = Tracer(made, given, naming)
     return tracer.noted(tracer.only(batches or (given.batch,)))
 
 
@@ -308,7 +310,6 @@ class Naming:
     precision: str | None = None  # the weights' own where it is None
     memory_format: str = "contiguous"
     target: str = "cuda"  # kind of device whose autocast is meant
-    attention: str | None = None
 
     @property
     def channels_last(self) -> bool:
@@ -349,11 +350,6 @@ class Tracer:
             note = f"{NO_LINE}: traced at {seen}; what is said of any other batch is a guess"
             return msgspec.structs.replace(graph, exact=exact, notes=(note,))
 
-    def graph_at(self, batch: int) -> ModelGraph:
-        """The graph of one batch alone: its counts do not depend on batch."""
-        with self.alone():
-            return msgspec.structs.replace(self._exactly(batch), only=())
-
     def only(self, batches: Sequence[int]) -> ModelGraph:
         """The graph of a model that takes certain batch sizes alone, or does other work at each."""
         graphs: dict[int, ModelGraph] = {}
@@ -377,35 +373,31 @@ class Tracer:
 
     def _line(self, far: int, *, asked: bool = False) -> tuple[ModelGraph, bool]:
         """The graph of the line through batch 2 and a larger one, and whether the pass at `far` is on it."""
-        large = self._attempt(far) if far > 3 else None
-        three = self.one_pass(3) if large is None else None
+        large = (self._attempt(far) if far > 3 else None) or self.one_pass(3)
         # The second pass is the watched one: what Python does only once, filling caches, is behind it.
         two = self.one_pass(2, watched=True)
-        if large is not None and not same_ops(two.records, large.records):
-            large = self.one_pass(far)
+        large = self._like(two, large)
         one = self.one_pass(1)
-        if large is not None and on_one_line(one, two, large):
-            ops = ops_through(two, large)
-            if memory_on_line(ops, one, two):
-                return self._made(_input_bytes(two, large), ops), True
-        three = three or self.one_pass(3)
-        if not same_ops(two.records, three.records):
-            three = self.one_pass(3)
+        straight = _straight(one, two, large)
+        three = large if straight or large.batch == 3 else self._like(two, self.one_pass(3))
         demand_same(two, three)
-        ops = ops_through(two, three)
-        graph = self._made(_input_bytes(two, three), ops, self._at_one(one, two, three, ops))
-        if large is None:
-            return graph, not asked or far <= 3
+        exact = None if straight else self._at_one(one, two, three)
+        graph = self._made(_input_bytes(two, three), ops_through(two, three), exact)
+        if three is large:
+            return graph, not asked or large.batch == far
         # A function may have no more samples to give than are asked for.
         short = not asked and graph.input_bytes.at(far) != large.input_bytes
         return graph, short or on_one_line(two, three, large)
 
-    def _at_one(self, one: TracePass, two: TracePass, three: TracePass, ops: tuple[Op, ...]) -> tuple[Op, ...] | None:
+    def _like(self, two: TracePass, other: TracePass) -> TracePass:
+        """A pass, made anew where it did what only a first one does."""
+        return other if same_ops(two.records, other.records) else self.one_pass(other.batch)
+
+    def _at_one(self, one: TracePass, two: TracePass, three: TracePass) -> tuple[Op, ...] | None:
         """The ops of batch 1 where the line does not give them."""
         if not same_ops(one.records, two.records):
             return ops_exactly(self.one_pass(1, watched=True))
-        straight = on_one_line(one, two, three) and memory_on_line(ops, one, two)
-        return None if straight else ops_exactly(one, two.watcher)
+        return None if _straight(one, two, three) else ops_exactly(one, two.watcher)
 
     def _far(self, batches: Sequence[int]) -> int:
         """The large batch to trace: the largest asked for, unless so many integers would have to be computed with."""
@@ -548,6 +540,11 @@ _ADVICE = "which no trace can know; take that part out of forward, or trace the 
 _OWN = (str(Path(__file__).parents[1]), str(Path(torch.__file__).parent))
 
 
+def _straight(one: TracePass, two: TracePass, other: TracePass) -> bool:
+    """Whether batch 1 is on the line through two others, in its ops and, as memory counts them, its inputs."""
+    return on_one_line(one, two, other) and _input_bytes(two, other).at(1) == one.input_bytes
+
+
 def _input_bytes(two: TracePass, other: TracePass) -> Affine:
     return Affine.through((2, two.input_bytes), (other.batch, other.input_bytes))
 
@@ -569,7 +566,10 @@ def _check(precision: str | None, memory_format: str, seq: int | None, image: in
 def _demand_known(graph: ModelGraph) -> None:
     for op in (*graph.ops, *(graph.ops_at_one or ())):
         if op.estimated:
-            raise unknown(op.name, op.module)
+            raise UnknownOpError(
+                f"no cost formula knows {op.name}, called in {place(op.module)}; register one with "
+                f"@latpred.cost({op.name!r}), or trace without strict to have it estimated from its bytes"
+            )
 
 
 def stack() -> dict[str, str]:

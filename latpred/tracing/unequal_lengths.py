@@ -47,8 +47,8 @@ def trace_nested(
     inputs = Inputs(padded_inputs(encoder, lengths, padded_to), "seq", padded_to)
     tracer = _NestedTracer(meta_module, inputs, Naming(type(encoder).__name__, precision))
     tracer.lengths, tracer.on = tuple(lengths), target
-    graph = tracer.graph_at(len(lengths))
-    return msgspec.structs.replace(graph, notes=(UNWATCHED,) if target == "cuda" else ())
+    graph = tracer.only([len(lengths)])
+    return msgspec.structs.replace(graph, only=(), notes=(UNWATCHED,) if target == "cuda" else ())
 
 
 def without_nested(encoder: nn.TransformerEncoder) -> nn.TransformerEncoder:
@@ -273,12 +273,7 @@ def trace_lengths(
     target: str = "cpu",
     precision: str | None = None,
 ) -> ModelGraph:
-    """Trace a model on sequences of unequal lengths.
-
-    >>> graph = trace_lengths("bert-base-uncased", [12, 40, 7], 40, "packed")
-    >>> graph.macs() < trace_lengths("bert-base-uncased", [12, 40, 7], 40, "padded").macs(batch=3)
-    True
-    """
+    """Trace a model on sequences of unequal lengths."""
     name = model if isinstance(model, str) else type(model).__name__
     module = names.build(model).model if isinstance(model, str) else model
     traced: dict[str, Any] = {"precision": precision, "target": target}

@@ -28,6 +28,7 @@ EXPECTED = 2 * HEADS * TOKENS**2 * SIZE
 FORMS: dict[str, Callable[[Tensor, Tensor, Tensor], Tensor]] = {
     "fused": F.scaled_dot_product_attention,
     "causal": partial(F.scaled_dot_product_attention, is_causal=True),
+    "grouped": partial(F.scaled_dot_product_attention, enable_gqa=True),
     "products": lambda q, k, v: torch.softmax(q @ k.transpose(-1, -2) / SIZE**0.5, -1) @ v,
     "einsum": lambda q, k, v: torch.einsum("bhqk,bhkd->bhqd", torch.einsum("bhqd,bhkd->bhqk", q, k).softmax(-1), v),
     "flat": lambda q, k, v: torch.bmm(
@@ -42,12 +43,8 @@ def heads(batch: int = B, number: int = HEADS) -> Tensor:
 
 @pytest.mark.parametrize("form", FORMS)
 def test_in_every_form(form: str) -> None:
-    assert latpred.trace(Function(FORMS[form]), (heads(), heads(), heads())).macs() == EXPECTED
-
-
-def test_grouped_queries_count_every_query_head() -> None:
-    grouped = Function(partial(F.scaled_dot_product_attention, enable_gqa=True))
-    assert latpred.trace(grouped, (heads(), heads(number=2), heads(number=2))).macs() == EXPECTED
+    key = value = heads(number=2 if form == "grouped" else HEADS)  # every query head counts
+    assert latpred.trace(Function(FORMS[form]), (heads(), key, value)).macs() == EXPECTED
 
 
 def test_masks_and_causality_are_kept_apart() -> None:

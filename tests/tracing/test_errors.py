@@ -122,8 +122,9 @@ def test_lazy_and_scripted_models() -> None:
         latpred.trace(nn.LazyLinear(4), torch.zeros(1, 4))
     with pytest.warns(DeprecationWarning, match="deprecated"):
         scripted = torch.jit.script(nn.Linear(4, 4))
-    with pytest.raises(TraceError, match=r"TorchScript module, whose ops cannot be watched; give the nn\.Module"):
-        latpred.trace(scripted, torch.zeros(1, 4))
+    for model in (scripted, nn.Sequential(scripted, nn.ReLU())):
+        with pytest.raises(TraceError, match=r"TorchScript module, whose ops cannot be watched; give the nn\.Module"):
+            latpred.trace(model, torch.zeros(1, 4))
 
 
 def test_strict_refuses_what_no_formula_knows() -> None:

@@ -51,13 +51,13 @@ def test_tied_weights_are_counted_once_and_those_outside_the_module_tree_as_weig
     assert linear.weight_bytes.at(1) == 4 * (8 * 8 + 8)
 
 
-@pytest.mark.parametrize("device", ["cpu", "meta"])
-def test_where_the_model_is_makes_no_difference(device: str) -> None:
-    with torch.device(device):
-        model = nn.Sequential(nn.Conv2d(3, 8, 3), nn.BatchNorm2d(8), nn.ReLU(), nn.Flatten(), nn.Linear(8 * 36, 4))
-    reference = latpred.trace(model.to_empty(device="cpu"), torch.zeros(1, 3, 8, 8))
-    graph = latpred.trace(model, torch.zeros(1, 3, 8, 8, device=device))
-    assert graph.ops == reference.ops
+def test_where_the_model_is_makes_no_difference() -> None:
+    graphs = []
+    for device in ("cpu", "meta"):
+        with torch.device(device):
+            model = nn.Sequential(nn.Conv2d(3, 8, 3), nn.BatchNorm2d(8), nn.ReLU(), nn.Flatten(), nn.Linear(8 * 36, 4))
+        graphs.append(latpred.trace(model, torch.zeros(1, 3, 8, 8, device=device)))
+    assert graphs[0] == graphs[1]
 
 
 def test_no_weights_are_copied() -> None:
@@ -185,10 +185,3 @@ def test_weights_that_are_no_plain_tensors_are_refused() -> None:
     model.weight = nn.Parameter(Wrapped(torch.zeros(4, 4)), requires_grad=False)
     with pytest.raises(TraceError, match="holds a tensor of class Wrapped, whose kernels nobody measured"):
         latpred.trace(model, torch.zeros(1, 4))
-
-
-def test_a_scripted_part_is_refused_in_a_sentence() -> None:
-    with pytest.warns(DeprecationWarning, match="deprecated"):
-        scripted = torch.jit.script(nn.Linear(4, 4))
-    with pytest.raises(TraceError, match="has in it, a TorchScript module"):
-        latpred.trace(nn.Sequential(scripted, nn.ReLU()), torch.zeros(1, 4))

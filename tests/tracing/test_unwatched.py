@@ -115,6 +115,15 @@ def counted(watching: Any) -> Any:
     return getattr(watching, "seen", watching)
 
 
+@contextmanager
+def unnoticed(name: str) -> Iterator[None]:
+    """Within something that watches, which is to see nothing."""
+    with WATCHING[name]() as watching:
+        before = repr(counted(watching))
+        yield
+        assert repr(counted(watching)) == before
+
+
 NETWORK = Net()
 SUPERNET = nn.Sequential(nn.Conv2d(3, 8, 1), latpred.Choice("k", {"1": nn.Conv2d(8, 8, 1), "none": None}))
 
@@ -146,10 +155,8 @@ def outside() -> list[Any]:
 def test_numbers_are_the_same_within(name: str) -> None:
     if name == "hooks":
         outside()  # TorchScript's own tracer runs hooks on all modules, until its graph is kept
-    with WATCHING[name]() as watching:
-        before = repr(counted(watching))
+    with unnoticed(name):
         inside = answers()
-        assert repr(counted(watching)) == before
     for one, other in zip(inside, outside(), strict=True):
         assert one == other
 
@@ -159,10 +166,8 @@ def test_numbers_are_the_same_within(name: str) -> None:
 def test_runtimes_make_the_same_of_a_model_within(name: str, runtime: str, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(graph_store, "kept", lambda *given: given[-1]())  # nothing is remembered from one to the other
     network = Net()
-    with WATCHING[name]() as watching:
-        before = repr(counted(watching))
+    with unnoticed(name):
         inside = lowering.trace_for_runtime(network, X, runtime=runtime)
-        assert repr(counted(watching)) == before
     assert lowering.refusal(inside) is None
     assert lowering.trace_for_runtime(network, X, runtime=runtime) == inside
 
@@ -170,10 +175,8 @@ def test_runtimes_make_the_same_of_a_model_within(name: str, runtime: str, monke
 @pytest.mark.parametrize("name", ["FlopCounterMode", "hooks"])
 def test_modules_made_in_the_forward_pass_are_called_without_hooks(name: str) -> None:
     making = Function(lambda x: nn.Sequential(nn.ReLU(), nn.Sigmoid())(x))
-    with WATCHING[name]() as watching:
-        before = repr(counted(watching))
+    with unnoticed(name):
         inside = latpred.trace(making, X)
-        assert repr(counted(watching)) == before
     assert inside == latpred.trace(making, X)
 
 
