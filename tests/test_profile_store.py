@@ -103,9 +103,12 @@ def test_without_a_profile_the_message_names_the_command() -> None:
 
 
 def test_an_unknown_name_suggests_the_nearest() -> None:
-    store.save(profile("workstation"))
+    for name in ("workstation", "cpu-2-threads"):
+        store.save(profile(name))
     with pytest.raises(ProfileError, match=r"no profile is called 'workstatoin'\. Did you mean workstation\?"):
         store.load("workstatoin")
+    with pytest.raises(ProfileError, match=r"no profile is called 'cpu'\. Did you mean cpu-2-threads\?"):
+        store.load("cpu")
     with pytest.raises(ProfileError, match=r"no profile is called 'h100x'\. Did you mean h100, "):
         store.load("h100x")
 

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import difflib
 import re
+from functools import cache
 from importlib.resources import files
 
 import msgspec
@@ -111,15 +112,15 @@ def spec(name: str) -> Spec:
 def find(name: str) -> Spec | None:
     """The same; None where there is no datasheet of that name."""
     held = _HELD.fullmatch(name)
-    gpu = _INDEX.get(_plain(held["gpu"] if held else name))
+    gpu = _index().get(_plain(held["gpu"] if held else name))
     return gpu.at_clock(float(held["mhz"])) if gpu and held else gpu
 
 
 def nearest(name: str) -> tuple[str, ...]:
     """Short names that look like a misspelt one, the likeliest first; may be empty."""
     held = _HELD.fullmatch(name)
-    close = difflib.get_close_matches(_plain(held["gpu"] if held else name), _INDEX, n=6, cutoff=0.6)
-    return tuple(dict.fromkeys(_INDEX[key].name for key in close))[:3]
+    close = difflib.get_close_matches(_plain(held["gpu"] if held else name), _index(), n=6, cutoff=0.6)
+    return tuple(dict.fromkeys(_index()[key].name for key in close))[:3]
 
 
 def _plain(name: str) -> str:
@@ -127,5 +128,9 @@ def _plain(name: str) -> str:
     return re.sub(r"nvidia|geforce|quadro|tesla|graphics|[^a-z0-9]", "", name.lower())
 
 
+@cache
+def _index() -> dict[str, Spec]:
+    return {_plain(name): each for each in SPECS for name in (each.name, each.title, *each.aliases)}
+
+
 SPECS = msgspec.json.decode((files("latpred.models") / "gpus.json").read_bytes(), type=tuple[Spec, ...])
-_INDEX = {_plain(name): each for each in SPECS for name in (each.name, each.title, *each.aliases)}

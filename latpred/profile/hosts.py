@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import difflib
 import re
+from functools import cache
 from importlib.resources import files
 
 import msgspec
@@ -68,16 +69,16 @@ def find(name: str) -> HostRow:
 
 def known(name: str) -> HostRow | None:
     """The host whose name is the longest run of words in a text: "2x Xeon Gold 6132 (lab 7)" has a Gold 6132."""
-    words = _words(name)
+    words, index = _words(name), _index()
     ends = range(1, len(words) + 1)
     runs = ("".join(words[first:last]) for last in ends for first in range(last))
-    return _INDEX.get(max((run for run in runs if run in _INDEX), key=len, default=""))
+    return index.get(max((run for run in runs if run in index), key=len, default=""))
 
 
 def nearest(name: str) -> tuple[str, ...]:
     """Names of hosts that look like a misspelt one, the likeliest first; may be empty."""
-    close = difflib.get_close_matches("".join(_words(name)), _INDEX, n=6, cutoff=0.6)
-    return tuple(dict.fromkeys(_INDEX[key].name for key in close))[:3]
+    close = difflib.get_close_matches("".join(_words(name)), _index(), n=6, cutoff=0.6)
+    return tuple(dict.fromkeys(_index()[key].name for key in close))[:3]
 
 
 def _words(name: str) -> list[str]:
@@ -86,5 +87,9 @@ def _words(name: str) -> list[str]:
     return re.findall(r"[a-z0-9]+", re.sub(r"[\s_-]+(v\d+)\b", r"\1", plain))
 
 
+@cache
+def _index() -> dict[str, HostRow]:
+    return {"".join(_words(name)): host for host in HOSTS for name in (host.name, *host.aliases)}
+
+
 HOSTS = msgspec.json.decode((files("latpred.models") / "hosts.json").read_bytes(), type=tuple[HostRow, ...])
-_INDEX = {"".join(_words(name)): host for host in HOSTS for name in (host.name, *host.aliases)}

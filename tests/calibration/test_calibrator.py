@@ -24,6 +24,7 @@ from latpred.calibration.fitting import acceptance, profile_fit
 from latpred.calibration.runtime_calibration import calibrate_runtimes
 from latpred.calibration.session import Row, Session, directory, read_journal
 from latpred.calibration.timing import visits
+from latpred.calibration.timing.reference_speed import gauge_of
 from latpred.errors import CalibrationError, UsageError
 from latpred.graph.graph import ModelGraph
 from latpred.prediction.predictor import Predictor
@@ -291,8 +292,10 @@ def test_a_profile_of_that_name_of_another_machine_stays(calibrated: Calibrated)
 
 
 def test_too_little_for_a_profile_says_what_to_do() -> None:
+    earlier = gauge_of(1)
     with pytest.raises(CalibrationError, match=r"0 tiny networks .* timed, too few.*--budget 5m"):
         calibrate(SimulatedDevice(), cells=20)
+    assert gauge_of(1) is not earlier, "what the machine's full speed was hours ago counts no more"
     header, rows = read_journal(directory("simulated") / session.JOURNAL)
     busy = [msgspec.structs.replace(row, disturbed="other work used 1.9 processors") for row in rows]
     with pytest.raises(CalibrationError, match="Other work had the processors meanwhile; stop it"):
