@@ -141,10 +141,8 @@ def shared_of(fitted: Problem, holdout: pd.DataFrame, hosts_known: pd.DataFrame,
     designs = {gpu.design: gpu.compute_capability for gpu in fitted.gpus.values()}
     families = sorted({*fitted.families(EAGER), *DIMS} - {*STAND_INS, *GUESSES})
     known = hosts_known[hosts_known["runtime"] == EAGER]
-    small, sizes = (
-        known["batch"].to_numpy() <= SMALL,
-        np.abs(np.log(known["predicted_s"] / known["latency_s"]).to_numpy()),
-    )
+    small = known["batch"].to_numpy() <= SMALL
+    sizes = np.abs(np.log(known["predicted_s"] / known["latency_s"]).to_numpy())
     # Most GPUs that nobody measured have tensor cores.
     middle = float(np.median(numbers.host_factors(unnamed_hosts(fitted))))
     limited = {slot: names.get(("power limited", slot)) for slot in DEVIATING}

@@ -220,7 +220,7 @@ def tiny_networks(number: int) -> list[NetworkSpec]:
 
 
 def small_networks() -> Iterator[NetworkSpec]:
-    """Endless networks whose weights stay in the cache, as many small models' do, and hardly any of every size."""
+    """Networks without end whose weights stay in the cache: hardly any of every size have those, and many models do."""
     drawn = {kind: _small(kind) for kind in networks.SMALL_KINDS}
     for kind in cycle(networks.SMALL_KINDS):
         yield next(drawn[kind])

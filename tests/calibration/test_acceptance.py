@@ -49,6 +49,7 @@ def test_holdout_networks_are_predicted_by_the_profile_at_the_speed_that_they_we
     slow = fast._replace(slowdown=Slowdown(cache=1.5))
     found, faster, slower = acceptance.holdout_errors(profile, {"holdout": run, "fast": fast, "slow": slow})
     assert found.predicted_us == pytest.approx(1e3 * Predictor(profile).predict(run.graph, 2).latency_ms)
+    assert found.predicted_us > 25.0 + 2 * 128 * 768 * 768 / 1e6  # at most a million multiply-adds a microsecond
     assert (found.cell, found.measured_us) == ("holdout", 500.0)
     assert found.log_error == pytest.approx(math.log(found.predicted_us / 500.0))
     assert found.kernel_spread == pytest.approx(0.0, abs=1e-6)

@@ -388,6 +388,9 @@ def test_a_profile_predicts_torchscript_as_the_latency_model_does() -> None:
     assert GROUP not in profile.kernels["fp32"]  # eager has no groups, and no row tells of them
     predictor = Predictor(store.load(store.save(profile)))
     demand_same_clocks((both, theta), predictor, "normed", "2080Ti", "torchscript")
+    graph = today("normed", "fp32")
+    eager, joined = (predictor.predict(graph, runtime=name, protocol="pipelined") for name in ("eager", "torchscript"))
+    assert joined.costs.ops.sum() < eager.costs.ops.sum()
 
 
 def test_rows_of_a_gpu_that_nvfuser_refuses_are_fitted_unfused() -> None:
@@ -478,6 +481,8 @@ def test_scripted_rows_whose_fusers_are_known_say_of_which_pytorch_a_profile_is(
     assert (older.protocol["era"], sorted(older.runtimes)) == (TORCH_1_12, ["eager", "torchscript"])
     assert older.machine.stack == {"torch": "1.12.1"}  # though more rows are of another
     assert (newer.protocol["era"], sorted(newer.runtimes)) == (TORCH_2, ["eager"])
+    of_today = unfitted(pd.concat([eager, joined.assign(stack="torch=2.3.0")], ignore_index=True))
+    assert (of_today.protocol["era"], sorted(of_today.runtimes)) == (TORCH_2, ["eager"])
 
 
 def test_scripted_rows_tell_of_kernels_where_a_source_has_few_others() -> None:

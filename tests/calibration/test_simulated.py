@@ -107,7 +107,8 @@ def test_true_crossover_and_knee_by_hand():
     assert device.true_knee(graph, [1, 2]) is None
     # Nor does asking for the truth disturb the device, whose noise its seed sets.
     devices = device, SimulatedDevice(), SimulatedDevice(SimulatedSpec(seed=1))
-    asked, silent, other = (timer.single(one, one.prepare_model(graph, 2)) for one in devices)
+    ways = timer.single, timer.pipelined, timer.issue, timer.queued
+    asked, silent, other = ([way(one, one.prepare_model(graph, 2)) for way in ways] for one in devices)
     assert asked == silent != other
 
 

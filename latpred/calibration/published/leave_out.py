@@ -73,7 +73,10 @@ class Coverage(NamedTuple):
 def by_column(
     problem: Problem, by: str, progress: Progress | None = None, *, gpus: Sequence[str] | None = None, shots: int = 0
 ) -> pd.DataFrame:
-    """Rows of a table, by their index in the problem, predicted without their model, GPU or whatever else of `WHOLE`.
+    """Rows of a table, by their index in the problem, each predicted by a fit that left its model, GPU or run out.
+
+    `by` is a key of `WHOLE`. Beside a row's cell there are `predicted_s`, `host_share`, what it counts of work, and in
+    `left_out` what was.
 
     Runs, and models where there are many, are left out by tenths; with `gpus`, only the models that these have. One row
     of each run tells its host, unless it is hosts that are left out, which are known by their names; where models are,
@@ -147,7 +150,7 @@ def _errors(holdout: pd.DataFrame) -> Errors:
 
 
 def errors_by(holdout: pd.DataFrame, *columns: str) -> dict[str, Errors]:
-    """Errors of rows that the fit did not see, by the values of columns."""
+    """Errors of rows that the fit did not see, by the values of one column or more."""
     return {" ".join(map(str, name)): _errors(group) for name, group in holdout.groupby(list(columns), sort=True)}
 
 

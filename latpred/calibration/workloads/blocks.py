@@ -435,9 +435,9 @@ class MixerNetwork(nn.Module):
 class RecurrentNetwork(nn.Module):
     """Embedding, recurrent layers one after the other, classifier."""
 
-    # Of each layer: "lstm", "gru" or "rnn", width of its state, layers within it, and whether it runs both ways.
     def __init__(self, width: int, recurrences: Sequence[tuple[str, int, int, bool]]) -> None:
         super().__init__()
+        # Each is "lstm", "gru" or "rnn", the width of its state, layers within it, and whether it runs both ways.
         self.words = nn.Embedding(VOCABULARY, width)
         makers = {"lstm": nn.LSTM, "gru": nn.GRU, "rnn": nn.RNN}
         self.recurrences = nn.ModuleList()

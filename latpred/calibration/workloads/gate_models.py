@@ -51,8 +51,8 @@ def basic(before: int, after: int, stride: int = 1) -> nn.Module:
 def bottleneck(before: int, after: int, stride: int, middle: nn.Module | None = None) -> nn.Module:
     """ResNet's block of three convolutions, or with something else in the place of the middle one."""
     narrow = after // 4
-    last = conv(narrow, after, 1, activation=nn.Identity)
-    body = nn.Sequential(conv(before, narrow, 1), middle or conv(narrow, narrow, 3, stride), last)
+    middle = conv(narrow, narrow, 3, stride) if middle is None else middle
+    body = nn.Sequential(conv(before, narrow, 1), middle, conv(narrow, after, 1, activation=nn.Identity))
     return ResidualSum(body, before, after, stride)
 
 
@@ -173,30 +173,6 @@ class Patches(nn.Module):
         return self.cut(x).flatten(2).transpose(1, 2)
 
 
-class _ClassToken(nn.Module):
-    """An image cut into patches behind a learned token."""
-
-    def __init__(self, width: int, side: int, patches: int) -> None:
-        super().__init__()
-        self.cut = Patches(width, side)
-        self.token = nn.Parameter(torch.randn(1, 1, width))
-        self.positions = nn.Parameter(torch.randn(1, patches + 1, width))
-
-    def forward(self, x: Tensor) -> Tensor:
-        return torch.cat([self.token.expand(x.shape[0], -1, -1), self.cut(x)], 1) + self.positions
-
-
-class _MixedTokens(nn.Module):
-    """The half of an MLP-Mixer's layer that mixes tokens, normalised first."""
-
-    def __init__(self, width: int, tokens: int, hidden: int) -> None:
-        super().__init__()
-        self.norm, self.mix = nn.LayerNorm(width), mlp(tokens, hidden, tokens, activation=nn.GELU)
-
-    def forward(self, x: Tensor) -> Tensor:
-        return x + self.mix(self.norm(x).transpose(1, 2)).transpose(1, 2)
-
-
 class PlacedWords(nn.Module):
     """The sum of embeddings of words and of their places."""
 
@@ -206,22 +182,6 @@ class PlacedWords(nn.Module):
 
     def forward(self, ids: Tensor) -> Tensor:
         return self.words(ids) + self.places(torch.arange(ids.shape[1], device=ids.device))
-
-
-class _StandardConv(nn.Conv2d):
-    """A convolution whose weights are standardised in every forward pass, as timm does it."""
-
-    def __init__(self, before: int, after: int, kernel: int, stride: int = 1, padding: int = 0):
-        super().__init__(before, after, kernel, stride, padding)
-        self.gain = nn.Parameter(torch.ones(after))
-        self.scale = self.weight[0].numel() ** -0.5
-
-    def forward(self, input: Tensor) -> Tensor:
-        rows = self.weight.reshape(1, self.out_channels, -1)
-        gain = self.gain * self.scale
-        weight = F.batch_norm(rows, None, None, weight=gain, training=True, momentum=0.0, eps=1e-6)
-        standard = weight.reshape_as(self.weight)
-        return F.conv2d(input, standard, self.bias, self.stride, self.padding, self.dilation, self.groups)
 
 
 class ChannelNorm(nn.LayerNorm):
@@ -240,17 +200,6 @@ class SqueezedChannels(nn.Module):
 
     def forward(self, x: Tensor) -> Tensor:
         return x * torch.sigmoid(self.weigh(x.mean((2, 3), keepdim=True)))
-
-
-class _GatedChannels(nn.Module):
-    """The same as MobileNetV3 has it, in functions and with a hard sigmoid."""
-
-    def __init__(self, channels: int) -> None:
-        super().__init__()
-        self.down, self.up = nn.Conv2d(channels, channels // 4, 1), nn.Conv2d(channels // 4, channels, 1)
-
-    def forward(self, x: Tensor) -> Tensor:
-        return x * F.hardsigmoid(self.up(F.relu(self.down(F.adaptive_avg_pool2d(x, 1)))))
 
 
 # -- perceptrons and recurrent networks -------------------------------------------------------------------------------
@@ -278,11 +227,11 @@ def recurrent(
 class LstmTagger(nn.Module):
     """A tagger of words: an embedding, two layers of LSTM in both directions, a classifier for each word."""
 
-    def __init__(self, width: int = 256) -> None:
+    def __init__(self) -> None:
         super().__init__()
-        self.embedding = nn.Embedding(VOCABULARY, width)
-        self.lstm = nn.LSTM(width, width, num_layers=2, bidirectional=True, batch_first=True)
-        self.classifier = nn.Linear(2 * width, 32)
+        self.embedding = nn.Embedding(VOCABULARY, 256)
+        self.lstm = nn.LSTM(256, 256, num_layers=2, bidirectional=True, batch_first=True)
+        self.classifier = nn.Linear(512, 32)
 
     def forward(self, tokens: Tensor) -> Tensor:
         return self.classifier(self.lstm(self.embedding(tokens))[0])
@@ -403,8 +352,9 @@ def mixer(width: int, tokens: int, along: int, layers: int, classes: int) -> nn.
 class UNet(nn.Module):
     """A U-Net of three depths that segments images: convolutions down, transposed ones up, joined at each depth."""
 
-    def __init__(self, widths: tuple[int, ...] = (24, 48, 96, 192)) -> None:
+    def __init__(self) -> None:
         super().__init__()
+        widths = (24, 48, 96, 192)
         steps = list(reversed(list(pairwise(widths))))
         self.down = nn.ModuleList(starmap(_pair, pairwise((3, *widths))))
         self.up = nn.ModuleList(_pair(2 * low, low) for low, _ in steps)
@@ -422,6 +372,57 @@ class UNet(nn.Module):
 
 
 # -- their blocks ----------------------------------------------------------------------------------------------------
+
+
+class _ClassToken(nn.Module):
+    """An image cut into patches behind a learned token."""
+
+    def __init__(self, width: int, side: int, patches: int) -> None:
+        super().__init__()
+        self.cut = Patches(width, side)
+        self.token = nn.Parameter(torch.randn(1, 1, width))
+        self.positions = nn.Parameter(torch.randn(1, patches + 1, width))
+
+    def forward(self, x: Tensor) -> Tensor:
+        return torch.cat([self.token.expand(x.shape[0], -1, -1), self.cut(x)], 1) + self.positions
+
+
+class _MixedTokens(nn.Module):
+    """The half of an MLP-Mixer's layer that mixes tokens, normalised first."""
+
+    def __init__(self, width: int, tokens: int, hidden: int) -> None:
+        super().__init__()
+        self.norm, self.mix = nn.LayerNorm(width), mlp(tokens, hidden, tokens, activation=nn.GELU)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return x + self.mix(self.norm(x).transpose(1, 2)).transpose(1, 2)
+
+
+class _StandardConv(nn.Conv2d):
+    """A convolution whose weights are standardised in every forward pass, as timm does it."""
+
+    def __init__(self, before: int, after: int, kernel: int, stride: int = 1, padding: int = 0):
+        super().__init__(before, after, kernel, stride, padding)
+        self.gain = nn.Parameter(torch.ones(after))
+        self.scale = self.weight[0].numel() ** -0.5
+
+    def forward(self, input: Tensor) -> Tensor:
+        rows = self.weight.reshape(1, self.out_channels, -1)
+        gain = self.gain * self.scale
+        weight = F.batch_norm(rows, None, None, weight=gain, training=True, momentum=0.0, eps=1e-6)
+        standard = weight.reshape_as(self.weight)
+        return F.conv2d(input, standard, self.bias, self.stride, self.padding, self.dilation, self.groups)
+
+
+class _GatedChannels(nn.Module):
+    """Squeeze and excitation as MobileNetV3 has it, in functions and with a hard sigmoid."""
+
+    def __init__(self, channels: int) -> None:
+        super().__init__()
+        self.down, self.up = nn.Conv2d(channels, channels // 4, 1), nn.Conv2d(channels // 4, channels, 1)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return x * F.hardsigmoid(self.up(F.relu(self.down(F.adaptive_avg_pool2d(x, 1)))))
 
 
 class _Sine(nn.Module):

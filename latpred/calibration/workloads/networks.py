@@ -212,7 +212,10 @@ def _decoder(rng: random.Random, spec: NetworkSpec) -> nn.Module:
 
 
 def strides(side: int, stages: int, *, pooled: bool) -> list[int]:
-    """Strides of the stages of a convolutional network: each but the first halves its map, unless that is one pixel."""
+    """Strides of the stages of a convolutional network: each but the first halves its map, unless that is one pixel.
+
+    Pooling has no result on a single pixel, and a convolution nothing to stride over.
+    """
     steps = [1]
     while len(steps) < stages:
         steps.append(2 if side > 1 else 1)

@@ -124,7 +124,8 @@ def seeded(make: Callable[[], nn.Module], device: str, precision: str) -> nn.Mod
 def keep_lively(model: nn.Module) -> None:
     """Give convolutions and batch normalisations weights that keep signals at their size from layer to layer.
 
-    Else the signals of some untrained networks fade into denormal numbers: EfficientNet-B0 took four times its time.
+    Else the signals of some untrained networks fade into denormal numbers, which no trained model makes.
+    EfficientNet-B0 took four times its time.
     """
     for module in model.modules():
         if isinstance(module, nn.Conv1d | nn.Conv2d | nn.Conv3d) and not parametrize.is_parametrized(module):
