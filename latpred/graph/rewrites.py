@@ -199,53 +199,58 @@ def _kernel(
 
 
 _SPLIT = "aten::_transform_bias_rescale_qkv"  # on CPUs it makes queries, keys and values of one product
-_HEAD_MULTIPLE = 8  # CUDA's kernels of attention want heads of a multiple of so many
-_LAST_PRODUCT = 4  # ops after attention: a view, the weights transposed, the product, and a view of it
-_AVERAGE = "reduction.nested.sum"  # of the weights of all heads, which follows the last product
+_PARTS = ("aten::bmm", "aten::_softmax", "aten::bmm", "aten::addmm")  # what CPUs launch after it, without a mask
+_MERGE = "aten::contiguous"  # puts heads side by side before the last product; one token has them so already
+_AVERAGE = "reduction.nested.sum"  # of the weights of all heads, where the caller wants them
+_FUSED_DTYPES = ("float32", "float16", "bfloat16")
+_HEAD_MULTIPLE = 8  # heads of another size are computed in parts
 _NAME = attrgetter("name")
 _on_cuda: IdentityCache[ModelGraph, ModelGraph] = IdentityCache()
 
 
 def self_attention_on_cuda(graph: ModelGraph) -> ModelGraph:
-    """The graph with the self-attention of `torch.nn.MultiheadAttention` as it runs on CUDA in inference.
+    """The graph with the self-attention of `torch.nn.MultiheadAttention` as eager PyTorch 2 runs it on CUDA.
 
-    A trace has what CPUs run of it: the scores are in memory, between seven kernels. On CUDA one product makes queries,
-    keys and values, `scaled_dot_product_attention` is one kernel, and a product follows, unless there is a mask
-    (`native_multi_head_attention_cuda` in PyTorch's sources).
+    A trace has what CPUs run of it in inference: the scores go through memory, from kernel to kernel. On CUDA one
+    product makes queries, keys and values, `scaled_dot_product_attention` is one kernel, and a product follows. Where
+    there is a mask, where the weights are wanted, and where numbers or heads do not suit that kernel, CUDA runs the
+    same parts as a CPU (`native_multi_head_attention_cuda` in PyTorch's sources). Weights that are wanted of each head
+    by itself cannot be told from none.
     """
-    if graph.attention == "eager" or _SPLIT not in map(_NAME, graph.ops):
+    if graph.runtime not in ("eager", "cuda-graphs") or graph.attention == "eager":
+        return graph
+    if _SPLIT not in map(_NAME, (*graph.ops, *(graph.ops_at_one or ()))):
         return graph
     return _on_cuda.get(graph, lambda _: rewritten(graph, _with_one_kernel))
 
 
 def _with_one_kernel(ops: tuple[Op, ...]) -> list[Op]:
-    made: list[Op] = []
-    end = 0
-    for place, op in enumerate(ops):
-        if op.name == _SPLIT:
-            made.extend(ops[end:place])
-            merge = next(index for index in range(place, len(ops)) if ops[index].name == "aten::contiguous")
-            end = merge + 1 + _LAST_PRODUCT
-            if ops[end : end + 1] and ops[end].host_class == _AVERAGE:  # the weights are asked for
-                made.extend(ops[place:end])
-            else:
-                made.extend(_one_kernel(made, ops[place : merge + 1], ops[merge + 1 : end]))
-    return [*made, *ops[end:]]
+    made = list(ops)
+    for split in reversed([place for place, op in enumerate(ops) if op.name == _SPLIT]):
+        first = max((place for place in range(split) if ops[place].name == "aten::mm"), default=0)
+        last = next((place for place in range(split, len(ops)) if ops[place].name == "aten::addmm"), split)
+        launching = [op for op in ops[split + 1 : last + 1] if op.launches]
+        parts = [op for op in launching if op.name != _MERGE]
+        averaged = any(op.host_class == _AVERAGE for op in ops[last + 1 : last + 3])
+        if tuple(map(_NAME, parts)) == _PARTS and not averaged and _suits_one_kernel(parts[0]):
+            # The last product and the view of what it gives follow.
+            made[first : last + 2] = _one_kernel(ops[first : last + 2], split - first, last - first)
+    return made
 
 
-def _one_kernel(made: list[Op], parts: Sequence[Op], last_product: Sequence[Op]) -> Iterator[Op]:
-    """What CUDA runs from the parts of attention on; the product before them, in `made`, takes their bias along."""
-    split, scores, softmax, context, merged = (part for part in parts if part.launches)
-    head_dim = scores.dims["k"].constant
-    if softmax.name != "aten::_softmax" or head_dim % _HEAD_MULTIPLE:
-        yield from (*parts, *last_product)
-        return
-    place = max(index for index, op in enumerate(made) if op.name == "aten::mm")
-    product = made[place]
-    made[place] = msgspec.structs.replace(product, weight_bytes=product.weight_bytes + split.weight_bytes)
+def _suits_one_kernel(scores: Op) -> bool:
+    return scores.dtype in _FUSED_DTYPES and scores.dims["k"].at(1) % _HEAD_MULTIPLE == 0
+
+
+def _one_kernel(parts: Sequence[Op], split: int, last: int) -> Iterator[Op]:
+    """What CUDA runs for the ops from one product to another, among them that which splits heads."""
+    product, bias, before_last = parts[0], parts[split], parts[last - 1]
+    scores, context = (op for op in parts if op.name == "aten::bmm")
+    yield msgspec.structs.replace(product, weight_bytes=product.weight_bytes + bias.weight_bytes)
+    yield from parts[1:split]
     for name in ("chunk", *("view", "transpose") * 3):  # queries, keys and values
         yield view(product, name, f"view.nested.{name}")
-    heads = product.dims["n"].constant // (3 * head_dim)
+    heads = product.dims["n"].at(1) // (3 * scores.dims["k"].at(1))
     attention = msgspec.structs.replace(
         scores,
         name="aten::scaled_dot_product_attention",
@@ -260,15 +265,15 @@ def _one_kernel(made: list[Op], parts: Sequence[Op], last_product: Sequence[Op])
             "masked": Affine(0),
         },
         macs=scores.macs + context.macs,
-        read_bytes=split.write_bytes,
+        read_bytes=bias.write_bytes,
         write_bytes=context.write_bytes,
         live_bytes=product.live_bytes + context.write_bytes,
     )
     yield attention
-    for name in ("transpose", "reshape"):
+    for name in ("transpose", "reshape", "t"):
         yield view(attention, name, f"view.nested.{name}")
-    freed = merged.live_bytes - attention.live_bytes  # what parts of attention keep in memory beside
-    for op in last_product:
+    freed = before_last.live_bytes - attention.live_bytes  # what the parts keep in memory beside
+    for op in parts[last:]:
         yield msgspec.structs.replace(op, live_bytes=op.live_bytes - freed)
 
 

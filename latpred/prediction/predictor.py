@@ -33,7 +33,7 @@ from latpred.profile.document import ADAPTED, DeviceInfo, DeviceProfile, Dispatc
 from latpred.query import MOST_BATCH, Options, checked_batches
 from latpred.runtimes import lowering
 from latpred.runtimes.base import Runtime
-from latpred.runtimes.legacy_torch import TORCH_1_12, as_run_in, rewrites, traced_for
+from latpred.runtimes.legacy_torch import as_run_in, rewrites, traced_for
 from latpred.storage import IdentityCache
 
 if TYPE_CHECKING:
@@ -236,10 +236,8 @@ class Predictor:
         if graph.runtime != traced_by or graph.target not in ("", self.target):
             named = "eager" if rewrites(self.era, runtime) else runtime
             graph = lowering.fitting(graph, named, self.target)
-        if graph.runtime == "eager" and self.profile.device.kind == "cuda" and self.era != TORCH_1_12:
-            graph = self_attention_on_cuda(graph)
         if not self.era:
-            return graph
+            return self_attention_on_cuda(graph) if self.profile.device.kind == "cuda" else graph
         return as_run_in(self.era, graph, runtime, gpus.find(self.profile.device.name))
 
     def __reduce__(self) -> tuple[Any, ...]:

@@ -211,7 +211,7 @@ def waits(graph: ModelGraph) -> bool:
 
 
 def _forbidden(error: BaseException | None) -> str | None:
-    """What capturing forbade, in the words of the first error that says so; a lack of memory is raised as it is.
+    """What capturing forbade, in the words of the first error that says so. A lack of memory is raised.
 
     Ending a capture that failed is an error of its own, which follows from the one that tells what went wrong.
     """

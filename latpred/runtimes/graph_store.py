@@ -52,9 +52,9 @@ def structure(graph: ModelGraph) -> str:
 
 
 def kept(graph: ModelGraph, runtime: str, target: str, options: str, make: Callable[[], ModelGraph]) -> ModelGraph:
-    """What `make` gives for a model of which this is the eager trace, made once for each structure and other argument.
+    """What `make` gives for a model whose eager trace is `graph`, under its name.
 
-    What `make` raises is not kept.
+    It is made once for each structure, runtime, target and options. What it raises is not kept.
     """
     torch_version = re.sub(r"\+(cpu|cu\d+)$", "", graph.stack.get("torch", ""))  # models are taken apart alike by both
     key = _key((structure(graph), runtime, target, options, torch_version))

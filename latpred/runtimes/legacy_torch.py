@@ -17,7 +17,7 @@ from typing import NamedTuple
 import msgspec
 
 from latpred.graph.graph import NO_PYTHON, Affine, ModelGraph, Op, rewritten
-from latpred.graph.rewrites import elementwise, itemsize, unfused, view
+from latpred.graph.rewrites import elementwise, itemsize, self_attention_on_cuda, unfused, view
 from latpred.ops.families import root
 from latpred.profile.gpus import Spec
 from latpred.query import AMP
@@ -99,10 +99,12 @@ def as_run_in(era: str, graph: ModelGraph, runtime: str = "eager", gpu: Spec | N
     In the days of PyTorch 1.12 models of transformers did not read values back from the device, attention was several
     calls that scaled its scores, a convolution's bias was a kernel of its own, a one-dimensional convolution went
     through two dimensions, and what a convolution or normalisation cost the host depended on its groups and on the
-    precision.
+    precision. Eras are of GPUs: later ones have CUDA's kernel of self-attention.
 
     What TorchScript fuses depends on the GPU, of which `gpu` is the datasheet; default: that of a recent one.
     """
+    if era == TORCH_2:
+        graph = self_attention_on_cuda(graph)
     if not era or graph.runtime != "eager":
         return graph
     graphs = _rewritten.get(graph, lambda _: {})

@@ -104,7 +104,7 @@ SWITCHING: tuple[CodeType, ...] = (_Switch.__call__.__code__, _Switch.__get__.__
 def running(
     hooks: OrderedDict[int, Callable[..., Any]], held: Collection[int] = ()
 ) -> OrderedDict[int, Callable[..., Any]]:
-    """The hooks that change what a module gives, or may keep something in what a model has, known by its identities."""
+    """The hooks that change what a module gives, or may write into what is `held`, by identity; others only look on."""
     return OrderedDict((number, hook) for number, hook in hooks.items() if _feeds(hook, held) or not _looks_on(hook))
 
 

@@ -275,6 +275,16 @@ def test_modules_of_files_count(tmp_path: Path, monkeypatch: pytest.MonkeyPatch)
     assert digests[0] != digests[1]
 
 
+def test_a_changed_forward_pass_is_taken_apart_again(monkeypatch: pytest.MonkeyPatch) -> None:
+    traces: list[str] = []
+    real = TorchScript.trace
+    monkeypatch.setattr(TorchScript, "trace", lambda self, *args: traces.append("") or real(self, *args))
+    once, twice = "y = torch.relu(x); return y + y", "y, z = torch.relu(x), x; return y + y"
+    for text in (once, twice, once):
+        of_source(source_of(written(text), torch.zeros(2, 4)), "torchscript", "cpu")
+    assert len(traces) == 2
+
+
 NAME = "torchvision:squeezenet1_0"
 
 

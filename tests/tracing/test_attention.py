@@ -15,6 +15,7 @@ import latpred
 from latpred.errors import UsageError
 from latpred.graph.graph import ModelGraph, Op
 from latpred.graph.rewrites import attended, self_attention_on_cuda
+from latpred.ops.families import root
 from latpred.prediction.predictor import Predictor
 from latpred.profile import store
 from latpred.query import Options
@@ -95,33 +96,85 @@ class Projected(nn.Module):
         return self.out(F.scaled_dot_product_attention(q, k, v).transpose(1, 2).reshape(x.shape))  # type: ignore[no-any-return]
 
 
-def test_multihead_attention_is_one_kernel_between_two_products_on_cuda() -> None:
-    x = torch.zeros(1, 10, 32)
-    graph = self_attention_on_cuda(latpred.trace(Calling(weights=False), x))
-    alike = latpred.trace(Projected(), x)
-    assert [work(op) for op in graph.ops if op.launches] == [work(op) for op in alike.ops if op.launches]
-    assert graph.peak_bytes(4) == pytest.approx(alike.peak_bytes(4), rel=0.05)
-    today, of_1_12 = (Predictor(store.load(device)) for device in ("rtx-4090", "v100"))
-    fast_path = latpred.trace(Calling(weights=False), x)
-    assert (today.lowered(fast_path, "eager").launches(), of_1_12.lowered(fast_path, "eager").launches()) == (3, 7)
+@pytest.mark.parametrize("tokens", [10, 1])
+@pytest.mark.parametrize("precision", ["fp32", "fp16"])
+def test_multihead_attention_is_one_kernel_between_two_products_on_cuda(tokens: int, precision: str) -> None:
+    x = torch.zeros(1, tokens, 32)
+    graph, alike = (latpred.trace(model, x, precision=precision) for model in (Calling(weights=False), Projected()))
+    graph = self_attention_on_cuda(graph)
+    for batch in (1, 4):
+        assert [work(op) for op in graph.at(batch) if op.launches] == [
+            work(op) for op in alike.at(batch) if op.launches
+        ]
+        assert graph.peak_bytes(batch) == pytest.approx(alike.peak_bytes(batch), rel=0.05)
 
 
 def work(op: Op) -> tuple[object, ...]:
     return op.family, op.dtype, op.dims, op.macs, op.weight_bytes, op.read_bytes, op.write_bytes
 
 
+def encoder(width: int = 32, **options: bool) -> nn.TransformerEncoder:
+    layer = nn.TransformerEncoderLayer(width, 4, 64, batch_first=True)
+    return nn.TransformerEncoder(layer, 2, **options).eval()
+
+
+class AcrossTheBatch(nn.Module):
+    """Attends from sample to sample, then from token to token."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.layers = encoder()
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.layers(self.layers(x.transpose(0, 1)).transpose(0, 1))  # type: ignore[no-any-return]
+
+
+@pytest.mark.parametrize("runtime", ["eager", "cuda-graphs"])
+@pytest.mark.parametrize("device", ["a100", "l40s"])
+def test_each_layer_of_an_encoder_has_one_kernel_of_attention_on_a_gpu(device: str, runtime: str) -> None:
+    predictor = Predictor(store.load(device))
+    for model, layers in ((encoder(), 2), (AcrossTheBatch(), 4)):
+        graph = predictor.trace(model, Options(torch.zeros(1, 6, 32), runtime=runtime), [1, 2])
+        for batch in (1, 2):
+            ran = predictor.lowered(graph.exact.get(batch, graph), runtime).at(batch)
+            assert [op.family for op in ran].count("attention") == layers
+            assert "softmax" not in {root(op.family) for op in ran}
+
+
+def test_with_pytorch_1_12_and_on_a_cpu_it_stays_in_parts() -> None:
+    graph = latpred.trace(Calling(weights=False), torch.zeros(1, 10, 32))
+    for device in ("v100", "epyc-shared"):
+        assert Predictor(store.load(device)).lowered(graph, "eager").launches() == 7
+
+
+class Masked(nn.Module):
+    """An encoder whose tokens see none that come later, or not those that are padding."""
+
+    def __init__(self, padding: bool) -> None:
+        super().__init__()
+        self.layers, self.padding = encoder(enable_nested_tensor=False), padding
+
+    def forward(self, x: Tensor) -> Tensor:
+        if self.padding:
+            return self.layers(x, src_key_padding_mask=x[..., 0] > 0)  # type: ignore[no-any-return]
+        return self.layers(x, mask=torch.ones(10, 10, device=x.device).triu(1).bool())  # type: ignore[no-any-return]
+
+
 @pytest.mark.parametrize(
-    ("model", "attention"),
+    ("model", "width", "options"),
     [
-        (Calling(weights=True), None),
-        (Calling(weights=False), "eager"),
-        (nn.TransformerEncoderLayer(36, 3, 64, batch_first=True), None),  # heads of 12
+        (Calling(weights=True), 32, {}),
+        (Calling(weights=False), 32, {"attention": "eager"}),
+        (Calling(weights=False), 32, {"precision": "fp64"}),
+        (encoder(48), 48, {}),  # heads of 12
+        (Masked(padding=True), 32, {}),
+        (Masked(padding=False), 32, {}),
     ],
-    ids=["weights", "eager", "heads of 12"],
+    ids=["weights", "eager", "fp64", "heads of 12", "padded", "causal"],
 )
-def test_multihead_attention_stays_in_parts_on_cuda(model: nn.Module, attention: str | None) -> None:
-    x = torch.zeros(1, 10, 36 if isinstance(model, nn.TransformerEncoderLayer) else 32)
-    graph = latpred.trace(model.eval(), x, attention=attention)
+def test_multihead_attention_stays_in_parts_on_cuda(model: nn.Module, width: int, options: dict[str, str]) -> None:
+    graph = latpred.trace(model, torch.zeros(1, 10, width), **options)
+    assert "aten::_transform_bias_rescale_qkv" in {op.name for op in graph.ops}
     assert self_attention_on_cuda(graph).ops == graph.ops
 
 

@@ -91,8 +91,10 @@ def session(
 ) -> Any:
     """A session of a serialised model, or of the path of one; a model that onnxruntime cannot load is refused.
 
+    threads : those within a node.
     target : "cuda" without a `gpu` (its index) leaves out what only a CPU has kernels for.
     cuda_graph : whether the CUDA provider captures what it runs, once for each "gpu_graph_id" of a run's options.
+    tf32 : whether float32 may be multiplied in TF32 on a GPU.
     profile : prefix of the file in which `end_profiling` puts the time of every node.
     optimised : file for the graph that is really run, its weights beside it.
     weights_in : folder of the weights that a serialised model keeps outside of it.
@@ -214,7 +216,7 @@ def _runs(events: Sequence[Mapping[str, Any]]) -> tuple[tuple[Event, ...], ...]:
     runs: list[tuple[Event, ...]] = []
     current: list[Event] = []
     for event in events:
-        name = str(event["name"])
+        name = str(event.get("name", ""))
         if event.get("cat") == "Node" and name.endswith(_KERNEL):
             arguments = event["args"]
             outputs = tuple(
