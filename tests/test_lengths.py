@@ -109,6 +109,7 @@ def test_lengths_are_traced_as_the_profiles_pytorch_ran_them() -> None:
 @pytest.mark.parametrize(
     ("options", "said"),
     [
+        ({"batch": [3, 6], "lengths": [12, 40, 7]}, "3 lengths are a batch of 3, not of 6"),
         ({"lengths": [12, 40], "seq": 64}, "lengths= says what the inputs are; leave out seq"),
         ({"lengths": [12, 40], "execution": "jagged"}, "execution='jagged' is not known; choose from: padded, nested"),
     ],

@@ -105,6 +105,7 @@ def of_environment(width: int) -> Any:
     return reading("int(os.environ['W14'])", os=os)
 
 
+ONE, OTHER = builder(8), builder(16)
 NUMBERED: dict[str, Callable[[int], Any]] = {
     "name": "resnet{}".format,
     "function": builder,
@@ -113,6 +114,7 @@ NUMBERED: dict[str, Callable[[int], Any]] = {
     "function that keeps its results": cached,
     "decorator": decorated,
     "functions of one name": lambda width: (builder(8), builder(16), builder(width)),
+    "functions that come again": lambda width: (ONE, OTHER, ONE if width == 8 else OTHER),
     "inputs of a layer": lambda width: nn.Linear(width, 4),
     "outputs of a layer": lambda width: nn.Linear(4, width),
     "bias": lambda width: nn.Linear(4, 4, bias=width > 8),

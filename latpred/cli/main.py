@@ -1,4 +1,4 @@
-"""How verbs are found, and how what goes wrong becomes one sentence and an exit code."""
+"""What a misspelt verb is answered, and how what goes wrong becomes one sentence and an exit code."""
 
 from __future__ import annotations
 

@@ -124,7 +124,7 @@ def progress(title: str, *, resumable: bool = False) -> Iterator[Show | None]:
             yield show
     else:
         yield _lines(title)
-    state().resumable = False  # an interrupt that ends the measurement leaves it as it is, to be told of
+    state().resumable = False  # an interrupt does not get here: what was measured is kept, and told
 
 
 @contextmanager

@@ -187,10 +187,10 @@ def _unknown(name: str) -> str:
             f"no profile is called {name!r}. This machine's own GPU is cuda or cuda:0; others go by name, as in a100."
         )
     names = [entry.name for entry in listing()]
-    longer = (one for one in names if one.startswith(f"{name}-"))  # as of so many threads
+    longer = (one for one in names if one.startswith(f"{name}-"))  # as cpu-2-threads for cpu
     near = {*longer, *difflib.get_close_matches(name, names, n=3, cutoff=0.5), *gpus.nearest(name)}
     likeliest = sorted(near, key=lambda one: (-difflib.SequenceMatcher(None, name, one).ratio(), one))
-    hint = f"Did you mean {', '.join(likeliest)}? " if near else ""
+    hint = f"Did you mean {', '.join(likeliest[:6])}? " if near else ""
     return f"no profile is called {name!r}. {hint}List them with: latpred profiles list (or list --datasheets)"
 
 

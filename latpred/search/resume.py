@@ -153,9 +153,10 @@ class Evaluator:
             precision = found.precision
             try:
                 curve = predictor.curve(found, self.batches, runtime=runtime, protocol=self.options.protocol)
-                return [_row(position, name, predictor, found, point) for point in curve.points]
             except LatpredError as error:
                 found = error
+            else:
+                return [_row(position, name, predictor, found, point) for point in curve.points]
         if errors == "raise":
             raise CandidateError(f"candidate {position} ({name}): {_reason(found)}") from found
         cells = product([predictor.profile.name], self.batches, [runtime])

@@ -30,7 +30,7 @@ _ONE_AT_A_TIME = threading.Lock()  # a worker's threads would only wait for each
 
 
 class Done(NamedTuple):
-    """A chunk by its first position, its rows, and the seconds that a worker had with it."""
+    """The position of a chunk's first candidate, its rows, and the seconds that a worker had with it."""
 
     first: int
     rows: list[CandidateRow]
