@@ -117,21 +117,26 @@ def _reuse_bytes(schedule: Schedule, moved: Floats) -> Floats:
         steps[:, column] = np.bincount(schedule.kernel_step, each[:, column], count)
     done = steps.cumsum(axis=0)
     before = done - steps
-    previous = _previous(schedule.host_class)
+    previous, first = _previous(schedule.host_class)
     touched: Floats = before - before[previous]
-    touched[previous >= np.arange(count)] += done[-1:]  # the last of these was in the pass before
+    touched[first] += done[-1:]
     return touched
 
 
 @lru_cache(maxsize=MOST_CLASSES)
-def _previous(host_class: tuple[str, ...]) -> Ints:
-    """Where the last step of each step's class is, in this pass or else the one before; candidates share it."""
-    latest = {name: step for step, name in enumerate(host_class)}
-    previous = []
-    for step, name in enumerate(host_class):
-        previous.append(latest[name])
-        latest[name] = step
-    return np.array(previous, dtype=np.int64)
+def _previous(host_class: tuple[str, ...]) -> tuple[Ints, NDArray[np.bool_]]:
+    """Where the last step of each step's class is, and which steps find it in the pass before; candidates share it."""
+    _, code = numbered(host_class)
+    order = code.argsort(kind="stable")  # steps of a class next to each other, in order
+    first, last = np.ones((2, len(code)), dtype=bool)
+    first[1:] = np.diff(code[order]) != 0
+    last[:-1] = first[1:]
+    before = np.empty_like(order)
+    before[1:] = order[:-1]
+    before[first] = order[last]
+    previous, wraps = np.empty_like(order), np.empty_like(first)
+    previous[order], wraps[order] = before, first
+    return previous, wraps
 
 
 def _moved(schedule: Schedule) -> Floats:

@@ -134,7 +134,10 @@ class _OlderOps:
     def __call__(self, ops: tuple[Op, ...]) -> Iterator[Op]:
         if len(self._ops) > MOST_OPS:
             self._by_op, self._ops = {}, []
-        return chain.from_iterable([self._by_op.get(id(op)) or self._made(op) for op in ops])
+        older = list(map(self._by_op.get, map(id, ops)))  # a search prices the same ops again and again
+        if None in older:
+            older = [self._by_op.get(id(op)) or self._made(op) for op in ops]
+        return chain.from_iterable(older)  # type: ignore[arg-type]
 
     def _made(self, op: Op) -> tuple[Op, ...]:
         older = self._by_op[id(op)] = tuple(self._older(op))
