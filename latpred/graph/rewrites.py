@@ -229,8 +229,7 @@ def _with_one_kernel(ops: tuple[Op, ...]) -> list[Op]:
     for split in reversed([place for place, op in enumerate(ops) if op.name == _SPLIT]):
         first = max((place for place in range(split) if ops[place].name == "aten::mm"), default=0)
         last = next((place for place in range(split, len(ops)) if ops[place].name == "aten::addmm"), split)
-        launching = [op for op in ops[split + 1 : last + 1] if op.launches]
-        parts = [op for op in launching if op.name != _MERGE]
+        parts = [op for op in ops[split + 1 : last + 1] if op.launches and op.name != _MERGE]
         averaged = any(op.host_class == _AVERAGE for op in ops[last + 1 : last + 3])
         if tuple(map(_NAME, parts)) == _PARTS and not averaged and _suits_one_kernel(parts[0]):
             # The last product and the view of what it gives follow.
