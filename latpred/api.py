@@ -53,7 +53,7 @@ if TYPE_CHECKING:
 
 VARIABLE = "LATPRED_CALIBRATE"
 CHOICES = ("quick", "never")
-WAIT_S = 300.0  # several times what a quick calibration takes
+WAIT_S = 600.0  # several times what a quick calibration takes
 _BUSY = (
     f"another process has been calibrating this machine for more than {WAIT_S / 60:.0f} minutes. "
     "Stop it, or calibrate once before starting many: latpred calibrate --quick"
@@ -111,7 +111,7 @@ def predict(
     device : str, path or torch.device, optional
         "cpu", "cuda:0" or "simulated" as calibrated on this machine, or the name or path of a profile. Without it, this
         machine's own GPU if it was calibrated, else its CPU. A GPU without a profile is predicted from its datasheet;
-        a machine without any is calibrated first, its CPU for one to two minutes (LATPRED_CALIBRATE=never prevents it).
+        a machine without any is calibrated first, its CPU for one to three minutes (LATPRED_CALIBRATE=never prevents it).
     host : float or str, optional
         Another host than the profile's: its dispatch over the profile's host's, "this" for the host that asks, the name
         of a host profile (`latpred calibrate --host-only`), or of a CPU that latpred knows, as in host="EPYC 7742"
@@ -354,7 +354,7 @@ def _calibrate() -> None:
     from latpred.calibration import calibrate
 
     _say(
-        f"no profile of this machine in {store.directory()}; calibrating its CPU now, once, in one to two minutes "
+        f"no profile of this machine in {store.directory()}; calibrating its CPU now, once, in one to three minutes "
         f"(latpred calibrate is more exact and does a GPU; {VARIABLE}=never switches this off){busy_note()}"
     )
     told = 0

@@ -166,7 +166,7 @@ def test_on_a_terminal_the_calibration_is_offered_and_can_be_declined(
             said += part
     os.close(main_end)
     assert (done.returncode, done.stdout) == (3, b"")
-    assert b"Calibrate it now (one to two minutes)?" in said
+    assert b"Calibrate it now (one to three minutes)?" in said
     assert b"Make one with: latpred calibrate --device cpu" in said
 
 

@@ -45,7 +45,7 @@ def test_a_machine_without_a_profile_is_calibrated_once(
     assert latpred.predict(graph(linear())).latency_ms > 0
     said = capsys.readouterr()
     assert said.out == ""
-    assert "calibrating its CPU now, once, in one to two minutes" in said.err
+    assert "calibrating its CPU now, once, in one to three minutes" in said.err
     assert "LATPRED_CALIBRATE=never" in said.err
     assert "; other work used 1.2 processors, so figures will be rough" in said.err
     latpred.predict(graph(linear()))

@@ -45,6 +45,8 @@ from latpred.sandbox.own_thread import without_modes
 QUICK_S, FULL_S = 50.0, 285.0
 LEAST_S, SURE_S = 5.0, 30.0  # of a budget, and of a run before it tells how much waiting there is
 QUICK_SHARE = 1 / 3  # of the time of other runtimes than eager that a quick calibration spends
+# Networks from which on more of them hardly move predictions, and how many times the usual time a run goes on for them.
+ENOUGH_NETWORKS, LONGER = 80, 2.0
 EAGER = profile_fit.EAGER
 FITTING_SHARE = 0.15  # of the budget, set aside for the last fit
 GATE_SHARE = 0.16  # of the budget, set aside for the gate's second look
@@ -78,10 +80,11 @@ def calibrate(
     device : str or Device
         "cpu", "cuda:0", "simulated", or an open device.
     quick : bool
-        One to two minutes for eager, one precision, wider intervals.
+        One to three minutes for eager, one precision, wider intervals.
     budget_s : float, optional
         Seconds to measure for, fitting included, for all runtimes together; default for eager 50 in a quick calibration
-        and 285 in a full one, and what each other runtime's study asks for.
+        and 285 in a full one, and what each other runtime's study asks for. Without it, eager goes on for up to as long
+        again where it has too few networks to learn from.
     cells : int, optional
         Stop after so many cells, what was resumed included. Seconds then count only where `budget_s` is given too, so
         that a simulated device is measured alike on any machine, however busy.
@@ -140,7 +143,8 @@ def calibrate(
             plan = _plan(wanted, profile, quick, budget_s, cells)
             report = _Reporter(session, sum(each.seconds for each in plan.values()), progress, time.monotonic())
             if profile is None or EAGER in plan:
-                eager = _EagerCalibration(live, chosen, session, plan[EAGER], profile_name, report)
+                longer = LONGER if budget_s is None and cells is None else 1.0
+                eager = _EagerCalibration(live, chosen, session, plan[EAGER], profile_name, report, longer)
                 profile = options.noted_in(eager.run())
                 store.save(profile)  # what follows may be interrupted, and eager can be predicted by now
             profile = _with_runtimes(profile, live, session, chosen, plan, report)
@@ -201,11 +205,20 @@ def _with_runtimes(
 
 
 class _EagerCalibration:
+    """Measures and fits eager; too few networks make it go on, up to `longer` times its effort."""
+
     def __init__(
-        self, device: Device, precisions: Sequence[str], session: Session, effort: _Effort, name: str, report: _Reporter
+        self,
+        device: Device,
+        precisions: Sequence[str],
+        session: Session,
+        effort: _Effort,
+        name: str,
+        report: _Reporter,
+        longer: float = 1.0,
     ) -> None:
         self._device, self._schedule, self._session = device, schedule_of(device, precisions), session
-        self._effort, self._name, self._report = effort, name, report
+        self._effort, self._name, self._report, self._longer = effort, name, report, longer
         self._simulated = device.info().kind == "simulated"
         self._learning: list[Checkpoint] = []
         self._predictions: list[tuple[int, Floats]] = []  # cells at each checkpoint, and what the gate's models took
@@ -229,9 +242,12 @@ class _EagerCalibration:
     @property
     def _spent(self) -> float:
         """Share of the effort that measuring for the fit may take, of which the gate's models are no part."""
-        whole_s = (1 - FITTING_SHARE - GATE_SHARE) * self._effort.seconds
         cells = sum(row.cell.kind != acceptance.MODEL for row in self._visits.rows)
-        return max((self._visits.seconds - self._models_s) / whole_s, cells / self._effort.cells)
+        return max((self._visits.seconds - self._models_s) / self._fit_s, cells / self._effort.cells)
+
+    @property
+    def _fit_s(self) -> float:
+        return (1 - FITTING_SHARE - GATE_SHARE) * self._effort.seconds
 
     @property
     def _models_s(self) -> float:
@@ -249,7 +265,7 @@ class _EagerCalibration:
         if worth and len(checkpoints) < len(CHECKPOINTS):  # those of before it was interrupted
             self._learn()
         for cell in filterfalse(self._session.holds, self._schedule.cells()):
-            if self._spent >= 1.0:
+            if self._spent >= 1.0 and self._enough():
                 return
             if checkpoints and self._spent > checkpoints[0]:
                 self._learn()
@@ -262,6 +278,14 @@ class _EagerCalibration:
             if models and due and self._models_s <= GATE_SHARE * self._effort.seconds:
                 self._visits.run(models.popleft())
 
+    def _enough(self) -> bool:
+        """Whether the fit has networks enough, or more of them are not worth waiting for."""
+        if self._device.info().asynchronous or self._simulated or self._spent >= self._longer:
+            return True
+        networks = profile_fit.networks_seen(self._visits.rows)
+        self._report.whole_s = max(self._report.whole_s, self._visits.seconds * ENOUGH_NETWORKS / max(networks, 1))
+        return networks >= ENOUGH_NETWORKS
+
     def _demand_clock(self) -> None:
         """Stop where the clock could not be measured: without it there is no profile, whatever else is measured."""
         row = next(iter(self._visits.rows), None)
@@ -273,8 +297,9 @@ class _EagerCalibration:
 
     def _measure_for_gate(self) -> None:
         """Time what the gate rests on: ordinary models, and some of the holdout networks a second time."""
+        over_s = max(0.0, self._visits.seconds - self._models_s - self._fit_s)  # what it went on for
         for cell in acceptance.cells(self._visits.rows):
-            if self._visits.seconds > (1 - FITTING_SHARE) * self._effort.seconds:
+            if self._visits.seconds > (1 - FITTING_SHARE) * self._effort.seconds + over_s:
                 return
             self._visits.run(cell)
 

@@ -28,7 +28,7 @@ EXITS = {"holds": 0, "moved": 1, "unclear": 3}
 
 @verb("latpred calibrate --quick", "latpred calibrate --device cuda:0 --budget 5m")
 @click.option("--device", "-d", help="cpu, cuda:0 or simulated.  [default: the GPU if there is one, else cpu]")
-@click.option("--quick", is_flag=True, help="One to two minutes: one precision, wider intervals.")
+@click.option("--quick", is_flag=True, help="One to three minutes: one precision, wider intervals.")
 @budget_option("Time to spend, as 90s, 5m or 1h.  [default: 5m and what further runtimes take, or 50s with --quick]")
 @click.option(
     "--precision",
@@ -151,7 +151,7 @@ def ensure_profile(
             raise
 
     def calibrate_quickly() -> None:
-        takes = "which takes one to two minutes (latpred calibrate takes 5 and is more exact)"
+        takes = "which takes one to three minutes (latpred calibrate takes 5 and is more exact)"
         notice(f"{reason}; calibrating it now, {takes}{busy_note()}")
         _measure_profile(target, quick=True)
 
@@ -169,7 +169,7 @@ def _agreed(target: str) -> bool:
     """Ask on a terminal; nobody to ask means yes."""
     if not (sys.stdin.isatty() and sys.stderr.isatty()):
         return True
-    question = f"No profile of {target} on this machine yet. Calibrate it now (one to two minutes)?"
+    question = f"No profile of {target} on this machine yet. Calibrate it now (one to three minutes)?"
     return click.confirm(question, default=True, err=True)
 
 

@@ -221,10 +221,11 @@ def self_attention_on_cuda(graph: ModelGraph) -> ModelGraph:
         return graph
     if _SPLIT not in map(_NAME, (*graph.ops, *(graph.ops_at_one or ()))):
         return graph
-    return _on_cuda.get(graph, lambda _: rewritten(graph, _with_one_kernel))
+    return _on_cuda.get(graph, lambda _: rewritten(graph, attention_on_cuda))
 
 
-def _with_one_kernel(ops: tuple[Op, ...]) -> list[Op]:
+def attention_on_cuda(ops: Sequence[Op]) -> list[Op]:
+    """Ops in order, with one kernel in place of the parts that self-attention has on a CPU."""
     made = list(ops)
     for split in reversed([place for place, op in enumerate(ops) if op.name == _SPLIT]):
         first = max((place for place in range(split) if ops[place].name == "aten::mm"), default=0)

@@ -10,6 +10,8 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import suppress
+from functools import partial
+from itertools import accumulate, pairwise
 from typing import Any, NamedTuple
 
 import msgspec
@@ -20,6 +22,7 @@ from torch.utils._pytree import tree_map_only
 
 from latpred.errors import RuntimeRefusalError, TraceError
 from latpred.graph.graph import NO_PYTHON, ZERO, Affine, ModelGraph, Op, rewritten
+from latpred.graph.rewrites import attention_on_cuda
 from latpred.ops.families import root
 from latpred.runtimes import StepPerOp
 from latpred.runtimes.base import graph_in, ops_of
@@ -57,7 +60,7 @@ class TorchScript(StepPerOp):
     """A frozen trace, as `torch.jit.trace` and `torch.jit.freeze` make it."""
 
     name = traced_by = "torchscript"
-    options = "4"  # raise it whenever the graphs change that are made here
+    options = "5"  # raise it whenever the graphs change that are made here
     host_classes = (INTERPRETED,)
     eager_kernels = True
 
@@ -91,14 +94,16 @@ class TorchScript(StepPerOp):
 
     def trace(self, source: Source, target: str) -> ModelGraph:
         """The nodes that the interpreter runs, from traces at batch 2, 3 and 1."""
-        two, three, one = _runs_at(source, (2, 3, 1))
+        two, three, one = _runs_at(source, target, (2, 3, 1))
         ops, exact = ops_of("TorchScript", one.ops, two.ops, three.ops)
-        at_one = None if exact is None else _steps(one.nodes, exact, target)
-        return graph_in(self.name, target, source.graph, _steps(two.nodes, ops, target), at_one, _NOTES[target])
+        steps = partial(_steps, target=target, attention=source.graph.attention)
+        at_one = None if exact is None else steps(one.nodes, exact)
+        return graph_in(self.name, target, source.graph, steps(two.nodes, ops), at_one, _NOTES[target])
 
     def trace_at(self, source: Source, target: str, batch: int) -> ModelGraph:
-        (run,) = _runs_at(source, (batch,))
-        return graph_in(self.name, target, source.graph, _steps(run.nodes, run.ops, target), None, _NOTES[target])
+        (run,) = _runs_at(source, target, (batch,))
+        steps = _steps(run.nodes, run.ops, target, source.graph.attention)
+        return graph_in(self.name, target, source.graph, steps, None, _NOTES[target])
 
     def estimate(self, graph: ModelGraph, target: str) -> ModelGraph:
         """Eager's ops without the Python between them, normalisation folded into the convolution before it."""
@@ -106,22 +111,26 @@ class TorchScript(StepPerOp):
         return rewritten(graph, _estimated, runtime=self.name, target=target, notes=notes)
 
 
-def _runs_at(source: Source, batches: Sequence[int]) -> Iterator[InterpreterRun]:
+def _runs_at(source: Source, target: str, batches: Sequence[int]) -> Iterator[InterpreterRun]:
     """What runs at each batch size, traced at that very size: a trace of another may be wrong without saying so."""
     with torch.inference_mode(False), torch.no_grad():
         model = source.model().eval()
     for batch in batches:
         with torch.inference_mode(False):
             inputs = source.inputs(batch)
-        yield executed(frozen_for_tracing(model, inputs), inputs, batch)
+        module = frozen_for_tracing(model, inputs)
+        if target == "cuda":
+            join_linears(module.graph)
+        yield executed(module, inputs, batch)
 
 
-def _steps(nodes: Sequence[Node], ops: Sequence[Op], target: str) -> list[Op]:
-    """The nodes as ops, those that never reach the dispatcher among them."""
+def _steps(nodes: Sequence[Node], ops: Sequence[Op], target: str, attention: str) -> list[Op]:
+    """The nodes as ops, those that never reach the dispatcher among them; `attention` is that of the eager graph."""
     groups: list[list[Op]] = []
     live = Affine(0)
     for node in nodes:
-        dispatched = [_as_node(op) for op in ops[node.first : node.first + node.calls]]
+        own = ops[node.first : node.first + node.calls]
+        dispatched = list(map(_as_node, attention_on_cuda(own) if target == "cuda" and attention != "eager" else own))
         groups.append(dispatched or [Op(node.kind, "", INTERPRETED, "", "", {}, live_bytes=live)])
         live = groups[-1][-1].live_bytes
     if target == "cuda":
@@ -203,6 +212,50 @@ def frozen_for_tracing(model: torch.nn.Module, inputs: Any) -> Any:
         with suppress(RuntimeRefusalError), _InSinglePrecision(dtype):
             return frozen(model, inputs)
     return frozen(model, inputs)
+
+
+def join_linears(graph: Any) -> None:
+    """Make one product of linear layers with biases that read the same tensor, as freezing does where weights lie on CUDA.
+
+    Each takes its columns of the result, which launches nothing. PyTorch's `FrozenConcatLinear` skips weights on a CPU.
+    """
+    alias = graph.alias_db()
+    for nodes in _linears_of_one_input(graph):
+        first, *others = nodes
+        joined = [first, *(node for node in others if alias.move_before_topologically_valid(node, first))]
+        if len(joined) > 1:
+            _join(graph, joined)
+
+
+def _linears_of_one_input(block: Any) -> list[list[Any]]:
+    """Nodes that may be joined: of one input, one width of it and one dtype; within inner blocks, too."""
+    groups: list[list[Any]] = []
+    alike: dict[Any, list[Any]] = {}
+    for node in block.nodes():
+        for inner in node.blocks():
+            groups += _linears_of_one_input(inner)
+        if node.kind() == "aten::linear":
+            taken, *parameters = node.inputs()
+            weight, bias = (value.toIValue() for value in parameters)
+            if isinstance(weight, torch.Tensor) and isinstance(bias, torch.Tensor):
+                alike.setdefault((taken.unique(), weight.shape[1:], weight.dtype, bias.dtype), []).append(node)
+    return [*groups, *alike.values()]
+
+
+def _join(graph: Any, nodes: Sequence[Any]) -> None:
+    """Put one linear layer in the place of several, and slices of its result in that of theirs."""
+    graph.setInsertPoint(nodes[0])  # whatever reads a result of theirs comes later
+    parameters = [[value.toIValue() for value in list(node.inputs())[1:]] for node in nodes]
+    with torch.inference_mode(False), torch.no_grad():
+        held = [graph.insertConstant(torch.cat(tensors)) for tensors in zip(*parameters, strict=True)]
+    whole = graph.insertNode(graph.create("aten::linear", [next(nodes[0].inputs()), *held], 1)).output()
+    columns = accumulate((len(weight) for weight, _ in parameters), initial=0)
+    for node, (begin, end) in zip(nodes, pairwise(columns), strict=True):
+        places = [graph.insertConstant(number) for number in (-1, begin, end, 1)]
+        part = graph.insertNode(graph.create("aten::slice", [whole, *places], 1)).output()
+        node.output().replaceAllUsesWith(part)
+    for node in nodes:
+        node.destroy()
 
 
 class _InSinglePrecision(TorchDispatchMode):  # type: ignore[no-untyped-call]

@@ -146,6 +146,7 @@ class Untimed(NamedTuple):
     """A run that times no cell, and says that each took a second, the last one a minute, and a model no time."""
 
     rows: list[Row]
+    disturbed: str = ""
 
     @property
     def seconds(self) -> float:
@@ -156,13 +157,14 @@ class Untimed(NamedTuple):
 
     def run(self, cell: cells.Cell) -> None:
         took_s = 60.0 if len(self.rows) == 3 * len(acceptance.models()) - 1 else 1.0
-        self.rows.append(Row(cell, {}, 0.0 if cell.kind == acceptance.MODEL else took_s))
+        took_s = 0.0 if cell.kind == acceptance.MODEL else took_s
+        self.rows.append(Row(cell, {}, took_s, calls_us=(1.0,), disturbed=self.disturbed))
 
 
-def untimed(session: Session, seconds: float, visits: Untimed) -> calibrator._EagerCalibration:
+def untimed(session: Session, seconds: float, visits: Untimed, longer: float = 1.0) -> calibrator._EagerCalibration:
     """A calibration of the CPU that times nothing."""
     effort, reporter = calibrator._Effort(seconds, math.inf), calibrator._Reporter(session, seconds, None, 0.0)
-    eager = calibrator._EagerCalibration(CpuDevice(), ("fp32",), session, effort, "cpu", reporter)
+    eager = calibrator._EagerCalibration(CpuDevice(), ("fp32",), session, effort, "cpu", reporter, longer)
     eager._visits = visits  # type: ignore[assignment]
     return eager
 
@@ -182,6 +184,40 @@ def test_models_of_the_gate_are_spread_over_the_run(empty: Session) -> None:
     between = np.diff([-1, *found, len(run.rows)]) - 1
     assert set(between[:-1].tolist()) == {1, 2}  # cells of the fit before each
     assert between[-1] <= 2
+
+
+@pytest.mark.parametrize(
+    ("longer", "disturbed", "goes_on"),
+    [(calibrator.LONGER, "", "until it has enough"), (calibrator.LONGER, "busy", "as long again"), (1.0, "", "not")],
+)
+def test_a_run_goes_on_for_networks_but_not_without_end(
+    longer: float, disturbed: str, goes_on: str, empty: Session
+) -> None:
+    run, seconds = Untimed([], disturbed), 100.0  # of which the fit has 69, in which 21 networks are timed beside others
+    eager = untimed(empty, seconds, run, longer)
+    eager._measure()
+    networks = profile_fit.networks_seen(run.rows)
+    if goes_on == "until it has enough":
+        assert networks == calibrator.ENOUGH_NETWORKS
+        assert 1.0 < eager._spent < longer
+        assert eager._report.whole_s > seconds  # so that nobody is told that no time is left
+    else:
+        assert networks < calibrator.ENOUGH_NETWORKS
+        assert longer <= eager._spent < longer + 1.01 / eager._fit_s
+
+
+def test_networks_of_the_precision_that_has_most_are_counted() -> None:
+    sized = [spec for spec in islice(schedules.sized_networks(), 40) if not spec.holdout]
+    timed = [Row(schedules.network_cell(spec, name), {}, 1.0, calls_us=(1.0,)) for spec in sized for name in ("fp32", "bf16")]
+    uncounted = [
+        msgspec.structs.replace(timed[0], disturbed="busy"),
+        msgspec.structs.replace(timed[0], disturbed=visits.MOVED_APART),
+        msgspec.structs.replace(timed[0], calls_us=()),
+        Row(schedules.network_cell(schedules.tiny_networks(1)[0], "fp32"), {}, 1.0, calls_us=(1.0,)),
+        Row(schedules.network_cell(next(spec for spec in schedules.sized_networks() if spec.holdout), "fp32"), {}, 1.0),
+    ]
+    assert profile_fit.networks_seen([*timed[:-1], *uncounted]) == len(sized)
+    assert profile_fit.networks_seen(uncounted) == 0
 
 
 def test_predictions_settle_over_many_cells_and_not_over_one(empty: Session, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -18,7 +18,7 @@ from torch.utils._python_dispatch import _get_current_dispatch_mode
 
 from latpred import runtimes
 from latpred.errors import RuntimeRefusalError
-from latpred.graph.graph import Op
+from latpred.graph.graph import ZERO, Op
 from latpred.ops.families import DIMS, MAY_LACK, root
 from latpred.prediction.predictor import Predictor
 from latpred.runtimes.lowering import of_source, refusal, trace_for_runtime
@@ -30,6 +30,7 @@ from latpred.runtimes.torchscript import (
     TorchScript,
     frozen,
     frozen_for_tracing,
+    join_linears,
 )
 from latpred.tracing import trace
 
@@ -145,6 +146,40 @@ class Around(nn.Linear):
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         y = torch.tanh(x)
         return y + super().forward(y)
+
+
+class Heads(nn.Module):
+    """Linear layers of one input: three that are joined on CUDA, one without a bias, one of what was written since."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.parts = nn.ModuleList(nn.Linear(16, width) for width in (16, 24, 8))
+        self.plain, self.late = nn.Linear(16, 4, bias=False), nn.Linear(16, 16)
+
+    def forward(self, x: torch.Tensor) -> tuple[torch.Tensor, ...]:
+        x = x.relu()
+        parts = [part(x).sum(-1) for part in self.parts]
+        return *parts, self.plain(x), self.late(x.add_(1.0))
+
+
+def test_linear_layers_of_one_input_are_one_product_on_cuda() -> None:
+    model, inputs = Heads().eval(), (torch.randn(2, 5, 16),)
+    source = source_of(model, torch.randn(1, 5, 16))
+    on_cpu, on_cuda = (
+        {op.dims["n"].constant: op for op in TorchScript().trace(source, target).ops if op.name == "aten::linear"}
+        for target in ("cpu", "cuda")
+    )
+    assert sorted(on_cpu) == [4, 8, 16, 24]
+    assert sorted(on_cuda) == [4, 16, 48]
+    assert on_cuda[48].weight_bytes == sum((on_cpu[width].weight_bytes for width in (8, 16, 24)), ZERO)
+    slices = [op for op in TorchScript().trace(source, "cuda").ops if op.name == "aten::slice"]
+    assert len(slices) == 3
+    assert not any(op.launches for op in slices)
+    module = frozen(model, inputs)
+    join_linears(module.graph)
+    with torch.inference_mode():
+        for joined, apart in zip(module(*inputs), model(*inputs), strict=True):
+            torch.testing.assert_close(joined, apart)
 
 
 def test_a_group_does_not_wait_for_itself() -> None:

@@ -129,7 +129,7 @@ class AcrossTheBatch(nn.Module):
         return self.layers(self.layers(x.transpose(0, 1)).transpose(0, 1))  # type: ignore[no-any-return]
 
 
-@pytest.mark.parametrize("runtime", ["eager", "cuda-graphs"])
+@pytest.mark.parametrize("runtime", ["eager", "cuda-graphs", "torchscript"])
 @pytest.mark.parametrize("device", ["a100", "l40s"])
 def test_each_layer_of_an_encoder_has_one_kernel_of_attention_on_a_gpu(device: str, runtime: str) -> None:
     predictor = Predictor(store.load(device))

@@ -6,6 +6,7 @@ is measured here, so a profile can be fitted again from any journal.
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Iterable, Iterator, Sequence
 from datetime import UTC, datetime
 
@@ -164,6 +165,13 @@ def queued_sample(row: Row, gap_us: float) -> Iterator[KernelSample]:
         yield KernelSample(launching[0].family, row_of(launching[0], batch), us)
 
 
+def networks_seen(rows: Iterable[Row]) -> int:
+    """How many sized networks a fit of kernels rests on that nothing disturbed, in the precision that has most."""
+    timed = (row for row in rows if row.calls_us and not (visits.is_disturbed(row) or visits.is_apart(row)))
+    specs = ((row.cell.precision, network_spec(row.cell)) for row in timed)
+    return max(Counter(name for name, spec in specs if not (spec.tiny or spec.holdout)).values(), default=0)
+
+
 def _timed_in_place(rows: Iterable[Row], info: DeviceInfo, speed: RunSpeed = FULL) -> dict[str, list[TimedNetwork]]:
     """Networks with the times of their calls, without the holdout ones, by precision."""
     runs: dict[str, list[TimedNetwork]] = {}
@@ -196,6 +204,7 @@ def _checked(
         apart=sum(map(visits.is_apart, every)) / len(every),
         shifts=acceptance.shift(_fast(rows)),
         missing=acceptance.missing(every),
+        seen=None if profile.device.asynchronous else networks_seen(every),
     )
     return msgspec.structs.replace(profile, runtimes=runtimes, acceptance=verdict), errors
 
