@@ -146,6 +146,7 @@ class Untimed(NamedTuple):
     """A run that times no cell, and says that each took a second, the last one a minute, and a model no time."""
 
     rows: list[Row]
+    last_s: float = 60.0
     disturbed: str = ""
 
     @property
@@ -156,9 +157,10 @@ class Untimed(NamedTuple):
         """Nobody listens."""
 
     def run(self, cell: cells.Cell) -> None:
-        took_s = 60.0 if len(self.rows) == 3 * len(acceptance.models()) - 1 else 1.0
+        took_s = self.last_s if len(self.rows) == 3 * len(acceptance.models()) - 1 else 1.0
         took_s = 0.0 if cell.kind == acceptance.MODEL else took_s
-        self.rows.append(Row(cell, {}, took_s, calls_us=(1.0,), disturbed=self.disturbed))
+        calls_us = (1.0,) if cell.kind == "network" else ()
+        self.rows.append(Row(cell, {}, took_s, calls_us=calls_us, disturbed=self.disturbed))
 
 
 def untimed(session: Session, seconds: float, visits: Untimed, longer: float = 1.0) -> calibrator._EagerCalibration:
@@ -193,7 +195,10 @@ def test_models_of_the_gate_are_spread_over_the_run(empty: Session) -> None:
 def test_a_run_goes_on_for_networks_but_not_without_end(
     longer: float, disturbed: str, goes_on: str, empty: Session
 ) -> None:
-    run, seconds = Untimed([], disturbed), 100.0  # of which the fit has 69, in which 21 networks are timed beside others
+    run, seconds = (
+        Untimed([], 1.0, disturbed),
+        150.0,
+    )  # of which the fit has 104, for the 80 networks and 58 other cells
     eager = untimed(empty, seconds, run, longer)
     eager._measure()
     networks = profile_fit.networks_seen(run.rows)
@@ -208,7 +213,9 @@ def test_a_run_goes_on_for_networks_but_not_without_end(
 
 def test_networks_of_the_precision_that_has_most_are_counted() -> None:
     sized = [spec for spec in islice(schedules.sized_networks(), 40) if not spec.holdout]
-    timed = [Row(schedules.network_cell(spec, name), {}, 1.0, calls_us=(1.0,)) for spec in sized for name in ("fp32", "bf16")]
+    timed = [
+        Row(schedules.network_cell(spec, name), {}, 1.0, calls_us=(1.0,)) for spec in sized for name in ("fp32", "bf16")
+    ]
     uncounted = [
         msgspec.structs.replace(timed[0], disturbed="busy"),
         msgspec.structs.replace(timed[0], disturbed=visits.MOVED_APART),
