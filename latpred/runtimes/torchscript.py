@@ -215,7 +215,7 @@ def frozen_for_tracing(model: torch.nn.Module, inputs: Any) -> Any:
 
 
 def join_linears(graph: Any) -> None:
-    """Make one product of linear layers with biases that read the same tensor, as freezing does where weights lie on CUDA.
+    """Make one product of linear layers with biases that read one tensor, as freezing does where weights lie on CUDA.
 
     Each takes its columns of the result, which launches nothing. PyTorch's `FrozenConcatLinear` skips weights on a CPU.
     """
