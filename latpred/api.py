@@ -111,7 +111,7 @@ def predict(
     device : str, path or torch.device, optional
         "cpu", "cuda:0" or "simulated" as calibrated on this machine, or the name or path of a profile. Without it, this
         machine's own GPU if it was calibrated, else its CPU. A GPU without a profile is predicted from its datasheet;
-        a machine without any is calibrated first, its CPU for up to three minutes (LATPRED_CALIBRATE=never prevents it).
+        a machine without any is calibrated first, its CPU for up to 3 minutes (LATPRED_CALIBRATE=never prevents it).
     host : float or str, optional
         Another host than the profile's: its dispatch over the profile's host's, "this" for the host that asks, the name
         of a host profile (`latpred calibrate --host-only`), or of a CPU that latpred knows, as in host="EPYC 7742"

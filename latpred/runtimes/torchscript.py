@@ -219,12 +219,16 @@ def join_linears(graph: Any) -> None:
 
     Each takes its columns of the result, which launches nothing. PyTorch's `FrozenConcatLinear` skips weights on a CPU.
     """
-    alias = graph.alias_db()
+    alias, found = graph.alias_db(), []
     for nodes in _linears_of_one_input(graph):
-        first, *others = nodes
-        joined = [first, *(node for node in others if alias.move_before_topologically_valid(node, first))]
-        if len(joined) > 1:
-            _join(graph, joined)
+        while nodes:  # what cannot be computed as early as the first may be with others of its kind
+            first, *others = nodes
+            early = [node for node in others if alias.move_before_topologically_valid(node, first)]
+            found.append([first, *early])
+            nodes = [node for node in others if node not in early]
+    for nodes in found:  # what is put in now, `alias` knows nothing of
+        if len(nodes) > 1:
+            _join(graph, nodes)
 
 
 def _linears_of_one_input(block: Any) -> list[list[Any]]:

@@ -149,17 +149,17 @@ class Around(nn.Linear):
 
 
 class Heads(nn.Module):
-    """Linear layers of one input: three that are joined on CUDA, one without a bias, one of what was written since."""
+    """Linear layers of one input: three that are joined on CUDA, one without a bias, two of what was written since."""
 
     def __init__(self) -> None:
         super().__init__()
         self.parts = nn.ModuleList(nn.Linear(16, width) for width in (16, 24, 8))
-        self.plain, self.late = nn.Linear(16, 4, bias=False), nn.Linear(16, 16)
+        self.plain, self.late, self.later = nn.Linear(16, 4, bias=False), nn.Linear(16, 20), nn.Linear(16, 12)
 
     def forward(self, x: torch.Tensor) -> tuple[torch.Tensor, ...]:
         x = x.relu()
         parts = [part(x).sum(-1) for part in self.parts]
-        return *parts, self.plain(x), self.late(x.add_(1.0))
+        return *parts, self.plain(x), self.late(x.add_(1.0)), self.later(x)
 
 
 def test_linear_layers_of_one_input_are_one_product_on_cuda() -> None:
@@ -169,11 +169,11 @@ def test_linear_layers_of_one_input_are_one_product_on_cuda() -> None:
         {op.dims["n"].constant: op for op in TorchScript().trace(source, target).ops if op.name == "aten::linear"}
         for target in ("cpu", "cuda")
     )
-    assert sorted(on_cpu) == [4, 8, 16, 24]
-    assert sorted(on_cuda) == [4, 16, 48]
+    assert sorted(on_cpu) == [4, 8, 12, 16, 20, 24]
+    assert sorted(on_cuda) == [4, 32, 48]
     assert on_cuda[48].weight_bytes == sum((on_cpu[width].weight_bytes for width in (8, 16, 24)), ZERO)
     slices = [op for op in TorchScript().trace(source, "cuda").ops if op.name == "aten::slice"]
-    assert len(slices) == 3
+    assert len(slices) == 5
     assert not any(op.launches for op in slices)
     module = frozen(model, inputs)
     join_linears(module.graph)
