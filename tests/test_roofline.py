@@ -324,7 +324,6 @@ def test_products_of_a_gpu_are_fitted_by_their_tiles() -> None:
     assert np.mean(errors) < 0.5 * np.mean(np.abs(plain.predict(fresh) / times_of(fresh) - 1))
     again = msgspec.json.decode(msgspec.json.encode(fit), type=KernelFit)
     assert evaluate(again, fresh) == pytest.approx(model.predict(fresh), rel=1e-9)
-    assert np.diag(KernelModel(fit).covariance(fresh)).min() > -1e-9
 
 
 def test_a_library_that_cuts_no_small_product_is_noticed() -> None:

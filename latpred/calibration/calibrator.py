@@ -143,8 +143,7 @@ def calibrate(
             plan = _plan(wanted, profile, quick, budget_s, cells)
             report = _Reporter(session, sum(each.seconds for each in plan.values()), progress, time.monotonic())
             if profile is None or EAGER in plan:
-                longer = LONGER if budget_s is None and cells is None else 1.0
-                eager = _EagerCalibration(live, chosen, session, plan[EAGER], profile_name, report, longer)
+                eager = _EagerCalibration(live, chosen, session, plan[EAGER], profile_name, report)
                 profile = options.noted_in(eager.run())
                 store.save(profile)  # what follows may be interrupted, and eager can be predicted by now
             profile = _with_runtimes(profile, live, session, chosen, plan, report)
@@ -154,10 +153,11 @@ def calibrate(
 
 
 class _Effort(NamedTuple):
-    """What a calibration may take: seconds and cells, whichever are spent first."""
+    """What a calibration may take: seconds and cells, whichever are spent first; more of both for too few networks."""
 
     seconds: float
     cells: float
+    longer: float = 1.0  # times as much
 
 
 @dataclass
@@ -198,27 +198,19 @@ def _with_runtimes(
         )
     run = calibrate_runtimes.RuntimeSession(device, session, priced)
     report.before_s = plan[EAGER].seconds if EAGER in plan else 0.0
-    for name, (seconds, cells) in others.items():
-        profile = run.add(profile, runtime_calibration.get(name), seconds, cells, report.tell)
-        report.before_s += seconds
+    for name, effort in others.items():
+        profile = run.add(profile, runtime_calibration.get(name), effort.seconds, effort.cells, report.tell)
+        report.before_s += effort.seconds
     return profile
 
 
 class _EagerCalibration:
-    """Measures and fits eager; too few networks make it go on, up to `longer` times its effort."""
-
     def __init__(
-        self,
-        device: Device,
-        precisions: Sequence[str],
-        session: Session,
-        effort: _Effort,
-        name: str,
-        report: _Reporter,
-        longer: float = 1.0,
+        self, device: Device, precisions: Sequence[str], session: Session, effort: _Effort, name: str, report: _Reporter
     ) -> None:
         self._device, self._schedule, self._session = device, schedule_of(device, precisions), session
-        self._effort, self._name, self._report, self._longer = effort, name, report, longer
+        self._effort, self._name, self._report = effort, name, report
+        self._fit_s = (1 - FITTING_SHARE - GATE_SHARE) * effort.seconds
         self._simulated = device.info().kind == "simulated"
         self._learning: list[Checkpoint] = []
         self._predictions: list[tuple[int, Floats]] = []  # cells at each checkpoint, and what the gate's models took
@@ -244,10 +236,6 @@ class _EagerCalibration:
         """Share of the effort that measuring for the fit may take, of which the gate's models are no part."""
         cells = sum(row.cell.kind != acceptance.MODEL for row in self._visits.rows)
         return max((self._visits.seconds - self._models_s) / self._fit_s, cells / self._effort.cells)
-
-    @property
-    def _fit_s(self) -> float:
-        return (1 - FITTING_SHARE - GATE_SHARE) * self._effort.seconds
 
     @property
     def _models_s(self) -> float:
@@ -280,7 +268,7 @@ class _EagerCalibration:
 
     def _enough(self) -> bool:
         """Whether the fit has networks enough, or more of them are not worth waiting for."""
-        if self._device.info().asynchronous or self._simulated or self._spent >= self._longer:
+        if self._device.info().asynchronous or self._simulated or self._spent >= self._effort.longer:
             return True
         networks = profile_fit.networks_seen(self._visits.rows)
         self._report.whole_s = max(self._report.whole_s, self._visits.seconds * ENOUGH_NETWORKS / max(networks, 1))
@@ -367,6 +355,7 @@ def _plan(
         name: _Effort(
             usual if budget_s is None and cells is None else whole.seconds * usual / shares,
             whole.cells * usual / shares,
+            LONGER if budget_s is None and cells is None else 1.0,
         )
         for name, usual in seconds.items()
     }

@@ -205,25 +205,13 @@ class KernelModel:
         return KernelEstimate(*(np.concatenate(columns)[order] for columns in zip(*parts, strict=True)))
 
     def _times(self, rows: Floats, scales: Floats) -> KernelEstimate:
-        roof, features = self._features(rows)
-        log_residual, log_std = self._residual(features)
+        inputs = read(self.fit.family, rows)
+        roof = roofline(self.fit, inputs)
+        log_residual, log_std = self._residual(residual_features(self.fit, inputs, roof))
         us = np.maximum(roof.floor + scales * roof.above, TINY_US) * np.exp(log_residual) * self.fit.scale
         if self._limits is not None:
             us = np.maximum(us, least_us(self.fit.family, rows, self._limits))
         return KernelEstimate(us, log_std, roof.memory >= roof.compute)
-
-    def _features(self, rows: Floats) -> tuple[Roofline, Floats]:
-        """The roofline of rows, and the residual's features."""
-        inputs = read(self.fit.family, rows)
-        roof = roofline(self.fit, inputs)
-        return roof, residual_features(self.fit, inputs, roof)
-
-    def covariance(self, rows: Floats) -> Floats:
-        """What is not known of the logs of rows' times, and in what rows it goes together: (n, n), noise left out."""
-        scaled = self._features(rows)[1] / self._scales
-        explained = self._covariance(scaled) @ self._whiten
-        left: Floats = self.fit.amplitude * correlation(scaled, scaled, self.fit.jumps) - explained @ explained.T
-        return left
 
     def _residual(self, features: Floats) -> tuple[Floats, Floats]:
         if not len(self._points):

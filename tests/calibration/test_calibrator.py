@@ -165,8 +165,8 @@ class Untimed(NamedTuple):
 
 def untimed(session: Session, seconds: float, visits: Untimed, longer: float = 1.0) -> calibrator._EagerCalibration:
     """A calibration of the CPU that times nothing."""
-    effort, reporter = calibrator._Effort(seconds, math.inf), calibrator._Reporter(session, seconds, None, 0.0)
-    eager = calibrator._EagerCalibration(CpuDevice(), ("fp32",), session, effort, "cpu", reporter, longer)
+    effort, reporter = calibrator._Effort(seconds, math.inf, longer), calibrator._Reporter(session, seconds, None, 0.0)
+    eager = calibrator._EagerCalibration(CpuDevice(), ("fp32",), session, effort, "cpu", reporter)
     eager._visits = visits  # type: ignore[assignment]
     return eager
 

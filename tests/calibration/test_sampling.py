@@ -151,24 +151,10 @@ def table(**changes: object) -> pd.DataFrame:
     return frame.assign(system="t4", latency_us=microseconds(GRID), **changes)
 
 
-def test_only_chosen_shapes_are_timed() -> None:
-    asked: list[int] = []
-
-    def measure(indices: np.ndarray) -> np.ndarray:
-        asked.extend(indices.tolist())
-        return microseconds(GRID[indices])
-
-    chosen = choose_shapes(rows_of(GRID), 40, measure, multiprocessors=40)
-    assert asked == chosen.indices.tolist()
-    assert len(set(asked)) == 40
-    assert chosen.times == pytest.approx(microseconds(GRID[chosen.indices]))
-
-
-def test_the_first_shapes_stand_for_all() -> None:
-    logs = np.log(GRID)
-    first = schedules.farthest_points(logs, 30)
-    assert len(set(first.tolist())) == 30
-    nearest = np.min(((logs[:, None, :] - logs[first]) ** 2).sum(axis=2), axis=1)
+def test_chosen_shapes_stand_for_all() -> None:
+    logs, chosen = np.log(GRID), choose_shapes(rows_of(GRID), 30)
+    assert len(set(chosen.tolist())) == 30
+    nearest = np.min(((logs[:, None, :] - logs[chosen]) ** 2).sum(axis=2), axis=1)
     arbitrary = np.min(((logs[:, None, :] - logs[:30]) ** 2).sum(axis=2), axis=1)
     assert nearest.mean() < 0.5 * arbitrary.mean()
 
@@ -176,7 +162,7 @@ def test_the_first_shapes_stand_for_all() -> None:
 @pytest.mark.parametrize("budget", [0, 19, len(GRID) + 1])
 def test_budgets_that_are_none(budget: int) -> None:
     with pytest.raises(UsageError, match=rf"a budget of {budget} shapes out of {len(GRID)}"):
-        choose_shapes(rows_of(GRID), budget, lambda indices: np.ones(len(indices)))
+        choose_shapes(rows_of(GRID), budget)
 
 
 def test_a_table_is_predicted_from_a_part_of_it() -> None:

@@ -1,7 +1,7 @@
 """Judges the kernel regression on a table of matrix products timed elsewhere: how exact after how many shapes.
 
-The library chooses the shapes itself and sees the times of no other; it is then held against all the rest, and, with
-some pairs of n and k kept from it altogether, against those.
+The library chooses the shapes by their sizes and sees the times of no other; it is then held against all the rest, and,
+with some pairs of n and k kept from it altogether, against those.
 """
 
 from __future__ import annotations
@@ -14,14 +14,15 @@ import numpy as np
 import pandas as pd
 from numpy.typing import NDArray
 
-from latpred.calibration.schedules import choose_shapes, regressor
-from latpred.errors import TableError
+from latpred.errors import TableError, UsageError
 from latpred.fit.roofline import RooflineRegressor
-from latpred.graph.features import Floats
+from latpred.graph.features import Floats, read
 from latpred.profile import gpus
 
 COLUMNS = ("system", "m", "n", "k", "latency_us")
 BUDGETS = (100, 300, 1000)
+FEWEST = 20
+HYPER_POINTS = 240  # that tell the length scales
 UNSEEN = 0.2  # share of the pairs of n and k that are kept from the choice
 ELEMENT_BYTES = {"float32": 4, "tf32": 4, "float16": 2, "bfloat16": 2}
 
@@ -72,6 +73,55 @@ def evaluate_kernels(
     return scores
 
 
+def choose_shapes(candidates: Floats, budget: int, *, family: str = "gemm", seed: int = 0) -> NDArray[np.int64]:
+    """Choose shapes to time that stand for all candidates: one near the middle of each of as many groups.
+
+    Parameters
+    ----------
+    candidates : ndarray, shape (n, columns)
+        Work and dimensions in the order of `latpred.graph.features.layout(family).columns`.
+    budget : int
+        How many to choose.
+    family : str
+        Kernel family, whose features the groups are of.
+    seed : int
+        Of the groups.
+
+    Returns
+    -------
+    ndarray, shape (budget,)
+        Indices among the candidates.
+
+    Raises
+    ------
+    UsageError
+        For a budget too small for a fit, or larger than there are candidates.
+
+    Examples
+    --------
+    >>> import numpy as np
+    >>> m, n, k = np.array([(m, n, k) for m in (1, 8, 64, 512) for n in (64, 512) for k in (64, 512, 4096)], float).T
+    >>> rows = np.column_stack([m * n * k, 2 * n * k, 2 * m * k, 2 * m * n, m, n, k])
+    >>> len(set(choose_shapes(rows, 20).tolist()))
+    20
+    """
+    from sklearn.cluster import MiniBatchKMeans
+
+    rows = np.asarray(candidates, dtype=float)
+    if not FEWEST <= budget <= len(rows):
+        raise UsageError(
+            f"a budget of {budget} shapes out of {len(rows)} is not possible; time from {FEWEST} to all of them."
+        )
+    logs = read(family, rows).logs
+    groups = MiniBatchKMeans(budget, random_state=seed, n_init=1, batch_size=4096, max_iter=30).fit(logs)
+    taken: dict[int, None] = {}
+    for middle in groups.cluster_centers_:
+        distance = ((logs - middle) ** 2).sum(axis=1)
+        nearest = np.argsort(distance, kind="stable")[: budget + 1]
+        taken[next(int(index) for index in nearest if int(index) not in taken)] = None
+    return np.array(list(taken), dtype=np.int64)
+
+
 def _checked(frame: pd.DataFrame) -> pd.DataFrame:
     missing = [name for name in COLUMNS if name not in frame]
     if missing:
@@ -98,14 +148,11 @@ def _scores(part: pd.DataFrame, budget: int, seed: int) -> Iterator[Score]:
     multiprocessors = gpus.spec(system).multiprocessors
     hidden = _hidden(part, seed)
     for tested, offered in (("the rest", np.ones(len(rows), dtype=bool)), ("unseen n, k", ~hidden)):
-        indices = np.flatnonzero(offered)
-        open_times = times[indices]
-        chosen = choose_shapes(
-            rows[indices], budget, open_times.__getitem__, multiprocessors=multiprocessors, seed=seed
-        )
-        model = regressor("gemm", multiprocessors, budget).fit(rows[indices[chosen.indices]], chosen.times)
-        scored = hidden if tested != "the rest" else np.isin(np.arange(len(rows)), indices[chosen.indices], invert=True)
-        errors = np.abs(_predicted(model, rows[scored]) / times[scored] - 1.0)
+        chosen = np.flatnonzero(offered)[choose_shapes(rows[offered], budget, seed=seed)]
+        model = RooflineRegressor("gemm", multiprocessors, budget, min(budget, HYPER_POINTS))
+        model.fit(rows[chosen], times[chosen])
+        scored = hidden if tested != "the rest" else np.isin(np.arange(len(rows)), chosen, invert=True)
+        errors = np.abs(model.predict(rows[scored]) / times[scored] - 1.0)
         yield Score(
             system=system,
             source=source,
@@ -116,11 +163,6 @@ def _scores(part: pd.DataFrame, budget: int, seed: int) -> Iterator[Score]:
             median=float(np.median(errors)),
             within_10=float((errors <= 0.1).mean()),
         )
-
-
-def _predicted(model: RooflineRegressor, rows: Floats) -> Floats:
-    parts = np.array_split(rows, max(1, len(rows) // 4000))
-    return np.concatenate([model.predict(part) for part in parts])
 
 
 def _rows(part: pd.DataFrame) -> Floats:
