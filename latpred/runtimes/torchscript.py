@@ -220,7 +220,7 @@ def join_linears(graph: Any) -> None:
     Each takes its columns of the result, which launches nothing. PyTorch's `FrozenConcatLinear` skips weights on a CPU.
     """
     alias, found = graph.alias_db(), []
-    for nodes in _linears_of_one_input(graph):
+    for nodes in list(_linears_of_one_input(graph)):
         while nodes:  # what cannot be computed as early as the first may be with others of its kind
             first, *others = nodes
             early = [node for node in others if alias.move_before_topologically_valid(node, first)]
@@ -231,19 +231,18 @@ def join_linears(graph: Any) -> None:
             _join(graph, nodes)
 
 
-def _linears_of_one_input(block: Any) -> list[list[Any]]:
+def _linears_of_one_input(block: Any) -> Iterator[list[Any]]:
     """Nodes that may be joined: of one input, one width of it and one dtype; within inner blocks, too."""
-    groups: list[list[Any]] = []
     alike: dict[Any, list[Any]] = {}
     for node in block.nodes():
         for inner in node.blocks():
-            groups += _linears_of_one_input(inner)
+            yield from _linears_of_one_input(inner)
         if node.kind() == "aten::linear":
             taken, *parameters = node.inputs()
             weight, bias = (value.toIValue() for value in parameters)
             if isinstance(weight, torch.Tensor) and isinstance(bias, torch.Tensor):
                 alike.setdefault((taken.unique(), weight.shape[1:], weight.dtype, bias.dtype), []).append(node)
-    return [*groups, *alike.values()]
+    yield from alike.values()
 
 
 def _join(graph: Any, nodes: Sequence[Any]) -> None:

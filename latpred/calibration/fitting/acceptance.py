@@ -158,9 +158,9 @@ def accepted(
     enough = len(judged) >= FEWEST
     checks[f"networks to judge by at least {FEWEST}"] = f"{len(judged)}: {'passed' if enough else 'failed'}"
     if seen is not None:
-        ample = seen >= FEWEST_SEEN
-        checks[f"networks to learn from at least {FEWEST_SEEN}"] = f"{seen}: {'passed' if ample else 'failed'}"
-        enough = enough and ample
+        enough = enough and seen >= FEWEST_SEEN
+        said = "passed" if seen >= FEWEST_SEEN else "failed"
+        checks[f"networks to learn from at least {FEWEST_SEEN}"] = f"{seen}: {said}"
     if missing:
         checks["kinds of cells that could not be measured"] = f"{', '.join(missing)}: failed"
     failed = not all(passed for _, passed in gates.values())

@@ -66,11 +66,8 @@ def evaluate_kernels(
     """
     frame = _checked(pd.read_csv(table) if not isinstance(table, pd.DataFrame) else table)
     names = [name for name in ("system", "source") if name in frame]
-    scores: list[Score] = []
-    for _, part in frame.groupby(names, sort=False):
-        for budget in budgets:
-            scores.extend(_scores(part, budget, seed))
-    return scores
+    parts = frame.groupby(names, sort=False)
+    return [score for _, part in parts for budget in budgets for score in _scores(part, budget, seed)]
 
 
 def choose_shapes(candidates: Floats, budget: int, *, family: str = "gemm", seed: int = 0) -> NDArray[np.int64]:
@@ -114,12 +111,12 @@ def choose_shapes(candidates: Floats, budget: int, *, family: str = "gemm", seed
         )
     logs = read(family, rows).logs
     groups = MiniBatchKMeans(budget, random_state=seed, n_init=1, batch_size=4096, max_iter=30).fit(logs)
-    taken: dict[int, None] = {}
+    chosen: list[int] = []
     for middle in groups.cluster_centers_:
         distance = ((logs - middle) ** 2).sum(axis=1)
-        nearest = np.argsort(distance, kind="stable")[: budget + 1]
-        taken[next(int(index) for index in nearest if int(index) not in taken)] = None
-    return np.array(list(taken), dtype=np.int64)
+        distance[chosen] = np.inf
+        chosen.append(int(distance.argmin()))
+    return np.array(chosen, dtype=np.int64)
 
 
 def _checked(frame: pd.DataFrame) -> pd.DataFrame:
@@ -153,16 +150,8 @@ def _scores(part: pd.DataFrame, budget: int, seed: int) -> Iterator[Score]:
         model.fit(rows[chosen], times[chosen])
         scored = hidden if tested != "the rest" else np.isin(np.arange(len(rows)), chosen, invert=True)
         errors = np.abs(model.predict(rows[scored]) / times[scored] - 1.0)
-        yield Score(
-            system=system,
-            source=source,
-            budget=budget,
-            tested=tested,
-            products=int(scored.sum()),
-            mean=float(errors.mean()),
-            median=float(np.median(errors)),
-            within_10=float((errors <= 0.1).mean()),
-        )
+        mean, median, within_10 = errors.mean(), np.median(errors), (errors <= 0.1).mean()
+        yield Score(system, source, budget, tested, int(scored.sum()), float(mean), float(median), float(within_10))
 
 
 def _rows(part: pd.DataFrame) -> Floats:
