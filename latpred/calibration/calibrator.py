@@ -253,7 +253,7 @@ class _EagerCalibration:
         if worth and len(checkpoints) < len(CHECKPOINTS):  # those of before it was interrupted
             self._learn()
         for cell in filterfalse(self._session.holds, self._schedule.cells()):
-            if self._spent >= 1.0 and self._enough():
+            if self._spent >= 1.0 and not self._goes_on():
                 return
             if checkpoints and self._spent > checkpoints[0]:
                 self._learn()
@@ -266,13 +266,13 @@ class _EagerCalibration:
             if models and due and self._models_s <= GATE_SHARE * self._effort.seconds:
                 self._visits.run(models.popleft())
 
-    def _enough(self) -> bool:
-        """Whether the fit has networks enough, or more of them are not worth waiting for."""
+    def _goes_on(self) -> bool:
+        """Give a CPU more time where the fit has too few networks yet, and say so to whoever waits."""
         if self._device.info().asynchronous or self._simulated or self._spent >= self._effort.longer:
-            return True
+            return False
         networks = profile_fit.networks_seen(self._visits.rows)
         self._report.whole_s = max(self._report.whole_s, self._visits.seconds * ENOUGH_NETWORKS / max(networks, 1))
-        return networks >= ENOUGH_NETWORKS
+        return networks < ENOUGH_NETWORKS
 
     def _demand_clock(self) -> None:
         """Stop where the clock could not be measured: without it there is no profile, whatever else is measured."""

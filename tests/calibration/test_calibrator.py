@@ -195,10 +195,7 @@ def test_models_of_the_gate_are_spread_over_the_run(empty: Session) -> None:
 def test_a_run_goes_on_for_networks_but_not_without_end(
     longer: float, disturbed: str, goes_on: str, empty: Session
 ) -> None:
-    run, seconds = (
-        Untimed([], 1.0, disturbed),
-        150.0,
-    )  # of which the fit has 104, for the 80 networks and 58 other cells
+    run, seconds = Untimed([], 1.0, disturbed), 150.0  # the fit has 104 of these, for 80 networks and 58 other cells
     eager = untimed(empty, seconds, run, longer)
     eager._measure()
     networks = profile_fit.networks_seen(run.rows)
@@ -206,6 +203,8 @@ def test_a_run_goes_on_for_networks_but_not_without_end(
         assert networks == calibrator.ENOUGH_NETWORKS
         assert 1.0 < eager._spent < longer
         assert eager._report.whole_s > seconds  # so that nobody is told that no time is left
+        eager._measure_for_gate()
+        assert acceptance.AGAIN in run.rows[-1].cell.dims  # for the second look there is as much time as ever
     else:
         assert networks < calibrator.ENOUGH_NETWORKS
         assert longer <= eager._spent < longer + 1.01 / eager._fit_s

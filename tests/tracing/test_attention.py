@@ -19,6 +19,8 @@ from latpred.ops.families import root
 from latpred.prediction.predictor import Predictor
 from latpred.profile import store
 from latpred.query import Options
+from latpred.runtimes.source import source_of
+from latpred.runtimes.torchscript import TorchScript
 from latpred.tracing.tracer import TraceRecorder
 
 Tensor = torch.Tensor
@@ -176,6 +178,8 @@ def test_multihead_attention_stays_in_parts_on_cuda(model: nn.Module, width: int
     graph = latpred.trace(model, torch.zeros(1, 10, width), **options)
     assert "aten::_transform_bias_rescale_qkv" in {op.name for op in graph.ops}
     assert self_attention_on_cuda(graph).ops == graph.ops
+    scripted = TorchScript().trace(source_of(model.eval(), torch.zeros(1, 10, width), **options), "cuda")
+    assert "aten::_transform_bias_rescale_qkv" in {op.name for op in scripted.ops}
 
 
 def test_multihead_attention_between_two_sequences_does_not() -> None:
