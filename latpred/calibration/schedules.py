@@ -245,7 +245,7 @@ class Synchronous(Schedule):
         self._filler = torch.zeros(networks.EVICTING_BYTES // 4)
 
     def cells(self) -> Iterator[Cell]:
-        """Tiny networks, memory, small networks, then sized ones without end, and small ones among them.
+        """Tiny networks and memory, then sized networks without end, at first a small one after each, later fewer.
 
         Without some tiny networks there is no profile, so one of each kind comes first: a busy machine takes long.
         """
@@ -254,10 +254,9 @@ class Synchronous(Schedule):
         yield from map(network_cell, chain_networks())
         yield from (*tiny[:first], *memory_cells(), FRESH, *tiny[first:])
         small = map(network_cell, small_networks())
-        yield from islice(small, SMALL)
         for number, spec in enumerate(self.uncertain_networks(sized_networks())):
             yield network_cell(spec, in_turn(self._precisions, number))
-            if number % SMALL_EVERY == SMALL_EVERY - 1:
+            if number < SMALL or number % SMALL_EVERY == SMALL_EVERY - 1:
                 yield next(small)
 
     def measure(self, cell: Cell) -> Sampled:
