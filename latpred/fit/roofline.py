@@ -16,7 +16,7 @@ from sklearn.base import BaseEstimator, RegressorMixin
 from sklearn.utils.validation import check_array, check_is_fitted, check_X_y
 
 from latpred.fit.residual import HYPER_POINTS, fit_residual, shorts
-from latpred.graph.features import ON_CPU, Floats, Inputs, layout, read
+from latpred.graph.features import EFFORTS, ON_CPU, Floats, Inputs, layout, read
 from latpred.ops.families import root
 from latpred.prediction.kernel_times import (
     FEW_ROWS,
@@ -211,7 +211,7 @@ class RooflineRegressor(RegressorMixin, BaseEstimator):  # type: ignore[misc]
             guess[FEW_ROWS] = _FEW
         untold = _UNTOLD.get(root(self.family), ())
         if self.multiprocessors and root(self.family) in ON_CPU:
-            untold = (*untold, *_names(inputs))
+            untold = (*untold, *_names(inputs)[len(EFFORTS.get(root(self.family), ())) :])
         guess = {name: value for name, value in guess.items() if name not in untold}
         roof = partial(_roofline_us, inputs=inputs, multiprocessors=self.multiprocessors, one_row=one_row)
         fitted = _fit_parameters(times, weights, beside, guess, roof)

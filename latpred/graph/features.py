@@ -168,11 +168,18 @@ def _planes(rows: Floats) -> Floats:
     return rows[:, len(WORK)][:, None] * rows[:, -1:]
 
 
-# Efforts that are no dimensions: of loops on a CPU.
+def _recurrent(rows: Floats) -> Floats:
+    """The counts of `EFFORTS`, and the calls where a batch has several rows: products of one row have other code."""
+    counts = rows[:, layout("rnn").efforts]
+    return np.column_stack((counts, np.where(rows[:, len(WORK)] > 1.0, counts[:, 0], 0.0)))
+
+
+# Efforts of loops on a CPU: those that `EFFORTS` names, and others that are no dimensions.
 ON_CPU: dict[str, Callable[[Floats], Floats]] = {
     "pooling": _pooled,
     "elementwise": _chunks,
     "conv_depthwise": _planes,
+    "rnn": _recurrent,
 }
 
 
