@@ -164,6 +164,20 @@ def test_a_kernel_without_multiplications() -> None:
     assert fit.weight_bytes_per_us == 0.0
 
 
+def test_steps_of_several_rows_take_a_time_of_their_own_on_a_cpu() -> None:
+    batch, steps, hidden = (column.ravel() for column in np.meshgrid((1.0, 2.0, 8.0), (8.0, 50.0, 300.0), (16.0, 64.0)))
+    weights = 4 * hidden**2
+    work = (batch * steps * weights, 4 * weights, 4 * batch * steps * hidden, 4 * batch * steps * hidden)
+    rows = np.column_stack((*work, batch, steps, hidden, hidden, np.ones(18), steps, 0.5 * steps * weights, weights))
+    times = 4.0 * steps + np.where(batch > 1.0, 5.0 * steps, 0.0) + rows[:, 0] / 1e5
+    bare = RooflineRegressor("rnn").fit_roofline(rows, times, np.ones(18), np.zeros(18))
+    assert evaluate(bare, rows) == pytest.approx(times, rel=0.1)
+    assert bare.efforts[::3] == pytest.approx((4.0, 5.0), rel=0.1)
+    on_gpu = RooflineRegressor("rnn", 108).fit_roofline(rows, times, np.ones(18), np.zeros(18))
+    assert any(on_gpu.efforts[:3])
+    assert not any(on_gpu.efforts[3:])
+
+
 def test_a_leaf_is_scaled_above_the_floor() -> None:
     fit = kernel_fit("elementwise", macs_per_us=0.0)
     numel = np.array([1e5, 1e6, 1e7, 1e8])

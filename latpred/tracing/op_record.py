@@ -348,6 +348,7 @@ def _batch_norm(x: Tensor, weight: Tensor | None, bias: Tensor | None, mean: Ten
     return torch.empty_like(x)
 
 
+@_override("_masked_softmax")
 @_override("gelu", "relu", "silu", "tanh", "sigmoid", "neg", "exp", "rsqrt", "sqrt", "cos", "sin", "abs", "erf")
 def _unary(x: Tensor, *_: Any, **__: Any) -> Any:
     return torch.empty_like(x) if x.dtype.is_floating_point else NotImplemented
@@ -442,12 +443,9 @@ def _recurrent(x: Tensor, *given: Any) -> Any:
     hx, params, *options = given[packed:]
     if not isinstance(params, (list, tuple)):
         return NotImplemented
-    state = hx if isinstance(hx, Tensor) else hx[0]  # as wide as the results are
-    width = state.shape[-1] * (2 if options[4] else 1)
-    y = _empty((*x.shape[:-1], width), x)
-    if isinstance(hx, Tensor):
-        return y, torch.empty_like(hx)
-    return (y, *map(torch.empty_like, hx))
+    states = [hx] if isinstance(hx, Tensor) else hx  # as wide as the results are
+    width = states[0].shape[-1] * (2 if options[4] else 1)
+    return (_empty((*x.shape[:-1], width), x), *map(torch.empty_like, states))
 
 
 @_override("_transform_bias_rescale_qkv")
@@ -455,11 +453,6 @@ def _split_heads(qkv: Tensor, bias: Tensor, heads: int) -> Any:
     batch, length, width = qkv.shape
     shape = (batch, heads, length, width // 3 // heads)
     return tuple(_empty(shape, qkv) for _ in range(3))
-
-
-@_override("_masked_softmax")
-def _masked_softmax(x: Tensor, *_: Any) -> Any:
-    return torch.empty_like(x)
 
 
 def is_one_product(x: Tensor, y: Tensor) -> bool:
