@@ -20,7 +20,7 @@ MORE = {"num_key_value_heads": 2, "vocab_size": 100, "max_position_embeddings": 
 
 def gpt2() -> torch.nn.Module:
     sizes = {"n_layer": 2, "n_embd": 32, "n_head": 2, "vocab_size": 100, "n_positions": 64}
-    return transformers.GPT2LMHeadModel(transformers.GPT2Config(bos_token_id=1, eos_token_id=1, **sizes)).eval()
+    return transformers.GPT2LMHeadModel(transformers.GPT2Config(bos_token_id=1, eos_token_id=None, **sizes)).eval()
 
 
 def llama() -> torch.nn.Module:
