@@ -76,7 +76,7 @@ LARGEST_MACS = (50_000_000, 4_000_000_000)
 BYTES_PER_MAC = 1.0
 CHAIN_CALLS = (8, 512)
 TINY, SMALL = 3 * len(networks.KINDS), 8 * len(networks.SMALL_KINDS)
-SMALL_EVERY = 4  # sized networks between two small ones
+SMALL_EVERY = 4  # sized networks between two small ones, after the first `SMALL`
 # Forward passes and seconds to spend on a network where its ops are timed one by one.
 TINY_EFFORT, SIZED_EFFORT, HOLDOUT_EFFORT = (15, 0.15), (5, 0.06), (7, 0.5)
 # Of the cells that come after the first ones, how many are of the first precision for each one of another.

@@ -133,7 +133,7 @@ def recurrent(input: Tensor, *given: Any, out: Any) -> Work:
     """All gates of all steps: every weight matrix meets every element of the sequence once.
 
     The recurrent ones are read again in every step, which waits for the one before. Some libraries lay all of them out
-    anew in each call: oneDNN's LSTM does so for several rows, at 3 GB/s, which is most of a short sequence's time.
+    anew in each call: oneDNN's LSTM does so at 3 GB/s, which is most of a short sequence's time.
     """
     packed = isinstance(given[2], (list, tuple))  # the sizes of the batches of all steps come first
     hx, params, _, num_layers, _, _, bidirectional, *batch_first = given[packed:]
