@@ -347,12 +347,12 @@ SAME = Slowdown()
 def slowdown(profile_us: Mapping[str, float], now_us: Mapping[str, float], *, asynchronous: bool = False) -> Slowdown:
     """What a machine's reference times now say against those of a profile; one that either lacks changes nothing.
 
-    Of kernels on an `asynchronous` device, which is one of their own, the host's references say nothing. Products and
-    convolutions go by the mean of the reference of their kind and the elementwise op: beside their innermost loops they
-    pack, copy and share out. Where older profiles lack a reference, the mean of product and convolution stands for that
-    of the shared cache and for an elementwise op on one thread, dispatch from warm caches for that from cold ones.
+    Of kernels on an `asynchronous` device, which is one of their own, the host's references say nothing. What reads from
+    the shared cache goes by the mean of its reference and of a product: a model finds part of what it reads nearer.
+    Where older profiles lack a reference, the mean of product and convolution stands for that of the shared cache and
+    for an elementwise op on one thread, dispatch from warm caches for that from cold ones.
 
-    >>> slowdown({"product": 500.0, "threads": 25.0}, {"product": 500.0, "threads": 36.0}).product
+    >>> slowdown({"product": 500.0, "cache": 2500.0}, {"product": 500.0, "cache": 3600.0}).cache
     1.2
     """
     ratios = ratio(profile_us, now_us)
@@ -360,13 +360,11 @@ def slowdown(profile_us: Mapping[str, float], now_us: Mapping[str, float], *, as
     if asynchronous:
         return Slowdown(dispatch, dispatch)
     product, convolution = (ratios.get(kind, 1.0) for kind in (PRODUCT, CONVOLUTION))
-    ops = ratios.get(COLD_DISPATCH, dispatch)
     both = math.sqrt(product * convolution)
-    cache, elementwise = ratios.get(CACHE, both), ratios.get(THREADS, ratios.get(ELEMENTWISE))
-    if elementwise is None:
-        return Slowdown(dispatch, ops, product, convolution, cache, both, convolution)
-    product, convolution = (math.sqrt(loops * elementwise) for loops in (product, convolution))
-    return Slowdown(dispatch, ops, product, convolution, cache, elementwise, elementwise)
+    cache = math.sqrt(ratios[CACHE] * product) if CACHE in ratios else both
+    timed = ratios.get(THREADS, ratios.get(ELEMENTWISE))
+    elementwise, depthwise = (both, convolution) if timed is None else (timed, timed)
+    return Slowdown(dispatch, ratios.get(COLD_DISPATCH, dispatch), product, convolution, cache, elementwise, depthwise)
 
 
 def ratio(profile_us: Mapping[str, float], now_us: Mapping[str, float]) -> dict[str, float]:

@@ -159,3 +159,11 @@ class Function(nn.Module):
 def pass_at(model: nn.Module, make: Callable[[int], Any], batch: int) -> TracePass:
     """One pass at one batch size, straight."""
     return Tracer(make_meta_module(model), from_example(make), Naming("")).one_pass(batch)
+
+
+def written(text: str, **names: object) -> torch.nn.Module:
+    """A module of a class whose forward pass is the text, as a cell of a notebook would define it."""
+    found: dict[str, object] = {"torch": torch, "__name__": "notebook", **names}
+    body = f"class Model(torch.nn.Module):\n    def forward(self, x):\n        {text}"
+    exec(body, found)
+    return found["Model"]()  # type: ignore[operator, no-any-return]

@@ -1,175 +1,23 @@
-"""Runs that go on where they stopped, and fingerprints: the same for the same candidate, none where nobody can tell."""
+"""Runs that go on where they stopped, whoever stopped them, and files that cannot be read or written."""
 
 from __future__ import annotations
 
-import argparse
-import functools
-import os
-import sys
-import threading
 from collections.abc import Callable, Iterator
 from functools import partial
 from pathlib import Path
-from types import ModuleType
 from typing import Any
 
 import pandas as pd
 import pytest
 import torch
 from searchdata import ASKED, Stubborn, builder, candidates, predictor
-from torch import nn
-from transformers import BertConfig, BertModel
 
 from latpred import predict_many
 from latpred.errors import BusyError, TableError, UsageError
 from latpred.host import Slowdown
 from latpred.ops import Work, cost, families
 from latpred.search import resume
-from latpred.search.resume import CandidateRow, Evaluator, fingerprint
-
-
-def scoped(source: str, **names: Any) -> Callable[[], nn.Module]:
-    """A function `candidate` with globals of its own."""
-    scope: dict[str, Any] = {"__name__": "mine", "nn": nn, "torch": torch, **names}
-    exec(source, scope)
-    found: Callable[[], nn.Module] = scope["candidate"]
-    return found
-
-
-def reading(width: str, **names: Any) -> Callable[[], nn.Module]:
-    return scoped(f"def candidate(): return nn.Linear(64, {width})", **names)
-
-
-class Helped:
-    """A callable object whose settings are all there is to it."""
-
-    def __init__(self, width: int) -> None:
-        self.width = width
-
-    def __call__(self) -> nn.Module:
-        return nn.Linear(self.width, self.width)
-
-
-def cached(width: int) -> Any:
-    source = f"import functools\n@functools.cache\ndef width(): return {width}\ndef candidate(): return width()"
-    return scoped(source)
-
-
-def decorated(times: int) -> Any:
-    def deeper(function: Callable[[], int]) -> Callable[[], int]:
-        return functools.wraps(function)(lambda: times * function())
-
-    return scoped("@deeper\ndef depth(): return 2\ndef candidate(): return depth()", deeper=deeper)
-
-
-def holding(value: Any) -> nn.Module:
-    made = nn.Linear(4, 4)
-    made._setting = value
-    return made
-
-
-def bert(width: int) -> nn.Module:
-    with torch.device("meta"):
-        return BertModel(
-            BertConfig(num_hidden_layers=1, hidden_size=width, num_attention_heads=2, intermediate_size=16)
-        )
-
-
-class Settings:
-    width = 64
-
-    def __init__(self, depth: int) -> None:
-        self.depth = depth
-
-
-class Slotted:
-    __slots__ = ("width",)
-
-    def __init__(self, width: int) -> None:
-        self.width = width
-
-
-def configured(width: Any) -> ModuleType:
-    module = ModuleType("mine_config")
-    module.width = width
-    return module
-
-
-def importing(width: int) -> Any:
-    sys.modules["mine_config"] = configured(width)
-    return scoped("def candidate():\n    from mine_config import width\n    return nn.Linear(64, width)")
-
-
-def of_environment(width: int) -> Any:
-    os.environ["W14"] = str(width)
-    return reading("int(os.environ['W14'])", os=os)
-
-
-ONE, OTHER = builder(8), builder(16)
-NUMBERED: dict[str, Callable[[int], Any]] = {
-    "name": "resnet{}".format,
-    "function": builder,
-    "depth": lambda depth: lambda: nn.Sequential(*[nn.Linear(8, 8)] * depth),
-    "callable object": Helped,
-    "function that keeps its results": cached,
-    "decorator": decorated,
-    "functions of one name": lambda width: (builder(8), builder(16), builder(width)),
-    "functions that come again": lambda width: (ONE, OTHER, ONE if width == 8 else OTHER),
-    "inputs of a layer": lambda width: nn.Linear(width, 4),
-    "outputs of a layer": lambda width: nn.Linear(4, width),
-    "bias": lambda width: nn.Linear(4, 4, bias=width > 8),
-    "setting of a layer": lambda number: nn.Dropout(number / 100),
-    "plain value of a module": holding,
-    "other value of a module": lambda number: holding(argparse.Namespace(mode=number)),
-    "model of a library": bert,
-    # What a candidate names is part of it.
-    "namespace": lambda width: reading("settings.width", settings=argparse.Namespace(width=width)),
-    "dict": lambda width: reading("settings['width']", settings={"width": width}),
-    "list": lambda width: reading("settings[-1]", settings=[64, width]),
-    "object": lambda depth: reading("settings.depth", settings=Settings(depth)),
-    "object in an object": lambda depth: reading("one.two.depth", one=argparse.Namespace(two=Settings(depth))),
-    "slots": lambda width: reading("settings.width", settings=Slotted(width)),
-    "class attribute": lambda width: reading(
-        "Own.width", Own=type("Own", (Settings,), {"__module__": "mine", "width": width})
-    ),
-    "attribute of a module": lambda width: reading("config.width", config=configured(width)),
-    "dict in a module": lambda width: reading("config.width['a']", config=configured({"a": width})),
-    "tensor": lambda width: reading("int(widths[0])", widths=torch.tensor([float(width)])),
-    "environment": of_environment,
-    "method of a dict": lambda width: reading("get('width')", get={"width": width}.get),
-    "import": importing,
-}
-
-
-@pytest.fixture
-def restored(monkeypatch: pytest.MonkeyPatch) -> None:
-    """What candidates here set in the process is put back."""
-    monkeypatch.setenv("W14", "64")
-    monkeypatch.setitem(sys.modules, "mine_config", configured(64))
-
-
-@pytest.mark.usefixtures("restored")
-@pytest.mark.parametrize("kind", NUMBERED)
-def test_a_number_tells_candidates_apart(kind: str) -> None:
-    one, again, other = (fingerprint(NUMBERED[kind](number)) for number in (8, 8, 16))
-    assert None is not one == again != other is not None
-
-
-@pytest.mark.usefixtures("restored")
-def test_kinds_of_candidates_are_told_apart() -> None:
-    assert len({fingerprint(make(8)) for make in NUMBERED.values()}) == len(NUMBERED)
-    assert fingerprint(Stubborn()) is None
-
-
-def test_a_file_counts_by_what_is_in_it(tmp_path: Path) -> None:
-    file = tmp_path / "mine.py"
-    file.write_text("def build(): ...\n")
-    before = fingerprint(f"{file}:build")
-    file.write_text("import torch\ndef build(): return 1\n")
-    assert fingerprint(f"{file}:build") not in (before, None)
-    for line in ("import own_blocks", "from . import blocks", "from own.blocks import conv"):
-        file.write_text(f"{line}\ndef build(): return 1\n")
-        assert fingerprint(f"{file}:build") is None, "what it imports may change"
+from latpred.search.resume import CandidateRow, Evaluator
 
 
 def test_a_file_that_is_no_python_fails_alone(tmp_path: Path) -> None:
@@ -178,34 +26,6 @@ def test_a_file_that_is_no_python_fails_alone(tmp_path: Path) -> None:
         file.write_text(text)
         table = predict_many([f"{file}:build", builder(8)], resume=tmp_path / "table.parquet", **ASKED)
         assert ["failed: SyntaxError" in str(error) for error in table.error] == [True, True, False, False]
-
-
-def test_a_candidate_is_another_once_what_it_names_has_changed() -> None:
-    settings = argparse.Namespace(width=8)
-    candidate = reading("settings.width", settings=settings)
-    before = fingerprint(candidate)
-    settings.width = 16
-    assert fingerprint(candidate) not in (before, None)
-
-
-@pytest.mark.parametrize(
-    "source",
-    [
-        "def candidate(): return nn.Linear(64, lock.width)",
-        "def candidate(): return nn.Linear(64, int(open('width.txt').read()))",
-        "def candidate(): return nn.Linear(64, eval('width'))",
-        "def candidate(): return nn.Linear(64, getattr(config, 'width'))",
-        "def candidate():\n    import mine_config\n    return nn.Linear(64, mine_config.width)",
-    ],
-)
-@pytest.mark.usefixtures("restored")
-def test_what_cannot_be_told_has_no_fingerprint(source: str) -> None:
-    assert fingerprint(scoped(source, lock=threading.Lock(), config=configured(64), width=8)) is None
-
-
-def test_attributes_of_locals_are_not_taken_for_globals() -> None:
-    source = "def candidate():\n    made = nn.Linear(4, 4)\n    made.lock\n    return made"
-    assert fingerprint(scoped(source, lock=threading.Lock())) is not None
 
 
 @pytest.fixture

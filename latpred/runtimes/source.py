@@ -7,6 +7,7 @@ built before it is asked for.
 from __future__ import annotations
 
 import copy
+import secrets
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any
@@ -16,7 +17,7 @@ from torch.utils._pytree import tree_flatten, tree_unflatten
 
 from latpred.errors import UsageError
 from latpred.graph.graph import ModelGraph
-from latpred.sandbox.lookups import digest_of
+from latpred.sandbox.fingerprint import fingerprint
 from latpred.sandbox.own_thread import without_modes
 from latpred.sandbox.untouched import Copier
 from latpred.tracing import trace
@@ -74,8 +75,15 @@ def source_of(model: torch.nn.Module | str, inputs: Any = None, **options: Any) 
     def formatted() -> torch.nn.Module:
         return make().to(memory_format=torch.channels_last) if last else make()  # type: ignore[call-overload]
 
-    code = digest_of(written, maker.make(2))
+    code = code_of(written, maker.make(2))
     return Source(graph, formatted, lambda batch: real(maker.make(batch), dtype, last), code, roots)
+
+
+def code_of(model: torch.nn.Module, inputs: Any = ()) -> str:
+    """What sets a model apart from others of one trace, with inputs but their values; where nothing does, it is one."""
+    leaves, form = flattened(inputs)
+    shapes = [leaf.to("meta") if isinstance(leaf, torch.Tensor) else leaf for leaf in leaves]
+    return fingerprint((model, shapes, str(form))) or secrets.token_hex()
 
 
 def _on_cpu(module: torch.nn.Module, dtype: torch.dtype) -> torch.nn.Module:

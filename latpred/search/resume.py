@@ -1,14 +1,13 @@
 """Rows of candidates, and the Parquet file of finished ones from which a run that was cut off goes on.
 
-Every row has a key: a digest of its candidate (see `latpred.search.resume`), of what was asked, of the profile with all
-its numbers, and of the versions of latpred, torch and transformers. Rows are read back only under the very same key;
-others stay in the file. Candidates that failed are tried again. The file is replaced as a whole, so that a reader, or a
-crash, never meets half of one.
+Every row has a key: a digest of its candidate's fingerprint, of what was asked, of the profile with all numbers, and
+of the versions of latpred, torch and transformers. Rows are read back only under the very same key; others stay in the
+file. Candidates that failed are tried again. The file is replaced as a whole, so that a reader, or a crash, never meets
+half of one.
 """
 
 from __future__ import annotations
 
-import ast
 import functools
 import hashlib
 import os
@@ -20,20 +19,9 @@ from importlib.util import find_spec
 from itertools import product
 from math import nan
 from pathlib import Path
-from types import (
-    BuiltinFunctionType,
-    CodeType,
-    FunctionType,
-    GetSetDescriptorType,
-    MappingProxyType,
-    MemberDescriptorType,
-    MethodType,
-    ModuleType,
-)
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import msgspec
-import torch
 
 from latpred import runtimes
 from latpred.errors import CandidateError, LatpredError, MissingPackageError, TableError, UsageError
@@ -47,8 +35,7 @@ from latpred.progress import ProgressCounter
 from latpred.query import AMP, Options, checked_batches
 from latpred.runtimes import lowering
 from latpred.runtimes.legacy_torch import traced_for
-from latpred.sandbox.lookups import UntoldError, library, named, version
-from latpred.sandbox.untouched import contents
+from latpred.sandbox.fingerprint import fingerprint, version
 from latpred.storage import demand_writable, locked, replacing
 
 if TYPE_CHECKING:
@@ -238,206 +225,6 @@ def _row(position: int, name: str, predictor: Predictor, graph: ModelGraph, poin
 def _reason(error: Exception) -> str:
     text = " ".join(str(error).split()) or "no message"
     return text if isinstance(error, LatpredError) else f"{type(error).__name__}: {text}"
-
-
-MOST_PARTS = 200_000
-MOST_BYTES = 2**26  # of one tensor, by whose values a candidate is told
-_CACHED = type(functools.cache(len))
-_OF_MODULES = frozenset(vars(torch.nn.Module())) - {"training", "_forward_hooks", "_forward_pre_hooks"}
-_CODE = (FunctionType, staticmethod, classmethod, property)
-_SLOTS = (GetSetDescriptorType, MemberDescriptorType)
-
-
-def fingerprint(candidate: Any) -> str | None:
-    """What tells a candidate from all others, the same in every process; None where nothing does.
-
-    >>> fingerprint("bert-base-uncased") == fingerprint("bert-base-uncased")
-    True
-    >>> one, other = (lambda: torch.nn.Linear(4, 4)), (lambda: torch.nn.Linear(4, 8))
-    >>> fingerprint(one) == fingerprint(other)
-    False
-    """
-    digest = hashlib.sha256()
-    try:
-        for count, part in enumerate(_Parts().of(candidate)):
-            if count > MOST_PARTS:
-                return None
-            digest.update(len(part).to_bytes(8, "little") + part)
-    except Exception:  # whatever an object that nobody knows raises when it is looked at
-        return None
-    return digest.hexdigest()
-
-
-class _Parts:
-    """What values consist of, as bytes. Functions, classes and objects that were seen are only numbered again."""
-
-    def __init__(self) -> None:
-        self._seen: dict[int, tuple[int, Any]] = {}  # with the object itself, whose identity would be used again
-        self._in_code = 0
-
-    def of(self, value: Any) -> Iterator[bytes]:
-        yield type(value).__qualname__.encode()
-        if value is None or isinstance(value, (bool, int, float, complex, str, bytes)):
-            yield from _plain(value)
-        elif isinstance(value, os.PathLike):
-            yield from _plain(os.fspath(value))
-        elif isinstance(value, ModelGraph):
-            yield msgspec.json.encode(value)
-        elif isinstance(value, torch.Tensor):
-            yield from self._tensor(value)
-        elif isinstance(value, (torch.dtype, torch.device, torch.layout, torch.memory_format, range, type(...))):
-            yield repr(value).encode()
-        elif isinstance(value, CodeType):
-            yield from self._each((value.co_code, value.co_consts, value.co_names, value.co_freevars))
-        elif type(value) in (list, tuple):
-            yield from self._each(value)
-        elif isinstance(value, (set, frozenset)):
-            yield from sorted(b"".join(self.of(item)) for item in value)
-        elif id(value) in self._seen:
-            yield b"again %d" % self._seen[id(value)][0]
-        else:
-            self._seen[id(value)] = (len(self._seen), value)
-            yield from self._held(value)
-
-    def _held(self, value: Any) -> Iterator[bytes]:
-        """What a value that others may hold too consists of."""
-        if isinstance(value, torch.nn.Module):
-            yield from self._module(value)
-        elif hasattr(type(value), "to_json_string"):  # a transformers config
-            yield value.to_json_string(use_diff=False).encode()
-        elif isinstance(value, functools.partial):
-            yield from self._each((value.func, value.args, value.keywords))
-        elif isinstance(value, _CACHED):
-            yield from self.of(value.__wrapped__)
-        elif isinstance(value, MethodType):
-            yield from self._each((value.__self__, value.__func__))
-        elif isinstance(value, (FunctionType, BuiltinFunctionType)):
-            yield from self._function(value)
-        elif isinstance(value, type):
-            yield from self._class(value)
-        elif type(value) in (dict, MappingProxyType):
-            yield from self._each(value.items())
-        elif isinstance(value, (staticmethod, classmethod)):
-            yield from self.of(value.__func__)
-        elif isinstance(value, (property, functools.cached_property)):
-            yield from self.of(value.fget if isinstance(value, property) else value.func)
-        else:
-            yield from self._object(value)
-
-    def _each(self, values: Iterable[Any]) -> Iterator[bytes]:
-        for value in values:
-            yield b"next"
-            yield from self.of(value)
-
-    def _module(self, module: torch.nn.Module) -> Iterator[bytes]:
-        yield repr(module).encode()
-        yield from self._each(dict.fromkeys(type(part) for part in module.modules()))
-        for name, tensor in (*module.named_parameters(), *module.named_buffers()):
-            yield f"{name} {tuple(tensor.shape)} {tensor.dtype}".encode()
-        for part in module.modules():
-            self._seen.setdefault(id(part), (len(self._seen), part))
-        for part in module.modules():
-            own = sorted((name, value) for name, value in vars(part).items() if name not in _OF_MODULES)
-            yield repr([setting for setting in own if _is_setting(setting[1])]).encode()
-            yield from self._each(setting for setting in own if not _is_setting(setting[1]))
-
-    def _tensor(self, value: torch.Tensor) -> Iterator[bytes]:
-        if value.is_nested:
-            raise UntoldError("a nested tensor")
-        yield f"{tuple(value.shape)} {value.dtype} {value.device.type}".encode()
-        # Token ids and masks may steer a model, and so may anything that the code which builds it reads.
-        if value.device.type != "cpu" or (value.is_floating_point() and not self._in_code):
-            return
-        if value.layout != torch.strided or value.nbytes > MOST_BYTES:
-            raise UntoldError("a tensor")
-        yield value.detach().resolve_conj().resolve_neg().contiguous().flatten().view(torch.uint8).numpy().tobytes()
-
-    def _class(self, value: type) -> Iterator[bytes]:
-        yield f"{value.__module__}.{value.__qualname__}".encode()
-        known = library(value.__module__)
-        if known is not None:
-            yield known.encode()
-            return
-        for name, member in sorted(vars(value).items()):
-            if not isinstance(member, _SLOTS) and (not _is_special(name) or isinstance(member, _CODE)):
-                yield name.encode()
-                yield from self._inside(member)
-        yield from self._each(value.__bases__)
-
-    def _inside(self, value: Any) -> Iterator[bytes]:
-        """What belongs to code: there the values of tensors count."""
-        self._in_code += 1
-        yield from self.of(value)
-        self._in_code -= 1
-
-    def _function(self, value: FunctionType | BuiltinFunctionType) -> Iterator[bytes]:
-        yield f"{value.__module__}.{value.__qualname__}".encode()
-        owner = getattr(value, "__self__", None)  # of a method written in C, as [].append
-        if owner is not None and not isinstance(owner, ModuleType):
-            yield from self._inside(owner)
-        known = library(value.__module__) if value.__module__ else "built in"
-        if known is not None:
-            yield known.encode()
-            return
-        if not isinstance(value, FunctionType):
-            raise UntoldError(value.__qualname__)
-        held = tuple(map(contents, value.__closure__ or ()))
-        yield from self._inside((value.__code__, value.__defaults__, value.__kwdefaults__, held))
-        for name, used in named(value.__code__, value.__globals__):
-            yield name.encode()
-            if not isinstance(used, ModuleType):
-                yield from self._inside(used)
-                continue
-            known = library(used.__name__)
-            if known is None:  # a module that is used as a whole: whatever may be read of another
-                raise UntoldError(used.__name__)
-            yield f"{used.__name__} {known}".encode()
-
-    def _object(self, value: Any) -> Iterator[bytes]:
-        """An object by its class and by the state that a copy of it would be made from."""
-        yield from self.of(type(value))
-        try:
-            state = value.__reduce_ex__(4)
-        except Exception:  # whatever an object raises that cannot be copied
-            raise UntoldError(type(value).__qualname__) from None
-        if isinstance(state, str):
-            yield state.encode()
-            return
-        make, arguments, *rest = state
-        held, *items = (*rest, None, None, None)[:3]
-        yield from self._each((make, arguments, held, *(None if part is None else tuple(part) for part in items)))
-
-
-def _plain(value: Any) -> Iterator[bytes]:
-    yield repr(value).encode()
-    if isinstance(value, str) and value:
-        path = Path(value.partition(":")[0] if ".py:" in value else value)
-        if path.suffix in (".py", ".onnx") and path.is_file():
-            yield path.read_bytes()
-            if path.suffix == ".py" and not all(map(library, _imported(path))):
-                raise UntoldError(value)  # what it imports of the user's own may have changed
-
-
-def _imported(path: Path) -> Iterator[str]:
-    """Names of the modules that a file imports; "" of those beside it."""
-    for node in ast.walk(ast.parse(path.read_bytes())):
-        if isinstance(node, ast.Import):
-            yield from (alias.name for alias in node.names)
-        elif isinstance(node, ast.ImportFrom):
-            yield "" if node.level else str(node.module)
-
-
-def _is_special(name: str) -> bool:
-    """Names that Python gives a meaning; `_abc_impl` is its too."""
-    return name == "_abc_impl" or (name.startswith("__") and name.endswith("__"))
-
-
-def _is_plain(value: Any) -> bool:
-    return value is None or type(value) in (bool, int, float, str)
-
-
-def _is_setting(value: Any) -> bool:
-    return _is_plain(value) or (type(value) is tuple and all(map(_is_plain, value)))
 
 
 KEY = "key"

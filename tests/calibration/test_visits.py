@@ -250,7 +250,7 @@ def test_a_row_says_how_slow_the_shared_cache_was_beside_products(
         {host.DISPATCH: 1, host.PRODUCT: 0, host.CACHE: 0.5},
     )
     timed = msgspec.structs.replace(row(1, slow), speed=reading)
-    assert visits.slowdown(timed, speed) == host.Slowdown(dispatch=slow, ops=slow, cache=cache)
+    assert visits.slowdown(timed, speed) == host.Slowdown(dispatch=slow, ops=slow, cache=round(cache**0.5, 2))
 
 
 def test_every_row_has_the_reading_of_its_moment(made: Made, session: Session, monkeypatch: pytest.MonkeyPatch) -> None:

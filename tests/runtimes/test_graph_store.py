@@ -1,15 +1,13 @@
-"""Graphs kept between processes: damaged files, folders that can only be read; keys by structure and by code."""
+"""Graphs kept between processes: damaged files, folders that can only be read; keys by structure."""
 
 from __future__ import annotations
 
 import gzip
-import importlib
 import os
 import subprocess
 import sys
 import types
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -17,7 +15,7 @@ import msgspec
 import pytest
 import torch
 from factories import add, graph, linear
-from torch import nn
+from smallmodels import written
 
 from latpred import runtimes, tracing
 from latpred.errors import RuntimeRefusalError
@@ -27,7 +25,6 @@ from latpred.runtimes.graph_store import trace_by_name
 from latpred.runtimes.lowering import of_source, refusal, trace_for_runtime
 from latpred.runtimes.source import source_of
 from latpred.runtimes.torchscript import TorchScript
-from latpred.sandbox.lookups import digest_of
 
 GIVEN = graph(linear())
 MADE = graph(linear(), add())
@@ -154,6 +151,7 @@ SHARING = """
 import sys
 sys.path.insert(0, {tests!r})
 from factories import add, graph, linear
+from smallmodels import written
 from latpred.runtimes import graph_store as store
 
 store.MOST_ON_DISK_BYTES = 4000  # so that each process deletes what the other one wrote
@@ -170,109 +168,6 @@ def test_two_processes_share_a_folder() -> None:
     assert [worker.communicate()[1] for worker in workers] == ["", ""]
     assert all(file.name.endswith(".json.gz") for file in files())
     assert all(ModelGraph.from_json(gzip.decompress(file.read_bytes())) for file in files())
-
-
-def written(text: str, **names: object) -> torch.nn.Module:
-    """A module of a class whose forward pass is the text, as a cell of a notebook would define it."""
-    found: dict[str, object] = {"torch": torch, "__name__": "notebook", **names}
-    body = f"class Model(torch.nn.Module):\n    def forward(self, x):\n        {text}"
-    exec(body, found)
-    return found["Model"]()  # type: ignore[operator, no-any-return]
-
-
-SQUARE, DOUBLE = "return torch.relu(x) * torch.relu(x)", "return 2 * torch.relu(x)"
-
-
-def patched(model: torch.nn.Module) -> torch.nn.Module:
-    model.forward = types.MethodType(lambda self, x: torch.relu(x), model)
-    return model
-
-
-@pytest.mark.parametrize(
-    ("model", "changed"),
-    [
-        *((written(SQUARE), written(text)) for text in (DOUBLE, "y = torch.relu(x); return y * y")),
-        (written(SQUARE), written("return torch.relu(x) * torch.relu(x + 0)")),
-        (written(SQUARE), patched(written(SQUARE))),
-        (written("return f(x)", f=lambda x: x + 1), written("return f(x)", f=lambda x: x - 1)),
-        (torch.fx.symbolic_trace(written(SQUARE)), torch.fx.symbolic_trace(written(DOUBLE))),
-    ],
-)
-def test_code_has_one_digest_wherever_it_is_written_and_other_code_has_another(
-    model: torch.nn.Module, changed: torch.nn.Module
-) -> None:
-    assert digest_of(written(SQUARE)) == digest_of(written(SQUARE))
-    assert digest_of(model) != digest_of(changed)
-
-
-class Wired(nn.Module):
-    """Gives what one of its layers gave, which an attribute says, and leaves all later ones to whoever drops them."""
-
-    def __init__(self, layer: object) -> None:
-        super().__init__()
-        self.layers, self.layer = nn.ModuleList(nn.Linear(8, 8) for _ in range(4)), layer
-
-    def forward(self, x: torch.Tensor, *wanted: int) -> torch.Tensor:
-        outs = []
-        for layer in self.layers:
-            x = layer(x)
-            outs.append(x)
-        return outs[wanted[0] if wanted else getattr(self.layer, "at", self.layer)]
-
-
-def test_what_a_model_is_set_to_tells_it_from_another_of_the_same_trace() -> None:
-    first, last, one = Wired(0), Wired(3), torch.zeros(2, 8)
-    assert digest_of(first) == digest_of(Wired(0)) != digest_of(last)
-    objects = [types.SimpleNamespace(at=at, owner=first) for at in (0, 0, 3)]
-    same, again, other = (digest_of(Wired(each)) for each in objects)
-    assert same == again != other
-    assert digest_of(first, (one, 0)) == digest_of(first, (one + 1, 0)) != digest_of(first, (one, 3))
-    launches = [trace_for_runtime(model, one, runtime="torchscript").launches() for model in (first, last)]
-    assert launches[0] < launches[1]
-
-
-class Attributes(dict[str, int]):
-    """A dictionary whose entries are attributes, and all others None."""
-
-    def __getattr__(self, name: str) -> int | None:
-        return self.get(name)
-
-
-@dataclass(slots=True)
-class InSlots:
-    at: int
-
-
-class Chained:
-    def __init__(self, before: object) -> None:
-        self.before = before
-
-
-def test_a_digest_is_the_same_for_equal_models_whatever_they_hold() -> None:
-    def hooked() -> nn.Module:
-        model = nn.utils.parametrizations.weight_norm(nn.Linear(8, 8))
-        model.register_forward_hook(lambda module, args, out: out * 2)
-        model.code = nn.Parameter(torch.randn(4))  # type: ignore[assignment]
-        return model
-
-    assert digest_of(hooked()) == digest_of(hooked())
-    chain: object = None
-    for _ in range(2000):
-        chain = Chained(chain)
-    for one, other in ((Attributes(at=0), Attributes(at=3)), (InSlots(0), InSlots(3)), (chain, None)):
-        assert digest_of(Wired(one)) == digest_of(Wired(one)) != digest_of(Wired(other))
-
-
-def test_modules_of_files_count(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.syspath_prepend(tmp_path)
-    digests = []
-    for body in ("x + 1", "x - 1"):
-        (tmp_path / "blocks_of_test.py").write_text(f"def f(x):\n    return {body}\n")
-        sys.modules.pop("blocks_of_test", None)
-        importlib.invalidate_caches()
-        module = importlib.import_module("blocks_of_test")
-        digests.append(digest_of(written("return blocks.f(x)", blocks=module)))
-    assert digests[0] != digests[1]
 
 
 def test_a_changed_forward_pass_is_taken_apart_again(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -25,8 +25,7 @@ from latpred.accuracy.predicted import GraphKey
 from latpred.errors import UsageError
 from latpred.graph.graph import ModelGraph
 from latpred.runtimes.lowering import fitting, of_source, traced_by
-from latpred.runtimes.source import Source
-from latpred.sandbox.lookups import digest_of
+from latpred.runtimes.source import Source, code_of
 from latpred.tracing import trace
 from latpred.tracing.inputs import derived, dtype_of, example_values, from_example, placed, real
 from latpred.zoo import names
@@ -67,7 +66,7 @@ class Workload:
         def real_inputs(batch: int) -> Any:
             return self.make("meta", precision)[1](batch, "cpu")
 
-        return Source(graph, lambda: self.make("cpu", precision)[0], real_inputs, digest_of(model))
+        return Source(graph, lambda: self.make("cpu", precision)[0], real_inputs, code_of(model))
 
 
 Model = str | nn.Module | ModelGraph | Workload

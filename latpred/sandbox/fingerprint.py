@@ -1,0 +1,336 @@
+"""Fingerprints: what tells a model, or a candidate of a search, from all others, the same in every process.
+
+Code counts by what it does and by all that it looks up outside of itself; code of a library by the library's version.
+What nobody can tell, such as code that reads a file, has none.
+"""
+
+from __future__ import annotations
+
+import ast
+import builtins
+import dis
+import functools
+import hashlib
+import os
+import platform
+import sys
+from collections import OrderedDict
+from collections.abc import Iterable, Iterator
+from functools import cache
+from importlib import metadata
+from pathlib import Path
+from types import (
+    BuiltinFunctionType,
+    CodeType,
+    FunctionType,
+    GetSetDescriptorType,
+    MappingProxyType,
+    MemberDescriptorType,
+    MethodType,
+    ModuleType,
+)
+from typing import Any
+
+import msgspec
+import torch
+
+from latpred import host
+from latpred.sandbox.untouched import contents, installed, package
+
+READS_ELSEWHERE = {"open", "input", "exec", "eval", "compile", "globals", "vars", "__import__"}
+VERSIONED = ("torch", "transformers", "torchvision", "timm")  # the version stands for all of the package
+MOST_PARTS = 200_000
+MOST_BYTES = 2**26  # of one tensor, by whose values a candidate is told
+_CACHED = type(functools.cache(len))
+_OF_MODULES = frozenset(vars(torch.nn.Module())) - {"training", "_forward_hooks", "_forward_pre_hooks"}
+_CODE = (FunctionType, staticmethod, classmethod, property)
+_SLOTS = (GetSetDescriptorType, MemberDescriptorType)
+_ATTRIBUTE = ("LOAD_ATTR", "LOAD_METHOD")
+_GLOBAL = ("LOAD_GLOBAL", "LOAD_NAME")
+
+
+class UntoldError(Exception):
+    """Some code reads what nobody can tell."""
+
+
+def fingerprint(candidate: Any) -> str | None:
+    """What tells a candidate from all others, the same in every process; None where nothing does.
+
+    >>> fingerprint("bert-base-uncased") == fingerprint("bert-base-uncased")
+    True
+    >>> one, other = (lambda: torch.nn.Linear(4, 4)), (lambda: torch.nn.Linear(4, 8))
+    >>> fingerprint(one) == fingerprint(other)
+    False
+    """
+    digest = hashlib.sha256()
+    try:
+        for count, part in enumerate(_Parts().of(candidate)):
+            if count > MOST_PARTS:
+                return None
+            digest.update(len(part).to_bytes(8, "little") + part)
+    except Exception:  # whatever an object that nobody knows raises when it is looked at
+        return None
+    return digest.hexdigest()
+
+
+class _Parts:
+    """What values consist of, as bytes. Functions, classes and objects that were seen are only numbered again."""
+
+    def __init__(self) -> None:
+        self._seen: dict[int, tuple[int, Any]] = {}  # with the object itself, whose identity would be used again
+        self._in_code = 0
+
+    def of(self, value: Any) -> Iterator[bytes]:
+        yield type(value).__qualname__.encode()
+        if value is None or isinstance(value, (bool, int, float, complex, str, bytes)):
+            yield from _plain(value)
+        elif isinstance(value, os.PathLike):
+            yield from _plain(os.fspath(value))
+        elif isinstance(value, msgspec.Struct):
+            yield msgspec.json.encode(value)
+        elif isinstance(value, torch.Tensor):
+            yield from self._tensor(value)
+        elif isinstance(value, (torch.dtype, torch.device, torch.layout, torch.memory_format, range, type(...))):
+            yield repr(value).encode()
+        elif isinstance(value, CodeType):
+            yield from self._each((value.co_code, value.co_consts, value.co_names, value.co_freevars))
+        elif type(value) in (list, tuple):
+            yield from self._each(value)
+        elif isinstance(value, (set, frozenset)):
+            yield from sorted(b"".join(self.of(item)) for item in value)
+        elif id(value) in self._seen:
+            yield b"again %d" % self._seen[id(value)][0]
+        else:
+            self._seen[id(value)] = (len(self._seen), value)
+            yield from self._held(value)
+
+    def _held(self, value: Any) -> Iterator[bytes]:
+        """What a value that others may hold too consists of."""
+        if isinstance(value, torch.nn.Module):
+            yield from self._module(value)
+        elif hasattr(type(value), "to_json_string"):  # a transformers config
+            yield value.to_json_string(use_diff=False).encode()
+        elif isinstance(value, torch.fx.Graph):
+            yield str(value).encode()
+        elif isinstance(value, functools.partial):
+            yield from self._each((value.func, value.args, value.keywords))
+        elif isinstance(value, _CACHED):
+            yield from self.of(value.__wrapped__)
+        elif isinstance(value, MethodType):
+            yield from self._each((value.__self__, value.__func__))
+        elif isinstance(value, (FunctionType, BuiltinFunctionType)):
+            yield from self._function(value)
+        elif isinstance(value, type):
+            yield from self._class(value)
+        elif type(value) in (dict, MappingProxyType):
+            yield from self._each(value.items())
+        elif isinstance(value, (staticmethod, classmethod)):
+            yield from self.of(value.__func__)
+        elif isinstance(value, (property, functools.cached_property)):
+            yield from self.of(value.fget if isinstance(value, property) else value.func)
+        else:
+            yield from self._object(value)
+
+    def _each(self, values: Iterable[Any]) -> Iterator[bytes]:
+        for value in values:
+            yield b"next"
+            yield from self.of(value)
+
+    def _module(self, module: torch.nn.Module) -> Iterator[bytes]:
+        yield repr(module).encode()
+        yield from self._each(dict.fromkeys(type(part) for part in module.modules()))
+        for name, tensor in (*module.named_parameters(), *module.named_buffers()):
+            yield f"{name} {tuple(tensor.shape)} {tensor.dtype}".encode()
+        for part in module.modules():
+            self._seen.setdefault(id(part), (len(self._seen), part))
+        for part in module.modules():
+            own = sorted((name, _unnumbered(value)) for name, value in vars(part).items() if name not in _OF_MODULES)
+            yield repr([setting for setting in own if _is_setting(setting[1])]).encode()
+            yield from self._each(setting for setting in own if not _is_setting(setting[1]))
+
+    def _tensor(self, value: torch.Tensor) -> Iterator[bytes]:
+        if value.is_nested:
+            raise UntoldError("a nested tensor")
+        yield f"{tuple(value.shape)} {value.dtype} {value.device.type}".encode()
+        # Token ids and masks may steer a model, and so may anything that the code which builds it reads.
+        if value.device.type != "cpu" or (value.is_floating_point() and not self._in_code):
+            return
+        if value.layout != torch.strided or value.nbytes > MOST_BYTES:
+            raise UntoldError("a tensor")
+        yield value.detach().resolve_conj().resolve_neg().contiguous().flatten().view(torch.uint8).numpy().tobytes()
+
+    def _class(self, value: type) -> Iterator[bytes]:
+        yield f"{value.__module__}.{value.__qualname__}".encode()
+        known = library(value.__module__)
+        if known is not None:
+            yield known.encode()
+            return
+        for name, member in sorted(vars(value).items()):
+            if not isinstance(member, _SLOTS) and (not _is_special(name) or isinstance(member, _CODE)):
+                yield name.encode()
+                yield from self._inside(member)
+        yield from self._each(value.__bases__)
+
+    def _inside(self, value: Any) -> Iterator[bytes]:
+        """What belongs to code: there the values of tensors count."""
+        self._in_code += 1
+        yield from self.of(value)
+        self._in_code -= 1
+
+    def _function(self, value: FunctionType | BuiltinFunctionType) -> Iterator[bytes]:
+        yield f"{value.__module__}.{value.__qualname__}".encode()
+        owner = getattr(value, "__self__", None)  # of a method written in C, as [].append
+        if owner is not None and not isinstance(owner, ModuleType):
+            yield from self._inside(owner)
+        known = library(value.__module__) if value.__module__ else "built in"
+        if known is not None:
+            yield known.encode()
+            return
+        if not isinstance(value, FunctionType):
+            raise UntoldError(value.__qualname__)
+        held = tuple(map(contents, value.__closure__ or ()))
+        yield from self._inside((value.__code__, value.__defaults__, value.__kwdefaults__, held))
+        for name, used in named(value.__code__, value.__globals__):
+            yield name.encode()
+            if not isinstance(used, ModuleType):
+                yield from self._inside(used)
+                continue
+            known = library(used.__name__)
+            if known is None:  # a module that is used as a whole: whatever may be read of another
+                raise UntoldError(used.__name__)
+            yield f"{used.__name__} {known}".encode()
+
+    def _object(self, value: Any) -> Iterator[bytes]:
+        """An object by its class and by the state that a copy of it would be made from."""
+        yield from self.of(type(value))
+        try:
+            state = value.__reduce_ex__(4)
+        except Exception:  # whatever an object raises that cannot be copied
+            raise UntoldError(type(value).__qualname__) from None
+        if isinstance(state, str):
+            yield state.encode()
+            return
+        make, arguments, *rest = state
+        held, *items = (*rest, None, None, None)[:3]
+        yield from self._each((make, arguments, held, *(None if part is None else tuple(part) for part in items)))
+
+
+def _plain(value: Any) -> Iterator[bytes]:
+    yield repr(value).encode()
+    if isinstance(value, str) and value:
+        path = Path(value.partition(":")[0] if ".py:" in value else value)
+        if path.suffix in (".py", ".onnx") and path.is_file():
+            yield path.read_bytes()
+            if path.suffix == ".py" and not all(map(library, _imports(path))):
+                raise UntoldError(value)  # what it imports of the user's own may have changed
+
+
+def _imports(path: Path) -> Iterator[str]:
+    """Names of the modules that a file imports; "" of those beside it."""
+    for node in ast.walk(ast.parse(path.read_bytes())):
+        if isinstance(node, ast.Import):
+            yield from (alias.name for alias in node.names)
+        elif isinstance(node, ast.ImportFrom):
+            yield "" if node.level else str(node.module)
+
+
+def _unnumbered(value: Any) -> Any:
+    """Hooks without their numbers, which run through the whole process."""
+    return [*value.values()] if type(value) is OrderedDict and all(type(key) is int for key in value) else value
+
+
+def _is_special(name: str) -> bool:
+    """Names that Python gives a meaning; `_abc_impl` is its too."""
+    return name == "_abc_impl" or (name.startswith("__") and name.endswith("__"))
+
+
+def _is_plain(value: Any) -> bool:
+    return value is None or type(value) in (bool, int, float, str)
+
+
+def _is_setting(value: Any) -> bool:
+    return _is_plain(value) or (type(value) is tuple and all(map(_is_plain, value)))
+
+
+def named(code: CodeType, scope: dict[str, Any]) -> Iterator[tuple[str, Any]]:
+    """Everything that some code, functions within it included, looks up in a module's `scope`: dotted name and value.
+
+    An attribute of a module stands for itself, and so does one that an object simply holds; anything else for the
+    whole object.
+    """
+    steps = list(dis.get_instructions(code))
+    for index, step in enumerate(steps):
+        if step.opname in _GLOBAL:
+            name = step.argval
+            if name in scope:
+                yield _attribute(name, scope[name], steps[index + 1 :])
+            elif name in READS_ELSEWHERE and hasattr(builtins, name):
+                raise UntoldError(name)
+        elif step.opname == "IMPORT_NAME":
+            yield from _imported(steps, index)
+    for constant in code.co_consts:
+        if isinstance(constant, CodeType):
+            yield from named(constant, scope)
+
+
+def _attribute(name: str, value: Any, following: list[dis.Instruction]) -> tuple[str, Any]:
+    """A value, or what the attributes read of it right afterwards lead to."""
+    for step in following:
+        if step.opname not in _ATTRIBUTE:
+            break
+        if isinstance(value, ModuleType):
+            if not hasattr(value, step.argval):
+                break
+            value = getattr(value, step.argval)
+        elif not isinstance(value, type) and step.argval in getattr(value, "__dict__", ()):
+            value = value.__dict__[step.argval]
+        else:
+            break
+        name = f"{name}.{step.argval}"
+    return name, value
+
+
+def _imported(steps: list[dis.Instruction], index: int) -> Iterator[tuple[str, Any]]:
+    """What an import within a function brings; of modules that are no library only names, as in `from x import y`."""
+    name = steps[index].argval
+    absolute = steps[index - 2].argval == 0
+    if absolute and library(name) is not None:
+        return
+    module = sys.modules.get(name) if absolute else None
+    taken = []
+    for step in steps[index + 1 :]:
+        if step.opname == "IMPORT_FROM":
+            taken.append(step.argval)
+        elif not step.opname.startswith("STORE_"):
+            break
+    if module is None or not taken or not all(hasattr(module, wanted) for wanted in taken):
+        raise UntoldError(name)
+    for wanted in taken:
+        yield f"{name}.{wanted}", getattr(module, wanted)
+
+
+@cache
+def library(module: str) -> str | None:
+    """What stands for all code of an installed package, by the name of one of its modules; None of anybody's own code.
+
+    The standard library counts by Python's version. An installed package counts by its version and its list of
+    files with their digests, so that one that is installed anew without a new version counts as another.
+    """
+    top = package(module)
+    if top in sys.stdlib_module_names and top not in ("__main__", "test"):
+        return f"python {platform.python_version()}"
+    if top in VERSIONED:
+        return f"{top} {version(top)}"
+    if not installed(top):
+        return None
+    parts = [metadata.distribution(name) for name in sorted(set(_distributions().get(top, ())))]
+    records = [f"{part.name} {part.version} {part.read_text('RECORD')}" for part in parts if part.read_text("RECORD")]
+    return "\n".join(records) or None
+
+
+def version(package: str) -> str:
+    """The version of an installed package; "" of others, importable or not."""
+    return host.versions(package).get(package, "")
+
+
+_distributions = cache(metadata.packages_distributions)
