@@ -1,1 +1,1 @@
-"""What keeps a user's model, thread and process as they were while the model is traced."""
+"""What keeps a user's model, thread and process as they were while it is traced, and what tells models apart."""

@@ -24,7 +24,8 @@ def test_engines_started_here_give_the_serial_table(tmp_path: Path) -> None:
     done = subprocess.run([sys.executable, script, *asked], capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stderr
     plain = re.sub(r"\x1b\[\d+m", "", done.stdout)  # a busy Ray leaves the end of a colour behind
-    serial, *engines = (line for line in plain.splitlines() if line)
+    # What Ray says of a busy machine comes in between.
+    serial, *engines = (line for line in plain.splitlines() if line and not line.startswith("(raylet)"))
     assert re.fullmatch(r"serial +\d+\.\d candidates a second", serial)
     assert [line.split()[0] for line in engines] == ["dask", "ray"]
     assert all(line.endswith("candidates a second, the same table") for line in engines)
