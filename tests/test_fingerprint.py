@@ -115,6 +115,7 @@ NUMBERED: dict[str, Callable[[int], Any]] = {
     "inputs of a layer": lambda width: nn.Linear(width, 4),
     "outputs of a layer": lambda width: nn.Linear(4, width),
     "bias": lambda width: nn.Linear(4, 4, bias=width > 8),
+    "width of a recurrent layer": lambda width: nn.LSTM(4, width),
     "setting of a layer": lambda number: nn.Dropout(number / 100),
     "plain value of a module": holding,
     "other value of a module": lambda number: holding(argparse.Namespace(mode=number)),
@@ -240,10 +241,9 @@ class Wired(nn.Module):
 
 def test_what_a_model_is_set_to_tells_it_from_another_of_the_same_trace() -> None:
     first, last, one = Wired(0), Wired(3), torch.zeros(2, 8)
-    assert fingerprint(first) == fingerprint(Wired(0)) != fingerprint(last)
-    objects = [types.SimpleNamespace(at=at, owner=first) for at in (0, 0, 3)]
-    same, again, other = (fingerprint(Wired(each)) for each in objects)
-    assert same == again != other
+    assert fingerprint(first) == fingerprint(Wired(0).eval()) != fingerprint(last)
+    held = [fingerprint(Wired(types.SimpleNamespace(at=at, owner=first))) for at in (0, 0, 3)]
+    assert held[0] == held[1] != held[2]
     assert code_of(first, (one, 0)) == code_of(first, (one + 1, 0)) != code_of(first, (one, 3))
     launches = [trace_for_runtime(model, one, runtime="torchscript").launches() for model in (first, last)]
     assert launches[0] < launches[1]

@@ -82,7 +82,7 @@ def source_of(model: torch.nn.Module | str, inputs: Any = None, **options: Any) 
 def code_of(model: torch.nn.Module, inputs: Any = ()) -> str:
     """What sets a model apart from others of one trace, with inputs but their values; where nothing does, it is one."""
     leaves, form = flattened(inputs)
-    shapes = [leaf.to("meta") if isinstance(leaf, torch.Tensor) else leaf for leaf in leaves]
+    shapes = [(tuple(leaf.shape), leaf.dtype) if isinstance(leaf, torch.Tensor) else leaf for leaf in leaves]
     return fingerprint((model, shapes, str(form))) or secrets.token_hex()
 
 

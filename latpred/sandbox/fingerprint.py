@@ -14,9 +14,9 @@ import hashlib
 import os
 import platform
 import sys
+import weakref
 from collections import OrderedDict
 from collections.abc import Iterable, Iterator
-from functools import cache
 from importlib import metadata
 from pathlib import Path
 from types import (
@@ -42,11 +42,9 @@ VERSIONED = ("torch", "transformers", "torchvision", "timm")  # the version stan
 MOST_PARTS = 200_000
 MOST_BYTES = 2**26  # of one tensor, by whose values a candidate is told
 _CACHED = type(functools.cache(len))
-_OF_MODULES = frozenset(vars(torch.nn.Module())) - {"training", "_forward_hooks", "_forward_pre_hooks"}
+_OF_MODULES = frozenset(vars(torch.nn.Module())) - {"_forward_hooks", "_forward_pre_hooks"}
 _CODE = (FunctionType, staticmethod, classmethod, property)
 _SLOTS = (GetSetDescriptorType, MemberDescriptorType)
-_ATTRIBUTE = ("LOAD_ATTR", "LOAD_METHOD")
-_GLOBAL = ("LOAD_GLOBAL", "LOAD_NAME")
 
 
 class UntoldError(Exception):
@@ -112,6 +110,8 @@ class _Parts:
             yield value.to_json_string(use_diff=False).encode()
         elif isinstance(value, torch.fx.Graph):
             yield str(value).encode()
+        elif isinstance(value, weakref.ref):  # recurrent layers hold their weights by some
+            yield from self.of(value())
         elif isinstance(value, functools.partial):
             yield from self._each((value.func, value.args, value.keywords))
         elif isinstance(value, _CACHED):
@@ -260,7 +260,7 @@ def named(code: CodeType, scope: dict[str, Any]) -> Iterator[tuple[str, Any]]:
     """
     steps = list(dis.get_instructions(code))
     for index, step in enumerate(steps):
-        if step.opname in _GLOBAL:
+        if step.opname in ("LOAD_GLOBAL", "LOAD_NAME"):
             name = step.argval
             if name in scope:
                 yield _attribute(name, scope[name], steps[index + 1 :])
@@ -276,7 +276,7 @@ def named(code: CodeType, scope: dict[str, Any]) -> Iterator[tuple[str, Any]]:
 def _attribute(name: str, value: Any, following: list[dis.Instruction]) -> tuple[str, Any]:
     """A value, or what the attributes read of it right afterwards lead to."""
     for step in following:
-        if step.opname not in _ATTRIBUTE:
+        if step.opname not in ("LOAD_ATTR", "LOAD_METHOD"):
             break
         if isinstance(value, ModuleType):
             if not hasattr(value, step.argval):
@@ -309,7 +309,7 @@ def _imported(steps: list[dis.Instruction], index: int) -> Iterator[tuple[str, A
         yield f"{name}.{wanted}", getattr(module, wanted)
 
 
-@cache
+@functools.cache
 def library(module: str) -> str | None:
     """What stands for all code of an installed package, by the name of one of its modules; None of anybody's own code.
 
@@ -333,4 +333,4 @@ def version(package: str) -> str:
     return host.versions(package).get(package, "")
 
 
-_distributions = cache(metadata.packages_distributions)
+_distributions = functools.cache(metadata.packages_distributions)
