@@ -303,7 +303,7 @@ def predictor_now(predictor: Predictor) -> Predictor:
         )
     from latpred.calibration.timing.reference_speed import speed_now
 
-    now = speed_now(profile.machine.threads)
+    now = speed_now(1 if profile.device.asynchronous else profile.machine.threads)
     slowdown = host.slowdown(profile.speed, now, asynchronous=profile.device.asynchronous)
     ratios = host.sentence(host.ratio(profile.speed, now))
     said = f"adjusted to the present speed of the machine; reference times, relative to the profile's: {ratios}"

@@ -32,7 +32,7 @@ from latpred.calibration.devices import Device, constants
 from latpred.calibration.fitting.kernel_fit import nearest_fit, row_of
 from latpred.calibration.session import Sampled
 from latpred.calibration.timing import in_network, timer
-from latpred.calibration.timing.reference_speed import gauge_of
+from latpred.calibration.timing.reference_speed import SpeedGauge, gauge_of, gauge_on
 from latpred.calibration.workloads import networks, single_ops
 from latpred.calibration.workloads.networks import NetworkSpec
 from latpred.errors import CalibrationError
@@ -83,8 +83,9 @@ TINY_EFFORT, SIZED_EFFORT, HOLDOUT_EFFORT = (15, 0.15), (5, 0.06), (7, 0.5)
 PREFERENCE = 3
 ROUND = 24  # kernel cells between two holdout networks
 # Short samples: one slow call in a hundred then leaves most of them, and so their median, untouched.
-DISPATCH = timer.Plan(sample_s=5e-5, most=400, precision=0.002)
+DISPATCH = timer.Plan(sample_s=5e-5, most=400, precision=0.002, budget_s=0.2)
 FINE = timer.Plan(loops=16, most=2000, precision=0.001)
+WHOLE = timer.Plan(loops=1, budget_s=0.3)  # of a network on a GPU, whose launches must fit its queue
 
 
 def network_cell(spec: NetworkSpec, precision: str = "fp32", runtime: str = "eager") -> Cell:
@@ -314,23 +315,24 @@ class Asynchronous(Schedule):
         """Time one cell."""
         if cell == CLOCK:
             return Sampled(constants.measure(self._device))
+        gauge = gauge_on(self._device.info().kind, cell.runtime)
         if cell.kind == "network":
-            return self._network(cell)
+            return self._network(cell, gauge)
         call = self._device.prepare(cell)
         if cell.name == "upload":
             return Sampled({"single": timer.single(self._device, call)})
         if cell.kind == "dispatch":
-            return Sampled({"issue": timer.issue(self._device, call, DISPATCH)})
+            return Sampled({"issue": timer.issue(self._device, call, DISPATCH, gauge)})
         return Sampled({"queued": timer.queued(self._device, call, FINE if cell.kind == "memory" else None)})
 
-    def _network(self, cell: Cell) -> Sampled:
+    def _network(self, cell: Cell, gauge: SpeedGauge | None) -> Sampled:
         spec = network_spec(cell)
         self._device.use_precision(cell.precision)
         with self._device.errors():
             workload = self._workload(cell)
         call = self._device.prepare_model(*workload, "eager")
-        timings = {"single": timer.single(self._device, call)}
+        timings = {"single": timer.single(self._device, call, WHOLE, gauge)}
         syncs = networks.graph(spec, cell.precision).syncs(spec.batch)
         if spec.tiny and not syncs:
-            timings["issue"] = timer.issue(self._device, call, timer.Plan(loops=1))
+            timings["issue"] = timer.issue(self._device, call, WHOLE, gauge)
         return Sampled(timings)

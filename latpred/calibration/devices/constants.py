@@ -21,6 +21,7 @@ from latpred.calibration.cells import CLOCK, FRESH, Cell
 from latpred.calibration.devices.base import Call, Device
 from latpred.calibration.session import Row
 from latpred.calibration.timing import timer
+from latpred.calibration.timing.reference_speed import gauge_on
 from latpred.calibration.timing.timer import Plan, Timing
 from latpred.errors import CalibrationError
 from latpred.profile.document import DeviceInfo
@@ -42,9 +43,10 @@ MARK, TINY = Cell("clock", "mark"), Cell("clock", "tiny")
 def measure(device: Device) -> dict[str, Timing]:
     """An asynchronous device's constants as a journal holds them: as times, of which the queue's is a number."""
     tiny, mark = device.prepare(TINY), device.prepare(MARK)
-    lone_tiny, lone_mark = timer.single(device, tiny, FINE), timer.single(device, mark, FINE)
-    issue_tiny, issue_mark = timer.issue(device, tiny, FINE), timer.issue(device, mark, FINE)
-    idle = timer.single(device, lambda: None, replace(FINE, warmup_s=0.05))
+    gauge = gauge_on(device.info().kind, CLOCK.runtime)
+    lone_tiny, lone_mark = (timer.single(device, call, FINE, gauge) for call in (tiny, mark))
+    issue_tiny, issue_mark = (timer.issue(device, call, FINE, gauge) for call in (tiny, mark))
+    idle = timer.single(device, lambda: None, replace(FINE, warmup_s=0.05), gauge)
     period = timer.queued(device, tiny, QUEUED)
     # A sample around no call waits once before the clock starts and once after: only the latter is timed.
     readings = [device.clock() for _ in range(200)]
@@ -65,8 +67,9 @@ def measure(device: Device) -> dict[str, Timing]:
     }
     seconds = {name: us * 1e-6 for name, us in constants_us.items()}
     queue = _queue_depth(device, tiny, _us(issue_tiny))
-    stable = all(one.stable for one in (lone_tiny, lone_mark, issue_tiny, issue_mark, idle, period))
-    return {name: Timing(value, 0.0, 1, stable) for name, value in {**seconds, "queue": float(queue)}.items()}
+    timed = (lone_tiny, lone_mark, issue_tiny, issue_mark, idle)
+    stable, slow = all(one.stable for one in (*timed, period)), max(one.slow for one in timed)
+    return {name: Timing(value, 0.0, 1, stable, slow) for name, value in {**seconds, "queue": float(queue)}.items()}
 
 
 def _queue_depth(device: Device, tiny: Call, dispatch_us: float) -> int:

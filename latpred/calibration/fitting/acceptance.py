@@ -13,7 +13,6 @@ from typing import NamedTuple
 
 import msgspec
 import numpy as np
-import torch
 
 from latpred.calibration.cells import Cell
 from latpred.calibration.devices import Device
@@ -21,7 +20,7 @@ from latpred.calibration.fitting.dispatch_fit import TimedNetwork
 from latpred.calibration.schedules import network_spec
 from latpred.calibration.session import Row, Sampled
 from latpred.calibration.timing import timer
-from latpred.calibration.timing.reference_speed import gauge_of
+from latpred.calibration.timing.reference_speed import gauge_on
 from latpred.calibration.workloads import suites
 from latpred.calibration.workloads.suites import Workload
 from latpred.errors import LatpredError
@@ -266,7 +265,7 @@ def measure(cell: Cell, device: Device) -> Sampled:
     device.use_precision(cell.precision)  # the cell before may have been in another
     model, inputs = model_of(cell.name).make(device.name, cell.precision)
     call = device.prepare_model(model, inputs(cell.dims["batch"], device.name), cell.runtime)
-    gauge = None if device.asynchronous else gauge_of(torch.get_num_threads())
+    gauge = gauge_on(device.info().kind, cell.runtime)
     return Sampled({"single": timer.single(device, call, VISIT, gauge)})
 
 

@@ -65,10 +65,8 @@ def fit_profile(
     """
     eager = [row for row in rows if row.cell.runtime == EAGER]
     speed = visits.speed_of(eager)
-    # The host's references say nothing of another device's kernels.
-    of_rows = FULL if info.asynchronous else speed
     good = visits.undisturbed(row for row in eager if not row.error)
-    good = [row if _mixed(row) else visits.at_full_speed(row, of_rows) for row in good]
+    good = [row if _mixed(row) else at_full_speed(row, info, speed) for row in good]
     info = constants.described(info, good)
     dispatch, in_place = _dispatch(good, info)
     profile = DeviceProfile(
@@ -80,22 +78,32 @@ def fit_profile(
         device=info,
         protocol=dict(_PROTOCOL),
         runtimes={EAGER: dispatch},
-        kernels=_kernels(good, dispatch, in_place, info, machine, of_rows),
+        kernels=_kernels(good, dispatch, in_place, info, machine, speed),
         samples=tuple(sample_of(row) for row in good),
         acceptance=Acceptance(False, {}, ()),
         seconds=round(sum(row.seconds for row in eager), 3),
         speed=dict(speed.full_us),
-        usual=_usual(good, of_rows),
+        usual=_usual(good, info, speed),
         disturbed=round(sum(map(visits.is_disturbed, eager)) / len(eager), 4),
         slowed=round(sum(map(visits.is_slowed, eager)) / len(eager), 4),
         failures=visits.failures(eager),
     )
-    return _checked(profile, good, eager, of_rows)
+    return _checked(profile, good, eager, speed)
 
 
-def _usual(rows: Iterable[Row], speed: RunSpeed) -> dict[str, float]:
+def at_full_speed(row: Row, info: DeviceInfo, speed: RunSpeed) -> Row:
+    """A row of dispatch or of kernels alone as at full speed; the host's references say nothing of another device."""
+    if not info.asynchronous:
+        return visits.at_full_speed(row, speed)
+    if row.cell.kind not in ("dispatch", "network"):
+        return row
+    return visits.host_at_full_speed(row, visits.slowdown(row, speed, asynchronous=True).ops)
+
+
+def _usual(rows: Iterable[Row], info: DeviceInfo, speed: RunSpeed) -> dict[str, float]:
     """How many times longer than at full speed things took around the middle one of those that were not slowed."""
-    slow = [visits.slowdown(row, speed) for row in _fast([row for row in rows if _mixed(row)])]
+    fast = _fast([row for row in rows if _mixed(row)])
+    slow = [visits.slowdown(row, speed, asynchronous=info.asynchronous) for row in fast]
     if not speed.full_us or not slow:
         return {}
     return dict(zip(Slowdown._fields, np.round(np.median(slow, axis=0), 3).tolist(), strict=True))
@@ -253,7 +261,7 @@ def timed_network(row: Row, info: DeviceInfo, speed: RunSpeed = FULL) -> TimedNe
         queued_us=None if queued is None else queued.median_s * US_PER_S,
         sigma=1.86 * single.spread_s / single.median_s / single.n**0.5 if single.n > 1 else 0.1,
         tiny=tiny,
-        slowdown=SAME if tiny else visits.slowdown(row, speed),
+        slowdown=SAME if tiny else visits.slowdown(row, speed, asynchronous=info.asynchronous),
     )
 
 

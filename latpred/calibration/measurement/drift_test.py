@@ -148,7 +148,7 @@ def compared(profile: DeviceProfile, rounds: Sequence[Sequence[Row]]) -> list[Pa
 def _ratios(profile: DeviceProfile, rows: Sequence[Row], speed: RunSpeed) -> Iterator[Ratio]:
     """What undisturbed rows of one round say about a profile, as they would be at its speed; `speed` is the run's."""
     good = [row for row in rows if not row.error]
-    issued = [visits.at_full_speed(row, speed) for row in good if not _is_sized(row)]
+    issued = [profile_fit.at_full_speed(row, profile.device, speed) for row in good if not _is_sized(row)]
     small = [(row, profile_fit.timed_network(row, profile.device)) for row in issued if row.cell.kind == "network"]
     then = host.slowdown(profile.speed, speed.full_us, asynchronous=profile.device.asynchronous)
     prices = _KernelPrices(profile)
@@ -434,7 +434,8 @@ def timed_again(
     pace = ProgressCounter("", ROUNDS * len(cells), progress, budget_s=budget_s, clock=time.monotonic)
     with conditions.stated(options.checked(live.info().kind)):
         schedule = schedule_of(live, tuple(profile.kernels))
-        reference = None if live.info().kind == "simulated" else ReferenceTimer(threads or 1)
+        simulated, host_only = live.info().kind == "simulated", live.asynchronous
+        reference = None if simulated else ReferenceTimer(threads or 1, host_only=host_only)
         speed_us: dict[str, float] = {}
         read_at = -math.inf
         for number in range(ROUNDS):

@@ -14,7 +14,7 @@ from __future__ import annotations
 import gzip
 import hashlib
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import chain, product
 from pathlib import Path
@@ -24,7 +24,7 @@ import msgspec
 import pandas as pd
 from torch import nn
 
-from latpred import runtimes, storage, tables
+from latpred import host, runtimes, storage, tables
 from latpred.accuracy.predicted import GraphKey
 from latpred.accuracy.recording import Recording, TracedModel
 from latpred.calibration.cells import Cell
@@ -32,6 +32,7 @@ from latpred.calibration.devices import Call, Device, conditions, open_device
 from latpred.calibration.measurement.whole_models import VISIT, Bench, demand_runtime
 from latpred.calibration.session import REFUSED, Header, Row, Sampled, Session
 from latpred.calibration.timing import timer
+from latpred.calibration.timing.reference_speed import SpeedGauge, gauge_on
 from latpred.calibration.workloads import suites
 from latpred.calibration.workloads.suites import Inputs, Workload, seeded, token_inputs, workloads_of
 from latpred.errors import CalibrationError, LatpredError, MissingPackageError, RuntimeRefusalError, UsageError
@@ -418,13 +419,14 @@ def _visit(setting: Setting, bench: Bench, session: RecordingSession, effort: ti
     call = bench.call(setting.workload, setting.batch, setting.runtime, setting.precision, graph)
     if setting.counted:
         return Sampled({}, more=_counted(call, setting, device))
-    timings = {name: timed(device, call, effort) for name, timed in timer.PROTOCOLS.items()}
+    gauge = gauge_on(bench.info.kind, setting.runtime)
+    timings = {name: timed(device, call, effort, gauge) for name, timed in timer.PROTOCOLS.items()}
     runtime = runtimes.get(setting.runtime)
     # Not where the host waits in mid-pass, or the stream is not PyTorch's.
     together = getattr(runtime, "waits", False) or getattr(runtime, "own_stream", False)
     if device.asynchronous and not (together or graph.syncs(1) or graph.syncs(2)):
-        timings |= {"issue": timer.issue(device, call, ISSUES), "queued": timer.queued(device, call, ISSUES)}
-    return Sampled(timings, more=_state(device))
+        timings |= {"issue": timer.issue(device, call, ISSUES, gauge), "queued": timer.queued(device, call, ISSUES)}
+    return Sampled(timings, more=_state(device) | (_speed(gauge, timings) if device.asynchronous else {}))
 
 
 def _counted(call: Call, setting: Setting, device: Device) -> dict[str, str | float]:
@@ -442,6 +444,17 @@ def _counted(call: Call, setting: Setting, device: Device) -> dict[str, str | fl
         tables.KERNELS: f"{seen.kernels:g}",
         "x_kernels_s": f"{seen.kernel_s:.6g}",
         "x_fills": f"{seen.fills:g}",
+    }
+
+
+def _speed(gauge: SpeedGauge | None, timings: Mapping[str, timer.Timing]) -> dict[str, str | float]:
+    """How slow the machine was for a setting, and what dispatch took then."""
+    if gauge is None:
+        return {}
+    slow = max(timings[name].slow for name in timer.PROTOCOLS)
+    return {
+        host.SLOWED: round(slow, 3),
+        host.COLUMN.format(host.DISPATCH): round(slow * gauge.fastest.dispatch_us, 3),
     }
 
 

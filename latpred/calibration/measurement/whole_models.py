@@ -33,8 +33,7 @@ from latpred.calibration.timing.reference_speed import (
     SpeedGauge,
     SpeedReading,
     at_full_speed,
-    gauge_for,
-    gauge_of,
+    gauge_on,
     rest_after,
     slower,
     typical,
@@ -258,7 +257,7 @@ def measure(
     workloads = workloads_of(models, seq=seq, image=image)
     kind = live.info().kind
     with conditions.stated(conditions.Options(threads).checked(kind)):
-        gauges = {name: gauge_for(name) if kind == "cpu" else None for name in names}
+        gauges = {name: gauge_on(kind, name) for name in names}
         cells = [_Cell(workload, batch, *on) for workload in workloads for batch in sizes for on in gauges.items()]
         counter = ProgressCounter("", repeats * len(cells), progress, budget_s=budget_s, clock=time.monotonic)
         visits = _Visits(cells, Bench(live, copies=len(names)), precision, protocol, plan or VISIT, counter)
@@ -286,8 +285,9 @@ class _Visits:
     ) -> None:
         self.cells, self.bench, self.precision, self.protocol, self.plan = cells, bench, precision, protocol, plan
         self._counter, kind = counter, bench.info.kind
-        self._reference = ReferenceTimer(torch.get_num_threads()) if kind != "simulated" else None
-        self._gauge = gauge_of(torch.get_num_threads()) if kind == "cpu" else None
+        threads, host_only = torch.get_num_threads(), bench.info.asynchronous
+        self._reference = None if kind == "simulated" else ReferenceTimer(threads, host_only=host_only)
+        self._gauge = gauge_on(kind, "eager")
         self._timed_s = self._waited_s = 0.0
 
     def rounds(self, repeats: int) -> None:

@@ -24,7 +24,7 @@ from latpred.calibration.runtime_calibration import network_fit
 from latpred.calibration.runtime_calibration.network_fit import fit_networks, is_holdout, too_few
 from latpred.calibration.session import Row, Sampled
 from latpred.calibration.timing import timer
-from latpred.calibration.timing.reference_speed import SpeedGauge, gauge_for
+from latpred.calibration.timing.reference_speed import SpeedGauge, gauge_for, gauge_on
 from latpred.calibration.timing.timer import Plan, Timing
 from latpred.calibration.workloads import networks
 from latpred.calibration.workloads.networks import NetworkSpec
@@ -181,11 +181,12 @@ def _timings(device: Device, call: Call, name: str, graph: ModelGraph, batch: in
     with device.errors():
         for _ in range(WARM):
             call()
-    timings = {"single": timer.single(device, call, SINGLE)}
+    gauge = gauge_on(device.info().kind, name)
+    timings = {"single": timer.single(device, call, SINGLE, gauge)}
     launches, runtime = graph.launches(batch), runtimes.get(name)
     if graph.syncs(batch) or launches > MOST_LAUNCHES or getattr(runtime, "waits", False):
         return timings
-    timings["issue"] = timer.issue(device, call, ISSUE)
+    timings["issue"] = timer.issue(device, call, ISSUE, gauge)
     if getattr(runtime, "own_stream", False):
         # Nothing can be put before what it queues. Back to back its passes would tell of the device too, but of its
         # average: what is slow now and then is in every such timing, where most single passes go without it.

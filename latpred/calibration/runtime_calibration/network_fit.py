@@ -29,7 +29,6 @@ from latpred.calibration.fitting.linear_system import Column, System, of_kind
 from latpred.calibration.fitting.profile_fit import timed_network
 from latpred.calibration.session import Row
 from latpred.calibration.timing import visits
-from latpred.calibration.timing.reference_speed import FULL
 from latpred.calibration.workloads import networks
 from latpred.errors import CalibrationError
 from latpred.graph.graph import Schedule
@@ -49,8 +48,7 @@ def at_profile_speed(rows: Sequence[Row], profile: DeviceProfile) -> list[Row]:
     It may have become faster or slower since. A network or model takes as much longer as eager would with its work.
     Rows of other kinds are only brought to the full speed of their own minutes: what is in them their calibrator knows.
     """
-    speed = FULL if profile.device.asynchronous else visits.speed_of(rows)
-    predictor = Predictor(profile)
+    speed, predictor = visits.speed_of(rows), Predictor(profile)
 
     def longer(row: Row) -> float | None:
         cell = row.cell
@@ -67,7 +65,13 @@ def at_profile_speed(rows: Sequence[Row], profile: DeviceProfile) -> list[Row]:
         slow, fast = (predictor.at(one).predict(graph, batch) for one in (slowdown, SAME))
         return slow.latency_ms / fast.latency_ms
 
-    return [visits.at_full_speed(row, speed, longer(row)) for row in visits.undisturbed(rows)]
+    def host_longer(row: Row) -> float:
+        return visits.slowdown(row, speed, profile.speed, asynchronous=True).ops if row.cell.kind == "network" else 1.0
+
+    undisturbed = visits.undisturbed(rows)
+    if profile.device.asynchronous:
+        return [visits.host_at_full_speed(row, host_longer(row)) for row in undisturbed]
+    return [visits.at_full_speed(row, speed, longer(row)) for row in undisturbed]
 
 
 def is_holdout(row: Row) -> bool:

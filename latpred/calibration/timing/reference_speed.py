@@ -160,8 +160,15 @@ def gauge_of(threads: int) -> SpeedGauge:
     return SpeedGauge(threads)
 
 
+def gauge_on(kind: str, runtime: str) -> SpeedGauge | None:
+    """The gauge to look at between passes of a runtime on a kind of device; none where no host is timed."""
+    if kind == "cpu":
+        return gauge_for(runtime)
+    return gauge_of(1) if kind == "cuda" else None  # one thread feeds a GPU
+
+
 def gauge_for(runtime: str) -> SpeedGauge:
-    """The gauge to look at between passes of a runtime; beside one with threads of its own it wakes none."""
+    """The gauge to look at between passes of a runtime on a CPU; beside one with threads of its own it wakes none."""
     # PyTorch's threads wait for more work for some milliseconds, busily. On the processors that another library's
     # threads need, that makes its passes last up to 1.9 times as long.
     return gauge_of(1 if _has_own_threads(runtime) else torch.get_num_threads())
@@ -196,15 +203,18 @@ def at_full_speed(
 
 
 class ReferenceTimer:
-    """Reference work of every kind, on the CPU: it is the host of a GPU, too.
+    """Reference work of every kind, on the CPU; `host_only` is that of a GPU's host, which does nothing but dispatch.
 
     Ops dispatch from cold caches where each is called once, after weights went through the caches: in a model the code
     of an op has left them before the next op of its kind.
     """
 
-    def __init__(self, threads: int) -> None:
-        self._gauge = SpeedGauge(threads)
+    def __init__(self, threads: int, *, host_only: bool = False) -> None:
+        self._gauge = SpeedGauge(1 if host_only else threads)
         self._threads = threads
+        self._host_only = host_only  # other threads, once woken, slow the one that dispatches for a while
+        if host_only:
+            return
         draw = torch.Generator().manual_seed(0)  # the user's own generator stays where it is
         self._factor = torch.randn(PRODUCT_SIZE, PRODUCT_SIZE, generator=draw)
         self._result = torch.empty_like(self._factor)
@@ -227,6 +237,8 @@ class ReferenceTimer:
         """Microseconds that each reference takes now: the median of a few, after one that brings its code near."""
         moments = [self._gauge.read() for _ in range(REPEATS[DISPATCH])]
         dispatch_us, threads_us = np.median(np.array(moments), axis=0).tolist()
+        if self._host_only:
+            return {DISPATCH: dispatch_us}
         with torch.inference_mode():
             alone = self._threads == 1  # then the gauge has no loop that threads share
             wide = {ELEMENTWISE: 1e6 * _in_parts(THREADED_CALLS, self._wide.neg_)} if alone else {THREADS: threads_us}

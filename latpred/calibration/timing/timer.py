@@ -82,19 +82,19 @@ def pipelined(device: Device, call: Call, plan: Plan | None = None, gauge: Speed
     plan = plan or Plan()
     if not device.asynchronous:
         return _collect(device, lambda loops: _back_to_back(device, call, loops) / loops, plan, gauge=gauge)
-    # The first few calls are timed too and taken off: to fill and empty the queue is no part of the period.
-    with device.errors(), no_collection():
-        edge_s = float(np.median([_back_to_back(device, call, LEAD) for _ in range(max(plan.least, 3) + 1)][1:]))
 
     def period_s(loops: int) -> float:
+        # A few calls are timed alone and taken off: to fill and empty the queue is no part of the period. In the same
+        # moment, since the host may be slower in the next.
+        edge_s = _back_to_back(device, call, LEAD)
         return (_back_to_back(device, call, LEAD + loops) - edge_s) / loops
 
-    return _collect(device, period_s, plan, fewest_loops=2 * LEAD)
+    return _collect(device, period_s, plan, fewest_loops=2 * LEAD, gauge=gauge)
 
 
-def issue(device: Device, call: Call, plan: Plan | None = None) -> Timing:
+def issue(device: Device, call: Call, plan: Plan | None = None, gauge: SpeedGauge | None = None) -> Timing:
     """Host time to issue one call that does not synchronise; `plan.loops` of them must fit the launch queue."""
-    return _collect(device, _sampler(device, call, waiting=False), plan or Plan())
+    return _collect(device, _sampler(device, call, waiting=False), plan or Plan(), gauge=gauge)
 
 
 def queued(device: Device, call: Call, plan: Plan | None = None) -> Timing:

@@ -32,6 +32,7 @@ from latpred.calibration.timing.reference_speed import (
     rest_after,
     slower,
 )
+from latpred.calibration.timing.timer import Timing
 from latpred.calibration.workloads.networks import CHAINS, TINY_WIDTH
 from latpred.host import COLD_DISPATCH, DISPATCH, STREAM, Slowdown
 
@@ -46,6 +47,8 @@ MOST_VISITS = 3  # of a cell: other work that never ends must not be waited for 
 CALM_ENOUGH = 0.4  # of the rows, below which a fit takes the disturbed ones too
 # Of how slow a moment is, by which whole networks take longer: 0.2 of those that multiply, 0.8 of those that dispatch.
 WHOLE_POWER = 0.5
+
+ON_DEVICE = ("kernel", "memory")  # cells of an asynchronous device that its host takes no part in
 
 SLOWED = "the processors ran slower than at other times"
 MOVED_APART = "the host had moved the processors apart"
@@ -67,9 +70,11 @@ class Visits:
         self._start = time.monotonic() - sum(row.seconds for row in self.rows if not row.disturbed)
         threads = device.machine().threads
         self._threads = 1 if device.asynchronous else threads  # that other work can disturb: one dispatches
-        live = device.info().kind != "simulated"
-        self._reference = ReferenceTimer(threads) if live else None
-        self._gauge = gauge_of(threads) if live and not device.asynchronous else None
+        kind = device.info().kind
+        live = kind != "simulated"
+        self._on_device = ON_DEVICE if device.asynchronous else ()  # where its host's speed does not matter
+        self._reference = ReferenceTimer(threads, host_only=device.asynchronous) if live else None
+        self._gauge = gauge_of(self._threads) if live else None
         self._watch = Watch(threads=self._threads, gpu=getattr(device, "state", None)) if live else None
         self._speed_us: dict[str, float] = {}
         self._read_at = -READ_EVERY_S
@@ -112,7 +117,7 @@ class Visits:
             self._visit(self._pending.popleft(), again=True)
 
     def _visit(self, cell: Cell, *, again: bool = False) -> Row:
-        if again or not self._session.holds(cell):
+        if (again or not self._session.holds(cell)) and cell.kind not in self._on_device:
             self._await_full_speed()
         row = self._session.run(cell, self._watched, again=_better if again else None)
         if not row.disturbed:
@@ -228,11 +233,26 @@ def at_full_speed(row: Row, speed: RunSpeed, longer: float | None = None) -> Row
         longer = speed.at(slow, row.speed)[kind] / speed.full_us[kind] if kind else slow**WHOLE_POWER
     if longer == 1.0:
         return row
-    timings = {
-        name: msgspec.structs.replace(timing, median_s=timing.median_s / longer, spread_s=timing.spread_s / longer)
-        for name, timing in row.timings.items()
-    }
+    timings = {name: _shorter(timing, longer) for name, timing in row.timings.items()}
     return msgspec.structs.replace(row, timings=timings, calls_us=tuple(us / longer for us in row.calls_us))
+
+
+def host_at_full_speed(row: Row, longer: float) -> Row:
+    """A row of an asynchronous device as with its host at full speed, where the host took so many times longer.
+
+    What the device takes is its own, and a forward pass that waits for it took no longer.
+    """
+    timings = dict(row.timings)
+    both = timings.keys() >= {"issue", "queued"}
+    waits = both and timings["queued"].median_s > timings["issue"].median_s
+    for name in ("issue",) if waits else ("issue", "single"):
+        if name in timings:
+            timings[name] = _shorter(timings[name], longer)
+    return msgspec.structs.replace(row, timings=timings)
+
+
+def _shorter(timing: Timing, longer: float) -> Timing:
+    return msgspec.structs.replace(timing, median_s=timing.median_s / longer, spread_s=timing.spread_s / longer)
 
 
 def _kind(cell: Cell, speed: RunSpeed) -> str:
@@ -246,9 +266,12 @@ def _kind(cell: Cell, speed: RunSpeed) -> str:
     return like if like in speed.full_us else ""
 
 
-def slowdown(row: Row, speed: RunSpeed, usual_us: Mapping[str, float] | None = None) -> Slowdown:
+def slowdown(
+    row: Row, speed: RunSpeed, usual_us: Mapping[str, float] | None = None, *, asynchronous: bool = False
+) -> Slowdown:
     """How slow the machine was around a row, against its full speed in that run or other reference times."""
-    then = host.slowdown(usual_us or speed.full_us, speed.at(min(_slow(row), HOPELESS), row.speed))
+    now_us = speed.at(min(_slow(row), HOPELESS), row.speed)
+    then = host.slowdown(usual_us or speed.full_us, now_us, asynchronous=asynchronous)
     return Slowdown(*(round(ratio, 2) for ratio in then))
 
 
