@@ -27,6 +27,7 @@ if TYPE_CHECKING:
 PROTOCOLS = ("single", "pipelined")
 PLACES = ("device", "host")
 EXECUTIONS = ("padded", "nested", "packed")
+HALVES = ("fp16", "bf16")
 AMP = {"amp-fp16": "fp16", "amp-bf16": "bf16"}  # torch.autocast over weights in fp32, and to what it casts
 ATTENTIONS = ("eager", "sdpa")
 SPACES = ("nasbench201", "fbnet", "once_for_all")  # published, whose networks go by name

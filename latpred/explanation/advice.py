@@ -6,11 +6,11 @@ Each rule looks at numbers and gives a clause or nothing. "Faster" is said only 
 from __future__ import annotations
 
 from latpred.explanation.explanation import AxisHeadroom, Choice, Explanation, Headroom
+from latpred.query import HALVES
 from latpred.units import format_bytes
 
 LITTLE = 0.9  # of the latency: what takes more than that is no gain worth a change
 FULL = 1.8  # times the latency with twice the batch: from here on a larger batch brings no throughput
-HALVES = ("fp16", "bf16")
 
 
 def advise(explanation: Explanation) -> str:

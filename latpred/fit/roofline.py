@@ -98,6 +98,7 @@ def _robust_cost(errors: Floats) -> float:
     return float(np.mean(np.sqrt(1.0 + (errors / _SOFT) ** 2) - 1.0))
 
 
+_PRIOR_RIDGE = 0.2  # the same towards what is known without samples
 _RIDGE = 0.03  # pull of each log parameter towards its starting value, so that unseen terms stay finite
 _HALF_SIZE = 16.0  # starting value: a dimension of 16 gives half the throughput
 _FEW = 4.0  # starting value of the rows below which the throughput falls no further
@@ -126,6 +127,9 @@ class RooflineRegressor(RegressorMixin, BaseEstimator):  # type: ignore[misc]
         Most samples that the residual keeps; nearby ones are averaged.
     hyper_points : int
         Most samples that the residual's length scales are learned from.
+    prior : KernelFit, optional
+        What is known of such kernels without samples, as a GPU's datasheet tells: where samples are few or alike, its
+        numbers stand.
 
     Attributes
     ----------
@@ -146,12 +150,18 @@ class RooflineRegressor(RegressorMixin, BaseEstimator):  # type: ignore[misc]
     """
 
     def __init__(
-        self, family: str = "gemm", multiprocessors: int = 0, max_points: int = 400, hyper_points: int = HYPER_POINTS
+        self,
+        family: str = "gemm",
+        multiprocessors: int = 0,
+        max_points: int = 400,
+        hyper_points: int = HYPER_POINTS,
+        prior: KernelFit | None = None,
     ) -> None:
         self.family = family
         self.multiprocessors = multiprocessors
         self.max_points = max_points
         self.hyper_points = hyper_points
+        self.prior = prior
 
     def fit(self, X: Any, y: Any, sample_weight: Any = None, beside: Any = None) -> RooflineRegressor:  # noqa: N803
         """Fit roofline and residual to microseconds `y` of rows `X` of work and dimensions.
@@ -213,8 +223,13 @@ class RooflineRegressor(RegressorMixin, BaseEstimator):  # type: ignore[misc]
         if self.multiprocessors and root(self.family) in ON_CPU:
             untold = (*untold, *_names(inputs)[len(EFFORTS.get(root(self.family), ())) :])
         guess = {name: value for name, value in guess.items() if name not in untold}
+        pull = dict.fromkeys(guess, _RIDGE)
+        if self.prior is not None:
+            known = _known(self.prior)
+            guess = {name: known.get(name, value) for name, value in guess.items() if name in (*known, "floor")}
+            pull = {name: _PRIOR_RIDGE if name in known else _RIDGE for name in guess}
         roof = partial(_roofline_us, inputs=inputs, multiprocessors=self.multiprocessors, one_row=one_row)
-        fitted = _fit_parameters(times, weights, beside, guess, roof)
+        fitted = _fit_parameters(times, weights, beside, guess, pull, roof)
         floor, tiling = fitted["floor"], {}
         if self.multiprocessors and root(self.family) in FAMILIES and len(times) >= FEWEST:
             untiled = np.sqrt(weights) * np.log(roof(fitted) / times)
@@ -277,13 +292,28 @@ def _roofline_us(values: dict[str, float], inputs: Inputs, multiprocessors: int,
     return time
 
 
+def _known(prior: KernelFit) -> dict[str, float]:
+    """Parameters of a fit that samples need not tell; a floor is the one thing that any few of them do."""
+    rates = {
+        "compute": prior.macs_per_us,
+        "weights": prior.weight_bytes_per_us,
+        "activations": prior.activation_bytes_per_us,
+    }
+    return {name: 1.0 / rate for name, rate in rates.items() if rate} | prior.saturation
+
+
 def _fit_parameters(
-    times: Floats, weights: Floats, beside: Floats, guess: dict[str, float], roof: Callable[[dict[str, float]], Floats]
+    times: Floats,
+    weights: Floats,
+    beside: Floats,
+    guess: dict[str, float],
+    pull: dict[str, float],
+    roof: Callable[[dict[str, float]], Floats],
 ) -> dict[str, float]:
     """Least squares of soft log errors, from a high and a low floor."""
     from scipy.optimize import least_squares
 
-    middle = np.log(list(guess.values()))
+    middle, ridge = np.log(list(guess.values())), np.array([pull[name] for name in guess])
     # Weights say how well a kernel is known apart from what passes beside it; both together are known well.
     precision = np.where(beside > 0, 1.0, np.sqrt(weights))
 
@@ -293,7 +323,7 @@ def _fit_parameters(
     def errors(logs: Floats) -> Floats:
         us = roof(parameters(logs))
         off = precision * np.log((us + beside) / (times + beside))
-        both: Floats = np.concatenate((off, _RIDGE * (logs - middle)))
+        both: Floats = np.concatenate((off, ridge * (logs - middle)))
         return both
 
     starts = [middle + np.where(np.array(list(guess)) == "floor", np.log(floor), 0.0) for floor in (1.0, 0.2)]

@@ -17,6 +17,7 @@ import msgspec
 from latpred.errors import UsageError
 from latpred.graph.graph import Affine, ModelGraph, Op, rewritten
 from latpred.ops.families import root
+from latpred.ops.products import STRIDED_MASK
 from latpred.storage import IdentityCache
 
 _ELEMENT_BYTES = {"float16": 2, "bfloat16": 2, "float64": 8}
@@ -216,10 +217,12 @@ def self_attention_on_cuda(graph: ModelGraph) -> ModelGraph:
     there is a mask, where the weights are wanted, and where numbers or heads do not suit that kernel, CUDA runs the
     same parts as a CPU (`native_multi_head_attention_cuda` in PyTorch's sources). Weights that are wanted of each head
     by itself cannot be told from none.
+
+    `scaled_dot_product_attention` with a mask that repeats one value along its rows is several kernels there, in fp32.
     """
     if graph.runtime not in ("eager", "cuda-graphs") or graph.attention == "eager":
         return graph
-    if _SPLIT not in map(_NAME, (*graph.ops, *(graph.ops_at_one or ()))):
+    if not any(op.name == _SPLIT or op.family == STRIDED_MASK for op in (*graph.ops, *(graph.ops_at_one or ()))):
         return graph
     return _on_cuda.get(graph, lambda _: rewritten(graph, attention_on_cuda))
 
@@ -235,7 +238,44 @@ def attention_on_cuda(ops: Sequence[Op]) -> list[Op]:
         if tuple(map(_NAME, parts)) == _PARTS and not averaged and _suits_one_kernel(parts[0]):
             # The last product and the view of what it gives follow.
             made[first : last + 2] = _one_kernel(ops[first : last + 2], split - first, last - first)
-    return made
+    return [part for op in made for part in (_math_on_cuda(op) if op.family == STRIDED_MASK else (op,))]
+
+
+def _math_on_cuda(op: Op) -> Iterator[Op]:
+    """What CUDA runs for a call of attention that none of its kernels takes (`_scaled_dot_product_attention_math`).
+
+    It computes in fp32. A batch of several is copied to where the products want it. Softmax gives rows that are masked
+    whole zeros, which takes four more kernels, and the weights are cast back as well, though nobody asks for them.
+    """
+    heads, head_dim, columns = op.dims["batch"] * op.dims["heads"], op.dims["head_dim"], op.dims["keys"]
+    queries, keys = (heads * op.dims[rows] * head_dim for rows in ("queries", "keys"))
+    scores, rows = heads * op.dims["queries"] * columns, {"rows": heads * op.dims["queries"], "cols": columns}
+    several, single = op.dims["batch"] != Affine(1), msgspec.structs.replace(op, dtype="float32")
+    half = itemsize(op) < itemsize(single)
+    first = elementwise(single, "mul", "elementwise.nested.mul", queries)
+    yield msgspec.structs.replace(first, **op.calls._asdict())
+    yield elementwise(single, "mul", "elementwise.nested.mul", keys)
+    for elements in (queries, keys, keys) if half else ():
+        yield _cast(op, elements, single)
+    if several:
+        yield _copy(single, "nested.reshape", queries, head_dim)
+        yield _copy(single, "nested.reshape", keys, Affine(1))
+    yield _product(single, "nested.bmm", "keys", "head_dim")
+    yield elementwise(single, "add_", "elementwise.nested.add_", scores)
+    yield _kernel(single, "softmax", "softmax.nested.softmax", "softmax.softmax", rows, scores, scores)
+    masked = elementwise(single, "eq", "elementwise.nested.eq", scores)
+    yield msgspec.structs.replace(masked, write_bytes=scores)  # a byte each
+    whole = _kernel(single, "all", "reduction.nested.all", "reduction.all", rows, Affine(0), Affine(0))
+    yield msgspec.structs.replace(whole, read_bytes=scores)
+    one = {"numel": Affine(1)}
+    yield _kernel(single, "scalar_tensor", "factory.nested.fill", "factory.fill", one, Affine(0), Affine(1))
+    yield elementwise(single, "where", "elementwise.nested.where", scores)
+    if several:
+        yield _copy(single, "nested.reshape", keys, head_dim)
+    yield _product(single, "nested.bmm", "head_dim", "keys")
+    for elements in (queries, scores) if half else ():
+        yield _cast(single, elements, op)
+    yield _copy(op, "reshape", queries, head_dim)  # which a view does where heads come out side by side
 
 
 def _suits_one_kernel(scores: Op) -> bool:

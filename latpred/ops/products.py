@@ -92,6 +92,9 @@ def attention(query: Tensor, key: Tensor, value: Tensor, masked: bool, causal: b
     return Work("attention.causal" if causal else "attention" if fused else "attention.unfused", dims, macs)
 
 
+STRIDED_MASK = "attention.strided_mask"  # of a mask whose rows are not in one piece, which only CPUs take in one kernel
+
+
 @cost("aten::scaled_dot_product_attention")
 def scaled_dot_product_attention(
     query: Tensor,
@@ -111,7 +114,9 @@ def scaled_dot_product_attention(
     """
     alike = query.shape[-1] == value.shape[-1] and all(map(lies_in_rows, (query, key, value)))
     fused = len(query.shape) == 4 and alike and (attn_mask is None or len(attn_mask.shape) in (2, 4))
-    return attention(query, key, value, attn_mask is not None, is_causal, fused=fused)
+    work = attention(query, key, value, attn_mask is not None, is_causal, fused=fused)
+    strided = fused and attn_mask is not None and not lies_in_rows(attn_mask)
+    return work._replace(family=STRIDED_MASK) if strided else work
 
 
 @cost(

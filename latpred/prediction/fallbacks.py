@@ -23,6 +23,7 @@ from latpred.prediction.kernel_times import KernelEstimate, KernelModel, rooflin
 from latpred.profile import gpus
 from latpred.profile.datasheet import LAUNCH_US, PROVENANCE, mode_of, short
 from latpred.profile.document import FITTED, DeviceProfile, DispatchFit, KernelFit, decode
+from latpred.query import HALVES
 from latpred.runtimes.cuda_graphs import REPLAY
 
 STAND_INS = {"fp64": "fp32", "complex64": "fp32", "complex128": "fp32"}  # what models in these are priced as
@@ -204,7 +205,7 @@ BARE_LAUNCH = 0.25
 _RATIOS_FROM = "rtx-8000.json"
 # Classes of a scripted graph whose costs the published tables do not tell apart from others.
 _LIKE = {"bmm": "gemm", "attention": "gemm", "embedding": "index"}
-_HALVES = ("fp16", "bf16")
+
 # Kernels that a compiler writes, and eager's that move as many bytes in the same way.
 _WRITTEN = {"generated": "elementwise", "generated.reduction": "norm", "generated.softmax": "norm"}
 
@@ -300,7 +301,7 @@ def _own_kernels(fits: dict[str, KernelFit], eager: DispatchFit, precision: str)
     to where tensor cores read them, and back; a runtime that lays tensors out itself saves that.
     """
     own = {name: (like, fits[like]) for name, like in _WRITTEN.items() if like in fits}
-    if precision in _HALVES and "elementwise" in fits:
+    if precision in HALVES and "elementwise" in fits:
         least = fits["elementwise"].activation_bytes_per_us
         for name, fit in fits.items():
             if root(name).startswith("conv") and fit.activation_bytes_per_us < least:

@@ -39,7 +39,7 @@ from latpred.prediction.kernel_times import (
 from latpred.profile import gpus
 from latpred.profile.datasheet import Limits, limits_of, limits_of_cpu
 from latpred.profile.document import DeviceProfile, DispatchFit, KernelFit, SizeCorrection, call_prices
-from latpred.query import AMP
+from latpred.query import AMP, HALVES
 from latpred.storage import Recent
 
 MOST_CLASSES = 64  # sequences of host classes whose costs are kept
@@ -392,7 +392,7 @@ class PriceList:
         dispatched = np.bincount(of_step, minlength=len(classes))
         return Priced(
             timeline=Timeline.of(schedule.kernel_step + 1, np.concatenate(([0], schedule.sync))),
-            host_us=self._host_us(schedule, dispatch),
+            host_us=self._host_us(schedule, dispatch, precision),
             cold=cold,
             rows=rows,
             row_numbers=row_numbers,
@@ -446,14 +446,15 @@ class PriceList:
             )
         return fits | kernels.get(f"{precision} {memory_format}", {}) if memory_format else fits
 
-    def _host_us(self, schedule: Schedule, fit: DispatchFit) -> Floats:
+    def _host_us(self, schedule: Schedule, fit: DispatchFit, precision: str) -> Floats:
         """What the host takes for the call itself and for each step, with the module and Python calls before it."""
         names, code = numbered(schedule.host_class)
         costs = self._dispatch_us.get(
             (schedule.runtime, names), lambda: np.array([host_cost(fit, name) for name in names], dtype=float)
         )
         dispatch, ops = self._slowdown.dispatch, ops_slowdown(fit, self._slowdown)
-        steps = (schedule.calls @ call_prices(fit)) * (fit.scale * dispatch) + (fit.scale * ops * costs)[code]
+        scale = fit.scale * (fit.half_scale if precision.partition(" ")[0] in HALVES else 1.0)
+        steps = (schedule.calls @ call_prices(fit)) * (scale * dispatch) + (scale * ops * costs)[code]
         us: Floats = np.concatenate(([fit.fixed_us * dispatch], steps))
         return us
 

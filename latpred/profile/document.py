@@ -155,6 +155,7 @@ class DispatchFit(_Record, frozen=True):
     python_call_us: float
     fixed_us: float
     scale: float = 1.0
+    half_scale: float = 1.0  # of a GPU's host: what fp16 and bf16 take over fp32, as libraries look longer for kernels
     cold_costs_us: dict[str, float] = {}
     cold_bytes: float = 0.0
     cold_calls: float = 0.0

@@ -93,24 +93,23 @@ class CudaGraphs(Eager):
     def options(self) -> str:
         """The version of transformers: what its models leave out while they are captured changes with it."""
         try:
-            return f"transformers {metadata.version('transformers')}"
+            return f"2, transformers {metadata.version('transformers')}"
         except metadata.PackageNotFoundError:
             return ""
 
     def trace(self, source: Source, target: str) -> ModelGraph:
-        """The eager trace; where the host waits for the device in it, what the model does while it is captured."""
-        eager = seen = source.graph
-        if waits(eager):
-            import torch
+        """What the model does while it is captured, when some make masks that they leave out otherwise."""
+        import torch
 
-            from latpred.sandbox.own_thread import replaced
-            from latpred.tracing import trace
+        from latpred.sandbox.own_thread import replaced
+        from latpred.tracing import trace
 
-            with replaced(torch.cuda, "is_current_stream_capturing", lambda: True):  # as models ask, in this thread
-                given: dict[str, Any] = {"precision": eager.precision, "memory_format": eager.memory_format}
-                seen = trace(source.model(), source.inputs, target=target, **given)
-            if eager.attention:
-                seen = attended(seen, eager.attention)
+        eager = source.graph
+        with replaced(torch.cuda, "is_current_stream_capturing", lambda: True):  # as models ask, in this thread
+            given: dict[str, Any] = {"precision": eager.precision, "memory_format": eager.memory_format}
+            seen = trace(source.model(), source.inputs, target=target, **given)
+        if eager.attention:
+            seen = attended(seen, eager.attention)
         return graph_in(self.name, target, eager, seen.ops, seen.ops_at_one)
 
     def trace_at(self, source: Source, target: str, batch: int) -> ModelGraph:

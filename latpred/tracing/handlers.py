@@ -13,8 +13,10 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 import torch
 from torch._ops import OpOverload
+from torch.utils._python_dispatch import _disable_current_modes
 
 from latpred.errors import TraceError
+from latpred.ops.families import lies_in_rows
 from latpred.tracing import meta_module
 from latpred.tracing.op_record import OpInfo, OpRecord, allocation, is_one_product, launching, leaves, no_launch, sync
 
@@ -252,6 +254,9 @@ def attention(recorder: TraceRecorder, call: Call) -> Any:
 def _masked_by_numbers(query: Tensor, key: Tensor, value: Tensor, attn_mask: Tensor, *rest: Any, **options: Any) -> Any:
     hidden = torch.scalar_tensor(-torch.inf, dtype=query.dtype, device=attn_mask.device)
     numbers = torch.where(attn_mask, 0.0, hidden)
+    if not lies_in_rows(attn_mask):
+        with _disable_current_modes():  # PyTorch chooses a kernel by the mask as it was given
+            numbers = torch.empty_strided(attn_mask.shape, attn_mask.stride(), dtype=query.dtype, device="meta")
     return torch.ops.aten.scaled_dot_product_attention(query, key, value, numbers, *rest, **options)
 
 

@@ -4,15 +4,17 @@ Three things can be seen from outside: a lone kernel takes dispatch + launch + f
 each other every floor + gap, and waiting for an idle device takes sync. That leaves one free choice between launch,
 floor and gap, which no latency depends on: what one gains the others lose. A marker settles it, which goes the way of a
 kernel but occupies the device for no time: a lone marker takes dispatch + launch + sync. So a chain of markers and one
-of kernels separate floor from launch, and with it from gap. On a synchronous device all constants are zero.
+of kernels separate floor from launch, and with it from gap. What the host takes for both scatters, and kernels of a
+replayed graph follow each other closer than those of a queue: no floor is longer than from one of them to the next. On
+a synchronous device all constants are zero.
 """
 
 from __future__ import annotations
 
-import math
 from collections.abc import Sequence
 from dataclasses import replace
 from itertools import repeat
+from math import inf, isfinite, log, sqrt
 
 import msgspec
 import numpy as np
@@ -53,7 +55,8 @@ def measure(device: Device) -> dict[str, Timing]:
     sync_us = _us(idle) - float(np.median(np.diff(readings))) * 1e6
     behind_mark_us = _us(lone_mark) - _us(issue_mark)
     floor_us = _us(lone_tiny) - _us(issue_tiny) - behind_mark_us
-    floor_us = min(max(floor_us, 0.0), _us(period))
+    step_us = _step_us(device, tiny)
+    floor_us = min(max(floor_us, 0.0), _us(period), step_us)
     gap_us = _us(period) - floor_us
     constants_us = {
         # From the end of a dispatch to the start of its kernel on an idle device. What was seen of a lone kernel is
@@ -62,7 +65,7 @@ def measure(device: Device) -> dict[str, Timing]:
         "gap_us": gap_us,  # between the end of a kernel and the start of the next in the queue
         "sync_us": sync_us,  # what waiting costs when there is nothing left to wait for
         "floor_us": floor_us,  # device time of the smallest kernel
-        "node_gap_us": _node_gap_us(device, tiny, floor_us, gap_us),
+        "node_gap_us": step_us - floor_us if isfinite(step_us) else 0.0,
         "dispatch_us": _us(issue_tiny),  # host time to issue the smallest kernel
     }
     seconds = {name: us * 1e-6 for name, us in constants_us.items()}
@@ -103,12 +106,16 @@ def _queue_depth(device: Device, tiny: Call, dispatch_us: float) -> int:
     )
 
 
-def _node_gap_us(device: Device, tiny: Call, floor_us: float, gap_us: float) -> float:
-    if device.time_replayed(tiny, CHAIN) is None:
-        return 0.0
-    seen = [seconds for _ in range(REPLAYS) if (seconds := device.time_replayed(tiny, CHAIN)) is not None]
-    # Before the first kernel of a replay lies an ordinary gap.
-    return max((float(np.median(seen)) * 1e6 - gap_us - CHAIN * floor_us) / (CHAIN - 1), 0.0)
+def _step_us(device: Device, tiny: Call) -> float:
+    """Microseconds from the start of one kernel to that of the next in a replayed graph; infinite where none is."""
+    replayed_us = []
+    for length in (1, CHAIN):
+        if device.time_replayed(tiny, length) is None:
+            return inf
+        seen = [seconds for _ in range(REPLAYS) if (seconds := device.time_replayed(tiny, length)) is not None]
+        replayed_us.append(float(np.median(seen)) * US_PER_S)
+    one_us, chain_us = replayed_us
+    return max(chain_us - one_us, 0.0) / (CHAIN - 1)
 
 
 def _us(timed: Timing) -> float:
@@ -132,7 +139,7 @@ def described(info: DeviceInfo, rows: Sequence[Row]) -> DeviceInfo:
             by_size.setdefault(row.cell.name, {})[row.cell.dims["bytes"]] = row.cell.dims["bytes"] / taken_us
     rates = {name: max(each.values()) for name, each in by_size.items()}
     # Microseconds that the system takes for a byte that it gives.
-    longer = 1.0 / rates.get(FRESH.name, math.inf) - 1.0 / rates.get("bandwidth", math.inf)
+    longer = 1.0 / rates.get(FRESH.name, inf) - 1.0 / rates.get("bandwidth", inf)
     return msgspec.structs.replace(
         info,
         bandwidth_bytes_per_us=round(2 * rates.get("bandwidth", 0.0), 1),  # a copy reads and writes
@@ -148,12 +155,12 @@ def cache_bytes(rates: dict[int, float]) -> int:
     memory, cached = min(rates.values()), max(rates.values())
     if cached < CACHED * memory:
         return 0
-    halfway = math.sqrt(memory * cached)
+    halfway = sqrt(memory * cached)
     above = max(size for size, rate in rates.items() if rate >= halfway)
     beyond = [size for size in rates if size > above]
     if not beyond:
         return above
-    share = math.log(rates[above] / halfway) / math.log(rates[above] / rates[min(beyond)])
+    share = log(rates[above] / halfway) / log(rates[above] / rates[min(beyond)])
     return round(float(above * (min(beyond) / above) ** share))
 
 

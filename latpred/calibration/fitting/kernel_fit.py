@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
+from math import exp, log
+from types import MappingProxyType
 from typing import NamedTuple
 
 import msgspec
@@ -17,6 +19,7 @@ from latpred.graph.graph import Op
 from latpred.ops.families import lineage, nearest, root
 from latpred.prediction.kernel_times import columns, fresh_bytes, slower_kernels
 from latpred.prediction.pricing import ColdDispatch, host_cost
+from latpred.profile.datasheet import short
 from latpred.profile.document import DispatchFit, KernelFit
 from latpred.runtimes import one_step_per_op
 
@@ -49,12 +52,16 @@ def row_of(op: Op, batch: int, *, resident: float = 0.0) -> tuple[float, ...]:
 
 
 def fit_kernels(
-    samples: Iterable[KernelSample], multiprocessors: int = 0, *, native_threads: int = 0
+    samples: Iterable[KernelSample],
+    multiprocessors: int = 0,
+    *,
+    native_threads: int = 0,
+    prior: Mapping[str, KernelFit] = MappingProxyType({}),
 ) -> dict[str, KernelFit]:
     """A fit for every family that has samples of one device and precision; repeated rows are averaged.
 
     A CPU has no multiprocessors; `native_threads` are those on which PyTorch computes some convolutions of this
-    precision itself, 0 where it does not.
+    precision itself, 0 where it does not. `prior` is what a datasheet tells of the device's kernels.
     """
     by_family: dict[str, dict[str, list[KernelSample]]] = {}
     for sample in samples:
@@ -64,26 +71,29 @@ def fit_kernels(
         by_family.setdefault(root(family), {}).setdefault(family, []).append(sample)
     fits: dict[str, KernelFit] = {}
     for family, leaves in by_family.items():
-        fits.update(_fit_family(family, leaves, multiprocessors))
-    return fits
+        fits.update(_fit_family(family, leaves, multiprocessors, prior))
+    return _with_datasheet(fits, by_family, prior) if fits else fits
 
 
 def _fit_family(
-    family: str, leaves: Mapping[str, Sequence[KernelSample]], multiprocessors: int
+    family: str,
+    leaves: Mapping[str, Sequence[KernelSample]],
+    multiprocessors: int,
+    prior: Mapping[str, KernelFit],
 ) -> dict[str, KernelFit]:
     pooled = [sample for samples in leaves.values() for sample in samples]
     if len(pooled) < FEWEST:
         return {}
     # What leaves without a fit of their own differ by is taken off before the residual is fitted, which would otherwise
     # call it noise.
-    plain = RooflineRegressor(family, multiprocessors).fit_roofline(*_averaged(pooled))
-    enough = {leaf: nearest(APART, leaf, FEWEST_LEAF) for leaf in leaves}
+    plain = RooflineRegressor(family, multiprocessors, prior=prior.get(family)).fit_roofline(*_averaged(pooled))
+    enough = {leaf: FEWEST if leaf in prior else nearest(APART, leaf, FEWEST_LEAF) for leaf in leaves}
     few = {leaf: samples for leaf, samples in leaves.items() if leaf != family and len(samples) < enough[leaf]}
     scales = {leaf: _leaf_scale(plain, samples) for leaf, samples in few.items()}
     alike = [_as_family(sample, plain, scales.get(sample.family, 1.0)) for sample in pooled]
-    general = _fit(family, alike, multiprocessors)
+    general = _fit(family, alike, multiprocessors, prior)
     special = {
-        leaf: _fit(family, samples, multiprocessors)
+        leaf: _fit(family, samples, multiprocessors, prior)
         for leaf, samples in leaves.items()
         if leaf != family and len(samples) >= enough[leaf]
     }
@@ -96,6 +106,51 @@ def _fit_family(
     return fits
 
 
+def _with_datasheet(
+    fits: Mapping[str, KernelFit],
+    samples: Mapping[str, Mapping[str, Sequence[KernelSample]]],
+    prior: Mapping[str, KernelFit],
+) -> dict[str, KernelFit]:
+    """The fits, and for every kind of kernel of a datasheet that too few samples were of, the datasheet's own.
+
+    Their floors are as much lower or higher as those of what was fitted, and their rates as far from the datasheet's as
+    those of their family are, or of all families where there are no samples of theirs.
+    """
+    if not prior:
+        return dict(fits)
+    higher_us = float(
+        np.median([fit.floor_us - prior[name].floor_us for name, fit in fits.items() if name in prior] or [0.0])
+    )
+    least_us = min(fit.floor_us for fit in fits.values())
+    off = {
+        family: [log(longer) for leaf, several in leaves.items() if (longer := _longer(leaf, several, prior))]
+        for family, leaves in samples.items()
+    }
+    usual = float(np.median([one for each in off.values() for one in each] or [0.0]))
+    told = dict(fits)
+    for name, known in prior.items():
+        if name not in fits:
+            longer = exp(float(np.median(off.get(root(name)) or [usual])))
+            told[name] = msgspec.structs.replace(
+                known,
+                floor_us=short(max(known.floor_us + higher_us, least_us)),
+                macs_per_us=short(known.macs_per_us / longer),
+                weight_bytes_per_us=short(known.weight_bytes_per_us / longer),
+                activation_bytes_per_us=short(known.activation_bytes_per_us / longer),
+            )
+    return told
+
+
+def _longer(leaf: str, samples: Sequence[KernelSample], prior: Mapping[str, KernelFit]) -> float:
+    """How many times longer kernels take above their floor than a datasheet has it; 0 where it says nothing."""
+    name = nearest_fit(prior, leaf)
+    if name is None:
+        return 0.0
+    rows, times, _, _ = _averaged(samples)
+    floor_us = 0.9 * min(float(times.min()), prior[name].floor_us)
+    return scale_leaf(msgspec.structs.replace(prior[name], floor_us=floor_us), rows, times, floor_us)
+
+
 def nearest_fit(fits: Mapping[str, object], family: str) -> str | None:
     """The family itself or the nearest more general one that has a fit; None where none has."""
     return next((name for name in lineage(family) if name in fits), None)
@@ -104,7 +159,8 @@ def nearest_fit(fits: Mapping[str, object], family: str) -> str | None:
 def _leaf_scale(plain: KernelFit, samples: Sequence[KernelSample]) -> float:
     # A long pass makes errors of its kernels matter less, but these are no less known for that.
     rows, times, _, hidden = _averaged([sample._replace(beside_us=sample.dispatch_us) for sample in samples])
-    return scale_leaf(plain, rows, times, hidden)
+    # A kernel of a GPU that has hardly anything to do says as little as one that its dispatch hides.
+    return scale_leaf(plain, rows, times, hidden + plain.floor_us * bool(plain.multiprocessors))
 
 
 def _as_family(sample: KernelSample, plain: KernelFit, scale: float) -> KernelSample:
@@ -113,8 +169,11 @@ def _as_family(sample: KernelSample, plain: KernelFit, scale: float) -> KernelSa
     return sample._replace(us=floor_us + (sample.us - floor_us) / scale)
 
 
-def _fit(family: str, samples: Sequence[KernelSample], multiprocessors: int) -> KernelFit:
-    return RooflineRegressor(family, multiprocessors, MOST_POINTS).fit(*_averaged(samples)).fit_
+def _fit(
+    family: str, samples: Sequence[KernelSample], multiprocessors: int, prior: Mapping[str, KernelFit]
+) -> KernelFit:
+    regressor = RooflineRegressor(family, multiprocessors, MOST_POINTS, prior=prior.get(family))
+    return regressor.fit(*_averaged(samples)).fit_
 
 
 def _averaged(samples: Sequence[KernelSample]) -> tuple[Floats, Floats, Floats, Floats]:

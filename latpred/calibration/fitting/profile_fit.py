@@ -7,8 +7,9 @@ is measured here, so a profile can be fitted again from any journal.
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Container, Iterable, Iterator, Mapping, Sequence
 from datetime import UTC, datetime
+from math import exp, log
 
 import msgspec
 import numpy as np
@@ -32,9 +33,11 @@ from latpred.calibration.timing import visits
 from latpred.calibration.timing.reference_speed import FULL, RunSpeed
 from latpred.calibration.workloads import networks, single_ops
 from latpred.errors import CalibrationError
-from latpred.graph.features import layout
+from latpred.graph.features import kind, layout
 from latpred.host import SAME, Slowdown
 from latpred.prediction.kernel_times import resident_share
+from latpred.prediction.predictor import Predictor
+from latpred.profile import datasheet, gpus
 from latpred.profile.document import (
     SCHEMA_VERSION,
     Acceptance,
@@ -45,7 +48,8 @@ from latpred.profile.document import (
     Machine,
     Sample,
 )
-from latpred.units import US_PER_S
+from latpred.query import HALVES
+from latpred.units import MS_PER_S, US_PER_S
 
 EAGER = "eager"
 FEWEST_NETWORKS = 4
@@ -88,6 +92,9 @@ def fit_profile(
         slowed=round(sum(map(visits.is_slowed, eager)) / len(eager), 4),
         failures=visits.failures(eager),
     )
+    if info.asynchronous:
+        half = msgspec.structs.replace(dispatch, half_scale=_half_scale(profile, good, speed))
+        profile = msgspec.structs.replace(profile, runtimes={EAGER: half})
     return _checked(profile, good, eager, speed)
 
 
@@ -150,7 +157,8 @@ def _kernels(
     samples: dict[str, list[KernelSample]] = {}
     for row in rows:
         if row.cell.kind == "kernel":
-            samples.setdefault(row.cell.precision, []).extend(queued_sample(row, info.gap_us))
+            known = _of_datasheet(machine, row.cell.precision)
+            samples.setdefault(row.cell.precision, []).extend(queued_sample(row, info.gap_us, known))
     for precision, runs in _timed_in_place(rows, info, speed).items():
         samples.setdefault(precision, []).extend(kernel_samples(runs, dispatch, in_place))
     if "tf32" in samples:
@@ -160,17 +168,46 @@ def _kernels(
     for precision, timed in samples.items():
         # A CPU computes some convolutions without a library, which it does in float32 only.
         native_threads = machine.threads if info.kind == "cpu" and precision == "fp32" else 0
-        fits[precision] = fit_kernels(timed, info.multiprocessors, native_threads=native_threads)
+        fits[precision] = fit_kernels(
+            timed, info.multiprocessors, native_threads=native_threads, prior=_of_datasheet(machine, precision)
+        )
     return {precision: families for precision, families in fits.items() if families}
 
 
-def queued_sample(row: Row, gap_us: float) -> Iterator[KernelSample]:
-    """A kernel timed in a queue: its period less the gap to its predecessor."""
+def _half_scale(profile: DeviceProfile, rows: Sequence[Row], speed: RunSpeed) -> float:
+    """How many times longer the host takes for networks in half precision, drawn to 1 where few tell."""
+    predictor, logs = Predictor(profile), []
+    for row in _learned_from(rows):
+        run = timed_network(row, profile.device, speed)
+        told = predictor.at(run.slowdown).predict(run.graph, run.batch)
+        overhead_us, rest_us = (
+            US_PER_S / MS_PER_S * ms for ms in (told.overhead_ms, told.latency_ms - told.overhead_ms)
+        )
+        if told.overhead_ms > told.compute_ms and run.total_us > rest_us:
+            logs.append(log((run.total_us - rest_us) / overhead_us))
+    return round(exp(float(np.median(logs)) * len(logs) / (len(logs) + 1)), 4) if logs else 1.0
+
+
+def _learned_from(rows: Iterable[Row]) -> list[Row]:
+    """Every second network in half precision, which tells what the host takes longer in it; the others judge."""
+    return [row for row in _networks(rows) if row.cell.precision in HALVES][::2]
+
+
+def _of_datasheet(machine: Machine, precision: str) -> Mapping[str, KernelFit]:
+    """What the datasheet of a machine's GPU tells of kernels; nothing where latpred does not know it."""
+    spec = gpus.find(machine.accelerator) if machine.accelerator else None
+    return {} if spec is None else datasheet.profile_of(spec).kernels.get(precision, {})
+
+
+def queued_sample(row: Row, gap_us: float, kinds: Container[str] = ()) -> Iterator[KernelSample]:
+    """A kernel timed in a queue: its period less the gap to its predecessor. Its kind counts if it is of `kinds`."""
     graph, batch = single_ops.graph(row.cell)
     launching = [op for op in graph.at(batch) if op.launches]
     us = row.timings["queued"].median_s * US_PER_S - gap_us
     if len(launching) == 1 and launching[0].launches == 1 and us > 0:
-        yield KernelSample(launching[0].family, row_of(launching[0], batch), us)
+        op = launching[0]
+        finer = kind(op.family, op.dims)
+        yield KernelSample(finer if finer in kinds else op.family, row_of(op, batch), us)
 
 
 def networks_seen(rows: Iterable[Row]) -> int:
@@ -193,7 +230,8 @@ def _checked(
     profile: DeviceProfile, rows: Sequence[Row], every: Sequence[Row], speed: RunSpeed
 ) -> tuple[DeviceProfile, list[HoldoutError]]:
     """The profile with the spread and the verdict of the networks that were kept out of its fits."""
-    holdouts = _fast(_judges(_networks(rows), _networks(every)))
+    learned = {row.cell.key for row in _learned_from(rows)} if profile.device.asynchronous else set()
+    holdouts = _fast(_judges([row for row in _networks(rows) if row.cell.key not in learned], _networks(every)))
     models = _fast([row for row in rows if row.cell.kind == acceptance.MODEL])
     if len(holdouts) >= FEWEST and any(map(visits.is_slowed, models)) and not any(map(visits.is_slowed, holdouts)):
         models = []  # too few met a fast moment: the slow ones say less than networks timed at full speed
