@@ -36,7 +36,7 @@ from latpred.calibration.timing.visits import Visits
 from latpred.calibration.workloads import networks
 from latpred.errors import CalibrationError, UsageError
 from latpred.graph.features import Floats
-from latpred.profile import host_profile, store
+from latpred.profile import gpus, host_profile, store
 from latpred.profile.document import Checkpoint, DeviceInfo, DeviceProfile, DispatchFit, Machine
 from latpred.profile.host_profile import HOST_SCHEMA, HostProfile
 from latpred.progress import ProgressEvent
@@ -419,7 +419,7 @@ def fit_raw(folder: str | os.PathLike[str], *, name: str | None = None) -> Devic
 
 
 def device_of(machine: Machine) -> DeviceInfo:
-    """The device of a journal's machine. What only the device itself can tell is asked of it where it is present."""
+    """The device of a journal's machine: asked of itself where it is present, else as its datasheet has it."""
     if machine.accelerator == "simulated":
         return open_device("simulated").info()
     if not machine.accelerator:
@@ -427,6 +427,12 @@ def device_of(machine: Machine) -> DeviceInfo:
     name = re.sub(r"[^a-z0-9]+", "-", machine.accelerator.lower()).strip("-")
     here = (open_device(f"cuda:{index}").info() for index in range(torch.cuda.device_count()))
     elsewhere = DeviceInfo(name, "cuda", asynchronous=True, memory_bytes=0, queue=0)
+    spec = gpus.find(machine.accelerator)
+    if spec is not None:
+        memory_bytes, cache_bytes = spec.memory_bytes, spec.l2_bytes
+        elsewhere = msgspec.structs.replace(
+            elsewhere, memory_bytes=memory_bytes, cache_bytes=cache_bytes, multiprocessors=spec.multiprocessors
+        )
     return next((info for info in here if info.name == name), elsewhere)
 
 

@@ -14,7 +14,7 @@ from __future__ import annotations
 import gzip
 import hashlib
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from itertools import chain, product
 from pathlib import Path
@@ -32,7 +32,7 @@ from latpred.calibration.devices import Call, Device, conditions, open_device
 from latpred.calibration.measurement.whole_models import VISIT, Bench, demand_runtime
 from latpred.calibration.session import REFUSED, Header, Row, Sampled, Session
 from latpred.calibration.timing import timer
-from latpred.calibration.timing.reference_speed import SpeedGauge, gauge_on
+from latpred.calibration.timing.reference_speed import gauge_on
 from latpred.calibration.workloads import suites
 from latpred.calibration.workloads.suites import Inputs, Workload, seeded, token_inputs, workloads_of
 from latpred.errors import CalibrationError, LatpredError, MissingPackageError, RuntimeRefusalError, UsageError
@@ -286,7 +286,16 @@ def _columns(row: Row, started: str) -> Iterator[dict[str, Any]]:
         yield {**common, "protocol": "single", "latency_s": float("nan"), "spread_s": float("nan"), "n": 0}
     for name in timer.PROTOCOLS if timings else ():
         timing = timings[name]
-        yield {**common, "protocol": name, "latency_s": timing.median_s, "spread_s": timing.spread_s, "n": timing.n}
+        at = {host.COLUMN.format(kind): round(full_us * timing.slow, 3) for kind, full_us in row.speed.items()}
+        at |= {host.SLOWED: round(timing.slow, 3)} if at else {}
+        yield {
+            **common,
+            **at,
+            "protocol": name,
+            "latency_s": timing.median_s,
+            "spread_s": timing.spread_s,
+            "n": timing.n,
+        }
 
 
 def _make(machine: Machine) -> tuple[object, ...]:
@@ -426,7 +435,8 @@ def _visit(setting: Setting, bench: Bench, session: RecordingSession, effort: ti
     together = getattr(runtime, "waits", False) or getattr(runtime, "own_stream", False)
     if device.asynchronous and not (together or graph.syncs(1) or graph.syncs(2)):
         timings |= {"issue": timer.issue(device, call, ISSUES, gauge), "queued": timer.queued(device, call, ISSUES)}
-    return Sampled(timings, more=_state(device) | (_speed(gauge, timings) if device.asynchronous else {}))
+    full_us = gauge.fastest.dispatch_us if gauge is not None and device.asynchronous else 0.0
+    return Sampled(timings, speed={host.DISPATCH: full_us} if full_us else {}, more=_state(device))
 
 
 def _counted(call: Call, setting: Setting, device: Device) -> dict[str, str | float]:
@@ -444,17 +454,6 @@ def _counted(call: Call, setting: Setting, device: Device) -> dict[str, str | fl
         tables.KERNELS: f"{seen.kernels:g}",
         "x_kernels_s": f"{seen.kernel_s:.6g}",
         "x_fills": f"{seen.fills:g}",
-    }
-
-
-def _speed(gauge: SpeedGauge | None, timings: Mapping[str, timer.Timing]) -> dict[str, str | float]:
-    """How slow the machine was for a setting, and what dispatch took then."""
-    if gauge is None:
-        return {}
-    slow = max(timings[name].slow for name in timer.PROTOCOLS)
-    return {
-        host.SLOWED: round(slow, 3),
-        host.COLUMN.format(host.DISPATCH): round(slow * gauge.fastest.dispatch_us, 3),
     }
 
 
