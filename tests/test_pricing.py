@@ -99,6 +99,23 @@ def test_the_parts_of_a_prediction_add_up_and_slow_down_with_it(graph: ModelGrap
     assert slower.overhead_ms == pytest.approx(2.0 * prediction.overhead_ms)
 
 
+@pytest.mark.parametrize(("precision", "longer"), [("fp32", 1.0), ("fp16", 1.25), ("amp-fp16", 1.0)])
+def test_a_gpus_host_takes_longer_in_half_precision(graph: ModelGraph, precision: str, longer: float) -> None:
+    half = msgspec.structs.replace(graph, precision=precision)
+    plain = factories.profile()
+    once, more = (
+        Predictor(
+            msgspec.structs.replace(
+                plain,
+                kernels=dict.fromkeys(("fp32", "fp16"), plain.kernels["fp32"]),
+                runtimes={"eager": factories.dispatch(half_scale=scale, fixed_us=0.0)},
+            )
+        )
+        for scale in (1.0, 1.25)
+    )
+    assert more.predict(half, 1).overhead_ms == pytest.approx(longer * once.predict(half, 1).overhead_ms)
+
+
 def test_kernels_of_a_gpu_leave_the_code_of_its_host_where_it_is(graph: ModelGraph) -> None:
     gpu = msgspec.structs.replace(predictors()[1].profile, device=factories.device(asynchronous=True))
     few, many = Predictor(gpu).curve(graph, (2, 64)).points

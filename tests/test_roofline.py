@@ -44,6 +44,19 @@ def test_the_physics_comes_back_from_noisy_samples() -> None:
     assert fit.error < 0.04
 
 
+def test_a_datasheet_says_what_small_samples_cannot() -> None:
+    """Six elementwise kernels too small to tell a bandwidth of 12 GB/s."""
+    numel = np.array([8, 16, 24, 32, 48, 64, 100_000_000])
+    rows = np.column_stack((np.zeros((7, 1)), np.zeros((7, 1)), 8 * numel, 4 * numel, numel, np.full(7, 2.0)))
+    times = (2.0 + 12 * numel / 12_000.0) * np.array([1.05, 0.97, 1.0, 1.06, 0.96, 1.02, 1.0])
+    known = kernel_fit("elementwise", floor_us=4.0, activation_bytes_per_us=15_000.0, macs_per_us=0.0)
+    large = [
+        float(RooflineRegressor("elementwise", prior=prior).fit(rows[:6], times[:6]).predict(rows[6:])[0])
+        for prior in (None, known)
+    ]
+    assert abs(np.log(large[1] / times[6])) < 0.3 < abs(np.log(large[0] / times[6]))
+
+
 def test_the_residual_learns_what_the_roofline_cannot_say() -> None:
     rows, unseen = gemm_rows(250), gemm_rows(200, seed=3)
 
@@ -118,7 +131,7 @@ def test_time_grows_with_batch() -> None:
 
 def test_an_estimator_like_any_other() -> None:
     model = RooflineRegressor("gemm", multiprocessors=8, max_points=50, hyper_points=40)
-    asked = {"family": "gemm", "multiprocessors": 8, "max_points": 50, "hyper_points": 40}
+    asked = {"family": "gemm", "multiprocessors": 8, "max_points": 50, "hyper_points": 40, "prior": None}
     assert clone(model).get_params() == asked
     rows = gemm_rows(60)
     scores = cross_val_score(model, rows, np.log(gemm_times(rows)) + 5.0, cv=3)

@@ -199,6 +199,7 @@ def _kernel(
     )
 
 
+_NODE = "node"  # the most general host class of a scripted graph
 _SPLIT = "aten::_transform_bias_rescale_qkv"  # on CPUs it makes queries, keys and values of one product
 _PARTS = ("aten::bmm", "aten::_softmax", "aten::bmm", "aten::addmm")  # what CPUs launch after it, without a mask
 _MERGE = "aten::contiguous"  # puts heads side by side before the last product; one token has them so already
@@ -217,12 +218,10 @@ def self_attention_on_cuda(graph: ModelGraph) -> ModelGraph:
     there is a mask, where the weights are wanted, and where numbers or heads do not suit that kernel, CUDA runs the
     same parts as a CPU (`native_multi_head_attention_cuda` in PyTorch's sources). Weights that are wanted of each head
     by itself cannot be told from none.
-
-    `scaled_dot_product_attention` with a mask that repeats one value along its rows is several kernels there, in fp32.
     """
     if graph.runtime not in ("eager", "cuda-graphs") or graph.attention == "eager":
         return graph
-    if not any(op.name == _SPLIT or op.family == STRIDED_MASK for op in (*graph.ops, *(graph.ops_at_one or ()))):
+    if _SPLIT not in map(_NAME, (*graph.ops, *(graph.ops_at_one or ()))):
         return graph
     return _on_cuda.get(graph, lambda _: rewritten(graph, attention_on_cuda))
 
@@ -238,7 +237,33 @@ def attention_on_cuda(ops: Sequence[Op]) -> list[Op]:
         if tuple(map(_NAME, parts)) == _PARTS and not averaged and _suits_one_kernel(parts[0]):
             # The last product and the view of what it gives follow.
             made[first : last + 2] = _one_kernel(ops[first : last + 2], split - first, last - first)
-    return [part for op in made for part in (_math_on_cuda(op) if op.family == STRIDED_MASK else (op,))]
+    return made
+
+
+_in_math: IdentityCache[ModelGraph, ModelGraph] = IdentityCache()
+
+
+def masked_attention_on_cuda(graph: ModelGraph) -> ModelGraph:
+    """The graph with attention under masks that repeat one value along their rows as CUDA runs it: in many kernels.
+
+    Models of transformers make such a mask where they are captured or scripted; in eager they leave it out.
+    """
+    if not any(op.family == STRIDED_MASK for op in (*graph.ops, *(graph.ops_at_one or ()))):
+        return graph
+    return _in_math.get(graph, lambda _: rewritten(graph, _with_math))
+
+
+def _with_math(ops: Sequence[Op]) -> list[Op]:
+    return [part for op in ops for part in (_issued_by(op) if op.family == STRIDED_MASK else (op,))]
+
+
+def _issued_by(op: Op) -> list[Op]:
+    """The parts of a call of attention, which C++ issues, for Python or for an interpreter of a scripted graph."""
+    first, *others = _math_on_cuda(op)
+    parts = [msgspec.structs.replace(first, **op.calls._asdict()), *others]
+    if root(op.host_class) != _NODE:
+        return parts
+    return [msgspec.structs.replace(part, host_class=f"{_NODE}.{root(part.host_class)}.nested") for part in parts]
 
 
 def _math_on_cuda(op: Op) -> Iterator[Op]:
@@ -252,11 +277,10 @@ def _math_on_cuda(op: Op) -> Iterator[Op]:
     scores, rows = heads * op.dims["queries"] * columns, {"rows": heads * op.dims["queries"], "cols": columns}
     several, single = op.dims["batch"] != Affine(1), msgspec.structs.replace(op, dtype="float32")
     half = itemsize(op) < itemsize(single)
-    first = elementwise(single, "mul", "elementwise.nested.mul", queries)
-    yield msgspec.structs.replace(first, **op.calls._asdict())
-    yield elementwise(single, "mul", "elementwise.nested.mul", keys)
     for elements in (queries, keys, keys) if half else ():
         yield _cast(op, elements, single)
+    for elements in (queries, keys):
+        yield elementwise(single, "mul", "elementwise.nested.mul", elements)
     if several:
         yield _copy(single, "nested.reshape", queries, head_dim)
         yield _copy(single, "nested.reshape", keys, Affine(1))

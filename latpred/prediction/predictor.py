@@ -20,7 +20,7 @@ from latpred import runtimes
 from latpred.errors import ProfileError, UsageError
 from latpred.graph.features import Floats
 from latpred.graph.graph import CONTIGUOUS, Coverage, Ints, ModelGraph, Schedule
-from latpred.graph.rewrites import attended, self_attention_on_cuda
+from latpred.graph.rewrites import attended, masked_attention_on_cuda, self_attention_on_cuda
 from latpred.host import Slowdown
 from latpred.prediction import clocks, fallbacks, host_swap
 from latpred.prediction.clocks import Z90, BatchThresholds, CurveSamples, last_false
@@ -237,7 +237,11 @@ class Predictor:
             named = "eager" if rewrites(self.era, runtime) else runtime
             graph = lowering.fitting(graph, named, self.target)
         if not self.era:
-            return self_attention_on_cuda(graph) if self.profile.device.kind == "cuda" else graph
+            if self.profile.device.kind != "cuda":
+                return graph
+            graph = self_attention_on_cuda(graph)
+            # Where nobody measured them, kernels as small as these are not known well enough to be many.
+            return masked_attention_on_cuda(graph) if self.profile.provenance == "measured" else graph
         return as_run_in(self.era, graph, runtime, gpus.find(self.profile.device.name))
 
     def __reduce__(self) -> tuple[Any, ...]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gzip
 import math
 from collections.abc import Iterator
 from functools import cache
@@ -13,6 +14,7 @@ import msgspec
 import numpy as np
 import pytest
 from factories import machine
+from guards import journals
 
 from latpred import host, storage
 from latpred.calibration import calibrate, calibrator, cells, fit_raw, schedules, session
@@ -24,7 +26,7 @@ from latpred.calibration.fitting import acceptance, profile_fit
 from latpred.calibration.runtime_calibration import calibrate_runtimes
 from latpred.calibration.session import Row, Session, directory, read_journal
 from latpred.calibration.timing import visits
-from latpred.calibration.timing.reference_speed import gauge_of
+from latpred.calibration.timing.reference_speed import RunSpeed, gauge_of
 from latpred.errors import CalibrationError, UsageError
 from latpred.graph.graph import ModelGraph
 from latpred.prediction.predictor import Predictor
@@ -392,3 +394,36 @@ def test_what_is_no_journal_or_one_of_another_version_is_told_apart(unfinished: 
         fit_raw(unfinished)
     with pytest.raises(CalibrationError, match=r"no journal\.jsonl or last\.jsonl in .*nowhere"):
         fit_raw(unfinished / "nowhere")
+
+
+@pytest.fixture(scope="module")
+def h100(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The folder of an H100's journal, which is not here."""
+    folder = tmp_path_factory.mktemp("h100")
+    (folder / session.JOURNAL).write_bytes(gzip.decompress(journals.H100.read_bytes()))
+    return folder
+
+
+def test_a_gpu_that_is_not_here_is_as_large_as_its_datasheet_has_it(h100: Path) -> None:
+    info = calibrator.device_of(read_journal(h100 / session.JOURNAL)[0].machine)
+    assert (info.name, info.multiprocessors, info.memory_bytes >> 30) == ("nvidia-h100-80gb-hbm3", 132, 80)
+    assert calibrator.device_of(machine(accelerator="NVIDIA Nothing 1")).multiprocessors == 0
+
+
+def test_a_few_networks_tell_what_half_precision_takes_a_gpus_host_longer(h100: Path) -> None:
+    header, rows = read_journal(h100 / session.JOURNAL)
+    rows = [row for row in rows if row.cell.runtime == "eager"]
+
+    def half_scale(longer: float) -> float:
+        taken = [visits.at_full_speed(row, RunSpeed({}, {}), 1 / longer) if is_half(row) else row for row in rows]
+        info = calibrator.device_of(header.machine)
+        profile, _ = profile_fit.fit_profile(taken, header.machine, info, "h100")
+        return profile.runtimes["eager"].half_scale
+
+    measured = half_scale(1.0)
+    assert 1.1 < measured < 1.3
+    assert half_scale(1.5) / measured == pytest.approx(1.5 ** (4 / 5), rel=0.05)  # of four networks, drawn to 1
+
+
+def is_half(row: Row) -> bool:
+    return row.cell.kind == "network" and row.cell.precision in ("fp16", "bf16")

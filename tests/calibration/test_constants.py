@@ -6,7 +6,7 @@ import factories
 import pytest
 
 from latpred.calibration.cells import CLOCK, Cell
-from latpred.calibration.devices import constants
+from latpred.calibration.devices import Call, constants
 from latpred.calibration.devices.simulated import SimulatedDevice, SimulatedSpec, TrueCosts
 from latpred.calibration.session import Row
 from latpred.calibration.timing.timer import Timing
@@ -53,6 +53,22 @@ def test_what_was_seen_of_a_lone_kernel_and_of_a_queue_is_kept_whole() -> None:
     found = found_us(SimulatedDevice(spec))
     assert found["launch_us"] + found["floor_us"] + found["sync_us"] == pytest.approx(4.0 + 1.8 + 3.0)
     assert found["floor_us"] + found["gap_us"] == pytest.approx(1.8 + 1.2)
+
+
+class Jittery(SimulatedDevice):
+    """A marker seems to travel with a kernel, so that the kernel seems to take all of its period."""
+
+    def time_replayed(self, call: Call, count: int) -> float | None:
+        return (3.0 + 1.1 * count) * 1e-6
+
+
+def test_no_floor_is_longer_than_from_one_kernel_of_a_graph_to_the_next() -> None:
+    quiet = SimulatedSpec(noise=0.0, spikes=0.0, drift=0.0, clock_us=0.0)
+    found, usual = found_us(Jittery(quiet)), found_us(SimulatedDevice(quiet))
+    assert (usual["floor_us"], found["floor_us"]) == (pytest.approx(1.8), pytest.approx(1.1))
+    assert found["node_gap_us"] == pytest.approx(0.0)
+    for name in ("gap_us", "launch_us"):  # what a queue and a lone kernel took stays whole
+        assert found[name] + found["floor_us"] == pytest.approx(usual[name] + usual["floor_us"])
 
 
 def test_an_endless_queue_is_reported_not_guessed() -> None:

@@ -55,6 +55,22 @@ def test_a_special_family_with_many_samples_has_a_fit_of_its_own_and_one_with_fe
     assert fits["elementwise"].leaf_scales["elementwise.gelu"] == pytest.approx(3.0, rel=0.2)
 
 
+def test_what_few_samples_were_of_is_the_datasheets_as_far_off_as_its_relatives() -> None:
+    """Copies were never timed; elementwise kernels take twice the datasheet's time above half its floor."""
+    known = {
+        name: factories.kernel_fit(
+            name, floor_us=4.0, activation_bytes_per_us=2000.0, weight_bytes_per_us=2000.0, macs_per_us=0.0
+        )
+        for name in ("elementwise", "copy")
+    }
+    fits = fit_kernels(spread(FEWEST_LEAF - 1, "elementwise.add"), prior=known)
+    assert fits.keys() == {"elementwise", "copy"}
+    assert fits["elementwise"].activation_bytes_per_us == pytest.approx(1000.0, rel=0.1)
+    assert fits["copy"].activation_bytes_per_us == pytest.approx(1000.0, rel=0.1)
+    assert fits["copy"].floor_us == pytest.approx(2.0, abs=0.3)
+    assert fit_kernels(spread(FEWEST_LEAF - 1, "elementwise.add")).keys() == {"elementwise"}
+
+
 def test_a_long_pass_hides_no_special_family_but_dispatch_does() -> None:
     """Three samples of 57 to 484 us, eight times as long as others of their size."""
     usual = spread(60, "elementwise.add")

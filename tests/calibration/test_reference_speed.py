@@ -198,6 +198,13 @@ def test_one_gauge_serves_the_process_and_wakes_no_thread_beside_another_library
         assert reference_speed.gauge_for("onnxruntime").read().threads_us == 0.0
 
 
+def test_beside_a_gpu_only_the_thread_that_feeds_it_is_looked_at() -> None:
+    assert reference_speed.gauge_on("cuda", "eager") is reference_speed.gauge_of(1)
+    assert reference_speed.gauge_on("simulated", "eager") is None
+    assert reference_speed.gauge_on("cpu", "eager") is reference_speed.gauge_for("eager")
+    assert ReferenceTimer(2, host_only=True).read().keys() == {DISPATCH}
+
+
 def test_a_gauge_keeps_no_reading_for_ever(monkeypatch: pytest.MonkeyPatch) -> None:
     gauge = SpeedGauge(1)
     monkeypatch.setattr(reference_speed, "MOST_MOMENTS", 50)

@@ -10,13 +10,13 @@ import threading
 import time
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, nullcontext
-from itertools import chain, cycle, repeat
+from itertools import chain, count, cycle, repeat
 
 import pytest
 from gauges import ScriptedGauge
 
 from latpred.calibration.timing import timer
-from latpred.calibration.timing.reference_speed import SpeedGauge
+from latpred.calibration.timing.reference_speed import SpeedGauge, SpeedReading
 from latpred.calibration.timing.timer import EXIT_CODE, Plan, TimeLimitError, Timing, time_limit
 
 US = 1e-6
@@ -122,6 +122,25 @@ def test_budget_ends_sampling_but_never_below_the_least(device):
 def test_at_full_speed_a_gauged_timing_ends_as_soon_as_one_without_a_gauge(device, durations_s, at_most):
     timed = timer.single(device, device.taking(durations_s), Plan(budget_s=0.1), ScriptedGauge())
     assert timer.ENOUGH <= timed.n <= at_most
+
+
+class Neighbour(ScriptedGauge):
+    """Slows everything three times over for four of every eight looks."""
+
+    slow = 1.0
+
+    def read(self) -> SpeedReading:
+        self.slow = 3.0 if self.reads // 4 % 2 else 1.0
+        self.reads += 1
+        return SpeedReading(self.slow)
+
+
+@pytest.mark.parametrize("measure", [timer.issue, timer.single, timer.pipelined])
+def test_what_a_host_does_in_slow_moments_does_not_count(device, measure):
+    plan = Plan(loops=8, least=5, most=40, budget_s=2.0, warmup_s=0.0)
+    device.asynchronous, gauge = True, Neighbour()
+    timed = measure(device, device.taking(1e-3 * gauge.slow for _ in count()), plan, gauge)
+    assert (timed.median_s, timed.slow) == (pytest.approx(1e-3), 1.0)
 
 
 def test_short_calls_are_looped_and_long_ones_are_not(device):

@@ -224,6 +224,39 @@ def test_tiny_networks_go_by_cold_dispatch_and_chains_of_calls_by_warm_one() -> 
         assert visits.at_full_speed(timed, speed).timings["single"].median_s == pytest.approx(1e-3 / longer)
 
 
+@pytest.mark.parametrize(("queued_s", "single"), [(None, 2.0), (0.5e-3, 2.0), (2e-3, 1.0)])
+def test_what_a_slow_host_did_is_brought_to_full_speed_and_what_the_device_did_is_not(
+    queued_s: float | None, single: float
+) -> None:
+    timings = {"single": timing(), "issue": timing()}
+    if queued_s is not None:
+        timings["queued"] = msgspec.structs.replace(timing(), median_s=queued_s)
+    brought = visits.host_at_full_speed(msgspec.structs.replace(row(1), timings=timings), 2.0).timings
+    assert (brought["single"].median_s, brought["issue"].median_s) == (1e-3 / single, 0.5e-3)
+    assert brought.get("queued") == timings.get("queued")
+
+
+def test_only_what_a_gpus_host_takes_part_in_waits_for_its_full_speed(
+    session: Session, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    class Waiting(ScriptedGauge):
+        waited = 0
+
+        def await_full_speed(self, *_: object) -> float:
+            self.waited += 1
+            return 0.0
+
+    gauge = Waiting()
+    monkeypatch.setattr(visits, "gauge_of", lambda threads: gauge)
+    device = CpuDevice()
+    monkeypatch.setattr(CpuDevice, "asynchronous", True)
+    visited = Visits(session, device, "eager", Measuring(), 60.0, lambda *_: None)
+    visited.run(cell(1))
+    assert gauge.waited == 0
+    visited.run(Cell("dispatch", "add", {"m": 1}))
+    assert gauge.waited == 1
+
+
 def test_disturbed_rows_are_left_out_unless_too_few_are_left() -> None:
     rows = [row(1), row(2), row(3, disturbed="other work used 0.9 processors")]
     assert visits.at_one_speed(rows) == rows[:2]

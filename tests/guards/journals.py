@@ -1,6 +1,8 @@
 """Stored journals of calibrations, one of each kind of device, and the profiles that they are fitted to.
 
-`simulated.jsonl.gz` holds every runtime of the simulated GPU, `cpu.jsonl.gz` a part of what a CPU's measured in eager.
+`simulated.jsonl.gz` holds every runtime of the simulated GPU, `cpu.jsonl.gz` a part of what a CPU's measured in eager,
+`h100.jsonl.gz` what an H100's measured in eager and in CUDA graphs. Its clock was measured before a kernel's floor was
+held against the steps of replayed graphs, and was corrected by the chains that the same journal has.
 """
 
 from __future__ import annotations
@@ -25,8 +27,8 @@ from latpred.profile import document as codec
 from latpred.profile.document import DeviceProfile
 
 FOLDER = Path(__file__).with_name("journals")
-SIMULATED, CPU = FOLDER / "simulated.jsonl.gz", FOLDER / "cpu.jsonl.gz"
-JOURNALS = (SIMULATED, CPU)
+SIMULATED, CPU, H100 = (FOLDER / f"{name}.jsonl.gz" for name in ("simulated", "cpu", "h100"))
+JOURNALS = (SIMULATED, CPU, H100)
 EAGER_CELLS, OTHER_CELLS = 260, 180  # of the simulated device: in eager, and in all its other runtimes together
 LARGE_STEP = 3  # of the CPU's other cells every third is enough for a fit
 SETTINGS = "a stored journal"

@@ -107,6 +107,19 @@ def test_a_model_is_traced_as_it_is_while_captured() -> None:
     assert not capturing()
 
 
+class Unmasked(torch.nn.Linear):
+    """Makes a mask only while it is captured, as models of transformers do; nothing of it waits otherwise."""
+
+    def forward(self, input: torch.Tensor) -> torch.Tensor:
+        out = super().forward(input)
+        return out.masked_fill(input > 0, 0.0) if capturing() else out
+
+
+def test_a_model_that_does_more_while_it_is_captured_is_traced_so() -> None:
+    captured = traced(Unmasked(8, 8), torch.zeros(1, 8))
+    assert (latpred.trace(Unmasked(8, 8), torch.zeros(1, 8)).launches(), captured.launches()) == (1, 3)
+
+
 def test_a_model_that_waits_is_refused_by_name() -> None:
     with pytest.raises(RuntimeRefusalError, match=r"cannot capture Waiting: aten::\w+ makes the host wait.*eager"):
         CudaGraphs().lower(traced(Waiting(8, 8), *INPUTS), 2)

@@ -14,7 +14,7 @@ from torch import nn
 import latpred
 from latpred.errors import UsageError
 from latpred.graph.graph import ModelGraph, Op
-from latpred.graph.rewrites import attended, self_attention_on_cuda
+from latpred.graph.rewrites import attended, masked_attention_on_cuda, self_attention_on_cuda
 from latpred.ops.families import root
 from latpred.prediction.predictor import Predictor
 from latpred.profile import store
@@ -109,6 +109,39 @@ def test_multihead_attention_is_one_kernel_between_two_products_on_cuda(tokens: 
             work(op) for op in alike.at(batch) if op.launches
         ]
         assert graph.peak_bytes(batch) == pytest.approx(alike.peak_bytes(batch), rel=0.05)
+
+
+class Broadcast(nn.Module):
+    """Attention under a mask that says one thing of each query, whatever the key: its rows repeat one value."""
+
+    def __init__(self, *, repeated: bool = True) -> None:
+        super().__init__()
+        self.repeated = repeated
+
+    def forward(self, q: Tensor) -> Tensor:
+        mask = (torch.arange(TOKENS, device=q.device) >= 0)[:, None].expand(TOKENS, TOKENS)
+        mask = mask if self.repeated else mask.contiguous()
+        return F.scaled_dot_product_attention(q, q, q, attn_mask=mask).transpose(1, 2).contiguous()
+
+
+@pytest.mark.parametrize(("precision", "casts"), [("fp32", 0), ("fp16", 5)])
+def test_a_mask_whose_rows_repeat_one_value_takes_cuda_many_kernels_in_fp32(precision: str, casts: int) -> None:
+    graph = latpred.trace(Broadcast(), (heads(),), precision=precision)
+    assert [op.family for op in graph.ops].count("attention.strided_mask") == 1
+    parts = [op for op in masked_attention_on_cuda(graph).ops if op.launches]
+    roots = [root(op.family) for op in parts]
+    assert (roots.count("bmm"), roots.count("softmax"), roots.count("attention")) == (2, 1, 0)
+    assert [op.family for op in parts].count("copy.cast") == casts
+    assert sum(op.macs.at(1) for op in parts) == EXPECTED
+    assert {op.dtype for op in parts if root(op.family) == "bmm"} == {"float32"}
+    # On a CPU it is one kernel, as under any other mask, and with rows in one piece it is one on CUDA, too.
+    assert Predictor(store.load("epyc-shared")).lowered(graph, "eager").ops == graph.ops
+    plain = latpred.trace(Broadcast(repeated=False), (heads(),), precision=precision)
+    assert masked_attention_on_cuda(plain).ops == plain.ops
+    scripted = Predictor(store.load("h100-shared")).trace(Broadcast(), Options(heads(), runtime="torchscript"), [1])
+    lowered = [op for op in masked_attention_on_cuda(scripted).ops if op.launches]
+    assert {root(op.host_class) for op in lowered} == {"node"}
+    assert [root(op.family) for op in lowered].count("bmm") == 2
 
 
 def work(op: Op) -> tuple[object, ...]:

@@ -53,6 +53,7 @@ from latpred.units import MS_PER_S, US_PER_S
 
 EAGER = "eager"
 FEWEST_NETWORKS = 4
+FEWEST_HALVES = 4  # networks in half precision below which all of them judge
 _PROTOCOL = {
     "latency": "single: synchronised after each forward pass",
     "mode": "torch.inference_mode, evaluation mode, inputs on the device, caches warm",
@@ -190,7 +191,8 @@ def _half_scale(profile: DeviceProfile, rows: Sequence[Row], speed: RunSpeed) ->
 
 def _learned_from(rows: Iterable[Row]) -> list[Row]:
     """Every second network in half precision, which tells what the host takes longer in it; the others judge."""
-    return [row for row in _networks(rows) if row.cell.precision in HALVES][::2]
+    halves = [row for row in _networks(rows) if row.cell.precision in HALVES]
+    return halves[::2] if len(halves) >= FEWEST_HALVES else []
 
 
 def _of_datasheet(machine: Machine, precision: str) -> Mapping[str, KernelFit]:
