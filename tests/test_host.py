@@ -225,10 +225,3 @@ def test_a_command_that_is_not_on_the_path_says_nothing(monkeypatch: pytest.Monk
     monkeypatch.setattr(host.platform, "system", lambda: "Darwin")
     monkeypatch.setenv("PATH", "/nowhere")
     assert host._printed("sysctl", "-n", "hw.cputype") == ""
-
-
-def test_a_gpus_host_is_slowed_less_than_dispatch_and_its_kernels_are_not() -> None:
-    then, now = {host.DISPATCH: 100.0, host.PRODUCT: 50.0}, {host.DISPATCH: 200.0, host.PRODUCT: 90.0}
-    slower = host.slowdown(then, now, asynchronous=True)
-    assert slower == host.Slowdown(2.0**host.LAUNCH_POWER, 2.0**host.LAUNCH_POWER)
-    assert host.slowdown(then, now).product == pytest.approx(1.8)

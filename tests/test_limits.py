@@ -112,7 +112,8 @@ def test_no_kernel_is_faster_than_its_bytes_and_multiply_adds(name: str) -> None
     sheet, _, gpu_name = name.partition(" of ")
     profile = datasheet.profile_of(gpus.spec(gpu_name)) if gpu_name else store.load(sheet)
     least = least_us(profile)
-    for runtime in ("eager",) if profile.device.kind == "cpu" else profile.runtimes:
+    # What was measured of other runtimes is a factor on eager's kernels, which may lie below 1 by what a timing is off.
+    for runtime in ("eager",) if profile.provenance == "measured" else profile.runtimes:
         us = kernel_us(profile, runtime)
         faster = np.unique(np.argwhere(us < least * (1 - 1e-9))[:, 0])
         assert not len(faster), f"{len(faster)} in {runtime}, the first {ops()[faster[0]]}"

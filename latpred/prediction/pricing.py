@@ -358,8 +358,7 @@ class PriceList:
     def __init__(self, profile: DeviceProfile, slowdown: Slowdown = SAME) -> None:
         self._profile = profile
         self._slowdown = slowdown
-        name = profile.machine.accelerator
-        self._gpu = gpus.find(name) if profile.provenance != "measured" else None
+        self._gpu = gpus.find(profile.machine.accelerator)
         self._models: dict[object, KernelModel] = {}
         self._dispatch_us: Recent[Floats] = Recent(MOST_CLASSES)
         self._rows: dict[tuple[str, str, float], KernelRows] = {}
@@ -518,7 +517,7 @@ class PriceList:
         return self._models[key]
 
     def _limits(self, precision: str, family: str) -> Limits | None:
-        """What the device cannot do faster; None where nothing tells, or every kernel was timed on the GPU itself."""
+        """What the device cannot do faster; None where nothing tells."""
         if self._gpu is not None:
             return limits_of(self._gpu, precision, family)
         info = self._profile.device

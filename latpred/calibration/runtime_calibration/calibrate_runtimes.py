@@ -135,10 +135,15 @@ class RuntimeSession:
 def fit_with_spread(
     calibrator: RuntimeCalibrator, rows: Sequence[Row], profile: DeviceProfile
 ) -> tuple[DispatchFit, list[HoldoutError]]:
-    """A runtime's costs, with the spread of networks that no fit saw, or eager's, and the errors on holdouts."""
+    """A runtime's costs, with the spread of networks that no fit saw, and the errors on holdouts.
+
+    Where those are too few to tell, the spread is no narrower than eager's.
+    """
     fit = calibrator.fit(rows, profile)
     by_folds = calibrator.errors_by_folds(rows, profile)
     holdouts = [row for row in rows if network_fit.is_holdout(row)]
     errors = network_fit.holdout_errors(fit, holdouts, profile, calibrator.runtime)
-    spread = acceptance.network_spread([*errors, *by_folds]) if errors else fit.spread
-    return msgspec.structs.replace(fit, spread=spread or profile.runtimes[EAGER].spread), errors
+    unseen = [*errors, *by_folds]
+    spread = acceptance.network_spread(unseen) if errors else fit.spread
+    least = profile.runtimes[EAGER].spread if len(unseen) < acceptance.FEWEST else 0.0
+    return msgspec.structs.replace(fit, spread=max(spread, least)), errors
