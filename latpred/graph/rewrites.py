@@ -16,8 +16,7 @@ import msgspec
 
 from latpred.errors import UsageError
 from latpred.graph.graph import Affine, ModelGraph, Op, rewritten
-from latpred.ops.families import root
-from latpred.ops.products import STRIDED_MASK
+from latpred.ops.families import STRIDED_MASK, root
 from latpred.storage import IdentityCache
 
 _ELEMENT_BYTES = {"float16": 2, "bfloat16": 2, "float64": 8}

@@ -10,7 +10,18 @@ from functools import partial
 from math import prod
 from typing import Any
 
-from latpred.ops.families import CONV_DIMS, DIMS, Tensor, Work, cost, first, lies_in_rows, memory_format, numel
+from latpred.ops.families import (
+    CONV_DIMS,
+    DIMS,
+    STRIDED_MASK,
+    Tensor,
+    Work,
+    cost,
+    first,
+    lies_in_rows,
+    memory_format,
+    numel,
+)
 
 
 def gemm(m: int, n: int, k: int, family: str = "gemm") -> Work:
@@ -90,9 +101,6 @@ def attention(query: Tensor, key: Tensor, value: Tensor, masked: bool, causal: b
     dims = dict(zip(DIMS["attention"], sizes, strict=True))
     macs = prod(query.shape[:-1]) * keys * (head_dim + value.shape[-1])
     return Work("attention.causal" if causal else "attention" if fused else "attention.unfused", dims, macs)
-
-
-STRIDED_MASK = "attention.strided_mask"  # of a mask whose rows are not in one piece, which only CPUs take in one kernel
 
 
 @cost("aten::scaled_dot_product_attention")
