@@ -358,7 +358,8 @@ class PriceList:
     def __init__(self, profile: DeviceProfile, slowdown: Slowdown = SAME) -> None:
         self._profile = profile
         self._slowdown = slowdown
-        self._gpu = gpus.find(profile.machine.accelerator)
+        name = profile.machine.accelerator
+        self._gpu = gpus.find(name) if name else None
         self._models: dict[object, KernelModel] = {}
         self._dispatch_us: Recent[Floats] = Recent(MOST_CLASSES)
         self._rows: dict[tuple[str, str, float], KernelRows] = {}
