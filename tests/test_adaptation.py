@@ -17,6 +17,7 @@ import pytest
 import torch
 
 import latpred
+from latpred import host
 from latpred.accuracy.adaptation import LEVELS, NONE
 from latpred.calibration.devices.simulated import SimulatedDevice
 from latpred.cli import main
@@ -104,6 +105,22 @@ def test_known_factors_are_found_again(profile: DeviceProfile, protocol: str) ->
     (record,) = found.runtimes
     assert (record.validated, record.architectures, record.rows) == (True, 10, 20)
     assert record.bought.after.median < 0.03 < record.bought.before.median
+
+
+@pytest.mark.parametrize("profile", [SYNCHRONOUS, CLOCKED])
+def test_rows_of_slow_moments_are_brought_to_the_profiles_speed(profile: DeviceProfile) -> None:
+    graphs = [factories.graph(*[factories.view()] * 20 * n, model=f"views {n}") for n in range(1, 11)]
+    told = host.COLUMN.format(host.DISPATCH)
+    known = msgspec.structs.replace(profile, speed={host.DISPATCH: 100.0})
+    rows = measured(known, graphs, factors=Factors({}, {})).assign(**{told: 100.0})
+    slower = Predictor(
+        known, slowdown=host.slowdown({"dispatch": 1.0}, {"dispatch": 2.0}, asynchronous=profile is CLOCKED)
+    )
+    for place in range(0, len(rows), 2):
+        row = rows.iloc[place]
+        rows.loc[place, ["latency_ms", told]] = slower.predict(row["model"], int(row["batch"])).latency_ms, 200.0
+    assert latpred.adapt(known, rows).runtimes[0].level == NONE
+    assert latpred.adapt(known, rows.drop(columns=told)).runtimes[0].bought.before.p90 > 0.2
 
 
 def test_a_slower_host_is_slower_from_cold_caches_too() -> None:

@@ -18,10 +18,10 @@ import msgspec
 import numpy as np
 import pandas as pd
 
-from latpred import tables
+from latpred import host, tables
 from latpred.accuracy import metrics
 from latpred.accuracy.metrics import Errors
-from latpred.accuracy.predicted import GraphKey, graph_key, graph_of, trace_models
+from latpred.accuracy.predicted import GraphKey, graph_key, graph_of, slowdown_of, trace_models
 from latpred.errors import TableError, UsageError
 from latpred.fit.corrections import GENERAL, Factors, Fit, LatencyModel, Level, Row, corrected
 from latpred.graph.features import Floats
@@ -226,7 +226,8 @@ def adapt(
     measured : DataFrame, path or iterable
         Columns of a measurement table, of which model, batch and latency_s (or latency_ms) must be there; what
         `latpred.measure` gives will do. Or rows (model, batch, runtime, precision, latency_ms). A model is a name, a
-        `ModelGraph`, a module, a config or a function that builds one. Ten architectures are plenty.
+        `ModelGraph`, a module, a config or a function that builds one. Ten architectures are plenty. Rows that say how
+        fast the machine was are brought to the profile's usual speed.
     graphs : mapping, optional
         Traced models by `accuracy.predicted.GraphKey`, as a recording holds them; names that are not in it are traced.
     inputs : optional
@@ -412,6 +413,7 @@ def _read_rows(
     for runtime, precision in dict.fromkeys(zip(cells["runtime"], cells["precision"], strict=True)):
         predictor.check(str(runtime), str(precision))
     traced = _traced(predictor, cells, graphs, live, inputs, progress)
+    speed_known = bool(host.ratio(predictor.profile.speed, tables.speed_of(cells)))
     rows_by_runtime: dict[str, list[Row]] = {}
     for runtime, group in cells.groupby("runtime", sort=False):
         architecture = group.groupby(["model", "input_kind", "input_size"], sort=False).ngroup()
@@ -420,8 +422,20 @@ def _read_rows(
             graph = graph_of(traced, cell)
             assert graph is not None  # `_traced` made all of them
             latency_us = float(cell["latency_s"]) * 1e6
+            if speed_known:
+                latency_us /= _slower(predictor, graph, cell)
             rows.append(Row(number, graph, int(cell["batch"]), str(cell["protocol"]), latency_us, _noise(cell)))
     return rows_by_runtime
+
+
+def _slower(predictor: Predictor, graph: ModelGraph, cell: Mapping[Any, Any]) -> float:
+    """How many times longer a row took, by the speed of the machine then, than at the profile's usual speed."""
+    at = predictor.at(slowdown_of(cell, predictor.profile))
+    usual, then = (
+        one.predict(graph, int(cell["batch"]), runtime=str(cell["runtime"]), protocol=str(cell["protocol"]))
+        for one in (predictor, at)
+    )
+    return then.latency_ms / usual.latency_ms
 
 
 def _frame(measured: Any) -> pd.DataFrame:

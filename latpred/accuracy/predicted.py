@@ -87,7 +87,7 @@ def predict_table(cells: pd.DataFrame, graphs: Mapping[GraphKey, ModelGraph], pr
             "launches": graph.launches(batch),
         }
         if speed_known:
-            slower = predictor.at(_slowdown_of(cell, profile))
+            slower = predictor.at(slowdown_of(cell, profile))
             row[tables.AT_SPEED] = slower.predict(graph, batch, **options).latency_ms / 1e3
         rows.append(row)
     left_out = {"run", "stack", "host", *(() if speed_known else (tables.AT_SPEED,))}
@@ -96,7 +96,7 @@ def predict_table(cells: pd.DataFrame, graphs: Mapping[GraphKey, ModelGraph], pr
     return tables.check(pd.DataFrame(rows, columns=columns), tables.PREDICTED)
 
 
-def _slowdown_of(cell: Mapping[Hashable, Any], profile: DeviceProfile) -> host.Slowdown:
+def slowdown_of(cell: Mapping[Hashable, Any], profile: DeviceProfile) -> host.Slowdown:
     """How much slower the machine was for a cell than when the profile was measured, to two digits."""
     speed = {kind: float(cell.get(host.COLUMN.format(kind)) or math.nan) for kind in host.KINDS}
     ratios = host.slowdown(profile.speed, speed, asynchronous=profile.device.asynchronous)
