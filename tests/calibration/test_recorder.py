@@ -11,14 +11,15 @@ from gauges import FAST
 from profiledata import profile
 from torch import nn
 
-from latpred import runtimes, tables, tracing
+from latpred import host, runtimes, tables, tracing
 from latpred.accuracy import recording
 from latpred.calibration.devices import ProfiledForward
 from latpred.calibration.devices.cuda import profiled
 from latpred.calibration.devices.simulated import SimulatedDevice
 from latpred.calibration.measurement import recorder
 from latpred.calibration.measurement.recorder import JOURNAL_FOLDER, Plan, RecordingSession, Setting, plan
-from latpred.calibration.session import JOURNAL, MOST_TRIES
+from latpred.calibration.session import JOURNAL, MOST_TRIES, Row
+from latpred.calibration.timing.timer import Timing
 from latpred.calibration.workloads.suites import Workload, module_workload
 from latpred.errors import BusyError, DeviceError, ProfileError, RuntimeRefusalError, UsageError
 from latpred.profile.document import DeviceInfo, DeviceProfile
@@ -253,3 +254,15 @@ def test_what_runs_in_a_stream_of_its_own_has_no_sides(tmp_path: Path, monkeypat
 
 def forbidden(*_: object, **__: object) -> None:
     raise AssertionError("a replay must not trace anything")
+
+
+def test_each_protocol_says_how_slow_the_host_of_a_gpu_was() -> None:
+    timings = {name: Timing(1e-3, 0.0, 5, True, slow) for name, slow in (("single", 1.0), ("pipelined", 1.5))}
+    row = Row(Setting(A, 1, "fp16", "eager").cell, timings, 1.0, speed={host.DISPATCH: 100.0})
+    told = host.COLUMN.format(host.DISPATCH)
+    columns = list(recorder._columns(row, "now"))
+    assert [(one["protocol"], one[host.SLOWED], one[told]) for one in columns] == [
+        ("single", 1.0, 100.0),
+        ("pipelined", 1.5, 150.0),
+    ]
+    assert told not in next(recorder._columns(msgspec.structs.replace(row, speed={}), "now"))
