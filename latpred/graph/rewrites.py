@@ -245,7 +245,7 @@ _in_math: IdentityCache[ModelGraph, ModelGraph] = IdentityCache()
 def masked_attention_on_cuda(graph: ModelGraph) -> ModelGraph:
     """The graph with attention under masks that repeat one value along their rows as CUDA runs it: in many kernels.
 
-    Models of transformers make such a mask where they are captured or scripted; in eager they leave it out.
+    Models of some versions of transformers (5.17) make such a mask while they are captured or scripted.
     """
     if not any(op.family == STRIDED_MASK for op in (*graph.ops, *(graph.ops_at_one or ()))):
         return graph
