@@ -181,11 +181,9 @@ def _half_scale(profile: DeviceProfile, rows: Sequence[Row], speed: RunSpeed) ->
     for row in _learned_from(rows):
         run = timed_network(row, profile.device, speed)
         told = predictor.at(run.slowdown).predict(run.graph, run.batch)
-        overhead_us, rest_us = (
-            US_PER_S / MS_PER_S * ms for ms in (told.overhead_ms, told.latency_ms - told.overhead_ms)
-        )
-        if told.overhead_ms > told.compute_ms and run.total_us > rest_us:
-            logs.append(log((run.total_us - rest_us) / overhead_us))
+        host_ms = run.total_us * MS_PER_S / US_PER_S - (told.latency_ms - told.overhead_ms)
+        if told.overhead_ms > told.compute_ms and host_ms > 0:
+            logs.append(log(host_ms / told.overhead_ms))
     return round(exp(float(np.median(logs)) * len(logs) / (len(logs) + 1)), 4) if logs else 1.0
 
 
