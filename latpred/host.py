@@ -304,8 +304,8 @@ CACHE_ROWS = 32  # of the reference that reads its fp32 weights from the shared 
 CACHE_MACS_PER_BYTE = CACHE_ROWS / 4
 PRODUCTS = ("gemm", "attention", "rnn")  # families of kernels that go by the reference product
 CONVOLUTIONS, DEPTHWISE = "conv", "conv_depthwise"
-# By which power of how slow dispatch is on the CPU a forward pass takes its host longer on a GPU: 0.74 to 1.0 beside an
-# H100 whose host other machines share, where a launch alone has 0.65 and waiting for an idle GPU 0.9.
+# By which power of how slow dispatch is on the CPU a forward pass takes its host longer on a GPU: 0.7 to 1.05 beside an
+# H100 whose host other machines share, where a launch alone has 0.6 to 0.8 and waiting for an idle GPU 0.85 to 1.
 LAUNCH_POWER = 0.8
 CORE_CACHE_BYTES = 1 << 20  # cores have a cache of 0.25 to 2 MiB to themselves
 

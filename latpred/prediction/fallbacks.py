@@ -205,7 +205,6 @@ BARE_LAUNCH = 0.25
 _RATIOS_FROM = "rtx-8000.json"
 # Classes of a scripted graph whose costs the published tables do not tell apart from others.
 _LIKE = {"bmm": "gemm", "attention": "gemm", "embedding": "index"}
-
 # Kernels that a compiler writes, and eager's that move as many bytes in the same way.
 _WRITTEN = {"generated": "elementwise", "generated.reduction": "norm", "generated.softmax": "norm"}
 

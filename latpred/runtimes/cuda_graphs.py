@@ -28,6 +28,7 @@ if TYPE_CHECKING:
 
 REPLAY = "replay"  # host class of the step that launches a captured graph
 WARM_UPS = 3  # calls before a capture: libraries set themselves up in the first ones, which a graph cannot hold
+VERSION = "2"  # of what is traced; graphs of another one are made again
 NO_CUDA = "there is no CUDA device here; predict with --device simulated or with the profile of a GPU"
 # What decides while it runs how large its result is: by name, without the namespace.
 DATA_DEPENDENT = frozenset(
@@ -93,9 +94,9 @@ class CudaGraphs(Eager):
     def options(self) -> str:
         """The version of transformers: what its models leave out while they are captured changes with it."""
         try:
-            return f"2, transformers {metadata.version('transformers')}"
+            return f"{VERSION}, transformers {metadata.version('transformers')}"
         except metadata.PackageNotFoundError:
-            return ""
+            return VERSION
 
     def trace(self, source: Source, target: str) -> ModelGraph:
         """What the model does while it is captured, when some make masks that they leave out otherwise."""

@@ -254,7 +254,7 @@ def attention(recorder: TraceRecorder, call: Call) -> Any:
 def _masked_by_numbers(query: Tensor, key: Tensor, value: Tensor, attn_mask: Tensor, *rest: Any, **options: Any) -> Any:
     hidden = torch.scalar_tensor(-torch.inf, dtype=query.dtype, device=attn_mask.device)
     numbers = torch.where(attn_mask, 0.0, hidden)
-    if not lies_in_rows(attn_mask):
+    if numbers.is_meta and not lies_in_rows(attn_mask):
         with _disable_current_modes():  # PyTorch chooses a kernel by the mask as it was given
             numbers = torch.empty_strided(attn_mask.shape, attn_mask.stride(), dtype=query.dtype, device="meta")
     return torch.ops.aten.scaled_dot_product_attention(query, key, value, numbers, *rest, **options)
