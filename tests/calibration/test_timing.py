@@ -125,21 +125,27 @@ def test_at_full_speed_a_gauged_timing_ends_as_soon_as_one_without_a_gauge(devic
 
 
 class Neighbour(ScriptedGauge):
-    """Slows everything three times over for four of every eight looks."""
+    """Slows everything three times over for 0.4 s of every 0.5 s, the first ones among them."""
 
-    slow = 1.0
+    def __init__(self, device: Scripted) -> None:
+        super().__init__()
+        self._device = device
+
+    @property
+    def slow(self) -> float:
+        return 3.0 if self._device.now % 0.5 < 0.4 else 1.0
 
     def read(self) -> SpeedReading:
-        self.slow = 3.0 if self.reads // 4 % 2 else 1.0
-        self.reads += 1
         return SpeedReading(self.slow)
 
 
 @pytest.mark.parametrize("measure", [timer.issue, timer.single, timer.pipelined])
 def test_what_a_host_does_in_slow_moments_does_not_count(device, measure):
-    plan = Plan(loops=8, least=5, most=40, budget_s=2.0, warmup_s=0.0)
-    device.asynchronous, gauge = True, Neighbour()
-    timed = measure(device, device.taking(1e-3 * gauge.slow for _ in count()), plan, gauge)
+    plan = Plan(loops=8, least=5, most=15, budget_s=2.0, warmup_s=0.0)
+    device.asynchronous, gauge = True, Neighbour(device)
+    call = device.taking(1e-3 * gauge.slow for _ in count())
+    assert measure(device, call, plan).median_s > 1.5e-3
+    timed = measure(device, call, plan, gauge)
     assert (timed.median_s, timed.slow) == (pytest.approx(1e-3), 1.0)
 
 
