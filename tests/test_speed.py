@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import pickle
+import re
 
 import factories
 import msgspec
@@ -133,6 +134,19 @@ def test_a_report_gives_errors_as_measured_and_at_equal_speed() -> None:
     assert report.coverage.share == 0.0
     assert "(0.0 % to 0.0 % when 1 models are drawn anew), at equal speed 100.0 %" in " ".join(report.text().split())
     assert not any("median error" in said for said in report.shortfalls())
+
+
+def test_several_runtimes_are_judged_at_equal_speed_each() -> None:
+    cells = [("one", 1, 1e-3), ("one", 2, 1e-3)]
+    runtimes = {"runtime": ["eager", "torchscript"], "status": tables.OK}
+    both = tabledata.measured(cells, **runtimes)
+    predicted = tabledata.predicted(cells, runtime=runtimes["runtime"], at_speed_s=[1e-3, 1.1e-3])
+    report = compare(predicted, both)
+    assert {name: round(one.median, 6) for name, one in report.at_speed_by_runtime.items()} == {
+        "eager": 0.0,
+        "torchscript": 0.1,
+    }
+    assert re.search(r"^at equal speed .*\neager .* 0\.0 %.*\ntorchscript .* 10\.0 %", report.text(), re.MULTILINE)
 
 
 def test_each_cell_is_held_against_a_prediction_at_its_own_speed() -> None:

@@ -36,6 +36,8 @@ def _tables(report: Report) -> Iterator[Table]:
     scores = {score.name: score for score in report.baselines if score.errors is not None and score.rank is not None}
     yield from _blocks(report.blocks)
     yield _table("runtime", report.by_runtime)
+    if len(report.by_runtime) > 1:  # of one runtime, a sentence says so
+        yield _table("at equal speed", report.at_speed_by_runtime)
     yield _table("batch 1 to 8", report.small_by_runtime)
     yield _table("batch", report.by_batch, taus)
     yield _table("batches", report.by_decade)
@@ -199,6 +201,7 @@ class Report:
     overall: Errors
     at_speed: Errors | None  # for the speed that the machine had while it was measured, where that is known
     by_runtime: dict[str, Errors]
+    at_speed_by_runtime: dict[str, Errors]  # empty where that speed is not known
     by_batch: dict[str, Errors]
     by_decade: dict[str, Errors]
     by_model: dict[str, Errors]

@@ -133,6 +133,7 @@ def _report(joined: tables.Joined, reasons: dict[str, str], remarks: Sequence[st
         overall=_errors(cells),
         at_speed=_errors(cells, tables.AT_SPEED) if speed_known else None,
         by_runtime=_errors_by(cells, cells["runtime"]),
+        at_speed_by_runtime=_errors_by(cells, cells["runtime"], tables.AT_SPEED) if speed_known else {},
         by_batch=_errors_by(by_batch, by_batch["batch"]),
         by_decade=_errors_by(by_batch, by_batch["batch"].map(metrics.decade)),
         by_model=_errors_by(cells, cells["model"]),
@@ -174,8 +175,8 @@ def _errors(cells: pd.DataFrame, predicted: str = "latency_s_predicted") -> Erro
     return metrics.errors(cells[predicted], cells["latency_s_measured"], list(cells["model"]))
 
 
-def _errors_by(cells: pd.DataFrame, key: pd.Series[Any]) -> dict[str, Errors]:
-    return {str(name): _errors(group) for name, group in cells.groupby(key, sort=False)}
+def _errors_by(cells: pd.DataFrame, key: pd.Series[Any], predicted: str = "latency_s_predicted") -> dict[str, Errors]:
+    return {str(name): _errors(group, predicted) for name, group in cells.groupby(key, sort=False)}
 
 
 def _blocks(cells: pd.DataFrame) -> Iterator[Block]:
