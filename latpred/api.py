@@ -246,13 +246,11 @@ def predictor_of(query: DeviceQuery, runtime: str | None = None) -> Predictor:
     if runtime is not None:
         runtimes.get(runtime)  # a misspelt one is said before a missing profile
     plain = replace(query, now=False) if query.now else query
-    predictor: Predictor | None = None
     try:
         predictor = _remembered(plain, _state_of(query))
     except NoProfileError:
         if replace(plain, host=None) != DeviceQuery() or not allowed():
             raise
-    if predictor is None:
         calibrate_once(store.find, _calibrate, _say)
         predictor = _remembered(plain, _state_of(query))
     if runtime is not None:

@@ -13,6 +13,12 @@ class LatpredError(Exception):
     exit_code = 2
 
 
+class _SurroundingsError(LatpredError):
+    """Not the request is wrong but what it meets: a machine, its files, its packages."""
+
+    exit_code = 3
+
+
 class UsageError(LatpredError, ValueError):
     """An argument is wrong: batch 0, an unknown runtime, a bad shape."""
 
@@ -25,20 +31,16 @@ class UnknownGpuError(UsageError):
     """There is no datasheet of a GPU of this name."""
 
 
-class MissingPackageError(LatpredError):
+class MissingPackageError(_SurroundingsError):
     """A package that this needs is not installed, or cannot be imported."""
-
-    exit_code = 3
 
 
 class TableError(UsageError):
     """A measurement or predicted table has a missing, unknown, empty or impossible value."""
 
 
-class RecordingError(LatpredError):
+class RecordingError(_SurroundingsError):
     """A recording is missing, damaged, changed since it was saved, or of another schema."""
-
-    exit_code = 3
 
 
 class TraceError(LatpredError):
@@ -49,10 +51,8 @@ class CandidateError(LatpredError):
     """A candidate of a search could not be predicted; names it by its position."""
 
 
-class WorkerError(LatpredError):
+class WorkerError(_SurroundingsError):
     """No worker of a run over several processes finishes anything."""
-
-    exit_code = 3
 
 
 class UnknownOpError(TraceError):
@@ -65,10 +65,8 @@ class RuntimeRefusalError(LatpredError):
     """A runtime cannot run the model (an op it cannot capture, export or compile); names the op that it cannot run."""
 
 
-class ProfileError(LatpredError):
+class ProfileError(_SurroundingsError):
     """A profile is missing, damaged, of another schema or of another machine."""
-
-    exit_code = 3
 
 
 class NoProfileError(ProfileError):
@@ -79,23 +77,17 @@ class HostError(ProfileError):
     """A host's dispatch was not measured, cannot be read, or cannot be compared with another's."""
 
 
-class CacheError(LatpredError):
+class CacheError(_SurroundingsError):
     """The user's cache directory cannot be used."""
 
-    exit_code = 3
 
-
-class CalibrationError(LatpredError):
+class CalibrationError(_SurroundingsError):
     """The machine could not be measured."""
-
-    exit_code = 3
 
 
 class BusyError(CalibrationError):
     """Another calibration holds the lock."""
 
 
-class DeviceError(LatpredError):
+class DeviceError(_SurroundingsError):
     """The device asked for is not there."""
-
-    exit_code = 3

@@ -102,12 +102,11 @@ def cpu_quota(proc: Path = PROC, sys: Path = SYS) -> float:
 
 def _control_groups(proc: Path, sys: Path) -> list[Path]:
     """The folders of the control group (version 2) that this process is in and of those around it, where it has one."""
-    lines = _text(proc / "self" / "cgroup").splitlines()
-    path = next((line.removeprefix("0::") for line in lines if line.startswith("0::")), None)
+    path = re.search(r"^0::/*(.*)$", _text(proc / "self" / "cgroup"), re.MULTILINE)
     if path is None:
         return []
     root = sys / "fs" / "cgroup"
-    inner = root / path.lstrip("/")
+    inner = root / path[1]
     return [inner, *(outer for outer in inner.parents if outer.is_relative_to(root))]
 
 
@@ -206,28 +205,17 @@ class ProcessorTime(NamedTuple):
 def processor_time(proc: Path = PROC) -> ProcessorTime | None:
     """What /proc/stat counts; None where there is none, or only zeros as in some sandboxes."""
     lines = [line.split() for line in _text(proc / "stat").splitlines() if line.startswith("cpu")]
-    try:
-        ticks = [int(field) for field in lines[0][1:9]]
-        second = os.sysconf("SC_CLK_TCK")
-    except (IndexError, ValueError, AttributeError, OSError):
+    ticks = [int(field) for field in lines[0][1:9]] if len(lines) > 1 else []
+    if len(ticks) < 8 or not any(ticks):
         return None
-    # Before Linux 2.6.11 nothing was said of stolen time.
-    if len(ticks) < 7 or not any(ticks) or len(lines) < 2:
-        return None
-    return ProcessorTime(len(lines) - 1, (ticks[3] + ticks[4]) / second, sum(ticks[7:]) / second)
+    second = os.sysconf("SC_CLK_TCK")
+    return ProcessorTime(len(lines) - 1, (ticks[3] + ticks[4]) / second, ticks[7] / second)
 
 
 def pressure_s(proc: Path = PROC) -> float | None:
     """Seconds since the start in which some task was ready to run and had no processor; None where nobody counts."""
-    for line in _text(proc / "pressure" / "cpu").splitlines():
-        kind, *pairs = line.split()
-        if kind == "some":
-            fields = dict(pair.split("=", 1) for pair in pairs if "=" in pair)
-            try:
-                return int(fields["total"]) * 1e-6
-            except (KeyError, ValueError):
-                return None
-    return None
+    total_us = re.search(r"^some .*\btotal=(\d+)", _text(proc / "pressure" / "cpu"), re.MULTILINE)
+    return int(total_us[1]) * 1e-6 if total_us else None
 
 
 def own_delay_s(proc: Path = PROC) -> float | None:

@@ -284,15 +284,19 @@ def join(predicted: pd.DataFrame, measured: pd.DataFrame) -> Joined:
                 "Keep one row per cell, or give repeats of a cell different names in the column run."
             )
     rows = predicted.merge(good, on=keys, suffixes=("_predicted", "_measured"), validate="one_to_one")
-    matched = set(rows[keys].itertuples(index=False, name=None))
-    tried = matched | set(bad[keys].itertuples(index=False, name=None))
     return Joined(
         rows=rows,
-        only_predicted=_outside(predicted, keys, tried),
-        only_measured=_outside(good, keys, matched),
+        only_predicted=_outside(predicted, measured, keys),
+        only_measured=_outside(good, predicted, keys),
         failed=tuple(f"{cell_name(row)}: {row['status']}" for _, row in bad.iterrows()),
         notes=tuple(notes),
     )
+
+
+def _outside(frame: pd.DataFrame, other: pd.DataFrame, keys: list[str]) -> tuple[str, ...]:
+    """Cells of a table that another does not have."""
+    shared = pd.MultiIndex.from_frame(frame[keys]).isin(pd.MultiIndex.from_frame(other[keys]))
+    return tuple(cell_name(row) for _, row in frame[~shared].iterrows())
 
 
 def merge_repeats(measured: pd.DataFrame) -> pd.DataFrame:
@@ -302,23 +306,22 @@ def merge_repeats(measured: pd.DataFrame) -> pd.DataFrame:
     Rows of one cell in one run are duplicates, which `join` refuses.
     """
     keys = [*KEYS, *(name for name in (*FURTHER_KEYS, "status") if name in measured)]
-    distinct = measured.groupby(keys, sort=False)["run"].transform("nunique")
-    count = measured.groupby(keys, sort=False)["run"].transform("size")
-    repeated = (distinct == count) & (count > 1) & measured["latency_s"].notna()
+    runs = measured.groupby(keys, sort=False)["run"]
+    count = runs.transform("size")
+    repeated = (runs.transform("nunique") == count) & (count > 1) & measured["latency_s"].notna()
     if not repeated.any():
         return measured
-    merged = []
-    for _, group in measured[repeated].groupby(keys, sort=False):
-        latency = group["latency_s"].to_numpy(float)
-        row = group.iloc[0].copy()
-        row["latency_s"] = float(np.median(latency))
-        row["spread_s"] = float(latency.max() - latency.min()) / 2
-        row["n"] = int(group["n"].sum())
-        row["run"] = "+".join(dict.fromkeys(group["run"]))
-        row["repeat_ratio"] = float(latency.max() / latency.min())
-        merged.append(row)
-    columns = dict.fromkeys((*measured.columns, "repeat_ratio"))
-    return pd.concat([measured[~repeated], pd.DataFrame(merged)], ignore_index=True)[list(columns)]
+    cells = measured[repeated].groupby(keys, sort=False)
+    latency = cells["latency_s"]
+    fastest, slowest = latency.transform("min"), latency.transform("max")
+    merged = measured[repeated].assign(
+        latency_s=latency.transform("median"),
+        spread_s=(slowest - fastest) / 2,
+        n=cells["n"].transform("sum"),
+        run=cells["run"].transform(lambda of_cell: "+".join(dict.fromkeys(of_cell))),
+        repeat_ratio=slowest / fastest,
+    )
+    return pd.concat([measured[~repeated], merged.drop_duplicates(keys)], ignore_index=True)
 
 
 def cell_name(row: Mapping[str, object] | pd.Series) -> str:
@@ -350,10 +353,3 @@ def stack_text(machine: Machine) -> str:
     """What stands in the column stack: versions by name, and the thread count."""
     versions = [f"{name}={version}" for name, version in sorted(machine.stack.items())]
     return " ".join([*versions, f"threads={machine.threads}"])
-
-
-def _outside(frame: pd.DataFrame, keys: Sequence[str], matched: set[tuple[object, ...]]) -> tuple[str, ...]:
-    names = frame[list(keys)].itertuples(index=False, name=None)
-    return tuple(
-        cell_name(row) for key, (_, row) in zip(names, frame.iterrows(), strict=True) if tuple(key) not in matched
-    )

@@ -28,9 +28,7 @@ MODELS = "from torch import nn\n\ndef build():\n    return nn.Sequential(nn.Conv
 def commands(group: click.Group, path: str = "latpred") -> dict[str, click.Command]:
     """Every verb, those of groups included."""
     found: dict[str, click.Command] = {}
-    for name in group.list_commands(click.Context(group)):
-        command = group.get_command(click.Context(group), name)
-        assert command is not None
+    for name, command in group.commands.items():
         found[f"{path} {name}"] = command
         if isinstance(command, click.Group):
             found |= commands(command, f"{path} {name}")

@@ -12,12 +12,11 @@ import subprocess
 import sys
 from contextlib import suppress
 from pathlib import Path
-from typing import Any
 
 import pandas as pd
 import pytest
 from click.testing import CliRunner
-from clidata import MODELS, document, models_file, run
+from clidata import document, models_file, run
 from profiledata import profile
 from reportdata import saved
 
@@ -280,17 +279,3 @@ def test_a_ranking_of_nothing_exits_with_2(tmp_path: Path) -> None:
     shown = run("rank", "nasbench201:x", f"{models_file(tmp_path)}:broken", "--device", "rtx-8000", "--json")
     assert shown.exit_code == 2
     assert [row["latency_ms"] for row in json.loads(shown.stdout)["rows"]] == [None, None]
-
-
-def test_files_are_utf_8_wherever_they_are_written(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    usual = Path.write_text
-
-    def write_text(path: Path, text: str, encoding: str = "ascii", **options: Any) -> int:
-        return usual(path, text, encoding=encoding, **options)
-
-    monkeypatch.setattr(Path, "write_text", write_text)
-    named = tmp_path / "modèle.py"
-    usual(named, MODELS, encoding="utf-8")
-    shown = run("rank", f"{named}:broken", "nasbench201:9", "--device", "rtx-8000", "-o", tmp_path / "r.csv")
-    assert shown.exit_code == 0, shown.stderr
-    assert "modèle.py:broken" in (tmp_path / "r.csv").read_text(encoding="utf-8")

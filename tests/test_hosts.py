@@ -47,13 +47,6 @@ def test_a_host_has_many_names(asked: str, name: str | None) -> None:
     assert (hosts.find(asked).name if hosts.known(asked) else None) == name
 
 
-def test_an_unknown_host_is_told_what_is_near() -> None:
-    with pytest.raises(HostError, match=r"'EPYC 7743'\. Did you mean .*EPYC 7742"):
-        hosts.find("EPYC 7743")
-    with pytest.raises(HostError, match="latpred profiles list --hosts"):
-        hosts.find("a toaster")
-
-
 @EACH
 def test_what_a_factor_rests_on_is_there(host: HostRow) -> None:
     assert host.basis_text
@@ -220,6 +213,8 @@ def test_factors_and_names_that_are_none() -> None:
         host_swap.find("old-sever", profile)
     with pytest.raises(HostError, match=r"'EPYC 7743'\. Did you mean .*EPYC 7742.*--host 1\.3.*calibrate --host-only"):
         host_swap.find("EPYC 7743", profile)
+    with pytest.raises(HostError, match="latpred profiles list --hosts"):
+        host_swap.find("a toaster", profile)
     with pytest.raises(HostError, match="share 3 dispatch classes"):
         host_swap.ratio(msgspec.structs.replace(dispatch(), costs_us={"view.transpose": 1.0}), dispatch(), quiet=True)
 

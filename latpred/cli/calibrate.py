@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
+from latpred import host
 from latpred.cli.options import PRECISIONS, TABLES, Output, budget_option, given, output_options, takes, verb
 from latpred.cli.output import emit, notice, progress
 from latpred.cli.profiles import host_fields, show_profile, table_of
@@ -228,8 +229,6 @@ def _shift_fields(shift: Shift) -> dict[str, Any]:
 
 
 def _shifts_page(shifts: list[Shift]) -> Page:
-    from latpred import host
-
     cells, speeds = [], []
     for shift in shifts:
         row = _shift_fields(shift)

@@ -11,6 +11,7 @@ from latpred.cli.options import FILE, PRECISIONS, TABLES, Output, batch_option, 
 from latpred.cli.output import draw, emit, notice, progress, working
 from latpred.errors import UsageError
 from latpred.query import AMP
+from latpred.render import Page
 
 if TYPE_CHECKING:
     from latpred.accuracy.accuracy_report import Report
@@ -105,7 +106,6 @@ def _evaluate_left_out(table: PublishedTable, by: str, output: Output) -> None:
         raise UsageError(f"--leave-out {why}; leave out {option}.")
     from latpred.calibration.published.joint_fit import problem
     from latpred.calibration.published.leave_out import evaluate_left_out
-    from latpred.render import Page
 
     left_out = evaluate_left_out(problem(table, progress=notice, partial=True), by, progress=notice)
     emit(output, document=left_out.to_dict, rows=lambda: left_out.cells, page=lambda: Page("", [left_out.text()]))

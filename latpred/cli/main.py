@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import difflib
 import io
 import os
 import sys
+import traceback
 from collections.abc import Iterator
 from contextlib import contextmanager, redirect_stdout, suppress
 from dataclasses import dataclass
@@ -77,8 +79,6 @@ class SuggestingGroup(click.Group):
         name, known = args[0], self.list_commands(ctx)
         if name in known or name.startswith("-"):
             return super().resolve_command(ctx, args)
-        import difflib
-
         near = difflib.get_close_matches(name, known, n=1, cutoff=0.5)
         hint = f"Did you mean {near[0]}?" if near else f"There are: {', '.join(known)}."
         raise click.UsageError(f"No such command {name!r}. {hint}", ctx)
@@ -122,7 +122,5 @@ class VerbGroup(SuggestingGroup):
 def _say(ctx: click.Context, sentence: str) -> None:
     """An error on stderr, below its traceback where that was asked for."""
     if ctx.obj.debug:
-        import traceback
-
         click.echo(traceback.format_exc(), err=True)
     click.echo(f"latpred: {sentence}", err=True)

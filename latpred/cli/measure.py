@@ -11,12 +11,13 @@ from latpred.cli.options import PRECISIONS, Output, batch_option, given, output_
 from latpred.cli.output import emit, emit_rows, notice, progress
 from latpred.errors import UsageError
 from latpred.query import AMP
+from latpred.render import Page, Table, listed
+from latpred.units import format_duration
 
 if TYPE_CHECKING:
     import pandas as pd
 
     from latpred.calibration.measurement.recorder import Done
-    from latpred.render import Page
 
 STUDIES = ("paper", "heldout", "check")
 _NAMED = 3  # settings named of those that failed alike
@@ -77,14 +78,7 @@ def measure(models: tuple[str, ...], batches: tuple[int, ...], output: Output, *
 
 
 def _show(table: pd.DataFrame, output: Output) -> None:
-    """Print a measurement table."""
-    emit_rows(output, "latpred.measure/1", "rows", table, _page(table))
-
-
-def _page(table: pd.DataFrame) -> Page:
-    from latpred.render import Page, Table
-    from latpred.units import format_duration
-
+    """Print a measurement table: a row for each cell that was timed, a line for each that was not."""
     timed, failed = [], []
     for row in table.to_dict("records"):
         if row["status"] != "ok":
@@ -94,7 +88,8 @@ def _page(table: pd.DataFrame) -> Page:
         noise = f"{row['repeat_ratio'] - 1:.1%}" if row["repeat_ratio"] == row["repeat_ratio"] else "-"
         timed.append((row["model"], str(row["batch"]), *times, str(row["n"]), noise))
     heads = ("model", "batch", "latency", "spread", "rounds", "repeat noise")
-    return Page("", [Table(heads, timed, folded=("model",)), *failed])
+    page = Page("", [Table(heads, timed, folded=("model",)), *failed])
+    emit_rows(output, "latpred.measure/1", "rows", table, page)
 
 
 def _record(
@@ -140,8 +135,6 @@ def _record(
 
 
 def _recorded_page(done: Done) -> Page:
-    from latpred.render import Page, listed
-
     lines = [f"{name:<18}{measured:>5} of {planned:>5}" for name, (measured, planned) in done.stages.items()]
     for reason, keys in done.failed.items():
         lines.append(f"{len(keys)} in vain, {reason.rstrip('.')}: {listed(keys, _NAMED)}")

@@ -5,6 +5,7 @@ Nothing here knows what a result means; each verb brings its own page, rows and 
 
 from __future__ import annotations
 
+import json
 import sys
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
@@ -38,8 +39,6 @@ def emit(
         _print(page())
         return
     if form == "json":
-        import json
-
         text = json.dumps(document(), indent=2, allow_nan=False)
     elif form == "csv":
         import pandas as pd
@@ -69,8 +68,6 @@ def emit_rows(output: Output, schema: str, name: str, rows: pd.DataFrame | list[
 
 def records(table: pd.DataFrame) -> list[dict[str, Any]]:
     """The rows of a table for a JSON document, in which empty cells are null."""
-    import json
-
     rows: list[dict[str, Any]] = json.loads(table.to_json(orient="records", double_precision=15))
     return rows
 

@@ -27,6 +27,8 @@ from latpred.cli.options import (
 from latpred.cli.output import draw, emit, emit_rows, notice, progress, records, shows_unicode
 from latpred.errors import LatpredError, UnknownModelError, UsageError
 from latpred.query import DeviceQuery, GivenLengths, Options
+from latpred.render import Page, Table, format_interval, format_ms
+from latpred.units import format_duration
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -35,7 +37,6 @@ if TYPE_CHECKING:
     from latpred.graph.graph import ModelGraph
     from latpred.prediction.prediction import Curve
     from latpred.prediction.timeline import ForwardPass
-    from latpred.render import Page
 
 
 @verb(
@@ -147,7 +148,7 @@ def _graph_of(
     if graph is not None and eager and graph.target in ("", predictor.target):
         return graph
     if not eager:
-        notice(_asking(runtime, model))
+        _say_asked(model, runtime)
     return predictor.trace(model, Options(runtime=runtime, **inputs), batches)
 
 
@@ -164,8 +165,9 @@ def _demand_model(model: str, runtime: str = "onnxruntime", era: str = "", **inp
     return None
 
 
-def _asking(runtime: str, model: str) -> str:
-    return f"asking {runtime} what it makes of {model}"
+def _say_asked(model: str, runtime: str) -> None:
+    """Say that a runtime's own tools are asked, which may take a while."""
+    notice(f"asking {runtime} what it makes of {model}")
 
 
 @verb(
@@ -210,8 +212,6 @@ def _demand_names(models: Sequence[str]) -> None:
 
 
 def _ranking_page(table: pd.DataFrame) -> Page:
-    from latpred.render import Page, Table, format_interval, format_ms
-
     parts: list[Table | str] = []
     for (device, batch), cells in table.groupby(["device", "batch"], sort=False):
         rows = [
@@ -249,7 +249,7 @@ def explain(
 
     _check_before_calibrating([model], runtimes, yes, asked)
     explanation = compare_runtimes(
-        model, batch, runtimes=runtimes or None, progress=lambda name: notice(_asking(name, model)), **asked
+        model, batch, runtimes=runtimes or None, progress=partial(_say_asked, model), **asked
     )
     emit(output, document=explanation.to_dict, rows=explanation.to_frame, page=lambda: explanation_page(explanation))
     draw(plot, explanation.plot)
@@ -294,7 +294,6 @@ def timeline(model: str, batch: int, runtime: str, plot: Path | None, output: Ou
 
 def _forward_page(forward: ForwardPass) -> Page:
     from latpred.prediction.timeline import DEVICE, HOST, WAIT
-    from latpred.render import Page, Table, format_ms
 
     point, gaps = forward.prediction, forward.gaps
     rows = []
@@ -338,11 +337,7 @@ def report(
     parts = []
     for number, model in enumerate(models, 1):
         notice(f"predicting {model} ({number} of {len(models)})")
-
-        def asking(name: str, model: str = model) -> None:
-            notice(_asking(name, model))
-
-        parts.append(gather(model, batches, runtimes=runtimes or None, progress=asking, **asked))
+        parts.append(gather(model, batches, runtimes=runtimes or None, progress=partial(_say_asked, model), **asked))
     notice(f"wrote {write(parts, path)}")
 
 
@@ -426,8 +421,6 @@ def _measure_generation(curve: GenerationCurve, model: str, device: str, output:
 
 def _measured_page(curve: GenerationCurve, joined: pd.DataFrame) -> Page:
     from latpred.explanation.generation import generation_page
-    from latpred.render import Page, Table
-    from latpred.units import format_duration
 
     rows = []
     for row in joined.to_dict("records"):

@@ -28,7 +28,7 @@ _WAIT = "synchronise"
 _OTHER, _WAITING = style.Look("white", ""), style.Look("#dddddd", "")
 
 
-@style.drawn
+@style.in_style()
 def runtimes(predictions: Sequence[Prediction], ax: Axes | None = None) -> Axes:
     """Latency of one model in each runtime with its 90 % interval, the first at the top."""
     ax = style.axes(ax, _FRAME_IN + _ROW_IN * len(predictions))
@@ -54,7 +54,7 @@ def runtimes(predictions: Sequence[Prediction], ax: Axes | None = None) -> Axes:
     return ax
 
 
-@style.drawn
+@style.in_style()
 def shares(predictions: Sequence[Prediction], ax: Axes | None = None) -> Axes:
     """Host and device time of each prediction, stacked by class of ops, the largest classes first."""
     ax = style.axes(ax, _FRAME_IN + 2 * _ROW_IN * len(predictions))
@@ -79,7 +79,7 @@ def shares(predictions: Sequence[Prediction], ax: Axes | None = None) -> Axes:
     return ax
 
 
-@style.drawn
+@style.in_style()
 def explanation(found: Explanation, into: Figure | None = None) -> Figure:
     """Both figures of an explanation, one above the other."""
     points = [choice.prediction for choice in found.choices]
@@ -117,7 +117,7 @@ def _rows(ax: Axes, names: Sequence[str]) -> None:
     ax.tick_params(axis="y", length=0)
 
 
-@style.drawn
+@style.in_style()
 def timeline(found: ForwardPass, ax: Axes | None = None, *, start_ms: float = 0.0, end_ms: float | None = None) -> Axes:
     """Spans of host and device between two times; what is white in the device's row is idle."""
     ax = style.axes(ax, 1.5)
@@ -137,7 +137,7 @@ def timeline(found: ForwardPass, ax: Axes | None = None, *, start_ms: float = 0.
     return ax
 
 
-@style.drawn
+@style.in_style()
 def two_clocks(found: ForwardPass, into: Figure | None = None) -> Figure:
     """The whole forward pass, and below it a part from its middle with an arrow from each step to its kernel."""
     into = into or style.figure(style.COLUMN_IN, 2.9)

@@ -59,7 +59,7 @@ class _Region(NamedTuple):
     high: float
 
 
-@style.drawn
+@style.in_style()
 def curve(found: Curve, ax: Axes | None = None, *, measured: Measured | None = None) -> Axes:
     """Latency against batch with its interval, what bounds it, the regimes and the crossover.
 
@@ -96,7 +96,7 @@ def curve(found: Curve, ax: Axes | None = None, *, measured: Measured | None = N
     return ax
 
 
-@style.drawn
+@style.in_style()
 def latencies(curves: Sequence[Curve], ax: Axes | None = None) -> Axes:
     """Latency against batch in several runtimes, or on several devices, with the crossover of each."""
     ax = style.axes(ax)
@@ -219,7 +219,7 @@ _SEVERAL = 8  # groups that a legend can hold
 _LONGEST = 30  # characters of a model's name: with more its box has no room
 
 
-@style.drawn
+@style.in_style()
 def agreement(report: Report, ax: Axes | None = None, *, by: str = "runtime") -> Axes:
     """Predicted against measured latency of every cell, with the line of no error and a band of 10 % around it.
 
@@ -252,7 +252,7 @@ def agreement(report: Report, ax: Axes | None = None, *, by: str = "runtime") ->
     return ax
 
 
-@style.drawn
+@style.in_style()
 def errors_by_batch(report: Report, ax: Axes | None = None) -> Axes:
     """Signed error at each batch size: the median, the middle half, and from the 5th to the 95th percentile."""
     ax = style.axes(ax, 1.9)
@@ -262,7 +262,7 @@ def errors_by_batch(report: Report, ax: Axes | None = None) -> Axes:
     return ax
 
 
-@style.drawn
+@style.in_style()
 def errors_by_model(report: Report, ax: Axes | None = None) -> Axes:
     """Signed error of each model, the worst at the top."""
     ax = style.axes(ax, 0.5 + 0.16 * len(report.by_model))
@@ -273,7 +273,7 @@ def errors_by_model(report: Report, ax: Axes | None = None) -> Axes:
     return ax
 
 
-@style.drawn
+@style.in_style()
 def validation(report: Report, into: Figure | None = None) -> Figure:
     """All three figures of a report on a page's width, or in `into`."""
     height = max(3.0, 0.9 + 0.16 * len(report.by_model) + 1.5)

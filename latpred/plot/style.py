@@ -10,22 +10,16 @@ import io
 import os
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
-from functools import wraps
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, NamedTuple, ParamSpec, TypeVar
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from latpred.errors import MissingPackageError, UsageError
 from latpred.storage import result_file
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
-
     from matplotlib.axes import Axes
     from matplotlib.axis import Axis
     from matplotlib.figure import Figure
-
-P = ParamSpec("P")
-T = TypeVar("T")
 
 COLUMN_IN, PAGE_IN = 3.3, 6.9  # width of one column of a paper, and of both
 FORMATS = (".png", ".svg", ".pdf")
@@ -77,20 +71,9 @@ class Look(NamedTuple):
     hatch: str
 
 
-def drawn(function: Callable[P, T]) -> Callable[P, T]:
-    """Draw in this style, and say what to install where matplotlib is missing."""
-
-    @wraps(function)
-    def styled(*args: P.args, **given: P.kwargs) -> T:
-        with in_style():
-            return function(*args, **given)
-
-    return styled
-
-
 @contextmanager
 def in_style() -> Iterator[None]:
-    """Apply this style, or say what to install."""
+    """Draw in this style, or say what to install where matplotlib is missing; a decorator as well."""
     try:
         import matplotlib as mpl
     except ImportError as error:
@@ -109,11 +92,11 @@ def axes(ax: Axes | None, height_in: float = 2.8) -> Axes:
     return new
 
 
+@in_style()
 def blank(height_in: float = 2.8, width_in: float = COLUMN_IN) -> Axes:
     """Axes of a new figure that no window or notebook knows of: to be drawn into and saved."""
-    with in_style():
-        made: Axes = figure(width_in, height_in).subplots()
-        return made
+    made: Axes = figure(width_in, height_in).subplots()
+    return made
 
 
 def figure_of(ax: Axes) -> Figure:
@@ -122,12 +105,12 @@ def figure_of(ax: Axes) -> Figure:
     return found
 
 
+@in_style()
 def figure(width_in: float = COLUMN_IN, height_in: float = 2.4) -> Figure:
     """A new figure that no window or notebook knows of."""
-    with in_style():
-        from matplotlib.figure import Figure
+    from matplotlib.figure import Figure
 
-        return Figure(figsize=(width_in, height_in), layout="constrained")
+    return Figure(figsize=(width_in, height_in), layout="constrained")
 
 
 def legend_below(ax: Axes, gap: float, columns: int = 2, handles: Sequence[Any] | None = None) -> None:
