@@ -90,22 +90,22 @@ def usable_cores() -> int:
 
 
 @cache
-def cpu_quota(proc: Path = PROC, sys: Path = SYS) -> float:
+def cpu_quota() -> float:
     """Processors whose time a container gives its processes in all; infinite where nothing limits it."""
     limits = [math.inf]
-    for group in _control_groups(proc, sys):
+    for group in _control_groups():
         quota, _, period = _text(group / "cpu.max").partition(" ")
         if quota.isdecimal() and period.isdecimal():
             limits.append(int(quota) / int(period))
     return min(limits)
 
 
-def _control_groups(proc: Path, sys: Path) -> list[Path]:
+def _control_groups() -> list[Path]:
     """The folders of the control group (version 2) that this process is in and of those around it, where it has one."""
-    path = re.search(r"^0::/*(.*)$", _text(proc / "self" / "cgroup"), re.MULTILINE)
+    path = re.search(r"^0::/*(.*)$", _text(PROC / "self" / "cgroup"), re.MULTILINE)
     if path is None:
         return []
-    root = sys / "fs" / "cgroup"
+    root = SYS / "fs" / "cgroup"
     inner = root / path[1]
     return [inner, *(outer for outer in inner.parents if outer.is_relative_to(root))]
 
@@ -119,15 +119,15 @@ def memory_bytes() -> int:
         return 0
 
 
-def usable_memory_bytes(proc: Path = PROC, sys: Path = SYS) -> int:
+def usable_memory_bytes() -> int:
     """Memory that processes here may take together: the host's, or what their container gives them of it."""
-    return int(min([memory_bytes(), *(limit for limit, _ in _memory_limits(proc, sys))]))
+    return int(min([memory_bytes(), *(limit for limit, _ in _memory_limits())]))
 
 
-def bytes_left(proc: Path = PROC, sys: Path = SYS) -> float:
+def bytes_left() -> float:
     """Memory and address space that the process may still take; infinite where nothing limits it."""
     left = [math.inf]
-    for limit, group in _memory_limits(proc, sys):
+    for limit, group in _memory_limits():
         fields = dict(line.split()[:2] for line in _text(group / "memory.stat").splitlines() if " " in line)
         taken = _text(group / "memory.current")
         if taken.isdecimal():  # pages of files and the like are given back when memory is needed
@@ -136,7 +136,7 @@ def bytes_left(proc: Path = PROC, sys: Path = SYS) -> float:
         import resource
 
         space = resource.getrlimit(resource.RLIMIT_AS)[0]
-        pages = int((proc / "self" / "statm").read_text(encoding="utf-8").split()[0])
+        pages = int((PROC / "self" / "statm").read_text(encoding="utf-8").split()[0])
         if space != resource.RLIM_INFINITY:
             left.append(space - pages * resource.getpagesize())
     except (ImportError, OSError, ValueError, IndexError):
@@ -144,9 +144,9 @@ def bytes_left(proc: Path = PROC, sys: Path = SYS) -> float:
     return min(left)
 
 
-def _memory_limits(proc: Path, sys: Path) -> list[tuple[int, Path]]:
+def _memory_limits() -> list[tuple[int, Path]]:
     """How many bytes each control group around this process may take, and its folder."""
-    limits = ((_text(group / "memory.max"), group) for group in _control_groups(proc, sys))
+    limits = ((_text(group / "memory.max"), group) for group in _control_groups())
     return [(int(limit), group) for limit, group in limits if limit.isdecimal()]
 
 
@@ -252,9 +252,9 @@ def load() -> float | None:
         return None
 
 
-def power_notes(sys: Path = SYS) -> list[str]:
+def power_notes() -> list[str]:
     """What makes the processors' clock unsteady or slow, in a sentence each; empty where nothing is known of it."""
-    supplies, clock = sys / "class" / "power_supply", sys / "devices" / "system" / "cpu" / "cpu0" / "cpufreq"
+    supplies, clock = SYS / "class" / "power_supply", SYS / "devices" / "system" / "cpu" / "cpu0" / "cpufreq"
     governor, driver, preference = (
         _text(clock / name) for name in ("scaling_governor", "scaling_driver", "energy_performance_preference")
     )

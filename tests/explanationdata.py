@@ -18,19 +18,16 @@ def prediction(
     *,
     regime: str = "framework-bound",
     precision: str = "fp32",
-    device_us: tuple[float, ...] = (1000.0, 3000.0),
     fits: bool | None = True,
-    batch: int = 4,
 ) -> Prediction:
     """A prediction whose interval goes from latency / factor to latency x factor."""
     course = BatchThresholds(lambda batches, shift: CurveSamples(1.0, batches.astype(float), batches.astype(float)))
     provenance = Provenance("example", "measured", "2026-01-02T03:04:05+00:00", machine(), ())
     setting = Setting("example-net", "seq", 128, precision, runtime, "gpu", "single", "device", provenance, course)
-    names = ("norm", "gemm")[: len(device_us)]
-    costs = ClassCosts(names, np.array([2, 3]), np.array([10.0, 20.0]), np.array(device_us))
+    costs = ClassCosts(("norm", "gemm"), np.array([2, 3]), np.array([10.0, 20.0]), np.array([1000.0, 3000.0]))
     return Prediction(
         setting=setting,
-        batch=batch,
+        batch=4,
         latency_ms=latency_ms,
         interval_ms=(latency_ms / factor, latency_ms * factor),
         overhead_ms=8.0,

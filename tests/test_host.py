@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 import os
+import resource
 from collections.abc import Callable
 from pathlib import Path
 
@@ -105,12 +106,13 @@ def test_what_the_system_counts(
     assert read(written(tmp_path, {file: text})) == pytest.approx(found)
 
 
-def test_files_that_are_none(tmp_path: Path) -> None:
+def test_files_that_are_none(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     (tmp_path / "stat").mkdir()
     written(tmp_path, {"pressure/cpu": ""}).joinpath("pressure/cpu").write_bytes(b"\xff\xfe\x80")
     for folder in (tmp_path, tmp_path / "missing"):
         assert host.processor_time(folder) is host.pressure_s(folder) is host.own_delay_s(folder) is None
-        assert host.power_notes(folder) == []
+        monkeypatch.setattr(host, "SYS", folder)
+        assert host.power_notes() == []
 
 
 def test_own_delay_is_that_of_all_threads(tmp_path: Path) -> None:
@@ -161,19 +163,19 @@ ON_BATTERY = "the machine runs on battery"
         ({CLOCK + "energy_performance_preference": "balance_performance\n"}, []),
     ],
 )
-def test_power_notes(files: dict[str, str], notes: list[str], tmp_path: Path) -> None:
-    assert host.power_notes(written(tmp_path, files)) == notes
+def test_power_notes(files: dict[str, str], notes: list[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(host, "SYS", written(tmp_path, files))
+    assert host.power_notes() == notes
 
 
 def test_what_a_limit_leaves_of_the_address_space(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    resource = pytest.importorskip("resource")
     monkeypatch.setattr(resource, "getpagesize", lambda: 4096)
-    assert host.bytes_left(tmp_path) == math.inf  # no such file
-    (tmp_path / "self").mkdir()
-    (tmp_path / "self" / "statm").write_text("1000 800 300 1 0 600 0\n")
+    monkeypatch.setattr(host, "PROC", tmp_path)
+    assert host.bytes_left() == math.inf  # no such file
+    written(tmp_path, {"self/statm": "1000 800 300 1 0 600 0\n"})
     for limit, left in ((resource.RLIM_INFINITY, math.inf), (5_000_000, 904_000)):
         monkeypatch.setattr(resource, "getrlimit", lambda _, limit=limit: (limit, limit))
-        assert host.bytes_left(tmp_path) == left
+        assert host.bytes_left() == left
 
 
 GROUP = {"self/cgroup": "5:cpu:/\n0::/box/inner\n"}
@@ -191,17 +193,19 @@ GROUP = {"self/cgroup": "5:cpu:/\n0::/box/inner\n"}
 def test_a_container_gives_processors_and_memory(
     limits: dict[str, str], processors: float, bytes_: float, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    proc, sys = written(tmp_path / "proc", GROUP), tmp_path / "sys"
-    written(sys / "fs/cgroup", limits | {"box/inner/memory.stat": "anon 5\ninactive_file 200\nactive_file 100\n"})
-    assert host.cpu_quota.__wrapped__(proc, sys) == processors
+    groups = tmp_path / "fs" / "cgroup"
+    monkeypatch.setattr(host, "PROC", written(tmp_path, GROUP))
+    monkeypatch.setattr(host, "SYS", tmp_path)
+    written(groups, limits | {"box/inner/memory.stat": "anon 5\ninactive_file 200\nactive_file 100\n"})
+    assert host.cpu_quota.__wrapped__() == processors
     monkeypatch.setattr(host, "cpu_quota", lambda: processors)
     monkeypatch.setattr(os, "sched_getaffinity", lambda _: range(64), raising=False)
     assert host.usable_cores() == max(1, min(64, int(min(processors, 64))))
-    assert host.usable_memory_bytes(proc, sys) == min(host.memory_bytes(), bytes_)
-    assert host.bytes_left(proc, sys) == math.inf, "nobody says how much is taken"
+    assert host.usable_memory_bytes() == min(host.memory_bytes(), bytes_)
+    assert host.bytes_left() == math.inf, "nobody says how much is taken"
     for path in ("box/inner", "box", ""):
-        written(sys / "fs/cgroup", {f"{path}/memory.current": "1000\n"})
-    assert host.bytes_left(proc, sys) == bytes_ - 1000 + (300 if "box/inner/memory.max" in limits else 0)
+        written(groups, {f"{path}/memory.current": "1000\n"})
+    assert host.bytes_left() == bytes_ - 1000 + (300 if "box/inner/memory.max" in limits else 0)
 
 
 def test_a_command_that_is_not_on_the_path_says_nothing(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -50,7 +50,7 @@ def runtimes(predictions: Sequence[Prediction], ax: Axes | None = None) -> Axes:
     ax.set_xlim(0, float(ends.max()) * 1.03 or 1.0)
     first = predictions[0]
     ax.set_title(f"{first.model}, batch {first.batch}, {first.precision} on {first.device}")
-    style.legend_below(ax, 0.38, columns=2)
+    style.legend_below(ax)
     return ax
 
 
@@ -75,7 +75,7 @@ def shares(predictions: Sequence[Prediction], ax: Axes | None = None) -> Axes:
     ax.set_xlabel("time (ms)")
     first = predictions[0]
     ax.set_title(f"{first.model}, {first.precision} on {first.device}")
-    style.legend_below(ax, 0.38, columns=3)
+    style.legend_below(ax, columns=3)
     return ax
 
 

@@ -202,7 +202,7 @@ def _legend(ax: Axes) -> None:
     handles, labels = ax.get_legend_handles_labels()
     rank = {LATENCY: 0, "90 % interval": 1, "measured": 2, "exceeds the memory": 3}
     order = sorted(range(len(labels)), key=lambda index: rank.get(labels[index], 4))
-    style.legend_below(ax, 0.38, handles=[handles[index] for index in order])
+    style.legend_below(ax, handles=[handles[index] for index in order])
 
 
 def _labels(curves: Sequence[Curve]) -> list[str]:

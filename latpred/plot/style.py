@@ -113,7 +113,7 @@ def figure(width_in: float = COLUMN_IN, height_in: float = 2.4) -> Figure:
     return Figure(figsize=(width_in, height_in), layout="constrained")
 
 
-def legend_below(ax: Axes, gap: float, columns: int = 2, handles: Sequence[Any] | None = None) -> None:
+def legend_below(ax: Axes, gap: float = 0.38, columns: int = 2, handles: Sequence[Any] | None = None) -> None:
     """A legend under the axis label, `gap` inches below the axes."""
     from matplotlib.transforms import ScaledTranslation
 
