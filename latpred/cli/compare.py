@@ -7,10 +7,9 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from latpred.cli.options import FILE, PRECISIONS, TABLES, Output, batch_option, given, output_options, takes, verb
+from latpred.cli.options import FILE, TABLES, Output, batch_option, given, output_options, takes, verb
 from latpred.cli.output import draw, emit, notice, progress, working
 from latpred.errors import UsageError
-from latpred.query import AMP
 from latpred.render import Page
 
 if TYPE_CHECKING:
@@ -126,13 +125,7 @@ def _evaluate_left_out(table: PublishedTable, by: str, output: Output) -> None:
     help="blind, everyday, recent, sealed, assorted, varied, drawn, redrawn or heldout.",
 )
 @batch_option(None, shown="the suite's")
-@click.option(
-    "--precision",
-    type=click.Choice((*PRECISIONS, *AMP)),
-    default="fp32",
-    show_default=True,
-    help="Number format; amp-: fp32 under torch.autocast.",
-)
+@takes("precision_to_validate")
 @click.option("--runtime", "runtimes", multiple=True, default=("eager",), show_default=True, help="May be given again.")
 @takes("protocol", "repeats", "threads_to_measure", "budget_s")
 @click.option("--record", type=click.Path(path_type=Path), help="Keep what was measured in this folder, to replay it.")

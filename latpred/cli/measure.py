@@ -7,10 +7,9 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from latpred.cli.options import PRECISIONS, Output, batch_option, given, output_options, takes, verb
+from latpred.cli.options import Output, batch_option, given, output_options, takes, verb
 from latpred.cli.output import emit, emit_rows, notice, progress
 from latpred.errors import UsageError
-from latpred.query import AMP
 from latpred.render import Page, Table, listed
 from latpred.units import format_duration
 
@@ -30,14 +29,7 @@ _PLANNED = ("batches", "seq", "image", "precision", "protocol", "repeats", "thre
 )
 @click.argument("models", nargs=-1, metavar="[MODEL...]")
 @batch_option("1,8,32")
-@takes("seq", "image")
-@click.option(
-    "--precision",
-    type=click.Choice((*PRECISIONS, "fp64", *AMP)),
-    default="fp32",
-    show_default=True,
-    help="Number format; amp-: fp32 under torch.autocast.",
-)
+@takes("seq", "image", "precision_to_measure")
 @click.option("--device", "-d", help="cpu, cuda:0 or simulated.  [default: cpu, with --suite cuda:0]")
 @takes("runtime", "protocol", "threads_to_measure", "repeats", "budget_s")
 @click.option("--suite", type=click.Choice(STUDIES), help="Measure a whole study in place of models.")

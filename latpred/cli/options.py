@@ -148,15 +148,24 @@ def budget_option(about: str) -> Callable[[Command], Command]:
     return click.option("--budget", "budget_s", metavar="TIME", callback=_parsed_by(parse_seconds), help=about)
 
 
+def _precision(*formats: str, default: str | None = None) -> Callable[[Command], Command]:
+    """`--precision`; without a default it is the model's own."""
+    return click.option(
+        "--precision",
+        type=click.Choice(formats),
+        default=default,
+        show_default=default is not None,
+        help="Number format; amp-: fp32 under torch.autocast." + ("" if default else "  [default: the model's own]"),
+    )
+
+
 OPTIONS: dict[str, Callable[[Command], Command]] = {
     "batch": click.option("--batch", "-b", type=click.IntRange(1), default=1, show_default=True, help="Batch size."),
     "seq": click.option("--seq", type=click.IntRange(1), help="Tokens per sequence, or samples of audio."),
     "image": click.option("--image", type=click.IntRange(1), help="Pixels per side of the image."),
-    "precision": click.option(
-        "--precision",
-        type=click.Choice((*PRECISIONS, "fp64", *AMP)),
-        help="Number format; amp-: fp32 under torch.autocast.  [default: the model's own]",
-    ),
+    "precision": _precision(*PRECISIONS, "fp64", *AMP),
+    "precision_to_measure": _precision(*PRECISIONS, "fp64", *AMP, default="fp32"),
+    "precision_to_validate": _precision(*PRECISIONS, *AMP, default="fp32"),
     "device": click.option(
         "--device",
         "-d",

@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any
 from latpred import runtimes as known_runtimes
 from latpred.api import predictor_of
 from latpred.errors import LatpredError, MissingPackageError, ProfileError, RuntimeRefusalError, UsageError
-from latpred.explanation.advice import advise, recommended
+from latpred.explanation.advice import advise
 from latpred.explanation.explanation import (
     CHEAP,
     NEARLY_FREE,
@@ -110,9 +110,8 @@ def explain(
         if not choices:
             raise ProfileError("; ".join(one.reason for one in excluded))
         explanation = Explanation(tuple(choices), tuple(excluded), {})
-        shown = (explanation.fastest, recommended(explanation), explanation.eager)
-        predictions = {choice.runtime: choice.prediction for choice in shown if choice is not None}
-        headrooms = {name: comparison.headroom(prediction) for name, prediction in predictions.items()}
+        shown = {choice.runtime: choice.prediction for choice in (explanation.fastest, explanation.eager) if choice}
+        headrooms = {name: comparison.headroom(point) for name, point in shown.items()}
         known = {name: headroom for name, headroom in headrooms.items() if headroom is not None}
         explanation = replace(explanation, headrooms=known)
     return replace(explanation, advice=advise(explanation))
