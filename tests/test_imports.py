@@ -89,7 +89,7 @@ def test_imports_run_one_way(name: str) -> None:
 
 
 def test_no_imports_go_in_a_circle() -> None:
-    assert [sorted(circle) for circle in circles(import_graph(at_load=False))] == []
+    assert [sorted(circle) for circle in circles(import_graph())] == []
 
 
 @pytest.mark.parametrize("name", [name for name in SOURCES if not within(name, "latpred.calibration")])

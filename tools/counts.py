@@ -23,6 +23,7 @@ from scipy.sparse.csgraph import connected_components
 
 ROOT = Path(__file__).resolve().parents[1]
 KEPT = ROOT / "tests" / "guards" / "counts.json"
+DEFINITIONS = (ast.FunctionDef, ast.AsyncFunctionDef, ast.ClassDef)
 
 # What is predicted to see which files take part: a model by its name, then the graph that was traced of it.
 ROAD_MODEL, ROAD_DEVICE = "bert-base-uncased", "epyc-shared"
@@ -72,12 +73,9 @@ def _imports(node: ast.AST, at_load: bool) -> Iterator[Import]:
             yield from _imports(child, at_load and not inside)
 
 
-def import_graph(*, at_load: bool) -> dict[str, set[str]]:
-    """Modules that each module imports: when it loads, or at any time."""
-    return {
-        name: {i.target for i in imports_of(name) if i.target in sources() and (i.at_load or not at_load)} - {name}
-        for name in sources()
-    }
+def import_graph() -> dict[str, set[str]]:
+    """Modules that each module imports, when it loads or later."""
+    return {name: {i.target for i in imports_of(name) if i.target in sources()} - {name} for name in sources()}
 
 
 def circles(graph: Mapping[str, Iterable[str]]) -> list[frozenset[str]]:
@@ -86,17 +84,6 @@ def circles(graph: Mapping[str, Iterable[str]]) -> list[frozenset[str]]:
     imports = np.array([[target in graph[name] for target in graph] for name in graph], dtype=int)
     _, group = connected_components(imports, connection="strong")
     return [frozenset(names[group == number].tolist()) for number in np.flatnonzero(np.bincount(group) > 1)]
-
-
-def public_names() -> list[str]:
-    """Functions and classes of modules that look public: without a leading underscore."""
-    kinds = (ast.FunctionDef, ast.AsyncFunctionDef, ast.ClassDef)
-    return [
-        f"{module}.{node.name}"
-        for module, tree in trees().items()
-        for node in tree.body
-        if isinstance(node, kinds) and not node.name.startswith("_")
-    ]
 
 
 def per_folder() -> Counter[str]:
@@ -114,14 +101,15 @@ def static_counts() -> dict[str, int]:
     """The counts that need nothing but the sources."""
     folders = per_folder()
     repeated = repeated_base_names()
-    rings = circles(import_graph(at_load=False))
+    rings = circles(import_graph())
+    defined = [node.name for tree in trees().values() for node in tree.body if isinstance(node, DEFINITIONS)]
     return {
         "source lines": sum(len(path.read_text().splitlines()) for path in sources().values()),
         "source files": len(sources()),
         "test lines": sum(len(path.read_text().splitlines()) for path in (ROOT / "tests").rglob("*.py")),
         "files in the flat room": folders["latpred"],
         "files in the fullest other folder": max(count for folder, count in folders.items() if folder != "latpred"),
-        "functions and classes that look public": len(public_names()),
+        "functions and classes that look public": sum(not name.startswith("_") for name in defined),
         "import circles": len(rings),
         "modules in import circles": sum(len(ring) for ring in rings),
         "base names that are not unique": len(repeated),
@@ -193,7 +181,7 @@ def main() -> None:
     if arguments.details:
         for folder, count in per_folder().most_common():
             print(f"{count:7}  files in {folder}")
-        for ring in circles(import_graph(at_load=False)):
+        for ring in circles(import_graph()):
             print(f"circle: {', '.join(sorted(ring))}")
         print(f"repeated base names: {', '.join(repeated_base_names())}")
     if arguments.keep:
