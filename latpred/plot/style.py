@@ -136,12 +136,8 @@ def plain_ticks(axis: Axis, limits: tuple[float, float]) -> None:
 
 
 def looks(names: Sequence[str]) -> dict[str, Look]:
-    """A colour and a hatch for each name; they repeat after eight, then with other hatches."""
-    count = len(FILLS)
-    return {
-        name: Look(FILLS[index % count], HATCHES[(index + index // count) % len(HATCHES)])
-        for index, name in enumerate(names)
-    }
+    """A colour and a hatch for each of at most eight names."""
+    return dict(zip(names, map(Look, FILLS, HATCHES), strict=False))
 
 
 def checked_path(path: str | os.PathLike[str]) -> Path:
