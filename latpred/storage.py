@@ -25,6 +25,7 @@ import platformdirs
 from latpred.errors import BusyError, CacheError, LatpredError, UsageError
 
 VARIABLE = "LATPRED_HOME"
+SUFFIX = ".json"  # of profiles of devices and hosts
 
 
 def data_dir() -> Path:
@@ -89,7 +90,19 @@ def save_document(path: Path, data: bytes, error: type[LatpredError]) -> Path:
 
 def documents(folder: Path) -> list[Path]:
     """JSON files of a folder by name, hidden ones left out."""
-    return sorted(file for file in folder.glob("*.json") if not file.name.startswith("."))
+    return sorted(file for file in folder.glob(f"*{SUFFIX}") if not file.name.startswith("."))
+
+
+def document_path(folder: Path, name: str, kind: str, example: str, error: type[LatpredError]) -> Path:
+    """The file of a folder that a document of this name is kept in; an `error` for what is no name."""
+    if not name or name != Path(name).name or name.startswith(".") or "\0" in name:
+        raise error(f"{name!r} cannot name a {kind}: use letters, digits, dots and dashes, as in {example}.")
+    return folder / f"{name}{SUFFIX}"
+
+
+def is_path(source: str | os.PathLike[str]) -> bool:
+    """Whether a document is given by its path, and not by its name."""
+    return not isinstance(source, str) or source.endswith(SUFFIX) or os.sep in source
 
 
 @contextmanager

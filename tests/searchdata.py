@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from typing import Any
 
 import torch
@@ -11,13 +11,14 @@ from factories import device, dispatch, profile
 from torch import nn
 
 from latpred.prediction.predictor import Predictor
+from latpred.profile.document import KernelFit
 
 INPUTS = (torch.zeros(2, 64),)
 
 
-def predictor(fixed_us: float = 20.0) -> Predictor:
+def predictor(fixed_us: float = 20.0, fits: Iterable[KernelFit] = ()) -> Predictor:
     info = device(name="cpu", kind="cpu", asynchronous=False, launch_us=0.0, gap_us=0.0, sync_us=0.0)
-    return Predictor(profile(info, runtimes={"eager": dispatch(fixed_us=fixed_us), "torchscript": dispatch()}))
+    return Predictor(profile(info, fits, {"eager": dispatch(fixed_us=fixed_us), "torchscript": dispatch()}))
 
 
 def builder(width: int, depth: int = 2) -> Callable[[], nn.Module]:

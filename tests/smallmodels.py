@@ -9,10 +9,6 @@ import torch
 from torch import nn
 
 from latpred.runtimes.source import Source, source_of
-from latpred.tracing.inputs import from_example
-from latpred.tracing.meta_module import make_meta_module
-from latpred.tracing.trace_pass import TracePass
-from latpred.tracing.tracer import Naming, Tracer
 
 _TEXT = {
     "hidden_size": 64,
@@ -154,11 +150,6 @@ class Function(nn.Module):
     def forward(self, *inputs: torch.Tensor) -> Any:
         """Of what it is given."""
         return self.function(*inputs)
-
-
-def pass_at(model: nn.Module, make: Callable[[int], Any], batch: int) -> TracePass:
-    """One pass at one batch size, straight."""
-    return Tracer(make_meta_module(model), from_example(make), Naming("")).one_pass(batch)
 
 
 def written(text: str, **names: object) -> torch.nn.Module:

@@ -7,6 +7,7 @@ import json
 import os
 import re
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 
 import msgspec
@@ -19,7 +20,7 @@ from profiledata import kernel, machine, profile
 import latpred
 from latpred import host
 from latpred.errors import NoProfileError, ProfileError
-from latpred.profile import store
+from latpred.profile import host_profile, store
 from latpred.profile.document import BENCHMARK, CUDNN, SCHEMA_VERSION, THREADS, DeviceInfo, decode, encode
 from latpred.profile.store import Owner, caveat, owner
 
@@ -102,21 +103,26 @@ def test_without_a_profile_the_message_names_the_command() -> None:
         store.find("cuda:0")
 
 
-def test_an_unknown_name_suggests_the_nearest() -> None:
+NO_NAMES = ("", "..", ".hidden", "a/b", "a\0b")  # of a file in the directory
+
+
+@pytest.mark.parametrize(
+    ("ask", "said"),
+    [
+        (lambda: store.load("workstatoin"), r"no profile is called 'workstatoin'\. Did you mean workstation\?"),
+        (lambda: store.load("cpu"), r"no profile is called 'cpu'\. Did you mean cpu-2-threads\?"),
+        (lambda: store.load("h100x"), r"no profile is called 'h100x'\. Did you mean h100, "),
+        (lambda: store.load("gone.json"), r"there is no profile at gone\.json\. List .* latpred profiles list"),
+        (lambda: store.load(Path(".")), "is a directory, not a profile"),
+        *[(partial(store.file_of, name), "cannot name a profile") for name in NO_NAMES],
+        *[(partial(host_profile.path, name), "cannot name a host") for name in NO_NAMES],
+    ],
+)
+def test_what_is_no_profile_is_said(ask: Callable[[], object], said: str) -> None:
     for name in ("workstation", "cpu-2-threads"):
         store.save(profile(name))
-    with pytest.raises(ProfileError, match=r"no profile is called 'workstatoin'\. Did you mean workstation\?"):
-        store.load("workstatoin")
-    with pytest.raises(ProfileError, match=r"no profile is called 'cpu'\. Did you mean cpu-2-threads\?"):
-        store.load("cpu")
-    with pytest.raises(ProfileError, match=r"no profile is called 'h100x'\. Did you mean h100, "):
-        store.load("h100x")
-
-
-@pytest.mark.parametrize("name", ["", "..", ".hidden", "a/b", "a\0b"])
-def test_a_name_cannot_leave_the_directory(name: str) -> None:
-    with pytest.raises(ProfileError, match="cannot name a profile"):
-        store.file_of(name)
+    with pytest.raises(ProfileError, match=said):
+        ask()
 
 
 def test_another_machines_profile_is_used_only_when_named() -> None:
@@ -214,13 +220,6 @@ def test_a_profile_that_is_not_finite_is_not_saved(number: float) -> None:
     with pytest.raises(ProfileError, match=rf"\$\.kernels\.fp32\.gemm\.floor_us is {number}"):
         store.save(profile(kernels={"fp32": {"gemm": broken}}))
     assert not store.directory().exists()
-
-
-def test_no_file(tmp_path: Path) -> None:
-    with pytest.raises(ProfileError, match=r"there is no profile at .*gone\.json\. List .* latpred profiles list"):
-        store.load(tmp_path / "gone.json")
-    with pytest.raises(ProfileError, match="is a directory, not a profile"):
-        store.load(tmp_path)
 
 
 @pytest.mark.usefixtures("read_only_home")

@@ -5,14 +5,14 @@ from __future__ import annotations
 import numpy as np
 import pandas as pd
 import pytest
-from profiledata import profile
 from torch import nn
 
 import latpred
 from latpred.accuracy import metrics
 from latpred.errors import UsageError
-from latpred.profile import store
 from latpred.search.ranking import agreement, rank
+
+pytestmark = pytest.mark.usefixtures("calibrated")
 
 
 def network(width: int) -> nn.Module:
@@ -22,7 +22,6 @@ def network(width: int) -> nn.Module:
 
 
 def test_the_fastest_comes_first_and_failures_last() -> None:
-    store.save(profile())
     widths = (64, 8, 0, 256, 8)
     candidates = [lambda width=width: network(width) for width in widths]
     table = latpred.rank(candidates, batch=[1, 4], image=32)
@@ -60,7 +59,6 @@ def test_candidates_that_only_the_last_digits_tell_apart_share_a_rank() -> None:
 
 
 def test_an_empty_search_has_an_empty_order() -> None:
-    store.save(profile())
     assert list(rank([]).columns)[:2] == ["rank", "candidate"]
     assert len(rank([])) == 0
 

@@ -77,7 +77,7 @@ def test_profiles_of_several_sources(name: str, graphs: dict[str, ModelGraph]) -
         assert bool(failed) != passed
 
 
-def test_channels_last_has_kernels_of_its_own_where_it_was_measured(graphs: dict[str, ModelGraph]) -> None:
+def test_channels_last_has_kernels_of_its_own_where_it_was_measured() -> None:
     tower = nn.Sequential(nn.Conv2d(64, 128, 3, padding=1), nn.BatchNorm2d(128), nn.ReLU())
     last = trace(tower, torch.zeros(1, 64, 56, 56), precision="amp-fp16", memory_format="channels_last")
     plain = trace(tower, torch.zeros(1, 64, 56, 56), precision="amp-fp16")

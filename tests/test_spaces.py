@@ -3,26 +3,27 @@
 from __future__ import annotations
 
 import random
-from functools import partial
 from typing import Any
 
 import msgspec
 import numpy as np
 import pytest
 import torch
-from factories import device, kernel_fits, profile
+from factories import kernel_fits
+from searchdata import predictor
 from torch import nn
 
 import latpred
-from latpred.errors import UnknownModelError, UsageError
+from latpred.errors import UsageError
 from latpred.graph.graph import ModelGraph
-from latpred.prediction.predictor import Predictor
 from latpred.search import spaces
 from latpred.search.option_table import latency_table
 from latpred.search.spaces import fbnet, nasbench201, once_for_all
 from latpred.zoo.spaces import fbnet as fbnets
 from latpred.zoo.spaces import nasbench201 as cells
 from latpred.zoo.spaces import space
+
+CPU = predictor(fits=kernel_fits("gemm", "conv", "elementwise", "batch_norm", "pooling", "reduction", "copy"))
 
 FIRST = "|avg_pool_3x3~0|+|nor_conv_1x1~0|skip_connect~1|+|nor_conv_1x1~0|skip_connect~1|skip_connect~2|"
 SECOND = "|nor_conv_3x3~0|+|nor_conv_3x3~0|avg_pool_3x3~1|+|skip_connect~0|nor_conv_3x3~1|skip_connect~2|"
@@ -196,16 +197,15 @@ def test_the_sizes_of_spaces_are_the_published_ones() -> None:
 
 
 def test_names_of_networks_are_candidates_like_their_graphs() -> None:
-    predictor = cpu()
     names = ["nasbench201:9", f"nasbench201:{FIRST}", "fbnet:C", "fbnet:0", 'once_for_all:{"ks": 3, "e": 3, "d": 2}']
     graphs = [
         *(nasbench201.graph(architecture, image=16) for architecture in (9, FIRST)),
         *(fbnet.graph(architecture, image=16) for architecture in ("C", 0)),
         once_for_all.graph({"ks": 3, "e": 3, "d": 2}, image=16),
     ]
-    table = latpred.predict_many(names, image=16, device=predictor, errors="raise")
+    table = latpred.predict_many(names, image=16, device=CPU, errors="raise")
     assert table["name"].tolist() == names
-    by_graph = latpred.predict_many(graphs, device=predictor)
+    by_graph = latpred.predict_many(graphs, device=CPU)
     assert table.drop(columns="name").equals(by_graph.drop(columns="name"))
     for name, graph in zip(names, graphs, strict=True):
         assert unnamed(latpred.trace(name, image=16)) == msgspec.structs.replace(unnamed(graph), model=name)
@@ -230,27 +230,7 @@ def test_the_image_is_the_space_s_or_in_the_encoding() -> None:
 def test_a_name_of_no_network_says_what_is_wrong(name: str, said: str) -> None:
     with pytest.raises(UsageError, match=said):
         latpred.trace(name)
-    assert said in latpred.predict_many([name], device=cpu())["error"][0]
-
-
-def test_an_unknown_space_is_an_error() -> None:
-    with pytest.raises(UnknownModelError, match="no space 'darts'; there are: nasbench201, fbnet, once_for_all"):
-        space("darts")
-
-
-def cpu() -> Predictor:
-    info = device(name="cpu", kind="cpu", asynchronous=False, launch_us=0.0, gap_us=0.0, sync_us=0.0)
-    families = ("gemm", "conv", "elementwise", "batch_norm", "pooling", "reduction", "copy")
-    return Predictor(profile(info, kernel_fits(*families)))
-
-
-def test_encodings_are_candidates() -> None:
-    predictor = cpu()
-    some = [FIRST, SECOND, "|none~0|"]
-    table = latpred.predict_many((partial(nasbench201.build, cell) for cell in some), image=32, device=predictor)
-    assert table["error"].isna().tolist() == [True, True, False]
-    assert "is no NAS-Bench-201 cell" in table["error"][2]
-    assert table["latency_ms"][1] > table["latency_ms"][0]
+    assert said in latpred.predict_many([name], device=CPU)["error"][0]
 
 
 DRAW = random.Random(0)
@@ -268,7 +248,7 @@ DRAW = random.Random(0)
 def test_graphs_are_those_of_the_networks(of: Any, architectures: Any, options: dict[str, int]) -> None:
     graphs = [of.graph(architecture, **options) for architecture in architectures]
     assert graphs == [traced(of.build, architecture, **options) for architecture in architectures]
-    table = latpred.predict_many(graphs, batch=[1, 64], device=cpu())
+    table = latpred.predict_many(graphs, batch=[1, 64], device=CPU)
     assert len({*table["latency_ms"]}) > len(graphs)
 
 
@@ -286,14 +266,14 @@ def unnamed(graph: ModelGraph) -> ModelGraph:
 
 @pytest.mark.parametrize("batch", [1, 64])
 def test_a_latency_table_adds_up_to_predictions(batch: int) -> None:
-    supernet, predictor = nasbench201.supernet(image=16, cells=1), cpu()
-    table = latency_table(supernet, device=predictor, batch=batch)
+    supernet = nasbench201.supernet(image=16, cells=1)
+    table = latency_table(supernet, device=CPU, batch=batch)
     assert table["error"].max() < 1e-6
     added = table.set_index(["label", "option"])["latency_ms"]
     assert (added.groupby(level="label").min()[1:] == 0).all()
     for number in (0, 9, 123):
         chosen = space("nasbench201").chosen(nasbench201.encoding(number))
-        predicted = latpred.predict_many([supernet.graph(chosen)], batch=batch, device=predictor)["latency_ms"].item()
+        predicted = latpred.predict_many([supernet.graph(chosen)], batch=batch, device=CPU)["latency_ms"].item()
         assert added["", ""] + sum(added[label, option] for label, option in chosen.items()) == pytest.approx(predicted)
 
 

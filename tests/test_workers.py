@@ -6,6 +6,7 @@ import os
 import subprocess
 import sys
 from collections.abc import Callable, Iterator
+from itertools import chain, cycle
 from pathlib import Path
 from typing import Any
 
@@ -30,9 +31,11 @@ def test_two_processes_give_the_same_table_to_the_bit() -> None:
     assert predict_many([], n_jobs=2, **ASKED).empty
 
 
-def test_errors_may_end_the_run() -> None:
+@pytest.mark.filterwarnings("ignore:.*have been cancelled")  # joblib says of what it had begun
+def test_errors_may_end_a_run_that_has_no_end() -> None:
+    endless = chain(candidates(2), [7], cycle(candidates()))
     with pytest.raises(CandidateError, match=r"candidate 2 \(int\): a int is no candidate"):
-        predict_many([*candidates(2), 7], n_jobs=2, errors="raise", **ASKED)
+        predict_many(endless, n_jobs=2, errors="raise", **ASKED)
 
 
 def test_a_generator_s_own_failure_is_its_own() -> None:
@@ -51,43 +54,6 @@ def test_when_no_worker_works_that_is_said(monkeypatch: pytest.MonkeyPatch) -> N
     monkeypatch.setattr(workers, "work", lambda *_: broken())
     with pytest.raises(WorkerError, match=r"no worker finishes anything.*no space left.*n_jobs=1"):
         predict_many(candidates(), n_jobs=2, **ASKED)
-
-
-def test_chunks_follow_the_pace_and_candidates_are_read_as_they_are_needed() -> None:
-    read: list[int] = []
-
-    def source() -> Iterator[tuple[int, Any]]:
-        for number in range(10_000):
-            read.append(number)
-            yield number, number
-
-    queue = workers._ChunkQueue(source(), jobs=2, total=0)
-    chunks = iter(queue)
-    chunk = next(chunks)
-    assert len(chunk) == workers.FIRST_CHUNK
-    queue.finished(workers.Done(chunk[0][0], [], seconds=workers.CHUNK_S / 2))
-    chunk = next(chunks)
-    assert len(chunk) == 2 * workers.FIRST_CHUNK
-    queue.finished(workers.Done(chunk[0][0], [], seconds=1e-3))
-    chunk = next(chunks)
-    assert len(chunk) == workers.LARGEST_CHUNK
-    queue.finished(workers.Done(chunk[0][0], [], seconds=3600.0))
-    assert [len(chunk) for chunk in queue.close()] == []
-    assert list(chunks) == []
-    assert len(read) == 3 * workers.FIRST_CHUNK + workers.LARGEST_CHUNK
-
-
-def test_slow_candidates_are_sent_one_by_one_and_the_last_ones_are_shared_out() -> None:
-    queue = workers._ChunkQueue(iter([(number, number) for number in range(600)]), jobs=2, total=600)
-    sizes = []
-    for chunk in queue:
-        sizes.append(len(chunk))
-        first = chunk[0][0]
-        queue.finished(workers.Done(first, [], seconds=1e-3 if first else 100.0))
-    assert sizes[:3] == [workers.FIRST_CHUNK, 1, 99]
-    assert sum(sizes) == 600
-    assert sizes[2:-1] == sorted(sizes[2:-1], reverse=True)
-    assert sizes[-2] == workers.FIRST_CHUNK
 
 
 def test_threads_of_one_process_take_turns() -> None:

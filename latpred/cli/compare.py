@@ -168,9 +168,10 @@ def adapt(table: Path, device: str | None, name: str | None, output: Output) -> 
     """
     from latpred.accuracy.adaptation import adapt as adapt_profile
     from latpred.profile import store
+    from latpred.storage import SUFFIX
 
-    if output.path is not None and output.path.suffix != store.SUFFIX:
-        raise UsageError(f"-o {output.path} is where the profile goes; give it a name that ends in {store.SUFFIX}.")
+    if output.path is not None and output.path.suffix != SUFFIX:
+        raise UsageError(f"-o {output.path} is where the profile goes; give it a name that ends in {SUFFIX}.")
     adaptation = adapt_profile(store.find(device), table, name=name, progress=notice)
     notice(f"saved {store.save(adaptation.profile, output.path)}")
     emit(output._replace(path=None), document=adaptation.to_dict, rows=adaptation.to_frame, page=adaptation.page)

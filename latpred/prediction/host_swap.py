@@ -14,6 +14,7 @@ from typing import Any, NamedTuple
 import msgspec
 import numpy as np
 
+from latpred import storage
 from latpred.errors import HostError, NoProfileError, UsageError
 from latpred.ops.families import root
 from latpred.prediction.pricing import host_cost
@@ -158,7 +159,7 @@ def _measured(name: str) -> tuple[DispatchFit, str] | None:
     """A host's dispatch by name, and what to call it; None where the table of hosts alone knows it."""
     if name == THIS:
         return _this()
-    if name in host_profile.names() or name.endswith(host_profile.SUFFIX) or os.sep in name:
+    if name in host_profile.names() or storage.is_path(name):
         host = host_profile.load(name)
         return host.dispatch, f"{host.name} ({host.machine.cpu})"
     if any(entry.name == name and entry.profile is not None for entry in store.listing()):

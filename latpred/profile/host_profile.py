@@ -19,7 +19,6 @@ from latpred.profile import hosts
 from latpred.profile.document import DispatchFit, Machine
 
 HOST_SCHEMA = 1
-SUFFIX = ".json"
 REPAIR = "Measure it again, in seconds, with: latpred calibrate --host-only"
 
 
@@ -42,9 +41,7 @@ def directory() -> Path:
 
 def path(name: str) -> Path:
     """File a host profile of this name is kept in, whether or not it exists."""
-    if not name or name != Path(name).name or name.startswith("."):
-        raise HostError(f"{name!r} cannot name a host: use letters, digits, dots and dashes, as in epyc-server.")
-    return directory() / f"{name}{SUFFIX}"
+    return storage.document_path(directory(), name, "host", "epyc-server", HostError)
 
 
 def names() -> list[str]:
@@ -64,8 +61,7 @@ def listing() -> list[HostProfile]:
 def load(source: str | os.PathLike[str]) -> HostProfile:
     """Read a host profile by name or file."""
     text = os.fspath(source)
-    is_file = not isinstance(source, str) or text.endswith(SUFFIX) or os.sep in text
-    file = Path(text) if is_file else path(text)
+    file = Path(text) if storage.is_path(source) else path(text)
     try:
         data = file.read_bytes()
     except FileNotFoundError:

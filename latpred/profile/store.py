@@ -11,6 +11,7 @@ import os
 import re
 from enum import Enum
 from importlib.resources import files
+from itertools import product
 from pathlib import Path
 from typing import NamedTuple
 
@@ -78,7 +79,6 @@ def caveat(machine: Machine) -> str:
     )
 
 
-SUFFIX = ".json"
 LIVE_KINDS = ("cuda", "cpu", "simulated")
 
 
@@ -99,9 +99,7 @@ def directory() -> Path:
 
 def file_of(name: str) -> Path:
     """File a user profile of this name is kept in, whether or not it exists."""
-    if not name or name != Path(name).name or name.startswith(".") or "\0" in name:
-        raise ProfileError(f"{name!r} cannot name a profile: use letters, digits, dots and dashes, as in cpu-laptop.")
-    return directory() / f"{name}{SUFFIX}"
+    return storage.document_path(directory(), name, "profile", "cpu-laptop", ProfileError)
 
 
 def name_here(name: str) -> str:
@@ -160,13 +158,14 @@ def locate(source: str | os.PathLike[str]) -> Path:
 
 def _found(source: str | os.PathLike[str]) -> Path | None:
     """A path as it is, or the file of a profile by its name or any other name of the GPU that it is called after."""
-    if not isinstance(source, str) or source.endswith(SUFFIX) or os.sep in source:
-        return Path(source)
-    for file in (file_of(source), _shipped() / f"{source}{SUFFIX}"):
+    name = os.fspath(source)
+    if storage.is_path(source):
+        return Path(name)
+    for file in (file_of(name), _shipped() / f"{name}{storage.SUFFIX}"):
         if file.exists():
             return file
-    gpu = gpus.find(source)
-    return None if gpu is None or gpu.name == source else _found(gpu.name)
+    gpu = gpus.find(name)
+    return None if gpu is None or gpu.name == name else _found(gpu.name)
 
 
 def _read(file: Path) -> DeviceProfile:
@@ -215,18 +214,15 @@ def find(
     anywhere = ("cuda",) if cudnn_benchmark is not None else ("cpu",) if threads is not None else ("cuda", "cpu")
     kinds = (device.partition(":")[0],) if device else anywhere
     entries = _own_entries()
-    readable = [entry.profile for entry in entries if entry.profile is not None]
-    owners = [(profile, owner(profile.machine)) for profile in readable]
-    for kind in kinds:
-        alike = [(profile, whose) for profile, whose in owners if profile.device.kind == kind]
-        own = [profile for profile, whose in alike if whose is Owner.THIS]
-        own = own or [profile for profile, whose in alike if whose is Owner.ALIKE]
+    owners = [(entry.profile, owner(entry.profile.machine)) for entry in entries if entry.profile is not None]
+    for kind, whose in product(kinds, (Owner.THIS, Owner.ALIKE)):
+        own = [profile for profile, its in owners if its is whose and profile.device.kind == kind]
         fitting = [profile for profile in own if not _differing(profile, wanted)]
-        fitting = [profile for profile in fitting if live_name(profile) == device] or fitting  # of several GPUs
         if own and not fitting:
             raise NoProfileError(_not_measured_so(own, wanted))
         if own:
-            return max(fitting, key=_preference)
+            of_number = [profile for profile in fitting if live_name(profile) == device]  # of several GPUs
+            return max(of_number or fitting, key=_preference)
     damaged = [entry for entry in entries if entry.problem]
     if damaged:
         raise ProfileError(damaged[0].problem)

@@ -57,13 +57,8 @@ class Spent:
         >>> list(Spent("latency", 4.0, low_ms=3.5, high_ms=4.5, limit_ms=5.0, macs=1e9, parameters=1e6).to_dict())
         ['latency_ms', 'latency_low_ms', 'latency_high_ms', 'latency_limit_ms', 'latency_margin_ms']
         """
-        values = {
-            "ms": self.latency_ms,
-            "low_ms": self.low_ms,
-            "high_ms": self.high_ms,
-            "limit_ms": self.limit_ms,
-            "margin_ms": self.margin_ms,
-        }
+        values = {"ms": self.latency_ms}
+        values |= {name: getattr(self, name) for name in ("low_ms", "high_ms", "limit_ms", "margin_ms")}
         return {f"{self.name}_{key}": float(value) for key, value in values.items()}
 
     def tell(self, trial: Any) -> None:

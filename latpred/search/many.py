@@ -112,10 +112,11 @@ def predict_many(
         parts: Iterable[list[CandidateRow]] = (
             (evaluator.rows(*numbered, errors) for numbered in new)
             if jobs == 1
-            else predict_on_workers(evaluator, new, jobs, total)
+            else predict_on_workers(evaluator, new, jobs)
         )
         for rows in parts:
-            counter.count(store.take(rows))
+            store.take(rows)
+            counter.count()
             failed = next((row for row in rows if row.error is not None), None)
             if errors == "raise" and failed is not None:
                 raise CandidateError(f"candidate {failed.candidate} ({failed.name}): {failed.error}")

@@ -186,9 +186,10 @@ class _Traces:
 
     def _known(self, predictor: Predictor) -> ModelGraph | None:
         """The graph of a config or of a network of a published space, put together from traces of others."""
-        from latpred.search.spaces import graph_named
+        from latpred.search.spaces import SearchSpace
         from latpred.tracing.layer_extrapolation import STACKS
         from latpred.zoo.names import is_config
+        from latpred.zoo.spaces import named
 
         options, graph = self._options, None
         if options.inputs is not None:
@@ -196,8 +197,9 @@ class _Traces:
         if is_config(self._candidate):
             asked = {name: getattr(options, name) for name in ("seq", "image", "precision", "attention")}
             graph = STACKS.graph(self._candidate, target=predictor.target, **asked)
-        elif options.seq is None and options.precision not in AMP:
-            graph = graph_named(self._candidate, image=options.image, precision=options.precision)
+        elif options.seq is None and options.precision not in AMP and (found := named(self._candidate)):
+            space, architecture = found
+            graph = SearchSpace(space.name).graph(architecture, image=options.image, precision=options.precision)
         return None if graph is None or graph.exact or graph.only else graph
 
 
@@ -282,24 +284,20 @@ class ResultStore:
                 self._keys[position] = key
             yield position, candidate
 
-    def take(self, rows: list[CandidateRow]) -> int:
-        """Rows of some candidates are there, which the file keeps unless they failed; says of how many."""
-        by_position: dict[int, list[CandidateRow]] = {}
-        for row in rows:
-            by_position.setdefault(row.candidate, []).append(row)
-        self._finished |= by_position
-        for position, of_candidate in by_position.items():
-            key = self._keys.pop(position, None)
-            if key is not None and all(row.error is None for row in of_candidate):
-                self._kept[key] = of_candidate
-                self._changed = True
+    def take(self, rows: list[CandidateRow]) -> None:
+        """The rows of a candidate are there, which the file keeps unless it failed."""
+        position = rows[0].candidate
+        self._finished[position] = rows
+        key = self._keys.pop(position, None)
+        if key is not None and all(row.error is None for row in rows):
+            self._kept[key] = rows
+            self._changed = True
         if self._changed and self._since_written.seconds > WRITE_EVERY_S:
             try:
                 self.write()
             except OSError as error:  # what was predicted must not be lost over it; the end writes once more
                 self._since_written = ProgressCounter("")
                 warnings.warn(f"cannot write {self._path} now: {error.strerror or error}", stacklevel=2)
-        return len(by_position)
 
     def in_order(self) -> list[CandidateRow]:
         """All rows of the run, candidate after candidate."""

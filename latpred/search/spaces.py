@@ -10,13 +10,12 @@ from dataclasses import dataclass
 from functools import cache
 from typing import Any
 
-import msgspec
 from torch import nn
 
 from latpred.graph.graph import ModelGraph
 from latpred.search.choices import Choice
 from latpred.search.supernet import Supernet
-from latpred.zoo.spaces import named, space
+from latpred.zoo.spaces import space
 
 
 @dataclass(frozen=True, slots=True)
@@ -85,16 +84,6 @@ def _supernet(name: str, image: int, precision: str | None, **options: Any) -> S
         return Choice(label, {option: build() for option, build in layers.items()})
 
     return Supernet(lambda: space(name).network(choice, **options), image=image, precision=precision)
-
-
-def graph_named(name: object, *, image: int | None = None, precision: str | None = None) -> ModelGraph | None:
-    """The graph of a name such as "nasbench201:17"; None where it is no network of a space."""
-    found = named(name)
-    if found is None:
-        return None
-    of, architecture = found
-    graph = SearchSpace(of.name).graph(architecture, image=image, precision=precision)
-    return msgspec.structs.replace(graph, model=str(name))
 
 
 nasbench201, fbnet, once_for_all = map(SearchSpace, ("nasbench201", "fbnet", "once_for_all"))

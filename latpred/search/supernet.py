@@ -71,8 +71,7 @@ class _ChoiceTracer(Tracer):
         paths = _paths(meta_module, self.choices)
         super().__init__(replace(meta_module, paths=paths), inputs, naming)
         self._choice_recorder = ChoiceRecorder(paths)
-        self._passes: dict[int, TracePass] = {}
-        self._watched: tuple[TracePass, list[Span]]
+        self._passes: dict[int, tuple[TracePass, list[Span]]] = {}  # the latest at each batch size
         for choice in self.choices:
             choice.recorder = self._choice_recorder
 
@@ -86,9 +85,7 @@ class _ChoiceTracer(Tracer):
         done = super().one_pass(batch, watched=watched)
         spans = self._choice_recorder.spans
         self._choice_recorder.expected.setdefault(batch, spans)
-        self._passes[batch] = done
-        if watched:
-            self._watched = done, spans
+        self._passes[batch] = done, spans
         return done
 
     def traced(self, decide: Callable[[Choice], int]) -> TracedOption:
@@ -99,8 +96,7 @@ class _ChoiceTracer(Tracer):
                 "the network does other work at batch 1 than at 2 and 3, which is not put together; "
                 "give latpred.trace each architecture as a whole"
             )
-        three, far = self._passes[3], self._far(())
-        two, spans = self._watched
+        (two, spans), (three, _), far = self._passes[2], self._passes[3], self._far(())
         with self.alone():
             large = self._attempt(far) if far > 3 else None
         if large is not None and not on_one_line(two, three, large):

@@ -1,7 +1,8 @@
 """Spreads candidates over the workers of a joblib backend: loky's processes, a dask cluster, ray.
 
-Workers get chunks of candidates and give rows back as soon as they have them. When a worker dies, what it had is done
-again, one piece at a time, so that a candidate which kills its worker is named and costs nobody else anything.
+joblib finds out how many candidates a worker should get at once. When a worker dies, what was not back is done again
+with nothing beside it, and in halves where that fails too, so that a candidate which kills its worker is named and
+costs nobody else anything.
 """
 
 from __future__ import annotations
@@ -10,35 +11,26 @@ import os
 import threading
 from collections.abc import Iterable, Iterator, Sequence
 from itertools import islice
-from typing import Any, NamedTuple
+from typing import Any
 
 from latpred.errors import WorkerError
 from latpred.ops import BUILT_IN, Formula, cost, generation
 from latpred.ops.families import registered
-from latpred.progress import ProgressCounter
 from latpred.search.resume import CandidateRow, Evaluator
 
 Chunk = list[tuple[int, Any]]  # candidates with their positions
 
-FIRST_CHUNK, LARGEST_CHUNK = 4, 512
-CHUNK_S = 0.5  # how long a worker should have with a chunk: long beside sending it, short beside a run
-LAST = 3  # chunks that each worker should still get of what is left, so that all end at about the same time
-ROUND = 8  # chunks for each worker of a backend that gives results back all at once
-HOPELESS = 3  # pieces that fail alone, one after the other and before anything succeeded: the workers are to blame
+# What a worker of a backend that gives results back all at once gets in one piece, and until they come back.
+PIECE, ROUND = 16, 256
+HOPELESS = 3  # candidates that fail alone, one after the other and before anything succeeded: the workers are to blame
 
 _ONE_AT_A_TIME = threading.Lock()  # a worker's threads would only wait for each other's traces
 
 
-class Done(NamedTuple):
-    """The position of a chunk's first candidate, its rows, and the seconds that a worker had with it."""
-
-    first: int
-    rows: list[CandidateRow]
-    seconds: float
-
-
-def work(evaluator: Evaluator, formulas: Sequence[tuple[str, Formula]], sender: int, chunk: Chunk) -> Done:
-    """Rows of a chunk: what a worker does for the process `sender`, with the formulas that its user registered."""
+def work(
+    evaluator: Evaluator, formulas: Sequence[tuple[str, Formula]], sender: int, chunk: Chunk
+) -> list[list[CandidateRow]]:
+    """Rows of each candidate: what a worker does for the process `sender`, with the formulas of its user."""
     with _ONE_AT_A_TIME:
         if os.getpid() != sender:
             import torch
@@ -46,88 +38,65 @@ def work(evaluator: Evaluator, formulas: Sequence[tuple[str, Formula]], sender: 
             torch.set_num_threads(1)
             for name, formula in formulas[generation() - BUILT_IN :]:  # all of them where the worker is new
                 cost(name)(formula)
-        clock = ProgressCounter("candidates")
-        rows = [row for position, candidate in chunk for row in evaluator.rows(position, candidate)]
-        return Done(chunk[0][0], rows, clock.seconds)
+        return [evaluator.rows(position, candidate) for position, candidate in chunk]
 
 
 def predict_on_workers(
-    evaluator: Evaluator, numbered: Iterable[tuple[int, Any]], jobs: int, total: int = 0
+    evaluator: Evaluator, numbered: Iterable[tuple[int, Any]], jobs: int
 ) -> Iterator[list[CandidateRow]]:
-    """Rows of candidates, a chunk at a time, as workers finish them.
+    """Rows of each candidate, as workers finish them.
 
-    `numbered` is read as far as workers are busy; `total` is 0 where nobody knows how many there are. Where no worker
-    finishes anything, that is a WorkerError.
+    `numbered` is read as far as workers are busy. Where no worker finishes anything, that is a WorkerError.
     """
     pool = _WorkerPool(evaluator, jobs)
-    source = iter(numbered)
-    while True:
-        queue = _ChunkQueue(source, jobs, total)
+    source, ended = iter(numbered), False
+    while not ended:
+        queue = _CandidateQueue(source)
         try:
-            for done in pool.run(queue):
-                queue.finished(done)
+            for rows in pool.run(queue):
+                queue.finished(rows)
                 pool.succeeded = True
-                yield done.rows
-        except Exception:  # a worker died, or what it was sent cannot be sent: each piece will say so by itself
+                yield rows
+            ended = True
+        except Exception:  # a worker died, or what it was sent cannot be sent: each candidate will say so by itself
             unfinished = queue.close()
             if not unfinished:
                 raise
-            for chunk in unfinished:
-                yield from pool.run_alone(chunk)
-            continue
+            yield from pool.run_alone(unfinished)
         if queue.source_error is not None:
             raise queue.source_error
-        return
 
 
-class _ChunkQueue:
-    """Chunks for workers, and those not back yet.
+class _CandidateQueue:
+    """Candidates for workers, one by one, and those not back yet."""
 
-    Chunks follow the time that a worker had with the last one, so that slow candidates come back one by one and fast
-    ones are not sent one by one.
-    """
-
-    def __init__(self, source: Iterator[tuple[int, Any]], jobs: int, total: int) -> None:
-        self._source, self._jobs, self._total = source, jobs, total
-        self._lock = threading.Lock()  # joblib asks for chunks from several threads
-        self._away: dict[int, Chunk] = {}
-        self._size, self._position, self._closed = FIRST_CHUNK, 0, False
+    def __init__(self, source: Iterator[tuple[int, Any]]) -> None:
+        self._source, self._closed = source, False
+        self._lock = threading.Lock()  # joblib asks for candidates from several threads
+        self._away: dict[int, Any] = {}
         self.source_error: Exception | None = None
 
     def __iter__(self) -> Iterator[Chunk]:
         while True:
             with self._lock:
-                chunk = [] if self._closed else self._next()
-                if not chunk:
+                try:
+                    numbered = None if self._closed else next(self._source, None)
+                except Exception as error:  # whoever makes the candidates failed, not a worker
+                    self.source_error = error
                     return
-                self._away[chunk[0][0]] = chunk
-            yield chunk
+                if numbered is None:
+                    return
+                self._away[numbered[0]] = numbered[1]
+            yield [numbered]
 
-    def _next(self) -> Chunk:
-        chunk: Chunk = []
-        wanted = self._size
-        if self._total:
-            wanted = min(wanted, max((self._total - self._position) // (LAST * self._jobs), FIRST_CHUNK))
-        try:
-            while len(chunk) < wanted:
-                chunk.append(next(self._source))
-                self._position = chunk[-1][0]
-        except StopIteration:
-            self._closed = True
-        except Exception as error:  # whoever makes the candidates failed, not a worker
-            self._closed, self.source_error = True, error
-        return chunk
+    def finished(self, rows: list[CandidateRow]) -> None:
+        del self._away[rows[0].candidate]
 
-    def finished(self, done: Done) -> None:
-        with self._lock:
-            count = len(self._away.pop(done.first))
-            self._size = min(max(int(CHUNK_S * count / max(done.seconds, 1e-6)), 1), LARGEST_CHUNK)
-
-    def close(self) -> list[Chunk]:
-        """Give out no more: the chunks that are not back."""
+    def close(self) -> Chunk:
+        """Give out no more: the candidates that are not back."""
         with self._lock:
             self._closed = True
-            return list(self._away.values())
+            return [*self._away.items()]
 
 
 class _WorkerPool:
@@ -138,33 +107,36 @@ class _WorkerPool:
         self._failed_alone = 0
         self.succeeded = False
 
-    def run(self, chunks: Iterable[Chunk]) -> Iterator[Done]:
-        """Rows of chunks, in the order in which workers finish."""
+    def run(self, chunks: Iterable[Chunk]) -> Iterator[list[CandidateRow]]:
+        """Rows of each candidate, in the order in which workers finish."""
         from joblib import Parallel, delayed
         from joblib.parallel import get_active_backend
 
-        # With two jobs at least, even a single piece is done by a worker.
+        # With two jobs at least, even a single candidate is done by a worker.
         given = self._evaluator, registered(BUILT_IN), os.getpid()
         jobs, tasks = max(2, self._jobs), (delayed(work)(*given, chunk) for chunk in chunks)
         if get_active_backend()[0].supports_return_generator:
-            yield from Parallel(jobs, batch_size=1, pre_dispatch="2*n_jobs", return_as="generator_unordered")(tasks)
+            for done in Parallel(jobs, return_as="generator_unordered")(tasks):
+                yield from done
             return
         while some := list(islice(tasks, ROUND * jobs)):  # ray's gives nothing back before it has everything
-            yield from Parallel(jobs, batch_size=1, pre_dispatch="all")(some)
+            for done in Parallel(jobs, batch_size=PIECE, pre_dispatch="all")(some):
+                yield from done
 
     def run_alone(self, chunk: Chunk) -> Iterator[list[CandidateRow]]:
-        """Rows of a chunk that nothing else is done beside; where that fails, of each of its candidates."""
+        """Rows of candidates that nothing else is done beside; where that fails, of each half of them."""
         try:
-            rows = [done.rows for done in self.run([chunk])]
+            of_each = [*self.run([chunk])]
         except Exception as error:
             if len(chunk) > 1:
-                for one in chunk:
-                    yield from self.run_alone([one])
+                middle = len(chunk) // 2
+                yield from self.run_alone(chunk[:middle])
+                yield from self.run_alone(chunk[middle:])
                 return
-            rows = [self._lost(*chunk[0], error)]
+            of_each = [self._lost(*chunk[0], error)]
         else:
             self.succeeded = True
-        yield from rows
+        yield from of_each
 
     def _lost(self, position: int, candidate: Any, error: Exception) -> list[CandidateRow]:
         self._failed_alone += 1

@@ -7,7 +7,6 @@ numbers are spent on weights that nobody looks at.
 from __future__ import annotations
 
 import os
-from collections.abc import Callable
 from functools import partial
 from typing import Any
 
@@ -15,7 +14,6 @@ import torch
 
 from latpred.errors import LatpredError, UsageError
 from latpred.graph.graph import ModelGraph
-from latpred.tracing.meta_module import Unweighted
 from latpred.zoo import names
 
 Traceable = torch.nn.Module | str | ModelGraph
@@ -57,7 +55,7 @@ def traceable(candidate: Any) -> Traceable:
             "a transformers config or a model's name"
         )
     try:
-        built = names.build_config(candidate) if config else _called(candidate)
+        built = names.build_config(candidate) if config else names.unweighted(candidate)
     except LatpredError:
         raise
     except SystemExit as end:
@@ -68,11 +66,3 @@ def traceable(candidate: Any) -> Traceable:
     if not isinstance(built, (torch.nn.Module, ModelGraph)):
         raise UsageError(f"the function returned a {type(built).__name__}; it must return an nn.Module or a ModelGraph")
     return built
-
-
-def _called(build: Callable[[], Any]) -> Any:
-    try:
-        with Unweighted():
-            return build()
-    except RuntimeError:
-        return build()  # it computes its sizes with tensors, whose values the meta device does not hold

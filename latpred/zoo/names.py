@@ -11,11 +11,11 @@ import re
 import sys
 import threading
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import AbstractContextManager, contextmanager, nullcontext
+from contextlib import AbstractContextManager, contextmanager, nullcontext, suppress
 from contextvars import ContextVar
 from dataclasses import dataclass
 from difflib import get_close_matches
-from functools import cache
+from functools import cache, partial
 from importlib import import_module
 from importlib.resources import files
 from importlib.util import find_spec, module_from_spec, spec_from_file_location
@@ -131,15 +131,21 @@ def _function(path: Path, function: str) -> Callable[[], Any]:
     return build  # type: ignore[no-any-return]
 
 
-def _call(build: Callable[[], Any], name: str, device: str) -> Any:
+def unweighted(build: Callable[[], Any], device: str = "meta") -> Any:
+    """What a function builds; for the meta device without memory and without initialising weights, where it can do so.
+
+    What needs values of its own tensors, as RegNet does for its widths, is called once more as usual, since the meta
+    device holds none. What it then says counts.
+    """
     if device == "meta":
-        try:
-            with Unweighted():
-                return build()
-        except (Exception, SystemExit):
-            pass  # it is called once more, and what it then says counts
+        with suppress(Exception, SystemExit), Unweighted():
+            return build()
+    return build()
+
+
+def _call(build: Callable[[], Any], name: str, device: str) -> Any:
     try:
-        return build()
+        return unweighted(build, device)
     except SystemExit as end:
         raise UsageError(f"{name} ended in sys.exit({end.code!r}); let it raise an error instead") from end
     except Exception as error:
@@ -491,12 +497,7 @@ def _torchvision_model(module: Any, name: str, device: str, image: int | None) -
         options["init_weights"] = False
     if image is not None and name.startswith(("vit_", "maxvit_")):  # whose layers have the image's size in them
         options |= {"image_size": image} if name.startswith("vit_") else {"input_size": (image, image)}
-    try:
-        with _building_for(device):
-            model = module.get_model(name, weights=None, **options)
-    except NotImplementedError:
-        # RegNet computes its widths with tensors, whose values the meta device does not hold.
-        model = module.get_model(name, weights=None, **options)
+    model = unweighted(partial(module.get_model, name, weights=None, **options), device)
     best = next(iter(module.get_model_weights(name)), None)
     size = getattr(getattr(best, "transforms", None), "keywords", {}).get("crop_size", 224)
     return model, size if isinstance(size, int) else size[0]

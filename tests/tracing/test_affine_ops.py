@@ -4,13 +4,16 @@ from __future__ import annotations
 
 import pytest
 import torch
-from smallmodels import ARCHITECTURES, Function, build_small, inputs_of, pass_at
+from smallmodels import ARCHITECTURES, Function, build_small, inputs_of
 from torch import nn
 
 import latpred
 from latpred.graph.graph import Affine, Op
+from latpred.tracing.inputs import from_example
+from latpred.tracing.meta_module import make_meta_module
 from latpred.tracing.op_record import OpRecord
 from latpred.tracing.trace_pass import RETURN
+from latpred.tracing.tracer import Naming, Tracer
 
 OFF_THE_LINE_AT_ONE = {"funnel", "nystromformer", "longformer", "deberta", "swin", "convbert", "mobilevit"}
 ON_THE_LINE_AT_ONE = {"bert", "gpt2", "resnet", "vit", "t5"}
@@ -30,9 +33,10 @@ def of_pass(op: OpRecord) -> tuple[object, ...]:
 @pytest.mark.parametrize("name", ARCHITECTURES)
 def test_every_count_at_other_batches(name: str) -> None:
     model = build_small(name, "meta")
-    graph = latpred.trace(model, lambda batch: inputs_of(name, batch))
+    given = from_example(lambda batch: inputs_of(name, batch))
+    graph = latpred.trace(model, given.make)
     for batch in (1, 5, 8):
-        direct = pass_at(model, lambda size: inputs_of(name, size), batch)
+        direct = Tracer(make_meta_module(model), given, Naming("")).one_pass(batch)
         ops = [of_graph(op, batch) for op in graph.at(batch) if op.name != RETURN]
         assert ops == [of_pass(record) for record in direct.records]
         assert graph.input_bytes.at(batch) == direct.input_bytes

@@ -10,7 +10,7 @@ from typing import Any
 
 from torch import Tensor, nn
 
-from latpred.errors import UnknownModelError, UsageError
+from latpred.errors import UsageError
 from latpred.query import SPACES
 
 Place = Callable[[str, Mapping[str, Callable[[], nn.Module | None]]], nn.Module | None]
@@ -47,8 +47,6 @@ class Space:
 
 def space(name: str) -> Space:
     """A space by its name."""
-    if name not in SPACES:
-        raise UnknownModelError(f"there is no space {name!r}; there are: {', '.join(SPACES)}.")
     found: Space = import_module(f"latpred.zoo.spaces.{name}").SPACE
     return found
 
