@@ -38,9 +38,10 @@ def test_errors_may_end_a_run_that_has_no_end() -> None:
         predict_many(endless, n_jobs=2, errors="raise", **ASKED)
 
 
-def test_a_generator_s_own_failure_is_its_own() -> None:
+@pytest.mark.parametrize("a_worker_dies", [False, pytest.param(True, marks=pytest.mark.slow)])
+def test_a_generator_s_own_failure_is_its_own(a_worker_dies: bool) -> None:
     def failing() -> Iterator[Any]:
-        yield from candidates(3)
+        yield from [killing()] if a_worker_dies else candidates(3)
         raise RuntimeError("the searcher gave up")
 
     with pytest.raises(RuntimeError, match="the searcher gave up"):

@@ -378,15 +378,13 @@ def _from_transformers(row: Architecture, size: int, device: str) -> torch.nn.Mo
 
 def transformers_class(name: str) -> Any:
     """A class of transformers, which does without a torchvision that is broken."""
+    failures = (ImportError, RuntimeError, AttributeError)
     try:
-        try:
-            return getattr(import_module("transformers"), name)
-        except (ImportError, RuntimeError, AttributeError):
-            if not _torchvision_broken():
-                raise
-            with _without_torchvision():
+        return getattr(import_module("transformers"), name)
+    except failures as error:
+        if _torchvision_broken():
+            with suppress(*failures), _without_torchvision():
                 return getattr(import_module("transformers"), name)
-    except (ImportError, RuntimeError, AttributeError) as error:
         raise broken("transformers", error) from error
 
 
