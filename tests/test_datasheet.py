@@ -37,17 +37,11 @@ def test_a_gpu_without_a_profile_is_predicted_from_its_datasheet() -> None:
 
 
 def test_a_profile_of_that_name_comes_before_the_datasheet() -> None:
-    store.save(datasheet.profile_of(gpus.spec("h100")))
-    own = factories.profile()
-    store.save(own, store.file_of("rtx-3090"))
+    store.save(factories.profile(), store.file_of("rtx-3090"))
     assert store.load("rtx-3090").name == "example"
     assert store.load("NVIDIA GeForce RTX 3090").name == "example"
     assert store.find("3090").provenance == "measured"
     assert store.find("rtx-5090").provenance == "datasheet"
-    with pytest.raises(ProfileError, match="'h200' is known from its datasheet only"):
-        store.locate("h200")
-    with pytest.raises(ProfileError, match=r"no profile is called 'rtx 4009'\. Did you mean .*rtx-4090"):
-        store.load("rtx 4009")
 
 
 def test_joining_many_tensors_is_slower_than_joining_two() -> None:

@@ -112,6 +112,8 @@ NO_NAMES = ("", "..", ".hidden", "a/b", "a\0b")  # of a file in the directory
         (lambda: store.load("workstatoin"), r"no profile is called 'workstatoin'\. Did you mean workstation\?"),
         (lambda: store.load("cpu"), r"no profile is called 'cpu'\. Did you mean cpu-2-threads\?"),
         (lambda: store.load("h100x"), r"no profile is called 'h100x'\. Did you mean h100, "),
+        (lambda: store.load("rtx 4009"), r"no profile is called 'rtx 4009'\. Did you mean .*rtx-4090"),
+        (lambda: store.locate("h200"), "'h200' is known from its datasheet only"),
         (lambda: store.load("gone.json"), r"there is no profile at gone\.json\. List .* latpred profiles list"),
         (lambda: store.load(Path(".")), "is a directory, not a profile"),
         *[(partial(store.file_of, name), "cannot name a profile") for name in NO_NAMES],
