@@ -296,7 +296,6 @@ class ResultStore:
             try:
                 self.write()
             except OSError as error:  # what was predicted must not be lost over it; the end writes once more
-                self._since_written = ProgressCounter("")
                 warnings.warn(f"cannot write {self._path} now: {error.strerror or error}", stacklevel=2)
 
     def in_order(self) -> list[CandidateRow]:
@@ -307,11 +306,12 @@ class ResultStore:
         """Put all rows that are kept into the file, if there are new ones."""
         if self._path is None or not self._changed:
             return
+        self._since_written = ProgressCounter("")
         table = frame(row for rows in self._kept.values() for row in rows)
         table[KEY] = [key for key, rows in self._kept.items() for _ in rows]
         with replacing(self._path) as part:
             table.to_parquet(part, index=False)
-        self._since_written, self._changed = ProgressCounter(""), False
+        self._changed = False
 
     def _key(self, candidate: Any) -> str | None:
         """None where no file is kept, or nothing tells the candidate from others."""
