@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import random
 import runpy
-from collections import Counter
 from collections.abc import Sequence
 from pathlib import Path
 
@@ -19,7 +17,6 @@ import torch
 import latpred
 from latpred import host
 from latpred.accuracy.adaptation import LEVELS, NONE
-from latpred.calibration.devices.simulated import SimulatedDevice
 from latpred.cli import main
 from latpred.errors import ProfileError, TableError, UsageError
 from latpred.fit.corrections import Factors, LatencyModel, Row, corrected
@@ -29,12 +26,12 @@ from latpred.prediction.predictor import Predictor
 from latpred.profile import datasheet, gpus, store
 from latpred.profile.document import ADAPTED, DeviceProfile, SizeCorrection
 from latpred.search.spaces import fbnet, nasbench201
-from latpred.zoo.spaces import space
 
 FEW_SHOT = runpy.run_path(str(Path(__file__).parents[1] / "examples" / "few_shot.py"))
 TRUTH = Factors({"": 1.6, "gemm": 1.9}, {"": 0.7, "elementwise": 0.9})
 SYNCHRONOUS = factories.profile(factories.device(kind="cpu", asynchronous=False))
 CLOCKED = factories.profile()
+SLOW = msgspec.structs.replace(SYNCHRONOUS, usual={"dispatch": 1.2, "product": 2.0, "elementwise": 2.0, "cache": 2.0})
 OWN_KERNELS = factories.profile(
     SYNCHRONOUS.device,
     runtimes={
@@ -134,7 +131,7 @@ def test_a_slower_host_is_slower_from_cold_caches_too() -> None:
 def test_a_power_of_the_kernels_times_is_found_again(tmp_path: Path) -> None:
     graphs = architectures(30)
     steeper = Factors({}, {}, (SizeCorrection("time", 0.3, 2.0, 1e-9, 1e9),))
-    for profile in (SYNCHRONOUS, CLOCKED):
+    for profile in (SYNCHRONOUS, CLOCKED, SLOW):
         found = latpred.adapt(profile, measured(profile, graphs[:10], factors=steeper))
         (record,) = found.runtimes
         assert record.level.startswith("classes and sizes")
@@ -158,22 +155,6 @@ def test_convolutions_of_other_windows_and_channels_take_other_factors() -> None
         graph = latpred.trace(model, (torch.zeros(1, channels, 16, 16),))
         before, after = (Predictor(one).predict(graph, 1).compute_ms for one in (profile, size_corrected))
         assert after / before == pytest.approx(factor, rel=0.01), (kernel, channels)
-
-
-def test_ten_architectures_help_in_every_draw_and_hurt_in_none() -> None:
-    graphs = architectures(40)
-    table = measured(SYNCHRONOUS, graphs, noise=0.03, batches=(1,))
-    truth = latencies(corrected(SYNCHRONOUS, "eager", TRUTH), graphs, 1)
-    after = []
-    for seed in range(12):
-        own = np.random.default_rng(seed).choice(40, 10, replace=False)
-        adapted = latpred.adapt(SYNCHRONOUS, table.iloc[own])
-        rest = np.setdiff1d(np.arange(40), own)
-        after.append(off(adapted.profile, truth[rest], [graphs[i] for i in rest]))
-    before = off(SYNCHRONOUS, truth, graphs)
-    assert before > 0.1
-    assert np.median(after) < 0.05
-    assert sum(one > before for one in after) == 0
 
 
 def cells(count: int) -> tuple[list[ModelGraph], np.ndarray]:
@@ -216,14 +197,9 @@ def test_adapting_is_no_worse_than_the_simplest_fits_to_the_same_rows(profile: D
 
 def test_ten_networks_of_a_space_do_as_well_as_a_linear_fit_of_its_options() -> None:
     """On a device whose host sets the pace of NAS-Bench-201, where that fit is exact, from a datasheet far off."""
-    draw, profile = random.Random(7), datasheet.profile_of(gpus.spec("rtx-2080ti"))
-    numbers = draw.sample(range(nasbench201.size), 40)
-    chosen = [Counter(space("nasbench201").chosen(nasbench201.encoding(number)).values()) for number in numbers]
-    names = sorted({name for one in chosen for name in one})
-    counts = np.array([[1, *(one[name] for name in names)] for one in chosen], float)
-    graphs = [nasbench201.graph(number) for number in numbers]
-    truth = np.array([SimulatedDevice().true_latency_s(graph, 32) for graph in graphs])
-    worse = 0
+    graphs, options = FEW_SHOT["drawn"](nasbench201, 40)
+    takes, profile, worse = FEW_SHOT["truth_of"]("simulated"), datasheet.profile_of(gpus.spec("rtx-2080ti")), 0
+    truth = np.array([takes(graph, 32) for graph in graphs])
     for seed in range(12):
         random_ = np.random.default_rng(seed)
         order = random_.permutation(40)
@@ -231,19 +207,28 @@ def test_ten_networks_of_a_space_do_as_well_as_a_linear_fit_of_its_options() -> 
         shown = truth[own] * np.exp(0.003 * random_.normal(size=10))
         rows = pd.DataFrame({"model": [graphs[i] for i in own], "batch": 32, "latency_s": shown})
         adapted = latpred.adapt(profile, rows.assign(spread_s=0.003 * shown)).profile
-        line = counts[rest] @ np.linalg.lstsq(counts[own] / shown[:, None], np.ones(10), rcond=None)[0]
-        simple = np.median(np.abs(line / truth[rest] - 1))
+        simple = np.median(np.abs(FEW_SHOT["fitted"](options, own, rest, shown) / truth[rest] - 1))
         worse += off(adapted, truth[rest] * 1e3, [graphs[i] for i in rest], 32) > simple + 0.001
     assert worse <= 1
 
 
-@pytest.mark.parametrize(("batch", "slowdown"), [(1, None), (16, None), (1, Slowdown(1.1, 1.9, 1.2))])
-def test_without_factors_rows_are_what_is_predicted(batch: int, slowdown: Slowdown | None) -> None:
+@pytest.mark.parametrize(
+    ("device", "precision", "batch", "slowdown"),
+    [
+        ("epyc-shared", "fp32", 1, None),
+        ("epyc-shared", "fp32", 16, None),
+        ("epyc-shared", "fp32", 16, Slowdown(1.1, 1.9, 1.2)),
+        ("h100-shared", "fp16", 1, None),  # whose host takes longer for half precision
+    ],
+)
+def test_without_factors_rows_are_what_is_predicted(
+    device: str, precision: str, batch: int, slowdown: Slowdown | None
+) -> None:
     """Of a CPU whose usual moments are slower than its full speed, which is given memory anew at the larger batch."""
-    predictor = Predictor(store.load("epyc-shared"), slowdown=slowdown)
-    graph = latpred.trace(torch.nn.Sequential(torch.nn.Conv2d(3, 64, 3), torch.nn.Conv2d(64, 64, 3)), image=112)
+    predictor, model = Predictor(store.load(device), slowdown=slowdown), [torch.nn.Conv2d(n, 64, 3) for n in (3, 64)]
+    graph = latpred.trace(torch.nn.Sequential(*model), image=112, precision=precision)
     rows = [Row(0, graph, batch, "single", predictor.predict(graph, batch).latency_ms * 1e3, 0.0)]
-    assert LatencyModel(predictor, rows, "eager").unchanged(NONE).left_out == pytest.approx([0.0], abs=1e-9)
+    assert LatencyModel(predictor, rows, "eager").unchanged().left_out == pytest.approx([0.0], abs=1e-9)
 
 
 def test_a_profile_that_is_right_stays_as_it_is() -> None:
@@ -328,24 +313,15 @@ def test_rows_that_wait_for_the_device_alone_leave_the_host_as_unknown_as_it_was
     assert (new.spread == 0.35) != told
 
 
-def test_one_architecture_moves_everything_by_one_factor() -> None:
-    graphs = architectures(3)
-    found = latpred.adapt(SYNCHRONOUS, measured(SYNCHRONOUS, graphs[:1], factors=Factors({"": 2.0}, {"": 2.0})))
-    (record,) = found.runtimes
-    assert not record.validated
-    assert "nothing vouches" in found.text()
-    ratio = latencies(found.profile, graphs, 4) / latencies(SYNCHRONOUS, graphs, 4)
-    assert ratio == pytest.approx([ratio[0]] * 3)
-    assert 1.8 < ratio[0] <= 2.0
-
-
 @pytest.mark.parametrize("count", [1, 3])
 def test_a_correction_that_nothing_vouches_for_is_said_and_widens_the_interval(count: int) -> None:
     given, graphs, factor = profiledata.profile(), architectures(count + 1), 33.0
     table = measured(given, graphs[:count], factors=Factors({"": factor}, {"": factor}), batches=(1,))
     adapted = latpred.adapt(given, table).profile
+    ratio = latencies(adapted, graphs, 4) / latencies(given, graphs, 4)
+    assert ratio == pytest.approx([ratio[0]] * len(graphs))  # one factor on everything
+    assert 5.0 < ratio[0] < 1.001 * factor
     before, after = (Predictor(profile).predict(graphs[-1], 1) for profile in (given, adapted))
-    assert after.latency_ms > 5 * before.latency_ms
     assert after.interval_ms[0] < before.latency_ms * 1.05 < after.interval_ms[1]
     start = f"corrected by {count} measured architecture{'s' * (count > 1)},"
     caveats = [caveat for caveat in after.provenance.caveats if caveat.startswith(start)]

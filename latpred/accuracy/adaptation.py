@@ -12,7 +12,7 @@ import os
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from datetime import UTC, datetime
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import msgspec
 import numpy as np
@@ -23,20 +23,18 @@ from latpred.accuracy import metrics
 from latpred.accuracy.metrics import Errors
 from latpred.accuracy.predicted import GraphKey, graph_key, graph_of, slowdown_of, trace_models
 from latpred.errors import TableError, UsageError
-from latpred.fit.corrections import GENERAL, Factors, Fit, LatencyModel, Level, Row, corrected
+from latpred.fit.corrections import GENERAL, NONE, Factors, Fit, LatencyModel, Level, Row, corrected
 from latpred.graph.features import Floats
 from latpred.graph.graph import ModelGraph
 from latpred.prediction.clocks import Z90
 from latpred.prediction.predictor import Predictor, untested
 from latpred.profile import gpus
-from latpred.profile.document import ADAPTED, DispatchFit
+from latpred.profile.document import ADAPTED, DeviceProfile, DispatchFit
+from latpred.query import Options
 from latpred.render import WIDTH, Page, Table
-from latpred.runtimes import lowering
 from latpred.runtimes.legacy_torch import traced_for
 from latpred.tracing.inputs import precision_name
-
-if TYPE_CHECKING:
-    from latpred.profile.document import DeviceProfile
+from latpred.zoo import candidates
 
 SCHEMA = "latpred.adaptation/1"
 _MOST_SHOWN = 6
@@ -180,7 +178,6 @@ def _document(each: RuntimeAdaptation) -> dict[str, Any]:
     }
 
 
-NONE = "none"
 MISFITS = (0.0005, 0.001, 0.0025, 0.005, 0.01, 0.02, 0.04, 0.08, 0.16)
 ONE_FACTOR = tuple(Level("one factor", 1.0, 0.0, 0.0, 0.0, misfit) for misfit in MISFITS)
 LEVELS = (
@@ -313,7 +310,7 @@ def _adapt_runtime(
 
 def _fits(model: LatencyModel, rows: Sequence[Row], architecture: Any) -> tuple[list[Fit], Fit]:
     """The fits that leaving architectures out can tell apart, the unchanged profile first, and the one to use."""
-    unchanged = model.unchanged(NONE)
+    unchanged = model.unchanged()
     _demand_unit(unchanged.left_out)
     if len(np.unique(architecture)) < FEWEST:
         return [unchanged], model.fit(ONE_FACTOR)
@@ -466,8 +463,6 @@ def _named(frame: pd.DataFrame) -> tuple[pd.DataFrame, dict[str, Any]]:
     """The table with names in place of live models, and those models by name; one object is one architecture."""
     if "model" not in frame.columns or all(isinstance(model, str) for model in frame["model"]):
         return frame, {}
-    from latpred.zoo import candidates
-
     names: dict[int, str] = {}
     live: dict[str, Any] = {}
     for model in frame["model"]:
@@ -499,29 +494,22 @@ def _traced(
     progress: Callable[[str], None] | None,
 ) -> Mapping[GraphKey, ModelGraph]:
     """The graphs that were given, and those of the models and names that these lack."""
-    from latpred.zoo import candidates
-
     traced = dict(graphs)
     batches: dict[GraphKey, list[int]] = {}
     with traced_for(predictor.era):
         for cell in cells.to_dict("records"):
             batches.setdefault(graph_key(cell), []).append(int(cell["batch"]))
         for key, sizes in batches.items():
-            if key.model not in live or key in traced:
-                continue
-            model = candidates.traceable(live[key.model])
-            if not isinstance(model, ModelGraph):
-                model = lowering.trace_for_runtime(
-                    model,
+            if key.model in live and key not in traced:
+                model = candidates.traceable(live[key.model])
+                asked = Options(
                     inputs,
                     runtime=key.runtime,
-                    target=predictor.target,
                     precision=key.precision,
                     memory_format=key.memory_format,
                     attention=key.attention or None,
-                    batches=sizes,
                 )
-            traced[key] = model
+                traced[key] = model if isinstance(model, ModelGraph) else predictor.trace(model, asked, sizes)
         untraced = cells[[graph_of(traced, cell) is None for cell in cells.to_dict("records")]]
         return trace_models(untraced, traced, progress, predictor.target)
 

@@ -21,15 +21,17 @@ import numpy as np
 
 from latpred.graph.features import Floats
 from latpred.graph.graph import Ints, ModelGraph, numbered
+from latpred.host import SAME
 from latpred.ops.families import kind_of, root
 from latpred.prediction import clocks
 from latpred.prediction.clocks import Timeline
 from latpred.prediction.predictor import Predictor
-from latpred.prediction.pricing import CALL, SIZES, TIME, host_cost, kernel_sizes, ops_slowdown
+from latpred.prediction.pricing import CALL, SIZES, TIME, host_cost, host_scale, kernel_sizes, ops_slowdown
 from latpred.profile.document import DeviceInfo, DeviceProfile, SizeCorrection, call_prices
 
 MODULE, PYTHON = "module calls", "python calls"
 GENERAL = ""  # what no measured row has takes this factor
+NONE = "none"  # level of a profile as it is
 
 SOFT = 0.10  # error in log latency beyond which a row pulls less than in proportion
 MOST_STEPS, MOST_STEPS_LEFT_OUT = 20, 4
@@ -142,19 +144,23 @@ def _cell(predictor: Predictor, row: Row, runtime: str) -> _Cell:
     fit, batch = predictor.profile.runtimes[runtime], np.array([float(row.batch)])
     classes = np.array([kind_of(name) for name in schedule.host_class], dtype=object)
     slow, slow_ops = predictor.slowdown.dispatch, ops_slowdown(fit, predictor.slowdown)
-    costs = np.array([host_cost(fit, name) for name in schedule.host_class]) * (fit.scale * slow_ops)
+    scale = host_scale(fit, row.graph.precision)
+    costs = np.array([host_cost(fit, name) for name in schedule.host_class]) * (scale * slow_ops)
     if priced.cold is not None:
         costs += priced.cold.at(batch)[:, 0]
     steps = {name: np.where(classes == name, costs, 0.0) for name in dict.fromkeys(classes.tolist())}
-    steps[MODULE] = schedule.calls[:, 0] * (fit.module_call_us * fit.scale * slow)
-    steps[PYTHON] = schedule.calls[:, 1:] @ call_prices(fit)[1:] * (fit.scale * slow)
+    steps[MODULE] = schedule.calls[:, 0] * (fit.module_call_us * scale * slow)
+    steps[PYTHON] = schedule.calls[:, 1:] @ call_prices(fit)[1:] * (scale * slow)
     host_us = {name: np.concatenate(([0.0], us)) for name, us in steps.items()}
     host_us[CALL] = np.concatenate(([fit.fixed_us * slow], np.zeros(len(costs))))
     host_us = {name: us for name, us in sorted(host_us.items()) if us.any()}
     us = priced.times(batch).us[priced.kernel_row, 0]
     families, kernel_family = numbered(tuple(root(family) for family in schedule.kernel_family))
     ops = [schedule.ops[index] for index in schedule.kernel_op.tolist()]
-    told = [{TIME: time, **kernel_sizes(op)} for op, time in zip(ops, us.tolist(), strict=True)]
+    # How slow the machine is comes after corrections by size.
+    _, at_full_speed, *_ = predictor.at(SAME).priced(row.graph, row.batch, runtime=runtime)
+    full_us = at_full_speed.times(batch).us[priced.kernel_row, 0]
+    told = [{TIME: time, **kernel_sizes(op)} for op, time in zip(ops, full_us.tolist(), strict=True)]
     return _Cell(
         timeline=priced.timeline,
         classes=tuple(host_us),
@@ -193,17 +199,20 @@ class LatencyModel:
         own += [len(self.host) + self.kernel.index(family) for family in cell.families]
         return np.array([*own, *range(len(self.host) + len(self.kernel), len(self._kinds))])
 
-    def unchanged(self, level: str) -> Fit:
+    def unchanged(self) -> Fit:
         """The profile as it is."""
         errors, _ = self._errors(np.zeros(len(self._kinds)), np.arange(len(self._cells)))
-        return Fit(level, Factors({}, {}), errors)
+        return Fit(NONE, Factors({}, {}), errors)
 
     def fit(self, levels: Sequence[Level]) -> Fit:
         """The mean of what levels make of the rows, each as heavy as it makes the rows likely.
 
         Rows too few to tell levels apart are told from by all of them, which errs less than the one that looks best.
         """
-        deviation, misfit, every = *self._believed(levels), np.arange(len(self._cells))
+        # How far each parameter may be from 0 by each level, and by how much a right profile misses the rows.
+        own = [np.where(self._kinds < 2, level.classes, level.sizes) for level in levels]
+        deviation = np.hstack(([(level.whole, level.clocks, level.clocks) for level in levels], own))
+        misfit, every = np.array([level.misfit for level in levels]), np.arange(len(self._cells))
         found = _Solution(np.zeros(0), -math.inf, np.zeros(0), -math.inf)
         for number, start in enumerate(self._starts()):
             tried = self._solved(start, deviation, misfit, every, MOST_STEPS)
@@ -270,12 +279,6 @@ class LatencyModel:
             predicted, slopes[number, own] = self._cells[row].evaluate(logs[own])
             errors[number] = self._measured[row] - predicted
         return errors, slopes
-
-    def _believed(self, levels: Sequence[Level]) -> tuple[Floats, Floats]:
-        """How far each parameter may be from 0 by each level, and by how much a right profile misses the rows."""
-        own = [np.where(self._kinds < 2, level.classes, level.sizes) for level in levels]
-        shared = [(level.whole, level.clocks, level.clocks) for level in levels]
-        return np.hstack((shared, own)), np.array([level.misfit for level in levels])
 
     def _left_out(self, theta: Floats, deviation: Floats, misfit: Floats) -> Floats:
         """Errors that each architecture's rows have where they had no part in the solution."""

@@ -453,7 +453,7 @@ class PriceList:
             (schedule.runtime, names), lambda: np.array([host_cost(fit, name) for name in names], dtype=float)
         )
         dispatch, ops = self._slowdown.dispatch, ops_slowdown(fit, self._slowdown)
-        scale = fit.scale * (fit.half_scale if precision.partition(" ")[0] in HALVES else 1.0)
+        scale = host_scale(fit, precision.partition(" ")[0])
         steps = (schedule.calls @ call_prices(fit)) * (scale * dispatch) + (scale * ops * costs)[code]
         us: Floats = np.concatenate(([fit.fixed_us * dispatch], steps))
         return us
@@ -532,6 +532,11 @@ class PriceList:
 def host_cost(fit: DispatchFit, name: str) -> float:
     """Dispatch cost of a class: its own, that of the nearest more general class, or that of any op."""
     return nearest(fit.costs_us, name)
+
+
+def host_scale(fit: DispatchFit, precision: str) -> float:
+    """What all costs of calls and classes are multiplied by in a precision."""
+    return fit.scale * (fit.half_scale if precision in HALVES else 1.0)
 
 
 def ops_slowdown(fit: DispatchFit, slowdown: Slowdown) -> float:
