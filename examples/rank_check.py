@@ -31,6 +31,7 @@ from latpred.accuracy.predicted import GraphKey, predict_table
 from latpred.accuracy.recording import Recording, load
 from latpred.calibration.timing.timer import Plan
 from latpred.calibration.workloads.suites import Workload, module_workload, seeded
+from latpred.graph.features import Floats
 from latpred.graph.graph import ModelGraph
 from latpred.prediction.predictor import Predictor
 from latpred.profile import store
@@ -168,7 +169,7 @@ def print_ranking(cells: pd.DataFrame, passes: pd.DataFrame) -> None:
         print(f"{space:9} {runtime:12} {batch:5} {len(part):5} {shown}")
 
 
-def between_halves(latencies: metrics.Floats) -> float:
+def between_halves(latencies: Floats) -> float:
     """Kendall's tau between medians over half the passes, in columns, and over the other half; mean over splits."""
     count, draw = latencies.shape[1], np.random.default_rng(0)
     taus = []

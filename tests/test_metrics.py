@@ -36,7 +36,6 @@ def test_curve_points_speed_ups_launches_and_noise_by_hand() -> None:
     assert metrics.speedups([2.0, 3.0], [2.0, 2.0]) == metrics.Speedups(cells=2, median=0.25, near=0.5)
     launches = metrics.launches([100, 99], [100, 100], ["bert", "vit"])
     assert launches == metrics.Launches(models=2, exact=0.5, near=1.0, worst=0.01)
-    assert metrics.factor(4, 8) == 2.0
     noise = metrics.noise([1.02, math.nan, 1.04], "two halves")  # a cell without repeats does not count
     assert (noise.cells, noise.median) == (2, pytest.approx(0.03))
 
@@ -93,11 +92,6 @@ def test_coverage_bootstrap_is_clustered_and_repeatable() -> None:
     # resampled share = 1 - X / 10 with X ~ Binomial(10, 0.1): P(X >= 4) = 1.3 %, P(X >= 3) = 7 %, so 0.7 to 1
     assert (coverage.low, coverage.high) == (pytest.approx(0.7), pytest.approx(1.0))
     assert coverage == metrics.coverage(np.zeros(100), np.full(100, 2.0), truth, models, seed=7)
-
-
-@pytest.mark.parametrize(("batch", "name"), [(9, "1-9"), (10, "10-99"), (128, "100-999")])
-def test_decade(batch: int, name: str) -> None:
-    assert metrics.decade(batch) == name
 
 
 def test_the_fastest_counts_where_the_gap_exceeds_the_noise() -> None:

@@ -28,10 +28,12 @@ def graph() -> ModelGraph:
 
 @pytest.fixture
 def asked(graph: ModelGraph, monkeypatch: pytest.MonkeyPatch) -> list[dict[str, object]]:
-    """What every trace is asked for, each of which gives the same graph."""
+    """What every trace is asked for, each of which gives the same graph; models of "lib" lack their package."""
     calls: list[dict[str, object]] = []
 
     def trace(model: str, inputs: object = None, **options: object) -> ModelGraph:
+        if model.startswith("lib:"):
+            raise MissingPackageError("lib cannot be used: it does not fit.")
         calls.append({"model": model, **options})
         return graph
 
@@ -64,31 +66,18 @@ def test_only_what_is_missing_is_traced(graph: ModelGraph, asked: list[dict[str,
     assert traced.keys() == {KEY, GraphKey("vit", "image", 96, "fp32")}
 
 
-def test_models_that_lack_a_package_are_left_out_of_an_evaluation(
-    graph: ModelGraph, monkeypatch: pytest.MonkeyPatch
+def test_an_outside_table_is_evaluated_without_models_that_lack_a_package(
+    graph: ModelGraph, asked: list[dict[str, object]]
 ) -> None:
-    def trace(model: str, inputs: object = None, **options: object) -> ModelGraph:
-        raise MissingPackageError(f"{model.partition(':')[0]} cannot be used: it does not fit.")
-
-    monkeypatch.setattr(latpred.tracing, "trace", trace)
-    known = {GraphKey("bert", "default", 0, "fp32"): graph}
-    outside = pd.DataFrame(
-        {"model": ["bert", "lib:a", "lib:b", "lib:b"], "batch": [4, 1, 1, 2], "latency_s": [0.1] * 4, "gpu": "none"}
-    )
-    report = comparison.evaluate(outside, profile(), graphs=known)
-    assert report.overall.cells == 1
-    assert "3 rows of 2 models are left out (lib:a, lib:b): lib cannot be used: it does not fit." in report.notes
-    assert report.only_measured == ()
-    with pytest.raises(MissingPackageError, match="none of the table's models can be traced: lib cannot be used"):
-        comparison.evaluate(outside.iloc[1:], profile(), graphs=known)
-
-
-def test_evaluate_an_outside_table(graph: ModelGraph) -> None:
     truth = Predictor(profile()).predict(graph, 4).latency_ms / 1e3
-    outside = pd.DataFrame({"model": ["bert"], "batch": [4], "latency_s": [truth / 1.25], "gpu": ["none"]})
-    report = comparison.evaluate(outside, profile(), graphs={GraphKey("bert", "default", 0, "fp32"): graph})
+    outside = pd.DataFrame({"model": ["bert", "lib:a", "lib:b", "lib:b"], "batch": [4, 1, 1, 2], "gpu": "none"})
+    report = comparison.evaluate(outside.assign(latency_s=truth / 1.25), profile())
+    assert (report.overall.cells, report.only_measured) == (1, ())
     assert report.overall.median == pytest.approx(0.25)
     assert "measured on unknown" in report.notes[0]
+    assert "3 rows of 2 models are left out (lib:a, lib:b): lib cannot be used: it does not fit." in report.notes
+    with pytest.raises(MissingPackageError, match="none of the table's models can be traced: lib cannot be used"):
+        comparison.evaluate(outside.iloc[1:].assign(latency_s=truth), profile())
 
 
 def test_attention_is_traced_as_the_table_says(asked: list[dict[str, object]]) -> None:

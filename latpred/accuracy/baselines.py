@@ -13,11 +13,10 @@ from dataclasses import dataclass
 
 import numpy as np
 import pandas as pd
-from numpy.typing import NDArray
 
+from latpred.graph.features import Floats
 from latpred.tables import BASELINE_PREFIX
 
-Floats = NDArray[np.float64]
 Model = Callable[[pd.DataFrame], Floats]
 
 FEATURES = ("macs", "bytes", "launches")

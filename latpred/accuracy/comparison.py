@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 import pandas as pd
@@ -16,12 +16,11 @@ from latpred import tables
 from latpred.accuracy import baselines, metrics
 from latpred.accuracy.accuracy_report import CAPTURED, Block, Report, Score
 from latpred.accuracy.metrics import Coverage, CurvePoint, Errors, Noise, Rank
+from latpred.accuracy.predicted import GraphKey, graph_key, left_out, predict_table, trace_models
 from latpred.errors import MissingPackageError, TableError
-
-if TYPE_CHECKING:
-    from latpred.accuracy.predicted import GraphKey
-    from latpred.graph.graph import ModelGraph
-    from latpred.profile.document import DeviceProfile
+from latpred.profile.document import DeviceProfile
+from latpred.runtimes.legacy_torch import traced_for
+from latpred.runtimes.lowering import target_of
 
 __all__ = ["Report", "compare", "evaluate"]
 
@@ -84,35 +83,24 @@ def compare(
     return _report(joined, dict(reasons or {}), notes, seed)
 
 
-def evaluate(
-    table: tables.Source,
-    profile: DeviceProfile,
-    *,
-    graphs: Mapping[GraphKey, ModelGraph] | None = None,
-    progress: Callable[[str], None] | None = None,
-) -> Report:
+def evaluate(table: tables.Source, profile: DeviceProfile, *, progress: Callable[[str], None] | None = None) -> Report:
     """Predict every cell of a measurement table made elsewhere and report how far off that is.
 
-    Columns other than model, batch and latency_s have defaults (`latpred.tables.DEFAULTS`). Models that are not in
-    `graphs` are traced by name. Those that need a package which is not there are left out, and a note says which.
+    Columns other than model, batch and latency_s have defaults (`latpred.tables.DEFAULTS`). Models are traced by
+    name. Those that need a package which is not there are left out, and a note says which.
     """
-    from latpred.accuracy.predicted import graph_key, left_out, predict_table, trace_models
-    from latpred.runtimes.legacy_torch import traced_for
-    from latpred.runtimes.lowering import target_of
-
     outside = tables.complete(tables.load(table), {"device": profile.device.name})
     cells = tables.merge_repeats(tables.check(outside, tables.MEASURED))
     if cells.empty:
         raise TableError("The table has no rows. Measure some models: latpred measure MODEL -o measured.csv")
     lacking: dict[GraphKey, str] = {}
     with traced_for(profile.protocol.get("era", "")):
-        traced = trace_models(cells, dict(graphs or {}), progress, target_of(profile.device.kind), lacking)
-        reason = pd.Series([lacking.get(graph_key(cell), "") for cell in cells.to_dict("records")], index=cells.index)
-    out = cells[reason != ""]
-    if len(out) == len(cells):
-        raise MissingPackageError(f"none of the table's models can be traced: {reason.iloc[0]}")
-    notes = list(left_out(out["model"], reason[out.index]))
-    cells = cells.drop(out.index)
+        traced = trace_models(cells, {}, progress, target_of(profile.device.kind), lacking)
+        reasons = [lacking.get(graph_key(cell), "") for cell in cells.to_dict("records")]
+    out, notes = left_out(cells["model"], reasons)
+    if out.all():
+        raise MissingPackageError(f"none of the table's models can be traced: {reasons[0]}")
+    cells = cells[~out]
     return compare(predict_table(cells, traced, profile), cells, notes=notes)
 
 

@@ -5,16 +5,14 @@ Records and their text only; `latpred.calibration.measurement.drift_test` measur
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import msgspec
+import pandas as pd
 
 from latpred import host
 from latpred.ops.families import root
 from latpred.render import Page, Table, listed
-
-if TYPE_CHECKING:
-    import pandas as pd
 
 SCHEMA = "latpred.check/1"
 HOLDS, MOVED, UNCLEAR = "holds", "moved", "unclear"
@@ -102,8 +100,6 @@ class Check(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
     def to_frame(self) -> pd.DataFrame:
         """One row for each part."""
-        import pandas as pd
-
         return pd.DataFrame([msgspec.structs.asdict(part) for part in self.told])
 
     def page(self) -> Page:
@@ -117,13 +113,11 @@ class Check(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
             what = "noise" if self.told == self.parts else "noise or other work"
             names = dict.fromkeys(part.group or f"all of the {part.clock}" for part in self.unclear)
             parts.append(f"{what} hides a change of 15 % in: {listed(list(names), MOST_NAMED)}")
-        speed = (
-            [f"the machine now over the profile's speed, taken off all times: {host.sentence(self.speed)}"]
-            if self.speed
-            else []
-        )
-        same = ["nothing changed in processor, device, driver, threads and packages"]
-        return Page(self.sentence, [*parts, *speed, *([f"changed: {said}" for said in self.changes] or same)])
+        if self.speed:
+            parts.append(f"the machine now over the profile's speed, taken off all times: {host.sentence(self.speed)}")
+        same = "nothing changed in processor, device, driver, threads and packages"
+        parts += [f"changed: {said}" for said in self.changes] or [same]
+        return Page(self.sentence, parts)
 
     def _counted(self, verdict: str) -> str:
         count = sum(part.verdict == verdict for part in self.parts)

@@ -13,7 +13,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
-Floats = NDArray[np.float64]
+from latpred.graph.features import Floats
 
 # A prediction within this share of the measurement counts as near: of latencies, of speed-ups, of numbers of launches.
 NEAR, SPEEDUP_NEAR, LAUNCHES_NEAR = 0.10, 0.15, 0.02
@@ -170,11 +170,6 @@ def crossing(batches: ArrayLike, overhead: ArrayLike, compute: ArrayLike) -> flo
     """Crossover batch where both clocks are known: where compute reaches overhead; NaN when it never does."""
     b, share = _by_batch(batches, np.asarray(compute, float) / np.asarray(overhead, float))
     return _reaching(b, share, 1.0)
-
-
-def factor(predicted: float, measured: float) -> float:
-    """How many times too large or too small, at least 1; NaN when either is."""
-    return float(max(predicted / measured, measured / predicted))
 
 
 def _by_batch(batches: ArrayLike, values: ArrayLike) -> tuple[Floats, Floats]:

@@ -6,21 +6,20 @@ Gives predicted tables (`latpred.tables.PREDICTED`), which `latpred.accuracy.com
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Hashable, Iterable, Iterator, Mapping, MutableMapping
-from typing import TYPE_CHECKING, Any, NamedTuple
+from collections.abc import Callable, Hashable, Iterable, Mapping, MutableMapping, Sequence
+from typing import Any, NamedTuple
 
+import numpy as np
 import pandas as pd
+from numpy.typing import NDArray
 
 from latpred import host, tables
 from latpred.errors import MissingPackageError, TableError
 from latpred.graph.graph import ModelGraph
 from latpred.prediction.predictor import Predictor
+from latpred.profile.document import DeviceProfile
 from latpred.render import listed
 from latpred.runtimes import lowering
-
-if TYPE_CHECKING:
-    from latpred.profile.document import DeviceProfile
-
 
 _SHOWN = 8  # models that are named of those left out
 
@@ -90,10 +89,7 @@ def predict_table(cells: pd.DataFrame, graphs: Mapping[GraphKey, ModelGraph], pr
             slower = predictor.at(slowdown_of(cell, profile))
             row[tables.AT_SPEED] = slower.predict(graph, batch, **options).latency_ms / 1e3
         rows.append(row)
-    left_out = {"run", "stack", "host", *(() if speed_known else (tables.AT_SPEED,))}
-    left_out |= {name for name in tables.FURTHER_KEYS if name not in cells}
-    columns = [*tables.PREDICTED.required, *(c for c in tables.PREDICTED.optional if c not in left_out)]
-    return tables.check(pd.DataFrame(rows, columns=columns), tables.PREDICTED)
+    return tables.check(pd.DataFrame(rows, columns=None if rows else [*tables.PREDICTED.required]), tables.PREDICTED)
 
 
 def slowdown_of(cell: Mapping[Hashable, Any], profile: DeviceProfile) -> host.Slowdown:
@@ -119,18 +115,8 @@ def trace_models(
             continue
         if progress is not None:
             progress(f"tracing {key.model}")
-        size = key.input_size or None
         try:
-            graphs[key] = lowering.trace_for_runtime(
-                key.model,
-                runtime=key.runtime,
-                target=target,
-                seq=size if key.input_kind == "seq" else None,
-                image=size if key.input_kind == "image" else None,
-                precision=key.precision,
-                memory_format=key.memory_format,
-                attention=key.attention or None,
-            )
+            graphs[key] = trace_key(key, target)
         except MissingPackageError as error:
             if lacking is None:
                 raise
@@ -138,13 +124,31 @@ def trace_models(
     return graphs
 
 
-def left_out(models: Iterable[str], reasons: Iterable[str]) -> Iterator[str]:
-    """Sentences on rows that were left out, one for each reason, from the model and the reason of each row."""
-    table = pd.DataFrame({"model": list(models), "reason": list(reasons)})
-    for reason, rows in table.groupby("reason", sort=False)["model"]:
+def trace_key(key: GraphKey, target: str) -> ModelGraph:
+    """Trace a model by name for a kind of device."""
+    size = key.input_size or None
+    return lowering.trace_for_runtime(
+        key.model,
+        runtime=key.runtime,
+        target=target,
+        seq=size if key.input_kind == "seq" else None,
+        image=size if key.input_kind == "image" else None,
+        precision=key.precision,
+        memory_format=key.memory_format,
+        attention=key.attention or None,
+    )
+
+
+def left_out(models: Iterable[str], reasons: Sequence[str]) -> tuple[NDArray[np.bool_], list[str]]:
+    """Which rows have a reason to be left out, not "", and sentences on them by reason, from the model of each row."""
+    table = pd.DataFrame({"model": list(models), "reason": reasons})
+    out = (table["reason"] != "").to_numpy()
+    notes = []
+    for reason, rows in table[out].groupby("reason", sort=False)["model"]:
         names = rows.unique().tolist()
         counts = f"{_counted(len(rows), 'row')} of {_counted(len(names), 'model')}"
-        yield f"{counts} are left out ({listed(names, _SHOWN)}): {str(reason).removesuffix('.')}."
+        notes.append(f"{counts} are left out ({listed(names, _SHOWN)}): {str(reason).removesuffix('.')}.")
+    return out, notes
 
 
 def _counted(count: int, what: str) -> str:

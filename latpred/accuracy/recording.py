@@ -16,20 +16,17 @@ from dataclasses import dataclass, field
 from datetime import UTC, datetime
 from importlib import resources
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 import msgspec
 import pandas as pd
 
 from latpred import storage, tables
+from latpred.accuracy.comparison import Report, compare
 from latpred.accuracy.predicted import GraphKey, graph_key, graph_of, predict_table
 from latpred.errors import ProfileError, RecordingError, TableError
 from latpred.graph.graph import ModelGraph
 from latpred.prediction.predictor import Predictor
-
-if TYPE_CHECKING:
-    from latpred.accuracy.comparison import Report
-    from latpred.profile.document import DeviceProfile
+from latpred.profile.document import DeviceProfile
 
 SCHEMA = "latpred.recording"
 VERSION = 1
@@ -91,8 +88,6 @@ class Recording:
         Cells in a runtime or a precision that the profile lacks are left out, and a note says so. A profile that
         covers no cell is a ProfileError.
         """
-        from latpred.accuracy.comparison import compare
-
         measured, notes = _covered(tables.merge_repeats(self.table), profile)
         predicted = predict_table(measured, self.graphs, profile)
         return compare(predicted, measured, reasons=self.reasons, notes=notes)

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import msgspec
 import numpy as np
+from scipy.optimize import minimize
 
 from latpred.graph.features import Floats
 from latpred.prediction.kernel_times import correlation
@@ -95,8 +96,6 @@ def _thin(points: Floats, targets: Floats, weights: Floats, most: int) -> tuple[
 
 def _learn(points: Floats, targets: Floats, factors: Floats, jumps: bool, start: Floats | None = None) -> Floats:
     """Hyperparameters (log length scales, log amplitude, log noise) of greatest posterior density."""
-    from scipy.optimize import minimize
-
     dims = points.shape[1]
     middle = np.r_[np.full(dims, _LENGTH[0]), _AMPLITUDE[0], _NOISE[0]]
     width = np.r_[np.full(dims, _LENGTH[1]), _AMPLITUDE[1], _NOISE[1]]

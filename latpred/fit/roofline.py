@@ -12,6 +12,7 @@ from functools import partial
 from typing import Any
 
 import numpy as np
+from scipy.optimize import least_squares
 from sklearn.base import BaseEstimator, RegressorMixin
 from sklearn.utils.validation import check_array, check_is_fitted, check_X_y
 
@@ -51,8 +52,6 @@ def _fit_constants(
     inputs: Inputs, times: Floats, weights: Floats, multiprocessors: int
 ) -> tuple[dict[str, float], float]:
     """Constants of one device and precision, with the floor, from products of any sizes; and their robust cost."""
-    from scipy.optimize import least_squares
-
     assert inputs.product is not None
     order = np.argsort(inputs.product.prod(axis=1), kind="stable")
     keep = order[np.linspace(0, len(order) - 1, min(len(order), MOST)).round().astype(int)]  # evenly
@@ -311,8 +310,6 @@ def _fit_parameters(
     roof: Callable[[dict[str, float]], Floats],
 ) -> dict[str, float]:
     """Least squares of soft log errors, from a high and a low floor."""
-    from scipy.optimize import least_squares
-
     middle, ridge = np.log(list(guess.values())), np.array([pull[name] for name in guess])
     # Weights say how well a kernel is known apart from what passes beside it; both together are known well.
     precision = np.where(beside > 0, 1.0, np.sqrt(weights))

@@ -11,6 +11,7 @@ from numpy.typing import ArrayLike
 
 from latpred.accuracy import metrics
 from latpred.errors import UsageError
+from latpred.graph.features import Floats
 from latpred.search.many import predict_many
 
 if TYPE_CHECKING:
@@ -152,7 +153,7 @@ def agreement(predicted: ArrayLike, measured: ArrayLike, noise: float = 0.0) -> 
     )
 
 
-def _checked(name: str, values: ArrayLike) -> metrics.Floats:
+def _checked(name: str, values: ArrayLike) -> Floats:
     numbers = np.asarray(values, float).ravel()
     wrong = ~(np.isfinite(numbers) & (numbers > 0))
     if wrong.any():

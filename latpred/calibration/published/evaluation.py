@@ -10,6 +10,7 @@ import math
 
 import numpy as np
 import pandas as pd
+from scipy.optimize import brentq
 
 from latpred.accuracy.comparison import Report, compare
 from latpred.accuracy.predicted import GraphKey, graph_key, left_out, predict_table
@@ -80,8 +81,8 @@ def _traced(
     wanted = [key for key, reason in zip(keys, reasons, strict=True) if not reason]
     traced = published_table.trace_all(wanted, progress=progress, lacking=lacking)
     reasons = [reason or lacking.get(key.model, "") for key, reason in zip(keys, reasons, strict=True)]
-    out = np.array(reasons) != ""
-    notes += left_out(cells["model"][out].tolist(), [f"{profile.name}: {reason}" for reason in reasons if reason])
+    out, said = left_out(cells["model"], [reason and f"{profile.name}: {reason}" for reason in reasons])
+    notes += said
     usable = cells[~out].reset_index(drop=True)
     graphs = {
         graph_key(cell)._replace(runtime=EAGER): traced[key]
@@ -128,8 +129,6 @@ def _telling(cells: pd.DataFrame, rows: pd.DataFrame) -> int | None:
 
 def _host_factor(row: pd.DataFrame, graphs: Graphs, profile: DeviceProfile) -> float | None:
     """Dispatch of a row's host over the profile's, so that the row comes out right; None where none does that."""
-    from scipy.optimize import brentq
-
     measured = math.log(row["latency_s"].iloc[0])
 
     def too_slow(log_factor: float) -> float:

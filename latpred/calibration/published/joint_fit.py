@@ -8,7 +8,6 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
-from functools import cache
 from typing import NamedTuple
 
 import numpy as np
@@ -22,18 +21,10 @@ from latpred.calibration.published import published_table
 from latpred.calibration.published.latency_model import TEXTS, Block, Objects, Rows, blocks_of, evaluate
 from latpred.calibration.published.parameters import Parameters
 from latpred.calibration.published.published_table import Graphs, Progress, PublishedTable, TraceKey
-from latpred.calibration.published.row_counts import (
-    ALONE,
-    EAGER,
-    SCRIPTED,
-    CellKey,
-    Cells,
-    Ints,
-    as_run_by,
-    cells_of,
-)
+from latpred.calibration.published.row_counts import ALONE, EAGER, SCRIPTED, CellKey, Cells, as_run_by, cells_of
 from latpred.errors import MissingPackageError, TableError, UnknownGpuError
 from latpred.graph.features import Floats
+from latpred.graph.graph import Ints
 from latpred.profile import gpus
 from latpred.profile.gpus import Spec
 from latpred.runtimes.legacy_torch import fuser_of
@@ -243,11 +234,9 @@ def problem(
         published_table.keys_of(table.cells), graphs, progress, lacking if partial else None
     )
     if lacking:
-        model = table.cells["model"].astype(str)
-        out = model.isin(list(lacking)).to_numpy()
+        out, notes = left_out(table.cells["model"], [lacking.get(str(name), "") for name in table.cells["model"]])
         if out.all():
             raise MissingPackageError(f"none of the table's models can be traced: {next(iter(lacking.values()))}")
-        notes = left_out(model[out].tolist(), [lacking[name] for name in model[out]])
         table = replace(table.where(~out), notes=(*table.notes, *notes))
         datasheets = _datasheets(table)
     keys, frame = published_table.keys_of(table.cells), table.cells
@@ -262,7 +251,7 @@ def problem(
     )
     parameters = Parameters()
     blocks = blocks_of(cells, rows, datasheets, parameters)
-    work = _work(graphs, keys, frame["batch"].tolist())
+    work = _work(cells, graphs).iloc[cell].reset_index(drop=True)
     made = Problem(table, rows, cells, datasheets, parameters, blocks, work)
     _demand_seconds(made)
     return made
@@ -305,13 +294,11 @@ def _cells(
     return cells, np.array([position[cell] for cell in wanted], dtype=np.int64)
 
 
-def _work(graphs: Graphs, keys: Sequence[TraceKey], batches: Sequence[int]) -> pd.DataFrame:
-    @cache
-    def of(key: TraceKey, batch: int) -> tuple[int, int, int]:
-        graph = graphs[key]
-        return graph.macs(batch), graph.bytes(batch), graph.launches(batch)
-
-    return pd.DataFrame(map(of, keys, batches), columns=["macs", "bytes", "launches"])
+def _work(cells: Cells, graphs: Graphs) -> pd.DataFrame:
+    """What each cell counts of work, in eager."""
+    asked = ((graphs[key.traced], key.batch) for key in cells.keys)
+    work = [(graph.macs(batch), graph.bytes(batch), graph.launches(batch)) for graph, batch in asked]
+    return pd.DataFrame(work, columns=["macs", "bytes", "launches"])
 
 
 def _objects(column: Iterable[object]) -> Objects:

@@ -20,8 +20,9 @@ import scipy.sparse as sparse
 from numpy.typing import NDArray
 
 from latpred.calibration.published.parameters import Parameters
-from latpred.calibration.published.row_counts import Cells, FamilyWork, Ints, multiplies
+from latpred.calibration.published.row_counts import Cells, FamilyWork, multiplies
 from latpred.graph.features import Floats, waves
+from latpred.graph.graph import Ints
 from latpred.prediction.kernel_times import least_us
 from latpred.profile.datasheet import LAUNCH_US, SLOTS, SYNC_US, limits_of
 from latpred.profile.gpus import Spec

@@ -7,11 +7,12 @@ one row of the smallest batch for each of its runs, without which nobody knows i
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass
-from typing import Any, NamedTuple
+from dataclasses import dataclass
+from typing import Any
 from zlib import crc32
 
 import joblib
+import msgspec
 import numpy as np
 import pandas as pd
 
@@ -62,7 +63,8 @@ _SEED = 0
 _Fold = tuple[str, Mask]  # a name, and the rows that a fit is made from; it predicts all others
 
 
-class Coverage(NamedTuple):
+@dataclass(frozen=True, slots=True)
+class Coverage:
     """Share of the rows of a regime that lie in their 90 % interval, and the interval's half width in log latency."""
 
     rows: int
@@ -193,7 +195,8 @@ def knees(holdout: pd.DataFrame) -> tuple[int, float]:
         least = (curve[name].to_numpy(float)[::-1] for name in ("predicted_s", "latency_s"))
         predicted, measured = (metrics.knee(batch, np.minimum.accumulate(one)[::-1], KNEE) for one in least)
         if not np.isnan(measured):
-            good.append(metrics.factor(batch.max() if np.isnan(predicted) else predicted, measured) <= FACTOR)
+            knee = batch.max() if np.isnan(predicted) else predicted
+            good.append(max(knee / measured, measured / knee) <= FACTOR)
     return len(good), float(np.mean(good)) if good else np.nan
 
 
@@ -308,19 +311,17 @@ class LeaveOutReport:
 
     def to_dict(self) -> dict[str, Any]:
         """All figures, for JSON; what could not be computed is None."""
-        errors = {
-            name: {key: _finite(asdict(value)) for key, value in getattr(self, name).items()}
-            for name in ("figures", "baselines", "by_model", "by_class")
-        }
-        return {
+        document: dict[str, Any] = {
             "schema": SCHEMA,
             "left_out": self.by,
-            **errors,
-            "knees": _finite({"curves": self.knees[0], "within_factor_2": self.knees[1]}),
-            "regime": _finite({"cells": self.regime[0], "right": self.regime[1]}),
-            "coverage": {name: _finite(one._asdict()) for name, one in self.coverage.items()},
-            "notes": list(self.notes),
+            **{name: getattr(self, name) for name in ("figures", "baselines", "by_model", "by_class")},
+            "knees": {"curves": self.knees[0], "within_factor_2": self.knees[1]},
+            "regime": {"cells": self.regime[0], "right": self.regime[1]},
+            "coverage": self.coverage,
+            "notes": self.notes,
         }
+        written: dict[str, Any] = msgspec.json.decode(msgspec.json.encode(document))
+        return written
 
     def text(self) -> str:
         """The report for people."""
@@ -379,12 +380,6 @@ def evaluate_left_out(problem: Problem, by: str, *, progress: Progress | None = 
             f"{FORMS_TRIED} forms of the latency model were judged on the framework-tax table by leaving out models.",
         ),
     )
-
-
-def _finite(values: Mapping[str, Any]) -> dict[str, Any]:
-    return {
-        name: None if isinstance(value, float) and not np.isfinite(value) else value for name, value in values.items()
-    }
 
 
 def _lines(title: str, groups: Mapping[str, Errors]) -> list[str]:

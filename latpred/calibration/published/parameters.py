@@ -21,7 +21,6 @@ from latpred.calibration.published.row_counts import (
     HALF,
     MODULE,
     PYTHON,
-    WITHOUT_HALF,
     group_of,
     multiplies,
 )
@@ -170,7 +169,7 @@ class Parameters:
         median, width = HOST.get(general, OTHER_HOST), HOST_WIDTHS.get(general, HOST_WIDTH)
         terms = [self._add(("host", general), width, log(median))]
         library = general in LIBRARY
-        if name != general and general not in WITHOUT_HALF and (gpu.tensor_cores or not library):
+        if name != general and (gpu.tensor_cores or not library):
             terms.append(self._add(("host half", general), LIBRARY_HALF if library else HOST_HALF))
         if runtime != EAGER and general in (PYTHON, MODULE):
             terms.append(self._add(("runtime host", runtime, general), RUNTIME_CALLS_WIDTH, RUNTIME_CALLS))

@@ -21,6 +21,7 @@ import numpy as np
 import pandas as pd
 
 from latpred import tables
+from latpred.accuracy.predicted import GraphKey, trace_key
 from latpred.calibration.published import mapping as mappings
 from latpred.calibration.published.mapping import TableMapping
 from latpred.errors import LatpredError, TableError, UnknownGpuError, UnknownModelError
@@ -28,6 +29,7 @@ from latpred.graph.graph import Affine, ModelGraph, Op
 from latpred.profile import gpus
 from latpred.runtimes import graph_store
 from latpred.runtimes.legacy_torch import TORCH_1_12, TORCH_2, as_run_in, attention_of
+from latpred.zoo.names import full_name
 
 MODELS = {
     "albert": "albert-base-v2",
@@ -113,14 +115,12 @@ def read(source: tables.Source | PublishedTable) -> PublishedTable:
     return source if isinstance(source, PublishedTable) else read_all([source])
 
 
-def read_all(
-    sources: Sequence[tables.Source], mapping: TableMapping | str | os.PathLike[str] | None = None
-) -> PublishedTable:
-    """Read several tables of latencies as one; those of another form than latpred's go through a mapping or its file.
+def read_all(sources: Sequence[tables.Source], mapping: str | os.PathLike[str] | None = None) -> PublishedTable:
+    """Read several tables of latencies as one; those of another form than latpred's go through the mapping of a file.
 
     A mapped row with words that nobody knows is a TableError, one of a GPU without a datasheet an UnknownGpuError.
     """
-    rules = mapping if mapping is None or isinstance(mapping, TableMapping) else mappings.load(mapping)
+    rules = None if mapping is None else mappings.load(mapping)
     notes: list[str] = []
     parts = [_part(source, rules, notes) for source in sources]
     parts = [part for part in parts if len(part)]
@@ -330,8 +330,6 @@ def trace_all(
 
 def as_traced(key: TraceKey, era: str) -> TraceKey:
     """What is traced with today's PyTorch for a key: of an era, only transformers have to be built differently."""
-    from latpred.zoo.names import full_name
-
     of_era = attention_of(era) if full_name(key.model) else None
     return key._replace(attention=key.attention or of_era or "", era="")
 
@@ -345,19 +343,8 @@ def _trace_model(keys: Sequence[TraceKey]) -> tuple[str, dict[TraceKey, ModelGra
 
 
 def _trace(key: TraceKey) -> ModelGraph:
-    from latpred.runtimes.lowering import trace_for_runtime
-
-    size = key.size or None
     try:
-        return trace_for_runtime(
-            key.model,
-            target="cuda",
-            seq=size if key.kind == "seq" else None,
-            image=size if key.kind == "image" else None,
-            precision=key.precision,
-            memory_format=key.memory_format,
-            attention=key.attention or None,
-        )
+        return trace_key(GraphKey(*key[:4], memory_format=key.memory_format, attention=key.attention), "cuda")
     except UnknownModelError as error:
         raise UnknownModelError(f"the table's column model: {error}") from error
 

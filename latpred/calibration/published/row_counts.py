@@ -12,11 +12,10 @@ from math import inf
 from typing import NamedTuple
 
 import numpy as np
-from numpy.typing import NDArray
 
 from latpred.calibration.published.published_table import TraceKey
 from latpred.graph.features import Floats, kind, read
-from latpred.graph.graph import Affine, ModelGraph, Op, rewritten
+from latpred.graph.graph import Affine, Ints, ModelGraph, Op, rewritten
 from latpred.ops.families import root
 from latpred.prediction.kernel_times import columns, least_us
 from latpred.profile.datasheet import STAND_INS, Limits
@@ -24,15 +23,12 @@ from latpred.profile.gpus import Spec
 from latpred.runtimes.engines import as_engine
 from latpred.runtimes.legacy_torch import GROUP, LIBRARY_CLASSES, fuser_of, scripted
 
-Ints = NDArray[np.int64]
-
 EAGER = "eager"
 ALONE = "kernel"  # a kernel timed by itself, in a CUDA graph: no host, and no gap to the next
 ENGINES = ("tensorrt",)
 SCRIPTED = ("torchscript",)
 HALF = ".half"  # ends the host classes of half precision
 PYTHON, MODULE, FIXED = "python", "module", "fixed"
-WITHOUT_HALF = (PYTHON, MODULE, FIXED)
 PRODUCTS = frozenset({"gemm", "bmm", "attention", "rnn", "conv_depthwise"})
 CONVOLUTIONS, MEMORY = "convolutions", "memory-bound"
 AUTOCAST = "amp-"  # begins the precisions in which each op has a number format of its own
