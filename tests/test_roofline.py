@@ -11,7 +11,7 @@ from sklearn.model_selection import cross_val_score
 
 from latpred.fit import roofline
 from latpred.fit.residual import fit_residual
-from latpred.fit.roofline import RooflineRegressor, scale_leaf
+from latpred.fit.roofline import RooflineRegressor
 from latpred.graph.features import EFFORTS, layout, read
 from latpred.prediction.kernel_times import PRIOR, TILES, KernelModel, evaluate, tiled
 from latpred.profile.document import KernelFit
@@ -239,24 +239,12 @@ def test_a_gpu_has_no_efforts_of_a_cpus_loops(family: str) -> None:
     assert not any(efforts[len(EFFORTS.get(family, ())) :])
 
 
-def test_a_kernel_without_multiplications_and_a_leaf_of_it_that_its_dispatch_partly_hides() -> None:
+def test_a_kernel_without_multiplications() -> None:
     numel = np.geomspace(8, 1e6, 40)
     rows = elementwise_rows(numel)
     fit = RooflineRegressor("elementwise").fit(rows, 1.0 + 8 * numel / BANDWIDTH).fit_
     assert (fit.macs_per_us, fit.weight_bytes_per_us) == (0.0, 0.0)
     assert fit.activation_bytes_per_us == pytest.approx(BANDWIDTH, rel=0.05)
-    slow_us = 1.0 + 3.0 * 8 * numel / BANDWIDTH
-    hidden_us = np.where(slow_us < 1.5, 0.02, slow_us)
-    assert scale_leaf(fit, rows, hidden_us, np.full(40, 4.0)) == pytest.approx(3.0, rel=0.15)
-
-
-def test_a_leaf_is_scaled_above_the_floor() -> None:
-    fit, numel = kernel_fit("elementwise", macs_per_us=0.0), np.array([1e5, 1e6, 1e7, 1e8])
-    rows = elementwise_rows(numel)
-    # Three times as long above a floor of 2 us; four samples count 4 / (4 + 0.1) against none.
-    scale = scale_leaf(fit, rows, 2.0 + 3.0 * 8 * numel / 1e3)
-    assert scale == pytest.approx(3.0 ** (4 / 4.1), rel=1e-3)
-    assert KernelModel(fit).times(rows, scale).us == pytest.approx(2.0 + scale * 8 * numel / 1e3)
 
 
 def test_a_kernel_that_its_dispatch_hides_gets_no_floor_from_longer_ones() -> None:

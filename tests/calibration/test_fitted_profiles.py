@@ -222,13 +222,6 @@ def test_regimes_are_named_where_the_measured_curve_shows_them() -> None:
     assert leave_out.regimes_named(rows.iloc[:1])[0] == 0
 
 
-def test_a_named_host_starts_from_its_factor_over_the_middle_of_all() -> None:
-    parameters = Parameters()
-    unnamed, named = parameters.run("here"), parameters.run("there", "DGX A100 (2x EPYC 7742)")
-    assert unnamed[0] == named[0] == parameters.names["middle host",]
-    assert parameters.means[named[1]] == pytest.approx(np.log(hosts.find("EPYC 7742").factor))
-
-
 def demand_same_clocks(profile_theta: Fit, predictor: Predictor, model: str, gpu: str, runtime: str) -> None:
     """A profile predicts the two clocks of the latency model that it was fitted from."""
     problem, theta = profile_theta
@@ -274,14 +267,6 @@ def test_no_kernel_of_the_fit_is_faster_than_in_predictions(fitted: Fit) -> None
     assert all(fast.sum() < 0.6 * slow.sum() for slow, fast in zip(devices[::2], devices[1::2], strict=True))
 
 
-def test_a_table_of_one_host_has_no_others_to_cover() -> None:
-    alone = table()[lambda rows: rows["run"].str.endswith("fp32 fast")]
-    single = profile_from(alone, "RTX-8000", name="mine")
-    assert single.name == "mine"
-    assert single.runtimes["eager"].host_spread == 0.0  # the host is the table's, whoever asks
-    assert single.machine.cpu == "a published host"
-
-
 def test_widths_are_those_of_all_gpus() -> None:
     profiles = fit_profiles(table(), graphs=dict(graphs()))
     assert list(profiles) == sorted(GPUS)
@@ -291,10 +276,13 @@ def test_widths_are_those_of_all_gpus() -> None:
 
 
 @pytest.mark.parametrize("batches", [(1, 4), (16, 256)])
-def test_a_table_of_small_or_large_batches_alone_is_judged_by_them(batches: tuple[int, ...]) -> None:
+def test_a_table_of_one_host_and_small_or_large_batches_alone_is_judged_by_them(batches: tuple[int, ...]) -> None:
     few = table()[lambda rows: rows["batch"].isin(batches) & rows["run"].str.endswith("fp32 fast")]
-    fit = store.load(store.save(profile_from(few, "2080Ti", judge=True))).runtimes["eager"]
+    single = profile_from(few, "2080Ti", judge=True, name="mine")
+    assert (single.name, single.machine.cpu) == ("mine", "a published host")
+    fit = store.load(store.save(single)).runtimes["eager"]
     assert 0.0 < fit.spread == fit.device_spread < 0.5
+    assert fit.host_spread == 0.0  # the host is the table's, whoever asks
 
 
 def test_library_calls_in_half_precision_cost_more_where_there_are_tensor_cores() -> None:

@@ -244,10 +244,10 @@ def problem(
     named = frame.rename(columns={"device": "gpu", "input_kind": "group", tables.SOURCE: "source"})
     rows = Rows(
         cell=cell,
-        design=_objects(datasheets[name].design for name in frame["device"]),
+        design=frame["device"].map(lambda name: datasheets[name].design).to_numpy(object),
         batch=frame["batch"].to_numpy(np.int64),
         log_us=np.log(frame["latency_s"].to_numpy(float) * US_PER_S),
-        **{name: _objects(named[name]) for name in TEXTS},
+        **{name: named[name].to_numpy(object) for name in TEXTS},
     )
     parameters = Parameters()
     blocks = blocks_of(cells, rows, datasheets, parameters)
@@ -281,10 +281,10 @@ def _cells(
     frame: pd.DataFrame, keys: Sequence[TraceKey], graphs: Graphs, datasheets: Mapping[str, Spec]
 ) -> tuple[Cells, Ints]:
     """The cells of a table, and which of them each row measures."""
-    on = [datasheets[name] for name in _objects(frame["device"])]
+    on = [datasheets[name] for name in frame["device"]]
     wanted = [
         CellKey(key, runtime, fuser_of(gpu).name if runtime in SCRIPTED else "", batch)
-        for key, runtime, gpu, batch in zip(keys, _objects(frame["runtime"]), on, frame["batch"].tolist(), strict=True)
+        for key, runtime, gpu, batch in zip(keys, frame["runtime"], on, frame["batch"].tolist(), strict=True)
     ]
     # Any GPU with the same fuser will do.
     places = {cell[:3]: gpu for cell, gpu in zip(wanted, on, strict=True)}
@@ -299,10 +299,6 @@ def _work(cells: Cells, graphs: Graphs) -> pd.DataFrame:
     asked = ((graphs[key.traced], key.batch) for key in cells.keys)
     work = [(graph.macs(batch), graph.bytes(batch), graph.launches(batch)) for graph, batch in asked]
     return pd.DataFrame(work, columns=["macs", "bytes", "launches"])
-
-
-def _objects(column: Iterable[object]) -> Objects:
-    return np.array([str(value) for value in column], dtype=np.object_)
 
 
 def _datasheets(table: PublishedTable) -> dict[str, Spec]:

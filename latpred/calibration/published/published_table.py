@@ -336,17 +336,12 @@ def as_traced(key: TraceKey, era: str) -> TraceKey:
 
 def _trace_model(keys: Sequence[TraceKey]) -> tuple[str, dict[TraceKey, ModelGraph] | LatpredError]:
     name = keys[0].model
+    named = [GraphKey(*key[:4], memory_format=key.memory_format, attention=key.attention) for key in keys]
     try:
-        return name, {key: _trace(key) for key in keys}
-    except LatpredError as error:
-        return name, type(error)(str(error))  # without what it was raised from, which may not leave a process
-
-
-def _trace(key: TraceKey) -> ModelGraph:
-    try:
-        return trace_key(GraphKey(*key[:4], memory_format=key.memory_format, attention=key.attention), "cuda")
-    except UnknownModelError as error:
-        raise UnknownModelError(f"the table's column model: {error}") from error
+        return name, {key: trace_key(one, "cuda") for key, one in zip(keys, named, strict=True)}
+    except LatpredError as error:  # without what it was raised from, which may not leave a process
+        column = "the table's column model: " if isinstance(error, UnknownModelError) else ""
+        return name, type(error)(f"{column}{error}")
 
 
 def _product(key: TraceKey) -> ModelGraph:
