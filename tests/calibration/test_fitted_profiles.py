@@ -267,6 +267,13 @@ def test_no_kernel_of_the_fit_is_faster_than_in_predictions(fitted: Fit) -> None
     assert all(fast.sum() < 0.6 * slow.sum() for slow, fast in zip(devices[::2], devices[1::2], strict=True))
 
 
+def test_a_table_of_one_host_has_no_others_to_cover() -> None:
+    alone = table()[lambda rows: rows["run"].str.endswith("fp32 fast")]
+    single = profile_from(alone, "RTX-8000", name="mine")
+    assert (single.name, single.machine.cpu) == ("mine", "a published host")
+    assert single.runtimes["eager"].host_spread == 0.0  # the host is the table's, whoever asks
+
+
 def test_widths_are_those_of_all_gpus() -> None:
     profiles = fit_profiles(table(), graphs=dict(graphs()))
     assert list(profiles) == sorted(GPUS)
@@ -276,13 +283,10 @@ def test_widths_are_those_of_all_gpus() -> None:
 
 
 @pytest.mark.parametrize("batches", [(1, 4), (16, 256)])
-def test_a_table_of_one_host_and_small_or_large_batches_alone_is_judged_by_them(batches: tuple[int, ...]) -> None:
+def test_a_table_of_small_or_large_batches_alone_is_judged_by_them(batches: tuple[int, ...]) -> None:
     few = table()[lambda rows: rows["batch"].isin(batches) & rows["run"].str.endswith("fp32 fast")]
-    single = profile_from(few, "2080Ti", judge=True, name="mine")
-    assert (single.name, single.machine.cpu) == ("mine", "a published host")
-    fit = store.load(store.save(single)).runtimes["eager"]
+    fit = store.load(store.save(profile_from(few, "2080Ti", judge=True))).runtimes["eager"]
     assert 0.0 < fit.spread == fit.device_spread < 0.5
-    assert fit.host_spread == 0.0  # the host is the table's, whoever asks
 
 
 def test_library_calls_in_half_precision_cost_more_where_there_are_tensor_cores() -> None:
