@@ -81,6 +81,11 @@ def recovered(seed: int, cells: int, truths: Mapping[tuple[str, str], Truth]) ->
     with tempfile.TemporaryDirectory() as folder:
         os.environ[storage.VARIABLE] = folder
         profile = calibrate(device, cells=cells)
+    return errors_of(profile, device, truths)
+
+
+def errors_of(profile: DeviceProfile, device: SimulatedDevice, truths: Mapping[tuple[str, str], Truth]) -> Found:
+    """What a profile of the device got wrong."""
     found = Found({name: value / true - 1 for name, value, true in costs(profile, device)})
     predictor = Predictor(profile)
     for (name, precision), truth in truths.items():

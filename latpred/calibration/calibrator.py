@@ -29,7 +29,7 @@ from latpred.calibration.fitting import acceptance, profile_fit
 from latpred.calibration.fitting.dispatch_fit import call_costs, fit_in_place
 from latpred.calibration.runtime_calibration import calibrate_runtimes, onnx_workloads
 from latpred.calibration.schedules import schedule_of
-from latpred.calibration.session import JOURNAL, LAST, Row, Sampled, Session, directory, measured, read_journal
+from latpred.calibration.session import JOURNAL, LAST, Sampled, Session, directory, measured, read_journal
 from latpred.calibration.timing import visits
 from latpred.calibration.timing.reference_speed import gauge_of
 from latpred.calibration.timing.visits import Visits
@@ -37,7 +37,7 @@ from latpred.calibration.workloads import networks
 from latpred.errors import CalibrationError, UsageError
 from latpred.graph.features import Floats
 from latpred.profile import gpus, host_profile, store
-from latpred.profile.document import Checkpoint, DeviceInfo, DeviceProfile, DispatchFit, Machine
+from latpred.profile.document import Checkpoint, DeviceInfo, DeviceProfile, Machine
 from latpred.profile.host_profile import HOST_SCHEMA, HostProfile
 from latpred.progress import ProgressEvent
 from latpred.sandbox.own_thread import without_modes
@@ -129,7 +129,7 @@ def calibrate(
     """
     live = open_device(device) if isinstance(device, str) else device
     wanted = calibrate_runtimes.named(runtimes, live)
-    _whole_effort(quick, budget_s, cells)  # said before anything else takes time
+    whole = _whole_effort(quick, budget_s, cells)  # said before anything else takes time
     chosen = _precisions(live, precisions, quick)
     options = conditions.Options(threads, cudnn_benchmark).checked(live.info().kind)
     profile_name = name or store.name_here(options.named(live.name))
@@ -140,7 +140,7 @@ def calibrate(
         with Session(directory(live.name), live.machine(), settings, fresh=fresh) as session:
             again = fresh or session.of(EAGER)
             profile = None if again else calibrate_runtimes.kept(profile_name, live, options.noted_in)
-            plan = _plan(wanted, profile, quick, budget_s, cells)
+            plan = _plan(wanted, profile, quick, whole)
             report = _Reporter(session, sum(each.seconds for each in plan.values()), progress, time.monotonic())
             if profile is None or EAGER in plan:
                 eager = _EagerCalibration(live, chosen, session, plan[EAGER], profile_name, report)
@@ -244,24 +244,20 @@ class _EagerCalibration:
 
     def _measure(self) -> None:
         """Run cells until the effort is spent, stopping to learn now and then."""
-        worth = self._effort.seconds >= WORTH_LEARNING_S
-        checkpoints = [share for share in CHECKPOINTS if worth and share >= self._spent]
+        checkpoints: Sequence[float] = CHECKPOINTS if self._effort.seconds >= WORTH_LEARNING_S else ()
         # Spread over the run: of models timed one after the other, one bad minute decides what the gate says.
         models = deque([] if self._simulated else acceptance.models())
         whole = len(models)
-        self._demand_clock()
-        if worth and len(checkpoints) < len(CHECKPOINTS):  # those of before it was interrupted
-            self._learn()
         for cell in filterfalse(self._session.holds, self._schedule.cells()):
+            self._demand_clock()
             if self._spent >= 1.0 and not self._goes_on():
                 return
-            if checkpoints and self._spent > checkpoints[0]:
+            if any(share < self._spent for share in checkpoints):
                 self._learn()
                 checkpoints = [share for share in checkpoints if share >= self._spent]
                 if self._settled():
                     return
             self._visits.run(cell)
-            self._demand_clock()
             due = whole - len(models) + 0.5 < self._spent * whole  # each in the middle of its share of the run
             if models and due and self._models_s <= GATE_SHARE * self._effort.seconds:
                 self._visits.run(models.popleft())
@@ -334,12 +330,11 @@ def _whole_effort(quick: bool, budget_s: float | None, cells: int | None) -> _Ef
         raise UsageError(f"a budget of {seconds:g} s measures nothing. Give at least {LEAST_S:g} s, better 40.")
     if cells is not None and cells < 1:
         raise UsageError(f"{cells} cells measure nothing. Give at least 1, better some hundreds, or a budget_s.")
-    return _Effort(seconds, inf if cells is None else cells)
+    unlimited = budget_s is None and cells is None
+    return _Effort(seconds, inf if cells is None else cells, LONGER if unlimited else 1.0)
 
 
-def _plan(
-    wanted: Sequence[str], profile: DeviceProfile | None, quick: bool, budget_s: float | None, cells: int | None
-) -> dict[str, _Effort]:
+def _plan(wanted: Sequence[str], profile: DeviceProfile | None, quick: bool, whole: _Effort) -> dict[str, _Effort]:
     """Which runtimes are measured, eager first, and what each may take: shares of the whole in proportion to its need.
 
     What a finished profile lacks is added to it; where it lacks nothing, what is wanted is measured anew.
@@ -350,12 +345,10 @@ def _plan(
     names = [EAGER, *others] if anew else missing or others
     eager_s, share = (QUICK_S, QUICK_SHARE) if quick else (FULL_S, 1.0)
     seconds = {name: eager_s if name == EAGER else share * runtime_calibration.get(name).seconds for name in names}
-    whole, shares = _whole_effort(quick, budget_s, cells), sum(seconds.values())
+    shares = sum(seconds.values())
     return {
         name: _Effort(
-            usual if budget_s is None and cells is None else whole.seconds * usual / shares,
-            whole.cells * usual / shares,
-            LONGER if budget_s is None and cells is None else 1.0,
+            usual if whole.longer > 1 else whole.seconds * usual / shares, whole.cells * usual / shares, whole.longer
         )
         for name, usual in seconds.items()
     }
@@ -482,28 +475,22 @@ def calibrate_host(
             if progress is not None:
                 progress(index, len(cells), cell.key)
             rows.append(measured(cell, schedule.measure))
+    good = visits.at_one_speed(row for row in rows if not row.error)
+    chains = [profile_fit.timed_network(row, live.info()) for row in good if schedules.network_spec(row.cell).chain]
+    others = [profile_fit.timed_network(row, live.info()) for row in good if not schedules.network_spec(row.cell).chain]
+    if len(others) < FEWEST or not chains:
+        raise CalibrationError(
+            f"{len(others)} tiny networks and {len(chains)} chains of calls were timed, too few to know a host by. "
+            f"Time at least {FEWEST}: latpred calibrate --host-only"
+        )
     profile = HostProfile(
         name=name,
         kind="host",
         schema=HOST_SCHEMA,
         created=datetime.now(UTC).isoformat(timespec="seconds"),
         machine=live.machine(),
-        dispatch=_fitted(rows, live),
+        dispatch=fit_in_place(others, call_costs(chains)),
         seconds=round(time.monotonic() - start, 1),
     )
     host_profile.save(profile)
     return profile
-
-
-def _fitted(rows: list[Row], live: Device) -> DispatchFit:
-    """What dispatch costs by networks without errors, at one speed of the machine."""
-    rows = visits.at_one_speed(row for row in rows if not row.error)
-    runs = [(profile_fit.timed_network(row, live.info()), schedules.network_spec(row.cell)) for row in rows]
-    chains = [run for run, spec in runs if spec.chain]
-    tiny = [run for run, spec in runs if spec.tiny and not spec.chain]
-    if len(tiny) < FEWEST or not chains:
-        raise CalibrationError(
-            f"{len(tiny)} tiny networks and {len(chains)} chains of calls were timed, too few to know a host by. "
-            f"Time at least {FEWEST}: latpred calibrate --host-only"
-        )
-    return fit_in_place(tiny, call_costs(chains))

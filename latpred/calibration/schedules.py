@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import math
 import random
-from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator, Sequence
 from itertools import count, cycle, islice
 from typing import Any, TypeVar
@@ -73,7 +72,6 @@ def _kernel_sigma(models: dict[str, KernelModel], cell: Cell) -> float:
 
 # Most work of a network, drawn for each: many small cells teach more than few large ones, but large ones must be seen.
 LARGEST_MACS = (50_000_000, 4_000_000_000)
-BYTES_PER_MAC = 1.0
 CHAIN_CALLS = (8, 512)
 TINY, SMALL = 3 * len(networks.KINDS), 8 * len(networks.SMALL_KINDS)
 SMALL_EVERY = 4  # sized networks between two small ones, after the first `SMALL`
@@ -160,21 +158,21 @@ def _affordable(drawn: Iterator[NetworkSpec]) -> Iterator[NetworkSpec]:
 
 
 def _work(graph: ModelGraph, batch: int) -> float:
-    """Multiply-adds, or what the bytes moved are worth in them."""
-    return max(graph.macs(batch), BYTES_PER_MAC * graph.bytes(batch))
+    """Multiply-adds, or bytes moved, which are worth as much."""
+    return max(graph.macs(batch), graph.bytes(batch))
 
 
-class Schedule(ABC):
+class Schedule:
     """What there is to time on a kind of device in some precisions, the first the most important, and how."""
 
     def __init__(self, device: Device, precisions: Sequence[str]) -> None:
         self._device, self._precisions = device, tuple(precisions)
-        self._profile: DeviceProfile | None = None
+        self._predictor: Predictor | None = None
         self._models: dict[str, dict[str, KernelModel]] = {}
 
     def learn(self, profile: DeviceProfile) -> None:
         """From now on prefer what this profile is less certain of."""
-        self._profile = profile
+        self._predictor = Predictor(profile)
         self._models = {
             precision: {family: KernelModel(fit) for family, fit in fits.items()}
             for precision, fits in profile.kernels.items()
@@ -183,32 +181,23 @@ class Schedule(ABC):
     def uncertain_networks(self, drawn: Iterator[NetworkSpec]) -> Iterator[NetworkSpec]:
         """Networks worth measuring; holdout networks are never passed over, or the test would be biased."""
         while True:
-            if self._profile is None:
+            predictor = self._predictor
+            if predictor is None:
                 yield next(drawn)
                 continue
-            predictor = Predictor(self._profile)
             group = list(islice(drawn, CANDIDATES * len(networks.KINDS)))
             yield from (spec for spec in group if spec.holdout)
-            others = [spec for spec in group if not spec.holdout]
-            others.sort(key=lambda spec: _network_sigma(predictor, spec), reverse=True)
-            yield from others[: len(group) // CANDIDATES]
+            others = (spec for spec in group if not spec.holdout)
+            uncertain = sorted(others, key=lambda spec: _network_sigma(predictor, spec), reverse=True)
+            yield from uncertain[: len(group) // CANDIDATES]
 
-    def uncertain_kernels(self, drawn: Iterator[Cell], number: int) -> Iterator[Cell]:
+    def uncertain_kernels(self, drawn: Iterator[Cell], number: int) -> list[Cell]:
         """So many kernel cells worth measuring."""
-        if self._profile is None:
-            yield from islice(drawn, number)
-            return
+        if self._predictor is None:
+            return list(islice(drawn, number))
         group = list(islice(drawn, CANDIDATES * number))
         group.sort(key=lambda cell: _kernel_sigma(self._models.get(cell.precision, {}), cell), reverse=True)
-        yield from group[:number]
-
-    @abstractmethod
-    def cells(self) -> Iterator[Cell]:
-        """Cells in the order of their worth, without end."""
-
-    @abstractmethod
-    def measure(self, cell: Cell) -> Sampled:
-        """Time one cell."""
+        return group[:number]
 
     def _workload(self, cell: Cell) -> tuple[Any, Any]:
         """What the device runs: a module and its inputs, or for a simulation the graph and the batch."""
@@ -233,7 +222,7 @@ def in_turn(precisions: Sequence[T], number: int) -> T:
     return others[number // (PREFERENCE + 1) % len(others)]
 
 
-def schedule_of(device: Device, precisions: Sequence[str]) -> Schedule:
+def schedule_of(device: Device, precisions: Sequence[str]) -> Synchronous | Asynchronous:
     """The schedule of a device."""
     return (Asynchronous if device.asynchronous else Synchronous)(device, precisions)
 

@@ -167,6 +167,7 @@ class Session:
     """
 
     purpose, elsewhere = "calibration", f"{storage.VARIABLE}=DIR"  # what errors call it, and what names another folder
+    _journal: BinaryIO  # open within the session
 
     def __init__(
         self, folder: Path, machine: Machine, settings: object, *, fresh: bool = False, limit_s: float = CELL_LIMIT_S
@@ -178,7 +179,6 @@ class Session:
         self._rows: dict[str, Row] = {}
         self._tries: dict[str, int] = {}  # of cells that an earlier session could not measure
         self._resources = ExitStack()
-        self._journal: BinaryIO | None = None
 
     def __enter__(self) -> Self:
         with ExitStack() as stack, self._writing():
@@ -213,8 +213,8 @@ class Session:
     def run(self, cell: Cell, measure: Measure, *, again: Callable[[Row, Row], bool] | None = None) -> Row:
         """Measure a cell unless the journal has it; `again` says of a new row and the old one whether it replaces that.
 
-        One that runs out of memory also spares its larger siblings the attempt. A DeviceError says that the device is
-        lost; the cell is left for the next session.
+        One that runs out of memory also spares its larger siblings the attempt, and one that a runtime refuses those of
+        other batches. A DeviceError says that the device is lost; the cell is left for the next session.
         """
         raise_if_interrupted()
         earlier = self._rows.get(cell.key)
@@ -222,7 +222,11 @@ class Session:
             return earlier
         row = self._tried(cell, measure)
         if earlier is None or again is None or again(row, earlier):
-            self._append(row)
+            with self._writing():
+                self._journal.write(msgspec.json.encode(row) + b"\n")
+                self._journal.flush()
+                os.fsync(self._journal.fileno())
+            self._rows[cell.key] = row
         return row
 
     def _tried(self, cell: Cell, measure: Measure) -> Row:
@@ -230,6 +234,8 @@ class Session:
         for row in self._rows.values():
             if row.error.startswith(OUT_OF_MEMORY) and _at_least(cell, row.cell):
                 return Row(cell, {}, 0.0, f"{OUT_OF_MEMORY}: already {row.cell.key} did not fit")
+            if row.error.startswith(REFUSED) and _but_for_batch(cell) == _but_for_batch(row.cell):
+                return Row(cell, {}, 0.0, row.error, tries=row.tries)
         tries = self._tries.get(cell.key, 0)
         if tries >= MOST_TRIES:
             return Row(cell, {}, 0.0, f"{ENDED} each time it was timed", tries=tries)
@@ -247,8 +253,7 @@ class Session:
 
         Call it once the profile is saved. One that was `extending` the last calibration adds to its record.
         """
-        if self._journal is not None:
-            self._journal.close()
+        self._journal.close()
         last = self._folder / LAST
         measured = {row.cell.runtime for row in self._rows.values()}
         header, rows, _ = _contents(_bytes_of(last))
@@ -281,15 +286,6 @@ class Session:
     def _resumes(self, header: Header) -> bool:
         """Whether the rows of a journal that there is count."""
         return not self._fresh and self._header.resumes(header)
-
-    def _append(self, row: Row) -> None:
-        if self._journal is None or self._journal.closed:
-            raise CalibrationError("this session is over. Open another one to measure more.")
-        with self._writing():
-            self._journal.write(msgspec.json.encode(row) + b"\n")
-            self._journal.flush()
-            os.fsync(self._journal.fileno())
-        self._rows[row.cell.key] = row
 
     @contextmanager
     def _writing(self) -> Iterator[None]:
@@ -330,9 +326,7 @@ def measured(cell: Cell, measure: Measure) -> Row:
         error = failure_of(failure)
     if error:
         sampled = Sampled({}, disturbed=sampled.disturbed)
-    timings, calls_us, speed, disturbed, more = sampled
-    seconds = time.monotonic() - start
-    return Row(cell, dict(timings), seconds, error, calls_us, dict(speed), disturbed, more=dict(more))
+    return Row(cell, seconds=time.monotonic() - start, error=error, **sampled._asdict())
 
 
 def failure_of(error: Exception) -> str:
@@ -357,3 +351,8 @@ def _at_least(cell: Cell, other: Cell) -> bool:
     """Whether a cell is the same as another but for dimensions, none of which is smaller."""
     same = msgspec.structs.replace(cell, dims=other.dims) == other and cell.dims.keys() == other.dims.keys()
     return same and all(cell.dims[name] >= size for name, size in other.dims.items())
+
+
+def _but_for_batch(cell: Cell) -> Cell:
+    """What a runtime refuses at every batch, after seconds each time, however often it is asked."""
+    return msgspec.structs.replace(cell, dims={**cell.dims, "batch": 0, "number": 0})

@@ -73,8 +73,8 @@ def test_a_replay_traces_nothing_and_leaves_out_what_the_profile_lacks(
 ) -> None:
     run(tmp_path)
     run(tmp_path / "captured", stages=["captured"])
-    for place, name in ((tracing, "trace"), (Workload, "trace")):
-        monkeypatch.setattr(place, name, forbidden)
+    for place in (tracing, Workload):
+        monkeypatch.setattr(place, "trace", lambda *_, **__: pytest.fail("a replay must not trace anything"))
     known = on_the_simulated_device()
     report = recording.load(tmp_path).replay(known)
     assert report.overall.cells == 8
@@ -137,15 +137,6 @@ class Broken(SimulatedDevice):
         if getattr(model, "model", "") == "b":
             raise self.failure
         return super().prepare_model(model, inputs, runtime)
-
-
-def test_what_does_not_fit_is_not_tried_at_larger_batches(tmp_path: Path) -> None:
-    run(tmp_path, Broken(MemoryError("full")))
-    table = recording.load(tmp_path).table
-    failed = table[table["model"] == "b"].set_index("batch")["status"]
-    assert failed[1].iloc[0] == "out of memory: full"
-    assert failed[4].startswith("out of memory: already model.")
-    assert set(table[table["model"] == "a"]["status"]) == {tables.OK}
 
 
 def test_a_setting_that_ends_every_run_is_given_up(tmp_path: Path) -> None:
@@ -250,10 +241,6 @@ def test_what_runs_in_a_stream_of_its_own_has_no_sides(tmp_path: Path, monkeypat
     table = recording.load(tmp_path).table
     assert "overhead_s" not in table or table["overhead_s"].isna().all()
     assert set(table["status"]) == {tables.OK}
-
-
-def forbidden(*_: object, **__: object) -> None:
-    raise AssertionError("a replay must not trace anything")
 
 
 def test_each_protocol_says_how_slow_the_host_of_a_gpu_was() -> None:

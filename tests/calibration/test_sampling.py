@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import math
+import runpy
 from collections.abc import Callable
 from itertools import islice
+from pathlib import Path
 
 import factories
 import msgspec
@@ -15,6 +17,7 @@ import pytest
 from latpred.calibration import cells, choose_shapes, evaluate_kernels, schedules
 from latpred.calibration.cells import Cell
 from latpred.calibration.devices import open_device
+from latpred.calibration.fitting import kernel_table
 from latpred.calibration.schedules import Schedule
 from latpred.calibration.workloads import networks, single_ops
 from latpred.calibration.workloads.networks import KINDS, NetworkSpec
@@ -123,66 +126,43 @@ def test_a_kernel_that_cannot_be_traced_or_launches_nothing_comes_last(monkeypat
     assert list(schedule(profile("softmax")).uncertain_kernels(iter(drawn), 2)) == [drawn[3], drawn[2]]
 
 
-GRID = np.array(
-    [
-        (m, n, k)
-        for m in (1, 2, 4, 8, 16, 32, 48, 64, 128, 192, 256, 512, 1024, 4096)
-        for n in (64, 256, 1024, 4096)
-        for k in (64, 512, 4096)
-    ],
-    dtype=float,
-)
-
-
-def microseconds(sizes: np.ndarray) -> np.ndarray:
-    """Times of products: a floor, tiles of 128 by 128 on 40 multiprocessors, and bytes."""
-    m, n, k = sizes.T
-    compute = np.ceil(np.ceil(m / 128) * np.ceil(n / 128) / 40) * k * 128 * 128 / 6e5
-    return 2.5 + np.hypot(compute, 2 * (n * k + m * k + m * n) / 2.4e5)
-
-
-def rows_of(sizes: np.ndarray) -> np.ndarray:
-    m, n, k = sizes.T
-    return np.column_stack((m * n * k, 2 * n * k, 2 * m * k, 2 * m * n, m, n, k))
-
-
-def table(**changes: object) -> pd.DataFrame:
-    frame = pd.DataFrame(GRID.astype(int), columns=["m", "n", "k"])
-    return frame.assign(system="t4", latency_us=microseconds(GRID), **changes)
+TABLE = runpy.run_path(str(Path(__file__).parents[2] / "examples" / "gemm_table.py"))["made_up"](noise=0.0)
+ROWS = kernel_table._rows(TABLE)
 
 
 def test_chosen_shapes_stand_for_all() -> None:
-    logs, chosen = np.log(GRID), choose_shapes(rows_of(GRID), 30)
+    logs, chosen = np.log(TABLE[["m", "n", "k"]].to_numpy(float)), choose_shapes(ROWS, 30)
     assert len(set(chosen.tolist())) == 30
     nearest = np.min(((logs[:, None, :] - logs[chosen]) ** 2).sum(axis=2), axis=1)
     arbitrary = np.min(((logs[:, None, :] - logs[:30]) ** 2).sum(axis=2), axis=1)
     assert nearest.mean() < 0.5 * arbitrary.mean()
 
 
-@pytest.mark.parametrize("budget", [0, 19, len(GRID) + 1])
+@pytest.mark.parametrize("budget", [0, 19, len(TABLE) + 1])
 def test_budgets_that_are_none(budget: int) -> None:
-    with pytest.raises(UsageError, match=rf"a budget of {budget} shapes out of {len(GRID)}"):
-        choose_shapes(rows_of(GRID), budget)
+    with pytest.raises(UsageError, match=rf"a budget of {budget} shapes out of {len(TABLE)}"):
+        choose_shapes(ROWS, budget)
 
 
 def test_a_table_is_predicted_from_a_part_of_it() -> None:
-    rest, unseen = evaluate_kernels(table(source="here"), [60])
-    assert (rest.tested, rest.products, rest.budget) == ("the rest", len(GRID) - 60, 60)
-    assert (unseen.tested, unseen.system, unseen.source) == ("unseen n, k", "t4", "here")
-    assert unseen.products == 2 * 14  # a fifth of 12 pairs, at 14 sizes each
+    rest, unseen = evaluate_kernels(TABLE, [60])
+    assert (rest.tested, rest.products, rest.budget) == ("the rest", len(TABLE) - 60, 60)
+    assert (unseen.tested, unseen.system, unseen.source) == ("unseen n, k", "t4", "made up")
+    assert unseen.products == 10 * 14  # a fifth of 49 pairs, at 14 sizes each
     assert rest.median < 0.05
     assert rest.median <= rest.mean < 0.15
     assert rest.within_10 > 0.75
 
 
-def test_bad_tables() -> None:
-    with pytest.raises(TableError, match=r"no column k, latency_us \(it has: system, m, n\)"):
-        evaluate_kernels(table()[["system", "m", "n"]])
-    broken = table()
-    broken.loc[3, "latency_us"] = -1.0
-    with pytest.raises(TableError, match="1 rows hold no positive number, the first at row 3"):
-        evaluate_kernels(broken)
-    with pytest.raises(TableError, match="nobody knows the dtype fp32"):
-        evaluate_kernels(table().assign(dtype="fp32"))
-    with pytest.raises(UnknownGpuError):
-        evaluate_kernels(table().assign(system="abacus"), [30])
+@pytest.mark.parametrize(
+    ("table", "error", "message"),
+    [
+        (TABLE[["system", "m", "n"]], TableError, r"no column k, latency_us \(it has: system, m, n\)"),
+        (TABLE.replace({"m": {1: -1}}), TableError, "49 rows hold no positive number, the first at row 0"),
+        (TABLE.assign(dtype="fp32"), TableError, "nobody knows the dtype fp32"),
+        (TABLE.assign(system="abacus"), UnknownGpuError, "abacus"),
+    ],
+)
+def test_bad_tables(table: pd.DataFrame, error: type[Exception], message: str) -> None:
+    with pytest.raises(error, match=message):
+        evaluate_kernels(table, [30])

@@ -72,12 +72,6 @@ def test_a_transposed_copy_has_something_to_copy() -> None:
     assert any(op.launches for op in graph.at(batch))
 
 
-def test_memory_cells_span_the_caches() -> None:
-    *reads, bandwidth, upload = cells.memory_cells()
-    assert [cell.dims["bytes"] >> 20 for cell in reads] == [2**i for i in (*range(9), *range(7))]
-    assert (bandwidth.name, upload.name) == ("bandwidth", "upload")
-
-
 def test_small_networks_multiply_single_rows_by_large_weights_that_stay_in_the_cache() -> None:
     assert [spec.kind for spec in SMALL] == list(networks.SMALL_KINDS) * 8
     assert {spec.batch for spec in SMALL if spec.kind == "mlp"} >= {1, 2, 3, 4, 8, 16}
@@ -144,8 +138,6 @@ def test_a_network_that_cannot_be_traced_is_drawn_all_the_same(monkeypatch: pyte
         return trace(spec, precision)
 
     monkeypatch.setattr(networks, "graph", failing)
-    assert schedules.traced(broken) is None
-    assert schedules.traced(specs[0]) is not None
     assert list(islice(schedules.sized_networks(), 12)) == [*specs[:4], broken, *specs[5:]]
 
 

@@ -233,8 +233,6 @@ def test_a_completed_journal_is_kept_as_the_last_and_not_resumed(opened, tmp_pat
     with opened() as one:
         row = one.run(gemm(1), Measuring())
         one.complete()
-        with pytest.raises(CalibrationError, match="this session is over"):
-            one.run(gemm(2), Measuring())
     assert read_journal(tmp_path / session.LAST)[1] == [row]
     with opened() as two:
         assert two.rows == ()
@@ -296,18 +294,10 @@ def test_a_repeat_replaces_a_row_where_it_is_said_to_be_better(opened):
         assert [row.timings["queued"] for row in two.rows] == [better]
 
 
-def test_a_place_that_cannot_be_written_says_where_to_go(opened, tmp_path, monkeypatch):
+def test_a_place_that_cannot_be_written_says_where_to_go(tmp_path):
     (tmp_path / "file").write_text("in the way")
     with pytest.raises(CalibrationError, match=r"cannot keep a calibration journal in .*LATPRED_HOME=DIR"):
         Session(tmp_path / "file" / "cpu", MACHINE, SETTINGS).__enter__()
-
-    def full(_):
-        raise OSError(28, "No space left on device")
-
-    with opened() as one:
-        monkeypatch.setattr(os, "fsync", full)
-        with pytest.raises(CalibrationError, match=r"cannot keep a calibration journal in .*No space left on device"):
-            one.run(gemm(1), Measuring())
 
 
 @pytest.mark.skipif(not os.path.exists("/dev/full"), reason="the system has no disk that is always full")
@@ -319,5 +309,5 @@ def test_a_full_disk_is_one_sentence_to_the_end(opened):
             one._resources.callback(one._journal.close)
             one.run(gemm(1), Measuring())
 
-    with pytest.raises(CalibrationError, match="No space left on device"):
+    with pytest.raises(CalibrationError, match=r"cannot keep a calibration journal in .*No space left on device"):
         run_on_a_full_disk()

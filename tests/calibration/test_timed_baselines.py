@@ -18,19 +18,10 @@ from latpred.calibration.workloads.suites import Workload, module_workload
 from latpred.errors import UsageError
 
 
-class Layers(nn.Module):
-    """Three equal layers and one relu."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.layer = nn.Linear(8, 8)
-
-    def forward(self, x: torch.Tensor) -> torch.Tensor:
-        return torch.relu(self.layer(self.layer(self.layer(x))))
-
-
 def workload() -> Workload:
-    return module_workload("layers", Layers().eval(), torch.zeros(1, 8))
+    """Three equal layers and one relu."""
+    layer = nn.Linear(8, 8)
+    return module_workload("layers", nn.Sequential(layer, layer, layer, nn.ReLU()).eval(), torch.zeros(1, 8))
 
 
 def test_each_distinct_op_is_timed_once_and_counted_as_often_as_it_came(monkeypatch: pytest.MonkeyPatch) -> None:

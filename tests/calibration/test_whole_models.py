@@ -67,25 +67,6 @@ def test_ctrl_c_leaves_what_was_measured(visits: int, counts: list[int]) -> None
         assert set(table["status"]) <= {"ok", "interrupted before it was measured"}
 
 
-def test_a_visit_that_is_interrupted_does_not_count(monkeypatch: pytest.MonkeyPatch) -> None:
-    class Interrupted(list[Any]):
-        def append(self, moment: Any) -> None:
-            if len(self):
-                raise KeyboardInterrupt
-            super().append(moment)
-
-    real = whole_models._Cell.__init__
-
-    def made(cell: Any, *given: Any, **options: Any) -> None:
-        real(cell, *given, **options)
-        cell.visits = Interrupted()
-
-    monkeypatch.setattr(whole_models._Cell, "__init__", made)
-    with pytest.raises(StoppedError) as stopped:
-        measure({"tiny": tiny()}, [1, 2], plan=FAST, repeats=2, image=8)
-    assert stopped.value.table["n"].tolist() == [1, 1]
-
-
 class Drifting(CpuDevice):
     """A processor whose every forward takes its batch in seconds, a thousandth longer each time it is asked."""
 

@@ -166,5 +166,5 @@ def _hidden(part: pd.DataFrame, seed: int) -> NDArray[np.bool_]:
     """Rows of the pairs of n and k that are kept out."""
     pairs = part[["n", "k"]].drop_duplicates().sort_values(["n", "k"])
     kept = pairs.sample(frac=UNSEEN, random_state=seed)
-    keys = set(map(tuple, kept.to_numpy().tolist()))
-    return np.array([(n, k) in keys for n, k in zip(part["n"], part["k"], strict=True)])
+    hidden: NDArray[np.bool_] = pd.MultiIndex.from_frame(part[["n", "k"]]).isin(pd.MultiIndex.from_frame(kept))
+    return hidden

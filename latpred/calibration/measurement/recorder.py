@@ -13,6 +13,7 @@ from __future__ import annotations
 
 import gzip
 import hashlib
+import math
 import time
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
@@ -30,12 +31,12 @@ from latpred.accuracy.recording import Recording, TracedModel
 from latpred.calibration.cells import Cell
 from latpred.calibration.devices import Call, Device, conditions, open_device
 from latpred.calibration.measurement.whole_models import VISIT, Bench, demand_runtime
-from latpred.calibration.session import REFUSED, Header, Row, Sampled, Session
+from latpred.calibration.session import Header, Row, Sampled, Session
 from latpred.calibration.timing import timer
 from latpred.calibration.timing.reference_speed import gauge_on
 from latpred.calibration.workloads import suites
 from latpred.calibration.workloads.suites import Inputs, Workload, seeded, token_inputs, workloads_of
-from latpred.errors import CalibrationError, LatpredError, MissingPackageError, RuntimeRefusalError, UsageError
+from latpred.errors import CalibrationError, LatpredError, MissingPackageError, UsageError
 from latpred.graph.graph import ModelGraph
 from latpred.profile.document import Machine
 from latpred.progress import ProgressCounter, ProgressEvent
@@ -203,6 +204,7 @@ def _bert(width: int, layers: int) -> Workload:
     return Workload(f"bert-w{width}-l{layers}", "seq", _LENGTH, build, "bert")
 
 
+UNTIMED = timer.Timing(math.nan, math.nan, 0, False)  # of a setting that failed
 JOURNAL_FOLDER, GRAPHS_FOLDER = "journal", "graphs"
 LIMIT_S = 600.0  # of one setting: a compiler may take minutes for a large model
 ISSUES = timer.Plan(least=3, most=30, precision=0.01, budget_s=0.1, warmup_s=0.05, loops=4)
@@ -251,12 +253,13 @@ class RecordingSession(Session):
     def save(self, device: str) -> None:
         """Write the recording of everything timed so far, where there is anything."""
         plan, machine = self._header.settings, self._header.machine
-        counted = {_model(row): row.more for row in self.rows if row.cell.dims["number"] == COUNTED}
-        timed = [row for row in self.rows if row.cell.dims["number"] != COUNTED]
+        # What a profiler counts goes with what was timed first.
+        counted = {_first(row.cell).key: row.more for row in self.rows if row.cell.dims["number"] == COUNTED}
         common = {"machine": tables.machine_name(machine), "device": device, "stack": tables.stack_text(machine)}
         rows = [
-            {**common, **columns, **(counted.get(_model(row), {}) if row.cell.dims["number"] == 1 else {})}
-            for row in timed
+            {**common, **columns, **counted.get(row.cell.key, {})}
+            for row in self.rows
+            if row.cell.dims["number"] != COUNTED
             for columns in _columns(row, self._header.started)
         ]
         if rows:
@@ -267,9 +270,9 @@ class RecordingSession(Session):
             Recording(f"{plan}-{device}", about, table, self._graphs).save(self._recording)
 
 
-def _model(row: Row) -> tuple[object, ...]:
-    """What was measured, whichever time it was."""
-    return row.cell.name, row.cell.dims["size"], row.cell.dims["batch"], row.cell.precision, row.cell.runtime
+def _first(cell: Cell) -> Cell:
+    """The cell as it is timed the first time."""
+    return msgspec.structs.replace(cell, dims={**cell.dims, "number": 1})
 
 
 def _columns(row: Row, started: str) -> Iterator[dict[str, Any]]:
@@ -282,10 +285,8 @@ def _columns(row: Row, started: str) -> Iterator[dict[str, Any]]:
         host_s, device_s = timings["issue"].median_s, timings["queued"].median_s
         regime = "framework-bound" if host_s > device_s else "compute-bound"
         common |= {"overhead_s": host_s, "compute_s": device_s, "regime": regime}
-    if row.error:
-        yield {**common, "protocol": "single", "latency_s": float("nan"), "spread_s": float("nan"), "n": 0}
-    for name in timer.PROTOCOLS if timings else ():
-        timing = timings[name]
+    for name in timer.PROTOCOLS if timings else ("single",):
+        timing = timings.get(name, UNTIMED)
         at = {host.COLUMN.format(kind): round(full_us * timing.slow, 3) for kind, full_us in row.speed.items()}
         at |= {host.SLOWED: round(timing.slow, 3)} if at else {}
         yield {
@@ -388,31 +389,19 @@ def _measure(
 ) -> None:
     """Measure settings, one model built at a time."""
     todo.sort(key=lambda setting: setting.counted)  # what a profiler leaves behind slows every later launch
-    built, refused = None, {_refusable(row.cell): row.error for row in session.rows if row.error.startswith(REFUSED)}
     try:
         for setting in todo:
             if not counter.next(setting.cell.key):
                 break
-            if (setting.workload, setting.precision) != built:
-                bench.clear()
-            built = setting.workload, setting.precision
+            bench.turn_to(setting.workload, setting.precision)
 
-            def measured(cell: Cell, setting: Setting = setting) -> Sampled:
-                if _refusable(cell) in refused:  # at another batch, after seconds
-                    raise RuntimeRefusalError(refused[_refusable(cell)].removeprefix(REFUSED))
+            def visited(_: Cell, setting: Setting = setting) -> Sampled:
                 return bench.attempt(lambda: _visit(setting, bench, session, effort))
 
-            row = session.run(setting.cell, measured)
-            if row.error.startswith(REFUSED):
-                refused[_refusable(row.cell)] = row.error
+            session.run(setting.cell, visited)
     finally:
         bench.clear()
         session.save(bench.info.name)
-
-
-def _refusable(cell: Cell) -> tuple[object, ...]:
-    """What a runtime that refuses it refuses at every batch."""
-    return cell.name, cell.dims["size"], cell.precision, cell.runtime
 
 
 def _visit(setting: Setting, bench: Bench, session: RecordingSession, effort: timer.Plan) -> Sampled:

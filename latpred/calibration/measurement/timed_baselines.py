@@ -109,17 +109,15 @@ def _column(
 ) -> tuple[list[float], str]:
     """One value per row, and the first thing that went wrong; who fails at the first row is not asked again."""
     values, reason = [math.nan] * len(table), ""
-    workload: Workload | None = None
     for position, cell in enumerate(table.to_dict("records")):
         if cell["status"] != tables.OK or cell["runtime"] != "eager":
             continue
         if not announce(f"{name}: {cell['model']} batch {cell['batch']}"):
             return values, reason or "the time budget was spent"
-        if workload is not workloads[cell["model"]]:  # a model is built once for all its batches
-            bench.clear()
-        workload = workloads[cell["model"]]
+        workload, precision = workloads[cell["model"]], str(cell["precision"])
+        bench.turn_to(workload, precision)  # a model is built once for all its batches
         try:
-            values[position] = BASELINES[name](bench, workload, int(cell["batch"]), str(cell["precision"]))
+            values[position] = BASELINES[name](bench, workload, int(cell["batch"]), precision)
         except Exception as error:  # torch, a model or a device may refuse in any way; the report says how
             reason = reason or " ".join(f"{type(error).__name__}: {error}".split())
             if not any(math.isfinite(value) for value in values):

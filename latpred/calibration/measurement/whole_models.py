@@ -92,6 +92,11 @@ class Bench:
         self.clear()  # out here, where no traceback holds a model any more
         return visit()
 
+    def turn_to(self, workload: Workload, precision: str) -> None:
+        """Free all other models."""
+        if self._built.keys() - {(workload, precision)}:
+            self.clear()
+
     def leave(self, workload: Workload) -> None:
         """Free a model, unless it may stay for the next round."""
         models = [model for model, _ in self._built.values() if isinstance(model, torch.nn.Module)]
