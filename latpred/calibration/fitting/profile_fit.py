@@ -71,7 +71,7 @@ def fit_profile(
     eager = [row for row in rows if row.cell.runtime == EAGER]
     speed = visits.speed_of(eager)
     good = visits.undisturbed(row for row in eager if not row.error)
-    good = [row if is_mixed(row) else at_full_speed(row, info, speed) for row in good]
+    good = [row if _mixed(row) else at_full_speed(row, info, speed) for row in good]
     info = constants.described(info, good)
     dispatch, in_place = _dispatch(good, info)
     profile = DeviceProfile(
@@ -110,7 +110,7 @@ def at_full_speed(row: Row, info: DeviceInfo, speed: RunSpeed) -> Row:
 
 def _usual(rows: Iterable[Row], info: DeviceInfo, speed: RunSpeed) -> dict[str, float]:
     """How many times longer than at full speed things took around the middle one of those that were not slowed."""
-    fast = _fast([row for row in rows if is_mixed(row)])
+    fast = _fast([row for row in rows if _mixed(row)])
     slow = [visits.slowdown(row, speed, asynchronous=info.asynchronous) for row in fast]
     if not speed.full_us or not slow:
         return {}
@@ -255,7 +255,7 @@ def _checked(
     return msgspec.structs.replace(profile, runtimes=runtimes, acceptance=verdict), errors
 
 
-def is_mixed(row: Row) -> bool:
+def _mixed(row: Row) -> bool:
     """Whether a row is of dispatch and kernels together."""
     return row.cell.kind == acceptance.MODEL or (row.cell.kind == "network" and not network_spec(row.cell).tiny)
 

@@ -148,7 +148,7 @@ def compared(profile: DeviceProfile, rounds: Sequence[Sequence[Row]]) -> list[Pa
 def _ratios(profile: DeviceProfile, rows: Sequence[Row], speed: RunSpeed) -> Iterator[Ratio]:
     """What undisturbed rows of one round say about a profile, as they would be at its speed; `speed` is the run's."""
     good = [row for row in rows if not row.error]
-    issued = [profile_fit.at_full_speed(row, profile.device, speed) for row in good if not profile_fit.is_mixed(row)]
+    issued = [profile_fit.at_full_speed(row, profile.device, speed) for row in good if not _is_sized(row)]
     small = [(row, profile_fit.timed_network(row, profile.device)) for row in issued if row.cell.kind == "network"]
     then = host.slowdown(profile.speed, speed.full_us, asynchronous=profile.device.asynchronous)
     prices = _KernelPrices(profile)
@@ -167,11 +167,15 @@ def _ratios(profile: DeviceProfile, rows: Sequence[Row], speed: RunSpeed) -> Ite
         sized = [
             profile_fit.timed_network(row, profile.device)._replace(slowdown=visits.slowdown(row, speed, profile.speed))
             for row in good
-            if profile_fit.is_mixed(row)
+            if _is_sized(row)
         ]
         kernels = _in_networks(profile, sized, tiny)
         ratios = chain(ratios, _called(prices, tiny, then))
     return (ratio for ratio in chain(ratios, _kernels(prices, kernels)) if math.isfinite(ratio.log_ratio))
+
+
+def _is_sized(row: Row) -> bool:
+    return row.cell.kind == "network" and not network_spec(row.cell).tiny
 
 
 def _log(measured_us: float, predicted_us: float) -> float:
