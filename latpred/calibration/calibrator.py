@@ -430,7 +430,6 @@ def device_of(machine: Machine) -> DeviceInfo:
 
 
 TINY = 2 * len(networks.KINDS)
-FEWEST = 4
 
 
 def calibrate_host(
@@ -478,10 +477,10 @@ def calibrate_host(
     good = visits.at_one_speed(row for row in rows if not row.error)
     chains = [profile_fit.timed_network(row, live.info()) for row in good if schedules.network_spec(row.cell).chain]
     others = [profile_fit.timed_network(row, live.info()) for row in good if not schedules.network_spec(row.cell).chain]
-    if len(others) < FEWEST or not chains:
+    if len(others) < profile_fit.FEWEST_NETWORKS or not chains:
         raise CalibrationError(
             f"{len(others)} tiny networks and {len(chains)} chains of calls were timed, too few to know a host by. "
-            f"Time at least {FEWEST}: latpred calibrate --host-only"
+            f"Time at least {profile_fit.FEWEST_NETWORKS}: latpred calibrate --host-only"
         )
     profile = HostProfile(
         name=name,

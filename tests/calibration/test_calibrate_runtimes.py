@@ -199,13 +199,14 @@ def test_a_runtime_that_never_works_stays_out_and_the_gate_says_why() -> None:
 
 
 def test_budgets_are_shared_in_proportion() -> None:
-    plan = calibrator._plan(("eager", "plain"), None, False, None, None)
+    whole = calibrator._whole_effort
+    plan = calibrator._plan(("eager", "plain"), None, False, whole(False, None, None))
     usual = runtime_calibration.get("plain").seconds
     assert {name: effort.seconds for name, effort in plan.items()} == {"eager": calibrator.FULL_S, "plain": usual}
-    halved = calibrator._plan(("eager", "plain"), None, False, (calibrator.FULL_S + usual) / 2, None)
+    halved = calibrator._plan(("eager", "plain"), None, False, whole(False, (calibrator.FULL_S + usual) / 2, None))
     assert halved["plain"].seconds == pytest.approx(usual / 2)
     assert halved["eager"].seconds == pytest.approx(calibrator.FULL_S / 2)
-    quick = calibrator._plan(("plain",), None, True, None, None)
+    quick = calibrator._plan(("plain",), None, True, whole(True, None, None))
     assert list(quick) == ["eager", "plain"]
     assert quick["plain"].seconds == pytest.approx(usual / 3)
 
