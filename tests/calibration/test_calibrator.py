@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gzip
 import math
 import runpy
 from collections.abc import Iterator
@@ -13,8 +14,9 @@ import msgspec
 import numpy as np
 import pytest
 from factories import machine
+from guards import journals
 
-from latpred import storage
+from latpred import host, storage
 from latpred.calibration import calibrate, calibrator, cells, fit_raw, schedules, session
 from latpred.calibration.devices import constants
 from latpred.calibration.devices.cpu import CpuDevice
@@ -24,7 +26,7 @@ from latpred.calibration.fitting import acceptance, profile_fit
 from latpred.calibration.runtime_calibration import calibrate_runtimes
 from latpred.calibration.session import Row, Session, directory, read_journal
 from latpred.calibration.timing import visits
-from latpred.calibration.timing.reference_speed import gauge_of
+from latpred.calibration.timing.reference_speed import RunSpeed, gauge_of
 from latpred.errors import CalibrationError, UsageError
 from latpred.profile import store
 from latpred.profile.document import DeviceProfile
@@ -328,3 +330,64 @@ def test_what_is_no_journal_or_one_of_another_version_is_told_apart(unfinished: 
 
 def test_a_gpu_that_is_neither_here_nor_known_has_no_size() -> None:
     assert calibrator.device_of(machine(accelerator="NVIDIA Nothing 1")).multiprocessors == 0
+
+
+def test_networks_of_the_precision_that_has_most_are_counted() -> None:
+    sized = [spec for spec in islice(schedules.sized_networks(), 40) if not spec.holdout]
+    timed = [
+        Row(schedules.network_cell(spec, name), {}, 1.0, calls_us=(1.0,)) for spec in sized for name in ("fp32", "bf16")
+    ]
+    uncounted = [
+        msgspec.structs.replace(timed[0], disturbed="busy"),
+        msgspec.structs.replace(timed[0], disturbed=visits.MOVED_APART),
+        msgspec.structs.replace(timed[0], calls_us=()),
+        Row(schedules.network_cell(schedules.tiny_networks(1)[0], "fp32"), {}, 1.0, calls_us=(1.0,)),
+        Row(schedules.network_cell(next(spec for spec in schedules.sized_networks() if spec.holdout), "fp32"), {}, 1.0),
+    ]
+    assert profile_fit.networks_seen([*timed[:-1], *uncounted]) == len(sized)
+    assert profile_fit.networks_seen(uncounted) == 0
+
+
+def test_a_neighbour_of_the_host_slows_no_kernel_of_another_device(calibrated: Calibrated) -> None:
+    rows, device = calibrated.rows[:600], calibrated.device
+    usual = {host.DISPATCH: 100.0, host.PRODUCT: 500.0, host.CACHE: 3000.0}
+    fits = []
+    for most in (1.0, 3.0):
+        said = [usual | {host.CACHE: 3000.0 * (most if n % 2 else 1.0), host.PRODUCT: 500.0 + n} for n in range(600)]
+        read = [msgspec.structs.replace(row, speed=speed) for row, speed in zip(rows, said, strict=True)]
+        profile, errors = profile_fit.fit_profile(read, device.machine(), device.info(), "simulated")
+        fits.append((profile.kernels, profile.runtimes, errors))
+    assert fits[0] == fits[1]
+
+
+@pytest.fixture(scope="module")
+def h100(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The folder of an H100's journal, which is not here."""
+    folder = tmp_path_factory.mktemp("h100")
+    (folder / session.JOURNAL).write_bytes(gzip.decompress(journals.H100.read_bytes()))
+    return folder
+
+
+def test_a_gpu_that_is_not_here_is_as_large_as_its_datasheet_has_it(h100: Path) -> None:
+    info = calibrator.device_of(read_journal(h100 / session.JOURNAL)[0].machine)
+    assert (info.name, info.multiprocessors, info.memory_bytes >> 30) == ("nvidia-h100-80gb-hbm3", 132, 80)
+    assert calibrator.device_of(machine(accelerator="NVIDIA Nothing 1")).multiprocessors == 0
+
+
+def test_a_few_networks_tell_what_half_precision_takes_a_gpus_host_longer(h100: Path) -> None:
+    header, rows = read_journal(h100 / session.JOURNAL)
+    rows = [row for row in rows if row.cell.runtime == "eager"]
+
+    def half_scale(longer: float) -> float:
+        taken = [visits.at_full_speed(row, RunSpeed({}, {}), 1 / longer) if is_half(row) else row for row in rows]
+        info = calibrator.device_of(header.machine)
+        profile, _ = profile_fit.fit_profile(taken, header.machine, info, "h100")
+        return profile.runtimes["eager"].half_scale
+
+    measured = half_scale(1.0)
+    assert 1.1 < measured < 1.3
+    assert half_scale(1.5) / measured == pytest.approx(1.5 ** (4 / 5), rel=0.05)  # of four networks, drawn to 1
+
+
+def is_half(row: Row) -> bool:
+    return row.cell.kind == "network" and row.cell.precision in ("fp16", "bf16")

@@ -10,6 +10,7 @@ import pytest
 from latpred.calibration.fitting import dispatch_fit
 from latpred.calibration.fitting.dispatch_fit import TimedNetwork
 from latpred.graph.graph import Calls, Op
+from latpred.prediction.pricing import host_cost
 from latpred.profile.document import DispatchFit, call_prices
 
 COSTS = {"gemm.linear": 5.0, "view.transpose": 2.0, "view.reshape": 4.0, "elementwise.add": 8.0}
@@ -72,6 +73,43 @@ def test_the_correction_of_calls_from_python_leaves_nested_classes_alone() -> No
     fit = dispatch_fit.fit_in_place([nested, *plain], CALLED)
     assert fit.costs_us["view.reshape"] == pytest.approx(4.5, rel=1e-4)
     assert fit.costs_us["gemm.nested.mm"] == pytest.approx(7.0)
+
+
+NESTED_VIEWS = ["view.nested.expand", "view.nested.reshape", "view.nested.view"]
+ALONE = [(["view.expand"], 1.2), (["bmm.bmm"], 7.0), (["copy.clone"], 5.0)]
+
+
+@pytest.mark.parametrize(
+    ("cells", "expected"),
+    [
+        (  # a loop of several ops prices the one that is new
+            [(["view.to", "fft.r2c", "mul"], 13.0), (["view.to"], 1.0), (["mul", "view.to"], 5.5)],
+            {"view.to": 1.0, "mul": 4.5, "fft.r2c": 7.5},
+        ),
+        (  # loops of composite ops tell their general classes apart
+            [
+                *ALONE,
+                (["view.expand", *NESTED_VIEWS * 2], 1.2 + 6 * 0.8),
+                (["view.expand", *NESTED_VIEWS, "bmm.nested.bmm"], 1.2 + 3 * 0.8 + 6.8),
+                (["view.expand", "view.nested.expand", "copy.nested.clone", "bmm.nested.bmm"], 1.2 + 0.8 + 4.0 + 6.8),
+            ],
+            {"view.nested": 0.8, "bmm.nested": 6.8, "copy.nested": 4.0},
+        ),
+        (  # classes that always come together share as their like do
+            [(["view.expand"], 1.0), (["bmm.bmm"], 6.0), ([*NESTED_VIEWS[::2], "bmm.nested.bmm"], 4.0)],
+            {"view.nested": 0.5, "bmm.nested": 3.0},
+        ),
+    ],
+)
+def test_loops_price_classes(cells: list[tuple[list[str], float]], expected: dict[str, float]) -> None:
+    costs = dispatch_fit.loop_costs(cells)
+    assert {name: costs[name] for name in expected} == pytest.approx(expected, rel=0.01)
+
+
+def test_what_closes_a_forward_costs_nothing() -> None:
+    fit = dispatch_fit.fit_issued(COSTS, [run([op_of("gemm.linear"), closing()], 17.0)], CALLED)
+    assert host_cost(fit, "python.return") == 0.0
+    assert host_cost(fit, "never.seen") == 4.5  # the median of 2, 4, 5 and 8
 
 
 @pytest.mark.parametrize(

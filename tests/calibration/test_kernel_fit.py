@@ -16,11 +16,13 @@ from latpred.calibration.fitting.kernel_fit import (
     FEWEST_LEAF,
     LEAST_ROOM,
     LEAST_SHARE,
+    PASS_SHARE,
     SHORT_US,
     KernelSample,
     fit_kernels,
     host_us,
     kernel_samples,
+    row_of,
     with_cold,
 )
 from latpred.host import Slowdown
@@ -114,6 +116,24 @@ def test_a_family_with_too_few_samples_is_left_to_borrow(count: int, fitted: boo
     assert fit_kernels([]) == {}
 
 
+def test_repeated_rows_are_one_row_with_their_median() -> None:
+    once = spread(30, "elementwise")
+    outlier = [one._replace(us=100.0 * one.us) for one in once[:1]]
+    # thrice the same row, one of them a hundred times too slow: the median is the row's time
+    repeated = fit_kernels([*once, once[0], *outlier])["elementwise"]
+    row = np.array([once[0].row])
+    assert len(repeated.points) == len(fit_kernels(once)["elementwise"].points)
+    assert evaluate(repeated, row)[0] == pytest.approx(once[0].us, rel=0.05)
+
+
+def test_the_row_of_an_op() -> None:
+    op = factories.linear(rows=2, width=8)
+    # at batch 3: 6 rows of 8 by 8
+    moved = 4.0 * 6 * 8
+    assert row_of(op, 3) == (6.0 * 64, 256.0, moved, moved, 6.0, 8.0, 8.0)
+    assert row_of(op, 3, resident=True) == (6.0 * 64, 0.0, moved + 256.0, moved, 6.0, 8.0, 8.0)
+
+
 DISPATCH = factories.dispatch()  # 5 us for gemm, 3 for view.transpose, 7 for others; 20 for the pass
 GEMM_US, TRANSPOSE_US, ADD_US, PASS_US = 5.0, 3.0, 7.0, 20.0
 
@@ -162,6 +182,20 @@ def test_kernels_are_as_long_as_a_pass_without_clocks_has_room_for() -> None:
     assert least == pytest.approx([LEAST_ROOM * 40.0, LEAST_ROOM * 60.0])
 
 
+def test_an_error_counts_beside_the_dispatch_and_a_share_of_the_pass() -> None:
+    timed = run(3, (5.0, 700.0), (0.0, 0.0, 0.0))
+    product, _ = kernel_samples([timed], DISPATCH, DISPATCH)
+    assert product.beside_us == pytest.approx(GEMM_US + PASS_SHARE * timed.total_us)
+    assert product.row == row_of(factories.linear(3), 1)
+    resident, _ = kernel_samples([run(3, (5.0, 700.0), (0.0, 0.0, 0.0), resident=True)], DISPATCH, DISPATCH)
+    assert resident.row == row_of(factories.linear(3), 1, resident=True)
+
+
+def test_kernels_that_read_the_shared_cache_are_brought_to_its_full_speed() -> None:
+    timed = run(3, (90.0, 8.0), (0.0, 0.0, 0.0))
+    assert kernels_us([timed._replace(slowdown=Slowdown(cache=1.5))]) == pytest.approx([60.0, 8.0])
+
+
 COLD = msgspec.structs.replace(DISPATCH, cold_costs_us={"gemm": 10.0, "view": 6.0, "": 14.0}, cold_bytes=COLD_BYTES)
 
 
@@ -203,3 +237,15 @@ def test_kernels_that_share_a_call_and_estimated_work_give_no_sample() -> None:
     shared = factories.graph(factories.linear(4), factories.add(100, host_class="elementwise.nested.add"))
     estimated = factories.graph(factories.linear(4, estimated=True))
     assert kernels_us([TimedNetwork(graph, 1, 500.0, (450.0,)) for graph in (shared, estimated)]) == []
+
+
+def test_the_host_time_of_a_pass() -> None:
+    ops = (factories.linear(4, module_calls=2), factories.view(python_calls=6), factories.add())
+    fit = factories.dispatch(scale=2.0)
+    # 20 + 2 x (5 + 3 + 7 + 2 modules at 1 + 6 functions at 0.5)
+    assert host_us(TimedNetwork(factories.graph(*ops), 1, 0.0), fit) == 20.0 + 2.0 * 20.0
+    cold = cold_run(500, 40.0, 9.0)
+    assert host_us(cold, COLD) == pytest.approx(cold.total_us - 49.0)
+    # A chain of Python calls dispatches nothing: 20 + 7 for the class of any op + 6 functions at 0.5
+    calls_alone = factories.graph(factories.view(name="python::return", host_class="python", python_calls=6))
+    assert host_us(TimedNetwork(calls_alone, 1, 0.0), COLD) == pytest.approx(30.0)
