@@ -7,6 +7,7 @@ from typing import Any
 
 import torch
 from torch import nn
+from torch.utils._python_dispatch import TorchDispatchMode
 
 from latpred.runtimes.source import Source, source_of
 
@@ -150,6 +151,19 @@ class Function(nn.Module):
     def forward(self, *inputs: torch.Tensor) -> Any:
         """Of what it is given."""
         return self.function(*inputs)
+
+
+class Dispatched(TorchDispatchMode):
+    """Sees the ops that torch really runs: their names, arguments and results."""
+
+    def __init__(self) -> None:
+        super().__init__()  # type: ignore[no-untyped-call]
+        self.calls: list[tuple[str, Any, Any]] = []
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        out = func(*args, **(kwargs or {}))
+        self.calls.append((func._schema.name, args, out))
+        return out
 
 
 def written(text: str, **names: object) -> torch.nn.Module:

@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 import torch
 from torch._ops import OpOverload
 from torch.utils._python_dispatch import _disable_current_modes
+from torch.utils._pytree import tree_map_only
 
 from latpred.errors import TraceError
 from latpred.ops.families import lies_in_rows
@@ -62,8 +63,8 @@ class Call(NamedTuple):
 
     def on_meta(self) -> Call:
         """The same call, real tensors replaced by meta ones."""
-        options = {name: _on_meta(value) for name, value in self.options.items()}
-        return self._replace(args=[_on_meta(value) for value in self.args], options=options)
+        args, options = tree_map_only(Tensor, _on_meta, (list(self.args), self.options))
+        return self._replace(args=args, options=options)
 
     def weights(self) -> list[bool]:
         """Which tensors are parameters or buffers: only those were made outside inference mode."""
@@ -91,14 +92,10 @@ def _sign(values: Iterable[Any], key: list[Any]) -> int:
     return places
 
 
-def _on_meta(value: Any) -> Any:
-    if isinstance(value, Tensor):
-        if value.is_meta:
-            return value
-        return torch.empty_strided(value.shape, value.stride(), dtype=value.dtype, device="meta")
-    if isinstance(value, (list, tuple)):
-        return [_on_meta(item) for item in value]
-    return value
+def _on_meta(tensor: Tensor) -> Tensor:
+    if tensor.is_meta:
+        return tensor
+    return torch.empty_strided(tensor.shape, tensor.stride(), dtype=tensor.dtype, device="meta")
 
 
 def fresh(recorder: TraceRecorder, call: Call) -> Any:
@@ -132,17 +129,9 @@ def _drawn(recorder: TraceRecorder, call: Call) -> Any:
     return call.run()
 
 
-def _unlaunched(recorder: TraceRecorder, call: Call, view: bool) -> OpRecord:
-    """The record of an op of which no call launches anything."""
-    record = recorder.known.get(call.info)
-    if record is None:
-        record = recorder.known[call.info] = no_launch(call.info, view)
-    return record
-
-
 def view(recorder: TraceRecorder, call: Call) -> Any:
     """An op that launches nothing: its result is another look at its argument."""
-    return recorder.record(_unlaunched(recorder, call, view=True), call.run())
+    return recorder.record(no_launch(call.info, view=True), call.run())
 
 
 def maybe(recorder: TraceRecorder, call: Call) -> Any:
@@ -240,7 +229,7 @@ def dropout(recorder: TraceRecorder, call: Call) -> Any:
     given = call.named
     if given["train"] and given["p"]:
         return fresh(recorder, call)
-    return recorder.record(_unlaunched(recorder, call, view=False), given["input"])
+    return recorder.record(no_launch(call.info, view=False), given["input"])
 
 
 def attention(recorder: TraceRecorder, call: Call) -> Any:

@@ -16,9 +16,8 @@ from types import CodeType
 from typing import Any
 
 import torch
-from torch._C import _len_torch_function_stack
 from torch.nn import init
-from torch.overrides import TorchFunctionMode, _pop_mode, _push_mode
+from torch.overrides import TorchFunctionMode
 from torch.utils._device import DeviceContext, _device_constructors
 from torch.utils._python_dispatch import is_traceable_wrapper_subclass
 
@@ -149,25 +148,10 @@ class Unweighted(DeviceContext):
 
     def __enter__(self) -> None:
         # As `with torch.device("meta")`, which besides notes the device where all threads find it.
-        for mode in self._taken_off():
-            if isinstance(mode, DeviceContext):
-                self.prev_mode = mode
-        self._put_back([self, *self._others])
+        TorchFunctionMode.__enter__(self)  # type: ignore[no-untyped-call]
 
-    def __exit__(self, *_: object) -> None:
-        self._taken_off()
-        before = [] if self.prev_mode is None else [self.prev_mode]
-        self._put_back([*before, *self._others])
-
-    def _taken_off(self) -> list[TorchFunctionMode]:
-        """Empty the stack of modes; it gives them from the lowest on and remembers those that say no device."""
-        modes = [_pop_mode() for _ in range(_len_torch_function_stack())][::-1]  # type: ignore[no-untyped-call]
-        self._others = [mode for mode in modes if not isinstance(mode, DeviceContext)]
-        return modes
-
-    def _put_back(self, modes: Sequence[TorchFunctionMode]) -> None:
-        for mode in modes:
-            _push_mode(mode)  # type: ignore[no-untyped-call]
+    def __exit__(self, *failure: object) -> None:
+        TorchFunctionMode.__exit__(self, *failure)  # type: ignore[no-untyped-call]
 
     def __torch_function__(
         self, func: Callable[..., Any], types: Any, args: Sequence[Any] = (), kwargs: dict[str, Any] | None = None

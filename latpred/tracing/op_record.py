@@ -184,6 +184,7 @@ def learnt() -> tuple[dict[Hashable, OpRecord], dict[Any, OpInfo]]:
     return _tables(generation())
 
 
+@lru_cache(LIMIT)
 def no_launch(info: OpInfo, view: bool) -> OpRecord:
     """A call that launches nothing."""
     return OpRecord(info.name, no_launch_class(info.short, view))
@@ -348,8 +349,7 @@ def _batch_norm(x: Tensor, weight: Tensor | None, bias: Tensor | None, mean: Ten
     return torch.empty_like(x)
 
 
-@_override("_masked_softmax")
-@_override("gelu", "relu", "silu", "tanh", "sigmoid", "neg", "exp", "rsqrt", "sqrt", "cos", "sin", "abs", "erf")
+@_override("gelu", "relu", "tanh", "neg", "exp", "rsqrt", "sqrt", "cos", "sin", "abs", "erf", "_masked_softmax")
 def _unary(x: Tensor, *_: Any, **__: Any) -> Any:
     return torch.empty_like(x) if x.dtype.is_floating_point else NotImplemented
 
@@ -387,38 +387,13 @@ def _binary(x: Any, y: Any, *rest: Any, **options: Any) -> Any:
     return _empty(torch.broadcast_shapes(x.shape, y.shape), x)  # type: ignore[no-untyped-call]
 
 
-@_override("conv1d", "conv2d")
-def _convolution(
-    x: Tensor,
-    weight: Tensor,
-    bias: Tensor | None = None,
-    stride: Any = (1,),
-    padding: Any = (0,),
-    dilation: Any = (1,),
-    groups: int = 1,
-) -> Any:
-    if x.dim() != weight.dim() or x.shape[1] != weight.shape[1] * groups or x.dtype != weight.dtype:
+@_override("conv2d")
+def _convolution(x: Tensor, weight: Tensor, *rest: Any) -> Any:
+    layout = conv_format(x, weight)
+    if layout is torch.contiguous_format:
         return NotImplemented
-    plane = _conv_plane(tuple(x.shape[2:]), tuple(weight.shape[2:]), stride, padding, dilation)
-    if min(plane) < 1:
-        return NotImplemented
-    shape = (x.shape[0], weight.shape[0], *plane)
-    return torch.empty(shape, dtype=x.dtype, device="meta", memory_format=conv_format(x, weight))
-
-
-def _conv_plane(
-    size: tuple[int, ...], kernel: tuple[int, ...], stride: Any, padding: Any, dilation: Any
-) -> tuple[int, ...]:
-    if padding == "same":
-        return size
-    given = (stride, (0,) if isinstance(padding, str) else padding, dilation)
-    steps, pads, gaps = (tuple(value) * (len(size) // len(value)) for value in given)
-    if min(steps) < 1:
-        return (0,)
-    return tuple(
-        (n + 2 * pad - gap * (k - 1) - 1) // step + 1
-        for n, k, step, pad, gap in zip(size, kernel, steps, pads, gaps, strict=True)
-    )
+    made = torch.conv2d(x, weight, *rest)  # which on the meta device is contiguous
+    return torch.empty(made.shape, dtype=x.dtype, device="meta", memory_format=layout)
 
 
 def conv_format(x: Tensor, weight: Tensor) -> torch.memory_format:
@@ -430,7 +405,7 @@ def conv_format(x: Tensor, weight: Tensor) -> torch.memory_format:
     return torch.contiguous_format
 
 
-@_override("_grouped_mm")
+@_override("_grouped_mm")  # of which torch's own takes bfloat16 alone
 def _grouped_mm(x: Tensor, weight: Tensor, *_: Any, **__: Any) -> Any:
     if x.dim() != 2 or weight.dim() != 3 or x.shape[-1] != weight.shape[-2]:
         return NotImplemented

@@ -8,9 +8,8 @@ it, so two steps give all; where the third or the last one is off their line (a 
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from contextlib import suppress
 from dataclasses import dataclass
-from functools import partial, wraps
+from functools import wraps
 from typing import Any
 
 import msgspec
@@ -250,13 +249,13 @@ class _GenerationTracer(Tracer):
             options["pad_token_id"] = end[0] if isinstance(end, list) else end
         if self._cache == "static":
             options["cache_implementation"] = "static"
-        if self._traced == self._new_tokens:
-            return partial(module.generate, **options)
 
         def begin(**inputs: torch.Tensor) -> None:
             self._recorder.hide_caller()
-            with suppress(_EnoughError):
+            try:
                 module.generate(**inputs, **options)
+            except _EnoughError:
+                return  # `suppress` would be calls of Python, which are counted
 
         return begin
 

@@ -9,9 +9,8 @@ from typing import Any
 import pytest
 import torch
 import torch.nn.functional as F
-from smallmodels import Function, build_small, inputs_of
+from smallmodels import Dispatched, Function, build_small, inputs_of
 from torch import nn
-from torch.utils._python_dispatch import TorchDispatchMode
 
 import latpred
 from latpred.errors import RuntimeRefusalError, UsageError
@@ -32,25 +31,12 @@ def casts(ops: tuple[Op, ...]) -> Counter[int]:
     return Counter(op.dims["numel"].at(BATCH) for op in ops if op.name == "aten::to" and op.family == "copy.cast")
 
 
-class Casts(TorchDispatchMode):
-    """Sees the casts that torch really makes."""
-
-    def __init__(self) -> None:
-        super().__init__()  # type: ignore[no-untyped-call]
-        self.sizes: Counter[int] = Counter()
-
-    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        out = func(*args, **(kwargs or {}))
-        if func._schema.name == "aten::to" and out.dtype is not args[0].dtype:
-            self.sizes[args[0].numel()] += 1
-        return out
-
-
 def real_casts(model: nn.Module, inputs: Any) -> Counter[int]:
     """The same under torch's own autocast on the CPU."""
-    with torch.inference_mode(), Casts() as seen:
+    with torch.inference_mode(), Dispatched() as seen:
         under_autocast(model.eval(), "amp-bf16", "cpu")(**inputs)
-    return seen.sizes
+    casts = (args[0] for name, args, out in seen.calls if name == "aten::to" and out.dtype is not args[0].dtype)
+    return Counter(tensor.numel() for tensor in casts)
 
 
 @pytest.mark.parametrize("name", ARCHITECTURES)

@@ -8,9 +8,8 @@ from typing import Any
 import pytest
 import torch
 import torch.nn.functional as F
-from smallmodels import ARCHITECTURES, Function, build_small, inputs_of
+from smallmodels import ARCHITECTURES, Dispatched, Function, build_small, inputs_of
 from torch import nn
-from torch.utils._python_dispatch import TorchDispatchMode
 
 import latpred
 from latpred.errors import UnknownOpError, UsageError
@@ -21,16 +20,6 @@ from latpred.tracing.op_record import OpRecord
 from latpred.tracing.tracer import TraceRecorder
 
 Tensor = torch.Tensor
-
-
-class Dispatched(TorchDispatchMode):
-    def __init__(self) -> None:
-        super().__init__()
-        self.names: list[str] = []
-
-    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        self.names.append(func._schema.name)
-        return func(*args, **(kwargs or {}))
 
 
 def resampled(mode: str, **options: Any) -> Callable[[Tensor], Tensor]:
@@ -78,7 +67,7 @@ def test_kernels_are_those_that_a_device_is_given(case: str) -> None:
         function(x)
     quiet = {f"aten::{name}" for name in (*FREE, "slice", "select", "lift_fresh")}
     launched = [op.name for op in latpred.trace(Function(function), x).ops if op.launches]
-    assert launched == [name for name in seen.names if name not in quiet]
+    assert launched == [name for name, _, _ in seen.calls if name not in quiet]
 
 
 @pytest.mark.parametrize("case", ["nearest", "bilinear", "bicubic", "linear", "trilinear"])

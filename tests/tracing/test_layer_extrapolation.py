@@ -9,9 +9,8 @@ import transformers
 from transformers import BertConfig, PretrainedConfig
 
 from latpred.graph.graph import ModelGraph
-from latpred.storage import Recent
 from latpred.tracing import layer_extrapolation, trace
-from latpred.tracing.layer_extrapolation import SHALLOW, LayerExtrapolation
+from latpred.tracing.layer_extrapolation import LayerExtrapolation
 from latpred.zoo import names
 
 SMALL = {"hidden_size": 32, "num_attention_heads": 2, "intermediate_size": 48, "vocab_size": 50}
@@ -60,6 +59,8 @@ def test_most_of_many_berts_are_not_traced(monkeypatch: pytest.MonkeyPatch) -> N
     graphs = [stacks.graph(given, seq=8) for given in berts]
     assert len(traced) == 4 + 5, "each width four layers deep, and each depth once"
     assert graphs == [whole(given, seq=8) for given in berts]
+    middle = next(index for index, op in enumerate(graphs[6].ops) if op.module.startswith("encoder.layer.4"))
+    assert all(graphs[6].ops[index] is graphs[7].ops[index] for index in range(middle)), "depths share their layers"
 
 
 def test_nothing_passes_between_precisions_inputs_and_code() -> None:
@@ -91,27 +92,6 @@ def test_layers_that_differ_by_number_are_traced_in_full(monkeypatch: pytest.Mon
             for width in (48, 96):
                 given = bert(depth, intermediate_size=width)
                 assert stacks.graph(given, seq=8) == whole(given, seq=8)
-
-
-def test_graphs_of_other_depths_have_the_same_layers() -> None:
-    stacks = LayerExtrapolation()
-    for depth in (6, 8):  # the first of each depth is traced in full
-        stacks.graph(bert(depth, vocab_size=60), seq=8)
-    six, eight = (stacks.graph(bert(depth), seq=8).ops for depth in (6, 8))
-    last = next(index for index, op in enumerate(six) if op.module.startswith("encoder.layer.5"))
-    assert last > 0
-    assert all(one is other for one, other in zip(six[:last], eight[:last], strict=True))
-
-
-def test_memory_is_bounded() -> None:
-    stacks = LayerExtrapolation()
-    stacks._stacks, stacks._graphs, stacks._kinds = Recent(3), Recent(2), Recent(1)
-    for width in range(32, 38):
-        for eps in (1e-5, 1e-6):
-            given = bert(SHALLOW + 1, intermediate_size=width, layer_norm_eps=eps)
-            assert stacks.graph(given, seq=8).parameters == whole(given, seq=8).parameters
-    sizes = [len(cache._values) for cache in (stacks._stacks, stacks._graphs, stacks._kinds)]
-    assert sizes == [3, 2, 1]
 
 
 def test_a_config_that_holds_objects_is_traced_in_full() -> None:

@@ -1,18 +1,35 @@
-"""Traces of text generation: what the real call issues, cut into steps, and steps that were never traced."""
+"""Text generation: what the real call issues, cut into steps, steps that were never traced, and their predictions."""
 
 from __future__ import annotations
 
+import json
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
+import msgspec
+import numpy as np
 import pytest
 import torch
 import transformers
-from torch.profiler import ProfilerActivity, profile
+from click.testing import CliRunner
+from clidata import models_file
+from factories import device, dispatch
+from factories import profile as asynchronous
+from profiledata import kernel, profile
+from torch.profiler import ProfilerActivity
+from torch.profiler import profile as profiled
 
-from latpred.errors import UnknownModelError, UsageError
+import latpred
+from latpred import tables
+from latpred.cli import main
+from latpred.errors import LatpredError, RuntimeRefusalError, UnknownModelError, UsageError
+from latpred.explanation.generation import generation_curve
+from latpred.prediction.predictor import Predictor
 from latpred.tracing.layer_extrapolation import same_work
 from latpred.tracing.text_generation import GenerationGraph, decoder, trace_generation
+
+pytestmark = pytest.mark.usefixtures("calibrated")
 
 SIZES = {"num_hidden_layers": 2, "hidden_size": 32, "intermediate_size": 48, "num_attention_heads": 4}
 MORE = {"num_key_value_heads": 2, "vocab_size": 100, "max_position_embeddings": 64}
@@ -31,6 +48,10 @@ def sliding() -> torch.nn.Module:
     return transformers.MistralForCausalLM(transformers.MistralConfig(**SIZES, **MORE, sliding_window=8)).eval()
 
 
+def encoder() -> torch.nn.Module:
+    return transformers.BertLMHeadModel(transformers.BertConfig(**SIZES, vocab_size=50)).eval()
+
+
 @pytest.mark.parametrize("make", [gpt2, llama])
 def test_steps_that_were_not_traced_are_those_that_a_trace_finds(
     make: Callable[[], torch.nn.Module], monkeypatch: pytest.MonkeyPatch
@@ -40,6 +61,7 @@ def test_steps_that_were_not_traced_are_those_that_a_trace_finds(
     monkeypatch.setattr("latpred.tracing.text_generation._extrapolated", lambda *_: None)
     direct = trace_generation(model, 6, 9)
     assert [step.before for step in graph.steps] == [step.before for step in direct.steps] == list(range(6, 14))
+    assert graph.prefill.graph == direct.prefill.graph
     for ours, theirs in zip((graph.prefill, *graph.steps), (direct.prefill, *direct.steps), strict=True):
         assert same_work(ours.graph, theirs.graph)
         assert same_work(ours.forward, theirs.forward)
@@ -60,6 +82,8 @@ def test_a_static_cache_costs_its_whole_length_at_every_step() -> None:
     graph = trace_generation(gpt2(), 6, 9, cache="static")
     assert set(keys(graph)) == {6 + 9 - 1}
     assert {op.name for op in graph.steps[0].graph.ops} & {"aten::index_copy_"}
+    with pytest.raises(UsageError, match="cache 'paged' is not known"):
+        trace_generation(gpt2(), 6, 9, cache="paged")
 
 
 def test_the_graph_issues_what_generate_issues() -> None:
@@ -68,7 +92,7 @@ def test_the_graph_issues_what_generate_issues() -> None:
     names = ("aten::addmm", "aten::scaled_dot_product_attention", "aten::layer_norm", "aten::argmax", "aten::embedding")
     ids = torch.full((2, 6), 5)
     given: Any = {"input_ids": ids, "attention_mask": torch.ones_like(ids), "max_new_tokens": 6, "do_sample": False}
-    with torch.inference_mode(), profile(activities=[ProfilerActivity.CPU], acc_events=True) as seen:
+    with torch.inference_mode(), profiled(activities=[ProfilerActivity.CPU], acc_events=True) as seen:
         model.generate(**given, eos_token_id=99, pad_token_id=99)  # type: ignore[operator]
     counted = {event.key: event.count for event in seen.key_averages()}
     model.generation_config.eos_token_id = 99  # type: ignore[union-attr]
@@ -100,27 +124,139 @@ def test_a_name_gets_its_language_modelling_head() -> None:
     assert (name, type(module).__name__) == ("openai-community/gpt2", "GPT2LMHeadModel")
 
 
+def test_the_steps_add_up() -> None:
+    found = latpred.predict_generation(gpt2(), 6, 5, 2)
+    assert isinstance(found, latpred.GenerationPrediction)
+    assert found.latency_ms == pytest.approx(found.first_token_ms + found.step_ms.sum())
+    # a processor does one after the other
+    assert found.latency_ms == pytest.approx(found.overhead_ms + found.compute_ms)
+    assert found.tokens_per_s == pytest.approx(2 * 5 / found.latency_ms * 1e3)
+    assert found.overhead_share == pytest.approx(found.overhead_ms / found.latency_ms)
+    assert found.per_token_ms == pytest.approx(found.step_ms.mean())
+    assert found.interval_ms[0] < found.latency_ms < found.interval_ms[1]
+    assert [step.cached for step in found.steps] == [6, 7, 8, 9]
+    assert len(found.regime) == 5
+
+
+def test_a_step_costs_more_the_longer_the_cache_is() -> None:
+    found = latpred.predict_generation(gpt2(), 6, 9, 64)
+    assert (np.diff(found.step_ms) > 0).all()
+    assert len({step.overhead_ms for step in found.steps}) == 1
+
+
+def test_one_token_is_the_prefill() -> None:
+    found = latpred.predict_generation(gpt2(), 6, 1)
+    assert (found.steps, found.per_token_ms, found.latency_ms) == ((), None, found.first_token_ms)
+
+
+def test_several_batches_are_a_curve_whose_table_joins_with_a_measured_one() -> None:
+    curve = latpred.predict_generation(gpt2(), 6, 3, [1, 8])
+    assert isinstance(curve, latpred.GenerationCurve)
+    assert [point.batch for point in curve] == [1, 8]
+    assert curve[1].latency_ms > curve[0].latency_ms
+    frame = tables.check(curve.to_frame(), tables.PREDICTED)
+    assert frame["input_kind"].tolist() == ["prompt+3", "prompt+1"] * 2
+    assert frame["latency_s"].tolist() == pytest.approx(
+        [ms / 1e3 for point in curve for ms in (point.latency_ms, point.first_token_ms)]
+    )
+
+
+def test_many_steps_are_priced_at_some_lengths_and_lie_on_lines_between(monkeypatch: pytest.MonkeyPatch) -> None:
+    graph = trace_generation(gpt2(), 6, 12)
+    predictor, batches = Predictor(profile()), np.array([16])
+    each = generation_curve(predictor, graph, batches)[0]
+    monkeypatch.setattr("latpred.explanation.generation._MOST_PRICED", 4)
+    some = generation_curve(predictor, graph, batches)[0]
+    assert some.step_ms == pytest.approx(each.step_ms, rel=1e-3)
+    assert [step.cached for step in some.steps] == [step.cached for step in each.steps]
+
+
+def test_attention_in_parts_and_another_host() -> None:
+    fused, parts = (
+        trace_generation(gpt2(), 6, 5, attention=attention).steps[1].graph for attention in ("sdpa", "eager")
+    )
+    assert "aten::scaled_dot_product_attention" in {op.name for op in fused.ops}
+    assert {op.name for op in parts.ops} >= {"aten::softmax", "aten::matmul"}
+    asked = {"device": "rtx-8000", "attention": "eager"}
+    slow, fast = (latpred.predict_generation(gpt2(), 6, 5, host=factor, **asked) for factor in (2.0, 0.5))
+    assert slow.overhead_ms == pytest.approx(4.0 * fast.overhead_ms)
+    model = gpt2()
+    latpred.predict_generation(model, 6, 2, **asked)
+    assert model.config._attn_implementation == "sdpa", "the user's model stays as it was"
+
+
+def test_what_it_looks_like() -> None:
+    curve = latpred.predict_generation(gpt2(), 6, 3, [1, 8])
+    assert "GPT2LMHeadModel: 3 new tokens after 6, fp32, eager on cpu, batch 1" in repr(curve[0])
+    assert repr(curve).splitlines()[1].split()[-4:] == ["next", "tokens/s", "overhead", "regime"]
+    assert "<table>" in curve._repr_html_()
+    assert "<table>" in curve[0]._repr_html_()
+
+
+def test_replayed_steps_have_a_static_cache_and_say_that_they_are_an_estimate() -> None:
+    families = ("gemm", "attention", "norm", "elementwise", "copy", "cat", "embedding", "reduction", "index", "factory")
+    runtimes = {"eager": dispatch(), "cuda-graphs": dispatch(costs_us={"": 0.1, "replay": 9.0})}
+    predictor = Predictor(asynchronous(device(), [kernel(family) for family in families], runtimes))
+    batches = np.array([2])
+    static = trace_generation(gpt2(), 6, 5, cache="static")
+    replayed = generation_curve(predictor, static, batches, "cuda-graphs")[0]
+    eager = generation_curve(predictor, trace_generation(gpt2(), 6, 5), batches)[0]
+    assert replayed.cache == "static"
+    assert replayed.overhead_ms < eager.overhead_ms
+    assert replayed.per_token_ms < eager.per_token_ms
+    said = replayed.provenance.caveats[0]
+    assert "an estimate" in said
+    assert "static cache of 10 tokens" in said
+    assert not eager.provenance.caveats
+
+
 @pytest.mark.parametrize(
-    ("arguments", "said"),
+    ("asked", "error", "said"),
     [
-        ({"prompt": 60, "new_tokens": 5}, "60 prompt tokens and 5 new ones are 65, but .* at most 64"),
-        ({"prompt": 0, "new_tokens": 5}, "prompt=0 is not a number of tokens"),
-        ({"prompt": 5, "new_tokens": True}, "new_tokens=True is not a number of tokens"),
-        ({"prompt": 5, "new_tokens": 5, "cache": "paged"}, "cache 'paged' is not known"),
-        ({"prompt": 5, "new_tokens": 5, "precision": "fp8"}, "precision 'fp8' is not known"),
+        ({"prompt": 60, "new_tokens": 5}, UsageError, "60 prompt tokens and 5 new ones are 65, but .* at most 64"),
+        ({"prompt": 0}, UsageError, "prompt=0 is not a number of tokens"),
+        ({"new_tokens": True}, UsageError, "new_tokens=True is not a number of tokens"),
+        ({"precision": "fp8"}, UsageError, "precision 'fp8' is not known"),
+        ({"attention": "flash"}, UsageError, "attention='flash'"),
+        ({"batch": 0}, UsageError, "smallest batch is 1"),
+        ({"batch": []}, UsageError, "names no batch size"),
+        ({"runtime": "onnxruntime"}, RuntimeRefusalError, r"generation in onnxruntime is not predicted.*cuda-graphs"),
+        ({"runtime": "eagre"}, UsageError, "Did you mean 'eager'"),
+        ({"runtime": "cuda-graphs"}, UsageError, "cuda-graphs needs a CUDA device"),
+        ({"model": "bert-base-uncased"}, UsageError, r"bert-base-uncased generates no text.*gpt2"),
+        ({"model": torch.nn.Linear(2, 2)}, UsageError, "Linear generates no text"),
+        ({"model": "gpt22"}, UnknownModelError, "gpt2"),
+        ({"model": encoder()}, UsageError, "is an encoder: it keeps no cache"),
     ],
 )
-def test_wrong_arguments(arguments: dict[str, Any], said: str) -> None:
-    with pytest.raises(UsageError, match=said):
-        trace_generation(gpt2(), **arguments)
+def test_of_what_nothing_can_be_told(asked: dict[str, Any], error: type[LatpredError], said: str) -> None:
+    with pytest.raises(error, match=said):
+        latpred.predict_generation(**{"model": gpt2(), "prompt": 6, "new_tokens": 3, **asked})
 
 
-def test_models_that_generate_nothing() -> None:
-    with pytest.raises(UsageError, match=r"bert-base-uncased generates no text.*gpt2"):
-        decoder("bert-base-uncased")
-    with pytest.raises(UsageError, match="Linear generates no text"):
-        decoder(torch.nn.Linear(2, 2))
-    with pytest.raises(UnknownModelError, match="gpt2"):
-        decoder("gpt22")
-    with pytest.raises(UsageError, match="is an encoder: it keeps no cache"):
-        decoder(transformers.BertLMHeadModel(transformers.BertConfig(**SIZES, vocab_size=50)))
+def test_the_device_fills_up() -> None:
+    small = msgspec.structs.replace(profile().device, memory_bytes=1000)
+    found = generation_curve(Predictor(profile(device=small)), trace_generation(gpt2(), 6, 3), np.array([1]))[0]
+    assert found.fits is False
+    assert "does not fit" in repr(found)
+
+
+def test_the_verb(tmp_path: Path) -> None:
+    options = ["generate", f"{models_file(tmp_path)}:gpt2", "--prompt", "6", "--new-tokens", "3", "--batch", "1,8"]
+    done = CliRunner().invoke(main, options)
+    assert done.exit_code == 0, done.output
+    assert "3 new tokens after 6" in done.output
+    assert max(map(len, done.stdout.splitlines()[1:4])) <= 80
+    document = json.loads(CliRunner().invoke(main, [*options, "--json"]).stdout)
+    assert document["schema"] == "latpred.generation-curve/1"
+    assert [point["batch"] for point in document["points"]] == [1, 8]
+    assert len(document["points"][0]["steps"]) == 3
+    assert CliRunner().invoke(main, [*options, "--csv"]).stdout.count("prompt+3") == 2
+
+
+def test_what_is_measured_is_the_model_as_it_is(tmp_path: Path) -> None:
+    model = f"{models_file(tmp_path)}:gpt2"
+    for option, value in (("--attention", "eager"), ("--host", "0.5"), ("--threads", "1")):
+        done = CliRunner().invoke(main, ["generate", model, "--prompt", "6", option, value, "--measure"])
+        assert done.exit_code == 2
+        assert f"leave it out, or {option}" in done.output
