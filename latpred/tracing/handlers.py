@@ -27,7 +27,6 @@ if TYPE_CHECKING:
 Tensor = torch.Tensor
 
 _ON_META, _REAL = 1, 2
-_PLAIN = frozenset({int, float, bool, type(None), torch.dtype})
 _MASKS = (torch.bool, torch.uint8)
 
 
@@ -78,17 +77,14 @@ def _sign(values: Iterable[Any], key: list[Any]) -> int:
     """Append what decides an op's shapes to `key`; tell where its tensors are."""
     places = 0
     for value in values:
-        kind = value.__class__
-        if kind in _PLAIN:
-            key += (value, kind)  # 1, 1.0 and True are equal, but promote differently
-        elif isinstance(value, Tensor):
+        if isinstance(value, Tensor):
             key += (value.shape, value.stride(), value.dtype, value.is_inference())
             places |= _ON_META if value.is_meta else _REAL
         elif isinstance(value, (list, tuple)):
             key.append(len(value))
             places |= _sign(value, key)
         else:
-            key += (value, kind)
+            key += (value, value.__class__)  # 1, 1.0 and True are equal, but promote differently
     return places
 
 

@@ -25,7 +25,7 @@ from latpred.ops import generation
 from latpred.storage import Recent
 from latpred.tracing.inputs import DTYPES
 from latpred.tracing.meta_module import make_meta_module
-from latpred.tracing.trace_pass import RETURN
+from latpred.tracing.trace_pass import RETURN, alike
 from latpred.tracing.tracer import trace
 from latpred.zoo import names
 
@@ -109,17 +109,22 @@ class LayerExtrapolation:
             return trace(names.build_config(config), **options)
         asked = (type(config), *sorted(options.items()), names.attention_asked(), generation())
         key = (*asked, *fields.items())
+
+        def whole() -> ModelGraph:
+            return self._graphs.get((depth, *key), lambda: trace(names.build_config(config), **options))
+
         with self._lock:
-            if depth > SHALLOW:
-                kind = (*asked, *((name, text) for name, text in fields.items() if name not in SIZES))
-                stack = self._stacks.get(key, lambda: _stack(config, options))
-                right_at = self._kinds.get(kind, set)
-                if stack is not None and depth in right_at and _NEVER not in right_at:
-                    return stack.at(depth)
-            graph = self._graphs.get((depth, *key), lambda: trace(names.build_config(config), **options))
-            if depth > SHALLOW and stack is not None and _NEVER not in right_at:
-                right_at.add(depth if stack.at(depth) == graph else _NEVER)
-            return graph
+            if depth <= SHALLOW:
+                return whole()
+            kind = (*asked, *((name, text) for name, text in fields.items() if name not in SIZES))
+            stack = self._stacks.get(key, lambda: _stack(config, options))
+            right_at = self._kinds.get(kind, set)
+            if stack is None or _NEVER in right_at:
+                return whole()
+            if depth not in right_at:
+                right_at.add(depth if stack.at(depth) == whole() else _NEVER)
+                return whole()
+            return stack.at(depth)
 
 
 _NEVER = -1
@@ -221,7 +226,7 @@ def _ops_on_line(first: tuple[Op, ...], second: tuple[Op, ...], steps: int) -> t
 
 
 def _op_on_line(a: Op, b: Op, steps: int) -> Op:
-    if (a.name, a.family, a.launches, a.syncs, *a.dims) != (b.name, b.family, b.launches, b.syncs, *b.dims):
+    if not alike(a, b):
         raise NotAffineError(f"{a.name} becomes {b.name}")
     counts = {name: x + (y - x) * steps for name in COUNTS if (x := getattr(a, name)) != (y := getattr(b, name))}
     dims = {name: size + (b.dims[name] - size) * steps for name, size in a.dims.items()}

@@ -204,10 +204,11 @@ class TracePass:
 def same_ops(one: Sequence[OpRecord], other: Sequence[OpRecord]) -> bool:
     """Whether two passes issued the same ops in the same order."""
     # Equal layers share their records, so there are far fewer pairs than ops.
-    return len(one) == len(other) and all(a is b or _alike(a, b) for a, b in set(zip(one, other, strict=True)))
+    return len(one) == len(other) and all(a is b or alike(a, b) for a, b in set(zip(one, other, strict=True)))
 
 
-def _alike(a: OpRecord, b: OpRecord) -> bool:
+def alike(a: OpRecord | Op, b: OpRecord | Op) -> bool:
+    """Whether two ops differ in sizes at most."""
     return (a.name, a.family, a.launches, a.syncs, *a.dims) == (b.name, b.family, b.launches, b.syncs, *b.dims)
 
 
@@ -217,7 +218,7 @@ def demand_same(two: TracePass, other: TracePass) -> None:
         return
     pairs = enumerate(zip(two.records, other.records, strict=False))
     last = min(len(two.records), len(other.records)) - 1
-    index = next((i for i, (a, b) in pairs if not _alike(a, b)), last)
+    index = next((i for i, (a, b) in pairs if not alike(a, b)), last)
     raise TraceError(
         f"the model issues different ops at batch 2 and {other.batch}, first at {two.records[index].name} in "
         f"{place(two.watched.modules[index])}: its work is no line in batch"
