@@ -224,8 +224,12 @@ class _GenerationTracer(Tracer):
         self, meta_module: MetaModule, naming: Naming, cache: str, prompt: int, new_tokens: int, traced: int
     ) -> None:
         self._token = _ordinary_token(meta_module.module)
-        ids = torch.full((1, prompt), self._token)
-        super().__init__(meta_module, Inputs(lambda batch: _prompts(ids, batch), "seq", prompt), naming)
+
+        def prompts(batch: int) -> dict[str, torch.Tensor]:
+            ids = torch.full((batch, prompt), self._token)
+            return {"input_ids": ids, "attention_mask": torch.ones_like(ids)}
+
+        super().__init__(meta_module, Inputs(prompts, "seq", prompt), naming)
         self.cuts: dict[int, list[list[int]]] = {}  # by batch: what the recorder marked
         self._new_tokens, self._cache, self._traced = new_tokens, cache, traced
         self._recorder = _GreedyRecorder(None, self._token)
@@ -321,11 +325,6 @@ def _ordinary_token(module: torch.nn.Module) -> int:
         value = getattr(config, name, None)
         special.update(value if isinstance(value, list) else [] if value is None else [value])
     return next(token for token in range(_TOKEN, _TOKEN + len(special) + 1) if token not in special)
-
-
-def _prompts(ids: torch.Tensor, batch: int) -> dict[str, torch.Tensor]:
-    full = ids.expand(batch, -1).contiguous()
-    return {"input_ids": full, "attention_mask": torch.ones_like(full)}
 
 
 def _attended(graph: ModelGraph, attention: str | None) -> ModelGraph:

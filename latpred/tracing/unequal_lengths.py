@@ -159,13 +159,10 @@ class _Kernels:
             masks.append(_pad(kept, longest).view(longest, width))
         mask = torch.stack(masks)
         mask.sum().item()
-        return self._selected(padded, mask).view(-1, width)
-
-    def _selected(self, padded: Tensor, mask: Tensor) -> Tensor:
-        tokens = torch.empty(sum(self.lengths) * padded.shape[-1], dtype=padded.dtype, device="meta")
-        dims = {"rows": tokens.numel(), "cols": 1}
+        tokens = torch.empty(sum(self.lengths) * width, dtype=padded.dtype, device="meta")
         read = (padded.numel() + mask.numel()) * padded.dtype.itemsize
-        return self._issue("masked_select", "index.gather", dims, tokens, read)  # type: ignore[no-any-return]
+        self._issue("masked_select", "index.gather", {"rows": tokens.numel(), "cols": 1}, tokens, read)
+        return tokens.view(-1, width)
 
     def with_padding(self, tokens: Tensor, longest: int) -> Tensor:
         """(tokens, width) to (batch, longest, width)."""
