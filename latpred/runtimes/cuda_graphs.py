@@ -9,12 +9,11 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Sequence
 from contextlib import suppress
 from dataclasses import replace
-from importlib import metadata
-from itertools import repeat
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from latpred import host
 from latpred.errors import DeviceError, RuntimeRefusalError
 from latpred.graph.graph import ModelGraph, Op, Schedule
 from latpred.graph.rewrites import attended
@@ -28,7 +27,7 @@ if TYPE_CHECKING:
 
 REPLAY = "replay"  # host class of the step that launches a captured graph
 WARM_UPS = 3  # calls before a capture: libraries set themselves up in the first ones, which a graph cannot hold
-VERSION = "2"  # of what is traced; graphs of another one are made again
+VERSION = "3"  # of what is traced; graphs of another one are made again
 NO_CUDA = "there is no CUDA device here; predict with --device simulated or with the profile of a GPU"
 # What decides while it runs how large its result is: by name, without the namespace.
 DATA_DEPENDENT = frozenset(
@@ -93,13 +92,25 @@ class CudaGraphs(Eager):
     @property
     def options(self) -> str:
         """The version of transformers: what its models leave out while they are captured changes with it."""
-        try:
-            return f"{VERSION}, transformers {metadata.version('transformers')}"
-        except metadata.PackageNotFoundError:
-            return VERSION
+        return ", ".join((VERSION, *map(" ".join, host.versions("transformers").items())))
 
     def trace(self, source: Source, target: str) -> ModelGraph:
         """What the model does while it is captured, when some make masks that they leave out otherwise."""
+        seen = self._captured(source, target)
+        return graph_in(self.name, target, source.graph, seen.ops, seen.ops_at_one)
+
+    def trace_at(self, source: Source, target: str, batch: int) -> ModelGraph:
+        """As `trace`, of a model that takes this batch alone or does other work at each.
+
+        All others that are asked for so are networks of calibrations, which do while they are captured what they do
+        otherwise, and need no second trace.
+        """
+        if not source.graph.only:
+            return self.estimate(source.graph, target)
+        return graph_in(self.name, target, source.graph, self._captured(source, target, batch).at(batch))
+
+    def _captured(self, source: Source, target: str, *batches: int) -> ModelGraph:
+        """An eager trace of a model that believes that it is being captured."""
         import torch
 
         from latpred.sandbox.own_thread import replaced
@@ -108,18 +119,13 @@ class CudaGraphs(Eager):
         eager = source.graph
         with replaced(torch.cuda, "is_current_stream_capturing", lambda: True):  # as models ask, in this thread
             given: dict[str, Any] = {"precision": eager.precision, "memory_format": eager.memory_format}
-            seen = trace(source.model(), source.inputs, target=target, **given)
-        if eager.attention:
-            seen = attended(seen, eager.attention)
-        return graph_in(self.name, target, eager, seen.ops, seen.ops_at_one)
-
-    def trace_at(self, source: Source, target: str, batch: int) -> ModelGraph:
-        """As `estimate`."""
-        return self.estimate(source.graph, target)
+            seen = trace(source.model(), source.inputs, target=target, batches=batches, **given)
+        return attended(seen, eager.attention) if eager.attention else seen
 
     def estimate(self, graph: ModelGraph, target: str) -> ModelGraph:
         """The eager trace as it is."""
-        return graph_in(self.name, target, graph, graph.ops, graph.ops_at_one, _UNSURE if waits(graph) else "")
+        waits = graph.syncs(1) or graph.syncs(2)
+        return graph_in(self.name, target, graph, graph.ops, graph.ops_at_one, _UNSURE if waits else "")
 
     def schedule(self, graph: ModelGraph, ops: tuple[Op, ...]) -> Schedule:
         """One step that launches every kernel; an op that cannot be captured is refused by name."""
@@ -159,7 +165,7 @@ def capture(call: Callable[[], Any], device: torch.device, count: int = 1) -> tu
     side = torch.cuda.Stream(device)  # type: ignore[no-untyped-call]
     side.wait_stream(before)
     with torch.cuda.stream(side):
-        for _ in repeat(None, WARM_UPS):
+        for _ in range(WARM_UPS):
             call()
     before.wait_stream(side)
     torch.cuda.synchronize(device)
@@ -167,7 +173,7 @@ def capture(call: Callable[[], Any], device: torch.device, count: int = 1) -> tu
     try:
         # Other threads may do as they please: only what this one does can end up in the graph.
         with torch.cuda.graph(graph, pool, stream=side, capture_error_mode="thread_local"):
-            for _ in repeat(None, count):
+            for _ in range(count):
                 output = call()
     except RuntimeError as error:
         torch.cuda.set_stream(before)
@@ -203,11 +209,6 @@ def _recover(device: torch.device, pool: tuple[int, int]) -> None:
     with torch.cuda.graph(torch.cuda.CUDAGraph(), capture_error_mode="thread_local"):
         number.add_(1.0)
     torch.cuda.synchronize(device)
-
-
-def waits(graph: ModelGraph) -> bool:
-    """Whether the host waits for the device somewhere in a forward pass."""
-    return bool(graph.syncs(1) or graph.syncs(2))
 
 
 def _forbidden(error: BaseException | None) -> str | None:

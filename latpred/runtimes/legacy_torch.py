@@ -10,8 +10,8 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from contextvars import ContextVar
-from functools import lru_cache, partial
-from itertools import chain
+from functools import lru_cache, partial, reduce
+from itertools import chain, groupby
 from typing import NamedTuple
 
 import msgspec
@@ -188,7 +188,6 @@ def _bias_bytes(op: Op, held: int) -> int:
     return max(0, min(held - filters * itemsize(op), size["c_out"] * itemsize(op)))
 
 
-@lru_cache(maxsize=1024)
 def _class_of(family: str, host_class: str, half: bool) -> str:
     kind = LIBRARY_CLASSES.get(root(family))
     general, dot, leaf = host_class.partition(".")
@@ -206,23 +205,14 @@ def scripted(graph: ModelGraph, fuser: Fuser) -> ModelGraph:
     return rewritten(graph, lambda ops: _fused(ops, fuser))
 
 
-def _fused(ops: tuple[Op, ...], fuser: Fuser) -> tuple[Op, ...]:
-    kept: list[Op] = []
-    open_group = False
-    for op in ops:
-        if op.name.startswith("python::"):
-            continue
-        bare = msgspec.structs.replace(op, **NO_PYTHON)
-        joined = _joins(op, fuser)
-        if joined and open_group:
-            kept[-1] = _with(kept[-1], bare)
-        else:
-            kept.append(bare)
-        open_group = joined
-    return tuple(kept)
+def _fused(ops: tuple[Op, ...], fuser: Fuser) -> Iterator[Op]:
+    issued = (op for op in ops if not op.name.startswith("python::"))
+    for joined, group in groupby(issued, partial(_joins, fuser)):
+        bare = [msgspec.structs.replace(op, **NO_PYTHON) for op in group]
+        yield from [reduce(_with, bare)] if joined else bare
 
 
-def _joins(op: Op, fuser: Fuser) -> bool:
+def _joins(fuser: Fuser, op: Op) -> bool:
     """Whether an op may be part of a group. A convolution adds its bias by itself; fusers never see that."""
     if not op.launches or (op.name == "aten::add_" and op.weight_bytes.constant > 0):
         return False

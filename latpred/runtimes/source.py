@@ -15,13 +15,12 @@ from typing import Any
 import torch
 from torch.utils._pytree import tree_flatten, tree_unflatten
 
-from latpred.errors import UsageError
 from latpred.graph.graph import ModelGraph
 from latpred.sandbox.fingerprint import fingerprint
 from latpred.sandbox.own_thread import without_modes
 from latpred.sandbox.untouched import Copier
 from latpred.tracing import trace
-from latpred.tracing.inputs import DTYPES, Inputs, derived, from_example, real, tensors_in
+from latpred.tracing.inputs import DTYPES, derived, from_example, real, tensors_in
 from latpred.tracing.meta_module import Seeded, attend, make_meta_module, usual_dtype
 from latpred.tracing.tracer import as_written
 from latpred.zoo.names import attention as built_with
@@ -47,36 +46,27 @@ def source_of(model: torch.nn.Module | str, inputs: Any = None, **options: Any) 
     # The runtime that was asked for compiles it, or not.
     graph = as_written(trace(model, inputs, **options))
     seq, image, attention = (options.get(name) for name in ("seq", "image", "attention"))
-    roots: tuple[Any, ...] = ()
     dtype, last = DTYPES.get(graph.precision, torch.float32), options.get("memory_format") == "channels_last"
+    roots: tuple[Any, ...] = ()
     if isinstance(model, str):
-        name, shape = model, build(model, seq=seq, image=image)
-        written = shape.model
-        usual = Inputs(lambda batch: shape.inputs(batch, "meta"), shape.input_kind, shape.input_size)
-
-        def make() -> torch.nn.Module:
-            with Seeded(SEED), usual_dtype(), built_with(attention or attention_asked()):
-                return build(name, seq=seq, image=image, device="cpu", precision=graph.precision).model
-
-    elif isinstance(model, torch.nn.Module):
-        written = module = model
-        roots = make_meta_module(module).reached.roots
-        usual = derived(module, seq, image) if inputs is None else from_example(inputs)
-
-        def make() -> torch.nn.Module:
-            copied = _on_cpu(module, dtype)
-            attend(copied, attention)
-            return copied
-
+        shape = build(model, seq=seq, image=image)
+        written, usual = shape.model, lambda batch: shape.inputs(batch, "meta")
     else:
-        raise UsageError(f"an object of type {type(model).__name__} is no model; give an nn.Module or a model's name")
-    maker = usual if inputs is None else from_example(inputs)
+        written, usual = model, lambda batch: derived(model, seq, image).make(batch)
+        roots = make_meta_module(model).reached.roots
+    given = usual if inputs is None else from_example(inputs).make
 
-    def formatted() -> torch.nn.Module:
-        return make().to(memory_format=torch.channels_last) if last else make()  # type: ignore[call-overload]
+    def make() -> torch.nn.Module:
+        if isinstance(model, str):
+            with Seeded(SEED), usual_dtype(), built_with(attention or attention_asked()):
+                made = build(model, seq=seq, image=image, device="cpu", precision=graph.precision).model
+        else:
+            made = _on_cpu(model, dtype)
+            attend(made, attention)
+        return made.to(memory_format=torch.channels_last) if last else made  # type: ignore[call-overload]
 
-    code = code_of(written, maker.make(2))
-    return Source(graph, formatted, lambda batch: real(maker.make(batch), dtype, last), code, roots)
+    code = code_of(written, given(2))
+    return Source(graph, make, lambda batch: real(given(batch), dtype, last), code, roots)
 
 
 def code_of(model: torch.nn.Module, inputs: Any = ()) -> str:

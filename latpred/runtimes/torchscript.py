@@ -45,7 +45,6 @@ _NOTES = {"cpu": "", "cuda": FUSION_NOTE}
 ESTIMATE_NOTE = "TorchScript's own graph was not taken: its nodes are estimated from the eager ops"
 _OF_OTHERS = frozenset({"free", "tensor"})  # classes of ops that launch nothing and yet are dispatched
 _SETTLING_ON_META = 2  # runs after which the executor changes its code no more
-FEWEST = 2  # ops that make a fused group
 FUSED = "elementwise.fused"
 _MOST_TEXT = 200
 _CONSTANT = "prim::Constant"
@@ -291,10 +290,9 @@ def executed(module: Any, inputs: Any, batch: int) -> InterpreterRun:
     One that reads back values which were not computed is run again, computing everything.
     """
     with torch.inference_mode(), silenced():
-        try:
+        # A value may be one that only computing tells, or an op one that the meta device does not have.
+        with suppress(TraceError, RuntimeError):
             return _run(module, inputs, batch, _weightless)
-        except (TraceError, RuntimeError):
-            pass  # a value that only computing tells, or an op that the meta device does not have
         try:
             return _run(module, inputs, batch, _activation)
         except (TraceError, RuntimeError) as error:
@@ -398,7 +396,7 @@ def fused(nodes: Sequence[Node], groups: Sequence[list[Op]]) -> list[list[Op]]:
     needs = [[makers[name] for name in node.takes if name in makers] for node in nodes]
     out = [list(group) for group in groups]
     for members in _groups(needs, [_pointwise(group) for group in groups]):
-        if len(members) >= FEWEST:
+        if len(members) > 1:
             for index in members:
                 out[index] = []
             out[members[-1]] = [_kernel(members, needs, groups)]

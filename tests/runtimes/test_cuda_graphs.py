@@ -2,10 +2,14 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+from typing import Any
+
 import pytest
 import torch
 from factories import add, device, dispatch, linear, profile, view
 from factories import graph as make_graph
+from smallmodels import Function
 
 import latpred
 from latpred import runtimes
@@ -27,23 +31,24 @@ def capturing() -> bool:
         return False
 
 
-class Checking(torch.nn.Linear):
-    """Looks at its input's values unless it is being captured, as some models of transformers do."""
-
-    def forward(self, x: torch.Tensor, keep: torch.Tensor) -> torch.Tensor:
-        if not capturing() and keep.sum().item() == keep.numel():
-            return super().forward(x)
-        return super().forward(x).masked_fill(keep == 0, 0.0)
+def checking(x: torch.Tensor, keep: torch.Tensor) -> torch.Tensor:
+    """Looks at values of its input unless it is being captured, as some models of transformers do."""
+    whole = not capturing() and keep.sum().item() == keep.numel()
+    return x.relu() if whole else x.relu().masked_fill(keep == 0, 0.0)
 
 
-class Waiting(torch.nn.Linear):
-    """Looks at its input's values whatever happens."""
-
-    def forward(self, x: torch.Tensor, keep: torch.Tensor) -> torch.Tensor:
-        return super().forward(x) * float(keep.sum().item())
+def masking(x: torch.Tensor) -> torch.Tensor:
+    """Makes a mask only while it is captured, as models of transformers do; nothing of it waits otherwise."""
+    return x.relu().masked_fill(x > 0, 0.0) if capturing() else x.relu()
 
 
-INPUTS = (torch.randn(2, 8), torch.ones(2, 1, dtype=torch.long))
+def of_two(x: torch.Tensor) -> torch.Tensor:
+    """The same, of one batch size alone."""
+    assert len(x) == 2
+    return masking(x)
+
+
+X, INPUTS = torch.zeros(2, 8), (torch.randn(2, 8), torch.ones(2, 1, dtype=torch.long))
 
 
 def test_one_step_launches_every_kernel() -> None:
@@ -87,59 +92,48 @@ def test_what_cannot_be_captured_is_named(runtime: str, op: Op, message: str) ->
 
 
 def traced(model: torch.nn.Module, *inputs: torch.Tensor, runtime: str = "cuda-graphs") -> ModelGraph:
-    return trace_for_runtime(model, inputs, runtime=runtime, target="cuda")
+    return trace_for_runtime(model, inputs, runtime=runtime, target="cuda", batches=(2,))
 
 
-def test_the_eager_trace_serves_where_nobody_waits() -> None:
-    graph = latpred.trace(torch.nn.Linear(8, 8), torch.zeros(1, 8))
-    captured = traced(torch.nn.Linear(8, 8), torch.zeros(1, 8))
-    assert (captured.ops, captured.runtime, captured.target, captured.notes) == (graph.ops, "cuda-graphs", "cuda", ())
-    assert (captured.model, captured.parameter_bytes) == (graph.model, graph.parameter_bytes)
-    assert CudaGraphs().lower(captured, 4).kernel_family == ("gemm",)
-
-
-def test_a_model_is_traced_as_it_is_while_captured() -> None:
-    assert latpred.trace(Checking(8, 8), INPUTS).syncs() == 1
-    captured = traced(Checking(8, 8), *INPUTS)
-    assert captured.syncs() == 0
-    assert "aten::masked_fill" in [op.name for op in captured.ops]
-    assert len(CudaGraphs().lower(captured, 2).kernel_step) == captured.launches(2)
+@pytest.mark.parametrize(
+    ("function", "inputs", "eager", "captured"),
+    [
+        (checking, INPUTS, (2, 1), (3, 0)),
+        (masking, (X,), (1, 0), (3, 0)),
+        (of_two, (X,), (1, 0), (3, 0)),
+        (lambda x: masking(x @ x.T), (X,), (2, 0), (4, 0)),  # whose work is no line in batch
+    ],
+)
+def test_a_model_is_traced_as_it_is_while_captured(
+    function: Callable[..., torch.Tensor], inputs: Any, eager: tuple[int, int], captured: tuple[int, int]
+) -> None:
+    plain = latpred.trace(Function(function), inputs, batches=(2,))
+    graph = traced(Function(function), *inputs)
+    assert [(one.launches(2), one.syncs(2)) for one in (plain, graph)] == [eager, captured]
+    assert (graph.only, list(graph.exact)) == (plain.only, list(plain.exact))
+    assert len(CudaGraphs().lower(graph, 2).kernel_step) == captured[0]
     assert not capturing()
 
 
-class Unmasked(torch.nn.Linear):
-    """Makes a mask only while it is captured, as models of transformers do; nothing of it waits otherwise."""
-
-    def forward(self, input: torch.Tensor) -> torch.Tensor:
-        out = super().forward(input)
-        return out.masked_fill(input > 0, 0.0) if capturing() else out
-
-
-def test_a_model_that_does_more_while_it_is_captured_is_traced_so() -> None:
-    captured = traced(Unmasked(8, 8), torch.zeros(1, 8))
-    assert (latpred.trace(Unmasked(8, 8), torch.zeros(1, 8)).launches(), captured.launches()) == (1, 3)
-
-
 def test_a_model_that_waits_is_refused_by_name() -> None:
-    with pytest.raises(RuntimeRefusalError, match=r"cannot capture Waiting: aten::\w+ makes the host wait.*eager"):
-        CudaGraphs().lower(traced(Waiting(8, 8), *INPUTS), 2)
+    waiting = Function(lambda x, keep: x * float(keep.sum().item()))
+    with pytest.raises(RuntimeRefusalError, match=r"cannot capture Function: aten::\w+ makes the host wait.*eager"):
+        CudaGraphs().lower(traced(waiting, *INPUTS), 2)
 
 
 def test_an_eager_trace_that_waits_may_be_wrong_about_it() -> None:
     predictor = Predictor(profile(runtimes={"eager": dispatch(), "cuda-graphs": dispatch()}))
     with pytest.raises(RuntimeRefusalError, match="or pass the model itself instead of its trace"):
-        predictor.predict(latpred.trace(Checking(8, 8), INPUTS), 2, runtime="cuda-graphs")
+        predictor.predict(latpred.trace(Function(checking), INPUTS), 2, runtime="cuda-graphs")
 
 
 def test_the_nodes_of_onnxruntime_are_replayed() -> None:
     pytest.importorskip("onnxruntime")
     replayed, plain = runtimes.get(REPLAYED[1]), runtimes.get("onnxruntime")
-    net = make_graph(linear(), add())
+    model = torch.nn.Sequential(torch.nn.Linear(8, 8), torch.nn.ReLU())
     assert replayed.options == plain.options  # type: ignore[attr-defined]
-    assert replayed.estimate(net, "cuda") == plain.estimate(net, "cuda")  # type: ignore[attr-defined]
-    model, x = torch.nn.Sequential(torch.nn.Linear(8, 8), torch.nn.ReLU()), torch.zeros(2, 8)
-    graph = traced(model, x, runtime=REPLAYED[1])
-    assert graph == traced(model, x, runtime="onnxruntime")
+    graph = traced(model, X, runtime=REPLAYED[1])
+    assert graph == traced(model, X, runtime="onnxruntime")
     assert len(replayed.lower(graph, 2).kernel_step) == graph.launches(2) > 0
 
 
@@ -156,13 +150,13 @@ def test_overhead_is_one_replay_and_gaps_are_those_of_a_graph(count: int) -> Non
 
 @pytest.mark.parametrize("runtime", REPLAYED)
 def test_a_cpu_has_no_graphs(runtime: str) -> None:
-    layer, x = torch.nn.Linear(8, 8), torch.zeros(1, 8)
+    layer = torch.nn.Linear(8, 8)
     message = rf"{runtime} needs a CUDA device; ask for --device simulated or.*eager"
     with pytest.raises(UsageError, match=message):
-        trace_for_runtime(layer, x, runtime=runtime, target="cpu")
+        trace_for_runtime(layer, X, runtime=runtime, target="cpu")
     predictor = Predictor(profile(device(kind="cpu", asynchronous=False)))
     with pytest.raises(UsageError, match=message):
-        predictor.predict(latpred.trace(layer, x), 1, runtime=runtime)
+        predictor.predict(latpred.trace(layer, X), 1, runtime=runtime)
     assert unsuited(runtime, "cuda") is None
 
 
@@ -171,7 +165,7 @@ def test_a_cpu_has_no_graphs(runtime: str) -> None:
 def test_nothing_is_built_without_cuda(runtime: str) -> None:
     assert "no CUDA device here" in str(runtimes.get(runtime).available())
     with pytest.raises(DeviceError, match="CUDA graphs are captured on CUDA devices, not on cpu"):
-        runtimes.get(runtime).build(torch.nn.Linear(8, 8), (torch.zeros(1, 8),))
+        runtimes.get(runtime).build(torch.nn.Linear(8, 8), (X,))
 
 
 def test_the_reason_of_a_failed_capture_is_the_first_one() -> None:

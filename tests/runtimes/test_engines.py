@@ -5,6 +5,7 @@ from __future__ import annotations
 import pytest
 import torch
 from factories import add, device, dispatch, graph, linear, profile
+from smallmodels import Function
 from torch import nn
 
 import latpred
@@ -93,16 +94,9 @@ def test_an_attention_node_costs_the_host_the_same_in_parts() -> None:
 
 
 def test_convolutions_take_what_follows_along() -> None:
-    class Block(nn.Module):
-        def __init__(self) -> None:
-            super().__init__()
-            self.one, self.two = nn.Conv2d(4, 4, 3, padding=1), nn.Conv2d(4, 4, 1)
-            self.norm = nn.BatchNorm2d(4)
-
-        def forward(self, x: torch.Tensor) -> torch.Tensor:
-            return torch.cat([nn.functional.relu(self.norm(self.one(x)) + x), self.two(x)], 1)
-
-    found = as_engine(latpred.trace(Block(), torch.zeros(1, 4, 8, 8)).ops)
+    one, two, norm = nn.Conv2d(4, 4, 3, padding=1), nn.Conv2d(4, 4, 1), nn.BatchNorm2d(4).eval()
+    block = Function(lambda x: torch.cat([nn.functional.relu(norm(one(x)) + x), two(x)], 1))
+    found = as_engine(latpred.trace(block, torch.zeros(1, 4, 8, 8)).ops)
     assert [op.family for op in found] == ["conv", "conv", JOINED]
 
 

@@ -151,7 +151,6 @@ SHARING = """
 import sys
 sys.path.insert(0, {tests!r})
 from factories import add, graph, linear
-from smallmodels import written
 from latpred.runtimes import graph_store as store
 
 store.MOST_ON_DISK_BYTES = 4000  # so that each process deletes what the other one wrote

@@ -56,16 +56,6 @@ def test_a_flat_convolution_goes_through_two_dimensions() -> None:
     assert sum(op.module_calls for op in older.ops) == 1
 
 
-def test_host_classes_know_groups_and_half_precision() -> None:
-    layers = nn.Sequential(nn.Conv2d(8, 8, 3, groups=8), nn.Conv2d(8, 8, 3, groups=2), nn.BatchNorm2d(8))
-    for precision, ending in (("fp32", ""), ("fp16", ".half")):
-        older = as_run_in(TORCH_1_12, trace(layers, torch.zeros(1, 8, 16, 16), precision=precision))
-        classes = [op.host_class for op in older.ops if op.launches]
-        assert [name.rpartition(".")[0] for name in classes] == [
-            f"{kind}{ending}" for kind in ("conv_depthwise", "elementwise", "conv_grouped", "elementwise", "batch_norm")
-        ]
-
-
 class _Block(nn.Module):
     """A convolution with normalisation, a sum and an activation behind it."""
 

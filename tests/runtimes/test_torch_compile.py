@@ -15,16 +15,14 @@ import pytest
 import torch
 from factories import add, graph, linear, view
 from processstate import different, settings
-from smallmodels import build_small, inputs_of
+from smallmodels import Function, build_small, inputs_of
 from torch import nn
 from torch._inductor.runtime.hints import DeviceProperties
-from torch.fx.graph import Graph
 
 from latpred import runtimes
 from latpred.errors import RuntimeRefusalError
 from latpred.graph.graph import Affine, Op
 from latpred.runtimes.inductor import fake_cuda, front_end
-from latpred.runtimes.inductor.compiled_ops import operations
 from latpred.runtimes.inductor.torch_compile import CASTS, NOTE, Compile, CompileReduceOverhead, ops_through
 from latpred.runtimes.lowering import trace_for_runtime
 
@@ -46,18 +44,6 @@ _LIBRARY = re.compile(r"extern_kernels\.\w+\(|torch\.ops\.\w+\.\w+\.\w+\(|aten\.
 def pair(width: int = 32) -> nn.Module:
     """Two layers with something generated after each."""
     return nn.Sequential(nn.Linear(width, 48), nn.ReLU(), nn.Linear(48, 16), nn.Softmax(-1)).eval()
-
-
-class Broken(nn.Module):
-    """Reads a value back, which no compiled graph can."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.layer = nn.Linear(8, 8)
-
-    def forward(self, x: torch.Tensor) -> torch.Tensor:
-        y = self.layer(x).relu()
-        return self.layer(y * y.sum().item()).relu()  # type: ignore[no-any-return]
 
 
 def real_calls(model: nn.Module, inputs: Any) -> Counter[str]:
@@ -171,24 +157,10 @@ def test_what_dynamo_says_is_passed_on_and_no_setting_is_different_then() -> Non
 
 
 def test_graph_breaks_are_counted_with_the_ops_between_them() -> None:
-    ops = front_end.forward(Broken().eval(), (torch.randn(2, 8),), "cpu")
+    broken = Function(lambda x: (x.relu() * x.sum().item()).relu())
+    ops = front_end.forward(broken.eval(), (torch.randn(2, 8),), "cpu")
     assert [op.host_class for op in ops].count("guards") == 2
     assert sum(op.syncs for op in ops) == 1
-
-
-def test_what_a_loop_does_to_data_counts_once_and_apart_from_what_it_does_to_its_place() -> None:
-    loops = Graph()
-    ops = loops.placeholder("ops")
-    index = loops.call_module("get_index", ("index0",))
-    place = loops.call_method("index_expr", (ops, index, torch.int64))
-    weight = loops.call_method("mul", (ops, place, 2))
-    value = loops.call_method("load", (ops, "buf0", index))
-    for _ in range(2):
-        loops.call_method("add", (ops, value, weight))
-    masked = loops.call_module("masked_subblock1", (place, 0.0))
-    loops.call_method("exp", (ops, masked))
-    expected = [("index_expr", False), ("mul", False), ("load", True), ("add", True), ("exp", True)]
-    assert list(operations(loops)) == expected
 
 
 def test_convolutions_of_images_lie_channels_last_on_a_cpu_whatever_the_model_says() -> None:
@@ -277,8 +249,7 @@ def test_other_kernels_at_another_batch_leave_a_note(
 
 
 def test_what_loops_do_grows_with_batch() -> None:
-    two = kernel("a", 4, numel=8, cols=6, parts=2, plain=10, math=12, strided=14, looked_up=16)
-    (one,), _ = ops_through([two], [])
+    (one,), _ = ops_through([kernel("a", 4, numel=8, cols=6, parts=2, plain=10, math=12, strided=14, looked_up=16)], [])
     assert [size.at(4) for size in one.dims.values()] == [16, 6, 2, 20, 24, 28, 32]
 
 

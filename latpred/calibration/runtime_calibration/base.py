@@ -84,22 +84,21 @@ class RuntimeCalibrator:
         What this raises becomes a row with an error, and the calibration goes on.
         """
         spec = schedules.network_spec(cell)
-        device.use_precision(cell.precision)  # a compiler looks at it
-        graph = networks.graph_in(spec, cell.precision, self.runtime, device.info().kind)
-        call = self.prepared(cell, graph, device)
+        graph, call = self.prepared(spec, cell.precision, device)
         if device.asynchronous:
             return Sampled(_timings(device, call, self.runtime, graph, spec.batch))
         return Sampled({"single": self.timed(call, *effort(spec))})
 
-    def prepared(self, cell: Cell, graph: ModelGraph, device: Device) -> Call:
-        """The call that runs a forward pass of a network; a simulation runs its graph."""
-        spec, place = schedules.network_spec(cell), getattr(device, "torch_device", None)
-        device.use_precision(cell.precision)
+    def prepared(self, spec: NetworkSpec, precision: str, device: Device) -> tuple[ModelGraph, Call]:
+        """What the runtime runs for a network, and a call of that; a simulation runs the very graph."""
+        device.use_precision(precision)  # a compiler looks at it
+        graph = networks.graph_in(spec, precision, self.runtime, device.info().kind)
+        place = getattr(device, "torch_device", None)
         with device.errors():
             if place is None:
-                return device.prepare_model(graph, spec.batch, self.runtime)
-            model = networks.real_model(spec, cell.precision, str(place))
-            return device.prepare_model(model, networks.real_inputs(spec, cell.precision, str(place)), self.runtime)
+                return graph, device.prepare_model(graph, spec.batch, self.runtime)
+            model = networks.real_model(spec, precision, str(place))
+            return graph, device.prepare_model(model, networks.real_inputs(spec, precision, str(place)), self.runtime)
 
     def fit(self, rows: Sequence[Row], profile: DeviceProfile) -> DispatchFit:
         """The runtime's costs, from rows at the usual speed of the machine; holdouts among them are left out.

@@ -7,6 +7,7 @@ eager's, and what each costs the host. Where a device is waited for, whole netwo
 from __future__ import annotations
 
 import contextlib
+import math
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from functools import partial
@@ -50,7 +51,7 @@ KINDS = {
     "holdout": ("patch", "mixer", "encoder", "dense", "audio", "window", "mobile"),
 }
 # Kernels of its eager graph beyond which a network takes too long to compile; holdouts only have to be many.
-MOST_LAUNCHES, MOST_HOLDOUT_LAUNCHES = 48, 36
+MOST_LAUNCHES = {"tiny": math.inf, "sized": 48, "holdout": 36}
 TURN = ("tiny", "sized", "holdout", "sized")
 REPEATS, CALLS_S = 30, 0.3
 LEAST_US = 0.05  # of a kernel whose call took no longer than a call that does nothing
@@ -129,12 +130,11 @@ class CompileCalibrator(RuntimeCalibrator):
             yield from super().cells(device, precision)
             return
         drawn = candidates(len(networks.KINDS))
-        quick = {
-            "tiny": drawn["tiny"],
-            "sized": (spec for spec in drawn["sized"] if _launches(spec) <= MOST_LAUNCHES),
-            "holdout": (spec for spec in drawn["holdout"] if _launches(spec) <= MOST_HOLDOUT_LAUNCHES),
-        }
-        ordered = {name: _in_order(specs, KINDS[name]) for name, specs in quick.items()}
+
+        def quick(kind: str) -> Iterator[NetworkSpec]:
+            return (spec for spec in drawn[kind] if _launches(spec) <= MOST_LAUNCHES[kind])
+
+        ordered = {kind: _in_order(quick(kind), kinds) for kind, kinds in KINDS.items()}
         for spec in rotating(ordered, cycle(TURN)):
             yield schedules.network_cell(called_again(spec), precision, self.runtime)
 
@@ -143,9 +143,8 @@ class CompileCalibrator(RuntimeCalibrator):
         if device.asynchronous:
             return super().measure(cell, device)
         spec = schedules.network_spec(cell)
-        graph = networks.graph_in(spec, cell.precision, self.runtime, device.info().kind)
         with _wrappers() as modules:
-            call = self.prepared(cell, graph, device)
+            _, call = self.prepared(spec, cell.precision, device)
         whole = self.timed(call, *effort(spec))
         calls_us, slow = time_calls(call, modules, self._gauge, repeats=REPEATS, budget_s=CALLS_S)
         return Sampled({"single": msgspec.structs.replace(whole, slow=max(whole.slow, slow))}, calls_us)

@@ -12,7 +12,8 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Iterator, Sequence
-from functools import partial
+from dataclasses import replace
+from functools import lru_cache, partial
 from itertools import count, cycle
 from typing import Any, NamedTuple
 
@@ -48,7 +49,7 @@ from latpred.prediction.pricing import host_cost
 from latpred.profile.document import DeviceProfile, DispatchFit, KernelFit
 from latpred.runtimes import get, lowering
 from latpred.runtimes.onnx import onnx_graph, onnx_session
-from latpred.runtimes.source import tensors_of
+from latpred.runtimes.source import Source, tensors_of
 from latpred.units import US_PER_S
 
 NAME = "onnxruntime"
@@ -135,7 +136,7 @@ class OnnxCalibrator(RuntimeCalibrator):
         if device.asynchronous:
             return super().measure(cell, device)
         generated = cell.kind == "kernel"
-        model, feed = _generated(cell) if generated else self._exported(cell)
+        model, feed = _generated(cell) if generated else _exported(cell)
         repeats, budget_s = TINY_EFFORT if cell.dims.get("tiny") else GRAPH_EFFORT if generated else MODEL_EFFORT
         forward = partial(onnx_session.session(model, target="cpu", threads=torch.get_num_threads()).run, None, feed)
         timing = self.timed(forward, repeats, budget_s)
@@ -153,15 +154,6 @@ class OnnxCalibrator(RuntimeCalibrator):
         slower = host.slowdown(profile.speed or minutes, minutes)
         graphs = [self._timed_graph(row, profile) for row in rows if row.calls_us]
         return fit_nodes([at_profile_speed(graph, slower) for graph in graphs if graph is not None])
-
-    def _exported(self, cell: Cell) -> tuple[bytes | str, Feed]:
-        """An ordinary model by one export, which traces it too."""
-        source = acceptance.model_of(cell.name).source(cell.precision)
-        runtime: Any = get(NAME)
-        model = runtime.exported(source).model
-        lowering.of_source(source, self.runtime, "cpu")  # takes the same export
-        names, tensors = onnx_session.input_names(model), tensors_of(source.inputs(cell.dims["batch"]))
-        return model, {name: tensor.numpy() for name, tensor in zip(names, tensors, strict=True)}
 
     def _nodes_us(self, cell: Cell, model: bytes | str, feed: Feed, times: int) -> tuple[float, ...]:
         """Median microseconds of every node, in the order of `_rank`; what the nodes do is kept for the fit."""
@@ -222,6 +214,22 @@ def at_profile_speed(graph: TimedGraph, slower: Slowdown) -> TimedGraph:
     timed_us = sum(graph.nodes_us)
     total_us = graph.total_us * sum(nodes_us) / timed_us if timed_us else graph.total_us / slower.dispatch
     return graph._replace(nodes_us=nodes_us, total_us=total_us)
+
+
+@lru_cache(maxsize=1)  # the next one that is timed is the same at another batch
+def _ordinary(name: str) -> Source:
+    source = acceptance.model_of(name).source(PRECISION)
+    model = source.model()
+    return replace(source, model=lambda: model)
+
+
+def _exported(cell: Cell) -> tuple[bytes | str, Feed]:
+    """An ordinary model by one export, which traces it too and serves all its batches."""
+    runtime: Any = get(NAME)
+    source = _ordinary(cell.name)
+    model = runtime.exported(source.model(), source.inputs(2)).model
+    lowering.of_source(source, NAME, "cpu")  # takes the same export
+    return model, onnx_session.feed_of(onnx_session.input_names(model), tensors_of(source.inputs(cell.dims["batch"])))
 
 
 def _generated(cell: Cell) -> tuple[bytes | str, Feed]:

@@ -145,7 +145,6 @@ class _Recorder(TorchDispatchMode):
         self.lowered: list[KernelCall] = []  # calls of the graph that was lowered last
         self._input_bytes = input_bytes
         self._carried = 0  # bytes that the last graph left to what follows
-        self._infos: dict[Any, OpInfo] = {}
 
     @classmethod
     def ignore_compile_internals(cls) -> bool:
@@ -175,9 +174,7 @@ class _Recorder(TorchDispatchMode):
         self, func: OpOverload[..., Any], types: Any, args: Sequence[Any] = (), kwargs: dict[str, Any] | None = None
     ) -> Any:
         options = kwargs or {}
-        info = self._infos.get(func)
-        if info is None:
-            info = self._infos[func] = describe(func)
+        info = describe(func)
         if info.kind in ("decompose", "matmul") and func._can_decompose():
             with self:
                 return func.decompose(*args, **options)

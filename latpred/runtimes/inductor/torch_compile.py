@@ -11,6 +11,7 @@ import sysconfig
 from collections.abc import Callable, Iterator, Sequence
 from difflib import SequenceMatcher
 from importlib.util import find_spec
+from itertools import groupby
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -25,7 +26,7 @@ from latpred.query import AMP
 from latpred.runtimes import Eager
 from latpred.runtimes.base import graph_in, kind, op_through, unless_affine
 from latpred.runtimes.cuda_graphs import NO_CUDA, replays
-from latpred.runtimes.inductor.compiled_ops import EAGER, guards
+from latpred.runtimes.inductor.compiled_ops import EAGER, EXTERN_CLASS, guards
 
 if TYPE_CHECKING:
     from latpred.runtimes.source import Source
@@ -76,7 +77,21 @@ class Compile(Eager):
 
     def available(self) -> str | None:
         """None when code can be generated and compiled here, else what is missing."""
-        return _no_compiler() or _no_triton()
+        import torch
+        from torch._inductor import config
+
+        given = config.cpp.cxx if isinstance(config.cpp.cxx, (tuple, list)) else (config.cpp.cxx,)
+        if not any(name and shutil.which(name) for name in given):
+            return (
+                "torch.compile needs a C++ compiler and there is none: install g++ (apt install g++, dnf install "
+                "gcc-c++, xcode-select --install), or name one in the environment variable CXX"
+            )
+        headers = Path(sysconfig.get_paths()["include"]) / "Python.h"
+        if not headers.exists():
+            return f"torch.compile needs Python's headers and {headers} is missing: install python3-dev"
+        if torch.cuda.is_available() and find_spec("triton") is None:
+            return "torch.compile needs triton for a CUDA device and it is not installed; run 'pip install triton'"
+        return None
 
     def build(self, model: Any, inputs: Any) -> Callable[[], Any]:
         """A call of the compiled model in inference mode, compiled for these inputs.
@@ -189,19 +204,14 @@ def _in_proportion(op: Op) -> Op:
     return msgspec.structs.replace(op, dims=dims, **counts)
 
 
-def fused(ops: Sequence[Op]) -> list[Op]:
+def fused(ops: Sequence[Op]) -> Iterator[Op]:
     """Library calls, one generated kernel for each run of ops between them, and guards ahead of each graph."""
-    made: list[Op] = []
-    graph: list[Op] = []
-    for op in ops:
-        if not op.syncs:
-            graph.append(op)
-            continue
-        # A synchronisation with the host ends a graph, as Dynamo cannot see past it.
-        made += _graph(graph)
-        made.append(msgspec.structs.replace(op, host_class=f"{EAGER}.{op.host_class}", **NO_PYTHON))
-        graph = []
-    return [*made, *_graph(graph)]
+    for waits, group in groupby(ops, lambda op: op.syncs > 0):
+        if waits:  # a synchronisation with the host ends a graph, as Dynamo cannot see past it
+            for op in group:
+                yield msgspec.structs.replace(op, host_class=f"{EAGER}.{op.host_class}", **NO_PYTHON)
+        else:
+            yield from _graph(list(group))
 
 
 def _graph(ops: Sequence[Op]) -> Iterator[Op]:
@@ -210,17 +220,13 @@ def _graph(ops: Sequence[Op]) -> Iterator[Op]:
         return
     weights = sum(1 for op in launched if op.weight_bytes.at(1))
     yield guards(1 + 2 * weights, ops[0].live_bytes)
-    run: list[Op] = []
-    for op in launched:
-        if root(op.family) not in _LIBRARY:
-            run.append(op)
-            continue
-        if run:
-            yield _generated(run)
-        run = []
-        yield msgspec.structs.replace(op, host_class=f"kernel.extern.{root(op.family)}", launches=1, **NO_PYTHON)
-    if run:
-        yield _generated(run)
+    for library, run in groupby(launched, lambda op: root(op.family) in _LIBRARY):
+        if library:
+            for op in run:
+                called = f"{EXTERN_CLASS}.{root(op.family)}"
+                yield msgspec.structs.replace(op, host_class=called, launches=1, **NO_PYTHON)
+        else:
+            yield _generated(list(run))
 
 
 def _generated(run: Sequence[Op]) -> Op:
@@ -245,27 +251,3 @@ def _generated(run: Sequence[Op]) -> Op:
         launches=1,
         estimated=True,
     )
-
-
-def _no_compiler() -> str | None:
-    """What C++ code needs that is not here."""
-    from torch._inductor import config
-
-    given = config.cpp.cxx if isinstance(config.cpp.cxx, (tuple, list)) else (config.cpp.cxx,)
-    if not any(name and shutil.which(name) for name in given):
-        return (
-            "torch.compile needs a C++ compiler and there is none: install g++ (apt install g++, dnf install gcc-c++, "
-            "xcode-select --install), or name one in the environment variable CXX"
-        )
-    headers = Path(sysconfig.get_paths()["include"]) / "Python.h"
-    if not headers.exists():
-        return f"torch.compile needs Python's headers and {headers} is missing: install python3-dev"
-    return None
-
-
-def _no_triton() -> str | None:
-    import torch
-
-    if torch.cuda.is_available() and find_spec("triton") is None:
-        return "torch.compile needs triton for a CUDA device and it is not installed; run 'pip install triton'"
-    return None

@@ -8,7 +8,9 @@ follow, and everything it exported agreed with PyTorch to 1e-5.
 from __future__ import annotations
 
 import re
+import shutil
 import tempfile
+import weakref
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -25,12 +27,11 @@ LARGEST_IN_MEMORY = 1_900_000_000  # bytes; a serialised model must stay below 2
 _MOST_TEXT = 240
 
 
-@dataclass(frozen=True, slots=True, eq=False)
+@dataclass(frozen=True, slots=True, weakref_slot=True, eq=False)
 class Exported:
-    """An exported model: serialised, or where it is too large for that, a path, which lives as long as `folder`."""
+    """An exported model: serialised, or where it is too large for that, a path, where it lies as long as this lives."""
 
     model: bytes | str
-    folder: tempfile.TemporaryDirectory[str] | None = None
 
 
 def export(model: torch.nn.Module, inputs: Any) -> Exported:
@@ -61,10 +62,12 @@ def export(model: torch.nn.Module, inputs: Any) -> Exported:
     with silenced():
         if held < LARGEST_IN_MEMORY:
             return Exported(program.model_proto.SerializeToString())
-        folder = tempfile.TemporaryDirectory(prefix="latpred-", ignore_cleanup_errors=True)
-        path = Path(folder.name) / "model.onnx"
-        program.save(str(path), external_data=True)
-        return Exported(str(path), folder)
+        folder = tempfile.mkdtemp(prefix="latpred-")
+        path = str(Path(folder) / "model.onnx")
+        exported = Exported(path)
+        weakref.finalize(exported, shutil.rmtree, folder, ignore_errors=True)
+        program.save(path, external_data=True)
+        return exported
 
 
 def _names(inputs: Any, count: int) -> list[str]:

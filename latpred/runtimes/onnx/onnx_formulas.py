@@ -17,13 +17,13 @@ NCHWC = "com.microsoft.nchwc"
 _BYTES = {
     **dict.fromkeys(("bool", "int8", "uint8"), 1),
     **dict.fromkeys(("float16", "bfloat16", "int16", "uint16"), 2),
-    **dict.fromkeys(("double", "float64", "int64", "uint64"), 8),
+    **dict.fromkeys(("float64", "int64", "uint64"), 8),
 }
 
 
 @dataclass(frozen=True, slots=True)
 class Value:
-    """A tensor: shape, name of its dtype as onnxruntime writes it, whether it is a weight, a whole number's value."""
+    """A tensor: shape, name of its dtype, whether it is a weight, a whole number's value."""
 
     shape: tuple[int, ...]
     dtype: str
@@ -60,7 +60,7 @@ class Node(NamedTuple):
 
 Values = Sequence[Value]
 Formula = Callable[[Node, Values, Values], Work]
-_NOTHING = Value((0,), "float")
+_NOTHING = Value((0,), "float32")
 
 
 def _rows(family: str, elements: int, cols: int, **bytes_moved: Any) -> Work:
@@ -153,7 +153,7 @@ def attention(node: Node, ins: Values, outs: Values) -> Work:
 
 
 def _attended(batch: int, heads: int, queries: int, keys: int, width: int, masked: bool) -> Work:
-    query, key = (Value((batch, heads, tokens, width), "float") for tokens in (queries, keys))
+    query, key = (Value((batch, heads, tokens, width), "float32") for tokens in (queries, keys))
     return products.attention(query, key, key, masked, causal=False)
 
 

@@ -20,10 +20,9 @@ from latpred.runtimes.base import ops_of
 from latpred.runtimes.onnx.onnx_formulas import CONTROL, HOST, NCHWC, TRANSFERS, VIEWS, Node, Value, class_of, work_of
 from latpred.runtimes.onnx.onnx_session import Event, Watched, graphs_within, installed, nodes_of
 
-_FROM_ONNX = {"float": "float32", "double": "float64"}
-_TO_ONNX = {name: onnx for onnx, name in _FROM_ONNX.items()}
+_NAMES = {"float": "float32", "double": "float64"}  # what onnxruntime calls otherwise
 _INTEGERS = frozenset({"int64", "int32", "bool", "int8", "uint8", "int16", "uint16", "uint32", "uint64"})
-FLOAT = "float"
+FLOAT = "float32"
 
 
 class _OptimisedGraph:
@@ -51,7 +50,7 @@ class _OptimisedGraph:
 
     def value(self, dtype: str, shape: Iterable[int], weight: bool = False, scalar: int | None = None) -> Value:
         """A tensor in the precision of the model."""
-        name = _TO_ONNX.get(dtype, dtype)
+        name = _NAMES.get(dtype, dtype)
         return Value(tuple(shape), self._single if name == FLOAT else name, weight, scalar)
 
     def executed(self, events: Sequence[Event], feed: Mapping[str, Any]) -> tuple[Op, ...]:
@@ -196,8 +195,7 @@ def _reads(work: Work, inputs: Sequence[Value | None]) -> tuple[int, int]:
 def _computed_in(inputs: Sequence[Value | None], outputs: Sequence[Value]) -> str:
     """The first floating-point dtype among inputs and outputs, else the first there is."""
     dtypes = [value.dtype for value in (*inputs, *outputs) if value is not None]
-    chosen = next((dtype for dtype in dtypes if dtype not in _INTEGERS), dtypes[0] if dtypes else FLOAT)
-    return _FROM_ONNX.get(chosen, chosen)
+    return next((dtype for dtype in dtypes if dtype not in _INTEGERS), dtypes[0] if dtypes else FLOAT)
 
 
 _BLOCKED = re.compile(r"_nchwc(_token_\d+)?$")  # what follows, in the name of a node in blocks, its result's old name

@@ -19,7 +19,7 @@ from latpred.errors import DeviceError, MissingPackageError, RuntimeRefusalError
 from latpred.graph.graph import NO_PYTHON, Affine, ModelGraph, Op, Schedule, rewritten
 from latpred.graph.rewrites import itemsize
 from latpred.ops.families import root
-from latpred.runtimes import StepPerOp, graph_store
+from latpred.runtimes import StepPerOp
 from latpred.runtimes.base import BATCHES
 from latpred.runtimes.cuda_graphs import NO_CUDA, device_of, one_replay, refuse_uncapturable
 from latpred.runtimes.onnx import onnx_session
@@ -58,10 +58,6 @@ class OnnxRuntime(StepPerOp):
     _exports: ClassVar[IdentityCache[Any, dict[str, Exported]]] = IdentityCache()
     _sessions: ClassVar[IdentityCache[Any, dict[tuple[object, ...], Any]]] = IdentityCache()
 
-    def __init__(self) -> None:
-        super().__init__()
-        self._recent: tuple[str, Exported] | None = None
-
     @cached_property
     def options(self) -> str:
         """Versions, exporter and optimisations; and the processor, which decides on the layout of convolutions."""
@@ -92,30 +88,31 @@ class OnnxRuntime(StepPerOp):
         if eager.precision == "bf16" and not half:
             raise RuntimeRefusalError("onnxruntime has no bfloat16 kernels for the CPU; ask for fp32.")
         whole = _in_float(source) if half else source
-        model = self.exported(whole, keep=False).model
-        names = onnx_session.input_names(model)
+        exported = self._export(whole)
+        names = onnx_session.input_names(exported.model)
         feeds = [onnx_session.feed_of(names, tensors_of(whole.inputs(batch))) for batch in BATCHES]
-        watched = onnx_session.watch(model, feeds, target=target, threads=_threads())
+        watched = onnx_session.watch(exported.model, feeds, target=target, threads=_threads())
         graph = onnx_graph.graph_of(eager, watched, feeds, target, half or onnx_graph.FLOAT)
         if half is None:
             return graph
         note = f"onnxruntime's nodes are those of the model in float32, with the bytes of {half}"
         return msgspec.structs.replace(graph, notes=(*graph.notes, note))
 
-    def exported(self, source: Source, *, keep: bool = True) -> Exported:
-        """A source's export, kept until there is another: it holds all weights, so only for who runs it as well."""
+    def _export(self, source: Source) -> Exported:
+        """An export that nobody keeps, as it holds all weights; where the very model has one already, that."""
         from latpred.runtimes.onnx.onnx_export import export, form_of
 
-        key = f"{graph_store.structure(source.graph)} {source.code}"
-        if self._recent is not None and self._recent[0] == key:
-            return self._recent[1]
-        self._recent = None
         model, inputs = source.model(), source.inputs(2)
-        # The very model may have a session.
-        made = self._exports.get(model, lambda _: {}).get(form_of(model, inputs)) or export(model, inputs)
-        if keep:
-            self._recent = key, made
-        return made
+        return self._exports.get(model, lambda _: {}).get(form_of(model, inputs)) or export(model, inputs)
+
+    def exported(self, model: Any, inputs: Any) -> Exported:
+        """An export for such inputs at any batch, kept for as long as the model lives, whose trace takes it too."""
+        from latpred.runtimes.onnx.onnx_export import export_at_two, form_of
+
+        exports, form = self._exports.get(model, lambda _: {}), form_of(model, inputs)
+        if form not in exports:
+            exports[form] = export_at_two(model, inputs)
+        return exports[form]
 
     def estimate(self, graph: ModelGraph, target: str) -> ModelGraph:
         """What onnxruntime's usual fusions would leave of an eager graph; not from a real export, and says so."""
@@ -136,7 +133,7 @@ class OnnxRuntime(StepPerOp):
 
     def session(self, model: Any, inputs: Any, device: torch.device, *, cuda_graph: bool = False) -> Any:
         """A session of a model on its device, for such inputs at any batch; with `cuda_graph` one that captures."""
-        from latpred.runtimes.onnx.onnx_export import export_at_two, form_of
+        from latpred.runtimes.onnx.onnx_export import form_of
 
         cuda = device.type == "cuda"
         if cuda and onnx_session.CUDA not in onnx_session.providers():
@@ -144,16 +141,12 @@ class OnnxRuntime(StepPerOp):
                 "The model is on a GPU, but the onnxruntime that is installed has no CUDA provider; run: "
                 + onnx_session.GPU_PIP
             )
-        form = form_of(model, inputs)
         sessions = self._sessions.get(model, lambda _: {})
         tf32 = cuda and _tf32_allowed()
-        key = (form, _threads(), str(device), cuda_graph, tf32)
+        key = (form_of(model, inputs), _threads(), str(device), cuda_graph, tf32)
         if key not in sessions:
-            exports = self._exports.get(model, lambda _: {})
-            if form not in exports:
-                exports[form] = export_at_two(model, inputs)
             sessions[key] = onnx_session.session(
-                exports[form].model,
+                self.exported(model, inputs).model,
                 target="cuda" if cuda else "cpu",
                 threads=_threads(),
                 gpu=(device.index or 0) if cuda else None,
