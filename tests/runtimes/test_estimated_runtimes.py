@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import math
 import pickle
-from pathlib import Path
 
 import factories
 import msgspec
@@ -152,15 +151,3 @@ def test_graphs_of_an_era_are_captured_with_its_kernels() -> None:
     assert {"gemm", "softmax"} <= set(captured.costs.names)
     assert "attention" not in captured.costs.names
     assert captured.overhead_ms == exported.overhead_ms == datasheet.LAUNCH_US / 1e3
-
-
-def test_table_3_is_printed_from_these_answers(tmp_path: Path) -> None:
-    import runpy
-
-    script = runpy.run_path(str(Path(__file__).parents[2] / "examples" / "framework_tax" / "table3.py"))
-    (tmp_path / "models.py").write_text(SOURCE)
-    found = script["predicted"](f"{tmp_path}/models.py:build", "rtx-8000")
-    for runtime, prediction in found.items():
-        asked = {"device": "rtx-8000", "precision": "fp16", "protocol": "pipelined"}
-        again = latpred.predict(f"{tmp_path}/models.py:build", runtime=runtime, **asked)
-        assert prediction.latency_ms == again.latency_ms

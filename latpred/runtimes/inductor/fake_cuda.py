@@ -48,16 +48,12 @@ def present() -> Iterator[None]:
     interface: Any = interfaces.CudaInterface
     internals: Any = torch._C
     joint_passes: Any = compile_fx._recursive_joint_graph_passes
+    asked: dict[str, Any] = {"get_device_properties": lambda *_, **__: _PROPERTIES, "current_device": lambda: 0}
     patches: tuple[tuple[Any, str, Any], ...] = (
-        (torch.cuda, "get_device_properties", lambda *_, **__: _PROPERTIES),
+        *((owner, *answer) for owner in (torch.cuda, interface, interface.Worker) for answer in asked.items()),
         (torch.cuda, "get_device_capability", lambda *_, **__: CAPABILITY),
-        (torch.cuda, "current_device", lambda: 0),
         (torch.cuda, "device_count", lambda: 1),
-        (interface, "get_device_properties", lambda *_, **__: _PROPERTIES),
         (interface, "get_compute_capability", lambda *_, **__: 10 * CAPABILITY[0] + CAPABILITY[1]),
-        (interface, "current_device", lambda: 0),
-        (interface.Worker, "get_device_properties", lambda *_, **__: _PROPERTIES),
-        (interface.Worker, "current_device", lambda: 0),
         (scheduler, "has_triton", lambda *_, **__: True),
         (internals, "_select_conv_backend", lambda *_, **__: internals._ConvBackend.Cudnn),
         # What cudnn keeps to.
