@@ -8,13 +8,11 @@ import pytest
 import torch
 
 from latpred.calibration.cells import Cell
-from latpred.calibration.devices import conditions, open_device
+from latpred.calibration.devices import conditions, cuda, open_device
 from latpred.calibration.devices.cpu import CpuDevice
 from latpred.calibration.devices.cuda import CudaDevice
 from latpred.calibration.timing import timer
-from latpred.errors import DeviceError, UsageError
-
-GPU = torch.cuda.is_available()
+from latpred.errors import DeviceError
 
 
 @pytest.mark.parametrize("name", ["tpu", "", "cuda:x", "cudax", "nvidia-h200", "CPU"])
@@ -23,7 +21,7 @@ def test_unknown_device_says_what_can_be_measured(name):
         open_device(name)
 
 
-@pytest.mark.skipif(GPU, reason="there is a CUDA device")
+@pytest.mark.skipif(torch.cuda.is_available(), reason="there is a CUDA device")
 @pytest.mark.parametrize("name", ["cuda", "cuda:3"])
 def test_missing_cuda_says_what_to_use_instead(name):
     with pytest.raises(DeviceError, match=r"no CUDA device here: .*Use device='cpu', or the name of a profile"):
@@ -68,16 +66,12 @@ class HalfCuda(CudaDevice):
 
     def __init__(self, issue_us=1.0):
         self.torch_device, self.name = torch.device("cuda", 0), "cuda:0"
-        self._enough, self._graph, self.heads, self.captures = (0, 0.0), None, [], 0
+        self._enough, self._graph, self.heads = (0, 0.0), None, []
         self.issue_us = issue_us
 
     def _behind_head(self, call, count, head_us):
         self.heads.append(head_us)
         return 1e-6 * count, head_us > count * self.issue_us
-
-    def _captured(self, call, count):
-        self.captures += 1
-        return SimpleNamespace(replay=lambda: None)
 
 
 @pytest.mark.parametrize(
@@ -117,57 +111,30 @@ def test_a_queue_is_timed_behind_a_head_that_outlasts_its_issue():
     assert device.heads[2:] == [960.0]  # what was long enough before
 
 
-def test_a_replay_is_captured_once_and_timed_behind_such_a_head_too():
+def test_a_replay_is_captured_once_and_timed_behind_such_a_head_too(monkeypatch):
+    captures = []
+
+    def capture(*given):
+        captures.append(given)
+        return SimpleNamespace(replay=lambda: None), None
+
+    monkeypatch.setattr(cuda, "capture", capture)
     device = HalfCuda(issue_us=500.0)
     for _ in range(2):
         assert device.time_replayed(call, 64) == pytest.approx(1e-6)
-    assert device.captures == 1
+    assert captures == [(call, device.torch_device, 64)]
     assert device.heads[:2] == [200.0, 800.0]
 
 
-def test_tf32_that_the_environment_forces_is_an_error(monkeypatch):
+def test_tf32_is_used_when_asked_for_and_an_error_where_the_environment_forces_it(monkeypatch):
     device = HalfCuda()
     with conditions.stated():
-        device.use_precision("fp32")
+        for precision in ("tf32", "fp32"):
+            device.use_precision(precision)
+            allowed = torch.backends.cuda.matmul.allow_tf32, torch.backends.cudnn.allow_tf32
+            assert allowed == (precision == "tf32",) * 2
         monkeypatch.setattr(torch._C, "_get_cublas_allow_tf32", lambda: True)
         with pytest.raises(DeviceError, match="unset TORCH_ALLOW_TF32_CUBLAS_OVERRIDE"):
             device.use_precision("fp32")
         device.use_precision("tf32")
         monkeypatch.undo()
-
-
-@pytest.fixture
-def gpu():
-    return open_device("cuda:0")
-
-
-@pytest.mark.gpu
-@pytest.mark.skipif(not GPU, reason="no CUDA device")
-class TestGpu:
-    """What holds on any NVIDIA GPU."""
-
-    def test_replay_takes_no_longer_than_the_queue(self, gpu):
-        call = gpu.prepare(Cell("clock", "tiny"))
-        replayed, queued = gpu.time_replayed(call, 100), gpu.time_queued(call, 100)
-        assert 0 < replayed <= 1.2 * queued
-
-    def test_what_waits_for_the_host_cannot_be_replayed(self, gpu):
-        tensor = torch.ones(1, device="cuda")
-        assert gpu.time_replayed(tensor.item, 3) is None
-        assert tensor.item() == 1.0  # and the device is still of use
-
-    def test_out_of_memory_is_reported_and_survived(self, gpu):
-        with pytest.raises(MemoryError):
-            gpu.prepare(Cell("memory", "bandwidth", {"bytes": gpu.info().memory_bytes * 2}))
-        gpu.prepare(Cell("memory", "bandwidth", {"bytes": 2**20}))()
-
-    def test_tf32_is_used_only_when_asked_for(self, gpu):
-        gpu.use_precision("tf32")
-        assert torch.backends.cuda.matmul.allow_tf32
-        gpu.use_precision("fp32")
-        assert not torch.backends.cuda.matmul.allow_tf32
-        assert not torch.backends.cudnn.allow_tf32
-
-    def test_unknown_cells_say_what_there_is(self, gpu):
-        with pytest.raises(UsageError, match="'mark', 'tiny' or 'busy'"):
-            gpu.prepare(Cell("clock", "hour"))

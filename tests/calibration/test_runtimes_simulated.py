@@ -19,6 +19,7 @@ from latpred.graph.graph import ModelGraph
 from latpred.prediction.predictor import Predictor
 from latpred.prediction.pricing import host_cost
 from latpred.profile.document import DispatchFit
+from latpred.runtimes import lowering
 
 COSTS = TrueCosts()
 CELLS = int(1.4 * 26)
@@ -45,7 +46,7 @@ def network(runtime: str, seed: int, *, tiny: bool) -> ModelGraph:
         family = rng.choice(list(classes))
         numel = 8 if tiny else int(10 ** rng.uniform(4, 6.5))
         ops.append(bare(classes[family]) if family == "view" else bare(classes[family], family, numel))
-    traced_by = COSTS.runtimes[runtime].graphs[0]
+    traced_by = lowering.traced_by(runtime)
     return graph(*ops, model=f"net{seed}", runtime=traced_by, target="cuda", parameter_bytes=0)
 
 

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from types import SimpleNamespace
-
 import pytest
 import torch
 from torch.utils.flop_counter import FlopCounterMode
@@ -17,7 +15,7 @@ from latpred.graph.graph import Op
 CONV = {"batch": 2, "c_in": 8, "c_out": 16, "size": 8, "kernel": 3, "stride": 2, "groups": 1}
 DEPTHWISE = CONV | {"c_out": 8, "stride": 1, "groups": 8}
 ATTENTION = {"batch": 2, "heads": 3, "queries": 4, "head_dim": 8, "masked": 0}
-CPU = SimpleNamespace(torch_device=torch.device("cpu"))
+CPU = torch.device("cpu")
 
 
 def traced(name: str, dims: dict[str, int]) -> tuple[Op, int]:

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import math
-import types
 from collections.abc import Callable, Iterable, Iterator
+from itertools import chain, repeat
 from pathlib import Path
 from typing import Any
 
@@ -23,8 +23,7 @@ from latpred.calibration.timing.reference_speed import HOPELESS, RunSpeed, Speed
 from latpred.calibration.timing.timer import Timing
 from latpred.calibration.timing.visits import SLOWED, Tell, Visits
 
-CALM = Disturbance(seconds=0.2, others=0.0, stolen=0.0)
-BUSY = Disturbance(seconds=0.2, others=0.9, stolen=0.0, processors=2, threads=1)
+CALM, BUSY = Disturbance(), Disturbance("other work used 0.9 processors")
 
 
 class Watched:
@@ -73,9 +72,15 @@ def made(session: Session, monkeypatch: pytest.MonkeyPatch) -> Made:
     monkeypatch.setattr(visits, "wait_for_calm", lambda limit_s, threads: None)
     monkeypatch.setattr(visits, "gauge_of", lambda threads: ScriptedGauge())
 
-    def make(measure: Measuring, disturbances: Iterable[Disturbance] = (), tell: Tell = lambda *_: None) -> Visits:
+    def make(
+        measure: Measuring,
+        disturbances: Iterable[Disturbance] = (),
+        tell: Tell = lambda *_: None,
+        readings: Iterable[dict[str, float]] = (),
+    ) -> Visits:
         one = Visits(session, CpuDevice(), "eager", measure, 60.0, tell)
-        one._watch, one._reference = Watched(disturbances), None  # type: ignore[assignment]
+        monkeypatch.setattr(one, "_watch", Watched(disturbances))
+        monkeypatch.setattr(one._reference, "read", chain(readings, repeat({})).__next__)
         return one
 
     return make
@@ -286,32 +291,21 @@ def test_a_row_says_how_slow_the_shared_cache_was_beside_products(
     assert visits.slowdown(timed, speed) == host.Slowdown(dispatch=slow, ops=slow, cache=round(cache**0.5, 2))
 
 
-def test_every_row_has_the_reading_of_its_moment(made: Made, session: Session, monkeypatch: pytest.MonkeyPatch) -> None:
-    readings = iter([{host.CACHE: 3000.0}, {host.CACHE: 4000.0}])
-    visited = made(Measuring())
-    monkeypatch.setattr(visited, "_reference", types.SimpleNamespace(read=lambda: next(readings)))
-    for number in range(3):
-        if number != 1:  # the second one follows at once
-            monkeypatch.setattr(visited, "_read_at", -math.inf)
-        visited.run(cell(number))
-    assert [one.speed for one in session.rows] == [{host.CACHE: 3000.0}] * 2 + [{host.CACHE: 4000.0}]
-
-
-def test_rows_of_processors_apart_are_marked_and_left_out(
+def test_every_row_has_the_reading_of_its_moment_and_those_of_processors_apart_are_left_out(
     made: Made, session: Session, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     together = {host.DISPATCH: 1.0, host.THREADS: 1.0}
     monkeypatch.setattr(ScriptedGauge, "fastest", SpeedReading(1.0, 1.0))
-    readings = iter([together, together | {host.THREADS: 2.0}, together | {host.DISPATCH: 2.0, host.THREADS: 2.0}])
-    visited = made(Measuring([1.0, 1.27, 1.5]))
+    readings = [together, together | {host.THREADS: 2.0}, together | {host.DISPATCH: 2.0, host.THREADS: 2.0}]
+    visited = made(Measuring([1.0, 1.0, 1.27, 1.5]), readings=readings)
     visited._overtime_s = 0.0
-    monkeypatch.setattr(visited, "_reference", types.SimpleNamespace(read=lambda: next(readings)))
-    for number in range(3):  # a slow cell is read for by itself, however soon it follows
+    for number in range(4):  # a slow cell is read for by itself, however soon it follows
         visited._visit(cell(number))
-    assert [one.disturbed for one in session.rows] == ["", visits.MOVED_APART, SLOWED]
+    assert [one.speed for one in session.rows] == [together, *readings]
+    assert [one.disturbed for one in session.rows] == ["", "", visits.MOVED_APART, SLOWED]
     alone = Cell("network", "functions", {}), Cell("clock", "constants"), Cell("memory", "upload")
-    kept = [msgspec.structs.replace(session.rows[1], cell=one) for one in alone]
-    assert visits.undisturbed([*session.rows, *kept]) == [session.rows[0], session.rows[2], *kept]
+    kept = [msgspec.structs.replace(session.rows[2], cell=one) for one in alone]
+    assert visits.undisturbed([*session.rows, *kept]) == [*session.rows[:2], session.rows[3], *kept]
     assert not any(map(visits.is_disturbed, session.rows))
 
 

@@ -65,28 +65,21 @@ def test_seeded_weights_repeat_and_leave_the_generator_alone() -> None:
     assert seeded(conv, "meta", "fp32")[0].weight.is_meta
 
 
-class Fading(nn.Module):
+def fading() -> nn.Module:
     """Thirty layers that start out a hundred times too small."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        convolutions = [nn.Conv2d(32, 32, 3, padding=1, bias=False) for _ in range(30)]
-        layers = [nn.Sequential(convolution, nn.BatchNorm2d(32), nn.ReLU()) for convolution in convolutions]
-        self.layers = nn.Sequential(*layers)
-        for layer in layers:
-            nn.init.normal_(layer[0].weight, std=0.01)
-            nn.init.normal_(layer[1].weight, std=0.01)
-
-    def forward(self, x: torch.Tensor) -> torch.Tensor:
-        out: torch.Tensor = self.layers(x)
-        return out
+    layers: list[nn.Module] = []
+    for _ in range(30):
+        layers += [nn.Conv2d(32, 32, 3, padding=1, bias=False), nn.BatchNorm2d(32), nn.ReLU()]
+        nn.init.normal_(layers[-3].weight, std=0.01)
+        nn.init.normal_(layers[-2].weight, std=0.01)
+    return nn.Sequential(*layers)
 
 
 def test_signals_do_not_fade_into_denormal_numbers_but_for_a_module_of_ones_own() -> None:
-    x, mine = torch.ones(1, 32, 8, 8), Fading().eval()
+    x, mine = torch.ones(1, 32, 8, 8), fading().eval()
     made, _ = module_workload("mine", mine, x).make("cpu", "fp32")
     with torch.inference_mode():
-        assert float(seeded(Fading, "cpu", "fp32")(x).abs().max()) > 1e-6
+        assert float(seeded(fading, "cpu", "fp32")(x).abs().max()) > 1e-6
         assert float(made(x).abs().max()) < 1e-30
 
 

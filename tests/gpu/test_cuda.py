@@ -1,22 +1,19 @@
 """A GPU calibrated for real, and every runtime on it: skipped where there is none, or where what one needs is missing.
 
 `pytest tests/gpu -m "not slow"` takes some four minutes; calibrating all runtimes, which is slow, seven more. What the
-device object does by itself is in test_device.
+device object does without a GPU is in test_device.
 """
 
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from itertools import islice
-from typing import Any
 
 import msgspec
 import numpy as np
 import pytest
 import torch
-from torch.autograd import DeviceType
-from torch.profiler import ProfilerActivity, profile
 
 import latpred
 from latpred import runtimes, storage
@@ -129,23 +126,8 @@ def test_calibrated_profile_predicts_a_model(gpu: CudaDevice, calibrated: tuple[
 @pytest.mark.parametrize("name", MODELS)
 def test_traced_launches_are_those_that_the_profiler_sees(gpu: CudaDevice, measuring: None, name: str) -> None:
     built = names.build(name, device="cuda:0")
-    given = built.inputs(2, "cuda:0")
-    positional, named = ((), given) if isinstance(given, dict) else (given, {})
-    seen = launching_ops(lambda: built.model(*positional, **named))
-    traced = sum(op.launches for op in trace(name).at(2))
-    assert traced == pytest.approx(seen, rel=0.02)
-
-
-def launching_ops(forward: Callable[[], object]) -> int:
-    """Ops that hand the device something to do; how many kernels a library takes for one is its own affair."""
-    for _ in range(3):
-        forward()
-    torch.cuda.synchronize()
-    with profile(activities=[ProfilerActivity.CPU, ProfilerActivity.CUDA]) as seen:
-        forward()
-        torch.cuda.synchronize()
-    events: Any = seen.events()
-    return sum(event.device_type == DeviceType.CPU and bool(event.kernels) for event in events)
+    seen = gpu.profile(gpu.prepare_model(built.model, built.inputs(2, "cuda:0"), "eager")).launches
+    assert trace(name).launches(2) == pytest.approx(seen, rel=0.02)
 
 
 def test_queued_time_does_not_depend_on_how_long_the_host_takes_to_issue(gpu: CudaDevice, measuring: None) -> None:
@@ -166,6 +148,19 @@ def test_a_lone_call_takes_longer_than_one_in_a_queue(gpu: CudaDevice, measuring
     queued, issued, lone = timer.queued(gpu, call), timer.issue(gpu, call), timer.single(gpu, call)
     assert queued.median_s < lone.median_s
     assert issued.median_s < lone.median_s
+
+
+def test_replay_takes_no_longer_than_the_queue(gpu: CudaDevice, measuring: None) -> None:
+    call = gpu.prepare(Cell("clock", "tiny"))
+    replayed_s, queued_s = gpu.time_replayed(call, 100), gpu.time_queued(call, 100)
+    assert replayed_s is not None
+    assert 0 < replayed_s <= 1.2 * queued_s
+
+
+def test_out_of_memory_is_reported_and_survived(gpu: CudaDevice, measuring: None) -> None:
+    with pytest.raises(MemoryError):
+        gpu.prepare(Cell("memory", "bandwidth", {"bytes": gpu.info().memory_bytes * 2}))
+    gpu.prepare(Cell("memory", "bandwidth", {"bytes": 2**20}))()
 
 
 def test_weights_come_from_memory_and_not_from_the_cache(gpu: CudaDevice, measuring: None) -> None:
@@ -212,18 +207,6 @@ def test_memory_is_given_back_between_cells(gpu: CudaDevice, measuring: None) ->
             row = here.run(cell, lambda one: Sampled({"queued": timer.queued(gpu, gpu.prepare(one), timer.QUICK)}))
             assert not row.error
     assert torch.cuda.memory_allocated(gpu.torch_device) - before < 2**20
-
-
-def test_what_was_set_comes_back(gpu: CudaDevice) -> None:
-    torch.backends.cudnn.benchmark = True
-    try:
-        with conditions.stated():
-            gpu.use_precision("tf32")
-            assert not torch.backends.cudnn.benchmark
-        assert torch.backends.cudnn.benchmark
-        assert not torch.backends.cuda.matmul.allow_tf32
-    finally:
-        torch.backends.cudnn.benchmark = False
 
 
 @pytest.mark.parametrize("spec", SPECS, ids=lambda spec: spec.kind)

@@ -5,6 +5,7 @@ The timer needs nothing else, so a simulated device with a virtual clock is meas
 
 from __future__ import annotations
 
+import time
 from collections.abc import Callable
 from contextlib import AbstractContextManager
 from typing import Any, NamedTuple, Protocol
@@ -74,3 +75,25 @@ class Device(Protocol):
 
     def time_replayed(self, call: Call, count: int) -> float | None:
         """Device seconds of one replay of a captured graph of `count` calls; None where nothing can be captured."""
+
+
+class RealDevice(Device):
+    """What all devices that run modules have in common; `torch_device` is where tensors of cells live."""
+
+    torch_device: Any
+
+    def clock(self) -> float:
+        return time.perf_counter()
+
+    def prepare(self, cell: Cell) -> Call:
+        from latpred.calibration.workloads import single_ops
+
+        with self.errors():
+            self.use_precision(cell.precision)
+            return single_ops.build(cell, self.torch_device)
+
+    def prepare_model(self, model: Any, inputs: Any, runtime: str) -> Call:
+        from latpred import runtimes
+
+        with self.errors():
+            return runtimes.get(runtime).build(model, inputs)

@@ -10,24 +10,22 @@ import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from itertools import repeat
-from typing import Any
 
 import torch
 
 from latpred import host
-from latpred.calibration.cells import Cell
 from latpred.calibration.devices import machine
-from latpred.calibration.devices.base import Call
+from latpred.calibration.devices.base import Call, RealDevice
 from latpred.prediction.kernel_times import LARGE_BLOCK
 from latpred.profile.document import DeviceInfo, Machine
 
 
-class CpuDevice:
+class CpuDevice(RealDevice):
     """The processor that PyTorch's CPU kernels run on: an op returns when it is done."""
 
     name = "cpu"
     asynchronous = False
-    torch_device = torch.device("cpu")  # where tensors of cells live
+    torch_device = torch.device("cpu")
 
     def __init__(self) -> None:
         # Glibc's malloc gives back what is free beyond twice the largest block below `LARGE_BLOCK` that was ever freed.
@@ -48,9 +46,6 @@ class CpuDevice:
     def use_precision(self, precision: str) -> None:
         """Nothing to set: float32 is multiplied as float32."""
 
-    def clock(self) -> float:
-        return time.perf_counter()
-
     def synchronize(self) -> None:
         """Nothing to wait for."""
 
@@ -63,18 +58,6 @@ class CpuDevice:
             if re.search(r"can't allocate memory|not enough memory", str(error)):
                 raise MemoryError(str(error).splitlines()[0]) from error
             raise
-
-    def prepare(self, cell: Cell) -> Call:
-        from latpred.calibration.workloads import single_ops
-
-        with self.errors():
-            return single_ops.build(cell, self)
-
-    def prepare_model(self, model: Any, inputs: Any, runtime: str) -> Call:
-        from latpred import runtimes
-
-        with self.errors():
-            return runtimes.get(runtime).build(model, inputs)
 
     def time_queued(self, call: Call, count: int) -> float:
         start = time.perf_counter()

@@ -8,7 +8,6 @@ waits for the host; one at a time on an idle stream would time the launch instea
 from __future__ import annotations
 
 import re
-import time
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from functools import cached_property
@@ -19,9 +18,9 @@ import torch
 
 from latpred.calibration.cells import Cell
 from latpred.calibration.devices import machine
-from latpred.calibration.devices.base import Call, ProfiledForward
+from latpred.calibration.devices.base import Call, ProfiledForward, RealDevice
 from latpred.calibration.devices.machine import GpuState
-from latpred.errors import DeviceError, RuntimeRefusalError, UsageError
+from latpred.errors import DeviceError, RuntimeRefusalError
 from latpred.profile.document import DeviceInfo, Machine
 from latpred.runtimes.cuda_graphs import capture
 
@@ -37,8 +36,8 @@ WARM_UPS, FORWARDS = 3, 3  # of a call that a profiler looks at
 _HARMLESS = re.compile(r"CUBLAS_STATUS_(NOT_SUPPORTED|INVALID_VALUE|ARCH_MISMATCH)|invalid configuration argument")
 
 
-class CudaDevice:
-    """One GPU, by its number as PyTorch counts; `torch_device` is where tensors of cells live."""
+class CudaDevice(RealDevice):
+    """One GPU, by its number as PyTorch counts."""
 
     asynchronous = True
 
@@ -86,9 +85,6 @@ class CudaDevice:
                 "unset TORCH_ALLOW_TF32_CUBLAS_OVERRIDE."
             )
 
-    def clock(self) -> float:
-        return time.perf_counter()
-
     def synchronize(self) -> None:
         torch.cuda.synchronize(self.torch_device)
 
@@ -112,17 +108,10 @@ class CudaDevice:
             raise
 
     def prepare(self, cell: Cell) -> Call:
-        from latpred.calibration.workloads import single_ops
-
+        if cell.kind != "clock":
+            return super().prepare(cell)
         with self.errors():
-            self.use_precision(cell.precision)
-            return self._clock_call(cell) if cell.kind == "clock" else single_ops.build(cell, self)
-
-    def prepare_model(self, model: Any, inputs: Any, runtime: str) -> Call:
-        from latpred import runtimes
-
-        with self.errors():
-            return runtimes.get(runtime).build(model, inputs)
+            return self._clock_call(cell)
 
     def time_queued(self, call: Call, count: int) -> float:
         """Seconds between two events around `count` calls, all issued while the device was still busy before them."""
@@ -141,10 +130,11 @@ class CudaDevice:
         with self.errors():
             # Capturing takes a hundred times as long as replaying, and a replay is asked for many times over.
             if self._graph is None or self._graph[:2] != (call, count):
-                graph = self._captured(call, count)
-                if graph is None:
+                try:
+                    self._graph = (call, count, capture(call, self.torch_device, count)[0])
+                except RuntimeRefusalError:
+                    self.synchronize()
                     return None
-                self._graph = (call, count, graph)
             return self.time_queued(self._graph[2].replay, 1)
 
     def profile(self, call: Call) -> ProfiledForward:
@@ -172,14 +162,6 @@ class CudaDevice:
         kept_busy = not start.query()
         end.synchronize()
         return float(start.elapsed_time(end)) * 1e-3, kept_busy
-
-    def _captured(self, call: Call, count: int) -> torch.cuda.CUDAGraph | None:
-        """A graph of the calls; None when they cannot be captured."""
-        try:
-            return capture(call, self.torch_device, count)[0]
-        except RuntimeRefusalError:
-            self.synchronize()
-            return None
 
     def _sleep(self, us: float) -> None:
         _CUDA._sleep(int(us * self._cycles_per_us))
@@ -209,11 +191,9 @@ class CudaDevice:
         if cell.name == "mark":
             record: Call = _CUDA.Event().record
             return record
-        if cell.name == "busy":
-            us = float(cell.dims["us"])
-            self._sleep(1.0)  # measures its speed before anything is timed
-            return lambda: self._sleep(us)
-        raise UsageError(f"there is no clock cell {cell.name!r}. Use 'mark', 'tiny' or 'busy'.")
+        us = float(cell.dims["us"])
+        self._sleep(1.0)  # measures its speed before anything is timed
+        return lambda: self._sleep(us)
 
 
 def _require(index: int) -> None:

@@ -8,9 +8,7 @@ from __future__ import annotations
 
 import platform
 from collections.abc import Callable
-from typing import Any
-
-import msgspec
+from typing import Any, NamedTuple
 
 from latpred import host
 from latpred.profile.document import Machine
@@ -21,7 +19,7 @@ CLOCK_SHIFT = 0.10  # between two readings; boost clocks move by some steps of 1
 SLOWDOWNS = ("hardware slowdown", "thermal (software)", "thermal (hardware)", "power brake")
 
 
-class GpuState(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+class GpuState(NamedTuple):
     """What a GPU was doing at one moment; a number is 0 where the driver does not tell it."""
 
     driver: str
@@ -108,9 +106,8 @@ def _read_state(nvml: Any, handle: Any) -> GpuState:
     }
     throttling = told(nvml.nvmlDeviceGetCurrentClocksThrottleReasons, handle)
     computing = {process.pid for process in told(nvml.nvmlDeviceGetComputeRunningProcesses, handle, otherwise=())}
-    driver: str | bytes = nvml.nvmlSystemGetDriverVersion()
     return GpuState(
-        driver=driver.decode() if isinstance(driver, bytes) else driver,
+        driver=nvml.nvmlSystemGetDriverVersion(),
         sm_mhz=told(nvml.nvmlDeviceGetClockInfo, handle, nvml.NVML_CLOCK_SM),
         temperature_c=told(nvml.nvmlDeviceGetTemperature, handle, nvml.NVML_TEMPERATURE_GPU),
         throttled=tuple(reason for reason, bit in reasons.items() if throttling & bit),

@@ -9,7 +9,7 @@ outside, through the interface of a real device, is a test of all that lies betw
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import replace
 from itertools import repeat
@@ -22,7 +22,7 @@ from latpred.calibration.cells import Cell
 from latpred.calibration.devices import machine
 from latpred.calibration.devices.base import Call, ProfiledForward
 from latpred.calibration.devices.simulated_costs import PYTHON, SimulatedSpec, Step, TrueCosts, Work, program, step
-from latpred.errors import DeviceError, UsageError
+from latpred.errors import DeviceError
 from latpred.graph.graph import NO_PYTHON, ModelGraph
 from latpred.profile.document import DeviceInfo, Machine
 
@@ -132,21 +132,14 @@ class SimulatedDevice:
         return nullcontext()
 
     def prepare(self, cell: Cell) -> Call:
-        if cell.kind in ("dispatch", "kernel"):
-            return self._op_call(cell)
-        if cell.kind == "memory":
-            return self._memory_call(cell)
         if cell.kind == "clock":
             return self._clock_call(cell)
-        raise UsageError(f"no cell of kind {cell.kind!r} is simulated. Networks go through prepare_model.")
+        return self._memory_call(cell) if cell.kind == "memory" else self._op_call(cell)
 
     def prepare_model(self, model: Any, inputs: Any, runtime: str = "eager") -> Call:
-        """The call that issues one forward pass of a graph in any runtime, at a batch size or that of some tensors."""
-        if not isinstance(model, ModelGraph):
-            raise UsageError("the simulated device runs a ModelGraph. Trace the model first: latpred.trace(model).")
-        batch = _batch_of(inputs)
-        self._fit(model.peak_bytes(batch), f"{model.model} at batch {batch}")
-        return self._calling(program(self.spec.costs, model, batch, runtime))
+        """The call that issues one forward pass of a `ModelGraph` in any runtime, whose inputs are a batch size."""
+        self._fit(model.peak_bytes(inputs), f"{model.model} at batch {inputs}")
+        return self._calling(program(self.spec.costs, model, inputs, runtime))
 
     def time_queued(self, call: Call, count: int) -> float:
         """Seconds of the device's clock for `count` calls behind a kernel that outlasts their issue."""
@@ -166,17 +159,11 @@ class SimulatedDevice:
 
     def time_replayed(self, call: Call, count: int) -> float | None:
         try:
-            kernels = self._capture(call) * count
+            kernels_us = self._capture(call) * count
         except DeviceError:
             return None
-        time = self._time
-        time.wait()
-        time.launch(100.0)  # outlasts the launch of the graph
-        start_us = time.idle_us
-        time.run(Step((self.spec.costs.replay_us,), tuple(kernels), 0, True))
-        end_us = time.idle_us
-        time.wait()
-        return (end_us - start_us) * (1 + self.spec.drift) * 1e-6
+        replay = Step((self.spec.costs.replay_us,), tuple(kernels_us), 0, True)
+        return self.time_queued(self._calling([replay]), 1)
 
     def profile(self, call: Call) -> ProfiledForward:
         """What a profiler would see of a call; nothing of one whose host waits for the device."""
@@ -241,12 +228,10 @@ class SimulatedDevice:
         """Bytes moved within the device ("bandwidth") or brought from the host and waited for ("upload")."""
         costs, size = self.spec.costs, cell.dims["bytes"]
         self._fit(2 * size, cell.key)
-        if cell.name == "bandwidth":
-            kernel_us = costs.kernel_us("copy", Work(0, 0, size, size, size / 4), "fp32")
-            return self._calling([Step((costs.dispatch("copy"),), (kernel_us,))])
         if cell.name == "upload":
             return self._calling([Step((costs.dispatch("copy"),), (size / costs.copy_bytes_per_us,), 1)])
-        raise UsageError(f"there is no memory cell {cell.name!r}. Use 'bandwidth' or 'upload'.")
+        kernel_us = costs.kernel_us("copy", Work(0, 0, size, size, size / 4), "fp32")
+        return self._calling([Step((costs.dispatch("copy"),), (kernel_us,))])
 
     def _clock_call(self, cell: Cell) -> Call:
         """The smallest kernel ("tiny"), a marker without one ("mark"), or a kernel of given length ("busy")."""
@@ -258,10 +243,8 @@ class SimulatedDevice:
                 time.mark()
 
             return mark
-        lengths_us = {"tiny": costs.kernel("elementwise").floor_us, "busy": float(cell.dims.get("us", 0))}
-        if cell.name not in lengths_us:
-            raise UsageError(f"there is no clock cell {cell.name!r}. Use 'mark', 'tiny' or 'busy'.")
-        return self._calling([Step((costs.dispatch("elementwise"),), (lengths_us[cell.name],))])
+        kernel_us = costs.kernel("elementwise").floor_us if cell.name == "tiny" else float(cell.dims["us"])
+        return self._calling([Step((costs.dispatch("elementwise"),), (kernel_us,))])
 
     def _calling(self, steps: Sequence[Step]) -> Call:
         run = self._time.run
@@ -275,16 +258,6 @@ class SimulatedDevice:
     def _fit(self, needed: float, what: str) -> None:
         if needed > self.spec.memory_bytes:
             raise MemoryError(f"{what} needs {needed:.0f} bytes, the simulated device has {self.spec.memory_bytes}")
-
-
-def _batch_of(inputs: Any) -> int:
-    if isinstance(inputs, int):
-        return inputs
-    values = list(inputs.values()) if isinstance(inputs, Mapping) else list(inputs)
-    for value in values:
-        if getattr(value, "shape", ()):
-            return int(value.shape[0])
-    raise UsageError("these inputs have no batch size. Pass a batch size or tensors whose first dimension it is.")
 
 
 def _noise(spec: SimulatedSpec) -> Iterator[float]:

@@ -12,9 +12,9 @@ from itertools import chain, groupby
 from typing import NamedTuple
 
 from latpred import runtimes
-from latpred.errors import RuntimeRefusalError, UsageError
+from latpred.errors import RuntimeRefusalError
 from latpred.graph.graph import Calls, ModelGraph, Op, Schedule
-from latpred.ops.families import lineage, nearest, root
+from latpred.ops.families import lineage, nearest
 from latpred.query import AMP
 
 ITEMSIZE = {
@@ -101,7 +101,6 @@ KERNEL_COSTS: Mapping[str, KernelCosts] = {
 class RuntimeCosts:
     """True costs of a runtime other than eager."""
 
-    graphs: tuple[str, ...]  # names of the runtimes whose graphs it runs
     call_us: float  # what a call costs the host before its first step: bindings, guards
     dispatch_us: Mapping[str, float] = field(default_factory=lambda: {"": 0.0})  # of a step by class; "" for all others
     factors: Mapping[str, float] = field(default_factory=lambda: {"": 1.0})  # kernel times over eager's, by family
@@ -114,7 +113,7 @@ class RuntimeCosts:
         return nearest(self.dispatch_us, host_class)
 
     def factor(self, family: str) -> float:
-        return self.factors.get(root(family), self.factors[""])
+        return nearest(self.factors, family)
 
 
 _TORCHSCRIPT = {
@@ -144,12 +143,12 @@ _COMPILE = {"": 4.2, "guards": 7.0, "kernel.extern": 5.0, "kernel.extern.conv": 
 _ONNX_FACTORS = {"": 1.0, "gemm": 0.96, "elementwise": 1.1, "norm": 0.9}
 
 RUNTIMES: Mapping[str, RuntimeCosts] = {
-    "torchscript": RuntimeCosts(("torchscript",), 4.5, _TORCHSCRIPT),
-    "onnxruntime": RuntimeCosts(("onnxruntime",), 11.0, _ONNXRUNTIME, _ONNX_FACTORS),
-    "compile": RuntimeCosts(("compile",), 8.0, _COMPILE),
-    "cuda-graphs": RuntimeCosts(("cuda-graphs", "eager"), 0.0, replay_us=7.0),
-    "onnxruntime-cuda-graphs": RuntimeCosts(("onnxruntime",), 5.0, factors=_ONNX_FACTORS, replay_us=7.5),
-    "compile-reduce-overhead": RuntimeCosts(("compile",), 9.0, _COMPILE, replay_us=8.0, between="kernel."),
+    "torchscript": RuntimeCosts(4.5, _TORCHSCRIPT),
+    "onnxruntime": RuntimeCosts(11.0, _ONNXRUNTIME, _ONNX_FACTORS),
+    "compile": RuntimeCosts(8.0, _COMPILE),
+    "cuda-graphs": RuntimeCosts(0.0, replay_us=7.0),
+    "onnxruntime-cuda-graphs": RuntimeCosts(5.0, factors=_ONNX_FACTORS, replay_us=7.5),
+    "compile-reduce-overhead": RuntimeCosts(9.0, _COMPILE, replay_us=8.0, between="kernel."),
 }
 
 
@@ -254,12 +253,6 @@ def program(costs: TrueCosts, graph: ModelGraph, batch: int, runtime: str) -> tu
     runtime_costs = costs.runtimes.get(runtime)
     if runtime_costs is None:
         return Step((costs.forward_us,)), *_scheduled(costs, runtimes.get(runtime).lower(graph, batch), graph, batch)
-    if graph.runtime not in runtime_costs.graphs:
-        raise UsageError(
-            f"this graph is what {graph.runtime} runs, and {runtime} is simulated from the graph of "
-            f"{' or '.join(runtime_costs.graphs)}. Trace it for that: "
-            f"latpred.runtimes.lowering.trace_for_runtime(..., runtime={runtime!r})."
-        )
     parts = [(op, _runtime_step(costs, runtime_costs, op, batch, graph.precision)) for op in graph.at(batch)]
     return Step((runtime_costs.call_us,)), *_captured(runtime_costs, parts, graph.model)
 

@@ -409,16 +409,13 @@ def check(
         too_short = "the budget was too short. Give more: latpred check --budget 30s"
         reason = next((row.error for row in rows if row.error), too_short)
         raise CalibrationError(f"nothing of profile {checked.name!r} could be timed again: {reason}.")
-    activity = watch.lap()
-    # A server always does something on the processors that the timed thread leaves free.
-    others = max((activity.others or 0.0) - disturbance.OTHERS_OF_SPARE * max(activity.processors - 1, 0), 0.0)
     return Check(
         profile=checked.name,
         created=checked.created,
         parts=tuple(parts),
         changes=tuple(store.mismatch(checked, live.machine())),
         speed=host.ratio(checked.speed, visits.speed_of(rows).full_us),
-        busy=round(others + (activity.stolen or 0.0), 2),
+        busy=round(watch.lap().busy, 2),
         seconds=round(time.monotonic() - start, 1),
     )
 
@@ -436,16 +433,13 @@ def timed_again(
         schedule = schedule_of(live, tuple(profile.kernels))
         simulated, host_only = live.info().kind == "simulated", live.asynchronous
         reference = None if simulated else ReferenceTimer(threads or 1, host_only=host_only)
-        speed_us: dict[str, float] = {}
-        read_at = -math.inf
         for number in range(ROUNDS):
             rounds.append([])
             for cell in random.Random(number).sample(cells, len(cells)):
                 if not pace.next(cell.key):
                     return rounds
                 row = measured(cell, schedule.measure)
-                if reference is not None and time.monotonic() > read_at + visits.READ_EVERY_S:
-                    speed_us, read_at = reference.read(), time.monotonic()
+                speed_us = {} if reference is None else reference.around(EAGER)
                 rounds[-1].append(msgspec.structs.replace(row, speed=speed_us))
     return rounds
 

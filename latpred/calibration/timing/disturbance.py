@@ -1,7 +1,7 @@
 """Whether other work disturbed a piece of timing: the system's counters are read before and after it and compared.
 
 What becomes of a disturbed visit is its caller's business. The time of day is never read, so that setting it disturbs
-nothing. Where a system keeps a counter to itself, what would follow from it is unknown, not calm.
+nothing. Where a system keeps a counter to itself, nothing is said of what would follow from it.
 """
 
 from __future__ import annotations
@@ -10,7 +10,6 @@ import math
 import os
 import time
 from collections.abc import Callable
-from dataclasses import dataclass
 from pathlib import Path
 from typing import NamedTuple
 
@@ -77,81 +76,52 @@ def _boot_s() -> float | None:
         return None
 
 
-@dataclass(frozen=True, slots=True)
-class Disturbance:
-    """What happened beside a piece of timing. None is what the system does not say, or not of so short a time."""
+class Disturbance(NamedTuple):
+    """What happened beside a piece of timing."""
 
-    seconds: float = 0.0  # length of the piece
-    others: float | None = None  # processors that other processes used on average
-    stolen: float | None = None  # processors that the hypervisor took on average
-    waiting: float | None = None  # share of the time in which some task of the system waited for a processor
-    delayed: float | None = None  # processors that the threads of this process lacked on average, ready to run
-    cores: int = 0  # processors that this process could use at the end; 0 is unknown
-    cores_lost: int = 0  # how many more they were at the start
-    suspended_s: float = 0.0  # how long the machine slept
-    gpu: str = ""  # what disturbed the GPU; "" when nothing did
-    threads: int = 1  # threads that were timed
-    processors: int = 0  # processors of the system; 0 is unknown
-
-    @property
-    def reason(self) -> str:
-        """The gravest reason to call the piece disturbed, part of a sentence; "" when all was calm or unknown."""
-        ticks = TICKS_S / self.seconds if self.seconds else math.inf
-        spare = OTHERS_OF_SPARE * (self.processors - self.threads)
-        others, stolen, waiting = self.others or 0.0, self.stolen or 0.0, self.waiting or 0.0
-        if self.suspended_s > LEAST_SLEEP_S:
-            return f"the machine slept {self.suspended_s:.0f} s"
-        if self.cores_lost:
-            taken = "a processor was" if self.cores_lost == 1 else f"{self.cores_lost} processors were"
-            return f"{taken} taken away ({self.cores + self.cores_lost} to {self.cores})"
-        if self.gpu:
-            return self.gpu
-        if stolen > max(STOLEN, ticks):
-            return f"the hypervisor took {stolen:.1f} processors"
-        if others > max(OTHERS, spare, ticks):
-            return f"other work used {others:.1f} processors"
-        if not self.seconds or self.threads > self.cores:
-            return ""  # more threads than processors wait for one another, which is no disturbance
-        if self.delayed is None:
-            return f"tasks waited for a processor {100 * waiting:.0f} % of the time" if waiting > WAITING else ""
-        # What this process lacked itself counts, where the kernel says so.
-        lacked = self.delayed > max(WAITING, LEAST_DELAY_S / self.seconds)
-        return f"the timed threads lacked {self.delayed:.1f} processors" if lacked else ""
+    reason: str = ""  # the gravest one to call it disturbed, part of a sentence; "" when all was calm or unknown
+    # Processors that other processes, beyond what a server always does on those left free, and the hypervisor used.
+    busy: float = 0.0
 
 
 def between(before: Counters, after: Counters, *, threads: int = 1, gpu: str = "") -> Disturbance:
     """What happened from one reading to another, between which so many threads were timed."""
     seconds = after.wall_s - before.wall_s
-    if seconds <= 0:
-        return Disturbance(threads=threads, gpu=gpu)
-    own_s = after.process_cpu_s - before.process_cpu_s
     # A processor that came or went makes busy time jump by its share of the system's whole life.
-    long = seconds >= SHORT_S
-    counted = long and before.processors == after.processors
+    counted = seconds >= SHORT_S and before.processors == after.processors
+    own_s = after.process_cpu_s - before.process_cpu_s
+    others = _grown(before.busy_s, after.busy_s, own_s) / seconds if counted else 0.0
+    stolen = _grown(before.steal_s, after.steal_s) / seconds if counted else 0.0
+    spare, ticks = OTHERS_OF_SPARE * (after.processors - threads), TICKS_S / seconds
     slept_s = _grown(before.boot_s, after.boot_s, seconds)
-    return Disturbance(
-        seconds=round(seconds, 6),
-        others=_rate(before.busy_s, after.busy_s, seconds, own_s) if counted else None,
-        stolen=_rate(before.steal_s, after.steal_s, seconds) if counted else None,
-        waiting=_rate(before.pressure_s, after.pressure_s, seconds) if long else None,
-        delayed=_rate(before.delay_s, after.delay_s, seconds),
-        cores=after.usable_cores,
-        cores_lost=max(before.usable_cores - after.usable_cores, 0),
-        suspended_s=round(slept_s or 0.0, 3),
-        gpu=gpu,
-        threads=threads,
-        processors=after.processors,
+    lost = before.usable_cores - after.usable_cores
+    taken = "a processor was" if lost == 1 else f"{lost} processors were"
+    found = (
+        (slept_s > LEAST_SLEEP_S, f"the machine slept {slept_s:.0f} s"),
+        (lost > 0, f"{taken} taken away ({before.usable_cores} to {after.usable_cores})"),
+        (gpu, gpu),
+        (stolen > max(STOLEN, ticks), f"the hypervisor took {stolen:.1f} processors"),
+        (others > max(OTHERS, spare, ticks), f"other work used {others:.1f} processors"),
+        # More threads than processors wait for one another, which is no disturbance.
+        (threads <= after.usable_cores, _waiting(before, after, seconds)),
     )
+    reason = next((said for is_so, said in found if is_so), "")
+    return Disturbance(reason, max(others - max(spare, 0.0), 0.0) + stolen)
 
 
-def _grown(before: float | None, after: float | None, expected: float = 0.0) -> float | None:
+def _waiting(before: Counters, after: Counters, seconds: float) -> str:
+    """Whether threads lacked processors: those of this process, or any of the system where the kernel says no more."""
+    if before.delay_s is not None and after.delay_s is not None:
+        delayed = _grown(before.delay_s, after.delay_s) / seconds
+        lacked = delayed > max(WAITING, LEAST_DELAY_S / seconds)
+        return f"the timed threads lacked {delayed:.1f} processors" if lacked else ""
+    waiting = _grown(before.pressure_s, after.pressure_s) / seconds if seconds >= SHORT_S else 0.0
+    return f"tasks waited for a processor {100 * waiting:.0f} % of the time" if waiting > WAITING else ""
+
+
+def _grown(before: float | None, after: float | None, expected: float = 0.0) -> float:
     """How much more a counter grew than expected; not less than nothing, as counters are read one after the other."""
-    return None if before is None or after is None else max(after - before - expected, 0.0)
-
-
-def _rate(before: float | None, after: float | None, seconds: float, expected: float = 0.0) -> float | None:
-    grown = _grown(before, after, expected)
-    return None if grown is None else round(grown / seconds, 4)
+    return 0.0 if before is None or after is None else max(after - before - expected, 0.0)
 
 
 class Watch:

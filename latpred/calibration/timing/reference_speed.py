@@ -16,14 +16,16 @@ import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from functools import cache
 from itertools import pairwise, repeat
-from typing import NamedTuple, TypeVar
+from typing import Any, NamedTuple, TypeVar
 
 import numpy as np
+import pandas as pd
 import torch
 import torch.nn.functional as F
 from numpy.typing import NDArray
 
 from latpred import runtimes
+from latpred.calibration.devices import conditions
 from latpred.host import CACHE, CACHE_ROWS, COLD_DISPATCH, CONVOLUTION, DISPATCH, ELEMENTWISE, PRODUCT, STREAM, THREADS
 
 PRODUCT_SIZE = 320  # square, so that all three matrices stay in the cache of one core
@@ -54,6 +56,7 @@ THREADED_POWER = 0.4
 # family 25, 1.6 to 1.9 on one of family 26. A neighbour's work slows both alike.
 APART_RATIO = 1.4
 FAST_WAIT_S, APART_WAIT_S, POLL_S = 0.5, 20.0, 0.01  # for a neighbour to pause, and until processors are together again
+READ_EVERY_S = 1.5  # how often all references are timed where no more is asked for, which takes some ms
 REST_S = 0.05  # onnxruntime's threads wait busily for 15 to 40 ms after a pass
 SLOW = 1.15  # times the fastest from which a moment is slow: readings scatter by 5 %, a busy neighbour adds 35 to 60 %
 MOST_MOMENTS = 1 << 16  # readings that a gauge keeps, of which every other one goes then
@@ -212,6 +215,7 @@ class ReferenceTimer:
     def __init__(self, threads: int, *, host_only: bool = False) -> None:
         self._gauge = SpeedGauge(1 if host_only else threads)
         self._threads = threads
+        self._read_at, self._last_us = -READ_EVERY_S, dict[str, float]()
         self._host_only = host_only  # other threads, once woken, slow the one that dispatches for a while
         if host_only:
             return
@@ -243,6 +247,14 @@ class ReferenceTimer:
             alone = self._threads == 1  # then the gauge has no loop that threads share
             wide = {ELEMENTWISE: 1e6 * _in_parts(THREADED_CALLS, self._wide.neg_)} if alone else {THREADS: threads_us}
             return {DISPATCH: dispatch_us} | wide | {kind: self._us(kind) for kind in self._work}
+
+    def around(self, runtime: str, *, anew: bool = False) -> dict[str, float]:
+        """What they take now, after a runtime's passes; or took a moment ago, which will do unless it is read anew."""
+        if anew or time.monotonic() - self._read_at >= READ_EVERY_S:
+            rest_after(runtime)
+            self._read_at = time.monotonic()
+            self._last_us = self.read()
+        return self._last_us
 
     def _us(self, kind: str) -> float:
         work, taken = self._work[kind], []
@@ -285,17 +297,11 @@ def _varied_ops(draw: torch.Generator) -> Callable[[], None]:
 
 def speed_now(threads: int, seconds: float = 1.0) -> dict[str, float]:
     """What each reference takes in a usual moment of the next second, in microseconds."""
-    before, timer = torch.get_num_threads(), ReferenceTimer(threads)
     readings: list[dict[str, float]] = []
-    if before != threads:
-        torch.set_num_threads(threads)
-    try:
-        start = time.monotonic()
+    with conditions.stated(conditions.Options(threads)):
+        timer, start = ReferenceTimer(threads), time.monotonic()
         while not readings or time.monotonic() - start < seconds:
             readings.append(timer.read())
-    finally:
-        if before != threads:
-            torch.set_num_threads(before)
     return typical(readings)
 
 
@@ -310,19 +316,17 @@ class RunSpeed(NamedTuple):
     @classmethod
     def of(cls, readings: Iterable[Mapping[str, float]]) -> RunSpeed:
         """The speed that a run's readings tell of; most of them may be of slow moments."""
-        us = _columns(readings)
-        moments, fastest = _moments(us)
-        together = np.array([not is_apart(moment, fastest) for moment in moments], dtype=bool)
-        us = {kind: values[together] for kind, values in us.items()}
-        moments, fastest = _moments(us)
-        slow = np.array([slower(moment, fastest) for moment in moments])
-        powers = {kind: _power(values, slow, USUAL_POWERS[kind]) for kind, values in us.items()}
-        fast = {kind: values / slow ** powers[kind] for kind, values in us.items()}
-        full = {kind: round(float(np.median(values)), 3) for kind, values in fast.items()}
-        near = {kind: _medians_around(values) for kind, values in fast.items()}
-        each = zip(*(values.tolist() for values in us.values()), strict=True)
-        around = {reading: {kind: float(near[kind][at]) for kind in near} for at, reading in enumerate(each)}
-        return cls(full, powers, around)
+        us = _whole(readings)
+        fastest = _fastest(us)
+        us = us[[not is_apart(moment_of(reading), fastest) for reading in us.to_dict("records")]]
+        fastest = _fastest(us)
+        slow = np.array([slower(moment_of(reading), fastest) for reading in us.to_dict("records")])
+        powers = {kind: _power(us[kind].to_numpy(), slow, USUAL_POWERS[kind]) for kind in us}
+        fast = us.assign(**{kind: us[kind] / slow**power for kind, power in powers.items()})
+        # Fewer count at the ends, none twice: a run begins with idle caches and clocks.
+        near = fast.rolling(READINGS_AROUND, center=True, min_periods=1).median()
+        around = zip(us.itertuples(index=False, name=None), near.to_dict("records"), strict=False)
+        return cls(fast.median().round(3).to_dict(), powers, dict(around))
 
     def at(self, slow: float, read_us: Mapping[str, float] | None = None) -> dict[str, float]:
         """What each reference takes in moments as slow as that, in one of which they took `read_us`.
@@ -344,29 +348,14 @@ class RunSpeed(NamedTuple):
 FULL = RunSpeed({}, {})  # of a device that nobody looked at
 
 
-def _medians_around(values: Floats) -> Floats:
-    """The median around each value; fewer count at the ends, none twice: a run begins with idle caches and clocks."""
-    beyond = np.full(READINGS_AROUND // 2, np.nan)
-    medians: Floats = np.nanmedian(
-        np.lib.stride_tricks.sliding_window_view(np.concatenate((beyond, values, beyond)), READINGS_AROUND), axis=1
-    )
-    return medians
+def _whole(readings: Iterable[Mapping[str, float]]) -> Any:
+    """Readings as a table, a column for each kind; those that lack a kind that others have are left out."""
+    return pd.DataFrame(list(filter(None, readings))).dropna()
 
 
-def _columns(readings: Iterable[Mapping[str, float]]) -> dict[str, Floats]:
-    """Readings by kind; those that lack a kind that others have are left out."""
-    kept = list(readings)
-    kinds = dict.fromkeys(kind for reading in kept for kind in reading)
-    whole = [reading for reading in kept if all(kind in reading for kind in kinds)]
-    return {kind: np.array([reading[kind] for reading in whole]) for kind in kinds}
-
-
-def _moments(us: Mapping[str, Floats]) -> tuple[list[SpeedReading], SpeedReading]:
-    """What readings say of the processors, and the fastest of them."""
-    unknown = np.zeros(max(map(len, us.values()), default=1))
-    seen = [us.get(kind, unknown) for kind in (DISPATCH, THREADS)]
-    fastest = SpeedReading(*(float(np.quantile(values, FASTEST)) for values in seen))
-    return [SpeedReading(*pair) for pair in zip(*seen, strict=True)], fastest
+def _fastest(us: Any) -> SpeedReading:
+    """What the fastest of some readings say of the processors."""
+    return moment_of(us.quantile(FASTEST).to_dict())
 
 
 def moment_of(read_us: Mapping[str, float]) -> SpeedReading:
@@ -385,4 +374,4 @@ def _power(us: Floats, slow: Floats, usual: float) -> float:
 
 def typical(readings: Iterable[Mapping[str, float]]) -> dict[str, float]:
     """What each reference takes in a usual moment of a run, in microseconds."""
-    return {kind: round(float(np.median(values)), 3) for kind, values in _columns(readings).items()}
+    return dict(_whole(readings).median().round(3).to_dict())

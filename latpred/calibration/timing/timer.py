@@ -23,7 +23,7 @@ from dataclasses import dataclass
 from functools import partial
 from itertools import repeat
 from types import FrameType
-from typing import TypeVar
+from typing import Literal, TypeVar
 
 import msgspec
 import numpy as np
@@ -74,36 +74,30 @@ Sampler = Callable[[int], float]  # calls in the sample -> seconds per call
 
 def single(device: Device, call: Call, plan: Plan | None = None, gauge: SpeedGauge | None = None) -> Timing:
     """Time of one call with the device idle before and waited for after: what one request sees."""
-    return _collect(device, _sampler(device, call, waiting=True), plan or Plan(), gauge=gauge)
+    return _collect(device, lambda loops: _taken(device, call, loops, "each") / loops, plan or Plan(), gauge=gauge)
 
 
 def pipelined(device: Device, call: Call, plan: Plan | None = None, gauge: SpeedGauge | None = None) -> Timing:
     """Period of calls issued back to back with one synchronisation: what a stream of requests sees."""
-    plan = plan or Plan()
-    if not device.asynchronous:
-        return _collect(device, lambda loops: _back_to_back(device, call, loops) / loops, plan, gauge=gauge)
+    # On an asynchronous device a few calls are timed alone and taken off: to fill and empty the queue is no part of the
+    # period. In the same moment, since the host may be slower in the next.
+    lead = LEAD if device.asynchronous else 0
 
     def period_s(loops: int) -> float:
-        # A few calls are timed alone and taken off: to fill and empty the queue is no part of the period. In the same
-        # moment, since the host may be slower in the next.
-        edge_s = _back_to_back(device, call, LEAD)
-        return (_back_to_back(device, call, LEAD + loops) - edge_s) / loops
+        edge_s = _taken(device, call, lead, "last") if lead else 0.0
+        return (_taken(device, call, lead + loops, "last") - edge_s) / loops
 
-    return _collect(device, period_s, plan, fewest_loops=2 * LEAD, gauge=gauge)
+    return _collect(device, period_s, plan or Plan(), fewest_loops=max(2 * lead, 1), gauge=gauge)
 
 
 def issue(device: Device, call: Call, plan: Plan | None = None, gauge: SpeedGauge | None = None) -> Timing:
     """Host time to issue one call that does not synchronise; `plan.loops` of them must fit the launch queue."""
-    return _collect(device, _sampler(device, call, waiting=False), plan or Plan(), gauge=gauge)
+    return _collect(device, lambda loops: _taken(device, call, loops, "none") / loops, plan or Plan(), gauge=gauge)
 
 
 def queued(device: Device, call: Call, plan: Plan | None = None) -> Timing:
     """Device time of one call in a queue of them, the gap to its predecessor included."""
-
-    def sample(loops: int) -> float:
-        return device.time_queued(call, loops) / loops
-
-    return _collect(device, sample, plan or Plan(loops=16))
+    return _collect(device, lambda loops: device.time_queued(call, loops) / loops, plan or Plan(loops=16))
 
 
 PROTOCOLS = {"single": single, "pipelined": pipelined}
@@ -115,32 +109,21 @@ def summary(seconds: Sequence[float], slow: float = 1.0, *, settled: bool = True
     return Timing(median_s, spread_s, len(seconds), settled and _halves_agree(seconds), slow)
 
 
-def _sampler(device: Device, call: Call, *, waiting: bool) -> Sampler:
-    """Calls one after the other, each waited for or only issued."""
-    clock, wait = device.clock, device.synchronize
-
-    def sample(loops: int) -> float:
-        wait()
-        start = clock()
-        for _ in repeat(None, loops):
-            call()
-            if waiting:
-                wait()
-        taken = clock() - start
-        if not waiting:
-            wait()
-        return taken / loops
-
-    return sample
-
-
-def _back_to_back(device: Device, call: Call, loops: int) -> float:
-    device.synchronize()
-    start = device.clock()
+def _taken(device: Device, call: Call, loops: int, waited: Literal["each", "last", "none"]) -> float:
+    """Seconds of calls one after the other, of which so many are waited for while the clock runs."""
+    clock, wait, each = device.clock, device.synchronize, waited == "each"
+    wait()
+    start = clock()
     for _ in repeat(None, loops):
         call()
-    device.synchronize()
-    return device.clock() - start
+        if each:
+            wait()
+    if waited == "last":
+        wait()
+    taken = clock() - start
+    if waited == "none":
+        wait()
+    return taken
 
 
 def _collect(

@@ -29,7 +29,6 @@ from latpred.calibration.timing.reference_speed import (
     SpeedReading,
     gauge_of,
     moment_of,
-    rest_after,
     slower,
 )
 from latpred.calibration.timing.timer import Timing
@@ -41,7 +40,6 @@ from latpred.host import COLD_DISPATCH, DISPATCH, STREAM, Slowdown
 OVERTIME = 1.0
 COUNTED_S = 60.0  # what a run counted in cells, which has no budget, is taken to last: it waits no longer than others
 PATIENCE_S = 4.0  # waited for a calm moment at once, ahead of the next visit
-READ_EVERY_S = 1.5  # how often all references are timed, which takes some ms
 AT_ONCE = 2  # cells that are timed again after each new one
 MOST_VISITS = 3  # of a cell: other work that never ends must not be waited for without end
 CALM_ENOUGH = 0.4  # of the rows, below which a fit takes the disturbed ones too
@@ -76,8 +74,6 @@ class Visits:
         self._reference = ReferenceTimer(threads, host_only=device.asynchronous) if live else None
         self._gauge = gauge_of(self._threads) if live else None
         self._watch = Watch(threads=self._threads, gpu=getattr(device, "state", None)) if live else None
-        self._speed_us: dict[str, float] = {}
-        self._read_at = -READ_EVERY_S
         self._pending: deque[Cell] = deque()
         self._visits: Counter[str] = Counter()
         # Of each: how slow it was against the fastest moments known then, and those.
@@ -152,24 +148,16 @@ class Visits:
 
     def _watched(self, cell: Cell) -> Sampled:
         """Measure a cell and say what else went on, and now and then how fast the machine is."""
-        if self._watch is None:
+        if self._watch is None or self._gauge is None or self._reference is None:
             return self._measure(cell)
         self._watch.lap()
         sampled = self._measure(cell)
         slowed = _slow(sampled) > SLOW
-        disturbed, speed_us = self._watch.lap().reason, self._speed(cell.runtime, anew=slowed)
+        disturbed, speed_us = self._watch.lap().reason, self._reference.around(cell.runtime, anew=slowed)
         if slowed and not disturbed:
-            apart = self._gauge is not None and reference_speed.is_apart(moment_of(speed_us), self._gauge.fastest)
+            apart = reference_speed.is_apart(moment_of(speed_us), self._gauge.fastest)
             disturbed = MOVED_APART if apart else SLOWED
         return sampled._replace(speed=speed_us, disturbed=disturbed)
-
-    def _speed(self, runtime: str, *, anew: bool) -> dict[str, float]:
-        """What the references take now; or took a moment ago, which will do unless it is to be read anew."""
-        if self._reference is not None and (anew or time.monotonic() - self._read_at >= READ_EVERY_S):
-            rest_after(runtime)
-            self._read_at = time.monotonic()
-            self._speed_us = self._reference.read()
-        return self._speed_us
 
 
 def is_disturbed(row: Row) -> bool:
@@ -216,7 +204,7 @@ def _alone(cell: Cell) -> bool:
 
 def speed_of(rows: Iterable[Row]) -> RunSpeed:
     """The machine's speed during a run, in which several rows may have been timed around one reading."""
-    return RunSpeed.of({tuple(row.speed.values()): row.speed for row in rows if row.speed}.values())
+    return RunSpeed.of({tuple(row.speed.values()): row.speed for row in rows}.values())
 
 
 def at_one_speed(rows: Iterable[Row]) -> list[Row]:

@@ -243,17 +243,17 @@ def graph(cell: Cell) -> tuple[ModelGraph, int]:
     return _GRAPHS[cell.key]
 
 
-def build(cell: Cell, device: Any) -> Callable[[], None]:
+def build(cell: Cell, place: torch.device) -> Callable[[], None]:
     """The call that issues a cell once on a real device; weights rotate from call to call so that they are cold.
 
     To be called under `torch.inference_mode()`, which costs too much to be entered for each call.
     """
     if cell.kind == "memory":
-        return _memory(cell, device.torch_device)
-    with torch.device(device.torch_device):
+        return _memory(cell, place)
+    with place:
         built = make(cell)
     inputs, weights = cast((built.inputs, built.weights), dtype_of(cell.precision))
-    held = sum(tensor.numel() * tensor.element_size() for tensor in weights)
+    held = sum(tensor.nbytes for tensor in weights)
     cold = cell.kind != "dispatch" and held > 0
     copies = max(1, min(MOST_COPIES, ROTATED_BYTES // held)) if cold else 1
     sets = [weights, *(tuple(tensor.clone() for tensor in weights) for _ in range(copies - 1))]
