@@ -216,6 +216,6 @@ def test_a_gauge_keeps_no_reading_for_ever(monkeypatch: pytest.MonkeyPatch) -> N
 def test_a_reading_serves_for_a_moment_unless_it_is_to_be_taken_anew(monkeypatch: pytest.MonkeyPatch) -> None:
     timer, clock = ReferenceTimer(1, host_only=True), iter((9.0, 9.0, 10.0, 10.0, 11.0, 11.0))
     monkeypatch.setattr(reference_speed.time, "monotonic", clock.__next__)
-    monkeypatch.setattr(timer, "read", map(lambda us: {DISPATCH: us}, itertools.count()).__next__)
+    monkeypatch.setattr(timer, "read", ({DISPATCH: us} for us in itertools.count()).__next__)
     taken = [timer.around("eager", anew=number == 2) for number in range(3)]
     assert [one[DISPATCH] for one in taken] == [0, 0, 1]

@@ -197,36 +197,40 @@ def test_lost_time_counts_up_to_the_overtime(made: Made) -> None:
     assert visited.lost_s == 0.0
 
 
-FULL_US = {host.DISPATCH: 100.0, host.STREAM: 1000.0}
-
-
 def row(number: int, slow: float = 1.0, disturbed: str = "", error: str = "") -> Row:
     timings = {} if error else {"single": timing(slow)}
     return Row(cell(number), timings, 0.1, error, () if error else (100.0,), disturbed=disturbed)
 
 
-def test_rows_are_brought_to_full_speed_by_the_kind_of_their_work() -> None:
-    slow_us = {host.DISPATCH: 150.0, host.STREAM: 1200.0}
-    said = [(slow_us if n % 3 else FULL_US) | {host.PRODUCT: 400.0 + n} for n in range(30)]
-    speed = visits.speed_of(msgspec.structs.replace(row(n), speed=one) for n, one in enumerate(said * 2))
-    stream = 1.5 ** speed.powers[host.STREAM]
-    assert (speed.full_us[host.DISPATCH], speed.full_us[host.STREAM], stream) == pytest.approx((100.0, 1000.0, 1.2))
-    network = Cell("network", "mlp", {"seed": 0, "width": 8, "size": 8, "batch": 1, "cold": 0})
-    for one, longer in ((network, 1.5), (Cell("memory", "read"), stream), (cell(1), 1.5**visits.WHOLE_POWER)):
-        timed = msgspec.structs.replace(row(1, 1.5, SLOWED), cell=one)
-        brought = visits.at_full_speed(timed, speed)
-        assert brought.timings["single"].median_s == pytest.approx(1e-3 / longer)
-        assert brought.timings["single"].spread_s == pytest.approx(1e-5 / longer)
-        assert brought.calls_us == pytest.approx((100.0 / longer,))
+def test_a_reading_that_several_rows_were_timed_around_counts_once() -> None:
+    readings = [{host.DISPATCH: us} for us in (100.0, 110.0, 112.0)]
+    rows = [msgspec.structs.replace(row(n), speed=one) for n, one in enumerate((*readings, *readings[:1] * 9))]
+    assert visits.speed_of(rows) == RunSpeed.of(readings)
+
+
+TINY = {"seed": 0, "width": 8, "size": 8, "batch": 1, "cold": 0}
+POWERS = {host.DISPATCH: 1.0, host.COLD_DISPATCH: 0.5, host.STREAM: 0.25}
+
+
+@pytest.mark.parametrize(
+    ("timed", "known", "power"),
+    [
+        (Cell("network", "mlp", TINY), POWERS, 0.5),
+        (Cell("network", "mlp", TINY), {host.DISPATCH: 1.0}, 1.0),  # in a run without the other reference
+        (Cell("network", "modules", TINY), POWERS, 1.0),  # chains of calls, whose code stays near
+        (Cell("dispatch", "add"), POWERS, 1.0),
+        (Cell("memory", "read"), POWERS, 0.25),
+        (cell(1), POWERS, visits.WHOLE_POWER),
+    ],
+)
+def test_rows_are_brought_to_full_speed_by_the_kind_of_their_work(
+    timed: Cell, known: dict[str, float], power: float
+) -> None:
+    speed, longer = RunSpeed(dict.fromkeys(known, 100.0), known), 1.44**power
+    brought = visits.at_full_speed(msgspec.structs.replace(row(1, 1.44, SLOWED), cell=timed), speed)
+    found = brought.timings["single"].median_s, brought.timings["single"].spread_s, *brought.calls_us
+    assert found == pytest.approx((1e-3 / longer, 1e-5 / longer, 100.0 / longer))
     assert visits.at_full_speed(row(1), speed) == row(1)
-
-
-def test_tiny_networks_go_by_cold_dispatch_and_chains_of_calls_by_warm_one() -> None:
-    speed = RunSpeed({host.DISPATCH: 90.0, host.COLD_DISPATCH: 300.0}, {host.DISPATCH: 1.0, host.COLD_DISPATCH: 0.5})
-    for name, longer in (("mlp", 1.2), ("modules", 1.44)):
-        tiny = Cell("network", name, {"seed": 0, "width": 8, "size": 8, "batch": 1, "cold": 0})
-        timed = msgspec.structs.replace(row(1, 1.44, SLOWED), cell=tiny)
-        assert visits.at_full_speed(timed, speed).timings["single"].median_s == pytest.approx(1e-3 / longer)
 
 
 @pytest.mark.parametrize(("queued_s", "single"), [(None, 2.0), (0.5e-3, 2.0), (2e-3, 1.0)])
