@@ -31,8 +31,15 @@ def test_memory_is_that_of_the_system():
     assert host.memory_bytes() == int(pages.stdout) * int(size.stdout)
 
 
+BUS = "00000000:3B:00.0"
+
+
 class FakeError(Exception):
     """What the library raises."""
+
+
+def refuse(*_):
+    raise FakeError
 
 
 def processes(*pids):
@@ -49,15 +56,10 @@ def library(monkeypatch):
     for position, bit in enumerate((*bits, "HwPowerBrakeSlowdown")):
         setattr(nvml, f"nvmlClocksThrottleReason{bit}", 4 << position)
 
-    def handle(bus):
-        if bus != b"00000000:3B:00.0":
-            raise FakeError
-        return "handle"
-
     nvml.NVMLError, nvml.NVML_CLOCK_SM, nvml.NVML_TEMPERATURE_GPU = FakeError, 1, 0
     nvml.nvmlInit = lambda: open_count.__setitem__(0, open_count[0] + 1)
     nvml.nvmlShutdown = lambda: open_count.__setitem__(0, open_count[0] - 1)
-    nvml.nvmlDeviceGetHandleByPciBusId = handle
+    nvml.nvmlDeviceGetHandleByPciBusId = lambda bus: "handle" if bus == BUS.encode() else refuse()
     nvml.nvmlSystemGetDriverVersion = lambda: "570.1"
     nvml.nvmlDeviceGetClockInfo = lambda handle, clock: {1: 1200}[clock]
     nvml.nvmlDeviceGetTemperature = lambda handle, sensor: 84
@@ -71,25 +73,20 @@ def library(monkeypatch):
 def test_gpu_state_is_read_and_the_library_closed_again(library):
     throttled = ("power cap", "thermal (software)")
     state = machine.GpuState("570.1", 1200, 84, throttled, other_processes=2, idle=True)
-    assert machine.gpu_state("00000000:3B:00.0") == state
+    assert machine.gpu_state(BUS) == state
     assert library.open_count == [0]
 
 
 def test_what_a_driver_keeps_to_itself_does_not_hide_the_rest(library):
-    def kept(*_):
-        raise FakeError
-
-    library.nvml.nvmlDeviceGetTemperature = library.nvml.nvmlDeviceGetCurrentClocksThrottleReasons = kept
-    library.nvml.nvmlDeviceGetComputeRunningProcesses = kept
-    state = machine.gpu_state("00000000:3B:00.0")
-    assert (state.driver, state.sm_mhz, state.temperature_c, state.throttled) == ("570.1", 1200, 0, ())
-    assert (state.other_processes, state.idle) == (0, False)
+    for kept in ("Temperature", "CurrentClocksThrottleReasons", "ComputeRunningProcesses"):
+        setattr(library.nvml, f"nvmlDeviceGet{kept}", refuse)
+    assert machine.gpu_state(BUS) == machine.GpuState("570.1", 1200, 0, ())
 
 
 @pytest.mark.parametrize(("listed", "others"), [((), 0), ((4711,), 0), ((4711, 4712), 1)])
 def test_within_a_container_this_process_goes_by_another_number(listed, others, library):
     library.nvml.nvmlDeviceGetComputeRunningProcesses = lambda handle: processes(*listed)
-    assert machine.gpu_state("00000000:3B:00.0").other_processes == others
+    assert machine.gpu_state(BUS).other_processes == others
 
 
 def gpu(sm_mhz=1800, throttled=(), other_processes=0, idle=False):
@@ -122,14 +119,10 @@ def test_what_disturbs_a_gpu(before, after, reason):
     assert machine.gpu_reason(before, after) == reason
 
 
-def refuse():
-    raise FakeError
-
-
 def test_no_state_without_the_gpu_its_driver_or_the_library(library, monkeypatch):
     assert machine.gpu_state("00000000:FF:00.0") is None
     assert library.open_count == [0]  # and the library is closed
     library.nvml.nvmlInit = refuse
-    assert machine.gpu_state("00000000:3B:00.0") is None
+    assert machine.gpu_state(BUS) is None
     monkeypatch.setitem(sys.modules, "pynvml", None)
-    assert machine.gpu_state("00000000:3B:00.0") is None
+    assert machine.gpu_state(BUS) is None
