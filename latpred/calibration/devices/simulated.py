@@ -68,7 +68,7 @@ class Timeline:
     def wait(self) -> None:
         """Let the host wait until the device is idle."""
         if self.captured is not None:
-            raise DeviceError("a host synchronisation cannot be captured into a graph. Use runtime='eager'.")
+            raise DeviceError("a host synchronisation cannot be captured into a graph.")
         self.host_us = max(self.host_us, self.idle_us) + self._costs.sync_us * next(self._noise)
 
     def run(self, one: Step) -> None:
@@ -158,19 +158,15 @@ class SimulatedDevice:
         return (end_us - start_us) * (1 + self.spec.drift) * 1e-6
 
     def time_replayed(self, call: Call, count: int) -> float | None:
-        try:
-            kernels_us = self._capture(call) * count
-        except DeviceError:
+        kernels_us = self._captured(call)
+        if kernels_us is None:
             return None
-        replay = Step((self.spec.costs.replay_us,), tuple(kernels_us), 0, True)
+        replay = Step((self.spec.costs.replay_us,), tuple(kernels_us * count), 0, True)
         return self.time_queued(self._calling([replay]), 1)
 
     def profile(self, call: Call) -> ProfiledForward:
         """What a profiler would see of a call; nothing of one whose host waits for the device."""
-        try:
-            kernels_us = self._capture(call)
-        except DeviceError:
-            kernels_us = []
+        kernels_us = self._captured(call) or []
         return ProfiledForward(len(kernels_us), len(kernels_us), sum(kernels_us) * 1e-6, 0)
 
     def true_latency_s(self, graph: ModelGraph, batch: int, runtime: str = "eager", protocol: str = "single") -> float:
@@ -206,11 +202,14 @@ class SimulatedDevice:
         flat_s = self.true_latency_s(graph, ordered[0])
         return next((batch for batch in ordered if self.true_latency_s(graph, batch) > ratio * flat_s), None)
 
-    def _capture(self, call: Call) -> list[float]:
+    def _captured(self, call: Call) -> list[float] | None:
+        """Times of the kernels of a call; None of one whose host waits for the device."""
         self._time.captured = []
         try:
             call()
             return self._time.captured
+        except DeviceError:
+            return None
         finally:
             self._time.captured = None
 
