@@ -84,6 +84,7 @@ def test_what_disturbs_and_what_is_usual(before: Counters, threads: int, grown: 
 @pytest.mark.parametrize(("before", "busy"), [(START, 0.45 + 0.15), (SERVER, 0.15), (SECRETIVE, 0.0)])
 def test_how_many_processors_others_used_beyond_what_is_usual(before: Counters, busy: float) -> None:
     assert between(before, later(before, busy_s=2.0 + 1.0, steal_s=0.3)).busy == pytest.approx(busy)
+    assert between(before, before, gpu="its clock fell") == ("its clock fell", 0.0)  # no time between two readings
 
 
 def test_setting_the_time_of_day_disturbs_nothing(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -87,6 +87,8 @@ class Disturbance(NamedTuple):
 def between(before: Counters, after: Counters, *, threads: int = 1, gpu: str = "") -> Disturbance:
     """What happened from one reading to another, between which so many threads were timed."""
     seconds = after.wall_s - before.wall_s
+    if seconds <= 0:  # a coarse clock
+        return Disturbance(gpu)
     # A processor that came or went makes busy time jump by its share of the system's whole life.
     counted = seconds >= SHORT_S and before.processors == after.processors
     own_s = after.process_cpu_s - before.process_cpu_s
