@@ -41,8 +41,11 @@ def build():
 """
 
 
+Main = Callable[[str, list[str]], None]
+
+
 @pytest.fixture
-def main(monkeypatch: pytest.MonkeyPatch) -> Callable[[str, list[str]], None]:
+def main(monkeypatch: pytest.MonkeyPatch) -> Main:
     monkeypatch.syspath_prepend(str(FOLDER))
     return lambda name, arguments: runpy.run_path(str(FOLDER / f"{name}.py"))["main"](arguments)
 
@@ -57,7 +60,7 @@ def test_every_script_is_tried_and_listed() -> None:
 @pytest.mark.filterwarnings("ignore:ComplexHalf support is experimental")  # FNet in fp16
 @pytest.mark.parametrize("name", SMALL)
 def test_a_script_prints_numbers_and_writes_a_figure(
-    name: str, main: Callable[[str, list[str]], None], tmp_path: Path, capsys: pytest.CaptureFixture[str]
+    name: str, main: Main, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     figure = tmp_path / f"{name}.png"
     main(name, [*SMALL[name], "--batches", "1,8", "-o", str(figure)])
@@ -81,9 +84,7 @@ def test_crosses_are_one_entry_of_the_legend(monkeypatch: pytest.MonkeyPatch) ->
     assert [text.get_text() for text in ax.get_legend().get_texts()] == ["model 0", "model 1", "measured"]
 
 
-def test_a_figure_of_nothing_is_not_written(
-    main: Callable[[str, list[str]], None], tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_a_figure_of_nothing_is_not_written(main: Main, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     figure = tmp_path / "none.png"
     with pytest.raises(SystemExit, match="nothing is left to draw"):
         main("fig04_runtimes", ["--device", "rtx-8000", "--models", "no-such-model", "-o", str(figure)])
@@ -111,9 +112,8 @@ def test_measured_points_come_from_a_recording(monkeypatch: pytest.MonkeyPatch) 
     assert shared["measured"](asked, "m", input_size=512) == ([1], [9.0])
 
 
-def test_table_1_finds_width_batch_and_length_free(capsys: pytest.CaptureFixture[str]) -> None:
-    main = runpy.run_path(str(FOLDER / "table1.py"))["main"]
-    main([])
+def test_table_1_finds_width_batch_and_length_free(main: Main, capsys: pytest.CaptureFixture[str]) -> None:
+    main("table1", [])
     head, *lines = capsys.readouterr().out.splitlines()
     assert head.split() == ["precision", "width", "batch", "tokens", "predicted", "ms", "x", "first", "paper", "ms"]
     cells = [line.split() for line in lines]
@@ -131,11 +131,10 @@ def test_table_1_finds_width_batch_and_length_free(capsys: pytest.CaptureFixture
 
 
 def test_table_3_orders_the_runtimes_by_what_they_leave_to_the_host(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+    main: Main, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     (tmp_path / "models.py").write_text(SOURCE)
-    main = runpy.run_path(str(FOLDER / "table3.py"))["main"]
-    main(["--model", f"{tmp_path}/models.py:build"])
+    main("table3", ["--model", f"{tmp_path}/models.py:build"])
     _, *lines = capsys.readouterr().out.splitlines()
     found = {line.split()[0]: float(line.split()[1]) for line in lines}
     assert list(found) == ["eager", "torchscript", "cuda-graphs", "onnxruntime", "onnxruntime-cuda-graphs"]

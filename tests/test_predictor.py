@@ -93,18 +93,16 @@ def test_inputs_on_the_host_are_copied_first() -> None:
 
 
 def test_an_unknown_host_widens_the_interval_as_far_as_the_host_rules() -> None:
-    known = dispatch(spread=0.1, busy_spread=0.05)
-    unknown = msgspec.structs.replace(known, host_spread=0.3)
-    spreads = {}
-    for name, fit in (("known", known), ("unknown", unknown)):
-        predictor = Predictor(profile(runtimes={"eager": fit}))
-        points = predictor.curve(one_gemm(), (1, 10_000), protocol="pipelined").points
-        spreads[name] = [math.log(point.interval_ms[1] / point.latency_ms) / 1.6448536 for point in points]
-        crossover = points[0].crossover
-        spreads[name].append(crossover.high / crossover.low)
-    assert spreads["known"][:2] == pytest.approx([0.1, 0.05], rel=1e-3)
-    assert spreads["unknown"][:2] == pytest.approx([math.hypot(0.1, 0.3), 0.05], rel=1e-3)
-    assert spreads["unknown"][2] > 1.5 * spreads["known"][2]
+    def spreads(**changes: float) -> list[float]:
+        fit = dispatch(spread=0.1, busy_spread=0.05, **changes)
+        curve = Predictor(profile(runtimes={"eager": fit})).curve(one_gemm(), (1, 10_000), protocol="pipelined")
+        logs = np.log(curve.interval_ms[:, 1] / curve.latency_ms) / 1.6448536
+        return [*logs, curve.crossover.high / curve.crossover.low]
+
+    known, unknown = spreads(), spreads(host_spread=0.3)
+    assert known[:2] == pytest.approx([0.1, 0.05], rel=1e-3)
+    assert unknown[:2] == pytest.approx([math.hypot(0.1, 0.3), 0.05], rel=1e-3)
+    assert unknown[2] > 1.5 * known[2]
 
 
 def test_never_and_always() -> None:

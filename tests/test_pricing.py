@@ -101,19 +101,12 @@ def test_the_parts_of_a_prediction_add_up_and_slow_down_with_it(graph: ModelGrap
 
 @pytest.mark.parametrize(("precision", "longer"), [("fp32", 1.0), ("fp16", 1.25), ("amp-fp16", 1.0)])
 def test_a_gpus_host_takes_longer_in_half_precision(graph: ModelGraph, precision: str, longer: float) -> None:
-    half = msgspec.structs.replace(graph, precision=precision)
-    plain = factories.profile()
-    once, more = (
-        Predictor(
-            msgspec.structs.replace(
-                plain,
-                kernels=dict.fromkeys(("fp32", "fp16"), plain.kernels["fp32"]),
-                runtimes={"eager": factories.dispatch(half_scale=scale, fixed_us=0.0)},
-            )
-        )
-        for scale in (1.0, 1.25)
-    )
-    assert more.predict(half, 1).overhead_ms == pytest.approx(longer * once.predict(half, 1).overhead_ms)
+    def overhead_ms(scale: float) -> float:
+        made = factories.profile(runtimes={"eager": factories.dispatch(half_scale=scale, fixed_us=0.0)})
+        made = msgspec.structs.replace(made, kernels=dict.fromkeys(("fp32", "fp16"), made.kernels["fp32"]))
+        return Predictor(made).predict(msgspec.structs.replace(graph, precision=precision)).overhead_ms
+
+    assert overhead_ms(1.25) == pytest.approx(longer * overhead_ms(1.0))
 
 
 def test_kernels_of_a_gpu_leave_the_code_of_its_host_where_it_is(graph: ModelGraph) -> None:
@@ -125,15 +118,14 @@ def test_kernels_of_a_gpu_leave_the_code_of_its_host_where_it_is(graph: ModelGra
 @pytest.mark.parametrize("name", ["epyc-shared", "rtx-8000"])
 def test_times_are_the_same_to_the_bit_whatever_was_asked_before(name: str) -> None:
     many = [*(factories.linear(4 * n) for n in range(1, 41)), factories.add(10**6)]
-    alone, together = (
-        [
-            [column.tobytes() for column in prices.price(one_step_per_op("eager", ops), "fp32").times(np.array([2.0]))]
-            for prices in [PriceList(store.load(name))]
-            for ops in graphs
-        ]
-        for graphs in ([(op,) for op in many], [tuple(many), *((op,) for op in many)])
-    )
-    assert together[1:] == alone
+    fresh, used = (PriceList(store.load(name)) for _ in range(2))
+
+    def bits(prices: PriceList, *ops: Op) -> list[bytes]:
+        priced = prices.price(one_step_per_op("eager", ops), "fp32")
+        return [column.tobytes() for column in priced.times(np.array([2.0]))]
+
+    bits(used, *many)
+    assert [bits(used, op) for op in many] == [bits(fresh, op) for op in many]
 
 
 def test_a_table_of_rows_that_is_full_gives_way_to_another(monkeypatch: pytest.MonkeyPatch) -> None:

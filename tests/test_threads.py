@@ -6,7 +6,7 @@ import logging
 import threading
 import time
 import warnings
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from functools import cache
 from pathlib import Path
@@ -40,10 +40,13 @@ def import_everything() -> None:
 
 
 @pytest.fixture
-def known() -> dict[str, Any]:
-    """What is set before a test."""
+def unchanged() -> Iterator[None]:
+    """After a test no setting of the process is another one; layers here draw from torch's generator."""
     import_everything()
-    return settings()
+    known = settings()
+    assert len(known) >= 40
+    yield
+    assert different(known, settings(), but=("torch's generator",)) == []
 
 
 class Net(nn.Module):
@@ -84,7 +87,7 @@ def uninitialised(layer: nn.Linear) -> bool:
     return bool((layer.weight.abs() > bound).any()) or float(layer.weight.detach().std()) < bound / 10
 
 
-def test_threads_that_build_train_and_predict_at_once_do_not_notice_each_other(known: dict[str, Any]) -> None:
+def test_threads_that_build_train_and_predict_at_once_do_not_notice_each_other(unchanged: None) -> None:
     alone = [trained(seed) for seed in range(THREADS)]
     expected = latpred.predict(Net(), inputs=torch.zeros(1, 3, 8, 8), device=DEVICE).latency_ms
     start, wrong, end = threading.Barrier(THREADS), [], time.monotonic() + 3
@@ -111,7 +114,6 @@ def test_threads_that_build_train_and_predict_at_once_do_not_notice_each_other(k
     with ThreadPoolExecutor(THREADS) as pool:
         assert all(pool.map(one, range(THREADS)))
     assert wrong == []
-    assert different(known, settings(), but=("torch's generator",)) == []  # nn.Linear draws from it
 
 
 @pytest.mark.parametrize(
@@ -121,13 +123,11 @@ def test_threads_that_build_train_and_predict_at_once_do_not_notice_each_other(k
         *(("compile", "cpu"), ("compile", "cuda"), ("cuda-graphs", "cuda")),
     ],
 )
-def test_no_setting_is_different_after_a_prediction(runtime: str, target: str, known: dict[str, Any]) -> None:
+def test_no_setting_is_different_after_a_prediction(runtime: str, target: str, unchanged: None) -> None:
     lowering.trace_for_runtime(Net(), torch.zeros(1, 3, 8, 8), runtime=runtime, target=target)
-    assert len(known) >= 40
-    assert different(known, settings(), but=("torch's generator",)) == []  # Net draws from it
 
 
-def test_no_setting_is_different_meanwhile(known: dict[str, Any]) -> None:
+def test_no_setting_is_different_meanwhile(unchanged: None) -> None:
     """Seen by another thread, while models are built by all ways there are and traced."""
     seen: SimpleQueue[list[str]] = SimpleQueue()  # what a trace puts into a list is taken out again
 
@@ -161,16 +161,15 @@ def test_no_setting_is_different_meanwhile(known: dict[str, Any]) -> None:
     assert [look for look in looks if look] == []
 
 
-def test_two_threads_may_ask_for_one_runtime_at_a_time(known: dict[str, Any]) -> None:
+@pytest.mark.parametrize("runtime", ["compile", "onnxruntime", "torchscript"])
+def test_two_threads_may_ask_for_one_runtime_at_a_time(runtime: str, unchanged: None) -> None:
     """What each puts in a library's place is gone when both are done, in whatever order they end."""
-    for runtime in ("compile", "onnxruntime", "torchscript"):
-        with ThreadPoolExecutor(2) as pool:
-            jobs = [
-                pool.submit(latpred.predict, Net(), inputs=torch.zeros(1, 3, 6 + n, 8), runtime=runtime, device=DEVICE)
-                for n in range(2)
-            ]
-            assert all(job.result().latency_ms > 0 for job in jobs)
-        assert different(known, settings(), but=("torch's generator",)) == []  # Net draws from it
+    with ThreadPoolExecutor(2) as pool:
+        jobs = [
+            pool.submit(latpred.predict, Net(), inputs=torch.zeros(1, 3, 6 + n, 8), runtime=runtime, device=DEVICE)
+            for n in range(2)
+        ]
+        assert all(job.result().latency_ms > 0 for job in jobs)
 
 
 def test_other_threads_warn_log_and_print_while_a_model_is_exported(

@@ -85,6 +85,7 @@ _PRODUCTS: dict[str, Powers] = {
 class Layout(NamedTuple):
     """How the columns of a family become features."""
 
+    family: str  # the key of `DIMS` that describes it
     columns: tuple[str, ...]  # work, then dimensions
     names: tuple[str, ...]  # features before the roofline's own
     powers: Floats  # (dims, features) exponents
@@ -110,25 +111,20 @@ def layout(family: str) -> Layout:
     >>> layout("norm.layer_norm").names, layout("flash.custom").names
     (('rows', 'cols', 'bytes'), ('numel', 'bytes'))
     """
-    name = _name_of(family)
+    name = root(family) if root(family) in DIMS else "other"
     dims = DIMS[name]
     features, product = _FEATURES[name], _PRODUCTS.get(name)
     names = tuple(features) if product is not None else (*features, "bytes")
-    names = (*names, "padding") if name == NATIVE else names
     counted = EFFORTS.get(name, ())
     first = len(WORK) + (dims.index(counted[0]) if counted else len(dims))
     return Layout(
+        family=name,
         columns=(*WORK, *dims),
-        names=names,
+        names=(*names, "padding") if name == NATIVE else names,
         powers=_matrix(dims, features),
         product=None if product is None else _matrix(dims, product),
         efforts=slice(first, first + len(counted)),
     )
-
-
-def _name_of(family: str) -> str:
-    """The key of `DIMS` that describes a family; "other" when it is unknown."""
-    return root(family) if root(family) in DIMS else "other"
 
 
 def read(family: str, rows: Floats) -> Inputs:
@@ -138,15 +134,14 @@ def read(family: str, rows: Floats) -> Inputs:
     # A dimension may be 0 or 1 as a flag (masked); half keeps both apart on a log axis.
     log_dims = np.log(np.maximum(rows[:, len(WORK) :], 0.5))
     logs = multiplied(log_dims, form.powers)
-    efforts = ON_CPU[_name_of(family)](rows) if _name_of(family) in ON_CPU else rows[:, form.efforts]
+    efforts = ON_CPU[form.family](rows) if form.family in ON_CPU else rows[:, form.efforts]
     if form.product is None:
         moved = np.log(np.maximum(work[:, 1] + work[:, 2] + work[:, 3], 1.0))
-        return Inputs(work, np.concatenate((logs, moved[:, None]), axis=1), None, efforts)
+        return Inputs(work, np.column_stack((logs, moved)), None, efforts)
     product = np.exp(multiplied(log_dims, form.product))
-    if _name_of(family) != NATIVE:
-        return Inputs(work, logs, product, efforts)
-    logs = np.concatenate((logs, vector_padding(product[:, 0])[:, None]), axis=1)
-    efforts = np.concatenate((efforts, _weights_on_short_maps(product)[:, None]), axis=1)
+    if form.family == NATIVE:
+        logs = np.column_stack((logs, vector_padding(product[:, 0])))
+        efforts = np.column_stack((efforts, _weights_on_short_maps(product)))
     return Inputs(work, logs, product, efforts)
 
 

@@ -66,8 +66,7 @@ def unfused(graph: ModelGraph, *, scales_scores: bool = False) -> ModelGraph:
     def rewrite(ops: tuple[Op, ...], *, at_one: bool) -> tuple[Op, ...]:
         return tuple(part for op in ops for part in _parts_of(op, at_one, autocast, scales_scores))
 
-    ops = (*graph.ops, *(graph.ops_at_one or ()))
-    if not any(_FUSED in name for name in {op.name for op in ops}) or not any(map(_is_fused, ops)):
+    if not any(map(_is_fused, (*graph.ops, *(graph.ops_at_one or ())))):
         return graph
     return msgspec.structs.replace(
         graph,
@@ -96,9 +95,7 @@ def _parts_of(op: Op, at_one: bool, autocast: bool, scales_scores: bool) -> Iter
     if not _is_fused(op):
         yield op
         return
-    heads, head_dim = op.dims["batch"] * op.dims["heads"], op.dims["head_dim"]
-    queries, keys = (heads * op.dims[rows] * head_dim for rows in ("queries", "keys"))
-    scores = heads * op.dims["queries"] * op.dims["keys"]
+    head_dim, (queries, keys, scores, rows) = op.dims["head_dim"], _sizes(op)
     masked = bool(op.dims.get("masked", Affine(0)).constant)
     scales_scores = scales_scores and not masked
     scaled = elementwise(op, "mul", "elementwise.mul", scores if scales_scores else queries)
@@ -119,7 +116,7 @@ def _parts_of(op: Op, at_one: bool, autocast: bool, scales_scores: bool) -> Iter
         yield scaled
     if masked:
         yield elementwise(op, "add", "elementwise.add", scores)
-    yield from _softmax(op, scores, {"rows": heads * op.dims["queries"], "cols": op.dims["keys"]}, autocast)
+    yield from _softmax(op, scores, rows, autocast)
     if at_one:
         yield _product(op, "matmul", "head_dim", "keys")
     else:
@@ -130,6 +127,14 @@ def _parts_of(op: Op, at_one: bool, autocast: bool, scales_scores: bool) -> Iter
         yield _product(op, "nested.bmm", "head_dim", "keys")
         yield view(op, "view", "view.nested.view")
     yield _copy(op, "reshape", queries, head_dim)  # which a view does where heads come out side by side
+
+
+def _sizes(op: Op) -> tuple[Affine, Affine, Affine, dict[str, Affine]]:
+    """How many numbers the queries, the keys and the scores of a call of attention have, and the rows of these."""
+    rows = op.dims["batch"] * op.dims["heads"] * op.dims["queries"]
+    keys = op.dims["batch"] * op.dims["heads"] * op.dims["keys"]
+    scores = {"rows": rows, "cols": op.dims["keys"]}
+    return rows * op.dims["head_dim"], keys * op.dims["head_dim"], rows * op.dims["keys"], scores
 
 
 def _softmax(half: Op, scores: Affine, rows: dict[str, Affine], autocast: bool) -> Iterator[Op]:
@@ -271,9 +276,7 @@ def _math_on_cuda(op: Op) -> Iterator[Op]:
     It computes in fp32. A batch of several is copied to where the products want it. Softmax gives rows that are masked
     whole zeros, which takes four more kernels, and the weights are cast back as well, though nobody asks for them.
     """
-    heads, head_dim, columns = op.dims["batch"] * op.dims["heads"], op.dims["head_dim"], op.dims["keys"]
-    queries, keys = (heads * op.dims[rows] * head_dim for rows in ("queries", "keys"))
-    scores, rows = heads * op.dims["queries"] * columns, {"rows": heads * op.dims["queries"], "cols": columns}
+    head_dim, (queries, keys, scores, rows) = op.dims["head_dim"], _sizes(op)
     several, single = op.dims["batch"] != Affine(1), msgspec.structs.replace(op, dtype="float32")
     half = itemsize(op) < itemsize(single)
     for elements in (queries, keys, keys) if half else ():

@@ -300,10 +300,14 @@ def first(out: Any) -> Any:
     return out[0] if isinstance(out, (tuple, list)) else out
 
 
-def rows_of(tensor: Tensor, dim: int) -> tuple[int, int]:
-    """How many slices along `dim` a tensor has, and how long they are."""
-    cols = tensor.shape[dim] if len(tensor.shape) else 1
-    return (numel(tensor) // cols if cols else 0), cols
+def slices(tensor: Tensor, cols: int) -> dict[str, int]:
+    """Dimensions of work on slices of a tensor that are so long."""
+    return {"rows": numel(tensor) // cols if cols else 0, "cols": cols}
+
+
+def slices_along(tensor: Tensor, dim: int) -> dict[str, int]:
+    """The same of slices along one of its dimensions."""
+    return slices(tensor, tensor.shape[dim] if len(tensor.shape) else 1)
 
 
 def run_length(shape: Sequence[int], stride: Sequence[int]) -> int:

@@ -254,21 +254,14 @@ def first_true(test: Callable[[NDArray[np.int64]], NDArray[np.bool_]], numbers: 
     >>> first_true(lambda batches: batches >= 37, np.array([1, 16, 256]))
     37
     """
-    hits = np.flatnonzero(test(numbers))
-    if not len(hits):
-        return None
-    high = int(numbers[hits[0]])
-    low = int(numbers[hits[0] - 1]) if hits[0] else high - 1
-    while high - low > 1:
-        inside = np.unique(np.linspace(low, high, _POINTS + 2)[1:-1].round().astype(np.int64))
-        inside = inside[(inside > low) & (inside < high)]
-        hits = np.flatnonzero(test(inside))
-        if len(hits):
-            high = int(inside[hits[0]])
-            low = int(inside[hits[0] - 1]) if hits[0] else low
-        else:
-            low = int(inside[-1])
-    return high
+    beyond = numbers[-1] + 1
+    low, high = numbers[0] - 1, beyond  # not true yet, and true, as far as is known
+    while len(numbers):
+        hits = np.flatnonzero(test(numbers))
+        first = hits[0] if len(hits) else len(numbers)
+        low, high = np.concatenate(([low], numbers, [high]))[first : first + 2]
+        numbers = np.unique(np.linspace(low, high, _POINTS + 2).round().astype(np.int64))[1:-1]
+    return None if high == beyond else int(high)
 
 
 def last_false(test: Callable[[NDArray[np.int64]], NDArray[np.bool_]], most: int) -> int:

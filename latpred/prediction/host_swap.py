@@ -57,15 +57,20 @@ def find(host: float | str | os.PathLike[str], profile: DeviceProfile) -> Swap:
     >>> find(1.3, profile).factor  # doctest: +SKIP
     1.3
     """
-    number = _number(host)
-    if number is not None:
-        if not SMALLEST <= number <= LARGEST:
-            raise UsageError(
-                f"a host factor of {number:g} is not possible: give this host's dispatch over the profile's, "
-                f"from {SMALLEST:g} to {LARGEST:g}, as in --host 1.3."
-            )
-        return Swap(number, NUMBER_LOG_STD, "a host of the factor given")
-    name = str(host) if isinstance(host, str | float) else os.fspath(host)
+    name = os.fspath(host) if isinstance(host, os.PathLike) else str(host)
+    try:
+        number = float(name)
+    except ValueError:
+        return _named(name, profile)
+    if not SMALLEST <= number <= LARGEST:
+        raise UsageError(
+            f"a host factor of {number:g} is not possible: give this host's dispatch over the profile's, "
+            f"from {SMALLEST:g} to {LARGEST:g}, as in --host 1.3."
+        )
+    return Swap(number, NUMBER_LOG_STD, "a host of the factor given")
+
+
+def _named(name: str, profile: DeviceProfile) -> Swap:
     measured = _measured(name)
     if measured is None:
         known, (level, log_std) = hosts.find(name), _level(profile)
@@ -146,13 +151,6 @@ def _level(profile: DeviceProfile) -> tuple[float, float]:
             "host where it is: latpred calibrate --host-only"
         )
     return host.factor, host.log_std
-
-
-def _number(host: float | str | os.PathLike[str]) -> float | None:
-    try:
-        return float(host)  # type: ignore[arg-type]
-    except (TypeError, ValueError):
-        return None
 
 
 def _measured(name: str) -> tuple[DispatchFit, str] | None:

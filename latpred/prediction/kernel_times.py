@@ -181,10 +181,9 @@ class KernelModel:
         self._scales = np.array(fit.length_scales)
         count = len(fit.points)
         self._points = np.array(fit.points).reshape(count, len(self._scales)) / self._scales
-        self._norms = np.einsum("ij,ij->i", self._points, self._points)
         if count:
-            noise = fit.noise * np.array(fit.noise_factors)
-            covariance = self._covariance(self._points) + np.diag(noise)
+            covariance = fit.amplitude * correlation(self._points, self._points, fit.jumps)
+            covariance += np.diag(fit.noise * np.array(fit.noise_factors))
             self._whiten = np.linalg.inv(np.linalg.cholesky(covariance)).T
             self._weights = self._whiten @ (np.array(fit.targets) @ self._whiten)
             self._whiten_single = self._whiten.astype(np.float32)
@@ -207,19 +206,21 @@ class KernelModel:
     def _times(self, rows: Floats, scales: Floats) -> KernelEstimate:
         inputs = read(self.fit.family, rows)
         roof = roofline(self.fit, inputs)
-        log_residual, log_std = self._residual(residual_features(self.fit, inputs, roof))
+        log_residual, log_std = self._residual(inputs, roof)
         us = np.maximum(roof.floor + scales * roof.above, TINY_US) * np.exp(log_residual) * self.fit.scale
         if self._limits is not None:
             us = np.maximum(us, least_us(self.fit.family, rows, self._limits))
         return KernelEstimate(us, log_std, roof.memory >= roof.compute)
 
-    def _residual(self, features: Floats) -> tuple[Floats, Floats]:
+    def _residual(self, inputs: Inputs, roof: Roofline) -> tuple[Floats, Floats]:
+        count = len(inputs.work)
         if not len(self._points):
-            return np.zeros(len(features)), np.full(len(features), self.fit.spread)
-        mean, explained = np.empty((2, len(features)))
-        for start in range(0, len(features), MOST_IN_CACHE):
+            return np.zeros(count), np.full(count, self.fit.spread)
+        features = residual_features(self.fit, inputs, roof) / self._scales
+        mean, explained = np.empty((2, count))
+        for start in range(0, count, MOST_IN_CACHE):
             part = slice(start, start + MOST_IN_CACHE)
-            covariance = self._covariance(features[part] / self._scales)
+            covariance = self.fit.amplitude * correlation(features[part], self._points, self.fit.jumps)
             # Of many rows half as much is read: single precision is enough for the variances of long curves.
             whitened = (
                 multiplied(covariance, self._whiten)
@@ -230,34 +231,18 @@ class KernelModel:
             explained[part] = np.einsum("ij,ij->i", whitened, whitened)
         return mean, np.sqrt(np.maximum(self.fit.amplitude - explained, 0.0) + self.fit.noise)
 
-    def _covariance(self, scaled: Floats) -> Floats:
-        """Prior covariance of scaled features with the training points."""
-        covariance = correlation(scaled, self._points, self.fit.jumps, self._norms)
-        covariance *= self.fit.amplitude
-        return covariance
 
-
-def correlation(left: Floats, right: Floats, jumps: bool, norms: Floats | None = None) -> Floats:
+def correlation(left: Floats, right: Floats, jumps: bool) -> Floats:
     """How far residuals go together: Matern 3/2, or where times jump, the exponential of a sum of distances.
 
-    Both sides are features over length scales; `norms` are the right ones' squared lengths, where they are known. Long
-    curves make these arrays large, and memory that is new takes longer than the arithmetic: so most is done in place.
+    Both sides are features over length scales.
     """
-    shape = len(left), len(right)
-    far, near = np.zeros(shape), np.empty(shape)
     if jumps:
-        for ours, theirs in zip(left.T, right.T, strict=True):
-            far += np.abs(np.subtract(ours[:, None], theirs, out=near), out=near)
-        return np.exp(np.negative(far, out=near), out=near)
-    norms = np.einsum("ij,ij->i", right, right) if norms is None else norms
-    np.add(np.einsum("ij,ij->i", left, left)[:, None], norms, out=far)
-    far -= np.multiply(multiplied(left, right.T), 2.0, out=near)
-    far = np.sqrt(np.maximum(far, 0.0, out=far), out=far)
-    far *= SQRT3
-    np.exp(np.negative(far, out=near), out=near)
-    far += 1.0
-    near *= far
-    return near
+        return np.exp(-sum(np.abs(ours[:, None] - theirs) for ours, theirs in zip(left.T, right.T, strict=True)))
+    squares = np.einsum("ij,ij->i", left, left)[:, None] + np.einsum("ij,ij->i", right, right)
+    far = SQRT3 * np.sqrt(np.maximum(squares - 2.0 * multiplied(left, right.T), 0.0))
+    correlated: Floats = (1.0 + far) * np.exp(-far)
+    return correlated
 
 
 def evaluate(fit: KernelFit, rows: Floats) -> Floats:
@@ -486,9 +471,6 @@ def columns(op: Op, family: str, *, resident: float = 0.0) -> tuple[Affine, ...]
     """
     missing = {"numel": op.write_bytes // 4, **dict.fromkeys(MAY_LACK, ZERO)}
     dims = layout(family).columns[len(WORK) :]
-    weights, reads = op.weight_bytes, op.read_bytes
-    if resident:
-        cached = Affine(*(round(resident * amount) for amount in weights))
-        weights, reads = weights - cached, reads + cached
-    work = (op.macs, weights, reads, op.write_bytes)
+    cached = Affine(*(round(resident * amount) for amount in op.weight_bytes))
+    work = (op.macs, op.weight_bytes - cached, op.read_bytes + cached, op.write_bytes)
     return (*work, *(op.dims.get(name) or missing.get(name) or Affine(1) for name in dims))

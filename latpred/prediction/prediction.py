@@ -9,6 +9,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import asdict, dataclass, field, replace
 from typing import TYPE_CHECKING, Any, NamedTuple, overload
 
+import msgspec
 import numpy as np
 from numpy.typing import NDArray
 
@@ -349,11 +350,7 @@ def _point(point: Prediction) -> dict[str, Any]:
         "interval_ms": list(point.interval_ms),
         **{name: getattr(point, name) for name in clocks},
         "breakdown": [asdict(share) for share in point.breakdown],
-        "coverage": {
-            "launches": point.coverage.launches,
-            "bytes": point.coverage.bytes,
-            "estimated_ops": dict(point.coverage.estimated_ops),
-        },
+        "coverage": msgspec.to_builtins(point.coverage),
     }
 
 

@@ -351,7 +351,7 @@ class Predictor:
         """What a pass waits for beside its steps and kernels: inputs on their way, or on a CPU the system's memory."""
         device = self.profile.device
         if not device.asynchronous:
-            live = priced.live[:, :1] + priced.live[:, 1:] * batches
+            live = priced.live_at(batches)
             given = options.runtime in _ALLOCATING and live.max(initial=0.0) > 2 * LARGE_BLOCK
             return trimmed_bytes(live) / device.fresh_bytes_per_us if given and device.fresh_bytes_per_us else 0.0
         if options.inputs_on == "device":
@@ -369,7 +369,7 @@ class Predictor:
         priced, memory = passes.priced, self.profile.device.memory_bytes
         latency_ms, factor = passes.latency_us / 1e3, np.exp(Z90 * passes.log_std)
         clocks_ms = (passes.overhead_us / 1e3, passes.compute_us / 1e3, passes.executing_us / 1e3)
-        live = (priced.live[:, :1] + priced.live[:, 1:] * batches).max(axis=0, initial=0.0)
+        live = priced.live_at(batches).max(axis=0, initial=0.0)
         inputs = graph.input_bytes.constant + graph.input_bytes.per_sample * batches
         peaks = graph.parameter_bytes + np.maximum(live, inputs)
         each = (batches, latency_ms, latency_ms / factor, latency_ms * factor, *clocks_ms, passes.memory_bound, peaks)

@@ -8,12 +8,12 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from functools import lru_cache, partial
 from itertools import chain
 from operator import attrgetter
 from threading import Lock
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
@@ -62,7 +62,6 @@ _FACTS = np.dtype(
         ("usual_log_std", float),  # of its fit's errors on its own samples
         ("family", np.int64),  # its number
         ("fresh", bool),  # whether PyTorch makes memory for its result; other runtimes keep theirs
-        ("remarkable", bool),  # whether a prediction has something to say of it
         ("moved", float, 2),  # bytes read and written
         ("reread", float, 2),  # bytes touched since its weights were last read
     ]
@@ -111,32 +110,24 @@ class ColdDispatch:
 def _reuse_bytes(schedule: Schedule, moved: Floats) -> Floats:
     """Bytes that a forward pass, one of many, touches between two steps of a class: constant and per sample."""
     each = moved * schedule.kernel_share[:, None]
-    count = len(schedule.host_class)
-    steps = np.empty((count, 2))
-    for column in (0, 1):
-        steps[:, column] = np.bincount(schedule.kernel_step, each[:, column], count)
-    done = steps.cumsum(axis=0)
-    before = done - steps
-    previous, first = _previous(schedule.host_class)
+    steps = [np.bincount(schedule.kernel_step, column, len(schedule.host_class)) for column in each.T]
+    done = np.cumsum(steps, axis=1).T
+    before = done - np.transpose(steps)
+    previous = _previous(schedule.host_class)
     touched: Floats = before - before[previous]
-    touched[first] += done[-1:]
+    touched[previous >= np.arange(len(previous))] += done[-1:]
     return touched
 
 
 @lru_cache(maxsize=MOST_CLASSES)
-def _previous(host_class: tuple[str, ...]) -> tuple[Ints, NDArray[np.bool_]]:
-    """Where the last step of each step's class is, and which steps find it in the pass before; candidates share it."""
-    _, code = numbered(host_class)
-    order = code.argsort(kind="stable")  # steps of a class next to each other, in order
-    first, last = np.ones((2, len(code)), dtype=bool)
-    first[1:] = np.diff(code[order]) != 0
-    last[:-1] = first[1:]
-    before = np.empty_like(order)
-    before[1:] = order[:-1]
-    before[first] = order[last]
-    previous, wraps = np.empty_like(order), np.empty_like(first)
-    previous[order], wraps[order] = before, first
-    return previous, wraps
+def _previous(host_class: tuple[str, ...]) -> Ints:
+    """Where the last step of each step's class is: in the pass before, if it is no earlier one; candidates share it."""
+    last = {name: step for step, name in enumerate(host_class)}
+    previous = []
+    for step, name in enumerate(host_class):
+        previous.append(last[name])
+        last[name] = step
+    return np.array(previous, dtype=np.int64)
 
 
 def _moved(schedule: Schedule) -> Floats:
@@ -147,8 +138,7 @@ def _moved(schedule: Schedule) -> Floats:
     return summed
 
 
-@dataclass(frozen=True, slots=True)
-class KernelPrice:
+class KernelPrice(NamedTuple):
     """What prices an op's kernels: a model, and factors of its time above the floor and of all of it."""
 
     model: KernelModel
@@ -157,8 +147,7 @@ class KernelPrice:
     measured: bool  # whether the family was
 
 
-@dataclass(frozen=True, slots=True, eq=False)
-class _KernelRow:
+class _KernelRow(NamedTuple):
     """Work that kernels have in common, and its price; `columns` are constant and slope of each of its family's."""
 
     family: str
@@ -224,9 +213,7 @@ class KernelRows:
 
     def _kept(self, numbers: Ints, batch: float) -> Floats:
         """An estimate's columns at one batch, what is not known yet evaluated first."""
-        held = self._times.get(batch, list)
-        if not held:
-            held.append(np.empty((0, 3)))
+        held = self._times.get(batch, lambda: [np.empty((0, 3))])
         if len(held[0]) < len(self.rows):
             held[0] = np.concatenate((held[0], np.full((len(self.rows) - len(held[0]), 3), np.nan)))
         unknown = numbers[np.isnan(held[0][numbers, 0])].tolist()
@@ -241,37 +228,29 @@ class KernelRows:
         by_model: dict[int, list[int]] = {}
         for place, number in enumerate(numbers):
             by_model.setdefault(id(self.rows[number].price.model), []).append(place)
-        together, all_numbers = list(by_model.values()), np.array(numbers)
-        if len(batches) == 1 and len(numbers) > (most := ROW_BY_ROW):
-            together = [each[start : start + most] for each in together for start in range(0, len(each), most)]
+        most = ROW_BY_ROW if len(batches) == 1 else len(numbers)
+        together = [each[start : start + most] for each in by_model.values() for start in range(0, len(each), most)]
         for places in together:
-            rows = [self.rows[numbers[place]] for place in places]
+            chosen = [numbers[place] for place in places]
+            rows, facts = [self.rows[number] for number in chosen], self._facts[chosen]
             model, work = rows[0].price.model, np.array([row.columns for row in rows])
             each = work[:, None, :, 0] + work[:, None, :, 1] * batches[:, None]
-            facts = self._facts[all_numbers[places]]
-            each = self._with_rereads(each, facts["reread"], batches)
+            # Weights still in the cache from earlier in the pass are read as activations.
+            since = facts["reread"][:, :1] + facts["reread"][:, 1:] * batches
+            found = each[..., _WEIGHTS] * reread_share(since, self._device)
+            each[..., _WEIGHTS] -= found
+            each[..., _READS] += found
             times = model.times(each.reshape(-1, each.shape[2]), np.repeat(facts["leaf_scale"], len(batches)))
             shape = len(rows), len(batches)
             us[places], memory_bound[places] = times.us.reshape(shape), times.memory_bound.reshape(shape)
             log_std[places] = np.maximum(times.log_std.reshape(shape), facts["least_log_std"][:, None])
-            slower = 1.0 if self._slowdown == SAME else slower_kernels(self._slowdown, model.fit.family, each)
             for size_correction in self._size_corrections:
                 us[places] *= size_corrected(size_correction, us[places])
-            us[places] *= slower
+            us[places] *= slower_kernels(self._slowdown, model.fit.family, each)
             if self._device.fresh_bytes_per_us and each[..., _BYTES].max() >= LARGE_BLOCK:
                 fresh = fresh_bytes(model.fit.family, each.reshape(-1, each.shape[2]), self._threads).reshape(shape)
                 us[places] += facts["fresh"][:, None] * fresh / self._device.fresh_bytes_per_us
         return KernelEstimate(us, log_std, memory_bound != 0.0)
-
-    def _with_rereads(self, each: Floats, touched: Floats, batches: Floats) -> Floats:
-        """Columns of rows at batches; weights still in the cache from earlier in the pass are read as activations."""
-        again = np.isfinite(touched[:, 0])
-        if not again.any():
-            return each
-        weights, reads = each[again, :, _WEIGHTS], each[again, :, _READS]
-        found = weights * reread_share(touched[again, :1] + touched[again, 1:] * batches, self._device)
-        each[again, :, _WEIGHTS], each[again, :, _READS] = weights - found, reads + found
-        return each
 
     def _first_seen(self, op: Op, family: str) -> int:
         """The number of the row of an op that is new."""
@@ -304,7 +283,6 @@ class KernelRows:
             0.0 if guessed else price.model.fit.spread,  # nothing is usual about a guess
             self.families.setdefault(root(family), len(self.families)),
             op.name.startswith("aten::") and not op.name.endswith("_"),
-            not price.measured or bool(price.model.caveat),
             tuple(work[_BYTES].sum(axis=0).tolist()),
             op.reread_after or _FAR,
         )
@@ -345,6 +323,11 @@ class Priced:
             warm[1:] += self.cold.at(batches)
         return warm
 
+    def live_at(self, batches: Floats | Ints) -> Floats:
+        """Bytes alive after each op at every batch."""
+        alive: Floats = self.live[:, :1] + self.live[:, 1:] * batches
+        return alive
+
     def class_host_at(self, host_us: Floats) -> Floats:
         """Host time of each class, from that of each step; both with an axis of batches."""
         sums = np.zeros((len(self.classes), host_us.shape[1]))
@@ -379,12 +362,8 @@ class PriceList:
         self.fits(precision)
         rows = self._rows_of(schedule.runtime, precision, resident)
         row_numbers, kernel_row, facts = rows.of(schedule)
-        remarkable = [rows.rows[number] for number in row_numbers[facts["remarkable"]].tolist()]
+        used = [rows.rows[number] for number in row_numbers.tolist()]
         share = schedule.kernel_share * facts["scale"][kernel_row]
-        cold = None
-        # A GPU's kernels leave the host's caches alone, wherever the costs of its dispatch were measured.
-        if dispatch.cold_costs_us and not self._profile.device.asynchronous:
-            cold = ColdDispatch.of(schedule, dispatch, self._slowdown.ops, facts["moved"][kernel_row])
         classes, of_step, of_op = _classes(schedule)
         count = len(row_numbers)
         cells = of_op[schedule.kernel_op] * count + kernel_row
@@ -393,13 +372,16 @@ class PriceList:
         return Priced(
             timeline=Timeline.of(schedule.kernel_step + 1, np.concatenate(([0], schedule.sync))),
             host_us=self._host_us(schedule, dispatch, precision),
-            cold=cold,
+            # A GPU's kernels leave the host's caches alone, wherever the costs of its dispatch were measured.
+            cold=None
+            if self._profile.device.asynchronous
+            else ColdDispatch.of(schedule, dispatch, self._slowdown.ops, facts["moved"][kernel_row]),
             rows=rows,
             row_numbers=row_numbers,
             usual_log_std=facts["usual_log_std"],
             families=(facts["family"] == np.arange(len(rows.families))[:, None]).astype(float),
-            unmeasured=tuple(dict.fromkeys(row.family for row in remarkable if not row.price.measured)),
-            caveats=tuple(dict.fromkeys(row.price.model.caveat for row in remarkable if row.price.model.caveat)),
+            unmeasured=tuple(dict.fromkeys(row.family for row in used if not row.price.measured)),
+            caveats=tuple(dict.fromkeys(row.price.model.caveat for row in used if row.price.model.caveat)),
             kernel_row=kernel_row,
             kernel_share=share,
             row_counts=class_rows.sum(axis=0),
@@ -480,7 +462,7 @@ class PriceList:
             if key not in self._models:
                 self._models[key] = OtherFormat(model, other)
             model = self._models[key]
-        return replace(price, model=model, scale=scale)
+        return price._replace(model=model, scale=scale)
 
     def _fitted(self, op: Op, family: str, precision: str, runtime: str) -> KernelPrice:
         """The fit of a kernel's family, or of the nearest like it: the runtime's own, else the profile's."""
