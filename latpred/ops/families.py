@@ -300,16 +300,6 @@ def first(out: Any) -> Any:
     return out[0] if isinstance(out, (tuple, list)) else out
 
 
-def slices(tensor: Tensor, cols: int) -> dict[str, int]:
-    """Dimensions of work on slices of a tensor that are so long."""
-    return {"rows": numel(tensor) // cols if cols else 0, "cols": cols}
-
-
-def slices_along(tensor: Tensor, dim: int) -> dict[str, int]:
-    """The same of slices along one of its dimensions."""
-    return slices(tensor, tensor.shape[dim] if len(tensor.shape) else 1)
-
-
 def run_length(shape: Sequence[int], stride: Sequence[int]) -> int:
     """Elements that lie next to each other in memory when a tensor is read in row-major order.
 

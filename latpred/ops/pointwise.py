@@ -24,8 +24,6 @@ from latpred.ops.families import (
     nbytes,
     numel,
     run_length,
-    slices,
-    slices_along,
 )
 
 
@@ -71,8 +69,18 @@ def split_heads(qkv: Any, qkv_bias: Any, *_: Any, out: Any) -> Work:
     return Work("elementwise.transform_bias_rescale_qkv", {"numel": numel(qkv), "operands": 1})
 
 
+def _slices(tensor: Tensor, cols: int) -> dict[str, int]:
+    """Dimensions of work on slices of a tensor that are so long."""
+    return {"rows": numel(tensor) // cols if cols else 0, "cols": cols}
+
+
+def _along(tensor: Tensor, dim: int) -> dict[str, int]:
+    """The same of slices along one of its dimensions."""
+    return _slices(tensor, tensor.shape[dim] if len(tensor.shape) else 1)
+
+
 def _over_trailing(kind: str, input: Tensor, normalized_shape: Sequence[int], *_: Any, out: Any) -> Work:
-    return Work(f"norm.{kind}", slices(input, prod(normalized_shape)))
+    return Work(f"norm.{kind}", _slices(input, prod(normalized_shape)))
 
 
 cost("aten::layer_norm", "aten::native_layer_norm")(partial(_over_trailing, "layer_norm"))
@@ -81,12 +89,12 @@ cost("aten::rms_norm", "aten::_fused_rms_norm")(partial(_over_trailing, "rms_nor
 
 @cost("aten::group_norm")
 def group_norm(input: Tensor, num_groups: int, *_: Any, out: Any) -> Work:
-    return Work("norm.group_norm", slices(input, numel(input) // (input.shape[0] * num_groups)))
+    return Work("norm.group_norm", _slices(input, numel(input) // (input.shape[0] * num_groups)))
 
 
 @cost("aten::instance_norm")
 def instance_norm(input: Tensor, *_: Any, out: Any) -> Work:
-    return Work("norm.instance_norm", slices(input, prod(input.shape[2:])))
+    return Work("norm.instance_norm", _slices(input, prod(input.shape[2:])))
 
 
 @cost(
@@ -113,7 +121,7 @@ def _across(self: Tensor, dim: int) -> str:
 
 
 def _softmax(kind: str, self: Tensor, dim: int, *_: Any, out: Any, **__: Any) -> Work:
-    return Work(f"softmax.{kind}{_across(self, dim)}", slices_along(self, dim))
+    return Work(f"softmax.{kind}{_across(self, dim)}", _along(self, dim))
 
 
 cost("aten::softmax", "aten::_softmax", "aten::_safe_softmax")(partial(_softmax, "softmax"))
@@ -122,7 +130,7 @@ cost("aten::log_softmax", "aten::_log_softmax")(partial(_softmax, "log_softmax")
 
 @cost("aten::_masked_softmax")
 def masked_softmax(self: Tensor, mask: Tensor, dim: int | None = None, *_: Any, out: Any) -> Work:
-    return Work("softmax.masked", slices_along(self, -1 if dim is None else dim))
+    return Work("softmax.masked", _along(self, -1 if dim is None else dim))
 
 
 @cost("aten::_weight_norm", "aten::_weight_norm_interface")
@@ -155,7 +163,7 @@ def _sort(kind: str, self: Tensor, *args: Any, out: Any, dim: int | None = None,
     if kind == "multinomial":
         integers = []  # how many are drawn, along the last dimension
     along = dim if dim is not None else integers[position] if len(integers) > position else -1
-    return Work(f"sort.{kind}", slices_along(self, along))
+    return Work(f"sort.{kind}", _along(self, along))
 
 
 for _name in ("sort", "argsort", "topk", "kthvalue", "msort", "searchsorted", "bucketize", "multinomial"):
@@ -170,7 +178,7 @@ def distinct(self: Tensor, *_: Any, out: Any, **__: Any) -> Work:
 
 def _fft(kind: str, self: Tensor, dim: int | Sequence[int] = -1, *_: Any, out: Any, **__: Any) -> Work:
     cols = prod(self.shape[one] for one in ([dim] if isinstance(dim, int) else dim))
-    return Work(f"fft.{kind}", slices(self, cols))
+    return Work(f"fft.{kind}", _slices(self, cols))
 
 
 for _name in ("c2c", "r2c", "c2r"):

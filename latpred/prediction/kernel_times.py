@@ -238,7 +238,8 @@ def correlation(left: Floats, right: Floats, jumps: bool) -> Floats:
     Both sides are features over length scales.
     """
     if jumps:
-        return np.exp(-sum(np.abs(ours[:, None] - theirs) for ours, theirs in zip(left.T, right.T, strict=True)))
+        apart = sum(np.abs(ours[:, None] - theirs) for ours, theirs in zip(left.T, right.T, strict=True))
+        return np.asarray(np.exp(-apart))
     squares = np.einsum("ij,ij->i", left, left)[:, None] + np.einsum("ij,ij->i", right, right)
     far = SQRT3 * np.sqrt(np.maximum(squares - 2.0 * multiplied(left, right.T), 0.0))
     correlated: Floats = (1.0 + far) * np.exp(-far)

@@ -42,7 +42,6 @@ from latpred.profile.document import DeviceProfile, DispatchFit, KernelFit, Size
 from latpred.query import AMP, HALVES
 from latpred.storage import Recent
 
-MOST_CLASSES = 64  # sequences of host classes whose costs are kept
 MOST_OPS = 20_000  # ops whose row is kept
 MOST_BATCHES = 8  # batch sizes at which the times of rows are kept; those of long curves are not worth their memory
 CALL = "call"  # the step that stands for what a forward pass costs before its first op
@@ -110,16 +109,17 @@ class ColdDispatch:
 def _reuse_bytes(schedule: Schedule, moved: Floats) -> Floats:
     """Bytes that a forward pass, one of many, touches between two steps of a class: constant and per sample."""
     each = moved * schedule.kernel_share[:, None]
-    steps = [np.bincount(schedule.kernel_step, column, len(schedule.host_class)) for column in each.T]
-    done = np.cumsum(steps, axis=1).T
-    before = done - np.transpose(steps)
+    count = len(schedule.host_class)
+    steps = np.array([np.bincount(schedule.kernel_step, column, count) for column in each.T], dtype=float).T
+    done = steps.cumsum(axis=0)
+    before = done - steps
     previous = _previous(schedule.host_class)
     touched: Floats = before - before[previous]
     touched[previous >= np.arange(len(previous))] += done[-1:]
     return touched
 
 
-@lru_cache(maxsize=MOST_CLASSES)
+@lru_cache(maxsize=64)
 def _previous(host_class: tuple[str, ...]) -> Ints:
     """Where the last step of each step's class is: in the pass before, if it is no earlier one; candidates share it."""
     last = {name: step for step, name in enumerate(host_class)}
@@ -160,8 +160,8 @@ class KernelRows:
     """Rows of one precision in one runtime, where the `resident` share of the weights stays in the cache.
 
     Each has a number. What depends on it alone is worked out once for all schedules: facts, and its times at the
-    batches asked for of late. The number of an op's row is found by the op's identity, by the identities of its parts,
-    and by its work. Threads take turns.
+    batches asked for of late. The number of an op's row is found by the op's identity, else by its work.
+    Threads take turns.
     """
 
     def __init__(
@@ -176,9 +176,8 @@ class KernelRows:
         self._device, self._threads = profile.device, profile.machine.threads
         self._size_corrections, self._slowdown = size_corrections, slowdown
         self._by_op: dict[tuple[int, str], int] = {}
-        self._by_parts: dict[tuple[object, ...], int] = {}  # few and often asked for, unlike those by op
         self._by_work: dict[tuple[object, ...], int] = {}
-        self.ops: list[Op] = []  # kept, so that nothing else gets the identities of these and their parts
+        self.ops: list[Op] = []  # kept, so that nothing else gets their identities
         self.rows: list[_KernelRow] = []
         self._facts = np.empty(0, _FACTS)
         # Known ones have the same numbers whatever was asked before: sums over them are the same to the bit.
@@ -254,20 +253,14 @@ class KernelRows:
 
     def _first_seen(self, op: Op, family: str) -> int:
         """The number of the row of an op that is new."""
-        shared = (op.dims, op.macs, op.weight_bytes, op.read_bytes, op.write_bytes, op.reread_after)
-        # Ops that a trace found alike share these objects, whose identities are compared faster than their values.
-        parts = (family, op.name, op.dtype, op.estimated, *map(id, shared))
-        number = self._by_parts.get(parts)
+        aten = op.name.startswith("aten::")
+        work = (op.macs, op.weight_bytes, op.read_bytes, op.write_bytes, *op.dims.values())
+        by_work = (family, aten, op.name.endswith("_"), op.dtype, op.estimated, op.reread_after, *work)
+        number = self._by_work.get(by_work)
         if number is None:
-            aten = op.name.startswith("aten::")
-            work = (op.macs, op.weight_bytes, op.read_bytes, op.write_bytes, *op.dims.values())
-            by_work = (family, aten, op.name.endswith("_"), op.dtype, op.estimated, op.reread_after, *work)
-            number = self._by_work.get(by_work)
-            if number is None:
-                row = self._made(op, family)  # which may refuse
-                number = self._by_work[by_work] = len(self.rows)
-                self.rows.append(row)
-            self._by_parts[parts] = number
+            row = self._made(op, family)  # which may refuse
+            number = self._by_work[by_work] = len(self.rows)
+            self.rows.append(row)
         self._by_op[id(op), family] = number
         self.ops.append(op)
         return number
@@ -344,7 +337,6 @@ class PriceList:
         name = profile.machine.accelerator
         self._gpu = gpus.find(name) if name else None
         self._models: dict[object, KernelModel] = {}
-        self._dispatch_us: Recent[Floats] = Recent(MOST_CLASSES)
         self._rows: dict[tuple[str, str, float], KernelRows] = {}
 
     def at(self, slowdown: Slowdown) -> PriceList:
@@ -431,9 +423,7 @@ class PriceList:
     def _host_us(self, schedule: Schedule, fit: DispatchFit, precision: str) -> Floats:
         """What the host takes for the call itself and for each step, with the module and Python calls before it."""
         names, code = numbered(schedule.host_class)
-        costs = self._dispatch_us.get(
-            (schedule.runtime, names), lambda: np.array([host_cost(fit, name) for name in names], dtype=float)
-        )
+        costs = np.array([host_cost(fit, name) for name in names], dtype=float)
         dispatch, ops = self._slowdown.dispatch, ops_slowdown(fit, self._slowdown)
         scale = host_scale(fit, precision.partition(" ")[0])
         steps = (schedule.calls @ call_prices(fit)) * (scale * dispatch) + (scale * ops * costs)[code]
