@@ -201,8 +201,3 @@ def test_registering_replaces_and_is_noticed() -> None:
 def test_a_malformed_result_is_explained(returned: object, message: str) -> None:
     with pytest.raises(UsageError, match=f"the cost formula of mylib::op .*{message}"):
         checked(returned, "mylib::op")
-
-
-def test_a_leaf_family_takes_its_root_s_dims() -> None:
-    made = Work("gemm.sparse", {"m": 1, "n": 2, "k": 3}, macs=6)
-    assert checked(made, "mylib::op") is made

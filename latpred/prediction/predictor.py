@@ -343,7 +343,7 @@ class Predictor:
             latency_us=plain + beside,
             log_std=np.sqrt(network**2 + kernel_part + host_part),
             memory_bound=2.0 * (row_us * rows.memory_bound).sum(axis=0) > executing,
-            class_host_us=priced.class_host_at(host),
+            class_host_us=priced.class_steps @ host,
             class_us=priced.class_rows @ rows.us,
         )
 

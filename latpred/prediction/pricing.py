@@ -299,7 +299,7 @@ class Priced:
     kernel_share: Floats  # (m,): and how much of it
     row_counts: Floats  # (rows,): how often each row's work is done
     classes: tuple[str, ...]  # names of the breakdown
-    step_class: Ints  # (n + 1,): which of them each step belongs to
+    class_steps: Floats  # (classes, n + 1): 1 where a step belongs to a class
     class_ops: Ints  # ops of each; a class that the host never dispatches counts what it computes
     class_rows: Floats  # (classes, rows): how often each class does each row's work
     live: Floats  # (ops, 2): constant and per-sample bytes alive after each op
@@ -320,12 +320,6 @@ class Priced:
         """Bytes alive after each op at every batch."""
         alive: Floats = self.live[:, :1] + self.live[:, 1:] * batches
         return alive
-
-    def class_host_at(self, host_us: Floats) -> Floats:
-        """Host time of each class, from that of each step; both with an axis of batches."""
-        sums = np.zeros((len(self.classes), host_us.shape[1]))
-        np.add.at(sums, self.step_class, host_us)
-        return sums
 
 
 class PriceList:
@@ -378,7 +372,7 @@ class PriceList:
             kernel_share=share,
             row_counts=class_rows.sum(axis=0),
             classes=classes,
-            step_class=of_step,
+            class_steps=(of_step == np.arange(len(classes))[:, None]).astype(float),
             class_ops=np.where(dispatched, dispatched, np.bincount(of_op, minlength=len(classes))),
             class_rows=class_rows,
             live=np.fromiter(chain.from_iterable(map(_LIVE_BYTES, schedule.ops)), dtype=float).reshape(-1, 2),
