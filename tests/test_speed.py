@@ -10,6 +10,7 @@ import msgspec
 import pandas as pd
 import pytest
 import tabledata
+import torch
 
 from latpred import host, tables
 from latpred.accuracy.comparison import compare
@@ -195,3 +196,20 @@ def test_now_needs_a_profile_of_this_machine_that_states_its_speed() -> None:
 
 def test_a_second_of_timing_reads_every_reference() -> None:
     assert set(reference_speed.speed_now(1, seconds=0.0)) == {*THEN, "elementwise"}
+
+
+def test_looking_at_the_speed_of_the_moment_sets_threads_alone_and_puts_them_back(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    def state() -> tuple[object, ...]:
+        subnormal = float(torch.tensor(1e-39) * 0.5)
+        return torch.get_num_threads(), torch.is_autocast_enabled("cpu"), subnormal, torch.backends.cudnn.benchmark
+
+    seen: list[tuple[object, ...]] = []
+    monkeypatch.setattr(reference_speed.ReferenceTimer, "read", lambda _: seen.append(state()) or {"dispatch": 1.0})
+    monkeypatch.setattr(torch.backends.cudnn, "benchmark", True)
+    with torch.autocast("cpu"):
+        before = state()
+        reference_speed.speed_now(before[0] + 1, seconds=0.0)
+        assert state() == before
+    assert seen == [(before[0] + 1, *before[1:])]

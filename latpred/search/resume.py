@@ -200,6 +200,7 @@ class _Traces:
         elif options.seq is None and options.precision not in AMP and (found := named(self._candidate)):
             space, architecture = found
             graph = SearchSpace(space.name).graph(architecture, image=options.image, precision=options.precision)
+            graph = msgspec.structs.replace(graph, model=str(self._candidate))
         return None if graph is None or graph.exact or graph.only else graph
 
 

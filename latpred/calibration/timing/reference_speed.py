@@ -25,7 +25,6 @@ import torch.nn.functional as F
 from numpy.typing import NDArray
 
 from latpred import runtimes
-from latpred.calibration.devices import conditions
 from latpred.host import CACHE, CACHE_ROWS, COLD_DISPATCH, CONVOLUTION, DISPATCH, ELEMENTWISE, PRODUCT, STREAM, THREADS
 
 PRODUCT_SIZE = 320  # square, so that all three matrices stay in the cache of one core
@@ -297,11 +296,15 @@ def _varied_ops(draw: torch.Generator) -> Callable[[], None]:
 
 def speed_now(threads: int, seconds: float = 1.0) -> dict[str, float]:
     """What each reference takes in a usual moment of the next second, in microseconds."""
+    before, timer = torch.get_num_threads(), ReferenceTimer(threads)
     readings: list[dict[str, float]] = []
-    with conditions.stated(conditions.Options(threads)):
-        timer, start = ReferenceTimer(threads), time.monotonic()
+    try:  # nothing else is set, which a user's process would notice afterwards
+        torch.set_num_threads(threads)
+        start = time.monotonic()
         while not readings or time.monotonic() - start < seconds:
             readings.append(timer.read())
+    finally:
+        torch.set_num_threads(before)
     return typical(readings)
 
 
