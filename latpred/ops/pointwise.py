@@ -150,9 +150,14 @@ REDUCTIONS = (
     *("sum", "mean", "amax", "amin", "aminmax", "max", "min", "any", "all", "prod", "std", "var", "std_mean"),
     *("var_mean", "argmax", "argmin", "logsumexp", "norm", "linalg_vector_norm", "nansum", "median", "mode"),
     *("count_nonzero", "cumsum", "cumprod", "cummax", "cummin", "logcumsumexp", "diff", "histc", "bincount"),
-    *("equal", "cosine_similarity"),
+    *("equal", "cosine_similarity", "_is_all_true", "_is_any_true"),
 )
-_SAME_CODE = {"min": "max", "amin": "amax", "all": "any", "std": "var", "var_mean": "var", "std_mean": "var"}
+_SAME_CODE = {
+    "min": "max",
+    "amin": "amax",
+    **dict.fromkeys(("std", "var_mean", "std_mean"), "var"),
+    **dict.fromkeys(("all", "_is_all_true", "_is_any_true"), "any"),
+}
 for _name in REDUCTIONS:
     cost(f"aten::{_name}")(partial(_reduction, _SAME_CODE.get(_name, _name)))
 

@@ -26,6 +26,7 @@ from collections import OrderedDict, defaultdict, deque
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager, suppress
 from functools import cache, lru_cache, partial
+from logging import Logger
 from types import (
     BuiltinFunctionType,
     CellType,
@@ -57,6 +58,7 @@ _IMMUTABLE = frozenset(
         *(torch.dtype, torch.device, torch.Size, torch.layout, torch.memory_format),
     }
 )
+_STATELESS_KINDS = _IMMUTABLE | {FunctionType, Logger}  # of what a function names
 _CONTAINERS = frozenset({list, tuple, set, dict, OrderedDict})
 _PLAIN_CONTAINERS = frozenset({list, set, dict})  # which have no attributes
 _REGISTERED = frozenset({"_parameters", "_buffers", "_modules"})
@@ -141,8 +143,10 @@ class Copier:
         changing = running(hooks)
         if not self._feeding or self._root is None or len(changing) == len(hooks):
             return changing
-        held = ((part, *part.__dict__.values()) for part in self._root.modules())
-        kept = running(hooks, {id(one) for some in held for one in some if type(one) not in _IMMUTABLE})
+        parts = list(self._root.modules())
+        held = [one for part in parts for one in (part, *part.__dict__.values()) if type(one) not in _IMMUTABLE]
+        held += [one for kind in {type(part) for part in parts} for one in _variables(kind.forward)]
+        kept = running(hooks, {id(one) for one in held})
         self.fed = self.fed or len(kept) > len(changing)
         return kept
 
@@ -513,6 +517,14 @@ def _cell(cell: CellType) -> dict[str, Any]:
 def package(module: str | None) -> str:
     """The package that a module of some name belongs to."""
     return (module or "").partition(".")[0]
+
+
+def _variables(function: Any) -> Iterator[Any]:
+    """What a function, and those that it wraps, may keep in variables of their files."""
+    while isinstance(function, FunctionType):
+        own = (function.__globals__.get(name) for name in function.__code__.co_names)
+        yield from (one for one in own if type(one) not in _STATELESS_KINDS)
+        function = function.__dict__.get("__wrapped__")
 
 
 def contents(cell: CellType) -> list[Any]:

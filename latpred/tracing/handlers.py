@@ -192,8 +192,7 @@ def item(recorder: TraceRecorder, call: Call) -> Any:
     """The host reads a value: it must be one that can be known."""
     for tensor in call.args:
         if tensor.is_meta or (recorder.stale and tensor.untyped_storage()._cdata in recorder.stale):
-            source = f" that {recorder.records[-1].name} made" if recorder.records else ""
-            raise UnknowableError(f"the model's Python reads a value{source}")
+            raise UnknowableError(recorder.reading())
     return recorder.record(sync(call.info, call.args[0]), call.run())
 
 
@@ -270,7 +269,7 @@ def answer(recorder: TraceRecorder, call: Call) -> Any:
         whole = whole and isinstance(call.args[1], int) and prod(dims.values()) == call.args[1]
     if not whole or call.options or not call.args[0].is_meta:
         return fresh(recorder, call)
-    out = torch.tensor(call.info.short != "any")
+    out = torch.tensor("any" not in call.info.short)
     return recorder.record(call.launching(out), out)
 
 

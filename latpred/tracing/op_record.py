@@ -55,7 +55,7 @@ _SPECIAL = {
     **dict.fromkeys(("dropout", "feature_dropout", "alpha_dropout", "feature_alpha_dropout"), "dropout"),
     **dict.fromkeys(("index", "_unsafe_index", "index_put", "index_put_", "_index_put_impl_"), "pick"),
     **dict.fromkeys(("repeat_interleave", *_PICKING), "pick"),
-    **dict.fromkeys(("all", "any", "eq"), "answer"),
+    **dict.fromkeys(("all", "_is_all_true", "any", "_is_any_true", "eq"), "answer"),
     **dict.fromkeys(("_transformer_encoder_layer_fwd", "_native_multi_head_attention"), "boundary"),
     "matmul": "matmul",
     "scalar_tensor": "scalar",

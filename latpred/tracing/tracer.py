@@ -135,6 +135,10 @@ class TraceRecorder(TorchDispatchMode):  # type: ignore[no-untyped-call]
         finally:
             self.depth -= 1
 
+    def reading(self) -> str:
+        """That Python reads a value, which is of the last op; part of a sentence."""
+        return "the model's Python reads a value" + (f" that {self.records[-1].name} made" if self.records else "")
+
     def finished(self, batch: int, input_bytes: int) -> TracePass:
         """What was recorded."""
         return TracePass(batch, self.records, self.nested, input_bytes, self.watcher)
@@ -270,8 +274,8 @@ def _graph(
 ) -> ModelGraph:
     """The graph of a model; one that does not bear a second forward pass, as with a cache that grows, starts anew.
 
-    A model that fails then as well takes certain batch sizes alone, or none. Before that it is tried without hooks that
-    may feed it: some only look at values, which a trace does not have.
+    A model that fails then as well takes certain batch sizes alone, or none. Then it is tried without hooks that may
+    feed it: some only look at values, which a trace does not have.
     """
 
     def renew(feeding: bool) -> MetaModule:
@@ -280,19 +284,19 @@ def _graph(
         attend(made.module, attention)
         return made
 
+    failures: list[TraceError] = []
     for feeding in (True, False):
         make = partial(renew, feeding)
-        made = make()
-        for each_anew in (None, make):
+        for each_anew, alone in ((None, False), (make, False), (None, True)):
+            made = make()
             tracer = Tracer(made, given, naming, each_anew)
             try:
-                return tracer.noted(tracer.graph(batches))
-            except TraceError:
-                made = make()
+                return tracer.noted(tracer.only(batches or (given.batch,)) if alone else tracer.graph(batches))
+            except TraceError as error:
+                failures.append(error)
         if not made.reached.fed:
             break
-    tracer = Tracer(made, given, naming)
-    return tracer.noted(tracer.only(batches or (given.batch,)))
+    raise failures[2]  # of the model with all its hooks, at the batch sizes that were asked for
 
 
 def as_written(graph: ModelGraph) -> ModelGraph:
@@ -486,6 +490,8 @@ class Tracer:
             except Exception as error:
                 if means_autocast(error) and not self._autocast.follows:
                     raise EntersAutocastError from error
+                if any(words in str(error) for words in _READS):
+                    raise TraceError(f"{recorder.reading()} in {self._where(error)}, {_ADVICE}") from None
                 raise TraceError(self._failure(recorder, error, batch)) from error
         self._next_meta_module()
         return recorder.finished(batch, nbytes(args, options))
@@ -536,6 +542,8 @@ class Tracer:
         return place(path) + line
 
 
+# What torch says where Python asks a meta tensor for its values by a call that is no op: tolist() or numpy().
+_READS = "tensor with unallocated storage", "meta device type tensor to numpy"
 _ADVICE = "which no trace can know; take that part out of forward, or trace the parts of the model on either side of it"
 _OWN = (str(Path(__file__).parents[1]), str(Path(torch.__file__).parent))
 

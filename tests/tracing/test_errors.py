@@ -37,6 +37,8 @@ READS = r"reads a value that aten::{} made in module '1' \(test_errors.py:\d+\),
     [
         (lambda y: y if y.sum() > 0 else -y, READS.format("gt")),
         (lambda y: y * float(y.max()), READS.format("max")),
+        (lambda y: y * y.max().tolist(), READS.format("to")),
+        (lambda y: torch.from_numpy(y.relu().numpy()), READS.format("relu")),
         (lambda y: y[y > 0], "the result of aten::index has a shape that depends on the values of a mask in modul"),
         (lambda y: y.nonzero(), r"the result of aten::nonzero has a shape that depends on values in module '1'"),
         (failing, r"the forward pass failed in module '1' \(test_errors.py:\d+\) at batch 1: KeyError: 'nothing here'"),
@@ -79,9 +81,12 @@ def test_checks_that_nothing_is_wrong_are_assumed_to_pass() -> None:
         assert (shown.sum(1) == shown.numel()).shape == y.shape[:1]
         if torch.isnan(y).any() or not torch.isfinite(y).all() or not shown.sum() == shown.numel():
             raise ValueError("numbers went wrong")
+        torch._check_tensor_all(y.sum() == 1.0)  # as transformers does
+        if torch.isnan(y)._is_any_true():
+            raise ValueError("numbers went wrong")
         return y
 
-    assert latpred.trace(Projected(checked), torch.zeros(1, 4)).syncs() == 3
+    assert latpred.trace(Projected(checked), torch.zeros(1, 4)).syncs() == 5
 
 
 def test_values_that_are_known_may_be_read() -> None:

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import gc
 from collections import OrderedDict
+from collections.abc import Callable
+from functools import wraps
 from typing import Any
 
 import pytest
@@ -133,6 +135,46 @@ class Watching(nn.Module):
         return self.head(self.kept["first"])  # type: ignore[no-any-return]
 
 
+_collected: dict[str, torch.Tensor] = {}
+
+
+def _collect(module: nn.Module, args: object, out: torch.Tensor) -> None:
+    _collected["first"] = out
+
+
+def _collecting(forward: Callable[..., torch.Tensor]) -> Callable[..., torch.Tensor]:
+    @wraps(forward)
+    def collecting(self: nn.Module, x: torch.Tensor) -> torch.Tensor:
+        self.body(x)
+        return forward(self, _collected.pop("first"))
+
+    return collecting
+
+
+class Collecting(Watching):
+    """Does so by a decorator and a variable of its file, as the backbones of transformers do."""
+
+    def __init__(self) -> None:
+        super().__init__("method")
+        self.body[0]._forward_hooks.clear()
+        self.body[0].register_forward_hook(_collect)
+
+    @_collecting
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return self.head(x)  # type: ignore[no-any-return]
+
+
+def test_a_hook_that_feeds_a_decorated_model_through_a_variable_runs() -> None:
+    assert latpred.trace(Collecting(), torch.zeros(1, 4)).macs(8) == 8 * (2 * 4 * 4 + 4 * 2)
+
+
+def test_a_model_that_is_fed_by_a_hook_and_fails_says_why_it_does() -> None:
+    model = Watching("method")
+    model.head = nn.Linear(5, 2)
+    with pytest.raises(TraceError, match=r"aten::linear in module 'head'"):
+        latpred.trace(model, torch.zeros(1, 4))
+
+
 @pytest.mark.parametrize("how", ["closure", "method"])
 def test_a_hook_that_feeds_the_model_runs(how: str) -> None:
     model = Watching(how)
@@ -141,6 +183,16 @@ def test_a_hook_that_feeds_the_model_runs(how: str) -> None:
     used = latpred.trace(model, torch.zeros(1, 4))
     assert fresh.macs(8) == used.macs(8) == 8 * (2 * 4 * 4 + 4 * 2)
     assert model.kept["first"].shape == (3, 4)
+
+
+def test_a_model_that_is_fed_by_a_hook_may_take_one_batch_size_alone() -> None:
+    class Once(Watching):
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            return super().forward(x.reshape(1, 4))
+
+    graph = latpred.trace(Once("method"), torch.zeros(1, 4))
+    assert graph.only == (1,)
+    assert graph.macs(1) == 2 * 4 * 4 + 4 * 2
 
 
 def test_a_hook_that_only_looks_at_values_ends_no_trace() -> None:
