@@ -125,8 +125,9 @@ def usable_memory_bytes() -> int:
 
 
 def bytes_left() -> float:
-    """Memory and address space that the process may still take; infinite where nothing limits it."""
-    left = [math.inf]
+    """Memory and address space that the process may still take; infinite where nothing says how much."""
+    free = re.search(r"MemAvailable:\s+(\d+) kB", _text(PROC / "meminfo"))
+    left = [1024.0 * int(free[1]) if free else math.inf]
     for limit, group in _memory_limits():
         fields = dict(line.split()[:2] for line in _text(group / "memory.stat").splitlines() if " " in line)
         taken = _text(group / "memory.current")

@@ -176,6 +176,8 @@ def test_what_a_limit_leaves_of_the_address_space(monkeypatch: pytest.MonkeyPatc
     for limit, left in ((resource.RLIM_INFINITY, math.inf), (5_000_000, 904_000)):
         monkeypatch.setattr(resource, "getrlimit", lambda _, limit=limit: (limit, limit))
         assert host.bytes_left() == left
+    written(tmp_path, {"meminfo": "MemTotal:  2000 kB\nMemAvailable:     800 kB\n"})
+    assert host.bytes_left() == 800 * 1024
 
 
 GROUP = {"self/cgroup": "5:cpu:/\n0::/box/inner\n"}

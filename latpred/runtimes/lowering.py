@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 
 import msgspec
 
-from latpred import runtimes
+from latpred import host, runtimes
 from latpred.errors import RuntimeRefusalError, UsageError
 from latpred.graph.graph import ModelGraph
 from latpred.graph.rewrites import REWRITTEN
@@ -21,6 +21,7 @@ from latpred.query import AMP
 from latpred.runtimes import graph_store, legacy_torch
 from latpred.runtimes.base import RuntimeTracer
 from latpred.storage import IdentityCache
+from latpred.units import format_bytes
 
 if TYPE_CHECKING:
     import torch
@@ -31,6 +32,8 @@ TARGETS = ("cpu", "cuda")
 MOST_REAL = 64  # the largest batch that a runtime's tools run a model at
 _REFUSED = "an estimate only: "  # how the note starts of a graph whose runtime would not take the model
 _UNASKED = "at batch {batch} alone {runtime} was not asked what it makes of the model: estimated from the eager trace"
+# How many times a model's weights a runtime's tools hold at once, as measured of BEiT-Large and VGG-19.
+_COPIES = {"torchscript": 2, "onnxruntime": 6, "compile": 2}
 _TURN = threading.RLock()  # exporters and compilers keep marks of being at work for the whole process
 _estimates: IdentityCache[ModelGraph, dict[tuple[str, str], ModelGraph]] = IdentityCache()
 
@@ -175,6 +178,7 @@ def of_source(source: Source, runtime: str, target: str, batch: int | None = Non
         from latpred.sandbox.untouched import put_back
 
         try:
+            _demand_memory(tracer.traced_by, eager)
             with without_modes(), _TURN, put_back(source.roots, numbers=False), no_autocast():
                 return trace()
         except RuntimeRefusalError as error:
@@ -229,6 +233,16 @@ def fitting(graph: ModelGraph, runtime: str, target: str) -> ModelGraph:
 def refusal(graph: ModelGraph) -> str | None:
     """Why the graph's runtime would not take the model, which was then estimated; None where it took it."""
     return next((note.removeprefix(_REFUSED) for note in graph.notes if note.startswith(_REFUSED)), None)
+
+
+def _demand_memory(runtime: str, graph: ModelGraph) -> None:
+    """Refuse to build a model with weights for a runtime's tools where they find no room for it."""
+    needed, left = _COPIES.get(runtime, 0) * graph.parameter_bytes, host.bytes_left()
+    if needed > left:
+        raise RuntimeRefusalError(
+            f"{runtime}'s tools need about {format_bytes(needed)} of memory for this model, "
+            f"and {format_bytes(left)} are free"
+        ) from MemoryError()
 
 
 def _is_passing(error: RuntimeRefusalError) -> bool:

@@ -17,7 +17,7 @@ import torch
 from factories import add, graph, linear
 from smallmodels import written
 
-from latpred import runtimes, tracing
+from latpred import host, runtimes, tracing
 from latpred.errors import RuntimeRefusalError
 from latpred.graph.graph import ModelGraph
 from latpred.runtimes import graph_store
@@ -25,6 +25,7 @@ from latpred.runtimes.graph_store import trace_by_name
 from latpred.runtimes.lowering import of_source, refusal, trace_for_runtime
 from latpred.runtimes.source import source_of
 from latpred.runtimes.torchscript import TorchScript
+from latpred.units import format_bytes
 
 GIVEN = graph(linear())
 MADE = graph(linear(), add())
@@ -145,6 +146,21 @@ def test_what_a_runtime_refuses_is_refused_once_unless_the_machine_was_full(
     passing = cause in MACHINE
     assert (len(asked), len(files())) == ((2, 0) if passing else (1, 1))
     assert (refusal(of_source(source, "torchscript", "cpu")) is None) == passing
+
+
+@pytest.mark.parametrize(("runtime", "copies"), [("torchscript", 2), ("onnxruntime", 6), ("compile", 2)])
+def test_a_model_that_memory_has_no_room_for_is_estimated_until_there_is(
+    runtime: str, copies: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    source = source_of(torch.nn.Linear(1024, 1023, bias=False).eval(), torch.zeros(2, 1024))
+    needed = format_bytes(copies * 4 * 1024 * 1023)
+    reason = f"{runtime}'s tools need about {needed} of memory for this model, and {needed} are free"
+    with monkeypatch.context() as patch:
+        patch.setattr(host, "bytes_left", lambda: copies * 4 * 1024 * 1023 - 1.0)
+        assert refusal(of_source(source, runtime, "cpu")) == reason
+    assert not files()
+    if runtime == "torchscript":
+        assert refusal(of_source(source, runtime, "cpu")) is None
 
 
 SHARING = """
