@@ -52,6 +52,17 @@ def encoder() -> torch.nn.Module:
     return transformers.BertLMHeadModel(transformers.BertConfig(**SIZES, vocab_size=50)).eval()
 
 
+def neox() -> torch.nn.Module:
+    sizes = {"num_hidden_layers": 1, "hidden_size": 16, "num_attention_heads": 2, "intermediate_size": 32}
+    return transformers.GPTNeoXForCausalLM(transformers.GPTNeoXConfig(**sizes, vocab_size=50)).eval()
+
+
+def test_a_decoder_whose_config_calls_it_none_generates() -> None:
+    assert neox().config.is_decoder is False
+    graph = trace_generation(neox(), 6, 3)
+    assert [step.before for step in graph.steps] == [6, 7]
+
+
 @pytest.mark.parametrize("make", [gpt2, llama])
 def test_steps_that_were_not_traced_are_those_that_a_trace_finds(
     make: Callable[[], torch.nn.Module], monkeypatch: pytest.MonkeyPatch
