@@ -32,7 +32,7 @@ TARGETS = ("cpu", "cuda")
 MOST_REAL = 64  # the largest batch that a runtime's tools run a model at
 _REFUSED = "an estimate only: "  # how the note starts of a graph whose runtime would not take the model
 _UNASKED = "at batch {batch} alone {runtime} was not asked what it makes of the model: estimated from the eager trace"
-# How many times a model's weights a runtime's tools hold at once, as measured of BEiT-Large and VGG-19.
+# How many times a model's weights a runtime's tools hold at once, as measured of BEiT-Large, VGG-19 and ViT-Huge.
 _COPIES = {"torchscript": 2, "onnxruntime": 6, "compile": 2}
 _TURN = threading.RLock()  # exporters and compilers keep marks of being at work for the whole process
 _estimates: IdentityCache[ModelGraph, dict[tuple[str, str], ModelGraph]] = IdentityCache()
@@ -237,7 +237,13 @@ def refusal(graph: ModelGraph) -> str | None:
 
 def _demand_memory(runtime: str, graph: ModelGraph) -> None:
     """Refuse to build a model with weights for a runtime's tools where they find no room for it."""
-    needed, left = _COPIES.get(runtime, 0) * graph.parameter_bytes, host.bytes_left()
+    weights, copies, left = graph.parameter_bytes, _COPIES.get(runtime, 0), host.bytes_left()
+    if runtime == "onnxruntime":
+        from latpred.runtimes.onnx.onnx_export import LARGEST_IN_MEMORY
+
+        weights = max(weights, 4 * graph.parameters)  # exported in single precision
+        copies = copies if weights < LARGEST_IN_MEMORY else copies // 2  # larger ones go through files
+    needed = copies * weights
     if needed > left:
         raise RuntimeRefusalError(
             f"{runtime}'s tools need about {format_bytes(needed)} of memory for this model, "

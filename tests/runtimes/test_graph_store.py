@@ -148,10 +148,14 @@ def test_what_a_runtime_refuses_is_refused_once_unless_the_machine_was_full(
     assert (refusal(of_source(source, "torchscript", "cpu")) is None) == passing
 
 
-@pytest.mark.parametrize(("runtime", "copies"), [("torchscript", 2), ("onnxruntime", 6), ("compile", 2)])
+@pytest.mark.parametrize(
+    ("runtime", "copies", "in_memory"),
+    [("torchscript", 2, 2e9), ("onnxruntime", 6, 2e9), ("onnxruntime", 3, 4e6), ("compile", 2, 2e9)],
+)
 def test_a_model_that_memory_has_no_room_for_is_estimated_until_there_is(
-    runtime: str, copies: int, monkeypatch: pytest.MonkeyPatch
+    runtime: str, copies: int, in_memory: float, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    monkeypatch.setattr("latpred.runtimes.onnx.onnx_export.LARGEST_IN_MEMORY", in_memory)
     source = source_of(torch.nn.Linear(1024, 1023, bias=False).eval(), torch.zeros(2, 1024))
     needed = format_bytes(copies * 4 * 1024 * 1023)
     reason = f"{runtime}'s tools need about {needed} of memory for this model, and {needed} are free"
