@@ -316,7 +316,7 @@ def measured(cell: Cell, measure: Measure) -> Row:
     sampled, error = Sampled({}), ""
     try:
         if host.bytes_left() < LEAST_BYTES:
-            raise MemoryError(f"the limit on this process leaves less than {LEAST_BYTES / 1e6:.0f} MB")
+            raise MemoryError(f"less than {LEAST_BYTES / 1e6:.0f} MB of memory are left for this process")
         sampled = measure(cell)
         error = _not_finite(sampled)
     except DeviceError:

@@ -305,7 +305,7 @@ def _run(module: Any, inputs: Any, batch: int, keep: Callable[[torch.Tensor], to
     for _ in range(_SETTLING_ON_META):
         # The executor first compares all constants with one another, hundreds of thousands of times in a deep network,
         # and the recorder would see each of these. A call that fails at the first op with a weight has it do just that.
-        with suppress(RuntimeError):
+        with suppress(Exception):
             module(*(tensor.to("meta") for tensor in tensors))
         with _Interpreted(keep):
             module(*tensors)

@@ -523,7 +523,7 @@ def _variables(function: Any) -> Iterator[Any]:
     """What a function, and those that it wraps, may keep in variables of their files."""
     while isinstance(function, FunctionType):
         own = (function.__globals__.get(name) for name in function.__code__.co_names)
-        yield from (one for one in own if type(one) not in _STATELESS_KINDS)
+        yield from (one for one in own if type(one) not in _STATELESS_KINDS and not isinstance(one, type))
         function = function.__dict__.get("__wrapped__")
 
 

@@ -157,7 +157,7 @@ def test_no_cell_is_begun_with_next_to_no_memory_left(opened, monkeypatch):
     monkeypatch.setattr(session.host, "bytes_left", lambda: 1.5e8)
     with opened() as one:
         assert one.run(gemm(1), Measuring()).error == (
-            "out of memory: the limit on this process leaves less than 200 MB"
+            "out of memory: less than 200 MB of memory are left for this process"
         )
 
 
