@@ -31,7 +31,7 @@ from latpred.calibration.session import Row
 from latpred.cli import main
 from latpred.errors import DeviceError, NoProfileError, ProfileError, UsageError
 from latpred.profile import store
-from latpred.profile.document import ADAPTED, DeviceProfile
+from latpred.profile.document import ADAPTED, DeviceProfile, Sample
 
 CELLS = 230  # after which every dispatch cell and tiny network and some kernels were timed
 WITHOUT_CUDA = pytest.mark.skipif(torch.cuda.is_available(), reason="needs a machine without CUDA")
@@ -59,6 +59,13 @@ def test_parts_of_a_cpu_hold_at_the_speed_of_their_profile(tmp_path: Path, slowe
     assert 0.9 < parts["host", ""].ratio < 1.1
     assert 0.9 < parts["device", ""].ratio < 1.1
     assert 0.9 < parts["device", "fp32 conv"].ratio < 1.1
+    assert 0.9 < parts["device", "fp32 reduction"].ratio < 1.1  # most of whose calls are dispatch
+
+
+def test_probes_are_the_same_ones_whatever_the_order_of_a_round(tmp_path: Path) -> None:
+    stored, rows = journals.fitted(journals.CPU, tmp_path), stored_rows()
+    again, reversed_ = (drift_test.compared(stored, [rows, second]) for second in (rows, rows[::-1]))
+    assert [(part.name, part.timed) for part in reversed_] == [(part.name, part.timed) for part in again]
 
 
 def _slowed(row: Row, slower: float) -> Row:
@@ -94,6 +101,26 @@ def test_a_profile_that_holds_and_its_altered_copies(calibrated: DeviceProfile) 
     assert len(others) > 20
     missed = [name for name, other in others.items() if not GUARD["caught_in"](name, GUARD["moved"](other, rounds))]
     assert missed == []
+
+
+def test_a_kind_of_kernel_with_a_fit_of_its_own_is_held_against_that(calibrated: DeviceProfile) -> None:
+    fits = calibrated.kernels["fp32"]
+    own = msgspec.structs.replace(fits["conv"], scale=1.5 * fits["conv"].scale)
+    finer = msgspec.structs.replace(calibrated, kernels={"fp32": {**fits, "conv.3x3": own}})
+    rounds = GUARD["timed_again"](finer, SimulatedDevice(SimulatedSpec(seed=8)), 600.0)
+    parts = {part.name: part.ratio for part in drift_test.compared(finer, rounds)}
+    assert parts["fp32 conv.3x3"] == pytest.approx(parts["fp32 conv"] / 1.5, rel=0.15)
+
+
+def test_cells_that_are_not_known_any_more_are_no_probes(calibrated: DeviceProfile) -> None:
+    dims = "seed=1,width=64,size=8,batch=1"
+    keys = [f"network/eager/fp32/gone/{dims},cold=0", f"network/eager/fp32/mlp/{dims}", "kernel/eager/fp32/gone/n=1"]
+    gone = tuple(Sample(key, 2.0, 0.1, 30) for key in keys)
+    cells = drift_test.probe_cells(msgspec.structs.replace(calibrated, samples=(*gone, *calibrated.samples)))
+    assert len(cells) > len(gone)
+    assert not {cell.key for cell in cells} & set(keys)
+    with pytest.raises(ProfileError, match="keeps no cells that could be timed again"):
+        drift_test.probe_cells(profile(samples=gone))
 
 
 @pytest.mark.slow
@@ -141,6 +168,7 @@ CUDA = profile(device=msgspec.structs.replace(profile().device, kind="cuda", asy
             r"was adapted, from cpu on .* Check the profile that it was adapted from",
         ),
         ({"profile": ELSEWHERE}, ProfileError, r"is of another machine .Another CPU, here .*Check it there"),
+        ({"profile": profile(), "device": "simulated"}, ProfileError, "'cpu' is of cpu, not of simulated"),
         pytest.param({"profile": CUDA}, DeviceError, "CUDA", marks=WITHOUT_CUDA),
         ({"profile": profile(), "budget_s": 0.1}, UsageError, "Give at least 1 s"),
     ],

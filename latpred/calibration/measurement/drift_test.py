@@ -34,7 +34,7 @@ from latpred.calibration.timing.in_network import calls
 from latpred.calibration.timing.reference_speed import ReferenceTimer, RunSpeed
 from latpred.calibration.workloads import networks, single_ops
 from latpred.errors import CalibrationError, ProfileError, UsageError
-from latpred.graph.features import NATIVE, Floats, native
+from latpred.graph.features import NATIVE, Floats, kind, native
 from latpred.graph.graph import Op
 from latpred.host import Slowdown
 from latpred.ops.families import nearest, root
@@ -78,11 +78,14 @@ def probe_cells(profile: DeviceProfile) -> list[Cell]:
 def _cell(key: str) -> Cell | None:
     """The cell of a key; None for keys that are not of cells, as in profiles fitted to samples from elsewhere."""
     try:
-        kind, runtime, precision, name, dims = key.split("/")
+        cell_kind, runtime, precision, name, dims = key.split("/")
         sizes = {dim: int(size) for dim, size in (pair.split("=") for pair in dims.split(",") if pair)}
-    except ValueError:
+        cell = Cell(cell_kind, name, sizes, precision, runtime)
+        if cell_kind == "network":
+            network_spec(cell)
+    except (ValueError, KeyError):  # KeyError: a network of another version, which had other dimensions
         return None
-    return Cell(kind, name, sizes, precision, runtime)
+    return cell
 
 
 def _covering(profile: DeviceProfile, cells: Sequence[Cell], wanted: int) -> list[Cell]:
@@ -102,19 +105,25 @@ def _covering(profile: DeviceProfile, cells: Sequence[Cell], wanted: int) -> lis
 
 
 def _parts(profile: DeviceProfile, cell: Cell) -> set[str]:
-    """Fits that price what a cell launches; on a synchronous device their families, of which a network holds many."""
-    if cell.kind == "kernel":
-        graph, batch = single_ops.graph(cell)
-    else:
-        spec = network_spec(cell)
-        graph, batch = networks.graph(spec, cell.precision), spec.batch
+    """Fits that price what a cell launches; on a synchronous device their families, of which a network holds many.
+
+    A cell that cannot be traced any more has none.
+    """
+    try:
+        if cell.kind == "kernel":
+            graph, batch = single_ops.graph(cell)
+        else:
+            spec = network_spec(cell)
+            graph, batch = networks.graph(spec, cell.precision), spec.batch
+    except Exception:
+        return set()  # it may be of another version; choosing must not end a check over one cell
     ops = [op for op in graph.at(batch) if op.launches]
-    fits = (_fit_of(profile, op.family, row_of(op, batch), cell.precision) for op in ops)
+    fits = (_fit_of(profile, kind(op.family, op.dims), row_of(op, batch), cell.precision) for op in ops)
     return {fit if cell.kind == "kernel" else root(fit) for fit in fits if fit is not None}
 
 
 def _fit_of(profile: DeviceProfile, family: str, row: tuple[float, ...], precision: str) -> str | None:
-    """The fit that prices a kernel, by its key in the profile; None where no fit does."""
+    """The fit that prices a kernel of a family or kind, by its key in the profile; None where no fit does."""
     fits = profile.kernels.get(precision, {})
     if NATIVE in fits and native(family, np.array([row]), profile.machine.threads)[0]:
         return NATIVE
@@ -154,22 +163,23 @@ def _ratios(profile: DeviceProfile, rows: Sequence[Row], speed: RunSpeed) -> Ite
     prices = _KernelPrices(profile)
     ratios = _issued(profile, small, then)
     if profile.device.asynchronous:
+        gap_us = profile.device.gap_us
         kernels = [
             (row.cell.precision, row.cell.key, sample)
             for row in issued
             if row.cell.kind == "kernel"
-            for sample in profile_fit.queued_sample(row, profile.device.gap_us)
+            for sample in profile_fit.queued_sample(row, gap_us, profile.kernels.get(row.cell.precision, ()))
         ]
         ratios = chain(ratios, _dispatched(profile, issued, then))
     else:
-        tiny = [run for row, run in small if not network_spec(row.cell).chain]
+        tiny = [(row.cell.key, run) for row, run in small if not network_spec(row.cell).chain]
         # A sized network keeps its times, and says how much slower than the profile's the machine was for it.
         sized = [
             profile_fit.timed_network(row, profile.device)._replace(slowdown=visits.slowdown(row, speed, profile.speed))
             for row in good
             if _is_sized(row)
         ]
-        kernels = _in_networks(profile, sized, tiny)
+        kernels = _in_networks(profile, sized, [run for _, run in tiny], then)
         ratios = chain(ratios, _called(prices, tiny, then))
     return (ratio for ratio in chain(ratios, _kernels(prices, kernels)) if math.isfinite(ratio.log_ratio))
 
@@ -227,17 +237,18 @@ class _KernelPrices:
     def of_op(self, op: Op, run: TimedNetwork) -> float:
         """What an op's kernels take; nothing where it launches none, or none that the profile knows."""
         row, precision = row_of(op, run.batch, resident=run.resident), run.graph.precision
-        key = _fit_of(self.profile, op.family, row, precision) if op.launches else None
+        key = _fit_of(self.profile, kind(op.family, op.dims), row, precision) if op.launches else None
         return 0.0 if key is None else op.launches * self.us(precision, key, op.family, row)
 
 
 def _in_networks(
-    profile: DeviceProfile, sized: Sequence[TimedNetwork], tiny: Sequence[TimedNetwork]
+    profile: DeviceProfile, sized: Sequence[TimedNetwork], tiny: Sequence[TimedNetwork], then: Slowdown
 ) -> list[tuple[str, str, KernelSample]]:
     """Kernels timed in their networks, with precision and probe: shapes that come again are one probe."""
     eager = profile.runtimes[EAGER]
-    # Tiny networks tell what a clock around each call makes of dispatch.
-    clocked = DispatchFit(with_parents(class_costs(tiny)) if tiny else eager.costs_us, 0.0, 0.0, 0.0)
+    # Tiny networks tell what a clock around each call makes of dispatch, here at the profile's speed.
+    costs_us = {name: us / then.ops for name, us in with_parents(class_costs(tiny)).items()} if tiny else eager.costs_us
+    clocked = DispatchFit(costs_us, 0.0, 0.0, 0.0)
     by_precision = {name: [run for run in sized if run.graph.precision == name] for name in profile.kernels}
     return [
         (precision, repr((sample.family, sample.row)), sample)
@@ -258,25 +269,25 @@ def _kernels(prices: _KernelPrices, samples: Iterable[tuple[str, str, KernelSamp
             yield Ratio(DEVICE, part, probe, ratio, profile.kernels[precision][key].spread)
 
 
-def _called(prices: _KernelPrices, runs: Sequence[TimedNetwork], then: Slowdown) -> Iterator[Ratio]:
-    """Calls of tiny networks, timed in place."""
+def _called(prices: _KernelPrices, runs: Sequence[tuple[str, TimedNetwork]], then: Slowdown) -> Iterator[Ratio]:
+    """Calls of tiny networks, timed in place; each comes with the key of its cell."""
     if not runs:
         return
     dispatch = prices.profile.runtimes[EAGER]
-    passes_us = [host_us(run, dispatch) + sum(prices.of_op(op, run) for op in run.ops) for run in runs]
-    slow = float(np.median([run.total_us / us for run, us in zip(runs, passes_us, strict=True)]))
+    passes_us = [host_us(run, dispatch) + sum(prices.of_op(op, run) for op in run.ops) for _, run in runs]
+    slow = float(np.median([run.total_us / us for (_, run), us in zip(runs, passes_us, strict=True)]))
     single = [
-        (number, op.host_class, taken / slow, host_cost(dispatch, op.host_class) + prices.of_op(op, run))
-        for number, run in enumerate(runs)
+        (key, op.host_class, taken / slow, host_cost(dispatch, op.host_class) + prices.of_op(op, run))
+        for key, run in runs
         for (op, *others), taken in zip(calls(run.ops), run.calls_us, strict=True)
         if not others
     ]
     # What the clock adds to a call, and does not see of it, is the same for all: the median of it is put back.
     missing_us = float(np.median([expected - taken for _, _, taken, expected in single]))
-    for number, name, taken, expected in single:
+    for key, name, taken, expected in single:
         if expected > 0:
             ratio, sigma = _log((taken + missing_us) * slow / then.ops, expected), math.hypot(0.1, CLOCK_US / expected)
-            yield Ratio(HOST, root(name), f"{number}/{name}", ratio, sigma)
+            yield Ratio(HOST, root(name), f"{key}/{name}", ratio, sigma)
 
 
 FALSE_ALARMS = 1e-3
@@ -385,7 +396,8 @@ def check(
     Raises
     ------
     ProfileError
-        When there is no profile, it is another machine's, or it keeps no cells that can be timed again.
+        When there is no profile, it is another machine's or another device's, or it keeps no cells that can be timed
+        again.
     DeviceError
         When the profile's device is not there.
     CalibrationError
@@ -400,6 +412,12 @@ def check(
         raise UsageError(f"a budget of {budget_s:g} s measures nothing. Give at least {LEAST_S:g} s, better 25.")
     checked = _own_profile(profile, device)
     live = device if device is not None and not isinstance(device, str) else open_device(device or live_name(checked))
+    info = live.info()
+    if (info.kind, info.name) != (checked.device.kind, checked.device.name):
+        raise ProfileError(
+            f"profile {checked.name!r} is of {checked.device.name}, not of {info.name}. "
+            "Name the device that it is of, or leave the device out."
+        )
     start = time.monotonic()
     watch = disturbance.Watch()
     rounds = timed_again(checked, live, budget_s, progress)
