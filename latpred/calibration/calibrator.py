@@ -28,6 +28,7 @@ from latpred.calibration.devices import Device, conditions, open_device
 from latpred.calibration.fitting import acceptance, profile_fit
 from latpred.calibration.fitting.dispatch_fit import call_costs, fit_in_place
 from latpred.calibration.runtime_calibration import calibrate_runtimes, onnx_workloads
+from latpred.calibration.runtime_calibration.base import LIKE
 from latpred.calibration.schedules import schedule_of
 from latpred.calibration.session import JOURNAL, LAST, Sampled, Session, directory, measured, read_journal
 from latpred.calibration.timing import visits
@@ -339,7 +340,8 @@ def _plan(wanted: Sequence[str], profile: DeviceProfile | None, quick: bool, who
 
     What a finished profile lacks is added to it; where it lacks nothing, what is wanted is measured anew.
     """
-    others = [name for name in wanted if name != EAGER]
+    # Who replays the kernels of another runtime learns from it, and comes after it.
+    others = sorted((name for name in wanted if name != EAGER), key=LIKE.__contains__)
     missing = [name for name in others if profile is not None and name not in profile.runtimes]
     anew = profile is None or (not missing and EAGER in wanted)
     names = [EAGER, *others] if anew else missing or others

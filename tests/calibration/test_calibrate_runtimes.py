@@ -211,6 +211,12 @@ def test_budgets_are_shared_in_proportion() -> None:
     assert quick["plain"].seconds == pytest.approx(usual / 3)
 
 
+def test_who_replays_a_runtime_s_kernels_comes_after_it_in_whatever_order_they_are_named() -> None:
+    wanted = ("onnxruntime-cuda-graphs", "torchscript", "compile-reduce-overhead", "onnxruntime", "compile")
+    plan = calibrator._plan(wanted, None, False, calibrator._whole_effort(False, None, None))
+    assert list(plan) == ["eager", "torchscript", "onnxruntime", "compile", *wanted[0::2][:2]]
+
+
 def test_all_are_those_that_the_device_can_run() -> None:
     able, reasons = calibrate_runtimes.offered(open_device("cpu"))
     asked = ["torchscript", "eager", "torchscript"]
