@@ -15,7 +15,9 @@ from gauges import ScriptedGauge
 
 from latpred.calibration import runtime_calibration, schedules
 from latpred.calibration.devices import open_device
-from latpred.calibration.runtime_calibration import compile_calibrator
+from latpred.calibration.fitting import acceptance
+from latpred.calibration.fitting.dispatch_fit import TimedNetwork
+from latpred.calibration.runtime_calibration import calibrate_runtimes, compile_calibrator
 from latpred.calibration.runtime_calibration.compile_calibrator import COLD_CALL, KINDS, CompileCalibrator
 from latpred.calibration.session import Row
 from latpred.calibration.timing.timer import Timing
@@ -261,6 +263,22 @@ def test_a_family_that_tiny_networks_only_make_work_hard_keeps_its_scale(
     hard = [msgspec.structs.replace(one, calls_us=tuple(us + 50.0 for us in one.calls_us)) for one in rows]
     mixed = [other if schedules.network_spec(one.cell).tiny else one for one, other in zip(rows, hard, strict=True)]
     assert fitted(mixed, profile).kernel_scales["conv.pointwise"] == pytest.approx(SCALE, rel=0.15)
+
+
+def test_an_op_of_two_kernels_takes_what_both_take(profile: DeviceProfile) -> None:
+    prices = compile_calibrator._prices(profile, factories.dispatch())
+
+    def taken(launches: int) -> list[float]:
+        net = network(256, lambda size: msgspec.structs.replace(conv(size), launches=launches))
+        return list(compile_calibrator._kernels_us(TimedNetwork(net, 1, 1.0), prices).values())
+
+    assert taken(2) == pytest.approx(taken(1))
+
+
+def test_networks_of_the_fit_tell_the_spread_where_no_holdout_does(rows: list[Row], profile: DeviceProfile) -> None:
+    fit, errors = calibrate_runtimes.fit_with_spread(CompileCalibrator(), rows, profile)
+    assert errors == []
+    assert fit.spread >= acceptance.LEAST_SPREAD
 
 
 def test_networks_of_the_fit_test_fits_without_them(rows: list[Row], profile: DeviceProfile) -> None:

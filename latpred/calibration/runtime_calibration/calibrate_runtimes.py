@@ -144,6 +144,6 @@ def fit_with_spread(
     holdouts = [row for row in rows if network_fit.is_holdout(row)]
     errors = network_fit.holdout_errors(fit, holdouts, profile, calibrator.runtime)
     unseen = [*errors, *by_folds]
-    spread = acceptance.network_spread(unseen) if errors else fit.spread
+    spread = acceptance.network_spread(unseen) if unseen else fit.spread
     least = profile.runtimes[EAGER].spread if len(unseen) < acceptance.FEWEST else 0.0
     return msgspec.structs.replace(fit, spread=max(spread, least)), errors

@@ -429,10 +429,10 @@ def _prices(profile: DeviceProfile, fit: DispatchFit) -> PriceList:
 
 
 def _kernels_us(network: TimedNetwork, prices: PriceList) -> Mapping[int, float]:
-    """Kernel time of each op, by its id."""
+    """Kernel time of each op that has any, by its id."""
     schedule = get("compile").lower(network.graph, network.batch)
     priced = prices.price(schedule, network.graph.precision, resident=network.resident)
     rows = priced.times(np.array([float(network.batch)])).us[:, 0]
     times = rows[priced.kernel_row] * priced.kernel_share
-    ops = network.ops
-    return {id(ops[op]): us for op, us in zip(schedule.kernel_op.tolist(), times.tolist(), strict=True)}
+    ops, us = network.ops, np.bincount(schedule.kernel_op, times).tolist()  # an op may take several kernels
+    return {id(ops[op]): us[op] for op in schedule.kernel_op.tolist()}
