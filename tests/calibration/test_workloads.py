@@ -6,6 +6,7 @@ import pytest
 import torch
 from torch import nn
 
+from latpred.calibration.measurement.timed_generation import generation_workload
 from latpred.calibration.workloads.suites import (
     Workload,
     dense_inputs,
@@ -63,6 +64,16 @@ def test_seeded_weights_repeat_and_leave_the_generator_alone() -> None:
     assert torch.equal(first[0].weight, second[0].weight)
     assert torch.equal(torch.get_rng_state(), before)
     assert seeded(conv, "meta", "fp32")[0].weight.is_meta
+
+
+def test_seeding_reaches_no_generator_of_a_device_that_is_not_built_on(monkeypatch: pytest.MonkeyPatch) -> None:
+    seeds: list[int] = []
+    monkeypatch.setattr(torch.cuda, "manual_seed_all", seeds.append)
+    torch.manual_seed(1)
+    seeded(conv, "cpu", "fp32")
+    workloads_of("resnet18")[0].make("cpu", "fp32")
+    generation_workload("gpt2", 4, 2).make("meta", "fp32")
+    assert seeds == [1]
 
 
 def fading() -> nn.Module:

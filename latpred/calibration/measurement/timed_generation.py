@@ -17,7 +17,7 @@ from torch import nn
 from latpred.calibration.devices import Device, open_device
 from latpred.calibration.measurement.whole_models import REPEATS, measure
 from latpred.calibration.timing import timer
-from latpred.calibration.workloads.suites import SEED, Inputs, Workload, keep_lively, moved
+from latpred.calibration.workloads.suites import SEED, Inputs, Workload, keep_lively, moved, of_one_seed
 from latpred.errors import UsageError
 from latpred.explanation.generation import GenerationCurve, input_kind
 from latpred.graph.graph import ModelGraph
@@ -112,8 +112,7 @@ def generation_workload(model: nn.Module | str, prompt: int, new_tokens: int) ->
 
     def make(device: str, precision: str) -> tuple[nn.Module, Inputs]:
         if isinstance(model, str):
-            with torch.random.fork_rng(devices=[]):
-                torch.manual_seed(SEED)
+            with of_one_seed(device):
                 built: Any = decoder(model, device, precision)[1]
                 keep_lively(built)
         else:

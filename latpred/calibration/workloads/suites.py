@@ -9,7 +9,8 @@ profile by. Nothing is built here.
 from __future__ import annotations
 
 import copy
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import cache, partial
 from importlib import import_module
@@ -54,6 +55,11 @@ class Workload:
     def trace(self, precision: str, runtime: str = "eager", target: str = "cpu") -> ModelGraph:
         """What a runtime runs for it on a kind of device; the graph it came with, where there is one."""
         if self.graph is not None:
+            if self.graph.precision != precision:
+                traced = self.graph.precision
+                raise UsageError(
+                    f"{self.name} was traced in {traced}; ask for precision={traced!r}, or trace it in {precision}."
+                )
             return fitting(self.graph, runtime, target)
         return of_source(self.source(precision, target), runtime, target)
 
@@ -110,10 +116,21 @@ def module_workload(
     return Workload(name, example.kind, example.size, make)
 
 
+@contextmanager
+def of_one_seed(device: str) -> Iterator[None]:
+    """Within it, the CPU and a device draw from one seed; all generators are the caller's again afterwards."""
+    gpus = [torch.device(device)] if device.startswith("cuda") else []
+    with torch.random.fork_rng(devices=gpus):
+        torch.default_generator.manual_seed(SEED)  # torch.manual_seed would seed every GPU of the process
+        for gpu in gpus:
+            with torch.cuda.device(gpu):
+                torch.cuda.manual_seed(SEED)
+        yield
+
+
 def seeded(make: Callable[[], nn.Module], device: str, precision: str) -> nn.Module:
-    """A module in eval mode on a device, its weights drawn from one seed and the caller's generator left alone."""
-    with torch.random.fork_rng(devices=[]), torch.device(device):
-        torch.manual_seed(SEED)
+    """A module in eval mode on a device, its weights drawn from one seed and the caller's generators left alone."""
+    with of_one_seed(device), torch.device(device):
         model = make()
         if device != "meta":
             keep_lively(model)
@@ -150,12 +167,13 @@ def dense_inputs(shape: tuple[int, ...], precision: str) -> Inputs:
 
 
 def _as_workload(model: Model, seq: int | None, image: int | None) -> Workload:
-    if isinstance(model, Workload):
-        return model
     if isinstance(model, str):
         return _of_name(model, seq, image)
-    if isinstance(model, ModelGraph):
-        return _of_graph(model)
+    if isinstance(model, ModelGraph | Workload):
+        workload = model if isinstance(model, Workload) else _of_graph(model)
+        if (seq, image) != (None, None):
+            raise UsageError(f"{workload.name} has its inputs already; leave out seq and image.")
+        return workload
     return module_workload(type(model).__name__, model, seq=seq, image=image)
 
 
@@ -163,8 +181,7 @@ def _of_name(name: str, seq: int | None, image: int | None) -> Workload:
     shape = names.build(name, seq=seq, image=image, device="meta")
 
     def make(device: str, precision: str) -> tuple[nn.Module, Inputs]:
-        with torch.random.fork_rng(devices=[]):
-            torch.manual_seed(SEED)
+        with of_one_seed(device):
             built = names.build(name, seq=seq, image=image, device=device, precision=precision)
             if device != "meta" and not names.is_file(name):  # a user's function may have trained weights
                 keep_lively(built.model)
