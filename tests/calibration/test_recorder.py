@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
+from typing import NoReturn
 
 import msgspec
 import pytest
@@ -18,6 +19,7 @@ from latpred.calibration.devices.cuda import profiled
 from latpred.calibration.devices.simulated import SimulatedDevice
 from latpred.calibration.measurement import recorder
 from latpred.calibration.measurement.recorder import JOURNAL_FOLDER, Plan, RecordingSession, Setting, plan
+from latpred.calibration.measurement.whole_models import Bench
 from latpred.calibration.session import JOURNAL, MOST_TRIES, Row
 from latpred.calibration.timing.timer import Timing
 from latpred.calibration.workloads.suites import Workload, module_workload
@@ -137,6 +139,30 @@ class Broken(SimulatedDevice):
         if getattr(model, "model", "") == "b":
             raise self.failure
         return super().prepare_model(model, inputs, runtime)
+
+
+def test_a_lost_device_that_frees_nothing_costs_no_recording(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def lost(_: Bench) -> NoReturn:
+        raise RuntimeError("CUDA error: an illegal memory access was encountered")
+
+    monkeypatch.setattr(Bench, "turn_to", lambda *_: None)  # which clears, too
+    monkeypatch.setattr(Bench, "clear", lost)
+    with pytest.raises(DeviceError):
+        run(tmp_path, Broken(DeviceError("the device is lost")))
+    assert recording.load(tmp_path).table["model"].unique().tolist() == ["a"]
+
+
+def test_tf32_is_left_out_where_there_is_none(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    class Older(SimulatedDevice):
+        def info(self) -> DeviceInfo:
+            return msgspec.structs.replace(super().info(), kind="cuda")
+
+    both = tuple(Setting(A, 1, precision, "eager") for precision in ("fp32", "tf32"))
+    monkeypatch.setattr(recorder, "plan", lambda name: Plan("small", {"first": both}))
+    done = run(tmp_path, Older(), budget_s=-1.0)
+    assert done.stages == {"first": (0, 1)}
+    assert done.notes == ("tf32 is left out: simulated has none",)
+    assert run(tmp_path, budget_s=-1.0).stages == {"first": (0, 2)}
 
 
 def test_a_setting_that_ends_every_run_is_given_up(tmp_path: Path) -> None:

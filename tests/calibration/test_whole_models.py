@@ -8,6 +8,7 @@ from types import SimpleNamespace
 from typing import Any
 
 import msgspec
+import numpy as np
 import pytest
 import torch
 from factories import bare, graph
@@ -140,6 +141,23 @@ def test_a_batch_that_fails_is_a_row_and_costs_smaller_ones_nothing(error: Excep
     assert (table["n"] > 0).tolist() == [True, True, False, False]
 
 
+class FullLater(Drifting):
+    """Has no room for batches from 4 on in any but the first round."""
+
+    def prepare_model(self, model: Any, inputs: Any, runtime: str) -> Callable[[], None]:
+        if len(inputs[0]) >= 4 and len(inputs[0]) in self.order:
+            raise MemoryError("no room")
+        return super().prepare_model(model, inputs, runtime)
+
+
+def test_what_was_timed_before_a_failure_counts() -> None:
+    workload = module_workload("any", nn.Identity(), torch.zeros(1, 2))
+    table = measure(workload, [1, 4, 8], device=FullLater(), repeats=3, plan=FAST)
+    assert table["status"].tolist() == [tables.OK] * 3
+    assert table["n"].tolist() == [3, 1, 1]
+    assert table["latency_s"].notna().all()
+
+
 def test_without_time_nothing_is_measured_and_the_table_says_so() -> None:
     table = measure(tiny(), [1, 2], image=8, budget_s=-1.0, plan=FAST)
     assert set(table["status"]) == {"not reached in the time budget"}
@@ -170,19 +188,31 @@ def test_a_graph_runs_on_the_simulated_device_and_nowhere_else() -> None:
     assert 30 < single["latency_s"][1] / single["latency_s"][0] <= 65
     with pytest.raises(UsageError, match="is a graph, which cpu cannot run"):
         measure(graph(bare("view")), [1], plan=FAST)
+    with pytest.raises(UsageError, match="was traced in fp32; ask for precision='fp32'"):
+        measure(net, [1], device=quiet, precision="fp16", plan=FAST)
+    with pytest.raises(UsageError, match="has its inputs already; leave out seq and image"):
+        measure(net, [1], device=quiet, seq=64, plan=FAST)
+
+
+@pytest.mark.parametrize("batches", [np.array([1, 8]), iter([1, 8, 8]), range(1, 9, 7)])
+def test_batches_are_any_whole_numbers(batches: Any) -> None:
+    table = measure(graph(bare("view")), batches, device="simulated", plan=FAST, repeats=1)
+    assert table["batch"].tolist() == [1, 8]
+    assert measure(graph(bare("view")), 8, device="simulated", plan=FAST, repeats=1)["batch"].tolist() == [8]
 
 
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
-        ({"batches": [0]}, "Batch 0 cannot be measured"),
-        ({"batches": [2.0]}, r"Batch 2\.0 cannot be measured"),
-        ({"batches": []}, "Batch 'list' cannot be measured"),
+        ({"batches": [0]}, "Batch 0 is not possible"),
+        ({"batches": [2.0]}, r"Batch 2\.0 is not a whole number"),
+        ({"batches": []}, "names no batch size"),
         ({"batches": [1], "repeats": 0}, "0 repeats measure nothing"),
         ({"batches": [1], "protocol": "parallel"}, "no protocol 'parallel'. Use one of single, pipelined"),
         ({"batches": [1], "runtime": "eagr"}, r"No runtime is called 'eagr'\. Did you mean 'eager'"),
         ({"batches": [1], "threads": 0}, "0 threads compute nothing"),
         ({"batches": [1], "precision": "int4"}, "precision 'int4' is not known"),
+        ({"batches": [1], "precision": "tf32"}, "cpu has no tf32; it does fp32"),
     ],
 )
 def test_bad_requests(arguments: dict[str, Any], message: str) -> None:

@@ -103,7 +103,7 @@ class CudaDevice(RealDevice):
             if lost and not _HARMLESS.search(text):
                 raise DeviceError(
                     f"{self.name} failed: {text.splitlines()[0]}. After such an error a process cannot use the GPU any "
-                    "more: run the same command again, what was measured is kept."
+                    "more: run the same command again."
                 ) from error
             raise
 

@@ -16,6 +16,7 @@ import hashlib
 import math
 import time
 from collections.abc import Callable, Iterator, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from itertools import chain, product
 from pathlib import Path
@@ -30,7 +31,7 @@ from latpred.accuracy.predicted import GraphKey
 from latpred.accuracy.recording import Recording, TracedModel
 from latpred.calibration.cells import Cell
 from latpred.calibration.devices import Call, Device, conditions, open_device
-from latpred.calibration.measurement.whole_models import VISIT, Bench, demand_runtime
+from latpred.calibration.measurement.whole_models import VISIT, Bench, demand_runtime, multiplies
 from latpred.calibration.session import Header, Row, Sampled, Session
 from latpred.calibration.timing import timer
 from latpred.calibration.timing.reference_speed import gauge_on
@@ -342,7 +343,8 @@ def record(
     live = open_device(device) if isinstance(device, str) else device
     left_out, notes = _unavailable(live, wanted, runtimes)
     planned = {
-        stage: [one for one in settings if one.runtime not in left_out] for stage, settings in wanted.stages.items()
+        stage: [one for one in settings if not {one.runtime, one.precision} & left_out]
+        for stage, settings in wanted.stages.items()
     }
     chosen = [one for stage, settings in planned.items() if not stages or stage in stages for one in settings]
     with RecordingSession(folder, name, live.machine()) as session, conditions.stated():
@@ -365,7 +367,7 @@ def _left(settings: Sequence[Setting], session: Session) -> list[Setting]:
 
 
 def _unavailable(device: Device, wanted: Plan, only: Sequence[str]) -> tuple[set[str], list[str]]:
-    """Runtimes of a plan that are not measured here, and why not where nobody asked for that."""
+    """Runtimes and precisions of a plan that are not measured here, and why not where nobody asked for that."""
     named = dict.fromkeys(setting.runtime for settings in wanted.stages.values() for setting in settings)
     for runtime in only:
         if runtime not in named:
@@ -380,8 +382,10 @@ def _unavailable(device: Device, wanted: Plan, only: Sequence[str]) -> tuple[set
             reason = str(error)
         if reason is not None:
             reasons[runtime] = reason
-    left_out = {runtime for runtime in named if runtime not in asked or runtime in reasons}
-    return left_out, [f"{runtime} is left out: {reason}" for runtime, reason in reasons.items()]
+    precisions = {setting.precision for settings in wanted.stages.values() for setting in settings}
+    reasons |= {name: f"{device.name} has none" for name in sorted(precisions) if not multiplies(device, name)}
+    left_out = {*(runtime for runtime in named if runtime not in asked), *reasons}
+    return left_out, [f"{name} is left out: {reason}" for name, reason in reasons.items()]
 
 
 def _measure(
@@ -400,8 +404,9 @@ def _measure(
 
             session.run(setting.cell, visited)
     finally:
-        bench.clear()
         session.save(bench.info.name)
+        with suppress(RuntimeError):  # a GPU that failed frees nothing any more
+            bench.clear()
 
 
 def _visit(setting: Setting, bench: Bench, session: RecordingSession, effort: timer.Plan) -> Sampled:

@@ -15,7 +15,7 @@ import torch
 from torch import nn
 
 from latpred.calibration.devices import Device, open_device
-from latpred.calibration.measurement.whole_models import REPEATS, measure
+from latpred.calibration.measurement.whole_models import REPEATS, batch_sizes, measure
 from latpred.calibration.timing import timer
 from latpred.calibration.workloads.suites import SEED, Inputs, Workload, keep_lively, moved, of_one_seed
 from latpred.errors import UsageError
@@ -32,7 +32,7 @@ def measure_generation(
     model: nn.Module | str,
     prompt: int,
     new_tokens: int,
-    batches: Iterable[int],
+    batches: int | Iterable[int],
     *,
     device: str | Device = "cpu",
     precision: str = "fp32",
@@ -48,7 +48,7 @@ def measure_generation(
         A transformers model with a `generate()`, or the name of a decoder, which is built with random weights.
     prompt, new_tokens : int
         Tokens of each prompt, and tokens to generate for each.
-    batches : iterable of int
+    batches : int or iterable of int
         Batch sizes.
     device, precision, repeats, plan, progress
         As for `measure`; the simulated device runs the graph of what is generated.
@@ -72,7 +72,7 @@ def measure_generation(
     """
     name, shape = decoder(model)
     demand_room(name, shape, prompt, new_tokens)
-    sizes = tuple(batches)
+    sizes = batch_sizes(batches)
     live = open_device(device) if isinstance(device, str) else device
 
     def workload(tokens: int) -> Workload | ModelGraph:

@@ -42,6 +42,7 @@ from latpred.calibration.workloads.suites import Models, Workload, workloads_of
 from latpred.errors import DeviceError, MissingPackageError, UsageError
 from latpred.graph.graph import ModelGraph
 from latpred.progress import ProgressCounter, ProgressEvent
+from latpred.query import checked_batches
 from latpred.runtimes.lowering import demand_autocast, lacking, target_of
 from latpred.sandbox.own_thread import without_modes
 from latpred.tracing.autocast import under_autocast
@@ -122,6 +123,11 @@ def demand_runtime(runtime: str, device: Device) -> None:
         raise MissingPackageError(f"{runtime} cannot run here: {missing}")
 
 
+def multiplies(device: Device, precision: str) -> bool:
+    """Whether a device multiplies as a precision says: without TF32, float32 would be timed under its name."""
+    return precision != "tf32" or device.info().kind == "simulated" or precision in device.precisions()
+
+
 VISIT = timer.Plan(least=3, most=60, precision=0.005, budget_s=0.2, warmup_s=0.1)
 """Effort of one visit: short, because a cell is visited again in every round."""
 
@@ -185,7 +191,7 @@ class _Cell:
 @without_modes()
 def measure(
     models: Models,
-    batches: Iterable[int],
+    batches: int | Iterable[int],
     *,
     runtime: str | Sequence[str] = "eager",
     device: str | Device = "cpu",
@@ -205,7 +211,7 @@ def measure(
     ----------
     models : str, nn.Module, Workload, a sequence of those, or a mapping of names to modules
         What to measure.
-    batches : iterable of int
+    batches : int or iterable of int
         Batch sizes, each at least 1.
     runtime : str or sequence of str
         Names of runtimes; of several, visits alternate, so that they can be held against each other.
@@ -238,9 +244,10 @@ def measure(
     Raises
     ------
     UsageError
-        For a batch below 1, no model, fewer than one repeat or thread, an unknown runtime, protocol or precision.
+        For a batch below 1, no model, fewer than one repeat or thread, an unknown runtime, protocol or precision, and
+        for tf32 on a device that has none.
     DeviceError
-        When the device is not there.
+        When the device is not there, or fails for good.
     MissingPackageError
         When the runtime is not installed.
     StoppedError
@@ -250,15 +257,18 @@ def measure(
     --------
     >>> measure("resnet-18", [0])
     Traceback (most recent call last):
-    latpred.errors.UsageError: Batch 0 cannot be measured. Give whole numbers from 1 on.
+    latpred.errors.UsageError: Batch 0 is not possible; the smallest batch is 1.
     """
-    sizes = _checked(batches, repeats, protocol)
+    sizes = batch_sizes(batches)
+    _check(repeats, protocol)
     names = (runtime,) if isinstance(runtime, str) else tuple(dict.fromkeys(runtime))
     for name in names:
         runtimes.get(name)  # a misspelt one is said before a missing device
     live = open_device(device) if isinstance(device, str) else device
     for name in names:
         demand_runtime(name, live)
+    if not multiplies(live, precision):
+        raise UsageError(f"{live.name} has no {precision}; it does {', '.join(live.precisions())}.")
     workloads = workloads_of(models, seq=seq, image=image)
     kind = live.info().kind
     with conditions.stated(conditions.Options(threads).checked(kind)):
@@ -332,7 +342,7 @@ class _Visits:
                 if other.workload is cell.workload and other.runtime == cell.runtime and not other.failure:
                     if refused:
                         other.failure = cell.failure
-                    elif full and other.batch > cell.batch:
+                    elif full and other.batch > cell.batch and not other.visits:
                         other.failure = f"{OUT_OF_MEMORY} (not tried: batch {cell.batch} did not fit)"
             return
         self._timed_s += time.monotonic() - start
@@ -375,7 +385,7 @@ def _order(cells: Sequence[_Cell], number: int) -> list[list[_Cell]]:
 
 def _row(cell: _Cell, unvisited: str, speed: RunSpeed) -> dict[str, Any]:
     visits, slow = cell.kept()
-    failure = cell.failure or ("" if cell.visits else unvisited)
+    failure = "" if cell.visits else cell.failure or unvisited  # what was timed before a failure counts
     row: dict[str, Any] = {
         "runtime": cell.runtime,
         "model": cell.workload.name,
@@ -399,13 +409,13 @@ def _row(cell: _Cell, unvisited: str, speed: RunSpeed) -> dict[str, Any]:
     return row | {host.COLUMN.format(kind): round(us, 3) for kind, us in at.items()}
 
 
-def _checked(batches: Iterable[int], repeats: int, protocol: str) -> tuple[int, ...]:
-    sizes = tuple(dict.fromkeys(batches))
-    wrong = [size for size in sizes if isinstance(size, bool) or not isinstance(size, int) or size < 1]
-    if wrong or not sizes:
-        raise UsageError(f"Batch {wrong[0] if wrong else 'list'!r} cannot be measured. Give whole numbers from 1 on.")
+def batch_sizes(batches: int | Iterable[int]) -> tuple[int, ...]:
+    """The batch sizes that were asked for, one or several, each once."""
+    return tuple(dict.fromkeys(checked_batches(tuple(batches) if isinstance(batches, Iterable) else batches)))
+
+
+def _check(repeats: int, protocol: str) -> None:
     if repeats < 1:
         raise UsageError(f"{repeats} repeats measure nothing. Use repeats=1 or more; from 2 on repeat noise is known.")
     if protocol not in timer.PROTOCOLS:
         raise UsageError(f"There is no protocol {protocol!r}. Use one of {', '.join(timer.PROTOCOLS)}.")
-    return sizes
