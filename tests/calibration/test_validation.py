@@ -4,20 +4,31 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any
+from typing import Any, NoReturn
 
 import factories
 import msgspec
+import numpy as np
 import pytest
 import torch
 from profiledata import profile
+from tabledata import measured
 from torch import nn
 
+from latpred.accuracy.recording import load
 from latpred.calibration.measurement import validation
 from latpred.calibration.measurement.validation import validate
+from latpred.calibration.measurement.whole_models import StoppedError, measure
 from latpred.calibration.workloads import suites
 from latpred.calibration.workloads.suites import Workload, dense_inputs
-from latpred.errors import LatpredError, MissingPackageError, NoProfileError, ProfileError, UsageError
+from latpred.errors import (
+    LatpredError,
+    MissingPackageError,
+    NoProfileError,
+    ProfileError,
+    RuntimeRefusalError,
+    UsageError,
+)
 from latpred.profile.document import DeviceProfile
 
 
@@ -99,6 +110,8 @@ def test_a_model_that_fails_is_left_out_and_costs_the_others_nothing(
         ({"precision": "bf16"}, ProfileError, "no kernels in bf16"),
         ({"profile": None, "device": "simulated"}, NoProfileError, "simulated"),
         ({"replay": "toys", "record": "toys"}, UsageError, "Give replay or record, not both"),
+        ({"rivals": ["isolated_op"]}, UsageError, "no baseline 'isolated_op' to measure"),
+        ({"record": Path(__file__) / "toys"}, UsageError, "is a file, not a folder"),
     ],
 )
 def test_what_cannot_be_done_is_said_before_anything_is_measured(
@@ -107,6 +120,39 @@ def test_what_cannot_be_done_is_said_before_anything_is_measured(
     monkeypatch.setattr(validation, "measure", lambda *_, **__: pytest.fail("measured"))
     with pytest.raises(error, match=message):
         validate(**{"profile": profile(), "suite": "toys", **asked})
+
+
+@pytest.mark.parametrize("batches", [[], [2.5]])
+def test_batches_that_are_none_are_no_batches_of_the_suite(batches: list[Any]) -> None:
+    with pytest.raises(UsageError, match="whole number"):
+        validate(profile=profile(), suite="toys", batches=batches)
+
+
+def stop(*_: object, **__: object) -> NoReturn:
+    raise KeyboardInterrupt
+
+
+@pytest.mark.parametrize("measuring", [True, False])
+def test_ctrl_c_leaves_the_recording_of_what_was_measured(
+    measuring: bool, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    def stopped(*asked: Any, **options: Any) -> NoReturn:
+        raise StoppedError(measure(*asked, **options))
+
+    monkeypatch.setattr(validation, *(("measure", stopped) if measuring else ("with_baselines", stop)))
+    with pytest.raises(KeyboardInterrupt):
+        validate(profile=profile(), suite="toys", repeats=1, batches=np.array([2]), record=tmp_path / "toys")
+    assert load(tmp_path / "toys").table["batch"].tolist() == [2] * 3
+
+
+def test_a_model_that_a_runtime_cannot_be_traced_for_is_left_out(monkeypatch: pytest.MonkeyPatch) -> None:
+    def refused(*_: object) -> NoReturn:
+        raise RuntimeRefusalError("it has a branch")
+
+    monkeypatch.setattr(Workload, "trace", refused)
+    table, graphs = validation._traced(measured([("a", 1, 1e-4)], status="ok"), [A], "cpu")
+    assert table["status"].tolist() == ["no trace: it has a branch"]
+    assert graphs == {}
 
 
 CPU = factories.device(name="cpu", kind="cpu", asynchronous=False)

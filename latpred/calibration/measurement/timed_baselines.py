@@ -82,13 +82,18 @@ def runtime_estimator(bench: Bench, workload: Workload, batch: int, precision: s
 BASELINES: dict[str, Baseline] = {"isolated_ops": isolated_ops, "runtime_estimator": runtime_estimator}
 
 
+def check_names(names: Sequence[str]) -> None:
+    """Raise a `UsageError` for a baseline that there is not."""
+    unknown = [name for name in names if name not in BASELINES]
+    if unknown:
+        raise UsageError(f"There is no baseline {unknown[0]!r} to measure. Use one of {', '.join(BASELINES)}.")
+
+
 def with_baselines(
     table: pd.DataFrame, workloads: Sequence[Workload], bench: Bench, names: Sequence[str], announce: Announce
 ) -> tuple[pd.DataFrame, dict[str, str]]:
     """The table with a column for each baseline, and why one has none; `announce` says whether there is time."""
-    unknown = [name for name in names if name not in BASELINES]
-    if unknown:
-        raise UsageError(f"There is no baseline {unknown[0]!r} to measure. Use one of {', '.join(BASELINES)}.")
+    check_names(names)
     if bench.simulated:
         return table, dict.fromkeys(names, "the simulated device runs graphs, not ops")
     reasons: dict[str, str] = {}

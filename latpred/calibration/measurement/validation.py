@@ -8,24 +8,26 @@ from __future__ import annotations
 import math
 import os
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from itertools import combinations
+from pathlib import Path
+from types import MappingProxyType
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 import pandas as pd
 
-from latpred import host, tables
+from latpred import host, storage, tables
 from latpred.accuracy.comparison import Report, compare
 from latpred.accuracy.predicted import GraphKey, graph_key, predict_table
-from latpred.accuracy.recording import Recording, load
+from latpred.accuracy.recording import MANIFEST, Recording, load
 from latpred.calibration.devices import conditions, open_device
-from latpred.calibration.measurement.timed_baselines import BASELINES, with_baselines
-from latpred.calibration.measurement.whole_models import REPEATS, Bench, demand_runtime, measure
+from latpred.calibration.measurement.timed_baselines import BASELINES, check_names, with_baselines
+from latpred.calibration.measurement.whole_models import REPEATS, Bench, StoppedError, demand_runtime, measure
 from latpred.calibration.workloads import suites
 from latpred.calibration.workloads.suites import Workload
-from latpred.errors import LatpredError, TraceError, UsageError
+from latpred.errors import LatpredError, UsageError
 from latpred.prediction.predictor import Predictor
 from latpred.profile import store
 from latpred.profile.document import DeviceProfile
@@ -80,7 +82,7 @@ def validate(
     replay : Recording, str or path, optional
         A recording, its folder, or the name of a shipped one: nothing is measured then.
     record : path, optional
-        Folder to keep what was measured in, to be replayed later.
+        Folder to keep what was measured in, to be replayed later; after Ctrl-C, what was measured by then.
     budget_s : float, optional
         Seconds after which no visit starts.
     progress : callable, optional
@@ -91,7 +93,8 @@ def validate(
     ProfileError
         When there is no profile for the device, or it does not cover a runtime or the precision.
     UsageError
-        For an unknown suite, runtime or baseline, or a replay that is also to be recorded.
+        For an unknown suite, runtime or baseline, a folder that cannot be written, or a replay that is also to be
+        recorded.
     RecordingError
         When the recording is not usable.
     """
@@ -100,6 +103,9 @@ def validate(
     device_profile = profile or store.find(device, threads=threads)
     if replay is not None:
         return (replay if isinstance(replay, Recording) else load(replay)).replay(device_profile)
+    check_names(rivals)
+    if record is not None:
+        storage.demand_writable(Path(record) / MANIFEST)
     chosen = suites.get(suite)
     workloads = chosen.workloads()
     live, predictor = open_device(device), Predictor(device_profile)
@@ -108,18 +114,19 @@ def validate(
     for runtime in runtimes:
         demand_runtime(runtime, live)
         predictor.check(runtime, precision)  # said before minutes are spent on measuring
-    table = measure(
-        workloads,
-        batches or chosen.batches,
-        runtime=runtimes,
-        device=live,
-        protocol=protocol,
-        repeats=repeats,
-        threads=threads,
-        precision=precision,
-        budget_s=None if budget_s is None else MEASURED_SHARE * budget_s,
-        progress=progress,
-    )
+    sizes = chosen.batches if batches is None else batches
+    asked: dict[str, Any] = {"precision": precision, "protocol": protocol, "repeats": repeats, "threads": threads}
+    asked["budget_s"] = None if budget_s is None else MEASURED_SHARE * budget_s
+    target = target_of(device_profile.device.kind)
+    try:
+        table = measure(workloads, sizes, runtime=runtimes, device=live, progress=progress, **asked)
+    except StoppedError as stopped:
+        if record is None:
+            raise
+        _keep(record, suite, device_profile, *_traced(stopped.table, workloads, target))
+        raise KeyboardInterrupt(f"what was measured by then is kept in {record}") from stopped
+    table, graphs = _traced(table, workloads, target)
+    _keep(record, suite, device_profile, table, graphs)  # already now: baselines take minutes too
     left_s = None if budget_s is None else (1 - MEASURED_SHARE) * budget_s
     pace = ProgressCounter("", len(table) * len(rivals), progress, budget_s=left_s, clock=time.monotonic)
     with conditions.stated(conditions.Options(threads)):
@@ -127,11 +134,7 @@ def validate(
         notes = [f"Measured now: {said}." for said in store.mismatch(device_profile, live.machine())]
         ratios = host.ratio(device_profile.speed, tables.speed_of(table))
         notes += [f"Speed of the machine, as times over the profile's: {host.sentence(ratios)}."] if ratios else []
-    table, graphs = _traced(table, workloads, target_of(device_profile.device.kind))
-    if record is not None:
-        first = table.iloc[0]
-        about = f"suite {suite} on {first['device']} ({first['machine']}), {first['stack']}, run {first['run']}"
-        Recording(f"{suite}-{device_profile.name}", about, table, graphs, reasons=reasons).save(record)
+    _keep(record, suite, device_profile, table, graphs, reasons)
     return compare(predict_table(table, graphs, device_profile), table, reasons=reasons, notes=notes)
 
 
@@ -145,9 +148,24 @@ def _traced(
         key = graph_key(cell.to_dict())
         try:
             graphs[key] = graphs.get(key) or by_name[key.model].trace(key.precision, str(cell["runtime"]), target)
-        except TraceError as error:
+        except LatpredError as error:
             table.loc[row, ["status", "latency_s", "spread_s"]] = f"no trace: {error}", math.nan, math.nan
     return table, graphs
+
+
+def _keep(
+    record: str | os.PathLike[str] | None,
+    suite: str,
+    profile: DeviceProfile,
+    table: pd.DataFrame,
+    graphs: Mapping[GraphKey, ModelGraph],
+    reasons: Mapping[str, str] = MappingProxyType({}),
+) -> None:
+    """Save what was measured of a suite, where there is a folder to keep it in."""
+    if record is not None:
+        first = table.iloc[0]
+        about = f"suite {suite} on {first['device']} ({first['machine']}), {first['stack']}, run {first['run']}"
+        Recording(f"{suite}-{profile.name}", about, table, graphs, reasons=reasons).save(record)
 
 
 BATCHES = (1, 2, 4, 8, 16, 32)
