@@ -76,10 +76,11 @@ def _traced(
         except LatpredError as error:
             refused[setup] = str(error)
     reasons = [refused[setup] for setup in setups]
-    keys = [published_table.as_traced(key, predictor.era) for key in published_table.keys_of(cells)]
+    keys = [key._replace(era=predictor.era) for key in published_table.keys_of(cells)]
     lacking: dict[str, str] = {}
     wanted = [key for key, reason in zip(keys, reasons, strict=True) if not reason]
-    traced = published_table.trace_all(wanted, progress=progress, lacking=lacking)
+    # The predictor rewrites them for its era.
+    traced = published_table.trace_all(wanted, progress=progress, lacking=lacking, rewrite=False)
     reasons = [reason or lacking.get(key.model, "") for key, reason in zip(keys, reasons, strict=True)]
     out, said = left_out(cells["model"], [reason and f"{profile.name}: {reason}" for reason in reasons])
     notes += said
