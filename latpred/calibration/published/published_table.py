@@ -303,10 +303,12 @@ def trace_all(
     progress: Progress | None = None,
     lacking: MutableMapping[str, str] | None = None,
     *,
+    target: str = "cuda",
     rewrite: bool = True,
 ) -> Graphs:
-    """Eager graphs of models, as the PyTorch of each key ran them; without `rewrite`, as they are traced for it.
+    """Eager graphs of models on a kind of device, as the PyTorch of each key ran them.
 
+    Without `rewrite` they are what is traced for it, which predictors rewrite themselves.
     Graphs there are already are not traced again; new ones are added to them. Models that cannot be traced are put into
     `lacking`, with the reason; without it they end everything with an error.
     """
@@ -315,14 +317,14 @@ def trace_all(
     traced: dict[TraceKey, ModelGraph] = {}
     missing: dict[str, list[TraceKey]] = {}
     for key in dict.fromkeys(plain.values()):
-        stored = _product(key) if key.kind == PRODUCT else graph_store.look_up(_store_key(key))
+        stored = _product(key) if key.kind == PRODUCT else graph_store.look_up(_store_key(key, target))
         if stored is None:
             missing.setdefault(key.model, []).append(key)
         else:
             traced[key] = stored
     processes = min(joblib.cpu_count(), MOST_PROCESSES) if sum(map(len, missing.values())) >= FEWEST_BESIDE else 1
     # The models with most graphs come first, lest one process be left with one of them.
-    calls = (joblib.delayed(_trace_model)(keys) for keys in sorted(missing.values(), key=len, reverse=True))
+    calls = (joblib.delayed(_trace_model)(keys, target) for keys in sorted(missing.values(), key=len, reverse=True))
     for name, made in joblib.Parallel(n_jobs=processes, batch_size=1, return_as="generator_unordered")(calls):
         if isinstance(made, LatpredError):
             if lacking is None:
@@ -332,7 +334,7 @@ def trace_all(
         if progress is not None:
             progress(f"traced {name} ({len(made)} combinations of input size and precision)")
         for key, graph in made.items():
-            graph_store.keep(_store_key(key), graph)
+            graph_store.keep(_store_key(key, target), graph)
         traced |= made
     for key, of_today in plain.items():
         if of_today in traced:
@@ -346,14 +348,14 @@ def _as_traced(key: TraceKey) -> TraceKey:
     return key._replace(attention=key.attention or of_era or "", era=key.era if key.precision in AMP else "")
 
 
-def _trace_model(keys: Sequence[TraceKey]) -> tuple[str, dict[TraceKey, ModelGraph] | LatpredError]:
+def _trace_model(keys: Sequence[TraceKey], target: str) -> tuple[str, dict[TraceKey, ModelGraph] | LatpredError]:
     name = keys[0].model
     graphs = {}
     try:
         for key in keys:
             with traced_for(key.era):
                 one = GraphKey(*key[:4], memory_format=key.memory_format, attention=key.attention)
-                graphs[key] = trace_key(one, "cuda")
+                graphs[key] = trace_key(one, target)
         return name, graphs
     except LatpredError as error:  # without what it was raised from, which may not leave a process
         column = "the table's column model: " if isinstance(error, UnknownModelError) else ""
@@ -388,5 +390,5 @@ def _product(key: TraceKey) -> ModelGraph:
     )
 
 
-def _store_key(key: TraceKey) -> tuple[str, ...] | None:
-    return graph_store.key_of(key.model, **key._asdict())
+def _store_key(key: TraceKey, target: str) -> tuple[str, ...] | None:
+    return graph_store.key_of(key.model, target=target, **key._asdict())
