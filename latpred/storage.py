@@ -51,7 +51,10 @@ def _override() -> Path | None:
 def demand_writable(path: str | os.PathLike[str]) -> None:
     """Make sure, before anything takes time, that a file that the user names can be made; else a UsageError."""
     wanted = Path(path).absolute()
-    there = wanted if wanted.exists() else next(folder for folder in wanted.parents if folder.exists())
+    try:
+        there = wanted if wanted.exists() else next(folder for folder in wanted.parents if folder.exists())
+    except OSError as error:  # as of a name that is too long, or in a folder that cannot be looked into
+        raise UsageError(f"cannot write {path}: {error.strerror or error}. Name another file.") from None
     if there == wanted and wanted.is_dir():
         raise UsageError(f"cannot write {path}: it is a folder. Name a file.")
     if there != wanted and not there.is_dir():
@@ -61,8 +64,15 @@ def demand_writable(path: str | os.PathLike[str]) -> None:
 
 
 def write(path: Path, data: bytes, *, durable: bool = True) -> None:
-    """Write a file whole or not at all, its folder first; unless it is `durable`, a power cut may still lose it."""
+    """Write a file whole or not at all, its folder first; unless it is `durable`, a power cut may still lose it.
+
+    A link goes on pointing to the file that is written; a pipe or a device is written itself.
+    """
     path.parent.mkdir(parents=True, exist_ok=True)
+    path = path.resolve()
+    if _is_special(path):
+        path.write_bytes(data)
+        return
     with replacing(path) as part, part.open("wb") as file:
         file.write(data)
         if durable:
@@ -105,6 +115,11 @@ def is_path(source: str | os.PathLike[str]) -> bool:
     return not isinstance(source, str) or source.endswith(SUFFIX) or os.sep in source
 
 
+def _is_special(path: Path) -> bool:
+    """Whether a path is that of a pipe, a device or a folder, whose place no file may take."""
+    return path.exists() and not path.is_file()
+
+
 @contextmanager
 def replacing(path: Path, ending: str = "") -> Iterator[Path]:
     """Give a hidden file beside a path, which takes the path's place where the block ends well, else is removed."""
@@ -128,7 +143,7 @@ def result_file(path: Path, advice: str = "Name another file.") -> Iterator[Path
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
         target = path.resolve()
-        if (target.exists() and not target.is_file()) or not os.access(target.parent, os.W_OK):
+        if _is_special(target) or not os.access(target.parent, os.W_OK):
             yield target
         else:
             with replacing(target, target.suffix) as part:

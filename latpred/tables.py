@@ -35,6 +35,7 @@ CURVE_KEYS = tuple(key for key in (*KEYS, *FURTHER_KEYS) if key != "batch")
 BASELINE_PREFIX = "baseline_"
 NOTE_PREFIX = "x_"
 SOURCE = "x_source"  # where a row comes from, as of several tables read as one
+REPEATS = "x_repeats"  # how many rows a row is the median of; "" where it is one of the table's own
 KERNELS = "x_kernels"  # of one forward pass, as a profiler counted them
 AT_SPEED = "at_speed_s"  # a prediction for the speed that the machine had while a table was measured
 OK = "ok"
@@ -85,7 +86,7 @@ MEASURED = Schema(
     required=_KEY_COLUMNS | _TIMED,
     optional={
         "status": _TEXT,  # "ok", or why there is no latency
-        "repeat_ratio": _RATIO_OR_EMPTY,  # slower over faster of two interleaved halves
+        "repeat_ratio": _RATIO_OR_EMPTY,  # slower over faster of two interleaved halves, or of repeats that were merged
         **_CLOCK_COLUMNS,
         **_SETUP_COLUMNS,
         **_WORK_COLUMNS,
@@ -302,8 +303,8 @@ def _outside(frame: pd.DataFrame, other: pd.DataFrame, keys: list[str]) -> tuple
 def merge_repeats(measured: pd.DataFrame) -> pd.DataFrame:
     """One row per cell from a table in which some cells were measured in several runs.
 
-    latency_s becomes the median over runs, spread_s half their range, and repeat_ratio the slowest over the fastest.
-    Rows of one cell in one run are duplicates, which `join` refuses.
+    latency_s and the machine's speed become the median over runs, spread_s half their range, and repeat_ratio the
+    slowest over the fastest. Rows of one cell in one run are duplicates, which `join` refuses.
     """
     keys = [*KEYS, *(name for name in (*FURTHER_KEYS, "status") if name in measured)]
     runs = measured.groupby(keys, sort=False)["run"]
@@ -314,12 +315,15 @@ def merge_repeats(measured: pd.DataFrame) -> pd.DataFrame:
     cells = measured[repeated].groupby(keys, sort=False)
     latency = cells["latency_s"]
     fastest, slowest = latency.transform("min"), latency.transform("max")
+    speeds = [name for name in (*map(COLUMN.format, KINDS), SLOWED) if name in measured]
     merged = measured[repeated].assign(
         latency_s=latency.transform("median"),
         spread_s=(slowest - fastest) / 2,
         n=cells["n"].transform("sum"),
         run=cells["run"].transform(lambda of_cell: "+".join(dict.fromkeys(of_cell))),
         repeat_ratio=slowest / fastest,
+        **{name: cells[name].transform("median") for name in speeds},
+        **{REPEATS: count[repeated].astype(str)},
     )
     return pd.concat([measured[~repeated], merged.drop_duplicates(keys)], ignore_index=True)
 

@@ -22,7 +22,7 @@ from latpred.prediction.clocks import Z90
 from latpred.prediction.fallbacks import FP64_OVER_FP32, least_log_std
 from latpred.prediction.prediction import Prediction
 from latpred.prediction.predictor import Predictor
-from latpred.profile import gpus
+from latpred.profile import gpus, store
 from latpred.profile.document import Acceptance, DeviceProfile
 from latpred.runtimes import lowering
 from latpred.tracing.meta_module import usual_dtype
@@ -229,6 +229,16 @@ def test_each_runtime_has_its_own_verdict() -> None:
     both = accepted(False, {P90: "300.0%: failed", f"torchscript: {P90}": "100.0%: failed"}, {"torchscript": False})
     assert least_log_std(both, "torchscript") == pytest.approx(math.log(4) / Z90)
     assert least_log_std(msgspec.structs.replace(both, provenance="datasheet"), "eager") == 0.0
+
+
+def test_a_fit_to_published_tables_that_failed_its_gate_is_as_wide_as_its_errors() -> None:
+    t4 = store.load("t4")  # 26.5 % in the median, 35.1 % at p90
+    for runtime in ("eager", "onnxruntime"):
+        assert least_log_std(t4, runtime) == pytest.approx(-math.log1p(-0.351) / Z90)
+    passed = Acceptance(True, {}, (), {"torchscript": False})
+    assert [least_log_std(t4, "torchscript"), least_log_std(store.load("a100"), "eager")] == [0.0, 0.0]
+    assert least_log_std(msgspec.structs.replace(t4, acceptance=passed), "torchscript") > 0.0
+    assert least_log_std(msgspec.structs.replace(t4, protocol={}), "eager") == 0.0
 
 
 def test_judging_anew_does_not_count_an_earlier_verdict() -> None:

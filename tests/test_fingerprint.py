@@ -13,11 +13,13 @@ from pathlib import Path
 from types import ModuleType
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 from searchdata import Stubborn, builder
 from smallmodels import written
 from torch import nn
+from torch.nn.modules.utils import _ntuple
 from transformers import BertConfig, BertModel
 
 from latpred.runtimes.lowering import trace_for_runtime
@@ -65,6 +67,12 @@ def holding(value: Any) -> nn.Module:
     return made
 
 
+def buffered(steps: torch.Tensor) -> nn.Module:
+    made = nn.Linear(4, 4)
+    made.register_buffer("steps", steps)
+    return made
+
+
 def bert(width: int) -> nn.Module:
     with torch.device("meta"):
         return BertModel(
@@ -75,7 +83,7 @@ def bert(width: int) -> nn.Module:
 class Settings:
     width = 64
 
-    def __init__(self, depth: int) -> None:
+    def __init__(self, depth: object) -> None:
         self.depth = depth
 
 
@@ -120,6 +128,11 @@ NUMBERED: dict[str, Callable[[int], Any]] = {
     "plain value of a module": holding,
     "other value of a module": lambda number: holding(argparse.Namespace(mode=number)),
     "model of a library": bert,
+    # Python may read them.
+    "buffer of whole numbers": lambda number: buffered(torch.tensor([number])),
+    "buffer of one number": lambda number: buffered(torch.tensor(float(number))),
+    "few numbers in a helper": lambda number: holding(Settings(torch.tensor([float(number)]))),
+    "function that a library made": _ntuple,
     # What a candidate names is part of it.
     "namespace": lambda width: reading("settings.width", settings=argparse.Namespace(width=width)),
     "dict": lambda width: reading("settings['width']", settings={"width": width}),
@@ -145,6 +158,16 @@ def restored(monkeypatch: pytest.MonkeyPatch) -> None:
     """What candidates here set in the process is put back."""
     monkeypatch.setenv("W14", "64")
     monkeypatch.setitem(sys.modules, "mine_config", configured(64))
+
+
+def test_lists_end_where_they_end() -> None:
+    nested = ([64], 128), ([64, 128],), ([64], [128]), ([[64], 128],)
+    assert len({fingerprint(functools.partial(builder, *widths)) for widths in nested}) == len(nested)
+
+
+def test_weights_that_a_trace_does_without_tell_nothing_apart() -> None:
+    assert fingerprint(nn.LSTM(4, 4)) == fingerprint(nn.LSTM(4, 4))
+    assert fingerprint(buffered(torch.zeros(4))) == fingerprint(buffered(torch.ones(4)))
 
 
 @pytest.mark.usefixtures("restored")
@@ -187,11 +210,18 @@ def test_a_candidate_is_another_once_what_it_names_has_changed() -> None:
         "def candidate(): return nn.Linear(64, eval('width'))",
         "def candidate(): return nn.Linear(64, getattr(config, 'width'))",
         "def candidate():\n    import mine_config\n    return nn.Linear(64, mine_config.width)",
+        "def candidate(): return nn.Linear(64, int(path.read_text()))",
+        "def candidate(): return nn.Linear(64, int(np.load('width.npy')))",
+        "def candidate(): return nn.Linear(64, torch.load('width.pt'))",
+        "def candidate(): return nn.Linear(64, int(os.getenv('W14')))",
+        "def candidate():\n    import os\n    return nn.Linear(64, int(os.environ['W14']))",
+        "def candidate():\n    from os import environ\n    return nn.Linear(64, int(environ['W14']))",
     ],
 )
 @pytest.mark.usefixtures("restored")
 def test_what_cannot_be_told_has_no_fingerprint(source: str) -> None:
-    assert fingerprint(scoped(source, lock=threading.Lock(), config=configured(64), width=8)) is None
+    named = {"lock": threading.Lock(), "config": configured(64), "width": 8, "path": Path("width.txt")}
+    assert fingerprint(scoped(source, **named, np=np, os=os)) is None
 
 
 def test_attributes_of_locals_are_not_taken_for_globals() -> None:

@@ -96,6 +96,11 @@ def test_a_write_that_fails_midway_keeps_the_old_profile(monkeypatch: pytest.Mon
     assert store.find().seconds == 1.0
 
 
+def test_a_name_that_no_file_can_have_is_refused() -> None:
+    with pytest.raises(ProfileError, match=r"cannot read .*: File name too long\. Name another profile"):
+        store.find("a" * 300)
+
+
 def test_without_a_profile_the_message_names_the_command() -> None:
     with pytest.raises(NoProfileError, match=r"no profile of this machine in .*\. Make one with: latpred calibrate$"):
         store.find()

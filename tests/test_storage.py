@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import gc
+import os
 import weakref
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
@@ -11,7 +12,7 @@ import pytest
 from factories import graph, linear
 
 from latpred import storage
-from latpred.errors import BusyError
+from latpred.errors import BusyError, UsageError
 from latpred.storage import IdentityCache, Recent
 
 
@@ -23,6 +24,23 @@ def test_a_file_is_written_with_its_folder_and_keeps_its_mode(tmp_path: Path) ->
     assert path.read_bytes() == b"new"
     assert path.stat().st_mode & 0o777 == 0o640
     assert [*path.parent.iterdir()] == [path]
+
+
+def test_a_link_stays_a_link_and_a_pipe_a_pipe(tmp_path: Path) -> None:
+    file, link, pipe = (tmp_path / name for name in ("file", "link", "pipe"))
+    link.symlink_to(file)
+    storage.write(link, b"linked")
+    assert (link.readlink(), file.read_bytes()) == (file, b"linked")
+    os.mkfifo(pipe)
+    with open(os.open(pipe, os.O_RDONLY | os.O_NONBLOCK), "rb") as reader:
+        storage.write(pipe, b"piped")
+        assert reader.read() == b"piped"
+    assert pipe.is_fifo()
+
+
+def test_a_name_that_no_file_can_have_is_refused(tmp_path: Path) -> None:
+    with pytest.raises(UsageError, match=r"cannot write .*: File name too long\. Name another file"):
+        storage.demand_writable(tmp_path / ("a" * 300))
 
 
 def test_a_lock_is_held_by_one_at_a_time(tmp_path: Path) -> None:

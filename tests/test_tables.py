@@ -106,12 +106,15 @@ def test_a_memory_format_tells_cells_apart_where_both_tables_have_it() -> None:
 
 def test_repeats_in_several_runs_become_one_row() -> None:
     table = measured([("bert", 1, 0.010), ("vit", 1, 0.5), ("bert", 1, 0.012)], run=["r1", "r1", "r2"])
+    table = table.assign(slow_ratio=[1.0, 1.0, 1.2], **{tables.COLUMN.format(tables.KINDS[0]): [10.0, 10.0, 14.0]})
     merged = tables.merge_repeats(tables.check(table, tables.MEASURED))
     bert = merged[merged["model"] == "bert"].iloc[0]
     assert len(merged) == 2
     assert bert["latency_s"] == pytest.approx(0.011)
     assert bert["repeat_ratio"] == pytest.approx(1.2)
-    assert (bert["n"], bert["run"]) == (10, "r1+r2")
+    assert (bert["n"], bert["run"], bert[tables.REPEATS]) == (10, "r1+r2", "2")
+    assert bert["slow_ratio"] == pytest.approx(1.1)
+    assert bert[tables.COLUMN.format(tables.KINDS[0])] == 12.0
     assert tables.check(merged, tables.MEASURED)["n"].sum() == 15
 
 

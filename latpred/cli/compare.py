@@ -72,8 +72,8 @@ def evaluate(
 ) -> None:
     """Judge predictions on tables measured elsewhere.
 
-    Rows of tables that name GPUs, or that go through a --mapping, are each predicted with the profile of their GPU,
-    else from its datasheet; --device predicts all rows with one profile.
+    Rows of several tables, of tables that name GPUs, or that go through a --mapping, are each predicted with the
+    profile of their device, else from its datasheet; --device predicts all rows with one profile.
     """
     from latpred.calibration.published import published_table
     from latpred.profile import store

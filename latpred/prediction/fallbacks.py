@@ -140,15 +140,20 @@ def _double(op: Op, profile: DeviceProfile) -> float:
 UNTESTED_LOG_STD = math.log(10.0) / Z90  # nothing says how wrong a profile is: a factor of ten either way
 _MEDIAN_OF_NORMAL = 0.6745  # median of the absolute value of a standard normal variable
 _CHECK = re.compile(r"([\d.]+|inf|nan)%: (passed|failed)")
+_P90 = re.compile(r"([\d.]+)% p90")
 _MOST_LOW = 0.99  # a prediction that is 100 % too low is none
 
 
 def least_log_std(profile: DeviceProfile, runtime: str) -> float:
     """Standard deviation of the log error that the gate found, where it failed; 0 where it passed or there is none.
 
-    Only measured profiles have such a gate. Fits of published tables and datasheets state their own spreads.
+    The gate of a fit to published tables is models that were left out. Datasheets have none, and state their spreads.
     """
     gate = profile.acceptance
+    if profile.provenance == FITTED and not gate.runtimes.get(runtime, gate.passed):
+        own = f", {runtime}" if runtime in gate.runtimes else ""
+        said = _P90.search(profile.protocol.get(f"leave-one-model-out{own}", ""))
+        return _log_error(float(said[1]) / 100) / Z90 if said else 0.0  # nobody tried, which its spreads say
     if profile.provenance != "measured" or (gate.passed and gate.runtimes.get(runtime, True)):
         return 0.0
     prefix = f"{runtime}: "
@@ -164,10 +169,12 @@ def _log_std(checks: dict[str, str]) -> float:
     shifts = _values(checks, "median shift between two timings", failed=True)
     if not errors or not all(map(math.isfinite, errors)):
         return UNTESTED_LOG_STD
-    # A relative error may be of either sign: 50 % is up to a factor of two.
-    error = max(errors)
-    log_error = max(math.log1p(error), -math.log1p(-min(error, _MOST_LOW)) if error < 1 else 0.0)
-    return math.hypot(log_error / Z90, max(shifts, default=0.0) / _MEDIAN_OF_NORMAL)
+    return math.hypot(_log_error(max(errors)) / Z90, max(shifts, default=0.0) / _MEDIAN_OF_NORMAL)
+
+
+def _log_error(error: float) -> float:
+    """The log error of a relative one, which may be of either sign: 50 % is up to a factor of two."""
+    return max(math.log1p(error), -math.log1p(-min(error, _MOST_LOW)) if error < 1 else 0.0)
 
 
 def _values(checks: dict[str, str], start: str, *, failed: bool = False) -> list[float]:

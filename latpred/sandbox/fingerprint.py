@@ -35,9 +35,16 @@ import msgspec
 import torch
 
 from latpred import host
-from latpred.sandbox.untouched import contents, installed, package
+from latpred.sandbox.untouched import contents, installed, keeps_values, layout_of, package
 
 READS_ELSEWHERE = {"open", "input", "exec", "eval", "compile", "globals", "vars", "__import__"}
+# Functions and methods of libraries that read files and the environment, by whatever they are reached.
+READS_FILES = {
+    *("open", "read_text", "read_bytes", "getenv", "load", "loadtxt", "genfromtxt", "fromfile", "memmap"),
+    *("read_csv", "read_table", "read_json", "read_parquet", "safe_load", "safe_open", "load_file", "urlopen"),
+    *("listdir", "scandir", "iterdir", "glob", "rglob"),
+}
+ENVIRONMENT = "environ"
 VERSIONED = ("torch", "transformers", "torchvision", "timm")  # the version stands for all of the package
 MOST_PARTS = 200_000
 MOST_BYTES = 2**26  # of one tensor, by whose values a candidate is told
@@ -77,6 +84,7 @@ class _Parts:
     def __init__(self) -> None:
         self._seen: dict[int, tuple[int, Any]] = {}  # with the object itself, whose identity would be used again
         self._in_code = 0
+        self._in_object = False  # one that is neither a module nor a container
 
     def of(self, value: Any) -> Iterator[bytes]:
         yield type(value).__qualname__.encode()
@@ -135,29 +143,32 @@ class _Parts:
         for value in values:
             yield b"next"
             yield from self.of(value)
+        yield b"end"
 
     def _module(self, module: torch.nn.Module) -> Iterator[bytes]:
         yield repr(module).encode()
         yield from self._each(dict.fromkeys(type(part) for part in module.modules()))
         for name, tensor in (*module.named_parameters(), *module.named_buffers()):
             yield f"{name} {tuple(tensor.shape)} {tensor.dtype}".encode()
+            if keeps_values(tensor, self._in_object):
+                yield _values(tensor)
+        outer, self._in_object = self._in_object, False
         for part in module.modules():
             self._seen.setdefault(id(part), (len(self._seen), part))
         for part in module.modules():
             own = sorted((name, _unnumbered(value)) for name, value in vars(part).items() if name not in _OF_MODULES)
             yield repr([setting for setting in own if _is_setting(setting[1])]).encode()
             yield from self._each(setting for setting in own if not _is_setting(setting[1]))
+        self._in_object = outer
 
     def _tensor(self, value: torch.Tensor) -> Iterator[bytes]:
         if value.is_nested:
             raise UntoldError("a nested tensor")
         yield f"{tuple(value.shape)} {value.dtype} {value.device.type}".encode()
         # Token ids and masks may steer a model, and so may anything that the code which builds it reads.
-        if value.device.type != "cpu" or (value.is_floating_point() and not self._in_code):
-            return
-        if value.layout != torch.strided or value.nbytes > MOST_BYTES:
-            raise UntoldError("a tensor")
-        yield value.detach().resolve_conj().resolve_neg().contiguous().flatten().view(torch.uint8).numpy().tobytes()
+        steers = self._in_code or not value.is_floating_point() or keeps_values(value, self._in_object)
+        if steers and not value.is_meta:
+            yield _values(value)
 
     def _class(self, value: type) -> Iterator[bytes]:
         yield f"{value.__module__}.{value.__qualname__}".encode()
@@ -185,11 +196,12 @@ class _Parts:
         known = library(value.__module__) if value.__module__ else "built in"
         if known is not None:
             yield known.encode()
+            if isinstance(value, FunctionType) and not _is_under_its_name(value):  # a factory made it
+                yield from self._inside(_parts_of(value))
             return
         if not isinstance(value, FunctionType):
             raise UntoldError(value.__qualname__)
-        held = tuple(map(contents, value.__closure__ or ()))
-        yield from self._inside((value.__code__, value.__defaults__, value.__kwdefaults__, held))
+        yield from self._inside(_parts_of(value))
         for name, used in named(value.__code__, value.__globals__):
             yield name.encode()
             if not isinstance(used, ModuleType):
@@ -212,7 +224,32 @@ class _Parts:
             return
         make, arguments, *rest = state
         held, *items = (*rest, None, None, None)[:3]
+        outer = self._in_object
+        self._in_object = outer or layout_of(type(value)) is object
         yield from self._each((make, arguments, held, *(None if part is None else tuple(part) for part in items)))
+        self._in_object = outer
+
+
+def _values(tensor: torch.Tensor) -> bytes:
+    """All numbers of a tensor."""
+    if tensor.layout != torch.strided or tensor.nbytes > MOST_BYTES:
+        raise UntoldError("a tensor")
+    plain = tensor.detach().cpu().resolve_conj().resolve_neg().contiguous()
+    return plain.flatten().view(torch.uint8).numpy().tobytes()
+
+
+def _parts_of(function: FunctionType) -> tuple[Any, ...]:
+    """The code of a function, its defaults, and what it closes over."""
+    held = tuple(map(contents, function.__closure__ or ()))
+    return function.__code__, function.__defaults__, function.__kwdefaults__, held
+
+
+def _is_under_its_name(function: FunctionType) -> bool:
+    """Whether a function is the one that its module has under its name."""
+    found: Any = sys.modules.get(function.__module__)
+    for name in function.__qualname__.split("."):
+        found = getattr(found, name, None)
+    return found is function
 
 
 def _plain(value: Any) -> Iterator[bytes]:
@@ -258,16 +295,24 @@ def named(code: CodeType, scope: dict[str, Any]) -> Iterator[tuple[str, Any]]:
     An attribute of a module stands for itself, and so does one that an object simply holds; anything else for the
     whole object.
     """
+    reads = READS_FILES.intersection(code.co_names)
+    if reads:
+        raise UntoldError(min(reads))
     steps = list(dis.get_instructions(code))
+    told: list[tuple[str, Any]] = []
     for index, step in enumerate(steps):
         if step.opname in ("LOAD_GLOBAL", "LOAD_NAME"):
             name = step.argval
             if name in scope:
-                yield _attribute(name, scope[name], steps[index + 1 :])
+                told.append(_attribute(name, scope[name], steps[index + 1 :]))
+                yield told[-1]
             elif name in READS_ELSEWHERE and hasattr(builtins, name):
                 raise UntoldError(name)
         elif step.opname == "IMPORT_NAME":
             yield from _imported(steps, index)
+    # Variables of the environment are told by all of it, where its module is one of the scope's.
+    if ENVIRONMENT in code.co_names and all(value is not os.environ for _, value in told):
+        raise UntoldError(ENVIRONMENT)
     for constant in code.co_consts:
         if isinstance(constant, CodeType):
             yield from named(constant, scope)

@@ -17,6 +17,7 @@ from collections import OrderedDict
 from collections.abc import Callable, Collection, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from functools import partial
+from inspect import CO_VARARGS
 from itertools import pairwise
 from types import CellType, CodeType, FunctionType, MethodType, SimpleNamespace
 from typing import Any
@@ -123,14 +124,44 @@ def _feeds(hook: Any, held: Collection[int]) -> bool:
 
 def _looks_on(hook: Any) -> bool:
     """Whether a hook can only look on: it returns nothing, writes in place into no tensor, and is not torch's own."""
+    first, named = 1, set[str]()  # after the module
     while isinstance(hook, (partial, MethodType)):
+        first += len(hook.args) if isinstance(hook, partial) else 1
+        named |= set(hook.keywords) if isinstance(hook, partial) else set()
         hook = hook.func if isinstance(hook, partial) else hook.__func__
     if not isinstance(hook, FunctionType):
-        hook = vars(type(hook)).get("__call__")  # one that it inherits is rare, and then it runs
+        hook, first = vars(type(hook)).get("__call__"), first + 1  # one that it inherits is rare, and then it runs
     if not isinstance(hook, FunctionType) or (hook.__module__ or "").partition(".")[0] == "torch":
         return False
-    in_place = any(name.endswith("_") and not name.startswith("_") for name in hook.__code__.co_names)  # as `add_`
-    return not in_place and not _returns(hook.__code__)
+    code = hook.__code__
+    given = set(code.co_varnames[first : code.co_argcount - len(hook.__defaults__ or ())]) - named
+    if code.co_flags & CO_VARARGS:
+        given.add(code.co_varnames[code.co_argcount + code.co_kwonlyargcount])
+    return not _writes(code, given) and not _returns(code)
+
+
+def _writes(code: CodeType, given: set[str]) -> bool:
+    """Whether a function may write in place into the tensors that it is `given` under these names."""
+    if any(name.endswith("_") and not name.startswith("_") for name in code.co_names):  # as `add_`
+        return True
+    if any(isinstance(part, tuple) and not {"out", "inplace"}.isdisjoint(part) for part in code.co_consts):
+        return True  # names of arguments
+    source: str | None = None  # the variable that the latest value is taken from
+    begins: dict[tuple[int | None, int | None], str] = {}  # of each place in the text: the variable there
+    for step in dis.get_instructions(code):
+        place = (step.positions.lineno, step.positions.col_offset) if step.positions else (None, None)
+        names = step.argval if isinstance(step.argval, tuple) else (step.argval,)
+        if step.opname.startswith("LOAD_FAST"):
+            begins[place], source = names[0], names[-1]
+        elif step.opname.startswith("STORE_FAST"):
+            given |= set(names) if source in given else set()
+        elif step.opname == "STORE_SUBSCR" or (step.opname == "BINARY_OP" and step.argrepr.endswith("=")):
+            if begins.get(place) in given:
+                return True
+            source = None
+        elif step.opname != "UNPACK_SEQUENCE":
+            source = begins.get(place) if step.opname == "BINARY_SUBSCR" else None
+    return False
 
 
 def _returns(code: CodeType) -> bool:

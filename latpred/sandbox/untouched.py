@@ -18,6 +18,7 @@ import gc
 import importlib.util
 import itertools
 import random
+import site
 import sys
 import sysconfig
 import weakref
@@ -51,6 +52,8 @@ MOST = 50_000  # objects in one attribute of a module; with more of them it is a
 LIBRARIES = frozenset({"torch", "torchvision", "timm", "transformers", "numpy", "latpred", *sys.stdlib_module_names})
 _STATELESS = sys.stdlib_module_names - {"argparse", "types"}
 _LARGEST_ARRAY = 1 << 23  # bytes of a numpy array that is copied
+_KEPT_NUMEL = 1 << 20
+_SMALL_NUMEL = 1 << 14  # numbers in a helper of the model's, which Python may read as well
 _IMMUTABLE = frozenset(
     {
         *(str, int, float, complex, bool, bytes, range, type(None), type(Ellipsis), type, object),
@@ -187,7 +190,9 @@ class Copier:
         if kind is weakref.ref:
             return value if value() is None else self._remember(value, weakref.ref(self.any(value())))
         if kind in (weakref.ProxyType, weakref.CallableProxyType):
-            return self._remember(value, weakref.proxy(self.any(value.__repr__.__self__)))
+            with suppress(ReferenceError):  # what it stood for is gone
+                return self._remember(value, weakref.proxy(self.any(value.__repr__.__self__)))
+            return value
         if kind is partial:
             given = self.any(value.args), self.any(value.keywords)
             return self._remember(value, partial(self.any(value.func), *given[0], **given[1]))
@@ -204,7 +209,7 @@ class Copier:
             return value
         if issubclass(kind, (type, enum.Enum)) or hasattr(kind, "__del__"):
             return value
-        layout = next(base for base in kind.__mro__ if base in _LAYOUTS)
+        layout = layout_of(kind)
         if layout is object and package(kind.__module__) in _STATELESS:
             return value  # a logger holds all loggers
         if layout in (tuple, frozenset):
@@ -297,6 +302,18 @@ def copied(value: Any, make: Callable[[Tensor], Tensor]) -> Any:
     return Copier(lambda tensor, _: make(tensor)).attribute(value)
 
 
+def keeps_values(tensor: Tensor, within_object: bool) -> bool:
+    """Whether a model's tensor has its values in a trace too, as Python may read them; others have none there."""
+    fractions = tensor.dtype.is_floating_point or tensor.dtype.is_complex
+    few = tensor.dim() == 0 or tensor.numel() <= (_SMALL_NUMEL if within_object else 0)
+    return (few or not fractions) and not tensor.is_meta and tensor.numel() <= _KEPT_NUMEL
+
+
+def layout_of(kind: type) -> Any:
+    """What an object of a class is laid out as in memory."""
+    return next(base for base in kind.__mro__ if base in _LAYOUTS)
+
+
 def _holds_no_objects(value: Any) -> bool:
     """Whether a list, set or dictionary has nothing in it that would need a copy: a config names a thousand labels."""
     parts = (value, value.values()) if isinstance(value, dict) else (value,)
@@ -338,7 +355,6 @@ _CHANGEABLE = (dict, list, set, deque)
 _TENSORLESS = LIBRARIES - {"transformers"}  # which has caches of keys and values
 _STATEFUL = (torch.nn.Module, SimpleNamespace, Namespace)
 _CACHED = type(cache(id))
-_SITES = tuple({sysconfig.get_path(name) for name in ("purelib", "platlib")})
 _ABSENT = object()
 
 
@@ -538,11 +554,13 @@ def contents(cell: CellType) -> list[Any]:
 @cache
 def installed(package: str) -> bool:
     """Whether a package lies where pip puts them; one that is installed to be edited does not."""
-    try:
+    own = (sysconfig.get_path(name) for name in ("purelib", "platlib"))
+    # A virtual environment may let in what its base and the user have.
+    sites = (*own, *site.getsitepackages(), site.getusersitepackages())
+    with suppress(ImportError, ValueError):
         spec = importlib.util.find_spec(package)
-    except (ImportError, ValueError):
-        return False
-    return spec is not None and spec.origin is not None and spec.origin.startswith(_SITES)
+        return spec is not None and spec.origin is not None and spec.origin.startswith(sites)
+    return False
 
 
 def _inner(member: Any) -> Any:

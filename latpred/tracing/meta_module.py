@@ -23,12 +23,10 @@ from torch.utils._python_dispatch import is_traceable_wrapper_subclass
 
 from latpred.errors import TraceError
 from latpred.sandbox.own_thread import SWITCHING, replaced
-from latpred.sandbox.untouched import Copier
+from latpred.sandbox.untouched import Copier, keeps_values
 from latpred.tracing.inputs import demand_dense
 
 Tensor = torch.Tensor
-_KEPT_NUMEL = 1 << 20
-_SMALL_NUMEL = 1 << 14  # numbers in a helper of the model's, which Python may read as well
 _QUANTISED = ("torch.ao.nn.quantized", "torch.ao.nn.intrinsic.quantized")
 _FLOATING = ("FloatFunctional", "FXFloatFunctional")  # stand there for what may be quantised one day
 
@@ -101,18 +99,17 @@ def _on_meta(dtype: torch.dtype | None, channels_last: bool, source: Tensor, wit
             f"the model holds a tensor of class {type(source).__name__}, whose kernels nobody measured; give the model "
             "as it was before its weights were quantised, made sparse or spread over devices"
         )
-    made = _small_or_meta(source, dtype, channels_last, _SMALL_NUMEL if within_object else 0)
+    made = _small_or_meta(source, dtype, channels_last, within_object)
     if not isinstance(source, torch.nn.Parameter):
         return made
     return torch.nn.Parameter(made, requires_grad=source.requires_grad)  # autocast keeps casts of what requires it
 
 
-def _small_or_meta(source: Tensor, wanted: torch.dtype | None, channels_last: bool, keep: int) -> Tensor:
+def _small_or_meta(source: Tensor, wanted: torch.dtype | None, channels_last: bool, within_object: bool) -> Tensor:
     dtype = source.dtype
     if dtype.is_floating_point and dtype.itemsize > 1 and wanted is not None:
         dtype = wanted
-    kept = source.dim() == 0 or not (dtype.is_floating_point or dtype.is_complex) or source.numel() <= keep
-    if kept and not source.is_meta and source.numel() <= _KEPT_NUMEL:
+    if keeps_values(source, within_object):
         return source.detach().to("cpu", dtype, copy=True)
     if channels_last and source.dim() == 4:
         return torch.empty(source.shape, dtype=dtype, device="meta", memory_format=torch.channels_last)

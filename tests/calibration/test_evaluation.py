@@ -8,6 +8,7 @@ import pandas as pd
 import pytest
 from clidata import document, run
 
+from latpred.accuracy.comparison import evaluate as evaluate_one
 from latpred.calibration.published.evaluation import evaluate
 from latpred.calibration.published.published_table import read_all
 from latpred.errors import MissingPackageError
@@ -73,6 +74,21 @@ def test_two_runs_of_one_machine_are_judged_beside_each_other(sheet: pd.DataFram
     days = [rows[rows["run"] == f"{site} t4"] for site in SLOWER]
     assert evaluate(read_all(days)).overall.cells == len(rows)
     assert evaluate(read_all(days), host_row=True).overall.cells == len(rows) - 2
+
+
+def test_several_tables_of_a_cpu_are_judged_as_one_is(sheet: pd.DataFrame, monkeypatch: pytest.MonkeyPatch) -> None:
+    small = sheet[(sheet["model"].str.endswith("small")) & (sheet["batch"] == 16)].head(1)
+    setups = [("eager", "fp32"), ("torchscript", "fp32"), ("eager", "amp-bf16")]
+    rows = pd.concat([small.assign(runtime=runtime, precision=precision) for runtime, precision in setups])
+    rows = rows.rename(columns={"gpu": "device"}).assign(device="cpu", stack="torch=2.1")
+    mine, asked = store.load("epyc-shared"), list[str]()
+    monkeypatch.setattr(store, "find", lambda device: asked.append(device) or mine)
+    several, one = evaluate(read_all([rows.head(1), rows.tail(2)])).to_frame(), evaluate_one(rows, mine).to_frame()
+    columns = ["runtime", "precision", "latency_s_predicted"]
+    assert asked == ["cpu"]
+    pd.testing.assert_frame_equal(
+        *(found[columns].sort_values(columns[:2], ignore_index=True) for found in (several, one))
+    )
 
 
 def test_one_row_of_each_run_tells_its_host(sheet: pd.DataFrame) -> None:

@@ -9,12 +9,15 @@ from types import ModuleType
 import joblib
 import pandas as pd
 import pytest
+from factories import graph, linear
 
+from latpred import tables
 from latpred.calibration.published import published_table
 from latpred.calibration.published.joint_fit import problem
 from latpred.calibration.published.published_table import TraceKey, eras, read, trace_all
+from latpred.calibration.published.row_counts import CellKey, cells_of
 from latpred.errors import LatpredError, MissingPackageError, TableError, UnknownGpuError, UnknownModelError
-from latpred.runtimes.legacy_torch import TORCH_1_12
+from latpred.runtimes.legacy_torch import TORCH_1_12, TORCH_2
 from latpred.zoo import names
 
 
@@ -108,6 +111,14 @@ def test_repeats_of_a_run_count_once_and_tenfold_contradictions_less() -> None:
     assert "resnet18" in table.notes[0]
 
 
+def test_what_a_row_says_of_its_repeats_is_kept() -> None:
+    one, twice = rows(n=30, repeat_ratio=1.02).rename(columns={"gpu": "device"}), rows(n=5, repeat_ratio=1.5)
+    cells = read(pd.concat([one, twice.rename(columns={"gpu": "device"}).assign(run=["b", "a"])])).cells
+    assert cells["n"].tolist() == [30, 35, 5]
+    assert cells["repeat_ratio"].tolist() == pytest.approx([1.02, 1.0, 1.5])
+    assert cells[tables.REPEATS].tolist() == ["", "2", ""]
+
+
 def test_rows_that_name_no_run_are_of_their_machine_or_their_file(tmp_path: Path) -> None:
     nameless = rows().rename(columns={"gpu": "device"}).drop(columns="run")
     for name in ("monday", "tuesday"):
@@ -140,6 +151,24 @@ def test_fused_attention_that_a_row_names_stays_fused_in_the_era_of_the_row() ->
     fused, parted = map(trace_all(keys).get, keys)
     counts = [sum("scaled_dot_product" in op.name for op in graph.ops) for graph in (fused, parted)]
     assert counts == [12, 0]
+
+
+def test_rows_under_autocast_are_traced_by_the_rules_of_their_era(tmp_path: Path) -> None:
+    file = tmp_path / "models.py"
+    file.write_text(
+        "import torch\n\ndef build():\n    layer = torch.nn.Linear(8, 8)\n"
+        "    return torch.nn.Sequential(layer, layer), torch.zeros(1, 8)\n"
+    )
+    today, *older = (TraceKey(f"{file}:build", "custom", 0, "amp-fp16", era=era) for era in ("", TORCH_2, TORCH_1_12))
+    graphs = trace_all([today, *older], rewrite=False)
+    assert [graphs[key].launches() for key in (today, *older)] == [7, 5, 5]  # which cast the weights once
+
+
+def test_ops_of_single_batch_sizes_count_at_these() -> None:
+    key = TraceKey("own", "custom", 0, "fp32")
+    traced = graph(linear(), exact={3: graph(linear(), linear(), linear())})
+    cells = cells_of([CellKey(key, "eager", "", batch) for batch in (2, 3, 4)], {(key, "eager", ""): traced})
+    assert cells.counts[:, cells.classes.index("gemm")].tolist() == [1, 3, 1]
 
 
 def test_models_that_lack_a_package_are_left_out_and_counted(monkeypatch: pytest.MonkeyPatch) -> None:

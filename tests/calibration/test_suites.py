@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import json
 import os
 import subprocess
 import sys
+from collections import Counter
+from importlib.resources import files
 from pathlib import Path
 from typing import Any
 
@@ -37,6 +40,20 @@ def test_suites_of_published_models_are_wide(suite: suites.Suite) -> None:
 def test_suites_share_no_model_and_no_family() -> None:
     assert len({workload.name.split("/")[1] for workload in SMALL}) == len(SMALL)
     assert len(families(*SUITES)) == sum(len(families(name)) for name in SUITES)
+
+
+# Two suites hold it, which their purpose says.
+TWICE = ("timm:cs3darknet_s", "{}", "[3, 96, 96]")
+
+
+def test_no_model_comes_again_in_another_suite() -> None:
+    models: Counter[tuple[str, ...]] = Counter()
+    for name in (*suites.NAMES, suites.GATE):
+        text = (files("latpred.models") / "suites" / f"{name}.json").read_text()
+        for row in json.loads(text)["models"]:
+            known = {"model": row} if isinstance(row, str) else row
+            models[known["model"], json.dumps(known.get("config", {}), sort_keys=True), str(known.get("shape"))] += 1
+    assert {model for model, count in models.items() if count > 1} == {TWICE}
 
 
 def test_the_suite_of_everyday_networks_is_wide_and_has_many_small_models() -> None:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import gc
 from collections import OrderedDict
 from collections.abc import Callable
-from functools import wraps
+from functools import partial, wraps
 from typing import Any
 
 import pytest
@@ -99,6 +99,58 @@ def test_hooks_that_change_what_a_module_gives_are_part_of_the_forward_pass() ->
     names = [op.name for op in graph.ops if op.launches]
     assert names == ["aten::add", "aten::linear", "aten::relu", "aten::mul"]
     assert looked == []
+
+
+def by_operator(module: nn.Module, args: object, out: torch.Tensor) -> None:
+    out *= 2
+
+
+def by_index(module: nn.Module, args: object, out: torch.Tensor) -> None:
+    out[:, 0] = 0
+
+
+def by_indexed_operator(*given: Any) -> None:
+    given[-1][:] += 1
+
+
+def by_another_name(module: nn.Module, args: tuple[torch.Tensor, ...], out: torch.Tensor) -> None:
+    (x,) = args
+    x -= 1
+
+
+def by_out(module: nn.Module, args: object, out: torch.Tensor) -> None:
+    torch.add(out, 1, out=out)
+
+
+def by_inplace(module: nn.Module, args: object, out: torch.Tensor) -> None:
+    nn.functional.relu(out, inplace=True)
+
+
+@pytest.mark.parametrize("hook", [by_operator, by_index, by_indexed_operator, by_another_name, by_out, by_inplace])
+def test_hooks_that_write_in_place_are_part_of_the_forward_pass(hook: Callable[..., None]) -> None:
+    model = nn.Linear(4, 4)
+    model.register_forward_hook(hook)
+    assert latpred.trace(model, torch.zeros(1, 4)).launches() > 1
+
+
+def test_hooks_that_write_into_what_is_no_tensor_of_the_model_only_look_on() -> None:
+    seen: dict[Any, Any] = {"calls": 0}
+
+    def count(module: nn.Module, args: tuple[torch.Tensor, ...], out: torch.Tensor, kept: Any = seen) -> None:
+        seen["calls"] += 1
+        kept[module] = out.exp()
+        total = 0
+        for x in args:
+            total += x.numel()
+
+    def keep(kept: dict[Any, Any], module: nn.Module, args: object, out: torch.Tensor, *, also: Any) -> None:
+        kept[module] = also[module] = out.exp()
+
+    model = nn.Linear(4, 4)
+    for hook in (count, partial(keep, seen, also=seen)):
+        model.register_forward_hook(hook)
+    assert latpred.trace(model, torch.zeros(1, 4)).launches() == 1
+    assert seen == {"calls": 0}
 
 
 def test_wrappers_are_seen_through() -> None:

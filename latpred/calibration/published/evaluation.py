@@ -7,13 +7,14 @@ judges. Nothing is fitted but, where it is asked for, one factor for each host.
 from __future__ import annotations
 
 import math
+from collections.abc import Iterable
 
 import numpy as np
 import pandas as pd
 from scipy.optimize import brentq
 
 from latpred.accuracy.comparison import Report, compare
-from latpred.accuracy.predicted import GraphKey, graph_key, left_out, predict_table
+from latpred.accuracy.predicted import GraphKey, graph_key, left_out, predict_table, trace_key
 from latpred.calibration.published import published_table
 from latpred.calibration.published.published_table import Progress, PublishedTable
 from latpred.calibration.published.row_counts import EAGER
@@ -24,6 +25,7 @@ from latpred.prediction.host_swap import Swap
 from latpred.prediction.predictor import Predictor
 from latpred.profile import store
 from latpred.profile.document import DeviceProfile
+from latpred.runtimes.lowering import target_of
 
 CLEARLY = 1.5  # times the device's work that dispatch takes at least where a row tells of the host
 LEAST, MOST = 0.1, 10.0  # a host whose dispatch differs by more was not what made the row differ
@@ -47,7 +49,7 @@ def evaluate(
     judged, predicted, notes = [], [], list(table.notes)
     by_run = table.cells.assign(machine=table.cells["run"])  # which may be several of one machine
     for name, cells in by_run.groupby("device", sort=True):
-        own = profile or store.load(str(name))
+        own = profile or store.find(str(name))
         graphs, usable = _traced(cells, own, progress, notes)
         if usable.empty:
             continue
@@ -66,8 +68,11 @@ def evaluate(
 def _traced(
     cells: pd.DataFrame, profile: DeviceProfile, progress: Progress | None, notes: list[str]
 ) -> tuple[Graphs, pd.DataFrame]:
-    """Eager traces, of the time that a profile is of, and the rows that it can predict; the notes say about others."""
-    predictor = Predictor(profile)
+    """Traces of the rows that a profile can predict, and these rows; the notes say about others.
+
+    A profile of another time has eager traces of that time, of which its runtimes' graphs are made or estimated.
+    """
+    predictor, target = Predictor(profile), target_of(profile.device.kind)
     setups = list(zip(cells["runtime"], cells["precision"], strict=True))
     refused = dict.fromkeys(setups, "")
     for setup in refused:
@@ -76,20 +81,34 @@ def _traced(
         except LatpredError as error:
             refused[setup] = str(error)
     reasons = [refused[setup] for setup in setups]
-    keys = [published_table.as_traced(key, predictor.era) for key in published_table.keys_of(cells)]
-    lacking: dict[str, str] = {}
-    wanted = [key for key, reason in zip(keys, reasons, strict=True) if not reason]
-    traced = published_table.trace_all(wanted, progress=progress, lacking=lacking)
-    reasons = [reason or lacking.get(key.model, "") for key, reason in zip(keys, reasons, strict=True)]
+    keys = [key._replace(era=predictor.era) for key in published_table.keys_of(cells)]
+    names = {place: graph_key(cell) for place, cell in enumerate(cells.to_dict("records")) if not reasons[place]}
+    if predictor.era:
+        names = {place: name._replace(runtime=EAGER) for place, name in names.items()}
+    eager = {name: keys[place] for place, name in names.items() if name.runtime == EAGER}
+    graphs, lacking = _by_own_tools(set(names.values()) - set(eager), target, progress)
+    # The predictor rewrites them for its era.
+    traced = published_table.trace_all(eager.values(), progress=progress, lacking=lacking, target=target, rewrite=False)
+    graphs |= {name: traced[key] for name, key in eager.items() if key in traced}
+    for place, name in names.items():
+        if name not in graphs:
+            reasons[place] = lacking[name.model]
     out, said = left_out(cells["model"], [reason and f"{profile.name}: {reason}" for reason in reasons])
     notes += said
-    usable = cells[~out].reset_index(drop=True)
-    graphs = {
-        graph_key(cell)._replace(runtime=EAGER): traced[key]
-        for cell, key, reason in zip(cells.to_dict("records"), keys, reasons, strict=True)
-        if not reason
-    }
-    return graphs, usable
+    return graphs, cells[~out].reset_index(drop=True)
+
+
+def _by_own_tools(names: Iterable[GraphKey], target: str, progress: Progress | None) -> tuple[Graphs, dict[str, str]]:
+    """Traces of runtimes that take models apart themselves, and for models without one the reason."""
+    graphs, lacking = Graphs(), dict[str, str]()
+    for name in sorted(names):
+        if progress is not None:
+            progress(f"tracing {name.model} for {name.runtime}")
+        try:
+            graphs[name] = trace_key(name, target)
+        except LatpredError as error:
+            lacking[name.model] = str(error)
+    return graphs, lacking
 
 
 def _predicted(cells: pd.DataFrame, graphs: Graphs, profile: DeviceProfile) -> pd.DataFrame:

@@ -240,8 +240,8 @@ def profile_of(problem: Problem, thetas: Mapping[str, Floats], accuracies: Accur
             plain = dispatch(problem, own, runtime, spec, factor, accuracies[runtime])
             kernels = _kernels(problem, own, gpu, runtime, accuracies[runtime])
             runtimes[runtime] = msgspec.structs.replace(plain, kernels=kernels)
-    spread = host_spread(problem, numbers[EAGER]) if len(factors) > 1 else 0.0
     here = {runtime: accuracies[runtime] for runtime in runtimes}
+    hosts = host_spread(problem, numbers[EAGER])
     return DeviceProfile(
         name=spec.name,
         schema=SCHEMA_VERSION,
@@ -250,7 +250,7 @@ def profile_of(problem: Problem, thetas: Mapping[str, Floats], accuracies: Accur
         machine=_machine(problem, gpu, era, len(factors)),
         device=device_of(spec, numbers[EAGER].knee),
         protocol=_protocol(problem, gpu, era, factors, here),
-        runtimes={name: msgspec.structs.replace(fit, host_spread=spread) for name, fit in runtimes.items()},
+        runtimes={name: msgspec.structs.replace(fit, host_spread=hosts) for name, fit in runtimes.items()},
         kernels=_kernels(problem, numbers[EAGER], gpu, EAGER, accuracies[EAGER]),
         samples=(),
         acceptance=_acceptance(here),

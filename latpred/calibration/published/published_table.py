@@ -27,8 +27,9 @@ from latpred.calibration.published.mapping import TableMapping
 from latpred.errors import LatpredError, TableError, UnknownGpuError, UnknownModelError
 from latpred.graph.graph import Affine, ModelGraph, Op
 from latpred.profile import gpus
+from latpred.query import AMP
 from latpred.runtimes import graph_store
-from latpred.runtimes.legacy_torch import TORCH_1_12, TORCH_2, as_run_in, attention_of
+from latpred.runtimes.legacy_torch import TORCH_1_12, TORCH_2, as_run_in, attention_of, traced_for
 from latpred.zoo.names import full_name
 
 MODELS = {
@@ -255,8 +256,15 @@ def _without_repeats(cells: pd.DataFrame) -> tuple[pd.DataFrame, np.ndarray, lis
             f"{int(contrary.sum())} rows contradict others of their cell tenfold or more (the first: "
             f"{tables.cell_name(worst)}, run {worst['run']}); they count a tenth"
         )
-    ratio = (of_run.transform("max") / of_run.transform("min")).where(of_run.transform("size") > 1)
-    merged = cells.assign(latency_s=of_run.transform("median"), n=of_run.transform("size"), repeat_ratio=ratio)
+    size = of_run.transform("size")
+    repeats = {} if first.all() else {tables.REPEATS: size.astype(str).where(size > 1, "")}
+    own = cells.get("repeat_ratio", np.nan)
+    merged = cells.assign(
+        latency_s=of_run.transform("median"),
+        n=cells.groupby([*keys, "run"], sort=False)["n"].transform("sum"),
+        repeat_ratio=(of_run.transform("max") / of_run.transform("min")).where(size > 1, own),
+        **repeats,
+    )
     merged = merged[first].reset_index(drop=True)
     return merged, np.where(contrary[first], 0.1, 1.0), notes
 
@@ -294,25 +302,29 @@ def trace_all(
     graphs: Graphs | None = None,
     progress: Progress | None = None,
     lacking: MutableMapping[str, str] | None = None,
+    *,
+    target: str = "cuda",
+    rewrite: bool = True,
 ) -> Graphs:
-    """Eager graphs of models, as the PyTorch of each key ran them.
+    """Eager graphs of models on a kind of device, as the PyTorch of each key ran them.
 
+    Without `rewrite` they are what is traced for it, which predictors rewrite themselves.
     Graphs there are already are not traced again; new ones are added to them. Models that cannot be traced are put into
     `lacking`, with the reason; without it they end everything with an error.
     """
     graphs = {} if graphs is None else graphs
-    plain = {key: as_traced(key, key.era) for key in keys if key not in graphs}
+    plain = {key: _as_traced(key) for key in keys if key not in graphs}
     traced: dict[TraceKey, ModelGraph] = {}
     missing: dict[str, list[TraceKey]] = {}
     for key in dict.fromkeys(plain.values()):
-        stored = _product(key) if key.kind == PRODUCT else graph_store.look_up(_store_key(key))
+        stored = _product(key) if key.kind == PRODUCT else graph_store.look_up(_store_key(key, target))
         if stored is None:
             missing.setdefault(key.model, []).append(key)
         else:
             traced[key] = stored
     processes = min(joblib.cpu_count(), MOST_PROCESSES) if sum(map(len, missing.values())) >= FEWEST_BESIDE else 1
     # The models with most graphs come first, lest one process be left with one of them.
-    calls = (joblib.delayed(_trace_model)(keys) for keys in sorted(missing.values(), key=len, reverse=True))
+    calls = (joblib.delayed(_trace_model)(keys, target) for keys in sorted(missing.values(), key=len, reverse=True))
     for name, made in joblib.Parallel(n_jobs=processes, batch_size=1, return_as="generator_unordered")(calls):
         if isinstance(made, LatpredError):
             if lacking is None:
@@ -322,23 +334,29 @@ def trace_all(
         if progress is not None:
             progress(f"traced {name} ({len(made)} combinations of input size and precision)")
         for key, graph in made.items():
-            graph_store.keep(_store_key(key), graph)
+            graph_store.keep(_store_key(key, target), graph)
         traced |= made
-    graphs.update({key: as_run_in(key.era, traced[of_today]) for key, of_today in plain.items() if of_today in traced})
+    for key, of_today in plain.items():
+        if of_today in traced:
+            graphs[key] = as_run_in(key.era, traced[of_today]) if rewrite else traced[of_today]
     return graphs
 
 
-def as_traced(key: TraceKey, era: str) -> TraceKey:
-    """What is traced with today's PyTorch for a key: of an era, only transformers have to be built differently."""
-    of_era = attention_of(era) if full_name(key.model) else None
-    return key._replace(attention=key.attention or of_era or "", era="")
+def _as_traced(key: TraceKey) -> TraceKey:
+    """What is traced with today's PyTorch for a key: of an era, only transformers and autocast differ in a trace."""
+    of_era = attention_of(key.era) if full_name(key.model) else None
+    return key._replace(attention=key.attention or of_era or "", era=key.era if key.precision in AMP else "")
 
 
-def _trace_model(keys: Sequence[TraceKey]) -> tuple[str, dict[TraceKey, ModelGraph] | LatpredError]:
+def _trace_model(keys: Sequence[TraceKey], target: str) -> tuple[str, dict[TraceKey, ModelGraph] | LatpredError]:
     name = keys[0].model
-    named = [GraphKey(*key[:4], memory_format=key.memory_format, attention=key.attention) for key in keys]
+    graphs = {}
     try:
-        return name, {key: trace_key(one, "cuda") for key, one in zip(keys, named, strict=True)}
+        for key in keys:
+            with traced_for(key.era):
+                one = GraphKey(*key[:4], memory_format=key.memory_format, attention=key.attention)
+                graphs[key] = trace_key(one, target)
+        return name, graphs
     except LatpredError as error:  # without what it was raised from, which may not leave a process
         column = "the table's column model: " if isinstance(error, UnknownModelError) else ""
         return name, type(error)(f"{column}{error}")
@@ -372,5 +390,5 @@ def _product(key: TraceKey) -> ModelGraph:
     )
 
 
-def _store_key(key: TraceKey) -> tuple[str, ...] | None:
-    return graph_store.key_of(key.model, **key._asdict())
+def _store_key(key: TraceKey, target: str) -> tuple[str, ...] | None:
+    return graph_store.key_of(key.model, target=target, **key._asdict())

@@ -110,7 +110,7 @@ def cells_of(keys: Sequence[CellKey], graphs: Mapping[tuple[TraceKey, str, str],
     kernels: dict[tuple[KernelGroup, str], list[tuple[int, Floats, Floats]]] = {}
     for position, key in enumerate(keys):
         graph = graphs[key[:3]]
-        graph_key = (*key[:3], key.batch == 1 and graph.ops_at_one is not None)
+        graph_key = (*key[:3], graph.own(key.batch))
         if graph_key not in counted:
             counted[graph_key] = _counts(graph.at(key.batch), mixed=key.traced.precision.startswith(AUTOCAST))
         of_host, of_device = counted[graph_key]
