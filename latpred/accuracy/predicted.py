@@ -93,8 +93,13 @@ def predict_table(cells: pd.DataFrame, graphs: Mapping[GraphKey, ModelGraph], pr
 
 
 def slowdown_of(cell: Mapping[Hashable, Any], profile: DeviceProfile) -> host.Slowdown:
-    """How much slower the machine was for a cell than when the profile was measured, to two digits."""
+    """How much slower the machine was for a cell than when the profile was measured, to two digits.
+
+    A cell that does not say counts as measured in a usual moment.
+    """
     speed = {kind: float(cell.get(host.COLUMN.format(kind)) or math.nan) for kind in host.KINDS}
+    if not host.ratio(profile.speed, speed):
+        return host.Slowdown.usual(profile.usual)
     ratios = host.slowdown(profile.speed, speed, asynchronous=profile.device.asynchronous)
     return host.Slowdown(*(round(ratio, 2) for ratio in ratios))
 
