@@ -393,8 +393,31 @@ def test_rows_may_be_models_names_or_a_file(tmp_path: Path) -> None:
     assert [record.runtime for record in older.runtimes] == ["torchscript"]
 
 
+def test_models_that_are_alike_are_one_architecture() -> None:
+    for built in (lambda: architectures(2), lambda: [torch.nn.Conv2d(3, 64 * n, 3) for n in (1, 2)]):
+        rows = [(model, batch, "eager", "fp32", 20.0) for batch in (1, 32) for model in built()]
+        (record,) = latpred.adapt(profiledata.profile(), rows).runtimes
+        assert (record.architectures, record.rows, record.validated) == (2, 4, False)
+
+
+def test_a_model_is_traced_at_the_size_of_its_row() -> None:
+    given, model, sizes = profiledata.profile(), torch.nn.Conv2d(3, 64, 3), (32, 64, 96, 128)
+    takes = [Predictor(given).predict(latpred.trace(model, image=size)).latency_ms for size in sizes]
+    rows = pd.DataFrame({"model": [model] * 4, "batch": 1, "input_kind": "image", "input_size": sizes})
+    (record,) = latpred.adapt(given, rows.assign(latency_ms=takes)).runtimes
+    assert (record.architectures, record.bought.before.p90) == (4, pytest.approx(0.0, abs=1e-6))
+    with pytest.raises(TableError, match="input_size 32 with the input_kind default"):
+        latpred.adapt(given, rows.drop(columns="input_kind").assign(latency_ms=takes))
+
+
+def test_a_graph_keeps_its_own_memory_format() -> None:
+    last = [msgspec.structs.replace(graph, memory_format="channels_last") for graph in GRAPHS]
+    assert latpred.adapt(SYNCHRONOUS, measured(SYNCHRONOUS, last)).runtimes[0].rows == len(ROWS)
+
+
 GRAPHS = architectures(4)
 ROWS = measured(SYNCHRONOUS, GRAPHS)
+HALF = msgspec.structs.replace(GRAPHS[0], precision="fp16")
 
 
 @pytest.mark.parametrize(
@@ -410,6 +433,9 @@ ROWS = measured(SYNCHRONOUS, GRAPHS)
         (ROWS.assign(runtime="torchscript"), ProfileError, "no dispatch costs"),
         (ROWS.assign(runtime="ritual"), UsageError, "ritual"),
         (ROWS.assign(precision="bf16"), ProfileError, "bf16"),
+        (ROWS.assign(model=[HALF] * len(ROWS), precision="fp32"), UsageError, "traced in fp16"),
+        (ROWS.assign(input_size=64), TableError, "input_size 64, and its graph was traced at 128"),
+        (ROWS.assign(memory_format="channels_last"), UsageError, "traced in the contiguous format"),
         ([("a", 1)], TableError, "Row 1"),
         (3, UsageError, "no table"),
     ],

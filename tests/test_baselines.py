@@ -69,6 +69,15 @@ def test_what_cannot_be_had_says_why(name: str, cells: pd.DataFrame, reason: str
     assert reason in baseline.reason
 
 
+def test_a_baseline_that_answers_for_some_cells_alone_says_why() -> None:
+    cells = pd.concat([suite(), suite(models=2).assign(runtime="cuda-graphs")], ignore_index=True)
+    baseline = one("flops_linear", cells)
+    assert baseline.latency_s is not None
+    assert np.isnan(baseline.latency_s).sum() == 12
+    assert "at least 3 models in one runtime" in baseline.reason
+    assert one("flops_linear", suite()).reason == ""
+
+
 def test_measured_baselines_come_as_columns() -> None:
     cells = suite().assign(baseline_isolated_ops_s=lambda t: 2 * t["latency_s"])
     np.testing.assert_allclose(one("isolated_ops", cells).latency_s, 2 * cells["latency_s"])

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from pathlib import Path
 
 import msgspec
 import pytest
@@ -10,13 +11,15 @@ import torch
 from explanationdata import explanation, headroom, prediction
 from factories import add, device, graph, kernel_fit, linear, machine_here, profile
 from reportdata import EAGER, REPLAYED, network, saved
+from transformers.utils.import_utils import is_cuda_stream_capturing
 
 import latpred
-from latpred.errors import ProfileError, RuntimeRefusalError, UsageError
+from latpred.errors import ProfileError, RuntimeRefusalError, TraceError, UsageError
 from latpred.explanation.explain import axis_headroom
-from latpred.explanation.explanation import CHEAP, NEARLY_FREE, Choice, Excluded, ratio
+from latpred.explanation.explanation import CHEAP, NEARLY_FREE, Choice, Excluded, ratio, shares
 from latpred.graph.graph import ModelGraph
 from latpred.profile import store
+from latpred.query import MOST_BATCH
 from latpred.runtimes.cuda_graphs import CudaGraphs
 from latpred.tables import PREDICTED, check
 
@@ -65,14 +68,55 @@ def test_a_runtime_that_refuses_the_model_is_no_choice() -> None:
         latpred.explain(graph(linear(), add(syncs=1)), device="gpu", runtimes=["cuda-graphs"])
 
 
-def test_tools_that_refuse_a_model_are_not_replaced_by_their_estimate(monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize(("error", "width"), [(RuntimeRefusalError, 32), (TraceError, 33), (UsageError, 34)])
+def test_tools_that_refuse_a_model_are_not_replaced_by_their_estimate(
+    error: type[Exception], width: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
     def refuse(*_: object) -> ModelGraph:
-        raise RuntimeRefusalError("cuda-graphs cannot capture aten::nonzero")
+        raise error("cuda-graphs cannot capture aten::nonzero")
 
     monkeypatch.setattr(CudaGraphs, "trace", refuse)
-    module = torch.nn.Sequential(torch.nn.Linear(32, 32), torch.nn.ReLU())
+    module = torch.nn.Sequential(torch.nn.Linear(32, width), torch.nn.ReLU())
     found = latpred.explain(module, inputs=torch.zeros(1, 32), device=saved())
     assert Excluded("cuda-graphs", "refused", "cuda-graphs cannot capture aten::nonzero") in found.excluded
+
+
+class Checking(torch.nn.Module):
+    """Looks at a number, as some models check their masks, but not while it is captured."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.layer = torch.nn.Conv2d(3, 8, 3)
+
+    def forward(self, image: torch.Tensor) -> torch.Tensor:
+        if not is_cuda_stream_capturing():
+            assert torch.arange(4).max().item() == 3
+        return torch.relu(self.layer(image))
+
+
+def test_a_model_that_reads_numbers_unless_it_is_captured_is_explained() -> None:
+    found = latpred.explain(Checking(), image=64, device=saved())
+    assert [choice.runtime for choice in found.choices] == ["cuda-graphs", "eager"]
+    assert [found.headrooms[name].room("image") is None for name in ("cuda-graphs", "eager")] == [True, False]
+
+
+def test_a_path_is_explained_in_runtimes_with_tools_of_their_own(tmp_path: Path) -> None:
+    file = tmp_path / "models.py"
+    file.write_text("from torch import nn\n\ndef build():\n    return nn.Sequential(nn.Conv2d(3, 8, 3), nn.ReLU())\n")
+    found = latpred.explain(Path(f"{file}:build"), image=32, device=saved(eager=EAGER, torchscript=REPLAYED))
+    assert {choice.runtime for choice in found.choices} == {"eager", "torchscript"}
+
+
+def test_where_the_time_goes_is_said_without_a_headroom() -> None:
+    found = latpred.explain(network(only=(4,)), 4, device=saved())
+    assert found.headrooms == {}
+    assert "where the time goes" in repr(found)
+    assert shares(found).heads[1::2] == ("cuda-graphs host", "eager host")
+
+
+def test_the_largest_batches_are_explained_too() -> None:
+    doubled = latpred.explain(network(), MOST_BATCH, device=saved()).headrooms["eager"].doubled
+    assert doubled == pytest.approx(2.0, rel=0.01)
 
 
 def test_only_some_runtimes() -> None:

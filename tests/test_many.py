@@ -5,6 +5,7 @@ from __future__ import annotations
 import random
 from collections.abc import Iterator
 from functools import partial
+from pathlib import Path
 from typing import Any
 
 import msgspec
@@ -199,6 +200,13 @@ def test_wrong_questions_are_refused_before_any_candidate_is_touched(
 
     with pytest.raises(error, match=said):
         predict_many(untouched(), **asked)
+
+
+@pytest.mark.parametrize("one", ["resnet18", Path("models.py:build"), network()])
+def test_one_candidate_is_not_taken_for_a_list(one: Any) -> None:
+    for function in (predict_many, latpred.rank):
+        with pytest.raises(UsageError, match="is one candidate; give a list"):
+            function(one)
 
 
 def test_a_graph_is_held_to_what_is_asked_of_the_others() -> None:

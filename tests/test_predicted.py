@@ -85,6 +85,22 @@ def test_attention_is_traced_as_the_table_says(asked: list[dict[str, object]]) -
     assert [call["attention"] for call in asked] == ["eager", "sdpa", None]
 
 
+@pytest.mark.parametrize(
+    ("kind", "size", "said"),
+    [
+        ("prompt+16", 16, "measure a generation, not one forward pass"),
+        ("default", 64, "does not say of what"),
+        ("seq_len", 64, "Put one of seq, audio, image"),
+    ],
+)
+def test_a_size_that_no_forward_pass_can_be_traced_at_is_refused(
+    kind: str, size: int, said: str, asked: list[dict[str, object]]
+) -> None:
+    with pytest.raises(TableError, match=said):
+        comparison.evaluate(measured([("bert", 1, 0.1)], input_kind=kind, input_size=size), profile())
+    assert asked == []
+
+
 def test_a_table_without_rows_is_refused() -> None:
     with pytest.raises(TableError, match="has no rows"):
         comparison.evaluate(checked(("bert", 1, 0.1)).iloc[:0], profile())

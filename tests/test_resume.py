@@ -97,6 +97,18 @@ def test_a_changed_question_is_answered_anew(
     assert predicted() == [], "what was there before is still there"
 
 
+def test_another_default_dtype_is_another_question(tmp_path: Path, predicted: Callable[[], list[int]]) -> None:
+    asked = {"candidates": [builder(16)], "resume": tmp_path / "table.parquet", **ASKED}
+    single = predict_many(**asked)
+    torch.set_default_dtype(torch.float64)
+    try:
+        double = predict_many(**asked)
+    finally:
+        torch.set_default_dtype(torch.float32)
+    assert predicted() == [0, 0]
+    assert [set(table.precision) for table in (single, double)] == [{"fp32"}, {"fp64"}]
+
+
 def test_other_formulas_are_another_question(
     tmp_path: Path, predicted: Callable[[], list[int]], monkeypatch: pytest.MonkeyPatch
 ) -> None:

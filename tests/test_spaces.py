@@ -16,6 +16,7 @@ from torch import nn
 import latpred
 from latpred.errors import UsageError
 from latpred.graph.graph import ModelGraph
+from latpred.ops import Work, cost, families
 from latpred.query import Options
 from latpred.search import spaces
 from latpred.search.option_table import latency_table
@@ -252,6 +253,29 @@ def test_graphs_are_those_of_the_networks(of: Any, architectures: Any, options: 
     assert graphs == [traced(of.build, architecture, **options) for architecture in architectures]
     table = latpred.predict_many(graphs, batch=[1, 64], device=CPU)
     assert len({*table["latency_ms"]}) > len(graphs)
+
+
+def test_a_formula_that_is_registered_later_counts(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(families, "_FORMULAS", dict(families._FORMULAS))
+    monkeypatch.setattr(families, "_REGISTERED", list(families._REGISTERED))
+    asked = {"image": 24, "cells": 1}
+    before = nasbench201.graph(9, **asked).macs()
+    cost("aten::conv2d")(lambda *_, out, **__: Work("elementwise", {"numel": 1, "operands": 1}, macs=1))
+    after = nasbench201.graph(9, **asked)
+    assert after == traced(nasbench201.build, 9, **asked)
+    assert after.macs() < before
+
+
+def test_networks_by_name_are_in_fp32_and_those_of_a_space_in_the_default_dtype() -> None:
+    single = nasbench201.graph(9, image=16)
+    torch.set_default_dtype(torch.float64)
+    try:
+        double, named = nasbench201.graph(9, image=16), latpred.trace("nasbench201:9", image=16)
+        table = latpred.predict_many(["nasbench201:9"], image=16, device=CPU)
+    finally:
+        torch.set_default_dtype(torch.float32)
+    assert [graph.precision for graph in (single, double, named)] == ["fp32", "fp64", "fp32"]
+    assert table["precision"].tolist() == ["fp32"]
 
 
 def test_graphs_of_once_for_all_networks_differ_in_paths_alone() -> None:

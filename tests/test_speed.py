@@ -161,6 +161,15 @@ def test_each_cell_is_held_against_a_prediction_at_its_own_speed() -> None:
     assert predicted_s.tolist() == pytest.approx(expected)
 
 
+def test_a_cell_that_does_not_say_how_fast_the_machine_was_is_of_a_usual_moment() -> None:
+    usual = profile(usual={"dispatch": 1.2})
+    table = pd.concat([measured(1e-3, dispatch_us) for dispatch_us in (150.0, float("nan"))])
+    table["batch"] = [1, 2]
+    predicted = predict_table(tables.check(table, tables.MEASURED), {KEY: GRAPH}, usual)
+    assert predicted[tables.AT_SPEED][1] == predicted["latency_s"][1]
+    assert predicted[tables.AT_SPEED][0] > predicted["latency_s"][0]
+
+
 def test_kernels_slow_down_with_the_reference_of_their_kind() -> None:
     slower = Slowdown(product=2.0, convolution=4.5, elementwise=8.0, depthwise=7.0)
     ratios = [compute_ms(op, slower) / compute_ms(op, SAME) for op in (factories.linear(8, 64), factories.add(100))]

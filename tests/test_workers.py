@@ -8,16 +8,19 @@ import sys
 from collections.abc import Callable, Iterator
 from itertools import chain, cycle
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import joblib
 import pandas as pd
 import pytest
+import torch
 from searchdata import ASKED, Stubborn, builder, candidates
 from torch import nn
 
 from latpred import predict_many
 from latpred.errors import CandidateError, WorkerError
+from latpred.ops import cost, families, formula_of
 from latpred.progress import ProgressCounter, ProgressEvent, progress_text
 from latpred.search import workers
 
@@ -162,6 +165,37 @@ def test_what_kills_workers_or_cannot_be_sent_is_named_and_costs_nobody_else_any
     good = found[found.error.isna()].reset_index(drop=True)
     expected = predict_many(rest, **ASKED)
     pd.testing.assert_frame_equal(good.drop(columns="candidate"), expected.drop(columns="candidate"), check_exact=True)
+
+
+def test_candidates_in_front_that_cannot_be_sent_do_not_end_a_run() -> None:
+    found = predict_many([*[Stubborn()] * 3, *candidates(5)], n_jobs=2, **ASKED)
+    assert found.error.notna().tolist() == [True] * 6 + [False] * 10
+    assert "cannot be sent to a worker" in found.error[0]
+
+
+def test_workers_have_the_default_dtype_of_their_user() -> None:
+    torch.set_default_dtype(torch.float64)
+    try:
+        alone, spread = (predict_many(candidates(2), n_jobs=jobs, **ASKED) for jobs in (1, 2))
+    finally:
+        torch.set_default_dtype(torch.float32)
+    assert set(alone.precision) == {"fp64"}
+    pd.testing.assert_frame_equal(spread, alone)
+
+
+def test_a_worker_has_all_formulas_of_its_user_whatever_it_registered_itself(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(families, "_FORMULAS", dict(families._FORMULAS))
+    monkeypatch.setattr(families, "_REGISTERED", list(families._REGISTERED))
+    monkeypatch.setattr(torch, "set_num_threads", lambda _: None)
+    mine, theirs = (lambda x, *, out: x), (lambda x, *, out: out)
+    sender = workers._Sender("elsewhere", 1, (("mine::one", mine), ("mine::other", mine)), torch.float32)
+    seeing: Any = SimpleNamespace(rows=lambda *_: [formula_of(f"mine::{name}") for name in ("one", "other")])
+    for name in ("other", "one"):  # as a module does that came with candidates, before all others or between them
+        cost(f"mine::{name}")(theirs)
+        assert workers.work(seeing, sender, [(0, None)]) == [[mine, mine]]
+    registered = len(families._REGISTERED)
+    workers.work(seeing, sender, [(1, None)])
+    assert len(families._REGISTERED) == registered
 
 
 def test_workers_have_the_formulas_of_their_user(tmp_path: Path) -> None:

@@ -21,11 +21,11 @@ import pandas as pd
 from latpred import host, tables
 from latpred.accuracy import metrics
 from latpred.accuracy.metrics import Errors
-from latpred.accuracy.predicted import GraphKey, graph_key, graph_of, slowdown_of, trace_models
+from latpred.accuracy.predicted import GraphKey, graph_key, graph_of, options_of, slowdown_of, trace_models
 from latpred.errors import TableError, UsageError
 from latpred.fit.corrections import GENERAL, NONE, Factors, Fit, LatencyModel, Level, Row, corrected
 from latpred.graph.features import Floats
-from latpred.graph.graph import ModelGraph
+from latpred.graph.graph import CONTIGUOUS, ModelGraph
 from latpred.prediction.clocks import Z90
 from latpred.prediction.predictor import Predictor, untested
 from latpred.profile import gpus
@@ -33,6 +33,7 @@ from latpred.profile.document import ADAPTED, DeviceProfile, DispatchFit
 from latpred.query import Options
 from latpred.render import WIDTH, Page, Table
 from latpred.runtimes.legacy_torch import traced_for
+from latpred.sandbox.fingerprint import fingerprint
 from latpred.tracing.inputs import precision_name
 from latpred.zoo import candidates
 
@@ -223,8 +224,9 @@ def adapt(
     measured : DataFrame, path or iterable
         Columns of a measurement table, of which model, batch and latency_s (or latency_ms) must be there; what
         `latpred.measure` gives will do. Or rows (model, batch, runtime, precision, latency_ms). A model is a name, a
-        `ModelGraph`, a module, a config or a function that builds one. Ten architectures are plenty. Rows that say how
-        fast the machine was are brought to the profile's usual speed.
+        `ModelGraph`, a module, a config or a function that builds one. All but graphs are traced at input_size, where
+        input_kind is "seq", "audio" or "image". Ten architectures are plenty. Rows that say how fast the machine was
+        are brought to the profile's usual speed.
     graphs : mapping, optional
         Traced models by `accuracy.predicted.GraphKey`, as a recording holds them; names that are not in it are traced.
     inputs : optional
@@ -460,19 +462,27 @@ def _row(row: Any, number: int) -> dict[str, Any]:
 
 
 def _named(frame: pd.DataFrame) -> tuple[pd.DataFrame, dict[str, Any]]:
-    """The table with names in place of live models, and those models by name; one object is one architecture."""
+    """The table with names in place of live models, and those models by name; what nothing tells apart is one."""
     if "model" not in frame.columns or all(isinstance(model, str) for model in frame["model"]):
         return frame, {}
-    names: dict[int, str] = {}
+    names: dict[int, str] = {}  # of each object
+    alike: dict[str | int, str] = {}
     live: dict[str, Any] = {}
     for model in frame["model"]:
-        if not isinstance(model, str) and id(model) not in names:
-            name = names[id(model)] = f"{candidates.title(model)} #{len(names)}"
-            live[name] = model
+        if isinstance(model, str) or id(model) in names:
+            continue
+        own = fingerprint(model) or id(model)
+        if own not in alike:
+            alike[own] = f"{candidates.title(model)} #{len(alike)}"
+            live[alike[own]] = model
+        names[id(model)] = alike[own]
     out = frame.assign(model=[names.get(id(model), model) for model in frame["model"]])
     if "precision" not in out:
-        own = {name: _own_precision(model) for name, model in live.items()}
-        out["precision"] = [own.get(name, tables.DEFAULTS["precision"]) for name in out["model"]]
+        precisions = {name: _own_precision(model) for name, model in live.items()}
+        out["precision"] = [precisions.get(name, tables.DEFAULTS["precision"]) for name in out["model"]]
+    if "memory_format" not in out:
+        formats = {name: model.memory_format for name, model in live.items() if isinstance(model, ModelGraph)}
+        out["memory_format"] = [formats.get(name, CONTIGUOUS) for name in out["model"]]
     return out, live
 
 
@@ -502,16 +512,20 @@ def _traced(
         for key, sizes in batches.items():
             if key.model in live and key not in traced:
                 model = candidates.traceable(live[key.model])
-                asked = Options(
-                    inputs,
-                    runtime=key.runtime,
-                    precision=key.precision,
-                    memory_format=key.memory_format,
-                    attention=key.attention or None,
-                )
-                traced[key] = model if isinstance(model, ModelGraph) else predictor.trace(model, asked, sizes)
+                asked = _options_of_graph(key, model) if isinstance(model, ModelGraph) else options_of(key, inputs)
+                traced[key] = predictor.trace(model, asked, sizes)
         untraced = cells[[graph_of(traced, cell) is None for cell in cells.to_dict("records")]]
         return trace_models(untraced, traced, progress, predictor.target)
+
+
+def _options_of_graph(key: GraphKey, graph: ModelGraph) -> Options:
+    """What rows say of a graph that came with them; a TableError where it was traced at another size."""
+    if key.input_size not in (0, graph.input_size):
+        raise TableError(
+            f"Rows of {key.model} have the input_size {key.input_size}, and its graph was traced at "
+            f"{graph.input_size or 'inputs of its own'}. Give each size its own graph, or 0 as input_size."
+        )
+    return Options(precision=key.precision, memory_format=key.memory_format, attention=key.attention or None)
 
 
 def _noise(cell: Mapping[Any, Any]) -> float:

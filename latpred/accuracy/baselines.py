@@ -92,9 +92,9 @@ def _fitted(name: str, idea: str, fit: Callable[[pd.DataFrame], Model], cells: p
     for rows in cells.groupby(["device", "runtime", "precision", "protocol"], sort=False).indices.values():
         if cells["model"].iloc[rows].nunique() >= FEWEST_MODELS:
             latency[rows] = _leave_one_out(fit, cells.iloc[rows])
-    if np.isnan(latency).all():
-        return Baseline(name, idea, None, f"leaving one model out needs at least {FEWEST_MODELS} models in one runtime")
-    return Baseline(name, idea, latency)
+    reason = f"leaving one model out needs at least {FEWEST_MODELS} models in one runtime"
+    unanswered = np.isnan(latency)
+    return Baseline(name, idea, None if unanswered.all() else latency, reason if unanswered.any() else "")
 
 
 def _leave_one_out(fit: Callable[[pd.DataFrame], Model], cells: pd.DataFrame) -> Floats:

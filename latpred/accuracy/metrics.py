@@ -119,19 +119,23 @@ def rank(predicted: ArrayLike, measured: ArrayLike, noise: float, groups: ArrayL
     """Kendall tau over pairs of one group (as a batch size) whose measured ratio exceeds 1 + noise, over all groups."""
     p, m = places(predicted), np.log(np.asarray(measured, float))
     g = np.zeros(p.size) if groups is None else np.asarray(groups)
-    agree, gap = [np.empty(0)], [np.empty(0)]
-    for name in np.unique(g):  # one after the other: pairs of all cells of a large table would not fit into memory
+    least = np.log1p(noise)
+    pairs = clear_pairs = clear_sum = untied = untied_sum = 0
+    for name in np.unique(g):
         own = np.flatnonzero(g == name)
-        i, j = (own[side] for side in np.triu_indices(own.size, k=1))
-        gap.append(m[i] - m[j])
-        agree.append(np.sign(p[i] - p[j]) * np.sign(gap[-1]))
-    agrees, gaps = np.concatenate(agree), np.concatenate(gap)
-    clear = np.abs(gaps) > np.log1p(noise)
+        for number, one in enumerate(own):  # one after the other: all pairs of a large table would not fit into memory
+            others = own[number + 1 :]
+            gap = m[one] - m[others]
+            agrees = np.sign(p[one] - p[others]) * np.sign(gap).astype(np.int64)
+            clear = np.abs(gap) > least
+            pairs += others.size
+            clear_pairs, clear_sum = clear_pairs + int(clear.sum()), clear_sum + int(agrees[clear].sum())
+            untied, untied_sum = untied + int(np.count_nonzero(gap)), untied_sum + int(agrees.sum())
     return Rank(
-        tau=_mean(agrees[clear]),
-        pairs=int(clear.sum()),
-        left_out=int((~clear).sum()),
-        all_pairs=_mean(agrees[gaps != 0]),
+        tau=clear_sum / clear_pairs if clear_pairs else float("nan"),
+        pairs=clear_pairs,
+        left_out=pairs - clear_pairs,
+        all_pairs=untied_sum / untied if untied else float("nan"),
     )
 
 

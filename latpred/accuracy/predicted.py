@@ -18,10 +18,12 @@ from latpred.errors import MissingPackageError, TableError
 from latpred.graph.graph import ModelGraph
 from latpred.prediction.predictor import Predictor
 from latpred.profile.document import DeviceProfile
+from latpred.query import Options
 from latpred.render import listed
 from latpred.runtimes import lowering
 
 _SHOWN = 8  # models that are named of those left out
+_SIZED = ("seq", "audio", "image")  # input kinds whose size a trace can be asked for
 
 
 class GraphKey(NamedTuple):
@@ -93,8 +95,13 @@ def predict_table(cells: pd.DataFrame, graphs: Mapping[GraphKey, ModelGraph], pr
 
 
 def slowdown_of(cell: Mapping[Hashable, Any], profile: DeviceProfile) -> host.Slowdown:
-    """How much slower the machine was for a cell than when the profile was measured, to two digits."""
+    """How much slower the machine was for a cell than when the profile was measured, to two digits.
+
+    A cell that does not say counts as measured in a usual moment.
+    """
     speed = {kind: float(cell.get(host.COLUMN.format(kind)) or math.nan) for kind in host.KINDS}
+    if not host.ratio(profile.speed, speed):
+        return host.Slowdown.usual(profile.usual)
     ratios = host.slowdown(profile.speed, speed, asynchronous=profile.device.asynchronous)
     return host.Slowdown(*(round(ratio, 2) for ratio in ratios))
 
@@ -126,12 +133,26 @@ def trace_models(
 
 def trace_key(key: GraphKey, target: str) -> ModelGraph:
     """Trace a model by name for a kind of device."""
-    size = key.input_size or None
-    return lowering.trace_for_runtime(
-        key.model,
+    return lowering.trace_for_runtime(key.model, runtime=key.runtime, target=target, **options_of(key).tracing)
+
+
+def options_of(key: GraphKey, inputs: Any = None) -> Options:
+    """What a trace is asked for; a TableError where no trace of one forward pass is what the table is about."""
+    kind, size = key.input_kind, key.input_size or None
+    if kind.startswith("prompt+"):
+        raise TableError(
+            f"Rows of {key.model} have the input_kind {kind}: they measure a generation, not one forward pass. Leave "
+            "them out, or compare them with what latpred.predict_generation gives."
+        )
+    if size is not None and kind not in _SIZED:
+        raise TableError(
+            f"Rows of {key.model} have the input_size {size} with the input_kind {kind}, which does not say of what. "
+            f"Put one of {', '.join(_SIZED)} into the column input_kind, or 0 into input_size for the usual size."
+        )
+    return Options(
+        inputs,
         runtime=key.runtime,
-        target=target,
-        seq=size if key.input_kind == "seq" else None,
+        seq=size if key.input_kind in ("seq", "audio") else None,
         image=size if key.input_kind == "image" else None,
         precision=key.precision,
         memory_format=key.memory_format,

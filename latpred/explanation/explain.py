@@ -6,6 +6,7 @@ Fills an `explanation.Explanation`, which `explanation.advice` puts into a sente
 from __future__ import annotations
 
 import math
+import os
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import replace
 from functools import cached_property
@@ -14,7 +15,14 @@ from typing import TYPE_CHECKING, Any
 
 from latpred import runtimes as known_runtimes
 from latpred.api import predictor_of
-from latpred.errors import LatpredError, MissingPackageError, ProfileError, RuntimeRefusalError, UsageError
+from latpred.errors import (
+    LatpredError,
+    MissingPackageError,
+    ProfileError,
+    RuntimeRefusalError,
+    TraceError,
+    UsageError,
+)
 from latpred.explanation.advice import advise
 from latpred.explanation.explanation import (
     CHEAP,
@@ -96,6 +104,7 @@ def explain(
     'framework-bound'
     """
     (size,) = checked_batches([batch])
+    model = os.fspath(model) if isinstance(model, os.PathLike) else model
     for name in runtimes or ():
         known_runtimes.get(name)  # a misspelt one is said before anything takes time
     predictor = predictor_of(DeviceQuery(device, host, threads, cudnn_benchmark))
@@ -196,7 +205,11 @@ class _Comparison:
             return lowering.fitting(self._predictor.trace(self._model, options), runtime, target)
         if lowering.is_onnx_file(self._model) or lowering.traced_by(runtime) == "eager":
             return self._predictor.trace(self._model, options, (self._batch,))
-        return lowering.of_source(self._source, runtime, target)
+        source = self._source
+        try:
+            return lowering.of_source(source, runtime, target)
+        except (TraceError, UsageError) as error:  # eager took the model, so it is the runtime that does not
+            raise RuntimeRefusalError(str(error)) from error
 
     @cached_property
     def _source(self) -> Source:
@@ -215,6 +228,7 @@ class _Comparison:
         def latency_ms(of: ModelGraph, batch: int = now.batch) -> float:
             return self._predict(of, now.runtime, batch).latency_ms
 
+        largest = min(now.batch, MOST_BATCH // 2)  # whose double is a batch too
         wider = ((factor, latency_ms(widened(graph, factor))) for factor in WIDTHS)
         return Headroom(
             rooms=(
@@ -222,7 +236,7 @@ class _Comparison:
                 *self._input_headroom(graph, now, latency_ms),
                 axis_headroom("width", 1.0, now.latency_ms, wider, WIDTHS[-1], estimate=True),
             ),
-            doubled=latency_ms(graph, 2 * now.batch) / now.latency_ms,
+            doubled=latency_ms(graph, 2 * largest) / latency_ms(graph, largest),
             halved=latency_ms(widened(graph, 0.5)) / now.latency_ms,
         )
 
@@ -254,7 +268,10 @@ class _Comparison:
         def in_runtime(trace: ModelGraph) -> ModelGraph:
             return lowering.fitting(trace, now.runtime, graph.target or "cpu")
 
-        scale = now.latency_ms / latency_ms(graph if exact else in_runtime(eager))
+        try:
+            scale = now.latency_ms / latency_ms(graph if exact else in_runtime(eager))
+        except RuntimeRefusalError:  # the eager trace reads values, which the model does not while it is captured
+            return
 
         def grown() -> Iterator[tuple[int, float]]:
             for larger in sizes:

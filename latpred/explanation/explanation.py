@@ -59,7 +59,7 @@ def clocks(explanation: Explanation) -> Table:
 
 def shares(explanation: Explanation) -> Table:
     """Host and device time of the classes of ops that take most, in the fastest runtime and in eager."""
-    chosen = [choice for choice in explanation.choices if choice.runtime in explanation.headrooms]
+    chosen = [choice for choice in explanation.choices if choice.runtime in (explanation.fastest.runtime, "eager")]
     names = dict.fromkeys(name for choice in chosen for name in _classes(choice))
     heads = ("ops", *(f"{choice.runtime} {clock}" for choice in chosen for clock in ("host", "device")))
     rows = [(name, *(cell for choice in chosen for cell in _times(choice, name))) for name in names]

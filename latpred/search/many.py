@@ -10,6 +10,8 @@ from collections import Counter
 from collections.abc import Iterable, Sequence, Sized
 from typing import TYPE_CHECKING, Any
 
+from torch.nn import Module
+
 from latpred.api import predictor_of
 from latpred.errors import CandidateError, UsageError
 from latpred.prediction.predictor import Predictor
@@ -97,9 +99,12 @@ def predict_many(
     from joblib import effective_n_jobs
 
     from latpred.search.workers import predict_on_workers
+    from latpred.zoo.candidates import title
 
     if errors not in ERRORS:
         raise UsageError(f"errors={errors!r} is not known; choose from: {', '.join(ERRORS)}.")
+    if isinstance(candidates, (str, os.PathLike, Module)):  # which could be gone through, letter by letter
+        raise UsageError(f"{title(candidates)} is one candidate; give a list, as in [model].")
     options = Options(inputs, seq, image, precision, attention=attention, protocol=protocol)
     evaluator = Evaluator.of(predictors_of(device), batch, runtime, options)
     if n_jobs == 0:

@@ -1,9 +1,9 @@
 """Rows of candidates, and the Parquet file of finished ones from which a run that was cut off goes on.
 
-Every row has a key: a digest of its candidate's fingerprint, of what was asked, of the profile with all numbers, and
-of the versions of latpred, torch and transformers. Rows are read back only under the very same key; others stay in the
-file. Candidates that failed are tried again. The file is replaced as a whole, so that a reader, or a crash, never meets
-half of one.
+Every row has a key: a digest of its candidate's fingerprint, of what was asked, of the default dtype, of the profile
+with all numbers, and of the versions of latpred, torch and transformers. Rows are read back only under the very same
+key; others stay in the file. Candidates that failed are tried again. The file is replaced as a whole, so that a reader,
+or a crash, never meets half of one.
 """
 
 from __future__ import annotations
@@ -22,6 +22,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import msgspec
+import torch
 
 from latpred import runtimes
 from latpred.errors import CandidateError, LatpredError, MissingPackageError, TableError, UsageError
@@ -188,6 +189,7 @@ class _Traces:
         """The graph of a config or of a network of a published space, put together from traces of others."""
         from latpred.search.spaces import SearchSpace
         from latpred.tracing.layer_extrapolation import STACKS
+        from latpred.tracing.meta_module import usual_dtype
         from latpred.zoo.names import is_config
         from latpred.zoo.spaces import named
 
@@ -199,7 +201,8 @@ class _Traces:
             graph = STACKS.graph(self._candidate, target=predictor.target, **asked)
         elif options.seq is None and options.precision not in AMP and (found := named(self._candidate)):
             space, architecture = found
-            graph = SearchSpace(space.name).graph(architecture, image=options.image, precision=options.precision)
+            with usual_dtype():  # as whatever goes by a name is built
+                graph = SearchSpace(space.name).graph(architecture, image=options.image, precision=options.precision)
             graph = msgspec.structs.replace(graph, model=str(self._candidate))
         return None if graph is None or graph.exact or graph.only else graph
 
@@ -339,7 +342,10 @@ def _read(path: Path) -> dict[str, list[CandidateRow]]:
 
 
 def _question_key(evaluator: Evaluator) -> str | None:
-    """A digest of everything but the candidate; None where inputs or the user's formulas cannot be told."""
+    """A digest of everything but the candidate; None where inputs or the user's formulas cannot be told.
+
+    The default dtype is what builders and configs get where nothing else is asked.
+    """
     options = evaluator.options
     inputs, formulas = fingerprint(options.inputs), fingerprint(registered(BUILT_IN))
     if inputs is None or formulas is None:
@@ -348,7 +354,8 @@ def _question_key(evaluator: Evaluator) -> str | None:
     asked = [evaluator.batches, evaluator.runtimes, *(getattr(options, name) for name in settings)]
     versions = [version(name) for name in _PACKAGES]
     tools = [str(getattr(runtimes.get(name), "options", "")) for name in evaluator.runtimes]
-    digest = hashlib.sha256(msgspec.json.encode([asked, versions, tools, inputs, formulas]))
+    dtype = str(torch.get_default_dtype())
+    digest = hashlib.sha256(msgspec.json.encode([asked, versions, tools, inputs, formulas, dtype]))
     for predictor in evaluator.predictors:
         digest.update(document.encode(predictor.profile) + repr(predictor.slowdown).encode())
     return digest.hexdigest()

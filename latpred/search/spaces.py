@@ -10,9 +10,11 @@ from dataclasses import dataclass
 from functools import cache
 from typing import Any
 
+import torch
 from torch import nn
 
 from latpred.graph.graph import ModelGraph
+from latpred.ops import generation
 from latpred.search.choices import Choice
 from latpred.search.supernet import Supernet
 from latpred.zoo.spaces import space
@@ -68,18 +70,20 @@ class SearchSpace:
         return self.supernet(image=image or of.pixels(encoding), precision=precision, **asked).graph(chosen)
 
     def supernet(self, *, image: int, precision: str | None = None, **options: Any) -> Supernet:
-        """All networks at once; made in seconds, and only once in a process.
+        """All networks at once; made in seconds, and kept until a cost formula is registered.
 
         `options` are classes, and channels and cells of NAS-Bench-201, last of FBNet, and width of once-for-all.
         """
-        return _supernet(self.name, image, precision, **options)
+        return _supernet(self.name, image, precision, (generation(), torch.get_default_dtype()), **options)
 
     def build(self, architecture: Any, **options: Any) -> nn.Module:
         return space(self.name).build(architecture, **options)
 
 
 @cache
-def _supernet(name: str, image: int, precision: str | None, **options: Any) -> Supernet:
+def _supernet(name: str, image: int, precision: str | None, state: tuple[Any, ...], **options: Any) -> Supernet:
+    """The supernet of a space; `state` is what of the process it follows from beside the options."""
+
     def choice(label: str, layers: Any) -> Choice:
         return Choice(label, {option: build() for option, build in layers.items()})
 

@@ -8,10 +8,14 @@ costs nobody else anything.
 from __future__ import annotations
 
 import os
+import platform
 import threading
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator
+from contextlib import contextmanager
 from itertools import islice
-from typing import Any
+from typing import Any, NamedTuple
+
+import torch
 
 from latpred.errors import WorkerError
 from latpred.ops import BUILT_IN, Formula, cost, generation
@@ -25,20 +29,48 @@ PIECE, ROUND = 16, 256
 HOPELESS = 3  # candidates that fail alone, one after the other and before anything succeeded: the workers are to blame
 
 _ONE_AT_A_TIME = threading.Lock()  # a worker's threads would only wait for each other's traces
+# Whose formulas this process has as a worker, how many, and the generation that they made.
+_formulas_of: tuple[str, int, int, int] | None = None
 
 
-def work(
-    evaluator: Evaluator, formulas: Sequence[tuple[str, Formula]], sender: int, chunk: Chunk
-) -> list[list[CandidateRow]]:
-    """Rows of each candidate: what a worker does for the process `sender`, with the formulas of its user."""
-    with _ONE_AT_A_TIME:
-        if os.getpid() != sender:
-            import torch
+class _Sender(NamedTuple):
+    """The process that workers work for, with what rows of candidates follow from there beside what is asked."""
 
-            torch.set_num_threads(1)
-            for name, formula in formulas[generation() - BUILT_IN :]:  # all of them where the worker is new
-                cost(name)(formula)
+    host: str
+    process: int
+    formulas: tuple[tuple[str, Formula], ...]  # of its user
+    dtype: torch.dtype  # what tensors get there where nothing else is said
+
+    @classmethod
+    def here(cls) -> _Sender:
+        return cls(platform.node(), os.getpid(), registered(BUILT_IN), torch.get_default_dtype())
+
+
+def work(evaluator: Evaluator, sender: _Sender, chunk: Chunk) -> list[list[CandidateRow]]:
+    """Rows of each candidate: what a worker does for the process that sent them."""
+    with _ONE_AT_A_TIME, _as_at(sender):
         return [evaluator.rows(position, candidate) for position, candidate in chunk]
+
+
+@contextmanager
+def _as_at(sender: _Sender) -> Iterator[None]:
+    """Let another process than the sender trace as that does."""
+    global _formulas_of
+    if (sender.host, sender.process) == (platform.node(), os.getpid()):
+        yield
+        return
+    torch.set_num_threads(1)
+    wanted = (sender.host, sender.process, len(sender.formulas))
+    if (*wanted, generation()) != _formulas_of:  # modules that came with candidates may have registered some here
+        for name, formula in sender.formulas:
+            cost(name)(formula)
+        _formulas_of = (*wanted, generation())
+    own = torch.get_default_dtype()
+    torch.set_default_dtype(sender.dtype)
+    try:
+        yield
+    finally:
+        torch.set_default_dtype(own)
 
 
 def predict_on_workers(
@@ -113,7 +145,7 @@ class _WorkerPool:
         from joblib.parallel import get_active_backend
 
         # With two jobs at least, even a single candidate is done by a worker.
-        given = self._evaluator, registered(BUILT_IN), os.getpid()
+        given = self._evaluator, _Sender.here()
         jobs, tasks = max(2, self._jobs), (delayed(work)(*given, chunk) for chunk in chunks)
         if get_active_backend()[0].supports_return_generator:
             for done in Parallel(jobs, return_as="generator_unordered")(tasks):
@@ -139,12 +171,22 @@ class _WorkerPool:
         yield from of_each
 
     def _lost(self, position: int, candidate: Any, error: Exception) -> list[CandidateRow]:
-        self._failed_alone += 1
+        self._failed_alone += _can_be_sent(candidate)  # else no worker is to blame
         if self._failed_alone >= HOPELESS and not self.succeeded:
             raise WorkerError(
                 f"no worker finishes anything; the last one: {_reason(error)}. Try a single process with n_jobs=1."
             ) from error
         return self._evaluator.failed(position, candidate, _reason(error))
+
+
+def _can_be_sent(candidate: Any) -> bool:
+    from joblib.externals.loky.backend.reduction import dumps
+
+    try:
+        dumps(candidate)
+    except Exception:  # whatever an object raises that cannot be copied
+        return False
+    return True
 
 
 def _reason(error: Exception) -> str:
