@@ -192,7 +192,7 @@ def test_a_model_that_cannot_be_traced_is_refused_and_estimated() -> None:
 
 def test_a_model_that_does_other_things_at_other_batches_is_refused() -> None:
     branching = Function(lambda x: torch.tanh(x) if x.shape[0] == 3 else torch.tanh(x) + 1)
-    source = Source(trace(nn.Tanh(), X), lambda: branching, lambda batch: (torch.zeros(batch, 8),))
+    source = Source(trace(nn.Tanh(), X), lambda: branching, lambda batch: (torch.zeros(batch, 8),), trace)
     with pytest.raises(RuntimeRefusalError, match="TorchScript runs other ops at batch 2 and 3"):
         TorchScript().trace(source, "cpu")
 
