@@ -19,7 +19,7 @@ from latpred.graph.graph import ModelGraph
 from latpred.graph.rewrites import REWRITTEN
 from latpred.query import AMP
 from latpred.runtimes import graph_store, legacy_torch
-from latpred.runtimes.base import RuntimeTracer
+from latpred.runtimes.base import RuntimeTracer, chain_of, out_of_memory
 from latpred.storage import IdentityCache
 from latpred.units import format_bytes
 
@@ -160,11 +160,7 @@ def of_source(source: Source, runtime: str, target: str, batch: int | None = Non
         return tracer.estimate(eager, target)
     if eager.exact:
         return _at_each(source, runtime, target)
-
-    def guess(reason: str) -> ModelGraph:
-        guessed = tracer.estimate(eager, target)
-        return msgspec.structs.replace(guessed, notes=(reason, *guessed.notes))
-
+    guess = partial(_guess, tracer, eager, target)
     if eager.only:
         (batch,) = eager.only
         if not hasattr(tracer, "trace_at") or batch > MOST_REAL:
@@ -207,6 +203,16 @@ def fitting(graph: ModelGraph, runtime: str, target: str) -> ModelGraph:
     One that was traced for another runtime or kind of device is refused.
     """
     demand_suited(runtime, target)
+    except Exception as error:
+        if not out_of_memory(error):
+            raise
+        return guess(f"{_REFUSED}memory ran out while {tracer.traced_by}'s tools were at the model")
+
+
+def _guess(tracer: RuntimeTracer, eager: ModelGraph, target: str, reason: str) -> ModelGraph:
+    """A runtime's estimate, which says why it is one."""
+    guessed = tracer.estimate(eager, target)
+    return msgspec.structs.replace(guessed, notes=(reason, *guessed.notes))
     wanted = traced_by(runtime)
     if graph.target not in ("", target):
         raise UsageError(
@@ -253,6 +259,7 @@ def _demand_memory(runtime: str, graph: ModelGraph) -> None:
 
 def _is_passing(error: RuntimeRefusalError) -> bool:
     """Whether the machine was what stood in the way, as by a full disk, and not the model: nothing to keep for ever."""
-    cause = error.__cause__
-    no_memory = isinstance(cause, MemoryError) or "DefaultCPUAllocator" in str(error)
-    return no_memory or (isinstance(cause, OSError) and cause.errno is not None)
+    return out_of_memory(error) or any(
+        (isinstance(one, OSError) and one.errno is not None) or "No space left on device" in str(one)
+        for one in chain_of(error)
+    )
