@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any
 import msgspec
 
 from latpred import host, runtimes
-from latpred.errors import RuntimeRefusalError, UsageError
+from latpred.errors import RuntimeRefusalError, UnknownOpError, UsageError
 from latpred.graph.graph import ModelGraph
 from latpred.graph.rewrites import REWRITTEN
 from latpred.query import AMP
@@ -133,16 +133,33 @@ def trace_for_runtime(
             onnx_file.check_file(model, runtime, traced_by(runtime))
             if options.get("attention") is not None:
                 raise UsageError(f"{model} computes attention as it was exported; leave attention out.")
+            if options.get("memory_format") not in (None, "contiguous"):
+                raise UsageError(f"{model} has the layout that it was exported in; leave memory_format out.")
             asked: dict[str, Any] = {name: options.get(name) for name in ("seq", "image", "precision")}
             named: Any = runtimes.get(runtime)
-            return onnx_file.trace_file(model, inputs, target=target, options=named.options, **asked)
-        if traced_by(runtime) == "eager":
+            graph = onnx_file.trace_file(model, inputs, target=target, options=named.options, **asked)
+        elif traced_by(runtime) == "eager":
             from latpred.tracing import trace
 
             return trace(model, inputs, target=target, **options)
-        from latpred.runtimes.source import source_of
+        else:
+            from latpred.runtimes.source import source_of
 
-        return of_source(source_of(model, inputs, target=target, **options), runtime, target)
+            graph = of_source(source_of(model, inputs, target=target, **options), runtime, target)
+        if options.get("strict"):
+            demand_known(graph)
+        return graph
+
+
+def demand_known(graph: ModelGraph) -> None:
+    """Refuse the graph of a runtime with an op that no formula knows."""
+    for one in (graph, *graph.exact.values()):
+        for op in (*one.ops, *(one.ops_at_one or ())):
+            if op.estimated:
+                raise UnknownOpError(
+                    f"no cost formula knows {op.name}, which {graph.runtime} runs; ask without strict to have it "
+                    "estimated from its bytes"
+                )
 
 
 def of_source(source: Source, runtime: str, target: str, batch: int | None = None) -> ModelGraph:
@@ -186,6 +203,16 @@ def of_source(source: Source, runtime: str, target: str, batch: int | None = Non
         return graph_store.kept(eager, tracer.traced_by, target, f"{options}; {source.code}", make)
     except RuntimeRefusalError as error:
         return guess(f"{_REFUSED}{error}")
+    except Exception as error:
+        if not out_of_memory(error):
+            raise
+        return guess(f"{_REFUSED}memory ran out while {tracer.traced_by}'s tools were at the model")
+
+
+def _guess(tracer: RuntimeTracer, eager: ModelGraph, target: str, reason: str) -> ModelGraph:
+    """A runtime's estimate, which says why it is one."""
+    guessed = tracer.estimate(eager, target)
+    return msgspec.structs.replace(guessed, notes=(reason, *guessed.notes))
 
 
 def _at_each(source: Source, runtime: str, target: str) -> ModelGraph:
@@ -203,16 +230,6 @@ def fitting(graph: ModelGraph, runtime: str, target: str) -> ModelGraph:
     One that was traced for another runtime or kind of device is refused.
     """
     demand_suited(runtime, target)
-    except Exception as error:
-        if not out_of_memory(error):
-            raise
-        return guess(f"{_REFUSED}memory ran out while {tracer.traced_by}'s tools were at the model")
-
-
-def _guess(tracer: RuntimeTracer, eager: ModelGraph, target: str, reason: str) -> ModelGraph:
-    """A runtime's estimate, which says why it is one."""
-    guessed = tracer.estimate(eager, target)
-    return msgspec.structs.replace(guessed, notes=(reason, *guessed.notes))
     wanted = traced_by(runtime)
     if graph.target not in ("", target):
         raise UsageError(
