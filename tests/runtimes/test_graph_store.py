@@ -276,6 +276,20 @@ def test_other_software_has_other_traces(changed: str, tmp_path: Path, monkeypat
     assert graph_store.key_of(NAME) != before
 
 
+def test_a_folder_of_packages_that_may_not_be_read_is_passed_over(monkeypatch: pytest.MonkeyPatch) -> None:
+    before, listed = graph_store._packages(), os.listdir
+
+    def refused(place: str) -> list[str]:
+        if place == "locked":
+            raise PermissionError(13, "Permission denied")
+        return listed(place)
+
+    monkeypatch.setattr(os, "listdir", refused)
+    monkeypatch.setattr(os.path, "isdir", lambda _: True)
+    monkeypatch.syspath_prepend("locked")
+    assert graph_store._packages() == before
+
+
 def test_what_may_be_another_tomorrow_is_not_kept(monkeypatch: pytest.MonkeyPatch) -> None:
     assert graph_store.key_of("models.py:build") is None
     assert graph_store.key_of(NAME) is not None
