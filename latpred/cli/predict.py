@@ -134,7 +134,7 @@ def _graph_of(
     """What the runtime runs for a model; a profile is seen to once the model is known to be one."""
     from latpred.api import predictor_of
     from latpred.profile import store
-    from latpred.runtimes.lowering import traced_by
+    from latpred.runtimes.lowering import demand_known, traced_by
 
     inputs: dict[str, Any] = {name: asked[name] for name in (*INPUTS, "memory_format", "attention")}
     query, era = DeviceQuery(device, host, threads, cudnn_benchmark), ""
@@ -149,7 +149,10 @@ def _graph_of(
         return graph
     if not eager:
         _say_asked(model, runtime)
-    return predictor.trace(model, Options(runtime=runtime, **inputs), batches)
+    graph = predictor.trace(model, Options(runtime=runtime, **inputs), batches)
+    if strict:
+        demand_known(graph)
+    return graph
 
 
 def _demand_model(model: str, runtime: str = "onnxruntime", era: str = "", **inputs: Any) -> ModelGraph | None:

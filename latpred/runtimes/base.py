@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Sequence
+import re
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from itertools import zip_longest
 from typing import TYPE_CHECKING, Any, Protocol, runtime_checkable
 
@@ -13,6 +14,11 @@ from latpred.graph.graph import COUNTS, ZERO, Affine, ModelGraph, Op, Schedule
 
 if TYPE_CHECKING:
     from latpred.runtimes.source import Source
+
+_NO_MEMORY = re.compile(
+    "out of memory|can't allocate memory|not enough memory|STATUS_ALLOC_FAILED"  # PyTorch, by kind of device
+    "|bad_alloc|Failed to allocate memory|BFCArena"  # onnxruntime
+)
 
 
 @runtime_checkable
@@ -114,6 +120,27 @@ def graph_in(
         target=target,
         notes=(*graph.notes, *filter(None, notes)),
     )
+
+
+def out_of_memory(error: BaseException) -> bool:
+    """Whether memory ran out: PyTorch and onnxruntime say so in errors of several classes, and wrap them in others."""
+    import torch
+
+    return any(
+        isinstance(one, (MemoryError, torch.OutOfMemoryError)) or _NO_MEMORY.search(str(one)) for one in chain_of(error)
+    )
+
+
+def chain_of(error: BaseException) -> Iterator[BaseException]:
+    """An error and all that led to it, each once; one that says "from None" still knows in what it was raised."""
+    waiting: list[BaseException | None] = [error]
+    seen: list[BaseException] = []
+    while waiting:
+        one = waiting.pop()
+        if one is not None and all(one is not other for other in seen):
+            seen.append(one)
+            waiting += (one.__context__, one.__cause__)
+            yield one
 
 
 BATCHES = (1, 2, 3)  # 2 and 3 give a line; batch 1 may have ops of its own, as a reshape there needs no copy

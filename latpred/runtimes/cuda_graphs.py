@@ -16,7 +16,6 @@ import numpy as np
 from latpred import host
 from latpred.errors import DeviceError, RuntimeRefusalError
 from latpred.graph.graph import ModelGraph, Op, Schedule
-from latpred.graph.rewrites import attended
 from latpred.runtimes import Eager, one_step_per_op
 from latpred.runtimes.base import graph_in
 
@@ -27,7 +26,7 @@ if TYPE_CHECKING:
 
 REPLAY = "replay"  # host class of the step that launches a captured graph
 WARM_UPS = 3  # calls before a capture: libraries set themselves up in the first ones, which a graph cannot hold
-VERSION = "3"  # of what is traced; graphs of another one are made again
+VERSION = "4"  # of what is traced; graphs of another one are made again
 NO_CUDA = "there is no CUDA device here; predict with --device simulated or with the profile of a GPU"
 # What decides while it runs how large its result is: by name, without the namespace.
 DATA_DEPENDENT = frozenset(
@@ -114,13 +113,9 @@ class CudaGraphs(Eager):
         import torch
 
         from latpred.sandbox.own_thread import replaced
-        from latpred.tracing import trace
 
-        eager = source.graph
         with replaced(torch.cuda, "is_current_stream_capturing", lambda: True):  # as models ask, in this thread
-            given: dict[str, Any] = {"precision": eager.precision, "memory_format": eager.memory_format}
-            seen = trace(source.model(), source.inputs, target=target, batches=batches, **given)
-        return attended(seen, eager.attention) if eager.attention else seen
+            return source.retrace(target=target, batches=batches)
 
     def estimate(self, graph: ModelGraph, target: str) -> ModelGraph:
         """The eager trace as it is."""

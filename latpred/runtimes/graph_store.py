@@ -125,10 +125,11 @@ def _software() -> tuple[str, ...] | None:
 
 def _packages() -> list[str]:
     """Names and versions of all packages, of which installers call a folder; to read what is in there takes longer."""
-    folders = [place or os.curdir for place in sys.path if os.path.isdir(place or os.curdir)]
-    return sorted(
-        {name for place in folders for name in os.listdir(place) if name.endswith((".dist-info", ".egg-info"))}
-    )
+    names: set[str] = set()
+    for place in sys.path:
+        with contextlib.suppress(OSError):  # no folder, or one that may not be read
+            names.update(os.listdir(place or os.curdir))
+    return sorted(name for name in names if name.endswith((".dist-info", ".egg-info")))
 
 
 def look_up(key: Sequence[str] | None) -> ModelGraph | None:

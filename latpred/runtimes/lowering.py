@@ -14,12 +14,12 @@ from typing import TYPE_CHECKING, Any
 import msgspec
 
 from latpred import host, runtimes
-from latpred.errors import RuntimeRefusalError, UsageError
+from latpred.errors import RuntimeRefusalError, UnknownOpError, UsageError
 from latpred.graph.graph import ModelGraph
 from latpred.graph.rewrites import REWRITTEN
 from latpred.query import AMP
 from latpred.runtimes import graph_store, legacy_torch
-from latpred.runtimes.base import RuntimeTracer
+from latpred.runtimes.base import RuntimeTracer, chain_of, out_of_memory
 from latpred.storage import IdentityCache
 from latpred.units import format_bytes
 
@@ -133,16 +133,33 @@ def trace_for_runtime(
             onnx_file.check_file(model, runtime, traced_by(runtime))
             if options.get("attention") is not None:
                 raise UsageError(f"{model} computes attention as it was exported; leave attention out.")
+            if options.get("memory_format") not in (None, "contiguous"):
+                raise UsageError(f"{model} has the layout that it was exported in; leave memory_format out.")
             asked: dict[str, Any] = {name: options.get(name) for name in ("seq", "image", "precision")}
             named: Any = runtimes.get(runtime)
-            return onnx_file.trace_file(model, inputs, target=target, options=named.options, **asked)
-        if traced_by(runtime) == "eager":
+            graph = onnx_file.trace_file(model, inputs, target=target, options=named.options, **asked)
+        elif traced_by(runtime) == "eager":
             from latpred.tracing import trace
 
             return trace(model, inputs, target=target, **options)
-        from latpred.runtimes.source import source_of
+        else:
+            from latpred.runtimes.source import source_of
 
-        return of_source(source_of(model, inputs, target=target, **options), runtime, target)
+            graph = of_source(source_of(model, inputs, target=target, **options), runtime, target)
+        if options.get("strict"):
+            demand_known(graph)
+        return graph
+
+
+def demand_known(graph: ModelGraph) -> None:
+    """Refuse the graph of a runtime with an op that no formula knows."""
+    for one in (graph, *graph.exact.values()):
+        for op in (*one.ops, *(one.ops_at_one or ())):
+            if op.estimated:
+                raise UnknownOpError(
+                    f"no cost formula knows {op.name}, which {graph.runtime} runs; ask without strict to have it "
+                    "estimated from its bytes"
+                )
 
 
 def of_source(source: Source, runtime: str, target: str, batch: int | None = None) -> ModelGraph:
@@ -160,11 +177,7 @@ def of_source(source: Source, runtime: str, target: str, batch: int | None = Non
         return tracer.estimate(eager, target)
     if eager.exact:
         return _at_each(source, runtime, target)
-
-    def guess(reason: str) -> ModelGraph:
-        guessed = tracer.estimate(eager, target)
-        return msgspec.structs.replace(guessed, notes=(reason, *guessed.notes))
-
+    guess = partial(_guess, tracer, eager, target)
     if eager.only:
         (batch,) = eager.only
         if not hasattr(tracer, "trace_at") or batch > MOST_REAL:
@@ -190,6 +203,16 @@ def of_source(source: Source, runtime: str, target: str, batch: int | None = Non
         return graph_store.kept(eager, tracer.traced_by, target, f"{options}; {source.code}", make)
     except RuntimeRefusalError as error:
         return guess(f"{_REFUSED}{error}")
+    except Exception as error:
+        if not out_of_memory(error):
+            raise
+        return guess(f"{_REFUSED}memory ran out while {tracer.traced_by}'s tools were at the model")
+
+
+def _guess(tracer: RuntimeTracer, eager: ModelGraph, target: str, reason: str) -> ModelGraph:
+    """A runtime's estimate, which says why it is one."""
+    guessed = tracer.estimate(eager, target)
+    return msgspec.structs.replace(guessed, notes=(reason, *guessed.notes))
 
 
 def _at_each(source: Source, runtime: str, target: str) -> ModelGraph:
@@ -253,6 +276,7 @@ def _demand_memory(runtime: str, graph: ModelGraph) -> None:
 
 def _is_passing(error: RuntimeRefusalError) -> bool:
     """Whether the machine was what stood in the way, as by a full disk, and not the model: nothing to keep for ever."""
-    cause = error.__cause__
-    no_memory = isinstance(cause, MemoryError) or "DefaultCPUAllocator" in str(error)
-    return no_memory or (isinstance(cause, OSError) and cause.errno is not None)
+    return out_of_memory(error) or any(
+        (isinstance(one, OSError) and one.errno is not None) or "No space left on device" in str(one)
+        for one in chain_of(error)
+    )

@@ -8,19 +8,22 @@ from __future__ import annotations
 
 import copy
 import secrets
-from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass, fields, is_dataclass
+from functools import partial
+from types import ModuleType
 from typing import Any
 
 import torch
 from torch.utils._pytree import tree_flatten, tree_unflatten
 
+from latpred.errors import RuntimeRefusalError
 from latpred.graph.graph import ModelGraph
 from latpred.sandbox.fingerprint import fingerprint
 from latpred.sandbox.own_thread import without_modes
 from latpred.sandbox.untouched import Copier
 from latpred.tracing import trace
-from latpred.tracing.inputs import DTYPES, derived, from_example, real, tensors_in
+from latpred.tracing.inputs import DTYPES, derived, from_example, real
 from latpred.tracing.meta_module import Seeded, attend, make_meta_module, usual_dtype
 from latpred.tracing.tracer import as_written
 from latpred.zoo.names import attention as built_with
@@ -34,8 +37,9 @@ class Source:
     """A model that can be had real."""
 
     graph: ModelGraph  # its eager trace
-    model: Callable[[], torch.nn.Module]  # builds it on the CPU for evaluation, in the graph's dtype; may take a while
+    model: Callable[[], torch.nn.Module]  # builds it on the CPU for evaluation, as it was traced; may take a while
     inputs: Callable[[int], Any]  # real ones on the CPU for a batch size: positional or keyword arguments
+    retrace: Callable[..., ModelGraph]  # traces it eagerly once more, with other options of `trace`
     code: str = ""  # digest of its Python and its settings, which set apart models of one trace
     roots: tuple[Any, ...] = ()  # classes and functions of the user's that run with it; see `latpred.sandbox.untouched`
 
@@ -47,6 +51,7 @@ def source_of(model: torch.nn.Module | str, inputs: Any = None, **options: Any) 
     graph = as_written(trace(model, inputs, **options))
     seq, image, attention = (options.get(name) for name in ("seq", "image", "attention"))
     dtype, last = DTYPES.get(graph.precision, torch.float32), options.get("memory_format") == "channels_last"
+    wanted = DTYPES.get(options.get("precision") or "")
     roots: tuple[Any, ...] = ()
     if isinstance(model, str):
         shape = build(model, seq=seq, image=image)
@@ -56,17 +61,20 @@ def source_of(model: torch.nn.Module | str, inputs: Any = None, **options: Any) 
         roots = make_meta_module(model).reached.roots
     given = usual if inputs is None else from_example(inputs).make
 
+    @torch.inference_mode(False)
     def make() -> torch.nn.Module:
         if isinstance(model, str):
             with Seeded(SEED), usual_dtype(), built_with(attention or attention_asked()):
-                made = build(model, seq=seq, image=image, device="cpu", precision=graph.precision).model
+                made = build(model, seq=seq, image=image, device="cpu").model
         else:
-            made = _on_cpu(model, dtype)
+            made = _on_cpu(model)
             attend(made, attention)
-        return made.to(memory_format=torch.channels_last) if last else made  # type: ignore[call-overload]
+        _settle(made, wanted, last)
+        return made
 
     code = code_of(written, given(2))
-    return Source(graph, make, lambda batch: real(given(batch), dtype, last), code, roots)
+    retrace = partial(trace, model, inputs, **options)
+    return Source(graph, make, lambda batch: real(given(batch), dtype, last), retrace, code, roots)
 
 
 def code_of(model: torch.nn.Module, inputs: Any = ()) -> str:
@@ -76,7 +84,7 @@ def code_of(model: torch.nn.Module, inputs: Any = ()) -> str:
     return fingerprint((model, shapes, str(form))) or secrets.token_hex()
 
 
-def _on_cpu(module: torch.nn.Module, dtype: torch.dtype) -> torch.nn.Module:
+def _on_cpu(module: torch.nn.Module) -> torch.nn.Module:
     """A copy of a module on the CPU in evaluation mode; one without memory gets small random weights."""
     with torch.inference_mode(False), torch.no_grad():
         copier = Copier(lambda tensor, _: _cloned(tensor))
@@ -89,7 +97,16 @@ def _on_cpu(module: torch.nn.Module, dtype: torch.dtype) -> torch.nn.Module:
                 tensor.data.normal_(0.0, 0.02, generator=generator)
             else:
                 tensor.data.zero_()
-    return copied.to(device="cpu", dtype=dtype).eval()
+    return copied.to(device="cpu").eval()
+
+
+def _settle(module: torch.nn.Module, dtype: torch.dtype | None, channels_last: bool) -> None:
+    """Cast weights and lay them out as the eager trace does with its own, `latpred.tracing.meta_module`."""
+    for tensor in (*module.parameters(), *module.buffers()):
+        if dtype is not None and tensor.is_floating_point() and tensor.itemsize > 1:
+            tensor.data = tensor.data.to(dtype)
+        if channels_last and tensor.dim() == 4:
+            tensor.data = tensor.data.contiguous(memory_format=torch.channels_last)
 
 
 def _cloned(tensor: torch.Tensor) -> torch.Tensor:
@@ -101,7 +118,8 @@ def _cloned(tensor: torch.Tensor) -> torch.Tensor:
 class FlatModel(torch.nn.Module):
     """A model that takes the tensors among its arguments, and returns those in its result, as exporters want it.
 
-    What is no tensor in the result, such as the cache of a decoder, they cannot give back.
+    What is no tensor in the result, such as the cache of a decoder, they cannot give back; objects are looked into
+    where there is no tensor besides. A model that gives none is refused: nothing of it would be left.
     """
 
     def __init__(self, model: torch.nn.Module, inputs: Any) -> None:
@@ -118,7 +136,31 @@ class FlatModel(torch.nn.Module):
         for place, tensor in zip(self._places, tensors, strict=True):
             leaves[place] = tensor
         given = tree_unflatten(leaves, self._form)
-        return tuple(tensors_in(self.model(**given) if self._named else self.model(*given)))
+        result = self.model(**given) if self._named else self.model(*given)
+        found = _results(result) or _results(result, {})
+        if not found:
+            raise RuntimeRefusalError(f"{type(self.model).__name__} gives no tensor")
+        return tuple(found)
+
+
+def _results(value: Any, met: dict[int, Any] | None = None) -> list[torch.Tensor]:
+    """The tensors in a result; with `met`, which keeps what was met, in the attributes of any object as well."""
+    parts: Iterable[Any] = ()
+    if met is not None:
+        if id(value) in met:
+            return []
+        met[id(value)] = value
+    if isinstance(value, torch.Tensor):
+        return [value]
+    if isinstance(value, Mapping):
+        parts = value.values()
+    elif isinstance(value, (list, tuple)):
+        parts = value
+    elif is_dataclass(value):
+        parts = [getattr(value, field.name, None) for field in fields(value)]
+    elif met is not None and not isinstance(value, (type, ModuleType, torch.nn.Module)):
+        parts = getattr(value, "__dict__", {}).values()
+    return [tensor for part in parts for tensor in _results(part, met)]
 
 
 def tensors_of(inputs: Any) -> list[torch.Tensor]:

@@ -12,6 +12,7 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import suppress
 from functools import partial
 from itertools import accumulate, pairwise
+from types import NoneType
 from typing import Any, NamedTuple
 
 import msgspec
@@ -25,7 +26,7 @@ from latpred.graph.graph import NO_PYTHON, ZERO, Affine, ModelGraph, Op, rewritt
 from latpred.graph.rewrites import attention_on_cuda
 from latpred.ops.families import root
 from latpred.runtimes import StepPerOp
-from latpred.runtimes.base import graph_in, ops_of
+from latpred.runtimes.base import graph_in, ops_of, out_of_memory
 from latpred.runtimes.source import FlatModel, Source, flattened, tensors_of
 from latpred.sandbox.own_thread import silenced, unhooked
 from latpred.storage import IdentityCache
@@ -59,7 +60,7 @@ class TorchScript(StepPerOp):
     """A frozen trace, as `torch.jit.trace` and `torch.jit.freeze` make it."""
 
     name = traced_by = "torchscript"
-    options = "6"  # raise it whenever the graphs change that are made here
+    options = "7"  # raise it whenever the graphs change that are made here
     host_classes = (INTERPRETED,)
     eager_kernels = True
 
@@ -195,6 +196,8 @@ def frozen(model: torch.nn.Module, inputs: Any) -> Any:
             traced = torch.jit.trace(flat, tuple(tensors_of(inputs)), check_trace=False, strict=False)  # type: ignore[no-untyped-call]
             return torch.jit.freeze(traced)
         except Exception as error:  # a tracer and a model's own Python may raise anything
+            if out_of_memory(error) or isinstance(error, RuntimeRefusalError):
+                raise
             text = " ".join(str(error).split())[:_MOST_TEXT] or "no message"
             raise RuntimeRefusalError(
                 f"TorchScript cannot trace {type(model).__name__}: {type(error).__name__}: {text}"
@@ -296,7 +299,9 @@ def executed(module: Any, inputs: Any, batch: int) -> InterpreterRun:
         try:
             return _run(module, inputs, batch, _activation)
         except (TraceError, RuntimeError) as error:
-            text = " ".join(str(error).split())[-_MOST_TEXT:]
+            if out_of_memory(error):
+                raise
+            text = " ".join(str(error.__cause__ or error).split())[-_MOST_TEXT:]
             raise RuntimeRefusalError(f"TorchScript's graph cannot be run: {text}") from error
 
 
@@ -307,12 +312,13 @@ def _run(module: Any, inputs: Any, batch: int, keep: Callable[[torch.Tensor], to
         # and the recorder would see each of these. A call that fails at the first op with a weight has it do just that.
         with suppress(Exception):
             module(*(tensor.to("meta") for tensor in tensors))
-        with _Interpreted(keep):
-            module(*tensors)
+        settling = _Interpreted(keep)
+        with settling:
+            settling.call(module, tensors)
     watcher = PassWatcher({})
     recorder = _Interpreted(keep, watcher)
     with unhooked(), recorder, watcher:
-        module(*tensors)
+        recorder.call(module, tensors)
     graph = torch._C._last_executed_optimized_graph()
     ran = len(recorder.records)
     ops = ops_exactly(recorder.finished(batch, nbytes(tensors, {})))[:ran]  # without what Python does after the last
@@ -328,9 +334,29 @@ class _Interpreted(TraceRecorder):  # type: ignore[no-untyped-call]
         self._keep = keep
         # Each op that the interpreter called, and how many records there were before it.
         self.calls: list[tuple[str, int]] = []
+        self._raised: BaseException | None = None  # the last error in here, of which the interpreter keeps no word
+
+    def call(self, module: Any, tensors: Sequence[torch.Tensor]) -> None:
+        """Call a frozen module within this mode; errors say what they come from, and Ctrl-C is raised as it was."""
+        try:
+            module(*tensors)
+        except Exception as error:
+            cause, self._raised = self._raised, None
+            if isinstance(cause, (Exception, NoneType)):
+                raise error from cause
+            raise cause from None
 
     def __torch_dispatch__(
         self, func: OpOverload[..., Any], types: Any, args: Sequence[Any] = (), kwargs: dict[str, Any] | None = None
+    ) -> Any:
+        try:
+            return self._dispatched(func, types, args, kwargs)
+        except BaseException as error:
+            self._raised = error
+            raise
+
+    def _dispatched(
+        self, func: OpOverload[..., Any], types: Any, args: Sequence[Any], kwargs: dict[str, Any] | None
     ) -> Any:
         if any(isinstance(value, (int, float)) for value in args):
             if func._schema.name in _READS and not isinstance(args[0], torch.Tensor):

@@ -57,6 +57,8 @@ def test_cpu_cells_are_timed_for_real():
 def test_cpu_cell_that_does_not_fit_is_out_of_memory_and_other_errors_stay_what_they_are():
     with pytest.raises(MemoryError, match="can't allocate memory"):
         CpuDevice().prepare(Cell("kernel", "add", {"rows": 2**40, "cols": 64}))
+    with pytest.raises(MemoryError, match="bad_alloc"), CpuDevice().errors():
+        raise ValueError("[ONNXRuntimeError] : 6 : RUNTIME_EXCEPTION : std::bad_alloc")  # of no class of PyTorch's
     with pytest.raises(RuntimeError, match="shapes cannot be multiplied"), CpuDevice().errors():
         torch.ones(2, 3) @ torch.ones(2, 3)
 
@@ -80,6 +82,7 @@ class HalfCuda(CudaDevice):
         (torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 40 GiB.\nSee the documentation"), MemoryError),
         (RuntimeError("CUDA error: CUBLAS_STATUS_ALLOC_FAILED when calling `cublasCreate(handle)`"), MemoryError),
         (RuntimeError("CUDA error: out of memory"), MemoryError),
+        (ValueError("bfc_arena.cc onnxruntime::BFCArena::AllocateRawInternal Failed to allocate"), MemoryError),
         (RuntimeError("CUDA error: an illegal memory access was encountered\nCompile with USE_CUDA_DSA"), DeviceError),
         # Of one call: they stay what they are.
         (RuntimeError("\"addmm\" not implemented for 'Half'"), RuntimeError),

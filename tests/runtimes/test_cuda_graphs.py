@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -18,7 +19,8 @@ from latpred.graph.graph import ModelGraph, Op
 from latpred.prediction.predictor import Predictor
 from latpred.runtimes import cuda_graphs
 from latpred.runtimes.cuda_graphs import CudaGraphs, one_replay, replays
-from latpred.runtimes.lowering import trace_for_runtime, traced_by, unsuited
+from latpred.runtimes.lowering import of_source, trace_for_runtime, traced_by, unsuited
+from latpred.runtimes.source import source_of
 
 REPLAYED = ("cuda-graphs", "onnxruntime-cuda-graphs")
 
@@ -113,6 +115,11 @@ def test_a_model_is_traced_as_it_is_while_captured(
     assert (graph.only, list(graph.exact)) == (plain.only, list(plain.exact))
     assert len(CudaGraphs().lower(graph, 2).kernel_step) == captured[0]
     assert not capturing()
+
+
+def test_what_is_captured_is_traced_without_weights() -> None:
+    source = replace(source_of(Function(masking), X), model=lambda: pytest.fail("weights were built"))
+    assert of_source(source, "cuda-graphs", "cuda").launches(2) == 3
 
 
 def test_a_model_that_waits_is_refused_by_name() -> None:

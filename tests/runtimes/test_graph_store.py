@@ -10,6 +10,7 @@ import types
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
+from unittest import mock
 
 import msgspec
 import pytest
@@ -124,7 +125,35 @@ def test_a_folder_that_cannot_be_written_serves(error: OSError, monkeypatch: pyt
     assert len(files()) == 1, "no half files are left"
 
 
-MACHINE = (OSError(28, "No space left on device"), MemoryError("too large"))
+def within(error: Exception) -> Exception:
+    """An error that another was raised over, as tools wrap those of what they call."""
+    try:
+        try:
+            raise error
+        except Exception:
+            raise RuntimeError("the conversion failed") from None
+    except RuntimeError as outer:
+        return outer
+
+
+FULL = OSError(28, "No space left on device")
+MACHINE = (FULL, MemoryError("too large"), within(FULL), RuntimeError("Write failed: No space left on device"))
+EXHAUSTED = (MemoryError(), RuntimeError("DefaultCPUAllocator: can't allocate memory"), RuntimeError("std::bad_alloc"))
+
+
+@pytest.mark.parametrize("error", EXHAUSTED)
+def test_memory_that_runs_out_in_a_runtimes_tools_gives_an_estimate_that_is_not_kept(
+    error: Exception, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    source = source_of(torch.nn.Linear(4, 4).eval(), torch.zeros(2, 4))
+    for raised in (error, within(error)):
+        monkeypatch.setattr(TorchScript, "trace", mock.Mock(side_effect=raised))
+        said = refusal(of_source(source, "torchscript", "cpu"))
+        assert said == "memory ran out while torchscript's tools were at the model"
+    assert not files()
+    monkeypatch.setattr(TorchScript, "trace", mock.Mock(side_effect=RuntimeError("a fault")))
+    with pytest.raises(RuntimeError, match="a fault"):
+        of_source(source, "torchscript", "cpu")
 
 
 @pytest.mark.parametrize("cause", [*MACHINE, OSError("could not get source code")])
@@ -245,6 +274,20 @@ def test_other_software_has_other_traces(changed: str, tmp_path: Path, monkeypat
     else:
         monkeypatch.setattr(graph_store, "_TRACING", ("tracing/*.py",))
     assert graph_store.key_of(NAME) != before
+
+
+def test_a_folder_of_packages_that_may_not_be_read_is_passed_over(monkeypatch: pytest.MonkeyPatch) -> None:
+    before, listed = graph_store._packages(), os.listdir
+
+    def refused(place: str) -> list[str]:
+        if place == "locked":
+            raise PermissionError(13, "Permission denied")
+        return listed(place)
+
+    monkeypatch.setattr(os, "listdir", refused)
+    monkeypatch.setattr(os.path, "isdir", lambda _: True)
+    monkeypatch.syspath_prepend("locked")
+    assert graph_store._packages() == before
 
 
 def test_what_may_be_another_tomorrow_is_not_kept(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -12,17 +12,19 @@ import pytest
 import torch
 from click.testing import CliRunner
 from factories import device, dispatch, profile
-from onnx import TensorProto, helper, numpy_helper
+from onnx import helper, numpy_helper
 
 import latpred
 from latpred.cli import doctor, main
-from latpred.errors import UsageError
+from latpred.errors import UnknownOpError, UsageError
 from latpred.prediction.predictor import Predictor
 from latpred.profile import store
 from latpred.runtimes import graph_store
 from latpred.runtimes.lowering import trace_for_runtime
 from latpred.runtimes.onnx import onnx_session
+from latpred.runtimes.onnx.onnx_file import FileInputs
 
+EINSUM = helper.make_node("Einsum", ["x", "x"], ["y"], name="product", equation="...ij,...kj->...ik")
 PROFILE = profile(device(kind="cpu", asynchronous=False), runtimes={"eager": dispatch(), "onnxruntime": dispatch()})
 
 
@@ -33,9 +35,11 @@ def nothing_in_memory() -> None:
 
 
 def saved(folder: Path, inputs: dict[str, list[Any]], nodes: list[Any], **changed: Any) -> Path:
-    given = [helper.make_tensor_value_info(name, TensorProto.FLOAT, shape) for name, shape in inputs.items()]
-    weights = numpy_helper.from_array(np.ones((8, 4), dtype=np.float32), "w")
-    graph = helper.make_graph(nodes, "graph", given, [helper.make_tensor_value_info("y", 1, None)], [weights])
+    dtype = np.dtype(changed.get("dtype", "float32"))
+    kind = helper.np_dtype_to_tensor_dtype(dtype)
+    given = [helper.make_tensor_value_info(name, kind, shape) for name, shape in inputs.items()]
+    weights = numpy_helper.from_array(np.ones((8, 4), dtype=dtype), "w")
+    graph = helper.make_graph(nodes, "graph", given, [helper.make_tensor_value_info("y", kind, None)], [weights])
     opset = helper.make_opsetid("", changed.get("opset", 20))
     model = helper.make_model(graph, opset_imports=[opset], ir_version=changed.get("ir_version", 9))
     onnx.save(model, str(folder / "net.onnx"), **changed.get("how", {}))
@@ -63,14 +67,13 @@ def test_a_file_is_traced_without_pytorch_knowing_it(batch: Any, tmp_path: Path)
 def test_a_changed_file_is_traced_again(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     path = file(tmp_path)
     first = traced(path)
-    monkeypatch.setattr(onnx_session, "watch", lambda *_, **__: pytest.fail("traced again"))
-    assert traced(str(path)) == first
-    graph_store.forget()
-    assert traced(path) == first
-    monkeypatch.undo()
-    monkeypatch.setenv("LATPRED_HOME", str(tmp_path))
-    file(tmp_path, width=8, opset=19)
-    assert traced(path).macs(1) == first.macs(1)
+    with monkeypatch.context() as patch:
+        patch.setattr(onnx_session, "watch", lambda *_, **__: pytest.fail("traced again"))
+        assert traced(str(path)) == first
+        graph_store.forget()
+        assert traced(path) == first
+    saved(tmp_path, {"x": ["batch", 8]}, [helper.make_node("MatMul", ["x", "w"], ["y"])])
+    assert traced(path).ops == first.ops[:1] != first.ops
 
 
 def test_a_fixed_batch_holds_for_no_other(tmp_path: Path) -> None:
@@ -87,9 +90,11 @@ def test_a_fixed_batch_holds_for_no_other(tmp_path: Path) -> None:
 
 
 def test_a_product_of_dimensions_without_names_is_estimated(tmp_path: Path) -> None:
-    node = helper.make_node("Einsum", ["x", "x"], ["y"], name="product", equation="...ij,...kj->...ik")
-    (op,) = traced(saved(tmp_path, {"x": ["batch", 4, 8]}, [node])).ops
+    path = saved(tmp_path, {"x": ["batch", 4, 8]}, [EINSUM])
+    (op,) = traced(path).ops
     assert (op.estimated, op.family) == (True, "other")
+    with pytest.raises(UnknownOpError, match="no cost formula knows ort::Einsum, which onnxruntime runs"):
+        traced(path, strict=True)
 
 
 @pytest.mark.parametrize("given", [{"inputs": torch.zeros(2, 8)}, {"inputs": {"x": torch.zeros(2, 8)}}, {"seq": 8}])
@@ -97,11 +102,34 @@ def test_open_sizes_are_given(given: dict[str, Any], tmp_path: Path) -> None:
     assert traced(file(tmp_path, width="width"), **given).macs(3) == 3 * 8 * 4
 
 
+def test_examples_are_told_apart_by_their_names_and_by_the_integers_that_are_fed(tmp_path: Path) -> None:
+    nodes = [helper.make_node("MatMul", ["a", "w"], ["c"]), helper.make_node("Add", ["c", "b"], ["y"])]
+    path, long, short = saved(tmp_path, {"a": ["n", "m", "k"], "b": ["n", "m", 4]}, nodes), (2, 6, 8), (2, 6, 4)
+    given = {"a": torch.zeros(long), "b": torch.zeros(short)}
+    assert traced(path, inputs=given).macs(1) == 6 * 8 * 4
+    assert traced(path, inputs=dict(reversed(given.items()))).macs(1) == 6 * 8 * 4
+    with pytest.raises(UsageError, match=r"net\.onnx cannot be run"):
+        traced(path, inputs={"b": torch.zeros(long), "a": torch.zeros(short)})
+    ones, other = (FileInputs((torch.full((2, 3), number),), None, None).key for number in (1, 2))
+    assert ones != other
+    assert FileInputs((torch.zeros(2, 3),), None, None).key == FileInputs((torch.ones(2, 3),), None, None).key
+
+
+@pytest.mark.parametrize(("dtype", "precision"), [("float16", "fp16"), ("float64", "fp64")])
+def test_a_file_is_fed_what_it_takes(dtype: str, precision: str, tmp_path: Path) -> None:
+    nodes = [helper.make_node("MatMul", ["x", "w"], ["y"])]
+    path = saved(tmp_path, {"x": ["batch", "width"]}, nodes, dtype=dtype)
+    on_cpu, on_cuda = (traced(path, inputs=torch.zeros(2, 8), target=target) for target in ("cpu", "cuda"))
+    assert (on_cpu.precision, on_cpu.macs(3)) == (precision, 3 * 8 * 4)
+    assert [graph.notes != () for graph in (on_cpu, on_cuda)] == [False, precision == "fp16"]
+
+
 @pytest.mark.parametrize(
     ("changed", "asked", "message"),
     [
         ({"width": "width"}, {}, r"'x' has open sizes besides the batch \(batch x width\)\. Give inputs="),
         ({}, {"inputs": {"z": torch.zeros(2, 8)}}, "takes x; give inputs= with one tensor for each"),
+        ({}, {"memory_format": "channels_last"}, "has the layout that it was exported in; leave memory_format out"),
         ({}, {"precision": "fp16"}, "holds a model in fp32; convert the file to predict fp16"),
         ({}, {"runtime": "eager"}, r"is an ONNX graph, which eager cannot run\. Ask for runtime='onnxruntime'"),
         ({"opset": 99}, {}, r"uses opset 99 of ai\.onnx, and onnxruntime .* opset_version=\d+, or"),
@@ -145,6 +173,9 @@ def test_the_command_line_predicts_a_file(tmp_path: Path) -> None:
     assert "net.onnx" in done.output
     explained = CliRunner().invoke(main, ["explain", *asked[1:4], "--json"])
     assert [one["runtime"] for one in json.loads(explained.stdout)["runtimes"]] == ["onnxruntime"]
+    strange = saved(tmp_path, {"x": ["batch", 4, 8]}, [EINSUM])
+    strict = CliRunner().invoke(main, ["predict", str(strange), *asked[2:], "--runtime", "onnxruntime", "--strict"])
+    assert (strict.exit_code, "no cost formula knows ort::Einsum" in strict.output) == (1, True)
     wrong = CliRunner().invoke(main, asked)
     assert wrong.exit_code == 2
     assert "--runtime onnxruntime" in wrong.output

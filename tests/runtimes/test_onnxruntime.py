@@ -183,8 +183,29 @@ class Decoder(nn.Linear):
 def test_what_can_be_exported() -> None:
     exported = onnx_export.export(Decoder(4, 4).eval(), {"x": torch.zeros(2, 4), "twice": True})
     assert onnx_session.input_names(exported.model) == ["x"]
+    with pytest.raises(RuntimeRefusalError, match=r"^Function gives no tensor$"):
+        onnx_export.export(Function(lambda x: object()).eval(), (torch.zeros(2, 8),))
     with pytest.raises(RuntimeRefusalError, match=r"cannot export the model to ONNX: .*static shape of 2"):
         onnx_export.export(Function(lambda x: x.view(2, 8) + 1.0).eval(), (torch.zeros(2, 8),))
+
+
+def test_a_value_that_is_no_tensor_has_an_export_of_its_own() -> None:
+    model, x = Decoder(4, 4).eval(), torch.randn(2, 4)
+    for twice in (True, False):
+        (result,) = OnnxRuntime().build(model, {"x": x, "twice": twice})()
+        torch.testing.assert_close(torch.from_numpy(result), model(x, twice=twice)["logits"])
+
+
+def exhausted(*_: object, **__: object) -> None:
+    raise ValueError("Failed to allocate memory for requested buffer of size 64")
+
+
+@pytest.mark.parametrize("owner", ["torch.onnx.export", "onnxruntime.InferenceSession"])
+def test_memory_that_runs_out_is_no_refusal(owner: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(owner, exhausted)
+    model, x = net()
+    with pytest.raises(MemoryError, match="Failed to allocate memory"):
+        OnnxRuntime().build(model, (x,))
 
 
 def test_what_has_no_onnx_form_is_named_and_estimated() -> None:

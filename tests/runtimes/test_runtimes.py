@@ -1,4 +1,4 @@
-"""Eager lowering, and runtimes that other packages bring."""
+"""Eager lowering, models as the tools of runtimes get them, and runtimes that other packages bring."""
 
 from __future__ import annotations
 
@@ -17,6 +17,9 @@ from latpred.prediction.predictor import Predictor
 from latpred.runtimes import Eager
 from latpred.runtimes.base import RuntimeTracer
 from latpred.runtimes.lowering import traced_by
+from latpred.runtimes.source import source_of
+from latpred.tracing.inputs import DTYPES
+from latpred.tracing.meta_module import make_meta_module
 
 PACKAGE = """
 from latpred.runtimes import one_step_per_op
@@ -93,6 +96,31 @@ def test_eager_runs_the_model_itself() -> None:
     assert run().is_inference()
     assert torch.equal(Eager().build(layer, {"input": x})(), layer(x))
     assert Eager().available() is None
+
+
+class Mixed(torch.nn.Module):
+    """Weights of several dtypes and ranks, of which the forward pass takes one."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.first, self.half = torch.nn.Linear(4, 4), torch.nn.Linear(4, 4).half()
+        self.images, self.volumes = torch.nn.Conv2d(2, 2, 3), torch.nn.Conv3d(2, 2, 3)
+        self.turns = torch.nn.Parameter(torch.tensor([1 + 2j]))
+        self.register_buffer("eight", torch.ones(2).to(torch.float8_e4m3fn))
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return self.first(x)  # type: ignore[no-any-return]
+
+
+@pytest.mark.parametrize("precision", [None, "fp16"])
+def test_a_real_model_has_the_dtypes_and_layouts_of_its_eager_trace(precision: str | None) -> None:
+    model = Mixed()
+    made = source_of(model, torch.zeros(2, 4), precision=precision, memory_format="channels_last").model()
+    wanted = DTYPES.get(precision or "")
+    traced = make_meta_module(model, wanted, channels_last=True).module
+    for own, theirs in zip(made.state_dict().values(), traced.state_dict().values(), strict=True):
+        assert (own.dtype, own.stride()) == (theirs.dtype, theirs.stride())
+    assert made.turns.item() == 1 + 2j
 
 
 @pytest.mark.usefixtures("installed")

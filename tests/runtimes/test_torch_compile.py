@@ -21,7 +21,7 @@ from torch._inductor.runtime.hints import DeviceProperties
 
 from latpred import runtimes
 from latpred.errors import RuntimeRefusalError
-from latpred.graph.graph import Affine, Op
+from latpred.graph.graph import Affine, ModelGraph, Op
 from latpred.runtimes.inductor import fake_cuda, front_end
 from latpred.runtimes.inductor.torch_compile import CASTS, NOTE, Compile, CompileReduceOverhead, ops_through
 from latpred.runtimes.lowering import trace_for_runtime
@@ -285,6 +285,29 @@ def test_an_eager_graph_is_fused_between_library_calls() -> None:
     ]
     assert (guess.runtime, guess.target) == ("compile", "cpu")
     assert NOTE in guess.notes
+
+
+def test_what_inductor_decides_by_tells_graphs_apart() -> None:
+    def trace() -> ModelGraph:
+        return trace_for_runtime(torch.nn.Linear(8, 8), torch.zeros(2, 8), runtime="compile", target="cpu")
+
+    first, before = trace(), Compile().options
+    assert trace() is first, "a trace leaves no setting behind"
+    seen = {before}
+    with torch._inductor.config.patch(max_autotune=True):  # type: ignore[attr-defined]
+        seen.add(Compile().options)
+    torch.use_deterministic_algorithms(True)
+    try:
+        seen.add(Compile().options)
+    finally:
+        torch.use_deterministic_algorithms(False)
+    torch.set_num_threads(2)
+    try:
+        seen.add(Compile().options)
+    finally:
+        torch.set_num_threads(1)
+    assert len(seen) == 4
+    assert Compile().options == before
 
 
 def test_a_model_is_built_with_what_it_needs(monkeypatch: pytest.MonkeyPatch) -> None:

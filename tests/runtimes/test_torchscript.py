@@ -6,6 +6,7 @@ import gc
 import re
 import weakref
 from collections.abc import Callable
+from dataclasses import dataclass
 from typing import Any
 
 import pytest
@@ -27,6 +28,7 @@ from latpred.runtimes.torchscript import (
     INTERPRETED,
     TorchScript,
     _Interpreted,
+    executed,
     frozen,
     frozen_for_tracing,
     join_linears,
@@ -190,9 +192,64 @@ def test_a_model_that_cannot_be_traced_is_refused_and_estimated() -> None:
     assert guess.launches(2) == 1
 
 
+@pytest.mark.parametrize("error", [torch.OutOfMemoryError("x"), RuntimeError("can't allocate memory: you tried")])
+def test_memory_that_runs_out_is_no_refusal(error: Exception, monkeypatch: pytest.MonkeyPatch) -> None:
+    def exhausted(*_: object) -> None:
+        raise error
+
+    with pytest.raises(type(error)) as raised:
+        TorchScript().build(Function(exhausted), (X,))
+    assert raised.value is error
+    module = frozen(nn.Linear(8, 8).eval(), (X,))
+    monkeypatch.setattr(_Interpreted, "record", exhausted)
+    with pytest.raises(RuntimeError) as failed:  # what the interpreter makes of it
+        executed(module, (X,), 2)
+    assert failed.value.__cause__ is error
+
+
+def test_what_interrupts_a_run_comes_out_as_it_was(monkeypatch: pytest.MonkeyPatch) -> None:
+    def interrupted(*_: object) -> None:
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(_Interpreted, "record", interrupted)
+    with pytest.raises(KeyboardInterrupt):
+        trace_for_runtime(nn.Linear(8, 8), X, runtime="torchscript")
+
+
+@dataclass
+class Held:
+    """A result of a class of one's own."""
+
+    values: Any
+
+
+class Kept:
+    """The same, of a class that is no dataclass, and refers to itself."""
+
+    def __init__(self, values: torch.Tensor) -> None:
+        self.inner, self.own = {"values": values, "again": values}, self
+
+
+RESULTS = (Held, Kept, lambda y: torch.distributions.Normal(y, 1.0, validate_args=False), lambda y: (Held(y), y))
+
+
+@pytest.mark.parametrize("result", RESULTS)
+def test_tensors_in_the_objects_that_a_model_gives_are_kept(result: Callable[[torch.Tensor], Any]) -> None:
+    def forward(x: torch.Tensor) -> Any:
+        return result(torch.tanh(x))
+
+    graph = trace_for_runtime(Function(forward), X, runtime="torchscript")
+    assert (graph.ops[0].name, refusal(graph)) == ("aten::tanh", None)
+
+
+def test_of_a_model_that_gives_no_tensor_nothing_would_be_left() -> None:
+    with pytest.raises(RuntimeRefusalError, match=r"^Function gives no tensor$"):
+        TorchScript().build(Function(lambda x: object()), (X,))
+
+
 def test_a_model_that_does_other_things_at_other_batches_is_refused() -> None:
     branching = Function(lambda x: torch.tanh(x) if x.shape[0] == 3 else torch.tanh(x) + 1)
-    source = Source(trace(nn.Tanh(), X), lambda: branching, lambda batch: (torch.zeros(batch, 8),))
+    source = Source(trace(nn.Tanh(), X), lambda: branching, lambda batch: (torch.zeros(batch, 8),), trace)
     with pytest.raises(RuntimeRefusalError, match="TorchScript runs other ops at batch 2 and 3"):
         TorchScript().trace(source, "cpu")
 

@@ -5,7 +5,6 @@ What a cell is made of is `workloads.single_ops`' business, how a runtime runs a
 
 from __future__ import annotations
 
-import re
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -18,6 +17,7 @@ from latpred.calibration.devices import machine
 from latpred.calibration.devices.base import Call, RealDevice
 from latpred.prediction.kernel_times import LARGE_BLOCK
 from latpred.profile.document import DeviceInfo, Machine
+from latpred.runtimes.base import out_of_memory
 
 
 class CpuDevice(RealDevice):
@@ -51,12 +51,12 @@ class CpuDevice(RealDevice):
 
     @contextmanager
     def errors(self) -> Iterator[None]:
-        """Turns a failed allocation, which PyTorch reports as a RuntimeError, into MemoryError."""
+        """Turns a failed allocation, which PyTorch and onnxruntime report in their own ways, into MemoryError."""
         try:
             yield
-        except RuntimeError as error:
-            if re.search(r"can't allocate memory|not enough memory", str(error)):
-                raise MemoryError(str(error).splitlines()[0]) from error
+        except Exception as error:  # onnxruntime's own exceptions share no base class
+            if out_of_memory(error):
+                raise MemoryError(*str(error).splitlines()[:1]) from error
             raise
 
     def time_queued(self, call: Call, count: int) -> float:

@@ -22,6 +22,7 @@ from latpred.calibration.devices.base import Call, ProfiledForward, RealDevice
 from latpred.calibration.devices.machine import GpuState
 from latpred.errors import DeviceError, RuntimeRefusalError
 from latpred.profile.document import DeviceInfo, Machine
+from latpred.runtimes.base import out_of_memory
 from latpred.runtimes.cuda_graphs import capture
 
 HEAD_TRIES = 4
@@ -90,16 +91,17 @@ class CudaDevice(RealDevice):
 
     @contextmanager
     def errors(self) -> Iterator[None]:
-        """Turns PyTorch's CUDA errors into DeviceError and MemoryError, the latter with its cache emptied."""
+        """Turns errors of CUDA into DeviceError and MemoryError, the latter with PyTorch's cache emptied."""
         try:
             yield
-        except RuntimeError as error:
+        except Exception as error:  # onnxruntime's own exceptions share no base class
             text = str(error)
-            exhausted = r"out of memory|CUBLAS_STATUS_ALLOC_FAILED|CUDNN_STATUS_ALLOC_FAILED"
-            if isinstance(error, torch.OutOfMemoryError) or re.search(exhausted, text):
+            if out_of_memory(error):
                 torch.cuda.empty_cache()
-                raise MemoryError(text.splitlines()[0]) from error
-            lost = "CUDA error" in text or isinstance(error, torch.AcceleratorError)
+                raise MemoryError(*text.splitlines()[:1]) from error
+            lost = isinstance(error, RuntimeError) and (
+                "CUDA error" in text or isinstance(error, torch.AcceleratorError)
+            )
             if lost and not _HARMLESS.search(text):
                 raise DeviceError(
                     f"{self.name} failed: {text.splitlines()[0]}. After such an error a process cannot use the GPU any "

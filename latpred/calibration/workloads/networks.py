@@ -10,6 +10,7 @@ from __future__ import annotations
 import random
 from collections.abc import Callable
 from functools import lru_cache, partial
+from typing import Any
 
 import msgspec
 import torch
@@ -137,12 +138,17 @@ def graph(spec: NetworkSpec, precision: str = "fp32") -> ModelGraph:
 
 @lru_cache(maxsize=4096)
 def _graph(spec: NetworkSpec, precision: str) -> ModelGraph:
-    with torch.device("meta"):
-        model = build(spec)
-    traced = trace(model, inputs(spec, 2), precision=precision)
+    traced = _traced(spec, precision)
     if not spec.cold:
         return traced
     return msgspec.structs.replace(traced, parameter_bytes=traced.parameter_bytes + EVICTING_BYTES)
+
+
+def _traced(spec: NetworkSpec, precision: str, **options: Any) -> ModelGraph:
+    """The eager trace of a spec's network."""
+    with torch.device("meta"):
+        model = build(spec)
+    return trace(model, inputs(spec, 2), precision=precision, **options)
 
 
 def real_model(spec: NetworkSpec, precision: str, device: str = "cpu") -> nn.Module:
@@ -163,7 +169,8 @@ def graph_in(spec: NetworkSpec, precision: str, runtime: str, kind: str) -> Mode
     if kind == "simulated":  # which runs graphs and not models: an estimated one serves it as well
         return fitting(graph(spec, precision), runtime, target_of(kind))
     own = graph(spec, precision)
-    source = Source(own, partial(real_model, spec, precision), lambda batch: real_inputs(spec, precision, batch=batch))
+    real, given = partial(real_model, spec, precision), lambda batch: real_inputs(spec, precision, batch=batch)
+    source = Source(own, real, given, partial(_traced, spec, precision))
     found = of_source(source, runtime, target_of(kind), spec.batch)
     if spec.cold and found.parameter_bytes != own.parameter_bytes:
         # A runtime that counts weights itself knows nothing of those that push a cold network's own out.

@@ -66,13 +66,14 @@ class Workload:
     def source(self, precision: str, target: str = "cpu") -> Source:
         """The model as the tools of a runtime take it."""
         model, inputs = self.make("meta", precision)
-        graph = trace(model, lambda batch: inputs(batch, "meta"), precision=precision, target=target)
+        retrace = partial(trace, model, lambda batch: inputs(batch, "meta"), precision=precision)
+        graph = retrace(target=target)
         graph = msgspec.structs.replace(graph, model=self.name, input_kind=self.input_kind, input_size=self.input_size)
 
         def real_inputs(batch: int) -> Any:
             return self.make("meta", precision)[1](batch, "cpu")
 
-        return Source(graph, lambda: self.make("cpu", precision)[0], real_inputs, code_of(model))
+        return Source(graph, lambda: self.make("cpu", precision)[0], real_inputs, retrace, code_of(model))
 
 
 Model = str | nn.Module | ModelGraph | Workload

@@ -7,6 +7,7 @@ built to be measured. Shapes are static, as `torch.compile(dynamic=False)` takes
 from __future__ import annotations
 
 import shutil
+import sys
 import sysconfig
 from collections.abc import Callable, Iterator, Sequence
 from difflib import SequenceMatcher
@@ -31,7 +32,7 @@ from latpred.runtimes.inductor.compiled_ops import EAGER, EXTERN_CLASS, guards
 if TYPE_CHECKING:
     from latpred.runtimes.source import Source
 
-VERSION = "7"  # of what is traced; graphs of another one are made again
+VERSION = "8"  # of what is traced; graphs of another one are made again
 MOST_SHAPES = 256  # batch sizes and input sizes that one model may be compiled for
 NOTE = (
     "What torch.compile runs is estimated from the eager graph: "
@@ -55,10 +56,20 @@ class Compile(Eager):
 
     name = "compile"
     traced_by = "compile"
-    options = VERSION
     autocast = True
     mode: str | None = None
     warm_ups = 2
+
+    @property
+    def options(self) -> str:
+        """The version, and what else Inductor decides by: several threads or one, determinism, settings of its own."""
+        import torch
+
+        config: Any = sys.modules.get("torch._inductor.config")  # nobody has changed what nobody has imported
+        settings = {} if config is None else config.get_config_copy()
+        changed = [f"{name}={value}" for name, value in settings.items() if value != config._config[name].default]
+        decisive = (torch.get_num_threads() > 1, torch.are_deterministic_algorithms_enabled())
+        return f"{VERSION}; {decisive}; {changed}"
 
     def trace(self, source: Source, target: str) -> ModelGraph:
         """The calls that Inductor's scheduler decides on, counted at batches 1, 2 and 3."""

@@ -19,6 +19,7 @@ from typing import Any
 import torch
 
 from latpred.errors import RuntimeRefusalError
+from latpred.runtimes.base import out_of_memory
 from latpred.runtimes.source import FlatModel, flattened, tensors_of
 from latpred.sandbox.own_thread import silenced
 from latpred.tracing.inputs import from_example, placed, real
@@ -56,6 +57,8 @@ def export(model: torch.nn.Module, inputs: Any) -> Exported:
                 input_names=_names(inputs, len(tensors)),
             )
     except Exception as error:  # whatever a model, torch.export or a converter raises
+        if out_of_memory(error):
+            raise MemoryError(_cause(error)) from error
         raise RuntimeRefusalError(_cause(error)) from error
     assert program is not None
     held = sum(t.numel() * t.element_size() for t in (*model.parameters(), *model.buffers()))
@@ -84,6 +87,8 @@ def _cause(error: BaseException) -> str:
     chain: list[BaseException] = [error]
     while chain[-1].__cause__ is not None:
         chain.append(chain[-1].__cause__)
+    if isinstance(chain[-1], RuntimeRefusalError):
+        return str(chain[-1])
     text = " ".join(str(chain[-1]).split())
     for one in chain:
         lacking = re.search(
@@ -104,9 +109,10 @@ def export_at_two(model: Any, inputs: Any) -> Exported:
 
 
 def form_of(model: Any, inputs: Any) -> str:
-    """What an export of a model is found by: its dtype, and names, dtypes and sizes of the inputs but the batch."""
-    shapes = [(str(tensor.dtype), tuple(tensor.shape[1:])) for tensor in tensors_of(inputs)]
-    return f"{flattened(inputs)[1]} {shapes} {_dtype(model)}"
+    """What an export is found by: the model's dtype, names, dtypes and sizes of inputs but the batch, other values."""
+    leaves, form = flattened(inputs)
+    told = [(leaf.dtype, tuple(leaf.shape[1:])) if isinstance(leaf, torch.Tensor) else leaf for leaf in leaves]
+    return f"{form} {told} {_dtype(model)}"
 
 
 def _dtype(model: Any) -> torch.dtype:

@@ -17,6 +17,7 @@ import msgspec
 
 from latpred.errors import LatpredError, RuntimeRefusalError, UsageError
 from latpred.graph.graph import ZERO, ModelGraph
+from latpred.query import HALVES
 from latpred.runtimes import graph_store
 from latpred.runtimes.base import BATCHES
 from latpred.runtimes.onnx import onnx_session
@@ -24,7 +25,8 @@ from latpred.runtimes.onnx.onnx_session import inputs_of
 
 SUFFIX = ".onnx"
 TOKENS, PIXELS, CHANNELS = 128, 224, 3
-_PRECISIONS = {"float16": "fp16", "bfloat16": "bf16"}
+_PRECISIONS = {"float16": "fp16", "bfloat16": "bf16", "float64": "fp64"}
+_CASTS = "onnxruntime's nodes are those of its CPU provider, which casts to float32 where it has no kernels for {}"
 
 
 class FileInputs(NamedTuple):
@@ -36,12 +38,23 @@ class FileInputs(NamedTuple):
 
     @property
     def key(self) -> str:
-        """What the graph depends on."""
-        from latpred.runtimes.source import tensors_of
+        """What the graph depends on: of the examples their names, dtypes and sizes, and the values that are fed."""
+        if self.examples is None:
+            return f"{self.seq} {self.image}"
+        from latpred.runtimes.source import flattened, tensors_of
+        from latpred.tracing.inputs import from_example
 
-        tensors = [] if self.examples is None else tensors_of(self.examples)
-        shapes = [(str(tensor.dtype), tuple(tensor.shape)) for tensor in tensors]
-        return f"{self.seq} {self.image} {shapes or ''}"
+        batch = from_example(self.examples).batch
+        told = [(tensor.dtype, tuple(tensor.shape), _values(tensor, batch)) for tensor in tensors_of(self.examples)]
+        return f"{flattened(self.examples)[1]} {told}"
+
+
+def _values(tensor: Any, batch: int) -> str:
+    """Digest of a tensor's values; "" where others are fed, as in place of a batch of floating-point ones."""
+    if tensor.is_meta or (tensor.is_floating_point() and tensor.dim() and tensor.shape[0] == batch):
+        return ""
+    held = tensor.detach().cpu()
+    return hashlib.sha256((held.double() if held.is_floating_point() else held).numpy().tobytes()).hexdigest()
 
 
 def trace_file(
@@ -92,12 +105,14 @@ def _traced(file: Path, proto: Any, stub: ModelGraph, wanted: FileInputs, target
         model = _named(proto, file)
         watched = onnx_session.watch(model, feeds, target=target, threads=1, weights_in=file.resolve().parent)
         graph = onnx_graph.graph_of(stub, watched, feeds, target)
-    except RuntimeRefusalError as error:
+    except (RuntimeRefusalError, MemoryError) as error:
         raise _explained(error, file, proto) from error
+    if target == "cuda" and stub.precision in HALVES:
+        graph = msgspec.structs.replace(graph, notes=(_CASTS.format(stub.precision),))
     if batch is None:
         return graph
     note = f"the file takes batch {batch} only: nothing is known of any other"
-    return msgspec.structs.replace(graph, only=(batch,), notes=(note,))
+    return msgspec.structs.replace(graph, only=(batch,), notes=(*graph.notes, note))
 
 
 def _load(file: Path) -> Any:
@@ -142,7 +157,7 @@ def _stub(file: Path, proto: Any, precision: str) -> ModelGraph:
         input_size=0,
         precision=precision,
         memory_format="contiguous",
-        parameters=sum(prod(tensor.dims) for tensor in proto.graph.initializer if _is_floating(tensor)),
+        parameters=sum(prod(tensor.dims) for tensor in proto.graph.initializer if _is_floating(tensor.data_type)),
         parameter_bytes=0,
         input_bytes=ZERO,
         ops=(),
@@ -150,8 +165,8 @@ def _stub(file: Path, proto: Any, precision: str) -> ModelGraph:
     )
 
 
-def _is_floating(tensor: Any) -> bool:
-    return _dtype(tensor.data_type).startswith(("float", "bfloat"))
+def _is_floating(code: int) -> bool:
+    return _dtype(code).startswith(("float", "bfloat"))
 
 
 def _dtype(code: int) -> str:
@@ -164,7 +179,7 @@ def _precision(proto: Any) -> str:
     """Precision in which most weights are held."""
     totals: Counter[str] = Counter(float32=0)
     for tensor in proto.graph.initializer:
-        if _is_floating(tensor):
+        if _is_floating(tensor.data_type):
             totals[_dtype(tensor.data_type)] += prod(tensor.dims)
     return _PRECISIONS.get(totals.most_common(1)[0][0], "fp32")
 
@@ -195,12 +210,13 @@ def _feed(file: Path, proto: Any, batch: int, wanted: FileInputs) -> dict[str, A
     import numpy as np
 
     _demand_used(file, proto, wanted)
+    for value in inputs_of(proto):
+        if not value.type.HasField("tensor_type"):
+            raise UsageError(f"{file}: input {value.name!r} is no tensor. Export the model with tensors as its inputs.")
     if wanted.examples is not None:
         return _given(file, proto, batch, wanted)
     feed = {}
     for value in inputs_of(proto):
-        if not value.type.HasField("tensor_type"):
-            raise UsageError(f"{file}: input {value.name!r} is no tensor. Export the model with tensors as its inputs.")
         sizes = _sizes(value)
         dtype = np.dtype(_dtype(value.type.tensor_type.elem_type))
         if 0 in sizes:
@@ -247,19 +263,25 @@ def _filled(shape: list[int | None], dtype: Any, wanted: FileInputs) -> list[Any
 
 
 def _given(file: Path, proto: Any, batch: int, wanted: FileInputs) -> dict[str, Any]:
-    """The example tensors at a batch size."""
+    """The example tensors at a batch size; floating-point ones as the file takes them."""
+    import numpy as np
     import torch
 
     from latpred.runtimes.source import tensors_of
     from latpred.tracing.inputs import from_example, real
 
-    names = [value.name for value in inputs_of(proto)]
+    codes = {value.name: value.type.tensor_type.elem_type for value in inputs_of(proto)}
+    names = list(codes)
     tensors = tensors_of(real(from_example(wanted.examples).make(batch), torch.float32))
     order = list(wanted.examples) if isinstance(wanted.examples, Mapping) else names
     if len(tensors) != len(names) or set(order) != set(names):
         raise UsageError(f"{file} takes {', '.join(names)}; give inputs= with one tensor for each of them.")
     given = dict(zip(order, tensors, strict=True))
-    return onnx_session.feed_of(names, [given[name] for name in names])
+    feed = onnx_session.feed_of(names, [given[name] for name in names])
+    for name, array in feed.items():
+        if array.dtype == np.float32 and _is_floating(codes[name]):
+            feed[name] = array.astype(_dtype(codes[name]))
+    return feed
 
 
 def _written(value: Any) -> str:
@@ -280,8 +302,8 @@ def _named(proto: Any, file: Path) -> bytes | str:
         return str(file)
 
 
-def _explained(error: RuntimeRefusalError, file: Path, proto: Any) -> LatpredError:
-    """An error of onnxruntime in terms of the file."""
+def _explained(error: Exception, file: Path, proto: Any) -> LatpredError:
+    """An error of onnxruntime, or a lack of memory, in terms of the file."""
     text = str(error)
     newest = re.search(r"support for domain (\S+) is till opset (\d+)", text)
     versions = ", ".join(f"{name} {version}" for name, version in onnx_session.installed().items())

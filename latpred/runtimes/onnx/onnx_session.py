@@ -15,6 +15,7 @@ from typing import Any, NamedTuple
 
 from latpred import host
 from latpred.errors import MissingPackageError, RuntimeRefusalError
+from latpred.runtimes.base import out_of_memory
 from latpred.runtimes.onnx.onnx_formulas import NCHWC
 
 PIP = "pip install 'latpred[onnx]'"
@@ -125,7 +126,7 @@ def session(
         more = {"disabled_optimizers": left_out, "enable_fallback": 0}
         made = onnxruntime.InferenceSession(model, settings, providers=providers, **more)
     except Exception as error:  # onnxruntime's own exceptions share no base class
-        raise RuntimeRefusalError(f"onnxruntime cannot load the model: {reason(error)}") from error
+        raise failure(error, "load") from error
     if gpu is not None and CUDA not in made.get_providers():  # it goes on without a word, on the CPU
         raise MissingPackageError(
             "onnxruntime's CUDA provider cannot be loaded here, which needs the CUDA and cuDNN that it was built for; "
@@ -172,7 +173,7 @@ def watch(
                 between()
                 running.run(None, dict(feed))
         except Exception as error:
-            raise RuntimeRefusalError(f"onnxruntime cannot run the model: {reason(error)}") from error
+            raise failure(error, "run") from error
         finally:
             report = Path(running.end_profiling())
         del running  # another session follows, with weights of its own
@@ -201,6 +202,13 @@ def nodes_of(proto: Any) -> Iterator[Any]:
 def feed_of(names: Sequence[str], tensors: Sequence[Any]) -> dict[str, Any]:
     """Inputs of a run by name, from tensors in the order of the names."""
     return {name: tensor.detach().cpu().numpy() for name, tensor in zip(names, tensors, strict=True)}
+
+
+def failure(error: Exception, doing: str) -> Exception:
+    """What to raise where onnxruntime cannot load, run or capture a model: a refusal, unless memory ran out."""
+    if out_of_memory(error):
+        return MemoryError(reason(error))
+    return RuntimeRefusalError(f"onnxruntime cannot {doing} the model: {reason(error)}")
 
 
 def reason(error: Exception) -> str:

@@ -32,7 +32,7 @@ if TYPE_CHECKING:
     from latpred.runtimes.onnx.onnx_export import Exported
     from latpred.runtimes.source import Source
 
-NODES = "nodes 3"  # version of what is made of a node; graphs of another one are made again
+NODES = "nodes 4"  # version of what is made of a node; graphs of another one are made again
 _HALF = {"fp16": "float16", "bf16": "bfloat16"}
 # Nodes that onnxruntime captures no graph with: control flow, and copies between host and device.
 _REFUSED = {
@@ -191,10 +191,8 @@ class OnnxRuntimeCudaGraphs(OnnxRuntime):
         running = self.session(model, inputs, device, cuda_graph=True)
         try:
             return _captured(running, tensors_of(inputs), device)
-        except MemoryError:
-            raise
         except Exception as error:  # onnxruntime's own exceptions share no base class
-            raise RuntimeRefusalError(f"onnxruntime cannot capture the model: {onnx_session.reason(error)}") from error
+            raise onnx_session.failure(error, "capture") from error
 
 
 def _in_float(source: Source) -> Source:
