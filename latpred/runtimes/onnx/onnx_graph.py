@@ -8,8 +8,10 @@ which is filled up as far as its vectors are wide: here they are as many as the 
 from __future__ import annotations
 
 import re
+from collections import defaultdict, deque
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
+from itertools import chain
 from typing import Any
 
 import msgspec
@@ -41,12 +43,20 @@ class _OptimisedGraph:
         self.weights: dict[str, Value] = {}
         self._outputs = frozenset(value.name for value in proto.graph.output)
         self._on_host = _on_host(proto.graph) if target == "cuda" else frozenset()
+        unnamed: dict[str, deque[Any]] = defaultdict(deque)  # by type: bodies of functions, put in place of their nodes
         for graph in graphs_within(proto.graph):
-            self._nodes |= {node.name: node for node in graph.node}
+            self._nodes |= {node.name: node for node in graph.node if node.name}
+            for node in graph.node:
+                if not node.name:
+                    unnamed[node.op_type].append(node)
             for tensor in graph.initializer:
                 dtype = onnx.helper.tensor_dtype_to_np_dtype(tensor.data_type).name
                 scalar = int(onnx.numpy_helper.to_array(tensor)) if dtype == "int64" and not tensor.dims else None
                 self.weights[tensor.name] = self.value(dtype, tensor.dims, True, scalar)
+        # The profiler names what has no name by a number that the graph does not hold. Both are in the same order.
+        for event in chain.from_iterable(watched.runs):
+            if event.name not in self._nodes and unnamed[event.op_type]:
+                self._nodes[event.name] = unnamed[event.op_type].popleft()
 
     def value(self, dtype: str, shape: Iterable[int], weight: bool = False, scalar: int | None = None) -> Value:
         """A tensor in the precision of the model."""
