@@ -161,7 +161,7 @@ def mutable(recorder: TraceRecorder, call: Call) -> Any:
     else:
         out = _drawn(recorder, call) if call.info.random else call.run()
     if inplace and target is not None and places & _ON_META and not target.is_meta:
-        recorder.stale.add(target.untyped_storage()._cdata)
+        recorder.forget_values(target)
     if record is None:
         record = recorder.known[key] = call.launching(out)
     return recorder.record(record, out)
@@ -191,7 +191,7 @@ def boundary(recorder: TraceRecorder, call: Call) -> Any:
 def item(recorder: TraceRecorder, call: Call) -> Any:
     """The host reads a value: it must be one that can be known."""
     for tensor in call.args:
-        if tensor.is_meta or (recorder.stale and tensor.untyped_storage()._cdata in recorder.stale):
+        if tensor.is_meta:
             raise UnknowableError(recorder.reading())
     return recorder.record(sync(call.info, call.args[0]), call.run())
 
@@ -332,7 +332,7 @@ def _write_through_indices(recorder: TraceRecorder, call: Call) -> Any:
 def lookup(recorder: TraceRecorder, call: Call) -> Any:
     """Rows of a table. A position beyond the last one fails on a device, so it fails here."""
     table, rows = call.args[:2]
-    if not rows.is_meta and rows.numel() and rows.untyped_storage()._cdata not in recorder.stale:
+    if not rows.is_meta and rows.numel():
         least, most = (int(end) for end in rows.aminmax())
         if least < 0 or most >= table.shape[0]:
             wrong = least if least < 0 else most

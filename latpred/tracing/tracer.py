@@ -15,11 +15,14 @@ from typing import Any
 import msgspec
 import torch
 from torch._ops import OpOverload
+from torch.multiprocessing.reductions import StorageWeakRef
 from torch.utils._python_dispatch import TorchDispatchMode
+from torch.utils._pytree import tree_map_only
 
 from latpred.errors import LatpredError, TraceError, UnknownOpError, UsageError
 from latpred.graph.graph import Affine, ModelGraph, Op
 from latpred.graph.rewrites import attended
+from latpred.ops.pointwise import factory
 from latpred.query import check_attention
 from latpred.sandbox.own_thread import no_collection, uncompiled, unhooked, without_modes
 from latpred.sandbox.untouched import put_back
@@ -67,7 +70,8 @@ class TraceRecorder(TorchDispatchMode):  # type: ignore[no-untyped-call]
         self.records: list[OpRecord] = []  # one for each op, in order
         self.nested: list[bool] = []  # whether another op issued it, rather than Python
         self.current = ""  # name of the op being handled, "" between ops
-        self.stale: set[int] = set()  # storages of real tensors whose values are no longer known
+        # Storages of real tensors whose values are no longer known; a reference keeps others from their addresses.
+        self._stale: dict[int, StorageWeakRef] = {}
         # The last value that was made a tensor of, and the position of its record.
         self.value: tuple[int, torch.Tensor] | None = None
         self.known, self.infos = learnt()
@@ -104,9 +108,26 @@ class TraceRecorder(TorchDispatchMode):  # type: ignore[no-untyped-call]
         self.current = info.name
         if self.watcher is not None:
             self._arguments = args
+        if self._stale and info.formula is not factory:
+            # What is written into or looked at from another side stays itself.
+            kept = 1 if info.kind in ("mutable", "view", "free") else 0
+            others, options = tree_map_only(torch.Tensor, self._as_known, (list(args[kept:]), options))
+            args = [*args[:kept], *others]
         out = HANDLERS[info.kind](self, Call(func, info, args, options))
         self.current, self._arguments = "", ()
         return out
+
+    def forget_values(self, tensor: torch.Tensor) -> None:
+        """Note that something unknown was written into a real tensor."""
+        storage = tensor.untyped_storage()
+        self._stale[storage._cdata] = StorageWeakRef(storage)  # type: ignore[no-untyped-call]
+
+    def _as_known(self, tensor: torch.Tensor) -> torch.Tensor:
+        """The tensor itself; a meta tensor in place of one whose values are no longer known."""
+        if tensor.untyped_storage()._cdata not in self._stale:
+            return tensor
+        with torch.inference_mode(tensor.is_inference()):  # by which parameters and buffers are told
+            return torch.empty_strided(tensor.shape, tensor.stride(), dtype=tensor.dtype, device="meta")
 
     def route(self, handle: Callable[[OpOverload[..., Any], Sequence[Any], dict[str, Any]], Any] | None) -> None:
         """Have calls handled by something else, which hands them on to `_handle` of the class; None: by that itself."""
