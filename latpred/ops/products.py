@@ -11,6 +11,7 @@ from math import prod
 from typing import Any
 
 from latpred.ops.families import (
+    CAUSAL,
     CONV_DIMS,
     DIMS,
     STRIDED_MASK,
@@ -100,7 +101,7 @@ def attention(query: Tensor, key: Tensor, value: Tensor, masked: bool, causal: b
     sizes = (prod(query.shape[:-3]), heads, queries, keys, head_dim, int(masked))
     dims = dict(zip(DIMS["attention"], sizes, strict=True))
     macs = prod(query.shape[:-1]) * keys * (head_dim + value.shape[-1])
-    return Work("attention.causal" if causal else "attention" if fused else "attention.unfused", dims, macs)
+    return Work(CAUSAL if causal else "attention" if fused else "attention.unfused", dims, macs)
 
 
 @cost("aten::scaled_dot_product_attention")
