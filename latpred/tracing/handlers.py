@@ -276,7 +276,9 @@ def answer(recorder: TraceRecorder, call: Call) -> Any:
 def pick(recorder: TraceRecorder, call: Call) -> Any:
     """An op whose result's shape may depend on values."""
     short, args, options = call.info.short, call.args, call.options
-    if call.func._can_decompose():
+    if short == "one_hot" and call.named.get("num_classes", -1) != -1:
+        return fresh(recorder, call)
+    if short != "one_hot" and call.func._can_decompose():
         return decompose(recorder, call)
     if short.startswith(("_index_put", "index_put")):
         return _write_through_indices(recorder, call)
@@ -291,7 +293,10 @@ def pick(recorder: TraceRecorder, call: Call) -> Any:
         out = torch.empty(options["output_size"], dtype=args[0].dtype, device="meta")
     else:
         raise UnknowableError(f"the result of {call.info.name} has a shape that depends on values")
-    return recorder.record(call.launching(out), out)
+    out = recorder.record(call.launching(out), out)
+    # Unless it is told, the host asks how large the result is; of ops that are never told, `OpInfo` knows.
+    asks = short == "one_hot" or (short == "repeat_interleave" and options.get("output_size") is None)
+    return _waited_for(recorder, out) if asks else out
 
 
 def _index(recorder: TraceRecorder, call: Call) -> Any:
