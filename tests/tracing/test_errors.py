@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 from smallmodels import Function
@@ -134,6 +135,7 @@ def test_values_that_are_known_may_be_read() -> None:
     [
         ({"precision": "int3"}, "precision 'int3' is not known; choose one of fp32, tf32, fp16, bf16"),
         ({"memory_format": "tiled"}, "memory_format 'tiled' is not known; choose one of contiguous, channels_last"),
+        ({"target": "gpu"}, "target 'gpu' is not known; choose one of cuda, cpu"),
         ({"seq": 0}, "seq=0 is not a length"),
         ({"image": True}, "image=True is not a length"),
         ({"inputs": 5}, "inputs hold no tensor whose first dimension could be the batch"),
@@ -143,6 +145,26 @@ def test_values_that_are_known_may_be_read() -> None:
 def test_wrong_arguments(options: dict[str, Any], message: str) -> None:
     with pytest.raises(UsageError, match=message):
         latpred.trace(nn.Linear(4, 4), **options)
+
+
+def test_a_length_of_numpy_is_one() -> None:
+    graph = latpred.trace(nn.Conv2d(3, 4, 3), image=np.int64(9))  # type: ignore[arg-type]
+    assert type(graph.input_size) is int
+    assert graph == latpred.trace(nn.Conv2d(3, 4, 3), image=9)
+
+
+def test_a_graph_is_not_traced_again_but_checked() -> None:
+    attention = Function(torch.nn.functional.scaled_dot_product_attention)
+    graph = latpred.trace(attention, (torch.zeros(1, 2, 4, 8),) * 3)
+    assert latpred.trace(graph) is graph
+    parts = latpred.trace(graph, attention="eager")
+    assert "softmax.softmax" in {op.family for op in parts.ops}
+    for options in ({"precision": "fp16"}, {"memory_format": "channels_last"}, {"seq": 4}):
+        with pytest.raises(UsageError, match="trace"):
+            latpred.trace(graph, **options)  # type: ignore[arg-type]
+    rare = latpred.trace(Function(lambda x: torch.linalg.cholesky_ex(x)[0]), torch.zeros(1, 4, 4))
+    with pytest.raises(UnknownOpError, match="linalg_cholesky_ex"):
+        latpred.trace(rare, strict=True)
 
 
 def test_lazy_and_scripted_models() -> None:

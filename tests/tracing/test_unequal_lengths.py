@@ -181,6 +181,20 @@ def test_weights_that_layers_share_are_read_again_after_all_that_a_packed_batch_
     assert [op.reread_after.at(3) for op in packed.ops if op.reread_after is not None] == again
 
 
+def test_a_packed_batch_follows_the_autocast_of_the_device_that_is_asked_for() -> None:
+    from transformers import BertModel
+
+    class Casting(BertModel):  # type: ignore[misc]
+        def forward(self, **inputs: torch.Tensor) -> object:
+            with torch.autocast("cpu", torch.bfloat16):
+                return super().forward(**inputs)
+
+    model = Casting(bert().config)
+    for target, dtype in (("cpu", "bfloat16"), ("cuda", "float32")):
+        found = trace_lengths(model, [5, 9], 9, "packed", target=target)
+        assert {op.dtype for op in found.ops if op.family == "gemm"} == {dtype}
+
+
 class Three(nn.TransformerEncoder):
     """An encoder that takes batches of three alone."""
 
