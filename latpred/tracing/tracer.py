@@ -15,19 +15,16 @@ from typing import Any
 import msgspec
 import torch
 from torch._ops import OpOverload
-from torch.multiprocessing.reductions import StorageWeakRef
 from torch.utils._python_dispatch import TorchDispatchMode
-from torch.utils._pytree import tree_map_only
 
 from latpred.errors import LatpredError, TraceError, UnknownOpError, UsageError
 from latpred.graph.graph import CONTIGUOUS, Affine, ModelGraph, Op
 from latpred.graph.rewrites import attended
-from latpred.ops.pointwise import factory
 from latpred.query import Options, check_attention
 from latpred.sandbox.own_thread import no_collection, uncompiled, unhooked, without_modes
 from latpred.sandbox.untouched import put_back
 from latpred.tracing.autocast import OWN, Autocast, EntersAutocastError, means_autocast, nesting
-from latpred.tracing.handlers import HANDLERS, Call, UnknowableError
+from latpred.tracing.handlers import HANDLERS, Call, UnknowableError, UnknownValues
 from latpred.tracing.inputs import (
     AUTOCAST,
     DTYPES,
@@ -52,7 +49,9 @@ from latpred.tracing.trace_pass import (
     PassWatcher,
     TracePass,
     demand_same,
+    input_bytes,
     on_one_line,
+    one_is_on_line,
     ops_exactly,
     ops_through,
     same_ops,
@@ -70,8 +69,7 @@ class TraceRecorder(TorchDispatchMode):  # type: ignore[no-untyped-call]
         self.records: list[OpRecord] = []  # one for each op, in order
         self.nested: list[bool] = []  # whether another op issued it, rather than Python
         self.current = ""  # name of the op being handled, "" between ops
-        # Storages of real tensors whose values are no longer known; a reference keeps others from their addresses.
-        self._stale: dict[int, StorageWeakRef] = {}
+        self.unknown = UnknownValues()
         # The last value that was made a tensor of, and the position of its record.
         self.value: tuple[int, torch.Tensor] | None = None
         self.known, self.infos = learnt()
@@ -108,26 +106,9 @@ class TraceRecorder(TorchDispatchMode):  # type: ignore[no-untyped-call]
         self.current = info.name
         if self.watcher is not None:
             self._arguments = args
-        if self._stale and info.formula is not factory:
-            # What is written into or looked at from another side stays itself.
-            kept = 1 if info.kind in ("mutable", "view", "free") else 0
-            others, options = tree_map_only(torch.Tensor, self._as_known, (list(args[kept:]), options))
-            args = [*args[:kept], *others]
-        out = HANDLERS[info.kind](self, Call(func, info, args, options))
+        out = HANDLERS[info.kind](self, self.unknown.hidden_in(Call(func, info, args, options)))
         self.current, self._arguments = "", ()
         return out
-
-    def forget_values(self, tensor: torch.Tensor) -> None:
-        """Note that something unknown was written into a real tensor."""
-        storage = tensor.untyped_storage()
-        self._stale[storage._cdata] = StorageWeakRef(storage)  # type: ignore[no-untyped-call]
-
-    def _as_known(self, tensor: torch.Tensor) -> torch.Tensor:
-        """The tensor itself; a meta tensor in place of one whose values are no longer known."""
-        if tensor.untyped_storage()._cdata not in self._stale:
-            return tensor
-        with torch.inference_mode(tensor.is_inference()):  # by which parameters and buffers are told
-            return torch.empty_strided(tensor.shape, tensor.stride(), dtype=tensor.dtype, device="meta")
 
     def route(self, handle: Callable[[OpOverload[..., Any], Sequence[Any], dict[str, Any]], Any] | None) -> None:
         """Have calls handled by something else, which hands them on to `_handle` of the class; None: by that itself."""
@@ -418,11 +399,11 @@ class Tracer:
         two = self.one_pass(2, watched=True)
         large = self._like(two, large)
         one = self.one_pass(1)
-        straight = _straight(one, two, large)
+        straight = one_is_on_line(one, two, large)
         three = large if straight or large.batch == 3 else self._like(two, self.one_pass(3))
         demand_same(two, three)
         exact = None if straight else self._at_one(one, two, three)
-        graph = self._made(_input_bytes(two, three), ops_through(two, three), exact)
+        graph = self._made(input_bytes(two, three), ops_through(two, three), exact)
         if three is large:
             return graph, not asked or large.batch == far
         # A function may have no more samples to give than are asked for.
@@ -437,7 +418,7 @@ class Tracer:
         """The ops of batch 1 where the line does not give them."""
         if not same_ops(one.records, two.records):
             return ops_exactly(self.one_pass(1, watched=True))
-        return None if _straight(one, two, three) else ops_exactly(one, two.watcher)
+        return None if one_is_on_line(one, two, three) else ops_exactly(one, two.watcher)
 
     def _far(self, batches: Sequence[int]) -> int:
         """The large batch to trace: the largest asked for, unless so many integers would have to be computed with."""
@@ -582,15 +563,6 @@ class Tracer:
 _READS = "tensor with unallocated storage", "meta device type tensor to numpy"
 _ADVICE = "which no trace can know; take that part out of forward, or trace the parts of the model on either side of it"
 _OWN = (str(Path(__file__).parents[1]), str(Path(torch.__file__).parent))
-
-
-def _straight(one: TracePass, two: TracePass, other: TracePass) -> bool:
-    """Whether batch 1 is on the line through two others, in its ops and, as memory counts them, its inputs."""
-    return on_one_line(one, two, other) and _input_bytes(two, other).at(1) == one.input_bytes
-
-
-def _input_bytes(two: TracePass, other: TracePass) -> Affine:
-    return Affine.through((2, two.input_bytes), (other.batch, other.input_bytes))
 
 
 def _listed(batches: Iterable[int]) -> str:
