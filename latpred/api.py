@@ -185,7 +185,7 @@ def _curve_of_lengths(
     traced: dict[str, Any] = {"target": predictor.target, "precision": options.precision}
     of_batches = [lengths.of(batch) for batch in batches]
     if execution == "padded":
-        graph = trace_lengths(model, of_batches[-1], lengths.padded_to, execution, **traced)
+        graph = trace_lengths(model, of_batches[-1], lengths.padded_to, execution, batches=batches, **traced)
         return predictor.curve(graph, batches, **asked)
     if options.runtime != "eager":
         raise RuntimeRefusalError(

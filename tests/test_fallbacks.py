@@ -175,6 +175,18 @@ def test_named_models_are_single_whatever_the_process_does(name: str, doubles: N
     assert "float64" not in {op.dtype for op in found.ops}
 
 
+def test_a_quotient_of_integers_is_what_the_process_says(doubles: None) -> None:
+    class Halves(nn.Module):
+        def forward(self, ids: torch.Tensor) -> torch.Tensor:
+            return ids / 2
+
+    ids, written = torch.ones(1, 8, dtype=torch.int64), []
+    for dtype in (torch.float64, torch.float32):
+        torch.set_default_dtype(dtype)
+        written.append(latpred.trace(Halves(), ids).ops[0].write_bytes.at(1))
+    assert written == [64, 32]
+
+
 def test_only_the_calling_thread_makes_single_tensors(doubles: None) -> None:
     def seen() -> set[torch.dtype]:
         return {

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import msgspec
 import numpy as np
 import pytest
 import torch
@@ -10,6 +11,7 @@ from torch import nn
 
 import latpred
 from latpred.graph.features import layout, read
+from latpred.graph.graph import Affine
 from latpred.graph.rewrites import GROWTHS, widened
 from latpred.ops.families import DIMS
 
@@ -70,6 +72,14 @@ def test_what_is_not_a_width_stays() -> None:
         assert widened(graph(op), 3.0).ops[0] == op
 
 
+def test_a_generated_kernel_does_more_in_a_wider_model() -> None:
+    sizes = dict(zip(DIMS["generated"], map(Affine, (800, 4, 2, 3200, 800, 0, 0)), strict=True))
+    op = msgspec.structs.replace(add(100), family="generated.math", dims=sizes)
+    (wide,) = widened(graph(op), 2.0).ops
+    assert [size.constant for size in wide.dims.values()] == [1600, 4, 2, 6400, 1600, 0, 0]
+    assert wide.write_bytes == op.write_bytes * 2
+
+
 def test_nothing_becomes_nothing() -> None:
     narrow = widened(graph(linear(1, 2)), 0.01)
     assert narrow.ops[0].dims["n"].constant == 1
@@ -86,6 +96,14 @@ def network(width: int) -> nn.Module:
     depthwise = nn.Conv2d(width, width, 3, padding=1, groups=width)
     pooled = (nn.Conv2d(width, width, 1), nn.AdaptiveAvgPool2d(1), nn.Flatten(), nn.Linear(width, width))
     return nn.Sequential(*convolutions, depthwise, *pooled, nn.GELU(), nn.LayerNorm(width), nn.Linear(width, width))
+
+
+def test_a_wider_recurrent_layer_reads_as_many_weights_again() -> None:
+    narrow, real = (latpred.trace(nn.LSTM(width, width), torch.zeros(4, 1, width)) for width in (64, 128))
+    (found,), (expected,) = (
+        [op for op in graph.ops if op.family.startswith("rnn")] for graph in (widened(narrow, 2.0), real)
+    )
+    assert (found.dims, found.macs) == (expected.dims, expected.macs)
 
 
 @pytest.mark.parametrize("factor", [0.5, 2.0])

@@ -80,6 +80,16 @@ def put(rows: int, cols: int, read: int) -> dict[str, object]:
         ("conv1d", (LINE, t(4, 1, 15), None, 1, 7, 1, 4), LINE, of("conv_depthwise.padded", 4 * 99 * 15)),
         ("conv2d", (MAP, t(6, 2, 3, 3), None, 1, 1, 1, 2), t(1, 6, 8, 8), of("conv_grouped", 6 * 64 * 18)),
         ("conv1d", (t(2, 3, 10), t(4, 3, 5)), t(2, 4, 6), of("conv", 2 * 4 * 6 * 15)),
+        # A library's own have the padding before the stride, one of them after the bias.
+        *(
+            (
+                f"{library}_convolution",
+                (t(1, 3, 8, 8), t(4, 3, 3, 3), *bias, [1, 1], [2, 2], [1, 1], 1),
+                PAIR,
+                of("conv", stride=2),
+            )
+            for library, *bias in (("mkldnn", None), ("cudnn",))
+        ),
         # A convolution along a line has height one.
         (
             *("conv1d", (t(2, 3, 10), t(4, 3, 5), None, [2]), t(2, 4, 3)),
@@ -114,6 +124,17 @@ def put(rows: int, cols: int, read: int) -> dict[str, object]:
         (ATTEND, (TURNED, HEADS, HEADS), HEADS, of("attention.unfused")),
         (ATTEND, (HEADS, TURNED, HEADS), HEADS, of("attention.unfused")),
         (ATTEND, (HEADS, HEADS, TURNED), HEADS, of("attention.unfused")),
+        # Of each backend's arguments another one says whether it is causal.
+        *(
+            (f"_scaled_dot_product_{backend}", (QUERY, KEY, KEY, *before, *given), QUERY, of(family))
+            for backend, *before in (
+                ("flash_attention", 0.0),
+                ("flash_attention_for_cpu", 0.0),
+                ("efficient_attention", None, False, 0.0),
+                ("cudnn_attention", None, False, 0.0),
+            )
+            for given, family in (((), "attention"), ((False,), "attention"), ((True,), "attention.causal"))
+        ),
         # Statistics of the values themselves.
         ("batch_norm", (ROWS, KNOWN, None, None, None, True, 0.0, 1e-6, True), ROWS, of("batch_norm.training")),
         ("batch_norm", (ROWS, KNOWN, KNOWN, KNOWN, KNOWN, False, 0.1, 1e-5, True), ROWS, of("batch_norm")),
@@ -125,6 +146,11 @@ def put(rows: int, cols: int, read: int) -> dict[str, object]:
         ("upsample_bilinear2d", (WIDE,), POOLED, of("pooling.upsample_bilinear")),
         ("upsample_bilinear2d", (LYING,), POOLED, of("pooling.upsample_bilinear.channels_last")),
         ("upsample_bilinear2d", (t(2, 8, 1, 1),), POOLED, of("pooling.upsample_bilinear")),
+        ("grid_sampler_2d", (WIDE, t(1, 4, 4, 2)), t(1, 8, 4, 4), of("pooling.grid_sample", h_out=4, window=4)),
+        (
+            *("grid_sampler_3d", (t(1, 2, 3, 4, 5), t(1, 6, 4, 5, 3)), t(1, 2, 6, 4, 5)),
+            of("pooling.grid_sample", batch=1, channels=2, h_out=24, w_out=5, window=8),
+        ),
         ("conv2d", (LYING, t(8, 1, 3, 3), None, 2, 1, 1, 8), POOLED, of("conv_depthwise.channels_last")),
         ("max_pool2d", (t(2, 3, 8, 8), [3, 3]), PAIR, of("pooling.max", window=9)),
         (
@@ -149,6 +175,7 @@ def put(rows: int, cols: int, read: int) -> dict[str, object]:
         # What is put into a tensor.
         ("index_add_", (TABLE, 0, INDEX, MESSAGES), TABLE, put(10, 64, 4 * 640)),
         ("index_copy_", (t(2, 50, 64), 1, t(4), t(2, 4, 64)), t(2, 50, 64), put(4, 128, 0)),
+        ("index_fill_", (TABLE, 0, INDEX, 1.0), TABLE, put(10, 64, 0)),
         ("index_put_", (TABLE, [INDEX], MESSAGES), TABLE, put(10, 64, 0)),
         ("index_put_", (TABLE, [t(3, 1), t(4)], t(3, 4)), TABLE, put(12, 1, 0)),
         ("index_put_", (t(2, 50, 64), [None, INDEX], t(2, 10, 64)), t(2, 50, 64), put(10, 128, 0)),

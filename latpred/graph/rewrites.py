@@ -2,9 +2,10 @@
 
 The fused call of attention becomes products with a softmax between them. PyTorch's own encoder layers, which a trace
 takes apart as CPUs do, get one kernel of attention. A wider model has more channels and more heads
-of the same size, everywhere but at the ends. That is an estimate from the graph alone: every dimension that follows the
-width grows with it, the work of products with its square. What stays: image channels, vocabularies, sequence lengths,
-and everything computed on integers. A real wider model may differ by what it rounds to.
+of the same size. That is an estimate from the graph alone: every dimension that follows the width grows with it, the
+work of products with its square. What stays: image channels, sequence lengths, and everything computed on integers. A
+real wider model may differ by what it rounds to, and its last product has no more classes or words, of which a graph
+knows nothing.
 """
 
 from __future__ import annotations
@@ -16,7 +17,7 @@ import msgspec
 
 from latpred.errors import UsageError
 from latpred.graph.graph import Affine, ModelGraph, Op, rewritten
-from latpred.ops.families import STRIDED_MASK, root
+from latpred.ops.families import CAUSAL, STRIDED_MASK, root
 from latpred.storage import IdentityCache
 
 _ELEMENT_BYTES = {"float16": 2, "bfloat16": 2, "float64": 8}
@@ -96,7 +97,7 @@ def _parts_of(op: Op, at_one: bool, autocast: bool, scales_scores: bool) -> Iter
         yield op
         return
     head_dim, (queries, keys, scores, rows) = op.dims["head_dim"], _sizes(op)
-    masked = bool(op.dims.get("masked", Affine(0)).constant)
+    masked = op.family == CAUSAL or bool(op.dims.get("masked", Affine(0)).constant)
     scales_scores = scales_scores and not masked
     scaled = elementwise(op, "mul", "elementwise.mul", scores if scales_scores else queries)
     scaled = msgspec.structs.replace(scaled, **op.calls._asdict())
@@ -352,12 +353,14 @@ GROWTHS: dict[str, tuple[int, tuple[str, ...]]] = {
     **dict.fromkeys(("conv", "conv_grouped", "conv_transpose"), (2, _CHANNELS)),
     "conv_depthwise": (1, (*_CHANNELS, "groups")),
     "attention": (1, ("heads",)),
-    "rnn": (2, ("hidden", "inputs")),
+    "rnn": (2, ("hidden", "inputs", "reread", "weights")),
     **dict.fromkeys(("batch_norm", "pooling"), (1, ("channels",))),
     **dict.fromkeys(("norm", "index", "embedding", "fft"), (1, ("cols",))),
     **dict.fromkeys(("softmax", "reduction"), (1, ("rows",))),
     **dict.fromkeys(("elementwise", "copy", "cat", "other"), (1, ("numel",))),
+    "generated": (1, ("numel", "plain", "math", "strided", "looked_up")),
 }
+_SQUARED = ("reread", "weights")  # dimensions that are products of two widths
 _INTEGERS = ("int", "uint", "bool")
 
 
@@ -385,7 +388,9 @@ def _wide(op: Op, factor: float) -> Op:
     return msgspec.structs.replace(
         op,
         dims={
-            name: _times(size, factor) if name in growing and not (first and name == "c_in") else size
+            name: _times(size, factor**2 if name in _SQUARED else factor)
+            if name in growing and not (first and name == "c_in")
+            else size
             for name, size in op.dims.items()
         },
         macs=_times(op.macs, grown),

@@ -49,6 +49,7 @@ DIMS: dict[str, tuple[str, ...]] = {
     "generated": ("numel", "cols", "parts", "plain", "math", "strided", "looked_up"),
     "other": ("numel",),
 }
+CAUSAL = "attention.causal"
 STRIDED_MASK = "attention.strided_mask"  # whose rows are not in one piece: only CPUs take it in one kernel
 MAY_LACK = frozenset({"matrices"})  # dimensions that are 0 where a formula does not give them
 

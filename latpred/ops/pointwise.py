@@ -234,7 +234,8 @@ for _n, _mode, _taps in ((1, "linear", 2), (2, "bilinear", 4), (3, "trilinear", 
 for _n in (1, 2, 3):
     _formula = partial(_sampled, "upsample_nearest", _n, 1)
     cost(f"aten::upsample_nearest{_n}d", f"aten::_upsample_nearest_exact{_n}d")(_formula)
-cost("aten::grid_sampler", "aten::grid_sampler_2d", "aten::grid_sampler_3d")(partial(_sampled, "grid_sample", 2, 4))
+cost("aten::grid_sampler", "aten::grid_sampler_2d")(partial(_sampled, "grid_sample", 2, 4))
+cost("aten::grid_sampler_3d")(partial(_sampled, "grid_sample", 3, 8))
 
 
 def copy(source: Any, out: Any) -> Work:
@@ -356,10 +357,10 @@ def _put(self: Tensor, *args: Any, out: Any, **_: Any) -> Work:
     return Work("index.put", {"rows": numel(self) if indices is None else numel(indices), "cols": 1})
 
 
-def _put_slices(self: Tensor, dim: int, index: Tensor, source: Tensor, *_: Any, out: Any, **__: Any) -> Work:
-    """A slice of the source for each index, placed in a copy or added to it."""
-    rows = numel(index)
-    return Work("index.put", {"rows": rows, "cols": numel(source) // rows if rows else 0})
+def _put_slices(self: Tensor, dim: int, index: Tensor, *_: Any, out: Any, **__: Any) -> Work:
+    """A slice for each index, placed in a copy or added to it."""
+    slices = self.shape[dim] if len(self.shape) else 1
+    return Work("index.put", {"rows": numel(index), "cols": numel(self) // slices if slices else 0})
 
 
 def _in_place(put: Formula, reads: bool, self: Tensor, *args: Any, out: Any, **options: Any) -> Work:
@@ -373,11 +374,11 @@ _put_in_place = partial(_in_place, _put, False)
 for _name in ("index_put", "_index_put_impl", "scatter", "scatter_add", "scatter_reduce"):
     cost(f"aten::{_name}_")(_put_in_place)
     cost(f"aten::{_name}")(_put)
-for _name, _adds in (("index_add", True), ("index_copy", False)):
+for _name, _adds in (("index_add", True), ("index_copy", False), ("index_fill", False)):
     cost(f"aten::{_name}_")(partial(_in_place, _put_slices, _adds))
     cost(f"aten::{_name}")(_put_slices)
-cost("aten::index_fill_", "aten::masked_scatter_", "aten::put_")(_put_in_place)
-cost("aten::index_fill", "aten::masked_scatter")(_put)
+cost("aten::masked_scatter_", "aten::put_")(_put_in_place)
+cost("aten::masked_scatter")(_put)
 
 
 @cost("aten::one_hot")

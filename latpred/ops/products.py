@@ -11,6 +11,7 @@ from math import prod
 from typing import Any
 
 from latpred.ops.families import (
+    CAUSAL,
     CONV_DIMS,
     DIMS,
     STRIDED_MASK,
@@ -100,7 +101,7 @@ def attention(query: Tensor, key: Tensor, value: Tensor, masked: bool, causal: b
     sizes = (prod(query.shape[:-3]), heads, queries, keys, head_dim, int(masked))
     dims = dict(zip(DIMS["attention"], sizes, strict=True))
     macs = prod(query.shape[:-1]) * keys * (head_dim + value.shape[-1])
-    return Work("attention.causal" if causal else "attention" if fused else "attention.unfused", dims, macs)
+    return Work(CAUSAL if causal else "attention" if fused else "attention.unfused", dims, macs)
 
 
 @cost("aten::scaled_dot_product_attention")
@@ -127,15 +128,19 @@ def scaled_dot_product_attention(
     return work._replace(family=STRIDED_MASK) if strided else work
 
 
-@cost(
-    "aten::_scaled_dot_product_flash_attention",
-    "aten::_scaled_dot_product_flash_attention_for_cpu",
-    "aten::_scaled_dot_product_cudnn_attention",
-    "aten::_scaled_dot_product_efficient_attention",
-)
-def named_backend(query: Tensor, key: Tensor, value: Tensor, *rest: Any, out: Any, **options: Any) -> Work:
+def _named_backend(place: int, query: Tensor, key: Tensor, value: Tensor, *rest: Any, out: Any, **options: Any) -> Work:
+    """Attention in one backend, which is told at a `place` among the rest whether it is causal."""
     mask = options.get("attn_mask", next((item for item in rest if hasattr(item, "shape")), None))
-    return attention(query, key, value, mask is not None, bool(options.get("is_causal", False)))
+    causal = options.get("is_causal", rest[place] if len(rest) > place else False)
+    return attention(query, key, value, mask is not None, bool(causal))
+
+
+cost("aten::_scaled_dot_product_flash_attention", "aten::_scaled_dot_product_flash_attention_for_cpu")(
+    partial(_named_backend, 1)
+)
+cost("aten::_scaled_dot_product_cudnn_attention", "aten::_scaled_dot_product_efficient_attention")(
+    partial(_named_backend, 3)
+)
 
 
 _GATES = {4: "rnn.lstm", 3: "rnn.gru"}  # libraries run each by code of its own
@@ -238,6 +243,6 @@ def convolution(input: Tensor, weight: Tensor, *rest: Any, out: Any) -> Work:
 @cost("aten::mkldnn_convolution", "aten::cudnn_convolution")
 def library_convolution(input: Tensor, weight: Tensor, *rest: Any, out: Any) -> Work:
     """A vendor library's convolution, which some models call by name."""
-    stride = next((value for value in rest[1:] if isinstance(value, (list, tuple)) and value), 1)
+    _, stride, *_ = [value for value in rest if isinstance(value, (list, tuple))]  # padding is the first of them
     groups = next((value for value in reversed(rest) if isinstance(value, int) and not isinstance(value, bool)), 1)
     return _work(input, weight, out, stride, groups, transposed=False)

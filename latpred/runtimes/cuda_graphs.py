@@ -33,7 +33,7 @@ DATA_DEPENDENT = frozenset(
     {
         *("nonzero", "masked_select", "argwhere", "bincount", "histc", "combinations"),
         *("unique", "_unique", "_unique2", "unique_dim", "unique_consecutive"),
-        *("repeat_interleave.Tensor", "NonZero", "Unique", "Compress"),
+        *("NonZero", "Unique", "Compress"),
     }
 )
 _UNSURE = "taken from the eager trace, where the host waits for the device"

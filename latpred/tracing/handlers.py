@@ -13,11 +13,13 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 import torch
 from torch._ops import OpOverload
+from torch.multiprocessing.reductions import StorageWeakRef
 from torch.utils._python_dispatch import _disable_current_modes
 from torch.utils._pytree import tree_map_only
 
 from latpred.errors import TraceError
 from latpred.ops.families import lies_in_rows
+from latpred.ops.pointwise import factory
 from latpred.tracing import meta_module
 from latpred.tracing.op_record import OpInfo, OpRecord, allocation, is_one_product, launching, leaves, no_launch, sync
 
@@ -71,6 +73,32 @@ class Call(NamedTuple):
 
     def launching(self, out: Any, weights: Sequence[bool] | None = None) -> OpRecord:
         return launching(self.info, self.args, self.options, out, self.weights() if weights is None else weights)
+
+
+class UnknownValues:
+    """Real tensors that something unknown was written into, by their storages."""
+
+    def __init__(self) -> None:
+        self._storages: dict[int, StorageWeakRef] = {}  # a reference keeps others from the address
+
+    def add(self, tensor: Tensor) -> None:
+        """Forget the values of a tensor, and of all that share its memory."""
+        storage = tensor.untyped_storage()
+        self._storages[storage._cdata] = StorageWeakRef(storage)  # type: ignore[no-untyped-call]
+
+    def hidden_in(self, call: Call) -> Call:
+        """The call with meta tensors in place of these; what it writes into or only looks at stays itself."""
+        if not self._storages or call.info.formula is factory:
+            return call
+        kept = 1 if call.info.kind in ("mutable", "view", "free") else 0
+        others, options = tree_map_only(Tensor, self._hidden, (list(call.args[kept:]), call.options))
+        return call._replace(args=[*call.args[:kept], *others], options=options)
+
+    def _hidden(self, tensor: Tensor) -> Tensor:
+        if tensor.untyped_storage()._cdata not in self._storages:
+            return tensor
+        with torch.inference_mode(tensor.is_inference()):  # by which parameters and buffers are told
+            return _on_meta(tensor)
 
 
 def _sign(values: Iterable[Any], key: list[Any]) -> int:
@@ -161,7 +189,7 @@ def mutable(recorder: TraceRecorder, call: Call) -> Any:
     else:
         out = _drawn(recorder, call) if call.info.random else call.run()
     if inplace and target is not None and places & _ON_META and not target.is_meta:
-        recorder.stale.add(target.untyped_storage()._cdata)
+        recorder.unknown.add(target)
     if record is None:
         record = recorder.known[key] = call.launching(out)
     return recorder.record(record, out)
@@ -191,7 +219,7 @@ def boundary(recorder: TraceRecorder, call: Call) -> Any:
 def item(recorder: TraceRecorder, call: Call) -> Any:
     """The host reads a value: it must be one that can be known."""
     for tensor in call.args:
-        if tensor.is_meta or (recorder.stale and tensor.untyped_storage()._cdata in recorder.stale):
+        if tensor.is_meta:
             raise UnknowableError(recorder.reading())
     return recorder.record(sync(call.info, call.args[0]), call.run())
 
@@ -276,7 +304,9 @@ def answer(recorder: TraceRecorder, call: Call) -> Any:
 def pick(recorder: TraceRecorder, call: Call) -> Any:
     """An op whose result's shape may depend on values."""
     short, args, options = call.info.short, call.args, call.options
-    if call.func._can_decompose():
+    if short == "one_hot" and call.named.get("num_classes", -1) != -1:
+        return fresh(recorder, call)
+    if short != "one_hot" and call.func._can_decompose():
         return decompose(recorder, call)
     if short.startswith(("_index_put", "index_put")):
         return _write_through_indices(recorder, call)
@@ -291,7 +321,10 @@ def pick(recorder: TraceRecorder, call: Call) -> Any:
         out = torch.empty(options["output_size"], dtype=args[0].dtype, device="meta")
     else:
         raise UnknowableError(f"the result of {call.info.name} has a shape that depends on values")
-    return recorder.record(call.launching(out), out)
+    out = recorder.record(call.launching(out), out)
+    # Unless it is told, the host asks how large the result is; of ops that are never told, `OpInfo` knows.
+    asks = short == "one_hot" or (short == "repeat_interleave" and options.get("output_size") is None)
+    return _waited_for(recorder, out) if asks else out
 
 
 def _index(recorder: TraceRecorder, call: Call) -> Any:
@@ -332,7 +365,7 @@ def _write_through_indices(recorder: TraceRecorder, call: Call) -> Any:
 def lookup(recorder: TraceRecorder, call: Call) -> Any:
     """Rows of a table. A position beyond the last one fails on a device, so it fails here."""
     table, rows = call.args[:2]
-    if not rows.is_meta and rows.numel() and rows.untyped_storage()._cdata not in recorder.stale:
+    if not rows.is_meta and rows.numel():
         least, most = (int(end) for end in rows.aminmax())
         if least < 0 or most >= table.shape[0]:
             wrong = least if least < 0 else most

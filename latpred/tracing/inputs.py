@@ -8,6 +8,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from inspect import signature
+from numbers import Integral
 from typing import Any
 
 import torch
@@ -56,7 +57,7 @@ class Inputs:
     make: Callable[[int], Any]  # a batch of some size: a tensor, a tuple of positional or a dict of keyword arguments
     kind: str  # "seq", "image", "audio" or "custom"
     size: int  # tokens, pixels or samples; 0 for custom inputs
-    batch: int = 1  # samples of the example that was given
+    batch: int = 0  # samples of the example that was given; 0 where none was
 
 
 def from_example(example: Any) -> Inputs:
@@ -64,7 +65,7 @@ def from_example(example: Any) -> Inputs:
 
     The first dimension of the first tensor is the batch, and so is that of every tensor which shares its size.
     """
-    if is_function(example):
+    if callable(example) and not isinstance(example, Tensor):
         return Inputs(example, "custom", 0)
     if isinstance(example, list):
         example = tuple(example)
@@ -77,11 +78,6 @@ def from_example(example: Any) -> Inputs:
             "inputs=torch.zeros(1, 3, 224, 224), or a function inputs=lambda batch: ..."
         )
     return Inputs(lambda batch: _resized(example, sizes[0], batch), "custom", 0, sizes[0])
-
-
-def is_function(inputs: Any) -> bool:
-    """Whether inputs are a function of the batch, and no example."""
-    return callable(inputs) and not isinstance(inputs, Tensor)
 
 
 def sequence_first(model: torch.nn.Module) -> bool:
@@ -225,8 +221,8 @@ def derived(model: torch.nn.Module, seq: int | None = None, image: int | None = 
     if config is not None and hasattr(config, "model_type"):
         inputs = _from_config(model, config, seq, image)
     elif isinstance(described, dict) and described.get("input_size"):
-        channels, height, _ = described["input_size"]
-        inputs = _values("image", (channels, image or height, image or height))
+        channels, height, width = described["input_size"]
+        inputs = _values("image", (channels, image or height, image or width))
     else:
         inputs = _from_first_layer(model, image)
     demand_used(type(model).__name__, inputs.kind, seq, image)
@@ -244,6 +240,13 @@ def demand_used(name: str, kind: str, seq: int | None, image: int | None) -> Non
         raise UsageError(f"{name} takes inputs of one size, of which seq= and image= say nothing; leave them out")
 
 
+def whole_number(name: str, value: Any, unit: str) -> int:
+    """A length as Python's own number, which a file can hold; refuse what is no whole number of at least 1."""
+    if isinstance(value, bool) or not isinstance(value, Integral) or value < 1:
+        raise UsageError(f"{name}={value!r} is not a {unit}; give a whole number of at least 1")
+    return int(value)
+
+
 def demand_one(inputs: Any, seq: int | None, image: int | None) -> None:
     """Refuse sizes beside inputs that have their own."""
     extra = [name for name, value in (("seq", seq), ("image", image)) if value is not None]
@@ -252,17 +255,17 @@ def demand_one(inputs: Any, seq: int | None, image: int | None) -> None:
 
 
 def longest(model: torch.nn.Module) -> int | None:
-    """The most tokens a model takes, where its config tells."""
-    value = getattr(getattr(model, "config", None), "max_position_embeddings", None)
-    return value if isinstance(value, int) and value > 0 else None
+    """The most tokens a model takes: as many as a table of it has positions. None where none limits them."""
+    most = getattr(getattr(model, "config", None), "max_position_embeddings", None)
+    tables = (part for part in model.modules() if isinstance(part, torch.nn.Embedding))
+    # Some tables begin with rows for padding, as many as their `offset`.
+    return most if any(part.num_embeddings - getattr(part, "offset", 0) == most for part in tables) else None
 
 
 def demand_positions(model: torch.nn.Module, length: int) -> None:
-    """Refuse more tokens than a model has positions for in a table of its own."""
+    """Refuse more tokens than a model takes."""
     most = longest(model)
-    if most is None or length <= most:
-        return
-    if any(isinstance(part, torch.nn.Embedding) and part.num_embeddings == most for part in model.modules()):
+    if most is not None and length > most:
         raise UsageError(f"sequences of {length} tokens are too long: {type(model).__name__} takes at most {most}")
 
 
@@ -299,10 +302,10 @@ def example_call(model: torch.nn.Module, given: Iterable[str]) -> str:
     except (TypeError, ValueError):
         return ""
     config = getattr(model, "config", None)
-    side = _image_size(getattr(config, "vision_config", None) or config)
+    sides = _image_size(getattr(config, "vision_config", None) or config)
     kinds = {
         "input_ids": "torch.ones(1, 16, dtype=torch.long)",
-        "pixel_values": f"torch.zeros(1, 3, {side}, {side})",
+        "pixel_values": f"torch.zeros(1, 3, {sides[0]}, {sides[1]})",
         "input_values": f"torch.zeros(1, {SAMPLES})",
         "input_features": "torch.zeros(1, 80, 3000)",
         "decoder_input_ids": "torch.ones(1, 1, dtype=torch.long)",
@@ -326,8 +329,8 @@ def _values(kind: str, shape: tuple[int, ...], name: str = "") -> Inputs:
 def _from_config(model: torch.nn.Module, config: Any, seq: int | None, image: int | None) -> Inputs:
     main = getattr(model, "main_input_name", "input_ids")
     if main == "pixel_values":
-        side = image or _image_size(config)
-        return _values("image", (_number(config, "num_channels", 3), side, side), main)
+        sides = (image, image) if image else _image_size(config)
+        return _values("image", (_number(config, "num_channels", 3), *sides), main)
     if main == "input_values":
         return _values("audio", (seq or SAMPLES,), main)
     if main == "input_features":
@@ -351,11 +354,13 @@ def _number(config: Any, name: str, default: int) -> int:
     return value if isinstance(value, int) else default
 
 
-def _image_size(config: Any) -> int:
+def _image_size(config: Any) -> tuple[int, int]:
+    """Height and width of the images that a model is made for."""
     size = getattr(config, "image_size", None)
     if isinstance(size, (list, tuple)):
-        return int(size[0])
-    return size if isinstance(size, int) else PIXELS
+        return int(size[0]), int(size[-1])
+    side = size if isinstance(size, int) else PIXELS
+    return side, side
 
 
 def _from_first_layer(model: torch.nn.Module, image: int | None) -> Inputs:

@@ -23,6 +23,7 @@ from latpred.errors import TraceError
 from latpred.graph.graph import COUNTS, ZERO, Affine, ModelGraph, Op
 from latpred.ops import generation
 from latpred.storage import Recent
+from latpred.tracing.autocast import KEEPS
 from latpred.tracing.inputs import DTYPES
 from latpred.tracing.meta_module import make_meta_module
 from latpred.tracing.trace_pass import RETURN, alike
@@ -107,7 +108,8 @@ class LayerExtrapolation:
         depth, fields = getattr(config, "num_hidden_layers", None), _fields(config)
         if fields is None or type(depth) is not int:
             return trace(names.build_config(config), **options)
-        asked = (type(config), *sorted(options.items()), names.attention_asked(), generation())
+        surroundings = (names.attention_asked(), KEEPS.get(), torch.get_default_dtype(), generation())
+        asked = (type(config), *sorted(options.items()), *surroundings)
         key = (*asked, *fields.items())
 
         def whole() -> ModelGraph:

@@ -32,7 +32,7 @@ _FRESH_WHOLE = frozenset(
         *("softmax", "log_softmax", "max_pool1d", "max_pool2d", "max_pool3d", "avg_pool1d"),
         *("adaptive_avg_pool1d", "adaptive_avg_pool2d", "adaptive_avg_pool3d", "adaptive_max_pool1d"),
         *("where", "prelu", "log_sigmoid", "std", "var", "square", "pad", "cosine_similarity", "diff"),
-        *("one_hot", "take_along_dim"),
+        "take_along_dim",
     }
 )
 _VIEW_WHOLE = frozenset(
@@ -54,7 +54,7 @@ _SPECIAL = {
     **dict.fromkeys(("to", "_to_copy", "type_as"), "move"),
     **dict.fromkeys(("dropout", "feature_dropout", "alpha_dropout", "feature_alpha_dropout"), "dropout"),
     **dict.fromkeys(("index", "_unsafe_index", "index_put", "index_put_", "_index_put_impl_"), "pick"),
-    **dict.fromkeys(("repeat_interleave", *_PICKING), "pick"),
+    **dict.fromkeys(("repeat_interleave", "one_hot", *_PICKING), "pick"),
     **dict.fromkeys(("all", "_is_all_true", "any", "_is_any_true", "eq"), "answer"),
     **dict.fromkeys(("_transformer_encoder_layer_fwd", "_native_multi_head_attention"), "boundary"),
     "matmul": "matmul",
@@ -170,18 +170,20 @@ class OpRecord:
 
 
 @lru_cache(1)
-def _tables(generation: int) -> tuple[dict[Hashable, OpRecord], dict[Any, OpInfo]]:
+def _tables(generation: int, usual: torch.dtype) -> tuple[dict[Hashable, OpRecord], dict[Any, OpInfo]]:
     return {}, {}
 
 
 def learnt() -> tuple[dict[Hashable, OpRecord], dict[Any, OpInfo]]:
     """What was learnt of calls, by signature, and of op overloads, for one pass to read and extend.
 
-    It is dropped when a formula is registered, or when there is too much.
+    It is dropped when a formula is registered, when PyTorch promotes integers to another dtype, or when there is too
+    much.
     """
-    if len(_tables(generation())[0]) > LIMIT:
+    given = generation(), torch._C.get_default_dtype()  # the process's own, whatever `usual_dtype` says in a thread
+    if len(_tables(*given)[0]) > LIMIT:
         _tables.cache_clear()
-    return _tables(generation())
+    return _tables(*given)
 
 
 @lru_cache(LIMIT)

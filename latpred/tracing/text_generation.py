@@ -22,12 +22,12 @@ from latpred.graph.graph import ModelGraph, Op
 from latpred.graph.rewrites import attended
 from latpred.query import check_attention
 from latpred.sandbox.own_thread import without_modes
-from latpred.tracing.inputs import Inputs, dtype_of, longest, refuse_autocast
+from latpred.tracing.inputs import Inputs, dtype_of, longest, refuse_autocast, whole_number
 from latpred.tracing.layer_extrapolation import NotAffineError, graph_on_line, same_work
 from latpred.tracing.meta_module import MetaModule, attend, make_meta_module
 from latpred.tracing.op_record import OpRecord
 from latpred.tracing.trace_pass import PassWatcher, TracePass
-from latpred.tracing.tracer import Naming, Tracer, TraceRecorder
+from latpred.tracing.tracer import Naming, Tracer, TraceRecorder, dtype_of_build
 from latpred.zoo import names
 from latpred.zoo.names import ARCHITECTURES
 
@@ -76,17 +76,17 @@ def _reads(module: torch.nn.Module, name: str) -> bool:
     return any(name in function.__code__.co_names for function in functions)
 
 
-def demand_room(name: str, module: torch.nn.Module, prompt: int, new_tokens: int) -> None:
-    """Refuse numbers of tokens that are none, or that the model cannot take."""
-    for what, value in (("prompt", prompt), ("new_tokens", new_tokens)):
-        if not isinstance(value, int) or isinstance(value, bool) or value < 1:
-            raise UsageError(f"{what}={value!r} is not a number of tokens; give a whole number of at least 1")
-    most = longest(module)
-    if most is not None and prompt + new_tokens > most:
+def demand_room(name: str, module: torch.nn.Module, prompt: int, new_tokens: int) -> tuple[int, int]:
+    """Numbers of tokens of the prompt and of new ones; refuse what is none, or what the model cannot take."""
+    prompt = whole_number("prompt", prompt, "number of tokens")
+    new_tokens = whole_number("new_tokens", new_tokens, "number of tokens")
+    most, taken = longest(module), prompt + new_tokens - 1  # the last token is not fed back
+    if most is not None and taken > most:
         raise UsageError(
-            f"{prompt} prompt tokens and {new_tokens} new ones are {prompt + new_tokens}, but {name} takes at most "
-            f"{most}; ask for a shorter prompt or fewer new tokens"
+            f"{prompt} prompt tokens and {new_tokens} new ones take {taken} positions, but {name} has {most}; ask for "
+            "a shorter prompt or fewer new tokens"
         )
+    return prompt, new_tokens
 
 
 def _names() -> list[str]:
@@ -169,9 +169,9 @@ def trace_generation(
     dtype = None if precision is None else dtype_of(precision)
     refuse_autocast(precision, "generation")
     check_attention(attention)
-    with names.attention(attention):
+    with names.attention(attention), dtype_of_build(model):
         name, module = decoder(model)
-    demand_room(name, module, prompt, new_tokens)
+    prompt, new_tokens = demand_room(name, module, prompt, new_tokens)
     naming = Naming(name, precision)
     made = make_meta_module(module, dtype)
     attend(made.module, attention)
@@ -179,7 +179,8 @@ def trace_generation(
     def stages(prompt: int, new_tokens: int, traced: int) -> list[Stage]:
         """The prefill and the first decode steps, `traced` in all, of a call that asks for `new_tokens`."""
         tracer = _GenerationTracer(made, naming, cache, prompt, new_tokens, traced)
-        whole = _attended(tracer.graph(), attention)
+        with dtype_of_build(model):
+            whole = _attended(tracer.graph(), attention)
         cuts, exact_cuts = tracer.cuts[2], tracer.cuts[1]
         return [_stage(whole, prompt + index - 1 if index else 0, index, cuts, exact_cuts) for index in range(traced)]
 

@@ -331,6 +331,16 @@ def on_one_line(one: TracePass, two: TracePass, three: TracePass) -> bool:
     return True
 
 
+def one_is_on_line(one: TracePass, two: TracePass, other: TracePass) -> bool:
+    """Whether batch 1 is on the line through two others, in its ops and, as memory counts them, its inputs."""
+    return on_one_line(one, two, other) and input_bytes(two, other).at(1) == one.input_bytes
+
+
+def input_bytes(two: TracePass, other: TracePass) -> Affine:
+    """Bytes of the inputs, on the line through batch 2 and another."""
+    return Affine.through((2, two.input_bytes), (other.batch, other.input_bytes))
+
+
 def _compared(record: OpRecord) -> tuple[int, ...]:
     """Counts without "operands": at batch 1, a tensor broadcast over the batch is as large as the result."""
     return record.counts[:-1] if "operands" in record.dims else record.counts

@@ -5,7 +5,7 @@ from __future__ import annotations
 import sys
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from contextlib import contextmanager, nullcontext
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
@@ -18,13 +18,13 @@ from torch._ops import OpOverload
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from latpred.errors import LatpredError, TraceError, UnknownOpError, UsageError
-from latpred.graph.graph import Affine, ModelGraph, Op
+from latpred.graph.graph import CONTIGUOUS, Affine, ModelGraph, Op
 from latpred.graph.rewrites import attended
-from latpred.query import check_attention
+from latpred.query import Options, check_attention
 from latpred.sandbox.own_thread import no_collection, uncompiled, unhooked, without_modes
 from latpred.sandbox.untouched import put_back
 from latpred.tracing.autocast import OWN, Autocast, EntersAutocastError, means_autocast, nesting
-from latpred.tracing.handlers import HANDLERS, Call, UnknowableError
+from latpred.tracing.handlers import HANDLERS, Call, UnknowableError, UnknownValues
 from latpred.tracing.inputs import (
     AUTOCAST,
     DTYPES,
@@ -36,11 +36,11 @@ from latpred.tracing.inputs import (
     dtype_of,
     example_call,
     from_example,
-    is_function,
     nbytes,
     precision_name,
     sequence_first,
     tensors_in,
+    whole_number,
 )
 from latpred.tracing.meta_module import MetaModule, attend, fast_paths_on_meta, make_meta_module, usual_dtype
 from latpred.tracing.op_record import OpRecord, describe, learnt, leaves, place
@@ -49,7 +49,9 @@ from latpred.tracing.trace_pass import (
     PassWatcher,
     TracePass,
     demand_same,
+    input_bytes,
     on_one_line,
+    one_is_on_line,
     ops_exactly,
     ops_through,
     same_ops,
@@ -67,7 +69,7 @@ class TraceRecorder(TorchDispatchMode):  # type: ignore[no-untyped-call]
         self.records: list[OpRecord] = []  # one for each op, in order
         self.nested: list[bool] = []  # whether another op issued it, rather than Python
         self.current = ""  # name of the op being handled, "" between ops
-        self.stale: set[int] = set()  # storages of real tensors whose values are no longer known
+        self.unknown = UnknownValues()
         # The last value that was made a tensor of, and the position of its record.
         self.value: tuple[int, torch.Tensor] | None = None
         self.known, self.infos = learnt()
@@ -104,7 +106,7 @@ class TraceRecorder(TorchDispatchMode):  # type: ignore[no-untyped-call]
         self.current = info.name
         if self.watcher is not None:
             self._arguments = args
-        out = HANDLERS[info.kind](self, Call(func, info, args, options))
+        out = HANDLERS[info.kind](self, self.unknown.hidden_in(Call(func, info, args, options)))
         self.current, self._arguments = "", ()
         return out
 
@@ -144,7 +146,8 @@ class TraceRecorder(TorchDispatchMode):  # type: ignore[no-untyped-call]
         return TracePass(batch, self.records, self.nested, input_bytes, self.watcher)
 
 
-_FORMATS = ("contiguous", "channels_last")
+_FORMATS = (CONTIGUOUS, "channels_last")
+_TARGETS = ("cuda", "cpu")
 COMPILED = "the model is compiled with torch.compile and priced as eager runs it; for compiled ask for runtime compile"
 FAR = 64  # the largest batch that is traced where no larger one is asked for
 MOST_IDS = 2**15  # integers are computed with: beyond so many of them a pass takes several times as long
@@ -180,7 +183,8 @@ def trace(
     Parameters
     ----------
     model : torch.nn.Module, str or ModelGraph
-        A model on any device, a name (`latpred models` lists them), or a graph, which is returned.
+        A model on any device, a name (`latpred models` lists them), or a graph, which is only checked against what is
+        asked for, and given that `attention`.
     inputs : tensor, tuple, dict or callable, optional
         What the model is called with: one example batch (the first dimension of its first tensor is the batch, and so
         is that of every tensor which shares its size), or a function of the batch size. Of floating-point tensors
@@ -229,24 +233,37 @@ def trace(
     >>> graph.macs(batch=8), graph.launches()
     (5120, 1)
     """
-    if isinstance(model, ModelGraph):
-        return model
-    _check(precision, memory_format, seq, image)
+    _check(precision, memory_format, target)
     check_attention(attention)
+    seq = None if seq is None else whole_number("seq", seq, "length")
+    image = None if image is None else whole_number("image", image, "length")
+    if isinstance(model, ModelGraph):
+        layout = None if memory_format == CONTIGUOUS else memory_format
+        return _as_asked(Options(inputs, seq, image, precision, layout).checked(model), attention, strict)
     demand_one(inputs, seq, None if isinstance(model, str) else image)  # by its name a model is built for a size
     name = model if isinstance(model, str) else type(model).__name__
     naming = Naming(name, precision, memory_format, target)
-    with usual_dtype() if isinstance(model, str) and not names.is_file(model) else nullcontext():
+    with dtype_of_build(model):
         with names.attention(attention or names.attention_asked()):
             module, given = _with_inputs(model, inputs, seq, image)
         with no_collection():
-            graph = _graph(module, given, naming, attention, batches)
+            graph = _as_asked(_graph(module, given, naming, attention, batches), attention, strict)
+    if given.batch and sequence_first(module):
+        return msgspec.structs.replace(graph, notes=(*graph.notes, SEQUENCE_FIRST.format(name)))
+    return graph
+
+
+def dtype_of_build(model: object) -> AbstractContextManager[None]:
+    """Where a published model is built and traced: it is float32 whatever the process's default is."""
+    return usual_dtype() if isinstance(model, str) and not names.is_file(model) else nullcontext()
+
+
+def _as_asked(graph: ModelGraph, attention: str | None, strict: bool) -> ModelGraph:
+    """The graph with attention as asked for; with `strict` an error where no formula knows an op."""
     if attention is not None:
         graph = attended(graph, attention)
     if strict:
         _demand_known(graph)
-    if inputs is not None and not is_function(inputs) and sequence_first(module):
-        return msgspec.structs.replace(graph, notes=(*graph.notes, SEQUENCE_FIRST.format(name)))
     return graph
 
 
@@ -256,7 +273,7 @@ def _with_inputs(
     """The module to trace and what it is called with."""
     if isinstance(model, str):
         built = names.build(model, seq=seq, image=image)
-        own = Inputs(lambda batch: built.inputs(batch, "meta"), built.input_kind, built.input_size)
+        own = Inputs(lambda batch: built.inputs(batch, "meta"), built.input_kind, built.input_size, built.batch)
         module, given = built.model, own if inputs is None else from_example(inputs)
     elif isinstance(model, torch.nn.Module):
         module, given = model, derived(model, seq, image) if inputs is None else from_example(inputs)
@@ -291,7 +308,7 @@ def _graph(
             made = make()
             tracer = Tracer(made, given, naming, each_anew)
             try:
-                return tracer.noted(tracer.only(batches or (given.batch,)) if alone else tracer.graph(batches))
+                return tracer.noted(tracer.only(batches or (given.batch or 1,)) if alone else tracer.graph(batches))
             except TraceError as error:
                 failures.append(error)
         if not made.reached.fed:
@@ -382,11 +399,11 @@ class Tracer:
         two = self.one_pass(2, watched=True)
         large = self._like(two, large)
         one = self.one_pass(1)
-        straight = _straight(one, two, large)
+        straight = one_is_on_line(one, two, large)
         three = large if straight or large.batch == 3 else self._like(two, self.one_pass(3))
         demand_same(two, three)
         exact = None if straight else self._at_one(one, two, three)
-        graph = self._made(_input_bytes(two, three), ops_through(two, three), exact)
+        graph = self._made(input_bytes(two, three), ops_through(two, three), exact)
         if three is large:
             return graph, not asked or large.batch == far
         # A function may have no more samples to give than are asked for.
@@ -401,7 +418,7 @@ class Tracer:
         """The ops of batch 1 where the line does not give them."""
         if not same_ops(one.records, two.records):
             return ops_exactly(self.one_pass(1, watched=True))
-        return None if _straight(one, two, three) else ops_exactly(one, two.watcher)
+        return None if one_is_on_line(one, two, three) else ops_exactly(one, two.watcher)
 
     def _far(self, batches: Sequence[int]) -> int:
         """The large batch to trace: the largest asked for, unless so many integers would have to be computed with."""
@@ -548,27 +565,17 @@ _ADVICE = "which no trace can know; take that part out of forward, or trace the 
 _OWN = (str(Path(__file__).parents[1]), str(Path(torch.__file__).parent))
 
 
-def _straight(one: TracePass, two: TracePass, other: TracePass) -> bool:
-    """Whether batch 1 is on the line through two others, in its ops and, as memory counts them, its inputs."""
-    return on_one_line(one, two, other) and _input_bytes(two, other).at(1) == one.input_bytes
-
-
-def _input_bytes(two: TracePass, other: TracePass) -> Affine:
-    return Affine.through((2, two.input_bytes), (other.batch, other.input_bytes))
-
-
 def _listed(batches: Iterable[int]) -> str:
     return ", ".join(map(str, sorted(batches)))
 
 
-def _check(precision: str | None, memory_format: str, seq: int | None, image: int | None) -> None:
+def _check(precision: str | None, memory_format: str, target: str) -> None:
     if precision is not None:
         dtype_of(precision)  # which says when there is no such precision
     if memory_format not in _FORMATS:
         raise UsageError(f"memory_format {memory_format!r} is not known; choose one of {', '.join(_FORMATS)}")
-    for name, value in (("seq", seq), ("image", image)):
-        if value is not None and (not isinstance(value, int) or isinstance(value, bool) or value < 1):
-            raise UsageError(f"{name}={value!r} is not a length; give a whole number of at least 1")
+    if target not in _TARGETS:
+        raise UsageError(f"target {target!r} is not known; choose one of {', '.join(_TARGETS)}")
 
 
 def _demand_known(graph: ModelGraph) -> None:

@@ -21,11 +21,11 @@ from latpred.errors import TraceError, UsageError
 from latpred.graph.graph import COUNTS, Affine, ModelGraph, Op
 from latpred.ops.families import DIMS, host_class
 from latpred.sandbox.own_thread import without_modes
-from latpred.tracing.inputs import Inputs, dtype_of, example_tokens, longest, refuse_autocast
+from latpred.tracing.inputs import Inputs, demand_positions, dtype_of, example_tokens, longest, refuse_autocast
 from latpred.tracing.meta_module import layer_around, make_meta_module
 from latpred.tracing.op_record import OpRecord, dtype_name
 from latpred.tracing.trace_pass import PassWatcher
-from latpred.tracing.tracer import Naming, Tracer, TraceRecorder, trace
+from latpred.tracing.tracer import Naming, Tracer, TraceRecorder, dtype_of_build, trace
 from latpred.zoo import names
 
 Tensor = torch.Tensor
@@ -269,30 +269,44 @@ def trace_lengths(
     *,
     target: str = "cpu",
     precision: str | None = None,
+    batches: Sequence[int] = (),
 ) -> ModelGraph:
-    """Trace a model on sequences of unequal lengths."""
-    name = model if isinstance(model, str) else type(model).__name__
-    module = names.build(model).model if isinstance(model, str) else model
-    traced: dict[str, Any] = {"precision": precision, "target": target}
-    sized: dict[str, Any] = {"model": name, "input_kind": "seq", "input_size": padded_to}
+    """Trace a model on sequences of unequal lengths, in `batches` of so many where all have the padded length."""
+    with dtype_of_build(model):
+        module = names.build(model).model if isinstance(model, str) else model
+        name = model if isinstance(model, str) else type(model).__name__
+        graph = _graph(name, module, lengths, padded_to, execution, batches, {"precision": precision, "target": target})
+    return msgspec.structs.replace(graph, model=name, input_kind="seq", input_size=padded_to)
+
+
+def _graph(
+    name: str,
+    module: nn.Module,
+    lengths: Sequence[int],
+    padded_to: int,
+    execution: str,
+    batches: Sequence[int],
+    traced: dict[str, Any],
+) -> ModelGraph:
+    """The graph of a module on sequences of unequal lengths."""
+    precision = traced["precision"]
     if isinstance(module, nn.TransformerEncoder):
         if execution == "padded":
-            graph = trace(without_nested(module), padded_inputs(module, sorted(lengths), padded_to), **traced)
-        elif execution == "nested":
-            graph = trace_nested(module, lengths, padded_to, target=target, precision=precision)
-        else:
-            raise UsageError("an nn.TransformerEncoder packs nothing; ask for execution='padded' or 'nested'")
-        return msgspec.structs.replace(graph, **sized)
-    _demand_tokens(name, module, padded_to)
+            inputs = padded_inputs(module, sorted(lengths), padded_to)
+            return trace(without_nested(module), inputs, batches=batches, **traced)
+        if execution == "nested":
+            return trace_nested(module, lengths, padded_to, **traced)
+        raise UsageError("an nn.TransformerEncoder packs nothing; ask for execution='padded' or 'nested'")
+    _demand_tokens(name, module)
+    demand_positions(module, padded_to)
     if execution == "padded":
-        return msgspec.structs.replace(trace(module, _masked(module, sorted(lengths), padded_to), **traced), **sized)
+        return trace(module, _masked(module, sorted(lengths), padded_to), batches=batches, **traced)
     refuse_autocast(precision, f"execution={execution!r}")
-    graph = _packed(module, lengths, padded_to, precision)
     said = ("transformers runs nothing nested",) if execution == "nested" else ()
-    return msgspec.structs.replace(graph, **sized, notes=(*said, PACKED))
+    return msgspec.structs.replace(_packed(module, lengths, traced), notes=(*said, PACKED))
 
 
-def _demand_tokens(name: str, module: Any, padded_to: int) -> None:
+def _demand_tokens(name: str, module: Any) -> None:
     config = getattr(module, "config", None)
     if getattr(module, "main_input_name", None) != "input_ids" or config is None:
         raise UsageError(f"{name} takes no sequences of tokens; {_WHAT}")
@@ -300,9 +314,6 @@ def _demand_tokens(name: str, module: Any, padded_to: int) -> None:
         raise UsageError(
             f"{name} takes two sequences, whose lengths this cannot tell apart; give an encoder or a decoder"
         )
-    most = longest(module)
-    if most is not None and padded_to > most:
-        raise UsageError(f"sequences of {padded_to} tokens are too long: {name} takes at most {most}")
 
 
 def _masked(module: Any, lengths: Sequence[int], padded_to: int) -> Callable[[int], Any]:
@@ -316,10 +327,10 @@ def _masked(module: Any, lengths: Sequence[int], padded_to: int) -> Callable[[in
     return make
 
 
-def _packed(module: Any, lengths: Sequence[int], padded_to: int, precision: str | None) -> ModelGraph:
+def _packed(module: Any, lengths: Sequence[int], traced: dict[str, Any]) -> ModelGraph:
     most = longest(module)
     at = _TRACED if most is None or most >= _TRACED[-1] else tuple(max(1, most // share) for share in (3, 2, 1))
-    graphs = [trace(module, seq=size, precision=precision) for size in at]
+    graphs = [trace(module, seq=size, **traced) for size in at]
     if len({tuple((op.name, op.family, tuple(op.dims)) for op in graph.ops) for graph in graphs}) > 1:
         raise TraceError("the model issues different ops at different lengths; ask for execution='padded'")
     sums = _Sums(at, lengths)
@@ -366,4 +377,6 @@ class _Sums:
 def _op(group: Sequence[Op], sums: _Sums) -> Op:
     dims = {name: Affine(sums.dim([op.dims[name] for op in group])) for name in group[0].dims}
     counts = {name: Affine(sums.total([getattr(op, name) for op in group])) for name in COUNTS}
-    return msgspec.structs.replace(group[0], dims=dims, **counts)
+    reread = [op.reread_after for op in group if op.reread_after is not None]
+    after = Affine(sums.total(reread)) if len(reread) == len(group) else None
+    return msgspec.structs.replace(group[0], dims=dims, **counts, reread_after=after)

@@ -67,7 +67,7 @@ def _from_file(name: str, seq: int | None, image: int | None, dtype: torch.dtype
         values = placed(given.make(batch), where)
         return cast(values if isinstance(values, (tuple, dict)) else (values,), dtype)
 
-    return Built(_settled(model, dtype, device), inputs, name, given.kind, given.size)
+    return Built(_settled(model, dtype, device), inputs, name, given.kind, given.size, given.batch)
 
 
 def _demand_there(path: str) -> None:
@@ -222,6 +222,7 @@ class Built:
     name: str  # in full
     input_kind: str  # "seq", "image", "audio" or "custom"
     input_size: int  # tokens, pixels or samples; 0 for custom inputs
+    batch: int = 0  # samples of the example that a file gives; 0 where none does
 
 
 def listing(*, libraries: bool = False) -> list[dict[str, Any]]:

@@ -87,8 +87,8 @@ def test_predicted_beside_measured() -> None:
 
 
 def test_what_cannot_be_measured() -> None:
-    with pytest.raises(UsageError, match="at most 64"):
-        measure_generation(gpt2(), 60, 5, [1])
+    with pytest.raises(UsageError, match="65 positions, but GPT2LMHeadModel has 64"):
+        measure_generation(gpt2(), 60, 6, [1])
 
 
 def test_the_verb_prints_both(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

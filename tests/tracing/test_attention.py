@@ -273,6 +273,11 @@ def test_calls_of_fused_attention_are_taken_apart() -> None:
     assert any("worked out from the fused calls" in note for note in graph.notes)
     assert attended(fused, "eager") == graph
     assert attended(fused, "sdpa").ops == fused.ops
+    causal, masked = (
+        latpred.trace(Function(partial(F.scaled_dot_product_attention, **given)), inputs, attention="eager")
+        for given in ({"is_causal": True}, {"attn_mask": torch.zeros(TOKENS, TOKENS)})
+    )
+    assert launched(causal) == launched(masked), "either mask is added to the scores"
     for batch in (1, 2):
         times = [latpred.predict(fused, batch, device="a100", attention=how).latency_ms for how in ("sdpa", "eager")]
         assert times[0] < times[1]

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 from smallmodels import Function
@@ -29,6 +30,11 @@ def failing(x: torch.Tensor) -> None:
     raise KeyError("nothing here")
 
 
+def written(x: torch.Tensor, dtype: torch.dtype = torch.float32) -> torch.Tensor:
+    """A tensor that is not made of others, which the values of one are then written into."""
+    return torch.zeros(x.shape, dtype=dtype).copy_(x)
+
+
 READS = r"reads a value that aten::{} made in module '1' \(test_errors.py:\d+\), which no trace can know; take"
 
 
@@ -42,13 +48,31 @@ READS = r"reads a value that aten::{} made in module '1' \(test_errors.py:\d+\),
         (lambda y: y[y > 0], "the result of aten::index has a shape that depends on the values of a mask in modul"),
         (lambda y: y.nonzero(), r"the result of aten::nonzero has a shape that depends on values in module '1'"),
         (failing, r"the forward pass failed in module '1' \(test_errors.py:\d+\) at batch 1: KeyError: 'nothing here'"),
-        (lambda y: y if torch.zeros(4).copy_(y[0])[0].item() > 0 else -y, "reads a value"),
+        (lambda y: y if written(y[0])[0].item() > 0 else -y, "reads a value"),
+        (lambda y: [x := written(y), y * (x + 1).max().item()], READS.format("max")),
+        (lambda y: y * written(y).tolist()[0][0], "reads a value"),
+        (lambda y: y[written(y > 0, torch.bool)], "result of aten::index has a shape that depends on the values of a"),
+        (lambda y: y.masked_select(written(y > 0, torch.bool)), "result of aten::masked_select has a shape that"),
+        (lambda y: written(y, torch.int64).nonzero(), "result of aten::nonzero has a shape that depends on values"),
+        (lambda y: y[0].repeat_interleave(written(y[0], torch.int64)), "result of aten::repeat_interleave has a"),
     ],
 )
 def test_dependence_on_data(function: Callable[..., Any], message: str) -> None:
     with pytest.raises(TraceError, match=message) as caught:
         latpred.trace(nn.Sequential(nn.Linear(4, 4), Projected(function)), torch.zeros(1, 4))
     assert "\n" not in str(caught.value)
+
+
+def test_values_that_were_written_are_forgotten_with_their_tensor() -> None:
+    def reading(y: torch.Tensor) -> torch.Tensor:
+        for _ in range(8):
+            written(y)  # whose memory the next ones get
+            assert torch.ones(y.shape).sum().item() == y.numel()
+            if written(y > 0, torch.bool).any():
+                raise ValueError("numbers went wrong")
+        return y
+
+    assert latpred.trace(Projected(reading), torch.zeros(1, 4)).syncs() == 16
 
 
 NETWORK = nn.Sequential(nn.Conv2d(3, 4, 3), nn.ReLU(), nn.Flatten(), nn.Linear(4 * 36, 5))
@@ -111,6 +135,7 @@ def test_values_that_are_known_may_be_read() -> None:
     [
         ({"precision": "int3"}, "precision 'int3' is not known; choose one of fp32, tf32, fp16, bf16"),
         ({"memory_format": "tiled"}, "memory_format 'tiled' is not known; choose one of contiguous, channels_last"),
+        ({"target": "gpu"}, "target 'gpu' is not known; choose one of cuda, cpu"),
         ({"seq": 0}, "seq=0 is not a length"),
         ({"image": True}, "image=True is not a length"),
         ({"inputs": 5}, "inputs hold no tensor whose first dimension could be the batch"),
@@ -120,6 +145,26 @@ def test_values_that_are_known_may_be_read() -> None:
 def test_wrong_arguments(options: dict[str, Any], message: str) -> None:
     with pytest.raises(UsageError, match=message):
         latpred.trace(nn.Linear(4, 4), **options)
+
+
+def test_a_length_of_numpy_is_one() -> None:
+    graph = latpred.trace(nn.Conv2d(3, 4, 3), image=np.int64(9))  # type: ignore[arg-type]
+    assert type(graph.input_size) is int
+    assert graph == latpred.trace(nn.Conv2d(3, 4, 3), image=9)
+
+
+def test_a_graph_is_not_traced_again_but_checked() -> None:
+    attention = Function(torch.nn.functional.scaled_dot_product_attention)
+    graph = latpred.trace(attention, (torch.zeros(1, 2, 4, 8),) * 3)
+    assert latpred.trace(graph) is graph
+    parts = latpred.trace(graph, attention="eager")
+    assert "softmax.softmax" in {op.family for op in parts.ops}
+    for options in ({"precision": "fp16"}, {"memory_format": "channels_last"}, {"seq": 4}):
+        with pytest.raises(UsageError, match="trace"):
+            latpred.trace(graph, **options)  # type: ignore[arg-type]
+    rare = latpred.trace(Function(lambda x: torch.linalg.cholesky_ex(x)[0]), torch.zeros(1, 4, 4))
+    with pytest.raises(UnknownOpError, match="linalg_cholesky_ex"):
+        latpred.trace(rare, strict=True)
 
 
 def test_lazy_and_scripted_models() -> None:

@@ -12,9 +12,10 @@ from smallmodels import ARCHITECTURES, Dispatched, Function, build_small, inputs
 from torch import nn
 
 import latpred
-from latpred.errors import UnknownOpError, UsageError
+from latpred.errors import RuntimeRefusalError, UnknownOpError, UsageError
 from latpred.ops import Work
 from latpred.ops.families import FREE
+from latpred.runtimes.cuda_graphs import CudaGraphs
 from latpred.tracing.meta_module import fast_paths_on_meta
 from latpred.tracing.op_record import OpRecord
 from latpred.tracing.tracer import TraceRecorder
@@ -84,6 +85,27 @@ def test_indices_that_are_broadcast_pick_all_combinations() -> None:
     combinations = Function(lambda x: x[torch.arange(2)[:, None], torch.arange(4)[None]])
     op = next(op for op in latpred.trace(combinations, torch.zeros(1, 4, 8)).ops if op.family == "index")
     assert (op.dims["rows"].at(1), op.dims["cols"].at(1)) == (8, 8)
+
+
+@pytest.mark.parametrize(
+    ("function", "syncs"),
+    [
+        (lambda ids: ids.repeat_interleave(ids.flatten(), 1), 1),
+        (lambda ids: ids.repeat_interleave(ids.flatten(), 1, output_size=8), 0),
+        (lambda ids: ids.repeat_interleave(2, 1), 0),
+        (lambda ids: F.one_hot(ids), 1),
+        (lambda ids: F.one_hot(ids, 5), 0),
+    ],
+)
+def test_the_host_asks_how_large_a_result_is_unless_it_is_told(function: Callable[..., Tensor], syncs: int) -> None:
+    graph = latpred.trace(Function(function), lambda batch: torch.full((1, 4), 2))
+    assert graph.syncs() == syncs
+    lowered = CudaGraphs().schedule
+    if syncs:
+        with pytest.raises(RuntimeRefusalError, match="makes the host wait"):
+            lowered(graph, graph.ops)
+    else:
+        assert len(lowered(graph, graph.ops).host_class) == 1
 
 
 def test_a_value_that_is_used_as_a_tensor_is_launched() -> None:

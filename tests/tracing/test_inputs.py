@@ -60,6 +60,17 @@ def test_inputs_follow_from_the_first_convolution() -> None:
     assert latpred.trace(model).input_size == 224
 
 
+def test_images_that_are_no_squares() -> None:
+    from transformers import ViTConfig, ViTModel
+
+    sizes = {"hidden_size": 16, "num_hidden_layers": 1, "num_attention_heads": 2, "intermediate_size": 16}
+    described = nn.Sequential(nn.Conv2d(1, 4, 3))
+    described.default_cfg = {"input_size": (1, 32, 64)}  # type: ignore[assignment]
+    for model, channels in ((ViTModel(ViTConfig(image_size=(32, 64), **sizes)), 3), (described, 1)):
+        assert latpred.trace(model).input_bytes.at(2) == 2 * channels * 32 * 64 * 4
+    assert latpred.trace(described, image=16).input_bytes.at(2) == 2 * 16 * 16 * 4
+
+
 class Multiplying(nn.Module):
     """Multiplies two named arguments."""
 

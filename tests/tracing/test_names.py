@@ -160,6 +160,11 @@ def file(tmp_path: Path) -> Path:
         "def paired():\n    return torch.nn.Linear(6, 2), torch.zeros(1, 6)\n"
         "def reading():\n"
         "    return torch.nn.Linear(int(torch.tensor(6).item()), 2), torch.zeros(1, 6)\n"
+        "def sequences():\n    return torch.nn.LSTM(8, 8), torch.zeros(10, 1, 8)\n"
+        "def any_batch():\n    return torch.nn.LSTM(8, 8), lambda batch: torch.zeros(10, batch, 8)\n"
+        "class Four(torch.nn.Module):\n"
+        "    def forward(self, x):\n        return x.view(4, 6) * 2\n"
+        "def four():\n    return Four(), torch.zeros(4, 6)\n"
         "def wrong():\n    return 12\n"
         "def failing():\n    raise ValueError('no such size')\n"
     )
@@ -170,6 +175,9 @@ def test_a_file_of_one_s_own(file: Path) -> None:
     assert latpred.trace(f"{file}:plain", image=10).macs() == 64 * 4 * 27
     assert latpred.trace(f"{file}:paired").macs(5) == 60
     assert latpred.trace(f"{file}:reading").macs(5) == 60
+    assert "batch_first=False" in latpred.trace(f"{file}:sequences").notes[0]
+    assert not latpred.trace(f"{file}:any_batch").notes
+    assert latpred.trace(f"{file}:four").only == (4,)
     built = names.build(f"{file}:paired", device="cpu")
     assert built.model(*built.inputs(3, "cpu")).shape == (3, 2)
 

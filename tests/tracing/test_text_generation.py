@@ -79,6 +79,26 @@ def test_steps_that_were_not_traced_are_those_that_a_trace_finds(
         assert same_work(ours.loop, theirs.loop)
 
 
+def test_only_a_table_of_positions_limits_how_many_tokens_there_are() -> None:
+    assert trace_generation(gpt2(), np.int64(64), 1).prompt == 64  # type: ignore[arg-type]
+    (step,) = trace_generation(llama(), 70, 2).steps
+    assert step.before == 70
+    prefill = trace_generation("llama-3.1-8b", 4096, 2).prefill.graph
+    assert (prefill.input_size, prefill.precision) == (4096, "fp32")
+
+
+def test_a_named_model_is_single_whatever_the_process_does() -> None:
+    torch.set_default_dtype(torch.float64)
+    try:
+        made = trace_generation("gpt2", 4, 2)
+    finally:
+        torch.set_default_dtype(torch.float32)
+    single = trace_generation("gpt2", 4, 2)
+    assert [stage.graph for stage in (made.prefill, *made.steps)] == [
+        stage.graph for stage in (single.prefill, *single.steps)
+    ]
+
+
 def keys(graph: GenerationGraph) -> list[int]:
     """Keys that the first attention of each step reads."""
     attention = [[op for op in step.graph.ops if op.family.startswith("attention")] for step in graph.steps]
@@ -224,8 +244,9 @@ def test_replayed_steps_have_a_static_cache_and_say_that_they_are_an_estimate() 
 @pytest.mark.parametrize(
     ("asked", "error", "said"),
     [
-        ({"prompt": 60, "new_tokens": 5}, UsageError, "60 prompt tokens and 5 new ones are 65, but .* at most 64"),
+        ({"prompt": 60, "new_tokens": 6}, UsageError, "60 prompt tokens and 6 new ones take 65 positions, but .* 64"),
         ({"prompt": 0}, UsageError, "prompt=0 is not a number of tokens"),
+        ({"prompt": 6.0}, UsageError, "prompt=6.0 is not a number of tokens"),
         ({"new_tokens": True}, UsageError, "new_tokens=True is not a number of tokens"),
         ({"precision": "fp8"}, UsageError, "precision 'fp8' is not known"),
         ({"attention": "flash"}, UsageError, "attention='flash'"),

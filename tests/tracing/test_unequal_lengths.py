@@ -158,6 +158,57 @@ def test_a_padded_batch_has_a_mask(lengths: list[int], masked: int) -> None:
     assert [op.dims["masked"].at(len(lengths)) for op in attention] == [masked] * 2
 
 
+def test_only_a_table_of_positions_limits_lengths() -> None:
+    found = trace_lengths("llama-3.1-8b", [5, 4096], 4096, "packed")
+    assert next(op for op in found.ops if op.family == "embedding").dims["rows"].at(2) == 4101
+
+
+def test_a_named_model_is_single_whatever_the_process_does() -> None:
+    asked = ("distilbert-base-uncased", [5, 9], 9)
+    torch.set_default_dtype(torch.float64)
+    try:
+        made = [trace_lengths(*asked, execution) for execution in ("padded", "packed")]
+    finally:
+        torch.set_default_dtype(torch.float32)
+    assert made == [trace_lengths(*asked, execution) for execution in ("padded", "packed")]
+
+
+def test_weights_that_layers_share_are_read_again_after_all_that_a_packed_batch_touches() -> None:
+    packed = trace_lengths(build_small("albert", "meta"), [23] * 3, 23, "packed")
+    traced = latpred.trace(build_small("albert", "meta"), seq=23)
+    again = [op.reread_after.at(3) for op in traced.ops if op.reread_after is not None]
+    assert again
+    assert [op.reread_after.at(3) for op in packed.ops if op.reread_after is not None] == again
+
+
+def test_a_packed_batch_follows_the_autocast_of_the_device_that_is_asked_for() -> None:
+    from transformers import BertModel
+
+    class Casting(BertModel):  # type: ignore[misc]
+        def forward(self, **inputs: torch.Tensor) -> object:
+            with torch.autocast("cpu", torch.bfloat16):
+                return super().forward(**inputs)
+
+    model = Casting(bert().config)
+    for target, dtype in (("cpu", "bfloat16"), ("cuda", "float32")):
+        found = trace_lengths(model, [5, 9], 9, "packed", target=target)
+        assert {op.dtype for op in found.ops if op.family == "gemm"} == {dtype}
+
+
+class Three(nn.TransformerEncoder):
+    """An encoder that takes batches of three alone."""
+
+    def forward(self, src: torch.Tensor, **options: torch.Tensor) -> torch.Tensor:
+        return super().forward(src.view(3, -1, WIDTH), **options)
+
+
+def test_a_model_that_takes_one_batch_alone_is_traced_at_that() -> None:
+    layer = nn.TransformerEncoderLayer(WIDTH, HEADS, 64, batch_first=True)
+    found = latpred.predict(Three(layer, 2).eval(), lengths=[12, 40, 7])
+    assert isinstance(found, latpred.Prediction)
+    assert found.batch == 3
+
+
 def large_encoder() -> nn.TransformerEncoder:
     with torch.device("meta"):
         layer = nn.TransformerEncoderLayer(768, 12, 3072, batch_first=True, activation="gelu")

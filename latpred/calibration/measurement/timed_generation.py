@@ -71,7 +71,7 @@ def measure_generation(
     >>> measure_generation("gpt2", 128, 16, [1, 8])  # doctest: +SKIP
     """
     name, shape = decoder(model)
-    demand_room(name, shape, prompt, new_tokens)
+    prompt, new_tokens = demand_room(name, shape, prompt, new_tokens)
     sizes = batch_sizes(batches)
     live = open_device(device) if isinstance(device, str) else device
 
