@@ -86,7 +86,7 @@ class ColdDispatch:
     def of(
         cls, schedule: Schedule, fit: DispatchFit, slower: float = 1.0, moved: Floats | None = None
     ) -> ColdDispatch | None:
-        """For a runtime's costs, all of them `slower` so many times; None where they are not known.
+        """For a runtime's costs, all of them `slower` so many times; None where cold caches cost its steps nothing.
 
         Who has looked at the kernels already gives the bytes that the op of each has `moved`: reading those off all ops
         takes longer than everything else here, and a search prices the same few layers again and again.
@@ -96,14 +96,21 @@ class ColdDispatch:
         names, code = numbered(schedule.host_class)
         most_us = np.array([nearest(fit.cold_costs_us, name) for name in names], dtype=float)[code]
         most_us += fit.cold_calls * fit.scale * (schedule.calls @ call_prices(fit))
+        if not most_us.any():  # as of an interpreter's nodes: cold code was measured of none of their classes
+            return None
         reuse_bytes = _reuse_bytes(schedule, _moved(schedule) if moved is None else moved)
         return cls(slower * most_us, reuse_bytes, fit.cold_bytes)
 
     def at(self, batches: Floats) -> Floats:
         """Microseconds that each step takes longer at each batch, shape (n, batches)."""
-        touched = self.reuse_bytes[:, :1] + self.reuse_bytes[:, 1:] * batches
-        longer: Floats = self.most_us[:, None] * (touched / (touched + self.half_bytes))
+        longer: Floats = self.most_us[:, None] * self.share(batches)
         return longer
+
+    def share(self, batches: Floats) -> Floats:
+        """Of the most that each step takes longer, what it does at each batch, shape (n, batches)."""
+        touched = self.reuse_bytes[:, :1] + self.reuse_bytes[:, 1:] * batches
+        share: Floats = touched / (touched + self.half_bytes)
+        return share
 
 
 def _reuse_bytes(schedule: Schedule, moved: Floats) -> Floats:
@@ -355,13 +362,14 @@ class PriceList:
         cells = of_op[schedule.kernel_op] * count + kernel_row
         class_rows = np.bincount(cells, share, len(classes) * count).astype(float).reshape(len(classes), count)
         dispatched = np.bincount(of_step, minlength=len(classes))
+        # A GPU's kernels leave the host's caches alone, wherever the costs of its dispatch were measured.
+        cold = None
+        if not self._profile.device.asynchronous:
+            cold = ColdDispatch.of(schedule, dispatch, self._slowdown.ops, facts["moved"][kernel_row])
         return Priced(
             timeline=Timeline.of(schedule.kernel_step + 1, np.concatenate(([0], schedule.sync))),
-            host_us=self._host_us(schedule, dispatch, precision),
-            # A GPU's kernels leave the host's caches alone, wherever the costs of its dispatch were measured.
-            cold=None
-            if self._profile.device.asynchronous
-            else ColdDispatch.of(schedule, dispatch, self._slowdown.ops, facts["moved"][kernel_row]),
+            host_us=self._host_us(schedule, dispatch, precision, ops_slowdown(cold, self._slowdown)),
+            cold=cold,
             rows=rows,
             row_numbers=row_numbers,
             usual_log_std=facts["usual_log_std"],
@@ -414,11 +422,14 @@ class PriceList:
             )
         return fits | kernels.get(f"{precision} {memory_format}", {}) if memory_format else fits
 
-    def _host_us(self, schedule: Schedule, fit: DispatchFit, precision: str) -> Floats:
-        """What the host takes for the call itself and for each step, with the module and Python calls before it."""
+    def _host_us(self, schedule: Schedule, fit: DispatchFit, precision: str, ops: float) -> Floats:
+        """What the host takes for the call itself and for each step, with the module and Python calls before it.
+
+        Ops take `ops` times as long as at the profile's full speed.
+        """
         names, code = numbered(schedule.host_class)
         costs = np.array([host_cost(fit, name) for name in names], dtype=float)
-        dispatch, ops = self._slowdown.dispatch, ops_slowdown(fit, self._slowdown)
+        dispatch = self._slowdown.dispatch
         scale = host_scale(fit, precision.partition(" ")[0])
         steps = (schedule.calls @ call_prices(fit)) * (scale * dispatch) + (scale * ops * costs)[code]
         us: Floats = np.concatenate(([fit.fixed_us * dispatch], steps))
@@ -505,9 +516,9 @@ def host_scale(fit: DispatchFit, precision: str) -> float:
     return fit.scale * (fit.half_scale if precision in HALVES else 1.0)
 
 
-def ops_slowdown(fit: DispatchFit, slowdown: Slowdown) -> float:
-    """How many times longer a runtime's ops take to dispatch; as all else where cold caches cost it nothing."""
-    return slowdown.ops if fit.cold_costs_us else slowdown.dispatch
+def ops_slowdown(cold: ColdDispatch | None, slowdown: Slowdown) -> float:
+    """How many times longer a schedule's ops take to dispatch; as all else where cold caches cost it nothing."""
+    return slowdown.dispatch if cold is None else slowdown.ops
 
 
 def _classes(schedule: Schedule) -> tuple[tuple[str, ...], Ints, Ints]:
