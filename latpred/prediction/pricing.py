@@ -7,10 +7,10 @@ evaluated together for all batches. What the times add up to is `latpred.predict
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import lru_cache, partial
-from itertools import chain
+from itertools import chain, compress
 from operator import attrgetter
 from threading import Lock
 from typing import Any, NamedTuple
@@ -145,13 +145,18 @@ def _moved(schedule: Schedule) -> Floats:
     return summed
 
 
+# What the times of a family rest on: a fit to samples (of a profile that was not measured, to all that there is), whole
+# networks alone, a datasheet in a profile that was measured, or a guess from other families.
+SAMPLED, NETWORKS, DATASHEET, GUESSED = "samples", "networks", "datasheet", "guess"
+
+
 class KernelPrice(NamedTuple):
     """What prices an op's kernels: a model, and factors of its time above the floor and of all of it."""
 
     model: KernelModel
     leaf_scale: float
     scale: float
-    measured: bool  # whether the family was
+    basis: str  # what the model rests on
 
 
 class _KernelRow(NamedTuple):
@@ -275,12 +280,13 @@ class KernelRows:
     def _made(self, op: Op, family: str) -> _KernelRow:
         price = self._price(op, family)
         work = np.array(columns(op, price.model.fit.family, resident=self._resident), dtype=float)
-        guessed = op.estimated or not price.measured
+        guessed = op.estimated or price.basis == GUESSED
         facts = (
             price.leaf_scale,
             price.scale,
             GUESSED_LOG_STD if guessed else 0.0,
-            0.0 if guessed else price.model.fit.spread,  # nothing is usual about a guess
+            # Nothing is usual about a guess, and networks do not vouch for kernels that few of them have.
+            0.0 if op.estimated or price.basis != SAMPLED else price.model.fit.spread,
             self.families.setdefault(root(family), len(self.families)),
             op.name.startswith("aten::") and not op.name.endswith("_"),
             tuple(work[_BYTES].sum(axis=0).tolist()),
@@ -301,6 +307,7 @@ class Priced:
     usual_log_std: Floats  # (rows,): of their fits' errors on their own samples
     families: Floats  # (families, rows): 1 where a row belongs to a family
     unmeasured: tuple[str, ...]  # families that the profile has no fit for
+    from_datasheet: tuple[str, ...]  # families that a measured profile has a datasheet's fit for
     caveats: tuple[str, ...]  # what may not hold of kernels in formats that were not measured
     kernel_row: Ints  # (m,): whose time each kernel takes
     kernel_share: Floats  # (m,): and how much of it
@@ -310,7 +317,7 @@ class Priced:
     class_ops: Ints  # ops of each; a class that the host never dispatches counts what it computes
     class_rows: Floats  # (classes, rows): how often each class does each row's work
     live: Floats  # (ops, 2): constant and per-sample bytes alive after each op
-    estimated: bool  # whether some op has no formula
+    estimated: tuple[str, ...]  # names of ops without a formula
 
     def times(self, batches: Floats) -> KernelEstimate:
         """Times of every row at every batch."""
@@ -374,7 +381,8 @@ class PriceList:
             row_numbers=row_numbers,
             usual_log_std=facts["usual_log_std"],
             families=(facts["family"] == np.arange(len(rows.families))[:, None]).astype(float),
-            unmeasured=tuple(dict.fromkeys(row.family for row in used if not row.price.measured)),
+            unmeasured=_families(used, GUESSED),
+            from_datasheet=_families(used, DATASHEET),
             caveats=tuple(dict.fromkeys(row.price.model.caveat for row in used if row.price.model.caveat)),
             kernel_row=kernel_row,
             kernel_share=share,
@@ -384,7 +392,7 @@ class PriceList:
             class_ops=np.where(dispatched, dispatched, np.bincount(of_op, minlength=len(classes))),
             class_rows=class_rows,
             live=np.fromiter(chain.from_iterable(map(_LIVE_BYTES, schedule.ops)), dtype=float).reshape(-1, 2),
-            estimated=any(map(_ESTIMATED, schedule.ops)),
+            estimated=tuple({op.name: None for op in compress(schedule.ops, map(_ESTIMATED, schedule.ops))}),
         )
 
     def dispatch(self, runtime: str) -> DispatchFit:
@@ -477,15 +485,24 @@ class PriceList:
             if fitted is not None:
                 model = self._model(fitted, self._limits(wanted, family), None if source is runtime_fits else native)
                 leaf_scale = nearest(fitted.leaf_scales, family, 1.0)
-                return KernelPrice(model, leaf_scale, 1.0 if source is runtime_fits else scale, measured=True)
+                own = source is runtime_fits
+                return KernelPrice(model, leaf_scale, 1.0 if own else scale, self._basis(fitted, own))
         for substitute in SUBSTITUTES.get(root(family), ()):
             if substitute in fits:
                 model = self._model(fits[substitute], self._limits(wanted, family), native)
-                return KernelPrice(model, 1.0, scale, measured=False)
+                return KernelPrice(model, 1.0, scale, GUESSED)
         if wanted not in self._models:
             limits = self._limits(wanted, "other")
             self._models[wanted] = KernelModel(guess(self._profile, fits), limits=limits)
-        return KernelPrice(self._models[wanted], 1.0, scale, measured=False)
+        return KernelPrice(self._models[wanted], 1.0, scale, GUESSED)
+
+    def _basis(self, fit: KernelFit, own: bool) -> str:
+        """What a fit of the profile's, or of a runtime's own kernels, rests on."""
+        if fit.points or self._profile.provenance != "measured":
+            return SAMPLED
+        if own:
+            return NETWORKS
+        return SAMPLED if self._gpu is None else DATASHEET
 
     def _model(self, fit: KernelFit, limits: Limits | None, native: KernelFit | None = None) -> KernelModel:
         key = id(fit), limits, native is None  # the profile keeps every fit alive
@@ -519,6 +536,11 @@ def host_scale(fit: DispatchFit, precision: str) -> float:
 def ops_slowdown(cold: ColdDispatch | None, slowdown: Slowdown) -> float:
     """How many times longer a schedule's ops take to dispatch; as all else where cold caches cost it nothing."""
     return slowdown.dispatch if cold is None else slowdown.ops
+
+
+def _families(rows: Sequence[_KernelRow], basis: str) -> tuple[str, ...]:
+    """Families whose times rest on something, in order of appearance."""
+    return tuple(dict.fromkeys(row.family for row in rows if row.price.basis == basis))
 
 
 def _classes(schedule: Schedule) -> tuple[tuple[str, ...], Ints, Ints]:
