@@ -11,6 +11,7 @@ from contextlib import nullcontext
 from functools import cached_property, lru_cache
 from itertools import chain
 from numbers import Real
+from operator import attrgetter
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import msgspec
@@ -489,16 +490,16 @@ def _caveats(profile: DeviceProfile, graph: ModelGraph, runtime: str, served: Se
     measured = (profile.protocol.get("memory_format", ""), *profile.kernels)
     if graph.memory_format != CONTIGUOUS and not any(graph.memory_format in name for name in measured):
         said.append(f"convolutions were measured in the contiguous format: in {graph.memory_format} they may differ")
-    said += _all_of(priced.caveats for priced in served)
-    if estimated := _all_of(priced.estimated for priced in served):
+    said += _all_of(served, "caveats")
+    if estimated := _all_of(served, "estimated"):
         said.append(f"no cost formula for {', '.join(sorted(estimated))}: estimated from bytes")
-    if unmeasured := _all_of(priced.unmeasured for priced in served):
+    if unmeasured := _all_of(served, "unmeasured"):
         said.append(f"the profile has no measurements of {', '.join(unmeasured)} kernels: estimated")
-    if told := _all_of(priced.from_datasheet for priced in served):
+    if told := _all_of(served, "from_datasheet"):
         said.append(f"the profile has no measurements of {', '.join(told)} kernels: taken from the datasheet")
     return said
 
 
-def _all_of(parts: Iterable[Iterable[str]]) -> list[str]:
-    """Each once, in order of appearance."""
-    return list(dict.fromkeys(chain.from_iterable(parts)))
+def _all_of(served: Sequence[Priced], names: str) -> list[str]:
+    """What all schedules have under an attribute, each once."""
+    return list(dict.fromkeys(chain.from_iterable(map(attrgetter(names), served))))
