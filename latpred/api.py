@@ -131,7 +131,7 @@ def predict(
     protocol : str
         "single": each forward is waited for. "pipelined": forwards follow each other, as in a throughput benchmark.
     inputs_on : str
-        "device", or "host" to add the copy of the inputs.
+        "device", or "host" to add the copy of the inputs. A CPU copies none.
     now : bool
         Time small reference work for a second, and answer for the machine as it is at this moment. Without it the
         answer is for the usual moments of the calibration.

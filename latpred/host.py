@@ -15,6 +15,8 @@ from importlib import metadata
 from pathlib import Path
 from typing import NamedTuple
 
+from latpred.errors import ProfileError
+
 PROC, SYS = Path("/proc"), Path("/sys")
 _GIVEN_BACK = ("inactive_file", "active_file", "slab_reclaimable")  # in a control group's memory.stat
 _ID_FILES = ("/etc/machine-id", "/var/lib/dbus/machine-id")
@@ -315,11 +317,18 @@ class Slowdown(NamedTuple):
         """From a profile; of before there were all references, others stand in as `slowdown` says.
 
         >>> Slowdown.usual({"dispatch": 1.12, "convolution": 1.21})[4:]
-        (1.0, 1.1, 1.21)
+        (1.1, 1.1, 1.21)
         """
+        unknown = sorted(fields.keys() - set(cls._fields))
+        if unknown:
+            raise ProfileError(
+                f"a profile says how slow {', '.join(unknown)} usually was, which this latpred does not know. "
+                "Upgrade with: python -m pip install --upgrade latpred"
+            )
         convolution = fields.get("convolution", 1.0)
         both = math.sqrt(fields.get("product", 1.0) * convolution)
-        stand_ins = {"ops": fields.get("dispatch", 1.0), "elementwise": both, "depthwise": convolution}
+        dispatch = fields.get("dispatch", 1.0)
+        stand_ins = {"ops": dispatch, "cache": both, "elementwise": both, "depthwise": convolution}
         return cls(**{**stand_ins, **fields})
 
     def near(self, family: str) -> float:

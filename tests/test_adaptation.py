@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import runpy
 from collections.abc import Sequence
+from itertools import product
 from pathlib import Path
 
 import factories
@@ -19,9 +20,10 @@ from latpred import host
 from latpred.accuracy.adaptation import LEVELS, NONE
 from latpred.cli import main
 from latpred.errors import ProfileError, TableError, UsageError
-from latpred.fit.corrections import Factors, LatencyModel, Row, corrected
+from latpred.fit.corrections import MODULE, Factors, LatencyModel, Row, corrected
 from latpred.graph.graph import ModelGraph
 from latpred.host import Slowdown
+from latpred.ops.families import nearest
 from latpred.prediction.predictor import Predictor
 from latpred.profile import datasheet, gpus, store
 from latpred.profile.document import ADAPTED, DeviceProfile, SizeCorrection
@@ -126,6 +128,31 @@ def test_a_slower_host_is_slower_from_cold_caches_too() -> None:
     (graph,) = architectures(1)
     overhead_ms = [Predictor(each).predict(graph, 8).overhead_ms for each in (profile, slower)]
     assert overhead_ms[1] == pytest.approx(2.0 * overhead_ms[0])
+
+
+@pytest.mark.parametrize(("runtime", "prefix"), [("eager", ""), ("torchscript", "node."), ("compile", "kernel.")])
+def test_a_kind_that_shares_the_cost_of_others_gets_its_own(runtime: str, prefix: str) -> None:
+    before = store.load("epyc-genoa")
+    after = corrected(before, runtime, Factors({"": 1.0, "mine": 2.0, MODULE: 3.0}, {})).runtimes[runtime]
+    costs = before.runtimes[runtime].costs_us
+    assert nearest(after.costs_us, f"{prefix}mine.first") == 2.0 * nearest(costs, f"{prefix}mine.first") > 0.0
+    assert nearest(after.costs_us, f"{prefix}other") == nearest(costs, f"{prefix}other")
+    assert not any(MODULE in name for name in after.costs_us)
+
+
+def test_what_python_does_from_cold_caches_goes_with_its_own_factor() -> None:
+    fit = factories.dispatch(cold_costs_us={"": 4.0}, cold_bytes=1e5, cold_calls=5.0, module_call_us=3.0)
+    profile = msgspec.structs.replace(SYNCHRONOUS, runtimes={"eager": fit})
+    graphs = [
+        factories.graph(*[factories.linear(32, 64 * size, module_calls=calls)] * depth, model=f"{size} {calls} {depth}")
+        for size, calls, depth in product((1, 4), (0, 1, 6), (2, 12))
+    ]
+    table = measured(profile, graphs, factors=Factors({"": 1.0, MODULE: 4.0}, {}))
+    rows = [Row(graphs.index(r.model), r.model, r.batch, "single", r.latency_ms * 1e3, 0.0) for r in table.itertuples()]
+    factors = LatencyModel(Predictor(profile), rows, "eager").fit(LEVELS).factors
+    assert factors.host[MODULE] == pytest.approx(4.0, rel=0.1)
+    off_by = LatencyModel(Predictor(corrected(profile, "eager", factors)), rows, "eager").unchanged().left_out
+    assert np.abs(off_by).max() < 0.01
 
 
 def test_a_power_of_the_kernels_times_is_found_again(tmp_path: Path) -> None:

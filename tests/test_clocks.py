@@ -8,7 +8,8 @@ from factories import add, device, view
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from latpred.prediction.clocks import Timeline, latency
+from latpred.graph.features import Floats
+from latpred.prediction.clocks import BatchThresholds, CurveSamples, Timeline, latency
 from latpred.profile.document import DeviceInfo
 from latpred.runtimes import one_step_per_op
 
@@ -45,6 +46,34 @@ def computed(steps: list[Step], info: DeviceInfo, protocol: str) -> float:
     alone = latency(timeline, host, both[:, 1:], info, protocol)[0]
     assert second == pytest.approx(alone), "a batch axis must not mix batches"
     return float(first)
+
+
+def period_us(count: int, step_us: float, kernel_us: list[float], syncs: int = 0) -> Floats:
+    """Periods of `count` steps, each with a kernel, on a device whose knee is round, at several batches."""
+    info = DeviceInfo("x", "cuda", asynchronous=True, memory_bytes=0, launch_us=5.0, knee=8.44792)
+    sync = np.zeros(count, dtype=int)
+    sync[-1] = syncs
+    kernels = np.repeat([kernel_us], count, axis=0)
+    return latency(Timeline.of(np.arange(count), sync), np.full(count, step_us), kernels, info, "pipelined")
+
+
+def test_a_knee_is_round_however_the_period_is_found() -> None:
+    bend = 2 ** (1 / 8.44792)
+    # The queue never fills up; it does; and the host waits once a pass, for one launch and the last kernel.
+    for count, syncs, plain_us in ((1024, 0, 10_240.0), (1025, 0, 10_250.0), (1000, 1, 10_015.0)):
+        assert period_us(count, 10.0, [10.0], syncs)[0] == pytest.approx(bend * plain_us, rel=1e-3)
+
+
+def test_how_a_period_is_found_does_not_depend_on_other_batches() -> None:
+    assert period_us(1000, 1.0, [2.0, 10.0])[1] == period_us(1000, 1.0, [10.0])[0]
+
+
+def test_a_threshold_is_where_the_curve_passes_it_whatever_its_interval() -> None:
+    def sample(batches: np.ndarray, shift: float) -> CurveSamples:
+        compute = batches * np.where(np.sign(shift) * batches < 0, 0.5, 2.0 if shift else 1.0)  # longest as predicted
+        return CurveSamples(np.full(len(batches), 64.0), compute / (1.0 + 3.0 * (shift == 0.0)), compute)
+
+    assert BatchThresholds(sample).crossover() == (256, 32, 256)
 
 
 cost = st.floats(0.0, 50.0).map(lambda value: round(value, 2))

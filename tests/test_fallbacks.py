@@ -9,7 +9,7 @@ from concurrent.futures import ThreadPoolExecutor
 import msgspec
 import pytest
 import torch
-from factories import graph, linear
+from factories import add, graph, linear
 from profiledata import profile
 from torch import nn
 
@@ -17,6 +17,7 @@ import latpred
 from latpred.calibration.fitting import acceptance
 from latpred.calibration.fitting.dispatch_fit import TimedNetwork
 from latpred.errors import ProfileError, TraceError
+from latpred.graph.graph import Op
 from latpred.ops.families import root
 from latpred.prediction.clocks import Z90
 from latpred.prediction.fallbacks import FP64_OVER_FP32, least_log_std
@@ -110,6 +111,18 @@ def test_products_of_integers_are_slow_or_refused_and_of_8_bit_floats_refused() 
         predicted(torch.int64, "rtx-8000")
     with pytest.raises(ProfileError, match="no kernels in float8_e4m3fn"):
         predicted(torch.float8_e4m3fn)
+
+
+@pytest.mark.parametrize("op", [linear(dtype="float16"), add(dtype="float16")])
+def test_halves_that_were_not_measured_are_a_guess(op: Op) -> None:
+    """A part in half precision of a model in fp32: that profile knows fp32 and bf16."""
+    known, guessed = (
+        latpred.predict(graph(msgspec.structs.replace(op, dtype=dtype)), 64, device="epyc-genoa")
+        for dtype in ("bfloat16", "float16")
+    )
+    assert guessed.interval_ms[1] / guessed.latency_ms > 1.3 * known.interval_ms[1] / known.latency_ms
+    assert "kernels in float16 were not measured: their speed is a guess" in said(guessed)
+    assert "were not measured" not in said(known)
 
 
 class Scaled(nn.Module):

@@ -81,6 +81,7 @@ def test_hosts_of_one_architecture_differ_by_their_clocks() -> None:
         assert host.log_std > like.log_std
 
 
+CPU = factories.device(kind="cpu", asynchronous=False)
 COSTS = {"view.transpose": 2.0, "view.reshape": 3.0, "view.slice": 4.0, "free.dropout": 1.0, "gemm.linear": 12.0}
 
 
@@ -140,11 +141,26 @@ def test_a_measured_host_scales_by_what_both_were_measured_in() -> None:
     assert found.log_std >= host_swap.LEAST_LOG_STD
 
 
+def test_all_classes_tell_of_two_hosts_that_fed_a_gpu_or_two_that_did_not() -> None:
+    def fit(factor: float, launch_us: float) -> DispatchFit:
+        plain = dispatch(factor)
+        costs = {f"gemm.{number}": launch_us for number in range(9)}
+        return msgspec.structs.replace(plain, costs_us=plain.costs_us | costs | {"gemm": launch_us})
+
+    store.save(device_profile(fit(2.5, 30.0)))
+    gpu, cpu = device_profile(fit(1.0, 60.0)), factories.profile(CPU, runtimes={"eager": fit(1.0, 48.0)})
+    assert host_swap.find("example", gpu).factor == pytest.approx(0.5)
+    assert host_swap.find("example", cpu).factor == pytest.approx(2.5)  # what launches nothing
+    measured("cpu-server", fit(2.5, 30.0))
+    assert host_swap.find("cpu-server", gpu).factor == pytest.approx(2.5)
+    assert host_swap.find("cpu-server", cpu).factor == pytest.approx(30.0 / 48.0)
+
+
 def test_this_host_is_the_one_measured_here_else_the_cpu_profile_s() -> None:
     profile = device_profile(dispatch())
     with pytest.raises(HostError, match="latpred calibrate --host-only"):
         host_swap.find("this", profile)
-    cpu = factories.profile(factories.device(kind="cpu", asynchronous=False), runtimes={"eager": dispatch(1.2)})
+    cpu = factories.profile(CPU, runtimes={"eager": dispatch(1.2)})
     store.save(msgspec.structs.replace(cpu, name="cpu", machine=factories.machine_here()))
     assert host_swap.find("this", profile).factor == pytest.approx(1.2)
     measured("elsewhere", dispatch(9.0))

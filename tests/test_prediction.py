@@ -47,6 +47,12 @@ def test_text_of_a_curve_has_a_row_per_batch() -> None:
     assert "* needs more memory than the device has" in text
 
 
+def test_a_part_of_a_curve_may_be_empty() -> None:
+    empty = predictor().curve(NET, [1, 2])[2:]
+    assert "coverage: formulas for all launches" in repr(empty)
+    assert ElementTree.fromstring(empty._repr_html_()) is not None
+
+
 def test_html_is_well_formed_and_escaped() -> None:
     named = msgspec.structs.replace(NET, model="<script>")
     for shown in (predictor().predict(named), predictor().curve(named, [1, 4])):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import gc
 import math
 import pickle
@@ -10,13 +11,14 @@ import weakref
 import msgspec
 import numpy as np
 import pytest
-from factories import add, device, dispatch, graph, kernel_fit, linear, profile, view
+from factories import add, device, dispatch, graph, kernel_fit, linear, machine, profile, view
 
 from latpred.errors import ProfileError, UsageError
 from latpred.graph.graph import Affine, ModelGraph
 from latpred.host import Slowdown
 from latpred.prediction.kernel_times import KernelModel
 from latpred.prediction.predictor import Predictor
+from latpred.profile.document import DeviceProfile
 
 CPU = device(asynchronous=False, kind="cpu", launch_us=0.0, gap_us=0.0, sync_us=0.0)
 
@@ -89,7 +91,8 @@ def test_inputs_on_the_host_are_copied_first() -> None:
     assert fast.predict(one_gemm(), 8, inputs_on="host").latency_ms == pytest.approx(resident + (16 + 10) / 1e3)
     with pytest.raises(ProfileError, match="does not know how fast inputs are copied"):
         Predictor(profile()).predict(one_gemm(), 8, inputs_on="host")
-    assert Predictor(profile(CPU)).predict(one_gemm(), 8, inputs_on="host").latency_ms > 0
+    on_cpu = Predictor(profile(CPU)).predict(one_gemm(), 8, inputs_on="host")  # where they are computed with
+    assert on_cpu.to_dict() == Predictor(profile(CPU)).predict(one_gemm(), 8).to_dict()
 
 
 def test_an_unknown_host_widens_the_interval_as_far_as_the_host_rules() -> None:
@@ -195,6 +198,41 @@ def test_what_was_not_measured_or_has_no_formula_is_estimated_and_said() -> None
     assert found.interval_ms[1] > 1.2 * found.latency_ms
 
 
+def test_caveats_are_those_of_all_batches_in_whatever_order() -> None:
+    ops = (linear(), add(family="fft"), add(name="custom::op", estimated=True))
+    at_one = (linear(), add(name="custom::one", estimated=True))
+    predictor, net = Predictor(profile(CPU)), graph(*ops, ops_at_one=at_one)
+    said = [set(predictor.curve(net, batches).setting.provenance.caveats) for batches in ([1, 8], [8, 1], [1], [8])]
+    none = "no cost formula for {}: estimated from bytes"
+    fft = "the profile has no measurements of fft kernels: estimated"
+    assert said[0] == said[1] == {fft, none.format("custom::one, custom::op")}
+    assert said[2:] == [{none.format("custom::one")}, {fft, none.format("custom::op")}]
+
+
+def test_kernels_that_a_measured_gpu_knows_from_its_datasheet_alone_widen_the_interval() -> None:
+    rates = {"macs_per_us": 0.0, "floor_us": 100.0, "spread": 0.3}
+    known = profile(device(kind="cuda"), [kernel_fit("softmax", **rates)], {"eager": dispatch(spread=0.1)})
+    gpu = msgspec.structs.replace(known, machine=machine(accelerator="NVIDIA H100 80GB HBM3"))
+    published = msgspec.structs.replace(gpu, provenance="fitted from published measurements")
+
+    def upper(made: DeviceProfile) -> tuple[float, str]:
+        found = Predictor(made).predict(graph(add(family="softmax")), protocol="pipelined")
+        return math.log(found.interval_ms[1] / found.latency_ms) / 1.6449, " | ".join(found.provenance.caveats)
+
+    width, said = upper(gpu)
+    assert width == pytest.approx(math.hypot(0.1, 0.3), rel=0.01)
+    assert "no measurements of softmax kernels: taken from the datasheet" in said
+    for other in (known, published):
+        width, said = upper(other)
+        assert width == pytest.approx(0.1, rel=0.01)
+        assert "taken from the datasheet" not in said
+    # What whole networks alone tell of a runtime's own kernels is measured, and no better known.
+    own = dispatch(spread=0.1, kernels={"fp32": {"softmax": kernel_fit("softmax", **rates)}})
+    width, said = upper(profile(CPU, [kernel_fit("softmax")], {"eager": own}))
+    assert width > 0.2
+    assert "measurements" not in said
+
+
 def test_a_leaf_that_was_not_measured_is_priced_as_its_nearest_like() -> None:
     dims = dict.fromkeys(("batch", "channels", "h_out", "w_out", "window"), Affine(4))
     flat, along = (graph(add(1000, family=name, dims=dims)) for name in ("pooling.max", "pooling.max.1d"))
@@ -263,5 +301,6 @@ def test_predictions_and_predictors_travel_between_processes() -> None:
     again = pickle.loads(pickle.dumps(found))
     assert again.to_dict() == found.to_dict()
     assert again.provenance.caveats == ("as said",)
+    assert copy.deepcopy(found).knee(3.0) == copy.copy(found).knee(3.0) == found.knee(3.0)
     with pytest.raises(UsageError, match="from another process"):
         again.knee(3.0)

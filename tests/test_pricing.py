@@ -109,6 +109,22 @@ def test_a_gpus_host_takes_longer_in_half_precision(graph: ModelGraph, precision
     assert overhead_ms(1.25) == pytest.approx(longer * overhead_ms(1.0))
 
 
+def test_a_runtime_that_cold_caches_cost_nothing_slows_down_as_calls_do() -> None:
+    nodes = factories.graph(*(factories.linear(host_class="node.gemm") for _ in range(3)))
+    plain = factories.profile(factories.device(asynchronous=False))
+    tables: tuple[dict[str, float], ...] = ({}, {"gemm": 9.0}, {"node": 9.0})
+    predictors = [
+        Predictor(
+            msgspec.structs.replace(plain, runtimes={"eager": factories.dispatch(cold_costs_us=table, cold_bytes=1e6)}),
+            slowdown=SAME._replace(dispatch=2.0, ops=3.0),
+        )
+        for table in tables
+    ]
+    none, eager_s, own = (predictor.predict(nodes).overhead_ms for predictor in predictors)
+    assert none == eager_s == pytest.approx(2.0 * (20.0 + 3 * 7.0) / 1e3)
+    assert own > (2.0 * 20.0 + 3.0 * 3 * 7.0) / 1e3
+
+
 def test_kernels_of_a_gpu_leave_the_code_of_its_host_where_it_is(graph: ModelGraph) -> None:
     gpu = msgspec.structs.replace(predictors()[1].profile, device=factories.device(asynchronous=True))
     few, many = Predictor(gpu).curve(graph, (2, 64)).points

@@ -21,7 +21,7 @@ import latpred
 from latpred import host
 from latpred.errors import NoProfileError, ProfileError
 from latpred.profile import host_profile, store
-from latpred.profile.document import BENCHMARK, CUDNN, SCHEMA_VERSION, THREADS, DeviceInfo, decode, encode
+from latpred.profile.document import BENCHMARK, CUDNN, OPENED, SCHEMA_VERSION, THREADS, DeviceInfo, decode, encode
 from latpred.profile.store import Owner, caveat, owner
 
 
@@ -106,6 +106,16 @@ def test_without_a_profile_the_message_names_the_command() -> None:
         store.find()
     with pytest.raises(NoProfileError, match=r"no profile of cuda:0 .*latpred calibrate --device cuda:0$"):
         store.find("cuda:0")
+    # Settings tell which kind of device is meant, whatever others were measured.
+    gpu = msgspec.structs.replace(profile().device, kind="cuda", name="gpu")
+    store.save(profile("gpu", device=gpu))
+    with pytest.raises(NoProfileError, match=r"no profile of cpu measured with 4 threads .* --device cpu --threads 4$"):
+        store.find(threads=4)
+    store.file_of("gpu").unlink()
+    store.save(profile())
+    for benchmark, said in ((True, r"on .* --device cuda --cudnn-benchmark$"), (False, r"off .* --device cuda$")):
+        with pytest.raises(NoProfileError, match=rf"no profile of cuda measured with cudnn\.benchmark {said}"):
+            store.find(cudnn_benchmark=benchmark)
 
 
 NO_NAMES = ("", "..", ".hidden", "a/b", "a\0b")  # of a file in the directory
@@ -161,8 +171,16 @@ def test_the_gpu_comes_before_the_cpu_and_the_newest_before_the_older() -> None:
     assert store.find().name == "gpu"
     assert store.find("cuda:0").name == "gpu"
     assert store.find("cpu").name == "new"
-    for name in ("cuda:0", "cuda:1-cudnn-benchmark"):
-        store.save(profile(name, device=gpu))
+    store.file_of("gpu").unlink()
+    store.save(profile("cuda:0", device=gpu))
+    with pytest.raises(NoProfileError, match=r"no profile of cuda:1 .*latpred calibrate --device cuda:1$"):
+        store.find("cuda:1")
+    store.save(profile("gpu", device=gpu))
+    assert store.find("cuda:1").name == "gpu"  # which may be of that one
+    store.save(profile("lab", device=gpu, protocol={OPENED: "cuda:2"}))
+    assert [store.find(name).name for name in ("cuda:1", "cuda:2")] == ["gpu", "lab"]
+    assert store.live_name(store.load("lab")) == "cuda:2"
+    store.save(profile("cuda:1-cudnn-benchmark", device=gpu))
     assert [store.find(name).name for name in ("cuda:0", "cuda:1")] == ["cuda:0", "cuda:1-cudnn-benchmark"]
     assert [store.live_name(store.load(name)) for name in ("cuda:1-cudnn-benchmark", "gpu", "new")] == [
         *("cuda:1", "cuda", "cpu")

@@ -145,7 +145,7 @@ def calibrate(
             report = _Reporter(session, sum(each.seconds for each in plan.values()), progress, time.monotonic())
             if profile is None or EAGER in plan:
                 eager = _EagerCalibration(live, chosen, session, plan[EAGER], profile_name, report)
-                profile = options.noted_in(eager.run())
+                profile = options.noted_in(eager.run(), live.name)
                 store.save(profile)  # what follows may be interrupted, and eager can be predicted by now
             profile = _with_runtimes(profile, live, session, chosen, plan, report)
             store.save(profile)

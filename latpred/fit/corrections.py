@@ -22,7 +22,7 @@ import numpy as np
 from latpred.graph.features import Floats
 from latpred.graph.graph import Ints, ModelGraph, numbered
 from latpred.host import SAME
-from latpred.ops.families import kind_of, root
+from latpred.ops.families import kind_of, nearest, root, runtime_prefixes
 from latpred.prediction import clocks
 from latpred.prediction.clocks import Timeline
 from latpred.prediction.predictor import Predictor
@@ -31,6 +31,7 @@ from latpred.profile.document import DeviceInfo, DeviceProfile, SizeCorrection, 
 
 MODULE, PYTHON = "module calls", "python calls"
 GENERAL = ""  # what no measured row has takes this factor
+_NO_CLASSES = {GENERAL, MODULE, PYTHON, CALL}  # of those that host factors are of
 NONE = "none"  # level of a profile as it is
 
 SOFT = 0.10  # error in log latency beyond which a row pulls less than in proportion
@@ -143,14 +144,17 @@ def _cell(predictor: Predictor, row: Row, runtime: str) -> _Cell:
     schedule, priced, device, beside_us = predictor.priced(row.graph, row.batch, runtime=runtime)
     fit, batch = predictor.profile.runtimes[runtime], np.array([float(row.batch)])
     classes = np.array([kind_of(name) for name in schedule.host_class], dtype=object)
-    slow, slow_ops = predictor.slowdown.dispatch, ops_slowdown(fit, predictor.slowdown)
+    slow, slow_ops = predictor.slowdown.dispatch, ops_slowdown(priced.cold, predictor.slowdown)
     scale = host_scale(fit, row.graph.precision)
     costs = np.array([host_cost(fit, name) for name in schedule.host_class]) * (scale * slow_ops)
+    each_us = schedule.calls * np.array(call_prices(fit))  # (steps, kinds of calls)
+    calls_us = each_us * (scale * slow)
     if priced.cold is not None:
-        costs += priced.cold.at(batch)[:, 0]
+        cold_us = each_us * (fit.cold_calls * fit.scale * predictor.slowdown.ops) * priced.cold.share(batch)
+        calls_us += cold_us
+        costs += priced.cold.at(batch)[:, 0] - cold_us.sum(axis=1)
     steps = {name: np.where(classes == name, costs, 0.0) for name in dict.fromkeys(classes.tolist())}
-    steps[MODULE] = schedule.calls[:, 0] * (fit.module_call_us * scale * slow)
-    steps[PYTHON] = schedule.calls[:, 1:] @ call_prices(fit)[1:] * (scale * slow)
+    steps[MODULE], steps[PYTHON] = calls_us[:, 0], calls_us[:, 1:].sum(axis=1)
     host_us = {name: np.concatenate(([0.0], us)) for name, us in steps.items()}
     host_us[CALL] = np.concatenate(([fit.fixed_us * slow], np.zeros(len(costs))))
     host_us = {name: us for name, us in sorted(host_us.items()) if us.any()}
@@ -344,8 +348,8 @@ def corrected(profile: DeviceProfile, runtime: str, factors: Factors) -> DeviceP
     host, kernel = partial(_of, factors.host), partial(_of, factors.kernel)
     changed = msgspec.structs.replace(
         fit,
-        costs_us={name: cost * host(kind_of(name)) for name, cost in fit.costs_us.items()},
-        cold_costs_us={name: cost * host(kind_of(name)) for name, cost in fit.cold_costs_us.items()},
+        costs_us=_by_kind(fit.costs_us, factors.host),
+        cold_costs_us=_by_kind(fit.cold_costs_us, factors.host),
         module_call_us=fit.module_call_us * host(MODULE),
         python_call_us=fit.python_call_us * host(PYTHON),
         attribute_read_us=fit.attribute_read_us * host(PYTHON),
@@ -364,6 +368,14 @@ def corrected(profile: DeviceProfile, runtime: str, factors: Factors) -> DeviceP
         kernel_tilts=(*fit.kernel_tilts, *factors.size_corrections),
     )
     return msgspec.structs.replace(profile, runtimes={**profile.runtimes, runtime: changed})
+
+
+def _by_kind(costs_us: dict[str, float], factors: dict[str, float]) -> dict[str, float]:
+    """Costs by host class times the factors of their kinds; a kind that shared the cost of others gets its own."""
+    runtimes_own = {prefix for name in costs_us for prefix in runtime_prefixes(name)}
+    named = {f"{prefix}{kind}" for prefix in runtimes_own for kind in factors.keys() - _NO_CLASSES}
+    shared_us = {name: us for name in sorted(named - costs_us.keys()) if (us := nearest(costs_us, name))}
+    return {name: us * _of(factors, kind_of(name)) for name, us in (costs_us | shared_us).items()}
 
 
 def _family(name: str, families: Collection[str]) -> str:

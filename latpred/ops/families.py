@@ -11,6 +11,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from functools import cache
+from itertools import accumulate, takewhile
 from math import prod
 from typing import Any, NamedTuple, Protocol, TypeVar
 
@@ -160,6 +161,16 @@ def kind_of(name: str) -> str:
     while len(parts) > 1 and parts[0] in _RUNTIMES_OWN:
         del parts[0]
     return parts[0]
+
+
+def runtime_prefixes(name: str) -> Iterator[str]:
+    """What a host class may begin with that is the runtime's own, nothing first.
+
+    >>> list(runtime_prefixes("kernel.extern.gemm")), list(runtime_prefixes("gemm.linear"))
+    (['', 'kernel.', 'kernel.extern.'], [''])
+    """
+    own = takewhile(_RUNTIMES_OWN.__contains__, name.split("."))
+    return accumulate((f"{part}." for part in own), initial="")
 
 
 Formula = Callable[..., "Work"]

@@ -75,37 +75,39 @@ def latency(timeline: Timeline, host: Floats, kernels: Floats, device: DeviceInf
 
 def _pipelined(timeline: Timeline, host: Floats, kernels: Floats, device: DeviceInfo) -> Floats:
     cuts = timeline.cut_kernels
-    if len(cuts) == 2:  # nothing synchronises
-        slower = _joined(float(host.sum()), kernels.sum(axis=0) + len(kernels) * device.gap_us, device.knee)
-        if _queue_is_long(len(kernels), slower, device):
-            return slower
-    elif max(int(cuts[-1] - cuts[-2] + cuts[1]), timeline.most_under_way) <= device.queue:
+    busy: Floats = kernels.sum(axis=0) + len(kernels) * device.gap_us
+    bend = _bend(float(host.sum()), busy, device.knee)
+    if len(cuts) > 2 and max(int(cuts[-1] - cuts[-2] + cuts[1]), timeline.most_under_way) <= device.queue:
         # A synchronisation leaves the device idle and the host free: from the second forward on all are alike.
         _, (second, _), (third, _) = _by_stretches(timeline, host, kernels, device, periods=3)
-        return third - second
-    ends = _by_steps(timeline, host, kernels, device, _WARM_PERIODS + _PERIODS)
-    first, last = (np.maximum(*ends[index]) for index in (_WARM_PERIODS - 1, -1))
-    mean: Floats = (last - first) / _PERIODS
-    return mean
+        return (third - second) * bend
+    period: Floats = np.maximum(float(host.sum()), busy)
+    stepwise = ~_queue_is_long(len(kernels), period, device) if len(cuts) == 2 else np.full(len(period), True)
+    if stepwise.any():
+        ends = _by_steps(timeline, host, kernels[:, stepwise], device, _WARM_PERIODS + _PERIODS)
+        first, last = (np.maximum(*ends[index]) for index in (_WARM_PERIODS - 1, -1))
+        period[stepwise] = (last - first) / _PERIODS
+    return period * bend
 
 
-def _joined(host: float, busy: Floats, knee: float) -> Floats:
-    """The slower clock; where a profile says how round its knees are, with a smooth bend between the two."""
-    slower: Floats = np.maximum(host, busy)
+def _bend(host: float, busy: Floats, knee: float) -> Floats:
+    """How much longer than the slower clock both take together: a smooth bend where a profile says how round it is."""
     if not knee:
-        return slower
-    smooth: Floats = slower * ((host / slower) ** knee + (busy / slower) ** knee) ** (1.0 / knee)
-    return smooth
+        return np.ones_like(busy)
+    share = np.minimum(host, busy) / np.maximum(np.maximum(host, busy), np.finfo(float).tiny)
+    bend: Floats = (1.0 + share**knee) ** (1.0 / knee)
+    return bend
 
 
-def _queue_is_long(count: int, period: Floats, device: DeviceInfo) -> bool:
-    """Whether a full queue changes the period by less than a thousandth.
+def _queue_is_long(count: int, period: Floats, device: DeviceInfo) -> NDArray[np.bool_]:
+    """Whether a full queue changes the period of each batch by less than a thousandth.
 
     Going once through the queue, from a kernel's start to the host and back to the device, costs one launch latency and
     skips `queue` kernels, so that each forward pays at most `count / queue` of it.
     """
-    extra = device.launch_us * count / device.queue
-    return count <= device.queue and extra <= 1e-3 * float(period.min(initial=np.inf))
+    extra = device.launch_us * count / device.queue if count <= device.queue else math.inf
+    long: NDArray[np.bool_] = extra <= 1e-3 * period
+    return long
 
 
 Clocks = tuple[Floats, Floats]
@@ -202,7 +204,7 @@ Test = Callable[[CurveSamples, CurveSamples], NDArray[np.bool_]]
 class BatchThresholds:
     """Crossover and knee of one model in one runtime on one device.
 
-    Pickling keeps the answers and drops what they were computed from.
+    Pickling keeps the answers and drops what they were computed from. Copies are the object itself.
     """
 
     _sample: Sampler | None
@@ -217,6 +219,12 @@ class BatchThresholds:
         if not ratio > 1.0:
             raise UsageError(f"A knee needs a ratio above 1, not {ratio}; use 1.1 for 10 % over the flat latency.")
         return self._search("knee", ratio, lambda curve, flat: curve.latency_us > ratio * flat.latency_us)
+
+    def __copy__(self) -> BatchThresholds:
+        return self
+
+    def __deepcopy__(self, memo: dict[int, object]) -> BatchThresholds:
+        return self
 
     def __getstate__(self) -> dict[str, object]:
         if self._sample is not None:
@@ -237,9 +245,10 @@ class BatchThresholds:
             flat = sample(np.array([1]), shift)
             return first_true(lambda batches: test(sample(batches, shift), flat), _powers(MOST))
 
-        # A slower device reaches both thresholds at a smaller batch.
-        ends = sorted((threshold(Z90), threshold(0.0), threshold(-Z90)), key=lambda batch: batch or math.inf)
-        found = self._answers[kind, ratio] = BatchThreshold(ends[1], ends[0], ends[2])
+        # A slower device reaches both thresholds at a smaller batch, unless other kernels serve it meanwhile.
+        batch = threshold(0.0)
+        ends = sorted((threshold(Z90), batch, threshold(-Z90)), key=lambda end: end or math.inf)
+        found = self._answers[kind, ratio] = BatchThreshold(batch, ends[0], ends[2])
         return found
 
 

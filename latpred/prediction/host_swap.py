@@ -33,6 +33,14 @@ LEAST_LOG_STD = 0.05
 _UNKNOWN_HOST = (FITTED, datasheet.PROVENANCE)  # provenances whose dispatch is that of a middle host
 
 
+class _Measured(NamedTuple):
+    """A host whose dispatch was measured."""
+
+    dispatch: DispatchFit
+    label: str  # what to call it
+    asynchronous: bool  # whether it fed a GPU meanwhile
+
+
 class Swap(NamedTuple):
     """A host in place of the profile's."""
 
@@ -75,9 +83,9 @@ def _named(name: str, profile: DeviceProfile) -> Swap:
     if measured is None:
         known, (level, log_std) = hosts.find(name), _level(profile)
         return Swap(known.factor / level, math.hypot(known.log_std, log_std), f"{known.name} ({known.basis_text})")
-    dispatch, label = measured
-    factor, log_std = ratio(dispatch, _eager(profile), quiet=profile.device.asynchronous)
-    return Swap(factor, log_std, label)
+    quiet = measured.asynchronous != profile.device.asynchronous
+    factor, log_std = ratio(measured.dispatch, _eager(profile), quiet=quiet)
+    return Swap(factor, log_std, measured.label)
 
 
 def ratio(host: DispatchFit, other: DispatchFit, *, quiet: bool) -> tuple[float, float]:
@@ -153,34 +161,35 @@ def _level(profile: DeviceProfile) -> tuple[float, float]:
     return host.factor, host.log_std
 
 
-def _measured(name: str) -> tuple[DispatchFit, str] | None:
-    """A host's dispatch by name, and what to call it; None where the table of hosts alone knows it."""
+def _measured(name: str) -> _Measured | None:
+    """A host's dispatch by name; None where the table of hosts alone knows it."""
     if name == THIS:
         return _this()
     if name in host_profile.names() or storage.is_path(name):
         host = host_profile.load(name)
-        return host.dispatch, f"{host.name} ({host.machine.cpu})"
+        return _Measured(host.dispatch, f"{host.name} ({host.machine.cpu})", asynchronous=False)
     if any(entry.name == name and entry.profile is not None for entry in store.listing()):
         device = store.load(name)
-        return _eager(device), f"that of profile {name} ({device.machine.cpu})"
+        label = f"that of profile {name} ({device.machine.cpu})"
+        return _Measured(_eager(device), label, device.device.asynchronous)
     if hosts.known(name):
         return None
-    return host_profile.load(name).dispatch, name  # raises, with what is near
+    return _Measured(host_profile.load(name).dispatch, name, asynchronous=False)  # raises, with what is near
 
 
-def _this() -> tuple[DispatchFit, str]:
+def _this() -> _Measured:
     """Costs of the host that asks: measured alone, else with the CPU."""
     own = [host for host in host_profile.listing() if owner(host.machine) is not Owner.ANOTHER]
     if own:
         latest = max(own, key=lambda host: (owner(host.machine) is Owner.THIS, host.created))
-        return latest.dispatch, f"this host ({latest.machine.cpu})"
+        return _Measured(latest.dispatch, f"this host ({latest.machine.cpu})", asynchronous=False)
     try:
         device = store.find("cpu")
     except NoProfileError:
         raise HostError(
             "this host was not measured yet. Measure it, in seconds, with: latpred calibrate --host-only"
         ) from None
-    return _eager(device), f"this host ({device.machine.cpu})"
+    return _Measured(_eager(device), f"this host ({device.machine.cpu})", device.device.asynchronous)
 
 
 def _eager(profile: DeviceProfile) -> DispatchFit:

@@ -146,7 +146,7 @@ def curve_row(point: Prediction) -> Row:
 
 
 def _coverage(curve: Curve) -> str:
-    estimated = curve.points[-1].coverage.estimated_ops
+    estimated = {name: count for point in curve for name, count in point.coverage.estimated_ops.items()}
     if not estimated:
         return "coverage: formulas for all launches"
     share = min(point.coverage.launches for point in curve)

@@ -9,7 +9,9 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import nullcontext
 from functools import cached_property, lru_cache
+from itertools import chain
 from numbers import Real
+from operator import attrgetter
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import msgspec
@@ -393,7 +395,7 @@ class Predictor:
             )
 
     def _setting(self, graph: ModelGraph, options: Options, served: Sequence[_Passes]) -> Setting:
-        profile, runtime, priced = self.profile, options.runtime, served[0].priced
+        profile, runtime = self.profile, options.runtime
         estimated = () if runtime in self.given.runtimes else (fallbacks.caveat(runtime),)
         return Setting(
             model=graph.model,
@@ -403,7 +405,7 @@ class Predictor:
             runtime=runtime,
             device=profile.device.name,
             protocol=options.protocol,
-            inputs_on=options.inputs_on,
+            inputs_on=options.inputs_on if profile.device.asynchronous else "device",  # a CPU computes where they are
             provenance=Provenance(
                 profile=profile.name,
                 source=f"{profile.provenance}, adapted" if ADAPTED in profile.protocol else profile.provenance,
@@ -412,7 +414,7 @@ class Predictor:
                 caveats=(
                     *self.caveats,
                     *self._host_caveat(served),
-                    *_caveats(profile, graph, runtime, priced),
+                    *_caveats(profile, graph, runtime, [passes.priced for passes in served]),
                     *estimated,
                 ),
             ),
@@ -474,8 +476,8 @@ def untested(fit: DispatchFit) -> Iterator[str]:
         )
 
 
-def _caveats(profile: DeviceProfile, graph: ModelGraph, runtime: str, priced: Priced) -> list[str]:
-    """What may not hold of a graph's prediction."""
+def _caveats(profile: DeviceProfile, graph: ModelGraph, runtime: str, served: Sequence[Priced]) -> list[str]:
+    """What may not hold of a graph's prediction, whichever schedules serve its batches."""
     said = list(graph.notes)
     if profile.provenance == datasheet.PROVENANCE:
         said.append(datasheet.CAVEAT)
@@ -488,10 +490,16 @@ def _caveats(profile: DeviceProfile, graph: ModelGraph, runtime: str, priced: Pr
     measured = (profile.protocol.get("memory_format", ""), *profile.kernels)
     if graph.memory_format != CONTIGUOUS and not any(graph.memory_format in name for name in measured):
         said.append(f"convolutions were measured in the contiguous format: in {graph.memory_format} they may differ")
-    said += priced.caveats
-    if priced.estimated:
-        names = sorted({op.name for op in graph.ops if op.estimated})
-        said.append(f"no cost formula for {', '.join(names)}: estimated from bytes")
-    if priced.unmeasured:
-        said.append(f"the profile has no measurements of {', '.join(priced.unmeasured)} kernels: estimated")
+    said += _all_of(served, "caveats")
+    if estimated := _all_of(served, "estimated"):
+        said.append(f"no cost formula for {', '.join(sorted(estimated))}: estimated from bytes")
+    if unmeasured := _all_of(served, "unmeasured"):
+        said.append(f"the profile has no measurements of {', '.join(unmeasured)} kernels: estimated")
+    if told := _all_of(served, "from_datasheet"):
+        said.append(f"the profile has no measurements of {', '.join(told)} kernels: taken from the datasheet")
     return said
+
+
+def _all_of(served: Sequence[Priced], names: str) -> list[str]:
+    """What all schedules have under an attribute, each once."""
+    return list(dict.fromkeys(chain.from_iterable(map(attrgetter(names), served))))

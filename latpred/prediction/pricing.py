@@ -7,10 +7,10 @@ evaluated together for all batches. What the times add up to is `latpred.predict
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import lru_cache, partial
-from itertools import chain
+from itertools import chain, compress
 from operator import attrgetter
 from threading import Lock
 from typing import Any, NamedTuple
@@ -86,7 +86,7 @@ class ColdDispatch:
     def of(
         cls, schedule: Schedule, fit: DispatchFit, slower: float = 1.0, moved: Floats | None = None
     ) -> ColdDispatch | None:
-        """For a runtime's costs, all of them `slower` so many times; None where they are not known.
+        """For a runtime's costs, all of them `slower` so many times; None where cold caches cost its steps nothing.
 
         Who has looked at the kernels already gives the bytes that the op of each has `moved`: reading those off all ops
         takes longer than everything else here, and a search prices the same few layers again and again.
@@ -96,14 +96,21 @@ class ColdDispatch:
         names, code = numbered(schedule.host_class)
         most_us = np.array([nearest(fit.cold_costs_us, name) for name in names], dtype=float)[code]
         most_us += fit.cold_calls * fit.scale * (schedule.calls @ call_prices(fit))
+        if not most_us.any():  # as of an interpreter's nodes: cold code was measured of none of their classes
+            return None
         reuse_bytes = _reuse_bytes(schedule, _moved(schedule) if moved is None else moved)
         return cls(slower * most_us, reuse_bytes, fit.cold_bytes)
 
     def at(self, batches: Floats) -> Floats:
         """Microseconds that each step takes longer at each batch, shape (n, batches)."""
-        touched = self.reuse_bytes[:, :1] + self.reuse_bytes[:, 1:] * batches
-        longer: Floats = self.most_us[:, None] * (touched / (touched + self.half_bytes))
+        longer: Floats = self.most_us[:, None] * self.share(batches)
         return longer
+
+    def share(self, batches: Floats) -> Floats:
+        """Of the most that each step takes longer, what it does at each batch, shape (n, batches)."""
+        touched = self.reuse_bytes[:, :1] + self.reuse_bytes[:, 1:] * batches
+        share: Floats = touched / (touched + self.half_bytes)
+        return share
 
 
 def _reuse_bytes(schedule: Schedule, moved: Floats) -> Floats:
@@ -138,13 +145,18 @@ def _moved(schedule: Schedule) -> Floats:
     return summed
 
 
+# What the times of a family rest on: a fit to samples (of a profile that was not measured, to all that there is), whole
+# networks alone, a datasheet in a profile that was measured, or a guess from other families.
+SAMPLED, NETWORKS, DATASHEET, GUESSED = "samples", "networks", "datasheet", "guess"
+
+
 class KernelPrice(NamedTuple):
     """What prices an op's kernels: a model, and factors of its time above the floor and of all of it."""
 
     model: KernelModel
     leaf_scale: float
     scale: float
-    measured: bool  # whether the family was
+    basis: str  # what the model rests on
 
 
 class _KernelRow(NamedTuple):
@@ -268,12 +280,13 @@ class KernelRows:
     def _made(self, op: Op, family: str) -> _KernelRow:
         price = self._price(op, family)
         work = np.array(columns(op, price.model.fit.family, resident=self._resident), dtype=float)
-        guessed = op.estimated or not price.measured
+        guessed = op.estimated or price.basis == GUESSED
         facts = (
             price.leaf_scale,
             price.scale,
             GUESSED_LOG_STD if guessed else 0.0,
-            0.0 if guessed else price.model.fit.spread,  # nothing is usual about a guess
+            # Nothing is usual about a guess, and networks do not vouch for kernels that few of them have.
+            0.0 if op.estimated or price.basis != SAMPLED else price.model.fit.spread,
             self.families.setdefault(root(family), len(self.families)),
             op.name.startswith("aten::") and not op.name.endswith("_"),
             tuple(work[_BYTES].sum(axis=0).tolist()),
@@ -294,6 +307,7 @@ class Priced:
     usual_log_std: Floats  # (rows,): of their fits' errors on their own samples
     families: Floats  # (families, rows): 1 where a row belongs to a family
     unmeasured: tuple[str, ...]  # families that the profile has no fit for
+    from_datasheet: tuple[str, ...]  # families that a measured profile has a datasheet's fit for
     caveats: tuple[str, ...]  # what may not hold of kernels in formats that were not measured
     kernel_row: Ints  # (m,): whose time each kernel takes
     kernel_share: Floats  # (m,): and how much of it
@@ -303,7 +317,7 @@ class Priced:
     class_ops: Ints  # ops of each; a class that the host never dispatches counts what it computes
     class_rows: Floats  # (classes, rows): how often each class does each row's work
     live: Floats  # (ops, 2): constant and per-sample bytes alive after each op
-    estimated: bool  # whether some op has no formula
+    estimated: tuple[str, ...]  # names of ops without a formula
 
     def times(self, batches: Floats) -> KernelEstimate:
         """Times of every row at every batch."""
@@ -355,18 +369,20 @@ class PriceList:
         cells = of_op[schedule.kernel_op] * count + kernel_row
         class_rows = np.bincount(cells, share, len(classes) * count).astype(float).reshape(len(classes), count)
         dispatched = np.bincount(of_step, minlength=len(classes))
+        # A GPU's kernels leave the host's caches alone, wherever the costs of its dispatch were measured.
+        cold = None
+        if not self._profile.device.asynchronous:
+            cold = ColdDispatch.of(schedule, dispatch, self._slowdown.ops, facts["moved"][kernel_row])
         return Priced(
             timeline=Timeline.of(schedule.kernel_step + 1, np.concatenate(([0], schedule.sync))),
-            host_us=self._host_us(schedule, dispatch, precision),
-            # A GPU's kernels leave the host's caches alone, wherever the costs of its dispatch were measured.
-            cold=None
-            if self._profile.device.asynchronous
-            else ColdDispatch.of(schedule, dispatch, self._slowdown.ops, facts["moved"][kernel_row]),
+            host_us=self._host_us(schedule, dispatch, precision, ops_slowdown(cold, self._slowdown)),
+            cold=cold,
             rows=rows,
             row_numbers=row_numbers,
             usual_log_std=facts["usual_log_std"],
             families=(facts["family"] == np.arange(len(rows.families))[:, None]).astype(float),
-            unmeasured=tuple(dict.fromkeys(row.family for row in used if not row.price.measured)),
+            unmeasured=_families(used, GUESSED),
+            from_datasheet=_families(used, DATASHEET),
             caveats=tuple(dict.fromkeys(row.price.model.caveat for row in used if row.price.model.caveat)),
             kernel_row=kernel_row,
             kernel_share=share,
@@ -376,7 +392,7 @@ class PriceList:
             class_ops=np.where(dispatched, dispatched, np.bincount(of_op, minlength=len(classes))),
             class_rows=class_rows,
             live=np.fromiter(chain.from_iterable(map(_LIVE_BYTES, schedule.ops)), dtype=float).reshape(-1, 2),
-            estimated=any(map(_ESTIMATED, schedule.ops)),
+            estimated=tuple({op.name: None for op in compress(schedule.ops, map(_ESTIMATED, schedule.ops))}),
         )
 
     def dispatch(self, runtime: str) -> DispatchFit:
@@ -414,11 +430,14 @@ class PriceList:
             )
         return fits | kernels.get(f"{precision} {memory_format}", {}) if memory_format else fits
 
-    def _host_us(self, schedule: Schedule, fit: DispatchFit, precision: str) -> Floats:
-        """What the host takes for the call itself and for each step, with the module and Python calls before it."""
+    def _host_us(self, schedule: Schedule, fit: DispatchFit, precision: str, ops: float) -> Floats:
+        """What the host takes for the call itself and for each step, with the module and Python calls before it.
+
+        Ops take `ops` times as long as at the profile's full speed.
+        """
         names, code = numbered(schedule.host_class)
         costs = np.array([host_cost(fit, name) for name in names], dtype=float)
-        dispatch, ops = self._slowdown.dispatch, ops_slowdown(fit, self._slowdown)
+        dispatch = self._slowdown.dispatch
         scale = host_scale(fit, precision.partition(" ")[0])
         steps = (schedule.calls @ call_prices(fit)) * (scale * dispatch) + (scale * ops * costs)[code]
         us: Floats = np.concatenate(([fit.fixed_us * dispatch], steps))
@@ -466,15 +485,24 @@ class PriceList:
             if fitted is not None:
                 model = self._model(fitted, self._limits(wanted, family), None if source is runtime_fits else native)
                 leaf_scale = nearest(fitted.leaf_scales, family, 1.0)
-                return KernelPrice(model, leaf_scale, 1.0 if source is runtime_fits else scale, measured=True)
+                own = source is runtime_fits
+                return KernelPrice(model, leaf_scale, 1.0 if own else scale, self._basis(fitted, own))
         for substitute in SUBSTITUTES.get(root(family), ()):
             if substitute in fits:
                 model = self._model(fits[substitute], self._limits(wanted, family), native)
-                return KernelPrice(model, 1.0, scale, measured=False)
+                return KernelPrice(model, 1.0, scale, GUESSED)
         if wanted not in self._models:
             limits = self._limits(wanted, "other")
             self._models[wanted] = KernelModel(guess(self._profile, fits), limits=limits)
-        return KernelPrice(self._models[wanted], 1.0, scale, measured=False)
+        return KernelPrice(self._models[wanted], 1.0, scale, GUESSED)
+
+    def _basis(self, fit: KernelFit, own: bool) -> str:
+        """What a fit of the profile's, or of a runtime's own kernels, rests on."""
+        if fit.points or self._profile.provenance != "measured":
+            return SAMPLED
+        if own:
+            return NETWORKS
+        return SAMPLED if self._gpu is None else DATASHEET
 
     def _model(self, fit: KernelFit, limits: Limits | None, native: KernelFit | None = None) -> KernelModel:
         key = id(fit), limits, native is None  # the profile keeps every fit alive
@@ -505,9 +533,14 @@ def host_scale(fit: DispatchFit, precision: str) -> float:
     return fit.scale * (fit.half_scale if precision in HALVES else 1.0)
 
 
-def ops_slowdown(fit: DispatchFit, slowdown: Slowdown) -> float:
-    """How many times longer a runtime's ops take to dispatch; as all else where cold caches cost it nothing."""
-    return slowdown.ops if fit.cold_costs_us else slowdown.dispatch
+def ops_slowdown(cold: ColdDispatch | None, slowdown: Slowdown) -> float:
+    """How many times longer a schedule's ops take to dispatch; as all else where cold caches cost it nothing."""
+    return slowdown.dispatch if cold is None else slowdown.ops
+
+
+def _families(rows: Sequence[_KernelRow], basis: str) -> tuple[str, ...]:
+    """Families whose times rest on something, in order of appearance."""
+    return tuple(dict.fromkeys(row.family for row in rows if row.price.basis == basis))
 
 
 def _classes(schedule: Schedule) -> tuple[tuple[str, ...], Ints, Ints]:

@@ -24,6 +24,7 @@ SCHEMA_VERSION = 2
 THREADS, CUDNN, BENCHMARK = "threads", "cudnn", "benchmark"  # keys of a protocol, and what cudnn may be set to
 FITTED = "fitted from published measurements"  # a provenance
 ADAPTED = "adapted"  # key of a protocol: what the profile was corrected by
+OPENED = "opened as"  # key of a protocol: the GPU by the name that opened it
 HOST = "host"  # key of a protocol: whose dispatch the profile was given
 OLDEST_SCHEMA = 1  # fields that came later have defaults
 

@@ -18,7 +18,18 @@ from typing import NamedTuple
 from latpred import host, storage
 from latpred.errors import NoProfileError, ProfileError
 from latpred.profile import datasheet, gpus
-from latpred.profile.document import ADAPTED, BENCHMARK, CUDNN, REPAIR, THREADS, DeviceProfile, Machine, decode, encode
+from latpred.profile.document import (
+    ADAPTED,
+    BENCHMARK,
+    CUDNN,
+    OPENED,
+    REPAIR,
+    THREADS,
+    DeviceProfile,
+    Machine,
+    decode,
+    encode,
+)
 
 MEMORY_TOLERANCE = 0.03  # kernels keep more or less of it to themselves
 
@@ -114,9 +125,11 @@ def _shipped() -> Path:
 
 
 def live_name(profile: DeviceProfile) -> str:
-    """The device that a profile is of, as it is opened: a GPU by the number in the profile's name."""
-    numbered = re.match(r"cuda:\d+", profile.name)
-    return numbered[0] if numbered and profile.device.kind == "cuda" else profile.device.kind
+    """The device that a profile is of, as it is opened; older profiles tell the number of a GPU by their name alone."""
+    if profile.device.kind != "cuda":
+        return profile.device.kind
+    numbered = re.match(r"cuda:\d+", profile.protocol.get(OPENED, profile.name))
+    return numbered[0] if numbered else profile.device.kind
 
 
 def listing() -> list[Entry]:
@@ -221,20 +234,25 @@ def find(
     owners = [(entry.profile, owner(entry.profile.machine)) for entry in entries if entry.profile is not None]
     for kind, whose in product(kinds, (Owner.THIS, Owner.ALIKE)):
         own = [profile for profile, its in owners if its is whose and profile.device.kind == kind]
+        if device not in (None, kind):  # of several GPUs the one that is meant, or what may be it
+            own = [profile for profile in own if live_name(profile) in (device, kind)]
         fitting = [profile for profile in own if not _differing(profile, wanted)]
         if own and not fitting:
             raise NoProfileError(_not_measured_so(own, wanted))
         if own:
-            of_number = [profile for profile in fitting if live_name(profile) == device]  # of several GPUs
+            of_number = [profile for profile in fitting if live_name(profile) == device]
             return max(of_number or fitting, key=_preference)
     damaged = [entry for entry in entries if entry.problem]
     if damaged:
         raise ProfileError(damaged[0].problem)
-    flag = f" --device {device}" if device else ""
-    foreign = [profile.name for profile, whose in owners if whose is Owner.ANOTHER]
+    of = device or (kinds[0] if len(kinds) == 1 else "")  # settings may have told which kind is meant
+    said, flags, _ = _settings(wanted)
+    measured = f" measured with {said}" if said else ""
+    foreign = [one.name for one, whose in owners if whose is Owner.ANOTHER and one.device.kind in kinds]
     hint = f" (another machine's can be named, as in --device {foreign[0]})" if foreign else ""
     raise NoProfileError(
-        f"no profile of {device or 'this machine'} in {directory()}{hint}. Make one with: latpred calibrate{flag}"
+        f"no profile of {of or 'this machine'}{measured} in {directory()}{hint}. "
+        f"Make one with: latpred calibrate{f' --device {of}' * bool(of)}{flags}"
     )
 
 
@@ -256,24 +274,32 @@ def _differing(profile: DeviceProfile, wanted: dict[str, int | bool | None]) -> 
 
 
 def _not_measured_so(own: list[DeviceProfile], wanted: dict[str, int | bool | None]) -> str:
-    threads, benchmark, kind = wanted["threads"], wanted["cudnn_benchmark"], own[0].device.kind
-    if benchmark and kind != "cuda":
+    kind = own[0].device.kind
+    if wanted["cudnn_benchmark"] and kind != "cuda":
         return f"cudnn runs on CUDA devices only, and {own[0].name} is of kind {kind}. Ask without --cudnn-benchmark."
     if owner(own[0].machine) is Owner.ANOTHER:  # whose profile nothing here can make anew
         flags = " and ".join(f"--{name.replace('_', '-')}" for name in _differing(own[0], wanted))
         return f"profile {own[0].name!r} is of another machine, and holds for {_how(own[0])}. Ask without {flags}."
-    said, flags, name = [], "", kind
-    if threads is not None:
-        said.append(threads_text(threads))
-        flags, name = f" --threads {threads}", f"{name}-{threads}"
-    if benchmark is not None:
-        said.append(f"cudnn.benchmark {'on' if benchmark else 'off'}")
-        flags, name = f"{flags}{' --cudnn-benchmark' * benchmark}", f"{name}{'-benchmark' * benchmark}"
+    said, flags, suffix = _settings(wanted)
+    live = live_name(own[0])
     there = ", ".join(f"{profile.name}: {_how(profile)}" for profile in own)
     return (
-        f"no profile of {kind} was measured with {' and '.join(said)} (there is {there}). "
-        f"Make one with: latpred calibrate --device {kind}{flags} --name {name}"
+        f"no profile of {kind} was measured with {said} (there is {there}). "
+        f"Make one with: latpred calibrate --device {live}{flags} --name {live}{suffix}"
     )
+
+
+def _settings(wanted: dict[str, int | bool | None]) -> tuple[str, str, str]:
+    """What is wanted in words, as options of the command line, and as the end of a profile's name."""
+    said, flags, suffix = [], "", ""
+    threads, benchmark = wanted["threads"], wanted["cudnn_benchmark"]
+    if threads is not None:
+        said.append(threads_text(threads))
+        flags, suffix = f" --threads {threads}", f"-{threads}"
+    if benchmark is not None:
+        said.append(f"cudnn.benchmark {'on' if benchmark else 'off'}")
+        flags, suffix = f"{flags}{' --cudnn-benchmark' * benchmark}", f"{suffix}{'-benchmark' * benchmark}"
+    return " and ".join(said), flags, suffix
 
 
 def _how(profile: DeviceProfile) -> str:

@@ -102,6 +102,9 @@ def test_a_profile_says_how_it_was_measured() -> None:
     assert not store.cudnn_benchmarked(off.noted_in(profile(device=info)))
     assert conditions.Options(threads=2).noted_in(profile()).protocol["threads"] == "2, as asked for"
     assert off.noted_in(profile()) == profile()
+    # Which of several GPUs it was, whatever name it has; what goes on with the profile leaves that as it is.
+    lab = off.noted_in(profile("lab", device=info), "cuda:1")
+    assert store.live_name(lab) == store.live_name(off.noted_in(lab)) == "cuda:1"
     assert [on.named("h200"), off.named("cpu")] == ["h200-cudnn-benchmark", "cpu"]
 
 

@@ -13,7 +13,7 @@ import msgspec
 import torch
 
 from latpred.errors import UsageError
-from latpred.profile.document import BENCHMARK, CUDNN, THREADS, DeviceProfile
+from latpred.profile.document import BENCHMARK, CUDNN, OPENED, THREADS, DeviceProfile
 
 _LARGEST_KEPT_BYTES = (32 << 20) - 8192  # with the allocator's own bookkeeping, just within what it learns from
 _NEWER = (torch.backends.cuda.matmul, torch.backends.cudnn.conv, torch.backends.cudnn.rnn)  # type: ignore[attr-defined]
@@ -48,13 +48,15 @@ class Options(NamedTuple):
         threads = "" if self.threads is None else f"-{self.threads}-thread{'s' * (self.threads > 1)}"
         return f"{device}{threads}{'-cudnn-benchmark' * self.cudnn_benchmark}"
 
-    def noted_in(self, profile: DeviceProfile) -> DeviceProfile:
-        """The profile, with what was asked for in its protocol."""
+    def noted_in(self, profile: DeviceProfile, opened: str = "") -> DeviceProfile:
+        """The profile, with what was asked for in its protocol, and by which name a GPU was opened."""
         said = dict(profile.protocol)
         if self.threads is not None:
             said[THREADS] = f"{self.threads}, as asked for"
         if profile.device.kind == "cuda":
             said[CUDNN] = BENCHMARK if self.cudnn_benchmark else f"no {BENCHMARK}"
+            if opened:
+                said[OPENED] = opened
         return msgspec.structs.replace(profile, protocol=said)
 
 
