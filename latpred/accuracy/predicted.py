@@ -131,7 +131,7 @@ def trace_key(key: GraphKey, target: str) -> ModelGraph:
         key.model,
         runtime=key.runtime,
         target=target,
-        seq=size if key.input_kind == "seq" else None,
+        seq=size if key.input_kind in ("seq", "audio") else None,
         image=size if key.input_kind == "image" else None,
         precision=key.precision,
         memory_format=key.memory_format,
