@@ -45,7 +45,7 @@ def source_of(model: torch.nn.Module | str, inputs: Any = None, **options: Any) 
     """A source from whatever `latpred.trace` takes but a graph; options and errors are those of `latpred.trace`."""
     # The runtime that was asked for compiles it, or not.
     graph = as_written(trace(model, inputs, **options))
-    seq, image, attention = (options.get(name) for name in ("seq", "image", "attention"))
+    seq, image, precision, attention = (options.get(name) for name in ("seq", "image", "precision", "attention"))
     dtype, last = DTYPES.get(graph.precision, torch.float32), options.get("memory_format") == "channels_last"
     roots: tuple[Any, ...] = ()
     if isinstance(model, str):
@@ -59,7 +59,7 @@ def source_of(model: torch.nn.Module | str, inputs: Any = None, **options: Any) 
     def make() -> torch.nn.Module:
         if isinstance(model, str):
             with Seeded(SEED), usual_dtype(), built_with(attention or attention_asked()):
-                made = build(model, seq=seq, image=image, device="cpu", precision=graph.precision).model
+                made = build(model, seq=seq, image=image, device="cpu", precision=precision).model
         else:
             made = _on_cpu(model, dtype)
             attend(made, attention)
