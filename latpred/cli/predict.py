@@ -222,7 +222,7 @@ def _ranking_page(table: pd.DataFrame) -> Page:
             for row in cells[cells["error"].isna()].to_dict("records")
         ]
         heads = ("rank", "model", "latency", "90 % interval", "regime", "launches")
-        parts.append(Table(heads, rows, left=("model", "regime"), title=f"{device}, batch {batch}"))
+        parts.append(Table(heads, rows, left=("model", "regime"), folded=("model",), title=f"{device}, batch {batch}"))
     failed = table[table["error"].notna()].drop_duplicates(["device", "candidate"])
     parts += [f"{row['name']} on {row['device']}: {row['error']}" for row in failed.to_dict("records")]
     return Page("", parts)
@@ -282,7 +282,7 @@ def timeline(model: str, batch: int, runtime: str, plot: Path | None, output: Ou
     from latpred.api import predictor_of
     from latpred.prediction.timeline import forward_pass
 
-    graph = _graph_of(model, runtime, **asked)
+    graph = _graph_of(model, runtime, (batch,), **asked)
     place = (asked[name] for name in ("device", "host", "threads", "cudnn_benchmark"))
     forward = forward_pass(predictor_of(DeviceQuery(*place)), graph, batch, runtime=runtime)
     emit(output, document=forward.to_dict, rows=forward.to_frame, page=lambda: _forward_page(forward))
