@@ -97,6 +97,10 @@ def test_a_write_that_fails_midway_keeps_the_old_profile(monkeypatch: pytest.Mon
 
 
 def test_without_a_profile_the_message_names_the_command() -> None:
+    with pytest.raises(NoProfileError, match=r"latpred calibrate --device cpu --threads 3$"):
+        store.find(threads=3)
+    with pytest.raises(NoProfileError, match=r"latpred calibrate --device cuda:1 --cudnn-benchmark$"):
+        store.find("cuda:1", cudnn_benchmark=True)
     with pytest.raises(NoProfileError, match=r"no profile of this machine in .*\. Make one with: latpred calibrate$"):
         store.find()
     with pytest.raises(NoProfileError, match=r"no profile of cuda:0 .*latpred calibrate --device cuda:0$"):

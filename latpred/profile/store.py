@@ -226,11 +226,12 @@ def find(
     damaged = [entry for entry in entries if entry.problem]
     if damaged:
         raise ProfileError(damaged[0].problem)
-    flag = f" --device {device}" if device else ""
+    target = device or (kinds[0] if len(kinds) == 1 else None)
+    flags = (f" --device {target}" if target else "") + _flags(wanted)
     foreign = [profile.name for profile, whose in owners if whose is Owner.ANOTHER]
     hint = f" (another machine's can be named, as in --device {foreign[0]})" if foreign else ""
     raise NoProfileError(
-        f"no profile of {device or 'this machine'} in {directory()}{hint}. Make one with: latpred calibrate{flag}"
+        f"no profile of {device or 'this machine'} in {directory()}{hint}. Make one with: latpred calibrate{flags}"
     )
 
 
@@ -258,18 +259,24 @@ def _not_measured_so(own: list[DeviceProfile], wanted: dict[str, int | bool | No
     if owner(own[0].machine) is Owner.ANOTHER:  # whose profile nothing here can make anew
         flags = " and ".join(f"--{name.replace('_', '-')}" for name in _differing(own[0], wanted))
         return f"profile {own[0].name!r} is of another machine, and holds for {_how(own[0])}. Ask without {flags}."
-    said, flags, name = [], "", kind
+    said, name = [], kind
     if threads is not None:
         said.append(threads_text(threads))
-        flags, name = f" --threads {threads}", f"{name}-{threads}"
+        name = f"{name}-{threads}"
     if benchmark is not None:
         said.append(f"cudnn.benchmark {'on' if benchmark else 'off'}")
-        flags, name = f"{flags}{' --cudnn-benchmark' * benchmark}", f"{name}{'-benchmark' * benchmark}"
+        name = f"{name}{'-benchmark' * benchmark}"
     there = ", ".join(f"{profile.name}: {_how(profile)}" for profile in own)
     return (
         f"no profile of {kind} was measured with {' and '.join(said)} (there is {there}). "
-        f"Make one with: latpred calibrate --device {kind}{flags} --name {name}"
+        f"Make one with: latpred calibrate --device {kind}{_flags(wanted)} --name {name}"
     )
+
+
+def _flags(wanted: dict[str, int | bool | None]) -> str:
+    """Options of `latpred calibrate` that measure a machine as wanted."""
+    threads, benchmark = wanted["threads"], wanted["cudnn_benchmark"]
+    return ("" if threads is None else f" --threads {threads}") + " --cudnn-benchmark" * bool(benchmark)
 
 
 def _how(profile: DeviceProfile) -> str:
