@@ -157,6 +157,9 @@ def predict(
     sizes = checked_batches(batch)
     given = (inputs, seq, image, precision, memory_format, attention, lengths, execution)
     options = Options(*given, runtime, protocol, inputs_on)
+    if lengths is not None and is_one(batch) and sizes == (1,):  # as where none was given
+        tokens = checked_lengths(lengths)
+        sizes = (len(tokens.values),) if isinstance(tokens, GivenLengths) else sizes
     predictor = predictor_of(DeviceQuery(device, host, threads, cudnn_benchmark, now), runtime)
     curve = curve_of(predictor, model, sizes, options)
     return curve.points[0] if is_one(batch) else curve
@@ -180,8 +183,6 @@ def _curve_of_lengths(
     if not isinstance(model, str) and not hasattr(model, "named_modules"):
         raise UsageError("lengths= needs the model itself: a graph was traced with the inputs it has.")
     execution, lengths = options.execution, checked_lengths(options.lengths)
-    if isinstance(lengths, GivenLengths) and list(batches) == [1]:
-        batches = [len(lengths.values)]
     traced: dict[str, Any] = {"target": predictor.target, "precision": options.precision}
     of_batches = [lengths.of(batch) for batch in batches]
     if execution == "padded":

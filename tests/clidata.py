@@ -53,6 +53,11 @@ class Strange(WithConvolution):
         return mystery(self.conv(x))
 
 
+class Uneven(WithConvolution):
+    def forward(self, x):
+        return [self.conv(x) for _ in range(len(x) ** 2)][-1]
+
+
 def broken():
     raise ValueError("no such layer")
 

@@ -52,6 +52,13 @@ def test_groups_and_pairs_by_hand() -> None:
     assert found.noise.p90 == pytest.approx(0.01)
 
 
+def test_a_long_name_of_a_model_cuts_no_error_short() -> None:
+    name = f"/home/somebody/{'project/' * 8}models.py:build"
+    cells = [(name, batch, 0.1) for batch in BATCHES]
+    shown = compare(predicted(cells), measured(cells)).text(80)
+    assert "\N{HORIZONTAL ELLIPSIS}" not in shown
+
+
 def test_swapped_models_cost_order_at_their_batch() -> None:
     cells = [(m, b, {("bert", 1): 2.0, ("resnet", 1): 1.0}.get((m, b), y)) for m, b, y in CELLS]
     found = compare(predicted(cells), measured(CELLS, repeat_ratio=1.01))

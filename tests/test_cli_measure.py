@@ -144,6 +144,22 @@ def test_ctrl_c_keeps_what_was_measured() -> None:
     assert journal.read_bytes().count(b"\n") >= 4
 
 
+@pytest.mark.parametrize(
+    ("flags", "without"), [(["--fresh"], "--fresh"), (["--repeat", "2"], "--repeat"), (["--quick"], "")]
+)
+def test_ctrl_c_of_a_calibration_from_nothing_does_not_advise_another(
+    flags: list[str], without: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def interrupted(*_: object, **__: object) -> None:
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(calibrator, "calibrate", interrupted)
+    stopped = run("calibrate", "--device", "simulated", *flags)
+    said = f"go on with the same command without {without}" if without else "run the same command to go on"
+    assert stopped.exit_code == 130
+    assert stopped.stderr.endswith(f"latpred: interrupted; what was measured is kept, {said}.\n")
+
+
 def test_the_verbs_that_measure_hand_on_how(model: str, monkeypatch: pytest.MonkeyPatch) -> None:
     seen: dict[str, object] = {}
 

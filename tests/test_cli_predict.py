@@ -24,6 +24,7 @@ import latpred
 from latpred import tables
 from latpred.cli import main
 from latpred.profile import store
+from latpred.render import format_ms
 
 QUICK = "latpred.calibration.calibrator.calibrate"
 
@@ -205,6 +206,12 @@ def test_a_timeline_is_printed_traced_and_drawn(where: tuple[str, ...], tmp_path
     assert (tmp_path / "t.png").exists()
 
 
+def test_a_timeline_is_of_the_batch_that_was_asked_for(models: str) -> None:
+    asked = (f"{models}:Uneven", "--image", "8", "--batch", "5", "--device", saved())
+    latency_ms = document("predict", *asked)["points"][0]["latency_ms"]
+    assert run("timeline", *asked).stdout.splitlines()[0].endswith(f": {format_ms(latency_ms)}")
+
+
 def test_a_report_of_two_models(model: str, where: tuple[str, ...], tmp_path: Path) -> None:
     shown = run("report", model, *where, "--batch", "1,8", "--runtime", "cuda-graphs", "-o", tmp_path / "r.html")
     assert (shown.exit_code, shown.stdout) == (0, ""), shown.stderr
@@ -230,6 +237,13 @@ def test_rank_orders_models_on_each_device() -> None:
     text = run(*asked).stdout
     assert text.index("rtx-8000, batch 1") < text.index("rtx-8000, batch 8") < text.index("rtx-2080ti, batch 1")
     assert text.count("nasbench201:x on ") == 2
+
+
+def test_a_ranking_folds_long_names_before_it_cuts_a_number(models: str) -> None:
+    asked = ("rank", f"{models}:picture", "--device", "rtx-8000", "--image", "32")
+    shown = run(*asked).stdout
+    assert "\N{HORIZONTAL ELLIPSIS}" not in shown
+    assert format_ms(document(*asked)["rows"][0]["latency_ms"]) in shown
 
 
 def test_trace_counts_by_hand(model: str) -> None:

@@ -6,6 +6,8 @@ import csv
 import importlib
 import io
 import json
+import os
+import subprocess
 import sys
 from importlib.abc import MetaPathFinder
 from pathlib import Path
@@ -137,6 +139,19 @@ def test_a_torch_that_does_not_find_its_libraries_is_a_finding(monkeypatch: pyte
     monkeypatch.delitem(sys.modules, "torch")
     monkeypatch.setattr(sys, "meta_path", [Broken(), *sys.meta_path])
     assert (doctor._torch().verdict, doctor._cuda().verdict) == ("fail", "ok")
+
+
+def test_doctor_without_a_torch_that_loads_still_has_a_line_for_every_profile(tmp_path: Path) -> None:
+    store.save(profile())
+    (tmp_path / "torch").mkdir()
+    (tmp_path / "torch" / "__init__.py").write_text("raise OSError('libcublas.so.12: cannot open')")
+    script = "from latpred.cli import main; main(['doctor', '--json'])"
+    environment = {**os.environ, "PYTHONPATH": str(tmp_path)}
+    done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, check=False, env=environment)
+    assert done.returncode == 3, done.stderr
+    found = {finding["topic"]: finding for finding in json.loads(done.stdout)["findings"]}
+    assert (found["torch"]["verdict"], found["profile cpu"]["verdict"]) == ("fail", "note")
+    assert "libcublas.so.12" in found["profile cpu"]["detail"]
 
 
 @pytest.mark.parametrize(("name", "verdict"), [("torchvision", "note"), ("scipy", "fail")])

@@ -18,6 +18,7 @@ PICTURE = "{models}:picture --image 8"
 NONE_YET = "--device cuda:0 --yes"
 STUDY = "--suite paper --device simulated"
 UNEQUAL = "predict distilbert-base-uncased --lengths"
+SET_UP = "latpred calibrate --device cpu --threads 7 --name cpu-7 --runtimes onnxruntime"
 NEAREST = "No runtime is called 'onnxruntim'. Did you mean 'onnxruntime'"
 
 
@@ -54,11 +55,15 @@ def known(calibrated: None, monkeypatch: pytest.MonkeyPatch) -> None:
         (f"predict {PICTURE} --device {{models}}", 3, "models.py is damaged: JSON is malformed"),
         (f"predict {PICTURE} --execution packed", 2, "add --lengths 12,40,7 or leave it out"),
         (f"{UNEQUAL} 12,7 --channels-last", 2, "have no channels; leave out --channels-last"),
+        (f"{UNEQUAL} 12,40,7 --batch 1 -d cpu", 2, "3 lengths are a batch of 3, not of 1; leave batch out"),
         (f"{UNEQUAL} 12,7 --strict", 2, "--strict looks at models whose inputs are alike; leave it out, or --lengths"),
         (f"predict {PICTURE} -d cpu --cudnn-benchmark", 3, "cudnn runs on CUDA devices only"),
         (f"predict {PICTURE} -d a100 --precision amp-fp16 --runtime torchscript", 2, "does not run models under"),
         (f"predict {PICTURE} --runtime torchscript {NONE_YET}", 3, "--device cuda:0 --runtimes torchscript"),
         (f"explain {PICTURE} --runtime torchscript {NONE_YET}", 3, "--device cuda:0 --runtimes torchscript"),
+        (f"predict {PICTURE} --runtime onnxruntime --threads 7", 3, SET_UP),
+        (f"predict {PICTURE} --runtime onnxruntime -d cpu --threads 7", 3, SET_UP),
+        (f"predict {PICTURE} --runtime torchscript -d cpu --cudnn-benchmark", 3, "Ask without --cudnn-benchmark."),
         (f"predict bert-bas-uncased {NONE_YET}", 2, "did you mean bert-base-uncased"),
         (f"predict {PICTURE} {NONE_YET}", 3, "no CUDA device here"),
         (f"report {PICTURE} -d cuda:0", 3, "latpred calibrate --device cuda:0"),
@@ -98,6 +103,8 @@ def known(calibrated: None, monkeypatch: pytest.MonkeyPatch) -> None:
         (f"measure {STUDY} bert", 2, "Models and --suite exclude each other"),
         (f"measure {STUDY} --batch 4", 2, "--suite paper plans --batch itself; leave that out"),
         ("fit", 2, "either tables of latencies or --raw"),
+        ("fit --raw {folder} --gpu t4", 2, "a journal is of one device; leave it out"),
+        ("profiles list --datasheets --hosts", 2, "--datasheets and --hosts exclude each other; give one."),
         ("fit --raw {folder}", 3, "there is no journal.jsonl or last.jsonl in {folder}"),
         ("models no-such-model", 2, "no model has 'no-such-model' in its name"),
     ],

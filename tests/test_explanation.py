@@ -198,6 +198,13 @@ def test_a_model_is_traced_again_with_larger_inputs() -> None:
     assert room.cheap is None or room.cheap >= 64
 
 
+def test_inputs_grow_in_a_runtime_that_runs_on_gpus_alone() -> None:
+    found = latpred.explain("resnet-18", device="rtx-8000", precision="fp16", image=64, runtimes=["cuda-graphs"])
+    room = found.headrooms["cuda-graphs"].room("image")
+    assert room is not None
+    assert room.cheap is None or room.cheap > 64
+
+
 def test_between_two_sizes_the_latency_is_taken_to_be_straight() -> None:
     room = axis_headroom("seq", 100, 10.0, [(200, 10.0), (300, 14.0)], 300, estimate=False)
     assert (room.nearly_free, room.cheap) == (212, 250)

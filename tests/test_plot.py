@@ -6,6 +6,7 @@ from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
+import pandas as pd
 import pytest
 from explanationdata import explanation, prediction
 from factories import add, device, graph, linear, profile
@@ -17,7 +18,7 @@ from latpred.accuracy import comparison
 from latpred.errors import TableError
 from latpred.graph.graph import ModelGraph
 from latpred.plot import breakdown, style
-from latpred.plot.curves import regions, span_of
+from latpred.plot.curves import points, regions, span_of
 from latpred.prediction.prediction import Curve
 from latpred.prediction.predictor import Predictor
 from latpred.prediction.timeline import forward_pass
@@ -78,10 +79,33 @@ def test_measured_points_from_numbers_and_from_a_table() -> None:
     for source in ({8: 2.0, 1: 1.0}, table):
         ax = found.plot(plot.blank(), measured=source)
         assert "measured" in labels(ax)
-        (points,) = [one for one in ax.get_lines() if one.get_marker() == "D"]
-        assert np.asarray(points.get_ydata()) == pytest.approx([1.0, 2.0])
+        (drawn,) = [one for one in ax.get_lines() if one.get_marker() == "D"]
+        assert np.asarray(drawn.get_ydata()) == pytest.approx([1.0, 2.0])
     with pytest.raises(TableError, match="Nothing was measured of example-net"):
         found.plot(plot.blank(), measured=table.assign(model="another"))
+
+
+@pytest.mark.parametrize(
+    ("name", "other"),
+    [("input_size", 64), ("input_kind", "image"), ("memory_format", "channels_last"), ("attention", "eager")],
+)
+def test_points_of_other_inputs_are_not_drawn_over_a_curve(name: str, other: object) -> None:
+    found = curve(1, 8)
+    table = found.to_frame()[[*KEYS, "latency_s"]].assign(latency_s=[0.001, 0.002])
+    table = table.assign(spread_s=1e-5, n=3, run="a", stack="", memory_format="contiguous", attention="")
+    unlike = table.assign(**{name: other, "latency_s": 0.1})
+    assert points(pd.concat([table, unlike]), found.setting)[1] == [1.0, 2.0]
+    assert points(table.assign(input_kind="default", input_size=0), found.setting)[1] == [1.0, 2.0]
+    with pytest.raises(TableError, match=f"; the table has it at {unlike.input_kind[0]} {unlike.input_size[0]}"):
+        points(unlike, found.setting)
+
+
+def test_points_of_other_devices_are_drawn_where_there_are_no_others() -> None:
+    found = curve(1, 8)
+    table = found.to_frame()[[*KEYS, "latency_s"]].assign(latency_s=[0.001, 0.002])
+    renamed = table.assign(device="the same by another name", latency_s=[0.003, 0.004])
+    assert points(pd.concat([table, renamed]), found.setting)[1] == [1.0, 2.0]
+    assert points(renamed, found.setting)[1] == [3.0, 4.0]
 
 
 def test_several_curves_are_told_apart_by_what_differs() -> None:
@@ -106,9 +130,18 @@ def test_many_classes_share_the_last_colour() -> None:
     costs = {"names": tuple("abcdefghijk"), "ops": np.ones(11, int), "host_us": np.arange(11.0)}
     many = replace(point, costs=point.costs._replace(**costs, device_us=np.arange(11.0)))
     names = breakdown.largest([many])
-    assert names == [*"kjihgfe", "other"]
-    assert breakdown.times(many, "other", names) == pytest.approx((0.006, 0.006))
+    assert names == [*"kjihgfe", breakdown.OTHERS]
+    assert breakdown.times(many, breakdown.OTHERS, names) == pytest.approx((0.006, 0.006))
     assert len(set(style.looks(names).values())) == len(names)
+
+
+def test_the_class_other_counts_once() -> None:
+    point = curve(8)[0]
+    costs = {"names": ("other", *"abcdefghij"), "ops": np.ones(11, int), "host_us": np.arange(11.0, 0.0, -1.0)}
+    many = replace(point, costs=point.costs._replace(**costs, device_us=np.arange(11.0)))
+    names = breakdown.largest([many])
+    drawn = sum(sum(breakdown.times(many, name, names)) for name in names)
+    assert drawn == pytest.approx(sum(share.host_ms + share.device_ms for share in many.breakdown))
 
 
 def test_a_validation_shows_every_cell() -> None:
@@ -116,8 +149,8 @@ def test_a_validation_shows_every_cell() -> None:
     guess = predicted([(model, batch, 1.1 * seconds) for model, batch, seconds in cells])
     report = comparison.compare(guess, measured(cells))
     figure = report.plot()
-    (points,) = [one for one in figure.axes[0].get_lines() if one.get_label() == "cell"]
-    assert sorted(points.get_ydata()) == pytest.approx(sorted(guess["latency_s"] * 1e3))
+    (cloud,) = [one for one in figure.axes[0].get_lines() if one.get_label() == "cell"]
+    assert sorted(cloud.get_ydata()) == pytest.approx(sorted(guess["latency_s"] * 1e3))
     assert {text.get_text() for text in figure.axes[-1].get_yticklabels()} == {"bert", "resnet"}
     assert report._repr_html_().count("<table>") == 6
     assert str(report).startswith("6 cells of 2 models: median error 10.0 %")

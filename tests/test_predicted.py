@@ -59,11 +59,12 @@ def test_each_measured_row_is_what_the_predictor_says(graph: ModelGraph) -> None
 
 
 def test_only_what_is_missing_is_traced(graph: ModelGraph, asked: list[dict[str, object]]) -> None:
-    cells = pd.concat([measured([("bert", 1, 0.1)]), measured([("vit", 1, 0.1)], input_kind="image", input_size=96)])
-    traced = trace_models(cells, {KEY: graph})
-    (call,) = asked
-    assert [call[name] for name in ("model", "seq", "image", "precision")] == ["vit", None, 96, "fp32"]
-    assert traced.keys() == {KEY, GraphKey("vit", "image", 96, "fp32")}
+    images = measured([("vit", 1, 0.1)], input_kind="image", input_size=96)
+    speech = measured([("wav2vec2", 1, 0.1)], input_kind="audio", input_size=8000)
+    traced = trace_models(pd.concat([measured([("bert", 1, 0.1)]), images, speech]), {KEY: graph})
+    sizes = [[call[name] for name in ("model", "seq", "image", "precision")] for call in asked]
+    assert sizes == [["vit", None, 96, "fp32"], ["wav2vec2", 8000, None, "fp32"]]
+    assert traced.keys() == {KEY, GraphKey("vit", "image", 96, "fp32"), GraphKey("wav2vec2", "audio", 8000, "fp32")}
 
 
 def test_an_outside_table_is_evaluated_without_models_that_lack_a_package(

@@ -102,6 +102,10 @@ def test_a_name_that_no_file_can_have_is_refused() -> None:
 
 
 def test_without_a_profile_the_message_names_the_command() -> None:
+    with pytest.raises(NoProfileError, match=r"latpred calibrate --device cpu --threads 3$"):
+        store.find(threads=3)
+    with pytest.raises(NoProfileError, match=r"latpred calibrate --device cuda:1 --cudnn-benchmark$"):
+        store.find("cuda:1", cudnn_benchmark=True)
     with pytest.raises(NoProfileError, match=r"no profile of this machine in .*\. Make one with: latpred calibrate$"):
         store.find()
     with pytest.raises(NoProfileError, match=r"no profile of cuda:0 .*latpred calibrate --device cuda:0$"):

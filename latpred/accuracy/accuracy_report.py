@@ -65,7 +65,7 @@ def _table(head: str, groups: Mapping[str, Errors], taus: Mapping[str, float] | 
     for group, e in groups.items():
         tau = () if taus is None else (_number(taus.get(group, math.nan)),)
         rows.append((group, *_figures(e), *tau))
-    return Table((head, *_HEADS, *([] if taus is None else ["Kendall tau"])), rows)
+    return Table((head, *_HEADS, *([] if taus is None else ["Kendall tau"])), rows, folded=(head,))
 
 
 def _sentences(report: Report) -> Iterator[str]:

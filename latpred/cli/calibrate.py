@@ -12,7 +12,7 @@ import click
 
 from latpred import host
 from latpred.cli.options import PRECISIONS, TABLES, Output, budget_option, given, output_options, takes, verb
-from latpred.cli.output import emit, notice, progress
+from latpred.cli.output import GO_ON, emit, notice, progress
 from latpred.cli.profiles import host_fields, show_profile, table_of
 from latpred.errors import NoProfileError, UsageError
 from latpred.progress import ProgressEvent
@@ -109,7 +109,9 @@ def _measure_profile(device: str, **asked: Any) -> DeviceProfile:
             errors.append(at.error)
             notice(f"after {at.done:.0f} s, {at.cells} cells: median error {at.error:.1%} on networks no fit saw")
 
-    with progress(f"calibrating {device}", resumable=True) as show:
+    anew = " and ".join(given("fresh", "repeat"))  # with which the same command would measure everything again
+    go_on = f"go on with the same command without {anew}" if anew else GO_ON
+    with progress(f"calibrating {device}", go_on=go_on) as show:
         return run(device, progress=said, **asked)
 
 
@@ -138,12 +140,10 @@ def ensure_profile(
     except NoProfileError as error:
         target, reason = device or _default_device(), str(error).partition(". ")[0]
         others = ",".join(name for name in runtimes if name != "eager")
-        if others:
-            raise NoProfileError(
-                f"{reason}. Make one that knows {others} with: latpred calibrate --device {target} --runtimes {others}"
-            ) from None
+        if others and "Make one with: " in str(error):
+            raise NoProfileError(f"{error} --runtimes {others}") from None
         set_up = threads is not None or cudnn_benchmark is not None
-        if set_up or not (yes or may_calibrate):
+        if others or set_up or not (yes or may_calibrate):
             raise
         from latpred.calibration.devices import open_device
 
@@ -274,6 +274,8 @@ def fit(
             notice(line)
         profile = fit_profile(table, gpu, name=name, progress=notice)
     elif raw is not None and not sources and mapping is None:
+        if gpu is not None:
+            raise UsageError("--gpu chooses of a table, and a journal is of one device; leave it out.")
         profile = fit_raw(raw, name=name)
         if output.path is None:
             _refuse_to_replace_anothers(profile)

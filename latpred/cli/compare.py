@@ -127,7 +127,7 @@ def _evaluate_left_out(table: PublishedTable, by: str, output: Output) -> None:
 @batch_option(None, shown="the suite's")
 @takes("precision_to_validate")
 @click.option("--runtime", "runtimes", multiple=True, default=("eager",), show_default=True, help="May be given again.")
-@takes("protocol", "repeats", "threads_to_measure", "budget_s")
+@takes("protocol", "repeats", "threads_to_validate", "budget_s")
 @click.option("--record", type=click.Path(path_type=Path), help="Keep what was measured in this folder, to replay it.")
 @click.option("--replay", help="Measure nothing: a recording's folder, or the name of a shipped one.")
 @takes("plot")

@@ -148,13 +148,15 @@ def _profiles() -> list[Finding]:
 
 
 def _fit_of(profile: DeviceProfile) -> Finding:
-    from latpred.calibration.devices import open_device
-
     topic = f"profile {profile.name}"
     try:
+        from latpred.calibration.devices import open_device
+
         differing = store.mismatch(profile, open_device(store.live_name(profile)).machine())
     except DeviceError as error:
         return Finding(topic, "note", f"its device is not here: {error}")
+    except Exception as error:  # a torch that cannot be imported, which has a finding of its own
+        return Finding(topic, "note", f"it cannot be told whether it fits this machine: {error}")
     if differing:
         return Finding(topic, "note", "; ".join(differing), "latpred calibrate --fresh")
     if not profile.acceptance.passed:

@@ -26,7 +26,7 @@ class State:
 
     debug: bool = False  # show tracebacks
     quiet: bool = False  # say nothing on stderr but errors
-    resumable: bool = False  # the verb keeps what it measures: the same command goes on where it was stopped
+    go_on: str = ""  # what to do to go on where an interrupt stopped the verb; "" where nothing is kept
     results: TextIO | None = None  # where results go while a verb runs; what anybody else prints goes to stderr
 
 
@@ -114,7 +114,7 @@ class VerbGroup(SuggestingGroup):
             _say(ctx, f"the model's own code ended the program with sys.exit({end.code!r}); take that out.")
             ctx.exit(UsageError.exit_code)
         except (KeyboardInterrupt, click.Abort) as stop:
-            kept = "what was measured is kept, run the same command to go on" if ctx.obj.resumable else str(stop)
+            kept = f"what was measured is kept, {ctx.obj.go_on}" if ctx.obj.go_on else str(stop)
             _say(ctx, f"interrupted; {kept}." if kept else "interrupted.")
             ctx.exit(INTERRUPTED)
 

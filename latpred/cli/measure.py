@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from latpred.cli.options import Output, batch_option, given, output_options, takes, verb
-from latpred.cli.output import emit, emit_rows, notice, progress
+from latpred.cli.output import GO_ON, emit, emit_rows, notice, progress
 from latpred.errors import UsageError
 from latpred.render import Page, Table, listed
 from latpred.units import format_duration
@@ -105,7 +105,7 @@ def _record(
 
     device, runtimes = device or "cuda:0", (runtime,) if given("runtime") else ()
     folder = record or storage.data_dir() / "recordings" / f"{suite}-{device.replace(':', '-')}"
-    with progress(f"measuring {suite}", resumable=True) as show:
+    with progress(f"measuring {suite}", go_on=GO_ON) as show:
         done = recorder.record(
             suite, folder, device, stages=stages, runtimes=runtimes, budget_s=budget_s, progress=show
         )

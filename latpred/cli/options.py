@@ -209,7 +209,10 @@ OPTIONS: dict[str, Callable[[Command], Command]] = {
         "--threads", type=click.IntRange(1), help="Use a profile measured with so many threads per op."
     ),
     "threads_to_measure": click.option(
-        "--threads", type=click.IntRange(1), help="Threads per op on the CPU.  [default: the profile's, or PyTorch's]"
+        "--threads", type=click.IntRange(1), help="Threads per op on the CPU.  [default: PyTorch's]"
+    ),
+    "threads_to_validate": click.option(
+        "--threads", type=click.IntRange(1), help="Threads per op on the CPU.  [default: the profile's]"
     ),
     "cudnn_benchmark": click.option(
         "--cudnn-benchmark/--no-cudnn-benchmark",

@@ -24,6 +24,7 @@ if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
 Show = Callable[[ProgressEvent], None]
+GO_ON = "run the same command to go on"  # after an interrupt, where what was measured is kept
 
 
 def emit(
@@ -111,9 +112,12 @@ def _print(page: Page) -> None:
 
 
 @contextmanager
-def progress(title: str, *, resumable: bool = False) -> Iterator[Show | None]:
-    """Give what shows how far a measurement is: a bar on a terminal, else a line each tenth; None with --quiet."""
-    state().resumable = resumable
+def progress(title: str, *, go_on: str = "") -> Iterator[Show | None]:
+    """Give what shows how far a measurement is: a bar on a terminal, else a line each tenth; None with --quiet.
+
+    Of one that keeps what it measures, `go_on` is what to do after an interrupt.
+    """
+    state().go_on = go_on
     if state().quiet:
         yield None
     elif sys.stderr.isatty():
@@ -121,7 +125,7 @@ def progress(title: str, *, resumable: bool = False) -> Iterator[Show | None]:
             yield show
     else:
         yield _lines(title)
-    state().resumable = False  # an interrupt does not get here: what was measured is kept, and told
+    state().go_on = ""  # an interrupt does not get here: what was measured is kept, and told
 
 
 @contextmanager

@@ -225,7 +225,7 @@ def _ranking_page(table: pd.DataFrame) -> Page:
             for row in cells[cells["error"].isna()].to_dict("records")
         ]
         heads = ("rank", "model", "latency", "90 % interval", "regime", "launches")
-        parts.append(Table(heads, rows, left=("model", "regime"), title=f"{device}, batch {batch}"))
+        parts.append(Table(heads, rows, left=("model", "regime"), folded=("model",), title=f"{device}, batch {batch}"))
     failed = table[table["error"].notna()].drop_duplicates(["device", "candidate"])
     parts += [f"{row['name']} on {row['device']}: {row['error']}" for row in failed.to_dict("records")]
     return Page("", parts)
@@ -285,7 +285,7 @@ def timeline(model: str, batch: int, runtime: str, plot: Path | None, output: Ou
     from latpred.api import predictor_of
     from latpred.prediction.timeline import forward_pass
 
-    graph = _graph_of(model, runtime, **asked)
+    graph = _graph_of(model, runtime, (batch,), **asked)
     place = (asked[name] for name in ("device", "host", "threads", "cudnn_benchmark"))
     forward = forward_pass(predictor_of(DeviceQuery(*place)), graph, batch, runtime=runtime)
     emit(output, document=forward.to_dict, rows=forward.to_frame, page=lambda: _forward_page(forward))
@@ -380,7 +380,7 @@ def generate(
     ensure_profile(device, runtimes=(runtime,), yes=yes, threads=asked["threads"])
     curve = predict_generation(model, batch=asked.pop("batches"), runtime=runtime, device=device, **asked)
     if measure:
-        _measure_generation(curve, model, live_device(device), output)
+        _measure_generation(curve, model, device, output)
         return
     emit(output, document=curve.to_dict, rows=curve.to_frame, page=lambda: generation_page(curve))
 
@@ -391,14 +391,15 @@ def live_device(device: str | None) -> str:
 
     if device is not None and device.partition(":")[0] in store.LIVE_KINDS:
         return device
-    return store.find(device).device.kind
+    return store.live_name(store.find(device))
 
 
-def _measure_generation(curve: GenerationCurve, model: str, device: str, output: Output) -> None:
-    """Run what was predicted, and show both."""
+def _measure_generation(curve: GenerationCurve, model: str, device: str | None, output: Output) -> None:
+    """Run what was predicted, on the device and with the threads of its profile, and show both."""
     from latpred.calibration.measurement.timed_generation import beside, measure_generation
+    from latpred.profile import store
 
-    first = curve[0]
+    first, profile = curve[0], store.find(device)
     if first.runtime != "eager":
         raise UsageError(
             f"Text generation is measured in eager, not in {first.runtime}; leave out --measure or --runtime."
@@ -409,8 +410,9 @@ def _measure_generation(curve: GenerationCurve, model: str, device: str, output:
             first.prompt,
             first.new_tokens,
             [point.batch for point in curve],
-            device=device,
+            device=live_device(device),
             precision=first.precision,
+            threads=profile.machine.threads if profile.device.kind == "cpu" else None,
             progress=show,
         )
     joined = beside(curve, table)

@@ -13,6 +13,7 @@ import click
 from latpred.cli.main import SuggestingGroup
 from latpred.cli.options import Output, examples, output_options, speech_options, verb
 from latpred.cli.output import answer, emit, emit_rows
+from latpred.errors import UsageError
 from latpred.render import Page, Table
 from latpred.units import format_bytes
 
@@ -37,6 +38,8 @@ def profiles() -> None:
 @output_options
 def list_profiles(datasheets: bool, hosts: bool, output: Output) -> None:
     """List the profiles calibrated here and those shipped."""
+    if datasheets and hosts:
+        raise UsageError("--datasheets and --hosts exclude each other; give one.")
     if datasheets:
         from latpred.profile.gpus import SPECS
 

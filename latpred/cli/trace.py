@@ -79,7 +79,7 @@ def _other_counts(
     from latpred.accuracy.crosscheck import check
     from latpred.zoo import names
 
-    built = names.build(model, seq=seq, image=image, device="cpu", precision=precision or "fp32")
+    built = names.build(model, seq=seq, image=image, device="cpu", precision=precision)
     return check(graph, built.model.eval(), built.inputs(batch, "cpu"), batch)
 
 

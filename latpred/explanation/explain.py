@@ -266,7 +266,7 @@ class _Comparison:
         sizes = [round(factor * size) for factor in (PIXELS if kind == "image" else TOKENS)]
 
         def in_runtime(trace: ModelGraph) -> ModelGraph:
-            return lowering.fitting(trace, now.runtime, graph.target or "cpu")
+            return lowering.fitting(trace, now.runtime, self._predictor.target)
 
         try:
             scale = now.latency_ms / latency_ms(graph if exact else in_runtime(eager))

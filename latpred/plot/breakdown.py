@@ -19,7 +19,7 @@ if TYPE_CHECKING:
     from latpred.prediction.timeline import ForwardPass
 
 SHOWN = 7  # classes of ops with a colour of their own; what is left is one more
-OTHERS = "other"
+OTHERS = "all others"  # "other" is a class itself
 CLOSE = 36  # kernels in the part of a forward pass that is looked at closely
 _ROW_IN, _FRAME_IN = 0.2, 1.1
 _CLOCKS = {"host": 1.0, "device": 0.0}  # where the middle of each row is

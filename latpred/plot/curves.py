@@ -26,13 +26,16 @@ if TYPE_CHECKING:
 FAR_BELOW = 1000.0  # below the least latency over this, a clock is not followed: it would squeeze everything else
 MOST_MARKERS = 24  # with more points than that, a line says more without them
 LATENCY = "predicted latency"
+_UNSAID = {"input_kind": "default", "input_size": 0, "memory_format": "", "attention": ""}  # of a row, by column
 _LABEL_SHARE = 0.17  # of the axis, below which a region has no room for its name
 
 
 def points(measured: Measured, setting: Setting) -> tuple[list[int], list[float], list[float]]:
     """What was measured of the model of a curve: batch sizes, milliseconds, and the spread of each, 0 if not known.
 
-    Rows of a table that differ from the curve in model, runtime, precision or protocol are left out.
+    Rows of a table that differ from the curve in model, runtime, precision, protocol, inputs, memory format or
+    attention are left out, and those of other devices where there are some of the curve's own. What a row does not say
+    may be anything.
     """
     if isinstance(measured, Mapping):
         batches = sorted(measured)
@@ -43,11 +46,20 @@ def points(measured: Measured, setting: Setting) -> tuple[list[int], list[float]
     same = table["latency_s"].notna()
     for name in ("model", "runtime", "precision", "protocol"):
         same &= table[name] == getattr(setting, name)
+    for name, unsaid in _UNSAID.items():
+        if name in table:
+            same &= table[name].isin((getattr(setting, name), unsaid))
     if not same.any():
+        asked = f"{setting.runtime}, {setting.precision}, {setting.protocol}, {setting.input_kind} {setting.input_size}"
+        own = table[table["model"] == setting.model]
+        sizes = sorted({f"{kind} {size}" for kind, size in zip(own["input_kind"], own["input_size"], strict=True)})
+        there = f"it at {', '.join(sizes)}" if sizes else ", ".join(sorted(set(table["model"])))
         raise TableError(
-            f"Nothing was measured of {setting.model} in {setting.runtime}, {setting.precision}, {setting.protocol}; "
-            f"the table has {', '.join(sorted(set(table['model'])))}. Measure it with: latpred measure"
+            f"Nothing was measured of {setting.model} in {asked}; the table has {there}. "
+            "Measure it with: latpred measure"
         )
+    on_device = same & (table["device"] == setting.device)  # a profile may have another name for it than its driver
+    same = on_device if on_device.any() else same
     rows = table[same].sort_values("batch")
     latency_ms, spread_ms = ((rows[name] * 1e3).tolist() for name in ("latency_s", "spread_s"))
     return rows["batch"].astype(int).tolist(), latency_ms, spread_ms

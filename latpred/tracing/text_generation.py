@@ -41,7 +41,9 @@ _HEADED = {
 }
 
 
-def decoder(model: torch.nn.Module | str, device: str = "meta", precision: str = "fp32") -> tuple[str, torch.nn.Module]:
+def decoder(
+    model: torch.nn.Module | str, device: str = "meta", precision: str | None = None
+) -> tuple[str, torch.nn.Module]:
     """A model's name and the module that has its `generate()`."""
     name = model if isinstance(model, str) else type(model).__name__
     module = _by_name(model, device, precision) if isinstance(model, str) else model
@@ -94,7 +96,7 @@ def _names() -> list[str]:
     return [name for name, row in ARCHITECTURES.items() if row.model in _HEADED]
 
 
-def _by_name(name: str, device: str, precision: str) -> torch.nn.Module:
+def _by_name(name: str, device: str, precision: str | None) -> torch.nn.Module:
     row = ARCHITECTURES.get(names.full_name(name) or "")
     if row is None or row.model not in _HEADED:
         return names.build(name, device=device, precision=precision).model  # or the error that says what there is

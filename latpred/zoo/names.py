@@ -7,6 +7,7 @@ initialised, which makes building take milliseconds.
 from __future__ import annotations
 
 import ast
+import hashlib
 import re
 import sys
 import threading
@@ -39,6 +40,7 @@ from latpred.tracing.inputs import (
     example_values,
     from_example,
     placed,
+    real,
 )
 from latpred.tracing.meta_module import Unweighted
 
@@ -49,7 +51,7 @@ _SUFFIXES = frozenset(
 _PATHS = ("/", "./", "../", "~/")
 
 
-def _from_file(name: str, seq: int | None, image: int | None, dtype: torch.dtype, device: str) -> Built:
+def _from_file(name: str, seq: int | None, image: int | None, dtype: torch.dtype | None, device: str) -> Built:
     """What the function that "path/file.py:function" names builds."""
     path, _, function = name.rpartition(":")
     build = _function(Path(path), function)
@@ -62,10 +64,13 @@ def _from_file(name: str, seq: int | None, image: int | None, dtype: torch.dtype
         )
     demand_one(example, seq, image)
     given = derived(model, seq, image) if example is None else from_example(example)
+    taken = dtype or _own_dtype(model)
 
     def inputs(batch: int, where: str) -> Any:
-        values = placed(given.make(batch), where)
-        return cast(values if isinstance(values, (tuple, dict)) else (values,), dtype)
+        values = given.make(batch)
+        if where != "meta":
+            return placed(real(values, taken), where)
+        return cast(values if isinstance(values, (tuple, dict)) else (values,), taken)
 
     return Built(_settled(model, dtype, device), inputs, name, given.kind, given.size, given.batch)
 
@@ -111,12 +116,18 @@ def _functions(path: Path) -> list[str]:
 def _function(path: Path, function: str) -> Callable[[], Any]:
     if not path.is_file():
         raise UnknownModelError(f"there is no file {str(path)!r}; give path/file.py:function")
-    spec = spec_from_file_location(f"latpred_user_{path.stem}", path)
+    digest = hashlib.sha256(str(path.resolve()).encode()).hexdigest()[:16]
+    spec = spec_from_file_location(f"latpred_user_{path.stem}_{digest}", path)
     if spec is None or spec.loader is None:
         raise UnknownModelError(f"{str(path)!r} is not a Python file; give path/file.py:function")
     module = module_from_spec(spec)
+    sys.modules[spec.name] = module  # where dataclasses and torch.compile look for what a class is from
     try:
-        spec.loader.exec_module(module)
+        try:
+            spec.loader.exec_module(module)
+        except BaseException:
+            sys.modules.pop(spec.name, None)
+            raise
     except SystemExit as end:
         raise UsageError(
             f"importing {str(path)!r} ended in sys.exit({end.code!r}); put what is not for importing below "
@@ -205,6 +216,8 @@ def canonical(name: str) -> str:
 
 _ALIASES = {canonical(alias): name for name, row in ARCHITECTURES.items() for alias in (name, *row.aliases)}
 _LIBRARIES = {"torchvision": "torchvision.models", "timm": "timm"}  # and what to import of them
+# What importing a library raises whose compiled parts do not fit; the second attempt finds it half imported.
+_UNFIT = (ImportError, RuntimeError, AttributeError)
 _HIDING = threading.RLock()  # what Python has imported is everybody's: one thread at a time hides some of it
 _ATTENTION: ContextVar[str | None] = ContextVar("attention", default=None)
 
@@ -259,16 +272,16 @@ def attention_asked() -> str | None:
 
 
 def build(
-    name: str, *, seq: int | None = None, image: int | None = None, device: str = "meta", precision: str = "fp32"
+    name: str, *, seq: int | None = None, image: int | None = None, device: str = "meta", precision: str | None = None
 ) -> Built:
     """Build a model by name, its structure alone on "meta", with random weights elsewhere.
 
     A name is one of `ARCHITECTURES` or another of its names ("bert-base", "google/mobilebert-uncased"),
     "torchvision:NAME", "timm:NAME", either without its library where nothing else goes by the name, "SPACE:NETWORK" of
     a published space, or "path/file.py:FUNCTION" for a function without arguments that returns a model, or a model and
-    an example of its inputs.
+    an example of its inputs. Without a `precision` weights stay as they are built, and inputs are of their dtype.
     """
-    dtype = dtype_of(precision)
+    dtype = None if precision is None else dtype_of(precision)
     if name.lower().endswith(".onnx"):
         _demand_there(name)
         raise UnknownModelError(
@@ -277,7 +290,9 @@ def build(
         )
     name = SHORT.get(canonical(name), name)
     library, colon, rest = name.partition(":")
+    library = library.lower().replace("-", "_")
     if colon and library in (*_LIBRARIES, *SPACES):
+        name = f"{library}:{rest}"
         demand_used(name, "image", seq, image)
         of_space = library in SPACES
         model, side = _from_space(name, device) if of_space else _from_library(library, rest, device, image)
@@ -312,9 +327,10 @@ def full_name(name: str) -> str | None:
     return _ALIASES.get(canonical(name))
 
 
-def build_row(row: Architecture, device: str = "meta", precision: str = "fp32") -> torch.nn.Module:
+def build_row(row: Architecture, device: str = "meta", precision: str | None = None) -> torch.nn.Module:
     """A model of an architecture's class and sizes, its size of input the usual one."""
-    return _settled(_from_transformers(row, row.size, device), dtype_of(precision), device)
+    dtype = None if precision is None else dtype_of(precision)
+    return _settled(_from_transformers(row, row.size, device), dtype, device)
 
 
 def is_config(value: object) -> bool:
@@ -338,24 +354,36 @@ def build_config(config: Any) -> torch.nn.Module:
     return model.eval()  # type: ignore[no-any-return]
 
 
-def _built(name: str, model: torch.nn.Module, kind: str, size: int, dtype: torch.dtype, device: str) -> Built:
+def _built(name: str, model: torch.nn.Module, kind: str, size: int, dtype: torch.dtype | None, device: str) -> Built:
     config: Any = getattr(model, "config", None)
+    taken = dtype or _own_dtype(model)
 
     def inputs(batch: int, where: str) -> Any:
         if kind == "seq":
             return {"input_ids": example_tokens(batch, size, where, getattr(config, "vocab_size", None))}
         if kind == "custom":
-            return example_speech(config, batch, where, dtype)
+            return example_speech(config, batch, where, taken)
         if kind == "audio":
-            return {"input_values": example_values((batch, size), where, dtype)}
-        pixels = example_values((batch, 3, size, size), where, dtype)
+            return {"input_values": example_values((batch, size), where, taken)}
+        pixels = example_values((batch, 3, size, size), where, taken)
         return (pixels,) if config is None else {"pixel_values": pixels}
 
     return Built(_settled(model, dtype, device), inputs, name, kind, size)
 
 
-def _settled(model: torch.nn.Module, dtype: torch.dtype, device: str) -> torch.nn.Module:
-    if dtype is not torch.float32:
+def _floating_dtypes(model: torch.nn.Module) -> list[torch.dtype]:
+    """Dtypes of a model's floating-point weights and buffers."""
+    return [tensor.dtype for tensor in (*model.parameters(), *model.buffers()) if tensor.is_floating_point()]
+
+
+def _own_dtype(model: torch.nn.Module) -> torch.dtype:
+    """The dtype that a model computes in: its first floating-point one but for those of 8 bits, else float32."""
+    return next((dtype for dtype in _floating_dtypes(model) if dtype.itemsize > 1), torch.float32)
+
+
+def _settled(model: torch.nn.Module, dtype: torch.dtype | None, device: str) -> torch.nn.Module:
+    """A model for evaluation on a device, its weights in a dtype where one was asked for."""
+    if dtype is not None and any(own is not dtype for own in _floating_dtypes(model)):
         model = model.to(dtype)
     if any(parameter.device.type != device for parameter in model.parameters()):
         model = model.to(device)
@@ -379,12 +407,11 @@ def _from_transformers(row: Architecture, size: int, device: str) -> torch.nn.Mo
 
 def transformers_class(name: str) -> Any:
     """A class of transformers, which does without a torchvision that is broken."""
-    failures = (ImportError, RuntimeError, AttributeError)
     try:
         return getattr(import_module("transformers"), name)
-    except failures as error:
+    except _UNFIT as error:
         if _torchvision_broken():
-            with suppress(*failures), _without_torchvision():
+            with suppress(*_UNFIT), _without_torchvision():
                 return getattr(import_module("transformers"), name)
         raise broken("transformers", error) from error
 
@@ -432,7 +459,7 @@ def _torchvision_broken() -> bool:
         import_module("torchvision")
     except ModuleNotFoundError:
         return False
-    except (ImportError, RuntimeError):
+    except _UNFIT:
         return True
     return False
 
@@ -455,7 +482,7 @@ def _from_space(name: str, device: str) -> tuple[torch.nn.Module, int]:
 def _from_library(library: str, name: str, device: str, image: int | None) -> tuple[torch.nn.Module, int]:
     try:
         module = import_module(_LIBRARIES[library])
-    except (ImportError, RuntimeError) as error:
+    except _UNFIT as error:
         if isinstance(error, ModuleNotFoundError) and (error.name or "").partition(".")[0] == library:
             raise MissingPackageError(
                 f"'{library}:{name}' needs {library}, which is not installed; run 'pip install {library}'"
@@ -472,7 +499,7 @@ def of_library(library: str) -> list[str]:
     """Names of a library's models, without the library; none where it is not there, or cannot be imported."""
     try:
         module = import_module(_LIBRARIES[library])
-    except (ImportError, RuntimeError):
+    except _UNFIT:
         return []
     return list(module.list_models())
 

@@ -11,7 +11,7 @@ import torch
 from click.testing import CliRunner
 from clidata import models_file
 from gauges import FAST
-from profiledata import profile
+from profiledata import machine, profile
 from tracing.test_text_generation import gpt2
 
 import latpred
@@ -73,6 +73,8 @@ def test_a_profile_is_measured_on_the_device_that_it_is_of() -> None:
     assert live_device("nvidia-h100") == "cuda"
     assert [live_device(name) for name in ("cuda:1", "simulated")] == ["cuda:1", "simulated"]
     assert live_device(None) == "cuda"
+    store.save(profile("cuda:1", device=info))
+    assert live_device(None) == live_device("cuda:1") == "cuda:1"
 
 
 def test_predicted_beside_measured() -> None:
@@ -100,6 +102,22 @@ def test_the_verb_prints_both(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -
     assert "next token" in done.stdout
     document = json.loads(CliRunner().invoke(main, [*asked, "--json"]).stdout)
     assert [row["what"] for row in document["measured"]] == ["first token", "next token", "2 tokens"]
+
+
+def test_the_verb_measures_with_the_threads_of_the_profile(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    asked: list[object] = []
+
+    def measure(*_: object, **options: object) -> None:
+        asked.extend((options["device"], options["threads"]))
+        raise UsageError("enough")
+
+    monkeypatch.setattr(timed_generation, "measure_generation", measure)
+    store.save(profile("cpu-3-threads", machine=machine(threads=3)))
+    model = f"{models_file(tmp_path)}:gpt2"
+    CliRunner().invoke(
+        main, ["generate", model, "--device", "cpu-3-threads", "--new-tokens", "2", "--prompt", "4", "--measure"]
+    )
+    assert asked == ["cpu", 3]
 
 
 def test_a_batch_that_could_not_be_measured_is_null_beside_the_others(

@@ -13,6 +13,7 @@ import torch
 
 import latpred
 from latpred.errors import MissingPackageError, TraceError, UnknownModelError, UsageError
+from latpred.runtimes.source import source_of
 from latpred.zoo import names
 from latpred.zoo.names import registered
 
@@ -71,6 +72,8 @@ TYPED = {
     "whisper": "whisper-tiny",
     "mobilevitv2-050": "timm:mobilevitv2_050",
     "torchvision:mobilenet-v3-small": "torchvision:mobilenet-v3-small",
+    "once-for-all:0": "once_for_all:0",
+    "FBNet:C": "fbnet:C",
     "vit-b-16": "torchvision:vit_b_16",
 }
 
@@ -156,6 +159,8 @@ def file(tmp_path: Path) -> Path:
     path = tmp_path / "mine.py"
     path.write_text(
         "import torch\n"
+        "def noise():\n    return torch.nn.MaxPool2d(3, 1, 1), torch.ones(1, 3, 8, 8)\n"
+        "def half():\n    return torch.nn.Conv2d(3, 4, 3, dtype=torch.bfloat16)\n"
         "def plain():\n    return torch.nn.Conv2d(3, 4, 3)\n"
         "def paired():\n    return torch.nn.Linear(6, 2), torch.zeros(1, 6)\n"
         "def reading():\n"
@@ -182,10 +187,66 @@ def test_a_file_of_one_s_own(file: Path) -> None:
     assert built.model(*built.inputs(3, "cpu")).shape == (3, 2)
 
 
+@pytest.mark.parametrize("function", ["plain", "noise"])
+def test_inputs_of_a_file_s_model_are_noise(file: Path, function: str) -> None:
+    (values,) = names.build(f"{file}:{function}", device="cpu").inputs(2, "cpu")
+    assert float(values.std()) == pytest.approx(1.0, abs=0.1)
+
+
+@pytest.mark.parametrize(
+    ("function", "precision", "dtype"),
+    [
+        ("half", None, torch.bfloat16),
+        ("half", "fp32", torch.float32),
+        ("half", "amp-fp16", torch.float32),
+        ("plain", None, torch.float32),
+        ("plain", "fp64", torch.float64),
+    ],
+)
+def test_a_model_keeps_its_dtype_until_another_is_asked_for(
+    file: Path, function: str, precision: str | None, dtype: torch.dtype
+) -> None:
+    built = names.build(f"{file}:{function}", device="cpu", precision=precision)
+    (values,) = built.inputs(1, "cpu")
+    assert {values.dtype, *(weight.dtype for weight in built.model.parameters())} == {dtype}
+    assert built.inputs(1, "meta")[0].dtype is dtype
+    source = source_of(f"{file}:{function}", image=8, precision=precision)
+    assert {source.inputs(1)[0].dtype, *(weight.dtype for weight in source.model().parameters())} == {dtype}
+
+
+POSTPONED = """
+from __future__ import annotations
+import dataclasses
+import sys
+import torch
+
+@dataclasses.dataclass
+class Size:
+    width: int = {width}
+
+def build():
+    assert vars(sys.modules[Size.__module__])["Size"] is Size
+    return torch.nn.Linear(Size().width, 2), torch.zeros(1, Size().width)
+"""
+
+
+def test_a_file_is_a_module_that_python_knows(tmp_path: Path) -> None:
+    for folder, width in (("a", 6), ("b", 8)):
+        (tmp_path / folder).mkdir()
+        (tmp_path / folder / "mine.py").write_text(POSTPONED.format(width=width))
+    first, second = (names.build(f"{tmp_path}/{folder}/mine.py:build").model for folder in "ab")
+    assert (first.in_features, second.in_features) == (6, 8)
+    broken = tmp_path / "broken.py"
+    broken.write_text("def build(): ...\nraise ValueError('no')")
+    with pytest.raises(UsageError, match="ValueError: no"):
+        names.build(f"{broken}:build")
+    assert [name for name in sys.modules if name.startswith("latpred_user_broken")] == []
+
+
 @pytest.mark.parametrize(
     ("function", "error", "message"),
     [
-        ("mine.py:nothing", UnknownModelError, "has no function 'nothing'; it offers plain, paired"),
+        ("mine.py:nothing", UnknownModelError, "has no function 'nothing'; it offers noise, half, plain"),
         ("mine.py:wrong", UsageError, "returned int; it must return an nn.Module, or a module and an example"),
         ("mine.py:failing", UsageError, "failed: ValueError: no such size; check the function"),
         ("missing.py:build", UnknownModelError, r"there is no file '.*missing.py'; give path/file.py:function"),
@@ -234,6 +295,7 @@ def test_an_unknown_name_imports_no_library(name: str, nearest: str, monkeypatch
 
 
 UNFIT = RuntimeError("operator torchvision::nms does not exist")
+HALF_IMPORTED = AttributeError("partially initialized module 'torchvision' has no attribute 'extension'")
 
 
 @pytest.mark.parametrize(
@@ -245,6 +307,8 @@ UNFIT = RuntimeError("operator torchvision::nms does not exist")
             "needs timm, which is not installed; run 'pip install timm'",
         ),
         ("torchvision:resnet50", UNFIT, "the installed torchvision does not fit the installed torch"),
+        ("torchvision:resnet50", HALF_IMPORTED, "the installed torchvision does not fit the installed torch"),
+        ("timm:resnet50", HALF_IMPORTED, "the installed torchvision does not fit the installed torch"),
         ("bert-base", UNFIT, "the installed torchvision does not fit the installed torch"),
     ],
 )
@@ -257,6 +321,7 @@ def test_a_library_that_is_not_there_or_does_not_fit(
     monkeypatch.setattr(names, "import_module", failing)
     with pytest.raises(MissingPackageError, match=said):
         names.build(name)
+    assert names.of_library("torchvision") == []
 
 
 def test_transformers_do_without_a_torchvision_that_does_not_fit(tmp_path: Path) -> None:

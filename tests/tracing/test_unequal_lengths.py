@@ -291,6 +291,7 @@ def test_lengths_are_traced_as_the_profiles_pytorch_ran_them() -> None:
         (lambda: trace_lengths(bert(), [5, 65], 65, "packed"), "65 tokens are too long: BertModel takes at most 64"),
         (lambda: trace_lengths("resnet-18", [5, 6], 6, "padded"), "takes no sequences"),
         (lambda: trace_lengths(nn.Linear(2, 2), [5, 6], 6, "padded"), "takes no sequences"),
+        (lambda: latpred.predict(encoder(), [1], lengths=[12, 40, 7]), "3 lengths are a batch of 3, not of 1"),
         (lambda: latpred.predict(encoder(), [3, 6], lengths=[12, 40, 7]), "3 lengths are a batch of 3, not of 6"),
         (lambda: latpred.predict(encoder(), lengths=[12], seq=64), "lengths= says what the inputs are; leave out seq"),
         (lambda: latpred.predict(encoder(), lengths=[12], execution="jagged"), "choose from: padded, nested"),

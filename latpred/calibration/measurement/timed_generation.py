@@ -36,6 +36,7 @@ def measure_generation(
     *,
     device: str | Device = "cpu",
     precision: str = "fp32",
+    threads: int | None = None,
     repeats: int = REPEATS,
     plan: timer.Plan | None = None,
     progress: Callable[[ProgressEvent], None] | None = None,
@@ -50,7 +51,7 @@ def measure_generation(
         Tokens of each prompt, and tokens to generate for each.
     batches : int or iterable of int
         Batch sizes.
-    device, precision, repeats, plan, progress
+    device, precision, threads, repeats, plan, progress
         As for `measure`; the simulated device runs the graph of what is generated.
 
     Returns
@@ -81,8 +82,9 @@ def measure_generation(
         graph = trace_generation(model, prompt, tokens, precision=precision).whole
         return msgspec.structs.replace(graph, input_kind=input_kind(tokens), input_size=prompt)
 
-    asked: dict[str, Any] = {"device": live, "precision": precision, "repeats": repeats, "plan": plan}
-    tables = [measure(workload(tokens), sizes, progress=progress, **asked) for tokens in dict.fromkeys((new_tokens, 1))]
+    asked: dict[str, Any] = {"device": live, "precision": precision, "threads": threads, "repeats": repeats}
+    asked |= {"plan": plan, "progress": progress}
+    tables = [measure(workload(tokens), sizes, **asked) for tokens in dict.fromkeys((new_tokens, 1))]
     return pd.concat(tables, ignore_index=True)
 
 
