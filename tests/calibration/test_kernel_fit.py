@@ -6,7 +6,11 @@ import factories
 import msgspec
 import numpy as np
 import pytest
+from gauges import timed_in_place
 
+from latpred.calibration import schedules
+from latpred.calibration.devices.cpu import CpuDevice
+from latpred.calibration.fitting import profile_fit
 from latpred.calibration.fitting.dispatch_fit import TimedNetwork
 from latpred.calibration.fitting.kernel_fit import (
     APART,
@@ -25,6 +29,8 @@ from latpred.calibration.fitting.kernel_fit import (
     row_of,
     with_cold,
 )
+from latpred.calibration.session import Row
+from latpred.calibration.workloads.networks import NetworkSpec
 from latpred.host import Slowdown
 from latpred.ops.families import nearest
 from latpred.prediction.kernel_times import evaluate
@@ -231,6 +237,23 @@ def test_calls_without_a_kernel_tell_what_cold_code_takes() -> None:
     assert found.cold_bytes == COLD_BYTES
     assert found.costs_us == DISPATCH.costs_us
     assert with_cold(DISPATCH, DISPATCH, timed[:1]) == DISPATCH  # of which few calls tell nothing
+
+
+def test_a_slow_moment_of_the_machine_is_not_taken_for_cold_code() -> None:
+    sized = [NetworkSpec("encoder", seed, 64, 32, 1) for seed in range(4)]
+
+    def fitted(slow: float) -> DispatchFit:
+        rows = []
+        for spec in (*schedules.chain_networks(), *schedules.tiny_networks(11), *sized):
+            sampled = timed_in_place(spec, 1.0 if spec.tiny else slow)
+            rows.append(Row(schedules.network_cell(spec), seconds=0.1, **sampled._asdict()))
+        profile, _ = profile_fit.fit_profile(rows, factories.machine(), CpuDevice().info(), "mine")
+        return profile.runtimes["eager"]
+
+    usual, slowed = fitted(1.0), fitted(1.44)
+    assert usual.cold_calls > 0.1
+    assert slowed.cold_calls == pytest.approx(usual.cold_calls, rel=0.01)
+    assert slowed.cold_costs_us == pytest.approx(usual.cold_costs_us, rel=0.01)
 
 
 def test_kernels_that_share_a_call_and_estimated_work_give_no_sample() -> None:

@@ -73,7 +73,7 @@ def fit_profile(
     good = visits.undisturbed(row for row in eager if not row.error)
     good = [row if _mixed(row) else at_full_speed(row, info, speed) for row in good]
     info = constants.described(info, good)
-    dispatch, in_place = _dispatch(good, info)
+    dispatch, in_place = _dispatch(good, info, speed)
     profile = DeviceProfile(
         name=name,
         schema=SCHEMA_VERSION,
@@ -117,7 +117,7 @@ def _usual(rows: Iterable[Row], info: DeviceInfo, speed: RunSpeed) -> dict[str, 
     return dict(zip(Slowdown._fields, np.round(np.median(slow, axis=0), 3).tolist(), strict=True))
 
 
-def _dispatch(rows: Sequence[Row], info: DeviceInfo) -> tuple[DispatchFit, DispatchFit]:
+def _dispatch(rows: Sequence[Row], info: DeviceInfo, speed: RunSpeed) -> tuple[DispatchFit, DispatchFit]:
     """Host costs as a forward pass has them, and as a clock around each call has them, which is a little longer."""
     tiny = [timed_network(row, info) for row in _networks(rows) if network_spec(row.cell).tiny]
     chains = [timed_network(row, info) for row in rows if row.cell.kind == "network" and network_spec(row.cell).chain]
@@ -134,7 +134,7 @@ def _dispatch(rows: Sequence[Row], info: DeviceInfo) -> tuple[DispatchFit, Dispa
         issued = fit_issued(loop_costs(cells), tiny, called)
         return issued, issued
     in_place = DispatchFit(with_parents(class_costs(tiny)), 0.0, 0.0, 0.0)
-    sized = [run for runs in _timed_in_place(rows, info).values() for run in runs]
+    sized = [run for runs in _timed_in_place(rows, info, speed).values() for run in runs]
     return with_cold(fit_in_place(tiny, called), in_place, sized), in_place
 
 
@@ -217,7 +217,7 @@ def networks_seen(rows: Iterable[Row]) -> int:
     return max(Counter(name for name, spec in specs if not (spec.tiny or spec.holdout)).values(), default=0)
 
 
-def _timed_in_place(rows: Iterable[Row], info: DeviceInfo, speed: RunSpeed = FULL) -> dict[str, list[TimedNetwork]]:
+def _timed_in_place(rows: Iterable[Row], info: DeviceInfo, speed: RunSpeed) -> dict[str, list[TimedNetwork]]:
     """Networks with the times of their calls, without the holdout ones, by precision."""
     runs: dict[str, list[TimedNetwork]] = {}
     for row in rows:
