@@ -24,7 +24,7 @@ import torch
 
 from latpred.calibration import runtime_calibration, schedules
 from latpred.calibration.cells import CLOCK, Cell
-from latpred.calibration.devices import Device, conditions, open_device
+from latpred.calibration.devices import Device, conditions, cuda, open_device
 from latpred.calibration.fitting import acceptance, profile_fit
 from latpred.calibration.fitting.dispatch_fit import call_costs, fit_in_place
 from latpred.calibration.runtime_calibration import calibrate_runtimes, onnx_workloads
@@ -134,7 +134,7 @@ def calibrate(
     options = conditions.Options(threads, cudnn_benchmark).checked(live.info().kind)
     profile_name = name or store.name_here(options.named(live.name))
     gauge_of.cache_clear()  # hours after the last calibration a machine may have another full speed
-    with conditions.stated(options):
+    with conditions.stated(options, live):
         versions = {"networks": networks.VERSION, "graphs": onnx_workloads.VERSION}
         settings = {"precisions": chosen, **versions, **options.settings()}
         with Session(directory(live.name), live.machine(), settings, fresh=fresh) as session:
@@ -418,7 +418,7 @@ def device_of(machine: Machine) -> DeviceInfo:
     if not machine.accelerator:
         return DeviceInfo("cpu", "cpu", asynchronous=False, memory_bytes=machine.memory_bytes, queue=0)
     name = re.sub(r"[^a-z0-9]+", "-", machine.accelerator.lower()).strip("-")
-    here = (open_device(f"cuda:{index}").info() for index in range(torch.cuda.device_count()))
+    here = (cuda.info_of(torch.cuda.get_device_properties(index)) for index in range(torch.cuda.device_count()))
     elsewhere = DeviceInfo(name, "cuda", asynchronous=True, memory_bytes=0, queue=0)
     spec = gpus.find(machine.accelerator)
     if spec is not None:
@@ -468,7 +468,7 @@ def calibrate_host(
     start = time.monotonic()
     cells = [schedules.network_cell(spec) for spec in (*schedules.chain_networks(), *schedules.tiny_networks(tiny))]
     rows = []
-    with conditions.stated():
+    with conditions.stated(device=live):
         schedule = schedules.Synchronous(live, ("fp32",))
         for index, cell in enumerate(cells):
             if progress is not None:

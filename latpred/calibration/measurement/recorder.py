@@ -345,7 +345,7 @@ def record(
         stage: [one for one in settings if one.runtime not in left_out] for stage, settings in wanted.stages.items()
     }
     chosen = [one for stage, settings in planned.items() if not stages or stage in stages for one in settings]
-    with RecordingSession(folder, name, live.machine()) as session, conditions.stated():
+    with RecordingSession(folder, name, live.machine()) as session, conditions.stated(device=live):
         todo = _left(chosen, session)
         counter = ProgressCounter("", len(todo), progress, budget_s=budget_s, clock=time.monotonic)
         _measure(todo, Bench(live), session, effort, counter)

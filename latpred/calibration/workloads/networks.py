@@ -139,7 +139,9 @@ def graph(spec: NetworkSpec, precision: str = "fp32") -> ModelGraph:
 def _graph(spec: NetworkSpec, precision: str) -> ModelGraph:
     with torch.device("meta"):
         model = build(spec)
-    traced = trace(model, inputs(spec, 2), precision=precision)
+    with torch.random.fork_rng(devices=[]):  # of whoever predicts or fits, whose generator stays where it is
+        given = inputs(spec, 2)
+    traced = trace(model, given, precision=precision)
     if not spec.cold:
         return traced
     return msgspec.structs.replace(traced, parameter_bytes=traced.parameter_bytes + EVICTING_BYTES)
