@@ -31,7 +31,7 @@ def test_a_host_is_measured_and_found_again() -> None:
 def test_slow_moments_are_taken_off_as_what_dispatches_has_them(monkeypatch: pytest.MonkeyPatch) -> None:
     def measured(slow: float) -> HostProfile:
         def measure(_: object, cell: Cell) -> Sampled:
-            return timed_in_place(schedules.network_spec(cell), slow)
+            return timed_in_place(schedules.network_spec(cell), slow)._replace(speed={})
 
         monkeypatch.setattr(schedules.Synchronous, "measure", measure)
         return calibrator.calibrate_host("laptop", tiny=11)
