@@ -9,6 +9,7 @@ import re
 from collections.abc import Callable
 from functools import partial
 from pathlib import Path
+from types import SimpleNamespace
 
 import msgspec
 import pytest
@@ -347,6 +348,12 @@ def test_another_number_of_threads_is_a_caveat(monkeypatch: pytest.MonkeyPatch) 
     assert said not in latpred.predict(graph(linear()), threads=2).provenance.caveats
     monkeypatch.setattr("torch.get_num_threads", lambda: 2)
     assert said not in latpred.predict(graph(linear())).provenance.caveats
+
+
+def test_a_gpus_profile_has_a_file_where_names_may_hold_no_colon(monkeypatch: pytest.MonkeyPatch) -> None:
+    assert store.file_of("cuda:0").name == "cuda:0.json"
+    monkeypatch.setattr(store, "os", SimpleNamespace(name="nt"))
+    assert store.file_of("cuda:0").name == "cuda-0.json"
 
 
 def test_a_name_that_another_machine_has_gets_digits_of_this_one() -> None:

@@ -24,15 +24,15 @@ import torch
 
 from latpred.calibration import runtime_calibration, schedules
 from latpred.calibration.cells import CLOCK, Cell
-from latpred.calibration.devices import Device, conditions, open_device
+from latpred.calibration.devices import Device, conditions, cuda, open_device
 from latpred.calibration.fitting import acceptance, profile_fit
 from latpred.calibration.fitting.dispatch_fit import call_costs, fit_in_place
 from latpred.calibration.runtime_calibration import calibrate_runtimes, onnx_workloads
 from latpred.calibration.runtime_calibration.base import LIKE
 from latpred.calibration.schedules import schedule_of
-from latpred.calibration.session import JOURNAL, LAST, Sampled, Session, directory, measured, read_journal
+from latpred.calibration.session import JOURNAL, LAST, Row, Sampled, Session, directory, measured, read_journal
 from latpred.calibration.timing import visits
-from latpred.calibration.timing.reference_speed import gauge_of
+from latpred.calibration.timing.reference_speed import ReferenceTimer, gauge_of
 from latpred.calibration.timing.visits import Visits
 from latpred.calibration.workloads import networks
 from latpred.errors import CalibrationError, UsageError
@@ -134,14 +134,21 @@ def calibrate(
     chosen = _precisions(live, precisions, quick)
     options = conditions.Options(threads, cudnn_benchmark).checked(live.info().kind)
     profile_name = name or store.name_here(options.named(live.name))
+    store.file_of(profile_name)  # a bad name must not cost a measurement
     gauge_of.cache_clear()  # hours after the last calibration a machine may have another full speed
-    with conditions.stated(options):
-        versions = {"networks": networks.VERSION, "graphs": onnx_workloads.VERSION}
-        settings = {"precisions": chosen, **versions, **options.settings()}
-        with Session(directory(live.name), live.machine(), settings, fresh=fresh) as session:
-            again = fresh or session.of(EAGER)
-            profile = None if again else calibrate_runtimes.kept(profile_name, live, options.noted_in)
-            plan = _plan(wanted, profile, quick, whole)
+    with conditions.stated(options, live):
+        settings = {"networks": networks.VERSION, "graphs": onnx_workloads.VERSION, **options.settings()}
+
+        def session_of(several: tuple[str, ...]) -> Session:
+            return Session(directory(live.name), live.machine(), {"precisions": several, **settings}, fresh=fresh)
+
+        begun = session_of(chosen)
+        again = fresh or begun.resumable(EAGER)
+        profile = None if again else calibrate_runtimes.kept(profile_name, live, options.noted_in, precisions or ())
+        plan = _plan(wanted, profile, quick, whole)
+        if profile is not None and EAGER not in plan:
+            begun = session_of(tuple(profile.kernels))  # those of the record that it adds to
+        with begun as session:
             report = _Reporter(session, sum(each.seconds for each in plan.values()), progress, time.monotonic())
             if profile is None or EAGER in plan:
                 eager = _EagerCalibration(live, chosen, session, plan[EAGER], profile_name, report)
@@ -329,6 +336,8 @@ def _whole_effort(quick: bool, budget_s: float | None, cells: int | None) -> _Ef
     seconds = usual if budget_s is None else budget_s
     if seconds < LEAST_S:
         raise UsageError(f"a budget of {seconds:g} s measures nothing. Give at least {LEAST_S:g} s, better 40.")
+    if budget_s is not None and not isfinite(budget_s):
+        raise UsageError(f"a budget of {budget_s:g} s never ends. Give seconds, or a number of cells.")
     if cells is not None and cells < 1:
         raise UsageError(f"{cells} cells measure nothing. Give at least 1, better some hundreds, or a budget_s.")
     unlimited = budget_s is None and cells is None
@@ -391,12 +400,14 @@ def fit_raw(folder: str | os.PathLike[str], *, name: str | None = None) -> Devic
     >>> profile = fit_raw("calibration-of-the-gpu-server")  # doctest: +SKIP
     """
     place = Path(folder)
-    journal = next((path for path in (place / JOURNAL, place / LAST) if path.exists()), None)
-    if journal is None:
+    journals = [path for path in (place / JOURNAL, place / LAST) if path.exists()]
+    if not journals:
         raise CalibrationError(
             f"there is no {JOURNAL} or {LAST} in {place}. Name the folder of a calibration's journal, as here "
             f"{directory('cpu')}."
         )
+    # One under way may be of other runtimes, which the last one is extended by.
+    journal = next((path for path in journals if _has_eager(read_journal(path)[1])), journals[0])
     header, rows = read_journal(journal)
     info = device_of(header.machine)
     try:
@@ -413,6 +424,10 @@ def fit_raw(folder: str | os.PathLike[str], *, name: str | None = None) -> Devic
     return profile
 
 
+def _has_eager(rows: Sequence[Row]) -> bool:
+    return any(row.cell.runtime == EAGER for row in rows)
+
+
 def device_of(machine: Machine) -> DeviceInfo:
     """The device of a journal's machine: asked of itself where it is present, else as its datasheet has it."""
     if machine.accelerator == "simulated":
@@ -420,7 +435,7 @@ def device_of(machine: Machine) -> DeviceInfo:
     if not machine.accelerator:
         return DeviceInfo("cpu", "cpu", asynchronous=False, memory_bytes=machine.memory_bytes, queue=0)
     name = re.sub(r"[^a-z0-9]+", "-", machine.accelerator.lower()).strip("-")
-    here = (open_device(f"cuda:{index}").info() for index in range(torch.cuda.device_count()))
+    here = (cuda.info_of(torch.cuda.get_device_properties(index)) for index in range(torch.cuda.device_count()))
     elsewhere = DeviceInfo(name, "cuda", asynchronous=True, memory_bytes=0, queue=0)
     spec = gpus.find(machine.accelerator)
     if spec is not None:
@@ -434,6 +449,7 @@ def device_of(machine: Machine) -> DeviceInfo:
 TINY = 2 * len(networks.KINDS)
 
 
+@without_modes()
 def calibrate_host(
     name: str = "this-host",
     *,
@@ -470,12 +486,13 @@ def calibrate_host(
     start = time.monotonic()
     cells = [schedules.network_cell(spec) for spec in (*schedules.chain_networks(), *schedules.tiny_networks(tiny))]
     rows = []
-    with conditions.stated():
-        schedule = schedules.Synchronous(live, ("fp32",))
+    with conditions.stated(device=live):
+        schedule, reference = schedules.Synchronous(live, ("fp32",)), ReferenceTimer(torch.get_num_threads())
         for index, cell in enumerate(cells):
             if progress is not None:
                 progress(index, len(cells), cell.key)
-            rows.append(measured(cell, schedule.measure))
+            row = measured(cell, schedule.measure)
+            rows.append(msgspec.structs.replace(row, speed=reference.around(EAGER)))
     good = visits.at_one_speed(row for row in rows if not row.error)
     chains = [profile_fit.timed_network(row, live.info()) for row in good if schedules.network_spec(row.cell).chain]
     others = [profile_fit.timed_network(row, live.info()) for row in good if not schedules.network_spec(row.cell).chain]

@@ -232,7 +232,7 @@ class Synchronous(Schedule):
 
     def __init__(self, device: Device, precisions: Sequence[str]) -> None:
         super().__init__(device, precisions)
-        self._filler = torch.zeros(networks.EVICTING_BYTES // 4)
+        self._filler = torch.zeros(networks.EVICTING_BYTES // 4, dtype=torch.float32)
 
     def cells(self) -> Iterator[Cell]:
         """Tiny networks and memory, then sized networks without end, at first a small one after each, later fewer.
@@ -257,10 +257,11 @@ class Synchronous(Schedule):
             return Sampled({"single": timer.single(self._device, call, timer.QUICK, gauge)})
         spec = network_spec(cell)
         graph = networks.graph(spec, cell.precision)  # one that cannot be traced is no use to any fit
-        model, inputs = self._workload(cell)
         repeats, budget_s = TINY_EFFORT if spec.tiny else HOLDOUT_EFFORT if spec.holdout else SIZED_EFFORT
-        between = self._evicting(spec, inputs, cell.precision) if spec.cold else None
-        timed = in_network.time_ops(model, inputs, repeats=repeats, budget_s=budget_s, gauge=gauge, between=between)
+        with self._device.errors():
+            model, inputs = self._workload(cell)
+            between = self._evicting(spec, inputs, cell.precision) if spec.cold else None
+            timed = in_network.time_ops(model, inputs, repeats=repeats, budget_s=budget_s, gauge=gauge, between=between)
         known = len(in_network.calls(graph.at(spec.batch)))
         if len(timed.calls_us) != known:
             raise CalibrationError(f"{len(timed.calls_us)} calls were timed, but its trace has {known}")

@@ -28,6 +28,7 @@ from latpred.calibration.cells import Cell
 from latpred.calibration.timing.timer import Timing, time_limit
 from latpred.errors import CalibrationError, DeviceError, RuntimeRefusalError
 from latpred.profile.document import Machine
+from latpred.profile.store import Owner, owner
 from latpred.progress import raise_if_interrupted
 
 JOURNAL_VERSION = 1
@@ -106,15 +107,19 @@ class _Holder(msgspec.Struct, frozen=True):
 
     pid: int
     since: str
+    host: str = ""  # digest of the host's name
 
 
 def directory(device: str) -> Path:
-    """Where the sessions of a device keep their journal and lock.
+    """Where the sessions of a device keep their journal and lock, beside those of other machines that share the folder.
 
     >>> directory("cuda:0").name
     'cuda-0'
     """
-    return storage.data_dir() / "calibration" / re.sub(r"[^A-Za-z0-9._-]", "-", device)
+    usual = storage.data_dir() / "calibration" / re.sub(r"[^A-Za-z0-9._-]", "-", device)
+    firsts = (_decoded(_bytes_of(usual / name).partition(b"\n")[0], Header) for name in (JOURNAL, LAST))
+    shared = any(header is not None and owner(header.machine) is not Owner.THIS for header in firsts)
+    return usual.with_name(f"{usual.name}-{host.short_id()}") if shared else usual
 
 
 def settings_hash(settings: object) -> str:
@@ -139,8 +144,18 @@ def _contents(data: bytes) -> tuple[Header | None, list[Row], int]:
     """Header and rows of a journal as far as they can be read, and the bytes of its whole lines."""
     length = data.rfind(b"\n") + 1
     first, *others = data[:length].splitlines() or [b""]
-    rows = [row for line in others if (row := _decoded(line, Row)) is not None]
-    return _decoded(first, Header), rows, length
+    rows: dict[str, Row] = {}
+    for line in others:
+        row = _decoded(line, Row)
+        if row is not None:
+            _put(rows, row)
+    return _decoded(first, Header), list(rows.values()), length
+
+
+def _put(rows: dict[str, Row], row: Row) -> None:
+    """Keep a row as the latest: where it replaces another, the machine's speed was that of now and not of then."""
+    rows.pop(row.cell.key, None)
+    rows[row.cell.key] = row
 
 
 def _decoded(text: bytes, kind: type[T]) -> T | None:
@@ -184,7 +199,8 @@ class Session:
         with ExitStack() as stack, self._writing():
             self._folder.mkdir(parents=True, exist_ok=True)
             stack.enter_context(storage.locked(self._folder / LOCK, self._busy()))
-            storage.write(self._folder / HOLDER, msgspec.json.encode(_Holder(os.getpid(), _now())))
+            holder = _Holder(os.getpid(), _now(), host.hostname_hash())
+            storage.write(self._folder / HOLDER, msgspec.json.encode(holder))
             self._journal = self._opened()
             stack.callback(self._journal.close)
             self._resources = stack.pop_all()
@@ -206,6 +222,11 @@ class Session:
         """What was measured of a runtime so far."""
         return [row for row in self._rows.values() if row.cell.runtime == runtime]
 
+    def resumable(self, runtime: str) -> bool:
+        """Whether there is a journal to go on from that has rows of a runtime; to be asked before it is entered."""
+        header, rows, _ = _contents(_bytes_of(self._folder / JOURNAL))
+        return header is not None and self._resumes(header) and any(row.cell.runtime == runtime for row in rows)
+
     def holds(self, cell: Cell) -> bool:
         """Whether the journal has this cell already."""
         return cell.key in self._rows
@@ -226,7 +247,7 @@ class Session:
                 self._journal.write(msgspec.json.encode(row) + b"\n")
                 self._journal.flush()
                 os.fsync(self._journal.fileno())
-            self._rows[cell.key] = row
+            _put(self._rows, row)
         return row
 
     def _tried(self, cell: Cell, measure: Measure) -> Row:
@@ -276,9 +297,8 @@ class Session:
         else:
             storage.write(path, msgspec.json.encode(self._header) + b"\n")
             rows = []
-        latest = {row.cell.key: row for row in rows}
-        self._rows = {key: row for key, row in latest.items() if row.settled}
-        self._tries = {key: row.tries for key, row in latest.items() if not row.settled}
+        self._rows = {row.cell.key: row for row in rows if row.settled}
+        self._tries = {row.cell.key: row.tries for row in rows if not row.settled}
         if killed is not None and killed.key not in self._rows:
             self._tries[killed.key] = killed.tries
         return path.open("ab")
@@ -304,6 +324,8 @@ class Session:
         who = _decoded(_bytes_of(self._folder / HOLDER), _Holder)
         if who is None:
             return f"{under_way}. Wait until it ends."
+        if who.host != host.hostname_hash():
+            return f"{under_way} on another machine (process {who.pid}, since {who.since}). Wait until it ends."
         return (
             f"{under_way} (process {who.pid}, since {who.since}), and two would slow each other down. Wait until it "
             f"ends, or stop it with: kill -INT {who.pid}; what it measured is kept."
@@ -316,7 +338,8 @@ def measured(cell: Cell, measure: Measure) -> Row:
     sampled, error = Sampled({}), ""
     try:
         if host.bytes_left() < LEAST_BYTES:
-            raise MemoryError(f"less than {LEAST_BYTES / 1e6:.0f} MB of memory are left for this process")
+            # Perhaps for a few seconds, whatever the cell: nothing follows for others, or for the next session.
+            raise CalibrationError(f"less than {LEAST_BYTES / 1e6:.0f} MB of memory are left for this process")
         sampled = measure(cell)
         error = _not_finite(sampled)
     except DeviceError:
@@ -348,8 +371,9 @@ def _not_finite(sampled: Sampled) -> str:
 
 
 def _at_least(cell: Cell, other: Cell) -> bool:
-    """Whether a cell is the same as another but for dimensions, none of which is smaller."""
+    """Whether a cell is the same as another but for sizes, none of which is smaller; a seed is none."""
     same = msgspec.structs.replace(cell, dims=other.dims) == other and cell.dims.keys() == other.dims.keys()
+    same = same and cell.dims.get("seed") == other.dims.get("seed")  # else it is another architecture
     return same and all(cell.dims[name] >= size for name, size in other.dims.items())
 
 

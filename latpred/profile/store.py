@@ -110,12 +110,13 @@ def directory() -> Path:
 
 def file_of(name: str) -> Path:
     """File a user profile of this name is kept in, whether or not it exists."""
-    return storage.document_path(directory(), name, "profile", "cpu-laptop", ProfileError)
+    told = name.replace(":", "-") if os.name == "nt" else name  # where a colon cannot be in a file's name
+    return storage.document_path(directory(), told, "profile", "cpu-laptop", ProfileError)
 
 
 def name_here(name: str) -> str:
     """A name for a profile of this machine, of which another machine that shares the folder has none of that name."""
-    entry = next((one for one in _own_entries() if one.name == name), None)
+    entry = next((one for one in _own_entries() if one.path == file_of(name)), None)
     shared = entry is not None and entry.profile is not None and owner(entry.profile.machine) is not Owner.THIS
     return f"{name}-{host.short_id()}" if shared else name
 

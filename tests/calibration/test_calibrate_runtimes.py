@@ -16,7 +16,7 @@ from clidata import document, run
 from factories import add, graph
 
 from latpred import runtimes, storage
-from latpred.calibration import calibrate, calibrator, runtime_calibration, session
+from latpred.calibration import calibrate, calibrator, fit_raw, runtime_calibration, session
 from latpred.calibration.devices import open_device
 from latpred.calibration.devices.simulated import SimulatedDevice
 from latpred.calibration.fitting import profile_fit
@@ -156,6 +156,29 @@ def test_an_extension_that_was_interrupted_goes_on_and_one_asked_for_again_start
     assert [line for line in again.acceptance.checks if line.startswith("plain: networks")] == [
         "plain: networks to judge by at least 5"
     ]
+
+
+@pytest.mark.usefixtures("third_party", "finished")
+def test_a_runtime_joins_the_record_of_eager_whatever_precisions_that_has() -> None:
+    device = SimulatedDevice()
+    profile = calibrate(device, runtimes=["plain"], cells=MORE)  # whose default is two precisions
+    assert profile.kernels.keys() == {"fp32"}
+    assert rows_kept() == {"eager": FEW, "plain": MORE}
+    assert fit_raw(directory("simulated")).kernels.keys() == {"fp32"}
+    interrupted(partial(calibrate, device, runtimes=["plain"], cells=MORE), 5)
+    told = interrupted(partial(calibrate, device, runtimes=["plain"], cells=MORE), 7)
+    assert told[0].cells == 5
+    assert fit_raw(directory("simulated")).kernels.keys() == {"fp32"}  # the journal under way has none of eager
+    # A precision that it lacks cannot be added to it.
+    assert calibrate_runtimes.kept("simulated", device, lambda one: one, ["fp16"]) is None
+    assert calibrate_runtimes.kept("simulated", device, lambda one: one, ["fp32"]) == store.find("simulated")
+
+
+@pytest.mark.usefixtures("third_party", "finished")
+def test_a_calibration_of_eager_under_way_in_more_precisions_goes_on_too() -> None:
+    interrupted(partial(calibrate, SimulatedDevice(), cells=FEW), 30)
+    told = interrupted(partial(calibrate, SimulatedDevice(), runtimes=["plain"], cells=10 * FEW), 33)
+    assert told[0].cells == 30
 
 
 @pytest.mark.usefixtures("third_party", "finished")

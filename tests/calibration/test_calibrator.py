@@ -27,7 +27,7 @@ from latpred.calibration.runtime_calibration import calibrate_runtimes
 from latpred.calibration.session import Row, Session, directory, read_journal
 from latpred.calibration.timing import visits
 from latpred.calibration.timing.reference_speed import RunSpeed, gauge_of
-from latpred.errors import CalibrationError, UsageError
+from latpred.errors import CalibrationError, ProfileError, UsageError
 from latpred.profile import store
 from latpred.profile.document import DeviceProfile
 from latpred.progress import ProgressEvent
@@ -283,6 +283,8 @@ def test_too_little_for_a_profile_says_what_to_do() -> None:
     [
         ({"budget_s": 1.0}, r"a budget of 1 s measures nothing\. Give at least 5 s"),
         ({"budget_s": 1.0, "cells": 100}, "a budget of 1 s measures nothing"),
+        ({"budget_s": math.inf}, r"a budget of inf s never ends\. Give seconds"),
+        ({"budget_s": math.nan, "cells": 100}, "a budget of nan s never ends"),
         ({"cells": 0}, r"0 cells measure nothing\. Give at least 1"),
         ({"precisions": ["fp8"]}, r"simulated does not do fp8; it does fp32, fp16\."),
         ({"precisions": ["fp32", "tf32", "int8"]}, "does not do tf32, int8"),
@@ -292,6 +294,12 @@ def test_too_little_for_a_profile_says_what_to_do() -> None:
 def test_impossible_effort_or_precision_is_refused(options: dict[str, object], message: str) -> None:
     with pytest.raises(UsageError, match=message):
         calibrate(SimulatedDevice(), **options)  # type: ignore[arg-type]
+    assert not directory("simulated").exists()
+
+
+def test_a_bad_name_costs_no_measurement() -> None:
+    with pytest.raises(ProfileError, match="'a/b' cannot name a profile"):
+        calibrate(SimulatedDevice(), cells=FEW, name="a/b")
     assert not directory("simulated").exists()
 
 

@@ -4,18 +4,26 @@ from __future__ import annotations
 
 import subprocess
 import sys
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, suppress
+from types import SimpleNamespace
+from typing import Any
 
 import msgspec
 import pytest
 import torch
 from profiledata import profile
 
+from latpred.calibration.cells import Cell
 from latpred.calibration.devices import conditions
+from latpred.calibration.devices.cpu import CpuDevice
+from latpred.calibration.workloads import networks, single_ops
 from latpred.errors import UsageError
 from latpred.profile import store
 
-MATMUL, CONV = torch.backends.cuda.matmul, torch.backends.cudnn.conv  # type: ignore[attr-defined]
+BACKENDS: Any = torch.backends
+MATMUL, CONV = BACKENDS.cuda.matmul, BACKENDS.cudnn.conv
+ONEDNN = (BACKENDS.mkldnn.matmul, BACKENDS.mkldnn.conv, BACKENDS.mkldnn.rnn)
 
 
 @pytest.fixture(autouse=True)
@@ -24,6 +32,9 @@ def as_it_was() -> Iterator[None]:
     allowed = MATMUL.allow_tf32, torch.backends.cudnn.allow_tf32
     yield
     torch.backends.cudnn.benchmark = False
+    torch.set_float32_matmul_precision("highest")
+    for place in (BACKENDS, *ONEDNN):
+        place.fp32_precision = "none"
     MATMUL.allow_tf32, torch.backends.cudnn.allow_tf32 = allowed
 
 
@@ -59,6 +70,72 @@ def test_tf32_set_through_the_newer_interface_comes_back() -> None:
         MATMUL.allow_tf32 = torch.backends.cudnn.allow_tf32 = False
     assert MATMUL.fp32_precision == "tf32"
     assert CONV.fp32_precision == "ieee"
+
+
+def float32() -> list[str]:
+    """How float32 is multiplied, as PyTorch says it by the older interface and by the newer one."""
+    said = [place.fp32_precision for place in (BACKENDS, MATMUL, CONV, *ONEDNN)]
+    with suppress(RuntimeError):
+        said.append(torch.get_float32_matmul_precision())
+    return said
+
+
+@pytest.mark.parametrize(
+    "reduce",
+    [
+        lambda: torch.set_float32_matmul_precision("high"),
+        lambda: torch.set_float32_matmul_precision("medium"),
+        lambda: setattr(BACKENDS, "fp32_precision", "bf16"),
+        lambda: setattr(ONEDNN[1], "fp32_precision", "bf16"),
+    ],
+)
+def test_a_cpu_multiplies_float32_in_full_inside_and_as_before_outside(reduce: Callable[[], None]) -> None:
+    reduce()
+    before = float32()
+    with conditions.stated():
+        assert {place.fp32_precision for place in ONEDNN} <= {"none", "ieee"}
+        MATMUL.allow_tf32 = torch.backends.cudnn.allow_tf32 = False
+    assert float32() == before
+    BACKENDS.fp32_precision = "ieee"  # what followed this one still does
+    reduced = [place.fp32_precision for place in ONEDNN if place.fp32_precision != "ieee"]
+    assert len(reduced) == ("bf16" not in before[0] and before[3:6] != ["none"] * 3)
+
+
+def test_generated_networks_are_of_the_usual_dtype_and_no_generator_moves() -> None:
+    torch.set_default_dtype(torch.float64)
+    try:
+        generator = torch.get_rng_state()
+        with conditions.stated():
+            assert torch.ones(1).dtype == torch.float32
+            torch.rand(1)
+        with conditions.stated(dtype=None):  # as a user's own model expects
+            assert torch.ones(1).dtype == torch.float64
+        call = single_ops.build(Cell("memory", "read", {"bytes": 4096}), CpuDevice.torch_device)
+        assert call.__self__.nbytes == 4096  # type: ignore[attr-defined]
+        networks._graph.cache_clear()
+        networks.graph(networks.draw(0, tiny=True))
+        assert torch.equal(torch.get_rng_state(), generator)
+        assert torch.get_default_dtype() == torch.float64
+    finally:
+        torch.set_default_dtype(torch.float32)
+
+
+def test_the_gpu_that_is_measured_is_the_current_one_inside_only(monkeypatch: pytest.MonkeyPatch) -> None:
+    said: list[str] = []
+
+    @contextmanager
+    def current(place: torch.device) -> Iterator[None]:
+        said.append(str(place))
+        yield
+        said.append("as before")
+
+    monkeypatch.setattr(torch.cuda, "device", current)
+    device: Any = SimpleNamespace(torch_device=torch.device("cuda", 1))
+    with conditions.stated(device=device):
+        assert said == ["cuda:1"]
+    with conditions.stated(device=CpuDevice()):
+        pass
+    assert said == ["cuda:1", "as before"]
 
 
 def test_subnormal_numbers_are_flushed_inside_only() -> None:
@@ -113,6 +190,7 @@ def test_large_blocks_are_kept_by_the_process() -> None:
     """In a process of its own, since the allocator remembers for ever."""
     script = """
 import resource, torch
+from latpred.calibration.cells import Cell
 from latpred.calibration.devices import conditions
 
 def faults():

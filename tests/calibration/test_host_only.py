@@ -3,11 +3,17 @@
 from __future__ import annotations
 
 import pytest
+import torch
+from gauges import READ_US, timed_in_place
 
-from latpred.calibration import calibrator
+from latpred.calibration import calibrator, schedules
+from latpred.calibration.cells import Cell
+from latpred.calibration.session import Sampled
+from latpred.calibration.timing.reference_speed import ReferenceTimer
 from latpred.errors import CalibrationError, HostError
 from latpred.prediction import host_swap
 from latpred.profile import host_profile
+from latpred.profile.host_profile import HostProfile
 
 
 def test_a_host_is_measured_and_found_again() -> None:
@@ -20,6 +26,36 @@ def test_a_host_is_measured_and_found_again() -> None:
     assert any(name.startswith("view.") for name in made.dispatch.costs_us)
     factor, _ = host_swap.ratio(made.dispatch, made.dispatch, quiet=True)
     assert factor == pytest.approx(1.0)
+
+
+def test_slow_moments_are_taken_off_as_what_dispatches_has_them(monkeypatch: pytest.MonkeyPatch) -> None:
+    def measured(slow: float) -> HostProfile:
+        def measure(_: object, cell: Cell) -> Sampled:
+            return timed_in_place(schedules.network_spec(cell), slow)._replace(speed={})
+
+        monkeypatch.setattr(schedules.Synchronous, "measure", measure)
+        return calibrator.calibrate_host("laptop", tiny=11)
+
+    monkeypatch.setattr(ReferenceTimer, "read", lambda _: READ_US)
+    usual, slowed = measured(1.0).dispatch, measured(1.44).dispatch
+    assert slowed.costs_us == pytest.approx(usual.costs_us)
+    assert (slowed.fixed_us, slowed.module_call_us) == pytest.approx((usual.fixed_us, usual.module_call_us))
+
+
+def test_a_host_is_measured_on_the_cpu_whatever_the_default_device_is(monkeypatch: pytest.MonkeyPatch) -> None:
+    places = set[str]()
+
+    def measure(_: object, cell: Cell) -> Sampled:
+        places.add(str(torch.ones(1).device))
+        return timed_in_place(schedules.network_spec(cell))
+
+    monkeypatch.setattr(schedules.Synchronous, "measure", measure)
+    torch.set_default_device("meta")
+    try:
+        calibrator.calibrate_host("laptop", tiny=11)
+    finally:
+        torch.set_default_device(None)
+    assert places == {"cpu"}
 
 
 def test_a_bad_name_costs_no_measurement(monkeypatch: pytest.MonkeyPatch) -> None:

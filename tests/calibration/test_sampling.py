@@ -154,6 +154,18 @@ def test_a_table_is_predicted_from_a_part_of_it() -> None:
     assert rest.within_10 > 0.75
 
 
+def test_rows_of_another_dtype_or_without_a_source_are_fitted_apart() -> None:
+    some = TABLE[TABLE["n"] <= TABLE["n"].median()]
+    several = pd.concat([some.assign(dtype="float32"), some.assign(dtype="float16", source=None)])
+    assert {score.source for score in evaluate_kernels(several, [30])} == {"made up float32", "float16"}
+
+
+@pytest.mark.parametrize("over", [0, 1])
+def test_a_budget_that_leaves_none_to_test_on(over: int) -> None:
+    with pytest.raises(UsageError, match="leaves none to test on"):
+        evaluate_kernels(TABLE, [len(TABLE) + over])
+
+
 @pytest.mark.parametrize(
     ("table", "error", "message"),
     [

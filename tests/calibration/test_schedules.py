@@ -36,6 +36,16 @@ def test_keys_of_cells_are_unique_and_stable() -> None:
     }
 
 
+def test_a_network_that_finds_no_memory_says_so(monkeypatch: pytest.MonkeyPatch) -> None:
+    def fail(*_: object, **__: object) -> None:
+        raise RuntimeError("[enforce fail at alloc_cpu.cpp] DefaultCPUAllocator: can't allocate memory: 9 bytes")
+
+    monkeypatch.setattr(schedules.in_network, "time_ops", fail)
+    schedule, (spec,) = schedules.Synchronous(open_device("cpu"), ("fp32",)), schedules.tiny_networks(1)
+    with pytest.raises(MemoryError, match="can't allocate memory"):
+        schedule.measure(schedules.network_cell(spec))
+
+
 def test_every_builder_has_a_dispatch_cell() -> None:
     assert {cell.name for cell in cells.dispatch_cells()} == set(single_ops.BUILDERS)
 

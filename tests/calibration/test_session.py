@@ -12,6 +12,7 @@ import time
 
 import msgspec
 import pytest
+from factories import machine
 
 from latpred.calibration import session
 from latpred.calibration.cells import Cell
@@ -153,12 +154,15 @@ def test_a_cell_that_fails_or_hangs_is_a_row_and_the_next_is_measured(opened, pa
     assert read_journal(path)[1] == [failed, calls]
 
 
-def test_no_cell_is_begun_with_next_to_no_memory_left(opened, monkeypatch):
-    monkeypatch.setattr(session.host, "bytes_left", lambda: 1.5e8)
+def test_no_cell_is_begun_with_next_to_no_memory_left_and_none_is_given_up_for_that(opened, monkeypatch):
+    left, measure = iter((1.5e8,)), Measuring()
+    monkeypatch.setattr(session.host, "bytes_left", lambda: next(left, math.inf))
     with opened() as one:
-        assert one.run(gemm(1), Measuring()).error == (
-            "out of memory: less than 200 MB of memory are left for this process"
-        )
+        assert one.run(gemm(1), measure).error == "less than 200 MB of memory are left for this process"
+        assert one.run(gemm(2), measure).timings
+    with opened() as two:
+        assert two.run(gemm(1), measure).timings
+    assert measure.asked == [gemm(2), gemm(1)]
 
 
 def test_out_of_memory_spares_larger_cells_but_not_others(opened):
@@ -173,6 +177,16 @@ def test_out_of_memory_spares_larger_cells_but_not_others(opened):
     with opened() as two:
         two.run(gemm(300), measure)
     assert gemm(300) not in measure.asked
+
+
+def test_a_network_of_another_seed_is_no_larger_one(opened):
+    first, second = (Cell("network", "mlp", {"seed": seed, "width": 8, "batch": 1}) for seed in (3, 14))
+    larger = Cell("network", "mlp", {"seed": 3, "width": 8, "batch": 2})
+    measure = Measuring({first.key: MemoryError("40 GiB needed")})
+    with opened() as one:
+        one.run(first, measure)
+        assert one.run(second, measure).timings
+        assert one.run(larger, measure).error.endswith(f"already {first.key} did not fit")
 
 
 @pytest.mark.parametrize("end", [KeyboardInterrupt(), DeviceError("cuda:0 failed")])
@@ -223,6 +237,10 @@ def test_a_second_session_is_told_who_holds_the_first(opened, tmp_path):
     said = str(raised.value)
     assert f"calibration of {tmp_path.name} is under way (process {other.pid}, since 20" in said
     assert f"kill -INT {other.pid}" in said
+    holder = msgspec.json.encode(session._Holder(other.pid, "then", "another's"))
+    (tmp_path / session.HOLDER).write_bytes(holder)
+    assert "on another machine" in (said := opened()._busy())
+    assert "kill" not in said
     with pytest.raises(ZeroDivisionError), opened():
         raise ZeroDivisionError
     with opened():  # the lock is free after a session and its failures
@@ -279,7 +297,7 @@ def test_a_cell_that_ended_the_process_twice_is_left_out(opened, tmp_path):
     assert (never.asked, row.error) == ([], "ended the process each time it was timed")
 
 
-def test_a_repeat_replaces_a_row_where_it_is_said_to_be_better(opened):
+def test_a_repeat_replaces_a_row_where_it_is_said_to_be_better(opened, tmp_path):
     better = Timing(5e-4, 1e-5, 30, True)
 
     def fine(row, earlier):
@@ -290,8 +308,21 @@ def test_a_repeat_replaces_a_row_where_it_is_said_to_be_better(opened):
         assert one.run(gemm(1), lambda _: Sampled({"queued": better}), again=fine).timings["queued"] == better
         one.run(gemm(1), Measuring({gemm(1).key: ValueError("no")}), again=fine)
         assert one.rows[0].timings["queued"] == better
+        one.run(gemm(2), Measuring())
+        one.run(gemm(1), lambda _: Sampled({"queued": better}), again=fine)
+        assert sizes(one.rows) == [2, 1]  # in the order in which what counts was timed
     with opened() as two:
-        assert [row.timings["queued"] for row in two.rows] == [better]
+        assert [row.timings["queued"] for row in two.rows] == [TIMING, better]
+        two.complete()
+    assert sizes(read_journal(tmp_path / session.LAST)[1]) == [2, 1]
+
+
+def test_machines_that_share_a_folder_keep_journals_apart():
+    usual = session.directory("cpu")
+    with Session(usual, MACHINE, SETTINGS):
+        assert session.directory("cpu") == usual
+    with Session(usual, machine(), SETTINGS):
+        assert session.directory("cpu").name == f"cpu-{session.host.short_id()}"
 
 
 def test_a_place_that_cannot_be_written_says_where_to_go(tmp_path):

@@ -196,6 +196,27 @@ def test_a_hang_is_interrupted_and_the_signal_given_back(memory: bool, monkeypat
     assert signal.getitimer(signal.ITIMER_REAL) == (0.0, 0.0)
 
 
+@pytest.mark.skipif(not hasattr(signal, "setitimer"), reason="this system has no interval timers")
+@pytest.mark.parametrize("due_s", [100.0, 1e-3])
+def test_the_callers_own_alarm_still_comes(due_s: float) -> None:
+    rung: list[int] = []
+    before = signal.signal(signal.SIGALRM, lambda number, frame: rung.append(number))
+    try:
+        signal.setitimer(signal.ITIMER_REAL, due_s, 7.0)
+        with time_limit(60.0, "a nap"):
+            time.sleep(0.01)
+        for _ in range(2000 * (due_s < 1.0)):
+            if not rung:
+                time.sleep(0.001)
+        left_s, every_s = signal.getitimer(signal.ITIMER_REAL)
+    finally:
+        signal.setitimer(signal.ITIMER_REAL, 0.0)
+        signal.signal(signal.SIGALRM, before)
+    assert len(rung) == (due_s < 1.0)
+    assert every_s == pytest.approx(7.0)
+    assert 0 < left_s < 100
+
+
 def test_beside_the_main_thread_nothing_is_interrupted() -> None:
     ended: list[int] = []
 

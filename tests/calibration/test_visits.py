@@ -189,6 +189,25 @@ def test_nothing_is_watched_on_a_simulated_device_and_no_run_waits_without_end(s
     assert visited._overtime_s == visits.OVERTIME * visits.COUNTED_S
 
 
+def test_what_was_disturbed_before_a_run_was_resumed_is_timed_again(made: Made, session: Session) -> None:
+    made(Measuring(), [BUSY]).run(cell(1))
+    measure = Measuring()
+    resumed = made(measure)
+    resumed.run(cell(2))
+    assert measure.asked == [2, 1]
+    assert not any(row.disturbed for row in session.rows)
+
+
+def test_a_disturbed_row_that_is_asked_for_again_is_no_second_visit(made: Made) -> None:
+    measure = Measuring()
+    visited = made(measure, [BUSY])
+    row = visited.run(cell(1))
+    lost_s, pending = visited.lost_s, list(visited._pending)
+    assert visited.run(cell(1)) == row
+    assert (visited.lost_s, list(visited._pending)) == (lost_s, pending)
+    assert visited._visits[cell(1).key] == 1
+
+
 def test_lost_time_counts_up_to_the_overtime(made: Made) -> None:
     visited = made(Measuring(), [BUSY] * 50)
     visited._overtime_s = 0.0

@@ -5,18 +5,27 @@ Nothing is measured here. TF32 is the device's to set, by precision: see `Device
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from contextlib import ExitStack, contextmanager
+from collections.abc import Iterator, Sequence
+from contextlib import ExitStack, contextmanager, suppress
 from typing import Any, NamedTuple
 
 import msgspec
 import torch
 
+from latpred.calibration.devices.base import Device
 from latpred.errors import UsageError
 from latpred.profile.document import BENCHMARK, CUDNN, OPENED, THREADS, DeviceProfile
 
 _LARGEST_KEPT_BYTES = (32 << 20) - 8192  # with the allocator's own bookkeeping, just within what it learns from
-_NEWER = (torch.backends.cuda.matmul, torch.backends.cudnn.conv, torch.backends.cudnn.rnn)  # type: ignore[attr-defined]
+_CUDNN: Any = torch.backends.cudnn  # carries no types, as the next
+_ONEDNN: Any = torch.backends.mkldnn
+# What holds how an op multiplies float32, and what it follows where it says nothing itself.
+_OF_CUDA: Sequence[tuple[Any, Any]] = (
+    (torch.backends.cuda.matmul, _CUDNN),
+    (_CUDNN.conv, _CUDNN),
+    (_CUDNN.rnn, _CUDNN),
+)
+_OF_CPU: Sequence[tuple[Any, Any]] = ((_ONEDNN.matmul, _ONEDNN), (_ONEDNN.conv, _ONEDNN), (_ONEDNN.rnn, _ONEDNN))
 
 
 class Options(NamedTuple):
@@ -64,21 +73,32 @@ AS_IS = Options()
 
 
 @contextmanager
-def stated(options: Options = AS_IS) -> Iterator[None]:
-    """Inference mode, no autocast, subnormals flushed, allocator warm, TF32 put back; the rest as the options say.
+def stated(
+    options: Options = AS_IS, device: Device | None = None, *, dtype: torch.dtype | None = torch.float32
+) -> Iterator[None]:
+    """Inference mode, no autocast, subnormals flushed, allocator warm, float32 multiplied in full, as the options say.
+
+    `device` is the current one of its kind. Generated networks make tensors of the default `dtype`; None leaves that of
+    the user, whose own models count on it. What is drawn moves no generator of the user's.
 
     Random weights let activations fade into subnormal numbers, a hundred times slower on a CPU; trained weights do not.
     """
     with ExitStack() as undo:
-        for setting in _float32_settings():
-            undo.callback(setattr, *setting)
+        undo.enter_context(float32_in_full())
+        undo.enter_context(torch.random.fork_rng(devices=[]))
+        place = getattr(device, "torch_device", None)
+        if place is not None and place.type == "cuda":
+            undo.enter_context(torch.cuda.device(place))
+        if dtype is not None:
+            undo.callback(torch.set_default_dtype, torch.get_default_dtype())
+            torch.set_default_dtype(dtype)
         undo.callback(setattr, torch.backends.cudnn, "benchmark", torch.backends.cudnn.benchmark)
         torch.backends.cudnn.benchmark = options.cudnn_benchmark
         if options.threads is not None:
             undo.callback(torch.set_num_threads, torch.get_num_threads())
             torch.set_num_threads(options.threads)
         # Whether subnormal results become zero now: PyTorch can set this but not tell.
-        undo.callback(torch.set_flush_denormal, not (torch.tensor(1e-39) * 0.5).item())
+        undo.callback(torch.set_flush_denormal, not (torch.tensor(1e-39, dtype=torch.float32) * 0.5).item())
         torch.set_flush_denormal(True)
         for kind in ("cpu", "cuda"):
             undo.callback(torch.set_autocast_enabled, kind, torch.is_autocast_enabled(kind))
@@ -91,11 +111,25 @@ def stated(options: Options = AS_IS) -> Iterator[None]:
             yield
 
 
-def _float32_settings() -> list[tuple[Any, str, Any]]:
-    """How float32 is multiplied now: what holds that, by which name, and its value."""
-    try:
-        places = torch.backends.cuda.matmul, torch.backends.cudnn
-        return [(place, "allow_tf32", place.allow_tf32) for place in places]
-    except RuntimeError:
-        # Set through PyTorch's newer interface, which the older one then refuses to read.
-        return [(place, "fp32_precision", place.fp32_precision) for place in _NEWER]
+@contextmanager
+def float32_in_full() -> Iterator[None]:
+    """Have the CPU multiply float32 as float32, and put back how float32 was multiplied on every device.
+
+    PyTorch keeps it twice: in an older interface of one word for all, and in a newer one by library and op. Setting one
+    sets part of the other, and either refuses to be read where they contradict each other.
+    """
+    with ExitStack() as undo:
+        for place, above in (*_OF_CUDA, *_OF_CPU):  # put back last, since the older interface writes here
+            own = place.fp32_precision
+            undo.callback(setattr, place, "fp32_precision", "none" if own == above.fp32_precision else own)
+        with suppress(RuntimeError):
+            undo.callback(setattr, _CUDNN, "allow_tf32", _CUDNN.allow_tf32)
+        with suppress(RuntimeError):
+            before = torch.get_float32_matmul_precision()
+            undo.callback(torch.set_float32_matmul_precision, before)
+            if before != "highest":
+                torch.set_float32_matmul_precision("highest")
+        for place, _ in _OF_CPU:
+            if place.fp32_precision not in ("none", "ieee"):
+                place.fp32_precision = "ieee"
+        yield

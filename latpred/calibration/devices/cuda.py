@@ -47,7 +47,6 @@ class CudaDevice(RealDevice):
         self.name = f"cuda:{index}"
         self.torch_device = torch.device("cuda", index)
         with self.errors():
-            torch.cuda.set_device(self.torch_device)
             self._properties: Any = torch.cuda.get_device_properties(index)
         self._enough: tuple[int, float] = (0, 0.0)  # the call timed last, and the head that outlasted its issue
         self._graph: tuple[Call, int, torch.cuda.CUDAGraph] | None = None  # the one replayed last
@@ -63,15 +62,7 @@ class CudaDevice(RealDevice):
         return machine.gpu_state(f"{p.pci_domain_id:08X}:{p.pci_bus_id:02X}:{p.pci_device_id:02X}.0")
 
     def info(self) -> DeviceInfo:
-        return DeviceInfo(
-            re.sub(r"[^a-z0-9]+", "-", self._properties.name.lower()).strip("-"),
-            "cuda",
-            asynchronous=True,
-            memory_bytes=self._properties.total_memory,
-            multiprocessors=self._properties.multi_processor_count,
-            queue=0,
-            cache_bytes=int(getattr(self._properties, "L2_cache_size", 0)),
-        )
+        return info_of(self._properties)
 
     def precisions(self) -> tuple[str, ...]:
         """fp32, in which models come, and fp16; bf16 and tf32 from Ampere on."""
@@ -196,6 +187,19 @@ class CudaDevice(RealDevice):
         us = float(cell.dims["us"])
         self._sleep(1.0)  # measures its speed before anything is timed
         return lambda: self._sleep(us)
+
+
+def info_of(properties: Any) -> DeviceInfo:
+    """A GPU by what PyTorch says of its properties."""
+    return DeviceInfo(
+        re.sub(r"[^a-z0-9]+", "-", properties.name.lower()).strip("-"),
+        "cuda",
+        asynchronous=True,
+        memory_bytes=properties.total_memory,
+        multiprocessors=properties.multi_processor_count,
+        queue=0,
+        cache_bytes=int(getattr(properties, "L2_cache_size", 0)),
+    )
 
 
 def _require(index: int) -> None:

@@ -28,7 +28,10 @@ ELEMENT_BYTES = {"float32": 4, "tf32": 4, "float16": 2, "bfloat16": 2}
 
 
 class Score(NamedTuple):
-    """Errors of one fit: of which table, after how many shapes, on which products ("the rest" or "unseen n, k")."""
+    """Errors of one fit: of which table and dtype, after how many shapes, on which products.
+
+    These are "the rest" or those of "unseen n, k".
+    """
 
     system: str
     source: str
@@ -49,7 +52,7 @@ def evaluate_kernels(
     ----------
     table : DataFrame or path
         Columns system (a GPU that `profile.gpus` knows), m, n, k and latency_us; where there are several, source and
-        dtype. Rows of one system and source are one device.
+        dtype. Rows of one system, source and dtype are fitted together.
     budgets : sequence of int
         How many shapes to choose.
     seed : int
@@ -65,8 +68,8 @@ def evaluate_kernels(
         When a budget does not fit a table.
     """
     frame = _checked(pd.read_csv(table) if not isinstance(table, pd.DataFrame) else table)
-    names = [name for name in ("system", "source") if name in frame]
-    parts = frame.groupby(names, sort=False)
+    names = [name for name in ("system", "source", "dtype") if name in frame]
+    parts = frame.groupby(names, sort=False, dropna=False)
     return [score for _, part in parts for budget in budgets for score in _scores(part, budget, seed)]
 
 
@@ -141,7 +144,11 @@ def _checked(frame: pd.DataFrame) -> pd.DataFrame:
 
 def _scores(part: pd.DataFrame, budget: int, seed: int) -> Iterator[Score]:
     rows, times = _rows(part), part["latency_us"].to_numpy(dtype=float)
-    system, source = str(part["system"].iloc[0]), str(part["source"].iloc[0]) if "source" in part else ""
+    if budget >= len(rows):
+        raise UsageError(f"a budget of {budget} shapes out of {len(rows)} leaves none to test on; give fewer.")
+    first = part.iloc[0]
+    told = (first[name] for name in ("source", "dtype") if name in part)
+    system, source = str(first["system"]), " ".join(str(name) for name in told if pd.notna(name))
     multiprocessors = gpus.spec(system).multiprocessors
     hidden = _hidden(part, seed)
     for tested, offered in (("the rest", np.ones(len(rows), dtype=bool)), ("unseen n, k", ~hidden)):

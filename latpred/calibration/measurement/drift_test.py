@@ -447,7 +447,7 @@ def timed_again(
     options = conditions.Options(threads, profile.protocol.get(CUDNN) == BENCHMARK)
     rounds: list[list[Row]] = []
     pace = ProgressCounter("", ROUNDS * len(cells), progress, budget_s=budget_s, clock=time.monotonic)
-    with conditions.stated(options.checked(live.info().kind)):
+    with conditions.stated(options.checked(live.info().kind), live):
         schedule = schedule_of(live, tuple(profile.kernels))
         simulated, host_only = live.info().kind == "simulated", live.asynchronous
         reference = None if simulated else ReferenceTimer(threads or 1, host_only=host_only)

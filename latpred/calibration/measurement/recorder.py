@@ -347,7 +347,7 @@ def record(
         for stage, settings in wanted.stages.items()
     }
     chosen = [one for stage, settings in planned.items() if not stages or stage in stages for one in settings]
-    with RecordingSession(folder, name, live.machine()) as session, conditions.stated():
+    with RecordingSession(folder, name, live.machine()) as session, conditions.stated(device=live):
         todo = _left(chosen, session)
         counter = ProgressCounter("", len(todo), progress, budget_s=budget_s, clock=time.monotonic)
         _measure(todo, Bench(live), session, effort, counter)

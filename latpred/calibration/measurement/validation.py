@@ -129,7 +129,7 @@ def validate(
     _keep(record, suite, device_profile, table, graphs)  # already now: baselines take minutes too
     left_s = None if budget_s is None else (1 - MEASURED_SHARE) * budget_s
     pace = ProgressCounter("", len(table) * len(rivals), progress, budget_s=left_s, clock=time.monotonic)
-    with conditions.stated(conditions.Options(threads)):
+    with conditions.stated(conditions.Options(threads), live, dtype=None):
         table, reasons = with_baselines(table, workloads, Bench(live), rivals, pace.next)
         notes = [f"Measured now: {said}." for said in store.mismatch(device_profile, live.machine())]
         ratios = host.ratio(device_profile.speed, tables.speed_of(table))

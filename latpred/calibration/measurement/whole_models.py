@@ -271,7 +271,7 @@ def measure(
         raise UsageError(f"{live.name} has no {precision}; it does {', '.join(live.precisions())}.")
     workloads = workloads_of(models, seq=seq, image=image)
     kind = live.info().kind
-    with conditions.stated(conditions.Options(threads).checked(kind)):
+    with conditions.stated(conditions.Options(threads).checked(kind), live, dtype=None):
         gauges = {name: gauge_on(kind, name) for name in names}
         cells = [_Cell(workload, batch, *on) for workload in workloads for batch in sizes for on in gauges.items()]
         counter = ProgressCounter("", repeats * len(cells), progress, budget_s=budget_s, clock=time.monotonic)

@@ -68,14 +68,17 @@ def named(wanted: str | Sequence[str], device: Device) -> tuple[str, ...]:
     return names
 
 
-def kept(name: str, device: Device, protocol: Callable[[DeviceProfile], DeviceProfile]) -> DeviceProfile | None:
-    """The finished profile of a name, where it is of this device, machine and stack, measured in the same way."""
+def kept(
+    name: str, device: Device, protocol: Callable[[DeviceProfile], DeviceProfile], precisions: Sequence[str] = ()
+) -> DeviceProfile | None:
+    """The finished profile of a name, where it is of this device, machine and stack, and measured in the same way."""
     try:
         profile = store.load(store.file_of(name))
     except ProfileError:
         return None
     machine, info = device.machine(), device.info()
     same = profile.device.kind == info.kind and profile.device.name == info.name and EAGER in profile.runtimes
+    same = same and profile.kernels.keys() >= set(precisions)
     same = same and profile.machine.hostname_hash == machine.hostname_hash and not store.mismatch(profile, machine)
     return profile if same and protocol(profile).protocol == profile.protocol else None
 

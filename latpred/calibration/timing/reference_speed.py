@@ -14,7 +14,7 @@ from __future__ import annotations
 import math
 import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from functools import cache
+from functools import cache, partial
 from itertools import pairwise, repeat
 from typing import Any, NamedTuple, TypeVar
 
@@ -25,7 +25,9 @@ import torch.nn.functional as F
 from numpy.typing import NDArray
 
 from latpred import runtimes
+from latpred.calibration.devices import conditions
 from latpred.host import CACHE, CACHE_ROWS, COLD_DISPATCH, CONVOLUTION, DISPATCH, ELEMENTWISE, PRODUCT, STREAM, THREADS
+from latpred.sandbox.own_thread import without_modes
 
 PRODUCT_SIZE = 320  # square, so that all three matrices stay in the cache of one core
 # 12 MiB: more than the core's own cache holds, less than a process may hope to keep in the cache that it shares with
@@ -63,6 +65,8 @@ HOPELESS = 2.0  # times slower than in its fastest moments: other work has the p
 
 
 Timed = TypeVar("Timed")
+_ones = partial(torch.ones, dtype=torch.float32)  # whatever the user's default dtype is
+_randn = partial(torch.randn, dtype=torch.float32)
 Floats = NDArray[np.float64]
 
 
@@ -81,7 +85,7 @@ class SpeedGauge:
     """
 
     def __init__(self, threads: int) -> None:
-        self._small, self._wide = torch.ones(8), torch.ones(THREADED_VALUES) if threads > 1 else None
+        self._small, self._wide = _ones(8), _ones(THREADED_VALUES) if threads > 1 else None
         self._moments: list[SpeedReading] = []
         self.fastest, self._looked_at = SpeedReading(0.0), 0
 
@@ -219,15 +223,15 @@ class ReferenceTimer:
         if host_only:
             return
         draw = torch.Generator().manual_seed(0)  # the user's own generator stays where it is
-        self._factor = torch.randn(PRODUCT_SIZE, PRODUCT_SIZE, generator=draw)
+        self._factor = _randn(PRODUCT_SIZE, PRODUCT_SIZE, generator=draw)
         self._result = torch.empty_like(self._factor)
         channels = CONVOLUTION_SHAPE[1]
-        self._image = torch.randn(CONVOLUTION_SHAPE, generator=draw)
-        self._window = torch.randn((channels, channels, 3, 3), generator=draw)
-        self._weights = torch.randn(CACHE_WEIGHTS, generator=draw)
-        self._rows = torch.randn(CACHE_ROWS, CACHE_WEIGHTS[0], generator=draw)
-        self._products = torch.empty(CACHE_ROWS, CACHE_WEIGHTS[1])
-        self._stream, self._wide = torch.ones(STREAM_BYTES // 4), torch.ones(THREADED_VALUES)
+        self._image = _randn(CONVOLUTION_SHAPE, generator=draw)
+        self._window = _randn((channels, channels, 3, 3), generator=draw)
+        self._weights = _randn(CACHE_WEIGHTS, generator=draw)
+        self._rows = _randn(CACHE_ROWS, CACHE_WEIGHTS[0], generator=draw)
+        self._products = _ones(CACHE_ROWS, CACHE_WEIGHTS[1])
+        self._stream, self._wide = _ones(STREAM_BYTES // 4), _ones(THREADED_VALUES)
         self._work: dict[str, Callable[[], object]] = {
             PRODUCT: lambda: torch.mm(self._factor, self._factor, out=self._result),
             CONVOLUTION: lambda: torch.relu_(torch.conv2d(self._image, self._window, padding=1)),
@@ -269,10 +273,10 @@ class ReferenceTimer:
 
 def _varied_ops(draw: torch.Generator) -> Callable[[], None]:
     """One call each of ops that models use, on so little data that their code takes most of the time."""
-    rows, weights = torch.randn(4, 16, generator=draw), torch.randn(16, 16, generator=draw)
-    image, window = torch.randn(1, 4, 8, 8, generator=draw), torch.randn(4, 4, 3, 3, generator=draw)
-    heads = torch.randn(1, 1, 4, 8, generator=draw)
-    places, ones = torch.arange(4), torch.ones(16)
+    rows, weights = _randn(4, 16, generator=draw), _randn(16, 16, generator=draw)
+    image, window = _randn(1, 4, 8, 8, generator=draw), _randn(4, 4, 3, 3, generator=draw)
+    heads = _randn(1, 1, 4, 8, generator=draw)
+    places, ones = torch.arange(4), _ones(16)
 
     def run() -> None:
         F.layer_norm(rows, (16,), ones, ones)
@@ -294,17 +298,19 @@ def _varied_ops(draw: torch.Generator) -> Callable[[], None]:
     return run
 
 
+@without_modes()
 def speed_now(threads: int, seconds: float = 1.0) -> dict[str, float]:
     """What each reference takes in a usual moment of the next second, in microseconds."""
     before, timer = torch.get_num_threads(), ReferenceTimer(threads)
     readings: list[dict[str, float]] = []
-    try:  # nothing else is set, which a user's process would notice afterwards
-        torch.set_num_threads(threads)
-        start = time.monotonic()
-        while not readings or time.monotonic() - start < seconds:
-            readings.append(timer.read())
-    finally:
-        torch.set_num_threads(before)
+    with conditions.float32_in_full():  # nothing is set that a user's process would notice afterwards
+        try:
+            torch.set_num_threads(threads)
+            start = time.monotonic()
+            while not readings or time.monotonic() - start < seconds:
+                readings.append(timer.read())
+        finally:
+            torch.set_num_threads(before)
     return typical(readings)
 
 

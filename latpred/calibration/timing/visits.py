@@ -74,7 +74,7 @@ class Visits:
         self._reference = ReferenceTimer(threads, host_only=device.asynchronous) if live else None
         self._gauge = gauge_of(self._threads) if live else None
         self._watch = Watch(threads=self._threads, gpu=getattr(device, "state", None)) if live else None
-        self._pending: deque[Cell] = deque()
+        self._pending = deque(row.cell for row in self.rows if row.disturbed)
         self._visits: Counter[str] = Counter()
         # Of each: how slow it was against the fastest moments known then, and those.
         self._believed: dict[str, tuple[Cell, float, SpeedReading]] = {}
@@ -113,7 +113,9 @@ class Visits:
             self._visit(self._pending.popleft(), again=True)
 
     def _visit(self, cell: Cell, *, again: bool = False) -> Row:
-        if (again or not self._session.holds(cell)) and cell.kind not in self._on_device:
+        if not again and self._session.holds(cell):
+            return self._session.run(cell, self._watched)  # what it holds: nothing is timed, nothing lost
+        if cell.kind not in self._on_device:
             self._await_full_speed()
         row = self._session.run(cell, self._watched, again=_better if again else None)
         if not row.disturbed:

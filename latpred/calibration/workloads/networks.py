@@ -148,7 +148,9 @@ def _traced(spec: NetworkSpec, precision: str, **options: Any) -> ModelGraph:
     """The eager trace of a spec's network."""
     with torch.device("meta"):
         model = build(spec)
-    return trace(model, inputs(spec, 2), precision=precision, **options)
+    with torch.random.fork_rng(devices=[]):  # of whoever predicts or fits, whose generator stays where it is
+        given = inputs(spec, 2)
+    return trace(model, given, precision=precision, **options)
 
 
 def real_model(spec: NetworkSpec, precision: str, device: str = "cpu") -> nn.Module:

@@ -267,11 +267,12 @@ def build(cell: Cell, place: torch.device) -> Callable[[], None]:
 
 def _memory(cell: Cell, place: torch.device) -> Callable[[], Any]:
     """Bytes read ("read"; "weights": by products), copied ("bandwidth"; "fresh": to new memory) or uploaded."""
-    source = torch.zeros(cell.dims["bytes"] // 4, device="cpu" if cell.name == "upload" else place)
+    zeros = partial(torch.zeros, dtype=torch.float32)
+    source = zeros(cell.dims["bytes"] // 4, device="cpu" if cell.name == "upload" else place)
     if cell.name == "read":
         return source.sum
     if cell.name == "weights":
-        row, matrices = torch.zeros(1, CHAIN_WIDTH, device=place), source.view(-1, CHAIN_WIDTH, CHAIN_WIDTH)
+        row, matrices = zeros(1, CHAIN_WIDTH, device=place), source.view(-1, CHAIN_WIDTH, CHAIN_WIDTH)
         return partial(reduce, F.linear, matrices.unbind(), row)
     if cell.name == FRESH.name:
         return source.clone
