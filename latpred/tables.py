@@ -312,6 +312,7 @@ def merge_repeats(measured: pd.DataFrame) -> pd.DataFrame:
     repeated = (runs.transform("nunique") == count) & (count > 1) & measured["latency_s"].notna()
     if not repeated.any():
         return measured
+    measured = measured.assign(**{REPEATS: measured.get(REPEATS, "")})
     cells = measured[repeated].groupby(keys, sort=False)
     latency = cells["latency_s"]
     fastest, slowest = latency.transform("min"), latency.transform("max")

@@ -202,7 +202,11 @@ def test_wrong_questions_are_refused_before_any_candidate_is_touched(
         predict_many(untouched(), **asked)
 
 
-@pytest.mark.parametrize("one", ["resnet18", Path("models.py:build"), network()])
+@pytest.mark.parametrize(
+    "one",
+    ["resnet18", Path("models.py:build"), network(), network, BertConfig(), latpred.trace(network(), INPUTS)],
+    ids=["name", "path", "module", "function", "config", "graph"],
+)
 def test_one_candidate_is_not_taken_for_a_list(one: Any) -> None:
     for function in (predict_many, latpred.rank):
         with pytest.raises(UsageError, match="is one candidate; give a list"):

@@ -113,6 +113,7 @@ def test_repeats_in_several_runs_become_one_row() -> None:
     assert bert["latency_s"] == pytest.approx(0.011)
     assert bert["repeat_ratio"] == pytest.approx(1.2)
     assert (bert["n"], bert["run"], bert[tables.REPEATS]) == (10, "r1+r2", "2")
+    assert merged.loc[merged["model"] == "vit", tables.REPEATS].item() == ""
     assert bert["slow_ratio"] == pytest.approx(1.1)
     assert bert[tables.COLUMN.format(tables.KINDS[0])] == 12.0
     assert tables.check(merged, tables.MEASURED)["n"].sum() == 15

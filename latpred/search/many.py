@@ -14,6 +14,7 @@ from torch.nn import Module
 
 from latpred.api import predictor_of
 from latpred.errors import CandidateError, UsageError
+from latpred.graph.graph import ModelGraph
 from latpred.prediction.predictor import Predictor
 from latpred.progress import Listener, ProgressCounter, shown
 from latpred.query import DeviceQuery, Options
@@ -103,7 +104,7 @@ def predict_many(
 
     if errors not in ERRORS:
         raise UsageError(f"errors={errors!r} is not known; choose from: {', '.join(ERRORS)}.")
-    if isinstance(candidates, (str, os.PathLike, Module)):  # which could be gone through, letter by letter
+    if _is_one(candidates):
         raise UsageError(f"{title(candidates)} is one candidate; give a list, as in [model].")
     options = Options(inputs, seq, image, precision, attention=attention, protocol=protocol)
     evaluator = Evaluator.of(predictors_of(device), batch, runtime, options)
@@ -126,6 +127,15 @@ def predict_many(
             if errors == "raise" and failed is not None:
                 raise CandidateError(f"candidate {failed.candidate} ({failed.name}): {failed.error}")
     return frame(store.in_order())
+
+
+def _is_one(candidates: Any) -> bool:
+    """Whether this is a candidate itself, be it one that can be gone through: a name by letters, a config by fields."""
+    from latpred.zoo.names import is_config
+
+    if isinstance(candidates, (str, os.PathLike, Module, ModelGraph)) or is_config(candidates):
+        return True
+    return callable(candidates) and not isinstance(candidates, Iterable)
 
 
 def predictors_of(device: Any) -> list[Predictor]:
