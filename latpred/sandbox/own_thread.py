@@ -140,6 +140,10 @@ def _looks_on(hook: Any) -> bool:
     return not _writes(code, given) and not _returns(code)
 
 
+_STORES = ("STORE_SUBSCR", "STORE_SLICE")
+_HANDED_ON = ("UNPACK_SEQUENCE", "GET_ITER", "FOR_ITER")  # what they give is of the same source
+
+
 def _writes(code: CodeType, given: set[str]) -> bool:
     """Whether a function may write in place into the tensors that it is `given` under these names."""
     if any(name.endswith("_") and not name.startswith("_") for name in code.co_names):  # as `add_`
@@ -151,15 +155,21 @@ def _writes(code: CodeType, given: set[str]) -> bool:
     for step in dis.get_instructions(code):
         place = (step.positions.lineno, step.positions.col_offset) if step.positions else (None, None)
         names = step.argval if isinstance(step.argval, tuple) else (step.argval,)
-        if step.opname.startswith("LOAD_FAST"):
-            begins[place], source = names[0], names[-1]
-        elif step.opname.startswith("STORE_FAST"):
-            given |= set(names) if source in given else set()
-        elif step.opname == "STORE_SUBSCR" or (step.opname == "BINARY_OP" and step.argrepr.endswith("=")):
-            if begins.get(place) in given:
+        if "_FAST" in step.opname:
+            first, last = names[0], names[-1]
+            if step.opname.startswith("STORE_FAST"):
+                given |= {first} if source in given else set()
+            else:
+                begins[place] = source = first
+            if len(names) > 1 and step.opname.endswith("STORE_FAST"):  # the second value is of the same source
+                given |= {last} if source in given else set()
+            elif len(names) > 1:  # Python 3.13 loads it in the same step, which has the place of the first alone
+                begins[place[0], None] = source = last
+        elif step.opname in _STORES or (step.opname == "BINARY_OP" and step.argrepr.endswith("=")):
+            if begins.get(place, begins.get((place[0], None))) in given:
                 return True
             source = None
-        elif step.opname != "UNPACK_SEQUENCE":
+        elif step.opname not in _HANDED_ON:
             source = begins.get(place) if step.opname == "BINARY_SUBSCR" else None
     return False
 

@@ -21,6 +21,7 @@ from importlib import import_module
 from importlib.resources import files
 from importlib.util import find_spec, module_from_spec, spec_from_file_location
 from inspect import signature
+from itertools import chain
 from pathlib import Path
 from typing import Any
 
@@ -371,9 +372,9 @@ def _built(name: str, model: torch.nn.Module, kind: str, size: int, dtype: torch
     return Built(_settled(model, dtype, device), inputs, name, kind, size)
 
 
-def _floating_dtypes(model: torch.nn.Module) -> list[torch.dtype]:
-    """Dtypes of a model's floating-point weights and buffers."""
-    return [tensor.dtype for tensor in (*model.parameters(), *model.buffers()) if tensor.is_floating_point()]
+def _floating_dtypes(model: torch.nn.Module) -> Iterator[torch.dtype]:
+    """Dtypes of a model's floating-point weights and buffers, one by one: most who ask need the first alone."""
+    return (tensor.dtype for tensor in chain(model.parameters(), model.buffers()) if tensor.is_floating_point())
 
 
 def _own_dtype(model: torch.nn.Module) -> torch.dtype:

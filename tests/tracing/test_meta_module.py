@@ -109,6 +109,20 @@ def by_index(module: nn.Module, args: object, out: torch.Tensor) -> None:
     out[:, 0] = 0
 
 
+def by_slice(module: nn.Module, args: object, out: torch.Tensor) -> None:
+    out[:1] = 0
+
+
+def by_index_of_a_variable(module: nn.Module, args: object, out: torch.Tensor) -> None:
+    value = 0
+    out[0] = value
+
+
+def by_loop(module: nn.Module, args: tuple[torch.Tensor, ...], out: torch.Tensor) -> None:
+    for x in args:
+        x += 1
+
+
 def by_indexed_operator(*given: Any) -> None:
     given[-1][:] += 1
 
@@ -126,7 +140,13 @@ def by_inplace(module: nn.Module, args: object, out: torch.Tensor) -> None:
     nn.functional.relu(out, inplace=True)
 
 
-@pytest.mark.parametrize("hook", [by_operator, by_index, by_indexed_operator, by_another_name, by_out, by_inplace])
+@pytest.mark.parametrize(
+    "hook",
+    [
+        *(by_operator, by_index, by_slice, by_index_of_a_variable, by_loop, by_indexed_operator, by_another_name),
+        *(by_out, by_inplace),
+    ],
+)
 def test_hooks_that_write_in_place_are_part_of_the_forward_pass(hook: Callable[..., None]) -> None:
     model = nn.Linear(4, 4)
     model.register_forward_hook(hook)

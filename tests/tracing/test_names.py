@@ -332,3 +332,9 @@ def test_transformers_do_without_a_torchvision_that_does_not_fit(tmp_path: Path)
     environment = {**os.environ, "PYTHONPATH": str(tmp_path)}
     done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, check=False, env=environment)
     assert done.stdout == "resnet-18\nFalse\n", done.stderr
+
+
+def test_what_a_model_computes_in_is_known_by_its_first_weight(monkeypatch: pytest.MonkeyPatch) -> None:
+    model = torch.nn.Linear(2, 2).half()
+    monkeypatch.setattr(model, "buffers", lambda: (pytest.fail("it was looked for further") for _ in range(1)))
+    assert names._own_dtype(model) is torch.float16
