@@ -75,6 +75,9 @@ class Call(NamedTuple):
         return launching(self.info, self.args, self.options, out, self.weights() if weights is None else weights)
 
 
+_OVERWRITING = frozenset({"zero_", "fill_", "copy_"})  # leave nothing of what was there
+
+
 class UnknownValues:
     """Real tensors that something unknown was written into, by their storages."""
 
@@ -85,6 +88,12 @@ class UnknownValues:
         """Forget the values of a tensor, and of all that share its memory."""
         storage = tensor.untyped_storage()
         self._storages[storage._cdata] = StorageWeakRef(storage)  # type: ignore[no-untyped-call]
+
+    def overwritten(self, tensor: Tensor) -> None:
+        """Know the values of a tensor again; part of a memory tells nothing of the rest."""
+        storage = tensor.untyped_storage()
+        if self._storages and tensor.numel() * tensor.element_size() == storage.nbytes():
+            self._storages.pop(storage._cdata, None)
 
     def hidden_in(self, call: Call) -> Call:
         """The call with meta tensors in place of these; what it writes into or only looks at stays itself."""
@@ -188,8 +197,11 @@ def mutable(recorder: TraceRecorder, call: Call) -> Any:
         out = target if inplace else out
     else:
         out = _drawn(recorder, call) if call.info.random else call.run()
-    if inplace and target is not None and places & _ON_META and not target.is_meta:
-        recorder.unknown.add(target)
+    if inplace and target is not None and not target.is_meta:
+        if places & _ON_META:
+            recorder.unknown.add(target)
+        elif call.info.short in _OVERWRITING:
+            recorder.unknown.overwritten(target)
     if record is None:
         record = recorder.known[key] = call.launching(out)
     return recorder.record(record, out)

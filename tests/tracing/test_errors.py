@@ -75,6 +75,21 @@ def test_values_that_were_written_are_forgotten_with_their_tensor() -> None:
     assert latpred.trace(Projected(reading), torch.zeros(1, 4)).syncs() == 16
 
 
+@pytest.mark.parametrize("part", [slice(None), slice(1)])
+def test_values_are_known_again_once_all_of_a_tensor_is_written_over(part: slice) -> None:
+    def reading(y: torch.Tensor) -> torch.Tensor:
+        held = written(y[0])
+        held[part].zero_()
+        return y * held.sum().item()
+
+    module = Projected(reading)
+    if part == slice(None):
+        assert latpred.trace(module, torch.zeros(1, 4)).syncs() == 1
+    else:
+        with pytest.raises(TraceError, match="reads a value that aten::sum made"):
+            latpred.trace(module, torch.zeros(1, 4))
+
+
 NETWORK = nn.Sequential(nn.Conv2d(3, 4, 3), nn.ReLU(), nn.Flatten(), nn.Linear(4 * 36, 5))
 
 
