@@ -68,8 +68,7 @@ def write(path: Path, data: bytes, *, durable: bool = True) -> None:
 
     A link goes on pointing to the file that is written; a pipe or a device is written itself.
     """
-    path.parent.mkdir(parents=True, exist_ok=True)
-    path = path.resolve()
+    path = _target_of(path)
     if _is_special(path):
         path.write_bytes(data)
         return
@@ -115,6 +114,13 @@ def is_path(source: str | os.PathLike[str]) -> bool:
     return not isinstance(source, str) or source.endswith(SUFFIX) or os.sep in source
 
 
+def _target_of(path: Path) -> Path:
+    """What a path leads to, through links, with its folder made; a link that leads to itself is a file to replace."""
+    target = Path(os.path.realpath(path))
+    target.parent.mkdir(parents=True, exist_ok=True)
+    return target
+
+
 def _is_special(path: Path) -> bool:
     """Whether a path is that of a pipe, a device or a folder, whose place no file may take."""
     return path.exists() and not path.is_file()
@@ -141,8 +147,7 @@ def result_file(path: Path, advice: str = "Name another file.") -> Iterator[Path
     written itself.
     """
     try:
-        path.parent.mkdir(parents=True, exist_ok=True)
-        target = path.resolve()
+        target = _target_of(path)
         if _is_special(target) or not os.access(target.parent, os.W_OK):
             yield target
         else:

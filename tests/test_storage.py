@@ -26,6 +26,18 @@ def test_a_file_is_written_with_its_folder_and_keeps_its_mode(tmp_path: Path) ->
     assert [*path.parent.iterdir()] == [path]
 
 
+def test_links_lead_into_folders_that_are_made_and_those_to_themselves_are_replaced(tmp_path: Path) -> None:
+    far, loop = tmp_path / "far.json", tmp_path / "loop.json"
+    far.symlink_to(tmp_path / "new" / "file.json")
+    loop.symlink_to(loop)
+    for path in (far, loop):
+        storage.write(path, b"text")
+        with storage.result_file(path) as target:
+            target.write_bytes(target.suffix.encode())
+        assert path.read_bytes() == b".json"
+    assert far.is_symlink()
+
+
 def test_a_link_stays_a_link_and_a_pipe_a_pipe(tmp_path: Path) -> None:
     file, link, pipe = (tmp_path / name for name in ("file", "link", "pipe"))
     link.symlink_to(file)

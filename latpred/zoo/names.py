@@ -138,7 +138,8 @@ def _function(path: Path, function: str) -> Callable[[], Any]:
         raise UsageError(f"importing {str(path)!r} failed: {type(error).__name__}: {error}; check the file") from error
     build = getattr(module, function, None)
     if not callable(build):
-        offered = [key for key, value in vars(module).items() if callable(value) and not key.startswith("_")]
+        own = (key for key, value in vars(module).items() if getattr(value, "__module__", "") == module.__name__)
+        offered = [key for key in own if callable(getattr(module, key)) and not key.startswith("_")]
         raise UnknownModelError(f"{str(path)!r} has no function {function!r}; it offers {', '.join(offered) or 'none'}")
     return build  # type: ignore[no-any-return]
 

@@ -240,6 +240,8 @@ def test_a_file_is_a_module_that_python_knows(tmp_path: Path) -> None:
     broken.write_text("def build(): ...\nraise ValueError('no')")
     with pytest.raises(UsageError, match="ValueError: no"):
         names.build(f"{broken}:build")
+    with pytest.raises(UnknownModelError, match=r"it offers Size, build$"):  # and not what it imports
+        names.build(f"{tmp_path}/a/mine.py:buidl")
     assert [name for name in sys.modules if name.startswith("latpred_user_broken")] == []
 
 
