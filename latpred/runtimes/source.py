@@ -24,7 +24,7 @@ from latpred.sandbox.own_thread import without_modes
 from latpred.sandbox.untouched import Copier
 from latpred.tracing import trace
 from latpred.tracing.inputs import DTYPES, derived, from_example, real
-from latpred.tracing.meta_module import Seeded, attend, make_meta_module, usual_dtype
+from latpred.tracing.meta_module import Seeded, attend, cast_weights, make_meta_module, usual_dtype
 from latpred.tracing.tracer import as_written
 from latpred.zoo.names import attention as built_with
 from latpred.zoo.names import attention_asked, build
@@ -102,9 +102,9 @@ def _on_cpu(module: torch.nn.Module) -> torch.nn.Module:
 
 def _settle(module: torch.nn.Module, dtype: torch.dtype | None, channels_last: bool) -> None:
     """Cast weights and lay them out as the eager trace does with its own, `latpred.tracing.meta_module`."""
+    if dtype is not None:
+        cast_weights(module, dtype)
     for tensor in (*module.parameters(), *module.buffers()):
-        if dtype is not None and tensor.is_floating_point() and tensor.itemsize > 1:
-            tensor.data = tensor.data.to(dtype)
         if channels_last and tensor.dim() == 4:
             tensor.data = tensor.data.contiguous(memory_format=torch.channels_last)
 

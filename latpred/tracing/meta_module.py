@@ -106,14 +106,27 @@ def _on_meta(dtype: torch.dtype | None, channels_last: bool, source: Tensor, wit
 
 
 def _small_or_meta(source: Tensor, wanted: torch.dtype | None, channels_last: bool, within_object: bool) -> Tensor:
-    dtype = source.dtype
-    if dtype.is_floating_point and dtype.itemsize > 1 and wanted is not None:
-        dtype = wanted
+    dtype = source.dtype if wanted is None or not _follows(source) else wanted
     if keeps_values(source, within_object):
         return source.detach().to("cpu", dtype, copy=True)
     if channels_last and source.dim() == 4:
         return torch.empty(source.shape, dtype=dtype, device="meta", memory_format=torch.channels_last)
     return torch.empty_strided(source.shape, source.stride(), dtype=dtype, device="meta")
+
+
+def _follows(tensor: Tensor) -> bool:
+    """Whether a tensor of a model follows the precision asked for, as numbers of 8 bits and complex ones do not."""
+    return tensor.dtype.is_floating_point and tensor.dtype.itemsize > 1
+
+
+def cast_weights(module: torch.nn.Module, dtype: torch.dtype) -> None:
+    """Give weights and buffers of a real model the dtype that a trace gives its own."""
+    for tensor in (*module.parameters(), *module.buffers()):
+        if _follows(tensor):
+            tensor.data = tensor.data.to(dtype)
+    for part in module.modules():
+        if isinstance(part, torch.nn.RNNBase):
+            part.flatten_parameters()  # CUDA wants them in one piece
 
 
 # What gives a tensor its first values and returns it.

@@ -43,7 +43,7 @@ from latpred.tracing.inputs import (
     placed,
     real,
 )
-from latpred.tracing.meta_module import Unweighted
+from latpred.tracing.meta_module import Unweighted, cast_weights
 
 # Files that somebody may take for a model. A name may have a dot as well: "Qwen/Qwen2.5-0.5B".
 _SUFFIXES = frozenset(
@@ -373,20 +373,16 @@ def _built(name: str, model: torch.nn.Module, kind: str, size: int, dtype: torch
     return Built(_settled(model, dtype, device), inputs, name, kind, size)
 
 
-def _floating_dtypes(model: torch.nn.Module) -> Iterator[torch.dtype]:
-    """Dtypes of a model's floating-point weights and buffers, one by one: most who ask need the first alone."""
-    return (tensor.dtype for tensor in chain(model.parameters(), model.buffers()) if tensor.is_floating_point())
-
-
 def _own_dtype(model: torch.nn.Module) -> torch.dtype:
     """The dtype that a model computes in: its first floating-point one but for those of 8 bits, else float32."""
-    return next((dtype for dtype in _floating_dtypes(model) if dtype.itemsize > 1), torch.float32)
+    weights = (t for t in chain(model.parameters(), model.buffers()) if t.is_floating_point() and t.itemsize > 1)
+    return next((tensor.dtype for tensor in weights), torch.float32)
 
 
 def _settled(model: torch.nn.Module, dtype: torch.dtype | None, device: str) -> torch.nn.Module:
     """A model for evaluation on a device, its weights in a dtype where one was asked for."""
-    if dtype is not None and any(own is not dtype for own in _floating_dtypes(model)):
-        model = model.to(dtype)
+    if dtype is not None:
+        cast_weights(model, dtype)
     if any(parameter.device.type != device for parameter in model.parameters()):
         model = model.to(device)
     return model.eval()

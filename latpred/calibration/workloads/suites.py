@@ -29,6 +29,7 @@ from latpred.runtimes.lowering import fitting, of_source, traced_by
 from latpred.runtimes.source import Source, code_of
 from latpred.tracing import trace
 from latpred.tracing.inputs import derived, dtype_of, example_values, from_example, placed, real
+from latpred.tracing.meta_module import cast_weights
 from latpred.zoo import names
 
 Inputs = Callable[[int, Any], Any]
@@ -205,7 +206,9 @@ def moved(module: nn.Module, device: str, precision: str) -> nn.Module:
     there = all(tensor.device == torch.device(device) for tensor in weights)
     if there and not module.training and all(tensor.dtype == dtype_of(precision) for tensor in floating):
         return module
-    return copy.deepcopy(module).to(device=device, dtype=dtype_of(precision)).eval()
+    copied = copy.deepcopy(module).to(device).eval()
+    cast_weights(copied, dtype_of(precision))
+    return copied
 
 
 NAMES = ("blind", "everyday", "recent", "sealed", "assorted", "varied", "drawn", "redrawn", "heldout")
