@@ -134,7 +134,7 @@ def _graph_of(
     """What the runtime runs for a model; a profile is seen to once the model is known to be one."""
     from latpred.api import predictor_of
     from latpred.profile import store
-    from latpred.runtimes.lowering import demand_known, traced_by
+    from latpred.runtimes.lowering import traced_by
 
     inputs: dict[str, Any] = {name: asked[name] for name in (*INPUTS, "memory_format", "attention")}
     query, era = DeviceQuery(device, host, threads, cudnn_benchmark), ""
@@ -151,6 +151,8 @@ def _graph_of(
         _say_asked(model, runtime)
     graph = predictor.trace(model, Options(runtime=runtime, **inputs), batches)
     if strict:
+        from latpred.tracing.op_record import demand_known
+
         demand_known(graph)
     return graph
 

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any
 import msgspec
 
 from latpred import host, runtimes
-from latpred.errors import RuntimeRefusalError, UnknownOpError, UsageError
+from latpred.errors import RuntimeRefusalError, UsageError
 from latpred.graph.graph import ModelGraph
 from latpred.graph.rewrites import REWRITTEN
 from latpred.query import AMP
@@ -147,19 +147,10 @@ def trace_for_runtime(
 
             graph = of_source(source_of(model, inputs, target=target, **options), runtime, target)
         if options.get("strict"):
+            from latpred.tracing.op_record import demand_known
+
             demand_known(graph)
         return graph
-
-
-def demand_known(graph: ModelGraph) -> None:
-    """Refuse the graph of a runtime with an op that no formula knows."""
-    for one in (graph, *graph.exact.values()):
-        for op in (*one.ops, *(one.ops_at_one or ())):
-            if op.estimated:
-                raise UnknownOpError(
-                    f"no cost formula knows {op.name}, which {graph.runtime} runs; ask without strict to have it "
-                    "estimated from its bytes"
-                )
 
 
 def of_source(source: Source, runtime: str, target: str, batch: int | None = None) -> ModelGraph:

@@ -18,6 +18,8 @@ from typing import Any
 import torch
 from torch._ops import OpOverload
 
+from latpred.errors import UnknownOpError
+from latpred.graph.graph import ModelGraph
 from latpred.ops import Formula, Work, checked, formula_of, generation
 from latpred.ops.families import FREE, host_class, is_tensor, no_launch_class, stored_numel
 from latpred.ops.pointwise import elementwise
@@ -239,6 +241,20 @@ def launching(
 def place(module: str) -> str:
     """A module's path, as a sentence names it."""
     return f"module '{module}'" if module else "the model's own forward"
+
+
+def demand_known(graph: ModelGraph) -> None:
+    """Refuse a graph with an op that no formula knows."""
+    for one in (graph, *graph.exact.values()):
+        for op in (*one.ops, *(one.ops_at_one or ())):
+            if op.estimated:
+                own = graph.runtime == "eager"  # whose ops may have formulas of the user's
+                called = f"called in {place(op.module)}" if own else f"which {graph.runtime} runs"
+                register = f"register one with @latpred.cost({op.name!r}), or " if own else ""
+                raise UnknownOpError(
+                    f"no cost formula knows {op.name}, {called}; {register}trace without strict to have it estimated "
+                    "from its bytes"
+                )
 
 
 def dtype_name(dtype: torch.dtype) -> str:

@@ -17,7 +17,7 @@ import torch
 from torch._ops import OpOverload
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from latpred.errors import LatpredError, TraceError, UnknownOpError, UsageError
+from latpred.errors import LatpredError, TraceError, UsageError
 from latpred.graph.graph import CONTIGUOUS, Affine, ModelGraph, Op
 from latpred.graph.rewrites import attended
 from latpred.query import Options, check_attention
@@ -43,7 +43,7 @@ from latpred.tracing.inputs import (
     whole_number,
 )
 from latpred.tracing.meta_module import MetaModule, attend, fast_paths_on_meta, make_meta_module, usual_dtype
-from latpred.tracing.op_record import OpRecord, describe, learnt, leaves, place
+from latpred.tracing.op_record import OpRecord, demand_known, describe, learnt, leaves, place
 from latpred.tracing.trace_pass import (
     MODULE_CALL,
     PassWatcher,
@@ -263,7 +263,7 @@ def _as_asked(graph: ModelGraph, attention: str | None, strict: bool) -> ModelGr
     if attention is not None:
         graph = attended(graph, attention)
     if strict:
-        _demand_known(graph)
+        demand_known(graph)
     return graph
 
 
@@ -576,15 +576,6 @@ def _check(precision: str | None, memory_format: str, target: str) -> None:
         raise UsageError(f"memory_format {memory_format!r} is not known; choose one of {', '.join(_FORMATS)}")
     if target not in _TARGETS:
         raise UsageError(f"target {target!r} is not known; choose one of {', '.join(_TARGETS)}")
-
-
-def _demand_known(graph: ModelGraph) -> None:
-    for op in (*graph.ops, *(graph.ops_at_one or ())):
-        if op.estimated:
-            raise UnknownOpError(
-                f"no cost formula knows {op.name}, called in {place(op.module)}; register one with "
-                f"@latpred.cost({op.name!r}), or trace without strict to have it estimated from its bytes"
-            )
 
 
 def stack() -> dict[str, str]:
