@@ -146,12 +146,19 @@ class Page:
         from rich.console import Console
 
         stream = io.StringIO()
-        Console(file=stream, width=width, color_system=None, legacy_windows=False).print(self, crop=False)
+        console = Console(file=stream, width=width, color_system=None, legacy_windows=False, force_jupyter=False)
+        console.print(self, crop=False)
         return "\n".join(line.rstrip() for line in stream.getvalue().splitlines())
 
     def html(self) -> str:
-        parts = [f"<p>{escape(part)}</p>" if isinstance(part, str) else part.html() for part in self.parts if part]
+        shown = [part for part in self.parts if (part.rows if isinstance(part, Table) else part)]
+        parts = [_paragraph(part) if isinstance(part, str) else part.html() for part in shown]
         return f"<div><strong>{escape(self.title)}</strong>{''.join(parts)}</div>"
+
+
+def _paragraph(text: str) -> str:
+    """A sentence in HTML, or several lines that are kept apart."""
+    return f"<p>{'<br/>'.join(map(escape, text.splitlines()))}</p>"
 
 
 def _line(text: str, style: str = "") -> Text:

@@ -2,6 +2,10 @@
 
 from __future__ import annotations
 
+import builtins
+
+import pytest
+
 from latpred.render import Facts, Page, Table
 
 TABLE = Table(
@@ -60,3 +64,15 @@ def test_markup_is_shown_and_never_obeyed() -> None:
     for tag in ("<b>", "<i>", "<h>", "<c>"):
         assert tag not in html
     assert "[red]&lt;i&gt;" in html
+
+
+def test_lines_that_are_kept_apart_stay_so_in_a_notebook_and_a_table_without_rows_is_left_out() -> None:
+    html = Page("", ["one <1>\ntwo", Table(("head",), [])]).html()
+    assert "<p>one &lt;1&gt;<br/>two</p>" in html
+    assert "head" not in html
+
+
+def test_text_is_text_in_a_notebook_too(monkeypatch: pytest.MonkeyPatch) -> None:
+    notebook = type("ZMQInteractiveShell", (), {})()
+    monkeypatch.setattr(builtins, "get_ipython", lambda: notebook, raising=False)
+    assert Page("Title", ["a sentence"]).text() == "Title\na sentence"
