@@ -11,6 +11,7 @@ import torch
 import latpred
 from latpred.errors import ProfileError, UnknownGpuError
 from latpred.prediction.kernel_times import evaluate
+from latpred.prediction.predictor import Predictor
 from latpred.prediction.pricing import PriceList
 from latpred.profile import datasheet, gpus, store
 from latpred.profile.document import decode, encode
@@ -34,6 +35,17 @@ def test_a_gpu_without_a_profile_is_predicted_from_its_datasheet() -> None:
     assert (found.device, found.provenance.machine.accelerator) == ("h100", "NVIDIA H100 80GB HBM3")
     low, high = found.interval_ms
     assert high / low > 3.5
+
+
+def test_host_classes_are_those_that_tables_of_whole_models_tell_apart() -> None:
+    host = datasheet.shared().dispatch
+    layer = torch.nn.Conv2d(64, 64, 3, groups=64, bias=False)
+    graph = latpred.trace(layer, torch.zeros(1, 64, 56, 56))
+    nobody_says = msgspec.structs.replace(store.load("a100"), protocol={})  # which PyTorch ran it
+    for profile, own in ((store.load("h100"), True), (nobody_says, True), (store.load("h100-shared"), False)):
+        (op,) = Predictor(profile).lowered(graph, "eager").ops
+        assert (op.host_class == "conv_depthwise.conv2d") == own
+    assert 1e3 * latpred.predict(graph, device="h100").overhead_ms < host.fixed_us + host.costs_us["conv"]
 
 
 def test_a_profile_of_that_name_comes_before_the_datasheet() -> None:

@@ -35,7 +35,7 @@ from latpred.profile.document import ADAPTED, DeviceInfo, DeviceProfile, Dispatc
 from latpred.query import MOST_BATCH, Options, checked_batches
 from latpred.runtimes import lowering
 from latpred.runtimes.base import Runtime
-from latpred.runtimes.legacy_torch import as_run_in, rewrites, traced_for
+from latpred.runtimes.legacy_torch import TORCH_2, as_run_in, rewrites, traced_for
 from latpred.storage import IdentityCache
 
 if TYPE_CHECKING:
@@ -238,13 +238,11 @@ class Predictor:
         if graph.runtime != traced_by or graph.target not in ("", self.target):
             named = "eager" if rewrites(self.era, runtime) else runtime
             graph = lowering.fitting(graph, named, self.target)
-        if not self.era:
-            if self.profile.device.kind != "cuda":
-                return graph
-            graph = self_attention_on_cuda(graph)
-            # Where nobody measured them, kernels as small as these are not known well enough to be many.
-            return masked_attention_on_cuda(graph) if self.profile.provenance == "measured" else graph
-        return as_run_in(self.era, graph, runtime, gpus.find(self.profile.device.name))
+        if self.era or self.profile.provenance != "measured":
+            # What was fitted to tables of whole models has their host classes; kernels as small as those of attention
+            # under some masks are not known well enough there to be many.
+            return as_run_in(self.era or TORCH_2, graph, runtime, gpus.find(self.profile.device.name))
+        return masked_attention_on_cuda(self_attention_on_cuda(graph)) if self.profile.device.kind == "cuda" else graph
 
     def __reduce__(self) -> tuple[Any, ...]:
         """The profile, packed, the caveats and the speed: processes that get it several times make it once."""
