@@ -472,11 +472,17 @@ def test_what_makes_no_sense_is_refused(table: object, kind: type[Exception], me
         latpred.adapt(SYNCHRONOUS, table)
 
 
-def test_a_gpu_goes_by_any_of_its_names() -> None:
+def test_a_gpu_goes_by_any_of_its_names_and_its_adapted_datasheet_is_called_that() -> None:
     profile = datasheet.profile_of(gpus.spec("a100"))
     rows = measured(profile, GRAPHS, batches=(1,))
     both = pd.concat([rows.assign(device=name, run=name) for name in ("A100-SXM4-80GB", "a100")])
-    assert latpred.adapt(profile, both).runtimes[0].rows == len(rows)
+    found = latpred.adapt(profile, both)
+    assert found.runtimes[0].rows == len(rows)
+    said = repr(Predictor(found.profile).predict(GRAPHS[0]))
+    assert "a100-adapted (a100, made from its datasheet " in said
+    assert " ago, adapted)" in said
+    assert datasheet.CAVEAT not in said
+    assert datasheet.ADAPTED_CAVEAT in said
 
 
 def test_an_adapted_profile_is_used_only_when_named() -> None:

@@ -93,11 +93,11 @@ def basis_lines(provenance: Provenance, device: str) -> list[str]:
 def _origin(provenance: Provenance, device: str) -> str:
     machine = provenance.machine
     source, comma, adapted = provenance.source.partition(", ")
-    if source == PROVENANCE:
+    if source == PROVENANCE and not adapted:
         return f"none: {machine.accelerator} from its datasheet; measure one with: latpred calibrate"
     where = "this machine" if owner(machine) is Owner.THIS else provenance.profile
     threads = "" if machine.accelerator else f", {threads_text(machine.threads)}"
-    verb = "calibrated" if source == "measured" else source
+    verb = {"measured": "calibrated", PROVENANCE: "made from its datasheet"}.get(source, source)
     return f"{where} ({device}{threads}, {verb} {age(provenance.created)}{comma}{adapted})"
 
 

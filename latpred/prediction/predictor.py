@@ -478,7 +478,7 @@ def _caveats(profile: DeviceProfile, graph: ModelGraph, runtime: str, served: Se
     """What may not hold of a graph's prediction, whichever schedules serve its batches."""
     said = list(graph.notes)
     if profile.provenance == datasheet.PROVENANCE:
-        said.append(datasheet.CAVEAT)
+        said.append(datasheet.ADAPTED_CAVEAT if ADAPTED in profile.protocol else datasheet.CAVEAT)
     elif not profile.acceptance.passed:
         said.append(f"the profile failed its acceptance gate; see: latpred profiles show {profile.name}")
     elif not profile.acceptance.runtimes.get(runtime, True):

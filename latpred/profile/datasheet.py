@@ -112,6 +112,7 @@ def limits_of_cpu(device: DeviceInfo, macs_per_us: float) -> Limits:
 
 PROVENANCE = "datasheet"
 CAVEAT = "nothing was measured: datasheet peaks with typical efficiencies"
+ADAPTED_CAVEAT = "datasheet peaks with typical efficiencies, then adapted to measured models"
 ADVICE = "Measure it: latpred calibrate on a machine that has one"
 
 LAUNCH_US, SYNC_US = 5.0, 10.0
