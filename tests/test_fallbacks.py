@@ -125,6 +125,16 @@ def test_halves_that_were_not_measured_are_a_guess(op: Op) -> None:
     assert "were not measured" not in said(known)
 
 
+def test_single_precision_that_was_not_measured_is_a_guess_too() -> None:
+    whole = store.load("rtx-8000")
+    halves = msgspec.structs.replace(whole, kernels={"fp16": whole.kernels["fp16"]})
+    model = graph(linear(dtype="float16"), linear(dtype="float32"), precision="fp16")
+    known, guessed = (Predictor(one).predict(model, 64) for one in (whole, halves))
+    assert "kernels in float32 were not measured: their speed is a guess" in said(guessed)
+    assert "were not measured" not in said(known)
+    assert guessed.interval_ms[1] / guessed.latency_ms > 1.1 * known.interval_ms[1] / known.latency_ms
+
+
 class Scaled(nn.Module):
     """Operands of 8 bits, a result of 16."""
 

@@ -50,8 +50,7 @@ COMPLEX = 4.0  # multiply-adds of real numbers in one of complex numbers
 INTEGERS = 8.0  # PyTorch has no library for products of integers: 8 times as long as fp32 on the CPU it was measured on
 
 _COMPLEX = {"complex32": "float16", "complex64": "float32", "complex128": "float64"}
-_HALVES = {"float16": "fp16", "bfloat16": "bf16"}
-_MEASURED = frozenset({"float32", *_HALVES})
+MEASURED = frozenset({"float32", "float16", "bfloat16"})
 _SCALED = frozenset({"aten::_scaled_mm", "aten::_int_mm"})  # have kernels of their own on GPUs
 
 
@@ -64,11 +63,11 @@ class Format(NamedTuple):
     caveat: str
 
 
-def format_of(op: Op, profile: DeviceProfile) -> Format | None:
-    """What is known of an op whose format was not measured; None for all others."""
-    if op.family and op.dtype in _HALVES and not profile.kernels.get(_HALVES[op.dtype]):
+def format_of(op: Op, needed: str, profile: DeviceProfile) -> Format | None:
+    """What is known of an op whose format was not measured; None for others. `needed` names the fits of its format."""
+    if op.family and op.dtype in MEASURED and not profile.kernels.get(needed):
         return Format(1.0, 1.0, GUESSED_LOG_STD, f"kernels in {op.dtype} were not measured: their speed is a guess")
-    if op.dtype in _MEASURED or not op.family or layout(op.family).product is None:
+    if op.dtype in MEASURED or not op.family or layout(op.family).product is None:
         return None
     if op.dtype in _COMPLEX:
         part = _COMPLEX[op.dtype]

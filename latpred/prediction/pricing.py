@@ -25,7 +25,7 @@ from latpred.graph.graph import Ints, Op, Schedule, numbered
 from latpred.host import SAME, Slowdown
 from latpred.ops.families import DIMS, kind_of, lineage, nearest, root
 from latpred.prediction.clocks import Timeline
-from latpred.prediction.fallbacks import GUESSED_LOG_STD, STAND_INS, OtherFormat, format_of, guess
+from latpred.prediction.fallbacks import GUESSED_LOG_STD, MEASURED, STAND_INS, OtherFormat, format_of, guess
 from latpred.prediction.kernel_times import (
     LARGE_BLOCK,
     KernelEstimate,
@@ -267,7 +267,8 @@ class KernelRows:
         """The number of the row of an op that is new."""
         aten = op.name.startswith("aten::")
         work = (op.macs, op.weight_bytes, op.read_bytes, op.write_bytes, *op.dims.values())
-        by_work = (family, aten, op.name.endswith("_"), op.dtype, op.estimated, op.reread_after, *work)
+        named = "" if op.dtype in MEASURED else op.name  # by which other formats are priced
+        by_work = (family, aten, op.name.endswith("_"), named, op.dtype, op.estimated, op.reread_after, *work)
         number = self._by_work.get(by_work)
         if number is None:
             row = self._made(op, family)  # which may refuse
@@ -459,7 +460,7 @@ class PriceList:
             sizes = kernel_sizes(op)
             factors = [size_corrected(one, np.array(sizes[one.of])) for one in corrections if one.of in sizes]
             scale *= math.prod(map(float, factors))
-        other = format_of(op, self._profile)
+        other = format_of(op, _needed(op.dtype, precision.partition(" ")[0]), self._profile)
         if other is not None:
             key = id(model), other  # models are kept
             if key not in self._models:
@@ -530,7 +531,7 @@ def host_cost(fit: DispatchFit, name: str) -> float:
 
 def host_scale(fit: DispatchFit, precision: str) -> float:
     """What all costs of calls and classes are multiplied by in a precision."""
-    return fit.scale * (fit.half_scale if precision in HALVES else 1.0)
+    return fit.scale * (fit.half_scale if AMP.get(precision, precision) in HALVES else 1.0)
 
 
 def ops_slowdown(cold: ColdDispatch | None, slowdown: Slowdown) -> float:
@@ -557,11 +558,16 @@ def _classes(schedule: Schedule) -> tuple[tuple[str, ...], Ints, Ints]:
 
 
 def precision_of(dtype: str, precision: str, profile: DeviceProfile) -> str:
-    """The precision whose fits an op's dtype needs: masks and positions in a half-precision model are not halves."""
+    """The precision whose fits price an op: what its dtype needs, or the model's own where the profile lacks that."""
+    needed = _needed(dtype, precision)
+    return needed if profile.kernels.get(needed) else AMP.get(precision, precision)
+
+
+def _needed(dtype: str, precision: str) -> str:
+    """The precision whose fits a dtype needs: masks and positions in a half-precision model are not halves."""
     precision = AMP.get(precision, precision)
     single = precision if precision in ("fp32", "tf32") else "fp32"
-    wanted = single if dtype in _SINGLE else _PRECISIONS.get(dtype, precision)
-    return wanted if profile.kernels.get(wanted) else precision
+    return single if dtype in _SINGLE else _PRECISIONS.get(dtype, precision)
 
 
 def kernel_sizes(op: Op) -> dict[str, float]:
