@@ -30,6 +30,7 @@ def attended(graph: ModelGraph, attention: str) -> ModelGraph:
     """The graph with attention as asked for; an error where it would have to be fused by the model itself."""
     if graph.attention == attention:
         return graph
+    exact = {batch: attended(alone, attention) for batch, alone in graph.exact.items()}
     if attention == "eager":
         if graph.runtime != "eager":
             raise UsageError(
@@ -42,7 +43,7 @@ def attended(graph: ModelGraph, attention: str) -> ModelGraph:
             f"{graph.model} computes attention as products and softmax, which attention='sdpa' cannot change; trace a "
             "model that calls torch.nn.functional.scaled_dot_product_attention, or leave attention out."
         )
-    return msgspec.structs.replace(graph, attention=attention)
+    return msgspec.structs.replace(graph, attention=attention, exact=exact)
 
 
 def _in_parts(ops: Sequence[Op]) -> bool:

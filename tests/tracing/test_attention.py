@@ -176,6 +176,17 @@ def test_each_layer_of_an_encoder_has_one_kernel_of_attention_on_a_gpu(device: s
             assert "softmax" not in {root(op.family) for op in ran}
 
 
+def test_graphs_of_single_batches_have_the_attention_that_was_asked_for() -> None:
+    asked = Options(torch.zeros(1, 6, 32), attention="eager")
+    predictor = Predictor(store.load("l40s"))
+    graph = predictor.trace(AcrossTheBatch(), asked, [2, 4])
+    assert graph.exact
+    assert predictor.predict(graph, 2).setting.attention == "eager"
+    assert "softmax" in {root(op.family) for op in predictor.lowered(graph.exact[2], "eager").ops}
+    fused = latpred.trace(AcrossTheBatch(), torch.zeros(1, 6, 32), batches=[2, 4])
+    assert attended(fused, "eager").exact[4].attention == "eager"
+
+
 def test_with_pytorch_1_12_and_on_a_cpu_it_stays_in_parts() -> None:
     graph = latpred.trace(Calling(weights=False), torch.zeros(1, 10, 32))
     for device in ("v100", "epyc-shared"):
