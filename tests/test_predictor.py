@@ -13,7 +13,7 @@ import numpy as np
 import pytest
 from factories import add, device, dispatch, graph, kernel_fit, linear, machine, profile, view
 
-from latpred.errors import ProfileError, UsageError
+from latpred.errors import ProfileError, RuntimeRefusalError, UsageError
 from latpred.graph.graph import Affine, ModelGraph
 from latpred.host import Slowdown
 from latpred.prediction.kernel_times import KernelModel
@@ -272,6 +272,22 @@ def test_max_batch() -> None:
     assert predictor.max_batch(one_gemm(), np.float32(0.1005)) == 35
     with pytest.raises(UsageError, match="positive number of milliseconds"):
         predictor.max_batch(one_gemm(), -1.0)
+
+
+def test_batches_that_a_runtime_refuses_pass_no_threshold_and_are_no_largest() -> None:
+    predictor = Predictor(profile(device(kind="cuda"), runtimes={"cuda-graphs": dispatch()}))
+    waits = graph(linear(syncs=1))
+    line, one = msgspec.structs.replace(waits, ops_at_one=(linear(),)), graph(linear(), ops_at_one=waits.ops)
+    for net, batch in ((line, 1), (one, 8)):
+        found = predictor.predict(net, batch, runtime="cuda-graphs")
+        assert pickle.loads(pickle.dumps(found)).to_dict() == found.to_dict()
+        assert "crossover" in repr(found)
+    largest = [predictor.max_batch(net, 1e3, runtime="cuda-graphs") for net in (line, one, graph(linear()))]
+    assert largest == [1, largest[2], largest[2]]
+    assert largest[2] > 1
+    assert (found.crossover_batch, found.knee_batch) == (2, 3)
+    with pytest.raises(RuntimeRefusalError, match="makes the host wait"):
+        predictor.max_batch(waits, 1e3, runtime="cuda-graphs")
 
 
 def test_what_a_profile_does_not_know_is_said_with_what_to_do() -> None:

@@ -187,7 +187,10 @@ class BatchThreshold(NamedTuple):
 
 
 class CurveSamples(NamedTuple):
-    """What thresholds depend on, at some batches: microseconds of host, of device and of all."""
+    """What thresholds depend on, at some batches: microseconds of host, of device and of all.
+
+    They are not numbers at a batch that the runtime refuses, which passes no threshold.
+    """
 
     overhead_us: Floats
     compute_us: Floats
@@ -243,6 +246,8 @@ class BatchThresholds:
 
         def threshold(shift: float) -> int | None:
             flat = sample(np.array([1]), shift)
+            if np.isnan(flat.latency_us[0]):
+                flat = sample(np.array([2]), shift)
             return first_true(lambda batches: test(sample(batches, shift), flat), _powers(MOST))
 
         # A slower device reaches both thresholds at a smaller batch, unless other kernels serve it meanwhile.

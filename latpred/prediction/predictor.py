@@ -7,7 +7,7 @@ model imports torch, and nothing here reads a file.
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Sequence
-from contextlib import nullcontext
+from contextlib import nullcontext, suppress
 from functools import cached_property, lru_cache
 from itertools import chain
 from numbers import Real
@@ -19,7 +19,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from latpred import runtimes
-from latpred.errors import ProfileError, UsageError
+from latpred.errors import ProfileError, RuntimeRefusalError, UsageError
 from latpred.graph.features import Floats
 from latpred.graph.graph import CONTIGUOUS, Coverage, Ints, ModelGraph, Schedule
 from latpred.graph.rewrites import attended, masked_attention_on_cuda, self_attention_on_cuda
@@ -207,18 +207,27 @@ class Predictor:
                 "Predict the batches in question: latpred.predict(model, batch=[...])."
             )
         lowered, options = self.lowered(graph, runtime), Options(runtime=runtime, protocol=protocol)
+        self._demand_some_batch(lowered, runtime)
         memory = self.profile.device.memory_bytes or np.inf
 
         def too_large(batches: Ints) -> NDArray[np.bool_]:
             latency_us = self._samples(lowered, batches, options, 0.0).latency_us
             peaks = np.array([lowered.peak_bytes(batch) for batch in batches.tolist()])
-            over: NDArray[np.bool_] = (latency_us > latency_ms * 1e3) | (peaks > memory)
-            return over
+            within: NDArray[np.bool_] = (latency_us <= latency_ms * 1e3) & (peaks <= memory)
+            return ~within  # what the runtime refuses is not within either
 
         if graph.only:
             (only,) = graph.only
             return 0 if too_large(np.array([only]))[0] else only
         return last_false(too_large, MOST_BATCH)
+
+    def _demand_some_batch(self, graph: ModelGraph, runtime: str) -> None:
+        """Refuse what a runtime takes neither at batch 1, which may have ops of its own, nor at any other."""
+        lower = self._runtime_fit(runtime).runtime.lower
+        with suppress(RuntimeRefusalError):
+            lower(graph, 1)
+            return
+        lower(graph, 2)
 
     def priced(
         self, graph: ModelGraph, batch: int = 1, *, runtime: str = "eager"
@@ -281,20 +290,28 @@ class Predictor:
 
     def _samples(self, graph: ModelGraph, batches: Ints, options: Options, shift: float) -> CurveSamples:
         """What crossover, knee and largest batch depend on; device times are exp(shift * their log_std) as long."""
-        overhead, compute, latency = np.empty((3, len(batches)))
-        for positions, passes in self._passes(graph, batches, options, shift):
+        overhead, compute, latency = np.full((3, len(batches)), np.nan)
+        for positions, passes in self._passes(graph, batches, options, shift, refuse=False):
             overhead[positions], compute[positions] = passes.overhead_us, passes.compute_us
             latency[positions] = passes.latency_us
         return CurveSamples(overhead, compute, latency)
 
     def _passes(
-        self, graph: ModelGraph, batches: Ints, options: Options, shift: float = 0.0
+        self, graph: ModelGraph, batches: Ints, options: Options, shift: float = 0.0, *, refuse: bool = True
     ) -> Iterator[tuple[list[int], _Passes]]:
-        """Forward passes by the schedule that serves them, with the positions of their batches."""
+        """Forward passes by the schedule that serves them, with the positions of their batches.
+
+        A batch that the runtime refuses is an error, or without `refuse` left out.
+        """
         fit = self._runtime_fit(options.runtime)
         served: dict[tuple[int, float], tuple[Schedule, list[int]]] = {}
         for position, batch in enumerate(batches.tolist()):
-            schedule = fit.runtime.lower(graph, batch)
+            try:
+                schedule = fit.runtime.lower(graph, batch)
+            except RuntimeRefusalError:
+                if refuse:
+                    raise
+                continue
             resident = self._resident(schedule, graph, batch)
             served.setdefault((id(schedule), resident), (schedule, []))[1].append(position)
         for (_, resident), (schedule, positions) in served.items():
