@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import replace
 from pathlib import Path
 
+import msgspec
 import numpy as np
 import pandas as pd
 import pytest
@@ -115,6 +116,14 @@ def test_several_curves_are_told_apart_by_what_differs() -> None:
     assert len({(item.get_linestyle(), item.get_marker()) for item in ax.get_lines()}) == 2
 
 
+def test_a_curve_whose_name_starts_with_an_underscore_is_in_the_legend() -> None:
+    private, other = (curve(1, 8, net=msgspec.structs.replace(NET, model=name)) for name in ("_Net", "Net"))
+    assert labels(plot.latencies([private, other], plot.blank())) == ["_Net", "Net"]
+    cells = [(name, 1, 0.01) for name in ("_Net", "Net")]
+    report = comparison.compare(predicted(cells), measured(cells))
+    assert labels(plot.agreement(report, plot.blank(), by="model"))[-2:] == ["_Net", "Net"]
+
+
 def test_runtimes_and_shares_of_an_explanation() -> None:
     above, below = explanation(prediction("eager", 10.0), prediction("compile", 8.0)).plot().axes
     assert [text.get_text() for text in above.get_yticklabels()] == ["compile", "eager"]
@@ -179,6 +188,7 @@ def test_two_clocks_in_whole_and_close() -> None:
 @pytest.mark.parametrize("batches", [(1,), tuple(range(1, 201))], ids=["one", "200"])
 def test_the_same_figure_gives_the_same_file(batches: tuple[int, ...], tmp_path: Path) -> None:
     files = []
+    (tmp_path / "b.svg").symlink_to(tmp_path / "blob")
     for name in ("a", "b"):
         ax = curve(*batches).plot(plot.blank())
         assert len(line(ax, "predicted latency")) == len(batches)

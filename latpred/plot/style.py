@@ -150,8 +150,9 @@ def checked_path(path: str | os.PathLike[str]) -> Path:
 def save(made: Figure, path: str | os.PathLike[str]) -> Path:
     """Write a figure as PNG, SVG or PDF, as the file's ending says."""
     wanted = checked_path(path)
+    ending = wanted.suffix.lower()  # which a link's target need not have
     with result_file(wanted) as part, in_style():
-        made.savefig(part, metadata=_METADATA.get(wanted.suffix.lower(), {}))
+        made.savefig(part, format=ending.removeprefix("."), metadata=_METADATA.get(ending, {}))
     return wanted
 
 
