@@ -170,7 +170,7 @@ def test_on_a_terminal_the_calibration_is_offered_and_can_be_declined(
 def test_explain_prints_what_it_says_in_json_and_csv(model: str, where: tuple[str, ...]) -> None:
     shown = run("explain", *where, "--batch", "2")
     assert shown.exit_code == 0, shown.stderr
-    assert shown.stdout.splitlines()[0] == f"{model}: batch 2, 32 pixels, fp32 on example"
+    assert shown.stdout.splitlines()[0] == f"{model}: batch 2, 32 pixels, fp32 on example, single"
     assert "asking cuda-graphs what it makes of" in shown.stderr
     found = document("explain", *where, "--batch", "2")
     assert found["schema"] == "latpred.explanation/1"
@@ -178,6 +178,14 @@ def test_explain_prints_what_it_says_in_json_and_csv(model: str, where: tuple[st
     assert " ".join(shown.stdout.split()).endswith(found["advice"])
     rows = csv.DictReader(io.StringIO(run("explain", *where, "--runtime", "cuda-graphs", "--csv").stdout))
     assert [(row["runtime"], row["launches"]) for row in rows] == [("cuda-graphs", "4"), ("eager", "4")]
+
+
+def test_a_curve_counts_the_launches_of_the_runtime_as_explain_does(model: str) -> None:
+    # Its convolutions add their bias in a kernel of its own.
+    asked = (model, "--image", "32", "--device", "rtx-8000", "--csv")
+    shown = (run("curve", *asked, "--batch", "1").stdout, run("explain", *asked, "--runtime", "eager").stdout)
+    (one,), (other,) = (list(csv.DictReader(io.StringIO(text))) for text in shown)
+    assert one["launches"] == other["launches"] == "5"
 
 
 def test_a_curve_has_a_sparkline_and_a_prediction_has_none(where: tuple[str, ...]) -> None:

@@ -16,7 +16,7 @@ from transformers.utils.import_utils import is_cuda_stream_capturing
 import latpred
 from latpred.errors import ProfileError, RuntimeRefusalError, TraceError, UsageError
 from latpred.explanation.explain import axis_headroom
-from latpred.explanation.explanation import CHEAP, NEARLY_FREE, Choice, Excluded, ratio, shares
+from latpred.explanation.explanation import CHEAP, NEARLY_FREE, Choice, Excluded, missing, ratio, shares
 from latpred.graph.graph import ModelGraph
 from latpred.profile import store
 from latpred.query import MOST_BATCH
@@ -218,7 +218,7 @@ def test_the_text_fits_a_terminal() -> None:
     found = latpred.explain(network(), 4, device=saved())
     lines = repr(found).splitlines()
     assert max(len(line) for line in lines) <= 80
-    assert lines[0] == "example-net: batch 4, 128 tokens, fp32 on example"
+    assert lines[0] == "example-net: batch 4, 128 tokens, fp32 on example, single"
     text = repr(found)
     for part in ("speed-up", "crossover", "cuda-graphs", "where the time goes", "may grow in eager", "Run it in"):
         assert part in text
@@ -231,6 +231,22 @@ def test_the_text_fits_a_terminal() -> None:
     )
     assert max(len(line) for line in repr(long).splitlines()) <= 80
     assert "…" not in repr(long)
+
+
+def test_page_and_figure_say_how_it_was_asked() -> None:
+    net, device = network(attention="eager", memory_format="channels_last"), saved()
+    found = latpred.explain(net, device=device, protocol="pipelined")
+    how = "fp32, channels_last, eager attention on example, pipelined"
+    assert repr(found).splitlines()[0] == f"example-net: batch 1, 128 tokens, {how}"
+    above = found.plot().axes[0].get_title()
+    assert above == "example-net, batch 1, fp32 on example\nchannels_last, eager attention, pipelined"
+    assert latpred.explain(network(), device="gpu").plot().axes[0].get_title() == "example-net, batch 1, fp32 on example"
+
+
+def test_a_reason_may_have_braces() -> None:
+    excluded = [Excluded(name, "refused", f"{name} cannot take {{}}") for name in ("compile", "onnxruntime")]
+    found = explanation(prediction(), excluded=tuple(excluded))
+    assert missing(found) == [("compile, onnxruntime", "compile,onnxruntime cannot take {}")]
 
 
 def test_a_notebook_gets_tables_without_anything_unescaped() -> None:

@@ -64,6 +64,7 @@ def test_crossover_knee_and_regimes() -> None:
     # Latency 30 + 2 b against 32: over 1.1 x at 2 b > 5.2, over 1.9 x at 2 b > 30.8.
     assert (found.knee_batch, found.knee(1.9).batch) == (3, 16)
     factor = math.exp(1.645 * 0.2)
+    assert "compute- or memory-bound from batch 10" in repr(found)
     unsure = Predictor(profile(CPU, fits=(kernel_fit("gemm", spread=0.2),))).predict(one_gemm())
     assert unsure.crossover == (10, math.ceil((25 / factor - 5) / 2), math.ceil((25 * factor - 5) / 2))
 

@@ -4,12 +4,15 @@ from __future__ import annotations
 
 import base64
 import re
+from dataclasses import replace
 from html.parser import HTMLParser
 from pathlib import Path
 
 import pytest
+import torch
 from reportdata import half_unknown, network, saved, studied
 
+import latpred
 from latpred import report
 from latpred.errors import UsageError
 from latpred.explanation.advice import recommended
@@ -67,6 +70,22 @@ def test_it_says_everything_in_one_file(tmp_path: Path) -> None:
         assert said in found.text, said
     assert "Not fully covered" not in found.text
     assert found.text.count("framework") >= 2
+
+
+def test_the_model_launches_what_the_table_of_runtimes_says() -> None:
+    graph = latpred.trace(torch.nn.Conv2d(3, 8, 3), torch.zeros(1, 3, 32, 32))
+    one = report.gather(graph, (1,), runtimes=["eager"], device="rtx-8000")
+    facts, table = dict(report.facts(one)), report.runtimes(one)
+    launches = table.rows[0][table.heads.index("launches")]
+    assert facts["launches in eager"] == launches == "2"  # which adds the bias by itself
+
+
+def test_what_there_is_nothing_to_say_of_has_no_heading() -> None:
+    (one,) = studied(network())
+    silent = replace(one, explanation=replace(one.explanation, advice="", headrooms={}))
+    found = Page(report.html([silent]))
+    assert "What to do." not in found.text
+    assert "Room to grow" not in found.headings
 
 
 def test_the_answer_and_the_charts_hold_the_predicted_numbers() -> None:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from contextlib import suppress
 from functools import partial
 from pathlib import Path
@@ -73,17 +73,18 @@ def curve(**asked: Any) -> None:
 
 
 def _show_curve(*, sparklines: bool, plot: Path | None, measured: Path | None, output: Output, **asked: Any) -> None:
-    """Print and draw predictions; CSV also has the graph's work, from which `latpred compare` makes its baselines."""
+    """Print and draw predictions; CSV also has the work of it, from which `latpred compare` makes its baselines."""
     from latpred.prediction.prediction_page import curve_page
 
     if measured is not None and plot is None:
         raise UsageError("--measured is drawn into a figure; add --plot curve.png.")
-    curve, graph = _predicted(**asked)
+    curve, ran = _predicted(**asked)
 
     def rows() -> pd.DataFrame:
         table = curve.to_frame()
-        for name in ("macs", "bytes", "launches") if graph is not None else ():
-            table[name] = [getattr(graph, name)(point.batch) for point in curve]
+        if ran is not None:
+            for name in ("macs", "bytes", "launches"):
+                table[name] = [getattr(ran(point.batch), name)(point.batch) for point in curve]
         return table
 
     page = partial(curve_page, curve, sparklines=sparklines and shows_unicode())
@@ -96,8 +97,8 @@ def _show_curve(*, sparklines: bool, plot: Path | None, measured: Path | None, o
 
 def _predicted(
     model: str, batches: Sequence[int], runtime: str, *, strict: bool, yes: bool, **asked: Any
-) -> tuple[Curve, ModelGraph | None]:
-    """Trace the model, make sure there is a profile, predict; with the graph, where one serves all batches."""
+) -> tuple[Curve, Callable[[int], ModelGraph] | None]:
+    """Trace the model, make sure there is a profile, predict; with what ran at a batch, unless lengths were given."""
     from latpred import api
 
     lengths = asked["lengths"]
@@ -105,8 +106,10 @@ def _predicted(
         raise UsageError("--execution says what is done about unequal lengths; add --lengths 12,40,7 or leave it out.")
     if lengths is None:
         graph = _graph_of(model, runtime, batches, strict=strict, yes=yes, **asked)
-        place = ("device", "host", "threads", "cudnn_benchmark", "protocol", "now")
-        return api.predict(graph, batches, runtime, **{name: asked[name] for name in place}), graph
+        place = {name: asked[name] for name in ("device", "host", "threads", "cudnn_benchmark")}
+        curve = api.predict(graph, batches, runtime, **place, protocol=asked["protocol"], now=asked["now"])
+        predictor = api.predictor_of(DeviceQuery(**place))
+        return curve, lambda batch: predictor.lowered(graph.exact.get(batch, graph), runtime)
     if asked.pop("memory_format") == "channels_last":
         raise UsageError("--lengths are of sequences, which have no channels; leave out --channels-last.")
     if strict:

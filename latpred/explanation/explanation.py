@@ -27,12 +27,12 @@ AXES = {"seq": "tokens", "image": "pixels of a side", "audio": "samples"}
 def explanation_page(explanation: Explanation) -> Page:
     """What each runtime takes, its clocks, where the time goes, what may grow, what is missing, advice."""
     setting = explanation.fastest.prediction.setting
-    inputs = ", ".join([f"batch {explanation.batch}", *input_text(setting), setting.precision])
+    inputs = ", ".join([f"batch {explanation.batch}", *input_text(setting), *setting.setup])
     tables = [latencies(explanation), clocks(explanation), shares(explanation)]
     tables += [growth(name, headroom) for name, headroom in explanation.headrooms.items()]
     remarks = [*(f"without {name}: {reason}" for name, reason in missing(explanation)), *caveats(explanation)]
     parts: list[Table | str] = [*tables, *remarks, *filter(None, [explanation.advice])]
-    return Page(f"{setting.model}: {inputs} on {setting.device}", parts, prose=True)
+    return Page(f"{setting.model}: {inputs} on {setting.device}, {setting.protocol}", parts, prose=True)
 
 
 def latencies(explanation: Explanation) -> Table:
@@ -79,12 +79,12 @@ def growth(runtime: str, headroom: Headroom) -> Table:
 
 def missing(explanation: Explanation) -> list[tuple[str, str]]:
     """Runtimes that are not compared, those for one reason together."""
-    reasons: dict[str, list[str]] = {}
+    reasons: dict[tuple[str, ...], list[str]] = {}  # by what stands before and after the runtime's name
     for one in explanation.excluded:
         # What runs on another kind of device only is no more than mentioned.
         reason = one.reason.partition(";")[0].removeprefix(f"{one.runtime} ") if one.kind == "unsuited" else one.reason
-        reasons.setdefault(reason.replace(one.runtime, "{}"), []).append(one.runtime)
-    return [(", ".join(names), reason.replace("{}", ",".join(names))) for reason, names in reasons.items()]
+        reasons.setdefault(tuple(reason.split(one.runtime)), []).append(one.runtime)
+    return [(", ".join(names), ",".join(names).join(parts)) for parts, names in reasons.items()]
 
 
 def caveats(explanation: Explanation) -> list[str]:

@@ -48,8 +48,7 @@ def runtimes(predictions: Sequence[Prediction], ax: Axes | None = None) -> Axes:
     _rows(ax, [point.runtime for point in predictions])
     ax.set_xlabel("latency (ms)")
     ax.set_xlim(0, float(ends.max()) * 1.03 or 1.0)
-    first = predictions[0]
-    ax.set_title(f"{first.model}, batch {first.batch}, {first.precision} on {first.device}")
+    ax.set_title(_title(predictions[0], f", batch {predictions[0].batch}"))
     style.legend_below(ax)
     return ax
 
@@ -73,8 +72,7 @@ def shares(predictions: Sequence[Prediction], ax: Axes | None = None) -> Axes:
     names = [point.runtime if several else f"batch {point.batch}" for point in predictions]
     _rows(ax, [f"{name} {clock}" for name in names for clock in ("host", "device")])
     ax.set_xlabel("time (ms)")
-    first = predictions[0]
-    ax.set_title(f"{first.model}, {first.precision} on {first.device}")
+    ax.set_title(_title(predictions[0]))
     style.legend_below(ax, columns=3)
     return ax
 
@@ -111,6 +109,14 @@ def times(point: Prediction, name: str, names: Sequence[str]) -> tuple[float, fl
     return sum(share.host_ms for share in same), sum(share.device_ms for share in same)
 
 
+def _title(point: Prediction, batch: str = "") -> str:
+    """What was asked of several runtimes; a line below has what is not usual of it."""
+    precision, *unusual = point.setting.setup
+    unusual += [] if point.protocol == "single" else [point.protocol]
+    usual = f"{point.model}{batch}, {precision} on {point.device}"
+    return "\n".join(filter(None, (usual, ", ".join(unusual))))
+
+
 def _rows(ax: Axes, names: Sequence[str]) -> None:
     ax.set_yticks(range(len(names)), names)
     ax.invert_yaxis()
@@ -144,8 +150,9 @@ def two_clocks(found: ForwardPass, into: Figure | None = None) -> Figure:
     above, below = into.subplots(2, 1)
     point = found.prediction
     timeline(found, above)
+    setup = ", ".join(point.setting.setup)
     busy = f"host {point.overhead_ms:.3g} ms, device {point.compute_ms:.3g} ms of {point.latency_ms:.3g} ms"
-    above.set_title(f"{point.model}, batch {point.batch}, {point.precision}, {point.runtime} on {point.device}\n{busy}")
+    above.set_title(f"{point.model}, batch {point.batch}, {setup}, {point.runtime} on {point.device}\n{busy}")
     above.set_xlabel("")
     start, end = middle(found)
     above.axvspan(start, end, facecolor="none", edgecolor=style.BLACK, linewidth=0.9, zorder=5)

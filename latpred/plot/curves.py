@@ -130,7 +130,7 @@ def latencies(curves: Sequence[Curve], ax: Axes | None = None) -> Axes:
 
 def title(setting: Setting) -> str:
     protocol = "" if setting.protocol == "single" else f", {setting.protocol}"
-    return f"{setting.model}, {setting.precision}\n{setting.runtime} on {setting.device}{protocol}"
+    return f"{setting.model}, {', '.join(setting.setup)}\n{setting.runtime} on {setting.device}{protocol}"
 
 
 def regions(found: Curve, span: tuple[float, float]) -> list[_Region]:

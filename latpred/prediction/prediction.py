@@ -76,6 +76,12 @@ class Setting:
     memory_format: str = CONTIGUOUS
     attention: str = ""  # as was asked for; "" is as the model has it
 
+    @property
+    def setup(self) -> tuple[str, ...]:
+        """The precision, and the memory format and the attention where they are not the usual ones."""
+        layout = () if self.memory_format == CONTIGUOUS else (self.memory_format,)
+        return (self.precision, *layout, *((f"{self.attention} attention",) if self.attention else ()))
+
 
 class _Thresholds:
     __slots__ = ()

@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Iterable
 from typing import TYPE_CHECKING
 
-from latpred.graph.graph import CONTIGUOUS
 from latpred.profile.datasheet import PROVENANCE
 from latpred.profile.profile_page import age
 from latpred.profile.store import Owner, owner, threads_text
@@ -51,9 +50,7 @@ def curve_page(curve: Curve, *, sparklines: bool = True) -> Page:
 def title(setting: Setting) -> str:
     """What was asked, without the batch."""
     copied = "" if setting.inputs_on == "device" else ", inputs copied from the host"
-    layout = [] if setting.memory_format == CONTIGUOUS else [setting.memory_format]
-    how = [*layout, *([f"{setting.attention} attention"] if setting.attention else [])]
-    parts = [setting.model, *input_text(setting), setting.precision, *how, f"{setting.runtime} on {setting.device}"]
+    parts = [setting.model, *input_text(setting), *setting.setup, f"{setting.runtime} on {setting.device}"]
     return f"{', '.join(parts)}, {setting.protocol}{copied}"
 
 
@@ -77,7 +74,7 @@ def _crossover_sentence(crossover: BatchThreshold) -> str:
         return "never framework-bound: compute- or memory-bound from batch 1"
     if crossover.batch is None:
         return "framework-bound at every batch up to 65,536"
-    return f"compute-bound from batch {crossover.batch}{_interval(crossover)}"
+    return f"compute- or memory-bound from batch {crossover.batch}{_interval(crossover)}"
 
 
 def basis(provenance: Provenance, device: str) -> list[tuple[str, str]]:

@@ -155,7 +155,7 @@ def answer(studied: Studied) -> str:
     """The latency in the runtime that the advice names, what sets it, and from which batch on that changes."""
     point = recommended(studied.explanation).prediction
     setting = point.setting
-    what = ", ".join([*input_text(setting), setting.precision, f"batch {point.batch}"])
+    what = ", ".join([*input_text(setting), *setting.setup, f"batch {point.batch}"])
     return (
         f"One forward pass ({what}) is predicted to take {format_ms(point.latency_ms)} in {setting.runtime} on "
         f"{setting.device} (90 % interval: {format_interval(point.interval_ms)}). {_regime(point)}"
@@ -195,7 +195,7 @@ def _overview(parts: Sequence[Studied]) -> Table:
         crossover = "never" if point.crossover_batch is None else str(point.crossover_batch)
         times = (format_ms(point.latency_ms), format_interval(point.interval_ms))
         rows.append((studied.name, str(point.batch), point.runtime, *times, crossover))
-    return Table(("model", "batch", "fastest runtime", "latency", "90 % interval", "compute-bound from batch"), rows)
+    return Table(("model", "batch", "fastest runtime", "latency", "90 % interval", "crossover batch"), rows)
 
 
 def runtimes(studied: Studied) -> Table:
@@ -212,15 +212,15 @@ def points(curves: Sequence[Curve]) -> Table:
 
 
 def facts(studied: Studied) -> list[tuple[str, str]]:
-    graph, coverage = studied.graph, studied.coverage
-    batch = studied.explanation.batch
+    graph, coverage, batch = studied.graph, studied.coverage, studied.explanation.batch
+    choice = studied.explanation.eager or studied.explanation.fastest
     known = " in the operations that are known" if coverage.estimated_ops else ""
     covered = f"formulas for {coverage.launches:.0%} of launches and {coverage.bytes:.0%} of bytes"
     return [
         ("parameters", f"{format_count(graph.parameters)} ({format_bytes(graph.parameter_bytes)})"),
         (f"multiply-adds at batch {batch}", format_count(graph.macs(batch)) + known),
-        (f"launches in {graph.runtime}", str(graph.launches(batch))),
-        (f"peak memory at batch {batch}", format_bytes(graph.peak_bytes(batch))),
+        (f"launches in {choice.runtime}", str(choice.launches)),
+        (f"peak memory at batch {batch}", format_bytes(choice.prediction.peak_bytes)),
         ("coverage", "formulas for everything it does" if not coverage.estimated_ops else covered),
     ]
 
