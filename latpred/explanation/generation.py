@@ -81,6 +81,8 @@ class GenerationPrediction:
         Whether that fits the device's memory; None when its size is not known.
     provenance : Provenance
         Profile the prediction rests on, and what may not hold.
+    attention : str
+        "eager" or "sdpa", where that was asked for, else "".
     """
 
     model: str
@@ -96,6 +98,7 @@ class GenerationPrediction:
     peak_bytes: int
     fits: bool | None
     provenance: Provenance
+    attention: str = ""
 
     @property
     def first_token_ms(self) -> float:
@@ -222,8 +225,9 @@ def title(point: GenerationPrediction) -> str:
     """What was asked, without the batch."""
     plural = "" if point.new_tokens == 1 else "s"
     kept = "" if point.cache == "dynamic" else f", {point.cache} cache"
+    attention = f", {point.attention} attention" if point.attention else ""
     return (
-        f"{point.model}: {point.new_tokens} new token{plural} after {point.prompt}, {point.precision}, "
+        f"{point.model}: {point.new_tokens} new token{plural} after {point.prompt}, {point.precision}{attention}, "
         f"{point.runtime} on {point.device}{kept}"
     )
 
@@ -243,6 +247,7 @@ def frame(points: tuple[GenerationPrediction, ...]) -> pd.DataFrame:
 
     rows = [
         predicted_row(point, replace(_sum(steps), regime=steps[-1].regime), input_kind(tokens), point.prompt, "single")
+        | _attention(point)
         for point in points
         for tokens, steps in {point.new_tokens: (point.prefill, *point.steps), 1: (point.prefill,)}.items()
     ]
@@ -274,7 +279,13 @@ _FIGURES = (
 
 
 def _asked(point: GenerationPrediction) -> dict[str, Any]:
-    return {name: getattr(point, name) for name in _ASKED} | {"provenance": origin(point.provenance)}
+    asked = {name: getattr(point, name) for name in _ASKED}
+    return {**asked, **_attention(point), "provenance": origin(point.provenance)}
+
+
+def _attention(point: GenerationPrediction) -> dict[str, str]:
+    """What tells cells apart beside the keys of every table, only where it was asked for."""
+    return {"attention": point.attention} if point.attention else {}
 
 
 def _point(point: GenerationPrediction) -> dict[str, Any]:
@@ -410,6 +421,7 @@ def generation_curve(
                 peak_bytes=max(each.peak_bytes for each in passes),
                 fits=None if None in fits else all(fits),
                 provenance=replace(first.provenance, caveats=tuple(dict.fromkeys(caveats))),
+                attention=first.setting.attention,
             )
         )
     return GenerationCurve(tuple(points))

@@ -211,6 +211,9 @@ def test_attention_in_parts_and_another_host() -> None:
     asked = {"device": "rtx-8000", "attention": "eager"}
     slow, fast = (latpred.predict_generation(gpt2(), 6, 5, host=factor, **asked) for factor in (2.0, 0.5))
     assert slow.overhead_ms == pytest.approx(4.0 * fast.overhead_ms)
+    assert "fp32, eager attention, eager on rtx-8000" in repr(fast)
+    assert fast.to_dict()["attention"] == "eager"
+    assert set(fast.to_frame()["attention"]) == {"eager"}
     model = gpt2()
     latpred.predict_generation(model, 6, 2, **asked)
     assert model.config._attn_implementation == "sdpa", "the user's model stays as it was"
