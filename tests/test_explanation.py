@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 from pathlib import Path
 
 import msgspec
@@ -18,6 +19,7 @@ from latpred.errors import ProfileError, RuntimeRefusalError, TraceError, UsageE
 from latpred.explanation.explain import axis_headroom
 from latpred.explanation.explanation import CHEAP, NEARLY_FREE, Choice, Excluded, missing, ratio, shares
 from latpred.graph.graph import ModelGraph
+from latpred.prediction.clocks import Z90
 from latpred.profile import store
 from latpred.query import MOST_BATCH
 from latpred.runtimes.cuda_graphs import CudaGraphs
@@ -157,6 +159,23 @@ def test_what_kernel_times_are_off_by_cancels_between_runtimes_that_share_them()
     assert sure.times == unsure.times
 
 
+def test_what_is_not_known_of_the_host_is_no_error_of_kernels_and_cancels_where_both_wait_for_it() -> None:
+    eager, replayed = (msgspec.structs.replace(fit, host_spread=0.34, busy_spread=0.3) for fit in (EAGER, REPLAYED))
+    name = saved(eager=eager, cuda_graphs=replayed, torchscript=eager)
+    found = {choice.runtime: choice for choice in latpred.explain(network(), device=name).choices}
+    waits, runs, scripted = (found[runtime] for runtime in ("eager", "cuda-graphs", "torchscript"))
+    host = 0.34 * Z90
+    assert waits.kernel_error < 0.1 < runs.kernel_error
+    assert waits.host_error == pytest.approx(host, rel=0.1)
+    assert runs.host_error < host / 2
+
+    def width(other: Choice) -> float:
+        times = ratio(waits, other)
+        return math.log(times.high / times.times)
+
+    assert width(scripted) < host / 2 < host < width(runs)
+
+
 def test_kernels_of_a_runtime_s_own_are_no_common_error() -> None:
     own = msgspec.structs.replace(REPLAYED, kernels={"fp32": {"gemm": kernel_fit("gemm")}})
     found = latpred.explain(network(), device=saved(eager=EAGER, cuda_graphs=own))
@@ -240,7 +259,8 @@ def test_page_and_figure_say_how_it_was_asked() -> None:
     assert repr(found).splitlines()[0] == f"example-net: batch 1, 128 tokens, {how}"
     above = found.plot().axes[0].get_title()
     assert above == "example-net, batch 1, fp32 on example\nchannels_last, eager attention, pipelined"
-    assert latpred.explain(network(), device="gpu").plot().axes[0].get_title() == "example-net, batch 1, fp32 on example"
+    usual = latpred.explain(network(), device=device).plot()
+    assert usual.axes[0].get_title() == "example-net, batch 1, fp32 on example"
 
 
 def test_a_reason_may_have_braces() -> None:

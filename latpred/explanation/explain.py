@@ -181,15 +181,18 @@ class _Comparison:
                 raise
             return Excluded(name, "missing", str(error))
         schedule, *_ = self._predictor.priced(graph, self._batch, runtime=name)
-        return Choice(prediction, len(schedule.host_class), len(schedule.kernel_step), self._kernel_error(prediction))
+        protocol = self._options.protocol
+        host_error = Z90 * self._predictor.host_log_std(graph, self._batch, runtime=name, protocol=protocol)
+        steps, launches = len(schedule.host_class), len(schedule.kernel_step)
+        return Choice(prediction, steps, launches, self._kernel_error(prediction, host_error), host_error)
 
-    def _kernel_error(self, prediction: Prediction) -> float:
+    def _kernel_error(self, prediction: Prediction, host_error: float) -> float:
         """What of an interval comes from kernel times that other runtimes rest on as well."""
         fit = self._predictor.profile.runtimes[prediction.runtime]
         if fit.kernels and prediction.runtime in self._predictor.given.runtimes:
             return 0.0
         whole = math.log(prediction.interval_ms[1] / prediction.latency_ms)
-        return math.sqrt(max(whole**2 - (Z90 * fit.spread) ** 2, 0.0))
+        return math.sqrt(max(whole**2 - (Z90 * fit.spread) ** 2 - host_error**2, 0.0))
 
     def _predict(self, graph: ModelGraph, runtime: str, batch: int | None = None) -> Prediction:
         return self._predictor.predict(graph, batch or self._batch, runtime=runtime, protocol=self._options.protocol)

@@ -166,8 +166,10 @@ class Choice:
     prediction: Prediction
     steps: int  # what the host dispatches
     launches: int  # kernels that the device is given
-    # Half the width of the log latency's 90 % interval, as far as the profile's kernel times are the reason.
+    # Half the width of the log latency's 90 % interval, as far as the profile's kernel times are the reason, and as far
+    # as it is that nobody knows the asker's host.
     kernel_error: float = 0.0
+    host_error: float = 0.0
     speedup: Ratio | None = None  # eager's latency over its own; None where eager is not known
 
     @property
@@ -178,13 +180,14 @@ class Choice:
 def ratio(one: Choice, other: Choice) -> Ratio:
     """How many times as long `one` takes as `other`.
 
-    What the profile's kernel times are off by lengthens both, so it cancels as far as both rest on them; all other
-    errors are taken to have nothing to do with each other.
+    What the profile's kernel times are off by lengthens both, so it cancels as far as both rest on them, and what the
+    asker's host takes longer, as far as both wait for it; all other errors are taken to have nothing in common.
     """
     a, b = one.prediction, other.prediction
     times = a.latency_ms / b.latency_ms
     squares = sum(math.log(p.interval_ms[1] / p.latency_ms) ** 2 for p in (a, b))
-    width = math.sqrt(max(squares - 2.0 * min(one.kernel_error, other.kernel_error) ** 2, 0.0))
+    shared = min(one.kernel_error, other.kernel_error) ** 2 + min(one.host_error, other.host_error) ** 2
+    width = math.sqrt(max(squares - 2.0 * shared, 0.0))
     return Ratio(times, times * math.exp(-width), times * math.exp(width))
 
 

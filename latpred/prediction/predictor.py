@@ -66,6 +66,7 @@ class _Passes(NamedTuple):
     executing_us: Floats  # compute without the gaps between kernels
     latency_us: Floats
     log_std: Floats  # of the latency
+    host_log_std: Floats  # what of that is the asker's host
     memory_bound: NDArray[np.bool_]
     class_host_us: Floats  # (classes, batches)
     class_us: Floats  # of the device
@@ -240,6 +241,15 @@ class Predictor:
         beside_us = self._beside_us(lowered, priced, np.array([batch]), Options(runtime=runtime))
         return schedule, priced, fit.device, float(np.sum(beside_us))
 
+    def host_log_std(
+        self, graph: ModelGraph, batch: int = 1, *, runtime: str = "eager", protocol: str = "single"
+    ) -> float:
+        """What of the standard deviation of a log latency comes from the asker's host, the same in all runtimes."""
+        options = Options(runtime=runtime, protocol=protocol)
+        lowered = self.lowered(graph.exact.get(batch, graph), runtime)
+        ((_, passes),) = self._passes(lowered, np.array([batch]), options)
+        return float(passes.host_log_std[0])
+
     def lowered(self, graph: ModelGraph, runtime: str) -> ModelGraph:
         """The graph that the runtime lowers; an eager trace may have to do for an estimate."""
         lowering.demand_autocast(runtime, graph.precision)
@@ -351,14 +361,15 @@ class Predictor:
         by_device = np.clip(sensitivity, 0.0, 1.0)
         network = fit.log_std + by_device * (fit.busy_log_std - fit.log_std)
         kernel_part = (device_log_std**2 - fit.log_std**2) * sensitivity**2
-        host_part = (fit.host_log_std * (1.0 - by_device)) ** 2
+        host_log_std = fit.host_log_std * (1.0 - by_device)
         return _Passes(
             priced=priced,
             overhead_us=host.sum(axis=0),
             compute_us=executing * slower + idle,
             executing_us=executing * slower,
             latency_us=plain + beside,
-            log_std=np.sqrt(network**2 + kernel_part + host_part),
+            log_std=np.sqrt(network**2 + kernel_part + host_log_std**2),
+            host_log_std=host_log_std,
             memory_bound=2.0 * (row_us * rows.memory_bound).sum(axis=0) > executing,
             class_host_us=priced.class_steps @ host,
             class_us=priced.class_rows @ rows.us,
