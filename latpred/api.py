@@ -133,8 +133,8 @@ def predict(
     inputs_on : str
         "device", or "host" to add the copy of the inputs. A CPU copies none.
     now : bool
-        Time small reference work for a second, and answer for the machine as it is at this moment. Without it the
-        answer is for the usual moments of the calibration.
+        Time small reference work for a second, and answer for the machine as it is at this moment, and for no other
+        host. Without it the answer is for the usual moments of the calibration.
 
     Returns
     -------

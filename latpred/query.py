@@ -26,6 +26,7 @@ if TYPE_CHECKING:
 
 PROTOCOLS = ("single", "pipelined")
 PLACES = ("device", "host")
+THIS = "this"  # host: the one that asks
 EXECUTIONS = ("padded", "nested", "packed")
 HALVES = ("fp16", "bf16")
 AMP = {"amp-fp16": "fp16", "amp-bf16": "bf16"}  # torch.autocast over weights in fp32, and to what it casts
@@ -106,7 +107,7 @@ class DeviceQuery:
     now: bool = False
 
     def __post_init__(self) -> None:
-        """Refuse what can be no name, and make the device a string, or a path where one was given."""
+        """Refuse what cannot be meant, and make the device a string, or a path where one was given."""
         host, device = self.host, self.device
         if host is not None and (isinstance(host, bool) or not isinstance(host, Real | str | os.PathLike)):
             raise UsageError(
@@ -115,6 +116,11 @@ class DeviceQuery:
             )
         if isinstance(host, Real):
             object.__setattr__(self, "host", float(host))
+        if self.now and host not in (None, THIS):
+            raise UsageError(
+                f"host={host!r} is another host, whose present speed cannot be timed here; leave out now=True (--now) "
+                "or host (--host)."
+            )
         if device is None:
             return
         name: str | Path = Path(device) if isinstance(device, os.PathLike) else str(device)

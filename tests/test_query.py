@@ -29,6 +29,7 @@ def test_a_typical_batch_has_the_mean_and_the_deviation_asked_for() -> None:
     ("ask", "said"),
     [
         (lambda: checked_lengths([]), "list of lengths is empty"),
+        (lambda: DeviceQuery(host="EPYC 7742", now=True), "is another host, whose present speed cannot be timed here"),
         (lambda: checked_lengths([12, 0]), "length of 0 is not possible"),
         (lambda: checked_lengths([12, 3.5]), "3.5 is not a whole number"),
         (lambda: checked_lengths([True]), "True is not a whole number"),
@@ -74,3 +75,4 @@ def test_one_batch_and_several() -> None:
 
 def test_a_device_goes_by_its_name_or_its_path() -> None:
     assert DeviceQuery(torch.device("cuda", 0)) == DeviceQuery("cuda:0") != DeviceQuery(Path("cuda:0"))
+    assert DeviceQuery(host="this", now=True).now

@@ -21,8 +21,8 @@ from latpred.prediction.pricing import host_cost
 from latpred.profile import datasheet, host_profile, hosts, store
 from latpred.profile.document import ADAPTED, FITTED, HOST, DeviceProfile, DispatchFit
 from latpred.profile.store import Owner, owner
+from latpred.query import THIS
 
-THIS = "this"
 QUIET = ("view", "free")  # classes that launch nothing: they cost the same whatever device there is
 FEWEST = 4  # classes that two hosts must share
 LEAST_US = 0.05  # a cost below that is what a fit left over, and says nothing of the host
