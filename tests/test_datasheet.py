@@ -178,3 +178,9 @@ def test_a_clock_that_is_held_slows_what_computes_alone(asked: str) -> None:
     assert (held.gb_per_s, gpus.spec(held.name)) == (t4.gb_per_s, held)
     with pytest.raises(UnknownGpuError, match=r"a Tesla T4 has no clock of 5001 MHz: its boost clock is 1590"):
         gpus.spec(asked.replace("900", "5001"))
+
+
+def test_tensor_cores_that_are_held_at_the_clock_of_their_peak_reach_it() -> None:
+    h100, held = gpus.spec("h100"), gpus.spec("h100 at 1830 MHz")
+    assert (held.tflops["fp16"], held.tensor_clock_hz) == (pytest.approx(h100.tflops["fp16"]), 1830e6)
+    assert held.tflops["fp32"] / h100.tflops["fp32"] == pytest.approx(1830 / 1980)

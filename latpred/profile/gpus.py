@@ -83,13 +83,13 @@ class Spec(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
         """The same GPU with its clock held at `mhz`, as benchmarks do: memory is as fast, and power no limit."""
         if not 0.0 < mhz <= self.boost_mhz:
             raise UnknownGpuError(f"a {self.title} has no clock of {mhz:g} MHz: its boost clock is {self.boost_mhz:g}.")
-        part = mhz / self.boost_mhz
+        part, tensor_part = mhz / self.boost_mhz, mhz * 1e6 / self.tensor_clock_hz
         return msgspec.structs.replace(
             self,
             name=f"{self.name} at {mhz:g} MHz",
             boost_mhz=mhz,
-            tensor_mhz=self.tensor_mhz * part,
-            tflops={precision: peak * part for precision, peak in self.tflops.items()},
+            tensor_mhz=0.0,
+            tflops={name: peak * (part if name == "fp32" else tensor_part) for name, peak in self.tflops.items()},
             power_limited=False,
         )
 
