@@ -66,6 +66,12 @@ def test_rules_make_a_measurement_table(tmp_path: Path) -> None:
     assert cells["protocol"].tolist() == ["single"] * 3
 
 
+def test_a_column_of_any_name_may_stand_in_braces(tmp_path: Path) -> None:
+    given = table({}).rename(columns={"ms": "p50.latency[ms]"})
+    extra = [{"set": {**COMMON, "latency_s": "{p50.latency[ms]} ms"}}]
+    assert read_all([given], rules(tmp_path, extra)).cells["latency_s"].tolist() == pytest.approx([3.5e-3])
+
+
 def test_rows_left_out_are_counted_by_reason(tmp_path: Path) -> None:
     given = table({}, {"runtime": "other one"}, {"runtime": "another"}, {"batch": "2", "card": "A100"})
     found = read_all([given], rules(tmp_path))
@@ -106,6 +112,11 @@ def test_a_row_that_cannot_be_meant_is_named(
             {"set": {"latency_s": "{msec} ms"}},
             r"row 1, column latency_s: the row has no 'msec' for the .* ms'. Did you mean ms\?",
         ),
+        (
+            {"set": {"host": "{card.name}"}},
+            r"row 1, column host: the row has no 'card.name' for the mapping's '\{card.name\}'",
+        ),
+        ({"set": {"host": "{card"}}, r"row 1, column host: the row has no '\{' for the mapping's '\{card'"),
         (
             {"set": {"precison": "fp32"}},
             r"rule 6 sets precison, which no measurement table has. Did you mean precision",
