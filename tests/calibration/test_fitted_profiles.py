@@ -334,6 +334,12 @@ def test_trees_take_any_number_of_runs() -> None:
     assert np.isfinite(leave_out.by_trees(problem)).all()
 
 
+def test_trees_do_not_predict_the_only_model_in_eager() -> None:
+    problem, _ = solved(table().query("model == 'wide'"), scripted(1.0).query("model != 'wide'"))
+    assert np.isnan(leave_out.by_trees(problem)).all()
+    assert leave_out.TREES not in evaluate_left_out(problem, "model").baselines
+
+
 def test_the_only_scripted_model_left_out_is_predicted_from_eager() -> None:
     problem, _ = solved(table(), scripted(1.0).query("model == 'wide'"))
     holdout = leave_out.by_column(problem, "model")

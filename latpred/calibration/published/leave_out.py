@@ -228,8 +228,8 @@ def _for_models(problem: Problem, holdout: pd.DataFrame) -> dict[str, Errors]:
         for one in baselines.all_baselines(frame)
         if one.latency_s is not None
     }
-    rows = problem.table.cells.assign(predicted_s=by_trees(problem))
-    return errors | {TREES: _errors(rows[problem.rows.runtime == EAGER])}
+    grown = problem.table.cells.assign(predicted_s=by_trees(problem)).dropna(subset="predicted_s")
+    return errors | ({TREES: _errors(grown)} if len(grown) else {})
 
 
 def _for_gpus(problem: Problem) -> dict[str, Errors]:
@@ -248,17 +248,20 @@ def _for_gpus(problem: Problem) -> dict[str, Errors]:
 
 
 def by_trees(problem: Problem) -> Floats:
-    """Seconds of every eager row by trees that did not see its model; NaN for others."""
+    """Seconds of every eager row by trees that did not see its model; NaN for others, and where no model is left."""
     from sklearn.ensemble import HistGradientBoostingRegressor
 
     inputs, rows = _features(problem), problem.rows
     eager, predicted_s = rows.runtime == EAGER, np.full(len(rows), np.nan)
     for model in sorted(set(rows.model[eager])):
         own = rows.model == model
+        others = eager & ~own
+        if not others.any():
+            continue
         # The last column is the run, which says more of the host than any datasheet.
         trees = HistGradientBoostingRegressor(
             max_iter=_ROUNDS, categorical_features=[inputs.shape[1] - 1], random_state=0
-        ).fit(inputs[eager & ~own], rows.log_us[eager & ~own])
+        ).fit(inputs[others], rows.log_us[others])
         predicted_s[eager & own] = np.exp(trees.predict(inputs[eager & own])) / 1e6
     return predicted_s
 
