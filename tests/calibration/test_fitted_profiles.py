@@ -175,6 +175,12 @@ def test_a_model_left_out_is_predicted(fitted: Fit, holdout: pd.DataFrame) -> No
         assert 0 < one.width < 0.5
 
 
+def test_an_interval_of_one_model_alone_is_not_judged(holdout: pd.DataFrame) -> None:
+    coverage = leave_out.conformal(holdout[(holdout["batch"] > leave_out.SMALL) | (holdout["model"] == "wide")])
+    assert [np.isnan(one.share) for one in coverage.values()] == [True, False, False]
+    assert all(one.width > 0 for one in coverage.values())
+
+
 def test_a_fold_sees_nothing_of_what_it_is_judged_on(fitted: Fit, holdout: pd.DataFrame) -> None:
     rows = table()
     mine = (rows["model"] == "wide").to_numpy()
@@ -362,6 +368,8 @@ def test_the_report_names_what_is_worst_and_simpler_predictors(fitted: Fit) -> N
     text = report.text()
     assert "a model left out, eager" in text
     assert "baseline a + b x MACs" in text
+    alone = replace(report, coverage={"batch 1": leave_out.Coverage(5, np.nan, 0.1)})
+    assert ("90 % interval" in text, "90 % interval" in alone.text()) == (True, False)
     assert set(report.by_model) == set(MODELS)
     assert "host" in report.by_class
     assert report.to_dict()["schema"] == "latpred.leave-out/1"

@@ -160,7 +160,10 @@ def errors_by(holdout: pd.DataFrame, *columns: str) -> dict[str, Errors]:
 
 
 def conformal(holdout: pd.DataFrame) -> dict[str, Coverage]:
-    """90 % intervals of each model from the errors of all others, and how many rows they hold, regime by regime."""
+    """90 % intervals of each model from the errors of all others, and how many rows they hold, regime by regime.
+
+    A regime with one model has no others: the share is NaN.
+    """
     ratios: Floats = (holdout["predicted_s"] / holdout["latency_s"]).to_numpy(float)
     sizes, models = np.abs(np.log(ratios)), holdout["model"].to_numpy(object)
     batch = holdout["batch"].to_numpy(np.int64)
@@ -175,7 +178,7 @@ def conformal(holdout: pd.DataFrame) -> dict[str, Coverage]:
         for model in sorted(set(models[rows])):
             others, own = rows & (models != model), rows & (models == model)
             inside[own] = sizes[own] <= metrics.conformal(sizes[others])
-        share = float(inside[rows].mean()) if rows.any() else np.nan
+        share = float(inside[rows].mean()) if len(set(models[rows])) > 1 else np.nan
         coverage[name] = Coverage(int(rows.sum()), share, metrics.conformal(sizes[rows]))
     return coverage
 
@@ -339,7 +342,7 @@ class LeaveOutReport:
         lines += [
             f"90 % interval, {name}: holds {one.share:.1%} of {one.rows} rows (x/÷ {np.exp(one.width):.2f})"
             for name, one in self.coverage.items()
-            if one.rows
+            if np.isfinite(one.share)
         ]
         for title, groups in (("worst models", self.by_model), ("by what is slowest", self.by_class)):
             worst = sorted(groups.items(), key=lambda item: -item[1].median)[:_SHOWN]
