@@ -362,6 +362,19 @@ def test_what_cannot_be_left_out_is_said() -> None:
         evaluate_left_out(problem, "gpus")
 
 
+def test_a_host_is_left_out_by_whatever_text_names_its_cpu() -> None:
+    texts = ("EPYC 7742", "AMD EPYC 7742 64-Core Processor", "Xeon Gold 6132", "some machine", "")
+    rows = table()[lambda rows: rows["batch"].isin((1, 256))]
+    hosts_of = {run: texts[number % len(texts)] for number, run in enumerate(sorted(set(rows["run"])))}
+    problem, _ = solved(rows.assign(host=rows["run"].map(hosts_of)))
+    assert set(problem.rows.host) == {"EPYC 7742", "Xeon Gold 6132", ""}
+    left_out = leave_out.by_column(problem, "host")
+    assert set(left_out["host"]) == set(texts[:3])
+    nameless, _ = solved(rows.assign(host="some machine"))
+    with pytest.raises(UsageError, match="names no CPU that is known as a host"):
+        evaluate_left_out(nameless, "host")
+
+
 def test_the_report_names_what_is_worst_and_simpler_predictors(fitted: Fit) -> None:
     rows = len(fitted[0].rows)
     report = evaluate_left_out(fitted[0], "model")

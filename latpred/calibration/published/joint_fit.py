@@ -25,7 +25,7 @@ from latpred.calibration.published.row_counts import ALONE, EAGER, SCRIPTED, Cel
 from latpred.errors import MissingPackageError, TableError, UnknownGpuError
 from latpred.graph.features import Floats
 from latpred.graph.graph import Ints
-from latpred.profile import gpus
+from latpred.profile import gpus, hosts
 from latpred.profile.gpus import Spec
 from latpred.runtimes.legacy_torch import fuser_of
 from latpred.units import US_PER_S
@@ -242,6 +242,7 @@ def problem(
     keys, frame = published_table.keys_of(table.cells), table.cells
     cells, cell = _cells(frame, keys, graphs, datasheets)
     named = frame.rename(columns={"device": "gpu", "input_kind": "group", tables.SOURCE: "source"})
+    named = named.assign(host=named["host"].map(_host_names(named["host"].unique())))
     rows = Rows(
         cell=cell,
         design=frame["device"].map(lambda name: datasheets[name].design).to_numpy(object),
@@ -255,6 +256,11 @@ def problem(
     made = Problem(table, rows, cells, datasheets, parameters, blocks, work)
     _demand_seconds(made)
     return made
+
+
+def _host_names(texts: Iterable[str]) -> dict[str, str]:
+    """The name of the CPU in each text, "" where none is known."""
+    return {text: host.name if (host := hosts.known(text)) else "" for text in texts}
 
 
 def without_fp64(table: PublishedTable) -> PublishedTable:

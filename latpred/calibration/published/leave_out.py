@@ -354,9 +354,7 @@ def evaluate_left_out(problem: Problem, by: str, *, progress: Progress | None = 
     """Predict every row of a table from a fit that did not see it, leaving out one of a key of `WHOLE` at a time."""
     if by not in WHOLE:
         raise UsageError(f"{by!r} cannot be left out; choose from: {', '.join(WHOLE)}.")
-    values = set(getattr(problem.rows, by))
-    if len(values) < 2:
-        raise UsageError(f"The table has one {by} only ({min(values)!r}): leaving it out leaves nothing to fit.")
+    _demand_several(set(getattr(problem.rows, by)), by)
     parts = [by_column(problem, by, progress, shots=shots) for shots in ((0, SHOTS) if by == "gpu" else (0,))]
     figures: dict[str, Errors] = {}
     cells = pd.concat(parts)
@@ -386,6 +384,17 @@ def evaluate_left_out(problem: Problem, by: str, *, progress: Progress | None = 
             f"{FORMS_TRIED} forms of the latency model were judged on the framework-tax table by leaving out models.",
         ),
     )
+
+
+def _demand_several(values: set[str], by: str) -> None:
+    """Refuse to leave out the only one that there is."""
+    if values == {""}:
+        raise UsageError(
+            "The table names no CPU that is known as a host, so none can be left out. Name them in the column host, as "
+            "`latpred profiles list --hosts` does."
+        )
+    if len(values) < 2:
+        raise UsageError(f"The table has one {by} only ({min(values)!r}): leaving it out leaves nothing to fit.")
 
 
 def _lines(title: str, groups: Mapping[str, Errors]) -> list[str]:
