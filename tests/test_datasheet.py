@@ -14,6 +14,7 @@ from latpred.prediction.kernel_times import evaluate
 from latpred.prediction.pricing import PriceList
 from latpred.profile import datasheet, gpus, store
 from latpred.profile.document import decode, encode
+from latpred.profile.profile_page import profile_page
 
 
 def network(rows: int = 128) -> latpred.ModelGraph:
@@ -34,6 +35,12 @@ def test_a_gpu_without_a_profile_is_predicted_from_its_datasheet() -> None:
     assert (found.device, found.provenance.machine.accelerator) == ("h100", "NVIDIA H100 80GB HBM3")
     low, high = found.interval_ms
     assert high / low > 3.5
+
+
+def test_a_datasheet_is_shown_without_threads_and_without_a_gate() -> None:
+    text = profile_page(store.load("h100")).text()
+    assert text.startswith("h100: h100, datasheet ")
+    assert [line.split() for line in text.splitlines() if line.startswith("gate")] == [["gate", "none"]]
 
 
 def test_a_profile_of_that_name_comes_before_the_datasheet() -> None:
