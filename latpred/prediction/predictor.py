@@ -413,7 +413,7 @@ class Predictor:
                 machine=profile.machine,
                 caveats=(
                     *self.caveats,
-                    *self._host_caveat(served),
+                    *self._host_caveat(runtime, served),
                     *_caveats(profile, graph, runtime, [passes.priced for passes in served]),
                     *estimated,
                 ),
@@ -423,9 +423,11 @@ class Predictor:
             attention=graph.attention,
         )
 
-    def _host_caveat(self, served: Sequence[_Passes]) -> list[str]:
+    def _host_caveat(self, runtime: str, served: Sequence[_Passes]) -> list[str]:
         """Whose dispatch it is, where nobody said and a host would set one of the latencies."""
         if not self.given.device.asynchronous or self._unnamed_host is None:  # a CPU is its own host
+            return []
+        if ADAPTED in self.given.protocol and not self._runtime_fit(runtime).host_log_std:  # its rows told
             return []
         caveat, slowest = self._unnamed_host
         slow = any((passes.overhead_us * slowest > passes.compute_us).any() for passes in served)
