@@ -397,10 +397,9 @@ def _read_rows(
     frame, live = _named(_frame(measured))
     device = predictor.profile.device.name
     cells = tables.check(tables.complete(frame, {"device": device}), tables.MEASURED)
-    gpu = gpus.find(device)
-    names = {name: device if gpu and gpus.find(name) == gpu else name for name in cells["device"].unique()}
+    names = gpus.one_name_each([device, *cells["device"].unique()])
     cells = tables.merge_repeats(cells.assign(device=cells["device"].map(names)))
-    cells = cells[cells["status"] == tables.OK] if "status" in cells else cells
+    cells = cells[tables.timed(cells)]
     if cells.empty:
         raise TableError("The table holds no measured row. Give rows with model, batch and latency_s.")
     others = sorted(set(cells["device"]) - {device})

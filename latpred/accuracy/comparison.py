@@ -18,6 +18,7 @@ from latpred.accuracy.accuracy_report import CAPTURED, Block, Report, Score
 from latpred.accuracy.metrics import Coverage, CurvePoint, Errors, Noise, Rank
 from latpred.accuracy.predicted import GraphKey, graph_key, left_out, predict_table, trace_models
 from latpred.errors import MissingPackageError, TableError
+from latpred.profile import gpus
 from latpred.profile.document import DeviceProfile
 from latpred.runtimes.legacy_torch import traced_for
 from latpred.runtimes.lowering import target_of
@@ -47,7 +48,7 @@ def compare(
     Parameters
     ----------
     predicted, measured : DataFrame or path
-        Tables with the columns of `latpred.tables`; a path is read as CSV.
+        Tables with the columns of `latpred.tables`; a path is read as CSV. All names of a GPU mean the same device.
     reasons : mapping, optional
         Why a baseline that needs a device could not be had, by its name.
     notes : sequence of str
@@ -70,9 +71,10 @@ def compare(
     >>> round(compare(guess, truth).overall.median, 3)
     0.1
     """
-    left = tables.read(predicted, tables.PREDICTED)
-    right = tables.merge_repeats(tables.read(measured, tables.MEASURED))
-    joined = tables.join(left, right)
+    left, right = tables.read(predicted, tables.PREDICTED), tables.read(measured, tables.MEASURED)
+    names = gpus.one_name_each([*right["device"].unique(), *left["device"].unique()])
+    left, right = (table.assign(device=table["device"].map(names).astype(str)) for table in (left, right))
+    joined = tables.join(left, tables.merge_repeats(right))
     if joined.rows.empty:
         first = joined.only_predicted[:1] + joined.only_measured[:1]
         shown = f" Predicted: {first[0]}; measured: {first[1]}." if len(first) == 2 else ""

@@ -64,9 +64,8 @@ def predict_table(cells: pd.DataFrame, graphs: Mapping[GraphKey, ModelGraph], pr
     """
     predictor = Predictor(profile)
     speed_known = bool(host.ratio(profile.speed, tables.speed_of(cells)))
-    measured = cells[cells["status"] == tables.OK] if "status" in cells else cells
     rows: list[dict[str, Any]] = []
-    for cell in measured.to_dict("records"):
+    for cell in cells[tables.timed(cells)].to_dict("records"):
         graph = graph_of(graphs, cell)
         if graph is None:
             key = graph_key(cell)

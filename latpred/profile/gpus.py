@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import difflib
 import re
+from collections.abc import Iterable
 from functools import cache
 from importlib.resources import files
 
@@ -114,6 +115,16 @@ def find(name: str) -> Spec | None:
     held = _HELD.fullmatch(name)
     gpu = _index().get(_plain(held["gpu"] if held else name))
     return gpu.at_clock(float(held["mhz"])) if gpu and held else gpu
+
+
+def one_name_each(names: Iterable[str]) -> dict[str, str]:
+    """For each name of a device the first that means the same GPU; other devices keep their names.
+
+    >>> one_name_each(["A100-SXM4-80GB", "cpu", "a100"])
+    {'A100-SXM4-80GB': 'A100-SXM4-80GB', 'cpu': 'cpu', 'a100': 'A100-SXM4-80GB'}
+    """
+    first: dict[str, str] = {}
+    return {name: first.setdefault(gpu.name, name) if (gpu := find(name)) else name for name in names}
 
 
 def nearest(name: str) -> tuple[str, ...]:

@@ -4,11 +4,14 @@ from __future__ import annotations
 
 from pathlib import Path
 
+import factories
+import msgspec
 import pandas as pd
 import pytest
 from clidata import document, run
 
 from latpred.accuracy.comparison import evaluate as evaluate_one
+from latpred.calibration.published import evaluation
 from latpred.calibration.published.evaluation import evaluate
 from latpred.calibration.published.published_table import read_all
 from latpred.errors import MissingPackageError
@@ -89,6 +92,19 @@ def test_several_tables_of_a_cpu_are_judged_as_one_is(sheet: pd.DataFrame, monke
     pd.testing.assert_frame_equal(
         *(found[columns].sort_values(columns[:2], ignore_index=True) for found in (several, one))
     )
+
+
+def test_one_table_of_a_gpu_is_predicted_with_its_profile(sheet: pd.DataFrame, tmp_path: Path) -> None:
+    rows = sheet[sheet["gpu"] == "t4"].rename(columns={"gpu": "device"}).assign(device="tesla-t4")
+    rows.to_csv(tmp_path / "measured.csv", index=False)
+    assert document("evaluate", tmp_path / "measured.csv")["overall"]["cells"] == len(rows)
+
+
+def test_a_table_that_this_machine_measured_is_predicted_with_its_own_profile() -> None:
+    gpu = factories.device(name="tesla-t4", kind="cuda")
+    store.save(msgspec.structs.replace(factories.profile(gpu), machine=factories.machine_here()))
+    names = [evaluation._profile_of(device).name for device in ("tesla-t4", "t4", "nvidia-h200")]
+    assert names == ["example", "t4", "h200"]
 
 
 def test_one_row_of_each_run_tells_its_host(sheet: pd.DataFrame) -> None:

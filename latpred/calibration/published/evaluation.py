@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterable
+from contextlib import suppress
 
 import numpy as np
 import pandas as pd
@@ -18,12 +19,12 @@ from latpred.accuracy.predicted import GraphKey, graph_key, left_out, predict_ta
 from latpred.calibration.published import published_table
 from latpred.calibration.published.published_table import Progress, PublishedTable
 from latpred.calibration.published.row_counts import EAGER
-from latpred.errors import LatpredError, MissingPackageError
+from latpred.errors import LatpredError, MissingPackageError, ProfileError
 from latpred.graph.graph import ModelGraph
 from latpred.prediction import host_swap
 from latpred.prediction.host_swap import Swap
 from latpred.prediction.predictor import Predictor
-from latpred.profile import store
+from latpred.profile import gpus, store
 from latpred.profile.document import DeviceProfile
 from latpred.runtimes.lowering import target_of
 
@@ -49,7 +50,7 @@ def evaluate(
     judged, predicted, notes = [], [], list(table.notes)
     by_run = table.cells.assign(machine=table.cells["run"])  # which may be several of one machine
     for name, cells in by_run.groupby("device", sort=True):
-        own = profile or store.find(str(name))
+        own = profile or _profile_of(str(name))
         graphs, usable = _traced(cells, own, progress, notes)
         if usable.empty:
             continue
@@ -63,6 +64,16 @@ def evaluate(
     if not judged:
         raise MissingPackageError(f"no row of the table can be predicted: {' '.join(notes[len(table.notes) :])}")
     return compare(pd.concat(predicted, ignore_index=True), pd.concat(judged, ignore_index=True), notes=notes)
+
+
+def _profile_of(device: str) -> DeviceProfile:
+    """The profile of a device by its name; this machine's own where `measure` gives that name to its GPU."""
+    if gpus.find(device):
+        with suppress(ProfileError):
+            own = store.find("cuda")
+            if own.device.name == device:
+                return own
+    return store.find(device)
 
 
 def _traced(

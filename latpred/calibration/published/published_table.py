@@ -127,23 +127,17 @@ def read_all(sources: Sequence[tables.Source], mapping: str | os.PathLike[str] |
     parts = [part for part in parts if len(part)]
     if not parts:
         raise TableError(f"No row of the tables can be used. {' '.join(notes)}")
-    merged, weight, more = _without_repeats(_one_name_each(pd.concat(parts, ignore_index=True)))
+    cells = pd.concat(parts, ignore_index=True)
+    named = cells.assign(device=cells["device"].map(gpus.one_name_each(cells["device"].unique())))
+    merged, weight, more = _without_repeats(named)
     return PublishedTable(merged, weight, (*notes, *more))
 
 
-def _one_name_each(cells: pd.DataFrame) -> pd.DataFrame:
-    """Every GPU by the first of its names that the rows use."""
-    first: dict[str, str] = {}
-    names = {}
-    for name in cells["device"].unique():
-        gpu = gpus.find(name)
-        names[name] = first.setdefault(gpu.name, name) if gpu else name
-    return cells.assign(device=cells["device"].map(names))
-
-
 def names_gpus(source: tables.Source) -> bool:
-    """Whether a table has the form of the framework-tax measurements."""
-    return "gpu" in tables.load(source).columns
+    """Whether a table has the form of the framework-tax measurements, or a GPU among its devices."""
+    frame = tables.load(source)
+    devices = frame["device"].unique() if "device" in frame else ()
+    return "gpu" in frame or any(gpus.find(str(name)) for name in devices)
 
 
 def _part(source: tables.Source, mapping: TableMapping | None, notes: list[str]) -> pd.DataFrame:
@@ -167,7 +161,10 @@ def _part(source: tables.Source, mapping: TableMapping | None, notes: list[str])
         cells = _settled(tables.check(tables.complete(made), tables.MEASURED, numbers), numbers, name)
     usual = {column: str(tables.DEFAULTS[column]) for column in ("precision", "protocol")}
     cells = _filled(cells, {**_SETUP, **usual, tables.SOURCE: name})
-    cells = cells[cells["status"] == tables.OK] if "status" in cells else cells
+    timed = tables.timed(cells)
+    if not timed.all():
+        notes.append(f"{name}: {(~timed).sum():,} of its rows could not be measured")
+    cells = cells[timed]
     # Rows of one run share a host: without its name, those of a machine do, or those of a file.
     host = cells["machine"].where(~cells["machine"].isin(("", tables.DEFAULTS["machine"])), name)
     cells = cells.assign(run=cells["run"].where(cells["run"] != "", host))
