@@ -21,7 +21,15 @@ import pandas as pd
 from latpred import host, tables
 from latpred.accuracy import metrics
 from latpred.accuracy.metrics import Errors
-from latpred.accuracy.predicted import GraphKey, graph_key, graph_of, options_of, slowdown_of, trace_models
+from latpred.accuracy.predicted import (
+    GraphKey,
+    batches_of,
+    graph_key,
+    graph_of,
+    options_of,
+    slowdown_of,
+    trace_models,
+)
 from latpred.errors import TableError, UsageError
 from latpred.fit.corrections import GENERAL, NONE, Factors, Fit, LatencyModel, Level, Row, corrected
 from latpred.graph.features import Floats
@@ -504,11 +512,8 @@ def _traced(
 ) -> Mapping[GraphKey, ModelGraph]:
     """The graphs that were given, and those of the models and names that these lack."""
     traced = dict(graphs)
-    batches: dict[GraphKey, list[int]] = {}
     with traced_for(predictor.era):
-        for cell in cells.to_dict("records"):
-            batches.setdefault(graph_key(cell), []).append(int(cell["batch"]))
-        for key, sizes in batches.items():
+        for key, sizes in batches_of(map(graph_key, cells.to_dict("records")), cells["batch"]).items():
             if key.model in live and key not in traced:
                 model = candidates.traceable(live[key.model])
                 asked = _options_of_graph(key, model) if isinstance(model, ModelGraph) else options_of(key, inputs)

@@ -14,7 +14,7 @@ from latpred.accuracy.comparison import evaluate as evaluate_one
 from latpred.calibration.published import evaluation
 from latpred.calibration.published.evaluation import evaluate
 from latpred.calibration.published.published_table import read_all
-from latpred.errors import MissingPackageError
+from latpred.errors import UsageError
 from latpred.prediction.host_swap import Swap, swapped
 from latpred.prediction.predictor import Predictor
 from latpred.profile import store
@@ -124,7 +124,7 @@ def test_rows_that_nobody_can_predict_are_left_out_and_counted(sheet: pd.DataFra
     assert left_out[0].startswith("2 rows of 1 model are left out")
     assert "No runtime is called 'quickest'" in left_out[0]
     assert left_out[1].startswith("1 row of 1 model are left out (berd): ")
-    with pytest.raises(MissingPackageError, match=r"no row of the table can be predicted: .*quickest"):
+    with pytest.raises(UsageError, match=r"no row of the table can be predicted: .*quickest"):
         evaluate(read_all([strange]))
 
 

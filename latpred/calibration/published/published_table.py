@@ -11,17 +11,17 @@ from __future__ import annotations
 import difflib
 import os
 from collections import Counter
-from collections.abc import Callable, Iterable, Mapping, MutableMapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, MutableMapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import joblib
 import numpy as np
 import pandas as pd
 
 from latpred import tables
-from latpred.accuracy.predicted import GraphKey, trace_key
+from latpred.accuracy.predicted import GraphKey, batches_of, options_of
 from latpred.calibration.published import mapping as mappings
 from latpred.calibration.published.mapping import TableMapping
 from latpred.errors import LatpredError, TableError, UnknownGpuError, UnknownModelError
@@ -29,7 +29,7 @@ from latpred.graph.graph import Affine, ModelGraph, Op
 from latpred.profile import gpus
 from latpred.query import AMP
 from latpred.runtimes import graph_store
-from latpred.runtimes.legacy_torch import TORCH_1_12, TORCH_2, as_run_in, attention_of, traced_for
+from latpred.runtimes.legacy_torch import TORCH_1_12, TORCH_2, as_run_in, attention_of
 from latpred.zoo.names import full_name
 
 MODELS = {
@@ -286,6 +286,7 @@ class TraceKey(NamedTuple):
 
 
 Graphs = MutableMapping[TraceKey, ModelGraph]
+Made = dict[TraceKey, ModelGraph | LatpredError]  # an error where a key cannot be traced
 
 
 def keys_of(cells: pd.DataFrame) -> list[TraceKey]:
@@ -295,47 +296,39 @@ def keys_of(cells: pd.DataFrame) -> list[TraceKey]:
 
 
 def trace_all(
-    keys: Iterable[TraceKey],
+    asked: Mapping[TraceKey, Sequence[int]],
     graphs: Graphs | None = None,
     progress: Progress | None = None,
-    lacking: MutableMapping[str, str] | None = None,
+    failed: MutableMapping[TraceKey, LatpredError] | None = None,
     *,
     target: str = "cuda",
     rewrite: bool = True,
 ) -> Graphs:
-    """Eager graphs of models on a kind of device, as the PyTorch of each key ran them.
+    """Eager graphs of models on a kind of device for the batch sizes of each key, as the PyTorch of the key ran them.
 
     Without `rewrite` they are what is traced for it, which predictors rewrite themselves.
-    Graphs there are already are not traced again; new ones are added to them. Models that cannot be traced are put into
-    `lacking`, with the reason; without it they end everything with an error.
+    Graphs there are already are not traced again; new ones are added to them. What cannot be traced is put into
+    `failed` with its error; without it the error ends everything.
     """
     graphs = {} if graphs is None else graphs
-    plain = {key: _as_traced(key) for key in keys if key not in graphs}
-    traced: dict[TraceKey, ModelGraph] = {}
-    missing: dict[str, list[TraceKey]] = {}
-    for key in dict.fromkeys(plain.values()):
-        stored = _product(key) if key.kind == PRODUCT else graph_store.look_up(_store_key(key, target))
-        if stored is None:
-            missing.setdefault(key.model, []).append(key)
-        else:
-            traced[key] = stored
-    processes = min(joblib.cpu_count(), MOST_PROCESSES) if sum(map(len, missing.values())) >= FEWEST_BESIDE else 1
-    # The models with most graphs come first, lest one process be left with one of them.
-    calls = (joblib.delayed(_trace_model)(keys, target) for keys in sorted(missing.values(), key=len, reverse=True))
-    for name, made in joblib.Parallel(n_jobs=processes, batch_size=1, return_as="generator_unordered")(calls):
-        if isinstance(made, LatpredError):
-            if lacking is None:
-                raise made
-            lacking[name] = str(made)
-            continue
-        if progress is not None:
-            progress(f"traced {name} ({len(made)} combinations of input size and precision)")
-        for key, graph in made.items():
-            graph_store.keep(_store_key(key, target), graph)
-        traced |= made
-    for key, of_today in plain.items():
-        if of_today in traced:
-            graphs[key] = as_run_in(key.era, traced[of_today]) if rewrite else traced[of_today]
+    plain = {key: _as_traced(key) for key in asked if key not in graphs}
+    rows = [(today, batch) for key, today in plain.items() for batch in asked[key]]
+    wanted = batches_of((today for today, _ in rows), (batch for _, batch in rows))
+    made: Made = {}
+    for name, found in _made(wanted, target):
+        errors = [error for error in found.values() if isinstance(error, LatpredError)]
+        if errors and failed is None:
+            raise errors[0]
+        count = len(found) - len(errors)
+        if progress is not None and name and count:
+            progress(f"traced {name} ({count} combinations of input size and precision)")
+        made |= found
+    for key, today in plain.items():
+        graph = made[today]
+        if isinstance(graph, ModelGraph):
+            graphs[key] = as_run_in(key.era, graph) if rewrite else graph
+        elif failed is not None:
+            failed[key] = graph
     return graphs
 
 
@@ -345,18 +338,48 @@ def _as_traced(key: TraceKey) -> TraceKey:
     return key._replace(attention=key.attention or of_era or "", era=key.era if key.precision in AMP else "")
 
 
-def _trace_model(keys: Sequence[TraceKey], target: str) -> tuple[str, dict[TraceKey, ModelGraph] | LatpredError]:
-    name = keys[0].model
-    graphs = {}
+def _made(wanted: Mapping[TraceKey, Sequence[int]], target: str) -> Iterator[tuple[str, Made]]:
+    """What needs no trace, under no name, then what is traced, model by model."""
+    known: Made = {}
+    missing: dict[str, dict[TraceKey, Sequence[int]]] = {}
+    for key, batches in wanted.items():
+        found = _known(key, batches, target)
+        if found is None:
+            missing.setdefault(key.model, {})[key] = batches
+        else:
+            known[key] = found
+    yield "", known
+    processes = min(joblib.cpu_count(), MOST_PROCESSES) if sum(map(len, missing.values())) >= FEWEST_BESIDE else 1
+    # The models with most graphs come first, lest one process be left with one of them.
+    calls = (joblib.delayed(_trace_model)(keys, target) for keys in sorted(missing.values(), key=len, reverse=True))
+    yield from joblib.Parallel(n_jobs=processes, batch_size=1, return_as="generator_unordered")(calls)
+
+
+def _known(key: TraceKey, batches: Sequence[int], target: str) -> ModelGraph | LatpredError | None:
+    """The graph of a matrix product, or one that was kept; None for what is to be traced."""
     try:
-        for key in keys:
-            with traced_for(key.era):
-                one = GraphKey(*key[:4], memory_format=key.memory_format, attention=key.attention)
-                graphs[key] = trace_key(one, target)
-        return name, graphs
-    except LatpredError as error:  # without what it was raised from, which may not leave a process
-        column = "the table's column model: " if isinstance(error, UnknownModelError) else ""
-        return name, type(error)(f"{column}{error}")
+        if key.kind == PRODUCT:
+            return _product(key)
+        return graph_store.kept_by_name(key.model, key.era, batches, **_options(key, target))
+    except LatpredError as error:
+        return error
+
+
+def _trace_model(wanted: Mapping[TraceKey, Sequence[int]], target: str) -> tuple[str, Made]:
+    made: Made = {}
+    for key, batches in wanted.items():
+        try:
+            made[key] = graph_store.trace_by_name(key.model, key.era, batches, **_options(key, target))
+        except LatpredError as error:  # without what it was raised from, which may not leave a process
+            column = "the table's column model: " if isinstance(error, UnknownModelError) else ""
+            made[key] = type(error)(f"{column}{error}")
+    return next(iter(wanted)).model, made
+
+
+def _options(key: TraceKey, target: str) -> dict[str, Any]:
+    """What the trace of a key is asked for."""
+    one = GraphKey(*key[:4], memory_format=key.memory_format, attention=key.attention)
+    return {"target": target, **options_of(one).tracing}
 
 
 def _product(key: TraceKey) -> ModelGraph:
@@ -385,7 +408,3 @@ def _product(key: TraceKey) -> ModelGraph:
     return ModelGraph(
         key.model, "custom", 0, key.precision, key.memory_format, n * k, size * n * k, Affine(0, size * k), (op,)
     )
-
-
-def _store_key(key: TraceKey, target: str) -> tuple[str, ...] | None:
-    return graph_store.key_of(key.model, target=target, **key._asdict())
