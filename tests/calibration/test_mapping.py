@@ -143,6 +143,12 @@ def test_tables_of_several_forms_are_read_as_one(tmp_path: Path) -> None:
     assert published_table.read(found) is found
 
 
+def test_a_mapping_that_no_table_goes_through_is_refused(tmp_path: Path) -> None:
+    omits = rules(tmp_path, [{"where": {"batch": "^1$"}, "omit": "too small"}])
+    with pytest.raises(TableError, match=r"No table goes through the mapping .*mapping\.json: .* Leave the "):
+        read_all([tax_frame().head(2)], omits)
+
+
 def test_what_a_row_ran_on_is_part_of_what_is_traced(tmp_path: Path) -> None:
     given = table({}, {"software": "torch 1.9"}, {"precision": "fp16, nhwc", "model": "torchvision:squeezenet1_0"})
     keys = keys_of(read_all([given], rules(tmp_path)).cells)

@@ -20,11 +20,13 @@ from latpred.errors import LatpredError, MissingPackageError, TableError, Unknow
 from latpred.runtimes.legacy_torch import TORCH_1_12, TORCH_2
 from latpred.zoo import names
 
+SAID = {"protocol": "pipelined", "stack": "torch=1.12.1"}
+
 
 def rows(**changes: object) -> pd.DataFrame:
     columns = ["model", "input_kind", "batch", "latency_s"]
     both = [("resnet18", "image_px", 1, 0.004), ("bert", "seq_len", 8, 0.012)]
-    return pd.DataFrame(both, columns=columns).assign(gpu="RTX-8000", run="a").assign(**changes)
+    return pd.DataFrame(both, columns=columns).assign(**{"gpu": "RTX-8000", "run": "a", **SAID, **changes})
 
 
 def asked(*keys: TraceKey) -> dict[TraceKey, tuple[int, ...]]:
@@ -33,11 +35,14 @@ def asked(*keys: TraceKey) -> dict[TraceKey, tuple[int, ...]]:
 
 
 def test_two_forms_are_read_as_they_are() -> None:
-    published = read(rows(macs=1.0, leaf_modules=3))
+    published = read(rows(macs=1.0, leaf_modules=3).drop(columns=[*SAID]))
     assert published.cells["model"].tolist() == ["torchvision:resnet18", "bert-base-uncased"]
     assert published.cells["input_kind"].tolist() == ["image", "seq"]
     assert set(published.cells["protocol"]) == {"pipelined"}
-    assert (set(eras(published.cells)), published.notes) == ({"torch-1.12"}, ())
+    assert set(eras(published.cells)) == {"torch-1.12"}
+    (note,) = published.notes
+    assert "taken for protocol pipelined and stack torch=1.12.1 cuda=11.6 transformers=4.9" in note
+    assert read(rows()).notes == ()
     frame = pd.DataFrame([{"model": "bert", "batch": 1, "latency_s": 0.01, "device": "t4", "stack": "torch=2.3.0"}])
     measured = read(frame.assign(protocol=""))
     assert set(measured.cells["protocol"]) == {"single"}

@@ -2,8 +2,9 @@
 
 Two forms are read as they are: measurement tables (`latpred.tables.MEASURED`; what is missing is taken from its
 defaults), and the form of the framework-tax measurements, recognised by its column "gpu": gpu, runtime, precision,
-model, batch, input_size, input_kind ("seq_len" or "image_px"), latency_s and run, pipelined, of PyTorch 1.12. Tables of
-any other form need a mapping (`calibration.published.mapping`).
+model, batch, input_size, input_kind ("seq_len" or "image_px"), latency_s and run. Where such a table does not say, its
+rows are taken to be pipelined and of PyTorch 1.12, and a note tells. Tables of any other form need a mapping
+(`calibration.published.mapping`).
 """
 
 from __future__ import annotations
@@ -123,7 +124,13 @@ def read_all(sources: Sequence[tables.Source], mapping: str | os.PathLike[str] |
     """
     rules = None if mapping is None else mappings.load(mapping)
     notes: list[str] = []
-    parts = [_part(source, rules, notes) for source in sources]
+    frames = [tables.load(source) for source in sources]
+    if rules is not None and all(map(_of_known_form, frames)):
+        raise TableError(
+            f"No table goes through the mapping {mapping}: each has the columns of a form that is read as it is. Leave "
+            "the mapping out, or give a column another name and let the mapping set it."
+        )
+    parts = [_part(frame, _name_of(source), rules, notes) for frame, source in zip(frames, sources, strict=True)]
     parts = [part for part in parts if len(part)]
     if not parts:
         raise TableError(f"No row of the tables can be used. {' '.join(notes)}")
@@ -140,16 +147,25 @@ def names_gpus(source: tables.Source) -> bool:
     return "gpu" in frame or any(gpus.find(str(name)) for name in devices)
 
 
-def _part(source: tables.Source, mapping: TableMapping | None, notes: list[str]) -> pd.DataFrame:
+def _of_known_form(frame: pd.DataFrame) -> bool:
+    """Whether a table needs no mapping."""
+    columns = set(map(str, frame.columns))
+    return columns.issuperset(NEEDED) or columns.issuperset(tables.MEASURED.required)
+
+
+def _name_of(source: tables.Source) -> str:
+    return "table" if isinstance(source, pd.DataFrame) else Path(source).name.partition(".")[0]
+
+
+def _part(frame: pd.DataFrame, name: str, mapping: TableMapping | None, notes: list[str]) -> pd.DataFrame:
     """The rows of one table that can be used; sentences about others are added to the notes."""
-    frame = tables.load(source)
     if len(frame) == 0:
         raise TableError("The table has no rows. Give one with measured latencies.")
-    name = "table" if isinstance(source, pd.DataFrame) else Path(source).name.partition(".")[0]
-    columns = set(map(str, frame.columns))
-    published = "gpu" in columns or "device" not in columns
-    if mapping is None or columns.issuperset(NEEDED) or columns.issuperset(tables.MEASURED.required):
+    published = "gpu" in frame or "device" not in frame
+    if mapping is None or _of_known_form(frame):
         cells = tables.check(_mapped(frame) if published else tables.complete(frame), tables.MEASURED)
+        if published:
+            notes += _assumed(frame, name)
         _demand_known(cells, range(1, len(cells) + 1), name)
     else:
         made, omitted = mappings.apply(mapping, frame, name)
@@ -169,6 +185,14 @@ def _part(source: tables.Source, mapping: TableMapping | None, notes: list[str])
     host = cells["machine"].where(~cells["machine"].isin(("", tables.DEFAULTS["machine"])), name)
     cells = cells.assign(run=cells["run"].where(cells["run"] != "", host))
     return cells.reset_index(drop=True)
+
+
+def _assumed(frame: pd.DataFrame, name: str) -> list[str]:
+    """A sentence on what rows are taken for that do not say how they were timed, or with which software."""
+    silent = [one for one in ("protocol", "stack") if one not in frame or frame[one].fillna("").eq("").any()]
+    taken = " and ".join(f"{one} {OPTIONAL[one]}" for one in silent)
+    said = f"{name}: rows that name none are taken for {taken}, as the framework-tax measurements are"
+    return [said] if silent else []
 
 
 def _settled(cells: pd.DataFrame, numbers: Sequence[int], name: str) -> pd.DataFrame:
