@@ -48,7 +48,7 @@ def compare(
     Parameters
     ----------
     predicted, measured : DataFrame or path
-        Tables with the columns of `latpred.tables`; a path is read as CSV. All names of a GPU mean the same device.
+        Tables with the columns of `latpred.tables`; a path is read as CSV.
     reasons : mapping, optional
         Why a baseline that needs a device could not be had, by its name.
     notes : sequence of str
