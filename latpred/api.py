@@ -289,6 +289,12 @@ def _file_state(path: str) -> tuple[object, ...]:
 def predictor_now(predictor: Predictor) -> Predictor:
     """The same predictor for the machine as it is at this moment: a second of timing says how fast that is."""
     profile = predictor.profile
+    if profile.provenance != "measured":
+        source = "from a datasheet" if profile.provenance == datasheet.PROVENANCE else profile.provenance
+        raise ProfileError(
+            f"profile {profile.name!r} is {source}, of no machine whose present speed could be timed. Ask without "
+            "now=True (--now), or make a profile of this machine: latpred calibrate"
+        )
     if owner(profile.machine) is Owner.ANOTHER:
         raise ProfileError(
             f"profile {profile.name!r} was measured on another machine ({profile.machine.cpu}, "

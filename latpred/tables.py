@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING, Any, Literal
 
 import numpy as np
 import pandas as pd
+from numpy.typing import NDArray
 
 from latpred import storage
 from latpred.errors import TableError
@@ -207,6 +208,11 @@ def complete(frame: pd.DataFrame, defaults: Mapping[str, str | int | float] | No
     return out
 
 
+def timed(frame: pd.DataFrame) -> NDArray[np.bool_]:
+    """Which rows have a latency; the others say in `status` why they have none."""
+    return frame["status"].eq(OK).to_numpy(bool) if "status" in frame else np.ones(len(frame), bool)
+
+
 def speed_of(measured: pd.DataFrame) -> dict[str, float]:
     """What each reference took while a table was measured, in microseconds; empty where it does not say."""
     columns = {kind: COLUMN.format(kind) for kind in KINDS if COLUMN.format(kind) in measured}
@@ -275,8 +281,7 @@ def join(predicted: pd.DataFrame, measured: pd.DataFrame) -> Joined:
         keys.remove("machine")
         there, here = (", ".join(sorted(set(map(str, table["machine"])))) for table in (predicted, measured))
         notes.append(f"Predicted for {there}, measured on {here}: another machine, whose host may be faster or slower.")
-    missing = measured["status"].ne(OK).to_numpy() if "status" in measured else np.zeros(len(measured), bool)
-    good, bad = measured[~missing], measured[missing]
+    good, bad = measured[timed(measured)], measured[~timed(measured)]
     for frame, title in ((predicted, PREDICTED.title), (good, MEASURED.title)):
         twice = frame[frame.duplicated(subset=keys)]
         if len(twice):

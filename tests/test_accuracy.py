@@ -40,6 +40,14 @@ def test_a_uniform_error_keeps_order_and_curves(share: float, near: float) -> No
     assert found.shortfalls() == (missed if share else ())
 
 
+def test_a_gpu_goes_by_any_of_its_names() -> None:
+    guess = off_by(0.25, device="h100")
+    found = compare(guess, measured(CELLS, device="nvidia-h100-80gb-hbm3"))
+    assert (found.overall.cells, found.overall.median) == (len(CELLS), pytest.approx(0.25))
+    with pytest.raises(TableError, match="No cell is in both tables"):
+        compare(guess, measured(CELLS, device="nvidia-h200"))
+
+
 def test_groups_and_pairs_by_hand() -> None:
     found = report(0.1, repeat_ratio=1.01)
     assert list(found.by_batch) == ["1", "2", "4", "8", "16"]

@@ -356,6 +356,17 @@ def test_rows_that_wait_for_the_device_alone_leave_the_host_as_unknown_as_it_was
     assert (new.spread == 0.35) != told
 
 
+def test_whose_host_it_is_stays_in_doubt_where_no_row_told() -> None:
+    given, graphs = store.load("rtx-8000"), architectures(3)
+    busy, told = (latpred.adapt(given, measured(given, graphs, batches=(batch,))).profile for batch in (2**16, 1))
+
+    def said(profile: DeviceProfile, runtime: str) -> bool:
+        prediction = Predictor(profile).predict(graphs[0], 1, runtime=runtime)
+        return any("name yours with --host" in caveat for caveat in prediction.provenance.caveats)
+
+    assert (said(busy, "eager"), said(told, "eager"), said(told, "torchscript")) == (True, False, True)
+
+
 @pytest.mark.parametrize("count", [1, 3])
 def test_a_correction_that_nothing_vouches_for_is_said_and_widens_the_interval(count: int) -> None:
     given, graphs, factor = profiledata.profile(), architectures(count + 1), 33.0

@@ -53,6 +53,12 @@ def test_agreement_needs_no_reason() -> None:
         assert difference.reasons == ()
 
 
+def test_a_model_without_products_has_none_in_any_counter() -> None:
+    model, example = nn.ReLU().eval(), torch.zeros(1, 4)
+    for difference in check(latpred.trace(model, example), model, example):
+        assert (difference.ours, difference.theirs, difference.reasons) == (0, 0, ())
+
+
 def test_normalisation_and_worded_padding_are_named() -> None:
     model = nn.Sequential(nn.Conv2d(3, 4, 3, padding="same"), nn.BatchNorm2d(4)).eval()
     example = torch.zeros(1, 3, 8, 8)

@@ -15,6 +15,7 @@ from latpred.prediction.predictor import Predictor
 from latpred.prediction.pricing import PriceList
 from latpred.profile import datasheet, gpus, store
 from latpred.profile.document import decode, encode
+from latpred.profile.profile_page import profile_page
 
 
 def network(rows: int = 128) -> latpred.ModelGraph:
@@ -46,6 +47,12 @@ def test_host_classes_are_those_that_tables_of_whole_models_tell_apart() -> None
         (op,) = Predictor(profile).lowered(graph, "eager").ops
         assert (op.host_class == "conv_depthwise.conv2d") == own
     assert 1e3 * latpred.predict(graph, device="h100").overhead_ms < host.fixed_us + host.costs_us["conv"]
+
+
+def test_a_datasheet_is_shown_without_threads_and_without_a_gate() -> None:
+    text = profile_page(store.load("h100")).text()
+    assert text.startswith("h100: h100, datasheet ")
+    assert [line.split() for line in text.splitlines() if line.startswith("gate")] == [["gate", "none"]]
 
 
 def test_a_profile_of_that_name_comes_before_the_datasheet() -> None:
@@ -190,3 +197,9 @@ def test_a_clock_that_is_held_slows_what_computes_alone(asked: str) -> None:
     assert (held.gb_per_s, gpus.spec(held.name)) == (t4.gb_per_s, held)
     with pytest.raises(UnknownGpuError, match=r"a Tesla T4 has no clock of 5001 MHz: its boost clock is 1590"):
         gpus.spec(asked.replace("900", "5001"))
+
+
+def test_tensor_cores_that_are_held_at_the_clock_of_their_peak_reach_it() -> None:
+    h100, held = gpus.spec("h100"), gpus.spec("h100 at 1830 MHz")
+    assert (held.tflops["fp16"], held.tensor_clock_hz) == (pytest.approx(h100.tflops["fp16"]), 1830e6)
+    assert held.tflops["fp32"] / h100.tflops["fp32"] == pytest.approx(1830 / 1980)

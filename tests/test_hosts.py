@@ -33,6 +33,8 @@ EACH = pytest.mark.parametrize("host", HOSTS, ids=lambda host: host.name)
         ("xeon e5 2670 V2", "Xeon E5-2670 v2"),
         ("AWS g4dn.metal (2x Xeon Platinum 8259CL)", "Xeon Platinum 8259CL"),
         ("g4dn.xlarge", "Xeon Platinum 8259CL"),
+        ("AWS g5.xlarge", "EPYC 7R32"),
+        ("p5.48xlarge", "EPYC 7R13"),
         ("Standard_NC4as_T4_v3", "EPYC 7V12"),
         ("a2-highgpu-1g", "Xeon Platinum 8273CL"),
         ("Intel(R) Core(TM) i9-9900K CPU @ 3.60GHz", "Core i9-9900K"),
@@ -41,6 +43,7 @@ EACH = pytest.mark.parametrize("host", HOSTS, ids=lambda host: host.name)
         # What only looks like a host is none.
         *((asked, None) for asked in ("Xeon E5-2670 v3", "Ryzen 9 7950X3D", "Intel(R) Xeon(R) CPU @ 2.20GHz")),
         *((asked, None) for asked in ("AMD EPYC", "12-core Intel CPU", "")),
+        *((asked, None) for asked in ("HP Z8 G5", "ThinkStation P5", "PowerEdge p3 (lab)")),
     ],
 )
 def test_a_host_has_many_names(asked: str, name: str | None) -> None:

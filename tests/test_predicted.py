@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from pathlib import Path
+
 import pandas as pd
 import pytest
 import torch
@@ -79,6 +81,27 @@ def test_an_outside_table_is_evaluated_without_models_that_lack_a_package(
     assert "3 rows of 2 models are left out (lib:a, lib:b): lib cannot be used: it does not fit." in report.notes
     with pytest.raises(MissingPackageError, match="none of the table's models can be traced: lib cannot be used"):
         comparison.evaluate(outside.iloc[1:].assign(latency_s=truth), profile())
+
+
+def test_a_row_that_could_not_be_measured_is_not_traced_but_said(
+    graph: ModelGraph, asked: list[dict[str, object]]
+) -> None:
+    outside = pd.DataFrame({"model": ["bert", "lib:a"], "batch": 4, "status": ["ok", "out of memory"]})
+    report = comparison.evaluate(outside.assign(latency_s=[0.1, ""]), profile())
+    assert (report.overall.cells, [said.partition(" batch")[0] for said in report.failed]) == (1, ["lib:a"])
+    assert [call["batches"] for call in asked] == [(4,)]
+    with pytest.raises(TableError, match="has no rows with a latency"):
+        comparison.evaluate(outside.tail(1).assign(latency_s=""), profile())
+
+
+def test_work_that_is_no_line_in_batch_is_counted_at_the_batches_of_the_table(tmp_path: Path) -> None:
+    (tmp_path / "models.py").write_text(
+        "import torch\n\nclass Own(torch.nn.Module):\n    def forward(self, x):\n        return x @ x.T\n\n"
+        "def build():\n    return Own(), torch.zeros(2, 256)\n"
+    )
+    table = pd.DataFrame({"model": f"{tmp_path}/models.py:build", "batch": [8, 512], "latency_s": 0.1})
+    cells = comparison.evaluate(table, profile()).cells
+    assert cells["macs"].tolist() == [batch * batch * 256 for batch in cells["batch"]]
 
 
 def test_attention_is_traced_as_the_table_says(asked: list[dict[str, object]]) -> None:

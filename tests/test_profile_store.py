@@ -61,6 +61,8 @@ def test_profiles_measured_in_several_ways_are_told_apart() -> None:
         store.find("cpu-2-threads", threads=4)
     with pytest.raises(NoProfileError, match=r"is of another machine, and holds for 1 thread\. Ask without --threads"):
         store.find("rtx-8000", threads=4)
+    with pytest.raises(NoProfileError, match=r"profile 'h100' is of another machine\. Ask without --threads"):
+        store.find("h100", threads=1)
 
 
 def test_cudnn_benchmark_is_a_way_of_measuring() -> None:

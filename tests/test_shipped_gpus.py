@@ -10,6 +10,7 @@ from smallmodels import build_small, inputs_of
 from torch import nn
 
 from latpred import Predictor, explain, predict, tables
+from latpred.errors import ProfileError
 from latpred.graph.graph import ModelGraph
 from latpred.profile import store
 from latpred.tracing import trace
@@ -89,6 +90,18 @@ def test_channels_last_has_kernels_of_its_own_where_it_was_measured() -> None:
     assert [
         said for said in Predictor(store.load("rtx-8000")).predict(last, 8).provenance.caveats if "contiguous" in said
     ]
+
+
+def test_runtimes_have_the_kernels_of_channels_last_or_say_that_they_lack_them() -> None:
+    tower, image = nn.Sequential(nn.Conv2d(64, 128, 3, padding=1), nn.ReLU()), torch.zeros(1, 64, 56, 56)
+    plain, last = (trace(tower, image, precision="fp16", memory_format=one) for one in ("contiguous", "channels_last"))
+    predictor = Predictor(store.load("t4"))
+    for runtime, known in (("eager", True), ("compile", True), ("tensorrt", True), ("torchscript", False)):
+        before, found = (predictor.predict(graph, 256, runtime=runtime) for graph in (plain, last))
+        assert (found.compute_ms < before.compute_ms) == known, runtime
+        assert any("contiguous format" in said for said in found.provenance.caveats) != known, runtime
+    with pytest.raises(ProfileError, match=r"no kernels in bf16 \(it has: fp32, fp16\)"):
+        predictor.check("eager", "bf16")
 
 
 def test_the_table_behind_them_is_named_plainly() -> None:

@@ -21,6 +21,7 @@ from latpred.errors import ProfileError
 from latpred.graph.graph import Op
 from latpred.host import SAME, Slowdown
 from latpred.prediction.predictor import Predictor
+from latpred.profile import store
 from latpred.profile.document import DeviceProfile
 
 CPU = factories.device(name="cpu", kind="cpu", asynchronous=False)
@@ -203,6 +204,9 @@ def test_now_needs_a_profile_of_this_machine_that_states_its_speed() -> None:
     mine = profile(machine=factories.machine_here(), speed={})
     with pytest.raises(ProfileError, match="does not record how fast"):
         predictor_now(Predictor(mine))
+    for name, source in {"l40s": "from a datasheet", "rtx-8000": "fitted from published measurements"}.items():
+        with pytest.raises(ProfileError, match=f"profile '{name}' is {source}, of no machine"):
+            predictor_now(Predictor(store.load(name)))
 
 
 def test_a_second_of_timing_reads_every_reference() -> None:

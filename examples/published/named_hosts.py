@@ -39,10 +39,9 @@ def has_part(fitted: Problem) -> Mask:
 def left_out(fitted: Problem, *, rated: bool) -> Iterator[pd.DataFrame]:
     """Rows of each named host with what the others say of them."""
     measured = pd.Series({host.name: np.log(host.factor) for host in hosts.HOSTS if host.basis == "measured"})
-    names = np.array([hosts.find(name).name if hosts.known(name) else "" for name in fitted.rows.host], dtype=object)
     shown, priors = has_part(fitted), fitted.parameters.priors
-    for name in sorted(set(names) & set(measured.index)):
-        mine = (names == name) & shown
+    for name in sorted(set(fitted.rows.host) & set(measured.index)):
+        mine = (fitted.rows.host == name) & shown
         index = fitted.parameters.names["named host", name]
         prior = priors[index]
         if rated:

@@ -21,7 +21,15 @@ import pandas as pd
 from latpred import host, tables
 from latpred.accuracy import metrics
 from latpred.accuracy.metrics import Errors
-from latpred.accuracy.predicted import GraphKey, graph_key, graph_of, options_of, slowdown_of, trace_models
+from latpred.accuracy.predicted import (
+    GraphKey,
+    batches_of,
+    graph_key,
+    graph_of,
+    options_of,
+    slowdown_of,
+    trace_models,
+)
 from latpred.errors import TableError, UsageError
 from latpred.fit.corrections import GENERAL, NONE, Factors, Fit, LatencyModel, Level, Row, corrected
 from latpred.graph.features import Floats
@@ -397,10 +405,9 @@ def _read_rows(
     frame, live = _named(_frame(measured))
     device = predictor.profile.device.name
     cells = tables.check(tables.complete(frame, {"device": device}), tables.MEASURED)
-    gpu = gpus.find(device)
-    names = {name: device if gpu and gpus.find(name) == gpu else name for name in cells["device"].unique()}
+    names = gpus.one_name_each([device, *cells["device"].unique()])
     cells = tables.merge_repeats(cells.assign(device=cells["device"].map(names)))
-    cells = cells[cells["status"] == tables.OK] if "status" in cells else cells
+    cells = cells[tables.timed(cells)]
     if cells.empty:
         raise TableError("The table holds no measured row. Give rows with model, batch and latency_s.")
     others = sorted(set(cells["device"]) - {device})
@@ -505,11 +512,8 @@ def _traced(
 ) -> Mapping[GraphKey, ModelGraph]:
     """The graphs that were given, and those of the models and names that these lack."""
     traced = dict(graphs)
-    batches: dict[GraphKey, list[int]] = {}
     with traced_for(predictor.era):
-        for cell in cells.to_dict("records"):
-            batches.setdefault(graph_key(cell), []).append(int(cell["batch"]))
-        for key, sizes in batches.items():
+        for key, sizes in batches_of(map(graph_key, cells.to_dict("records")), cells["batch"]).items():
             if key.model in live and key not in traced:
                 model = candidates.traceable(live[key.model])
                 asked = _options_of_graph(key, model) if isinstance(model, ModelGraph) else options_of(key, inputs)

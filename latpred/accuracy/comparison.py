@@ -16,8 +16,9 @@ from latpred import tables
 from latpred.accuracy import baselines, metrics
 from latpred.accuracy.accuracy_report import CAPTURED, Block, Report, Score
 from latpred.accuracy.metrics import Coverage, CurvePoint, Errors, Noise, Rank
-from latpred.accuracy.predicted import GraphKey, graph_key, left_out, predict_table, trace_models
-from latpred.errors import MissingPackageError, TableError
+from latpred.accuracy.predicted import GraphKey, graph_key, left_out, none_traced, predict_table, trace_models
+from latpred.errors import LatpredError, TableError
+from latpred.profile import gpus
 from latpred.profile.document import DeviceProfile
 from latpred.runtimes.legacy_torch import traced_for
 from latpred.runtimes.lowering import target_of
@@ -70,9 +71,10 @@ def compare(
     >>> round(compare(guess, truth).overall.median, 3)
     0.1
     """
-    left = tables.read(predicted, tables.PREDICTED)
-    right = tables.merge_repeats(tables.read(measured, tables.MEASURED))
-    joined = tables.join(left, right)
+    left, right = tables.read(predicted, tables.PREDICTED), tables.read(measured, tables.MEASURED)
+    names = gpus.one_name_each([*right["device"].unique(), *left["device"].unique()])
+    left, right = (table.assign(device=table["device"].map(names).astype(str)) for table in (left, right))
+    joined = tables.join(left, tables.merge_repeats(right))
     if joined.rows.empty:
         first = joined.only_predicted[:1] + joined.only_measured[:1]
         shown = f" Predicted: {first[0]}; measured: {first[1]}." if len(first) == 2 else ""
@@ -87,19 +89,21 @@ def evaluate(table: tables.Source, profile: DeviceProfile, *, progress: Callable
     """Predict every cell of a measurement table made elsewhere and report how far off that is.
 
     Columns other than model, batch and latency_s have defaults (`latpred.tables.DEFAULTS`). Models are traced by
-    name. Those that need a package which is not there are left out, and a note says which.
+    name. Those that cannot be traced are left out, and a note says which and why.
     """
     outside = tables.complete(tables.load(table), {"device": profile.device.name})
     cells = tables.merge_repeats(tables.check(outside, tables.MEASURED))
-    if cells.empty:
-        raise TableError("The table has no rows. Measure some models: latpred measure MODEL -o measured.csv")
-    lacking: dict[GraphKey, str] = {}
+    timed = tables.timed(cells)
+    if not timed.any():
+        raise TableError("The table has no rows with a latency. Measure some: latpred measure MODEL -o measured.csv")
+    failed: dict[GraphKey, LatpredError] = {}
     with traced_for(profile.protocol.get("era", "")):
-        traced = trace_models(cells, {}, progress, target_of(profile.device.kind), lacking)
-        reasons = [lacking.get(graph_key(cell), "") for cell in cells.to_dict("records")]
-    out, notes = left_out(cells["model"], reasons)
-    if out.all():
-        raise MissingPackageError(f"none of the table's models can be traced: {reasons[0]}")
+        traced = trace_models(cells[timed], {}, progress, target_of(profile.device.kind), failed)
+        keys = [graph_key(cell) for cell in cells.to_dict("records")]
+    errors = [failed.get(key) if ok else None for key, ok in zip(keys, timed, strict=True)]
+    out, notes = left_out(cells["model"], errors)
+    if out[timed].all():
+        raise none_traced(errors)
     cells = cells[~out]
     return compare(predict_table(cells, traced, profile), cells, notes=notes)
 

@@ -91,7 +91,8 @@ def _flop_counter(model: torch.nn.Module, tensors: Sequence[torch.Tensor]) -> Co
     with torch.no_grad(), FlopCounterMode(display=False) as counter:
         model(*tensors)
     counts: Counter[str] = Counter()
-    for op, flops in counter.get_flop_counts()["Global"].items():
+    # There is no "Global" where no op was counted.
+    for op, flops in counter.get_flop_counts().get("Global", {}).items():
         counts[_their_kind(str(op))] += flops // 2
     return counts
 

@@ -7,14 +7,14 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Hashable, Iterable, Mapping, MutableMapping, Sequence
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, TypeVar
 
 import numpy as np
 import pandas as pd
 from numpy.typing import NDArray
 
 from latpred import host, tables
-from latpred.errors import MissingPackageError, TableError
+from latpred.errors import LatpredError, TableError
 from latpred.graph.graph import ModelGraph
 from latpred.prediction.predictor import Predictor
 from latpred.profile.document import DeviceProfile
@@ -24,6 +24,7 @@ from latpred.runtimes import lowering
 
 _SHOWN = 8  # models that are named of those left out
 _SIZED = ("seq", "audio", "image")  # input kinds whose size a trace can be asked for
+Key = TypeVar("Key", bound=Hashable)
 
 
 class GraphKey(NamedTuple):
@@ -64,9 +65,8 @@ def predict_table(cells: pd.DataFrame, graphs: Mapping[GraphKey, ModelGraph], pr
     """
     predictor = Predictor(profile)
     speed_known = bool(host.ratio(profile.speed, tables.speed_of(cells)))
-    measured = cells[cells["status"] == tables.OK] if "status" in cells else cells
     rows: list[dict[str, Any]] = []
-    for cell in measured.to_dict("records"):
+    for cell in cells[tables.timed(cells)].to_dict("records"):
         graph = graph_of(graphs, cell)
         if graph is None:
             key = graph_key(cell)
@@ -106,34 +106,47 @@ def slowdown_of(cell: Mapping[Hashable, Any], profile: DeviceProfile) -> host.Sl
     return host.Slowdown(*(round(ratio, 2) for ratio in ratios))
 
 
+def batches_of(keys: Iterable[Key], batches: Iterable[int]) -> dict[Key, tuple[int, ...]]:
+    """The batch sizes that each key is asked for, from those of rows; keys are in order of appearance.
+
+    >>> batches_of(["bert", "vit", "bert"], [8, 1, 1])
+    {'bert': (1, 8), 'vit': (1,)}
+    """
+    sizes: dict[Key, set[int]] = {}
+    for key, batch in zip(keys, batches, strict=True):
+        sizes.setdefault(key, set()).add(int(batch))
+    return {key: tuple(sorted(asked)) for key, asked in sizes.items()}
+
+
 def trace_models(
     cells: pd.DataFrame,
     graphs: MutableMapping[GraphKey, ModelGraph],
     progress: Callable[[str], None] | None = None,
     target: str = "cpu",
-    lacking: MutableMapping[GraphKey, str] | None = None,
+    failed: MutableMapping[GraphKey, LatpredError] | None = None,
 ) -> MutableMapping[GraphKey, ModelGraph]:
     """Trace, by name, every model of a table that `graphs` lacks, and add it there.
 
-    A model that lacks a package is put into `lacking` with the reason; without `lacking` it ends everything.
+    What cannot be traced is put into `failed` with its error; without `failed` it ends everything.
     """
-    for key in dict.fromkeys(graph_key(cell) for cell in cells.to_dict("records")):
+    for key, batches in batches_of(map(graph_key, cells.to_dict("records")), cells["batch"]).items():
         if key in graphs:
             continue
         if progress is not None:
             progress(f"tracing {key.model}")
         try:
-            graphs[key] = trace_key(key, target)
-        except MissingPackageError as error:
-            if lacking is None:
+            graphs[key] = trace_key(key, target, batches)
+        except LatpredError as error:
+            if failed is None:
                 raise
-            lacking[key] = str(error)
+            failed[key] = error
     return graphs
 
 
-def trace_key(key: GraphKey, target: str) -> ModelGraph:
-    """Trace a model by name for a kind of device."""
-    return lowering.trace_for_runtime(key.model, runtime=key.runtime, target=target, **options_of(key).tracing)
+def trace_key(key: GraphKey, target: str, batches: Sequence[int]) -> ModelGraph:
+    """Trace a model by name for a kind of device and the batch sizes that will be asked for."""
+    options = options_of(key).tracing
+    return lowering.trace_for_runtime(key.model, runtime=key.runtime, target=target, batches=batches, **options)
 
 
 def options_of(key: GraphKey, inputs: Any = None) -> Options:
@@ -160,16 +173,27 @@ def options_of(key: GraphKey, inputs: Any = None) -> Options:
     )
 
 
-def left_out(models: Iterable[str], reasons: Sequence[str]) -> tuple[NDArray[np.bool_], list[str]]:
-    """Which rows have a reason to be left out, not "", and sentences on them by reason, from the model of each row."""
-    table = pd.DataFrame({"model": list(models), "reason": reasons})
-    out = (table["reason"] != "").to_numpy()
+def left_out(
+    models: Iterable[str], errors: Sequence[LatpredError | None], of: str = ""
+) -> tuple[NDArray[np.bool_], list[str]]:
+    """Which rows have an error, and sentences on them by what it says, from the model of each row.
+
+    The sentences name what they are `of`, if anything.
+    """
+    table = pd.DataFrame({"model": list(models), "reason": [f"{of}{error}" if error else "" for error in errors]})
+    out = (table["reason"] != "").to_numpy(bool)
     notes = []
     for reason, rows in table[out].groupby("reason", sort=False)["model"]:
         names = rows.unique().tolist()
         counts = f"{_counted(len(rows), 'row')} of {_counted(len(names), 'model')}"
         notes.append(f"{counts} are left out ({listed(names, _SHOWN)}): {str(reason).removesuffix('.')}.")
     return out, notes
+
+
+def none_traced(errors: Iterable[LatpredError | None]) -> LatpredError:
+    """The error of a table of which no model can be traced: of the kind of the first, and with its words."""
+    first = next(error for error in errors if error)
+    return type(first)(f"none of the table's models can be traced: {first}")
 
 
 def _counted(count: int, what: str) -> str:

@@ -76,8 +76,7 @@ class Recording:
     def __post_init__(self) -> None:
         """Check the table, and that every measured cell has its graph."""
         object.__setattr__(self, "table", tables.check(self.table, tables.MEASURED))
-        measured = self.table[self.table["status"] == tables.OK] if "status" in self.table else self.table
-        cells = measured.to_dict("records")
+        cells = self.table[tables.timed(self.table)].to_dict("records")
         missing = sorted({graph_key(cell).model for cell in cells if graph_of(self.graphs, cell) is None})
         if missing:
             raise RecordingError(f"No graph for {', '.join(missing)}. Trace every model that the table holds.")

@@ -240,9 +240,10 @@ class ModelGraph(msgspec.Struct, frozen=True, forbid_unknown_fields=True, weakre
 
 
 def rewritten(graph: ModelGraph, rewrite: Callable[[tuple[Op, ...]], Iterable[Op]], **changes: Any) -> ModelGraph:
-    """The graph with other ops in place of its own, at batch 1 as well where it has ops of that."""
+    """The graph with other ops in place of its own, also at the batch sizes that have ops of their own."""
     at_one = None if graph.ops_at_one is None else tuple(rewrite(graph.ops_at_one))
-    return msgspec.structs.replace(graph, ops=tuple(rewrite(graph.ops)), ops_at_one=at_one, **changes)
+    exact = {batch: rewritten(alone, rewrite, **changes) for batch, alone in graph.exact.items()}
+    return msgspec.structs.replace(graph, ops=tuple(rewrite(graph.ops)), ops_at_one=at_one, exact=exact, **changes)
 
 
 def total_bytes(op: Op, batch: int) -> int:

@@ -309,7 +309,7 @@ def _own_kernels(fits: dict[str, KernelFit], eager: DispatchFit, precision: str)
     to where tensor cores read them, and back; a runtime that lays tensors out itself saves that.
     """
     own = {name: (like, fits[like]) for name, like in _WRITTEN.items() if like in fits}
-    if precision in HALVES and "elementwise" in fits:
+    if precision.partition(" ")[0] in HALVES and "elementwise" in fits:
         least = fits["elementwise"].activation_bytes_per_us
         for name, fit in fits.items():
             if root(name).startswith("conv") and fit.activation_bytes_per_us < least:

@@ -19,7 +19,7 @@ from latpred.errors import HostError, NoProfileError, UsageError
 from latpred.ops.families import root
 from latpred.prediction.pricing import host_cost
 from latpred.profile import datasheet, host_profile, hosts, store
-from latpred.profile.document import ADAPTED, FITTED, HOST, DeviceProfile, DispatchFit
+from latpred.profile.document import FITTED, HOST, DeviceProfile, DispatchFit
 from latpred.profile.store import Owner, owner
 from latpred.query import THIS
 
@@ -130,7 +130,7 @@ def swapped(profile: DeviceProfile, swap: Swap) -> DeviceProfile:
 
 def unnamed(profile: DeviceProfile) -> tuple[str, float] | None:
     """What to say of a host that nobody named, and how slow it may be over that of the profile; None for others."""
-    if profile.provenance not in _UNKNOWN_HOST or ADAPTED in profile.protocol or HOST in profile.protocol:
+    if profile.provenance not in _UNKNOWN_HOST or HOST in profile.protocol:
         return None
     level, _ = _level(profile)
     factors = [host.factor / level for host in hosts.HOSTS]

@@ -439,7 +439,7 @@ class Predictor:
                 machine=profile.machine,
                 caveats=(
                     *self.caveats,
-                    *self._host_caveat(served),
+                    *self._host_caveat(runtime, served),
                     *_caveats(profile, graph, runtime, [passes.priced for passes in served]),
                     *estimated,
                 ),
@@ -449,9 +449,11 @@ class Predictor:
             attention=graph.attention,
         )
 
-    def _host_caveat(self, served: Sequence[_Passes]) -> list[str]:
+    def _host_caveat(self, runtime: str, served: Sequence[_Passes]) -> list[str]:
         """Whose dispatch it is, where nobody said and a host would set one of the latencies."""
         if not self.given.device.asynchronous or self._unnamed_host is None:  # a CPU is its own host
+            return []
+        if ADAPTED in self.given.protocol and not self._runtime_fit(runtime).host_log_std:  # its rows told
             return []
         caveat, slowest = self._unnamed_host
         slow = any((passes.overhead_us * slowest > passes.compute_us).any() for passes in served)
@@ -513,7 +515,8 @@ def _caveats(profile: DeviceProfile, graph: ModelGraph, runtime: str, served: Se
         see = f"latpred profiles show {profile.name}"
         said.append(f"what the profile says of {runtime} failed its acceptance gate; see: {see}")
     said += untested(profile.runtimes[runtime])
-    measured = (profile.protocol.get("memory_format", ""), *profile.kernels)
+    # A runtime with kernels of its own has them in the layouts that it was measured in.
+    measured = (profile.protocol.get("memory_format", ""), *(profile.runtimes[runtime].kernels or profile.kernels))
     if graph.memory_format != CONTIGUOUS and not any(graph.memory_format in name for name in measured):
         said.append(f"convolutions were measured in the contiguous format: in {graph.memory_format} they may differ")
     said += _all_of(served, "caveats")

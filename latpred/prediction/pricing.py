@@ -424,7 +424,7 @@ class PriceList:
         kernels = self._profile.kernels
         fits = kernels.get(precision) or kernels.get(STAND_INS.get(precision, precision))
         if not fits:
-            known = ", ".join(self._profile.kernels) or "none"
+            known = ", ".join(name for name in kernels if " " not in name) or "none"
             raise ProfileError(
                 f"Profile {self._profile.name!r} has no kernels in {precision} (it has: {known}). "
                 "Ask for one of those, or calibrate a device that does this one well."
@@ -472,8 +472,9 @@ class PriceList:
         """The fit of a kernel's family, or of the nearest like it: the runtime's own, else the profile's."""
         asked, space, memory_format = precision.partition(" ")
         wanted = precision_of(op.dtype, asked, self._profile)
-        dispatch, fits = self.dispatch(runtime), self.fits(f"{wanted}{space}{memory_format}")
-        runtime_fits = dispatch.kernels.get(wanted, {})
+        wanted_as_laid = f"{wanted}{space}{memory_format}"
+        dispatch, fits = self.dispatch(runtime), self.fits(wanted_as_laid)
+        runtime_fits = dispatch.kernels.get(wanted_as_laid, dispatch.kernels.get(wanted, {}))
         finer = kind(family, op.dims)
         scales = dispatch.kernel_scales
         names = list(lineage(finer))

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import difflib
 import re
+from collections.abc import Iterable
 from functools import cache
 from importlib.resources import files
 
@@ -83,13 +84,13 @@ class Spec(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
         """The same GPU with its clock held at `mhz`, as benchmarks do: memory is as fast, and power no limit."""
         if not 0.0 < mhz <= self.boost_mhz:
             raise UnknownGpuError(f"a {self.title} has no clock of {mhz:g} MHz: its boost clock is {self.boost_mhz:g}.")
-        part = mhz / self.boost_mhz
+        part, tensor_part = mhz / self.boost_mhz, mhz * 1e6 / self.tensor_clock_hz
         return msgspec.structs.replace(
             self,
             name=f"{self.name} at {mhz:g} MHz",
             boost_mhz=mhz,
-            tensor_mhz=self.tensor_mhz * part,
-            tflops={precision: peak * part for precision, peak in self.tflops.items()},
+            tensor_mhz=0.0,
+            tflops={name: peak * (part if name == "fp32" else tensor_part) for name, peak in self.tflops.items()},
             power_limited=False,
         )
 
@@ -114,6 +115,16 @@ def find(name: str) -> Spec | None:
     held = _HELD.fullmatch(name)
     gpu = _index().get(_plain(held["gpu"] if held else name))
     return gpu.at_clock(float(held["mhz"])) if gpu and held else gpu
+
+
+def one_name_each(names: Iterable[str]) -> dict[str, str]:
+    """For each name of a device the first that means the same GPU; other devices keep their names.
+
+    >>> one_name_each(["A100-SXM4-80GB", "cpu", "a100"])
+    {'A100-SXM4-80GB': 'A100-SXM4-80GB', 'cpu': 'cpu', 'a100': 'A100-SXM4-80GB'}
+    """
+    first: dict[str, str] = {}
+    return {name: first.setdefault(gpu.name, name) if (gpu := find(name)) else name for name in names}
 
 
 def nearest(name: str) -> tuple[str, ...]:

@@ -11,12 +11,15 @@ import difflib
 import re
 from functools import cache
 from importlib.resources import files
+from itertools import combinations
 
 import msgspec
 
 from latpred.errors import HostError
 
 _FAMILIES = re.compile(r"\b(intel|amd|xeon|epyc|core|ryzen|threadripper|platinum|gold|silver)\b")
+_SIZE = re.compile(r"\d*xlarge|metal")  # of a cloud instance
+_SHORT = 3  # letters and digits
 _BASES = {
     "measured": "measured in published latencies",
     "rating": "estimated from its single-thread rating",
@@ -68,11 +71,16 @@ def find(name: str) -> HostRow:
 
 
 def known(name: str) -> HostRow | None:
-    """The host whose name is the longest run of words in a text: "2x Xeon Gold 6132 (lab 7)" has a Gold 6132."""
-    words, index = _words(name), _index()
-    ends = range(1, len(words) + 1)
-    runs = ("".join(words[first:last]) for last in ends for first in range(last))
-    return index.get(max((run for run in runs if run in index), key=len, default=""))
+    """The host whose name is the longest run of words in a text: "2x Xeon Gold 6132 (lab 7)" has a Gold 6132.
+
+    A name as short as "g5" is that of other products too: it counts alone, or before the size of an instance.
+    """
+    words, index, found = _words(name), _index(), ""
+    for first, last in combinations(range(len(words) + 1), 2):
+        run, after = "".join(words[first:last]), "".join(words[last : last + 1])
+        if run in index and (len(run) > _SHORT or run == "".join(words) or _SIZE.fullmatch(after)):
+            found = max(found, run, key=len)
+    return index.get(found)
 
 
 def nearest(name: str) -> tuple[str, ...]:

@@ -23,7 +23,9 @@ def profile_page(profile: DeviceProfile) -> Page:
     ]
     verb = "calibrated" if profile.provenance == "measured" else profile.provenance
     adapted = ", adapted" if ADAPTED in profile.protocol else ""
-    how = f"{profile.device.name}, {threads_text(profile.machine.threads)}, {verb} {age(profile.created)}{adapted}"
+    threads = profile.machine.threads
+    known = [threads_text(threads)] if threads else []  # a datasheet says nothing of them
+    how = ", ".join([profile.device.name, *known, f"{verb} {age(profile.created)}{adapted}"])
     return Page(f"{profile.name}: {how}", [Facts(_facts(profile)), "\n", Table(heads, rows)])
 
 
@@ -87,7 +89,8 @@ def _facts(profile: DeviceProfile) -> list[tuple[str, str]]:
         clock = f"launch {device.launch_us:.2f} us, gap {device.gap_us:.2f} us, sync {device.sync_us:.2f} us"
         facts.append(("clock", clock))
     facts += [(runtime, _runtime_line(fit)) for runtime, fit in profile.runtimes.items()]
-    facts.append(("gate", "passed" if gate.passed and all(gate.runtimes.values()) else "failed"))
+    verdict = "passed" if gate.passed and all(gate.runtimes.values()) else "failed"
+    facts.append(("gate", verdict if gate.checks else "none"))
     facts += [("", f"{name}: {verdict}") for name, verdict in gate.checks.items()]
     return [*facts, *(("", advice) for advice in gate.advice)]
 

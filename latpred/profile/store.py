@@ -280,7 +280,8 @@ def _not_measured_so(own: list[DeviceProfile], wanted: dict[str, int | bool | No
         return f"cudnn runs on CUDA devices only, and {own[0].name} is of kind {kind}. Ask without --cudnn-benchmark."
     if owner(own[0].machine) is Owner.ANOTHER:  # whose profile nothing here can make anew
         flags = " and ".join(f"--{name.replace('_', '-')}" for name in _differing(own[0], wanted))
-        return f"profile {own[0].name!r} is of another machine, and holds for {_how(own[0])}. Ask without {flags}."
+        holds = f", and holds for {how}" if (how := _how(own[0])) else ""
+        return f"profile {own[0].name!r} is of another machine{holds}. Ask without {flags}."
     said, flags, suffix = _settings(wanted)
     live = live_name(own[0])
     there = ", ".join(f"{profile.name}: {_how(profile)}" for profile in own)
@@ -304,8 +305,9 @@ def _settings(wanted: dict[str, int | bool | None]) -> tuple[str, str, str]:
 
 
 def _how(profile: DeviceProfile) -> str:
-    said = threads_text(profile.machine.threads)
-    return f"{said}, cudnn.benchmark on" if cudnn_benchmarked(profile) else said
+    threads = profile.machine.threads
+    said = [threads_text(threads)] if threads else []  # a datasheet says nothing of them
+    return ", ".join([*said, *["cudnn.benchmark on"] * cudnn_benchmarked(profile)])
 
 
 def threads_text(threads: int) -> str:

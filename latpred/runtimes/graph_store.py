@@ -76,22 +76,35 @@ def trace_by_name(name: str, era: str = "", batches: Sequence[int] = (), **optio
 
     For processes in which nobody patches PyTorch or the models' libraries. `options` are those of `latpred.trace`.
     """
-    most = max((UP_TO, *batches))  # a graph that is a line up to there serves all batches below as well
-    key = key_of(name, era=era, batches=most, **options)
-    stored = look_up(key)
-    if stored is not None and stored.model == name:
+    stored = kept_by_name(name, era, batches, **options)
+    if stored is not None:
         return stored
     from latpred.tracing import trace
 
-    graph = None
+    key, graph = _key_by_name(name, era, batches, **options), None
     with traced_for(era):
         if key is not None:
             with contextlib.suppress(TraceError):
-                graph = trace(name, batches=(most,), **options)
+                graph = trace(name, batches=(_most(batches),), **options)
         if graph is None or graph.exact or graph.only:
             return trace(name, batches=batches, **options)
     keep(key, graph)
     return graph
+
+
+def kept_by_name(name: str, era: str = "", batches: Sequence[int] = (), **options: Any) -> ModelGraph | None:
+    """What `trace_by_name` kept of the same; None where it did not."""
+    stored = look_up(_key_by_name(name, era, batches, **options))
+    return stored if stored is not None and stored.model == name else None
+
+
+def _key_by_name(name: str, era: str, batches: Sequence[int], **options: Any) -> tuple[str, ...] | None:
+    return key_of(name, era=era, batches=_most(batches), **options)
+
+
+def _most(batches: Sequence[int]) -> int:
+    """A graph that is a line up to there serves all batches below as well."""
+    return max((UP_TO, *batches))
 
 
 def key_of(name: str, **asked: Any) -> tuple[str, ...] | None:

@@ -4,14 +4,17 @@ from __future__ import annotations
 
 from pathlib import Path
 
+import factories
+import msgspec
 import pandas as pd
 import pytest
 from clidata import document, run
 
 from latpred.accuracy.comparison import evaluate as evaluate_one
+from latpred.calibration.published import evaluation
 from latpred.calibration.published.evaluation import evaluate
 from latpred.calibration.published.published_table import read_all
-from latpred.errors import MissingPackageError
+from latpred.errors import UsageError
 from latpred.prediction.host_swap import Swap, swapped
 from latpred.prediction.predictor import Predictor
 from latpred.profile import store
@@ -91,6 +94,19 @@ def test_several_tables_of_a_cpu_are_judged_as_one_is(sheet: pd.DataFrame, monke
     )
 
 
+def test_one_table_of_a_gpu_is_predicted_with_its_profile(sheet: pd.DataFrame, tmp_path: Path) -> None:
+    rows = sheet[sheet["gpu"] == "t4"].rename(columns={"gpu": "device"}).assign(device="tesla-t4")
+    rows.to_csv(tmp_path / "measured.csv", index=False)
+    assert document("evaluate", tmp_path / "measured.csv")["overall"]["cells"] == len(rows)
+
+
+def test_a_table_that_this_machine_measured_is_predicted_with_its_own_profile() -> None:
+    gpu = factories.device(name="tesla-t4", kind="cuda")
+    store.save(msgspec.structs.replace(factories.profile(gpu), machine=factories.machine_here()))
+    names = [evaluation._profile_of(device).name for device in ("tesla-t4", "t4", "nvidia-h200")]
+    assert names == ["example", "t4", "h200"]
+
+
 def test_one_row_of_each_run_tells_its_host(sheet: pd.DataFrame) -> None:
     report = evaluate(read_all([sheet]), host_row=True)
     assert report.overall.cells == len(sheet) - 4
@@ -108,7 +124,7 @@ def test_rows_that_nobody_can_predict_are_left_out_and_counted(sheet: pd.DataFra
     assert left_out[0].startswith("2 rows of 1 model are left out")
     assert "No runtime is called 'quickest'" in left_out[0]
     assert left_out[1].startswith("1 row of 1 model are left out (berd): ")
-    with pytest.raises(MissingPackageError, match=r"no row of the table can be predicted: .*quickest"):
+    with pytest.raises(UsageError, match=r"no row of the table can be predicted: .*quickest"):
         evaluate(read_all([strange]))
 
 

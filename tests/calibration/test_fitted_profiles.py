@@ -175,6 +175,12 @@ def test_a_model_left_out_is_predicted(fitted: Fit, holdout: pd.DataFrame) -> No
         assert 0 < one.width < 0.5
 
 
+def test_an_interval_of_one_model_alone_is_not_judged(holdout: pd.DataFrame) -> None:
+    coverage = leave_out.conformal(holdout[(holdout["batch"] > leave_out.SMALL) | (holdout["model"] == "wide")])
+    assert [np.isnan(one.share) for one in coverage.values()] == [True, False, False]
+    assert all(one.width > 0 for one in coverage.values())
+
+
 def test_a_fold_sees_nothing_of_what_it_is_judged_on(fitted: Fit, holdout: pd.DataFrame) -> None:
     rows = table()
     mine = (rows["model"] == "wide").to_numpy()
@@ -334,6 +340,12 @@ def test_trees_take_any_number_of_runs() -> None:
     assert np.isfinite(leave_out.by_trees(problem)).all()
 
 
+def test_trees_do_not_predict_the_only_model_in_eager() -> None:
+    problem, _ = solved(table().query("model == 'wide'"), scripted(1.0).query("model != 'wide'"))
+    assert np.isnan(leave_out.by_trees(problem)).all()
+    assert leave_out.TREES not in evaluate_left_out(problem, "model").baselines
+
+
 def test_the_only_scripted_model_left_out_is_predicted_from_eager() -> None:
     problem, _ = solved(table(), scripted(1.0).query("model == 'wide'"))
     holdout = leave_out.by_column(problem, "model")
@@ -350,12 +362,27 @@ def test_what_cannot_be_left_out_is_said() -> None:
         evaluate_left_out(problem, "gpus")
 
 
+def test_a_host_is_left_out_by_whatever_text_names_its_cpu() -> None:
+    texts = ("EPYC 7742", "AMD EPYC 7742 64-Core Processor", "Xeon Gold 6132", "some machine", "")
+    rows = table()[lambda rows: rows["batch"].isin((1, 256))]
+    hosts_of = {run: texts[number % len(texts)] for number, run in enumerate(sorted(set(rows["run"])))}
+    problem, _ = solved(rows.assign(host=rows["run"].map(hosts_of)))
+    assert set(problem.rows.host) == {"EPYC 7742", "Xeon Gold 6132", ""}
+    left_out = leave_out.by_column(problem, "host")
+    assert set(left_out["host"]) == set(texts[:3])
+    nameless, _ = solved(rows.assign(host="some machine"))
+    with pytest.raises(UsageError, match="names no CPU that is known as a host"):
+        evaluate_left_out(nameless, "host")
+
+
 def test_the_report_names_what_is_worst_and_simpler_predictors(fitted: Fit) -> None:
     rows = len(fitted[0].rows)
     report = evaluate_left_out(fitted[0], "model")
     text = report.text()
     assert "a model left out, eager" in text
     assert "baseline a + b x MACs" in text
+    alone = replace(report, coverage={"batch 1": leave_out.Coverage(5, np.nan, 0.1)})
+    assert ("90 % interval" in text, "90 % interval" in alone.text()) == (True, False)
     assert set(report.by_model) == set(MODELS)
     assert "host" in report.by_class
     assert report.to_dict()["schema"] == "latpred.leave-out/1"

@@ -66,6 +66,12 @@ def test_rules_make_a_measurement_table(tmp_path: Path) -> None:
     assert cells["protocol"].tolist() == ["single"] * 3
 
 
+def test_a_column_of_any_name_may_stand_in_braces(tmp_path: Path) -> None:
+    given = table({}).rename(columns={"ms": "p50.latency[ms]"})
+    extra = [{"set": {**COMMON, "latency_s": "{p50.latency[ms]} ms"}}]
+    assert read_all([given], rules(tmp_path, extra)).cells["latency_s"].tolist() == pytest.approx([3.5e-3])
+
+
 def test_rows_left_out_are_counted_by_reason(tmp_path: Path) -> None:
     given = table({}, {"runtime": "other one"}, {"runtime": "another"}, {"batch": "2", "card": "A100"})
     found = read_all([given], rules(tmp_path))
@@ -107,6 +113,11 @@ def test_a_row_that_cannot_be_meant_is_named(
             r"row 1, column latency_s: the row has no 'msec' for the .* ms'. Did you mean ms\?",
         ),
         (
+            {"set": {"host": "{card.name}"}},
+            r"row 1, column host: the row has no 'card.name' for the mapping's '\{card.name\}'",
+        ),
+        ({"set": {"host": "{card"}}, r"row 1, column host: the row has no '\{' for the mapping's '\{card'"),
+        (
             {"set": {"precison": "fp32"}},
             r"rule 6 sets precison, which no measurement table has. Did you mean precision",
         ),
@@ -132,6 +143,12 @@ def test_tables_of_several_forms_are_read_as_one(tmp_path: Path) -> None:
     assert published_table.read(found) is found
 
 
+def test_a_mapping_that_no_table_goes_through_is_refused(tmp_path: Path) -> None:
+    omits = rules(tmp_path, [{"where": {"batch": "^1$"}, "omit": "too small"}])
+    with pytest.raises(TableError, match=r"No table goes through the mapping .*mapping\.json: .* Leave the "):
+        read_all([tax_frame().head(2)], omits)
+
+
 def test_what_a_row_ran_on_is_part_of_what_is_traced(tmp_path: Path) -> None:
     given = table({}, {"software": "torch 1.9"}, {"precision": "fp16, nhwc", "model": "torchvision:squeezenet1_0"})
     keys = keys_of(read_all([given], rules(tmp_path)).cells)
@@ -140,7 +157,7 @@ def test_what_a_row_ran_on_is_part_of_what_is_traced(tmp_path: Path) -> None:
         ("contiguous", TORCH_1_12),
         ("channels_last", TORCH_2),
     ]
-    graphs = trace_all(keys)
+    graphs = trace_all(dict.fromkeys(keys, (1,)))
     today, then, last = (graphs[key] for key in keys)
     assert then.launches() > today.launches()  # a convolution's bias was a kernel of its own
     assert (today.memory_format, last.memory_format) == ("contiguous", "channels_last")

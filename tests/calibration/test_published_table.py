@@ -20,19 +20,29 @@ from latpred.errors import LatpredError, MissingPackageError, TableError, Unknow
 from latpred.runtimes.legacy_torch import TORCH_1_12, TORCH_2
 from latpred.zoo import names
 
+SAID = {"protocol": "pipelined", "stack": "torch=1.12.1"}
+
 
 def rows(**changes: object) -> pd.DataFrame:
     columns = ["model", "input_kind", "batch", "latency_s"]
     both = [("resnet18", "image_px", 1, 0.004), ("bert", "seq_len", 8, 0.012)]
-    return pd.DataFrame(both, columns=columns).assign(gpu="RTX-8000", run="a").assign(**changes)
+    return pd.DataFrame(both, columns=columns).assign(**{"gpu": "RTX-8000", "run": "a", **SAID, **changes})
+
+
+def asked(*keys: TraceKey) -> dict[TraceKey, tuple[int, ...]]:
+    """What `trace_all` is asked for where only batch 1 is."""
+    return dict.fromkeys(keys, (1,))
 
 
 def test_two_forms_are_read_as_they_are() -> None:
-    published = read(rows(macs=1.0, leaf_modules=3))
+    published = read(rows(macs=1.0, leaf_modules=3).drop(columns=[*SAID]))
     assert published.cells["model"].tolist() == ["torchvision:resnet18", "bert-base-uncased"]
     assert published.cells["input_kind"].tolist() == ["image", "seq"]
     assert set(published.cells["protocol"]) == {"pipelined"}
-    assert (set(eras(published.cells)), published.notes) == ({"torch-1.12"}, ())
+    assert set(eras(published.cells)) == {"torch-1.12"}
+    (note,) = published.notes
+    assert "taken for protocol pipelined and stack torch=1.12.1 cuda=11.6 transformers=4.9" in note
+    assert read(rows()).notes == ()
     frame = pd.DataFrame([{"model": "bert", "batch": 1, "latency_s": 0.01, "device": "t4", "stack": "torch=2.3.0"}])
     measured = read(frame.assign(protocol=""))
     assert set(measured.cells["protocol"]) == {"single"}
@@ -134,21 +144,21 @@ def test_graphs_are_kept_and_many_are_made_side_by_side(monkeypatch: pytest.Monk
     monkeypatch.setattr(published_table, "FEWEST_BESIDE", 2)
     said: list[str] = []
     with joblib.parallel_config(backend="threading"):  # a new process would not have what the tests declare
-        traced = trace_all(keys, progress=said.append)
+        traced = trace_all(asked(*keys), progress=said.append)
     assert set(traced) == set(keys)
     assert sorted(said) == [
         "traced torchvision:alexnet (2 combinations of input size and precision)",
         "traced torchvision:squeezenet1_0 (1 combinations of input size and precision)",
     ]
     monkeypatch.setattr(published_table, "_trace_model", None)  # which now is not needed
-    assert trace_all(keys) == traced
-    today = trace_all(key._replace(era="") for key in keys)  # made of the same traces
+    assert trace_all(asked(*keys)) == traced
+    today = trace_all(asked(*(key._replace(era="") for key in keys)))  # made of the same traces
     assert all(today[key._replace(era="")].launches() < traced[key].launches() for key in keys)
 
 
 def test_fused_attention_that_a_row_names_stays_fused_in_the_era_of_the_row() -> None:
     keys = [TraceKey("bert-base-uncased", "seq", 32, "fp16", attention=one, era=TORCH_1_12) for one in ("sdpa", "")]
-    fused, parted = map(trace_all(keys).get, keys)
+    fused, parted = map(trace_all(asked(*keys)).get, keys)
     counts = [sum("scaled_dot_product" in op.name for op in graph.ops) for graph in (fused, parted)]
     assert counts == [12, 0]
 
@@ -160,8 +170,21 @@ def test_rows_under_autocast_are_traced_by_the_rules_of_their_era(tmp_path: Path
         "    return torch.nn.Sequential(layer, layer), torch.zeros(1, 8)\n"
     )
     today, *older = (TraceKey(f"{file}:build", "custom", 0, "amp-fp16", era=era) for era in ("", TORCH_2, TORCH_1_12))
-    graphs = trace_all([today, *older], rewrite=False)
+    graphs = trace_all(asked(today, *older), rewrite=False)
     assert [graphs[key].launches() for key in (today, *older)] == [7, 5, 5]  # which cast the weights once
+
+
+@pytest.mark.parametrize("era", [TORCH_2, TORCH_1_12])
+def test_what_is_no_line_in_batch_is_traced_and_rewritten_at_the_batches_of_its_rows(era: str, tmp_path: Path) -> None:
+    file = tmp_path / "models.py"
+    file.write_text(
+        "import torch\n\nclass Own(torch.nn.Module):\n    def forward(self, x):\n        return x @ x.T\n\n"
+        "def build():\n    return Own(), torch.zeros(2, 256)\n"
+    )
+    key = TraceKey(f"{file}:build", "custom", 0, "fp16", era=era)
+    traced = trace_all({key: (8, 512)})[key]
+    assert [traced.macs(batch) for batch in (8, 512)] == [8 * 8 * 256, 512 * 512 * 256]
+    assert {"half" in op.host_class for op in traced.at(512) if op.launches} == {era == TORCH_1_12}
 
 
 def test_ops_of_single_batch_sizes_count_at_these() -> None:
@@ -193,10 +216,20 @@ def test_models_that_lack_a_package_are_left_out_and_counted(monkeypatch: pytest
         problem(rows(model=["resnet18", "densenet161"]), partial=True)
 
 
+def test_one_size_that_cannot_be_traced_leaves_the_other_rows_of_its_model() -> None:
+    long = rows(input_size=4096, batch=16).tail(1)
+    partial = problem(pd.concat([rows(input_size=[64, 128]), long]), partial=True)
+    assert sorted(partial.rows.model) == ["bert-base-uncased", "torchvision:resnet18"]
+    (note,) = partial.table.notes
+    assert note.startswith("1 row of 1 model are left out (bert-base-uncased): ")
+    with pytest.raises(UnknownModelError, match="none of the table's models can be traced: .*'berd'"):
+        problem(rows(model=["berd", "bird"]), partial=True)
+
+
 def test_a_function_in_a_users_file_is_traced_again(tmp_path: Path) -> None:
     source = "import torch\n\ndef build():\n    return torch.nn.Linear(8, {}), torch.zeros(1, 8)\n"
     file = tmp_path / "models.py"
     key = TraceKey(f"{file}:build", "custom", 0, "fp32")
     for width in (4, 16):
         file.write_text(source.format(width))
-        assert trace_all([key])[key].macs() == 8 * width
+        assert trace_all(asked(key))[key].macs() == 8 * width

@@ -7,23 +7,24 @@ judges. Nothing is fitted but, where it is asked for, one factor for each host.
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable
+from collections.abc import Mapping, Sequence
+from contextlib import suppress
 
 import numpy as np
 import pandas as pd
 from scipy.optimize import brentq
 
 from latpred.accuracy.comparison import Report, compare
-from latpred.accuracy.predicted import GraphKey, graph_key, left_out, predict_table, trace_key
+from latpred.accuracy.predicted import GraphKey, batches_of, graph_key, left_out, predict_table, trace_key
 from latpred.calibration.published import published_table
-from latpred.calibration.published.published_table import Progress, PublishedTable
+from latpred.calibration.published.published_table import Progress, PublishedTable, TraceKey
 from latpred.calibration.published.row_counts import EAGER
-from latpred.errors import LatpredError, MissingPackageError
+from latpred.errors import LatpredError, ProfileError
 from latpred.graph.graph import ModelGraph
 from latpred.prediction import host_swap
 from latpred.prediction.host_swap import Swap
 from latpred.prediction.predictor import Predictor
-from latpred.profile import store
+from latpred.profile import gpus, store
 from latpred.profile.document import DeviceProfile
 from latpred.runtimes.lowering import target_of
 
@@ -41,16 +42,17 @@ def evaluate(
     host_row: bool = False,
     progress: Progress | None = None,
 ) -> Report:
-    """Predict every row of a table and report how far off that is; a MissingPackageError where no row can be.
+    """Predict every row of a table and report how far off that is; where no row can be, the error of the first.
 
     Rows are predicted with one profile or, by default, each with that of its GPU, else from its datasheet. With
     `host_row` one framework-bound row of each run tells the speed of its host, and is not judged.
     """
-    judged, predicted, notes = [], [], list(table.notes)
+    judged, predicted, notes, errors = [], [], list(table.notes), list[LatpredError]()
     by_run = table.cells.assign(machine=table.cells["run"])  # which may be several of one machine
     for name, cells in by_run.groupby("device", sort=True):
-        own = profile or store.find(str(name))
-        graphs, usable = _traced(cells, own, progress, notes)
+        own = profile or _profile_of(str(name))
+        graphs, usable, refused = _traced(cells, own, progress, notes)
+        errors += refused
         if usable.empty:
             continue
         if progress is not None:
@@ -61,54 +63,74 @@ def evaluate(
         judged.append(usable)
         predicted.append(rows)
     if not judged:
-        raise MissingPackageError(f"no row of the table can be predicted: {' '.join(notes[len(table.notes) :])}")
+        said = " ".join(notes[len(table.notes) :])
+        raise type(errors[0])(f"no row of the table can be predicted: {said}")
     return compare(pd.concat(predicted, ignore_index=True), pd.concat(judged, ignore_index=True), notes=notes)
+
+
+def _profile_of(device: str) -> DeviceProfile:
+    """The profile of a device by its name; this machine's own where `measure` gives that name to its GPU."""
+    if gpus.find(device):
+        with suppress(ProfileError):
+            own = store.find("cuda")
+            if own.device.name == device:
+                return own
+    return store.find(device)
 
 
 def _traced(
     cells: pd.DataFrame, profile: DeviceProfile, progress: Progress | None, notes: list[str]
-) -> tuple[Graphs, pd.DataFrame]:
-    """Traces of the rows that a profile can predict, and these rows; the notes say about others.
+) -> tuple[Graphs, pd.DataFrame, list[LatpredError]]:
+    """Traces of the rows that a profile can predict, these rows, and the errors of others; the notes say about them.
 
     A profile of another time has eager traces of that time, of which its runtimes' graphs are made or estimated.
     """
     predictor, target = Predictor(profile), target_of(profile.device.kind)
     setups = list(zip(cells["runtime"], cells["precision"], strict=True))
-    refused = dict.fromkeys(setups, "")
-    for setup in refused:
-        try:
-            predictor.check(*setup)
-        except LatpredError as error:
-            refused[setup] = str(error)
-    reasons = [refused[setup] for setup in setups]
+    refusals = {setup: _refusal(predictor, *setup) for setup in dict.fromkeys(setups)}
+    errors = [refusals[setup] for setup in setups]
     keys = [key._replace(era=predictor.era) for key in published_table.keys_of(cells)]
-    names = {place: graph_key(cell) for place, cell in enumerate(cells.to_dict("records")) if not reasons[place]}
+    names = {place: graph_key(cell) for place, cell in enumerate(cells.to_dict("records")) if errors[place] is None}
     if predictor.era:
         names = {place: name._replace(runtime=EAGER) for place, name in names.items()}
+    batches = batches_of(names.values(), (cells["batch"].iloc[place] for place in names))
     eager = {name: keys[place] for place, name in names.items() if name.runtime == EAGER}
-    graphs, lacking = _by_own_tools(set(names.values()) - set(eager), target, progress)
+    graphs, failed = _by_own_tools({name: batches[name] for name in batches.keys() - eager}, target, progress)
+    failures: dict[TraceKey, LatpredError] = {}
     # The predictor rewrites them for its era.
-    traced = published_table.trace_all(eager.values(), progress=progress, lacking=lacking, target=target, rewrite=False)
+    traced = published_table.trace_all(
+        {key: batches[name] for name, key in eager.items()}, None, progress, failures, target=target, rewrite=False
+    )
     graphs |= {name: traced[key] for name, key in eager.items() if key in traced}
-    for place, name in names.items():
-        if name not in graphs:
-            reasons[place] = lacking[name.model]
-    out, said = left_out(cells["model"], [reason and f"{profile.name}: {reason}" for reason in reasons])
+    failed |= {name: failures[key] for name, key in eager.items() if key in failures}
+    errors = [failed.get(names[place]) if place in names else error for place, error in enumerate(errors)]
+    out, said = left_out(cells["model"], errors, f"{profile.name}: ")
     notes += said
-    return graphs, cells[~out].reset_index(drop=True)
+    return graphs, cells[~out].reset_index(drop=True), [error for error in errors if error]
 
 
-def _by_own_tools(names: Iterable[GraphKey], target: str, progress: Progress | None) -> tuple[Graphs, dict[str, str]]:
-    """Traces of runtimes that take models apart themselves, and for models without one the reason."""
-    graphs, lacking = Graphs(), dict[str, str]()
-    for name in sorted(names):
+def _refusal(predictor: Predictor, runtime: str, precision: str) -> LatpredError | None:
+    """Why a profile predicts nothing in a runtime and a precision; None where it does."""
+    try:
+        predictor.check(runtime, precision)
+    except LatpredError as error:
+        return error
+    return None
+
+
+def _by_own_tools(
+    asked: Mapping[GraphKey, Sequence[int]], target: str, progress: Progress | None
+) -> tuple[Graphs, dict[GraphKey, LatpredError]]:
+    """Traces of runtimes that take models apart themselves, and the errors of those without one."""
+    graphs, failed = Graphs(), dict[GraphKey, LatpredError]()
+    for name, batches in sorted(asked.items()):
         if progress is not None:
             progress(f"tracing {name.model} for {name.runtime}")
         try:
-            graphs[name] = trace_key(name, target)
+            graphs[name] = trace_key(name, target, batches)
         except LatpredError as error:
-            lacking[name.model] = str(error)
-    return graphs, lacking
+            failed[name] = error
+    return graphs, failed
 
 
 def _predicted(cells: pd.DataFrame, graphs: Graphs, profile: DeviceProfile) -> pd.DataFrame:

@@ -16,16 +16,16 @@ import scipy.linalg
 from numpy.typing import NDArray
 
 from latpred import tables
-from latpred.accuracy.predicted import left_out
+from latpred.accuracy.predicted import batches_of, left_out, none_traced
 from latpred.calibration.published import published_table
 from latpred.calibration.published.latency_model import TEXTS, Block, Objects, Rows, blocks_of, evaluate
 from latpred.calibration.published.parameters import Parameters
 from latpred.calibration.published.published_table import Graphs, Progress, PublishedTable, TraceKey
 from latpred.calibration.published.row_counts import ALONE, EAGER, SCRIPTED, CellKey, Cells, as_run_by, cells_of
-from latpred.errors import MissingPackageError, TableError, UnknownGpuError
+from latpred.errors import LatpredError, TableError, UnknownGpuError
 from latpred.graph.features import Floats
 from latpred.graph.graph import Ints
-from latpred.profile import gpus
+from latpred.profile import gpus, hosts
 from latpred.profile.gpus import Spec
 from latpred.runtimes.legacy_torch import fuser_of
 from latpred.units import US_PER_S
@@ -224,24 +224,25 @@ def problem(
 ) -> Problem:
     """Read a table, trace its models and set up the latency model.
 
-    `graphs` are traced models there are already, and takes up new ones. With `partial`, models that need a package
-    which is not there are left out, with a note of the table's; otherwise they end it with a MissingPackageError.
+    `graphs` are traced models there are already, and takes up new ones. With `partial`, rows whose model cannot be
+    traced are left out, with a note of the table's; otherwise the first error ends it.
     """
     table = without_fp64(published_table.read(source))
     datasheets = _datasheets(table)
-    lacking: dict[str, str] = {}
-    graphs = published_table.trace_all(
-        published_table.keys_of(table.cells), graphs, progress, lacking if partial else None
-    )
-    if lacking:
-        out, notes = left_out(table.cells["model"], [lacking.get(str(name), "") for name in table.cells["model"]])
+    keys, failed = published_table.keys_of(table.cells), dict[TraceKey, LatpredError]()
+    asked = batches_of(keys, table.cells["batch"])
+    graphs = published_table.trace_all(asked, graphs, progress, failed if partial else None)
+    if failed:
+        errors = [failed.get(key) for key in keys]
+        out, notes = left_out(table.cells["model"], errors)
         if out.all():
-            raise MissingPackageError(f"none of the table's models can be traced: {next(iter(lacking.values()))}")
+            raise none_traced(errors)
         table = replace(table.where(~out), notes=(*table.notes, *notes))
         datasheets = _datasheets(table)
     keys, frame = published_table.keys_of(table.cells), table.cells
     cells, cell = _cells(frame, keys, graphs, datasheets)
     named = frame.rename(columns={"device": "gpu", "input_kind": "group", tables.SOURCE: "source"})
+    named = named.assign(host=named["host"].map(_host_names(named["host"].unique())))
     rows = Rows(
         cell=cell,
         design=frame["device"].map(lambda name: datasheets[name].design).to_numpy(object),
@@ -255,6 +256,11 @@ def problem(
     made = Problem(table, rows, cells, datasheets, parameters, blocks, work)
     _demand_seconds(made)
     return made
+
+
+def _host_names(texts: Iterable[str]) -> dict[str, str]:
+    """The name of the CPU in each text, "" where none is known."""
+    return {text: host.name if (host := hosts.known(text)) else "" for text in texts}
 
 
 def without_fp64(table: PublishedTable) -> PublishedTable:

@@ -45,7 +45,7 @@ class Rows:
     precision: Objects
     runtime: Objects
     run: Objects
-    host: Objects  # its name, "" where nobody says
+    host: Objects  # the name of its CPU, "" where nobody knows
     protocol: Objects
     memory_format: Objects
     group: Objects

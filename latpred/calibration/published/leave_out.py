@@ -160,7 +160,10 @@ def errors_by(holdout: pd.DataFrame, *columns: str) -> dict[str, Errors]:
 
 
 def conformal(holdout: pd.DataFrame) -> dict[str, Coverage]:
-    """90 % intervals of each model from the errors of all others, and how many rows they hold, regime by regime."""
+    """90 % intervals of each model from the errors of all others, and how many rows they hold, regime by regime.
+
+    A regime with one model has no others: the share is NaN.
+    """
     ratios: Floats = (holdout["predicted_s"] / holdout["latency_s"]).to_numpy(float)
     sizes, models = np.abs(np.log(ratios)), holdout["model"].to_numpy(object)
     batch = holdout["batch"].to_numpy(np.int64)
@@ -175,7 +178,7 @@ def conformal(holdout: pd.DataFrame) -> dict[str, Coverage]:
         for model in sorted(set(models[rows])):
             others, own = rows & (models != model), rows & (models == model)
             inside[own] = sizes[own] <= metrics.conformal(sizes[others])
-        share = float(inside[rows].mean()) if rows.any() else np.nan
+        share = float(inside[rows].mean()) if len(set(models[rows])) > 1 else np.nan
         coverage[name] = Coverage(int(rows.sum()), share, metrics.conformal(sizes[rows]))
     return coverage
 
@@ -228,8 +231,8 @@ def _for_models(problem: Problem, holdout: pd.DataFrame) -> dict[str, Errors]:
         for one in baselines.all_baselines(frame)
         if one.latency_s is not None
     }
-    rows = problem.table.cells.assign(predicted_s=by_trees(problem))
-    return errors | {TREES: _errors(rows[problem.rows.runtime == EAGER])}
+    grown = problem.table.cells.assign(predicted_s=by_trees(problem)).dropna(subset="predicted_s")
+    return errors | ({TREES: _errors(grown)} if len(grown) else {})
 
 
 def _for_gpus(problem: Problem) -> dict[str, Errors]:
@@ -248,17 +251,20 @@ def _for_gpus(problem: Problem) -> dict[str, Errors]:
 
 
 def by_trees(problem: Problem) -> Floats:
-    """Seconds of every eager row by trees that did not see its model; NaN for others."""
+    """Seconds of every eager row by trees that did not see its model; NaN for others, and where no model is left."""
     from sklearn.ensemble import HistGradientBoostingRegressor
 
     inputs, rows = _features(problem), problem.rows
     eager, predicted_s = rows.runtime == EAGER, np.full(len(rows), np.nan)
     for model in sorted(set(rows.model[eager])):
         own = rows.model == model
+        others = eager & ~own
+        if not others.any():
+            continue
         # The last column is the run, which says more of the host than any datasheet.
         trees = HistGradientBoostingRegressor(
             max_iter=_ROUNDS, categorical_features=[inputs.shape[1] - 1], random_state=0
-        ).fit(inputs[eager & ~own], rows.log_us[eager & ~own])
+        ).fit(inputs[others], rows.log_us[others])
         predicted_s[eager & own] = np.exp(trees.predict(inputs[eager & own])) / 1e6
     return predicted_s
 
@@ -336,7 +342,7 @@ class LeaveOutReport:
         lines += [
             f"90 % interval, {name}: holds {one.share:.1%} of {one.rows} rows (x/÷ {np.exp(one.width):.2f})"
             for name, one in self.coverage.items()
-            if one.rows
+            if np.isfinite(one.share)
         ]
         for title, groups in (("worst models", self.by_model), ("by what is slowest", self.by_class)):
             worst = sorted(groups.items(), key=lambda item: -item[1].median)[:_SHOWN]
@@ -348,9 +354,7 @@ def evaluate_left_out(problem: Problem, by: str, *, progress: Progress | None = 
     """Predict every row of a table from a fit that did not see it, leaving out one of a key of `WHOLE` at a time."""
     if by not in WHOLE:
         raise UsageError(f"{by!r} cannot be left out; choose from: {', '.join(WHOLE)}.")
-    values = set(getattr(problem.rows, by))
-    if len(values) < 2:
-        raise UsageError(f"The table has one {by} only ({min(values)!r}): leaving it out leaves nothing to fit.")
+    _demand_several(set(getattr(problem.rows, by)), by)
     parts = [by_column(problem, by, progress, shots=shots) for shots in ((0, SHOTS) if by == "gpu" else (0,))]
     figures: dict[str, Errors] = {}
     cells = pd.concat(parts)
@@ -380,6 +384,17 @@ def evaluate_left_out(problem: Problem, by: str, *, progress: Progress | None = 
             f"{FORMS_TRIED} forms of the latency model were judged on the framework-tax table by leaving out models.",
         ),
     )
+
+
+def _demand_several(values: set[str], by: str) -> None:
+    """Refuse to leave out the only one that there is."""
+    if values == {""}:
+        raise UsageError(
+            "The table names no CPU that is known as a host, so none can be left out. Name them in the column host, as "
+            "`latpred profiles list --hosts` does."
+        )
+    if len(values) < 2:
+        raise UsageError(f"The table has one {by} only ({min(values)!r}): leaving it out leaves nothing to fit.")
 
 
 def _lines(title: str, groups: Mapping[str, Errors]) -> list[str]:

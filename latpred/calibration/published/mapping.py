@@ -26,6 +26,7 @@ SOURCE = "source"  # column that a rule sets to name where a row comes from
 TABLE = "table"  # name of the file, and
 FOLDER = "folder"  # folder of the mapping: columns that every table has
 _TIME = re.compile(r"\s*(?P<number>[-+]?\d*\.?\d+(?:[eE][-+]?\d+)?)\s*(?P<unit>[a-zµ]*)\s*")
+_IN_BRACES = re.compile(r"\{([^{}]*)\}|[{}]")
 _SECONDS = {"": 1.0, "s": 1.0, "ms": 1e-3, "us": 1e-6, "µs": 1e-6, "ns": 1e-9}
 
 
@@ -107,12 +108,16 @@ def _ruled(mapping: TableMapping, given: dict[str, str], where: str) -> tuple[di
 
 def _filled(template: str, known: dict[str, str], where: str) -> str:
     """A template with what a row has in the place of names in braces."""
-    try:
-        return template.format_map(known).strip()
-    except (KeyError, IndexError, ValueError) as error:
-        near = difflib.get_close_matches(str(error).strip("'"), list(known), n=1)
+
+    def text_of(match: re.Match[str]) -> str:
+        name = match[1] or match[0]  # the braces themselves where they hold nothing, or one stands alone
+        if name in known:
+            return known[name]
+        near = difflib.get_close_matches(name, list(known), n=1)
         hint = f" Did you mean {near[0]}?" if near else ""
-        raise TableError(f"{where}: the row has no {error} for the mapping's {template!r}.{hint}") from None
+        raise TableError(f"{where}: the row has no {name!r} for the mapping's {template!r}.{hint}")
+
+    return _IN_BRACES.sub(text_of, template).strip()
 
 
 @lru_cache(1 << 16)

@@ -2,8 +2,9 @@
 
 Two forms are read as they are: measurement tables (`latpred.tables.MEASURED`; what is missing is taken from its
 defaults), and the form of the framework-tax measurements, recognised by its column "gpu": gpu, runtime, precision,
-model, batch, input_size, input_kind ("seq_len" or "image_px"), latency_s and run, pipelined, of PyTorch 1.12. Tables of
-any other form need a mapping (`calibration.published.mapping`).
+model, batch, input_size, input_kind ("seq_len" or "image_px"), latency_s and run. Where such a table does not say, its
+rows are taken to be pipelined and of PyTorch 1.12, and a note tells. Tables of any other form need a mapping
+(`calibration.published.mapping`).
 """
 
 from __future__ import annotations
@@ -11,17 +12,17 @@ from __future__ import annotations
 import difflib
 import os
 from collections import Counter
-from collections.abc import Callable, Iterable, Mapping, MutableMapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, MutableMapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import joblib
 import numpy as np
 import pandas as pd
 
 from latpred import tables
-from latpred.accuracy.predicted import GraphKey, trace_key
+from latpred.accuracy.predicted import GraphKey, batches_of, options_of
 from latpred.calibration.published import mapping as mappings
 from latpred.calibration.published.mapping import TableMapping
 from latpred.errors import LatpredError, TableError, UnknownGpuError, UnknownModelError
@@ -29,7 +30,7 @@ from latpred.graph.graph import Affine, ModelGraph, Op
 from latpred.profile import gpus
 from latpred.query import AMP
 from latpred.runtimes import graph_store
-from latpred.runtimes.legacy_torch import TORCH_1_12, TORCH_2, as_run_in, attention_of, traced_for
+from latpred.runtimes.legacy_torch import TORCH_1_12, TORCH_2, as_run_in, attention_of
 from latpred.zoo.names import full_name
 
 MODELS = {
@@ -123,39 +124,48 @@ def read_all(sources: Sequence[tables.Source], mapping: str | os.PathLike[str] |
     """
     rules = None if mapping is None else mappings.load(mapping)
     notes: list[str] = []
-    parts = [_part(source, rules, notes) for source in sources]
+    frames = [tables.load(source) for source in sources]
+    if rules is not None and all(map(_of_known_form, frames)):
+        raise TableError(
+            f"No table goes through the mapping {mapping}: each has the columns of a form that is read as it is. Leave "
+            "the mapping out, or give a column another name and let the mapping set it."
+        )
+    parts = [_part(frame, _name_of(source), rules, notes) for frame, source in zip(frames, sources, strict=True)]
     parts = [part for part in parts if len(part)]
     if not parts:
         raise TableError(f"No row of the tables can be used. {' '.join(notes)}")
-    merged, weight, more = _without_repeats(_one_name_each(pd.concat(parts, ignore_index=True)))
+    cells = pd.concat(parts, ignore_index=True)
+    named = cells.assign(device=cells["device"].map(gpus.one_name_each(cells["device"].unique())))
+    merged, weight, more = _without_repeats(named)
     return PublishedTable(merged, weight, (*notes, *more))
 
 
-def _one_name_each(cells: pd.DataFrame) -> pd.DataFrame:
-    """Every GPU by the first of its names that the rows use."""
-    first: dict[str, str] = {}
-    names = {}
-    for name in cells["device"].unique():
-        gpu = gpus.find(name)
-        names[name] = first.setdefault(gpu.name, name) if gpu else name
-    return cells.assign(device=cells["device"].map(names))
-
-
 def names_gpus(source: tables.Source) -> bool:
-    """Whether a table has the form of the framework-tax measurements."""
-    return "gpu" in tables.load(source).columns
-
-
-def _part(source: tables.Source, mapping: TableMapping | None, notes: list[str]) -> pd.DataFrame:
-    """The rows of one table that can be used; sentences about others are added to the notes."""
+    """Whether a table has the form of the framework-tax measurements, or a GPU among its devices."""
     frame = tables.load(source)
+    devices = frame["device"].unique() if "device" in frame else ()
+    return "gpu" in frame or any(gpus.find(str(name)) for name in devices)
+
+
+def _of_known_form(frame: pd.DataFrame) -> bool:
+    """Whether a table needs no mapping."""
+    columns = set(map(str, frame.columns))
+    return columns.issuperset(NEEDED) or columns.issuperset(tables.MEASURED.required)
+
+
+def _name_of(source: tables.Source) -> str:
+    return "table" if isinstance(source, pd.DataFrame) else Path(source).name.partition(".")[0]
+
+
+def _part(frame: pd.DataFrame, name: str, mapping: TableMapping | None, notes: list[str]) -> pd.DataFrame:
+    """The rows of one table that can be used; sentences about others are added to the notes."""
     if len(frame) == 0:
         raise TableError("The table has no rows. Give one with measured latencies.")
-    name = "table" if isinstance(source, pd.DataFrame) else Path(source).name.partition(".")[0]
-    columns = set(map(str, frame.columns))
-    published = "gpu" in columns or "device" not in columns
-    if mapping is None or columns.issuperset(NEEDED) or columns.issuperset(tables.MEASURED.required):
+    published = "gpu" in frame or "device" not in frame
+    if mapping is None or _of_known_form(frame):
         cells = tables.check(_mapped(frame) if published else tables.complete(frame), tables.MEASURED)
+        if published:
+            notes += _assumed(frame, name)
         _demand_known(cells, range(1, len(cells) + 1), name)
     else:
         made, omitted = mappings.apply(mapping, frame, name)
@@ -167,11 +177,22 @@ def _part(source: tables.Source, mapping: TableMapping | None, notes: list[str])
         cells = _settled(tables.check(tables.complete(made), tables.MEASURED, numbers), numbers, name)
     usual = {column: str(tables.DEFAULTS[column]) for column in ("precision", "protocol")}
     cells = _filled(cells, {**_SETUP, **usual, tables.SOURCE: name})
-    cells = cells[cells["status"] == tables.OK] if "status" in cells else cells
+    timed = tables.timed(cells)
+    if not timed.all():
+        notes.append(f"{name}: {(~timed).sum():,} of its rows could not be measured")
+    cells = cells[timed]
     # Rows of one run share a host: without its name, those of a machine do, or those of a file.
     host = cells["machine"].where(~cells["machine"].isin(("", tables.DEFAULTS["machine"])), name)
     cells = cells.assign(run=cells["run"].where(cells["run"] != "", host))
     return cells.reset_index(drop=True)
+
+
+def _assumed(frame: pd.DataFrame, name: str) -> list[str]:
+    """A sentence on what rows are taken for that do not say how they were timed, or with which software."""
+    silent = [one for one in ("protocol", "stack") if one not in frame or frame[one].fillna("").eq("").any()]
+    taken = " and ".join(f"{one} {OPTIONAL[one]}" for one in silent)
+    said = f"{name}: rows that name none are taken for {taken}, as the framework-tax measurements are"
+    return [said] if silent else []
 
 
 def _settled(cells: pd.DataFrame, numbers: Sequence[int], name: str) -> pd.DataFrame:
@@ -289,6 +310,7 @@ class TraceKey(NamedTuple):
 
 
 Graphs = MutableMapping[TraceKey, ModelGraph]
+Made = dict[TraceKey, ModelGraph | LatpredError]  # an error where a key cannot be traced
 
 
 def keys_of(cells: pd.DataFrame) -> list[TraceKey]:
@@ -298,47 +320,39 @@ def keys_of(cells: pd.DataFrame) -> list[TraceKey]:
 
 
 def trace_all(
-    keys: Iterable[TraceKey],
+    asked: Mapping[TraceKey, Sequence[int]],
     graphs: Graphs | None = None,
     progress: Progress | None = None,
-    lacking: MutableMapping[str, str] | None = None,
+    failed: MutableMapping[TraceKey, LatpredError] | None = None,
     *,
     target: str = "cuda",
     rewrite: bool = True,
 ) -> Graphs:
-    """Eager graphs of models on a kind of device, as the PyTorch of each key ran them.
+    """Eager graphs of models on a kind of device for the batch sizes of each key, as the PyTorch of the key ran them.
 
     Without `rewrite` they are what is traced for it, which predictors rewrite themselves.
-    Graphs there are already are not traced again; new ones are added to them. Models that cannot be traced are put into
-    `lacking`, with the reason; without it they end everything with an error.
+    Graphs there are already are not traced again; new ones are added to them. What cannot be traced is put into
+    `failed` with its error; without it the error ends everything.
     """
     graphs = {} if graphs is None else graphs
-    plain = {key: _as_traced(key) for key in keys if key not in graphs}
-    traced: dict[TraceKey, ModelGraph] = {}
-    missing: dict[str, list[TraceKey]] = {}
-    for key in dict.fromkeys(plain.values()):
-        stored = _product(key) if key.kind == PRODUCT else graph_store.look_up(_store_key(key, target))
-        if stored is None:
-            missing.setdefault(key.model, []).append(key)
-        else:
-            traced[key] = stored
-    processes = min(joblib.cpu_count(), MOST_PROCESSES) if sum(map(len, missing.values())) >= FEWEST_BESIDE else 1
-    # The models with most graphs come first, lest one process be left with one of them.
-    calls = (joblib.delayed(_trace_model)(keys, target) for keys in sorted(missing.values(), key=len, reverse=True))
-    for name, made in joblib.Parallel(n_jobs=processes, batch_size=1, return_as="generator_unordered")(calls):
-        if isinstance(made, LatpredError):
-            if lacking is None:
-                raise made
-            lacking[name] = str(made)
-            continue
-        if progress is not None:
-            progress(f"traced {name} ({len(made)} combinations of input size and precision)")
-        for key, graph in made.items():
-            graph_store.keep(_store_key(key, target), graph)
-        traced |= made
-    for key, of_today in plain.items():
-        if of_today in traced:
-            graphs[key] = as_run_in(key.era, traced[of_today]) if rewrite else traced[of_today]
+    plain = {key: _as_traced(key) for key in asked if key not in graphs}
+    rows = [(today, batch) for key, today in plain.items() for batch in asked[key]]
+    wanted = batches_of((today for today, _ in rows), (batch for _, batch in rows))
+    made: Made = {}
+    for name, found in _made(wanted, target):
+        errors = [error for error in found.values() if isinstance(error, LatpredError)]
+        if errors and failed is None:
+            raise errors[0]
+        count = len(found) - len(errors)
+        if progress is not None and name and count:
+            progress(f"traced {name} ({count} combinations of input size and precision)")
+        made |= found
+    for key, today in plain.items():
+        graph = made[today]
+        if isinstance(graph, ModelGraph):
+            graphs[key] = as_run_in(key.era, graph) if rewrite else graph
+        elif failed is not None:
+            failed[key] = graph
     return graphs
 
 
@@ -348,18 +362,48 @@ def _as_traced(key: TraceKey) -> TraceKey:
     return key._replace(attention=key.attention or of_era or "", era=key.era if key.precision in AMP else "")
 
 
-def _trace_model(keys: Sequence[TraceKey], target: str) -> tuple[str, dict[TraceKey, ModelGraph] | LatpredError]:
-    name = keys[0].model
-    graphs = {}
+def _made(wanted: Mapping[TraceKey, Sequence[int]], target: str) -> Iterator[tuple[str, Made]]:
+    """What needs no trace, under no name, then what is traced, model by model."""
+    known: Made = {}
+    missing: dict[str, dict[TraceKey, Sequence[int]]] = {}
+    for key, batches in wanted.items():
+        found = _known(key, batches, target)
+        if found is None:
+            missing.setdefault(key.model, {})[key] = batches
+        else:
+            known[key] = found
+    yield "", known
+    processes = min(joblib.cpu_count(), MOST_PROCESSES) if sum(map(len, missing.values())) >= FEWEST_BESIDE else 1
+    # The models with most graphs come first, lest one process be left with one of them.
+    calls = (joblib.delayed(_trace_model)(keys, target) for keys in sorted(missing.values(), key=len, reverse=True))
+    yield from joblib.Parallel(n_jobs=processes, batch_size=1, return_as="generator_unordered")(calls)
+
+
+def _known(key: TraceKey, batches: Sequence[int], target: str) -> ModelGraph | LatpredError | None:
+    """The graph of a matrix product, or one that was kept; None for what is to be traced."""
     try:
-        for key in keys:
-            with traced_for(key.era):
-                one = GraphKey(*key[:4], memory_format=key.memory_format, attention=key.attention)
-                graphs[key] = trace_key(one, target)
-        return name, graphs
-    except LatpredError as error:  # without what it was raised from, which may not leave a process
-        column = "the table's column model: " if isinstance(error, UnknownModelError) else ""
-        return name, type(error)(f"{column}{error}")
+        if key.kind == PRODUCT:
+            return _product(key)
+        return graph_store.kept_by_name(key.model, key.era, batches, **_options(key, target))
+    except LatpredError as error:
+        return error
+
+
+def _trace_model(wanted: Mapping[TraceKey, Sequence[int]], target: str) -> tuple[str, Made]:
+    made: Made = {}
+    for key, batches in wanted.items():
+        try:
+            made[key] = graph_store.trace_by_name(key.model, key.era, batches, **_options(key, target))
+        except LatpredError as error:  # without what it was raised from, which may not leave a process
+            column = "the table's column model: " if isinstance(error, UnknownModelError) else ""
+            made[key] = type(error)(f"{column}{error}")
+    return next(iter(wanted)).model, made
+
+
+def _options(key: TraceKey, target: str) -> dict[str, Any]:
+    """What the trace of a key is asked for."""
+    one = GraphKey(*key[:4], memory_format=key.memory_format, attention=key.attention)
+    return {"target": target, **options_of(one).tracing}
 
 
 def _product(key: TraceKey) -> ModelGraph:
@@ -388,7 +432,3 @@ def _product(key: TraceKey) -> ModelGraph:
     return ModelGraph(
         key.model, "custom", 0, key.precision, key.memory_format, n * k, size * n * k, Affine(0, size * k), (op,)
     )
-
-
-def _store_key(key: TraceKey, target: str) -> tuple[str, ...] | None:
-    return graph_store.key_of(key.model, target=target, **key._asdict())
