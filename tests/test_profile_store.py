@@ -356,6 +356,14 @@ def test_a_gpus_profile_has_a_file_where_names_may_hold_no_colon(monkeypatch: py
     assert store.file_of("cuda:0").name == "cuda-0.json"
 
 
+def test_a_system_that_tells_no_model_knows_its_own_profiles(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(host, "cpu_model", lambda: "")
+    monkeypatch.setattr(host, "machine_id", lambda: "a" * 16)
+    store.save(profile(machine=machine_here()))
+    assert (store.name_here("cpu"), caveat(machine_here())) == ("cpu", "")
+    assert caveat(machine_here(machine_id="b" * 16)).startswith("measured on another machine of the same hardware")
+
+
 def test_a_name_that_another_machine_has_gets_digits_of_this_one() -> None:
     assert store.name_here("cpu") == "cpu"
     store.save(profile())

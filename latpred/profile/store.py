@@ -46,13 +46,14 @@ def owner(machine: Machine) -> Owner:
     """Whose a profile's machine is.
 
     The hardware must agree: the processor with its model and vector instructions, the number of cores, the memory. An
-    id that differs makes it another machine of the same hardware, as nodes of a cluster are; so may be the machine of
-    an older profile, which has neither model nor id.
+    id that differs makes it another machine of the same hardware, as nodes of a cluster are; so may be that of an older
+    profile, which has neither model nor id. On systems that tell no model the rest decides.
     """
     if difference(machine):
         return Owner.ANOTHER
     here = host.machine_id()
-    if not machine.cpu_model or (machine.machine_id and here and machine.machine_id != here):
+    older = not machine.cpu_model and host.cpu_model()  # as this machine's own records say more
+    if older or (machine.machine_id and here and machine.machine_id != here):
         return Owner.ALIKE
     return Owner.THIS
 
@@ -82,7 +83,7 @@ def caveat(machine: Machine) -> str:
             f"measured on another machine ({machine.cpu}, {difference(machine)}): kernel times hold on {where}, "
             "dispatch costs may differ"
         )
-    if machine.cpu_model:
+    if machine.machine_id:
         return f"measured on another machine of the same hardware ({machine.cpu}, {machine.cores} cores)"
     return (
         "perhaps measured on another machine: processor name, cores and memory are as here, and this older profile "

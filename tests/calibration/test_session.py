@@ -325,6 +325,13 @@ def test_machines_that_share_a_folder_keep_journals_apart():
         assert session.directory("cpu").name == f"cpu-{session.host.short_id()}"
 
 
+def test_a_machine_that_tells_no_model_goes_on_in_its_own_folder(monkeypatch):
+    monkeypatch.setattr(session.host, "cpu_model", lambda: "")
+    usual = session.directory("cpu")
+    with Session(usual, SimulatedDevice().machine(), SETTINGS):
+        assert session.directory("cpu") == usual
+
+
 def test_a_place_that_cannot_be_written_says_where_to_go(tmp_path):
     (tmp_path / "file").write_text("in the way")
     with pytest.raises(CalibrationError, match=r"cannot keep a calibration journal in .*LATPRED_HOME=DIR"):
