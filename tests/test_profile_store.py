@@ -123,7 +123,7 @@ def test_without_a_profile_the_message_names_the_command() -> None:
             store.find(cudnn_benchmark=benchmark)
 
 
-NO_NAMES = ("", "..", ".hidden", "a/b", "a\0b")  # of a file in the directory
+NO_NAMES = ("", "..", ".hidden", "a/b", "a\0b", "mine.json")  # of a file in the directory
 
 
 @pytest.mark.parametrize(
@@ -137,7 +137,7 @@ NO_NAMES = ("", "..", ".hidden", "a/b", "a\0b")  # of a file in the directory
         (lambda: store.load("gone.json"), r"there is no profile at gone\.json\. List .* latpred profiles list"),
         (lambda: store.load(Path(".")), "is a directory, not a profile"),
         *[(partial(store.file_of, name), "cannot name a profile") for name in NO_NAMES],
-        *[(partial(host_profile.path, name), "cannot name a host") for name in NO_NAMES],
+        *[(partial(host_profile.path, name), "cannot name a host") for name in (*NO_NAMES, "1.3")],
     ],
 )
 def test_what_is_no_profile_is_said(ask: Callable[[], object], said: str) -> None:

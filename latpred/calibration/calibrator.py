@@ -451,7 +451,7 @@ TINY = 2 * len(networks.KINDS)
 
 @without_modes()
 def calibrate_host(
-    name: str = "this-host",
+    name: str | None = None,
     *,
     device: Device | None = None,
     tiny: int = TINY,
@@ -461,8 +461,9 @@ def calibrate_host(
 
     Parameters
     ----------
-    name : str
-        Of the host profile, as `--host` takes it.
+    name : str, optional
+        Of the host profile, as `--host` takes it; default: "this-host", with digits of this machine where the folder
+        has a host of that name that is another.
     device : Device, optional
         An open synchronous device; default: the CPU.
     tiny : int
@@ -481,6 +482,7 @@ def calibrate_host(
     --------
     >>> calibrate_host("laptop").dispatch.module_call_us  # doctest: +SKIP
     """
+    name = name or host_profile.name_here("this-host")
     host_profile.path(name)  # a bad name must not cost a measurement
     live = device or open_device("cpu")
     start = time.monotonic()

@@ -118,8 +118,12 @@ def file_of(name: str) -> Path:
 def name_here(name: str) -> str:
     """A name for a profile of this machine, of which another machine that shares the folder has none of that name."""
     entry = next((one for one in _own_entries() if one.path == file_of(name)), None)
-    shared = entry is not None and entry.profile is not None and owner(entry.profile.machine) is not Owner.THIS
-    return f"{name}-{host.short_id()}" if shared else name
+    return apart(name, entry.profile.machine if entry and entry.profile else None)
+
+
+def apart(name: str, machine: Machine | None) -> str:
+    """The name where it is free or of this machine, with digits of this machine where it is of another."""
+    return name if machine is None or owner(machine) is Owner.THIS else f"{name}-{host.short_id()}"
 
 
 def _shipped() -> Path:
