@@ -231,6 +231,10 @@ class Session:
         """Whether the journal has this cell already."""
         return cell.key in self._rows
 
+    def counts(self, row: Row) -> bool:
+        """Whether a row is what the journal has of its cell, and not one that did not replace an earlier."""
+        return self._rows.get(row.cell.key) is row
+
     def run(self, cell: Cell, measure: Measure, *, again: Callable[[Row, Row], bool] | None = None) -> Row:
         """Measure a cell unless the journal has it; `again` says of a new row and the old one whether it replaces that.
 
