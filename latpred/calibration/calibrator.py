@@ -137,10 +137,12 @@ def calibrate(
     store.file_of(profile_name)  # a bad name must not cost a measurement
     gauge_of.cache_clear()  # hours after the last calibration a machine may have another full speed
     with conditions.stated(options, live):
-        settings = {"networks": networks.VERSION, "graphs": onnx_workloads.VERSION, **options.settings()}
+        versions = {"networks": networks.VERSION, "graphs": onnx_workloads.VERSION}
+        about = {**versions, "options": options._asdict(), "opened": live.name}
 
         def session_of(several: tuple[str, ...]) -> Session:
-            return Session(directory(live.name), live.machine(), {"precisions": several, **settings}, fresh=fresh)
+            settings = {"precisions": several, **versions, **options.settings()}
+            return Session(directory(live.name), live.machine(), settings, fresh=fresh, about=about)
 
         begun = session_of(chosen)
         again = fresh or begun.resumable(EAGER)

@@ -326,7 +326,11 @@ def save(profile: DeviceProfile, path: str | os.PathLike[str] | None = None) -> 
 
 def mismatch(profile: DeviceProfile, machine: Machine) -> list[str]:
     """What differs between the machine of a profile and another, as plain sentences; empty when nothing does."""
-    then, now = profile.machine, machine
+    return unlike(profile.machine, machine)
+
+
+def unlike(then: Machine, now: Machine) -> list[str]:
+    """The same of two machines; a package that only one of them has makes no difference."""
     pairs = [
         ("the host CPU", then.cpu, now.cpu),
         ("the processor's model", then.cpu_model or now.cpu_model, now.cpu_model),
