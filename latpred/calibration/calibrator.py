@@ -204,7 +204,8 @@ def _with_runtimes(
     if others and not priced:
         raise CalibrationError(
             "the time for eager ended before a kernel was measured, and other runtimes rest on kernels; what was "
-            f"measured is kept. Go on with more: latpred calibrate --device {device.name} --budget 5m"
+            f"measured is kept. Go on with more: latpred calibrate --device {device.name} "
+            f"--budget {acceptance.more_time(profile.seconds)}"
         )
     run = calibrate_runtimes.RuntimeSession(device, session, priced)
     report.before_s = plan[EAGER].seconds if EAGER in plan else 0.0
@@ -277,7 +278,9 @@ class _EagerCalibration:
         if self._device.info().asynchronous or self._simulated or self._spent >= self._effort.longer:
             return False
         networks = profile_fit.networks_seen(self._visits.rows)
-        self._report.whole_s = max(self._report.whole_s, self._visits.seconds * ENOUGH_NETWORKS / max(networks, 1))
+        needed_s = self._visits.seconds * ENOUGH_NETWORKS / max(networks, 1)
+        longest_s = self._effort.seconds + (self._effort.longer - 1.0) * self._fit_s
+        self._report.whole_s = max(self._report.whole_s, min(needed_s, longest_s))
         return networks < ENOUGH_NETWORKS
 
     def _demand_clock(self) -> None:

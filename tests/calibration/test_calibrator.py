@@ -169,6 +169,7 @@ def test_a_run_goes_on_for_networks_but_not_without_end(
         assert acceptance.AGAIN in run.rows[-1].cell.dims  # for the second look there is as much time as ever
     else:
         assert networks < calibrator.ENOUGH_NETWORKS
+        assert eager._report.whole_s <= longer * seconds
         assert longer <= eager._spent < longer + 1.01 / eager._fit_s
 
 
