@@ -388,7 +388,7 @@ def fit_raw(folder: str | os.PathLike[str], *, name: str | None = None) -> Devic
     folder : path
         Holds the journal.jsonl of a calibration under way, or the last.jsonl of one that was finished.
     name : str, optional
-        Of the profile; default: the device's, as in "nvidia-h200".
+        Of the profile; default: the device's, with what was asked of threads and cudnn, as in "nvidia-h200".
 
     Returns
     -------
@@ -414,9 +414,9 @@ def fit_raw(folder: str | os.PathLike[str], *, name: str | None = None) -> Devic
     # One under way may be of other runtimes, which the last one is extended by.
     journal = next((path for path in journals if _has_eager(read_journal(path)[1])), journals[0])
     header, rows = read_journal(journal)
-    info = device_of(header.machine)
+    info, options = device_of(header.machine), conditions.Options(**header.about.get("options", {}))
     try:
-        profile, _ = profile_fit.fit_profile(rows, header.machine, info, name or info.name)
+        profile, _ = profile_fit.fit_profile(rows, header.machine, info, name or options.named(info.name))
     except LookupError as error:
         raise CalibrationError(
             f"{journal} was written by another version of latpred: its cells lack {error}. Fit it with that version, "
@@ -426,7 +426,7 @@ def fit_raw(folder: str | os.PathLike[str], *, name: str | None = None) -> Devic
         raise CalibrationError(
             f"what {journal} holds could not be fitted ({error}). Calibrate the machine again, when it is idle."
         ) from error
-    return profile
+    return options.noted_in(profile, header.about.get("opened", "")) if header.about else profile
 
 
 def _has_eager(rows: Sequence[Row]) -> bool:

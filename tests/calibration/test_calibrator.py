@@ -18,7 +18,7 @@ from guards import journals
 
 from latpred import host, storage
 from latpred.calibration import calibrate, calibrator, cells, fit_raw, schedules, session
-from latpred.calibration.devices import constants
+from latpred.calibration.devices import conditions, constants
 from latpred.calibration.devices.cpu import CpuDevice
 from latpred.calibration.devices.simulated import SimulatedDevice, SimulatedSpec
 from latpred.calibration.devices.simulated_costs import TrueCosts
@@ -324,6 +324,20 @@ def test_a_journal_is_fitted_whether_or_not_its_calibration_was_finished(unfinis
     again = fit_raw(unfinished)
     assert again.name == "simulated"
     assert (again.runtimes, again.kernels, again.device) == (profile.runtimes, profile.kernels, profile.device)
+
+
+def test_a_profile_of_a_journal_says_how_that_was_measured(unfinished: Path) -> None:
+    journal, options = unfinished / session.JOURNAL, conditions.Options(threads=1)
+    calibrate(SimulatedDevice(), cells=FEW, precisions=["fp32"])
+    about = read_journal(directory("simulated") / session.LAST)[0].about
+    assert (about["options"], about["opened"]) == (conditions.Options()._asdict(), "simulated")
+    header, rows = read_journal(journal)
+    header = msgspec.structs.replace(header, about=about | {"options": options._asdict()})
+    journal.write_bytes(b"".join(msgspec.json.encode(line) + b"\n" for line in (header, *rows)))
+    profile = fit_raw(unfinished)
+    assert profile.name == "simulated-1-thread"
+    assert profile == options.noted_in(profile)
+    assert fit_raw(unfinished, name="mine").name == "mine"
 
 
 def test_what_is_no_journal_or_one_of_another_version_is_told_apart(unfinished: Path) -> None:
