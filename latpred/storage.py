@@ -106,6 +106,8 @@ def document_path(folder: Path, name: str, kind: str, example: str, error: type[
     """The file of a folder that a document of this name is kept in; an `error` for what is no name."""
     if not name or name != Path(name).name or name.startswith(".") or "\0" in name:
         raise error(f"{name!r} cannot name a {kind}: use letters, digits, dots and dashes, as in {example}.")
+    if name.endswith(SUFFIX):
+        raise error(f"{name!r} cannot name a {kind}: it is the name of a file. Leave out {SUFFIX}, as in {example}.")
     return folder / f"{name}{SUFFIX}"
 
 

@@ -194,6 +194,20 @@ def test_a_journal_of_another_machine_does_not_replace_a_profile(
     assert store.find().machine.hostname_hash == machine().hostname_hash
 
 
+def test_a_journal_replaces_a_profile_of_this_machine_where_it_is_told_to(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    store.save(profile())
+    monkeypatch.setattr("latpred.calibration.calibrator.fit_raw", lambda folder, name: profile(seconds=2.0))
+    shown = run("fit", "--raw", tmp_path)
+    assert (shown.exit_code, store.find().seconds) == (2, profile().seconds)
+    assert "there is a profile 'cpu' already. Give this one another --name, or replace that one with --name cpu." in (
+        shown.stderr
+    )
+    run("fit", "--raw", tmp_path, "--name", "cpu")
+    assert store.find().seconds == 2.0
+
+
 def test_host_only_measures_keeps_and_says_how_to_use_it(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(calibrator, "calibrate_host", saved_host)
     shown = run("calibrate", "--host-only")

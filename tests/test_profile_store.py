@@ -125,7 +125,7 @@ def test_without_a_profile_the_message_names_the_command() -> None:
             store.find(cudnn_benchmark=benchmark)
 
 
-NO_NAMES = ("", "..", ".hidden", "a/b", "a\0b")  # of a file in the directory
+NO_NAMES = ("", "..", ".hidden", "a/b", "a\0b", "mine.json")  # of a file in the directory
 
 
 @pytest.mark.parametrize(
@@ -139,7 +139,7 @@ NO_NAMES = ("", "..", ".hidden", "a/b", "a\0b")  # of a file in the directory
         (lambda: store.load("gone.json"), r"there is no profile at gone\.json\. List .* latpred profiles list"),
         (lambda: store.load(Path(".")), "is a directory, not a profile"),
         *[(partial(store.file_of, name), "cannot name a profile") for name in NO_NAMES],
-        *[(partial(host_profile.path, name), "cannot name a host") for name in NO_NAMES],
+        *[(partial(host_profile.path, name), "cannot name a host") for name in (*NO_NAMES, "1.3")],
     ],
 )
 def test_what_is_no_profile_is_said(ask: Callable[[], object], said: str) -> None:
@@ -356,6 +356,14 @@ def test_a_gpus_profile_has_a_file_where_names_may_hold_no_colon(monkeypatch: py
     assert store.file_of("cuda:0").name == "cuda:0.json"
     monkeypatch.setattr(store, "os", SimpleNamespace(name="nt"))
     assert store.file_of("cuda:0").name == "cuda-0.json"
+
+
+def test_a_system_that_tells_no_model_knows_its_own_profiles(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(host, "cpu_model", lambda: "")
+    monkeypatch.setattr(host, "machine_id", lambda: "a" * 16)
+    store.save(profile(machine=machine_here()))
+    assert (store.name_here("cpu"), caveat(machine_here())) == ("cpu", "")
+    assert caveat(machine_here(machine_id="b" * 16)).startswith("measured on another machine of the same hardware")
 
 
 def test_a_name_that_another_machine_has_gets_digits_of_this_one() -> None:

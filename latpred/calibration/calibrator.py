@@ -137,10 +137,12 @@ def calibrate(
     store.file_of(profile_name)  # a bad name must not cost a measurement
     gauge_of.cache_clear()  # hours after the last calibration a machine may have another full speed
     with conditions.stated(options, live):
-        settings = {"networks": networks.VERSION, "graphs": onnx_workloads.VERSION, **options.settings()}
+        versions = {"networks": networks.VERSION, "graphs": onnx_workloads.VERSION}
+        about = {**versions, "options": options._asdict(), "opened": live.name}
 
         def session_of(several: tuple[str, ...]) -> Session:
-            return Session(directory(live.name), live.machine(), {"precisions": several, **settings}, fresh=fresh)
+            settings = {"precisions": several, **versions, **options.settings()}
+            return Session(directory(live.name), live.machine(), settings, fresh=fresh, about=about)
 
         begun = session_of(chosen)
         again = fresh or begun.resumable(EAGER)
@@ -202,7 +204,8 @@ def _with_runtimes(
     if others and not priced:
         raise CalibrationError(
             "the time for eager ended before a kernel was measured, and other runtimes rest on kernels; what was "
-            f"measured is kept. Go on with more: latpred calibrate --device {device.name} --budget 5m"
+            f"measured is kept. Go on with more: latpred calibrate --device {device.name} "
+            f"--budget {acceptance.more_time(profile.seconds)}"
         )
     run = calibrate_runtimes.RuntimeSession(device, session, priced)
     report.before_s = plan[EAGER].seconds if EAGER in plan else 0.0
@@ -275,7 +278,9 @@ class _EagerCalibration:
         if self._device.info().asynchronous or self._simulated or self._spent >= self._effort.longer:
             return False
         networks = profile_fit.networks_seen(self._visits.rows)
-        self._report.whole_s = max(self._report.whole_s, self._visits.seconds * ENOUGH_NETWORKS / max(networks, 1))
+        needed_s = self._visits.seconds * ENOUGH_NETWORKS / max(networks, 1)
+        longest_s = self._effort.seconds + (self._effort.longer - 1.0) * self._fit_s
+        self._report.whole_s = max(self._report.whole_s, min(needed_s, longest_s))
         return networks < ENOUGH_NETWORKS
 
     def _demand_clock(self) -> None:
@@ -383,7 +388,7 @@ def fit_raw(folder: str | os.PathLike[str], *, name: str | None = None) -> Devic
     folder : path
         Holds the journal.jsonl of a calibration under way, or the last.jsonl of one that was finished.
     name : str, optional
-        Of the profile; default: the device's, as in "nvidia-h200".
+        Of the profile; default: the device's, with what was asked of threads and cudnn, as in "nvidia-h200".
 
     Returns
     -------
@@ -409,9 +414,9 @@ def fit_raw(folder: str | os.PathLike[str], *, name: str | None = None) -> Devic
     # One under way may be of other runtimes, which the last one is extended by.
     journal = next((path for path in journals if _has_eager(read_journal(path)[1])), journals[0])
     header, rows = read_journal(journal)
-    info = device_of(header.machine)
+    info, options = device_of(header.machine), conditions.Options(**header.about.get("options", {}))
     try:
-        profile, _ = profile_fit.fit_profile(rows, header.machine, info, name or info.name)
+        profile, _ = profile_fit.fit_profile(rows, header.machine, info, name or options.named(info.name))
     except LookupError as error:
         raise CalibrationError(
             f"{journal} was written by another version of latpred: its cells lack {error}. Fit it with that version, "
@@ -421,7 +426,7 @@ def fit_raw(folder: str | os.PathLike[str], *, name: str | None = None) -> Devic
         raise CalibrationError(
             f"what {journal} holds could not be fitted ({error}). Calibrate the machine again, when it is idle."
         ) from error
-    return profile
+    return options.noted_in(profile, header.about.get("opened", "")) if header.about else profile
 
 
 def _has_eager(rows: Sequence[Row]) -> bool:
@@ -451,7 +456,7 @@ TINY = 2 * len(networks.KINDS)
 
 @without_modes()
 def calibrate_host(
-    name: str = "this-host",
+    name: str | None = None,
     *,
     device: Device | None = None,
     tiny: int = TINY,
@@ -461,8 +466,9 @@ def calibrate_host(
 
     Parameters
     ----------
-    name : str
-        Of the host profile, as `--host` takes it.
+    name : str, optional
+        Of the host profile, as `--host` takes it; default: "this-host", with digits of this machine where the folder
+        has a host of that name that is another.
     device : Device, optional
         An open synchronous device; default: the CPU.
     tiny : int
@@ -481,6 +487,7 @@ def calibrate_host(
     --------
     >>> calibrate_host("laptop").dispatch.module_call_us  # doctest: +SKIP
     """
+    name = name or host_profile.name_here("this-host")
     host_profile.path(name)  # a bad name must not cost a measurement
     live = device or open_device("cpu")
     start = time.monotonic()

@@ -3,7 +3,8 @@
 A journal holds raw timings that can be fitted again: a header and rows in JSON lines. A row is on the disk when
 `Session.run` returns, so a kill loses at most what was being measured; a torn last line is cut off, and a damaged line
 costs only itself. No cell ends a run: one that fails, hangs, or ends the process becomes a row with the reason, and is
-tried once more when the run is resumed.
+tried once more when the run is resumed. A journal of other settings is set aside, and gone on from by the next run of
+those settings.
 """
 
 from __future__ import annotations
@@ -14,11 +15,11 @@ import os
 import re
 import time
 from collections.abc import Callable, Iterator, Mapping
-from contextlib import ExitStack, contextmanager
+from contextlib import AbstractContextManager, ExitStack, contextmanager
 from datetime import UTC, datetime
 from pathlib import Path
 from types import TracebackType
-from typing import BinaryIO, NamedTuple, Self, TypeVar
+from typing import Any, BinaryIO, NamedTuple, Self, TypeVar
 
 import msgspec
 import torch
@@ -28,7 +29,7 @@ from latpred.calibration.cells import Cell
 from latpred.calibration.timing.timer import Timing, time_limit
 from latpred.errors import CalibrationError, DeviceError, RuntimeRefusalError
 from latpred.profile.document import Machine
-from latpred.profile.store import Owner, owner
+from latpred.profile.store import Owner, owner, unlike
 from latpred.progress import raise_if_interrupted
 
 JOURNAL_VERSION = 1
@@ -89,10 +90,23 @@ class Header(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     machine: Machine
     settings: str
     started: str  # ISO 8601, UTC
+    # How it was measured, whatever its precisions: versions of what was measured, and the options asked for.
+    about: dict[str, Any] = {}
 
     def resumes(self, other: Header) -> bool:
         """Whether rows below another header hold for this one, too."""
-        return (other.journal, other.machine, other.settings) == (self.journal, self.machine, self.settings)
+        return self._agrees(other) and other.settings == self.settings
+
+    def extends(self, other: Header) -> bool:
+        """Whether rows of further runtimes may join those below another header, which may be in other precisions."""
+        # Headers of earlier versions say nothing of how they were measured but in the digest of all settings.
+        return self._agrees(other) and (other.about == self.about or other.settings == self.settings)
+
+    def _agrees(self, other: Header) -> bool:
+        """Whether another header is of this machine, where one of both may lack a package."""
+        mine, its = self.machine, other.machine
+        same = (its.hostname_hash, its.machine_id) == (mine.hostname_hash, mine.machine_id)
+        return other.journal == self.journal and same and not unlike(its, mine)
 
 
 class UnderWay(msgspec.Struct, frozen=True):
@@ -100,6 +114,15 @@ class UnderWay(msgspec.Struct, frozen=True):
 
     key: str
     tries: int
+
+
+class _Found(NamedTuple):
+    """A journal to go on from, and the bytes of its whole lines."""
+
+    path: Path
+    header: Header
+    rows: list[Row]
+    length: int
 
 
 class _Holder(msgspec.Struct, frozen=True):
@@ -117,9 +140,22 @@ def directory(device: str) -> Path:
     'cuda-0'
     """
     usual = storage.data_dir() / "calibration" / re.sub(r"[^A-Za-z0-9._-]", "-", device)
-    firsts = (_decoded(_bytes_of(usual / name).partition(b"\n")[0], Header) for name in (JOURNAL, LAST))
+    with _kept_in(usual, Session.purpose, Session.elsewhere):
+        firsts = [_decoded(_bytes_of(usual / name).partition(b"\n")[0], Header) for name in (JOURNAL, LAST)]
     shared = any(header is not None and owner(header.machine) is not Owner.THIS for header in firsts)
     return usual.with_name(f"{usual.name}-{host.short_id()}") if shared else usual
+
+
+@contextmanager
+def _kept_in(folder: Path, purpose: str, elsewhere: str) -> Iterator[None]:
+    """Say of a folder that cannot be used which other one can be named."""
+    try:
+        yield
+    except OSError as error:
+        raise CalibrationError(
+            f"cannot keep a {purpose} journal in {folder}: {error.strerror or error}. "
+            f"Make it writable, or choose another directory with {elsewhere}."
+        ) from error
 
 
 def settings_hash(settings: object) -> str:
@@ -178,17 +214,25 @@ class Session:
     """A measurement under way, as a context manager; on entry a BusyError says that another one uses the folder.
 
     The journal is bound to a machine, and to settings: anything JSON can hold that the measurements depend on. `fresh`
-    starts anew even where there is something to resume; a cell that runs for longer than `limit_s` is given up.
+    starts anew even where there is something to resume; a cell that runs for longer than `limit_s` is given up; `about`
+    is what the header says of how it was measured.
     """
 
     purpose, elsewhere = "calibration", f"{storage.VARIABLE}=DIR"  # what errors call it, and what names another folder
     _journal: BinaryIO  # open within the session
 
     def __init__(
-        self, folder: Path, machine: Machine, settings: object, *, fresh: bool = False, limit_s: float = CELL_LIMIT_S
+        self,
+        folder: Path,
+        machine: Machine,
+        settings: object,
+        *,
+        fresh: bool = False,
+        limit_s: float = CELL_LIMIT_S,
+        about: Mapping[str, Any] | None = None,
     ) -> None:
         self._folder = folder
-        self._header = Header(JOURNAL_VERSION, machine, settings_hash(settings), _now())
+        self._header = Header(JOURNAL_VERSION, machine, settings_hash(settings), _now(), dict(about or {}))
         self._fresh = fresh
         self._limit_s = limit_s
         self._rows: dict[str, Row] = {}
@@ -224,12 +268,17 @@ class Session:
 
     def resumable(self, runtime: str) -> bool:
         """Whether there is a journal to go on from that has rows of a runtime; to be asked before it is entered."""
-        header, rows, _ = _contents(_bytes_of(self._folder / JOURNAL))
-        return header is not None and self._resumes(header) and any(row.cell.runtime == runtime for row in rows)
+        with self._writing():
+            found = self._found()
+        return found is not None and any(row.cell.runtime == runtime for row in found.rows)
 
     def holds(self, cell: Cell) -> bool:
         """Whether the journal has this cell already."""
         return cell.key in self._rows
+
+    def counts(self, row: Row) -> bool:
+        """Whether a row is what the journal has of its cell, and not one that did not replace an earlier."""
+        return self._rows.get(row.cell.key) is row
 
     def run(self, cell: Cell, measure: Measure, *, again: Callable[[Row, Row], bool] | None = None) -> Row:
         """Measure a cell unless the journal has it; `again` says of a new row and the old one whether it replaces that.
@@ -274,49 +323,62 @@ class Session:
 
         Call it once the profile is saved. One that was `extending` the last calibration adds to its record.
         """
-        self._journal.close()
         last = self._folder / LAST
         measured = {row.cell.runtime for row in self._rows.values()}
-        header, rows, _ = _contents(_bytes_of(last))
-        extends = extending and header is not None and self._header.resumes(header)
-        older = [row for row in rows if extends and row.cell.runtime not in measured]
-        lines = [msgspec.json.encode(part) for part in (self._header, *older, *self._rows.values())]
-        storage.write(last, b"\n".join(lines) + b"\n")
-        (self._folder / JOURNAL).unlink()
+        with self._writing():
+            self._journal.close()
+            header, rows, _ = _contents(_bytes_of(last))
+            extends = extending and header is not None and self._header.extends(header)
+            older = [row for row in rows if extends and row.cell.runtime not in measured]
+            lines = [msgspec.json.encode(part) for part in (self._header, *older, *self._rows.values())]
+            storage.write(last, b"\n".join(lines) + b"\n")
+            (self._folder / JOURNAL).unlink()
 
     def _opened(self) -> BinaryIO:
         """The journal, and what of its rows need not be measured again."""
-        path = self._folder / JOURNAL
+        path, under_way, found = self._folder / JOURNAL, self._folder / UNDER_WAY, self._found()
         killed = None  # what a process was timing when it was killed
-        if path.exists() and not self._fresh:
-            killed = _decoded(_bytes_of(self._folder / UNDER_WAY), UnderWay)
-        header, rows, length = _contents(_bytes_of(path))
-        if header is not None and self._resumes(header):
-            os.truncate(path, length)
-            self._header = header
-        else:
+        if found is None or found.path != path:
+            self._set_aside(path)
+            under_way.unlink(missing_ok=True)
+        if found is None:
+            self._aside(self._header).unlink(missing_ok=True)  # it counts no more
             storage.write(path, msgspec.json.encode(self._header) + b"\n")
-            rows = []
+        else:
+            os.truncate(found.path, found.length)
+            os.replace(found.path, path)
+            self._header = found.header
+            killed = _decoded(_bytes_of(under_way), UnderWay)
+        rows = found.rows if found else []
         self._rows = {row.cell.key: row for row in rows if row.settled}
         self._tries = {row.cell.key: row.tries for row in rows if not row.settled}
-        if killed is not None and killed.key not in self._rows:
+        if killed is not None:
             self._tries[killed.key] = killed.tries
         return path.open("ab")
+
+    def _found(self) -> _Found | None:
+        """The journal to go on from, if there is one: that under way, or one of these settings that was set aside."""
+        for path in (self._folder / JOURNAL, self._aside(self._header)):
+            header, rows, length = _contents(_bytes_of(path))
+            if header is not None and self._resumes(header):
+                return _Found(path, header, rows, length)
+        return None
 
     def _resumes(self, header: Header) -> bool:
         """Whether the rows of a journal that there is count."""
         return not self._fresh and self._header.resumes(header)
 
-    @contextmanager
-    def _writing(self) -> Iterator[None]:
-        """Say of a folder that cannot be written which other one can be named."""
-        try:
-            yield
-        except OSError as error:
-            raise CalibrationError(
-                f"cannot keep a {self.purpose} journal in {self._folder}: {error.strerror or error}. "
-                f"Make it writable, or choose another directory with {self.elsewhere}."
-            ) from error
+    def _set_aside(self, path: Path) -> None:
+        """Keep what was measured with other settings until they come again."""
+        header, rows, _ = _contents(_bytes_of(path))
+        if header is not None and rows and header.settings != self._header.settings:
+            os.replace(path, self._aside(header))
+
+    def _aside(self, header: Header) -> Path:
+        return self._folder / f"journal-{header.settings}.jsonl"
+
+    def _writing(self) -> AbstractContextManager[None]:
+        return _kept_in(self._folder, self.purpose, self.elsewhere)
 
     def _busy(self) -> str:
         """What to say where another session holds the lock."""

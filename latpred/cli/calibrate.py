@@ -278,7 +278,7 @@ def fit(
             raise UsageError("--gpu chooses of a table, and a journal is of one device; leave it out.")
         profile = fit_raw(raw, name=name)
         if output.path is None:
-            _refuse_to_replace_anothers(profile)
+            _refuse_to_replace(profile, name)
     else:
         raise UsageError("Give either tables of latencies or --raw DIR with the journal of a calibration.")
     notice(f"saved {store.save(profile, output.path)}")
@@ -287,8 +287,8 @@ def fit(
         click.get_current_context().exit(1)
 
 
-def _refuse_to_replace_anothers(profile: DeviceProfile) -> None:
-    """Journals from elsewhere often have the name of a device that is also here, as "cpu"."""
+def _refuse_to_replace(profile: DeviceProfile, name: str | None) -> None:
+    """Journals from elsewhere often have the name of a device that is also here, as "cpu", whose profile has more."""
     from latpred.profile import store
 
     for entry in store.listing():
@@ -297,6 +297,11 @@ def _refuse_to_replace_anothers(profile: DeviceProfile) -> None:
         theirs, own = entry.profile.machine, profile.machine
         if (theirs.hostname_hash, theirs.machine_id) != (own.hostname_hash, own.machine_id):
             raise UsageError(f"there is a profile {entry.name!r} of another machine already; give this one a --name.")
+        if name is None:
+            raise UsageError(
+                f"there is a profile {entry.name!r} already. Give this one another --name, or replace that one with "
+                f"--name {entry.name}."
+            )
 
 
 @verb("latpred check", "latpred check --device cuda:0 --json")

@@ -15,7 +15,7 @@ import msgspec
 
 from latpred import storage
 from latpred.errors import HostError
-from latpred.profile import hosts
+from latpred.profile import hosts, store
 from latpred.profile.document import DispatchFit, Machine
 
 HOST_SCHEMA = 1
@@ -41,7 +41,18 @@ def directory() -> Path:
 
 def path(name: str) -> Path:
     """File a host profile of this name is kept in, whether or not it exists."""
-    return storage.document_path(directory(), name, "host", "epyc-server", HostError)
+    try:
+        float(name)
+    except ValueError:
+        return storage.document_path(directory(), name, "host", "epyc-server", HostError)
+    raise HostError(f"{name!r} cannot name a host: --host takes a number for a factor. Use letters, as in laptop.")
+
+
+def name_here(name: str) -> str:
+    """A name for this host, of which another host that shares the folder has none of that name."""
+    with suppress(HostError):
+        return store.apart(name, load(name).machine)
+    return name
 
 
 def names() -> list[str]:

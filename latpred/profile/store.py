@@ -46,13 +46,14 @@ def owner(machine: Machine) -> Owner:
     """Whose a profile's machine is.
 
     The hardware must agree: the processor with its model and vector instructions, the number of cores, the memory. An
-    id that differs makes it another machine of the same hardware, as nodes of a cluster are; so may be the machine of
-    an older profile, which has neither model nor id.
+    id that differs makes it another machine of the same hardware, as nodes of a cluster are; so may be that of an older
+    profile, which has neither model nor id. On systems that tell no model the rest decides.
     """
     if difference(machine):
         return Owner.ANOTHER
     here = host.machine_id()
-    if not machine.cpu_model or (machine.machine_id and here and machine.machine_id != here):
+    older = not machine.cpu_model and host.cpu_model()  # as this machine's own records say more
+    if older or (machine.machine_id and here and machine.machine_id != here):
         return Owner.ALIKE
     return Owner.THIS
 
@@ -82,7 +83,7 @@ def caveat(machine: Machine) -> str:
             f"measured on another machine ({machine.cpu}, {difference(machine)}): kernel times hold on {where}, "
             "dispatch costs may differ"
         )
-    if machine.cpu_model:
+    if machine.machine_id:
         return f"measured on another machine of the same hardware ({machine.cpu}, {machine.cores} cores)"
     return (
         "perhaps measured on another machine: processor name, cores and memory are as here, and this older profile "
@@ -117,8 +118,12 @@ def file_of(name: str) -> Path:
 def name_here(name: str) -> str:
     """A name for a profile of this machine, of which another machine that shares the folder has none of that name."""
     entry = next((one for one in _own_entries() if one.path == file_of(name)), None)
-    shared = entry is not None and entry.profile is not None and owner(entry.profile.machine) is not Owner.THIS
-    return f"{name}-{host.short_id()}" if shared else name
+    return apart(name, entry.profile.machine if entry and entry.profile else None)
+
+
+def apart(name: str, machine: Machine | None) -> str:
+    """The name where it is free or of this machine, with digits of this machine where it is of another."""
+    return name if machine is None or owner(machine) is Owner.THIS else f"{name}-{host.short_id()}"
 
 
 def _shipped() -> Path:
@@ -323,7 +328,11 @@ def save(profile: DeviceProfile, path: str | os.PathLike[str] | None = None) -> 
 
 def mismatch(profile: DeviceProfile, machine: Machine) -> list[str]:
     """What differs between the machine of a profile and another, as plain sentences; empty when nothing does."""
-    then, now = profile.machine, machine
+    return unlike(profile.machine, machine)
+
+
+def unlike(then: Machine, now: Machine) -> list[str]:
+    """The same of two machines; a package that only one of them has makes no difference."""
     pairs = [
         ("the host CPU", then.cpu, now.cpu),
         ("the processor's model", then.cpu_model or now.cpu_model, now.cpu_model),

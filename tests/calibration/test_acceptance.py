@@ -91,6 +91,7 @@ APART = "The host had moved the processors apart for 60% of the cells"
         ([1.0] * 10, {"apart": 0.5}, {}, []),
         ([1.0] * 10, {"apart": 0.6}, {TOGETHER: "60.0%"}, [APART]),
         ([1.0] * 4, {}, {ENOUGH: "4"}, [MORE_TIME]),
+        ([1.0] * 4, {"seconds": 570.0}, {ENOUGH: "4"}, [MORE_TIME.replace("5m", "19m")]),
         ([1.0] * 10, {"seen": 70}, {}, []),
         ([1.0] * 10, {"seen": 69}, {"networks to learn from at least 70": "69"}, [MORE_TIME]),
         ([1.0] * 10, {"missing": ["memory"]}, {"kinds of cells that could not be measured": "memory"}, []),

@@ -17,7 +17,7 @@ from factories import add, graph
 
 from latpred import runtimes, storage
 from latpred.calibration import calibrate, calibrator, fit_raw, runtime_calibration, session
-from latpred.calibration.devices import open_device
+from latpred.calibration.devices import machine, open_device
 from latpred.calibration.devices.simulated import SimulatedDevice
 from latpred.calibration.fitting import profile_fit
 from latpred.calibration.measurement import whole_models
@@ -172,6 +172,19 @@ def test_a_runtime_joins_the_record_of_eager_whatever_precisions_that_has() -> N
     # A precision that it lacks cannot be added to it.
     assert calibrate_runtimes.kept("simulated", device, lambda one: one, ["fp16"]) is None
     assert calibrate_runtimes.kept("simulated", device, lambda one: one, ["fp32"]) == store.find("simulated")
+
+
+@pytest.mark.usefixtures("third_party")
+def test_a_runtime_joins_the_record_of_eager_though_fewer_precisions_have_kernels_and_packages_were_added(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    cells = 154
+    assert calibrate(SimulatedDevice(), cells=cells).kernels.keys() < set(SimulatedDevice().precisions())
+    calibrate(SimulatedDevice(), runtimes=["plain"], cells=MORE)
+    assert rows_kept() == {"eager": cells, "plain": MORE}
+    monkeypatch.setattr(machine, "STACK", (*machine.STACK, "msgspec"))
+    calibrate(SimulatedDevice(), runtimes=["torchscript"], cells=MORE)
+    assert rows_kept() == {"eager": cells, "plain": MORE, "torchscript": MORE}
 
 
 @pytest.mark.usefixtures("third_party", "finished")

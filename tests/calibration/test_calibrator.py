@@ -18,7 +18,7 @@ from guards import journals
 
 from latpred import host, storage
 from latpred.calibration import calibrate, calibrator, cells, fit_raw, schedules, session
-from latpred.calibration.devices import constants
+from latpred.calibration.devices import conditions, constants
 from latpred.calibration.devices.cpu import CpuDevice
 from latpred.calibration.devices.simulated import SimulatedDevice, SimulatedSpec
 from latpred.calibration.devices.simulated_costs import TrueCosts
@@ -169,6 +169,7 @@ def test_a_run_goes_on_for_networks_but_not_without_end(
         assert acceptance.AGAIN in run.rows[-1].cell.dims  # for the second look there is as much time as ever
     else:
         assert networks < calibrator.ENOUGH_NETWORKS
+        assert eager._report.whole_s <= longer * seconds
         assert longer <= eager._spent < longer + 1.01 / eager._fit_s
 
 
@@ -231,6 +232,7 @@ def test_other_settings_or_fresh_start_anew() -> None:
         return told[0].cells
 
     assert [resumed(), resumed(), resumed(fresh=True), resumed(precisions=["fp16"])] == [0, 4, 0, 0]
+    assert [resumed(), resumed(precisions=["fp16"])] == [4, 4], "neither costs the other what was measured"
 
 
 def test_cells_that_do_not_fit_the_device_are_left_out_of_a_quick_calibration_which_takes_one_precision() -> None:
@@ -322,6 +324,20 @@ def test_a_journal_is_fitted_whether_or_not_its_calibration_was_finished(unfinis
     again = fit_raw(unfinished)
     assert again.name == "simulated"
     assert (again.runtimes, again.kernels, again.device) == (profile.runtimes, profile.kernels, profile.device)
+
+
+def test_a_profile_of_a_journal_says_how_that_was_measured(unfinished: Path) -> None:
+    journal, options = unfinished / session.JOURNAL, conditions.Options(threads=1)
+    calibrate(SimulatedDevice(), cells=FEW, precisions=["fp32"])
+    about = read_journal(directory("simulated") / session.LAST)[0].about
+    assert (about["options"], about["opened"]) == (conditions.Options()._asdict(), "simulated")
+    header, rows = read_journal(journal)
+    header = msgspec.structs.replace(header, about=about | {"options": options._asdict()})
+    journal.write_bytes(b"".join(msgspec.json.encode(line) + b"\n" for line in (header, *rows)))
+    profile = fit_raw(unfinished)
+    assert profile.name == "simulated-1-thread"
+    assert profile == options.noted_in(profile)
+    assert fit_raw(unfinished, name="mine").name == "mine"
 
 
 def test_what_is_no_journal_or_one_of_another_version_is_told_apart(unfinished: Path) -> None:

@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import msgspec
 import pytest
 import torch
+from factories import machine
 from gauges import READ_US, timed_in_place
 
+from latpred import host
 from latpred.calibration import calibrator, schedules
 from latpred.calibration.cells import Cell
 from latpred.calibration.session import Sampled
@@ -56,6 +59,16 @@ def test_a_host_is_measured_on_the_cpu_whatever_the_default_device_is(monkeypatc
     finally:
         torch.set_default_device(None)
     assert places == {"cpu"}
+
+
+def test_another_machines_host_of_that_name_stays(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(schedules.Synchronous, "measure", lambda _, cell: timed_in_place(schedules.network_spec(cell)))
+    here = [calibrator.calibrate_host(tiny=11) for _ in range(2)]
+    assert {one.name for one in here} == {"this-host"}
+    host_profile.save(msgspec.structs.replace(here[0], machine=machine()))
+    made = calibrator.calibrate_host(tiny=11)
+    assert host_profile.load(f"this-host-{host.short_id()}") == made
+    assert host_profile.load("this-host").machine == machine()
 
 
 def test_a_bad_name_costs_no_measurement(monkeypatch: pytest.MonkeyPatch) -> None:

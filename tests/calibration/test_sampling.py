@@ -160,6 +160,14 @@ def test_rows_of_another_dtype_or_without_a_source_are_fitted_apart() -> None:
     assert {score.source for score in evaluate_kernels(several, [30])} == {"made up float32", "float16"}
 
 
+@pytest.mark.parametrize("pairs", [1, 2])
+def test_of_one_or_two_pairs_of_n_and_k_none_is_kept_out(pairs: int) -> None:
+    m = np.arange(1, 61)
+    table = pd.DataFrame({"system": "a100", "m": m, "n": 64 * (1 + m % pairs), "k": 64, "latency_us": 5 + 0.01 * m})
+    (rest,) = evaluate_kernels(table, [30])
+    assert rest.tested == "the rest"
+
+
 @pytest.mark.parametrize("over", [0, 1])
 def test_a_budget_that_leaves_none_to_test_on(over: int) -> None:
     with pytest.raises(UsageError, match="leaves none to test on"):

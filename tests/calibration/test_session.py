@@ -130,7 +130,13 @@ def test_another_machine_or_other_settings_start_anew(opened):
     updated = msgspec.structs.replace(MACHINE, stack={**MACHINE.stack, "torch": "99.0"})
     reordered = dict(reversed(SETTINGS.items()))
     assert [resumed(), resumed(), resumed(settings=reordered), resumed(fresh=True)] == [0, 1, 1, 0]
-    assert [resumed(machine=updated), resumed(machine=updated, settings={"budget_s": 61})] == [0, 0]
+    others = {"machine": updated, "settings": {"budget_s": 61}}
+    assert [resumed(machine=updated), resumed(**others)] == [0, 0]
+    assert [resumed(machine=updated), resumed(**others)] == [1, 1], "each was set aside meanwhile"
+    others["machine"] = msgspec.structs.replace(updated, stack={**updated.stack, "another": "1.0"})
+    assert resumed(**others) == 1, "what is installed since changes nothing of what was measured"
+    assert [resumed(machine=updated, fresh=True), resumed(**others)] == [0, 1]
+    assert [resumed(fresh=True, **others), resumed(machine=updated), resumed(**others)] == [0, 1, 1]
 
 
 NO_TIMERS = pytest.mark.skipif(not hasattr(signal, "setitimer"), reason="this system has no interval timers")
@@ -295,6 +301,13 @@ def test_a_cell_that_ended_the_process_twice_is_left_out(opened, tmp_path):
     with opened() as three:
         row = three.run(gemm(3), never)
     assert (never.asked, row.error) == ([], "ended the process each time it was timed")
+    killed(tmp_path, gemm(1), 2)  # while it was timed again
+    with opened() as four:
+        four.run(gemm(1), never, again=lambda row, _: not row.error)
+        assert (never.asked, four.rows[0].timings) == ([], {"queued": TIMING})
+    killed(tmp_path, gemm(5), 2)
+    with opened(settings={}) as other:  # which has not tried it yet
+        assert other.run(gemm(5), again).timings
 
 
 def test_a_repeat_replaces_a_row_where_it_is_said_to_be_better(opened, tmp_path):
@@ -325,10 +338,32 @@ def test_machines_that_share_a_folder_keep_journals_apart():
         assert session.directory("cpu").name == f"cpu-{session.host.short_id()}"
 
 
+def test_a_machine_that_tells_no_model_goes_on_in_its_own_folder(monkeypatch):
+    monkeypatch.setattr(session.host, "cpu_model", lambda: "")
+    usual = session.directory("cpu")
+    with Session(usual, SimulatedDevice().machine(), SETTINGS):
+        assert session.directory("cpu") == usual
+
+
 def test_a_place_that_cannot_be_written_says_where_to_go(tmp_path):
     (tmp_path / "file").write_text("in the way")
     with pytest.raises(CalibrationError, match=r"cannot keep a calibration journal in .*LATPRED_HOME=DIR"):
         Session(tmp_path / "file" / "cpu", MACHINE, SETTINGS).__enter__()
+
+
+@pytest.mark.parametrize(
+    ("name", "use"),
+    [
+        (session.JOURNAL, lambda _: session.directory("cpu")),
+        (session.JOURNAL, lambda one: one.resumable("eager")),
+        (session.LAST, lambda one: one.__enter__().complete()),
+    ],
+)
+def test_a_folder_in_the_place_of_a_journal_is_one_sentence(name, use):
+    folder = session.directory("cpu")
+    (folder / name).mkdir(parents=True)
+    with pytest.raises(CalibrationError, match=r"cannot keep a calibration journal in .*LATPRED_HOME=DIR"):
+        use(Session(folder, MACHINE, SETTINGS))
 
 
 @pytest.mark.skipif(not os.path.exists("/dev/full"), reason="the system has no disk that is always full")

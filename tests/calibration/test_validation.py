@@ -177,13 +177,17 @@ def test_a_slower_machine_is_no_shift_and_what_speed_does_not_explain_is_one() -
     assert (shift.first, shift.second, shift.passed, shift.models) == (1, 2, (True, True), len(GRAPHS))
 
 
-def test_each_two_calibrations_are_compared_by_the_models_that_are_here(monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize("precision", ["fp32", "fp16"])
+def test_each_two_calibrations_are_compared_by_the_models_that_are_here(
+    precision: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
     offer(monkeypatch, A, toy("odd", foreign), B)
     asked: list[int] = []
 
     def calibrate(number: int) -> DeviceProfile:
         asked.append(number)
-        return calibrated(100.0)
+        profile = calibrated(100.0)
+        return msgspec.structs.replace(profile, kernels={precision: profile.kernels["fp32"]})
 
     found = validation.repeat(calibrate, 3, suite="toys")
     assert asked == [1, 2, 3]

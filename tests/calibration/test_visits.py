@@ -148,6 +148,22 @@ def test_which_of_two_timings_counts(new: dict[str, Any], old: dict[str, Any], b
     assert visits._better(row(1, **new), row(1, **old)) is better
 
 
+def test_a_second_timing_that_raises_leaves_the_cell_to_be_timed_again(made: Made, session: Session) -> None:
+    class Raising(Measuring):
+        def __call__(self, one: Cell) -> Sampled:
+            sampled = super().__call__(one)
+            if len(self.asked) == 3:
+                raise ValueError("this time it failed")
+            return sampled
+
+    measure = Raising()
+    visited = made(measure, [BUSY])
+    for number in (1, 2):
+        visited.run(cell(number))
+    assert measure.asked == [1, 2, 1, 1]
+    assert not any(row.disturbed or row.error for row in session.rows)
+
+
 def test_calm_does_not_end_in_timing_all_again_at_once(made: Made) -> None:
     measure = Measuring([1.5] * 6)
     visited = made(measure)
@@ -170,15 +186,32 @@ def test_a_cell_without_a_calm_moment_is_given_up(made: Made, session: Session) 
     assert visits.is_disturbed(row)
 
 
+@pytest.mark.parametrize(("asynchronous", "asked"), [(False, [1, 2, 1, 3]), (True, [1, 2, 3])])
 def test_what_passed_for_full_speed_is_visited_again_once_faster_moments_came(
-    made: Made, monkeypatch: pytest.MonkeyPatch
+    asynchronous: bool, asked: list[int], made: Made, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    monkeypatch.setattr(CpuDevice, "asynchronous", asynchronous)  # whose kernels wait for no host
     measure = Measuring()
     visited = made(measure)
     for number, fastest in ((1, 1.45), (2, 1.0), (3, 1.0)):
         monkeypatch.setattr(ScriptedGauge, "fastest", SpeedReading(fastest))
         visited.run(cell(number))
-    assert measure.asked == [1, 2, 1, 3]
+    assert measure.asked == asked
+
+
+def test_what_passed_for_full_speed_in_an_earlier_session_is_visited_again_too(
+    made: Made, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(ScriptedGauge, "fastest", SpeedReading(1.45))
+    slow = made(Measuring(), readings=[{host.DISPATCH: 1.45}])
+    for number in (1, 2):
+        slow.run(cell(number))
+    measure = Measuring()
+    made(measure).run(cell(3))
+    assert measure.asked == [3], "the machine is as slow as it was"
+    monkeypatch.setattr(ScriptedGauge, "fastest", SpeedReading(1.0))
+    made(measure).run(cell(4))
+    assert measure.asked == [3, 4, 1, 2]
 
 
 def test_nothing_is_watched_on_a_simulated_device_and_no_run_waits_without_end(session: Session) -> None:

@@ -127,13 +127,14 @@ def accepted(
     shifts: Sequence[float] = (),
     missing: Sequence[str] = (),
     seen: int | None = None,
+    seconds: float = 0.0,
 ) -> Acceptance:
     """Whether a profile may be trusted; ordinary models decide where there are enough of them, else networks.
 
     stable : share of timings that were. disturbed : share of cells that never found a calm moment. apart : share of
     cells that only found moments in which the host had moved the processors apart. shifts : second over first timing of
     what was timed twice. missing : kinds of cells of which too many could not be measured. seen : how many networks the
-    fit rests on, where it rests on networks.
+    fit rests on, where it rests on networks. seconds : what measuring took.
     """
     enough_models = len(models) >= FEWEST
     who, judged = ("ordinary models", models) if enough_models else ("holdout networks", networks)
@@ -164,7 +165,7 @@ def accepted(
         checks["kinds of cells that could not be measured"] = f"{', '.join(missing)}: failed"
     failed = not all(passed for _, passed in gates.values())
     passed = enough and not failed and not missing
-    return Acceptance(passed=passed, checks=checks, advice=_advice(failed, enough, disturbed, apart))
+    return Acceptance(passed=passed, checks=checks, advice=_advice(failed, enough, disturbed, apart, seconds))
 
 
 def _share(value: float) -> str:
@@ -197,7 +198,7 @@ def _joined(others: Acceptance, runtime: str, checks: dict[str, str], passed: bo
     )
 
 
-def _advice(failed: bool, enough: bool, disturbed: float, apart: float) -> tuple[str, ...]:
+def _advice(failed: bool, enough: bool, disturbed: float, apart: float, seconds: float) -> tuple[str, ...]:
     advice = []
     if disturbed > MOST_DISTURBED:
         advice.append(
@@ -212,8 +213,17 @@ def _advice(failed: bool, enough: bool, disturbed: float, apart: float) -> tuple
     elif failed:
         advice.append("Close other programs, let the machine cool down, and calibrate anew: latpred calibrate --fresh")
     if not enough:
-        advice.append("Give the calibration more time: latpred calibrate --budget 5m")
+        advice.append(f"Give the calibration more time: latpred calibrate --budget {more_time(seconds)}")
     return tuple(advice)
+
+
+def more_time(seconds: float) -> str:
+    """A budget for a calibration that had too little time with so many seconds, as the command line takes it.
+
+    >>> more_time(50.0), more_time(570.0)
+    ('5m', '19m')
+    """
+    return f"{max(5, math.ceil(2 * seconds / 60))}m"
 
 
 MODEL = "model"

@@ -1,7 +1,7 @@
 """Judges the kernel regression on a table of matrix products timed elsewhere: how exact after how many shapes.
 
 The library chooses the shapes by their sizes and sees the times of no other; it is then held against all the rest, and,
-with some pairs of n and k kept from it altogether, against those.
+with some pairs of n and k kept from it altogether, where there are three or more, against those.
 """
 
 from __future__ import annotations
@@ -151,7 +151,10 @@ def _scores(part: pd.DataFrame, budget: int, seed: int) -> Iterator[Score]:
     system, source = str(first["system"]), " ".join(str(name) for name in told if pd.notna(name))
     multiprocessors = gpus.spec(system).multiprocessors
     hidden = _hidden(part, seed)
-    for tested, offered in (("the rest", np.ones(len(rows), dtype=bool)), ("unseen n, k", ~hidden)):
+    tests = {"the rest": np.ones(len(rows), dtype=bool)}
+    if hidden.any():
+        tests["unseen n, k"] = ~hidden
+    for tested, offered in tests.items():
         chosen = np.flatnonzero(offered)[choose_shapes(rows[offered], budget, seed=seed)]
         model = RooflineRegressor("gemm", multiprocessors, budget, min(budget, HYPER_POINTS))
         model.fit(rows[chosen], times[chosen])
@@ -170,7 +173,7 @@ def _rows(part: pd.DataFrame) -> Floats:
 
 
 def _hidden(part: pd.DataFrame, seed: int) -> NDArray[np.bool_]:
-    """Rows of the pairs of n and k that are kept out."""
+    """Rows of the pairs of n and k that are kept out: none where there are at most two pairs."""
     pairs = part[["n", "k"]].drop_duplicates().sort_values(["n", "k"])
     kept = pairs.sample(frac=UNSEEN, random_state=seed)
     hidden: NDArray[np.bool_] = pd.MultiIndex.from_frame(part[["n", "k"]]).isin(pd.MultiIndex.from_frame(kept))

@@ -123,10 +123,11 @@ def _dispatch(rows: Sequence[Row], info: DeviceInfo, speed: RunSpeed) -> tuple[D
     chains = [timed_network(row, info) for row in rows if row.cell.kind == "network" and network_spec(row.cell).chain]
     if len(tiny) < FEWEST_NETWORKS or not chains:
         busy = 2 * sum(map(visits.is_disturbed, rows)) > len(rows)
+        seconds = sum(row.seconds for row in rows)
         raise CalibrationError(
             f"{len(tiny)} tiny networks and {len(chains)} chains of calls were timed, too few for a profile. "
             + ("Other work had the processors meanwhile; stop it, or wait until it is done. " if busy else "")
-            + "Give the calibration more time: latpred calibrate --budget 5m"
+            + f"Give the calibration more time: latpred calibrate --budget {acceptance.more_time(seconds)}"
         )
     called = call_costs(chains)
     if info.asynchronous:
@@ -251,6 +252,7 @@ def _checked(
         shifts=acceptance.shift(_fast(rows)),
         missing=acceptance.missing(every),
         seen=None if profile.device.asynchronous else networks_seen(every),
+        seconds=profile.seconds,
     )
     return msgspec.structs.replace(profile, runtimes=runtimes, acceptance=verdict), errors
 

@@ -185,12 +185,17 @@ class Shift(NamedTuple):
 
 
 def repeat(calibrate: Callable[[int], DeviceProfile], times: int, suite: str = "blind") -> list[Shift]:
-    """Calibrate several times, told which from 1 on, and compare what the profiles predict of a suite, in eager."""
+    """Calibrate several times, told which from 1 on, and compare what the profiles predict of a suite, in eager.
+
+    In fp32 where all have kernels in it, else in another precision that all have.
+    """
     profiles = [calibrate(number) for number in range(1, times + 1)]
+    shared = [name for name in profiles[0].kernels if all(name in profile.kernels for profile in profiles)]
+    precision = "fp32" if "fp32" in shared else next(iter(shared), "fp32")
     graphs = []
     for workload in suites.get(suite).workloads():
         with suppress(LatpredError, ImportError, RuntimeError):  # those that need a package that is not here
-            graphs.append(workload.trace("fp32", "eager", target_of(profiles[0].device.kind)))
+            graphs.append(workload.trace(precision, "eager", target_of(profiles[0].device.kind)))
     return shifts(profiles, graphs)
 
 

@@ -362,6 +362,11 @@ def _whole(readings: Iterable[Mapping[str, float]]) -> Any:
     return pd.DataFrame(list(filter(None, readings))).dropna()
 
 
+def fastest_of(readings: Iterable[Mapping[str, float]]) -> SpeedReading:
+    """What the fastest moments of a run were, as its readings say."""
+    return _fastest(_whole(readings))
+
+
 def _fastest(us: Any) -> SpeedReading:
     """What the fastest of some readings say of the processors."""
     return moment_of(us.quantile(FASTEST).to_dict())

@@ -78,6 +78,10 @@ class Visits:
         self._visits: Counter[str] = Counter()
         # Of each: how slow it was against the fastest moments known then, and those.
         self._believed: dict[str, tuple[Cell, float, SpeedReading]] = {}
+        resumed = [row for row in self.rows if row.speed and not row.disturbed]
+        fastest = reference_speed.fastest_of(row.speed for row in resumed)
+        for row in resumed:
+            self._believe(row, fastest)
         self._overtime_s = OVERTIME * (budget_s if isfinite(budget_s) else COUNTED_S)
         self.lost_s = 0.0
 
@@ -118,22 +122,27 @@ class Visits:
         if cell.kind not in self._on_device:
             self._await_full_speed()
         row = self._session.run(cell, self._watched, again=_better if again else None)
-        if not row.disturbed:
+        if not row.disturbed and self._session.counts(row):
             if self._gauge is not None:
                 self._look_back(self._gauge.fastest)
-                self._believed[cell.key] = cell, _slow(row), self._gauge.fastest
+                self._believe(row, self._gauge.fastest)
             return row
         self._visits[cell.key] += 1
         if self._visits[cell.key] < MOST_VISITS:
             self._pending.append(cell)
         left_s = self._overtime_s - self.lost_s
         self.lost_s += min(row.seconds, max(left_s, 0.0))
-        if left_s > 0 and row.disturbed not in (SLOWED, MOVED_APART):
+        if left_s > 0 and row.disturbed not in ("", SLOWED, MOVED_APART):
             self.tell(f"waiting for a calm moment: {row.disturbed}")
             start = time.monotonic()
             wait_for_calm(min(PATIENCE_S, left_s), threads=self._threads)
             self.lost_s += time.monotonic() - start
         return row
+
+    def _believe(self, row: Row, fastest: SpeedReading) -> None:
+        """Remember which moments were the fastest that were known when a row was timed, where the host took part."""
+        if row.cell.kind not in self._on_device:
+            self._believed[row.cell.key] = row.cell, _slow(row), fastest
 
     def _look_back(self, fastest: SpeedReading) -> None:
         """Time again what was timed before the machine showed how fast it is."""
