@@ -191,7 +191,7 @@ def of_source(source: Source, runtime: str, target: str, batch: int | None = Non
             return guess(f"{_REFUSED}{error}")
 
     try:
-        return graph_store.kept(eager, tracer.traced_by, target, f"{options}; {source.code}", make)
+        return graph_store.kept(eager, tracer.traced_by, target, options, make, source.code)
     except RuntimeRefusalError as error:
         return guess(f"{_REFUSED}{error}")
     except Exception as error:

@@ -7,7 +7,6 @@ built before it is asked for.
 from __future__ import annotations
 
 import copy
-import secrets
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, fields, is_dataclass
 from functools import partial
@@ -40,7 +39,7 @@ class Source:
     model: Callable[[], torch.nn.Module]  # builds it on the CPU for evaluation, as it was traced; may take a while
     inputs: Callable[[int], Any]  # real ones on the CPU for a batch size: positional or keyword arguments
     retrace: Callable[..., ModelGraph]  # traces it eagerly once more, with other options of `trace`
-    code: str = ""  # digest of its Python and its settings, which set apart models of one trace
+    code: str | None = ""  # digest of what sets it apart from others of its trace; None where nobody can tell
     roots: tuple[Any, ...] = ()  # classes and functions of the user's that run with it; see `latpred.sandbox.untouched`
 
 
@@ -77,11 +76,11 @@ def source_of(model: torch.nn.Module | str, inputs: Any = None, **options: Any) 
     return Source(graph, make, lambda batch: real(given(batch), dtype, last), retrace, code, roots)
 
 
-def code_of(model: torch.nn.Module, inputs: Any = ()) -> str:
-    """What sets a model apart from others of one trace, with inputs but their values; where nothing does, it is one."""
+def code_of(model: torch.nn.Module, inputs: Any = ()) -> str | None:
+    """What sets a model apart from others of one trace, with inputs but their values; None where nobody can tell."""
     leaves, form = flattened(inputs)
     shapes = [(tuple(leaf.shape), leaf.dtype) if isinstance(leaf, torch.Tensor) else leaf for leaf in leaves]
-    return fingerprint((model, shapes, str(form))) or secrets.token_hex()
+    return fingerprint((model, shapes, str(form)))
 
 
 def _on_cpu(module: torch.nn.Module) -> torch.nn.Module:

@@ -205,7 +205,6 @@ def _in_float(source: Source) -> Source:
         source,
         model=lambda: source.model().float(),
         inputs=lambda batch: cast(source.inputs(batch), torch.float32),
-        code=f"{source.code} in float32",
     )
 
 
