@@ -3,7 +3,10 @@
 from __future__ import annotations
 
 import re
+import sys
 from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import contextmanager
+from contextvars import ContextVar
 from itertools import zip_longest
 from typing import TYPE_CHECKING, Any, Protocol, runtime_checkable
 
@@ -19,6 +22,8 @@ _NO_MEMORY = re.compile(
     "out of memory|can't allocate memory|not enough memory|STATUS_ALLOC_FAILED"  # PyTorch, by kind of device
     "|bad_alloc|Failed to allocate memory|BFCArena"  # onnxruntime
 )
+# What was being handled where `own_errors` was entered.
+_before: ContextVar[BaseException | None] = ContextVar("before", default=None)
 
 
 @runtime_checkable
@@ -131,10 +136,20 @@ def out_of_memory(error: BaseException) -> bool:
     )
 
 
+@contextmanager
+def own_errors() -> Iterator[None]:
+    """Within it, what the caller is handling caused nothing, though Python makes it the context of every error."""
+    token = _before.set(sys.exc_info()[1])
+    try:
+        yield
+    finally:
+        _before.reset(token)
+
+
 def chain_of(error: BaseException) -> Iterator[BaseException]:
     """An error and all that led to it, each once; one that says "from None" still knows in what it was raised."""
     waiting: list[BaseException | None] = [error]
-    seen: list[BaseException] = []
+    seen: list[BaseException | None] = [_before.get()]
     while waiting:
         one = waiting.pop()
         if one is not None and all(one is not other for other in seen):

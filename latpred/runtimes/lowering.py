@@ -19,7 +19,7 @@ from latpred.graph.graph import ModelGraph
 from latpred.graph.rewrites import REWRITTEN
 from latpred.query import AMP
 from latpred.runtimes import graph_store, legacy_torch
-from latpred.runtimes.base import RuntimeTracer, chain_of, out_of_memory
+from latpred.runtimes.base import RuntimeTracer, chain_of, out_of_memory, own_errors
 from latpred.storage import IdentityCache
 from latpred.units import format_bytes
 
@@ -153,6 +153,7 @@ def trace_for_runtime(
         return graph
 
 
+@own_errors()
 def of_source(source: Source, runtime: str, target: str, batch: int | None = None) -> ModelGraph:
     """As `trace_for_runtime`, for a source; models of one structure and one code are taken apart once.
 

@@ -26,7 +26,7 @@ from latpred.graph.graph import NO_PYTHON, ZERO, Affine, ModelGraph, Op, rewritt
 from latpred.graph.rewrites import attention_on_cuda
 from latpred.ops.families import root
 from latpred.runtimes import StepPerOp
-from latpred.runtimes.base import graph_in, ops_of, out_of_memory
+from latpred.runtimes.base import graph_in, ops_of, out_of_memory, own_errors
 from latpred.runtimes.source import FlatModel, Source, flattened, tensors_of
 from latpred.sandbox.own_thread import silenced, unhooked
 from latpred.storage import IdentityCache
@@ -74,6 +74,7 @@ class TorchScript(StepPerOp):
             return None
         return f"torch {torch.__version__} no longer has TorchScript. Install an earlier one: pip install 'torch<2.14'"
 
+    @own_errors()
     def build(self, model: Any, inputs: Any) -> Callable[[], Any]:
         """A call of the frozen trace, made once for inputs of the same shapes and run until it has settled."""
         tensors = tensors_of(inputs)

@@ -20,7 +20,7 @@ from latpred.graph.graph import NO_PYTHON, Affine, ModelGraph, Op, Schedule, rew
 from latpred.graph.rewrites import itemsize
 from latpred.ops.families import root
 from latpred.runtimes import StepPerOp
-from latpred.runtimes.base import BATCHES
+from latpred.runtimes.base import BATCHES, own_errors
 from latpred.runtimes.cuda_graphs import NO_CUDA, device_of, one_replay, refuse_uncapturable
 from latpred.runtimes.onnx import onnx_session
 from latpred.runtimes.onnx.onnx_formulas import class_of
@@ -119,6 +119,7 @@ class OnnxRuntime(StepPerOp):
         rewrite = partial(_estimated, target=target)
         return rewritten(graph, rewrite, runtime=self.traced_by, target=target, notes=(*graph.notes, NOTE))
 
+    @own_errors()
     def build(self, model: Any, inputs: Any) -> Callable[[], Any]:
         """A session's run on these inputs; exported once per model, loaded once per number of threads."""
         from latpred.runtimes.source import tensors_of
@@ -180,6 +181,7 @@ class OnnxRuntimeCudaGraphs(OnnxRuntime):
 
         return super().available() or (onnx_session.missing("cuda") if torch.cuda.is_available() else NO_CUDA)
 
+    @own_errors()
     def build(self, model: Any, inputs: Any) -> Callable[[], Any]:
         """A call that replays the graph captured for these inputs; its outputs stay on the GPU, at one place."""
         from latpred.runtimes.source import tensors_of
