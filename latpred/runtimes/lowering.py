@@ -183,6 +183,7 @@ def of_source(source: Source, runtime: str, target: str, batch: int | None = Non
         from latpred.sandbox.untouched import put_back
 
         try:
+            _demand_casts(tracer.traced_by, eager, target)
             _demand_memory(tracer.traced_by, eager)
             with without_modes(), _TURN, put_back(source.roots, numbers=False), no_autocast():
                 return trace()
@@ -248,6 +249,16 @@ def fitting(graph: ModelGraph, runtime: str, target: str) -> ModelGraph:
 def refusal(graph: ModelGraph) -> str | None:
     """Why the graph's runtime would not take the model, which was then estimated; None where it took it."""
     return next((note.removeprefix(_REFUSED) for note in graph.notes if note.startswith(_REFUSED)), None)
+
+
+def _demand_casts(runtime: str, graph: ModelGraph, target: str) -> None:
+    """Refuse a model whose own casts are those of CUDA where a runtime's tools run it: they run it on the CPU."""
+    from latpred.tracing.autocast import OWN
+
+    if runtime in _COPIES and target == "cuda" and OWN.format(target) in graph.notes:
+        raise RuntimeRefusalError(
+            f"the model enters torch.autocast for CUDA, which does nothing on the CPU, where {runtime}'s tools run it"
+        )
 
 
 def _demand_memory(runtime: str, graph: ModelGraph) -> None:

@@ -16,7 +16,7 @@ from latpred.errors import UsageError
 from latpred.prediction.predictor import Predictor
 from latpred.runtimes import Eager
 from latpred.runtimes.base import RuntimeTracer
-from latpred.runtimes.lowering import traced_by
+from latpred.runtimes.lowering import refusal, trace_for_runtime, traced_by
 from latpred.runtimes.source import source_of
 from latpred.tracing.inputs import DTYPES
 from latpred.tracing.meta_module import make_meta_module
@@ -121,6 +121,19 @@ def test_a_real_model_has_the_dtypes_and_layouts_of_its_eager_trace(precision: s
     for own, theirs in zip(made.state_dict().values(), traced.state_dict().values(), strict=True):
         assert (own.dtype, own.stride()) == (theirs.dtype, theirs.stride())
     assert made.turns.item() == 1 + 2j
+
+
+class Mixing(torch.nn.Linear):
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        with torch.autocast("cuda", torch.float16):
+            return super().forward(x)
+
+
+@pytest.mark.parametrize("runtime", ["torchscript", "onnxruntime", "compile"])
+def test_casts_of_a_gpu_that_a_cpu_does_not_make_are_those_of_the_eager_trace(runtime: str) -> None:
+    graph = trace_for_runtime(Mixing(8, 8), torch.zeros(2, 8), runtime=runtime, target="cuda")
+    assert "enters torch.autocast for CUDA" in str(refusal(graph))
+    assert {op.dtype for op in graph.ops if op.family == "gemm"} == {"float16"}
 
 
 @pytest.mark.usefixtures("installed")
