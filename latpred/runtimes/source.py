@@ -84,19 +84,24 @@ def code_of(model: torch.nn.Module, inputs: Any = ()) -> str | None:
 
 
 def _on_cpu(module: torch.nn.Module) -> torch.nn.Module:
-    """A copy of a module on the CPU in evaluation mode; one without memory gets small random weights."""
+    """A copy of a module, and of every tensor in it, on the CPU in evaluation mode."""
+    generator = torch.Generator().manual_seed(SEED)
     with torch.inference_mode(False), torch.no_grad():
-        copier = Copier(lambda tensor, _: _cloned(tensor))
-        copied = copier.module(module)
-    if any(tensor.is_meta for tensor in (*copied.parameters(), *copied.buffers())):
-        copied = copied.to_empty(device="cpu")
-        generator = torch.Generator().manual_seed(SEED)
-        for tensor in (*copied.parameters(), *copied.buffers()):
-            if tensor.is_floating_point():
-                tensor.data.normal_(0.0, 0.02, generator=generator)
-            else:
-                tensor.data.zero_()
+        copied = Copier(lambda tensor, _: _real(tensor, generator)).module(module)
     return copied.to(device="cpu").eval()
+
+
+def _real(tensor: torch.Tensor, generator: torch.Generator) -> torch.Tensor:
+    """A copy of a tensor on the CPU; one without memory gets small random numbers."""
+    if type(tensor) not in (torch.Tensor, torch.nn.Parameter):
+        return copy.deepcopy(tensor)
+    if not tensor.is_meta:
+        made = tensor.detach().to("cpu", copy=True)
+    elif tensor.is_floating_point():
+        made = torch.empty_like(tensor, device="cpu").normal_(0.0, 0.02, generator=generator)
+    else:
+        made = torch.zeros_like(tensor, device="cpu")
+    return torch.nn.Parameter(made, tensor.requires_grad) if isinstance(tensor, torch.nn.Parameter) else made
 
 
 def _settle(module: torch.nn.Module, dtype: torch.dtype | None, channels_last: bool) -> None:
@@ -106,12 +111,6 @@ def _settle(module: torch.nn.Module, dtype: torch.dtype | None, channels_last: b
     for tensor in (*module.parameters(), *module.buffers()):
         if channels_last and tensor.dim() == 4:
             tensor.data = tensor.data.contiguous(memory_format=torch.channels_last)
-
-
-def _cloned(tensor: torch.Tensor) -> torch.Tensor:
-    if type(tensor) is torch.nn.Parameter:
-        return torch.nn.Parameter(tensor.detach().clone(), requires_grad=tensor.requires_grad)
-    return tensor.detach().clone() if type(tensor) is torch.Tensor else copy.deepcopy(tensor)
 
 
 class FlatModel(torch.nn.Module):

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import importlib
+import types
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -121,6 +122,27 @@ def test_a_real_model_has_the_dtypes_and_layouts_of_its_eager_trace(precision: s
     for own, theirs in zip(made.state_dict().values(), traced.state_dict().values(), strict=True):
         assert (own.dtype, own.stride()) == (theirs.dtype, theirs.stride())
     assert made.turns.item() == 1 + 2j
+
+
+class Scattered(torch.nn.Module):
+    """Keeps tensors in a plain attribute, a list and an object, all of which nn.Module leaves where they are."""
+
+    def __init__(self, device: str) -> None:
+        super().__init__()
+        self.layer = torch.nn.Linear(8, 8, device=device)
+        self.scale, self.shifts = torch.ones(8, device=device), [torch.ones(8, device=device)]
+        self.held = types.SimpleNamespace(mask=torch.ones(8, dtype=torch.long, device=device))
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return self.layer(x) * self.scale + self.shifts[0] * self.held.mask  # type: ignore[no-any-return]
+
+
+def test_every_tensor_that_a_model_holds_is_real_for_the_tools_of_runtimes() -> None:
+    graphs = [
+        trace_for_runtime(Scattered(device), torch.zeros(2, 8), runtime="torchscript") for device in ("cpu", "meta")
+    ]
+    assert refusal(graphs[0]) is None
+    assert graphs[0] == graphs[1]
 
 
 class Mixing(torch.nn.Linear):
