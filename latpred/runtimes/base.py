@@ -14,6 +14,7 @@ import msgspec
 
 from latpred.errors import RuntimeRefusalError
 from latpred.graph.graph import COUNTS, ZERO, Affine, ModelGraph, Op, Schedule
+from latpred.storage import IdentityCache
 
 if TYPE_CHECKING:
     from latpred.runtimes.source import Source
@@ -125,6 +126,16 @@ def graph_in(
         target=target,
         notes=(*graph.notes, *filter(None, notes)),
     )
+
+
+def built_of(cache: IdentityCache[Any, dict[str | None, dict[Any, Any]]], model: Any) -> dict[Any, Any]:
+    """What a cache has of a model as it is now: nothing where it was changed since, or where nobody can tell."""
+    from latpred.sandbox.fingerprint import fingerprint  # imports torch
+
+    state, kept = fingerprint(model), cache.get(model, lambda _: {})
+    if state is None or state not in kept:
+        kept.clear()
+    return kept.setdefault(state, {})
 
 
 def out_of_memory(error: BaseException) -> bool:

@@ -26,7 +26,7 @@ from latpred.graph.graph import NO_PYTHON, ZERO, Affine, ModelGraph, Op, rewritt
 from latpred.graph.rewrites import attention_on_cuda
 from latpred.ops.families import root
 from latpred.runtimes import StepPerOp
-from latpred.runtimes.base import graph_in, ops_of, out_of_memory, own_errors
+from latpred.runtimes.base import built_of, graph_in, ops_of, out_of_memory, own_errors
 from latpred.runtimes.source import FlatModel, Source, flattened, tensors_of
 from latpred.sandbox.own_thread import silenced, unhooked
 from latpred.storage import IdentityCache
@@ -66,7 +66,7 @@ class TorchScript(StepPerOp):
 
     def __init__(self) -> None:
         super().__init__()
-        self._built: IdentityCache[torch.nn.Module, dict[Any, Any]] = IdentityCache()
+        self._built: IdentityCache[torch.nn.Module, Any] = IdentityCache()
 
     def available(self) -> str | None:
         """None while PyTorch has TorchScript, which it calls deprecated."""
@@ -77,9 +77,7 @@ class TorchScript(StepPerOp):
     @own_errors()
     def build(self, model: Any, inputs: Any) -> Callable[[], Any]:
         """A call of the frozen trace, made once for inputs of the same shapes and run until it has settled."""
-        tensors = tensors_of(inputs)
-        modules = self._built.get(model, lambda _: {})
-        key = (_signature(inputs), next((weight.dtype for weight in model.parameters()), None))
+        tensors, modules, key = tensors_of(inputs), built_of(self._built, model), _signature(inputs)
         if key not in modules:
             modules[key] = frozen(model, inputs)
             with silenced(), torch.inference_mode():

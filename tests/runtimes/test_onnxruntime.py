@@ -22,6 +22,7 @@ from latpred import runtimes
 from latpred.errors import MissingPackageError, RuntimeRefusalError
 from latpred.graph.graph import ModelGraph
 from latpred.runtimes import graph_store, lowering
+from latpred.runtimes.base import built_of
 from latpred.runtimes.onnx import onnx_export, onnx_session
 from latpred.runtimes.onnx.onnx_formulas import Node, Value, work_of
 from latpred.runtimes.onnx.onnxruntime import NOTE, OnnxRuntime
@@ -168,7 +169,7 @@ def test_a_model_that_was_run_is_not_exported_again_to_be_traced(exports: list[o
     graph = OnnxRuntime().trace(replace(source, model=lambda: model), "cpu")
     assert len(exports) == 1
     assert graph.ops == OnnxRuntime().trace(replace(source, model=lambda: other), "cpu").ops
-    assert OnnxRuntime._exports.get(other, lambda _: {}) == {}, "a trace keeps no weights"
+    assert built_of(OnnxRuntime._exports, other) == {}, "a trace keeps no weights"
 
 
 def test_a_model_that_is_exported_to_a_file_is_traced_and_leaves_none(
@@ -319,7 +320,6 @@ def test_what_a_node_does_follows_from_its_shapes(
     assert work.macs == (prod(dims) if family == "gemm" else 0)
 
 
-
 X, WEIGHTS = tensor(2, 3, 64), tensor(64, 192, weight=True)
 MASK, PAST, NONE = tensor(2, 1, 3, 10), tensor(2, 4, 7, 16), None
 HEADS = {"num_heads": 4}
@@ -347,6 +347,7 @@ def test_attention_goes_to_the_tokens_of_earlier_passes_too(
     work = work_of(Node(op_type, domain, HEADS), inputs, (tensor(2, 3, 64), *more))
     assert tuple(work.dims.values()) == (2, 4, 3, keys, 16, masked)
     assert work.macs == 2 * 2 * 4 * 3 * keys * 16 + (2 * 3 * 64 * 192 if WEIGHTS in inputs else 0)
+
 
 def test_a_cuda_provider_is_told_about_tf32_and_must_be_there(monkeypatch: pytest.MonkeyPatch) -> None:
     asked: list[Any] = []

@@ -158,6 +158,14 @@ def test_casts_of_a_gpu_that_a_cpu_does_not_make_are_those_of_the_eager_trace(ru
     assert {op.dtype for op in graph.ops if op.family == "gemm"} == {"float16"}
 
 
+@pytest.mark.parametrize("runtime", ["torchscript", "onnxruntime"])
+def test_a_model_that_was_changed_is_built_anew(runtime: str) -> None:
+    model, x = torch.nn.Sequential(torch.nn.Linear(8, 8)).eval(), torch.zeros(1, 8)
+    for width in (8, 3):
+        assert runtimes.get(runtime).build(model, (x,))()[0].shape == (1, width)
+        model.append(torch.nn.Linear(8, 3).eval())
+
+
 @pytest.mark.usefixtures("installed")
 def test_a_third_partys_runtime_is_found_and_predicted() -> None:
     assert "halved" in runtimes.names()
