@@ -310,6 +310,17 @@ def test_what_inductor_decides_by_tells_graphs_apart() -> None:
     assert Compile().options == before
 
 
+@pytest.mark.parametrize(("wide", "high", "batch", "product"), [(64, 1, 1, True), (16, 16, 1, True), (1, 64, 2, False)])
+def test_small_products_are_taken_apart_by_the_rules_of_the_device(
+    wide: int, high: int, batch: int, *, product: bool
+) -> None:
+    model, x = nn.Linear(wide, high).eval(), torch.zeros(batch, wide)
+    found = {
+        target: any(op.family == "gemm" for op in front_end.forward(model, (x,), target)) for target in ("cpu", "cuda")
+    }
+    assert found == {"cpu": not product, "cuda": product}
+
+
 def test_a_model_is_built_with_what_it_needs(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("shutil.which", lambda _: None)
     assert "install g++" in str(runtimes.get("compile").available())

@@ -124,8 +124,10 @@ def forward(model: torch.nn.Module, inputs: Any, target: str) -> tuple[Op, ...]:
         with silenced(), _isolated() as made, torch.inference_mode():
             from torch._inductor.compile_fx import compile_fx
 
+            table = fake_cuda.decompositions() if target == "cuda" else None
+            backend = partial(compile_fx, inner_compile=recorder.inner, decompositions=table)
             with _capturing(recorder, target):
-                made.append(compiled(model, MANY, backend=partial(compile_fx, inner_compile=recorder.inner)))
+                made.append(compiled(model, MANY, backend=backend))
                 with recorder:
                     made[-1](*positional, **named)
     except RuntimeRefusalError:

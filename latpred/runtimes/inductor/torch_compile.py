@@ -32,7 +32,7 @@ from latpred.runtimes.inductor.compiled_ops import EAGER, EXTERN_CLASS, guards
 if TYPE_CHECKING:
     from latpred.runtimes.source import Source
 
-VERSION = "8"  # of what is traced; graphs of another one are made again
+VERSION = "9"  # of what is traced; graphs of another one are made again
 MOST_SHAPES = 256  # batch sizes and input sizes that one model may be compiled for
 NOTE = (
     "What torch.compile runs is estimated from the eager graph: "
