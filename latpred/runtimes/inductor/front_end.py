@@ -15,6 +15,7 @@ from __future__ import annotations
 import contextlib
 import copy
 import inspect
+import os
 from collections.abc import Callable, Iterator, Sequence
 from functools import partial
 from typing import Any
@@ -35,7 +36,12 @@ from latpred.tracing.trace_pass import read_of, touched_since
 REGIONS = "isolate_recompiles" in inspect.signature(torch.compile).parameters
 SUPPORTED = ("2.11", "2.13")  # raise the VERSION of `compile` with it: what was refused is kept as an estimate
 MANY = 1_000_000  # compilations of one function: models whose layers each break off a graph of their own
-_DYNAMO = {"accumulated_recompile_limit": MANY, "fail_on_recompile_limit_hit": True, "suppress_errors": False}
+_DYNAMO = {
+    "accumulated_recompile_limit": MANY,
+    "disable": False,
+    "fail_on_recompile_limit_hit": True,
+    "suppress_errors": False,
+}
 _INDUCTOR = {
     "force_disable_caches": True,
     "joint_graph_constant_folding": False,
@@ -68,7 +74,12 @@ def _isolated() -> Iterator[list[Any]]:
     backends, limit = set(frames.cached_backends), dynamo.recompile_limit
     before = set() if REGIONS else {code for code in _codes() if _entries(code)}
     made: list[Any] = []
-    with dynamo.patch(_DYNAMO), functorch.patch(enable_autograd_cache=False), inductor.patch(_INDUCTOR):
+    with (
+        dynamo.patch(_DYNAMO),
+        functorch.patch(enable_autograd_cache=False),
+        inductor.patch(_INDUCTOR),
+        replaced(frames, "_callback_from_stance", lambda callback: callback),  # whatever `set_stance` said
+    ):
         try:
             yield made
         finally:
@@ -103,12 +114,21 @@ def _all_from(made: list[Any], code: Any) -> bool:
 
 
 def supported() -> None:
-    """Refuse a torch whose Inductor nobody looked into."""
+    """Refuse a torch whose Inductor nobody looked into, and one that compiles nothing or freezes what it compiles."""
     version = ".".join(torch.__version__.split(".")[:2])
     if version not in SUPPORTED:
         raise RuntimeRefusalError(
             f"What torch.compile runs is counted with torch {', '.join(SUPPORTED)}, and this is {torch.__version__}. "
             f"Install torch=={SUPPORTED[-1]}.* to have it counted."
+        )
+    import torch._inductor.config as inductor
+
+    if os.environ.get("TORCHDYNAMO_DISABLE") == "1":
+        raise RuntimeRefusalError("TORCHDYNAMO_DISABLE=1 keeps torch.compile from compiling anything; unset it.")
+    if inductor.freezing:
+        raise RuntimeRefusalError(
+            "Inductor's freezing is on, which latpred does not follow; set torch._inductor.config.freezing = False, or "
+            "unset TORCHINDUCTOR_FREEZING."
         )
 
 

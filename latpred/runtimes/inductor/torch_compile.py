@@ -6,6 +6,7 @@ built to be measured. Shapes are static, as `torch.compile(dynamic=False)` takes
 
 from __future__ import annotations
 
+import os
 import shutil
 import sys
 import sysconfig
@@ -38,6 +39,8 @@ NOTE = (
     "What torch.compile runs is estimated from the eager graph: "
     "one generated kernel for all ops between two library calls."
 )
+# Variables of the environment that Dynamo and Inductor read; where folders are, torch says there by itself.
+_VARIABLES = ("TORCHDYNAMO_", "TORCH_DYNAMO_", "TORCH_COMPILE_", "TORCHINDUCTOR_")
 CASTS = "autocast's rules are those of a CPU: on a GPU it runs norms and softmax in fp32, which the kernels then write"
 _KEPT = "_latpred_compiled"
 _WORK = ("macs", "weight_bytes", "read_bytes", "write_bytes")
@@ -62,14 +65,16 @@ class Compile(Eager):
 
     @property
     def options(self) -> str:
-        """The version, and what else Inductor decides by: several threads or one, determinism, settings of its own."""
+        """The version, and what else decides: threads, determinism, backends of attention, settings of the compiler."""
         import torch
 
-        config: Any = sys.modules.get("torch._inductor.config")  # nobody has changed what nobody has imported
-        settings = {} if config is None else config.get_config_copy()
-        changed = [f"{name}={value}" for name, value in settings.items() if value != config._config[name].default]
-        decisive = (torch.get_num_threads() > 1, torch.are_deterministic_algorithms_enabled())
-        return f"{VERSION}; {decisive}; {changed}"
+        attention: Any = torch.backends.cuda
+        decisive = (
+            torch.get_num_threads() > 1,
+            torch.are_deterministic_algorithms_enabled(),
+            *(attention.flash_sdp_enabled(), attention.mem_efficient_sdp_enabled(), attention.math_sdp_enabled()),
+        )
+        return f"{VERSION}; {decisive}; {_settings()}"
 
     def trace(self, source: Source, target: str) -> ModelGraph:
         """The calls that Inductor's scheduler decides on, counted at batches 1, 2 and 3."""
@@ -127,6 +132,18 @@ class Compile(Eager):
         if self.name not in kept.by_runtime:
             kept.by_runtime[self.name] = front_end.compiled(model, MOST_SHAPES, mode=self.mode)
         return kept.by_runtime[self.name]
+
+
+def _settings() -> list[str]:
+    """What Dynamo and Inductor are set to: by variables, which they read where they are imported, and by programs."""
+    read = (name for name in sorted(os.environ) if name.startswith(_VARIABLES) and not name.endswith("_DIR"))
+    said = [f"{name}={os.environ[name]}" for name in read]
+    for name in ("torch._dynamo.config", "torch._inductor.config"):
+        config: Any = sys.modules.get(name)  # nobody has changed what nobody has imported
+        for key, value in {} if config is None else config.get_config_copy().items():
+            if key not in config._compile_ignored_keys and value != config._config[key].default:
+                said.append(f"{key}={value}")
+    return said
 
 
 def _executed(source: Source, target: str, batches: Sequence[int]) -> list[tuple[Op, ...]]:
