@@ -104,6 +104,11 @@ def _real(tensor: torch.Tensor, generator: torch.Generator) -> torch.Tensor:
     return torch.nn.Parameter(made, tensor.requires_grad) if isinstance(tensor, torch.nn.Parameter) else made
 
 
+def twin(model: torch.nn.Module) -> torch.nn.Module:
+    """A copy over the same weights: what a forward pass keeps on a module, in a list or an object lands on the copy."""
+    return Copier(lambda tensor, _: tensor).module(model)
+
+
 def _settle(module: torch.nn.Module, dtype: torch.dtype | None, channels_last: bool) -> None:
     """Cast weights and lay them out as the eager trace does with its own, `latpred.tracing.meta_module`."""
     if dtype is not None:

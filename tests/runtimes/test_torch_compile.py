@@ -3,8 +3,11 @@
 from __future__ import annotations
 
 import copy
+import gc
+import pickle
 import re
 import warnings
+import weakref
 from collections import Counter
 from collections.abc import Callable
 from types import SimpleNamespace
@@ -26,6 +29,7 @@ from latpred.graph.graph import Affine, ModelGraph, Op
 from latpred.runtimes.inductor import fake_cuda, front_end
 from latpred.runtimes.inductor.torch_compile import CASTS, NOTE, Compile, CompileReduceOverhead, ops_through
 from latpred.runtimes.lowering import refusal, trace_for_runtime
+from latpred.sandbox.fingerprint import fingerprint
 
 # Small models whose real wrapper is read, one of those that are alike and none that takes a minute; those after the
 # first are left to the slow run. Architectures that cannot be taken: nystromformer, whose own code Dynamo finds adding
@@ -359,14 +363,21 @@ def test_a_model_is_built_with_what_it_needs(monkeypatch: pytest.MonkeyPatch) ->
 
 
 @pytest.mark.slow
-def test_a_built_model_runs_and_is_kept() -> None:
+def test_a_built_model_runs_and_is_kept_and_the_model_itself_is_left_alone(monkeypatch: pytest.MonkeyPatch) -> None:
+    made, real = [], front_end.compiled
+    monkeypatch.setattr(front_end, "compiled", lambda *given, **options: made.append(1) or real(*given, **options))  # type: ignore[func-returns-value]
     model, x = pair(), torch.randn(2, 32)
+    before = fingerprint(model), set(vars(model))
     run = runtimes.get("compile").build(model, (x,))
     assert torch.allclose(run(), model(x), atol=1e-5)
-    kept = model.__dict__["_latpred_compiled"].by_runtime["compile"]
     runtimes.get("compile").build(model, {"input": torch.randn(5, 32)})
-    assert model.__dict__["_latpred_compiled"].by_runtime["compile"] is kept
-    assert not copy.deepcopy(model).__dict__["_latpred_compiled"].by_runtime
+    assert len(made) == 1
+    assert (fingerprint(model), set(vars(model))) == before
+    assert b"latpred" not in pickle.dumps(model)
+    alive = weakref.ref(model)
+    del model, run
+    gc.collect()
+    assert alive() is None
 
 
 @pytest.mark.parametrize("target", ["cpu", "cuda"])

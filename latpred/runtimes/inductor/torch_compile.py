@@ -26,9 +26,10 @@ from latpred.graph.rewrites import itemsize
 from latpred.ops.families import root
 from latpred.query import AMP
 from latpred.runtimes import Eager
-from latpred.runtimes.base import graph_in, kind, op_through, unless_affine
-from latpred.runtimes.cuda_graphs import NO_CUDA, replays
+from latpred.runtimes.base import built_of, graph_in, kind, op_through, unless_affine
+from latpred.runtimes.cuda_graphs import NO_CUDA, device_of, replays
 from latpred.runtimes.inductor.compiled_ops import EAGER, EXTERN_CLASS, guards
+from latpred.storage import IdentityCache
 
 if TYPE_CHECKING:
     from latpred.runtimes.source import Source
@@ -42,7 +43,6 @@ NOTE = (
 # Variables of the environment that Dynamo and Inductor read; where folders are, torch says there by itself.
 _VARIABLES = ("TORCHDYNAMO_", "TORCH_DYNAMO_", "TORCH_COMPILE_", "TORCHINDUCTOR_")
 CASTS = "autocast's rules are those of a CPU: on a GPU it runs norms and softmax in fp32, which the kernels then write"
-_KEPT = "_latpred_compiled"
 _WORK = ("macs", "weight_bytes", "read_bytes", "write_bytes")
 _GROWING = frozenset(EFFORTS["generated"])  # dimensions that say what the loops of a generated kernel do
 _LIBRARY = frozenset(
@@ -62,6 +62,10 @@ class Compile(Eager):
     autocast = True
     mode: str | None = None
     warm_ups = 2
+
+    def __init__(self) -> None:
+        super().__init__()
+        self._compiled: IdentityCache[Any, Any] = IdentityCache()
 
     @property
     def options(self) -> str:
@@ -110,28 +114,27 @@ class Compile(Eager):
         return None
 
     def build(self, model: Any, inputs: Any) -> Callable[[], Any]:
-        """A call of the compiled model in inference mode, compiled for these inputs.
-
-        The compiled model is kept in an attribute of the model, which copies of it do not take over.
-        """
+        """A call of the compiled model in inference mode, compiled for these inputs."""
         missing = self.available()
         if missing:
             raise MissingPackageError(missing)
         from latpred.sandbox.own_thread import silenced  # imports torch
 
         with silenced():  # Inductor advises TF32 on GPUs that have it: the precision is what was asked for
-            run = super().build(self._compiled(model), inputs)
+            run = super().build(self._compiled_form(model, inputs), inputs)
             for _ in range(self.warm_ups):
                 run()
         return run
 
-    def _compiled(self, model: Any) -> Any:
+    def _compiled_form(self, model: Any, inputs: Any) -> Any:
+        """What a model is compiled to, once while it is as it is: a copy, since what is kept may not hold the model."""
         from latpred.runtimes.inductor import front_end  # imports torch
+        from latpred.runtimes.source import twin
 
-        kept = model.__dict__.setdefault(_KEPT, _Kept())
-        if self.name not in kept.by_runtime:
-            kept.by_runtime[self.name] = front_end.compiled(model, MOST_SHAPES, mode=self.mode)
-        return kept.by_runtime[self.name]
+        kept, device = built_of(self._compiled, model), device_of(model, inputs)
+        if device not in kept:  # moving a model moves weights that the copy shares, and buffers of its own
+            kept[device] = front_end.compiled(twin(model), MOST_SHAPES, mode=self.mode)
+        return kept[device]
 
 
 def _settings() -> list[str]:
@@ -180,19 +183,6 @@ class CompileReduceOverhead(Compile):
         import torch
 
         return super().available() if torch.cuda.is_available() else NO_CUDA
-
-
-class _Kept:
-    """A model's compiled forms; a copy of the model starts with none."""
-
-    def __init__(self) -> None:
-        self.by_runtime: dict[str, Any] = {}
-
-    def __deepcopy__(self, _: Any) -> _Kept:
-        return _Kept()
-
-    def __reduce__(self) -> tuple[type[_Kept], tuple[()]]:
-        return _Kept, ()
 
 
 def ops_through(two: Sequence[Op], three: Sequence[Op]) -> tuple[list[Op], str]:
