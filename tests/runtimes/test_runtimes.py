@@ -145,6 +145,43 @@ def test_every_tensor_that_a_model_holds_is_real_for_the_tools_of_runtimes() -> 
     assert graphs[0] == graphs[1]
 
 
+class Recurrent(torch.nn.Module):
+    """Begins a pass with what the last one left."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.cell, self.hidden = torch.nn.GRUCell(32, 32), None
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        before = x.new_zeros(x.shape[0], 32) if self.hidden is None else self.hidden
+        self.hidden = self.cell(x, before)
+        return self.hidden  # type: ignore[return-value]
+
+
+class Placed(torch.nn.Module):
+    """Adds a table that its first pass makes."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.layer, self.table = torch.nn.Linear(64, 64), None
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        if self.table is None:
+            self.table = torch.sin(torch.arange(x.shape[1]).float()[:, None] * torch.arange(64).float())
+        return self.layer(x + self.table)  # type: ignore[no-any-return]
+
+
+@pytest.mark.parametrize("runtime", ["torchscript", "compile"])
+@pytest.mark.parametrize(("model", "size"), [(Recurrent(), (32,)), (Placed(), (6, 64))])
+def test_a_model_that_keeps_what_it_computed_is_taken_apart_alike_at_each_batch(
+    runtime: str, model: torch.nn.Module, size: tuple[int, ...]
+) -> None:
+    graph = trace_for_runtime(model.eval(), torch.zeros(2, *size), runtime=runtime)
+    assert graph.notes == ()
+    if runtime == "compile":  # a sine is compiled once, and run no more
+        assert not any(op.dims["math"].at(2) for op in graph.ops if isinstance(model, Placed) and "math" in op.dims)
+
+
 class Mixing(torch.nn.Linear):
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         with torch.autocast("cuda", torch.float16):

@@ -29,7 +29,9 @@ from latpred.errors import RuntimeRefusalError
 from latpred.graph.graph import Affine, Op
 from latpred.runtimes.inductor import fake_cuda
 from latpred.runtimes.inductor.compiled_ops import EAGER, KernelCall, calls_of, executed_op, guards
+from latpred.sandbox.fingerprint import fingerprint
 from latpred.sandbox.own_thread import replaced, silenced
+from latpred.sandbox.untouched import copied
 from latpred.tracing.op_record import OpInfo, OpRecord, describe, launching, leaves, no_launch, sync
 from latpred.tracing.trace_pass import read_of, touched_since
 
@@ -135,11 +137,13 @@ def supported() -> None:
 def forward(model: torch.nn.Module, inputs: Any, target: str) -> tuple[Op, ...]:
     """What one forward pass executes: kernels and library calls of compiled graphs, and ops between these graphs.
 
-    The model is on the CPU in evaluation mode, and run once on real inputs; `target` ("cpu" or "cuda") is the kind of
-    device to lower for. One that Dynamo or Inductor cannot take is refused, with the reason.
+    The model is on the CPU in evaluation mode, and run on real inputs; `target` ("cpu" or "cuda") is the kind of device
+    to lower for. Of one that keeps what it computes the second pass counts: the first may do what no other does. One
+    that Dynamo or Inductor cannot take is refused, with the reason.
     """
-    positional, named = ((), inputs) if isinstance(inputs, dict) else (inputs, {})
-    recorder = _Recorder(sum(t.numel() * t.element_size() for t in leaves([*positional, *named.values()])))
+    again = copied(inputs, torch.clone)  # as a pass may write into a cache that it is given
+    values = inputs.values() if isinstance(inputs, dict) else inputs
+    recorder = _Recorder(sum(t.numel() * t.element_size() for t in leaves(list(values))))
     try:
         with silenced(), _isolated() as made, torch.inference_mode():
             from torch._inductor.compile_fx import compile_fx
@@ -148,8 +152,10 @@ def forward(model: torch.nn.Module, inputs: Any, target: str) -> tuple[Op, ...]:
             backend = partial(compile_fx, inner_compile=recorder.inner, decompositions=table)
             with _capturing(recorder, target):
                 made.append(compiled(model, MANY, backend=backend))
-                with recorder:
-                    made[-1](*positional, **named)
+                before = fingerprint(model)
+                recorder.watch(made[-1], inputs)
+                if before is None or fingerprint(model) != before:
+                    recorder.watch(made[-1], again)
     except RuntimeRefusalError:
         raise
     except Exception as error:
@@ -167,6 +173,12 @@ class _Recorder(TorchDispatchMode):
         self.lowered: list[KernelCall] = []  # calls of the graph that was lowered last
         self._input_bytes = input_bytes
         self._carried = 0  # bytes that the last graph left to what follows
+
+    def watch(self, model: Any, inputs: Any) -> None:
+        """See one forward pass, in place of any before it."""
+        self._ops, self._weights, self._carried = [], [], 0
+        with self:
+            model(**inputs) if isinstance(inputs, dict) else model(*inputs)
 
     @classmethod
     def ignore_compile_internals(cls) -> bool:

@@ -152,11 +152,12 @@ def _settings() -> list[str]:
 def _executed(source: Source, target: str, batches: Sequence[int]) -> list[tuple[Op, ...]]:
     """What a forward pass at each batch size runs, under autocast where that is asked for."""
     from latpred.runtimes.inductor import front_end
+    from latpred.runtimes.source import twin
     from latpred.tracing.autocast import under_autocast
 
     front_end.supported()
     model = under_autocast(source.model(), source.graph.precision, "cpu")
-    return [front_end.forward(model, source.inputs(batch), target) for batch in batches]
+    return [front_end.forward(twin(model), source.inputs(batch), target) for batch in batches]
 
 
 def _graph_of(
