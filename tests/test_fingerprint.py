@@ -300,4 +300,4 @@ def test_a_digest_is_the_same_for_equal_models_whatever_they_hold() -> None:
     for _ in range(2000):
         chain = [chain]
     assert fingerprint(Wired(chain)) is None, "too deep to be told"
-    assert code_of(Wired(chain)) != code_of(Wired(chain))
+    assert code_of(Wired(chain)) is None

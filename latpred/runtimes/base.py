@@ -3,7 +3,10 @@
 from __future__ import annotations
 
 import re
+import sys
 from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import contextmanager
+from contextvars import ContextVar
 from itertools import zip_longest
 from typing import TYPE_CHECKING, Any, Protocol, runtime_checkable
 
@@ -11,6 +14,7 @@ import msgspec
 
 from latpred.errors import RuntimeRefusalError
 from latpred.graph.graph import COUNTS, ZERO, Affine, ModelGraph, Op, Schedule
+from latpred.storage import IdentityCache
 
 if TYPE_CHECKING:
     from latpred.runtimes.source import Source
@@ -19,6 +23,8 @@ _NO_MEMORY = re.compile(
     "out of memory|can't allocate memory|not enough memory|STATUS_ALLOC_FAILED"  # PyTorch, by kind of device
     "|bad_alloc|Failed to allocate memory|BFCArena"  # onnxruntime
 )
+# What was being handled where `own_errors` was entered.
+_before: ContextVar[BaseException | None] = ContextVar("before", default=None)
 
 
 @runtime_checkable
@@ -122,6 +128,16 @@ def graph_in(
     )
 
 
+def built_of(cache: IdentityCache[Any, dict[str | None, dict[Any, Any]]], model: Any) -> dict[Any, Any]:
+    """What a cache has of a model as it is now: nothing where it was changed since, or where nobody can tell."""
+    from latpred.sandbox.fingerprint import fingerprint  # imports torch
+
+    state, kept = fingerprint(model), cache.get(model, lambda _: {})
+    if state is None or state not in kept:
+        kept.clear()
+    return kept.setdefault(state, {})
+
+
 def out_of_memory(error: BaseException) -> bool:
     """Whether memory ran out: PyTorch and onnxruntime say so in errors of several classes, and wrap them in others."""
     import torch
@@ -131,10 +147,20 @@ def out_of_memory(error: BaseException) -> bool:
     )
 
 
+@contextmanager
+def own_errors() -> Iterator[None]:
+    """Within it, what the caller is handling caused nothing, though Python makes it the context of every error."""
+    token = _before.set(sys.exc_info()[1])
+    try:
+        yield
+    finally:
+        _before.reset(token)
+
+
 def chain_of(error: BaseException) -> Iterator[BaseException]:
     """An error and all that led to it, each once; one that says "from None" still knows in what it was raised."""
     waiting: list[BaseException | None] = [error]
-    seen: list[BaseException] = []
+    seen: list[BaseException | None] = [_before.get()]
     while waiting:
         one = waiting.pop()
         if one is not None and all(one is not other for other in seen):

@@ -51,13 +51,18 @@ def structure(graph: ModelGraph) -> str:
     return hashlib.sha256(msgspec.json.encode(bare)).hexdigest()
 
 
-def kept(graph: ModelGraph, runtime: str, target: str, options: str, make: Callable[[], ModelGraph]) -> ModelGraph:
+def kept(
+    graph: ModelGraph, runtime: str, target: str, options: str, make: Callable[[], ModelGraph], code: str | None = ""
+) -> ModelGraph:
     """What `make` gives for a model whose eager trace is `graph`, under its name.
 
-    It is made once for each structure, runtime, target and options. What it raises is not kept.
+    It is made once for each structure, runtime, target, options and code. What it raises is not kept, nor what it gives
+    of a model that no code tells from others.
     """
+    if code is None:
+        return make()
     torch_version = re.sub(r"\+(cpu|cu\d+)$", "", graph.stack.get("torch", ""))  # models are taken apart alike by both
-    key = _key((structure(graph), runtime, target, options, torch_version))
+    key = _key((structure(graph), runtime, target, f"{options}; {code}", torch_version))
 
     def read_or_make() -> ModelGraph:
         path = _file(runtime, key)

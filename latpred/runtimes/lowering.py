@@ -19,7 +19,7 @@ from latpred.graph.graph import ModelGraph
 from latpred.graph.rewrites import REWRITTEN
 from latpred.query import AMP
 from latpred.runtimes import graph_store, legacy_torch
-from latpred.runtimes.base import RuntimeTracer, chain_of, out_of_memory
+from latpred.runtimes.base import RuntimeTracer, chain_of, out_of_memory, own_errors
 from latpred.storage import IdentityCache
 from latpred.units import format_bytes
 
@@ -153,6 +153,7 @@ def trace_for_runtime(
         return graph
 
 
+@own_errors()
 def of_source(source: Source, runtime: str, target: str, batch: int | None = None) -> ModelGraph:
     """As `trace_for_runtime`, for a source; models of one structure and one code are taken apart once.
 
@@ -182,6 +183,7 @@ def of_source(source: Source, runtime: str, target: str, batch: int | None = Non
         from latpred.sandbox.untouched import put_back
 
         try:
+            _demand_casts(tracer.traced_by, eager, target)
             _demand_memory(tracer.traced_by, eager)
             with without_modes(), _TURN, put_back(source.roots, numbers=False), no_autocast():
                 return trace()
@@ -191,7 +193,7 @@ def of_source(source: Source, runtime: str, target: str, batch: int | None = Non
             return guess(f"{_REFUSED}{error}")
 
     try:
-        return graph_store.kept(eager, tracer.traced_by, target, f"{options}; {source.code}", make)
+        return graph_store.kept(eager, tracer.traced_by, target, options, make, source.code)
     except RuntimeRefusalError as error:
         return guess(f"{_REFUSED}{error}")
     except Exception as error:
@@ -247,6 +249,16 @@ def fitting(graph: ModelGraph, runtime: str, target: str) -> ModelGraph:
 def refusal(graph: ModelGraph) -> str | None:
     """Why the graph's runtime would not take the model, which was then estimated; None where it took it."""
     return next((note.removeprefix(_REFUSED) for note in graph.notes if note.startswith(_REFUSED)), None)
+
+
+def _demand_casts(runtime: str, graph: ModelGraph, target: str) -> None:
+    """Refuse a model whose own casts are those of CUDA where a runtime's tools run it: they run it on the CPU."""
+    from latpred.tracing.autocast import OWN
+
+    if runtime in _COPIES and target == "cuda" and OWN.format(target) in graph.notes:
+        raise RuntimeRefusalError(
+            f"the model enters torch.autocast for CUDA, which does nothing on the CPU, where {runtime}'s tools run it"
+        )
 
 
 def _demand_memory(runtime: str, graph: ModelGraph) -> None:

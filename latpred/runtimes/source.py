@@ -7,7 +7,6 @@ built before it is asked for.
 from __future__ import annotations
 
 import copy
-import secrets
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, fields, is_dataclass
 from functools import partial
@@ -40,7 +39,7 @@ class Source:
     model: Callable[[], torch.nn.Module]  # builds it on the CPU for evaluation, as it was traced; may take a while
     inputs: Callable[[int], Any]  # real ones on the CPU for a batch size: positional or keyword arguments
     retrace: Callable[..., ModelGraph]  # traces it eagerly once more, with other options of `trace`
-    code: str = ""  # digest of its Python and its settings, which set apart models of one trace
+    code: str | None = ""  # digest of what sets it apart from others of its trace; None where nobody can tell
     roots: tuple[Any, ...] = ()  # classes and functions of the user's that run with it; see `latpred.sandbox.untouched`
 
 
@@ -77,27 +76,37 @@ def source_of(model: torch.nn.Module | str, inputs: Any = None, **options: Any) 
     return Source(graph, make, lambda batch: real(given(batch), dtype, last), retrace, code, roots)
 
 
-def code_of(model: torch.nn.Module, inputs: Any = ()) -> str:
-    """What sets a model apart from others of one trace, with inputs but their values; where nothing does, it is one."""
+def code_of(model: torch.nn.Module, inputs: Any = ()) -> str | None:
+    """What sets a model apart from others of one trace, with inputs but their values; None where nobody can tell."""
     leaves, form = flattened(inputs)
     shapes = [(tuple(leaf.shape), leaf.dtype) if isinstance(leaf, torch.Tensor) else leaf for leaf in leaves]
-    return fingerprint((model, shapes, str(form))) or secrets.token_hex()
+    return fingerprint((model, shapes, str(form)))
 
 
 def _on_cpu(module: torch.nn.Module) -> torch.nn.Module:
-    """A copy of a module on the CPU in evaluation mode; one without memory gets small random weights."""
+    """A copy of a module, and of every tensor in it, on the CPU in evaluation mode."""
+    generator = torch.Generator().manual_seed(SEED)
     with torch.inference_mode(False), torch.no_grad():
-        copier = Copier(lambda tensor, _: _cloned(tensor))
-        copied = copier.module(module)
-    if any(tensor.is_meta for tensor in (*copied.parameters(), *copied.buffers())):
-        copied = copied.to_empty(device="cpu")
-        generator = torch.Generator().manual_seed(SEED)
-        for tensor in (*copied.parameters(), *copied.buffers()):
-            if tensor.is_floating_point():
-                tensor.data.normal_(0.0, 0.02, generator=generator)
-            else:
-                tensor.data.zero_()
+        copied = Copier(lambda tensor, _: _real(tensor, generator)).module(module)
     return copied.to(device="cpu").eval()
+
+
+def _real(tensor: torch.Tensor, generator: torch.Generator) -> torch.Tensor:
+    """A copy of a tensor on the CPU; one without memory gets small random numbers."""
+    if type(tensor) not in (torch.Tensor, torch.nn.Parameter):
+        return copy.deepcopy(tensor)
+    if not tensor.is_meta:
+        made = tensor.detach().to("cpu", copy=True)
+    elif tensor.is_floating_point():
+        made = torch.empty_like(tensor, device="cpu").normal_(0.0, 0.02, generator=generator)
+    else:
+        made = torch.zeros_like(tensor, device="cpu")
+    return torch.nn.Parameter(made, tensor.requires_grad) if isinstance(tensor, torch.nn.Parameter) else made
+
+
+def twin(model: torch.nn.Module) -> torch.nn.Module:
+    """A copy over the same weights: what a forward pass keeps on a module, in a list or an object lands on the copy."""
+    return Copier(lambda tensor, _: tensor).module(model)
 
 
 def _settle(module: torch.nn.Module, dtype: torch.dtype | None, channels_last: bool) -> None:
@@ -107,12 +116,6 @@ def _settle(module: torch.nn.Module, dtype: torch.dtype | None, channels_last: b
     for tensor in (*module.parameters(), *module.buffers()):
         if channels_last and tensor.dim() == 4:
             tensor.data = tensor.data.contiguous(memory_format=torch.channels_last)
-
-
-def _cloned(tensor: torch.Tensor) -> torch.Tensor:
-    if type(tensor) is torch.nn.Parameter:
-        return torch.nn.Parameter(tensor.detach().clone(), requires_grad=tensor.requires_grad)
-    return tensor.detach().clone() if type(tensor) is torch.Tensor else copy.deepcopy(tensor)
 
 
 class FlatModel(torch.nn.Module):

@@ -26,8 +26,8 @@ from latpred.graph.graph import NO_PYTHON, ZERO, Affine, ModelGraph, Op, rewritt
 from latpred.graph.rewrites import attention_on_cuda
 from latpred.ops.families import root
 from latpred.runtimes import StepPerOp
-from latpred.runtimes.base import graph_in, ops_of, out_of_memory
-from latpred.runtimes.source import FlatModel, Source, flattened, tensors_of
+from latpred.runtimes.base import built_of, graph_in, ops_of, out_of_memory, own_errors
+from latpred.runtimes.source import FlatModel, Source, flattened, tensors_of, twin
 from latpred.sandbox.own_thread import silenced, unhooked
 from latpred.storage import IdentityCache
 from latpred.tracing.inputs import nbytes
@@ -60,13 +60,13 @@ class TorchScript(StepPerOp):
     """A frozen trace, as `torch.jit.trace` and `torch.jit.freeze` make it."""
 
     name = traced_by = "torchscript"
-    options = "7"  # raise it whenever the graphs change that are made here
+    options = "8"  # raise it whenever the graphs change that are made here
     host_classes = (INTERPRETED,)
     eager_kernels = True
 
     def __init__(self) -> None:
         super().__init__()
-        self._built: IdentityCache[torch.nn.Module, dict[Any, Any]] = IdentityCache()
+        self._built: IdentityCache[torch.nn.Module, Any] = IdentityCache()
 
     def available(self) -> str | None:
         """None while PyTorch has TorchScript, which it calls deprecated."""
@@ -74,11 +74,10 @@ class TorchScript(StepPerOp):
             return None
         return f"torch {torch.__version__} no longer has TorchScript. Install an earlier one: pip install 'torch<2.14'"
 
+    @own_errors()
     def build(self, model: Any, inputs: Any) -> Callable[[], Any]:
         """A call of the frozen trace, made once for inputs of the same shapes and run until it has settled."""
-        tensors = tensors_of(inputs)
-        modules = self._built.get(model, lambda _: {})
-        key = (_signature(inputs), next((weight.dtype for weight in model.parameters()), None))
+        tensors, modules, key = tensors_of(inputs), built_of(self._built, model), _signature(inputs)
         if key not in modules:
             modules[key] = frozen(model, inputs)
             with silenced(), torch.inference_mode():
@@ -207,13 +206,13 @@ def frozen(model: torch.nn.Module, inputs: Any) -> Any:
 def frozen_for_tracing(model: torch.nn.Module, inputs: Any) -> Any:
     """As `frozen`, on the CPU, where products in half precision are many times slower than in single.
 
-    Models with convolutions are traced as they are.
+    Models with convolutions are traced as they are. What a pass keeps for the next one is in no other trace.
     """
     dtype = next((weight.dtype for weight in model.parameters() if weight.dtype in _HALVES), None)
     if dtype is not None:
         with suppress(RuntimeRefusalError), _InSinglePrecision(dtype):
-            return frozen(model, inputs)
-    return frozen(model, inputs)
+            return frozen(twin(model), inputs)
+    return frozen(twin(model), inputs)
 
 
 def join_linears(graph: Any) -> None:

@@ -285,16 +285,25 @@ def test_rows_are_brought_to_full_speed_by_the_kind_of_their_work(
     assert visits.at_full_speed(row(1), speed) == row(1)
 
 
-@pytest.mark.parametrize(("queued_s", "single"), [(None, 2.0), (0.5e-3, 2.0), (2e-3, 1.0)])
+@pytest.mark.parametrize(
+    ("others_s", "single"),
+    [
+        ({"issue": 1e-3}, 2.0),
+        ({"issue": 1e-3, "queued": 0.5e-3}, 2.0),
+        ({"issue": 1e-3, "queued": 2e-3}, 1.0),
+        ({"issue": 0.2e-3}, 1.0),  # it waited for the device, which nothing else tells
+        ({}, 1.0),
+    ],
+)
 def test_what_a_slow_host_did_is_brought_to_full_speed_and_what_the_device_did_is_not(
-    queued_s: float | None, single: float
+    others_s: dict[str, float], single: float
 ) -> None:
-    timings = {"single": timing(), "issue": timing()}
-    if queued_s is not None:
-        timings["queued"] = msgspec.structs.replace(timing(), median_s=queued_s)
+    timings = {name: msgspec.structs.replace(timing(), median_s=s) for name, s in ({"single": 1e-3} | others_s).items()}
     brought = visits.host_at_full_speed(msgspec.structs.replace(row(1), timings=timings), 2.0).timings
-    assert (brought["single"].median_s, brought["issue"].median_s) == (1e-3 / single, 0.5e-3)
-    assert brought.get("queued") == timings.get("queued")
+    shorter = {"single": single, "issue": 2.0, "queued": 1.0}
+    assert {name: one.median_s for name, one in brought.items()} == {
+        name: one.median_s / shorter[name] for name, one in timings.items()
+    }
 
 
 def test_only_what_a_gpus_host_takes_part_in_waits_for_its_full_speed(

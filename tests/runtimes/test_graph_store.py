@@ -16,7 +16,7 @@ import msgspec
 import pytest
 import torch
 from factories import add, graph, linear
-from smallmodels import written
+from smallmodels import Function, written
 
 from latpred import host, runtimes, tracing
 from latpred.errors import RuntimeRefusalError
@@ -175,6 +175,38 @@ def test_what_a_runtime_refuses_is_refused_once_unless_the_machine_was_full(
     passing = cause in MACHINE
     assert (len(asked), len(files())) == ((2, 0) if passing else (1, 1))
     assert (refusal(of_source(source, "torchscript", "cpu")) is None) == passing
+
+
+@pytest.mark.parametrize("handled", [MemoryError(), FileNotFoundError(2, "No such file or directory")])
+def test_what_the_caller_is_handling_is_no_reason_to_refuse_a_model(handled: Exception) -> None:
+    def untraceable(x: torch.Tensor) -> torch.Tensor:
+        if torch.jit.is_tracing():
+            raise ValueError("tracing is not for me")
+        return torch.tanh(x)
+
+    model, x = Function(untraceable), torch.zeros(2, 8)
+    try:
+        raise handled
+    except Exception:
+        assert "tracing is not for me" in str(refusal(trace_for_runtime(model, x, runtime="torchscript")))
+        with pytest.raises(RuntimeRefusalError, match="tracing is not for me"):
+            TorchScript().build(model, (x,))
+    assert len(files()) == 1, "the model is refused for good"
+
+
+class Reading(torch.nn.Linear):
+    """Nobody can tell whether it will do the same the next time."""
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        open(__file__).close()
+        return super().forward(x)
+
+
+def test_nothing_is_kept_of_what_nobody_can_tell_from_another() -> None:
+    model = Reading(8, 8)
+    graphs = [trace_for_runtime(model, torch.zeros(2, 8), runtime="torchscript") for _ in range(2)]
+    assert graphs[0] == graphs[1] is not graphs[0]
+    assert (files(), len(graph_store._memory._values)) == ([], 0)
 
 
 @pytest.mark.parametrize(

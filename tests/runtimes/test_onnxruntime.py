@@ -22,6 +22,7 @@ from latpred import runtimes
 from latpred.errors import MissingPackageError, RuntimeRefusalError
 from latpred.graph.graph import ModelGraph
 from latpred.runtimes import graph_store, lowering
+from latpred.runtimes.base import built_of
 from latpred.runtimes.onnx import onnx_export, onnx_session
 from latpred.runtimes.onnx.onnx_formulas import Node, Value, work_of
 from latpred.runtimes.onnx.onnxruntime import NOTE, OnnxRuntime
@@ -168,7 +169,7 @@ def test_a_model_that_was_run_is_not_exported_again_to_be_traced(exports: list[o
     graph = OnnxRuntime().trace(replace(source, model=lambda: model), "cpu")
     assert len(exports) == 1
     assert graph.ops == OnnxRuntime().trace(replace(source, model=lambda: other), "cpu").ops
-    assert OnnxRuntime._exports.get(other, lambda _: {}) == {}, "a trace keeps no weights"
+    assert built_of(OnnxRuntime._exports, other) == {}, "a trace keeps no weights"
 
 
 def test_a_model_that_is_exported_to_a_file_is_traced_and_leaves_none(
@@ -317,6 +318,35 @@ def test_what_a_node_does_follows_from_its_shapes(
     work = work_of(Node(op_type, "", attributes), inputs, (out,))
     assert (work.family, tuple(work.dims.values())) == (family, dims)
     assert work.macs == (prod(dims) if family == "gemm" else 0)
+
+
+X, WEIGHTS = tensor(2, 3, 64), tensor(64, 192, weight=True)
+MASK, PAST, NONE = tensor(2, 1, 3, 10), tensor(2, 4, 7, 16), None
+HEADS = {"num_heads": 4}
+
+
+@pytest.mark.parametrize(
+    ("op_type", "domain", "inputs", "more", "keys", "masked"),
+    [
+        ("GroupQueryAttention", "com.microsoft", (X, X, X), (), 3, 0),
+        ("GroupQueryAttention", "com.microsoft", (X, X, X, PAST, PAST), (), 10, 0),
+        ("GroupQueryAttention", "com.microsoft", (X, X, X, PAST, PAST), (tensor(2, 4, 12, 16),), 12, 0),
+        ("GroupQueryAttention", "com.microsoft", (tensor(2, 3, 192), *[NONE] * 2, PAST, PAST), (), 10, 0),
+        ("MultiHeadAttention", "com.microsoft", (X, X, X, tensor(192, weight=True)), (), 3, 0),
+        ("MultiHeadAttention", "com.microsoft", (X, X, X, *[NONE] * 2, MASK, PAST, PAST), (), 10, 1),
+        ("MultiHeadAttention", "com.microsoft", (X, PAST, PAST), (), 7, 0),
+        ("Attention", "com.microsoft", (X, WEIGHTS), (), 3, 0),
+        ("Attention", "com.microsoft", (X, WEIGHTS, NONE, MASK, tensor(2, 2, 4, 7, 16)), (), 10, 1),
+        ("Attention", "", (tensor(2, 4, 3, 16), PAST, PAST, MASK), (), 7, 1),
+        ("Attention", "", (tensor(2, 4, 3, 16), tensor(2, 4, 3, 16), tensor(2, 4, 3, 16), NONE, PAST, PAST), (), 10, 0),
+    ],
+)
+def test_attention_goes_to_the_tokens_of_earlier_passes_too(
+    op_type: str, domain: str, inputs: Any, more: Any, keys: int, masked: int
+) -> None:
+    work = work_of(Node(op_type, domain, HEADS), inputs, (tensor(2, 3, 64), *more))
+    assert tuple(work.dims.values()) == (2, 4, 3, keys, 16, masked)
+    assert work.macs == 2 * 2 * 4 * 3 * keys * 16 + (2 * 3 * 64 * 192 if WEIGHTS in inputs else 0)
 
 
 def test_a_cuda_provider_is_told_about_tf32_and_must_be_there(monkeypatch: pytest.MonkeyPatch) -> None:

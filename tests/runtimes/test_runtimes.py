@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import importlib
+import types
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -16,7 +17,7 @@ from latpred.errors import UsageError
 from latpred.prediction.predictor import Predictor
 from latpred.runtimes import Eager
 from latpred.runtimes.base import RuntimeTracer
-from latpred.runtimes.lowering import traced_by
+from latpred.runtimes.lowering import refusal, trace_for_runtime, traced_by
 from latpred.runtimes.source import source_of
 from latpred.tracing.inputs import DTYPES
 from latpred.tracing.meta_module import make_meta_module
@@ -121,6 +122,85 @@ def test_a_real_model_has_the_dtypes_and_layouts_of_its_eager_trace(precision: s
     for own, theirs in zip(made.state_dict().values(), traced.state_dict().values(), strict=True):
         assert (own.dtype, own.stride()) == (theirs.dtype, theirs.stride())
     assert made.turns.item() == 1 + 2j
+
+
+class Scattered(torch.nn.Module):
+    """Keeps tensors in a plain attribute, a list and an object, all of which nn.Module leaves where they are."""
+
+    def __init__(self, device: str) -> None:
+        super().__init__()
+        self.layer = torch.nn.Linear(8, 8, device=device)
+        self.scale, self.shifts = torch.ones(8, device=device), [torch.ones(8, device=device)]
+        self.held = types.SimpleNamespace(mask=torch.ones(8, dtype=torch.long, device=device))
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return self.layer(x) * self.scale + self.shifts[0] * self.held.mask  # type: ignore[no-any-return]
+
+
+def test_every_tensor_that_a_model_holds_is_real_for_the_tools_of_runtimes() -> None:
+    graphs = [
+        trace_for_runtime(Scattered(device), torch.zeros(2, 8), runtime="torchscript") for device in ("cpu", "meta")
+    ]
+    assert refusal(graphs[0]) is None
+    assert graphs[0] == graphs[1]
+
+
+class Recurrent(torch.nn.Module):
+    """Begins a pass with what the last one left."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.cell, self.hidden = torch.nn.GRUCell(32, 32), None
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        before = x.new_zeros(x.shape[0], 32) if self.hidden is None else self.hidden
+        self.hidden = self.cell(x, before)
+        return self.hidden  # type: ignore[return-value]
+
+
+class Placed(torch.nn.Module):
+    """Adds a table that its first pass makes."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.layer, self.table = torch.nn.Linear(64, 64), None
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        if self.table is None:
+            self.table = torch.sin(torch.arange(x.shape[1]).float()[:, None] * torch.arange(64).float())
+        return self.layer(x + self.table)  # type: ignore[no-any-return]
+
+
+@pytest.mark.parametrize("runtime", ["torchscript", "compile"])
+@pytest.mark.parametrize(("model", "size"), [(Recurrent(), (32,)), (Placed(), (6, 64))])
+def test_a_model_that_keeps_what_it_computed_is_taken_apart_alike_at_each_batch(
+    runtime: str, model: torch.nn.Module, size: tuple[int, ...]
+) -> None:
+    graph = trace_for_runtime(model.eval(), torch.zeros(2, *size), runtime=runtime)
+    assert graph.notes == ()
+    if runtime == "compile":  # a sine is compiled once, and run no more
+        assert not any(op.dims["math"].at(2) for op in graph.ops if isinstance(model, Placed) and "math" in op.dims)
+
+
+class Mixing(torch.nn.Linear):
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        with torch.autocast("cuda", torch.float16):
+            return super().forward(x)
+
+
+@pytest.mark.parametrize("runtime", ["torchscript", "onnxruntime", "compile"])
+def test_casts_of_a_gpu_that_a_cpu_does_not_make_are_those_of_the_eager_trace(runtime: str) -> None:
+    graph = trace_for_runtime(Mixing(8, 8), torch.zeros(2, 8), runtime=runtime, target="cuda")
+    assert "enters torch.autocast for CUDA" in str(refusal(graph))
+    assert {op.dtype for op in graph.ops if op.family == "gemm"} == {"float16"}
+
+
+@pytest.mark.parametrize("runtime", ["torchscript", "onnxruntime"])
+def test_a_model_that_was_changed_is_built_anew(runtime: str) -> None:
+    model, x = torch.nn.Sequential(torch.nn.Linear(8, 8)).eval(), torch.zeros(1, 8)
+    for width in (8, 3):
+        assert runtimes.get(runtime).build(model, (x,))()[0].shape == (1, width)
+        model.append(torch.nn.Linear(8, 3).eval())
 
 
 @pytest.mark.usefixtures("installed")

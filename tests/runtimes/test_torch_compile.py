@@ -3,8 +3,11 @@
 from __future__ import annotations
 
 import copy
+import gc
+import pickle
 import re
 import warnings
+import weakref
 from collections import Counter
 from collections.abc import Callable
 from types import SimpleNamespace
@@ -18,13 +21,15 @@ from processstate import different, settings
 from smallmodels import Function, build_small, inputs_of
 from torch import nn
 from torch._inductor.runtime.hints import DeviceProperties
+from torch.nn.attention import SDPBackend, sdpa_kernel
 
 from latpred import runtimes
 from latpred.errors import RuntimeRefusalError
 from latpred.graph.graph import Affine, ModelGraph, Op
 from latpred.runtimes.inductor import fake_cuda, front_end
 from latpred.runtimes.inductor.torch_compile import CASTS, NOTE, Compile, CompileReduceOverhead, ops_through
-from latpred.runtimes.lowering import trace_for_runtime
+from latpred.runtimes.lowering import refusal, trace_for_runtime
+from latpred.sandbox.fingerprint import fingerprint
 
 # Small models whose real wrapper is read, one of those that are alike and none that takes a minute; those after the
 # first are left to the slow run. Architectures that cannot be taken: nystromformer, whose own code Dynamo finds adding
@@ -287,27 +292,67 @@ def test_an_eager_graph_is_fused_between_library_calls() -> None:
     assert NOTE in guess.notes
 
 
-def test_what_inductor_decides_by_tells_graphs_apart() -> None:
+DECISIVE: tuple[Callable[[], Any], ...] = (
+    lambda: torch._inductor.config.patch(max_autotune=True),  # type: ignore[attr-defined]
+    lambda: torch._dynamo.config.patch(capture_scalar_outputs=True),  # type: ignore[attr-defined]
+    lambda: mock.patch.dict("os.environ", TORCHINDUCTOR_LAYOUT_OPTIMIZATION="0"),
+    lambda: sdpa_kernel(SDPBackend.MATH),
+    lambda: mock.patch("torch.get_num_threads", return_value=torch.get_num_threads() % 2 + 1),
+    lambda: mock.patch("torch.are_deterministic_algorithms_enabled", return_value=True),
+)
+
+
+def test_what_the_compiler_decides_by_tells_graphs_apart() -> None:
     def trace() -> ModelGraph:
         return trace_for_runtime(torch.nn.Linear(8, 8), torch.zeros(2, 8), runtime="compile", target="cpu")
 
     first, before = trace(), Compile().options
     assert trace() is first, "a trace leaves no setting behind"
     seen = {before}
-    with torch._inductor.config.patch(max_autotune=True):  # type: ignore[attr-defined]
-        seen.add(Compile().options)
-    torch.use_deterministic_algorithms(True)
-    try:
-        seen.add(Compile().options)
-    finally:
-        torch.use_deterministic_algorithms(False)
-    torch.set_num_threads(2)
-    try:
-        seen.add(Compile().options)
-    finally:
-        torch.set_num_threads(1)
-    assert len(seen) == 4
-    assert Compile().options == before
+    for decisive in DECISIVE:
+        with decisive():
+            seen.add(Compile().options)
+    assert len(seen) == 1 + len(DECISIVE)
+    with mock.patch.dict("os.environ", TORCHINDUCTOR_CACHE_DIR="elsewhere"):  # which torch sets by itself
+        assert Compile().options == before
+
+
+@pytest.mark.parametrize(
+    "switched_off",
+    [
+        lambda: torch.compiler.set_stance("force_eager"),
+        lambda: torch._dynamo.config.patch(disable=True),  # type: ignore[attr-defined]
+    ],
+)
+def test_a_compiler_that_is_switched_off_is_followed_all_the_same(switched_off: Callable[[], Any]) -> None:
+    usual = front_end.forward(pair(72), (torch.zeros(2, 72),), "cpu")
+    with switched_off():
+        assert front_end.forward(pair(72), (torch.zeros(2, 72),), "cpu") == usual
+
+
+@pytest.mark.parametrize(
+    ("kept_from", "said"),
+    [
+        (lambda: mock.patch.dict("os.environ", TORCHDYNAMO_DISABLE="1"), "TORCHDYNAMO_DISABLE=1 keeps torch.compile"),
+        (lambda: torch._inductor.config.patch(freezing=True), "Inductor's freezing is on"),  # type: ignore[attr-defined]
+    ],
+)
+def test_what_cannot_be_followed_is_estimated_while_it_is_set(kept_from: Callable[[], Any], said: str) -> None:
+    model, x = pair(80), torch.zeros(2, 80)
+    with kept_from():
+        assert said in str(refusal(trace_for_runtime(model, x, runtime="compile")))
+    assert refusal(trace_for_runtime(model, x, runtime="compile")) is None
+
+
+@pytest.mark.parametrize(("wide", "high", "batch", "product"), [(64, 1, 1, True), (16, 16, 1, True), (1, 64, 2, False)])
+def test_small_products_are_taken_apart_by_the_rules_of_the_device(
+    wide: int, high: int, batch: int, *, product: bool
+) -> None:
+    model, x = nn.Linear(wide, high).eval(), torch.zeros(batch, wide)
+    found = {
+        target: any(op.family == "gemm" for op in front_end.forward(model, (x,), target)) for target in ("cpu", "cuda")
+    }
+    assert found == {"cpu": not product, "cuda": product}
 
 
 def test_a_model_is_built_with_what_it_needs(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -318,14 +363,21 @@ def test_a_model_is_built_with_what_it_needs(monkeypatch: pytest.MonkeyPatch) ->
 
 
 @pytest.mark.slow
-def test_a_built_model_runs_and_is_kept() -> None:
+def test_a_built_model_runs_and_is_kept_and_the_model_itself_is_left_alone(monkeypatch: pytest.MonkeyPatch) -> None:
+    made, real = [], front_end.compiled
+    monkeypatch.setattr(front_end, "compiled", lambda *given, **options: made.append(1) or real(*given, **options))  # type: ignore[func-returns-value]
     model, x = pair(), torch.randn(2, 32)
+    before = fingerprint(model), set(vars(model))
     run = runtimes.get("compile").build(model, (x,))
     assert torch.allclose(run(), model(x), atol=1e-5)
-    kept = model.__dict__["_latpred_compiled"].by_runtime["compile"]
     runtimes.get("compile").build(model, {"input": torch.randn(5, 32)})
-    assert model.__dict__["_latpred_compiled"].by_runtime["compile"] is kept
-    assert not copy.deepcopy(model).__dict__["_latpred_compiled"].by_runtime
+    assert len(made) == 1
+    assert (fingerprint(model), set(vars(model))) == before
+    assert b"latpred" not in pickle.dumps(model)
+    alive = weakref.ref(model)
+    del model, run
+    gc.collect()
+    assert alive() is None
 
 
 @pytest.mark.parametrize("target", ["cpu", "cuda"])

@@ -45,6 +45,7 @@ MOST_VISITS = 3  # of a cell: other work that never ends must not be waited for 
 CALM_ENOUGH = 0.4  # of the rows, below which a fit takes the disturbed ones too
 # Of how slow a moment is, by which whole networks take longer: 0.2 of those that multiply, 0.8 of those that dispatch.
 WHOLE_POWER = 0.5
+WAITS = 1.3  # times what issuing a forward pass takes, beyond which it waits for the device
 
 ON_DEVICE = ("kernel", "memory")  # cells of an asynchronous device that its host takes no part in
 
@@ -239,11 +240,13 @@ def at_full_speed(row: Row, speed: RunSpeed, longer: float | None = None) -> Row
 def host_at_full_speed(row: Row, longer: float) -> Row:
     """A row of an asynchronous device as with its host at full speed, where the host took so many times longer.
 
-    What the device takes is its own, and a forward pass that waits for it took no longer.
+    What the device takes is its own, and a forward pass that waits for it, as any may of which nothing else is known,
+    took no longer.
     """
     timings = dict(row.timings)
-    both = timings.keys() >= {"issue", "queued"}
-    waits = both and timings["queued"].median_s > timings["issue"].median_s
+    known_s = {name: timing.median_s for name, timing in timings.items()}
+    issue_s = known_s.get("issue", 0.0)
+    waits = known_s["queued"] > issue_s if "queued" in known_s else known_s.get("single", 0.0) > WAITS * issue_s
     for name in ("issue",) if waits else ("issue", "single"):
         if name in timings:
             timings[name] = _shorter(timings[name], longer)

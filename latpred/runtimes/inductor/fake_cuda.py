@@ -7,12 +7,13 @@ the machine has, so that a trace gives the same graph everywhere.
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from types import SimpleNamespace
 from typing import Any
 
 import torch
 from torch import fx
+from torch._decomp.decompositions import pw_cast_for_opmath
 from torch.utils._pytree import tree_map
 
 from latpred.sandbox.own_thread import replaced
@@ -78,6 +79,32 @@ def _forget() -> None:
         clear: Any = getattr(answer, "cache_clear", None)
         if clear is not None:
             clear()
+
+
+def decompositions() -> dict[Any, Callable[..., Any]]:
+    """How Inductor takes ops apart on the device: AOTAutograd, which traces on the CPU, would do as one does there."""
+    from torch._inductor.decomposition import select_decomp_table
+
+    aten, table = torch.ops.aten, dict(select_decomp_table())
+    batched = table[aten.bmm.default]
+    table[aten.mm.default], table[aten.addmm.default] = _mm, _addmm
+    table[aten.bmm.default] = lambda a, b: batched(a, b) if a.shape[-1] == 1 else NotImplemented
+    return table
+
+
+@pw_cast_for_opmath
+def _mm(a: torch.Tensor, b: torch.Tensor) -> Any:
+    return a * b if _is_outer(a, b) else NotImplemented
+
+
+@pw_cast_for_opmath
+def _addmm(c: torch.Tensor, a: torch.Tensor, b: torch.Tensor, *, beta: float = 1, alpha: float = 1) -> Any:
+    return alpha * (a * b) + beta * c if _is_outer(a, b) else NotImplemented
+
+
+def _is_outer(a: torch.Tensor, b: torch.Tensor) -> bool:
+    """Whether a product of two matrices is one of a column and a row, neither of them a single number."""
+    return a.shape[1] == 1 and a.shape[0] != 1 and b.shape[1] != 1
 
 
 def moved(module: fx.GraphModule, inputs: Sequence[Any]) -> tuple[fx.GraphModule, list[Any], Any]:

@@ -15,6 +15,7 @@ from __future__ import annotations
 import contextlib
 import copy
 import inspect
+import os
 from collections.abc import Callable, Iterator, Sequence
 from functools import partial
 from typing import Any
@@ -28,14 +29,21 @@ from latpred.errors import RuntimeRefusalError
 from latpred.graph.graph import Affine, Op
 from latpred.runtimes.inductor import fake_cuda
 from latpred.runtimes.inductor.compiled_ops import EAGER, KernelCall, calls_of, executed_op, guards
+from latpred.sandbox.fingerprint import fingerprint
 from latpred.sandbox.own_thread import replaced, silenced
+from latpred.sandbox.untouched import copied
 from latpred.tracing.op_record import OpInfo, OpRecord, describe, launching, leaves, no_launch, sync
 from latpred.tracing.trace_pass import read_of, touched_since
 
 REGIONS = "isolate_recompiles" in inspect.signature(torch.compile).parameters
 SUPPORTED = ("2.11", "2.13")  # raise the VERSION of `compile` with it: what was refused is kept as an estimate
 MANY = 1_000_000  # compilations of one function: models whose layers each break off a graph of their own
-_DYNAMO = {"accumulated_recompile_limit": MANY, "fail_on_recompile_limit_hit": True, "suppress_errors": False}
+_DYNAMO = {
+    "accumulated_recompile_limit": MANY,
+    "disable": False,
+    "fail_on_recompile_limit_hit": True,
+    "suppress_errors": False,
+}
 _INDUCTOR = {
     "force_disable_caches": True,
     "joint_graph_constant_folding": False,
@@ -68,7 +76,12 @@ def _isolated() -> Iterator[list[Any]]:
     backends, limit = set(frames.cached_backends), dynamo.recompile_limit
     before = set() if REGIONS else {code for code in _codes() if _entries(code)}
     made: list[Any] = []
-    with dynamo.patch(_DYNAMO), functorch.patch(enable_autograd_cache=False), inductor.patch(_INDUCTOR):
+    with (
+        dynamo.patch(_DYNAMO),
+        functorch.patch(enable_autograd_cache=False),
+        inductor.patch(_INDUCTOR),
+        replaced(frames, "_callback_from_stance", lambda callback: callback),  # whatever `set_stance` said
+    ):
         try:
             yield made
         finally:
@@ -103,31 +116,46 @@ def _all_from(made: list[Any], code: Any) -> bool:
 
 
 def supported() -> None:
-    """Refuse a torch whose Inductor nobody looked into."""
+    """Refuse a torch whose Inductor nobody looked into, and one that compiles nothing or freezes what it compiles."""
     version = ".".join(torch.__version__.split(".")[:2])
     if version not in SUPPORTED:
         raise RuntimeRefusalError(
             f"What torch.compile runs is counted with torch {', '.join(SUPPORTED)}, and this is {torch.__version__}. "
             f"Install torch=={SUPPORTED[-1]}.* to have it counted."
         )
+    import torch._inductor.config as inductor
+
+    if os.environ.get("TORCHDYNAMO_DISABLE") == "1":
+        raise RuntimeRefusalError("TORCHDYNAMO_DISABLE=1 keeps torch.compile from compiling anything; unset it.")
+    if inductor.freezing:
+        raise RuntimeRefusalError(
+            "Inductor's freezing is on, which latpred does not follow; set torch._inductor.config.freezing = False, or "
+            "unset TORCHINDUCTOR_FREEZING."
+        )
 
 
 def forward(model: torch.nn.Module, inputs: Any, target: str) -> tuple[Op, ...]:
     """What one forward pass executes: kernels and library calls of compiled graphs, and ops between these graphs.
 
-    The model is on the CPU in evaluation mode, and run once on real inputs; `target` ("cpu" or "cuda") is the kind of
-    device to lower for. One that Dynamo or Inductor cannot take is refused, with the reason.
+    The model is on the CPU in evaluation mode, and run on real inputs; `target` ("cpu" or "cuda") is the kind of device
+    to lower for. Of one that keeps what it computes the second pass counts: the first may do what no other does. One
+    that Dynamo or Inductor cannot take is refused, with the reason.
     """
-    positional, named = ((), inputs) if isinstance(inputs, dict) else (inputs, {})
-    recorder = _Recorder(sum(t.numel() * t.element_size() for t in leaves([*positional, *named.values()])))
+    again = copied(inputs, torch.clone)  # as a pass may write into a cache that it is given
+    values = inputs.values() if isinstance(inputs, dict) else inputs
+    recorder = _Recorder(sum(t.numel() * t.element_size() for t in leaves(list(values))))
     try:
         with silenced(), _isolated() as made, torch.inference_mode():
             from torch._inductor.compile_fx import compile_fx
 
+            table = fake_cuda.decompositions() if target == "cuda" else None
+            backend = partial(compile_fx, inner_compile=recorder.inner, decompositions=table)
             with _capturing(recorder, target):
-                made.append(compiled(model, MANY, backend=partial(compile_fx, inner_compile=recorder.inner)))
-                with recorder:
-                    made[-1](*positional, **named)
+                made.append(compiled(model, MANY, backend=backend))
+                before = fingerprint(model)
+                recorder.watch(made[-1], inputs)
+                if before is None or fingerprint(model) != before:
+                    recorder.watch(made[-1], again)
     except RuntimeRefusalError:
         raise
     except Exception as error:
@@ -145,6 +173,12 @@ class _Recorder(TorchDispatchMode):
         self.lowered: list[KernelCall] = []  # calls of the graph that was lowered last
         self._input_bytes = input_bytes
         self._carried = 0  # bytes that the last graph left to what follows
+
+    def watch(self, model: Any, inputs: Any) -> None:
+        """See one forward pass, in place of any before it."""
+        self._ops, self._weights, self._carried = [], [], 0
+        with self:
+            model(**inputs) if isinstance(inputs, dict) else model(*inputs)
 
     @classmethod
     def ignore_compile_internals(cls) -> bool:

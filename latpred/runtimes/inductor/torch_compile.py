@@ -6,6 +6,7 @@ built to be measured. Shapes are static, as `torch.compile(dynamic=False)` takes
 
 from __future__ import annotations
 
+import os
 import shutil
 import sys
 import sysconfig
@@ -25,21 +26,23 @@ from latpred.graph.rewrites import itemsize
 from latpred.ops.families import root
 from latpred.query import AMP
 from latpred.runtimes import Eager
-from latpred.runtimes.base import graph_in, kind, op_through, unless_affine
-from latpred.runtimes.cuda_graphs import NO_CUDA, replays
+from latpred.runtimes.base import built_of, graph_in, kind, op_through, unless_affine
+from latpred.runtimes.cuda_graphs import NO_CUDA, device_of, replays
 from latpred.runtimes.inductor.compiled_ops import EAGER, EXTERN_CLASS, guards
+from latpred.storage import IdentityCache
 
 if TYPE_CHECKING:
     from latpred.runtimes.source import Source
 
-VERSION = "8"  # of what is traced; graphs of another one are made again
+VERSION = "9"  # of what is traced; graphs of another one are made again
 MOST_SHAPES = 256  # batch sizes and input sizes that one model may be compiled for
 NOTE = (
     "What torch.compile runs is estimated from the eager graph: "
     "one generated kernel for all ops between two library calls."
 )
+# Variables of the environment that Dynamo and Inductor read; where folders are, torch says there by itself.
+_VARIABLES = ("TORCHDYNAMO_", "TORCH_DYNAMO_", "TORCH_COMPILE_", "TORCHINDUCTOR_")
 CASTS = "autocast's rules are those of a CPU: on a GPU it runs norms and softmax in fp32, which the kernels then write"
-_KEPT = "_latpred_compiled"
 _WORK = ("macs", "weight_bytes", "read_bytes", "write_bytes")
 _GROWING = frozenset(EFFORTS["generated"])  # dimensions that say what the loops of a generated kernel do
 _LIBRARY = frozenset(
@@ -60,16 +63,22 @@ class Compile(Eager):
     mode: str | None = None
     warm_ups = 2
 
+    def __init__(self) -> None:
+        super().__init__()
+        self._compiled: IdentityCache[Any, Any] = IdentityCache()
+
     @property
     def options(self) -> str:
-        """The version, and what else Inductor decides by: several threads or one, determinism, settings of its own."""
+        """The version, and what else decides: threads, determinism, backends of attention, settings of the compiler."""
         import torch
 
-        config: Any = sys.modules.get("torch._inductor.config")  # nobody has changed what nobody has imported
-        settings = {} if config is None else config.get_config_copy()
-        changed = [f"{name}={value}" for name, value in settings.items() if value != config._config[name].default]
-        decisive = (torch.get_num_threads() > 1, torch.are_deterministic_algorithms_enabled())
-        return f"{VERSION}; {decisive}; {changed}"
+        attention: Any = torch.backends.cuda
+        decisive = (
+            torch.get_num_threads() > 1,
+            torch.are_deterministic_algorithms_enabled(),
+            *(attention.flash_sdp_enabled(), attention.mem_efficient_sdp_enabled(), attention.math_sdp_enabled()),
+        )
+        return f"{VERSION}; {decisive}; {_settings()}"
 
     def trace(self, source: Source, target: str) -> ModelGraph:
         """The calls that Inductor's scheduler decides on, counted at batches 1, 2 and 3."""
@@ -105,38 +114,50 @@ class Compile(Eager):
         return None
 
     def build(self, model: Any, inputs: Any) -> Callable[[], Any]:
-        """A call of the compiled model in inference mode, compiled for these inputs.
-
-        The compiled model is kept in an attribute of the model, which copies of it do not take over.
-        """
+        """A call of the compiled model in inference mode, compiled for these inputs."""
         missing = self.available()
         if missing:
             raise MissingPackageError(missing)
         from latpred.sandbox.own_thread import silenced  # imports torch
 
         with silenced():  # Inductor advises TF32 on GPUs that have it: the precision is what was asked for
-            run = super().build(self._compiled(model), inputs)
+            run = super().build(self._compiled_form(model, inputs), inputs)
             for _ in range(self.warm_ups):
                 run()
         return run
 
-    def _compiled(self, model: Any) -> Any:
+    def _compiled_form(self, model: Any, inputs: Any) -> Any:
+        """What a model is compiled to, once while it is as it is: a copy, since what is kept may not hold the model."""
         from latpred.runtimes.inductor import front_end  # imports torch
+        from latpred.runtimes.source import twin
 
-        kept = model.__dict__.setdefault(_KEPT, _Kept())
-        if self.name not in kept.by_runtime:
-            kept.by_runtime[self.name] = front_end.compiled(model, MOST_SHAPES, mode=self.mode)
-        return kept.by_runtime[self.name]
+        kept, device = built_of(self._compiled, model), device_of(model, inputs)
+        if device not in kept:  # moving a model moves weights that the copy shares, and buffers of its own
+            kept[device] = front_end.compiled(twin(model), MOST_SHAPES, mode=self.mode)
+        return kept[device]
+
+
+def _settings() -> list[str]:
+    """What Dynamo and Inductor are set to: by variables, which they read where they are imported, and by programs."""
+    read = (name for name in sorted(os.environ) if name.startswith(_VARIABLES) and not name.endswith("_DIR"))
+    said = [f"{name}={os.environ[name]}" for name in read]
+    for name in ("torch._dynamo.config", "torch._inductor.config"):
+        config: Any = sys.modules.get(name)  # nobody has changed what nobody has imported
+        for key, value in {} if config is None else config.get_config_copy().items():
+            if key not in config._compile_ignored_keys and value != config._config[key].default:
+                said.append(f"{key}={value}")
+    return said
 
 
 def _executed(source: Source, target: str, batches: Sequence[int]) -> list[tuple[Op, ...]]:
     """What a forward pass at each batch size runs, under autocast where that is asked for."""
     from latpred.runtimes.inductor import front_end
+    from latpred.runtimes.source import twin
     from latpred.tracing.autocast import under_autocast
 
     front_end.supported()
     model = under_autocast(source.model(), source.graph.precision, "cpu")
-    return [front_end.forward(model, source.inputs(batch), target) for batch in batches]
+    return [front_end.forward(twin(model), source.inputs(batch), target) for batch in batches]
 
 
 def _graph_of(
@@ -163,19 +184,6 @@ class CompileReduceOverhead(Compile):
         import torch
 
         return super().available() if torch.cuda.is_available() else NO_CUDA
-
-
-class _Kept:
-    """A model's compiled forms; a copy of the model starts with none."""
-
-    def __init__(self) -> None:
-        self.by_runtime: dict[str, Any] = {}
-
-    def __deepcopy__(self, _: Any) -> _Kept:
-        return _Kept()
-
-    def __reduce__(self) -> tuple[type[_Kept], tuple[()]]:
-        return _Kept, ()
 
 
 def ops_through(two: Sequence[Op], three: Sequence[Op]) -> tuple[list[Op], str]:

@@ -133,23 +133,35 @@ def recurrent(node: Node, ins: Values, outs: Values) -> Work:
     return Work(_GATES.get(node.op_type, "rnn.plain"), dims, macs=steps * batch * matrices)
 
 
+# Of operators: which of their inputs are masks, and which holds the keys of earlier tokens.
+_ATTENTION: dict[tuple[str, str], tuple[set[int], int]] = {
+    ("com.microsoft", "Attention"): ({3, 5}, 4),
+    ("com.microsoft", "MultiHeadAttention"): ({4, 5}, 6),
+    ("com.microsoft", "GroupQueryAttention"): ({10}, 3),
+    ("", "Attention"): ({3}, 4),
+}
+
+
 def attention(node: Node, ins: Values, outs: Values) -> Work:
-    """Fused attention, with or without the projections in it."""
-    if node.op_type == "Attention" and node.domain == "com.microsoft":
-        batch, queries, hidden = ins[0].shape
-        heads, projected = node.number("num_heads", 1), ins[1].shape[-1]
-        work = _attended(batch, heads, queries, queries, projected // 3 // heads, len(ins) > 3)
-        return work._replace(macs=work.macs + batch * queries * hidden * projected)
-    query, key = ins[0].shape, ins[1].shape
-    if len(query) == 4:
-        batch, heads, queries, width = query
-        keys = key[-2]
+    """Fused attention to earlier tokens and new ones, with or without the projections in it."""
+    masks, past = _ATTENTION[node.domain.removeprefix("ai.onnx"), node.op_type]
+    given = {index for index, value in enumerate(ins) if value.numel}
+    projects = node.domain == "com.microsoft" and node.op_type == "Attention"
+    heads = node.number("num_heads", 0) or node.number("q_num_heads", 1)
+    if len(ins[0].shape) == 4:
+        batch, heads, queries, width = ins[0].shape
     else:
-        batch, queries, hidden = query
-        heads = node.number("num_heads", 0) or node.number("q_num_heads", 1)
-        width, keys = hidden // heads, key[1] if len(key) > 1 else queries
-    masked = len(ins) > 3 and any(value.numel for value in ins[3:])
-    return _attended(batch, heads, queries, keys, width, masked)
+        batch, queries, hidden = ins[0].shape
+        if projects or 1 not in given:  # queries, keys and values are in one tensor
+            hidden = outs[0].shape[-1]
+        width = hidden // heads
+    if len(outs) > 1:  # keys and values of all tokens
+        keys = outs[1].shape[-2]
+    else:
+        keys = ins[past].shape[-2] if past in given else 0
+        keys += queries if projects or 1 not in given else ins[1].shape[-2 if len(ins[1].shape) == 4 else 1]
+    work = _attended(batch, heads, queries, keys, width, not masks.isdisjoint(given))
+    return work._replace(macs=work.macs + ins[0].numel * ins[1].shape[-1]) if projects else work
 
 
 def _attended(batch: int, heads: int, queries: int, keys: int, width: int, masked: bool) -> Work:

@@ -20,7 +20,7 @@ from latpred.graph.graph import NO_PYTHON, Affine, ModelGraph, Op, Schedule, rew
 from latpred.graph.rewrites import itemsize
 from latpred.ops.families import root
 from latpred.runtimes import StepPerOp
-from latpred.runtimes.base import BATCHES
+from latpred.runtimes.base import BATCHES, built_of, own_errors
 from latpred.runtimes.cuda_graphs import NO_CUDA, device_of, one_replay, refuse_uncapturable
 from latpred.runtimes.onnx import onnx_session
 from latpred.runtimes.onnx.onnx_formulas import class_of
@@ -32,7 +32,7 @@ if TYPE_CHECKING:
     from latpred.runtimes.onnx.onnx_export import Exported
     from latpred.runtimes.source import Source
 
-NODES = "nodes 4"  # version of what is made of a node; graphs of another one are made again
+NODES = "nodes 5"  # version of what is made of a node; graphs of another one are made again
 _HALF = {"fp16": "float16", "bf16": "bfloat16"}
 # Nodes that onnxruntime captures no graph with: control flow, and copies between host and device.
 _REFUSED = {
@@ -55,8 +55,8 @@ class OnnxRuntime(StepPerOp):
     name = traced_by = "onnxruntime"
     own_stream = True
     # Of models that are run, shared by all runtimes here: by form of the inputs, and of sessions by place as well.
-    _exports: ClassVar[IdentityCache[Any, dict[str, Exported]]] = IdentityCache()
-    _sessions: ClassVar[IdentityCache[Any, dict[tuple[object, ...], Any]]] = IdentityCache()
+    _exports: ClassVar[IdentityCache[Any, Any]] = IdentityCache()
+    _sessions: ClassVar[IdentityCache[Any, Any]] = IdentityCache()
 
     @cached_property
     def options(self) -> str:
@@ -103,13 +103,15 @@ class OnnxRuntime(StepPerOp):
         from latpred.runtimes.onnx.onnx_export import export, form_of
 
         model, inputs = source.model(), source.inputs(2)
-        return self._exports.get(model, lambda _: {}).get(form_of(model, inputs)) or export(model, inputs)
+        kept: Exported | None = built_of(self._exports, model).get(form_of(model, inputs))
+        return kept or export(model, inputs)
 
     def exported(self, model: Any, inputs: Any) -> Exported:
-        """An export for such inputs at any batch, kept for as long as the model lives, whose trace takes it too."""
+        """An export for such inputs at any batch, kept while the model lives as it is; its trace takes it too."""
         from latpred.runtimes.onnx.onnx_export import export_at_two, form_of
 
-        exports, form = self._exports.get(model, lambda _: {}), form_of(model, inputs)
+        exports: dict[str, Exported] = built_of(self._exports, model)
+        form = form_of(model, inputs)
         if form not in exports:
             exports[form] = export_at_two(model, inputs)
         return exports[form]
@@ -119,6 +121,7 @@ class OnnxRuntime(StepPerOp):
         rewrite = partial(_estimated, target=target)
         return rewritten(graph, rewrite, runtime=self.traced_by, target=target, notes=(*graph.notes, NOTE))
 
+    @own_errors()
     def build(self, model: Any, inputs: Any) -> Callable[[], Any]:
         """A session's run on these inputs; exported once per model, loaded once per number of threads."""
         from latpred.runtimes.source import tensors_of
@@ -141,7 +144,7 @@ class OnnxRuntime(StepPerOp):
                 "The model is on a GPU, but the onnxruntime that is installed has no CUDA provider; run: "
                 + onnx_session.GPU_PIP
             )
-        sessions = self._sessions.get(model, lambda _: {})
+        sessions = built_of(self._sessions, model)
         tf32 = cuda and _tf32_allowed()
         key = (form_of(model, inputs), _threads(), str(device), cuda_graph, tf32)
         if key not in sessions:
@@ -180,6 +183,7 @@ class OnnxRuntimeCudaGraphs(OnnxRuntime):
 
         return super().available() or (onnx_session.missing("cuda") if torch.cuda.is_available() else NO_CUDA)
 
+    @own_errors()
     def build(self, model: Any, inputs: Any) -> Callable[[], Any]:
         """A call that replays the graph captured for these inputs; its outputs stay on the GPU, at one place."""
         from latpred.runtimes.source import tensors_of
@@ -205,7 +209,6 @@ def _in_float(source: Source) -> Source:
         source,
         model=lambda: source.model().float(),
         inputs=lambda batch: cast(source.inputs(batch), torch.float32),
-        code=f"{source.code} in float32",
     )
 
 
