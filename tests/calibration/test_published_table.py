@@ -222,7 +222,7 @@ def test_one_size_that_cannot_be_traced_leaves_the_other_rows_of_its_model() -> 
     assert sorted(partial.rows.model) == ["bert-base-uncased", "torchvision:resnet18"]
     (note,) = partial.table.notes
     assert note.startswith("1 row of 1 model are left out (bert-base-uncased): ")
-    with pytest.raises(UnknownModelError, match="none of the table's models can be traced: .*'berd'"):
+    with pytest.raises(UnknownModelError, match=r"none of the table's models can be traced: .*'berd'"):
         problem(rows(model=["berd", "bird"]), partial=True)
 
 
