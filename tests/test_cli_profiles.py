@@ -21,6 +21,7 @@ from latpred.calibration.timing import disturbance
 from latpred.cli import doctor
 from latpred.profile import gpus, store
 from latpred.profile.hosts import HOSTS
+from latpred.runtimes.onnx import onnx_session
 from latpred.zoo import names
 
 
@@ -154,7 +155,7 @@ def test_doctor_without_a_torch_that_loads_still_has_a_line_for_every_profile(tm
     assert "libcublas.so.12" in found["profile cpu"]["detail"]
 
 
-@pytest.mark.parametrize(("name", "verdict"), [("torchvision", "note"), ("scipy", "fail")])
+@pytest.mark.parametrize(("name", "verdict"), [("torchvision", "note"), ("onnxruntime", "note"), ("scipy", "fail")])
 def test_a_package_that_cannot_be_imported_is_not_ok(name: str, verdict: str, monkeypatch: pytest.MonkeyPatch) -> None:
     def refuse(module: str, *_: object) -> object:
         if module.partition(".")[0] == name:
@@ -164,6 +165,7 @@ def test_a_package_that_cannot_be_imported_is_not_ok(name: str, verdict: str, mo
     real = importlib.import_module
     monkeypatch.setattr(doctor, "import_module", refuse)
     monkeypatch.setattr(names, "import_module", refuse)
+    monkeypatch.setattr(onnx_session, "import_module", refuse)
     found = {finding.topic: finding for finding in doctor.examine()}[name]
     assert found.verdict == verdict
     assert "cannot be" in found.detail

@@ -94,7 +94,10 @@ def _onnxruntime() -> Finding:
         return Finding(topic, "note", f"{versions} are both installed and overwrite each other's files", advice)
     if lacking is None:
         return Finding(topic, "ok", versions or "installed")
-    return Finding(topic, "ok", f"{lacking.partition(';')[0]}; needed for the onnxruntime runtime: {onnx_session.PIP}")
+    said, _, advice = lacking.rpartition("; run: ")
+    if onnx_session.absent():
+        return Finding(topic, "ok", f"{said}; needed for the onnxruntime runtime: {advice}")
+    return Finding(topic, "note", said, advice)
 
 
 def _processor() -> Finding:
