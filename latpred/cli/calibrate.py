@@ -11,8 +11,18 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from latpred import host
-from latpred.cli.options import PRECISIONS, TABLES, Output, budget_option, given, output_options, takes, verb
-from latpred.cli.output import GO_ON, emit, notice, progress
+from latpred.cli.options import (
+    PRECISIONS,
+    TABLES,
+    Output,
+    budget_option,
+    given,
+    output_options,
+    profile_options,
+    takes,
+    verb,
+)
+from latpred.cli.output import GO_ON, emit, notice, on_terminal, progress
 from latpred.cli.profiles import host_fields, show_profile, table_of
 from latpred.errors import NoProfileError, UsageError
 from latpred.progress import ProgressEvent
@@ -168,7 +178,7 @@ def _default_device() -> str:
 
 def _agreed(target: str) -> bool:
     """Ask on a terminal; nobody to ask means yes."""
-    if not (sys.stdin.isatty() and sys.stderr.isatty()):
+    if not on_terminal(sys.stdin, sys.stderr):
         return True
     question = f"No profile of {target} on this machine yet. Calibrate it now (one to three minutes)?"
     return click.confirm(question, default=True, err=True)

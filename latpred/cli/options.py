@@ -14,9 +14,9 @@ from typing import Any, NamedTuple
 import click
 from click.core import ParameterSource
 
-from latpred.cli.main import only_results, state
+from latpred.cli.main import demand_stdout, only_results, state
 from latpred.errors import UsageError
-from latpred.query import AMP, ATTENTIONS, EXECUTIONS, PROTOCOLS, parse_lengths
+from latpred.query import AMP, ATTENTIONS, EXECUTIONS, PROTOCOLS, checked_batches, parse_lengths
 
 Command = Callable[..., Any]
 
@@ -50,7 +50,9 @@ class Output(NamedTuple):
 
         if self.as_json and self.as_csv:
             raise UsageError("--json and --csv exclude each other; give one.")
-        if self.path is not None:
+        if self.path is None:
+            demand_stdout()
+        else:
             demand_writable(self.path)
 
 
@@ -259,6 +261,13 @@ OPTIONS: dict[str, Callable[[Command], Command]] = {
     "output": click.option(
         "--output", "-o", "path", type=WRITTEN, help="Write there instead of to stdout; .json and .csv choose the form."
     ),
+    "profile_output": click.option(
+        "--output",
+        "-o",
+        "path",
+        type=WRITTEN,
+        help="Write the profile there, to a .json file, instead of among your own; the report goes to stdout.",
+    ),
 }
 TABLES = click.argument("sources", metavar="TABLE...", nargs=-1, type=FILE)
 INPUTS = ("seq", "image", "precision")
@@ -288,6 +297,24 @@ def output_options(function: Command) -> Command:
         return function(*args, output=output, **given)
 
     return takes("json", "csv", "output")(speech_options(with_output))
+
+
+def profile_options(function: Command) -> Command:
+    """The same for a verb that makes a profile: the report goes to stdout, the profile to the file that is `path`."""
+
+    @wraps(function)
+    def with_profile(*args: Any, as_json: bool, as_csv: bool, path: Path | None, **given: Any) -> Any:
+        from latpred.storage import SUFFIX, demand_writable
+
+        output = Output(as_json, as_csv)
+        output.check()
+        if path is not None:
+            if path.suffix != SUFFIX:
+                raise UsageError(f"-o {path} is where the profile goes; give it a name that ends in {SUFFIX}.")
+            demand_writable(path)
+        return function(*args, output=output, path=path, **given)
+
+    return takes("json", "csv", "profile_output")(speech_options(with_profile))
 
 
 def speech_options(function: Command) -> Command:
