@@ -102,6 +102,7 @@ def known(calibrated: None, monkeypatch: pytest.MonkeyPatch) -> None:
         (f"rank bert-bas-uncased {NONE_YET}", 2, "did you mean bert-base-uncased"),
         (f"measure {STUDY} bert", 2, "Models and --suite exclude each other"),
         (f"measure {STUDY} --batch 4", 2, "--suite paper plans --batch itself; leave that out"),
+        ("fit {models} -o report.csv", 2, "-o report.csv is where the profile goes; give it a name that ends in .json"),
         ("fit", 2, "either tables of latencies or --raw"),
         ("fit --raw {folder} --gpu t4", 2, "a journal is of one device; leave it out"),
         ("profiles list --datasheets --hosts", 2, "--datasheets and --hosts exclude each other; give one."),

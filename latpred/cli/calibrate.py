@@ -265,9 +265,15 @@ def _shifts_page(shifts: list[Shift]) -> Page:
 )
 @click.option("--gpu", metavar="NAME", help="Which GPU of a table.  [default: the only one]")
 @click.option("--name", help="Name of the profile.  [default: the device's]")
-@output_options
+@profile_options
 def fit(
-    sources: tuple[Path, ...], mapping: Path | None, raw: Path | None, gpu: str | None, name: str | None, output: Output
+    sources: tuple[Path, ...],
+    mapping: Path | None,
+    raw: Path | None,
+    gpu: str | None,
+    name: str | None,
+    path: Path | None,
+    output: Output,
 ) -> None:
     """Fit a profile to a journal, or to tables of latencies.
 
@@ -287,12 +293,12 @@ def fit(
         if gpu is not None:
             raise UsageError("--gpu chooses of a table, and a journal is of one device; leave it out.")
         profile = fit_raw(raw, name=name)
-        if output.path is None:
+        if path is None:
             _refuse_to_replace_anothers(profile)
     else:
         raise UsageError("Give either tables of latencies or --raw DIR with the journal of a calibration.")
-    notice(f"saved {store.save(profile, output.path)}")
-    show_profile(profile, output._replace(path=None))  # the profile itself went to the path
+    notice(f"saved {store.save(profile, path)}")
+    show_profile(profile, output)
     if not profile.acceptance.passed:
         click.get_current_context().exit(1)
 
