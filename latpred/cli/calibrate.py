@@ -130,24 +130,32 @@ def ensure_profile(
     *,
     runtimes: tuple[str, ...] = (),
     yes: bool,
+    host: str | None = None,
     threads: int | None = None,
     cudnn_benchmark: bool | None = None,
     **_: object,
 ) -> None:
     """On a machine that has no profile, offer the quick calibration, or just run it.
 
-    A profile that has to be measured in a certain way, or to know more runtimes than eager, is not offered: the error
-    says how to make it. Of two processes that find no profile the second waits for the first.
+    A misspelt runtime or host costs none. A profile that has to be measured in a certain way, or to know more runtimes
+    than eager, is not offered: the error says how to make it. Of two processes that find no profile the second waits
+    for the first.
     """
     from latpred.api import allowed, busy_note, calibrate_once
+    from latpred.prediction import host_swap
     from latpred.profile import store
+    from latpred.runtimes import get
 
+    for name in runtimes:
+        get(name)
     find = partial(store.find, device, threads=threads, cudnn_benchmark=cudnn_benchmark)
     may_calibrate = allowed()  # a value that it does not know is an error whether or not there is a profile
     try:
         find()
         return
     except NoProfileError as error:
+        if host is not None:
+            host_swap.demand_known(host)
         target, reason = device or _default_device(), str(error).partition(". ")[0]
         others = ",".join(name for name in runtimes if name != "eager")
         if others and "Make one with: " in str(error):

@@ -64,7 +64,7 @@ def parse_batches(text: str) -> tuple[int, ...]:
             sizes[size] = None
             if len(sizes) > MOST_BATCHES:
                 raise ValueError(f"{text!r} names more than {MOST_BATCHES} batch sizes; use a step, as in 1-4096:2x.")
-    return tuple(sizes)
+    return checked_batches(tuple(sizes))
 
 
 def parse_seconds(text: str) -> float:
@@ -96,12 +96,12 @@ def _sizes(item: str) -> Iterable[int]:
     return sizes
 
 
-def _parsed_by(parse: Callable[[str], Any]) -> Callable[[click.Context, click.Parameter, str | None], Any]:
-    """A click callback that parses an option's text and turns a ValueError into a usage error."""
+def _parsed_by(parse: Callable[[Any], Any]) -> Callable[[click.Context, click.Parameter, Any], Any]:
+    """A click callback that parses what stands after an option and turns a ValueError into a usage error."""
 
-    def callback(context: click.Context, parameter: click.Parameter, text: str | None) -> Any:
+    def callback(context: click.Context, parameter: click.Parameter, value: Any) -> Any:
         try:
-            return None if text is None else parse(text)
+            return None if value is None else parse(value)
         except ValueError as error:
             raise click.BadParameter(str(error), context, parameter) from None
 
@@ -157,15 +157,26 @@ def _precision(*formats: str, default: str | None = None) -> Callable[[Command],
         type=click.Choice(formats),
         default=default,
         show_default=default is not None,
-        help="Number format; amp-: fp32 under torch.autocast." + ("" if default else "  [default: the model's own]"),
+        help="Number format"
+        + ("; amp-: fp32 under torch.autocast." if set(AMP) & set(formats) else ".")
+        + ("" if default else "  [default: the model's own]"),
     )
 
 
 OPTIONS: dict[str, Callable[[Command], Command]] = {
-    "batch": click.option("--batch", "-b", type=click.IntRange(1), default=1, show_default=True, help="Batch size."),
+    "batch": click.option(
+        "--batch",
+        "-b",
+        type=click.IntRange(1),
+        callback=_parsed_by(lambda size: checked_batches(size)[0]),
+        default=1,
+        show_default=True,
+        help="Batch size.",
+    ),
     "seq": click.option("--seq", type=click.IntRange(1), help="Tokens per sequence, or samples of audio."),
     "image": click.option("--image", type=click.IntRange(1), help="Pixels per side of the image."),
     "precision": _precision(*PRECISIONS, "fp64", *AMP),
+    "precision_to_generate": _precision(*PRECISIONS, "fp64"),
     "precision_to_measure": _precision(*PRECISIONS, "fp64", *AMP, default="fp32"),
     "precision_to_validate": _precision(*PRECISIONS, *AMP, default="fp32"),
     "device": click.option(
