@@ -83,18 +83,34 @@ def entry(module: str, name: str, value: object) -> str:
     return text
 
 
+class _Bare(str):
+    """An annotation that is shown as it is written, without quotes."""
+
+    __repr__ = str.__str__
+
+
 def signature(name: str, value: object) -> str:
     """A call's signature in a block, one parameter a line where it is long."""
     try:
-        parameters = inspect.signature(value)  # type: ignore[arg-type]
+        found = inspect.signature(value)  # type: ignore[arg-type]
     except (TypeError, ValueError):
         return ""
-    shown = re.sub(r"'([^']*)'", lambda found: found[1], f"{name}{parameters}").replace("NoneType", "None")
+    parameters = [one.replace(annotation=_bare(one.annotation)) for one in found.parameters.values()]
+    gives = inspect.Signature.empty if inspect.isclass(value) else _bare(found.return_annotation)
+    returns = str(inspect.Signature(return_annotation=gives)).removeprefix("()")
+    kinds = [one.kind for one in parameters]
+    parts = [str(one) for one in parameters]
+    if inspect.Parameter.KEYWORD_ONLY in kinds and inspect.Parameter.VAR_POSITIONAL not in kinds:
+        parts.insert(kinds.index(inspect.Parameter.KEYWORD_ONLY), "*")
+    shown = f"{name}({', '.join(parts)}){returns}"
     if len(shown) > WIDTH:
-        inner = ",\n".join(f"    {parameter}" for parameter in map(str, parameters.parameters.values()))
-        shown = f"{name}(\n{inner},\n)"
-        shown = re.sub(r"'([^']*)'", lambda found: found[1], shown)
-    return f"```text\n{shown}\n```\n\n"
+        inner = ",\n".join(f"    {part}" for part in parts)
+        shown = f"{name}(\n{inner},\n){returns}"
+    return f"```text\n{shown.replace('NoneType', 'None')}\n```\n\n"
+
+
+def _bare(annotation: object) -> object:
+    return _Bare(annotation) if isinstance(annotation, str) else annotation
 
 
 def docstring(value: object) -> str:

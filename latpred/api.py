@@ -273,8 +273,7 @@ def _state_of(query: DeviceQuery) -> tuple[object, ...]:
     """Whatever changes when a profile does, or what is said of it."""
     folders = [storage.profiles_dir()] if query.host is None else [storage.profiles_dir(), host_profile.directory()]
     files = [os.fspath(named) for named in (query.device, query.host) if isinstance(named, str | os.PathLike)]
-    for folder in folders:
-        files += [os.fspath(folder / name) for name in sorted(os.listdir(folder))] if folder.is_dir() else []
+    files += [os.fspath(file) for folder in folders for file in storage.documents(folder)]
     return (*map(str, folders), _threads_now(), *map(_file_state, files))
 
 

@@ -22,7 +22,7 @@ from typing import Generic, TypeVar
 import msgspec
 import platformdirs
 
-from latpred.errors import BusyError, CacheError, LatpredError, UsageError
+from latpred.errors import BusyError, CacheError, LatpredError, ProfileError, UsageError
 
 VARIABLE = "LATPRED_HOME"
 SUFFIX = ".json"  # of profiles of devices and hosts
@@ -30,22 +30,28 @@ SUFFIX = ".json"  # of profiles of devices and hosts
 
 def data_dir() -> Path:
     """Directory of what must be kept: profiles and the journals of calibrations under way."""
-    return _override() or Path(platformdirs.user_data_dir("latpred", appauthor=False))
+    return _directory(platformdirs.user_data_dir)
 
 
 def cache_dir() -> Path:
     """Directory of what can be made again at any time."""
-    override = _override()
-    return override / "cache" if override else Path(platformdirs.user_cache_dir("latpred", appauthor=False))
+    return _directory(platformdirs.user_cache_dir, "cache")
 
 
 def profiles_dir() -> Path:
     return data_dir() / "profiles"
 
 
-def _override() -> Path | None:
-    value = os.environ.get(VARIABLE, "").strip()
-    return Path(value).expanduser().absolute() if value else None
+def _directory(usual: Callable[..., str], within: str = "") -> Path:
+    """A directory within the one that the environment names, else the system's usual one."""
+    named = os.environ.get(VARIABLE, "").strip()
+    try:
+        return Path(named).expanduser().absolute() / within if named else Path(usual("latpred", appauthor=False))
+    except RuntimeError:  # as of a user without an entry, or where HOME is no absolute path
+        raise ProfileError(
+            "nothing tells where profiles are kept, as this user's home directory is not known. "
+            f"Name a directory by its full path with {VARIABLE}=DIR."
+        ) from None
 
 
 def demand_writable(path: str | os.PathLike[str]) -> None:
@@ -68,10 +74,10 @@ def write(path: Path, data: bytes, *, durable: bool = True) -> None:
 
     A link goes on pointing to the file that is written; a pipe or a device is written itself.
     """
-    path = _target_of(path)
     if _is_special(path):
         path.write_bytes(data)
         return
+    path = _target_of(path)
     with replacing(path) as part, part.open("wb") as file:
         file.write(data)
         if durable:
@@ -99,7 +105,21 @@ def save_document(path: Path, data: bytes, error: type[LatpredError]) -> Path:
 
 def documents(folder: Path) -> list[Path]:
     """JSON files of a folder by name, hidden ones left out."""
-    return sorted(file for file in folder.glob(f"*{SUFFIX}") if not file.name.startswith("."))
+    names = _names_in(folder, ProfileError)
+    return sorted(folder / name for name in names if name.endswith(SUFFIX) and not name.startswith("."))
+
+
+def _names_in(folder: Path, error: type[LatpredError]) -> list[str]:
+    """Names in one of the user's folders, none where it is not there; an `error` where it cannot be looked into."""
+    try:
+        return os.listdir(folder)
+    except (FileNotFoundError, NotADirectoryError):
+        return []
+    except OSError as cause:
+        raise error(
+            f"cannot look into {folder}: {cause.strerror or cause}. "
+            f"Make it readable, or choose another directory with {VARIABLE}=DIR."
+        ) from cause
 
 
 def document_path(folder: Path, name: str, kind: str, example: str, error: type[LatpredError]) -> Path:
@@ -149,8 +169,11 @@ def result_file(path: Path, advice: str = "Name another file.") -> Iterator[Path
     written itself.
     """
     try:
+        if _is_special(path):
+            yield path
+            return
         target = _target_of(path)
-        if _is_special(target) or not os.access(target.parent, os.W_OK):
+        if not os.access(target.parent, os.W_OK):
             yield target
         else:
             with replacing(target, target.suffix) as part:
@@ -184,17 +207,21 @@ class Usage:
 def usage() -> Usage:
     """Count the cache's files and bytes; a cache that was never made is empty."""
     folder = cache_dir()
-    sizes = [file.lstat().st_size for file in folder.rglob("*") if file.is_file() or file.is_symlink()]
+    files = folder.rglob("*") if _names_in(folder, CacheError) else ()
+    sizes = [file.lstat().st_size for file in files if file.is_file() or file.is_symlink()]
     return Usage(folder, len(sizes), sum(sizes))
 
 
 def clear() -> Usage:
-    """Delete the cache and say what it took."""
+    """Empty the cache and say what it took; its directory stays, which may be a link or a mounted volume."""
     before = usage()
-    if not before.path.exists():
-        return before
     try:
-        shutil.rmtree(before.path)
+        for name in _names_in(before.path, CacheError):
+            path = before.path / name
+            if path.is_dir() and not path.is_symlink():
+                shutil.rmtree(path)
+            else:
+                path.unlink(missing_ok=True)
     except OSError as error:
         raise CacheError(
             f"cannot delete {error.filename or before.path}: {error.strerror or error}. "

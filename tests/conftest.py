@@ -6,6 +6,7 @@ import importlib.util
 import os
 import tempfile
 from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 
 import pytest
@@ -66,13 +67,15 @@ def calibrated() -> None:
     store.save(profile())
 
 
-@pytest.fixture
-def read_only_home(monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
-    """A home directory with an empty cache in it that cannot be written, not even by tests that run as root."""
+@contextmanager
+def _home_of_mode(mode: int, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
+    """A home directory with something in its cache, and of a mode that counts even for tests that run as root."""
     with tempfile.TemporaryDirectory() as name:
         home = Path(name)
-        (home / "cache").mkdir()
-        home.chmod(0o555)
+        (home / "cache" / "graphs").mkdir(parents=True)
+        folders = (home / "cache", home)
+        for folder in folders:
+            folder.chmod(mode)
         monkeypatch.setenv("LATPRED_HOME", name)
         root = os.geteuid() == 0
         if root:
@@ -80,4 +83,19 @@ def read_only_home(monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
         yield home
         if root:
             os.seteuid(0)
-        home.chmod(0o755)
+        for folder in reversed(folders):
+            folder.chmod(0o755)
+
+
+@pytest.fixture
+def read_only_home(monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
+    """A home directory that cannot be written."""
+    with _home_of_mode(0o555, monkeypatch) as home:
+        yield home
+
+
+@pytest.fixture
+def shut_home(monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
+    """A home directory that cannot be looked into."""
+    with _home_of_mode(0o000, monkeypatch) as home:
+        yield home

@@ -29,7 +29,7 @@ ELSEWHERE = re.compile(r"calibrated .*?\)|measurements .*?\)|just now|\d+ \w+ ag
 FOREIGN = re.compile(r"^ *caveat: .*another machine.*\n?(?:  .*\n?)*", re.M)  # wrapped over as many lines as it takes
 ANYWHERE = re.compile(r"--device (?!cpu\b)|^latpred trace")  # commands that measure nothing
 NUMBER = re.compile(r"[\d.]+")
-CLOSE = 0.02
+TIMES = ("us", "ms", "s", "min")
 
 
 class Block(NamedTuple):
@@ -118,18 +118,23 @@ def words(text: str) -> list[str]:
 
 
 def alike(one: str, other: str) -> bool:
-    """Whether two outputs say the same, numbers within 2 %."""
+    """Whether two outputs say the same: counts exactly, times and what has decimals but for one in the last digit."""
     left, right = words(one), words(other)
-    return len(left) == len(right) and all(map(_same, left, right))
+    return len(left) == len(right) and all(map(_same, left, right, [*left[1:], ""]))
 
 
-def _same(one: str, other: str) -> bool:
+def _same(one: str, other: str, unit: str) -> bool:
     if one == other:
         return True
     if NUMBER.sub("#", one) != NUMBER.sub("#", other):
         return False
-    pairs = zip(NUMBER.findall(one), NUMBER.findall(other), strict=True)
-    return all(abs(float(a) - float(b)) <= CLOSE * max(float(a), float(b)) + 0.101 for a, b in pairs)
+    return all(_near(a, b, unit) for a, b in zip(NUMBER.findall(one), NUMBER.findall(other), strict=True))
+
+
+def _near(one: str, other: str, unit: str) -> bool:
+    decimals = min(len(number.partition(".")[2]) for number in (one, other))
+    counted = not decimals and unit not in TIMES
+    return one == other if counted else abs(float(one) - float(other)) <= 1.01 * 10**-decimals
 
 
 def run_python(page: str, name: str) -> None:

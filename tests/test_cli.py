@@ -19,9 +19,10 @@ from clidata import run
 from torch import nn
 
 import latpred
-from latpred.cli import main
+from latpred.cli import calibrate, main, output
 from latpred.cli.options import parse_batches, parse_seconds
 from latpred.errors import CalibrationError, LatpredError, UsageError
+from latpred.progress import ProgressEvent
 from latpred.storage import result_file
 
 
@@ -197,6 +198,24 @@ def shell(script: str) -> subprocess.CompletedProcess[str]:
 def test_a_reader_that_has_enough_is_no_error(verb: str, characters: int) -> None:
     done = shell(f"{COMMAND} {verb} | head -c {characters}")
     assert (done.returncode, len(done.stdout), done.stderr) == (0, characters, "")
+
+
+@pytest.mark.parametrize("verb", ["profiles list", "profiles path", "cache show --json"])
+def test_a_result_needs_a_stdout(verb: str, tmp_path: Path) -> None:
+    done = shell(f"{COMMAND} {verb} >&-")
+    assert done.returncode == 3
+    assert done.stderr == "latpred: cannot write the result: stdout is closed; name a file with -o.\n"
+    if verb != "profiles path":
+        assert shell(f"{COMMAND} {verb} -o {tmp_path}/result >&-").returncode == 0
+
+
+def test_a_closed_stream_is_no_terminal(monkeypatch: pytest.MonkeyPatch) -> None:
+    for stream in ("stdin", "stderr"):
+        monkeypatch.setattr(sys, stream, None)
+        assert calibrate._agreed("cpu")
+    with output.working("judging"), output.progress("measuring") as show:
+        assert show is not None
+        show(ProgressEvent(1, 2, "half"))
 
 
 @pytest.mark.parametrize("verb", ["profiles show epyc-shared", "profiles list --json"])

@@ -287,6 +287,13 @@ def test_trace_shows_the_casts_of_autocast(model: str) -> None:
     assert casts == 5, "the image, and weight and bias of two layers"
 
 
+def test_other_counters_run_the_attention_that_was_asked_for(models: str) -> None:
+    asked = ("trace", f"{models}:gpt2", "--seq", "8", "--check", "--attention")
+    for attention, same in (("eager", True), ("sdpa", False)):
+        counted = document(*asked, attention)["check"][0]
+        assert (counted["counter"], counted["ours"] == counted["theirs"]) == ("FlopCounterMode", same)
+
+
 def test_models_are_found_by_a_part_of_their_name() -> None:
     shown = run("models", "BERT_base")
     assert "bert-base-uncased" in shown.stdout

@@ -21,6 +21,7 @@ from latpred.calibration.timing import disturbance
 from latpred.cli import doctor
 from latpred.profile import gpus, store
 from latpred.profile.hosts import HOSTS
+from latpred.runtimes.onnx import onnx_session
 from latpred.zoo import names
 
 
@@ -81,6 +82,25 @@ def test_the_cache_is_shown_and_cleared_and_profiles_stay(latpred_home: Path) ->
     assert store.find().name == "cpu"
 
 
+def test_a_cache_that_is_a_link_stays_one(latpred_home: Path, tmp_path: Path) -> None:
+    (tmp_path / "folder").mkdir()
+    (tmp_path / "folder" / "file").write_bytes(b"x" * 1024)
+    (tmp_path / "file").symlink_to(tmp_path)
+    (latpred_home / "cache").symlink_to(tmp_path)
+    assert run("cache", "clear").stdout.startswith("removed 2 files, ")
+    assert ([*tmp_path.iterdir()], (latpred_home / "cache").is_symlink()) == ([], True)
+
+
+@pytest.mark.parametrize("command", ["profiles list", "profiles list --hosts", "cache show", "cache clear"])
+def test_a_home_that_cannot_be_looked_into_is_said_to_be(command: str, request: pytest.FixtureRequest) -> None:
+    assert run(*command.split()).exit_code == 0
+    home = request.getfixturevalue("shut_home")  # only now: what the verb imports must be read first
+    shown = run(*command.split())
+    assert (shown.exit_code, shown.stdout) == (3, "")
+    assert shown.stderr.startswith(f"latpred: cannot look into {home}/")
+    assert "Permission denied. Make it readable, or choose another directory with LATPRED_HOME=DIR." in shown.stderr
+
+
 @pytest.mark.usefixtures("read_only_home")
 def test_a_cache_that_cannot_be_deleted() -> None:
     shown = run("cache", "clear")
@@ -106,6 +126,12 @@ def test_doctor_says_what_is_missing_what_differs_and_what_is_broken(request: py
     request.getfixturevalue("read_only_home")  # only now: what doctor imports must be read first
     advice = findings(3)["profiles directory"]["advice"]
     assert advice == "make it writable, or choose another with LATPRED_HOME=DIR"
+
+
+def test_a_home_that_cannot_be_looked_into_is_a_finding(request: pytest.FixtureRequest) -> None:
+    findings(0)
+    request.getfixturevalue("shut_home")
+    assert findings(3)["profiles directory"]["verdict"] == "fail"
 
 
 NOTE = "the machine runs on battery"
@@ -154,7 +180,7 @@ def test_doctor_without_a_torch_that_loads_still_has_a_line_for_every_profile(tm
     assert "libcublas.so.12" in found["profile cpu"]["detail"]
 
 
-@pytest.mark.parametrize(("name", "verdict"), [("torchvision", "note"), ("scipy", "fail")])
+@pytest.mark.parametrize(("name", "verdict"), [("torchvision", "note"), ("onnxruntime", "note"), ("scipy", "fail")])
 def test_a_package_that_cannot_be_imported_is_not_ok(name: str, verdict: str, monkeypatch: pytest.MonkeyPatch) -> None:
     def refuse(module: str, *_: object) -> object:
         if module.partition(".")[0] == name:
@@ -164,6 +190,7 @@ def test_a_package_that_cannot_be_imported_is_not_ok(name: str, verdict: str, mo
     real = importlib.import_module
     monkeypatch.setattr(doctor, "import_module", refuse)
     monkeypatch.setattr(names, "import_module", refuse)
+    monkeypatch.setattr(onnx_session, "import_module", refuse)
     found = {finding.topic: finding for finding in doctor.examine()}[name]
     assert found.verdict == verdict
     assert "cannot be" in found.detail

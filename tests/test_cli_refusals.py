@@ -19,6 +19,7 @@ NONE_YET = "--device cuda:0 --yes"
 STUDY = "--suite paper --device simulated"
 UNEQUAL = "predict distilbert-base-uncased --lengths"
 SET_UP = "latpred calibrate --device cpu --threads 7 --name cpu-7 --runtimes onnxruntime"
+ON_A_PROFILE = ("predict", "curve", "rank", "timeline", "explain", "report")
 NEAREST = "No runtime is called 'onnxruntim'. Did you mean 'onnxruntime'"
 
 
@@ -79,6 +80,16 @@ def known(calibrated: None, monkeypatch: pytest.MonkeyPatch) -> None:
         (f"report {PICTURE} -o {{models}}/r.html", 2, "cannot write"),
         ("generate {models}:picture", 2, "generates no text"),
         (f"predict {PICTURE} -d cpu --runtime onnxruntim", 2, NEAREST),
+        *((f"{verb} {PICTURE} {NONE_YET} --runtime onnxruntim", 2, NEAREST) for verb in ON_A_PROFILE),
+        (f"generate gpt2 {NONE_YET} --runtime onnxruntim", 2, NEAREST),
+        ("generate gpt2 --precision amp-fp16", 2, "'amp-fp16' is not one of"),
+        (f"generate gpt2 {NONE_YET} --prompt 99999", 2, "gpt2 has 1024; ask for a shorter prompt"),
+        (f"generate gpt2 {NONE_YET} --host 99", 2, "a host factor of 99 is not possible"),
+        (f"timeline {PICTURE} {NONE_YET} --batch 99999999", 2, "Batch 99999999 is beyond anything a device holds"),
+        (f"curve {PICTURE} {NONE_YET} --batch 99999999", 2, "Batch 99999999 is beyond anything a device holds"),
+        (f"explain {PICTURE} {NONE_YET} --host epyc-774", 3, "no host is called 'epyc-774'. Did you mean EPYC 7742"),
+        (f"predict bert-bas-uncased {NONE_YET} --lengths 12,7", 2, "did you mean bert-base-uncased"),
+        (f"{UNEQUAL} 12,7 --seq 8 {NONE_YET}", 2, "lengths= says what the inputs are; leave out seq"),
         (f"explain {PICTURE} -d cpu --runtime onnxruntim", 2, NEAREST),
         (f"measure {PICTURE} -d cpu --runtime onnxruntim", 2, NEAREST),
         ("validate -d cpu --runtime onnxruntim", 2, NEAREST),
@@ -102,6 +113,7 @@ def known(calibrated: None, monkeypatch: pytest.MonkeyPatch) -> None:
         (f"rank bert-bas-uncased {NONE_YET}", 2, "did you mean bert-base-uncased"),
         (f"measure {STUDY} bert", 2, "Models and --suite exclude each other"),
         (f"measure {STUDY} --batch 4", 2, "--suite paper plans --batch itself; leave that out"),
+        ("fit {models} -o report.csv", 2, "-o report.csv is where the profile goes; give it a name that ends in .json"),
         ("fit", 2, "either tables of latencies or --raw"),
         ("fit --raw {folder} --gpu t4", 2, "a journal is of one device; leave it out"),
         ("profiles list --datasheets --hosts", 2, "--datasheets and --hosts exclude each other; give one."),

@@ -124,6 +124,7 @@ def test_own_delay_is_that_of_all_threads(tmp_path: Path) -> None:
 def test_usable_cores_and_load_without_the_calls(monkeypatch: pytest.MonkeyPatch) -> None:
     assert 1 <= host.usable_cores() <= (os.cpu_count() or 1)
     assert (host.load() or 0.0) >= 0
+    monkeypatch.setattr(host, "cpu_quota", lambda: math.inf)
     monkeypatch.delattr(os, "sched_getaffinity", raising=False)
     monkeypatch.delattr(os, "getloadavg", raising=False)
     assert host.usable_cores() == (os.cpu_count() or 1)

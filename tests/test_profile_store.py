@@ -99,8 +99,8 @@ def test_a_write_that_fails_midway_keeps_the_old_profile(monkeypatch: pytest.Mon
     assert store.find().seconds == 1.0
 
 
-def test_a_name_that_no_file_can_have_is_refused() -> None:
-    with pytest.raises(ProfileError, match=r"cannot read .*: File name too long\. Name another profile"):
+def test_a_name_that_no_file_can_have_is_that_of_no_profile() -> None:
+    with pytest.raises(ProfileError, match="no profile is called 'aaa"):
         store.find("a" * 300)
 
 

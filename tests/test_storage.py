@@ -12,7 +12,7 @@ import pytest
 from factories import graph, linear
 
 from latpred import storage
-from latpred.errors import BusyError, UsageError
+from latpred.errors import BusyError, ProfileError, UsageError
 from latpred.storage import IdentityCache, Recent
 
 
@@ -44,15 +44,37 @@ def test_a_link_stays_a_link_and_a_pipe_a_pipe(tmp_path: Path) -> None:
     storage.write(link, b"linked")
     assert (link.readlink(), file.read_bytes()) == (file, b"linked")
     os.mkfifo(pipe)
-    with open(os.open(pipe, os.O_RDONLY | os.O_NONBLOCK), "rb") as reader:
+    with open(os.open(pipe, os.O_RDONLY | os.O_NONBLOCK), "rb") as end:
         storage.write(pipe, b"piped")
-        assert reader.read() == b"piped"
+        assert end.read() == b"piped"
     assert pipe.is_fifo()
+    reader, writer = os.pipe()  # which has no name of its own, as that of a shell
+    nameless = Path(f"/dev/fd/{writer}")
+    storage.write(nameless, b"written ")
+    with storage.result_file(nameless) as target:
+        target.write_bytes(b"twice")
+    os.close(writer)
+    with open(reader, "rb") as end:
+        assert end.read() == b"written twice"
 
 
 def test_a_name_that_no_file_can_have_is_refused(tmp_path: Path) -> None:
     with pytest.raises(UsageError, match=r"cannot write .*: File name too long\. Name another file"):
         storage.demand_writable(tmp_path / ("a" * 300))
+
+
+def no_home(*_: object, **__: object) -> str:
+    raise RuntimeError("could not determine the home directory")
+
+
+@pytest.mark.parametrize("named", ["", "~nobody-of-this-name/latpred"])
+def test_without_a_home_directory_the_variable_is_asked_for(named: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("LATPRED_HOME", named)
+    for place in ("data", "cache"):
+        monkeypatch.setattr(f"platformdirs.user_{place}_dir", no_home)
+    for directory in (storage.data_dir, storage.cache_dir):
+        with pytest.raises(ProfileError, match=r"home directory is not known\. .* with LATPRED_HOME=DIR"):
+            directory()
 
 
 def test_a_lock_is_held_by_one_at_a_time(tmp_path: Path) -> None:

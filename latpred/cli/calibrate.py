@@ -11,8 +11,18 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from latpred import host
-from latpred.cli.options import PRECISIONS, TABLES, Output, budget_option, given, output_options, takes, verb
-from latpred.cli.output import GO_ON, emit, notice, progress
+from latpred.cli.options import (
+    PRECISIONS,
+    TABLES,
+    Output,
+    budget_option,
+    given,
+    output_options,
+    profile_options,
+    takes,
+    verb,
+)
+from latpred.cli.output import GO_ON, emit, notice, on_terminal, progress
 from latpred.cli.profiles import host_fields, show_profile, table_of
 from latpred.errors import NoProfileError, UsageError
 from latpred.progress import ProgressEvent
@@ -78,7 +88,7 @@ def calibrate(
         return
     profile = _measure_profile(device, **asked)
     show_profile(profile, output)
-    if not (profile.acceptance.passed and all(profile.acceptance.runtimes.values())):
+    if not profile.acceptance.all_passed:
         click.get_current_context().exit(1)
 
 
@@ -120,24 +130,32 @@ def ensure_profile(
     *,
     runtimes: tuple[str, ...] = (),
     yes: bool,
+    host: str | None = None,
     threads: int | None = None,
     cudnn_benchmark: bool | None = None,
     **_: object,
 ) -> None:
     """On a machine that has no profile, offer the quick calibration, or just run it.
 
-    A profile that has to be measured in a certain way, or to know more runtimes than eager, is not offered: the error
-    says how to make it. Of two processes that find no profile the second waits for the first.
+    A misspelt runtime or host costs none. A profile that has to be measured in a certain way, or to know more runtimes
+    than eager, is not offered: the error says how to make it. Of two processes that find no profile the second waits
+    for the first.
     """
     from latpred.api import allowed, busy_note, calibrate_once
+    from latpred.prediction import host_swap
     from latpred.profile import store
+    from latpred.runtimes import get
 
+    for name in runtimes:
+        get(name)
     find = partial(store.find, device, threads=threads, cudnn_benchmark=cudnn_benchmark)
     may_calibrate = allowed()  # a value that it does not know is an error whether or not there is a profile
     try:
         find()
         return
     except NoProfileError as error:
+        if host is not None:
+            host_swap.demand_known(host)
         target, reason = device or _default_device(), str(error).partition(". ")[0]
         others = ",".join(name for name in runtimes if name != "eager")
         if others and "Make one with: " in str(error):
@@ -168,7 +186,7 @@ def _default_device() -> str:
 
 def _agreed(target: str) -> bool:
     """Ask on a terminal; nobody to ask means yes."""
-    if not (sys.stdin.isatty() and sys.stderr.isatty()):
+    if not on_terminal(sys.stdin, sys.stderr):
         return True
     question = f"No profile of {target} on this machine yet. Calibrate it now (one to three minutes)?"
     return click.confirm(question, default=True, err=True)
@@ -255,9 +273,15 @@ def _shifts_page(shifts: list[Shift]) -> Page:
 )
 @click.option("--gpu", metavar="NAME", help="Which GPU of a table.  [default: the only one]")
 @click.option("--name", help="Name of the profile.  [default: the device's]")
-@output_options
+@profile_options
 def fit(
-    sources: tuple[Path, ...], mapping: Path | None, raw: Path | None, gpu: str | None, name: str | None, output: Output
+    sources: tuple[Path, ...],
+    mapping: Path | None,
+    raw: Path | None,
+    gpu: str | None,
+    name: str | None,
+    path: Path | None,
+    output: Output,
 ) -> None:
     """Fit a profile to a journal, or to tables of latencies.
 
@@ -277,12 +301,12 @@ def fit(
         if gpu is not None:
             raise UsageError("--gpu chooses of a table, and a journal is of one device; leave it out.")
         profile = fit_raw(raw, name=name)
-        if output.path is None:
+        if path is None:
             _refuse_to_replace(profile, name)
     else:
         raise UsageError("Give either tables of latencies or --raw DIR with the journal of a calibration.")
-    notice(f"saved {store.save(profile, output.path)}")
-    show_profile(profile, output._replace(path=None))  # the profile itself went to the path
+    notice(f"saved {store.save(profile, path)}")
+    show_profile(profile, output)
     if not profile.acceptance.passed:
         click.get_current_context().exit(1)
 

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from latpred.cli.options import FILE, TABLES, Output, batch_option, given, output_options, takes, verb
+from latpred.cli.options import FILE, TABLES, Output, batch_option, given, output_options, profile_options, takes, verb
 from latpred.cli.output import draw, emit, notice, progress, working
 from latpred.errors import UsageError
 from latpred.render import Page
@@ -160,18 +160,15 @@ def validate(device: str, replay: str | None, plot: Path | None, output: Output,
 @click.argument("table", type=FILE)
 @takes("device")
 @click.option("--name", help="Of the new profile.  [default: the old one's with -adapted]")
-@output_options
-def adapt(table: Path, device: str | None, name: str | None, output: Output) -> None:
+@profile_options
+def adapt(table: Path, device: str | None, name: str | None, path: Path | None, output: Output) -> None:
     """Correct a profile with a few measured models.
 
     The corrected profile goes to the file that -o names, else among the user's own. The report goes to stdout.
     """
     from latpred.accuracy.adaptation import adapt as adapt_profile
     from latpred.profile import store
-    from latpred.storage import SUFFIX
 
-    if output.path is not None and output.path.suffix != SUFFIX:
-        raise UsageError(f"-o {output.path} is where the profile goes; give it a name that ends in {SUFFIX}.")
     adaptation = adapt_profile(store.find(device), table, name=name, progress=notice)
-    notice(f"saved {store.save(adaptation.profile, output.path)}")
-    emit(output._replace(path=None), document=adaptation.to_dict, rows=adaptation.to_frame, page=adaptation.page)
+    notice(f"saved {store.save(adaptation.profile, path)}")
+    emit(output, document=adaptation.to_dict, rows=adaptation.to_frame, page=adaptation.page)

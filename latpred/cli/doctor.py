@@ -94,7 +94,10 @@ def _onnxruntime() -> Finding:
         return Finding(topic, "note", f"{versions} are both installed and overwrite each other's files", advice)
     if lacking is None:
         return Finding(topic, "ok", versions or "installed")
-    return Finding(topic, "ok", f"{lacking.partition(';')[0]}; needed for the onnxruntime runtime: {onnx_session.PIP}")
+    said, _, advice = lacking.rpartition("; run: ")
+    if onnx_session.absent():
+        return Finding(topic, "ok", f"{said}; needed for the onnxruntime runtime: {advice}")
+    return Finding(topic, "note", said, advice)
 
 
 def _processor() -> Finding:
@@ -125,7 +128,7 @@ def _cuda() -> Finding:
 
 
 def _directory(topic: str, folder: Path) -> Finding:
-    existing = next(parent for parent in (folder, *folder.parents) if parent.exists())
+    existing = next(parent for parent in (folder, *folder.parents) if os.path.exists(parent))
     if existing.is_dir() and os.access(
         existing, os.W_OK | os.X_OK, effective_ids=os.access in os.supports_effective_ids
     ):
@@ -135,9 +138,13 @@ def _directory(topic: str, folder: Path) -> Finding:
 
 
 def _profiles() -> list[Finding]:
+    try:
+        entries = store.listing()
+    except ProfileError:  # whose directory cannot be looked into, which has a finding of its own
+        return []
     findings = [
         Finding(f"profile {entry.name}", "fail", entry.problem, f"delete {entry.path} or calibrate again")
-        for entry in store.listing()
+        for entry in entries
         if entry.problem
     ]
     try:

@@ -9,7 +9,7 @@ import sys
 import traceback
 from collections.abc import Iterator
 from contextlib import contextmanager, redirect_stdout, suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any, TextIO
 
 import click
@@ -27,7 +27,8 @@ class State:
     debug: bool = False  # show tracebacks
     quiet: bool = False  # say nothing on stderr but errors
     go_on: str = ""  # what to do to go on where an interrupt stopped the verb; "" where nothing is kept
-    results: TextIO | None = None  # where results go while a verb runs; what anybody else prints goes to stderr
+    # Where results go while a verb runs, None where stdout is closed; what anybody else prints goes to stderr.
+    results: TextIO | None = field(default_factory=lambda: sys.stdout)
 
 
 def state() -> State:
@@ -54,10 +55,18 @@ def only_results() -> Iterator[None]:
         yield
 
 
+def demand_stdout() -> TextIO:
+    """The stream for results; an error where it is closed."""
+    stream = state().results
+    if stream is None:
+        raise _UnwritableError("cannot write the result: stdout is closed; name a file with -o.")
+    return stream
+
+
 @contextmanager
 def results() -> Iterator[TextIO]:
     """Give the stream for results; say so when nobody reads it, or it cannot be written, as on a full disk."""
-    stream = state().results or sys.stdout
+    stream = demand_stdout()
     try:
         yield stream
         stream.flush()

@@ -14,9 +14,9 @@ from typing import Any, NamedTuple
 import click
 from click.core import ParameterSource
 
-from latpred.cli.main import only_results, state
+from latpred.cli.main import demand_stdout, only_results, state
 from latpred.errors import UsageError
-from latpred.query import AMP, ATTENTIONS, EXECUTIONS, PROTOCOLS, parse_lengths
+from latpred.query import AMP, ATTENTIONS, EXECUTIONS, PROTOCOLS, checked_batches, parse_lengths
 
 Command = Callable[..., Any]
 
@@ -50,7 +50,9 @@ class Output(NamedTuple):
 
         if self.as_json and self.as_csv:
             raise UsageError("--json and --csv exclude each other; give one.")
-        if self.path is not None:
+        if self.path is None:
+            demand_stdout()
+        else:
             demand_writable(self.path)
 
 
@@ -62,7 +64,7 @@ def parse_batches(text: str) -> tuple[int, ...]:
             sizes[size] = None
             if len(sizes) > MOST_BATCHES:
                 raise ValueError(f"{text!r} names more than {MOST_BATCHES} batch sizes; use a step, as in 1-4096:2x.")
-    return tuple(sizes)
+    return checked_batches(tuple(sizes))
 
 
 def parse_seconds(text: str) -> float:
@@ -94,12 +96,12 @@ def _sizes(item: str) -> Iterable[int]:
     return sizes
 
 
-def _parsed_by(parse: Callable[[str], Any]) -> Callable[[click.Context, click.Parameter, str | None], Any]:
-    """A click callback that parses an option's text and turns a ValueError into a usage error."""
+def _parsed_by(parse: Callable[[Any], Any]) -> Callable[[click.Context, click.Parameter, Any], Any]:
+    """A click callback that parses what stands after an option and turns a ValueError into a usage error."""
 
-    def callback(context: click.Context, parameter: click.Parameter, text: str | None) -> Any:
+    def callback(context: click.Context, parameter: click.Parameter, value: Any) -> Any:
         try:
-            return None if text is None else parse(text)
+            return None if value is None else parse(value)
         except ValueError as error:
             raise click.BadParameter(str(error), context, parameter) from None
 
@@ -155,15 +157,26 @@ def _precision(*formats: str, default: str | None = None) -> Callable[[Command],
         type=click.Choice(formats),
         default=default,
         show_default=default is not None,
-        help="Number format; amp-: fp32 under torch.autocast." + ("" if default else "  [default: the model's own]"),
+        help="Number format"
+        + ("; amp-: fp32 under torch.autocast." if set(AMP) & set(formats) else ".")
+        + ("" if default else "  [default: the model's own]"),
     )
 
 
 OPTIONS: dict[str, Callable[[Command], Command]] = {
-    "batch": click.option("--batch", "-b", type=click.IntRange(1), default=1, show_default=True, help="Batch size."),
+    "batch": click.option(
+        "--batch",
+        "-b",
+        type=click.IntRange(1),
+        callback=_parsed_by(lambda size: checked_batches(size)[0]),
+        default=1,
+        show_default=True,
+        help="Batch size.",
+    ),
     "seq": click.option("--seq", type=click.IntRange(1), help="Tokens per sequence, or samples of audio."),
     "image": click.option("--image", type=click.IntRange(1), help="Pixels per side of the image."),
     "precision": _precision(*PRECISIONS, "fp64", *AMP),
+    "precision_to_generate": _precision(*PRECISIONS, "fp64"),
     "precision_to_measure": _precision(*PRECISIONS, "fp64", *AMP, default="fp32"),
     "precision_to_validate": _precision(*PRECISIONS, *AMP, default="fp32"),
     "device": click.option(
@@ -259,6 +272,13 @@ OPTIONS: dict[str, Callable[[Command], Command]] = {
     "output": click.option(
         "--output", "-o", "path", type=WRITTEN, help="Write there instead of to stdout; .json and .csv choose the form."
     ),
+    "profile_output": click.option(
+        "--output",
+        "-o",
+        "path",
+        type=WRITTEN,
+        help="Write the profile there, to a .json file, instead of among your own; the report goes to stdout.",
+    ),
 }
 TABLES = click.argument("sources", metavar="TABLE...", nargs=-1, type=FILE)
 INPUTS = ("seq", "image", "precision")
@@ -288,6 +308,24 @@ def output_options(function: Command) -> Command:
         return function(*args, output=output, **given)
 
     return takes("json", "csv", "output")(speech_options(with_output))
+
+
+def profile_options(function: Command) -> Command:
+    """The same for a verb that makes a profile: the report goes to stdout, the profile to the file that is `path`."""
+
+    @wraps(function)
+    def with_profile(*args: Any, as_json: bool, as_csv: bool, path: Path | None, **given: Any) -> Any:
+        from latpred.storage import SUFFIX, demand_writable
+
+        output = Output(as_json, as_csv)
+        output.check()
+        if path is not None:
+            if path.suffix != SUFFIX:
+                raise UsageError(f"-o {path} is where the profile goes; give it a name that ends in {SUFFIX}.")
+            demand_writable(path)
+        return function(*args, output=output, path=path, **given)
+
+    return takes("json", "csv", "profile_output")(speech_options(with_profile))
 
 
 def speech_options(function: Command) -> Command:

@@ -10,7 +10,7 @@ import sys
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TextIO
 
 import click
 
@@ -85,6 +85,11 @@ def notice(message: str) -> None:
         click.echo(message, err=True)
 
 
+def on_terminal(*streams: TextIO | None) -> bool:
+    """Whether all of some standard streams are a terminal's; Python has None for one that is closed."""
+    return all(stream is not None and stream.isatty() for stream in streams)
+
+
 def shows_unicode() -> bool:
     """Whether results go where every character can be shown."""
     return (getattr(state().results, "encoding", None) or "utf-8").lower().startswith("utf")
@@ -120,7 +125,7 @@ def progress(title: str, *, go_on: str = "") -> Iterator[Show | None]:
     state().go_on = go_on
     if state().quiet:
         yield None
-    elif sys.stderr.isatty():
+    elif on_terminal(sys.stderr):
         with _bar(title) as show:
             yield show
     else:
@@ -131,7 +136,7 @@ def progress(title: str, *, go_on: str = "") -> Iterator[Show | None]:
 @contextmanager
 def working(title: str) -> Iterator[None]:
     """Show on a terminal that something goes on whose end nobody knows; say nothing elsewhere."""
-    if state().quiet or not sys.stderr.isatty():
+    if state().quiet or not on_terminal(sys.stderr):
         yield
         return
     from rich.console import Console

@@ -114,6 +114,8 @@ def _predicted(
         raise UsageError("--lengths are of sequences, which have no channels; leave out --channels-last.")
     if strict:
         raise UsageError("--strict looks at models whose inputs are alike; leave it out, or --lengths.")
+    Options(**{name: asked[name] for name in (*INPUTS, "attention", "lengths", "execution")})
+    _demand_names([model])
     ensure_profile(runtimes=(runtime,), yes=yes, **asked)
     # A list of lengths is a batch by itself: --batch has a default, which says nothing.
     if isinstance(lengths, GivenLengths) and not given("batches"):
@@ -145,7 +147,7 @@ def _graph_of(
         store.find(device, threads=threads, cudnn_benchmark=cudnn_benchmark)
         era = predictor_of(query).era
     graph = _demand_model(model, runtime, era, strict=strict, batches=batches, **inputs)
-    ensure_profile(device, runtimes=(runtime,), yes=yes, threads=threads, cudnn_benchmark=cudnn_benchmark)
+    ensure_profile(device, runtimes=(runtime,), yes=yes, host=host, threads=threads, cudnn_benchmark=cudnn_benchmark)
     predictor = predictor_of(query, runtime)
     eager = traced_by(runtime, predictor.era) == "eager"
     if graph is not None and eager and graph.target in ("", predictor.target):
@@ -264,11 +266,7 @@ def explain(
 
 
 def _check_before_calibrating(models: Sequence[str], names: tuple[str, ...], yes: bool, asked: dict[str, Any]) -> None:
-    """Neither a misspelt runtime nor a misspelt model must cost a calibration."""
-    from latpred import runtimes
-
-    for name in names:
-        runtimes.get(name)
+    """A misspelt model must not cost a calibration."""
     for model in models:
         _demand_model(model, **{name: asked[name] for name in INPUTS})
     ensure_profile(runtimes=names, yes=yes, **asked)
@@ -359,7 +357,7 @@ def report(
     "--new-tokens", type=click.IntRange(1), default=16, show_default=True, help="Tokens to generate for each."
 )
 @batch_option("1")
-@takes("precision", "attention", "device", "host", "threads")
+@takes("precision_to_generate", "attention", "device", "host", "threads")
 @click.option("--runtime", default="eager", show_default=True, help="What runs the forward passes of the decode steps.")
 @click.option("--measure", is_flag=True, help="Run it on this machine as well, and print measured beside predicted.")
 @takes("yes")
@@ -373,16 +371,15 @@ def generate(
     llama-3.2-1b), or a file and the function in it that builds a transformers model with a generate()
     (models.py:build).
     """
-    from latpred import runtimes
     from latpred.explanation.generation import generation_page, predict_generation
-    from latpred.tracing.text_generation import decoder
+    from latpred.tracing.text_generation import decoder, demand_room
 
-    runtimes.get(runtime)
-    decoder(model)  # a misspelt model must not cost a calibration
+    # Neither a misspelt model nor too long a prompt must cost a calibration.
+    demand_room(*decoder(model), asked["prompt"], asked["new_tokens"])
     for name in ("attention", "host", "threads"):
         if measure and asked[name] is not None:
             raise UsageError(f"--measure runs the model as it is on this machine; leave it out, or --{name}.")
-    ensure_profile(device, runtimes=(runtime,), yes=yes, threads=asked["threads"])
+    ensure_profile(device, runtimes=(runtime,), yes=yes, host=asked["host"], threads=asked["threads"])
     curve = predict_generation(model, batch=asked.pop("batches"), runtime=runtime, device=device, **asked)
     if measure:
         _measure_generation(curve, model, device, output)

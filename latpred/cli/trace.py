@@ -73,13 +73,24 @@ def trace(
 
 
 def _other_counts(
-    model: str, graph: ModelGraph, batch: int, *, seq: int | None, image: int | None, precision: str | None, **_: Any
+    model: str,
+    graph: ModelGraph,
+    batch: int,
+    *,
+    seq: int | None,
+    image: int | None,
+    precision: str | None,
+    attention: str | None,
+    **_: Any,
 ) -> tuple[Difference, ...]:
     """Count the same model with other counters, which have to run it on the CPU."""
     from latpred.accuracy.crosscheck import check
+    from latpred.tracing.meta_module import attend
     from latpred.zoo import names
 
-    built = names.build(model, seq=seq, image=image, device="cpu", precision=precision)
+    with names.attention(attention):
+        built = names.build(model, seq=seq, image=image, device="cpu", precision=precision)
+    attend(built.model, attention)
     return check(graph, built.model.eval(), built.inputs(batch, "cpu"), batch)
 
 

@@ -66,16 +66,28 @@ def find(host: float | str | os.PathLike[str], profile: DeviceProfile) -> Swap:
     1.3
     """
     name = os.fspath(host) if isinstance(host, os.PathLike) else str(host)
+    number = _factor(name)
+    return _named(name, profile) if number is None else Swap(number, NUMBER_LOG_STD, "a host of the factor given")
+
+
+def demand_known(host: str) -> None:
+    """Refuse a host that no profile could be predicted with: a name that nobody knows, or a factor out of range."""
+    if host != THIS and _factor(host) is None:
+        _measured(host)
+
+
+def _factor(name: str) -> float | None:
+    """The factor that a number stands for; None for a name."""
     try:
         number = float(name)
     except ValueError:
-        return _named(name, profile)
+        return None
     if not SMALLEST <= number <= LARGEST:
         raise UsageError(
             f"a host factor of {number:g} is not possible: give this host's dispatch over the profile's, "
             f"from {SMALLEST:g} to {LARGEST:g}, as in --host 1.3."
         )
-    return Swap(number, NUMBER_LOG_STD, "a host of the factor given")
+    return number
 
 
 def _named(name: str, profile: DeviceProfile) -> Swap:

@@ -202,6 +202,10 @@ class Acceptance(_Record, frozen=True):
     advice: tuple[str, ...]
     runtimes: dict[str, bool] = {}  # the same of each other runtime that was calibrated
 
+    @property
+    def all_passed(self) -> bool:
+        return self.passed and all(self.runtimes.values())
+
 
 class Checkpoint(_Record, frozen=True):
     """Where a calibration stood: seconds spent, cells measured, and the median error on networks that no fit saw."""

@@ -181,12 +181,8 @@ def _found(source: str | os.PathLike[str]) -> Path | None:
     if storage.is_path(source):
         return Path(name)
     for file in (file_of(name), _shipped() / f"{name}{storage.SUFFIX}"):
-        try:
-            if file.exists():
-                return file
-        except OSError as error:  # as of a name that is too long
-            why = error.strerror or error
-            raise ProfileError(f"cannot read {file}: {why}. Name another profile: latpred profiles list") from None
+        if os.path.exists(file):  # which is False for a name that no file can have
+            return file
     gpu = gpus.find(name)
     return None if gpu is None or gpu.name == name else _found(gpu.name)
 

@@ -177,6 +177,12 @@ def test_a_slower_machine_is_no_shift_and_what_speed_does_not_explain_is_one() -
     assert (shift.first, shift.second, shift.passed, shift.models) == (1, 2, (True, True), len(GRAPHS))
 
 
+def test_a_runtime_that_failed_its_gate_is_told_of_a_repeated_calibration() -> None:
+    failed = msgspec.structs.replace(calibrated(100.0).acceptance, passed=True, runtimes={"torchscript": False})
+    profiles = [calibrated(100.0), msgspec.structs.replace(calibrated(100.0), acceptance=failed)]
+    assert validation.shifts(profiles, GRAPHS)[0].passed == (True, False)
+
+
 @pytest.mark.parametrize("precision", ["fp32", "fp16"])
 def test_each_two_calibrations_are_compared_by_the_models_that_are_here(
     precision: str, monkeypatch: pytest.MonkeyPatch

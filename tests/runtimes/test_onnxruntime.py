@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import tempfile
 from collections import Counter
 from collections.abc import Iterator
@@ -253,11 +254,27 @@ def test_the_estimate_follows_the_usual_fusions() -> None:
     assert OnnxRuntime().estimate(bert, "cuda").macs(4) == bert.macs(4)
 
 
-def test_without_onnxruntime_the_line_that_installs_it(monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize(
+    ("gpu", "line"), [(False, "pip install 'latpred[onnx]'"), (True, "pip install 'latpred[onnx-gpu]'")]
+)
+def test_without_onnxruntime_the_line_that_installs_it(gpu: bool, line: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("torch.cuda.is_available", lambda: gpu)
     monkeypatch.setattr(onnx_session, "find_spec", lambda name: None if name == "onnxruntime" else object())
     graph_store.forget()
-    assert runtimes.get("onnxruntime").available() == "onnxruntime is not installed; run: pip install 'latpred[onnx]'"
-    with pytest.raises(MissingPackageError, match=r"pip install 'latpred\[onnx\]'"):
+    assert runtimes.get("onnxruntime").available() == f"onnxruntime is not installed; run: {line}"
+    with pytest.raises(MissingPackageError, match=re.escape(line)):
+        lowering.trace_for_runtime(*net(), runtime="onnxruntime")
+
+
+def test_an_onnxruntime_that_cannot_be_imported_is_said_to_be(monkeypatch: pytest.MonkeyPatch) -> None:
+    def refuse(_: str) -> None:
+        raise ImportError("libonnxruntime.so: no such file")
+
+    monkeypatch.setattr(onnx_session, "import_module", refuse)
+    graph_store.forget()
+    said = "onnxruntime cannot be imported: libonnxruntime.so: no such file; run: pip install --force-reinstall"
+    assert str(runtimes.get("onnxruntime").available()).startswith(said)
+    with pytest.raises(MissingPackageError, match=said):
         lowering.trace_for_runtime(*net(), runtime="onnxruntime")
 
 

@@ -222,7 +222,9 @@ class RecordingSession(Session):
         self._header = msgspec.structs.replace(self._header, settings=plan)
         self._recording = folder
         self._graphs: dict[GraphKey, ModelGraph] = {}
-        for file in sorted((folder / JOURNAL_FOLDER / GRAPHS_FOLDER).glob("*.json.gz")):
+        with self._writing():
+            files = sorted((folder / JOURNAL_FOLDER / GRAPHS_FOLDER).glob("*.json.gz"))
+        for file in files:
             traced = msgspec.json.decode(gzip.decompress(file.read_bytes()), type=TracedModel)
             key = GraphKey(traced.model, traced.input_kind, traced.input_size, traced.precision, traced.runtime)
             self._graphs[key] = traced.graph

@@ -180,7 +180,7 @@ class Shift(NamedTuple):
     median: float  # of the absolute difference at equal speed, as a share
     p90: float
     speed: dict[str, float]  # reference times of the second over those of the first
-    passed: tuple[bool, bool]  # whether each passed its gate
+    passed: tuple[bool, bool]  # whether each passed its gates, of all runtimes
     models: int  # of the suite that could be traced
 
 
@@ -217,7 +217,7 @@ def shifts(profiles: Sequence[DeviceProfile], graphs: Sequence[ModelGraph]) -> l
                 median=float(np.median(off)),
                 p90=float(np.quantile(off, 0.9)),
                 speed=host.ratio(first.speed, second.speed),
-                passed=(first.acceptance.passed, second.acceptance.passed),
+                passed=(first.acceptance.all_passed, second.acceptance.all_passed),
                 models=len(graphs),
             )
         )

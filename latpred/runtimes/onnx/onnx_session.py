@@ -9,6 +9,8 @@ import json
 import re
 import tempfile
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import suppress
+from importlib import import_module
 from importlib.util import find_spec
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -18,8 +20,11 @@ from latpred.errors import MissingPackageError, RuntimeRefusalError
 from latpred.runtimes.base import out_of_memory
 from latpred.runtimes.onnx.onnx_formulas import NCHWC
 
+COMPILED = ("onnxruntime", "onnx")  # whose parts may not fit this machine
+PACKAGES = (*COMPILED, "onnxscript")
 PIP = "pip install 'latpred[onnx]'"
-GPU_PIP = "pip uninstall onnxruntime && pip install 'latpred[onnx-gpu]'"
+PIP_ON_GPU = "pip install 'latpred[onnx-gpu]'"
+GPU_PIP = f"pip uninstall onnxruntime && {PIP_ON_GPU}"
 # Distributions that install the same Python package, each over the other.
 DISTRIBUTIONS = ("onnxruntime", "onnxruntime-gpu", "onnxruntime-directml", "onnxruntime-openvino", "onnxruntime-qnn")
 # What the CPU provider alone has kernels for; without these the graph is as the CUDA provider gets it.
@@ -60,14 +65,36 @@ def installed() -> dict[str, str]:
     return host.versions(*DISTRIBUTIONS)
 
 
+def absent() -> list[str]:
+    """The packages that are needed and not installed."""
+    return [name for name in PACKAGES if find_spec(name) is None]
+
+
 def missing(target: str = "cpu") -> str | None:
     """None when models can be exported and run on a kind of device, else what is missing and how to get it."""
-    lacking = [name for name in ("onnxruntime", "onnx", "onnxscript") if find_spec(name) is None]
-    if not lacking:
-        there = target == "cpu" or CUDA in providers()
-        return None if there else f"this onnxruntime has no CUDA provider; run: {GPU_PIP}"
-    verb = "is" if len(lacking) == 1 else "are"
-    return f"{' and '.join(lacking)} {verb} not installed; run: {PIP}"
+    lacking = absent()
+    if lacking:
+        verb = "is" if len(lacking) == 1 else "are"
+        return f"{' and '.join(lacking)} {verb} not installed; run: {_pip()}"
+    for name in COMPILED:
+        try:
+            import_module(name)
+        except Exception as error:  # compiled parts that do not fit raise what they like
+            said = " ".join(str(error).split())
+            distribution = next(iter(installed()), name) if name == "onnxruntime" else name
+            return f"{name} cannot be imported: {said}; run: pip install --force-reinstall --no-deps {distribution}"
+    there = target == "cpu" or CUDA in providers()
+    return None if there else f"this onnxruntime has no CUDA provider; run: {GPU_PIP}"
+
+
+def _pip() -> str:
+    """What installs it: beside a GPU the distribution with a CUDA provider, which the plain one would overwrite."""
+    with suppress(Exception):  # a torch that cannot be imported raises what it likes
+        import torch
+
+        if torch.cuda.is_available():
+            return PIP_ON_GPU
+    return PIP
 
 
 def require() -> None:
