@@ -262,11 +262,11 @@ def predictor_of(query: DeviceQuery, runtime: str | None = None) -> Predictor:
 @lru_cache(maxsize=8)
 def _remembered(query: DeviceQuery, _state: tuple[object, ...]) -> Predictor:
     profile = store.find(query.device, threads=query.threads, cudnn_benchmark=query.cudnn_benchmark)  # type: ignore[arg-type]
+    settings = [*_other_threads(query, profile), *_autotuned(query, profile)]
     if query.host is None:
-        return Predictor(profile, [*_foreign(profile), *_other_threads(query, profile)])
+        return Predictor(profile, [*_foreign(profile), *settings])
     swap = host_swap.find(query.host, profile)
-    caveats = [swap.caveat, *_foreign(profile, swapped=True), *_other_threads(query, profile)]
-    return Predictor(host_swap.swapped(profile, swap), caveats)
+    return Predictor(host_swap.swapped(profile, swap), [swap.caveat, *_foreign(profile, swapped=True), *settings])
 
 
 def _state_of(query: DeviceQuery) -> tuple[object, ...]:
@@ -303,7 +303,8 @@ def predictor_now(predictor: Predictor) -> Predictor:
     if not profile.speed:
         raise ProfileError(
             f"profile {profile.name!r} does not record how fast the machine was when it was measured, so the present "
-            "speed cannot be compared with that. Ask without now=True (--now), or calibrate again: latpred calibrate"
+            "speed cannot be compared with that. Ask without now=True (--now), or calibrate again: "
+            + store.calibration(profile)
         )
     from latpred.calibration.timing.reference_speed import speed_now
 
@@ -392,15 +393,15 @@ def _foreign(profile: DeviceProfile, *, swapped: bool = False) -> list[str]:
     if whose is Owner.ANOTHER and swapped:
         return [f"kernel times were measured on another machine ({machine.accelerator or machine.cpu})"]
     if whose is Owner.ANOTHER:
-        return [caveat(machine)]
+        return [caveat(profile)]
     here = {"python": python_version()} | dict.fromkeys(_PACKAGES, "none") | host.versions(*_PACKAGES)
     others = [
         f"measured with {name} {machine.stack[name]}, here it is {version}: times may differ; measure anew with: "
-        "latpred calibrate"
+        + store.calibration(profile)
         for name, version in here.items()
         if machine.stack.get(name, version) != version
     ]
-    return others if whose is Owner.THIS else [caveat(machine), *others]
+    return others if whose is Owner.THIS else [caveat(profile), *others]
 
 
 def _other_threads(query: DeviceQuery, profile: DeviceProfile) -> list[str]:
@@ -413,7 +414,19 @@ def _other_threads(query: DeviceQuery, profile: DeviceProfile) -> list[str]:
         return []
     return [
         f"measured with {then} thread{'s' * (then != 1)}, but torch uses {here} here: make a profile for that with "
-        f"latpred calibrate --threads {here}, or set torch.set_num_threads({then}) where the model runs"
+        f"latpred calibrate --device cpu --threads {here}, or set torch.set_num_threads({then}) where the model runs"
+    ]
+
+
+def _autotuned(query: DeviceQuery, profile: DeviceProfile) -> list[str]:
+    """That convolutions were measured with cudnn's autotuning, where nobody asked for a GPU's profile by that."""
+    found = query.device is None or (isinstance(query.device, str) and store.is_live(query.device))
+    if not found or query.cudnn_benchmark is not None or not store.cudnn_benchmarked(profile):
+        return []
+    return [
+        "measured with torch.backends.cudnn.benchmark on, which PyTorch has off: ask with cudnn_benchmark=True "
+        "(--cudnn-benchmark) where it is on, or make a profile without it: latpred calibrate --device "
+        f"{store.live_name(profile)}"
     ]
 
 

@@ -296,8 +296,8 @@ def test_what_a_profile_does_not_know_is_said_with_what_to_do() -> None:
         Predictor(profile()).check("eagre")
     with pytest.raises(ProfileError, match="no kernels in fp16"):
         Predictor(profile()).predict(graph(linear(), precision="fp16"))
-    for kind, option in (("cpu", ""), ("cuda", " --device cuda:0"), ("simulated", " --device simulated")):
-        command = f"no dispatch costs of runtime .* with: latpred calibrate{option} --runtimes torchscript"
+    for kind, option in (("cpu", "cpu"), ("cuda", "cuda:0"), ("simulated", "simulated")):
+        command = f"no dispatch costs of runtime .* with: latpred calibrate --device {option} --runtimes torchscript"
         with pytest.raises(ProfileError, match=command):
             Predictor(profile(device(kind=kind))).check("torchscript")
 

@@ -10,6 +10,7 @@ from collections.abc import Callable
 from functools import partial
 from pathlib import Path
 from types import SimpleNamespace
+from typing import Any
 
 import msgspec
 import pytest
@@ -22,7 +23,17 @@ import latpred
 from latpred import host
 from latpred.errors import NoProfileError, ProfileError
 from latpred.profile import host_profile, store
-from latpred.profile.document import BENCHMARK, CUDNN, OPENED, SCHEMA_VERSION, THREADS, DeviceInfo, decode, encode
+from latpred.profile.document import (
+    ADAPTED,
+    BENCHMARK,
+    CUDNN,
+    OPENED,
+    SCHEMA_VERSION,
+    THREADS,
+    DeviceInfo,
+    decode,
+    encode,
+)
 from latpred.profile.store import Owner, caveat, owner
 
 
@@ -69,12 +80,23 @@ def test_cudnn_benchmark_is_a_way_of_measuring() -> None:
     info = msgspec.structs.replace(profile().device, kind="cuda", name="gpu")
     plain = profile("gpu", device=info, protocol={CUDNN: "no benchmark"})
     store.save(plain)
-    with pytest.raises(NoProfileError, match=r"cudnn.benchmark on .*latpred calibrate --device cuda --cudnn-benchmark"):
+    asked = r"cudnn.benchmark on .*latpred calibrate --device cuda:0 --cudnn-benchmark"
+    with pytest.raises(NoProfileError, match=asked):
         store.find("cuda:0", cudnn_benchmark=True)
     store.save(profile("gpu-cudnn-benchmark", device=info, protocol={CUDNN: BENCHMARK}))
     assert store.find("cuda:0", cudnn_benchmark=True).name == "gpu-cudnn-benchmark"
     assert store.find(cudnn_benchmark=False).name == "gpu"
     assert store.find().name == "gpu"
+    # Where it is all there is of a GPU, it answers with a caveat, unless it was meant.
+    store.file_of("gpu").unlink()
+    store.save(profile("cuda:0-cudnn-benchmark", device=info, protocol={CUDNN: BENCHMARK}))
+    asks: list[dict[str, Any]] = [
+        *({}, {"device": "cuda"}, {"device": "cuda:0"}),
+        *({"cudnn_benchmark": True}, {"device": "cuda:0-cudnn-benchmark"}),
+    ]
+    said = [" ".join(latpred.predict(graph(linear()), **asked).provenance.caveats) for asked in asks]
+    assert ["cudnn.benchmark on, which PyTorch has off" in one for one in said] == [True] * 3 + [False] * 2
+    assert "make a profile without it: latpred calibrate --device cuda:0" in said[0]
 
 
 def test_what_is_saved_is_found_again() -> None:
@@ -189,6 +211,7 @@ def test_the_gpu_comes_before_the_cpu_and_the_newest_before_the_older() -> None:
     assert store.live_name(store.load("lab")) == "cuda:2"
     store.save(profile("cuda:1-cudnn-benchmark", device=gpu))
     assert [store.find(name).name for name in ("cuda:0", "cuda:1")] == ["cuda:0", "cuda:1-cudnn-benchmark"]
+    assert store.find("cuda").name == "cuda:0"  # the GPU that is measured under that name, though others are newer
     assert [store.live_name(store.load(name)) for name in ("cuda:1-cudnn-benchmark", "gpu", "new")] == [
         *("cuda:1", "cuda", "cpu")
     ]
@@ -280,6 +303,8 @@ def test_listing_names_what_cannot_be_read() -> None:
 def test_mismatch_is_said_in_sentences() -> None:
     then = profile()
     assert store.mismatch(then, machine()) == []
+    gpu = msgspec.structs.replace(then, machine=machine(accelerator="H200"))
+    assert store.mismatch(gpu, machine(accelerator="H200", threads=8)) == []  # a GPU's ops use none of them
     then = msgspec.structs.replace(then, machine=machine(stack={"python": "3.11.7", "torch": "2.13.0"}))
     now = machine(
         cpu="Other CPU", accelerator="H200", threads=8, stack={"python": "3.11.7", "torch": "2.14.0", "timm": "1"}
@@ -290,6 +315,31 @@ def test_mismatch_is_said_in_sentences() -> None:
         "the number of threads is 8, the profile's is 1",
         "torch is 2.14.0, the profile's is 2.13.0",
     ]
+
+
+@pytest.mark.parametrize(
+    ("name", "changes", "command"),
+    [
+        ("cpu", {}, "--device cpu"),
+        ("my box", {}, "--device cpu --name 'my box'"),
+        ("cpu-1-thread", {"protocol": {THREADS: "1, as asked for"}}, "--device cpu --threads 1 --name cpu-1-thread"),
+        ("cpu-adapted", {"protocol": {ADAPTED: "from cpu"}}, "--device cpu"),
+        ("cpu", {"provenance": "fitted from published measurements"}, "--device cpu"),
+        ("server", {"machine": machine(cpu="Another CPU")}, "--device cpu"),
+        ("gpu", {"kind": "cuda"}, "--device cuda:0 --name gpu"),
+        ("cuda:1", {"kind": "cuda"}, "--device cuda:1"),
+        ("lab", {"kind": "cuda", "protocol": {OPENED: "cuda:2"}}, "--device cuda:2 --name lab"),
+        (
+            "cuda:1-cudnn-benchmark",
+            {"kind": "cuda", "protocol": {CUDNN: BENCHMARK}},
+            "--device cuda:1 --cudnn-benchmark --name cuda:1-cudnn-benchmark",
+        ),
+    ],
+)
+def test_a_profile_is_measured_again_by_a_command_of_its_own(name: str, changes: dict[str, Any], command: str) -> None:
+    others = {key: value for key, value in changes.items() if key != "kind"}
+    info = msgspec.structs.replace(profile().device, kind=changes.get("kind", "cpu"))
+    assert store.calibration(profile(name, device=info, **others)) == f"latpred calibrate {command}"
 
 
 OLD = {"machine_id": "", "cpu_model": ""}  # as profiles were before
@@ -307,8 +357,8 @@ def test_the_same_machine_is_this_one_under_any_name() -> None:
     assert owner(machine_here(hostname_hash="b" * 16)) is Owner.THIS
     assert owner(machine_here(memory_bytes=int(host.memory_bytes() * 1.01))) is Owner.THIS
     assert owner(machine_here(machine_id="")) is Owner.THIS
-    assert caveat(machine_here()) == ""
-    alike = caveat(machine(machine_id="b" * 16))
+    assert caveat(profile(machine=machine_here())) == ""
+    alike = caveat(profile(machine=machine(machine_id="b" * 16)))
     assert alike.startswith("measured on another machine of the same hardware (Intel(R) Xeon(R) Processor, ")
 
 
@@ -327,7 +377,7 @@ def test_other_hardware_is_another_machine_though_all_names_are_equal(changes: d
     found = machine(**changes)
     assert found.hostname_hash == host.hostname_hash()
     assert owner(found) is Owner.ANOTHER
-    assert said in caveat(found)
+    assert said in caveat(profile(machine=found))
 
 
 @pytest.mark.usefixtures("_known_machine")
@@ -343,8 +393,8 @@ def test_an_older_profile_loads_and_says_that_it_may_be_anothers() -> None:
 def test_another_number_of_threads_is_a_caveat(monkeypatch: pytest.MonkeyPatch) -> None:
     store.save(profile(machine=machine(threads=2)))
     said = (
-        "measured with 2 threads, but torch uses 1 here: make a profile for that with latpred calibrate --threads 1, "
-        "or set torch.set_num_threads(2) where the model runs"
+        "measured with 2 threads, but torch uses 1 here: make a profile for that with "
+        "latpred calibrate --device cpu --threads 1, or set torch.set_num_threads(2) where the model runs"
     )
     assert said in latpred.predict(graph(linear())).provenance.caveats
     assert said not in latpred.predict(graph(linear()), threads=2).provenance.caveats

@@ -49,6 +49,7 @@ class Check(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     speed: dict[str, float]  # reference times now over the profile's; what is timed is brought to the profile's speed
     busy: float  # processors that other work used meanwhile; 0 where the system does not say
     seconds: float  # what the check took
+    again: str  # the command that measures the profile again
 
     @property
     def told(self) -> tuple[Part, ...]:
@@ -84,7 +85,7 @@ class Check(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
         if self.verdict == HOLDS:
             return f"profile {self.profile} holds: {self._counted(HOLDS)}"
         if self.verdict == MOVED:
-            return f"profile {self.profile} does not hold: {self._counted(MOVED)}. Anew: latpred calibrate --fresh"
+            return f"profile {self.profile} does not hold: {self._counted(MOVED)}. Anew: {self.again} --fresh"
         reason = f"other work used {self.busy:.1f} processors" if self.busy > BUSY else "times scatter too much"
         return f"cannot tell whether profile {self.profile} holds: {reason}. Check again on an idle machine."
 
@@ -115,7 +116,7 @@ class Check(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
             parts.append(f"{what} hides a change of 15 % in: {listed(list(names), MOST_NAMED)}")
         if self.speed:
             parts.append(f"the machine now over the profile's speed, taken off all times: {host.sentence(self.speed)}")
-        same = "nothing changed in processor, device, driver, threads and packages"
+        same = "nothing changed in processor, device, driver and packages"
         parts += [f"changed: {said}" for said in self.changes] or [same]
         return Page(self.sentence, parts)
 

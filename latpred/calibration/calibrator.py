@@ -137,24 +137,27 @@ def calibrate(
     store.file_of(profile_name)  # a bad name must not cost a measurement
     gauge_of.cache_clear()  # hours after the last calibration a machine may have another full speed
     with conditions.stated(options, live):
+        kind = live.info().kind
         versions = {"networks": networks.VERSION, "graphs": onnx_workloads.VERSION}
-        about = {**versions, "options": options._asdict(), "opened": live.name}
+        about = {**versions, "options": options._asdict(), "protocol": options.protocol(kind, live.name)}
 
         def session_of(several: tuple[str, ...]) -> Session:
-            settings = {"precisions": several, **versions, **options.settings()}
+            settings = {"precisions": several, **versions, **options.settings(kind)}
             return Session(directory(live.name), live.machine(), settings, fresh=fresh, about=about)
 
         begun = session_of(chosen)
         again = fresh or begun.resumable(EAGER)
-        profile = None if again else calibrate_runtimes.kept(profile_name, live, options.noted_in, precisions or ())
+        protocol = options.protocol(kind)
+        profile = None if again else calibrate_runtimes.kept(profile_name, live, protocol, precisions or ())
         plan = _plan(wanted, profile, quick, whole)
         if profile is not None and EAGER not in plan:
             begun = session_of(tuple(profile.kernels))  # those of the record that it adds to
         with begun as session:
             report = _Reporter(session, sum(each.seconds for each in plan.values()), progress, time.monotonic())
             if profile is None or EAGER in plan:
-                eager = _EagerCalibration(live, chosen, session, plan[EAGER], profile_name, report)
-                profile = options.noted_in(eager.run(), live.name)
+                protocol = options.protocol(kind, live.name)
+                eager = _EagerCalibration(live, chosen, session, plan[EAGER], profile_name, protocol, report)
+                profile = eager.run()
                 store.save(profile)  # what follows may be interrupted, and eager can be predicted by now
             profile = _with_runtimes(profile, live, session, chosen, plan, report)
             store.save(profile)
@@ -204,7 +207,7 @@ def _with_runtimes(
     if others and not priced:
         raise CalibrationError(
             "the time for eager ended before a kernel was measured, and other runtimes rest on kernels; what was "
-            f"measured is kept. Go on with more: latpred calibrate --device {device.name} "
+            f"measured is kept. Go on with more: {store.calibration(profile)} "
             f"--budget {acceptance.more_time(profile.seconds)}"
         )
     run = calibrate_runtimes.RuntimeSession(device, session, priced)
@@ -217,10 +220,18 @@ def _with_runtimes(
 
 class _EagerCalibration:
     def __init__(
-        self, device: Device, precisions: Sequence[str], session: Session, effort: _Effort, name: str, report: _Reporter
+        self,
+        device: Device,
+        precisions: Sequence[str],
+        session: Session,
+        effort: _Effort,
+        name: str,
+        protocol: Mapping[str, str],
+        report: _Reporter,
     ) -> None:
         self._device, self._schedule, self._session = device, schedule_of(device, precisions), session
-        self._effort, self._name, self._report = effort, name, report
+        self._effort, self._name, self._protocol, self._report = effort, name, protocol, report
+        self._precision = precisions[0]  # that the gate looks at
         self._fit_s = (1 - FITTING_SHARE - GATE_SHARE) * effort.seconds
         self._simulated = device.info().kind == "simulated"
         self._learning: list[Checkpoint] = []
@@ -257,7 +268,7 @@ class _EagerCalibration:
         """Run cells until the effort is spent, stopping to learn now and then."""
         checkpoints: Sequence[float] = CHECKPOINTS if self._effort.seconds >= WORTH_LEARNING_S else ()
         # Spread over the run: of models timed one after the other, one bad minute decides what the gate says.
-        models = deque([] if self._simulated else acceptance.models())
+        models = deque([] if self._simulated else acceptance.models(self._precision))
         whole = len(models)
         for cell in filterfalse(self._session.holds, self._schedule.cells()):
             self._demand_clock()
@@ -288,14 +299,13 @@ class _EagerCalibration:
         row = next(iter(self._visits.rows), None)
         if row is not None and row.cell == CLOCK and row.error:
             raise CalibrationError(
-                f"the clock of {self._device.name} could not be measured: {row.error}. Try again: latpred calibrate "
-                f"--device {self._device.name} --fresh"
+                f"the clock of {self._device.name} could not be measured: {row.error}. Try again, with --fresh."
             )
 
     def _measure_for_gate(self) -> None:
         """Time what the gate rests on: ordinary models, and some of the holdout networks a second time."""
         over_s = max(0.0, self._visits.seconds - self._models_s - self._fit_s)  # what it went on for
-        for cell in acceptance.cells(self._visits.rows):
+        for cell in acceptance.cells(self._visits.rows, self._precision):
             if self._visits.seconds > (1 - FITTING_SHARE) * self._effort.seconds + over_s:
                 return
             self._visits.run(cell)
@@ -311,7 +321,7 @@ class _EagerCalibration:
         self._note(error)
         self._schedule.learn(profile)
         if not self._simulated:
-            self._predictions.append((len(self._visits.rows), acceptance.predictions(profile)))
+            self._predictions.append((len(self._visits.rows), acceptance.predictions(profile, self._precision)))
 
     def _settled(self) -> bool:
         """Whether what the last cells told has changed no prediction of note."""
@@ -325,8 +335,8 @@ class _EagerCalibration:
 
     def _fit(self) -> tuple[DeviceProfile, float]:
         self._visits.tell("fitting")
-        rows, machine = self._visits.rows, self._device.machine()
-        profile, errors = profile_fit.fit_profile(rows, machine, self._device.info(), self._name)
+        rows, machine, info = self._visits.rows, self._device.machine(), self._device.info()
+        profile, errors = profile_fit.fit_profile(rows, machine, info, self._name, self._protocol)
         return profile, acceptance.median_error(errors)
 
     def _note(self, error: float) -> None:
@@ -416,7 +426,9 @@ def fit_raw(folder: str | os.PathLike[str], *, name: str | None = None) -> Devic
     header, rows = read_journal(journal)
     info, options = device_of(header.machine), conditions.Options(**header.about.get("options", {}))
     try:
-        profile, _ = profile_fit.fit_profile(rows, header.machine, info, name or options.named(info.name))
+        profile, _ = profile_fit.fit_profile(
+            rows, header.machine, info, name or options.named(info.name), header.about.get("protocol", {})
+        )
     except LookupError as error:
         raise CalibrationError(
             f"{journal} was written by another version of latpred: its cells lack {error}. Fit it with that version, "
@@ -426,7 +438,7 @@ def fit_raw(folder: str | os.PathLike[str], *, name: str | None = None) -> Devic
         raise CalibrationError(
             f"what {journal} holds could not be fitted ({error}). Calibrate the machine again, when it is idle."
         ) from error
-    return options.noted_in(profile, header.about.get("opened", "")) if header.about else profile
+    return profile
 
 
 def _has_eager(rows: Sequence[Row]) -> bool:

@@ -80,7 +80,7 @@ class Row(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     @property
     def settled(self) -> bool:
         """Whether a resumed session has no reason to measure the cell again."""
-        return not self.error or self.tries >= MOST_TRIES or self.error.startswith(OUT_OF_MEMORY)
+        return not self.error or self.tries >= MOST_TRIES
 
 
 class Header(msgspec.Struct, frozen=True, forbid_unknown_fields=True):

@@ -123,7 +123,13 @@ def _cuda() -> Finding:
     if not torch.cuda.is_available():
         built = "this torch is built without CUDA" if torch.version.cuda is None else "no usable GPU or driver"
         return Finding("cuda", "ok", f"none ({built}); predictions are for the CPU or for a named profile")
-    names = ", ".join(torch.cuda.get_device_name(index) for index in range(torch.cuda.device_count()))
+    from latpred.calibration.devices.cuda import OTHER_BUILD, unsupported
+
+    gpus = range(torch.cuda.device_count())
+    names = ", ".join(map(torch.cuda.get_device_name, gpus))
+    lacking = [said for said in map(unsupported, gpus) if said]
+    if lacking:
+        return Finding("cuda", "note", "; ".join([names, *lacking]), OTHER_BUILD)
     return Finding("cuda", "ok", names)
 
 
@@ -155,21 +161,21 @@ def _profiles() -> list[Finding]:
 
 
 def _fit_of(profile: DeviceProfile) -> Finding:
-    topic = f"profile {profile.name}"
+    topic, again = f"profile {profile.name}", store.calibration(profile)
     try:
-        from latpred.calibration.devices import open_device
+        from latpred.calibration.devices import conditions, open_device
 
-        differing = store.mismatch(profile, open_device(store.live_name(profile)).machine())
+        differing = conditions.changes(profile, open_device(store.live_name(profile)))
     except DeviceError as error:
         return Finding(topic, "note", f"its device is not here: {error}")
     except Exception as error:  # a torch that cannot be imported, which has a finding of its own
         return Finding(topic, "note", f"it cannot be told whether it fits this machine: {error}")
     if differing:
-        return Finding(topic, "note", "; ".join(differing), "latpred calibrate --fresh")
+        return Finding(topic, "note", "; ".join(differing), f"{again} --fresh")
     if not profile.acceptance.passed:
-        advice = "; ".join(profile.acceptance.advice) or "latpred calibrate --fresh"
+        advice = "; ".join(profile.acceptance.advice) or f"{again} --fresh"
         return Finding(topic, "note", "its calibration did not pass the acceptance gate", advice)
-    foreign = caveat(profile.machine)
+    foreign = caveat(profile)
     if foreign:
-        return Finding(topic, "note", foreign, "latpred calibrate")
+        return Finding(topic, "note", foreign, again)
     return Finding(topic, "ok", f"{profile.device.kind}, calibrated {profile.created}, fits this machine")

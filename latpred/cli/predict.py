@@ -391,7 +391,7 @@ def live_device(device: str | None) -> str:
     """What to measure on: the device that was named, else the one whose profile was."""
     from latpred.profile import store
 
-    if device is not None and device.partition(":")[0] in store.LIVE_KINDS:
+    if device is not None and store.is_live(device):
         return device
     return store.live_name(store.find(device))
 

@@ -39,6 +39,7 @@ from latpred.graph.rewrites import widened
 from latpred.prediction.clocks import Z90
 from latpred.prediction.prediction import Prediction
 from latpred.prediction.predictor import Predictor
+from latpred.profile.store import calibration
 from latpred.query import MOST_BATCH, DeviceQuery, Options, checked_batches
 from latpred.runtimes import lowering
 from latpred.runtimes.legacy_torch import traced_for
@@ -156,7 +157,8 @@ class _Comparison:
         missing = asked.available()
         if missing is not None and (device.kind != "simulated" or getattr(asked, "predicted_only", False)):
             return Excluded(name, "missing", missing)
-        return Excluded(name, "uncalibrated", f"not calibrated; run: {device.calibration} --runtimes {name}")
+        command = f"{calibration(self._predictor.profile)} --runtimes {name}"
+        return Excluded(name, "uncalibrated", f"not calibrated; run: {command}")
 
     @cached_property
     def _traced_for(self) -> str | None:

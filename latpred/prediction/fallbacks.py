@@ -135,7 +135,7 @@ def _double(op: Op, profile: DeviceProfile) -> float:
             f"Nothing tells how fast {name} is in float64: it was not measured, and there is no datasheet. "
             "Predict the model in another format, as precision='fp32'."
         )
-    mode = mode_of(gpu, "fp32", root(op.family))  # PyTorch lets convolutions in fp32 use TF32
+    mode = mode_of(gpu, "fp32", root(op.family))  # what the fit that is drawn out was measured in
     return FP64_OVER_FP32[gpu.compute_capability] * gpu.peak_macs_per_us(mode) / gpu.peak_macs_per_us("fp32")
 
 

@@ -39,6 +39,7 @@ from latpred.prediction.kernel_times import (
 from latpred.profile import gpus
 from latpred.profile.datasheet import Limits, limits_of, limits_of_cpu
 from latpred.profile.document import DeviceProfile, DispatchFit, KernelFit, SizeCorrection, call_prices
+from latpred.profile.store import calibration
 from latpred.query import AMP, HALVES
 from latpred.storage import Recent
 
@@ -405,12 +406,11 @@ class PriceList:
             if getattr(named, "predicted_only", False):
                 raise ProfileError(f"Profile {self._profile.name!r} was measured. {named.available()}.") from None
             known = ", ".join(self._profile.runtimes) or "none"
-            device = self._profile.device
-            missing = None if device.kind == "simulated" else named.available()
+            missing = None if self._profile.device.kind == "simulated" else named.available()
             first = f"; first: {missing}" if missing else ""
             raise ProfileError(
                 f"Profile {self._profile.name!r} has no dispatch costs of runtime {runtime!r} (it has: {known}). "
-                f"Measure them with: {device.calibration} --runtimes {runtime}{first}"
+                f"Measure them with: {calibration(self._profile)} --runtimes {runtime}{first}"
             ) from None
 
     def fits(self, precision: str) -> dict[str, KernelFit]:

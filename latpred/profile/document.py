@@ -25,6 +25,7 @@ THREADS, CUDNN, BENCHMARK = "threads", "cudnn", "benchmark"  # keys of a protoco
 FITTED = "fitted from published measurements"  # a provenance
 ADAPTED = "adapted"  # key of a protocol: what the profile was corrected by
 OPENED = "opened as"  # key of a protocol: the GPU by the name that opened it
+FLOAT32 = "float32"  # key of a protocol: how fp32 is multiplied on a GPU
 HOST = "host"  # key of a protocol: whose dispatch the profile was given
 OLDEST_SCHEMA = 1  # fields that came later have defaults
 
@@ -71,12 +72,6 @@ class DeviceInfo(_Record, frozen=True):
     resident_bytes: int = 0  # a pass that touches no more finds its weights in the cache again; 0: as `cache_bytes`
     fresh_bytes_per_us: float = 0.0  # at which the system gives a CPU's ops memory for large results; 0: at once
     knee: float = 0.0  # exponent that joins the two clocks of pipelined forwards; 0 takes the slower one
-
-    @property
-    def calibration(self) -> str:
-        """The command that measures a device of the kind."""
-        option = {"cpu": "", "cuda": " --device cuda:0"}.get(self.kind, f" --device {self.kind}")
-        return f"latpred calibrate{option}"
 
 
 class KernelFit(_Record, frozen=True, weakref=True):
@@ -252,8 +247,7 @@ def encode(profile: DeviceProfile) -> bytes:
     for where, number in _floats(document, "$"):
         if not math.isfinite(number):
             raise ProfileError(
-                f"profile {profile.name!r} cannot be saved: {where} is {number}. "
-                "Calibrate again with: latpred calibrate --fresh"
+                f"profile {profile.name!r} cannot be saved: {where} is {number}. Calibrate again, with --fresh."
             )
     document["sha256"] = _digest(document)
     return msgspec.json.format(msgspec.json.encode(document), indent=1) + b"\n"

@@ -9,6 +9,7 @@ from __future__ import annotations
 import difflib
 import os
 import re
+import shlex
 from enum import Enum
 from importlib.resources import files
 from itertools import product
@@ -72,8 +73,9 @@ def difference(machine: Machine) -> str:
     return ""
 
 
-def caveat(machine: Machine) -> str:
+def caveat(profile: DeviceProfile) -> str:
     """What predictions from a profile say where its machine is not certainly this one; "" where it is."""
+    machine = profile.machine
     whose = owner(machine)
     if whose is Owner.THIS:
         return ""
@@ -87,11 +89,12 @@ def caveat(machine: Machine) -> str:
         return f"measured on another machine of the same hardware ({machine.cpu}, {machine.cores} cores)"
     return (
         "perhaps measured on another machine: processor name, cores and memory are as here, and this older profile "
-        "records nothing else to tell. To be sure, measure this one with: latpred calibrate"
+        f"records nothing else to tell. To be sure, measure this one with: {calibration(profile)}"
     )
 
 
-LIVE_KINDS = ("cuda", "cpu", "simulated")
+_LIVE = re.compile(r"cpu|simulated|cuda(:\d+)?")
+LIVE_CUDA = "cuda:0"  # the GPU that "cuda" is, where one is measured and where a profile is looked for
 
 
 class Entry(NamedTuple):
@@ -130,12 +133,35 @@ def _shipped() -> Path:
     return Path(str(files("latpred.models"))) / "profiles"
 
 
+def is_live(name: str) -> bool:
+    """Whether a name is that of a device of this machine, as "cuda:0" is, and not of a profile."""
+    return _LIVE.fullmatch(name) is not None
+
+
 def live_name(profile: DeviceProfile) -> str:
     """The device that a profile is of, as it is opened; older profiles tell the number of a GPU by their name alone."""
     if profile.device.kind != "cuda":
         return profile.device.kind
     numbered = re.match(r"cuda:\d+", profile.protocol.get(OPENED, profile.name))
     return numbered[0] if numbered else profile.device.kind
+
+
+def _opened(profile: DeviceProfile) -> str:
+    """The device that a profile is of, as it is measured again."""
+    live = live_name(profile)
+    return LIVE_CUDA if live == "cuda" else live
+
+
+def calibration(profile: DeviceProfile) -> str:
+    """The command that measures a profile's device again, in the same way and under its name where it is of here."""
+    opened, protocol = _opened(profile), profile.protocol
+    command = f"latpred calibrate --device {opened}"
+    if profile.provenance != "measured" or owner(profile.machine) is Owner.ANOTHER:
+        return command
+    command += f" --threads {profile.machine.threads}" * (THREADS in protocol)
+    command += " --cudnn-benchmark" * cudnn_benchmarked(profile)
+    named = profile.name != opened and ADAPTED not in protocol
+    return command + f" --name {shlex.quote(profile.name)}" * named
 
 
 def listing() -> list[Entry]:
@@ -217,26 +243,27 @@ def find(
 ) -> DeviceProfile:
     """The profile that predictions for a device rest on.
 
-    `device` is "cpu", "cuda", "cuda:0" or "simulated" for a profile calibrated on this machine; anything else is the
-    name of a profile, a path to one, or a GPU's name, whose datasheet stands in where it has no profile. Without it:
-    this machine's own, its GPU's if calibrated, else its CPU's. A shipped profile is used only when named.
+    `device` is "cpu", "cuda:0" ("cuda" is the same) or "simulated" for a profile calibrated on this machine; anything
+    else is the name of a profile, a path to one, or a GPU's name, whose datasheet stands in where it has no profile.
+    Without it: this machine's own, its GPU's if calibrated, else its CPU's. A shipped profile is used only when named.
 
     With `threads`, or `cudnn_benchmark` (`torch.backends.cudnn.benchmark`), only a profile that was measured so counts;
     without them one that was measured with PyTorch's own settings comes first.
     """
     wanted = {"threads": threads, "cudnn_benchmark": cudnn_benchmark}
-    if device is not None and (not isinstance(device, str) or device.partition(":")[0] not in LIVE_KINDS):
+    if device is not None and not (isinstance(device, str) and is_live(device)):
         named = load(device)
         if _differing(named, wanted):
             raise NoProfileError(_not_measured_so([named], wanted))
         return named
+    device = LIVE_CUDA if device == "cuda" else device
     anywhere = ("cuda",) if cudnn_benchmark is not None else ("cpu",) if threads is not None else ("cuda", "cpu")
     kinds = (device.partition(":")[0],) if device else anywhere
     entries = _own_entries()
     owners = [(entry.profile, owner(entry.profile.machine)) for entry in entries if entry.profile is not None]
     for kind, whose in product(kinds, (Owner.THIS, Owner.ALIKE)):
         own = [profile for profile, its in owners if its is whose and profile.device.kind == kind]
-        if device not in (None, kind):  # of several GPUs the one that is meant, or what may be it
+        if device is not None:  # of several GPUs the one that is meant, or what may be it
             own = [profile for profile in own if live_name(profile) in (device, kind)]
         fitting = [profile for profile in own if not _differing(profile, wanted)]
         if own and not fitting:
@@ -284,7 +311,7 @@ def _not_measured_so(own: list[DeviceProfile], wanted: dict[str, int | bool | No
         holds = f", and holds for {how}" if (how := _how(own[0])) else ""
         return f"profile {own[0].name!r} is of another machine{holds}. Ask without {flags}."
     said, flags, suffix = _settings(wanted)
-    live = live_name(own[0])
+    live = _opened(own[0])
     there = ", ".join(f"{profile.name}: {_how(profile)}" for profile in own)
     return (
         f"no profile of {kind} was measured with {said} (there is {there}). "
@@ -329,6 +356,7 @@ def mismatch(profile: DeviceProfile, machine: Machine) -> list[str]:
 
 def unlike(then: Machine, now: Machine) -> list[str]:
     """The same of two machines; a package that only one of them has makes no difference."""
+    threads = [] if then.accelerator else [("the number of threads", then.threads, now.threads)]  # a CPU's ops use them
     pairs = [
         ("the host CPU", then.cpu, now.cpu),
         ("the processor's model", then.cpu_model or now.cpu_model, now.cpu_model),
@@ -336,7 +364,7 @@ def unlike(then: Machine, now: Machine) -> list[str]:
         ("the accelerator", then.accelerator, now.accelerator),
         ("the driver", then.driver, now.driver),
         ("the operating system", then.system, now.system),
-        ("the number of threads", then.threads, now.threads),
+        *threads,
         *((name, then.stack[name], now.stack[name]) for name in sorted(then.stack.keys() & now.stack.keys())),
     ]
     return [f"{label} is {new or 'none'}, the profile's is {old or 'none'}" for label, old, new in pairs if old != new]

@@ -201,7 +201,8 @@ def _recover(device: torch.device, pool: tuple[int, int]) -> None:
         internals._cuda_releasePool(device.index or 0, pool)  # which only a graph that is whole does by itself
     number = torch.zeros(1, device=device)
     torch.cuda.synchronize(device)
-    with torch.cuda.graph(torch.cuda.CUDAGraph(), capture_error_mode="thread_local"):
+    stream = torch.cuda.Stream(device)  # type: ignore[no-untyped-call]
+    with torch.cuda.graph(torch.cuda.CUDAGraph(), stream=stream, capture_error_mode="thread_local"):
         number.add_(1.0)
     torch.cuda.synchronize(device)
 

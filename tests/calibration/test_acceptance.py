@@ -67,8 +67,9 @@ def test_the_spread_covers_nine_in_ten_of_others_beyond_what_kernels_explain_wit
     assert network_spread([]) == 2 * acceptance.LEAST_SPREAD
 
 
-ANEW = "Close other programs, let the machine cool down, and calibrate anew: latpred calibrate --fresh"
-MORE_TIME = "Give the calibration more time: latpred calibrate --budget 5m"
+COMMAND = "latpred calibrate --device cuda:1"
+ANEW = f"Close other programs, let the machine cool down, and calibrate anew: {COMMAND} --fresh"
+MORE_TIME = f"Give the calibration more time: {COMMAND} --budget 5m"
 DISTURBED = "Other work disturbed 40% of the cells until the end."
 MEDIAN = "median error of holdout networks that no fit saw at most 15%"
 P90 = "p90 error of holdout networks that no fit saw at most 40%"
@@ -101,7 +102,7 @@ APART = "The host had moved the processors apart for 60% of the cells"
 def test_what_fails_and_what_to_do_then(
     ratios: list[float], quality: dict[str, Any], failing: dict[str, str], advice: list[str]
 ) -> None:
-    verdict = accepted([error(ratio) for ratio in ratios], (), **quality)
+    verdict = accepted([error(ratio) for ratio in ratios], (), **quality, command=COMMAND)
     assert verdict.passed == (not failing)
     failed = {name: text.removesuffix(": failed") for name, text in verdict.checks.items() if text.endswith("failed")}
     assert failed == failing
@@ -130,7 +131,10 @@ def test_models_of_slow_moments_leave_the_verdict_to_networks_of_fast_ones(
     several = [row(cell) for cell in HOLDOUTS if not schedules.network_spec(cell).tiny][: acceptance.FEWEST]
     rows = [
         *(at_slowness(one, networks_slow) for one in several),
-        *(at_slowness(row(cell), slow) for cell in acceptance.models()[: acceptance.FEWEST]),
+        *(at_slowness(row(cell), slow) for cell in acceptance.models("fp32")[: acceptance.FEWEST]),
+        # A budget may end before there are kernels of a precision: nothing can be predicted in it.
+        *(row(schedules.network_cell(schedules.network_spec(one.cell), "fp16")) for one in several),
+        row(acceptance.models("fp16")[0]),
     ]
     checked, errors = profile_fit._checked(store.load("epyc-shared"), rows, rows, reference_speed.FULL)
     assert len(errors) == acceptance.FEWEST
@@ -148,7 +152,9 @@ def test_kinds_that_could_not_be_measured_are_named() -> None:
 
 def test_models_come_first_then_holdouts_again_of_every_kind() -> None:
     others = [schedules.network_cell(networks.draw(seed)) for seed in range(3)]
-    cells = list(acceptance.cells([row(cell) for cell in (*HOLDOUTS, *others)]))
+    others += [schedules.network_cell(schedules.network_spec(cell), "fp16") for cell in HOLDOUTS]
+    cells = list(acceptance.cells([row(cell) for cell in (*HOLDOUTS, *others)], "fp32"))
+    assert {cell.precision for cell in cells} == {"fp32"}
     models = len(GATE.ready) * len(GATE.batches)
     assert all(cell.kind == acceptance.MODEL and acceptance.AGAIN not in cell.dims for cell in cells[:models])
     repeated = [cell for cell in cells[models:] if cell.kind == "network"]
@@ -156,7 +162,7 @@ def test_models_come_first_then_holdouts_again_of_every_kind() -> None:
     assert all(schedules.network_spec(cell).holdout and cell.dims[acceptance.AGAIN] == 1 for cell in repeated)
     assert cells[models + len(repeated) :] == [acceptance.again(cell) for cell in cells[:models]]
     failed_or_repeated = [row(HOLDOUTS[0], error="it raised"), row(acceptance.again(HOLDOUTS[1]))]
-    assert not [cell for cell in acceptance.cells(failed_or_repeated) if cell.kind == "network"]
+    assert not [cell for cell in acceptance.cells(failed_or_repeated, "fp32") if cell.kind == "network"]
 
 
 def test_a_model_is_timed_whole_and_becomes_a_run(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -178,7 +184,7 @@ def test_the_shift_is_the_second_time_over_the_first() -> None:
 
 
 def test_predictions_that_move_no_more_end_a_calibration() -> None:
-    before = acceptance.predictions(store.load("epyc-shared"))
+    before = acceptance.predictions(store.load("epyc-shared"), "fp32")
     assert before.shape == (len(GATE.ready) * len(GATE.batches),)
     assert acceptance.settled(before, 1.005 * before)
     moving = np.where(np.arange(len(before)) % 5 == 0, 1.2 * before, before)  # a fifth still moves

@@ -170,8 +170,9 @@ def test_a_runtime_joins_the_record_of_eager_whatever_precisions_that_has() -> N
     assert told[0].cells == 5
     assert fit_raw(directory("simulated")).kernels.keys() == {"fp32"}  # the journal under way has none of eager
     # A precision that it lacks cannot be added to it.
-    assert calibrate_runtimes.kept("simulated", device, lambda one: one, ["fp16"]) is None
-    assert calibrate_runtimes.kept("simulated", device, lambda one: one, ["fp32"]) == store.find("simulated")
+    assert calibrate_runtimes.kept("simulated", device, {}, ["fp16"]) is None
+    assert calibrate_runtimes.kept("simulated", device, {"cudnn": "benchmark"}, ["fp32"]) is None
+    assert calibrate_runtimes.kept("simulated", device, {}, ["fp32"]) == store.find("simulated")
 
 
 @pytest.mark.usefixtures("third_party")
@@ -224,7 +225,7 @@ def test_a_runtime_that_never_works_stays_out_and_the_gate_says_why() -> None:
     assert rows_kept()["failing"] == calibrate_runtimes.HOPELESS
     shown = run("profiles", "show", "simulated").stdout
     assert "failing: costs: ValueError: it never works: failed" in shown
-    assert "latpred calibrate --runtimes failing" in shown
+    assert "latpred calibrate --device simulated --runtimes failing" in shown
     # Predictions carry the caveat of their own runtime only.
     both = dict.fromkeys(("eager", "plain"), profile.runtimes["eager"])
     passed = msgspec.structs.replace(profile.acceptance, passed=True, runtimes={"plain": False})

@@ -119,16 +119,18 @@ class Untimed(NamedTuple):
         """Nobody listens."""
 
     def run(self, cell: cells.Cell) -> None:
-        took_s = self.last_s if len(self.rows) == 3 * len(acceptance.models()) - 1 else 1.0
+        took_s = self.last_s if len(self.rows) == 3 * len(acceptance.models("fp32")) - 1 else 1.0
         took_s = 0.0 if cell.kind == acceptance.MODEL else took_s
         calls_us = (1.0,) if cell.kind == "network" else ()
         self.rows.append(Row(cell, {}, took_s, calls_us=calls_us, disturbed=self.disturbed))
 
 
-def untimed(session: Session, seconds: float, visits: Untimed, longer: float = 1.0) -> calibrator._EagerCalibration:
+def untimed(
+    session: Session, seconds: float, visits: Untimed, longer: float = 1.0, precision: str = "fp32"
+) -> calibrator._EagerCalibration:
     """A calibration of the CPU that times nothing."""
     effort, reporter = calibrator._Effort(seconds, math.inf, longer), calibrator._Reporter(session, seconds, None, 0.0)
-    eager = calibrator._EagerCalibration(CpuDevice(), ("fp32",), session, effort, "cpu", reporter)
+    eager = calibrator._EagerCalibration(CpuDevice(), (precision,), session, effort, "cpu", {}, reporter)
     eager._visits = visits  # type: ignore[assignment]
     return eager
 
@@ -139,10 +141,11 @@ def empty(tmp_path: Path) -> Iterator[Session]:
         yield one
 
 
-def test_models_of_the_gate_are_spread_over_the_run(empty: Session) -> None:
-    models, run = acceptance.models(), Untimed([])
+@pytest.mark.parametrize("precision", ["fp32", "bf16"])
+def test_models_of_the_gate_are_spread_over_the_run(precision: str, empty: Session) -> None:
+    models, run = acceptance.models(precision), Untimed([])
     for_fit = 1 - calibrator.FITTING_SHARE - calibrator.GATE_SHARE
-    untimed(empty, (2 * len(models) - 0.5) / for_fit, run)._measure()  # the last cell outlasts it
+    untimed(empty, (2 * len(models) - 0.5) / for_fit, run, precision=precision)._measure()  # the last cell outlasts it
     found = [number for number, row in enumerate(run.rows) if row.cell.kind == acceptance.MODEL]
     assert [run.rows[number].cell for number in found] == models
     between = np.diff([-1, *found, len(run.rows)]) - 1
@@ -264,7 +267,7 @@ def test_a_profile_of_that_name_of_another_machine_stays(calibrated: Calibrated)
     store.save(msgspec.structs.replace(calibrated.profile, machine=machine()))
     profile = calibrate(SimulatedDevice(), cells=FEW, precisions=["fp32"])
     assert store.load("simulated").machine == machine(), "the other stays"
-    again = calibrate_runtimes.kept(store.name_here("simulated"), SimulatedDevice(), lambda found: found)
+    again = calibrate_runtimes.kept(store.name_here("simulated"), SimulatedDevice(), {})
     assert again is not None
     assert again.name == profile.name == store.find("simulated").name
 
@@ -330,13 +333,14 @@ def test_a_profile_of_a_journal_says_how_that_was_measured(unfinished: Path) -> 
     journal, options = unfinished / session.JOURNAL, conditions.Options(threads=1)
     calibrate(SimulatedDevice(), cells=FEW, precisions=["fp32"])
     about = read_journal(directory("simulated") / session.LAST)[0].about
-    assert (about["options"], about["opened"]) == (conditions.Options()._asdict(), "simulated")
+    assert (about["options"], about["protocol"]) == (conditions.Options()._asdict(), {})
     header, rows = read_journal(journal)
-    header = msgspec.structs.replace(header, about=about | {"options": options._asdict()})
+    said = options.protocol("simulated")
+    header = msgspec.structs.replace(header, about=about | {"options": options._asdict(), "protocol": said})
     journal.write_bytes(b"".join(msgspec.json.encode(line) + b"\n" for line in (header, *rows)))
     profile = fit_raw(unfinished)
     assert profile.name == "simulated-1-thread"
-    assert profile == options.noted_in(profile)
+    assert said.items() <= profile.protocol.items()
     assert fit_raw(unfinished, name="mine").name == "mine"
 
 

@@ -12,18 +12,21 @@ from typing import Any
 import msgspec
 import pytest
 import torch
-from profiledata import profile
+from profiledata import machine, profile
 
 from latpred.calibration.cells import Cell
 from latpred.calibration.devices import conditions
 from latpred.calibration.devices.cpu import CpuDevice
+from latpred.calibration.devices.cuda import CudaDevice
 from latpred.calibration.workloads import networks, single_ops
 from latpred.errors import UsageError
 from latpred.profile import store
 
 BACKENDS: Any = torch.backends
-MATMUL, CONV = BACKENDS.cuda.matmul, BACKENDS.cudnn.conv
+CUDNN: Any = BACKENDS.cudnn
+MATMUL, CONV, RNN = BACKENDS.cuda.matmul, CUDNN.conv, CUDNN.rnn
 ONEDNN = (BACKENDS.mkldnn.matmul, BACKENDS.mkldnn.conv, BACKENDS.mkldnn.rnn)
+GPU = CudaDevice.__new__(CudaDevice)  # of which nothing is asked but to set what float32 is multiplied in
 
 
 @pytest.fixture(autouse=True)
@@ -33,7 +36,7 @@ def as_it_was() -> Iterator[None]:
     yield
     torch.backends.cudnn.benchmark = False
     torch.set_float32_matmul_precision("highest")
-    for place in (BACKENDS, *ONEDNN):
+    for place in (BACKENDS, CUDNN, *ONEDNN):
         place.fp32_precision = "none"
     MATMUL.allow_tf32, torch.backends.cudnn.allow_tf32 = allowed
 
@@ -58,7 +61,7 @@ def test_measurements_run_in_inference_mode_without_autocast_and_autotuning() ->
 def test_tf32_is_forgotten_afterwards(before: bool) -> None:
     MATMUL.allow_tf32 = torch.backends.cudnn.allow_tf32 = before
     with conditions.stated():
-        MATMUL.allow_tf32 = torch.backends.cudnn.allow_tf32 = not before
+        GPU.use_precision("fp32" if before else "tf32")
     assert MATMUL.allow_tf32 is before
     assert torch.backends.cudnn.allow_tf32 is before
 
@@ -67,14 +70,42 @@ def test_tf32_set_through_the_newer_interface_comes_back() -> None:
     CONV.fp32_precision = "ieee"  # the older interface now refuses to be read: convolutions and RNNs differ
     MATMUL.fp32_precision = "tf32"
     with conditions.stated():
-        MATMUL.allow_tf32 = torch.backends.cudnn.allow_tf32 = False
+        GPU.use_precision("fp32")
+        assert [place.fp32_precision for place in (MATMUL, CONV, RNN)] == ["ieee", "tf32", "tf32"]
     assert MATMUL.fp32_precision == "tf32"
     assert CONV.fp32_precision == "ieee"
 
 
+FOLLOWS = """
+import sys
+import torch
+from latpred.calibration.devices import conditions
+from latpred.calibration.devices.cuda import CudaDevice
+
+cudnn, gpu = torch.backends.cudnn, CudaDevice.__new__(CudaDevice)
+for word in ("ieee", "none", "tf32", "none"):
+    for precision in sys.argv[1:]:
+        with conditions.stated():
+            gpu.use_precision(precision)
+            inside = [place.fp32_precision for place in (torch.backends.cuda.matmul, cudnn.conv, cudnn.rnn)]
+            assert inside == ["ieee" if precision == "fp32" else "tf32", "tf32", "tf32"], inside
+    torch.backends.fp32_precision = word
+    print(word, cudnn.conv.fp32_precision, cudnn.rnn.fp32_precision)
+"""
+
+
+def test_what_convolutions_follow_they_still_follow_afterwards() -> None:
+    """In a process that has set nothing yet: what PyTorch starts with cannot be set again."""
+    said = [
+        subprocess.run([sys.executable, "-c", FOLLOWS, *measured], capture_output=True, text=True, check=True).stdout
+        for measured in ((), ("fp32", "tf32"))
+    ]
+    assert said[0] == said[1]
+
+
 def float32() -> list[str]:
     """How float32 is multiplied, as PyTorch says it by the older interface and by the newer one."""
-    said = [place.fp32_precision for place in (BACKENDS, MATMUL, CONV, *ONEDNN)]
+    said = [place.fp32_precision for place in (BACKENDS, CUDNN, MATMUL, CONV, RNN, *ONEDNN)]
     with suppress(RuntimeError):
         said.append(torch.get_float32_matmul_precision())
     return said
@@ -94,11 +125,11 @@ def test_a_cpu_multiplies_float32_in_full_inside_and_as_before_outside(reduce: C
     before = float32()
     with conditions.stated():
         assert {place.fp32_precision for place in ONEDNN} <= {"none", "ieee"}
-        MATMUL.allow_tf32 = torch.backends.cudnn.allow_tf32 = False
+        GPU.use_precision("fp32")
     assert float32() == before
     BACKENDS.fp32_precision = "ieee"  # what followed this one still does
     reduced = [place.fp32_precision for place in ONEDNN if place.fp32_precision != "ieee"]
-    assert len(reduced) == ("bf16" not in before[0] and before[3:6] != ["none"] * 3)
+    assert len(reduced) == ("bf16" not in before[0] and before[5:8] != ["none"] * 3)
 
 
 def test_generated_networks_are_of_the_usual_dtype_and_no_generator_moves() -> None:
@@ -129,13 +160,33 @@ def test_the_gpu_that_is_measured_is_the_current_one_inside_only(monkeypatch: py
         yield
         said.append("as before")
 
+    generators: dict[str, str] = {}
     monkeypatch.setattr(torch.cuda, "device", current)
+    monkeypatch.setattr(torch.cuda, "get_rng_state", lambda place: f"drawn on {place}")
+    monkeypatch.setattr(torch.cuda, "set_rng_state", lambda state, place: generators.update({str(place): state}))
     device: Any = SimpleNamespace(torch_device=torch.device("cuda", 1))
     with conditions.stated(device=device):
         assert said == ["cuda:1"]
+    assert generators == {"cuda:1": "drawn on cuda:1"}
     with conditions.stated(device=CpuDevice()):
         pass
     assert said == ["cuda:1", "as before"]
+
+
+def test_deterministic_algorithms_are_not_what_is_measured() -> None:
+    def said() -> tuple[bool, ...]:
+        modes = torch.are_deterministic_algorithms_enabled(), torch.is_deterministic_algorithms_warn_only_enabled()
+        return *modes, CUDNN.deterministic, BACKENDS.mkldnn.deterministic
+
+    torch.use_deterministic_algorithms(True, warn_only=True)
+    CUDNN.deterministic = BACKENDS.mkldnn.deterministic = True
+    try:
+        with conditions.stated():
+            assert said() == (False,) * 4
+        assert said() == (True,) * 4
+    finally:
+        torch.use_deterministic_algorithms(False)
+        CUDNN.deterministic = BACKENDS.mkldnn.deterministic = False
 
 
 def test_subnormal_numbers_are_flushed_inside_only() -> None:
@@ -154,7 +205,8 @@ def test_threads_and_autotuning_hold_while_measuring_and_no_longer() -> None:
     with conditions.stated(options):
         assert torch.get_num_threads() == before + 1
         assert torch.backends.cudnn.benchmark
-        assert options.settings() == {"threads": before + 1, "cudnn_benchmark": True}
+        assert options.settings("cpu") == {"threads": before + 1, "cudnn_benchmark": True}
+        assert options.settings("cuda").keys() == {"threads", "cudnn_benchmark", "float32"}
     assert torch.get_num_threads() == before
     assert not torch.backends.cudnn.benchmark
 
@@ -175,13 +227,19 @@ def test_options_that_a_device_does_not_have(options: conditions.Options, kind: 
 def test_a_profile_says_how_it_was_measured() -> None:
     info = msgspec.structs.replace(profile().device, kind="cuda")
     on, off = conditions.Options(cudnn_benchmark=True), conditions.Options()
-    assert store.cudnn_benchmarked(on.noted_in(profile(device=info)))
-    assert not store.cudnn_benchmarked(off.noted_in(profile(device=info)))
-    assert conditions.Options(threads=2).noted_in(profile()).protocol["threads"] == "2, as asked for"
-    assert off.noted_in(profile()) == profile()
-    # Which of several GPUs it was, whatever name it has; what goes on with the profile leaves that as it is.
-    lab = off.noted_in(profile("lab", device=info), "cuda:1")
-    assert store.live_name(lab) == store.live_name(off.noted_in(lab)) == "cuda:1"
+    for options in (on, off):
+        measured = profile(device=info, protocol=options.protocol("cuda"))
+        assert store.cudnn_benchmarked(measured) == options.cudnn_benchmark
+        assert "convolutions and RNNs in TF32" in measured.protocol["float32"]
+        assert conditions.Options.of(measured) == options
+    assert conditions.Options(threads=2).protocol("cpu") == {"threads": "2, as asked for"}
+    assert off.protocol("cpu") == {}
+    assert conditions.Options.of(profile()) == conditions.Options(threads=1)
+    other = profile(machine=machine(threads=torch.get_num_threads() + 1, driver="1"))
+    assert [said.partition(" is ")[0] for said in conditions.changes(other, CpuDevice())][:1] == ["the driver"]
+    assert "threads" not in " ".join(conditions.changes(other, CpuDevice()))  # as many as it was measured with
+    # Which of several GPUs it was, whatever name it has.
+    assert store.live_name(profile("lab", device=info, protocol=off.protocol("cuda", "cuda:1"))) == "cuda:1"
     assert [on.named("h200"), off.named("cpu")] == ["h200-cudnn-benchmark", "cpu"]
 
 

@@ -98,7 +98,7 @@ def test_a_device_is_described_by_its_clock_and_memory_cells() -> None:
     assert info.fresh_bytes_per_us == pytest.approx(1.0 / (1.0 / 2.0e3 - 1.0 / 5.0e3), rel=1e-4)
     assert info.cache_bytes == pytest.approx(32 * MIB)  # 20 is halfway from 40 to 10
     assert info.resident_bytes == pytest.approx(8 * MIB * 2**0.5 / 1.5)  # half of it is found between 8 and 16
-    with pytest.raises(CalibrationError, match=r"no clock constants\. Calibrate again: latpred calibrate --fresh"):
+    with pytest.raises(CalibrationError, match=r"no clock constants\. Calibrate again, with --fresh"):
         constants.described(factories.device(), rows)
 
 

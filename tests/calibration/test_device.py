@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from contextlib import nullcontext
 from types import SimpleNamespace
 
 import pytest
@@ -12,6 +13,7 @@ from latpred.calibration.devices import conditions, cuda, open_device
 from latpred.calibration.devices.cpu import CpuDevice
 from latpred.calibration.devices.cuda import CudaDevice
 from latpred.calibration.timing import timer
+from latpred.cli import doctor
 from latpred.errors import DeviceError
 
 
@@ -129,15 +131,62 @@ def test_a_replay_is_captured_once_and_timed_behind_such_a_head_too(monkeypatch)
     assert device.heads[:2] == [200.0, 800.0]
 
 
-def test_tf32_is_used_when_asked_for_and_an_error_where_the_environment_forces_it(monkeypatch):
-    device = HalfCuda()
+def test_tf32_is_what_convolutions_use_and_matrix_products_when_asked_for():
+    device, backends = HalfCuda(), torch.backends
     with conditions.stated():
-        for precision in ("tf32", "fp32"):
+        backends.cudnn.rnn.fp32_precision = "ieee"  # as a user may have set it
+        for precision in ("tf32", "fp32", "fp16"):
             device.use_precision(precision)
-            allowed = torch.backends.cuda.matmul.allow_tf32, torch.backends.cudnn.allow_tf32
-            assert allowed == (precision == "tf32",) * 2
-        monkeypatch.setattr(torch._C, "_get_cublas_allow_tf32", lambda: True)
-        with pytest.raises(DeviceError, match="unset TORCH_ALLOW_TF32_CUBLAS_OVERRIDE"):
+            said = [place.fp32_precision for place in (backends.cuda.matmul, backends.cudnn.conv, backends.cudnn.rnn)]
+            assert said == ["tf32" if precision == "tf32" else "ieee", "tf32", "tf32"]
+            assert backends.cuda.matmul.allow_tf32 == (precision == "tf32")
+
+
+def test_what_keeps_libraries_from_tf32_is_an_error_where_there_is_any(monkeypatch):
+    device, said = HalfCuda(), torch._C._get_fp32_precision_getter
+    with conditions.stated():
+        monkeypatch.setenv("NVIDIA_TF32_OVERRIDE", "0")
+        for major, refused in ((8, ("fp32", "tf32")), (7, ())):
+            device._properties = SimpleNamespace(major=major)
+            for precision in ("fp32", "tf32", "fp16"):
+                expected = pytest.raises(DeviceError, match="unset NVIDIA_TF32_OVERRIDE")
+                with expected if precision in refused else nullcontext():
+                    device.use_precision(precision)
+        monkeypatch.delenv("NVIDIA_TF32_OVERRIDE")
+        monkeypatch.setattr(
+            torch._C, "_get_fp32_precision_getter", lambda library, op: "ieee" if op == "rnn" else said(library, op)
+        )
+        with pytest.raises(DeviceError, match="TF32 cannot be set here as fp32 needs it"):
             device.use_precision("fp32")
-        device.use_precision("tf32")
         monkeypatch.undo()
+
+
+@pytest.mark.parametrize(
+    ("built", "lacking"),
+    [
+        (["sm_75", "sm_80", "sm_86"], ""),
+        (["sm_75", "compute_80"], ""),
+        (["sm_90", "sm_90a", "compute_120"], "only for sm_90, sm_90a, compute_120"),
+        (["sm_75", "sm_89"], "whose compute capability is 8.6, only for sm_75, sm_89"),
+        ([], ""),
+    ],
+)
+def test_a_gpu_that_pytorch_was_not_built_for_is_found(built, lacking, monkeypatch):
+    monkeypatch.setattr(torch.cuda, "get_arch_list", lambda: built)
+    monkeypatch.setattr(torch.cuda, "get_device_capability", lambda index: (8, 6))
+    monkeypatch.setattr(torch.cuda, "get_device_name", lambda index: "RTX 3090")
+    said = cuda.unsupported(0)
+    assert said.startswith("this PyTorch has no kernels for the RTX 3090") == bool(lacking)
+    assert lacking in said
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
+    monkeypatch.setattr(torch.cuda, "device_count", lambda: 1)
+    finding = doctor._cuda()
+    assert (finding.verdict, finding.advice) == (("note", cuda.OTHER_BUILD) if lacking else ("ok", ""))
+
+
+def test_an_error_that_no_second_try_mends_does_not_ask_for_one():
+    error = RuntimeError("CUDA error: no kernel image is available for execution on the device\nCompile with")
+    match = r"has no kernels for the architecture of cuda:0.*Install one"
+    with pytest.raises(DeviceError, match=match) as raised, HalfCuda().errors():
+        raise error
+    assert "run the same command" not in str(raised.value)

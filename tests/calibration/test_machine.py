@@ -107,6 +107,8 @@ HOT = gpu(throttled=("thermal (software)",))
         (gpu(0), gpu(1800), ""),
         (gpu(), gpu(throttled=("power cap",)), "the GPU throttled: power cap"),
         (gpu(throttled=("power cap",)), gpu(throttled=("power cap",)), ""),
+        (gpu(idle=True), gpu(throttled=("power cap",)), ""),  # which the work itself reached
+        (gpu(idle=True), gpu(throttled=("thermal (software)",)), "the GPU throttled: thermal (software)"),
         (HOT, HOT, "the GPU throttled: thermal (software)"),
         (gpu(throttled=("power cap",)), gpu(), ""),
         (gpu(other_processes=1), gpu(), "another process uses the GPU"),

@@ -162,9 +162,7 @@ def test_kernels_that_are_eager_s_are_not_blamed_for_a_machine_that_changed_its_
 def test_few_networks_move_little_from_the_priors() -> None:
     few = networks_of(1, network_fit.FEWEST)
     assert 0.3 < fitted(few).kernel_scales["gemm"] < 1.2
-    with pytest.raises(
-        CalibrationError, match=r"5 networks were timed in eager, too few.*--runtimes eager --budget 3m"
-    ):
+    with pytest.raises(CalibrationError, match=r"5 networks were timed in eager, too few.* as with --budget 3m$"):
         fitted(few[1:])
 
 

@@ -141,13 +141,16 @@ def test_the_verb_says_what_moved_and_exits_with_one(
         name: us * (1.3 if name.startswith("gemm") else 1) for name, us in calibrated.runtimes["eager"].costs_us.items()
     }
     eager = msgspec.structs.replace(calibrated.runtimes["eager"], costs_us=costs)
-    older = msgspec.structs.replace(calibrated.machine, stack={**calibrated.machine.stack, "torch": "1.0"})
+    stack = {**calibrated.machine.stack, "torch": "1.0"}
+    older = msgspec.structs.replace(calibrated.machine, stack=stack, threads=calibrated.machine.threads + 1)
     store.save(msgspec.structs.replace(calibrated, runtimes={"eager": eager}, machine=older))
     done = CliRunner().invoke(main, ["check", "--device", "simulated", "--budget", "600s", "--json"])
     found = json.loads(done.stdout)
     assert found["schema"] == "latpred.check/1"
     assert {part["name"] for part in found["parts"] if part["verdict"] == "moved"} == {"gemm.linear", "gemm.addmm"}
-    assert any(said.startswith("torch is ") and said.endswith("the profile's is 1.0") for said in found["changes"])
+    assert [said.partition(" is ")[0] for said in found["changes"]] == ["torch"]
+    assert found["changes"][0].endswith("the profile's is 1.0")
+    assert found["again"] == "latpred calibrate --device simulated"
     assert (found["verdict"], done.exit_code) == ("moved", 1)
 
 
@@ -236,7 +239,7 @@ def part(name: str, verdict: str, ratio: float = 1.0, clock: str = "device") -> 
 
 
 def found(*parts: Part, busy: float = 0.0, changes: tuple[str, ...] = ()) -> Check:
-    return Check("cpu", "2026-01-02T03:04:05+00:00", parts, changes, {}, busy, 12.0)
+    return Check("cpu", "2026-01-02T03:04:05+00:00", parts, changes, {}, busy, 12.0, "latpred calibrate --device cpu")
 
 
 def text(check: Check) -> str:
@@ -255,7 +258,7 @@ def test_what_moved_is_named_with_its_factor() -> None:
     classes = (part("gemm.linear", "moved", 1.3, "host"), part("gemm.addmm", "moved", 1.32, "host"))
     check = found(part("fp32 gemm", "holds"), *classes, changes=("torch is 2.14, the profile's is 2.13",))
     assert check.verdict == "moved"
-    assert "Anew: latpred calibrate --fresh" in check.sentence
+    assert "Anew: latpred calibrate --device cpu --fresh" in check.sentence
     row = next(line for line in text(check).splitlines() if "gemm (2 classes)" in line)
     assert row.split()[-6:] == ["host", "x1.32", "1.24", "to", "1.39", "16"]
     assert "changed: torch is 2.14, the profile's is 2.13" in text(check)

@@ -118,5 +118,5 @@ def test_one_length_of_chain_tells_no_gap() -> None:
     calibrator, simulated = runtime_calibration.get("cuda-graphs"), SimulatedDevice()
     cell = next(calibrator.cells(simulated, "fp32"))
     row = Row(cell, dict(calibrator.measure(cell, simulated).timings), 1.0)
-    with pytest.raises(CalibrationError, match=r"1 chains were replayed, too few.*--runtimes cuda-graphs --budget 3m"):
+    with pytest.raises(CalibrationError, match=r"1 chains were replayed, too few.* as with --budget 3m$"):
         calibrator.fit([row], perfect(COSTS))

@@ -180,9 +180,12 @@ def test_out_of_memory_spares_larger_cells_but_not_others(opened):
         assert spared.error == f"out of memory: already {gemm(100).key} did not fit"
         assert all(one.run(cell, measure).timings for cell in others)
     assert measure.asked == [gemm(100), *others]
-    with opened() as two:
+    with opened() as two:  # the memory may have been another process's: each is tried once more
+        assert two.run(gemm(100), measure).tries == 2
         two.run(gemm(300), measure)
-    assert gemm(300) not in measure.asked
+    with opened() as three:
+        assert three.run(gemm(100), measure).tries == 2
+    assert measure.asked == [gemm(100), *others, gemm(100)]
 
 
 def test_a_network_of_another_seed_is_no_larger_one(opened):

@@ -102,5 +102,5 @@ def test_memory_cells_move_their_bytes(name: str) -> None:
 
 
 def test_an_unknown_cell_names_the_known_ones_and_the_way_out() -> None:
-    with pytest.raises(CalibrationError, match=r"no cell is called 'gem'; known: gemm, bmm.*latpred calibrate --fresh"):
+    with pytest.raises(CalibrationError, match=r"no cell is called 'gem'; known: gemm, bmm.*anew with --fresh"):
         single_ops.make(Cell("kernel", "gem"))

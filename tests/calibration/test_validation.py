@@ -16,6 +16,7 @@ from tabledata import measured
 from torch import nn
 
 from latpred.accuracy.recording import load
+from latpred.calibration.devices.cpu import CpuDevice
 from latpred.calibration.measurement import validation
 from latpred.calibration.measurement.validation import validate
 from latpred.calibration.measurement.whole_models import StoppedError, measure
@@ -29,7 +30,7 @@ from latpred.errors import (
     RuntimeRefusalError,
     UsageError,
 )
-from latpred.profile.document import DeviceProfile
+from latpred.profile.document import BENCHMARK, CUDNN, DeviceInfo, DeviceProfile
 
 
 def perceptron(width: int) -> nn.Module:
@@ -76,6 +77,28 @@ def test_measured_predicted_compared_recorded_and_replayed(tmp_path: Path) -> No
     assert again.noise.p90 == pytest.approx(report.noise.p90, abs=1e-9)
     assert again.overall.cells == 6
     assert [score.reason for score in again.baselines] == [score.reason for score in report.baselines]
+
+
+def test_what_is_validated_is_measured_as_the_profile_was(monkeypatch: pytest.MonkeyPatch) -> None:
+    """On a CPU that says that it is a GPU."""
+
+    class Gpu(CpuDevice):
+        def info(self) -> DeviceInfo:
+            return msgspec.structs.replace(super().info(), kind="cuda")
+
+    class Says(nn.Linear):
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            said.append(torch.backends.cudnn.benchmark)
+            return super().forward(x)
+
+    said: list[bool] = []
+    offer(monkeypatch, toy("says", lambda: Says(16, 16)))
+    monkeypatch.setattr(validation, "open_device", lambda name: Gpu())
+    for benchmark in (BENCHMARK, f"no {BENCHMARK}"):
+        known = profile("gpu", device=Gpu().info(), protocol={CUDNN: benchmark})
+        validate("cuda:0", profile=known, suite="toys", repeats=1, batches=[1], rivals=["isolated_ops"])
+        assert (True in said, said[-1]) == (benchmark == BENCHMARK,) * 2  # the last are the baseline's
+        said.clear()
 
 
 class Reads(nn.Linear):

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from dataclasses import replace
 from typing import Any
 
@@ -173,6 +174,27 @@ def test_nothing_is_built_without_cuda(runtime: str) -> None:
     assert "no CUDA device here" in str(runtimes.get(runtime).available())
     with pytest.raises(DeviceError, match="CUDA graphs are captured on CUDA devices, not on cpu"):
         runtimes.get(runtime).build(torch.nn.Linear(8, 8), (X,))
+
+
+def test_what_puts_pytorch_back_after_a_failed_capture_runs_on_the_gpu_of_that_capture(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    streams: list[str] = []
+
+    @contextmanager
+    def captured(graph: str, stream: str, **_: str) -> Iterator[None]:
+        streams.append(stream)
+        yield
+
+    monkeypatch.setattr(torch, "zeros", lambda *_, **__: torch.ones(1))
+    monkeypatch.setattr(torch.cuda, "synchronize", lambda place: None)
+    monkeypatch.setattr(torch.cuda, "CUDAGraph", lambda: "another graph")
+    monkeypatch.setattr(torch.cuda, "Stream", lambda place: f"a stream of {place}")
+    monkeypatch.setattr(torch.cuda, "graph", captured)
+    for name in ("_cuda_endAllocateToPool", "_cuda_releasePool"):
+        monkeypatch.setattr(torch._C, name, lambda *_: None, raising=False)
+    cuda_graphs._recover(torch.device("cuda", 1), (0, 0))
+    assert streams == ["a stream of cuda:1"]
 
 
 def test_the_reason_of_a_failed_capture_is_the_first_one() -> None:

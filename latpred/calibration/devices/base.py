@@ -43,9 +43,10 @@ class Device(Protocol):
         """Precisions the device does well, the most important first."""
 
     def use_precision(self, precision: str) -> None:
-        """Set, for the whole process, how float32 is multiplied: "tf32" allows TF32, anything else forbids it.
+        """Set, for the whole process, how float32 is multiplied, whatever was set before.
 
-        `prepare` does so for its cell; what is prepared otherwise runs under whatever was set last.
+        Convolutions and RNNs of cuDNN use TF32 where the GPU has it, as they do in PyTorch by default; matrix products
+        use it in "tf32" alone. `prepare` sets it for its cell; what is prepared otherwise runs under what was set last.
         """
 
     def clock(self) -> float:

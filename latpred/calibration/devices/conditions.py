@@ -9,23 +9,26 @@ from collections.abc import Iterator, Sequence
 from contextlib import ExitStack, contextmanager, suppress
 from typing import Any, NamedTuple
 
-import msgspec
 import torch
 
 from latpred.calibration.devices.base import Device
 from latpred.errors import UsageError
-from latpred.profile.document import BENCHMARK, CUDNN, OPENED, THREADS, DeviceProfile
+from latpred.profile.document import BENCHMARK, CUDNN, FLOAT32, OPENED, THREADS, DeviceProfile
+from latpred.profile.store import cudnn_benchmarked, mismatch
 
 _LARGEST_KEPT_BYTES = (32 << 20) - 8192  # with the allocator's own bookkeeping, just within what it learns from
-_CUDNN: Any = torch.backends.cudnn  # carries no types, as the next
-_ONEDNN: Any = torch.backends.mkldnn
-# What holds how an op multiplies float32, and what it follows where it says nothing itself.
-_OF_CUDA: Sequence[tuple[Any, Any]] = (
-    (torch.backends.cuda.matmul, _CUDNN),
+_BACKENDS: Any = torch.backends  # carry no types, as the next two
+_CUDNN, _ONEDNN = _BACKENDS.cudnn, _BACKENDS.mkldnn
+_OF_CPU: Sequence[tuple[Any, Any]] = ((_ONEDNN.matmul, _ONEDNN), (_ONEDNN.conv, _ONEDNN), (_ONEDNN.rnn, _ONEDNN))
+# What holds how an op multiplies float32, and what it follows where it says nothing itself; general before special.
+_PLACES: Sequence[tuple[Any, Any]] = (
+    (_CUDNN, _BACKENDS),
+    (_BACKENDS.cuda.matmul, _CUDNN),
     (_CUDNN.conv, _CUDNN),
     (_CUDNN.rnn, _CUDNN),
+    *_OF_CPU,
 )
-_OF_CPU: Sequence[tuple[Any, Any]] = ((_ONEDNN.matmul, _ONEDNN), (_ONEDNN.conv, _ONEDNN), (_ONEDNN.rnn, _ONEDNN))
+_AS_PYTORCH = "matrix products in full, convolutions and RNNs in TF32 where the GPU has it: PyTorch's default"
 
 
 class Options(NamedTuple):
@@ -33,6 +36,12 @@ class Options(NamedTuple):
 
     threads: int | None = None  # that an op may use; None leaves it as it is
     cudnn_benchmark: bool = False  # whether cudnn times its convolutions when it meets a shape, and keeps the fastest
+
+    @classmethod
+    def of(cls, profile: DeviceProfile) -> Options:
+        """As a profile was measured."""
+        threads = profile.machine.threads if profile.device.kind == "cpu" else None
+        return cls(threads, cudnn_benchmarked(profile))
 
     def checked(self, kind: str) -> Options:
         """The same; a UsageError says what of it a kind of device does not have."""
@@ -44,9 +53,10 @@ class Options(NamedTuple):
             raise UsageError(f"cudnn is CUDA's, and {kind} has none; leave cudnn_benchmark out.")
         return self
 
-    def settings(self) -> dict[str, int | bool]:
-        """What a journal's rows depend on; to be asked while the options hold."""
-        return {"threads": torch.get_num_threads(), **({"cudnn_benchmark": True} if self.cudnn_benchmark else {})}
+    def settings(self, kind: str) -> dict[str, int | bool | str]:
+        """What a journal's rows of a kind of device depend on; to be asked while the options hold."""
+        benchmark = {"cudnn_benchmark": True} if self.cudnn_benchmark else {}
+        return {"threads": torch.get_num_threads(), **benchmark, **({FLOAT32: _AS_PYTORCH} if kind == "cuda" else {})}
 
     def named(self, device: str) -> str:
         """Name of a profile measured so, where the user gives none.
@@ -57,16 +67,13 @@ class Options(NamedTuple):
         threads = "" if self.threads is None else f"-{self.threads}-thread{'s' * (self.threads > 1)}"
         return f"{device}{threads}{'-cudnn-benchmark' * self.cudnn_benchmark}"
 
-    def noted_in(self, profile: DeviceProfile, opened: str = "") -> DeviceProfile:
-        """The profile, with what was asked for in its protocol, and by which name a GPU was opened."""
-        said = dict(profile.protocol)
-        if self.threads is not None:
-            said[THREADS] = f"{self.threads}, as asked for"
-        if profile.device.kind == "cuda":
-            said[CUDNN] = BENCHMARK if self.cudnn_benchmark else f"no {BENCHMARK}"
-            if opened:
-                said[OPENED] = opened
-        return msgspec.structs.replace(profile, protocol=said)
+    def protocol(self, kind: str, opened: str = "") -> dict[str, str]:
+        """What the protocol of a profile says of them, and by which name a GPU was opened."""
+        said = {} if self.threads is None else {THREADS: f"{self.threads}, as asked for"}
+        if kind == "cuda":
+            said |= {CUDNN: BENCHMARK if self.cudnn_benchmark else f"no {BENCHMARK}", FLOAT32: _AS_PYTORCH}
+            said |= {OPENED: opened} if opened else {}
+        return said
 
 
 AS_IS = Options()
@@ -76,7 +83,7 @@ AS_IS = Options()
 def stated(
     options: Options = AS_IS, device: Device | None = None, *, dtype: torch.dtype | None = torch.float32
 ) -> Iterator[None]:
-    """Inference mode, no autocast, subnormals flushed, allocator warm, float32 multiplied in full, as the options say.
+    """Inference mode, no autocast, all algorithms, subnormals flushed, allocator warm, float32 in full, as options say.
 
     `device` is the current one of its kind. Generated networks make tensors of the default `dtype`; None leaves that of
     the user, whose own models count on it. What is drawn moves no generator of the user's.
@@ -85,15 +92,15 @@ def stated(
     """
     with ExitStack() as undo:
         undo.enter_context(float32_in_full())
-        undo.enter_context(torch.random.fork_rng(devices=[]))
         place = getattr(device, "torch_device", None)
-        if place is not None and place.type == "cuda":
-            undo.enter_context(torch.cuda.device(place))
+        gpus = [place] if place is not None and place.type == "cuda" else []
+        undo.enter_context(torch.random.fork_rng(gpus, device_type="cuda"))
+        for gpu in gpus:
+            undo.enter_context(torch.cuda.device(gpu))
         if dtype is not None:
             undo.callback(torch.set_default_dtype, torch.get_default_dtype())
             torch.set_default_dtype(dtype)
-        undo.callback(setattr, torch.backends.cudnn, "benchmark", torch.backends.cudnn.benchmark)
-        torch.backends.cudnn.benchmark = options.cudnn_benchmark
+        _choose_algorithms(options, undo)
         if options.threads is not None:
             undo.callback(torch.set_num_threads, torch.get_num_threads())
             torch.set_num_threads(options.threads)
@@ -111,6 +118,18 @@ def stated(
             yield
 
 
+def _choose_algorithms(options: Options, undo: ExitStack) -> None:
+    """Have libraries choose among all their algorithms, as they do by default: deterministic ones may take longer."""
+    if torch.are_deterministic_algorithms_enabled():
+        warn_only = torch.is_deterministic_algorithms_warn_only_enabled()
+        undo.callback(torch.use_deterministic_algorithms, True, warn_only=warn_only)
+        torch.use_deterministic_algorithms(False)
+    wanted = ((_CUDNN, "benchmark", options.cudnn_benchmark), (_CUDNN, "deterministic", False))
+    for library, name, value in (*wanted, (_ONEDNN, "deterministic", False)):
+        undo.callback(setattr, library, name, getattr(library, name))
+        setattr(library, name, value)
+
+
 @contextmanager
 def float32_in_full() -> Iterator[None]:
     """Have the CPU multiply float32 as float32, and put back how float32 was multiplied on every device.
@@ -118,18 +137,32 @@ def float32_in_full() -> Iterator[None]:
     PyTorch keeps it twice: in an older interface of one word for all, and in a newer one by library and op. Setting one
     sets part of the other, and either refuses to be read where they contradict each other.
     """
+    before = [(place, place.fp32_precision, above.fp32_precision) for place, above in _PLACES]
     with ExitStack() as undo:
-        for place, above in (*_OF_CUDA, *_OF_CPU):  # put back last, since the older interface writes here
-            own = place.fp32_precision
-            undo.callback(setattr, place, "fp32_precision", "none" if own == above.fp32_precision else own)
+        undo.callback(_put_back, before)  # last, since the older interface writes here
         with suppress(RuntimeError):
-            undo.callback(setattr, _CUDNN, "allow_tf32", _CUDNN.allow_tf32)
-        with suppress(RuntimeError):
-            before = torch.get_float32_matmul_precision()
-            undo.callback(torch.set_float32_matmul_precision, before)
-            if before != "highest":
+            word = torch.get_float32_matmul_precision()
+            undo.callback(torch.set_float32_matmul_precision, word)
+            if word != "highest":
                 torch.set_float32_matmul_precision("highest")
         for place, _ in _OF_CPU:
             if place.fp32_precision not in ("none", "ieee"):
                 place.fp32_precision = "ieee"
         yield
+
+
+def _put_back(before: Sequence[tuple[Any, str, str]]) -> None:
+    """Have each place say what it said; what says so anyway is not written.
+
+    Convolutions and RNNs of cuDNN start with a word that nobody can set: to follow others, and where those say nothing
+    to use TF32.
+    """
+    for place, said, above_said in before:
+        if place.fp32_precision != said:
+            place.fp32_precision = "none" if said == above_said else said
+
+
+def changes(profile: DeviceProfile, device: Device) -> list[str]:
+    """What differs between the machine of a profile and this one, measured in the same way, as plain sentences."""
+    with stated(Options.of(profile), device):
+        return mismatch(profile, device.machine())

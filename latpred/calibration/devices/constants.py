@@ -127,7 +127,7 @@ def described(info: DeviceInfo, rows: Sequence[Row]) -> DeviceInfo:
     if info.asynchronous:
         timings = next((row.timings for row in rows if row.cell == CLOCK and not row.error), None)
         if timings is None:
-            raise CalibrationError("the journal has no clock constants. Calibrate again: latpred calibrate --fresh")
+            raise CalibrationError("the journal has no clock constants. Calibrate again, with --fresh.")
         values = {name: timings[name].median_s * US_PER_S for name in ("launch_us", "gap_us", "sync_us")}
         info = msgspec.structs.replace(info, **values, queue=round(timings["queue"].median_s))
     by_size: dict[str, dict[int, float]] = {}

@@ -7,6 +7,7 @@ waits for the host; one at a time on an idle stream would time the launch instea
 
 from __future__ import annotations
 
+import os
 import re
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
@@ -30,11 +31,15 @@ FIRST_HEAD_US = 200.0
 ISSUE_US = 15.0  # a first guess at the host time of a call
 LONGEST_HEAD_US = 2e5
 _CUDA: Any = torch.cuda  # its events, streams and sleeping kernel carry no types
+_BACKENDS: Any = torch.backends  # nor do these
+OVERRIDE = "NVIDIA_TF32_OVERRIDE"  # a variable of the environment: 0 keeps NVIDIA's libraries from TF32
 SLEEP_CYCLES = 2_000_000  # what the sleeping kernel's speed is measured with
 SLEEPS = 50  # of that length: an idle GPU takes a moment until its clocks have risen
 WARM_UPS, FORWARDS = 3, 3  # of a call that a profiler looks at
 # Errors of one call, which leave the GPU as it was: what a library or a kernel does not do in a precision or a shape.
 _HARMLESS = re.compile(r"CUBLAS_STATUS_(NOT_SUPPORTED|INVALID_VALUE|ARCH_MISMATCH)|invalid configuration argument")
+_ARCHITECTURE = re.compile(r"(sm|compute)_(\d+)(\d)")  # as "sm_90", "sm_90a" and "compute_120"
+OTHER_BUILD = "Install one that has: https://pytorch.org/get-started/locally"
 
 
 class CudaDevice(RealDevice):
@@ -69,12 +74,21 @@ class CudaDevice(RealDevice):
         return ("fp32", "fp16", "bf16", "tf32") if self._properties.major >= 8 else ("fp32", "fp16")
 
     def use_precision(self, precision: str) -> None:
-        torch.backends.cuda.matmul.allow_tf32 = precision == "tf32"
-        torch.backends.cudnn.allow_tf32 = precision == "tf32"
-        if torch.backends.cuda.matmul.allow_tf32 != (precision == "tf32"):
+        tf32, matmul, cudnn = precision == "tf32", _BACKENDS.cuda.matmul, _BACKENDS.cudnn
+        matmul.allow_tf32 = tf32  # PyTorch's older interface, which others still read
+        matmul.fp32_precision = "tf32" if tf32 else "ieee"
+        parts = (cudnn.conv, cudnn.rnn)
+        if any(part.fp32_precision != "tf32" for part in parts):
+            cudnn.fp32_precision = "tf32"  # which they follow, unless they say otherwise themselves
+        for part in parts:
+            if part.fp32_precision != "tf32":
+                part.fp32_precision = "tf32"
+        said = [place.fp32_precision == "tf32" for place in (matmul, *parts)]
+        forbidden = os.environ.get(OVERRIDE) == "0" and precision in ("fp32", "tf32") and "tf32" in self.precisions()
+        if forbidden or said != [tf32, True, True]:
             raise DeviceError(
-                "TF32 cannot be switched off here, so nothing of float32 would be measured: "
-                "unset TORCH_ALLOW_TF32_CUBLAS_OVERRIDE."
+                f"TF32 cannot be set here as {precision} needs it (matrix products: {'on' if tf32 else 'off'}, "
+                f"convolutions and RNNs: on), so float32 would be measured under a wrong name: unset {OVERRIDE}."
             )
 
     def synchronize(self) -> None:
@@ -93,6 +107,11 @@ class CudaDevice(RealDevice):
             lost = isinstance(error, RuntimeError) and (
                 "CUDA error" in text or isinstance(error, torch.AcceleratorError)
             )
+            if lost and "no kernel image" in text:
+                raise DeviceError(
+                    f"this PyTorch ({torch.__version__}) has no kernels for the architecture of {self.name}, only for "
+                    f"{', '.join(torch.cuda.get_arch_list())}. {OTHER_BUILD}"
+                ) from error
             if lost and not _HARMLESS.search(text):
                 raise DeviceError(
                     f"{self.name} failed: {text.splitlines()[0]}. After such an error a process cannot use the GPU any "
@@ -200,6 +219,19 @@ def info_of(properties: Any) -> DeviceInfo:
         queue=0,
         cache_bytes=int(getattr(properties, "L2_cache_size", 0)),
     )
+
+
+def unsupported(index: int) -> str:
+    """That PyTorch was built for other architectures than a GPU's, part of a sentence; "" where it was not.
+
+    What was compiled for an architecture runs on later ones of its generation, intermediate code on all later ones.
+    """
+    here, built = torch.cuda.get_device_capability(index), torch.cuda.get_arch_list()
+    codes = [(match[1], (int(match[2]), int(match[3]))) for match in map(_ARCHITECTURE.match, built) if match]
+    if not codes or any(code <= here and (kind == "compute" or code[0] == here[0]) for kind, code in codes):
+        return ""
+    name = f"{torch.cuda.get_device_name(index)}, whose compute capability is {here[0]}.{here[1]}"
+    return f"this PyTorch has no kernels for the {name}, only for {', '.join(built)}"
 
 
 def _require(index: int) -> None:

@@ -16,6 +16,7 @@ from latpred.profile.document import Machine
 STACK = ("torch", "transformers", "numpy", "onnxruntime")
 
 CLOCK_SHIFT = 0.10  # between two readings; boost clocks move by some steps of 15 MHz on their own
+POWER_CAP = "power cap"
 SLOWDOWNS = ("hardware slowdown", "thermal (software)", "thermal (hardware)", "power brake")
 
 
@@ -71,14 +72,16 @@ def gpu_state(pci_bus_id: str) -> GpuState | None:
 def gpu_reason(before: GpuState | None, after: GpuState | None) -> str:
     """What disturbed the GPU between two readings, part of a sentence; "" when nothing did, or nothing is known.
 
-    A power cap that was there before belongs to the work itself, and clocks that fall because the GPU idles to none.
+    A power cap that was there before, or before which the GPU idled, belongs to the work itself; clocks that fall
+    because the GPU idles belong to none.
     """
     if before is None or after is None:
         return ""
     others = max(before.other_processes, after.other_processes)
     if others:
         return "another process uses the GPU" if others == 1 else f"{others} other processes use the GPU"
-    new = [reason for reason in after.throttled if reason in SLOWDOWNS or reason not in before.throttled]
+    excused = {*before.throttled, *([POWER_CAP] if before.idle else [])} - {*SLOWDOWNS}
+    new = [reason for reason in after.throttled if reason not in excused]
     if new:
         return f"the GPU throttled: {', '.join(new)}"
     working = before.sm_mhz and after.sm_mhz and not before.idle and not after.idle
@@ -97,7 +100,7 @@ def _read_state(nvml: Any, handle: Any) -> GpuState:
             return otherwise
 
     reasons = {
-        "power cap": nvml.nvmlClocksThrottleReasonSwPowerCap,
+        POWER_CAP: nvml.nvmlClocksThrottleReasonSwPowerCap,
         "application clocks": nvml.nvmlClocksThrottleReasonApplicationsClocksSetting,
         "hardware slowdown": nvml.nvmlClocksThrottleReasonHwSlowdown,
         "thermal (software)": nvml.nvmlClocksThrottleReasonSwThermalSlowdown,

@@ -28,6 +28,7 @@ from latpred.graph.features import Floats
 from latpred.graph.graph import ModelGraph
 from latpred.prediction.clocks import Z90
 from latpred.prediction.predictor import Predictor
+from latpred.profile import store
 from latpred.profile.document import Acceptance, DeviceProfile
 from latpred.units import MS_PER_S, US_PER_S
 
@@ -128,13 +129,14 @@ def accepted(
     missing: Sequence[str] = (),
     seen: int | None = None,
     seconds: float = 0.0,
+    command: str = "latpred calibrate",
 ) -> Acceptance:
     """Whether a profile may be trusted; ordinary models decide where there are enough of them, else networks.
 
     stable : share of timings that were. disturbed : share of cells that never found a calm moment. apart : share of
     cells that only found moments in which the host had moved the processors apart. shifts : second over first timing of
     what was timed twice. missing : kinds of cells of which too many could not be measured. seen : how many networks the
-    fit rests on, where it rests on networks. seconds : what measuring took.
+    fit rests on, where it rests on networks. seconds : what measuring took. command : what measures the profile again.
     """
     enough_models = len(models) >= FEWEST
     who, judged = ("ordinary models", models) if enough_models else ("holdout networks", networks)
@@ -165,31 +167,33 @@ def accepted(
         checks["kinds of cells that could not be measured"] = f"{', '.join(missing)}: failed"
     failed = not all(passed for _, passed in gates.values())
     passed = enough and not failed and not missing
-    return Acceptance(passed=passed, checks=checks, advice=_advice(failed, enough, disturbed, apart, seconds))
+    advice = _advice(failed, enough, disturbed, apart, command, seconds)
+    return Acceptance(passed=passed, checks=checks, advice=advice)
 
 
 def _share(value: float) -> str:
     return f"{value:.1%}" if math.isfinite(value) else "nothing to judge by"
 
 
-def with_runtime(others: Acceptance, runtime: str, errors: Sequence[HoldoutError]) -> Acceptance:
-    """A verdict with what another runtime's networks and models add to it, those that its fit did not see."""
+def with_runtime(profile: DeviceProfile, runtime: str, errors: Sequence[HoldoutError]) -> Acceptance:
+    """A profile's verdict with what another runtime's networks and models add to it, those that its fit did not see."""
     models = [error for error in errors if error.cell.startswith(f"{MODEL}/")]
     mine = accepted([error for error in errors if error not in models], models)
     checks = {name: said for name, said in mine.checks.items() if not name.startswith(("timings", "cells"))}
-    return _joined(others, runtime, checks, mine.passed)
+    return _joined(profile, runtime, checks, mine.passed)
 
 
-def without(others: Acceptance, runtime: str, reason: str) -> Acceptance:
-    """A verdict that says why a runtime is not in the profile."""
-    return _joined(others, runtime, {"costs": f"{reason}: failed"}, False)
+def without(profile: DeviceProfile, runtime: str, reason: str) -> Acceptance:
+    """A profile's verdict that says why a runtime is not in the profile."""
+    return _joined(profile, runtime, {"costs": f"{reason}: failed"}, False)
 
 
-def _joined(others: Acceptance, runtime: str, checks: dict[str, str], passed: bool) -> Acceptance:
-    prefix = f"{runtime}: "
+def _joined(profile: DeviceProfile, runtime: str, checks: dict[str, str], passed: bool) -> Acceptance:
+    prefix, others = f"{runtime}: ", profile.acceptance
     kept = {name: said for name, said in others.checks.items() if not name.startswith(prefix)}
-    again = f"Calibrate {runtime} anew when nothing else runs: latpred calibrate --runtimes {runtime}"
-    advice = [line for line in others.advice if line != again] + ([] if passed else [again])
+    again = f"Calibrate {runtime} anew when nothing else runs: "
+    advice = [line for line in others.advice if not line.startswith(again)]
+    advice += [] if passed else [f"{again}{store.calibration(profile)} --runtimes {runtime}"]
     return msgspec.structs.replace(
         others,
         checks=kept | {f"{prefix}{name}": said for name, said in checks.items()},
@@ -198,22 +202,25 @@ def _joined(others: Acceptance, runtime: str, checks: dict[str, str], passed: bo
     )
 
 
-def _advice(failed: bool, enough: bool, disturbed: float, apart: float, seconds: float) -> tuple[str, ...]:
+def _advice(
+    failed: bool, enough: bool, disturbed: float, apart: float, command: str, seconds: float
+) -> tuple[str, ...]:
     advice = []
     if disturbed > MOST_DISTURBED:
         advice.append(
             f"Other work disturbed {disturbed:.0%} of the cells until the end. Stop it, or wait until whoever "
-            "shares the processors is done, and calibrate anew: latpred calibrate --fresh"
+            f"shares the processors is done, and calibrate anew: {command} --fresh"
         )
     elif apart > MOST_APART:
         advice.append(
             f"The host had moved the processors apart for {apart:.0%} of the cells, so that threads met later than "
-            "at other times. Calibrate anew, or on one thread: latpred calibrate --fresh --threads 1"
+            f"at other times. Calibrate anew: {command} --fresh, or a profile of one thread: latpred calibrate "
+            "--device cpu --threads 1"
         )
     elif failed:
-        advice.append("Close other programs, let the machine cool down, and calibrate anew: latpred calibrate --fresh")
+        advice.append(f"Close other programs, let the machine cool down, and calibrate anew: {command} --fresh")
     if not enough:
-        advice.append(f"Give the calibration more time: latpred calibrate --budget {more_time(seconds)}")
+        advice.append(f"Give the calibration more time: {command} --budget {more_time(seconds)}")
     return tuple(advice)
 
 
@@ -234,20 +241,20 @@ SETTLED = 0.01, 0.03
 VISIT = timer.Plan(least=3, most=60, precision=0.005, budget_s=0.15, warmup_s=0.1)
 
 
-def cells(rows: Sequence[Row]) -> Iterator[Cell]:
+def cells(rows: Sequence[Row], precision: str) -> Iterator[Cell]:
     """Ordinary models, holdout networks again, and the models again: what matters most comes first."""
-    yield from models()
-    yield from _holdouts_again(rows)
-    yield from map(again, models())
+    yield from models(precision)
+    yield from _holdouts_again(rows, precision)
+    yield from map(again, models(precision))
 
 
-def models() -> list[Cell]:
+def models(precision: str) -> list[Cell]:
     """Ordinary models, each at every batch size of their suite."""
     suite = suites.get(suites.GATE)
-    return [model_cell(workload, batch) for batch in suite.batches for workload in suite.ready]
+    return [model_cell(workload, batch, precision) for batch in suite.batches for workload in suite.ready]
 
 
-def model_cell(workload: Workload, batch: int, precision: str = "fp32", runtime: str = "eager") -> Cell:
+def model_cell(workload: Workload, batch: int, precision: str, runtime: str = "eager") -> Cell:
     return Cell(MODEL, workload.name, {"batch": batch}, precision, runtime)
 
 
@@ -256,12 +263,12 @@ def again(cell: Cell) -> Cell:
     return msgspec.structs.replace(cell, dims={**cell.dims, AGAIN: 1})
 
 
-def _holdouts_again(rows: Sequence[Row]) -> Iterator[Cell]:
+def _holdouts_again(rows: Sequence[Row], precision: str) -> Iterator[Cell]:
     """Some of the holdout networks that were timed, kinds in turn."""
     by_kind: dict[str, list[Cell]] = {}
     for row in rows:
         cell = row.cell
-        mine = cell.kind == "network" and cell.precision == "fp32" and AGAIN not in cell.dims
+        mine = cell.kind == "network" and cell.precision == precision and AGAIN not in cell.dims
         if mine and not row.error and network_spec(cell).holdout:
             by_kind.setdefault(cell.name, []).append(cell)
     each = -(-HOLDOUTS_AGAIN // max(len(by_kind), 1))
@@ -287,13 +294,13 @@ def shift(rows: Iterable[Row]) -> list[float]:
     return [latency_s[key] / latency_s[firsts[key]] for key in latency_s if key in firsts]
 
 
-def predictions(profile: DeviceProfile) -> Floats:
+def predictions(profile: DeviceProfile, precision: str) -> Floats:
     """Latencies of the ordinary models, in milliseconds; no number where the profile knows too little."""
     predictor, suite = Predictor(profile), suites.get(suites.GATE)
     latencies: list[float] = []
     for workload in suite.ready:
         try:
-            points = predictor.curve(graph_of_model(workload.name, "fp32"), suite.batches).points
+            points = predictor.curve(graph_of_model(workload.name, precision), suite.batches).points
             latencies += [point.latency_ms for point in points]
         except LatpredError:
             latencies += [math.nan] * len(suite.batches)

@@ -10,6 +10,7 @@ from collections import Counter
 from collections.abc import Container, Iterable, Iterator, Mapping, Sequence
 from datetime import UTC, datetime
 from math import exp, log
+from types import MappingProxyType
 
 import msgspec
 import numpy as np
@@ -37,7 +38,7 @@ from latpred.graph.features import kind, layout
 from latpred.host import SAME, Slowdown
 from latpred.prediction.kernel_times import resident_share
 from latpred.prediction.predictor import Predictor
-from latpred.profile import datasheet, gpus
+from latpred.profile import datasheet, gpus, store
 from latpred.profile.document import (
     SCHEMA_VERSION,
     Acceptance,
@@ -59,14 +60,16 @@ _PROTOCOL = {
     "mode": "torch.inference_mode, evaluation mode, inputs on the device, caches warm",
     "statistic": "median, with half the interquartile range as spread",
 }
+_PLAIN: Mapping[str, str] = MappingProxyType({})
 
 
 def fit_profile(
-    rows: Sequence[Row], machine: Machine, info: DeviceInfo, name: str
+    rows: Sequence[Row], machine: Machine, info: DeviceInfo, name: str, protocol: Mapping[str, str] = _PLAIN
 ) -> tuple[DeviceProfile, list[HoldoutError]]:
     """The profile of a journal's rows of eager, and how it did on the networks that were kept out of its fits.
 
-    Too few rows to fit anything are a CalibrationError.
+    `protocol` says how they were measured, beside what is the same of all. Too few rows to fit anything are a
+    CalibrationError.
     """
     eager = [row for row in rows if row.cell.runtime == EAGER]
     speed = visits.speed_of(eager)
@@ -81,7 +84,7 @@ def fit_profile(
         provenance="measured",
         machine=machine,
         device=info,
-        protocol=dict(_PROTOCOL),
+        protocol={**_PROTOCOL, **protocol},
         runtimes={EAGER: dispatch},
         kernels=_kernels(good, dispatch, in_place, info, machine, speed),
         samples=tuple(sample_of(row) for row in good),
@@ -127,7 +130,7 @@ def _dispatch(rows: Sequence[Row], info: DeviceInfo, speed: RunSpeed) -> tuple[D
         raise CalibrationError(
             f"{len(tiny)} tiny networks and {len(chains)} chains of calls were timed, too few for a profile. "
             + ("Other work had the processors meanwhile; stop it, or wait until it is done. " if busy else "")
-            + f"Give the calibration more time: latpred calibrate --budget {acceptance.more_time(seconds)}"
+            + f"Give the calibration more time, as with --budget {acceptance.more_time(seconds)}."
         )
     called = call_costs(chains)
     if info.asynchronous:
@@ -179,7 +182,7 @@ def _kernels(
 def _half_scale(profile: DeviceProfile, rows: Sequence[Row], speed: RunSpeed) -> float:
     """How many times longer the host takes for networks in half precision, drawn to 1 where few tell."""
     predictor, logs = Predictor(profile), []
-    for row in _learned_from(rows):
+    for row in _priced(_learned_from(rows), profile):
         run = timed_network(row, profile.device, speed)
         told = predictor.at(run.slowdown).predict(run.graph, run.batch)
         host_ms = run.total_us * MS_PER_S / US_PER_S - (told.latency_ms - told.overhead_ms)
@@ -232,8 +235,9 @@ def _checked(
 ) -> tuple[DeviceProfile, list[HoldoutError]]:
     """The profile with the spread and the verdict of the networks that were kept out of its fits."""
     learned = {row.cell.key for row in _learned_from(rows)} if profile.device.asynchronous else set()
-    holdouts = _fast(_judges([row for row in _networks(rows) if row.cell.key not in learned], _networks(every)))
-    models = _fast([row for row in rows if row.cell.kind == acceptance.MODEL])
+    unseen = [row for row in _networks(rows) if row.cell.key not in learned]
+    holdouts = _fast(_priced(_judges(unseen, _networks(every)), profile))
+    models = _fast(_priced([row for row in rows if row.cell.kind == acceptance.MODEL], profile))
     if len(holdouts) >= FEWEST and any(map(visits.is_slowed, models)) and not any(map(visits.is_slowed, holdouts)):
         models = []  # too few met a fast moment: the slow ones say less than networks timed at full speed
     errors, of_models = (
@@ -253,8 +257,14 @@ def _checked(
         missing=acceptance.missing(every),
         seen=None if profile.device.asynchronous else networks_seen(every),
         seconds=profile.seconds,
+        command=store.calibration(profile),
     )
     return msgspec.structs.replace(profile, runtimes=runtimes, acceptance=verdict), errors
+
+
+def _priced(rows: Iterable[Row], profile: DeviceProfile) -> list[Row]:
+    """Those whose precision the profile has kernels of, which a short budget may have left none."""
+    return [row for row in rows if row.cell.precision in profile.kernels]
 
 
 def _mixed(row: Row) -> bool:

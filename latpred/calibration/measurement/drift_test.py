@@ -41,7 +41,7 @@ from latpred.ops.families import nearest, root
 from latpred.prediction.kernel_times import KernelModel
 from latpred.prediction.pricing import host_cost
 from latpred.profile import store
-from latpred.profile.document import ADAPTED, BENCHMARK, CUDNN, DeviceProfile, DispatchFit
+from latpred.profile.document import ADAPTED, DeviceProfile, DispatchFit
 from latpred.profile.store import Owner, difference, live_name, owner
 from latpred.progress import ProgressCounter, ProgressEvent
 from latpred.sandbox.own_thread import without_modes
@@ -70,7 +70,7 @@ def probe_cells(profile: DeviceProfile) -> list[Cell]:
     if not probes:
         raise ProfileError(
             f"profile {profile.name!r} keeps no cells that could be timed again ({profile.provenance}). "
-            "Calibrate this machine, then check that profile: latpred calibrate"
+            f"Calibrate this machine, then check that profile: {store.calibration(profile)}"
         )
     return probes
 
@@ -424,17 +424,18 @@ def check(
     rows = list(chain.from_iterable(rounds))
     parts = compared(checked, rounds)
     if not parts:
-        too_short = "the budget was too short. Give more: latpred check --budget 30s"
+        too_short = "the budget was too short; give more, as with --budget 30s"
         reason = next((row.error for row in rows if row.error), too_short)
         raise CalibrationError(f"nothing of profile {checked.name!r} could be timed again: {reason}.")
     return Check(
         profile=checked.name,
         created=checked.created,
         parts=tuple(parts),
-        changes=tuple(store.mismatch(checked, live.machine())),
+        changes=tuple(conditions.changes(checked, live)),
         speed=host.ratio(checked.speed, visits.speed_of(rows).full_us),
         busy=round(watch.lap().busy, 2),
         seconds=round(time.monotonic() - start, 1),
+        again=store.calibration(checked),
     )
 
 
@@ -443,14 +444,13 @@ def timed_again(
 ) -> list[list[Row]]:
     """The profile's probe cells, timed in rounds under the conditions of its calibration."""
     cells = probe_cells(profile)
-    threads = profile.machine.threads if profile.device.kind == "cpu" else None
-    options = conditions.Options(threads, profile.protocol.get(CUDNN) == BENCHMARK)
+    options = conditions.Options.of(profile)
     rounds: list[list[Row]] = []
     pace = ProgressCounter("", ROUNDS * len(cells), progress, budget_s=budget_s, clock=time.monotonic)
     with conditions.stated(options.checked(live.info().kind), live):
         schedule = schedule_of(live, tuple(profile.kernels))
         simulated, host_only = live.info().kind == "simulated", live.asynchronous
-        reference = None if simulated else ReferenceTimer(threads or 1, host_only=host_only)
+        reference = None if simulated else ReferenceTimer(options.threads or 1, host_only=host_only)
         for number in range(ROUNDS):
             rounds.append([])
             for cell in random.Random(number).sample(cells, len(cells)):
@@ -471,7 +471,7 @@ def _own_profile(profile: DeviceProfile | str | None, device: str | Device | Non
     if profile.provenance != "measured":
         raise ProfileError(
             f"profile {profile.name!r} was not measured here ({profile.provenance}), so nothing of it can be timed "
-            "again. Calibrate this machine, then check that profile: latpred calibrate"
+            f"again. Calibrate this machine, then check that profile: {store.calibration(profile)}"
         )
     if ADAPTED in profile.protocol:
         raise ProfileError(
@@ -481,6 +481,6 @@ def _own_profile(profile: DeviceProfile | str | None, device: str | Device | Non
     if owner(profile.machine) is Owner.ANOTHER:
         raise ProfileError(
             f"profile {profile.name!r} is of another machine ({profile.machine.cpu}, {difference(profile.machine)}). "
-            "Check it there, or calibrate this machine: latpred calibrate"
+            f"Check it there, or calibrate this machine: {store.calibration(profile)}"
         )
     return profile

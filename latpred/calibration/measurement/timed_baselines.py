@@ -53,7 +53,8 @@ def isolated_ops(bench: Bench, workload: Workload, batch: int, precision: str) -
     This is how predictors that add up operators are built, with a perfect operator model: no op is interpolated.
     """
     forward = bench.call(workload, batch, "eager", precision)
-    with conditions.stated(device=bench.device, dtype=None):
+    as_around = conditions.Options(cudnn_benchmark=torch.backends.cudnn.benchmark)
+    with conditions.stated(as_around, bench.device, dtype=None):
         bench.device.use_precision(precision)
         with _Calls() as seen:
             forward()

@@ -76,7 +76,8 @@ def validate(
     repeats : int
         Rounds of measurement.
     threads : int, optional
-        Threads that an op may use on the CPU; the profile has to be of as many. By default as many as it is of.
+        Threads that an op may use on the CPU; the profile has to be of as many. By default as many as it is of. Whether
+        cudnn times its convolutions and keeps the fastest is as in the profile.
     rivals : sequence of str
         Baselines that need the device: "isolated_ops", "runtime_estimator".
     replay : Recording, str or path, optional
@@ -109,13 +110,13 @@ def validate(
     chosen = suites.get(suite)
     workloads = chosen.workloads()
     live, predictor = open_device(device), Predictor(device_profile)
-    if threads is None and device_profile.device.kind == "cpu":
-        threads = device_profile.machine.threads
+    options = conditions.Options.of(device_profile)
+    options = options if threads is None else options._replace(threads=threads)
     for runtime in runtimes:
         demand_runtime(runtime, live)
         predictor.check(runtime, precision)  # said before minutes are spent on measuring
     sizes = chosen.batches if batches is None else batches
-    asked: dict[str, Any] = {"precision": precision, "protocol": protocol, "repeats": repeats, "threads": threads}
+    asked: dict[str, Any] = {"precision": precision, "protocol": protocol, "repeats": repeats, **options._asdict()}
     asked["budget_s"] = None if budget_s is None else MEASURED_SHARE * budget_s
     target = target_of(device_profile.device.kind)
     try:
@@ -129,7 +130,7 @@ def validate(
     _keep(record, suite, device_profile, table, graphs)  # already now: baselines take minutes too
     left_s = None if budget_s is None else (1 - MEASURED_SHARE) * budget_s
     pace = ProgressCounter("", len(table) * len(rivals), progress, budget_s=left_s, clock=time.monotonic)
-    with conditions.stated(conditions.Options(threads), live, dtype=None):
+    with conditions.stated(options, live, dtype=None):
         table, reasons = with_baselines(table, workloads, Bench(live), rivals, pace.next)
         notes = [f"Measured now: {said}." for said in store.mismatch(device_profile, live.machine())]
         ratios = host.ratio(device_profile.speed, tables.speed_of(table))

@@ -201,6 +201,7 @@ def measure(
     image: int | None = None,
     precision: str = "fp32",
     threads: int | None = None,
+    cudnn_benchmark: bool = False,
     budget_s: float | None = None,
     plan: timer.Plan | None = None,
     progress: Callable[[ProgressEvent], None] | None = None,
@@ -228,6 +229,8 @@ def measure(
         fp32, tf32, fp16, bf16, fp64, amp-fp16 or amp-bf16: fp32, each pass in a `torch.autocast` of its own.
     threads : int, optional
         Threads that an op may use on the CPU; default: as many as PyTorch uses now.
+    cudnn_benchmark : bool
+        Measure with `torch.backends.cudnn.benchmark` on; CUDA only.
     budget_s : float, optional
         No visit starts later than this; cells that were never visited say so in `status`.
     plan : timing.Plan, optional
@@ -271,7 +274,7 @@ def measure(
         raise UsageError(f"{live.name} has no {precision}; it does {', '.join(live.precisions())}.")
     workloads = workloads_of(models, seq=seq, image=image)
     kind = live.info().kind
-    with conditions.stated(conditions.Options(threads).checked(kind), live, dtype=None):
+    with conditions.stated(conditions.Options(threads, cudnn_benchmark).checked(kind), live, dtype=None):
         gauges = {name: gauge_on(kind, name) for name in names}
         cells = [_Cell(workload, batch, *on) for workload in workloads for batch in sizes for on in gauges.items()]
         counter = ProgressCounter("", repeats * len(cells), progress, budget_s=budget_s, clock=time.monotonic)

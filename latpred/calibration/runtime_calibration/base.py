@@ -229,13 +229,13 @@ class ReplayCalibrator(RuntimeCalibrator):
 
     def fit(self, rows: Sequence[Row], profile: DeviceProfile) -> DispatchFit:
         """The gap between kernels, what a replay takes the host, and factors on kernel times."""
-        gap_us = node_gap_us([row for row in rows if row.cell.kind == "clock"], profile.device.gap_us, self.runtime)
+        gap_us = node_gap_us([row for row in rows if row.cell.kind == "clock"], profile.device.gap_us)
         like = profile.runtimes.get(LIKE.get(self.runtime, "eager"))
         timed = network_fit.networks_of(rows, profile.device)
         return fit_networks(timed, profile, self.runtime, gap_us=gap_us, like=like)
 
 
-def node_gap_us(rows: Sequence[Row], stream_gap_us: float, runtime: str) -> float:
+def node_gap_us(rows: Sequence[Row], stream_gap_us: float) -> float:
     """The gap between two kernels of a graph, from chains of several lengths.
 
     A longer chain takes a kernel and a gap more for each step; the kernel alone is what one takes in a queue, less the
@@ -243,7 +243,7 @@ def node_gap_us(rows: Sequence[Row], stream_gap_us: float, runtime: str) -> floa
     """
     lengths = np.array([row.cell.dims["kernels"] for row in rows], dtype=float)
     if len(set(lengths.tolist())) < 2:
-        raise too_few(f"{len(rows)} chains were replayed", "the gap between kernels of a graph", runtime)
+        raise too_few(f"{len(rows)} chains were replayed", "the gap between kernels of a graph")
     replayed_us = np.array([row.timings["replayed"].median_s for row in rows]) * US_PER_S
     floor_us = float(np.median([row.timings["queued"].median_s for row in rows])) * US_PER_S - stream_gap_us
     # A timing is off by a share of itself, so the longest chains must not outweigh the others.

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from itertools import count, filterfalse
 
@@ -69,9 +69,9 @@ def named(wanted: str | Sequence[str], device: Device) -> tuple[str, ...]:
 
 
 def kept(
-    name: str, device: Device, protocol: Callable[[DeviceProfile], DeviceProfile], precisions: Sequence[str] = ()
+    name: str, device: Device, protocol: Mapping[str, str], precisions: Sequence[str] = ()
 ) -> DeviceProfile | None:
-    """The finished profile of a name, where it is of this device, machine and stack, and measured in the same way."""
+    """The finished profile of a name, where it is of this device, machine and stack, and its protocol says the same."""
     try:
         profile = store.load(store.file_of(name))
     except ProfileError:
@@ -80,7 +80,7 @@ def kept(
     same = profile.device.kind == info.kind and profile.device.name == info.name and EAGER in profile.runtimes
     same = same and profile.kernels.keys() >= set(precisions)
     same = same and profile.machine.hostname_hash == machine.hostname_hash and not store.mismatch(profile, machine)
-    return profile if same and protocol(profile).protocol == profile.protocol else None
+    return profile if same and protocol.items() <= profile.protocol.items() else None
 
 
 @dataclass
@@ -112,13 +112,13 @@ class RuntimeSession:
         except LatpredError as error:
             nothing = visits.rows and all(row.error for row in visits.rows)
             reason = visits.rows[0].error if nothing else str(error)
-            return msgspec.structs.replace(profile, acceptance=acceptance.without(profile.acceptance, runtime, reason))
+            return msgspec.structs.replace(profile, acceptance=acceptance.without(profile, runtime, reason))
         others = [sample for sample in profile.samples if sample.cell.split("/")[1] != runtime]
         return msgspec.structs.replace(
             profile,
             runtimes={**profile.runtimes, runtime: fit},
             samples=(*others, *(profile_fit.sample_of(row) for row in rows)),
-            acceptance=acceptance.with_runtime(profile.acceptance, runtime, errors),
+            acceptance=acceptance.with_runtime(profile, runtime, errors),
         )
 
     def _measure(self, calibrator: RuntimeCalibrator, visits: Visits, seconds: float, cells: float) -> None:

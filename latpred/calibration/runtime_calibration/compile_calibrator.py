@@ -156,7 +156,7 @@ class CompileCalibrator(RuntimeCalibrator):
         compiled = [one for row in rows if (one := _compiled_network(row, profile)) is not None]
         if len(compiled) < FEWEST:
             timed = f"{len(compiled)} networks were compiled and timed"
-            raise too_few(timed, "what torch.compile costs", self.runtime, "5m")
+            raise too_few(timed, "what torch.compile costs", "5m")
         idle_us = _idle_us(compiled)
         idle = DispatchFit(with_parents(idle_us), 0.0, 0.0, 0.0)
         values = _beside_calls_us(compiled, profile) | _library(compiled, idle, profile)

@@ -179,7 +179,7 @@ def fit_networks(
     are the costs of a runtime with the same kernels: what is taken for granted of them where too few networks tell.
     """
     if len(networks) < (FEWEST if like is None else FEWEST_LIKE):
-        raise too_few(f"{len(networks)} networks were timed in {runtime}", "its costs", runtime)
+        raise too_few(f"{len(networks)} networks were timed in {runtime}", "its costs")
     terms = _network_terms(networks, profile, runtime)
     if profile.device.asynchronous:
         return _TwoClocks(profile, gap_us).fit(terms, like)
@@ -198,10 +198,9 @@ def fit_networks(
     return _with_kernels(_with_host(_with_cold_code(eager), values, eager), values, profile)
 
 
-def too_few(timed: str, told: str, runtime: str, budget: str = "3m") -> CalibrationError:
+def too_few(timed: str, told: str, budget: str = "3m") -> CalibrationError:
     """What to say where what was timed does not tell what a runtime costs."""
-    more = f"Give it more time: latpred calibrate --runtimes {runtime} --budget {budget}"
-    return CalibrationError(f"{timed}, too few to tell {told}. {more}")
+    return CalibrationError(f"{timed}, too few to tell {told}. Give it more time, as with --budget {budget}")
 
 
 def _network_terms(networks: Sequence[TimedNetwork], profile: DeviceProfile, runtime: str) -> list[_NetworkTerms]:

@@ -250,7 +250,7 @@ def fit_nodes(graphs: Sequence[TimedGraph]) -> DispatchFit:
     tiny, sized = [graph for graph in graphs if graph.tiny], [graph for graph in graphs if not graph.tiny]
     if len(tiny) < FEWEST or not sized:
         timed = f"{len(tiny)} tiny graphs and {len(sized)} larger ones were timed in {NAME}"
-        raise too_few(timed, "its costs", NAME)
+        raise too_few(timed, "its costs")
     host, idle = _host(tiny), _idle(tiny)
     kernels = [node_kernels(graph, idle) for graph in sized]
     profiler_us = _profiler_us(sized, kernels, host)

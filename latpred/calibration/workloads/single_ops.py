@@ -225,7 +225,7 @@ def make(cell: Cell) -> Built:
     if cell.name not in BUILDERS:
         raise CalibrationError(
             f"no cell is called {cell.name!r}; known: {', '.join(BUILDERS)}. A journal written by another version of "
-            "latpred is started anew with `latpred calibrate --fresh`."
+            "latpred is started anew with --fresh."
         )
     return BUILDERS[cell.name](cell.dims)
 
