@@ -19,13 +19,14 @@ from latpred.errors import UsageError
 
 CONV_DIMS = (
     *("batch", "c_in", "c_out", "h_in", "w_in", "h_out", "w_out"),
-    *("kernel_h", "kernel_w", "stride", "groups"),
+    *("kernel_h", "kernel_w", "stride", "groups", "kernel_d"),
 )
 
 DIMS: dict[str, tuple[str, ...]] = {
     "gemm": ("m", "n", "k"),  # linear, addmm, mm
     "bmm": ("batch", "m", "n", "k"),
-    "conv": CONV_DIMS,  # groups == 1; a 1-d convolution has height 1
+    # groups == 1; a 1-d convolution has height 1, a 3-d one its depth in the height, and a depth of the kernel besides
+    "conv": CONV_DIMS,
     "conv_grouped": CONV_DIMS,
     "conv_depthwise": CONV_DIMS,
     "conv_transpose": CONV_DIMS,
@@ -52,7 +53,7 @@ DIMS: dict[str, tuple[str, ...]] = {
 }
 CAUSAL = "attention.causal"
 STRIDED_MASK = "attention.strided_mask"  # whose rows are not in one piece: only CPUs take it in one kernel
-MAY_LACK = frozenset({"matrices"})  # dimensions that are 0 where a formula does not give them
+MAY_LACK = frozenset({"matrices", "kernel_d"})  # dimensions that are 0 where a formula does not give them
 
 
 def parent(name: str) -> str | None:

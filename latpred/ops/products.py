@@ -202,9 +202,9 @@ def _work(x: Tensor, weight: Tensor, out: Any, stride: int | Sequence[int], grou
     h_in, w_in = _plane(x.shape[-spatial:])
     h_out, w_out = _plane(y.shape[-spatial:])
     kernel_h, kernel_w = _plane(weight.shape[2:])
-    step = stride if isinstance(stride, int) else int(stride[-1])
-    sizes = (batch, c_in, c_out, h_in, w_in, h_out, w_out, kernel_h, kernel_w, step, groups)
-    dims = dict(zip(CONV_DIMS, sizes, strict=True))
+    steps = [stride] if isinstance(stride, int) else list(map(int, stride))
+    sizes = (batch, c_in, c_out, h_in, w_in, h_out, w_out, kernel_h, kernel_w, max(steps), groups)
+    dims = dict(zip(CONV_DIMS, (*sizes, *weight.shape[2:-2]), strict=False))
     # Every output element of a convolution, or every input element of its transpose, meets one filter.
     macs = numel(x if transposed else y) * prod(weight.shape[1:])
     if transposed:
@@ -216,7 +216,7 @@ def _work(x: Tensor, weight: Tensor, out: Any, stride: int | Sequence[int], grou
     if c_out != c_in:
         # oneDNN has no depthwise kernel for several results of each channel: they take 3 to 27 times as long on a CPU.
         return Work("conv_depthwise.multiplied", dims, macs)
-    padding = (w_out - 1) * step + kernel_w - w_in
+    padding = (w_out - 1) * steps[-1] + kernel_w - w_in
     leaf = ".padded" if padding > 2 * min(w_out, MOST_PADDED) else memory_format(x)
     return Work(f"conv_depthwise{leaf}", dims, macs)
 
