@@ -313,20 +313,31 @@ def first(out: Any) -> Any:
     return out[0] if isinstance(out, (tuple, list)) else out
 
 
-def run_length(shape: Sequence[int], stride: Sequence[int]) -> int:
-    """Elements that lie next to each other in memory when a tensor is read in row-major order.
+def run_length(shape: Sequence[int], source: Sequence[int], target: Sequence[int]) -> int:
+    """Elements that lie next to each other on both sides of a copy, by the strides of each.
 
-    >>> run_length((2, 3, 4), (12, 4, 1)), run_length((2, 4, 3), (12, 1, 4)), run_length((2, 4, 3), (12, 3, 1))
-    (24, 1, 24)
+    >>> run_length((2, 3, 4), (12, 4, 1), (12, 4, 1)), run_length((2, 4, 3), (12, 1, 4), (12, 3, 1))
+    (24, 1)
+    >>> run_length((2, 4, 3), (12, 1, 4), (12, 1, 4)), run_length((2, 3, 4), (24, 8, 1), (12, 4, 1))
+    (24, 4)
     """
     run = 1
-    for size, step in zip(reversed(shape), reversed(stride), strict=True):
+    for step, other, size in sorted(zip(target, source, shape, strict=True)):
         if size == 1:
             continue
-        if step != run:
+        if step != run or other != run:
             break
         run *= size
     return run
+
+
+def row_major(shape: Sequence[int]) -> tuple[int, ...]:
+    """Strides of a tensor that lies in one piece.
+
+    >>> row_major((2, 3, 4))
+    (12, 4, 1)
+    """
+    return tuple(prod(shape[place + 1 :]) for place in range(len(shape)))
 
 
 def memory_format(tensor: Any) -> str:

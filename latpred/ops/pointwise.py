@@ -23,6 +23,7 @@ from latpred.ops.families import (
     memory_format,
     nbytes,
     numel,
+    row_major,
     run_length,
 )
 
@@ -239,10 +240,13 @@ cost("aten::grid_sampler_3d")(partial(_sampled, "grid_sample", 3, 8))
 
 
 def copy(source: Any, out: Any) -> Work:
-    """A copy: a cast, a straight copy, or one that gathers `run` elements at a time."""
-    size, casts = numel(out), source.dtype != out.dtype
-    alike = tuple(source.shape) == tuple(out.shape) and tuple(source.stride()) == tuple(out.stride())
-    run = size if alike and not casts else min(size, run_length(source.shape, source.stride()))
+    """A copy: a cast, a straight copy, or one that gathers `run` elements at a time.
+
+    What gets another shape is read row by row.
+    """
+    size, casts, shape = numel(out), source.dtype != out.dtype, tuple(source.shape)
+    laid = tuple(out.stride()) if shape == tuple(out.shape) else row_major(shape)
+    run = min(size, run_length(shape, tuple(source.stride()), laid))
     kind = "cast" if casts else "contiguous" if run >= size else "strided"
     return Work(f"copy.{kind}", {"numel": size, "run": run})
 
