@@ -42,11 +42,15 @@ def linear(input: Tensor, weight: Tensor, bias: Tensor | None = None, *, out: An
     return gemm(numel(input) // k if k else 0, n, k)
 
 
-def _product(place: int, *args: Any, out: Any, **_: Any) -> Work:
-    """The product of two matrices, or of as many as two batches have, from some argument on."""
+def _product(place: int, *args: Any, out: Any, beta: float = 1, **_: Any) -> Work:
+    """The product of two matrices, or of as many as two batches have, from some argument on.
+
+    What is added to it is not read where it counts `beta` = 0 times.
+    """
     *batch, m, k = args[place].shape
     n = args[place + 1].shape[-1]
-    return bmm(prod(batch), m, n, k) if batch else gemm(m, n, k)
+    work = bmm(prod(batch), m, n, k) if batch else gemm(m, n, k)
+    return work if beta else work._replace(reads={0: 0})
 
 
 cost("aten::mm", "aten::_int_mm", "aten::_scaled_mm", "aten::bmm")(partial(_product, 0))
