@@ -108,6 +108,12 @@ def attention(query: Tensor, key: Tensor, value: Tensor, masked: bool, causal: b
     return Work(CAUSAL if causal else "attention" if fused else "attention.unfused", dims, macs)
 
 
+def suits_one_kernel(query: Tensor, key: Tensor, value: Tensor, mask: Tensor | None) -> bool:
+    """Whether fused kernels take what attention is given: four dimensions, of a mask two or four, rows in one piece."""
+    rows = len(query.shape) == 4 and all(map(lies_in_rows, (query, key, value)))
+    return rows and (mask is None or len(mask.shape) in (2, 4))
+
+
 @cost("aten::scaled_dot_product_attention")
 def scaled_dot_product_attention(
     query: Tensor,
@@ -122,11 +128,9 @@ def scaled_dot_product_attention(
 ) -> Work:
     """Torch's attention, whichever backend serves it.
 
-    Fused backends want four dimensions of all and of a mask two or four, heads as wide in the values as in the
-    queries, and rows in one piece; for others torch computes it in parts.
+    A CPU's kernel wants heads as wide in the values as in the queries, too; what suits none is computed in parts.
     """
-    alike = query.shape[-1] == value.shape[-1] and all(map(lies_in_rows, (query, key, value)))
-    fused = len(query.shape) == 4 and alike and (attn_mask is None or len(attn_mask.shape) in (2, 4))
+    fused = query.shape[-1] == value.shape[-1] and suits_one_kernel(query, key, value, attn_mask)
     work = attention(query, key, value, attn_mask is not None, is_causal, fused=fused)
     strided = fused and attn_mask is not None and not lies_in_rows(attn_mask)
     return work._replace(family=STRIDED_MASK) if strided else work
