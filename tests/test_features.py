@@ -10,10 +10,11 @@ from factories import add, graph, linear, view
 from torch import nn
 
 import latpred
-from latpred.graph.features import layout, read
+from latpred.graph.features import layout, native, read
 from latpred.graph.graph import Affine
 from latpred.graph.rewrites import GROWTHS, widened
 from latpred.ops.families import DIMS
+from latpred.prediction.kernel_times import columns
 
 
 def test_every_family_has_a_layout() -> None:
@@ -31,11 +32,11 @@ def test_every_family_has_a_layout() -> None:
         ("pooling.avg", [[2, 3, 4, 5, 9]], [[120, 1080]]),  # results, and values in windows of 3 x 3
         # A thread computes 32768 values before the next helps.
         ("elementwise.sin", [[8, 1], [32768, 1], [32769, 1], [131072, 1]], [[8], [32768], [16384.5], [32768]]),
-        ("conv_depthwise.padded", [[16, *[1] * 9, 88]], [[1408]]),  # channels of all samples
+        ("conv_depthwise.padded", [[16, *[1] * 9, 88, 0]], [[1408]]),  # channels of all samples
         # Groups, and weights where pixels fill no vector: 16 of them do, and 1 needs none.
         (
             "conv_native",
-            [[4, 32, 64, *[side] * 4, 1, 1, 1, 2] for side in (1, 2, 3, 4)],
+            [[4, 32, 64, *[side] * 4, 1, 1, 1, 2, 0] for side in (1, 2, 3, 4)],
             [[2, 0], [2, 4 * 64 * 16], [2, 4 * 64 * 16], [2, 0]],
         ),
     ],
@@ -48,7 +49,7 @@ def test_loops_on_a_processor_take_time_for(family: str, dims: list[list[int]], 
 def test_a_convolution_is_a_product() -> None:
     # ResNet's 3 x 3 layer at 56 x 56, batch 2, in 4 groups of 16 channels.
     dims = {"batch": 2, "c_in": 64, "c_out": 128, "h_in": 56, "w_in": 56, "h_out": 28, "w_out": 28}
-    dims |= {"kernel_h": 3, "kernel_w": 3, "stride": 2, "groups": 4}
+    dims |= {"kernel_h": 3, "kernel_w": 3, "stride": 2, "groups": 4, "kernel_d": 0}
     row = np.array([[1.0, 1.0, 1.0, 1.0, *(dims[name] for name in DIMS["conv_grouped"])]])
     inputs = read("conv_grouped", row)
     assert inputs.product is not None
@@ -57,6 +58,29 @@ def test_a_convolution_is_a_product() -> None:
     assert features == pytest.approx(
         {"batch": 2, "pixels": 784, "c_in": 64, "c_out": 128, "window": 9, "stride": 2, "groups": 4}
     )
+
+
+@pytest.mark.parametrize(
+    ("module", "shape", "threads", "expected"),
+    [
+        # As r3d_18 has them: N * C * D * H is 14336, for which oneDNN is not asked at batch 1.
+        (nn.Conv3d(256, 256, 3, padding=1), (1, 256, 4, 14, 14), 2, True),
+        (nn.Conv3d(256, 256, 3, padding=1), (2, 256, 4, 14, 14), 2, False),
+        (nn.Conv3d(256, 256, 3, padding=1), (1, 256, 6, 14, 14), 2, False),
+        # Along the time alone, as r2plus1d_18 has them: one thread is not worth oneDNN, unless it moves by two.
+        (nn.Conv3d(64, 64, (3, 1, 1), padding=(1, 0, 0)), (2, 64, 16, 56, 56), 1, True),
+        (nn.Conv3d(64, 64, (3, 1, 1), (2, 1, 1), (1, 0, 0)), (2, 64, 16, 56, 56), 1, False),
+        (nn.Conv3d(64, 64, (3, 1, 1), padding=(1, 0, 0)), (2, 64, 16, 56, 56), 2, False),
+        (nn.Conv2d(8, 8, 1, (2, 1)), (2, 8, 8, 8), 1, False),
+        (nn.Conv1d(8, 8, 1), (2, 8, 64), 1, True),
+    ],
+)
+def test_pytorch_computes_a_convolution_itself_by_its_sizes(
+    module: nn.Module, shape: tuple[int, ...], threads: int, expected: bool
+) -> None:
+    (op,) = (op for op in latpred.trace(module, torch.zeros(shape), batches=shape[:1]).ops if op.launches)
+    row = np.array([[count.at(shape[0]) for count in columns(op, "conv")]], dtype=float)
+    assert native("conv", row, threads).tolist() == [expected]
 
 
 def test_a_flag_of_zero_stays_finite_and_apart_from_one() -> None:

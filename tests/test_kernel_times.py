@@ -39,7 +39,7 @@ def test_no_rows_take_no_time() -> None:
 
 
 def test_a_librarys_convolution_needs_memory_for_what_it_lays_out_as_well() -> None:
-    mib, dims = 2**20, (8, 8, 4, 4, 4, 4, 1, 1, 1, 1)
+    mib, dims = 2**20, (8, 8, 4, 4, 4, 4, 1, 1, 1, 1, 0)
     given = np.array([[0, 40 * mib, 10 * mib, 50 * mib, batch, *dims] for batch in (2, 16)], dtype=float)
     # PyTorch's own has its result alone; of an input below 32 MiB nothing is to be seen.
     assert (fresh_bytes("conv", given, threads=1) / mib).tolist() == [50, 50 + 40 + 50]

@@ -37,6 +37,7 @@ def t(*shape: int) -> Fake:
     return Fake(shape)
 
 
+KEYS = t(1000)
 LINE, MAP, WIDE, QUERY, KEY = t(1, 4, 99), t(1, 4, 8, 8), t(1, 8, 8, 8), t(2, 4, 10, 8), t(2, 4, 12, 8)
 ROWS, COLUMNS, KNOWN = t(2, 5, 8), Fake((4, 9, 8), strides=(72, 1, 9)), t(5)
 HEADS, WIDER, TURNED = t(3, 2, 9, 8), t(3, 2, 9, 16), Fake((3, 2, 9, 8), strides=(144, 72, 1, 9))
@@ -80,6 +81,12 @@ def put(rows: int, cols: int, read: int) -> dict[str, object]:
         ("conv1d", (LINE, t(4, 1, 15), None, 1, 7, 1, 4), LINE, of("conv_depthwise.padded", 4 * 99 * 15)),
         ("conv2d", (MAP, t(6, 2, 3, 3), None, 1, 1, 1, 2), t(1, 6, 8, 8), of("conv_grouped", 6 * 64 * 18)),
         ("conv1d", (t(2, 3, 10), t(4, 3, 5)), t(2, 4, 6), of("conv", 2 * 4 * 6 * 15)),
+        # Of three dimensions the depth is part of the height. A convolution moves by its largest stride.
+        (
+            *("conv3d", (t(1, 3, 4, 8, 8), t(4, 3, 3, 1, 5), None, [1, 2, 1]), t(1, 4, 2, 4, 4)),
+            of("conv", h_in=32, w_in=8, kernel_h=3, kernel_w=5, kernel_d=3, stride=2),
+        ),
+        ("conv2d", (MAP, t(8, 4, 1, 1), None, [2, 1]), t(1, 8, 4, 8), of("conv", stride=2)),
         # A library's own have the padding before the stride, one of them after the bias.
         *(
             (
@@ -108,6 +115,11 @@ def put(rows: int, cols: int, read: int) -> dict[str, object]:
         ("group_norm", (t(2, 6, 4, 4), 3), t(2, 6, 4, 4), of("norm.group_norm", rows=6, cols=32)),
         ("mean", (ROWS, [1]), t(2, 8), of("reduction.mean", rows=16, cols=5)),
         ("topk", (t(4, 9), 2, 1), (t(4, 2), t(4, 2)), of("sort.topk", rows=4, cols=9)),
+        # A table of 1000 is halved ten times for each value, which may be no tensor.
+        ("searchsorted", (KEYS, t(3, 4)), t(3, 4), of("sort.searchsorted", rows=12, cols=10) | {"reads": {0: 480}}),
+        ("searchsorted", (KEYS, t(3, 4000)), t(3, 4000), {"reads": {0: 4000}}),
+        ("searchsorted", (KEYS, 5), t(), of("sort.searchsorted", rows=1, cols=10)),
+        ("bucketize", (5, KEYS), t(), of("sort.searchsorted", rows=1, cols=10) | {"reads": {1: 40}}),
         # A softmax over another dimension than the last, and of rows that lie in pieces, which it copies.
         ("softmax", (ROWS, 1), ROWS, of("softmax.softmax.across.ragged", rows=16, cols=5)),
         ("softmax", (t(4, 9), -1), t(4, 9), of("softmax.softmax")),
@@ -144,6 +156,11 @@ def put(rows: int, cols: int, read: int) -> dict[str, object]:
         ("max_pool2d", (LYING, [2, 2]), POOLED, of("pooling.max.channels_last")),
         ("max_pool2d", (t(2, 8, 1, 1), [2, 2]), POOLED, of("pooling.max")),
         ("upsample_bilinear2d", (WIDE,), POOLED, of("pooling.upsample_bilinear")),
+        # Without aliasing, windows are as wide as what a result stands for.
+        (
+            *("_upsample_bilinear2d_aa", (t(1, 3, 1024, 512), [224, 512]), t(1, 3, 224, 512)),
+            of("pooling.upsample_bilinear", window=9 * 2) | {"reads": {0: 4 * 3 * 1024 * 512}},
+        ),
         ("upsample_bilinear2d", (LYING,), POOLED, of("pooling.upsample_bilinear.channels_last")),
         ("upsample_bilinear2d", (t(2, 8, 1, 1),), POOLED, of("pooling.upsample_bilinear")),
         ("grid_sampler_2d", (WIDE, t(1, 4, 4, 2)), t(1, 8, 4, 4), of("pooling.grid_sample", h_out=4, window=4)),
@@ -171,7 +188,12 @@ def put(rows: int, cols: int, read: int) -> dict[str, object]:
         ("clone", (Fake((2, 4, 3), strides=(12, 1, 4)),), t(2, 4, 3), of("copy.strided", run=1)),
         ("clone", (Fake((2, 5, 3, 4), strides=(60, 4, 20, 1)),), t(2, 5, 3, 4), of("copy.strided", run=4)),
         ("clone", (Fake((2, 3, 4), DType(2)),), t(2, 3, 4), of("copy.cast", run=24)),
+        ("clone", (LYING,), LYING, of("copy.contiguous", run=256)),
+        ("clone", (t(2, 8, 4, 4),), LYING, of("copy.strided", run=1)),
+        ("reshape", (Fake((2, 4, 3), strides=(12, 1, 4)),), t(8, 3), of("copy.strided", run=1)),
         ("copy_", (t(4), t(4)), t(4), {"reads": {0: 0}}),
+        ("copy_", (COLUMNS, t(4, 9, 8)), COLUMNS, of("copy.strided", run=1)),
+        ("copy_", (t(2, 3, 4), t(4)), t(2, 3, 4), of("copy.strided", run=4)),
         # What is put into a tensor.
         ("index_add_", (TABLE, 0, INDEX, MESSAGES), TABLE, put(10, 64, 4 * 640)),
         ("index_copy_", (t(2, 50, 64), 1, t(4), t(2, 4, 64)), t(2, 50, 64), put(4, 128, 0)),
@@ -181,6 +203,10 @@ def put(rows: int, cols: int, read: int) -> dict[str, object]:
         ("index_put_", (t(2, 50, 64), [None, INDEX], t(2, 10, 64)), t(2, 50, 64), put(10, 128, 0)),
         ("index_put_", (TABLE, [Fake((50, 64), DType(1))], t(1)), TABLE, put(3200, 1, 0)),
         ("scatter_", (TABLE, 0, t(3, 64), t(3, 64)), TABLE, put(192, 1, 0)),
+        # What is added to is read.
+        ("index_put_", (TABLE, [INDEX], MESSAGES, True), TABLE, put(10, 64, 4 * 640)),
+        ("scatter_add_", (TABLE, 0, t(3, 64), t(3, 64)), TABLE, put(192, 1, 4 * 192)),
+        ("scatter_reduce_", (TABLE, 0, t(3, 64), t(3, 64), "sum"), TABLE, put(192, 1, 4 * 192)),
     ],
 )
 def test_work_by_hand(name: str, args: tuple[object, ...], out: object, expected: dict[str, object]) -> None:
@@ -189,6 +215,13 @@ def test_work_by_hand(name: str, args: tuple[object, ...], out: object, expected
     result = checked(formula(*args, out=out), name)
     told = result._asdict() | {"reads": dict(result.reads)} | dict(result.dims)
     assert {part: told[part] for part in expected} == expected
+
+
+@pytest.mark.parametrize(("beta", "reads"), [(0, {0: 0}), (1, {})])
+def test_what_counts_nothing_in_a_sum_is_not_read(beta: float, reads: dict[int, int]) -> None:
+    formula = formula_of("aten::baddbmm")
+    assert formula is not None
+    assert formula(t(3, 4, 5), t(3, 4, 6), t(3, 6, 5), out=t(3, 4, 5), beta=beta).reads == reads
 
 
 def test_a_name_needs_a_namespace() -> None:

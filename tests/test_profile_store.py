@@ -411,9 +411,10 @@ def test_a_gpus_profile_has_a_file_where_names_may_hold_no_colon(monkeypatch: py
 def test_a_system_that_tells_no_model_knows_its_own_profiles(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(host, "cpu_model", lambda: "")
     monkeypatch.setattr(host, "machine_id", lambda: "a" * 16)
-    store.save(profile(machine=machine_here()))
-    assert (store.name_here("cpu"), caveat(machine_here())) == ("cpu", "")
-    assert caveat(machine_here(machine_id="b" * 16)).startswith("measured on another machine of the same hardware")
+    mine, foreign = (profile(machine=machine_here(**said)) for said in ({}, {"machine_id": "b" * 16}))
+    store.save(mine)
+    assert (store.name_here("cpu"), caveat(mine)) == ("cpu", "")
+    assert caveat(foreign).startswith("measured on another machine of the same hardware")
 
 
 def test_a_name_that_another_machine_has_gets_digits_of_this_one() -> None:

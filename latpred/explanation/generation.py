@@ -384,7 +384,9 @@ def predict_generation(
     from latpred.tracing.text_generation import trace_generation
 
     cache = "static" if runtime in REPLAYED else "dynamic"
-    graph = trace_generation(model, prompt, new_tokens, precision=precision, attention=attention, cache=cache)
+    graph = trace_generation(
+        model, prompt, new_tokens, precision=precision, attention=attention, cache=cache, target=predictor.target
+    )
     curve = generation_curve(predictor, graph, sizes, runtime)
     return curve[0] if is_one(batch) else curve
 

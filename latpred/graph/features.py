@@ -160,7 +160,8 @@ def _chunks(rows: Floats) -> Floats:
 
 def _planes(rows: Floats) -> Floats:
     """Channels of all samples: a convolution that oneDNN has no kernel for takes one after the other."""
-    return rows[:, len(WORK)][:, None] * rows[:, -1:]
+    groups = layout("conv_depthwise").columns.index("groups")
+    return (rows[:, len(WORK)] * rows[:, groups])[:, None]
 
 
 def _recurrent(rows: Floats) -> Floats:
@@ -210,16 +211,20 @@ def native(family: str, rows: Floats, threads: int) -> NDArray[np.bool_]:
     The choice falls by shape and number of threads (`use_mkldnn` in ATen's Convolution.cpp), so it changes with batch,
     and with it the time, by up to several times.
 
-    >>> pointwise = np.array([[0, 0, 0, 0, batch, 8, 8, 4, 4, 4, 4, 1, 1, 1, 1] for batch in (2, 15, 16)], dtype=float)
+    >>> batches = (2, 15, 16)
+    >>> pointwise = np.array([[0, 0, 0, 0, batch, 8, 8, 4, 4, 4, 4, 1, 1, 1, 1, 0] for batch in batches], dtype=float)
     >>> native("conv", pointwise, threads=1).tolist(), native("conv", pointwise, threads=2).tolist()
     ([True, True, False], [False, False, False])
     """
     if root(family) not in _MAYBE_NATIVE:
         return np.zeros(len(rows), dtype=bool)
-    batch, c_in, _, h_in, w_in, _, _, kernel_h, kernel_w, stride, groups = rows[:, len(WORK) :].T
+    batch, c_in, _, h_in, w_in, _, _, kernel_h, kernel_w, stride, groups, kernel_d = rows[:, len(WORK) :].T
+    # Of three dimensions PyTorch looks at the sizes of the input without the last, and at the window without the first.
+    kernel_h = kernel_h / np.maximum(kernel_d, 1.0)
+    values = c_in * h_in * np.where(kernel_d > 0.0, 1.0, w_in)
     pointwise = (kernel_h == 1) & (kernel_w == 1) & (stride == 1) & (batch < _LIBRARY_BATCH)
     large_window = (kernel_h > 3) & (kernel_w > 3)
-    small = (batch == 1) & (groups == 1) & ~large_window & (c_in * h_in * w_in <= _LIBRARY_PIXELS)
+    small = (batch == 1) & (groups == 1) & ~large_window & (values <= _LIBRARY_PIXELS)
     chosen: NDArray[np.bool_] = pointwise | small if threads == 1 else small
     return chosen
 

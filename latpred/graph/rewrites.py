@@ -18,6 +18,7 @@ import msgspec
 from latpred.errors import UsageError
 from latpred.graph.graph import Affine, ModelGraph, Op, rewritten
 from latpred.ops.families import CAUSAL, STRIDED_MASK, root
+from latpred.query import HALVES
 from latpred.storage import IdentityCache
 
 _ELEMENT_BYTES = {"float16": 2, "bfloat16": 2, "float64": 8}
@@ -63,7 +64,9 @@ def unfused(graph: ModelGraph, *, scales_scores: bool = False) -> ModelGraph:
     Queries are scaled, as models of today do it, or the scores where no mask is added to them, as older ones did it
     (`scales_scores`).
     """
-    autocast = bool(graph.target)  # which an eager graph has where autocast was entered
+    # Where weights are in fp32, what a graph of one kind of device has in half precision is so by autocast.
+    autocast = bool(graph.target) and graph.precision not in HALVES
+    of_one = graph.only[:1] == (1,)  # the ops of a graph of single batches are those of the first of them
 
     def rewrite(ops: tuple[Op, ...], *, at_one: bool) -> tuple[Op, ...]:
         return tuple(part for op in ops for part in _parts_of(op, at_one, autocast, scales_scores))
@@ -72,8 +75,8 @@ def unfused(graph: ModelGraph, *, scales_scores: bool = False) -> ModelGraph:
         return graph
     return msgspec.structs.replace(
         graph,
-        ops=rewrite(graph.ops, at_one=False),
-        ops_at_one=rewrite(graph.ops if graph.ops_at_one is None else graph.ops_at_one, at_one=True),
+        ops=rewrite(graph.ops, at_one=of_one),
+        ops_at_one=None if of_one else rewrite(graph.at(1), at_one=True),
         exact={batch: unfused(alone, scales_scores=scales_scores) for batch, alone in graph.exact.items()},
     )
 

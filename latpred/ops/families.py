@@ -19,13 +19,14 @@ from latpred.errors import UsageError
 
 CONV_DIMS = (
     *("batch", "c_in", "c_out", "h_in", "w_in", "h_out", "w_out"),
-    *("kernel_h", "kernel_w", "stride", "groups"),
+    *("kernel_h", "kernel_w", "stride", "groups", "kernel_d"),
 )
 
 DIMS: dict[str, tuple[str, ...]] = {
     "gemm": ("m", "n", "k"),  # linear, addmm, mm
     "bmm": ("batch", "m", "n", "k"),
-    "conv": CONV_DIMS,  # groups == 1; a 1-d convolution has height 1
+    # groups == 1; a 1-d convolution has height 1, a 3-d one its depth in the height, and a depth of the kernel besides
+    "conv": CONV_DIMS,
     "conv_grouped": CONV_DIMS,
     "conv_depthwise": CONV_DIMS,
     "conv_transpose": CONV_DIMS,
@@ -52,7 +53,7 @@ DIMS: dict[str, tuple[str, ...]] = {
 }
 CAUSAL = "attention.causal"
 STRIDED_MASK = "attention.strided_mask"  # whose rows are not in one piece: only CPUs take it in one kernel
-MAY_LACK = frozenset({"matrices"})  # dimensions that are 0 where a formula does not give them
+MAY_LACK = frozenset({"matrices", "kernel_d"})  # dimensions that are 0 where a formula does not give them
 
 
 def parent(name: str) -> str | None:
@@ -312,20 +313,31 @@ def first(out: Any) -> Any:
     return out[0] if isinstance(out, (tuple, list)) else out
 
 
-def run_length(shape: Sequence[int], stride: Sequence[int]) -> int:
-    """Elements that lie next to each other in memory when a tensor is read in row-major order.
+def run_length(shape: Sequence[int], source: Sequence[int], target: Sequence[int]) -> int:
+    """Elements that lie next to each other on both sides of a copy, by the strides of each.
 
-    >>> run_length((2, 3, 4), (12, 4, 1)), run_length((2, 4, 3), (12, 1, 4)), run_length((2, 4, 3), (12, 3, 1))
-    (24, 1, 24)
+    >>> run_length((2, 3, 4), (12, 4, 1), (12, 4, 1)), run_length((2, 4, 3), (12, 1, 4), (12, 3, 1))
+    (24, 1)
+    >>> run_length((2, 4, 3), (12, 1, 4), (12, 1, 4)), run_length((2, 3, 4), (24, 8, 1), (12, 4, 1))
+    (24, 4)
     """
     run = 1
-    for size, step in zip(reversed(shape), reversed(stride), strict=True):
+    for step, other, size in sorted(zip(target, source, shape, strict=True)):
         if size == 1:
             continue
-        if step != run:
+        if step != run or other != run:
             break
         run *= size
     return run
+
+
+def row_major(shape: Sequence[int]) -> tuple[int, ...]:
+    """Strides of a tensor that lies in one piece.
+
+    >>> row_major((2, 3, 4))
+    (12, 4, 1)
+    """
+    return tuple(prod(shape[place + 1 :]) for place in range(len(shape)))
 
 
 def memory_format(tensor: Any) -> str:

@@ -23,6 +23,7 @@ from latpred.ops.families import (
     memory_format,
     nbytes,
     numel,
+    row_major,
     run_length,
 )
 
@@ -171,8 +172,23 @@ def _sort(kind: str, self: Tensor, *args: Any, out: Any, dim: int | None = None,
     return Work(f"sort.{kind}", _along(self, along))
 
 
-for _name in ("sort", "argsort", "topk", "kthvalue", "msort", "searchsorted", "bucketize", "multinomial"):
+for _name in ("sort", "argsort", "topk", "kthvalue", "msort", "multinomial"):
     cost(f"aten::{_name}")(partial(_sort, _name))
+
+
+@cost("aten::searchsorted")
+def searchsorted(table: Tensor, *_: Any, out: Tensor, **__: Any) -> Work:
+    """Places in a sorted table, which is halved until one is left."""
+    steps = table.shape[-1].bit_length()
+    read = min(nbytes(table), numel(out) * steps * int(table.dtype.itemsize))
+    return Work("sort.searchsorted", {"rows": numel(out), "cols": steps}, reads={0: read})
+
+
+@cost("aten::bucketize")
+def bucketize(values: Any, table: Tensor, *_: Any, out: Tensor, **__: Any) -> Work:
+    """The same with the table behind the values."""
+    work = searchsorted(table, out=out)
+    return work._replace(reads={1: work.reads[0]})
 
 
 @cost("aten::unique", "aten::_unique2", "aten::unique_dim", "aten::unique_consecutive", "aten::nonzero")
@@ -228,9 +244,16 @@ def _sampled(kind: str, spatial: int, taps: int, self: Tensor, *_: Any, out: Any
     return work._replace(reads={0: min(nbytes(self), taps * nbytes(first(out)))})
 
 
+def _antialiased(kind: str, side: int, self: Tensor, *_: Any, out: Any, **__: Any) -> Work:
+    """Windows with so many taps on a side, and as many times more as the map becomes narrower."""
+    sides = zip(self.shape[-2:], first(out).shape[-2:], strict=True)
+    return _sampled(kind, 2, prod(side * max(old, new) // new for old, new in sides), self, out=out)
+
+
 for _n, _mode, _taps in ((1, "linear", 2), (2, "bilinear", 4), (3, "trilinear", 8), (2, "bicubic", 16)):
-    _formula = partial(_sampled, f"upsample_{_mode}", _n, _taps)
-    cost(f"aten::upsample_{_mode}{_n}d", f"aten::_upsample_{_mode}{_n}d_aa")(_formula)
+    cost(f"aten::upsample_{_mode}{_n}d")(partial(_sampled, f"upsample_{_mode}", _n, _taps))
+for _mode, _side in (("bilinear", 2), ("bicubic", 4)):
+    cost(f"aten::_upsample_{_mode}2d_aa")(partial(_antialiased, f"upsample_{_mode}", _side))
 for _n in (1, 2, 3):
     _formula = partial(_sampled, "upsample_nearest", _n, 1)
     cost(f"aten::upsample_nearest{_n}d", f"aten::_upsample_nearest_exact{_n}d")(_formula)
@@ -239,10 +262,13 @@ cost("aten::grid_sampler_3d")(partial(_sampled, "grid_sample", 3, 8))
 
 
 def copy(source: Any, out: Any) -> Work:
-    """A copy: a cast, a straight copy, or one that gathers `run` elements at a time."""
-    size, casts = numel(out), source.dtype != out.dtype
-    alike = tuple(source.shape) == tuple(out.shape) and tuple(source.stride()) == tuple(out.stride())
-    run = size if alike and not casts else min(size, run_length(source.shape, source.stride()))
+    """A copy: a cast, a straight copy, or one that gathers `run` elements at a time.
+
+    What gets another shape is read row by row.
+    """
+    size, casts, shape = numel(out), source.dtype != out.dtype, tuple(source.shape)
+    laid = tuple(out.stride()) if shape == tuple(out.shape) else row_major(shape)
+    run = min(size, run_length(shape, tuple(source.stride()), laid))
     kind = "cast" if casts else "contiguous" if run >= size else "strided"
     return Work(f"copy.{kind}", {"numel": size, "run": run})
 
@@ -363,21 +389,26 @@ def _put_slices(self: Tensor, dim: int, index: Tensor, *_: Any, out: Any, **__: 
     return Work("index.put", {"rows": numel(index), "cols": numel(self) // slices if slices else 0})
 
 
-def _in_place(put: Formula, reads: bool, self: Tensor, *args: Any, out: Any, **options: Any) -> Work:
+def _in_place(put: Formula, adds: bool, self: Tensor, *args: Any, out: Any, **options: Any) -> Work:
     """The same where the copy is the tensor itself, of which no more is touched than is placed."""
     work = put(self, *args, out=out, **options)
     touched = work.dims["rows"] * work.dims["cols"] * int(self.dtype.itemsize)
-    return work._replace(reads={0: touched if reads else 0}, writes=touched)
+    return work._replace(reads={0: touched if adds else 0}, writes=touched)
 
 
-_put_in_place = partial(_in_place, _put, False)
-for _name in ("index_put", "_index_put_impl", "scatter", "scatter_add", "scatter_reduce"):
-    cost(f"aten::{_name}_")(_put_in_place)
+@cost("aten::index_put_", "aten::_index_put_impl_")
+def index_put_in_place(self: Tensor, indices: Any, values: Tensor, accumulate: bool = False, *_: Any, out: Any) -> Work:
+    return _in_place(_put, accumulate, self, indices, values, out=out)
+
+
+cost("aten::index_put", "aten::_index_put_impl")(_put)
+for _name, _adds in (("scatter", False), ("scatter_add", True), ("scatter_reduce", True)):
+    cost(f"aten::{_name}_")(partial(_in_place, _put, _adds))
     cost(f"aten::{_name}")(_put)
 for _name, _adds in (("index_add", True), ("index_copy", False), ("index_fill", False)):
     cost(f"aten::{_name}_")(partial(_in_place, _put_slices, _adds))
     cost(f"aten::{_name}")(_put_slices)
-cost("aten::masked_scatter_", "aten::put_")(_put_in_place)
+cost("aten::masked_scatter_", "aten::put_")(partial(_in_place, _put, False))
 cost("aten::masked_scatter")(_put)
 
 

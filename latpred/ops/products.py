@@ -42,11 +42,15 @@ def linear(input: Tensor, weight: Tensor, bias: Tensor | None = None, *, out: An
     return gemm(numel(input) // k if k else 0, n, k)
 
 
-def _product(place: int, *args: Any, out: Any, **_: Any) -> Work:
-    """The product of two matrices, or of as many as two batches have, from some argument on."""
+def _product(place: int, *args: Any, out: Any, beta: float = 1, **_: Any) -> Work:
+    """The product of two matrices, or of as many as two batches have, from some argument on.
+
+    What is added to it is not read where it counts `beta` = 0 times.
+    """
     *batch, m, k = args[place].shape
     n = args[place + 1].shape[-1]
-    return bmm(prod(batch), m, n, k) if batch else gemm(m, n, k)
+    work = bmm(prod(batch), m, n, k) if batch else gemm(m, n, k)
+    return work if beta else work._replace(reads={0: 0})
 
 
 cost("aten::mm", "aten::_int_mm", "aten::_scaled_mm", "aten::bmm")(partial(_product, 0))
@@ -104,6 +108,12 @@ def attention(query: Tensor, key: Tensor, value: Tensor, masked: bool, causal: b
     return Work(CAUSAL if causal else "attention" if fused else "attention.unfused", dims, macs)
 
 
+def suits_one_kernel(query: Tensor, key: Tensor, value: Tensor, mask: Tensor | None) -> bool:
+    """Whether fused kernels take what attention is given: four dimensions, of a mask two or four, rows in one piece."""
+    rows = len(query.shape) == 4 and all(map(lies_in_rows, (query, key, value)))
+    return rows and (mask is None or len(mask.shape) in (2, 4))
+
+
 @cost("aten::scaled_dot_product_attention")
 def scaled_dot_product_attention(
     query: Tensor,
@@ -118,11 +128,9 @@ def scaled_dot_product_attention(
 ) -> Work:
     """Torch's attention, whichever backend serves it.
 
-    Fused backends want four dimensions of all and of a mask two or four, heads as wide in the values as in the
-    queries, and rows in one piece; for others torch computes it in parts.
+    A CPU's kernel wants heads as wide in the values as in the queries, too; what suits none is computed in parts.
     """
-    alike = query.shape[-1] == value.shape[-1] and all(map(lies_in_rows, (query, key, value)))
-    fused = len(query.shape) == 4 and alike and (attn_mask is None or len(attn_mask.shape) in (2, 4))
+    fused = query.shape[-1] == value.shape[-1] and suits_one_kernel(query, key, value, attn_mask)
     work = attention(query, key, value, attn_mask is not None, is_causal, fused=fused)
     strided = fused and attn_mask is not None and not lies_in_rows(attn_mask)
     return work._replace(family=STRIDED_MASK) if strided else work
@@ -202,9 +210,9 @@ def _work(x: Tensor, weight: Tensor, out: Any, stride: int | Sequence[int], grou
     h_in, w_in = _plane(x.shape[-spatial:])
     h_out, w_out = _plane(y.shape[-spatial:])
     kernel_h, kernel_w = _plane(weight.shape[2:])
-    step = stride if isinstance(stride, int) else int(stride[-1])
-    sizes = (batch, c_in, c_out, h_in, w_in, h_out, w_out, kernel_h, kernel_w, step, groups)
-    dims = dict(zip(CONV_DIMS, sizes, strict=True))
+    steps = [stride] if isinstance(stride, int) else list(map(int, stride))
+    sizes = (batch, c_in, c_out, h_in, w_in, h_out, w_out, kernel_h, kernel_w, max(steps), groups)
+    dims = dict(zip(CONV_DIMS, (*sizes, *weight.shape[2:-2]), strict=False))
     # Every output element of a convolution, or every input element of its transpose, meets one filter.
     macs = numel(x if transposed else y) * prod(weight.shape[1:])
     if transposed:
@@ -216,7 +224,7 @@ def _work(x: Tensor, weight: Tensor, out: Any, stride: int | Sequence[int], grou
     if c_out != c_in:
         # oneDNN has no depthwise kernel for several results of each channel: they take 3 to 27 times as long on a CPU.
         return Work("conv_depthwise.multiplied", dims, macs)
-    padding = (w_out - 1) * step + kernel_w - w_in
+    padding = (w_out - 1) * steps[-1] + kernel_w - w_in
     leaf = ".padded" if padding > 2 * min(w_out, MOST_PADDED) else memory_format(x)
     return Work(f"conv_depthwise{leaf}", dims, macs)
 

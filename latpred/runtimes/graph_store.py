@@ -37,7 +37,7 @@ from latpred.storage import Recent
 
 MOST_IN_MEMORY = 256
 MOST_ON_DISK_BYTES = 256 << 20
-VERSION = 3
+VERSION = 4
 UP_TO = 64  # traces by name serve batches up to this one, or up to the largest that was asked for
 LIBRARIES = ("torch", "transformers", "torchvision", "timm")  # where models come from
 _TRACING = ("tracing/*.py", "ops/*.py", "graph/*.py", "sandbox/*.py", "zoo/**/*.py", "runtimes/legacy_torch.py")

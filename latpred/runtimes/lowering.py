@@ -226,7 +226,8 @@ def fitting(graph: ModelGraph, runtime: str, target: str) -> ModelGraph:
     wanted = traced_by(runtime)
     if graph.target not in ("", target):
         raise UsageError(
-            f"This graph is what {graph.runtime} runs on a {graph.target} device; trace the model for {target}."
+            f"This graph is what {graph.runtime} runs on a {graph.target} device; trace the model for {target}: "
+            f"target={target!r}."
         )
     if graph.runtime == wanted:
         return graph

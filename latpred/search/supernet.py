@@ -20,14 +20,14 @@ import msgspec
 import torch
 
 from latpred.errors import TraceError, UsageError
-from latpred.graph.graph import NO_CALLS, NO_PYTHON, ZERO, Affine, Calls, ModelGraph, Op
+from latpred.graph.graph import CONTIGUOUS, NO_CALLS, NO_PYTHON, ZERO, Affine, Calls, ModelGraph, Op
 from latpred.sandbox.own_thread import without_modes
 from latpred.search.choices import NOWHERE, Choice, ChoiceRecorder, Span, shown
 from latpred.storage import Recent
-from latpred.tracing.inputs import DTYPES, Inputs, demand_one, derived, dtype_of, from_example, refuse_autocast
+from latpred.tracing.inputs import DTYPES, Inputs, demand_one, derived, from_example, refuse_autocast
 from latpred.tracing.meta_module import MetaModule, make_meta_module
 from latpred.tracing.trace_pass import PassWatcher, TracePass, closing, on_one_line
-from latpred.tracing.tracer import Naming, Tracer, TraceRecorder
+from latpred.tracing.tracer import Naming, Tracer, TraceRecorder, check_asked
 from latpred.zoo.candidates import traceable
 
 
@@ -213,7 +213,7 @@ class Supernet:
     ----------
     model : torch.nn.Module or callable
         With choices in it; or a function that builds it, which is called on the meta device, without initialisation.
-    inputs, seq, image, precision
+    inputs, seq, image, precision, target
         As for `latpred.trace`.
 
     Attributes
@@ -246,22 +246,23 @@ class Supernet:
         seq: int | None = None,
         image: int | None = None,
         precision: str | None = None,
+        target: str = "cuda",
     ) -> None:
         network = traceable(model)
         if not isinstance(network, torch.nn.Module):
             raise UsageError(f"{model!r} is no network with choices; give an nn.Module or a function that builds one")
-        if precision is not None:
-            dtype_of(precision)  # which says when there is no such precision
-            refuse_autocast(precision, "a supernet")  # whose choices would share the casts of weights
+        check_asked(precision, CONTIGUOUS, target)
+        refuse_autocast(precision, "a supernet")  # whose choices would share the casts of weights
         demand_one(inputs, seq, image)
         given = derived(network, seq, image) if inputs is None else from_example(inputs)
         meta_module = make_meta_module(network, DTYPES.get(precision or ""))
-        tracer = _ChoiceTracer(meta_module, given, Naming(type(network).__name__, precision))
+        tracer = _ChoiceTracer(meta_module, given, Naming(type(network).__name__, precision, target=target))
         self.choices = _options(tracer.choices)
         self._weights = _weights(meta_module.module, tracer.choices)
         architectures = [tracer.traced(rule) for rule in _architectures(tracer.choices)]
         first = architectures[0]
-        self._graph = first.graph
+        # The last one knows whether any layer is another on another kind of device.
+        self._graph = msgspec.structs.replace(first.graph, target=architectures[-1].graph.target)
         self._labels = [span.choice.label for span in first.spans]
         self._segments = [segments(architectures, place) for place in range(len(self._labels))]
         self._events, self._closing = tracer.common(first)

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Hashable, Iterable, Sequence
 from dataclasses import replace
+from functools import lru_cache
 from math import prod
 from typing import TYPE_CHECKING, Any, NamedTuple
 
@@ -20,8 +21,21 @@ from torch.utils._pytree import tree_map_only
 from latpred.errors import TraceError
 from latpred.ops.families import lies_in_rows
 from latpred.ops.pointwise import factory
+from latpred.ops.products import suits_one_kernel
 from latpred.tracing import meta_module
-from latpred.tracing.op_record import OpInfo, OpRecord, allocation, is_one_product, launching, leaves, no_launch, sync
+from latpred.tracing.op_record import (
+    OpInfo,
+    OpRecord,
+    allocation,
+    conv_format,
+    describe,
+    is_one_product,
+    launching,
+    layout_of,
+    leaves,
+    no_launch,
+    sync,
+)
 
 if TYPE_CHECKING:
     from latpred.tracing.tracer import TraceRecorder
@@ -260,19 +274,91 @@ def move(recorder: TraceRecorder, call: Call) -> Any:
 
 
 def dropout(recorder: TraceRecorder, call: Call) -> Any:
-    """Nothing in evaluation mode."""
+    """Nothing in evaluation mode, else noise and a product; the plainest form is one kernel on CUDA."""
     given = call.named
-    if given["train"] and given["p"]:
+    if not (given["train"] and given["p"]):
+        return recorder.record(no_launch(call.info, view=False), call.args[0])
+    if call.info.short == "dropout":
+        return fresh(recorder, call) if recorder.on_cuda() else recorder.inside(_dropped, call.args[:2], {})
+    return decompose(recorder, call)
+
+
+def _dropped(x: Tensor, p: float) -> Tensor:
+    return x * torch.empty_like(x).bernoulli_(1 - p).div_(1 - p)
+
+
+def linear(recorder: TraceRecorder, call: Call) -> Any:
+    """One product; of an input of three dimensions or more that lies in pieces a product and a sum."""
+    x = call.args[0]
+    if x.dim() < 3 or x.is_contiguous():
         return fresh(recorder, call)
-    return recorder.record(no_launch(call.info, view=False), given["input"])
+    return recorder.inside(_product_and_sum, call.args, call.options)
+
+
+def _product_and_sum(x: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:
+    if weight.requires_grad:  # then PyTorch copies the input rather than repeating the weight, in inference, too
+        out = x.reshape(-1, x.shape[-1]).mm(weight.t()).view(*x.shape[:-1], -1)
+    else:
+        out = torch.matmul(x, weight.t())
+    return out if bias is None else out.add_(bias)
+
+
+def laid_out(recorder: TraceRecorder, call: Call) -> Any:
+    """An op that first copies its input, and the filters of a convolution, to where its kernels read them."""
+    x, count, layout = call.args[0], 1, torch.contiguous_format
+    if call.info.short.startswith("conv"):
+        count, layout = 2, conv_format(x, call.args[1])
+    elif call.info.short == "group_norm" and layout_of(x) is not layout and not recorder.on_cuda():
+        layout = layout_of(x)
+    lying = [tensor.is_contiguous(memory_format=layout) for tensor in call.args[:count]]
+    if all(lying):
+        return fresh(recorder, call)
+
+    def copied_first(*args: Any, **options: Any) -> Any:
+        copies = (t if lies else t.contiguous(memory_format=layout) for t, lies in zip(args, lying, strict=False))
+        return call.func(*copies, *args[count:], **options)
+
+    return recorder.inside(copied_first, call.args, call.options)
+
+
+def rms_norm(recorder: TraceRecorder, call: Call) -> Any:
+    """One kernel, which CUDA alone has: others run its parts."""
+    return (laid_out if recorder.on_cuda() else decompose)(recorder, call)
+
+
+def softmax(recorder: TraceRecorder, call: Call) -> Any:
+    """What is given in another format is cast first; only on CUDA a kernel reads fp16 and writes fp32."""
+    x, dtype = call.args[0], call.named.get("dtype")
+    if dtype in (None, x.dtype):
+        return fresh(recorder, call)
+    if (x.dtype, dtype) == (torch.float16, torch.float32) and recorder.on_cuda():
+        return fresh(recorder, call)
+    return recorder.inside(_cast_first, (call.func, dtype, *call.args[:2]), {})
+
+
+def _cast_first(func: Any, dtype: torch.dtype, x: Tensor, dim: int) -> Any:
+    return func(x.to(dtype), dim)
 
 
 def attention(recorder: TraceRecorder, call: Call) -> Any:
-    """Attention, for which PyTorch first makes numbers of a mask of truth values."""
+    """Attention, for which PyTorch first makes numbers of a mask of truth values.
+
+    What is computed in parts, as with values of another width than keys on a CPU, comes out as products lay it.
+    """
     mask = call.named.get("attn_mask")
-    if mask is None or mask.dtype is not torch.bool:
-        return fresh(recorder, call)
-    return recorder.inside(_masked_by_numbers, call.args, call.options)
+    if mask is not None and mask.dtype is torch.bool:
+        return recorder.inside(_masked_by_numbers, call.args, call.options)
+    query, key, value = call.args[:3]
+    fused = suits_one_kernel(query, key, value, mask)
+    if fused and query.shape[-1] != value.shape[-1]:
+        fused = recorder.on_cuda()
+    return fresh(recorder, call if fused else call._replace(info=_by_torch(call.info)))
+
+
+@lru_cache
+def _by_torch(info: OpInfo) -> OpInfo:
+    """The same op with results that PyTorch's own kernel makes."""
+    return replace(info, override=None)
 
 
 def _masked_by_numbers(query: Tensor, key: Tensor, value: Tensor, attn_mask: Tensor, *rest: Any, **options: Any) -> Any:
@@ -340,9 +426,8 @@ def pick(recorder: TraceRecorder, call: Call) -> Any:
 
 
 def _index(recorder: TraceRecorder, call: Call) -> Any:
-    indices, masked = _without_masks(call.args[1])
-    out = fresh(recorder, call._replace(args=(call.args[0], indices), options={}))
-    return _waited_for(recorder, out) if masked else out
+    indices = _without_masks(recorder, call.args[1])
+    return fresh(recorder, call._replace(args=(call.args[0], indices), options={}))
 
 
 def _waited_for(recorder: TraceRecorder, out: Any) -> Any:
@@ -351,27 +436,34 @@ def _waited_for(recorder: TraceRecorder, out: Any) -> Any:
     return out
 
 
-def _without_masks(indices: Sequence[Tensor | None]) -> tuple[list[Tensor | None], bool]:
+def _without_masks(recorder: TraceRecorder, indices: Sequence[Tensor | None]) -> list[Tensor | None]:
     """Index tensors with each boolean mask replaced by the places where it holds."""
     plain: list[Tensor | None] = []
-    masked = False
     for index in indices:
         if index is None or index.dtype not in _MASKS:
             plain.append(index)
             continue
         if index.is_meta:
             raise UnknowableError("the result of aten::index has a shape that depends on the values of a mask")
-        masked = True
-        plain.extend(index.nonzero().unbind(1))
-    return plain, masked
+        plain.extend(_found(recorder, index).unbind(1))
+    return plain
+
+
+def _found(recorder: TraceRecorder, mask: Tensor) -> Tensor:
+    """The places where a mask holds, whose number the host waits for; all where nobody knows its values."""
+    func = torch.ops.aten.nonzero.default
+    out = torch.empty(mask.numel(), mask.dim(), dtype=torch.int64, device="meta") if mask.is_meta else mask.nonzero()
+    places: Tensor = recorder.record(Call(func, describe(func), (mask,), {}).launching(out), out)
+    return places
 
 
 def _write_through_indices(recorder: TraceRecorder, call: Call) -> Any:
-    """A mask makes the host wait unless one value fills it."""
+    """The places of a mask have to be found unless one value fills it."""
     _assigned(recorder, call.args)
-    masked = any(index is not None and index.dtype in _MASKS for index in call.args[1])
-    out = (mutable if call.info.short.endswith("_") else fresh)(recorder, call)
-    return _waited_for(recorder, out) if masked and call.args[2].numel() != 1 else out
+    masks = [index for index in call.args[1] if index is not None and index.dtype in _MASKS]
+    for mask in masks if call.args[2].numel() != 1 else ():
+        _found(recorder, mask)
+    return (mutable if call.info.short.endswith("_") else fresh)(recorder, call)
 
 
 def lookup(recorder: TraceRecorder, call: Call) -> Any:
@@ -412,6 +504,6 @@ HANDLERS: dict[str, Callable[[TraceRecorder, Call], Any]] = {
     handler.__name__: handler
     for handler in (
         *(view, fresh, maybe, mutable, free, decompose, item, move, dropout, matmul, pick, answer, boundary, scalar),
-        *(lookup, attention, packed),
+        *(lookup, attention, packed, linear, laid_out, rms_norm, softmax),
     )
 }

@@ -27,11 +27,9 @@ from latpred.ops.pointwise import elementwise
 # Composite ops that are recorded whole: new results, views, and what is a view where the strides allow it.
 _FRESH_WHOLE = frozenset(
     {
-        *("linear", "layer_norm", "rms_norm", "group_norm", "instance_norm", "batch_norm", "bilinear", "_weight_norm"),
-        *("scaled_dot_product_attention", "conv1d", "conv2d", "conv3d"),
-        *("conv_transpose1d", "conv_transpose2d", "conv_transpose3d"),
+        *("batch_norm", "bilinear", "_weight_norm"),
         *("lstm", "gru", "rnn_tanh", "rnn_relu", "lstm_cell", "gru_cell", "rnn_tanh_cell", "rnn_relu_cell"),
-        *("softmax", "log_softmax", "max_pool1d", "max_pool2d", "max_pool3d", "avg_pool1d"),
+        *("max_pool1d", "max_pool2d", "max_pool3d", "avg_pool1d"),
         *("adaptive_avg_pool1d", "adaptive_avg_pool2d", "adaptive_avg_pool3d", "adaptive_max_pool1d"),
         *("where", "prelu", "log_sigmoid", "std", "var", "square", "pad", "cosine_similarity", "diff"),
         "take_along_dim",
@@ -51,14 +49,20 @@ _MAYBE_WHOLE = frozenset(
     }
 )
 _PICKING = ("nonzero", "masked_select", "unique", "_unique2", "unique_dim", "unique_consecutive", "bincount")
+_DROPOUTS = ("dropout", "feature_dropout", "alpha_dropout", "feature_alpha_dropout")
+_CONVOLUTIONS = tuple(f"conv{kind}{n}d" for kind in ("", "_transpose") for n in (1, 2, 3))
 _SPECIAL = {
     **dict.fromkeys(("_local_scalar_dense", "equal"), "item"),
     **dict.fromkeys(("to", "_to_copy", "type_as"), "move"),
-    **dict.fromkeys(("dropout", "feature_dropout", "alpha_dropout", "feature_alpha_dropout"), "dropout"),
+    **dict.fromkeys((*_DROPOUTS, *(f"{name}_" for name in _DROPOUTS)), "dropout"),
     **dict.fromkeys(("index", "_unsafe_index", "index_put", "index_put_", "_index_put_impl_"), "pick"),
     **dict.fromkeys(("repeat_interleave", "one_hot", *_PICKING), "pick"),
     **dict.fromkeys(("all", "_is_all_true", "any", "_is_any_true", "eq"), "answer"),
     **dict.fromkeys(("_transformer_encoder_layer_fwd", "_native_multi_head_attention"), "boundary"),
+    **dict.fromkeys(("layer_norm", "group_norm", "instance_norm", *_CONVOLUTIONS), "laid_out"),
+    **dict.fromkeys(("softmax", "log_softmax"), "softmax"),
+    "rms_norm": "rms_norm",
+    "linear": "linear",
     "matmul": "matmul",
     "scalar_tensor": "scalar",
     "scaled_dot_product_attention": "attention",
@@ -405,22 +409,41 @@ def _binary(x: Any, y: Any, *rest: Any, **options: Any) -> Any:
     return _empty(torch.broadcast_shapes(x.shape, y.shape), x)  # type: ignore[no-untyped-call]
 
 
-@_override("conv2d")
-def _convolution(x: Tensor, weight: Tensor, *rest: Any) -> Any:
+@_override("group_norm")
+def _group_norm(x: Tensor, groups: int, weight: Tensor | None = None, *_: Any) -> Any:
+    if x.dim() < 2 or x.shape[1] % groups or (weight is not None and tuple(weight.shape) != (x.shape[1],)):
+        return NotImplemented
+    return torch.empty_like(x)
+
+
+def _convolution(convolve: Callable[..., Tensor], x: Tensor, weight: Tensor, *rest: Any) -> Any:
     layout = conv_format(x, weight)
     if layout is torch.contiguous_format:
         return NotImplemented
-    made = torch.conv2d(x, weight, *rest)  # which on the meta device is contiguous
+    made = convolve(x, weight, *rest)  # which on the meta device is contiguous
     return torch.empty(made.shape, dtype=x.dtype, device="meta", memory_format=layout)
+
+
+for _name in _CONVOLUTIONS:
+    _override(_name)(partial(_convolution, getattr(torch, _name)))
 
 
 def conv_format(x: Tensor, weight: Tensor) -> torch.memory_format:
     """A convolution follows whichever of its two tensors lies channels-last."""
-    if x.dim() == 4 and any(
-        not t.is_contiguous() and t.is_contiguous(memory_format=torch.channels_last) for t in (x, weight)
-    ):
-        return torch.channels_last
-    return torch.contiguous_format
+    formats = (layout_of(x), layout_of(weight)) if x.dim() == weight.dim() else ()
+    return next((found for found in formats if found is not torch.contiguous_format), torch.contiguous_format)
+
+
+def layout_of(tensor: Tensor) -> torch.memory_format:
+    """The format that PyTorch takes a tensor to have, dense or not, from the order of its strides."""
+    if tensor.dim() not in (4, 5) or tensor.is_contiguous() or not tensor.stride(1):
+        return torch.contiguous_format
+    least = 0
+    for side in (1, *range(tensor.dim() - 1, 1, -1), 0):
+        if tensor.stride(side) < least:
+            return torch.contiguous_format
+        least = tensor.stride(side) * tensor.shape[side]
+    return torch.channels_last if tensor.dim() == 4 else torch.channels_last_3d
 
 
 @_override("_grouped_mm")  # of which torch's own takes bfloat16 alone
@@ -437,8 +460,11 @@ def _recurrent(x: Tensor, *given: Any) -> Any:
     if not isinstance(params, (list, tuple)):
         return NotImplemented
     states = [hx] if isinstance(hx, Tensor) else hx  # as wide as the results are
+    *lead, _ = x.shape
     width = states[0].shape[-1] * (2 if options[4] else 1)
-    return (_empty((*x.shape[:-1], width), x), *map(torch.empty_like, states))
+    turned = not packed and options[5]  # libraries go through the steps, whatever the order of the input
+    out = _empty((*reversed(lead), width), x).transpose(0, 1) if turned else _empty((*lead, width), x)
+    return (out, *map(torch.empty_like, states))
 
 
 @_override("_transform_bias_rescale_qkv")

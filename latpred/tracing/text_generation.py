@@ -164,6 +164,7 @@ def trace_generation(
     precision: str | None = None,
     attention: str | None = None,
     cache: str = "dynamic",
+    target: str = "cuda",
 ) -> GenerationGraph:
     """Trace greedy generation without computing anything."""
     if cache not in CACHES:
@@ -174,7 +175,7 @@ def trace_generation(
     with names.attention(attention), dtype_of_build(model):
         name, module = decoder(model)
     prompt, new_tokens = demand_room(name, module, prompt, new_tokens)
-    naming = Naming(name, precision)
+    naming = Naming(name, precision, target=target)
     made = make_meta_module(module, dtype)
     attend(made.module, attention)
 
@@ -186,7 +187,7 @@ def trace_generation(
         cuts, exact_cuts = tracer.cuts[2], tracer.cuts[1]
         return [_stage(whole, prompt + index - 1 if index else 0, index, cuts, exact_cuts) for index in range(traced)]
 
-    extrapolated = _extrapolated(stages, cache, prompt, new_tokens) if new_tokens > _TRACED + 1 else None
+    extrapolated = _extrapolated(stages, prompt, new_tokens) if new_tokens > _TRACED + 1 else None
     if extrapolated is None:
         prefill, *steps = stages(prompt, new_tokens, new_tokens)
         extrapolated = prefill, steps
@@ -194,16 +195,14 @@ def trace_generation(
 
 
 def _extrapolated(
-    stages: Callable[[int, int, int], list[Stage]], cache: str, prompt: int, new_tokens: int
+    stages: Callable[[int, int, int], list[Stage]], prompt: int, new_tokens: int
 ) -> tuple[Stage, Sequence[Stage]] | None:
     """The prefill and all steps, on the line through the first two; None where other traced steps are not on it."""
     prefill, first, second, third = stages(prompt, new_tokens, 1 + _TRACED)
     steps = _StepsOnLine(first, second, new_tokens - 1)
-    checked = [(2, third)]
-    if cache == "dynamic":  # a static cache is as long in the last step as in the first
-        checked.append((new_tokens - 2, stages(prompt + new_tokens - 2, 2, 2)[1]))
+    last = stages(prompt + new_tokens - 2, 2, 2)[1]
     try:
-        straight = all(same_work(steps[number].graph, traced.graph) for number, traced in checked)
+        straight = all(same_work(steps[number].graph, traced.graph) for number, traced in ((2, third), (-1, last)))
     except NotAffineError:
         return None
     return (prefill, steps) if straight else None

@@ -76,6 +76,7 @@ class TraceRecorder(TorchDispatchMode):  # type: ignore[no-untyped-call]
         self.generator = torch.Generator().manual_seed(0)  # gives the random numbers that the pass needs
         self.watcher = watcher
         self.refuses_autocast = False  # whether an op in torch.autocast ends the pass in `EntersAutocastError`
+        self.target, self.asked_target = "cuda", False  # kind of device, and whether anything depended on it
         self.depth = 0  # how many ops what is handled is part of
         self._inner = 0
         self._arguments: Sequence[Any] = ()  # of the op being handled, while a watcher looks on
@@ -136,6 +137,11 @@ class TraceRecorder(TorchDispatchMode):  # type: ignore[no-untyped-call]
                 return function(*args, **options)
         finally:
             self.depth -= 1
+
+    def on_cuda(self) -> bool:
+        """Whether CUDA is what ops are traced for; to be asked only where that makes a difference."""
+        self.asked_target = True
+        return self.target == "cuda"
 
     def reading(self) -> str:
         """That Python reads a value, which is of the last op; part of a sentence."""
@@ -207,7 +213,8 @@ def trace(
         How attention is computed, in the words of transformers: as products and softmax, or in one call. By default as
         the model does.
     target : {"cuda", "cpu"}
-        Kind of device whose rules autocast follows; of no consequence without.
+        Kind of device to trace for, of consequence where the two differ: under autocast, in RMSNorm, in softmax of fp16
+        that gives fp32. The graph then names it.
 
     Returns
     -------
@@ -233,7 +240,7 @@ def trace(
     >>> graph.macs(batch=8), graph.launches()
     (5120, 1)
     """
-    _check(precision, memory_format, target)
+    check_asked(precision, memory_format, target)
     check_attention(attention)
     seq = None if seq is None else whole_number("seq", seq, "length")
     image = None if image is None else whole_number("image", image, "length")
@@ -330,7 +337,7 @@ class Naming:
     model: str
     precision: str | None = None  # the weights' own where it is None
     memory_format: str = "contiguous"
-    target: str = "cuda"  # kind of device whose autocast is meant
+    target: str = "cuda"  # kind of device whose kernels and whose autocast are meant
 
     @property
     def channels_last(self) -> bool:
@@ -355,6 +362,7 @@ class Tracer:
         self._naming = naming
         self._autocast = Autocast(naming.target, follows=naming.precision in AUTOCAST)
         self.compiled = meta_module.reached.compiled  # whether some of it would run under torch.compile
+        self._asked_target = False  # whether some op was another on another kind of device
 
     def graph(self, batches: Sequence[int] | None = None) -> ModelGraph:
         """Put the passes together; with `batches` look at large ones, and without a line at each."""
@@ -470,7 +478,7 @@ class Tracer:
             ops=ops,
             ops_at_one=ops_at_one,
             stack=stack(),
-            target=self._naming.target if self._autocast.entered else "",
+            target=self._naming.target if self._autocast.entered or self._asked_target else "",
             only=only,
         )
 
@@ -488,6 +496,7 @@ class Tracer:
 
     def _pass(self, batch: int, watched: bool) -> TracePass:
         recorder = self.recorder(PassWatcher(self._meta_module.paths) if watched else None)
+        recorder.target = self._naming.target
         target, dtype = self.target(), AUTOCAST.get(self._naming.precision or "")
         with torch.inference_mode(), self._autocast.of(recorder, dtype), fast_paths_on_meta():
             args, options = self._arguments(batch)
@@ -511,6 +520,7 @@ class Tracer:
                     raise TraceError(f"{recorder.reading()} in {self._where(error)}, {_ADVICE}") from None
                 raise TraceError(self._failure(recorder, error, batch)) from error
         self._next_meta_module()
+        self._asked_target |= recorder.asked_target
         return recorder.finished(batch, nbytes(args, options))
 
     def _arguments(self, batch: int) -> tuple[tuple[Any, ...], dict[str, Any]]:
@@ -569,7 +579,8 @@ def _listed(batches: Iterable[int]) -> str:
     return ", ".join(map(str, sorted(batches)))
 
 
-def _check(precision: str | None, memory_format: str, target: str) -> None:
+def check_asked(precision: str | None, memory_format: str, target: str) -> None:
+    """Refuse a precision, a memory format or a kind of device that is not known."""
     if precision is not None:
         dtype_of(precision)  # which says when there is no such precision
     if memory_format not in _FORMATS:

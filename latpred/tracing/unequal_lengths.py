@@ -45,8 +45,8 @@ def trace_nested(
         )
     meta_module = make_meta_module(encoder, None if precision is None else dtype_of(precision))
     inputs = Inputs(padded_inputs(encoder, lengths, padded_to), "seq", padded_to)
-    tracer = _NestedTracer(meta_module, inputs, Naming(type(encoder).__name__, precision))
-    tracer.lengths, tracer.on = tuple(lengths), target
+    tracer = _NestedTracer(meta_module, inputs, Naming(type(encoder).__name__, precision, target=target))
+    tracer.lengths = tuple(lengths)
     graph = tracer.only([len(lengths)])
     return msgspec.structs.replace(graph, only=(), notes=(UNWATCHED,) if target == "cuda" else ())
 
@@ -90,10 +90,9 @@ class _NestedTracer(Tracer):
     """Traces one batch of sequences of certain lengths on a kind of device."""
 
     lengths: tuple[int, ...]
-    on: str
 
     def recorder(self, watcher: PassWatcher | None) -> TraceRecorder:
-        return _NestedRecorder(watcher, self.lengths, self.on)
+        return _NestedRecorder(watcher, self.lengths, self._naming.target)
 
 
 class _NestedRecorder(TraceRecorder):  # type: ignore[no-untyped-call]

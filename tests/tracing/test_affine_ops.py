@@ -15,7 +15,9 @@ from latpred.tracing.op_record import OpRecord
 from latpred.tracing.trace_pass import RETURN
 from latpred.tracing.tracer import Naming, Tracer
 
-OFF_THE_LINE_AT_ONE = {"funnel", "nystromformer", "longformer", "deberta", "swin", "convbert", "mobilevit"}
+OFF_THE_LINE_AT_ONE = {
+    *("funnel", "nystromformer", "longformer", "deberta", "swin", "convbert", "mobilevit", "segformer", "wavlm"),
+}
 ON_THE_LINE_AT_ONE = {"bert", "gpt2", "resnet", "vit", "t5"}
 
 

@@ -143,6 +143,98 @@ def test_results_lie_as_the_op_lays_them(name: str) -> None:
     assert meta == real
 
 
+TURNED, FROZEN = (2, 16, 5), nn.Linear(16, 8).requires_grad_(False)
+LINEAR, CONV, LINE = nn.Linear(16, 8), nn.Conv2d(8, 8, 3), nn.Conv1d(5, 8, 3)
+RMS, RNN = nn.RMSNorm(16), nn.RNN(16, 8, batch_first=True)
+LYING = nn.Conv2d(8, 8, 3).to(memory_format=torch.channels_last)
+NORMS = ["pow", "mean", "add_", "rsqrt", "mul", "mul"]
+RANDOM = ["bernoulli_", "div_", "mul"]
+
+
+def parts(*names: str) -> list[str]:
+    return [f"aten::{name}" for name in names]
+
+
+@pytest.mark.parametrize(
+    ("function", "shape", "cuda", "cpu"),
+    [
+        # A linear layer merges the rows of what lies in one piece. Of what does not it has a product, and a sum.
+        (lambda x: LINEAR(x.transpose(1, 2)), TURNED, parts("reshape", "mm", "add_"), None),
+        (lambda x: FROZEN(x.transpose(1, 2)), TURNED, parts("bmm", "add_"), None),
+        (lambda x: LINEAR(x[..., :16]), (2, 5, 20), parts("mm", "add_"), None),
+        (lambda x: LINEAR(x[:, :16]), (2, 20), parts("linear"), None),
+        # Norms and convolutions copy what lies otherwise than their kernels read it.
+        (lambda x: F.layer_norm(x.transpose(1, 2), (16,)), TURNED, parts("contiguous", "layer_norm"), None),
+        (lambda x: F.instance_norm(x.transpose(1, 2)), TURNED, parts("contiguous", "instance_norm"), None),
+        (lambda x: LINE(x.transpose(1, 2)), TURNED, parts("contiguous", "conv1d"), None),
+        (lambda x: CONV(x[:, :8]), (2, 16, 9, 9), parts("contiguous", "conv2d"), None),
+        (lambda x: CONV(x.permute(0, 3, 1, 2)), (2, 9, 9, 8), parts("contiguous", "conv2d"), None),
+        (lambda x: LYING(x.permute(0, 3, 1, 2)), (2, 9, 9, 8), parts("conv2d"), None),
+        (lambda x: LYING(x.permute(0, 3, 1, 2)[:, :8]), (2, 9, 9, 16), parts("contiguous", "conv2d"), None),
+        (lambda x: F.group_norm(x[:, :8], 2), (2, 16, 9, 9), parts("contiguous", "group_norm"), None),
+        (
+            lambda x: F.group_norm(x.permute(0, 3, 1, 2), 2),
+            *((2, 9, 9, 8), parts("contiguous", "group_norm"), parts("group_norm")),
+        ),
+        # What CUDA alone has a kernel for.
+        (lambda x: RMS(x), (2, 16), parts("rms_norm"), parts(*NORMS)),
+        (lambda x: RMS(x.transpose(1, 2)), TURNED, parts("contiguous", "rms_norm"), parts(*NORMS, "contiguous")),
+        (
+            lambda x: F.rms_norm(x.half(), (16,)),
+            *((2, 16), parts("to", "rms_norm"), parts("to", "to", *NORMS[:5], "type_as")),
+        ),
+        (
+            lambda x: F.softmax(x.half(), -1, dtype=torch.float32),
+            *((2, 16), parts("to", "softmax"), parts("to", "to", "softmax")),
+        ),
+        (lambda x: F.softmax(x.bfloat16(), -1, dtype=torch.float32), (2, 16), parts("to", "to", "softmax"), None),
+        (lambda x: F.log_softmax(x, -1, dtype=torch.float32), (2, 16), parts("log_softmax"), None),
+        (lambda x: F.dropout(x, 0.1, True), (2, 16), parts("dropout"), parts(*RANDOM)),
+        (
+            lambda x: F.dropout(x + 1, 0.1, True, inplace=True),
+            (2, 16),
+            parts("add", "bernoulli_", "div_", "mul_"),
+            None,
+        ),
+        # A product with values of another width than keys comes out as CPUs' products lay it.
+        (
+            lambda x: F.scaled_dot_product_attention(x, x, x[..., :4]).transpose(1, 2).contiguous(),
+            *((2, 3, 5, 8), parts("scaled_dot_product_attention"), parts("scaled_dot_product_attention", "contiguous")),
+        ),
+        # Layers of several steps give a look at what they computed step by step.
+        (lambda x: RNN(x)[0].contiguous(), (2, 5, 16), parts("zeros", "rnn_tanh", "contiguous"), None),
+        # What a mask picks is looked for first.
+        (lambda x: x[torch.tensor([True, False])], (2, 16), parts("nonzero", "index"), None),
+        (lambda x: x.index_put_((x > 0,), x[0]), (2, 16), parts("gt", "nonzero", "index_put_"), None),
+    ],
+)
+def test_parts_are_those_that_a_kind_of_device_runs(
+    function: Callable[[Tensor], Tensor], shape: tuple[int, ...], cuda: list[str], cpu: list[str] | None
+) -> None:
+    for target, expected in (("cuda", cuda), ("cpu", cpu or cuda)):
+        graph = latpred.trace(Function(function), torch.zeros(shape), batches=[2], target=target)
+        assert [op.name for op in graph.at(2) if op.launches] == expected
+        assert graph.target == (target if cpu else "")
+
+
+def test_what_a_mask_picks_makes_the_host_wait_once() -> None:
+    assert latpred.trace(Function(lambda x: x[torch.ones(2) > 0]), torch.zeros(2, 4)).syncs(2) == 1
+
+
+def test_a_graph_for_another_kind_of_device_is_refused() -> None:
+    norm, x = nn.RMSNorm(64), torch.zeros(1, 64)
+    graph = latpred.trace(norm, x, target="cpu")
+    assert latpred.predict(graph, device="epyc-shared") == latpred.predict(norm, inputs=x, device="epyc-shared")
+    with pytest.raises(UsageError, match="trace the model for cuda: target='cuda'"):
+        latpred.predict(graph, device="a100")
+
+
+@pytest.mark.parametrize("inplace", [True, False])
+def test_dropout_that_is_off_is_dispatched(inplace: bool) -> None:
+    (op,) = latpred.trace(nn.Dropout(inplace=inplace), torch.zeros(1, 4)).ops
+    assert (op.host_class, op.launches) == ("free.dropout", 0)
+
+
 @pytest.mark.parametrize("name", ARCHITECTURES)
 @pytest.mark.parametrize("batch", [1, 2])
 def test_meta_and_cpu_issue_the_same_ops(name: str, batch: int) -> None:

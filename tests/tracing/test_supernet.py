@@ -187,3 +187,12 @@ def test_what_is_kept_for_speed_stays_in_its_process() -> None:
     assert not travelled._pieces
     chosen = space("nasbench201").chosen(nasbench201.encoding(17))
     assert travelled.graph(chosen) == supernet.graph(chosen)
+
+
+def test_layers_that_differ_by_device_are_those_of_one_kind() -> None:
+    supernet = latpred.Supernet(sequential(a=nn.ReLU(), b=nn.RMSNorm(8)), **IMAGE, target="cpu")
+    graph = supernet.graph({"c": "b"})
+    assert graph.target == "cpu"
+    assert sum(op.name == "aten::rsqrt" for op in graph.ops) == 1
+    with pytest.raises(UsageError, match="target 'tpu' is not known"):
+        latpred.Supernet(sequential(a=nn.ReLU(), b=nn.GELU()), **IMAGE, target="tpu")
