@@ -82,7 +82,7 @@ def transformers(predictor: Predictor, count: int) -> None:
     configs = berts(random.Random(0))
     print(f"BERT-like configs, {len(WIDTHS)} widths x {len(DEPTHS)} depths, 128 tokens")
     predict_many(islice(configs, 1), device=predictor)  # imports transformers
-    first = count // 10
+    first = max(1, count // 10)
     rate("first, from config to prediction", first, lambda: predict_many(islice(configs, first), device=predictor))
     show_growth(predictor, configs, count)
     some = list(islice(configs, min(count, 200)))
@@ -118,8 +118,8 @@ def beside(predictor: Predictor, options: argparse.Namespace) -> None:
     command += ["--profile", options.profile] if options.profile else []
     pipes = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE, "text": True}
     processes = [subprocess.Popen([*command, "--alone", str(number)], **pipes) for number in range(workers)]
-    some = shuffled(WARM * workers + options.cells)
-    predict_many(some[: WARM * workers], n_jobs=workers, device=predictor)
+    warming, share = shuffled(WARM * workers, options.cells)
+    predict_many(warming, n_jobs=workers, device=predictor)
     for process in processes:
         process.stdout.readline()  # it is warm
     for _ in range(TURNS):
@@ -127,8 +127,8 @@ def beside(predictor: Predictor, options: argparse.Namespace) -> None:
             print(file=process.stdin, flush=True)
         apart = sum(float(process.stdout.readline()) for process in processes)
         start = time.perf_counter()
-        predict_many(some[WARM * workers :], n_jobs=workers, device=predictor)
-        together = options.cells / (time.perf_counter() - start)
+        predict_many(share, n_jobs=workers, device=predictor)
+        together = len(share) / (time.perf_counter() - start)
         found.append(together / apart)
         print(f"  {workers} processes {apart:,.0f} a second by the clock, {workers} workers {together:,.0f}")
     for process in processes:
@@ -138,9 +138,9 @@ def beside(predictor: Predictor, options: argparse.Namespace) -> None:
 
 def alone(predictor: Predictor, number: int, workers: int, count: int) -> None:
     """One of the processes: its share of the candidates, whenever a line comes in, at so many a second."""
-    some = shuffled(WARM * workers + count)
-    predict_many(some[number : WARM * workers : workers], device=predictor)
-    share = some[WARM * workers + number :: workers]
+    warming, some = shuffled(WARM * workers, count)
+    predict_many(warming[number::workers], device=predictor)
+    share = some[number::workers]
     print("warm", flush=True)
     for _ in sys.stdin:
         start = time.perf_counter()
@@ -148,19 +148,20 @@ def alone(predictor: Predictor, number: int, workers: int, count: int) -> None:
         print(len(share) / (time.perf_counter() - start), flush=True)
 
 
-def shuffled(count: int) -> list[Callable[[], Any]]:
-    """Functions that give graphs of NAS-Bench-201 networks, all different."""
+def shuffled(*counts: int) -> Iterator[list[Callable[[], Any]]]:
+    """Functions that give graphs of NAS-Bench-201 networks, all different, in parts of so many."""
     encodings = [nasbench201.encoding(index) for index in range(nasbench201.size)]
     random.Random(0).shuffle(encodings)
-    return [partial(nasbench201.graph, each) for each in encodings[:count]]
+    graphs = (partial(nasbench201.graph, each) for each in encodings)
+    return (list(islice(graphs, count)) for count in counts)
 
 
 def show_growth(predictor: Predictor, candidates: Iterator[Any], count: int) -> None:
     """Print rate and memory as more and more candidates are predicted."""
     print("  candidates   ms each   a second   peak memory")
-    for done in range(count // 5, count + 1, count // 5):
-        seconds = cpu(lambda: predict_many(islice(candidates, count // 5), device=predictor))
-        each = seconds / (count // 5)
+    some = max(1, count // 5)
+    for done in range(some, count + 1, some):
+        each = cpu(lambda: predict_many(islice(candidates, some), device=predictor)) / some
         print(f"  {done:10,}{each * 1e3:10.2f}{1 / each:11,.0f}{peak_megabytes():11,.0f} MB")
 
 

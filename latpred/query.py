@@ -154,7 +154,7 @@ def is_one(batch: Any) -> bool:
 
 
 def checked_batches(batch: Any) -> tuple[int, ...]:
-    """One batch size or several, all whole numbers from 1 to `MOST_BATCH`."""
+    """One batch size or several, each once, all whole numbers from 1 to `MOST_BATCH`."""
     batches = [batch] if is_one(batch) else batch
     if not len(batches):
         raise UsageError(f"{batches!r} names no batch size; give whole numbers of 1 or more, as in [1, 8, 32].")
@@ -167,7 +167,7 @@ def checked_batches(batch: Any) -> tuple[int, ...]:
             raise UsageError(
                 f"Batch {batch} is beyond anything a device holds; the largest that is predicted is {MOST_BATCH}."
             )
-    return tuple(int(batch) for batch in batches)
+    return tuple(dict.fromkeys(int(batch) for batch in batches))
 
 
 @dataclass(frozen=True, slots=True)

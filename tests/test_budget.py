@@ -42,8 +42,8 @@ def test_a_predictor_is_a_device_and_a_budget_is_of_one_cell() -> None:
     assert LatencyBudget(np.float32(2.0), device=given, image=32)(network(8)) == LatencyBudget(2.0, image=32)(
         network(8)
     )
-    for wrong in ({"batch": [1, 8]}, {"runtime": ["eager", "torchscript"]}):
-        with pytest.raises(UsageError, match="one batch size in one runtime"):
+    for wrong in ({"batch": [1, 8]}, {"runtime": ["eager", "torchscript"]}, {"device": ["rtx-8000", "a100"]}):
+        with pytest.raises(UsageError, match="one batch size in one runtime on one device"):
             LatencyBudget(2.0, **wrong)  # type: ignore[arg-type]
 
 

@@ -116,6 +116,11 @@ def test_where_the_time_goes_is_said_without_a_headroom() -> None:
     assert shares(found).heads[1::2] == ("cuda-graphs host", "eager host")
 
 
+def test_inputs_that_are_the_same_at_every_batch_leave_no_headroom() -> None:
+    found = latpred.explain(torch.nn.Conv2d(3, 8, 3), inputs=lambda _: torch.zeros(1, 3, 8, 8), device=saved())
+    assert found.headrooms == {}
+
+
 def test_the_largest_batches_are_explained_too() -> None:
     doubled = latpred.explain(network(), MOST_BATCH, device=saved()).headrooms["eager"].doubled
     assert doubled == pytest.approx(2.0, rel=0.01)

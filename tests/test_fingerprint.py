@@ -5,6 +5,7 @@ from __future__ import annotations
 import argparse
 import functools
 import os
+import random
 import sys
 import threading
 import types
@@ -20,7 +21,7 @@ from searchdata import Stubborn, builder
 from smallmodels import written
 from torch import nn
 from torch.nn.modules.utils import _ntuple
-from transformers import BertConfig, BertModel
+from transformers import BertConfig, BertModel, CLIPConfig
 
 from latpred.runtimes.lowering import trace_for_runtime
 from latpred.runtimes.source import code_of
@@ -65,6 +66,16 @@ def holding(value: Any) -> nn.Module:
     made = nn.Linear(4, 4)
     made._setting = value
     return made
+
+
+def attending(number: int) -> BertConfig:
+    return BertConfig(attn_implementation="eager" if number == 8 else "sdpa")
+
+
+def attending_within(number: int) -> CLIPConfig:
+    config = CLIPConfig()
+    config.text_config._attn_implementation = "eager" if number == 8 else "sdpa"
+    return config
 
 
 def buffered(steps: torch.Tensor) -> nn.Module:
@@ -128,6 +139,9 @@ NUMBERED: dict[str, Callable[[int], Any]] = {
     "plain value of a module": holding,
     "other value of a module": lambda number: holding(argparse.Namespace(mode=number)),
     "model of a library": bert,
+    "attention of a config": attending,
+    "attention of a config in a config": attending_within,
+    "attention of a module's config": lambda number: holding(attending(number)),
     # Python may read them.
     "buffer of whole numbers": lambda number: buffered(torch.tensor([number])),
     "buffer of one number": lambda number: buffered(torch.tensor(float(number))),
@@ -189,9 +203,13 @@ def test_a_file_counts_by_what_is_in_it(tmp_path: Path) -> None:
     before = fingerprint(f"{file}:build")
     file.write_text("import torch\ndef build(): return 1\n")
     assert fingerprint(f"{file}:build") not in (before, None)
-    for line in ("import own_blocks", "from . import blocks", "from own.blocks import conv"):
+    for line in (
+        *("import own_blocks", "from . import blocks", "from own.blocks import conv"),
+        *("width = int(open('width.txt').read())", "import os; width = os.environ['WIDTH']"),
+        *("import torch; width = torch.load('width.pt')", "def width(): return eval('1')"),
+    ):
         file.write_text(f"{line}\ndef build(): return 1\n")
-        assert fingerprint(f"{file}:build") is None, "what it imports may change"
+        assert fingerprint(f"{file}:build") is None, "what it imports or reads may change"
 
 
 def test_a_candidate_is_another_once_what_it_names_has_changed() -> None:
@@ -222,6 +240,20 @@ def test_a_candidate_is_another_once_what_it_names_has_changed() -> None:
 def test_what_cannot_be_told_has_no_fingerprint(source: str) -> None:
     named = {"lock": threading.Lock(), "config": configured(64), "width": 8, "path": Path("width.txt")}
     assert fingerprint(scoped(source, **named, np=np, os=os)) is None
+
+
+@pytest.mark.parametrize(
+    "source",
+    [
+        "def candidate(): return nn.Linear(64, int(torch.randint(8, 512, ())))",
+        "def candidate(): return nn.Linear(64, random.randint(8, 512))",
+        "def candidate(): return nn.Linear(64, np.random.randint(8, 512))",
+    ],
+)
+def test_what_is_drawn_anew_each_time_it_is_built_has_no_fingerprint(source: str) -> None:
+    candidate = scoped(source, random=random, np=np)
+    assert fingerprint(candidate, builds=True) is None
+    assert fingerprint(candidate) is not None, "inputs may be drawn"
 
 
 def test_attributes_of_locals_are_not_taken_for_globals() -> None:

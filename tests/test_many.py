@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import random
 from collections.abc import Iterator
 from functools import partial
@@ -19,7 +20,8 @@ from transformers import BertConfig, BertModel
 import latpred
 from latpred.errors import CandidateError, ProfileError, UsageError
 from latpred.prediction.predictor import Predictor
-from latpred.search.resume import COLUMNS
+from latpred.search import workers
+from latpred.search.resume import COLUMNS, Evaluator
 
 SMALL = BertConfig(hidden_size=32, num_hidden_layers=1, num_attention_heads=2, intermediate_size=64, vocab_size=50)
 
@@ -58,6 +60,37 @@ def test_several_devices_share_one_trace() -> None:
         assert cells.drop(columns="name").reset_index(drop=True).equals(alone.drop(columns="name"))
     ranked = latpred.rank([network, partial(network, 512)], inputs=INPUTS, device=devices)
     assert ranked.groupby("device")["rank"].apply(list).tolist() == [[1, 2]] * 3
+
+
+@pytest.mark.parametrize("candidate", [SMALL, lambda: latpred.trace("distilbert", seq=16)], ids=["config", "graph"])
+def test_a_device_of_another_time_has_a_model_of_its_own(candidate: Any) -> None:
+    asked = {"inputs": {"input_ids": torch.ones(1, 16, dtype=torch.long)}}
+    both = latpred.predict_many([candidate], device=["rtx-8000", "epyc-shared"], **asked)
+    alone = latpred.predict_many([candidate], device="epyc-shared", **asked)
+    assert both[1:].reset_index(drop=True).equals(alone)
+
+
+def test_a_prediction_leaves_a_config_as_it_was() -> None:
+    config = copy.deepcopy(SMALL)
+    config._attn_implementation = None
+    predict_many([config], seq=16)
+    assert config._attn_implementation is None
+
+
+def test_an_error_that_is_kept_keeps_no_worker_going(monkeypatch: pytest.MonkeyPatch) -> None:
+    ended: list[int] = []
+
+    def endless(evaluator: Evaluator, *_: Any) -> Iterator[Any]:
+        try:
+            while True:
+                yield evaluator.failed(0, network, "no such block")
+        finally:
+            ended.append(1)
+
+    monkeypatch.setattr(workers, "predict_on_workers", endless)
+    with pytest.raises(CandidateError) as kept:
+        predict_many([network], n_jobs=2, errors="raise", inputs=INPUTS)
+    assert ended, kept
 
 
 def test_rows_are_what_single_predictions_say() -> None:
@@ -103,6 +136,11 @@ def test_batches_and_runtimes_are_in_order() -> None:
     assert table.batch.tolist() == [4, 4, 1, 1] * 2
     assert table.runtime.tolist() == ["torchscript", "eager"] * 4
     assert (table.latency_ms[:4].tolist()) == table.latency_ms[4:].tolist()
+
+
+def test_what_is_asked_twice_is_answered_once() -> None:
+    table = predict_many([network()], batch=[4, 1, 4], runtime=["eager", "eager"], inputs=INPUTS)
+    assert table.batch.tolist() == [4, 1]
 
 
 def test_a_candidate_that_fails_says_why_and_the_rest_go_on() -> None:

@@ -273,6 +273,9 @@ def test_max_batch() -> None:
     assert predictor.max_batch(one_gemm(), np.float32(0.1005)) == 35
     with pytest.raises(UsageError, match="positive number of milliseconds"):
         predictor.max_batch(one_gemm(), -1.0)
+    fixed = one_gemm(macs=Affine(100), read_bytes=Affine(1000), write_bytes=Affine(1000), live_bytes=Affine(1000))
+    with pytest.raises(UsageError, match="the same at every batch, so no batch is the largest"):
+        predictor.max_batch(fixed, 1.0)
 
 
 def test_batches_that_a_runtime_refuses_pass_no_threshold_and_are_no_largest() -> None:

@@ -70,7 +70,7 @@ def test_texts_that_are_no_lengths(text: str) -> None:
 def test_one_batch_and_several() -> None:
     assert checked_batches(8) == (8,)
     assert checked_batches(np.int64(8)) == (8,)
-    assert checked_batches(range(1, 3)) == checked_batches(np.array([1, 2])) == (1, 2)
+    assert checked_batches(range(1, 3)) == checked_batches(np.array([1, 2])) == checked_batches([1, 2, 1]) == (1, 2)
 
 
 def test_a_device_goes_by_its_name_or_its_path() -> None:

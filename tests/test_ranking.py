@@ -41,6 +41,7 @@ def test_each_runtime_has_an_order_of_its_own() -> None:
     assert found["candidate"].tolist() == [1, 0, 0, 1]
     assert found["rank"].tolist() == [1, 2, 1, 2]
     assert list(table.columns) == ["candidate", "runtime", "latency_ms", "batch"]  # the one given is left alone
+    assert rank(found).equals(found)
 
 
 def test_candidates_that_only_the_last_digits_tell_apart_share_a_rank() -> None:

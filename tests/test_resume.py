@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import platform
 from collections.abc import Callable, Iterator
 from functools import partial
 from pathlib import Path
@@ -11,11 +12,13 @@ import pandas as pd
 import pytest
 import torch
 from searchdata import ASKED, Stubborn, builder, candidates, predictor
+from torch import nn
 
 from latpred import predict_many
 from latpred.errors import BusyError, TableError, UsageError
 from latpred.host import Slowdown
 from latpred.ops import Work, cost, families
+from latpred.runtimes import graph_store
 from latpred.search import resume
 from latpred.search.resume import CandidateRow, Evaluator
 
@@ -109,6 +112,34 @@ def test_another_default_dtype_is_another_question(tmp_path: Path, predicted: Ca
     assert [set(table.precision) for table in (single, double)] == [{"fp32"}, {"fp64"}]
 
 
+def test_what_a_builder_draws_is_another_each_time(tmp_path: Path, predicted: Callable[[], list[int]]) -> None:
+    def drawn() -> nn.Module:
+        return builder(int(torch.randint(8, 512, ())))()
+
+    for _ in range(2):
+        predict_many([drawn] * 2, resume=tmp_path / "table.parquet", **ASKED)
+    assert predicted() == [0, 1] * 2
+
+
+def test_a_library_s_name_may_be_that_of_one_s_own_function(
+    tmp_path: Path, predicted: Callable[[], list[int]], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    registry = pytest.importorskip("timm.models._registry")
+    for width in (8, 16, 16):
+        monkeypatch.setitem(registry._model_entrypoints, "mine", lambda width=width, **_: builder(width)())
+        predict_many(["timm:mine"], resume=tmp_path / "table.parquet", errors="raise", **ASKED)
+    assert predicted() == [0, 0]
+
+
+def test_a_link_goes_on_pointing_to_the_table(tmp_path: Path, predicted: Callable[[], list[int]]) -> None:
+    link, table = tmp_path / "link.parquet", tmp_path / "table.parquet"
+    link.symlink_to(table)
+    for path in (link, table):
+        predict_many([builder(8)], resume=path, **ASKED)
+    assert predicted() == [0]
+    assert link.is_symlink()
+
+
 def test_other_formulas_are_another_question(
     tmp_path: Path, predicted: Callable[[], list[int]], monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -139,12 +170,15 @@ def test_a_disk_that_is_full_costs_no_rows(tmp_path: Path, monkeypatch: pytest.M
         predict_many([builder(8)], resume=tmp_path / "table.parquet", **ASKED)
 
 
+@pytest.mark.parametrize(
+    ("owner", "name"), [(resume, "version"), (platform, "python_version"), (graph_store, "digest_of")]
+)
 def test_rows_of_another_version_are_not_taken_over(
-    tmp_path: Path, predicted: Callable[[], list[int]], monkeypatch: pytest.MonkeyPatch
+    owner: Any, name: str, tmp_path: Path, predicted: Callable[[], list[int]], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     path = tmp_path / "table.parquet"
     with monkeypatch.context() as older:
-        older.setattr(resume, "version", lambda _: "0.0.1")
+        older.setattr(owner, name, lambda *_: "0.0.1")
         predict_many([builder(16)], resume=path, **ASKED)
     predict_many([builder(16)], resume=path, **ASKED)
     assert predicted() == [0, 0]

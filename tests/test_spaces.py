@@ -168,6 +168,8 @@ def test_the_largest_once_for_all_network() -> None:
         ("once_for_all", {"ks": 3, "e": 3, "d": (2, 3, 4, 4, 0)}, "d holds 0"),
         ("once_for_all", {"ks": 3, "e": 3}, "is no once-for-all network; give a mapping such as"),
         ("once_for_all", "ks=3", "is no once-for-all network; give a mapping such as"),
+        ("once_for_all", {"ks": 3.0, "e": 3, "d": 2}, "ks holds 3.0"),
+        ("once_for_all", {"ks": 3, "e": 3, "d": 2, "wid": 1.2}, "wid=1.2 is not read; leave it out"),
     ],
 )
 def test_a_bad_encoding_says_what_is_wrong(of: str, architecture: Any, said: str) -> None:
@@ -220,6 +222,24 @@ def test_the_image_is_the_space_s_or_in_the_encoding() -> None:
     smaller = once_for_all.graph(encoding)
     assert smaller == once_for_all.graph(encoding, image=128)
     assert smaller.macs() < once_for_all.graph({**encoding, "r": 160}).macs()
+
+
+@pytest.mark.parametrize("side", [0, 64.0, "64", [], None])
+def test_a_side_is_a_whole_number(side: Any) -> None:
+    for ask in (
+        lambda: once_for_all.graph({"ks": 3, "e": 3, "d": 2, "r": side}),
+        lambda: nasbench201.supernet(image=side),
+        lambda: fbnet.graph("C", image=0),
+    ):
+        with pytest.raises(UsageError, match="is not a length; give a whole number of at least 1"):
+            ask()
+
+
+def test_numbers_may_be_numpy_s() -> None:
+    one = once_for_all.graph({"ks": np.int64(3), "e": 3, "d": np.array([2] * 5), "r": np.int64(72)})
+    assert one == once_for_all.graph({"ks": 3, "e": 3, "d": 2, "r": 72})
+    graph = nasbench201.graph(9, image=np.int64(20))
+    assert ModelGraph.from_json(graph.to_json()) == graph == nasbench201.graph(9, image=20)
 
 
 @pytest.mark.parametrize(

@@ -20,7 +20,8 @@ from torch import nn
 
 from latpred import predict_many
 from latpred.errors import CandidateError, WorkerError
-from latpred.ops import cost, families, formula_of
+from latpred.ops import cost, families, formula_of, generation
+from latpred.ops.families import registered
 from latpred.progress import ProgressCounter, ProgressEvent, progress_text
 from latpred.search import workers
 
@@ -186,9 +187,8 @@ def test_workers_have_the_default_dtype_of_their_user() -> None:
 def test_a_worker_has_all_formulas_of_its_user_whatever_it_registered_itself(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(families, "_FORMULAS", dict(families._FORMULAS))
     monkeypatch.setattr(families, "_REGISTERED", list(families._REGISTERED))
-    monkeypatch.setattr(torch, "set_num_threads", lambda _: None)
     mine, theirs = (lambda x, *, out: x), (lambda x, *, out: out)
-    sender = workers._Sender("elsewhere", 1, (("mine::one", mine), ("mine::other", mine)), torch.float32)
+    sender = workers._Sender("elsewhere", 1, (("mine::one", mine), ("mine::other", mine)), torch.float32, 1)
     seeing: Any = SimpleNamespace(rows=lambda *_: [formula_of(f"mine::{name}") for name in ("one", "other")])
     for name in ("other", "one"):  # as a module does that came with candidates, before all others or between them
         cost(f"mine::{name}")(theirs)
@@ -196,6 +196,28 @@ def test_a_worker_has_all_formulas_of_its_user_whatever_it_registered_itself(mon
     registered = len(families._REGISTERED)
     workers.work(seeing, sender, [(1, None)])
     assert len(families._REGISTERED) == registered
+
+
+def test_a_worker_forgets_the_formulas_of_the_user_before(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(families, "_FORMULAS", dict(families._FORMULAS))
+    monkeypatch.setattr(families, "_REGISTERED", list(families._REGISTERED))
+    usual, generations = formula_of("aten::linear"), {generation()}
+    seeing: Any = SimpleNamespace(rows=lambda *_: [formula_of("aten::linear"), formula_of("mine::one")])
+    for process, formula in enumerate((lambda x, *, out: x, lambda x, *, out: out)):
+        given = ("aten::linear", formula), ("mine::one", formula)
+        for formulas, seen in ((given, [formula, formula]), ((), [usual, None])):
+            sender = workers._Sender("elsewhere", 2 * process + len(formulas), formulas, torch.float32, 1)
+            assert workers.work(seeing, sender, [(0, None)]) == [seen]
+            generations.add(generation())
+    assert len(generations) == 5, "caches of what formulas gave can tell"
+    assert registered(generation() - 2) == (("aten::linear", usual),)
+
+
+def test_a_worker_traces_with_the_threads_of_its_user() -> None:
+    sender = workers._Sender("elsewhere", 1, (), torch.float32, 2)
+    seeing: Any = SimpleNamespace(rows=lambda *_: [torch.get_num_threads()])
+    assert workers.work(seeing, sender, [(0, None)]) == [[2]]
+    assert torch.get_num_threads() == 1
 
 
 def test_workers_have_the_formulas_of_their_user(tmp_path: Path) -> None:

@@ -34,7 +34,7 @@ from latpred.explanation.explanation import (
     Headroom,
     ratio,
 )
-from latpred.graph.graph import ModelGraph
+from latpred.graph.graph import ModelGraph, grows
 from latpred.graph.rewrites import widened
 from latpred.prediction.clocks import Z90
 from latpred.prediction.prediction import Prediction
@@ -227,7 +227,7 @@ class _Comparison:
     def headroom(self, now: Prediction) -> Headroom | None:
         """What would become of a prediction if the batch, the inputs or the width grew."""
         graph = self._graph(now.runtime)
-        if graph.exact or graph.only:  # no batch can be predicted that was not traced
+        if graph.exact or graph.only or not grows(graph):  # no batch can be predicted that was not traced
             return None
 
         def latency_ms(of: ModelGraph, batch: int = now.batch) -> float:

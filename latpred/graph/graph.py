@@ -251,6 +251,11 @@ def total_bytes(op: Op, batch: int) -> int:
     return op.weight_bytes.at(batch) + op.read_bytes.at(batch) + op.write_bytes.at(batch)
 
 
+def grows(graph: ModelGraph) -> bool:
+    """Whether there is more work in a larger batch; not where the inputs are the same whatever the batch."""
+    return any(getattr(op, name).per_sample for op in graph.ops for name in COUNTS)
+
+
 def _share_left(part: int, whole: int) -> float:
     return 1.0 if whole == 0 else 1.0 - part / whole
 

@@ -9,7 +9,7 @@ A formula is called with the op's own arguments and `out`, the op's result, and 
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from functools import cache
 from itertools import accumulate, takewhile
 from math import prod
@@ -253,7 +253,24 @@ def cost(*names: str) -> Callable[[F], F]:
 
 def registered(after: int) -> tuple[tuple[str, Formula], ...]:
     """Names and formulas of all registrations but the first so many, in order."""
-    return tuple((name, _FORMULAS[name]) for name in _REGISTERED[after:])
+    return tuple((name, _FORMULAS[name]) for name in _REGISTERED[after:] if name in _FORMULAS)
+
+
+def lend(formulas: Iterable[tuple[str, Formula]]) -> Callable[[], None]:
+    """Register formulas, and give what takes them back where nobody has replaced them since."""
+    lent = [(name, formula, _FORMULAS.get(name)) for name, formula in formulas]
+    for name, formula, _ in lent:
+        cost(name)(formula)
+
+    def take_back() -> None:
+        for name, formula, before in lent:
+            if _FORMULAS.get(name) is formula:
+                del _FORMULAS[name]
+                if before is not None:
+                    _FORMULAS[name] = before
+                _REGISTERED.append(name)  # so that caches of results can tell
+
+    return take_back
 
 
 def formula_of(name: str) -> Formula | None:

@@ -21,7 +21,7 @@ from numpy.typing import NDArray
 from latpred import runtimes
 from latpred.errors import ProfileError, RuntimeRefusalError, UsageError
 from latpred.graph.features import Floats
-from latpred.graph.graph import CONTIGUOUS, Coverage, Ints, ModelGraph, Schedule
+from latpred.graph.graph import CONTIGUOUS, Coverage, Ints, ModelGraph, Schedule, grows
 from latpred.graph.rewrites import attended, masked_attention_on_cuda, self_attention_on_cuda
 from latpred.host import Slowdown
 from latpred.prediction import clocks, fallbacks, host_swap
@@ -198,7 +198,7 @@ class Predictor:
         Raises
         ------
         UsageError
-            When the latency is not a positive number.
+            When the latency is not a positive number, or the work is no line in batch or the same at every batch.
         """
         if not (isinstance(latency_ms, Real) and 0 < latency_ms < np.inf):
             raise UsageError(f"latency_ms must be a positive number of milliseconds, not {latency_ms!r}.")
@@ -206,6 +206,11 @@ class Predictor:
             raise UsageError(
                 f"The work of {graph.model} is no line in batch, so no largest batch can be worked out. "
                 "Predict the batches in question: latpred.predict(model, batch=[...])."
+            )
+        if not (graph.only or grows(graph)):
+            raise UsageError(
+                f"The work of {graph.model} is the same at every batch, so no batch is the largest. "
+                "Give inputs= whose first dimension is the batch, or as a function of the batch."
             )
         lowered, options = self.lowered(graph, runtime), Options(runtime=runtime, protocol=protocol)
         self._demand_some_batch(lowered, runtime)

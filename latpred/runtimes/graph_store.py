@@ -22,7 +22,6 @@ import zlib
 from collections.abc import Callable, Sequence
 from functools import cache
 from importlib import metadata
-from importlib.resources import files
 from pathlib import Path
 from typing import Any
 
@@ -40,7 +39,10 @@ MOST_ON_DISK_BYTES = 256 << 20
 VERSION = 4
 UP_TO = 64  # traces by name serve batches up to this one, or up to the largest that was asked for
 LIBRARIES = ("torch", "transformers", "torchvision", "timm")  # where models come from
-_TRACING = ("tracing/*.py", "ops/*.py", "graph/*.py", "sandbox/*.py", "zoo/**/*.py", "runtimes/legacy_torch.py")
+_TRACING = (
+    *("tracing/*.py", "ops/*.py", "graph/*.py", "sandbox/*.py", "zoo/**/*.py", "runtimes/legacy_torch.py"),
+    "models/architectures.json",
+)
 
 _memory: Recent[ModelGraph] = Recent(MOST_IN_MEMORY)
 
@@ -134,11 +136,15 @@ def _software() -> tuple[str, ...] | None:
         with contextlib.suppress(metadata.PackageNotFoundError):
             if '"editable": true' in (metadata.distribution(name).read_text("direct_url.json") or ""):
                 return None
+    return (platform.python_version(), platform.machine(), *_packages(), digest_of(*_TRACING))
+
+
+@cache
+def digest_of(*patterns: str) -> str:
+    """A digest of latpred's own files, by patterns of their paths within it."""
     root = Path(__file__).parents[1]
-    sources = [file for pattern in _TRACING for file in sorted(root.glob(pattern))]
-    sources.append(Path(str(files("latpred.models"))) / "architectures.json")
-    digest = hashlib.sha256(b"".join(source.read_bytes() for source in sources)).hexdigest()
-    return (platform.python_version(), platform.machine(), *_packages(), digest)
+    sources = [file for pattern in patterns for file in sorted(root.glob(pattern))]
+    return hashlib.sha256(b"".join(source.read_bytes() for source in sources)).hexdigest()
 
 
 def _packages() -> list[str]:

@@ -6,7 +6,6 @@ What nobody can tell, such as code that reads a file, has none.
 
 from __future__ import annotations
 
-import ast
 import builtins
 import dis
 import functools
@@ -35,7 +34,7 @@ import msgspec
 import torch
 
 from latpred import host
-from latpred.sandbox.untouched import contents, installed, keeps_values, layout_of, package
+from latpred.sandbox.untouched import WITH_STATE, contents, installed, keeps_values, layout_of, package
 
 READS_ELSEWHERE = {"open", "input", "exec", "eval", "compile", "globals", "vars", "__import__"}
 # Functions and methods of libraries that read files and the environment, by whatever they are reached.
@@ -45,6 +44,7 @@ READS_FILES = {
     *("listdir", "scandir", "iterdir", "glob", "rglob"),
 }
 ENVIRONMENT = "environ"
+_DRAWS = frozenset({torch.randint, torch.randperm, torch.multinomial})
 VERSIONED = ("torch", "transformers", "torchvision", "timm")  # the version stands for all of the package
 MOST_PARTS = 200_000
 MOST_BYTES = 2**26  # of one tensor, by whose values a candidate is told
@@ -58,8 +58,11 @@ class UntoldError(Exception):
     """Some code reads what nobody can tell."""
 
 
-def fingerprint(candidate: Any) -> str | None:
+def fingerprint(candidate: Any, *, builds: bool = False) -> str | None:
     """What tells a candidate from all others, the same in every process; None where nothing does.
+
+    Nothing does where code that `builds` something draws a whole number or goes on with an object that counts: what it
+    builds is another each time.
 
     >>> fingerprint("bert-base-uncased") == fingerprint("bert-base-uncased")
     True
@@ -69,7 +72,7 @@ def fingerprint(candidate: Any) -> str | None:
     """
     digest = hashlib.sha256()
     try:
-        for count, part in enumerate(_Parts().of(candidate)):
+        for count, part in enumerate(_Parts(builds).of(candidate)):
             if count > MOST_PARTS:
                 return None
             digest.update(len(part).to_bytes(8, "little") + part)
@@ -81,7 +84,8 @@ def fingerprint(candidate: Any) -> str | None:
 class _Parts:
     """What values consist of, as bytes. Functions, classes and objects that were seen are only numbered again."""
 
-    def __init__(self) -> None:
+    def __init__(self, builds: bool) -> None:
+        self._builds = builds
         self._seen: dict[int, tuple[int, Any]] = {}  # with the object itself, whose identity would be used again
         self._in_code = 0
         self._in_object = False  # one that is neither a module nor a container
@@ -89,9 +93,9 @@ class _Parts:
     def of(self, value: Any) -> Iterator[bytes]:
         yield type(value).__qualname__.encode()
         if value is None or isinstance(value, (bool, int, float, complex, str, bytes)):
-            yield from _plain(value)
+            yield from self._plain(value)
         elif isinstance(value, os.PathLike):
-            yield from _plain(os.fspath(value))
+            yield from self._plain(os.fspath(value))
         elif isinstance(value, msgspec.Struct):
             yield msgspec.json.encode(value)
         elif isinstance(value, torch.Tensor):
@@ -114,8 +118,10 @@ class _Parts:
         """What a value that others may hold too consists of."""
         if isinstance(value, torch.nn.Module):
             yield from self._module(value)
-        elif hasattr(type(value), "to_json_string"):  # a transformers config
+        elif _is_config(value):
             yield value.to_json_string(use_diff=False).encode()
+            held = vars(value).items()  # of which that leaves out how attention and experts are computed
+            yield from self._each((name, one) for name, one in held if name.endswith("_internal") or _is_config(one))
         elif isinstance(value, torch.fx.Graph):
             yield str(value).encode()
         elif isinstance(value, weakref.ref):  # recurrent layers hold their weights by some
@@ -188,7 +194,18 @@ class _Parts:
         yield from self.of(value)
         self._in_code -= 1
 
+    def _plain(self, value: Any) -> Iterator[bytes]:
+        yield repr(value).encode()
+        if isinstance(value, str) and value:
+            path = Path(value.partition(":")[0] if ".py:" in value else value)
+            if path.suffix in (".py", ".onnx") and path.is_file():
+                yield path.read_bytes()
+                if path.suffix == ".py":  # what it imports of the user's own, and reads, counts as that of functions
+                    yield from self._named(compile(path.read_bytes(), path, "exec", dont_inherit=True), {})
+
     def _function(self, value: FunctionType | BuiltinFunctionType) -> Iterator[bytes]:
+        if self._builds and value in _DRAWS:
+            raise UntoldError(value.__qualname__)
         yield f"{value.__module__}.{value.__qualname__}".encode()
         owner = getattr(value, "__self__", None)  # of a method written in C, as [].append
         if owner is not None and not isinstance(owner, ModuleType):
@@ -202,7 +219,11 @@ class _Parts:
         if not isinstance(value, FunctionType):
             raise UntoldError(value.__qualname__)
         yield from self._inside(_parts_of(value))
-        for name, used in named(value.__code__, value.__globals__):
+        yield from self._named(value.__code__, value.__globals__)
+
+    def _named(self, code: CodeType, scope: dict[str, Any]) -> Iterator[bytes]:
+        """What some code looks up outside of itself."""
+        for name, used in named(code, scope):
             yield name.encode()
             if not isinstance(used, ModuleType):
                 yield from self._inside(used)
@@ -214,6 +235,8 @@ class _Parts:
 
     def _object(self, value: Any) -> Iterator[bytes]:
         """An object by its class and by the state that a copy of it would be made from."""
+        if self._builds and isinstance(value, WITH_STATE):
+            raise UntoldError(type(value).__qualname__)
         yield from self.of(type(value))
         try:
             state = value.__reduce_ex__(4)
@@ -252,23 +275,9 @@ def _is_under_its_name(function: FunctionType) -> bool:
     return found is function
 
 
-def _plain(value: Any) -> Iterator[bytes]:
-    yield repr(value).encode()
-    if isinstance(value, str) and value:
-        path = Path(value.partition(":")[0] if ".py:" in value else value)
-        if path.suffix in (".py", ".onnx") and path.is_file():
-            yield path.read_bytes()
-            if path.suffix == ".py" and not all(map(library, _imports(path))):
-                raise UntoldError(value)  # what it imports of the user's own may have changed
-
-
-def _imports(path: Path) -> Iterator[str]:
-    """Names of the modules that a file imports; "" of those beside it."""
-    for node in ast.walk(ast.parse(path.read_bytes())):
-        if isinstance(node, ast.Import):
-            yield from (alias.name for alias in node.names)
-        elif isinstance(node, ast.ImportFrom):
-            yield "" if node.level else str(node.module)
+def _is_config(value: Any) -> bool:
+    """Whether a value is a configuration of transformers."""
+    return hasattr(type(value), "to_json_string")
 
 
 def _unnumbered(value: Any) -> Any:

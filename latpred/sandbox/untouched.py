@@ -50,7 +50,7 @@ Tensor = torch.Tensor
 
 MOST = 50_000  # objects in one attribute of a module; with more of them it is a data set or a trainer
 LIBRARIES = frozenset({"torch", "torchvision", "timm", "transformers", "numpy", "latpred", *sys.stdlib_module_names})
-_STATELESS = sys.stdlib_module_names - {"argparse", "types"}
+_STATELESS = sys.stdlib_module_names - {"argparse", "types", "collections"}
 _LARGEST_ARRAY = 1 << 23  # bytes of a numpy array that is copied
 _KEPT_NUMEL = 1 << 20
 _SMALL_NUMEL = 1 << 14  # numbers in a helper of the model's, which Python may read as well
@@ -69,7 +69,7 @@ _UNUSED = frozenset({"_backward_hooks", "_backward_pre_hooks", "_state_dict_hook
 _OF_EACH = frozenset(vars(torch.nn.Module()))
 _SPREAD = (torch.nn.DataParallel, torch.nn.parallel.DistributedDataParallel)  # what spreads a model over devices
 _COMPILED = "_compiled_call_impl"  # what nn.Module.compile() sets
-_WITH_STATE = (random.Random, np.random.Generator, np.random.RandomState, itertools.count, itertools.cycle)
+WITH_STATE = (random.Random, np.random.Generator, np.random.RandomState, itertools.count, itertools.cycle)
 _ITERATORS = frozenset({type(iter(())), type(iter([])), type(iter(range(0)))})
 # What an object is laid out as in memory, the most special first.
 _LAYOUTS = (defaultdict, OrderedDict, dict, list, set, deque, tuple, frozenset, SimpleNamespace, object)
@@ -203,7 +203,7 @@ class Copier:
             return self._remember(value, value.clone_state())
         if kind is np.ndarray:
             return self._remember(value, value.copy()) if value.nbytes <= _LARGEST_ARRAY else value
-        if isinstance(value, _WITH_STATE) or kind in _ITERATORS or hasattr(kind, "__deepcopy__"):
+        if isinstance(value, WITH_STATE) or kind in _ITERATORS or hasattr(kind, "__deepcopy__"):
             with suppress(Exception):
                 return self._remember(value, copy.deepcopy(value))
             return value
@@ -247,17 +247,17 @@ class Copier:
         items = [self.any(item) for item in layout.__iter__(value)]
         if all(new is old for new, old in zip(items, layout.__iter__(value), strict=True)):
             return value
-        made = self._remember(value, layout.__new__(kind, items))
-        self._settle(value, made)
-        return made
+        make = kind if hasattr(kind, "n_fields") else partial(layout.__new__, kind)  # as C's structures demand it
+        return self._settle(value, self._remember(value, make(items)))
 
-    def _settle(self, value: Any, made: Any) -> None:
-        """Give a copy the attributes of the original."""
+    def _settle(self, value: Any, made: Any) -> Any:
+        """Give a copy the attributes of the original, and return it."""
         for name, item in getattr(value, "__dict__", {}).items():
             made.__dict__[name] = self.any(item)
         for slot in slots(type(value)):
             with suppress(AttributeError):  # it has no value
                 slot.__set__(made, self.any(slot.__get__(value)))
+        return made
 
     def _function(self, value: FunctionType) -> Any:
         """A function over copies of what it closes over."""
@@ -352,7 +352,7 @@ MOST_REACHED = 20_000  # objects that are looked after
 _LARGEST = 1 << 20  # numbers of a tensor that is
 _PLAIN = (str, int, float, complex, bytes, type(None))
 _CHANGEABLE = (dict, list, set, deque)
-_TENSORLESS = LIBRARIES - {"transformers"}  # which has caches of keys and values
+_TENSORLESS = LIBRARIES - {"transformers", "collections"}  # which have caches of keys and values, and UserDict
 _STATEFUL = (torch.nn.Module, SimpleNamespace, Namespace)
 _CACHED = type(cache(id))
 _ABSENT = object()

@@ -91,7 +91,7 @@ class LatencyBudget:
     Raises
     ------
     UsageError
-        When the limit is not a positive number.
+        When the limit is not a positive number, or there are several batch sizes, runtimes or devices.
 
     Notes
     -----
@@ -128,8 +128,8 @@ class LatencyBudget:
         number = isinstance(self.limit_ms, Real) and not isinstance(self.limit_ms, bool)
         if not (number and 0 < self.limit_ms < inf):
             raise UsageError(f"limit_ms must be a positive number of milliseconds, not {self.limit_ms!r}.")
-        if not is_one(self.batch) or not isinstance(self.runtime, str):
-            raise UsageError("a budget holds at one batch size in one runtime; make one for each.")
+        if not (is_one(self.batch) and isinstance(self.runtime, str) and is_one(self.device)):
+            raise UsageError("a budget holds at one batch size in one runtime on one device; make one for each.")
 
     def check(self, candidate: Any) -> Spent:
         """What a candidate takes of the budget.

@@ -7,7 +7,8 @@ from __future__ import annotations
 
 import os
 from collections import Counter
-from collections.abc import Iterable, Sequence, Sized
+from collections.abc import Generator, Iterable, Sequence, Sized
+from contextlib import closing
 from typing import TYPE_CHECKING, Any
 
 from torch.nn import Module
@@ -59,7 +60,8 @@ def predict_many(
     runtime : str or sequence of str
         Runtimes.
     device : str, path, torch.device or Predictor, or sequence of them, optional
-        As for `predict`, or a `latpred.Predictor`. Of several devices each gets rows; candidates are traced once.
+        As for `predict`, or a `latpred.Predictor`. Of several devices each gets rows; candidates are traced once for
+        all whose profiles are of one PyTorch.
     precision, attention, protocol, inputs, seq, image
         As for `predict`; they hold for all candidates.
     errors : {"record", "raise"}
@@ -70,8 +72,9 @@ def predict_many(
         A candidate that cannot be sent to a worker, or that kills it, is an error of its own.
     resume : path, optional
         A Parquet file: what it has is not predicted again, and what is new is added every few seconds. Rows are told
-        apart by the candidate's contents with whatever its code names, the question, the profile, and the versions of
-        the libraries; a candidate that cannot be told from others, or that failed, is predicted again.
+        apart by the candidate's contents with whatever its code names, the question, the profile, latpred's own code,
+        and the versions of Python and the libraries; a candidate that failed, or that cannot be told from others, as
+        a function that draws what it builds, is predicted again.
     progress : bool or callable, optional
         True shows a bar with rate and time left on a terminal; a function is told each
         `latpred.progress.ProgressEvent`.
@@ -115,17 +118,18 @@ def predict_many(
     with shown(progress) as listener, opened(resume, evaluator) as store:
         counter = ProgressCounter("candidates", total, listener)
         new = store.unfinished(candidates, counter)
-        parts: Iterable[list[CandidateRow]] = (
+        parts: Generator[list[CandidateRow], None, None] = (
             (evaluator.rows(*numbered, errors) for numbered in new)
             if jobs == 1
             else predict_on_workers(evaluator, new, jobs)
         )
-        for rows in parts:
-            store.take(rows)
-            counter.count()
-            failed = next((row for row in rows if row.error is not None), None)
-            if errors == "raise" and failed is not None:
-                raise CandidateError(f"candidate {failed.candidate} ({failed.name}): {failed.error}")
+        with closing(parts):  # an error, which may be kept with all it refers to, ends the workers' run as well
+            for rows in parts:
+                store.take(rows)
+                counter.count()
+                failed = next((row for row in rows if row.error is not None), None)
+                if errors == "raise" and failed is not None:
+                    raise CandidateError(f"candidate {failed.candidate} ({failed.name}): {failed.error}")
     return frame(store.in_order())
 
 

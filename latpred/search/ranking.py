@@ -84,7 +84,7 @@ def rank(
     groups = cells.groupby([name for name in ("device", "batch", "runtime") if name in table], sort=False)
     ordered = table.assign(rank=groups["_place"].rank(method="min").astype("Int64"), _cell=groups.ngroup())
     ordered = ordered.sort_values(["_cell", "rank", "candidate"], na_position="last", ignore_index=True)
-    return ordered[["rank", *table.columns]]
+    return ordered[["rank", *(name for name in table.columns if name != "rank")]]
 
 
 @dataclass(frozen=True, slots=True)

@@ -1,16 +1,16 @@
 """Rows of candidates, and the Parquet file of finished ones from which a run that was cut off goes on.
 
 Every row has a key: a digest of its candidate's fingerprint, of what was asked, of the default dtype, of the profile
-with all numbers, and of the versions of latpred, torch and transformers. Rows are read back only under the very same
-key; others stay in the file. Candidates that failed are tried again. The file is replaced as a whole, so that a reader,
-or a crash, never meets half of one.
+with all numbers, of latpred's own code, and of the versions of Python, torch and the libraries of models. Rows are read
+back only under the very same key; others stay in the file. Candidates that failed are tried again. The file is replaced
+as a whole, so that a reader, or a crash, never meets half of one.
 """
 
 from __future__ import annotations
 
-import functools
 import hashlib
 import os
+import platform
 import warnings
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
@@ -34,7 +34,7 @@ from latpred.prediction.predictor import Predictor
 from latpred.profile import document
 from latpred.progress import ProgressCounter
 from latpred.query import AMP, Options, checked_batches
-from latpred.runtimes import lowering
+from latpred.runtimes import graph_store, lowering
 from latpred.runtimes.legacy_torch import traced_for
 from latpred.sandbox.fingerprint import fingerprint, version
 from latpred.storage import demand_writable, locked, replacing
@@ -98,7 +98,8 @@ class Evaluator:
         """Check what is asked of all candidates before any of them takes time."""
         from latpred.tracing.inputs import demand_one
 
-        batches, runtimes = checked_batches(batch), (runtime,) if isinstance(runtime, str) else tuple(runtime)
+        batches = checked_batches(batch)
+        runtimes = (runtime,) if isinstance(runtime, str) else tuple(dict.fromkeys(runtime))
         if not runtimes:
             raise UsageError("no runtime was named; give one, as in runtime='eager'.")
         for predictor in predictors:
@@ -152,11 +153,12 @@ class Evaluator:
 
 
 class _Traces:
-    """Graphs of one candidate, or what went wrong; it is built once, and runtimes and devices share what they can."""
+    """Graphs of one candidate, or what went wrong; it is built once for each era, and others share what they can."""
 
     def __init__(self, candidate: Any, options: Options, batches: Sequence[int]) -> None:
         self._candidate, self._options, self._batches = candidate, options, batches
         self._graphs: dict[tuple[str, str, str], ModelGraph | Exception] = {}
+        self._models: dict[str, Any] = {}  # by the era that they were built for, whose attention they have
 
     def graph(self, predictor: Predictor, runtime: str) -> ModelGraph | Exception:
         """What a runtime lowers on a device; the era of its profile is that which models are being traced for."""
@@ -175,15 +177,17 @@ class _Traces:
         known = self._known(predictor) if lowering.traced_by(runtime) == "eager" else None
         if known is not None:
             return known
-        if isinstance(self._model, ModelGraph):  # which has its inputs, whatever those of other candidates are
-            return predictor.trace(self._model, replace(self._options, inputs=None, seq=None, image=None))
-        return predictor.trace(self._model, replace(self._options, runtime=runtime), self._batches)
+        model = self._model(predictor.era)
+        if isinstance(model, ModelGraph):  # which has its inputs, whatever those of other candidates are
+            return predictor.trace(model, replace(self._options, inputs=None, seq=None, image=None))
+        return predictor.trace(model, replace(self._options, runtime=runtime), self._batches)
 
-    @functools.cached_property
-    def _model(self) -> Any:
+    def _model(self, era: str) -> Any:
         from latpred.zoo.candidates import traceable
 
-        return traceable(self._candidate)
+        if era not in self._models:
+            self._models[era] = traceable(self._candidate)
+        return self._models[era]
 
     def _known(self, predictor: Predictor) -> ModelGraph | None:
         """The graph of a config or of a network of a published space, put together from traces of others."""
@@ -248,14 +252,15 @@ def opened(path: str | os.PathLike[str] | None, evaluator: Evaluator) -> Iterato
         raise MissingPackageError("resume= needs pyarrow. Install it with: pip install 'latpred[search]'")
     demand_writable(path)
     busy = f"another process writes to {path}. Wait for it, or name another file."
+    file = os.path.realpath(path)  # a link goes on pointing to what is written
     with ExitStack() as held:
         try:
-            held.enter_context(locked(Path(f"{os.fspath(path)}.lock"), busy))
+            held.enter_context(locked(Path(f"{file}.lock"), busy))
         except OSError as error:
             raise UsageError(
                 f"cannot lock {path}: {error.strerror or error}. Name a file in another folder."
             ) from error
-        store = ResultStore(Path(path), _question_key(evaluator))
+        store = ResultStore(Path(file), _question_key(evaluator))
         try:
             yield store
         finally:
@@ -319,7 +324,13 @@ class ResultStore:
 
     def _key(self, candidate: Any) -> str | None:
         """None where no file is kept, or nothing tells the candidate from others."""
-        candidate_key = None if self._question_key is None else fingerprint(candidate)
+        from latpred.zoo.names import registered_function
+
+        if self._question_key is None:
+            return None
+        # A library's name may be that of a user's own function.
+        told = (candidate, registered_function(candidate)) if isinstance(candidate, str) else candidate
+        candidate_key = fingerprint(told, builds=not isinstance(candidate, torch.nn.Module))
         if candidate_key is None:
             return None
         return hashlib.sha256(f"{self._question_key} {candidate_key}".encode()).hexdigest()
@@ -352,10 +363,11 @@ def _question_key(evaluator: Evaluator) -> str | None:
         return None
     settings = ("precision", "attention", "protocol", "seq", "image")
     asked = [evaluator.batches, evaluator.runtimes, *(getattr(options, name) for name in settings)]
-    versions = [version(name) for name in _PACKAGES]
+    own_code = graph_store.digest_of("**/*.py", "models/*.json")
+    software = [platform.python_version(), own_code, *map(version, _PACKAGES)]
     tools = [str(getattr(runtimes.get(name), "options", "")) for name in evaluator.runtimes]
     dtype = str(torch.get_default_dtype())
-    digest = hashlib.sha256(msgspec.json.encode([asked, versions, tools, inputs, formulas, dtype]))
+    digest = hashlib.sha256(msgspec.json.encode([asked, software, tools, inputs, formulas, dtype]))
     for predictor in evaluator.predictors:
         digest.update(document.encode(predictor.profile) + repr(predictor.slowdown).encode())
     return digest.hexdigest()

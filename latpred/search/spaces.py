@@ -17,6 +17,7 @@ from latpred.graph.graph import ModelGraph
 from latpred.ops import generation
 from latpred.search.choices import Choice
 from latpred.search.supernet import Supernet
+from latpred.tracing.inputs import whole_number
 from latpred.zoo.spaces import space
 
 
@@ -67,14 +68,16 @@ class SearchSpace:
         encoding = of.encoded(architecture)
         chosen = of.chosen(encoding)
         asked = {**of.options(encoding), **options}
-        return self.supernet(image=image or of.pixels(encoding), precision=precision, **asked).graph(chosen)
+        side = of.pixels(encoding) if image is None else image
+        return self.supernet(image=side, precision=precision, **asked).graph(chosen)
 
     def supernet(self, *, image: int, precision: str | None = None, **options: Any) -> Supernet:
         """All networks at once; made in seconds, and kept until a cost formula is registered.
 
         `options` are classes, and channels and cells of NAS-Bench-201, last of FBNet, and width of once-for-all.
         """
-        return _supernet(self.name, image, precision, (generation(), torch.get_default_dtype()), **options)
+        side, state = whole_number("image", image, "length"), (generation(), torch.get_default_dtype())
+        return _supernet(self.name, side, precision, state, **options)
 
     def build(self, architecture: Any, **options: Any) -> nn.Module:
         return space(self.name).build(architecture, **options)

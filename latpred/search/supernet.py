@@ -1,8 +1,9 @@
 """Supernet: a network with choices is traced once for each option; any architecture is then put together from that.
 
 An architecture's trace is what all have in common, with the ops of the chosen options in the places of the choices.
-Three things cross the borders between them and are counted anew: Python calls, which belong to the next op wherever it
-lies; memory, which lives until the last of those who hold it lets go; and parameters.
+Four things cross the borders between them and are counted anew: Python calls, which belong to the next op wherever it
+lies; memory, which lives until the last of those who hold it lets go; parameters; and what is touched between two reads
+of the same weights.
 
 That is done only where it was seen to be right: the architectures that were traced, one of them with options mixed,
 are put together again and compared with their traces.
@@ -20,24 +21,28 @@ import msgspec
 import torch
 
 from latpred.errors import TraceError, UsageError
-from latpred.graph.graph import CONTIGUOUS, NO_CALLS, NO_PYTHON, ZERO, Affine, Calls, ModelGraph, Op
+from latpred.graph.graph import CONTIGUOUS, NO_CALLS, NO_PYTHON, ZERO, Affine, Calls, ModelGraph, Op, total_bytes
 from latpred.sandbox.own_thread import without_modes
 from latpred.search.choices import NOWHERE, Choice, ChoiceRecorder, Span, shown
 from latpred.storage import Recent
-from latpred.tracing.inputs import DTYPES, Inputs, demand_one, derived, from_example, refuse_autocast
+from latpred.tracing.inputs import DTYPES, Inputs, demand_one, derived, from_example, refuse_autocast, whole_sizes
 from latpred.tracing.meta_module import MetaModule, make_meta_module
-from latpred.tracing.trace_pass import PassWatcher, TracePass, closing, on_one_line
-from latpred.tracing.tracer import Naming, Tracer, TraceRecorder, check_asked
+from latpred.tracing.trace_pass import PassWatcher, TracePass, closing, on_one_line, touched_since
+from latpred.tracing.tracer import Naming, Tracer, TraceRecorder, check
 from latpred.zoo.candidates import traceable
+
+Weight = tuple[int, int, int]  # what tells a read of parameters from others; see `trace_pass.read_of`
 
 
 class Segment(NamedTuple):
     """What one option does in one place."""
 
-    ops: tuple[Op, ...]  # as they were traced; of the calls before the first, only those made within the option
+    # As they were traced, but for weights read again; of the calls before the first, only those made within the option.
+    ops: tuple[Op, ...]
     live: tuple[Affine, ...]  # bytes alive after each, without those that were alive before the option
     calls: Calls  # after the last op
     size: Affine | None  # bytes of the memory that it gives; None where that is its input's
+    weights: tuple[Weight | None, ...] = ()  # that each op reads
 
 
 class Event(NamedTuple):
@@ -61,6 +66,9 @@ class TracedOption:
     def new_bytes(self, op: int) -> Affine:
         at_two, at_three = (done.records[op].new_bytes for done in (self.two, self.three))
         return Affine.through((2, at_two), (3, at_three))
+
+    def weights(self, begin: int, end: int) -> tuple[Weight | None, ...]:
+        return tuple(self.two.watched.weights[begin:end])
 
 
 class _ChoiceTracer(Tracer):
@@ -137,7 +145,7 @@ def _segment(traced: TracedOption, span: Span) -> Segment:
         raise TraceError(
             f"option {span.option!r} of choice {span.choice.label!r} gives a tensor that it neither made nor was given"
         )
-    ops = traced.graph.ops[begin.ops : end.ops]
+    ops = tuple(msgspec.structs.replace(op, reread_after=None) for op in traced.graph.ops[begin.ops : end.ops])
     before = begin if not ops else NOWHERE
     if ops:
         own = ops[0].calls - begin.calls
@@ -147,6 +155,7 @@ def _segment(traced: TracedOption, span: Span) -> Segment:
         live=_live(traced, begin.ops, end.ops),
         calls=end.calls - before.calls,
         size=traced.new_bytes(made) if made is not None and fresh else None,
+        weights=traced.weights(begin.ops, end.ops),
     )
 
 
@@ -166,12 +175,14 @@ def _events(watcher: PassWatcher, spans: list[Span], first: TracedOption) -> tup
     at = {span.begin.ops: span for span in spans}
     if len(shared) + len(spans) != len(watcher.modules):
         raise TraceError(ENTANGLED)
-    events, left, rest = [], NOWHERE, ((first.graph.ops[op], first.new_bytes(op)) for op in shared)
+    events, left, rest = [], NOWHERE, iter(shared)
     for index in range(len(watcher.modules)):
         span, death = at.get(index), watcher.deaths.get(index)
         if span is None:
-            op, size = next(rest)
-            alone = Segment((msgspec.structs.replace(op, **NO_PYTHON),), (size,), NO_CALLS, size)
+            op = next(rest)
+            bare = msgspec.structs.replace(first.graph.ops[op], **NO_PYTHON, reread_after=None)
+            size = first.new_bytes(op)
+            alone = Segment((bare,), (size,), NO_CALLS, size, first.weights(op, op + 1))
             events.append(Event(alone, watcher.calls[index] - left.calls, death, None))
             left = NOWHERE
         else:
@@ -248,12 +259,13 @@ class Supernet:
         precision: str | None = None,
         target: str = "cuda",
     ) -> None:
+        check(precision, CONTIGUOUS, target)
+        refuse_autocast(precision, "a supernet")  # whose choices would share the casts of weights
+        seq, image = whole_sizes(seq, image)
+        demand_one(inputs, seq, image)
         network = traceable(model)
         if not isinstance(network, torch.nn.Module):
             raise UsageError(f"{model!r} is no network with choices; give an nn.Module or a function that builds one")
-        check_asked(precision, CONTIGUOUS, target)
-        refuse_autocast(precision, "a supernet")  # whose choices would share the casts of weights
-        demand_one(inputs, seq, image)
         given = derived(network, seq, image) if inputs is None else from_example(inputs)
         meta_module = make_meta_module(network, DTYPES.get(precision or ""))
         tracer = _ChoiceTracer(meta_module, given, Naming(type(network).__name__, precision, target=target))
@@ -261,13 +273,17 @@ class Supernet:
         self._weights = _weights(meta_module.module, tracer.choices)
         architectures = [tracer.traced(rule) for rule in _architectures(tracer.choices)]
         first = architectures[0]
-        # The last one knows whether any layer is another on another kind of device.
-        self._graph = msgspec.structs.replace(first.graph, target=architectures[-1].graph.target)
+        target = architectures[-1].graph.target  # the last one knows whether any option is another on another device
+        self._graph = msgspec.structs.replace(tracer.noted(first.graph), target=target)
         self._labels = [span.choice.label for span in first.spans]
         self._segments = [segments(architectures, place) for place in range(len(self._labels))]
         self._events, self._closing = tracer.common(first)
         self._bases: Recent[list[Affine]] = Recent(MOST_PATTERNS)
         self._pieces: dict[tuple[int, Affine, Calls], tuple[Op, ...]] = {}
+        parts = [event.segment for event in self._events if event.segment is not None]
+        parts += [segment for by_option in self._segments for segment in by_option.values()]
+        read = [weight for part in parts for weight in part.weights if weight is not None]
+        self._rereads = len({*read}) < len(read)
         for traced in architectures:
             if tuple(self._ops([span.option for span in traced.spans])) != traced.graph.ops:
                 raise TraceError(ENTANGLED)
@@ -334,10 +350,22 @@ class Supernet:
                 calls = segment.calls
             else:
                 calls += segment.calls
+        if self._rereads:
+            self._read_again(ops, chosen)
         calls += self._closing
         if any(calls):
             ops.append(closing(ops[-1].live_bytes if ops else ZERO, calls))
         return ops
+
+    def _read_again(self, ops: list[Op], chosen: list[Segment]) -> None:
+        """Put into ops that read weights once more what was touched since the last time."""
+        places = iter(chosen)
+        segments = (next(places) if event.segment is None else event.segment for event in self._events)
+        weights = [weight for segment in segments for weight in segment.weights]
+        two, three = (touched_since([total_bytes(op, batch) for op in ops], weights) for batch in (2, 3))
+        for index, touched in two.items():
+            after = Affine.through((2, touched), (3, three[index]))
+            ops[index] = msgspec.structs.replace(ops[index], reread_after=after)
 
     def _alive_before(self, pattern: Pattern) -> list[Affine]:
         """Bytes alive before each event; `pattern` says what memory each choice makes."""

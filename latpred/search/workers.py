@@ -10,16 +10,16 @@ from __future__ import annotations
 import os
 import platform
 import threading
-from collections.abc import Iterable, Iterator
-from contextlib import contextmanager
+from collections.abc import Generator, Iterable, Iterator
+from contextlib import ExitStack, contextmanager
 from itertools import islice
 from typing import Any, NamedTuple
 
 import torch
 
 from latpred.errors import WorkerError
-from latpred.ops import BUILT_IN, Formula, cost, generation
-from latpred.ops.families import registered
+from latpred.ops import BUILT_IN, Formula, generation
+from latpred.ops.families import lend, registered
 from latpred.search.resume import CandidateRow, Evaluator
 
 Chunk = list[tuple[int, Any]]  # candidates with their positions
@@ -31,6 +31,7 @@ HOPELESS = 3  # candidates that fail alone, one after the other and before anyth
 _ONE_AT_A_TIME = threading.Lock()  # a worker's threads would only wait for each other's traces
 # Whose formulas this process has as a worker, how many, and the generation that they made.
 _formulas_of: tuple[str, int, int, int] | None = None
+_lent = ExitStack()  # takes these formulas back
 
 
 class _Sender(NamedTuple):
@@ -40,10 +41,12 @@ class _Sender(NamedTuple):
     process: int
     formulas: tuple[tuple[str, Formula], ...]  # of its user
     dtype: torch.dtype  # what tensors get there where nothing else is said
+    threads: int  # of torch there, by which its compiler decides
 
     @classmethod
     def here(cls) -> _Sender:
-        return cls(platform.node(), os.getpid(), registered(BUILT_IN), torch.get_default_dtype())
+        state = torch.get_default_dtype(), torch.get_num_threads()
+        return cls(platform.node(), os.getpid(), registered(BUILT_IN), *state)
 
 
 def work(evaluator: Evaluator, sender: _Sender, chunk: Chunk) -> list[list[CandidateRow]]:
@@ -59,23 +62,24 @@ def _as_at(sender: _Sender) -> Iterator[None]:
     if (sender.host, sender.process) == (platform.node(), os.getpid()):
         yield
         return
-    torch.set_num_threads(1)
     wanted = (sender.host, sender.process, len(sender.formulas))
     if (*wanted, generation()) != _formulas_of:  # modules that came with candidates may have registered some here
-        for name, formula in sender.formulas:
-            cost(name)(formula)
+        _lent.close()  # a cluster outlives the processes that it works for
+        _lent.callback(lend(sender.formulas))
         _formulas_of = (*wanted, generation())
-    own = torch.get_default_dtype()
+    dtype, threads = torch.get_default_dtype(), torch.get_num_threads()
     torch.set_default_dtype(sender.dtype)
+    torch.set_num_threads(sender.threads)
     try:
         yield
     finally:
-        torch.set_default_dtype(own)
+        torch.set_default_dtype(dtype)
+        torch.set_num_threads(threads)
 
 
 def predict_on_workers(
     evaluator: Evaluator, numbered: Iterable[tuple[int, Any]], jobs: int
-) -> Iterator[list[CandidateRow]]:
+) -> Generator[list[CandidateRow], None, None]:
     """Rows of each candidate, as workers finish them.
 
     `numbered` is read as far as workers are busy. Where no worker finishes anything, that is a WorkerError.
@@ -95,6 +99,8 @@ def predict_on_workers(
             if not unfinished:
                 raise
             yield from pool.run_alone(unfinished)
+        finally:
+            queue.close()  # joblib's threads would go on reading `numbered` where nobody wants more rows
         if queue.source_error is not None:
             raise queue.source_error
 

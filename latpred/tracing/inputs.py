@@ -247,6 +247,15 @@ def whole_number(name: str, value: Any, unit: str) -> int:
     return int(value)
 
 
+def whole_sizes(seq: Any, image: Any) -> tuple[int | None, int | None]:
+    """Tokens and pixels as whole numbers, where they were given."""
+    length, side = (
+        None if value is None else whole_number(name, value, "length")
+        for name, value in (("seq", seq), ("image", image))
+    )
+    return length, side
+
+
 def demand_one(inputs: Any, seq: int | None, image: int | None) -> None:
     """Refuse sizes beside inputs that have their own."""
     extra = [name for name, value in (("seq", seq), ("image", image)) if value is not None]

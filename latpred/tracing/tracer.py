@@ -40,7 +40,7 @@ from latpred.tracing.inputs import (
     precision_name,
     sequence_first,
     tensors_in,
-    whole_number,
+    whole_sizes,
 )
 from latpred.tracing.meta_module import MetaModule, attend, fast_paths_on_meta, make_meta_module, usual_dtype
 from latpred.tracing.op_record import OpRecord, demand_known, describe, learnt, leaves, place
@@ -240,10 +240,9 @@ def trace(
     >>> graph.macs(batch=8), graph.launches()
     (5120, 1)
     """
-    check_asked(precision, memory_format, target)
+    check(precision, memory_format, target)
     check_attention(attention)
-    seq = None if seq is None else whole_number("seq", seq, "length")
-    image = None if image is None else whole_number("image", image, "length")
+    seq, image = whole_sizes(seq, image)
     if isinstance(model, ModelGraph):
         layout = None if memory_format == CONTIGUOUS else memory_format
         return _as_asked(Options(inputs, seq, image, precision, layout).checked(model), attention, strict)
@@ -254,10 +253,7 @@ def trace(
         with names.attention(attention or names.attention_asked()):
             module, given = _with_inputs(model, inputs, seq, image)
         with no_collection():
-            graph = _as_asked(_graph(module, given, naming, attention, batches), attention, strict)
-    if given.batch and sequence_first(module):
-        return msgspec.structs.replace(graph, notes=(*graph.notes, SEQUENCE_FIRST.format(name)))
-    return graph
+            return _as_asked(_graph(module, given, naming, attention, batches), attention, strict)
 
 
 def dtype_of_build(model: object) -> AbstractContextManager[None]:
@@ -372,8 +368,7 @@ class Tracer:
             far = self._far(batches)
             graph, straight = self._line(far, asked=far <= max(batches, default=0))
             if straight:
-                fixed = self._inputs.kind == "custom" and not graph.input_bytes.per_sample
-                return msgspec.structs.replace(graph, notes=(FIXED_INPUTS,)) if fixed else graph
+                return graph
             exact = {batch: self._exactly(batch) for batch in dict.fromkeys(batches or (far,))}
             seen = _listed(batches) if batches else f"1, 2, 3 and {far} (more with trace(..., batches=[...]))"
             note = f"{NO_LINE}: traced at {seen}; what is said of any other batch is a guess"
@@ -454,9 +449,17 @@ class Tracer:
         self.compiled = self.compiled or bool(met)
 
     def noted(self, graph: ModelGraph) -> ModelGraph:
-        """The graph, with a word on torch.compile and autocast where the model itself makes use of them."""
+        """The graph, with a word on inputs that say little of batches, and on the model's own compiler and autocast."""
+        name, given = self._naming.model, self._inputs
+        fixed = given.kind == "custom" and not (graph.input_bytes.per_sample or graph.exact or graph.only)
         own = self._autocast.entered and self._naming.precision not in AUTOCAST
-        notes = (*[COMPILED] * self.compiled, *[OWN.format(self._naming.target)] * own)
+        said = (
+            (FIXED_INPUTS, fixed),
+            (COMPILED, self.compiled),
+            (OWN.format(self._naming.target), own),
+            (SEQUENCE_FIRST.format(name), given.batch and sequence_first(self._meta_module.module)),
+        )
+        notes = [note for note, holds in said if holds]
         return msgspec.structs.replace(graph, notes=(*graph.notes, *notes)) if notes else graph
 
     def _made(
@@ -579,8 +582,8 @@ def _listed(batches: Iterable[int]) -> str:
     return ", ".join(map(str, sorted(batches)))
 
 
-def check_asked(precision: str | None, memory_format: str, target: str) -> None:
-    """Refuse a precision, a memory format or a kind of device that is not known."""
+def check(precision: str | None, memory_format: str, target: str) -> None:
+    """Refuse a precision, a format or a kind of device that nobody knows."""
     if precision is not None:
         dtype_of(precision)  # which says when there is no such precision
     if memory_format not in _FORMATS:

@@ -7,6 +7,7 @@ initialised, which makes building take milliseconds.
 from __future__ import annotations
 
 import ast
+import copy
 import hashlib
 import re
 import sys
@@ -18,11 +19,13 @@ from dataclasses import dataclass
 from difflib import get_close_matches
 from functools import cache, partial
 from importlib import import_module
+from importlib.machinery import SourceFileLoader
 from importlib.resources import files
 from importlib.util import find_spec, module_from_spec, spec_from_file_location
 from inspect import signature
 from itertools import chain
 from pathlib import Path
+from types import CodeType
 from typing import Any
 
 import msgspec
@@ -30,6 +33,7 @@ import torch
 
 from latpred.errors import MissingPackageError, UnknownModelError, UsageError
 from latpred.query import SPACES
+from latpred.sandbox.untouched import package
 from latpred.tracing.inputs import (
     cast,
     demand_one,
@@ -114,18 +118,28 @@ def _functions(path: Path) -> list[str]:
     ]
 
 
+class _AsWritten(SourceFileLoader):
+    """Compiles a file as it is now: Python's cache tells versions of it apart by length and whole seconds alone."""
+
+    def get_code(self, fullname: str) -> CodeType:
+        path = self.get_filename(fullname)
+        code: CodeType = self.source_to_code(self.get_data(path), path)
+        return code
+
+
 def _function(path: Path, function: str) -> Callable[[], Any]:
     if not path.is_file():
         raise UnknownModelError(f"there is no file {str(path)!r}; give path/file.py:function")
     digest = hashlib.sha256(str(path.resolve()).encode()).hexdigest()[:16]
-    spec = spec_from_file_location(f"latpred_user_{path.stem}_{digest}", path)
-    if spec is None or spec.loader is None:
+    loader = _AsWritten(f"latpred_user_{path.stem}_{digest}", str(path))
+    spec = spec_from_file_location(loader.name, path, loader=loader)
+    if spec is None:
         raise UnknownModelError(f"{str(path)!r} is not a Python file; give path/file.py:function")
     module = module_from_spec(spec)
     sys.modules[spec.name] = module  # where dataclasses and torch.compile look for what a class is from
     try:
         try:
-            spec.loader.exec_module(module)
+            loader.exec_module(module)
         except BaseException:
             sys.modules.pop(spec.name, None)
             raise
@@ -351,6 +365,8 @@ def build_config(config: Any) -> torch.nn.Module:
     model_class = transformers_class(base if isinstance(base, str) else base[0])
     if _ATTENTION.get() is not None:
         config = model_class.config_class.from_dict(config.to_dict(), attn_implementation=_ATTENTION.get())
+    else:
+        config = copy.deepcopy(config)  # transformers writes into it
     with Unweighted():
         model: Any = model_class(config)
     return model.eval()  # type: ignore[no-any-return]
@@ -486,11 +502,31 @@ def _from_library(library: str, name: str, device: str, image: int | None) -> tu
                 f"'{library}:{name}' needs {library}, which is not installed; run 'pip install {library}'"
             ) from error
         raise broken(library, error) from error
-    listed = {canonical(each): each for each in module.list_models()}
+    listed = _listed(module)
     if canonical(name) not in listed:
         raise _unknown(f"{library}:{name}", [f"{library}:{other}" for other in listed.values()])
     build_one = _torchvision_model if library == "torchvision" else _timm_model
     return build_one(module, listed[canonical(name)], device, image)
+
+
+def _listed(module: Any) -> dict[str, str]:
+    """The names that a library has, by how they are looked up."""
+    return {canonical(each): each for each in module.list_models()}
+
+
+def registered_function(name: str) -> Any:
+    """The user's own function that a library builds a model of some name with; None where there is no such function.
+
+    >>> registered_function("timm:resnet18") is None
+    True
+    """
+    library, _, rest = SHORT.get(canonical(name), name).partition(":")
+    module: Any = sys.modules.get(_LIBRARIES.get(library.lower(), ""))  # else nobody has registered anything
+    full = None if module is None else _listed(module).get(canonical(rest))
+    if full is None:
+        return None
+    found = module.model_entrypoint(full) if library.lower() == "timm" else module.get_model_builder(full)
+    return None if package(found.__module__) == library.lower() else found
 
 
 def of_library(library: str) -> list[str]:

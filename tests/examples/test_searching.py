@@ -87,6 +87,12 @@ def test_multiply_adds_mislead_where_the_framework_rules(tmp_path: Path, capsys:
     assert (tmp_path / "figure.png").read_bytes().startswith(b"\x89PNG")
 
 
+def test_no_more_networks_are_counted_than_there_are() -> None:
+    from nas_benchmark import shuffled
+
+    assert [len(part) for part in shuffled(400, 20_000)] == [400, 15_225]
+
+
 def test_the_worst_pair_has_like_multiply_adds() -> None:
     pytest.importorskip("matplotlib")
     import pandas as pd

@@ -245,6 +245,15 @@ def test_a_file_is_a_module_that_python_knows(tmp_path: Path) -> None:
     assert [name for name in sys.modules if name.startswith("latpred_user_broken")] == []
 
 
+def test_a_file_runs_as_it_is_written_now(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(sys, "dont_write_bytecode", False)
+    file = tmp_path / "mine.py"
+    for width in (6, 8):
+        file.write_text(POSTPONED.format(width=width))
+        os.utime(file, (0, 0))  # an edit within the second
+        assert names.build(f"{file}:build").model.in_features == width
+
+
 @pytest.mark.parametrize(
     ("function", "error", "message"),
     [

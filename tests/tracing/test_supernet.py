@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import gc
+import itertools
 import pickle
 import random
 from collections.abc import Callable
@@ -68,6 +69,65 @@ def test_every_architecture_is_what_its_trace_gives() -> None:
         architecture = {label: draw.choice(options) for label, options in supernet.choices.items()}
         whole = Mixed(lambda label, options, these=architecture: chosen(label, options, these))
         assert supernet.graph(architecture) == trace(whole, **IMAGE)
+
+
+class Around(nn.Module):
+    """Large weights that are read again, by a layer on both sides of a place and by a place that is called twice."""
+
+    def __init__(self, place: Callable[[str, dict[str, nn.Module | None]], nn.Module]) -> None:
+        super().__init__()
+        self.stem, self.layer = nn.Conv2d(3, 64, 1), wide()
+        self.middle = place("middle", {"relu": nn.ReLU(), "conv": wide(), "two": nn.Sequential(wide(), wide())})
+        self.last = place("last", {"relu": nn.ReLU(), "pool": nn.AvgPool2d(3, 1, 1), "conv": wide()})
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        x = self.middle(self.layer(self.middle(self.stem(x))))
+        return self.layer(self.last(self.layer(x)))  # type: ignore[no-any-return]
+
+
+def wide() -> nn.Module:
+    return nn.Conv2d(64, 64, 3, padding=1)
+
+
+def test_weights_that_are_read_again_on_the_other_side_of_a_choice() -> None:
+    supernet = latpred.Supernet(Around(latpred.Choice), **IMAGE)
+    for options in itertools.product(*supernet.choices.values()):
+        architecture = dict(zip(supernet.choices, options, strict=True))
+        whole = Around(lambda label, layers, these=architecture: chosen(label, layers, these))
+        assert supernet.graph(architecture) == trace(whole, **IMAGE)
+
+
+class Casting(nn.Module):
+    """Enters torch.autocast itself, in a layer that is chosen."""
+
+    def __init__(self, device: str) -> None:
+        super().__init__()
+        self.device, self.layer = device, nn.Conv2d(3, 4, 1)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        with torch.autocast(self.device, torch.bfloat16):
+            return self.layer(x) + x.new_zeros(1)  # type: ignore[no-any-return]  # which gives float32
+
+
+def fixed(batch: int) -> torch.Tensor:
+    return torch.zeros(2, 3, 8, 8)
+
+
+@pytest.mark.parametrize(
+    ("layer", "asked"),
+    [
+        (nn.Conv2d(3, 4, 1), {"inputs": fixed}),
+        (Casting("cuda"), {"image": 8}),
+        (Casting("cpu"), {"image": 8, "target": "cpu"}),
+    ],
+    ids=["fixed inputs", "autocast", "autocast of a CPU"],
+)
+def test_a_graph_says_what_its_trace_says(layer: nn.Module, asked: dict[str, Any]) -> None:
+    options = {"a": nn.Conv2d(3, 4, 1, bias=False), "b": layer}
+    graph = latpred.Supernet(nn.Sequential(latpred.Choice("c", options)), **asked).graph({"c": "b"})
+    whole = trace(nn.Sequential(layer), **asked)
+    assert whole.notes
+    assert graph == whole
 
 
 def test_a_layer_that_is_not_there() -> None:
@@ -155,6 +215,15 @@ def tied() -> nn.Module:
 def test_what_does_not_go_together_is_refused(build: Any, error: type[Exception], said: str) -> None:
     with pytest.raises(error, match=said):
         latpred.Supernet(build, **IMAGE)
+
+
+@pytest.mark.parametrize(
+    ("asked", "said"),
+    [({"image": 0}, "image=0 is not a length"), ({"image": 8, "target": "tpu"}, "target 'tpu' is not known")],
+)
+def test_wrong_questions_are_refused(asked: dict[str, Any], said: str) -> None:
+    with pytest.raises(UsageError, match=said):
+        latpred.Supernet(sequential(a=nn.ReLU(), b=nn.GELU()), **asked)
 
 
 def test_wrong_choices_are_refused() -> None:

@@ -8,7 +8,7 @@ import itertools
 import random
 import site
 import weakref
-from collections import Counter, OrderedDict, defaultdict, deque
+from collections import ChainMap, Counter, OrderedDict, UserDict, UserList, defaultdict, deque
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from functools import partial
@@ -83,6 +83,7 @@ def table_of(width: int) -> tuple[torch.Tensor, int]:
 
 
 TABLES: dict[int, torch.Tensor] = {}
+LAST: UserDict[str, torch.Tensor] = UserDict()
 CALLS = 0
 SEEN: list[Any] = []
 STATE = SimpleNamespace(mask=None, calls=0)
@@ -146,6 +147,20 @@ def fill(self: Any, x: torch.Tensor) -> torch.Tensor:
     numbers.add(len(numbers))
     plain["a"][1].append(x)
     return x * len(self.deep[0][0][0][0][0]["seen"]) * counter["calls"] * len(numbers)
+
+
+def remember(self: Any, x: torch.Tensor) -> torch.Tensor:
+    """In the standard library's own containers, and what several tensors are given as."""
+    self.user["last"] = x
+    self.listed.append(x)
+    self.chain["calls"] = self.chain.get("calls", 0) + 1
+    LAST["x"] = x
+    self.top = x.topk(2)
+    return x * len(self.listed) * self.chain["calls"] + self.top.values.sum()
+
+
+def remembering() -> nn.Module:
+    return Base(remember, user=UserDict(), listed=UserList(), chain=ChainMap({}, {"calls": 3}), top=X.topk(2))
 
 
 def nested() -> nn.Module:
@@ -283,6 +298,7 @@ MODELS: dict[str, Callable[[], nn.Module]] = {
     "closing": closing,
     "own functions": own_functions,
     "nested": nested,
+    "remembering": remembering,
     "counting": counting,
     "identical": identical,
     "hooked": hooked,
@@ -304,7 +320,7 @@ def as_new() -> None:
     """Give the variables of this file their first values."""
     global CALLS
     CALLS, STATE.mask, STATE.calls, Elsewhere.count = 0, None, 0, 0
-    for memory in (TABLES, SEEN, Elsewhere.shared):
+    for memory in (TABLES, LAST, SEEN, Elsewhere.shared):
         memory.clear()  # type: ignore[attr-defined]
     bias_of.cache_clear()
     table_of.cache_clear()
@@ -327,7 +343,9 @@ def held(model: nn.Module) -> str:
 def kept() -> str:
     """A picture of what this file holds."""
     caches = bias_of.cache_info().currsize, table_of.cache_info().currsize
-    return repr((TABLES, CALLS, SEEN, vars(STATE), Elsewhere.shared, Elsewhere.count, GENERATOR.get_state(), caches))
+    return repr(
+        (TABLES, LAST, CALLS, SEEN, vars(STATE), Elsewhere.shared, Elsewhere.count, GENERATOR.get_state(), caches)
+    )
 
 
 def after(build: Callable[[], nn.Module], ask: Callable[[nn.Module], object] | None, runs: bool = False) -> list[Any]:

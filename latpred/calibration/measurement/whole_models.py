@@ -414,7 +414,7 @@ def _row(cell: _Cell, unvisited: str, speed: RunSpeed) -> dict[str, Any]:
 
 def batch_sizes(batches: int | Iterable[int]) -> tuple[int, ...]:
     """The batch sizes that were asked for, one or several, each once."""
-    return tuple(dict.fromkeys(checked_batches(tuple(batches) if isinstance(batches, Iterable) else batches)))
+    return checked_batches(tuple(batches) if isinstance(batches, Iterable) else batches)
 
 
 def _check(repeats: int, protocol: str) -> None:

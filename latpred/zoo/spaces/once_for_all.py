@@ -9,14 +9,17 @@ stands for as many of it as are needed.
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping
+from contextlib import suppress
 from functools import partial
 from itertools import product
+from numbers import Integral
 from typing import Any
 
 from torch import Tensor, nn
 
 from latpred.errors import UsageError
+from latpred.tracing.inputs import whole_number
 from latpred.zoo.spaces import Place, Residual, Space, convolution
 
 KERNELS, EXPANSIONS, DEPTHS = (3, 5, 7), (3, 4, 6), (2, 3, 4)
@@ -60,17 +63,19 @@ def _chosen(architecture: Mapping[str, Any] | str) -> dict[str, str]:
 
 def _pixels(architecture: Mapping[str, Any] | str) -> int:
     side = _read(architecture).get("r", PIXELS)
-    return int(side if isinstance(side, int) else side[0])
+    alone = isinstance(side, (list, tuple)) and len(side) == 1  # as the authors write it
+    return whole_number("r", side[0] if alone else side, "length")
 
 
 def _read(architecture: Mapping[str, Any] | str) -> Mapping[str, Any]:
-    try:
-        given = json.loads(architecture) if isinstance(architecture, str) else architecture
-        if {"ks", "e", "d"} <= {*given} <= {"ks", "e", "d", "r", "wid"}:
-            return dict(given)
-    except (ValueError, TypeError):
-        pass
-    raise UsageError(f"{architecture!r} is no once-for-all network; give a mapping such as {_EXAMPLE}.")
+    given: Any = None
+    with suppress(ValueError, TypeError):
+        given = dict(json.loads(architecture) if isinstance(architecture, str) else architecture)
+    if given is None or not {"ks", "e", "d"} <= {*given} <= {"ks", "e", "d", "r", "wid"}:
+        raise UsageError(f"{architecture!r} is no once-for-all network; give a mapping such as {_EXAMPLE}.")
+    if given.get("wid") is not None:
+        raise UsageError(f"wid={given['wid']!r} is not read; leave it out, and give width= for other widths.")
+    return given  # type: ignore[no-any-return]
 
 
 def _network(place: Place, width: float = 1.0, classes: int = 1000) -> nn.Module:
@@ -136,13 +141,13 @@ class Squeeze(nn.Module):
         return x * weights
 
 
-def _checked(name: str, given: Sequence[int] | int, count: int, choices: tuple[int, ...]) -> tuple[int, ...]:
-    values = (given,) * count if isinstance(given, int) else tuple(given)
-    wrong = [value for value in values if value not in choices]
+def _checked(name: str, given: Iterable[int] | int, count: int, choices: tuple[int, ...]) -> tuple[int, ...]:
+    values = tuple(given) if isinstance(given, Iterable) else (given,) * count
+    wrong = [value for value in values if not isinstance(value, Integral) or value not in choices]
     if wrong or len(values) != count:
         said = f"holds {wrong[0]!r}" if wrong else f"has {len(values)} numbers"
         raise UsageError(f"{name} {said}; once-for-all networks take {count} numbers out of {choices} there.")
-    return values
+    return tuple(map(int, values))
 
 
 SPACE = Space("once_for_all", _PER_STAGE**STAGES, encoding, _chosen, _network, _pixels)
