@@ -46,6 +46,9 @@ def test_a_gpu_goes_by_any_of_its_names() -> None:
     assert (found.overall.cells, found.overall.median) == (len(CELLS), pytest.approx(0.25))
     with pytest.raises(TableError, match="No cell is in both tables"):
         compare(guess, measured(CELLS, device="nvidia-h200"))
+    both = pd.concat([guess, off_by(0.1, device="nvidia-h100-80gb-hbm3")])  # as from a profile and from a datasheet
+    found = compare(both, measured(CELLS, device="nvidia-h100-80gb-hbm3"))
+    assert found.overall.median == pytest.approx(0.1)
 
 
 def test_groups_and_pairs_by_hand() -> None:

@@ -114,6 +114,8 @@ def test_several_curves_are_told_apart_by_what_differs() -> None:
     ax = plot.latencies([one, other], plot.blank())
     assert labels(ax) == ["example", "other"]
     assert len({(item.get_linestyle(), item.get_marker()) for item in ax.get_lines()}) == 2
+    turned = curve(1, 8, net=msgspec.structs.replace(NET, memory_format="channels_last"))
+    assert labels(plot.latencies([one, turned], plot.blank())) == ["fp32", "fp32, channels_last"]
 
 
 def test_a_curve_whose_name_starts_with_an_underscore_is_in_the_legend() -> None:

@@ -72,8 +72,8 @@ def compare(
     0.1
     """
     left, right = tables.read(predicted, tables.PREDICTED), tables.read(measured, tables.MEASURED)
-    names = gpus.one_name_each([*right["device"].unique(), *left["device"].unique()])
-    left, right = (table.assign(device=table["device"].map(names).astype(str)) for table in (left, right))
+    right = right.assign(device=right["device"].map(gpus.one_name_each(right["device"].unique())).astype(str))
+    left = left.assign(device=left["device"].map(_measured_names(left["device"], right["device"])).astype(str))
     joined = tables.join(left, tables.merge_repeats(right))
     if joined.rows.empty:
         first = joined.only_predicted[:1] + joined.only_measured[:1]
@@ -83,6 +83,13 @@ def compare(
             "device and protocol that were measured."
         )
     return _report(joined, dict(reasons or {}), notes, seed)
+
+
+def _measured_names(predicted: pd.Series[str], measured: pd.Series[str]) -> dict[str, str]:
+    """Predicted devices by the name that the same GPU was measured under, where none is predicted under that itself."""
+    theirs, mine = list(measured.unique()), list(predicted.unique())
+    like = gpus.one_name_each([*theirs, *mine])
+    return {name: name if name in theirs or like[name] in mine else like[name] for name in mine}
 
 
 def evaluate(table: tables.Source, profile: DeviceProfile, *, progress: Callable[[str], None] | None = None) -> Report:

@@ -138,7 +138,7 @@ class ModelGraph(msgspec.Struct, frozen=True, forbid_unknown_fields=True, weakre
     A model that takes certain batch sizes alone has these in `only`, and no line at all.
 
     The ops are what `runtime` runs: aten ops in eager, nodes or fused kernels elsewhere. Where those depend on the kind
-    of device, as they do under autocast or in RMSNorm, `target` says which it is ("cpu" or "cuda"). `notes` are
+    of device, as under autocast or in RMSNorm, `target` says which it is ("cpu" or "cuda"). `notes` are
     sentences about what in it is an estimate.
     """
 

@@ -122,7 +122,7 @@ def latencies(curves: Sequence[Curve], ax: Axes | None = None) -> Axes:
         }
         shown += ax.plot(one.batches[order], one.latency_ms[order], label=name, **look)
     _scales(ax, curves)
-    facts = [(one.setting.model, one.setting.precision, f"on {one.setting.device}") for one in curves]
+    facts = [(one.setting.model, ", ".join(one.setting.setup), f"on {one.setting.device}") for one in curves]
     ax.set_title(", ".join(column[0] for column in zip(*facts, strict=True) if len(set(column)) == 1))
     ax.legend(handles=shown)  # all of them, also one of a class whose name starts with an underscore
     return ax
@@ -218,8 +218,9 @@ def _legend(ax: Axes) -> None:
 
 
 def _labels(curves: Sequence[Curve]) -> list[str]:
-    """What tells the curves apart: runtime, device, precision or model, as far as they differ."""
-    facts = [[one.setting.model, one.setting.precision, one.setting.runtime, one.setting.device] for one in curves]
+    """What tells the curves apart: model, precision and layout, runtime or device, as far as they differ."""
+    asked = [one.setting for one in curves]
+    facts = [[one.model, ", ".join(one.setup), one.runtime, one.device] for one in asked]
     differ = [len(set(column)) > 1 for column in zip(*facts, strict=True)]
     if not any(differ):
         return [one.setting.runtime for one in curves]

@@ -223,7 +223,8 @@ def with_estimates(profile: DeviceProfile) -> DeviceProfile:
     if profile.provenance not in (FITTED, PROVENANCE) or EAGER not in profile.runtimes:
         return profile
     eager, known = profile.runtimes[EAGER], dict(profile.runtimes)
-    own = {precision: _own_kernels(fits, eager, precision) for precision, fits in profile.kernels.items()}
+    of_all = {name: profile.kernels.get(name.partition(" ")[0], {}) | fits for name, fits in profile.kernels.items()}
+    own = {precision: _own_kernels(fits, eager, precision) for precision, fits in of_all.items()}
     for name, estimate in ESTIMATES.items():
         if name in profile.runtimes:
             continue

@@ -474,7 +474,9 @@ class PriceList:
         wanted = precision_of(op.dtype, asked, self._profile)
         wanted_as_laid = f"{wanted}{space}{memory_format}"
         dispatch, fits = self.dispatch(runtime), self.fits(wanted_as_laid)
-        runtime_fits = dispatch.kernels.get(wanted_as_laid, dispatch.kernels.get(wanted, {}))
+        runtime_fits = dispatch.kernels.get(wanted, {})
+        if memory_format:
+            runtime_fits = runtime_fits | dispatch.kernels.get(wanted_as_laid, {})
         finer = kind(family, op.dims)
         scales = dispatch.kernel_scales
         names = list(lineage(finer))

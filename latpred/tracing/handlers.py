@@ -454,6 +454,7 @@ def _found(recorder: TraceRecorder, mask: Tensor) -> Tensor:
     func = torch.ops.aten.nonzero.default
     out = torch.empty(mask.numel(), mask.dim(), dtype=torch.int64, device="meta") if mask.is_meta else mask.nonzero()
     places: Tensor = recorder.record(Call(func, describe(func), (mask,), {}).launching(out), out)
+    recorder.nested[-1] = True  # by the op that is given the mask
     return places
 
 

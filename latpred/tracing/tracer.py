@@ -214,7 +214,8 @@ def trace(
         the model does.
     target : {"cuda", "cpu"}
         Kind of device to trace for, of consequence where the two differ: under autocast, in RMSNorm, in softmax of fp16
-        that gives fp32. The graph then names it.
+        that gives fp32, in dropout that is on, in GroupNorm of maps that lie channels last, in attention with values of
+        another width than keys. The graph then names it.
 
     Returns
     -------

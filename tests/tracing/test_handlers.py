@@ -218,7 +218,9 @@ def test_parts_are_those_that_a_kind_of_device_runs(
 
 
 def test_what_a_mask_picks_makes_the_host_wait_once() -> None:
-    assert latpred.trace(Function(lambda x: x[torch.ones(2) > 0]), torch.zeros(2, 4)).syncs(2) == 1
+    graph = latpred.trace(Function(lambda x: x[torch.ones(2) > 0]), torch.zeros(2, 4))
+    assert graph.syncs(2) == 1
+    assert [op.host_class for op in graph.at(2)][-2:] == ["sort.nested.nonzero", "index.index"]
 
 
 def test_a_graph_for_another_kind_of_device_is_refused() -> None:

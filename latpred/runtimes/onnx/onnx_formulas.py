@@ -113,9 +113,9 @@ def conv(node: Node, ins: Values, outs: Values) -> Work:
     x, y = ins[0], outs[0]
     if node.attributes.get("channels_last", 0) or node.op_type.startswith("Nhwc"):
         x, y = (replace(one, shape=(one.shape[0], one.shape[-1], *one.shape[1:-1])) for one in (x, y))
-    stride, groups = node.numbers("strides", (1,))[-1], node.number("group", 1)
+    strides, groups = node.numbers("strides", (1,)), node.number("group", 1)
     transposed = "Transpose" in node.op_type
-    work = products.convolution(x, ins[1], None, (stride, stride), 0, 1, transposed, 0, groups, out=y)
+    work = products.convolution(x, ins[1], None, strides, 0, 1, transposed, 0, groups, out=y)
     return work._replace(family=f"{work.family}.nchwc") if node.domain == NCHWC else work
 
 

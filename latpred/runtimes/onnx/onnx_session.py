@@ -70,13 +70,16 @@ def absent() -> list[str]:
     return [name for name in PACKAGES if find_spec(name) is None]
 
 
-def missing(target: str = "cpu") -> str | None:
-    """None when models can be exported and run on a kind of device, else what is missing and how to get it."""
+def missing(target: str = "cpu", *, imports: bool = True) -> str | None:
+    """None when models can be exported and run on a kind of device, else what is missing and how to get it.
+
+    Without `imports`, which take half a second, packages that are installed are believed to work.
+    """
     lacking = absent()
     if lacking:
         verb = "is" if len(lacking) == 1 else "are"
         return f"{' and '.join(lacking)} {verb} not installed; run: {_pip()}"
-    for name in COMPILED:
+    for name in COMPILED if imports else ():
         try:
             import_module(name)
         except Exception as error:  # compiled parts that do not fit raise what they like

@@ -32,7 +32,7 @@ if TYPE_CHECKING:
     from latpred.runtimes.onnx.onnx_export import Exported
     from latpred.runtimes.source import Source
 
-NODES = "nodes 5"  # version of what is made of a node; graphs of another one are made again
+NODES = "nodes 6"  # version of what is made of a node; graphs of another one are made again
 _HALF = {"fp16": "float16", "bf16": "bfloat16"}
 # Nodes that onnxruntime captures no graph with: control flow, and copies between host and device.
 _REFUSED = {
@@ -66,12 +66,12 @@ class OnnxRuntime(StepPerOp):
         return "; ".join((*versions, "export dynamo, dynamic batch", "optimised: all", NODES, host.cpu_name()))
 
     def available(self) -> str | None:
-        """None when models can be exported and run here, else what is missing."""
-        return onnx_session.missing()
+        """None when what exports and runs models is installed here, else what is missing."""
+        return onnx_session.missing(imports=False)
 
     def available_on(self, target: str) -> str | None:
         """The same for a kind of device: a GPU needs the CUDA provider."""
-        return self.available() or onnx_session.missing(target)
+        return onnx_session.missing(target)
 
     def trace(self, source: Source, target: str) -> ModelGraph:
         """Export, let onnxruntime optimise, and watch which nodes it runs at batches 1, 2 and 3.
@@ -181,7 +181,7 @@ class OnnxRuntimeCudaGraphs(OnnxRuntime):
         """None where onnxruntime's CUDA provider and a CUDA device are, else what is missing."""
         import torch
 
-        return super().available() or (onnx_session.missing("cuda") if torch.cuda.is_available() else NO_CUDA)
+        return onnx_session.missing("cuda") if torch.cuda.is_available() else super().available() or NO_CUDA
 
     @own_errors()
     def build(self, model: Any, inputs: Any) -> Callable[[], Any]:
