@@ -204,7 +204,7 @@ def test_a_reader_that_has_enough_is_no_error(verb: str, characters: int) -> Non
 def test_a_result_needs_a_stdout(verb: str, tmp_path: Path) -> None:
     done = shell(f"{COMMAND} {verb} >&-")
     assert done.returncode == 3
-    assert done.stderr == "latpred: cannot write the result: stdout is closed; name a file with -o.\n"
+    assert done.stderr == "latpred: cannot write the result: stdout is closed; send stdout elsewhere: > FILE.\n"
     if verb != "profiles path":
         assert shell(f"{COMMAND} {verb} -o {tmp_path}/result >&-").returncode == 0
 
@@ -222,7 +222,7 @@ def test_a_closed_stream_is_no_terminal(monkeypatch: pytest.MonkeyPatch) -> None
 def test_a_full_disk_behind_stdout_is_said(verb: str) -> None:
     done = shell(f"{COMMAND} {verb} > /dev/full")
     assert done.returncode == 3
-    assert done.stderr == "latpred: cannot write the result: No space left on device; name a file with -o.\n"
+    assert done.stderr == "latpred: cannot write the result: No space left on device; send stdout elsewhere: > FILE.\n"
 
 
 @pytest.mark.parametrize(

@@ -89,6 +89,8 @@ def known(calibrated: None, monkeypatch: pytest.MonkeyPatch) -> None:
         (f"curve {PICTURE} {NONE_YET} --batch 99999999", 2, "Batch 99999999 is beyond anything a device holds"),
         (f"explain {PICTURE} {NONE_YET} --host epyc-774", 3, "no host is called 'epyc-774'. Did you mean EPYC 7742"),
         (f"predict bert-bas-uncased {NONE_YET} --lengths 12,7", 2, "did you mean bert-base-uncased"),
+        (f"predict {PICTURE} {NONE_YET} --host 1.3 --now", 2, "host='1.3' is another host, whose present speed"),
+        (f"{UNEQUAL} 12,7 {NONE_YET} --host 1.3 --now", 2, "host='1.3' is another host, whose present speed"),
         (f"{UNEQUAL} 12,7 --seq 8 {NONE_YET}", 2, "lengths= says what the inputs are; leave out seq"),
         (f"explain {PICTURE} -d cpu --runtime onnxruntim", 2, NEAREST),
         (f"measure {PICTURE} -d cpu --runtime onnxruntim", 2, NEAREST),

@@ -248,12 +248,18 @@ def test_what_cannot_be_told_has_no_fingerprint(source: str) -> None:
         "def candidate(): return nn.Linear(64, int(torch.randint(8, 512, ())))",
         "def candidate(): return nn.Linear(64, random.randint(8, 512))",
         "def candidate(): return nn.Linear(64, np.random.randint(8, 512))",
+        "def candidate():\n    import random\n    return nn.Linear(64, random.randint(8, 512))",
+        "def candidate():\n    from random import choice\n    return nn.Linear(64, choice((8, 512)))",
+        "def candidate():\n    from numpy.random import normal\n    return nn.Linear(64, int(normal(64)))",
+        "drawn = torch.randint\ndef candidate(): return nn.Linear(64, int(drawn(8, 512, ())))",
     ],
 )
-def test_what_is_drawn_anew_each_time_it_is_built_has_no_fingerprint(source: str) -> None:
-    candidate = scoped(source, random=random, np=np)
-    assert fingerprint(candidate, builds=True) is None
-    assert fingerprint(candidate) is not None, "inputs may be drawn"
+def test_what_is_drawn_anew_each_time_it_is_built_has_no_fingerprint(source: str, tmp_path: Path) -> None:
+    file = tmp_path / "mine.py"
+    file.write_text(f"import numpy as np, torch\nfrom torch import nn\n{source}\n")
+    for candidate in (scoped(source, random=random, np=np), f"{file}:candidate"):
+        assert fingerprint(candidate, builds=True) is None
+        assert fingerprint(candidate) is not None, "inputs may be drawn"
 
 
 def test_attributes_of_locals_are_not_taken_for_globals() -> None:

@@ -21,6 +21,7 @@ from latpred.ops import Work, cost, families
 from latpred.runtimes import graph_store
 from latpred.search import resume
 from latpred.search.resume import CandidateRow, Evaluator
+from latpred.zoo.names import registered_function
 
 
 def test_a_file_that_is_no_python_fails_alone(tmp_path: Path) -> None:
@@ -129,6 +130,8 @@ def test_a_library_s_name_may_be_that_of_one_s_own_function(
         monkeypatch.setitem(registry._model_entrypoints, "mine", lambda width=width, **_: builder(width)())
         predict_many(["timm:mine"], resume=tmp_path / "table.parquet", errors="raise", **ASKED)
     assert predicted() == [0, 0]
+    monkeypatch.setattr("timm.list_models", None)  # which sorts all names, too slow to be asked for each candidate
+    assert registered_function("timm:mine") is not None
 
 
 def test_a_link_goes_on_pointing_to_the_table(tmp_path: Path, predicted: Callable[[], list[int]]) -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import platform
+from collections.abc import Callable
 from dataclasses import dataclass
 from importlib import import_module, metadata
 from pathlib import Path
@@ -44,7 +45,7 @@ def examine() -> list[Finding]:
     findings += [_package(name) for name in PACKAGES]
     findings += [_package(name, purpose) for name, purpose in OPTIONAL.items()]
     findings += [_onnxruntime(), _processor(), _cuda()]
-    findings += [_directory("profiles", storage.profiles_dir()), _directory("cache", storage.cache_dir())]
+    findings += [_directory("profiles", storage.profiles_dir), _directory("cache", storage.cache_dir)]
     return findings + _profiles()
 
 
@@ -133,7 +134,12 @@ def _cuda() -> Finding:
     return Finding("cuda", "ok", names)
 
 
-def _directory(topic: str, folder: Path) -> Finding:
+def _directory(topic: str, of: Callable[[], Path]) -> Finding:
+    try:
+        folder = of()
+    except ProfileError as error:  # nothing tells where it is
+        advice = f"name one by its full path with {storage.VARIABLE}=DIR"
+        return Finding(f"{topic} directory", "fail", str(error).partition(". ")[0], advice)
     existing = next(parent for parent in (folder, *folder.parents) if os.path.exists(parent))
     if existing.is_dir() and os.access(
         existing, os.W_OK | os.X_OK, effective_ids=os.access in os.supports_effective_ids

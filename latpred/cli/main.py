@@ -18,6 +18,7 @@ from latpred.errors import LatpredError, UsageError
 from latpred.progress import noting_interrupts
 
 INTERRUPTED = 130
+_ELSEWHERE = "send stdout elsewhere: > FILE"  # which every verb allows, whatever its -o is
 
 
 @dataclass
@@ -59,7 +60,7 @@ def demand_stdout() -> TextIO:
     """The stream for results; an error where it is closed."""
     stream = state().results
     if stream is None:
-        raise _UnwritableError("cannot write the result: stdout is closed; name a file with -o.")
+        raise _UnwritableError(f"cannot write the result: stdout is closed; {_ELSEWHERE}.")
     return stream
 
 
@@ -75,7 +76,7 @@ def results() -> Iterator[TextIO]:
             os.dup2(os.open(os.devnull, os.O_WRONLY), stream.fileno())
         if isinstance(error, BrokenPipeError):
             raise _ReaderGoneError from None
-        raise _UnwritableError(f"cannot write the result: {error.strerror or error}; name a file with -o.") from error
+        raise _UnwritableError(f"cannot write the result: {error.strerror or error}; {_ELSEWHERE}.") from error
 
 
 class SuggestingGroup(click.Group):

@@ -101,6 +101,8 @@ def _predicted(
     """Trace the model, make sure there is a profile, predict; with what ran at a batch, unless lengths were given."""
     from latpred import api
 
+    # Before anything is calibrated for what cannot be answered.
+    DeviceQuery(**{name: asked[name] for name in ("device", "host", "threads", "cudnn_benchmark", "now")})
     lengths = asked["lengths"]
     if lengths is None and asked["execution"] != "padded":
         raise UsageError("--execution says what is done about unequal lengths; add --lengths 12,40,7 or leave it out.")

@@ -44,7 +44,8 @@ READS_FILES = {
     *("listdir", "scandir", "iterdir", "glob", "rglob"),
 }
 ENVIRONMENT = "environ"
-_DRAWS = frozenset({torch.randint, torch.randperm, torch.multinomial})
+# Functions that draw whole numbers, by whatever they are reached, and modules in which all others do.
+DRAWS = {"randint", "randperm", "multinomial", "random", "numpy.random"}
 VERSIONED = ("torch", "transformers", "torchvision", "timm")  # the version stands for all of the package
 MOST_PARTS = 200_000
 MOST_BYTES = 2**26  # of one tensor, by whose values a candidate is told
@@ -86,6 +87,7 @@ class _Parts:
 
     def __init__(self, builds: bool) -> None:
         self._builds = builds
+        self._refused = READS_FILES | DRAWS if builds else READS_FILES
         self._seen: dict[int, tuple[int, Any]] = {}  # with the object itself, whose identity would be used again
         self._in_code = 0
         self._in_object = False  # one that is neither a module nor a container
@@ -204,7 +206,7 @@ class _Parts:
                     yield from self._named(compile(path.read_bytes(), path, "exec", dont_inherit=True), {})
 
     def _function(self, value: FunctionType | BuiltinFunctionType) -> Iterator[bytes]:
-        if self._builds and value in _DRAWS:
+        if self._builds and value.__name__ in DRAWS:
             raise UntoldError(value.__qualname__)
         yield f"{value.__module__}.{value.__qualname__}".encode()
         owner = getattr(value, "__self__", None)  # of a method written in C, as [].append
@@ -223,7 +225,7 @@ class _Parts:
 
     def _named(self, code: CodeType, scope: dict[str, Any]) -> Iterator[bytes]:
         """What some code looks up outside of itself."""
-        for name, used in named(code, scope):
+        for name, used in named(code, scope, self._refused):
             yield name.encode()
             if not isinstance(used, ModuleType):
                 yield from self._inside(used)
@@ -298,15 +300,15 @@ def _is_setting(value: Any) -> bool:
     return _is_plain(value) or (type(value) is tuple and all(map(_is_plain, value)))
 
 
-def named(code: CodeType, scope: dict[str, Any]) -> Iterator[tuple[str, Any]]:
+def named(code: CodeType, scope: dict[str, Any], refused: set[str]) -> Iterator[tuple[str, Any]]:
     """Everything that some code, functions within it included, looks up in a module's `scope`: dotted name and value.
 
     An attribute of a module stands for itself, and so does one that an object simply holds; anything else for the
-    whole object.
+    whole object. Code that has a `refused` name has no fingerprint.
     """
-    reads = READS_FILES.intersection(code.co_names)
-    if reads:
-        raise UntoldError(min(reads))
+    found = refused.intersection(code.co_names)
+    if found:
+        raise UntoldError(min(found))
     steps = list(dis.get_instructions(code))
     told: list[tuple[str, Any]] = []
     for index, step in enumerate(steps):
@@ -324,7 +326,7 @@ def named(code: CodeType, scope: dict[str, Any]) -> Iterator[tuple[str, Any]]:
         raise UntoldError(ENVIRONMENT)
     for constant in code.co_consts:
         if isinstance(constant, CodeType):
-            yield from named(constant, scope)
+            yield from named(constant, scope, refused)
 
 
 def _attribute(name: str, value: Any, following: list[dis.Instruction]) -> tuple[str, Any]:

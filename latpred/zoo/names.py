@@ -522,10 +522,14 @@ def registered_function(name: str) -> Any:
     """
     library, _, rest = SHORT.get(canonical(name), name).partition(":")
     module: Any = sys.modules.get(_LIBRARIES.get(library.lower(), ""))  # else nobody has registered anything
-    full = None if module is None else _listed(module).get(canonical(rest))
+    if module is None:
+        return None
+    of_timm = library.lower() == "timm"
+    # To list timm's names takes 18 ms, as it sorts them: only other spellings are looked up in the list.
+    full = rest if of_timm and module.is_model(rest) else _listed(module).get(canonical(rest))
     if full is None:
         return None
-    found = module.model_entrypoint(full) if library.lower() == "timm" else module.get_model_builder(full)
+    found = module.model_entrypoint(full) if of_timm else module.get_model_builder(full)
     return None if package(found.__module__) == library.lower() else found
 
 
