@@ -266,11 +266,16 @@ class Session:
         """What was measured of a runtime so far."""
         return [row for row in self._rows.values() if row.cell.runtime == runtime]
 
-    def resumable(self, runtime: str) -> bool:
-        """Whether there is a journal to go on from that has rows of a runtime; to be asked before it is entered."""
+    def resumable(self, runtime: str, since: str = "") -> bool:
+        """Whether there is a journal to go on from that has rows of a runtime; to be asked before it is entered.
+
+        One that was set aside counts where it was started after `since`.
+        """
         with self._writing():
             found = self._found()
-        return found is not None and any(row.cell.runtime == runtime for row in found.rows)
+        if found is None or (found.path.name != JOURNAL and found.header.started <= since):
+            return False
+        return any(row.cell.runtime == runtime for row in found.rows)
 
     def holds(self, cell: Cell) -> bool:
         """Whether the journal has this cell already."""
