@@ -335,7 +335,8 @@ class Session:
             header, rows, _ = _contents(_bytes_of(last))
             extends = extending and header is not None and self._header.extends(header)
             older = [row for row in rows if extends and row.cell.runtime not in measured]
-            lines = [msgspec.json.encode(part) for part in (self._header, *older, *self._rows.values())]
+            first = header if older else self._header  # that of eager, which a profile is fitted to again
+            lines = [msgspec.json.encode(part) for part in (first, *older, *self._rows.values())]
             storage.write(last, b"\n".join(lines) + b"\n")
             (self._folder / JOURNAL).unlink()
 
@@ -352,7 +353,7 @@ class Session:
         else:
             os.truncate(found.path, found.length)
             os.replace(found.path, path)
-            self._header = found.header
+            self._header = msgspec.structs.replace(found.header, about=self._header.about)  # as asked for now
             killed = _decoded(_bytes_of(under_way), UnderWay)
         rows = found.rows if found else []
         self._rows = {row.cell.key: row for row in rows if row.settled}
