@@ -208,8 +208,7 @@ def _with_runtimes(
     if others and not priced:
         raise CalibrationError(
             "the time for eager ended before a kernel was measured, and other runtimes rest on kernels; what was "
-            f"measured is kept. Go on with more: {store.calibration(profile)} "
-            f"--budget {acceptance.more_time(profile.seconds)}"
+            f"measured is kept. Go on with the same command and --budget {acceptance.more_time(profile.seconds)}."
         )
     run = calibrate_runtimes.RuntimeSession(device, session, priced)
     report.before_s = plan[EAGER].seconds if EAGER in plan else 0.0
