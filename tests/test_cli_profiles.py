@@ -13,6 +13,7 @@ from importlib.abc import MetaPathFinder
 from pathlib import Path
 
 import pytest
+import torch
 from clidata import document, run, saved_host
 from profiledata import machine, profile
 
@@ -20,6 +21,7 @@ from latpred import host
 from latpred.calibration.timing import disturbance
 from latpred.cli import doctor
 from latpred.profile import gpus, store
+from latpred.profile.document import THREADS
 from latpred.profile.hosts import HOSTS
 from latpred.runtimes.onnx import onnx_session
 from latpred.zoo import names
@@ -126,6 +128,14 @@ def test_doctor_says_what_is_missing_what_differs_and_what_is_broken(request: py
     request.getfixturevalue("read_only_home")  # only now: what doctor imports must be read first
     advice = findings(3)["profiles directory"]["advice"]
     assert advice == "make it writable, or choose another with LATPRED_HOME=DIR"
+
+
+@pytest.mark.parametrize(("protocol", "differs"), [({}, True), ({THREADS: "as asked for"}, False)])
+def test_doctor_says_that_torch_uses_other_threads_where_nobody_asked_for_them(
+    protocol: dict[str, str], differs: bool
+) -> None:
+    store.save(profile(machine=machine(threads=torch.get_num_threads() + 1), protocol=protocol))
+    assert ("the number of threads is" in findings(0)["profile cpu"]["detail"]) == differs
 
 
 def test_a_home_that_cannot_be_looked_into_is_a_finding(request: pytest.FixtureRequest) -> None:

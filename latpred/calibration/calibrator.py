@@ -146,9 +146,10 @@ def calibrate(
             return Session(directory(live.name), live.machine(), settings, fresh=fresh, about=about)
 
         begun = session_of(chosen)
-        again = fresh or begun.resumable(EAGER)
         protocol = options.protocol(kind)
-        profile = None if again else calibrate_runtimes.kept(profile_name, live, protocol, precisions or ())
+        profile = None if fresh else calibrate_runtimes.kept(profile_name, live, protocol, precisions or ())
+        if begun.resumable(EAGER, since=profile.created if profile is not None else ""):
+            profile = None
         plan = _plan(wanted, profile, quick, whole)
         if profile is not None and EAGER not in plan:
             begun = session_of(tuple(profile.kernels))  # those of the record that it adds to
@@ -207,8 +208,7 @@ def _with_runtimes(
     if others and not priced:
         raise CalibrationError(
             "the time for eager ended before a kernel was measured, and other runtimes rest on kernels; what was "
-            f"measured is kept. Go on with more: {store.calibration(profile)} "
-            f"--budget {acceptance.more_time(profile.seconds)}"
+            f"measured is kept. Go on with the same command and --budget {acceptance.more_time(profile.seconds)}."
         )
     run = calibrate_runtimes.RuntimeSession(device, session, priced)
     report.before_s = plan[EAGER].seconds if EAGER in plan else 0.0

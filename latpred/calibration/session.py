@@ -266,11 +266,16 @@ class Session:
         """What was measured of a runtime so far."""
         return [row for row in self._rows.values() if row.cell.runtime == runtime]
 
-    def resumable(self, runtime: str) -> bool:
-        """Whether there is a journal to go on from that has rows of a runtime; to be asked before it is entered."""
+    def resumable(self, runtime: str, since: str = "") -> bool:
+        """Whether there is a journal to go on from that has rows of a runtime; to be asked before it is entered.
+
+        One that was set aside counts where it was started after `since`.
+        """
         with self._writing():
             found = self._found()
-        return found is not None and any(row.cell.runtime == runtime for row in found.rows)
+        if found is None or (found.path.name != JOURNAL and found.header.started <= since):
+            return False
+        return any(row.cell.runtime == runtime for row in found.rows)
 
     def holds(self, cell: Cell) -> bool:
         """Whether the journal has this cell already."""
@@ -330,7 +335,8 @@ class Session:
             header, rows, _ = _contents(_bytes_of(last))
             extends = extending and header is not None and self._header.extends(header)
             older = [row for row in rows if extends and row.cell.runtime not in measured]
-            lines = [msgspec.json.encode(part) for part in (self._header, *older, *self._rows.values())]
+            first = header if older else self._header  # that of eager, which a profile is fitted to again
+            lines = [msgspec.json.encode(part) for part in (first, *older, *self._rows.values())]
             storage.write(last, b"\n".join(lines) + b"\n")
             (self._folder / JOURNAL).unlink()
 
@@ -347,7 +353,7 @@ class Session:
         else:
             os.truncate(found.path, found.length)
             os.replace(found.path, path)
-            self._header = found.header
+            self._header = msgspec.structs.replace(found.header, about=self._header.about)  # as asked for now
             killed = _decoded(_bytes_of(under_way), UnderWay)
         rows = found.rows if found else []
         self._rows = {row.cell.key: row for row in rows if row.settled}

@@ -12,7 +12,7 @@ from pathlib import Path
 from latpred import host, storage
 from latpred.errors import DeviceError, ProfileError
 from latpred.profile import store
-from latpred.profile.document import DeviceProfile
+from latpred.profile.document import THREADS, DeviceProfile
 from latpred.profile.store import caveat
 from latpred.runtimes.onnx import onnx_session
 
@@ -171,7 +171,10 @@ def _fit_of(profile: DeviceProfile) -> Finding:
     try:
         from latpred.calibration.devices import conditions, open_device
 
-        differing = conditions.changes(profile, open_device(store.live_name(profile)))
+        options = conditions.Options.of(profile)
+        if THREADS not in profile.protocol:
+            options = options._replace(threads=None)  # as many as PyTorch uses, which predictions count on
+        differing = conditions.changes(profile, open_device(store.live_name(profile)), options)
     except DeviceError as error:
         return Finding(topic, "note", f"its device is not here: {error}")
     except Exception as error:  # a torch that cannot be imported, which has a finding of its own

@@ -89,7 +89,7 @@ def _facts(profile: DeviceProfile) -> list[tuple[str, str]]:
         clock = f"launch {device.launch_us:.2f} us, gap {device.gap_us:.2f} us, sync {device.sync_us:.2f} us"
         facts.append(("clock", clock))
     facts += [(runtime, _runtime_line(fit)) for runtime, fit in profile.runtimes.items()]
-    verdict = "passed" if gate.passed and all(gate.runtimes.values()) else "failed"
+    verdict = "passed" if gate.all_passed else "failed"
     facts.append(("gate", verdict if gate.checks else "none"))
     facts += [("", f"{name}: {verdict}") for name, verdict in gate.checks.items()]
     return [*facts, *(("", advice) for advice in gate.advice)]

@@ -228,8 +228,7 @@ def facts(studied: Studied) -> list[tuple[str, str]]:
 def trust(profile: DeviceProfile, setting: Setting) -> list[tuple[str, str]]:
     """What the predictions rest on, and how far off they were on networks that the fit had not seen."""
     machine, gate = profile.machine, profile.acceptance
-    passed = gate.passed and all(gate.runtimes.values())
-    verdict = "passed" if passed else "not passed by all that was calibrated"
+    verdict = "passed" if gate.all_passed else "not passed by all that was calibrated"
     return [
         ("profile", f"{profile.name}: {profile.provenance}, {profile.created[:10]} ({age(profile.created)})"),
         ("device", machine.accelerator or machine.cpu),

@@ -265,6 +265,19 @@ def test_a_completed_journal_is_kept_as_the_last_and_not_resumed(opened, tmp_pat
         assert two.rows == ()
 
 
+def test_a_record_says_how_eager_was_asked_for_and_a_resumed_journal_how_it_was_asked_for_last(opened, tmp_path):
+    asked, plain = {"options": {"threads": 2}}, {"options": {"threads": None}}
+    with opened(about=plain) as one:
+        one.run(gemm(1), Measuring())
+    with opened(about=asked) as two:
+        two.complete()
+    with opened(about=plain) as more:
+        more.run(Cell("kernel", "gemm", runtime="torchscript"), Measuring())
+        more.complete(extending=True)
+    header, rows = read_journal(tmp_path / session.LAST)
+    assert (header.about, [row.cell.runtime for row in rows]) == (asked, ["eager", "torchscript"])
+
+
 def test_a_journal_that_is_not_there_says_so(tmp_path):
     with pytest.raises(CalibrationError, match=r"cannot read .*missing"):
         read_journal(tmp_path / "missing")

@@ -199,19 +199,26 @@ def test_what_passed_for_full_speed_is_visited_again_once_faster_moments_came(
     assert measure.asked == asked
 
 
+@pytest.mark.parametrize(
+    ("us", "again"),
+    [
+        ([1.45, 1.45], [1, 2]),
+        ([1.45, 1.0, 1.0, 1.0], [1]),  # which the session ended before it was visited again
+    ],
+)
 def test_what_passed_for_full_speed_in_an_earlier_session_is_visited_again_too(
-    made: Made, monkeypatch: pytest.MonkeyPatch
+    us: list[float], again: list[int], made: Made, session: Session, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(ScriptedGauge, "fastest", SpeedReading(1.45))
-    slow = made(Measuring(), readings=[{host.DISPATCH: 1.45}])
-    for number in (1, 2):
-        slow.run(cell(number))
+    for number, read_us in enumerate(us, 1):
+        sampled = Sampled({"single": timing()}, speed={host.DISPATCH: read_us})
+        session.run(cell(number), lambda _, sampled=sampled: sampled)  # type: ignore[misc]
     measure = Measuring()
-    made(measure).run(cell(3))
-    assert measure.asked == [3], "the machine is as slow as it was"
+    made(measure).run(cell(8))
+    assert measure.asked == [8], "the machine is as slow as it was"
     monkeypatch.setattr(ScriptedGauge, "fastest", SpeedReading(1.0))
-    made(measure).run(cell(4))
-    assert measure.asked == [3, 4, 1, 2]
+    made(measure).run(cell(9))
+    assert measure.asked == [8, 9, *again]
 
 
 def test_nothing_is_watched_on_a_simulated_device_and_no_run_waits_without_end(session: Session) -> None:

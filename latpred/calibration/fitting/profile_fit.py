@@ -167,7 +167,8 @@ def _kernels(
     for precision, runs in _timed_in_place(rows, info, speed).items():
         samples.setdefault(precision, []).extend(kernel_samples(runs, dispatch, in_place))
     if "tf32" in samples:
-        # TF32 is a way to multiply: all else is what it is in fp32.
+        # TF32 is a way to multiply: all else is what it is in fp32. Convolutions and RNNs use it in fp32, too, but in
+        # journals of earlier versions they do not, so each precision is fitted to its own.
         samples["tf32"] += [sample for sample in samples.get("fp32", ()) if layout(sample.family).product is None]
     fits = {}
     for precision, timed in samples.items():

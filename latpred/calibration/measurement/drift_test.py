@@ -431,7 +431,7 @@ def check(
         profile=checked.name,
         created=checked.created,
         parts=tuple(parts),
-        changes=tuple(conditions.changes(checked, live)),
+        changes=tuple(conditions.changes(checked, live, conditions.Options.of(checked))),
         speed=host.ratio(checked.speed, visits.speed_of(rows).full_us),
         busy=round(watch.lap().busy, 2),
         seconds=round(time.monotonic() - start, 1),

@@ -82,7 +82,8 @@ class Visits:
         resumed = [row for row in self.rows if row.speed and not row.disturbed]
         fastest = reference_speed.fastest_of(row.speed for row in resumed)
         for row in resumed:
-            self._believe(row, fastest)
+            moment = moment_of(row.speed)  # of one that was slower, nothing faster may have been known then
+            self._believe(row, moment if slower(moment, fastest) > SLOW else fastest)
         self._overtime_s = OVERTIME * (budget_s if isfinite(budget_s) else COUNTED_S)
         self.lost_s = 0.0
 
