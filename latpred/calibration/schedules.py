@@ -49,7 +49,7 @@ CANDIDATES = 2  # drawn for each network or kernel that is taken: each costs a t
 def _network_sigma(predictor: Predictor, spec: NetworkSpec) -> float:
     """Width of the 90 % interval, on a log scale; the least where a network cannot be traced or predicted."""
     try:
-        low, high = predictor.predict(networks.graph(spec), spec.batch).interval_ms
+        low, high = predictor.predict(networks.graph(spec, kind=predictor.profile.device.kind), spec.batch).interval_ms
     except Exception:
         # Choosing must not end a calibration over one network, and nothing says that this one is worth measuring.
         return -math.inf
@@ -204,7 +204,7 @@ class Schedule:
         spec = network_spec(cell)
         place = getattr(self._device, "torch_device", None)
         if place is None:
-            return networks.graph(spec, cell.precision), spec.batch
+            return networks.graph(spec, cell.precision, self._device.info().kind), spec.batch
         with torch.device(place):
             model = networks.build(spec).to(dtype_of(cell.precision))
         return model, cast(networks.inputs(spec, device=str(place)), dtype_of(cell.precision))
@@ -256,7 +256,8 @@ class Synchronous(Schedule):
             call = self._device.prepare(cell)
             return Sampled({"single": timer.single(self._device, call, timer.QUICK, gauge)})
         spec = network_spec(cell)
-        graph = networks.graph(spec, cell.precision)  # one that cannot be traced is no use to any fit
+        # One that cannot be traced is no use to any fit.
+        graph = networks.graph(spec, cell.precision, self._device.info().kind)
         repeats, budget_s = TINY_EFFORT if spec.tiny else HOLDOUT_EFFORT if spec.holdout else SIZED_EFFORT
         with self._device.errors():
             model, inputs = self._workload(cell)
@@ -323,7 +324,7 @@ class Asynchronous(Schedule):
             workload = self._workload(cell)
         call = self._device.prepare_model(*workload, "eager")
         timings = {"single": timer.single(self._device, call, WHOLE, gauge)}
-        syncs = networks.graph(spec, cell.precision).syncs(spec.batch)
+        syncs = networks.graph(spec, cell.precision, self._device.info().kind).syncs(spec.batch)
         if spec.tiny and not syncs:
             timings["issue"] = timer.issue(self._device, call, WHOLE, gauge)
         return Sampled(timings)

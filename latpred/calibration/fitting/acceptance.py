@@ -30,6 +30,7 @@ from latpred.prediction.clocks import Z90
 from latpred.prediction.predictor import Predictor
 from latpred.profile import store
 from latpred.profile.document import Acceptance, DeviceProfile
+from latpred.runtimes.lowering import target_of
 from latpred.units import MS_PER_S, US_PER_S
 
 LEAST_SPREAD = 0.02
@@ -278,7 +279,7 @@ def _holdouts_again(rows: Sequence[Row], precision: str) -> Iterator[Cell]:
 
 def measure(cell: Cell, device: Device) -> Sampled:
     """Time an ordinary model whole, called again and again."""
-    graph_of_model(cell.name, cell.precision)  # one that cannot be traced is no use to the gate
+    graph_of_model(cell.name, cell.precision, kind=device.info().kind)  # one without a trace is no use to the gate
     device.use_precision(cell.precision)  # the cell before may have been in another
     model, inputs = model_of(cell.name).make(device.name, cell.precision)
     call = device.prepare_model(model, inputs(cell.dims["batch"], device.name), cell.runtime)
@@ -300,7 +301,8 @@ def predictions(profile: DeviceProfile, precision: str) -> Floats:
     latencies: list[float] = []
     for workload in suite.ready:
         try:
-            points = predictor.curve(graph_of_model(workload.name, precision), suite.batches).points
+            graph = graph_of_model(workload.name, precision, kind=profile.device.kind)
+            points = predictor.curve(graph, suite.batches).points
             latencies += [point.latency_ms for point in points]
         except LatpredError:
             latencies += [math.nan] * len(suite.batches)
@@ -314,9 +316,9 @@ def settled(before: Floats, now: Floats) -> bool:
 
 
 @lru_cache(maxsize=64)
-def graph_of_model(name: str, precision: str, runtime: str = "eager") -> ModelGraph:
-    """What a runtime runs for an ordinary model."""
-    return model_of(name).trace(precision, runtime)
+def graph_of_model(name: str, precision: str, runtime: str = "eager", kind: str = "cpu") -> ModelGraph:
+    """What a runtime runs for an ordinary model on a kind of device."""
+    return model_of(name).trace(precision, runtime, target_of(kind))
 
 
 def model_of(name: str) -> Workload:

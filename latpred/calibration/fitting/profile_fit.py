@@ -296,7 +296,7 @@ def timed_network(row: Row, info: DeviceInfo, speed: RunSpeed = FULL) -> TimedNe
     cell = row.cell
     single, issue, queued = row.timings["single"], row.timings.get("issue"), row.timings.get("queued")
     if cell.kind == acceptance.MODEL:
-        graph = acceptance.graph_of_model(cell.name, cell.precision, cell.runtime)
+        graph = acceptance.graph_of_model(cell.name, cell.precision, cell.runtime, info.kind)
         batch, tiny = cell.dims["batch"], False
     else:
         spec = network_spec(cell)

@@ -114,7 +114,7 @@ def _parts(profile: DeviceProfile, cell: Cell) -> set[str]:
             graph, batch = single_ops.graph(cell)
         else:
             spec = network_spec(cell)
-            graph, batch = networks.graph(spec, cell.precision), spec.batch
+            graph, batch = networks.graph(spec, cell.precision, profile.device.kind), spec.batch
     except Exception:
         return set()  # it may be of another version; choosing must not end a check over one cell
     ops = [op for op in graph.at(batch) if op.launches]

@@ -58,10 +58,13 @@ def at_profile_speed(rows: Sequence[Row], profile: DeviceProfile) -> list[Row]:
         if slowdown == SAME:
             return 1.0
         if cell.kind == acceptance.MODEL:
-            graph, batch = acceptance.graph_of_model(cell.name, cell.precision), cell.dims["batch"]
+            graph, batch = (
+                acceptance.graph_of_model(cell.name, cell.precision, kind=profile.device.kind),
+                cell.dims["batch"],
+            )
         else:
             spec = schedules.network_spec(cell)
-            graph, batch = networks.graph(spec, cell.precision), spec.batch
+            graph, batch = networks.graph(spec, cell.precision, profile.device.kind), spec.batch
         slow, fast = (predictor.at(one).predict(graph, batch) for one in (slowdown, SAME))
         return slow.latency_ms / fast.latency_ms
 

@@ -131,14 +131,14 @@ def inputs(spec: NetworkSpec, batch: int | None = None, device: str = "cpu") -> 
     return (torch.randn(count, *shapes[spec.kind], device=device),)
 
 
-def graph(spec: NetworkSpec, precision: str = "fp32") -> ModelGraph:
-    """What a spec's network does, traced like any model; a cold one counts the weights that pushed its own out."""
-    return _graph(msgspec.structs.replace(spec, batch=1), precision)  # whatever its batch
+def graph(spec: NetworkSpec, precision: str = "fp32", kind: str = "cpu") -> ModelGraph:
+    """What a spec's network does on a kind of device; a cold one counts the weights that pushed its own out."""
+    return _graph(msgspec.structs.replace(spec, batch=1), precision, target_of(kind))  # whatever its batch
 
 
 @lru_cache(maxsize=4096)
-def _graph(spec: NetworkSpec, precision: str) -> ModelGraph:
-    traced = _traced(spec, precision)
+def _graph(spec: NetworkSpec, precision: str, target: str) -> ModelGraph:
+    traced = _traced(spec, precision, target=target)
     if not spec.cold:
         return traced
     return msgspec.structs.replace(traced, parameter_bytes=traced.parameter_bytes + EVICTING_BYTES)
@@ -169,8 +169,8 @@ def real_inputs(spec: NetworkSpec, precision: str, device: str = "cpu", batch: i
 def graph_in(spec: NetworkSpec, precision: str, runtime: str, kind: str) -> ModelGraph:
     """What a runtime runs for a spec's network on a kind of device."""
     if kind == "simulated":  # which runs graphs and not models: an estimated one serves it as well
-        return fitting(graph(spec, precision), runtime, target_of(kind))
-    own = graph(spec, precision)
+        return fitting(graph(spec, precision, kind), runtime, target_of(kind))
+    own = graph(spec, precision, kind)
     real, given = partial(real_model, spec, precision), lambda batch: real_inputs(spec, precision, batch=batch)
     source = Source(own, real, given, partial(_traced, spec, precision))
     found = of_source(source, runtime, target_of(kind), spec.batch)
