@@ -298,6 +298,7 @@ def test_rows_are_brought_to_full_speed_by_the_kind_of_their_work(
         ({"issue": 1e-3}, 2.0),
         ({"issue": 1e-3, "queued": 0.5e-3}, 2.0),
         ({"issue": 1e-3, "queued": 2e-3}, 1.0),
+        ({"single": 14e-6, "issue": 7e-6}, 2.0),  # the rest is what it takes to synchronise
         ({"issue": 0.2e-3}, 1.0),  # it waited for the device, which nothing else tells
         ({}, 1.0),
     ],

@@ -45,7 +45,8 @@ MOST_VISITS = 3  # of a cell: other work that never ends must not be waited for 
 CALM_ENOUGH = 0.4  # of the rows, below which a fit takes the disturbed ones too
 # Of how slow a moment is, by which whole networks take longer: 0.2 of those that multiply, 0.8 of those that dispatch.
 WHOLE_POWER = 0.5
-WAITS = 1.3  # times what issuing a forward pass takes, beyond which it waits for the device
+# Times what it takes to issue a forward pass and to synchronise, beyond which the pass waits for the device.
+WAITS, SYNC_S = 1.3, 20e-6
 
 ON_DEVICE = ("kernel", "memory")  # cells of an asynchronous device that its host takes no part in
 
@@ -246,12 +247,17 @@ def host_at_full_speed(row: Row, longer: float) -> Row:
     """
     timings = dict(row.timings)
     known_s = {name: timing.median_s for name, timing in timings.items()}
-    issue_s = known_s.get("issue", 0.0)
-    waits = known_s["queued"] > issue_s if "queued" in known_s else known_s.get("single", 0.0) > WAITS * issue_s
-    for name in ("issue",) if waits else ("issue", "single"):
+    for name in ("issue",) if _waits(**known_s) else ("issue", "single"):
         if name in timings:
             timings[name] = _shorter(timings[name], longer)
     return msgspec.structs.replace(row, timings=timings)
+
+
+def _waits(single: float = 0.0, issue: float | None = None, queued: float | None = None, **_: float) -> bool:
+    """Whether a forward pass with these timings waits for the device, or nothing tells that it does not."""
+    if issue is None:
+        return True
+    return single > WAITS * (issue + SYNC_S) if queued is None else queued > issue
 
 
 def _shorter(timing: Timing, longer: float) -> Timing:
