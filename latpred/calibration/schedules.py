@@ -243,7 +243,7 @@ class Synchronous(Schedule):
         first = len(networks.KINDS)
         yield from map(network_cell, chain_networks())
         yield from (*tiny[:first], *memory_cells(), FRESH, *tiny[first:])
-        small = map(network_cell, small_networks())
+        small = (network_cell(spec, self._precisions[0]) for spec in small_networks())
         for number, spec in enumerate(self.uncertain_networks(sized_networks())):
             yield network_cell(spec, in_turn(self._precisions, number))
             if number < SMALL or number % SMALL_EVERY == SMALL_EVERY - 1:

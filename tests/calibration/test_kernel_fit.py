@@ -34,7 +34,7 @@ from latpred.calibration.workloads.networks import NetworkSpec
 from latpred.host import Slowdown
 from latpred.ops.families import nearest
 from latpred.prediction.kernel_times import evaluate
-from latpred.profile.document import DispatchFit
+from latpred.profile.document import DeviceProfile, DispatchFit
 
 
 def sample(numel: int, family: str = "elementwise.add", factor: float = 1.0) -> KernelSample:
@@ -239,18 +239,24 @@ def test_calls_without_a_kernel_tell_what_cold_code_takes() -> None:
     assert with_cold(DISPATCH, DISPATCH, timed[:1]) == DISPATCH  # of which few calls tell nothing
 
 
+def fitted(slow: float = 1.0, precision: str = "fp32", sized: int = 4) -> DeviceProfile:
+    """The profile of a CPU that timed chains, tiny networks and so many sized ones, these in a moment so slow."""
+    rows = []
+    encoders = [NetworkSpec("encoder", seed, 64, 32, 1) for seed in range(sized)]
+    for spec in (*schedules.chain_networks(), *schedules.tiny_networks(11), *encoders):
+        sampled = timed_in_place(spec, 1.0 if spec.tiny else slow)
+        cell = schedules.network_cell(spec, "fp32" if spec.tiny else precision)
+        rows.append(Row(cell, seconds=0.1, **sampled._asdict()))
+    return profile_fit.fit_profile(rows, factories.machine(), CpuDevice().info(), "mine")[0]
+
+
+@pytest.mark.parametrize(("sized", "known"), [(4, {"bf16"}), (0, {"fp32"})])
+def test_tiny_networks_tell_of_kernels_only_beside_sized_ones_of_their_precision(sized: int, known: set[str]) -> None:
+    assert fitted(precision="bf16", sized=sized).kernels.keys() == known
+
+
 def test_a_slow_moment_of_the_machine_is_not_taken_for_cold_code() -> None:
-    sized = [NetworkSpec("encoder", seed, 64, 32, 1) for seed in range(4)]
-
-    def fitted(slow: float) -> DispatchFit:
-        rows = []
-        for spec in (*schedules.chain_networks(), *schedules.tiny_networks(11), *sized):
-            sampled = timed_in_place(spec, 1.0 if spec.tiny else slow)
-            rows.append(Row(schedules.network_cell(spec), seconds=0.1, **sampled._asdict()))
-        profile, _ = profile_fit.fit_profile(rows, factories.machine(), CpuDevice().info(), "mine")
-        return profile.runtimes["eager"]
-
-    usual, slowed = fitted(1.0), fitted(1.44)
+    usual, slowed = (fitted(slow).runtimes["eager"] for slow in (1.0, 1.44))
     assert usual.cold_calls > 0.1
     assert slowed.cold_calls == pytest.approx(usual.cold_calls, rel=0.01)
     assert slowed.cold_costs_us == pytest.approx(usual.cold_costs_us, rel=0.01)

@@ -119,10 +119,13 @@ def test_large_networks_hold_maps_that_no_cache_does_and_the_heap_keeps() -> Non
         assert all(3 << 20 < op.write_bytes.at(spec.batch) < LARGE_BLOCK for op in ops if op.launches)
 
 
-def test_a_cpu_times_a_small_network_after_each_of_every_size_and_fewer_later() -> None:
-    drawn = schedules.Synchronous(open_device("simulated"), ("fp32",)).cells()
-    specs = [schedules.network_spec(cell) for cell in islice(drawn, 200) if cell.kind == "network"]
-    specs = [spec for spec in specs if not (spec.tiny or spec.chain)]
+@pytest.mark.parametrize("precision", ["fp32", "bf16"])
+def test_a_cpu_times_a_small_network_after_each_of_every_size_and_fewer_later(precision: str) -> None:
+    drawn = schedules.Synchronous(open_device("simulated"), (precision,)).cells()
+    timed = [cell for cell in islice(drawn, 200) if cell.kind == "network"]
+    timed = [cell for cell in timed if not schedules.network_spec(cell).tiny]
+    specs = list(map(schedules.network_spec, timed))
+    assert {cell.precision for cell in timed} == {precision}
     first, later = specs[: 2 * schedules.SMALL], specs[2 * schedules.SMALL :]
     assert first[::2] == list(islice(schedules.sized_networks(), schedules.SMALL))
     assert first[1::2] == SMALL

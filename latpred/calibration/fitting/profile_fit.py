@@ -164,7 +164,10 @@ def _kernels(
         if row.cell.kind == "kernel":
             known = _of_datasheet(machine, row.cell.precision)
             samples.setdefault(row.cell.precision, []).extend(queued_sample(row, info.gap_us, known))
-    for precision, runs in _timed_in_place(rows, info, speed).items():
+    in_networks = _timed_in_place(rows, info, speed)
+    sized = {precision: runs for precision, runs in in_networks.items() if not all(run.tiny for run in runs)}
+    # Tiny ones are in fp32 whatever was asked for: beside sized ones of other precisions alone they tell of dispatch.
+    for precision, runs in (sized or in_networks).items():
         samples.setdefault(precision, []).extend(kernel_samples(runs, dispatch, in_place))
     if "tf32" in samples:
         # TF32 is a way to multiply: all else is what it is in fp32. Convolutions and RNNs use it in fp32, too, but in
