@@ -213,9 +213,7 @@ def trace(
         How attention is computed, in the words of transformers: as products and softmax, or in one call. By default as
         the model does.
     target : {"cuda", "cpu"}
-        Kind of device to trace for, of consequence where the two differ: under autocast, in RMSNorm, in softmax of fp16
-        that gives fp32, in dropout that is on, in GroupNorm of maps that lie channels last, in attention with values of
-        another width than keys. The graph then names it.
+        Kind of device to trace for. Where the two run other ops, as under autocast or in RMSNorm, the graph names it.
 
     Returns
     -------
@@ -453,11 +451,10 @@ class Tracer:
         """The graph, with a word on inputs that say little of batches, and on the model's own compiler and autocast."""
         name, given = self._naming.model, self._inputs
         fixed = given.kind == "custom" and not (graph.input_bytes.per_sample or graph.exact or graph.only)
-        own = self._autocast.entered and self._naming.precision not in AUTOCAST
         said = (
             (FIXED_INPUTS, fixed),
             (COMPILED, self.compiled),
-            (OWN.format(self._naming.target), own),
+            (OWN.format(self._naming.target), self._autocast.entered and self._naming.precision not in AUTOCAST),
             (SEQUENCE_FIRST.format(name), given.batch and sequence_first(self._meta_module.module)),
         )
         notes = [note for note, holds in said if holds]
