@@ -77,8 +77,8 @@ def test_what_pytorch_computes_itself_has_a_fit_of_its_own() -> None:
     ops = convolution(), convolution(side=5), theirs, convolution()
     assert compute_us(with_native("conv"), *ops) == pytest.approx([50.0, 2.0, 2.0, 50.0])
     # Of a pointwise one fewer than 16 samples are PyTorch's own on one thread.
-    curve = Predictor(with_native("conv")).curve(graph(convolution()), [2, 64] * 8)
-    assert 1e3 * curve.compute_ms == pytest.approx([50.0, 2.0] * 8)
+    curve = Predictor(with_native("conv")).curve(graph(convolution()), [*range(2, 10), *range(64, 72)])
+    assert 1e3 * curve.compute_ms == pytest.approx([50.0] * 8 + [2.0] * 8)
     stand_in = convolution("conv_depthwise")  # changes nothing for those that the fit was measured for
     assert compute_us(with_native("conv"), stand_in, convolution()) == pytest.approx([50.0, 50.0])
     gpu = msgspec.structs.replace(with_native("conv"), device=device(kind="cuda", gap_us=0.0))

@@ -52,10 +52,10 @@ def schedule(known: DeviceProfile | None = None) -> Schedule:
 def refusing(trace: Callable[..., object], broken: Callable[[object], bool]) -> Callable[..., object]:
     """A way to trace that fails at some networks or cells."""
 
-    def failing(one: object, *more: object) -> object:
+    def failing(one: object, *more: object, **options: object) -> object:
         if broken(one):
             raise TraceError("no pixel is left")
-        return trace(one, *more)
+        return trace(one, *more, **options)
 
     return failing
 

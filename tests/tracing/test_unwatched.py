@@ -164,7 +164,7 @@ def test_numbers_are_the_same_within(name: str) -> None:
 @pytest.mark.parametrize("runtime", ["torchscript", "onnxruntime", "compile"])
 @pytest.mark.parametrize("name", ["FlopCounterMode", "TorchFunctionMode", "meta"])
 def test_runtimes_make_the_same_of_a_model_within(name: str, runtime: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(graph_store, "kept", lambda *given: given[-1]())  # nothing is remembered from one to the other
+    monkeypatch.setattr(graph_store, "kept", lambda *given: given[4]())  # nothing is remembered from one to the other
     network = Net()
     with unnoticed(name):
         inside = lowering.trace_for_runtime(network, X, runtime=runtime)
