@@ -49,7 +49,7 @@ def _directory(usual: Callable[..., str], within: str = "") -> Path:
         return Path(named).expanduser().absolute() / within if named else Path(usual("latpred", appauthor=False))
     except RuntimeError:  # as of a user without an entry, or where HOME is no absolute path
         raise ProfileError(
-            "nothing tells where profiles are kept, as this user's home directory is not known. "
+            "nothing tells where latpred keeps its files, as this user's home directory is not known. "
             f"Name a directory by its full path with {VARIABLE}=DIR."
         ) from None
 
