@@ -136,7 +136,7 @@ def accepted(
 
     stable : share of timings that were. disturbed : share of cells that never found a calm moment. apart : share of
     cells that only found moments in which the host had moved the processors apart. shifts : second over first timing of
-    what was timed twice. missing : kinds of cells of which too many could not be measured. seen : how many networks the
+    what was timed twice, at equal speed. missing : kinds of cells of which too many could not be measured. seen : how many networks the
     fit rests on, where it rests on networks. seconds : what measuring took. command : what measures the profile again.
     """
     enough_models = len(models) >= FEWEST
@@ -151,7 +151,7 @@ def accepted(
     }
     if shifts:
         moved = float(np.median(np.abs(np.log(shifts))))
-        gates[f"median shift between two timings at most {MOST_SHIFT:.0%}"] = (moved, moved <= MOST_SHIFT)
+        gates[f"median shift between two timings, at equal speed, at most {MOST_SHIFT:.0%}"] = (moved, moved <= MOST_SHIFT)
     if apart:
         together = apart <= MOST_APART
         gates[f"cells while the host had moved the processors apart at most {MOST_APART:.0%}"] = (apart, together)
@@ -287,12 +287,15 @@ def measure(cell: Cell, device: Device) -> Sampled:
     return Sampled({"single": timer.single(device, call, VISIT, gauge)})
 
 
-def shift(rows: Iterable[Row]) -> list[float]:
-    """Ratio of the second to the first timing of each cell that was timed twice."""
-    timed = [row for row in rows if "single" in row.timings and not row.error]
-    latency_s = {row.cell.key: row.timings["single"].median_s for row in timed}
-    firsts = {again(row.cell).key: row.cell.key for row in timed if AGAIN not in row.cell.dims}
-    return [latency_s[key] / latency_s[firsts[key]] for key in latency_s if key in firsts]
+def shift(rows: Iterable[Row], errors: Iterable[HoldoutError]) -> list[float]:
+    """Ratio of the second to the first timing of each cell that was timed twice, over the ratio that is predicted.
+
+    Each is predicted at the speed that the machine had then, so a slower moment that its references saw is no shift.
+    """
+    log_error = {error.cell: error.log_error for error in errors}
+    firsts = {again(row.cell).key: row.cell.key for row in rows if AGAIN not in row.cell.dims}
+    twice = [(log_error[firsts[key]], later) for key, later in log_error.items() if firsts.get(key) in log_error]
+    return [math.exp(first - second) for first, second in twice]
 
 
 def predictions(profile: DeviceProfile, precision: str) -> Floats:

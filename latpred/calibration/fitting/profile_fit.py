@@ -257,7 +257,7 @@ def _checked(
         stable=sum(timing.stable for timing in timings) / len(timings),
         disturbed=profile.disturbed,
         apart=sum(map(visits.is_apart, every)) / len(every),
-        shifts=acceptance.shift(_fast(rows)),
+        shifts=acceptance.shift(rows, (*errors, *of_models)),
         missing=acceptance.missing(every),
         seen=None if profile.device.asynchronous else networks_seen(every),
         seconds=profile.seconds,
