@@ -81,12 +81,10 @@ class Call(NamedTuple):
         args, options = tree_map_only(Tensor, _on_meta, (list(self.args), self.options))
         return self._replace(args=args, options=options)
 
-    def weights(self) -> list[bool]:
-        """Which tensors are parameters or buffers: only those were made outside inference mode."""
-        return [not tensor.is_inference() for tensor in self.tensors]
-
-    def launching(self, out: Any, weights: Sequence[bool] | None = None) -> OpRecord:
-        return launching(self.info, self.args, self.options, out, self.weights() if weights is None else weights)
+    def launching(self, out: Any) -> OpRecord:
+        # Parameters and buffers are those tensors that were made outside inference mode.
+        weights = [not tensor.is_inference() for tensor in self.tensors]
+        return launching(self.info, self.args, self.options, out, weights)
 
 
 _OVERWRITING = frozenset({"zero_", "fill_", "copy_"})  # leave nothing of what was there
@@ -118,10 +116,7 @@ class UnknownValues:
         return call._replace(args=[*call.args[:kept], *others], options=options)
 
     def _hidden(self, tensor: Tensor) -> Tensor:
-        if tensor.untyped_storage()._cdata not in self._storages:
-            return tensor
-        with torch.inference_mode(tensor.is_inference()):  # by which parameters and buffers are told
-            return _on_meta(tensor)
+        return _on_meta(tensor) if tensor.untyped_storage()._cdata in self._storages else tensor
 
 
 def _sign(values: Iterable[Any], key: list[Any]) -> int:
@@ -142,7 +137,8 @@ def _sign(values: Iterable[Any], key: list[Any]) -> int:
 def _on_meta(tensor: Tensor) -> Tensor:
     if tensor.is_meta:
         return tensor
-    return torch.empty_strided(tensor.shape, tensor.stride(), dtype=tensor.dtype, device="meta")
+    with torch.inference_mode(tensor.is_inference()):  # by which parameters and buffers are told
+        return torch.empty_strided(tensor.shape, tensor.stride(), dtype=tensor.dtype, device="meta")
 
 
 def fresh(recorder: TraceRecorder, call: Call) -> Any:
@@ -151,7 +147,6 @@ def fresh(recorder: TraceRecorder, call: Call) -> Any:
     record = recorder.known.get(key)
     if record is not None and places & _ON_META and record.make is not None:
         return recorder.record(record, record.make())
-    weights = call.weights() if record is None else []
     if places == _ON_META | _REAL:
         call = call.on_meta()
     out = NotImplemented
@@ -160,7 +155,7 @@ def fresh(recorder: TraceRecorder, call: Call) -> Any:
     if out is NotImplemented:
         out = _drawn(recorder, call) if call.info.random else call.run()
     if record is None:
-        record = recorder.known[key] = call.launching(out, weights)
+        record = recorder.known[key] = call.launching(out)
     return recorder.record(record, out)
 
 
@@ -484,7 +479,7 @@ def scalar(recorder: TraceRecorder, call: Call) -> Any:
         return fresh(recorder, call)  # an op's own, which it keeps where its arguments are
     out = call.func(*call.args, **(call.options | {"device": "cpu"}))
     recorder.value = (len(recorder.records), out)
-    return recorder.record(call._replace(options={}).launching(out, []), out)
+    return recorder.record(call._replace(options={}).launching(out), out)
 
 
 def _assigned(recorder: TraceRecorder, args: Sequence[Any]) -> None:
