@@ -395,40 +395,30 @@ def answer(recorder: TraceRecorder, call: Call) -> Any:
 
 
 def pick(recorder: TraceRecorder, call: Call) -> Any:
-    """An op whose result's shape may depend on values."""
-    short, args, options = call.info.short, call.args, call.options
+    """An op whose result's shape depends on values; unless it is told that shape, the host asks for it."""
+    short, args = call.info.short, call.args
     if short == "one_hot" and call.named.get("num_classes", -1) != -1:
         return fresh(recorder, call)
     if short != "one_hot" and call.func._can_decompose():
         return decompose(recorder, call)
-    if short.startswith(("_index_put", "index_put")):
-        return _write_through_indices(recorder, call)
-    if short in ("index", "_unsafe_index"):
-        return _index(recorder, call)
+    told = call.options.get("output_size")
     if not any(tensor.is_meta for tensor in call.tensors):
         out = call.run()
     elif short == "masked_select" and not args[1].is_meta:
         shape = torch.broadcast_shapes(args[0].shape, args[1].shape)  # type: ignore[no-untyped-call]
         out = torch.empty(int(args[1].expand(shape).sum()), dtype=args[0].dtype, device="meta")
-    elif short == "repeat_interleave" and options.get("output_size") is not None:
-        out = torch.empty(options["output_size"], dtype=args[0].dtype, device="meta")
+    elif told is not None:
+        out = torch.empty(told, dtype=args[0].dtype, device="meta")
     else:
         raise UnknowableError(f"the result of {call.info.name} has a shape that depends on values")
-    out = recorder.record(call.launching(out), out)
-    # Unless it is told, the host asks how large the result is; of ops that are never told, `OpInfo` knows.
-    asks = short == "one_hot" or (short == "repeat_interleave" and options.get("output_size") is None)
-    return _waited_for(recorder, out) if asks else out
+    record = call.launching(out)
+    return recorder.record(replace(record, syncs=1) if told is None else record, out)
 
 
-def _index(recorder: TraceRecorder, call: Call) -> Any:
+def index(recorder: TraceRecorder, call: Call) -> Any:
+    """The elements that tensors of places, or masks, pick."""
     indices = _without_masks(recorder, call.args[1])
     return fresh(recorder, call._replace(args=(call.args[0], indices), options={}))
-
-
-def _waited_for(recorder: TraceRecorder, out: Any) -> Any:
-    """The result of an op that makes the host wait."""
-    recorder.records[-1] = replace(recorder.records[-1], syncs=1)
-    return out
 
 
 def _without_masks(recorder: TraceRecorder, indices: Sequence[Tensor | None]) -> list[Tensor | None]:
@@ -453,8 +443,8 @@ def _found(recorder: TraceRecorder, mask: Tensor) -> Tensor:
     return places
 
 
-def _write_through_indices(recorder: TraceRecorder, call: Call) -> Any:
-    """The places of a mask have to be found unless one value fills it."""
+def index_put(recorder: TraceRecorder, call: Call) -> Any:
+    """Values written to such places; those of a mask have to be found unless one value fills it."""
     _assigned(recorder, call.args)
     masks = [index for index in call.args[1] if index is not None and index.dtype in _MASKS]
     for mask in masks if call.args[2].numel() != 1 else ():
@@ -500,6 +490,6 @@ HANDLERS: dict[str, Callable[[TraceRecorder, Call], Any]] = {
     handler.__name__: handler
     for handler in (
         *(view, fresh, maybe, mutable, free, decompose, item, move, dropout, matmul, pick, answer, boundary, scalar),
-        *(lookup, attention, packed, linear, laid_out, rms_norm, softmax),
+        *(lookup, attention, packed, linear, laid_out, rms_norm, softmax, index, index_put),
     )
 }

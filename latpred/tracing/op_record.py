@@ -55,7 +55,8 @@ _SPECIAL = {
     **dict.fromkeys(("_local_scalar_dense", "equal"), "item"),
     **dict.fromkeys(("to", "_to_copy", "type_as"), "move"),
     **dict.fromkeys((*_DROPOUTS, *(f"{name}_" for name in _DROPOUTS)), "dropout"),
-    **dict.fromkeys(("index", "_unsafe_index", "index_put", "index_put_", "_index_put_impl_"), "pick"),
+    **dict.fromkeys(("index", "_unsafe_index"), "index"),
+    **dict.fromkeys(("index_put", "index_put_", "_index_put_impl_"), "index_put"),
     **dict.fromkeys(("repeat_interleave", "one_hot", *_PICKING), "pick"),
     **dict.fromkeys(("all", "_is_all_true", "any", "_is_any_true", "eq"), "answer"),
     **dict.fromkeys(("_transformer_encoder_layer_fwd", "_native_multi_head_attention"), "boundary"),
@@ -70,8 +71,6 @@ _SPECIAL = {
     "embedding": "lookup",
 }
 _RESAMPLING = re.compile(r"_?upsample_\w+[^_]$")
-# Make the host wait on an asynchronous device: it must learn how large the result is.
-_SYNCING = frozenset({*_PICKING, "equal"})
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -84,7 +83,7 @@ class OpInfo:
     formula: Formula | None  # None when nobody knows
     override: Callable[..., Any] | None  # makes its result without the meta kernel
     arguments: tuple[str, ...]  # names of the schema's, in order
-    syncs: int  # host synchronisations of each call
+    syncs: int  # 1 where the host must learn how large each result is, which an asynchronous device makes it wait for
     random: bool  # whether it draws random numbers
 
 
@@ -105,7 +104,7 @@ def describe(func: OpOverload[..., Any]) -> OpInfo:
         formula=formula,
         override=OVERRIDES.get(short) if aten else None,
         arguments=tuple(argument.name for argument in schema.arguments),
-        syncs=int(aten and short in _SYNCING),
+        syncs=int(aten and short in _PICKING),
         random=torch.Tag.nondeterministic_seeded in func.tags,
     )
 
