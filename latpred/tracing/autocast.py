@@ -26,7 +26,7 @@ if TYPE_CHECKING:
     from latpred.tracing.tracer import TraceRecorder
 
 Tensor = torch.Tensor
-Call = tuple[OpOverload[..., Any], Sequence[Any], dict[str, Any]]
+Arguments = tuple[Sequence[Any], dict[str, Any]]
 aten = torch.ops.aten
 
 OWN = "the model enters torch.autocast in its own forward pass: its casts are those of a {} device"
@@ -93,8 +93,11 @@ class Autocast:
         """The context of one pass; within it everything runs under autocast to `dtype`, if that is given."""
         self._recorder, self._dtype = recorder, dtype or _USUAL[self.target]
         if not self.follows:
-            recorder.refuses_autocast = True
-            yield
+            recorder.intercept = self._refuse
+            try:
+                yield
+            finally:
+                recorder.intercept = None
             return
         self._nesting = int(dtype is not None)
         with ExitStack() as stack:  # this thread's calls of torch's switches come here; meta stands for the target
@@ -153,23 +156,27 @@ class Autocast:
     def _switch(self, enabled: bool) -> None:
         self._enabled = enabled
         self.entered = self.entered or enabled
-        self._recorder.route(self._handle if enabled else None)
+        self._recorder.intercept = self._cast_first if enabled else None
 
-    def _handle(self, func: OpOverload[..., Any], args: Sequence[Any], options: dict[str, Any]) -> Any:
+    def _refuse(self, func: OpOverload[..., Any], args: Sequence[Any], options: dict[str, Any]) -> Any:
+        """End a pass whose model has entered autocast."""
+        if nesting():
+            raise EntersAutocastError
+        return self._recorder.handle(func, args, options)
+
+    def _cast_first(self, func: OpOverload[..., Any], args: Sequence[Any], options: dict[str, Any]) -> Any:
         """Record the casts of an op's arguments, then the op."""
         rule = None if self._within else _rule(func, self.target)
         if rule is None:
-            return self._record(func, args, options)
+            return self._recorder.handle(func, args, options)
         self._within = True
         try:
-            return self._record(*self._under(rule, func, args, options))
+            return self._recorder.handle(func, *self._under(rule, func, args, options))
         finally:
             self._within = False
 
-    def _record(self, func: OpOverload[..., Any], args: Sequence[Any], options: dict[str, Any]) -> Any:
-        return type(self._recorder)._handle(self._recorder, func, args, options)
-
-    def _under(self, rule: str, func: OpOverload[..., Any], args: Sequence[Any], options: dict[str, Any]) -> Call:
+    def _under(self, rule: str, func: OpOverload[..., Any], args: Sequence[Any], options: dict[str, Any]) -> Arguments:
+        """The arguments of an op as autocast hands them on."""
         if rule == "stated":
             return self._stated(func, args, options)
         given = [leaf for value in (*args, *options.values()) for leaf in leaves(value)]
@@ -178,20 +185,20 @@ class Autocast:
         self._caching = caching and rule != "flattened"
         try:
             options = {name: self._in(value, dtype) for name, value in options.items()}
-            return func, [self._in(value, dtype) for value in args], options
+            return [self._in(value, dtype) for value in args], options
         finally:
             self._caching = caching
 
-    def _stated(self, func: OpOverload[..., Any], args: Sequence[Any], options: dict[str, Any]) -> Call:
-        """The call with fp32 as what it is to give; softmax converts fp16 itself, and nothing else."""
+    def _stated(self, func: OpOverload[..., Any], args: Sequence[Any], options: dict[str, Any]) -> Arguments:
+        """The arguments with fp32 as what it is to give; softmax converts fp16 itself, and nothing else."""
         names = [argument.name for argument in func._schema.arguments]
         given = dict(zip(names, args, strict=False)) | options
         x = args[0]
         if not _eligible(x) or given.get("dtype") is not None:
-            return func, args, options
+            return args, options
         if x.dtype is torch.bfloat16 and func._schema.name.endswith("softmax"):
             x = self._cast(x, torch.float32)
-        return func, (x, *args[1 : names.index("dtype")]), options | {"dtype": torch.float32}
+        return (x, *args[1 : names.index("dtype")]), options | {"dtype": torch.float32}
 
     def _in(self, value: Any, dtype: torch.dtype) -> Any:
         if isinstance(value, Tensor):
@@ -209,7 +216,7 @@ class Autocast:
         return self._casts[id(tensor)][1]
 
     def _recorded(self, tensor: Tensor, dtype: torch.dtype) -> Tensor:
-        made: Tensor = self._record(aten.to.dtype, (tensor, dtype), {})
+        made: Tensor = self._recorder.handle(aten.to.dtype, (tensor, dtype), {})
         self._recorder.nested[-1] = True  # no Python calls it
         return made
 

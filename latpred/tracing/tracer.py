@@ -23,7 +23,7 @@ from latpred.graph.rewrites import attended
 from latpred.query import Options, check_attention
 from latpred.sandbox.own_thread import no_collection, uncompiled, unhooked, without_modes
 from latpred.sandbox.untouched import put_back
-from latpred.tracing.autocast import OWN, Autocast, EntersAutocastError, means_autocast, nesting
+from latpred.tracing.autocast import OWN, Autocast, EntersAutocastError, means_autocast
 from latpred.tracing.handlers import HANDLERS, Call, UnknowableError, UnknownValues
 from latpred.tracing.inputs import (
     AUTOCAST,
@@ -58,8 +58,6 @@ from latpred.tracing.trace_pass import (
 )
 from latpred.zoo import names
 
-_NO_OPTIONS: dict[str, Any] = {}
-
 
 class TraceRecorder(TorchDispatchMode):  # type: ignore[no-untyped-call]
     """Records the ops issued while it is active; a watcher adds the Python between them, at some cost."""
@@ -75,7 +73,8 @@ class TraceRecorder(TorchDispatchMode):  # type: ignore[no-untyped-call]
         self.known, self.infos = learnt()
         self.generator = torch.Generator().manual_seed(0)  # gives the random numbers that the pass needs
         self.watcher = watcher
-        self.refuses_autocast = False  # whether an op in torch.autocast ends the pass in `EntersAutocastError`
+        # Handles ops in place of `handle`, to which it hands them on, as torch.autocast does.
+        self.intercept: Callable[[OpOverload[..., Any], Sequence[Any], dict[str, Any]], Any] | None = None
         self.target, self.asked_target = "cuda", False  # kind of device, and whether anything depended on it
         self.depth = 0  # how many ops what is handled is part of
         self._inner = 0
@@ -89,18 +88,17 @@ class TraceRecorder(TorchDispatchMode):  # type: ignore[no-untyped-call]
     def __torch_dispatch__(
         self, func: OpOverload[..., Any], types: Any, args: Sequence[Any] = (), kwargs: dict[str, Any] | None = None
     ) -> Any:
-        watcher = self.watcher
+        watcher, handle = self.watcher, self.intercept or self.handle
         if watcher is None or self.depth:
-            return self._handle(func, args, kwargs or _NO_OPTIONS)
+            return handle(func, args, kwargs or {})
         watcher.pause()
         try:
-            return self._handle(func, args, kwargs or _NO_OPTIONS)
+            return handle(func, args, kwargs or {})
         finally:
             watcher.resume()
 
-    def _handle(self, func: OpOverload[..., Any], args: Sequence[Any], options: dict[str, Any]) -> Any:
-        if self.refuses_autocast and nesting():
-            raise EntersAutocastError
+    def handle(self, func: OpOverload[..., Any], args: Sequence[Any], options: dict[str, Any]) -> Any:
+        """Make an op's result and record what it amounts to."""
         info = self.infos.get(func)
         if info is None:
             info = self.infos[func] = describe(func)
@@ -110,13 +108,6 @@ class TraceRecorder(TorchDispatchMode):  # type: ignore[no-untyped-call]
         out = HANDLERS[info.kind](self, self.unknown.hidden_in(Call(func, info, args, options)))
         self.current, self._arguments = "", ()
         return out
-
-    def route(self, handle: Callable[[OpOverload[..., Any], Sequence[Any], dict[str, Any]], Any] | None) -> None:
-        """Have calls handled by something else, which hands them on to `_handle` of the class; None: by that itself."""
-        if handle is None:
-            self.__dict__.pop("_handle", None)
-        else:
-            self.__dict__["_handle"] = handle
 
     def record(self, record: OpRecord, out: Any) -> Any:
         """Keep the record of one op and pass its result on."""

@@ -108,10 +108,10 @@ class _NestedRecorder(TraceRecorder):  # type: ignore[no-untyped-call]
             "to_padded_tensor": kernels.to_padded,
         }
 
-    def _handle(self, func: Any, args: Sequence[Any], options: dict[str, Any]) -> Any:
+    def handle(self, func: Any, args: Sequence[Any], options: dict[str, Any]) -> Any:
         replacement = self._replaced.get(func._schema.name.removeprefix("aten::"))
         if replacement is None:
-            return super()._handle(func, args, options)
+            return super().handle(func, args, options)
         return self.inside(replacement, args, options)
 
 
