@@ -13,6 +13,7 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager, nullcontext
 from contextvars import ContextVar
 from functools import cache, partial
+from types import CodeType
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -79,6 +80,7 @@ class Autocast:
 
     def __init__(self, target: str, *, follows: bool) -> None:
         self.target = target
+        self._mine = (target, "meta")  # the devices that a model may name for it
         self.entered = False  # whether it was ever switched on
         # Whether torch's switches are followed: where autocast is asked for, and where the caller is in one itself.
         self.follows = follows or nesting() > 0
@@ -112,32 +114,12 @@ class Autocast:
                 self._casts.clear()
 
     def _switches(self) -> list[tuple[Any, str, Callable[..., Any]]]:
-        mine = (self.target, "meta")
-
-        def is_enabled(device: str = "cuda") -> bool:
-            return self._enabled and device in mine
-
-        def set_enabled(device: str, enabled: bool) -> None:
-            if device in mine:
-                self._switch(enabled)
-
-        def dtype(device: str) -> torch.dtype:
-            return self._dtype if device in mine else _USUAL.get(device, torch.bfloat16)
-
-        def set_dtype(device: str, value: torch.dtype) -> None:
-            if device in mine:
-                self._dtype = value
-
-        # transformers leaves autocast as it is on the meta device where it would switch it off.
-        def off() -> Any:
-            return torch.autocast("meta", enabled=False) if self._enabled else nullcontext()
-
         found: list[tuple[Any, str, Callable[..., Any]]] = [
-            (torch, "is_autocast_enabled", is_enabled),
-            (torch, "set_autocast_enabled", set_enabled),
-            (torch, "get_autocast_dtype", dtype),
-            (torch, "set_autocast_dtype", set_dtype),
-            (torch, "is_autocast_cache_enabled", lambda: self._caching),
+            (torch, "is_autocast_enabled", self._is_enabled),
+            (torch, "set_autocast_enabled", self._set_enabled),
+            (torch, "get_autocast_dtype", self._dtype_on),
+            (torch, "set_autocast_dtype", self._set_dtype),
+            (torch, "is_autocast_cache_enabled", self._is_caching),
             (torch, "set_autocast_cache_enabled", partial(setattr, self, "_caching")),
             (torch, "autocast_increment_nesting", partial(self._nest, 1)),
             (torch, "autocast_decrement_nesting", partial(self._nest, -1)),
@@ -145,9 +127,30 @@ class Autocast:
             (torch.amp.autocast_mode, "is_autocast_available", lambda device: device in (*_USUAL, "meta")),
             (torch.cuda.amp.common, "amp_definitely_not_available", lambda: False),
             (torch.cuda, "is_bf16_supported", lambda: True),
-            (sys.modules.get("transformers.utils.generic"), "nullcontext", off),
+            (sys.modules.get("transformers.utils.generic"), "nullcontext", self._off),
         ]
         return [row for row in found if hasattr(row[0], row[1])]
+
+    def _is_enabled(self, device: str = "cuda") -> bool:
+        return self._enabled and device in self._mine
+
+    def _set_enabled(self, device: str, enabled: bool) -> None:
+        if device in self._mine:
+            self._switch(enabled)
+
+    def _dtype_on(self, device: str) -> torch.dtype:
+        return self._dtype if device in self._mine else _USUAL.get(device, torch.bfloat16)
+
+    def _set_dtype(self, device: str, dtype: torch.dtype) -> None:
+        if device in self._mine:
+            self._dtype = dtype
+
+    def _is_caching(self) -> bool:
+        return self._caching
+
+    def _off(self) -> Any:
+        """What transformers enters on the meta device, where it would do nothing, to have no autocast."""
+        return torch.autocast("meta", enabled=False) if self._enabled else nullcontext()
 
     def _nest(self, more: int) -> int:
         self._nesting += more
@@ -219,6 +222,14 @@ class Autocast:
         made: Tensor = self._recorder.handle(aten.to.dtype, (tensor, dtype), {})
         self._recorder.nested[-1] = True  # no Python calls it
         return made
+
+
+# Stand in for functions written in C while a model runs: no Python of its own.
+SWITCHES: tuple[CodeType, ...] = (
+    *(Autocast._is_enabled.__code__, Autocast._set_enabled.__code__, Autocast._switch.__code__),
+    *(Autocast._dtype_on.__code__, Autocast._set_dtype.__code__),
+    *(Autocast._is_caching.__code__, Autocast._nest.__code__, Autocast._off.__code__),
+)
 
 
 class _UnderAutocast(torch.nn.Module):

@@ -24,13 +24,14 @@ from torch.multiprocessing.reductions import StorageWeakRef
 from latpred.errors import TraceError
 from latpred.graph.graph import NO_CALLS, Affine, Calls, Op
 from latpred.ops.families import nested_class
+from latpred.tracing.autocast import SWITCHES
 from latpred.tracing.meta_module import CODES
 from latpred.tracing.op_record import OpRecord, leaves, place
 
 MODULE_CALL: CodeType = torch.nn.Module._call_impl.__code__
 _WRAPPER: CodeType = torch.nn.Module._wrapped_call_impl.__code__
 _READ: CodeType = torch.nn.Module.__getattr__.__code__
-_OTHERS = frozenset(map(id, (_WRAPPER, *CODES)))  # Python that runs with a model and is not its own
+_OTHERS = frozenset(map(id, (_WRAPPER, *CODES, *SWITCHES)))  # Python that runs with a model and is not its own
 # What torch asks in Python before it hands an op to a mode; there is no such question without one.
 _LOOKUP: CodeType | None = getattr(getattr(simple_registry, "find_torch_dispatch_rule", None), "__code__", None)
 _GONE: Callable[[int], bool] = torch.UntypedStorage._expired  # type: ignore[assignment]

@@ -136,10 +136,21 @@ def test_views_hold_the_memory_they_look_at() -> None:
     assert live == [8 + 32, 8 + 32 + 2, 8 + 32 + 2 + 2]
 
 
-@pytest.mark.parametrize("name", ["bert", "deberta", "gpt2", "resnet", "swin", "lstm"])
+class Casting(nn.Linear):
+    """Switches autocast on, and off again."""
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        with torch.autocast("cpu", torch.bfloat16):
+            y = super().forward(x)
+            with torch.autocast("cpu", enabled=False):
+                return super().forward(y.float())
+
+
+@pytest.mark.parametrize("name", ["bert", "deberta", "gpt2", "resnet", "swin", "lstm", "autocast"])
 def test_calls_are_those_of_a_real_forward_pass(name: str) -> None:
-    model, inputs = build_small(name, "cpu"), inputs_of(name, 2)
-    graph = latpred.trace(model, lambda batch: inputs_of(name, batch))
+    model: nn.Module = Casting(8, 8) if name == "autocast" else build_small(name, "cpu")
+    inputs = (torch.zeros(2, 8),) if name == "autocast" else inputs_of(name, 2)
+    graph = latpred.trace(model, inputs, target="cpu")
     own = {nn.Module._call_impl.__code__, nn.Module._wrapped_call_impl.__code__}
     counts = {"modules": 0, "python": 0, "reads": 0}
 
