@@ -16,6 +16,7 @@ import torch
 from latpred.errors import UsageError
 from latpred.query import AMP
 from latpred.sandbox.untouched import copied
+from latpred.tracing.op_record import leaves
 
 Tensor = torch.Tensor
 
@@ -69,9 +70,9 @@ def from_example(example: Any) -> Inputs:
         return Inputs(example, "custom", 0)
     if isinstance(example, list):
         example = tuple(example)
-    for tensor in tensors_in(example):
+    for tensor in leaves(example):
         demand_dense(tensor, "inputs hold")
-    sizes = [tensor.shape[0] for tensor in tensors_in(example) if tensor.dim()]
+    sizes = [tensor.shape[0] for tensor in leaves(example) if tensor.dim()]
     if not sizes or sizes[0] < 1:
         raise UsageError(
             "inputs hold no tensor whose first dimension could be the batch; give tensors such as "
@@ -114,17 +115,7 @@ def arguments(
 
 
 def nbytes(args: tuple[Any, ...], options: dict[str, Any]) -> int:
-    return sum(t.numel() * t.dtype.itemsize for t in tensors_in((args, options)))
-
-
-def tensors_in(value: Any) -> list[Tensor]:
-    if isinstance(value, Tensor):
-        return [value]
-    if isinstance(value, Mapping):
-        return [tensor for item in value.values() for tensor in tensors_in(item)]
-    if isinstance(value, (list, tuple)):
-        return [tensor for item in value for tensor in tensors_in(item)]
-    return []
+    return sum(t.numel() * t.dtype.itemsize for t in leaves((args, options)))
 
 
 def _map(value: Any, function: Callable[[Tensor], Tensor]) -> Any:

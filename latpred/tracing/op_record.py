@@ -285,11 +285,13 @@ def _tensor_maker(tensor: torch.Tensor | None) -> Callable[[], Any]:
 
 
 def leaves(value: Any) -> list[torch.Tensor]:
-    """The tensors in an argument or a result."""
+    """The tensors in an argument, an input or a result."""
     if isinstance(value, torch.Tensor):
         return [value]
     if isinstance(value, (tuple, list)):
         return [leaf for item in value for leaf in leaves(item)]
+    if isinstance(value, Mapping):
+        return leaves(list(value.values()))
     return []
 
 

@@ -39,7 +39,6 @@ from latpred.tracing.inputs import (
     nbytes,
     precision_name,
     sequence_first,
-    tensors_in,
     whole_sizes,
 )
 from latpred.tracing.meta_module import MetaModule, attend, fast_paths_on_meta, make_meta_module, usual_dtype
@@ -419,7 +418,7 @@ class Tracer:
             given = self._arguments(2)
         except Exception:  # the pass will say what is wrong
             return 3
-        ids = sum(tensor.numel() for tensor in tensors_in(given) if not tensor.is_meta) // 2
+        ids = sum(tensor.numel() for tensor in leaves(given) if not tensor.is_meta) // 2
         return max(3, min(max((FAR, *batches)), MOST_IDS // max(1, ids)))
 
     def _attempt(self, batch: int) -> TracePass | None:
