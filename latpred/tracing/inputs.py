@@ -108,10 +108,8 @@ def arguments(
     inputs: Inputs, batch: int, dtype: torch.dtype, channels_last: bool
 ) -> tuple[tuple[Any, ...], dict[str, Any]]:
     """Positional and keyword arguments of one pass. To be called in inference mode, which marks them as activations."""
-    settled = _settled(_by_name(inputs.make(batch)), dtype, channels_last)
-    if isinstance(settled, dict):
-        return (), settled
-    return (settled if isinstance(settled, tuple) else (settled,)), {}
+    settled = _settled(as_arguments(inputs.make(batch)), dtype, channels_last)
+    return ((), settled) if isinstance(settled, dict) else (settled, {})
 
 
 def nbytes(args: tuple[Any, ...], options: dict[str, Any]) -> int:
@@ -130,9 +128,11 @@ def _map(value: Any, function: Callable[[Tensor], Tensor]) -> Any:
     return copied(value, function)  # a cache, say, which the forward pass writes into
 
 
-def _by_name(value: Any) -> Any:
-    """Keyword arguments as a dictionary, whatever mapping they are in; anything else as it is."""
-    return dict(value) if isinstance(value, Mapping) else value
+def as_arguments(value: Any) -> dict[str, Any] | tuple[Any, ...]:
+    """Inputs as keyword arguments, whatever mapping they are in, or as a tuple of positional ones."""
+    if isinstance(value, Mapping):
+        return dict(value)
+    return value if isinstance(value, tuple) else (value,)
 
 
 def _resized(example: Any, given: int, batch: int) -> Any:
@@ -191,8 +191,7 @@ def real(value: Any, dtype: torch.dtype, channels_last: bool = False) -> Any:
         filled = torch.randn(tensor.shape, generator=generator) if tensor.is_meta else own(tensor)
         return filled.to(dtype).contiguous(memory_format=layout if tensor.dim() == 4 else torch.contiguous_format)
 
-    given = _by_name(value)
-    return _map(given if isinstance(given, (tuple, dict)) else (given,), fill)
+    return _map(as_arguments(value), fill)
 
 
 TOKENS = 128
@@ -240,10 +239,8 @@ def whole_number(name: str, value: Any, unit: str) -> int:
 
 def whole_sizes(seq: Any, image: Any) -> tuple[int | None, int | None]:
     """Tokens and pixels as whole numbers, where they were given."""
-    length, side = (
-        None if value is None else whole_number(name, value, "length")
-        for name, value in (("seq", seq), ("image", image))
-    )
+    length = None if seq is None else whole_number("seq", seq, "length")
+    side = None if image is None else whole_number("image", image, "length")
     return length, side
 
 
