@@ -35,6 +35,7 @@ from latpred.errors import MissingPackageError, UnknownModelError, UsageError
 from latpred.query import SPACES
 from latpred.sandbox.untouched import package
 from latpred.tracing.inputs import (
+    as_arguments,
     cast,
     demand_one,
     demand_used,
@@ -75,7 +76,7 @@ def _from_file(name: str, seq: int | None, image: int | None, dtype: torch.dtype
         values = given.make(batch)
         if where != "meta":
             return placed(real(values, taken), where)
-        return cast(values if isinstance(values, (tuple, dict)) else (values,), taken)
+        return cast(as_arguments(values), taken)
 
     return Built(_settled(model, dtype, device), inputs, name, given.kind, given.size, given.batch)
 
