@@ -9,7 +9,7 @@ from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from inspect import signature
 from numbers import Integral
-from typing import Any
+from typing import Any, overload
 
 import torch
 
@@ -38,8 +38,14 @@ def precision_name(dtype: torch.dtype) -> str:
     return _NAMES.get(dtype, str(dtype).rpartition(".")[2])
 
 
-def dtype_of(precision: str) -> torch.dtype:
-    """Floating-point dtype of weights and inputs in a precision."""
+@overload
+def dtype_of(precision: str) -> torch.dtype: ...
+@overload
+def dtype_of(precision: None) -> None: ...
+def dtype_of(precision: str | None) -> torch.dtype | None:
+    """Floating-point dtype of weights and inputs in a precision; None for None, which leaves them their own."""
+    if precision is None:
+        return None
     if precision not in DTYPES:
         raise UsageError(f"precision {precision!r} is not known; choose one of {', '.join(DTYPES)}")
     return DTYPES[precision]

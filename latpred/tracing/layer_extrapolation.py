@@ -24,7 +24,7 @@ from latpred.graph.graph import COUNTS, ZERO, Affine, ModelGraph, Op
 from latpred.ops import generation
 from latpred.storage import Recent
 from latpred.tracing.autocast import KEEPS
-from latpred.tracing.inputs import DTYPES
+from latpred.tracing.inputs import dtype_of
 from latpred.tracing.meta_module import make_meta_module
 from latpred.tracing.trace_pass import RETURN, alike
 from latpred.tracing.tracer import trace
@@ -157,7 +157,7 @@ def _stack(config: Any, options: dict[str, Any]) -> _Stack | None:
     exact = None if graph.ops_at_one is None else _taken_apart(graph.ops_at_one, path)
     if part is None or (exact is None) != (graph.ops_at_one is None):
         return None
-    layer = make_meta_module(layers[1], DTYPES.get(options.get("precision") or ""))
+    layer = make_meta_module(layers[1], dtype_of(options.get("precision")))
     return _Stack(graph, part, exact, layer.parameters, layer.parameter_bytes)
 
 

@@ -169,7 +169,7 @@ def trace_generation(
     """Trace greedy generation without computing anything."""
     if cache not in CACHES:
         raise UsageError(f"cache {cache!r} is not known; choose one of {', '.join(CACHES)}")
-    dtype = None if precision is None else dtype_of(precision)
+    dtype = dtype_of(precision)
     refuse_autocast(precision, "generation")
     check_attention(attention)
     with names.attention(attention), dtype_of_build(model):

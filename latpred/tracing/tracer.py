@@ -27,7 +27,6 @@ from latpred.tracing.autocast import OWN, Autocast, EntersAutocastError, means_a
 from latpred.tracing.handlers import HANDLERS, Call, UnknowableError, UnknownValues
 from latpred.tracing.inputs import (
     AUTOCAST,
-    DTYPES,
     Inputs,
     arguments,
     demand_one,
@@ -288,8 +287,7 @@ def _graph(
     """
 
     def renew(feeding: bool) -> MetaModule:
-        dtype = DTYPES.get(naming.precision or "")
-        made = make_meta_module(model, dtype, naming.channels_last, feeding=feeding)
+        made = make_meta_module(model, dtype_of(naming.precision), naming.channels_last, feeding=feeding)
         attend(made.module, attention)
         return made
 
@@ -572,8 +570,7 @@ def _listed(batches: Iterable[int]) -> str:
 
 def check(precision: str | None, memory_format: str, target: str) -> None:
     """Refuse a precision, a format or a kind of device that nobody knows."""
-    if precision is not None:
-        dtype_of(precision)  # which says when there is no such precision
+    dtype_of(precision)  # which says when there is no such precision
     if memory_format not in _FORMATS:
         raise UsageError(f"memory_format {memory_format!r} is not known; choose one of {', '.join(_FORMATS)}")
     if target not in _TARGETS:

@@ -43,7 +43,7 @@ def trace_nested(
         raise UsageError(
             f"this encoder does not run nested: {reason}. Ask for execution='padded', or build it so that it does"
         )
-    meta_module = make_meta_module(encoder, None if precision is None else dtype_of(precision))
+    meta_module = make_meta_module(encoder, dtype_of(precision))
     inputs = Inputs(padded_inputs(encoder, lengths, padded_to), "seq", padded_to)
     tracer = _NestedTracer(meta_module, inputs, Naming(type(encoder).__name__, precision, target=target))
     tracer.lengths = tuple(lengths)
