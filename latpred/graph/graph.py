@@ -246,6 +246,12 @@ def rewritten(graph: ModelGraph, rewrite: Callable[[tuple[Op, ...]], Iterable[Op
     return msgspec.structs.replace(graph, ops=tuple(rewrite(graph.ops)), ops_at_one=at_one, exact=exact, **changes)
 
 
+def all_ops(graph: ModelGraph) -> tuple[Op, ...]:
+    """The ops of a graph, those of single batch sizes among them."""
+    alone = (op for one in graph.exact.values() for op in all_ops(one))
+    return (*graph.ops, *(graph.ops_at_one or ()), *alone)
+
+
 def total_bytes(op: Op, batch: int) -> int:
     """Bytes one op moves: weights, activations read and activations written."""
     return op.weight_bytes.at(batch) + op.read_bytes.at(batch) + op.write_bytes.at(batch)

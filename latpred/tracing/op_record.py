@@ -19,7 +19,7 @@ import torch
 from torch._ops import OpOverload
 
 from latpred.errors import UnknownOpError
-from latpred.graph.graph import ModelGraph
+from latpred.graph.graph import ModelGraph, all_ops
 from latpred.ops import Formula, Work, checked, formula_of, generation
 from latpred.ops.families import FREE, host_class, is_tensor, no_launch_class, stored_numel
 from latpred.ops.pointwise import elementwise
@@ -248,16 +248,15 @@ def place(module: str) -> str:
 
 def demand_known(graph: ModelGraph) -> None:
     """Refuse a graph with an op that no formula knows."""
-    for one in (graph, *graph.exact.values()):
-        for op in (*one.ops, *(one.ops_at_one or ())):
-            if op.estimated:
-                own = graph.runtime == "eager"  # whose ops may have formulas of the user's
-                called = f"called in {place(op.module)}" if own else f"which {graph.runtime} runs"
-                register = f"register one with @latpred.cost({op.name!r}), or " if own else ""
-                raise UnknownOpError(
-                    f"no cost formula knows {op.name}, {called}; {register}trace without strict to have it estimated "
-                    "from its bytes"
-                )
+    for op in all_ops(graph):
+        if op.estimated:
+            own = graph.runtime == "eager"  # whose ops may have formulas of the user's
+            called = f"called in {place(op.module)}" if own else f"which {graph.runtime} runs"
+            register = f"register one with @latpred.cost({op.name!r}), or " if own else ""
+            raise UnknownOpError(
+                f"no cost formula knows {op.name}, {called}; {register}trace without strict to have it estimated "
+                "from its bytes"
+            )
 
 
 def dtype_name(dtype: torch.dtype) -> str:
