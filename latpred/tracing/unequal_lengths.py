@@ -37,7 +37,6 @@ def trace_nested(
     encoder: nn.TransformerEncoder, lengths: Sequence[int], padded_to: int, *, target: str, precision: str | None = None
 ) -> ModelGraph:
     """Trace an encoder on sequences of these lengths, given padded."""
-    refuse_autocast(precision, "execution='nested'")
     reason = _why_not(encoder)
     if reason:
         raise UsageError(
@@ -271,6 +270,8 @@ def trace_lengths(
     batches: Sequence[int] = (),
 ) -> ModelGraph:
     """Trace a model on sequences of unequal lengths, in `batches` of so many where all have the padded length."""
+    if execution != "padded":
+        refuse_autocast(precision, f"execution={execution!r}")
     with dtype_of_build(model):
         module = names.build(model).model if isinstance(model, str) else model
         name = model if isinstance(model, str) else type(model).__name__
@@ -288,7 +289,6 @@ def _graph(
     traced: dict[str, Any],
 ) -> ModelGraph:
     """The graph of a module on sequences of unequal lengths."""
-    precision = traced["precision"]
     if isinstance(module, nn.TransformerEncoder):
         if execution == "padded":
             inputs = padded_inputs(module, sorted(lengths), padded_to)
@@ -300,7 +300,6 @@ def _graph(
     demand_positions(module, padded_to)
     if execution == "padded":
         return trace(module, _masked(module, sorted(lengths), padded_to), batches=batches, **traced)
-    refuse_autocast(precision, f"execution={execution!r}")
     said = ("transformers runs nothing nested",) if execution == "nested" else ()
     return msgspec.structs.replace(_packed(module, lengths, traced), notes=(*said, PACKED))
 
