@@ -243,7 +243,7 @@ class _GenerationTracer(Tracer):
         super().__init__(meta_module, Inputs(prompts, "seq", prompt), naming)
         self.cuts: dict[int, list[list[int]]] = {}  # by batch: what the recorder marked
         self._new_tokens, self._cache, self._traced = new_tokens, cache, traced
-        self._recorder = _GreedyRecorder(None, self._token)
+        self._recorder: _GreedyRecorder  # of the latest pass
         self._note()
 
     def one_pass(self, batch: int, *, watched: bool = False) -> TracePass:
