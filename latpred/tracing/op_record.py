@@ -24,7 +24,7 @@ from latpred.ops import Formula, Work, checked, formula_of, generation
 from latpred.ops.families import FREE, host_class, is_tensor, no_launch_class, stored_numel
 from latpred.ops.pointwise import elementwise
 
-# Composite ops that are recorded whole: new results, views, and what is a view where the strides allow it.
+# Composite ops that are recorded whole: new results, and what is a view where the strides allow it.
 _FRESH_WHOLE = frozenset(
     {
         *("batch_norm", "bilinear", "_weight_norm"),
@@ -33,13 +33,6 @@ _FRESH_WHOLE = frozenset(
         *("adaptive_avg_pool1d", "adaptive_avg_pool2d", "adaptive_avg_pool3d", "adaptive_max_pool1d"),
         *("where", "prelu", "log_sigmoid", "std", "var", "square", "pad", "cosine_similarity", "diff"),
         "take_along_dim",
-    }
-)
-_VIEW_WHOLE = frozenset(
-    {
-        *("chunk", "narrow", "movedim", "moveaxis", "swapaxes", "swapdims", "expand_as", "view_as", "numpy_T", "mT"),
-        *("mH", "matrix_H", "adjoint", "tensor_split", "hsplit", "vsplit", "dsplit", "unflatten", "broadcast_to"),
-        *("positive", "unsafe_chunk", "atleast_1d", "atleast_2d", "atleast_3d", "_unsafe_view"),
     }
 )
 _MAYBE_WHOLE = frozenset(
@@ -51,7 +44,13 @@ _MAYBE_WHOLE = frozenset(
 _PICKING = ("nonzero", "masked_select", "unique", "_unique2", "unique_dim", "unique_consecutive", "bincount")
 _DROPOUTS = ("dropout", "feature_dropout", "alpha_dropout", "feature_alpha_dropout")
 _CONVOLUTIONS = tuple(f"conv{kind}{n}d" for kind in ("", "_transpose") for n in (1, 2, 3))
+_VIEWS = (
+    *("chunk", "narrow", "movedim", "moveaxis", "swapaxes", "swapdims", "expand_as", "view_as", "numpy_T", "mT"),
+    *("mH", "matrix_H", "adjoint", "tensor_split", "hsplit", "vsplit", "dsplit", "unflatten", "broadcast_to"),
+    *("positive", "unsafe_chunk", "atleast_1d", "atleast_2d", "atleast_3d", "_unsafe_view"),
+)
 _SPECIAL = {
+    **dict.fromkeys(_VIEWS, "view"),
     **dict.fromkeys(("_local_scalar_dense", "equal"), "item"),
     **dict.fromkeys(("to", "_to_copy", "type_as"), "move"),
     **dict.fromkeys((*_DROPOUTS, *(f"{name}_" for name in _DROPOUTS)), "dropout"),
@@ -120,8 +119,6 @@ def _pointwise(func: OpOverload[..., Any]) -> bool:
 def _kind(func: OpOverload[..., Any], short: str, aten: bool) -> str:
     if aten and short in _SPECIAL:
         return _SPECIAL[short]
-    if aten and short in _VIEW_WHOLE:
-        return "view"
     if aten and _RESAMPLING.match(short):
         return "fresh"  # torch has decompositions of these, for compilers: every device has a kernel
     composite = func._can_decompose()
