@@ -95,13 +95,6 @@ def test_lists_and_arrays_made_of_tensors_are_synchronisations() -> None:
     assert [op.host_class for op in graph.ops if op.syncs] == ["sync.tolist", "sync.tolist"]
 
 
-def test_a_mask_that_picks_makes_the_host_wait() -> None:
-    keep = torch.tensor([[True, False, True], [True, True, True]])
-    graph = latpred.trace(Function(lambda x, keep: x[keep] * 2), (torch.zeros(2, 3, 4), keep))
-    picked = next(op for op in graph.ops if op.name == "aten::index")
-    assert (graph.syncs(2), picked.write_bytes.at(2)) == (1, 5 * 4 * 4)
-
-
 def test_memory_alive_after_each_op() -> None:
     graph = latpred.trace(nn.Sequential(nn.Linear(64, 256), nn.ReLU(), nn.Linear(256, 16)), torch.zeros(1, 64))
     alive = {op.name + op.module: op.live_bytes for op in graph.ops if op.launches}

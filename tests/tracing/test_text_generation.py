@@ -17,6 +17,7 @@ from clidata import models_file
 from factories import device, dispatch
 from factories import profile as asynchronous
 from profiledata import kernel, profile
+from smallmodels import default_dtype
 from torch.profiler import ProfilerActivity
 from torch.profiler import profile as profiled
 
@@ -88,11 +89,8 @@ def test_only_a_table_of_positions_limits_how_many_tokens_there_are() -> None:
 
 
 def test_a_named_model_is_single_whatever_the_process_does() -> None:
-    torch.set_default_dtype(torch.float64)
-    try:
+    with default_dtype(torch.float64):
         made = trace_generation("gpt2", 4, 2)
-    finally:
-        torch.set_default_dtype(torch.float32)
     single = trace_generation("gpt2", 4, 2)
     assert [stage.graph for stage in (made.prefill, *made.steps)] == [
         stage.graph for stage in (single.prefill, *single.steps)
