@@ -383,15 +383,19 @@ def answer(recorder: TraceRecorder, call: Call) -> Any:
 
     That a sum is the number of elements holds as well: transformers asks so whether a mask hides nothing.
     """
-    whole = len(call.args) == 1
-    if call.info.short == "eq":
-        name, dims = (recorder.records[-1].name, recorder.records[-1].dims) if recorder.records else ("", {})
-        whole = name == "aten::sum" and call.args[0].dtype == torch.int64 and not call.args[0].dim()
-        whole = whole and isinstance(call.args[1], int) and prod(dims.values()) == call.args[1]
-    if not whole or call.options or not call.args[0].is_meta:
+    assumed = _counts_all(recorder, *call.args) if call.info.short == "eq" else len(call.args) == 1
+    if not assumed or call.options or not call.args[0].is_meta:
         return fresh(recorder, call)
     out = torch.tensor("any" not in call.info.short)
     return recorder.record(call.launching(out), out)
+
+
+def _counts_all(recorder: TraceRecorder, x: Tensor, number: Any) -> bool:
+    """Whether the sum of a whole tensor, which was just taken, is compared with how many elements that has."""
+    if not recorder.records or x.dtype != torch.int64 or x.dim():
+        return False
+    last = recorder.records[-1]
+    return last.name == "aten::sum" and isinstance(number, int) and prod(last.dims.values()) == number
 
 
 def pick(recorder: TraceRecorder, call: Call) -> Any:
