@@ -228,13 +228,13 @@ def free(recorder: TraceRecorder, call: Call) -> Any:
 
 def decompose(recorder: TraceRecorder, call: Call) -> Any:
     """A composite op: its parts are recorded instead."""
-    out = recorder.inside(call.func.decompose, call.args, call.options)
+    out = recorder.inside(call.func.decompose, *call.args, **call.options)
     return fresh(recorder, call) if out is NotImplemented else out
 
 
 def boundary(recorder: TraceRecorder, call: Call) -> Any:
     """A whole layer in one op, replaced by the kernels it runs."""
-    return recorder.inside(meta_module.REPLACEMENTS[call.info.short], call.args, call.options)
+    return recorder.inside(meta_module.REPLACEMENTS[call.info.short], *call.args, **call.options)
 
 
 def item(recorder: TraceRecorder, call: Call) -> Any:
@@ -274,7 +274,7 @@ def dropout(recorder: TraceRecorder, call: Call) -> Any:
     if not (given["train"] and given["p"]):
         return recorder.record(no_launch(call.info, view=False), call.args[0])
     if call.info.short == "dropout":
-        return fresh(recorder, call) if recorder.on_cuda() else recorder.inside(_dropped, call.args[:2], {})
+        return fresh(recorder, call) if recorder.on_cuda() else recorder.inside(_dropped, *call.args[:2])
     return decompose(recorder, call)
 
 
@@ -287,7 +287,7 @@ def linear(recorder: TraceRecorder, call: Call) -> Any:
     x = call.args[0]
     if x.dim() < 3 or x.is_contiguous():
         return fresh(recorder, call)
-    return recorder.inside(_product_and_sum, call.args, call.options)
+    return recorder.inside(_product_and_sum, *call.args, **call.options)
 
 
 def _product_and_sum(x: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:
@@ -309,11 +309,12 @@ def laid_out(recorder: TraceRecorder, call: Call) -> Any:
     if all(lying):
         return fresh(recorder, call)
 
-    def copied_first(*args: Any, **options: Any) -> Any:
-        copies = (t if lies else t.contiguous(memory_format=layout) for t, lies in zip(args, lying, strict=False))
-        return call.func(*copies, *args[count:], **options)
+    def copied_first() -> Any:
+        given = zip(call.args, lying, strict=False)
+        copies = (t if lies else t.contiguous(memory_format=layout) for t, lies in given)
+        return call.func(*copies, *call.args[count:], **call.options)
 
-    return recorder.inside(copied_first, call.args, call.options)
+    return recorder.inside(copied_first)
 
 
 def rms_norm(recorder: TraceRecorder, call: Call) -> Any:
@@ -324,15 +325,10 @@ def rms_norm(recorder: TraceRecorder, call: Call) -> Any:
 def softmax(recorder: TraceRecorder, call: Call) -> Any:
     """What is given in another format is cast first; only on CUDA a kernel reads fp16 and writes fp32."""
     x, dtype = call.args[0], call.named.get("dtype")
-    if dtype in (None, x.dtype):
+    widens = (x.dtype, dtype) == (torch.float16, torch.float32)
+    if dtype in (None, x.dtype) or (widens and recorder.on_cuda()):
         return fresh(recorder, call)
-    if (x.dtype, dtype) == (torch.float16, torch.float32) and recorder.on_cuda():
-        return fresh(recorder, call)
-    return recorder.inside(_cast_first, (call.func, dtype, *call.args[:2]), {})
-
-
-def _cast_first(func: Any, dtype: torch.dtype, x: Tensor, dim: int) -> Any:
-    return func(x.to(dtype), dim)
+    return recorder.inside(lambda: call.func(x.to(dtype), call.args[1]))
 
 
 def attention(recorder: TraceRecorder, call: Call) -> Any:
@@ -342,7 +338,7 @@ def attention(recorder: TraceRecorder, call: Call) -> Any:
     """
     mask = call.named.get("attn_mask")
     if mask is not None and mask.dtype is torch.bool:
-        return recorder.inside(_masked_by_numbers, call.args, call.options)
+        return recorder.inside(_masked_by_numbers, *call.args, **call.options)
     query, key, value = call.args[:3]
     fused = suits_one_kernel(query, key, value, mask)
     if fused and query.shape[-1] != value.shape[-1]:

@@ -116,7 +116,7 @@ class TraceRecorder(TorchDispatchMode):  # type: ignore[no-untyped-call]
             self.watcher.after(record, out, leaves(self._arguments) if record.weight_bytes else ())
         return out
 
-    def inside(self, function: Callable[..., Any], args: Sequence[Any], options: dict[str, Any]) -> Any:
+    def inside(self, function: Callable[..., Any], /, *args: Any, **options: Any) -> Any:
         """Call a function whose own ops are recorded as parts of the current one."""
         if not self.depth:
             self._inner = 0

@@ -111,7 +111,7 @@ class _NestedRecorder(TraceRecorder):  # type: ignore[no-untyped-call]
         replacement = self._replaced.get(func._schema.name.removeprefix("aten::"))
         if replacement is None:
             return super().handle(func, args, options)
-        return self.inside(replacement, args, options)
+        return self.inside(replacement, *args, **options)
 
 
 def _left_aligned(src: Tensor, mask: Tensor) -> bool:
