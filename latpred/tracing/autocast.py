@@ -13,13 +13,12 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager, nullcontext
 from contextvars import ContextVar
 from functools import cache, partial
-from types import CodeType
 from typing import TYPE_CHECKING, Any
 
 import torch
 from torch._ops import OpOverload
 
-from latpred.sandbox.own_thread import replaced
+from latpred.sandbox.own_thread import replaced, uncounted
 from latpred.tracing.inputs import AUTOCAST
 from latpred.tracing.op_record import leaves
 
@@ -131,31 +130,39 @@ class Autocast:
         ]
         return [row for row in found if hasattr(row[0], row[1])]
 
+    @uncounted
     def _is_enabled(self, device: str = "cuda") -> bool:
         return self._enabled and device in self._mine
 
+    @uncounted
     def _set_enabled(self, device: str, enabled: bool) -> None:
         if device in self._mine:
             self._switch(enabled)
 
+    @uncounted
     def _dtype_on(self, device: str) -> torch.dtype:
         return self._dtype if device in self._mine else _USUAL.get(device, torch.bfloat16)
 
+    @uncounted
     def _set_dtype(self, device: str, dtype: torch.dtype) -> None:
         if device in self._mine:
             self._dtype = dtype
 
+    @uncounted
     def _is_caching(self) -> bool:
         return self._caching
 
+    @uncounted
     def _off(self) -> Any:
         """What transformers enters on the meta device, where it would do nothing, to have no autocast."""
         return torch.autocast("meta", enabled=False) if self._enabled else nullcontext()
 
+    @uncounted
     def _nest(self, more: int) -> int:
         self._nesting += more
         return self._nesting
 
+    @uncounted
     def _switch(self, enabled: bool) -> None:
         self._enabled = enabled
         self.entered = self.entered or enabled
@@ -222,14 +229,6 @@ class Autocast:
         made: Tensor = self._recorder.handle(aten.to.dtype, (tensor, dtype), {})
         self._recorder.nested[-1] = True  # no Python calls it
         return made
-
-
-# Stand in for functions written in C while a model runs: no Python of its own.
-SWITCHES: tuple[CodeType, ...] = (
-    *(Autocast._is_enabled.__code__, Autocast._set_enabled.__code__, Autocast._switch.__code__),
-    *(Autocast._dtype_on.__code__, Autocast._set_dtype.__code__),
-    *(Autocast._is_caching.__code__, Autocast._nest.__code__, Autocast._off.__code__),
-)
 
 
 class _UnderAutocast(torch.nn.Module):

@@ -21,7 +21,7 @@ from latpred.errors import UsageError
 from latpred.graph.graph import ModelGraph, Op
 from latpred.graph.rewrites import attended
 from latpred.query import check_attention
-from latpred.sandbox.own_thread import without_modes
+from latpred.sandbox.own_thread import uncounted, without_modes
 from latpred.tracing.inputs import Inputs, dtype_of, longest, refuse_autocast, whole_number
 from latpred.tracing.layer_extrapolation import NotAffineError, graph_on_line, same_work
 from latpred.tracing.meta_module import MetaModule, attend, make_meta_module
@@ -265,8 +265,8 @@ class _GenerationTracer(Tracer):
         if self._cache == "static":
             options["cache_implementation"] = "static"
 
+        @uncounted
         def begin(**inputs: torch.Tensor) -> None:
-            self._recorder.hide_caller()
             try:
                 module.generate(**inputs, **options)
             except _EnoughError:
@@ -280,9 +280,9 @@ class _GenerationTracer(Tracer):
         update = type(module)._update_model_kwargs_for_generation.__get__(module)
 
         @wraps(prepare)  # generate() asks for its signature
+        @uncounted
         def prepare_inputs_for_generation(*args: Any, **options: Any) -> Any:
             recorder = self._recorder
-            recorder.hide_caller()
             if len(recorder.marks) == self._traced:
                 raise _EnoughError
             recorder.choosing = False
@@ -291,9 +291,9 @@ class _GenerationTracer(Tracer):
             recorder.marks[-1].append(len(recorder.records))
             return made
 
+        @uncounted
         def update_model_kwargs(*args: Any, **options: Any) -> Any:
             recorder = self._recorder
-            recorder.hide_caller()
             recorder.choosing = True
             recorder.marks[-1].append(len(recorder.records))
             return update(*args, **options)
@@ -321,11 +321,6 @@ class _GreedyRecorder(TraceRecorder):  # type: ignore[no-untyped-call]
         if self.choosing and record.name == "aten::argmax" and out.is_meta:
             out = torch.full(out.shape, self._token)
         return super().record(record, out)
-
-    def hide_caller(self) -> None:
-        """Let a function from here not count as the model's Python; to be called by it."""
-        if self.watcher is not None:
-            self.watcher.forget(2)  # this call and the one that made it
 
 
 def _ordinary_token(module: torch.nn.Module) -> int:

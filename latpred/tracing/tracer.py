@@ -21,7 +21,7 @@ from latpred.errors import LatpredError, TraceError, UsageError
 from latpred.graph.graph import CONTIGUOUS, Affine, ModelGraph, Op
 from latpred.graph.rewrites import attended
 from latpred.query import Options, check_attention
-from latpred.sandbox.own_thread import no_collection, uncompiled, unhooked, without_modes
+from latpred.sandbox.own_thread import no_collection, uncompiled, uncounted, unhooked, without_modes
 from latpred.sandbox.untouched import put_back
 from latpred.tracing.autocast import OWN, Autocast, EntersAutocastError, means_autocast
 from latpred.tracing.handlers import HANDLERS, Call, UnknowableError, UnknownValues
@@ -83,6 +83,7 @@ class TraceRecorder(TorchDispatchMode):  # type: ignore[no-untyped-call]
         # Otherwise torch imports its compiler, seconds of work, to keep this mode out of compiled code.
         return False
 
+    @uncounted
     def __torch_dispatch__(
         self, func: OpOverload[..., Any], types: Any, args: Sequence[Any] = (), kwargs: dict[str, Any] | None = None
     ) -> Any:
