@@ -20,7 +20,7 @@ import msgspec
 import torch
 
 from latpred.errors import TraceError
-from latpred.graph.graph import COUNTS, ZERO, Affine, ModelGraph, Op
+from latpred.graph.graph import COUNTS, ZERO, Affine, ModelGraph, Op, combined
 from latpred.ops import generation
 from latpred.storage import Recent
 from latpred.tracing.autocast import KEEPS
@@ -230,6 +230,4 @@ def _ops_on_line(first: tuple[Op, ...], second: tuple[Op, ...], steps: int) -> t
 def _op_on_line(a: Op, b: Op, steps: int) -> Op:
     if not alike(a, b):
         raise NotAffineError(f"{a.name} becomes {b.name}")
-    counts = {name: x + (y - x) * steps for name in COUNTS if (x := getattr(a, name)) != (y := getattr(b, name))}
-    dims = {name: size + (b.dims[name] - size) * steps for name, size in a.dims.items()}
-    return msgspec.structs.replace(a, dims=dims, **counts)
+    return combined((a, b), lambda x, y: x if x == y else x + (y - x) * steps)

@@ -18,7 +18,7 @@ import torch
 from torch import nn
 
 from latpred.errors import TraceError, UsageError
-from latpred.graph.graph import COUNTS, Affine, ModelGraph, Op
+from latpred.graph.graph import Affine, ModelGraph, combined
 from latpred.ops.families import DIMS, host_class
 from latpred.sandbox.own_thread import without_modes
 from latpred.tracing.inputs import Inputs, demand_positions, dtype_of, example_tokens, longest, refuse_autocast
@@ -332,8 +332,8 @@ def _packed(module: Any, lengths: Sequence[int], traced: dict[str, Any]) -> Mode
     if len({tuple((op.name, op.family, tuple(op.dims)) for op in graph.ops) for graph in graphs}) > 1:
         raise TraceError("the model issues different ops at different lengths; ask for execution='padded'")
     sums = _Sums(at, lengths)
-    ops = tuple(_op(group, sums) for group in zip(*(graph.ops for graph in graphs), strict=True))
-    inputs = Affine(sums.total([graph.input_bytes for graph in graphs]))
+    ops = tuple(combined(group, sums.total, sums.dim) for group in zip(*(graph.ops for graph in graphs), strict=True))
+    inputs = sums.total(*(graph.input_bytes for graph in graphs))
     return msgspec.structs.replace(graphs[0], ops=ops, ops_at_one=None, input_bytes=inputs)
 
 
@@ -343,23 +343,22 @@ class _Sums:
     def __init__(self, at: Sequence[int], lengths: Sequence[int]) -> None:
         self._at, self._lengths = at, lengths
         self._typical = isqrt(sum(length * length for length in lengths) // len(lengths))
-        self._known: dict[tuple[Affine, ...], int] = {}
+        self._known: dict[tuple[Affine, ...], Affine] = {}
 
-    def total(self, counts: Sequence[Affine]) -> int:
+    def total(self, *counts: Affine) -> Affine:
         """Of a count: what each sequence adds, and once what does not depend on their number."""
-        key = tuple(counts)
-        if key not in self._known:
+        if counts not in self._known:
             each = [count.per_sample for count in counts]
             once = [count.constant for count in counts]
             whole = sum(self._value(each, length) for length in self._lengths) + self._value(once, max(self._lengths))
-            self._known[key] = max(0, round(whole))
-        return self._known[key]
+            self._known[counts] = Affine(max(0, round(whole)))
+        return self._known[counts]
 
-    def dim(self, sizes: Sequence[Affine]) -> int:
+    def dim(self, *sizes: Affine) -> Affine:
         """Of a dimension: summed where it grows with the batch, else that of a sequence whose square is the mean."""
         if any(size.per_sample for size in sizes):
-            return self.total(sizes)
-        return max(0, round(self._value([size.constant for size in sizes], self._typical)))
+            return self.total(*sizes)
+        return Affine(max(0, round(self._value([size.constant for size in sizes], self._typical))))
 
     def _value(self, values: Sequence[int], length: int) -> Fraction:
         """Lagrange's form of the parabola, without rounding."""
@@ -370,11 +369,3 @@ class _Sums:
             others = [size for size in self._at if size != here]
             total += value * prod(Fraction(length - size, here - size) for size in others)
         return total
-
-
-def _op(group: Sequence[Op], sums: _Sums) -> Op:
-    dims = {name: Affine(sums.dim([op.dims[name] for op in group])) for name in group[0].dims}
-    counts = {name: Affine(sums.total([getattr(op, name) for op in group])) for name in COUNTS}
-    reread = [op.reread_after for op in group if op.reread_after is not None]
-    after = Affine(sums.total(reread)) if len(reread) == len(group) else None
-    return msgspec.structs.replace(group[0], dims=dims, **counts, reread_after=after)
