@@ -18,15 +18,14 @@ import msgspec
 import torch
 
 from latpred.errors import UsageError
-from latpred.graph.graph import ModelGraph, Op
+from latpred.graph.graph import COUNTS, ModelGraph, Op, combined
 from latpred.graph.rewrites import attended
 from latpred.query import check_attention
 from latpred.sandbox.own_thread import uncounted, without_modes
 from latpred.tracing.inputs import Inputs, dtype_of, longest, refuse_autocast, whole_number
-from latpred.tracing.layer_extrapolation import NotAffineError, graph_on_line, same_work
 from latpred.tracing.meta_module import MetaModule, attend, make_meta_module
 from latpred.tracing.op_record import OpRecord
-from latpred.tracing.trace_pass import PassWatcher, TracePass
+from latpred.tracing.trace_pass import RETURN, PassWatcher, TracePass, alike
 from latpred.tracing.tracer import Naming, Tracer, TraceRecorder, dtype_of_build
 from latpred.zoo import names
 from latpred.zoo.names import ARCHITECTURES
@@ -106,6 +105,7 @@ def _by_name(name: str, device: str, precision: str | None) -> torch.nn.Module:
 CACHES = ("dynamic", "static")
 _TOKEN = 5
 _TRACED = 3  # decode steps of a pass: two for the line, one to see whether it is one
+_WORK = COUNTS[:-1]  # without what is alive
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -203,7 +203,7 @@ def _extrapolated(
     last = stages(prompt + new_tokens - 2, 2, 2)[1]
     try:
         straight = all(same_work(steps[number].graph, traced.graph) for number, traced in ((2, third), (-1, last)))
-    except NotAffineError:
+    except _NotAffineError:
         return None
     return (prefill, steps) if straight else None
 
@@ -221,8 +221,47 @@ class _StepsOnLine(Sequence[Stage]):
 
     def __getitem__(self, index: int) -> Stage:  # type: ignore[override]
         number = range(self.length)[index]
-        graph = graph_on_line(self.first.graph, self.second.graph, number)
+        graph = _graph_on_line(self.first.graph, self.second.graph, number)
         return Stage(self.first.before + number, graph, self.first.span, self.first.span_at_one)
+
+
+class _NotAffineError(TraceError):
+    """Two graphs are not one with other sizes."""
+
+
+def _graph_on_line(first: ModelGraph, second: ModelGraph, steps: int) -> ModelGraph:
+    """The graph so many steps behind the first, where the second is one step behind it."""
+    if (first.ops_at_one is None) != (second.ops_at_one is None):
+        raise _NotAffineError("one graph has rows for batch 1 and the other has none")
+    exact = None
+    if first.ops_at_one is not None and second.ops_at_one is not None:
+        exact = _ops_on_line(first.ops_at_one, second.ops_at_one, steps)
+    return msgspec.structs.replace(first, ops=_ops_on_line(first.ops, second.ops, steps), ops_at_one=exact)
+
+
+def same_work(a: ModelGraph, b: ModelGraph) -> bool:
+    """Whether two graphs launch the same work, whatever the host was seen to do around it."""
+    return _rows(a.ops) == _rows(b.ops) and _rows(a.ops_at_one or ()) == _rows(b.ops_at_one or ())
+
+
+def _rows(ops: tuple[Op, ...]) -> list[tuple[object, ...]]:
+    return [
+        (op.name, op.family, op.dims, op.launches, op.syncs, *(getattr(op, name) for name in _WORK))
+        for op in ops
+        if op.name != RETURN
+    ]
+
+
+def _ops_on_line(first: tuple[Op, ...], second: tuple[Op, ...], steps: int) -> tuple[Op, ...]:
+    if len(first) != len(second):
+        raise _NotAffineError(f"{len(first)} ops become {len(second)}")
+    return tuple(_op_on_line(a, b, steps) for a, b in zip(first, second, strict=True))
+
+
+def _op_on_line(a: Op, b: Op, steps: int) -> Op:
+    if not alike(a, b):
+        raise _NotAffineError(f"{a.name} becomes {b.name}")
+    return combined((a, b), lambda x, y: x if x == y else x + (y - x) * steps)
 
 
 class _GenerationTracer(Tracer):

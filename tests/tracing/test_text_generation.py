@@ -27,8 +27,7 @@ from latpred.cli import main
 from latpred.errors import LatpredError, RuntimeRefusalError, UnknownModelError, UsageError
 from latpred.explanation.generation import generation_curve
 from latpred.prediction.predictor import Predictor
-from latpred.tracing.layer_extrapolation import same_work
-from latpred.tracing.text_generation import GenerationGraph, decoder, trace_generation
+from latpred.tracing.text_generation import GenerationGraph, decoder, same_work, trace_generation
 
 pytestmark = pytest.mark.usefixtures("calibrated")
 
