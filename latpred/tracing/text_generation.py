@@ -25,7 +25,7 @@ from latpred.sandbox.own_thread import uncounted, without_modes
 from latpred.tracing.inputs import Inputs, dtype_of, longest, refuse_autocast, whole_number
 from latpred.tracing.meta_module import MetaModule, attend, make_meta_module
 from latpred.tracing.op_record import OpRecord
-from latpred.tracing.trace_pass import RETURN, PassWatcher, TracePass, alike
+from latpred.tracing.trace_pass import RETURN, PassWatcher, TracePass, same_ops
 from latpred.tracing.tracer import Naming, Tracer, TraceRecorder, dtype_of_build
 from latpred.zoo import names
 from latpred.zoo.names import ARCHITECTURES
@@ -199,12 +199,11 @@ def _extrapolated(
 ) -> tuple[Stage, Sequence[Stage]] | None:
     """The prefill and all steps, on the line through the first two; None where other traced steps are not on it."""
     prefill, first, second, third = stages(prompt, new_tokens, 1 + _TRACED)
+    if not _same_ops(first.graph, second.graph):
+        return None
     steps = _StepsOnLine(first, second, new_tokens - 1)
     last = stages(prompt + new_tokens - 2, 2, 2)[1]
-    try:
-        straight = all(same_work(steps[number].graph, traced.graph) for number, traced in ((2, third), (-1, last)))
-    except _NotAffineError:
-        return None
+    straight = all(same_work(steps[number].graph, traced.graph) for number, traced in ((2, third), (-1, last)))
     return (prefill, steps) if straight else None
 
 
@@ -225,18 +224,22 @@ class _StepsOnLine(Sequence[Stage]):
         return Stage(self.first.before + number, graph, self.first.span, self.first.span_at_one)
 
 
-class _NotAffineError(TraceError):
-    """Two graphs are not one with other sizes."""
-
-
 def _graph_on_line(first: ModelGraph, second: ModelGraph, steps: int) -> ModelGraph:
     """The graph so many steps behind the first, where the second is one step behind it."""
-    if (first.ops_at_one is None) != (second.ops_at_one is None):
-        raise _NotAffineError("one graph has rows for batch 1 and the other has none")
+
+    def on_line(ops: Sequence[Op], others: Sequence[Op]) -> tuple[Op, ...]:
+        pairs = zip(ops, others, strict=True)
+        return tuple(combined(pair, lambda x, y: x if x == y else x + (y - x) * steps) for pair in pairs)
+
     exact = None
     if first.ops_at_one is not None and second.ops_at_one is not None:
-        exact = _ops_on_line(first.ops_at_one, second.ops_at_one, steps)
-    return msgspec.structs.replace(first, ops=_ops_on_line(first.ops, second.ops, steps), ops_at_one=exact)
+        exact = on_line(first.ops_at_one, second.ops_at_one)
+    return msgspec.structs.replace(first, ops=on_line(first.ops, second.ops), ops_at_one=exact)
+
+
+def _same_ops(a: ModelGraph, b: ModelGraph) -> bool:
+    """Whether two graphs differ in sizes at most."""
+    return same_ops(a.ops, b.ops) and same_ops(a.ops_at_one or (), b.ops_at_one or ())
 
 
 def same_work(a: ModelGraph, b: ModelGraph) -> bool:
@@ -250,18 +253,6 @@ def _rows(ops: tuple[Op, ...]) -> list[tuple[object, ...]]:
         for op in ops
         if op.name != RETURN
     ]
-
-
-def _ops_on_line(first: tuple[Op, ...], second: tuple[Op, ...], steps: int) -> tuple[Op, ...]:
-    if len(first) != len(second):
-        raise _NotAffineError(f"{len(first)} ops become {len(second)}")
-    return tuple(_op_on_line(a, b, steps) for a, b in zip(first, second, strict=True))
-
-
-def _op_on_line(a: Op, b: Op, steps: int) -> Op:
-    if not alike(a, b):
-        raise _NotAffineError(f"{a.name} becomes {b.name}")
-    return combined((a, b), lambda x, y: x if x == y else x + (y - x) * steps)
 
 
 class _GenerationTracer(Tracer):

@@ -194,8 +194,8 @@ class TracePass:
         return self.watcher
 
 
-def same_ops(one: Sequence[OpRecord], other: Sequence[OpRecord]) -> bool:
-    """Whether two passes issued the same ops in the same order."""
+def same_ops(one: Sequence[OpRecord | Op], other: Sequence[OpRecord | Op]) -> bool:
+    """Whether two passes, or graphs, have the same ops in the same order."""
     # Equal layers share their records, so there are far fewer pairs than ops.
     return len(one) == len(other) and all(a is b or alike(a, b) for a, b in set(zip(one, other, strict=True)))
 
