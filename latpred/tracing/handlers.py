@@ -197,16 +197,17 @@ def mutable(recorder: TraceRecorder, call: Call) -> Any:
     _assigned(recorder, call.args)
     key, places = call.signature()
     record = recorder.known.get(key)
-    target = call.args[0] if call.args and isinstance(call.args[0], Tensor) else None
-    inplace = target is not None and call.info.name.startswith("aten::") and call.info.short.endswith("_")
-    if record is not None and inplace and places & _ON_META:
+    first = call.args[0] if call.args else None
+    inplace = call.info.name.startswith("aten::") and call.info.short.endswith("_")
+    target = first if inplace and isinstance(first, Tensor) else None  # which the op gives back
+    if record is not None and target is not None and places & _ON_META:
         out = target
     elif places == _ON_META | _REAL:
         out = call.on_meta().run()
-        out = target if inplace else out
+        out = out if target is None else target
     else:
         out = _drawn(recorder, call) if call.info.random else call.run()
-    if inplace and target is not None and not target.is_meta:
+    if target is not None and not target.is_meta:
         if places & _ON_META:
             recorder.unknown.add(target)
         elif call.info.short in _OVERWRITING:

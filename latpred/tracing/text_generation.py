@@ -150,8 +150,8 @@ class GenerationGraph:
     def whole(self) -> ModelGraph:
         """All iterations in one graph, the host waiting for the device between them."""
         graphs = [self.prefill.graph, *(step.graph for step in self.steps)]
-        exact = [graph.ops_at_one for graph in graphs]
-        at_one = None if all(ops is None for ops in exact) else _in_turn([graph.at(1) for graph in graphs])
+        on_line = all(graph.ops_at_one is None for graph in graphs)
+        at_one = None if on_line else _in_turn([graph.at(1) for graph in graphs])
         return msgspec.structs.replace(graphs[0], ops=_in_turn([graph.ops for graph in graphs]), ops_at_one=at_one)
 
 
