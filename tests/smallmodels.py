@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from typing import Any
 
 import torch
@@ -164,6 +165,17 @@ class Dispatched(TorchDispatchMode):
         out = func(*args, **(kwargs or {}))
         self.calls.append((func._schema.name, args, out))
         return out
+
+
+@contextmanager
+def default_dtype(dtype: torch.dtype) -> Iterator[None]:
+    """Another default dtype of the process."""
+    before = torch.get_default_dtype()
+    torch.set_default_dtype(dtype)
+    try:
+        yield
+    finally:
+        torch.set_default_dtype(before)
 
 
 def written(text: str, **names: object) -> torch.nn.Module:

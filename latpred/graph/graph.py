@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import builtins
 from collections import Counter
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from functools import lru_cache
 from typing import Any, NamedTuple
@@ -244,6 +244,24 @@ def rewritten(graph: ModelGraph, rewrite: Callable[[tuple[Op, ...]], Iterable[Op
     at_one = None if graph.ops_at_one is None else tuple(rewrite(graph.ops_at_one))
     exact = {batch: rewritten(alone, rewrite, **changes) for batch, alone in graph.exact.items()}
     return msgspec.structs.replace(graph, ops=tuple(rewrite(graph.ops)), ops_at_one=at_one, exact=exact, **changes)
+
+
+def all_ops(graph: ModelGraph) -> tuple[Op, ...]:
+    """The ops of a graph, those of single batch sizes among them."""
+    alone = (op for one in graph.exact.values() for op in all_ops(one))
+    return (*graph.ops, *(graph.ops_at_one or ()), *alone)
+
+
+def combined(ops: Sequence[Op], count: Callable[..., Affine], size: Callable[..., Affine] | None = None) -> Op:
+    """The first of some alike ops, its counts made of the same counts of all; `size` makes the dimensions if given."""
+    first, size = ops[0], size or count
+    again = [op.reread_after for op in ops]
+    return msgspec.structs.replace(
+        first,
+        dims={name: size(*(op.dims[name] for op in ops)) for name in first.dims},
+        reread_after=None if None in again else count(*again),
+        **{name: count(*(getattr(op, name) for op in ops)) for name in COUNTS},
+    )
 
 
 def total_bytes(op: Op, batch: int) -> int:

@@ -16,7 +16,7 @@ from operator import attrgetter
 import msgspec
 
 from latpred.errors import UsageError
-from latpred.graph.graph import Affine, ModelGraph, Op, rewritten
+from latpred.graph.graph import Affine, ModelGraph, Op, all_ops, rewritten
 from latpred.ops.families import CAUSAL, STRIDED_MASK, root
 from latpred.query import HALVES
 from latpred.storage import IdentityCache
@@ -37,7 +37,7 @@ def attended(graph: ModelGraph, attention: str) -> ModelGraph:
             raise UsageError(
                 f"this graph is what {graph.runtime} runs; trace the model again with attention='eager', or pass it."
             )
-        if any(map(_is_fused, graph.ops)):
+        if any(map(_is_fused, all_ops(graph))):
             graph = msgspec.structs.replace(unfused(graph), notes=(*graph.notes, REWRITTEN))
     elif any(map(_in_parts, (graph.ops, graph.ops_at_one or ()))):
         raise UsageError(
@@ -71,7 +71,7 @@ def unfused(graph: ModelGraph, *, scales_scores: bool = False) -> ModelGraph:
     def rewrite(ops: tuple[Op, ...], *, at_one: bool) -> tuple[Op, ...]:
         return tuple(part for op in ops for part in _parts_of(op, at_one, autocast, scales_scores))
 
-    if not any(map(_is_fused, (*graph.ops, *(graph.ops_at_one or ())))):
+    if not any(map(_is_fused, all_ops(graph))):
         return graph
     return msgspec.structs.replace(
         graph,
@@ -230,7 +230,7 @@ def self_attention_on_cuda(graph: ModelGraph) -> ModelGraph:
     """
     if graph.runtime not in ("eager", "cuda-graphs") or graph.attention == "eager":
         return graph
-    if _SPLIT not in map(_NAME, (*graph.ops, *(graph.ops_at_one or ()))):
+    if _SPLIT not in map(_NAME, all_ops(graph)):
         return graph
     return _on_cuda.get(graph, lambda _: rewritten(graph, attention_on_cuda))
 
@@ -257,7 +257,7 @@ def masked_attention_on_cuda(graph: ModelGraph) -> ModelGraph:
 
     Models of some versions of transformers (5.17) make such a mask while they are captured or scripted.
     """
-    if not any(op.family == STRIDED_MASK for op in (*graph.ops, *(graph.ops_at_one or ()))):
+    if not any(op.family == STRIDED_MASK for op in all_ops(graph)):
         return graph
     return _in_math.get(graph, lambda _: rewritten(graph, _with_math))
 

@@ -20,7 +20,7 @@ from functools import partial
 from inspect import CO_VARARGS
 from itertools import pairwise
 from types import CellType, CodeType, FunctionType, MethodType, SimpleNamespace
-from typing import Any
+from typing import Any, TypeVar
 
 import torch
 from torch._C import _len_torch_dispatch_stack, _len_torch_function_stack
@@ -30,6 +30,15 @@ from torch.utils._python_dispatch import _disable_current_modes
 _LOCK = threading.Lock()
 _TURN = threading.RLock()
 _INHERITED = object()
+F = TypeVar("F", bound=Callable[..., Any])
+# Code, by identity, that runs with a model and is not its own: its calls are no Python of the model.
+UNCOUNTED: set[int] = set()
+
+
+def uncounted(function: F) -> F:
+    """Have calls of a function not count as the model's."""
+    UNCOUNTED.add(id(function.__code__))
+    return function
 
 
 @contextmanager
@@ -87,19 +96,17 @@ class _Switch:
         self.own: dict[int, list[Callable[..., Any]]] = {}  # functions of threads that replaced it, the last one valid
         self.__name__ = getattr(usual, "__name__", "")
 
+    @uncounted
     def __call__(self, *args: Any, **options: Any) -> Any:
         mine = self.own.get(threading.get_ident())
         return (mine[-1] if mine else self._usual)(*args, **options)
 
+    @uncounted
     def __get__(self, instance: Any, owner: type) -> Any:
         if not isinstance(self.before, FunctionType):
             return self
         mine: Any = self.own.get(threading.get_ident())  # other threads find the method itself, which Dynamo asks for
         return (mine[-1] if mine else self.before).__get__(instance, owner)
-
-
-# Run wherever a function is replaced.
-SWITCHING: tuple[CodeType, ...] = (_Switch.__call__.__code__, _Switch.__get__.__code__)
 
 
 def running(

@@ -13,6 +13,7 @@ import torch
 
 from latpred.errors import TraceError, UsageError
 from latpred.graph.graph import NO_CALLS, Calls
+from latpred.sandbox.own_thread import uncounted
 from latpred.tracing.trace_pass import PassWatcher
 
 Spec = tuple[tuple[int, ...], tuple[int, ...], torch.dtype]
@@ -103,6 +104,7 @@ class ChoiceRecorder:
     def start(self, watcher: PassWatcher | None) -> None:
         self.spans, self._open, self._watcher = [], [], watcher
 
+    @uncounted
     def enter(self, choice: Choice, tensor: torch.Tensor) -> Any:
         """Note where a choice begins, and give what it runs."""
         watcher = self._watcher
@@ -120,6 +122,7 @@ class ChoiceRecorder:
             watcher.resume()
         return layer
 
+    @uncounted
     def leave(self, tensor: torch.Tensor, out: torch.Tensor) -> torch.Tensor:
         """Note where it ends, and pass on what it gave."""
         watcher = self._watcher

@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch._ops import OpOverload
 
-from latpred.sandbox.own_thread import replaced
+from latpred.sandbox.own_thread import replaced, uncounted
 from latpred.tracing.inputs import AUTOCAST
 from latpred.tracing.op_record import leaves
 
@@ -26,7 +26,7 @@ if TYPE_CHECKING:
     from latpred.tracing.tracer import TraceRecorder
 
 Tensor = torch.Tensor
-Call = tuple[OpOverload[..., Any], Sequence[Any], dict[str, Any]]
+Arguments = tuple[Sequence[Any], dict[str, Any]]
 aten = torch.ops.aten
 
 OWN = "the model enters torch.autocast in its own forward pass: its casts are those of a {} device"
@@ -79,6 +79,7 @@ class Autocast:
 
     def __init__(self, target: str, *, follows: bool) -> None:
         self.target = target
+        self._mine = (target, "meta")  # the devices that a model may name for it
         self.entered = False  # whether it was ever switched on
         # Whether torch's switches are followed: where autocast is asked for, and where the caller is in one itself.
         self.follows = follows or nesting() > 0
@@ -93,8 +94,11 @@ class Autocast:
         """The context of one pass; within it everything runs under autocast to `dtype`, if that is given."""
         self._recorder, self._dtype = recorder, dtype or _USUAL[self.target]
         if not self.follows:
-            recorder.refuses_autocast = True
-            yield
+            recorder.intercept = self._refuse
+            try:
+                yield
+            finally:
+                recorder.intercept = None
             return
         self._nesting = int(dtype is not None)
         with ExitStack() as stack:  # this thread's calls of torch's switches come here; meta stands for the target
@@ -109,32 +113,12 @@ class Autocast:
                 self._casts.clear()
 
     def _switches(self) -> list[tuple[Any, str, Callable[..., Any]]]:
-        mine = (self.target, "meta")
-
-        def is_enabled(device: str = "cuda") -> bool:
-            return self._enabled and device in mine
-
-        def set_enabled(device: str, enabled: bool) -> None:
-            if device in mine:
-                self._switch(enabled)
-
-        def dtype(device: str) -> torch.dtype:
-            return self._dtype if device in mine else _USUAL.get(device, torch.bfloat16)
-
-        def set_dtype(device: str, value: torch.dtype) -> None:
-            if device in mine:
-                self._dtype = value
-
-        # transformers leaves autocast as it is on the meta device where it would switch it off.
-        def off() -> Any:
-            return torch.autocast("meta", enabled=False) if self._enabled else nullcontext()
-
         found: list[tuple[Any, str, Callable[..., Any]]] = [
-            (torch, "is_autocast_enabled", is_enabled),
-            (torch, "set_autocast_enabled", set_enabled),
-            (torch, "get_autocast_dtype", dtype),
-            (torch, "set_autocast_dtype", set_dtype),
-            (torch, "is_autocast_cache_enabled", lambda: self._caching),
+            (torch, "is_autocast_enabled", self._is_enabled),
+            (torch, "set_autocast_enabled", self._set_enabled),
+            (torch, "get_autocast_dtype", self._dtype_on),
+            (torch, "set_autocast_dtype", self._set_dtype),
+            (torch, "is_autocast_cache_enabled", self._is_caching),
             (torch, "set_autocast_cache_enabled", partial(setattr, self, "_caching")),
             (torch, "autocast_increment_nesting", partial(self._nest, 1)),
             (torch, "autocast_decrement_nesting", partial(self._nest, -1)),
@@ -142,34 +126,67 @@ class Autocast:
             (torch.amp.autocast_mode, "is_autocast_available", lambda device: device in (*_USUAL, "meta")),
             (torch.cuda.amp.common, "amp_definitely_not_available", lambda: False),
             (torch.cuda, "is_bf16_supported", lambda: True),
-            (sys.modules.get("transformers.utils.generic"), "nullcontext", off),
+            (sys.modules.get("transformers.utils.generic"), "nullcontext", self._off),
         ]
         return [row for row in found if hasattr(row[0], row[1])]
 
+    @uncounted
+    def _is_enabled(self, device: str = "cuda") -> bool:
+        return self._enabled and device in self._mine
+
+    @uncounted
+    def _set_enabled(self, device: str, enabled: bool) -> None:
+        if device in self._mine:
+            self._switch(enabled)
+
+    @uncounted
+    def _dtype_on(self, device: str) -> torch.dtype:
+        return self._dtype if device in self._mine else _USUAL.get(device, torch.bfloat16)
+
+    @uncounted
+    def _set_dtype(self, device: str, dtype: torch.dtype) -> None:
+        if device in self._mine:
+            self._dtype = dtype
+
+    @uncounted
+    def _is_caching(self) -> bool:
+        return self._caching
+
+    @uncounted
+    def _off(self) -> Any:
+        """What transformers enters on the meta device, where it would do nothing, to have no autocast."""
+        return torch.autocast("meta", enabled=False) if self._enabled else nullcontext()
+
+    @uncounted
     def _nest(self, more: int) -> int:
         self._nesting += more
         return self._nesting
 
+    @uncounted
     def _switch(self, enabled: bool) -> None:
         self._enabled = enabled
         self.entered = self.entered or enabled
-        self._recorder.route(self._handle if enabled else None)
+        self._recorder.intercept = self._cast_first if enabled else None
 
-    def _handle(self, func: OpOverload[..., Any], args: Sequence[Any], options: dict[str, Any]) -> Any:
+    def _refuse(self, func: OpOverload[..., Any], args: Sequence[Any], options: dict[str, Any]) -> Any:
+        """End a pass whose model has entered autocast."""
+        if nesting():
+            raise EntersAutocastError
+        return self._recorder.handle(func, args, options)
+
+    def _cast_first(self, func: OpOverload[..., Any], args: Sequence[Any], options: dict[str, Any]) -> Any:
         """Record the casts of an op's arguments, then the op."""
         rule = None if self._within else _rule(func, self.target)
         if rule is None:
-            return self._record(func, args, options)
+            return self._recorder.handle(func, args, options)
         self._within = True
         try:
-            return self._record(*self._under(rule, func, args, options))
+            return self._recorder.handle(func, *self._under(rule, func, args, options))
         finally:
             self._within = False
 
-    def _record(self, func: OpOverload[..., Any], args: Sequence[Any], options: dict[str, Any]) -> Any:
-        return type(self._recorder)._handle(self._recorder, func, args, options)
-
-    def _under(self, rule: str, func: OpOverload[..., Any], args: Sequence[Any], options: dict[str, Any]) -> Call:
+    def _under(self, rule: str, func: OpOverload[..., Any], args: Sequence[Any], options: dict[str, Any]) -> Arguments:
+        """The arguments of an op as autocast hands them on."""
         if rule == "stated":
             return self._stated(func, args, options)
         given = [leaf for value in (*args, *options.values()) for leaf in leaves(value)]
@@ -178,20 +195,20 @@ class Autocast:
         self._caching = caching and rule != "flattened"
         try:
             options = {name: self._in(value, dtype) for name, value in options.items()}
-            return func, [self._in(value, dtype) for value in args], options
+            return [self._in(value, dtype) for value in args], options
         finally:
             self._caching = caching
 
-    def _stated(self, func: OpOverload[..., Any], args: Sequence[Any], options: dict[str, Any]) -> Call:
-        """The call with fp32 as what it is to give; softmax converts fp16 itself, and nothing else."""
+    def _stated(self, func: OpOverload[..., Any], args: Sequence[Any], options: dict[str, Any]) -> Arguments:
+        """The arguments with fp32 as what it is to give; softmax converts fp16 itself, and nothing else."""
         names = [argument.name for argument in func._schema.arguments]
         given = dict(zip(names, args, strict=False)) | options
         x = args[0]
         if not _eligible(x) or given.get("dtype") is not None:
-            return func, args, options
+            return args, options
         if x.dtype is torch.bfloat16 and func._schema.name.endswith("softmax"):
             x = self._cast(x, torch.float32)
-        return func, (x, *args[1 : names.index("dtype")]), options | {"dtype": torch.float32}
+        return (x, *args[1 : names.index("dtype")]), options | {"dtype": torch.float32}
 
     def _in(self, value: Any, dtype: torch.dtype) -> Any:
         if isinstance(value, Tensor):
@@ -209,7 +226,7 @@ class Autocast:
         return self._casts[id(tensor)][1]
 
     def _recorded(self, tensor: Tensor, dtype: torch.dtype) -> Tensor:
-        made: Tensor = self._record(aten.to.dtype, (tensor, dtype), {})
+        made: Tensor = self._recorder.handle(aten.to.dtype, (tensor, dtype), {})
         self._recorder.nested[-1] = True  # no Python calls it
         return made
 

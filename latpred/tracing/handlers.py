@@ -81,12 +81,10 @@ class Call(NamedTuple):
         args, options = tree_map_only(Tensor, _on_meta, (list(self.args), self.options))
         return self._replace(args=args, options=options)
 
-    def weights(self) -> list[bool]:
-        """Which tensors are parameters or buffers: only those were made outside inference mode."""
-        return [not tensor.is_inference() for tensor in self.tensors]
-
-    def launching(self, out: Any, weights: Sequence[bool] | None = None) -> OpRecord:
-        return launching(self.info, self.args, self.options, out, self.weights() if weights is None else weights)
+    def launching(self, out: Any) -> OpRecord:
+        # Parameters and buffers are those tensors that were made outside inference mode.
+        weights = [not tensor.is_inference() for tensor in self.tensors]
+        return launching(self.info, self.args, self.options, out, weights)
 
 
 _OVERWRITING = frozenset({"zero_", "fill_", "copy_"})  # leave nothing of what was there
@@ -118,10 +116,7 @@ class UnknownValues:
         return call._replace(args=[*call.args[:kept], *others], options=options)
 
     def _hidden(self, tensor: Tensor) -> Tensor:
-        if tensor.untyped_storage()._cdata not in self._storages:
-            return tensor
-        with torch.inference_mode(tensor.is_inference()):  # by which parameters and buffers are told
-            return _on_meta(tensor)
+        return _on_meta(tensor) if tensor.untyped_storage()._cdata in self._storages else tensor
 
 
 def _sign(values: Iterable[Any], key: list[Any]) -> int:
@@ -142,7 +137,8 @@ def _sign(values: Iterable[Any], key: list[Any]) -> int:
 def _on_meta(tensor: Tensor) -> Tensor:
     if tensor.is_meta:
         return tensor
-    return torch.empty_strided(tensor.shape, tensor.stride(), dtype=tensor.dtype, device="meta")
+    with torch.inference_mode(tensor.is_inference()):  # by which parameters and buffers are told
+        return torch.empty_strided(tensor.shape, tensor.stride(), dtype=tensor.dtype, device="meta")
 
 
 def fresh(recorder: TraceRecorder, call: Call) -> Any:
@@ -151,7 +147,6 @@ def fresh(recorder: TraceRecorder, call: Call) -> Any:
     record = recorder.known.get(key)
     if record is not None and places & _ON_META and record.make is not None:
         return recorder.record(record, record.make())
-    weights = call.weights() if record is None else []
     if places == _ON_META | _REAL:
         call = call.on_meta()
     out = NotImplemented
@@ -160,7 +155,7 @@ def fresh(recorder: TraceRecorder, call: Call) -> Any:
     if out is NotImplemented:
         out = _drawn(recorder, call) if call.info.random else call.run()
     if record is None:
-        record = recorder.known[key] = call.launching(out, weights)
+        record = recorder.known[key] = call.launching(out)
     return recorder.record(record, out)
 
 
@@ -202,16 +197,17 @@ def mutable(recorder: TraceRecorder, call: Call) -> Any:
     _assigned(recorder, call.args)
     key, places = call.signature()
     record = recorder.known.get(key)
-    target = call.args[0] if call.args and isinstance(call.args[0], Tensor) else None
-    inplace = target is not None and call.info.name.startswith("aten::") and call.info.short.endswith("_")
-    if record is not None and inplace and places & _ON_META:
+    first = call.args[0] if call.args else None
+    inplace = call.info.name.startswith("aten::") and call.info.short.endswith("_")
+    target = first if inplace and isinstance(first, Tensor) else None  # which the op gives back
+    if record is not None and target is not None and places & _ON_META:
         out = target
     elif places == _ON_META | _REAL:
         out = call.on_meta().run()
-        out = target if inplace else out
+        out = out if target is None else target
     else:
         out = _drawn(recorder, call) if call.info.random else call.run()
-    if inplace and target is not None and not target.is_meta:
+    if target is not None and not target.is_meta:
         if places & _ON_META:
             recorder.unknown.add(target)
         elif call.info.short in _OVERWRITING:
@@ -233,13 +229,13 @@ def free(recorder: TraceRecorder, call: Call) -> Any:
 
 def decompose(recorder: TraceRecorder, call: Call) -> Any:
     """A composite op: its parts are recorded instead."""
-    out = recorder.inside(call.func.decompose, call.args, call.options)
+    out = recorder.inside(call.func.decompose, *call.args, **call.options)
     return fresh(recorder, call) if out is NotImplemented else out
 
 
 def boundary(recorder: TraceRecorder, call: Call) -> Any:
     """A whole layer in one op, replaced by the kernels it runs."""
-    return recorder.inside(meta_module.REPLACEMENTS[call.info.short], call.args, call.options)
+    return recorder.inside(meta_module.REPLACEMENTS[call.info.short], *call.args, **call.options)
 
 
 def item(recorder: TraceRecorder, call: Call) -> Any:
@@ -279,7 +275,7 @@ def dropout(recorder: TraceRecorder, call: Call) -> Any:
     if not (given["train"] and given["p"]):
         return recorder.record(no_launch(call.info, view=False), call.args[0])
     if call.info.short == "dropout":
-        return fresh(recorder, call) if recorder.on_cuda() else recorder.inside(_dropped, call.args[:2], {})
+        return fresh(recorder, call) if recorder.on_cuda() else recorder.inside(_dropped, *call.args[:2])
     return decompose(recorder, call)
 
 
@@ -292,7 +288,7 @@ def linear(recorder: TraceRecorder, call: Call) -> Any:
     x = call.args[0]
     if x.dim() < 3 or x.is_contiguous():
         return fresh(recorder, call)
-    return recorder.inside(_product_and_sum, call.args, call.options)
+    return recorder.inside(_product_and_sum, *call.args, **call.options)
 
 
 def _product_and_sum(x: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:
@@ -314,11 +310,12 @@ def laid_out(recorder: TraceRecorder, call: Call) -> Any:
     if all(lying):
         return fresh(recorder, call)
 
-    def copied_first(*args: Any, **options: Any) -> Any:
-        copies = (t if lies else t.contiguous(memory_format=layout) for t, lies in zip(args, lying, strict=False))
-        return call.func(*copies, *args[count:], **options)
+    def copied_first() -> Any:
+        given = zip(call.args, lying, strict=False)
+        copies = (t if lies else t.contiguous(memory_format=layout) for t, lies in given)
+        return call.func(*copies, *call.args[count:], **call.options)
 
-    return recorder.inside(copied_first, call.args, call.options)
+    return recorder.inside(copied_first)
 
 
 def rms_norm(recorder: TraceRecorder, call: Call) -> Any:
@@ -329,15 +326,10 @@ def rms_norm(recorder: TraceRecorder, call: Call) -> Any:
 def softmax(recorder: TraceRecorder, call: Call) -> Any:
     """What is given in another format is cast first; only on CUDA a kernel reads fp16 and writes fp32."""
     x, dtype = call.args[0], call.named.get("dtype")
-    if dtype in (None, x.dtype):
+    widens = (x.dtype, dtype) == (torch.float16, torch.float32)
+    if dtype in (None, x.dtype) or (widens and recorder.on_cuda()):
         return fresh(recorder, call)
-    if (x.dtype, dtype) == (torch.float16, torch.float32) and recorder.on_cuda():
-        return fresh(recorder, call)
-    return recorder.inside(_cast_first, (call.func, dtype, *call.args[:2]), {})
-
-
-def _cast_first(func: Any, dtype: torch.dtype, x: Tensor, dim: int) -> Any:
-    return func(x.to(dtype), dim)
+    return recorder.inside(lambda: call.func(x.to(dtype), call.args[1]))
 
 
 def attention(recorder: TraceRecorder, call: Call) -> Any:
@@ -347,7 +339,7 @@ def attention(recorder: TraceRecorder, call: Call) -> Any:
     """
     mask = call.named.get("attn_mask")
     if mask is not None and mask.dtype is torch.bool:
-        return recorder.inside(_masked_by_numbers, call.args, call.options)
+        return recorder.inside(_masked_by_numbers, *call.args, **call.options)
     query, key, value = call.args[:3]
     fused = suits_one_kernel(query, key, value, mask)
     if fused and query.shape[-1] != value.shape[-1]:
@@ -388,52 +380,46 @@ def answer(recorder: TraceRecorder, call: Call) -> Any:
 
     That a sum is the number of elements holds as well: transformers asks so whether a mask hides nothing.
     """
-    whole = len(call.args) == 1
-    if call.info.short == "eq":
-        name, dims = (recorder.records[-1].name, recorder.records[-1].dims) if recorder.records else ("", {})
-        whole = name == "aten::sum" and call.args[0].dtype == torch.int64 and not call.args[0].dim()
-        whole = whole and isinstance(call.args[1], int) and prod(dims.values()) == call.args[1]
-    if not whole or call.options or not call.args[0].is_meta:
+    assumed = _counts_all(recorder, *call.args) if call.info.short == "eq" else len(call.args) == 1
+    if not assumed or call.options or not call.args[0].is_meta:
         return fresh(recorder, call)
     out = torch.tensor("any" not in call.info.short)
     return recorder.record(call.launching(out), out)
 
 
+def _counts_all(recorder: TraceRecorder, x: Tensor, number: Any) -> bool:
+    """Whether the sum of a whole tensor, which was just taken, is compared with how many elements that has."""
+    if not recorder.records or x.dtype != torch.int64 or x.dim():
+        return False
+    last = recorder.records[-1]
+    return last.name == "aten::sum" and isinstance(number, int) and prod(last.dims.values()) == number
+
+
 def pick(recorder: TraceRecorder, call: Call) -> Any:
-    """An op whose result's shape may depend on values."""
-    short, args, options = call.info.short, call.args, call.options
+    """An op whose result's shape depends on values; unless it is told that shape, the host asks for it."""
+    short, args = call.info.short, call.args
     if short == "one_hot" and call.named.get("num_classes", -1) != -1:
         return fresh(recorder, call)
     if short != "one_hot" and call.func._can_decompose():
         return decompose(recorder, call)
-    if short.startswith(("_index_put", "index_put")):
-        return _write_through_indices(recorder, call)
-    if short in ("index", "_unsafe_index"):
-        return _index(recorder, call)
+    told = call.options.get("output_size")
     if not any(tensor.is_meta for tensor in call.tensors):
         out = call.run()
     elif short == "masked_select" and not args[1].is_meta:
         shape = torch.broadcast_shapes(args[0].shape, args[1].shape)  # type: ignore[no-untyped-call]
         out = torch.empty(int(args[1].expand(shape).sum()), dtype=args[0].dtype, device="meta")
-    elif short == "repeat_interleave" and options.get("output_size") is not None:
-        out = torch.empty(options["output_size"], dtype=args[0].dtype, device="meta")
+    elif told is not None:
+        out = torch.empty(told, dtype=args[0].dtype, device="meta")
     else:
         raise UnknowableError(f"the result of {call.info.name} has a shape that depends on values")
-    out = recorder.record(call.launching(out), out)
-    # Unless it is told, the host asks how large the result is; of ops that are never told, `OpInfo` knows.
-    asks = short == "one_hot" or (short == "repeat_interleave" and options.get("output_size") is None)
-    return _waited_for(recorder, out) if asks else out
+    record = call.launching(out)
+    return recorder.record(replace(record, syncs=1) if told is None else record, out)
 
 
-def _index(recorder: TraceRecorder, call: Call) -> Any:
+def index(recorder: TraceRecorder, call: Call) -> Any:
+    """The elements that tensors of places, or masks, pick."""
     indices = _without_masks(recorder, call.args[1])
     return fresh(recorder, call._replace(args=(call.args[0], indices), options={}))
-
-
-def _waited_for(recorder: TraceRecorder, out: Any) -> Any:
-    """The result of an op that makes the host wait."""
-    recorder.records[-1] = replace(recorder.records[-1], syncs=1)
-    return out
 
 
 def _without_masks(recorder: TraceRecorder, indices: Sequence[Tensor | None]) -> list[Tensor | None]:
@@ -458,8 +444,8 @@ def _found(recorder: TraceRecorder, mask: Tensor) -> Tensor:
     return places
 
 
-def _write_through_indices(recorder: TraceRecorder, call: Call) -> Any:
-    """The places of a mask have to be found unless one value fills it."""
+def index_put(recorder: TraceRecorder, call: Call) -> Any:
+    """Values written to such places; those of a mask have to be found unless one value fills it."""
     _assigned(recorder, call.args)
     masks = [index for index in call.args[1] if index is not None and index.dtype in _MASKS]
     for mask in masks if call.args[2].numel() != 1 else ():
@@ -484,7 +470,7 @@ def scalar(recorder: TraceRecorder, call: Call) -> Any:
         return fresh(recorder, call)  # an op's own, which it keeps where its arguments are
     out = call.func(*call.args, **(call.options | {"device": "cpu"}))
     recorder.value = (len(recorder.records), out)
-    return recorder.record(call._replace(options={}).launching(out, []), out)
+    return recorder.record(call._replace(options={}).launching(out), out)
 
 
 def _assigned(recorder: TraceRecorder, args: Sequence[Any]) -> None:
@@ -505,6 +491,6 @@ HANDLERS: dict[str, Callable[[TraceRecorder, Call], Any]] = {
     handler.__name__: handler
     for handler in (
         *(view, fresh, maybe, mutable, free, decompose, item, move, dropout, matmul, pick, answer, boundary, scalar),
-        *(lookup, attention, packed, linear, laid_out, rms_norm, softmax),
+        *(lookup, attention, packed, linear, laid_out, rms_norm, softmax, index, index_put),
     )
 }

@@ -9,13 +9,14 @@ from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from inspect import signature
 from numbers import Integral
-from typing import Any
+from typing import Any, overload
 
 import torch
 
 from latpred.errors import UsageError
 from latpred.query import AMP
 from latpred.sandbox.untouched import copied
+from latpred.tracing.op_record import leaves
 
 Tensor = torch.Tensor
 
@@ -37,8 +38,14 @@ def precision_name(dtype: torch.dtype) -> str:
     return _NAMES.get(dtype, str(dtype).rpartition(".")[2])
 
 
-def dtype_of(precision: str) -> torch.dtype:
-    """Floating-point dtype of weights and inputs in a precision."""
+@overload
+def dtype_of(precision: str) -> torch.dtype: ...
+@overload
+def dtype_of(precision: None) -> None: ...
+def dtype_of(precision: str | None) -> torch.dtype | None:
+    """Floating-point dtype of weights and inputs in a precision; None for None, which leaves them their own."""
+    if precision is None:
+        return None
     if precision not in DTYPES:
         raise UsageError(f"precision {precision!r} is not known; choose one of {', '.join(DTYPES)}")
     return DTYPES[precision]
@@ -69,9 +76,9 @@ def from_example(example: Any) -> Inputs:
         return Inputs(example, "custom", 0)
     if isinstance(example, list):
         example = tuple(example)
-    for tensor in tensors_in(example):
+    for tensor in leaves(example):
         demand_dense(tensor, "inputs hold")
-    sizes = [tensor.shape[0] for tensor in tensors_in(example) if tensor.dim()]
+    sizes = [tensor.shape[0] for tensor in leaves(example) if tensor.dim()]
     if not sizes or sizes[0] < 1:
         raise UsageError(
             "inputs hold no tensor whose first dimension could be the batch; give tensors such as "
@@ -107,24 +114,12 @@ def arguments(
     inputs: Inputs, batch: int, dtype: torch.dtype, channels_last: bool
 ) -> tuple[tuple[Any, ...], dict[str, Any]]:
     """Positional and keyword arguments of one pass. To be called in inference mode, which marks them as activations."""
-    settled = _settled(_by_name(inputs.make(batch)), dtype, channels_last)
-    if isinstance(settled, dict):
-        return (), settled
-    return (settled if isinstance(settled, tuple) else (settled,)), {}
+    settled = _settled(as_arguments(inputs.make(batch)), dtype, channels_last)
+    return ((), settled) if isinstance(settled, dict) else (settled, {})
 
 
 def nbytes(args: tuple[Any, ...], options: dict[str, Any]) -> int:
-    return sum(t.numel() * t.dtype.itemsize for t in tensors_in((args, options)))
-
-
-def tensors_in(value: Any) -> list[Tensor]:
-    if isinstance(value, Tensor):
-        return [value]
-    if isinstance(value, Mapping):
-        return [tensor for item in value.values() for tensor in tensors_in(item)]
-    if isinstance(value, (list, tuple)):
-        return [tensor for item in value for tensor in tensors_in(item)]
-    return []
+    return sum(t.numel() * t.dtype.itemsize for t in leaves((args, options)))
 
 
 def _map(value: Any, function: Callable[[Tensor], Tensor]) -> Any:
@@ -139,9 +134,11 @@ def _map(value: Any, function: Callable[[Tensor], Tensor]) -> Any:
     return copied(value, function)  # a cache, say, which the forward pass writes into
 
 
-def _by_name(value: Any) -> Any:
-    """Keyword arguments as a dictionary, whatever mapping they are in; anything else as it is."""
-    return dict(value) if isinstance(value, Mapping) else value
+def as_arguments(value: Any) -> dict[str, Any] | tuple[Any, ...]:
+    """Inputs as keyword arguments, whatever mapping they are in, or as a tuple of positional ones."""
+    if isinstance(value, Mapping):
+        return dict(value)
+    return value if isinstance(value, tuple) else (value,)
 
 
 def _resized(example: Any, given: int, batch: int) -> Any:
@@ -200,8 +197,7 @@ def real(value: Any, dtype: torch.dtype, channels_last: bool = False) -> Any:
         filled = torch.randn(tensor.shape, generator=generator) if tensor.is_meta else own(tensor)
         return filled.to(dtype).contiguous(memory_format=layout if tensor.dim() == 4 else torch.contiguous_format)
 
-    given = _by_name(value)
-    return _map(given if isinstance(given, (tuple, dict)) else (given,), fill)
+    return _map(as_arguments(value), fill)
 
 
 TOKENS = 128
@@ -249,10 +245,8 @@ def whole_number(name: str, value: Any, unit: str) -> int:
 
 def whole_sizes(seq: Any, image: Any) -> tuple[int | None, int | None]:
     """Tokens and pixels as whole numbers, where they were given."""
-    length, side = (
-        None if value is None else whole_number(name, value, "length")
-        for name, value in (("seq", seq), ("image", image))
-    )
+    length = None if seq is None else whole_number("seq", seq, "length")
+    side = None if image is None else whole_number("image", image, "length")
     return length, side
 
 

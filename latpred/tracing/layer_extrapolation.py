@@ -1,4 +1,4 @@
-"""The graph of a deep model from the trace of a shallow one of the same layers, and graphs on a line with two others.
+"""The graph of a deep model from the trace of a shallow one of the same layers.
 
 Four equal layers show what comes before the middle ones, what each of these adds and what follows the last one; a
 config of any other depth is put together from that, without being built or traced. That is done only where it was seen
@@ -19,14 +19,12 @@ from typing import Any, NamedTuple
 import msgspec
 import torch
 
-from latpred.errors import TraceError
-from latpred.graph.graph import COUNTS, ZERO, Affine, ModelGraph, Op
+from latpred.graph.graph import ZERO, Affine, ModelGraph, Op
 from latpred.ops import generation
 from latpred.storage import Recent
 from latpred.tracing.autocast import KEEPS
-from latpred.tracing.inputs import DTYPES
+from latpred.tracing.inputs import dtype_of
 from latpred.tracing.meta_module import make_meta_module
-from latpred.tracing.trace_pass import RETURN, alike
 from latpred.tracing.tracer import trace
 from latpred.zoo import names
 
@@ -157,7 +155,7 @@ def _stack(config: Any, options: dict[str, Any]) -> _Stack | None:
     exact = None if graph.ops_at_one is None else _taken_apart(graph.ops_at_one, path)
     if part is None or (exact is None) != (graph.ops_at_one is None):
         return None
-    layer = make_meta_module(layers[1], DTYPES.get(options.get("precision") or ""))
+    layer = make_meta_module(layers[1], dtype_of(options.get("precision")))
     return _Stack(graph, part, exact, layer.parameters, layer.parameter_bytes)
 
 
@@ -189,47 +187,3 @@ def _within(module: str, path: str) -> bool:
 
 
 STACKS = LayerExtrapolation()
-
-
-_WORK = COUNTS[:-1]  # without what is alive
-
-
-class NotAffineError(TraceError):
-    """Two graphs are not one with other sizes."""
-
-
-def graph_on_line(first: ModelGraph, second: ModelGraph, steps: int) -> ModelGraph:
-    """The graph so many steps behind the first, where the second is one step behind it."""
-    if (first.ops_at_one is None) != (second.ops_at_one is None):
-        raise NotAffineError("one graph has rows for batch 1 and the other has none")
-    exact = None
-    if first.ops_at_one is not None and second.ops_at_one is not None:
-        exact = _ops_on_line(first.ops_at_one, second.ops_at_one, steps)
-    return msgspec.structs.replace(first, ops=_ops_on_line(first.ops, second.ops, steps), ops_at_one=exact)
-
-
-def same_work(a: ModelGraph, b: ModelGraph) -> bool:
-    """Whether two graphs launch the same work, whatever the host was seen to do around it."""
-    return _rows(a.ops) == _rows(b.ops) and _rows(a.ops_at_one or ()) == _rows(b.ops_at_one or ())
-
-
-def _rows(ops: tuple[Op, ...]) -> list[tuple[object, ...]]:
-    return [
-        (op.name, op.family, op.dims, op.launches, op.syncs, *(getattr(op, name) for name in _WORK))
-        for op in ops
-        if op.name != RETURN
-    ]
-
-
-def _ops_on_line(first: tuple[Op, ...], second: tuple[Op, ...], steps: int) -> tuple[Op, ...]:
-    if len(first) != len(second):
-        raise NotAffineError(f"{len(first)} ops become {len(second)}")
-    return tuple(_op_on_line(a, b, steps) for a, b in zip(first, second, strict=True))
-
-
-def _op_on_line(a: Op, b: Op, steps: int) -> Op:
-    if not alike(a, b):
-        raise NotAffineError(f"{a.name} becomes {b.name}")
-    counts = {name: x + (y - x) * steps for name in COUNTS if (x := getattr(a, name)) != (y := getattr(b, name))}
-    dims = {name: size + (b.dims[name] - size) * steps for name, size in a.dims.items()}
-    return msgspec.structs.replace(a, dims=dims, **counts)

@@ -12,7 +12,6 @@ from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 from functools import partial
 from threading import get_ident
-from types import CodeType
 from typing import Any
 
 import torch
@@ -22,7 +21,7 @@ from torch.utils._device import DeviceContext, _device_constructors
 from torch.utils._python_dispatch import is_traceable_wrapper_subclass
 
 from latpred.errors import TraceError
-from latpred.sandbox.own_thread import SWITCHING, replaced
+from latpred.sandbox.own_thread import replaced, uncounted
 from latpred.sandbox.untouched import Copier, keeps_values
 from latpred.tracing.inputs import demand_dense
 
@@ -221,11 +220,13 @@ def usual_dtype() -> Iterator[None]:
         yield
 
 
+@uncounted
 def _float32() -> torch.dtype:
     return torch.float32
 
 
 def _in_float32(make: Callable[..., torch.Tensor], floating: bool) -> Callable[..., torch.Tensor]:
+    @uncounted
     def made(*args: Any, **options: Any) -> torch.Tensor:
         if options.get("dtype") is None and options.get("out") is None and (floating or _has_float((args, options))):
             options["dtype"] = torch.float32
@@ -234,6 +235,7 @@ def _in_float32(make: Callable[..., torch.Tensor], floating: bool) -> Callable[.
     return made
 
 
+@uncounted
 def _has_float(value: Any) -> bool:
     """Whether there is a Python float; written without a generator, which would be one more call of Python."""
     if isinstance(value, (list, tuple, dict)):
@@ -270,17 +272,9 @@ class _AlsoMeta(str):
     thread = 0
     __hash__ = str.__hash__
 
+    @uncounted
     def __eq__(self, other: object) -> bool:
         return str.__eq__(self, other) or (str.__eq__("meta", other) is True and get_ident() == self.thread)
-
-
-# Code that runs with a model, but is not its own.
-CODES: frozenset[CodeType] = frozenset(
-    {
-        *(_AlsoMeta.__eq__.__code__, *SWITCHING),
-        *(_float32.__code__, _in_float32(torch.empty, True).__code__, _has_float.__code__),
-    }
-)
 
 
 def multi_head_attention(

@@ -19,12 +19,12 @@ import torch
 from torch._ops import OpOverload
 
 from latpred.errors import UnknownOpError
-from latpred.graph.graph import ModelGraph
+from latpred.graph.graph import ModelGraph, all_ops
 from latpred.ops import Formula, Work, checked, formula_of, generation
 from latpred.ops.families import FREE, host_class, is_tensor, no_launch_class, stored_numel
 from latpred.ops.pointwise import elementwise
 
-# Composite ops that are recorded whole: new results, views, and what is a view where the strides allow it.
+# Composite ops that are recorded whole: new results, and what is a view where the strides allow it.
 _FRESH_WHOLE = frozenset(
     {
         *("batch_norm", "bilinear", "_weight_norm"),
@@ -33,13 +33,6 @@ _FRESH_WHOLE = frozenset(
         *("adaptive_avg_pool1d", "adaptive_avg_pool2d", "adaptive_avg_pool3d", "adaptive_max_pool1d"),
         *("where", "prelu", "log_sigmoid", "std", "var", "square", "pad", "cosine_similarity", "diff"),
         "take_along_dim",
-    }
-)
-_VIEW_WHOLE = frozenset(
-    {
-        *("chunk", "narrow", "movedim", "moveaxis", "swapaxes", "swapdims", "expand_as", "view_as", "numpy_T", "mT"),
-        *("mH", "matrix_H", "adjoint", "tensor_split", "hsplit", "vsplit", "dsplit", "unflatten", "broadcast_to"),
-        *("positive", "unsafe_chunk", "atleast_1d", "atleast_2d", "atleast_3d", "_unsafe_view"),
     }
 )
 _MAYBE_WHOLE = frozenset(
@@ -51,11 +44,18 @@ _MAYBE_WHOLE = frozenset(
 _PICKING = ("nonzero", "masked_select", "unique", "_unique2", "unique_dim", "unique_consecutive", "bincount")
 _DROPOUTS = ("dropout", "feature_dropout", "alpha_dropout", "feature_alpha_dropout")
 _CONVOLUTIONS = tuple(f"conv{kind}{n}d" for kind in ("", "_transpose") for n in (1, 2, 3))
+_VIEWS = (
+    *("chunk", "narrow", "movedim", "moveaxis", "swapaxes", "swapdims", "expand_as", "view_as", "numpy_T", "mT"),
+    *("mH", "matrix_H", "adjoint", "tensor_split", "hsplit", "vsplit", "dsplit", "unflatten", "broadcast_to"),
+    *("positive", "unsafe_chunk", "atleast_1d", "atleast_2d", "atleast_3d", "_unsafe_view"),
+)
 _SPECIAL = {
+    **dict.fromkeys(_VIEWS, "view"),
     **dict.fromkeys(("_local_scalar_dense", "equal"), "item"),
     **dict.fromkeys(("to", "_to_copy", "type_as"), "move"),
     **dict.fromkeys((*_DROPOUTS, *(f"{name}_" for name in _DROPOUTS)), "dropout"),
-    **dict.fromkeys(("index", "_unsafe_index", "index_put", "index_put_", "_index_put_impl_"), "pick"),
+    **dict.fromkeys(("index", "_unsafe_index"), "index"),
+    **dict.fromkeys(("index_put", "index_put_", "_index_put_impl_"), "index_put"),
     **dict.fromkeys(("repeat_interleave", "one_hot", *_PICKING), "pick"),
     **dict.fromkeys(("all", "_is_all_true", "any", "_is_any_true", "eq"), "answer"),
     **dict.fromkeys(("_transformer_encoder_layer_fwd", "_native_multi_head_attention"), "boundary"),
@@ -70,8 +70,6 @@ _SPECIAL = {
     "embedding": "lookup",
 }
 _RESAMPLING = re.compile(r"_?upsample_\w+[^_]$")
-# Make the host wait on an asynchronous device: it must learn how large the result is.
-_SYNCING = frozenset({*_PICKING, "equal"})
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -84,7 +82,7 @@ class OpInfo:
     formula: Formula | None  # None when nobody knows
     override: Callable[..., Any] | None  # makes its result without the meta kernel
     arguments: tuple[str, ...]  # names of the schema's, in order
-    syncs: int  # host synchronisations of each call
+    syncs: int  # 1 where the host must learn how large each result is, which an asynchronous device makes it wait for
     random: bool  # whether it draws random numbers
 
 
@@ -105,7 +103,7 @@ def describe(func: OpOverload[..., Any]) -> OpInfo:
         formula=formula,
         override=OVERRIDES.get(short) if aten else None,
         arguments=tuple(argument.name for argument in schema.arguments),
-        syncs=int(aten and short in _SYNCING),
+        syncs=int(aten and short in _PICKING),
         random=torch.Tag.nondeterministic_seeded in func.tags,
     )
 
@@ -121,8 +119,6 @@ def _pointwise(func: OpOverload[..., Any]) -> bool:
 def _kind(func: OpOverload[..., Any], short: str, aten: bool) -> str:
     if aten and short in _SPECIAL:
         return _SPECIAL[short]
-    if aten and short in _VIEW_WHOLE:
-        return "view"
     if aten and _RESAMPLING.match(short):
         return "fresh"  # torch has decompositions of these, for compilers: every device has a kernel
     composite = func._can_decompose()
@@ -249,16 +245,15 @@ def place(module: str) -> str:
 
 def demand_known(graph: ModelGraph) -> None:
     """Refuse a graph with an op that no formula knows."""
-    for one in (graph, *graph.exact.values()):
-        for op in (*one.ops, *(one.ops_at_one or ())):
-            if op.estimated:
-                own = graph.runtime == "eager"  # whose ops may have formulas of the user's
-                called = f"called in {place(op.module)}" if own else f"which {graph.runtime} runs"
-                register = f"register one with @latpred.cost({op.name!r}), or " if own else ""
-                raise UnknownOpError(
-                    f"no cost formula knows {op.name}, {called}; {register}trace without strict to have it estimated "
-                    "from its bytes"
-                )
+    for op in all_ops(graph):
+        if op.estimated:
+            own = graph.runtime == "eager"  # whose ops may have formulas of the user's
+            called = f"called in {place(op.module)}" if own else f"which {graph.runtime} runs"
+            register = f"register one with @latpred.cost({op.name!r}), or " if own else ""
+            raise UnknownOpError(
+                f"no cost formula knows {op.name}, {called}; {register}trace without strict to have it estimated "
+                "from its bytes"
+            )
 
 
 def dtype_name(dtype: torch.dtype) -> str:
@@ -286,11 +281,13 @@ def _tensor_maker(tensor: torch.Tensor | None) -> Callable[[], Any]:
 
 
 def leaves(value: Any) -> list[torch.Tensor]:
-    """The tensors in an argument or a result."""
+    """The tensors in an argument, an input or a result."""
     if isinstance(value, torch.Tensor):
         return [value]
     if isinstance(value, (tuple, list)):
         return [leaf for item in value for leaf in leaves(item)]
+    if isinstance(value, Mapping):
+        return leaves(list(value.values()))
     return []
 
 

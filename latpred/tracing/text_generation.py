@@ -18,15 +18,14 @@ import msgspec
 import torch
 
 from latpred.errors import UsageError
-from latpred.graph.graph import ModelGraph, Op
+from latpred.graph.graph import COUNTS, ModelGraph, Op, combined
 from latpred.graph.rewrites import attended
 from latpred.query import check_attention
-from latpred.sandbox.own_thread import without_modes
+from latpred.sandbox.own_thread import uncounted, without_modes
 from latpred.tracing.inputs import Inputs, dtype_of, longest, refuse_autocast, whole_number
-from latpred.tracing.layer_extrapolation import NotAffineError, graph_on_line, same_work
 from latpred.tracing.meta_module import MetaModule, attend, make_meta_module
 from latpred.tracing.op_record import OpRecord
-from latpred.tracing.trace_pass import PassWatcher, TracePass
+from latpred.tracing.trace_pass import RETURN, PassWatcher, TracePass, same_ops
 from latpred.tracing.tracer import Naming, Tracer, TraceRecorder, dtype_of_build
 from latpred.zoo import names
 from latpred.zoo.names import ARCHITECTURES
@@ -106,6 +105,7 @@ def _by_name(name: str, device: str, precision: str | None) -> torch.nn.Module:
 CACHES = ("dynamic", "static")
 _TOKEN = 5
 _TRACED = 3  # decode steps of a pass: two for the line, one to see whether it is one
+_WORK = COUNTS[:-1]  # without what is alive
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -150,8 +150,8 @@ class GenerationGraph:
     def whole(self) -> ModelGraph:
         """All iterations in one graph, the host waiting for the device between them."""
         graphs = [self.prefill.graph, *(step.graph for step in self.steps)]
-        exact = [graph.ops_at_one for graph in graphs]
-        at_one = None if all(ops is None for ops in exact) else _in_turn([graph.at(1) for graph in graphs])
+        on_line = all(graph.ops_at_one is None for graph in graphs)
+        at_one = None if on_line else _in_turn([graph.at(1) for graph in graphs])
         return msgspec.structs.replace(graphs[0], ops=_in_turn([graph.ops for graph in graphs]), ops_at_one=at_one)
 
 
@@ -169,7 +169,7 @@ def trace_generation(
     """Trace greedy generation without computing anything."""
     if cache not in CACHES:
         raise UsageError(f"cache {cache!r} is not known; choose one of {', '.join(CACHES)}")
-    dtype = None if precision is None else dtype_of(precision)
+    dtype = dtype_of(precision)
     refuse_autocast(precision, "generation")
     check_attention(attention)
     with names.attention(attention), dtype_of_build(model):
@@ -199,12 +199,11 @@ def _extrapolated(
 ) -> tuple[Stage, Sequence[Stage]] | None:
     """The prefill and all steps, on the line through the first two; None where other traced steps are not on it."""
     prefill, first, second, third = stages(prompt, new_tokens, 1 + _TRACED)
+    if not _same_ops(first.graph, second.graph):
+        return None
     steps = _StepsOnLine(first, second, new_tokens - 1)
     last = stages(prompt + new_tokens - 2, 2, 2)[1]
-    try:
-        straight = all(same_work(steps[number].graph, traced.graph) for number, traced in ((2, third), (-1, last)))
-    except NotAffineError:
-        return None
+    straight = all(same_work(steps[number].graph, traced.graph) for number, traced in ((2, third), (-1, last)))
     return (prefill, steps) if straight else None
 
 
@@ -221,8 +220,39 @@ class _StepsOnLine(Sequence[Stage]):
 
     def __getitem__(self, index: int) -> Stage:  # type: ignore[override]
         number = range(self.length)[index]
-        graph = graph_on_line(self.first.graph, self.second.graph, number)
+        graph = _graph_on_line(self.first.graph, self.second.graph, number)
         return Stage(self.first.before + number, graph, self.first.span, self.first.span_at_one)
+
+
+def _graph_on_line(first: ModelGraph, second: ModelGraph, steps: int) -> ModelGraph:
+    """The graph so many steps behind the first, where the second is one step behind it."""
+
+    def on_line(ops: Sequence[Op], others: Sequence[Op]) -> tuple[Op, ...]:
+        pairs = zip(ops, others, strict=True)
+        return tuple(combined(pair, lambda x, y: x if x == y else x + (y - x) * steps) for pair in pairs)
+
+    exact = None
+    if first.ops_at_one is not None and second.ops_at_one is not None:
+        exact = on_line(first.ops_at_one, second.ops_at_one)
+    return msgspec.structs.replace(first, ops=on_line(first.ops, second.ops), ops_at_one=exact)
+
+
+def _same_ops(a: ModelGraph, b: ModelGraph) -> bool:
+    """Whether two graphs differ in sizes at most."""
+    return same_ops(a.ops, b.ops) and same_ops(a.ops_at_one or (), b.ops_at_one or ())
+
+
+def same_work(a: ModelGraph, b: ModelGraph) -> bool:
+    """Whether two graphs launch the same work, whatever the host was seen to do around it."""
+    return _rows(a.ops) == _rows(b.ops) and _rows(a.ops_at_one or ()) == _rows(b.ops_at_one or ())
+
+
+def _rows(ops: tuple[Op, ...]) -> list[tuple[object, ...]]:
+    return [
+        (op.name, op.family, op.dims, op.launches, op.syncs, *(getattr(op, name) for name in _WORK))
+        for op in ops
+        if op.name != RETURN
+    ]
 
 
 class _GenerationTracer(Tracer):
@@ -243,7 +273,7 @@ class _GenerationTracer(Tracer):
         super().__init__(meta_module, Inputs(prompts, "seq", prompt), naming)
         self.cuts: dict[int, list[list[int]]] = {}  # by batch: what the recorder marked
         self._new_tokens, self._cache, self._traced = new_tokens, cache, traced
-        self._recorder = _GreedyRecorder(None, self._token)
+        self._recorder: _GreedyRecorder  # of the latest pass
         self._note()
 
     def one_pass(self, batch: int, *, watched: bool = False) -> TracePass:
@@ -265,8 +295,8 @@ class _GenerationTracer(Tracer):
         if self._cache == "static":
             options["cache_implementation"] = "static"
 
+        @uncounted
         def begin(**inputs: torch.Tensor) -> None:
-            self._recorder.hide_caller()
             try:
                 module.generate(**inputs, **options)
             except _EnoughError:
@@ -280,9 +310,9 @@ class _GenerationTracer(Tracer):
         update = type(module)._update_model_kwargs_for_generation.__get__(module)
 
         @wraps(prepare)  # generate() asks for its signature
+        @uncounted
         def prepare_inputs_for_generation(*args: Any, **options: Any) -> Any:
             recorder = self._recorder
-            recorder.hide_caller()
             if len(recorder.marks) == self._traced:
                 raise _EnoughError
             recorder.choosing = False
@@ -291,9 +321,9 @@ class _GenerationTracer(Tracer):
             recorder.marks[-1].append(len(recorder.records))
             return made
 
+        @uncounted
         def update_model_kwargs(*args: Any, **options: Any) -> Any:
             recorder = self._recorder
-            recorder.hide_caller()
             recorder.choosing = True
             recorder.marks[-1].append(len(recorder.records))
             return update(*args, **options)
@@ -321,11 +351,6 @@ class _GreedyRecorder(TraceRecorder):  # type: ignore[no-untyped-call]
         if self.choosing and record.name == "aten::argmax" and out.is_meta:
             out = torch.full(out.shape, self._token)
         return super().record(record, out)
-
-    def hide_caller(self) -> None:
-        """Let a function from here not count as the model's Python; to be called by it."""
-        if self.watcher is not None:
-            self.watcher.forget(2)  # this call and the one that made it
 
 
 def _ordinary_token(module: torch.nn.Module) -> int:

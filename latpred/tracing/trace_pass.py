@@ -24,13 +24,12 @@ from torch.multiprocessing.reductions import StorageWeakRef
 from latpred.errors import TraceError
 from latpred.graph.graph import NO_CALLS, Affine, Calls, Op
 from latpred.ops.families import nested_class
-from latpred.tracing.meta_module import CODES
+from latpred.sandbox.own_thread import UNCOUNTED, uncounted
 from latpred.tracing.op_record import OpRecord, leaves, place
 
 MODULE_CALL: CodeType = torch.nn.Module._call_impl.__code__
-_WRAPPER: CodeType = torch.nn.Module._wrapped_call_impl.__code__
 _READ: CodeType = torch.nn.Module.__getattr__.__code__
-_OTHERS = frozenset(map(id, (_WRAPPER, *CODES)))  # Python that runs with a model and is not its own
+uncounted(torch.nn.Module._wrapped_call_impl)  # it only calls the one above
 # What torch asks in Python before it hands an op to a mode; there is no such question without one.
 _LOOKUP: CodeType | None = getattr(getattr(simple_registry, "find_torch_dispatch_rule", None), "__code__", None)
 _GONE: Callable[[int], bool] = torch.UntypedStorage._expired  # type: ignore[assignment]
@@ -60,33 +59,27 @@ class PassWatcher:
         sys.setprofile(self._hook)
         return self
 
+    @uncounted
     def __exit__(self, *_: object) -> None:
         sys.setprofile(None)
-        self._calls[1] -= 1  # this call
         if callable(self._previous):
             sys.setprofile(self._previous)
         elif self._previous is not None:  # cProfile's own object
             self._previous.enable()
         self._flush()
 
+    @uncounted
     def pause(self) -> None:
         """Stop counting: the recorder's own work begins."""
         if CHEAP_HOOK:
             sys.setprofile(None)
-        calls = self._calls
-        if not calls[3]:
-            calls[1] -= 2  # this call and the one that made it
-            calls[3] = 1
+        self._calls[3] = 1
 
     def resume(self) -> None:
         """Go on counting."""
         self._calls[3] = 0
         if CHEAP_HOOK:
             sys.setprofile(self._hook)
-
-    def forget(self, calls: int) -> None:
-        """Take back Python calls that were not the model's, and this one."""
-        self._calls[1] -= calls + 1
 
     def forget_module(self) -> None:
         """Take back a module call that was not the model's."""
@@ -167,7 +160,7 @@ def _hook(paths: dict[int, str], stack: list[str], calls: list[int]) -> Callable
                 stack.append(paths.get(id(frame.f_locals["self"]), stack[-1]))
                 return
             caller = frame.f_back
-            if id(code) not in _OTHERS and (caller is None or caller.f_code is not MODULE_CALL):
+            if id(code) not in UNCOUNTED and (caller is None or caller.f_code is not MODULE_CALL):
                 calls[1] += 1
                 if code is _READ:
                     calls[2] += 1
@@ -201,8 +194,8 @@ class TracePass:
         return self.watcher
 
 
-def same_ops(one: Sequence[OpRecord], other: Sequence[OpRecord]) -> bool:
-    """Whether two passes issued the same ops in the same order."""
+def same_ops(one: Sequence[OpRecord | Op], other: Sequence[OpRecord | Op]) -> bool:
+    """Whether two passes, or graphs, have the same ops in the same order."""
     # Equal layers share their records, so there are far fewer pairs than ops.
     return len(one) == len(other) and all(a is b or alike(a, b) for a, b in set(zip(one, other, strict=True)))
 

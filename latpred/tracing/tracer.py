@@ -21,13 +21,12 @@ from latpred.errors import LatpredError, TraceError, UsageError
 from latpred.graph.graph import CONTIGUOUS, Affine, ModelGraph, Op
 from latpred.graph.rewrites import attended
 from latpred.query import Options, check_attention
-from latpred.sandbox.own_thread import no_collection, uncompiled, unhooked, without_modes
+from latpred.sandbox.own_thread import no_collection, uncompiled, uncounted, unhooked, without_modes
 from latpred.sandbox.untouched import put_back
-from latpred.tracing.autocast import OWN, Autocast, EntersAutocastError, means_autocast, nesting
+from latpred.tracing.autocast import OWN, Autocast, EntersAutocastError, means_autocast
 from latpred.tracing.handlers import HANDLERS, Call, UnknowableError, UnknownValues
 from latpred.tracing.inputs import (
     AUTOCAST,
-    DTYPES,
     Inputs,
     arguments,
     demand_one,
@@ -39,7 +38,6 @@ from latpred.tracing.inputs import (
     nbytes,
     precision_name,
     sequence_first,
-    tensors_in,
     whole_sizes,
 )
 from latpred.tracing.meta_module import MetaModule, attend, fast_paths_on_meta, make_meta_module, usual_dtype
@@ -58,8 +56,6 @@ from latpred.tracing.trace_pass import (
 )
 from latpred.zoo import names
 
-_NO_OPTIONS: dict[str, Any] = {}
-
 
 class TraceRecorder(TorchDispatchMode):  # type: ignore[no-untyped-call]
     """Records the ops issued while it is active; a watcher adds the Python between them, at some cost."""
@@ -75,7 +71,8 @@ class TraceRecorder(TorchDispatchMode):  # type: ignore[no-untyped-call]
         self.known, self.infos = learnt()
         self.generator = torch.Generator().manual_seed(0)  # gives the random numbers that the pass needs
         self.watcher = watcher
-        self.refuses_autocast = False  # whether an op in torch.autocast ends the pass in `EntersAutocastError`
+        # Handles ops in place of `handle`, to which it hands them on, as torch.autocast does.
+        self.intercept: Callable[[OpOverload[..., Any], Sequence[Any], dict[str, Any]], Any] | None = None
         self.target, self.asked_target = "cuda", False  # kind of device, and whether anything depended on it
         self.depth = 0  # how many ops what is handled is part of
         self._inner = 0
@@ -86,21 +83,21 @@ class TraceRecorder(TorchDispatchMode):  # type: ignore[no-untyped-call]
         # Otherwise torch imports its compiler, seconds of work, to keep this mode out of compiled code.
         return False
 
+    @uncounted
     def __torch_dispatch__(
         self, func: OpOverload[..., Any], types: Any, args: Sequence[Any] = (), kwargs: dict[str, Any] | None = None
     ) -> Any:
-        watcher = self.watcher
+        watcher, handle = self.watcher, self.intercept or self.handle
         if watcher is None or self.depth:
-            return self._handle(func, args, kwargs or _NO_OPTIONS)
+            return handle(func, args, kwargs or {})
         watcher.pause()
         try:
-            return self._handle(func, args, kwargs or _NO_OPTIONS)
+            return handle(func, args, kwargs or {})
         finally:
             watcher.resume()
 
-    def _handle(self, func: OpOverload[..., Any], args: Sequence[Any], options: dict[str, Any]) -> Any:
-        if self.refuses_autocast and nesting():
-            raise EntersAutocastError
+    def handle(self, func: OpOverload[..., Any], args: Sequence[Any], options: dict[str, Any]) -> Any:
+        """Make an op's result and record what it amounts to."""
         info = self.infos.get(func)
         if info is None:
             info = self.infos[func] = describe(func)
@@ -111,13 +108,6 @@ class TraceRecorder(TorchDispatchMode):  # type: ignore[no-untyped-call]
         self.current, self._arguments = "", ()
         return out
 
-    def route(self, handle: Callable[[OpOverload[..., Any], Sequence[Any], dict[str, Any]], Any] | None) -> None:
-        """Have calls handled by something else, which hands them on to `_handle` of the class; None: by that itself."""
-        if handle is None:
-            self.__dict__.pop("_handle", None)
-        else:
-            self.__dict__["_handle"] = handle
-
     def record(self, record: OpRecord, out: Any) -> Any:
         """Keep the record of one op and pass its result on."""
         self.records.append(record)
@@ -127,7 +117,7 @@ class TraceRecorder(TorchDispatchMode):  # type: ignore[no-untyped-call]
             self.watcher.after(record, out, leaves(self._arguments) if record.weight_bytes else ())
         return out
 
-    def inside(self, function: Callable[..., Any], args: Sequence[Any], options: dict[str, Any]) -> Any:
+    def inside(self, function: Callable[..., Any], /, *args: Any, **options: Any) -> Any:
         """Call a function whose own ops are recorded as parts of the current one."""
         if not self.depth:
             self._inner = 0
@@ -298,8 +288,7 @@ def _graph(
     """
 
     def renew(feeding: bool) -> MetaModule:
-        dtype = DTYPES.get(naming.precision or "")
-        made = make_meta_module(model, dtype, naming.channels_last, feeding=feeding)
+        made = make_meta_module(model, dtype_of(naming.precision), naming.channels_last, feeding=feeding)
         attend(made.module, attention)
         return made
 
@@ -428,7 +417,7 @@ class Tracer:
             given = self._arguments(2)
         except Exception:  # the pass will say what is wrong
             return 3
-        ids = sum(tensor.numel() for tensor in tensors_in(given) if not tensor.is_meta) // 2
+        ids = sum(tensor.numel() for tensor in leaves(given) if not tensor.is_meta) // 2
         return max(3, min(max((FAR, *batches)), MOST_IDS // max(1, ids)))
 
     def _attempt(self, batch: int) -> TracePass | None:
@@ -582,8 +571,7 @@ def _listed(batches: Iterable[int]) -> str:
 
 def check(precision: str | None, memory_format: str, target: str) -> None:
     """Refuse a precision, a format or a kind of device that nobody knows."""
-    if precision is not None:
-        dtype_of(precision)  # which says when there is no such precision
+    dtype_of(precision)  # which says when there is no such precision
     if memory_format not in _FORMATS:
         raise UsageError(f"memory_format {memory_format!r} is not known; choose one of {', '.join(_FORMATS)}")
     if target not in _TARGETS:

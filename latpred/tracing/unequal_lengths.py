@@ -18,7 +18,7 @@ import torch
 from torch import nn
 
 from latpred.errors import TraceError, UsageError
-from latpred.graph.graph import COUNTS, Affine, ModelGraph, Op
+from latpred.graph.graph import Affine, ModelGraph, combined
 from latpred.ops.families import DIMS, host_class
 from latpred.sandbox.own_thread import without_modes
 from latpred.tracing.inputs import Inputs, demand_positions, dtype_of, example_tokens, longest, refuse_autocast
@@ -37,13 +37,12 @@ def trace_nested(
     encoder: nn.TransformerEncoder, lengths: Sequence[int], padded_to: int, *, target: str, precision: str | None = None
 ) -> ModelGraph:
     """Trace an encoder on sequences of these lengths, given padded."""
-    refuse_autocast(precision, "execution='nested'")
     reason = _why_not(encoder)
     if reason:
         raise UsageError(
             f"this encoder does not run nested: {reason}. Ask for execution='padded', or build it so that it does"
         )
-    meta_module = make_meta_module(encoder, None if precision is None else dtype_of(precision))
+    meta_module = make_meta_module(encoder, dtype_of(precision))
     inputs = Inputs(padded_inputs(encoder, lengths, padded_to), "seq", padded_to)
     tracer = _NestedTracer(meta_module, inputs, Naming(type(encoder).__name__, precision, target=target))
     tracer.lengths = tuple(lengths)
@@ -108,11 +107,11 @@ class _NestedRecorder(TraceRecorder):  # type: ignore[no-untyped-call]
             "to_padded_tensor": kernels.to_padded,
         }
 
-    def _handle(self, func: Any, args: Sequence[Any], options: dict[str, Any]) -> Any:
+    def handle(self, func: Any, args: Sequence[Any], options: dict[str, Any]) -> Any:
         replacement = self._replaced.get(func._schema.name.removeprefix("aten::"))
         if replacement is None:
-            return super()._handle(func, args, options)
-        return self.inside(replacement, args, options)
+            return super().handle(func, args, options)
+        return self.inside(replacement, *args, **options)
 
 
 def _left_aligned(src: Tensor, mask: Tensor) -> bool:
@@ -271,6 +270,8 @@ def trace_lengths(
     batches: Sequence[int] = (),
 ) -> ModelGraph:
     """Trace a model on sequences of unequal lengths, in `batches` of so many where all have the padded length."""
+    if execution != "padded":
+        refuse_autocast(precision, f"execution={execution!r}")
     with dtype_of_build(model):
         module = names.build(model).model if isinstance(model, str) else model
         name = model if isinstance(model, str) else type(model).__name__
@@ -288,7 +289,6 @@ def _graph(
     traced: dict[str, Any],
 ) -> ModelGraph:
     """The graph of a module on sequences of unequal lengths."""
-    precision = traced["precision"]
     if isinstance(module, nn.TransformerEncoder):
         if execution == "padded":
             inputs = padded_inputs(module, sorted(lengths), padded_to)
@@ -300,7 +300,6 @@ def _graph(
     demand_positions(module, padded_to)
     if execution == "padded":
         return trace(module, _masked(module, sorted(lengths), padded_to), batches=batches, **traced)
-    refuse_autocast(precision, f"execution={execution!r}")
     said = ("transformers runs nothing nested",) if execution == "nested" else ()
     return msgspec.structs.replace(_packed(module, lengths, traced), notes=(*said, PACKED))
 
@@ -333,8 +332,8 @@ def _packed(module: Any, lengths: Sequence[int], traced: dict[str, Any]) -> Mode
     if len({tuple((op.name, op.family, tuple(op.dims)) for op in graph.ops) for graph in graphs}) > 1:
         raise TraceError("the model issues different ops at different lengths; ask for execution='padded'")
     sums = _Sums(at, lengths)
-    ops = tuple(_op(group, sums) for group in zip(*(graph.ops for graph in graphs), strict=True))
-    inputs = Affine(sums.total([graph.input_bytes for graph in graphs]))
+    ops = tuple(combined(group, sums.total, sums.dim) for group in zip(*(graph.ops for graph in graphs), strict=True))
+    inputs = sums.total(*(graph.input_bytes for graph in graphs))
     return msgspec.structs.replace(graphs[0], ops=ops, ops_at_one=None, input_bytes=inputs)
 
 
@@ -344,23 +343,22 @@ class _Sums:
     def __init__(self, at: Sequence[int], lengths: Sequence[int]) -> None:
         self._at, self._lengths = at, lengths
         self._typical = isqrt(sum(length * length for length in lengths) // len(lengths))
-        self._known: dict[tuple[Affine, ...], int] = {}
+        self._known: dict[tuple[Affine, ...], Affine] = {}
 
-    def total(self, counts: Sequence[Affine]) -> int:
+    def total(self, *counts: Affine) -> Affine:
         """Of a count: what each sequence adds, and once what does not depend on their number."""
-        key = tuple(counts)
-        if key not in self._known:
+        if counts not in self._known:
             each = [count.per_sample for count in counts]
             once = [count.constant for count in counts]
             whole = sum(self._value(each, length) for length in self._lengths) + self._value(once, max(self._lengths))
-            self._known[key] = max(0, round(whole))
-        return self._known[key]
+            self._known[counts] = Affine(max(0, round(whole)))
+        return self._known[counts]
 
-    def dim(self, sizes: Sequence[Affine]) -> int:
+    def dim(self, *sizes: Affine) -> Affine:
         """Of a dimension: summed where it grows with the batch, else that of a sequence whose square is the mean."""
         if any(size.per_sample for size in sizes):
-            return self.total(sizes)
-        return max(0, round(self._value([size.constant for size in sizes], self._typical)))
+            return self.total(*sizes)
+        return Affine(max(0, round(self._value([size.constant for size in sizes], self._typical))))
 
     def _value(self, values: Sequence[int], length: int) -> Fraction:
         """Lagrange's form of the parabola, without rounding."""
@@ -371,11 +369,3 @@ class _Sums:
             others = [size for size in self._at if size != here]
             total += value * prod(Fraction(length - size, here - size) for size in others)
         return total
-
-
-def _op(group: Sequence[Op], sums: _Sums) -> Op:
-    dims = {name: Affine(sums.dim([op.dims[name] for op in group])) for name in group[0].dims}
-    counts = {name: Affine(sums.total([getattr(op, name) for op in group])) for name in COUNTS}
-    reread = [op.reread_after for op in group if op.reread_after is not None]
-    after = Affine(sums.total(reread)) if len(reread) == len(group) else None
-    return msgspec.structs.replace(group[0], dims=dims, **counts, reread_after=after)

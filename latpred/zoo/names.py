@@ -35,6 +35,7 @@ from latpred.errors import MissingPackageError, UnknownModelError, UsageError
 from latpred.query import SPACES
 from latpred.sandbox.untouched import package
 from latpred.tracing.inputs import (
+    as_arguments,
     cast,
     demand_one,
     demand_used,
@@ -75,7 +76,7 @@ def _from_file(name: str, seq: int | None, image: int | None, dtype: torch.dtype
         values = given.make(batch)
         if where != "meta":
             return placed(real(values, taken), where)
-        return cast(values if isinstance(values, (tuple, dict)) else (values,), taken)
+        return cast(as_arguments(values), taken)
 
     return Built(_settled(model, dtype, device), inputs, name, given.kind, given.size, given.batch)
 
@@ -296,7 +297,7 @@ def build(
     a published space, or "path/file.py:FUNCTION" for a function without arguments that returns a model, or a model and
     an example of its inputs. Without a `precision` weights stay as they are built, and inputs are of their dtype.
     """
-    dtype = None if precision is None else dtype_of(precision)
+    dtype = dtype_of(precision)
     if name.lower().endswith(".onnx"):
         _demand_there(name)
         raise UnknownModelError(
@@ -344,8 +345,7 @@ def full_name(name: str) -> str | None:
 
 def build_row(row: Architecture, device: str = "meta", precision: str | None = None) -> torch.nn.Module:
     """A model of an architecture's class and sizes, its size of input the usual one."""
-    dtype = None if precision is None else dtype_of(precision)
-    return _settled(_from_transformers(row, row.size, device), dtype, device)
+    return _settled(_from_transformers(row, row.size, device), dtype_of(precision), device)
 
 
 def is_config(value: object) -> bool:

@@ -218,9 +218,11 @@ def test_parts_are_those_that_a_kind_of_device_runs(
 
 
 def test_what_a_mask_picks_makes_the_host_wait_once() -> None:
-    graph = latpred.trace(Function(lambda x: x[torch.ones(2) > 0]), torch.zeros(2, 4))
+    keep = torch.tensor([[True, False, True], [True, True, True]])
+    graph = latpred.trace(Function(lambda x, keep: x[keep]), (torch.zeros(2, 3, 4), keep))
     assert graph.syncs(2) == 1
-    assert [op.host_class for op in graph.at(2)][-2:] == ["sort.nested.nonzero", "index.index"]
+    assert [op.host_class for op in graph.at(2)] == ["sort.nested.nonzero", "index.index"]
+    assert graph.at(2)[-1].write_bytes.at(2) == 5 * 4 * 4
 
 
 def test_a_graph_for_another_kind_of_device_is_refused() -> None:

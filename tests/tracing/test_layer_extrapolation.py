@@ -7,6 +7,7 @@ from typing import Any
 import pytest
 import torch
 import transformers
+from smallmodels import default_dtype
 from transformers import BertConfig, PretrainedConfig
 
 from latpred.graph.graph import ModelGraph
@@ -83,11 +84,8 @@ def test_nothing_passes_between_eras_and_default_dtypes() -> None:
         older = stacks.graph(given, **options)
     assert stacks.graph(given, **options) == whole(given, **options) != older
     single = stacks.graph(given, seq=8)
-    torch.set_default_dtype(torch.float64)
-    try:
+    with default_dtype(torch.float64):
         assert stacks.graph(given, seq=8) == whole(given, seq=8) != single
-    finally:
-        torch.set_default_dtype(torch.float32)
 
 
 def test_layers_that_differ_by_number_are_traced_in_full(monkeypatch: pytest.MonkeyPatch) -> None:

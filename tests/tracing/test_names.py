@@ -170,6 +170,8 @@ def file(tmp_path: Path) -> Path:
         "class Four(torch.nn.Module):\n"
         "    def forward(self, x):\n        return x.view(4, 6) * 2\n"
         "def four():\n    return Four(), torch.zeros(4, 6)\n"
+        "from collections import UserDict\n"
+        "def mapped():\n    return torch.nn.Linear(6, 2), UserDict(input=torch.zeros(1, 6))\n"
         "def wrong():\n    return 12\n"
         "def failing():\n    raise ValueError('no such size')\n"
     )
@@ -178,8 +180,8 @@ def file(tmp_path: Path) -> Path:
 
 def test_a_file_of_one_s_own(file: Path) -> None:
     assert latpred.trace(f"{file}:plain", image=10).macs() == 64 * 4 * 27
-    assert latpred.trace(f"{file}:paired").macs(5) == 60
-    assert latpred.trace(f"{file}:reading").macs(5) == 60
+    for function in ("paired", "mapped", "reading"):
+        assert latpred.trace(f"{file}:{function}").macs(5) == 60
     assert "batch_first=False" in latpred.trace(f"{file}:sequences").notes[0]
     assert not latpred.trace(f"{file}:any_batch").notes
     assert latpred.trace(f"{file}:four").only == (4,)

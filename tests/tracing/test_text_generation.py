@@ -17,6 +17,7 @@ from clidata import models_file
 from factories import device, dispatch
 from factories import profile as asynchronous
 from profiledata import kernel, profile
+from smallmodels import default_dtype
 from torch.profiler import ProfilerActivity
 from torch.profiler import profile as profiled
 
@@ -26,8 +27,7 @@ from latpred.cli import main
 from latpred.errors import LatpredError, RuntimeRefusalError, UnknownModelError, UsageError
 from latpred.explanation.generation import generation_curve
 from latpred.prediction.predictor import Predictor
-from latpred.tracing.layer_extrapolation import same_work
-from latpred.tracing.text_generation import GenerationGraph, decoder, trace_generation
+from latpred.tracing.text_generation import GenerationGraph, decoder, same_work, trace_generation
 
 pytestmark = pytest.mark.usefixtures("calibrated")
 
@@ -88,11 +88,8 @@ def test_only_a_table_of_positions_limits_how_many_tokens_there_are() -> None:
 
 
 def test_a_named_model_is_single_whatever_the_process_does() -> None:
-    torch.set_default_dtype(torch.float64)
-    try:
+    with default_dtype(torch.float64):
         made = trace_generation("gpt2", 4, 2)
-    finally:
-        torch.set_default_dtype(torch.float32)
     single = trace_generation("gpt2", 4, 2)
     assert [stage.graph for stage in (made.prefill, *made.steps)] == [
         stage.graph for stage in (single.prefill, *single.steps)

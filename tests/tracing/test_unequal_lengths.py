@@ -12,7 +12,7 @@ import torch
 from click.testing import CliRunner
 from factories import device, dispatch, kernel_fits
 from factories import profile as asynchronous
-from smallmodels import build_small
+from smallmodels import build_small, default_dtype
 from torch import nn
 from torch.profiler import ProfilerActivity, profile
 
@@ -165,11 +165,8 @@ def test_only_a_table_of_positions_limits_lengths() -> None:
 
 def test_a_named_model_is_single_whatever_the_process_does() -> None:
     asked = ("distilbert-base-uncased", [5, 9], 9)
-    torch.set_default_dtype(torch.float64)
-    try:
+    with default_dtype(torch.float64):
         made = [trace_lengths(*asked, execution) for execution in ("padded", "packed")]
-    finally:
-        torch.set_default_dtype(torch.float32)
     assert made == [trace_lengths(*asked, execution) for execution in ("padded", "packed")]
 
 
