@@ -104,7 +104,7 @@ class Predictor:
         self.target = lowering.target_of(profile.device.kind)
         self.era = profile.protocol.get("era", "")
         self._prices = PriceList(self.profile, self.slowdown)
-        self._priced: dict[tuple[str, float], IdentityCache[Schedule, Priced]] = {}
+        self._priced: dict[tuple[str, str, float], IdentityCache[Schedule, Priced]] = {}
         self._touched: IdentityCache[Schedule, tuple[int, int]] = IdentityCache()
         self._runtimes: dict[str, _RuntimeFit] = {}
         self._slower: dict[Slowdown, Predictor] = {}
@@ -342,9 +342,9 @@ class Predictor:
         return resident_share(graph.parameter_bytes, constant + per_sample * batch, device)
 
     def _price(self, schedule: Schedule, graph: ModelGraph, resident: float) -> Priced:
-        precision = graph.precision if graph.memory_format == CONTIGUOUS else f"{graph.precision} {graph.memory_format}"
-        cache = self._priced.setdefault((precision, resident), IdentityCache())
-        return cache.get(schedule, lambda new: self._prices.price(new, precision, resident=resident))
+        precision, memory_format = graph.precision, graph.memory_format
+        cache = self._priced.setdefault((precision, memory_format, resident), IdentityCache())
+        return cache.get(schedule, lambda new: self._prices.price(new, precision, memory_format, resident=resident))
 
     def _clock(self, priced: Priced, graph: ModelGraph, batches: Ints, options: Options, shift: float) -> _Passes:
         fit = self._runtime_fit(options.runtime)
