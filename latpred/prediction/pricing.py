@@ -10,7 +10,7 @@ import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import lru_cache, partial
-from itertools import chain, compress
+from itertools import chain
 from operator import attrgetter
 from threading import Lock
 from typing import Any, NamedTuple
@@ -52,7 +52,7 @@ SIZES = (TIME, "window", "channels")
 """Sizes that a correction may be of: the kernel's own time in microseconds, and two of convolutions: the taps of the
 window, and the geometric mean of the channels it reads and writes."""
 
-_LIVE_BYTES, _ESTIMATED, _HOST_CLASS = map(attrgetter, ("live_bytes", "estimated", "host_class"))
+_LIVE_BYTES, _HOST_CLASS = map(attrgetter, ("live_bytes", "host_class"))
 # What is known of a row whatever the batch; bytes are constant and per sample.
 _FACTS = np.dtype(
     [
@@ -395,7 +395,7 @@ class PriceList:
             class_ops=np.where(dispatched, dispatched, np.bincount(of_op, minlength=len(classes))),
             class_rows=class_rows,
             live=np.fromiter(chain.from_iterable(map(_LIVE_BYTES, schedule.ops)), dtype=float).reshape(-1, 2),
-            estimated=tuple({op.name: None for op in compress(schedule.ops, map(_ESTIMATED, schedule.ops))}),
+            estimated=tuple(dict.fromkeys(op.name for op in schedule.ops if op.estimated)),
         )
 
     def dispatch(self, runtime: str) -> DispatchFit:
