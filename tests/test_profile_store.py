@@ -342,9 +342,6 @@ def test_a_profile_is_measured_again_by_a_command_of_its_own(name: str, changes:
     assert store.calibration(profile(name, device=info, **others)) == f"latpred calibrate {command}"
 
 
-OLD = {"machine_id": "", "cpu_model": ""}  # as profiles were before
-
-
 @pytest.fixture
 def _known_machine(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(host, "machine_id", lambda: "a" * 16)
@@ -370,7 +367,7 @@ def test_the_same_machine_is_this_one_under_any_name() -> None:
         ({"cores": 1000}, "1000 cores, here "),
         ({"memory_bytes": 2**50}, "1048576.0 GiB of memory, here "),
         ({"cpu": "AMD EPYC"}, "AMD EPYC, here Intel"),
-        ({"cores": 1000, **OLD}, "1000 cores, here "),
+        ({"cpu_model": ""}, "model unknown, here GenuineIntel 6-85"),
     ],
 )
 def test_other_hardware_is_another_machine_though_all_names_are_equal(changes: dict[str, object], said: str) -> None:
@@ -378,15 +375,6 @@ def test_other_hardware_is_another_machine_though_all_names_are_equal(changes: d
     assert found.hostname_hash == host.hostname_hash()
     assert owner(found) is Owner.ANOTHER
     assert said in caveat(profile(machine=found))
-
-
-@pytest.mark.usefixtures("_known_machine")
-def test_an_older_profile_loads_and_says_that_it_may_be_anothers() -> None:
-    without = rewritten(lambda document: [document["machine"].pop(name) for name in OLD])
-    store.save(profile())
-    store.file_of("cpu").write_bytes(without)
-    found = latpred.predict(graph(linear()))
-    assert any(caveat.startswith("perhaps measured on another machine") for caveat in found.provenance.caveats)
 
 
 @pytest.mark.usefixtures("_known_machine")

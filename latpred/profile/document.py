@@ -49,7 +49,7 @@ class Machine(_Record, frozen=True):
     driver: str
     stack: dict[str, str]  # python, torch, transformers, …
     threads: int
-    # Whose machine it is. Names do not tell: clouds call all hosts and processors the same. "" in older profiles.
+    # Whose machine it is. Names do not tell: clouds call all hosts and processors the same. "" where nothing says.
     machine_id: str = ""
     cpu_model: str = ""  # vendor, family, model, stepping, digest of the vector instructions
 

@@ -40,7 +40,7 @@ class Owner(Enum):
     """Whose a machine is."""
 
     THIS = "this machine"
-    ALIKE = "the same hardware as far as is known, but perhaps another machine"
+    ALIKE = "another machine of the same hardware"
     ANOTHER = "another machine"
 
 
@@ -48,24 +48,20 @@ def owner(machine: Machine) -> Owner:
     """Whose a profile's machine is.
 
     The hardware must agree: the processor with its model and vector instructions, the number of cores, the memory. An
-    id that differs makes it another machine of the same hardware, as nodes of a cluster are; so may be that of an older
-    profile, which has neither model nor id. On systems that tell no model the rest decides.
+    id that differs makes it another machine of the same hardware, as nodes of a cluster are.
     """
     if difference(machine):
         return Owner.ANOTHER
     here = host.machine_id()
-    older = not machine.cpu_model and host.cpu_model()  # as this machine's own records say more
-    if older or (machine.machine_id and here and machine.machine_id != here):
-        return Owner.ALIKE
-    return Owner.THIS
+    return Owner.ALIKE if machine.machine_id and here and machine.machine_id != here else Owner.THIS
 
 
 def difference(machine: Machine) -> str:
     """The first thing about the hardware that is not as here, as "here …"; "" where all that is known agrees."""
     if machine.cpu != host.cpu_name():
         return f"here {host.cpu_name()}"
-    if machine.cpu_model and machine.cpu_model != host.cpu_model():
-        return f"model {machine.cpu_model}, here {host.cpu_model()}"
+    if machine.cpu_model != host.cpu_model():
+        return f"model {machine.cpu_model or 'unknown'}, here {host.cpu_model() or 'unknown'}"
     if machine.cores != host.cores():
         return f"{machine.cores} cores, here {host.cores()}"
     memory = host.memory_bytes()
@@ -75,23 +71,18 @@ def difference(machine: Machine) -> str:
 
 
 def caveat(profile: DeviceProfile) -> str:
-    """What predictions from a profile say where its machine is not certainly this one; "" where it is."""
+    """What predictions from a profile say where its machine is another one; "" where it is this one."""
     machine = profile.machine
     whose = owner(machine)
-    if whose is Owner.THIS:
-        return ""
+    if whose is Owner.ALIKE:
+        return f"measured on another machine of the same hardware ({machine.cpu}, {machine.cores} cores)"
     if whose is Owner.ANOTHER:
         where = machine.accelerator or machine.cpu
         return (
             f"measured on another machine ({machine.cpu}, {difference(machine)}): kernel times hold on {where}, "
             "dispatch costs may differ"
         )
-    if machine.machine_id:
-        return f"measured on another machine of the same hardware ({machine.cpu}, {machine.cores} cores)"
-    return (
-        "perhaps measured on another machine: processor name, cores and memory are as here, and this older profile "
-        f"records nothing else to tell. To be sure, measure this one with: {calibration(profile)}"
-    )
+    return ""
 
 
 _LIVE = re.compile(r"cpu|simulated|cuda(:\d+)?")
