@@ -390,18 +390,6 @@ def test_another_number_of_threads_is_a_caveat(monkeypatch: pytest.MonkeyPatch) 
     assert said not in latpred.predict(graph(linear())).provenance.caveats
 
 
-@pytest.mark.usefixtures("_known_machine")
-@pytest.mark.parametrize(("protocol", "said"), [({}, True), ({"float32": "as PyTorch's default"}, False)])
-def test_a_gpus_profile_of_convolutions_without_tf32_in_fp32_says_so(protocol: dict[str, str], said: bool) -> None:
-    info = msgspec.structs.replace(profile().device, kind="cuda")
-    kernels = dict.fromkeys(("fp32", "tf32"), profile().kernels["fp32"])
-    store.save(profile(device=info, kernels=kernels, protocol=protocol))
-    caveats = latpred.predict(graph(linear())).provenance.caveats
-    found = [caveat for caveat in caveats if caveat.startswith("convolutions and RNNs in fp32 were measured without")]
-    assert bool(found) == said
-    assert found == store.without_tf32(store.find())
-
-
 def test_a_gpus_profile_has_a_file_where_names_may_hold_no_colon(monkeypatch: pytest.MonkeyPatch) -> None:
     assert store.file_of("cuda:0").name == "cuda:0.json"
     monkeypatch.setattr(store, "os", SimpleNamespace(name="nt"))

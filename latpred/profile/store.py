@@ -23,7 +23,6 @@ from latpred.profile.document import (
     ADAPTED,
     BENCHMARK,
     CUDNN,
-    FLOAT32,
     OPENED,
     REPAIR,
     THREADS,
@@ -286,17 +285,6 @@ def _preference(profile: DeviceProfile) -> tuple[bool, bool, str]:
 def cudnn_benchmarked(profile: DeviceProfile) -> bool:
     """Whether cudnn timed its convolutions, and kept the fastest, while a profile was measured."""
     return profile.protocol.get(CUDNN) == BENCHMARK
-
-
-def without_tf32(profile: DeviceProfile) -> list[str]:
-    """That a GPU's convolutions and RNNs in fp32 were measured without the TF32 that PyTorch has them use."""
-    of_gpu = profile.device.kind == "cuda" and profile.provenance == "measured"
-    if not of_gpu or "tf32" not in profile.kernels or FLOAT32 in profile.protocol:
-        return []
-    return [
-        "convolutions and RNNs in fp32 were measured without TF32, which PyTorch has them use: measure anew with: "
-        + calibration(profile)
-    ]
 
 
 def _differing(profile: DeviceProfile, wanted: dict[str, int | bool | None]) -> list[str]:
