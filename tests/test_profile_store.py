@@ -200,21 +200,12 @@ def test_the_gpu_comes_before_the_cpu_and_the_newest_before_the_older() -> None:
     assert store.find().name == "gpu"
     assert store.find("cuda:0").name == "gpu"
     assert store.find("cpu").name == "new"
-    store.file_of("gpu").unlink()
-    store.save(profile("cuda:0", device=gpu))
+    store.save(profile("lab", created="2026-02-01T00:00:00+00:00", device=gpu, protocol={OPENED: "cuda:2"}))
+    assert [store.find(name).name for name in ("cuda:0", "cuda", "cuda:2")] == ["gpu", "gpu", "lab"]
+    assert store.find().name == "lab"  # the newest of all GPUs
     with pytest.raises(NoProfileError, match=r"no profile of cuda:1 .*latpred calibrate --device cuda:1$"):
         store.find("cuda:1")
-    store.save(profile("gpu", device=gpu))
-    assert store.find("cuda:1").name == "gpu"  # which may be of that one
-    store.save(profile("lab", device=gpu, protocol={OPENED: "cuda:2"}))
-    assert [store.find(name).name for name in ("cuda:1", "cuda:2")] == ["gpu", "lab"]
-    assert store.live_name(store.load("lab")) == "cuda:2"
-    store.save(profile("cuda:1-cudnn-benchmark", device=gpu))
-    assert [store.find(name).name for name in ("cuda:0", "cuda:1")] == ["cuda:0", "cuda:1-cudnn-benchmark"]
-    assert store.find("cuda").name == "cuda:0"  # the GPU that is measured under that name, though others are newer
-    assert [store.live_name(store.load(name)) for name in ("cuda:1-cudnn-benchmark", "gpu", "new")] == [
-        *("cuda:1", "cuda", "cpu")
-    ]
+    assert [store.live_name(store.load(name)) for name in ("gpu", "lab", "new")] == ["cuda:0", "cuda:2", "cpu"]
 
 
 def with_number(text: bytes) -> bytes:
@@ -327,11 +318,10 @@ def test_mismatch_is_said_in_sentences() -> None:
         ("cpu", {"provenance": "fitted from published measurements"}, "--device cpu"),
         ("server", {"machine": machine(cpu="Another CPU")}, "--device cpu"),
         ("gpu", {"kind": "cuda"}, "--device cuda:0 --name gpu"),
-        ("cuda:1", {"kind": "cuda"}, "--device cuda:1"),
         ("lab", {"kind": "cuda", "protocol": {OPENED: "cuda:2"}}, "--device cuda:2 --name lab"),
         (
             "cuda:1-cudnn-benchmark",
-            {"kind": "cuda", "protocol": {CUDNN: BENCHMARK}},
+            {"kind": "cuda", "protocol": {CUDNN: BENCHMARK, OPENED: "cuda:1"}},
             "--device cuda:1 --cudnn-benchmark --name cuda:1-cudnn-benchmark",
         ),
     ],

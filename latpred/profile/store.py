@@ -130,22 +130,14 @@ def is_live(name: str) -> bool:
 
 
 def live_name(profile: DeviceProfile) -> str:
-    """The device that a profile is of, as it is opened; older profiles tell the number of a GPU by their name alone."""
-    if profile.device.kind != "cuda":
-        return profile.device.kind
-    numbered = re.match(r"cuda:\d+", profile.protocol.get(OPENED, profile.name))
-    return numbered[0] if numbered else profile.device.kind
-
-
-def _opened(profile: DeviceProfile) -> str:
-    """The device that a profile is of, as it is measured again."""
-    live = live_name(profile)
-    return LIVE_CUDA if live == "cuda" else live
+    """The device that a profile is of, by the name that opens it; a shipped one does not say which GPU it was."""
+    kind = profile.device.kind
+    return profile.protocol.get(OPENED, LIVE_CUDA) if kind == "cuda" else kind
 
 
 def calibration(profile: DeviceProfile) -> str:
     """The command that measures a profile's device again, in the same way and under its name where it is of here."""
-    opened, protocol = _opened(profile), profile.protocol
+    opened, protocol = live_name(profile), profile.protocol
     command = f"latpred calibrate --device {opened}"
     if profile.provenance != "measured" or owner(profile.machine) is Owner.ANOTHER:
         return command
@@ -249,25 +241,23 @@ def find(
         return named
     device = LIVE_CUDA if device == "cuda" else device
     anywhere = ("cuda",) if cudnn_benchmark is not None else ("cpu",) if threads is not None else ("cuda", "cpu")
-    kinds = (device.partition(":")[0],) if device else anywhere
+    names = (device,) if device else anywhere  # of one device, or of all of a kind
     entries = _own_entries()
     owners = [(entry.profile, owner(entry.profile.machine)) for entry in entries if entry.profile is not None]
-    for kind, whose in product(kinds, (Owner.THIS, Owner.ALIKE)):
-        own = [profile for profile, its in owners if its is whose and profile.device.kind == kind]
-        if device is not None:  # of several GPUs the one that is meant, or what may be it
-            own = [profile for profile in own if live_name(profile) in (device, kind)]
+    for name, whose in product(names, (Owner.THIS, Owner.ALIKE)):
+        own = [one for one, its in owners if its is whose and name in (live_name(one), one.device.kind)]
         fitting = [profile for profile in own if not _differing(profile, wanted)]
         if own and not fitting:
             raise NoProfileError(_not_measured_so(own, wanted))
-        if own:
-            of_number = [profile for profile in fitting if live_name(profile) == device]
-            return max(of_number or fitting, key=_preference)
+        if fitting:
+            return max(fitting, key=_preference)
     damaged = [entry for entry in entries if entry.problem]
     if damaged:
         raise ProfileError(damaged[0].problem)
-    of = device or (kinds[0] if len(kinds) == 1 else "")  # settings may have told which kind is meant
+    of = names[0] if len(names) == 1 else ""
     said, flags, _ = _settings(wanted)
     measured = f" measured with {said}" if said else ""
+    kinds = [name.partition(":")[0] for name in names]
     foreign = [one.name for one, whose in owners if whose is Owner.ANOTHER and one.device.kind in kinds]
     hint = f" (another machine's can be named, as in --device {foreign[0]})" if foreign else ""
     raise NoProfileError(
@@ -302,7 +292,7 @@ def _not_measured_so(own: list[DeviceProfile], wanted: dict[str, int | bool | No
         holds = f", and holds for {how}" if (how := _how(own[0])) else ""
         return f"profile {own[0].name!r} is of another machine{holds}. Ask without {flags}."
     said, flags, suffix = _settings(wanted)
-    live = _opened(own[0])
+    live = live_name(own[0])
     there = ", ".join(f"{profile.name}: {_how(profile)}" for profile in own)
     return (
         f"no profile of {kind} was measured with {said} (there is {there}). "
