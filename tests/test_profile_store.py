@@ -66,7 +66,7 @@ def test_profiles_measured_in_several_ways_are_told_apart() -> None:
     with pytest.raises(NoProfileError) as refused:
         store.find("cpu", threads=3)
     assert str(refused.value).startswith("no profile of cpu was measured with 3 threads (there is cpu")
-    assert str(refused.value).endswith("Make one with: latpred calibrate --device cpu --threads 3 --name cpu-3")
+    assert str(refused.value).endswith("Make one with: latpred calibrate --device cpu --threads 3")
     # A profile that is named is held to how it was measured.
     with pytest.raises(NoProfileError, match=r"measured with 4 threads \(there is cpu-2-threads: 2 threads\)"):
         store.find("cpu-2-threads", threads=4)

@@ -135,16 +135,43 @@ def live_name(profile: DeviceProfile) -> str:
     return profile.protocol.get(OPENED, LIVE_CUDA) if kind == "cuda" else kind
 
 
+class _Settings(NamedTuple):
+    """How a profile is to be measured; None leaves it open."""
+
+    threads: int | None
+    cudnn_benchmark: bool | None
+
+    def unmet_by(self, profile: DeviceProfile) -> list[str]:
+        """Options of the command line that ask for what a profile was not measured with."""
+        options = []
+        if self.threads not in (None, profile.machine.threads):
+            options.append("--threads")
+        if self.cudnn_benchmark not in (None, cudnn_benchmarked(profile)):
+            options.append("--cudnn-benchmark")
+        return options
+
+    def __str__(self) -> str:
+        said = [] if self.threads is None else [threads_text(self.threads)]
+        if self.cudnn_benchmark is not None:
+            said.append(f"cudnn.benchmark {'on' if self.cudnn_benchmark else 'off'}")
+        return " and ".join(said)
+
+    @property
+    def flags(self) -> str:
+        """What has the command line measure so."""
+        threads = "" if self.threads is None else f" --threads {self.threads}"
+        return threads + " --cudnn-benchmark" * bool(self.cudnn_benchmark)
+
+
 def calibration(profile: DeviceProfile) -> str:
     """The command that measures a profile's device again, in the same way and under its name where it is of here."""
     opened, protocol = live_name(profile), profile.protocol
     command = f"latpred calibrate --device {opened}"
     if profile.provenance != "measured" or owner(profile.machine) is Owner.ANOTHER:
         return command
-    command += f" --threads {profile.machine.threads}" * (THREADS in protocol)
-    command += " --cudnn-benchmark" * cudnn_benchmarked(profile)
+    settings = _Settings(profile.machine.threads if THREADS in protocol else None, cudnn_benchmarked(profile))
     named = profile.name != opened and ADAPTED not in protocol
-    return command + f" --name {shlex.quote(profile.name)}" * named
+    return command + settings.flags + f" --name {shlex.quote(profile.name)}" * named
 
 
 def listing() -> list[Entry]:
@@ -233,10 +260,10 @@ def find(
     With `threads`, or `cudnn_benchmark` (`torch.backends.cudnn.benchmark`), only a profile that was measured so counts;
     without them one that was measured with PyTorch's own settings comes first.
     """
-    wanted = {"threads": threads, "cudnn_benchmark": cudnn_benchmark}
+    wanted = _Settings(threads, cudnn_benchmark)
     if device is not None and not (isinstance(device, str) and is_live(device)):
         named = load(device)
-        if _differing(named, wanted):
+        if wanted.unmet_by(named):
             raise NoProfileError(_not_measured_so([named], wanted))
         return named
     device = LIVE_CUDA if device == "cuda" else device
@@ -246,7 +273,7 @@ def find(
     owners = [(entry.profile, owner(entry.profile.machine)) for entry in entries if entry.profile is not None]
     for name, whose in product(names, (Owner.THIS, Owner.ALIKE)):
         own = [one for one, its in owners if its is whose and name in (live_name(one), one.device.kind)]
-        fitting = [profile for profile in own if not _differing(profile, wanted)]
+        fitting = [profile for profile in own if not wanted.unmet_by(profile)]
         if own and not fitting:
             raise NoProfileError(_not_measured_so(own, wanted))
         if fitting:
@@ -255,14 +282,13 @@ def find(
     if damaged:
         raise ProfileError(damaged[0].problem)
     of = names[0] if len(names) == 1 else ""
-    said, flags, _ = _settings(wanted)
-    measured = f" measured with {said}" if said else ""
+    measured = f" measured with {wanted}" if str(wanted) else ""
     kinds = [name.partition(":")[0] for name in names]
     foreign = [one.name for one, whose in owners if whose is Owner.ANOTHER and one.device.kind in kinds]
     hint = f" (another machine's can be named, as in --device {foreign[0]})" if foreign else ""
     raise NoProfileError(
         f"no profile of {of or 'this machine'}{measured} in {directory()}{hint}. "
-        f"Make one with: latpred calibrate{f' --device {of}' * bool(of)}{flags}"
+        f"Make one with: latpred calibrate{f' --device {of}' * bool(of)}{wanted.flags}"
     )
 
 
@@ -277,40 +303,19 @@ def cudnn_benchmarked(profile: DeviceProfile) -> bool:
     return profile.protocol.get(CUDNN) == BENCHMARK
 
 
-def _differing(profile: DeviceProfile, wanted: dict[str, int | bool | None]) -> list[str]:
-    """What of how a profile was measured is not as wanted, in the words of the command line."""
-    measured = {"threads": profile.machine.threads, "cudnn_benchmark": cudnn_benchmarked(profile)}
-    return [name for name, value in wanted.items() if value is not None and value != measured[name]]
-
-
-def _not_measured_so(own: list[DeviceProfile], wanted: dict[str, int | bool | None]) -> str:
+def _not_measured_so(own: list[DeviceProfile], wanted: _Settings) -> str:
     kind = own[0].device.kind
-    if wanted["cudnn_benchmark"] and kind != "cuda":
+    if wanted.cudnn_benchmark and kind != "cuda":
         return f"cudnn runs on CUDA devices only, and {own[0].name} is of kind {kind}. Ask without --cudnn-benchmark."
     if owner(own[0].machine) is Owner.ANOTHER:  # whose profile nothing here can make anew
-        flags = " and ".join(f"--{name.replace('_', '-')}" for name in _differing(own[0], wanted))
         holds = f", and holds for {how}" if (how := _how(own[0])) else ""
-        return f"profile {own[0].name!r} is of another machine{holds}. Ask without {flags}."
-    said, flags, suffix = _settings(wanted)
-    live = live_name(own[0])
+        options = " and ".join(wanted.unmet_by(own[0]))
+        return f"profile {own[0].name!r} is of another machine{holds}. Ask without {options}."
     there = ", ".join(f"{profile.name}: {_how(profile)}" for profile in own)
     return (
-        f"no profile of {kind} was measured with {said} (there is {there}). "
-        f"Make one with: latpred calibrate --device {live}{flags} --name {live}{suffix}"
+        f"no profile of {kind} was measured with {wanted} (there is {there}). "
+        f"Make one with: latpred calibrate --device {live_name(own[0])}{wanted.flags}"
     )
-
-
-def _settings(wanted: dict[str, int | bool | None]) -> tuple[str, str, str]:
-    """What is wanted in words, as options of the command line, and as the end of a profile's name."""
-    said, flags, suffix = [], "", ""
-    threads, benchmark = wanted["threads"], wanted["cudnn_benchmark"]
-    if threads is not None:
-        said.append(threads_text(threads))
-        flags, suffix = f" --threads {threads}", f"-{threads}"
-    if benchmark is not None:
-        said.append(f"cudnn.benchmark {'on' if benchmark else 'off'}")
-        flags, suffix = f"{flags}{' --cudnn-benchmark' * benchmark}", f"{suffix}{'-benchmark' * benchmark}"
-    return " and ".join(said), flags, suffix
 
 
 def _how(profile: DeviceProfile) -> str:
