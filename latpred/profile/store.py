@@ -335,13 +335,11 @@ def save(profile: DeviceProfile, path: str | os.PathLike[str] | None = None) -> 
     return storage.save_document(target, encode(profile), ProfileError)
 
 
-def mismatch(profile: DeviceProfile, machine: Machine) -> list[str]:
-    """What differs between the machine of a profile and another, as plain sentences; empty when nothing does."""
-    return unlike(profile.machine, machine)
+def mismatch(then: Machine, now: Machine) -> list[str]:
+    """What differs between the machine of a profile and another, as plain sentences; empty when nothing does.
 
-
-def unlike(then: Machine, now: Machine) -> list[str]:
-    """The same of two machines; a package that only one of them has makes no difference."""
+    A package that only one of them has makes no difference.
+    """
     threads = [] if then.accelerator else [("the number of threads", then.threads, now.threads)]  # a CPU's ops use them
     pairs = [
         ("the host CPU", then.cpu, now.cpu),

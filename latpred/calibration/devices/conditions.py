@@ -165,4 +165,4 @@ def _put_back(before: Sequence[tuple[Any, str, str]]) -> None:
 def changes(profile: DeviceProfile, device: Device, options: Options) -> list[str]:
     """What differs between how a profile was measured and how this machine would be with options, as sentences."""
     with stated(options, device):
-        return mismatch(profile, device.machine())
+        return mismatch(profile.machine, device.machine())
