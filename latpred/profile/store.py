@@ -10,6 +10,7 @@ import difflib
 import os
 import re
 import shlex
+from contextlib import suppress
 from enum import Enum
 from importlib.resources import files
 from itertools import product
@@ -111,13 +112,14 @@ def file_of(name: str) -> Path:
 
 def name_here(name: str) -> str:
     """A name for a profile of this machine, of which another machine that shares the folder has none of that name."""
-    entry = next((one for one in _own_entries() if one.path == file_of(name)), None)
-    return apart(name, entry.profile.machine if entry and entry.profile else None)
+    with suppress(ProfileError):  # of a file that is not there, or that nobody can read
+        return apart(name, _read(file_of(name)).machine)
+    return name
 
 
-def apart(name: str, machine: Machine | None) -> str:
-    """The name where it is free or of this machine, with digits of this machine where it is of another."""
-    return name if machine is None or owner(machine) is Owner.THIS else f"{name}-{host.short_id()}"
+def apart(name: str, machine: Machine) -> str:
+    """The name that a machine has taken where that is this one, else the name with digits of this machine."""
+    return name if owner(machine) is Owner.THIS else f"{name}-{host.short_id()}"
 
 
 def _shipped() -> Path:
@@ -172,6 +174,12 @@ def calibration(profile: DeviceProfile) -> str:
     settings = _Settings(profile.machine.threads if THREADS in protocol else None, cudnn_benchmarked(profile))
     named = profile.name != opened and ADAPTED not in protocol
     return command + settings.flags + f" --name {shlex.quote(profile.name)}" * named
+
+
+def names() -> list[str]:
+    """Names of all profiles in sight, the user's first, whether or not they can be read."""
+    every = (*storage.documents(directory()), *storage.documents(_shipped()))
+    return list(dict.fromkeys(file.stem for file in every))
 
 
 def listing() -> list[Entry]:
@@ -240,9 +248,8 @@ def _unknown(name: str) -> str:
         return (
             f"no profile is called {name!r}. This machine's own GPU is cuda or cuda:0; others go by name, as in a100."
         )
-    names = [entry.name for entry in listing()]
-    longer = (one for one in names if one.startswith(f"{name}-"))  # as cpu-2-threads for cpu
-    near = {*longer, *difflib.get_close_matches(name, names, n=3, cutoff=0.5), *gpus.nearest(name)}
+    longer = (one for one in names() if one.startswith(f"{name}-"))  # as cpu-2-threads for cpu
+    near = {*longer, *difflib.get_close_matches(name, names(), n=3, cutoff=0.5), *gpus.nearest(name)}
     likeliest = sorted(near, key=lambda one: (-difflib.SequenceMatcher(None, name, one).ratio(), one))
     hint = f"Did you mean {', '.join(likeliest[:6])}? " if near else ""
     return f"no profile is called {name!r}. {hint}List them with: latpred profiles list (or list --datasheets)"
@@ -268,10 +275,10 @@ def find(
         return named
     device = LIVE_CUDA if device == "cuda" else device
     anywhere = ("cuda",) if cudnn_benchmark is not None else ("cpu",) if threads is not None else ("cuda", "cpu")
-    names = (device,) if device else anywhere  # of one device, or of all of a kind
+    devices = (device,) if device else anywhere  # one, or all of a kind
     entries = _own_entries()
     owners = [(entry.profile, owner(entry.profile.machine)) for entry in entries if entry.profile is not None]
-    for name, whose in product(names, (Owner.THIS, Owner.ALIKE)):
+    for name, whose in product(devices, (Owner.THIS, Owner.ALIKE)):
         own = [one for one, its in owners if its is whose and name in (live_name(one), one.device.kind)]
         fitting = [profile for profile in own if not wanted.unmet_by(profile)]
         if own and not fitting:
@@ -281,9 +288,9 @@ def find(
     damaged = [entry for entry in entries if entry.problem]
     if damaged:
         raise ProfileError(damaged[0].problem)
-    of = names[0] if len(names) == 1 else ""
+    of = devices[0] if len(devices) == 1 else ""
     measured = f" measured with {wanted}" if str(wanted) else ""
-    kinds = [name.partition(":")[0] for name in names]
+    kinds = [name.partition(":")[0] for name in devices]
     foreign = [one.name for one, whose in owners if whose is Owner.ANOTHER and one.device.kind in kinds]
     hint = f" (another machine's can be named, as in --device {foreign[0]})" if foreign else ""
     raise NoProfileError(
