@@ -521,7 +521,7 @@ def _caveats(profile: DeviceProfile, graph: ModelGraph, runtime: str, served: Se
         said.append(f"what the profile says of {runtime} failed its acceptance gate; see: {see}")
     said += untested(profile.runtimes[runtime])
     # A runtime with kernels of its own has them in the layouts that it was measured in.
-    measured = (profile.protocol.get("memory_format", ""), *(profile.runtimes[runtime].kernels or profile.kernels))
+    measured = profile.runtimes[runtime].kernels or profile.kernels
     if graph.memory_format != CONTIGUOUS and not any(graph.memory_format in name for name in measured):
         said.append(f"convolutions were measured in the contiguous format: in {graph.memory_format} they may differ")
     said += _all_of(served, "caveats")
