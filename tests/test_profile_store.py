@@ -238,7 +238,7 @@ def with_number(text: bytes) -> bytes:
         (rewritten(lambda document: document.update(schema=0)), "no longer reads"),
         (
             rewritten(lambda document: document.update(schema=99, hologram=True)),
-            rf"has schema 99 and this latpred reads up to {SCHEMA_VERSION}\. Upgrade with: .* --upgrade latpred$",
+            rf"has schema 99 and this latpred reads {SCHEMA_VERSION}\. Upgrade with: .* --upgrade latpred$",
         ),
     ],
 )

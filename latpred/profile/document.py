@@ -20,14 +20,13 @@ import msgspec
 from latpred.errors import ProfileError
 from latpred.storage import hash_of
 
-SCHEMA_VERSION = 2
+SCHEMA_VERSION = 2  # fields that came later have defaults
 THREADS, CUDNN, BENCHMARK = "threads", "cudnn", "benchmark"  # keys of a protocol, and what cudnn may be set to
 FITTED = "fitted from published measurements"  # a provenance
 ADAPTED = "adapted"  # key of a protocol: what the profile was corrected by
 OPENED = "opened as"  # key of a protocol: the GPU by the name that opened it
 FLOAT32 = "float32"  # key of a protocol: how fp32 is multiplied on a GPU
 HOST = "host"  # key of a protocol: whose dispatch the profile was given
-OLDEST_SCHEMA = 1  # fields that came later have defaults
 
 
 class _Record(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
@@ -110,7 +109,7 @@ class KernelFit(_Record, frozen=True, weakref=True):
     # Constants of `kernel_times.tiled`, which then stand for the rates and the saturation; empty where a roofline fits
     # as well.
     tiling: dict[str, float] = {}
-    # Microseconds of each thing that `graph.features.read` counts for the family; earlier fits lack the last ones.
+    # Microseconds of each thing that `graph.features.read` counts for the family; shipped fits may lack the last ones.
     efforts: tuple[float, ...] = ()
     # Whether the residual's covariance is the exponential of a sum of distances, as suits times that jump with the
     # choice of tiles; else Matern 3/2.
@@ -314,10 +313,10 @@ def _check_schema(document: dict[str, Any], source: str) -> None:
         raise ProfileError(f"{source} is JSON but not a profile: it states no schema version. {REPAIR}")
     if schema > SCHEMA_VERSION:
         raise ProfileError(
-            f"{source} has schema {schema} and this latpred reads up to {SCHEMA_VERSION}. "
+            f"{source} has schema {schema} and this latpred reads {SCHEMA_VERSION}. "
             "Upgrade with: python -m pip install --upgrade latpred"
         )
-    if schema < OLDEST_SCHEMA:
+    if schema < SCHEMA_VERSION:
         raise ProfileError(
             f"{source} has schema {schema}, which this latpred ({SCHEMA_VERSION}) no longer reads. "
             "Make a new one with: latpred calibrate"
