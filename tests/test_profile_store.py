@@ -46,9 +46,6 @@ def rewritten(change: Callable[[dict], None]) -> bytes:
     return json.dumps(document).encode()
 
 
-CONSTANTS = (b"NaN", b"Infinity", b"-Infinity")
-
-
 def refusal(data: bytes) -> str:
     with pytest.raises(ProfileError) as caught:
         decode(data, "p.json")
@@ -223,7 +220,7 @@ def with_number(text: bytes) -> bytes:
         *[(data, "p.json is JSON but not a profile") for data in (b"[1, 2]", b'"profile"', b"{}", b'{"schema": "1"}')],
         (with_number(b"50001.0"), "was altered after it was written: its sha256 does not match"),
         (with_number(b"1e999"), "p.json"),
-        *[(with_number(name), f"p.json holds {name.decode()} where a number must be") for name in CONSTANTS],
+        *[(with_number(name), "p.json is damaged") for name in (b"NaN", b"Infinity", b"-Infinity")],
         (rewritten(lambda document: document["device"].update(colour="red")), r"unknown field `colour`.*`\$\.device`"),
         (
             rewritten(lambda document: document["device"].update(memory_bytes="much")),
@@ -233,8 +230,6 @@ def with_number(text: bytes) -> bytes:
         (json.dumps({"schema": SCHEMA_VERSION}).encode(), "missing required field"),
         (b'{"schema": "latpred.profile/1", "profile": {}}', "copy that one"),
         (b'{"a":' + b"[" * 100_000 + b"]" * 100_000 + b"}", "nested too deeply"),
-        (encode(profile()).replace(b'"seconds": 42.0', b'"seconds": 1.0, "seconds": 42.0'), "the key 'seconds' twice"),
-        (encode(profile()).replace(b'"threads": 1', b'"threads": 9, "threads": 1'), "has the key 'threads' twice"),
         (rewritten(lambda document: document.update(schema=0)), "no longer reads"),
         (
             rewritten(lambda document: document.update(schema=99, hologram=True)),

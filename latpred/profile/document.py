@@ -7,11 +7,8 @@ Only structures live here: `latpred.profile.store` finds, reads, checks and writ
 from __future__ import annotations
 
 import hashlib
-import json
 import math
-from collections import Counter
 from collections.abc import Callable, Iterator
-from contextlib import suppress
 from operator import attrgetter
 from typing import Any, cast
 
@@ -273,20 +270,9 @@ def decode(data: bytes, source: str) -> DeviceProfile:
 
 
 def _parse(data: bytes, source: str) -> dict[str, Any]:
-    def demand_once(pairs: list[tuple[str, Any]]) -> None:
-        """Refuse an object that has a key twice, of which readers would see only one."""
-        for name, count in Counter(name for name, _ in pairs).items():
-            if count > 1:
-                raise ProfileError(f"{source} is not a valid profile: it has the key {name!r} twice. {REPAIR}")
-
-    def demand_number(constant: str) -> None:
-        raise ProfileError(f"{source} holds {constant} where a number must be; no prediction can rest on it. {REPAIR}")
-
     if not data.strip():
         raise ProfileError(f"{source} is empty. {REPAIR}")
     try:
-        with suppress(ValueError):  # of which msgspec says better what it is
-            json.loads(data, object_pairs_hook=demand_once, parse_constant=demand_number)
         document = msgspec.json.decode(data)
     except (msgspec.DecodeError, UnicodeDecodeError) as error:
         cut = "truncated" in str(error).lower()
