@@ -25,7 +25,7 @@ from latpred.profile.document import FITTED, DeviceProfile, DispatchFit, KernelF
 from latpred.query import HALVES
 from latpred.runtimes.cuda_graphs import REPLAY
 
-STAND_INS = {"fp64": "fp32", "complex64": "fp32", "complex128": "fp32"}  # what models in these are priced as
+PRICED_AS = {"fp64": "fp32", "complex64": "fp32", "complex128": "fp32"}  # precisions whose fits are of another one
 # Log standard deviations: of a time with a known rate; of one that no formula or no measurement vouches for, so that it
 # may be off by a factor of 2.
 KNOWN_LOG_STD, GUESSED_LOG_STD = 0.3, 0.7

@@ -25,7 +25,7 @@ from latpred.graph.graph import CONTIGUOUS, Ints, Op, Schedule, numbered
 from latpred.host import SAME, Slowdown
 from latpred.ops.families import DIMS, kind_of, lineage, nearest, root
 from latpred.prediction.clocks import Timeline
-from latpred.prediction.fallbacks import GUESSED_LOG_STD, MEASURED, STAND_INS, OtherFormat, format_of, guess
+from latpred.prediction.fallbacks import GUESSED_LOG_STD, MEASURED, PRICED_AS, OtherFormat, format_of, guess
 from latpred.prediction.kernel_times import (
     LARGE_BLOCK,
     KernelEstimate,
@@ -421,7 +421,7 @@ class PriceList:
         """
         precision = AMP.get(precision, precision)
         kernels = self._profile.kernels
-        fits = kernels.get(precision) or kernels.get(STAND_INS.get(precision, precision))
+        fits = kernels.get(precision) or kernels.get(PRICED_AS.get(precision, precision))
         if not fits:
             known = ", ".join(name for name in kernels if " " not in name) or "none"
             raise ProfileError(
