@@ -344,7 +344,8 @@ class PriceList:
     def __init__(self, profile: DeviceProfile, slowdown: Slowdown = SAME) -> None:
         self._profile = profile
         self._slowdown = slowdown
-        self._gpu = gpus.find(profile.machine.accelerator)
+        info = profile.device
+        self.gpu = gpus.find(info.name) if info.kind == "cuda" else None  # its datasheet, if there is one
         self._models: dict[object, KernelModel] = {}
         self._rows: dict[tuple[str, str, str, float], KernelRows] = {}
 
@@ -500,7 +501,7 @@ class PriceList:
             return SAMPLED
         if own:
             return NETWORKS
-        return SAMPLED if self._gpu is None else DATASHEET
+        return SAMPLED if self.gpu is None else DATASHEET
 
     def _model(self, fit: KernelFit, limits: Limits | None, native: KernelFit | None = None) -> KernelModel:
         key = id(fit), limits, native is None  # the profile keeps every fit alive
@@ -511,8 +512,8 @@ class PriceList:
 
     def _limits(self, precision: str, family: str) -> Limits | None:
         """What the device cannot do faster; None where nothing tells."""
-        if self._gpu is not None:
-            return limits_of(self._gpu, precision, family)
+        if self.gpu is not None:
+            return limits_of(self.gpu, precision, family)
         info = self._profile.device
         if info.kind != "cpu" or not (info.bandwidth_bytes_per_us and info.cache_bytes):
             return None
