@@ -30,7 +30,7 @@ from latpred.prediction.fallbacks import least_log_std
 from latpred.prediction.kernel_times import LARGE_BLOCK, resident_share, trimmed_bytes
 from latpred.prediction.prediction import ClassCosts, Curve, Prediction, Provenance, Setting, joined
 from latpred.prediction.pricing import Priced, PriceList
-from latpred.profile import datasheet, gpus
+from latpred.profile import datasheet
 from latpred.profile.document import ADAPTED, DeviceInfo, DeviceProfile, DispatchFit
 from latpred.query import MOST_BATCH, Options, checked_batches
 from latpred.runtimes import lowering
@@ -265,7 +265,7 @@ class Predictor:
         if self.era or self.profile.provenance != "measured":
             # What was fitted to tables of whole models has their host classes; kernels as small as those of attention
             # under some masks are not known well enough there to be many.
-            return as_run_in(self.era or TORCH_2, graph, runtime, gpus.find(self.profile.device.name))
+            return as_run_in(self.era or TORCH_2, graph, runtime, self._prices.gpu)
         return masked_attention_on_cuda(self_attention_on_cuda(graph)) if self.profile.device.kind == "cuda" else graph
 
     def __reduce__(self) -> tuple[Any, ...]:
