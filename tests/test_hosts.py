@@ -47,7 +47,8 @@ EACH = pytest.mark.parametrize("host", HOSTS, ids=lambda host: host.name)
     ],
 )
 def test_a_host_has_many_names(asked: str, name: str | None) -> None:
-    assert (hosts.find(asked).name if hosts.known(asked) else None) == name
+    host = hosts.find(asked)
+    assert (host and host.name) == name
 
 
 @EACH

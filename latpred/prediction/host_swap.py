@@ -20,6 +20,7 @@ from latpred.ops.families import root
 from latpred.prediction.pricing import host_cost
 from latpred.profile import datasheet, host_profile, hosts, store
 from latpred.profile.document import HOST, DeviceProfile, DispatchFit
+from latpred.profile.hosts import HostRow
 from latpred.profile.store import Owner, owner
 from latpred.query import THIS
 
@@ -68,18 +69,18 @@ def find(host: float | str | os.PathLike[str], profile: DeviceProfile) -> Swap:
     number = _factor(name)
     if number is not None:
         return Swap(number, NUMBER_LOG_STD, "a host of the factor given")
-    measured = _measured(name)
-    if measured is None:
-        known, (level, log_std) = hosts.find(name), _level(profile)
-        return Swap(known.factor / level, math.hypot(known.log_std, log_std), f"{known.name} ({known.basis_text})")
-    quiet = measured.asynchronous != profile.device.asynchronous
-    return Swap(*ratio(measured.dispatch, _eager(profile), quiet=quiet), measured.label)
+    found = _named(name)
+    if isinstance(found, HostRow):
+        level, log_std = _level(profile)
+        return Swap(found.factor / level, math.hypot(found.log_std, log_std), f"{found.name} ({found.basis_text})")
+    quiet = found.asynchronous != profile.device.asynchronous
+    return Swap(*ratio(found.dispatch, _eager(profile), quiet=quiet), found.label)
 
 
 def demand_known(host: str) -> None:
     """Refuse a host that no profile could be predicted with: a name that nobody knows, or a factor out of range."""
     if host != THIS and _factor(host) is None:
-        _measured(host)
+        _named(host)
 
 
 def _factor(name: str) -> float | None:
@@ -159,7 +160,7 @@ def _level(profile: DeviceProfile) -> tuple[float, float]:
         own, reference = _eager(profile), datasheet.shared().dispatch
         shared = [own.costs_us[name] / us for name, us in reference.costs_us.items() if own.costs_us.get(name)]
         return float(np.median(shared)) * own.scale, 0.0
-    host = hosts.known(profile.machine.cpu)
+    host = hosts.find(profile.machine.cpu)
     if host is None:
         raise HostError(
             f"profile {profile.name!r} was measured on a host whose CPU ({profile.machine.cpu}) is not among the known "
@@ -169,8 +170,8 @@ def _level(profile: DeviceProfile) -> tuple[float, float]:
     return host.factor, host.log_std
 
 
-def _measured(name: str) -> _Measured | None:
-    """A host's dispatch by name; None where the table of hosts alone knows it."""
+def _named(name: str) -> _Measured | HostRow:
+    """A host by name: what was measured of it, else what the table of hosts knows."""
     if name == THIS:
         return _this()
     if name in host_profile.names() or storage.is_path(name):
@@ -180,9 +181,10 @@ def _measured(name: str) -> _Measured | None:
         device = store.load(name)
         label = f"that of profile {name} ({device.machine.cpu})"
         return _Measured(_eager(device), label, device.device.asynchronous)
-    if hosts.known(name):
-        return None
-    return _Measured(host_profile.load(name).dispatch, name, asynchronous=False)  # raises, with what is near
+    known = hosts.find(name)
+    if known is None:
+        raise HostError(host_profile.unknown(name))
+    return known
 
 
 def _this() -> _Measured:
