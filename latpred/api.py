@@ -262,7 +262,7 @@ def predictor_of(query: DeviceQuery, runtime: str | None = None) -> Predictor:
 @lru_cache(maxsize=8)
 def _remembered(query: DeviceQuery, _state: tuple[object, ...]) -> Predictor:
     profile = store.find(query.device, threads=query.threads, cudnn_benchmark=query.cudnn_benchmark)  # type: ignore[arg-type]
-    settings = [*_other_threads(query, profile), *_autotuned(query, profile), *store.without_tf32(profile)]
+    settings = [*_other_threads(query, profile), *_autotuned(query, profile)]
     if query.host is None:
         return Predictor(profile, [*_foreign(profile), *settings])
     swap = host_swap.find(query.host, profile)

@@ -18,7 +18,7 @@ PICTURE = "{models}:picture --image 8"
 NONE_YET = "--device cuda:0 --yes"
 STUDY = "--suite paper --device simulated"
 UNEQUAL = "predict distilbert-base-uncased --lengths"
-SET_UP = "latpred calibrate --device cpu --threads 7 --name cpu-7 --runtimes onnxruntime"
+SET_UP = "latpred calibrate --device cpu --threads 7 --runtimes onnxruntime"
 ON_A_PROFILE = ("predict", "curve", "rank", "timeline", "explain", "report")
 NEAREST = "No runtime is called 'onnxruntim'. Did you mean 'onnxruntime'"
 

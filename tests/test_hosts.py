@@ -47,7 +47,8 @@ EACH = pytest.mark.parametrize("host", HOSTS, ids=lambda host: host.name)
     ],
 )
 def test_a_host_has_many_names(asked: str, name: str | None) -> None:
-    assert (hosts.find(asked).name if hosts.known(asked) else None) == name
+    host = hosts.find(asked)
+    assert (host and host.name) == name
 
 
 @EACH
@@ -238,12 +239,10 @@ def test_factors_and_names_that_are_none() -> None:
         host_swap.ratio(msgspec.structs.replace(dispatch(), costs_us={"view.transpose": 1.0}), dispatch(), quiet=True)
 
 
-def test_a_damaged_host_profile_says_so(tmp_path) -> None:
+def test_a_damaged_host_profile_says_so() -> None:
     made = measured("laptop", dispatch())
     assert host_profile.load("laptop") == made
     host_profile.path("laptop").write_text('{"name": "laptop"}')
     with pytest.raises(HostError, match="is not a host profile"):
         host_profile.load("laptop")
     assert host_profile.listing() == []
-    with pytest.raises(HostError, match="cannot name a host"):
-        host_profile.path("../up")

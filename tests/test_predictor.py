@@ -11,7 +11,7 @@ import weakref
 import msgspec
 import numpy as np
 import pytest
-from factories import add, device, dispatch, graph, kernel_fit, linear, machine, profile, view
+from factories import add, device, dispatch, graph, kernel_fit, linear, profile, view
 
 from latpred.errors import ProfileError, RuntimeRefusalError, UsageError
 from latpred.graph.graph import Affine, ModelGraph
@@ -213,7 +213,7 @@ def test_caveats_are_those_of_all_batches_in_whatever_order() -> None:
 def test_kernels_that_a_measured_gpu_knows_from_its_datasheet_alone_widen_the_interval() -> None:
     rates = {"macs_per_us": 0.0, "floor_us": 100.0, "spread": 0.3}
     known = profile(device(kind="cuda"), [kernel_fit("softmax", **rates)], {"eager": dispatch(spread=0.1)})
-    gpu = msgspec.structs.replace(known, machine=machine(accelerator="NVIDIA H100 80GB HBM3"))
+    gpu = msgspec.structs.replace(known, device=device(kind="cuda", name="nvidia-h100-80gb-hbm3"))
     published = msgspec.structs.replace(gpu, provenance="fitted from published measurements")
 
     def upper(made: DeviceProfile) -> tuple[float, str]:

@@ -155,7 +155,7 @@ def factors(folder: Path) -> pd.DataFrame:
 
 def _lines(folder: Path, measured: Measured) -> Iterator[tuple[Any, ...]]:
     table = pd.read_csv(folder / f"{measured.table}.csv.gz")
-    named = table.host.fillna("").map(hosts.known).astype(bool)
+    named = table.host.fillna("").map(hosts.find).astype(bool)
     for row in table[measured.wanted(table) & named & table.batch.notna()].itertuples():
         runtime = "torchscript" if "TorchScript" in row.runtime else "eager"
         predictor = _predictor(row.gpu)

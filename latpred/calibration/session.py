@@ -29,7 +29,7 @@ from latpred.calibration.cells import Cell
 from latpred.calibration.timing.timer import Timing, time_limit
 from latpred.errors import CalibrationError, DeviceError, RuntimeRefusalError
 from latpred.profile.document import Machine
-from latpred.profile.store import Owner, owner, unlike
+from latpred.profile.store import Owner, mismatch, owner
 from latpred.progress import raise_if_interrupted
 
 JOURNAL_VERSION = 1
@@ -106,7 +106,7 @@ class Header(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
         """Whether another header is of this machine, where one of both may lack a package."""
         mine, its = self.machine, other.machine
         same = (its.hostname_hash, its.machine_id) == (mine.hostname_hash, mine.machine_id)
-        return other.journal == self.journal and same and not unlike(its, mine)
+        return other.journal == self.journal and same and not mismatch(its, mine)
 
 
 class UnderWay(msgspec.Struct, frozen=True):

@@ -197,7 +197,7 @@ class CurveSamples(NamedTuple):
     latency_us: Floats
 
 
-Sampler = Callable[[NDArray[np.int64], float], CurveSamples]
+Sampler = Callable[[Ints, float], CurveSamples]
 """Samples a curve at some batches, with device times multiplied by exp(shift * their log_std)."""
 Test = Callable[[CurveSamples, CurveSamples], NDArray[np.bool_]]
 """Whether a threshold is passed, from samples at some batches and at batch 1."""
@@ -257,12 +257,12 @@ class BatchThresholds:
         return found
 
 
-def _powers(most: int) -> NDArray[np.int64]:
+def _powers(most: int) -> Ints:
     """Powers of two up to a batch."""
     return 2 ** np.arange(int(math.log2(most)) + 1)
 
 
-def first_true(test: Callable[[NDArray[np.int64]], NDArray[np.bool_]], numbers: NDArray[np.int64]) -> int | None:
+def first_true(test: Callable[[Ints], NDArray[np.bool_]], numbers: Ints) -> int | None:
     """The smallest whole number at which a test that stays true becomes true; None if it does not up to the last.
 
     >>> first_true(lambda batches: batches >= 37, np.array([1, 16, 256]))
@@ -278,7 +278,7 @@ def first_true(test: Callable[[NDArray[np.int64]], NDArray[np.bool_]], numbers: 
     return None if high == beyond else int(high)
 
 
-def last_false(test: Callable[[NDArray[np.int64]], NDArray[np.bool_]], most: int) -> int:
+def last_false(test: Callable[[Ints], NDArray[np.bool_]], most: int) -> int:
     """The largest batch up to `most` at which a test that ends up true is not true yet; 0 where it always is.
 
     A test that is true of some smaller batch already, as of one that a slower kernel serves, is looked through as far

@@ -7,7 +7,6 @@ import re
 from collections.abc import Callable
 from functools import cache
 from importlib.resources import files
-from math import hypot
 from typing import NamedTuple
 
 import msgspec
@@ -21,12 +20,12 @@ from latpred.ops.families import nearest, root
 from latpred.prediction.clocks import Z90
 from latpred.prediction.kernel_times import KernelEstimate, KernelModel, roofline
 from latpred.profile import gpus
-from latpred.profile.datasheet import LAUNCH_US, PROVENANCE, mode_of, short
+from latpred.profile.datasheet import LAUNCH_US, mode_of, short
 from latpred.profile.document import FITTED, DeviceProfile, DispatchFit, KernelFit, decode
 from latpred.query import HALVES
 from latpred.runtimes.cuda_graphs import REPLAY
 
-STAND_INS = {"fp64": "fp32", "complex64": "fp32", "complex128": "fp32"}  # what models in these are priced as
+PRICED_AS = {"fp64": "fp32", "complex64": "fp32", "complex128": "fp32"}  # precisions whose fits are of another one
 # Log standard deviations: of a time with a known rate; of one that no formula or no measurement vouches for, so that it
 # may be off by a factor of 2.
 KNOWN_LOG_STD, GUESSED_LOG_STD = 0.3, 0.7
@@ -220,7 +219,7 @@ _WRITTEN = {"generated": "elementwise", "generated.reduction": "norm", "generate
 
 def with_estimates(profile: DeviceProfile) -> DeviceProfile:
     """The profile with estimates of runtimes it lacks; a measured one, and one without eager, as it is."""
-    if profile.provenance not in (FITTED, PROVENANCE) or EAGER not in profile.runtimes:
+    if profile.provenance == "measured" or EAGER not in profile.runtimes:
         return profile
     eager, known = profile.runtimes[EAGER], dict(profile.runtimes)
     of_all = {name: profile.kernels.get(name.partition(" ")[0], {}) | fits for name, fits in profile.kernels.items()}
@@ -231,8 +230,8 @@ def with_estimates(profile: DeviceProfile) -> DeviceProfile:
         fit = estimate.make(eager)
         known[name] = msgspec.structs.replace(
             fit,
-            spread=short(hypot(fit.spread, estimate.log_std)),
-            busy_spread=short(hypot(fit.device_spread, estimate.log_std)),
+            spread=short(math.hypot(fit.spread, estimate.log_std)),
+            busy_spread=short(math.hypot(fit.device_spread, estimate.log_std)),
             kernels=own if estimate.own_kernels else fit.kernels,
         )
     return msgspec.structs.replace(profile, runtimes=known)

@@ -19,7 +19,8 @@ from latpred.errors import HostError, NoProfileError, UsageError
 from latpred.ops.families import root
 from latpred.prediction.pricing import host_cost
 from latpred.profile import datasheet, host_profile, hosts, store
-from latpred.profile.document import FITTED, HOST, DeviceProfile, DispatchFit
+from latpred.profile.document import HOST, DeviceProfile, DispatchFit
+from latpred.profile.hosts import HostRow
 from latpred.profile.store import Owner, owner
 from latpred.query import THIS
 
@@ -30,7 +31,6 @@ SMALLEST, LARGEST = 0.05, 20.0
 # Standard deviations of a log factor: of a given number, and of what one factor for all classes leaves out.
 NUMBER_LOG_STD = 0.10
 LEAST_LOG_STD = 0.05
-_UNKNOWN_HOST = (FITTED, datasheet.PROVENANCE)  # provenances whose dispatch is that of a middle host
 
 
 class _Measured(NamedTuple):
@@ -67,13 +67,20 @@ def find(host: float | str | os.PathLike[str], profile: DeviceProfile) -> Swap:
     """
     name = os.fspath(host) if isinstance(host, os.PathLike) else str(host)
     number = _factor(name)
-    return _named(name, profile) if number is None else Swap(number, NUMBER_LOG_STD, "a host of the factor given")
+    if number is not None:
+        return Swap(number, NUMBER_LOG_STD, "a host of the factor given")
+    found = _named(name)
+    if isinstance(found, HostRow):
+        level, log_std = _level(profile)
+        return Swap(found.factor / level, math.hypot(found.log_std, log_std), f"{found.name} ({found.basis_text})")
+    quiet = found.asynchronous != profile.device.asynchronous
+    return Swap(*ratio(found.dispatch, _eager(profile), quiet=quiet), found.label)
 
 
 def demand_known(host: str) -> None:
     """Refuse a host that no profile could be predicted with: a name that nobody knows, or a factor out of range."""
     if host != THIS and _factor(host) is None:
-        _measured(host)
+        _named(host)
 
 
 def _factor(name: str) -> float | None:
@@ -88,16 +95,6 @@ def _factor(name: str) -> float | None:
             f"from {SMALLEST:g} to {LARGEST:g}, as in --host 1.3."
         )
     return number
-
-
-def _named(name: str, profile: DeviceProfile) -> Swap:
-    measured = _measured(name)
-    if measured is None:
-        known, (level, log_std) = hosts.find(name), _level(profile)
-        return Swap(known.factor / level, math.hypot(known.log_std, log_std), f"{known.name} ({known.basis_text})")
-    quiet = measured.asynchronous != profile.device.asynchronous
-    factor, log_std = ratio(measured.dispatch, _eager(profile), quiet=quiet)
-    return Swap(factor, log_std, measured.label)
 
 
 def ratio(host: DispatchFit, other: DispatchFit, *, quiet: bool) -> tuple[float, float]:
@@ -142,7 +139,7 @@ def swapped(profile: DeviceProfile, swap: Swap) -> DeviceProfile:
 
 def unnamed(profile: DeviceProfile) -> tuple[str, float] | None:
     """What to say of a host that nobody named, and how slow it may be over that of the profile; None for others."""
-    if profile.provenance not in _UNKNOWN_HOST or HOST in profile.protocol:
+    if profile.provenance == "measured" or HOST in profile.protocol:
         return None
     level, _ = _level(profile)
     factors = [host.factor / level for host in hosts.HOSTS]
@@ -159,11 +156,11 @@ def unnamed(profile: DeviceProfile) -> tuple[str, float] | None:
 
 def _level(profile: DeviceProfile) -> tuple[float, float]:
     """Dispatch of a profile's host over that of the reference host, and the standard deviation of its log."""
-    if profile.provenance in _UNKNOWN_HOST:
+    if profile.provenance != "measured":  # the dispatch of a middle host
         own, reference = _eager(profile), datasheet.shared().dispatch
         shared = [own.costs_us[name] / us for name, us in reference.costs_us.items() if own.costs_us.get(name)]
         return float(np.median(shared)) * own.scale, 0.0
-    host = hosts.known(profile.machine.cpu)
+    host = hosts.find(profile.machine.cpu)
     if host is None:
         raise HostError(
             f"profile {profile.name!r} was measured on a host whose CPU ({profile.machine.cpu}) is not among the known "
@@ -173,20 +170,21 @@ def _level(profile: DeviceProfile) -> tuple[float, float]:
     return host.factor, host.log_std
 
 
-def _measured(name: str) -> _Measured | None:
-    """A host's dispatch by name; None where the table of hosts alone knows it."""
+def _named(name: str) -> _Measured | HostRow:
+    """A host by name: what was measured of it, else what the table of hosts knows."""
     if name == THIS:
         return _this()
     if name in host_profile.names() or storage.is_path(name):
         host = host_profile.load(name)
         return _Measured(host.dispatch, f"{host.name} ({host.machine.cpu})", asynchronous=False)
-    if any(entry.name == name and entry.profile is not None for entry in store.listing()):
+    if name in store.names():
         device = store.load(name)
         label = f"that of profile {name} ({device.machine.cpu})"
         return _Measured(_eager(device), label, device.device.asynchronous)
-    if hosts.known(name):
-        return None
-    return _Measured(host_profile.load(name).dispatch, name, asynchronous=False)  # raises, with what is near
+    known = hosts.find(name)
+    if known is None:
+        raise HostError(host_profile.unknown(name))
+    return known
 
 
 def _this() -> _Measured:

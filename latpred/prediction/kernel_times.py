@@ -358,7 +358,7 @@ def roofline(fit: KernelFit, inputs: Inputs) -> Roofline:
     if inputs.product is not None:
         compute = compute * inefficiency(fit.saturation, inputs.product, fit.multiprocessors, "one_row" in fit.features)
     if fit.efforts:
-        known = inputs.efforts[:, : len(fit.efforts)]  # fits of earlier versions lack the last ones
+        known = inputs.efforts[:, : len(fit.efforts)]  # shipped fits may lack the last ones
         compute = compute + np.einsum("ij,j->i", known, np.array(fit.efforts))
     return Roofline(fit.floor_us, compute, memory)
 
@@ -432,8 +432,7 @@ def resident_share(parameter_bytes: int, touched_bytes: float, device: DeviceInf
     """How much of its weights a forward pass finds in the cache where it left them, in steps of an eighth.
 
     What a pass touches in all decides, since activations push weights out: all is found up to `resident_bytes`, nothing
-    from twice that. Profiles that were measured before that was known, which say nothing of `resident_bytes`, go by the
-    weights alone.
+    from twice that. Where nobody measured `resident_bytes`, as of GPUs, weights alone decide, against the whole cache.
 
     >>> from latpred.profile.document import DeviceInfo
     >>> cpu = DeviceInfo(name="cpu", kind="cpu", asynchronous=False, memory_bytes=0, resident_bytes=8 << 20)

@@ -201,7 +201,7 @@ class Prediction(_Thresholds):
 
     def to_frame(self) -> pd.DataFrame:
         """One row of a predicted table (see `latpred.tables`)."""
-        return _frame((self,))
+        return _frame(self.setting, (self,))
 
     def __repr__(self) -> str:
         return prediction_page(self).text()
@@ -271,7 +271,7 @@ class Curve(_Thresholds):
 
     def to_frame(self) -> pd.DataFrame:
         """A predicted table (see `latpred.tables`), one row per batch."""
-        return _frame(self.points)
+        return _frame(self.setting, self.points)
 
     def __len__(self) -> int:
         return len(self.points)
@@ -327,10 +327,10 @@ _COARSE = "crossover and knee are read off straight lines through the batches as
 def _question(setting: Setting) -> dict[str, Any]:
     names = ("model", "input_kind", "input_size", "precision", "runtime", "device", "protocol", "inputs_on")
     asked = {name: getattr(setting, name) for name in names}
-    return {**asked, **_set_up(setting), "provenance": origin(setting.provenance)}
+    return {**asked, **_further_keys(setting), "provenance": origin(setting.provenance)}
 
 
-def _set_up(setting: Setting) -> dict[str, str]:
+def _further_keys(setting: Setting) -> dict[str, str]:
     """What tells cells apart beside the keys of every table; attention only where it was asked for."""
     attention = {"attention": setting.attention} if setting.attention else {}
     return {"memory_format": setting.memory_format, **attention}
@@ -370,15 +370,11 @@ def _thresholds(setting: Setting) -> dict[str, Any]:
     }
 
 
-def _frame(points: tuple[Prediction, ...]) -> pd.DataFrame:
+def _frame(setting: Setting, points: tuple[Prediction, ...]) -> pd.DataFrame:
     import pandas as pd
 
-    settings = ((point, point.setting) for point in points)
-    rows = [
-        predicted_row(point, point, its.input_kind, its.input_size, its.protocol) | _set_up(its)
-        for point, its in settings
-    ]
-    return pd.DataFrame(rows)
+    asked = setting.input_kind, setting.input_size, setting.protocol
+    return pd.DataFrame([predicted_row(point, point, *asked) | _further_keys(setting) for point in points])
 
 
 def predicted_row(about: Any, timed: Any, input_kind: str, input_size: int, protocol: str) -> dict[str, Any]:

@@ -30,7 +30,7 @@ from latpred.prediction.fallbacks import least_log_std
 from latpred.prediction.kernel_times import LARGE_BLOCK, resident_share, trimmed_bytes
 from latpred.prediction.prediction import ClassCosts, Curve, Prediction, Provenance, Setting, joined
 from latpred.prediction.pricing import Priced, PriceList
-from latpred.profile import datasheet, gpus
+from latpred.profile import datasheet
 from latpred.profile.document import ADAPTED, DeviceInfo, DeviceProfile, DispatchFit
 from latpred.query import MOST_BATCH, Options, checked_batches
 from latpred.runtimes import lowering
@@ -104,7 +104,7 @@ class Predictor:
         self.target = lowering.target_of(profile.device.kind)
         self.era = profile.protocol.get("era", "")
         self._prices = PriceList(self.profile, self.slowdown)
-        self._priced: dict[tuple[str, float], IdentityCache[Schedule, Priced]] = {}
+        self._priced: dict[tuple[str, str, float], IdentityCache[Schedule, Priced]] = {}
         self._touched: IdentityCache[Schedule, tuple[int, int]] = IdentityCache()
         self._runtimes: dict[str, _RuntimeFit] = {}
         self._slower: dict[Slowdown, Predictor] = {}
@@ -265,7 +265,7 @@ class Predictor:
         if self.era or self.profile.provenance != "measured":
             # What was fitted to tables of whole models has their host classes; kernels as small as those of attention
             # under some masks are not known well enough there to be many.
-            return as_run_in(self.era or TORCH_2, graph, runtime, gpus.find(self.profile.device.name))
+            return as_run_in(self.era or TORCH_2, graph, runtime, self._prices.gpu)
         return masked_attention_on_cuda(self_attention_on_cuda(graph)) if self.profile.device.kind == "cuda" else graph
 
     def __reduce__(self) -> tuple[Any, ...]:
@@ -342,9 +342,9 @@ class Predictor:
         return resident_share(graph.parameter_bytes, constant + per_sample * batch, device)
 
     def _price(self, schedule: Schedule, graph: ModelGraph, resident: float) -> Priced:
-        precision = graph.precision if graph.memory_format == CONTIGUOUS else f"{graph.precision} {graph.memory_format}"
-        cache = self._priced.setdefault((precision, resident), IdentityCache())
-        return cache.get(schedule, lambda new: self._prices.price(new, precision, resident=resident))
+        precision, memory_format = graph.precision, graph.memory_format
+        cache = self._priced.setdefault((precision, memory_format, resident), IdentityCache())
+        return cache.get(schedule, lambda new: self._prices.price(new, precision, memory_format, resident=resident))
 
     def _clock(self, priced: Priced, graph: ModelGraph, batches: Ints, options: Options, shift: float) -> _Passes:
         fit = self._runtime_fit(options.runtime)
@@ -521,7 +521,7 @@ def _caveats(profile: DeviceProfile, graph: ModelGraph, runtime: str, served: Se
         said.append(f"what the profile says of {runtime} failed its acceptance gate; see: {see}")
     said += untested(profile.runtimes[runtime])
     # A runtime with kernels of its own has them in the layouts that it was measured in.
-    measured = (profile.protocol.get("memory_format", ""), *(profile.runtimes[runtime].kernels or profile.kernels))
+    measured = profile.runtimes[runtime].kernels or profile.kernels
     if graph.memory_format != CONTIGUOUS and not any(graph.memory_format in name for name in measured):
         said.append(f"convolutions were measured in the contiguous format: in {graph.memory_format} they may differ")
     said += _all_of(served, "caveats")

@@ -10,7 +10,7 @@ import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import lru_cache, partial
-from itertools import chain, compress
+from itertools import chain
 from operator import attrgetter
 from threading import Lock
 from typing import Any, NamedTuple
@@ -21,11 +21,11 @@ from numpy.typing import NDArray
 from latpred import runtimes
 from latpred.errors import ProfileError
 from latpred.graph.features import NATIVE, ROW_BY_ROW, WORK, Floats, kind
-from latpred.graph.graph import Ints, Op, Schedule, numbered
+from latpred.graph.graph import CONTIGUOUS, Ints, Op, Schedule, numbered
 from latpred.host import SAME, Slowdown
 from latpred.ops.families import DIMS, kind_of, lineage, nearest, root
 from latpred.prediction.clocks import Timeline
-from latpred.prediction.fallbacks import GUESSED_LOG_STD, MEASURED, STAND_INS, OtherFormat, format_of, guess
+from latpred.prediction.fallbacks import GUESSED_LOG_STD, MEASURED, PRICED_AS, OtherFormat, format_of, guess
 from latpred.prediction.kernel_times import (
     LARGE_BLOCK,
     KernelEstimate,
@@ -52,7 +52,7 @@ SIZES = (TIME, "window", "channels")
 """Sizes that a correction may be of: the kernel's own time in microseconds, and two of convolutions: the taps of the
 window, and the geometric mean of the channels it reads and writes."""
 
-_LIVE_BYTES, _ESTIMATED, _HOST_CLASS = map(attrgetter, ("live_bytes", "estimated", "host_class"))
+_LIVE_BYTES, _HOST_CLASS = map(attrgetter, ("live_bytes", "host_class"))
 # What is known of a row whatever the batch; bytes are constant and per sample.
 _FACTS = np.dtype(
     [
@@ -344,10 +344,10 @@ class PriceList:
     def __init__(self, profile: DeviceProfile, slowdown: Slowdown = SAME) -> None:
         self._profile = profile
         self._slowdown = slowdown
-        name = profile.machine.accelerator
-        self._gpu = gpus.find(name) if name else None
+        info = profile.device
+        self.gpu = gpus.find(info.name) if info.kind == "cuda" else None  # its datasheet, if there is one
         self._models: dict[object, KernelModel] = {}
-        self._rows: dict[tuple[str, str, float], KernelRows] = {}
+        self._rows: dict[tuple[str, str, str, float], KernelRows] = {}
 
     def at(self, slowdown: Slowdown) -> PriceList:
         """The same on a machine that is so much slower; fits of kernels are made ready to evaluate once for both."""
@@ -355,14 +355,16 @@ class PriceList:
         other._models = self._models
         return other
 
-    def price(self, schedule: Schedule, precision: str, *, resident: float = 0.0) -> Priced:
+    def price(
+        self, schedule: Schedule, precision: str, memory_format: str = CONTIGUOUS, *, resident: float = 0.0
+    ) -> Priced:
         """Attach costs to a schedule.
 
         The `resident` share of the weights stays in the last-level cache between passes; it is read as activations are.
         """
         dispatch = self.dispatch(schedule.runtime)
         self.fits(precision)
-        rows = self._rows_of(schedule.runtime, precision, resident)
+        rows = self._rows_of(schedule.runtime, precision, memory_format, resident)
         row_numbers, kernel_row, facts = rows.of(schedule)
         used = [rows.rows[number] for number in row_numbers.tolist()]
         share = schedule.kernel_share * facts["scale"][kernel_row]
@@ -394,7 +396,7 @@ class PriceList:
             class_ops=np.where(dispatched, dispatched, np.bincount(of_op, minlength=len(classes))),
             class_rows=class_rows,
             live=np.fromiter(chain.from_iterable(map(_LIVE_BYTES, schedule.ops)), dtype=float).reshape(-1, 2),
-            estimated=tuple({op.name: None for op in compress(schedule.ops, map(_ESTIMATED, schedule.ops))}),
+            estimated=tuple(dict.fromkeys(op.name for op in schedule.ops if op.estimated)),
         )
 
     def dispatch(self, runtime: str) -> DispatchFit:
@@ -413,23 +415,21 @@ class PriceList:
                 f"Measure them with: {calibration(self._profile)} --runtimes {runtime}{first}"
             ) from None
 
-    def fits(self, precision: str) -> dict[str, KernelFit]:
+    def fits(self, precision: str, memory_format: str = CONTIGUOUS) -> dict[str, KernelFit]:
         """Kernel fits of a precision, by family; an error where the profile has none.
 
-        The precision of a model in another memory format names it, as "fp16 channels_last"; only what differs there has
-        fits of its own.
+        Only what differs in another memory format has fits of its own there, as under "fp16 channels_last".
         """
-        number_format, _, memory_format = precision.partition(" ")
-        precision = AMP.get(number_format, number_format)
+        precision = AMP.get(precision, precision)
         kernels = self._profile.kernels
-        fits = kernels.get(precision) or kernels.get(STAND_INS.get(precision, precision))
+        fits = kernels.get(precision) or kernels.get(PRICED_AS.get(precision, precision))
         if not fits:
             known = ", ".join(name for name in kernels if " " not in name) or "none"
             raise ProfileError(
                 f"Profile {self._profile.name!r} has no kernels in {precision} (it has: {known}). "
                 "Ask for one of those, or calibrate a device that does this one well."
             )
-        return fits | kernels.get(f"{precision} {memory_format}", {}) if memory_format else fits
+        return fits | kernels.get(f"{precision} {memory_format}", {})
 
     def _host_us(self, schedule: Schedule, fit: DispatchFit, precision: str, ops: float) -> Floats:
         """What the host takes for the call itself and for each step, with the module and Python calls before it.
@@ -439,28 +439,28 @@ class PriceList:
         names, code = numbered(schedule.host_class)
         costs = np.array([host_cost(fit, name) for name in names], dtype=float)
         dispatch = self._slowdown.dispatch
-        scale = host_scale(fit, precision.partition(" ")[0])
+        scale = host_scale(fit, precision)
         steps = (schedule.calls @ call_prices(fit)) * (scale * dispatch) + (scale * ops * costs)[code]
         us: Floats = np.concatenate(([fit.fixed_us * dispatch], steps))
         return us
 
-    def _rows_of(self, runtime: str, precision: str, resident: float) -> KernelRows:
-        key = runtime, precision, resident
+    def _rows_of(self, runtime: str, precision: str, memory_format: str, resident: float) -> KernelRows:
+        key = runtime, precision, memory_format, resident
         if key not in self._rows or len(self._rows[key].ops) > MOST_OPS:
             tilts = tuple(one for one in self.dispatch(runtime).kernel_tilts if one.of == TIME)
-            price = partial(self._price, precision=precision, runtime=runtime)
+            price = partial(self._price, runtime, precision, memory_format)
             self._rows[key] = KernelRows(price, resident, tilts, self._slowdown, self._profile)
         return self._rows[key]
 
-    def _price(self, op: Op, family: str, precision: str, runtime: str) -> KernelPrice:
+    def _price(self, runtime: str, precision: str, memory_format: str, op: Op, family: str) -> KernelPrice:
         """What prices an op's kernels in a runtime, in the format that the op has."""
-        price = self._fitted(op, family, precision, runtime)
+        price = self._fitted(runtime, precision, memory_format, op, family)
         model, scale, corrections = price.model, price.scale, self.dispatch(runtime).kernel_tilts
         if corrections:  # of sizes that are the same whatever the time
             sizes = kernel_sizes(op)
             factors = [size_corrected(one, np.array(sizes[one.of])) for one in corrections if one.of in sizes]
             scale *= math.prod(map(float, factors))
-        other = format_of(op, _needed(op.dtype, precision.partition(" ")[0]), self._profile)
+        other = format_of(op, _needed(op.dtype, precision), self._profile)
         if other is not None:
             key = id(model), other  # models are kept
             if key not in self._models:
@@ -468,15 +468,11 @@ class PriceList:
             model = self._models[key]
         return price._replace(model=model, scale=scale)
 
-    def _fitted(self, op: Op, family: str, precision: str, runtime: str) -> KernelPrice:
+    def _fitted(self, runtime: str, precision: str, memory_format: str, op: Op, family: str) -> KernelPrice:
         """The fit of a kernel's family, or of the nearest like it: the runtime's own, else the profile's."""
-        asked, space, memory_format = precision.partition(" ")
-        wanted = precision_of(op.dtype, asked, self._profile)
-        wanted_as_laid = f"{wanted}{space}{memory_format}"
-        dispatch, fits = self.dispatch(runtime), self.fits(wanted_as_laid)
-        runtime_fits = dispatch.kernels.get(wanted, {})
-        if memory_format:
-            runtime_fits = runtime_fits | dispatch.kernels.get(wanted_as_laid, {})
+        wanted = precision_of(op.dtype, precision, self._profile)
+        dispatch, fits = self.dispatch(runtime), self.fits(wanted, memory_format)
+        runtime_fits = dispatch.kernels.get(wanted, {}) | dispatch.kernels.get(f"{wanted} {memory_format}", {})
         finer = kind(family, op.dims)
         scales = dispatch.kernel_scales
         names = list(lineage(finer))
@@ -484,12 +480,11 @@ class PriceList:
         scale = next((scales[name] for name in scaled if name in scales), 1.0)
         by_pytorch = self._profile.device.kind == "cpu" and op.name.startswith("aten::")  # all others have libraries
         native = fits.get(NATIVE) if by_pytorch else None
-        for source in (runtime_fits, fits):
+        for source, own in ((runtime_fits, True), (fits, False)):
             fitted = next((source[name] for name in names if name in source), None)
             if fitted is not None:
-                model = self._model(fitted, self._limits(wanted, family), None if source is runtime_fits else native)
+                model = self._model(fitted, self._limits(wanted, family), None if own else native)
                 leaf_scale = nearest(fitted.leaf_scales, family, 1.0)
-                own = source is runtime_fits
                 return KernelPrice(model, leaf_scale, 1.0 if own else scale, self._basis(fitted, own))
         for substitute in SUBSTITUTES.get(root(family), ()):
             if substitute in fits:
@@ -506,7 +501,7 @@ class PriceList:
             return SAMPLED
         if own:
             return NETWORKS
-        return SAMPLED if self._gpu is None else DATASHEET
+        return SAMPLED if self.gpu is None else DATASHEET
 
     def _model(self, fit: KernelFit, limits: Limits | None, native: KernelFit | None = None) -> KernelModel:
         key = id(fit), limits, native is None  # the profile keeps every fit alive
@@ -517,8 +512,8 @@ class PriceList:
 
     def _limits(self, precision: str, family: str) -> Limits | None:
         """What the device cannot do faster; None where nothing tells."""
-        if self._gpu is not None:
-            return limits_of(self._gpu, precision, family)
+        if self.gpu is not None:
+            return limits_of(self.gpu, precision, family)
         info = self._profile.device
         if info.kind != "cpu" or not (info.bandwidth_bytes_per_us and info.cache_bytes):
             return None

@@ -16,6 +16,7 @@ import numpy as np
 
 from latpred.ops.families import kind_of
 from latpred.prediction.prediction import Prediction
+from latpred.prediction.pricing import CALL
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -27,7 +28,7 @@ if TYPE_CHECKING:
 
 SCHEMA = "latpred.timeline/1"
 HOST, DEVICE = "host", "device"
-CALL, WAIT = "call", "synchronise"  # steps that no op stands for: what comes before the first one, and waiting
+WAIT = "synchronise"  # kind of a span in which the host waits
 MEMORY = "memory of the system"  # what a CPU waits for when a pass has given much of its memory back
 
 

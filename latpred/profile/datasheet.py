@@ -154,9 +154,9 @@ def shared() -> Shared:
     return msgspec.json.decode((files("latpred.models") / "datasheets.json").read_bytes(), type=Shared)
 
 
-def profile_of(spec: Spec, common: Shared | None = None) -> DeviceProfile:
+def profile_of(spec: Spec) -> DeviceProfile:
     """A profile of a GPU in a typical server, from its datasheet."""
-    common = common or shared()
+    common = shared()
     dispatch = msgspec.structs.replace(
         common.dispatch, spread=_wider(common.dispatch.spread), busy_spread=_wider(common.dispatch.device_spread)
     )

@@ -7,11 +7,8 @@ Only structures live here: `latpred.profile.store` finds, reads, checks and writ
 from __future__ import annotations
 
 import hashlib
-import json
 import math
-from collections import Counter
 from collections.abc import Callable, Iterator
-from contextlib import suppress
 from operator import attrgetter
 from typing import Any, cast
 
@@ -20,14 +17,13 @@ import msgspec
 from latpred.errors import ProfileError
 from latpred.storage import hash_of
 
-SCHEMA_VERSION = 2
+SCHEMA_VERSION = 2  # fields that came later have defaults
 THREADS, CUDNN, BENCHMARK = "threads", "cudnn", "benchmark"  # keys of a protocol, and what cudnn may be set to
 FITTED = "fitted from published measurements"  # a provenance
 ADAPTED = "adapted"  # key of a protocol: what the profile was corrected by
 OPENED = "opened as"  # key of a protocol: the GPU by the name that opened it
 FLOAT32 = "float32"  # key of a protocol: how fp32 is multiplied on a GPU
 HOST = "host"  # key of a protocol: whose dispatch the profile was given
-OLDEST_SCHEMA = 1  # fields that came later have defaults
 
 
 class _Record(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
@@ -49,7 +45,7 @@ class Machine(_Record, frozen=True):
     driver: str
     stack: dict[str, str]  # python, torch, transformers, …
     threads: int
-    # Whose machine it is. Names do not tell: clouds call all hosts and processors the same. "" in older profiles.
+    # Whose machine it is. Names do not tell: clouds call all hosts and processors the same. "" where nothing says.
     machine_id: str = ""
     cpu_model: str = ""  # vendor, family, model, stepping, digest of the vector instructions
 
@@ -110,7 +106,7 @@ class KernelFit(_Record, frozen=True, weakref=True):
     # Constants of `kernel_times.tiled`, which then stand for the rates and the saturation; empty where a roofline fits
     # as well.
     tiling: dict[str, float] = {}
-    # Microseconds of each thing that `graph.features.read` counts for the family; earlier fits lack the last ones.
+    # Microseconds of each thing that `graph.features.read` counts for the family; shipped fits may lack the last ones.
     efforts: tuple[float, ...] = ()
     # Whether the residual's covariance is the exponential of a sum of distances, as suits times that jump with the
     # choice of tiles; else Matern 3/2.
@@ -274,20 +270,9 @@ def decode(data: bytes, source: str) -> DeviceProfile:
 
 
 def _parse(data: bytes, source: str) -> dict[str, Any]:
-    def demand_once(pairs: list[tuple[str, Any]]) -> None:
-        """Refuse an object that has a key twice, of which readers would see only one."""
-        for name, count in Counter(name for name, _ in pairs).items():
-            if count > 1:
-                raise ProfileError(f"{source} is not a valid profile: it has the key {name!r} twice. {REPAIR}")
-
-    def demand_number(constant: str) -> None:
-        raise ProfileError(f"{source} holds {constant} where a number must be; no prediction can rest on it. {REPAIR}")
-
     if not data.strip():
         raise ProfileError(f"{source} is empty. {REPAIR}")
     try:
-        with suppress(ValueError):  # of which msgspec says better what it is
-            json.loads(data, object_pairs_hook=demand_once, parse_constant=demand_number)
         document = msgspec.json.decode(data)
     except (msgspec.DecodeError, UnicodeDecodeError) as error:
         cut = "truncated" in str(error).lower()
@@ -314,10 +299,10 @@ def _check_schema(document: dict[str, Any], source: str) -> None:
         raise ProfileError(f"{source} is JSON but not a profile: it states no schema version. {REPAIR}")
     if schema > SCHEMA_VERSION:
         raise ProfileError(
-            f"{source} has schema {schema} and this latpred reads up to {SCHEMA_VERSION}. "
+            f"{source} has schema {schema} and this latpred reads {SCHEMA_VERSION}. "
             "Upgrade with: python -m pip install --upgrade latpred"
         )
-    if schema < OLDEST_SCHEMA:
+    if schema < SCHEMA_VERSION:
         raise ProfileError(
             f"{source} has schema {schema}, which this latpred ({SCHEMA_VERSION}) no longer reads. "
             "Make a new one with: latpred calibrate"

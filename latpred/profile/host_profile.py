@@ -76,7 +76,7 @@ def load(source: str | os.PathLike[str]) -> HostProfile:
     try:
         data = file.read_bytes()
     except FileNotFoundError:
-        raise HostError(_unknown(text)) from None
+        raise HostError(unknown(text)) from None
     except OSError as error:
         raise HostError(f"cannot read {file}: {error.strerror or error}. {REPAIR}") from error
     try:
@@ -96,7 +96,8 @@ def save(profile: HostProfile) -> Path:
     return storage.save_document(path(profile.name), data, HostError)
 
 
-def _unknown(name: str) -> str:
+def unknown(name: str) -> str:
+    """What to say of a name that no host has."""
     near = (*difflib.get_close_matches(name, names(), n=3, cutoff=0.5), *hosts.nearest(name))
     hint = f"Did you mean {', '.join(near[:3])}?" if near else "latpred profiles list --hosts names those known."
     return (

@@ -15,8 +15,6 @@ from itertools import combinations
 
 import msgspec
 
-from latpred.errors import HostError
-
 _FAMILIES = re.compile(r"\b(intel|amd|xeon|epyc|core|ryzen|threadripper|platinum|gold|silver)\b")
 _SIZE = re.compile(r"\d*xlarge|metal")  # of a cloud instance
 _SHORT = 3  # letters and digits
@@ -60,20 +58,11 @@ class HostRow(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
         return _BASES[self.basis]
 
 
-def find(name: str) -> HostRow:
-    """A host by its CPU's name, as a maker, a kernel or a paper writes it, or by a machine that has it."""
-    host = known(name)
-    if host is None:
-        close = nearest(name)
-        hint = f"Did you mean {', '.join(close)}?" if close else "latpred profiles list --hosts names those known."
-        raise HostError(f"no host is called {name!r}. {hint}")
-    return host
+def find(name: str) -> HostRow | None:
+    """The host by its CPU's name, as a maker, a kernel or a paper writes it, or by a machine that has it.
 
-
-def known(name: str) -> HostRow | None:
-    """The host whose name is the longest run of words in a text: "2x Xeon Gold 6132 (lab 7)" has a Gold 6132.
-
-    A name as short as "g5" is that of other products too: it counts alone, or before the size of an instance.
+    Its name is the longest run of words in a text: "2x Xeon Gold 6132 (lab 7)" has a Gold 6132. A name as short as
+    "g5" is that of other products too: it counts alone, or before the size of an instance.
     """
     words, index, found = _words(name), _index(), ""
     for first, last in combinations(range(len(words) + 1), 2):

@@ -10,6 +10,7 @@ import difflib
 import os
 import re
 import shlex
+from contextlib import suppress
 from enum import Enum
 from importlib.resources import files
 from itertools import product
@@ -23,7 +24,6 @@ from latpred.profile.document import (
     ADAPTED,
     BENCHMARK,
     CUDNN,
-    FLOAT32,
     OPENED,
     REPAIR,
     THREADS,
@@ -40,7 +40,7 @@ class Owner(Enum):
     """Whose a machine is."""
 
     THIS = "this machine"
-    ALIKE = "the same hardware as far as is known, but perhaps another machine"
+    ALIKE = "another machine of the same hardware"
     ANOTHER = "another machine"
 
 
@@ -48,24 +48,20 @@ def owner(machine: Machine) -> Owner:
     """Whose a profile's machine is.
 
     The hardware must agree: the processor with its model and vector instructions, the number of cores, the memory. An
-    id that differs makes it another machine of the same hardware, as nodes of a cluster are; so may be that of an older
-    profile, which has neither model nor id. On systems that tell no model the rest decides.
+    id that differs makes it another machine of the same hardware, as nodes of a cluster are.
     """
     if difference(machine):
         return Owner.ANOTHER
     here = host.machine_id()
-    older = not machine.cpu_model and host.cpu_model()  # as this machine's own records say more
-    if older or (machine.machine_id and here and machine.machine_id != here):
-        return Owner.ALIKE
-    return Owner.THIS
+    return Owner.ALIKE if machine.machine_id and here and machine.machine_id != here else Owner.THIS
 
 
 def difference(machine: Machine) -> str:
     """The first thing about the hardware that is not as here, as "here …"; "" where all that is known agrees."""
     if machine.cpu != host.cpu_name():
         return f"here {host.cpu_name()}"
-    if machine.cpu_model and machine.cpu_model != host.cpu_model():
-        return f"model {machine.cpu_model}, here {host.cpu_model()}"
+    if machine.cpu_model != host.cpu_model():
+        return f"model {machine.cpu_model or 'unknown'}, here {host.cpu_model() or 'unknown'}"
     if machine.cores != host.cores():
         return f"{machine.cores} cores, here {host.cores()}"
     memory = host.memory_bytes()
@@ -75,23 +71,18 @@ def difference(machine: Machine) -> str:
 
 
 def caveat(profile: DeviceProfile) -> str:
-    """What predictions from a profile say where its machine is not certainly this one; "" where it is."""
+    """What predictions from a profile say where its machine is another one; "" where it is this one."""
     machine = profile.machine
     whose = owner(machine)
-    if whose is Owner.THIS:
-        return ""
+    if whose is Owner.ALIKE:
+        return f"measured on another machine of the same hardware ({machine.cpu}, {machine.cores} cores)"
     if whose is Owner.ANOTHER:
         where = machine.accelerator or machine.cpu
         return (
             f"measured on another machine ({machine.cpu}, {difference(machine)}): kernel times hold on {where}, "
             "dispatch costs may differ"
         )
-    if machine.machine_id:
-        return f"measured on another machine of the same hardware ({machine.cpu}, {machine.cores} cores)"
-    return (
-        "perhaps measured on another machine: processor name, cores and memory are as here, and this older profile "
-        f"records nothing else to tell. To be sure, measure this one with: {calibration(profile)}"
-    )
+    return ""
 
 
 _LIVE = re.compile(r"cpu|simulated|cuda(:\d+)?")
@@ -121,13 +112,14 @@ def file_of(name: str) -> Path:
 
 def name_here(name: str) -> str:
     """A name for a profile of this machine, of which another machine that shares the folder has none of that name."""
-    entry = next((one for one in _own_entries() if one.path == file_of(name)), None)
-    return apart(name, entry.profile.machine if entry and entry.profile else None)
+    with suppress(ProfileError):  # of a file that is not there, or that nobody can read
+        return apart(name, _read(file_of(name)).machine)
+    return name
 
 
-def apart(name: str, machine: Machine | None) -> str:
-    """The name where it is free or of this machine, with digits of this machine where it is of another."""
-    return name if machine is None or owner(machine) is Owner.THIS else f"{name}-{host.short_id()}"
+def apart(name: str, machine: Machine) -> str:
+    """The name that a machine has taken where that is this one, else the name with digits of this machine."""
+    return name if owner(machine) is Owner.THIS else f"{name}-{host.short_id()}"
 
 
 def _shipped() -> Path:
@@ -140,29 +132,54 @@ def is_live(name: str) -> bool:
 
 
 def live_name(profile: DeviceProfile) -> str:
-    """The device that a profile is of, as it is opened; older profiles tell the number of a GPU by their name alone."""
-    if profile.device.kind != "cuda":
-        return profile.device.kind
-    numbered = re.match(r"cuda:\d+", profile.protocol.get(OPENED, profile.name))
-    return numbered[0] if numbered else profile.device.kind
+    """The device that a profile is of, by the name that opens it; a shipped one does not say which GPU it was."""
+    kind = profile.device.kind
+    return profile.protocol.get(OPENED, LIVE_CUDA) if kind == "cuda" else kind
 
 
-def _opened(profile: DeviceProfile) -> str:
-    """The device that a profile is of, as it is measured again."""
-    live = live_name(profile)
-    return LIVE_CUDA if live == "cuda" else live
+class _Settings(NamedTuple):
+    """How a profile is to be measured; None leaves it open."""
+
+    threads: int | None
+    cudnn_benchmark: bool | None
+
+    def unmet_by(self, profile: DeviceProfile) -> list[str]:
+        """Options of the command line that ask for what a profile was not measured with."""
+        options = []
+        if self.threads not in (None, profile.machine.threads):
+            options.append("--threads")
+        if self.cudnn_benchmark not in (None, cudnn_benchmarked(profile)):
+            options.append("--cudnn-benchmark")
+        return options
+
+    def __str__(self) -> str:
+        said = [] if self.threads is None else [threads_text(self.threads)]
+        if self.cudnn_benchmark is not None:
+            said.append(f"cudnn.benchmark {'on' if self.cudnn_benchmark else 'off'}")
+        return " and ".join(said)
+
+    @property
+    def flags(self) -> str:
+        """What has the command line measure so."""
+        threads = "" if self.threads is None else f" --threads {self.threads}"
+        return threads + " --cudnn-benchmark" * bool(self.cudnn_benchmark)
 
 
 def calibration(profile: DeviceProfile) -> str:
     """The command that measures a profile's device again, in the same way and under its name where it is of here."""
-    opened, protocol = _opened(profile), profile.protocol
+    opened, protocol = live_name(profile), profile.protocol
     command = f"latpred calibrate --device {opened}"
     if profile.provenance != "measured" or owner(profile.machine) is Owner.ANOTHER:
         return command
-    command += f" --threads {profile.machine.threads}" * (THREADS in protocol)
-    command += " --cudnn-benchmark" * cudnn_benchmarked(profile)
+    settings = _Settings(profile.machine.threads if THREADS in protocol else None, cudnn_benchmarked(profile))
     named = profile.name != opened and ADAPTED not in protocol
-    return command + f" --name {shlex.quote(profile.name)}" * named
+    return command + settings.flags + f" --name {shlex.quote(profile.name)}" * named
+
+
+def names() -> list[str]:
+    """Names of all profiles in sight, the user's first, whether or not they can be read."""
+    every = (*storage.documents(directory()), *storage.documents(_shipped()))
+    return list(dict.fromkeys(file.stem for file in every))
 
 
 def listing() -> list[Entry]:
@@ -231,9 +248,8 @@ def _unknown(name: str) -> str:
         return (
             f"no profile is called {name!r}. This machine's own GPU is cuda or cuda:0; others go by name, as in a100."
         )
-    names = [entry.name for entry in listing()]
-    longer = (one for one in names if one.startswith(f"{name}-"))  # as cpu-2-threads for cpu
-    near = {*longer, *difflib.get_close_matches(name, names, n=3, cutoff=0.5), *gpus.nearest(name)}
+    longer = (one for one in names() if one.startswith(f"{name}-"))  # as cpu-2-threads for cpu
+    near = {*longer, *difflib.get_close_matches(name, names(), n=3, cutoff=0.5), *gpus.nearest(name)}
     likeliest = sorted(near, key=lambda one: (-difflib.SequenceMatcher(None, name, one).ratio(), one))
     hint = f"Did you mean {', '.join(likeliest[:6])}? " if near else ""
     return f"no profile is called {name!r}. {hint}List them with: latpred profiles list (or list --datasheets)"
@@ -251,38 +267,35 @@ def find(
     With `threads`, or `cudnn_benchmark` (`torch.backends.cudnn.benchmark`), only a profile that was measured so counts;
     without them one that was measured with PyTorch's own settings comes first.
     """
-    wanted = {"threads": threads, "cudnn_benchmark": cudnn_benchmark}
+    wanted = _Settings(threads, cudnn_benchmark)
     if device is not None and not (isinstance(device, str) and is_live(device)):
         named = load(device)
-        if _differing(named, wanted):
+        if wanted.unmet_by(named):
             raise NoProfileError(_not_measured_so([named], wanted))
         return named
     device = LIVE_CUDA if device == "cuda" else device
     anywhere = ("cuda",) if cudnn_benchmark is not None else ("cpu",) if threads is not None else ("cuda", "cpu")
-    kinds = (device.partition(":")[0],) if device else anywhere
+    devices = (device,) if device else anywhere  # one, or all of a kind
     entries = _own_entries()
     owners = [(entry.profile, owner(entry.profile.machine)) for entry in entries if entry.profile is not None]
-    for kind, whose in product(kinds, (Owner.THIS, Owner.ALIKE)):
-        own = [profile for profile, its in owners if its is whose and profile.device.kind == kind]
-        if device is not None:  # of several GPUs the one that is meant, or what may be it
-            own = [profile for profile in own if live_name(profile) in (device, kind)]
-        fitting = [profile for profile in own if not _differing(profile, wanted)]
+    for name, whose in product(devices, (Owner.THIS, Owner.ALIKE)):
+        own = [one for one, its in owners if its is whose and name in (live_name(one), one.device.kind)]
+        fitting = [profile for profile in own if not wanted.unmet_by(profile)]
         if own and not fitting:
             raise NoProfileError(_not_measured_so(own, wanted))
-        if own:
-            of_number = [profile for profile in fitting if live_name(profile) == device]
-            return max(of_number or fitting, key=_preference)
+        if fitting:
+            return max(fitting, key=_preference)
     damaged = [entry for entry in entries if entry.problem]
     if damaged:
         raise ProfileError(damaged[0].problem)
-    of = device or (kinds[0] if len(kinds) == 1 else "")  # settings may have told which kind is meant
-    said, flags, _ = _settings(wanted)
-    measured = f" measured with {said}" if said else ""
+    of = devices[0] if len(devices) == 1 else ""
+    measured = f" measured with {wanted}" if str(wanted) else ""
+    kinds = [name.partition(":")[0] for name in devices]
     foreign = [one.name for one, whose in owners if whose is Owner.ANOTHER and one.device.kind in kinds]
     hint = f" (another machine's can be named, as in --device {foreign[0]})" if foreign else ""
     raise NoProfileError(
         f"no profile of {of or 'this machine'}{measured} in {directory()}{hint}. "
-        f"Make one with: latpred calibrate{f' --device {of}' * bool(of)}{flags}"
+        f"Make one with: latpred calibrate{f' --device {of}' * bool(of)}{wanted.flags}"
     )
 
 
@@ -297,51 +310,19 @@ def cudnn_benchmarked(profile: DeviceProfile) -> bool:
     return profile.protocol.get(CUDNN) == BENCHMARK
 
 
-def without_tf32(profile: DeviceProfile) -> list[str]:
-    """That a GPU's convolutions and RNNs in fp32 were measured without the TF32 that PyTorch has them use."""
-    of_gpu = profile.device.kind == "cuda" and profile.provenance == "measured"
-    if not of_gpu or "tf32" not in profile.kernels or FLOAT32 in profile.protocol:
-        return []
-    return [
-        "convolutions and RNNs in fp32 were measured without TF32, which PyTorch has them use: measure anew with: "
-        + calibration(profile)
-    ]
-
-
-def _differing(profile: DeviceProfile, wanted: dict[str, int | bool | None]) -> list[str]:
-    """What of how a profile was measured is not as wanted, in the words of the command line."""
-    measured = {"threads": profile.machine.threads, "cudnn_benchmark": cudnn_benchmarked(profile)}
-    return [name for name, value in wanted.items() if value is not None and value != measured[name]]
-
-
-def _not_measured_so(own: list[DeviceProfile], wanted: dict[str, int | bool | None]) -> str:
+def _not_measured_so(own: list[DeviceProfile], wanted: _Settings) -> str:
     kind = own[0].device.kind
-    if wanted["cudnn_benchmark"] and kind != "cuda":
+    if wanted.cudnn_benchmark and kind != "cuda":
         return f"cudnn runs on CUDA devices only, and {own[0].name} is of kind {kind}. Ask without --cudnn-benchmark."
     if owner(own[0].machine) is Owner.ANOTHER:  # whose profile nothing here can make anew
-        flags = " and ".join(f"--{name.replace('_', '-')}" for name in _differing(own[0], wanted))
         holds = f", and holds for {how}" if (how := _how(own[0])) else ""
-        return f"profile {own[0].name!r} is of another machine{holds}. Ask without {flags}."
-    said, flags, suffix = _settings(wanted)
-    live = _opened(own[0])
+        options = " and ".join(wanted.unmet_by(own[0]))
+        return f"profile {own[0].name!r} is of another machine{holds}. Ask without {options}."
     there = ", ".join(f"{profile.name}: {_how(profile)}" for profile in own)
     return (
-        f"no profile of {kind} was measured with {said} (there is {there}). "
-        f"Make one with: latpred calibrate --device {live}{flags} --name {live}{suffix}"
+        f"no profile of {kind} was measured with {wanted} (there is {there}). "
+        f"Make one with: latpred calibrate --device {live_name(own[0])}{wanted.flags}"
     )
-
-
-def _settings(wanted: dict[str, int | bool | None]) -> tuple[str, str, str]:
-    """What is wanted in words, as options of the command line, and as the end of a profile's name."""
-    said, flags, suffix = [], "", ""
-    threads, benchmark = wanted["threads"], wanted["cudnn_benchmark"]
-    if threads is not None:
-        said.append(threads_text(threads))
-        flags, suffix = f" --threads {threads}", f"-{threads}"
-    if benchmark is not None:
-        said.append(f"cudnn.benchmark {'on' if benchmark else 'off'}")
-        flags, suffix = f"{flags}{' --cudnn-benchmark' * benchmark}", f"{suffix}{'-benchmark' * benchmark}"
-    return " and ".join(said), flags, suffix
 
 
 def _how(profile: DeviceProfile) -> str:
@@ -361,13 +342,11 @@ def save(profile: DeviceProfile, path: str | os.PathLike[str] | None = None) -> 
     return storage.save_document(target, encode(profile), ProfileError)
 
 
-def mismatch(profile: DeviceProfile, machine: Machine) -> list[str]:
-    """What differs between the machine of a profile and another, as plain sentences; empty when nothing does."""
-    return unlike(profile.machine, machine)
+def mismatch(then: Machine, now: Machine) -> list[str]:
+    """What differs between the machine of a profile and another, as plain sentences; empty when nothing does.
 
-
-def unlike(then: Machine, now: Machine) -> list[str]:
-    """The same of two machines; a package that only one of them has makes no difference."""
+    A package that only one of them has makes no difference.
+    """
     threads = [] if then.accelerator else [("the number of threads", then.threads, now.threads)]  # a CPU's ops use them
     pairs = [
         ("the host CPU", then.cpu, now.cpu),

@@ -522,7 +522,9 @@ def test_scripted_rows_tell_of_kernels_where_a_source_has_few_others() -> None:
     assert not alone.telling[alone.rows.runtime == "torchscript"].any()
 
 
-def test_what_gpus_have_in_common_predicts_one_that_nobody_measured(fitted: Fit) -> None:
+def test_what_gpus_have_in_common_predicts_one_that_nobody_measured(
+    fitted: Fit, monkeypatch: pytest.MonkeyPatch
+) -> None:
     problem = fitted[0]
     script = runpy.run_path(str(Path(__file__).parents[2] / "examples" / "framework_tax" / "datasheets.py"))
     holdout = script["without_gpu"](problem)
@@ -534,7 +536,8 @@ def test_what_gpus_have_in_common_predicts_one_that_nobody_measured(fitted: Fit)
     # The hosts took 0.8 and 1.6 times what the prior says of the middle one.
     prior_us = np.exp(problem.parameters.means[problem.parameters.names["host", "conv"]] + 0.2)
     assert shared.dispatch.costs_us["conv"] == pytest.approx(1.2 * prior_us, rel=0.15)
-    profile = datasheet.profile_of(gpus.spec("t4"), shared)
+    monkeypatch.setattr(datasheet, "shared", lambda: shared)
+    profile = datasheet.profile_of(gpus.spec("t4"))
     assert profile.runtimes["eager"].spread > shared.dispatch.spread
     assert profile.runtimes["eager"].host_spread == shared.dispatch.host_spread > 0.3
     assert Predictor(profile).predict(next(iter(graphs().values())), batch=1).latency_ms > 0

@@ -23,7 +23,7 @@ from latpred.cli import main
 from latpred.cli.predict import live_device
 from latpred.errors import UsageError
 from latpred.profile import store
-from latpred.profile.document import DeviceInfo
+from latpred.profile.document import OPENED, DeviceInfo
 from latpred.tracing.text_generation import trace_generation
 
 
@@ -70,10 +70,10 @@ def test_on_the_simulated_device_the_trace_generates() -> None:
 def test_a_profile_is_measured_on_the_device_that_it_is_of() -> None:
     info = DeviceInfo(name="nvidia-h100-80gb-hbm3", kind="cuda", asynchronous=True, memory_bytes=80 << 30)
     store.save(profile("nvidia-h100", device=info))
-    assert live_device("nvidia-h100") == "cuda"
+    assert live_device("nvidia-h100") == "cuda:0"
     assert [live_device(name) for name in ("cuda:1", "simulated")] == ["cuda:1", "simulated"]
-    assert live_device(None) == "cuda"
-    store.save(profile("cuda:1", device=info))
+    assert live_device(None) == "cuda:0"
+    store.save(profile("cuda:1", device=info, protocol={OPENED: "cuda:1"}))
     assert live_device(None) == live_device("cuda:1") == "cuda:1"
 
 

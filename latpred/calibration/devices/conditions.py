@@ -14,7 +14,7 @@ import torch
 from latpred.calibration.devices.base import Device
 from latpred.errors import UsageError
 from latpred.profile.document import BENCHMARK, CUDNN, FLOAT32, OPENED, THREADS, DeviceProfile
-from latpred.profile.store import cudnn_benchmarked, mismatch, without_tf32
+from latpred.profile.store import cudnn_benchmarked, mismatch
 
 _LARGEST_KEPT_BYTES = (32 << 20) - 8192  # with the allocator's own bookkeeping, just within what it learns from
 _BACKENDS: Any = torch.backends  # carry no types, as the next two
@@ -165,4 +165,4 @@ def _put_back(before: Sequence[tuple[Any, str, str]]) -> None:
 def changes(profile: DeviceProfile, device: Device, options: Options) -> list[str]:
     """What differs between how a profile was measured and how this machine would be with options, as sentences."""
     with stated(options, device):
-        return [*mismatch(profile, device.machine()), *without_tf32(profile)]
+        return mismatch(profile.machine, device.machine())

@@ -132,7 +132,7 @@ def validate(
     pace = ProgressCounter("", len(table) * len(rivals), progress, budget_s=left_s, clock=time.monotonic)
     with conditions.stated(options, live, dtype=None):
         table, reasons = with_baselines(table, workloads, Bench(live), rivals, pace.next)
-        notes = [f"Measured now: {said}." for said in store.mismatch(device_profile, live.machine())]
+        notes = [f"Measured now: {said}." for said in store.mismatch(device_profile.machine, live.machine())]
         ratios = host.ratio(device_profile.speed, tables.speed_of(table))
         notes += [f"Speed of the machine, as times over the profile's: {host.sentence(ratios)}."] if ratios else []
     _keep(record, suite, device_profile, table, graphs, reasons)

@@ -260,7 +260,7 @@ def problem(
 
 def _host_names(texts: Iterable[str]) -> dict[str, str]:
     """The name of the CPU in each text, "" where none is known."""
-    return {text: host.name if (host := hosts.known(text)) else "" for text in texts}
+    return {text: host.name if (host := hosts.find(text)) else "" for text in texts}
 
 
 def without_fp64(table: PublishedTable) -> PublishedTable:

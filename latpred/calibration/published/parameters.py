@@ -181,9 +181,9 @@ class Parameters:
     def run(self, run: str, host: str = "") -> tuple[int, ...]:
         """Parameters of a run's host factor: a host that is named has one, from which its runs differ little."""
         middle = self._add(("middle host",), MIDDLE_HOST)  # factors of all hosts are over this one's
-        if not hosts.known(host):
-            return middle, self._add(("run", run), RUN)
         known = hosts.find(host)
+        if known is None:
+            return middle, self._add(("run", run), RUN)
         named = self._add(("named host", known.name), max(known.log_std, NAMED_HOST), log(known.factor))
         return middle, named, self._add(("run", run), NAMED_RUN)
 

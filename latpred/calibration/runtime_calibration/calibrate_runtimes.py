@@ -79,7 +79,8 @@ def kept(
     machine, info = device.machine(), device.info()
     same = profile.device.kind == info.kind and profile.device.name == info.name and EAGER in profile.runtimes
     same = same and profile.kernels.keys() >= set(precisions)
-    same = same and profile.machine.hostname_hash == machine.hostname_hash and not store.mismatch(profile, machine)
+    same = same and profile.machine.hostname_hash == machine.hostname_hash
+    same = same and not store.mismatch(profile.machine, machine)
     return profile if same and protocol.items() <= profile.protocol.items() else None
 
 
