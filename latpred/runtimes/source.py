@@ -104,7 +104,7 @@ def _real(tensor: torch.Tensor, generator: torch.Generator) -> torch.Tensor:
     return torch.nn.Parameter(made, tensor.requires_grad) if isinstance(tensor, torch.nn.Parameter) else made
 
 
-def twin(model: torch.nn.Module) -> torch.nn.Module:
+def weight_sharing_copy(model: torch.nn.Module) -> torch.nn.Module:
     """A copy over the same weights: what a forward pass keeps on a module, in a list or an object lands on the copy."""
     return Copier(lambda tensor, _: tensor).module(model)
 
@@ -169,6 +169,12 @@ def _results(value: Any, met: dict[int, Any] | None = None) -> list[torch.Tensor
 def tensors_of(inputs: Any) -> list[torch.Tensor]:
     """The tensors among the arguments of a forward, in the order in which `FlatModel` takes them."""
     return [leaf for leaf in flattened(inputs)[0] if isinstance(leaf, torch.Tensor)]
+
+
+def device_of(model: torch.nn.Module, inputs: Any) -> torch.device:
+    """The device of a model's weights, else of its inputs."""
+    tensors = (*model.parameters(), *model.buffers(), *tensors_of(inputs))
+    return next((tensor.device for tensor in tensors), torch.device("cpu"))
 
 
 def flattened(inputs: Any) -> tuple[list[Any], Any]:

@@ -27,7 +27,7 @@ from latpred.graph.rewrites import attention_on_cuda
 from latpred.ops.families import root
 from latpred.runtimes import StepPerOp
 from latpred.runtimes.base import built_of, graph_in, ops_of, out_of_memory, own_errors
-from latpred.runtimes.source import FlatModel, Source, flattened, tensors_of, twin
+from latpred.runtimes.source import FlatModel, Source, flattened, tensors_of, weight_sharing_copy
 from latpred.sandbox.own_thread import silenced, unhooked
 from latpred.storage import IdentityCache
 from latpred.tracing.inputs import nbytes
@@ -211,8 +211,8 @@ def frozen_for_tracing(model: torch.nn.Module, inputs: Any) -> Any:
     dtype = next((weight.dtype for weight in model.parameters() if weight.dtype in _HALVES), None)
     if dtype is not None:
         with suppress(RuntimeRefusalError), _InSinglePrecision(dtype):
-            return frozen(twin(model), inputs)
-    return frozen(twin(model), inputs)
+            return frozen(weight_sharing_copy(model), inputs)
+    return frozen(weight_sharing_copy(model), inputs)
 
 
 def join_linears(graph: Any) -> None:

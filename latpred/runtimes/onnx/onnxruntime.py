@@ -15,13 +15,13 @@ from typing import TYPE_CHECKING, Any, ClassVar
 import msgspec
 
 from latpred import host
-from latpred.errors import DeviceError, MissingPackageError, RuntimeRefusalError
+from latpred.errors import MissingPackageError, RuntimeRefusalError
 from latpred.graph.graph import NO_PYTHON, Affine, ModelGraph, Op, Schedule, rewritten
 from latpred.graph.rewrites import itemsize
 from latpred.ops.families import root
 from latpred.runtimes import StepPerOp
 from latpred.runtimes.base import BATCHES, built_of, own_errors
-from latpred.runtimes.cuda_graphs import NO_CUDA, device_of, one_replay, refuse_uncapturable
+from latpred.runtimes.cuda_graphs import NO_CUDA, demand_cuda, one_replay, refuse_uncapturable
 from latpred.runtimes.onnx import onnx_session
 from latpred.runtimes.onnx.onnx_formulas import class_of
 from latpred.storage import IdentityCache
@@ -103,7 +103,7 @@ class OnnxRuntime(StepPerOp):
         from latpred.runtimes.onnx.onnx_export import export, form_of
 
         model, inputs = source.model(), source.inputs(2)
-        kept: Exported | None = built_of(self._exports, model).get(form_of(model, inputs))
+        kept: Exported | None = built_of(self._exports, model).get(form_of(inputs))
         return kept or export(model, inputs)
 
     def exported(self, model: Any, inputs: Any) -> Exported:
@@ -111,7 +111,7 @@ class OnnxRuntime(StepPerOp):
         from latpred.runtimes.onnx.onnx_export import export_at_two, form_of
 
         exports: dict[str, Exported] = built_of(self._exports, model)
-        form = form_of(model, inputs)
+        form = form_of(inputs)
         if form not in exports:
             exports[form] = export_at_two(model, inputs)
         return exports[form]
@@ -124,7 +124,7 @@ class OnnxRuntime(StepPerOp):
     @own_errors()
     def build(self, model: Any, inputs: Any) -> Callable[[], Any]:
         """A session's run on these inputs; exported once per model, loaded once per number of threads."""
-        from latpred.runtimes.source import tensors_of
+        from latpred.runtimes.source import device_of, tensors_of
 
         onnx_session.require()
         device, tensors = device_of(model, inputs), tensors_of(inputs)
@@ -146,7 +146,7 @@ class OnnxRuntime(StepPerOp):
             )
         sessions = built_of(self._sessions, model)
         tf32 = cuda and _tf32_allowed()
-        key = (form_of(model, inputs), _threads(), str(device), cuda_graph, tf32)
+        key = (form_of(inputs), _threads(), str(device), cuda_graph, tf32)
         if key not in sessions:
             sessions[key] = onnx_session.session(
                 self.exported(model, inputs).model,
@@ -186,12 +186,11 @@ class OnnxRuntimeCudaGraphs(OnnxRuntime):
     @own_errors()
     def build(self, model: Any, inputs: Any) -> Callable[[], Any]:
         """A call that replays the graph captured for these inputs; its outputs stay on the GPU, at one place."""
-        from latpred.runtimes.source import tensors_of
+        from latpred.runtimes.source import device_of, tensors_of
 
         onnx_session.require()
         device = device_of(model, inputs)
-        if device.type != "cuda":
-            raise DeviceError(f"CUDA graphs are captured on CUDA devices, not on {device}: {NO_CUDA}.")
+        demand_cuda(device)
         running = self.session(model, inputs, device, cuda_graph=True)
         try:
             return _captured(running, tensors_of(inputs), device)
