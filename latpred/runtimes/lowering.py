@@ -130,14 +130,7 @@ def trace_for_runtime(
         if isinstance(model, str) and is_onnx_file(model):
             from latpred.runtimes.onnx import onnx_file
 
-            onnx_file.check_file(model, runtime, traced_by(runtime))
-            if options.get("attention") is not None:
-                raise UsageError(f"{model} computes attention as it was exported; leave attention out.")
-            if options.get("memory_format") not in (None, "contiguous"):
-                raise UsageError(f"{model} has the layout that it was exported in; leave memory_format out.")
-            asked: dict[str, Any] = {name: options.get(name) for name in ("seq", "image", "precision")}
-            named: Any = runtimes.get(runtime)
-            graph = onnx_file.trace_file(model, inputs, target=target, options=named.options, **asked)
+            graph = onnx_file.trace_file(model, inputs, runtime, target, **options)
         elif traced_by(runtime) == "eager":
             from latpred.tracing import trace
 
