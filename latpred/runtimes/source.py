@@ -22,9 +22,9 @@ from latpred.sandbox.fingerprint import fingerprint
 from latpred.sandbox.own_thread import without_modes
 from latpred.sandbox.untouched import Copier
 from latpred.tracing import trace
-from latpred.tracing.inputs import DTYPES, derived, from_example, real
+from latpred.tracing.inputs import DTYPES, real
 from latpred.tracing.meta_module import Seeded, attend, cast_weights, make_meta_module, usual_dtype
-from latpred.tracing.tracer import as_written
+from latpred.tracing.tracer import as_written, with_inputs
 from latpred.zoo.names import attention as built_with
 from latpred.zoo.names import attention_asked, build
 
@@ -51,14 +51,8 @@ def source_of(model: torch.nn.Module | str, inputs: Any = None, **options: Any) 
     seq, image, attention = (options.get(name) for name in ("seq", "image", "attention"))
     dtype, last = DTYPES.get(graph.precision, torch.float32), options.get("memory_format") == "channels_last"
     wanted = DTYPES.get(options.get("precision") or "")
-    roots: tuple[Any, ...] = ()
-    if isinstance(model, str):
-        shape = build(model, seq=seq, image=image)
-        written, usual = shape.model, lambda batch: shape.inputs(batch, "meta")
-    else:
-        written, usual = model, lambda batch: derived(model, seq, image).make(batch)
-        roots = make_meta_module(model).reached.roots
-    given = usual if inputs is None else from_example(inputs).make
+    written, given = with_inputs(model, inputs, seq, image)
+    roots = () if isinstance(model, str) else make_meta_module(model).reached.roots
 
     @torch.inference_mode(False)
     def make() -> torch.nn.Module:
@@ -71,9 +65,9 @@ def source_of(model: torch.nn.Module | str, inputs: Any = None, **options: Any) 
         _settle(made, wanted, last)
         return made
 
-    code = code_of(written, given(2))
+    code = code_of(written, given.make(2))
     retrace = partial(trace, model, inputs, **options)
-    return Source(graph, make, lambda batch: real(given(batch), dtype, last), retrace, code, roots)
+    return Source(graph, make, lambda batch: real(given.make(batch), dtype, last), retrace, code, roots)
 
 
 def code_of(model: torch.nn.Module, inputs: Any = ()) -> str | None:
