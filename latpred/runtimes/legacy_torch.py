@@ -51,7 +51,7 @@ def attention_of(era: str) -> str | None:
 
 @contextmanager
 def traced_for(era: str) -> Iterator[None]:
-    """Within it, models are traced for an era: with its attention and autocast, eagerly for runtimes in `FROM_EAGER`."""
+    """Within it, models are traced for an era: with its attention and autocast, and eagerly for `FROM_EAGER`."""
     if not era:
         yield
         return

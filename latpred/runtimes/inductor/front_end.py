@@ -257,7 +257,7 @@ def _capturing(recorder: _Recorder, target: str) -> Iterator[None]:
         copied, fakes = _copied(gm), list(example_inputs)
         with contextlib.ExitStack() as stack:
             if target == "cuda":
-                copied, fakes, mode = fake_cuda.moved(copied, fakes)
+                fakes, mode = fake_cuda.move(copied, fakes)
                 stack.enter_context(fake_cuda.present())
                 stack.enter_context(_believing(mode))
             original(copied, fakes, *rest, **options)
