@@ -208,7 +208,7 @@ def _fused(ops: tuple[Op, ...], fuser: Fuser) -> Iterator[Op]:
     issued = (op for op in ops if not op.name.startswith("python::"))
     for joined, group in groupby(issued, partial(_joins, fuser)):
         bare = [msgspec.structs.replace(op, **NO_PYTHON) for op in group]
-        yield from [reduce(_with, bare)] if joined else bare
+        yield from [reduce(_joined, bare)] if joined else bare
 
 
 def _joins(fuser: Fuser, op: Op) -> bool:
@@ -218,7 +218,7 @@ def _joins(fuser: Fuser, op: Op) -> bool:
     return root(op.family) in fuser.joins and op.family.rpartition(".")[2] not in fuser.unread
 
 
-def _with(first: Op, second: Op) -> Op:
+def _joined(first: Op, second: Op) -> Op:
     """Two kernels as one: what lies between them is never written."""
     extra = second.read_bytes - first.write_bytes
     half = ".half" if ".half" in second.host_class else ""

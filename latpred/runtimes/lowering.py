@@ -162,14 +162,14 @@ def of_source(source: Source, runtime: str, target: str, batch: int | None = Non
         return tracer.estimate(eager, target)
     if eager.exact:
         return _at_each(source, runtime, target)
-    guess = partial(_guess, tracer, eager, target)
+    guess, trace_at = partial(_guess, tracer, eager, target), getattr(tracer, "trace_at", None)
     if eager.only:
         (batch,) = eager.only
-        if not hasattr(tracer, "trace_at") or batch > MOST_REAL:
+        if trace_at is None or batch > MOST_REAL:
             return guess(_UNASKED.format(batch=batch, runtime=runtime))
     options, trace = tracer.options, partial(tracer.trace, source, target)
-    if batch is not None and hasattr(tracer, "trace_at"):
-        options, trace = f"{options}@{batch}", partial(tracer.trace_at, source, target, batch)
+    if batch is not None and trace_at is not None:
+        options, trace = f"{options}@{batch}", partial(trace_at, source, target, batch)
 
     def make() -> ModelGraph:
         from latpred.sandbox.own_thread import no_autocast, without_modes
