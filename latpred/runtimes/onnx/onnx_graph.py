@@ -38,8 +38,7 @@ class _OptimisedGraph:
 
         proto = _unfilled(watched.proto, watched.before)
         self._single = single
-        self._unknown = onnx.NodeProto()  # stands for a node that ran and is not in the graph
-        self._nodes: dict[str, Any] = {}
+        self._nodes: dict[str, Any] = defaultdict(onnx.NodeProto)  # an empty one ran and is not in the graph
         self.weights: dict[str, Value] = {}
         self._outputs = frozenset(value.name for value in proto.graph.output)
         self._on_host = _on_host(proto.graph) if target == "cuda" else frozenset()
@@ -65,13 +64,12 @@ class _OptimisedGraph:
 
     def executed(self, events: Sequence[Event], feed: Mapping[str, Any]) -> tuple[Op, ...]:
         """The nodes of one run as ops."""
-        values = dict(self.weights)
-        values |= {name: self.value(str(array.dtype), array.shape) for name, array in feed.items()}
+        values = self.weights | {name: self.value(str(array.dtype), array.shape) for name, array in feed.items()}
         ops, results = [], []
         blocked: set[str] = set()
         for event in events:
-            proto = self._nodes.get(event.name, self._unknown)
-            inputs = [values.get(name) if name else None for name in proto.input]
+            proto = self._nodes[event.name]
+            inputs = [values.get(name) for name in proto.input]  # none under "", which stands for an absent one
             made = [self.value(dtype, shape) for dtype, shape in event.outputs]
             outputs = in_model(blocked, proto, inputs, made)
             results.append(dict(zip(filter(None, proto.output), outputs, strict=False)))
@@ -97,7 +95,7 @@ class _OptimisedGraph:
         viewed: dict[str, str] = {}  # whose memory a view has, by its name
         last: dict[str, int] = {}
         for index, event in enumerate(events):
-            proto = self._nodes.get(event.name, self._unknown)
+            proto = self._nodes[event.name]
             if proto.output and event.op_type in VIEWS and self.no_launch(event, proto):
                 viewed[proto.output[0]] = viewed.get(proto.input[0], proto.input[0])
             last |= {viewed.get(name, name): index for name in (*proto.input, *proto.output)}
