@@ -25,7 +25,6 @@ from latpred.runtimes.base import BATCHES
 from latpred.runtimes.onnx import onnx_session
 from latpred.runtimes.onnx.onnx_session import inputs_of
 
-SUFFIX = ".onnx"
 TOKENS, PIXELS, CHANNELS = 128, 224, 3
 _PRECISIONS = {"float16": "fp16", "bfloat16": "bf16", "float64": "fp64"}
 _CASTS = "onnxruntime's nodes are those of its CPU provider, which casts to float32 where it has no kernels for {}"
@@ -71,7 +70,7 @@ def check_file(path: str, runtime: str) -> None:
     """Refuse a file that is not there, or a runtime that does not run ONNX, or that cannot be used here."""
     file = Path(path)
     if not file.is_file():
-        beside = sorted(one.name for one in file.parent.glob(f"*{SUFFIX}")) if file.parent.is_dir() else []
+        beside = sorted(one.name for one in file.parent.glob("*.onnx")) if file.parent.is_dir() else []
         there = f" There are: {', '.join(beside[:5])}." if beside else " Check the path, or export the model to it."
         raise UsageError(f"There is no file {file}.{there}")
     if getattr(runtimes.get(runtime), "traced_by", "") != "onnxruntime":
