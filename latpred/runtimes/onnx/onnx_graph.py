@@ -23,7 +23,6 @@ from latpred.runtimes.onnx.onnx_formulas import CONTROL, HOST, NCHWC, TRANSFERS,
 from latpred.runtimes.onnx.onnx_session import Event, Watched, graphs_within, installed, nodes_of
 
 _NAMES = {"float": "float32", "double": "float64"}  # what onnxruntime calls otherwise
-_INTEGERS = frozenset({"int64", "int32", "bool", "int8", "uint8", "int16", "uint16", "uint32", "uint64"})
 FLOAT = "float32"
 
 
@@ -203,7 +202,8 @@ def _reads(work: Work, inputs: Sequence[Value | None]) -> tuple[int, int]:
 def _computed_in(inputs: Sequence[Value | None], outputs: Sequence[Value]) -> str:
     """The first floating-point dtype among inputs and outputs, else the first there is."""
     dtypes = [value.dtype for value in (*inputs, *outputs) if value is not None]
-    return next((dtype for dtype in dtypes if dtype not in _INTEGERS), dtypes[0] if dtypes else FLOAT)
+    floating = (dtype for dtype in dtypes if dtype.startswith(("float", "bfloat")))
+    return next(floating, dtypes[0] if dtypes else FLOAT)
 
 
 _BLOCKED = re.compile(r"_nchwc(_token_\d+)?$")  # what follows, in the name of a node in blocks, its result's old name
