@@ -12,14 +12,14 @@ from collections.abc import Mapping, Sequence
 from functools import partial
 from math import prod
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
 import msgspec
 
 from latpred import runtimes
 from latpred.errors import LatpredError, RuntimeRefusalError, UsageError
 from latpred.graph.graph import ZERO, ModelGraph
-from latpred.query import HALVES
+from latpred.query import HALVES, Options
 from latpred.runtimes import graph_store
 from latpred.runtimes.base import BATCHES
 from latpred.runtimes.onnx import onnx_session
@@ -28,14 +28,6 @@ from latpred.runtimes.onnx.onnx_session import inputs_of
 TOKENS, PIXELS, CHANNELS = 128, 224, 3
 _PRECISIONS = {"float16": "fp16", "bfloat16": "bf16", "float64": "fp64"}
 _CASTS = "onnxruntime's nodes are those of its CPU provider, which casts to float32 where it has no kernels for {}"
-
-
-class FileInputs(NamedTuple):
-    """What a file is to be run with: inputs as a trace takes them, or tokens and pixels where those sizes are open."""
-
-    inputs: Any
-    seq: int | None
-    image: int | None
 
 
 def trace_file(path: str, inputs: Any, runtime: str, target: str, **options: Any) -> ModelGraph:
@@ -57,12 +49,12 @@ def trace_file(path: str, inputs: Any, runtime: str, target: str, **options: Any
     if precision != held and (precision, held) != ("tf32", "fp32"):
         raise UsageError(f"{file} holds a model in {held}; convert the file to predict {precision}.")
     stub = _stub(file, proto, precision)
-    wanted = FileInputs(inputs, options.get("seq"), options.get("image"))
-    _demand_used(file, proto, wanted)
+    asked = Options(inputs, options.get("seq"), options.get("image"))
+    _demand_used(file, proto, asked)
     batch = _fixed_batch(proto)
-    feeds = [_feed(file, proto, size, wanted) for size in (BATCHES if batch is None else (batch,))]
-    asked: Any = runtimes.get(runtime)
-    key = f"{asked.options}; {_digest(file, proto)} {_digest_of_feeds(feeds)}"
+    feeds = [_feed(file, proto, size, asked) for size in (BATCHES if batch is None else (batch,))]
+    tracer: Any = runtimes.get(runtime)
+    key = f"{tracer.options}; {_digest(file, proto)} {_digest_of_feeds(feeds)}"
     return graph_store.kept(stub, "onnxruntime", target, key, partial(_traced, file, proto, stub, feeds, target))
 
 
@@ -199,15 +191,15 @@ def _fixed_batch(proto: Any) -> int | None:
     return leading[0] if leading and all(size is not None for size in leading) else None
 
 
-def _feed(file: Path, proto: Any, batch: int, wanted: FileInputs) -> dict[str, Any]:
+def _feed(file: Path, proto: Any, batch: int, asked: Options) -> dict[str, Any]:
     """Inputs of one run by name."""
     import numpy as np
 
     for value in inputs_of(proto):
         if not value.type.HasField("tensor_type"):
             raise UsageError(f"{file}: input {value.name!r} is no tensor. Export the model with tensors as its inputs.")
-    if wanted.inputs is not None:
-        return _given(file, proto, batch, wanted)
+    if asked.inputs is not None:
+        return _given(file, proto, batch, asked)
     feed = {}
     for value in inputs_of(proto):
         sizes = _sizes(value)
@@ -218,7 +210,7 @@ def _feed(file: Path, proto: Any, batch: int, wanted: FileInputs) -> dict[str, A
                 "model from an example that is not empty."
             )
         shape = [batch if index == 0 and size is None else size for index, size in enumerate(sizes)]
-        filled = _filled(shape, dtype, wanted)
+        filled = _filled(shape, dtype, asked)
         if None in filled:
             raise UsageError(
                 f"{file}: input {value.name!r} has open sizes besides the batch ({_written(value)}). Give "
@@ -235,27 +227,27 @@ def _feed(file: Path, proto: Any, batch: int, wanted: FileInputs) -> dict[str, A
     return feed
 
 
-def _demand_used(file: Path, proto: Any, wanted: FileInputs) -> None:
+def _demand_used(file: Path, proto: Any, asked: Options) -> None:
     """Refuse sizes that the file's inputs leave nothing for."""
     tensors = [value for value in inputs_of(proto) if value.type.HasField("tensor_type")]
-    shapes = [] if wanted.inputs is not None else [_sizes(value) for value in tensors]
-    for name, value, dims in (("seq", wanted.seq, 2), ("image", wanted.image, 4)):
+    shapes = [] if asked.inputs is not None else [_sizes(value) for value in tensors]
+    for name, value, dims in (("seq", asked.seq, 2), ("image", asked.image, 4)):
         if value is not None and not any(len(shape) == dims and None in shape[1:] for shape in shapes):
-            why = "inputs= has its size" if wanted.inputs is not None else "no input has such a size open"
+            why = "inputs= has its size" if asked.inputs is not None else "no input has such a size open"
             raise UsageError(f"{file}: {name}={value} changes nothing, since {why}. Leave it out.")
 
 
-def _filled(shape: list[int | None], dtype: Any, wanted: FileInputs) -> list[Any]:
+def _filled(shape: list[int | None], dtype: Any, asked: Options) -> list[Any]:
     """A shape whose open sizes are tokens or pixels; None is left where they are neither."""
     usual: list[Any] = shape
-    if len(shape) == 2 and (dtype.kind in "iub" or wanted.seq is not None):
-        usual = [1, wanted.seq or TOKENS]
+    if len(shape) == 2 and (dtype.kind in "iub" or asked.seq is not None):
+        usual = [1, asked.seq or TOKENS]
     elif len(shape) == 4 and dtype.kind == "f":
-        usual = [1, CHANNELS, wanted.image or PIXELS, wanted.image or PIXELS]
+        usual = [1, CHANNELS, asked.image or PIXELS, asked.image or PIXELS]
     return [given if size is None else size for size, given in zip(shape, usual, strict=True)]
 
 
-def _given(file: Path, proto: Any, batch: int, wanted: FileInputs) -> dict[str, Any]:
+def _given(file: Path, proto: Any, batch: int, asked: Options) -> dict[str, Any]:
     """The example tensors at a batch size; floating-point ones as the file takes them."""
     import numpy as np
     import torch
@@ -265,7 +257,7 @@ def _given(file: Path, proto: Any, batch: int, wanted: FileInputs) -> dict[str, 
 
     codes = {value.name: value.type.tensor_type.elem_type for value in inputs_of(proto)}
     names = list(codes)
-    made = real(from_example(wanted.inputs).make(batch), torch.float32)
+    made = real(from_example(asked.inputs).make(batch), torch.float32)
     tensors, order = tensors_of(made), list(made) if isinstance(made, Mapping) else names
     if len(tensors) != len(names) or set(order) != set(names):
         raise UsageError(f"{file} takes {', '.join(names)}; give inputs= with one tensor for each of them.")
