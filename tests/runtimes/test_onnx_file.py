@@ -136,6 +136,7 @@ def test_a_file_is_fed_what_it_takes(dtype: str, precision: str, tmp_path: Path)
     ("changed", "asked", "message"),
     [
         ({"width": "width"}, {}, r"'x' has open sizes besides the batch \(batch x width\)\. Give inputs="),
+        ({"width": "width"}, {"seq": 0}, "seq=0 is not a length; give a whole number"),
         ({}, {"inputs": {"z": torch.zeros(2, 8)}}, "takes x; give inputs= with one tensor for each"),
         ({}, {"memory_format": "channels_last"}, "has the layout that it was exported in; leave memory_format out"),
         ({}, {"precision": "fp16"}, "holds a model in fp32; convert the file to predict fp16"),

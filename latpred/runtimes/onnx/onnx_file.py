@@ -37,7 +37,10 @@ def trace_file(path: str, inputs: Any, runtime: str, target: str, **options: Any
     and attention are the file's own. A file that is not there, damaged, without its weights, too new or in need of
     sizes is a UsageError that says so.
     """
+    from latpred.tracing.inputs import whole_sizes
+
     check_file(path, runtime)
+    asked = Options(inputs, *whole_sizes(options.get("seq"), options.get("image")))
     if options.get("attention") is not None:
         raise UsageError(f"{path} computes attention as it was exported; leave attention out.")
     if options.get("memory_format") not in (None, "contiguous"):
@@ -49,7 +52,6 @@ def trace_file(path: str, inputs: Any, runtime: str, target: str, **options: Any
     if precision != held and (precision, held) != ("tf32", "fp32"):
         raise UsageError(f"{file} holds a model in {held}; convert the file to predict {precision}.")
     stub = _stub(file, proto, precision)
-    asked = Options(inputs, options.get("seq"), options.get("image"))
     _demand_used(file, proto, asked)
     batch = _fixed_batch(proto)
     feeds = [_feed(file, proto, size, asked) for size in (BATCHES if batch is None else (batch,))]
