@@ -16,7 +16,7 @@ import msgspec
 import pytest
 import torch
 from factories import add, graph, linear
-from smallmodels import Function, written
+from smallmodels import Function, untraceable, written
 
 from latpred import host, runtimes, tracing
 from latpred.errors import RuntimeRefusalError
@@ -179,11 +179,6 @@ def test_what_a_runtime_refuses_is_refused_once_unless_the_machine_was_full(
 
 @pytest.mark.parametrize("handled", [MemoryError(), FileNotFoundError(2, "No such file or directory")])
 def test_what_the_caller_is_handling_is_no_reason_to_refuse_a_model(handled: Exception) -> None:
-    def untraceable(x: torch.Tensor) -> torch.Tensor:
-        if torch.jit.is_tracing():
-            raise ValueError("tracing is not for me")
-        return torch.tanh(x)
-
     model, x = Function(untraceable), torch.zeros(2, 8)
     try:
         raise handled
