@@ -75,9 +75,7 @@ def check_file(path: str, runtime: str) -> None:
     onnx_session.require()
 
 
-def _traced(
-    file: Path, proto: Any, stub: ModelGraph, feeds: Sequence[Mapping[str, Any]], target: str
-) -> ModelGraph:
+def _traced(file: Path, proto: Any, stub: ModelGraph, feeds: Sequence[Mapping[str, Any]], target: str) -> ModelGraph:
     from latpred.runtimes.onnx import onnx_graph
 
     try:

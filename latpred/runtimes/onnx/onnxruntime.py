@@ -172,8 +172,7 @@ class OnnxRuntimeCudaGraphs(OnnxRuntime):
             reason = _REFUSED.get(op.name.removeprefix("ort::"))
             if reason is not None:
                 raise RuntimeRefusalError(
-                    f"{self.name} cannot capture {graph.model}: {op.name} {reason}. "
-                    "Ask for runtime='onnxruntime'."
+                    f"{self.name} cannot capture {graph.model}: {op.name} {reason}. Ask for runtime='onnxruntime'."
                 )
         refuse_uncapturable(self.name, graph.model, ops)
         return one_replay(self.name, ops)
