@@ -154,6 +154,13 @@ class Function(nn.Module):
         return self.function(*inputs)
 
 
+def untraceable(x: torch.Tensor) -> torch.Tensor:
+    """What TorchScript's tracer cannot follow."""
+    if torch.jit.is_tracing():
+        raise ValueError("tracing is not for me")
+    return torch.tanh(x)
+
+
 class Dispatched(TorchDispatchMode):
     """Sees the ops that torch really runs: their names, arguments and results."""
 

@@ -167,13 +167,13 @@ def _graph_of(
 def _demand_model(model: str, runtime: str = "onnxruntime", era: str = "", **inputs: Any) -> ModelGraph | None:
     """Trace a model, so that a misspelt one costs no calibration; None where it is an ONNX file."""
     from latpred.runtimes.graph_store import trace_by_name
-    from latpred.runtimes.lowering import is_onnx_file, traced_by
+    from latpred.runtimes.lowering import is_onnx_file
 
     if not is_onnx_file(model):
         return trace_by_name(model, era, **inputs)
     from latpred.runtimes.onnx import onnx_file
 
-    onnx_file.check_file(model, runtime, traced_by(runtime))
+    onnx_file.check_file(model, runtime)
     return None
 
 

@@ -6,7 +6,6 @@ Eager PyTorch dispatches one op after the other, in the order in which Python ca
 from __future__ import annotations
 
 import difflib
-import warnings
 from collections.abc import Callable
 from functools import cache
 from importlib import import_module
@@ -25,8 +24,6 @@ from latpred.storage import IdentityCache
 __all__ = ["GROUP", "Runtime", "built_in", "get", "names"]
 
 GROUP = "latpred.runtimes"
-# What runtimes of other packages may still call what `RuntimeTracer` asks for.
-_RENAMED = {"walk": "trace", "walked_by": "traced_by", "walk_at": "trace_at"}
 # Name, and where its class is; each is imported when it is asked for.
 _BUILT_IN = {
     "eager": "latpred.runtimes:Eager",
@@ -101,14 +98,6 @@ def _load(point: EntryPoint) -> Runtime:
         raise UsageError(
             f"Runtime {point.name!r} is registered as {point.value}, which gives a {type(runtime).__name__}, "
             "not a Runtime. It needs a name, lower(), available() and build()."
-        )
-    old = [name for name, new in _RENAMED.items() if hasattr(runtime, name) and not hasattr(runtime, new)]
-    if old:
-        there, wanted = " and ".join(old), " and ".join(_RENAMED[name] for name in old)
-        warnings.warn(
-            f"Runtime {point.name!r} ({point.value}) has {there}, which latpred does not call: without {wanted} it is "
-            "predicted from eager's graph; rename in its package.",
-            stacklevel=2,
         )
     return runtime
 

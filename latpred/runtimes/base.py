@@ -23,6 +23,7 @@ _NO_MEMORY = re.compile(
     "out of memory|can't allocate memory|not enough memory|STATUS_ALLOC_FAILED"  # PyTorch, by kind of device
     "|bad_alloc|Failed to allocate memory|BFCArena"  # onnxruntime
 )
+BATCHES = (1, 2, 3)  # 2 and 3 give a line; batch 1 may have ops of its own, as a reshape there needs no copy
 # What was being handled where `own_errors` was entered.
 _before: ContextVar[BaseException | None] = ContextVar("before", default=None)
 
@@ -51,6 +52,8 @@ class Runtime(Protocol):
         On CUDA a call of what it builds may return only when the device is done.
     autocast : bool, optional
         Whether it runs models under torch.autocast; without it, a runtime that has graphs of its own does not.
+    predicted_only : bool, optional
+        It is predicted for GPUs that were not measured, and neither calibrated nor measured.
     available_on : callable, optional
         As `available`, for a kind of device ("cpu" or "cuda") that not every installation serves.
     """
@@ -167,9 +170,6 @@ def chain_of(error: BaseException) -> Iterator[BaseException]:
             seen.append(one)
             waiting += (one.__context__, one.__cause__)
             yield one
-
-
-BATCHES = (1, 2, 3)  # 2 and 3 give a line; batch 1 may have ops of its own, as a reshape there needs no copy
 
 
 def kind(op: Op) -> tuple[object, ...]:

@@ -68,13 +68,13 @@ def refuse_uncapturable(runtime: str, model: str, ops: Iterable[Op], *, unsure: 
         way = "pass the model itself instead of its trace: some leave such checks out while they are captured"
     for op in ops:
         where = f" in {op.module}" if op.module else ""
-        short = op.name.rpartition("::")[2]
+        short = op.name.rpartition("::")[2].partition(".")[0]
         if op.syncs:
             raise RuntimeRefusalError(
                 f"{runtime} cannot capture {model}: {op.name}{where} makes the host wait for the device. "
                 f"Ask for runtime='eager', or {way}."
             )
-        if short in DATA_DEPENDENT or short.partition(".")[0] in DATA_DEPENDENT:
+        if short in DATA_DEPENDENT:
             raise RuntimeRefusalError(
                 f"{runtime} cannot capture {model}: the size of what {op.name}{where} gives depends on the data. "
                 "Ask for runtime='eager'."
@@ -134,6 +134,8 @@ class CudaGraphs(Eager):
 
     def build(self, model: Any, inputs: Any) -> Callable[[], Any]:
         """A call that replays the model's captured graph and gives the outputs, which the next call overwrites."""
+        from latpred.runtimes.source import device_of
+
         forward = super().build(model, inputs)
         graph, output = capture(forward, device_of(model, inputs))
         replay = graph.replay
@@ -146,6 +148,14 @@ class CudaGraphs(Eager):
         return run
 
 
+def demand_cuda(device: torch.device) -> None:
+    """Refuse to capture anywhere but on a CUDA device."""
+    import torch
+
+    if device.type != "cuda" or not torch.cuda.is_available():
+        raise DeviceError(f"CUDA graphs are captured on CUDA devices, not on {device}: {NO_CUDA}.")
+
+
 def capture(call: Callable[[], Any], device: torch.device, count: int = 1) -> tuple[torch.cuda.CUDAGraph, Any]:
     """A graph of some calls, and what the last of them gave.
 
@@ -154,8 +164,7 @@ def capture(call: Callable[[], Any], device: torch.device, count: int = 1) -> tu
     """
     import torch
 
-    if device.type != "cuda" or not torch.cuda.is_available():
-        raise DeviceError(f"CUDA graphs are captured on CUDA devices, not on {device}: {NO_CUDA}.")
+    demand_cuda(device)
     before = torch.cuda.current_stream(device)
     side = torch.cuda.Stream(device)  # type: ignore[no-untyped-call]
     side.wait_stream(before)
@@ -222,13 +231,3 @@ def _forbidden(error: BaseException | None) -> str | None:
             reason = next(line for line in str(error).splitlines() if line).strip().rstrip(".")
         error = error.__context__
     return reason
-
-
-def device_of(model: Any, inputs: Any) -> torch.device:
-    """The device of a model's weights, else of its inputs."""
-    import torch
-
-    from latpred.runtimes.source import tensors_of
-
-    tensors = (*model.parameters(), *model.buffers(), *tensors_of(inputs))
-    return next((tensor.device for tensor in tensors), torch.device("cpu"))

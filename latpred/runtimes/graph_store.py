@@ -83,47 +83,44 @@ def trace_by_name(name: str, era: str = "", batches: Sequence[int] = (), **optio
 
     For processes in which nobody patches PyTorch or the models' libraries. `options` are those of `latpred.trace`.
     """
-    stored = kept_by_name(name, era, batches, **options)
+    path = file_by_name(name, era, batches, **options)
+    stored = None if path is None else _read(path)
     if stored is not None:
         return stored
     from latpred.tracing import trace
 
-    key, graph = _key_by_name(name, era, batches, **options), None
     with traced_for(era):
-        if key is not None:
+        if path is not None:
             with contextlib.suppress(TraceError):
                 graph = trace(name, batches=(_most(batches),), **options)
-        if graph is None or graph.exact or graph.only:
-            return trace(name, batches=batches, **options)
-    keep(key, graph)
-    return graph
+                if not (graph.exact or graph.only):
+                    _write(path, graph)
+                    return graph
+        return trace(name, batches=batches, **options)
 
 
 def kept_by_name(name: str, era: str = "", batches: Sequence[int] = (), **options: Any) -> ModelGraph | None:
     """What `trace_by_name` kept of the same; None where it did not."""
-    stored = look_up(_key_by_name(name, era, batches, **options))
-    return stored if stored is not None and stored.model == name else None
+    path = file_by_name(name, era, batches, **options)
+    return None if path is None else _read(path)
 
 
-def _key_by_name(name: str, era: str, batches: Sequence[int], **options: Any) -> tuple[str, ...] | None:
-    return key_of(name, era=era, batches=_most(batches), **options)
+def file_by_name(name: str, era: str = "", batches: Sequence[int] = (), **options: Any) -> Path | None:
+    """Where the eager trace of a model by name is kept, under everything that it depends on.
+
+    None where that cannot be told: a function of a user's file, or a library that is worked on, may be another
+    tomorrow, and formulas that somebody registered are not known by a version.
+    """
+    software = None if ".py:" in name or generation() != BUILT_IN else _software()
+    if software is None:
+        return None
+    asked = {"era": era, "batches": _most(batches), **options}
+    return _file("eager", _key((name, json.dumps(asked, sort_keys=True), *software)))
 
 
 def _most(batches: Sequence[int]) -> int:
     """A graph that is a line up to there serves all batches below as well."""
     return max((UP_TO, *batches))
-
-
-def key_of(name: str, **asked: Any) -> tuple[str, ...] | None:
-    """Everything that the eager trace of a model by name depends on.
-
-    None where that cannot be told: a function of a user's file, or a library that is worked on, may be another
-    tomorrow, and formulas that somebody registered are not known by a version.
-    """
-    if ".py:" in name or generation() != BUILT_IN:
-        return None
-    software = _software()
-    return None if software is None else (name, json.dumps(asked, sort_keys=True), *software)
 
 
 @cache
@@ -154,17 +151,6 @@ def _packages() -> list[str]:
         with contextlib.suppress(OSError):  # no folder, or one that may not be read
             names.update(os.listdir(place or os.curdir))
     return sorted(name for name in names if name.endswith((".dist-info", ".egg-info")))
-
-
-def look_up(key: Sequence[str] | None) -> ModelGraph | None:
-    """The eager trace that `keep` kept under the same key; None where there is none."""
-    return None if key is None else _read(_file("eager", _key(key)))
-
-
-def keep(key: Sequence[str] | None, graph: ModelGraph) -> None:
-    """Keep an eager trace on disk, under everything that it depends on; no key, no file."""
-    if key is not None:
-        _write(_file("eager", _key(key)), graph)
 
 
 def forget() -> None:

@@ -20,18 +20,18 @@ from latpred.graph.graph import NO_PYTHON, Affine, ModelGraph, Op, rewritten
 from latpred.graph.rewrites import elementwise, itemsize, self_attention_on_cuda, unfused, view
 from latpred.ops.families import root
 from latpred.profile.gpus import Spec
-from latpred.query import AMP
+from latpred.query import AMP, HALVES
 from latpred.storage import IdentityCache
 
 TORCH_1_12 = "torch-1.12"
 TORCH_2 = "torch-2"  # what ran is what is installed, priced by the classes that tables of whole models tell apart
 TORCHSCRIPT = "torchscript"
 # Runtimes whose graphs of an era are made from eager's; what others' tools make of a model is of today.
-REWRITTEN = ("eager", TORCHSCRIPT, "cuda-graphs")
+FROM_EAGER = ("eager", TORCHSCRIPT, "cuda-graphs")
 FUSED = "fused"  # host class of a group of several: guards are asked before its kernel is launched
 GROUP = "elementwise.fused"  # family of its kernel, which a code generator wrote
 _WITHOUT_NVFUSER = ("Pascal",)
-_HALVES, _HALF_DTYPES = ("fp16", "bf16"), ("float16", "bfloat16")
+_HALF_DTYPES = ("float16", "bfloat16")
 LIBRARY_CLASSES = {  # host classes of families that libraries serve
     "conv_depthwise": "conv_depthwise",
     "conv_grouped": "conv_grouped",
@@ -51,7 +51,7 @@ def attention_of(era: str) -> str | None:
 
 @contextmanager
 def traced_for(era: str) -> Iterator[None]:
-    """Within it, models are traced for an era: with its attention and autocast, eagerly for runtimes in `REWRITTEN`."""
+    """Within it, models are traced for an era: with its attention and autocast, and eagerly for `FROM_EAGER`."""
     if not era:
         yield
         return
@@ -88,9 +88,9 @@ NVFUSER = Fuser(
 TENSOREXPR = Fuser("tensorexpr", joins=frozenset({"elementwise"}), unread=frozenset())
 
 
-def fuser_of(gpu: Spec) -> Fuser:
-    """The fuser that runs on a GPU."""
-    return TENSOREXPR if gpu.architecture in _WITHOUT_NVFUSER else NVFUSER
+def fuser_of(gpu: Spec | None) -> Fuser:
+    """The fuser that runs on a GPU; on one that nobody knows, that of a recent one."""
+    return TENSOREXPR if gpu is not None and gpu.architecture in _WITHOUT_NVFUSER else NVFUSER
 
 
 def as_run_in(era: str, graph: ModelGraph, runtime: str = "eager", gpu: Spec | None = None) -> ModelGraph:
@@ -108,19 +108,18 @@ def as_run_in(era: str, graph: ModelGraph, runtime: str = "eager", gpu: Spec | N
     if not era or graph.runtime != "eager":
         return graph
     graphs = _rewritten.get(graph, lambda _: {})
-    fuser = NVFUSER if gpu is None else fuser_of(gpu)
-    fused = runtime == TORCHSCRIPT and rewrites(era, runtime)
-    key = era, fuser.name if fused else ""
+    fuser = fuser_of(gpu) if era == TORCH_1_12 and runtime == TORCHSCRIPT else None
+    key = era, "" if fuser is None else fuser.name
     if key not in graphs:
         parted = unfused(graph, scales_scores=True) if era == TORCH_1_12 and graph.attention != "sdpa" else graph
         older = rewritten(parted, _older_ops(era, graph.precision))
-        graphs[key] = scripted(older, fuser) if fused else older
+        graphs[key] = older if fuser is None else scripted(older, fuser)
     return graphs[key]
 
 
 def rewrites(era: str, runtime: str) -> bool:
     """Whether a runtime's graphs of an era are made from eager's."""
-    return era == TORCH_1_12 and runtime in REWRITTEN
+    return era == TORCH_1_12 and runtime in FROM_EAGER
 
 
 class _OlderOps:
@@ -158,7 +157,7 @@ def _torch_2(op: Op) -> tuple[Op]:
 def _torch_1_12(op: Op, precision: str) -> Iterator[Op]:
     """An op as PyTorch 1.12 ran it: the bias of a convolution is added by itself, a flat one has two dimensions."""
     # Under autocast some ops are in half precision, and filters and biases are copies, which count as activations.
-    half = op.dtype in _HALF_DTYPES if precision in AMP else precision in _HALVES
+    half = op.dtype in _HALF_DTYPES if precision in AMP else precision in HALVES
     held = "read_bytes" if precision in AMP else "weight_bytes"
     named = msgspec.structs.replace(op, host_class=_class_of(op.family, op.host_class, half), syncs=0)
     if not root(op.family).startswith("conv"):
@@ -209,7 +208,7 @@ def _fused(ops: tuple[Op, ...], fuser: Fuser) -> Iterator[Op]:
     issued = (op for op in ops if not op.name.startswith("python::"))
     for joined, group in groupby(issued, partial(_joins, fuser)):
         bare = [msgspec.structs.replace(op, **NO_PYTHON) for op in group]
-        yield from [reduce(_with, bare)] if joined else bare
+        yield from [reduce(_joined, bare)] if joined else bare
 
 
 def _joins(fuser: Fuser, op: Op) -> bool:
@@ -219,7 +218,7 @@ def _joins(fuser: Fuser, op: Op) -> bool:
     return root(op.family) in fuser.joins and op.family.rpartition(".")[2] not in fuser.unread
 
 
-def _with(first: Op, second: Op) -> Op:
+def _joined(first: Op, second: Op) -> Op:
     """Two kernels as one: what lies between them is never written."""
     extra = second.read_bytes - first.write_bytes
     half = ".half" if ".half" in second.host_class else ""

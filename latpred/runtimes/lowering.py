@@ -130,14 +130,7 @@ def trace_for_runtime(
         if isinstance(model, str) and is_onnx_file(model):
             from latpred.runtimes.onnx import onnx_file
 
-            onnx_file.check_file(model, runtime, traced_by(runtime))
-            if options.get("attention") is not None:
-                raise UsageError(f"{model} computes attention as it was exported; leave attention out.")
-            if options.get("memory_format") not in (None, "contiguous"):
-                raise UsageError(f"{model} has the layout that it was exported in; leave memory_format out.")
-            asked: dict[str, Any] = {name: options.get(name) for name in ("seq", "image", "precision")}
-            named: Any = runtimes.get(runtime)
-            graph = onnx_file.trace_file(model, inputs, target=target, options=named.options, **asked)
+            graph = onnx_file.trace_file(model, inputs, runtime, target, **options)
         elif traced_by(runtime) == "eager":
             from latpred.tracing import trace
 
@@ -169,14 +162,14 @@ def of_source(source: Source, runtime: str, target: str, batch: int | None = Non
         return tracer.estimate(eager, target)
     if eager.exact:
         return _at_each(source, runtime, target)
-    guess = partial(_guess, tracer, eager, target)
+    guess, trace_at = partial(_guess, tracer, eager, target), getattr(tracer, "trace_at", None)
     if eager.only:
         (batch,) = eager.only
-        if not hasattr(tracer, "trace_at") or batch > MOST_REAL:
+        if trace_at is None or batch > MOST_REAL:
             return guess(_UNASKED.format(batch=batch, runtime=runtime))
     options, trace = tracer.options, partial(tracer.trace, source, target)
-    if batch is not None and hasattr(tracer, "trace_at"):
-        options, trace = f"{options}@{batch}", partial(tracer.trace_at, source, target, batch)
+    if batch is not None and trace_at is not None:
+        options, trace = f"{options}@{batch}", partial(trace_at, source, target, batch)
 
     def make() -> ModelGraph:
         from latpred.sandbox.own_thread import no_autocast, without_modes

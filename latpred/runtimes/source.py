@@ -22,9 +22,9 @@ from latpred.sandbox.fingerprint import fingerprint
 from latpred.sandbox.own_thread import without_modes
 from latpred.sandbox.untouched import Copier
 from latpred.tracing import trace
-from latpred.tracing.inputs import DTYPES, derived, from_example, real
-from latpred.tracing.meta_module import Seeded, attend, cast_weights, make_meta_module, usual_dtype
-from latpred.tracing.tracer import as_written
+from latpred.tracing.inputs import DTYPES, real
+from latpred.tracing.meta_module import Seeded, attend, cast_weights, make_meta_module
+from latpred.tracing.tracer import as_written, dtype_of_build, with_inputs
 from latpred.zoo.names import attention as built_with
 from latpred.zoo.names import attention_asked, build
 
@@ -51,19 +51,13 @@ def source_of(model: torch.nn.Module | str, inputs: Any = None, **options: Any) 
     seq, image, attention = (options.get(name) for name in ("seq", "image", "attention"))
     dtype, last = DTYPES.get(graph.precision, torch.float32), options.get("memory_format") == "channels_last"
     wanted = DTYPES.get(options.get("precision") or "")
-    roots: tuple[Any, ...] = ()
-    if isinstance(model, str):
-        shape = build(model, seq=seq, image=image)
-        written, usual = shape.model, lambda batch: shape.inputs(batch, "meta")
-    else:
-        written, usual = model, lambda batch: derived(model, seq, image).make(batch)
-        roots = make_meta_module(model).reached.roots
-    given = usual if inputs is None else from_example(inputs).make
+    written, given = with_inputs(model, inputs, seq, image)
+    roots = () if isinstance(model, str) else make_meta_module(model).reached.roots
 
     @torch.inference_mode(False)
     def make() -> torch.nn.Module:
         if isinstance(model, str):
-            with Seeded(SEED), usual_dtype(), built_with(attention or attention_asked()):
+            with Seeded(SEED), dtype_of_build(model), built_with(attention or attention_asked()):
                 made = build(model, seq=seq, image=image, device="cpu").model
         else:
             made = _on_cpu(model)
@@ -71,9 +65,9 @@ def source_of(model: torch.nn.Module | str, inputs: Any = None, **options: Any) 
         _settle(made, wanted, last)
         return made
 
-    code = code_of(written, given(2))
+    code = code_of(written, given.make(2))
     retrace = partial(trace, model, inputs, **options)
-    return Source(graph, make, lambda batch: real(given(batch), dtype, last), retrace, code, roots)
+    return Source(graph, make, lambda batch: real(given.make(batch), dtype, last), retrace, code, roots)
 
 
 def code_of(model: torch.nn.Module, inputs: Any = ()) -> str | None:
@@ -104,7 +98,7 @@ def _real(tensor: torch.Tensor, generator: torch.Generator) -> torch.Tensor:
     return torch.nn.Parameter(made, tensor.requires_grad) if isinstance(tensor, torch.nn.Parameter) else made
 
 
-def twin(model: torch.nn.Module) -> torch.nn.Module:
+def weight_sharing_copy(model: torch.nn.Module) -> torch.nn.Module:
     """A copy over the same weights: what a forward pass keeps on a module, in a list or an object lands on the copy."""
     return Copier(lambda tensor, _: tensor).module(model)
 
@@ -169,6 +163,12 @@ def _results(value: Any, met: dict[int, Any] | None = None) -> list[torch.Tensor
 def tensors_of(inputs: Any) -> list[torch.Tensor]:
     """The tensors among the arguments of a forward, in the order in which `FlatModel` takes them."""
     return [leaf for leaf in flattened(inputs)[0] if isinstance(leaf, torch.Tensor)]
+
+
+def device_of(model: torch.nn.Module, inputs: Any) -> torch.device:
+    """The device of a model's weights, else of its inputs."""
+    tensors = (*model.parameters(), *model.buffers(), *tensors_of(inputs))
+    return next((tensor.device for tensor in tensors), torch.device("cpu"))
 
 
 def flattened(inputs: Any) -> tuple[list[Any], Any]:

@@ -27,7 +27,7 @@ from latpred.graph.rewrites import attention_on_cuda
 from latpred.ops.families import root
 from latpred.runtimes import StepPerOp
 from latpred.runtimes.base import built_of, graph_in, ops_of, out_of_memory, own_errors
-from latpred.runtimes.source import FlatModel, Source, flattened, tensors_of, twin
+from latpred.runtimes.source import FlatModel, Source, flattened, tensors_of, weight_sharing_copy
 from latpred.sandbox.own_thread import silenced, unhooked
 from latpred.storage import IdentityCache
 from latpred.tracing.inputs import nbytes
@@ -37,15 +37,14 @@ from latpred.tracing.tracer import TraceRecorder
 
 NODE = "node"  # the most general host class of everything here
 INTERPRETED = f"{NODE}.interpreter"  # what the interpreter does by itself: sizes, lists, tuples
-# Calls after which the executor changes its code no more; one more than on the CPU, where nothing is fused.
-SETTLING = 3
+# Calls after which the executor changes its code no more: one more where it may fuse, as on CUDA, than on meta.
+_SETTLING, _SETTLING_ON_META = 3, 2
 FUSION_NOTE = (
     "which pointwise ops TorchScript fuses on CUDA is estimated: only a CUDA build of PyTorch forms the groups itself"
 )
 _NOTES = {"cpu": "", "cuda": FUSION_NOTE}
 ESTIMATE_NOTE = "TorchScript's own graph was not taken: its nodes are estimated from the eager ops"
 _OF_OTHERS = frozenset({"free", "tensor"})  # classes of ops that launch nothing and yet are dispatched
-_SETTLING_ON_META = 2  # runs after which the executor changes its code no more
 FUSED = "elementwise.fused"
 _MOST_TEXT = 200
 _CONSTANT = "prim::Constant"
@@ -81,7 +80,7 @@ class TorchScript(StepPerOp):
         if key not in modules:
             modules[key] = frozen(model, inputs)
             with silenced(), torch.inference_mode():
-                for _ in range(SETTLING):
+                for _ in range(_SETTLING):
                     modules[key](*tensors)
         module = modules[key]
 
@@ -211,8 +210,8 @@ def frozen_for_tracing(model: torch.nn.Module, inputs: Any) -> Any:
     dtype = next((weight.dtype for weight in model.parameters() if weight.dtype in _HALVES), None)
     if dtype is not None:
         with suppress(RuntimeRefusalError), _InSinglePrecision(dtype):
-            return frozen(twin(model), inputs)
-    return frozen(twin(model), inputs)
+            return frozen(weight_sharing_copy(model), inputs)
+    return frozen(weight_sharing_copy(model), inputs)
 
 
 def join_linears(graph: Any) -> None:

@@ -240,7 +240,7 @@ def trace(
     naming = Naming(name, precision, memory_format, target)
     with dtype_of_build(model):
         with names.attention(attention or names.attention_asked()):
-            module, given = _with_inputs(model, inputs, seq, image)
+            module, given = with_inputs(model, inputs, seq, image)
         with no_collection():
             return _as_asked(_graph(module, given, naming, attention, batches), attention, strict)
 
@@ -259,7 +259,7 @@ def _as_asked(graph: ModelGraph, attention: str | None, strict: bool) -> ModelGr
     return graph
 
 
-def _with_inputs(
+def with_inputs(
     model: torch.nn.Module | str, inputs: Any, seq: int | None, image: int | None
 ) -> tuple[torch.nn.Module, Inputs]:
     """The module to trace and what it is called with."""

@@ -16,7 +16,7 @@ import msgspec
 import pytest
 import torch
 from factories import add, graph, linear
-from smallmodels import Function, written
+from smallmodels import Function, untraceable, written
 
 from latpred import host, runtimes, tracing
 from latpred.errors import RuntimeRefusalError
@@ -179,11 +179,6 @@ def test_what_a_runtime_refuses_is_refused_once_unless_the_machine_was_full(
 
 @pytest.mark.parametrize("handled", [MemoryError(), FileNotFoundError(2, "No such file or directory")])
 def test_what_the_caller_is_handling_is_no_reason_to_refuse_a_model(handled: Exception) -> None:
-    def untraceable(x: torch.Tensor) -> torch.Tensor:
-        if torch.jit.is_tracing():
-            raise ValueError("tracing is not for me")
-        return torch.tanh(x)
-
     model, x = Function(untraceable), torch.zeros(2, 8)
     try:
         raise handled
@@ -294,9 +289,9 @@ def test_a_model_by_name_is_traced_once_for_everything_that_its_trace_depends_on
 
 @pytest.mark.parametrize("changed", ["python", "package", "own code"])
 def test_other_software_has_other_traces(changed: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    before = graph_store.key_of(NAME)
+    before = graph_store.file_by_name(NAME)
     graph_store._software.cache_clear()
-    assert graph_store.key_of(NAME) == before
+    assert graph_store.file_by_name(NAME) == before
     graph_store._software.cache_clear()
     if changed == "python":
         monkeypatch.setattr(graph_store.platform, "python_version", lambda: "4.0")
@@ -305,7 +300,7 @@ def test_other_software_has_other_traces(changed: str, tmp_path: Path, monkeypat
         monkeypatch.syspath_prepend(str(tmp_path))
     else:
         monkeypatch.setattr(graph_store, "_TRACING", ("tracing/*.py",))
-    assert graph_store.key_of(NAME) != before
+    assert graph_store.file_by_name(NAME) != before
 
 
 def test_a_folder_of_packages_that_may_not_be_read_is_passed_over(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -317,30 +312,20 @@ def test_a_folder_of_packages_that_may_not_be_read_is_passed_over(monkeypatch: p
         return listed(place)
 
     monkeypatch.setattr(os, "listdir", refused)
-    monkeypatch.setattr(os.path, "isdir", lambda _: True)
     monkeypatch.syspath_prepend("locked")
     assert graph_store._packages() == before
 
 
 def test_what_may_be_another_tomorrow_is_not_kept(monkeypatch: pytest.MonkeyPatch) -> None:
-    assert graph_store.key_of("models.py:build") is None
-    assert graph_store.key_of(NAME) is not None
+    assert graph_store.file_by_name("models.py:build") is None
+    assert graph_store.file_by_name(NAME) is not None
     with monkeypatch.context() as patch:
         patch.setattr(graph_store, "generation", lambda: -1)  # somebody registered a formula
-        assert graph_store.key_of(NAME) is None
+        assert graph_store.file_by_name(NAME) is None
     edited = types.SimpleNamespace(read_text=lambda _: '{"dir_info": {"editable": true}, "url": "file:///timm"}')
     monkeypatch.setattr(graph_store.metadata, "distribution", lambda _: edited)
     graph_store._software.cache_clear()
-    assert graph_store.key_of(NAME) is None
-
-
-def test_a_kept_trace_of_another_model_is_not_taken(traces: list[dict[str, Any]]) -> None:
-    first = trace_by_name(NAME, image=64)
-    (file,) = files()
-    for foreign in (gzip.compress(GIVEN.to_json().encode()), file.read_bytes()[:-9], b""):
-        file.write_bytes(foreign)
-        assert trace_by_name(NAME, image=64) == first
-    assert len(traces) == 4
+    assert graph_store.file_by_name(NAME) is None
 
 
 def test_what_is_no_line_in_batch_is_traced_at_the_batches_asked_for(

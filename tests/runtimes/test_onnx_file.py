@@ -22,7 +22,6 @@ from latpred.profile import store
 from latpred.runtimes import graph_store
 from latpred.runtimes.lowering import trace_for_runtime
 from latpred.runtimes.onnx import onnx_session
-from latpred.runtimes.onnx.onnx_file import FileInputs
 
 EINSUM = helper.make_node("Einsum", ["x", "x"], ["y"], name="product", equation="...ij,...kj->...ik")
 PROFILE = profile(device(kind="cpu", asynchronous=False), runtimes={"eager": dispatch(), "onnxruntime": dispatch()})
@@ -97,7 +96,15 @@ def test_a_product_of_dimensions_without_names_is_estimated(tmp_path: Path) -> N
         traced(path, strict=True)
 
 
-@pytest.mark.parametrize("given", [{"inputs": torch.zeros(2, 8)}, {"inputs": {"x": torch.zeros(2, 8)}}, {"seq": 8}])
+@pytest.mark.parametrize(
+    "given",
+    [
+        {"inputs": torch.zeros(2, 8)},
+        {"inputs": {"x": torch.zeros(2, 8)}},
+        {"inputs": lambda batch: torch.zeros(batch, 8)},
+        {"seq": 8},
+    ],
+)
 def test_open_sizes_are_given(given: dict[str, Any], tmp_path: Path) -> None:
     assert traced(file(tmp_path, width="width"), **given).macs(3) == 3 * 8 * 4
 
@@ -110,9 +117,10 @@ def test_examples_are_told_apart_by_their_names_and_by_the_integers_that_are_fed
     assert traced(path, inputs=dict(reversed(given.items()))).macs(1) == 6 * 8 * 4
     with pytest.raises(UsageError, match=r"net\.onnx cannot be run"):
         traced(path, inputs={"b": torch.zeros(long), "a": torch.zeros(short)})
-    ones, other = (FileInputs((torch.full((2, 3), number),), None, None).key for number in (1, 2))
-    assert ones != other
-    assert FileInputs((torch.zeros(2, 3),), None, None).key == FileInputs((torch.ones(2, 3),), None, None).key
+    assert traced(file(tmp_path), inputs=torch.zeros(2, 8)) is traced(file(tmp_path), inputs=torch.ones(3, 8))
+    counts = saved(tmp_path, {"x": ["n", 4]}, [helper.make_node("Add", ["x", "x"], ["y"])], dtype="int64")
+    ones, twos = (traced(counts, inputs=torch.full((2, 4), number)) for number in (1, 2))
+    assert ones is not twos
 
 
 @pytest.mark.parametrize(("dtype", "precision"), [("float16", "fp16"), ("float64", "fp64")])
@@ -128,6 +136,7 @@ def test_a_file_is_fed_what_it_takes(dtype: str, precision: str, tmp_path: Path)
     ("changed", "asked", "message"),
     [
         ({"width": "width"}, {}, r"'x' has open sizes besides the batch \(batch x width\)\. Give inputs="),
+        ({"width": "width"}, {"seq": 0}, "seq=0 is not a length; give a whole number"),
         ({}, {"inputs": {"z": torch.zeros(2, 8)}}, "takes x; give inputs= with one tensor for each"),
         ({}, {"memory_format": "channels_last"}, "has the layout that it was exported in; leave memory_format out"),
         ({}, {"precision": "fp16"}, "holds a model in fp32; convert the file to predict fp16"),

@@ -16,7 +16,6 @@ from latpred import runtimes
 from latpred.errors import UsageError
 from latpred.prediction.predictor import Predictor
 from latpred.runtimes import Eager
-from latpred.runtimes.base import RuntimeTracer
 from latpred.runtimes.lowering import refusal, trace_for_runtime, traced_by
 from latpred.runtimes.source import source_of
 from latpred.tracing.inputs import DTYPES
@@ -39,13 +38,6 @@ class Halved:
         return lambda: model(*inputs)
 
 
-class Older(Halved):
-    name = walked_by = "older"
-
-    def walk(self, source, target):
-        return source.graph
-
-
 broken = 3
 ready = Halved()
 """
@@ -60,7 +52,7 @@ def installed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[None]
     (metadata / "METADATA").write_text("Metadata-Version: 2.1\nName: halved-runtime\nVersion: 1.0\n")
     (metadata / "entry_points.txt").write_text(
         "[latpred.runtimes]\nhalved = halved_runtime:Halved\nready = halved_runtime:ready\n"
-        "broken = halved_runtime:broken\nolder = halved_runtime:Older\nmissing = halved_runtime:Nothing\n"
+        "broken = halved_runtime:broken\nmissing = halved_runtime:Nothing\n"
     )
     monkeypatch.syspath_prepend(str(tmp_path))
     importlib.invalidate_caches()
@@ -143,6 +135,17 @@ def test_every_tensor_that_a_model_holds_is_real_for_the_tools_of_runtimes() -> 
     ]
     assert refusal(graphs[0]) is None
     assert graphs[0] == graphs[1]
+
+
+def test_a_model_of_a_users_file_is_built_in_the_default_dtype(tmp_path: Path) -> None:
+    file = tmp_path / "own.py"
+    file.write_text("import torch\ndef build():\n    return torch.nn.Linear(4, 4), torch.zeros(1, 4)\n")
+    torch.set_default_dtype(torch.float64)
+    try:
+        graph = trace_for_runtime(f"{file}:build", runtime="torchscript")
+    finally:
+        torch.set_default_dtype(torch.float32)
+    assert (graph.precision, refusal(graph)) == ("fp64", None)
 
 
 class Recurrent(torch.nn.Module):
@@ -230,10 +233,3 @@ def test_a_third_partys_runtime_is_found_and_predicted() -> None:
 def test_a_broken_registration_is_named(name: str) -> None:
     with pytest.raises(UsageError, match=f"Runtime '{name}' is registered as halved_runtime"):
         runtimes.get(name)
-
-
-@pytest.mark.usefixtures("installed")
-def test_a_runtime_with_methods_of_another_name_is_told_so() -> None:
-    said = "has walk and walked_by, which latpred does not call: without trace and traced_by it is predicted from eager"
-    with pytest.warns(UserWarning, match=said):
-        assert not isinstance(runtimes.get("older"), RuntimeTracer)

@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 import torch
 from factories import device, dispatch, profile
-from smallmodels import Function, build_small, inputs_of, small_source
+from smallmodels import Function, build_small, inputs_of, small_source, untraceable
 from torch import nn
 from torch.utils._python_dispatch import _get_current_dispatch_mode
 
@@ -177,11 +177,6 @@ def test_what_the_executor_compares_before_it_runs_is_not_watched(monkeypatch: p
 
 
 def test_a_model_that_cannot_be_traced_is_refused_and_estimated() -> None:
-    def untraceable(x: torch.Tensor) -> torch.Tensor:
-        if torch.jit.is_tracing():
-            raise ValueError("tracing is not for me")
-        return torch.tanh(x)
-
     source, said = source_of(Function(untraceable), X), "TorchScript cannot trace Function: ValueError: tracing is not"
     for ask in (lambda: TorchScript().trace(source, "cpu"), lambda: TorchScript().build(source.model(), (X,))):
         with pytest.raises(RuntimeRefusalError, match=said):

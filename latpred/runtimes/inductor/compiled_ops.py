@@ -23,69 +23,13 @@ from latpred.ops.families import DIMS, root
 from latpred.tracing.op_record import OpRecord, describe, dtype_name, launching, leaves, no_launch
 from latpred.tracing.trace_pass import op_of
 
-MATH = frozenset(
+_MATH = frozenset(
     {
         *("exp", "exp2", "expm1", "log", "log2", "log10", "log1p", "erf", "erfc", "erfinv", "tanh", "sigmoid"),
         *("sin", "cos", "tan", "asin", "acos", "atan", "atan2", "sinh", "cosh", "pow", "lgamma"),
     }
 )
-MOVES = frozenset({"load", "store", "get_index", "index_expr", "constant", "to_dtype", "output", "placeholder"})
-
-
-def number(graph: Any, sizes: Iterable[Any]) -> int:
-    """Product of sizes, symbolic ones by their hint."""
-    return prod(int(graph.sizevars.optimization_hint(size, fallback=1)) for size in sizes)
-
-
-def operations(loops: Graph) -> Iterator[tuple[str, bool]]:
-    """Operations of a loop's body, and whether each works on values from memory or only on where the loop is.
-
-    C++ does those of the same values once. What depends on the place alone is worked out for a whole row.
-    """
-    values: dict[Node, str] = {}
-    names: dict[str, str] = {}
-    of_data: set[str] = set()
-    for node in loops.nodes:
-        formula = repr((node.target, map_arg((node.args, node.kwargs), values.get)))
-        new = formula not in names
-        values[node] = value = names.setdefault(formula, f"%{len(names)}")
-        if (
-            node.target == "load"
-            or str(node.target).startswith("masked_subblock")
-            or any(values[given] in of_data for given in node.all_input_nodes)
-        ):
-            of_data.add(value)
-        if new and node.op == "call_method":
-            yield str(node.target), value in of_data
-
-
-def _loop_work(graph: Any, parts: Iterable[Any], points: Iterable[int]) -> tuple[int, int, int, int]:
-    """What loops over so many points do.
-
-    How many plain operations and how many exponentials and the like they evaluate; how many values they reach that lie
-    apart from their neighbours, and how many they look up by an index.
-    """
-    plain = costly = apart = looked_up = 0
-    for part, count in zip(parts, points, strict=True):
-        for block in (part._body.root_block, *part._body.subblocks.values()):
-            for name, of_data in operations(block.graph):
-                costly += count * (name in MATH)
-                plain += count * (of_data and name not in MATH | MOVES)
-        for dep in (*part.read_writes.reads, *part.read_writes.writes):
-            if type(dep).__name__ == "MemoryDep":
-                # What an index reaches is as large as a table may be; it is looked up for every point.
-                looked_up += count if dep.is_indirect() else 0
-                apart += number(graph, dep.size) if _apart(dep) else 0
-    return plain, costly, apart, looked_up
-
-
-def _apart(dep: Any) -> bool:
-    """Whether the innermost loop goes through memory in steps of more than one value."""
-    if dep.is_indirect() or not dep.var_names:
-        return False
-    return dep.var_names[-1] in dep.index.free_symbols and not dep.stride1_for_last_dim(False)
-
-
+_MOVES = frozenset({"load", "store", "get_index", "index_expr", "constant", "to_dtype", "output", "placeholder"})
 GENERATED = "inductor::generated"
 GUARDS = "guards"  # host class of what a compiled graph costs before its first kernel
 EAGER = "eager"  # first part of the host class of an op that runs by itself between compiled graphs
@@ -98,6 +42,11 @@ _LAID_OUT = frozenset({"conv", "conv_grouped", "conv_depthwise"})
 # Extern nodes that stand for no call on the device.
 _NO_CALL = frozenset({"MultiOutput", "AssertScalar", "DynamicScalar", "DynamicSelectStorageOffset", "DynamicSliceSize"})
 _NESTED = frozenset({"Conditional", "WhileLoop", "InvokeSubgraph"})
+
+
+def _count(graph: Any, sizes: Iterable[Any]) -> int:
+    """Product of sizes, symbolic ones by their hint."""
+    return prod(int(graph.sizevars.optimization_hint(size, fallback=1)) for size in sizes)
 
 
 class KernelCall(NamedTuple):
@@ -222,9 +171,58 @@ def _base(node: Node) -> str:
     return node.name if node.op == "placeholder" else ""
 
 
+def _operations(loops: Graph) -> Iterator[tuple[str, bool]]:
+    """Operations of a loop's body, and whether each works on values from memory or only on where the loop is.
+
+    C++ does those of the same values once. What depends on the place alone is worked out for a whole row.
+    """
+    values: dict[Node, str] = {}
+    names: dict[str, str] = {}
+    of_data: set[str] = set()
+    for node in loops.nodes:
+        formula = repr((node.target, map_arg((node.args, node.kwargs), values.get)))
+        new = formula not in names
+        values[node] = value = names.setdefault(formula, f"%{len(names)}")
+        if (
+            node.target == "load"
+            or str(node.target).startswith("masked_subblock")
+            or any(values[given] in of_data for given in node.all_input_nodes)
+        ):
+            of_data.add(value)
+        if new and node.op == "call_method":
+            yield str(node.target), value in of_data
+
+
+def _loop_work(graph: Any, parts: Iterable[Any], points: Iterable[int]) -> tuple[int, int, int, int]:
+    """What loops over so many points do.
+
+    How many plain operations and how many exponentials and the like they evaluate; how many values they reach that lie
+    apart from their neighbours, and how many they look up by an index.
+    """
+    plain = costly = apart = looked_up = 0
+    for part, count in zip(parts, points, strict=True):
+        for block in (part._body.root_block, *part._body.subblocks.values()):
+            for name, of_data in _operations(block.graph):
+                costly += count * (name in _MATH)
+                plain += count * (of_data and name not in _MATH | _MOVES)
+        for dep in (*part.read_writes.reads, *part.read_writes.writes):
+            if type(dep).__name__ == "MemoryDep":
+                # What an index reaches is as large as a table may be; it is looked up for every point.
+                looked_up += count if dep.is_indirect() else 0
+                apart += _count(graph, dep.size) if _apart(dep) else 0
+    return plain, costly, apart, looked_up
+
+
+def _apart(dep: Any) -> bool:
+    """Whether the innermost loop goes through memory in steps of more than one value."""
+    if dep.is_indirect() or not dep.var_names:
+        return False
+    return dep.var_names[-1] in dep.index.free_symbols and not dep.stride1_for_last_dim(False)
+
+
 def _generated(node: Any, graph: Any, moved: _Moved, joined: bool) -> Op:
     parts = [part for part in node.get_nodes() if hasattr(part, "get_ranges")]
-    ranges = [[number(graph, loop) for loop in part.get_ranges()] for part in parts]
+    ranges = [[_count(graph, loop) for loop in part.get_ranges()] for part in parts]
     points = [outer * inner for outer, inner in ranges]
     cols = max((inner for _, inner in ranges), default=1)
     sizes = (max(points, default=1), cols, len(parts), *_loop_work(graph, parts, points))
@@ -235,12 +233,12 @@ def _generated(node: Any, graph: Any, moved: _Moved, joined: bool) -> Op:
 def _kind(parts: list[Any]) -> str:
     """What sets a generated kernel's speed beside its bytes."""
     used = {name for part in parts for name in part._body.op_counts}
-    reduces, costly = any(part.is_reduction() for part in parts), bool(used & MATH)
+    reduces, costly = any(part.is_reduction() for part in parts), bool(used & _MATH)
     if reduces:
         return "softmax" if costly else "reduction"
     if costly:
         return "math"
-    return "pointwise" if used - MOVES else "copy"
+    return "pointwise" if used - _MOVES else "copy"
 
 
 def _dtype(node: Any, parts: list[Any], graph: Any) -> torch.dtype:
@@ -287,7 +285,7 @@ def _reached(node: Any, graph: Any, which: str, unseen: set[str]) -> dict[str, i
 
 def _dep_bytes(dep: Any, graph: Any) -> int:
     if type(dep).__name__ == "MemoryDep" and dep.is_indirect():
-        return number(graph, dep.size) * int(graph.get_dtype(dep.name).itemsize)
+        return _count(graph, dep.size) * int(graph.get_dtype(dep.name).itemsize)
     return int(dep.numbytes_hint())
 
 
@@ -301,6 +299,6 @@ def _buffer_bytes(graph: Any, name: str) -> int:
     if name in graph.removed_buffers:
         return 0
     try:
-        return number(graph, [graph.get_numel(name)]) * int(graph.get_dtype(name).itemsize)
+        return _count(graph, [graph.get_numel(name)]) * int(graph.get_dtype(name).itemsize)
     except (KeyError, NotImplementedError):  # several results, whose own nodes are counted
         return 0

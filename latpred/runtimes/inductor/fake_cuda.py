@@ -107,8 +107,8 @@ def _is_outer(a: torch.Tensor, b: torch.Tensor) -> bool:
     return a.shape[1] == 1 and a.shape[0] != 1 and b.shape[1] != 1
 
 
-def moved(module: fx.GraphModule, inputs: Sequence[Any]) -> tuple[fx.GraphModule, list[Any], Any]:
-    """A graph of CPU ops, changed in place to one of CUDA ops, with fake inputs there and the mode they belong to."""
+def move(module: fx.GraphModule, inputs: Sequence[Any]) -> tuple[list[Any], Any]:
+    """Make CUDA ops of a graph's CPU ops, in place; gives fake inputs on the device and the mode they belong to."""
     import torch._inductor.compile_fx as compile_fx
     from torch._subclasses.fake_tensor import FakeTensorMode
 
@@ -118,10 +118,10 @@ def moved(module: fx.GraphModule, inputs: Sequence[Any]) -> tuple[fx.GraphModule
     )
     for node in list(module.graph.nodes):
         if node.op == "call_function":
-            _move(module.graph, node)
+            _move_call(module.graph, node)
     _move_constants(module, mode)
     module.recompile()
-    return module, [_fake(value, mode) if isinstance(value, torch.Tensor) else value for value in inputs], mode
+    return [_fake(value, mode) if isinstance(value, torch.Tensor) else value for value in inputs], mode
 
 
 def _fake(tensor: torch.Tensor, mode: Any) -> Any:
@@ -132,17 +132,17 @@ def _fake(tensor: torch.Tensor, mode: Any) -> Any:
     return FakeTensor(mode, empty, _CUDA)
 
 
-def _move(graph: fx.Graph, node: fx.Node) -> None:
+def _move_call(graph: fx.Graph, node: fx.Node) -> None:
     aten = torch.ops.aten
-    node.args = tree_map(_elsewhere, node.args)
-    node.kwargs = tree_map(_elsewhere, dict(node.kwargs))
+    node.args = tree_map(_on_cuda, node.args)
+    node.kwargs = tree_map(_on_cuda, dict(node.kwargs))
     if node.target is aten.convolution.default and node.args[1].meta["val"].dim() == 3:  # type: ignore[union-attr]
         _flatten(graph, node)
     elif node.target is aten._scaled_dot_product_flash_attention_for_cpu.default:
         _attention(node)
 
 
-def _elsewhere(value: Any) -> Any:
+def _on_cuda(value: Any) -> Any:
     return _CUDA if isinstance(value, torch.device) and value == _CPU else value
 
 

@@ -257,9 +257,9 @@ def _capturing(recorder: _Recorder, target: str) -> Iterator[None]:
         copied, fakes = _copied(gm), list(example_inputs)
         with contextlib.ExitStack() as stack:
             if target == "cuda":
-                copied, fakes, mode = fake_cuda.moved(copied, fakes)
+                fakes, mode = fake_cuda.move(copied, fakes)
                 stack.enter_context(fake_cuda.present())
-                stack.enter_context(_believing(mode))
+                stack.enter_context(_own_fake_mode(mode))
             original(copied, fakes, *rest, **options)
         calls, tensors = recorder.lowered, sum(isinstance(one, torch.Tensor) for one in fakes)
 
@@ -285,7 +285,7 @@ def _copied(module: Any) -> Any:
 
 
 @contextlib.contextmanager
-def _believing(mode: Any) -> Iterator[None]:
+def _own_fake_mode(mode: Any) -> Iterator[None]:
     """Make the fake tensors' own mode Inductor's and AOTAutograd's."""
     from torch._guards import TracingContext, tracing
     from torch._inductor.virtualized import V

@@ -15,9 +15,10 @@ from difflib import SequenceMatcher
 from importlib.util import find_spec
 from itertools import groupby
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import msgspec
+import torch
 
 from latpred.errors import MissingPackageError
 from latpred.graph.features import EFFORTS
@@ -27,12 +28,12 @@ from latpred.ops.families import root
 from latpred.query import AMP
 from latpred.runtimes import Eager
 from latpred.runtimes.base import built_of, graph_in, kind, op_through, unless_affine
-from latpred.runtimes.cuda_graphs import NO_CUDA, device_of, replays
-from latpred.runtimes.inductor.compiled_ops import EAGER, EXTERN_CLASS, guards
+from latpred.runtimes.cuda_graphs import NO_CUDA, replays
+from latpred.runtimes.inductor.compiled_ops import EAGER, EXTERN_CLASS, GENERATED, GENERATED_CLASS, guards
+from latpred.runtimes.source import Source, device_of, weight_sharing_copy
+from latpred.sandbox.own_thread import silenced
 from latpred.storage import IdentityCache
-
-if TYPE_CHECKING:
-    from latpred.runtimes.source import Source
+from latpred.tracing.autocast import under_autocast
 
 VERSION = "9"  # of what is traced; graphs of another one are made again
 MOST_SHAPES = 256  # batch sizes and input sizes that one model may be compiled for
@@ -70,8 +71,6 @@ class Compile(Eager):
     @property
     def options(self) -> str:
         """The version, and what else decides: threads, determinism, backends of attention, settings of the compiler."""
-        import torch
-
         attention: Any = torch.backends.cuda
         decisive = (
             torch.get_num_threads() > 1,
@@ -97,7 +96,6 @@ class Compile(Eager):
 
     def available(self) -> str | None:
         """None when code can be generated and compiled here, else what is missing."""
-        import torch
         from torch._inductor import config
 
         given = config.cpp.cxx if isinstance(config.cpp.cxx, (tuple, list)) else (config.cpp.cxx,)
@@ -118,8 +116,6 @@ class Compile(Eager):
         missing = self.available()
         if missing:
             raise MissingPackageError(missing)
-        from latpred.sandbox.own_thread import silenced  # imports torch
-
         with silenced():  # Inductor advises TF32 on GPUs that have it: the precision is what was asked for
             run = super().build(self._compiled_form(model, inputs), inputs)
             for _ in range(self.warm_ups):
@@ -128,12 +124,11 @@ class Compile(Eager):
 
     def _compiled_form(self, model: Any, inputs: Any) -> Any:
         """What a model is compiled to, once while it is as it is: a copy, since what is kept may not hold the model."""
-        from latpred.runtimes.inductor import front_end  # imports torch
-        from latpred.runtimes.source import twin
+        from latpred.runtimes.inductor import front_end  # imports half of the compiler
 
         kept, device = built_of(self._compiled, model), device_of(model, inputs)
         if device not in kept:  # moving a model moves weights that the copy shares, and buffers of its own
-            kept[device] = front_end.compiled(twin(model), MOST_SHAPES, mode=self.mode)
+            kept[device] = front_end.compiled(weight_sharing_copy(model), MOST_SHAPES, mode=self.mode)
         return kept[device]
 
 
@@ -152,12 +147,10 @@ def _settings() -> list[str]:
 def _executed(source: Source, target: str, batches: Sequence[int]) -> list[tuple[Op, ...]]:
     """What a forward pass at each batch size runs, under autocast where that is asked for."""
     from latpred.runtimes.inductor import front_end
-    from latpred.runtimes.source import twin
-    from latpred.tracing.autocast import under_autocast
 
     front_end.supported()
     model = under_autocast(source.model(), source.graph.precision, "cpu")
-    return [front_end.forward(twin(model), source.inputs(batch), target) for batch in batches]
+    return [front_end.forward(weight_sharing_copy(model), source.inputs(batch), target) for batch in batches]
 
 
 def _graph_of(
@@ -181,8 +174,6 @@ class CompileReduceOverhead(Compile):
         return replays(self.name, ops, [op.host_class.startswith("kernel.") for op in ops])
 
     def available(self) -> str | None:
-        import torch
-
         return super().available() if torch.cuda.is_available() else NO_CUDA
 
 
@@ -253,9 +244,9 @@ def _generated(run: Sequence[Op]) -> Op:
     widest = max(run, key=lambda op: op.read_bytes.at(2) + op.write_bytes.at(2))
     reducing = [op for op in run if root(op.family) in _REDUCING]
     return Op(
-        name="inductor::generated",
+        name=GENERATED,
         module=run[0].module,
-        host_class="kernel.generated",
+        host_class=GENERATED_CLASS,
         family="generated.reduction" if reducing else "generated.pointwise",
         dtype=widest.dtype,
         dims={

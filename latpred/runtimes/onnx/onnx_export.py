@@ -20,7 +20,7 @@ import torch
 
 from latpred.errors import RuntimeRefusalError
 from latpred.runtimes.base import out_of_memory
-from latpred.runtimes.source import FlatModel, flattened, tensors_of
+from latpred.runtimes.source import FlatModel, device_of, flattened, tensors_of
 from latpred.sandbox.own_thread import silenced
 from latpred.tracing.inputs import from_example, placed, real
 
@@ -100,20 +100,15 @@ def _cause(error: BaseException) -> str:
     return f"torch cannot export the model to ONNX: {type(chain[-1]).__name__}: {first[:_MOST_TEXT]}"
 
 
-def export_at_two(model: Any, inputs: Any) -> Exported:
+def export_at_two(model: torch.nn.Module, inputs: Any) -> Exported:
     """An export at batch 2, whatever the batch of the inputs is: one at batch 1 would hold for no other."""
-    floating = [tensor.dtype for tensor in tensors_of(inputs) if tensor.is_floating_point()]
-    twice = real(from_example(inputs).make(2), floating[0] if floating else _dtype(model))
-    weights = next(iter(model.parameters()), None)
-    return export(model, placed(twice, str(weights.device)) if weights is not None and weights.is_cuda else twice)
+    tensors = (*tensors_of(inputs), *model.parameters())
+    dtype = next((tensor.dtype for tensor in tensors if tensor.is_floating_point()), torch.float32)
+    return export(model, placed(real(from_example(inputs).make(2), dtype), str(device_of(model, inputs))))
 
 
-def form_of(model: Any, inputs: Any) -> str:
-    """What an export is found by: the model's dtype, names, dtypes and sizes of inputs but the batch, other values."""
+def form_of(inputs: Any) -> str:
+    """What a model's export is found by: names, dtypes and sizes of its inputs but the batch, and other values."""
     leaves, form = flattened(inputs)
     told = [(leaf.dtype, tuple(leaf.shape[1:])) if isinstance(leaf, torch.Tensor) else leaf for leaf in leaves]
-    return f"{form} {told} {_dtype(model)}"
-
-
-def _dtype(model: Any) -> torch.dtype:
-    return next((weight.dtype for weight in model.parameters()), torch.float32)
+    return f"{form} {told}"

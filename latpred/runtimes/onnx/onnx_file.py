@@ -8,87 +8,66 @@ from __future__ import annotations
 import hashlib
 import re
 from collections import Counter
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
+from functools import partial
 from math import prod
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
 import msgspec
 
+from latpred import runtimes
 from latpred.errors import LatpredError, RuntimeRefusalError, UsageError
 from latpred.graph.graph import ZERO, ModelGraph
-from latpred.query import HALVES
+from latpred.query import HALVES, Options
 from latpred.runtimes import graph_store
 from latpred.runtimes.base import BATCHES
 from latpred.runtimes.onnx import onnx_session
 from latpred.runtimes.onnx.onnx_session import inputs_of
 
-SUFFIX = ".onnx"
 TOKENS, PIXELS, CHANNELS = 128, 224, 3
 _PRECISIONS = {"float16": "fp16", "bfloat16": "bf16", "float64": "fp64"}
 _CASTS = "onnxruntime's nodes are those of its CPU provider, which casts to float32 where it has no kernels for {}"
 
 
-class FileInputs(NamedTuple):
-    """What a file is to be run with: example tensors, or tokens and pixels of a side where those sizes are open."""
-
-    examples: Any  # in a tuple or by name; None where there are none
-    seq: int | None
-    image: int | None
-
-    @property
-    def key(self) -> str:
-        """What the graph depends on: of the examples their names, dtypes and sizes, and the values that are fed."""
-        if self.examples is None:
-            return f"{self.seq} {self.image}"
-        from latpred.runtimes.source import flattened, tensors_of
-        from latpred.tracing.inputs import from_example
-
-        batch = from_example(self.examples).batch
-        told = [(tensor.dtype, tuple(tensor.shape), _values(tensor, batch)) for tensor in tensors_of(self.examples)]
-        return f"{flattened(self.examples)[1]} {told}"
-
-
-def _values(tensor: Any, batch: int) -> str:
-    """Digest of a tensor's values; "" where others are fed, as in place of a batch of floating-point ones."""
-    if tensor.is_meta or (tensor.is_floating_point() and tensor.dim() and tensor.shape[0] == batch):
-        return ""
-    held = tensor.detach().cpu()
-    return hashlib.sha256((held.double() if held.is_floating_point() else held).numpy().tobytes()).hexdigest()
-
-
-def trace_file(
-    path: str, inputs: Any, *, target: str, options: str, seq: int | None, image: int | None, precision: str | None
-) -> ModelGraph:
+def trace_file(path: str, inputs: Any, runtime: str, target: str, **options: Any) -> ModelGraph:
     """What onnxruntime runs of a file, whose external weights lie beside it.
 
-    `inputs`, `seq` and `image` are for inputs with open sizes other than the batch, `options` as in `RuntimeTracer`.
-    Only the precision of the file is possible. A file that is not there, damaged, without its weights, too new or in
-    need of sizes is a UsageError that says so.
+    The options are those of `latpred.trace`: `seq` and `image` for open sizes other than the batch; precision, layout
+    and attention are the file's own. A file that is not there, damaged, without its weights, too new or in need of
+    sizes is a UsageError that says so.
     """
+    from latpred.tracing.inputs import whole_sizes
+
+    check_file(path, runtime)
+    asked = Options(inputs, *whole_sizes(options.get("seq"), options.get("image")))
+    if options.get("attention") is not None:
+        raise UsageError(f"{path} computes attention as it was exported; leave attention out.")
+    if options.get("memory_format") not in (None, "contiguous"):
+        raise UsageError(f"{path} has the layout that it was exported in; leave memory_format out.")
     file = Path(path)
     proto = _load(file)
     held = _precision(proto)
-    if precision not in (None, held) and (precision, held) != ("tf32", "fp32"):
+    precision = options.get("precision") or held
+    if precision != held and (precision, held) != ("tf32", "fp32"):
         raise UsageError(f"{file} holds a model in {held}; convert the file to predict {precision}.")
-    examples = inputs if inputs is None or isinstance(inputs, (tuple, list, Mapping)) else (inputs,)
-    wanted = FileInputs(examples, seq, image)
-    stub = _stub(file, proto, precision or held)
+    stub = _stub(file, proto, precision)
+    _demand_used(file, proto, asked)
+    batch = _fixed_batch(proto)
+    feeds = [_feed(file, proto, size, asked) for size in (BATCHES if batch is None else (batch,))]
+    tracer: Any = runtimes.get(runtime)
+    key = f"{tracer.options}; {_digest(file, proto)} {_digest_of_feeds(feeds)}"
+    return graph_store.kept(stub, "onnxruntime", target, key, partial(_traced, file, proto, stub, feeds, target))
 
-    def make() -> ModelGraph:
-        return _traced(file, proto, stub, wanted, target)
 
-    return graph_store.kept(stub, "onnxruntime", target, f"{options}; {_digest(file, proto)} {wanted.key}", make)
-
-
-def check_file(path: str, runtime: str, traced_by: str) -> None:
+def check_file(path: str, runtime: str) -> None:
     """Refuse a file that is not there, or a runtime that does not run ONNX, or that cannot be used here."""
     file = Path(path)
     if not file.is_file():
-        beside = sorted(one.name for one in file.parent.glob(f"*{SUFFIX}")) if file.parent.is_dir() else []
+        beside = sorted(one.name for one in file.parent.glob("*.onnx")) if file.parent.is_dir() else []
         there = f" There are: {', '.join(beside[:5])}." if beside else " Check the path, or export the model to it."
         raise UsageError(f"There is no file {file}.{there}")
-    if traced_by != "onnxruntime":
+    if getattr(runtimes.get(runtime), "traced_by", "") != "onnxruntime":
         raise UsageError(
             f"{path} is an ONNX graph, which {runtime} cannot run. Ask for runtime='onnxruntime' "
             "(--runtime onnxruntime), or give the PyTorch model."
@@ -96,11 +75,9 @@ def check_file(path: str, runtime: str, traced_by: str) -> None:
     onnx_session.require()
 
 
-def _traced(file: Path, proto: Any, stub: ModelGraph, wanted: FileInputs, target: str) -> ModelGraph:
+def _traced(file: Path, proto: Any, stub: ModelGraph, feeds: Sequence[Mapping[str, Any]], target: str) -> ModelGraph:
     from latpred.runtimes.onnx import onnx_graph
 
-    batch = _fixed_batch(proto)
-    feeds = [_feed(file, proto, size, wanted) for size in (BATCHES if batch is None else (batch,))]
     try:
         model = _named(proto, file)
         watched = onnx_session.watch(model, feeds, target=target, threads=1, weights_in=file.resolve().parent)
@@ -109,6 +86,7 @@ def _traced(file: Path, proto: Any, stub: ModelGraph, wanted: FileInputs, target
         raise _explained(error, file, proto) from error
     if target == "cuda" and stub.precision in HALVES:
         graph = msgspec.structs.replace(graph, notes=(_CASTS.format(stub.precision),))
+    batch = _fixed_batch(proto)
     if batch is None:
         return graph
     note = f"the file takes batch {batch} only: nothing is known of any other"
@@ -193,6 +171,14 @@ def _digest(file: Path, proto: Any) -> str:
     return "; ".join(parts)
 
 
+def _digest_of_feeds(feeds: Sequence[Mapping[str, Any]]) -> str:
+    """Of names, dtypes, shapes and values: a file may read any of them."""
+    digest = hashlib.sha256()
+    for name, array in (item for feed in feeds for item in feed.items()):
+        digest.update(f"{name} {array.dtype} {array.shape} ".encode() + array.tobytes())
+    return digest.hexdigest()
+
+
 def _sizes(value: Any) -> list[int | None]:
     """Sizes of an input, None where they are open; -1 is one too."""
     sizes = [dim.dim_value if dim.HasField("dim_value") else None for dim in value.type.tensor_type.shape.dim]
@@ -205,16 +191,15 @@ def _fixed_batch(proto: Any) -> int | None:
     return leading[0] if leading and all(size is not None for size in leading) else None
 
 
-def _feed(file: Path, proto: Any, batch: int, wanted: FileInputs) -> dict[str, Any]:
+def _feed(file: Path, proto: Any, batch: int, asked: Options) -> dict[str, Any]:
     """Inputs of one run by name."""
     import numpy as np
 
-    _demand_used(file, proto, wanted)
     for value in inputs_of(proto):
         if not value.type.HasField("tensor_type"):
             raise UsageError(f"{file}: input {value.name!r} is no tensor. Export the model with tensors as its inputs.")
-    if wanted.examples is not None:
-        return _given(file, proto, batch, wanted)
+    if asked.inputs is not None:
+        return _given(file, proto, batch, asked)
     feed = {}
     for value in inputs_of(proto):
         sizes = _sizes(value)
@@ -225,7 +210,7 @@ def _feed(file: Path, proto: Any, batch: int, wanted: FileInputs) -> dict[str, A
                 "model from an example that is not empty."
             )
         shape = [batch if index == 0 and size is None else size for index, size in enumerate(sizes)]
-        filled = _filled(shape, dtype, wanted)
+        filled = _filled(shape, dtype, asked)
         if None in filled:
             raise UsageError(
                 f"{file}: input {value.name!r} has open sizes besides the batch ({_written(value)}). Give "
@@ -242,27 +227,27 @@ def _feed(file: Path, proto: Any, batch: int, wanted: FileInputs) -> dict[str, A
     return feed
 
 
-def _demand_used(file: Path, proto: Any, wanted: FileInputs) -> None:
+def _demand_used(file: Path, proto: Any, asked: Options) -> None:
     """Refuse sizes that the file's inputs leave nothing for."""
     tensors = [value for value in inputs_of(proto) if value.type.HasField("tensor_type")]
-    shapes = [] if wanted.examples is not None else [_sizes(value) for value in tensors]
-    for name, value, dims in (("seq", wanted.seq, 2), ("image", wanted.image, 4)):
+    shapes = [] if asked.inputs is not None else [_sizes(value) for value in tensors]
+    for name, value, dims in (("seq", asked.seq, 2), ("image", asked.image, 4)):
         if value is not None and not any(len(shape) == dims and None in shape[1:] for shape in shapes):
-            why = "inputs= has its size" if wanted.examples is not None else "no input has such a size open"
+            why = "inputs= has its size" if asked.inputs is not None else "no input has such a size open"
             raise UsageError(f"{file}: {name}={value} changes nothing, since {why}. Leave it out.")
 
 
-def _filled(shape: list[int | None], dtype: Any, wanted: FileInputs) -> list[Any]:
+def _filled(shape: list[int | None], dtype: Any, asked: Options) -> list[Any]:
     """A shape whose open sizes are tokens or pixels; None is left where they are neither."""
     usual: list[Any] = shape
-    if len(shape) == 2 and (dtype.kind in "iub" or wanted.seq is not None):
-        usual = [1, wanted.seq or TOKENS]
+    if len(shape) == 2 and (dtype.kind in "iub" or asked.seq is not None):
+        usual = [1, asked.seq or TOKENS]
     elif len(shape) == 4 and dtype.kind == "f":
-        usual = [1, CHANNELS, wanted.image or PIXELS, wanted.image or PIXELS]
+        usual = [1, CHANNELS, asked.image or PIXELS, asked.image or PIXELS]
     return [given if size is None else size for size, given in zip(shape, usual, strict=True)]
 
 
-def _given(file: Path, proto: Any, batch: int, wanted: FileInputs) -> dict[str, Any]:
+def _given(file: Path, proto: Any, batch: int, asked: Options) -> dict[str, Any]:
     """The example tensors at a batch size; floating-point ones as the file takes them."""
     import numpy as np
     import torch
@@ -272,8 +257,8 @@ def _given(file: Path, proto: Any, batch: int, wanted: FileInputs) -> dict[str, 
 
     codes = {value.name: value.type.tensor_type.elem_type for value in inputs_of(proto)}
     names = list(codes)
-    tensors = tensors_of(real(from_example(wanted.examples).make(batch), torch.float32))
-    order = list(wanted.examples) if isinstance(wanted.examples, Mapping) else names
+    made = real(from_example(asked.inputs).make(batch), torch.float32)
+    tensors, order = tensors_of(made), list(made) if isinstance(made, Mapping) else names
     if len(tensors) != len(names) or set(order) != set(names):
         raise UsageError(f"{file} takes {', '.join(names)}; give inputs= with one tensor for each of them.")
     given = dict(zip(order, tensors, strict=True))

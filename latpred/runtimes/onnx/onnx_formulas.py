@@ -160,13 +160,9 @@ def attention(node: Node, ins: Values, outs: Values) -> Work:
     else:
         keys = ins[past].shape[-2] if past in given else 0
         keys += queries if projects or 1 not in given else ins[1].shape[-2 if len(ins[1].shape) == 4 else 1]
-    work = _attended(batch, heads, queries, keys, width, not masks.isdisjoint(given))
-    return work._replace(macs=work.macs + ins[0].numel * ins[1].shape[-1]) if projects else work
-
-
-def _attended(batch: int, heads: int, queries: int, keys: int, width: int, masked: bool) -> Work:
     query, key = (Value((batch, heads, tokens, width), "float32") for tokens in (queries, keys))
-    return products.attention(query, key, key, masked, causal=False)
+    work = products.attention(query, key, key, not masks.isdisjoint(given), causal=False)
+    return work._replace(macs=work.macs + ins[0].numel * ins[1].shape[-1]) if projects else work
 
 
 # -- rows ----------------------------------------------------------------------------------------------------------

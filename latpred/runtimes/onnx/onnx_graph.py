@@ -23,7 +23,6 @@ from latpred.runtimes.onnx.onnx_formulas import CONTROL, HOST, NCHWC, TRANSFERS,
 from latpred.runtimes.onnx.onnx_session import Event, Watched, graphs_within, installed, nodes_of
 
 _NAMES = {"float": "float32", "double": "float64"}  # what onnxruntime calls otherwise
-_INTEGERS = frozenset({"int64", "int32", "bool", "int8", "uint8", "int16", "uint16", "uint32", "uint64"})
 FLOAT = "float32"
 
 
@@ -38,8 +37,7 @@ class _OptimisedGraph:
 
         proto = _unfilled(watched.proto, watched.before)
         self._single = single
-        self._unknown = onnx.NodeProto()  # stands for a node that ran and is not in the graph
-        self._nodes: dict[str, Any] = {}
+        self._nodes: dict[str, Any] = defaultdict(onnx.NodeProto)  # an empty one ran and is not in the graph
         self.weights: dict[str, Value] = {}
         self._outputs = frozenset(value.name for value in proto.graph.output)
         self._on_host = _on_host(proto.graph) if target == "cuda" else frozenset()
@@ -65,13 +63,12 @@ class _OptimisedGraph:
 
     def executed(self, events: Sequence[Event], feed: Mapping[str, Any]) -> tuple[Op, ...]:
         """The nodes of one run as ops."""
-        values = dict(self.weights)
-        values |= {name: self.value(str(array.dtype), array.shape) for name, array in feed.items()}
+        values = self.weights | {name: self.value(str(array.dtype), array.shape) for name, array in feed.items()}
         ops, results = [], []
         blocked: set[str] = set()
         for event in events:
-            proto = self._nodes.get(event.name, self._unknown)
-            inputs = [values.get(name) if name else None for name in proto.input]
+            proto = self._nodes[event.name]
+            inputs = [values.get(name) for name in proto.input]  # none under "", which stands for an absent one
             made = [self.value(dtype, shape) for dtype, shape in event.outputs]
             outputs = in_model(blocked, proto, inputs, made)
             results.append(dict(zip(filter(None, proto.output), outputs, strict=False)))
@@ -97,7 +94,7 @@ class _OptimisedGraph:
         viewed: dict[str, str] = {}  # whose memory a view has, by its name
         last: dict[str, int] = {}
         for index, event in enumerate(events):
-            proto = self._nodes.get(event.name, self._unknown)
+            proto = self._nodes[event.name]
             if proto.output and event.op_type in VIEWS and self.no_launch(event, proto):
                 viewed[proto.output[0]] = viewed.get(proto.input[0], proto.input[0])
             last |= {viewed.get(name, name): index for name in (*proto.input, *proto.output)}
@@ -205,7 +202,8 @@ def _reads(work: Work, inputs: Sequence[Value | None]) -> tuple[int, int]:
 def _computed_in(inputs: Sequence[Value | None], outputs: Sequence[Value]) -> str:
     """The first floating-point dtype among inputs and outputs, else the first there is."""
     dtypes = [value.dtype for value in (*inputs, *outputs) if value is not None]
-    return next((dtype for dtype in dtypes if dtype not in _INTEGERS), dtypes[0] if dtypes else FLOAT)
+    floating = (dtype for dtype in dtypes if dtype.startswith(("float", "bfloat")))
+    return next(floating, dtypes[0] if dtypes else FLOAT)
 
 
 _BLOCKED = re.compile(r"_nchwc(_token_\d+)?$")  # what follows, in the name of a node in blocks, its result's old name

@@ -15,15 +15,15 @@ from typing import TYPE_CHECKING, Any, ClassVar
 import msgspec
 
 from latpred import host
-from latpred.errors import DeviceError, MissingPackageError, RuntimeRefusalError
+from latpred.errors import MissingPackageError, RuntimeRefusalError
 from latpred.graph.graph import NO_PYTHON, Affine, ModelGraph, Op, Schedule, rewritten
 from latpred.graph.rewrites import itemsize
 from latpred.ops.families import root
 from latpred.runtimes import StepPerOp
 from latpred.runtimes.base import BATCHES, built_of, own_errors
-from latpred.runtimes.cuda_graphs import NO_CUDA, device_of, one_replay, refuse_uncapturable
+from latpred.runtimes.cuda_graphs import NO_CUDA, demand_cuda, one_replay, refuse_uncapturable
 from latpred.runtimes.onnx import onnx_session
-from latpred.runtimes.onnx.onnx_formulas import class_of
+from latpred.runtimes.onnx.onnx_formulas import CONTROL, TRANSFERS, class_of
 from latpred.storage import IdentityCache
 
 if TYPE_CHECKING:
@@ -36,8 +36,8 @@ NODES = "nodes 6"  # version of what is made of a node; graphs of another one ar
 _HALF = {"fp16": "float16", "bf16": "bfloat16"}
 # Nodes that onnxruntime captures no graph with: control flow, and copies between host and device.
 _REFUSED = {
-    **dict.fromkeys(("ort::If", "ort::Loop", "ort::Scan"), "is control flow"),
-    **dict.fromkeys(("ort::MemcpyToHost", "ort::MemcpyFromHost"), "copies between host and device"),
+    **dict.fromkeys(CONTROL, "is control flow"),
+    **dict.fromkeys(TRANSFERS, "copies between host and device"),
 }
 _UNCAPTURED = -1  # the graph id of a run that is not captured
 _IDS = count(1)  # a graph is replayed whatever the shapes, so every binding gets an id of its own; 0 is onnxruntime's
@@ -70,7 +70,7 @@ class OnnxRuntime(StepPerOp):
         return onnx_session.missing(imports=False)
 
     def available_on(self, target: str) -> str | None:
-        """The same for a kind of device: a GPU needs the CUDA provider."""
+        """As `available`, for a kind of device: a GPU needs the CUDA provider. What is installed is imported."""
         return onnx_session.missing(target)
 
     def trace(self, source: Source, target: str) -> ModelGraph:
@@ -103,7 +103,7 @@ class OnnxRuntime(StepPerOp):
         from latpred.runtimes.onnx.onnx_export import export, form_of
 
         model, inputs = source.model(), source.inputs(2)
-        kept: Exported | None = built_of(self._exports, model).get(form_of(model, inputs))
+        kept: Exported | None = built_of(self._exports, model).get(form_of(inputs))
         return kept or export(model, inputs)
 
     def exported(self, model: Any, inputs: Any) -> Exported:
@@ -111,7 +111,7 @@ class OnnxRuntime(StepPerOp):
         from latpred.runtimes.onnx.onnx_export import export_at_two, form_of
 
         exports: dict[str, Exported] = built_of(self._exports, model)
-        form = form_of(model, inputs)
+        form = form_of(inputs)
         if form not in exports:
             exports[form] = export_at_two(model, inputs)
         return exports[form]
@@ -124,7 +124,7 @@ class OnnxRuntime(StepPerOp):
     @own_errors()
     def build(self, model: Any, inputs: Any) -> Callable[[], Any]:
         """A session's run on these inputs; exported once per model, loaded once per number of threads."""
-        from latpred.runtimes.source import tensors_of
+        from latpred.runtimes.source import device_of, tensors_of
 
         onnx_session.require()
         device, tensors = device_of(model, inputs), tensors_of(inputs)
@@ -146,7 +146,7 @@ class OnnxRuntime(StepPerOp):
             )
         sessions = built_of(self._sessions, model)
         tf32 = cuda and _tf32_allowed()
-        key = (form_of(model, inputs), _threads(), str(device), cuda_graph, tf32)
+        key = (form_of(inputs), _threads(), str(device), cuda_graph, tf32)
         if key not in sessions:
             sessions[key] = onnx_session.session(
                 self.exported(model, inputs).model,
@@ -169,10 +169,10 @@ class OnnxRuntimeCudaGraphs(OnnxRuntime):
     def schedule(self, graph: ModelGraph, ops: tuple[Op, ...]) -> Schedule:
         """One step that launches every node's kernels; a node that cannot be captured is refused by name."""
         for op in ops:
-            if op.name in _REFUSED:
+            reason = _REFUSED.get(op.name.removeprefix("ort::"))
+            if reason is not None:
                 raise RuntimeRefusalError(
-                    f"{self.name} cannot capture {graph.model}: {op.name} {_REFUSED[op.name]}. "
-                    "Ask for runtime='onnxruntime'."
+                    f"{self.name} cannot capture {graph.model}: {op.name} {reason}. Ask for runtime='onnxruntime'."
                 )
         refuse_uncapturable(self.name, graph.model, ops)
         return one_replay(self.name, ops)
@@ -186,12 +186,11 @@ class OnnxRuntimeCudaGraphs(OnnxRuntime):
     @own_errors()
     def build(self, model: Any, inputs: Any) -> Callable[[], Any]:
         """A call that replays the graph captured for these inputs; its outputs stay on the GPU, at one place."""
-        from latpred.runtimes.source import tensors_of
+        from latpred.runtimes.source import device_of, tensors_of
 
         onnx_session.require()
         device = device_of(model, inputs)
-        if device.type != "cuda":
-            raise DeviceError(f"CUDA graphs are captured on CUDA devices, not on {device}: {NO_CUDA}.")
+        demand_cuda(device)
         running = self.session(model, inputs, device, cuda_graph=True)
         try:
             return _captured(running, tensors_of(inputs), device)
@@ -237,8 +236,9 @@ def _run_bound(running: Any, tensors: Any, device: Any) -> Callable[[], Any]:
 
     def run() -> Any:
         running.run_with_iobinding(binding, options)
-        return held and binding
+        return binding
 
+    run.held = held  # type: ignore[attr-defined]  # the binding knows no more than where these lie
     return run
 
 
@@ -333,8 +333,8 @@ def _attention(op: Op) -> Iterator[Op]:
     rows, scores = batch * queries.constant, batch * (queries.constant * keys.constant)
     moved, half = scores * itemsize(op), op.macs // 2
     on_scores = {"read_bytes": moved, "write_bytes": moved}
-    for name in ("Mul", "Mul"):
-        yield _like(op, name, "elementwise.mul", numel=size, operands=Affine(1))
+    for _ in range(2):
+        yield _like(op, "Mul", "elementwise.mul", numel=size, operands=Affine(1))
     yield _like(op, "Transpose", "copy.transpose", numel=size, run=Affine(1))
     product = _like(op, "MatMul", "bmm", batch=batch, m=queries, n=keys, k=width)
     yield msgspec.structs.replace(product, macs=half, write_bytes=moved)
