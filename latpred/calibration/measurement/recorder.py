@@ -125,7 +125,7 @@ def plan(name: str) -> Plan:
 
 
 def _paper(core: Sequence[Workload]) -> dict[str, Settings]:
-    more, _ = _named(MORE)
+    more = workloads_of(MORE)
     lengths = [workload for length in LENGTHS for workload in workloads_of("bert-base-uncased", seq=length)]
     shapes = [_bert(width, layers) for width, layers in SHAPES]
     return {
@@ -245,7 +245,7 @@ class RecordingSession(Session):
         key = setting.workload.key(setting.precision, setting.runtime)
         if key not in self._graphs:
             graph = setting.workload.trace(setting.precision, setting.runtime, target)
-            traced = TracedModel(*key[:4], graph=graph, runtime=key.runtime)
+            traced = TracedModel(**key._asdict(), graph=graph)
             name = hashlib.sha256("\n".join(map(str, key)).encode()).hexdigest()[:24]
             folder = self._folder / GRAPHS_FOLDER
             folder.mkdir(exist_ok=True)
