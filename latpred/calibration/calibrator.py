@@ -30,7 +30,7 @@ from latpred.calibration.fitting.dispatch_fit import call_costs, fit_in_place
 from latpred.calibration.runtime_calibration import calibrate_runtimes, onnx_workloads
 from latpred.calibration.runtime_calibration.base import LIKE
 from latpred.calibration.schedules import schedule_of
-from latpred.calibration.session import JOURNAL, LAST, Row, Sampled, Session, directory, measured, read_journal
+from latpred.calibration.session import JOURNAL, LAST, Sampled, Session, directory, measured, read_journal
 from latpred.calibration.timing import visits
 from latpred.calibration.timing.reference_speed import ReferenceTimer, gauge_of
 from latpred.calibration.timing.visits import Visits
@@ -130,7 +130,7 @@ def calibrate(
     """
     live = open_device(device) if isinstance(device, str) else device
     wanted = calibrate_runtimes.named(runtimes, live)
-    whole = _whole_effort(quick, budget_s, cells)  # said before anything else takes time
+    _demand_effort(budget_s, cells)  # said before anything else takes time
     chosen = _precisions(live, precisions, quick)
     options = conditions.Options(threads, cudnn_benchmark).checked(live.info().kind)
     profile_name = name or store.name_here(options.named(live.name))
@@ -139,30 +139,32 @@ def calibrate(
     with conditions.stated(options, live):
         kind = live.info().kind
         versions = {"networks": networks.VERSION, "graphs": onnx_workloads.VERSION}
-        about = {**versions, "options": options._asdict(), "protocol": options.protocol(kind, live.name)}
+        protocol = options.protocol(kind, live.name)
+        about = {**versions, "options": options._asdict(), "protocol": protocol}
 
         def session_of(several: tuple[str, ...]) -> Session:
             settings = {"precisions": several, **versions, **options.settings(kind)}
             return Session(directory(live.name), live.machine(), settings, fresh=fresh, about=about)
 
-        begun = session_of(chosen)
-        protocol = options.protocol(kind)
-        profile = None if fresh else calibrate_runtimes.kept(profile_name, live, protocol, precisions or ())
-        if begun.resumable(EAGER, since=profile.created if profile is not None else ""):
-            profile = None
-        plan = _plan(wanted, profile, quick, whole)
-        if profile is not None and EAGER not in plan:
-            begun = session_of(tuple(profile.kernels))  # those of the record that it adds to
-        with begun as session:
+        session = session_of(chosen)
+        finished = None if fresh else calibrate_runtimes.kept(profile_name, live, protocol, precisions or ())
+        if finished is not None and session.resumable(EAGER, since=finished.created):
+            finished = None
+        plan = _plan(wanted, finished, quick, budget_s, cells)
+        if EAGER in plan:
+            finished = None  # it is measured anew
+        if finished is not None:
+            session = session_of(tuple(finished.kernels))  # those of the record that it adds to
+        with session:
             report = _Reporter(session, sum(each.seconds for each in plan.values()), progress, time.monotonic())
-            if profile is None or EAGER in plan:
-                protocol = options.protocol(kind, live.name)
+            profile = finished
+            if profile is None:
                 eager = _EagerCalibration(live, chosen, session, plan[EAGER], profile_name, protocol, report)
                 profile = eager.run()
                 store.save(profile)  # what follows may be interrupted, and eager can be predicted by now
             profile = _with_runtimes(profile, live, session, chosen, plan, report)
             store.save(profile)
-            session.complete(extending=EAGER not in plan)
+            session.complete(extending=finished is not None)
     return profile
 
 
@@ -346,37 +348,37 @@ class _EagerCalibration:
             self._report.tell("tested on holdout networks", seconds, error)
 
 
-def _whole_effort(quick: bool, budget_s: float | None, cells: int | None) -> _Effort:
-    usual = inf if cells is not None else QUICK_S if quick else FULL_S
-    seconds = usual if budget_s is None else budget_s
-    if seconds < LEAST_S:
-        raise UsageError(f"a budget of {seconds:g} s measures nothing. Give at least {LEAST_S:g} s, better 40.")
+def _demand_effort(budget_s: float | None, cells: int | None) -> None:
+    """Refuse an effort that measures nothing or never ends."""
+    if budget_s is not None and budget_s < LEAST_S:
+        raise UsageError(f"a budget of {budget_s:g} s measures nothing. Give at least {LEAST_S:g} s, better 40.")
     if budget_s is not None and not isfinite(budget_s):
         raise UsageError(f"a budget of {budget_s:g} s never ends. Give seconds, or a number of cells.")
     if cells is not None and cells < 1:
         raise UsageError(f"{cells} cells measure nothing. Give at least 1, better some hundreds, or a budget_s.")
-    unlimited = budget_s is None and cells is None
-    return _Effort(seconds, inf if cells is None else cells, LONGER if unlimited else 1.0)
 
 
-def _plan(wanted: Sequence[str], profile: DeviceProfile | None, quick: bool, whole: _Effort) -> dict[str, _Effort]:
+def _plan(
+    wanted: Sequence[str], finished: DeviceProfile | None, quick: bool, budget_s: float | None, cells: int | None
+) -> dict[str, _Effort]:
     """Which runtimes are measured, eager first, and what each may take: shares of the whole in proportion to its need.
 
     What a finished profile lacks is added to it; where it lacks nothing, what is wanted is measured anew.
     """
     # Who replays the kernels of another runtime learns from it, and comes after it.
     others = sorted((name for name in wanted if name != EAGER), key=LIKE.__contains__)
-    missing = [name for name in others if profile is not None and name not in profile.runtimes]
-    anew = profile is None or (not missing and EAGER in wanted)
+    missing = [name for name in others if finished is not None and name not in finished.runtimes]
+    anew = finished is None or (not missing and EAGER in wanted)
     names = [EAGER, *others] if anew else missing or others
     eager_s, share = (QUICK_S, QUICK_SHARE) if quick else (FULL_S, 1.0)
-    seconds = {name: eager_s if name == EAGER else share * runtime_calibration.get(name).seconds for name in names}
-    shares = sum(seconds.values())
+    usual_s = {name: eager_s if name == EAGER else share * runtime_calibration.get(name).seconds for name in names}
+    total_s = sum(usual_s.values())
+    as_usual = budget_s is None and cells is None
+    whole_s = budget_s if budget_s is not None else total_s if as_usual else inf
+    whole_cells, longer = inf if cells is None else cells, LONGER if as_usual else 1.0
     return {
-        name: _Effort(
-            usual if whole.longer > 1 else whole.seconds * usual / shares, whole.cells * usual / shares, whole.longer
-        )
-        for name, usual in seconds.items()
+        name: _Effort(whole_s * seconds / total_s, whole_cells * seconds / total_s, longer)
+        for name, seconds in usual_s.items()
     }
 
 
@@ -421,9 +423,10 @@ def fit_raw(folder: str | os.PathLike[str], *, name: str | None = None) -> Devic
             f"there is no {JOURNAL} or {LAST} in {place}. Name the folder of a calibration's journal, as here "
             f"{directory('cpu')}."
         )
-    # One under way may be of other runtimes, which the last one is extended by.
-    journal = next((path for path in journals if _has_eager(read_journal(path)[1])), journals[0])
-    header, rows = read_journal(journal)
+    for journal in journals:  # one under way may be of other runtimes, which the last one is extended by
+        header, rows = read_journal(journal)
+        if any(row.cell.runtime == EAGER for row in rows):
+            break
     info, options = device_of(header.machine), conditions.Options(**header.about.get("options", {}))
     try:
         profile, _ = profile_fit.fit_profile(
@@ -439,10 +442,6 @@ def fit_raw(folder: str | os.PathLike[str], *, name: str | None = None) -> Devic
             f"what {journal} holds could not be fitted ({error}). Calibrate the machine again, when it is idle."
         ) from error
     return profile
-
-
-def _has_eager(rows: Sequence[Row]) -> bool:
-    return any(row.cell.runtime == EAGER for row in rows)
 
 
 def device_of(machine: Machine) -> DeviceInfo:
@@ -512,7 +511,9 @@ def calibrate_host(
                 progress(index, len(cells), cell.key)
             row = measured(cell, schedule.measure)
             rows.append(msgspec.structs.replace(row, speed=reference.around(EAGER)))
-    good = visits.at_one_speed(row for row in rows if not row.error)
+    good = [row for row in rows if not row.error]
+    speed = visits.speed_of(good)
+    good = [visits.at_full_speed(row, speed) for row in visits.undisturbed(good)]
     chains = [profile_fit.timed_network(row, live.info()) for row in good if schedules.network_spec(row.cell).chain]
     others = [profile_fit.timed_network(row, live.info()) for row in good if not schedules.network_spec(row.cell).chain]
     if len(others) < profile_fit.FEWEST_NETWORKS or not chains:

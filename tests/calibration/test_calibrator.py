@@ -335,7 +335,7 @@ def test_a_profile_of_a_journal_says_how_that_was_measured(unfinished: Path) -> 
     about = read_journal(directory("simulated") / session.LAST)[0].about
     assert (about["options"], about["protocol"]) == (conditions.Options()._asdict(), {})
     header, rows = read_journal(journal)
-    said = options.protocol("simulated")
+    said = options.protocol("simulated", "simulated")
     header = msgspec.structs.replace(header, about=about | {"options": options._asdict(), "protocol": said})
     journal.write_bytes(b"".join(msgspec.json.encode(line) + b"\n" for line in (header, *rows)))
     profile = fit_raw(unfinished)
@@ -354,10 +354,6 @@ def test_what_is_no_journal_or_one_of_another_version_is_told_apart(unfinished: 
         fit_raw(unfinished)
     with pytest.raises(CalibrationError, match=r"no journal\.jsonl or last\.jsonl in .*nowhere"):
         fit_raw(unfinished / "nowhere")
-
-
-def test_a_gpu_that_is_neither_here_nor_known_has_no_size() -> None:
-    assert calibrator.device_of(machine(accelerator="NVIDIA Nothing 1")).multiprocessors == 0
 
 
 def test_networks_of_the_precision_that_has_most_are_counted() -> None:

@@ -67,12 +67,12 @@ class Options(NamedTuple):
         threads = "" if self.threads is None else f"-{self.threads}-thread{'s' * (self.threads > 1)}"
         return f"{device}{threads}{'-cudnn-benchmark' * self.cudnn_benchmark}"
 
-    def protocol(self, kind: str, opened: str = "") -> dict[str, str]:
+    def protocol(self, kind: str, opened: str) -> dict[str, str]:
         """What the protocol of a profile says of them, and by which name a GPU was opened."""
         said = {} if self.threads is None else {THREADS: f"{self.threads}, as asked for"}
         if kind == "cuda":
-            said |= {CUDNN: BENCHMARK if self.cudnn_benchmark else f"no {BENCHMARK}", FLOAT32: _AS_PYTORCH}
-            said |= {OPENED: opened} if opened else {}
+            benchmark = BENCHMARK if self.cudnn_benchmark else f"no {BENCHMARK}"
+            said |= {CUDNN: benchmark, FLOAT32: _AS_PYTORCH, OPENED: opened}
         return said
 
 
