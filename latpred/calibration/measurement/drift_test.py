@@ -27,12 +27,11 @@ from latpred.calibration.fitting import profile_fit
 from latpred.calibration.fitting.dispatch_fit import TimedNetwork, class_costs, with_parents
 from latpred.calibration.fitting.kernel_fit import KernelSample, host_us, kernel_samples, nearest_fit, row_of
 from latpred.calibration.fitting.profile_fit import EAGER
-from latpred.calibration.schedules import network_spec, schedule_of
+from latpred.calibration.schedules import cell_graph, network_spec, schedule_of
 from latpred.calibration.session import Row, measured
 from latpred.calibration.timing import disturbance, visits
 from latpred.calibration.timing.in_network import calls
-from latpred.calibration.timing.reference_speed import ReferenceTimer, RunSpeed
-from latpred.calibration.workloads import networks, single_ops
+from latpred.calibration.timing.reference_speed import RunSpeed, reference_on
 from latpred.errors import CalibrationError, ProfileError, UsageError
 from latpred.graph.features import NATIVE, Floats, kind, native
 from latpred.graph.graph import Op
@@ -110,11 +109,7 @@ def _parts(profile: DeviceProfile, cell: Cell) -> set[str]:
     A cell that cannot be traced any more has none.
     """
     try:
-        if cell.kind == "kernel":
-            graph, batch = single_ops.graph(cell)
-        else:
-            spec = network_spec(cell)
-            graph, batch = networks.graph(spec, cell.precision, profile.device.kind), spec.batch
+        graph, batch = cell_graph(cell, profile.device.kind)
     except Exception:
         return set()  # it may be of another version; choosing must not end a check over one cell
     ops = [op for op in graph.at(batch) if op.launches]
@@ -449,8 +444,7 @@ def timed_again(
     pace = ProgressCounter("", ROUNDS * len(cells), progress, budget_s=budget_s, clock=time.monotonic)
     with conditions.stated(options.checked(live.info().kind), live):
         schedule = schedule_of(live, tuple(profile.kernels))
-        simulated, host_only = live.info().kind == "simulated", live.asynchronous
-        reference = None if simulated else ReferenceTimer(options.threads or 1, host_only=host_only)
+        reference = reference_on(live)
         for number in range(ROUNDS):
             rounds.append([])
             for cell in random.Random(number).sample(cells, len(cells)):

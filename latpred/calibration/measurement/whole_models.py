@@ -28,12 +28,12 @@ from latpred.calibration.timing import timer
 from latpred.calibration.timing.reference_speed import (
     APART_WAIT_S,
     SLOW,
-    ReferenceTimer,
     RunSpeed,
     SpeedGauge,
     SpeedReading,
     at_full_speed,
     gauge_on,
+    reference_on,
     rest_after,
     slower,
     typical,
@@ -302,10 +302,8 @@ class _Visits:
         counter: ProgressCounter,
     ) -> None:
         self.cells, self.bench, self.precision, self.protocol, self.plan = cells, bench, precision, protocol, plan
-        self._counter, kind = counter, bench.info.kind
-        threads, host_only = torch.get_num_threads(), bench.info.asynchronous
-        self._reference = None if kind == "simulated" else ReferenceTimer(threads, host_only=host_only)
-        self._gauge = gauge_on(kind, "eager")
+        self._counter, self._reference = counter, reference_on(bench.device)
+        self._gauge = gauge_on(bench.info.kind, "eager")
         self._timed_s = self._waited_s = 0.0
 
     def rounds(self, repeats: int) -> None:
