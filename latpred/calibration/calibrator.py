@@ -7,7 +7,6 @@ runtimes than eager come after it: see `runtime_calibration`.
 from __future__ import annotations
 
 import os
-import re
 import time
 from collections import deque
 from collections.abc import Callable, Mapping, Sequence
@@ -450,16 +449,20 @@ def device_of(machine: Machine) -> DeviceInfo:
         return open_device("simulated").info()
     if not machine.accelerator:
         return DeviceInfo("cpu", "cpu", asynchronous=False, memory_bytes=machine.memory_bytes, queue=0)
-    name = re.sub(r"[^a-z0-9]+", "-", machine.accelerator.lower()).strip("-")
-    here = (cuda.info_of(torch.cuda.get_device_properties(index)) for index in range(torch.cuda.device_count()))
-    elsewhere = DeviceInfo(name, "cuda", asynchronous=True, memory_bytes=0, queue=0)
+    here = map(torch.cuda.get_device_properties, range(torch.cuda.device_count()))
+    present = next((one for one in here if one.name == machine.accelerator), None)
+    if present is not None:
+        return cuda.info_of(present)
     spec = gpus.find(machine.accelerator)
-    if spec is not None:
-        memory_bytes, cache_bytes = spec.memory_bytes, spec.l2_bytes
-        elsewhere = msgspec.structs.replace(
-            elsewhere, memory_bytes=memory_bytes, cache_bytes=cache_bytes, multiprocessors=spec.multiprocessors
-        )
-    return next((info for info in here if info.name == name), elsewhere)
+    return DeviceInfo(
+        cuda.name_of(machine.accelerator),
+        "cuda",
+        asynchronous=True,
+        memory_bytes=spec.memory_bytes if spec else 0,
+        multiprocessors=spec.multiprocessors if spec else 0,
+        queue=0,
+        cache_bytes=spec.l2_bytes if spec else 0,
+    )
 
 
 TINY = 2 * len(networks.KINDS)
