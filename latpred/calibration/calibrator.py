@@ -127,7 +127,7 @@ def calibrate(
     --------
     >>> profile = calibrate("cpu", quick=True)  # doctest: +SKIP
     """
-    live = open_device(device) if isinstance(device, str) else device
+    live = open_device(device)
     wanted = calibrate_runtimes.named(runtimes, live)
     _demand_effort(budget_s, cells)  # said before anything else takes time
     chosen = _precisions(live, precisions, quick)
@@ -503,7 +503,7 @@ def calibrate_host(
     """
     name = name or host_profile.name_here("this-host")
     host_profile.path(name)  # a bad name must not cost a measurement
-    live = device or open_device("cpu")
+    live = open_device(device or "cpu")
     start = time.monotonic()
     cells = [schedules.network_cell(spec) for spec in (*schedules.chain_networks(), *schedules.tiny_networks(tiny))]
     rows = []

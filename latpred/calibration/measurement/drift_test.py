@@ -406,7 +406,7 @@ def check(
     if budget_s < LEAST_S:
         raise UsageError(f"a budget of {budget_s:g} s measures nothing. Give at least {LEAST_S:g} s, better 25.")
     checked = _own_profile(profile, device)
-    live = device if device is not None and not isinstance(device, str) else open_device(device or live_name(checked))
+    live = open_device(device or live_name(checked))
     info = live.info()
     if (info.kind, info.name) != (checked.device.kind, checked.device.name):
         raise ProfileError(

@@ -342,7 +342,7 @@ def record(
     for stage in stages:
         if stage not in wanted.stages:
             raise UsageError(f"The plan {name} has no stage {stage!r}. Use one of {', '.join(wanted.stages)}.")
-    live = open_device(device) if isinstance(device, str) else device
+    live = open_device(device)
     left_out, notes = _unavailable(live, wanted, runtimes)
     planned = {
         stage: [one for one in settings if not {one.runtime, one.precision} & left_out]

@@ -267,7 +267,7 @@ def measure(
     names = (runtime,) if isinstance(runtime, str) else tuple(dict.fromkeys(runtime))
     for name in names:
         runtimes.get(name)  # a misspelt one is said before a missing device
-    live = open_device(device) if isinstance(device, str) else device
+    live = open_device(device)
     for name in names:
         demand_runtime(name, live)
     if not multiplies(live, precision):
