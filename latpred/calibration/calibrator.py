@@ -180,10 +180,11 @@ class _Reporter:
     """Tells of a calibration, whose work is seconds. Waiting for calm moments is none, but more of it will come."""
 
     session: Session
-    whole_s: float
+    planned_s: float
     progress: Callable[[ProgressEvent], None] | None
     begun_s: float
     before_s: float = 0.0  # spent on other runtimes before
+    longer_s: float = 0.0  # that eager goes on for beyond its share
 
     def tell(self, label: str, seconds: float, error: float | None = None) -> None:
         """Tell what is under way, and for how long."""
@@ -191,8 +192,9 @@ class _Reporter:
             seconds += self.before_s
             lost = (time.monotonic() - self.begun_s - seconds) / max(seconds, SURE_S)
             longer = 1.0 + min(max(lost, 0.0), 1.0)  # all waiting together takes no longer than the work
-            left_s, cells = longer * max(0.0, self.whole_s - seconds), len(self.session.rows)
-            self.progress(ProgressEvent(seconds, self.whole_s, label, left_s=left_s, cells=cells, error=error))
+            whole_s = self.planned_s + self.longer_s
+            left_s, cells = longer * max(0.0, whole_s - seconds), len(self.session.rows)
+            self.progress(ProgressEvent(seconds, whole_s, label, left_s=left_s, cells=cells, error=error))
 
 
 def _with_runtimes(
@@ -212,7 +214,7 @@ def _with_runtimes(
             f"measured is kept. Go on with the same command and --budget {acceptance.more_time(profile.seconds)}."
         )
     run = calibrate_runtimes.RuntimeSession(device, session, priced)
-    report.before_s = plan[EAGER].seconds if EAGER in plan else 0.0
+    report.before_s = plan[EAGER].seconds + report.longer_s if EAGER in plan else 0.0
     for name, effort in others.items():
         profile = run.add(profile, runtime_calibration.get(name), effort.seconds, effort.cells, report.tell)
         report.before_s += effort.seconds
@@ -290,9 +292,9 @@ class _EagerCalibration:
         if self._device.info().asynchronous or self._simulated or self._spent >= self._effort.longer:
             return False
         networks = profile_fit.networks_seen(self._visits.rows)
-        needed_s = self._visits.seconds * ENOUGH_NETWORKS / max(networks, 1)
-        longest_s = self._effort.seconds + (self._effort.longer - 1.0) * self._fit_s
-        self._report.whole_s = max(self._report.whole_s, min(needed_s, longest_s))
+        needed_s = self._visits.seconds * ENOUGH_NETWORKS / max(networks, 1) - self._effort.seconds
+        most_s = (self._effort.longer - 1.0) * self._fit_s
+        self._report.longer_s = max(self._report.longer_s, min(needed_s, most_s))
         return networks < ENOUGH_NETWORKS
 
     def _demand_clock(self) -> None:
