@@ -18,9 +18,10 @@ import torch
 
 from latpred.calibration.cells import (
     CLOCK,
-    FRESH,
+    COPY,
     KERNELS,
     PRODUCTS,
+    UPLOAD,
     Cell,
     dispatch_cells,
     kernel_cells,
@@ -250,7 +251,7 @@ class Synchronous(Schedule):
         tiny = list(map(network_cell, tiny_networks(TINY)))
         first = len(networks.KINDS)
         yield from map(network_cell, chain_networks())
-        yield from (*tiny[:first], *memory_cells(), FRESH, *tiny[first:])
+        yield from (*tiny[:first], *memory_cells(), *tiny[first:])
         small = (network_cell(spec, self._precisions[0]) for spec in small_networks())
         for number, spec in enumerate(self.uncertain_networks(sized_networks())):
             yield network_cell(spec, in_turn(self._precisions, number))
@@ -295,9 +296,7 @@ class Asynchronous(Schedule):
 
     def cells(self) -> Iterator[Cell]:
         """Clocks, dispatch, tiny networks; then kernels of every precision in turns, with a holdout now and then."""
-        yield CLOCK
-        yield from memory_cells()[-2:]
-        yield from dispatch_cells()
+        yield from (CLOCK, COPY, UPLOAD, *dispatch_cells())
         for spec in (*chain_networks(), *tiny_networks(TINY)):
             yield network_cell(spec)
         # What multiplies nothing runs in TF32 as it does in fp32: `fitting` takes it from there. So do convolutions and
@@ -318,7 +317,7 @@ class Asynchronous(Schedule):
         if cell.kind == "network":
             return self._network(cell, gauge)
         call = self._device.prepare(cell)
-        if cell.name == "upload":
+        if cell.name == UPLOAD.name:
             return Sampled({"single": timer.single(self._device, call)})
         if cell.kind == "dispatch":
             return Sampled({"issue": timer.issue(self._device, call, DISPATCH, gauge)})
