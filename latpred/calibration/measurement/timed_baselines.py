@@ -19,6 +19,7 @@ from torch.utils._pytree import tree_flatten, tree_map
 
 from latpred import tables
 from latpred.calibration.measurement.whole_models import Bench
+from latpred.calibration.session import failure_of
 from latpred.calibration.timing import timer
 from latpred.calibration.workloads.suites import Workload
 from latpred.errors import UsageError
@@ -123,7 +124,7 @@ def _column(
         try:
             values[position] = BASELINES[name](bench, workload, int(cell["batch"]), precision)
         except Exception as error:  # torch, a model or a device may refuse in any way; the report says how
-            reason = reason or " ".join(f"{type(error).__name__}: {error}".split())
+            reason = reason or failure_of(error)
             if not any(math.isfinite(value) for value in values):
                 return values, reason
     return values, reason
