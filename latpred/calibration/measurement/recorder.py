@@ -350,7 +350,7 @@ def record(
     }
     chosen = [one for stage, settings in planned.items() if not stages or stage in stages for one in settings]
     with RecordingSession(folder, name, live.machine()) as session, conditions.stated(device=live):
-        todo = _left(chosen, session)
+        todo = [one for one in chosen if not session.holds(one.cell)]
         counter = ProgressCounter("", len(todo), progress, budget_s=budget_s, clock=time.monotonic)
         _measure(todo, Bench(live), session, effort, counter)
         keys, failed = {setting.cell.key for setting in chosen}, dict[str, list[str]]()
@@ -358,14 +358,11 @@ def record(
             if row.error and row.cell.key in keys:
                 failed.setdefault(row.error, []).append(row.cell.key)
         counts = {
-            stage: (len(settings) - len(_left(settings, session)), len(settings)) for stage, settings in planned.items()
+            stage: (sum(session.holds(one.cell) for one in settings), len(settings))
+            for stage, settings in planned.items()
         }
-        return Done(folder, counts, (*wanted.notes, *notes), failed, len(_left(chosen, session)))
-
-
-def _left(settings: Sequence[Setting], session: Session) -> list[Setting]:
-    """What the journal has not yet."""
-    return [setting for setting in settings if not session.holds(setting.cell)]
+        left = sum(not session.holds(one.cell) for one in chosen)
+        return Done(folder, counts, (*wanted.notes, *notes), failed, left)
 
 
 def _unavailable(device: Device, wanted: Plan, only: Sequence[str]) -> tuple[set[str], list[str]]:
