@@ -7,7 +7,6 @@ runtimes than eager come after it: see `runtime_calibration`.
 from __future__ import annotations
 
 import os
-import re
 import time
 from collections import deque
 from collections.abc import Callable, Mapping, Sequence
@@ -30,7 +29,7 @@ from latpred.calibration.fitting.dispatch_fit import call_costs, fit_in_place
 from latpred.calibration.runtime_calibration import calibrate_runtimes, onnx_workloads
 from latpred.calibration.runtime_calibration.base import LIKE
 from latpred.calibration.schedules import schedule_of
-from latpred.calibration.session import JOURNAL, LAST, Row, Sampled, Session, directory, measured, read_journal
+from latpred.calibration.session import JOURNAL, LAST, Sampled, Session, directory, measured, read_journal
 from latpred.calibration.timing import visits
 from latpred.calibration.timing.reference_speed import ReferenceTimer, gauge_of
 from latpred.calibration.timing.visits import Visits
@@ -128,9 +127,9 @@ def calibrate(
     --------
     >>> profile = calibrate("cpu", quick=True)  # doctest: +SKIP
     """
-    live = open_device(device) if isinstance(device, str) else device
+    live = open_device(device)
     wanted = calibrate_runtimes.named(runtimes, live)
-    whole = _whole_effort(quick, budget_s, cells)  # said before anything else takes time
+    _demand_effort(budget_s, cells)  # said before anything else takes time
     chosen = _precisions(live, precisions, quick)
     options = conditions.Options(threads, cudnn_benchmark).checked(live.info().kind)
     profile_name = name or store.name_here(options.named(live.name))
@@ -139,30 +138,32 @@ def calibrate(
     with conditions.stated(options, live):
         kind = live.info().kind
         versions = {"networks": networks.VERSION, "graphs": onnx_workloads.VERSION}
-        about = {**versions, "options": options._asdict(), "protocol": options.protocol(kind, live.name)}
+        protocol = options.protocol(kind, live.name)
+        about = {**versions, "options": options._asdict(), "protocol": protocol}
 
         def session_of(several: tuple[str, ...]) -> Session:
             settings = {"precisions": several, **versions, **options.settings(kind)}
             return Session(directory(live.name), live.machine(), settings, fresh=fresh, about=about)
 
-        begun = session_of(chosen)
-        protocol = options.protocol(kind)
-        profile = None if fresh else calibrate_runtimes.kept(profile_name, live, protocol, precisions or ())
-        if begun.resumable(EAGER, since=profile.created if profile is not None else ""):
-            profile = None
-        plan = _plan(wanted, profile, quick, whole)
-        if profile is not None and EAGER not in plan:
-            begun = session_of(tuple(profile.kernels))  # those of the record that it adds to
-        with begun as session:
+        session = session_of(chosen)
+        finished = None if fresh else calibrate_runtimes.kept(profile_name, live, protocol, precisions or ())
+        if finished is not None and session.resumable(EAGER, since=finished.created):
+            finished = None
+        plan = _plan(wanted, finished, quick, budget_s, cells)
+        if EAGER in plan:
+            finished = None  # it is measured anew
+        if finished is not None:
+            session = session_of(tuple(finished.kernels))  # those of the record that it adds to
+        with session:
             report = _Reporter(session, sum(each.seconds for each in plan.values()), progress, time.monotonic())
-            if profile is None or EAGER in plan:
-                protocol = options.protocol(kind, live.name)
+            profile = finished
+            if profile is None:
                 eager = _EagerCalibration(live, chosen, session, plan[EAGER], profile_name, protocol, report)
                 profile = eager.run()
                 store.save(profile)  # what follows may be interrupted, and eager can be predicted by now
             profile = _with_runtimes(profile, live, session, chosen, plan, report)
             store.save(profile)
-            session.complete(extending=EAGER not in plan)
+            session.complete(extending=finished is not None)
     return profile
 
 
@@ -179,10 +180,11 @@ class _Reporter:
     """Tells of a calibration, whose work is seconds. Waiting for calm moments is none, but more of it will come."""
 
     session: Session
-    whole_s: float
+    planned_s: float
     progress: Callable[[ProgressEvent], None] | None
     begun_s: float
     before_s: float = 0.0  # spent on other runtimes before
+    longer_s: float = 0.0  # that eager goes on for beyond its share
 
     def tell(self, label: str, seconds: float, error: float | None = None) -> None:
         """Tell what is under way, and for how long."""
@@ -190,8 +192,9 @@ class _Reporter:
             seconds += self.before_s
             lost = (time.monotonic() - self.begun_s - seconds) / max(seconds, SURE_S)
             longer = 1.0 + min(max(lost, 0.0), 1.0)  # all waiting together takes no longer than the work
-            left_s, cells = longer * max(0.0, self.whole_s - seconds), len(self.session.rows)
-            self.progress(ProgressEvent(seconds, self.whole_s, label, left_s=left_s, cells=cells, error=error))
+            whole_s = self.planned_s + self.longer_s
+            left_s, cells = longer * max(0.0, whole_s - seconds), len(self.session.rows)
+            self.progress(ProgressEvent(seconds, whole_s, label, left_s=left_s, cells=cells, error=error))
 
 
 def _with_runtimes(
@@ -211,7 +214,7 @@ def _with_runtimes(
             f"measured is kept. Go on with the same command and --budget {acceptance.more_time(profile.seconds)}."
         )
     run = calibrate_runtimes.RuntimeSession(device, session, priced)
-    report.before_s = plan[EAGER].seconds if EAGER in plan else 0.0
+    report.before_s = plan[EAGER].seconds + report.longer_s if EAGER in plan else 0.0
     for name, effort in others.items():
         profile = run.add(profile, runtime_calibration.get(name), effort.seconds, effort.cells, report.tell)
         report.before_s += effort.seconds
@@ -289,9 +292,9 @@ class _EagerCalibration:
         if self._device.info().asynchronous or self._simulated or self._spent >= self._effort.longer:
             return False
         networks = profile_fit.networks_seen(self._visits.rows)
-        needed_s = self._visits.seconds * ENOUGH_NETWORKS / max(networks, 1)
-        longest_s = self._effort.seconds + (self._effort.longer - 1.0) * self._fit_s
-        self._report.whole_s = max(self._report.whole_s, min(needed_s, longest_s))
+        needed_s = self._visits.seconds * ENOUGH_NETWORKS / max(networks, 1) - self._effort.seconds
+        most_s = (self._effort.longer - 1.0) * self._fit_s
+        self._report.longer_s = max(self._report.longer_s, min(needed_s, most_s))
         return networks < ENOUGH_NETWORKS
 
     def _demand_clock(self) -> None:
@@ -346,37 +349,37 @@ class _EagerCalibration:
             self._report.tell("tested on holdout networks", seconds, error)
 
 
-def _whole_effort(quick: bool, budget_s: float | None, cells: int | None) -> _Effort:
-    usual = inf if cells is not None else QUICK_S if quick else FULL_S
-    seconds = usual if budget_s is None else budget_s
-    if seconds < LEAST_S:
-        raise UsageError(f"a budget of {seconds:g} s measures nothing. Give at least {LEAST_S:g} s, better 40.")
+def _demand_effort(budget_s: float | None, cells: int | None) -> None:
+    """Refuse an effort that measures nothing or never ends."""
+    if budget_s is not None and budget_s < LEAST_S:
+        raise UsageError(f"a budget of {budget_s:g} s measures nothing. Give at least {LEAST_S:g} s, better 40.")
     if budget_s is not None and not isfinite(budget_s):
         raise UsageError(f"a budget of {budget_s:g} s never ends. Give seconds, or a number of cells.")
     if cells is not None and cells < 1:
         raise UsageError(f"{cells} cells measure nothing. Give at least 1, better some hundreds, or a budget_s.")
-    unlimited = budget_s is None and cells is None
-    return _Effort(seconds, inf if cells is None else cells, LONGER if unlimited else 1.0)
 
 
-def _plan(wanted: Sequence[str], profile: DeviceProfile | None, quick: bool, whole: _Effort) -> dict[str, _Effort]:
+def _plan(
+    wanted: Sequence[str], finished: DeviceProfile | None, quick: bool, budget_s: float | None, cells: int | None
+) -> dict[str, _Effort]:
     """Which runtimes are measured, eager first, and what each may take: shares of the whole in proportion to its need.
 
     What a finished profile lacks is added to it; where it lacks nothing, what is wanted is measured anew.
     """
     # Who replays the kernels of another runtime learns from it, and comes after it.
     others = sorted((name for name in wanted if name != EAGER), key=LIKE.__contains__)
-    missing = [name for name in others if profile is not None and name not in profile.runtimes]
-    anew = profile is None or (not missing and EAGER in wanted)
+    missing = [name for name in others if finished is not None and name not in finished.runtimes]
+    anew = finished is None or (not missing and EAGER in wanted)
     names = [EAGER, *others] if anew else missing or others
     eager_s, share = (QUICK_S, QUICK_SHARE) if quick else (FULL_S, 1.0)
-    seconds = {name: eager_s if name == EAGER else share * runtime_calibration.get(name).seconds for name in names}
-    shares = sum(seconds.values())
+    usual_s = {name: eager_s if name == EAGER else share * runtime_calibration.get(name).seconds for name in names}
+    total_s = sum(usual_s.values())
+    as_usual = budget_s is None and cells is None
+    whole_s = budget_s if budget_s is not None else total_s if as_usual else inf
+    whole_cells, longer = inf if cells is None else cells, LONGER if as_usual else 1.0
     return {
-        name: _Effort(
-            usual if whole.longer > 1 else whole.seconds * usual / shares, whole.cells * usual / shares, whole.longer
-        )
-        for name, usual in seconds.items()
+        name: _Effort(whole_s * seconds / total_s, whole_cells * seconds / total_s, longer)
+        for name, seconds in usual_s.items()
     }
 
 
@@ -421,9 +424,10 @@ def fit_raw(folder: str | os.PathLike[str], *, name: str | None = None) -> Devic
             f"there is no {JOURNAL} or {LAST} in {place}. Name the folder of a calibration's journal, as here "
             f"{directory('cpu')}."
         )
-    # One under way may be of other runtimes, which the last one is extended by.
-    journal = next((path for path in journals if _has_eager(read_journal(path)[1])), journals[0])
-    header, rows = read_journal(journal)
+    for journal in journals:  # one under way may be of other runtimes, which the last one is extended by
+        header, rows = read_journal(journal)
+        if any(row.cell.runtime == EAGER for row in rows):
+            break
     info, options = device_of(header.machine), conditions.Options(**header.about.get("options", {}))
     try:
         profile, _ = profile_fit.fit_profile(
@@ -441,26 +445,26 @@ def fit_raw(folder: str | os.PathLike[str], *, name: str | None = None) -> Devic
     return profile
 
 
-def _has_eager(rows: Sequence[Row]) -> bool:
-    return any(row.cell.runtime == EAGER for row in rows)
-
-
 def device_of(machine: Machine) -> DeviceInfo:
     """The device of a journal's machine: asked of itself where it is present, else as its datasheet has it."""
     if machine.accelerator == "simulated":
         return open_device("simulated").info()
     if not machine.accelerator:
         return DeviceInfo("cpu", "cpu", asynchronous=False, memory_bytes=machine.memory_bytes, queue=0)
-    name = re.sub(r"[^a-z0-9]+", "-", machine.accelerator.lower()).strip("-")
-    here = (cuda.info_of(torch.cuda.get_device_properties(index)) for index in range(torch.cuda.device_count()))
-    elsewhere = DeviceInfo(name, "cuda", asynchronous=True, memory_bytes=0, queue=0)
+    here = map(torch.cuda.get_device_properties, range(torch.cuda.device_count()))
+    present = next((one for one in here if one.name == machine.accelerator), None)
+    if present is not None:
+        return cuda.info_of(present)
     spec = gpus.find(machine.accelerator)
-    if spec is not None:
-        memory_bytes, cache_bytes = spec.memory_bytes, spec.l2_bytes
-        elsewhere = msgspec.structs.replace(
-            elsewhere, memory_bytes=memory_bytes, cache_bytes=cache_bytes, multiprocessors=spec.multiprocessors
-        )
-    return next((info for info in here if info.name == name), elsewhere)
+    return DeviceInfo(
+        cuda.name_of(machine.accelerator),
+        "cuda",
+        asynchronous=True,
+        memory_bytes=spec.memory_bytes if spec else 0,
+        multiprocessors=spec.multiprocessors if spec else 0,
+        queue=0,
+        cache_bytes=spec.l2_bytes if spec else 0,
+    )
 
 
 TINY = 2 * len(networks.KINDS)
@@ -501,7 +505,7 @@ def calibrate_host(
     """
     name = name or host_profile.name_here("this-host")
     host_profile.path(name)  # a bad name must not cost a measurement
-    live = device or open_device("cpu")
+    live = open_device(device or "cpu")
     start = time.monotonic()
     cells = [schedules.network_cell(spec) for spec in (*schedules.chain_networks(), *schedules.tiny_networks(tiny))]
     rows = []
@@ -512,7 +516,9 @@ def calibrate_host(
                 progress(index, len(cells), cell.key)
             row = measured(cell, schedule.measure)
             rows.append(msgspec.structs.replace(row, speed=reference.around(EAGER)))
-    good = visits.at_one_speed(row for row in rows if not row.error)
+    good = [row for row in rows if not row.error]
+    speed = visits.speed_of(good)
+    good = [visits.at_full_speed(row, speed) for row in visits.undisturbed(good)]
     chains = [profile_fit.timed_network(row, live.info()) for row in good if schedules.network_spec(row.cell).chain]
     others = [profile_fit.timed_network(row, live.info()) for row in good if not schedules.network_spec(row.cell).chain]
     if len(others) < profile_fit.FEWEST_NETWORKS or not chains:

@@ -38,14 +38,16 @@ CLOCK = Cell("clock", "constants")
 READ_BYTES = tuple(1 << power for power in range(20, 29))
 CHAINED_BYTES = READ_BYTES[:7]  # of weights; beyond them a shared cache counts as memory
 COPIED_BYTES = 256 << 20
-FRESH = Cell("memory", "fresh", {"bytes": COPIED_BYTES})  # copied to memory that the system gives each time
+# Copied within the device, copied to memory that the system gives each time, and brought to the device from the host.
+COPY, FRESH, UPLOAD = (Cell("memory", name, {"bytes": COPIED_BYTES}) for name in ("bandwidth", "fresh", "upload"))
 LARGEST_BYTES = 512 << 20  # of one tensor of a kernel cell
 
 
 def memory_cells() -> list[Cell]:
-    """Reads, plain and by chains of products, of sizes that span the caches; last a copy and an upload."""
-    sizes = {"read": READ_BYTES, "weights": CHAINED_BYTES, "bandwidth": [COPIED_BYTES], "upload": [COPIED_BYTES]}
-    return [Cell("memory", name, {"bytes": size}) for name, each in sizes.items() for size in each]
+    """Reads, plain and by chains of products, of sizes that span the caches, and copies."""
+    sizes = {"read": READ_BYTES, "weights": CHAINED_BYTES}
+    reads = [Cell("memory", name, {"bytes": size}) for name, each in sizes.items() for size in each]
+    return [*reads, COPY, UPLOAD, FRESH]
 
 
 def log_uniform(rng: random.Random, low: int, high: int, step: int = 1) -> int:

@@ -18,9 +18,10 @@ import torch
 
 from latpred.calibration.cells import (
     CLOCK,
-    FRESH,
+    COPY,
     KERNELS,
     PRODUCTS,
+    UPLOAD,
     Cell,
     dispatch_cells,
     kernel_cells,
@@ -31,7 +32,7 @@ from latpred.calibration.devices import Device, constants
 from latpred.calibration.fitting.kernel_fit import nearest_fit, row_of
 from latpred.calibration.session import Sampled
 from latpred.calibration.timing import in_network, timer
-from latpred.calibration.timing.reference_speed import SpeedGauge, gauge_of, gauge_on
+from latpred.calibration.timing.reference_speed import SpeedGauge, gauge_for, gauge_on
 from latpred.calibration.workloads import networks, single_ops
 from latpred.calibration.workloads.networks import NetworkSpec
 from latpred.errors import CalibrationError
@@ -96,6 +97,14 @@ def network_spec(cell: Cell) -> NetworkSpec:
     """The generated network that a cell times."""
     dims = cell.dims
     return NetworkSpec(cell.name, dims["seed"], dims["width"], dims["size"], dims["batch"], bool(dims["cold"]))
+
+
+def cell_graph(cell: Cell, kind: str) -> tuple[ModelGraph, int]:
+    """What the op or the network of a cell does on a kind of device, and its batch."""
+    if cell.kind != "network":
+        return single_ops.graph(cell)
+    spec = network_spec(cell)
+    return networks.graph(spec, cell.precision, kind), spec.batch
 
 
 def chain_networks() -> list[NetworkSpec]:
@@ -201,10 +210,10 @@ class Schedule:
 
     def _workload(self, cell: Cell) -> tuple[Any, Any]:
         """What the device runs: a module and its inputs, or for a simulation the graph and the batch."""
-        spec = network_spec(cell)
         place = getattr(self._device, "torch_device", None)
         if place is None:
-            return networks.graph(spec, cell.precision, self._device.info().kind), spec.batch
+            return cell_graph(cell, self._device.info().kind)
+        spec = network_spec(cell)
         with torch.device(place):
             model = networks.build(spec).to(dtype_of(cell.precision))
         return model, cast(networks.inputs(spec, device=str(place)), dtype_of(cell.precision))
@@ -242,7 +251,7 @@ class Synchronous(Schedule):
         tiny = list(map(network_cell, tiny_networks(TINY)))
         first = len(networks.KINDS)
         yield from map(network_cell, chain_networks())
-        yield from (*tiny[:first], *memory_cells(), FRESH, *tiny[first:])
+        yield from (*tiny[:first], *memory_cells(), *tiny[first:])
         small = (network_cell(spec, self._precisions[0]) for spec in small_networks())
         for number, spec in enumerate(self.uncertain_networks(sized_networks())):
             yield network_cell(spec, in_turn(self._precisions, number))
@@ -251,19 +260,18 @@ class Synchronous(Schedule):
 
     def measure(self, cell: Cell) -> Sampled:
         """Time a network whole and call by call, or bytes being moved."""
-        gauge = gauge_of(torch.get_num_threads())
+        gauge = gauge_for(cell.runtime)
         if cell.kind == "memory":
             call = self._device.prepare(cell)
             return Sampled({"single": timer.single(self._device, call, timer.QUICK, gauge)})
         spec = network_spec(cell)
-        # One that cannot be traced is no use to any fit.
-        graph = networks.graph(spec, cell.precision, self._device.info().kind)
+        graph, batch = cell_graph(cell, self._device.info().kind)  # one that cannot be traced is no use to any fit
         repeats, budget_s = TINY_EFFORT if spec.tiny else HOLDOUT_EFFORT if spec.holdout else SIZED_EFFORT
         with self._device.errors():
             model, inputs = self._workload(cell)
             between = self._evicting(spec, inputs, cell.precision) if spec.cold else None
             timed = in_network.time_ops(model, inputs, repeats=repeats, budget_s=budget_s, gauge=gauge, between=between)
-        known = len(in_network.calls(graph.at(spec.batch)))
+        known = len(in_network.calls(graph.at(batch)))
         if len(timed.calls_us) != known:
             raise CalibrationError(f"{len(timed.calls_us)} calls were timed, but its trace has {known}")
         return timed
@@ -288,9 +296,7 @@ class Asynchronous(Schedule):
 
     def cells(self) -> Iterator[Cell]:
         """Clocks, dispatch, tiny networks; then kernels of every precision in turns, with a holdout now and then."""
-        yield CLOCK
-        yield from memory_cells()[-2:]
-        yield from dispatch_cells()
+        yield from (CLOCK, COPY, UPLOAD, *dispatch_cells())
         for spec in (*chain_networks(), *tiny_networks(TINY)):
             yield network_cell(spec)
         # What multiplies nothing runs in TF32 as it does in fp32: `fitting` takes it from there. So do convolutions and
@@ -311,20 +317,19 @@ class Asynchronous(Schedule):
         if cell.kind == "network":
             return self._network(cell, gauge)
         call = self._device.prepare(cell)
-        if cell.name == "upload":
+        if cell.name == UPLOAD.name:
             return Sampled({"single": timer.single(self._device, call)})
         if cell.kind == "dispatch":
             return Sampled({"issue": timer.issue(self._device, call, DISPATCH, gauge)})
         return Sampled({"queued": timer.queued(self._device, call, FINE if cell.kind == "memory" else None)})
 
     def _network(self, cell: Cell, gauge: SpeedGauge | None) -> Sampled:
-        spec = network_spec(cell)
         self._device.use_precision(cell.precision)
         with self._device.errors():
-            workload = self._workload(cell)
-        call = self._device.prepare_model(*workload, "eager")
+            model, inputs = self._workload(cell)
+        call = self._device.prepare_model(model, inputs, cell.runtime)
         timings = {"single": timer.single(self._device, call, WHOLE, gauge)}
-        syncs = networks.graph(spec, cell.precision, self._device.info().kind).syncs(spec.batch)
-        if spec.tiny and not syncs:
+        graph, batch = cell_graph(cell, self._device.info().kind)
+        if network_spec(cell).tiny and not graph.syncs(batch):
             timings["issue"] = timer.issue(self._device, call, WHOLE, gauge)
         return Sampled(timings)

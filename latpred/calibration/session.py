@@ -99,7 +99,7 @@ class Header(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
     def extends(self, other: Header) -> bool:
         """Whether rows of further runtimes may join those below another header, which may be in other precisions."""
-        # Headers of earlier versions say nothing of how they were measured but in the digest of all settings.
+        # The same threads may have been asked for, or be what PyTorch uses anyway: that differs in `about` alone.
         return self._agrees(other) and (other.about == self.about or other.settings == self.settings)
 
     def _agrees(self, other: Header) -> bool:
@@ -130,7 +130,7 @@ class _Holder(msgspec.Struct, frozen=True):
 
     pid: int
     since: str
-    host: str = ""  # digest of the host's name
+    host: str  # digest of its name
 
 
 def directory(device: str) -> Path:
@@ -266,7 +266,7 @@ class Session:
         """What was measured of a runtime so far."""
         return [row for row in self._rows.values() if row.cell.runtime == runtime]
 
-    def resumable(self, runtime: str, since: str = "") -> bool:
+    def resumable(self, runtime: str, since: str) -> bool:
         """Whether there is a journal to go on from that has rows of a runtime; to be asked before it is entered.
 
         One that was set aside counts where it was started after `since`.
@@ -329,12 +329,12 @@ class Session:
         Call it once the profile is saved. One that was `extending` the last calibration adds to its record.
         """
         last = self._folder / LAST
-        measured = {row.cell.runtime for row in self._rows.values()}
+        anew = {row.cell.runtime for row in self._rows.values()}
         with self._writing():
             self._journal.close()
             header, rows, _ = _contents(_bytes_of(last))
             extends = extending and header is not None and self._header.extends(header)
-            older = [row for row in rows if extends and row.cell.runtime not in measured]
+            older = [row for row in rows if extends and row.cell.runtime not in anew]
             first = header if older else self._header  # that of eager, which a profile is fitted to again
             lines = [msgspec.json.encode(part) for part in (first, *older, *self._rows.values())]
             storage.write(last, b"\n".join(lines) + b"\n")
@@ -343,7 +343,6 @@ class Session:
     def _opened(self) -> BinaryIO:
         """The journal, and what of its rows need not be measured again."""
         path, under_way, found = self._folder / JOURNAL, self._folder / UNDER_WAY, self._found()
-        killed = None  # what a process was timing when it was killed
         if found is None or found.path != path:
             self._set_aside(path)
             under_way.unlink(missing_ok=True)
@@ -354,11 +353,11 @@ class Session:
             os.truncate(found.path, found.length)
             os.replace(found.path, path)
             self._header = msgspec.structs.replace(found.header, about=self._header.about)  # as asked for now
-            killed = _decoded(_bytes_of(under_way), UnderWay)
         rows = found.rows if found else []
         self._rows = {row.cell.key: row for row in rows if row.settled}
         self._tries = {row.cell.key: row.tries for row in rows if not row.settled}
-        if killed is not None:
+        killed = _decoded(_bytes_of(under_way), UnderWay)
+        if killed is not None:  # the cell that a process was timing when it ended
             self._tries[killed.key] = killed.tries
         return path.open("ab")
 

@@ -254,21 +254,20 @@ def test_a_runtime_that_never_works_stays_out_and_the_gate_says_why() -> None:
 
 
 def test_budgets_are_shared_in_proportion() -> None:
-    whole = calibrator._whole_effort
-    plan = calibrator._plan(("eager", "plain"), None, False, whole(False, None, None))
+    plan = calibrator._plan(("eager", "plain"), None, False, None, None)
     usual = runtime_calibration.get("plain").seconds
     assert {name: effort.seconds for name, effort in plan.items()} == {"eager": calibrator.FULL_S, "plain": usual}
-    halved = calibrator._plan(("eager", "plain"), None, False, whole(False, (calibrator.FULL_S + usual) / 2, None))
+    halved = calibrator._plan(("eager", "plain"), None, False, (calibrator.FULL_S + usual) / 2, None)
     assert halved["plain"].seconds == pytest.approx(usual / 2)
     assert halved["eager"].seconds == pytest.approx(calibrator.FULL_S / 2)
-    quick = calibrator._plan(("plain",), None, True, whole(True, None, None))
+    quick = calibrator._plan(("plain",), None, True, None, None)
     assert list(quick) == ["eager", "plain"]
     assert quick["plain"].seconds == pytest.approx(usual / 3)
 
 
 def test_who_replays_a_runtime_s_kernels_comes_after_it_in_whatever_order_they_are_named() -> None:
     wanted = ("onnxruntime-cuda-graphs", "torchscript", "compile-reduce-overhead", "onnxruntime", "compile")
-    plan = calibrator._plan(wanted, None, False, calibrator._whole_effort(False, None, None))
+    plan = calibrator._plan(wanted, None, False, None, None)
     assert list(plan) == ["eager", "torchscript", "onnxruntime", "compile", *wanted[0::2][:2]]
 
 

@@ -228,12 +228,12 @@ def test_a_profile_says_how_it_was_measured() -> None:
     info = msgspec.structs.replace(profile().device, kind="cuda")
     on, off = conditions.Options(cudnn_benchmark=True), conditions.Options()
     for options in (on, off):
-        measured = profile(device=info, protocol=options.protocol("cuda"))
+        measured = profile(device=info, protocol=options.protocol("cuda", "cuda:0"))
         assert store.cudnn_benchmarked(measured) == options.cudnn_benchmark
         assert "convolutions and RNNs in TF32" in measured.protocol["float32"]
         assert conditions.Options.of(measured) == options
-    assert conditions.Options(threads=2).protocol("cpu") == {"threads": "2, as asked for"}
-    assert off.protocol("cpu") == {}
+    assert conditions.Options(threads=2).protocol("cpu", "cpu") == {"threads": "2, as asked for"}
+    assert off.protocol("cpu", "cpu") == {}
     assert conditions.Options.of(profile()) == conditions.Options(threads=1)
     other = profile(machine=machine(threads=torch.get_num_threads() + 1, driver="1"))
     as_measured, as_here = (conditions.changes(other, CpuDevice(), way) for way in (conditions.Options.of(other), off))

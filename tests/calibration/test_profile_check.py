@@ -14,7 +14,7 @@ import msgspec
 import numpy as np
 import pytest
 import torch
-from click.testing import CliRunner
+from clidata import run
 from guards import journals
 from profiledata import machine, profile
 
@@ -28,7 +28,6 @@ from latpred.calibration.measurement import drift_test
 from latpred.calibration.measurement.drift_test import Ratio
 from latpred.calibration.schedules import network_spec
 from latpred.calibration.session import Row
-from latpred.cli import main
 from latpred.errors import DeviceError, NoProfileError, ProfileError, UsageError
 from latpred.profile import store
 from latpred.profile.document import ADAPTED, DeviceProfile, Sample
@@ -144,7 +143,7 @@ def test_the_verb_says_what_moved_and_exits_with_one(
     stack = {**calibrated.machine.stack, "torch": "1.0"}
     older = msgspec.structs.replace(calibrated.machine, stack=stack, threads=calibrated.machine.threads + 1)
     store.save(msgspec.structs.replace(calibrated, runtimes={"eager": eager}, machine=older))
-    done = CliRunner().invoke(main, ["check", "--device", "simulated", "--budget", "600s", "--json"])
+    done = run("check", "--device", "simulated", "--budget", "600s", "--json")
     found = json.loads(done.stdout)
     assert found["schema"] == "latpred.check/1"
     assert {part["name"] for part in found["parts"] if part["verdict"] == "moved"} == {"gemm.linear", "gemm.addmm"}

@@ -129,14 +129,15 @@ def test_a_spent_budget_says_how_far_it_came(tmp_path: Path) -> None:
 
 
 class Broken(SimulatedDevice):
-    """Fails at one model in a way of its own."""
+    """Fails at some models in a way of its own, and counts how often it was asked for them."""
 
-    def __init__(self, failure: BaseException) -> None:
+    def __init__(self, failure: BaseException, models: tuple[str, ...] = ("b",)) -> None:
         super().__init__()
-        self.failure = failure
+        self.failure, self.models, self.asked = failure, models, 0
 
     def prepare_model(self, model: object, inputs: object, runtime: str = "eager") -> object:  # type: ignore[override]
-        if getattr(model, "model", "") == "b":
+        if getattr(model, "model", "") in self.models:
+            self.asked += 1
             raise self.failure
         return super().prepare_model(model, inputs, runtime)
 
@@ -190,20 +191,11 @@ def test_another_plan_or_machine_needs_another_folder(tmp_path: Path, monkeypatc
         pass
 
 
-class Refusing(SimulatedDevice):
-    """Refuses a runtime, and counts how often it was asked."""
-
-    asked = 0
-
-    def prepare_model(self, model: object, inputs: object, runtime: str = "eager") -> object:  # type: ignore[override]
-        type(self).asked += 1
-        raise RuntimeRefusalError("it has a branch")
-
-
 def test_what_a_runtime_refused_is_not_asked_again_at_other_batches(tmp_path: Path) -> None:
-    done = run(tmp_path, Refusing(), stages=["first"])
+    refusing = Broken(RuntimeRefusalError("it has a branch"), models=("a", "b"))
+    done = run(tmp_path, refusing, stages=["first"])
     assert {reason: len(keys) for reason, keys in done.failed.items()} == {"refused: it has a branch": 4}
-    assert Refusing.asked == 2  # once for each model
+    assert refusing.asked == 2  # once for each model
 
 
 def test_unknown_plans_stages_and_runtimes(tmp_path: Path) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from typing import Any
 
 import pytest
@@ -9,13 +10,20 @@ import torch
 from tabledata import measured
 from torch import nn
 
+from latpred.calibration.devices import conditions
 from latpred.calibration.devices.cpu import CpuDevice
 from latpred.calibration.devices.simulated import SimulatedDevice
 from latpred.calibration.measurement import timed_baselines
 from latpred.calibration.measurement.whole_models import Bench
 from latpred.calibration.timing import timer
 from latpred.calibration.workloads.suites import Workload, module_workload
-from latpred.errors import UsageError
+
+
+@pytest.fixture(autouse=True)
+def measuring() -> Iterator[None]:
+    """What is set around everything that is measured."""
+    with conditions.stated(dtype=None):
+        yield
 
 
 def workload() -> Workload:
@@ -87,8 +95,3 @@ def test_why_there_is_no_column(device: type[Any], time: bool, reason: str) -> N
     out, reasons = timed_baselines.with_baselines(table, [workload()], bench, ["isolated_ops"], lambda label: time)
     assert list(out.columns) == list(table.columns)
     assert reasons == {"isolated_ops": reason}
-
-
-def test_an_unknown_baseline() -> None:
-    with pytest.raises(UsageError, match="no baseline 'guess' to measure"):
-        timed_baselines.with_baselines(measured([("a", 1, 1.0)]), [], Bench(CpuDevice()), ["guess"], lambda label: True)

@@ -2,14 +2,12 @@
 
 from __future__ import annotations
 
-import json
 import math
 from pathlib import Path
 
 import pytest
 import torch
-from click.testing import CliRunner
-from clidata import models_file
+from clidata import document, models_file, run
 from gauges import FAST
 from profiledata import machine, profile
 from tracing.test_text_generation import gpt2
@@ -19,7 +17,6 @@ from latpred import tables
 from latpred.calibration.devices.simulated import SimulatedDevice, SimulatedSpec
 from latpred.calibration.measurement import timed_generation
 from latpred.calibration.measurement.timed_generation import beside, generation_workload, measure_generation
-from latpred.cli import main
 from latpred.cli.predict import live_device
 from latpred.errors import UsageError
 from latpred.profile import store
@@ -97,11 +94,10 @@ def test_the_verb_prints_both(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -
     monkeypatch.setattr("latpred.calibration.measurement.whole_models.VISIT", FAST)
     store.save(profile())
     asked = ["generate", f"{models_file(tmp_path)}:gpt2", "--prompt", "4", "--new-tokens", "2", "--measure"]
-    done = CliRunner().invoke(main, asked)
+    done = run(*asked)
     assert done.exit_code == 0, done.output
     assert "next token" in done.stdout
-    document = json.loads(CliRunner().invoke(main, [*asked, "--json"]).stdout)
-    assert [row["what"] for row in document["measured"]] == ["first token", "next token", "2 tokens"]
+    assert [row["what"] for row in document(*asked)["measured"]] == ["first token", "next token", "2 tokens"]
 
 
 def test_the_verb_measures_with_the_threads_of_the_profile(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -114,9 +110,7 @@ def test_the_verb_measures_with_the_threads_of_the_profile(tmp_path: Path, monke
     monkeypatch.setattr(timed_generation, "measure_generation", measure)
     store.save(profile("cpu-3-threads", machine=machine(threads=3)))
     model = f"{models_file(tmp_path)}:gpt2"
-    CliRunner().invoke(
-        main, ["generate", model, "--device", "cpu-3-threads", "--new-tokens", "2", "--prompt", "4", "--measure"]
-    )
+    run("generate", model, "--device", "cpu-3-threads", "--new-tokens", "2", "--prompt", "4", "--measure")
     assert asked == ["cpu", 3]
 
 
@@ -128,8 +122,6 @@ def test_a_batch_that_could_not_be_measured_is_null_beside_the_others(
     table = measure_generation(gpt2(), 6, 2, [1, 2], repeats=1, plan=FAST)
     table.loc[table["batch"] == 2, ["status", "latency_s"]] = "out of memory", math.nan
     monkeypatch.setattr(timed_generation, "measure_generation", lambda *_, **__: table)
-    asked = ["generate", model, "--prompt", "6", "--new-tokens", "2", "--batch", "1,2", "--measure", "--json"]
-    shown = CliRunner().invoke(main, asked)
-    assert shown.exit_code == 0, shown.output
-    rows = json.loads(shown.stdout)["measured"]
+    asked = ["generate", model, "--prompt", "6", "--new-tokens", "2", "--batch", "1,2", "--measure"]
+    rows = document(*asked)["measured"]
     assert [row["measured_s"] is None for row in rows] == [False] * 3 + [True] * 3

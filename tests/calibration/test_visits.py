@@ -70,7 +70,7 @@ Made = Callable[..., Visits]
 def made(session: Session, monkeypatch: pytest.MonkeyPatch) -> Made:
     """Visits on a CPU that some disturbances befall."""
     monkeypatch.setattr(visits, "wait_for_calm", lambda limit_s, threads: None)
-    monkeypatch.setattr(visits, "gauge_of", lambda threads: ScriptedGauge())
+    monkeypatch.setattr(visits, "gauge_on", lambda kind, runtime: ScriptedGauge())
 
     def make(
         measure: Measuring,
@@ -325,7 +325,7 @@ def test_only_what_a_gpus_host_takes_part_in_waits_for_its_full_speed(
             return 0.0
 
     gauge = Waiting()
-    monkeypatch.setattr(visits, "gauge_of", lambda threads: gauge)
+    monkeypatch.setattr(visits, "gauge_on", lambda kind, runtime: gauge)
     device = CpuDevice()
     monkeypatch.setattr(CpuDevice, "asynchronous", True)
     visited = Visits(session, device, "eager", Measuring(), 60.0, lambda *_: None)
@@ -337,9 +337,9 @@ def test_only_what_a_gpus_host_takes_part_in_waits_for_its_full_speed(
 
 def test_disturbed_rows_are_left_out_unless_too_few_are_left() -> None:
     rows = [row(1), row(2), row(3, disturbed="other work used 0.9 processors")]
-    assert visits.at_one_speed(rows) == rows[:2]
-    assert len(visits.at_one_speed([*rows, *(row(n, 9.0) for n in range(4, 8))])) == 7
-    assert visits.at_one_speed([]) == []
+    assert visits.undisturbed(rows) == rows[:2]
+    assert len(visits.undisturbed([*rows, *(row(n, 9.0) for n in range(4, 8))])) == 7
+    assert visits.undisturbed([]) == []
 
 
 @pytest.mark.parametrize(

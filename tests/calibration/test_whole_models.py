@@ -119,7 +119,7 @@ def test_every_cell_says_how_its_shared_cache_was(monkeypatch: pytest.MonkeyPatc
     def read() -> dict[str, float]:
         return {host.PRODUCT: 500.0, host.CACHE: 1000.0 * device.order[-1]}
 
-    monkeypatch.setattr(whole_models, "ReferenceTimer", lambda threads, **_: SimpleNamespace(read=read))
+    monkeypatch.setattr(whole_models, "reference_on", lambda _: SimpleNamespace(read=read))
     workload = module_workload("any", nn.Identity(), torch.zeros(1, 2))
     table = measure(workload, [1, 2], device=device, repeats=2, plan=timer.Plan(least=3, most=3, warmup_s=0.0))
     assert table.set_index("batch")[host.COLUMN.format(host.CACHE)].to_dict() == {1: 1000.0, 2: 2000.0}

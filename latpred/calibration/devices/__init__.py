@@ -10,22 +10,26 @@ from latpred.errors import DeviceError
 __all__ = ["Call", "Device", "ProfiledForward", "open_device"]
 
 
-def open_device(name: str) -> Device:
-    """The live device of a name, ready to be timed: "cpu", "cuda", "cuda:1" or "simulated"; else a DeviceError.
+def open_device(device: str | Device) -> Device:
+    """The device of a name, ready to be timed, or an open one as it is.
+
+    Names are "cpu", "cuda", "cuda:1" and "simulated"; any other is a DeviceError.
 
     >>> open_device("simulated").asynchronous
     True
     """
-    if name == "cpu":
+    if not isinstance(device, str):
+        return device
+    if device == "cpu":
         from latpred.calibration.devices.cpu import CpuDevice
 
         return CpuDevice()
-    if name == "simulated":
+    if device == "simulated":
         from latpred.calibration.devices.simulated import SimulatedDevice
 
         return SimulatedDevice()
-    if re.fullmatch(r"cuda(:\d+)?", name):
+    if re.fullmatch(r"cuda(:\d+)?", device):
         from latpred.calibration.devices.cuda import CudaDevice
 
-        return CudaDevice(int(name.partition(":")[2] or 0))
-    raise DeviceError(f"nothing can be measured on {name!r}. Use device='cpu', 'cuda:0' or 'simulated'.")
+        return CudaDevice(int(device.partition(":")[2] or 0))
+    raise DeviceError(f"nothing can be measured on {device!r}. Use device='cpu', 'cuda:0' or 'simulated'.")

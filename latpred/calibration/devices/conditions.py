@@ -15,6 +15,7 @@ from latpred.calibration.devices.base import Device
 from latpred.errors import UsageError
 from latpred.profile.document import BENCHMARK, CUDNN, FLOAT32, OPENED, THREADS, DeviceProfile
 from latpred.profile.store import cudnn_benchmarked, mismatch
+from latpred.sandbox.own_thread import no_autocast
 
 _LARGEST_KEPT_BYTES = (32 << 20) - 8192  # with the allocator's own bookkeeping, just within what it learns from
 _BACKENDS: Any = torch.backends  # carry no types, as the next two
@@ -67,12 +68,12 @@ class Options(NamedTuple):
         threads = "" if self.threads is None else f"-{self.threads}-thread{'s' * (self.threads > 1)}"
         return f"{device}{threads}{'-cudnn-benchmark' * self.cudnn_benchmark}"
 
-    def protocol(self, kind: str, opened: str = "") -> dict[str, str]:
+    def protocol(self, kind: str, opened: str) -> dict[str, str]:
         """What the protocol of a profile says of them, and by which name a GPU was opened."""
         said = {} if self.threads is None else {THREADS: f"{self.threads}, as asked for"}
         if kind == "cuda":
-            said |= {CUDNN: BENCHMARK if self.cudnn_benchmark else f"no {BENCHMARK}", FLOAT32: _AS_PYTORCH}
-            said |= {OPENED: opened} if opened else {}
+            benchmark = BENCHMARK if self.cudnn_benchmark else f"no {BENCHMARK}"
+            said |= {CUDNN: benchmark, FLOAT32: _AS_PYTORCH, OPENED: opened}
         return said
 
 
@@ -107,9 +108,7 @@ def stated(
         # Whether subnormal results become zero now: PyTorch can set this but not tell.
         undo.callback(torch.set_flush_denormal, not (torch.tensor(1e-39, dtype=torch.float32) * 0.5).item())
         torch.set_flush_denormal(True)
-        for kind in ("cpu", "cuda"):
-            undo.callback(torch.set_autocast_enabled, kind, torch.is_autocast_enabled(kind))
-            torch.set_autocast_enabled(kind, False)
+        undo.enter_context(no_autocast())
         # The C library's allocator, too, comes to where every long-lived process ends up. Until it has freed a block of
         # 32 MiB, glibc gives large blocks back to the system, and each forward pass pays again for their pages, up to a
         # third of its time. Where the allocator is another, this does nothing.
@@ -124,8 +123,11 @@ def _choose_algorithms(options: Options, undo: ExitStack) -> None:
         warn_only = torch.is_deterministic_algorithms_warn_only_enabled()
         undo.callback(torch.use_deterministic_algorithms, True, warn_only=warn_only)
         torch.use_deterministic_algorithms(False)
-    wanted = ((_CUDNN, "benchmark", options.cudnn_benchmark), (_CUDNN, "deterministic", False))
-    for library, name, value in (*wanted, (_ONEDNN, "deterministic", False)):
+    for library, name, value in (
+        (_CUDNN, "benchmark", options.cudnn_benchmark),
+        (_CUDNN, "deterministic", False),
+        (_ONEDNN, "deterministic", False),
+    ):
         undo.callback(setattr, library, name, getattr(library, name))
         setattr(library, name, value)
 

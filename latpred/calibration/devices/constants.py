@@ -19,7 +19,7 @@ from math import inf, isfinite, log, sqrt
 import msgspec
 import numpy as np
 
-from latpred.calibration.cells import CLOCK, FRESH, Cell
+from latpred.calibration.cells import CLOCK, COPY, FRESH, UPLOAD, Cell
 from latpred.calibration.devices.base import Call, Device
 from latpred.calibration.session import Row
 from latpred.calibration.timing import timer
@@ -139,11 +139,11 @@ def described(info: DeviceInfo, rows: Sequence[Row]) -> DeviceInfo:
             by_size.setdefault(row.cell.name, {})[row.cell.dims["bytes"]] = row.cell.dims["bytes"] / taken_us
     rates = {name: max(each.values()) for name, each in by_size.items()}
     # Microseconds that the system takes for a byte that it gives.
-    longer = 1.0 / rates.get(FRESH.name, inf) - 1.0 / rates.get("bandwidth", inf)
+    longer = 1.0 / rates.get(FRESH.name, inf) - 1.0 / rates.get(COPY.name, inf)
     return msgspec.structs.replace(
         info,
-        bandwidth_bytes_per_us=round(2 * rates.get("bandwidth", 0.0), 1),  # a copy reads and writes
-        copy_bytes_per_us=round(rates.get("upload", 0.0), 1),
+        bandwidth_bytes_per_us=round(2 * rates.get(COPY.name, 0.0), 1),  # a copy reads and writes
+        copy_bytes_per_us=round(rates.get(UPLOAD.name, 0.0), 1),
         cache_bytes=cache_bytes(by_size["read"]) if "read" in rates else info.cache_bytes,
         resident_bytes=_resident_bytes(by_size["weights"]) if "weights" in rates else 0,
         fresh_bytes_per_us=round(1.0 / longer, 1) if longer > 0 else 0.0,

@@ -211,7 +211,7 @@ class CudaDevice(RealDevice):
 def info_of(properties: Any) -> DeviceInfo:
     """A GPU by what PyTorch says of its properties."""
     return DeviceInfo(
-        re.sub(r"[^a-z0-9]+", "-", properties.name.lower()).strip("-"),
+        name_of(properties.name),
         "cuda",
         asynchronous=True,
         memory_bytes=properties.total_memory,
@@ -219,6 +219,15 @@ def info_of(properties: Any) -> DeviceInfo:
         queue=0,
         cache_bytes=int(getattr(properties, "L2_cache_size", 0)),
     )
+
+
+def name_of(accelerator: str) -> str:
+    """What profiles call a GPU that the driver calls so.
+
+    >>> name_of("NVIDIA H100 80GB HBM3")
+    'nvidia-h100-80gb-hbm3'
+    """
+    return re.sub(r"[^a-z0-9]+", "-", accelerator.lower()).strip("-")
 
 
 def unsupported(index: int) -> str:

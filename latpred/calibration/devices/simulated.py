@@ -18,7 +18,7 @@ from typing import Any
 import msgspec
 import numpy as np
 
-from latpred.calibration.cells import Cell
+from latpred.calibration.cells import UPLOAD, Cell
 from latpred.calibration.devices import machine
 from latpred.calibration.devices.base import Call, ProfiledForward
 from latpred.calibration.devices.simulated_costs import PYTHON, SimulatedSpec, Step, TrueCosts, Work, program, step
@@ -88,7 +88,7 @@ class SimulatedDevice:
     """A device of known costs behind the interface of a real one.
 
     >>> from latpred.calibration.timing import timer
-    >>> from latpred.calibration.cells import Cell
+    >>> from latpred.calibration.cells import UPLOAD, Cell
     >>> device = SimulatedDevice(SimulatedSpec(noise=0.0, spikes=0.0))
     >>> f"{timer.issue(device, device.prepare(Cell('clock', 'mark'))).median_s * 1e6:.1f} us"
     '1.5 us'
@@ -227,7 +227,7 @@ class SimulatedDevice:
         """Bytes moved within the device ("bandwidth") or brought from the host and waited for ("upload")."""
         costs, size = self.spec.costs, cell.dims["bytes"]
         self._fit(2 * size, cell.key)
-        if cell.name == "upload":
+        if cell.name == UPLOAD.name:
             return self._calling([Step((costs.dispatch("copy"),), (size / costs.copy_bytes_per_us,), 1)])
         kernel_us = costs.kernel_us("copy", Work(0, 0, size, size, size / 4), "fp32")
         return self._calling([Step((costs.dispatch("copy"),), (kernel_us,))])

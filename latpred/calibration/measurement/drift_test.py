@@ -27,12 +27,11 @@ from latpred.calibration.fitting import profile_fit
 from latpred.calibration.fitting.dispatch_fit import TimedNetwork, class_costs, with_parents
 from latpred.calibration.fitting.kernel_fit import KernelSample, host_us, kernel_samples, nearest_fit, row_of
 from latpred.calibration.fitting.profile_fit import EAGER
-from latpred.calibration.schedules import network_spec, schedule_of
+from latpred.calibration.schedules import cell_graph, network_spec, schedule_of
 from latpred.calibration.session import Row, measured
 from latpred.calibration.timing import disturbance, visits
 from latpred.calibration.timing.in_network import calls
-from latpred.calibration.timing.reference_speed import ReferenceTimer, RunSpeed
-from latpred.calibration.workloads import networks, single_ops
+from latpred.calibration.timing.reference_speed import RunSpeed, reference_on
 from latpred.errors import CalibrationError, ProfileError, UsageError
 from latpred.graph.features import NATIVE, Floats, kind, native
 from latpred.graph.graph import Op
@@ -110,11 +109,7 @@ def _parts(profile: DeviceProfile, cell: Cell) -> set[str]:
     A cell that cannot be traced any more has none.
     """
     try:
-        if cell.kind == "kernel":
-            graph, batch = single_ops.graph(cell)
-        else:
-            spec = network_spec(cell)
-            graph, batch = networks.graph(spec, cell.precision, profile.device.kind), spec.batch
+        graph, batch = cell_graph(cell, profile.device.kind)
     except Exception:
         return set()  # it may be of another version; choosing must not end a check over one cell
     ops = [op for op in graph.at(batch) if op.launches]
@@ -159,9 +154,9 @@ def _ratios(profile: DeviceProfile, rows: Sequence[Row], speed: RunSpeed) -> Ite
     good = [row for row in rows if not row.error]
     issued = [profile_fit.at_full_speed(row, profile.device, speed) for row in good if not _is_sized(row)]
     small = [(row, profile_fit.timed_network(row, profile.device)) for row in issued if row.cell.kind == "network"]
-    then = host.slowdown(profile.speed, speed.full_us, asynchronous=profile.device.asynchronous)
+    slowdown = host.slowdown(profile.speed, speed.full_us, asynchronous=profile.device.asynchronous)
     prices = _KernelPrices(profile)
-    ratios = _issued(profile, small, then)
+    ratios = _issued(profile, small, slowdown)
     if profile.device.asynchronous:
         gap_us = profile.device.gap_us
         kernels = [
@@ -170,7 +165,7 @@ def _ratios(profile: DeviceProfile, rows: Sequence[Row], speed: RunSpeed) -> Ite
             if row.cell.kind == "kernel"
             for sample in profile_fit.queued_sample(row, gap_us, profile.kernels.get(row.cell.precision, ()))
         ]
-        ratios = chain(ratios, _dispatched(profile, issued, then))
+        ratios = chain(ratios, _dispatched(profile, issued, slowdown))
     else:
         tiny = [(row.cell.key, run) for row, run in small if not network_spec(row.cell).chain]
         # A sized network keeps its times, and says how much slower than the profile's the machine was for it.
@@ -179,8 +174,8 @@ def _ratios(profile: DeviceProfile, rows: Sequence[Row], speed: RunSpeed) -> Ite
             for row in good
             if _is_sized(row)
         ]
-        kernels = _in_networks(profile, sized, [run for _, run in tiny], then)
-        ratios = chain(ratios, _called(prices, tiny, then))
+        kernels = _in_networks(profile, sized, [run for _, run in tiny], slowdown)
+        ratios = chain(ratios, _called(prices, tiny, slowdown))
     return (ratio for ratio in chain(ratios, _kernels(prices, kernels)) if math.isfinite(ratio.log_ratio))
 
 
@@ -193,7 +188,7 @@ def _log(measured_us: float, predicted_us: float) -> float:
     return math.log(measured_us / predicted_us) if measured_us > 0 and predicted_us > 0 else math.nan
 
 
-def _issued(profile: DeviceProfile, small: Iterable[tuple[Row, TimedNetwork]], then: Slowdown) -> Iterator[Ratio]:
+def _issued(profile: DeviceProfile, small: Iterable[tuple[Row, TimedNetwork]], slowdown: Slowdown) -> Iterator[Ratio]:
     """Chains long enough for their calls to be what takes the time, and tiny networks where issuing them was timed.
 
     In these dispatch is dearer than in loops of the same ops.
@@ -203,18 +198,18 @@ def _issued(profile: DeviceProfile, small: Iterable[tuple[Row, TimedNetwork]], t
         predicted_us = host_us(run, dispatch)
         if not network_spec(row.cell).chain:
             if run.issue_us is not None:
-                yield Ratio(HOST, ISSUED, row.cell.key, _log(run.issue_us / then.ops, predicted_us))
+                yield Ratio(HOST, ISSUED, row.cell.key, _log(run.issue_us / slowdown.ops, predicted_us))
         elif dispatch.fixed_us <= SHORT * predicted_us:
-            yield Ratio(HOST, CALLS[row.cell.name], row.cell.key, _log(run.issued_us / then.dispatch, predicted_us))
+            yield Ratio(HOST, CALLS[row.cell.name], row.cell.key, _log(run.issued_us / slowdown.dispatch, predicted_us))
 
 
-def _dispatched(profile: DeviceProfile, rows: Iterable[Row], then: Slowdown) -> Iterator[Ratio]:
+def _dispatched(profile: DeviceProfile, rows: Iterable[Row], slowdown: Slowdown) -> Iterator[Ratio]:
     """Tiny ops issued in loops; one that issues several belongs to the class that costs most of it."""
     for row in rows:
         if row.cell.kind == "dispatch":
             names, issued_us = profile_fit.issued_in_loop(row, profile.device.sync_us)
             costs = [host_cost(profile.runtimes[EAGER], name) for name in names]
-            ratio = _log(issued_us / then.ops, sum(costs))
+            ratio = _log(issued_us / slowdown.ops, sum(costs))
             yield Ratio(HOST, names[int(np.argmax(costs))], row.cell.key, ratio)
 
 
@@ -242,12 +237,14 @@ class _KernelPrices:
 
 
 def _in_networks(
-    profile: DeviceProfile, sized: Sequence[TimedNetwork], tiny: Sequence[TimedNetwork], then: Slowdown
+    profile: DeviceProfile, sized: Sequence[TimedNetwork], tiny: Sequence[TimedNetwork], slowdown: Slowdown
 ) -> list[tuple[str, str, KernelSample]]:
     """Kernels timed in their networks, with precision and probe: shapes that come again are one probe."""
     eager = profile.runtimes[EAGER]
     # Tiny networks tell what a clock around each call makes of dispatch, here at the profile's speed.
-    costs_us = {name: us / then.ops for name, us in with_parents(class_costs(tiny)).items()} if tiny else eager.costs_us
+    costs_us = eager.costs_us
+    if tiny:
+        costs_us = {name: us / slowdown.ops for name, us in with_parents(class_costs(tiny)).items()}
     clocked = DispatchFit(costs_us, 0.0, 0.0, 0.0)
     by_precision = {name: [run for run in sized if run.graph.precision == name] for name in profile.kernels}
     return [
@@ -269,7 +266,7 @@ def _kernels(prices: _KernelPrices, samples: Iterable[tuple[str, str, KernelSamp
             yield Ratio(DEVICE, part, probe, ratio, profile.kernels[precision][key].spread)
 
 
-def _called(prices: _KernelPrices, runs: Sequence[tuple[str, TimedNetwork]], then: Slowdown) -> Iterator[Ratio]:
+def _called(prices: _KernelPrices, runs: Sequence[tuple[str, TimedNetwork]], slowdown: Slowdown) -> Iterator[Ratio]:
     """Calls of tiny networks, timed in place; each comes with the key of its cell."""
     if not runs:
         return
@@ -286,7 +283,8 @@ def _called(prices: _KernelPrices, runs: Sequence[tuple[str, TimedNetwork]], the
     missing_us = float(np.median([expected - taken for _, _, taken, expected in single]))
     for key, name, taken, expected in single:
         if expected > 0:
-            ratio, sigma = _log((taken + missing_us) * slow / then.ops, expected), math.hypot(0.1, CLOCK_US / expected)
+            ratio = _log((taken + missing_us) * slow / slowdown.ops, expected)
+            sigma = math.hypot(0.1, CLOCK_US / expected)
             yield Ratio(HOST, root(name), f"{key}/{name}", ratio, sigma)
 
 
@@ -411,7 +409,7 @@ def check(
     if budget_s < LEAST_S:
         raise UsageError(f"a budget of {budget_s:g} s measures nothing. Give at least {LEAST_S:g} s, better 25.")
     checked = _own_profile(profile, device)
-    live = device if device is not None and not isinstance(device, str) else open_device(device or live_name(checked))
+    live = open_device(device or live_name(checked))
     info = live.info()
     if (info.kind, info.name) != (checked.device.kind, checked.device.name):
         raise ProfileError(
@@ -447,10 +445,9 @@ def timed_again(
     options = conditions.Options.of(profile)
     rounds: list[list[Row]] = []
     pace = ProgressCounter("", ROUNDS * len(cells), progress, budget_s=budget_s, clock=time.monotonic)
-    with conditions.stated(options.checked(live.info().kind), live):
+    with conditions.stated(options, live):
         schedule = schedule_of(live, tuple(profile.kernels))
-        simulated, host_only = live.info().kind == "simulated", live.asynchronous
-        reference = None if simulated else ReferenceTimer(options.threads or 1, host_only=host_only)
+        reference = reference_on(live)
         for number in range(ROUNDS):
             rounds.append([])
             for cell in random.Random(number).sample(cells, len(cells)):

@@ -125,7 +125,7 @@ def plan(name: str) -> Plan:
 
 
 def _paper(core: Sequence[Workload]) -> dict[str, Settings]:
-    more, _ = _named(MORE)
+    more = workloads_of(MORE)
     lengths = [workload for length in LENGTHS for workload in workloads_of("bert-base-uncased", seq=length)]
     shapes = [_bert(width, layers) for width, layers in SHAPES]
     return {
@@ -245,7 +245,7 @@ class RecordingSession(Session):
         key = setting.workload.key(setting.precision, setting.runtime)
         if key not in self._graphs:
             graph = setting.workload.trace(setting.precision, setting.runtime, target)
-            traced = TracedModel(*key[:4], graph=graph, runtime=key.runtime)
+            traced = TracedModel(**key._asdict(), graph=graph)
             name = hashlib.sha256("\n".join(map(str, key)).encode()).hexdigest()[:24]
             folder = self._folder / GRAPHS_FOLDER
             folder.mkdir(exist_ok=True)
@@ -342,7 +342,7 @@ def record(
     for stage in stages:
         if stage not in wanted.stages:
             raise UsageError(f"The plan {name} has no stage {stage!r}. Use one of {', '.join(wanted.stages)}.")
-    live = open_device(device) if isinstance(device, str) else device
+    live = open_device(device)
     left_out, notes = _unavailable(live, wanted, runtimes)
     planned = {
         stage: [one for one in settings if not {one.runtime, one.precision} & left_out]
@@ -350,7 +350,7 @@ def record(
     }
     chosen = [one for stage, settings in planned.items() if not stages or stage in stages for one in settings]
     with RecordingSession(folder, name, live.machine()) as session, conditions.stated(device=live):
-        todo = _left(chosen, session)
+        todo = [one for one in chosen if not session.holds(one.cell)]
         counter = ProgressCounter("", len(todo), progress, budget_s=budget_s, clock=time.monotonic)
         _measure(todo, Bench(live), session, effort, counter)
         keys, failed = {setting.cell.key for setting in chosen}, dict[str, list[str]]()
@@ -358,14 +358,11 @@ def record(
             if row.error and row.cell.key in keys:
                 failed.setdefault(row.error, []).append(row.cell.key)
         counts = {
-            stage: (len(settings) - len(_left(settings, session)), len(settings)) for stage, settings in planned.items()
+            stage: (sum(session.holds(one.cell) for one in settings), len(settings))
+            for stage, settings in planned.items()
         }
-        return Done(folder, counts, (*wanted.notes, *notes), failed, len(_left(chosen, session)))
-
-
-def _left(settings: Sequence[Setting], session: Session) -> list[Setting]:
-    """What the journal has not yet."""
-    return [setting for setting in settings if not session.holds(setting.cell)]
+        left = sum(not session.holds(one.cell) for one in chosen)
+        return Done(folder, counts, (*wanted.notes, *notes), failed, left)
 
 
 def _unavailable(device: Device, wanted: Plan, only: Sequence[str]) -> tuple[set[str], list[str]]:

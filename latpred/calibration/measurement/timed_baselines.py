@@ -18,8 +18,8 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_flatten, tree_map
 
 from latpred import tables
-from latpred.calibration.devices import conditions
 from latpred.calibration.measurement.whole_models import Bench
+from latpred.calibration.session import failure_of
 from latpred.calibration.timing import timer
 from latpred.calibration.workloads.suites import Workload
 from latpred.errors import UsageError
@@ -53,13 +53,10 @@ def isolated_ops(bench: Bench, workload: Workload, batch: int, precision: str) -
     This is how predictors that add up operators are built, with a perfect operator model: no op is interpolated.
     """
     forward = bench.call(workload, batch, "eager", precision)
-    as_around = conditions.Options(cudnn_benchmark=torch.backends.cudnn.benchmark)
-    with conditions.stated(as_around, bench.device, dtype=None):
-        bench.device.use_precision(precision)
-        with _Calls() as seen:
-            forward()
-        parts = [timer.queued(bench.device, call, PLAN).median_s * count for call, count in seen.calls.values()]
-    return math.fsum(parts)
+    bench.device.use_precision(precision)
+    with _Calls() as seen:
+        forward()
+    return math.fsum(timer.queued(bench.device, call, PLAN).median_s * count for call, count in seen.calls.values())
 
 
 def runtime_estimator(bench: Bench, workload: Workload, batch: int, precision: str) -> float:
@@ -93,8 +90,10 @@ def check_names(names: Sequence[str]) -> None:
 def with_baselines(
     table: pd.DataFrame, workloads: Sequence[Workload], bench: Bench, names: Sequence[str], announce: Announce
 ) -> tuple[pd.DataFrame, dict[str, str]]:
-    """The table with a column for each baseline, and why one has none; `announce` says whether there is time."""
-    check_names(names)
+    """The table with a column for each baseline, and why one has none; `announce` says whether there is time.
+
+    To be called within `conditions.stated`, as the models of the table were measured.
+    """
     if bench.simulated:
         return table, dict.fromkeys(names, "the simulated device runs graphs, not ops")
     reasons: dict[str, str] = {}
@@ -125,7 +124,7 @@ def _column(
         try:
             values[position] = BASELINES[name](bench, workload, int(cell["batch"]), precision)
         except Exception as error:  # torch, a model or a device may refuse in any way; the report says how
-            reason = reason or " ".join(f"{type(error).__name__}: {error}".split())
+            reason = reason or failure_of(error)
             if not any(math.isfinite(value) for value in values):
                 return values, reason
     return values, reason

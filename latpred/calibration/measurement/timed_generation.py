@@ -74,7 +74,7 @@ def measure_generation(
     name, shape = decoder(model)
     prompt, new_tokens = demand_room(name, shape, prompt, new_tokens)
     sizes = batch_sizes(batches)
-    live = open_device(device) if isinstance(device, str) else device
+    live = open_device(device)
 
     def workload(tokens: int) -> Workload | ModelGraph:
         if live.info().kind != "simulated":

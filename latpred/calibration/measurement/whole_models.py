@@ -28,12 +28,12 @@ from latpred.calibration.timing import timer
 from latpred.calibration.timing.reference_speed import (
     APART_WAIT_S,
     SLOW,
-    ReferenceTimer,
     RunSpeed,
     SpeedGauge,
     SpeedReading,
     at_full_speed,
     gauge_on,
+    reference_on,
     rest_after,
     slower,
     typical,
@@ -267,7 +267,7 @@ def measure(
     names = (runtime,) if isinstance(runtime, str) else tuple(dict.fromkeys(runtime))
     for name in names:
         runtimes.get(name)  # a misspelt one is said before a missing device
-    live = open_device(device) if isinstance(device, str) else device
+    live = open_device(device)
     for name in names:
         demand_runtime(name, live)
     if not multiplies(live, precision):
@@ -302,10 +302,8 @@ class _Visits:
         counter: ProgressCounter,
     ) -> None:
         self.cells, self.bench, self.precision, self.protocol, self.plan = cells, bench, precision, protocol, plan
-        self._counter, kind = counter, bench.info.kind
-        threads, host_only = torch.get_num_threads(), bench.info.asynchronous
-        self._reference = None if kind == "simulated" else ReferenceTimer(threads, host_only=host_only)
-        self._gauge = gauge_on(kind, "eager")
+        self._counter, self._reference = counter, reference_on(bench.device)
+        self._gauge = gauge_on(bench.info.kind, "eager")
         self._timed_s = self._waited_s = 0.0
 
     def rounds(self, repeats: int) -> None:
@@ -366,9 +364,10 @@ class _Visits:
             "run": f"{datetime.now(UTC):%Y%m%dT%H%M%SZ}-{secrets.token_hex(2)}",
             "stack": tables.stack_text(machine),
         }
-        fastest = zip((host.DISPATCH, host.THREADS), () if self._gauge is None else self._gauge.fastest, strict=False)
         speed = RunSpeed.of(visit.speed_us for cell in self.cells for visit in cell.visits)
-        speed = speed._replace(full_us={**speed.full_us, **{kind: us for kind, us in fastest if us > 0}})
+        if self._gauge is not None:  # which has looked at the speed far more often
+            fastest = zip((host.DISPATCH, host.THREADS), self._gauge.fastest, strict=True)
+            speed = speed._replace(full_us={**speed.full_us, **{kind: us for kind, us in fastest if us > 0}})
         rows = [{**common, **_row(cell, unvisited, speed)} for cell in self.cells]
         return tables.check(pd.DataFrame(rows), tables.MEASURED)
 
@@ -404,7 +403,7 @@ def _row(cell: _Cell, unvisited: str, speed: RunSpeed) -> dict[str, Any]:
         medians_s = [visit.timing.median_s for visit in visits]
         whole = timer.summary(medians_s, float(np.median(slow)))
         row |= {"latency_s": whole.median_s, "spread_s": whole.spread_s}
-        row |= {host.SLOWED: round(whole.slow, 3)} if cell.fastest.dispatch_us > 0 else {}
+        row |= {host.SLOWED: round(whole.slow, 3)} if cell.gauge is not None else {}
         if len(visits) > 1:
             even, odd = (float(np.median(medians_s[start::2])) for start in (0, 1))
             row["repeat_ratio"] = max(even, odd) / min(even, odd)

@@ -25,7 +25,7 @@ import torch.nn.functional as F
 from numpy.typing import NDArray
 
 from latpred import runtimes
-from latpred.calibration.devices import conditions
+from latpred.calibration.devices import Device, conditions
 from latpred.host import CACHE, CACHE_ROWS, COLD_DISPATCH, CONVOLUTION, DISPATCH, ELEMENTWISE, PRODUCT, STREAM, THREADS
 from latpred.sandbox.own_thread import without_modes
 
@@ -269,6 +269,13 @@ class ReferenceTimer:
             work()
             taken.append(time.perf_counter() - start)
         return float(np.median(taken)) * 1e6
+
+
+def reference_on(device: Device) -> ReferenceTimer | None:
+    """What times the references beside a device, as many threads as PyTorch uses now; none beside a simulated one."""
+    if device.info().kind == "simulated":
+        return None
+    return ReferenceTimer(torch.get_num_threads(), host_only=device.asynchronous)
 
 
 def _varied_ops(draw: torch.Generator) -> Callable[[], None]:

@@ -24,11 +24,11 @@ from latpred.calibration.timing.disturbance import Watch, wait_for_calm
 from latpred.calibration.timing.reference_speed import (
     HOPELESS,
     SLOW,
-    ReferenceTimer,
     RunSpeed,
     SpeedReading,
-    gauge_of,
+    gauge_on,
     moment_of,
+    reference_on,
     slower,
 )
 from latpred.calibration.timing.timer import Timing
@@ -68,18 +68,16 @@ class Visits:
     ) -> None:
         self._session, self._runtime, self._measure, self._tell = session, runtime, measure, tell
         self._start = time.monotonic() - sum(row.seconds for row in self.rows if not row.disturbed)
-        threads = device.machine().threads
-        self._threads = 1 if device.asynchronous else threads  # that other work can disturb: one dispatches
-        kind = device.info().kind
-        live = kind != "simulated"
+        # That other work can disturb: one dispatches to a device of its own.
+        self._threads = 1 if device.asynchronous else device.machine().threads
         self._on_device = ON_DEVICE if device.asynchronous else ()  # where its host's speed does not matter
-        self._reference = ReferenceTimer(threads, host_only=device.asynchronous) if live else None
-        self._gauge = gauge_of(self._threads) if live else None
-        self._watch = Watch(threads=self._threads, gpu=getattr(device, "state", None)) if live else None
+        self._reference = reference_on(device)
+        self._gauge = gauge_on(device.info().kind, "eager")
+        self._watch = Watch(threads=self._threads, gpu=getattr(device, "state", None)) if self._gauge else None
         self._pending = deque(row.cell for row in self.rows if row.disturbed)
         self._visits: Counter[str] = Counter()
-        # Of each: how slow it was against the fastest moments known then, and those.
-        self._believed: dict[str, tuple[Cell, float, SpeedReading]] = {}
+        # Of each the fastest moments that were known then, against which its timings say how slow it was.
+        self._believed: dict[str, tuple[Row, SpeedReading]] = {}
         resumed = [row for row in self.rows if row.speed and not row.disturbed]
         fastest = reference_speed.fastest_of(row.speed for row in resumed)
         for row in resumed:
@@ -145,13 +143,13 @@ class Visits:
     def _believe(self, row: Row, fastest: SpeedReading) -> None:
         """Remember which moments were the fastest that were known when a row was timed, where the host took part."""
         if row.cell.kind not in self._on_device:
-            self._believed[row.cell.key] = row.cell, _slow(row), fastest
+            self._believed[row.cell.key] = row, fastest
 
     def _look_back(self, fastest: SpeedReading) -> None:
         """Time again what was timed before the machine showed how fast it is."""
-        for key, (cell, slow, then) in list(self._believed.items()):
-            if slow * slower(then, fastest) > SLOW:
-                self._pending.append(cell)
+        for key, (row, then) in list(self._believed.items()):
+            if _slow(row) * slower(then, fastest) > SLOW:
+                self._pending.append(row.cell)
                 del self._believed[key]
 
     def _await_full_speed(self) -> None:
@@ -219,13 +217,6 @@ def _alone(cell: Cell) -> bool:
 def speed_of(rows: Iterable[Row]) -> RunSpeed:
     """The machine's speed during a run, in which several rows may have been timed around one reading."""
     return RunSpeed.of({tuple(row.speed.values()): row.speed for row in rows}.values())
-
-
-def at_one_speed(rows: Iterable[Row]) -> list[Row]:
-    """Undisturbed rows as they would have been at full speed, each as a whole."""
-    rows = list(rows)
-    speed = speed_of(rows)
-    return [at_full_speed(row, speed) for row in undisturbed(rows)]
 
 
 def at_full_speed(row: Row, speed: RunSpeed, longer: float | None = None) -> Row:
