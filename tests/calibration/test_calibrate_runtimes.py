@@ -256,7 +256,7 @@ def test_a_runtime_that_never_works_stays_out_and_the_gate_says_why() -> None:
 def test_budgets_are_shared_in_proportion() -> None:
     whole = calibrator._whole_effort
     plan = calibrator._plan(("eager", "plain"), None, False, whole(False, None, None))
-    usual = runtime_calibration.get("plain").seconds
+    usual = runtime_calibration.seconds_of("plain")
     assert {name: effort.seconds for name, effort in plan.items()} == {"eager": calibrator.FULL_S, "plain": usual}
     halved = calibrator._plan(("eager", "plain"), None, False, whole(False, (calibrator.FULL_S + usual) / 2, None))
     assert halved["plain"].seconds == pytest.approx(usual / 2)

@@ -1,7 +1,7 @@
 """CompileCalibrator: few networks, because torch.compile takes long on each, with every call of theirs timed.
 
-On a synchronous device the calls of a compiled wrapper tell what generated kernels take, how library kernels compare to
-eager's, and what each costs the host. Where a device is waited for, whole networks have to do.
+The calls of a compiled wrapper tell what generated kernels take, how library kernels compare to eager's, and what each
+costs the host. Only a CPU can be asked so: where a device is waited for, whole networks have to do.
 """
 
 from __future__ import annotations
@@ -20,18 +20,19 @@ import numpy as np
 
 from latpred.calibration import schedules
 from latpred.calibration.cells import Cell
-from latpred.calibration.devices import Device
+from latpred.calibration.fitting.acceptance import HoldoutError
 from latpred.calibration.fitting.dispatch_fit import TimedNetwork, per_class, with_parents
 from latpred.calibration.fitting.kernel_fit import KernelSample, fit_kernels, row_of
 from latpred.calibration.fitting.linear_system import Column, System, of_kind
 from latpred.calibration.fitting.profile_fit import timed_network
 from latpred.calibration.runtime_calibration.base import RuntimeCalibrator, called_again, candidates, effort, rotating
-from latpred.calibration.runtime_calibration.network_fit import is_holdout, too_few
+from latpred.calibration.runtime_calibration.network_fit import holdout_errors, is_holdout, too_few
 from latpred.calibration.session import Row, Sampled
 from latpred.calibration.timing import timer
 from latpred.calibration.timing.reference_speed import SpeedGauge
 from latpred.calibration.workloads import networks
 from latpred.calibration.workloads.networks import NetworkSpec
+from latpred.errors import CalibrationError
 from latpred.graph import features
 from latpred.graph.graph import Op
 from latpred.ops.families import nearest, root
@@ -42,8 +43,10 @@ from latpred.runtimes import get
 from latpred.runtimes.inductor.compiled_ops import EAGER, EXTERN_CLASS, GENERATED_CLASS, GUARDS, JOINED_CLASS
 from latpred.units import US_PER_S
 
-SECONDS = 240.0
 FEWEST = 3  # networks below which nothing is fitted
+# Parts that the networks of the fit fall into, each of which tests a fit of the others: holdouts are too few to tell how
+# wide intervals must be.
+FOLDS = 8
 # Kinds in the order of what a compilation of one teaches. Recurrent networks are hardly compiled at all.
 KINDS = {
     "tiny": ("encoder", "window", "mobile", "mixer"),
@@ -119,16 +122,10 @@ class _CompiledNetwork(NamedTuple):
 
 
 class CompileCalibrator(RuntimeCalibrator):
-    folds = 8
+    """Calibrates torch.compile on a CPU."""
 
-    def __init__(self) -> None:
-        super().__init__("compile", SECONDS)
-
-    def cells(self, device: Device, precision: str) -> Iterator[Cell]:
+    def cells(self, precision: str) -> Iterator[Cell]:
         """Tiny networks for the host's costs between sized ones, of a kind each; holdouts among them."""
-        if device.asynchronous:
-            yield from super().cells(device, precision)
-            return
         drawn = candidates(len(networks.KINDS))
 
         def quick(kind: str) -> Iterator[NetworkSpec]:
@@ -138,21 +135,17 @@ class CompileCalibrator(RuntimeCalibrator):
         for spec in rotating(ordered, cycle(TURN)):
             yield schedules.network_cell(called_again(spec), precision, self.runtime)
 
-    def measure(self, cell: Cell, device: Device) -> Sampled:
+    def measure(self, cell: Cell) -> Sampled:
         """Time a network whole, and each call of its wrapper."""
-        if device.asynchronous:
-            return super().measure(cell, device)
         spec = schedules.network_spec(cell)
         with _wrappers() as modules:
-            _, call = self.prepared(spec, cell.precision, device)
+            _, call = self.prepared(spec, cell.precision)
         whole = self.timed(call, *effort(spec))
         calls_us, slow = time_calls(call, modules, self._gauge, repeats=REPEATS, budget_s=CALLS_S)
         return Sampled({"single": msgspec.structs.replace(whole, slow=max(whole.slow, slow))}, calls_us)
 
     def fit(self, rows: Sequence[Row], profile: DeviceProfile) -> DispatchFit:
         """Host costs, generated kernels, and library kernels in proportion to eager's."""
-        if profile.device.asynchronous:
-            return super().fit(rows, profile)
         compiled = [one for row in rows if (one := _compiled_network(row, profile)) is not None]
         if len(compiled) < FEWEST:
             timed = f"{len(compiled)} networks were compiled and timed"
@@ -165,6 +158,19 @@ class CompileCalibrator(RuntimeCalibrator):
             kernels=_generated(compiled, idle, profile),
             kernel_scales={family: round(scale, 4) for family, scale in of_kind(values, "scale").items()},
         )
+
+    def errors_by_folds(self, rows: Sequence[Row], profile: DeviceProfile) -> list[HoldoutError]:
+        """How fits of all but a few networks do on those few; tiny networks, which tell of the host alone, stay in."""
+        tested = [row for row in rows if not (is_holdout(row) or schedules.network_spec(row.cell).tiny)]
+        errors: list[HoldoutError] = []
+        for fold in range(min(FOLDS, len(tested))):
+            out = {row.cell.key for row in tested[fold::FOLDS]}
+            try:
+                fit = self.fit([row for row in rows if row.cell.key not in out], profile)
+            except CalibrationError:
+                return []  # so few networks that every one is needed
+            errors += holdout_errors(fit, tested[fold::FOLDS], profile, self.runtime)
+        return errors
 
 
 def _launches(spec: NetworkSpec) -> int:
