@@ -232,7 +232,7 @@ def test_an_ordinary_model_is_exported_timed_and_judged_by() -> None:
     known = profile(device(name="cpu", kind="cpu", asynchronous=False))
     fit = msgspec.structs.replace(fit_nodes(graphs()), spread=0.1)
     (error,) = network_fit.holdout_errors(fit, [row], known, "onnxruntime")
-    graph = acceptance.graph_of_model(cell.name, "fp32", "onnxruntime")
+    graph, _ = acceptance.timed_graph(cell, "cpu")
     assert {op.host_class.split(".")[0] for op in graph.ops} == {"node"}
     whole = msgspec.structs.replace(known, runtimes={**known.runtimes, "onnxruntime": fit})
     expected = Predictor(whole).predict(graph, 8, runtime="onnxruntime").latency_ms

@@ -21,7 +21,7 @@ from latpred.calibration.schedules import network_spec
 from latpred.calibration.session import Row, Sampled
 from latpred.calibration.timing import timer
 from latpred.calibration.timing.reference_speed import gauge_on
-from latpred.calibration.workloads import suites
+from latpred.calibration.workloads import networks, suites
 from latpred.calibration.workloads.suites import Workload
 from latpred.errors import LatpredError
 from latpred.graph.features import Floats
@@ -279,7 +279,7 @@ def _holdouts_again(rows: Sequence[Row], precision: str) -> Iterator[Cell]:
 
 def measure(cell: Cell, device: Device) -> Sampled:
     """Time an ordinary model whole, called again and again."""
-    graph_of_model(cell.name, cell.precision, kind=device.info().kind)  # one without a trace is no use to the gate
+    timed_graph(cell, device.info().kind)  # one without a trace is no use to the gate
     device.use_precision(cell.precision)  # the cell before may have been in another
     model, inputs = model_of(cell.name).make(device.name, cell.precision)
     call = device.prepare_model(model, inputs(cell.dims["batch"], device.name), cell.runtime)
@@ -301,7 +301,7 @@ def predictions(profile: DeviceProfile, precision: str) -> Floats:
     latencies: list[float] = []
     for workload in suite.ready:
         try:
-            graph = graph_of_model(workload.name, precision, kind=profile.device.kind)
+            graph = graph_of_model(workload.name, precision, "eager", profile.device.kind)
             points = predictor.curve(graph, suite.batches).points
             latencies += [point.latency_ms for point in points]
         except LatpredError:
@@ -316,9 +316,17 @@ def settled(before: Floats, now: Floats) -> bool:
 
 
 @lru_cache(maxsize=64)
-def graph_of_model(name: str, precision: str, runtime: str = "eager", kind: str = "cpu") -> ModelGraph:
+def graph_of_model(name: str, precision: str, runtime: str, kind: str) -> ModelGraph:
     """What a runtime runs for an ordinary model on a kind of device."""
     return model_of(name).trace(precision, runtime, target_of(kind))
+
+
+def timed_graph(cell: Cell, kind: str) -> tuple[ModelGraph, int]:
+    """What the runtime of a cell runs for its network or model on a kind of device, and the batch size."""
+    if cell.kind == MODEL:
+        return graph_of_model(cell.name, cell.precision, cell.runtime, kind), cell.dims["batch"]
+    spec = network_spec(cell)
+    return networks.graph_in(spec, cell.precision, cell.runtime, kind), spec.batch
 
 
 def model_of(name: str) -> Workload:

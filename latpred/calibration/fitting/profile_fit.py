@@ -32,7 +32,7 @@ from latpred.calibration.schedules import network_spec
 from latpred.calibration.session import Row
 from latpred.calibration.timing import visits
 from latpred.calibration.timing.reference_speed import FULL, RunSpeed
-from latpred.calibration.workloads import networks, single_ops
+from latpred.calibration.workloads import single_ops
 from latpred.errors import CalibrationError
 from latpred.graph.features import kind, layout
 from latpred.host import SAME, Slowdown
@@ -298,13 +298,8 @@ def timed_network(row: Row, info: DeviceInfo, speed: RunSpeed = FULL) -> TimedNe
     """The row of a network or model as fits take it; `speed` is the run's, where the row is not at it yet."""
     cell = row.cell
     single, issue, queued = row.timings["single"], row.timings.get("issue"), row.timings.get("queued")
-    if cell.kind == acceptance.MODEL:
-        graph = acceptance.graph_of_model(cell.name, cell.precision, cell.runtime, info.kind)
-        batch, tiny = cell.dims["batch"], False
-    else:
-        spec = network_spec(cell)
-        graph = networks.graph_in(spec, cell.precision, cell.runtime, info.kind)
-        batch, tiny = spec.batch, spec.tiny
+    graph, batch = acceptance.timed_graph(cell, info.kind)
+    tiny = cell.kind == "network" and network_spec(cell).tiny
     return TimedNetwork(
         graph=graph,
         batch=batch,

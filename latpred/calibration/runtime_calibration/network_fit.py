@@ -29,7 +29,6 @@ from latpred.calibration.fitting.linear_system import Column, System, of_kind
 from latpred.calibration.fitting.profile_fit import timed_network
 from latpred.calibration.session import Row
 from latpred.calibration.timing import visits
-from latpred.calibration.workloads import networks
 from latpred.errors import CalibrationError
 from latpred.graph.graph import Schedule
 from latpred.host import SAME
@@ -51,20 +50,13 @@ def at_profile_speed(rows: Sequence[Row], profile: DeviceProfile) -> list[Row]:
     speed, predictor = visits.speed_of(rows), Predictor(profile)
 
     def longer(row: Row) -> float | None:
-        cell = row.cell
-        if cell.kind not in ("network", acceptance.MODEL):
+        if row.cell.kind not in ("network", acceptance.MODEL):
             return None
         slowdown = visits.slowdown(row, speed, profile.speed)
         if slowdown == SAME:
             return 1.0
-        if cell.kind == acceptance.MODEL:
-            graph, batch = (
-                acceptance.graph_of_model(cell.name, cell.precision, kind=profile.device.kind),
-                cell.dims["batch"],
-            )
-        else:
-            spec = schedules.network_spec(cell)
-            graph, batch = networks.graph(spec, cell.precision, profile.device.kind), spec.batch
+        in_eager = msgspec.structs.replace(row.cell, runtime="eager")
+        graph, batch = acceptance.timed_graph(in_eager, profile.device.kind)
         slow, fast = (predictor.at(one).predict(graph, batch) for one in (slowdown, SAME))
         return slow.latency_ms / fast.latency_ms
 
