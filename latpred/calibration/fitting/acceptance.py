@@ -155,21 +155,23 @@ def accepted(
     if apart:
         together = apart <= MOST_APART
         gates[f"cells while the host had moved the processors apart at most {MOST_APART:.0%}"] = (apart, together)
-    checks = {name: f"{_share(value)}: {'passed' if passed else 'failed'}" for name, (value, passed) in gates.items()}
+    checks = {name: f"{_share(value)}: {_verdict(passed)}" for name, (value, passed) in gates.items()}
     if enough_models and networks:
         checks["median error of holdout networks"] = f"{median_error(networks):.1%}"
-    enough = len(judged) >= FEWEST
-    checks[f"networks to judge by at least {FEWEST}"] = f"{len(judged)}: {'passed' if enough else 'failed'}"
+    counts = {f"networks to judge by at least {FEWEST}": (len(judged), FEWEST)}
     if seen is not None:
-        enough = enough and seen >= FEWEST_SEEN
-        said = "passed" if seen >= FEWEST_SEEN else "failed"
-        checks[f"networks to learn from at least {FEWEST_SEEN}"] = f"{seen}: {said}"
+        counts[f"networks to learn from at least {FEWEST_SEEN}"] = seen, FEWEST_SEEN
+    checks |= {name: f"{count}: {_verdict(count >= least)}" for name, (count, least) in counts.items()}
     if missing:
         checks["kinds of cells that could not be measured"] = f"{', '.join(missing)}: failed"
-    failed = not all(passed for _, passed in gates.values())
-    passed = enough and not failed and not missing
-    advice = _advice(failed, enough, disturbed, apart, command, seconds)
-    return Acceptance(passed=passed, checks=checks, advice=advice)
+    good = all(passed for _, passed in gates.values())
+    enough = all(count >= least for count, least in counts.values())
+    advice = _advice(good, enough, disturbed, apart, command, seconds)
+    return Acceptance(passed=good and enough and not missing, checks=checks, advice=advice)
+
+
+def _verdict(passed: bool) -> str:
+    return "passed" if passed else "failed"
 
 
 def _share(value: float) -> str:
@@ -204,7 +206,7 @@ def _joined(profile: DeviceProfile, runtime: str, checks: dict[str, str], passed
 
 
 def _advice(
-    failed: bool, enough: bool, disturbed: float, apart: float, command: str, seconds: float
+    good: bool, enough: bool, disturbed: float, apart: float, command: str, seconds: float
 ) -> tuple[str, ...]:
     advice = []
     if disturbed > MOST_DISTURBED:
@@ -218,7 +220,7 @@ def _advice(
             f"at other times. Calibrate anew: {command} --fresh, or a profile of one thread: latpred calibrate "
             "--device cpu --threads 1"
         )
-    elif failed:
+    elif not good:
         advice.append(f"Close other programs, let the machine cool down, and calibrate anew: {command} --fresh")
     if not enough:
         advice.append(f"Give the calibration more time: {command} --budget {more_time(seconds)}")
