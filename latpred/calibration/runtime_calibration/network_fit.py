@@ -13,7 +13,7 @@ families that the profile has no times of get a floor, a bandwidth and a through
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Container, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from itertools import chain
 
@@ -203,6 +203,7 @@ def _network_terms(networks: Sequence[TimedNetwork], profile: DeviceProfile, run
     prices, here = PriceList(msgspec.structs.replace(profile, runtimes=bare)), runtimes.get(runtime)
     # What models take and no network need take gets the cost that its prior says, not that of an ordinary step.
     sure = dict.fromkeys(getattr(here, "host_classes", ()), 0)
+    measured = {(name, root(family)) for name, fits in profile.kernels.items() for family in fits}
     terms = []
     for network in networks:
         precision, batch = network.graph.precision, np.array([float(network.batch)])
@@ -211,15 +212,16 @@ def _network_terms(networks: Sequence[TimedNetwork], profile: DeviceProfile, run
         steps[MODULE], steps[PYTHON], _ = schedule.calls.sum(axis=0).tolist()
         priced = prices.price(schedule, precision, resident=network.resident)
         us = priced.times(batch).us[priced.kernel_row, 0] * priced.kernel_share
+        families = _kernel_families(schedule, precision, profile)
         kernel_us: dict[Family, float] = {}
-        for family, each_us in zip(_kernel_families(schedule, precision, profile), us.tolist(), strict=True):
+        for family, each_us in zip(families, us.tolist(), strict=True):
             kernel_us[family] = kernel_us.get(family, 0.0) + each_us
         terms.append(
             _NetworkTerms(
                 network=network,
                 steps=Counter(sure | dict(+steps)),
                 kernel_us=kernel_us,
-                unpriced=unpriced_work(schedule, precision, network.batch, profile),
+                unpriced=_unpriced_work(schedule, families, network.batch, measured),
                 kernels=len(schedule.kernel_op),
                 cold_us=0.0 if priced.cold is None else float(priced.cold.at(batch).sum()),
             )
@@ -239,14 +241,14 @@ def _kernel_families(schedule: Schedule, precision: str, profile: DeviceProfile)
     return [(formats[op], root(family)) for op, family in pairs]
 
 
-def unpriced_work(schedule: Schedule, precision: str, batch: int, profile: DeviceProfile) -> dict[Family, Work]:
-    """Work of each family that the profile has no times of."""
-    priced = {(name, root(family)) for name, fits in profile.kernels.items() for family in fits}
-    families = _kernel_families(schedule, precision, profile)
+def _unpriced_work(
+    schedule: Schedule, families: Sequence[Family], batch: int, measured: Container[Family]
+) -> dict[Family, Work]:
+    """Work of each family that was not measured; `families` are those of the schedule's kernels."""
     kernels = zip(schedule.kernel_op.tolist(), schedule.kernel_share.tolist(), families, strict=True)
     work: dict[Family, Work] = {}
     for index, share, family in kernels:
-        if family not in priced and family[1] not in SUBSTITUTES:
+        if family not in measured and family[1] not in SUBSTITUTES:
             op, (launches, moved, macs) = schedule.ops[index], work.get(family, (0.0, 0.0, 0.0))
             each = op.weight_bytes.at(batch) + op.read_bytes.at(batch) + op.write_bytes.at(batch)
             work[family] = (launches + 1, moved + share * each, macs + share * op.macs.at(batch))
