@@ -26,7 +26,7 @@ from latpred.calibration.fitting.dispatch_fit import (
     fit_in_place,
     fit_issued,
     loop_costs,
-    with_parents,
+    of_classes,
 )
 from latpred.calibration.fitting.kernel_fit import KernelSample, fit_kernels, kernel_samples, row_of, with_cold
 from latpred.calibration.schedules import network_spec
@@ -141,7 +141,7 @@ def _dispatch(
         cells = [issued_in_loop(row, info.sync_us) for row in rows if row.cell.kind == "dispatch"]
         issued = fit_issued(loop_costs(cells), tiny, called)
         return issued, issued
-    in_place = DispatchFit(with_parents(class_costs(tiny)), 0.0, 0.0, 0.0)
+    in_place = of_classes(class_costs(tiny))
     runs = list(chain.from_iterable(in_networks.values()))
     return with_cold(fit_in_place(tiny, called), in_place, runs), in_place
 

@@ -21,7 +21,7 @@ import numpy as np
 from latpred.calibration import schedules
 from latpred.calibration.cells import Cell
 from latpred.calibration.fitting.acceptance import HoldoutError
-from latpred.calibration.fitting.dispatch_fit import TimedNetwork, per_class, with_parents
+from latpred.calibration.fitting.dispatch_fit import TimedNetwork, of_classes, per_class, with_parents
 from latpred.calibration.fitting.kernel_fit import KernelSample, fit_kernels, row_of
 from latpred.calibration.fitting.linear_system import Column, System, of_kind
 from latpred.calibration.fitting.profile_fit import timed_network
@@ -151,7 +151,7 @@ class CompileCalibrator(RuntimeCalibrator):
             timed = f"{len(compiled)} networks were compiled and timed"
             raise too_few(timed, "what torch.compile costs", "5m")
         idle_us = _idle_us(compiled)
-        idle = DispatchFit(with_parents(idle_us), 0.0, 0.0, 0.0)
+        idle = of_classes(idle_us)
         values = _beside_calls_us(compiled, profile) | _library(compiled, idle, profile)
         return msgspec.structs.replace(
             _host(idle_us, values, profile),

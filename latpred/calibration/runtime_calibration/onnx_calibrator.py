@@ -25,7 +25,7 @@ from latpred import host
 from latpred.calibration.cells import Cell
 from latpred.calibration.devices import Device
 from latpred.calibration.fitting import acceptance
-from latpred.calibration.fitting.dispatch_fit import per_class, with_parents
+from latpred.calibration.fitting.dispatch_fit import of_classes, per_class
 from latpred.calibration.fitting.kernel_fit import (
     LEAST_SHARE,
     PASS_SHARE,
@@ -272,14 +272,13 @@ def _host(tiny: Sequence[TimedGraph]) -> DispatchFit:
         system.prior({("class", name): 1.0, NODE: -1.0}, 0.0, CLASS_SIGMA * NODE_US)
     values = system.solve()
     costs = {name: round(us, 4) for name, us in of_kind(values, "class").items()}
-    return DispatchFit(with_parents(costs), 0.0, 0.0, round(values[FIXED], 4))
+    return msgspec.structs.replace(of_classes(costs), fixed_us=round(values[FIXED], 4))
 
 
 def _idle(tiny: Sequence[TimedGraph]) -> DispatchFit:
     """What the profiler says of a node of each class that has next to nothing to do."""
     pairs = (pair for graph in tiny for pair in zip(graph.ops, graph.nodes_us, strict=True))
-    idle_us = per_class(((op.host_class, us + HALF_US) for op, us in pairs), np.median)
-    return DispatchFit(with_parents(idle_us), 0.0, 0.0, 0.0)
+    return of_classes(per_class(((op.host_class, us + HALF_US) for op, us in pairs), np.median))
 
 
 def node_kernels(graph: TimedGraph, idle: DispatchFit) -> list[NodeKernel]:
