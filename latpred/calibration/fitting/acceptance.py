@@ -179,7 +179,7 @@ def _share(value: float) -> str:
 
 
 def with_runtime(profile: DeviceProfile, runtime: str, errors: Sequence[HoldoutError]) -> Acceptance:
-    """A profile's verdict with what another runtime's networks and models add to it, those that its fit did not see."""
+    """A profile's verdict with another runtime's added, by errors on networks and models that its fit did not see."""
     models = [error for error in errors if error.cell.startswith(f"{MODEL}/")]
     mine = accepted([error for error in errors if error not in models], models)
     checks = {name: said for name, said in mine.checks.items() if not name.startswith(("timings", "cells"))}
@@ -187,7 +187,7 @@ def with_runtime(profile: DeviceProfile, runtime: str, errors: Sequence[HoldoutE
 
 
 def without(profile: DeviceProfile, runtime: str, reason: str) -> Acceptance:
-    """A profile's verdict that says why a runtime is not in the profile."""
+    """A profile's verdict with the reason why a runtime is not in the profile."""
     return _joined(profile, runtime, {"costs": f"{reason}: failed"}, False)
 
 

@@ -105,7 +105,7 @@ def fit_profile(
 
 
 def at_full_speed(row: Row, info: DeviceInfo, speed: RunSpeed) -> Row:
-    """A row of dispatch or of kernels alone as at full speed; the host's references say nothing of another device."""
+    """A row of dispatch or of kernels alone as at full speed; of an asynchronous device, what its host takes."""
     if not info.asynchronous:
         return visits.at_full_speed(row, speed)
     if row.cell.kind not in ("dispatch", "network"):
@@ -114,7 +114,7 @@ def at_full_speed(row: Row, info: DeviceInfo, speed: RunSpeed) -> Row:
 
 
 def _usual(rows: Iterable[Row], info: DeviceInfo, speed: RunSpeed) -> dict[str, float]:
-    """How many times longer than at full speed things took around the middle one of those that were not slowed."""
+    """The median slowdown, by kind of work, around networks and models that found a moment at full speed."""
     fast = _fast([row for row in rows if _mixed(row)])
     slow = [visits.slowdown(row, speed, asynchronous=info.asynchronous) for row in fast]
     if not speed.full_us or not slow:

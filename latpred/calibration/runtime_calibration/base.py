@@ -163,9 +163,10 @@ def rotating(drawn: Mapping[str, Iterator[T]], kinds: Iterable[str]) -> Iterator
 
 
 def called_again(spec: NetworkSpec) -> NetworkSpec:
-    """The network, called again and again: what evicts its weights also evicts the runtime's code and what guards read.
+    """The network with nothing evicted between passes.
 
-    Of such a model nothing but its own size makes anything leave the caches.
+    What evicts its weights would also evict the runtime's code and what its guards read, which stay in the caches while
+    a model is called again and again.
     """
     return msgspec.structs.replace(spec, cold=False)
 

@@ -44,8 +44,8 @@ from latpred.runtimes.inductor.compiled_ops import EAGER, EXTERN_CLASS, GENERATE
 from latpred.units import US_PER_S
 
 FEWEST = 3  # networks below which nothing is fitted
-# Parts that the networks of the fit fall into, each of which tests a fit of the others: holdouts are too few to tell how
-# wide intervals must be.
+# Parts that the networks of the fit fall into, each of which tests a fit of the others: holdouts are too few to tell
+# how wide intervals must be.
 FOLDS = 8
 # Kinds in the order of what a compilation of one teaches. Recurrent networks are hardly compiled at all.
 KINDS = {
@@ -419,12 +419,12 @@ def _library(compiled: Sequence[_CompiledNetwork], idle: DispatchFit, profile: D
 
 
 def _general(family: str) -> str:
-    """What kinds of a family have in common; a layout of its own is no kind, as eager has the other."""
+    """The family that kinds share a scale of: convolutions in channels last, which eager lacks, have their own."""
     return family if family.endswith(f".{features.CHANNELS_LAST}") else root(family)
 
 
 def _scaled(op: Op, family: str, precision: str, profile: DeviceProfile) -> str:
-    """What the scale of an op's kernels is called: layouts suit some windows and formats better than others."""
+    """The name of a family's scale in an op's format: another layout suits some formats better than others."""
     wanted = precision_of(op.dtype, precision, profile)
     return family if wanted == "fp32" else f"{wanted}.{family}"
 

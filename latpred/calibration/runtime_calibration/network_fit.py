@@ -194,7 +194,7 @@ def fit_networks(
 
 
 def too_few(timed: str, told: str, budget: str = "3m") -> CalibrationError:
-    """What to say where what was timed does not tell what a runtime costs."""
+    """The error where too little was timed to tell what a runtime costs."""
     return CalibrationError(f"{timed}, too few to tell {told}. Give it more time, as with --budget {budget}")
 
 
