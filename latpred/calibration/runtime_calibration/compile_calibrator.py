@@ -365,19 +365,25 @@ def _generated(
         prices = _prices(profile, msgspec.structs.replace(idle, kernels=fits))
         samples: dict[str, list[KernelSample]] = {}
         for one in compiled:
-            network, found = one.network, samples.setdefault(one.network.graph.precision, [])
-            usual_us = _kernels_us(network, prices) if fits else {}
+            found = samples.setdefault(one.network.graph.precision, [])
+            usual_us = _kernels_us(one.network, prices) if fits else {}
             for call in one.calls:
                 if call.host_class == GENERATED_CLASS and (fits or not alone or len(call.ops) == 1):
                     us = max(call.us - host_cost(idle, call.host_class), LEAST_US)
-                    rows = [row_of(op, network.batch, resident=network.resident) for op in call.ops]
-                    usual = [usual_us.get(id(op), sum(row[_BYTES])) for op, row in zip(call.ops, rows, strict=True)]
-                    parts = [max(part, LEAST_US) for part in usual]
-                    for op, row, part in zip(call.ops, rows, parts, strict=True):
-                        own_us = max(us * part / sum(parts), LEAST_US)
-                        found.append(KernelSample(op.family, row, own_us, beside_us=max(us - own_us, 0.0)))
+                    found += _shared_out(us, call.ops, one.network, usual_us)
         fits = {precision: fit for precision, found in samples.items() if (fit := fit_kernels(found))}
     return fits
+
+
+def _shared_out(
+    us: float, ops: Sequence[Op], network: TimedNetwork, usual_us: Mapping[int, float]
+) -> Iterator[KernelSample]:
+    """The kernels of a call, which share its time as they usually take, or by their bytes where that is not known."""
+    rows = [row_of(op, network.batch, resident=network.resident) for op in ops]
+    parts = [max(usual_us.get(id(op), sum(row[_BYTES])), LEAST_US) for op, row in zip(ops, rows, strict=True)]
+    for op, row, part in zip(ops, rows, parts, strict=True):
+        own_us = max(us * part / sum(parts), LEAST_US)
+        yield KernelSample(op.family, row, own_us, beside_us=max(us - own_us, 0.0))
 
 
 def _library(compiled: Sequence[_CompiledNetwork], idle: DispatchFit, profile: DeviceProfile) -> dict[Column, float]:
