@@ -58,8 +58,7 @@ def calibrated(request: pytest.FixtureRequest) -> tuple[str, DispatchFit]:
         patch.setattr(networks, "graph_in", lambda spec, *_: network(runtime, spec.seed, tiny=spec.tiny))
         calibrator = runtime_calibration.get(runtime, SimulatedDevice(SimulatedSpec(seed=SEED)))
         rows = [
-            Row(cell, dict(calibrator.measure(cell).timings), 1.0)
-            for cell in islice(calibrator.cells("fp32"), CELLS)
+            Row(cell, dict(calibrator.measure(cell).timings), 1.0) for cell in islice(calibrator.cells("fp32"), CELLS)
         ]
         fit, errors = fit_with_spread(calibrator, rows, perfect(COSTS))
     assert len(errors) >= 5

@@ -205,9 +205,7 @@ def _joined(profile: DeviceProfile, runtime: str, checks: dict[str, str], passed
     )
 
 
-def _advice(
-    good: bool, enough: bool, disturbed: float, apart: float, command: str, seconds: float
-) -> tuple[str, ...]:
+def _advice(good: bool, enough: bool, disturbed: float, apart: float, command: str, seconds: float) -> tuple[str, ...]:
     advice = []
     if disturbed > MOST_DISTURBED:
         advice.append(
