@@ -213,10 +213,11 @@ def _with_runtimes(
             "the time for eager ended before a kernel was measured, and other runtimes rest on kernels; what was "
             f"measured is kept. Go on with the same command and --budget {acceptance.more_time(profile.seconds)}."
         )
-    run = calibrate_runtimes.RuntimeSession(device, session, priced)
+    run = calibrate_runtimes.RuntimeSession(session, priced)
     report.before_s = plan[EAGER].seconds + report.longer_s if EAGER in plan else 0.0
     for name, effort in others.items():
-        profile = run.add(profile, runtime_calibration.get(name), effort.seconds, effort.cells, report.tell)
+        calibrator = runtime_calibration.get(name, device)
+        profile = run.add(profile, calibrator, effort.seconds, effort.cells, report.tell)
         report.before_s += effort.seconds
     return profile
 
@@ -372,7 +373,7 @@ def _plan(
     anew = finished is None or (not missing and EAGER in wanted)
     names = [EAGER, *others] if anew else missing or others
     eager_s, share = (QUICK_S, QUICK_SHARE) if quick else (FULL_S, 1.0)
-    usual_s = {name: eager_s if name == EAGER else share * runtime_calibration.get(name).seconds for name in names}
+    usual_s = {name: eager_s if name == EAGER else share * runtime_calibration.seconds_of(name) for name in names}
     total_s = sum(usual_s.values())
     as_usual = budget_s is None and cells is None
     whole_s = budget_s if budget_s is not None else total_s if as_usual else inf

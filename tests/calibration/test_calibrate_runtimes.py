@@ -35,6 +35,7 @@ from latpred.runtimes.onnx import onnx_session
 
 FEW = 190  # cells after which eager has a profile
 MORE = 26  # cells of another runtime
+pytestmark = pytest.mark.usefixtures("third_party")
 
 
 class Plain:
@@ -101,7 +102,6 @@ def rows_kept(name: str = session.LAST) -> Counter[str]:
     return Counter(row.cell.runtime for row in read_journal(directory("simulated") / name)[1])
 
 
-@pytest.mark.usefixtures("third_party")
 def test_a_third_partys_runtime_is_added_to_a_finished_profile(finished: DeviceProfile) -> None:
     told: list[ProgressEvent] = []
     profile = more(progress=told.append)
@@ -123,7 +123,7 @@ def test_a_third_partys_runtime_is_added_to_a_finished_profile(finished: DeviceP
     assert store.find("simulated").runtimes == profile.runtimes
 
 
-def interrupted(start: Callable[..., DeviceProfile], cells: int, **options: Any) -> list[ProgressEvent]:
+def interrupted(start: Callable[..., DeviceProfile], cells: int) -> list[ProgressEvent]:
     """What a calibration tells until it is interrupted after so many cells."""
     told: list[ProgressEvent] = []
 
@@ -133,11 +133,11 @@ def interrupted(start: Callable[..., DeviceProfile], cells: int, **options: Any)
             raise KeyboardInterrupt
 
     with pytest.raises(KeyboardInterrupt):
-        start(progress=stop, **options)
+        start(progress=stop)
     return told
 
 
-@pytest.mark.usefixtures("third_party", "finished")
+@pytest.mark.usefixtures("finished")
 def test_an_extension_that_was_interrupted_goes_on_and_one_asked_for_again_starts_anew() -> None:
     interrupted(more, 12)
     assert rows_kept(session.JOURNAL) == {"plain": 12}
@@ -158,7 +158,7 @@ def test_an_extension_that_was_interrupted_goes_on_and_one_asked_for_again_start
     ]
 
 
-@pytest.mark.usefixtures("third_party", "finished")
+@pytest.mark.usefixtures("finished")
 def test_a_runtime_joins_the_record_of_eager_whatever_precisions_that_has() -> None:
     device = SimulatedDevice()
     profile = calibrate(device, runtimes=["plain"], cells=MORE)  # whose default is two precisions
@@ -175,7 +175,6 @@ def test_a_runtime_joins_the_record_of_eager_whatever_precisions_that_has() -> N
     assert calibrate_runtimes.kept("simulated", device, {}, ["fp32"]) == store.find("simulated")
 
 
-@pytest.mark.usefixtures("third_party")
 def test_a_runtime_joins_the_record_of_eager_though_fewer_precisions_have_kernels_and_packages_were_added(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
@@ -188,22 +187,17 @@ def test_a_runtime_joins_the_record_of_eager_though_fewer_precisions_have_kernel
     assert rows_kept() == {"eager": cells, "plain": MORE, "torchscript": MORE}
 
 
-@pytest.mark.usefixtures("third_party", "finished")
-def test_a_calibration_of_eager_under_way_in_more_precisions_goes_on_too() -> None:
-    interrupted(partial(calibrate, SimulatedDevice(), cells=FEW), 30)
-    told = interrupted(partial(calibrate, SimulatedDevice(), runtimes=["plain"], cells=10 * FEW), 33)
-    assert told[0].cells == 30
-
-
-@pytest.mark.usefixtures("third_party", "finished")
-def test_a_calibration_of_eager_under_way_goes_on_instead_of_extending() -> None:
-    interrupted(partial(calibrate, SimulatedDevice(), cells=FEW, precisions=["fp32"]), 30)
+@pytest.mark.usefixtures("finished")
+@pytest.mark.parametrize("precisions", [["fp32"], None], ids=["as the profile's", "in more"])
+def test_a_calibration_of_eager_under_way_goes_on_instead_of_extending(precisions: list[str] | None) -> None:
+    interrupted(partial(calibrate, SimulatedDevice(), cells=FEW, precisions=precisions), 30)
     assert rows_kept(session.JOURNAL) == {"eager": 30}
-    told = interrupted(partial(more, cells=10 * FEW), 33)
+    extending = partial(calibrate, SimulatedDevice(), runtimes=["plain"], cells=10 * FEW, precisions=precisions)
+    told = interrupted(extending, 33)
+    assert told[0].cells == 30
     assert {at.label.split("/")[1] for at in told if "/" in at.label} == {"eager"}
 
 
-@pytest.mark.usefixtures("third_party")
 def test_a_calibration_of_eager_that_was_set_aside_before_the_profile_does_not_go_on_instead_of_extending() -> None:
     interrupted(partial(calibrate, SimulatedDevice(), cells=FEW), 30)
     eager = calibrate(SimulatedDevice(), cells=FEW, precisions=["fp32"]).runtimes["eager"]
@@ -213,7 +207,6 @@ def test_a_calibration_of_eager_that_was_set_aside_before_the_profile_does_not_g
     assert told[0].cells == 30, "it goes on where eager is asked for"
 
 
-@pytest.mark.usefixtures("third_party")
 def test_a_runtime_without_kernels_to_rest_on_says_how_to_go_on(finished: DeviceProfile) -> None:
     without, plan = msgspec.structs.replace(finished, kernels={}), {"plain": calibrator._Effort(60.0, MORE)}
     nothing: Any = None
@@ -221,7 +214,6 @@ def test_a_runtime_without_kernels_to_rest_on_says_how_to_go_on(finished: Device
         calibrator._with_runtimes(without, SimulatedDevice(), nothing, ("fp32",), plan, nothing)
 
 
-@pytest.mark.usefixtures("third_party")
 def test_eager_comes_first_and_its_fit_sees_no_other_rows() -> None:
     cells = FEW + 60
     profile = more(("plain", "eager"), cells=cells, quick=True)
@@ -234,7 +226,7 @@ def test_eager_comes_first_and_its_fit_sees_no_other_rows() -> None:
         assert alone.runtimes == {"eager": profile.runtimes["eager"]}
 
 
-@pytest.mark.usefixtures("third_party", "finished")
+@pytest.mark.usefixtures("finished")
 def test_a_runtime_that_never_works_stays_out_and_the_gate_says_why() -> None:
     profile = more(("failing",))
     assert list(profile.runtimes) == ["eager"]
@@ -255,7 +247,7 @@ def test_a_runtime_that_never_works_stays_out_and_the_gate_says_why() -> None:
 
 def test_budgets_are_shared_in_proportion() -> None:
     plan = calibrator._plan(("eager", "plain"), None, False, None, None)
-    usual = runtime_calibration.get("plain").seconds
+    usual = runtime_calibration.seconds_of("plain")
     assert {name: effort.seconds for name, effort in plan.items()} == {"eager": calibrator.FULL_S, "plain": usual}
     halved = calibrator._plan(("eager", "plain"), None, False, (calibrator.FULL_S + usual) / 2, None)
     assert halved["plain"].seconds == pytest.approx(usual / 2)
@@ -283,7 +275,6 @@ def test_all_are_those_that_the_device_can_run() -> None:
     assert {"eager", "torchscript", "cuda-graphs"} <= set(simulated)
 
 
-@pytest.mark.usefixtures("third_party")
 @pytest.mark.parametrize(
     ("names", "error", "message"),
     [
@@ -298,7 +289,6 @@ def test_names_that_cannot_be_calibrated_are_refused(names: list[str], error: ty
         calibrate_runtimes.named(names, open_device("cpu"))
 
 
-@pytest.mark.usefixtures("third_party")
 def test_the_command_line_says_what_it_leaves_out_and_what_it_does_not_know(monkeypatch: pytest.MonkeyPatch) -> None:
     asked: list[tuple[str, ...]] = []
 
@@ -317,7 +307,7 @@ def test_the_command_line_says_what_it_leaves_out_and_what_it_does_not_know(monk
     assert asked == [tuple(calibrate_runtimes.offered(open_device("cpu"))[0]), ("torchscript", "eager", "compile")]
 
 
-@pytest.mark.usefixtures("third_party", "finished")
+@pytest.mark.usefixtures("finished")
 def test_the_command_line_extends_a_profile_and_shows_every_runtime(monkeypatch: pytest.MonkeyPatch) -> None:
     def counted(device: str, **options: Any) -> DeviceProfile:
         return calibrate(device, cells=MORE, **options)  # seconds would say nothing on a busy machine

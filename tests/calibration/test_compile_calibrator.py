@@ -32,6 +32,13 @@ from latpred.runtimes.inductor.torch_compile import Compile
 GUARDS_US, INPUT_US, CALL_US, GENERATED_US, CONV_US, SCALE, BYTES_PER_US = 12.0, 0.2, 0.8, 2.0, 4.0, 1.3, 8000.0
 
 
+def calibrator() -> CompileCalibrator:
+    """What calibrates torch.compile on a CPU."""
+    made = runtime_calibration.get("compile", open_device("cpu"))
+    assert isinstance(made, CompileCalibrator)
+    return made
+
+
 def op(host_class: str, family: str = "", **changes: Any) -> Op:
     fields = {"name": host_class, "module": "", "dtype": "float32" if family else "", "dims": {}} | changes
     return Op(host_class=host_class, family=family, launches=int(bool(family)), **fields)
@@ -127,7 +134,7 @@ def timed_rows(
     network_of: Callable[[int, Callable[[int], Op]], ModelGraph] = network,
 ) -> list[Row]:
     """Four tiny networks and eight sized ones, with a kernel of a library each."""
-    drawn = itertools.islice(CompileCalibrator().cells(open_device("cpu"), "fp32"), 16)
+    drawn = itertools.islice(calibrator().cells("fp32"), 16)
     cells = [cell for cell in drawn if not schedules.network_spec(cell).holdout]
     specs = [schedules.network_spec(cell) for cell in cells]
     nets = [network_of(8 if spec.tiny else 128 * (3 + place), library) for place, spec in enumerate(specs)]
@@ -142,7 +149,7 @@ def rows(profile: DeviceProfile, monkeypatch: pytest.MonkeyPatch) -> list[Row]:
 
 
 def fitted(rows: list[Row], profile: DeviceProfile) -> DispatchFit:
-    return CompileCalibrator().fit(rows, profile)
+    return calibrator().fit(rows, profile)
 
 
 def test_known_costs_come_back(rows: list[Row], profile: DeviceProfile) -> None:
@@ -276,19 +283,20 @@ def test_an_op_of_two_kernels_takes_what_both_take(profile: DeviceProfile) -> No
 
 
 def test_networks_of_the_fit_tell_the_spread_where_no_holdout_does(rows: list[Row], profile: DeviceProfile) -> None:
-    fit, errors = calibrate_runtimes.fit_with_spread(CompileCalibrator(), rows, profile)
+    fit, errors = calibrate_runtimes.fit_with_spread(calibrator(), rows, profile)
     assert errors == []
     assert fit.spread >= acceptance.LEAST_SPREAD
 
 
-def test_networks_of_the_fit_test_fits_without_them(rows: list[Row], profile: DeviceProfile) -> None:
-    calibrator = CompileCalibrator()
-    calibrator.folds = 3
-    errors = calibrator.errors_by_folds(rows, profile)
+def test_networks_of_the_fit_test_fits_without_them(
+    rows: list[Row], profile: DeviceProfile, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(compile_calibrator, "FOLDS", 3)
+    errors = calibrator().errors_by_folds(rows, profile)
     sized = [one.cell.key for one in rows if not schedules.network_spec(one.cell).tiny]
     assert sorted(error.cell for error in errors) == sorted(sized)
     assert max(abs(error.log_error) for error in errors) < 0.2
-    assert calibrator.errors_by_folds(rows[:3], profile) == []  # too few to leave any out
+    assert calibrator().errors_by_folds(rows[:3], profile) == []  # too few to leave any out
 
 
 def test_rows_that_do_not_fit_their_steps_are_left_out(rows: list[Row], profile: DeviceProfile) -> None:
@@ -298,9 +306,7 @@ def test_rows_that_do_not_fit_their_steps_are_left_out(rows: list[Row], profile:
 
 
 def test_each_kind_has_its_turn() -> None:
-    calibrator = runtime_calibration.get("compile")
-    assert isinstance(calibrator, CompileCalibrator)
-    cells = list(itertools.islice(calibrator.cells(open_device("cpu"), "fp32"), 12))
+    cells = list(itertools.islice(calibrator().cells("fp32"), 12))
     specs = [schedules.network_spec(cell) for cell in cells]
     assert [spec.kind for spec in specs if spec.tiny] == list(KINDS["tiny"][:3])
     assert sum(spec.holdout for spec in specs) == 3

@@ -82,13 +82,6 @@ def test_every_sized_network_runs_forward(kind: str, part: int) -> None:
     assert failed == {}
 
 
-@pytest.mark.parametrize("seed", PIXELS)
-def test_a_stage_that_halves_a_single_pixel_would_be_found(seed: int, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(networks, "strides", lambda side, stages, *, pooled: [1] + [2] * (stages - 1))
-    with pytest.raises(TraceError, match="Output size is too small"):
-        run_on_meta(networks.draw(seed))
-
-
 @pytest.mark.parametrize("kind", KINDS)
 def test_sized_networks_are_traced(kind: str) -> None:
     for number, seed in enumerate(seed for seed in TRACED if KINDS[seed % len(KINDS)] == kind):

@@ -216,10 +216,9 @@ def test_outliers_do_not_move_a_system() -> None:
 
 
 def test_cells_are_the_runtimes_own_and_holdouts_come_early() -> None:
-    calibrator = runtime_calibration.get("halved")
     drawn = {}
     for name in ("simulated", "cpu"):
-        cells = list(islice(calibrator.cells(open_device(name), "fp16"), 30))
+        cells = list(islice(runtime_calibration.get("halved", open_device(name)).cells("fp16"), 30))
         assert {(cell.runtime, cell.precision) for cell in cells} == {("halved", "fp16")}
         assert len({cell.key for cell in cells}) == 30
         drawn[name] = [schedules.network_spec(cell) for cell in cells]

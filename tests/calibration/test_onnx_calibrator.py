@@ -43,6 +43,13 @@ from latpred.runtimes.onnx import onnx_graph, onnx_session
 NODE_US, GEMM_US, FIXED_US, MACS_PER_US, ADDED_US = 1.5, 3.0, 12.0, 20_000.0, 2.5
 
 
+def calibrator() -> OnnxCalibrator:
+    """What calibrates onnxruntime on a CPU."""
+    made = runtime_calibration.get("onnxruntime", open_device("cpu"))
+    assert isinstance(made, OnnxCalibrator)
+    return made
+
+
 def ops_of(kind: str, seed: int, *, tiny: bool) -> tuple[Op, ...]:
     model, feed = onnx_workloads.make(kind, seed, tiny=tiny)
     seen = onnx_session.watch(model, [feed], target="cpu", threads=1)
@@ -128,7 +135,7 @@ def test_no_other_session_is_open_while_nodes_are_profiled(monkeypatch: pytest.M
 
     monkeypatch.setattr(onnx_session, "session", opening)
     monkeypatch.setattr(onnx_session, "watch", watching)
-    OnnxCalibrator().measure(graph_cell(0, "fp32", tiny=True), open_device("cpu"))
+    calibrator().measure(graph_cell(0, "fp32", tiny=True))
     assert alive == [[None]]
 
 
@@ -138,23 +145,21 @@ def test_too_few_graphs_are_said() -> None:
 
 
 def test_what_is_measured_first() -> None:
-    calibrator = runtime_calibration.get("onnxruntime")
-    assert isinstance(calibrator, OnnxCalibrator)
-    cells = list(islice(calibrator.cells(open_device("cpu"), "fp32"), 100))
+    cells = list(islice(calibrator().cells("fp32"), 100))
     assert {cell.runtime for cell in cells} == {"onnxruntime"}
     assert len({cell.key for cell in cells}) == len(cells)
     models = [(cell.name, cell.dims["batch"]) for cell in cells if cell.kind == "model"]
     suite = suites.get(suites.GATE)
     assert len(models) > 3
     assert models == [(one.name, batch) for one in suite.ready for batch in suite.batches][: len(models)]
-    assert calibrator.precisions(open_device("cpu"), ("fp32", "bf16")) == ("fp32",)
+    assert calibrator().precisions(("fp32", "bf16")) == ("fp32",)
     sizes = [cell.dims["tiny"] for cell in cells if cell.kind == "kernel"]
     assert sizes == sorted(sizes, reverse=True)
     assert 20 < sum(sizes) < len(sizes) - 20
-    graphs = [cell for cell in islice(calibrator.cells(open_device("cpu"), "fp32"), 200) if cell.kind == "kernel"]
+    graphs = [cell for cell in islice(calibrator().cells("fp32"), 200) if cell.kind == "kernel"]
     temperatures = {(cell.name, cell.dims["cold"]) for cell in graphs}
     assert len(temperatures) == 2 * len(set(onnx_workloads.KINDS))
-    asynchronous = islice(OnnxCalibrator().cells(open_device("simulated"), "fp32"), 20)
+    asynchronous = islice(runtime_calibration.get("onnxruntime", open_device("simulated")).cells("fp32"), 20)
     assert {cell.kind for cell in asynchronous} == {"network"}
 
 
@@ -204,8 +209,8 @@ def test_a_graph_is_timed_whole_and_by_nodes_in_one_order_whatever_order_they_ra
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     executed, cell = onnx_graph.executed, graph_cell(5, "fp32", tiny=True)
-    first = OnnxCalibrator()
-    sampled = first.measure(cell, open_device("cpu"))
+    first = calibrator()
+    sampled = first.measure(cell)
     assert sampled.timings["single"].median_s > 0
     assert len(sampled.calls_us) == len(ops_of(cell.name, 5, tiny=True))
 
@@ -216,18 +221,18 @@ def test_a_graph_is_timed_whole_and_by_nodes_in_one_order_whatever_order_they_ra
     monkeypatch.setattr(onnx_graph, "executed", otherwise)
     names = [(op.name, op.dims) for op in first._graph_ops(cell)]
     assert len(set(map(str, names))) > 1
-    assert [(op.name, op.dims) for op in OnnxCalibrator()._graph_ops(cell)] == names
+    assert [(op.name, op.dims) for op in calibrator()._graph_ops(cell)] == names
 
 
 def test_an_ordinary_model_is_exported_timed_and_judged_by() -> None:
-    calibrator, workload = OnnxCalibrator(), suites.get(suites.GATE).ready[0]
+    workload = suites.get(suites.GATE).ready[0]
     cell = acceptance.model_cell(workload, 8, "fp32", "onnxruntime")
-    row = Row(cell, dict(calibrator.measure(cell, open_device("cpu")).timings), 0.0, "")
+    row = Row(cell, dict(calibrator().measure(cell).timings), 0.0, "")
     assert network_fit.is_holdout(row)
     known = profile(device(name="cpu", kind="cpu", asynchronous=False))
     fit = msgspec.structs.replace(fit_nodes(graphs()), spread=0.1)
     (error,) = network_fit.holdout_errors(fit, [row], known, "onnxruntime")
-    graph = acceptance.graph_of_model(cell.name, "fp32", "onnxruntime")
+    graph, _ = acceptance.timed_graph(cell, "cpu")
     assert {op.host_class.split(".")[0] for op in graph.ops} == {"node"}
     whole = msgspec.structs.replace(known, runtimes={**known.runtimes, "onnxruntime": fit})
     expected = Predictor(whole).predict(graph, 8, runtime="onnxruntime").latency_ms

@@ -56,10 +56,9 @@ def calibrated(request: pytest.FixtureRequest) -> tuple[str, DispatchFit]:
     runtime = request.param
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(networks, "graph_in", lambda spec, *_: network(runtime, spec.seed, tiny=spec.tiny))
-        simulated, calibrator = SimulatedDevice(SimulatedSpec(seed=SEED)), runtime_calibration.get(runtime)
+        calibrator = runtime_calibration.get(runtime, SimulatedDevice(SimulatedSpec(seed=SEED)))
         rows = [
-            Row(cell, dict(calibrator.measure(cell, simulated).timings), 1.0)
-            for cell in islice(calibrator.cells(simulated, "fp32"), CELLS)
+            Row(cell, dict(calibrator.measure(cell).timings), 1.0) for cell in islice(calibrator.cells("fp32"), CELLS)
         ]
         fit, errors = fit_with_spread(calibrator, rows, perfect(COSTS))
     assert len(errors) >= 5
@@ -115,8 +114,8 @@ def test_networks_that_were_never_seen_are_predicted_within_three_percent(calibr
 
 
 def test_one_length_of_chain_tells_no_gap() -> None:
-    calibrator, simulated = runtime_calibration.get("cuda-graphs"), SimulatedDevice()
-    cell = next(calibrator.cells(simulated, "fp32"))
-    row = Row(cell, dict(calibrator.measure(cell, simulated).timings), 1.0)
+    calibrator = runtime_calibration.get("cuda-graphs", SimulatedDevice())
+    cell = next(calibrator.cells("fp32"))
+    row = Row(cell, dict(calibrator.measure(cell).timings), 1.0)
     with pytest.raises(CalibrationError, match=r"1 chains were replayed, too few.* as with --budget 3m$"):
         calibrator.fit([row], perfect(COSTS))

@@ -299,10 +299,10 @@ def test_what_is_traced_as_captured_can_be_captured(gpu: CudaDevice, measuring: 
 
 
 def test_gap_of_a_graph_is_plausible(gpu: CudaDevice, measuring: None) -> None:
-    calibrator = runtime_calibration.get("cuda-graphs")
+    calibrator = runtime_calibration.get("cuda-graphs", gpu)
     rows = [
-        Row(cell, dict(calibrator.measure(cell, gpu).timings), 1.0)
-        for cell in islice(calibrator.cells(gpu, "fp32"), len(base.LENGTHS))
+        Row(cell, dict(calibrator.measure(cell).timings), 1.0)
+        for cell in islice(calibrator.cells("fp32"), len(base.LENGTHS))
     ]
     taken = [row.timings["replayed"].median_s for row in rows]
     assert taken == sorted(taken)

@@ -45,9 +45,10 @@ def fitted(journal: Path, folder: Path) -> DeviceProfile:
         profile, _ = profile_fit.fit_profile(stored.rows, machine, calibrator.device_of(machine), "stored")
         others = dict.fromkeys(row.cell.runtime for row in stored.rows if row.cell.runtime != profile_fit.EAGER)
         if others:
-            added = RuntimeSession(SimulatedDevice(), stored, tuple(profile.kernels))
+            added = RuntimeSession(stored, tuple(profile.kernels))
             for runtime in others:
-                profile = added.add(profile, runtime_calibration.get(runtime), inf, 0, lambda *_: None)
+                calibrated = runtime_calibration.get(runtime, SimulatedDevice())
+                profile = added.add(profile, calibrated, inf, 0, lambda *_: None)
     return profile
 
 

@@ -21,7 +21,7 @@ from latpred.calibration.schedules import network_spec
 from latpred.calibration.session import Row, Sampled
 from latpred.calibration.timing import timer
 from latpred.calibration.timing.reference_speed import gauge_on
-from latpred.calibration.workloads import suites
+from latpred.calibration.workloads import networks, suites
 from latpred.calibration.workloads.suites import Workload
 from latpred.errors import LatpredError
 from latpred.graph.features import Floats
@@ -155,21 +155,23 @@ def accepted(
     if apart:
         together = apart <= MOST_APART
         gates[f"cells while the host had moved the processors apart at most {MOST_APART:.0%}"] = (apart, together)
-    checks = {name: f"{_share(value)}: {'passed' if passed else 'failed'}" for name, (value, passed) in gates.items()}
+    checks = {name: f"{_share(value)}: {_verdict(passed)}" for name, (value, passed) in gates.items()}
     if enough_models and networks:
         checks["median error of holdout networks"] = f"{median_error(networks):.1%}"
-    enough = len(judged) >= FEWEST
-    checks[f"networks to judge by at least {FEWEST}"] = f"{len(judged)}: {'passed' if enough else 'failed'}"
+    counts = {f"networks to judge by at least {FEWEST}": (len(judged), FEWEST)}
     if seen is not None:
-        enough = enough and seen >= FEWEST_SEEN
-        said = "passed" if seen >= FEWEST_SEEN else "failed"
-        checks[f"networks to learn from at least {FEWEST_SEEN}"] = f"{seen}: {said}"
+        counts[f"networks to learn from at least {FEWEST_SEEN}"] = seen, FEWEST_SEEN
+    checks |= {name: f"{count}: {_verdict(count >= least)}" for name, (count, least) in counts.items()}
     if missing:
         checks["kinds of cells that could not be measured"] = f"{', '.join(missing)}: failed"
-    failed = not all(passed for _, passed in gates.values())
-    passed = enough and not failed and not missing
-    advice = _advice(failed, enough, disturbed, apart, command, seconds)
-    return Acceptance(passed=passed, checks=checks, advice=advice)
+    good = all(passed for _, passed in gates.values())
+    enough = all(count >= least for count, least in counts.values())
+    advice = _advice(good, enough, disturbed, apart, command, seconds)
+    return Acceptance(passed=good and enough and not missing, checks=checks, advice=advice)
+
+
+def _verdict(passed: bool) -> str:
+    return "passed" if passed else "failed"
 
 
 def _share(value: float) -> str:
@@ -177,7 +179,7 @@ def _share(value: float) -> str:
 
 
 def with_runtime(profile: DeviceProfile, runtime: str, errors: Sequence[HoldoutError]) -> Acceptance:
-    """A profile's verdict with what another runtime's networks and models add to it, those that its fit did not see."""
+    """A profile's verdict with another runtime's added, by errors on networks and models that its fit did not see."""
     models = [error for error in errors if error.cell.startswith(f"{MODEL}/")]
     mine = accepted([error for error in errors if error not in models], models)
     checks = {name: said for name, said in mine.checks.items() if not name.startswith(("timings", "cells"))}
@@ -185,7 +187,7 @@ def with_runtime(profile: DeviceProfile, runtime: str, errors: Sequence[HoldoutE
 
 
 def without(profile: DeviceProfile, runtime: str, reason: str) -> Acceptance:
-    """A profile's verdict that says why a runtime is not in the profile."""
+    """A profile's verdict with the reason why a runtime is not in the profile."""
     return _joined(profile, runtime, {"costs": f"{reason}: failed"}, False)
 
 
@@ -203,9 +205,7 @@ def _joined(profile: DeviceProfile, runtime: str, checks: dict[str, str], passed
     )
 
 
-def _advice(
-    failed: bool, enough: bool, disturbed: float, apart: float, command: str, seconds: float
-) -> tuple[str, ...]:
+def _advice(good: bool, enough: bool, disturbed: float, apart: float, command: str, seconds: float) -> tuple[str, ...]:
     advice = []
     if disturbed > MOST_DISTURBED:
         advice.append(
@@ -218,7 +218,7 @@ def _advice(
             f"at other times. Calibrate anew: {command} --fresh, or a profile of one thread: latpred calibrate "
             "--device cpu --threads 1"
         )
-    elif failed:
+    elif not good:
         advice.append(f"Close other programs, let the machine cool down, and calibrate anew: {command} --fresh")
     if not enough:
         advice.append(f"Give the calibration more time: {command} --budget {more_time(seconds)}")
@@ -279,7 +279,7 @@ def _holdouts_again(rows: Sequence[Row], precision: str) -> Iterator[Cell]:
 
 def measure(cell: Cell, device: Device) -> Sampled:
     """Time an ordinary model whole, called again and again."""
-    graph_of_model(cell.name, cell.precision, kind=device.info().kind)  # one without a trace is no use to the gate
+    timed_graph(cell, device.info().kind)  # one without a trace is no use to the gate
     device.use_precision(cell.precision)  # the cell before may have been in another
     model, inputs = model_of(cell.name).make(device.name, cell.precision)
     call = device.prepare_model(model, inputs(cell.dims["batch"], device.name), cell.runtime)
@@ -304,7 +304,7 @@ def predictions(profile: DeviceProfile, precision: str) -> Floats:
     latencies: list[float] = []
     for workload in suite.ready:
         try:
-            graph = graph_of_model(workload.name, precision, kind=profile.device.kind)
+            graph = graph_of_model(workload.name, precision, "eager", profile.device.kind)
             points = predictor.curve(graph, suite.batches).points
             latencies += [point.latency_ms for point in points]
         except LatpredError:
@@ -319,9 +319,17 @@ def settled(before: Floats, now: Floats) -> bool:
 
 
 @lru_cache(maxsize=64)
-def graph_of_model(name: str, precision: str, runtime: str = "eager", kind: str = "cpu") -> ModelGraph:
+def graph_of_model(name: str, precision: str, runtime: str, kind: str) -> ModelGraph:
     """What a runtime runs for an ordinary model on a kind of device."""
     return model_of(name).trace(precision, runtime, target_of(kind))
+
+
+def timed_graph(cell: Cell, kind: str) -> tuple[ModelGraph, int]:
+    """What the runtime of a cell runs for its network or model on a kind of device, and the batch size."""
+    if cell.kind == MODEL:
+        return graph_of_model(cell.name, cell.precision, cell.runtime, kind), cell.dims["batch"]
+    spec = network_spec(cell)
+    return networks.graph_in(spec, cell.precision, cell.runtime, kind), spec.batch
 
 
 def model_of(name: str) -> Workload:

@@ -72,7 +72,7 @@ def fit_kernels(
     fits: dict[str, KernelFit] = {}
     for family, leaves in by_family.items():
         fits.update(_fit_family(family, leaves, multiprocessors, prior))
-    return _with_datasheet(fits, by_family, prior) if fits else fits
+    return _with_datasheet(fits, by_family, prior) if fits and prior else fits
 
 
 def _fit_family(
@@ -116,8 +116,6 @@ def _with_datasheet(
     Their floors are as much lower or higher as those of what was fitted, and their rates as far from the datasheet's as
     those of their family are, or of all families where there are no samples of theirs.
     """
-    if not prior:
-        return dict(fits)
     higher_us = float(
         np.median([fit.floor_us - prior[name].floor_us for name, fit in fits.items() if name in prior] or [0.0])
     )

@@ -28,15 +28,12 @@ ELEMENT_BYTES = {"float32": 4, "tf32": 4, "float16": 2, "bfloat16": 2}
 
 
 class Score(NamedTuple):
-    """Errors of one fit: of which table and dtype, after how many shapes, on which products.
-
-    These are "the rest" or those of "unseen n, k".
-    """
+    """Relative errors of one fit on products that it did not see."""
 
     system: str
-    source: str
-    budget: int
-    tested: str
+    source: str  # of the table, and its dtype
+    budget: int  # shapes that it was fitted to
+    tested: str  # on "the rest" of the table, or on products of an "unseen n, k"
     products: int
     mean: float
     median: float

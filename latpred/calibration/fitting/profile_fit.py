@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Container, Iterable, Iterator, Mapping, Sequence
 from datetime import UTC, datetime
+from itertools import chain
 from math import exp, log
 from types import MappingProxyType
 
@@ -25,14 +26,14 @@ from latpred.calibration.fitting.dispatch_fit import (
     fit_in_place,
     fit_issued,
     loop_costs,
-    with_parents,
+    of_classes,
 )
 from latpred.calibration.fitting.kernel_fit import KernelSample, fit_kernels, kernel_samples, row_of, with_cold
 from latpred.calibration.schedules import network_spec
 from latpred.calibration.session import Row
 from latpred.calibration.timing import visits
 from latpred.calibration.timing.reference_speed import FULL, RunSpeed
-from latpred.calibration.workloads import networks, single_ops
+from latpred.calibration.workloads import single_ops
 from latpred.errors import CalibrationError
 from latpred.graph.features import kind, layout
 from latpred.host import SAME, Slowdown
@@ -76,7 +77,8 @@ def fit_profile(
     good = visits.undisturbed(row for row in eager if not row.error)
     good = [row if _mixed(row) else at_full_speed(row, info, speed) for row in good]
     info = constants.described(info, good)
-    dispatch, in_place = _dispatch(good, info, speed)
+    in_networks = _timed_in_place(good, info, speed)
+    dispatch, in_place = _dispatch(good, info, in_networks)
     profile = DeviceProfile(
         name=name,
         schema=SCHEMA_VERSION,
@@ -86,7 +88,7 @@ def fit_profile(
         device=info,
         protocol={**_PROTOCOL, **protocol},
         runtimes={EAGER: dispatch},
-        kernels=_kernels(good, dispatch, in_place, info, machine, speed),
+        kernels=_kernels(good, in_networks, dispatch, in_place, info, machine),
         samples=tuple(sample_of(row) for row in good),
         acceptance=Acceptance(False, {}, ()),
         seconds=round(sum(row.seconds for row in eager), 3),
@@ -103,7 +105,7 @@ def fit_profile(
 
 
 def at_full_speed(row: Row, info: DeviceInfo, speed: RunSpeed) -> Row:
-    """A row of dispatch or of kernels alone as at full speed; the host's references say nothing of another device."""
+    """A row of dispatch or of kernels alone as at full speed; of an asynchronous device, what its host takes."""
     if not info.asynchronous:
         return visits.at_full_speed(row, speed)
     if row.cell.kind not in ("dispatch", "network"):
@@ -112,7 +114,7 @@ def at_full_speed(row: Row, info: DeviceInfo, speed: RunSpeed) -> Row:
 
 
 def _usual(rows: Iterable[Row], info: DeviceInfo, speed: RunSpeed) -> dict[str, float]:
-    """How many times longer than at full speed things took around the middle one of those that were not slowed."""
+    """The median slowdown, by kind of work, around networks and models that found a moment at full speed."""
     fast = _fast([row for row in rows if _mixed(row)])
     slow = [visits.slowdown(row, speed, asynchronous=info.asynchronous) for row in fast]
     if not speed.full_us or not slow:
@@ -120,7 +122,9 @@ def _usual(rows: Iterable[Row], info: DeviceInfo, speed: RunSpeed) -> dict[str, 
     return dict(zip(Slowdown._fields, np.round(np.median(slow, axis=0), 3).tolist(), strict=True))
 
 
-def _dispatch(rows: Sequence[Row], info: DeviceInfo, speed: RunSpeed) -> tuple[DispatchFit, DispatchFit]:
+def _dispatch(
+    rows: Sequence[Row], info: DeviceInfo, in_networks: Mapping[str, Sequence[TimedNetwork]]
+) -> tuple[DispatchFit, DispatchFit]:
     """Host costs as a forward pass has them, and as a clock around each call has them, which is a little longer."""
     tiny = [timed_network(row, info) for row in _networks(rows) if network_spec(row.cell).tiny]
     chains = [timed_network(row, info) for row in rows if row.cell.kind == "network" and network_spec(row.cell).chain]
@@ -137,9 +141,9 @@ def _dispatch(rows: Sequence[Row], info: DeviceInfo, speed: RunSpeed) -> tuple[D
         cells = [issued_in_loop(row, info.sync_us) for row in rows if row.cell.kind == "dispatch"]
         issued = fit_issued(loop_costs(cells), tiny, called)
         return issued, issued
-    in_place = DispatchFit(with_parents(class_costs(tiny)), 0.0, 0.0, 0.0)
-    sized = [run for runs in _timed_in_place(rows, info, speed).values() for run in runs]
-    return with_cold(fit_in_place(tiny, called), in_place, sized), in_place
+    in_place = of_classes(class_costs(tiny))
+    runs = list(chain.from_iterable(in_networks.values()))
+    return with_cold(fit_in_place(tiny, called), in_place, runs), in_place
 
 
 def issued_in_loop(row: Row, sync_us: float) -> tuple[list[str], float]:
@@ -152,19 +156,20 @@ def issued_in_loop(row: Row, sync_us: float) -> tuple[list[str], float]:
 
 def _kernels(
     rows: Sequence[Row],
+    in_networks: Mapping[str, Sequence[TimedNetwork]],
     dispatch: DispatchFit,
     in_place: DispatchFit,
     info: DeviceInfo,
     machine: Machine,
-    speed: RunSpeed,
 ) -> dict[str, dict[str, KernelFit]]:
     """Kernel fits by precision, from kernels timed in queues and from those timed in their networks."""
     samples: dict[str, list[KernelSample]] = {}
+    priors = _of_datasheet(machine)
     for row in rows:
         if row.cell.kind == "kernel":
-            known = _of_datasheet(machine, row.cell.precision)
-            samples.setdefault(row.cell.precision, []).extend(queued_sample(row, info.gap_us, known))
-    in_networks = _timed_in_place(rows, info, speed)
+            precision = row.cell.precision
+            found = queued_sample(row, info.gap_us, priors.get(precision, ()))
+            samples.setdefault(precision, []).extend(found)
     sized = {precision: runs for precision, runs in in_networks.items() if not all(run.tiny for run in runs)}
     # Tiny ones are in fp32 whatever was asked for: beside sized ones of other precisions alone they tell of dispatch.
     for precision, runs in (sized or in_networks).items():
@@ -177,9 +182,8 @@ def _kernels(
     for precision, timed in samples.items():
         # A CPU computes some convolutions without a library, which it does in float32 only.
         native_threads = machine.threads if info.kind == "cpu" and precision == "fp32" else 0
-        fits[precision] = fit_kernels(
-            timed, info.multiprocessors, native_threads=native_threads, prior=_of_datasheet(machine, precision)
-        )
+        prior = priors.get(precision, {})
+        fits[precision] = fit_kernels(timed, info.multiprocessors, native_threads=native_threads, prior=prior)
     return {precision: families for precision, families in fits.items() if families}
 
 
@@ -201,10 +205,10 @@ def _learned_from(rows: Iterable[Row]) -> list[Row]:
     return halves[::2] if len(halves) >= FEWEST_HALVES else []
 
 
-def _of_datasheet(machine: Machine, precision: str) -> Mapping[str, KernelFit]:
-    """What the datasheet of a machine's GPU tells of kernels; nothing where latpred does not know it."""
+def _of_datasheet(machine: Machine) -> Mapping[str, Mapping[str, KernelFit]]:
+    """What the datasheet of a machine's GPU tells of kernels, by precision; nothing where latpred does not know it."""
     spec = gpus.find(machine.accelerator) if machine.accelerator else None
-    return {} if spec is None else datasheet.profile_of(spec).kernels.get(precision, {})
+    return {} if spec is None else datasheet.profile_of(spec).kernels
 
 
 def queued_sample(row: Row, gap_us: float, kinds: Container[str] = ()) -> Iterator[KernelSample]:
@@ -298,13 +302,8 @@ def timed_network(row: Row, info: DeviceInfo, speed: RunSpeed = FULL) -> TimedNe
     """The row of a network or model as fits take it; `speed` is the run's, where the row is not at it yet."""
     cell = row.cell
     single, issue, queued = row.timings["single"], row.timings.get("issue"), row.timings.get("queued")
-    if cell.kind == acceptance.MODEL:
-        graph = acceptance.graph_of_model(cell.name, cell.precision, cell.runtime, info.kind)
-        batch, tiny = cell.dims["batch"], False
-    else:
-        spec = network_spec(cell)
-        graph = networks.graph_in(spec, cell.precision, cell.runtime, info.kind)
-        batch, tiny = spec.batch, spec.tiny
+    graph, batch = acceptance.timed_graph(cell, info.kind)
+    tiny = cell.kind == "network" and network_spec(cell).tiny
     return TimedNetwork(
         graph=graph,
         batch=batch,

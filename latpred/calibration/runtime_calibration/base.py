@@ -21,7 +21,7 @@ from latpred.calibration.cells import Cell
 from latpred.calibration.devices import Call, Device, constants
 from latpred.calibration.fitting.acceptance import HoldoutError
 from latpred.calibration.runtime_calibration import network_fit
-from latpred.calibration.runtime_calibration.network_fit import fit_networks, is_holdout, too_few
+from latpred.calibration.runtime_calibration.network_fit import fit_networks, too_few
 from latpred.calibration.session import Row, Sampled
 from latpred.calibration.timing import timer
 from latpred.calibration.timing.reference_speed import SpeedGauge, gauge_for, gauge_on
@@ -35,7 +35,6 @@ from latpred.units import US_PER_S
 
 T = TypeVar("T")
 
-SECONDS = 90.0
 FIRST_TINY = len(networks.KINDS)  # one of each kind, before anything else
 TURN = ("sized", "holdout", "tiny", "sized")  # what comes after them, again and again
 ASYNCHRONOUS_TURN = ("sized", "tiny", "holdout")
@@ -48,49 +47,43 @@ QUEUED = 12  # forward passes in a queue, where they are that short
 
 
 class RuntimeCalibrator:
-    """Calibrates a runtime on whole networks; a full calibration spends so many seconds on it by default.
+    """Calibrates a runtime on whole networks."""
 
-    `folds` are the parts that the networks of the fit fall into, so that each tests a fit of the others, where holdouts
-    are too few to tell how wide intervals must be; 0 where they are not.
-    """
+    def __init__(self, runtime: str, device: Device) -> None:
+        self.runtime, self.device = runtime, device
 
-    folds = 0
-
-    def __init__(self, runtime: str, seconds: float = SECONDS) -> None:
-        self.runtime = runtime
-        self.seconds = seconds
-
-    def precisions(self, device: Device, wanted: Sequence[str]) -> Sequence[str]:
-        """The precisions that it is calibrated in on a device."""
+    def precisions(self, wanted: Sequence[str]) -> Sequence[str]:
+        """The precisions that it is calibrated in where these are wanted."""
         return wanted
 
-    def cells(self, device: Device, precision: str) -> Iterator[Cell]:
+    def cells(self, precision: str) -> Iterator[Cell]:
         """Cells without end, the most valuable first: a tiny network of each kind, sized ones and holdouts.
 
         Holdouts are among them early: the gate and the intervals rest on those. Where a network's host time can be
         taken by itself, sized ones tell of it too: tiny ones need not come first.
         """
         drawn = candidates(10 * FIRST_TINY)
-        if device.asynchronous:
+        if self.device.asynchronous:
             specs = rotating(drawn, cycle(ASYNCHRONOUS_TURN))
         else:
             specs = map(called_again, rotating(drawn, chain(("tiny",) * FIRST_TINY, cycle(TURN))))
         for spec in specs:
             yield schedules.network_cell(spec, precision, self.runtime)
 
-    def measure(self, cell: Cell, device: Device) -> Sampled:
+    def measure(self, cell: Cell) -> Sampled:
         """Time a network whole, once it is known what the runtime runs for it.
 
         What this raises becomes a row with an error, and the calibration goes on.
         """
         spec = schedules.network_spec(cell)
-        graph, call = self.prepared(spec, cell.precision, device)
-        if device.asynchronous:
-            return Sampled(_timings(device, call, self.runtime, graph, spec.batch))
+        graph, call = self.prepared(spec, cell.precision)
+        if self.device.asynchronous:
+            return Sampled(self._timings(call, graph, spec.batch))
         return Sampled({"single": self.timed(call, *effort(spec))})
 
-    def prepared(self, spec: NetworkSpec, precision: str, device: Device) -> tuple[ModelGraph, Call]:
+    def prepared(self, spec: NetworkSpec, precision: str) -> tuple[ModelGraph, Call]:
         """What the runtime runs for a network, and a call of that; a simulation runs the very graph."""
+        device = self.device
         device.use_precision(precision)  # a compiler looks at it
         graph = networks.graph_in(spec, precision, self.runtime, device.info().kind)
         place = getattr(device, "torch_device", None)
@@ -109,20 +102,8 @@ class RuntimeCalibrator:
         return fit_networks(network_fit.networks_of(rows, profile.device), profile, self.runtime)
 
     def errors_by_folds(self, rows: Sequence[Row], profile: DeviceProfile) -> list[HoldoutError]:
-        """How fits of all but a few networks do on those few; tiny networks, which tell of the host alone, stay in."""
-        # On an asynchronous device networks are timed whole, and holdouts are many.
-        folds = 0 if profile.device.asynchronous else self.folds
-        fitted = [row for row in rows if row.cell.kind == "network" and not is_holdout(row)]
-        tested = [row for row in fitted if not schedules.network_spec(row.cell).tiny]
-        errors: list[HoldoutError] = []
-        for fold in range(min(folds, len(tested))):
-            out = {row.cell.key for row in tested[fold::folds]}
-            try:
-                fit = self.fit([row for row in rows if row.cell.key not in out], profile)
-            except CalibrationError:
-                return []  # so few networks that every one is needed
-            errors += network_fit.holdout_errors(fit, tested[fold::folds], profile, self.runtime)
-        return errors
+        """Errors on networks of the fit, of fits without them; none where there are holdouts enough to tell."""
+        return []
 
     def timed(self, call: Callable[[], object], repeats: int, budget_s: float) -> Timing:
         """Time a call on a synchronous device, each time after another of itself."""
@@ -138,6 +119,28 @@ class RuntimeCalibrator:
             call()
             done += 1
         return timer.summary(*timer.turns(turn, self._gauge, repeats=repeats, budget_s=budget_s))
+
+    def _timings(self, call: Call, graph: ModelGraph, batch: int) -> dict[str, Timing]:
+        """Timings of a network on an asynchronous device.
+
+        "single"; where the host is never made to wait also "issue" and, where the stream is PyTorch's own, "queued".
+        """
+        device, runtime = self.device, runtimes.get(self.runtime)
+        with device.errors():
+            for _ in range(WARM):
+                call()
+        gauge = gauge_on(device.info().kind, self.runtime)
+        timings = {"single": timer.single(device, call, SINGLE, gauge)}
+        launches = graph.launches(batch)
+        if graph.syncs(batch) or launches > MOST_LAUNCHES or getattr(runtime, "waits", False):
+            return timings
+        timings["issue"] = timer.issue(device, call, ISSUE, gauge)
+        if getattr(runtime, "own_stream", False):
+            # Nothing can be put before what it queues. Back to back its passes would tell of the device too, but of its
+            # average: what is slow now and then is in every such timing, where most single passes go without it.
+            return timings
+        loops = min(QUEUED, MOST_LAUNCHES // max(launches, 1))
+        return timings | {"queued": timer.queued(device, call, Plan(loops=loops, most=40))}
 
     @property
     def _gauge(self) -> SpeedGauge:
@@ -160,9 +163,10 @@ def rotating(drawn: Mapping[str, Iterator[T]], kinds: Iterable[str]) -> Iterator
 
 
 def called_again(spec: NetworkSpec) -> NetworkSpec:
-    """The network, called again and again: what evicts its weights also evicts the runtime's code and what guards read.
+    """The network with nothing evicted between passes.
 
-    Of such a model nothing but its own size makes anything leave the caches.
+    What evicts its weights would also evict the runtime's code and what its guards read, which stay in the caches while
+    a model is called again and again.
     """
     return msgspec.structs.replace(spec, cold=False)
 
@@ -172,31 +176,8 @@ def effort(spec: NetworkSpec) -> tuple[int, float]:
     return TINY_EFFORT if spec.tiny else HOLDOUT_EFFORT if spec.holdout else SIZED_EFFORT
 
 
-def _timings(device: Device, call: Call, name: str, graph: ModelGraph, batch: int) -> dict[str, Timing]:
-    """Timings of a network on an asynchronous device.
-
-    "single"; where the host is never made to wait also "issue" and, where the stream is PyTorch's own, "queued".
-    """
-    with device.errors():
-        for _ in range(WARM):
-            call()
-    gauge = gauge_on(device.info().kind, name)
-    timings = {"single": timer.single(device, call, SINGLE, gauge)}
-    launches, runtime = graph.launches(batch), runtimes.get(name)
-    if graph.syncs(batch) or launches > MOST_LAUNCHES or getattr(runtime, "waits", False):
-        return timings
-    timings["issue"] = timer.issue(device, call, ISSUE, gauge)
-    if getattr(runtime, "own_stream", False):
-        # Nothing can be put before what it queues. Back to back its passes would tell of the device too, but of its
-        # average: what is slow now and then is in every such timing, where most single passes go without it.
-        return timings
-    loops = min(QUEUED, MOST_LAUNCHES // max(launches, 1))
-    return timings | {"queued": timer.queued(device, call, Plan(loops=loops, most=40))}
-
-
-# Seconds of a full calibration: exporting takes a while, compiling longer.
-REPLAY_SECONDS = {"cuda-graphs": 45.0, "onnxruntime-cuda-graphs": 60.0, "compile-reduce-overhead": 120.0}
 LIKE = {"onnxruntime-cuda-graphs": "onnxruntime", "compile-reduce-overhead": "compile"}  # whose kernels are replayed
+REPLAYED = ("cuda-graphs", *LIKE)
 LENGTHS = (1, 4, 16, 64, 256)  # kernels of a chain
 CHAIN_REPLAYS = 60  # of each chain
 
@@ -208,17 +189,15 @@ class ReplayCalibrator(RuntimeCalibrator):
     takes the host, and how the kernels compare to eager's, are told by networks, as for any other runtime.
     """
 
-    def __init__(self, runtime: str) -> None:
-        super().__init__(runtime, REPLAY_SECONDS[runtime])
-
-    def cells(self, device: Device, precision: str) -> Iterator[Cell]:
+    def cells(self, precision: str) -> Iterator[Cell]:
         for length in LENGTHS:
             yield Cell("clock", "chain", {"kernels": length}, precision, self.runtime)
-        yield from super().cells(device, precision)
+        yield from super().cells(precision)
 
-    def measure(self, cell: Cell, device: Device) -> Sampled:
+    def measure(self, cell: Cell) -> Sampled:
         if cell.kind != "clock":
-            return super().measure(cell, device)
+            return super().measure(cell)
+        device = self.device
         tiny = device.prepare(constants.TINY)
         replays = [device.time_replayed(tiny, cell.dims["kernels"]) for _ in range(CHAIN_REPLAYS)]
         seconds = [one for one in replays if one is not None]

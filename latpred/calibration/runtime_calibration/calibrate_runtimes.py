@@ -77,18 +77,17 @@ def kept(
     except ProfileError:
         return None
     machine, info = device.machine(), device.info()
-    same = profile.device.kind == info.kind and profile.device.name == info.name and EAGER in profile.runtimes
-    same = same and profile.kernels.keys() >= set(precisions)
-    same = same and profile.machine.hostname_hash == machine.hostname_hash
-    same = same and not store.mismatch(profile.machine, machine)
-    return profile if same and protocol.items() <= profile.protocol.items() else None
+    same_device = (profile.device.kind, profile.device.name) == (info.kind, info.name)
+    same_stack = profile.machine.hostname_hash == machine.hostname_hash and not store.mismatch(profile.machine, machine)
+    finished = EAGER in profile.runtimes and profile.kernels.keys() >= set(precisions)
+    same_protocol = protocol.items() <= profile.protocol.items()
+    return profile if same_device and same_stack and finished and same_protocol else None
 
 
 @dataclass
 class RuntimeSession:
     """Runtimes measured in a session, on top of a device's profile; the most important precision comes first."""
 
-    device: Device
     session: Session
     precisions: tuple[str, ...]
 
@@ -100,8 +99,7 @@ class RuntimeSession:
         A runtime that cannot be fitted stays out of the profile, whose gate then says why.
         """
         runtime = calibrator.runtime
-        device = self.device
-        visits = Visits(self.session, device, runtime, lambda cell: calibrator.measure(cell, device), seconds, tell)
+        visits = Visits(self.session, calibrator.device, runtime, calibrator.measure, seconds, tell)
         self._measure(calibrator, visits, seconds, cells)
         visits.tell(f"fitting {runtime}")
         rows = network_fit.at_profile_speed([row for row in visits.rows if not row.error], profile)
@@ -124,8 +122,7 @@ class RuntimeSession:
 
     def _measure(self, calibrator: RuntimeCalibrator, visits: Visits, seconds: float, cells: float) -> None:
         """Time cells until the time is spent, most of them in the first precision."""
-        precisions = calibrator.precisions(self.device, self.precisions)
-        drawn = [calibrator.cells(self.device, precision) for precision in precisions]
+        drawn = [calibrator.cells(precision) for precision in calibrator.precisions(self.precisions)]
         endless = (next(in_turn(drawn, number)) for number in count())
         for cell in filterfalse(self.session.holds, endless):
             rows = visits.rows

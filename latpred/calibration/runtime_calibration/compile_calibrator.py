@@ -1,7 +1,7 @@
 """CompileCalibrator: few networks, because torch.compile takes long on each, with every call of theirs timed.
 
-On a synchronous device the calls of a compiled wrapper tell what generated kernels take, how library kernels compare to
-eager's, and what each costs the host. Where a device is waited for, whole networks have to do.
+The calls of a compiled wrapper tell what generated kernels take, how library kernels compare to eager's, and what each
+costs the host. Only a CPU can be asked so: where a device is waited for, whole networks have to do.
 """
 
 from __future__ import annotations
@@ -20,18 +20,19 @@ import numpy as np
 
 from latpred.calibration import schedules
 from latpred.calibration.cells import Cell
-from latpred.calibration.devices import Device
-from latpred.calibration.fitting.dispatch_fit import TimedNetwork, per_class, with_parents
+from latpred.calibration.fitting.acceptance import HoldoutError
+from latpred.calibration.fitting.dispatch_fit import TimedNetwork, of_classes, per_class, with_parents
 from latpred.calibration.fitting.kernel_fit import KernelSample, fit_kernels, row_of
 from latpred.calibration.fitting.linear_system import Column, System, of_kind
 from latpred.calibration.fitting.profile_fit import timed_network
 from latpred.calibration.runtime_calibration.base import RuntimeCalibrator, called_again, candidates, effort, rotating
-from latpred.calibration.runtime_calibration.network_fit import is_holdout, too_few
+from latpred.calibration.runtime_calibration.network_fit import holdout_errors, is_holdout, too_few
 from latpred.calibration.session import Row, Sampled
 from latpred.calibration.timing import timer
 from latpred.calibration.timing.reference_speed import SpeedGauge
 from latpred.calibration.workloads import networks
 from latpred.calibration.workloads.networks import NetworkSpec
+from latpred.errors import CalibrationError
 from latpred.graph import features
 from latpred.graph.graph import Op
 from latpred.ops.families import nearest, root
@@ -42,8 +43,10 @@ from latpred.runtimes import get
 from latpred.runtimes.inductor.compiled_ops import EAGER, EXTERN_CLASS, GENERATED_CLASS, GUARDS, JOINED_CLASS
 from latpred.units import US_PER_S
 
-SECONDS = 240.0
 FEWEST = 3  # networks below which nothing is fitted
+# Parts that the networks of the fit fall into, each of which tests a fit of the others: holdouts are too few to tell
+# how wide intervals must be.
+FOLDS = 8
 # Kinds in the order of what a compilation of one teaches. Recurrent networks are hardly compiled at all.
 KINDS = {
     "tiny": ("encoder", "window", "mobile", "mixer"),
@@ -119,16 +122,10 @@ class _CompiledNetwork(NamedTuple):
 
 
 class CompileCalibrator(RuntimeCalibrator):
-    folds = 8
+    """Calibrates torch.compile on a CPU."""
 
-    def __init__(self) -> None:
-        super().__init__("compile", SECONDS)
-
-    def cells(self, device: Device, precision: str) -> Iterator[Cell]:
+    def cells(self, precision: str) -> Iterator[Cell]:
         """Tiny networks for the host's costs between sized ones, of a kind each; holdouts among them."""
-        if device.asynchronous:
-            yield from super().cells(device, precision)
-            return
         drawn = candidates(len(networks.KINDS))
 
         def quick(kind: str) -> Iterator[NetworkSpec]:
@@ -138,33 +135,42 @@ class CompileCalibrator(RuntimeCalibrator):
         for spec in rotating(ordered, cycle(TURN)):
             yield schedules.network_cell(called_again(spec), precision, self.runtime)
 
-    def measure(self, cell: Cell, device: Device) -> Sampled:
+    def measure(self, cell: Cell) -> Sampled:
         """Time a network whole, and each call of its wrapper."""
-        if device.asynchronous:
-            return super().measure(cell, device)
         spec = schedules.network_spec(cell)
         with _wrappers() as modules:
-            _, call = self.prepared(spec, cell.precision, device)
+            _, call = self.prepared(spec, cell.precision)
         whole = self.timed(call, *effort(spec))
         calls_us, slow = time_calls(call, modules, self._gauge, repeats=REPEATS, budget_s=CALLS_S)
         return Sampled({"single": msgspec.structs.replace(whole, slow=max(whole.slow, slow))}, calls_us)
 
     def fit(self, rows: Sequence[Row], profile: DeviceProfile) -> DispatchFit:
         """Host costs, generated kernels, and library kernels in proportion to eager's."""
-        if profile.device.asynchronous:
-            return super().fit(rows, profile)
         compiled = [one for row in rows if (one := _compiled_network(row, profile)) is not None]
         if len(compiled) < FEWEST:
             timed = f"{len(compiled)} networks were compiled and timed"
             raise too_few(timed, "what torch.compile costs", "5m")
         idle_us = _idle_us(compiled)
-        idle = DispatchFit(with_parents(idle_us), 0.0, 0.0, 0.0)
+        idle = of_classes(idle_us)
         values = _beside_calls_us(compiled, profile) | _library(compiled, idle, profile)
         return msgspec.structs.replace(
             _host(idle_us, values, profile),
             kernels=_generated(compiled, idle, profile),
             kernel_scales={family: round(scale, 4) for family, scale in of_kind(values, "scale").items()},
         )
+
+    def errors_by_folds(self, rows: Sequence[Row], profile: DeviceProfile) -> list[HoldoutError]:
+        """How fits of all but a few networks do on those few; tiny networks, which tell of the host alone, stay in."""
+        tested = [row for row in rows if not (is_holdout(row) or schedules.network_spec(row.cell).tiny)]
+        errors: list[HoldoutError] = []
+        for fold in range(min(FOLDS, len(tested))):
+            out = {row.cell.key for row in tested[fold::FOLDS]}
+            try:
+                fit = self.fit([row for row in rows if row.cell.key not in out], profile)
+            except CalibrationError:
+                return []  # so few networks that every one is needed
+            errors += holdout_errors(fit, tested[fold::FOLDS], profile, self.runtime)
+        return errors
 
 
 def _launches(spec: NetworkSpec) -> int:
@@ -359,19 +365,25 @@ def _generated(
         prices = _prices(profile, msgspec.structs.replace(idle, kernels=fits))
         samples: dict[str, list[KernelSample]] = {}
         for one in compiled:
-            network, found = one.network, samples.setdefault(one.network.graph.precision, [])
-            usual_us = _kernels_us(network, prices) if fits else {}
+            found = samples.setdefault(one.network.graph.precision, [])
+            usual_us = _kernels_us(one.network, prices) if fits else {}
             for call in one.calls:
                 if call.host_class == GENERATED_CLASS and (fits or not alone or len(call.ops) == 1):
                     us = max(call.us - host_cost(idle, call.host_class), LEAST_US)
-                    rows = [row_of(op, network.batch, resident=network.resident) for op in call.ops]
-                    usual = [usual_us.get(id(op), sum(row[_BYTES])) for op, row in zip(call.ops, rows, strict=True)]
-                    parts = [max(part, LEAST_US) for part in usual]
-                    for op, row, part in zip(call.ops, rows, parts, strict=True):
-                        own_us = max(us * part / sum(parts), LEAST_US)
-                        found.append(KernelSample(op.family, row, own_us, beside_us=max(us - own_us, 0.0)))
+                    found += _shared_out(us, call.ops, one.network, usual_us)
         fits = {precision: fit for precision, found in samples.items() if (fit := fit_kernels(found))}
     return fits
+
+
+def _shared_out(
+    us: float, ops: Sequence[Op], network: TimedNetwork, usual_us: Mapping[int, float]
+) -> Iterator[KernelSample]:
+    """The kernels of a call, which share its time as they usually take, or by their bytes where that is not known."""
+    rows = [row_of(op, network.batch, resident=network.resident) for op in ops]
+    parts = [max(usual_us.get(id(op), sum(row[_BYTES])), LEAST_US) for op, row in zip(ops, rows, strict=True)]
+    for op, row, part in zip(ops, rows, parts, strict=True):
+        own_us = max(us * part / sum(parts), LEAST_US)
+        yield KernelSample(op.family, row, own_us, beside_us=max(us - own_us, 0.0))
 
 
 def _library(compiled: Sequence[_CompiledNetwork], idle: DispatchFit, profile: DeviceProfile) -> dict[Column, float]:
@@ -413,12 +425,12 @@ def _library(compiled: Sequence[_CompiledNetwork], idle: DispatchFit, profile: D
 
 
 def _general(family: str) -> str:
-    """What kinds of a family have in common; a layout of its own is no kind, as eager has the other."""
+    """The family that kinds share a scale of: convolutions in channels last, which eager lacks, have their own."""
     return family if family.endswith(f".{features.CHANNELS_LAST}") else root(family)
 
 
 def _scaled(op: Op, family: str, precision: str, profile: DeviceProfile) -> str:
-    """What the scale of an op's kernels is called: layouts suit some windows and formats better than others."""
+    """The name of a family's scale in an op's format: another layout suits some formats better than others."""
     wanted = precision_of(op.dtype, precision, profile)
     return family if wanted == "fp32" else f"{wanted}.{family}"
 

@@ -13,7 +13,7 @@ families that the profile has no times of get a floor, a bandwidth and a through
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Container, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from itertools import chain
 
@@ -29,7 +29,6 @@ from latpred.calibration.fitting.linear_system import Column, System, of_kind
 from latpred.calibration.fitting.profile_fit import timed_network
 from latpred.calibration.session import Row
 from latpred.calibration.timing import visits
-from latpred.calibration.workloads import networks
 from latpred.errors import CalibrationError
 from latpred.graph.graph import Schedule
 from latpred.host import SAME
@@ -51,20 +50,13 @@ def at_profile_speed(rows: Sequence[Row], profile: DeviceProfile) -> list[Row]:
     speed, predictor = visits.speed_of(rows), Predictor(profile)
 
     def longer(row: Row) -> float | None:
-        cell = row.cell
-        if cell.kind not in ("network", acceptance.MODEL):
+        if row.cell.kind not in ("network", acceptance.MODEL):
             return None
         slowdown = visits.slowdown(row, speed, profile.speed)
         if slowdown == SAME:
             return 1.0
-        if cell.kind == acceptance.MODEL:
-            graph, batch = (
-                acceptance.graph_of_model(cell.name, cell.precision, kind=profile.device.kind),
-                cell.dims["batch"],
-            )
-        else:
-            spec = schedules.network_spec(cell)
-            graph, batch = networks.graph(spec, cell.precision, profile.device.kind), spec.batch
+        in_eager = msgspec.structs.replace(row.cell, runtime="eager")
+        graph, batch = acceptance.timed_graph(in_eager, profile.device.kind)
         slow, fast = (predictor.at(one).predict(graph, batch) for one in (slowdown, SAME))
         return slow.latency_ms / fast.latency_ms
 
@@ -202,7 +194,7 @@ def fit_networks(
 
 
 def too_few(timed: str, told: str, budget: str = "3m") -> CalibrationError:
-    """What to say where what was timed does not tell what a runtime costs."""
+    """The error where too little was timed to tell what a runtime costs."""
     return CalibrationError(f"{timed}, too few to tell {told}. Give it more time, as with --budget {budget}")
 
 
@@ -211,6 +203,7 @@ def _network_terms(networks: Sequence[TimedNetwork], profile: DeviceProfile, run
     prices, here = PriceList(msgspec.structs.replace(profile, runtimes=bare)), runtimes.get(runtime)
     # What models take and no network need take gets the cost that its prior says, not that of an ordinary step.
     sure = dict.fromkeys(getattr(here, "host_classes", ()), 0)
+    measured = {(name, root(family)) for name, fits in profile.kernels.items() for family in fits}
     terms = []
     for network in networks:
         precision, batch = network.graph.precision, np.array([float(network.batch)])
@@ -219,15 +212,16 @@ def _network_terms(networks: Sequence[TimedNetwork], profile: DeviceProfile, run
         steps[MODULE], steps[PYTHON], _ = schedule.calls.sum(axis=0).tolist()
         priced = prices.price(schedule, precision, resident=network.resident)
         us = priced.times(batch).us[priced.kernel_row, 0] * priced.kernel_share
+        families = _kernel_families(schedule, precision, profile)
         kernel_us: dict[Family, float] = {}
-        for family, each_us in zip(_kernel_families(schedule, precision, profile), us.tolist(), strict=True):
+        for family, each_us in zip(families, us.tolist(), strict=True):
             kernel_us[family] = kernel_us.get(family, 0.0) + each_us
         terms.append(
             _NetworkTerms(
                 network=network,
                 steps=Counter(sure | dict(+steps)),
                 kernel_us=kernel_us,
-                unpriced=unpriced_work(schedule, precision, network.batch, profile),
+                unpriced=_unpriced_work(schedule, families, network.batch, measured),
                 kernels=len(schedule.kernel_op),
                 cold_us=0.0 if priced.cold is None else float(priced.cold.at(batch).sum()),
             )
@@ -247,14 +241,14 @@ def _kernel_families(schedule: Schedule, precision: str, profile: DeviceProfile)
     return [(formats[op], root(family)) for op, family in pairs]
 
 
-def unpriced_work(schedule: Schedule, precision: str, batch: int, profile: DeviceProfile) -> dict[Family, Work]:
-    """Work of each family that the profile has no times of."""
-    priced = {(name, root(family)) for name, fits in profile.kernels.items() for family in fits}
-    families = _kernel_families(schedule, precision, profile)
+def _unpriced_work(
+    schedule: Schedule, families: Sequence[Family], batch: int, measured: Container[Family]
+) -> dict[Family, Work]:
+    """Work of each family that was not measured; `families` are those of the schedule's kernels."""
     kernels = zip(schedule.kernel_op.tolist(), schedule.kernel_share.tolist(), families, strict=True)
     work: dict[Family, Work] = {}
     for index, share, family in kernels:
-        if family not in priced and family[1] not in SUBSTITUTES:
+        if family not in measured and family[1] not in SUBSTITUTES:
             op, (launches, moved, macs) = schedule.ops[index], work.get(family, (0.0, 0.0, 0.0))
             each = op.weight_bytes.at(batch) + op.read_bytes.at(batch) + op.write_bytes.at(batch)
             work[family] = (launches + 1, moved + share * each, macs + share * op.macs.at(batch))

@@ -2,10 +2,10 @@
 
     latency = fixed + Σ cost(class of the node) + Σ time of its kernel
 
-On a synchronous device onnxruntime's own profiler says what every node of a generated graph takes; ordinary models,
-which are exported in seconds, tell the gate how good the fit is. What a node takes when it has next to nothing to do
-belongs to its class; what it takes beyond that in a larger graph is its kernel's. The profiler's clock counts whole
-microseconds and slows what lies between two nodes, so the sum is brought to the time of graphs without it.
+On a CPU onnxruntime's own profiler says what every node of a generated graph takes; ordinary models, which are exported
+in seconds, tell the gate how good the fit is. What a node takes when it has next to nothing to do belongs to its class;
+what it takes beyond that in a larger graph is its kernel's. The profiler's clock counts whole microseconds and slows
+what lies between two nodes, so the sum is brought to the time of graphs without it.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ from latpred import host
 from latpred.calibration.cells import Cell
 from latpred.calibration.devices import Device
 from latpred.calibration.fitting import acceptance
-from latpred.calibration.fitting.dispatch_fit import per_class, with_parents
+from latpred.calibration.fitting.dispatch_fit import of_classes, per_class
 from latpred.calibration.fitting.kernel_fit import (
     LEAST_SHARE,
     PASS_SHARE,
@@ -54,7 +54,6 @@ from latpred.units import US_PER_S
 
 NAME = "onnxruntime"
 PRECISION = "fp32"  # of everything on a CPU
-SECONDS = 100.0
 TINY_GRAPHS = 45
 TURN = ("graph",) * 12 + ("model",)  # after the tiny graphs, again and again; an export takes as long as thirty graphs
 GRAPH_EFFORT = (8, 0.08)  # forward passes, and seconds after which there are no more
@@ -102,19 +101,18 @@ class TimedGraph(NamedTuple):
 
 
 class OnnxCalibrator(RuntimeCalibrator):
-    def __init__(self) -> None:
-        super().__init__(NAME, SECONDS)
-        self._ops: dict[str, tuple[Op, ...]] = {}
+    """Calibrates onnxruntime on a CPU."""
 
-    def precisions(self, device: Device, wanted: Sequence[str]) -> Sequence[str]:
-        """On a CPU float32 alone: onnxruntime has next to no kernels for bfloat16 there."""
-        return wanted if device.asynchronous else (PRECISION,)
+    def __init__(self, runtime: str, device: Device) -> None:
+        super().__init__(runtime, device)
+        self._ops: dict[str, tuple[Op, ...]] = {}  # what the nodes of graphs do, by the cells of those
 
-    def cells(self, device: Device, precision: str) -> Iterator[Cell]:
+    def precisions(self, wanted: Sequence[str]) -> Sequence[str]:
+        """Float32 alone: onnxruntime has next to no kernels for bfloat16 on a CPU."""
+        return (PRECISION,)
+
+    def cells(self, precision: str) -> Iterator[Cell]:
         """Tiny graphs, then larger ones, and ordinary models among them."""
-        if device.asynchronous:
-            yield from super().cells(device, precision)
-            return
         for number in range(TINY_GRAPHS):
             yield graph_cell(number, precision, tiny=True)
         graphs = (graph_cell(number, precision) for number in count())
@@ -127,14 +125,12 @@ class OnnxCalibrator(RuntimeCalibrator):
         )
         yield from rotating({"graph": graphs, "model": models}, cycle(TURN))
 
-    def measure(self, cell: Cell, device: Device) -> Sampled:
+    def measure(self, cell: Cell) -> Sampled:
         """Time a graph or model whole, called again and again; a graph also node by node, its weights cold if asked.
 
         What a cold graph takes as a whole is timed warm like all others: out of the cache lie also onnxruntime's code
         and the results of the nodes, which a large model finds where it left them.
         """
-        if device.asynchronous:
-            return super().measure(cell, device)
         generated = cell.kind == "kernel"
         model, feed = _generated(cell) if generated else _exported(cell)
         repeats, budget_s = TINY_EFFORT if cell.dims.get("tiny") else GRAPH_EFFORT if generated else MODEL_EFFORT
@@ -148,8 +144,6 @@ class OnnxCalibrator(RuntimeCalibrator):
 
     def fit(self, rows: Sequence[Row], profile: DeviceProfile) -> DispatchFit:
         """Host costs by class and onnxruntime's own kernels."""
-        if profile.device.asynchronous:
-            return super().fit(rows, profile)
         minutes = visits.speed_of(rows).full_us
         slower = host.slowdown(profile.speed or minutes, minutes)
         graphs = [self._timed_graph(row, profile) for row in rows if row.calls_us]
@@ -278,14 +272,13 @@ def _host(tiny: Sequence[TimedGraph]) -> DispatchFit:
         system.prior({("class", name): 1.0, NODE: -1.0}, 0.0, CLASS_SIGMA * NODE_US)
     values = system.solve()
     costs = {name: round(us, 4) for name, us in of_kind(values, "class").items()}
-    return DispatchFit(with_parents(costs), 0.0, 0.0, round(values[FIXED], 4))
+    return msgspec.structs.replace(of_classes(costs), fixed_us=round(values[FIXED], 4))
 
 
 def _idle(tiny: Sequence[TimedGraph]) -> DispatchFit:
     """What the profiler says of a node of each class that has next to nothing to do."""
     pairs = (pair for graph in tiny for pair in zip(graph.ops, graph.nodes_us, strict=True))
-    idle_us = per_class(((op.host_class, us + HALF_US) for op, us in pairs), np.median)
-    return DispatchFit(with_parents(idle_us), 0.0, 0.0, 0.0)
+    return of_classes(per_class(((op.host_class, us + HALF_US) for op, us in pairs), np.median))
 
 
 def node_kernels(graph: TimedGraph, idle: DispatchFit) -> list[NodeKernel]:

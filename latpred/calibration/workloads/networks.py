@@ -168,12 +168,12 @@ def real_inputs(spec: NetworkSpec, precision: str, device: str = "cpu", batch: i
 
 def graph_in(spec: NetworkSpec, precision: str, runtime: str, kind: str) -> ModelGraph:
     """What a runtime runs for a spec's network on a kind of device."""
+    own, target = graph(spec, precision, kind), target_of(kind)
     if kind == "simulated":  # which runs graphs and not models: an estimated one serves it as well
-        return fitting(graph(spec, precision, kind), runtime, target_of(kind))
-    own = graph(spec, precision, kind)
+        return fitting(own, runtime, target)
     real, given = partial(real_model, spec, precision), lambda batch: real_inputs(spec, precision, batch=batch)
     source = Source(own, real, given, partial(_traced, spec, precision))
-    found = of_source(source, runtime, target_of(kind), spec.batch)
+    found = of_source(source, runtime, target, spec.batch)
     if spec.cold and found.parameter_bytes != own.parameter_bytes:
         # A runtime that counts weights itself knows nothing of those that push a cold network's own out.
         found = msgspec.structs.replace(found, parameter_bytes=own.parameter_bytes)
