@@ -22,8 +22,8 @@ import pandas as pd
 
 from latpred import storage, tables
 from latpred.accuracy.comparison import Report, compare
-from latpred.accuracy.predicted import GraphKey, graph_key, graph_of, predict_table
-from latpred.errors import ProfileError, RecordingError, TableError
+from latpred.accuracy.predicted import GraphKey, answered, graph_keys, graph_of, predict_table
+from latpred.errors import RecordingError, TableError
 from latpred.graph.graph import ModelGraph
 from latpred.prediction.predictor import Predictor
 from latpred.profile.document import DeviceProfile
@@ -76,18 +76,18 @@ class Recording:
     def __post_init__(self) -> None:
         """Check the table, and that every measured cell has its graph."""
         object.__setattr__(self, "table", tables.check(self.table, tables.MEASURED))
-        cells = self.table[tables.timed(self.table)].to_dict("records")
-        missing = sorted({graph_key(cell).model for cell in cells if graph_of(self.graphs, cell) is None})
+        keys = graph_keys(self.table[tables.timed(self.table)])
+        missing = sorted({key.model for key in keys if graph_of(self.graphs, key) is None})
         if missing:
             raise RecordingError(f"No graph for {', '.join(missing)}. Trace every model that the table holds.")
 
     def replay(self, profile: DeviceProfile) -> Report:
         """Predict every cell with a profile and hold it against what was measured.
 
-        Cells in a runtime or a precision that the profile lacks are left out, and a note says so. A profile that
-        covers no cell is a ProfileError.
+        Cells in a runtime or a precision that the profile lacks are left out, and a note says so. Where it lacks all
+        of them, its error says what to do.
         """
-        measured, notes = _covered(tables.merge_repeats(self.table), profile)
+        measured, notes = answered(tables.merge_repeats(self.table), Predictor(profile))
         predicted = predict_table(measured, self.graphs, profile)
         return compare(predicted, measured, reasons=self.reasons, notes=notes)
 
@@ -137,22 +137,6 @@ def load(source: str | os.PathLike[str]) -> Recording:
         raise RecordingError(f"{folder} holds what no recording may hold: {error} Make it anew.") from error
     graphs = {GraphKey(*(getattr(one, name) for name in GraphKey._fields)): one.graph for one in traced}
     return Recording(manifest.name, manifest.about, table, graphs, manifest.created, manifest.reasons)
-
-
-def _covered(table: pd.DataFrame, profile: DeviceProfile) -> tuple[pd.DataFrame, list[str]]:
-    """The rows of a table that a profile can predict, and sentences about those that it cannot."""
-    predictor, kept, notes = Predictor(profile), [], []
-    reason: ProfileError | None = None
-    for (runtime, precision), rows in table.groupby(["runtime", "precision"], sort=False):
-        try:
-            predictor.check(str(runtime), str(precision))
-            kept.append(rows)
-        except ProfileError as error:
-            reason = error
-            notes.append(f"{len(rows)} rows of {runtime} in {precision} are left out: {error}")
-    if reason is not None and not kept:
-        raise reason
-    return (pd.concat(kept).sort_index() if notes else table), notes
 
 
 def _shipped() -> Path:

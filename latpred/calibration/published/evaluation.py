@@ -7,7 +7,7 @@ judges. Nothing is fitted but, where it is asked for, one factor for each host.
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from contextlib import suppress
 
 import numpy as np
@@ -15,7 +15,15 @@ import pandas as pd
 from scipy.optimize import brentq
 
 from latpred.accuracy.comparison import Report, compare
-from latpred.accuracy.predicted import GraphKey, batches_of, graph_key, left_out, predict_table, trace_key
+from latpred.accuracy.predicted import (
+    GraphKey,
+    batches_of,
+    graph_keys,
+    left_out,
+    predict_table,
+    refusals,
+    trace_models,
+)
 from latpred.calibration.published import published_table
 from latpred.calibration.published.published_table import Progress, PublishedTable, TraceKey
 from latpred.calibration.published.row_counts import EAGER
@@ -31,8 +39,6 @@ from latpred.runtimes.lowering import target_of
 CLEARLY = 1.5  # times the device's work that dispatch takes at least where a row tells of the host
 LEAST, MOST = 0.1, 10.0  # a host whose dispatch differs by more was not what made the row differ
 _EXACT = 1e-3  # of the logarithm of a factor
-
-Graphs = dict[GraphKey, ModelGraph]
 
 
 def evaluate(
@@ -80,67 +86,45 @@ def _profile_of(device: str) -> DeviceProfile:
 
 def _traced(
     cells: pd.DataFrame, profile: DeviceProfile, progress: Progress | None, notes: list[str]
-) -> tuple[Graphs, pd.DataFrame, list[LatpredError]]:
+) -> tuple[dict[GraphKey, ModelGraph], pd.DataFrame, list[LatpredError]]:
     """Traces of the rows that a profile can predict, these rows, and the errors of others; the notes say about them.
 
     A profile of another time has eager traces of that time, of which its runtimes' graphs are made or estimated.
     """
     predictor, target = Predictor(profile), target_of(profile.device.kind)
-    setups = list(zip(cells["runtime"], cells["precision"], strict=True))
-    refusals = {setup: _refusal(predictor, *setup) for setup in dict.fromkeys(setups)}
-    errors = [refusals[setup] for setup in setups]
-    keys = [key._replace(era=predictor.era) for key in published_table.keys_of(cells)]
-    names = {place: graph_key(cell) for place, cell in enumerate(cells.to_dict("records")) if errors[place] is None}
+    errors = refusals(cells, predictor)
+    answered = [place for place, error in enumerate(errors) if error is None]
+    keys = graph_keys(cells.iloc[answered])
     if predictor.era:
-        names = {place: name._replace(runtime=EAGER) for place, name in names.items()}
-    batches = batches_of(names.values(), (cells["batch"].iloc[place] for place in names))
-    eager = {name: keys[place] for place, name in names.items() if name.runtime == EAGER}
-    graphs, failed = _by_own_tools({name: batches[name] for name in batches.keys() - eager}, target, progress)
-    failures: dict[TraceKey, LatpredError] = {}
-    # The predictor rewrites them for its era.
-    traced = published_table.trace_all(
-        {key: batches[name] for name, key in eager.items()}, None, progress, failures, target=target, rewrite=False
-    )
-    graphs |= {name: traced[key] for name, key in eager.items() if key in traced}
-    failed |= {name: failures[key] for name, key in eager.items() if key in failures}
-    errors = [failed.get(names[place]) if place in names else error for place, error in enumerate(errors)]
+        keys = [key._replace(runtime=EAGER) for key in keys]
+    asked = batches_of(keys, cells["batch"].iloc[answered])
+    eager = {TraceKey(key, predictor.era): sizes for key, sizes in asked.items() if key.runtime == EAGER}
+    others = {key: sizes for key, sizes in asked.items() if key.runtime != EAGER}
+    failed: dict[GraphKey, LatpredError] = {}
+    graphs = trace_models(others, target, progress, failed)
+    eager_failed: dict[TraceKey, LatpredError] = {}
+    traced = published_table.trace_all(eager, None, progress, eager_failed, target=target)
+    graphs |= {key.graph_key: graph for key, graph in traced.items()}
+    failed |= {key.graph_key: error for key, error in eager_failed.items()}
+    for place, key in zip(answered, keys, strict=True):
+        errors[place] = failed.get(key)
     out, said = left_out(cells["model"], errors, f"{profile.name}: ")
     notes += said
     return graphs, cells[~out].reset_index(drop=True), [error for error in errors if error]
 
 
-def _refusal(predictor: Predictor, runtime: str, precision: str) -> LatpredError | None:
-    """Why a profile predicts nothing in a runtime and a precision; None where it does."""
-    try:
-        predictor.check(runtime, precision)
-    except LatpredError as error:
-        return error
-    return None
-
-
-def _by_own_tools(
-    asked: Mapping[GraphKey, Sequence[int]], target: str, progress: Progress | None
-) -> tuple[Graphs, dict[GraphKey, LatpredError]]:
-    """Traces of runtimes that take models apart themselves, and the errors of those without one."""
-    graphs, failed = Graphs(), dict[GraphKey, LatpredError]()
-    for name, batches in sorted(asked.items()):
-        if progress is not None:
-            progress(f"tracing {name.model} for {name.runtime}")
-        try:
-            graphs[name] = trace_key(name, target, batches)
-        except LatpredError as error:
-            failed[name] = error
-    return graphs, failed
-
-
-def _predicted(cells: pd.DataFrame, graphs: Graphs, profile: DeviceProfile) -> pd.DataFrame:
+def _predicted(cells: pd.DataFrame, graphs: Mapping[GraphKey, ModelGraph], profile: DeviceProfile) -> pd.DataFrame:
     """A predicted table of the rows, which keep the names of their machine and device."""
     rows = predict_table(cells, graphs, profile)
     return rows.assign(machine=cells["machine"].to_numpy(), device=cells["device"].to_numpy())
 
 
 def _with_hosts(
-    cells: pd.DataFrame, rows: pd.DataFrame, graphs: Graphs, profile: DeviceProfile, notes: list[str]
+    cells: pd.DataFrame,
+    rows: pd.DataFrame,
+    graphs: Mapping[GraphKey, ModelGraph],
+    profile: DeviceProfile,
+    notes: list[str],
 ) -> tuple[pd.DataFrame, pd.DataFrame]:
     """The rows without one of each run, and predictions for the host that this one tells."""
     judged, predicted, told = [], [], []
@@ -168,7 +152,7 @@ def _telling(cells: pd.DataFrame, rows: pd.DataFrame) -> int | None:
     return int(cells.index[clear[order[0]]])
 
 
-def _host_factor(row: pd.DataFrame, graphs: Graphs, profile: DeviceProfile) -> float | None:
+def _host_factor(row: pd.DataFrame, graphs: Mapping[GraphKey, ModelGraph], profile: DeviceProfile) -> float | None:
     """Dispatch of a row's host over the profile's, so that the row comes out right; None where none does that."""
     measured = math.log(row["latency_s"].iloc[0])
 

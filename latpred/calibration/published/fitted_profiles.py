@@ -101,7 +101,7 @@ def fit_profile(
     --------
     >>> profile = fit_profile("measured.csv", gpu="RTX-8000")  # doctest: +SKIP
     """
-    table = _fitted_rows(published_table.read(source))
+    table = _fitted_rows(source)
     wanted = _chosen(table, gpu)
     profile = fit_profiles(table, judge=judge, graphs=known, progress=progress, only=(wanted,))[wanted]
     return profile if name is None else msgspec.structs.replace(profile, name=name)
@@ -116,8 +116,7 @@ def fit_profiles(
     only: Sequence[str] = (),
 ) -> dict[str, DeviceProfile]:
     """As `fit_profile`, for some GPUs or every one of a table that has eager rows, by the table's name of it."""
-    table = published_table.read(source)
-    whole = problem(_fitted_rows(table), graphs, progress)
+    whole = problem(_fitted_rows(source), graphs, progress)
     if progress is not None:
         progress("fitting")
     thetas = whole.thetas()
@@ -130,9 +129,9 @@ def fit_profiles(
     return profiles
 
 
-def _fitted_rows(table: PublishedTable) -> PublishedTable:
+def _fitted_rows(source: tables.Source | PublishedTable) -> PublishedTable:
     """Rows that profiles are fitted to: others have steps of their own, which a table does not tell."""
-    table = without_fp64(table)
+    table = without_fp64(published_table.read(source))
     runtime = table.cells["runtime"]
     if not (runtime == EAGER).any():
         raise TableError("The table has no rows of runtime eager, which profiles are fitted to. Add some.")
@@ -164,7 +163,7 @@ def _accuracy(holdout: pd.DataFrame | None, gpu: str, runtime: str) -> Accuracy:
     if errors is None:
         return NOT_TRIED
     # A model is as far off on one GPU as on another: widths come from all, since each alone has few models.
-    regimes = [*leave_out.conformal(everywhere).values()]
+    regimes = [*leave_out.coverage_by_regime(everywhere).values()]
     known = [[each.width for each in part if each.rows] for part in (regimes[:1], regimes[1:])]
     small, large = (max(own or others) for own, others in (known, known[::-1]))  # a table may have batches of one size
     return Accuracy(

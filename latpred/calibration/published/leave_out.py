@@ -25,6 +25,7 @@ from latpred.calibration.published.row_counts import ALONE, EAGER
 from latpred.errors import UsageError
 from latpred.graph.features import Floats
 from latpred.profile.gpus import Spec
+from latpred.render import Page, Table
 
 SCHEMA = "latpred.leave-out/1"
 WHOLE = {
@@ -64,7 +65,7 @@ _Fold = tuple[str, Mask]  # a name, and the rows that a fit is made from; it pre
 
 
 @dataclass(frozen=True, slots=True)
-class Coverage:
+class RegimeCoverage:
     """Share of the rows of a regime that lie in their 90 % interval, and the interval's half width in log latency."""
 
     rows: int
@@ -159,7 +160,7 @@ def errors_by(holdout: pd.DataFrame, *columns: str) -> dict[str, Errors]:
 # -- intervals and knees -------------------------------------------------------------------------------------------
 
 
-def conformal(holdout: pd.DataFrame) -> dict[str, Coverage]:
+def coverage_by_regime(holdout: pd.DataFrame) -> dict[str, RegimeCoverage]:
     """90 % intervals of each model from the errors of all others, and how many rows they hold, regime by regime.
 
     A regime with one model has no others: the share is NaN.
@@ -179,7 +180,7 @@ def conformal(holdout: pd.DataFrame) -> dict[str, Coverage]:
             others, own = rows & (models != model), rows & (models == model)
             inside[own] = sizes[own] <= metrics.conformal(sizes[others])
         share = float(inside[rows].mean()) if len(set(models[rows])) > 1 else np.nan
-        coverage[name] = Coverage(int(rows.sum()), share, metrics.conformal(sizes[rows]))
+        coverage[name] = RegimeCoverage(int(rows.sum()), share, metrics.conformal(sizes[rows]))
     return coverage
 
 
@@ -309,7 +310,7 @@ class LeaveOutReport:
     baselines: Mapping[str, Errors]  # of simpler predictors, on the eager rows, a model or a GPU left out
     knees: tuple[int, float]  # curves that bend, and the share of knees within a factor of two
     regime: tuple[int, float]  # cells whose curve shows their regime, and the share that is named right
-    coverage: Mapping[str, Coverage]  # of 90 % intervals, by regime
+    coverage: Mapping[str, RegimeCoverage]  # of 90 % intervals, by regime
     by_model: Mapping[str, Errors]  # of eager rows
     by_class: Mapping[str, Errors]  # of eager rows, by what takes most of the slower clock
     cells: pd.DataFrame  # every row that was left out, with predicted_s
@@ -329,25 +330,26 @@ class LeaveOutReport:
         written: dict[str, Any] = msgspec.json.decode(msgspec.json.encode(document))
         return written
 
-    def text(self) -> str:
-        """The report for people."""
+    def page(self) -> Page:
+        """Errors beside those of simpler predictors, knees, regimes and intervals, and where errors are largest."""
         compared = {f"baseline {name}": errors for name, errors in self.baselines.items()}
-        lines = _lines("", {**self.figures, **compared})
+        parts: list[Table | str] = [_table("", {**self.figures, **compared})]
         if np.isfinite(self.knees[1]):
-            lines += ["", f"knee within a factor of 2: {self.knees[1]:.0%} of {self.knees[0]} curves that bend (eager)"]
+            parts.append(f"knee within a factor of 2: {self.knees[1]:.0%} of {self.knees[0]} curves that bend (eager)")
         if np.isfinite(self.regime[1]):
-            lines.append(
+            parts.append(
                 f"regime named right: {self.regime[1]:.1%} of {self.regime[0]} cells whose curve shows it (eager)"
             )
-        lines += [
+        parts += [
             f"90 % interval, {name}: holds {one.share:.1%} of {one.rows} rows (x/÷ {np.exp(one.width):.2f})"
             for name, one in self.coverage.items()
             if np.isfinite(one.share)
         ]
         for title, groups in (("worst models", self.by_model), ("by what is slowest", self.by_class)):
             worst = sorted(groups.items(), key=lambda item: -item[1].median)[:_SHOWN]
-            lines += ["", *_lines(title, dict(worst))]
-        return "\n".join([*lines, "", *(f"Note: {note}" for note in self.notes)]) + "\n"
+            parts.append(_table(title, dict(worst)))
+        title = f"Errors with {WHOLE[self.by]} left out of the fit"
+        return Page(title, [*parts, *(f"Note: {note}" for note in self.notes)], prose=True)
 
 
 def evaluate_left_out(problem: Problem, by: str, *, progress: Progress | None = None) -> LeaveOutReport:
@@ -375,7 +377,7 @@ def evaluate_left_out(problem: Problem, by: str, *, progress: Progress | None = 
         baselines=compared,
         knees=knees(eager),
         regime=regimes_named(eager),
-        coverage=conformal(eager),
+        coverage=coverage_by_regime(eager),
         by_model=errors_by(eager, "model"),
         by_class=errors_by(eager.assign(slowest=problem.slowest()[eager.index]), "slowest"),
         cells=cells.reset_index(drop=True),
@@ -397,9 +399,7 @@ def _demand_several(values: set[str], by: str) -> None:
         raise UsageError(f"The table has one {by} only ({min(values)!r}): leaving it out leaves nothing to fit.")
 
 
-def _lines(title: str, groups: Mapping[str, Errors]) -> list[str]:
-    """Errors of groups under a title, a line each."""
-    rows = {title: ("rows", "median", "p90", "within 10 %")}
-    for name, errors in groups.items():
-        rows[name] = str(errors.cells), f"{errors.median:.1%}", f"{errors.p90:.1%}", f"{errors.near:.0%}"
-    return [f"{name:58s}" + "".join(f"{cell:>12s}" for cell in row) for name, row in rows.items()]
+def _table(title: str, groups: Mapping[str, Errors]) -> Table:
+    """Errors of groups under a title, a row each."""
+    rows = [(name, str(e.cells), f"{e.median:.1%}", f"{e.p90:.1%}", f"{e.near:.0%}") for name, e in groups.items()]
+    return Table((title, "rows", "median", "p90", "within 10 %"), rows, folded=(title,))

@@ -1,4 +1,6 @@
-"""Reads tables of published latencies: brings their columns to those of a measurement table and refuses what cannot be.
+"""Reads tables of published latencies and traces their models.
+
+Columns are brought to those of a measurement table, and what cannot be meant is refused.
 
 Two forms are read as they are: measurement tables (`latpred.tables.MEASURED`; what is missing is taken from its
 defaults), and the form of the framework-tax measurements, recognised by its column "gpu": gpu, runtime, precision,
@@ -22,7 +24,7 @@ import numpy as np
 import pandas as pd
 
 from latpred import tables
-from latpred.accuracy.predicted import GraphKey, batches_of, options_of
+from latpred.accuracy.predicted import GraphKey, batches_of, counted, graph_keys, options_of
 from latpred.calibration.published import mapping as mappings
 from latpred.calibration.published.mapping import TableMapping
 from latpred.errors import LatpredError, TableError, UnknownGpuError, UnknownModelError
@@ -30,7 +32,7 @@ from latpred.graph.graph import Affine, ModelGraph, Op
 from latpred.profile import gpus
 from latpred.query import AMP
 from latpred.runtimes import graph_store
-from latpred.runtimes.legacy_torch import TORCH_1_12, TORCH_2, as_run_in, attention_of
+from latpred.runtimes.legacy_torch import TORCH_1_12, TORCH_2, attention_of
 from latpred.zoo.names import full_name
 
 MODELS = {
@@ -52,21 +54,21 @@ _BY_NAME = ("alexnet", "googlenet", "resnet18", "resnet50", "resnet152", "resnex
 MODELS |= {name: f"torchvision:{name}" for name in _BY_NAME}
 
 NEEDED = ("gpu", "model", "batch", "latency_s", "run")
-OPTIONAL: Mapping[str, str | int] = {
-    "runtime": "eager",
-    "precision": "fp32",
-    "input_size": 0,
-    "input_kind": "default",
-    "protocol": "pipelined",
-    "stack": "torch=1.12.1 cuda=11.6 transformers=4.9",
-}
+# What rows of the framework-tax measurements are taken for that do not say.
+FRAMEWORK_TAX = {"protocol": "pipelined", "stack": "torch=1.12.1 cuda=11.6 transformers=4.9"}
 PRODUCT = "product"  # input kind of rows that are one matrix product
 _KINDS = {"seq_len": "seq", "image_px": "image"}
 CONTRADICTION = 10.0
 UNITS_APART = 100.0  # times as long as at a larger batch: another unit
 FASTEST_S = 1e-6  # no forward pass takes less
 
-_SETUP = {"memory_format": "contiguous", "attention": "", "host": ""}
+# And rows of any form; an empty value says no more than a missing one.
+_DEFAULTS: Mapping[str, str | int | float] = {
+    **{name: tables.DEFAULTS[name] for name in ("runtime", "precision", "input_kind", "input_size", "protocol")},
+    "memory_format": "contiguous",
+    "attention": "",
+    "host": "",
+}
 _WORDS = {
     "precision": ("fp32", "tf32", "fp16", "bf16", "fp64", "amp-fp16", "amp-bf16"),
     "protocol": ("single", "pipelined"),
@@ -94,7 +96,7 @@ class PublishedTable:
         columns = (self.cells[name] for name in (tables.SOURCE, "device", "runtime"))
         counts = Counter(zip(*columns, strict=True))
         return [
-            f"{count:,} row{'s' * (count != 1)} of {source} on {device} in {runtime}"
+            f"{counted(count, 'row')} of {source} on {device} in {runtime}"
             for (source, device, runtime), count in sorted(counts.items())
         ]
 
@@ -136,8 +138,7 @@ def read_all(sources: Sequence[tables.Source], mapping: str | os.PathLike[str] |
         raise TableError(f"No row of the tables can be used. {' '.join(notes)}")
     cells = pd.concat(parts, ignore_index=True)
     named = cells.assign(device=cells["device"].map(gpus.one_name_each(cells["device"].unique())))
-    merged, weight, more = _without_repeats(named)
-    return PublishedTable(merged, weight, (*notes, *more))
+    return _without_repeats(named, notes)
 
 
 def names_gpus(source: tables.Source) -> bool:
@@ -161,43 +162,44 @@ def _part(frame: pd.DataFrame, name: str, mapping: TableMapping | None, notes: l
     """The rows of one table that can be used; sentences about others are added to the notes."""
     if len(frame) == 0:
         raise TableError("The table has no rows. Give one with measured latencies.")
-    published = "gpu" in frame or "device" not in frame
-    if mapping is None or _of_known_form(frame):
-        cells = tables.check(_mapped(frame) if published else tables.complete(frame), tables.MEASURED)
-        if published:
-            notes += _assumed(frame, name)
-        _demand_known(cells, range(1, len(cells) + 1), name)
-    else:
-        made, omitted = mappings.apply(mapping, frame, name)
+    numbers: Sequence[int] = range(1, len(frame) + 1)
+    rules = None if _of_known_form(frame) else mapping
+    if rules is not None:
+        frame, omitted = mappings.apply(rules, frame, name)
         for why, count in omitted.most_common():
             notes.append(f"{name}: {count:,} {'row is' if count == 1 else 'rows are'} left out: {why}")
-        if made.empty:
-            return made
-        numbers = made.index.tolist()
-        cells = _settled(tables.check(tables.complete(made), tables.MEASURED, numbers), numbers, name)
-    usual = {column: str(tables.DEFAULTS[column]) for column in ("precision", "protocol")}
-    cells = _filled(cells, {**_SETUP, **usual, tables.SOURCE: name})
+        if frame.empty:
+            return frame
+        numbers = frame.index.tolist()
+    elif "gpu" in frame or "device" not in frame:
+        notes += _assumed(frame, name)
+        frame = _from_framework_tax(frame)
+    frame = _filled(tables.complete(frame), {**_DEFAULTS, tables.SOURCE: name})
+    cells = tables.check(frame, tables.MEASURED, numbers)
+    _demand_known(cells, numbers, name)
+    if rules is not None:
+        _demand_datasheets(cells, numbers, name)
+        _demand_one_unit(cells.assign(number=numbers), name)
     timed = tables.timed(cells)
     if not timed.all():
         notes.append(f"{name}: {(~timed).sum():,} of its rows could not be measured")
     cells = cells[timed]
     # Rows of one run share a host: without its name, those of a machine do, or those of a file.
-    host = cells["machine"].where(~cells["machine"].isin(("", tables.DEFAULTS["machine"])), name)
-    cells = cells.assign(run=cells["run"].where(cells["run"] != "", host))
-    return cells.reset_index(drop=True)
+    nameless = cells["machine"].isin(("", tables.DEFAULTS["machine"]))
+    run = cells["run"].where(cells["run"] != "", cells["machine"].where(~nameless, name))
+    return cells.assign(run=run, machine=cells["machine"].where(~nameless, run)).reset_index(drop=True)
 
 
 def _assumed(frame: pd.DataFrame, name: str) -> list[str]:
     """A sentence on what rows are taken for that do not say how they were timed, or with which software."""
-    silent = [one for one in ("protocol", "stack") if one not in frame or frame[one].fillna("").eq("").any()]
-    taken = " and ".join(f"{one} {OPTIONAL[one]}" for one in silent)
+    silent = [one for one in FRAMEWORK_TAX if one not in frame or frame[one].fillna("").eq("").any()]
+    taken = " and ".join(f"{one} {FRAMEWORK_TAX[one]}" for one in silent)
     said = f"{name}: rows that name none are taken for {taken}, as the framework-tax measurements are"
     return [said] if silent else []
 
 
-def _settled(cells: pd.DataFrame, numbers: Sequence[int], name: str) -> pd.DataFrame:
-    """Rows that a mapping made, if they can be meant; those of one run share a machine where none is named."""
-    _demand_known(cells, numbers, name)
+def _demand_datasheets(cells: pd.DataFrame, numbers: Sequence[int], name: str) -> None:
+    """Refuse GPUs that nobody knows."""
     for number, gpu in zip(numbers, cells["device"], strict=True):
         try:
             gpus.spec(gpu)
@@ -205,14 +207,11 @@ def _settled(cells: pd.DataFrame, numbers: Sequence[int], name: str) -> pd.DataF
             raise UnknownGpuError(
                 f"{name}, row {number}, column device: {error} Let the mapping set its name, or leave its rows out."
             ) from None
-    _demand_one_unit(cells.assign(number=numbers), name)
-    return cells.assign(machine=cells["machine"].where(cells["machine"] != tables.DEFAULTS["machine"], cells["run"]))
 
 
 def _demand_known(cells: pd.DataFrame, numbers: Sequence[int], name: str) -> None:
     """Refuse words that nobody knows, in columns where only some make sense."""
-    for column in (column for column in _WORDS if column in cells):
-        words = _WORDS[column]
+    for column, words in _WORDS.items():
         for number, word in zip(numbers, cells[column], strict=True):
             if word and word not in words:
                 near = difflib.get_close_matches(word, words, n=1)
@@ -238,42 +237,40 @@ def _demand_one_unit(cells: pd.DataFrame, name: str) -> None:
         )
 
 
-def _mapped(frame: pd.DataFrame) -> pd.DataFrame:
-    """The columns of a measurement table from those of a published one; others are dropped."""
+def _from_framework_tax(frame: pd.DataFrame) -> pd.DataFrame:
+    """The columns of a measurement table from those of the framework-tax measurements; others are dropped."""
     missing = [name for name in NEEDED if name not in frame.columns]
     if missing:
         near = [difflib.get_close_matches(name, map(str, frame.columns), n=1, cutoff=0.5) for name in missing]
         hints = [f" (nearest: {names[0]!r}, rename it)" if names else "" for names in near]
         lacking = ", ".join(f"the column {name}{hint}" for name, hint in zip(missing, hints, strict=True))
         raise TableError(f"The table lacks {lacking}. It needs {', '.join(NEEDED)}.")
-    known = {*NEEDED, *OPTIONAL, *_SETUP, "status"}
+    known = {*NEEDED, *FRAMEWORK_TAX, *_DEFAULTS, "status"}
     kept = [name for name in frame.columns if name in known or str(name).startswith(tables.NOTE_PREFIX)]
-    out = _filled(frame[kept], OPTIONAL)
-    out["input_kind"] = out["input_kind"].map(lambda kind: _KINDS.get(str(kind), str(kind)))
-    out["model"] = out["model"].map(lambda model: MODELS.get(str(model), str(model)))
-    return tables.complete(out.rename(columns={"gpu": "device"}).assign(machine=out["run"]))
+    out = _filled(frame[kept].rename(columns={"gpu": "device"}), FRAMEWORK_TAX)
+    return out.replace({"model": MODELS, "input_kind": _KINDS})
 
 
-def _filled(cells: pd.DataFrame, defaults: Mapping[str, str | int]) -> pd.DataFrame:
+def _filled(cells: pd.DataFrame, defaults: Mapping[str, str | int | float]) -> pd.DataFrame:
     """The table with a default in each column that is missing, and where one is empty."""
     given = {name: cells[name] if name in cells else pd.Series("", cells.index, object) for name in defaults}
     there = {name: column.notna() & (column.astype(str) != "") for name, column in given.items()}
     return cells.assign(**{name: column.where(there[name], defaults[name]) for name, column in given.items()})
 
 
-def _without_repeats(cells: pd.DataFrame) -> tuple[pd.DataFrame, np.ndarray, list[str]]:
-    """One row for each cell of each run, less weight where rows contradict each other, and sentences about both."""
+def _without_repeats(cells: pd.DataFrame, notes: Sequence[str]) -> PublishedTable:
+    """One row for each cell of each run, with less weight where rows contradict each other."""
     keys = [key for key in (*tables.KEYS, *tables.FURTHER_KEYS) if key != "machine"]
     of_cell = cells.groupby(keys, sort=False)["latency_s"]
     contrary = (of_cell.transform("max") >= CONTRADICTION * of_cell.transform("min")).to_numpy()
     of_run = cells.groupby([*keys, "run"], sort=False)["latency_s"]
     first = (~cells.duplicated([*keys, "run"])).to_numpy()
-    notes = []
+    said = [*notes]
     if not first.all():
-        notes.append(f"{int((~first).sum())} rows repeat a cell of their run; the median of each cell counts once")
+        said.append(f"{int((~first).sum())} rows repeat a cell of their run; the median of each cell counts once")
     if contrary.any():
         worst = cells[contrary].iloc[0]
-        notes.append(
+        said.append(
             f"{int(contrary.sum())} rows contradict others of their cell tenfold or more (the first: "
             f"{tables.cell_name(worst)}, run {worst['run']}); they count a tenth"
         )
@@ -286,8 +283,8 @@ def _without_repeats(cells: pd.DataFrame) -> tuple[pd.DataFrame, np.ndarray, lis
         repeat_ratio=(of_run.transform("max") / of_run.transform("min")).where(size > 1, own),
         **repeats,
     )
-    merged = merged[first].reset_index(drop=True)
-    return merged, np.where(contrary[first], 0.1, 1.0), notes
+    weight = np.where(contrary, 0.1, 1.0)
+    return PublishedTable(merged[first].reset_index(drop=True), weight[first], tuple(said))
 
 
 Progress = Callable[[str], None]
@@ -298,14 +295,9 @@ MOST_PROCESSES = 4
 
 
 class TraceKey(NamedTuple):
-    """A model at an input size, in a number format and everything else that its graph depends on."""
+    """A model in eager as rows of a table ask for it, and the PyTorch that ran it."""
 
-    model: str
-    kind: str
-    size: int
-    precision: str
-    memory_format: str = "contiguous"
-    attention: str = ""  # "eager" or "sdpa"; "" as the model and its era have it
+    graph_key: GraphKey
     era: str = ""  # see `eras`
 
 
@@ -313,10 +305,9 @@ Graphs = MutableMapping[TraceKey, ModelGraph]
 Made = dict[TraceKey, ModelGraph | LatpredError]  # an error where a key cannot be traced
 
 
-def keys_of(cells: pd.DataFrame) -> list[TraceKey]:
-    """What the rows of a table need, row by row."""
-    rows = cells.rename(columns={"input_kind": "kind", "input_size": "size"}).assign(era=eras(cells))
-    return [TraceKey(*row) for row in rows[[*TraceKey._fields]].itertuples(index=False, name=None)]
+def trace_keys(cells: pd.DataFrame) -> list[TraceKey]:
+    """The key of each row of a table."""
+    return [TraceKey(*key) for key in zip(graph_keys(cells.assign(runtime="eager")), eras(cells), strict=True)]
 
 
 def trace_all(
@@ -326,11 +317,9 @@ def trace_all(
     failed: MutableMapping[TraceKey, LatpredError] | None = None,
     *,
     target: str = "cuda",
-    rewrite: bool = True,
 ) -> Graphs:
-    """Eager graphs of models on a kind of device for the batch sizes of each key, as the PyTorch of the key ran them.
+    """Eager traces of models on a kind of device for the batch sizes of each key; none is rewritten for its era.
 
-    Without `rewrite` they are what is traced for it, which predictors rewrite themselves.
     Graphs there are already are not traced again; new ones are added to them. What cannot be traced is put into
     `failed` with its error; without it the error ends everything.
     """
@@ -350,7 +339,7 @@ def trace_all(
     for key, today in plain.items():
         graph = made[today]
         if isinstance(graph, ModelGraph):
-            graphs[key] = as_run_in(key.era, graph) if rewrite else graph
+            graphs[key] = graph
         elif failed is not None:
             failed[key] = graph
     return graphs
@@ -358,8 +347,9 @@ def trace_all(
 
 def _as_traced(key: TraceKey) -> TraceKey:
     """What is traced with today's PyTorch for a key: of an era, only transformers and autocast differ in a trace."""
-    of_era = attention_of(key.era) if full_name(key.model) else None
-    return key._replace(attention=key.attention or of_era or "", era=key.era if key.precision in AMP else "")
+    asked, era = key
+    attention = asked.attention or (attention_of(era) if full_name(asked.model) else None) or ""
+    return TraceKey(asked._replace(attention=attention), era if asked.precision in AMP else "")
 
 
 def _made(wanted: Mapping[TraceKey, Sequence[int]], target: str) -> Iterator[tuple[str, Made]]:
@@ -369,7 +359,7 @@ def _made(wanted: Mapping[TraceKey, Sequence[int]], target: str) -> Iterator[tup
     for key, batches in wanted.items():
         found = _known(key, batches, target)
         if found is None:
-            missing.setdefault(key.model, {})[key] = batches
+            missing.setdefault(key.graph_key.model, {})[key] = batches
         else:
             known[key] = found
     yield "", known
@@ -382,9 +372,9 @@ def _made(wanted: Mapping[TraceKey, Sequence[int]], target: str) -> Iterator[tup
 def _known(key: TraceKey, batches: Sequence[int], target: str) -> ModelGraph | LatpredError | None:
     """The graph of a matrix product, or one that was kept; None for what is to be traced."""
     try:
-        if key.kind == PRODUCT:
-            return _product(key)
-        return graph_store.kept_by_name(key.model, key.era, batches, **_options(key, target))
+        if key.graph_key.input_kind == PRODUCT:
+            return _product(key.graph_key)
+        return graph_store.kept_by_name(**_by_name(key, batches, target))
     except LatpredError as error:
         return error
 
@@ -393,20 +383,20 @@ def _trace_model(wanted: Mapping[TraceKey, Sequence[int]], target: str) -> tuple
     made: Made = {}
     for key, batches in wanted.items():
         try:
-            made[key] = graph_store.trace_by_name(key.model, key.era, batches, **_options(key, target))
+            made[key] = graph_store.trace_by_name(**_by_name(key, batches, target))
         except LatpredError as error:  # without what it was raised from, which may not leave a process
             column = "the table's column model: " if isinstance(error, UnknownModelError) else ""
             made[key] = type(error)(f"{column}{error}")
-    return next(iter(wanted)).model, made
+    return next(iter(wanted)).graph_key.model, made
 
 
-def _options(key: TraceKey, target: str) -> dict[str, Any]:
-    """What the trace of a key is asked for."""
-    one = GraphKey(*key[:4], memory_format=key.memory_format, attention=key.attention)
-    return {"target": target, **options_of(one).tracing}
+def _by_name(key: TraceKey, batches: Sequence[int], target: str) -> dict[str, Any]:
+    """What `graph_store` is asked for a key."""
+    asked, era = key
+    return {"name": asked.model, "era": era, "batches": batches, "target": target, **options_of(asked).tracing}
 
 
-def _product(key: TraceKey) -> ModelGraph:
+def _product(key: GraphKey) -> ModelGraph:
     """The graph of one matrix product "n x k", whose batch is its number of rows."""
     try:
         n, k = (int(side) for side in key.model.split(" x "))
