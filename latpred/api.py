@@ -155,11 +155,11 @@ def predict(
     >>> predict("bert-base-uncased", batch=[1, 8, 32])  # doctest: +SKIP
     """
     sizes = checked_batches(batch)
-    given = (inputs, seq, image, precision, memory_format, attention, lengths, execution)
+    tokens = None if lengths is None else checked_lengths(lengths)
+    given = (inputs, seq, image, precision, memory_format, attention, tokens, execution)
     options = Options(*given, runtime, protocol, inputs_on)
-    if lengths is not None and is_one(batch) and sizes == (1,):  # as where none was given
-        tokens = checked_lengths(lengths)
-        sizes = (len(tokens.values),) if isinstance(tokens, GivenLengths) else sizes
+    if isinstance(tokens, GivenLengths) and is_one(batch) and sizes == (1,):  # as where no batch was given
+        sizes = (len(tokens.values),)
     predictor = predictor_of(DeviceQuery(device, host, threads, cudnn_benchmark, now), runtime)
     curve = curve_of(predictor, model, sizes, options)
     return curve.points[0] if is_one(batch) else curve
@@ -167,27 +167,26 @@ def predict(
 
 def curve_of(predictor: Predictor, model: Model, batches: Sequence[int], options: Options) -> Curve:
     """What `predict` says, with a predictor that is there already."""
-    asked: dict[str, Any] = {"runtime": options.runtime, "protocol": options.protocol, "inputs_on": options.inputs_on}
-    if options.lengths is not None:
-        with traced_for(predictor.era):
-            return _curve_of_lengths(predictor, model, batches, options, asked)
-    return predictor.curve(predictor.trace(model, options, batches), batches, **asked)
+    if options.lengths is None:
+        return predictor.curve(predictor.trace(model, options, batches), batches, **options.running)
+    with traced_for(predictor.era):
+        return _curve_of_lengths(predictor, model, batches, options.lengths, options)
 
 
 def _curve_of_lengths(
-    predictor: Predictor, model: Any, batches: Sequence[int], options: Options, asked: dict[str, Any]
+    predictor: Predictor, model: Any, batches: Sequence[int], lengths: Lengths | GivenLengths, options: Options
 ) -> Curve:
     """Batches of unequal lengths; where nothing is padded, each has a graph of its own."""
     from latpred.tracing.unequal_lengths import trace_lengths
 
     if not isinstance(model, str) and not hasattr(model, "named_modules"):
         raise UsageError("lengths= needs the model itself: a graph was traced with the inputs it has.")
-    execution, lengths = options.execution, checked_lengths(options.lengths)
+    execution = options.execution
     traced: dict[str, Any] = {"target": predictor.target, "precision": options.precision}
     of_batches = [lengths.of(batch) for batch in batches]
     if execution == "padded":
         graph = trace_lengths(model, of_batches[-1], lengths.padded_to, execution, batches=batches, **traced)
-        return predictor.curve(graph, batches, **asked)
+        return predictor.curve(graph, batches, **options.running)
     if options.runtime != "eager":
         raise RuntimeRefusalError(
             f"{options.runtime} runs graphs of fixed shapes, so nothing {execution}; ask for execution='padded', or "
@@ -196,7 +195,7 @@ def _curve_of_lengths(
     points = []
     for batch, tokens in zip(batches, of_batches, strict=True):
         graph = trace_lengths(model, tokens, lengths.padded_to, execution, **traced)
-        points.append(predictor.predict(graph, batch, **asked))
+        points.append(predictor.predict(graph, batch, **options.running))
     return joined(points, asynchronous=predictor.profile.device.asynchronous)
 
 
@@ -252,16 +251,21 @@ def predictor_of(query: DeviceQuery, runtime: str | None = None) -> Predictor:
     except NoProfileError:
         if replace(plain, host=None) != DeviceQuery() or not allowed():
             raise
-        calibrate_once(store.find, _calibrate, _say)
+        calibrate_once(plain, _calibrate, _say)
         predictor = _remembered(plain, _state_of(query))
     if runtime is not None:
         predictor.check(runtime)
     return predictor_now(predictor) if query.now else predictor
 
 
+def profile_of(query: DeviceQuery) -> DeviceProfile:
+    """The profile that predictions for a device rest on; nothing is calibrated for it."""
+    return store.find(query.device, threads=query.threads, cudnn_benchmark=query.cudnn_benchmark)  # type: ignore[arg-type]
+
+
 @lru_cache(maxsize=8)
 def _remembered(query: DeviceQuery, _state: tuple[object, ...]) -> Predictor:
-    profile = store.find(query.device, threads=query.threads, cudnn_benchmark=query.cudnn_benchmark)  # type: ignore[arg-type]
+    profile = profile_of(query)
     settings = [*_other_threads(query, profile), *_autotuned(query, profile), *store.without_tf32(profile)]
     if query.host is None:
         return Predictor(profile, [*_foreign(profile), *settings])
@@ -331,8 +335,8 @@ def busy_note() -> str:
     return f"; {busy}, so figures will be rough" if busy else ""
 
 
-def calibrate_once(find: Callable[[], object], calibrate: Callable[[], object], say: Callable[[str], None]) -> None:
-    """Calibrate this machine unless another process did so in the meantime.
+def calibrate_once(query: DeviceQuery, calibrate: Callable[[], object], say: Callable[[str], None]) -> None:
+    """Calibrate this machine unless another process gave it the profile in the meantime.
 
     Processes that come second wait for the first: two calibrations at once would measure each other.
     """
@@ -350,7 +354,7 @@ def calibrate_once(find: Callable[[], object], calibrate: Callable[[], object], 
                 f"Make it writable, or choose another directory with {storage.VARIABLE}=DIR."
             ) from None
         try:
-            find()
+            profile_of(query)
         except NoProfileError:
             calibrate()
 

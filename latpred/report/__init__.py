@@ -11,7 +11,7 @@ import math
 import os
 import re
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from datetime import UTC, datetime
 from importlib import resources
 from importlib.metadata import version
@@ -32,7 +32,7 @@ from latpred.prediction.prediction_page import CURVE_HEADS, curve_row, input_tex
 from latpred.prediction.timeline import ForwardPass, forward_pass
 from latpred.profile.document import DeviceProfile
 from latpred.profile.profile_page import age
-from latpred.query import DeviceQuery, Options
+from latpred.query import DeviceQuery, Options, record_of
 from latpred.render import Table, format_interval, format_ms, format_span, listed
 from latpred.runtimes import lowering
 from latpred.storage import result_file
@@ -285,9 +285,8 @@ def gather(
     advised_first = sorted(found.choices, key=lambda choice: choice is not recommended(found))
     curves = tuple(predict(model, batches, choice.runtime, **asked) for choice in advised_first)
     chosen = (found.eager or found.fastest).runtime
-    where = {name: asked.pop(name, None) for name in ("device", "host", "threads", "cudnn_benchmark")}
-    predictor = predictor_of(DeviceQuery(**where))
-    graph = predictor.trace(model, Options(**asked, runtime=chosen), batches)
+    predictor = predictor_of(record_of(DeviceQuery, asked))
+    graph = predictor.trace(model, replace(record_of(Options, asked), runtime=chosen), batches)
     if isinstance(model, ModelGraph):
         graph = lowering.fitting(graph, chosen, predictor.target)
     return Studied(found, curves, forward_pass(predictor, graph, found.batch, runtime=chosen), graph, predictor.given)
