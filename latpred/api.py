@@ -349,10 +349,7 @@ def calibrate_once(query: DeviceQuery, calibrate: Callable[[], object], say: Cal
             say("another process calibrates this machine for the first time; waiting for it")
             held.enter_context(storage.locked(folder / "first.lock", _BUSY, WAIT_S))
         except OSError as error:
-            raise CalibrationError(
-                f"cannot keep a calibration in {folder}: {error.strerror or error}. "
-                f"Make it writable, or choose another directory with {storage.VARIABLE}=DIR."
-            ) from None
+            raise CalibrationError(storage.unusable(f"keep a calibration in {folder}", error)) from None
         try:
             profile_of(query)
         except NoProfileError:
