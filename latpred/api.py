@@ -24,11 +24,11 @@ from latpred.prediction.predictor import Predictor
 from latpred.profile import datasheet, host_profile, store
 from latpred.profile.document import ADAPTED, FITTED, THREADS, DeviceProfile
 from latpred.profile.store import Owner, caveat, difference, owner
+from latpred.progress import each_tenth
 from latpred.query import DeviceQuery, GivenLengths, Lengths, Options, checked_batches, checked_lengths, is_one
 from latpred.runtimes.legacy_torch import traced_for
 
 if TYPE_CHECKING:
-    from latpred.progress import ProgressEvent
     from latpred.query import Device, Model
 
     class _Asked(TypedDict, total=False):
@@ -363,16 +363,7 @@ def _calibrate() -> None:
         f"no profile of this machine in {store.directory()}; calibrating its CPU now, once, in one to three minutes "
         f"(latpred calibrate is more exact and does a GPU; {VARIABLE}=never switches this off){busy_note()}"
     )
-    told = 0
-
-    def say_quarter(at: ProgressEvent) -> None:
-        nonlocal told
-        quarter = min(3, int(4 * at.done / at.total))
-        if quarter > told:
-            told = quarter
-            _say(f"calibrating: {25 * quarter} %")
-
-    profile = calibrate("cpu", quick=True, progress=say_quarter)
+    profile = calibrate("cpu", quick=True, progress=each_tenth("calibrating", _say))
     _say(f"calibrated: {store.file_of(profile.name)}")
 
 

@@ -141,6 +141,20 @@ def shown(progress: bool | Listener | None) -> Iterator[Listener | None]:
         )
 
 
+def each_tenth(title: str, say: Callable[[str], None]) -> Listener:
+    """A listener that says how far a run is when it starts, and after every tenth of it."""
+    last = -1
+
+    def listener(event: ProgressEvent) -> None:
+        nonlocal last
+        tenth = min(10, int(10 * event.done / event.total)) if event.total else 0
+        if tenth > last:
+            last = tenth
+            say(", ".join(filter(None, (f"{title}: {10 * tenth} %", time_left(event)))))
+
+    return listener
+
+
 def progress_text(event: ProgressEvent) -> str:
     """How far a run is, in a few words.
 
