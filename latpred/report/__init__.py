@@ -33,7 +33,7 @@ from latpred.prediction.timeline import ForwardPass, forward_pass
 from latpred.profile.document import DeviceProfile
 from latpred.profile.profile_page import age
 from latpred.query import DeviceQuery, Options, record_of
-from latpred.render import Table, format_interval, format_ms, format_span, listed
+from latpred.render import Table, format_interval, format_ms, format_threshold, listed
 from latpred.runtimes import lowering
 from latpred.storage import result_file
 from latpred.units import format_bytes, format_count
@@ -163,13 +163,13 @@ def answer(studied: Studied) -> str:
 
 
 def _regime(point: Prediction) -> str:
-    batch, low, high = point.crossover
+    batch = point.crossover_batch
     if batch is None:
         return "At every batch size looked at, dispatching takes the host longer than computing takes the device."
     if batch <= 1:
         return "Computing, not dispatching, sets the latency at every batch size."
     return (
-        f"Below batch {batch} (90 %: {format_span(low or 1, high)}) dispatching takes longer than computing: there, "
+        f"Below batch {format_threshold(point.crossover)} dispatching takes longer than computing: there, "
         "more work per forward pass costs little or nothing."
     )
 
