@@ -57,9 +57,8 @@ class Table:
         columns = ["\n".join([head, *(row[at] for row in self.rows)]) for at, head in enumerate(heads)]
         needed = sum(max(map(len, cells.split("\n"))) for cells in columns) + 2 * (len(columns) - 1)
         padding = (0, 2 if needed <= width else 1, 0, 0)
-        shown = any(map(str.strip, self.heads))
         most_lines = max(head.count("\n") for head in heads)
-        grid = Grid(box=None, pad_edge=False, padding=padding, header_style="bold", show_header=shown)
+        grid = Grid(box=None, pad_edge=False, padding=padding, header_style="bold")
         left = self.heads[:1] if self.left is None else self.left
         for name, head in zip(self.heads, heads, strict=True):
             above = "\n" * (most_lines - head.count("\n"))
