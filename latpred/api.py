@@ -274,7 +274,7 @@ def _remembered(query: DeviceQuery, _state: tuple[object, ...]) -> Predictor:
 
 
 def _state_of(query: DeviceQuery) -> tuple[object, ...]:
-    """Whatever changes when a profile does, or what is said of it."""
+    """Differs whenever a profile, or what is said of it, may have changed."""
     folders = [storage.profiles_dir()] if query.host is None else [storage.profiles_dir(), host_profile.directory()]
     files = [os.fspath(named) for named in (query.device, query.host) if isinstance(named, str | os.PathLike)]
     files += [os.fspath(file) for folder in folders for file in storage.documents(folder)]
@@ -372,7 +372,7 @@ def _say(sentence: str) -> None:
 
 
 def _foreign(profile: DeviceProfile, *, swapped: bool = False) -> list[str]:
-    """What this machine and its software do not share with the one the profile was measured on."""
+    """Caveats: how this machine and its software differ from those that the profile was measured with."""
     machine = profile.machine
     if profile.provenance == datasheet.PROVENANCE:
         return []
@@ -397,7 +397,7 @@ def _foreign(profile: DeviceProfile, *, swapped: bool = False) -> list[str]:
 
 
 def _other_threads(query: DeviceQuery, profile: DeviceProfile) -> list[str]:
-    """That PyTorch uses another number of threads here and now than in a CPU's profile that nobody asked for by it."""
+    """A caveat where PyTorch uses another number of threads here, unless the profile was asked for by its threads."""
     meant = query.threads is not None or (THREADS in profile.protocol and query.device is not None)
     if meant or profile.device.kind != "cpu" or owner(profile.machine) is Owner.ANOTHER:
         return []
@@ -411,7 +411,7 @@ def _other_threads(query: DeviceQuery, profile: DeviceProfile) -> list[str]:
 
 
 def _autotuned(query: DeviceQuery, profile: DeviceProfile) -> list[str]:
-    """That convolutions were measured with cudnn's autotuning, where nobody asked for a GPU's profile by that."""
+    """A caveat where cudnn's autotuning was on for the calibration, unless the profile was asked for by that."""
     found = query.device is None or (isinstance(query.device, str) and store.is_live(query.device))
     if not found or query.cudnn_benchmark is not None or not store.cudnn_benchmarked(profile):
         return []
@@ -442,7 +442,7 @@ def _threads_of_torch() -> int:
 
 
 def _threads_key() -> str:
-    """Digest of what PyTorch and its libraries choose their number of threads by."""
+    """Digest of what decides how many threads PyTorch and its libraries use."""
     settings = sorted(f"{name}={value}" for name, value in os.environ.items() if name.startswith(_THREAD_SETTINGS))
     usable = sorted(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else [host.cores()]
     told = "\n".join([*host.versions("torch").values(), host.cpu_name(), host.cpu_model(), str(usable), *settings])

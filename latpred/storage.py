@@ -1,8 +1,8 @@
 """What latpred keeps: files, in one place that everything which reads or writes asks, and values in memory.
 
 `LATPRED_HOME` overrides both directories, for clusters, containers and tests. Nothing here creates anything unasked.
-Caches in memory stay small: by an object's identity for as long as it lives, for large frozen records whose hash would
-look at everything they hold, or that cannot be hashed at all; and of what was asked for most recently.
+There are two small caches in memory: `IdentityCache` goes by the identity of objects that are costly or impossible to
+hash, for as long as they live; `Recent` keeps what was asked for most recently.
 """
 
 from __future__ import annotations
