@@ -405,7 +405,7 @@ def _other_threads(query: DeviceQuery, profile: DeviceProfile) -> list[str]:
     if here == then:
         return []
     return [
-        f"measured with {then} thread{'s' * (then != 1)}, but torch uses {here} here: make a profile for that with "
+        f"measured with {store.threads_text(then)}, but torch uses {here} here: make a profile for that with "
         f"latpred calibrate --device cpu --threads {here}, or set torch.set_num_threads({then}) where the model runs"
     ]
 
