@@ -13,6 +13,7 @@ from collections.abc import Callable, Sequence
 from contextlib import ExitStack, suppress
 from dataclasses import replace
 from functools import lru_cache
+from itertools import chain
 from platform import python_version
 from typing import TYPE_CHECKING, Any, TypedDict, Unpack, overload
 
@@ -167,26 +168,28 @@ def predict(
 
 def curve_of(predictor: Predictor, model: Model, batches: Sequence[int], options: Options) -> Curve:
     """What `predict` says, with a predictor that is there already."""
+    asked = {"runtime": options.runtime, "protocol": options.protocol, "inputs_on": options.inputs_on}
     if options.lengths is None:
-        return predictor.curve(predictor.trace(model, options, batches), batches, **options.running)
+        return predictor.curve(predictor.trace(model, options, batches), batches, **asked)
     with traced_for(predictor.era):
-        return _curve_of_lengths(predictor, model, batches, options.lengths, options)
+        return _curve_of_lengths(predictor, model, batches, options, asked)
 
 
 def _curve_of_lengths(
-    predictor: Predictor, model: Any, batches: Sequence[int], lengths: Lengths | GivenLengths, options: Options
+    predictor: Predictor, model: Any, batches: Sequence[int], options: Options, asked: dict[str, str]
 ) -> Curve:
     """Batches of unequal lengths; where nothing is padded, each has a graph of its own."""
     from latpred.tracing.unequal_lengths import trace_lengths
 
     if not isinstance(model, str) and not hasattr(model, "named_modules"):
         raise UsageError("lengths= needs the model itself: a graph was traced with the inputs it has.")
-    execution = options.execution
+    execution, lengths = options.execution, options.lengths
+    assert lengths is not None
     traced: dict[str, Any] = {"target": predictor.target, "precision": options.precision}
     of_batches = [lengths.of(batch) for batch in batches]
     if execution == "padded":
         graph = trace_lengths(model, of_batches[-1], lengths.padded_to, execution, batches=batches, **traced)
-        return predictor.curve(graph, batches, **options.running)
+        return predictor.curve(graph, batches, **asked)
     if options.runtime != "eager":
         raise RuntimeRefusalError(
             f"{options.runtime} runs graphs of fixed shapes, so nothing {execution}; ask for execution='padded', or "
@@ -195,7 +198,7 @@ def _curve_of_lengths(
     points = []
     for batch, tokens in zip(batches, of_batches, strict=True):
         graph = trace_lengths(model, tokens, lengths.padded_to, execution, **traced)
-        points.append(predictor.predict(graph, batch, **options.running))
+        points.append(predictor.predict(graph, batch, **asked))
     return joined(points, asynchronous=predictor.profile.device.asynchronous)
 
 
@@ -275,9 +278,9 @@ def _remembered(query: DeviceQuery, _state: tuple[object, ...]) -> Predictor:
 
 def _state_of(query: DeviceQuery) -> tuple[object, ...]:
     """Differs whenever a profile, or what is said of it, may have changed."""
-    folders = [storage.profiles_dir()] if query.host is None else [storage.profiles_dir(), host_profile.directory()]
-    files = [os.fspath(named) for named in (query.device, query.host) if isinstance(named, str | os.PathLike)]
-    files += [os.fspath(file) for folder in folders for file in storage.documents(folder)]
+    folders = [store.directory()] if query.host is None else [store.directory(), host_profile.directory()]
+    named = [one for one in (query.device, query.host) if isinstance(one, str | os.PathLike)]
+    files = map(os.fspath, chain(named, *map(storage.documents, folders)))
     return (*map(str, folders), _threads_now(), *map(_file_state, files))
 
 

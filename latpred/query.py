@@ -85,11 +85,6 @@ class Options:
             "attention": self.attention,
         }
 
-    @property
-    def running(self) -> dict[str, Any]:
-        """Arguments of `Predictor.curve`."""
-        return {"runtime": self.runtime, "protocol": self.protocol, "inputs_on": self.inputs_on}
-
     def checked(self, graph: ModelGraph) -> ModelGraph:
         """The graph; an error where it is asked to be what it was not traced as."""
         extra = [name for name in ("inputs", "seq", "image") if getattr(self, name) is not None]

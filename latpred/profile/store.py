@@ -110,7 +110,7 @@ class Entry(NamedTuple):
 
 def directory() -> Path:
     """Directory of the user's profiles; it need not exist yet."""
-    return storage.profiles_dir()
+    return storage.data_dir() / "profiles"
 
 
 def file_of(name: str) -> Path:
