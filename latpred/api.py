@@ -280,11 +280,11 @@ def _state_of(query: DeviceQuery) -> tuple[object, ...]:
     """Differs whenever a profile, or what is said of it, may have changed."""
     folders = [store.directory()] if query.host is None else [store.directory(), host_profile.directory()]
     named = [one for one in (query.device, query.host) if isinstance(one, str | os.PathLike)]
-    files = map(os.fspath, chain(named, *map(storage.documents, folders)))
+    files = chain(named, *map(storage.documents, folders))
     return (*map(str, folders), _threads_now(), *map(_file_state, files))
 
 
-def _file_state(path: str) -> tuple[object, ...]:
+def _file_state(path: str | os.PathLike[str]) -> tuple[object, ...]:
     try:
         status = os.stat(path)
     except OSError:
