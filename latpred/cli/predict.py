@@ -127,12 +127,13 @@ def _graph_of(
     from latpred.api import predictor_of, profile_of
     from latpred.runtimes.lowering import traced_by
 
-    runtime, era = options.runtime, ""
+    runtime, plain, era = options.runtime, replace(query, now=False), ""
     with suppress(LatpredError):  # that there is no profile yet is said once the model is known to be one
-        era = profile_of(query).protocol.get("era", "")
+        profile_of(plain)
+        era = predictor_of(plain).era  # PyTorch's threads are kept for later processes where it is not loaded yet
     graph = _demand_model(model, options, batches, era=era, strict=strict)
     ensure_profile(query, (runtime,), yes=yes)
-    predictor = predictor_of(replace(query, now=False), runtime)
+    predictor = predictor_of(plain, runtime)
     eager = traced_by(runtime, predictor.era) == "eager"
     if graph is not None and eager and graph.target in ("", predictor.target):
         return graph
