@@ -278,7 +278,7 @@ def _remembered(query: DeviceQuery, _state: tuple[object, ...]) -> Predictor:
 
 def _state_of(query: DeviceQuery) -> tuple[object, ...]:
     """Differs whenever a profile, or what is said of it, may have changed."""
-    folders = [store.directory()] if query.host is None else [store.directory(), host_profile.directory()]
+    folders = [storage.profiles_dir()] if query.host is None else [storage.profiles_dir(), host_profile.directory()]
     named = [one for one in (query.device, query.host) if isinstance(one, str | os.PathLike)]
     files = chain(named, *map(storage.documents, folders))
     return (*map(str, folders), _threads_now(), *map(_file_state, files))

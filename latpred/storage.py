@@ -38,6 +38,10 @@ def cache_dir() -> Path:
     return _directory(platformdirs.user_cache_dir, "cache")
 
 
+def profiles_dir() -> Path:
+    return data_dir() / "profiles"
+
+
 def _directory(usual: Callable[..., str], within: str = "") -> Path:
     """A directory within the one that the environment names, else the system's usual one."""
     named = os.environ.get(VARIABLE, "").strip()

@@ -46,7 +46,7 @@ def examine() -> list[Finding]:
     findings += [_package(name) for name in PACKAGES]
     findings += [_package(name, purpose) for name, purpose in OPTIONAL.items()]
     findings += [_onnxruntime(), _processor(), _cuda()]
-    findings += [_directory("profiles", store.directory), _directory("cache", storage.cache_dir)]
+    findings += [_directory("profiles", storage.profiles_dir), _directory("cache", storage.cache_dir)]
     return findings + _profiles()
 
 

@@ -110,7 +110,7 @@ class Entry(NamedTuple):
 
 def directory() -> Path:
     """Directory of the user's profiles; it need not exist yet."""
-    return storage.data_dir() / "profiles"
+    return storage.profiles_dir()
 
 
 def file_of(name: str) -> Path:

@@ -71,7 +71,7 @@ def html(parts: Sequence[Studied]) -> str:
         device=parts[0].explanation.fastest.prediction.device,
         overview=_overview(parts),
         parts=[_part(number, studied) for number, studied in enumerate(parts, 1)],
-        trust=trust(parts[0].profile, parts[0].curves[0].setting),
+        trust=_trust(parts[0].profile, parts[0].curves[0].setting),
         checks=Table(("held out of the fit", "found"), list(parts[0].profile.acceptance.checks.items())),
         made=datetime.now(UTC).strftime("%Y-%m-%d %H:%M UTC"),
         version=version("latpred"),
@@ -99,7 +99,7 @@ def _part(number: int, studied: Studied) -> dict[str, Any]:
         "name": studied.name,
         "answer": answer(studied),
         "advice": explanation.advice,
-        "gap": gap(studied),
+        "gap": _gap(studied),
         "charts": _charts(studied),
         "others": _other_runtimes(studied),
         "runtimes": runtimes(studied),
@@ -174,7 +174,7 @@ def _regime(point: Prediction) -> str:
     )
 
 
-def gap(studied: Studied) -> str:
+def _gap(studied: Studied) -> str:
     """What no formula covers, in a sentence for the top of the page; empty where all is covered."""
     coverage = studied.coverage
     if not coverage.estimated_ops:
@@ -225,7 +225,7 @@ def facts(studied: Studied) -> list[tuple[str, str]]:
     ]
 
 
-def trust(profile: DeviceProfile, setting: Setting) -> list[tuple[str, str]]:
+def _trust(profile: DeviceProfile, setting: Setting) -> list[tuple[str, str]]:
     """What the predictions rest on, and how far off they were on networks that the fit had not seen."""
     machine, gate = profile.machine, profile.acceptance
     verdict = "passed" if gate.all_passed else "not passed by all that was calibrated"
