@@ -13,6 +13,7 @@ from collections.abc import Callable, Sequence
 from contextlib import ExitStack, suppress
 from dataclasses import replace
 from functools import lru_cache
+from itertools import chain
 from platform import python_version
 from typing import TYPE_CHECKING, Any, TypedDict, Unpack, overload
 
@@ -24,11 +25,11 @@ from latpred.prediction.predictor import Predictor
 from latpred.profile import datasheet, host_profile, store
 from latpred.profile.document import ADAPTED, FITTED, THREADS, DeviceProfile
 from latpred.profile.store import Owner, caveat, difference, owner
+from latpred.progress import each_tenth
 from latpred.query import DeviceQuery, GivenLengths, Lengths, Options, checked_batches, checked_lengths, is_one
 from latpred.runtimes.legacy_torch import traced_for
 
 if TYPE_CHECKING:
-    from latpred.progress import ProgressEvent
     from latpred.query import Device, Model
 
     class _Asked(TypedDict, total=False):
@@ -155,11 +156,11 @@ def predict(
     >>> predict("bert-base-uncased", batch=[1, 8, 32])  # doctest: +SKIP
     """
     sizes = checked_batches(batch)
-    given = (inputs, seq, image, precision, memory_format, attention, lengths, execution)
+    tokens = None if lengths is None else checked_lengths(lengths)
+    given = (inputs, seq, image, precision, memory_format, attention, tokens, execution)
     options = Options(*given, runtime, protocol, inputs_on)
-    if lengths is not None and is_one(batch) and sizes == (1,):  # as where none was given
-        tokens = checked_lengths(lengths)
-        sizes = (len(tokens.values),) if isinstance(tokens, GivenLengths) else sizes
+    if isinstance(tokens, GivenLengths) and is_one(batch) and sizes == (1,):  # as where no batch was given
+        sizes = (len(tokens.values),)
     predictor = predictor_of(DeviceQuery(device, host, threads, cudnn_benchmark, now), runtime)
     curve = curve_of(predictor, model, sizes, options)
     return curve.points[0] if is_one(batch) else curve
@@ -167,22 +168,23 @@ def predict(
 
 def curve_of(predictor: Predictor, model: Model, batches: Sequence[int], options: Options) -> Curve:
     """What `predict` says, with a predictor that is there already."""
-    asked: dict[str, Any] = {"runtime": options.runtime, "protocol": options.protocol, "inputs_on": options.inputs_on}
-    if options.lengths is not None:
-        with traced_for(predictor.era):
-            return _curve_of_lengths(predictor, model, batches, options, asked)
-    return predictor.curve(predictor.trace(model, options, batches), batches, **asked)
+    asked = {"runtime": options.runtime, "protocol": options.protocol, "inputs_on": options.inputs_on}
+    if options.lengths is None:
+        return predictor.curve(predictor.trace(model, options, batches), batches, **asked)
+    with traced_for(predictor.era):
+        return _curve_of_lengths(predictor, model, batches, options, asked)
 
 
 def _curve_of_lengths(
-    predictor: Predictor, model: Any, batches: Sequence[int], options: Options, asked: dict[str, Any]
+    predictor: Predictor, model: Any, batches: Sequence[int], options: Options, asked: dict[str, str]
 ) -> Curve:
     """Batches of unequal lengths; where nothing is padded, each has a graph of its own."""
     from latpred.tracing.unequal_lengths import trace_lengths
 
     if not isinstance(model, str) and not hasattr(model, "named_modules"):
         raise UsageError("lengths= needs the model itself: a graph was traced with the inputs it has.")
-    execution, lengths = options.execution, checked_lengths(options.lengths)
+    execution, lengths = options.execution, options.lengths
+    assert lengths is not None
     traced: dict[str, Any] = {"target": predictor.target, "precision": options.precision}
     of_batches = [lengths.of(batch) for batch in batches]
     if execution == "padded":
@@ -252,16 +254,21 @@ def predictor_of(query: DeviceQuery, runtime: str | None = None) -> Predictor:
     except NoProfileError:
         if replace(plain, host=None) != DeviceQuery() or not allowed():
             raise
-        calibrate_once(store.find, _calibrate, _say)
+        calibrate_once(plain, _calibrate, _say)
         predictor = _remembered(plain, _state_of(query))
     if runtime is not None:
         predictor.check(runtime)
     return predictor_now(predictor) if query.now else predictor
 
 
+def profile_of(query: DeviceQuery) -> DeviceProfile:
+    """The profile that predictions for a device rest on; nothing is calibrated for it."""
+    return store.find(query.device, threads=query.threads, cudnn_benchmark=query.cudnn_benchmark)  # type: ignore[arg-type]
+
+
 @lru_cache(maxsize=8)
 def _remembered(query: DeviceQuery, _state: tuple[object, ...]) -> Predictor:
-    profile = store.find(query.device, threads=query.threads, cudnn_benchmark=query.cudnn_benchmark)  # type: ignore[arg-type]
+    profile = profile_of(query)
     settings = [*_other_threads(query, profile), *_autotuned(query, profile)]
     if query.host is None:
         return Predictor(profile, [*_foreign(profile), *settings])
@@ -270,14 +277,14 @@ def _remembered(query: DeviceQuery, _state: tuple[object, ...]) -> Predictor:
 
 
 def _state_of(query: DeviceQuery) -> tuple[object, ...]:
-    """Whatever changes when a profile does, or what is said of it."""
+    """Differs whenever a profile, or what is said of it, may have changed."""
     folders = [storage.profiles_dir()] if query.host is None else [storage.profiles_dir(), host_profile.directory()]
-    files = [os.fspath(named) for named in (query.device, query.host) if isinstance(named, str | os.PathLike)]
-    files += [os.fspath(file) for folder in folders for file in storage.documents(folder)]
+    named = [one for one in (query.device, query.host) if isinstance(one, str | os.PathLike)]
+    files = chain(named, *map(storage.documents, folders))
     return (*map(str, folders), _threads_now(), *map(_file_state, files))
 
 
-def _file_state(path: str) -> tuple[object, ...]:
+def _file_state(path: str | os.PathLike[str]) -> tuple[object, ...]:
     try:
         status = os.stat(path)
     except OSError:
@@ -331,8 +338,8 @@ def busy_note() -> str:
     return f"; {busy}, so figures will be rough" if busy else ""
 
 
-def calibrate_once(find: Callable[[], object], calibrate: Callable[[], object], say: Callable[[str], None]) -> None:
-    """Calibrate this machine unless another process did so in the meantime.
+def calibrate_once(query: DeviceQuery, calibrate: Callable[[], object], say: Callable[[str], None]) -> None:
+    """Calibrate this machine unless another process gave it the profile in the meantime.
 
     Processes that come second wait for the first: two calibrations at once would measure each other.
     """
@@ -345,12 +352,9 @@ def calibrate_once(find: Callable[[], object], calibrate: Callable[[], object], 
             say("another process calibrates this machine for the first time; waiting for it")
             held.enter_context(storage.locked(folder / "first.lock", _BUSY, WAIT_S))
         except OSError as error:
-            raise CalibrationError(
-                f"cannot keep a calibration in {folder}: {error.strerror or error}. "
-                f"Make it writable, or choose another directory with {storage.VARIABLE}=DIR."
-            ) from None
+            raise CalibrationError(storage.unusable(f"keep a calibration in {folder}", error)) from None
         try:
-            find()
+            profile_of(query)
         except NoProfileError:
             calibrate()
 
@@ -362,16 +366,7 @@ def _calibrate() -> None:
         f"no profile of this machine in {store.directory()}; calibrating its CPU now, once, in one to three minutes "
         f"(latpred calibrate is more exact and does a GPU; {VARIABLE}=never switches this off){busy_note()}"
     )
-    told = 0
-
-    def say_quarter(at: ProgressEvent) -> None:
-        nonlocal told
-        quarter = min(3, int(4 * at.done / at.total))
-        if quarter > told:
-            told = quarter
-            _say(f"calibrating: {25 * quarter} %")
-
-    profile = calibrate("cpu", quick=True, progress=say_quarter)
+    profile = calibrate("cpu", quick=True, progress=each_tenth("calibrating", _say))
     _say(f"calibrated: {store.file_of(profile.name)}")
 
 
@@ -380,7 +375,7 @@ def _say(sentence: str) -> None:
 
 
 def _foreign(profile: DeviceProfile, *, swapped: bool = False) -> list[str]:
-    """What this machine and its software do not share with the one the profile was measured on."""
+    """Caveats: how this machine and its software differ from those that the profile was measured with."""
     machine = profile.machine
     if profile.provenance == datasheet.PROVENANCE:
         return []
@@ -405,7 +400,7 @@ def _foreign(profile: DeviceProfile, *, swapped: bool = False) -> list[str]:
 
 
 def _other_threads(query: DeviceQuery, profile: DeviceProfile) -> list[str]:
-    """That PyTorch uses another number of threads here and now than in a CPU's profile that nobody asked for by it."""
+    """A caveat where PyTorch uses another number of threads here, unless the profile was asked for by its threads."""
     meant = query.threads is not None or (THREADS in profile.protocol and query.device is not None)
     if meant or profile.device.kind != "cpu" or owner(profile.machine) is Owner.ANOTHER:
         return []
@@ -413,13 +408,13 @@ def _other_threads(query: DeviceQuery, profile: DeviceProfile) -> list[str]:
     if here == then:
         return []
     return [
-        f"measured with {then} thread{'s' * (then != 1)}, but torch uses {here} here: make a profile for that with "
+        f"measured with {store.threads_text(then)}, but torch uses {here} here: make a profile for that with "
         f"latpred calibrate --device cpu --threads {here}, or set torch.set_num_threads({then}) where the model runs"
     ]
 
 
 def _autotuned(query: DeviceQuery, profile: DeviceProfile) -> list[str]:
-    """That convolutions were measured with cudnn's autotuning, where nobody asked for a GPU's profile by that."""
+    """A caveat where cudnn's autotuning was on for the calibration, unless the profile was asked for by that."""
     found = query.device is None or (isinstance(query.device, str) and store.is_live(query.device))
     if not found or query.cudnn_benchmark is not None or not store.cudnn_benchmarked(profile):
         return []
@@ -450,7 +445,7 @@ def _threads_of_torch() -> int:
 
 
 def _threads_key() -> str:
-    """Digest of what PyTorch and its libraries choose their number of threads by."""
+    """Digest of what decides how many threads PyTorch and its libraries use."""
     settings = sorted(f"{name}={value}" for name, value in os.environ.items() if name.startswith(_THREAD_SETTINGS))
     usable = sorted(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else [host.cores()]
     told = "\n".join([*host.versions("torch").values(), host.cpu_name(), host.cpu_model(), str(usable), *settings])

@@ -349,10 +349,10 @@ def slowdown(profile_us: Mapping[str, float], now_us: Mapping[str, float], *, as
     """What a machine's reference times now say against those of a profile; one that either lacks changes nothing.
 
     Of kernels on an `asynchronous` device, which is one of their own, the host's references say nothing; what launches
-    them is in part the driver's, which a neighbour slows less (`LAUNCH_POWER`). What reads
-    from the shared cache goes by the geometric mean of its reference and of a product: a model finds part of what it
-    reads nearer. Where older profiles lack a reference, the mean of product and convolution stands for that of the
-    shared cache and for an elementwise op on one thread, dispatch from warm caches for that from cold ones.
+    them is in part the driver's, which a neighbour slows less (`LAUNCH_POWER`). What reads from the shared cache goes
+    by the geometric mean of its reference and of a product: a model finds part of what it reads nearer. Where older
+    profiles lack a reference, the mean of product and convolution stands for that of the shared cache and for an
+    elementwise op on one thread, dispatch from warm caches for that from cold ones.
 
     >>> slowdown({"product": 500.0, "cache": 2500.0}, {"product": 500.0, "cache": 3600.0}).cache
     1.2

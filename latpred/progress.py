@@ -126,19 +126,40 @@ def raise_if_interrupted() -> None:
 @contextmanager
 def shown(progress: bool | Listener | None) -> Iterator[Listener | None]:
     """What to tell each event: a function as given, a bar on a terminal's stderr for True, else nothing."""
-    if progress is not True:
+    if progress is True:
+        with bar("candidates", progress_text) as listener:
+            yield listener
+    else:
         yield progress or None
-        return
+
+
+@contextmanager
+def bar(title: str, text: Callable[[ProgressEvent], str]) -> Iterator[Listener]:
+    """A bar on stderr with a text about the last event; nothing where stderr is no terminal."""
     from rich.console import Console
     from rich.progress import BarColumn, Progress, TextColumn
+    from rich.table import Column
 
-    columns = (TextColumn("{task.description}"), BarColumn(bar_width=20), TextColumn("{task.fields[pace]}"))
+    last = TextColumn("{task.fields[text]}", table_column=Column(no_wrap=True, overflow="ellipsis"))
     console = Console(stderr=True)
-    with Progress(*columns, console=console, transient=True, disable=not console.is_terminal) as bar:
-        task = bar.add_task("", total=None, pace="")
-        yield lambda event: bar.update(
-            task, description=event.label, completed=event.done, total=event.total or None, pace=progress_text(event)
-        )
+    columns = (TextColumn("{task.description}"), BarColumn(bar_width=20), last)
+    with Progress(*columns, console=console, transient=True, disable=not console.is_terminal) as drawn:
+        task = drawn.add_task(title, total=None, text="")
+        yield lambda event: drawn.update(task, completed=event.done, total=event.total or None, text=text(event))
+
+
+def each_tenth(title: str, say: Callable[[str], None]) -> Listener:
+    """A listener that says how far a run is when it starts, and after every tenth of it."""
+    last = -1
+
+    def listener(event: ProgressEvent) -> None:
+        nonlocal last
+        tenth = min(10, int(10 * event.done / event.total)) if event.total else 0
+        if tenth > last:
+            last = tenth
+            say(", ".join(filter(None, (f"{title}: {10 * tenth} %", time_left(event)))))
+
+    return listener
 
 
 def progress_text(event: ProgressEvent) -> str:

@@ -7,12 +7,12 @@ from __future__ import annotations
 
 import os
 import re
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections.abc import Mapping
+from dataclasses import dataclass, fields
 from numbers import Integral, Real
 from pathlib import Path
 from statistics import NormalDist
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TypeVar
 
 from latpred.errors import UsageError
 
@@ -46,7 +46,7 @@ class Options:
     precision: str | None = None
     memory_format: str | None = None
     attention: str | None = None
-    lengths: Lengths | GivenLengths | Sequence[int] | None = None
+    lengths: Lengths | GivenLengths | None = None
     execution: str = "padded"
     runtime: str = "eager"
     protocol: str = "single"
@@ -60,17 +60,22 @@ class Options:
         if self.lengths is None:
             if self.execution != "padded":
                 raise UsageError(
-                    f"execution={self.execution!r} says what is done about unequal lengths; give lengths= too."
+                    f"execution={self.execution!r} says what is done about unequal lengths; "
+                    "give lengths= (--lengths) too."
                 )
             return
-        named = ("inputs", "seq", "image", "memory_format", "attention")
-        extra = [name for name in named if getattr(self, name) is not None]
+        extra = [name for name in ("inputs", "seq", "image", "attention") if getattr(self, name) is not None]
         if extra:
             raise UsageError(f"lengths= says what the inputs are; leave out {', '.join(extra)}.")
+        if self.memory_format not in (None, "contiguous"):
+            raise UsageError(
+                "lengths are of sequences, which have no channels; leave out memory_format (--channels-last)."
+            )
         _check_choice("execution", self.execution, EXECUTIONS)
 
     @property
     def tracing(self) -> dict[str, Any]:
+        """Arguments of `latpred.trace`."""
         return {
             "inputs": self.inputs,
             "seq": self.seq,
@@ -130,6 +135,18 @@ class DeviceQuery:
                 "to one."
             )
         object.__setattr__(self, "device", name)
+
+
+Record = TypeVar("Record", Options, DeviceQuery)
+
+
+def record_of(kind: type[Record], asked: Mapping[str, Any]) -> Record:
+    """What of many named arguments is an `Options` or a `DeviceQuery`.
+
+    >>> record_of(DeviceQuery, {"device": "cpu", "seq": 128})
+    DeviceQuery(device='cpu', host=None, threads=None, cudnn_benchmark=None, now=False)
+    """
+    return kind(**{field.name: asked[field.name] for field in fields(kind) if field.name in asked})
 
 
 def check_attention(attention: str | None) -> None:

@@ -57,9 +57,8 @@ class Table:
         columns = ["\n".join([head, *(row[at] for row in self.rows)]) for at, head in enumerate(heads)]
         needed = sum(max(map(len, cells.split("\n"))) for cells in columns) + 2 * (len(columns) - 1)
         padding = (0, 2 if needed <= width else 1, 0, 0)
-        shown = any(map(str.strip, self.heads))
         most_lines = max(head.count("\n") for head in heads)
-        grid = Grid(box=None, pad_edge=False, padding=padding, header_style="bold", show_header=shown)
+        grid = Grid(box=None, pad_edge=False, padding=padding, header_style="bold")
         left = self.heads[:1] if self.left is None else self.left
         for name, head in zip(self.heads, heads, strict=True):
             above = "\n" * (most_lines - head.count("\n"))
@@ -199,10 +198,13 @@ def format_interval(interval_ms: tuple[float, float]) -> str:
     return f"{number if unit == high.split()[1] else low} to {high}"
 
 
-def format_span(low: int, high: int | None) -> str:
-    """The interval of a batch size, whose end may be beyond all that was looked at.
+def format_threshold(threshold: tuple[int | None, int | None, int | None]) -> str:
+    """A batch size with the ends of its interval, the upper of which may be beyond all that was looked at.
 
-    >>> format_span(4, 9), format_span(4, None)
-    ('4 to 9', '4 or more')
+    >>> format_threshold((6, 4, 9)), format_threshold((6, 4, None)), format_threshold((6, 6, 6))
+    ('6 (90 %: 4 to 9)', '6 (90 %: 4 or more)', '6')
     """
-    return f"{low} or more" if high is None else f"{low} to {high}"
+    batch, low, high = threshold
+    if low == high:
+        return str(batch)
+    return f"{batch} (90 %: {low} or more)" if high is None else f"{batch} (90 %: {low} to {high})"

@@ -1,8 +1,8 @@
 """What latpred keeps: files, in one place that everything which reads or writes asks, and values in memory.
 
 `LATPRED_HOME` overrides both directories, for clusters, containers and tests. Nothing here creates anything unasked.
-Caches in memory stay small: by an object's identity for as long as it lives, for large frozen records whose hash would
-look at everything they hold, or that cannot be hashed at all; and of what was asked for most recently.
+There are two small caches in memory: `IdentityCache` goes by the identity of objects that are costly or impossible to
+hash, for as long as they live; `Recent` keeps what was asked for most recently.
 """
 
 from __future__ import annotations
@@ -54,6 +54,11 @@ def _directory(usual: Callable[..., str], within: str = "") -> Path:
         ) from None
 
 
+def unusable(doing: str, error: OSError, wanted: str = "it writable") -> str:
+    """What is said where one of latpred's own files cannot be used."""
+    return f"cannot {doing}: {error.strerror or error}. Make {wanted}, or choose another directory with {VARIABLE}=DIR."
+
+
 def demand_writable(path: str | os.PathLike[str]) -> None:
     """Make sure, before anything takes time, that a file that the user names can be made; else a UsageError."""
     wanted = Path(path).absolute()
@@ -96,10 +101,7 @@ def save_document(path: Path, data: bytes, error: type[LatpredError]) -> Path:
     try:
         write(path, data)
     except OSError as cause:
-        raise error(
-            f"cannot write {path}: {cause.strerror or cause}. "
-            f"Make {path.parent} writable, or choose another directory with {VARIABLE}=DIR."
-        ) from cause
+        raise error(unusable(f"write {path}", cause, f"{path.parent} writable")) from cause
     return path
 
 
@@ -116,10 +118,7 @@ def _names_in(folder: Path, error: type[LatpredError]) -> list[str]:
     except (FileNotFoundError, NotADirectoryError):
         return []
     except OSError as cause:
-        raise error(
-            f"cannot look into {folder}: {cause.strerror or cause}. "
-            f"Make it readable, or choose another directory with {VARIABLE}=DIR."
-        ) from cause
+        raise error(unusable(f"look into {folder}", cause, "it readable")) from cause
 
 
 def document_path(folder: Path, name: str, kind: str, example: str, error: type[LatpredError]) -> Path:
@@ -223,10 +222,7 @@ def clear() -> Usage:
             else:
                 path.unlink(missing_ok=True)
     except OSError as error:
-        raise CacheError(
-            f"cannot delete {error.filename or before.path}: {error.strerror or error}. "
-            f"Make it writable, or choose another directory with {VARIABLE}=DIR."
-        ) from error
+        raise CacheError(unusable(f"delete {error.filename or before.path}", error)) from error
     return before
 
 

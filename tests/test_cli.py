@@ -10,7 +10,6 @@ import signal
 import subprocess
 import sys
 from collections.abc import Callable
-from contextlib import suppress
 from pathlib import Path
 
 import pytest
@@ -23,7 +22,6 @@ from latpred.cli import calibrate, main, output
 from latpred.cli.options import parse_batches, parse_seconds
 from latpred.errors import CalibrationError, LatpredError, UsageError
 from latpred.progress import ProgressEvent
-from latpred.storage import result_file
 
 
 def test_help_lists_every_verb_and_a_command_to_start_with() -> None:
@@ -97,28 +95,6 @@ def test_a_full_disk_leaves_the_file_that_was_there(tmp_path: Path, monkeypatch:
     assert path.read_text() == "old"
     assert list(tmp_path.iterdir()) == [path]
     assert f"{path} is a file, not a folder. Name another file." in run("cache", "show", "-o", path / "a.json").stderr
-
-
-def test_a_file_is_written_at_once_or_not_at_all(tmp_path: Path) -> None:
-    target, link = tmp_path / "result.txt", tmp_path / "link.txt"
-    target.write_text("old")
-    target.chmod(0o640)
-    link.symlink_to(target)
-    with result_file(link) as part:
-        part.write_text("new")
-        assert part.suffix == ".txt"
-        assert target.read_text() == "old"
-    assert target.read_text() == "new"
-    assert link.is_symlink()
-    assert target.stat().st_mode & 0o777 == 0o640
-
-    with suppress(KeyboardInterrupt), result_file(target) as part:
-        part.write_text("half")
-        raise KeyboardInterrupt
-    assert target.read_text() == "new"
-    with result_file(Path("/dev/null")) as part:
-        assert part == Path("/dev/null")
-    assert sorted(path.name for path in tmp_path.iterdir()) == ["link.txt", "result.txt"]
 
 
 MODEL = """

@@ -6,6 +6,7 @@ import gc
 import os
 import weakref
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import suppress
 from pathlib import Path
 
 import pytest
@@ -26,6 +27,21 @@ def test_a_file_is_written_with_its_folder_and_keeps_its_mode(tmp_path: Path) ->
     assert [*path.parent.iterdir()] == [path]
 
 
+def test_a_result_is_written_at_once_or_not_at_all(tmp_path: Path) -> None:
+    path = tmp_path / "result.txt"
+    path.write_text("old")
+    path.chmod(0o640)
+    with storage.result_file(path) as part:
+        part.write_text("new")
+        assert path.read_text() == "old"
+    assert (path.read_text(), path.stat().st_mode & 0o777) == ("new", 0o640)
+    with suppress(KeyboardInterrupt), storage.result_file(path) as part:
+        part.write_text("half")
+        raise KeyboardInterrupt
+    assert path.read_text() == "new"
+    assert [*tmp_path.iterdir()] == [path]
+
+
 def test_links_lead_into_folders_that_are_made_and_those_to_themselves_are_replaced(tmp_path: Path) -> None:
     far, loop = tmp_path / "far.json", tmp_path / "loop.json"
     far.symlink_to(tmp_path / "new" / "file.json")
@@ -34,7 +50,7 @@ def test_links_lead_into_folders_that_are_made_and_those_to_themselves_are_repla
         storage.write(path, b"text")
         with storage.result_file(path) as target:
             target.write_bytes(target.suffix.encode())
-        assert path.read_bytes() == b".json"
+        assert path.read_bytes() == b".json"  # the target had its ending
     assert far.is_symlink()
 
 

@@ -13,7 +13,7 @@ try:
     import click
 
     from latpred.cli import calibrate, compare, measure, predict, profiles, trace
-    from latpred.cli.main import State, VerbGroup
+    from latpred.cli.main import VerbGroup, state
 except KeyboardInterrupt:  # pressed before there is a group that could answer
     sys.stderr.write("latpred: interrupted.\n")
     sys.exit(130)
@@ -27,10 +27,9 @@ The first time, on a fresh machine:
 @click.group(cls=VerbGroup, epilog=EPILOG, context_settings={"help_option_names": ["-h", "--help"]})
 @click.version_option(package_name="latpred", message="%(package)s %(version)s", help="Print the version.")
 @click.option("--debug", is_flag=True, help="Show the traceback of an error.")
-@click.pass_context
-def main(context: click.Context, debug: bool) -> None:
+def main(debug: bool) -> None:
     """Predict how long one forward pass of a model takes on a device, in each runtime, before running it there."""
-    context.obj = State(debug=debug)
+    state().debug = debug
 
 
 for verb in (  # in the order of --help

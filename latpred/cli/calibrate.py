@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Sequence
-from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -26,6 +25,7 @@ from latpred.cli.output import GO_ON, emit, notice, on_terminal, progress
 from latpred.cli.profiles import host_fields, show_profile, table_of
 from latpred.errors import NoProfileError, UsageError
 from latpred.progress import ProgressEvent
+from latpred.query import DeviceQuery
 from latpred.render import Page, Table
 
 if TYPE_CHECKING:
@@ -125,42 +125,31 @@ def _measure_profile(device: str, **asked: Any) -> DeviceProfile:
         return run(device, progress=said, **asked)
 
 
-def ensure_profile(
-    device: str | None,
-    *,
-    runtimes: tuple[str, ...] = (),
-    yes: bool,
-    host: str | None = None,
-    threads: int | None = None,
-    cudnn_benchmark: bool | None = None,
-    **_: object,
-) -> None:
+def ensure_profile(query: DeviceQuery, runtimes: Sequence[str], *, yes: bool) -> None:
     """On a machine that has no profile, offer the quick calibration, or just run it.
 
     A misspelt runtime or host costs none. A profile that has to be measured in a certain way, or to know more runtimes
     than eager, is not offered: the error says how to make it. Of two processes that find no profile the second waits
     for the first.
     """
-    from latpred.api import allowed, busy_note, calibrate_once
+    from latpred.api import allowed, busy_note, calibrate_once, profile_of
     from latpred.prediction import host_swap
-    from latpred.profile import store
     from latpred.runtimes import get
 
     for name in runtimes:
         get(name)
-    find = partial(store.find, device, threads=threads, cudnn_benchmark=cudnn_benchmark)
     may_calibrate = allowed()  # a value that it does not know is an error whether or not there is a profile
     try:
-        find()
+        profile_of(query)
         return
     except NoProfileError as error:
-        if host is not None:
-            host_swap.demand_known(host)
-        target, reason = device or _default_device(), str(error).partition(". ")[0]
+        if query.host is not None:
+            host_swap.demand_known(str(query.host))
+        target, reason = str(query.device or _default_device()), str(error).partition(". ")[0]
         others = ",".join(name for name in runtimes if name != "eager")
         if others and "Make one with: " in str(error):
             raise NoProfileError(f"{error} --runtimes {others}") from None
-        set_up = threads is not None or cudnn_benchmark is not None
+        set_up = query.threads is not None or query.cudnn_benchmark is not None
         if others or set_up or not (yes or may_calibrate):
             raise
         from latpred.calibration.devices import open_device
@@ -174,7 +163,7 @@ def ensure_profile(
         notice(f"{reason}; calibrating it now, {takes}{busy_note()}")
         _measure_profile(target, quick=True)
 
-    calibrate_once(find, calibrate_quickly, notice)
+    calibrate_once(query, calibrate_quickly, notice)
 
 
 def _default_device() -> str:

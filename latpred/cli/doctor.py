@@ -17,6 +17,7 @@ from latpred.profile.store import caveat
 from latpred.runtimes.onnx import onnx_session
 
 LEAST_TORCH = (2, 11)
+INSTALL_TORCH = "python -m pip install 'torch>=2.11'"
 PACKAGES = ("transformers", "numpy", "scikit-learn", "scipy", "pandas")
 MODULES = {"scikit-learn": "sklearn"}
 OPTIONAL = {
@@ -53,10 +54,10 @@ def _torch() -> Finding:
     try:
         import torch
     except Exception as error:  # a build that does not find its CUDA libraries raises what it likes
-        return Finding("torch", "fail", f"cannot be imported: {error}", "python -m pip install 'torch>=2.11'")
+        return Finding("torch", "fail", f"cannot be imported: {error}", INSTALL_TORCH)
     version = str(torch.__version__)
     if tuple(int(part) for part in version.split(".")[:2]) < LEAST_TORCH:
-        return Finding("torch", "fail", f"{version} is too old", "python -m pip install 'torch>=2.11'")
+        return Finding("torch", "fail", f"{version} is too old", INSTALL_TORCH)
     return Finding("torch", "ok", version)
 
 
@@ -104,7 +105,7 @@ def _onnxruntime() -> Finding:
 def _processor() -> Finding:
     from latpred.calibration.timing.disturbance import busy_now
 
-    cores, usable = os.cpu_count() or 1, host.usable_cores()
+    cores, usable = host.cores(), host.usable_cores()
     detail = f"{host.cpu_name()}, {cores} cores"
     if usable < cores:
         detail += f", {usable} of them for this process"

@@ -8,7 +8,7 @@ import os
 import sys
 import traceback
 from collections.abc import Iterator
-from contextlib import contextmanager, redirect_stdout, suppress
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
 from typing import Any, TextIO
 
@@ -28,7 +28,7 @@ class State:
     debug: bool = False  # show tracebacks
     quiet: bool = False  # say nothing on stderr but errors
     go_on: str = ""  # what to do to go on where an interrupt stopped the verb; "" where nothing is kept
-    # Where results go while a verb runs, None where stdout is closed; what anybody else prints goes to stderr.
+    # Where results go, None where stdout is closed; while a verb runs, what anybody else prints goes to stderr.
     results: TextIO | None = field(default_factory=lambda: sys.stdout)
 
 
@@ -46,14 +46,6 @@ class _UnwritableError(LatpredError):
     """The results cannot be written to stdout."""
 
     exit_code = 3
-
-
-@contextmanager
-def only_results() -> Iterator[None]:
-    """Within it, stdout is for results alone: what a user's model prints is no part of a JSON document."""
-    state().results = sys.stdout
-    with redirect_stdout(sys.stderr):
-        yield
 
 
 def demand_stdout() -> TextIO:
@@ -111,7 +103,7 @@ class VerbGroup(SuggestingGroup):
         for stream in (sys.stdout, sys.stderr):
             if isinstance(stream, io.TextIOWrapper):
                 stream.reconfigure(errors="replace")  # a terminal that cannot show a character shows a question mark
-        ctx.ensure_object(State)  # for what goes wrong before the group's own function
+        ctx.ensure_object(State)
         try:
             with noting_interrupts():
                 return super().invoke(ctx)

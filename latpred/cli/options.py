@@ -6,7 +6,9 @@ An option's name is that of the parameter of `latpred.predict` it is handed to, 
 from __future__ import annotations
 
 import re
+import sys
 from collections.abc import Callable, Iterable
+from contextlib import redirect_stdout
 from functools import wraps
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -14,7 +16,7 @@ from typing import Any, NamedTuple
 import click
 from click.core import ParameterSource
 
-from latpred.cli.main import demand_stdout, only_results, state
+from latpred.cli.main import demand_stdout, state
 from latpred.errors import UsageError
 from latpred.query import AMP, ATTENTIONS, EXECUTIONS, PROTOCOLS, checked_batches, parse_lengths
 
@@ -333,7 +335,7 @@ def speech_options(function: Command) -> Command:
 
     @wraps(function)
     def spoken(*args: Any, **given: Any) -> Any:
-        with only_results():
+        with redirect_stdout(sys.stderr):  # what a user's model prints is no part of a JSON document
             return function(*args, **given)
 
     def set_flag(_context: click.Context, parameter: click.Parameter, value: bool) -> None:

@@ -16,14 +16,13 @@ import click
 
 from latpred.cli.main import results, state
 from latpred.cli.options import Output
-from latpred.progress import ProgressEvent, time_left
+from latpred.progress import Listener, ProgressEvent, bar, each_tenth, time_left
 from latpred.render import WIDTH, Page
 
 if TYPE_CHECKING:
     import pandas as pd
     from matplotlib.figure import Figure
 
-Show = Callable[[ProgressEvent], None]
 GO_ON = "run the same command to go on"  # after an interrupt, where what was measured is kept
 
 
@@ -117,7 +116,7 @@ def _print(page: Page) -> None:
 
 
 @contextmanager
-def progress(title: str, *, go_on: str = "") -> Iterator[Show | None]:
+def progress(title: str, *, go_on: str = "") -> Iterator[Listener | None]:
     """Give what shows how far a measurement is: a bar on a terminal, else a line each tenth; None with --quiet.
 
     Of one that keeps what it measures, `go_on` is what to do after an interrupt.
@@ -126,11 +125,16 @@ def progress(title: str, *, go_on: str = "") -> Iterator[Show | None]:
     if state().quiet:
         yield None
     elif on_terminal(sys.stderr):
-        with _bar(title) as show:
+        with bar(title, _how_far) as show:
             yield show
     else:
-        yield _lines(title)
+        yield each_tenth(title, notice)
     state().go_on = ""  # an interrupt does not get here: what was measured is kept, and told
+
+
+def _how_far(event: ProgressEvent) -> str:
+    done = f"{100 * event.done / event.total:.0f} %" if event.total else ""
+    return "  ".join(filter(None, (done, time_left(event), event.label)))
 
 
 @contextmanager
@@ -143,34 +147,3 @@ def working(title: str) -> Iterator[None]:
 
     with Console(stderr=True).status(title):
         yield
-
-
-@contextmanager
-def _bar(title: str) -> Iterator[Show]:
-    from rich.console import Console
-    from rich.progress import BarColumn, Progress, TextColumn
-    from rich.table import Column
-
-    columns = (
-        TextColumn("{task.description}"),
-        BarColumn(bar_width=20),
-        TextColumn("{task.percentage:>3.0f} %"),
-        TextColumn("{task.fields[left]}"),
-        TextColumn("{task.fields[label]}", table_column=Column(no_wrap=True, overflow="ellipsis")),
-    )
-    with Progress(*columns, console=Console(stderr=True), transient=True) as bar:
-        task = bar.add_task(title, total=None, label="", left="")
-        yield lambda at: bar.update(task, completed=at.done, total=at.total, label=at.label, left=time_left(at))
-
-
-def _lines(title: str) -> Show:
-    last = -1
-
-    def show(at: ProgressEvent) -> None:
-        nonlocal last
-        tenth = min(10, int(10 * at.done / at.total)) if at.total else 0
-        if tenth > last:
-            last = tenth
-            notice(", ".join(filter(None, (f"{title}: {10 * tenth} %", time_left(at)))))
-
-    return show

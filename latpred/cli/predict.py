@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from contextlib import suppress
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -26,7 +27,7 @@ from latpred.cli.options import (
 )
 from latpred.cli.output import draw, emit, emit_rows, notice, progress, records, shows_unicode
 from latpred.errors import LatpredError, UnknownModelError, UsageError
-from latpred.query import DeviceQuery, GivenLengths, Options
+from latpred.query import DeviceQuery, GivenLengths, Options, record_of
 from latpred.render import Page, Table, format_interval, format_ms
 from latpred.units import format_duration
 
@@ -96,67 +97,49 @@ def _show_curve(*, sparklines: bool, plot: Path | None, measured: Path | None, o
 
 
 def _predicted(
-    model: str, batches: Sequence[int], runtime: str, *, strict: bool, yes: bool, **asked: Any
+    model: str, batches: Sequence[int], *, strict: bool, yes: bool, **asked: Any
 ) -> tuple[Curve, Callable[[int], ModelGraph] | None]:
     """Trace the model, make sure there is a profile, predict; with what ran at a batch, unless lengths were given."""
-    from latpred import api
+    from latpred.api import curve_of, predictor_of
 
-    # Before anything is calibrated for what cannot be answered.
-    DeviceQuery(**{name: asked[name] for name in ("device", "host", "threads", "cudnn_benchmark", "now")})
-    lengths = asked["lengths"]
-    if lengths is None and asked["execution"] != "padded":
-        raise UsageError("--execution says what is done about unequal lengths; add --lengths 12,40,7 or leave it out.")
+    # These refuse what cannot be answered, before anything is calibrated for it.
+    query, options = record_of(DeviceQuery, asked), record_of(Options, asked)
+    lengths, runtime = options.lengths, options.runtime
     if lengths is None:
-        graph = _graph_of(model, runtime, batches, strict=strict, yes=yes, **asked)
-        place = {name: asked[name] for name in ("device", "host", "threads", "cudnn_benchmark")}
-        curve = api.predict(graph, batches, runtime, **place, protocol=asked["protocol"], now=asked["now"])
-        predictor = api.predictor_of(DeviceQuery(**place))
+        graph = _graph_of(model, query, options, batches, strict=strict, yes=yes)
+        predictor = predictor_of(query, runtime)
+        curve = curve_of(predictor, graph, batches, Options(runtime=runtime, protocol=options.protocol))
         return curve, lambda batch: predictor.lowered(graph.exact.get(batch, graph), runtime)
-    if asked.pop("memory_format") == "channels_last":
-        raise UsageError("--lengths are of sequences, which have no channels; leave out --channels-last.")
     if strict:
         raise UsageError("--strict looks at models whose inputs are alike; leave it out, or --lengths.")
-    Options(**{name: asked[name] for name in (*INPUTS, "attention", "lengths", "execution")})
     _demand_names([model])
-    ensure_profile(runtimes=(runtime,), yes=yes, **asked)
+    ensure_profile(query, (runtime,), yes=yes)
     # A list of lengths is a batch by itself: --batch has a default, which says nothing.
     if isinstance(lengths, GivenLengths) and not given("batches"):
         batches = (len(lengths.values),)
-    return api.predict(model, batches, runtime, **asked), None
+    return curve_of(predictor_of(query, runtime), model, batches, options), None
 
 
 def _graph_of(
-    model: str,
-    runtime: str,
-    batches: Sequence[int] = (),
-    *,
-    yes: bool,
-    strict: bool = False,
-    device: str | None,
-    host: str | None,
-    threads: int | None,
-    cudnn_benchmark: bool | None,
-    **asked: Any,
+    model: str, query: DeviceQuery, options: Options, batches: Sequence[int], *, strict: bool = False, yes: bool
 ) -> ModelGraph:
     """What the runtime runs for a model; a profile is seen to once the model is known to be one."""
-    from latpred.api import predictor_of
-    from latpred.profile import store
+    from latpred.api import predictor_of, profile_of
     from latpred.runtimes.lowering import traced_by
 
-    inputs: dict[str, Any] = {name: asked[name] for name in (*INPUTS, "memory_format", "attention")}
-    query, era = DeviceQuery(device, host, threads, cudnn_benchmark), ""
+    runtime, plain, era = options.runtime, replace(query, now=False), ""
     with suppress(LatpredError):  # that there is no profile yet is said once the model is known to be one
-        store.find(device, threads=threads, cudnn_benchmark=cudnn_benchmark)
-        era = predictor_of(query).era
-    graph = _demand_model(model, runtime, era, strict=strict, batches=batches, **inputs)
-    ensure_profile(device, runtimes=(runtime,), yes=yes, host=host, threads=threads, cudnn_benchmark=cudnn_benchmark)
-    predictor = predictor_of(query, runtime)
+        profile_of(plain)
+        era = predictor_of(plain).era  # PyTorch's threads are kept for later processes where it is not loaded yet
+    graph = _demand_model(model, options, batches, era=era, strict=strict)
+    ensure_profile(query, (runtime,), yes=yes)
+    predictor = predictor_of(plain, runtime)
     eager = traced_by(runtime, predictor.era) == "eager"
     if graph is not None and eager and graph.target in ("", predictor.target):
         return graph
     if not eager:
         _say_asked(model, runtime)
-    graph = predictor.trace(model, Options(runtime=runtime, **inputs), batches)
+    graph = predictor.trace(model, options, batches)
     if strict:
         from latpred.tracing.op_record import demand_known
 
@@ -164,16 +147,18 @@ def _graph_of(
     return graph
 
 
-def _demand_model(model: str, runtime: str = "onnxruntime", era: str = "", **inputs: Any) -> ModelGraph | None:
+def _demand_model(
+    model: str, options: Options, batches: Sequence[int] = (), *, era: str = "", strict: bool = False
+) -> ModelGraph | None:
     """Trace a model, so that a misspelt one costs no calibration; None where it is an ONNX file."""
     from latpred.runtimes.graph_store import trace_by_name
     from latpred.runtimes.lowering import is_onnx_file
 
     if not is_onnx_file(model):
-        return trace_by_name(model, era, **inputs)
+        return trace_by_name(model, era, batches, strict=strict, **options.tracing)
     from latpred.runtimes.onnx import onnx_file
 
-    onnx_file.check_file(model, runtime)
+    onnx_file.check_file(model, options.runtime)
     return None
 
 
@@ -201,7 +186,7 @@ def rank(
 
     _demand_names(models)
     for device in devices or (None,):
-        ensure_profile(device, runtimes=(asked["runtime"],), yes=yes)
+        ensure_profile(DeviceQuery(device), (asked["runtime"],), yes=yes)
     table = ranked(models, batch=batches, device=list(devices) or None, **asked)
     emit_rows(output, "latpred.ranking/1", "rows", table, _ranking_page(table))
     if table["error"].notna().all():
@@ -259,7 +244,7 @@ def explain(
     from latpred.explanation.explain import explain as compare_runtimes
     from latpred.explanation.explanation import explanation_page
 
-    _check_before_calibrating([model], runtimes, yes, asked)
+    _prepare([model], runtimes, yes, asked)
     explanation = compare_runtimes(
         model, batch, runtimes=runtimes or None, progress=partial(_say_asked, model), **asked
     )
@@ -267,11 +252,12 @@ def explain(
     draw(plot, explanation.plot)
 
 
-def _check_before_calibrating(models: Sequence[str], names: tuple[str, ...], yes: bool, asked: dict[str, Any]) -> None:
-    """A misspelt model must not cost a calibration."""
+def _prepare(models: Sequence[str], runtimes: Sequence[str], yes: bool, asked: dict[str, Any]) -> None:
+    """Refuse what cannot be answered, then make sure that there is a profile."""
+    options = replace(record_of(Options, asked), runtime="onnxruntime")  # in which an .onnx file is compared
     for model in models:
-        _demand_model(model, **{name: asked[name] for name in INPUTS})
-    ensure_profile(runtimes=names, yes=yes, **asked)
+        _demand_model(model, options)
+    ensure_profile(record_of(DeviceQuery, asked), runtimes, yes=yes)
 
 
 @verb(
@@ -281,7 +267,7 @@ def _check_before_calibrating(models: Sequence[str], names: tuple[str, ...], yes
 @click.argument("model")
 @takes("batch", *INPUTS, "device", "runtime", "host", *SETUP, "yes", "plot")
 @output_options
-def timeline(model: str, batch: int, runtime: str, plot: Path | None, output: Output, **asked: Any) -> None:
+def timeline(model: str, batch: int, yes: bool, plot: Path | None, output: Output, **asked: Any) -> None:
     """Follow host and device through one forward pass of MODEL.
 
     It shows every dispatch, every kernel, and the gaps between. -o trace.json writes a trace that
@@ -290,9 +276,9 @@ def timeline(model: str, batch: int, runtime: str, plot: Path | None, output: Ou
     from latpred.api import predictor_of
     from latpred.prediction.timeline import forward_pass
 
-    graph = _graph_of(model, runtime, (batch,), **asked)
-    place = (asked[name] for name in ("device", "host", "threads", "cudnn_benchmark"))
-    forward = forward_pass(predictor_of(DeviceQuery(*place)), graph, batch, runtime=runtime)
+    query, options = record_of(DeviceQuery, asked), record_of(Options, asked)
+    graph = _graph_of(model, query, options, (batch,), yes=yes)
+    forward = forward_pass(predictor_of(query), graph, batch, runtime=options.runtime)
     emit(output, document=forward.to_dict, rows=forward.to_frame, page=lambda: _forward_page(forward))
     if plot is not None:
         from latpred.plot import two_clocks
@@ -341,7 +327,7 @@ def report(
 
     demand_packages()
     demand_writable(path)
-    _check_before_calibrating(models, runtimes, yes, asked)
+    _prepare(models, runtimes, yes, asked)
     parts = []
     for number, model in enumerate(models, 1):
         notice(f"predicting {model} ({number} of {len(models)})")
@@ -364,9 +350,7 @@ def report(
 @click.option("--measure", is_flag=True, help="Run it on this machine as well, and print measured beside predicted.")
 @takes("yes")
 @output_options
-def generate(
-    model: str, device: str | None, runtime: str, measure: bool, yes: bool, output: Output, **asked: Any
-) -> None:
+def generate(model: str, runtime: str, measure: bool, yes: bool, output: Output, **asked: Any) -> None:
     """Predict how long MODEL takes to generate text.
 
     It gives the time of the first token, of each further one, and of all. MODEL is the name of a decoder (gpt2,
@@ -381,10 +365,10 @@ def generate(
     for name in ("attention", "host", "threads"):
         if measure and asked[name] is not None:
             raise UsageError(f"--measure runs the model as it is on this machine; leave it out, or --{name}.")
-    ensure_profile(device, runtimes=(runtime,), yes=yes, host=asked["host"], threads=asked["threads"])
-    curve = predict_generation(model, batch=asked.pop("batches"), runtime=runtime, device=device, **asked)
+    ensure_profile(record_of(DeviceQuery, asked), (runtime,), yes=yes)
+    curve = predict_generation(model, batch=asked.pop("batches"), runtime=runtime, **asked)
     if measure:
-        _measure_generation(curve, model, device, output)
+        _measure_generation(curve, model, asked["device"], output)
         return
     emit(output, document=curve.to_dict, rows=curve.to_frame, page=lambda: generation_page(curve))
 

@@ -24,8 +24,6 @@ if TYPE_CHECKING:
     from latpred.profile.hosts import HostRow
     from latpred.profile.store import Entry
 
-_NO_HEADS = ("", " ", "  ")
-
 
 @click.group(cls=SuggestingGroup, epilog=examples("latpred profiles list"))
 def profiles() -> None:
@@ -213,7 +211,8 @@ def doctor(output: Output) -> None:
     findings = examine()
     rows = [asdict(finding) for finding in findings]
     cells = [(f.verdict, f.topic, f.detail + (f"\n→ {f.advice}" if f.advice else "")) for f in findings]
-    page = Page("", [Table(_NO_HEADS, cells, left=_NO_HEADS, folded=_NO_HEADS[2:])])
+    heads = ("verdict", "topic", "found")
+    page = Page("", [Table(heads, cells, left=heads, folded=("found",))])
     emit_rows(output, "latpred.cli.doctor/1", "findings", rows, page)
     if any(finding.verdict == "fail" for finding in findings):
         click.get_current_context().exit(3)

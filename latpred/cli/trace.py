@@ -60,7 +60,7 @@ def trace(
     def document() -> dict[str, Any]:
         return {
             "schema": "latpred.trace/1",
-            "totals": [totals(graph, batch, runtime) for batch in batches],
+            "totals": [_totals(graph, batch, runtime) for batch in batches],
             "check": [asdict(one) for one in differences],
             "graph": json.loads(graph.to_json()),
         }
@@ -100,7 +100,7 @@ def _difference_lines(one: Difference, batch: int) -> list[str]:
     return [f"{one.counter} at batch {batch}: {counted}, {verdict}", *(f"  {reason}" for reason in one.reasons)]
 
 
-def totals(graph: ModelGraph, batch: int, runtime: str = "eager") -> dict[str, Any]:
+def _totals(graph: ModelGraph, batch: int, runtime: str) -> dict[str, Any]:
     """What one forward pass at one batch size amounts to."""
     from latpred import runtimes
 
@@ -123,7 +123,7 @@ def _graph_parts(graph: ModelGraph, batch: int, runtime: str) -> list[Table | st
     """What one forward pass does by family of ops, and what it amounts to."""
     sizes = f"{graph.input_kind} {graph.input_size}, " if graph.input_size else ""
     where = "" if runtime == "eager" else f"{runtime} on {graph.target or 'cpu'}, "
-    total = totals(graph, batch, runtime)
+    total = _totals(graph, batch, runtime)
     rows = [
         (family, str(launches), format_count(macs) if macs else "-", format_bytes(moved))
         for family, (launches, macs, moved) in _by_family(graph, batch).items()

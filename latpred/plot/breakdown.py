@@ -154,7 +154,7 @@ def two_clocks(found: ForwardPass, into: Figure | None = None) -> Figure:
     busy = f"host {point.overhead_ms:.3g} ms, device {point.compute_ms:.3g} ms of {point.latency_ms:.3g} ms"
     above.set_title(f"{point.model}, batch {point.batch}, {setup}, {point.runtime} on {point.device}\n{busy}")
     above.set_xlabel("")
-    start, end = middle(found)
+    start, end = _middle(found)
     above.axvspan(start, end, facecolor="none", edgecolor=style.BLACK, linewidth=0.9, zorder=5)
     timeline(found, below, start_ms=start, end_ms=end)
     _arrows(below, found, start, end)
@@ -162,7 +162,7 @@ def two_clocks(found: ForwardPass, into: Figure | None = None) -> Figure:
     return into
 
 
-def middle(found: ForwardPass) -> tuple[float, float]:
+def _middle(found: ForwardPass) -> tuple[float, float]:
     """Milliseconds of a part in the middle that holds a few dozen kernels, all of a short one."""
     kernels = found.row("device")
     if len(kernels) <= CLOSE:

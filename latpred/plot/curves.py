@@ -11,7 +11,7 @@ import numpy as np
 
 from latpred.errors import TableError
 from latpred.plot import style
-from latpred.render import format_span
+from latpred.render import format_threshold
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -179,8 +179,7 @@ def _crossover(ax: Axes, found: Curve, span: tuple[float, float]) -> None:
     if batch is not None and found.batches.min() < batch <= span[1]:
         ends = max(low or 1, span[0]), min(high or span[1], span[1])
         ax.axvspan(*ends, facecolor=style.GREY, alpha=0.22, linewidth=0, zorder=0.5)
-        said = f"{low}" if low == high else format_span(low or 1, high)
-        label = f"crossover {batch} (90 %: {said})"
+        label = f"crossover {format_threshold(found.crossover)}"
         ax.axvline(batch, color=style.GREY, linewidth=1.0, linestyle=(0, (4, 1, 1, 1)), label=label)
 
 

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 from latpred.profile.datasheet import PROVENANCE
 from latpred.profile.profile_page import age
 from latpred.profile.store import Owner, owner, threads_text
-from latpred.render import SPARKS, Facts, Page, Row, Table, format_interval, format_ms, format_span, sparkline
+from latpred.render import SPARKS, Facts, Page, Row, Table, format_interval, format_ms, format_threshold, sparkline
 from latpred.units import format_bytes, three_digits
 
 if TYPE_CHECKING:
@@ -74,7 +74,7 @@ def _crossover_sentence(crossover: BatchThreshold) -> str:
         return "never framework-bound: compute- or memory-bound from batch 1"
     if crossover.batch is None:
         return "framework-bound at every batch up to 65,536"
-    return f"compute- or memory-bound from batch {crossover.batch}{_interval(crossover)}"
+    return f"compute- or memory-bound from batch {format_threshold(crossover)}"
 
 
 def basis(provenance: Provenance, device: str) -> list[tuple[str, str]]:
@@ -101,12 +101,7 @@ def _origin(provenance: Provenance, device: str) -> str:
 def _knee(knee: BatchThreshold) -> str:
     if knee.batch is None:
         return "latency never leaves its floor"
-    return f"latency leaves its floor at batch {knee.batch}{_interval(knee)}"
-
-
-def _interval(threshold: BatchThreshold) -> str:
-    low, high = threshold.low or 1, threshold.high
-    return "" if low == high else f" (90 %: {format_span(low, high)})"
+    return f"latency leaves its floor at batch {format_threshold(knee)}"
 
 
 def _mostly(prediction: Prediction) -> str:

@@ -11,7 +11,7 @@ import math
 import os
 import re
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from datetime import UTC, datetime
 from importlib import resources
 from importlib.metadata import version
@@ -32,8 +32,8 @@ from latpred.prediction.prediction_page import CURVE_HEADS, curve_row, input_tex
 from latpred.prediction.timeline import ForwardPass, forward_pass
 from latpred.profile.document import DeviceProfile
 from latpred.profile.profile_page import age
-from latpred.query import DeviceQuery, Options
-from latpred.render import Table, format_interval, format_ms, format_span, listed
+from latpred.query import DeviceQuery, Options, record_of
+from latpred.render import Table, format_interval, format_ms, format_threshold, listed
 from latpred.runtimes import lowering
 from latpred.storage import result_file
 from latpred.units import format_bytes, format_count
@@ -71,7 +71,7 @@ def html(parts: Sequence[Studied]) -> str:
         device=parts[0].explanation.fastest.prediction.device,
         overview=_overview(parts),
         parts=[_part(number, studied) for number, studied in enumerate(parts, 1)],
-        trust=trust(parts[0].profile, parts[0].curves[0].setting),
+        trust=_trust(parts[0].profile, parts[0].curves[0].setting),
         checks=Table(("held out of the fit", "found"), list(parts[0].profile.acceptance.checks.items())),
         made=datetime.now(UTC).strftime("%Y-%m-%d %H:%M UTC"),
         version=version("latpred"),
@@ -99,7 +99,7 @@ def _part(number: int, studied: Studied) -> dict[str, Any]:
         "name": studied.name,
         "answer": answer(studied),
         "advice": explanation.advice,
-        "gap": gap(studied),
+        "gap": _gap(studied),
         "charts": _charts(studied),
         "others": _other_runtimes(studied),
         "runtimes": runtimes(studied),
@@ -163,18 +163,18 @@ def answer(studied: Studied) -> str:
 
 
 def _regime(point: Prediction) -> str:
-    batch, low, high = point.crossover
+    batch = point.crossover_batch
     if batch is None:
         return "At every batch size looked at, dispatching takes the host longer than computing takes the device."
     if batch <= 1:
         return "Computing, not dispatching, sets the latency at every batch size."
     return (
-        f"Below batch {batch} (90 %: {format_span(low or 1, high)}) dispatching takes longer than computing: there, "
+        f"Below batch {format_threshold(point.crossover)} dispatching takes longer than computing: there, "
         "more work per forward pass costs little or nothing."
     )
 
 
-def gap(studied: Studied) -> str:
+def _gap(studied: Studied) -> str:
     """What no formula covers, in a sentence for the top of the page; empty where all is covered."""
     coverage = studied.coverage
     if not coverage.estimated_ops:
@@ -225,7 +225,7 @@ def facts(studied: Studied) -> list[tuple[str, str]]:
     ]
 
 
-def trust(profile: DeviceProfile, setting: Setting) -> list[tuple[str, str]]:
+def _trust(profile: DeviceProfile, setting: Setting) -> list[tuple[str, str]]:
     """What the predictions rest on, and how far off they were on networks that the fit had not seen."""
     machine, gate = profile.machine, profile.acceptance
     verdict = "passed" if gate.all_passed else "not passed by all that was calibrated"
@@ -285,9 +285,8 @@ def gather(
     advised_first = sorted(found.choices, key=lambda choice: choice is not recommended(found))
     curves = tuple(predict(model, batches, choice.runtime, **asked) for choice in advised_first)
     chosen = (found.eager or found.fastest).runtime
-    where = {name: asked.pop(name, None) for name in ("device", "host", "threads", "cudnn_benchmark")}
-    predictor = predictor_of(DeviceQuery(**where))
-    graph = predictor.trace(model, Options(**asked, runtime=chosen), batches)
+    predictor = predictor_of(record_of(DeviceQuery, asked))
+    graph = predictor.trace(model, replace(record_of(Options, asked), runtime=chosen), batches)
     if isinstance(model, ModelGraph):
         graph = lowering.fitting(graph, chosen, predictor.target)
     return Studied(found, curves, forward_pass(predictor, graph, found.batch, runtime=chosen), graph, predictor.given)
