@@ -17,10 +17,8 @@ import latpred
 from latpred.errors import UsageError
 from latpred.graph.graph import ModelGraph
 from latpred.ops import Work, cost, families
-from latpred.query import Options
 from latpred.search import spaces
 from latpred.search.option_table import latency_table
-from latpred.search.resume import Evaluator, _Traces
 from latpred.search.spaces import fbnet, nasbench201, once_for_all
 from latpred.zoo.spaces import fbnet as fbnets
 from latpred.zoo.spaces import nasbench201 as cells
@@ -331,9 +329,3 @@ def test_a_latency_table_says_how_far_off_its_sums_are() -> None:
     assert errors["rtx-8000", 1] < 1e-9  # the host alone sets the pace
     assert 1e-3 < errors.max() < 0.1
     assert table.equals(latency_table(supernet, **where))
-
-
-def test_what_is_said_of_a_network_of_a_space_calls_it_by_its_name() -> None:
-    evaluator = Evaluator.of([predictor()], 1, "eager", Options())
-    traces = _Traces("nasbench201:17", evaluator.options, (1,))
-    assert traces.graph(evaluator.predictors[0], "eager").model == "nasbench201:17"
