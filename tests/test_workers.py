@@ -192,9 +192,9 @@ def test_a_worker_has_all_formulas_of_its_user_whatever_it_registered_itself(mon
     seeing: Any = SimpleNamespace(rows=lambda *_: [formula_of(f"mine::{name}") for name in ("one", "other")])
     for name in ("other", "one"):  # as a module does that came with candidates, before all others or between them
         cost(f"mine::{name}")(theirs)
-        assert workers.work(seeing, sender, [(0, None)]) == [[mine, mine]]
+        assert workers.work(seeing, sender, 0, None) == [mine, mine]
     registered = len(families._REGISTERED)
-    workers.work(seeing, sender, [(1, None)])
+    workers.work(seeing, sender, 1, None)
     assert len(families._REGISTERED) == registered
 
 
@@ -207,7 +207,7 @@ def test_a_worker_forgets_the_formulas_of_the_user_before(monkeypatch: pytest.Mo
         given = ("aten::linear", formula), ("mine::one", formula)
         for formulas, seen in ((given, [formula, formula]), ((), [usual, None])):
             sender = workers._Sender("elsewhere", 2 * process + len(formulas), formulas, torch.float32, 1)
-            assert workers.work(seeing, sender, [(0, None)]) == [seen]
+            assert workers.work(seeing, sender, 0, None) == seen
             generations.add(generation())
     assert len(generations) == 5, "caches of what formulas gave can tell"
     assert registered(generation() - 2) == (("aten::linear", usual),)
@@ -216,7 +216,7 @@ def test_a_worker_forgets_the_formulas_of_the_user_before(monkeypatch: pytest.Mo
 def test_a_worker_traces_with_the_threads_of_its_user() -> None:
     sender = workers._Sender("elsewhere", 1, (), torch.float32, 2)
     seeing: Any = SimpleNamespace(rows=lambda *_: [torch.get_num_threads()])
-    assert workers.work(seeing, sender, [(0, None)]) == [[2]]
+    assert workers.work(seeing, sender, 0, None) == [2]
     assert torch.get_num_threads() == 1
 
 
