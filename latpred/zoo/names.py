@@ -31,7 +31,7 @@ from typing import Any
 import msgspec
 import torch
 
-from latpred.errors import MissingPackageError, UnknownModelError, UsageError
+from latpred.errors import LatpredError, MissingPackageError, UnknownModelError, UsageError
 from latpred.query import SPACES
 from latpred.sandbox.untouched import package
 from latpred.tracing.inputs import (
@@ -54,13 +54,15 @@ _SUFFIXES = frozenset(
     (".py", ".json", ".yaml", ".yml", ".onnx", ".pt", ".pt2", ".pth", ".ckpt", ".bin", ".pkl", ".safetensors")
 )
 _PATHS = ("/", "./", "../", "~/")
+_MAIN_GUARD = "put what is not for importing below 'if __name__ == \"__main__\":'"
 
 
 def _from_file(name: str, seq: int | None, image: int | None, dtype: torch.dtype | None, device: str) -> Built:
     """What the function that "path/file.py:function" names builds."""
     path, _, function = name.rpartition(":")
     build = _function(Path(path), function)
-    made = _call(build, name, device)
+    with errors_of(name, "the function"):
+        made = unweighted(build, device)
     model, example = made if isinstance(made, tuple) and len(made) == 2 else (made, None)
     if not isinstance(model, torch.nn.Module):
         raise UsageError(
@@ -137,24 +139,31 @@ def _function(path: Path, function: str) -> Callable[[], Any]:
     module = module_from_spec(spec)
     sys.modules[spec.name] = module  # where dataclasses and torch.compile look for what a class is from
     try:
-        try:
+        with errors_of(f"importing {str(path)!r}", "the file", _MAIN_GUARD):
             loader.exec_module(module)
-        except BaseException:
-            sys.modules.pop(spec.name, None)
-            raise
-    except SystemExit as end:
-        raise UsageError(
-            f"importing {str(path)!r} ended in sys.exit({end.code!r}); put what is not for importing below "
-            "'if __name__ == \"__main__\":'"
-        ) from end
-    except Exception as error:
-        raise UsageError(f"importing {str(path)!r} failed: {type(error).__name__}: {error}; check the file") from error
+    except BaseException:
+        sys.modules.pop(spec.name, None)
+        raise
     build = getattr(module, function, None)
     if not callable(build):
         own = (key for key, value in vars(module).items() if getattr(value, "__module__", "") == module.__name__)
         offered = [key for key in own if callable(getattr(module, key)) and not key.startswith("_")]
         raise UnknownModelError(f"{str(path)!r} has no function {function!r}; it offers {', '.join(offered) or 'none'}")
     return build  # type: ignore[no-any-return]
+
+
+@contextmanager
+def errors_of(code: str, checked: str, instead_of_exit: str = "let it raise an error instead") -> Iterator[None]:
+    """Have what a user's code raises say which code that was, and what to do about it."""
+    try:
+        yield
+    except LatpredError:
+        raise
+    except SystemExit as end:
+        raise UsageError(f"{code} ended in sys.exit({end.code!r}); {instead_of_exit}") from end
+    except Exception as error:
+        text = " ".join(str(error).split()) or "no message"
+        raise UsageError(f"{code} failed: {type(error).__name__}: {text}; check {checked}") from error
 
 
 def unweighted(build: Callable[[], Any], device: str = "meta") -> Any:
@@ -167,15 +176,6 @@ def unweighted(build: Callable[[], Any], device: str = "meta") -> Any:
         with suppress(Exception, SystemExit), Unweighted():
             return build()
     return build()
-
-
-def _call(build: Callable[[], Any], name: str, device: str) -> Any:
-    try:
-        return unweighted(build, device)
-    except SystemExit as end:
-        raise UsageError(f"{name} ended in sys.exit({end.code!r}); let it raise an error instead") from end
-    except Exception as error:
-        raise UsageError(f"{name} failed: {type(error).__name__}: {error}; check the function") from error
 
 
 _REGISTERED = re.compile(r'^@register_model(?:\((?:name="(\w+)")?\))?$.*?^def (\w+)\(', re.MULTILINE | re.DOTALL)
