@@ -13,7 +13,7 @@ import re
 import sys
 import threading
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import AbstractContextManager, contextmanager, nullcontext, suppress
+from contextlib import contextmanager, suppress
 from contextvars import ContextVar
 from dataclasses import dataclass
 from difflib import get_close_matches
@@ -48,6 +48,7 @@ from latpred.tracing.inputs import (
     real,
 )
 from latpred.tracing.meta_module import Unweighted, cast_weights
+from latpred.zoo import spaces
 
 # Files that somebody may take for a model. A name may have a dot as well: "Qwen/Qwen2.5-0.5B".
 _SUFFIXES = frozenset(
@@ -314,7 +315,7 @@ def build(
         return _built(name, model, "image", image or side, dtype, device)
     if is_file(name):
         return _from_file(name, seq, image, dtype, device)
-    full = _ALIASES.get(canonical(name))
+    full = full_name(name)
     if full is None:
         _demand_no_path(name)
         return build(_in_a_library(name), seq=seq, image=image, device=device, precision=precision)
@@ -413,9 +414,7 @@ def _from_transformers(row: Architecture, size: int, device: str) -> torch.nn.Mo
         options["image_size"] = options.get("image_size", size) if fixed else size
     if _ATTENTION.get() is not None:
         options["attn_implementation"] = _ATTENTION.get()
-    config = model_class.config_class(**options)
-    with _building_for(device):
-        return model_class(config)  # type: ignore[no-any-return]
+    return unweighted(partial(model_class, model_class.config_class(**options)), device)  # type: ignore[no-any-return]
 
 
 def transformers_class(name: str) -> Any:
@@ -477,16 +476,10 @@ def _torchvision_broken() -> bool:
     return False
 
 
-def _building_for(device: str) -> AbstractContextManager[None]:
-    """Build without memory and without initialising weights, for the meta device; as usual for any other."""
-    return Unweighted() if device == "meta" else nullcontext()
-
-
 def _from_space(name: str, device: str) -> tuple[torch.nn.Module, int]:
-    space, architecture = import_module("latpred.zoo.spaces").named(name)
+    space, architecture = spaces.named(name)  # type: ignore[misc]  # the name begins with a space's
     encoding = space.encoded(architecture)
-    with _building_for(device):
-        return space.build(encoding), space.pixels(encoding)
+    return unweighted(partial(space.build, encoding), device), space.pixels(encoding)
 
 
 # -- torchvision and timm ------------------------------------------------------------------------------------------
@@ -563,15 +556,11 @@ def _torchvision_model(module: Any, name: str, device: str, image: int | None) -
 
 
 def _timm_model(module: Any, name: str, device: str, image: int | None) -> tuple[torch.nn.Module, int]:
-    def made(**options: int) -> Any:
-        with _building_for(device):
-            return module.create_model(name, pretrained=False, **options)
-
-    model = None
+    create, model = partial(module.create_model, name, pretrained=False), None
     if image is not None:
         # Of some models the image's size is in the layers; others do not take it, and need not.
         try:
-            model = made(img_size=image)
+            model = unweighted(partial(create, img_size=image), device)
         except TypeError:
             pass
         except (AssertionError, ValueError, RuntimeError) as error:
@@ -580,7 +569,7 @@ def _timm_model(module: Any, name: str, device: str, image: int | None) -> tuple
                 f"{' '.join(str(error).split()) or type(error).__name__}; ask for another size (image=, --image)"
             ) from error
     if model is None:
-        model = made()
+        model = unweighted(create, device)
     described = getattr(model, "pretrained_cfg", None) or {}
     return model, described.get("input_size", (3, 224, 224))[-1]
 
