@@ -532,7 +532,7 @@ def of_library(library: str) -> list[str]:
 
 def _in_a_library(name: str) -> str:
     """The name in full of a model that only a library knows; none is imported to find out."""
-    listed = {library: registered(library) or of_library(library) for library in _LIBRARIES}
+    listed = {library: registered(library) for library in _LIBRARIES}
     for library, others in listed.items():
         for other in others:
             if canonical(other) == canonical(name):
