@@ -26,7 +26,7 @@ from latpred.tracing.inputs import DTYPES, derived, from_example, real
 from latpred.tracing.meta_module import Seeded, attend, cast_weights, make_meta_module, usual_dtype
 from latpred.tracing.tracer import as_written
 from latpred.zoo.names import attention as built_with
-from latpred.zoo.names import attention_asked, build
+from latpred.zoo.names import build
 
 SEED = 0
 
@@ -63,7 +63,7 @@ def source_of(model: torch.nn.Module | str, inputs: Any = None, **options: Any) 
     @torch.inference_mode(False)
     def make() -> torch.nn.Module:
         if isinstance(model, str):
-            with Seeded(SEED), usual_dtype(), built_with(attention or attention_asked()):
+            with Seeded(SEED), usual_dtype(), built_with(attention):
                 made = build(model, seq=seq, image=image, device="cpu").model
         else:
             made = _on_cpu(model)

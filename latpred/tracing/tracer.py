@@ -249,7 +249,7 @@ def trace(
     name = model if isinstance(model, str) else type(model).__name__
     naming = Naming(name, precision, memory_format, target)
     with dtype_of_build(model):
-        with names.attention(attention or names.attention_asked()):
+        with names.attention(attention):
             module, given = _with_inputs(model, inputs, seq, image)
         with no_collection():
             return _as_asked(_graph(module, given, naming, attention, batches), attention, strict)

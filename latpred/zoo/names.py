@@ -274,8 +274,8 @@ def listing(*, libraries: bool = False) -> list[dict[str, Any]]:
 
 @contextmanager
 def attention(implementation: str | None) -> Iterator[None]:
-    """Within it, models of transformers built by name have this attention ("eager"); None leaves their default."""
-    token = _ATTENTION.set(implementation)
+    """Within it, models of transformers built by name have this attention ("eager"); None changes nothing."""
+    token = _ATTENTION.set(implementation or _ATTENTION.get())
     try:
         yield
     finally:
