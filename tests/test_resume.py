@@ -143,11 +143,8 @@ def test_a_link_goes_on_pointing_to_the_table(tmp_path: Path, predicted: Callabl
     assert link.is_symlink()
 
 
-def test_other_formulas_are_another_question(
-    tmp_path: Path, predicted: Callable[[], list[int]], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(families, "_FORMULAS", dict(families._FORMULAS))
-    monkeypatch.setattr(families, "_REGISTERED", list(families._REGISTERED))
+@pytest.mark.usefixtures("own_formulas")
+def test_other_formulas_are_another_question(tmp_path: Path, predicted: Callable[[], list[int]]) -> None:
     for times in (1, 2, 2):
         cost("mine::op")(partial(times_numel, times))
         predict_many([builder(16)], resume=tmp_path / "table.parquet", **ASKED)

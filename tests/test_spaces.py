@@ -16,7 +16,7 @@ from torch import nn
 import latpred
 from latpred.errors import UsageError
 from latpred.graph.graph import ModelGraph
-from latpred.ops import Work, cost, families
+from latpred.ops import Work, cost
 from latpred.search import spaces
 from latpred.search.option_table import latency_table
 from latpred.search.spaces import fbnet, nasbench201, once_for_all
@@ -273,9 +273,8 @@ def test_graphs_are_those_of_the_networks(of: Any, architectures: Any, options: 
     assert len({*table["latency_ms"]}) > len(graphs)
 
 
-def test_a_formula_that_is_registered_later_counts(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(families, "_FORMULAS", dict(families._FORMULAS))
-    monkeypatch.setattr(families, "_REGISTERED", list(families._REGISTERED))
+@pytest.mark.usefixtures("own_formulas")
+def test_a_formula_that_is_registered_later_counts() -> None:
     asked = {"image": 24, "cells": 1}
     before = nasbench201.graph(9, **asked).macs()
     cost("aten::conv2d")(lambda *_, out, **__: Work("elementwise", {"numel": 1, "operands": 1}, macs=1))

@@ -20,7 +20,7 @@ from torch import nn
 
 from latpred import predict_many
 from latpred.errors import CandidateError, WorkerError
-from latpred.ops import cost, families, formula_of, generation
+from latpred.ops import cost, formula_of, generation
 from latpred.ops.families import registered
 from latpred.progress import ProgressCounter, ProgressEvent, progress_text
 from latpred.search import workers
@@ -184,23 +184,21 @@ def test_workers_have_the_default_dtype_of_their_user() -> None:
     pd.testing.assert_frame_equal(spread, alone)
 
 
-def test_a_worker_has_all_formulas_of_its_user_whatever_it_registered_itself(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(families, "_FORMULAS", dict(families._FORMULAS))
-    monkeypatch.setattr(families, "_REGISTERED", list(families._REGISTERED))
+@pytest.mark.usefixtures("own_formulas")
+def test_a_worker_has_all_formulas_of_its_user_whatever_it_registered_itself() -> None:
     mine, theirs = (lambda x, *, out: x), (lambda x, *, out: out)
     sender = workers._Sender("elsewhere", 1, (("mine::one", mine), ("mine::other", mine)), torch.float32, 1)
     seeing: Any = SimpleNamespace(rows=lambda *_: [formula_of(f"mine::{name}") for name in ("one", "other")])
     for name in ("other", "one"):  # as a module does that came with candidates, before all others or between them
         cost(f"mine::{name}")(theirs)
         assert workers.work(seeing, sender, 0, None) == [mine, mine]
-    registered = len(families._REGISTERED)
+    before = generation()
     workers.work(seeing, sender, 1, None)
-    assert len(families._REGISTERED) == registered
+    assert generation() == before
 
 
-def test_a_worker_forgets_the_formulas_of_the_user_before(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(families, "_FORMULAS", dict(families._FORMULAS))
-    monkeypatch.setattr(families, "_REGISTERED", list(families._REGISTERED))
+@pytest.mark.usefixtures("own_formulas")
+def test_a_worker_forgets_the_formulas_of_the_user_before() -> None:
     usual, generations = formula_of("aten::linear"), {generation()}
     seeing: Any = SimpleNamespace(rows=lambda *_: [formula_of("aten::linear"), formula_of("mine::one")])
     for process, formula in enumerate((lambda x, *, out: x, lambda x, *, out: out)):
