@@ -11,7 +11,7 @@ from typing import Any
 import pandas as pd
 import pytest
 import torch
-from searchdata import ASKED, Stubborn, builder, candidates, predictor
+from searchdata import ASKED, Stubborn, builder, candidates, in_float64, predictor
 from torch import nn
 
 from latpred import predict_many
@@ -104,11 +104,8 @@ def test_a_changed_question_is_answered_anew(
 def test_another_default_dtype_is_another_question(tmp_path: Path, predicted: Callable[[], list[int]]) -> None:
     asked = {"candidates": [builder(16)], "resume": tmp_path / "table.parquet", **ASKED}
     single = predict_many(**asked)
-    torch.set_default_dtype(torch.float64)
-    try:
+    with in_float64():
         double = predict_many(**asked)
-    finally:
-        torch.set_default_dtype(torch.float32)
     assert predicted() == [0, 0]
     assert [set(table.precision) for table in (single, double)] == [{"fp32"}, {"fp64"}]
 
