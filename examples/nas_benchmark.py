@@ -6,8 +6,8 @@ Seconds are those of one core's CPU, so that other jobs on the machine count for
 drawn at random: "first" is while the widths are met for the first time and each is traced once, "warm" is afterwards.
 NAS-Bench-201 networks come as strings, all different: put together from traces of a supernet, and a few of them built
 and traced each. --workers 2 also sets two workers beside two processes that know nothing of each other: the same
-candidates, all started and warm, by the clock, for which the machine must be idle. Without a profile of this machine a
-made-up one stands in.
+candidates, all started and warm, by the clock, for which the machine must be idle. Without a profile of this machine
+one that ships stands in.
 """
 
 from __future__ import annotations
