@@ -367,9 +367,8 @@ def build_config(config: Any) -> torch.nn.Module:
         config = model_class.config_class.from_dict(config.to_dict(), attn_implementation=_ATTENTION.get())
     else:
         config = copy.deepcopy(config)  # transformers writes into it
-    with Unweighted():
-        model: Any = model_class(config)
-    return model.eval()  # type: ignore[no-any-return]
+    model: torch.nn.Module = unweighted(partial(model_class, config))
+    return model.eval()
 
 
 def _built(name: str, model: torch.nn.Module, kind: str, size: int, dtype: torch.dtype | None, device: str) -> Built:
