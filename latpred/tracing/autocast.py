@@ -117,6 +117,8 @@ class Autocast:
         def set_enabled(device: str, enabled: bool) -> None:
             if device in mine:
                 self._switch(enabled)
+            else:
+                self._recorder.asked_target |= enabled  # on that kind of device other ops would run
 
         def dtype(device: str) -> torch.dtype:
             return self._dtype if device in mine else _USUAL.get(device, torch.bfloat16)
@@ -153,6 +155,7 @@ class Autocast:
     def _switch(self, enabled: bool) -> None:
         self._enabled = enabled
         self.entered = self.entered or enabled
+        self._recorder.asked_target |= enabled
         self._recorder.route(self._handle if enabled else None)
 
     def _handle(self, func: OpOverload[..., Any], args: Sequence[Any], options: dict[str, Any]) -> Any:

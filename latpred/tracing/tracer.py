@@ -357,7 +357,7 @@ class Tracer:
         self._naming = naming
         self._autocast = Autocast(naming.target, follows=naming.precision in AUTOCAST)
         self.compiled = meta_module.reached.compiled  # whether some of it would run under torch.compile
-        self._asked_target = False  # whether some op was another on another kind of device
+        self._asked_target = False  # whether some op is another on another kind of device
 
     def graph(self, batches: Sequence[int] | None = None) -> ModelGraph:
         """Put the passes together; with `batches` look at large ones, and without a line at each."""
@@ -479,7 +479,7 @@ class Tracer:
             ops=ops,
             ops_at_one=ops_at_one,
             stack=stack(),
-            target=self._naming.target if self._autocast.entered or self._asked_target else "",
+            target=self._naming.target if self._asked_target else "",
             only=only,
         )
 
