@@ -129,7 +129,7 @@ class Cell(NamedTuple):
 
 def cell(space_name: str, truth: str, at: Cell, seeds: int) -> None:
     """Print one line."""
-    _, graphs, options, batch, latency_s, _, add_noise = at
+    graphs, batch, latency_s = at.graphs, at.batch, at.latency_s
     noise = np.broadcast_to(at.noise, latency_s.shape)
     counts, unchanged = work(graphs, batch), seconds(Predictor(at.profile), graphs, batch)
     errors: dict[str, list[float]] = {name: [] for name in ("before", "factor", "linear", "adapt")}
@@ -137,7 +137,7 @@ def cell(space_name: str, truth: str, at: Cell, seeds: int) -> None:
         draw = np.random.default_rng(seed)
         order = draw.permutation(len(graphs))
         shots, judged = order[:SHOTS], order[SHOTS : SHOTS + JUDGED]
-        taken = latency_s[shots] * np.exp(add_noise * noise[shots] * draw.normal(size=SHOTS))
+        taken = latency_s[shots] * np.exp(at.add_noise * noise[shots] * draw.normal(size=SHOTS))
         rows = pd.DataFrame({"model": [graphs[n] for n in shots], "batch": batch, "latency_s": taken})
         adapted = latpred.adapt(at.profile, rows.assign(spread_s=noise[shots] * taken)).profile
         found = {
@@ -146,7 +146,7 @@ def cell(space_name: str, truth: str, at: Cell, seeds: int) -> None:
             "adapt": seconds(Predictor(adapted), [graphs[n] for n in judged], batch),
         }
         error = {name: float(np.median(np.abs(each / latency_s[judged] - 1.0))) for name, each in found.items()}
-        linear = (np.abs(fitted(each, shots, judged, taken) / latency_s[judged] - 1.0) for each in (options, counts))
+        linear = (np.abs(fitted(each, shots, judged, taken) / latency_s[judged] - 1.0) for each in (at.options, counts))
         error["linear"] = min(float(np.median(each)) for each in linear)
         for name, each in errors.items():
             each.append(error[name])

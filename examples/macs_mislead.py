@@ -20,11 +20,10 @@ matplotlib.use("Agg")
 import matplotlib.pyplot as plt
 import pandas as pd
 from matplotlib.ticker import LogLocator, NullFormatter
-from spaces import encoders, residual
+from spaces import SPACES
 
 import latpred
 
-SPACES = {"encoders": encoders, "residual": residual}
 LABEL = {"boxstyle": "square,pad=0.15", "facecolor": "white", "edgecolor": "none"}
 ALIKE = 1.1  # multiply-adds within this factor count as equal
 # Blue and orange tell apart in every kind of colour vision; filled and open, dark and light do without colour.

@@ -6,8 +6,8 @@ Seconds are those of one core's CPU, so that other jobs on the machine count for
 drawn at random: "first" is while the widths are met for the first time and each is traced once, "warm" is afterwards.
 NAS-Bench-201 networks come as strings, all different: put together from traces of a supernet, and a few of them built
 and traced each. --workers 2 also sets two workers beside two processes that know nothing of each other: the same
-candidates, all started and warm, by the clock, for which the machine must be idle. Without a profile of this machine a
-made-up one stands in.
+candidates, all started and warm, by the clock, for which the machine must be idle. Without a profile of this machine
+one that ships stands in.
 """
 
 from __future__ import annotations
@@ -38,6 +38,7 @@ from latpred.prediction.predictor import Predictor
 from latpred.profile import store
 from latpred.search.spaces import nasbench201
 from latpred.zoo.candidates import traceable
+from latpred.zoo.names import build_config
 from latpred.zoo.spaces.nasbench201 import PIXELS
 
 WIDTHS = [(heads, 64 * heads, 512 * steps) for heads in (2, 4, 6, 8, 10, 12) for steps in (1, 2, 3, 4, 6, 8)]
@@ -88,8 +89,8 @@ def transformers(predictor: Predictor, count: int) -> None:
     some = list(islice(configs, min(count, 200)))
     rate("warm, configs made beforehand", len(some), lambda: predict_many(some, device=predictor))
     show_stages(lambda: predict_many(some, device=predictor))
-    graphs = [traceable(config_builder(config)) for config in some[:5]]
-    rate("models that are there already, each traced", len(graphs), lambda: predict_many(graphs, device=predictor))
+    models = [build_config(config) for config in some[:5]]
+    rate("models that are there already, each traced", len(models), lambda: predict_many(models, device=predictor))
 
 
 def cells(predictor: Predictor, count: int, built: int) -> None:
@@ -177,13 +178,6 @@ def berts(choose: random.Random) -> Iterator[Any]:
             num_attention_heads=heads,
             intermediate_size=inner,
         )
-
-
-def config_builder(config: Any) -> Callable[[], torch.nn.Module]:
-    """A function that builds a config's model."""
-    from latpred.zoo.names import build_config
-
-    return lambda: build_config(config)
 
 
 def rate(what: str, count: int, call: Callable[[], object]) -> None:

@@ -22,7 +22,7 @@ from pathlib import Path
 
 import numpy as np
 import pandas as pd
-from spaces import encoders, residual
+from spaces import SPACES
 
 import latpred
 from latpred import tables
@@ -37,7 +37,6 @@ from latpred.prediction.predictor import Predictor
 from latpred.profile import store
 from latpred.profile.document import DeviceProfile
 
-SPACES = {"encoders": encoders, "residual": residual}
 RUNTIMES, BATCHES = ("eager", "onnxruntime"), (1, 16)
 VISIT = Plan(least=3, most=40, precision=0.005, budget_s=0.05, warmup_s=0.02)
 CHUNK = 24  # networks measured between two savings

@@ -20,12 +20,11 @@ from types import ModuleType
 from typing import Any
 
 import optuna
-from spaces import encoders, residual
+from spaces import SPACES
 
 import latpred
 from latpred.search.budget import LatencyBudget, Spent
 
-SPACES = {"encoders": encoders, "residual": residual}
 WIDER = "width"
 DEEPER = {"encoders": ("depth",), "residual": ("blocks_1", "blocks_2", "blocks_3", "blocks_4")}
 REPEATS = 6

@@ -13,6 +13,7 @@ import pytest
 import torch
 
 from latpred import ops
+from latpred.ops import families
 from latpred.runtimes import graph_store
 
 TORCHVISION_OPS = (
@@ -55,6 +56,13 @@ def latpred_home(tmp_path_factory: pytest.TempPathFactory, monkeypatch: pytest.M
     monkeypatch.setenv("LATPRED_CALIBRATE", "never")  # a missing profile is an error, not half a minute of measuring
     monkeypatch.setattr(graph_store, "BUILT_IN", ops.generation())  # formulas of earlier tests do not count
     return home
+
+
+@pytest.fixture
+def own_formulas(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Cost formulas that a test registers are gone after it."""
+    monkeypatch.setattr(families, "_FORMULAS", dict(families._FORMULAS))
+    monkeypatch.setattr(families, "_REGISTERED", list(families._REGISTERED))
 
 
 @pytest.fixture

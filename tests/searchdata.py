@@ -1,9 +1,10 @@
-"""Candidates of a search and a predictor with known numbers, for tests of workers and of runs that go on."""
+"""Candidates of a search and a predictor with known numbers, for tests of searches."""
 
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import contextmanager
 from typing import Any
 
 import torch
@@ -29,6 +30,16 @@ def builder(width: int, depth: int = 2) -> Callable[[], nn.Module]:
         return nn.Sequential(*layers * depth)
 
     return build
+
+
+@contextmanager
+def in_float64() -> Iterator[None]:
+    """Within it, tensors are of float64 where nothing else is said."""
+    torch.set_default_dtype(torch.float64)
+    try:
+        yield
+    finally:
+        torch.set_default_dtype(torch.float32)
 
 
 class Stubborn:

@@ -20,7 +20,7 @@ from transformers import BertConfig, BertModel
 import latpred
 from latpred.errors import CandidateError, ProfileError, UsageError
 from latpred.prediction.predictor import Predictor
-from latpred.search import workers
+from latpred.search import many
 from latpred.search.resume import COLUMNS, Evaluator
 
 SMALL = BertConfig(hidden_size=32, num_hidden_layers=1, num_attention_heads=2, intermediate_size=64, vocab_size=50)
@@ -87,7 +87,7 @@ def test_an_error_that_is_kept_keeps_no_worker_going(monkeypatch: pytest.MonkeyP
         finally:
             ended.append(1)
 
-    monkeypatch.setattr(workers, "predict_on_workers", endless)
+    monkeypatch.setattr(many, "predict_on_workers", endless)
     with pytest.raises(CandidateError) as kept:
         predict_many([network], n_jobs=2, errors="raise", inputs=INPUTS)
     assert ended, kept

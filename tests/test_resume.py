@@ -11,7 +11,7 @@ from typing import Any
 import pandas as pd
 import pytest
 import torch
-from searchdata import ASKED, Stubborn, builder, candidates, predictor
+from searchdata import ASKED, Stubborn, builder, candidates, in_float64, predictor
 from torch import nn
 
 from latpred import predict_many
@@ -104,11 +104,8 @@ def test_a_changed_question_is_answered_anew(
 def test_another_default_dtype_is_another_question(tmp_path: Path, predicted: Callable[[], list[int]]) -> None:
     asked = {"candidates": [builder(16)], "resume": tmp_path / "table.parquet", **ASKED}
     single = predict_many(**asked)
-    torch.set_default_dtype(torch.float64)
-    try:
+    with in_float64():
         double = predict_many(**asked)
-    finally:
-        torch.set_default_dtype(torch.float32)
     assert predicted() == [0, 0]
     assert [set(table.precision) for table in (single, double)] == [{"fp32"}, {"fp64"}]
 
@@ -143,11 +140,8 @@ def test_a_link_goes_on_pointing_to_the_table(tmp_path: Path, predicted: Callabl
     assert link.is_symlink()
 
 
-def test_other_formulas_are_another_question(
-    tmp_path: Path, predicted: Callable[[], list[int]], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(families, "_FORMULAS", dict(families._FORMULAS))
-    monkeypatch.setattr(families, "_REGISTERED", list(families._REGISTERED))
+@pytest.mark.usefixtures("own_formulas")
+def test_other_formulas_are_another_question(tmp_path: Path, predicted: Callable[[], list[int]]) -> None:
     for times in (1, 2, 2):
         cost("mine::op")(partial(times_numel, times))
         predict_many([builder(16)], resume=tmp_path / "table.parquet", **ASKED)

@@ -10,17 +10,15 @@ import numpy as np
 import pytest
 import torch
 from factories import kernel_fits
-from searchdata import predictor
+from searchdata import in_float64, predictor
 from torch import nn
 
 import latpred
 from latpred.errors import UsageError
 from latpred.graph.graph import ModelGraph
-from latpred.ops import Work, cost, families
-from latpred.query import Options
+from latpred.ops import Work, cost
 from latpred.search import spaces
 from latpred.search.option_table import latency_table
-from latpred.search.resume import Evaluator, _Traces
 from latpred.search.spaces import fbnet, nasbench201, once_for_all
 from latpred.zoo.spaces import fbnet as fbnets
 from latpred.zoo.spaces import nasbench201 as cells
@@ -275,9 +273,8 @@ def test_graphs_are_those_of_the_networks(of: Any, architectures: Any, options: 
     assert len({*table["latency_ms"]}) > len(graphs)
 
 
-def test_a_formula_that_is_registered_later_counts(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(families, "_FORMULAS", dict(families._FORMULAS))
-    monkeypatch.setattr(families, "_REGISTERED", list(families._REGISTERED))
+@pytest.mark.usefixtures("own_formulas")
+def test_a_formula_that_is_registered_later_counts() -> None:
     asked = {"image": 24, "cells": 1}
     before = nasbench201.graph(9, **asked).macs()
     cost("aten::conv2d")(lambda *_, out, **__: Work("elementwise", {"numel": 1, "operands": 1}, macs=1))
@@ -288,12 +285,9 @@ def test_a_formula_that_is_registered_later_counts(monkeypatch: pytest.MonkeyPat
 
 def test_networks_by_name_are_in_fp32_and_those_of_a_space_in_the_default_dtype() -> None:
     single = nasbench201.graph(9, image=16)
-    torch.set_default_dtype(torch.float64)
-    try:
+    with in_float64():
         double, named = nasbench201.graph(9, image=16), latpred.trace("nasbench201:9", image=16)
         table = latpred.predict_many(["nasbench201:9"], image=16, device=CPU)
-    finally:
-        torch.set_default_dtype(torch.float32)
     assert [graph.precision for graph in (single, double, named)] == ["fp32", "fp64", "fp32"]
     assert table["precision"].tolist() == ["fp32"]
 
@@ -331,9 +325,3 @@ def test_a_latency_table_says_how_far_off_its_sums_are() -> None:
     assert errors["rtx-8000", 1] < 1e-9  # the host alone sets the pace
     assert 1e-3 < errors.max() < 0.1
     assert table.equals(latency_table(supernet, **where))
-
-
-def test_what_is_said_of_a_network_of_a_space_calls_it_by_its_name() -> None:
-    evaluator = Evaluator.of([predictor()], 1, "eager", Options())
-    traces = _Traces("nasbench201:17", evaluator.options, (1,))
-    assert traces.graph(evaluator.predictors[0], "eager").model == "nasbench201:17"

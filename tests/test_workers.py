@@ -15,12 +15,12 @@ import joblib
 import pandas as pd
 import pytest
 import torch
-from searchdata import ASKED, Stubborn, builder, candidates
+from searchdata import ASKED, Stubborn, builder, candidates, in_float64
 from torch import nn
 
 from latpred import predict_many
 from latpred.errors import CandidateError, WorkerError
-from latpred.ops import cost, families, formula_of, generation
+from latpred.ops import cost, formula_of, generation
 from latpred.ops.families import registered
 from latpred.progress import ProgressCounter, ProgressEvent, progress_text
 from latpred.search import workers
@@ -175,39 +175,34 @@ def test_candidates_in_front_that_cannot_be_sent_do_not_end_a_run() -> None:
 
 
 def test_workers_have_the_default_dtype_of_their_user() -> None:
-    torch.set_default_dtype(torch.float64)
-    try:
+    with in_float64():
         alone, spread = (predict_many(candidates(2), n_jobs=jobs, **ASKED) for jobs in (1, 2))
-    finally:
-        torch.set_default_dtype(torch.float32)
     assert set(alone.precision) == {"fp64"}
     pd.testing.assert_frame_equal(spread, alone)
 
 
-def test_a_worker_has_all_formulas_of_its_user_whatever_it_registered_itself(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(families, "_FORMULAS", dict(families._FORMULAS))
-    monkeypatch.setattr(families, "_REGISTERED", list(families._REGISTERED))
+@pytest.mark.usefixtures("own_formulas")
+def test_a_worker_has_all_formulas_of_its_user_whatever_it_registered_itself() -> None:
     mine, theirs = (lambda x, *, out: x), (lambda x, *, out: out)
     sender = workers._Sender("elsewhere", 1, (("mine::one", mine), ("mine::other", mine)), torch.float32, 1)
     seeing: Any = SimpleNamespace(rows=lambda *_: [formula_of(f"mine::{name}") for name in ("one", "other")])
     for name in ("other", "one"):  # as a module does that came with candidates, before all others or between them
         cost(f"mine::{name}")(theirs)
-        assert workers.work(seeing, sender, [(0, None)]) == [[mine, mine]]
-    registered = len(families._REGISTERED)
-    workers.work(seeing, sender, [(1, None)])
-    assert len(families._REGISTERED) == registered
+        assert workers.work(seeing, sender, 0, None) == [mine, mine]
+    before = generation()
+    workers.work(seeing, sender, 1, None)
+    assert generation() == before
 
 
-def test_a_worker_forgets_the_formulas_of_the_user_before(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(families, "_FORMULAS", dict(families._FORMULAS))
-    monkeypatch.setattr(families, "_REGISTERED", list(families._REGISTERED))
+@pytest.mark.usefixtures("own_formulas")
+def test_a_worker_forgets_the_formulas_of_the_user_before() -> None:
     usual, generations = formula_of("aten::linear"), {generation()}
     seeing: Any = SimpleNamespace(rows=lambda *_: [formula_of("aten::linear"), formula_of("mine::one")])
     for process, formula in enumerate((lambda x, *, out: x, lambda x, *, out: out)):
         given = ("aten::linear", formula), ("mine::one", formula)
         for formulas, seen in ((given, [formula, formula]), ((), [usual, None])):
             sender = workers._Sender("elsewhere", 2 * process + len(formulas), formulas, torch.float32, 1)
-            assert workers.work(seeing, sender, [(0, None)]) == [seen]
+            assert workers.work(seeing, sender, 0, None) == seen
             generations.add(generation())
     assert len(generations) == 5, "caches of what formulas gave can tell"
     assert registered(generation() - 2) == (("aten::linear", usual),)
@@ -216,7 +211,7 @@ def test_a_worker_forgets_the_formulas_of_the_user_before(monkeypatch: pytest.Mo
 def test_a_worker_traces_with_the_threads_of_its_user() -> None:
     sender = workers._Sender("elsewhere", 1, (), torch.float32, 2)
     seeing: Any = SimpleNamespace(rows=lambda *_: [torch.get_num_threads()])
-    assert workers.work(seeing, sender, [(0, None)]) == [[2]]
+    assert workers.work(seeing, sender, 0, None) == [2]
     assert torch.get_num_threads() == 1
 
 

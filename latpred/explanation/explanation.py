@@ -1,7 +1,7 @@
 """Explanation: a model's runtimes side by side, where the time goes, how far it can grow, and what to change.
 
-It holds numbers; `explanation.explain` makes them, `explanation.advice` puts them into a sentence. How it looks is
-`explanation.explanation_page`'s.
+It holds numbers; `explanation.explain` makes them, `explanation.advice` puts them into a sentence, and
+`explanation_page` shows them.
 """
 
 from __future__ import annotations

@@ -26,7 +26,7 @@ from latpred.tracing.inputs import DTYPES, real
 from latpred.tracing.meta_module import Seeded, attend, cast_weights, make_meta_module
 from latpred.tracing.tracer import as_written, dtype_of_build, with_inputs
 from latpred.zoo.names import attention as built_with
-from latpred.zoo.names import attention_asked, build
+from latpred.zoo.names import build
 
 SEED = 0
 
@@ -57,7 +57,7 @@ def source_of(model: torch.nn.Module | str, inputs: Any = None, **options: Any) 
     @torch.inference_mode(False)
     def make() -> torch.nn.Module:
         if isinstance(model, str):
-            with Seeded(SEED), dtype_of_build(model), built_with(attention or attention_asked()):
+            with Seeded(SEED), dtype_of_build(model), built_with(attention):
                 made = build(model, seq=seq, image=image, device="cpu").model
         else:
             made = _on_cpu(model)

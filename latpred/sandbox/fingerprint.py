@@ -6,7 +6,6 @@ What nobody can tell, such as code that reads a file, has none.
 
 from __future__ import annotations
 
-import builtins
 import dis
 import functools
 import hashlib
@@ -34,7 +33,16 @@ import msgspec
 import torch
 
 from latpred import host
-from latpred.sandbox.untouched import WITH_STATE, contents, installed, keeps_values, layout_of, package
+from latpred.sandbox.untouched import (
+    CACHED,
+    WITH_STATE,
+    contents,
+    function_of,
+    installed,
+    keeps_values,
+    layout_of,
+    package,
+)
 
 READS_ELSEWHERE = {"open", "input", "exec", "eval", "compile", "globals", "vars", "__import__"}
 # Functions and methods of libraries that read files and the environment, by whatever they are reached.
@@ -49,7 +57,6 @@ DRAWS = {"randint", "randperm", "multinomial", "random", "numpy.random"}
 VERSIONED = ("torch", "transformers", "torchvision", "timm")  # the version stands for all of the package
 MOST_PARTS = 200_000
 MOST_BYTES = 2**26  # of one tensor, by whose values a candidate is told
-_CACHED = type(functools.cache(len))
 _OF_MODULES = frozenset(vars(torch.nn.Module())) - {"_forward_hooks", "_forward_pre_hooks"}
 _CODE = (FunctionType, staticmethod, classmethod, property)
 _SLOTS = (GetSetDescriptorType, MemberDescriptorType)
@@ -130,7 +137,7 @@ class _Parts:
             yield from self.of(value())
         elif isinstance(value, functools.partial):
             yield from self._each((value.func, value.args, value.keywords))
-        elif isinstance(value, _CACHED):
+        elif isinstance(value, CACHED):
             yield from self.of(value.__wrapped__)
         elif isinstance(value, MethodType):
             yield from self._each((value.__self__, value.__func__))
@@ -140,10 +147,8 @@ class _Parts:
             yield from self._class(value)
         elif type(value) in (dict, MappingProxyType):
             yield from self._each(value.items())
-        elif isinstance(value, (staticmethod, classmethod)):
-            yield from self.of(value.__func__)
-        elif isinstance(value, (property, functools.cached_property)):
-            yield from self.of(value.fget if isinstance(value, property) else value.func)
+        elif isinstance(value, (staticmethod, classmethod, property, functools.cached_property)):
+            yield from self.of(function_of(value))
         else:
             yield from self._object(value)
 
@@ -317,7 +322,7 @@ def named(code: CodeType, scope: dict[str, Any], refused: set[str]) -> Iterator[
             if name in scope:
                 told.append(_attribute(name, scope[name], steps[index + 1 :]))
                 yield told[-1]
-            elif name in READS_ELSEWHERE and hasattr(builtins, name):
+            elif name in READS_ELSEWHERE:
                 raise UntoldError(name)
         elif step.opname == "IMPORT_NAME":
             yield from _imported(steps, index)

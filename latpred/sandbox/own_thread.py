@@ -116,32 +116,38 @@ def running(
     return OrderedDict((number, hook) for number, hook in hooks.items() if _feeds(hook, held) or not _looks_on(hook))
 
 
+def _called(hook: Any) -> tuple[Any, list[Any], dict[str, Any]]:
+    """What partial functions and methods call in the end, and what they give it before, and beside, their arguments."""
+    first: list[Any] = []
+    named: dict[str, Any] = {}
+    while isinstance(hook, (partial, MethodType)):
+        if isinstance(hook, partial):
+            hook, first, named = hook.func, [*hook.args, *first], hook.keywords | named
+        else:
+            hook, first = hook.__func__, [hook.__self__, *first]
+    return hook, first, named
+
+
 def _feeds(hook: Any, held: Collection[int]) -> bool:
     """Whether a hook has to do with what a model has, where that may find again what the hook keeps there."""
-    own: list[Any] = []
-    while isinstance(hook, (partial, MethodType)):
-        own += [hook.__self__] if isinstance(hook, MethodType) else [*hook.args, *hook.keywords.values()]
-        hook = hook.__func__ if isinstance(hook, MethodType) else hook.func
-    if isinstance(hook, FunctionType):
-        own += [cell.cell_contents for cell in hook.__closure__ or () if cell != CellType()]
-        own += hook.__defaults__ or ()
-        own += (hook.__globals__[name] for name in hook.__code__.co_names if name in hook.__globals__)
+    function, first, named = _called(hook)
+    own = [*first, *named.values()]
+    if isinstance(function, FunctionType):
+        own += [cell.cell_contents for cell in function.__closure__ or () if cell != CellType()]
+        own += function.__defaults__ or ()
+        own += (function.__globals__[name] for name in function.__code__.co_names if name in function.__globals__)
     return any(id(one) in held for one in own)
 
 
 def _looks_on(hook: Any) -> bool:
     """Whether a hook can only look on: it returns nothing, writes in place into no tensor, and is not torch's own."""
-    first, named = 1, set[str]()  # after the module
-    while isinstance(hook, (partial, MethodType)):
-        first += len(hook.args) if isinstance(hook, partial) else 1
-        named |= set(hook.keywords) if isinstance(hook, partial) else set()
-        hook = hook.func if isinstance(hook, partial) else hook.__func__
-    if not isinstance(hook, FunctionType):
-        hook, first = vars(type(hook)).get("__call__"), first + 1  # one that it inherits is rare, and then it runs
-    if not isinstance(hook, FunctionType) or (hook.__module__ or "").partition(".")[0] == "torch":
+    function, first, named = _called(hook)
+    if not isinstance(function, FunctionType):  # a `__call__` that it inherits is rare, and then the hook runs
+        function, first = vars(type(function)).get("__call__"), [function, *first]
+    if not isinstance(function, FunctionType) or (function.__module__ or "").partition(".")[0] == "torch":
         return False
-    code = hook.__code__
-    given = set(code.co_varnames[first : code.co_argcount - len(hook.__defaults__ or ())]) - named
+    code, before = function.__code__, len(first) + 1  # the module comes next
+    given = set(code.co_varnames[before : code.co_argcount - len(function.__defaults__ or ())]) - set(named)
     if code.co_flags & CO_VARARGS:
         given.add(code.co_varnames[code.co_argcount + code.co_kwonlyargcount])
     return not _writes(code, given) and not _returns(code)

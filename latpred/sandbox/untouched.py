@@ -26,7 +26,7 @@ from argparse import Namespace
 from collections import OrderedDict, defaultdict, deque
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager, suppress
-from functools import cache, lru_cache, partial
+from functools import cache, cached_property, lru_cache, partial
 from logging import Logger
 from types import (
     BuiltinFunctionType,
@@ -267,9 +267,8 @@ class Copier:
             self.compiled = self.compiled or not value.__dict__.get("_torchdynamo_disable")
             return self._remember(value, self.any(inner))
         self.functions.append(value)
-        if package(value.__module__) in LIBRARIES:
-            return value
-        if not (value.__closure__ or value.__dict__ or value.__defaults__ or value.__kwdefaults__):
+        alone = not (value.__closure__ or value.__dict__ or value.__defaults__ or value.__kwdefaults__)
+        if alone or package(value.__module__) in LIBRARIES:
             return value
         cells = tuple(self._done.get(id(cell), (cell, None))[1] or CellType() for cell in value.__closure__ or ())
         made = FunctionType(value.__code__, value.__globals__, value.__name__, None, cells)
@@ -354,7 +353,7 @@ _PLAIN = (str, int, float, complex, bytes, type(None))
 _CHANGEABLE = (dict, list, set, deque)
 _TENSORLESS = LIBRARIES - {"transformers", "collections"}  # which have caches of keys and values, and UserDict
 _STATEFUL = (torch.nn.Module, SimpleNamespace, Namespace)
-_CACHED = type(cache(id))
+CACHED = type(cache(id))
 _ABSENT = object()
 
 
@@ -397,16 +396,15 @@ class _Reached:
             self._function(value)
         elif isinstance(value, MethodType):
             self._waiting += (value.__func__, value.__self__)
-        elif isinstance(value, _CACHED):
+        elif isinstance(value, CACHED):
             self.undo.append(lambda: _forget(value))
             self._waiting.append(value.__wrapped__)
         elif isinstance(value, type):
             self._class(value)
         elif isinstance(value, torch.Tensor):
             self._tensor(value)
-        elif isinstance(value, torch.Generator):
-            if self._numbers:
-                self.undo.append(partial(value.set_state, value.get_state()))
+        elif isinstance(value, torch.Generator) and self._numbers:
+            self.undo.append(partial(value.set_state, value.get_state()))
         elif isinstance(value, (tuple, frozenset)):
             self._waiting += value
         else:
@@ -419,7 +417,7 @@ class _Reached:
             self._seen[id(base)] = base
             names = partial(type.__setattr__, base), partial(type.__delattr__, base)
             self._entries(partial(dict, vars(base)), *names)
-            self._waiting += map(_inner, vars(base).values())
+            self._waiting += map(function_of, vars(base).values())
 
     def _function(self, function: FunctionType) -> None:
         if "__wrapped__" in function.__dict__:
@@ -432,7 +430,7 @@ class _Reached:
         self._waiting += (function.__kwdefaults__ or {}).values()
         if not self._is_library(function.__module__):
             self._keep(function.__dict__)
-            self._variables(function.__globals__, *code_names(function.__code__))
+            self._variables(function.__globals__, *_code_names(function.__code__))
 
     def _variables(self, space: dict[str, Any], names: Iterable[str], sets: Iterable[str]) -> None:
         """Look after what is found under names of a file."""
@@ -563,15 +561,17 @@ def installed(package: str) -> bool:
     return False
 
 
-def _inner(member: Any) -> Any:
-    """The function of a method, a static method or a property."""
-    if isinstance(member, (staticmethod, classmethod)):
-        return member.__func__
-    return member.fget if isinstance(member, property) else member
+def function_of(member: Any) -> Any:
+    """The function of a method, a static method or a property; anything else as it is."""
+    if isinstance(member, property):
+        return member.fget
+    if isinstance(member, cached_property):
+        return member.func
+    return member.__func__ if isinstance(member, (staticmethod, classmethod)) else member
 
 
 @lru_cache(MOST_REACHED)
-def code_names(code: CodeType) -> tuple[frozenset[str], frozenset[str]]:
+def _code_names(code: CodeType) -> tuple[frozenset[str], frozenset[str]]:
     """The names in some code, functions within it included, and those of the variables of its file that it sets."""
     names, sets = set(code.co_names), set()
     for step in dis.get_instructions(code):
@@ -579,7 +579,7 @@ def code_names(code: CodeType) -> tuple[frozenset[str], frozenset[str]]:
             sets.add(str(step.argval))
     for constant in code.co_consts:
         if isinstance(constant, CodeType):
-            inner_names, inner_sets = code_names(constant)
+            inner_names, inner_sets = _code_names(constant)
             names |= inner_names
             sets |= inner_sets
     return frozenset(names), frozenset(sets)

@@ -146,11 +146,10 @@ class LatencyBudget:
         UsageError, ProfileError
             When the device, runtime or another part of the budget is wrong.
         """
-        from latpred.search.many import predictors_of
         from latpred.search.resume import Evaluator
 
         options = Options(self.inputs, self.seq, self.image, self.precision, protocol=self.protocol)
-        evaluator = Evaluator.of(predictors_of(self.device), self.batch, self.runtime, options)
+        evaluator = Evaluator.of(self.device, self.batch, self.runtime, options)
         (row,) = evaluator.rows(0, candidate, errors="raise")
         return Spent(
             name=self.name,

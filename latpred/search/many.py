@@ -6,24 +6,25 @@ Rows, and what is kept of an earlier run, are `resume`'s business, processes `wo
 from __future__ import annotations
 
 import os
-from collections import Counter
 from collections.abc import Generator, Iterable, Sequence, Sized
 from contextlib import closing
 from typing import TYPE_CHECKING, Any
 
 from torch.nn import Module
 
-from latpred.api import predictor_of
 from latpred.errors import CandidateError, UsageError
 from latpred.graph.graph import ModelGraph
-from latpred.prediction.predictor import Predictor
 from latpred.progress import Listener, ProgressCounter, shown
-from latpred.query import DeviceQuery, Options
+from latpred.query import Options
 from latpred.search.resume import CandidateRow, Evaluator, frame, opened
+from latpred.search.workers import predict_on_workers
+from latpred.zoo.candidates import title
+from latpred.zoo.names import is_config
 
 if TYPE_CHECKING:
     import pandas as pd
 
+    from latpred.prediction.predictor import Predictor
     from latpred.query import Device
 
 ERRORS = ("record", "raise")
@@ -102,15 +103,12 @@ def predict_many(
     """
     from joblib import effective_n_jobs
 
-    from latpred.search.workers import predict_on_workers
-    from latpred.zoo.candidates import title
-
     if errors not in ERRORS:
         raise UsageError(f"errors={errors!r} is not known; choose from: {', '.join(ERRORS)}.")
     if _is_one(candidates):
         raise UsageError(f"{title(candidates)} is one candidate; give a list, as in [model].")
     options = Options(inputs, seq, image, precision, attention=attention, protocol=protocol)
-    evaluator = Evaluator.of(predictors_of(device), batch, runtime, options)
+    evaluator = Evaluator.of(device, batch, runtime, options)
     if n_jobs == 0:
         raise UsageError("n_jobs=0 leaves nobody to work. Give a number of workers, or -1 for one on each core.")
     jobs = int(effective_n_jobs(n_jobs))
@@ -135,21 +133,6 @@ def predict_many(
 
 def _is_one(candidates: Any) -> bool:
     """Whether this is a candidate itself, be it one that can be gone through: a name by letters, a config by fields."""
-    from latpred.zoo.names import is_config
-
     if isinstance(candidates, (str, os.PathLike, Module, ModelGraph)) or is_config(candidates):
         return True
     return callable(candidates) and not isinstance(candidates, Iterable)
-
-
-def predictors_of(device: Any) -> list[Predictor]:
-    """One for each device, whose profiles' names tell their rows apart."""
-    devices = [*device] if isinstance(device, Sequence) and not isinstance(device, str) else [device]
-    if not devices:
-        raise UsageError("no device was named; give one, as in device='rtx-8000', or leave it out.")
-    found = [one if isinstance(one, Predictor) else predictor_of(DeviceQuery(one)) for one in devices]
-    counts = Counter(predictor.profile.name for predictor in found)
-    name, count = counts.most_common(1)[0]
-    if count > 1:
-        raise UsageError(f"{count} of the devices have the profile {name!r}; give each once.")
-    return found

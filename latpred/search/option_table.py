@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -14,8 +14,6 @@ if TYPE_CHECKING:
 
     from latpred.graph.features import Floats
     from latpred.search.supernet import Supernet
-
-Options = Mapping[str, Sequence[str]]
 
 DRAWS = 4  # architectures for each number that is fitted
 HELD_OUT = 0.2  # share of them that only tells how far off sums are
@@ -64,7 +62,8 @@ def latency_table(
     import pandas as pd
 
     options = supernet.choices
-    chosen = drawn(options, np.random.default_rng(seed))
+    counts = [len(names) for names in options.values()]
+    chosen = drawn(counts, np.random.default_rng(seed))
     architectures = (
         {label: names[n] for (label, names), n in zip(options.items(), one, strict=True)} for one in chosen
     )
@@ -80,15 +79,14 @@ def latency_table(
     parts = []
     settings = ["device", "batch", "runtime"]
     for _, cells in predicted.groupby(settings, sort=False):
-        added, error = additive(chosen, [len(names) for names in options.values()], cells["latency_ms"].to_numpy())
+        added, error = additive(chosen, counts, cells["latency_ms"].to_numpy())
         part = pd.DataFrame(keys, columns=["label", "option"]).assign(latency_ms=added, error=error)
         parts.append(part.merge(cells[settings].head(1), how="cross"))
     return pd.concat(parts, ignore_index=True)[[*settings, "label", "option", "latency_ms", "error"]]
 
 
-def drawn(options: Options, rng: np.random.Generator) -> list[tuple[int, ...]]:
+def drawn(counts: Sequence[int], rng: np.random.Generator) -> list[tuple[int, ...]]:
     """Architectures by the numbers of their options, each option of a label about as often as the others."""
-    counts = [len(names) for names in options.values()]
     rounds = 1 + DRAWS * (1 + sum(count - 1 for count in counts)) // max(counts)
     most = max(counts)
     columns = [np.concatenate([rng.permutation(most) % count for _ in range(rounds)]) for count in counts]

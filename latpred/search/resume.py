@@ -12,6 +12,7 @@ import hashlib
 import os
 import platform
 import warnings
+from collections import Counter
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, replace
@@ -25,6 +26,7 @@ import msgspec
 import torch
 
 from latpred import runtimes
+from latpred.api import predictor_of
 from latpred.errors import CandidateError, LatpredError, MissingPackageError, TableError, UsageError
 from latpred.graph.graph import ModelGraph
 from latpred.ops import BUILT_IN
@@ -33,11 +35,19 @@ from latpred.prediction.prediction import Prediction
 from latpred.prediction.predictor import Predictor
 from latpred.profile import document
 from latpred.progress import ProgressCounter
-from latpred.query import AMP, Options, checked_batches
+from latpred.query import AMP, DeviceQuery, Options, checked_batches
 from latpred.runtimes import graph_store, lowering
 from latpred.runtimes.legacy_torch import traced_for
-from latpred.sandbox.fingerprint import fingerprint, version
+from latpred.sandbox.fingerprint import VERSIONED, fingerprint, version
+from latpred.sandbox.own_thread import without_modes
+from latpred.search.spaces import SearchSpace
 from latpred.storage import demand_writable, locked, replacing
+from latpred.tracing.inputs import demand_one
+from latpred.tracing.layer_extrapolation import STACKS
+from latpred.tracing.meta_module import usual_dtype
+from latpred.zoo.candidates import title, traceable
+from latpred.zoo.names import is_config, registered_function
+from latpred.zoo.spaces import named
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -90,14 +100,13 @@ class Evaluator:
 
     predictors: tuple[Predictor, ...]
     options: Options
-    batches: tuple[int, ...] = (1,)
-    runtimes: tuple[str, ...] = ("eager",)
+    batches: tuple[int, ...]
+    runtimes: tuple[str, ...]
 
     @classmethod
-    def of(cls, predictors: Sequence[Predictor], batch: Any, runtime: Any, options: Options) -> Evaluator:
+    def of(cls, device: Any, batch: Any, runtime: Any, options: Options) -> Evaluator:
         """Check what is asked of all candidates before any of them takes time."""
-        from latpred.tracing.inputs import demand_one
-
+        predictors = _predictors_of(device)
         batches = checked_batches(batch)
         runtimes = (runtime,) if isinstance(runtime, str) else tuple(dict.fromkeys(runtime))
         if not runtimes:
@@ -106,38 +115,31 @@ class Evaluator:
             for name in runtimes:
                 predictor.check(name, options.precision)
         demand_one(options.inputs, options.seq, options.image)
-        return cls(tuple(predictors), options, batches, runtimes)
+        return cls(predictors, options, batches, runtimes)
 
     def rows(self, position: int, candidate: Any, errors: str = "record") -> list[CandidateRow]:
         """Rows of one candidate: each device, within it each batch, and within that each runtime.
 
         With errors="raise" a candidate that fails is a CandidateError, else a row that says why.
         """
-        from latpred.sandbox.own_thread import without_modes
-        from latpred.zoo.candidates import title
-
-        name, traces = title(candidate), _Traces(candidate, self.options, self.batches)
+        asked = _Candidate(position, candidate, self.options, self.batches)
         rows: list[CandidateRow] = []
         for predictor in self.predictors:
             with without_modes(), traced_for(predictor.era):
-                of_runtimes = [self._of(position, name, traces, predictor, each, errors) for each in self.runtimes]
+                of_runtimes = [self._of(asked, predictor, runtime, errors) for runtime in self.runtimes]
             for of_batch in zip(*of_runtimes, strict=True):
                 rows += of_batch
         return rows
 
     def failed(self, position: int, candidate: Any, reason: str) -> list[CandidateRow]:
-        from latpred.zoo.candidates import title
-
         name, precision = title(candidate), self.options.precision or ""
         cells = product([each.profile.name for each in self.predictors], self.batches, self.runtimes)
         return [CandidateRow(position, name, *cell, precision, error=reason) for cell in cells]
 
-    def _of(
-        self, position: int, name: str, traces: _Traces, predictor: Predictor, runtime: str, errors: str
-    ) -> list[CandidateRow]:
+    def _of(self, candidate: _Candidate, predictor: Predictor, runtime: str, errors: str) -> list[CandidateRow]:
         """Rows of one candidate on one device in one runtime, one for each batch."""
         precision = self.options.precision or ""
-        found = traces.graph(predictor, runtime)
+        found = candidate.graph(predictor, runtime)
         if isinstance(found, ModelGraph):
             precision = found.precision
             try:
@@ -145,77 +147,84 @@ class Evaluator:
             except LatpredError as error:
                 found = error
             else:
-                return [_row(position, name, predictor, found, point) for point in curve.points]
+                return [_row(candidate, predictor, found, point) for point in curve.points]
         if errors == "raise":
-            raise CandidateError(f"candidate {position} ({name}): {_reason(found)}") from found
+            raise CandidateError(f"candidate {candidate.position} ({candidate.name}): {_reason(found)}") from found
         cells = product([predictor.profile.name], self.batches, [runtime])
-        return [CandidateRow(position, name, *cell, precision, error=_reason(found)) for cell in cells]
+        reason = _reason(found)
+        return [CandidateRow(candidate.position, candidate.name, *cell, precision, error=reason) for cell in cells]
 
 
-class _Traces:
-    """Graphs of one candidate, or what went wrong; it is built once for each era, and others share what they can."""
+def _predictors_of(device: Any) -> tuple[Predictor, ...]:
+    """One for each device, whose profiles' names tell their rows apart."""
+    devices = [*device] if isinstance(device, Sequence) and not isinstance(device, str) else [device]
+    if not devices:
+        raise UsageError("no device was named; give one, as in device='rtx-8000', or leave it out.")
+    predictors = tuple(one if isinstance(one, Predictor) else predictor_of(DeviceQuery(one)) for one in devices)
+    ((name, count),) = Counter(predictor.profile.name for predictor in predictors).most_common(1)
+    if count > 1:
+        raise UsageError(f"{count} of the devices have the profile {name!r}; give each once.")
+    return predictors
 
-    def __init__(self, candidate: Any, options: Options, batches: Sequence[int]) -> None:
-        self._candidate, self._options, self._batches = candidate, options, batches
+
+class _Candidate:
+    """One candidate and its graphs; it is built once for each era, and runtimes and devices share what they can."""
+
+    def __init__(self, position: int, given: Any, options: Options, batches: Sequence[int]) -> None:
+        self.position, self.name = position, title(given)
+        self._given, self._options, self._batches = given, options, batches
         self._graphs: dict[tuple[str, str, str], ModelGraph | Exception] = {}
         self._models: dict[str, Any] = {}  # by the era that they were built for, whose attention they have
 
     def graph(self, predictor: Predictor, runtime: str) -> ModelGraph | Exception:
-        """What a runtime lowers on a device; the era of its profile is that which models are being traced for."""
+        """What a runtime lowers on a device, or what went wrong; models are being traced for the era of its profile."""
         traced_by = lowering.traced_by(runtime)
         key = (traced_by, predictor.era, predictor.target)
         if key not in self._graphs:
-            same = (self._graphs.get((traced_by, predictor.era, target)) for target in lowering.TARGETS)
-            found = next((graph for graph in same if isinstance(graph, ModelGraph) and not graph.target), None)
             try:
-                self._graphs[key] = found if found and traced_by == "eager" else self._traced(predictor, runtime)
+                graph = self._graphs[key] = self._traced(predictor, runtime)
             except Exception as error:  # whatever a searcher's code raises concerns this candidate alone
                 self._graphs[key] = error
+            else:
+                if traced_by == "eager" and not graph.target:  # every kind of device runs the same
+                    self._graphs |= {(traced_by, predictor.era, target): graph for target in lowering.TARGETS}
         return self._graphs[key]
 
     def _traced(self, predictor: Predictor, runtime: str) -> ModelGraph:
-        known = self._known(predictor) if lowering.traced_by(runtime) == "eager" else None
-        if known is not None:
-            return known
+        put_together = self._put_together(predictor) if lowering.traced_by(runtime) == "eager" else None
+        if put_together is not None:
+            return put_together
         model = self._model(predictor.era)
         if isinstance(model, ModelGraph):  # which has its inputs, whatever those of other candidates are
             return predictor.trace(model, replace(self._options, inputs=None, seq=None, image=None))
         return predictor.trace(model, replace(self._options, runtime=runtime), self._batches)
 
     def _model(self, era: str) -> Any:
-        from latpred.zoo.candidates import traceable
-
         if era not in self._models:
-            self._models[era] = traceable(self._candidate)
+            self._models[era] = traceable(self._given)
         return self._models[era]
 
-    def _known(self, predictor: Predictor) -> ModelGraph | None:
-        """The graph of a config or of a network of a published space, put together from traces of others."""
-        from latpred.search.spaces import SearchSpace
-        from latpred.tracing.layer_extrapolation import STACKS
-        from latpred.tracing.meta_module import usual_dtype
-        from latpred.zoo.names import is_config
-        from latpred.zoo.spaces import named
-
-        options, graph = self._options, None
+    def _put_together(self, predictor: Predictor) -> ModelGraph | None:
+        """The graph of a config or of a network of a published space, from traces of others."""
+        options = self._options
         if options.inputs is not None:
             return None
-        if is_config(self._candidate):
+        if is_config(self._given):
             asked = {name: getattr(options, name) for name in ("seq", "image", "precision", "attention")}
-            graph = STACKS.graph(self._candidate, target=predictor.target, **asked)
-        elif options.seq is None and options.precision not in AMP and (found := named(self._candidate)):
+            graph = STACKS.graph(self._given, target=predictor.target, **asked)
+            return None if graph.exact or graph.only else graph
+        if options.seq is None and options.precision not in AMP and (found := named(self._given)):
             space, architecture = found
             with usual_dtype():  # as whatever goes by a name is built
-                graph = SearchSpace(space.name).graph(architecture, image=options.image, precision=options.precision)
-            graph = msgspec.structs.replace(graph, model=str(self._candidate))
-        return None if graph is None or graph.exact or graph.only else graph
+                return SearchSpace(space.name).graph(architecture, image=options.image, precision=options.precision)
+        return None
 
 
-def _row(position: int, name: str, predictor: Predictor, graph: ModelGraph, point: Prediction) -> CandidateRow:
+def _row(candidate: _Candidate, predictor: Predictor, graph: ModelGraph, point: Prediction) -> CandidateRow:
     low, high = point.interval_ms
     return CandidateRow(
-        candidate=position,
-        name=name,
+        candidate=candidate.position,
+        name=candidate.name,
         device=predictor.profile.name,
         batch=point.batch,
         runtime=point.runtime,
@@ -239,7 +248,6 @@ def _reason(error: Exception) -> str:
 
 KEY = "key"
 WRITE_EVERY_S = 10.0
-_PACKAGES = ("latpred", "torch", "transformers", "torchvision", "timm")  # whose models go by names too
 
 
 @contextmanager
@@ -324,8 +332,6 @@ class ResultStore:
 
     def _key(self, candidate: Any) -> str | None:
         """None where no file is kept, or nothing tells the candidate from others."""
-        from latpred.zoo.names import registered_function
-
         if self._question_key is None:
             return None
         # A library's name may be that of a user's own function.
@@ -363,8 +369,9 @@ def _question_key(evaluator: Evaluator) -> str | None:
         return None
     settings = ("precision", "attention", "protocol", "seq", "image")
     asked = [evaluator.batches, evaluator.runtimes, *(getattr(options, name) for name in settings)]
+    # What builds a model that goes by its name is told by no fingerprint.
     own_code = graph_store.digest_of("**/*.py", "models/*.json")
-    software = [platform.python_version(), own_code, *map(version, _PACKAGES)]
+    software = [platform.python_version(), own_code, *map(version, VERSIONED)]
     tools = [str(getattr(runtimes.get(name), "options", "")) for name in evaluator.runtimes]
     dtype = str(torch.get_default_dtype())
     digest = hashlib.sha256(msgspec.json.encode([asked, software, tools, inputs, formulas, dtype]))

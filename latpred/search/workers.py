@@ -1,8 +1,8 @@
 """Spreads candidates over the workers of a joblib backend: loky's processes, a dask cluster, ray.
 
-joblib finds out how many candidates a worker should get at once. When a worker dies, what was not back is done again
-with nothing beside it, and in halves where that fails too, so that a candidate which kills its worker is named and
-costs nobody else anything.
+joblib finds out how many candidates a worker should get at once. When a worker dies, what was not back is done again,
+and in halves where that fails too: a candidate that kills its worker is found alone, named, and costs nobody else
+anything.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from latpred.ops import BUILT_IN, Formula, generation
 from latpred.ops.families import lend, registered
 from latpred.search.resume import CandidateRow, Evaluator
 
-Chunk = list[tuple[int, Any]]  # candidates with their positions
+Numbered = tuple[int, Any]  # a candidate after its position
 
 # What a worker of a backend that gives results back all at once gets in one piece, and until they come back.
 PIECE, ROUND = 16, 256
@@ -49,10 +49,10 @@ class _Sender(NamedTuple):
         return cls(platform.node(), os.getpid(), registered(BUILT_IN), *state)
 
 
-def work(evaluator: Evaluator, sender: _Sender, chunk: Chunk) -> list[list[CandidateRow]]:
-    """Rows of each candidate: what a worker does for the process that sent them."""
+def work(evaluator: Evaluator, sender: _Sender, position: int, candidate: Any) -> list[CandidateRow]:
+    """Rows of a candidate: what a worker does for the process that sent it."""
     with _ONE_AT_A_TIME, _as_at(sender):
-        return [evaluator.rows(position, candidate) for position, candidate in chunk]
+        return evaluator.rows(position, candidate)
 
 
 @contextmanager
@@ -78,7 +78,7 @@ def _as_at(sender: _Sender) -> Iterator[None]:
 
 
 def predict_on_workers(
-    evaluator: Evaluator, numbered: Iterable[tuple[int, Any]], jobs: int
+    evaluator: Evaluator, numbered: Iterable[Numbered], jobs: int
 ) -> Generator[list[CandidateRow], None, None]:
     """Rows of each candidate, as workers finish them.
 
@@ -98,7 +98,7 @@ def predict_on_workers(
             unfinished = queue.close()
             if not unfinished:
                 raise
-            yield from pool.run_alone(unfinished)
+            yield from pool.run_again(unfinished)
         finally:
             queue.close()  # joblib's threads would go on reading `numbered` where nobody wants more rows
         if queue.source_error is not None:
@@ -108,13 +108,13 @@ def predict_on_workers(
 class _CandidateQueue:
     """Candidates for workers, one by one, and those not back yet."""
 
-    def __init__(self, source: Iterator[tuple[int, Any]]) -> None:
+    def __init__(self, source: Iterator[Numbered]) -> None:
         self._source, self._closed = source, False
         self._lock = threading.Lock()  # joblib asks for candidates from several threads
         self._away: dict[int, Any] = {}
         self.source_error: Exception | None = None
 
-    def __iter__(self) -> Iterator[Chunk]:
+    def __iter__(self) -> Iterator[Numbered]:
         while True:
             with self._lock:
                 try:
@@ -125,12 +125,12 @@ class _CandidateQueue:
                 if numbered is None:
                     return
                 self._away[numbered[0]] = numbered[1]
-            yield [numbered]
+            yield numbered
 
     def finished(self, rows: list[CandidateRow]) -> None:
         del self._away[rows[0].candidate]
 
-    def close(self) -> Chunk:
+    def close(self) -> list[Numbered]:
         """Give out no more: the candidates that are not back."""
         with self._lock:
             self._closed = True
@@ -145,33 +145,31 @@ class _WorkerPool:
         self._failed_alone = 0
         self.succeeded = False
 
-    def run(self, chunks: Iterable[Chunk]) -> Iterator[list[CandidateRow]]:
+    def run(self, numbered: Iterable[Numbered]) -> Iterator[list[CandidateRow]]:
         """Rows of each candidate, in the order in which workers finish."""
         from joblib import Parallel, delayed
         from joblib.parallel import get_active_backend
 
         # With two jobs at least, even a single candidate is done by a worker.
         given = self._evaluator, _Sender.here()
-        jobs, tasks = max(2, self._jobs), (delayed(work)(*given, chunk) for chunk in chunks)
+        jobs, tasks = max(2, self._jobs), (delayed(work)(*given, *one) for one in numbered)
         if get_active_backend()[0].supports_return_generator:
-            for done in Parallel(jobs, return_as="generator_unordered")(tasks):
-                yield from done
+            yield from Parallel(jobs, return_as="generator_unordered")(tasks)
             return
         while some := list(islice(tasks, ROUND * jobs)):  # ray's gives nothing back before it has everything
-            for done in Parallel(jobs, batch_size=PIECE, pre_dispatch="all")(some):
-                yield from done
+            yield from Parallel(jobs, batch_size=PIECE, pre_dispatch="all")(some)
 
-    def run_alone(self, chunk: Chunk) -> Iterator[list[CandidateRow]]:
-        """Rows of candidates that nothing else is done beside; where that fails, of each half of them."""
+    def run_again(self, unfinished: list[Numbered]) -> Iterator[list[CandidateRow]]:
+        """Rows of candidates that were lost with a worker; where some are lost again, of each half of them."""
         try:
-            of_each = [*self.run([chunk])]
+            of_each = [*self.run(unfinished)]
         except Exception as error:
-            if len(chunk) > 1:
-                middle = len(chunk) // 2
-                yield from self.run_alone(chunk[:middle])
-                yield from self.run_alone(chunk[middle:])
+            if len(unfinished) > 1:
+                middle = len(unfinished) // 2
+                yield from self.run_again(unfinished[:middle])
+                yield from self.run_again(unfinished[middle:])
                 return
-            of_each = [self._lost(*chunk[0], error)]
+            of_each = [self._lost(*unfinished[0], error)]
         else:
             self.succeeded = True
         yield from of_each

@@ -138,6 +138,8 @@ class Autocast:
     def _set_enabled(self, device: str, enabled: bool) -> None:
         if device in self._mine:
             self._switch(enabled)
+        else:
+            self._recorder.asked_target |= enabled  # on that kind of device other ops would run
 
     @uncounted
     def _dtype_on(self, device: str) -> torch.dtype:
@@ -166,6 +168,7 @@ class Autocast:
     def _switch(self, enabled: bool) -> None:
         self._enabled = enabled
         self.entered = self.entered or enabled
+        self._recorder.asked_target |= enabled
         self._recorder.intercept = self._cast_first if enabled else None
 
     def _refuse(self, func: OpOverload[..., Any], args: Sequence[Any], options: dict[str, Any]) -> Any:

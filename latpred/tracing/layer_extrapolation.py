@@ -99,7 +99,7 @@ class LayerExtrapolation:
 
     def graph(self, config: Any, **options: Any) -> ModelGraph:
         """What `latpred.trace` gives for a config's base model with the same options."""
-        with names.attention(options.get("attention") or names.attention_asked()):
+        with names.attention(options.get("attention")):
             return self._graph(config, options)
 
     def _graph(self, config: Any, options: dict[str, Any]) -> ModelGraph:

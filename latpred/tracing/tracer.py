@@ -239,7 +239,7 @@ def trace(
     name = model if isinstance(model, str) else type(model).__name__
     naming = Naming(name, precision, memory_format, target)
     with dtype_of_build(model):
-        with names.attention(attention or names.attention_asked()):
+        with names.attention(attention):
             module, given = with_inputs(model, inputs, seq, image)
         with no_collection():
             return _as_asked(_graph(module, given, naming, attention, batches), attention, strict)
@@ -346,7 +346,7 @@ class Tracer:
         self._naming = naming
         self._autocast = Autocast(naming.target, follows=naming.precision in AUTOCAST)
         self.compiled = meta_module.reached.compiled  # whether some of it would run under torch.compile
-        self._asked_target = False  # whether some op was another on another kind of device
+        self._asked_target = False  # whether some op is another on another kind of device
 
     def graph(self, batches: Sequence[int] | None = None) -> ModelGraph:
         """Put the passes together; with `batches` look at large ones, and without a line at each."""
@@ -468,7 +468,7 @@ class Tracer:
             ops=ops,
             ops_at_one=ops_at_one,
             stack=stack(),
-            target=self._naming.target if self._autocast.entered or self._asked_target else "",
+            target=self._naming.target if self._asked_target else "",
             only=only,
         )
 

@@ -12,11 +12,9 @@ from typing import Any
 
 import torch
 
-from latpred.errors import LatpredError, UsageError
+from latpred.errors import UsageError
 from latpred.graph.graph import ModelGraph
 from latpred.zoo import names
-
-Traceable = torch.nn.Module | str | ModelGraph
 
 
 def title(candidate: Any) -> str:
@@ -38,7 +36,7 @@ def title(candidate: Any) -> str:
     return str(getattr(candidate, "__name__", type(candidate).__name__))
 
 
-def traceable(candidate: Any) -> Traceable:
+def traceable(candidate: Any) -> torch.nn.Module | str | ModelGraph:
     """A module, a name or a graph from any candidate.
 
     >>> traceable(lambda: torch.nn.Linear(4, 4)).weight.device.type
@@ -54,15 +52,8 @@ def traceable(candidate: Any) -> Traceable:
             f"a {type(candidate).__name__} is no candidate; give an nn.Module, a function that builds one, "
             "a transformers config or a model's name"
         )
-    try:
+    with names.errors_of("building the model", "the config" if config else "the function"):
         built = names.build_config(candidate) if config else names.unweighted(candidate)
-    except LatpredError:
-        raise
-    except SystemExit as end:
-        raise UsageError(f"building the model ended in sys.exit({end.code!r}); raise an error instead") from end
-    except Exception as error:
-        text = " ".join(str(error).split()) or "no message"
-        raise UsageError(f"building the model failed: {type(error).__name__}: {text}") from error
     if not isinstance(built, (torch.nn.Module, ModelGraph)):
         raise UsageError(f"the function returned a {type(built).__name__}; it must return an nn.Module or a ModelGraph")
     return built

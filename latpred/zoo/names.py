@@ -13,7 +13,7 @@ import re
 import sys
 import threading
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import AbstractContextManager, contextmanager, nullcontext, suppress
+from contextlib import contextmanager, suppress
 from contextvars import ContextVar
 from dataclasses import dataclass
 from difflib import get_close_matches
@@ -31,7 +31,7 @@ from typing import Any
 import msgspec
 import torch
 
-from latpred.errors import MissingPackageError, UnknownModelError, UsageError
+from latpred.errors import LatpredError, MissingPackageError, UnknownModelError, UsageError
 from latpred.query import SPACES
 from latpred.sandbox.untouched import package
 from latpred.tracing.inputs import (
@@ -49,19 +49,22 @@ from latpred.tracing.inputs import (
     real,
 )
 from latpred.tracing.meta_module import Unweighted, cast_weights
+from latpred.zoo import spaces
 
 # Files that somebody may take for a model. A name may have a dot as well: "Qwen/Qwen2.5-0.5B".
 _SUFFIXES = frozenset(
     (".py", ".json", ".yaml", ".yml", ".onnx", ".pt", ".pt2", ".pth", ".ckpt", ".bin", ".pkl", ".safetensors")
 )
 _PATHS = ("/", "./", "../", "~/")
+_MAIN_GUARD = "put what is not for importing below 'if __name__ == \"__main__\":'"
 
 
 def _from_file(name: str, seq: int | None, image: int | None, dtype: torch.dtype | None, device: str) -> Built:
     """What the function that "path/file.py:function" names builds."""
     path, _, function = name.rpartition(":")
     build = _function(Path(path), function)
-    made = _call(build, name, device)
+    with errors_of(name, "the function"):
+        made = unweighted(build, device)
     model, example = made if isinstance(made, tuple) and len(made) == 2 else (made, None)
     if not isinstance(model, torch.nn.Module):
         raise UsageError(
@@ -138,24 +141,31 @@ def _function(path: Path, function: str) -> Callable[[], Any]:
     module = module_from_spec(spec)
     sys.modules[spec.name] = module  # where dataclasses and torch.compile look for what a class is from
     try:
-        try:
+        with errors_of(f"importing {str(path)!r}", "the file", _MAIN_GUARD):
             loader.exec_module(module)
-        except BaseException:
-            sys.modules.pop(spec.name, None)
-            raise
-    except SystemExit as end:
-        raise UsageError(
-            f"importing {str(path)!r} ended in sys.exit({end.code!r}); put what is not for importing below "
-            "'if __name__ == \"__main__\":'"
-        ) from end
-    except Exception as error:
-        raise UsageError(f"importing {str(path)!r} failed: {type(error).__name__}: {error}; check the file") from error
+    except BaseException:
+        sys.modules.pop(spec.name, None)
+        raise
     build = getattr(module, function, None)
     if not callable(build):
         own = (key for key, value in vars(module).items() if getattr(value, "__module__", "") == module.__name__)
         offered = [key for key in own if callable(getattr(module, key)) and not key.startswith("_")]
         raise UnknownModelError(f"{str(path)!r} has no function {function!r}; it offers {', '.join(offered) or 'none'}")
     return build  # type: ignore[no-any-return]
+
+
+@contextmanager
+def errors_of(code: str, checked: str, instead_of_exit: str = "let it raise an error instead") -> Iterator[None]:
+    """Have what a user's code raises say which code that was, and what to do about it."""
+    try:
+        yield
+    except LatpredError:
+        raise
+    except SystemExit as end:
+        raise UsageError(f"{code} ended in sys.exit({end.code!r}); {instead_of_exit}") from end
+    except Exception as error:
+        text = " ".join(str(error).split()) or "no message"
+        raise UsageError(f"{code} failed: {type(error).__name__}: {text}; check {checked}") from error
 
 
 def unweighted(build: Callable[[], Any], device: str = "meta") -> Any:
@@ -168,15 +178,6 @@ def unweighted(build: Callable[[], Any], device: str = "meta") -> Any:
         with suppress(Exception, SystemExit), Unweighted():
             return build()
     return build()
-
-
-def _call(build: Callable[[], Any], name: str, device: str) -> Any:
-    try:
-        return unweighted(build, device)
-    except SystemExit as end:
-        raise UsageError(f"{name} ended in sys.exit({end.code!r}); let it raise an error instead") from end
-    except Exception as error:
-        raise UsageError(f"{name} failed: {type(error).__name__}: {error}; check the function") from error
 
 
 _REGISTERED = re.compile(r'^@register_model(?:\((?:name="(\w+)")?\))?$.*?^def (\w+)\(', re.MULTILINE | re.DOTALL)
@@ -274,8 +275,8 @@ def listing(*, libraries: bool = False) -> list[dict[str, Any]]:
 
 @contextmanager
 def attention(implementation: str | None) -> Iterator[None]:
-    """Within it, models of transformers built by name have this attention ("eager"); None leaves their default."""
-    token = _ATTENTION.set(implementation)
+    """Within it, models of transformers built by name have this attention ("eager"); None changes nothing."""
+    token = _ATTENTION.set(implementation or _ATTENTION.get())
     try:
         yield
     finally:
@@ -315,7 +316,7 @@ def build(
         return _built(name, model, "image", image or side, dtype, device)
     if is_file(name):
         return _from_file(name, seq, image, dtype, device)
-    full = _ALIASES.get(canonical(name))
+    full = full_name(name)
     if full is None:
         _demand_no_path(name)
         return build(_in_a_library(name), seq=seq, image=image, device=device, precision=precision)
@@ -366,9 +367,8 @@ def build_config(config: Any) -> torch.nn.Module:
         config = model_class.config_class.from_dict(config.to_dict(), attn_implementation=_ATTENTION.get())
     else:
         config = copy.deepcopy(config)  # transformers writes into it
-    with Unweighted():
-        model: Any = model_class(config)
-    return model.eval()  # type: ignore[no-any-return]
+    model: torch.nn.Module = unweighted(partial(model_class, config))
+    return model.eval()
 
 
 def _built(name: str, model: torch.nn.Module, kind: str, size: int, dtype: torch.dtype | None, device: str) -> Built:
@@ -413,9 +413,7 @@ def _from_transformers(row: Architecture, size: int, device: str) -> torch.nn.Mo
         options["image_size"] = options.get("image_size", size) if fixed else size
     if _ATTENTION.get() is not None:
         options["attn_implementation"] = _ATTENTION.get()
-    config = model_class.config_class(**options)
-    with _building_for(device):
-        return model_class(config)  # type: ignore[no-any-return]
+    return unweighted(partial(model_class, model_class.config_class(**options)), device)  # type: ignore[no-any-return]
 
 
 def transformers_class(name: str) -> Any:
@@ -477,16 +475,10 @@ def _torchvision_broken() -> bool:
     return False
 
 
-def _building_for(device: str) -> AbstractContextManager[None]:
-    """Build without memory and without initialising weights, for the meta device; as usual for any other."""
-    return Unweighted() if device == "meta" else nullcontext()
-
-
 def _from_space(name: str, device: str) -> tuple[torch.nn.Module, int]:
-    space, architecture = import_module("latpred.zoo.spaces").named(name)
+    space, architecture = spaces.named(name)  # type: ignore[misc]  # the name begins with a space's
     encoding = space.encoded(architecture)
-    with _building_for(device):
-        return space.build(encoding), space.pixels(encoding)
+    return unweighted(partial(space.build, encoding), device), space.pixels(encoding)
 
 
 # -- torchvision and timm ------------------------------------------------------------------------------------------
@@ -539,7 +531,7 @@ def of_library(library: str) -> list[str]:
 
 def _in_a_library(name: str) -> str:
     """The name in full of a model that only a library knows; none is imported to find out."""
-    listed = {library: registered(library) or of_library(library) for library in _LIBRARIES}
+    listed = {library: registered(library) for library in _LIBRARIES}
     for library, others in listed.items():
         for other in others:
             if canonical(other) == canonical(name):
@@ -563,15 +555,11 @@ def _torchvision_model(module: Any, name: str, device: str, image: int | None) -
 
 
 def _timm_model(module: Any, name: str, device: str, image: int | None) -> tuple[torch.nn.Module, int]:
-    def made(**options: int) -> Any:
-        with _building_for(device):
-            return module.create_model(name, pretrained=False, **options)
-
-    model = None
+    create, model = partial(module.create_model, name, pretrained=False), None
     if image is not None:
         # Of some models the image's size is in the layers; others do not take it, and need not.
         try:
-            model = made(img_size=image)
+            model = unweighted(partial(create, img_size=image), device)
         except TypeError:
             pass
         except (AssertionError, ValueError, RuntimeError) as error:
@@ -580,7 +568,7 @@ def _timm_model(module: Any, name: str, device: str, image: int | None) -> tuple
                 f"{' '.join(str(error).split()) or type(error).__name__}; ask for another size (image=, --image)"
             ) from error
     if model is None:
-        model = made()
+        model = unweighted(create, device)
     described = getattr(model, "pretrained_cfg", None) or {}
     return model, described.get("input_size", (3, 224, 224))[-1]
 

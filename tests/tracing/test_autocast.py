@@ -122,7 +122,7 @@ def test_a_model_may_enter_autocast_itself(device: str | None) -> None:
     graph = latpred.trace(Own(8, 8), torch.zeros(1, 8))
     single = ("linear", "float32")
     if device == "cpu":  # which on a GPU does nothing
-        assert (rows(graph), graph.target, graph.notes) == ([single, single], "", ())
+        assert (rows(graph), graph.target, graph.notes) == ([single, single], "cuda", ())
         return
     assert rows(graph) == [*CASTS, ("linear", "bfloat16"), ("to", "bfloat16"), single]
     assert (graph.precision, graph.target) == ("fp32", "cuda")

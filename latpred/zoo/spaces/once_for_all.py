@@ -79,20 +79,20 @@ def _read(architecture: Mapping[str, Any] | str) -> Mapping[str, Any]:
 
 
 def _network(place: Place, width: float = 1.0, classes: int = 1000) -> nn.Module:
-    entering = divisible(16 * width)
+    entering = _divisible(16 * width)
     layers: list[nn.Module | None] = [
         convolution(3, entering, 3, 2, activation=nn.Hardswish),
         _block(entering, entering, 1, 3, 1),
     ]
     for number in range(BLOCKS):
         stage, block = divmod(number, 4)
-        leaving = divisible(_WIDTHS[stage] * width)
+        leaving = _divisible(_WIDTHS[stage] * width)
         shape = (entering, leaving, 1 if block else _STRIDES[stage])
         style: dict[str, Any] = {"activation": _ACTIVATIONS[stage], "squeezed": _SQUEEZED[stage]}
         options: dict[str, Any] = {_named(k, e): partial(_block, *shape, k, e, **style) for k, e in _KINDS}
         layers.append(place(str(number), options if block < DEPTHS[0] else {**options, _ABSENT: lambda: None}))
         entering = leaving
-    wide, last = divisible(960 * width), divisible(1280 * width)
+    wide, last = _divisible(960 * width), _divisible(1280 * width)
     layers += [convolution(entering, wide, 1, activation=nn.Hardswish), nn.AdaptiveAvgPool2d(1)]
     layers += [nn.Conv2d(wide, last, 1, bias=False), nn.Hardswish(), nn.Flatten(), nn.Linear(last, classes)]
     return nn.Sequential(*(layer for layer in layers if layer is not None)).eval()
@@ -102,7 +102,7 @@ def _named(kernel: int, expansion: int) -> str:
     return f"kernel {kernel}, expansion {expansion}"
 
 
-def divisible(channels: float) -> int:
+def _divisible(channels: float) -> int:
     """The nearest multiple of 8, a step up where that would take more than a tenth away."""
     near = max(_DIVISOR, int(channels + _DIVISOR / 2) // _DIVISOR * _DIVISOR)
     return near + _DIVISOR if near < 0.9 * channels else near
@@ -118,7 +118,7 @@ def _block(
     squeezed: bool = False,
 ) -> nn.Module:
     """An inverted residual: expand, filter each channel, weigh the channels, project."""
-    middle = divisible(entering * expansion)
+    middle = _divisible(entering * expansion)
     layers = [] if expansion == 1 else [convolution(entering, middle, 1, activation=activation)]
     layers.append(convolution(middle, middle, kernel, stride, middle, activation))
     if squeezed:
@@ -132,7 +132,7 @@ class Squeeze(nn.Module):
 
     def __init__(self, channels: int) -> None:
         super().__init__()
-        few = divisible(channels // 4)
+        few = _divisible(channels // 4)
         squeeze, widen = nn.Conv2d(channels, few, 1), nn.Conv2d(few, channels, 1)
         self.body = nn.Sequential(nn.AdaptiveAvgPool2d(1), squeeze, nn.ReLU(), widen, nn.Hardsigmoid())
 
