@@ -151,7 +151,8 @@ def accepted(
     }
     if shifts:
         moved = float(np.median(np.abs(np.log(shifts))))
-        gates[f"median shift between two timings, at equal speed, at most {MOST_SHIFT:.0%}"] = (moved, moved <= MOST_SHIFT)
+        name = f"median shift between two timings, at equal speed, at most {MOST_SHIFT:.0%}"
+        gates[name] = (moved, moved <= MOST_SHIFT)
     if apart:
         together = apart <= MOST_APART
         gates[f"cells while the host had moved the processors apart at most {MOST_APART:.0%}"] = (apart, together)
