@@ -136,8 +136,9 @@ def accepted(
 
     stable : share of timings that were. disturbed : share of cells that never found a calm moment. apart : share of
     cells that only found moments in which the host had moved the processors apart. shifts : second over first timing of
-    what was timed twice, at equal speed. missing : kinds of cells of which too many could not be measured. seen : how many networks the
-    fit rests on, where it rests on networks. seconds : what measuring took. command : what measures the profile again.
+    what was timed twice, at equal speed. missing : kinds of cells of which too many could not be measured. seen : how
+    many networks the fit rests on, where it rests on networks. seconds : what measuring took. command : what measures
+    the profile again.
     """
     enough_models = len(models) >= FEWEST
     who, judged = ("ordinary models", models) if enough_models else ("holdout networks", networks)
