@@ -168,8 +168,10 @@ def test_a_run_goes_on_for_networks_but_not_without_end(
     if goes_on == "until it has enough":
         assert networks == calibrator.ENOUGH_NETWORKS
         assert 1.0 < eager._spent < longer
-        assert eager._report.longer_s > 0.0  # so that nobody is told that no time is left, for other runtimes either
-        calibrator._with_runtimes(some_profile(), CpuDevice(), empty, ("fp32",), {"eager": eager._effort}, eager._report)
+        assert eager._report.longer_s > 0.0  # so that nobody is told that no time is left
+        calibrator._with_runtimes(
+            some_profile(), CpuDevice(), empty, ("fp32",), {"eager": eager._effort}, eager._report
+        )
         assert eager._report.before_s == seconds + eager._report.longer_s, "what is told of the next does not go back"
         eager._measure_for_gate()
         assert acceptance.AGAIN in run.rows[-1].cell.dims  # for the second look there is as much time as ever
