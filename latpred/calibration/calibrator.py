@@ -253,8 +253,7 @@ class _EagerCalibration:
         if not self._simulated:  # its times are the same at any time, and its models are graphs
             self._measure_for_gate()
             self._visits.finish()
-        profile, error = self._fit()
-        self._note(error)
+        profile = self._fit()
         return msgspec.structs.replace(profile, learning=tuple(self._learning), seconds=round(self._visits.seconds, 1))
 
     @property
@@ -319,10 +318,9 @@ class _EagerCalibration:
 
     def _learn(self) -> None:
         try:
-            profile, error = self._fit()
+            profile = self._fit()
         except Exception:
             return  # too little yet, or too odd; the last fit says so where it stays so
-        self._note(error)
         self._schedule.learn(profile)
         if not self._simulated:
             self._predictions.append((len(self._visits.rows), acceptance.predictions(profile, self._precision)))
@@ -337,17 +335,16 @@ class _EagerCalibration:
             self._visits.tell("its predictions move no more")
         return settled
 
-    def _fit(self) -> tuple[DeviceProfile, float]:
+    def _fit(self) -> DeviceProfile:
+        """The profile of everything measured so far; its error is a point of the learning curve."""
         self._visits.tell("fitting")
         rows, machine, info = self._visits.rows, self._device.machine(), self._device.info()
         profile, errors = profile_fit.fit_profile(rows, machine, info, self._name, self._protocol)
-        return profile, acceptance.median_error(errors)
-
-    def _note(self, error: float) -> None:
+        error, seconds = acceptance.median_error(errors), self._visits.seconds
         if isfinite(error):
-            seconds = self._visits.seconds
             self._learning.append(Checkpoint(round(seconds, 1), len(self._visits.rows), round(error, 4)))
             self._report.tell("tested on holdout networks", seconds, error)
+        return profile
 
 
 def _demand_effort(budget_s: float | None, cells: int | None) -> None:
@@ -452,20 +449,15 @@ def device_of(machine: Machine) -> DeviceInfo:
         return open_device("simulated").info()
     if not machine.accelerator:
         return DeviceInfo("cpu", "cpu", asynchronous=False, memory_bytes=machine.memory_bytes, queue=0)
-    here = map(torch.cuda.get_device_properties, range(torch.cuda.device_count()))
-    present = next((one for one in here if one.name == machine.accelerator), None)
-    if present is not None:
-        return cuda.info_of(present)
+    here = (cuda.info_of(torch.cuda.get_device_properties(index)) for index in range(torch.cuda.device_count()))
+    elsewhere = DeviceInfo(cuda.name_of(machine.accelerator), "cuda", asynchronous=True, memory_bytes=0, queue=0)
     spec = gpus.find(machine.accelerator)
-    return DeviceInfo(
-        cuda.name_of(machine.accelerator),
-        "cuda",
-        asynchronous=True,
-        memory_bytes=spec.memory_bytes if spec else 0,
-        multiprocessors=spec.multiprocessors if spec else 0,
-        queue=0,
-        cache_bytes=spec.l2_bytes if spec else 0,
-    )
+    if spec is not None:
+        memory_bytes, cache_bytes = spec.memory_bytes, spec.l2_bytes
+        elsewhere = msgspec.structs.replace(
+            elsewhere, memory_bytes=memory_bytes, cache_bytes=cache_bytes, multiprocessors=spec.multiprocessors
+        )
+    return next((info for info in here if info.name == elsewhere.name), elsewhere)
 
 
 TINY = 2 * len(networks.KINDS)

@@ -11,9 +11,7 @@ __all__ = ["Call", "Device", "ProfiledForward", "open_device"]
 
 
 def open_device(device: str | Device) -> Device:
-    """The device of a name, ready to be timed, or an open one as it is.
-
-    Names are "cpu", "cuda", "cuda:1" and "simulated"; any other is a DeviceError.
+    """The device of a name, as "cpu", "cuda", "cuda:1" or "simulated", ready to be timed; an open one as it is.
 
     >>> open_device("simulated").asynchronous
     True

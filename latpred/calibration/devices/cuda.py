@@ -222,11 +222,7 @@ def info_of(properties: Any) -> DeviceInfo:
 
 
 def name_of(accelerator: str) -> str:
-    """What profiles call a GPU that the driver calls so.
-
-    >>> name_of("NVIDIA H100 80GB HBM3")
-    'nvidia-h100-80gb-hbm3'
-    """
+    """What profiles call a GPU that the driver calls so."""
     return re.sub(r"[^a-z0-9]+", "-", accelerator.lower()).strip("-")
 
 
