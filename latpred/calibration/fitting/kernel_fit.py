@@ -205,7 +205,7 @@ COLD_BYTES = float(16 << 20)  # touched since code last ran, which leave half of
 SHORT_US = 5.0  # a kernel so long leaves half of what the shortest ones that leave anything do
 
 
-class Kernel(NamedTuple):
+class _Kernel(NamedTuple):
     """One launching call: its op (None for several in one), its kernel's time, and its dispatch."""
 
     op: Op | None
@@ -263,7 +263,9 @@ def host_us(run: TimedNetwork, dispatch: DispatchFit) -> float:
     return run.slowdown.dispatch * (dispatch.fixed_us + calls_us) + run.slowdown.ops * ops_us
 
 
-def _kernels(run: TimedNetwork, dispatch: DispatchFit, in_place: DispatchFit, cold_us: Sequence[float]) -> list[Kernel]:
+def _kernels(
+    run: TimedNetwork, dispatch: DispatchFit, in_place: DispatchFit, cold_us: Sequence[float]
+) -> list[_Kernel]:
     """The launching calls of a run, without their dispatch and what that takes longer from cold caches.
 
     With a clock around each, calls of short passes sum to more than a pass leaves beside dispatch: they are shortened.
@@ -274,7 +276,7 @@ def _kernels(run: TimedNetwork, dispatch: DispatchFit, in_place: DispatchFit, co
             cost = (_dispatch_us(group, in_place) + longer_us) * run.slowdown.ops
             us = max(taken - cost, LEAST_SHARE * taken)
             alone = len(group) == 1 and not group[0].estimated
-            kernels.append(Kernel(group[0] if alone else None, us, cost))
+            kernels.append(_Kernel(group[0] if alone else None, us, cost))
     clocked_us = sum(kernel.us for kernel in kernels)
     left_us = run.total_us - host_us(run, dispatch)
     shorter = left_us / clocked_us if clocked_us > 0 else 1.0
@@ -298,7 +300,7 @@ def _cold_us(run: TimedNetwork, dispatch: DispatchFit) -> list[float]:
     return longer
 
 
-def _cache_refill(runs: Sequence[TimedNetwork], kernels: Sequence[Sequence[Kernel]], dispatch: DispatchFit) -> Floats:
+def _cache_refill(runs: Sequence[TimedNetwork], kernels: Sequence[Sequence[_Kernel]], dispatch: DispatchFit) -> Floats:
     """Coefficients of `_terms` that explain what networks take beyond their dispatch and their kernels."""
     totals = np.array([run.total_us for run in runs])
     kernels_us = np.array([sum(kernel.us for kernel in launched) for launched in kernels])

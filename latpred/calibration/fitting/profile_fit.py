@@ -211,7 +211,7 @@ def _of_datasheet(machine: Machine) -> Mapping[str, Mapping[str, KernelFit]]:
     return {} if spec is None else datasheet.profile_of(spec).kernels
 
 
-def queued_sample(row: Row, gap_us: float, kinds: Container[str] = ()) -> Iterator[KernelSample]:
+def queued_sample(row: Row, gap_us: float, kinds: Container[str]) -> Iterator[KernelSample]:
     """A kernel timed in a queue: its period less the gap to its predecessor. Its kind counts if it is of `kinds`."""
     graph, batch = single_ops.graph(row.cell)
     launching = [op for op in graph.at(batch) if op.launches]

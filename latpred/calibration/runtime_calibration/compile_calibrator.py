@@ -138,8 +138,9 @@ class CompileCalibrator(RuntimeCalibrator):
     def measure(self, cell: Cell) -> Sampled:
         """Time a network whole, and each call of its wrapper."""
         spec = schedules.network_spec(cell)
-        with _wrappers() as modules:
-            _, call = self.prepared(spec, cell.precision)
+        before = _wrappers()
+        _, call = self.prepared(spec, cell.precision)
+        modules = [module for module in _wrappers() if module not in before]
         whole = self.timed(call, *effort(spec))
         calls_us, slow = time_calls(call, modules, self._gauge, repeats=REPEATS, budget_s=CALLS_S)
         return Sampled({"single": msgspec.structs.replace(whole, slow=max(whole.slow, slow))}, calls_us)
@@ -193,15 +194,11 @@ def _in_order(specs: Iterator[NetworkSpec], kinds: Sequence[str]) -> Iterator[Ne
 # -- timing the calls of a wrapper ---------------------------------------------------------------------------------
 
 
-@contextlib.contextmanager
-def _wrappers() -> Iterator[list[ModuleType]]:
-    """The wrappers that are loaded while the context lasts; the list is filled when it ends."""
+def _wrappers() -> list[ModuleType]:
+    """The wrappers that torch.compile has loaded so far."""
     from torch._inductor.codecache import PyCodeCache
 
-    before = {id(module) for module in PyCodeCache.modules}
-    loaded: list[ModuleType] = []
-    yield loaded
-    loaded += [module for module in PyCodeCache.modules if id(module) not in before]
+    return list(PyCodeCache.modules)
 
 
 def time_calls(

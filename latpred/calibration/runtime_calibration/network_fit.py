@@ -266,7 +266,7 @@ def _guess_us(fits: Mapping[str, KernelFit]) -> tuple[float, float, float]:
     )
 
 
-def eager_us(eager: DispatchFit, name: str) -> float:
+def _eager_us(eager: DispatchFit, name: str) -> float:
     """What eager pays for the same kind of step: "node.gemm" and "kernel.extern.gemm" are compared to its "gemm"."""
     if name in (MODULE, PYTHON):
         return max((eager.module_call_us if name == MODULE else eager.python_call_us) * eager.scale, 0.01)
@@ -287,7 +287,7 @@ def _add_share_priors(system: System, names: Iterable[str], eager: DispatchFit) 
     """Steps of all classes cost one common share of what eager pays for them, more or less."""
     system.prior({_SHARE: 1.0}, SHARE, SHARE_SIGMA)
     for name in names:
-        usual_us = eager_us(eager, name)
+        usual_us = _eager_us(eager, name)
         system.prior({("class", name): 1.0, _SHARE: -usual_us}, 0.0, CLASS_SIGMA * SHARE * usual_us)
 
 
@@ -389,7 +389,7 @@ class _TwoClocks:
         for name in classes:
             like = _like(name)
             if like is not None:
-                sigma = ALIKE_SIGMA * SHARE * eager_us(self._eager, name)
+                sigma = ALIKE_SIGMA * SHARE * _eager_us(self._eager, name)
                 system.prior({("class", name): 1.0, ("class", like): -1.0}, 0.0, sigma)
         _add_share_priors(system, sorted({_like(name) or name for name in classes} - {REPLAY}), self._eager)
         return _with_host(fit, system.solve(), self._eager)
