@@ -279,17 +279,19 @@ def _remembered(query: DeviceQuery, _state: tuple[object, ...]) -> Predictor:
 def _state_of(query: DeviceQuery) -> tuple[object, ...]:
     """Differs whenever a profile, or what is said of it, may have changed."""
     folders = [storage.profiles_dir()] if query.host is None else [storage.profiles_dir(), host_profile.directory()]
-    named = [one for one in (query.device, query.host) if isinstance(one, str | os.PathLike)]
-    files = chain(named, *map(storage.documents, folders))
-    return (*map(str, folders), _threads_now(), *map(_file_state, files))
+    files = chain.from_iterable(map(storage.documents, folders))
+    return (*map(str, folders), _threads_now(), *map(_file_state, (query.device, query.host, *files)))
 
 
-def _file_state(path: str | os.PathLike[str]) -> tuple[object, ...]:
+def _file_state(named: object) -> tuple[object, ...]:
+    """What tells one content of a file from another."""
+    if not isinstance(named, str | os.PathLike):  # nothing, or the factor of a host
+        return (named,)
     try:
-        status = os.stat(path)
+        status = os.stat(named)
     except OSError:
-        return (path,)
-    return (path, status.st_mtime_ns, status.st_size)
+        return (named,)
+    return (named, status.st_mtime_ns, status.st_size)
 
 
 def predictor_now(predictor: Predictor) -> Predictor:
