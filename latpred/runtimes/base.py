@@ -177,7 +177,7 @@ def kind(op: Op) -> tuple[object, ...]:
     return (op.name, op.host_class, op.family, op.dtype, tuple(op.dims), op.launches, op.syncs)
 
 
-def first_difference(ops: Sequence[Op], others: Sequence[Op]) -> str | None:
+def _first_difference(ops: Sequence[Op], others: Sequence[Op]) -> str | None:
     """Name of the first op that is not the same in both, None where all are."""
     for op, other in zip_longest(ops, others):
         if op is None or other is None or kind(op) != kind(other):
@@ -206,7 +206,7 @@ def ops_of(
     runtime: str, one: Sequence[Op], two: Sequence[Op], three: Sequence[Op]
 ) -> tuple[tuple[Op, ...], tuple[Op, ...] | None]:
     """The ops of every batch size, and those of batch 1 where they are others, from what was executed at 1, 2 and 3."""
-    different = first_difference(two, three)
+    different = _first_difference(two, three)
     if different is not None:
         raise RuntimeRefusalError(f"{runtime} runs other ops at batch 2 and 3, first at {different}")
     ops = tuple(op_through(*pair) for pair in zip(two, three, strict=True))
@@ -215,7 +215,7 @@ def ops_of(
 
 def unless_affine(one: Sequence[Op], ops: Sequence[Op]) -> tuple[Op, ...] | None:
     """What was executed at batch 1; None where `ops`, which hold for larger batches, give that as well."""
-    affine = first_difference(one, ops) is None and all(map(_gives, ops, one))
+    affine = _first_difference(one, ops) is None and all(map(_gives, ops, one))
     return None if affine else tuple(one)
 
 

@@ -70,7 +70,7 @@ class _OptimisedGraph:
             proto = self._nodes[event.name]
             inputs = [values.get(name) for name in proto.input]  # none under "", which stands for an absent one
             made = [self.value(dtype, shape) for dtype, shape in event.outputs]
-            outputs = in_model(blocked, proto, inputs, made)
+            outputs = _in_model(blocked, proto, inputs, made)
             results.append(dict(zip(filter(None, proto.output), outputs, strict=False)))
             values |= results[-1]
             ops.append(_op(event, proto, inputs, outputs, self.no_launch(event, proto)))
@@ -234,7 +234,9 @@ def _unfilled(proto: Any, before: Any | None) -> Any:
     return changed
 
 
-def in_model(blocked: set[str], node: Any, inputs: Sequence[Value | None], outputs: Sequence[Value]) -> Sequence[Value]:
+def _in_model(
+    blocked: set[str], node: Any, inputs: Sequence[Value | None], outputs: Sequence[Value]
+) -> Sequence[Value]:
     """Results of a node as the model has them, from those that were executed; nodes come in order of execution.
 
     `node` has the weights that `_unfilled` gives, `inputs` are as this gave them. `blocked` are the names of all values
