@@ -82,7 +82,7 @@ class Autocast:
         self._mine = (target, "meta")  # the devices that a model may name for it
         self.entered = False  # whether it was ever switched on
         # Whether torch's switches are followed: where autocast is asked for, and where the caller is in one itself.
-        self.follows = follows or nesting() > 0
+        self.follows = follows or _nesting() > 0
         self._enabled, self._dtype, self._caching = False, _USUAL[target], True
         self._nesting = 0
         self._casts: dict[int, tuple[Tensor, Tensor]] = {}  # weights by their identity, and what they were cast to
@@ -170,7 +170,7 @@ class Autocast:
 
     def _refuse(self, func: OpOverload[..., Any], args: Sequence[Any], options: dict[str, Any]) -> Any:
         """End a pass whose model has entered autocast."""
-        if nesting():
+        if _nesting():
             raise EntersAutocastError
         return self._recorder.handle(func, args, options)
 
@@ -253,7 +253,7 @@ def _eligible(value: Any) -> bool:
     return isinstance(value, Tensor) and value.dtype.is_floating_point and value.dtype is not torch.float64
 
 
-def nesting() -> int:
+def _nesting() -> int:
     """How many contexts of torch.autocast this thread is in, those included that are switched off."""
     torch.autocast_increment_nesting()
     return torch.autocast_decrement_nesting()
