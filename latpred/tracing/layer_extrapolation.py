@@ -43,7 +43,7 @@ _ADDRESS = re.compile(r" at 0x[0-9a-f]+")
 
 
 @dataclass(frozen=True, slots=True)
-class Part:
+class _Part:
     """Ops of a stack of four: up to the second layer, the second layer, from the last layer on.
 
     What was made of them for one depth serves others: whoever prices ops has seen those before.
@@ -71,8 +71,8 @@ class _Stack(NamedTuple):
     """A traced model of four layers, ready to be made deeper."""
 
     graph: ModelGraph
-    part: Part
-    part_at_one: Part | None
+    part: _Part
+    part_at_one: _Part | None
     parameters: int  # of one layer
     parameter_bytes: int
 
@@ -159,7 +159,7 @@ def _stack(config: Any, options: dict[str, Any]) -> _Stack | None:
     return _Stack(graph, part, exact, layer.parameters, layer.parameter_bytes)
 
 
-def _taken_apart(ops: tuple[Op, ...], path: str) -> Part | None:
+def _taken_apart(ops: tuple[Op, ...], path: str) -> _Part | None:
     """The parts of a trace of four layers; None where the two in the middle differ in more than their number."""
     firsts = [next((i for i, op in enumerate(ops) if _within(op.module, f"{path}.{n}")), -1) for n in range(SHALLOW)]
     if -1 in firsts or firsts != sorted(firsts):
@@ -169,7 +169,7 @@ def _taken_apart(ops: tuple[Op, ...], path: str) -> Part | None:
     growth = other[0].live_bytes - middle[0].live_bytes
     if tuple(_moved(middle, path, 1, 2, growth)) != other:
         return None
-    return Part(path, ops[:second], middle, ops[last:], growth)
+    return _Part(path, ops[:second], middle, ops[last:], growth)
 
 
 def _moved(ops: tuple[Op, ...], path: str, old: int, new: int, growth: Affine, times: int = 1) -> Iterator[Op]:

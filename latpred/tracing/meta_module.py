@@ -277,7 +277,7 @@ class _AlsoMeta(str):
         return str.__eq__(self, other) or (str.__eq__("meta", other) is True and get_ident() == self.thread)
 
 
-def multi_head_attention(
+def _multi_head_attention(
     query: Tensor,
     key: Tensor,
     value: Tensor,
@@ -310,13 +310,13 @@ def multi_head_attention(
     return out, (weights.sum(1).div_(num_head) if average_attn_weights else weights)
 
 
-def encoder_layer(src: Tensor, embed_dim: int, num_heads: int, *rest: Any) -> Tensor:
+def _encoder_layer(src: Tensor, embed_dim: int, num_heads: int, *rest: Any) -> Tensor:
     """What `aten::_transformer_encoder_layer_fwd` does."""
     mask, mask_type = (*rest[15:], None, None)[:2]
 
     def attention(x: Tensor) -> Tensor:
         options = {"mask": mask, "need_weights": False, "mask_type": mask_type}
-        return multi_head_attention(x, x, x, embed_dim, num_heads, *rest[:4], **options)[0]
+        return _multi_head_attention(x, x, x, embed_dim, num_heads, *rest[:4], **options)[0]
 
     return layer_around(attention, src, embed_dim, *rest[4:15])
 
@@ -354,6 +354,6 @@ def layer_around(
 
 
 REPLACEMENTS: dict[str, Callable[..., Any]] = {
-    "_native_multi_head_attention": multi_head_attention,
-    "_transformer_encoder_layer_fwd": encoder_layer,
+    "_native_multi_head_attention": _multi_head_attention,
+    "_transformer_encoder_layer_fwd": _encoder_layer,
 }

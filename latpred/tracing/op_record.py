@@ -24,7 +24,7 @@ from latpred.ops import Formula, Work, checked, formula_of, generation
 from latpred.ops.families import FREE, host_class, is_tensor, no_launch_class, stored_numel
 from latpred.ops.pointwise import elementwise
 
-# Composite ops that are recorded whole: new results, and what is a view where the strides allow it.
+# Composite ops that are recorded whole, and give new results.
 _FRESH_WHOLE = frozenset(
     {
         *("batch_norm", "bilinear", "_weight_norm"),
@@ -35,12 +35,6 @@ _FRESH_WHOLE = frozenset(
         "take_along_dim",
     }
 )
-_MAYBE_WHOLE = frozenset(
-    {
-        *("reshape", "flatten", "contiguous", "ravel", "reshape_as", "real", "imag", "resolve_conj", "resolve_neg"),
-        *("view_as_real_copy", "unsafe_split"),
-    }
-)
 _PICKING = ("nonzero", "masked_select", "unique", "_unique2", "unique_dim", "unique_consecutive", "bincount")
 _DROPOUTS = ("dropout", "feature_dropout", "alpha_dropout", "feature_alpha_dropout")
 _CONVOLUTIONS = tuple(f"conv{kind}{n}d" for kind in ("", "_transpose") for n in (1, 2, 3))
@@ -49,8 +43,13 @@ _VIEWS = (
     *("mH", "matrix_H", "adjoint", "tensor_split", "hsplit", "vsplit", "dsplit", "unflatten", "broadcast_to"),
     *("positive", "unsafe_chunk", "atleast_1d", "atleast_2d", "atleast_3d", "_unsafe_view"),
 )
+_MAYBE_VIEWS = (  # where the strides allow it, else copies
+    *("reshape", "flatten", "contiguous", "ravel", "reshape_as"),
+    *("real", "imag", "resolve_conj", "resolve_neg"),
+)
 _SPECIAL = {
     **dict.fromkeys(_VIEWS, "view"),
+    **dict.fromkeys(_MAYBE_VIEWS, "maybe"),
     **dict.fromkeys(("_local_scalar_dense", "equal"), "item"),
     **dict.fromkeys(("to", "_to_copy", "type_as"), "move"),
     **dict.fromkeys((*_DROPOUTS, *(f"{name}_" for name in _DROPOUTS)), "dropout"),
@@ -124,8 +123,6 @@ def _kind(func: OpOverload[..., Any], short: str, aten: bool) -> str:
     composite = func._can_decompose()
     if short == "where" and len(func._schema.arguments) == 1:
         return "decompose"  # the one-argument form is nonzero()
-    if composite and aten and short in _MAYBE_WHOLE:
-        return "maybe"
     if composite and not (aten and short in _FRESH_WHOLE):
         # A formula given to a composite op says that one kernel serves it.
         if aten or formula_of(func._schema.name) is None:
