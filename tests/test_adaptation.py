@@ -18,6 +18,7 @@ import torch
 import latpred
 from latpred import host
 from latpred.accuracy.adaptation import LEVELS, NONE
+from latpred.accuracy.predicted import GraphKey
 from latpred.cli import main
 from latpred.errors import ProfileError, TableError, UsageError
 from latpred.fit.corrections import MODULE, Factors, LatencyModel, Row, corrected
@@ -451,6 +452,12 @@ def test_a_model_is_traced_at_the_size_of_its_row() -> None:
 def test_a_graph_keeps_its_own_memory_format() -> None:
     last = [msgspec.structs.replace(graph, memory_format="channels_last") for graph in GRAPHS]
     assert latpred.adapt(SYNCHRONOUS, measured(SYNCHRONOUS, last)).runtimes[0].rows == len(ROWS)
+
+
+def test_a_name_whose_graph_is_given_is_not_traced() -> None:
+    rows = pd.DataFrame({"model": "mine", "batch": 1, "latency_ms": latencies(SYNCHRONOUS, GRAPHS[:1], 1)})
+    found = latpred.adapt(SYNCHRONOUS, rows, graphs={GraphKey("mine", "default", 0, "fp32"): GRAPHS[0]})
+    assert found.runtimes[0].bought.before.median == 0.0
 
 
 GRAPHS = architectures(4)

@@ -14,7 +14,7 @@ from torch import nn
 import latpred.tracing
 from latpred import tables
 from latpred.accuracy import comparison
-from latpred.accuracy.predicted import GraphKey, predict_table, trace_models
+from latpred.accuracy.predicted import GraphKey, graph_keys, predict_table, trace_models
 from latpred.errors import MissingPackageError, TableError
 from latpred.graph.graph import ModelGraph
 from latpred.prediction.predictor import Predictor
@@ -60,13 +60,13 @@ def test_each_measured_row_is_what_the_predictor_says(graph: ModelGraph) -> None
         predict_table(cells, {}, profile())
 
 
-def test_only_what_is_missing_is_traced(graph: ModelGraph, asked: list[dict[str, object]]) -> None:
+def test_models_are_traced_at_the_sizes_of_their_rows(asked: list[dict[str, object]]) -> None:
     images = measured([("vit", 1, 0.1)], input_kind="image", input_size=96)
     speech = measured([("wav2vec2", 1, 0.1)], input_kind="audio", input_size=8000)
-    traced = trace_models(pd.concat([measured([("bert", 1, 0.1)]), images, speech]), {KEY: graph})
+    keys = graph_keys(pd.concat([images, speech]))
+    assert trace_models(dict.fromkeys(keys, (1,)), "cpu").keys() == set(keys)
     sizes = [[call[name] for name in ("model", "seq", "image", "precision")] for call in asked]
     assert sizes == [["vit", None, 96, "fp32"], ["wav2vec2", 8000, None, "fp32"]]
-    assert traced.keys() == {KEY, GraphKey("vit", "image", 96, "fp32"), GraphKey("wav2vec2", "audio", 8000, "fp32")}
 
 
 def test_an_outside_table_is_evaluated_without_models_that_lack_a_package(
@@ -105,7 +105,8 @@ def test_work_that_is_no_line_in_batch_is_counted_at_the_batches_of_the_table(tm
 
 
 def test_attention_is_traced_as_the_table_says(asked: list[dict[str, object]]) -> None:
-    trace_models(measured([("bert", 1, 0.1)] * 3, attention=["eager", "sdpa", ""]), {})
+    keys = graph_keys(measured([("bert", 1, 0.1)] * 3, attention=["eager", "sdpa", ""]))
+    trace_models(dict.fromkeys(keys, (1,)), "cpu")
     assert [call["attention"] for call in asked] == ["eager", "sdpa", None]
 
 

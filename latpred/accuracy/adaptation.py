@@ -25,6 +25,7 @@ from latpred.accuracy.predicted import (
     GraphKey,
     batches_of,
     graph_key,
+    graph_keys,
     graph_of,
     options_of,
     slowdown_of,
@@ -425,7 +426,7 @@ def _read_rows(
         architecture = group.groupby(["model", "input_kind", "input_size"], sort=False).ngroup()
         rows = rows_by_runtime[str(runtime)] = []
         for number, cell in zip(architecture, group.to_dict("records"), strict=True):
-            graph = graph_of(traced, cell)
+            graph = graph_of(traced, graph_key(cell))
             assert graph is not None  # `_traced` made all of them
             latency_us = float(cell["latency_s"]) * 1e6
             if speed_known:
@@ -513,13 +514,14 @@ def _traced(
     """The graphs that were given, and those of the models and names that these lack."""
     traced = dict(graphs)
     with traced_for(predictor.era):
-        for key, sizes in batches_of(map(graph_key, cells.to_dict("records")), cells["batch"]).items():
+        asked = batches_of(graph_keys(cells), cells["batch"])
+        for key, sizes in asked.items():
             if key.model in live and key not in traced:
                 model = candidates.traceable(live[key.model])
-                asked = _options_of_graph(key, model) if isinstance(model, ModelGraph) else options_of(key, inputs)
-                traced[key] = predictor.trace(model, asked, sizes)
-        untraced = cells[[graph_of(traced, cell) is None for cell in cells.to_dict("records")]]
-        return trace_models(untraced, traced, progress, predictor.target)
+                options = _options_of_graph(key, model) if isinstance(model, ModelGraph) else options_of(key, inputs)
+                traced[key] = predictor.trace(model, options, sizes)
+        untraced = {key: sizes for key, sizes in asked.items() if graph_of(traced, key) is None}
+        return traced | trace_models(untraced, predictor.target, progress)
 
 
 def _options_of_graph(key: GraphKey, graph: ModelGraph) -> Options:

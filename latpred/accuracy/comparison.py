@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from itertools import compress
 from typing import Any
 
 import numpy as np
@@ -16,7 +17,15 @@ from latpred import tables
 from latpred.accuracy import baselines, metrics
 from latpred.accuracy.accuracy_report import CAPTURED, Block, Report, Score
 from latpred.accuracy.metrics import Coverage, CurvePoint, Errors, Noise, Rank
-from latpred.accuracy.predicted import GraphKey, graph_key, left_out, none_traced, predict_table, trace_models
+from latpred.accuracy.predicted import (
+    GraphKey,
+    batches_of,
+    graph_keys,
+    left_out,
+    none_traced,
+    predict_table,
+    trace_models,
+)
 from latpred.errors import LatpredError, TableError
 from latpred.profile import gpus
 from latpred.profile.document import DeviceProfile
@@ -105,8 +114,9 @@ def evaluate(table: tables.Source, profile: DeviceProfile, *, progress: Callable
         raise TableError("The table has no rows with a latency. Measure some: latpred measure MODEL -o measured.csv")
     failed: dict[GraphKey, LatpredError] = {}
     with traced_for(profile.protocol.get("era", "")):
-        traced = trace_models(cells[timed], {}, progress, target_of(profile.device.kind), failed)
-        keys = [graph_key(cell) for cell in cells.to_dict("records")]
+        keys = graph_keys(cells)
+        asked = batches_of(compress(keys, timed), cells["batch"][timed])
+        traced = trace_models(asked, target_of(profile.device.kind), progress, failed)
     errors = [failed.get(key) if ok else None for key, ok in zip(keys, timed, strict=True)]
     out, notes = left_out(cells["model"], errors)
     if out[timed].all():

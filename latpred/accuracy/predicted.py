@@ -52,9 +52,13 @@ def graph_key(cell: Mapping[Any, Any]) -> GraphKey:
     )
 
 
-def graph_of(graphs: Mapping[GraphKey, ModelGraph], cell: Mapping[Any, Any]) -> ModelGraph | None:
-    """The traced model of a row: that of its runtime, else eager's, from which the runtime can be estimated."""
-    key = graph_key(cell)
+def graph_keys(cells: pd.DataFrame) -> list[GraphKey]:
+    """The keys of the traced models that the rows of a table need."""
+    return [graph_key(cell) for cell in cells.to_dict("records")]
+
+
+def graph_of(graphs: Mapping[GraphKey, ModelGraph], key: GraphKey) -> ModelGraph | None:
+    """The traced model of a key: that of its runtime, else eager's, from which the runtime can be estimated."""
     return graphs.get(key) or graphs.get(key._replace(runtime="eager"))
 
 
@@ -67,9 +71,9 @@ def predict_table(cells: pd.DataFrame, graphs: Mapping[GraphKey, ModelGraph], pr
     speed_known = bool(host.ratio(profile.speed, tables.speed_of(cells)))
     rows: list[dict[str, Any]] = []
     for cell in cells[tables.timed(cells)].to_dict("records"):
-        graph = graph_of(graphs, cell)
+        key = graph_key(cell)
+        graph = graph_of(graphs, key)
         if graph is None:
-            key = graph_key(cell)
             raise TableError(
                 f"No graph for {key.model} at {key.input_kind} {key.input_size}, {key.precision}. "
                 "Trace it, or use the recording that came with the table."
@@ -119,34 +123,29 @@ def batches_of(keys: Iterable[Key], batches: Iterable[int]) -> dict[Key, tuple[i
 
 
 def trace_models(
-    cells: pd.DataFrame,
-    graphs: MutableMapping[GraphKey, ModelGraph],
+    asked: Mapping[GraphKey, Sequence[int]],
+    target: str,
     progress: Callable[[str], None] | None = None,
-    target: str = "cpu",
     failed: MutableMapping[GraphKey, LatpredError] | None = None,
-) -> MutableMapping[GraphKey, ModelGraph]:
-    """Trace, by name, every model of a table that `graphs` lacks, and add it there.
+) -> dict[GraphKey, ModelGraph]:
+    """Trace models by name for a kind of device, each for the batch sizes that it is asked for.
 
     What cannot be traced is put into `failed` with its error; without `failed` it ends everything.
     """
-    for key, batches in batches_of(map(graph_key, cells.to_dict("records")), cells["batch"]).items():
-        if key in graphs:
-            continue
+    graphs: dict[GraphKey, ModelGraph] = {}
+    for key, batches in asked.items():
         if progress is not None:
-            progress(f"tracing {key.model}")
+            progress(f"tracing {key.model} for {key.runtime}")
         try:
-            graphs[key] = trace_key(key, target, batches)
+            options = options_of(key).tracing
+            graphs[key] = lowering.trace_for_runtime(
+                key.model, runtime=key.runtime, target=target, batches=batches, **options
+            )
         except LatpredError as error:
             if failed is None:
                 raise
             failed[key] = error
     return graphs
-
-
-def trace_key(key: GraphKey, target: str, batches: Sequence[int]) -> ModelGraph:
-    """Trace a model by name for a kind of device and the batch sizes that will be asked for."""
-    options = options_of(key).tracing
-    return lowering.trace_for_runtime(key.model, runtime=key.runtime, target=target, batches=batches, **options)
 
 
 def options_of(key: GraphKey, inputs: Any = None) -> Options:

@@ -22,7 +22,7 @@ import pandas as pd
 
 from latpred import storage, tables
 from latpred.accuracy.comparison import Report, compare
-from latpred.accuracy.predicted import GraphKey, graph_key, graph_of, predict_table
+from latpred.accuracy.predicted import GraphKey, graph_keys, graph_of, predict_table
 from latpred.errors import ProfileError, RecordingError, TableError
 from latpred.graph.graph import ModelGraph
 from latpred.prediction.predictor import Predictor
@@ -76,8 +76,8 @@ class Recording:
     def __post_init__(self) -> None:
         """Check the table, and that every measured cell has its graph."""
         object.__setattr__(self, "table", tables.check(self.table, tables.MEASURED))
-        cells = self.table[tables.timed(self.table)].to_dict("records")
-        missing = sorted({graph_key(cell).model for cell in cells if graph_of(self.graphs, cell) is None})
+        keys = graph_keys(self.table[tables.timed(self.table)])
+        missing = sorted({key.model for key in keys if graph_of(self.graphs, key) is None})
         if missing:
             raise RecordingError(f"No graph for {', '.join(missing)}. Trace every model that the table holds.")
 

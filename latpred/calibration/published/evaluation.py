@@ -7,7 +7,7 @@ judges. Nothing is fitted but, where it is asked for, one factor for each host.
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from contextlib import suppress
 
 import numpy as np
@@ -15,7 +15,7 @@ import pandas as pd
 from scipy.optimize import brentq
 
 from latpred.accuracy.comparison import Report, compare
-from latpred.accuracy.predicted import GraphKey, batches_of, graph_key, left_out, predict_table, trace_key
+from latpred.accuracy.predicted import GraphKey, batches_of, graph_key, left_out, predict_table, trace_models
 from latpred.calibration.published import published_table
 from latpred.calibration.published.published_table import Progress, PublishedTable, TraceKey
 from latpred.calibration.published.row_counts import EAGER
@@ -95,7 +95,9 @@ def _traced(
         names = {place: name._replace(runtime=EAGER) for place, name in names.items()}
     batches = batches_of(names.values(), (cells["batch"].iloc[place] for place in names))
     eager = {name: keys[place] for place, name in names.items() if name.runtime == EAGER}
-    graphs, failed = _by_own_tools({name: batches[name] for name in batches.keys() - eager}, target, progress)
+    failed: dict[GraphKey, LatpredError] = {}
+    others = {name: sizes for name, sizes in batches.items() if name not in eager}
+    graphs = trace_models(others, target, progress, failed)
     failures: dict[TraceKey, LatpredError] = {}
     # The predictor rewrites them for its era.
     traced = published_table.trace_all(
@@ -116,21 +118,6 @@ def _refusal(predictor: Predictor, runtime: str, precision: str) -> LatpredError
     except LatpredError as error:
         return error
     return None
-
-
-def _by_own_tools(
-    asked: Mapping[GraphKey, Sequence[int]], target: str, progress: Progress | None
-) -> tuple[Graphs, dict[GraphKey, LatpredError]]:
-    """Traces of runtimes that take models apart themselves, and the errors of those without one."""
-    graphs, failed = Graphs(), dict[GraphKey, LatpredError]()
-    for name, batches in sorted(asked.items()):
-        if progress is not None:
-            progress(f"tracing {name.model} for {name.runtime}")
-        try:
-            graphs[name] = trace_key(name, target, batches)
-        except LatpredError as error:
-            failed[name] = error
-    return graphs, failed
 
 
 def _predicted(cells: pd.DataFrame, graphs: Graphs, profile: DeviceProfile) -> pd.DataFrame:
