@@ -172,6 +172,18 @@ def options_of(key: GraphKey, inputs: Any = None) -> Options:
     )
 
 
+def refusals(cells: pd.DataFrame, predictor: Predictor) -> list[LatpredError | None]:
+    """Why a profile predicts nothing in the runtime and the precision of each row; None where it does."""
+    setups = list(zip(cells["runtime"], cells["precision"], strict=True))
+    errors: dict[tuple[str, str], LatpredError | None] = dict.fromkeys(setups)
+    for setup in errors:
+        try:
+            predictor.check(*setup)
+        except LatpredError as error:
+            errors[setup] = error
+    return [errors[setup] for setup in setups]
+
+
 def left_out(
     models: Iterable[str], errors: Sequence[LatpredError | None], of: str = ""
 ) -> tuple[NDArray[np.bool_], list[str]]:

@@ -22,8 +22,8 @@ import pandas as pd
 
 from latpred import storage, tables
 from latpred.accuracy.comparison import Report, compare
-from latpred.accuracy.predicted import GraphKey, graph_keys, graph_of, predict_table
-from latpred.errors import ProfileError, RecordingError, TableError
+from latpred.accuracy.predicted import GraphKey, graph_keys, graph_of, left_out, predict_table, refusals
+from latpred.errors import RecordingError, TableError
 from latpred.graph.graph import ModelGraph
 from latpred.prediction.predictor import Predictor
 from latpred.profile.document import DeviceProfile
@@ -84,10 +84,15 @@ class Recording:
     def replay(self, profile: DeviceProfile) -> Report:
         """Predict every cell with a profile and hold it against what was measured.
 
-        Cells in a runtime or a precision that the profile lacks are left out, and a note says so. A profile that
-        covers no cell is a ProfileError.
+        Cells in a runtime or a precision that the profile lacks are left out, and a note says so. Where it lacks all
+        of them, its error says what to do.
         """
-        measured, notes = _covered(tables.merge_repeats(self.table), profile)
+        cells = tables.merge_repeats(self.table)
+        errors = refusals(cells, Predictor(profile))
+        out, notes = left_out(cells["model"], errors)
+        if len(cells) and out.all():
+            raise next(filter(None, errors))
+        measured = cells[~out]
         predicted = predict_table(measured, self.graphs, profile)
         return compare(predicted, measured, reasons=self.reasons, notes=notes)
 
@@ -137,22 +142,6 @@ def load(source: str | os.PathLike[str]) -> Recording:
         raise RecordingError(f"{folder} holds what no recording may hold: {error} Make it anew.") from error
     graphs = {GraphKey(*(getattr(one, name) for name in GraphKey._fields)): one.graph for one in traced}
     return Recording(manifest.name, manifest.about, table, graphs, manifest.created, manifest.reasons)
-
-
-def _covered(table: pd.DataFrame, profile: DeviceProfile) -> tuple[pd.DataFrame, list[str]]:
-    """The rows of a table that a profile can predict, and sentences about those that it cannot."""
-    predictor, kept, notes = Predictor(profile), [], []
-    reason: ProfileError | None = None
-    for (runtime, precision), rows in table.groupby(["runtime", "precision"], sort=False):
-        try:
-            predictor.check(str(runtime), str(precision))
-            kept.append(rows)
-        except ProfileError as error:
-            reason = error
-            notes.append(f"{len(rows)} rows of {runtime} in {precision} are left out: {error}")
-    if reason is not None and not kept:
-        raise reason
-    return (pd.concat(kept).sort_index() if notes else table), notes
 
 
 def _shipped() -> Path:

@@ -82,7 +82,7 @@ def test_a_replay_traces_nothing_and_leaves_out_what_the_profile_lacks(
     assert report.overall.cells == 8
     assert report.regime == 1.0
     assert report.launches["eager"].exact == 1.0
-    assert any(note.startswith("2 rows of cuda-graphs in fp32 are left out") for note in report.notes)
+    assert any(note.startswith("2 rows of 1 model are left out (a): ") for note in report.notes)
     with pytest.raises(ProfileError, match="cuda-graphs"):
         recording.load(tmp_path / "captured").replay(known)
 

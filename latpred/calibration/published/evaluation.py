@@ -15,7 +15,15 @@ import pandas as pd
 from scipy.optimize import brentq
 
 from latpred.accuracy.comparison import Report, compare
-from latpred.accuracy.predicted import GraphKey, batches_of, graph_key, left_out, predict_table, trace_models
+from latpred.accuracy.predicted import (
+    GraphKey,
+    batches_of,
+    graph_key,
+    left_out,
+    predict_table,
+    refusals,
+    trace_models,
+)
 from latpred.calibration.published import published_table
 from latpred.calibration.published.published_table import Progress, PublishedTable, TraceKey
 from latpred.calibration.published.row_counts import EAGER
@@ -86,9 +94,7 @@ def _traced(
     A profile of another time has eager traces of that time, of which its runtimes' graphs are made or estimated.
     """
     predictor, target = Predictor(profile), target_of(profile.device.kind)
-    setups = list(zip(cells["runtime"], cells["precision"], strict=True))
-    refusals = {setup: _refusal(predictor, *setup) for setup in dict.fromkeys(setups)}
-    errors = [refusals[setup] for setup in setups]
+    errors = refusals(cells, predictor)
     keys = [key._replace(era=predictor.era) for key in published_table.keys_of(cells)]
     names = {place: graph_key(cell) for place, cell in enumerate(cells.to_dict("records")) if errors[place] is None}
     if predictor.era:
@@ -109,15 +115,6 @@ def _traced(
     out, said = left_out(cells["model"], errors, f"{profile.name}: ")
     notes += said
     return graphs, cells[~out].reset_index(drop=True), [error for error in errors if error]
-
-
-def _refusal(predictor: Predictor, runtime: str, precision: str) -> LatpredError | None:
-    """Why a profile predicts nothing in a runtime and a precision; None where it does."""
-    try:
-        predictor.check(runtime, precision)
-    except LatpredError as error:
-        return error
-    return None
 
 
 def _predicted(cells: pd.DataFrame, graphs: Graphs, profile: DeviceProfile) -> pd.DataFrame:
