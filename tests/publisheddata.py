@@ -9,10 +9,11 @@ import pandas as pd
 import torch
 from torch import nn
 
+from latpred.accuracy.predicted import GraphKey
 from latpred.calibration.published.joint_fit import Problem, problem
 from latpred.calibration.published.published_table import OPTIONAL, TraceKey
 from latpred.graph.graph import ModelGraph
-from latpred.runtimes.legacy_torch import TORCH_1_12, as_run_in
+from latpred.runtimes.legacy_torch import TORCH_1_12
 from latpred.tracing import trace
 
 GPUS = ("2080Ti", "RTX-8000")
@@ -41,19 +42,18 @@ MODELS = {
 
 
 def key_of(name: str, precision: str) -> TraceKey:
-    """What the walk of a model goes by."""
-    return TraceKey(name, "image", 96, precision, era=TORCH_1_12)
+    """What the trace of a model goes by."""
+    return TraceKey(GraphKey(name, "image", 96, precision), TORCH_1_12)
 
 
 @cache
 def graphs() -> dict[TraceKey, ModelGraph]:
-    """Traces of all models in both precisions, as PyTorch 1.12 ran them."""
-    found = {}
-    for name, sizes in MODELS.items():
-        for precision in ("fp32", "fp16"):
-            graph = trace(tower(*sizes), torch.zeros(1, 3, 96, 96), precision=precision)
-            found[key_of(name, precision)] = as_run_in(TORCH_1_12, graph)
-    return found
+    """Traces of all models in both precisions."""
+    return {
+        key_of(name, precision): trace(tower(*sizes), torch.zeros(1, 3, 96, 96), precision=precision)
+        for name, sizes in MODELS.items()
+        for precision in ("fp32", "fp16")
+    }
 
 
 def frame() -> pd.DataFrame:

@@ -9,8 +9,7 @@ from pathlib import Path
 import numpy as np
 import pandas as pd
 import pytest
-import torch
-from publisheddata import GPUS, MODELS, frame, graphs, key_of, products, scripted, solved, table, tower, truth
+from publisheddata import GPUS, MODELS, frame, graphs, key_of, products, scripted, solved, table, truth
 
 from latpred import Predictor
 from latpred.accuracy import metrics
@@ -31,12 +30,10 @@ from latpred.calibration.published.parameters import HOST, Parameters
 from latpred.calibration.published.published_table import PublishedTable, read
 from latpred.calibration.published.row_counts import as_run_by, family_of, group_of
 from latpred.errors import TableError, UsageError
-from latpred.graph.graph import ModelGraph
 from latpred.profile import datasheet, gpus, hosts, store
 from latpred.profile.datasheet import log_promise
 from latpred.profile.document import DeviceProfile
-from latpred.runtimes.legacy_torch import FUSED, GROUP, TORCH_1_12, TORCH_2
-from latpred.tracing import trace
+from latpred.runtimes.legacy_torch import FUSED, GROUP, TORCH_1_12, TORCH_2, as_run_in
 
 Fit = tuple[Problem, np.ndarray]
 
@@ -233,7 +230,7 @@ def demand_same_clocks(profile_theta: Fit, predictor: Predictor, model: str, gpu
     problem, theta = profile_theta
     rows = problem.rows
     for precision in ("fp32", "fp16"):
-        curve = predictor.curve(today(model, precision), (1, 256), runtime=runtime, protocol="pipelined")
+        curve = predictor.curve(graphs()[key_of(model, precision)], (1, 256), runtime=runtime, protocol="pipelined")
         there = (rows.gpu == gpu) & (rows.precision == precision) & (rows.runtime == runtime) & (rows.model == model)
         (block,) = (block for block in problem.blocks if there[block.rows].any())
         state, mine = evaluate(block, theta), there[block.rows]
@@ -241,11 +238,6 @@ def demand_same_clocks(profile_theta: Fit, predictor: Predictor, model: str, gpu
             device_us = state.device_us[mine & (rows.batch[block.rows] == batch)][0]
             assert compute_ms == pytest.approx(device_us / 1e3, rel=2e-3)
         assert state.host_us[mine].min() < curve.overhead_ms[0] * 1e3 < state.host_us[mine].max()
-
-
-def today(model: str, precision: str) -> ModelGraph:
-    """A graph that is not rewritten for an older PyTorch: the predictor does that by itself."""
-    return trace(tower(*MODELS[model]), torch.zeros(1, 3, 96, 96), precision=precision)
 
 
 def test_a_profile_predicts_what_the_latency_model_does(fitted: Fit) -> None:
@@ -257,7 +249,7 @@ def test_a_profile_predicts_what_the_latency_model_does(fitted: Fit) -> None:
     # Each GPU's four runs were on hosts of 0.8 and 1.6: from the middle of the others any is a factor of 2 away.
     assert profile.runtimes["eager"].host_spread == pytest.approx(np.log(2.0) / 1.645, rel=0.1)
     apart = 1.645 * profile.runtimes["eager"].host_spread
-    curve = predictor.curve(today("wide", "fp16"), (1, 256), protocol="pipelined")
+    curve = predictor.curve(graphs()[key_of("wide", "fp16")], (1, 256), protocol="pipelined")
     width = np.log(curve.interval_ms[0, 1] / curve.latency_ms[0])
     assert np.hypot(0.1, 0.7 * apart) < width <= 1.02 * np.hypot(0.1, apart)  # as far as the host rules
     assert curve.interval_ms[1, 1] / curve.latency_ms[1] == pytest.approx(np.exp(0.2), rel=0.02)
@@ -413,7 +405,7 @@ def test_a_profile_predicts_torchscript_as_the_latency_model_does() -> None:
     assert GROUP not in profile.kernels["fp32"]  # eager has no groups, and no row tells of them
     predictor = Predictor(store.load(store.save(profile)))
     demand_same_clocks((both, theta), predictor, "normed", "2080Ti", "torchscript")
-    graph = today("normed", "fp32")
+    graph = graphs()[key_of("normed", "fp32")]
     eager, joined = (predictor.predict(graph, runtime=name, protocol="pipelined") for name in ("eager", "torchscript"))
     assert joined.costs.ops.sum() < eager.costs.ops.sum()
 
@@ -431,7 +423,7 @@ def test_rows_of_a_gpu_that_nvfuser_refuses_are_fitted_unfused() -> None:
 
 def test_torchscript_of_another_torch_is_left_out_of_a_profile() -> None:
     both = pd.concat([table(), scripted(1.0)]).assign(stack="torch=2.3.0")
-    of_today = {key._replace(era="torch-2"): graph for key, graph in graphs().items()}
+    of_today = {key._replace(era=TORCH_2): graph for key, graph in graphs().items()}
     profile = fit_profile(both, "2080Ti", judge=False, known=of_today)
     assert list(profile.runtimes) == ["eager"]
     assert "rows of torchscript were left out" in profile.protocol["rows"]
@@ -444,7 +436,7 @@ def test_a_profile_does_not_say_where_files_of_models_lay() -> None:
 
 
 def test_scripted_pointwise_kernels_are_one_and_engines_have_none() -> None:
-    graph, halves = (graphs()[key_of("normed", precision)] for precision in ("fp32", "fp16"))
+    graph, halves = (as_run_in(TORCH_1_12, graphs()[key_of("normed", name)]) for name in ("fp32", "fp16"))
     gpu = gpus.spec("rtx-8000")
     plain, joined, engine = (as_run_by(name, graph, gpu) for name in ("eager", "torchscript", "tensorrt"))
     assert plain is graph

@@ -11,7 +11,8 @@ import pytest
 from publisheddata import frame as tax_frame
 
 from latpred.calibration.published import mapping, published_table
-from latpred.calibration.published.published_table import keys_of, read_all, trace_all
+from latpred.calibration.published.joint_fit import problem
+from latpred.calibration.published.published_table import read_all, trace_all, trace_keys
 from latpred.errors import LatpredError, TableError, UnknownGpuError
 from latpred.runtimes.legacy_torch import TORCH_1_12, TORCH_2
 
@@ -151,13 +152,14 @@ def test_a_mapping_that_no_table_goes_through_is_refused(tmp_path: Path) -> None
 
 def test_what_a_row_ran_on_is_part_of_what_is_traced(tmp_path: Path) -> None:
     given = table({}, {"software": "torch 1.9"}, {"precision": "fp16, nhwc", "model": "torchvision:squeezenet1_0"})
-    keys = keys_of(read_all([given], rules(tmp_path)).cells)
-    assert [(key.memory_format, key.era) for key in keys] == [
+    table_read = read_all([given], rules(tmp_path))
+    keys = trace_keys(table_read.cells)
+    assert [(key.graph_key.memory_format, key.era) for key in keys] == [
         ("contiguous", TORCH_2),
         ("contiguous", TORCH_1_12),
         ("channels_last", TORCH_2),
     ]
     graphs = trace_all(dict.fromkeys(keys, (1,)))
-    today, then, last = (graphs[key] for key in keys)
-    assert then.launches() > today.launches()  # a convolution's bias was a kernel of its own
-    assert (today.memory_format, last.memory_format) == ("contiguous", "channels_last")
+    assert [graphs[key].memory_format for key in keys] == ["contiguous", "contiguous", "channels_last"]
+    today, then, _ = problem(table_read, graphs).work["launches"]
+    assert then > today  # a convolution's bias was a kernel of its own

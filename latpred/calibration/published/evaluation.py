@@ -18,7 +18,7 @@ from latpred.accuracy.comparison import Report, compare
 from latpred.accuracy.predicted import (
     GraphKey,
     batches_of,
-    graph_key,
+    graph_keys,
     left_out,
     predict_table,
     refusals,
@@ -95,23 +95,21 @@ def _traced(
     """
     predictor, target = Predictor(profile), target_of(profile.device.kind)
     errors = refusals(cells, predictor)
-    keys = [key._replace(era=predictor.era) for key in published_table.keys_of(cells)]
-    names = {place: graph_key(cell) for place, cell in enumerate(cells.to_dict("records")) if errors[place] is None}
+    answered = [place for place, error in enumerate(errors) if error is None]
+    keys = graph_keys(cells.iloc[answered])
     if predictor.era:
-        names = {place: name._replace(runtime=EAGER) for place, name in names.items()}
-    batches = batches_of(names.values(), (cells["batch"].iloc[place] for place in names))
-    eager = {name: keys[place] for place, name in names.items() if name.runtime == EAGER}
+        keys = [key._replace(runtime=EAGER) for key in keys]
+    asked = batches_of(keys, cells["batch"].iloc[answered])
+    eager = {TraceKey(key, predictor.era): sizes for key, sizes in asked.items() if key.runtime == EAGER}
+    others = {key: sizes for key, sizes in asked.items() if key.runtime != EAGER}
     failed: dict[GraphKey, LatpredError] = {}
-    others = {name: sizes for name, sizes in batches.items() if name not in eager}
     graphs = trace_models(others, target, progress, failed)
-    failures: dict[TraceKey, LatpredError] = {}
-    # The predictor rewrites them for its era.
-    traced = published_table.trace_all(
-        {key: batches[name] for name, key in eager.items()}, None, progress, failures, target=target, rewrite=False
-    )
-    graphs |= {name: traced[key] for name, key in eager.items() if key in traced}
-    failed |= {name: failures[key] for name, key in eager.items() if key in failures}
-    errors = [failed.get(names[place]) if place in names else error for place, error in enumerate(errors)]
+    eager_failed: dict[TraceKey, LatpredError] = {}
+    traced = published_table.trace_all(eager, None, progress, eager_failed, target=target)
+    graphs |= {key.graph_key: graph for key, graph in traced.items()}
+    failed |= {key.graph_key: error for key, error in eager_failed.items()}
+    for place, key in zip(answered, keys, strict=True):
+        errors[place] = failed.get(key)
     out, said = left_out(cells["model"], errors, f"{profile.name}: ")
     notes += said
     return graphs, cells[~out].reset_index(drop=True), [error for error in errors if error]

@@ -27,7 +27,7 @@ from latpred.graph.features import Floats
 from latpred.graph.graph import Ints
 from latpred.profile import gpus, hosts
 from latpred.profile.gpus import Spec
-from latpred.runtimes.legacy_torch import fuser_of
+from latpred.runtimes.legacy_torch import as_run_in, fuser_of
 from latpred.units import US_PER_S
 
 FEWEST_MODELS = 2
@@ -229,9 +229,9 @@ def problem(
     """
     table = without_fp64(published_table.read(source))
     datasheets = _datasheets(table)
-    keys, failed = published_table.keys_of(table.cells), dict[TraceKey, LatpredError]()
+    keys, failed = published_table.trace_keys(table.cells), dict[TraceKey, LatpredError]()
     asked = batches_of(keys, table.cells["batch"])
-    graphs = published_table.trace_all(asked, graphs, progress, failed if partial else None)
+    traced = published_table.trace_all(asked, graphs, progress, failed if partial else None)
     if failed:
         errors = [failed.get(key) for key in keys]
         out, notes = left_out(table.cells["model"], errors)
@@ -239,8 +239,9 @@ def problem(
             raise none_traced(errors)
         table = replace(table.where(~out), notes=(*table.notes, *notes))
         datasheets = _datasheets(table)
-    keys, frame = published_table.keys_of(table.cells), table.cells
-    cells, cell = _cells(frame, keys, graphs, datasheets)
+    keys, frame = published_table.trace_keys(table.cells), table.cells
+    ran = {key: as_run_in(key.era, traced[key]) for key in set(keys)}
+    cells, cell = _cells(frame, keys, ran, datasheets)
     named = frame.rename(columns={"device": "gpu", "input_kind": "group", tables.SOURCE: "source"})
     named = named.assign(host=named["host"].map(_host_names(named["host"].unique())))
     rows = Rows(
@@ -252,7 +253,7 @@ def problem(
     )
     parameters = Parameters()
     blocks = blocks_of(cells, rows, datasheets, parameters)
-    work = _work(cells, graphs).iloc[cell].reset_index(drop=True)
+    work = _work(cells, ran).iloc[cell].reset_index(drop=True)
     made = Problem(table, rows, cells, datasheets, parameters, blocks, work)
     _demand_seconds(made)
     return made

@@ -22,7 +22,7 @@ import numpy as np
 import pandas as pd
 
 from latpred import tables
-from latpred.accuracy.predicted import GraphKey, batches_of, options_of
+from latpred.accuracy.predicted import GraphKey, batches_of, graph_keys, options_of
 from latpred.calibration.published import mapping as mappings
 from latpred.calibration.published.mapping import TableMapping
 from latpred.errors import LatpredError, TableError, UnknownGpuError, UnknownModelError
@@ -30,7 +30,7 @@ from latpred.graph.graph import Affine, ModelGraph, Op
 from latpred.profile import gpus
 from latpred.query import AMP
 from latpred.runtimes import graph_store
-from latpred.runtimes.legacy_torch import TORCH_1_12, TORCH_2, as_run_in, attention_of
+from latpred.runtimes.legacy_torch import TORCH_1_12, TORCH_2, attention_of
 from latpred.zoo.names import full_name
 
 MODELS = {
@@ -298,14 +298,9 @@ MOST_PROCESSES = 4
 
 
 class TraceKey(NamedTuple):
-    """A model at an input size, in a number format and everything else that its graph depends on."""
+    """A model in eager as rows of a table ask for it, and the PyTorch that ran it."""
 
-    model: str
-    kind: str
-    size: int
-    precision: str
-    memory_format: str = "contiguous"
-    attention: str = ""  # "eager" or "sdpa"; "" as the model and its era have it
+    graph_key: GraphKey
     era: str = ""  # see `eras`
 
 
@@ -313,10 +308,9 @@ Graphs = MutableMapping[TraceKey, ModelGraph]
 Made = dict[TraceKey, ModelGraph | LatpredError]  # an error where a key cannot be traced
 
 
-def keys_of(cells: pd.DataFrame) -> list[TraceKey]:
-    """What the rows of a table need, row by row."""
-    rows = cells.rename(columns={"input_kind": "kind", "input_size": "size"}).assign(era=eras(cells))
-    return [TraceKey(*row) for row in rows[[*TraceKey._fields]].itertuples(index=False, name=None)]
+def trace_keys(cells: pd.DataFrame) -> list[TraceKey]:
+    """The key of each row of a table."""
+    return [TraceKey(*key) for key in zip(graph_keys(cells.assign(runtime="eager")), eras(cells), strict=True)]
 
 
 def trace_all(
@@ -326,11 +320,9 @@ def trace_all(
     failed: MutableMapping[TraceKey, LatpredError] | None = None,
     *,
     target: str = "cuda",
-    rewrite: bool = True,
 ) -> Graphs:
-    """Eager graphs of models on a kind of device for the batch sizes of each key, as the PyTorch of the key ran them.
+    """Eager traces of models on a kind of device for the batch sizes of each key; none is rewritten for its era.
 
-    Without `rewrite` they are what is traced for it, which predictors rewrite themselves.
     Graphs there are already are not traced again; new ones are added to them. What cannot be traced is put into
     `failed` with its error; without it the error ends everything.
     """
@@ -350,7 +342,7 @@ def trace_all(
     for key, today in plain.items():
         graph = made[today]
         if isinstance(graph, ModelGraph):
-            graphs[key] = as_run_in(key.era, graph) if rewrite else graph
+            graphs[key] = graph
         elif failed is not None:
             failed[key] = graph
     return graphs
@@ -358,8 +350,9 @@ def trace_all(
 
 def _as_traced(key: TraceKey) -> TraceKey:
     """What is traced with today's PyTorch for a key: of an era, only transformers and autocast differ in a trace."""
-    of_era = attention_of(key.era) if full_name(key.model) else None
-    return key._replace(attention=key.attention or of_era or "", era=key.era if key.precision in AMP else "")
+    asked, era = key
+    attention = asked.attention or (attention_of(era) if full_name(asked.model) else None) or ""
+    return TraceKey(asked._replace(attention=attention), era if asked.precision in AMP else "")
 
 
 def _made(wanted: Mapping[TraceKey, Sequence[int]], target: str) -> Iterator[tuple[str, Made]]:
@@ -369,7 +362,7 @@ def _made(wanted: Mapping[TraceKey, Sequence[int]], target: str) -> Iterator[tup
     for key, batches in wanted.items():
         found = _known(key, batches, target)
         if found is None:
-            missing.setdefault(key.model, {})[key] = batches
+            missing.setdefault(key.graph_key.model, {})[key] = batches
         else:
             known[key] = found
     yield "", known
@@ -382,9 +375,9 @@ def _made(wanted: Mapping[TraceKey, Sequence[int]], target: str) -> Iterator[tup
 def _known(key: TraceKey, batches: Sequence[int], target: str) -> ModelGraph | LatpredError | None:
     """The graph of a matrix product, or one that was kept; None for what is to be traced."""
     try:
-        if key.kind == PRODUCT:
-            return _product(key)
-        return graph_store.kept_by_name(key.model, key.era, batches, **_options(key, target))
+        if key.graph_key.input_kind == PRODUCT:
+            return _product(key.graph_key)
+        return graph_store.kept_by_name(**_by_name(key, batches, target))
     except LatpredError as error:
         return error
 
@@ -393,20 +386,20 @@ def _trace_model(wanted: Mapping[TraceKey, Sequence[int]], target: str) -> tuple
     made: Made = {}
     for key, batches in wanted.items():
         try:
-            made[key] = graph_store.trace_by_name(key.model, key.era, batches, **_options(key, target))
+            made[key] = graph_store.trace_by_name(**_by_name(key, batches, target))
         except LatpredError as error:  # without what it was raised from, which may not leave a process
             column = "the table's column model: " if isinstance(error, UnknownModelError) else ""
             made[key] = type(error)(f"{column}{error}")
-    return next(iter(wanted)).model, made
+    return next(iter(wanted)).graph_key.model, made
 
 
-def _options(key: TraceKey, target: str) -> dict[str, Any]:
-    """What the trace of a key is asked for."""
-    one = GraphKey(*key[:4], memory_format=key.memory_format, attention=key.attention)
-    return {"target": target, **options_of(one).tracing}
+def _by_name(key: TraceKey, batches: Sequence[int], target: str) -> dict[str, Any]:
+    """What `graph_store` is asked for a key."""
+    asked, era = key
+    return {"name": asked.model, "era": era, "batches": batches, "target": target, **options_of(asked).tracing}
 
 
-def _product(key: TraceKey) -> ModelGraph:
+def _product(key: GraphKey) -> ModelGraph:
     """The graph of one matrix product "n x k", whose batch is its number of rows."""
     try:
         n, k = (int(side) for side in key.model.split(" x "))

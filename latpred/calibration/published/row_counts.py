@@ -20,6 +20,7 @@ from latpred.ops.families import root
 from latpred.prediction.kernel_times import columns, least_us
 from latpred.profile.datasheet import STAND_INS, Limits
 from latpred.profile.gpus import Spec
+from latpred.query import AMP
 from latpred.runtimes.engines import as_engine
 from latpred.runtimes.legacy_torch import GROUP, LIBRARY_CLASSES, fuser_of, scripted
 
@@ -31,7 +32,6 @@ HALF = ".half"  # ends the host classes of half precision
 PYTHON, MODULE, FIXED = "python", "module", "fixed"
 PRODUCTS = frozenset({"gemm", "bmm", "attention", "rnn", "conv_depthwise"})
 CONVOLUTIONS, MEMORY = "convolutions", "memory-bound"
-AUTOCAST = "amp-"  # begins the precisions in which each op has a number format of its own
 _FORMATS = {"float16": "fp16", "bfloat16": "bf16"}
 # Where a multiply-add takes a microsecond and bytes take nothing, the least time is their number.
 _COUNTING = Limits(1.0, inf, 1.0, inf, inf)
@@ -112,7 +112,7 @@ def cells_of(keys: Sequence[CellKey], graphs: Mapping[tuple[TraceKey, str, str],
         graph = graphs[key[:3]]
         graph_key = (*key[:3], graph.own(key.batch))
         if graph_key not in counted:
-            counted[graph_key] = _counts(graph.at(key.batch), mixed=key.traced.precision.startswith(AUTOCAST))
+            counted[graph_key] = _counts(graph.at(key.batch), mixed=key.traced.graph_key.precision in AMP)
         of_host, of_device = counted[graph_key]
         hosts.append(Counter() if key.runtime == ALONE else of_host)
         for names, (count, affine) in of_device.items():
