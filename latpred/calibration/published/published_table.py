@@ -136,8 +136,7 @@ def read_all(sources: Sequence[tables.Source], mapping: str | os.PathLike[str] |
         raise TableError(f"No row of the tables can be used. {' '.join(notes)}")
     cells = pd.concat(parts, ignore_index=True)
     named = cells.assign(device=cells["device"].map(gpus.one_name_each(cells["device"].unique())))
-    merged, weight, more = _without_repeats(named)
-    return PublishedTable(merged, weight, (*notes, *more))
+    return _without_repeats(named, notes)
 
 
 def names_gpus(source: tables.Source) -> bool:
@@ -161,20 +160,23 @@ def _part(frame: pd.DataFrame, name: str, mapping: TableMapping | None, notes: l
     """The rows of one table that can be used; sentences about others are added to the notes."""
     if len(frame) == 0:
         raise TableError("The table has no rows. Give one with measured latencies.")
-    published = "gpu" in frame or "device" not in frame
-    if mapping is None or _of_known_form(frame):
-        cells = tables.check(_mapped(frame) if published else tables.complete(frame), tables.MEASURED)
-        if published:
-            notes += _assumed(frame, name)
-        _demand_known(cells, range(1, len(cells) + 1), name)
-    else:
-        made, omitted = mappings.apply(mapping, frame, name)
+    numbers: Sequence[int] = range(1, len(frame) + 1)
+    rules = None if _of_known_form(frame) else mapping
+    if rules is not None:
+        frame, omitted = mappings.apply(rules, frame, name)
         for why, count in omitted.most_common():
             notes.append(f"{name}: {count:,} {'row is' if count == 1 else 'rows are'} left out: {why}")
-        if made.empty:
-            return made
-        numbers = made.index.tolist()
-        cells = _settled(tables.check(tables.complete(made), tables.MEASURED, numbers), numbers, name)
+        if frame.empty:
+            return frame
+        numbers = frame.index.tolist()
+    elif "gpu" in frame or "device" not in frame:
+        notes += _assumed(frame, name)
+        frame = _from_framework_tax(frame)
+    cells = tables.check(tables.complete(frame), tables.MEASURED, numbers)
+    _demand_known(cells, numbers, name)
+    if rules is not None:
+        _demand_datasheets(cells, numbers, name)
+        _demand_one_unit(cells.assign(number=numbers), name)
     usual = {column: str(tables.DEFAULTS[column]) for column in ("precision", "protocol")}
     cells = _filled(cells, {**_SETUP, **usual, tables.SOURCE: name})
     timed = tables.timed(cells)
@@ -182,9 +184,9 @@ def _part(frame: pd.DataFrame, name: str, mapping: TableMapping | None, notes: l
         notes.append(f"{name}: {(~timed).sum():,} of its rows could not be measured")
     cells = cells[timed]
     # Rows of one run share a host: without its name, those of a machine do, or those of a file.
-    host = cells["machine"].where(~cells["machine"].isin(("", tables.DEFAULTS["machine"])), name)
-    cells = cells.assign(run=cells["run"].where(cells["run"] != "", host))
-    return cells.reset_index(drop=True)
+    nameless = cells["machine"].isin(("", tables.DEFAULTS["machine"]))
+    run = cells["run"].where(cells["run"] != "", cells["machine"].where(~nameless, name))
+    return cells.assign(run=run, machine=cells["machine"].where(~nameless, run)).reset_index(drop=True)
 
 
 def _assumed(frame: pd.DataFrame, name: str) -> list[str]:
@@ -195,9 +197,8 @@ def _assumed(frame: pd.DataFrame, name: str) -> list[str]:
     return [said] if silent else []
 
 
-def _settled(cells: pd.DataFrame, numbers: Sequence[int], name: str) -> pd.DataFrame:
-    """Rows that a mapping made, if they can be meant; those of one run share a machine where none is named."""
-    _demand_known(cells, numbers, name)
+def _demand_datasheets(cells: pd.DataFrame, numbers: Sequence[int], name: str) -> None:
+    """Refuse GPUs that nobody knows."""
     for number, gpu in zip(numbers, cells["device"], strict=True):
         try:
             gpus.spec(gpu)
@@ -205,8 +206,6 @@ def _settled(cells: pd.DataFrame, numbers: Sequence[int], name: str) -> pd.DataF
             raise UnknownGpuError(
                 f"{name}, row {number}, column device: {error} Let the mapping set its name, or leave its rows out."
             ) from None
-    _demand_one_unit(cells.assign(number=numbers), name)
-    return cells.assign(machine=cells["machine"].where(cells["machine"] != tables.DEFAULTS["machine"], cells["run"]))
 
 
 def _demand_known(cells: pd.DataFrame, numbers: Sequence[int], name: str) -> None:
@@ -238,8 +237,8 @@ def _demand_one_unit(cells: pd.DataFrame, name: str) -> None:
         )
 
 
-def _mapped(frame: pd.DataFrame) -> pd.DataFrame:
-    """The columns of a measurement table from those of a published one; others are dropped."""
+def _from_framework_tax(frame: pd.DataFrame) -> pd.DataFrame:
+    """The columns of a measurement table from those of the framework-tax measurements; others are dropped."""
     missing = [name for name in NEEDED if name not in frame.columns]
     if missing:
         near = [difflib.get_close_matches(name, map(str, frame.columns), n=1, cutoff=0.5) for name in missing]
@@ -251,7 +250,7 @@ def _mapped(frame: pd.DataFrame) -> pd.DataFrame:
     out = _filled(frame[kept], OPTIONAL)
     out["input_kind"] = out["input_kind"].map(lambda kind: _KINDS.get(str(kind), str(kind)))
     out["model"] = out["model"].map(lambda model: MODELS.get(str(model), str(model)))
-    return tables.complete(out.rename(columns={"gpu": "device"}).assign(machine=out["run"]))
+    return out.rename(columns={"gpu": "device"})
 
 
 def _filled(cells: pd.DataFrame, defaults: Mapping[str, str | int]) -> pd.DataFrame:
@@ -261,19 +260,19 @@ def _filled(cells: pd.DataFrame, defaults: Mapping[str, str | int]) -> pd.DataFr
     return cells.assign(**{name: column.where(there[name], defaults[name]) for name, column in given.items()})
 
 
-def _without_repeats(cells: pd.DataFrame) -> tuple[pd.DataFrame, np.ndarray, list[str]]:
-    """One row for each cell of each run, less weight where rows contradict each other, and sentences about both."""
+def _without_repeats(cells: pd.DataFrame, notes: Sequence[str]) -> PublishedTable:
+    """One row for each cell of each run, with less weight where rows contradict each other."""
     keys = [key for key in (*tables.KEYS, *tables.FURTHER_KEYS) if key != "machine"]
     of_cell = cells.groupby(keys, sort=False)["latency_s"]
     contrary = (of_cell.transform("max") >= CONTRADICTION * of_cell.transform("min")).to_numpy()
     of_run = cells.groupby([*keys, "run"], sort=False)["latency_s"]
     first = (~cells.duplicated([*keys, "run"])).to_numpy()
-    notes = []
+    said = [*notes]
     if not first.all():
-        notes.append(f"{int((~first).sum())} rows repeat a cell of their run; the median of each cell counts once")
+        said.append(f"{int((~first).sum())} rows repeat a cell of their run; the median of each cell counts once")
     if contrary.any():
         worst = cells[contrary].iloc[0]
-        notes.append(
+        said.append(
             f"{int(contrary.sum())} rows contradict others of their cell tenfold or more (the first: "
             f"{tables.cell_name(worst)}, run {worst['run']}); they count a tenth"
         )
@@ -286,8 +285,8 @@ def _without_repeats(cells: pd.DataFrame) -> tuple[pd.DataFrame, np.ndarray, lis
         repeat_ratio=(of_run.transform("max") / of_run.transform("min")).where(size > 1, own),
         **repeats,
     )
-    merged = merged[first].reset_index(drop=True)
-    return merged, np.where(contrary[first], 0.1, 1.0), notes
+    weight = np.where(contrary, 0.1, 1.0)
+    return PublishedTable(merged[first].reset_index(drop=True), weight[first], tuple(said))
 
 
 Progress = Callable[[str], None]
