@@ -101,7 +101,7 @@ def fit_profile(
     --------
     >>> profile = fit_profile("measured.csv", gpu="RTX-8000")  # doctest: +SKIP
     """
-    table = _fitted_rows(published_table.read(source))
+    table = _fitted_rows(source)
     wanted = _chosen(table, gpu)
     profile = fit_profiles(table, judge=judge, graphs=known, progress=progress, only=(wanted,))[wanted]
     return profile if name is None else msgspec.structs.replace(profile, name=name)
@@ -116,8 +116,7 @@ def fit_profiles(
     only: Sequence[str] = (),
 ) -> dict[str, DeviceProfile]:
     """As `fit_profile`, for some GPUs or every one of a table that has eager rows, by the table's name of it."""
-    table = published_table.read(source)
-    whole = problem(_fitted_rows(table), graphs, progress)
+    whole = problem(_fitted_rows(source), graphs, progress)
     if progress is not None:
         progress("fitting")
     thetas = whole.thetas()
@@ -130,9 +129,9 @@ def fit_profiles(
     return profiles
 
 
-def _fitted_rows(table: PublishedTable) -> PublishedTable:
+def _fitted_rows(source: tables.Source | PublishedTable) -> PublishedTable:
     """Rows that profiles are fitted to: others have steps of their own, which a table does not tell."""
-    table = without_fp64(table)
+    table = without_fp64(published_table.read(source))
     runtime = table.cells["runtime"]
     if not (runtime == EAGER).any():
         raise TableError("The table has no rows of runtime eager, which profiles are fitted to. Add some.")
