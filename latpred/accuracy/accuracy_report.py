@@ -23,13 +23,6 @@ _MODELS = 40  # models whose errors are shown
 _HEADS = ("cells", "median", "p90", "within 10 %", "bias")
 
 
-def report_page(report: Report) -> Page:
-    """Errors by runtime, batch and model, beside those of baselines; sentences about everything else."""
-    overall = report.overall
-    title = f"{overall.cells} cells of {overall.models} models: {_errors(overall)}"
-    return Page(title, [*_tables(report), *_sentences(report)], prose=True)
-
-
 def _tables(report: Report) -> Iterator[Table]:
     by_model = dict(sorted(report.by_model.items(), key=lambda item: -round(item[1].median, 6))[:_MODELS])
     taus = {batch: rank.tau for batch, rank in report.rank_by_batch.items()}
@@ -240,9 +233,14 @@ class Report:
         """One row per cell: the keys, what was predicted and measured, and the signed relative `error`."""
         return self.cells.copy()
 
+    def page(self) -> Page:
+        """Errors by runtime, batch and model, beside those of baselines; sentences about everything else."""
+        title = f"{self.overall.cells} cells of {self.overall.models} models: {_errors(self.overall)}"
+        return Page(title, [*_tables(self), *_sentences(self)], prose=True)
+
     def text(self, width: int = 100) -> str:
         """The report as plain text."""
-        return report_page(self).text(width) + "\n"
+        return self.page().text(width) + "\n"
 
     def __str__(self) -> str:
         """The report as plain text, 100 columns wide."""
@@ -259,7 +257,7 @@ class Report:
         return plot.validation(self)
 
     def _repr_html_(self) -> str:
-        return report_page(self).html()
+        return self.page().html()
 
     def shortfalls(self) -> tuple[str, ...]:
         """Which targets are missed, each in a sentence with both numbers; empty when all are met."""

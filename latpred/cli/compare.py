@@ -19,9 +19,7 @@ if TYPE_CHECKING:
 
 def _show_report(report: Report, output: Output, plot: Path | None) -> None:
     """Print an accuracy report, and draw it; CSV gives its cells."""
-    from latpred.accuracy.accuracy_report import report_page
-
-    emit(output, document=report.to_dict, rows=report.to_frame, page=lambda: report_page(report))
+    emit(output, document=report.to_dict, rows=report.to_frame, page=report.page)
     draw(plot, report.plot)
 
 
