@@ -18,12 +18,13 @@ import msgspec
 import numpy as np
 import pandas as pd
 
-from latpred import host, tables
+from latpred import tables
 from latpred.accuracy import metrics
 from latpred.accuracy.metrics import Errors
 from latpred.accuracy.predicted import (
     GraphKey,
     batches_of,
+    counted,
     graph_key,
     graph_keys,
     graph_of,
@@ -150,8 +151,7 @@ def _table(runtimes: Sequence[RuntimeAdaptation]) -> Table:
 
 
 def _sentences(each: RuntimeAdaptation, fit: DispatchFit) -> Iterator[str]:
-    count = f"{each.architectures} architecture{'s' * (each.architectures != 1)}"
-    yield f"{count}, {each.rows} row{'s' * (each.rows != 1)}; corrected: {each.level}"
+    yield f"{counted(each.architectures, 'architecture')}, {counted(each.rows, 'row')}; corrected: {each.level}"
     if not each.validated:
         yield f"median error {each.bought.before.median:.1%} before the correction; intervals grow by it"
     if each.level == NONE:
@@ -388,8 +388,8 @@ def _widened(fit: DispatchFit, chosen: Fit, *, validated: bool) -> tuple[float, 
 
 def _sentence(record: RuntimeAdaptation) -> str:
     before, after = (errors.median for errors in (record.bought.before, record.bought.after))
-    said = f"{record.runtime} by {record.rows} rows of {record.architectures} architecture"
-    said += f"{'s' * (record.architectures != 1)}, corrected {record.level}, "
+    rows = f"{counted(record.rows, 'row')} of {counted(record.architectures, 'architecture')}"
+    said = f"{record.runtime} by {rows}, corrected {record.level}, "
     if not record.validated:
         return f"{said}median error before {before:.1%}; too few to leave one out, nothing vouches for it"
     return f"{said}median error left out {before:.1%} -> {after:.1%}"
@@ -420,7 +420,6 @@ def _read_rows(
     for runtime, precision in dict.fromkeys(zip(cells["runtime"], cells["precision"], strict=True)):
         predictor.check(str(runtime), str(precision))
     traced = _traced(predictor, cells, graphs, live, inputs, progress)
-    speed_known = bool(host.ratio(predictor.profile.speed, tables.speed_of(cells)))
     rows_by_runtime: dict[str, list[Row]] = {}
     for runtime, group in cells.groupby("runtime", sort=False):
         architecture = group.groupby(["model", "input_kind", "input_size"], sort=False).ngroup()
@@ -428,15 +427,16 @@ def _read_rows(
         for number, cell in zip(architecture, group.to_dict("records"), strict=True):
             graph = graph_of(traced, graph_key(cell))
             assert graph is not None  # `_traced` made all of them
-            latency_us = float(cell["latency_s"]) * 1e6
-            if speed_known:
-                latency_us /= _slower(predictor, graph, cell)
+            latency_us = float(cell["latency_s"]) * 1e6 / _slower(predictor, graph, cell)
             rows.append(Row(number, graph, int(cell["batch"]), str(cell["protocol"]), latency_us, _noise(cell)))
     return rows_by_runtime
 
 
 def _slower(predictor: Predictor, graph: ModelGraph, cell: Mapping[Any, Any]) -> float:
-    """How many times longer a row took, by the speed of the machine then, than at the profile's usual speed."""
+    """How many times longer a row took, by the speed of the machine then, than at the profile's usual speed.
+
+    A row that does not say counts as measured at that.
+    """
     at = predictor.at(slowdown_of(cell, predictor.profile))
     usual, then = (
         one.predict(graph, int(cell["batch"]), runtime=str(cell["runtime"]), protocol=str(cell["protocol"]))

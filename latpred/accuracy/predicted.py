@@ -196,7 +196,7 @@ def left_out(
     notes = []
     for reason, rows in table[out].groupby("reason", sort=False)["model"]:
         names = rows.unique().tolist()
-        counts = f"{_counted(len(rows), 'row')} of {_counted(len(names), 'model')}"
+        counts = f"{counted(len(rows), 'row')} of {counted(len(names), 'model')}"
         notes.append(f"{counts} are left out ({listed(names, _SHOWN)}): {str(reason).removesuffix('.')}.")
     return out, notes
 
@@ -207,5 +207,5 @@ def none_traced(errors: Iterable[LatpredError | None]) -> LatpredError:
     return type(first)(f"none of the table's models can be traced: {first}")
 
 
-def _counted(count: int, what: str) -> str:
+def counted(count: int, what: str) -> str:
     return f"{count:,} {what}{'' if count == 1 else 's'}"

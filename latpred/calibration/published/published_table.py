@@ -22,7 +22,7 @@ import numpy as np
 import pandas as pd
 
 from latpred import tables
-from latpred.accuracy.predicted import GraphKey, batches_of, graph_keys, options_of
+from latpred.accuracy.predicted import GraphKey, batches_of, counted, graph_keys, options_of
 from latpred.calibration.published import mapping as mappings
 from latpred.calibration.published.mapping import TableMapping
 from latpred.errors import LatpredError, TableError, UnknownGpuError, UnknownModelError
@@ -94,7 +94,7 @@ class PublishedTable:
         columns = (self.cells[name] for name in (tables.SOURCE, "device", "runtime"))
         counts = Counter(zip(*columns, strict=True))
         return [
-            f"{count:,} row{'s' * (count != 1)} of {source} on {device} in {runtime}"
+            f"{counted(count, 'row')} of {source} on {device} in {runtime}"
             for (source, device, runtime), count in sorted(counts.items())
         ]
 
