@@ -16,8 +16,8 @@ DEPTHS = (1, 2, 4, 8, 12, 16, 24)
 def main(arguments: Sequence[str] | None = None) -> None:
     """Draw latency over width at 12 layers, and over depth at width 768, a line for each batch."""
     asked = shared.asked(__doc__, "fig06_width_depth", arguments, batches=(1, 8, 32))
-    wide = [shared.curve(asked, shared.bert(asked, width=width)) for width in WIDTHS]
-    deep = [shared.curve(asked, shared.bert(asked, layers=layers)) for layers in DEPTHS]
+    wide = [shared.curve(asked, shared.bert(asked.device, width=width)) for width in WIDTHS]
+    deep = [shared.curve(asked, shared.bert(asked.device, layers=layers)) for layers in DEPTHS]
     with shared.panels(asked, 2) as (left, right):
         for ax, sizes, found, name in ((left, WIDTHS, wide, "w{}-l12"), (right, DEPTHS, deep, "w768-l{}")):
             for index, batch in enumerate(asked.batches):

@@ -124,15 +124,18 @@ def curves(what: Asked, wanted: Iterable[tuple[str, Any, str]], **given: Any) ->
     return found
 
 
-def bert(what: Asked, width: int = 768, layers: int = 12) -> Any:
-    """BERT of another width or depth, heads of 64, on the meta device, its attention that of the profile's software."""
+def bert(device: str, width: int = 768, layers: int = 12, heads: int | None = None) -> Any:
+    """BERT of another size on the meta device, its heads 64 wide, its attention that of the profile's software."""
     import torch
     import transformers
 
     config = transformers.BertConfig(
-        hidden_size=width, num_hidden_layers=layers, num_attention_heads=width // 64, intermediate_size=4 * width,
-        attn_implementation=attention_of(profile_of(what.device).protocol.get("era", "")),
-    )  # fmt: skip
+        hidden_size=width,
+        num_hidden_layers=layers,
+        num_attention_heads=heads or width // 64,
+        intermediate_size=4 * width,
+        attn_implementation=attention_of(profile_of(device).protocol.get("era", "")),
+    )
     with torch.device("meta"):
         return transformers.BertModel(config).eval()
 

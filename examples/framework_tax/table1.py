@@ -12,45 +12,28 @@ from __future__ import annotations
 
 import argparse
 from collections.abc import Sequence
-from typing import Any, NamedTuple
+from typing import NamedTuple
+
+import shared
 
 import latpred
-from latpred.profile import store
-from latpred.runtimes.legacy_torch import attention_of
 
 
 class Row(NamedTuple):
-    """One row of the table: sizes of BERT, of its input, and the milliseconds that the paper prints."""
+    """One row of the table: the width of BERT, sizes of its input, and the milliseconds that the paper prints."""
 
     width: int
-    inner: int
     batch: int
     tokens: int
     printed_ms: float
 
 
 PRINTED = (
-    Row(768, 3072, 1, 128, 13.6),
-    Row(768, 3072, 4, 128, 13.4),
-    Row(768, 3072, 1, 512, 13.4),
-    Row(1536, 6144, 1, 128, 13.4),
+    Row(768, 1, 128, 13.6),
+    Row(768, 4, 128, 13.4),
+    Row(768, 1, 512, 13.4),
+    Row(1536, 1, 128, 13.4),
 )
-
-
-def bert(row: Row, layers: int, era: str) -> Any:
-    """BERT of a row's width, without weights."""
-    import torch
-    import transformers
-
-    config = transformers.BertConfig(
-        hidden_size=row.width,
-        intermediate_size=row.inner,
-        num_attention_heads=12,
-        num_hidden_layers=layers,
-        attn_implementation=attention_of(era),
-    )
-    with torch.device("meta"):
-        return transformers.BertModel(config).eval()
 
 
 def main(arguments: Sequence[str] | None = None) -> None:
@@ -59,16 +42,14 @@ def main(arguments: Sequence[str] | None = None) -> None:
     parser.add_argument("--device", default="rtx-8000", help="name or file of a profile")
     parser.add_argument("--layers", type=int, default=12)
     asked = parser.parse_args(arguments)
-    profile = store.load(asked.device)
-    era = profile.protocol.get("era", "")
     print(
         f"{'precision':9} {'width':>6} {'batch':>6} {'tokens':>6} {'predicted ms':>13} {'x first':>8} {'paper ms':>9}"
     )
-    for precision in sorted(profile.kernels):
+    for precision in sorted(shared.profile_of(asked.device).kernels):
         first = 0.0
         for row in PRINTED:
             found = latpred.predict(
-                bert(row, asked.layers, era),
+                shared.bert(asked.device, row.width, asked.layers, heads=12),
                 row.batch,
                 seq=row.tokens,
                 precision=precision,
