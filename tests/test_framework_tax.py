@@ -79,7 +79,7 @@ def test_crosses_are_one_entry_of_the_legend(monkeypatch: pytest.MonkeyPatch) ->
     ax = Figure().subplots()
     for index in range(2):
         shared["draw"](ax, index, f"model {index}", [1, 8], [1.0, 2.0 + index])
-        shared["over"](ax, index, [1, 8], [1.1, 2.2])
+        shared["over"](ax, index, {1: 1.1, 8: 2.2})
     shared["against"](ax, "batch", "two")
     assert [text.get_text() for text in ax.get_legend().get_texts()] == ["model 0", "model 1", "measured"]
 
@@ -97,19 +97,19 @@ def test_measured_points_come_from_a_recording(monkeypatch: pytest.MonkeyPatch) 
     shared = runpy.run_path(str(FOLDER / "shared.py"))
     arguments = ["--device", "epyc-shared", "--recording", "epyc-shared-runtimes", "--batches", "1,4"]
     asked = shared["asked"]("", "x", arguments)
-    batches, milliseconds = shared["measured"](asked, "blind/mistral")
+    measured_ms = shared["measured"](asked, "blind/mistral")
     table = tables.merge_repeats(recording.load("epyc-shared-runtimes").table)
     first = table[(table["model"] == "blind/mistral") & (table["batch"] == 1) & (table["runtime"] == "eager")].iloc[0]
-    assert batches == [1, 4]
-    assert milliseconds[0] == pytest.approx(1e3 * first["latency_s"])
-    assert shared["measured"](asked, "no such model") == ([], [])
+    assert list(measured_ms) == [1, 4]
+    assert measured_ms[1] == pytest.approx(1e3 * first["latency_s"])
+    assert shared["measured"](asked, "no such model") == {}
     # Of a model that was measured at several lengths the usual one is drawn.
     same = {"model": "m", "runtime": "eager", "protocol": "single", "precision": "fp32"}
     cells = [(1, 128, 2e-3), (4, 128, 3e-3), (1, 512, 9e-3)]
     table = pd.DataFrame([{**same, "batch": b, "input_size": n, "latency_s": s} for b, n, s in cells])
     monkeypatch.setitem(shared["measured"].__globals__, "recorded", lambda name: table)
-    assert shared["measured"](asked, "m") == ([1, 4], [2.0, 3.0])
-    assert shared["measured"](asked, "m", input_size=512) == ([1], [9.0])
+    assert shared["measured"](asked, "m") == {1: 2.0, 4: 3.0}
+    assert shared["measured"](asked, "m", input_size=512) == {1: 9.0}
 
 
 def test_table_1_finds_width_batch_and_length_free(main: Main, capsys: pytest.CaptureFixture[str]) -> None:

@@ -36,17 +36,12 @@ def main(arguments: Sequence[str] | None = None) -> None:
                 marker = shared.style.MARKERS[index % 7]
                 ax.plot(one, two, linestyle="", marker=marker, ms=5, color=colour, mfc=fill)
             for index, model in enumerate(found):
-                shared.over(ax, index, *measured_at(asked, model, giga[model], batch))
+                points = shared.measured(asked, model)
+                shared.over(ax, index, {giga[model]: points[batch]} if batch in points else {})
             tau = kendalltau(x, y).statistic
             shared.against(ax, "gigaMACs per sample", shared.title(asked, f"batch {batch}, Kendall tau {tau:.2f}"))
             shared.table(["model", "GMACs", f"ms at {batch}"], [(m, a, b) for m, a, b in zip(found, x, y, strict=True)])
         axes[0].figure.legend(axes[0].lines[: len(found)], list(found), loc="outside lower center", ncols=5)
-
-
-def measured_at(asked: shared.Asked, model: str, giga: float, batch: int) -> tuple[list[float], list[float]]:
-    """The measured point of a model at one batch."""
-    points = dict(zip(*shared.measured(asked, model), strict=True))
-    return ([giga], [points[batch]]) if batch in points else ([], [])
 
 
 if __name__ == "__main__":

@@ -21,7 +21,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
             shared.draw(ax, 0, "latency", found.batches, found.latency_ms)
             shared.draw(ax, 1, "device computing", found.batches, busy)
             ax.fill_between(found.batches, busy, found.latency_ms, color=shared.style.ORANGE, alpha=0.25, label="tax")
-            shared.over(ax, 0, *shared.measured(asked, model))
+            shared.over(ax, 0, shared.measured(asked, model))
             shared.against(ax, "batch", shared.title(asked, model))
             rows = [(p.batch, p.latency_ms, b, f"{p.device_busy:.0%}") for p, b in zip(found, busy, strict=True)]
             shared.table([model[:14], "latency ms", "device ms", "busy"], rows)

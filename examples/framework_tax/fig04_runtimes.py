@@ -23,14 +23,13 @@ def main(arguments: Sequence[str] | None = None) -> None:
     with shared.panels(asked, 2) as (left, right):
         for index, (runtime, one) in enumerate(found.items()):
             shared.draw(left, index, runtime, one.batches, one.latency_ms)
-            shared.over(left, index, *shared.measured(asked, model, runtime, input_size=128))
+            shared.over(left, index, shared.measured(asked, model, runtime, input_size=128))
             took = [
                 shared.curve(asked, model, runtime, seq=length, batches=[first]).latency_ms[0] for length in lengths
             ]
             shared.draw(right, index, runtime, lengths, took)
-            known = {n: dict(zip(*shared.measured(asked, model, runtime, input_size=n), strict=True)) for n in lengths}
-            seen = [length for length in lengths if first in known[length]]
-            shared.over(right, index, seen, [known[length][first] for length in seen])
+            known = {length: shared.measured(asked, model, runtime, input_size=length) for length in lengths}
+            shared.over(right, index, {length: ms[first] for length, ms in known.items() if first in ms})
             shared.table([runtime[:14], "ms"], zip(one.batches, map(float, one.latency_ms), strict=True))
         shared.against(left, "batch", shared.title(asked, model))
         shared.against(right, "tokens", shared.title(asked, f"{model}, batch {first}"))

@@ -20,20 +20,14 @@ def main(arguments: Sequence[str] | None = None) -> None:
     deep = [shared.curve(asked, shared.bert(asked.device, layers=layers)) for layers in DEPTHS]
     with shared.panels(asked, 2) as (left, right):
         for ax, sizes, found, name in ((left, WIDTHS, wide, "w{}-l12"), (right, DEPTHS, deep, "w768-l{}")):
+            known = {size: shared.measured(asked, f"bert-{name.format(size)}") for size in sizes}
             for index, batch in enumerate(asked.batches):
                 took = [float(one.latency_ms[index]) for one in found]
                 shared.draw(ax, index, f"batch {batch}", sizes, took)
-                shared.over(ax, index, *measured_at(asked, sizes, name, batch))
-                shared.table([f"{name}"[:14], f"ms at {batch}"], zip(sizes, took, strict=True))
+                shared.over(ax, index, {size: ms[batch] for size, ms in known.items() if batch in ms})
+                shared.table([name, f"ms at {batch}"], zip(sizes, took, strict=True))
         shared.against(left, "width", shared.title(asked, "BERT, 12 layers"))
         shared.against(right, "layers", shared.title(asked, "BERT, width 768"))
-
-
-def measured_at(asked: shared.Asked, sizes: Sequence[int], name: str, batch: int) -> tuple[list[int], list[float]]:
-    """Measured milliseconds of those sizes that a recording has."""
-    found = {size: dict(zip(*shared.measured(asked, f"bert-{name.format(size)}"), strict=True)) for size in sizes}
-    here = [size for size, points in found.items() if batch in points]
-    return here, [found[size][batch] for size in here]
 
 
 if __name__ == "__main__":

@@ -21,7 +21,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
             found = shared.curves(asked, [(runtime, model, runtime) for runtime in asked.runtimes])
             for index, (runtime, one) in enumerate(found.items()):
                 shared.draw(ax, index, runtime, one.batches, one.latency_ms)
-                shared.over(ax, index, *shared.measured(asked, model, runtime))
+                shared.over(ax, index, shared.measured(asked, model, runtime))
             shared.against(ax, "batch", shared.title(asked, model))
             rows = [(runtime, float(one.latency_ms[0]), float(one.latency_ms[-1])) for runtime, one in found.items()]
             shared.table([model[:14], "first ms", "last ms"], rows)

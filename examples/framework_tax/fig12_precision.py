@@ -19,7 +19,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
             for index, precision in enumerate(sorted(shared.profile_of(asked.device).kernels)):
                 one = shared.curve(asked, model, precision=precision)
                 shared.draw(ax, index, precision, one.batches, one.latency_ms)
-                shared.over(ax, index, *shared.measured(asked, model, precision=precision))
+                shared.over(ax, index, shared.measured(asked, model, precision=precision))
                 shared.table(
                     [f"{precision} {model}"[:14], "ms"], zip(one.batches, map(float, one.latency_ms), strict=True)
                 )

@@ -21,7 +21,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
     with shared.panels(asked) as (ax,):
         for index, (label, one) in enumerate(found.items()):
             shared.draw(ax, index, label, one.batches, one.latency_ms)
-            shared.over(ax, index, *shared.measured(asked, *ways[label]))
+            shared.over(ax, index, shared.measured(asked, *ways[label]))
             shared.table([label, "ms"], zip(one.batches, map(float, one.latency_ms), strict=True))
         shared.against(ax, "batch", shared.title(asked, "architecture against runtime"))
 

@@ -6,7 +6,7 @@ Nothing here measures. Models go by name or are built from configurations, witho
 from __future__ import annotations
 
 import argparse
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import lru_cache
@@ -150,10 +150,10 @@ def recorded(name: str) -> pd.DataFrame:
     return table[table["status"] == tables.OK] if "status" in table else table
 
 
-def measured(what: Asked, model: str, runtime: str = "eager", **columns: Any) -> tuple[list[int], list[float]]:
-    """Measured batches and milliseconds of a model, empty where there is no recording or it lacks the model."""
+def measured(what: Asked, model: str, runtime: str = "eager", **columns: Any) -> dict[int, float]:
+    """Measured milliseconds of a model by batch, empty where there is no recording or it lacks the model."""
     if what.recording is None:
-        return [], []
+        return {}
     table = recorded(what.recording)
     wanted = {"model": model, "runtime": runtime, "protocol": what.protocol, "precision": what.precision, **columns}
     keep = np.logical_and.reduce([table[name] == value for name, value in wanted.items()])
@@ -161,7 +161,7 @@ def measured(what: Asked, model: str, runtime: str = "eager", **columns: Any) ->
     if "input_size" not in columns and len(found):  # of a model measured at several lengths, the one measured most
         found = found[found["input_size"] == found["input_size"].mode().iloc[-1]]
     rows = found[found["batch"].isin(what.batches)].sort_values("batch")
-    return rows["batch"].tolist(), [1e3 * seconds for seconds in rows["latency_s"]]
+    return dict(zip(rows["batch"].tolist(), 1e3 * rows["latency_s"], strict=True))
 
 
 @contextmanager
@@ -185,7 +185,7 @@ def over_batch(what: Asked, models: Sequence[str], text: str) -> None:
     with panels(what) as (ax,):
         for index, (model, one) in enumerate(found.items()):
             draw(ax, index, model, one.batches, one.latency_ms)
-            over(ax, index, *measured(what, model))
+            over(ax, index, measured(what, model))
         against(ax, "batch", title(what, text))
     table(["batch", *found], zip(what.batches, *(map(float, one.latency_ms) for one in found.values()), strict=True))
 
@@ -198,14 +198,14 @@ def draw(ax: Axes, index: int, label: str, x: Sequence[float], y: Sequence[float
     )  # fmt: skip
 
 
-def over(ax: Axes, index: int, x: Sequence[float], y: Sequence[float]) -> None:
-    """Measured points over the predicted line of the same index: crosses."""
-    if len(x):
+def over(ax: Axes, index: int, points: Mapping[float, float]) -> None:
+    """Measured milliseconds, by x, over the predicted line of the same index: crosses."""
+    if points:
         colour = style.LINES[index % len(style.LINES)]
         named = MEASURED in ax.get_legend_handles_labels()[1]
         ax.plot(
-            x, y, linestyle="", marker="x", markersize=5, color=colour, markeredgewidth=1.1,
-            label=None if named else MEASURED,
+            list(points), list(points.values()), linestyle="", marker="x", markersize=5, color=colour,
+            markeredgewidth=1.1, label=None if named else MEASURED,
         )  # fmt: skip
 
 
