@@ -40,12 +40,11 @@ def _elementwise(family: str, *args: Any, out: Any, **options: Any) -> Work:
 
 
 # Elementwise ops that torch does not tag as pointwise.
-UNTAGGED = (
+for _name in (
     *("hardswish", "rsub", "floor_divide", "tril", "triu", "complex", "polar", "prelu", "_prelu_kernel", "rrelu"),
     *("rrelu_with_noise", "log_sigmoid_forward", "log_sigmoid", "bernoulli", "heaviside", "_conj_physical"),
     *("nan_to_num", "isin", "masked_fill", "dropout", "native_dropout"),
-)
-for _name in UNTAGGED:
+):
     cost(f"aten::{_name}")(elementwise(_name))
 
 
@@ -147,19 +146,18 @@ def _reduction(kind: str, self: Tensor, *_: Any, out: Any, **__: Any) -> Work:
     return Work(f"reduction.{kind}{places}", {"rows": rows, "cols": numel(self) // rows if rows else 0})
 
 
-REDUCTIONS = (
-    *("sum", "mean", "amax", "amin", "aminmax", "max", "min", "any", "all", "prod", "std", "var", "std_mean"),
-    *("var_mean", "argmax", "argmin", "logsumexp", "norm", "linalg_vector_norm", "nansum", "median", "mode"),
-    *("count_nonzero", "cumsum", "cumprod", "cummax", "cummin", "logcumsumexp", "diff", "histc", "bincount"),
-    *("equal", "cosine_similarity", "_is_all_true", "_is_any_true"),
-)
 _SAME_CODE = {
     "min": "max",
     "amin": "amax",
     **dict.fromkeys(("std", "var_mean", "std_mean"), "var"),
     **dict.fromkeys(("all", "_is_all_true", "_is_any_true"), "any"),
 }
-for _name in REDUCTIONS:
+for _name in (
+    *("sum", "mean", "amax", "amin", "aminmax", "max", "min", "any", "all", "prod", "std", "var", "std_mean"),
+    *("var_mean", "argmax", "argmin", "logsumexp", "norm", "linalg_vector_norm", "nansum", "median", "mode"),
+    *("count_nonzero", "cumsum", "cumprod", "cummax", "cummin", "logcumsumexp", "diff", "histc", "bincount"),
+    *("equal", "cosine_similarity", "_is_all_true", "_is_any_true"),
+):
     cost(f"aten::{_name}")(partial(_reduction, _SAME_CODE.get(_name, _name)))
 
 
@@ -423,10 +421,9 @@ def factory(*_: Any, out: Any, **__: Any) -> Work:
     return Work("factory", {"numel": numel(first(out))}, reads={0: 0})
 
 
-FACTORIES = (
+for _name in (
     *("arange", "zeros", "ones", "full", "eye", "linspace", "logspace", "rand", "randn", "randint", "randperm"),
     *("zeros_like", "ones_like", "full_like", "rand_like", "randn_like", "new_zeros", "new_ones", "new_full"),
     *("scalar_tensor", "tril_indices", "triu_indices", "hann_window", "hamming_window", "normal"),
-)
-for _name in FACTORIES:
+):
     cost(f"aten::{_name}")(factory)
