@@ -37,7 +37,7 @@ class Errors:
 def errors(predicted: ArrayLike, measured: ArrayLike, models: Sequence[str] = ()) -> Errors:
     """Summarise relative errors."""
     p, m = np.asarray(predicted, float), np.asarray(measured, float)
-    sizes = relative_errors(p, m)
+    sizes = _relative_errors(p, m)
     return Errors(
         cells=int(p.size),
         models=len(set(models)),
@@ -48,7 +48,7 @@ def errors(predicted: ArrayLike, measured: ArrayLike, models: Sequence[str] = ()
     )
 
 
-def relative_errors(predicted: ArrayLike, measured: ArrayLike) -> Floats:
+def _relative_errors(predicted: ArrayLike, measured: ArrayLike) -> Floats:
     """|predicted - measured| / measured, of each cell."""
     p, m = np.asarray(predicted, float), np.asarray(measured, float)
     sizes: Floats = np.abs(p - m) / m
@@ -307,7 +307,7 @@ class Speedups:
 
 def speedups(predicted: ArrayLike, measured: ArrayLike) -> Speedups:
     """Errors of speed-ups (2.0 is twice as fast)."""
-    sizes = relative_errors(predicted, measured)
+    sizes = _relative_errors(predicted, measured)
     return Speedups(sizes.size, _median(sizes), _share_within(sizes, SPEEDUP_NEAR))
 
 
@@ -323,7 +323,7 @@ class Launches:
 
 def launches(traced: ArrayLike, profiled: ArrayLike, models: Sequence[str]) -> Launches:
     """Errors of launch counts."""
-    sizes = relative_errors(traced, profiled)
+    sizes = _relative_errors(traced, profiled)
     return Launches(len(set(models)), _mean(sizes == 0), _share_within(sizes, LAUNCHES_NEAR), _quantile(sizes, 1.0))
 
 

@@ -263,7 +263,7 @@ def _log_residuals(times: Floats, base: Floats, beside: Floats) -> tuple[Floats,
     return nearest, 1.0 / (1.0 + (_BESIDE_SIGMA * beside / base) ** 2)
 
 
-def scale_leaf(fit: KernelFit, rows: Any, times: Any, beside: Any = 0.0) -> float:
+def scale_leaf(fit: KernelFit, rows: Any, times: Any, beside: Any) -> float:
     """Time above the floor of a more special family over that of `fit`, from a few samples of it.
 
     The median ratio, drawn towards 1 where samples are few. Keep it in `KernelFit.leaf_scales`.

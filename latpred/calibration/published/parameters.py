@@ -138,7 +138,7 @@ class Parameters:
         return np.array([width for _, width in self.priors])
 
     def kernel(
-        self, family: str, slot: str, gpu: Spec, precision: str, runtime: str, memory_format: str = CONTIGUOUS
+        self, family: str, slot: str, gpu: Spec, precision: str, runtime: str, memory_format: str
     ) -> tuple[float, list[int]]:
         """Constant and parameters of one slot of one family on one GPU."""
         if slot in PRODUCT_ONLY and not multiplies(family):
@@ -178,12 +178,12 @@ class Parameters:
             terms.append(self._add(("runtime host", runtime, general), RUNTIME_CLASS))
         return terms
 
-    def run(self, run: str, host: str = "") -> tuple[int, ...]:
+    def run(self, run: str, host: str) -> tuple[int, ...]:
         """Parameters of a run's host factor: a host that is named has one, from which its runs differ little."""
         middle = self._add(("middle host",), MIDDLE_HOST)  # factors of all hosts are over this one's
-        if not hosts.known(host):
+        known = hosts.known(host)
+        if known is None:
             return middle, self._add(("run", run), RUN)
-        known = hosts.find(host)
         named = self._add(("named host", known.name), max(known.log_std, NAMED_HOST), log(known.factor))
         return middle, named, self._add(("run", run), NAMED_RUN)
 
