@@ -165,7 +165,7 @@ def test_a_model_left_out_is_predicted(fitted: Fit, holdout: pd.DataFrame) -> No
     count, share = leave_out.knees(holdout)
     assert count > 10
     assert share > 0.9
-    coverage = leave_out.conformal(holdout)
+    coverage = leave_out.coverage_by_regime(holdout)
     assert [one.rows > 0 for one in coverage.values()] == [True] * 3
     for one in coverage.values():
         assert 0.75 <= one.share <= 1.0
@@ -173,7 +173,7 @@ def test_a_model_left_out_is_predicted(fitted: Fit, holdout: pd.DataFrame) -> No
 
 
 def test_an_interval_of_one_model_alone_is_not_judged(holdout: pd.DataFrame) -> None:
-    coverage = leave_out.conformal(holdout[(holdout["batch"] > leave_out.SMALL) | (holdout["model"] == "wide")])
+    coverage = leave_out.coverage_by_regime(holdout[(holdout["batch"] > leave_out.SMALL) | (holdout["model"] == "wide")])
     assert [np.isnan(one.share) for one in coverage.values()] == [True, False, False]
     assert all(one.width > 0 for one in coverage.values())
 
@@ -373,7 +373,7 @@ def test_the_report_names_what_is_worst_and_simpler_predictors(fitted: Fit) -> N
     text = report.text()
     assert "a model left out, eager" in text
     assert "baseline a + b x MACs" in text
-    alone = replace(report, coverage={"batch 1": leave_out.Coverage(5, np.nan, 0.1)})
+    alone = replace(report, coverage={"batch 1": leave_out.RegimeCoverage(5, np.nan, 0.1)})
     assert ("90 % interval" in text, "90 % interval" in alone.text()) == (True, False)
     assert set(report.by_model) == set(MODELS)
     assert "host" in report.by_class

@@ -163,7 +163,7 @@ def _accuracy(holdout: pd.DataFrame | None, gpu: str, runtime: str) -> Accuracy:
     if errors is None:
         return NOT_TRIED
     # A model is as far off on one GPU as on another: widths come from all, since each alone has few models.
-    regimes = [*leave_out.conformal(everywhere).values()]
+    regimes = [*leave_out.coverage_by_regime(everywhere).values()]
     known = [[each.width for each in part if each.rows] for part in (regimes[:1], regimes[1:])]
     small, large = (max(own or others) for own, others in (known, known[::-1]))  # a table may have batches of one size
     return Accuracy(

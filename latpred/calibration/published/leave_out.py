@@ -64,7 +64,7 @@ _Fold = tuple[str, Mask]  # a name, and the rows that a fit is made from; it pre
 
 
 @dataclass(frozen=True, slots=True)
-class Coverage:
+class RegimeCoverage:
     """Share of the rows of a regime that lie in their 90 % interval, and the interval's half width in log latency."""
 
     rows: int
@@ -159,7 +159,7 @@ def errors_by(holdout: pd.DataFrame, *columns: str) -> dict[str, Errors]:
 # -- intervals and knees -------------------------------------------------------------------------------------------
 
 
-def conformal(holdout: pd.DataFrame) -> dict[str, Coverage]:
+def coverage_by_regime(holdout: pd.DataFrame) -> dict[str, RegimeCoverage]:
     """90 % intervals of each model from the errors of all others, and how many rows they hold, regime by regime.
 
     A regime with one model has no others: the share is NaN.
@@ -179,7 +179,7 @@ def conformal(holdout: pd.DataFrame) -> dict[str, Coverage]:
             others, own = rows & (models != model), rows & (models == model)
             inside[own] = sizes[own] <= metrics.conformal(sizes[others])
         share = float(inside[rows].mean()) if len(set(models[rows])) > 1 else np.nan
-        coverage[name] = Coverage(int(rows.sum()), share, metrics.conformal(sizes[rows]))
+        coverage[name] = RegimeCoverage(int(rows.sum()), share, metrics.conformal(sizes[rows]))
     return coverage
 
 
@@ -309,7 +309,7 @@ class LeaveOutReport:
     baselines: Mapping[str, Errors]  # of simpler predictors, on the eager rows, a model or a GPU left out
     knees: tuple[int, float]  # curves that bend, and the share of knees within a factor of two
     regime: tuple[int, float]  # cells whose curve shows their regime, and the share that is named right
-    coverage: Mapping[str, Coverage]  # of 90 % intervals, by regime
+    coverage: Mapping[str, RegimeCoverage]  # of 90 % intervals, by regime
     by_model: Mapping[str, Errors]  # of eager rows
     by_class: Mapping[str, Errors]  # of eager rows, by what takes most of the slower clock
     cells: pd.DataFrame  # every row that was left out, with predicted_s
@@ -375,7 +375,7 @@ def evaluate_left_out(problem: Problem, by: str, *, progress: Progress | None = 
         baselines=compared,
         knees=knees(eager),
         regime=regimes_named(eager),
-        coverage=conformal(eager),
+        coverage=coverage_by_regime(eager),
         by_model=errors_by(eager, "model"),
         by_class=errors_by(eager.assign(slowest=problem.slowest()[eager.index]), "slowest"),
         cells=cells.reset_index(drop=True),
