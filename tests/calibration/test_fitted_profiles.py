@@ -173,7 +173,8 @@ def test_a_model_left_out_is_predicted(fitted: Fit, holdout: pd.DataFrame) -> No
 
 
 def test_an_interval_of_one_model_alone_is_not_judged(holdout: pd.DataFrame) -> None:
-    coverage = leave_out.coverage_by_regime(holdout[(holdout["batch"] > leave_out.SMALL) | (holdout["model"] == "wide")])
+    rows = holdout[(holdout["batch"] > leave_out.SMALL) | (holdout["model"] == "wide")]
+    coverage = leave_out.coverage_by_regime(rows)
     assert [np.isnan(one.share) for one in coverage.values()] == [True, False, False]
     assert all(one.width > 0 for one in coverage.values())
 

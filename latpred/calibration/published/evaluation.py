@@ -40,8 +40,6 @@ CLEARLY = 1.5  # times the device's work that dispatch takes at least where a ro
 LEAST, MOST = 0.1, 10.0  # a host whose dispatch differs by more was not what made the row differ
 _EXACT = 1e-3  # of the logarithm of a factor
 
-Graphs = dict[GraphKey, ModelGraph]
-
 
 def evaluate(
     table: PublishedTable,
@@ -88,7 +86,7 @@ def _profile_of(device: str) -> DeviceProfile:
 
 def _traced(
     cells: pd.DataFrame, profile: DeviceProfile, progress: Progress | None, notes: list[str]
-) -> tuple[Graphs, pd.DataFrame, list[LatpredError]]:
+) -> tuple[dict[GraphKey, ModelGraph], pd.DataFrame, list[LatpredError]]:
     """Traces of the rows that a profile can predict, these rows, and the errors of others; the notes say about them.
 
     A profile of another time has eager traces of that time, of which its runtimes' graphs are made or estimated.
@@ -115,14 +113,18 @@ def _traced(
     return graphs, cells[~out].reset_index(drop=True), [error for error in errors if error]
 
 
-def _predicted(cells: pd.DataFrame, graphs: Graphs, profile: DeviceProfile) -> pd.DataFrame:
+def _predicted(cells: pd.DataFrame, graphs: Mapping[GraphKey, ModelGraph], profile: DeviceProfile) -> pd.DataFrame:
     """A predicted table of the rows, which keep the names of their machine and device."""
     rows = predict_table(cells, graphs, profile)
     return rows.assign(machine=cells["machine"].to_numpy(), device=cells["device"].to_numpy())
 
 
 def _with_hosts(
-    cells: pd.DataFrame, rows: pd.DataFrame, graphs: Graphs, profile: DeviceProfile, notes: list[str]
+    cells: pd.DataFrame,
+    rows: pd.DataFrame,
+    graphs: Mapping[GraphKey, ModelGraph],
+    profile: DeviceProfile,
+    notes: list[str],
 ) -> tuple[pd.DataFrame, pd.DataFrame]:
     """The rows without one of each run, and predictions for the host that this one tells."""
     judged, predicted, told = [], [], []
@@ -150,7 +152,7 @@ def _telling(cells: pd.DataFrame, rows: pd.DataFrame) -> int | None:
     return int(cells.index[clear[order[0]]])
 
 
-def _host_factor(row: pd.DataFrame, graphs: Graphs, profile: DeviceProfile) -> float | None:
+def _host_factor(row: pd.DataFrame, graphs: Mapping[GraphKey, ModelGraph], profile: DeviceProfile) -> float | None:
     """Dispatch of a row's host over the profile's, so that the row comes out right; None where none does that."""
     measured = math.log(row["latency_s"].iloc[0])
 

@@ -57,6 +57,7 @@ def load(path: str | os.PathLike[str]) -> TableMapping:
         raise TableError(
             f"{path} is not a mapping: {error}. See docs/profile-format.md for what stands in one."
         ) from None
+    columns = (*tables.MEASURED.required, *tables.MEASURED.optional)
     for number, rule in enumerate(mapping.rules, 1):
         for column, pattern in rule.where.items():
             try:
@@ -67,11 +68,11 @@ def load(path: str | os.PathLike[str]) -> TableMapping:
                 ) from None
         for column in rule.set:
             if column != SOURCE and tables.MEASURED.column(column) is None:
-                near = difflib.get_close_matches(column, [*tables.MEASURED.required, *tables.MEASURED.optional], n=1)
+                near = difflib.get_close_matches(column, columns, n=1)
                 hint = f"Did you mean {near[0]}? " if near else ""
                 raise TableError(
                     f"{path}, rule {number} sets {column}, which no measurement table has. {hint}"
-                    f"Its columns are {', '.join((*tables.MEASURED.required, *tables.MEASURED.optional))}."
+                    f"Its columns are {', '.join(columns)}."
                 )
     return msgspec.structs.replace(mapping, folder=os.fspath(Path(path).parent))
 
