@@ -11,7 +11,7 @@ from torch import nn
 
 from latpred.accuracy.predicted import GraphKey
 from latpred.calibration.published.joint_fit import Problem, problem
-from latpred.calibration.published.published_table import OPTIONAL, TraceKey
+from latpred.calibration.published.published_table import FRAMEWORK_TAX, TraceKey
 from latpred.graph.graph import ModelGraph
 from latpred.runtimes.legacy_torch import TORCH_1_12
 from latpred.tracing import trace
@@ -66,7 +66,7 @@ def frame() -> pd.DataFrame:
         for model in MODELS
         for batch in BATCHES
     ]
-    said = {"protocol": "pipelined", "stack": OPTIONAL["stack"], "input_kind": "image_px", "input_size": 96}
+    said = {"protocol": "pipelined", "stack": FRAMEWORK_TAX["stack"], "input_kind": "image_px", "input_size": 96}
     return pd.DataFrame(rows).assign(**said, latency_s=0.01)
 
 

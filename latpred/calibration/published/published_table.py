@@ -1,4 +1,6 @@
-"""Reads tables of published latencies: brings their columns to those of a measurement table and refuses what cannot be.
+"""Reads tables of published latencies and traces their models.
+
+Columns are brought to those of a measurement table, and what cannot be meant is refused.
 
 Two forms are read as they are: measurement tables (`latpred.tables.MEASURED`; what is missing is taken from its
 defaults), and the form of the framework-tax measurements, recognised by its column "gpu": gpu, runtime, precision,
@@ -52,21 +54,21 @@ _BY_NAME = ("alexnet", "googlenet", "resnet18", "resnet50", "resnet152", "resnex
 MODELS |= {name: f"torchvision:{name}" for name in _BY_NAME}
 
 NEEDED = ("gpu", "model", "batch", "latency_s", "run")
-OPTIONAL: Mapping[str, str | int] = {
-    "runtime": "eager",
-    "precision": "fp32",
-    "input_size": 0,
-    "input_kind": "default",
-    "protocol": "pipelined",
-    "stack": "torch=1.12.1 cuda=11.6 transformers=4.9",
-}
+# What rows of the framework-tax measurements are taken for that do not say.
+FRAMEWORK_TAX = {"protocol": "pipelined", "stack": "torch=1.12.1 cuda=11.6 transformers=4.9"}
 PRODUCT = "product"  # input kind of rows that are one matrix product
 _KINDS = {"seq_len": "seq", "image_px": "image"}
 CONTRADICTION = 10.0
 UNITS_APART = 100.0  # times as long as at a larger batch: another unit
 FASTEST_S = 1e-6  # no forward pass takes less
 
-_SETUP = {"memory_format": "contiguous", "attention": "", "host": ""}
+# And rows of any form; an empty value says no more than a missing one.
+_DEFAULTS: Mapping[str, str | int | float] = {
+    **{name: tables.DEFAULTS[name] for name in ("runtime", "precision", "input_kind", "input_size", "protocol")},
+    "memory_format": "contiguous",
+    "attention": "",
+    "host": "",
+}
 _WORDS = {
     "precision": ("fp32", "tf32", "fp16", "bf16", "fp64", "amp-fp16", "amp-bf16"),
     "protocol": ("single", "pipelined"),
@@ -172,13 +174,12 @@ def _part(frame: pd.DataFrame, name: str, mapping: TableMapping | None, notes: l
     elif "gpu" in frame or "device" not in frame:
         notes += _assumed(frame, name)
         frame = _from_framework_tax(frame)
-    cells = tables.check(tables.complete(frame), tables.MEASURED, numbers)
+    frame = _filled(tables.complete(frame), {**_DEFAULTS, tables.SOURCE: name})
+    cells = tables.check(frame, tables.MEASURED, numbers)
     _demand_known(cells, numbers, name)
     if rules is not None:
         _demand_datasheets(cells, numbers, name)
         _demand_one_unit(cells.assign(number=numbers), name)
-    usual = {column: str(tables.DEFAULTS[column]) for column in ("precision", "protocol")}
-    cells = _filled(cells, {**_SETUP, **usual, tables.SOURCE: name})
     timed = tables.timed(cells)
     if not timed.all():
         notes.append(f"{name}: {(~timed).sum():,} of its rows could not be measured")
@@ -191,8 +192,8 @@ def _part(frame: pd.DataFrame, name: str, mapping: TableMapping | None, notes: l
 
 def _assumed(frame: pd.DataFrame, name: str) -> list[str]:
     """A sentence on what rows are taken for that do not say how they were timed, or with which software."""
-    silent = [one for one in ("protocol", "stack") if one not in frame or frame[one].fillna("").eq("").any()]
-    taken = " and ".join(f"{one} {OPTIONAL[one]}" for one in silent)
+    silent = [one for one in FRAMEWORK_TAX if one not in frame or frame[one].fillna("").eq("").any()]
+    taken = " and ".join(f"{one} {FRAMEWORK_TAX[one]}" for one in silent)
     said = f"{name}: rows that name none are taken for {taken}, as the framework-tax measurements are"
     return [said] if silent else []
 
@@ -210,8 +211,7 @@ def _demand_datasheets(cells: pd.DataFrame, numbers: Sequence[int], name: str) -
 
 def _demand_known(cells: pd.DataFrame, numbers: Sequence[int], name: str) -> None:
     """Refuse words that nobody knows, in columns where only some make sense."""
-    for column in (column for column in _WORDS if column in cells):
-        words = _WORDS[column]
+    for column, words in _WORDS.items():
         for number, word in zip(numbers, cells[column], strict=True):
             if word and word not in words:
                 near = difflib.get_close_matches(word, words, n=1)
@@ -245,15 +245,13 @@ def _from_framework_tax(frame: pd.DataFrame) -> pd.DataFrame:
         hints = [f" (nearest: {names[0]!r}, rename it)" if names else "" for names in near]
         lacking = ", ".join(f"the column {name}{hint}" for name, hint in zip(missing, hints, strict=True))
         raise TableError(f"The table lacks {lacking}. It needs {', '.join(NEEDED)}.")
-    known = {*NEEDED, *OPTIONAL, *_SETUP, "status"}
+    known = {*NEEDED, *FRAMEWORK_TAX, *_DEFAULTS, "status"}
     kept = [name for name in frame.columns if name in known or str(name).startswith(tables.NOTE_PREFIX)]
-    out = _filled(frame[kept], OPTIONAL)
-    out["input_kind"] = out["input_kind"].map(lambda kind: _KINDS.get(str(kind), str(kind)))
-    out["model"] = out["model"].map(lambda model: MODELS.get(str(model), str(model)))
-    return out.rename(columns={"gpu": "device"})
+    out = _filled(frame[kept].rename(columns={"gpu": "device"}), FRAMEWORK_TAX)
+    return out.replace({"model": MODELS, "input_kind": _KINDS})
 
 
-def _filled(cells: pd.DataFrame, defaults: Mapping[str, str | int]) -> pd.DataFrame:
+def _filled(cells: pd.DataFrame, defaults: Mapping[str, str | int | float]) -> pd.DataFrame:
     """The table with a default in each column that is missing, and where one is empty."""
     given = {name: cells[name] if name in cells else pd.Series("", cells.index, object) for name in defaults}
     there = {name: column.notna() & (column.astype(str) != "") for name, column in given.items()}
