@@ -238,8 +238,8 @@ def problem(
         if out.all():
             raise none_traced(errors)
         table = replace(table.where(~out), notes=(*table.notes, *notes))
-        datasheets = _datasheets(table)
-    keys, frame = published_table.trace_keys(table.cells), table.cells
+        datasheets, keys = _datasheets(table), [key for key in keys if key not in failed]
+    frame = table.cells
     ran = {key: as_run_in(key.era, traced[key]) for key in set(keys)}
     cells, cell = _cells(frame, keys, ran, datasheets)
     named = frame.rename(columns={"device": "gpu", "input_kind": "group", tables.SOURCE: "source"})
