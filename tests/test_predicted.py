@@ -15,7 +15,7 @@ import latpred.tracing
 from latpred import tables
 from latpred.accuracy import comparison
 from latpred.accuracy.predicted import GraphKey, graph_keys, predict_table, trace_models
-from latpred.errors import MissingPackageError, TableError
+from latpred.errors import MissingPackageError, TableError, UsageError
 from latpred.graph.graph import ModelGraph
 from latpred.prediction.predictor import Predictor
 
@@ -92,6 +92,15 @@ def test_a_row_that_could_not_be_measured_is_not_traced_but_said(
     assert [call["batches"] for call in asked] == [(4,)]
     with pytest.raises(TableError, match="has no rows with a latency"):
         comparison.evaluate(outside.tail(1).assign(latency_s=""), profile())
+
+
+def test_a_row_in_a_runtime_that_the_profile_lacks_is_left_out(asked: list[dict[str, object]]) -> None:
+    rows = measured([("bert", 4, 0.1)] * 2, runtime=["eager", "quickest"])
+    report = comparison.evaluate(rows, profile())
+    assert (report.overall.cells, report.only_measured) == (1, ())
+    assert any("No runtime is called 'quickest'" in note for note in report.notes)
+    with pytest.raises(UsageError, match="quickest"):
+        comparison.evaluate(rows.tail(1), profile())
 
 
 def test_work_that_is_no_line_in_batch_is_counted_at_the_batches_of_the_table(tmp_path: Path) -> None:

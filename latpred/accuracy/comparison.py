@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from itertools import compress
 from typing import Any
 
 import numpy as np
@@ -19,6 +18,7 @@ from latpred.accuracy.accuracy_report import CAPTURED, Block, Report, Score
 from latpred.accuracy.metrics import Coverage, CurvePoint, Errors, Noise, Rank
 from latpred.accuracy.predicted import (
     GraphKey,
+    answered,
     batches_of,
     graph_keys,
     left_out,
@@ -27,10 +27,10 @@ from latpred.accuracy.predicted import (
     trace_models,
 )
 from latpred.errors import LatpredError, TableError
+from latpred.prediction.predictor import Predictor
 from latpred.profile import gpus
 from latpred.profile.document import DeviceProfile
 from latpred.runtimes.legacy_torch import traced_for
-from latpred.runtimes.lowering import target_of
 
 __all__ = ["Report", "compare", "evaluate"]
 
@@ -105,24 +105,26 @@ def evaluate(table: tables.Source, profile: DeviceProfile, *, progress: Callable
     """Predict every cell of a measurement table made elsewhere and report how far off that is.
 
     Columns other than model, batch and latency_s have defaults (`latpred.tables.DEFAULTS`). Models are traced by
-    name. Those that cannot be traced are left out, and a note says which and why.
+    name. Rows in runtimes and precisions that the profile lacks, and of models that cannot be traced, are left out, and
+    notes say which and why.
     """
     outside = tables.complete(tables.load(table), {"device": profile.device.name})
     cells = tables.merge_repeats(tables.check(outside, tables.MEASURED))
-    timed = tables.timed(cells)
-    if not timed.any():
+    timed = cells[tables.timed(cells)]
+    if timed.empty:
         raise TableError("The table has no rows with a latency. Measure some: latpred measure MODEL -o measured.csv")
-    failed: dict[GraphKey, LatpredError] = {}
-    with traced_for(profile.protocol.get("era", "")):
-        keys = graph_keys(cells)
-        asked = batches_of(compress(keys, timed), cells["batch"][timed])
-        traced = trace_models(asked, target_of(profile.device.kind), progress, failed)
-    errors = [failed.get(key) if ok else None for key, ok in zip(keys, timed, strict=True)]
-    out, notes = left_out(cells["model"], errors)
-    if out[timed].all():
+    predictor, failed = Predictor(profile), dict[GraphKey, LatpredError]()
+    known, notes = answered(timed, predictor)
+    with traced_for(predictor.era):
+        keys = graph_keys(known)
+        traced = trace_models(batches_of(keys, known["batch"]), predictor.target, progress, failed)
+    errors = [failed.get(key) for key in keys]
+    out, untraced = left_out(known["model"], errors)
+    if out.all():
         raise none_traced(errors)
-    cells = cells[~out]
-    return compare(predict_table(cells, traced, profile), cells, notes=notes)
+    usable = known[~out]
+    measured = cells.drop(timed.index.difference(usable.index))
+    return compare(predict_table(usable, traced, profile), measured, notes=[*notes, *untraced])
 
 
 def _report(joined: tables.Joined, reasons: dict[str, str], remarks: Sequence[str], seed: int) -> Report:

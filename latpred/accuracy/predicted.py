@@ -184,6 +184,15 @@ def refusals(cells: pd.DataFrame, predictor: Predictor) -> list[LatpredError | N
     return [errors[setup] for setup in setups]
 
 
+def answered(cells: pd.DataFrame, predictor: Predictor) -> tuple[pd.DataFrame, list[str]]:
+    """The rows in runtimes and precisions that a profile has, and sentences on the others; an error if it has none."""
+    errors = refusals(cells, predictor)
+    out, notes = left_out(cells["model"], errors)
+    if len(cells) and out.all():
+        raise next(filter(None, errors))
+    return cells[~out], notes
+
+
 def left_out(
     models: Iterable[str], errors: Sequence[LatpredError | None], of: str = ""
 ) -> tuple[NDArray[np.bool_], list[str]]:

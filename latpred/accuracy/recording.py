@@ -22,7 +22,7 @@ import pandas as pd
 
 from latpred import storage, tables
 from latpred.accuracy.comparison import Report, compare
-from latpred.accuracy.predicted import GraphKey, graph_keys, graph_of, left_out, predict_table, refusals
+from latpred.accuracy.predicted import GraphKey, answered, graph_keys, graph_of, predict_table
 from latpred.errors import RecordingError, TableError
 from latpred.graph.graph import ModelGraph
 from latpred.prediction.predictor import Predictor
@@ -87,12 +87,7 @@ class Recording:
         Cells in a runtime or a precision that the profile lacks are left out, and a note says so. Where it lacks all
         of them, its error says what to do.
         """
-        cells = tables.merge_repeats(self.table)
-        errors = refusals(cells, Predictor(profile))
-        out, notes = left_out(cells["model"], errors)
-        if len(cells) and out.all():
-            raise next(filter(None, errors))
-        measured = cells[~out]
+        measured, notes = answered(tables.merge_repeats(self.table), Predictor(profile))
         predicted = predict_table(measured, self.graphs, profile)
         return compare(predicted, measured, reasons=self.reasons, notes=notes)
 
