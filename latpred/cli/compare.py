@@ -10,7 +10,6 @@ import click
 from latpred.cli.options import FILE, TABLES, Output, batch_option, given, output_options, profile_options, takes, verb
 from latpred.cli.output import draw, emit, notice, progress, working
 from latpred.errors import UsageError
-from latpred.render import Page
 
 if TYPE_CHECKING:
     from latpred.accuracy.accuracy_report import Report
@@ -105,7 +104,7 @@ def _evaluate_left_out(table: PublishedTable, by: str, output: Output) -> None:
     from latpred.calibration.published.leave_out import evaluate_left_out
 
     left_out = evaluate_left_out(problem(table, progress=notice, partial=True), by, progress=notice)
-    emit(output, document=left_out.to_dict, rows=lambda: left_out.cells, page=lambda: Page("", [left_out.text()]))
+    emit(output, document=left_out.to_dict, rows=lambda: left_out.cells, page=left_out.page)
 
 
 @verb("latpred validate --budget 10m", "latpred validate --record runs/today")

@@ -371,11 +371,11 @@ def test_a_host_is_left_out_by_whatever_text_names_its_cpu() -> None:
 def test_the_report_names_what_is_worst_and_simpler_predictors(fitted: Fit) -> None:
     rows = len(fitted[0].rows)
     report = evaluate_left_out(fitted[0], "model")
-    text = report.text()
+    text = report.page().text()
     assert "a model left out, eager" in text
     assert "baseline a + b x MACs" in text
     alone = replace(report, coverage={"batch 1": leave_out.RegimeCoverage(5, np.nan, 0.1)})
-    assert ("90 % interval" in text, "90 % interval" in alone.text()) == (True, False)
+    assert ("90 % interval" in text, "90 % interval" in alone.page().text()) == (True, False)
     assert set(report.by_model) == set(MODELS)
     assert "host" in report.by_class
     assert report.to_dict()["schema"] == "latpred.leave-out/1"

@@ -25,6 +25,7 @@ from latpred.calibration.published.row_counts import ALONE, EAGER
 from latpred.errors import UsageError
 from latpred.graph.features import Floats
 from latpred.profile.gpus import Spec
+from latpred.render import Page, Table
 
 SCHEMA = "latpred.leave-out/1"
 WHOLE = {
@@ -329,25 +330,26 @@ class LeaveOutReport:
         written: dict[str, Any] = msgspec.json.decode(msgspec.json.encode(document))
         return written
 
-    def text(self) -> str:
-        """The report for people."""
+    def page(self) -> Page:
+        """Errors beside those of simpler predictors, knees, regimes and intervals, and where errors are largest."""
         compared = {f"baseline {name}": errors for name, errors in self.baselines.items()}
-        lines = _lines("", {**self.figures, **compared})
+        parts: list[Table | str] = [_table("", {**self.figures, **compared})]
         if np.isfinite(self.knees[1]):
-            lines += ["", f"knee within a factor of 2: {self.knees[1]:.0%} of {self.knees[0]} curves that bend (eager)"]
+            parts.append(f"knee within a factor of 2: {self.knees[1]:.0%} of {self.knees[0]} curves that bend (eager)")
         if np.isfinite(self.regime[1]):
-            lines.append(
+            parts.append(
                 f"regime named right: {self.regime[1]:.1%} of {self.regime[0]} cells whose curve shows it (eager)"
             )
-        lines += [
+        parts += [
             f"90 % interval, {name}: holds {one.share:.1%} of {one.rows} rows (x/÷ {np.exp(one.width):.2f})"
             for name, one in self.coverage.items()
             if np.isfinite(one.share)
         ]
         for title, groups in (("worst models", self.by_model), ("by what is slowest", self.by_class)):
             worst = sorted(groups.items(), key=lambda item: -item[1].median)[:_SHOWN]
-            lines += ["", *_lines(title, dict(worst))]
-        return "\n".join([*lines, "", *(f"Note: {note}" for note in self.notes)]) + "\n"
+            parts.append(_table(title, dict(worst)))
+        title = f"Errors with {WHOLE[self.by]} left out of the fit"
+        return Page(title, [*parts, *(f"Note: {note}" for note in self.notes)], prose=True)
 
 
 def evaluate_left_out(problem: Problem, by: str, *, progress: Progress | None = None) -> LeaveOutReport:
@@ -397,9 +399,7 @@ def _demand_several(values: set[str], by: str) -> None:
         raise UsageError(f"The table has one {by} only ({min(values)!r}): leaving it out leaves nothing to fit.")
 
 
-def _lines(title: str, groups: Mapping[str, Errors]) -> list[str]:
-    """Errors of groups under a title, a line each."""
-    rows = {title: ("rows", "median", "p90", "within 10 %")}
-    for name, errors in groups.items():
-        rows[name] = str(errors.cells), f"{errors.median:.1%}", f"{errors.p90:.1%}", f"{errors.near:.0%}"
-    return [f"{name:58s}" + "".join(f"{cell:>12s}" for cell in row) for name, row in rows.items()]
+def _table(title: str, groups: Mapping[str, Errors]) -> Table:
+    """Errors of groups under a title, a row each."""
+    rows = [(name, str(e.cells), f"{e.median:.1%}", f"{e.p90:.1%}", f"{e.near:.0%}") for name, e in groups.items()]
+    return Table((title, "rows", "median", "p90", "within 10 %"), rows, folded=(title,))
