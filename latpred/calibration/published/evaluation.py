@@ -14,7 +14,8 @@ import numpy as np
 import pandas as pd
 from scipy.optimize import brentq
 
-from latpred.accuracy.comparison import Report, compare
+from latpred.accuracy.accuracy_report import Report
+from latpred.accuracy.comparison import compare
 from latpred.accuracy.predicted import (
     GraphKey,
     batches_of,
