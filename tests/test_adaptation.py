@@ -455,9 +455,9 @@ def test_a_graph_keeps_its_own_memory_format() -> None:
 
 
 def test_a_name_whose_graph_is_given_is_not_traced() -> None:
-    rows = pd.DataFrame({"model": "mine", "batch": (1, 2), "latency_ms": 400.0})
+    rows = pd.DataFrame({"model": "mine", "batch": 1, "latency_ms": latencies(SYNCHRONOUS, GRAPHS[:1], 1)})
     found = latpred.adapt(SYNCHRONOUS, rows, graphs={GraphKey("mine", "default", 0, "fp32"): GRAPHS[0]})
-    assert found.runtimes[0].rows == 2
+    assert found.runtimes[0].bought.before.median == 0.0
 
 
 GRAPHS = architectures(4)

@@ -32,8 +32,6 @@ from latpred.profile import gpus
 from latpred.profile.document import DeviceProfile
 from latpred.runtimes.legacy_torch import traced_for
 
-__all__ = ["Report", "compare", "evaluate"]
-
 OFF = 5.0  # times as long: two tables in one unit are hardly ever further apart, nor two units nearer
 SMALL_BATCH = 8  # up to which the host's share of latency is large
 LARGE_BATCH = 16  # from which it is small

@@ -21,7 +21,8 @@ import msgspec
 import pandas as pd
 
 from latpred import storage, tables
-from latpred.accuracy.comparison import Report, compare
+from latpred.accuracy.accuracy_report import Report
+from latpred.accuracy.comparison import compare
 from latpred.accuracy.predicted import GraphKey, answered, graph_keys, graph_of, predict_table
 from latpred.errors import RecordingError, TableError
 from latpred.graph.graph import ModelGraph

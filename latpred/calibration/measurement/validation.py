@@ -19,7 +19,8 @@ import numpy as np
 import pandas as pd
 
 from latpred import host, storage, tables
-from latpred.accuracy.comparison import Report, compare
+from latpred.accuracy.accuracy_report import Report
+from latpred.accuracy.comparison import compare
 from latpred.accuracy.predicted import GraphKey, graph_key, predict_table
 from latpred.accuracy.recording import MANIFEST, Recording, load
 from latpred.calibration.devices import conditions, open_device

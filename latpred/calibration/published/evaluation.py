@@ -14,7 +14,8 @@ import numpy as np
 import pandas as pd
 from scipy.optimize import brentq
 
-from latpred.accuracy.comparison import Report, compare
+from latpred.accuracy.accuracy_report import Report
+from latpred.accuracy.comparison import compare
 from latpred.accuracy.predicted import (
     GraphKey,
     batches_of,
@@ -131,13 +132,15 @@ def _with_hosts(
     for run, own in cells.groupby("run", sort=True):
         place = _telling(own, rows.loc[own.index])
         factor = None if place is None else _host_factor(cells.loc[[place]], graphs, profile)
-        judged.append(own if factor is None else own.drop(place))
         if place is None or factor is None:
+            judged.append(own)
             predicted.append(rows.loc[own.index])
             continue
         told.append(f"{run}: x{factor:.2f} by {cells['model'][place]} batch {cells['batch'][place]}")
         swapped = host_swap.swapped(profile, Swap(factor, host_swap.LEAST_LOG_STD, str(run)))
-        predicted.append(_predicted(judged[-1], graphs, swapped) if len(judged[-1]) else rows.iloc[:0])
+        others = own.drop(place)
+        judged.append(others)
+        predicted.append(_predicted(others, graphs, swapped) if len(others) else rows.iloc[:0])
     notes += [f"dispatch on {profile.name}, told by one row of each run: {'; '.join(told)}"] if told else []
     return pd.concat(judged, ignore_index=True), pd.concat(predicted, ignore_index=True)
 

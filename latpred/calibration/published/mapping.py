@@ -12,7 +12,6 @@ import difflib
 import os
 import re
 from collections import Counter
-from functools import lru_cache
 from pathlib import Path
 from typing import Literal
 
@@ -98,8 +97,10 @@ def _ruled(mapping: TableMapping, given: dict[str, str], where: str) -> tuple[di
     made: dict[str, str] = {}
     reason = ""
     for rule in mapping.rules:
-        matches = [_found(pattern, given.get(column)) for column, pattern in rule.where.items()]
-        if any(match is None for match in matches):
+        if not rule.where.keys() <= given.keys():
+            continue
+        matches = [re.search(pattern, given[column]) for column, pattern in rule.where.items()]
+        if not all(matches):
             continue
         known = given | {key: value or "" for match in matches if match for key, value in match.groupdict().items()}
         made |= {column: _filled(template, known, f"{where}, column {column}") for column, template in rule.set.items()}
@@ -119,11 +120,6 @@ def _filled(template: str, known: dict[str, str], where: str) -> str:
         raise TableError(f"{where}: the row has no {name!r} for the mapping's {template!r}.{hint}")
 
     return _IN_BRACES.sub(text_of, template).strip()
-
-
-@lru_cache(1 << 16)
-def _found(pattern: str, text: str | None) -> re.Match[str] | None:
-    return None if text is None else re.search(pattern, text)
 
 
 def _in_seconds(column: str, text: str, name: str, number: int) -> str:
