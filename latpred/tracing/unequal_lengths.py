@@ -50,7 +50,7 @@ def trace_nested(
     return msgspec.structs.replace(graph, only=(), notes=(UNWATCHED,) if target == "cuda" else ())
 
 
-def _without_nested(encoder: nn.TransformerEncoder) -> nn.TransformerEncoder:
+def without_nested(encoder: nn.TransformerEncoder) -> nn.TransformerEncoder:
     """The same encoder, its weights shared, as it is when it must not use nested tensors."""
     plain = copy.copy(encoder)
     plain.use_nested_tensor = False
@@ -292,7 +292,7 @@ def _graph(
     if isinstance(module, nn.TransformerEncoder):
         if execution == "padded":
             inputs = padded_inputs(module, sorted(lengths), padded_to)
-            return trace(_without_nested(module), inputs, batches=batches, **traced)
+            return trace(without_nested(module), inputs, batches=batches, **traced)
         if execution == "nested":
             return trace_nested(module, lengths, padded_to, **traced)
         raise UsageError("an nn.TransformerEncoder packs nothing; ask for execution='padded' or 'nested'")
