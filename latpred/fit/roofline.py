@@ -56,7 +56,7 @@ def _fit_constants(
     order = np.argsort(inputs.product.prod(axis=1), kind="stable")
     keep = order[np.linspace(0, len(order) - 1, min(len(order), MOST)).round().astype(int)]  # evenly
     work, product, taken = inputs.work[keep], inputs.product[keep], times[keep]
-    precision = np.sqrt(weights[keep])
+    sqrt_weights = np.sqrt(weights[keep])
     # Floor and rates start from the best that any sample reached.
     start = {
         "floor": (0.8 * float(taken.min()), 0.7),
@@ -73,7 +73,7 @@ def _fit_constants(
     def errors(steps: Floats, whole: float) -> Floats:
         values = constants(steps, whole)
         time = values["floor"] + tiled(values, work, product, multiprocessors).us
-        both: Floats = np.concatenate((precision * np.log(time / taken), _TILE_RIDGE * steps))
+        both: Floats = np.concatenate((sqrt_weights * np.log(time / taken), _TILE_RIDGE * steps))
         return both
 
     def cost(steps: Floats, whole: float) -> float:
