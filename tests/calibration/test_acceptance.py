@@ -150,7 +150,7 @@ def test_kinds_that_could_not_be_measured_are_named() -> None:
     assert acceptance.missing(rows) == [f"network {HOLDOUTS[0].name}", "holdout networks"]
 
 
-def test_models_come_first_then_holdouts_again_of_every_kind() -> None:
+def test_models_come_first_and_again_then_holdouts_of_every_kind() -> None:
     others = [schedules.network_cell(networks.draw(seed)) for seed in range(3)]
     others += [schedules.network_cell(schedules.network_spec(cell), "fp16") for cell in HOLDOUTS]
     cells = list(acceptance.cells([row(cell) for cell in (*HOLDOUTS, *others)], "fp32"))
@@ -160,7 +160,8 @@ def test_models_come_first_then_holdouts_again_of_every_kind() -> None:
     repeated = [cell for cell in cells[models:] if cell.kind == "network"]
     assert {cell.name for cell in repeated} == set(networks.KINDS)
     assert all(schedules.network_spec(cell).holdout and cell.dims[acceptance.AGAIN] == 1 for cell in repeated)
-    assert cells[models + len(repeated) :] == [acceptance.again(cell) for cell in cells[:models]]
+    assert cells[models : 2 * models] == [acceptance.again(cell) for cell in cells[:models]]
+    assert cells[2 * models :] == repeated
     failed_or_repeated = [row(HOLDOUTS[0], error="it raised"), row(acceptance.again(HOLDOUTS[1]))]
     assert not [cell for cell in acceptance.cells(failed_or_repeated, "fp32") if cell.kind == "network"]
 
@@ -184,6 +185,10 @@ def test_a_shift_is_what_the_speed_of_the_machine_does_not_explain() -> None:
     errors = [HoldoutError(cell.key, *us, 0.0) for cell, us in ((first, (90.0, 100.0)), (second, (108.0, 130.0)))]
     assert acceptance.shift(rows, errors) == pytest.approx([1.3 / 1.2])
     assert acceptance.shift(rows, errors[:1]) == []
+    once = HoldoutError(HOLDOUTS[1].key, 1.0, 2.0, 0.0)
+    alone, both = acceptance.averaged(rows, [errors[1], once, errors[0]])  # the second timing may stand first
+    assert both.log_error == pytest.approx((math.log(90 / 100) + math.log(108 / 130)) / 2)
+    assert (both.cell, alone) == (first.key, pytest.approx(once))
 
 
 def test_predictions_that_move_no_more_end_a_calibration() -> None:

@@ -245,10 +245,10 @@ VISIT = timer.Plan(least=3, most=60, precision=0.005, budget_s=0.15, warmup_s=0.
 
 
 def cells(rows: Sequence[Row], precision: str) -> Iterator[Cell]:
-    """Ordinary models, holdout networks again, and the models again: what matters most comes first."""
+    """Ordinary models, the models again, and holdout networks again: what matters most comes first."""
     yield from models(precision)
-    yield from _holdouts_again(rows, precision)
     yield from map(again, models(precision))
+    yield from _holdouts_again(rows, precision)
 
 
 def models(precision: str) -> list[Cell]:
@@ -294,10 +294,27 @@ def shift(rows: Iterable[Row], errors: Iterable[HoldoutError]) -> list[float]:
 
     Each is predicted at the speed that the machine had then, so a slower moment that its references saw is no shift.
     """
-    log_error = {error.cell: error.log_error for error in errors}
+    pairs = [timed for timed in _by_cell(rows, errors).values() if len(timed) == 2]
+    return [math.exp(first.log_error - second.log_error) for first, second in pairs]
+
+
+def averaged(rows: Iterable[Row], errors: Iterable[HoldoutError]) -> list[HoldoutError]:
+    """One error for each cell; of one that was timed twice the mean, since one minute differs from the next."""
+    means = []
+    for cell, timed in _by_cell(rows, errors).items():
+        log_us = np.log([(one.predicted_us, one.measured_us) for one in timed])
+        predicted_us, measured_us = np.exp(log_us.mean(axis=0)).tolist()
+        means.append(HoldoutError(cell, predicted_us, measured_us, timed[0].kernel_spread))
+    return means
+
+
+def _by_cell(rows: Iterable[Row], errors: Iterable[HoldoutError]) -> dict[str, list[HoldoutError]]:
+    """Errors by the cell that they are of, the first timing before the second."""
     firsts = {again(row.cell).key: row.cell.key for row in rows if AGAIN not in row.cell.dims}
-    twice = [(log_error[firsts[key]], later) for key, later in log_error.items() if firsts.get(key) in log_error]
-    return [math.exp(first - second) for first, second in twice]
+    by_cell: dict[str, list[HoldoutError]] = {}
+    for error in sorted(errors, key=lambda one: one.cell in firsts):
+        by_cell.setdefault(firsts.get(error.cell, error.cell), []).append(error)
+    return by_cell
 
 
 def predictions(profile: DeviceProfile, precision: str) -> Floats:
