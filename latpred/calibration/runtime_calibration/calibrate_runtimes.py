@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from itertools import count, filterfalse
+from itertools import filterfalse
 
 import msgspec
 
@@ -14,7 +14,6 @@ from latpred.calibration.fitting import acceptance, profile_fit
 from latpred.calibration.fitting.acceptance import HoldoutError
 from latpred.calibration.runtime_calibration import network_fit
 from latpred.calibration.runtime_calibration.base import RuntimeCalibrator
-from latpred.calibration.schedules import in_turn
 from latpred.calibration.session import Row, Session
 from latpred.calibration.timing.visits import Tell, Visits
 from latpred.errors import BusyError, DeviceError, LatpredError, MissingPackageError, ProfileError, UsageError
@@ -122,9 +121,7 @@ class RuntimeSession:
 
     def _measure(self, calibrator: RuntimeCalibrator, visits: Visits, seconds: float, cells: float) -> None:
         """Time cells until the time is spent, most of them in the first precision."""
-        drawn = [calibrator.cells(precision) for precision in calibrator.precisions(self.precisions)]
-        endless = (next(in_turn(drawn, number)) for number in count())
-        for cell in filterfalse(self.session.holds, endless):
+        for cell in filterfalse(self.session.holds, calibrator.cells_in(self.precisions)):
             rows = visits.rows
             hopeless = len(rows) >= HOPELESS and all(row.error for row in rows)
             if hopeless or visits.seconds >= (1 - FITTING_SHARE) * seconds or len(rows) >= cells:
