@@ -8,7 +8,7 @@ from collections.abc import Callable, Iterator
 from functools import partial
 from pathlib import Path
 from types import SimpleNamespace
-from typing import Any
+from typing import Any, NoReturn
 
 import msgspec
 import pytest
@@ -21,7 +21,7 @@ from latpred.calibration.devices import machine, open_device
 from latpred.calibration.devices.simulated import SimulatedDevice
 from latpred.calibration.fitting import profile_fit
 from latpred.calibration.measurement import whole_models
-from latpred.calibration.runtime_calibration import calibrate_runtimes
+from latpred.calibration.runtime_calibration import base, calibrate_runtimes
 from latpred.calibration.session import directory, read_journal
 from latpred.errors import CalibrationError, LatpredError, MissingPackageError, UsageError
 from latpred.graph.graph import ModelGraph, Schedule
@@ -51,13 +51,6 @@ class Plain:
         return lambda: model(*inputs)
 
 
-class Failing(Plain):
-    name = "failing"
-
-    def lower(self, graph: ModelGraph, batch: int) -> Schedule:
-        raise ValueError("it never works")
-
-
 class Absent(Plain):
     name = "absent"
 
@@ -68,7 +61,7 @@ class Absent(Plain):
 @pytest.fixture
 def third_party(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     """A package that registers runtimes and knows nothing of calibration."""
-    found = {one.name: SimpleNamespace(name=one.name, value="", load=one) for one in (Plain, Failing, Absent)}
+    found = {one.name: SimpleNamespace(name=one.name, value="", load=one) for one in (Plain, Absent)}
     monkeypatch.setattr(runtimes, "_registered", lambda: found)
     runtimes._made.cache_clear()
     yield
@@ -227,15 +220,22 @@ def test_eager_comes_first_and_its_fit_sees_no_other_rows() -> None:
 
 
 @pytest.mark.usefixtures("finished")
-def test_a_runtime_that_never_works_stays_out_and_the_gate_says_why() -> None:
-    profile = more(("failing",))
+@pytest.mark.parametrize(("runtime", "chains"), [("plain", 0), ("cuda-graphs", 5)])
+def test_a_runtime_that_never_works_stays_out_and_the_gate_says_why(
+    runtime: str, chains: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def failing(*_: object) -> NoReturn:
+        raise ValueError("it never works")
+
+    monkeypatch.setattr(base.RuntimeCalibrator, "prepared", failing)
+    profile = more((runtime,))
     assert list(profile.runtimes) == ["eager"]
-    assert profile.acceptance.runtimes == {"failing": False}
-    assert profile.acceptance.checks["failing: costs"] == "ValueError: it never works: failed"
-    assert rows_kept()["failing"] == calibrate_runtimes.HOPELESS
+    assert profile.acceptance.runtimes == {runtime: False}
+    assert profile.acceptance.checks[f"{runtime}: costs"] == "ValueError: it never works: failed"
+    assert rows_kept()[runtime] == chains + calibrate_runtimes.HOPELESS
     shown = run("profiles", "show", "simulated").stdout
-    assert "failing: costs: ValueError: it never works: failed" in shown
-    assert "latpred calibrate --device simulated --runtimes failing" in shown
+    assert f"{runtime}: costs: ValueError: it never works: failed" in shown
+    assert f"latpred calibrate --device simulated --runtimes {runtime}" in shown
     # Predictions carry the caveat of their own runtime only.
     both = dict.fromkeys(("eager", "plain"), profile.runtimes["eager"])
     passed = msgspec.structs.replace(profile.acceptance, passed=True, runtimes={"plain": False})

@@ -24,7 +24,7 @@ from latpred.runtimes.lowering import demand_suited, lacking, target_of, unsuite
 EAGER = profile_fit.EAGER
 ALL = "all"
 FITTING_SHARE = 0.1  # of a runtime's time, set aside for tracing networks again and fitting
-HOPELESS = 12  # cells that fail before any succeeds, after which there are no more
+HOPELESS = 12  # networks or graphs that fail before any succeeds, after which there are no more cells
 
 
 def offered(device: Device) -> tuple[list[str], dict[str, str]]:
@@ -108,8 +108,8 @@ class RuntimeSession:
         except (DeviceError, BusyError):
             raise
         except LatpredError as error:
-            nothing = visits.rows and all(row.error for row in visits.rows)
-            reason = visits.rows[0].error if nothing else str(error)
+            failed = _only_failures(visits.rows)
+            reason = failed[0].error if failed else str(error)
             return msgspec.structs.replace(profile, acceptance=acceptance.without(profile, runtime, reason))
         others = [sample for sample in profile.samples if sample.cell.split("/")[1] != runtime]
         return msgspec.structs.replace(
@@ -123,11 +123,20 @@ class RuntimeSession:
         """Time cells until the time is spent, most of them in the first precision."""
         for cell in filterfalse(self.session.holds, calibrator.cells_in(self.precisions)):
             rows = visits.rows
-            hopeless = len(rows) >= HOPELESS and all(row.error for row in rows)
+            hopeless = len(_only_failures(rows)) >= HOPELESS
             if hopeless or visits.seconds >= (1 - FITTING_SHARE) * seconds or len(rows) >= cells:
                 break
             visits.run(cell)
         visits.finish()
+
+
+def _only_failures(rows: Sequence[Row]) -> list[Row]:
+    """The networks and graphs of a runtime, where it ran none; nothing where it ran any.
+
+    Chains of replayed kernels, which belong to the clock, run where no network does.
+    """
+    run = [row for row in rows if row.cell.kind != "clock"]
+    return run if all(row.error for row in run) else []
 
 
 def fit_with_spread(
