@@ -27,7 +27,7 @@ import torch
 from latpred import host, storage
 from latpred.calibration.cells import Cell
 from latpred.calibration.timing.timer import Timing, time_limit
-from latpred.errors import CalibrationError, DeviceError, RuntimeRefusalError
+from latpred.errors import CalibrationError, DeviceError, MissingPackageError, RuntimeRefusalError
 from latpred.profile.document import Machine
 from latpred.profile.store import Owner, mismatch, owner
 from latpred.progress import raise_if_interrupted
@@ -39,11 +39,12 @@ UNDER_WAY = "under-way.json"
 LOCK, HOLDER = "lock", "holder.json"  # who holds the lock is kept beside it: opening a lock file may empty it
 OUT_OF_MEMORY = "out of memory"
 REFUSED = "refused: "
+MISSING = "missing package: "
 ENDED = "ended the process"
 CELL_LIMIT_S = 120.0  # a hundred times what a cell is given; only an export or a compiler comes near
 LEAST_BYTES = 200e6  # below which no cell is begun: native code crashes where it gets no memory
 MOST_TRIES = 2
-MOST_TEXT = 200
+MOST_TEXT = 300
 T = TypeVar("T")
 
 
@@ -424,6 +425,8 @@ def failure_of(error: Exception) -> str:
     text = " ".join(str(error).split())
     if isinstance(error, RuntimeRefusalError):
         return f"{REFUSED}{text}"[:MOST_TEXT]
+    if isinstance(error, MissingPackageError):
+        return f"{MISSING}{text}"[:MOST_TEXT]
     if isinstance(error, (MemoryError, torch.OutOfMemoryError)):
         return f"{OUT_OF_MEMORY}: {text}"[:MOST_TEXT]
     return (text if isinstance(error, CalibrationError) else f"{type(error).__name__}: {text}")[:MOST_TEXT]

@@ -220,21 +220,28 @@ def test_eager_comes_first_and_its_fit_sees_no_other_rows() -> None:
 
 
 @pytest.mark.usefixtures("finished")
-@pytest.mark.parametrize(("runtime", "chains"), [("plain", 0), ("cuda-graphs", 5)])
+@pytest.mark.parametrize(
+    ("runtime", "error", "said", "timed"),
+    [
+        ("plain", ValueError("it never works"), "ValueError: it never works", calibrate_runtimes.HOPELESS),
+        ("cuda-graphs", ValueError("it never works"), "ValueError: it never works", 5 + calibrate_runtimes.HOPELESS),
+        ("plain", MissingPackageError("no CUDA"), "missing package: no CUDA", 1),
+    ],
+)
 def test_a_runtime_that_never_works_stays_out_and_the_gate_says_why(
-    runtime: str, chains: int, monkeypatch: pytest.MonkeyPatch
+    runtime: str, error: Exception, said: str, timed: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     def failing(*_: object) -> NoReturn:
-        raise ValueError("it never works")
+        raise error
 
     monkeypatch.setattr(base.RuntimeCalibrator, "prepared", failing)
     profile = more((runtime,))
     assert list(profile.runtimes) == ["eager"]
     assert profile.acceptance.runtimes == {runtime: False}
-    assert profile.acceptance.checks[f"{runtime}: costs"] == "ValueError: it never works: failed"
-    assert rows_kept()[runtime] == chains + calibrate_runtimes.HOPELESS
+    assert profile.acceptance.checks[f"{runtime}: costs"] == f"{said}: failed"
+    assert rows_kept()[runtime] == timed
     shown = run("profiles", "show", "simulated").stdout
-    assert f"{runtime}: costs: ValueError: it never works: failed" in shown
+    assert f"{runtime}: costs: {said}: failed" in shown
     assert f"latpred calibrate --device simulated --runtimes {runtime}" in shown
     # Predictions carry the caveat of their own runtime only.
     both = dict.fromkeys(("eager", "plain"), profile.runtimes["eager"])

@@ -14,7 +14,7 @@ from latpred.calibration.fitting import acceptance, profile_fit
 from latpred.calibration.fitting.acceptance import HoldoutError
 from latpred.calibration.runtime_calibration import network_fit
 from latpred.calibration.runtime_calibration.base import RuntimeCalibrator
-from latpred.calibration.session import Row, Session
+from latpred.calibration.session import MISSING, Row, Session
 from latpred.calibration.timing.visits import Tell, Visits
 from latpred.errors import BusyError, DeviceError, LatpredError, MissingPackageError, ProfileError, UsageError
 from latpred.profile import store
@@ -126,7 +126,8 @@ class RuntimeSession:
             hopeless = len(_only_failures(rows)) >= HOPELESS
             if hopeless or visits.seconds >= (1 - FITTING_SHARE) * seconds or len(rows) >= cells:
                 break
-            visits.run(cell)
+            if visits.run(cell).error.startswith(MISSING):  # which each further cell would find out anew
+                break
         visits.finish()
 
 
