@@ -136,6 +136,8 @@ def calibrate(
     store.file_of(profile_name)  # a bad name must not cost a measurement
     gauge_of.cache_clear()  # hours after the last calibration a machine may have another full speed
     with conditions.stated(options, live):
+        for precision in ("fp32", *chosen):  # dispatch is timed in the first, whatever is chosen
+            live.use_precision(precision)  # what cannot be set here is said before a cell is blamed for it
         kind = live.info().kind
         versions = {"networks": networks.VERSION, "graphs": onnx_workloads.VERSION}
         protocol = options.protocol(kind, live.name)

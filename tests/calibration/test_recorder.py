@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import NoReturn
 
@@ -14,13 +16,13 @@ from torch import nn
 
 from latpred import host, runtimes, tables, tracing
 from latpred.accuracy import recording
-from latpred.calibration.devices import ProfiledForward
+from latpred.calibration.devices import ProfiledForward, conditions
 from latpred.calibration.devices.cuda import profiled
 from latpred.calibration.devices.simulated import SimulatedDevice
 from latpred.calibration.measurement import recorder
 from latpred.calibration.measurement.recorder import JOURNAL_FOLDER, Plan, RecordingSession, Setting, plan
 from latpred.calibration.measurement.whole_models import Bench
-from latpred.calibration.session import JOURNAL, MOST_TRIES, Row
+from latpred.calibration.session import JOURNAL, MOST_TRIES, UNDER_WAY, Row
 from latpred.calibration.timing.timer import Timing
 from latpred.calibration.workloads.suites import Workload, module_workload
 from latpred.errors import BusyError, DeviceError, ProfileError, RuntimeRefusalError, UsageError
@@ -151,6 +153,34 @@ def test_a_lost_device_that_frees_nothing_costs_no_recording(tmp_path: Path, mon
     with pytest.raises(DeviceError):
         run(tmp_path, Broken(DeviceError("the device is lost")))
     assert recording.load(tmp_path).table["model"].unique().tolist() == ["a"]
+
+
+def test_a_lost_device_on_which_nothing_can_be_put_back_is_still_lost_to_the_session(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    @contextmanager
+    def stated(**_: object) -> Iterator[None]:
+        try:
+            yield
+        finally:
+            raise RuntimeError("CUDA error: an illegal memory access was encountered")
+
+    monkeypatch.setattr(conditions, "stated", stated)
+    with pytest.raises(RuntimeError):
+        run(tmp_path, Broken(DeviceError("the device is lost")))
+    assert (tmp_path / JOURNAL_FOLDER / UNDER_WAY).exists()
+
+
+def test_a_precision_that_cannot_be_set_here_is_said_before_any_setting(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def refused(*_: object) -> NoReturn:
+        raise DeviceError("TF32 cannot be set here")
+
+    monkeypatch.setattr(SimulatedDevice, "use_precision", refused)
+    with pytest.raises(DeviceError):
+        run(tmp_path)
+    assert not (tmp_path / JOURNAL_FOLDER).exists()
 
 
 def test_tf32_is_left_out_where_there_is_none(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -349,20 +349,23 @@ def record(
         for stage, settings in wanted.stages.items()
     }
     chosen = [one for stage, settings in planned.items() if not stages or stage in stages for one in settings]
-    with RecordingSession(folder, name, live.machine()) as session, conditions.stated(device=live):
-        todo = [one for one in chosen if not session.holds(one.cell)]
-        counter = ProgressCounter("", len(todo), progress, budget_s=budget_s, clock=time.monotonic)
-        _measure(todo, Bench(live), session, effort, counter)
-        keys, failed = {setting.cell.key for setting in chosen}, dict[str, list[str]]()
-        for row in session.rows:
-            if row.error and row.cell.key in keys:
-                failed.setdefault(row.error, []).append(row.cell.key)
-        counts = {
-            stage: (sum(session.holds(one.cell) for one in settings), len(settings))
-            for stage, settings in planned.items()
-        }
-        left = sum(not session.holds(one.cell) for one in chosen)
-        return Done(folder, counts, (*wanted.notes, *notes), failed, left)
+    with conditions.stated(device=live):
+        for precision in {one.precision for one in chosen}:
+            live.use_precision(precision)  # what cannot be set here is said before a setting is blamed for it
+        with RecordingSession(folder, name, live.machine()) as session:
+            todo = [one for one in chosen if not session.holds(one.cell)]
+            counter = ProgressCounter("", len(todo), progress, budget_s=budget_s, clock=time.monotonic)
+            _measure(todo, Bench(live), session, effort, counter)
+            keys, failed = {setting.cell.key for setting in chosen}, dict[str, list[str]]()
+            for row in session.rows:
+                if row.error and row.cell.key in keys:
+                    failed.setdefault(row.error, []).append(row.cell.key)
+            counts = {
+                stage: (sum(session.holds(one.cell) for one in settings), len(settings))
+                for stage, settings in planned.items()
+            }
+            left = sum(not session.holds(one.cell) for one in chosen)
+            return Done(folder, counts, (*wanted.notes, *notes), failed, left)
 
 
 def _unavailable(device: Device, wanted: Plan, only: Sequence[str]) -> tuple[set[str], list[str]]:
