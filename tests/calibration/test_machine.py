@@ -105,9 +105,9 @@ HOT = gpu(throttled=("thermal (software)",))
         (gpu(1200), gpu(1800), "the GPU's clock went from 1200 to 1800 MHz"),
         (gpu(1800), gpu(345, idle=True), ""),
         (gpu(0), gpu(1800), ""),
-        (gpu(), gpu(throttled=("power cap",)), "the GPU throttled: power cap"),
-        (gpu(throttled=("power cap",)), gpu(throttled=("power cap",)), ""),
-        (gpu(idle=True), gpu(throttled=("power cap",)), ""),  # which the work itself reached
+        (gpu(), gpu(throttled=("power cap",)), ""),  # which the work itself reached
+        (gpu(1590), gpu(1110, throttled=("power cap",)), ""),
+        (gpu(1110, throttled=("power cap",)), gpu(1590), "the GPU's clock went from 1110 to 1590 MHz"),
         (gpu(idle=True), gpu(throttled=("thermal (software)",)), "the GPU throttled: thermal (software)"),
         (HOT, HOT, "the GPU throttled: thermal (software)"),
         (gpu(throttled=("power cap",)), gpu(), ""),
