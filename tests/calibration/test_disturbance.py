@@ -85,7 +85,21 @@ def test_what_disturbs_and_what_is_usual(before: Counters, threads: int, grown: 
 @pytest.mark.parametrize(("before", "busy"), [(START, 0.45 + 0.15), (SERVER, 0.15), (SECRETIVE, 0.0)])
 def test_how_many_processors_others_used_beyond_what_is_usual(before: Counters, busy: float) -> None:
     assert between(before, later(before, busy_s=2.0 + 1.0, steal_s=0.3)).busy == pytest.approx(busy)
-    assert between(before, before, gpu="its clock fell") == ("its clock fell", 0.0)  # no time between two readings
+    assert between(before, before, gpu="its clock fell") == ("its clock fell", 0.0, "its clock fell")  # no time passed
+
+
+@pytest.mark.parametrize(
+    ("grown", "gpu", "device"),
+    [
+        ({"busy_s": 3.8, "steal_s": 0.6, "delay_s": 0.8, "usable_cores": -1}, "", ""),
+        ({"busy_s": 3.8}, "its clock fell", "its clock fell"),
+        ({"busy_s": 3.8, "boot_s": 14.0}, "", "the machine slept 12 s"),
+    ],
+)
+def test_what_the_processors_do_does_not_touch_a_device_of_its_own(
+    grown: dict[str, float], gpu: str, device: str
+) -> None:
+    assert between(START, later(**grown), gpu=gpu).device == device
 
 
 def test_setting_the_time_of_day_disturbs_nothing(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -82,13 +82,14 @@ class Disturbance(NamedTuple):
     reason: str = ""  # the gravest one to call it disturbed, part of a sentence; "" when all was calm or unknown
     # Processors that other processes, beyond what a server always does on those left free, and the hypervisor used.
     busy: float = 0.0
+    device: str = ""  # the gravest that touches a device which works without its host
 
 
 def between(before: Counters, after: Counters, *, threads: int = 1, gpu: str = "") -> Disturbance:
     """What happened from one reading to another, between which so many threads were timed."""
     seconds = after.wall_s - before.wall_s
     if seconds <= 0:  # a coarse clock
-        return Disturbance(gpu)
+        return Disturbance(gpu, device=gpu)
     # A processor that came or went makes busy time jump by its share of the system's whole life.
     counted = seconds >= SHORT_S and before.processors == after.processors
     own_s = after.process_cpu_s - before.process_cpu_s
@@ -96,10 +97,11 @@ def between(before: Counters, after: Counters, *, threads: int = 1, gpu: str = "
     stolen = _grown(before.steal_s, after.steal_s) / seconds if counted else 0.0
     spare, ticks = OTHERS_OF_SPARE * (after.processors - threads), TICKS_S / seconds
     slept_s = _grown(before.boot_s, after.boot_s, seconds)
+    slept = f"the machine slept {slept_s:.0f} s" if slept_s > LEAST_SLEEP_S else ""
     lost = before.usable_cores - after.usable_cores
     taken = "a processor was" if lost == 1 else f"{lost} processors were"
     found = (
-        (slept_s > LEAST_SLEEP_S, f"the machine slept {slept_s:.0f} s"),
+        (slept, slept),
         (lost > 0, f"{taken} taken away ({before.usable_cores} to {after.usable_cores})"),
         (gpu, gpu),
         (stolen > max(STOLEN, ticks), f"the hypervisor took {stolen:.1f} processors"),
@@ -108,7 +110,7 @@ def between(before: Counters, after: Counters, *, threads: int = 1, gpu: str = "
         (threads <= after.usable_cores, _waiting(before, after, seconds)),
     )
     reason = next((said for is_so, said in found if is_so), "")
-    return Disturbance(reason, max(others - max(spare, 0.0), 0.0) + stolen)
+    return Disturbance(reason, max(others - max(spare, 0.0), 0.0) + stolen, slept or gpu)
 
 
 def _waiting(before: Counters, after: Counters, seconds: float) -> str:
