@@ -72,7 +72,7 @@ class RuntimeAdaptation:
     by_regime: Mapping[str, Bought]  # over the rows of each regime, as the profile sees it
     left_out: Mapping[str, float]  # mean absolute log error of architectures left out, without and with the correction
     factors: Factors  # of host costs by class and kernel times by family; "" is for those that no row has
-    interval: bool  # whether the profile's intervals now follow from the errors left out
+    interval: bool  # whether intervals now follow from the errors left out, where rows waited for the same clock
 
     @property
     def rows(self) -> int:
@@ -293,8 +293,10 @@ def _adapt_runtime(
     widths = _widths(chosen.left_out, architecture, host_bound)
     fit, count = profile.runtimes[runtime], len(np.unique(architecture))
     host, busy = widths or _widened(fit, chosen, validated=validated)
-    told = bool(host_bound.any())  # rows that wait for the device alone tell nothing of their host
+    # Rows that wait for one clock alone tell nothing of the other.
+    told = bool(host_bound.any())
     host = host if told else max(host, fit.spread)
+    busy = max(busy, fit.device_spread) if host_bound.all() else busy
     fit = msgspec.structs.replace(
         fit,
         spread=host,
