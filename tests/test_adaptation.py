@@ -25,9 +25,10 @@ from latpred.fit.corrections import MODULE, Factors, LatencyModel, Row, correcte
 from latpred.graph.graph import ModelGraph
 from latpred.host import Slowdown
 from latpred.ops.families import nearest
+from latpred.prediction.clocks import Z90
 from latpred.prediction.predictor import Predictor
 from latpred.profile import datasheet, gpus, store
-from latpred.profile.document import ADAPTED, DeviceProfile, SizeCorrection
+from latpred.profile.document import ADAPTED, Acceptance, DeviceProfile, SizeCorrection
 from latpred.search.spaces import fbnet, nasbench201
 
 FEW_SHOT = runpy.run_path(str(Path(__file__).parents[1] / "examples" / "few_shot.py"))
@@ -355,6 +356,19 @@ def test_rows_that_wait_for_one_clock_alone_leave_the_other_as_unknown_as_it_was
     assert new.host_spread == (0.0 if told else 0.35)
     known, unknown = (new.spread, new.device_spread) if told else (new.device_spread, new.spread)
     assert known < 0.25 < unknown == 0.35
+
+
+def test_errors_left_out_replace_those_of_a_gate_that_failed_as_far_as_rows_told() -> None:
+    fits = {"eager": factories.dispatch(spread=0.1), "torchscript": factories.dispatch(spread=0.1)}
+    gate = Acceptance(False, {"p90 error of ordinary models": "100.0%: failed"}, ())
+    given, graphs = msgspec.structs.replace(factories.profile(runtimes=fits), acceptance=gate), architectures(12)
+    table = measured(given, graphs, batches=(1, 2**16))
+    both, busy = (latpred.adapt(given, rows).profile for rows in (table, table[table["batch"] > 1]))
+    for batch in (1, 2**16):
+        point = Predictor(both).predict(graphs[0], batch)
+        assert point.interval_ms[1] / point.latency_ms < 1.1
+    unknown = busy.runtimes["eager"].spread, both.runtimes["torchscript"].spread
+    assert unknown == pytest.approx([np.log(2) / Z90] * 2)
 
 
 def test_whose_host_it_is_stays_in_doubt_where_no_row_told() -> None:

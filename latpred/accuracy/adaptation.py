@@ -37,6 +37,7 @@ from latpred.fit.corrections import GENERAL, NONE, Factors, Fit, LatencyModel, L
 from latpred.graph.features import Floats
 from latpred.graph.graph import CONTIGUOUS, ModelGraph
 from latpred.prediction.clocks import Z90
+from latpred.prediction.fallbacks import as_wide_as, least_log_std
 from latpred.prediction.predictor import Predictor, untested
 from latpred.profile import gpus
 from latpred.profile.document import ADAPTED, DeviceProfile, DispatchFit
@@ -268,6 +269,8 @@ def adapt(
     rows_by_runtime = _read_rows(predictor, measured, graphs or {}, inputs, progress)
     # Of runtimes that were only estimated, those that have rows now are kept.
     runtimes = {**profile.runtimes, **{name: predictor.profile.runtimes[name] for name in rows_by_runtime}}
+    # The errors of a failed gate go into the spreads, where errors left out can replace them.
+    runtimes = {name: as_wide_as(least_log_std(profile, name), fit) for name, fit in runtimes.items()}
     adapted, records = msgspec.structs.replace(profile, runtimes=runtimes), []
     for runtime, rows in rows_by_runtime.items():
         adapted, record = _adapt_runtime(predictor, adapted, runtime, rows)

@@ -26,7 +26,7 @@ from latpred.graph.rewrites import attended, masked_attention_on_cuda, self_atte
 from latpred.host import Slowdown
 from latpred.prediction import clocks, fallbacks, host_swap
 from latpred.prediction.clocks import Z90, BatchThresholds, CurveSamples, last_false
-from latpred.prediction.fallbacks import least_log_std
+from latpred.prediction.fallbacks import as_wide_as, least_log_std
 from latpred.prediction.kernel_times import LARGE_BLOCK, resident_share, trimmed_bytes
 from latpred.prediction.prediction import ClassCosts, Curve, Prediction, Provenance, Setting, joined
 from latpred.prediction.pricing import Priced, PriceList
@@ -279,7 +279,7 @@ class Predictor:
     def _runtime_fit(self, runtime: str) -> _RuntimeFit:
         if runtime not in self._runtimes:
             lowering.demand_suited(runtime, self.target)
-            dispatch, least = self._prices.dispatch(runtime), least_log_std(self.profile, runtime)
+            dispatch = as_wide_as(least_log_std(self.profile, runtime), self._prices.dispatch(runtime))
             device = self.profile.device
             if dispatch.gap_us is not None:  # kernels of a replayed graph follow each other faster than in a stream
                 device = msgspec.structs.replace(device, gap_us=dispatch.gap_us)
@@ -288,8 +288,8 @@ class Predictor:
                 traced_by=lowering.traced_by(runtime, self.era),
                 device=device,
                 host_log_std=dispatch.host_spread,
-                log_std=max(dispatch.spread, least),
-                busy_log_std=max(dispatch.device_spread, least),
+                log_std=dispatch.spread,
+                busy_log_std=dispatch.device_spread,
             )
         return self._runtimes[runtime]
 
