@@ -353,8 +353,8 @@ class Predictor:
         row_us = priced.row_counts[:, None] * rows.us
         executing = row_us.sum(axis=0)
         kernel_variance = _kernel_variance(priced, rows.log_std, row_us, fit.log_std)
-        device_log_std = np.sqrt(fit.log_std**2 + kernel_variance)
-        slower = np.exp(shift * np.hypot(device_log_std, fit.host_log_std))  # one clock over the other
+        # One clock over the other.
+        slower = np.exp(shift * np.sqrt(fit.busy_log_std**2 + kernel_variance + fit.host_log_std**2))
         kernels = rows.us[priced.kernel_row] * (priced.kernel_share[:, None] * slower)
         beside = self._beside_us(graph, priced, batches, options)
         idle = len(kernels) * device.gap_us if device.asynchronous else beside
@@ -365,7 +365,6 @@ class Predictor:
         sensitivity = np.log(more / plain) / np.log1p(_NUDGE) if len(kernels) else np.zeros(len(batches))
         by_device = np.clip(sensitivity, 0.0, 1.0)
         network = fit.log_std + by_device * (fit.busy_log_std - fit.log_std)
-        kernel_part = (device_log_std**2 - fit.log_std**2) * sensitivity**2
         host_log_std = fit.host_log_std * (1.0 - by_device)
         return _Passes(
             priced=priced,
@@ -373,7 +372,7 @@ class Predictor:
             compute_us=executing * slower + idle,
             executing_us=executing * slower,
             latency_us=plain + beside,
-            log_std=np.sqrt(network**2 + kernel_part + host_log_std**2),
+            log_std=np.sqrt(network**2 + kernel_variance * sensitivity**2 + host_log_std**2),
             host_log_std=host_log_std,
             memory_bound=2.0 * (row_us * rows.memory_bound).sum(axis=0) > executing,
             class_host_us=priced.class_steps @ host,
