@@ -159,8 +159,11 @@ def test_what_python_does_from_cold_caches_goes_with_its_own_factor() -> None:
 
 def test_a_power_of_the_kernels_times_is_found_again(tmp_path: Path) -> None:
     graphs = architectures(30)
-    steeper = Factors({}, {}, (SizeCorrection("time", 0.3, 2.0, 1e-9, 1e9),))
-    for profile in (SYNCHRONOUS, CLOCKED, SLOW):
+    steeper = Factors({}, {"": 0.5}, (SizeCorrection("time", 0.3, 2.0, 1e-9, 1e9),))
+    fresh = factories.profile(factories.device(kind="cpu", asynchronous=False, fresh_bytes_per_us=1e3))
+    sums = {"elementwise": factories.kernel_fit("elementwise", macs_per_us=0.0)}
+    own = factories.profile(SYNCHRONOUS.device, runtimes={"eager": factories.dispatch(kernels={"fp32": sums})})
+    for profile in (SYNCHRONOUS, CLOCKED, SLOW, fresh, own):
         found = latpred.adapt(profile, measured(profile, graphs[:10], factors=steeper))
         (record,) = found.runtimes
         assert record.level.startswith("classes and sizes")
