@@ -97,12 +97,11 @@ def _fit_family(
         for leaf, samples in leaves.items()
         if leaf != family and len(samples) >= enough[leaf]
     }
-    fits = {family: msgspec.structs.replace(general, leaf_scales=scales), **special}
+    fits = {family: general, **special}
     for leaf, samples in few.items():
-        above = nearest_fit(fits, leaf) or family
-        if above != family:  # prices the leaf instead of the family
-            scales = {**fits[above].leaf_scales, leaf: _leaf_scale(fits[above], samples)}
-            fits[above] = msgspec.structs.replace(fits[above], leaf_scales=scales)
+        above = nearest_fit(fits, leaf) or family  # prices the leaf
+        scales = {**fits[above].leaf_scales, leaf: _leaf_scale(fits[above], samples)}
+        fits[above] = msgspec.structs.replace(fits[above], leaf_scales=scales)
     return fits
 
 
