@@ -273,10 +273,19 @@ def scale_leaf(fit: KernelFit, rows: Any, times: Any, beside: Any) -> float:
     floor = np.minimum(fit.floor_us * fit.scale, 0.9 * np.minimum(measured, expected))
     hidden = np.broadcast_to(np.asarray(beside, dtype=float), measured.shape)
     logs, certain = _log_residuals(measured - floor, expected - floor, floor + hidden if hidden.any() else hidden)
-    order = np.argsort(logs)
-    reached = np.cumsum(certain[order])
-    middle = float(np.interp(0.5 * reached[-1], reached - 0.5 * certain[order], logs[order]))
-    return short(float(np.exp(middle * reached[-1] / (reached[-1] + _LEAF_SHRINKAGE))))
+    count = float(certain.sum())
+    return short(float(np.exp(weighted_median(logs, certain) * count / (count + _LEAF_SHRINKAGE))))
+
+
+def weighted_median(values: Floats, weights: Floats) -> float:
+    """The value that has half of the weight on either side, between two where no single one has.
+
+    >>> weighted_median(np.array([12.0, 10.0]), np.ones(2))
+    11.0
+    """
+    order = np.argsort(values)
+    reached = np.cumsum(weights[order])
+    return float(np.interp(0.5 * reached[-1], reached - 0.5 * weights[order], values[order]))
 
 
 def _roofline_us(values: dict[str, float], inputs: Inputs, multiprocessors: int, one_row: bool) -> Floats:

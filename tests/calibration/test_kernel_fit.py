@@ -137,6 +137,9 @@ def test_repeated_rows_are_one_row_with_their_median() -> None:
     row = np.array([once[0].row])
     assert len(repeated.points) == len(fit_kernels(once)["elementwise"].points)
     assert evaluate(repeated, row)[0] == pytest.approx(once[0].us, rel=0.05)
+    # of two, one is no more the middle than the other
+    scattered = [one._replace(us=factor * one.us) for factor in (0.8, 1.2) for one in once]
+    assert evaluate(fit_kernels(scattered)["elementwise"], row)[0] == pytest.approx(once[0].us, rel=0.06)
 
 
 def test_the_row_of_an_op() -> None:
