@@ -165,18 +165,21 @@ class RooflineRegressor(RegressorMixin, BaseEstimator):  # type: ignore[misc]
     def fit(self, X: Any, y: Any, sample_weight: Any = None, beside: Any = None) -> RooflineRegressor:  # noqa: N803
         """Fit roofline and residual to microseconds `y` of rows `X` of work and dimensions.
 
-        `sample_weight` is the relative precision of the samples. `beside` are microseconds that pass with every sample,
-        as its dispatch does: the roofline is then fitted to the error of both together, since it does not matter how
-        short a kernel is that its dispatch hides.
+        `sample_weight` is the relative precision of the samples; one of 0 leaves its sample out. `beside` are
+        microseconds that pass with every sample, as its dispatch does: the roofline is then fitted to the error of both
+        together, since it does not matter how short a kernel is that its dispatch hides.
         """
         rows, times = check_X_y(X, y, dtype=float)
         self._check_columns(rows)
         if (times <= 0).any():
             raise ValueError("Every time in y must be positive; drop kernels that took nothing.")
         weights = np.ones(len(times)) if sample_weight is None else check_array(sample_weight, ensure_2d=False)
+        if (weights < 0).any() or not weights.any():
+            raise ValueError("Each sample_weight must be 0 or more, and one of them more than 0.")
+        hidden = np.broadcast_to(np.asarray(0.0 if beside is None else beside, dtype=float), times.shape)
+        rows, times, weights, hidden = (each[weights > 0] for each in (rows, times, weights, hidden))
         weights = weights / weights.mean()
         inputs = read(self.family, rows)
-        hidden = np.zeros(len(times)) if beside is None else np.asarray(beside, dtype=float)
         plain = self._plain(inputs, times, weights, hidden)
         roof = roofline(plain, inputs)
         points = residual_features(plain, inputs, roof)
