@@ -293,7 +293,9 @@ COLUMN = "speed_{}_us"  # of a measurement table: what a reference took in the r
 SLOWED = "slow_ratio"  # of the same: how many times slower than in the run's fastest moments it was for a cell
 CACHE_ROWS = 32  # of the reference that reads its fp32 weights from the shared cache
 CACHE_MACS_PER_BYTE = CACHE_ROWS / 4
-PRODUCTS = ("gemm", "attention", "rnn")  # families of kernels that go by the reference product
+# Families of kernels that go by the reference product. Samples of bmm scatter 4 to 10 % less about their fits if they
+# go by the elementwise op (four calibrations of a Genoa, one thread).
+PRODUCTS = ("gemm", "attention", "rnn")
 CONVOLUTIONS, DEPTHWISE = "conv", "conv_depthwise"
 # By which power of how slow dispatch is on the CPU a forward pass takes its host longer on a GPU: 0.7 to 1.05 beside an
 # H100 whose host other machines share, where a launch alone has 0.6 to 0.8 and waiting for an idle GPU 0.85 to 1.
