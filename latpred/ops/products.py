@@ -63,11 +63,11 @@ def _times_vector(place: int, *args: Any, out: Any, **_: Any) -> Work:
     return gemm(numel(args[place]) // k if k else 0, 1, k)
 
 
-cost("aten::mv", "aten::dot", "aten::vdot", "aten::inner")(partial(_times_vector, 0))
+cost("aten::mv", "aten::dot", "aten::vdot")(partial(_times_vector, 0))
 cost("aten::addmv")(partial(_times_vector, 1))
 
 
-@cost("aten::addr", "aten::outer", "aten::ger")
+@cost("aten::addr")
 def outer(*args: Tensor, out: Tensor, **_: Any) -> Work:
     return gemm(out.shape[0], out.shape[1], 1)
 
