@@ -272,6 +272,7 @@ class Mlp(nn.Module):
         return torch.ops.latpred_testing.fused_mlp(x, self.w1, self.w2)  # type: ignore[no-any-return]
 
 
+@pytest.mark.usefixtures("own_formulas")
 def test_a_formula_makes_a_custom_op_known(library: torch.library.Library) -> None:
     model, example = Mlp(), torch.zeros(1, 5, 8)
     unknown = latpred.trace(model, example)
@@ -292,6 +293,7 @@ def test_a_formula_makes_a_custom_op_known(library: torch.library.Library) -> No
     assert op.weight_bytes.at(3) == 2 * 8 * 32 * 4
 
 
+@pytest.mark.usefixtures("own_formulas")
 def test_a_composite_op_falls_apart_until_a_formula_says_that_it_is_one_kernel(library: torch.library.Library) -> None:
     whole_op = Function(lambda x: torch.ops.latpred_testing.whole(x))
     parts = latpred.trace(whole_op, torch.zeros(1, 4))
@@ -306,6 +308,7 @@ def test_a_composite_op_falls_apart_until_a_formula_says_that_it_is_one_kernel(l
     assert [op.name for op in kept.ops if op.launches] == ["latpred_testing::whole"]
 
 
+@pytest.mark.usefixtures("own_formulas")
 def test_a_wrong_formula_is_named(library: torch.library.Library) -> None:
     @latpred.cost("latpred_testing::fused_mlp")
     def wrong(x: torch.Tensor, w1: torch.Tensor, w2: torch.Tensor, *, out: torch.Tensor) -> Work:
