@@ -124,11 +124,13 @@ def test_rows_of_slow_moments_are_brought_to_the_profiles_speed(profile: DeviceP
 
 def test_a_slower_host_is_slower_from_cold_caches_too() -> None:
     cold = msgspec.structs.replace(SYNCHRONOUS.runtimes["eager"], cold_costs_us={"gemm": 9.0, "": 4.0}, cold_bytes=1e5)
+    cold = msgspec.structs.replace(cold, attribute_read_us=0.3)
     profile = msgspec.structs.replace(SYNCHRONOUS, runtimes={"eager": cold})
     slower = corrected(profile, "eager", Factors({"": 2.0}, {}))
     (graph,) = architectures(1)
     overhead_ms = [Predictor(each).predict(graph, 8).overhead_ms for each in (profile, slower)]
     assert overhead_ms[1] == pytest.approx(2.0 * overhead_ms[0])
+    assert slower.runtimes["eager"].attribute_read_us == 0.6
 
 
 @pytest.mark.parametrize(("runtime", "prefix"), [("eager", ""), ("torchscript", "node."), ("compile", "kernel.")])
