@@ -121,9 +121,13 @@ def test_own_delay_is_that_of_all_threads(tmp_path: Path) -> None:
     assert host.own_delay_s(proc) == pytest.approx(2.5e-3)
 
 
-def test_usable_cores_and_load_without_the_calls(monkeypatch: pytest.MonkeyPatch) -> None:
-    assert 1 <= host.usable_cores() <= (os.cpu_count() or 1)
-    assert (host.load() or 0.0) >= 0
+def test_usable_cores_and_load_with_and_without_the_calls(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(os, "sched_getaffinity", lambda _: {0, 2, 5}, raising=False)
+    monkeypatch.setattr(os, "getloadavg", lambda: (1.5, 2.5, 3.5), raising=False)
+    assert host.load() == 1.5
+    for quota, cores in ((math.inf, 3), (2.5, 2), (0.5, 1)):
+        monkeypatch.setattr(host, "cpu_quota", lambda quota=quota: quota)
+        assert host.usable_cores() == cores
     monkeypatch.setattr(host, "cpu_quota", lambda: math.inf)
     monkeypatch.delattr(os, "sched_getaffinity", raising=False)
     monkeypatch.delattr(os, "getloadavg", raising=False)

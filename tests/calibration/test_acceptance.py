@@ -146,8 +146,10 @@ def at_slowness(one: Row, slow: float) -> Row:
 
 
 def test_kinds_that_could_not_be_measured_are_named() -> None:
-    rows = [row(cell, error="it raised") for cell in HOLDOUTS[:1]] + [row(schedules.CLOCK)] * 3
-    assert acceptance.missing(rows) == [f"network {HOLDOUTS[0].name}", "holdout networks"]
+    for failed, also in ((3, []), (4, [schedules.CLOCK.kind])):
+        rows = [row(HOLDOUTS[0], error="it raised"), *[row(schedules.CLOCK, error="it raised")] * failed]
+        rows += [row(schedules.CLOCK)] * (9 - failed)
+        assert acceptance.missing(rows) == [f"network {HOLDOUTS[0].name}", "holdout networks", *also]
 
 
 def test_models_come_first_then_holdouts_again_of_every_kind() -> None:
