@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import gzip
+from collections.abc import Callable
 from pathlib import Path
 from typing import NoReturn
 
@@ -18,7 +20,14 @@ from latpred.calibration.devices import ProfiledForward
 from latpred.calibration.devices.cuda import profiled
 from latpred.calibration.devices.simulated import SimulatedDevice
 from latpred.calibration.measurement import recorder
-from latpred.calibration.measurement.recorder import JOURNAL_FOLDER, Plan, RecordingSession, Setting, plan
+from latpred.calibration.measurement.recorder import (
+    GRAPHS_FOLDER,
+    JOURNAL_FOLDER,
+    Plan,
+    RecordingSession,
+    Setting,
+    plan,
+)
 from latpred.calibration.measurement.whole_models import Bench
 from latpred.calibration.session import JOURNAL, MOST_TRIES, Row
 from latpred.calibration.timing.timer import Timing
@@ -271,3 +280,24 @@ def test_each_protocol_says_how_slow_the_host_of_a_gpu_was() -> None:
         ("pipelined", 1.5, 150.0),
     ]
     assert told not in next(recorder._columns(msgspec.structs.replace(row, speed={}), "now"))
+
+
+def test_a_journal_that_cannot_be_read_is_left_as_it_is(tmp_path: Path) -> None:
+    run(tmp_path, stages=["captured"])
+    journal = tmp_path / JOURNAL_FOLDER / JOURNAL
+    head, *rows = journal.read_bytes().splitlines(keepends=True)
+    for other in (head.replace(b"{", b'{"later":1,', 1), head.replace(b'"journal":1', b'"journal":2'), head[1:]):
+        journal.write_bytes(other + b"".join(rows))
+        with pytest.raises(UsageError, match=r"damaged, or of another version .* Name another folder with --record"):
+            run(tmp_path)
+        assert journal.read_bytes() == other + b"".join(rows)
+
+
+@pytest.mark.parametrize("damage", [lambda body: b"x", lambda body: body[:-9], lambda body: gzip.compress(b"{}")])
+def test_a_damaged_graph_is_traced_anew(tmp_path: Path, damage: Callable[[bytes], bytes]) -> None:
+    run(tmp_path, stages=["first"])
+    expected = recording.load(tmp_path)
+    for file in (tmp_path / JOURNAL_FOLDER / GRAPHS_FOLDER).iterdir():
+        file.write_bytes(damage(file.read_bytes()))
+    assert run(tmp_path, stages=["first"]).left == 0
+    assert recording.load(tmp_path).graphs == expected.graphs
