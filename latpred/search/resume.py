@@ -37,6 +37,7 @@ from latpred.profile import document
 from latpred.progress import ProgressCounter
 from latpred.query import AMP, DeviceQuery, Options, checked_batches
 from latpred.runtimes import graph_store, lowering
+from latpred.runtimes.base import chain_of, own_errors
 from latpred.runtimes.legacy_torch import traced_for
 from latpred.sandbox.fingerprint import VERSIONED, fingerprint, version
 from latpred.sandbox.own_thread import without_modes
@@ -117,6 +118,7 @@ class Evaluator:
         demand_one(options.inputs, options.seq, options.image)
         return cls(predictors, options, batches, runtimes)
 
+    @own_errors()
     def rows(self, position: int, candidate: Any, errors: str = "record") -> list[CandidateRow]:
         """Rows of one candidate: each device, within it each batch, and within that each runtime.
 
@@ -152,6 +154,8 @@ class Evaluator:
             raise CandidateError(f"candidate {candidate.position} ({candidate.name}): {_reason(found)}") from found
         cells = product([predictor.profile.name], self.batches, [runtime])
         reason = _reason(found)
+        for cause in chain_of(found):
+            cause.__traceback__ = None  # its frames hold the candidate's model, and this error
         return [CandidateRow(candidate.position, candidate.name, *cell, precision, error=reason) for cell in cells]
 
 

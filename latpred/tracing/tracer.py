@@ -304,7 +304,10 @@ def _graph(
                 failures.append(error)
         if not made.reached.fed:
             break
-    raise failures[2]  # of the model with all its hooks, at the batch sizes that were asked for
+    try:
+        raise failures[2]  # of the model with all its hooks, at the batch sizes that were asked for
+    finally:
+        failures.clear()  # each holds this frame, and the model with it
 
 
 def as_written(graph: ModelGraph) -> ModelGraph:

@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import gc
+import weakref
 from collections.abc import Callable
+from contextlib import suppress
 from typing import Any
 
 import numpy as np
@@ -201,3 +204,18 @@ def test_strict_refuses_what_no_formula_knows() -> None:
     assert op.read_bytes.at(3) == 3 * 16 * 4
     with pytest.raises(UnknownOpError, match=r"no cost formula knows aten::linalg_cholesky_ex, called in the model's"):
         latpred.trace(rare, example, strict=True)
+
+
+def test_a_model_that_cannot_be_traced_is_freed_at_once() -> None:
+    gc.collect()
+    gc.disable()
+    try:
+        model = Projected(lambda x: x if float(x.sum()) > 0 else -x)
+        watched = weakref.ref(model)
+        with suppress(TraceError):
+            latpred.trace(model, torch.zeros(1, 4))
+        assert latpred.predict_many([model], inputs=torch.zeros(1, 4), device="rtx-8000").error.notna().all()
+        del model
+        assert watched() is None
+    finally:
+        gc.enable()
