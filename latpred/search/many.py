@@ -95,6 +95,8 @@ def predict_many(
         When there is no profile of the device, or it does not cover what was asked.
     CandidateError
         With errors="raise", for the first candidate that fails.
+    WorkerError
+        When no worker finishes anything, or a runtime's tools have other settings or versions there than here.
 
     Examples
     --------

@@ -250,6 +250,11 @@ def _reason(error: Exception) -> str:
     return text if isinstance(error, LatpredError) else f"{type(error).__name__}: {text}"
 
 
+def tool_options(runtime: str) -> str:
+    """What else a runtime's graphs depend on in this process: versions and settings of its tools."""
+    return str(getattr(runtimes.get(runtime), "options", ""))
+
+
 KEY = "key"
 WRITE_EVERY_S = 10.0
 
@@ -376,7 +381,7 @@ def _question_key(evaluator: Evaluator) -> str | None:
     # What builds a model that goes by its name is told by no fingerprint.
     own_code = graph_store.digest_of("**/*.py", "models/*.json")
     software = [platform.python_version(), own_code, *map(version, VERSIONED)]
-    tools = [str(getattr(runtimes.get(name), "options", "")) for name in evaluator.runtimes]
+    tools = [*map(tool_options, evaluator.runtimes)]
     dtype = str(torch.get_default_dtype())
     digest = hashlib.sha256(msgspec.json.encode([asked, software, tools, inputs, formulas, dtype]))
     for predictor in evaluator.predictors:
