@@ -238,7 +238,7 @@ def test_the_speed_of_the_moment_is_the_cpus_in_float32_whatever_the_process_has
     assert set(seen) == {(torch.float32, "cpu"), "highest"}
 
 
-def test_looking_at_the_speed_of_the_moment_sets_threads_alone_and_puts_them_back(
+def test_looking_at_the_speed_of_the_moment_sets_threads_and_autocast_alone_and_puts_them_back(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     def state() -> tuple[object, ...]:
@@ -252,4 +252,4 @@ def test_looking_at_the_speed_of_the_moment_sets_threads_alone_and_puts_them_bac
         before = state()
         reference_speed.speed_now(before[0] + 1, seconds=0.0)
         assert state() == before
-    assert seen == [(before[0] + 1, *before[1:])]
+    assert seen == [(before[0] + 1, False, *before[2:])]
