@@ -34,7 +34,7 @@ def data_dir() -> Path:
 
 
 def cache_dir() -> Path:
-    """Directory of what can be made again at any time."""
+    """Directory of what can be made again at any time, and of nothing else: a user may have one folder for both."""
     return _directory(platformdirs.user_cache_dir, "cache")
 
 
@@ -46,12 +46,13 @@ def _directory(usual: Callable[..., str], within: str = "") -> Path:
     """A directory within the one that the environment names, else the system's usual one."""
     named = os.environ.get(VARIABLE, "").strip()
     try:
-        return Path(named).expanduser().absolute() / within if named else Path(usual("latpred", appauthor=False))
+        base = Path(named).expanduser().absolute() if named else Path(usual("latpred", appauthor=False))
     except RuntimeError:  # as of a user without an entry, or where HOME is no absolute path
         raise ProfileError(
             "nothing tells where latpred keeps its files, as this user's home directory is not known. "
             f"Name a directory by its full path with {VARIABLE}=DIR."
         ) from None
+    return base / within
 
 
 def unusable(doing: str, error: OSError, wanted: str = "it writable") -> str:
