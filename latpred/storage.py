@@ -26,6 +26,7 @@ from latpred.errors import BusyError, CacheError, LatpredError, ProfileError, Us
 
 VARIABLE = "LATPRED_HOME"
 SUFFIX = ".json"  # of profiles of devices and hosts
+LONGEST = 255  # bytes of a file's name
 
 
 def data_dir() -> Path:
@@ -128,6 +129,8 @@ def document_path(folder: Path, name: str, kind: str, example: str, error: type[
         raise error(f"{name!r} cannot name a {kind}: use letters, digits, dots and dashes, as in {example}.")
     if name.endswith(SUFFIX):
         raise error(f"{name!r} cannot name a {kind}: it is the name of a file. Leave out {SUFFIX}, as in {example}.")
+    if len(f"{name}{SUFFIX}".encode(errors="replace")) > LONGEST:
+        raise error(f"{name!r} cannot name a {kind}: it is too long. Use a shorter one, as {example}.")
     return folder / f"{name}{SUFFIX}"
 
 
@@ -151,7 +154,7 @@ def _is_special(path: Path) -> bool:
 @contextmanager
 def replacing(path: Path, ending: str = "") -> Iterator[Path]:
     """Give a hidden file beside a path, which takes the path's place where the block ends well, else is removed."""
-    part = path.with_name(f".{path.name}.{token_hex(4)}.part{ending}")
+    part = path.with_name(f".{token_hex(4)}.part{ending}")  # short, as the file's own name may be as long as it can be
     try:
         yield part
         if path.exists():
