@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import os
 import shutil
+import stat
 import weakref
 from collections import OrderedDict
 from collections.abc import Callable, Hashable, Iterator
@@ -210,8 +211,13 @@ class Usage:
 def usage() -> Usage:
     """Count the cache's files and bytes; a cache that was never made is empty."""
     folder = cache_dir()
-    files = folder.rglob("*") if _names_in(folder, CacheError) else ()
-    sizes = [file.lstat().st_size for file in files if file.is_file() or file.is_symlink()]
+    sizes: list[int] = []
+    for root, folders, names in os.walk(folder) if _names_in(folder, CacheError) else ():
+        for file in (Path(root, name) for name in (*folders, *names)):
+            with suppress(FileNotFoundError):  # another process deleted it meanwhile
+                status = file.lstat()
+                if not stat.S_ISDIR(status.st_mode):
+                    sizes.append(status.st_size)
     return Usage(folder, len(sizes), sum(sizes))
 
 
@@ -221,10 +227,11 @@ def clear() -> Usage:
     try:
         for name in _names_in(before.path, CacheError):
             path = before.path / name
-            if path.is_dir() and not path.is_symlink():
-                shutil.rmtree(path)
-            else:
+            if not path.is_dir() or path.is_symlink():
                 path.unlink(missing_ok=True)
+            while path.is_dir():
+                with suppress(FileNotFoundError):  # another process deletes there as well
+                    shutil.rmtree(path)
     except OSError as error:
         raise CacheError(unusable(f"delete {error.filename or before.path}", error)) from error
     return before

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import gc
 import os
+import shutil
 import weakref
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
@@ -77,6 +78,44 @@ def test_a_link_stays_a_link_and_a_pipe_a_pipe(tmp_path: Path) -> None:
 def test_a_name_that_no_file_can_have_is_refused(tmp_path: Path) -> None:
     with pytest.raises(UsageError, match=r"cannot write .*: File name too long\. Name another file"):
         storage.demand_writable(tmp_path / ("a" * 300))
+
+
+def test_a_name_that_is_as_long_as_it_can_be_is_written(tmp_path: Path) -> None:
+    path = tmp_path / ("a" * 250 + ".json")
+    storage.write(path, b"one")
+    with storage.result_file(path) as part:
+        part.write_bytes(b"two")
+    assert path.read_bytes() == b"two"
+
+
+def test_where_one_folder_is_that_of_data_and_cache_the_cache_alone_is_cleared(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.delenv("LATPRED_HOME", raising=False)
+    for place in ("data", "cache"):
+        monkeypatch.setattr(f"platformdirs.user_{place}_dir", lambda *_, **__: str(tmp_path))
+    storage.write(storage.profiles_dir() / "cpu.json", b"{}")
+    storage.write(storage.cache_dir() / "graphs" / "one", b"{}")
+    assert storage.clear().files == 1
+    assert [path.name for path in storage.documents(storage.profiles_dir())] == ["cpu.json"]
+
+
+def test_a_cache_may_be_emptied_by_others_while_it_is_looked_at(
+    latpred_home: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    storage.write(storage.cache_dir() / "graphs" / "one", b"{}")
+    remove = shutil.rmtree
+
+    def gone(path: Path) -> None:
+        remove(path)
+        raise FileNotFoundError(2, "No such file or directory")
+
+    with monkeypatch.context() as patch:
+        patch.setattr(Path, "lstat", lambda path: gone(path.parent))
+        assert storage.usage().files == 0
+    storage.write(storage.cache_dir() / "graphs" / "one", b"{}")
+    monkeypatch.setattr(shutil, "rmtree", gone)
+    assert storage.clear().files == 1
 
 
 def no_home(*_: object, **__: object) -> str:
