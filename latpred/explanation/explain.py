@@ -146,7 +146,10 @@ class _Comparison:
 
     def _unfit(self, name: str) -> Excluded | None:
         """Why a runtime is not to be asked at all."""
-        device, asked = self._predictor.profile.device, known_runtimes.get(name)
+        try:
+            device, asked = self._predictor.profile.device, known_runtimes.get(name)
+        except UsageError as error:  # a package registers what cannot be loaded
+            return Excluded(name, "missing", str(error))
         reason = lowering.unsuited(name, self._predictor.target)
         if reason is not None:
             return Excluded(name, "unsuited", reason)
