@@ -346,13 +346,14 @@ def calibrate_once(query: DeviceQuery, calibrate: Callable[[], object], say: Cal
     Processes that come second wait for the first: two calibrations at once would measure each other.
     """
     folder = storage.data_dir() / "calibration"
+    lock = folder / f"first-{host.short_id()}.lock"  # other machines that share the folder do not wait
     with ExitStack() as held:
         try:
             folder.mkdir(parents=True, exist_ok=True)
-            held.enter_context(storage.locked(folder / "first.lock", _BUSY))
+            held.enter_context(storage.locked(lock, _BUSY))
         except BusyError:
             say("another process calibrates this machine for the first time; waiting for it")
-            held.enter_context(storage.locked(folder / "first.lock", _BUSY, WAIT_S))
+            held.enter_context(storage.locked(lock, _BUSY, WAIT_S))
         except OSError as error:
             raise CalibrationError(storage.unusable(f"keep a calibration in {folder}", error)) from None
         try:

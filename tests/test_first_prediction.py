@@ -16,7 +16,7 @@ from factories import graph, linear
 from profiledata import profile
 
 import latpred
-from latpred import api, calibration
+from latpred import api, calibration, host
 from latpred.calibration.timing import disturbance
 from latpred.errors import BusyError, CalibrationError, NoProfileError, UsageError
 from latpred.profile import store
@@ -74,7 +74,8 @@ def test_it_can_be_switched_off(calibrations: list[tuple[object, ...]], monkeypa
 def calibrating(latpred_home: Path) -> Iterator[filelock.FileLock]:
     """The lock that another process holds while it calibrates."""
     (latpred_home / "calibration").mkdir()
-    with filelock.FileLock(latpred_home / "calibration" / "first.lock", thread_local=False) as held:
+    lock = latpred_home / "calibration" / f"first-{host.short_id()}.lock"
+    with filelock.FileLock(lock, thread_local=False) as held:
         yield held
 
 
@@ -104,6 +105,15 @@ def test_who_waits_too_long_is_told(calibrations: list[tuple[object, ...]], monk
     with pytest.raises(BusyError, match="minutes"):
         latpred.predict(graph(linear()))
     assert calibrations == []
+
+
+@pytest.mark.usefixtures("calibrating")
+def test_another_machine_that_shares_the_home_does_not_wait(
+    calibrations: list[tuple[object, ...]], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(host, "short_id", lambda: "anothers")
+    latpred.predict(graph(linear()))
+    assert calibrations == [("cpu", True)]
 
 
 SCRIPT = """
