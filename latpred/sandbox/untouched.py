@@ -73,7 +73,6 @@ WITH_STATE = (random.Random, np.random.Generator, np.random.RandomState, itertoo
 _ITERATORS = frozenset({type(iter(())), type(iter([])), type(iter(range(0)))})
 # What an object is laid out as in memory, the most special first.
 _LAYOUTS = (defaultdict, OrderedDict, dict, list, set, deque, tuple, frozenset, SimpleNamespace, object)
-_unfinalized: weakref.WeakKeyDictionary[type, type] = weakref.WeakKeyDictionary()
 
 
 class _TooMuchError(Exception):
@@ -323,13 +322,13 @@ def _without_finalizer(kind: type) -> type:
     """The class; where it has a `__del__`, one that is the same without: a copy owns none of what that would close."""
     if not hasattr(kind, "__del__"):
         return kind
-    if kind not in _unfinalized:
-        namespace = {"__del__": lambda self: None, "__module__": kind.__module__, "__qualname__": kind.__qualname__}
-        try:
-            _unfinalized[kind] = type(kind)(kind.__name__, (kind,), namespace)
-        except Exception:  # a class that allows no other below it
-            return kind
-    return _unfinalized[kind]
+    below: list[type] = type.__subclasses__(kind)  # of which Python keeps none alive
+    known = (made for made in below if vars(made).get("__del__") is object.__init__)
+    namespace = {"__del__": object.__init__, "__module__": kind.__module__, "__qualname__": kind.__qualname__}
+    try:  # with a finalizer that does nothing
+        return next(known, None) or type(kind)(kind.__name__, (kind,), namespace)
+    except Exception:  # a class that allows no other below it
+        return kind
 
 
 def _is_sentinel(value: Any, kind: type) -> bool:
