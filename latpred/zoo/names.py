@@ -9,6 +9,7 @@ from __future__ import annotations
 import ast
 import copy
 import hashlib
+import os
 import re
 import sys
 import threading
@@ -134,7 +135,7 @@ class _AsWritten(SourceFileLoader):
 def _function(path: Path, function: str) -> Callable[[], Any]:
     if not path.is_file():
         raise UnknownModelError(f"there is no file {str(path)!r}; give path/file.py:function")
-    digest = hashlib.sha256(str(path.resolve()).encode()).hexdigest()[:16]
+    digest = hashlib.sha256(os.fsencode(path.resolve())).hexdigest()[:16]
     loader = _AsWritten(f"latpred_user_{path.stem}_{digest}", str(path))
     spec = spec_from_file_location(loader.name, path, loader=loader)
     assert spec is not None  # with a loader there is one

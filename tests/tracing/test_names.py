@@ -247,6 +247,16 @@ def test_a_file_is_a_module_that_python_knows(tmp_path: Path) -> None:
     assert [name for name in sys.modules if name.startswith("latpred_user_broken")] == []
 
 
+def test_a_file_may_lie_under_a_name_that_is_no_utf_8(tmp_path: Path) -> None:
+    folder = tmp_path / os.fsdecode(b"\xff")
+    try:
+        folder.mkdir()
+    except OSError:
+        pytest.skip("the file system takes no such name")
+    (folder / "mine.py").write_text(POSTPONED.format(width=6))
+    assert names.build(f"{folder}/mine.py:build").model.in_features == 6
+
+
 def test_a_file_runs_as_it_is_written_now(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(sys, "dont_write_bytecode", False)
     file = tmp_path / "mine.py"
