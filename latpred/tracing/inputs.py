@@ -15,7 +15,7 @@ import torch
 
 from latpred.errors import UsageError
 from latpred.query import AMP
-from latpred.sandbox.untouched import copied
+from latpred.sandbox.untouched import SPREAD, copied
 from latpred.tracing.op_record import leaves
 
 Tensor = torch.Tensor
@@ -210,8 +210,14 @@ _HINT = (
 )
 
 
+def unspread(model: torch.nn.Module) -> torch.nn.Module:
+    """The model that a wrapper spreads over devices; any other as it is."""
+    return model.module if isinstance(model, SPREAD) else model
+
+
 def derived(model: torch.nn.Module, seq: int | None = None, image: int | None = None) -> Inputs:
     """Inputs for a model that was given without any."""
+    model = unspread(model)
     config = getattr(model, "config", None)
     described = getattr(model, "pretrained_cfg", None) or getattr(model, "default_cfg", None)
     if config is not None and hasattr(config, "model_type"):
@@ -259,6 +265,7 @@ def demand_one(inputs: Any, seq: int | None, image: int | None) -> None:
 
 def longest(model: torch.nn.Module) -> int | None:
     """The most tokens a model takes: as many as a table of it has positions. None where none limits them."""
+    model = unspread(model)
     most = getattr(getattr(model, "config", None), "max_position_embeddings", None)
     tables = (part for part in model.modules() if isinstance(part, torch.nn.Embedding))
     # Some tables begin with rows for padding, as many as their `offset`.

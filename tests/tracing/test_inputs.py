@@ -69,6 +69,7 @@ def test_images_that_are_no_squares() -> None:
     for model, channels in ((ViTModel(ViTConfig(image_size=(32, 64), **sizes)), 3), (described, 1)):
         assert latpred.trace(model).input_bytes.at(2) == 2 * channels * 32 * 64 * 4
     assert latpred.trace(described, image=16).input_bytes.at(2) == 2 * 16 * 16 * 4
+    assert latpred.trace(nn.DataParallel(described)).input_bytes.at(2) == 2 * 32 * 64 * 4
 
 
 class Multiplying(nn.Module):

@@ -151,6 +151,9 @@ def test_hooks_that_write_into_what_is_no_tensor_of_the_model_only_look_on() -> 
 def test_wrappers_are_seen_through() -> None:
     model = nn.Linear(4, 4)
     assert latpred.trace(nn.DataParallel(model), torch.zeros(1, 4)).ops == latpred.trace(model, torch.zeros(1, 4)).ops
+    within = nn.DataParallel(model)
+    within.device_ids, within.src_device_obj = [0], torch.device("cuda", 0)  # as where there is a GPU
+    assert latpred.trace(nn.Sequential(within), torch.zeros(1, 4)).launches() == 1
 
 
 def test_a_model_made_in_inference_mode_has_weights_too() -> None:

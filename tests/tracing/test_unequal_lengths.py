@@ -101,6 +101,7 @@ def test_padded_execution_does_everything_at_the_padded_length() -> None:
     assert work(graph, "gemm") == LAYERS * PADDED * (4 * WIDTH * WIDTH + 2 * WIDTH * 64)  # at batch 1
     assert any(op.family == "softmax.masked" for op in graph.ops)
     assert graph.input_size == PADDED
+    assert trace_lengths(nn.DataParallel(encoder()), LENGTHS, PADDED, "padded").ops == graph.ops
 
 
 def test_norms_that_come_first() -> None:
