@@ -263,15 +263,40 @@ def test_a_hook_that_only_looks_at_values_ends_no_trace() -> None:
     assert not statistics
 
 
-def test_weights_that_are_no_plain_tensors_are_refused() -> None:
-    class Wrapped(torch.Tensor):
-        __tensor_flatten__ = __tensor_unflatten__ = None
+class Wrapped(torch.Tensor):
+    """A tensor around another one."""
 
-        @classmethod
-        def __torch_dispatch__(cls, *_: Any) -> Any:
-            return NotImplemented
+    __tensor_flatten__ = __tensor_unflatten__ = None
 
+    @classmethod
+    def __torch_dispatch__(cls, *_: Any) -> Any:
+        return NotImplemented
+
+
+class Doubling(torch.Tensor):
+    """A tensor that doubles what every op with it gives."""
+
+    @classmethod
+    def __torch_function__(cls, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        out = super().__torch_function__(func, types, args, kwargs or {})
+        return out * 2 if func is nn.functional.linear else out
+
+
+class Named(torch.Tensor):
+    """A tensor whose class says something and does nothing."""
+
+
+@pytest.mark.parametrize(
+    "weight", [torch.Tensor._make_wrapper_subclass(Wrapped, (4, 4)), torch.eye(4).as_subclass(Doubling)]
+)
+def test_weights_that_are_no_plain_tensors_are_refused(weight: torch.Tensor) -> None:
     model = nn.Linear(4, 4)
-    model.scale = torch.Tensor._make_wrapper_subclass(Wrapped, (4, 4))  # type: ignore[attr-defined]
-    with pytest.raises(TraceError, match="holds a tensor of class Wrapped, whose kernels nobody measured"):
+    model.scale = weight  # type: ignore[assignment]
+    with pytest.raises(TraceError, match=f"holds a tensor of class {type(weight).__name__}, whose kernels nobody"):
         latpred.trace(model, torch.zeros(1, 4))
+
+
+def test_a_weight_whose_class_does_nothing_is_a_plain_one() -> None:
+    model = nn.Linear(4, 4)
+    model.weight = nn.Parameter(model.weight.detach().as_subclass(Named))
+    assert latpred.trace(model, torch.zeros(1, 4)).launches() == 1
