@@ -16,7 +16,6 @@ import torch
 from latpred.errors import UsageError
 from latpred.query import AMP
 from latpred.sandbox.untouched import SPREAD, copied
-from latpred.tracing.op_record import leaves
 
 Tensor = torch.Tensor
 
@@ -76,9 +75,10 @@ def from_example(example: Any) -> Inputs:
         return Inputs(example, "custom", 0)
     if isinstance(example, list):
         example = tuple(example)
-    for tensor in leaves(example):
+    given = tensors_in(example)
+    for tensor in given:
         demand_dense(tensor, "inputs hold")
-    sizes = [tensor.shape[0] for tensor in leaves(example) if tensor.dim()]
+    sizes = [tensor.shape[0] for tensor in given if tensor.dim()]
     if not sizes or sizes[0] < 1:
         raise UsageError(
             "inputs hold no tensor whose first dimension could be the batch; give tensors such as "
@@ -119,7 +119,19 @@ def arguments(
 
 
 def nbytes(args: tuple[Any, ...], options: dict[str, Any]) -> int:
-    return sum(t.numel() * t.dtype.itemsize for t in leaves((args, options)))
+    return sum(t.numel() * t.dtype.itemsize for t in tensors_in((args, options)))
+
+
+def tensors_in(inputs: Any) -> list[Tensor]:
+    """The tensors in inputs, those that objects hold included."""
+    found: list[Tensor] = []
+
+    def note(tensor: Tensor) -> Tensor:
+        found.append(tensor)
+        return tensor
+
+    _map(inputs, note)
+    return found
 
 
 def _map(value: Any, function: Callable[[Tensor], Tensor]) -> Any:

@@ -38,6 +38,7 @@ from latpred.tracing.inputs import (
     nbytes,
     precision_name,
     sequence_first,
+    tensors_in,
     whole_sizes,
 )
 from latpred.tracing.meta_module import MetaModule, attend, fast_paths_on_meta, make_meta_module, usual_dtype
@@ -417,7 +418,7 @@ class Tracer:
             given = self._arguments(2)
         except Exception:  # the pass will say what is wrong
             return 3
-        ids = sum(tensor.numel() for tensor in leaves(given) if not tensor.is_meta) // 2
+        ids = sum(tensor.numel() for tensor in tensors_in(given) if not tensor.is_meta) // 2
         return max(3, min(max((FAR, *batches)), MOST_IDS // max(1, ids)))
 
     def _attempt(self, batch: int) -> TracePass | None:
@@ -490,6 +491,7 @@ class Tracer:
         target, dtype = self.target(), AUTOCAST.get(self._naming.precision or "")
         with torch.inference_mode(), self._autocast.of(recorder, dtype), fast_paths_on_meta():
             args, options = self._arguments(batch)
+            taken = nbytes(args, options)  # before the model writes into them, as into a cache
             try:
                 with recorder, recorder.watcher or nullcontext():
                     out = target(*args, **options)
@@ -511,7 +513,7 @@ class Tracer:
                 raise TraceError(self._failure(recorder, error, batch)) from error
         self._next_meta_module()
         self._asked_target |= recorder.asked_target
-        return recorder.finished(batch, nbytes(args, options))
+        return recorder.finished(batch, taken)
 
     def _arguments(self, batch: int) -> tuple[tuple[Any, ...], dict[str, Any]]:
         with torch.inference_mode():
