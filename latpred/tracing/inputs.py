@@ -8,6 +8,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from inspect import signature
+from itertools import chain
 from numbers import Integral
 from typing import Any, overload
 
@@ -111,11 +112,19 @@ def demand_dense(tensor: Tensor, holder: str) -> None:
 
 
 def arguments(
-    inputs: Inputs, batch: int, dtype: torch.dtype, channels_last: bool
+    inputs: Inputs, batch: int, dtype: torch.dtype, channels_last: bool, kept: frozenset[torch.dtype]
 ) -> tuple[tuple[Any, ...], dict[str, Any]]:
     """Positional and keyword arguments of one pass. To be called in inference mode, which marks them as activations."""
-    settled = _settled(as_arguments(inputs.make(batch)), dtype, channels_last)
+    settled = _settled(as_arguments(inputs.make(batch)), dtype, channels_last, kept)
     return ((), settled) if isinstance(settled, dict) else (settled, {})
+
+
+def kept_dtypes(inputs: Inputs, model: torch.nn.Module) -> frozenset[torch.dtype]:
+    """Dtypes that inputs of the user's stay in, since the model has weights of them; of all others it has its own."""
+    if inputs.kind != "custom":
+        return frozenset()
+    weights = chain(model.parameters(), model.buffers())
+    return frozenset(tensor.dtype for tensor in weights if tensor.is_floating_point() and tensor.itemsize > 1)
 
 
 def nbytes(args: tuple[Any, ...], options: dict[str, Any]) -> int:
@@ -165,12 +174,12 @@ def _resized(example: Any, given: int, batch: int) -> Any:
     return _map(example, resize)
 
 
-def _settled(value: Any, dtype: torch.dtype, channels_last: bool) -> Any:
+def _settled(value: Any, dtype: torch.dtype, channels_last: bool, kept: frozenset[torch.dtype]) -> Any:
     def settle(tensor: Tensor) -> Tensor:
         demand_dense(tensor, "inputs hold")
         layout = torch.channels_last if channels_last and tensor.dim() == 4 else torch.contiguous_format
         if tensor.dtype.is_floating_point or tensor.dtype.is_complex:
-            wanted = dtype if tensor.dtype.is_floating_point else tensor.dtype
+            wanted = dtype if tensor.dtype.is_floating_point and tensor.dtype not in kept else tensor.dtype
             return torch.empty(tensor.shape, dtype=wanted, device="meta", memory_format=layout)
         if tensor.is_meta:
             # Integers are read by Python and index tables: ones are safe for both.
@@ -191,11 +200,16 @@ def placed(value: Any, device: str) -> Any:
     return _map(value, place)
 
 
-def cast(value: Any, dtype: torch.dtype) -> Any:
-    return _map(value, lambda tensor: tensor.to(dtype) if tensor.dtype.is_floating_point else tensor)
+def cast(value: Any, dtype: torch.dtype, kept: frozenset[torch.dtype] = frozenset()) -> Any:
+    def follow(tensor: Tensor) -> Tensor:
+        return tensor.to(dtype) if tensor.dtype.is_floating_point and tensor.dtype not in kept else tensor
+
+    return _map(value, follow)
 
 
-def real(value: Any, dtype: torch.dtype, channels_last: bool = False) -> Any:
+def real(
+    value: Any, dtype: torch.dtype, channels_last: bool = False, kept: frozenset[torch.dtype] = frozenset()
+) -> Any:
     """The same inputs on the CPU, with normal noise of a dtype in place of floating-point meta tensors; ids stay."""
     generator = torch.Generator().manual_seed(0)
     layout = torch.channels_last if channels_last else torch.contiguous_format
@@ -207,7 +221,8 @@ def real(value: Any, dtype: torch.dtype, channels_last: bool = False) -> Any:
         if not tensor.dtype.is_floating_point:
             return torch.ones(tensor.shape, dtype=tensor.dtype) if tensor.is_meta else own(tensor)
         filled = torch.randn(tensor.shape, generator=generator) if tensor.is_meta else own(tensor)
-        return filled.to(dtype).contiguous(memory_format=layout if tensor.dim() == 4 else torch.contiguous_format)
+        wanted = tensor.dtype if tensor.dtype in kept else dtype
+        return filled.to(wanted).contiguous(memory_format=layout if tensor.dim() == 4 else torch.contiguous_format)
 
     return _map(as_arguments(value), fill)
 

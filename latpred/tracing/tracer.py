@@ -35,6 +35,7 @@ from latpred.tracing.inputs import (
     dtype_of,
     example_call,
     from_example,
+    kept_dtypes,
     nbytes,
     precision_name,
     sequence_first,
@@ -184,8 +185,10 @@ def trace(
         asked for, and given that `attention`.
     inputs : tensor, tuple, dict or callable, optional
         What the model is called with: one example batch (the first dimension of its first tensor is the batch, and so
-        is that of every tensor which shares its size), or a function of the batch size. Of floating-point tensors
-        only the shape matters. By default it follows from the model's config, default_cfg or first convolution.
+        is that of every tensor which shares its size), or a function of the batch size. A list stands for a tuple of
+        arguments; one that a function gives is a single argument. Of floating-point tensors only the shape matters,
+        and the dtype where the model has weights of it; any other becomes the model's. By default it follows from the
+        model's config, default_cfg or first convolution.
     seq : int, optional
         Tokens, or samples of audio, when `inputs` is not given.
     image : int, optional
@@ -517,7 +520,9 @@ class Tracer:
 
     def _arguments(self, batch: int) -> tuple[tuple[Any, ...], dict[str, Any]]:
         with torch.inference_mode():
-            return arguments(self._inputs, batch, self._meta_module.dtype, self._naming.channels_last)
+            made = self._meta_module
+            kept = kept_dtypes(self._inputs, made.module)
+            return arguments(self._inputs, batch, made.dtype, self._naming.channels_last, kept)
 
     def _next_meta_module(self) -> None:
         if self._renew is not None:

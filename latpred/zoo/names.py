@@ -45,6 +45,7 @@ from latpred.tracing.inputs import (
     example_tokens,
     example_values,
     from_example,
+    kept_dtypes,
     placed,
     real,
 )
@@ -73,13 +74,13 @@ def _from_file(name: str, seq: int | None, image: int | None, dtype: torch.dtype
         )
     demand_one(example, seq, image)
     given = derived(model, seq, image) if example is None else from_example(example)
-    taken = dtype or _own_dtype(model)
+    taken, kept = dtype or _own_dtype(model), frozenset() if dtype else kept_dtypes(given, model)
 
     def inputs(batch: int, where: str) -> Any:
         values = given.make(batch)
         if where != "meta":
-            return placed(real(values, taken), where)
-        return cast(as_arguments(values), taken)
+            return placed(real(values, taken, kept=kept), where)
+        return cast(as_arguments(values), taken, kept)
 
     return Built(_settled(model, dtype, device), inputs, name, given.kind, given.size, given.batch)
 

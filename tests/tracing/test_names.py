@@ -172,6 +172,8 @@ def file(tmp_path: Path) -> Path:
         "def four():\n    return Four(), torch.zeros(4, 6)\n"
         "from collections import UserDict\n"
         "def mapped():\n    return torch.nn.Linear(6, 2), UserDict(input=torch.zeros(1, 6))\n"
+        "def mixed():\n    layers = torch.nn.Linear(6, 2), torch.nn.Linear(6, 2).half()\n"
+        "    return torch.nn.ModuleList(layers), torch.zeros(1, 6).half()\n"
         "def wrong():\n    return 12\n"
         "def failing():\n    raise ValueError('no such size')\n"
     )
@@ -214,6 +216,11 @@ def test_a_model_keeps_its_dtype_until_another_is_asked_for(
     assert built.inputs(1, "meta")[0].dtype is dtype
     source = source_of(f"{file}:{function}", image=8, precision=precision)
     assert {source.inputs(1)[0].dtype, *(weight.dtype for weight in source.model().parameters())} == {dtype}
+
+
+@pytest.mark.parametrize("where", ["meta", "cpu"])
+def test_an_example_of_a_file_stays_in_a_dtype_that_the_model_has_weights_of(file: Path, where: str) -> None:
+    assert names.build(f"{file}:mixed", device=where).inputs(1, where)[0].dtype is torch.float16
 
 
 POSTPONED = """
