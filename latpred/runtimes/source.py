@@ -66,7 +66,7 @@ def source_of(model: torch.nn.Module | str, inputs: Any = None, **options: Any) 
         return made
 
     kept = kept_dtypes(given, written) if wanted is None else frozenset()
-    code = code_of(written, given.make(2))
+    code = code_of(written, given.make(min(graph.only, default=2)))
     retrace = partial(trace, model, inputs, **options)
     return Source(graph, make, lambda batch: real(given.make(batch), dtype, last, kept), retrace, code, roots)
 

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
+from functools import partial
 from inspect import signature
 from itertools import chain
 from numbers import Integral
@@ -14,7 +15,7 @@ from typing import Any, overload
 
 import torch
 
-from latpred.errors import UsageError
+from latpred.errors import LatpredError, TraceError, UsageError
 from latpred.query import AMP
 from latpred.sandbox.untouched import SPREAD, copied
 
@@ -73,7 +74,7 @@ def from_example(example: Any) -> Inputs:
     The first dimension of the first tensor is the batch, and so is that of every tensor which shares its size.
     """
     if callable(example) and not isinstance(example, Tensor):
-        return Inputs(example, "custom", 0)
+        return Inputs(partial(_asked, example), "custom", 0)
     if isinstance(example, list):
         example = tuple(example)
     given = tensors_in(example)
@@ -86,6 +87,20 @@ def from_example(example: Any) -> Inputs:
             "inputs=torch.zeros(1, 3, 224, 224), or a function inputs=lambda batch: ..."
         )
     return Inputs(lambda batch: _resized(example, sizes[0], batch), "custom", 0, sizes[0])
+
+
+def _asked(function: Callable[[int], Any], batch: int) -> Any:
+    """What a user's function gives for a batch size; where it raises, an error that says so."""
+    try:
+        return function(batch)
+    except LatpredError:
+        raise
+    except Exception as error:
+        text = " ".join(str(error).split()) or "no message"
+        raise TraceError(
+            f"the function of inputs failed at batch {batch}: {type(error).__name__}: {text}; let it give a batch of "
+            "any size, as lambda batch: torch.zeros(batch, 3, 224, 224) does"
+        ) from error
 
 
 def sequence_first(model: torch.nn.Module) -> bool:

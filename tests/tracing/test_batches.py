@@ -143,6 +143,8 @@ def test_a_model_of_one_batch_size_is_predicted_for_that(runtime: str) -> None:
     curve = predicted(Only(1), [1], runtime)
     assert curve[0].latency_ms > 0
     assert "traced at batch 1 alone: nothing is known of any other batch" in said(curve)
+    known = {1: ONE_SAMPLE}
+    assert predicted(nn.Linear(WIDTH, WIDTH), [1], runtime, inputs=lambda batch: known[batch])[0].latency_ms > 0
 
 
 def test_other_batch_sizes_are_refused_with_the_one_to_ask_for() -> None:
@@ -154,6 +156,12 @@ def test_other_batch_sizes_are_refused_with_the_one_to_ask_for() -> None:
     with pytest.raises(UsageError, match=r"batch 4 and no other, so batch 8 cannot be predicted\. Ask for batch=4"):
         latpred.predict(graph, 8, device="epyc-shared")
     assert latpred.max_batch(graph, 1e6, device="epyc-shared") == 4
+
+
+@pytest.mark.parametrize(("inputs", "error"), [(lambda batch: {1: 0}[batch], "KeyError"), (lambda: 0, "TypeError")])
+def test_a_function_of_inputs_that_fails_is_said(inputs: Any, error: str) -> None:
+    with pytest.raises(TraceError, match=f"the function of inputs failed at batch 8: {error}: .*; let it give"):
+        predicted(nn.Linear(WIDTH, WIDTH), [8], inputs=inputs)
 
 
 def test_models_of_some_batch_sizes() -> None:
