@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import os
 import re
+import sys
 from collections.abc import Mapping
 from dataclasses import dataclass, fields
 from numbers import Integral, Real
@@ -128,6 +129,12 @@ class DeviceQuery:
             )
         if device is None:
             return
+        if not (isinstance(device, str | os.PathLike) or of_torch(device)):
+            raise UsageError(
+                f"device= takes a name or a path, not a {type(device).__name__}; give cpu, cuda:0, the name of a "
+                "profile or a path to one. A loaded profile predicts with predictor = latpred.Predictor(profile), "
+                "predictor.predict(predictor.trace(model))."
+            )
         name: str | Path = Path(device) if isinstance(device, os.PathLike) else str(device)
         if "\0" in str(name):
             raise UsageError(
@@ -135,6 +142,12 @@ class DeviceQuery:
                 "to one."
             )
         object.__setattr__(self, "device", name)
+
+
+def of_torch(device: object) -> bool:
+    """Whether a device is one of PyTorch's own, of which there are none before it is loaded."""
+    torch = sys.modules.get("torch")
+    return torch is not None and isinstance(device, torch.device)
 
 
 Record = TypeVar("Record", Options, DeviceQuery)

@@ -428,7 +428,7 @@ def test_rows_may_be_models_names_or_a_file(tmp_path: Path) -> None:
     table = pd.DataFrame({"model": ["resnet18", "resnet50"], "batch": 1, "latency_ms": 5.0})
     table.to_csv(tmp_path / "rows.csv", index=False)
     assert latpred.adapt(profile, tmp_path / "rows.csv").runtimes[0].architectures == 2
-    older = latpred.adapt(store.load("rtx-8000"), [(layers[0], 2, "torchscript", "fp32", 0.5)])  # of PyTorch 1.12
+    older = latpred.adapt("rtx-8000", [(layers[0], 2, "torchscript", "fp32", 0.5)])  # of PyTorch 1.12
     assert [record.runtime for record in older.runtimes] == ["torchscript"]
 
 

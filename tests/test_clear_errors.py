@@ -30,6 +30,7 @@ pytestmark = pytest.mark.usefixtures("calibrated")
         ({"host": []}, UsageError, r"host=\[\] is not a host; give a factor such as 1.3"),
         ({"host": True}, UsageError, "host=True is not a host"),
         ({"device": "a\0b"}, UsageError, "is neither a name nor a path"),
+        ({"device": profile()}, UsageError, "device= takes a name or a path, not a DeviceProfile; give cpu, cuda:0"),
         ({"device": "gpu"}, ProfileError, "own GPU is cuda or cuda:0"),
         ({"device": "cpu", "cudnn_benchmark": True}, NoProfileError, "runs on CUDA devices only(?!.*calibrate)"),
         ({"model": 3}, UsageError, "an object of type"),

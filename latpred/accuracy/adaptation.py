@@ -38,7 +38,7 @@ from latpred.graph.features import Floats
 from latpred.graph.graph import CONTIGUOUS, ModelGraph
 from latpred.prediction.clocks import Z90
 from latpred.prediction.predictor import Predictor, untested
-from latpred.profile import gpus
+from latpred.profile import gpus, store
 from latpred.profile.document import ADAPTED, DeviceProfile, DispatchFit
 from latpred.query import Options
 from latpred.render import WIDTH, Page, Table
@@ -208,7 +208,7 @@ _LARGEST_NOISE = 0.5
 
 
 def adapt(
-    profile: DeviceProfile,
+    profile: DeviceProfile | str | os.PathLike[str],
     measured: Any,
     *,
     graphs: Mapping[GraphKey, ModelGraph] | None = None,
@@ -228,8 +228,8 @@ def adapt(
 
     Parameters
     ----------
-    profile : DeviceProfile
-        Of the device that was measured, or of one like it.
+    profile : DeviceProfile, str or path
+        Of the device that was measured, or of one like it; by name or path as `latpred.predict` takes its device.
     measured : DataFrame, path or iterable
         Columns of a measurement table, of which model, batch and latency_s (or latency_ms) must be there; what
         `latpred.measure` gives will do. Or rows (model, batch, runtime, precision, latency_ms). A model is a name, a
@@ -264,6 +264,7 @@ def adapt(
     >>> better.profile.name, better.runtimes[0].level
     ('epyc-shared-adapted', 'one factor')
     """
+    profile = profile if isinstance(profile, DeviceProfile) else store.find(profile)
     predictor = Predictor(profile)
     rows_by_runtime = _read_rows(predictor, measured, graphs or {}, inputs, progress)
     # Of runtimes that were only estimated, those that have rows now are kept.
