@@ -57,7 +57,7 @@ WORTH_LEARNING_S = 120.0  # budget below which that takes more than it brings
 
 @without_modes()
 def calibrate(
-    device: str | Device = "cpu",
+    device: str | torch.device | Device = "cpu",
     *,
     quick: bool = False,
     budget_s: float | None = None,
@@ -77,7 +77,7 @@ def calibrate(
 
     Parameters
     ----------
-    device : str or Device
+    device : str, torch.device or Device
         "cpu", "cuda:0", "simulated", or an open device.
     quick : bool
         One to three minutes for eager, one precision, wider intervals.

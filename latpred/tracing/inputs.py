@@ -248,7 +248,7 @@ SAMPLES = 32_000  # two seconds at 16 kHz
 _TOKEN = 5
 _HINT = (
     "say what it is called with: inputs=torch.zeros(1, 3, 224, 224), a tuple, a dict of keyword arguments, "
-    "or a function of the batch"
+    "or a function of the batch; what takes no inputs= takes path/file.py:function, which gives a model and an example"
 )
 
 

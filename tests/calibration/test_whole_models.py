@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from contextlib import AbstractContextManager, nullcontext
+from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
@@ -218,6 +219,13 @@ def test_batches_are_any_whole_numbers(batches: Any) -> None:
 def test_bad_requests(arguments: dict[str, Any], message: str) -> None:
     with pytest.raises(UsageError, match=message):
         measure({"tiny": tiny()}, image=8, plan=FAST, **arguments)
+
+
+def test_a_path_is_measured_on_a_device_of_pytorch(tmp_path: Path) -> None:
+    file = tmp_path / "own.py"
+    file.write_text("import torch\ndef build():\n    return torch.nn.Linear(4, 4), torch.zeros(1, 4)\n")
+    table = measure(Path(f"{file}:build"), 1, device=torch.device("cpu"), plan=FAST, repeats=1)
+    assert table["status"].tolist() == ["ok"]
 
 
 def test_a_runtime_that_is_not_installed(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -154,7 +154,7 @@ def test_values_that_are_known_may_be_read() -> None:
         ({"seq": 0}, "seq=0 is not a length"),
         ({"image": True}, "image=True is not a length"),
         ({"inputs": 5}, "inputs hold no tensor whose first dimension could be the batch"),
-        ({}, "nothing tells what Linear takes: .*; say what it is called with: inputs=torch.zeros"),
+        ({}, "nothing tells what Linear takes: .*; say what it is called with: inputs=torch.zeros.*file.py:function"),
     ],
 )
 def test_wrong_arguments(options: dict[str, Any], message: str) -> None:

@@ -34,7 +34,7 @@ def measure_generation(
     new_tokens: int,
     batches: int | Iterable[int],
     *,
-    device: str | Device = "cpu",
+    device: str | torch.device | Device = "cpu",
     precision: str = "fp32",
     threads: int | None = None,
     repeats: int = REPEATS,
