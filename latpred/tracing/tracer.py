@@ -20,7 +20,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from latpred.errors import LatpredError, TraceError, UsageError
 from latpred.graph.graph import CONTIGUOUS, Affine, ModelGraph, Op
 from latpred.graph.rewrites import attended
-from latpred.query import Options, check_attention
+from latpred.query import Options, check_attention, checked_batches, is_one
 from latpred.sandbox.own_thread import no_collection, uncompiled, uncounted, unhooked, without_modes
 from latpred.sandbox.untouched import put_back
 from latpred.tracing.autocast import OWN, Autocast, EntersAutocastError, means_autocast
@@ -167,7 +167,7 @@ def trace(
     precision: str | None = None,
     memory_format: str = "contiguous",
     strict: bool = False,
-    batches: Sequence[int] = (),
+    batches: int | Sequence[int] = (),
     attention: str | None = None,
     target: str = "cuda",
 ) -> ModelGraph:
@@ -200,7 +200,7 @@ def trace(
         Layout of 4-d weights and inputs.
     strict : bool
         Refuse ops without a cost formula instead of estimating them from their bytes.
-    batches : sequence of int
+    batches : int or sequence of int
         Batch sizes that will be asked for. A model whose work is no line in batch, or that takes certain batch sizes
         alone, is traced at each of them.
     attention : {"eager", "sdpa"}, optional
@@ -236,6 +236,7 @@ def trace(
     check(precision, memory_format, target)
     check_attention(attention)
     seq, image = whole_sizes(seq, image)
+    sizes = checked_batches(batches) if is_one(batches) or len(batches) else ()  # type: ignore[arg-type]
     if isinstance(model, ModelGraph):
         layout = None if memory_format == CONTIGUOUS else memory_format
         return _as_asked(Options(inputs, seq, image, precision, layout).checked(model), attention, strict)
@@ -246,7 +247,7 @@ def trace(
         with names.attention(attention):
             module, given = with_inputs(model, inputs, seq, image)
         with no_collection():
-            return _as_asked(_graph(module, given, naming, attention, batches), attention, strict)
+            return _as_asked(_graph(module, given, naming, attention, sizes), attention, strict)
 
 
 def dtype_of_build(model: object) -> AbstractContextManager[None]:

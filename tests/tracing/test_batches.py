@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 from smallmodels import Function
@@ -166,6 +167,14 @@ def test_a_function_of_inputs_that_fails_is_said(inputs: Any, error: str) -> Non
 
 def test_models_of_some_batch_sizes() -> None:
     assert [point.batch for point in predicted(Only(2, 4, 8), [4, 8])] == [4, 8]
+
+
+@pytest.mark.parametrize("batches", [8, [8], np.array([8])])
+def test_batches_to_trace_are_those_of_a_question(batches: Any) -> None:
+    graph = latpred.trace(Only(8), ONE_SAMPLE, batches=batches)
+    assert ModelGraph.from_json(graph.to_json()).only == (8,)
+    with pytest.raises(UsageError, match="the smallest batch is 1"):
+        latpred.trace(Only(8), ONE_SAMPLE, batches=[0])
 
 
 def test_exported_programs_hold_for_their_batch() -> None:
