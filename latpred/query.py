@@ -226,7 +226,8 @@ class Lengths:
             value = getattr(self, name)
             if isinstance(value, bool) or not isinstance(value, Real) or not value == value:
                 raise UsageError(f"{name}={value!r} is not a number of tokens; give one, as in mean=20.92.")
-        _check_tokens("padded_to", self.padded_to)
+            object.__setattr__(self, name, float(value))
+        object.__setattr__(self, "padded_to", _tokens("padded_to", self.padded_to))
         if not 1 <= self.mean <= self.padded_to:
             raise UsageError(
                 f"A mean of {self.mean:g} tokens is not possible: lengths run from 1 to padded_to={self.padded_to}; "
@@ -279,15 +280,13 @@ def checked_lengths(lengths: Any) -> Lengths | GivenLengths:
     """
     if isinstance(lengths, Lengths | GivenLengths):
         return lengths
-    if isinstance(lengths, str) or not hasattr(lengths, "__len__"):
+    if is_one(lengths):
         raise UsageError(
             f"{lengths!r} are not lengths; give whole numbers, as in lengths=[12, 40, 7], or a Lengths(...)."
         )
     if not len(lengths):
         raise UsageError("The list of lengths is empty; give one for each sequence of the batch, as in [12, 40, 7].")
-    for value in lengths:
-        _check_tokens("A length", value)
-    return GivenLengths(tuple(int(value) for value in lengths))
+    return GivenLengths(tuple(_tokens("A length", value) for value in lengths))
 
 
 def parse_lengths(text: str) -> Lengths | GivenLengths:
@@ -307,8 +306,10 @@ def parse_lengths(text: str) -> Lengths | GivenLengths:
     return Lengths(float(values["mean"]), float(values["std"]), int(values["pad"]))
 
 
-def _check_tokens(name: str, value: object) -> None:
+def _tokens(name: str, value: object) -> int:
+    """A number of tokens as Python's own, which a file can hold."""
     if isinstance(value, bool) or not isinstance(value, Integral):
         raise UsageError(f"{name} of {value!r} is not a whole number; give tokens, 1 or more.")
     if int(value) < 1:
         raise UsageError(f"{name} of {value} is not possible; the shortest sequence has 1 token.")
+    return int(value)
