@@ -122,6 +122,7 @@ class DeviceQuery:
             )
         if isinstance(host, Real):
             object.__setattr__(self, "host", float(host))
+        object.__setattr__(self, "threads", checked_threads(self.threads))
         if self.now and host not in (None, THIS):
             raise UsageError(
                 f"host={host!r} is another host, whose present speed cannot be timed here; leave out now=True (--now) "
@@ -142,6 +143,15 @@ class DeviceQuery:
                 "to one."
             )
         object.__setattr__(self, "device", name)
+
+
+def checked_threads(threads: Any) -> int | None:
+    """A number of threads as Python's own; None where nothing is asked of them."""
+    if threads is None:
+        return None
+    if isinstance(threads, bool) or not isinstance(threads, Integral) or threads < 1:
+        raise UsageError(f"threads={threads!r} is no number of threads; give 1 or more, as in threads=2 (--threads 2).")
+    return int(threads)
 
 
 def of_torch(device: object) -> bool:

@@ -31,6 +31,8 @@ pytestmark = pytest.mark.usefixtures("calibrated")
         ({"host": True}, UsageError, "host=True is not a host"),
         ({"device": "a\0b"}, UsageError, "is neither a name nor a path"),
         ({"device": profile()}, UsageError, "device= takes a name or a path, not a DeviceProfile; give cpu, cuda:0"),
+        ({"device": "cpu", "threads": "1"}, UsageError, "threads='1' is no number of threads; give 1 or more"),
+        ({"device": "cpu", "threads": [1]}, UsageError, r"threads=\[1\] is no number of threads"),
         ({"device": "gpu"}, ProfileError, "own GPU is cuda or cuda:0"),
         ({"device": "cpu", "cudnn_benchmark": True}, NoProfileError, "runs on CUDA devices only(?!.*calibrate)"),
         ({"model": 3}, UsageError, "an object of type"),

@@ -211,7 +211,7 @@ def test_batches_are_any_whole_numbers(batches: Any) -> None:
         ({"batches": [1], "repeats": 0}, "0 repeats measure nothing"),
         ({"batches": [1], "protocol": "parallel"}, "no protocol 'parallel'. Use one of single, pipelined"),
         ({"batches": [1], "runtime": "eagr"}, r"No runtime is called 'eagr'\. Did you mean 'eager'"),
-        ({"batches": [1], "threads": 0}, "0 threads compute nothing"),
+        ({"batches": [1], "threads": 0}, "threads=0 is no number of threads"),
         ({"batches": [1], "precision": "int4"}, "precision 'int4' is not known"),
         ({"batches": [1], "precision": "tf32"}, "cpu has no tf32; it does fp32"),
     ],
