@@ -57,6 +57,10 @@ class Options:
         """Refuse what is no choice, and lengths beside other inputs."""
         _check_choice("protocol", self.protocol, PROTOCOLS)
         _check_choice("inputs_on", self.inputs_on, PLACES)
+        if not isinstance(self.precision, str | None):
+            raise UsageError(
+                f"precision={self.precision!r} is no name of a precision; give one, as in precision='fp16'."
+            )
         check_attention(self.attention)
         if self.lengths is None:
             if self.execution != "padded":

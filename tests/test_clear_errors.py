@@ -35,6 +35,7 @@ pytestmark = pytest.mark.usefixtures("calibrated")
         ({"device": "cpu", "threads": [1]}, UsageError, r"threads=\[1\] is no number of threads"),
         ({"device": "gpu"}, ProfileError, "own GPU is cuda or cuda:0"),
         ({"device": "cpu", "cudnn_benchmark": True}, NoProfileError, "runs on CUDA devices only(?!.*calibrate)"),
+        ({"model": nn.Linear(2, 2), "precision": ["fp16"]}, UsageError, "is no name of a precision; give one, as in"),
         ({"model": 3}, UsageError, "an object of type"),
         ({"model": None}, UsageError, "an object of type"),
     ],

@@ -222,6 +222,8 @@ def test_candidates_are_taken_one_at_a_time_and_the_first_failure_can_end_it() -
         ({"runtime": "egaer"}, UsageError, "No runtime is called"),
         ({"runtime": ["eager", "onnxruntime"]}, ProfileError, "no dispatch costs"),
         ({"precision": "bf16"}, ProfileError, "bf16"),
+        ({"precision": "fp61"}, UsageError, "precision 'fp61' is not known; choose one of fp32"),
+        ({"precision": ["fp16"]}, UsageError, "is no name of a precision; give one, as in"),
         ({"errors": "ignore"}, UsageError, "errors='ignore'"),
         ({"protocol": "double"}, UsageError, "protocol='double'"),
         ({"device": []}, UsageError, "no device was named"),

@@ -42,7 +42,7 @@ from latpred.sandbox.fingerprint import VERSIONED, fingerprint, version
 from latpred.sandbox.own_thread import without_modes
 from latpred.search.spaces import SearchSpace
 from latpred.storage import demand_writable, locked, replacing
-from latpred.tracing.inputs import demand_one
+from latpred.tracing.inputs import demand_one, dtype_of
 from latpred.tracing.layer_extrapolation import STACKS
 from latpred.tracing.meta_module import usual_dtype
 from latpred.zoo.candidates import title, traceable
@@ -106,6 +106,7 @@ class Evaluator:
     @classmethod
     def of(cls, device: Any, batch: Any, runtime: Any, options: Options) -> Evaluator:
         """Check what is asked of all candidates before any of them takes time."""
+        dtype_of(options.precision)  # a misspelt one is said before a profile that lacks it
         predictors = _predictors_of(device)
         batches = checked_batches(batch)
         runtimes = (runtime,) if isinstance(runtime, str) else tuple(dict.fromkeys(runtime))

@@ -47,7 +47,7 @@ def dtype_of(precision: str | None) -> torch.dtype | None:
     """Floating-point dtype of weights and inputs in a precision; None for None, which leaves them their own."""
     if precision is None:
         return None
-    if precision not in DTYPES:
+    if not isinstance(precision, str) or precision not in DTYPES:
         raise UsageError(f"precision {precision!r} is not known; choose one of {', '.join(DTYPES)}")
     return DTYPES[precision]
 

@@ -149,6 +149,7 @@ def test_values_that_are_known_may_be_read() -> None:
     ("options", "message"),
     [
         ({"precision": "int3"}, "precision 'int3' is not known; choose one of fp32, tf32, fp16, bf16"),
+        ({"precision": ["fp16"]}, r"precision \['fp16'\] is not known"),
         ({"memory_format": "tiled"}, "memory_format 'tiled' is not known; choose one of contiguous, channels_last"),
         ({"target": "gpu"}, "target 'gpu' is not known; choose one of cuda, cpu"),
         ({"seq": 0}, "seq=0 is not a length"),
