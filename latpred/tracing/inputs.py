@@ -392,7 +392,8 @@ def _from_config(model: torch.nn.Module, config: Any, seq: int | None, image: in
         encodes = "Encoder" in type(model).__name__ and "Decoder" not in type(model).__name__
         both = getattr(config, "is_encoder_decoder", False) and not encodes
         names = ("input_ids", "decoder_input_ids") if both else ("input_ids",)
-        length, vocabulary = seq or TOKENS, getattr(config, "vocab_size", None)
+        most, vocabulary = longest(model), getattr(config, "vocab_size", None)
+        length = seq or min(TOKENS, most or TOKENS)
 
         def make(batch: int) -> Any:
             return {name: example_tokens(batch, length, "meta", vocabulary) for name in names}
