@@ -27,6 +27,7 @@ from latpred.profile.document import ADAPTED, FITTED, THREADS, DeviceProfile
 from latpred.profile.store import Owner, caveat, difference, owner
 from latpred.progress import each_tenth
 from latpred.query import DeviceQuery, GivenLengths, Lengths, Options, checked_batches, checked_lengths, is_one
+from latpred.runtimes import lowering
 from latpred.runtimes.legacy_torch import traced_for
 
 if TYPE_CHECKING:
@@ -181,8 +182,12 @@ def _curve_of_lengths(
     """Batches of unequal lengths; where nothing is padded, each has a graph of its own."""
     from latpred.tracing.unequal_lengths import trace_lengths
 
-    if not isinstance(model, str) and not hasattr(model, "named_modules"):
-        raise UsageError("lengths= needs the model itself: a graph was traced with the inputs it has.")
+    model = os.fspath(model) if isinstance(model, os.PathLike) else model
+    if lowering.is_onnx_file(model) or not (isinstance(model, str) or hasattr(model, "named_modules")):
+        raise UsageError(
+            "lengths= needs a PyTorch model or the name of one: a graph, and an .onnx file, has the inputs that it was "
+            "made with."
+        )
     execution, lengths = options.execution, options.lengths
     assert lengths is not None
     traced: dict[str, Any] = {"target": predictor.target, "precision": options.precision}
