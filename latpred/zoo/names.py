@@ -494,16 +494,17 @@ def _from_library(library: str, name: str, device: str, image: int | None) -> tu
                 f"'{library}:{name}' needs {library}, which is not installed; run 'pip install {library}'"
             ) from error
         raise broken(library, error) from error
-    listed = _listed(module)
+    listed = _listed(module, tagged="." in name)
     if canonical(name) not in listed:
         raise _unknown(f"{library}:{name}", [f"{library}:{other}" for other in listed.values()])
     build_one = _torchvision_model if library == "torchvision" else _timm_model
     return build_one(module, listed[canonical(name)], device, image)
 
 
-def _listed(module: Any) -> dict[str, str]:
-    """The names that a library has, by how they are looked up."""
-    return {canonical(each): each for each in module.list_models()}
+def _listed(module: Any, *, tagged: bool = False) -> dict[str, str]:
+    """The names that a library has, by how they are looked up; on demand those with tags of weights, as timm has."""
+    tags = module.list_pretrained() if tagged and hasattr(module, "list_pretrained") else ()
+    return {canonical(each): each for each in (*module.list_models(), *tags)}
 
 
 def registered_function(name: str) -> Any:

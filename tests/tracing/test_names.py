@@ -27,6 +27,7 @@ SIZES = {
     "mistral-7b": 7_110_660_096,
     "torchvision:resnet50": 25_557_032,
     "timm:mobilenetv3_large_100": 5_483_032,
+    "timm:resnet50.a1_in1k": 25_557_032,
 }
 
 
@@ -45,6 +46,7 @@ def test_published_sizes(name: str) -> None:
         ("resnet-51", "did you mean .*resnet-50"),
         ("torchvision:resnet5", "did you mean .*torchvision:resnet50"),
         ("timm:resnet5", "did you mean .*timm:resnet50"),
+        ("timm:resnet50.a1_in2k", "did you mean timm:resnet50.a1_in1k"),
         ("xyzzy-0123456789", r"List the names with: latpred models \("),
     ],
 )
@@ -123,6 +125,7 @@ def test_sizes_and_precisions_are_chosen() -> None:
     assert names.build("torchvision:resnet18", image=64).inputs(2, "cpu")[0].shape == (2, 3, 64, 64)
     assert names.build("hubert", seq=8000).inputs(1, "cpu")["input_values"].shape == (1, 8000)
     assert latpred.trace("vit-base-16", image=64).macs() < latpred.trace("vit-base-16").macs() / 10
+    assert names.build("timm:convnext_tiny.fb_in22k_ft_in1k_384").input_size == 384  # as its weights are for
     half = names.build("resnet-18", image=64, precision="fp16")
     assert half.input_size == 64
     assert {p.dtype for p in half.model.parameters()} == {torch.float16}
