@@ -63,7 +63,7 @@ def explain(
     model: Model,
     batch: int = 1,
     *,
-    runtimes: Sequence[str] | None = None,
+    runtimes: str | Sequence[str] | None = None,
     inputs: Any = None,
     seq: int | None = None,
     image: int | None = None,
@@ -85,7 +85,7 @@ def explain(
         As for `latpred.predict`.
     batch : int
         Batch size.
-    runtimes : sequence of str, optional
+    runtimes : str or sequence of str, optional
         Compare only these, and eager; by default all there are. An .onnx file, and a graph of another runtime than
         eager, is compared in what runs it alone.
     progress : callable, optional
@@ -106,6 +106,7 @@ def explain(
     """
     (size,) = checked_batches([batch])
     model = os.fspath(model) if isinstance(model, os.PathLike) else model
+    runtimes = [runtimes] if isinstance(runtimes, str) else runtimes
     for name in runtimes or ():
         known_runtimes.get(name)  # a misspelt one is said before anything takes time
     predictor = predictor_of(DeviceQuery(device, host, threads, cudnn_benchmark))
