@@ -251,6 +251,8 @@ def test_one_candidate_is_not_taken_for_a_list(one: Any) -> None:
     for function in (predict_many, latpred.rank):
         with pytest.raises(UsageError, match="is one candidate; give a list"):
             function(one)
+        with pytest.raises(UsageError, match=r"give its models alone: predict_many\(models.values\(\)\)"):
+            function({"one": one})
 
 
 def test_a_graph_is_held_to_what_is_asked_of_the_others() -> None:
