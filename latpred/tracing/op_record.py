@@ -91,7 +91,7 @@ def describe(func: OpOverload[..., Any]) -> OpInfo:
     name = schema.name
     namespace, _, short = name.partition("::")
     aten = namespace == "aten"
-    kind = _kind(func, short, aten)
+    kind = "free" if namespace == "profiler" else _kind(func, short, aten)  # as record_function() issues
     formula = formula_of(name)
     if formula is None and _pointwise(func):
         formula = elementwise(short.rstrip("_"))

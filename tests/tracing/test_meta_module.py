@@ -10,6 +10,7 @@ from typing import Any
 
 import pytest
 import torch
+from smallmodels import Function
 from torch import nn
 
 import latpred
@@ -146,6 +147,16 @@ def test_hooks_that_write_into_what_is_no_tensor_of_the_model_only_look_on() -> 
         model.register_forward_hook(hook)
     assert latpred.trace(model, torch.zeros(1, 4)).launches() == 1
     assert seen == {"calls": 0}
+
+
+def test_names_for_a_profiler_launch_nothing() -> None:
+    layer = nn.Linear(4, 4)
+
+    def named(x: torch.Tensor) -> torch.Tensor:
+        with torch.profiler.record_function("layer"):
+            return layer(x)  # type: ignore[no-any-return]
+
+    assert latpred.trace(Function(named), torch.zeros(1, 4)).launches() == 1
 
 
 def test_wrappers_are_seen_through() -> None:
