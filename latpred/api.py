@@ -1,7 +1,8 @@
 """`latpred.predict` and `latpred.max_batch`: from a model and a device's name to a prediction, in one call.
 
 The predictor of a device is found by its profile, with what may not hold of that here, and kept until the file changes.
-A machine that has no profile yet is calibrated where no device is named (`LATPRED_CALIBRATE=never` prevents it).
+A machine that has no profile yet is calibrated for eager where no device is named (`LATPRED_CALIBRATE=never` prevents
+it).
 """
 
 from __future__ import annotations
@@ -244,15 +245,20 @@ def max_batch(
     return predictor.max_batch(predictor.trace(model, options), latency_ms, runtime=runtime, protocol=protocol)
 
 
-def predictor_of(query: DeviceQuery, runtime: str | None = None) -> Predictor:
-    """The predictor of a device, kept until a profile changes on disk; it must know the runtime, if one is given."""
-    if runtime is not None:
-        runtimes.get(runtime)  # a misspelt one is said before a missing profile
+def predictor_of(query: DeviceQuery, runtime: str | None = None, *, beside: Sequence[str] = ()) -> Predictor:
+    """The predictor of a device, kept until a profile changes on disk; it must know the runtime, if one is given.
+
+    Runtimes `beside` it are asked for too, where the profile has them.
+    """
+    names = beside if runtime is None else (runtime, *beside)
+    for name in names:
+        runtimes.get(name)  # a misspelt one is said before a missing profile
     plain = replace(query, now=False) if query.now else query
     try:
         predictor = _remembered(plain, _state_of(query))
-    except NoProfileError:
-        if replace(plain, host=None) != DeviceQuery() or not allowed():
+    except NoProfileError as missing:
+        demand_quick(plain, names, missing)
+        if plain.device is not None or not allowed():
             raise
         calibrate_once(plain, _calibrate, _say)
         predictor = _remembered(plain, _state_of(query))
@@ -330,6 +336,20 @@ def allowed() -> bool:
     if value not in CHOICES:
         raise UsageError(f"{VARIABLE}={value!r} is not known; set it to {' or '.join(CHOICES)}.")
     return value != "never"
+
+
+def demand_quick(query: DeviceQuery, names: Sequence[str], missing: NoProfileError) -> None:
+    """Raise the error of a missing profile where the quick calibration makes none that answers the query.
+
+    It measures eager alone, with the settings that PyTorch has by itself. A misspelt host is said first.
+    """
+    if query.host is not None:
+        host_swap.demand_known(str(query.host))
+    others = ",".join(name for name in dict.fromkeys(names) if name != "eager")
+    if others and "Make one with: " in str(missing):
+        raise NoProfileError(f"{missing} --runtimes {others}") from None
+    if others or query.threads is not None or query.cudnn_benchmark is not None:
+        raise missing
 
 
 def busy_note() -> str:

@@ -5,7 +5,8 @@ from __future__ import annotations
 import subprocess
 import sys
 import threading
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
+from functools import partial
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -18,7 +19,7 @@ from profiledata import profile
 import latpred
 from latpred import api, calibration
 from latpred.calibration.timing import disturbance
-from latpred.errors import BusyError, CalibrationError, NoProfileError, UsageError
+from latpred.errors import BusyError, CalibrationError, NoProfileError, ProfileError, UsageError
 from latpred.profile import store
 
 
@@ -53,10 +54,24 @@ def test_a_machine_without_a_profile_is_calibrated_once(
     assert calibrations == [("cpu", True)]
 
 
-@pytest.mark.parametrize("asked", [{"device": "cpu"}, {"threads": 2}, {"cudnn_benchmark": True}])
-def test_what_is_named_is_not_calibrated(asked: dict[str, object], calibrations: list[tuple[object, ...]]) -> None:
-    with pytest.raises(NoProfileError, match="latpred calibrate"):
-        latpred.predict(graph(linear()), **asked)  # type: ignore[arg-type]
+@pytest.mark.parametrize(
+    ("ask", "said"),
+    [
+        (partial(latpred.predict, device="cpu"), "latpred calibrate"),
+        (partial(latpred.predict, threads=2), "latpred calibrate"),
+        (partial(latpred.predict, cudnn_benchmark=True), "latpred calibrate"),
+        (partial(latpred.predict, runtime="torchscript"), "latpred calibrate --runtimes torchscript$"),
+        (partial(latpred.explain, runtimes=["torchscript"]), "latpred calibrate --runtimes torchscript$"),
+        (partial(latpred.rank, runtime="torchscript"), "latpred calibrate --runtimes torchscript$"),
+        (partial(latpred.predict, host="nobody"), "nobody"),
+    ],
+)
+def test_what_the_quick_calibration_cannot_answer_costs_none(
+    ask: Callable[[object], object], said: str, calibrations: list[tuple[object, ...]]
+) -> None:
+    asked = [graph(linear())] if ask.func is latpred.rank else graph(linear())  # type: ignore[attr-defined]
+    with pytest.raises(ProfileError, match=said):
+        ask(asked)
     assert calibrations == []
 
 

@@ -106,9 +106,7 @@ def explain(
     """
     (size,) = checked_batches([batch])
     model = os.fspath(model) if isinstance(model, os.PathLike) else model
-    for name in runtimes or ():
-        known_runtimes.get(name)  # a misspelt one is said before anything takes time
-    predictor = predictor_of(DeviceQuery(device, host, threads, cudnn_benchmark))
+    predictor = predictor_of(DeviceQuery(device, host, threads, cudnn_benchmark), beside=runtimes or ())
     options = Options(inputs, seq, image, precision, memory_format, attention, protocol=protocol)
     comparison = _Comparison(predictor, model, options, size)
     names = list(known_runtimes.names() if runtimes is None else dict.fromkeys(["eager", *runtimes]))

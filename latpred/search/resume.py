@@ -106,11 +106,11 @@ class Evaluator:
     @classmethod
     def of(cls, device: Any, batch: Any, runtime: Any, options: Options) -> Evaluator:
         """Check what is asked of all candidates before any of them takes time."""
-        predictors = _predictors_of(device)
-        batches = checked_batches(batch)
         runtimes = (runtime,) if isinstance(runtime, str) else tuple(dict.fromkeys(runtime))
         if not runtimes:
             raise UsageError("no runtime was named; give one, as in runtime='eager'.")
+        predictors = _predictors_of(device, runtimes)
+        batches = checked_batches(batch)
         for predictor in predictors:
             for name in runtimes:
                 predictor.check(name, options.precision)
@@ -155,12 +155,14 @@ class Evaluator:
         return [CandidateRow(candidate.position, candidate.name, *cell, precision, error=reason) for cell in cells]
 
 
-def _predictors_of(device: Any) -> tuple[Predictor, ...]:
+def _predictors_of(device: Any, runtimes: Sequence[str]) -> tuple[Predictor, ...]:
     """One for each device, whose profiles' names tell their rows apart."""
     devices = [*device] if isinstance(device, Sequence) and not isinstance(device, str) else [device]
     if not devices:
         raise UsageError("no device was named; give one, as in device='rtx-8000', or leave it out.")
-    predictors = tuple(one if isinstance(one, Predictor) else predictor_of(DeviceQuery(one)) for one in devices)
+    predictors = tuple(
+        one if isinstance(one, Predictor) else predictor_of(DeviceQuery(one), beside=runtimes) for one in devices
+    )
     ((name, count),) = Counter(predictor.profile.name for predictor in predictors).most_common(1)
     if count > 1:
         raise UsageError(f"{count} of the devices have the profile {name!r}; give each once.")
