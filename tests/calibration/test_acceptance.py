@@ -19,7 +19,7 @@ from latpred.calibration.fitting import acceptance, profile_fit
 from latpred.calibration.fitting.acceptance import HoldoutError, accepted, network_spread
 from latpred.calibration.fitting.dispatch_fit import TimedNetwork
 from latpred.calibration.session import Row
-from latpred.calibration.timing import reference_speed
+from latpred.calibration.timing import reference_speed, visits
 from latpred.calibration.timing.timer import Timing
 from latpred.calibration.workloads import networks, suites
 from latpred.host import Slowdown
@@ -77,6 +77,7 @@ SHIFT = "median shift between two timings, at equal speed, at most 10%"
 CALM = "cells that other work disturbed at most 25%"
 ENOUGH = "networks to judge by at least 5"
 TOGETHER = "cells while the host had moved the processors apart at most 50%"
+UNSPOILT = "fitted cells that were disturbed or of processors apart at most 0%"
 APART = "The host had moved the processors apart for 60% of the cells"
 
 
@@ -91,6 +92,7 @@ APART = "The host had moved the processors apart for 60% of the cells"
         ([1.0] * 10, {"disturbed": 0.4}, {CALM: "40.0%"}, [DISTURBED]),
         ([1.0] * 10, {"apart": 0.5}, {}, []),
         ([1.0] * 10, {"apart": 0.6}, {TOGETHER: "60.0%"}, [APART]),
+        ([1.0] * 10, {"disturbed": 0.25, "apart": 0.45, "spoilt": 0.7}, {UNSPOILT: "70.0%"}, [ANEW]),
         ([1.0] * 4, {}, {ENOUGH: "4"}, [MORE_TIME]),
         ([1.0] * 4, {"seconds": 570.0}, {ENOUGH: "4"}, [MORE_TIME.replace("5m", "19m")]),
         ([1.0] * 10, {"seen": 70}, {}, []),
@@ -108,6 +110,17 @@ def test_what_fails_and_what_to_do_then(
     assert failed == failing
     assert len(verdict.advice) == len(advice)
     assert all(line.startswith(start) for line, start in zip(verdict.advice, advice, strict=True))
+
+
+@pytest.mark.parametrize(("reasons", "fails"), [(["", "", visits.MOVED_APART], False), (["", "busy", "busy"], True)])
+def test_a_fit_that_took_disturbed_cells_fails(reasons: list[str], fails: bool) -> None:
+    rows = [
+        msgspec.structs.replace(row(cell), disturbed=reason)
+        for cell, reason in zip(acceptance.models("fp32"), reasons, strict=False)
+    ]
+    fitted = visits.undisturbed(rows)
+    checked, _ = profile_fit._checked(store.load("epyc-shared"), fitted, rows, reference_speed.FULL)
+    assert (UNSPOILT in checked.acceptance.checks) is fails
 
 
 def test_ordinary_models_decide_where_there_are_enough() -> None:

@@ -245,6 +245,13 @@ def test_a_runtime_that_never_works_stays_out_and_the_gate_says_why() -> None:
     assert [said in caveats for caveats in carried] == [False, True]
 
 
+@pytest.mark.usefixtures("finished")
+def test_a_runtime_that_was_fitted_to_disturbed_cells_fails(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(calibrate_runtimes, "spoilt", lambda rows: 0.7)
+    checks = more().acceptance.checks
+    assert checks["plain: fitted cells that were disturbed or of processors apart at most 0%"] == "70.0%: failed"
+
+
 def test_budgets_are_shared_in_proportion() -> None:
     plan = calibrator._plan(("eager", "plain"), None, False, None, None)
     usual = runtime_calibration.seconds_of("plain")

@@ -338,7 +338,9 @@ def test_only_what_a_gpus_host_takes_part_in_waits_for_its_full_speed(
 def test_disturbed_rows_are_left_out_unless_too_few_are_left() -> None:
     rows = [row(1), row(2), row(3, disturbed="other work used 0.9 processors")]
     assert visits.undisturbed(rows) == rows[:2]
-    assert len(visits.undisturbed([*rows, *(row(n, 9.0) for n in range(4, 8))])) == 7
+    assert visits.spoilt(visits.undisturbed(rows)) == 0.0
+    all_taken = visits.undisturbed([*rows, *(row(n, 9.0) for n in range(4, 8))])
+    assert (len(all_taken), visits.spoilt(all_taken)) == (7, 5 / 7)
     assert visits.undisturbed([]) == []
 
 

@@ -126,6 +126,7 @@ def accepted(
     stable: float = 1.0,
     disturbed: float = 0.0,
     apart: float = 0.0,
+    spoilt: float = 0.0,
     shifts: Sequence[float] = (),
     missing: Sequence[str] = (),
     seen: int | None = None,
@@ -135,7 +136,8 @@ def accepted(
     """Whether a profile may be trusted; ordinary models decide where there are enough of them, else networks.
 
     stable : share of timings that were. disturbed : share of cells that never found a calm moment. apart : share of
-    cells that only found moments in which the host had moved the processors apart. shifts : second over first timing of
+    cells that only found moments in which the host had moved the processors apart. spoilt : share of both among the
+    cells that the fit took, which leaves them out where enough others are there. shifts : second over first timing of
     what was timed twice, at equal speed. missing : kinds of cells of which too many could not be measured. seen : how
     many networks the fit rests on, where it rests on networks. seconds : what measuring took. command : what measures
     the profile again.
@@ -157,6 +159,8 @@ def accepted(
     if apart:
         together = apart <= MOST_APART
         gates[f"cells while the host had moved the processors apart at most {MOST_APART:.0%}"] = (apart, together)
+    if spoilt:
+        gates["fitted cells that were disturbed or of processors apart at most 0%"] = (spoilt, False)
     checks = {name: f"{_share(value)}: {_verdict(passed)}" for name, (value, passed) in gates.items()}
     if enough_models and networks:
         checks["median error of holdout networks"] = f"{median_error(networks):.1%}"
@@ -180,10 +184,12 @@ def _share(value: float) -> str:
     return f"{value:.1%}" if math.isfinite(value) else "nothing to judge by"
 
 
-def with_runtime(profile: DeviceProfile, runtime: str, errors: Sequence[HoldoutError]) -> Acceptance:
+def with_runtime(
+    profile: DeviceProfile, runtime: str, errors: Sequence[HoldoutError], spoilt: float = 0.0
+) -> Acceptance:
     """A profile's verdict with another runtime's added, by errors on networks and models that its fit did not see."""
     models = [error for error in errors if error.cell.startswith(f"{MODEL}/")]
-    mine = accepted([error for error in errors if error not in models], models)
+    mine = accepted([error for error in errors if error not in models], models, spoilt=spoilt)
     checks = {name: said for name, said in mine.checks.items() if not name.startswith(("timings", "cells"))}
     return _joined(profile, runtime, checks, mine.passed)
 

@@ -261,6 +261,7 @@ def _checked(
         stable=sum(timing.stable for timing in timings) / len(timings),
         disturbed=profile.disturbed,
         apart=sum(map(visits.is_apart, every)) / len(every),
+        spoilt=visits.spoilt(rows),
         shifts=acceptance.shift(rows, (*errors, *of_models)),
         missing=acceptance.missing(every),
         seen=None if profile.device.asynchronous else networks_seen(every),

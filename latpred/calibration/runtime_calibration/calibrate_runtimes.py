@@ -16,7 +16,7 @@ from latpred.calibration.runtime_calibration import network_fit
 from latpred.calibration.runtime_calibration.base import RuntimeCalibrator
 from latpred.calibration.schedules import in_turn
 from latpred.calibration.session import Row, Session
-from latpred.calibration.timing.visits import Tell, Visits
+from latpred.calibration.timing.visits import Tell, Visits, spoilt
 from latpred.errors import BusyError, DeviceError, LatpredError, MissingPackageError, ProfileError, UsageError
 from latpred.profile import store
 from latpred.profile.document import DeviceProfile, DispatchFit
@@ -117,7 +117,7 @@ class RuntimeSession:
             profile,
             runtimes={**profile.runtimes, runtime: fit},
             samples=(*others, *(profile_fit.sample_of(row) for row in rows)),
-            acceptance=acceptance.with_runtime(profile, runtime, errors),
+            acceptance=acceptance.with_runtime(profile, runtime, errors, spoilt(rows)),
         )
 
     def _measure(self, calibrator: RuntimeCalibrator, visits: Visits, seconds: float, cells: float) -> None:

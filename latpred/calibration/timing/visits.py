@@ -204,9 +204,19 @@ def _slow(row: Row | Sampled) -> float:
 def undisturbed(rows: Iterable[Row]) -> list[Row]:
     """Rows without those that other work disturbed or that are of processors apart; all where too few would be left."""
     rows = list(rows)
-    # What nothing else tells stays: waits of some ms do not touch the median of calls of a microsecond.
-    calm = [row for row in rows if _alone(row.cell) or not (is_disturbed(row) or is_apart(row))]
+    calm = [row for row in rows if not _is_spoilt(row)]
     return calm if len(calm) >= CALM_ENOUGH * len(rows) else rows
+
+
+def spoilt(rows: Sequence[Row]) -> float:
+    """Share of what `undisturbed` leaves out, above 0 in what it gives only where too few would have been left."""
+    return sum(map(_is_spoilt, rows)) / max(len(rows), 1)
+
+
+def _is_spoilt(row: Row) -> bool:
+    """Whether other work disturbed a row, or it is of processors apart, and other cells tell the same."""
+    # What nothing else tells stays: waits of some ms do not touch the median of calls of a microsecond.
+    return not _alone(row.cell) and (is_disturbed(row) or is_apart(row))
 
 
 def _alone(cell: Cell) -> bool:
