@@ -155,6 +155,13 @@ def _looks_on(hook: Any) -> bool:
 
 _STORES = ("STORE_SUBSCR", "STORE_SLICE")
 _HANDED_ON = ("UNPACK_SEQUENCE", "GET_ITER", "FOR_ITER")  # what they give is of the same source
+_PARTS = ("BINARY_SUBSCR", "BINARY_SLICE", "CALL", "CALL_KW", "CALL_FUNCTION_EX")  # of what their text begins with
+_APART = frozenset(  # attributes that share nothing with the tensor
+    {
+        *("shape", "size", "numel", "ndim", "dim", "item", "tolist"),
+        *("clone", "abs", "sum", "mean", "std", "var", "norm", "max", "min"),
+    }
+)
 
 
 def _writes(code: CodeType, given: set[str]) -> bool:
@@ -164,7 +171,7 @@ def _writes(code: CodeType, given: set[str]) -> bool:
     if any(isinstance(part, tuple) and not {"out", "inplace"}.isdisjoint(part) for part in code.co_consts):
         return True  # names of arguments
     source: str | None = None  # the variable that the latest value is taken from
-    begins: dict[tuple[int | None, int | None], str] = {}  # of each place in the text: the variable there
+    begins: dict[tuple[int | None, int | None], str | None] = {}  # of each place in the text: the variable there
     for step in dis.get_instructions(code):
         place = (step.positions.lineno, step.positions.col_offset) if step.positions else (None, None)
         names = step.argval if isinstance(step.argval, tuple) else (step.argval,)
@@ -182,8 +189,11 @@ def _writes(code: CodeType, given: set[str]) -> bool:
             if begins.get(place, begins.get((place[0], None))) in given:
                 return True
             source = None
+        elif step.opname in ("LOAD_ATTR", "LOAD_METHOD"):
+            begins[place] = source = None if step.argval in _APART else begins.get(place, source)
         elif step.opname not in _HANDED_ON:
-            source = begins.get(place) if step.opname == "BINARY_SUBSCR" else None
+            part = step.opname in _PARTS or step.argrepr == "[]"  # as Python 3.14 says BINARY_SUBSCR
+            source = begins.get(place) if part else None
     return False
 
 

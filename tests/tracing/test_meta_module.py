@@ -117,6 +117,10 @@ def hook_of(given: str, *lines: str) -> Callable[..., None]:
         ("module, args, out", ["value = 0", "out[0] = value"]),
         ("module, args, out", ["for x in args:", "    x += 1"]),
         ("module, args, out", ["(x,) = args", "x -= 1"]),
+        ("module, args, out", ["part = out[:1]", "part *= 2"]),
+        ("module, args, out", ["flat = out.view(-1)", "flat[0] = 0"]),
+        ("module, args, out", ["flat = (", "    out[0]", "    .view(-1)", ")", "flat[0] = 0"]),
+        ("module, args, out", ["turned = out.T", "turned[0] = 0"]),
         ("module, args, out", ["torch.add(out, 1, out=out)"]),
         ("module, args, out", ["torch.nn.functional.relu(out, inplace=True)"]),
         ("*given", ["given[-1][:] += 1"]),
@@ -137,6 +141,10 @@ def test_hooks_that_write_into_what_is_no_tensor_of_the_model_only_look_on() -> 
         total = 0
         for x in args:
             total += x.numel()
+        total = out.numel()
+        total //= out.shape[0]
+        apart = out.detach().clone()
+        apart[:] = total
 
     def keep(kept: dict[Any, Any], module: nn.Module, args: object, out: torch.Tensor, *, also: Any) -> None:
         kept[module] = also[module] = out.exp()
