@@ -211,6 +211,28 @@ def test_a_container_gives_processors_and_memory(
     assert host.bytes_left() == bytes_ - 1000 + (300 if "box/inner/memory.max" in limits else 0)
 
 
+@pytest.mark.parametrize("group", ["memory/docker/x", "memory"], ids=["host", "container whose root it is"])
+@pytest.mark.parametrize("folder", ["cpu,cpuacct", "cpu"])
+def test_control_groups_of_version_1_give_processors_and_memory(
+    group: str, folder: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    told = "8:memory:/docker/x\n3:cpu,cpuacct:/docker/x\n1:name=systemd:/docker/x\n0::/system.slice\n"
+    monkeypatch.setattr(host, "PROC", written(tmp_path, {"self/cgroup": told}))
+    monkeypatch.setattr(host, "SYS", tmp_path)
+    processors = {"cpu.cfs_quota_us": "150000\n", "cpu.cfs_period_us": "100000\n"}
+    memory = {
+        "memory.limit_in_bytes": "4000\n",
+        "memory.usage_in_bytes": "1000\n",
+        "memory.stat": "inactive_file 20\ntotal_inactive_file 200\n",
+    }
+    written(tmp_path / "fs" / "cgroup" / folder / "docker" / "x", processors)
+    written(tmp_path / "fs" / "cgroup" / folder, {"cpu.cfs_quota_us": "-1\n", "cpu.cfs_period_us": "100000\n"})
+    written(tmp_path / "fs" / "cgroup" / group, memory)
+    assert host.cpu_quota.__wrapped__() == 1.5
+    assert host.usable_memory_bytes() == 4000
+    assert host.bytes_left() == 4000 - 1000 + 200
+
+
 def test_a_command_that_is_not_on_the_path_says_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(host.platform, "system", lambda: "Darwin")
     monkeypatch.setenv("PATH", "/nowhere")
