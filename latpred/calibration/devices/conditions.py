@@ -12,7 +12,7 @@ from typing import Any, NamedTuple
 import torch
 
 from latpred.calibration.devices.base import Device
-from latpred.errors import UsageError
+from latpred.errors import DeviceError, UsageError
 from latpred.profile.document import BENCHMARK, CUDNN, FLOAT32, OPENED, THREADS, DeviceProfile
 from latpred.profile.store import cudnn_benchmarked, mismatch
 from latpred.sandbox.own_thread import no_autocast
@@ -113,8 +113,13 @@ def stated(
         # 32 MiB, glibc gives large blocks back to the system, and each forward pass pays again for their pages, up to a
         # third of its time. Where the allocator is another, this does nothing.
         torch.empty(_LARGEST_KEPT_BYTES, dtype=torch.uint8)
-        with torch.inference_mode():
-            yield
+        try:
+            with torch.inference_mode():
+                yield
+        except DeviceError:
+            with suppress(RuntimeError):  # a GPU that is lost takes back nothing
+                undo.close()
+            raise
 
 
 def _choose_algorithms(options: Options, undo: ExitStack) -> None:
