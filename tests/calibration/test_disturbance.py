@@ -67,6 +67,10 @@ def later(before: Counters = START, seconds: float = 2.0, *, own: float = 1.0, *
         (START, 1, {"busy_s": 2.0 + 1.0}, "other work used 0.5 processors"),
         (SERVER, 1, {"busy_s": 2.0 + 1.0}, ""),
         (SERVER, 63, {"busy_s": 2.0 + 1.0}, "other work used 0.5 processors"),
+        # Each of many threads loses as little as each of two.
+        (SERVER, 64, {"steal_s": 0.12, "delay_s": 0.24}, ""),
+        (SERVER, 64, {"steal_s": 4.0}, "the hypervisor took 2.0 processors"),
+        (SERVER, 64, {"delay_s": 8.0}, "the timed threads lacked 4.0 processors"),
         # Ticks are too coarse for short pieces, which are told by what is finer.
         (START, 1, {"seconds": 0.1, "busy_s": 0.12}, ""),
         (START, 1, {"seconds": 0.5, "busy_s": 0.6}, "other work used 0.2 processors"),
