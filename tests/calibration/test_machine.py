@@ -42,9 +42,9 @@ def refuse(*_):
     raise FakeError
 
 
-def processes(*pids):
+def processes(*pids, memory=1 << 20):
     """As the library lists them."""
-    return [types.SimpleNamespace(pid=pid) for pid in pids]
+    return [types.SimpleNamespace(pid=pid, usedGpuMemory=memory) for pid in pids]
 
 
 @pytest.fixture
@@ -87,6 +87,11 @@ def test_what_a_driver_keeps_to_itself_does_not_hide_the_rest(library):
 def test_within_a_container_this_process_goes_by_another_number(listed, others, library):
     library.nvml.nvmlDeviceGetComputeRunningProcesses = lambda handle: processes(*listed)
     assert machine.gpu_state(BUS).other_processes == others
+
+
+def test_what_draws_on_the_screen_of_windows_is_no_other_work(library):
+    library.nvml.nvmlDeviceGetComputeRunningProcesses = lambda handle: processes(17, 18, 19, memory=None)
+    assert machine.gpu_state(BUS).other_processes == 0
 
 
 def gpu(sm_mhz=1800, throttled=(), other_processes=0, idle=False):

@@ -108,7 +108,9 @@ def _read_state(nvml: Any, handle: Any) -> GpuState:
         "power brake": nvml.nvmlClocksThrottleReasonHwPowerBrakeSlowdown,
     }
     throttling = told(nvml.nvmlDeviceGetCurrentClocksThrottleReasons, handle)
-    computing = {process.pid for process in told(nvml.nvmlDeviceGetComputeRunningProcesses, handle, otherwise=())}
+    listed = told(nvml.nvmlDeviceGetComputeRunningProcesses, handle, otherwise=())
+    # Windows lists what draws on the screen, too, and tells the memory of none.
+    computing = {process.pid for process in listed if process.usedGpuMemory is not None}
     return GpuState(
         driver=nvml.nvmlSystemGetDriverVersion(),
         sm_mhz=told(nvml.nvmlDeviceGetClockInfo, handle, nvml.NVML_CLOCK_SM),
