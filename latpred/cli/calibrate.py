@@ -307,8 +307,7 @@ def _refuse_to_replace(profile: DeviceProfile, name: str | None) -> None:
     for entry in store.listing():
         if entry.source != "user" or entry.name != profile.name or entry.profile is None:
             continue
-        theirs, own = entry.profile.machine, profile.machine
-        if (theirs.hostname_hash, theirs.machine_id) != (own.hostname_hash, own.machine_id):
+        if not store.same_machine(entry.profile.machine, profile.machine):
             raise UsageError(f"there is a profile {entry.name!r} of another machine already; give this one a --name.")
         if name is None:
             raise UsageError(

@@ -56,6 +56,13 @@ def owner(machine: Machine) -> Owner:
     return Owner.ALIKE if machine.machine_id and here and machine.machine_id != here else Owner.THIS
 
 
+def same_machine(one: Machine, other: Machine) -> bool:
+    """Whether two are one machine: by the id where both have one, as names change, else by the name."""
+    if one.machine_id and other.machine_id:
+        return one.machine_id == other.machine_id
+    return one.hostname_hash == other.hostname_hash
+
+
 def difference(machine: Machine) -> str:
     """The first thing about the hardware that is not as here, as "here …"; "" where all that is known agrees."""
     if machine.cpu != host.cpu_name():

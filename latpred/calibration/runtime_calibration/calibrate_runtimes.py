@@ -78,7 +78,7 @@ def kept(
         return None
     machine, info = device.machine(), device.info()
     same_device = (profile.device.kind, profile.device.name) == (info.kind, info.name)
-    same_stack = profile.machine.hostname_hash == machine.hostname_hash and not store.mismatch(profile.machine, machine)
+    same_stack = store.same_machine(profile.machine, machine) and not store.mismatch(profile.machine, machine)
     finished = EAGER in profile.runtimes and profile.kernels.keys() >= set(precisions)
     same_protocol = protocol.items() <= profile.protocol.items()
     return profile if same_device and same_stack and finished and same_protocol else None
