@@ -385,15 +385,25 @@ def test_a_system_that_tells_no_model_knows_its_own_profiles(monkeypatch: pytest
     monkeypatch.setattr(host, "machine_id", lambda: "a" * 16)
     mine, foreign = (profile(machine=machine_here(**said)) for said in ({}, {"machine_id": "b" * 16}))
     store.save(mine)
-    assert (store.name_here("cpu"), caveat(mine)) == ("cpu", "")
+    assert (store.name_here("cpu", "cpu"), caveat(mine)) == ("cpu", "")
     assert caveat(foreign).startswith("measured on another machine of the same hardware")
 
 
 def test_a_name_that_another_machine_has_gets_digits_of_this_one() -> None:
-    assert store.name_here("cpu") == "cpu"
+    assert store.name_here("cpu", "cpu") == "cpu"
     store.save(profile())
-    assert store.name_here("cpu") == "cpu"
+    assert store.name_here("cpu", "cpu") == "cpu"
     store.save(profile(machine=machine(machine_id="0" * 16)))
-    name = store.name_here("cpu")
+    name = store.name_here("cpu", "cpu")
     store.save(profile(name))
-    assert name == store.name_here("cpu") == store.find("cpu").name == f"cpu-{host.short_id()}"
+    assert name == store.name_here("cpu", "cpu") == store.find("cpu").name == f"cpu-{host.short_id()}"
+
+
+def test_a_name_that_another_device_of_this_machine_has_gets_the_name_of_the_device() -> None:
+    assert store.name_here("cuda:0", "nvidia-h100") == "cuda:0"
+    first = profile("cuda:0", device=msgspec.structs.replace(profile().device, name="nvidia-h100", kind="cuda"))
+    store.save(first)
+    assert store.name_here("cuda:0", "nvidia-h100") == "cuda:0"
+    assert store.name_here("cuda:0", "nvidia-a100") == "cuda:0-nvidia-a100"
+    store.save(msgspec.structs.replace(first, machine=machine(machine_id="0" * 16)))
+    assert store.name_here("cuda:0", "nvidia-a100") == f"cuda:0-{host.short_id()}"

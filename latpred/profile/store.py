@@ -117,10 +117,12 @@ def file_of(name: str) -> Path:
     return storage.document_path(directory(), told, "profile", "cpu-laptop", ProfileError)
 
 
-def name_here(name: str) -> str:
-    """A name for a profile of this machine, of which another machine that shares the folder has none of that name."""
+def name_here(name: str, device: str) -> str:
+    """A name for a profile of a device of this machine that is of no other device, nor of another machine as yet."""
     with suppress(ProfileError):  # of a file that is not there, or that nobody can read
-        return apart(name, _read(file_of(name)).machine)
+        name = apart(name, _read(file_of(name)).machine)
+        if _read(file_of(name)).device.name != device:  # "cuda:0" is whichever GPU comes first
+            name = f"{name}-{device}"
     return name
 
 

@@ -271,7 +271,7 @@ def test_a_profile_of_that_name_of_another_machine_stays(calibrated: Calibrated)
     store.save(msgspec.structs.replace(calibrated.profile, machine=machine()))
     profile = calibrate(SimulatedDevice(), cells=FEW, precisions=["fp32"])
     assert store.load("simulated").machine == machine(), "the other stays"
-    again = calibrate_runtimes.kept(store.name_here("simulated"), SimulatedDevice(), {})
+    again = calibrate_runtimes.kept(store.name_here("simulated", "simulated"), SimulatedDevice(), {})
     assert again is not None
     assert again.name == profile.name == store.find("simulated").name
 
