@@ -290,6 +290,8 @@ def test_mismatch_is_said_in_sentences() -> None:
     assert store.mismatch(machine(), machine()) == []
     gpu, other = (machine(accelerator="H200", threads=threads) for threads in (1, 8))
     assert store.mismatch(gpu, other) == []  # a GPU's ops use none of them
+    known, unknown = (machine(accelerator="H200", driver=driver) for driver in ("570.1", ""))
+    assert store.mismatch(known, unknown) == store.mismatch(unknown, known) == []
     then = machine(stack={"python": "3.11.7", "torch": "2.13.0"})
     now = machine(
         cpu="Other CPU", accelerator="H200", threads=8, stack={"python": "3.11.7", "torch": "2.14.0", "timm": "1"}

@@ -362,7 +362,7 @@ def mismatch(then: Machine, now: Machine) -> list[str]:
         ("the processor's model", then.cpu_model or now.cpu_model, now.cpu_model),
         ("the number of cores", then.cores, now.cores),
         ("the accelerator", then.accelerator, now.accelerator),
-        ("the driver", then.driver, now.driver),
+        ("the driver", then.driver or now.driver, now.driver or then.driver),
         ("the operating system", then.system, now.system),
         *threads,
         *((name, then.stack[name], now.stack[name]) for name in sorted(then.stack.keys() & now.stack.keys())),

@@ -58,7 +58,7 @@ class CudaDevice(RealDevice):
 
     def machine(self) -> Machine:
         state = self.state()
-        driver = state.driver if state else f"CUDA {torch.version.cuda}"
+        driver = state.driver if state else ""
         return machine.identity(accelerator=self._properties.name, driver=driver, threads=torch.get_num_threads())
 
     def state(self) -> GpuState | None:
