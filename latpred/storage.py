@@ -7,6 +7,7 @@ hash, for as long as they live; `Recent` keeps what was asked for most recently.
 
 from __future__ import annotations
 
+import errno
 import os
 import shutil
 import weakref
@@ -89,11 +90,12 @@ def write(path: Path, data: bytes, *, durable: bool = True) -> None:
             file.flush()
             os.fsync(file.fileno())
     if durable and os.name == "posix":
-        folder = os.open(path.parent, os.O_RDONLY)
-        try:
-            os.fsync(folder)
-        finally:
-            os.close(folder)
+        with suppress(OSError):  # the file is there; not every file system writes a folder when asked to
+            folder = os.open(path.parent, os.O_RDONLY)
+            try:
+                os.fsync(folder)
+            finally:
+                os.close(folder)
 
 
 def save_document(path: Path, data: bytes, error: type[LatpredError]) -> Path:
@@ -183,13 +185,18 @@ def result_file(path: Path, advice: str = "Name another file.") -> Iterator[Path
 
 @contextmanager
 def locked(path: Path, busy: str, wait_s: float = 0.0) -> Iterator[None]:
-    """Hold a lock file; a BusyError with this sentence where another process holds it for longer than that."""
+    """Hold a lock file; a BusyError with this sentence where another process holds it for longer than that.
+
+    An OSError says that it cannot be locked.
+    """
     from filelock import FileLock, Timeout
 
     try:
         held = FileLock(path).acquire(timeout=wait_s)
     except Timeout:
         raise BusyError(busy) from None
+    except NotImplementedError:  # what older versions of filelock raise
+        raise OSError(errno.ENOSYS, "its file system locks no files") from None
     with held:
         yield
 

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import errno
 import gc
 import os
+import stat
 import weakref
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
@@ -25,6 +27,16 @@ def test_a_file_is_written_with_its_folder_and_keeps_its_mode(tmp_path: Path) ->
     assert path.read_bytes() == b"new"
     assert path.stat().st_mode & 0o777 == 0o640
     assert [*path.parent.iterdir()] == [path]
+
+
+def test_a_file_is_written_though_its_folder_cannot_be_flushed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def fsync(file: int) -> None:
+        if stat.S_ISDIR(os.fstat(file).st_mode):
+            raise OSError(errno.EINVAL, "Invalid argument")
+
+    monkeypatch.setattr(os, "fsync", fsync)
+    storage.write(tmp_path / "file.json", b"text")
+    assert (tmp_path / "file.json").read_bytes() == b"text"
 
 
 def test_a_result_is_written_at_once_or_not_at_all(tmp_path: Path) -> None:
@@ -98,6 +110,15 @@ def test_a_lock_is_held_by_one_at_a_time(tmp_path: Path) -> None:
         storage.locked(tmp_path / "lock", "busy here", 0.01).__enter__()
     with storage.locked(tmp_path / "lock", "free again"):
         pass
+
+
+def test_a_file_system_without_locks_is_a_fault_of_the_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def acquire(*_: object, **__: object) -> None:
+        raise NotImplementedError
+
+    monkeypatch.setattr("filelock.FileLock.acquire", acquire)
+    with pytest.raises(OSError, match="locks no files"):
+        storage.locked(tmp_path / "lock", "busy").__enter__()
 
 
 class Value:
