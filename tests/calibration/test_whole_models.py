@@ -237,13 +237,19 @@ def test_models_are_built_once_when_they_fit_and_again_when_not(monkeypatch: pyt
         return Workload(name, "custom", 0, make)
 
     class Small(CpuDevice):
+        memory_bytes = 20_100_000  # a fifth holds one model of 4.004 MB
+
         def info(self) -> Any:
-            return msgspec.structs.replace(
-                super().info(), memory_bytes=20_100_000
-            )  # a fifth holds one model of 4.004 MB
+            return msgspec.structs.replace(super().info(), memory_bytes=self.memory_bytes)
+
+    class Unknown(Small):
+        memory_bytes = 0
 
     monkeypatch.setattr(whole_models, "MORE_ROUNDS", 0)  # which slow moments would ask for
     measure([workload("a"), workload("b")], [1, 2], repeats=3, plan=FAST)
+    assert sorted(built) == ["a", "b"]
+    built.clear()
+    measure([workload("a"), workload("b")], [1, 2], device=Unknown(), repeats=3, plan=FAST)
     assert sorted(built) == ["a", "b"]
     built.clear()
     measure([workload("a"), workload("b")], [1, 2], device=Small(), repeats=3, plan=FAST)

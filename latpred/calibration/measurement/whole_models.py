@@ -102,7 +102,7 @@ class Bench:
         """Free a model, unless it may stay for the next round."""
         models = [model for model, _ in self._built.values() if isinstance(model, torch.nn.Module)]
         kept = self._copies * sum(p.numel() * p.element_size() for model in models for p in model.parameters())
-        if kept > _KEPT_SHARE * self.info.memory_bytes:
+        if kept > _KEPT_SHARE * (self.info.memory_bytes or math.inf):  # not every system says how much there is
             self._built = {key: built for key, built in self._built.items() if key[0] is not workload}
             gc.collect()
 
