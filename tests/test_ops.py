@@ -71,7 +71,10 @@ def put(rows: int, cols: int, read: int) -> dict[str, object]:
         ("matmul", (t(2, 3, 4, 6), t(2, 3, 6, 5)), t(2, 3, 4, 5), of("bmm", 6 * 4 * 6 * 5)),
         ("matmul", (t(2, 3, 4), t(4, 5)), t(2, 3, 5), gemm(2 * 3, 5, 4)),
         ("mv", (t(4, 6), t(6)), t(4), gemm(4, 1, 6)),
-        ("_grouped_mm", (t(10, 6), t(4, 6, 5)), t(10, 5), of("gemm.grouped", 10 * 6 * 5)),
+        *(
+            ("_grouped_mm", (t(m, 6), t(4, 6, 5)), t(m, 5), of("gemm.grouped", m * 6 * 5) | {"reads": {1: read * 120}})
+            for m, read in ((10, 4), (2, 2))
+        ),
         ("conv2d", (t(2, 3, 8, 8), t(4, 3, 3, 3)), t(2, 4, 6, 6), of("conv", 2 * 4 * 36 * 27)),
         ("conv2d", (MAP, t(4, 1, 3, 3), None, 1, 1, 1, 4), MAP, of("conv_depthwise", 4 * 64 * 9)),
         ("conv2d", (MAP, t(8, 1, 3, 3), None, 1, 1, 1, 4), WIDE, of("conv_depthwise.multiplied", 8 * 64 * 9)),

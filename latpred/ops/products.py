@@ -86,15 +86,15 @@ def matmul(self: Tensor, other: Tensor, *, out: Tensor) -> Work:
 
 @cost("aten::_grouped_mm")
 def grouped_mm(self: Tensor, mat2: Tensor, *_: Any, out: Any, **__: Any) -> Work:
-    """Rows sorted by expert, each times its expert's matrix."""
-    k, n = self.shape[-1], mat2.shape[-1]
-    return gemm(prod(self.shape[:-1]), n, k, "gemm.grouped")
+    """Rows sorted by expert, each times its expert's matrix; what no row meets is not read."""
+    rows, (*experts, k, n) = prod(self.shape[:-1]), mat2.shape
+    read = min(rows, prod(experts)) * k * n * int(mat2.dtype.itemsize)
+    return gemm(rows, n, k, "gemm.grouped")._replace(reads={1: read})
 
 
-@cost("aten::bilinear", "aten::_trilinear")
-def bilinear(input1: Tensor, input2: Tensor, weight: Tensor, *_: Any, out: Tensor, **__: Any) -> Work:
-    """`x1 A x2 + b` for each output feature."""
-    return gemm(numel(out), weight.shape[-1], weight.shape[-2])
+def grouped_mm_by_expert(self: Tensor, mat2: Tensor, *_: Any, out: Any, **__: Any) -> Work:
+    """The same in a product for each expert, those without rows counted as well: no batch has fewer than another."""
+    return grouped_mm(self, mat2, out=out)._replace(launches=mat2.shape[0])
 
 
 def attention(query: Tensor, key: Tensor, value: Tensor, masked: bool, causal: bool, *, fused: bool = True) -> Work:
