@@ -131,14 +131,16 @@ def put(rows: int, cols: int, read: int) -> dict[str, object]:
         ("softmax", (t(4, 9, 2, 12), 1), t(4, 9, 2, 12), of("softmax.softmax.across.ragged")),
         ("softmax", (COLUMNS, -1), COLUMNS, of("softmax.softmax.strided")),
         ("softmax", (COLUMNS, 1), COLUMNS, of("softmax.softmax.across.ragged")),
-        # Attention is fused where its mask has two or four dimensions, values are as wide as keys, rows in one piece.
+        # Attention is fused where rows are in one piece; on a CPU masks have two or four dimensions, too, and values
+        # are as wide as keys.
         (ATTEND, (QUERY, KEY, KEY), QUERY, of("attention", 2 * 4 * 10 * 12 * (8 + 8))),
         *((ATTEND, (HEADS, HEADS, HEADS, mask), HEADS, of("attention")) for mask in (t(9, 9), t(1, 1, 9, 9))),
         (ATTEND, (HEADS, HEADS, HEADS, t(2, 9, 9)), HEADS, of("attention.unfused")),
         (ATTEND, (HEADS, HEADS, WIDER), HEADS, of("attention.unfused")),
-        (ATTEND, (TURNED, HEADS, HEADS), HEADS, of("attention.unfused")),
-        (ATTEND, (HEADS, TURNED, HEADS), HEADS, of("attention.unfused")),
-        (ATTEND, (HEADS, HEADS, TURNED), HEADS, of("attention.unfused")),
+        (ATTEND, (TURNED, HEADS, HEADS), HEADS, of("attention.unfused.math")),
+        (ATTEND, (HEADS, TURNED, HEADS), HEADS, of("attention.unfused.math")),
+        (ATTEND, (HEADS, HEADS, TURNED), HEADS, of("attention.unfused.math")),
+        (ATTEND, (QUERY, t(2, 2, 10, 8), t(2, 2, 10, 8), None, 0.0, True), QUERY, of("attention.causal.grouped")),
         # Of each backend's arguments another one says whether it is causal.
         *(
             (f"_scaled_dot_product_{backend}", (QUERY, KEY, KEY, *before, *given), QUERY, of(family))

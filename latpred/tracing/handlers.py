@@ -22,7 +22,7 @@ from torch.utils._pytree import tree_map_only
 from latpred.errors import TraceError
 from latpred.ops.families import lies_in_rows
 from latpred.ops.pointwise import factory
-from latpred.ops.products import grouped_mm_by_expert, suits_one_kernel
+from latpred.ops.products import grouped_mm_by_expert, suits_cpu, suits_kernels
 from latpred.tracing import meta_module
 from latpred.tracing.op_record import (
     OpInfo,
@@ -413,9 +413,7 @@ def attention(recorder: TraceRecorder, call: Call) -> Any:
     if mask is not None and mask.dtype is torch.bool:
         return recorder.inside(_masked_by_numbers, *call.args, **call.options)
     query, key, value = call.args[:3]
-    fused = suits_one_kernel(query, key, value, mask)
-    if fused and query.shape[-1] != value.shape[-1]:
-        fused = recorder.on_cuda()
+    fused = suits_kernels(query, key, value) and (suits_cpu(query, value, mask) or recorder.on_cuda())
     return fresh(recorder, call if fused else call._replace(info=_by_torch(call.info)))
 
 

@@ -13,6 +13,7 @@ from torch import nn
 
 import latpred
 from latpred.errors import RuntimeRefusalError, UnknownOpError, UsageError
+from latpred.graph.rewrites import math_attention_on_cuda
 from latpred.ops import Work
 from latpred.ops.families import FREE
 from latpred.runtimes.cuda_graphs import CudaGraphs
@@ -119,6 +120,7 @@ def test_rows_of_experts_meet_them_one_by_one_but_in_bfloat16_on_cuda(
     graph = latpred.trace(model, torch.zeros(8, 16), precision=precision, target=target, batches=[8])
     op = next(op for op in graph.at(8) if op.family == "gemm.grouped")
     assert (op.launches, op.syncs, op.macs.at(8)) == (launches, int(launches > 1), 8 * 16 * 8)
+    assert math_attention_on_cuda(graph) is graph
 
 
 def test_a_value_that_is_used_as_a_tensor_is_launched() -> None:
