@@ -10,7 +10,8 @@ knows nothing.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from itertools import chain
 from operator import attrgetter
 
 import msgspec
@@ -23,6 +24,7 @@ from latpred.storage import IdentityCache
 
 _ELEMENT_BYTES = {"float16": 2, "bfloat16": 2, "float64": 8}
 _FUSED = "scaled_dot_product_"  # in the names of calls that compute it as a whole
+MOST_OPS = 20_000  # whose rewriting is kept
 REWRITTEN = "attention in parts is worked out from the fused calls of the model"
 _PRODUCTS = ("bmm", "attention", "gemm", "conv")
 
@@ -361,6 +363,72 @@ def _of_truth(op: Op, read: Affine | None = None, written: Affine | None = None)
     """A kernel that reads or writes so many truth values, of a byte each."""
     reads, writes = op.read_bytes if read is None else read, op.write_bytes if written is None else written
     return msgspec.structs.replace(op, read_bytes=reads, write_bytes=writes)
+
+
+class PerOp:
+    """What a function makes of ops; the same objects each time for ops that graphs share, as those of a supernet do."""
+
+    def __init__(self, rewrite: Callable[[Op], Iterable[Op]]) -> None:
+        self._rewrite = rewrite
+        self._by_op: dict[int, tuple[Op, ...]] = {}
+        self._ops: list[Op] = []  # kept, so that nothing else gets their identities
+
+    def __call__(self, ops: tuple[Op, ...]) -> Iterator[Op]:
+        if len(self._ops) > MOST_OPS:
+            self._by_op, self._ops = {}, []
+        made = list(map(self._by_op.get, map(id, ops)))  # a search prices the same ops again and again
+        if None in made:
+            made = [self._by_op.get(id(op)) or self._made(op) for op in ops]
+        return chain.from_iterable(made)  # type: ignore[arg-type]
+
+    def _made(self, op: Op) -> tuple[Op, ...]:
+        made = self._by_op[id(op)] = tuple(self._rewrite(op))
+        self._ops.append(op)
+        return made
+
+
+def biases_on_cuda(graph: ModelGraph) -> ModelGraph:
+    """The graph with biases of convolutions as eager PyTorch and TorchScript have CUDA add them: by themselves."""
+    if graph.runtime not in ("eager", "cuda-graphs", "torchscript"):
+        return graph
+    return _biased.get(graph, lambda _: rewritten(graph, _with_biases))
+
+
+def _with_bias(op: Op) -> Iterator[Op]:
+    scripted = root(op.host_class) == _NODE
+    return bias_added(op, f"{_NODE}.elementwise.nested" if scripted else "elementwise.nested.add_")
+
+
+_biased: IdentityCache[ModelGraph, ModelGraph] = IdentityCache()
+_with_biases = PerOp(_with_bias)
+
+
+def bias_added(op: Op, host_class: str) -> Iterator[Op]:
+    """A convolution without its bias, and the kernel that adds it to what cudnn gives; any other op as it is.
+
+    PyTorch's own kernel of depthwise convolutions adds biases itself. It runs those that do not lie channels last.
+    """
+    bias = _bias_bytes(op)
+    if not bias:
+        yield op
+        return
+    held = "weight_bytes" if op.weight_bytes.constant else "read_bytes"  # under autocast copies, which are activations
+    yield msgspec.structs.replace(op, **{held: getattr(op, held) - Affine(bias)})
+    added = elementwise(op, "add_", host_class, op.write_bytes // itemsize(op))
+    yield msgspec.structs.replace(added, weight_bytes=Affine(bias))
+
+
+def _bias_bytes(op: Op) -> int:
+    """Bytes that a convolution of cudnn reads beside its input and filters: of its bias, or none."""
+    family = root(op.family)
+    if not family.startswith("conv") or (family == "conv_depthwise" and "channels_last" not in op.family):
+        return 0
+    # At batch 1: where each sample makes filters of its own, channels and groups are proportional to the batch.
+    size = {name: count.at(1) for name, count in op.dims.items()}
+    filters = size["c_out"] * size["c_in"] // size["groups"] * size["kernel_h"] * size["kernel_w"]
+    given = size["batch"] * size["c_in"] * size["h_in"] * size["w_in"]
+    bias = size["c_out"] * itemsize(op)
+    return bias if (op.weight_bytes + op.read_bytes).at(1) - (filters + given) * itemsize(op) >= bias else 0
 
 
 def _suits_one_kernel(scores: Op) -> bool:

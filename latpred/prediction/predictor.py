@@ -22,7 +22,7 @@ from latpred import runtimes
 from latpred.errors import ProfileError, RuntimeRefusalError, UsageError
 from latpred.graph.features import Floats
 from latpred.graph.graph import CONTIGUOUS, Coverage, Ints, ModelGraph, Schedule, grows
-from latpred.graph.rewrites import attended, math_attention_on_cuda, self_attention_on_cuda
+from latpred.graph.rewrites import attended, biases_on_cuda, math_attention_on_cuda, self_attention_on_cuda
 from latpred.host import Slowdown
 from latpred.prediction import clocks, fallbacks, host_swap
 from latpred.prediction.clocks import Z90, BatchThresholds, CurveSamples, last_false
@@ -266,7 +266,8 @@ class Predictor:
             # What was fitted to tables of whole models has their host classes; kernels as small as those of attention
             # under some masks are not known well enough there to be many.
             return as_run_in(self.era or TORCH_2, graph, runtime, self._prices.gpu)
-        return math_attention_on_cuda(self_attention_on_cuda(graph)) if self.profile.device.kind == "cuda" else graph
+        on_cuda = self.profile.device.kind == "cuda"
+        return biases_on_cuda(math_attention_on_cuda(self_attention_on_cuda(graph))) if on_cuda else graph
 
     def __reduce__(self) -> tuple[Any, ...]:
         """The profile, packed, the caveats and the speed: processes that get it several times make it once."""
