@@ -1,7 +1,8 @@
 """`latpred.predict` and `latpred.max_batch`: from a model and a device's name to a prediction, in one call.
 
 The predictor of a device is found by its profile, with what may not hold of that here, and kept until the file changes.
-A machine that has no profile yet is calibrated where no device is named (`LATPRED_CALIBRATE=never` prevents it).
+A machine that has no profile yet is calibrated for eager where no device is named (`LATPRED_CALIBRATE=never` prevents
+it).
 """
 
 from __future__ import annotations
@@ -27,6 +28,7 @@ from latpred.profile.document import ADAPTED, FITTED, THREADS, DeviceProfile
 from latpred.profile.store import Owner, caveat, difference, owner
 from latpred.progress import each_tenth
 from latpred.query import DeviceQuery, GivenLengths, Lengths, Options, checked_batches, checked_lengths, is_one
+from latpred.runtimes import lowering
 from latpred.runtimes.legacy_torch import traced_for
 
 if TYPE_CHECKING:
@@ -181,8 +183,12 @@ def _curve_of_lengths(
     """Batches of unequal lengths; where nothing is padded, each has a graph of its own."""
     from latpred.tracing.unequal_lengths import trace_lengths
 
-    if not isinstance(model, str) and not hasattr(model, "named_modules"):
-        raise UsageError("lengths= needs the model itself: a graph was traced with the inputs it has.")
+    model = os.fspath(model) if isinstance(model, os.PathLike) else model
+    if lowering.is_onnx_file(model) or not (isinstance(model, str) or hasattr(model, "named_modules")):
+        raise UsageError(
+            "lengths= needs a PyTorch model or the name of one: a graph, and an .onnx file, has the inputs that it was "
+            "made with."
+        )
     execution, lengths = options.execution, options.lengths
     assert lengths is not None
     traced: dict[str, Any] = {"target": predictor.target, "precision": options.precision}
@@ -244,15 +250,20 @@ def max_batch(
     return predictor.max_batch(predictor.trace(model, options), latency_ms, runtime=runtime, protocol=protocol)
 
 
-def predictor_of(query: DeviceQuery, runtime: str | None = None) -> Predictor:
-    """The predictor of a device, kept until a profile changes on disk; it must know the runtime, if one is given."""
-    if runtime is not None:
-        runtimes.get(runtime)  # a misspelt one is said before a missing profile
+def predictor_of(query: DeviceQuery, runtime: str | None = None, *, beside: Sequence[str] = ()) -> Predictor:
+    """The predictor of a device, kept until a profile changes on disk; it must know the runtime, if one is given.
+
+    Runtimes `beside` it are asked for too, where the profile has them.
+    """
+    names = beside if runtime is None else (runtime, *beside)
+    for name in names:
+        runtimes.get(name)  # a misspelt one is said before a missing profile
     plain = replace(query, now=False) if query.now else query
     try:
         predictor = _remembered(plain, _state_of(query))
-    except NoProfileError:
-        if replace(plain, host=None) != DeviceQuery() or not allowed():
+    except NoProfileError as missing:
+        demand_quick(plain, names, missing)
+        if plain.device is not None or not allowed():
             raise
         calibrate_once(plain, _calibrate, _say)
         predictor = _remembered(plain, _state_of(query))
@@ -332,6 +343,20 @@ def allowed() -> bool:
     return value != "never"
 
 
+def demand_quick(query: DeviceQuery, names: Sequence[str], missing: NoProfileError) -> None:
+    """Raise the error of a missing profile where the quick calibration makes none that answers the query.
+
+    It measures eager alone, with the settings that PyTorch has by itself. A misspelt host is said first.
+    """
+    if query.host is not None:
+        host_swap.demand_known(str(query.host))
+    others = ",".join(name for name in dict.fromkeys(names) if name != "eager")
+    if others and "Make one with: " in str(missing):
+        raise NoProfileError(f"{missing} --runtimes {others}") from None
+    if others or query.threads is not None or query.cudnn_benchmark is not None:
+        raise missing
+
+
 def busy_note() -> str:
     """What to know before a calibration beside other work, part of a sentence; "" when the processors are free."""
     from latpred.calibration.timing.disturbance import busy_now
@@ -346,13 +371,14 @@ def calibrate_once(query: DeviceQuery, calibrate: Callable[[], object], say: Cal
     Processes that come second wait for the first: two calibrations at once would measure each other.
     """
     folder = storage.data_dir() / "calibration"
+    lock = folder / f"first-{host.short_id()}.lock"  # other machines that share the folder do not wait
     with ExitStack() as held:
         try:
             folder.mkdir(parents=True, exist_ok=True)
-            held.enter_context(storage.locked(folder / "first.lock", _BUSY))
+            held.enter_context(storage.locked(lock, _BUSY))
         except BusyError:
             say("another process calibrates this machine for the first time; waiting for it")
-            held.enter_context(storage.locked(folder / "first.lock", _BUSY, WAIT_S))
+            held.enter_context(storage.locked(lock, _BUSY, WAIT_S))
         except OSError as error:
             raise CalibrationError(storage.unusable(f"keep a calibration in {folder}", error)) from None
         try:

@@ -52,7 +52,7 @@ class CandidateError(LatpredError):
 
 
 class WorkerError(_SurroundingsError):
-    """No worker of a run over several processes finishes anything."""
+    """No worker of a run over several processes finishes anything, or none would predict what this process does."""
 
 
 class UnknownOpError(TraceError):

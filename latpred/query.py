@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import os
 import re
+import sys
 from collections.abc import Mapping
 from dataclasses import dataclass, fields
 from numbers import Integral, Real
@@ -56,6 +57,10 @@ class Options:
         """Refuse what is no choice, and lengths beside other inputs."""
         _check_choice("protocol", self.protocol, PROTOCOLS)
         _check_choice("inputs_on", self.inputs_on, PLACES)
+        if not isinstance(self.precision, str | None):
+            raise UsageError(
+                f"precision={self.precision!r} is no name of a precision; give one, as in precision='fp16'."
+            )
         check_attention(self.attention)
         if self.lengths is None:
             if self.execution != "padded":
@@ -121,6 +126,7 @@ class DeviceQuery:
             )
         if isinstance(host, Real):
             object.__setattr__(self, "host", float(host))
+        object.__setattr__(self, "threads", checked_threads(self.threads))
         if self.now and host not in (None, THIS):
             raise UsageError(
                 f"host={host!r} is another host, whose present speed cannot be timed here; leave out now=True (--now) "
@@ -128,6 +134,12 @@ class DeviceQuery:
             )
         if device is None:
             return
+        if not (isinstance(device, str | os.PathLike) or of_torch(device)):
+            raise UsageError(
+                f"device= takes a name or a path, not a {type(device).__name__}; give cpu, cuda:0, the name of a "
+                "profile or a path to one. A loaded profile predicts with predictor = latpred.Predictor(profile), "
+                "predictor.predict(predictor.trace(model))."
+            )
         name: str | Path = Path(device) if isinstance(device, os.PathLike) else str(device)
         if "\0" in str(name):
             raise UsageError(
@@ -135,6 +147,21 @@ class DeviceQuery:
                 "to one."
             )
         object.__setattr__(self, "device", name)
+
+
+def checked_threads(threads: Any) -> int | None:
+    """A number of threads as Python's own; None where nothing is asked of them."""
+    if threads is None:
+        return None
+    if isinstance(threads, bool) or not isinstance(threads, Integral) or threads < 1:
+        raise UsageError(f"threads={threads!r} is no number of threads; give 1 or more, as in threads=2 (--threads 2).")
+    return int(threads)
+
+
+def of_torch(device: object) -> bool:
+    """Whether a device is one of PyTorch's own, of which there are none before it is loaded."""
+    torch = sys.modules.get("torch")
+    return torch is not None and isinstance(device, torch.device)
 
 
 Record = TypeVar("Record", Options, DeviceQuery)
@@ -213,7 +240,8 @@ class Lengths:
             value = getattr(self, name)
             if isinstance(value, bool) or not isinstance(value, Real) or not value == value:
                 raise UsageError(f"{name}={value!r} is not a number of tokens; give one, as in mean=20.92.")
-        _check_tokens("padded_to", self.padded_to)
+            object.__setattr__(self, name, float(value))
+        object.__setattr__(self, "padded_to", _tokens("padded_to", self.padded_to))
         if not 1 <= self.mean <= self.padded_to:
             raise UsageError(
                 f"A mean of {self.mean:g} tokens is not possible: lengths run from 1 to padded_to={self.padded_to}; "
@@ -266,15 +294,13 @@ def checked_lengths(lengths: Any) -> Lengths | GivenLengths:
     """
     if isinstance(lengths, Lengths | GivenLengths):
         return lengths
-    if isinstance(lengths, str) or not hasattr(lengths, "__len__"):
+    if is_one(lengths):
         raise UsageError(
             f"{lengths!r} are not lengths; give whole numbers, as in lengths=[12, 40, 7], or a Lengths(...)."
         )
     if not len(lengths):
         raise UsageError("The list of lengths is empty; give one for each sequence of the batch, as in [12, 40, 7].")
-    for value in lengths:
-        _check_tokens("A length", value)
-    return GivenLengths(tuple(int(value) for value in lengths))
+    return GivenLengths(tuple(_tokens("A length", value) for value in lengths))
 
 
 def parse_lengths(text: str) -> Lengths | GivenLengths:
@@ -294,8 +320,10 @@ def parse_lengths(text: str) -> Lengths | GivenLengths:
     return Lengths(float(values["mean"]), float(values["std"]), int(values["pad"]))
 
 
-def _check_tokens(name: str, value: object) -> None:
+def _tokens(name: str, value: object) -> int:
+    """A number of tokens as Python's own, which a file can hold."""
     if isinstance(value, bool) or not isinstance(value, Integral):
         raise UsageError(f"{name} of {value!r} is not a whole number; give tokens, 1 or more.")
     if int(value) < 1:
         raise UsageError(f"{name} of {value} is not possible; the shortest sequence has 1 token.")
+    return int(value)

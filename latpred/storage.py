@@ -7,8 +7,10 @@ hash, for as long as they live; `Recent` keeps what was asked for most recently.
 
 from __future__ import annotations
 
+import errno
 import os
 import shutil
+import stat
 import weakref
 from collections import OrderedDict
 from collections.abc import Callable, Hashable, Iterator
@@ -26,6 +28,7 @@ from latpred.errors import BusyError, CacheError, LatpredError, ProfileError, Us
 
 VARIABLE = "LATPRED_HOME"
 SUFFIX = ".json"  # of profiles of devices and hosts
+LONGEST = 255  # bytes of a file's name
 
 
 def data_dir() -> Path:
@@ -34,7 +37,7 @@ def data_dir() -> Path:
 
 
 def cache_dir() -> Path:
-    """Directory of what can be made again at any time."""
+    """Directory of what can be made again at any time, and of nothing else: a user may have one folder for both."""
     return _directory(platformdirs.user_cache_dir, "cache")
 
 
@@ -46,12 +49,13 @@ def _directory(usual: Callable[..., str], within: str = "") -> Path:
     """A directory within the one that the environment names, else the system's usual one."""
     named = os.environ.get(VARIABLE, "").strip()
     try:
-        return Path(named).expanduser().absolute() / within if named else Path(usual("latpred", appauthor=False))
+        base = Path(named).expanduser().absolute() if named else Path(usual("latpred", appauthor=False))
     except RuntimeError:  # as of a user without an entry, or where HOME is no absolute path
         raise ProfileError(
             "nothing tells where latpred keeps its files, as this user's home directory is not known. "
             f"Name a directory by its full path with {VARIABLE}=DIR."
         ) from None
+    return base / within
 
 
 def unusable(doing: str, error: OSError, wanted: str = "it writable") -> str:
@@ -89,11 +93,12 @@ def write(path: Path, data: bytes, *, durable: bool = True) -> None:
             file.flush()
             os.fsync(file.fileno())
     if durable and os.name == "posix":
-        folder = os.open(path.parent, os.O_RDONLY)
-        try:
-            os.fsync(folder)
-        finally:
-            os.close(folder)
+        with suppress(OSError):  # the file is there; not every file system writes a folder when asked to
+            folder = os.open(path.parent, os.O_RDONLY)
+            try:
+                os.fsync(folder)
+            finally:
+                os.close(folder)
 
 
 def save_document(path: Path, data: bytes, error: type[LatpredError]) -> Path:
@@ -127,6 +132,8 @@ def document_path(folder: Path, name: str, kind: str, example: str, error: type[
         raise error(f"{name!r} cannot name a {kind}: use letters, digits, dots and dashes, as in {example}.")
     if name.endswith(SUFFIX):
         raise error(f"{name!r} cannot name a {kind}: it is the name of a file. Leave out {SUFFIX}, as in {example}.")
+    if len(f"{name}{SUFFIX}".encode(errors="replace")) > LONGEST:
+        raise error(f"{name!r} cannot name a {kind}: it is too long. Use a shorter one, as {example}.")
     return folder / f"{name}{SUFFIX}"
 
 
@@ -150,7 +157,7 @@ def _is_special(path: Path) -> bool:
 @contextmanager
 def replacing(path: Path, ending: str = "") -> Iterator[Path]:
     """Give a hidden file beside a path, which takes the path's place where the block ends well, else is removed."""
-    part = path.with_name(f".{path.name}.{token_hex(4)}.part{ending}")
+    part = path.with_name(f".{token_hex(4)}.part{ending}")  # short, as the file's own name may be as long as it can be
     try:
         yield part
         if path.exists():
@@ -183,13 +190,18 @@ def result_file(path: Path, advice: str = "Name another file.") -> Iterator[Path
 
 @contextmanager
 def locked(path: Path, busy: str, wait_s: float = 0.0) -> Iterator[None]:
-    """Hold a lock file; a BusyError with this sentence where another process holds it for longer than that."""
+    """Hold a lock file; a BusyError with this sentence where another process holds it for longer than that.
+
+    An OSError says that it cannot be locked.
+    """
     from filelock import FileLock, Timeout
 
     try:
         held = FileLock(path).acquire(timeout=wait_s)
     except Timeout:
         raise BusyError(busy) from None
+    except NotImplementedError:  # what older versions of filelock raise
+        raise OSError(errno.ENOSYS, "its file system locks no files") from None
     with held:
         yield
 
@@ -206,8 +218,13 @@ class Usage:
 def usage() -> Usage:
     """Count the cache's files and bytes; a cache that was never made is empty."""
     folder = cache_dir()
-    files = folder.rglob("*") if _names_in(folder, CacheError) else ()
-    sizes = [file.lstat().st_size for file in files if file.is_file() or file.is_symlink()]
+    sizes: list[int] = []
+    for root, folders, names in os.walk(folder) if _names_in(folder, CacheError) else ():
+        for file in (Path(root, name) for name in (*folders, *names)):
+            with suppress(FileNotFoundError):  # another process deleted it meanwhile
+                status = file.lstat()
+                if not stat.S_ISDIR(status.st_mode):
+                    sizes.append(status.st_size)
     return Usage(folder, len(sizes), sum(sizes))
 
 
@@ -217,10 +234,11 @@ def clear() -> Usage:
     try:
         for name in _names_in(before.path, CacheError):
             path = before.path / name
-            if path.is_dir() and not path.is_symlink():
-                shutil.rmtree(path)
-            else:
+            if not path.is_dir() or path.is_symlink():
                 path.unlink(missing_ok=True)
+            while path.is_dir():
+                with suppress(FileNotFoundError):  # another process deletes there as well
+                    shutil.rmtree(path)
     except OSError as error:
         raise CacheError(unusable(f"delete {error.filename or before.path}", error)) from error
     return before

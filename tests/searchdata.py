@@ -10,11 +10,13 @@ from typing import Any
 import torch
 from factories import device, dispatch, profile
 from torch import nn
+from transformers import BertConfig
 
 from latpred.prediction.predictor import Predictor
 from latpred.profile.document import KernelFit
 
 INPUTS = (torch.zeros(2, 64),)
+SMALL = BertConfig(hidden_size=32, num_hidden_layers=1, num_attention_heads=2, intermediate_size=64, vocab_size=50)
 
 
 def predictor(fixed_us: float = 20.0, fits: Iterable[KernelFit] = ()) -> Predictor:

@@ -25,9 +25,10 @@ from latpred.fit.corrections import MODULE, Factors, LatencyModel, Row, correcte
 from latpred.graph.graph import ModelGraph
 from latpred.host import Slowdown
 from latpred.ops.families import nearest
+from latpred.prediction.clocks import Z90
 from latpred.prediction.predictor import Predictor
 from latpred.profile import datasheet, gpus, store
-from latpred.profile.document import ADAPTED, DeviceProfile, SizeCorrection
+from latpred.profile.document import ADAPTED, Acceptance, DeviceProfile, SizeCorrection
 from latpred.search.spaces import fbnet, nasbench201
 
 FEW_SHOT = runpy.run_path(str(Path(__file__).parents[1] / "examples" / "few_shot.py"))
@@ -124,11 +125,13 @@ def test_rows_of_slow_moments_are_brought_to_the_profiles_speed(profile: DeviceP
 
 def test_a_slower_host_is_slower_from_cold_caches_too() -> None:
     cold = msgspec.structs.replace(SYNCHRONOUS.runtimes["eager"], cold_costs_us={"gemm": 9.0, "": 4.0}, cold_bytes=1e5)
+    cold = msgspec.structs.replace(cold, attribute_read_us=0.3)
     profile = msgspec.structs.replace(SYNCHRONOUS, runtimes={"eager": cold})
     slower = corrected(profile, "eager", Factors({"": 2.0}, {}))
     (graph,) = architectures(1)
     overhead_ms = [Predictor(each).predict(graph, 8).overhead_ms for each in (profile, slower)]
     assert overhead_ms[1] == pytest.approx(2.0 * overhead_ms[0])
+    assert slower.runtimes["eager"].attribute_read_us == 0.6
 
 
 @pytest.mark.parametrize(("runtime", "prefix"), [("eager", ""), ("torchscript", "node."), ("compile", "kernel.")])
@@ -158,8 +161,11 @@ def test_what_python_does_from_cold_caches_goes_with_its_own_factor() -> None:
 
 def test_a_power_of_the_kernels_times_is_found_again(tmp_path: Path) -> None:
     graphs = architectures(30)
-    steeper = Factors({}, {}, (SizeCorrection("time", 0.3, 2.0, 1e-9, 1e9),))
-    for profile in (SYNCHRONOUS, CLOCKED, SLOW):
+    steeper = Factors({}, {"": 0.5}, (SizeCorrection("time", 0.3, 2.0, 1e-9, 1e9),))
+    fresh = factories.profile(factories.device(kind="cpu", asynchronous=False, fresh_bytes_per_us=1e3))
+    sums = {"elementwise": factories.kernel_fit("elementwise", macs_per_us=0.0)}
+    own = factories.profile(SYNCHRONOUS.device, runtimes={"eager": factories.dispatch(kernels={"fp32": sums})})
+    for profile in (SYNCHRONOUS, CLOCKED, SLOW, fresh, own):
         found = latpred.adapt(profile, measured(profile, graphs[:10], factors=steeper))
         (record,) = found.runtimes
         assert record.level.startswith("classes and sizes")
@@ -347,14 +353,27 @@ def test_intervals_of_a_far_profile_shrink_to_what_the_rows_vouch_for() -> None:
     assert np.median(widths) < 0.2
 
 
-@pytest.mark.parametrize(("op_us", "told"), [(1.0, False), (1e5, True)])
-def test_rows_that_wait_for_the_device_alone_leave_the_host_as_unknown_as_it_was(op_us: float, told: bool) -> None:
+@pytest.mark.parametrize(("op_us", "told"), [(1.0, False), (1e6, True)])
+def test_rows_that_wait_for_one_clock_alone_leave_the_other_as_unknown_as_it_was(op_us: float, told: bool) -> None:
     fit = factories.dispatch(costs_us={"": op_us}, spread=0.35, busy_spread=0.35, host_spread=0.35)
     profile = factories.profile(CLOCKED.device, runtimes={"eager": fit})
     new = latpred.adapt(profile, measured(profile, architectures(12))).profile.runtimes["eager"]
-    assert new.device_spread < 0.25
     assert new.host_spread == (0.0 if told else 0.35)
-    assert (new.spread == 0.35) != told
+    known, unknown = (new.spread, new.device_spread) if told else (new.device_spread, new.spread)
+    assert known < 0.25 < unknown == 0.35
+
+
+def test_errors_left_out_replace_those_of_a_gate_that_failed_as_far_as_rows_told() -> None:
+    fits = {"eager": factories.dispatch(spread=0.1), "torchscript": factories.dispatch(spread=0.1)}
+    gate = Acceptance(False, {"p90 error of ordinary models": "100.0%: failed"}, ())
+    given, graphs = msgspec.structs.replace(factories.profile(runtimes=fits), acceptance=gate), architectures(12)
+    table = measured(given, graphs, batches=(1, 2**16))
+    both, busy = (latpred.adapt(given, rows).profile for rows in (table, table[table["batch"] > 1]))
+    for batch in (1, 2**16):
+        point = Predictor(both).predict(graphs[0], batch)
+        assert point.interval_ms[1] / point.latency_ms < 1.1
+    unknown = busy.runtimes["eager"].spread, both.runtimes["torchscript"].spread
+    assert unknown == pytest.approx([np.log(2) / Z90] * 2)
 
 
 def test_whose_host_it_is_stays_in_doubt_where_no_row_told() -> None:
@@ -428,7 +447,7 @@ def test_rows_may_be_models_names_or_a_file(tmp_path: Path) -> None:
     table = pd.DataFrame({"model": ["resnet18", "resnet50"], "batch": 1, "latency_ms": 5.0})
     table.to_csv(tmp_path / "rows.csv", index=False)
     assert latpred.adapt(profile, tmp_path / "rows.csv").runtimes[0].architectures == 2
-    older = latpred.adapt(store.load("rtx-8000"), [(layers[0], 2, "torchscript", "fp32", 0.5)])  # of PyTorch 1.12
+    older = latpred.adapt("rtx-8000", [(layers[0], 2, "torchscript", "fp32", 0.5)])  # of PyTorch 1.12
     assert [record.runtime for record in older.runtimes] == ["torchscript"]
 
 

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 
 import factories
@@ -23,19 +25,20 @@ def test_from_a_module_to_a_number() -> None:
     assert isinstance(found, latpred.Prediction)
     assert (found.batch, found.provenance.profile, found.provenance.caveats) == (4, "cpu-here", ())
     graph = latpred.trace(network, (torch.randn(2, 64),))
-    assert latpred.predict(graph, 4).latency_ms == pytest.approx(found.latency_ms, rel=0.2)
+    assert latpred.predict(graph, 4).latency_ms == found.latency_ms
 
 
-def test_a_new_calibration_is_noticed() -> None:
+def test_a_new_calibration_is_noticed(tmp_path: Path) -> None:
     net = graph(linear())
     with pytest.raises(NoProfileError, match="latpred calibrate"):
         latpred.predict(net)
     own = profile()
-    store.save(own)
-    first = latpred.predict(net)
     slower = msgspec.structs.replace(own.runtimes["eager"], fixed_us=5000.0)
-    store.save(msgspec.structs.replace(own, runtimes={"eager": slower}))
-    assert latpred.predict(net).latency_ms == pytest.approx(first.latency_ms + 4.995)
+    for path in (None, tmp_path / "mine.json"):
+        store.save(own, path)
+        first = latpred.predict(net, device=path)
+        store.save(msgspec.structs.replace(own, runtimes={"eager": slower}), path)
+        assert latpred.predict(net, device=path).latency_ms == pytest.approx(first.latency_ms + 4.995)
 
 
 def test_a_device_is_a_name_a_path_or_torchs_own(tmp_path: Path) -> None:
@@ -49,6 +52,13 @@ def test_a_device_is_a_name_a_path_or_torchs_own(tmp_path: Path) -> None:
         latpred.predict(net, device="a100000")
     with pytest.raises(UsageError, match="smallest batch is 1"):  # which is said before anything is traced
         latpred.predict("no-such-model", [4, 0])
+
+
+@pytest.mark.parametrize("asked", [{"threads": 4}, {"cudnn_benchmark": True}, {"host": "a toaster"}])
+@pytest.mark.parametrize("ask", [latpred.predict, latpred.explain, partial(latpred.max_batch, latency_ms=1.0)])
+def test_all_that_is_asked_of_a_device_is_handed_on(ask: Callable[..., object], asked: dict[str, object]) -> None:
+    with pytest.raises(ProfileError):
+        ask(graph(linear()), device="rtx-8000", **asked)
 
 
 def test_another_machine_or_stack_is_a_caveat() -> None:

@@ -190,7 +190,7 @@ def test_a_journal_of_another_machine_does_not_replace_a_profile(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     store.save(profile())
-    elsewhere = profile(machine=machine(hostname_hash="f" * 16))
+    elsewhere = profile(machine=machine(hostname_hash="f" * 16, machine_id="f" * 16))
     monkeypatch.setattr("latpred.calibration.calibrator.fit_raw", lambda folder, name: elsewhere)
     shown = run("fit", "--raw", tmp_path)
     assert shown.exit_code == 2

@@ -3,11 +3,8 @@
 from __future__ import annotations
 
 import ast
-import importlib.util
 import re
 import runpy
-import subprocess
-import sys
 from pathlib import Path
 
 import docblocks
@@ -116,15 +113,6 @@ def test_the_architecture_says_what_lives_in_every_package() -> None:
     listed = set(re.findall(r"`([\w/]+)`", PAGES["architecture.md"].partition("## The road")[0]))
     # what lies deeper is told with the package above it
     assert {name for name in packages if name.count("/") < 2 and name != "latpred"} - listed == set()
-
-
-@pytest.mark.skipif(importlib.util.find_spec("material") is None, reason="needs pip install latpred[docs]")
-def test_the_site_builds_without_a_warning(tmp_path: Path) -> None:
-    command = [sys.executable, "-m", "mkdocs", "build", "--strict", "--quiet", "-d", str(tmp_path / "site")]
-    done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True)
-    assert done.returncode == 0, done.stderr
-    assert (tmp_path / "site" / "index.html").exists()
-    assert not (tmp_path / "site" / "reference.py").exists()
 
 
 def test_what_is_to_be_cited_is_this_version() -> None:

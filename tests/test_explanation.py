@@ -16,12 +16,12 @@ from transformers.utils.import_utils import is_cuda_stream_capturing
 
 import latpred
 from latpred.errors import ProfileError, RuntimeRefusalError, TraceError, UsageError
-from latpred.explanation.explain import axis_headroom
+from latpred.explanation.explain import PIXELS, TOKENS, axis_headroom
 from latpred.explanation.explanation import CHEAP, NEARLY_FREE, Choice, Excluded, missing, ratio, shares
 from latpred.graph.graph import ModelGraph
 from latpred.prediction.clocks import Z90
 from latpred.profile import store
-from latpred.query import MOST_BATCH
+from latpred.query import MOST_BATCH, PROTOCOLS
 from latpred.runtimes.cuda_graphs import CudaGraphs
 from latpred.tables import PREDICTED, check
 
@@ -128,7 +128,8 @@ def test_the_largest_batches_are_explained_too() -> None:
 
 def test_only_some_runtimes() -> None:
     name = saved(eager=EAGER, cuda_graphs=REPLAYED, torchscript=REPLAYED)
-    for runtimes, compared in ((["cuda-graphs"], ["cuda-graphs", "eager"]), ([], ["eager"])):
+    both = ["cuda-graphs", "eager"]
+    for runtimes, compared in (("cuda-graphs", both), (["cuda-graphs"], both), ([], ["eager"])):
         found = latpred.explain(network(), device=name, runtimes=runtimes)
         assert [choice.runtime for choice in found.choices] == compared
         assert found.excluded == ()
@@ -187,20 +188,21 @@ def test_kernels_of_a_runtime_s_own_are_no_common_error() -> None:
     assert found.fastest.kernel_error == 0.0
 
 
-def test_what_may_grow_stays_within_its_limits() -> None:
-    name = saved()
-    net = network()
-    found = latpred.explain(net, 4, device=name)
-    for runtime, ahead in found.headrooms.items():
-        now = latpred.predict(net, 4, device=name, runtime=runtime).latency_ms
+@pytest.mark.parametrize("protocol", PROTOCOLS)
+def test_what_may_grow_stays_within_its_limits(protocol: str) -> None:
+    device, net = saved(), network()
+
+    def latency_ms(runtime: str, batch: int) -> float:
+        return latpred.predict(net, batch, device=device, runtime=runtime, protocol=protocol).latency_ms
+
+    for runtime, ahead in latpred.explain(net, 4, device=device, protocol=protocol).headrooms.items():
+        now = latency_ms(runtime, 4)
         batch = ahead.room("batch")
         assert batch is not None
         for value, times in ((batch.nearly_free, NEARLY_FREE), (batch.cheap, CHEAP)):
             assert value is not None
-            assert latpred.predict(net, int(value), device=name, runtime=runtime).latency_ms <= times * now
-            assert latpred.predict(net, int(value) + 1, device=name, runtime=runtime).latency_ms > times * now
-        twice = latpred.predict(net, 8, device=name, runtime=runtime).latency_ms
-        assert ahead.doubled == pytest.approx(twice / now)
+            assert latency_ms(runtime, int(value)) <= times * now < latency_ms(runtime, int(value) + 1)
+        assert ahead.doubled == pytest.approx(latency_ms(runtime, 8) / now)
         assert ahead.halved <= 1.0
         assert ahead.room("seq") is None  # a graph cannot be traced again
 
@@ -213,20 +215,26 @@ def test_batch_does_not_grow_beyond_the_memory() -> None:
     assert network().peak_bytes(int(batch.cheap)) <= small.memory_bytes
 
 
-def test_a_model_is_traced_again_with_larger_inputs() -> None:
-    module = torch.nn.Sequential(torch.nn.Conv2d(3, 8, 3), torch.nn.ReLU())
-    found = latpred.explain(module, image=64, device=saved())
-    room = found.headrooms["eager"].room("image")
-    assert room is not None
-    assert room.now == 64
-    assert room.cheap is None or room.cheap >= 64
+@pytest.mark.parametrize(
+    ("name", "runtime", "axis", "factors"),
+    [
+        ("distilbert", "eager", "seq", TOKENS),
+        ("resnet-18", "eager", "image", PIXELS),
+        ("resnet-18", "cuda-graphs", "image", PIXELS),
+    ],
+)
+def test_inputs_grow_as_a_trace_with_larger_ones_is_predicted(
+    name: str, runtime: str, axis: str, factors: tuple[float, ...]
+) -> None:
+    def latency_ms(size: int) -> float:
+        return latpred.predict(name, runtime=runtime, **asked, **{axis: size}).latency_ms
 
-
-def test_inputs_grow_in_a_runtime_that_runs_on_gpus_alone() -> None:
-    found = latpred.explain("resnet-18", device="rtx-8000", precision="fp16", image=64, runtimes=["cuda-graphs"])
-    room = found.headrooms["cuda-graphs"].room("image")
-    assert room is not None
-    assert room.cheap is None or room.cheap > 64
+    asked = {"batch": 64, "device": "rtx-8000", "precision": "fp16"}
+    sizes = [round(64 * factor) for factor in factors]
+    room = latpred.explain(name, **asked, **{axis: 64}, runtimes=[runtime]).headrooms[runtime].room(axis)
+    grown = ((size, latency_ms(size)) for size in sizes)
+    assert room == axis_headroom(axis, 64, latency_ms(64), grown, sizes[-1], estimate=False)
+    assert 64 < room.nearly_free < room.cheap
 
 
 def test_between_two_sizes_the_latency_is_taken_to_be_straight() -> None:

@@ -170,6 +170,20 @@ def test_scaled_products_of_8_bits_are_refused_where_the_datasheet_has_none() ->
         latpred.predict(Scaled(), 8, inputs=torch.ones(1, WIDTH, dtype=torch.bfloat16), device="a30")
 
 
+def test_integer_products_of_a_kernel_of_their_own_are_a_guess_on_a_gpu() -> None:
+    class Integers(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.linear = nn.Linear(WIDTH, WIDTH)
+            self.register_buffer("weight", torch.zeros(WIDTH, WIDTH, dtype=torch.int8))
+
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            return torch._int_mm(self.linear(x).to(torch.int8), self.weight)
+
+    found = latpred.predict(Integers(), 32, inputs=torch.zeros(32, WIDTH), device="rtx-8000")
+    assert "aten::_int_mm in int8 was not measured: its speed is a guess" in said(found)
+
+
 def test_quantised_modules_are_refused_but_those_that_may_be_quantised_one_day_are_not() -> None:
     class Linear(nn.Linear):
         __module__ = "torch.ao.nn.quantized.dynamic.modules.linear"

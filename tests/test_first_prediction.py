@@ -5,7 +5,8 @@ from __future__ import annotations
 import subprocess
 import sys
 import threading
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
+from functools import partial
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -16,9 +17,9 @@ from factories import graph, linear
 from profiledata import profile
 
 import latpred
-from latpred import api, calibration
+from latpred import api, calibration, host
 from latpred.calibration.timing import disturbance
-from latpred.errors import BusyError, CalibrationError, NoProfileError, UsageError
+from latpred.errors import BusyError, CalibrationError, NoProfileError, ProfileError, UsageError
 from latpred.profile import store
 
 
@@ -53,10 +54,24 @@ def test_a_machine_without_a_profile_is_calibrated_once(
     assert calibrations == [("cpu", True)]
 
 
-@pytest.mark.parametrize("asked", [{"device": "cpu"}, {"threads": 2}, {"cudnn_benchmark": True}])
-def test_what_is_named_is_not_calibrated(asked: dict[str, object], calibrations: list[tuple[object, ...]]) -> None:
-    with pytest.raises(NoProfileError, match="latpred calibrate"):
-        latpred.predict(graph(linear()), **asked)  # type: ignore[arg-type]
+@pytest.mark.parametrize(
+    ("ask", "said"),
+    [
+        (partial(latpred.predict, device="cpu"), "latpred calibrate"),
+        (partial(latpred.predict, threads=2), "latpred calibrate"),
+        (partial(latpred.predict, cudnn_benchmark=True), "latpred calibrate"),
+        (partial(latpred.predict, runtime="torchscript"), "latpred calibrate --runtimes torchscript$"),
+        (partial(latpred.explain, runtimes=["torchscript"]), "latpred calibrate --runtimes torchscript$"),
+        (partial(latpred.rank, runtime="torchscript"), "latpred calibrate --runtimes torchscript$"),
+        (partial(latpred.predict, host="nobody"), "nobody"),
+    ],
+)
+def test_what_the_quick_calibration_cannot_answer_costs_none(
+    ask: Callable[[object], object], said: str, calibrations: list[tuple[object, ...]]
+) -> None:
+    asked = [graph(linear())] if ask.func is latpred.rank else graph(linear())  # type: ignore[attr-defined]
+    with pytest.raises(ProfileError, match=said):
+        ask(asked)
     assert calibrations == []
 
 
@@ -74,7 +89,8 @@ def test_it_can_be_switched_off(calibrations: list[tuple[object, ...]], monkeypa
 def calibrating(latpred_home: Path) -> Iterator[filelock.FileLock]:
     """The lock that another process holds while it calibrates."""
     (latpred_home / "calibration").mkdir()
-    with filelock.FileLock(latpred_home / "calibration" / "first.lock", thread_local=False) as held:
+    lock = latpred_home / "calibration" / f"first-{host.short_id()}.lock"
+    with filelock.FileLock(lock, thread_local=False) as held:
         yield held
 
 
@@ -104,6 +120,15 @@ def test_who_waits_too_long_is_told(calibrations: list[tuple[object, ...]], monk
     with pytest.raises(BusyError, match="minutes"):
         latpred.predict(graph(linear()))
     assert calibrations == []
+
+
+@pytest.mark.usefixtures("calibrating")
+def test_another_machine_that_shares_the_home_does_not_wait(
+    calibrations: list[tuple[object, ...]], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(host, "short_id", lambda: "anothers")
+    latpred.predict(graph(linear()))
+    assert calibrations == [("cpu", True)]
 
 
 SCRIPT = """

@@ -15,6 +15,7 @@ import pytest
 from guards import graphs, interface, journals, predictions
 
 EXACT = 1e-10  # processors of two makers differ by 6e-12
+VARIANCES = ("/amplitude", "/noise")  # of the log of kernel times: small numbers, which an optimiser finds
 
 
 def test_graphs_are_the_same_to_the_byte() -> None:
@@ -24,12 +25,6 @@ def test_graphs_are_the_same_to_the_byte() -> None:
     found = graphs.decoded(printed)
     assert found.keys() == {str(road) for road in graphs.ROADS}
     assert graphs.changed(found) == []
-
-
-def test_every_road_is_kept_for_at_least_31_architectures() -> None:
-    kept = graphs.kept()
-    assert kept.keys() == {str(road) for road in graphs.ROADS}
-    assert {road: len(found) for road, found in kept.items() if len(found) < 31} == {}
 
 
 @pytest.mark.parametrize("source", predictions.SOURCES)
@@ -59,12 +54,14 @@ def differences(kept: Any, found: Any, place: str = "") -> list[str]:
         pairs = zip(kept, found, strict=True)
         return [line for at, pair in enumerate(pairs) for line in differences(*pair, f"{place}/{at}")]
     numbers = isinstance(kept, int | float) and isinstance(found, int | float)
-    same = math.isclose(kept, found, rel_tol=1e-6, abs_tol=2e-4) if numbers else kept == found
+    rel_tol, abs_tol = (0.01, 0.0) if place.endswith(VARIANCES) else (1e-6, 2e-4)
+    same = math.isclose(kept, found, rel_tol=rel_tol, abs_tol=abs_tol) if numbers else kept == found
     return [] if same else [f"{place}: {kept} is now {found}"]
 
 
 def test_a_difference_is_named() -> None:
     assert differences({"a": [1.0, 2.0]}, {"a": [1.0, 2.1], "b": 0}) == ["/a/1: 2.0 is now 2.1", "/b: None is now 0"]
+    assert differences({"noise": 1e-4}, {"noise": 2e-4}) == ["/noise: 0.0001 is now 0.0002"]
 
 
 def test_the_interface_is_the_same() -> None:

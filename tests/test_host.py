@@ -121,9 +121,13 @@ def test_own_delay_is_that_of_all_threads(tmp_path: Path) -> None:
     assert host.own_delay_s(proc) == pytest.approx(2.5e-3)
 
 
-def test_usable_cores_and_load_without_the_calls(monkeypatch: pytest.MonkeyPatch) -> None:
-    assert 1 <= host.usable_cores() <= (os.cpu_count() or 1)
-    assert (host.load() or 0.0) >= 0
+def test_usable_cores_and_load_with_and_without_the_calls(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(os, "sched_getaffinity", lambda _: {0, 2, 5}, raising=False)
+    monkeypatch.setattr(os, "getloadavg", lambda: (1.5, 2.5, 3.5), raising=False)
+    assert host.load() == 1.5
+    for quota, cores in ((math.inf, 3), (2.5, 2), (0.5, 1)):
+        monkeypatch.setattr(host, "cpu_quota", lambda quota=quota: quota)
+        assert host.usable_cores() == cores
     monkeypatch.setattr(host, "cpu_quota", lambda: math.inf)
     monkeypatch.delattr(os, "sched_getaffinity", raising=False)
     monkeypatch.delattr(os, "getloadavg", raising=False)
@@ -209,6 +213,28 @@ def test_a_container_gives_processors_and_memory(
     for path in ("box/inner", "box", ""):
         written(groups, {f"{path}/memory.current": "1000\n"})
     assert host.bytes_left() == bytes_ - 1000 + (300 if "box/inner/memory.max" in limits else 0)
+
+
+@pytest.mark.parametrize("group", ["memory/docker/x", "memory"], ids=["host", "container whose root it is"])
+@pytest.mark.parametrize("folder", ["cpu,cpuacct", "cpu"])
+def test_control_groups_of_version_1_give_processors_and_memory(
+    group: str, folder: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    told = "8:memory:/docker/x\n3:cpu,cpuacct:/docker/x\n1:name=systemd:/docker/x\n0::/system.slice\n"
+    monkeypatch.setattr(host, "PROC", written(tmp_path, {"self/cgroup": told}))
+    monkeypatch.setattr(host, "SYS", tmp_path)
+    processors = {"cpu.cfs_quota_us": "150000\n", "cpu.cfs_period_us": "100000\n"}
+    memory = {
+        "memory.limit_in_bytes": "4000\n",
+        "memory.usage_in_bytes": "1000\n",
+        "memory.stat": "inactive_file 20\ntotal_inactive_file 200\n",
+    }
+    written(tmp_path / "fs" / "cgroup" / folder / "docker" / "x", processors)
+    written(tmp_path / "fs" / "cgroup" / folder, {"cpu.cfs_quota_us": "-1\n", "cpu.cfs_period_us": "100000\n"})
+    written(tmp_path / "fs" / "cgroup" / group, memory)
+    assert host.cpu_quota.__wrapped__() == 1.5
+    assert host.usable_memory_bytes() == 4000
+    assert host.bytes_left() == 4000 - 1000 + 200
 
 
 def test_a_command_that_is_not_on_the_path_says_nothing(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from pathlib import Path
 
 import factories
 import msgspec
@@ -118,10 +119,11 @@ def test_only_dispatch_is_scaled() -> None:
     assert "dispatch is 2.00 times that of the profile's host" in other.provenance.caveats[0]
     ratio = [point.interval_ms[1] / point.interval_ms[0] for point in (plain, other)]
     assert ratio[1] > ratio[0]
-    cold = msgspec.structs.replace(dispatch(), cold_costs_us={"": 6.0})
+    cold = msgspec.structs.replace(dispatch(), cold_costs_us={"": 6.0}, attribute_read_us=0.2)
     swapped = host_swap.swapped(device_profile(cold), host_swap.Swap(1.5, 0.1, "x"))
     assert swapped.runtimes["torchscript"].fixed_us == 10.5
     assert swapped.runtimes["eager"].cold_costs_us == {"": 9.0}
+    assert swapped.runtimes["eager"].attribute_read_us == pytest.approx(0.3)
 
 
 def test_a_measured_host_scales_by_what_both_were_measured_in() -> None:
@@ -137,12 +139,28 @@ def test_a_measured_host_scales_by_what_both_were_measured_in() -> None:
     # On a CPU, ops that launch kernels hold the kernel and not the launch: what launches nothing tells.
     measured("cpu-server", dispatch(1.3, kernels=4.0))
     assert host_swap.find("cpu-server", profile).factor == pytest.approx(1.3)
+    few = {name: 1.3 * COSTS[name] for name in ("view.transpose", "view.reshape")}
+    measured("scaled", msgspec.structs.replace(dispatch(1.3), costs_us=few, scale=1.5))
+    scaled = device_profile(msgspec.structs.replace(dispatch(), scale=1.2))
+    assert host_swap.find("scaled", scaled).factor == pytest.approx(1.3 * 1.5 / 1.2)
     odd = dispatch(0.8)
     odd = msgspec.structs.replace(odd, costs_us=odd.costs_us | {"view.slice": 40.0, "view.reshape": 0.0})
     measured("odd", odd)
     found = host_swap.find("odd", profile)
     assert found.factor == pytest.approx(0.8)
     assert found.log_std >= host_swap.LEAST_LOG_STD
+
+
+def test_a_host_measured_again_is_noticed(tmp_path: Path) -> None:
+    def overhead_ms(host: Path | str | None = None) -> float:
+        return latpred.predict(network(), device="example", host=host).overhead_ms
+
+    store.save(device_profile(dispatch()))
+    for factor in (1.7, 2.75):
+        measured("old-server", dispatch(factor))
+        assert overhead_ms("old-server") == pytest.approx(factor * overhead_ms())
+        elsewhere = host_profile.path("old-server").rename(tmp_path / "host.json")
+        assert overhead_ms(elsewhere) == pytest.approx(factor * overhead_ms())
 
 
 def test_all_classes_tell_of_two_hosts_that_fed_a_gpu_or_two_that_did_not() -> None:

@@ -13,7 +13,7 @@ import msgspec
 import pytest
 import torch
 from factories import device, profile
-from searchdata import INPUTS, predictor
+from searchdata import INPUTS, SMALL, predictor
 from torch import nn
 from transformers import BertConfig, BertModel
 
@@ -22,9 +22,6 @@ from latpred.errors import CandidateError, ProfileError, UsageError
 from latpred.prediction.predictor import Predictor
 from latpred.search import many
 from latpred.search.resume import COLUMNS, Evaluator
-
-SMALL = BertConfig(hidden_size=32, num_hidden_layers=1, num_attention_heads=2, intermediate_size=64, vocab_size=50)
-
 
 predict_many = partial(latpred.predict_many, device=predictor())
 
@@ -107,6 +104,19 @@ def test_rows_are_what_single_predictions_say() -> None:
         assert (row.host_ms, row.device_ms, row.regime) == (one.overhead_ms, one.compute_ms, one.regime)
         assert (row.macs, row.parameters) == (graph.macs(row.batch), graph.parameters)
         assert (row.launches, row.error) == (3, None)
+
+
+def test_all_ways_to_ask_hand_on_the_whole_question() -> None:
+    asked = {"device": "rtx-8000", "runtime": "cuda-graphs", "precision": "fp16", "protocol": "pipelined", "seq": 64}
+    name, batch, fused = "distilbert", 4, {"attention": "sdpa"}  # which its profile's PyTorch does not choose
+    limit_ms = latpred.predict(name, batch, **asked).latency_ms
+    assert latpred.LatencyBudget(limit_ms, batch=batch, **asked)(name) == 0.0
+    expected = latpred.predict(name, batch, **asked, **fused).latency_ms
+    for table in (latpred.predict_many, latpred.rank):
+        assert table([name], batch=batch, **asked, **fused).latency_ms.tolist() == [expected]
+    largest = latpred.max_batch(name, expected, **asked, **fused)
+    beyond_ms = (latpred.predict(name, largest + more, **asked, **fused).latency_ms - expected for more in (0, 1))
+    assert [ms > 0 for ms in beyond_ms] == [False, True]
 
 
 def test_every_kind_of_candidate() -> None:
@@ -222,6 +232,8 @@ def test_candidates_are_taken_one_at_a_time_and_the_first_failure_can_end_it() -
         ({"runtime": "egaer"}, UsageError, "No runtime is called"),
         ({"runtime": ["eager", "onnxruntime"]}, ProfileError, "no dispatch costs"),
         ({"precision": "bf16"}, ProfileError, "bf16"),
+        ({"precision": "fp61"}, UsageError, "precision 'fp61' is not known; choose one of fp32"),
+        ({"precision": ["fp16"]}, UsageError, "is no name of a precision; give one, as in"),
         ({"errors": "ignore"}, UsageError, "errors='ignore'"),
         ({"protocol": "double"}, UsageError, "protocol='double'"),
         ({"device": []}, UsageError, "no device was named"),
@@ -249,6 +261,8 @@ def test_one_candidate_is_not_taken_for_a_list(one: Any) -> None:
     for function in (predict_many, latpred.rank):
         with pytest.raises(UsageError, match="is one candidate; give a list"):
             function(one)
+        with pytest.raises(UsageError, match=r"give its models alone: predict_many\(models.values\(\)\)"):
+            function({"one": one})
 
 
 def test_a_graph_is_held_to_what_is_asked_of_the_others() -> None:

@@ -71,7 +71,14 @@ def put(rows: int, cols: int, read: int) -> dict[str, object]:
         ("matmul", (t(2, 3, 4, 6), t(2, 3, 6, 5)), t(2, 3, 4, 5), of("bmm", 6 * 4 * 6 * 5)),
         ("matmul", (t(2, 3, 4), t(4, 5)), t(2, 3, 5), gemm(2 * 3, 5, 4)),
         ("mv", (t(4, 6), t(6)), t(4), gemm(4, 1, 6)),
-        ("_grouped_mm", (t(10, 6), t(4, 6, 5)), t(10, 5), of("gemm.grouped", 10 * 6 * 5)),
+        ("_int_mm", (t(4, 6), t(6, 5)), t(4, 5), gemm(4, 5, 6)),
+        ("addmv", (t(4), t(4, 6), t(6)), t(4), gemm(4, 1, 6)),
+        *((name, (t(6), t(6)), t(), gemm(1, 1, 6)) for name in ("dot", "vdot")),
+        ("addr", (t(4, 5), t(4), t(5)), t(4, 5), gemm(4, 5, 1)),
+        *(
+            ("_grouped_mm", (t(m, 6), t(4, 6, 5)), t(m, 5), of("gemm.grouped", m * 6 * 5) | {"reads": {1: read * 120}})
+            for m, read in ((10, 4), (2, 2))
+        ),
         ("conv2d", (t(2, 3, 8, 8), t(4, 3, 3, 3)), t(2, 4, 6, 6), of("conv", 2 * 4 * 36 * 27)),
         ("conv2d", (MAP, t(4, 1, 3, 3), None, 1, 1, 1, 4), MAP, of("conv_depthwise", 4 * 64 * 9)),
         ("conv2d", (MAP, t(8, 1, 3, 3), None, 1, 1, 1, 4), WIDE, of("conv_depthwise.multiplied", 8 * 64 * 9)),
@@ -111,10 +118,21 @@ def put(rows: int, cols: int, read: int) -> dict[str, object]:
             of("rnn.lstm", 3 * 10 * (64 * 8 + 64 * 16), batch=3, steps=10, hidden=16, inputs=8, layers=1, calls=10)
             | {"reread": 10 * 4 * 16 * 16, "weights": 64 * 8 + 64 * 16},
         ),
+        # A cell does one step of it.
+        *(
+            (name, (t(3, 8), state, t(rows, 8), t(rows, 16)), out, of("gemm.cell", 3 * rows * 24, m=3, n=rows, k=24))
+            for name, state, out, rows in (
+                ("lstm_cell", [t(3, 16)] * 2, (t(3, 16),) * 2, 4 * 16),
+                ("gru_cell", t(3, 16), t(3, 16), 3 * 16),
+                *((f"rnn_{kind}_cell", t(3, 16), t(3, 16), 16) for kind in ("tanh", "relu")),
+            )
+        ),
+        ("glu", (t(4, 6),), t(4, 3), of("elementwise.glu", numel=12, operands=2)),
         ("layer_norm", (ROWS, [8]), ROWS, of("norm.layer_norm", rows=10, cols=8)),
         ("group_norm", (t(2, 6, 4, 4), 3), t(2, 6, 4, 4), of("norm.group_norm", rows=6, cols=32)),
         ("mean", (ROWS, [1]), t(2, 8), of("reduction.mean", rows=16, cols=5)),
         ("topk", (t(4, 9), 2, 1), (t(4, 2), t(4, 2)), of("sort.topk", rows=4, cols=9)),
+        ("argsort", (t(4, 9), 0), t(4, 9), of("sort.argsort", rows=9, cols=4)),
         # A table of 1000 is halved ten times for each value, which may be no tensor.
         ("searchsorted", (KEYS, t(3, 4)), t(3, 4), of("sort.searchsorted", rows=12, cols=10) | {"reads": {0: 480}}),
         ("searchsorted", (KEYS, t(3, 4000)), t(3, 4000), {"reads": {0: 4000}}),
@@ -128,14 +146,18 @@ def put(rows: int, cols: int, read: int) -> dict[str, object]:
         ("softmax", (t(4, 9, 2, 12), 1), t(4, 9, 2, 12), of("softmax.softmax.across.ragged")),
         ("softmax", (COLUMNS, -1), COLUMNS, of("softmax.softmax.strided")),
         ("softmax", (COLUMNS, 1), COLUMNS, of("softmax.softmax.across.ragged")),
-        # Attention is fused where its mask has two or four dimensions, values are as wide as keys, rows in one piece.
+        ("_masked_softmax", (t(4, 2, 9), t(9)), t(4, 2, 9), of("softmax.masked", rows=8, cols=9)),
+        ("_masked_softmax", (t(4, 2, 9), t(9), 1), t(4, 2, 9), of("softmax.masked", rows=36, cols=2)),
+        # Attention is fused where rows are in one piece; on a CPU masks have two or four dimensions, too, and values
+        # are as wide as keys.
         (ATTEND, (QUERY, KEY, KEY), QUERY, of("attention", 2 * 4 * 10 * 12 * (8 + 8))),
         *((ATTEND, (HEADS, HEADS, HEADS, mask), HEADS, of("attention")) for mask in (t(9, 9), t(1, 1, 9, 9))),
         (ATTEND, (HEADS, HEADS, HEADS, t(2, 9, 9)), HEADS, of("attention.unfused")),
         (ATTEND, (HEADS, HEADS, WIDER), HEADS, of("attention.unfused")),
-        (ATTEND, (TURNED, HEADS, HEADS), HEADS, of("attention.unfused")),
-        (ATTEND, (HEADS, TURNED, HEADS), HEADS, of("attention.unfused")),
-        (ATTEND, (HEADS, HEADS, TURNED), HEADS, of("attention.unfused")),
+        (ATTEND, (TURNED, HEADS, HEADS), HEADS, of("attention.unfused.math")),
+        (ATTEND, (HEADS, TURNED, HEADS), HEADS, of("attention.unfused.math")),
+        (ATTEND, (HEADS, HEADS, TURNED), HEADS, of("attention.unfused.math")),
+        (ATTEND, (QUERY, t(2, 2, 10, 8), t(2, 2, 10, 8), None, 0.0, True), QUERY, of("attention.causal.grouped")),
         # Of each backend's arguments another one says whether it is causal.
         *(
             (f"_scaled_dot_product_{backend}", (QUERY, KEY, KEY, *before, *given), QUERY, of(family))
@@ -174,6 +196,10 @@ def put(rows: int, cols: int, read: int) -> dict[str, object]:
             *("adaptive_avg_pool2d", (t(2, 3, 7, 7), [1, 1]), t(2, 3, 1, 1)),
             of("pooling.adaptive_avg", batch=2, channels=3, h_out=1, w_out=1, window=49),
         ),
+        (
+            *("adaptive_max_pool2d", (t(2, 3, 7, 7), [1, 1]), (t(2, 3, 1, 1),) * 2),
+            of("pooling.adaptive_max", batch=2, channels=3, h_out=1, w_out=1, window=49),
+        ),
         # The maximum along a line is a kernel of its own unless its place is asked for.
         *(
             (name, (t(2, 3, 64), [4]), t(2, 3, 16), of(family, batch=2, channels=3, h_out=1, w_out=16, window=4))
@@ -181,6 +207,10 @@ def put(rows: int, cols: int, read: int) -> dict[str, object]:
         ),
         # Only the rows that are picked are read.
         ("embedding", (t(1000, 8), t(2, 3)), t(2, 3, 8), {"reads": {0: 2 * 3 * 8 * 4}}),
+        (
+            *("embedding_bag", (t(1000, 8), t(6), t(2)), (t(2, 8), t(6), t(2), t(2))),
+            of("embedding.bag", rows=6, cols=8) | {"reads": {0: 6 * 8 * 4}},
+        ),
         ("index_select", (t(100, 8), 0, t(5)), t(5, 8), {"reads": {0: 5 * 8 * 4}}),
         ("gather", (t(100, 8), 1, t(100, 2)), t(100, 2), {"reads": {0: 200 * 4}}),
         # Copies say how much moves together; a tensor that is copied into is not read.
@@ -202,6 +232,7 @@ def put(rows: int, cols: int, read: int) -> dict[str, object]:
         ("index_put_", (TABLE, [t(3, 1), t(4)], t(3, 4)), TABLE, put(12, 1, 0)),
         ("index_put_", (t(2, 50, 64), [None, INDEX], t(2, 10, 64)), t(2, 50, 64), put(10, 128, 0)),
         ("index_put_", (TABLE, [Fake((50, 64), DType(1))], t(1)), TABLE, put(3200, 1, 0)),
+        ("masked_scatter_", (TABLE, Fake((50, 64), DType(1)), t(10)), TABLE, put(3200, 1, 0)),
         ("scatter_", (TABLE, 0, t(3, 64), t(3, 64)), TABLE, put(192, 1, 0)),
         # What is added to is read.
         ("index_put_", (TABLE, [INDEX], MESSAGES, True), TABLE, put(10, 64, 4 * 640)),
@@ -235,6 +266,7 @@ def test_a_formula_also_serves_the_in_place_form() -> None:
     assert formula_of("nobody::knows_") is None
 
 
+@pytest.mark.usefixtures("own_formulas")
 def test_registering_replaces_and_is_noticed() -> None:
     before = generation()
 

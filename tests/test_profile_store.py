@@ -119,7 +119,7 @@ def test_a_write_that_fails_midway_keeps_the_old_profile(monkeypatch: pytest.Mon
 
 
 def test_a_name_that_no_file_can_have_is_that_of_no_profile() -> None:
-    with pytest.raises(ProfileError, match="no profile is called 'aaa"):
+    with pytest.raises(ProfileError, match=r"'a+' cannot name a profile: it is too long\. Use a shorter one"):
         store.find("a" * 300)
 
 
@@ -144,7 +144,7 @@ def test_without_a_profile_the_message_names_the_command() -> None:
             store.find(cudnn_benchmark=benchmark)
 
 
-NO_NAMES = ("", "..", ".hidden", "a/b", "a\0b", "mine.json")  # of a file in the directory
+NO_NAMES = ("", "..", ".hidden", "a/b", "a\0b", "mine.json", "a" * 251)  # of a file in the directory
 
 
 @pytest.mark.parametrize(
@@ -290,6 +290,8 @@ def test_mismatch_is_said_in_sentences() -> None:
     assert store.mismatch(machine(), machine()) == []
     gpu, other = (machine(accelerator="H200", threads=threads) for threads in (1, 8))
     assert store.mismatch(gpu, other) == []  # a GPU's ops use none of them
+    known, unknown = (machine(accelerator="H200", driver=driver) for driver in ("570.1", ""))
+    assert store.mismatch(known, unknown) == store.mismatch(unknown, known) == []
     then = machine(stack={"python": "3.11.7", "torch": "2.13.0"})
     now = machine(
         cpu="Other CPU", accelerator="H200", threads=8, stack={"python": "3.11.7", "torch": "2.14.0", "timm": "1"}
@@ -385,15 +387,25 @@ def test_a_system_that_tells_no_model_knows_its_own_profiles(monkeypatch: pytest
     monkeypatch.setattr(host, "machine_id", lambda: "a" * 16)
     mine, foreign = (profile(machine=machine_here(**said)) for said in ({}, {"machine_id": "b" * 16}))
     store.save(mine)
-    assert (store.name_here("cpu"), caveat(mine)) == ("cpu", "")
+    assert (store.name_here("cpu", "cpu"), caveat(mine)) == ("cpu", "")
     assert caveat(foreign).startswith("measured on another machine of the same hardware")
 
 
 def test_a_name_that_another_machine_has_gets_digits_of_this_one() -> None:
-    assert store.name_here("cpu") == "cpu"
+    assert store.name_here("cpu", "cpu") == "cpu"
     store.save(profile())
-    assert store.name_here("cpu") == "cpu"
+    assert store.name_here("cpu", "cpu") == "cpu"
     store.save(profile(machine=machine(machine_id="0" * 16)))
-    name = store.name_here("cpu")
+    name = store.name_here("cpu", "cpu")
     store.save(profile(name))
-    assert name == store.name_here("cpu") == store.find("cpu").name == f"cpu-{host.short_id()}"
+    assert name == store.name_here("cpu", "cpu") == store.find("cpu").name == f"cpu-{host.short_id()}"
+
+
+def test_a_name_that_another_device_of_this_machine_has_gets_the_name_of_the_device() -> None:
+    assert store.name_here("cuda:0", "nvidia-h100") == "cuda:0"
+    first = profile("cuda:0", device=msgspec.structs.replace(profile().device, name="nvidia-h100", kind="cuda"))
+    store.save(first)
+    assert store.name_here("cuda:0", "nvidia-h100") == "cuda:0"
+    assert store.name_here("cuda:0", "nvidia-a100") == "cuda:0-nvidia-a100"
+    store.save(msgspec.structs.replace(first, machine=machine(machine_id="0" * 16)))
+    assert store.name_here("cuda:0", "nvidia-a100") == f"cuda:0-{host.short_id()}"

@@ -21,6 +21,8 @@ def test_a_typical_batch_has_the_mean_and_the_deviation_asked_for() -> None:
     assert min(lengths) >= 1
     assert max(lengths) < 60
     assert Lengths(12, 0, 40).of(3) == (12, 12, 12)
+    numbers = Lengths(np.float32(12), np.int64(0), np.int64(40))  # type: ignore[arg-type]
+    assert [type(value) for value in (numbers.mean, numbers.std, numbers.padded_to)] == [float, float, int]
     given = checked_lengths([12, 40, 7])
     assert (given.of(3), given.padded_to) == ((12, 40, 7), 40)
 
@@ -35,6 +37,8 @@ def test_a_typical_batch_has_the_mean_and_the_deviation_asked_for() -> None:
         (lambda: checked_lengths([True]), "True is not a whole number"),
         (lambda: checked_lengths("12,40"), "are not lengths"),
         (lambda: checked_lengths(12), "are not lengths"),
+        (lambda: checked_lengths(np.array(12)), "are not lengths"),
+        (lambda: checked_lengths(torch.tensor(12)), "are not lengths"),
         (lambda: checked_lengths([12, 40, 7]).of(8), "3 lengths are a batch of 3, not of 8"),
         (lambda: Lengths(200, 10, 128), "mean of 200 tokens is not possible"),
         (lambda: Lengths(20, 60, 128), "cannot have a standard deviation of 60; give one from 0 to 45.3"),

@@ -11,7 +11,7 @@ from typing import Any
 import pandas as pd
 import pytest
 import torch
-from searchdata import ASKED, Stubborn, builder, candidates, in_float64, predictor
+from searchdata import ASKED, SMALL, Stubborn, builder, candidates, in_float64, predictor
 from torch import nn
 
 from latpred import predict_many
@@ -19,6 +19,7 @@ from latpred.errors import BusyError, TableError, UsageError
 from latpred.host import Slowdown
 from latpred.ops import Work, cost, families
 from latpred.runtimes import graph_store
+from latpred.runtimes.torchscript import TorchScript
 from latpred.search import resume
 from latpred.search.resume import CandidateRow, Evaluator
 from latpred.zoo.names import registered_function
@@ -73,22 +74,30 @@ def test_a_run_goes_on_where_it_stopped(tmp_path: Path, predicted: Callable[[], 
     assert again.latency_ms[::2].tolist() == found.latency_ms[::2].tolist()[::-1]
 
 
+TOKENS = {"candidates": [SMALL], "inputs": None, "seq": 16}
+IMAGES = {"candidates": [partial(nn.Conv2d, 3, 8, 3)], "inputs": None, "image": 32}
+
+
 @pytest.mark.parametrize(
-    "change",
+    ("first", "change"),
     [
-        {"candidates": [builder(24)]},
-        {"device": predictor(fixed_us=21.0)},
-        {"device": ASKED["device"].at(Slowdown(2.0))},
-        {"batch": [1, 16]},
-        {"runtime": "torchscript"},
-        {"protocol": "pipelined"},
-        {"inputs": (torch.zeros(2, 3, 64),)},
+        ({}, {"candidates": [builder(24)]}),
+        ({}, {"device": predictor(fixed_us=21.0)}),
+        ({}, {"device": ASKED["device"].at(Slowdown(2.0))}),
+        ({}, {"batch": [1, 16]}),
+        ({}, {"runtime": "torchscript"}),
+        ({}, {"protocol": "pipelined"}),
+        ({}, {"inputs": (torch.zeros(2, 3, 64),)}),
+        ({}, {"precision": "fp32"}),
+        (TOKENS, {"attention": "eager"}),
+        (TOKENS, {"seq": 32}),
+        (IMAGES, {"image": 64}),
     ],
 )
 def test_a_changed_question_is_answered_anew(
-    change: dict[str, Any], tmp_path: Path, predicted: Callable[[], list[int]]
+    first: dict[str, Any], change: dict[str, Any], tmp_path: Path, predicted: Callable[[], list[int]]
 ) -> None:
-    asked = {"candidates": [builder(16)], "resume": tmp_path / "table.parquet", **ASKED}
+    asked = {"candidates": [builder(16)], "resume": tmp_path / "table.parquet", **ASKED, **first}
     for expected in ([0], []):
         predict_many(**asked)
         assert predicted() == expected
@@ -168,18 +177,24 @@ def test_a_disk_that_is_full_costs_no_rows(tmp_path: Path, monkeypatch: pytest.M
 
 
 @pytest.mark.parametrize(
-    ("owner", "name"), [(resume, "version"), (platform, "python_version"), (graph_store, "digest_of")]
+    ("owner", "name", "old"),
+    [
+        (resume, "version", lambda _: "0.0.1"),
+        (platform, "python_version", lambda: "0.0.1"),
+        (graph_store, "digest_of", lambda *_: "0.0.1"),
+        (TorchScript, "options", "0.0.1"),
+    ],
 )
 def test_rows_of_another_version_are_not_taken_over(
-    owner: Any, name: str, tmp_path: Path, predicted: Callable[[], list[int]], monkeypatch: pytest.MonkeyPatch
+    owner: Any, name: str, old: Any, tmp_path: Path, predicted: Callable[[], list[int]], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    path = tmp_path / "table.parquet"
+    asked = {"candidates": [builder(16)], "resume": tmp_path / "table.parquet", "runtime": "torchscript", **ASKED}
     with monkeypatch.context() as older:
-        older.setattr(owner, name, lambda *_: "0.0.1")
-        predict_many([builder(16)], resume=path, **ASKED)
-    predict_many([builder(16)], resume=path, **ASKED)
+        older.setattr(owner, name, old, raising=False)  # TorchScript has no tools to name
+        predict_many(**asked)
+    predict_many(**asked)
     assert predicted() == [0, 0]
-    assert len(pd.read_parquet(path)) == 4, "the older rows stay"
+    assert len(pd.read_parquet(asked["resume"])) == 4, "the older rows stay"
 
 
 def test_what_failed_or_cannot_be_told_apart_is_tried_again(tmp_path: Path, predicted: Callable[[], list[int]]) -> None:

@@ -139,6 +139,13 @@ def test_weights_decide_between_samples_that_disagree() -> None:
     assert model.predict(rows[::2]) == pytest.approx(times[::2], rel=0.05)
 
 
+def test_a_sample_without_weight_is_as_if_absent() -> None:
+    rows, none = gemm_rows(40), np.zeros(40)
+    without = RooflineRegressor("gemm").fit(rows[::2], gemm_times(rows[::2]), beside=none[::2])
+    weighed = RooflineRegressor("gemm").fit(rows, gemm_times(rows), np.tile([1.0, 0.0], 20), none)
+    assert weighed.fit_ == without.fit_
+
+
 @pytest.mark.parametrize(
     ("change", "message"),
     [
@@ -147,6 +154,8 @@ def test_weights_decide_between_samples_that_disagree() -> None:
         (lambda rows, times: (rows, times - 1e9), "must be positive"),
         (lambda rows, times: (np.where(rows == rows[0, 0], np.nan, rows), times), "NaN"),
         (lambda rows, times: (rows, times[:-1]), "inconsistent numbers of samples"),
+        (lambda rows, times: (rows, times, -times), "sample_weight must be 0 or more"),
+        (lambda rows, times: (rows, times, 0.0 * times), "sample_weight must be 0 or more"),
     ],
 )
 def test_bad_samples_are_refused(change: object, message: str) -> None:

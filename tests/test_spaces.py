@@ -18,7 +18,7 @@ from latpred.errors import UsageError
 from latpred.graph.graph import ModelGraph
 from latpred.ops import Work, cost
 from latpred.search import spaces
-from latpred.search.option_table import latency_table
+from latpred.search.option_table import additive, latency_table
 from latpred.search.spaces import fbnet, nasbench201, once_for_all
 from latpred.zoo.spaces import fbnet as fbnets
 from latpred.zoo.spaces import nasbench201 as cells
@@ -315,6 +315,13 @@ def test_a_latency_table_adds_up_to_predictions(batch: int) -> None:
         chosen = space("nasbench201").chosen(nasbench201.encoding(number))
         predicted = latpred.predict_many([supernet.graph(chosen)], batch=batch, device=CPU)["latency_ms"].item()
         assert added["", ""] + sum(added[label, option] for label, option in chosen.items()) == pytest.approx(predicted)
+
+
+def test_sums_are_judged_by_architectures_that_had_no_part_in_the_fit() -> None:
+    """The last two of ten draws are not fitted, but one of them was drawn before."""
+    chosen, takes_ms = [(0, 0), (1, 0), (0, 1)] * 3, [3.0, 5.0, 4.0] * 3
+    assert additive([*chosen, (1, 1)], (2, 2), np.array([*takes_ms, 3.0]))[1] == pytest.approx(1.0)  # 6 in place of 3
+    assert np.isnan(additive([*chosen, (0, 0)], (2, 2), np.array([*takes_ms, 3.0]))[1])
 
 
 def test_a_latency_table_says_how_far_off_its_sums_are() -> None:

@@ -22,7 +22,7 @@ from latpred.graph.graph import Op
 from latpred.host import SAME, Slowdown
 from latpred.prediction.predictor import Predictor
 from latpred.profile import store
-from latpred.profile.document import DeviceProfile
+from latpred.profile.document import DeviceInfo, DeviceProfile
 
 CPU = factories.device(name="cpu", kind="cpu", asynchronous=False)
 GRAPH = factories.graph(factories.linear(), factories.add())
@@ -187,11 +187,14 @@ def test_without_a_speed_on_both_sides_there_is_one_error() -> None:
     assert compare(predicted, table).at_speed is None
 
 
-def test_now_is_answered_at_the_speed_of_the_moment(monkeypatch: pytest.MonkeyPatch) -> None:
-    mine = profile(machine=factories.machine_here())
-    monkeypatch.setattr(reference_speed, "speed_now", lambda threads: {"dispatch": 130.0})
+@pytest.mark.parametrize(("device", "threads", "power"), [(CPU, 3, 1.0), (factories.device(), 1, host.LAUNCH_POWER)])
+def test_now_is_answered_at_the_speed_of_the_moment(
+    device: DeviceInfo, threads: int, power: float, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    mine = profile(machine=factories.machine_here(threads=3), device=device)
+    monkeypatch.setattr(reference_speed, "speed_now", {threads: {"dispatch": 130.0}}.__getitem__)
     now = predictor_now(Predictor(mine, ("known",)))
-    assert now.slowdown == Slowdown(1.3, 1.3)
+    assert now.slowdown == Slowdown(1.3**power, 1.3**power)
     assert now.caveats == (
         "known",
         "adjusted to the present speed of the machine; reference times, relative to the profile's: dispatch x1.30",
@@ -238,7 +241,7 @@ def test_the_speed_of_the_moment_is_the_cpus_in_float32_whatever_the_process_has
     assert set(seen) == {(torch.float32, "cpu"), "highest"}
 
 
-def test_looking_at_the_speed_of_the_moment_sets_threads_alone_and_puts_them_back(
+def test_looking_at_the_speed_of_the_moment_sets_threads_and_autocast_alone_and_puts_them_back(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     def state() -> tuple[object, ...]:
@@ -252,4 +255,4 @@ def test_looking_at_the_speed_of_the_moment_sets_threads_alone_and_puts_them_bac
         before = state()
         reference_speed.speed_now(before[0] + 1, seconds=0.0)
         assert state() == before
-    assert seen == [(before[0] + 1, *before[1:])]
+    assert seen == [(before[0] + 1, False, *before[2:])]

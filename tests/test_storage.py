@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import errno
 import gc
 import os
+import shutil
+import stat
 import weakref
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
@@ -25,6 +28,16 @@ def test_a_file_is_written_with_its_folder_and_keeps_its_mode(tmp_path: Path) ->
     assert path.read_bytes() == b"new"
     assert path.stat().st_mode & 0o777 == 0o640
     assert [*path.parent.iterdir()] == [path]
+
+
+def test_a_file_is_written_though_its_folder_cannot_be_flushed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def fsync(file: int) -> None:
+        if stat.S_ISDIR(os.fstat(file).st_mode):
+            raise OSError(errno.EINVAL, "Invalid argument")
+
+    monkeypatch.setattr(os, "fsync", fsync)
+    storage.write(tmp_path / "file.json", b"text")
+    assert (tmp_path / "file.json").read_bytes() == b"text"
 
 
 def test_a_result_is_written_at_once_or_not_at_all(tmp_path: Path) -> None:
@@ -79,6 +92,44 @@ def test_a_name_that_no_file_can_have_is_refused(tmp_path: Path) -> None:
         storage.demand_writable(tmp_path / ("a" * 300))
 
 
+def test_a_name_that_is_as_long_as_it_can_be_is_written(tmp_path: Path) -> None:
+    path = tmp_path / ("a" * 250 + ".json")
+    storage.write(path, b"one")
+    with storage.result_file(path) as part:
+        part.write_bytes(b"two")
+    assert path.read_bytes() == b"two"
+
+
+def test_where_one_folder_is_that_of_data_and_cache_the_cache_alone_is_cleared(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.delenv("LATPRED_HOME", raising=False)
+    for place in ("data", "cache"):
+        monkeypatch.setattr(f"platformdirs.user_{place}_dir", lambda *_, **__: str(tmp_path))
+    storage.write(storage.profiles_dir() / "cpu.json", b"{}")
+    storage.write(storage.cache_dir() / "graphs" / "one", b"{}")
+    assert storage.clear().files == 1
+    assert [path.name for path in storage.documents(storage.profiles_dir())] == ["cpu.json"]
+
+
+def test_a_cache_may_be_emptied_by_others_while_it_is_looked_at(
+    latpred_home: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    storage.write(storage.cache_dir() / "graphs" / "one", b"{}")
+    remove = shutil.rmtree
+
+    def gone(path: Path) -> None:
+        remove(path)
+        raise FileNotFoundError(2, "No such file or directory")
+
+    with monkeypatch.context() as patch:
+        patch.setattr(Path, "lstat", lambda path: gone(path.parent))
+        assert storage.usage().files == 0
+    storage.write(storage.cache_dir() / "graphs" / "one", b"{}")
+    monkeypatch.setattr(shutil, "rmtree", gone)
+    assert storage.clear().files == 1
+
+
 def no_home(*_: object, **__: object) -> str:
     raise RuntimeError("could not determine the home directory")
 
@@ -98,6 +149,15 @@ def test_a_lock_is_held_by_one_at_a_time(tmp_path: Path) -> None:
         storage.locked(tmp_path / "lock", "busy here", 0.01).__enter__()
     with storage.locked(tmp_path / "lock", "free again"):
         pass
+
+
+def test_a_file_system_without_locks_is_a_fault_of_the_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def acquire(*_: object, **__: object) -> None:
+        raise NotImplementedError
+
+    monkeypatch.setattr("filelock.FileLock.acquire", acquire)
+    with pytest.raises(OSError, match="locks no files"):
+        storage.locked(tmp_path / "lock", "busy").__enter__()
 
 
 class Value:

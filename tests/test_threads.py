@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import gc
 import logging
+import os
+import signal
 import threading
 import time
 import warnings
@@ -22,7 +25,7 @@ from transformers import BertConfig
 import latpred
 from latpred.runtimes import lowering
 from latpred.runtimes.onnx import onnx_export
-from latpred.sandbox.own_thread import replaced, silenced
+from latpred.sandbox.own_thread import TOOLS, no_collection, replaced, silenced
 from latpred.tracing.meta_module import Seeded, Unweighted
 from latpred.zoo import names
 
@@ -289,3 +292,29 @@ def test_a_model_without_weights_has_the_shapes_of_one_with_them() -> None:
         with Unweighted():
             pass
         assert torch.zeros(1).is_meta
+
+
+@pytest.mark.skipif(not hasattr(os, "fork"), reason="needs fork")
+@pytest.mark.filterwarnings("ignore:.*fork")
+def test_a_process_that_is_forked_beside_a_trace_collects_garbage_and_traces() -> None:
+    begun, over = threading.Event(), threading.Event()
+
+    def trace() -> None:
+        with no_collection(), TOOLS.held():
+            begun.set()
+            over.wait()
+
+    thread = threading.Thread(target=trace)
+    thread.start()
+    begun.wait()
+    child = os.fork()
+    if child == 0:
+        signal.alarm(10)  # where a lock is held
+        collects = gc.isenabled()
+        with no_collection(), TOOLS.held():
+            pass
+        os._exit(not (collects and gc.isenabled()))
+    over.set()
+    thread.join()
+    assert os.waitpid(child, 0)[1] == 0
+    assert gc.isenabled()

@@ -8,6 +8,7 @@ from pathlib import Path
 import pytest
 import torch
 from torch import nn
+from transformers import BertConfig, BertModel
 
 import latpred
 from latpred.errors import TraceError, UsageError
@@ -62,6 +63,10 @@ def test_sizes_that_an_onnx_file_has_fixed(tmp_path: Path) -> None:
 def test_as_many_tokens_as_there_are_positions() -> None:
     assert latpred.trace("gpt2", seq=1024).launches()
     assert latpred.trace("tinyllama-1.1b", seq=2049).launches()
+    sizes = {"hidden_size": 16, "num_hidden_layers": 1, "num_attention_heads": 2, "intermediate_size": 16}
+    short = BertConfig(**sizes, max_position_embeddings=64)
+    assert latpred.trace(BertModel(short)).input_size == 64
+    assert latpred.predict_many([short], device=CPU)["error"].isna().all()
 
 
 @pytest.mark.parametrize("row", [-1, 10])

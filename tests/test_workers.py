@@ -18,7 +18,7 @@ import torch
 from searchdata import ASKED, Stubborn, builder, candidates, in_float64
 from torch import nn
 
-from latpred import predict_many
+from latpred import predict_many, runtimes
 from latpred.errors import CandidateError, WorkerError
 from latpred.ops import cost, formula_of, generation
 from latpred.ops.families import registered
@@ -235,3 +235,9 @@ assert asked[0] == asked[1], asked
     file.write_text(script.format(tests=str(Path(__file__).parent)))
     done = subprocess.run([sys.executable, str(file)], capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stderr
+
+
+def test_workers_whose_tools_are_set_otherwise_are_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(type(runtimes.get("eager")), "options", "set by this program", raising=False)
+    with pytest.raises(WorkerError, match=r"tools of eager have other settings .* Try a single process with n_jobs=1"):
+        predict_many(candidates(), n_jobs=2, **ASKED)

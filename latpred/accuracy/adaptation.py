@@ -37,8 +37,9 @@ from latpred.fit.corrections import GENERAL, NONE, Factors, Fit, LatencyModel, L
 from latpred.graph.features import Floats
 from latpred.graph.graph import CONTIGUOUS, ModelGraph
 from latpred.prediction.clocks import Z90
+from latpred.prediction.fallbacks import as_wide_as, least_log_std
 from latpred.prediction.predictor import Predictor, untested
-from latpred.profile import gpus
+from latpred.profile import gpus, store
 from latpred.profile.document import ADAPTED, DeviceProfile, DispatchFit
 from latpred.query import Options
 from latpred.render import WIDTH, Page, Table
@@ -72,7 +73,7 @@ class RuntimeAdaptation:
     by_regime: Mapping[str, Bought]  # over the rows of each regime, as the profile sees it
     left_out: Mapping[str, float]  # mean absolute log error of architectures left out, without and with the correction
     factors: Factors  # of host costs by class and kernel times by family; "" is for those that no row has
-    interval: bool  # whether the profile's intervals now follow from the errors left out
+    interval: bool  # whether intervals now follow from the errors left out, where rows waited for the same clock
 
     @property
     def rows(self) -> int:
@@ -208,7 +209,7 @@ _LARGEST_NOISE = 0.5
 
 
 def adapt(
-    profile: DeviceProfile,
+    profile: DeviceProfile | str | os.PathLike[str],
     measured: Any,
     *,
     graphs: Mapping[GraphKey, ModelGraph] | None = None,
@@ -228,8 +229,8 @@ def adapt(
 
     Parameters
     ----------
-    profile : DeviceProfile
-        Of the device that was measured, or of one like it.
+    profile : DeviceProfile, str or path
+        Of the device that was measured, or of one like it; by name or path as `latpred.predict` takes its device.
     measured : DataFrame, path or iterable
         Columns of a measurement table, of which model, batch and latency_s (or latency_ms) must be there; what
         `latpred.measure` gives will do. Or rows (model, batch, runtime, precision, latency_ms). A model is a name, a
@@ -264,10 +265,13 @@ def adapt(
     >>> better.profile.name, better.runtimes[0].level
     ('epyc-shared-adapted', 'one factor')
     """
+    profile = profile if isinstance(profile, DeviceProfile) else store.find(profile)
     predictor = Predictor(profile)
     rows_by_runtime = _read_rows(predictor, measured, graphs or {}, inputs, progress)
     # Of runtimes that were only estimated, those that have rows now are kept.
     runtimes = {**profile.runtimes, **{name: predictor.profile.runtimes[name] for name in rows_by_runtime}}
+    # The errors of a failed gate go into the spreads, where errors left out can replace them.
+    runtimes = {name: as_wide_as(least_log_std(profile, name), fit) for name, fit in runtimes.items()}
     adapted, records = msgspec.structs.replace(profile, runtimes=runtimes), []
     for runtime, rows in rows_by_runtime.items():
         adapted, record = _adapt_runtime(predictor, adapted, runtime, rows)
@@ -293,8 +297,10 @@ def _adapt_runtime(
     widths = _widths(chosen.left_out, architecture, host_bound)
     fit, count = profile.runtimes[runtime], len(np.unique(architecture))
     host, busy = widths or _widened(fit, chosen, validated=validated)
-    told = bool(host_bound.any())  # rows that wait for the device alone tell nothing of their host
+    # Rows that wait for one clock alone tell nothing of the other.
+    told = bool(host_bound.any())
     host = host if told else max(host, fit.spread)
+    busy = max(busy, fit.device_spread) if host_bound.all() else busy
     fit = msgspec.structs.replace(
         fit,
         spread=host,

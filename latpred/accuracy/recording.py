@@ -12,6 +12,7 @@ import hashlib
 import io
 import os
 from collections.abc import Mapping
+from contextlib import ExitStack
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
 from importlib import resources
@@ -93,7 +94,7 @@ class Recording:
         return compare(predicted, measured, reasons=self.reasons, notes=notes)
 
     def save(self, folder: str | os.PathLike[str]) -> Path:
-        """Write the three files into a folder, the manifest last: without it there is no recording."""
+        """Write the three files into a folder; those of an earlier recording stay until all are on the disk."""
         target = Path(folder)
         traced = [TracedModel(**key._asdict(), graph=graph) for key, graph in sorted(self.graphs.items())]
         packed = gzip.compress(msgspec.json.encode(traced), mtime=0)
@@ -112,9 +113,10 @@ class Recording:
         files[MANIFEST] = _encode(_signed(manifest))
         try:
             target.mkdir(parents=True, exist_ok=True)
-            (target / MANIFEST).unlink(missing_ok=True)
-            for name, body in files.items():
-                storage.write(target / name, body)
+            with ExitStack() as parts:  # the one that is written first takes its place last
+                for name, body in reversed(files.items()):
+                    path = Path(os.path.realpath(target / name))  # a link goes on pointing to it
+                    storage.write(parts.enter_context(storage.replacing(path)), body)
         except OSError as error:
             raise RecordingError(f"Cannot write {target}: {error.strerror or error}. Name another folder.") from error
         return target

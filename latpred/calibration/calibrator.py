@@ -57,7 +57,7 @@ WORTH_LEARNING_S = 120.0  # budget below which that takes more than it brings
 
 @without_modes()
 def calibrate(
-    device: str | Device = "cpu",
+    device: str | torch.device | Device = "cpu",
     *,
     quick: bool = False,
     budget_s: float | None = None,
@@ -77,7 +77,7 @@ def calibrate(
 
     Parameters
     ----------
-    device : str or Device
+    device : str, torch.device or Device
         "cpu", "cuda:0", "simulated", or an open device.
     quick : bool
         One to three minutes for eager, one precision, wider intervals.
@@ -95,8 +95,9 @@ def calibrate(
     fresh : bool
         Start anew even where there is something to resume or to extend.
     name : str, optional
-        Of the profile; default: the device's name, with what was asked of threads and cudnn, and with digits of this
-        machine where the folder has a profile of that name of another one.
+        Of the profile; default: the device's name, with what was asked of threads and cudnn; with digits of this
+        machine where another one has a profile of that name in the folder, and with the GPU's name where another GPU
+        has it.
     threads : int, optional
         Threads that an op may use; default: as many as PyTorch uses now. Predictions for another number need another
         profile.
@@ -132,10 +133,12 @@ def calibrate(
     _demand_effort(budget_s, cells)  # said before anything else takes time
     chosen = _precisions(live, precisions, quick)
     options = conditions.Options(threads, cudnn_benchmark).checked(live.info().kind)
-    profile_name = name or store.name_here(options.named(live.name))
+    profile_name = name or store.name_here(options.named(live.name), live.info().name)
     store.file_of(profile_name)  # a bad name must not cost a measurement
     gauge_of.cache_clear()  # hours after the last calibration a machine may have another full speed
     with conditions.stated(options, live):
+        for precision in ("fp32", *chosen):  # dispatch is timed in the first, whatever is chosen
+            live.use_precision(precision)  # what cannot be set here is said before a cell is blamed for it
         kind = live.info().kind
         versions = {"networks": networks.VERSION, "graphs": onnx_workloads.VERSION}
         protocol = options.protocol(kind, live.name)

@@ -3,8 +3,8 @@
 A journal holds raw timings that can be fitted again: a header and rows in JSON lines. A row is on the disk when
 `Session.run` returns, so a kill loses at most what was being measured; a torn last line is cut off, and a damaged line
 costs only itself. No cell ends a run: one that fails, hangs, or ends the process becomes a row with the reason, and is
-tried once more when the run is resumed. A journal of other settings is set aside, and gone on from by the next run of
-those settings.
+tried once more when the run is resumed. A journal of other settings, or of another machine, is set aside, and gone on
+from by the next run of those settings there.
 """
 
 from __future__ import annotations
@@ -27,9 +27,9 @@ import torch
 from latpred import host, storage
 from latpred.calibration.cells import Cell
 from latpred.calibration.timing.timer import Timing, time_limit
-from latpred.errors import CalibrationError, DeviceError, RuntimeRefusalError
+from latpred.errors import CalibrationError, DeviceError, MissingPackageError, RuntimeRefusalError
 from latpred.profile.document import Machine
-from latpred.profile.store import Owner, mismatch, owner
+from latpred.profile.store import Owner, mismatch, owner, same_machine
 from latpred.progress import raise_if_interrupted
 
 JOURNAL_VERSION = 1
@@ -39,11 +39,12 @@ UNDER_WAY = "under-way.json"
 LOCK, HOLDER = "lock", "holder.json"  # who holds the lock is kept beside it: opening a lock file may empty it
 OUT_OF_MEMORY = "out of memory"
 REFUSED = "refused: "
+MISSING = "missing package: "
 ENDED = "ended the process"
 CELL_LIMIT_S = 120.0  # a hundred times what a cell is given; only an export or a compiler comes near
 LEAST_BYTES = 200e6  # below which no cell is begun: native code crashes where it gets no memory
 MOST_TRIES = 2
-MOST_TEXT = 200
+MOST_TEXT = 300
 T = TypeVar("T")
 
 
@@ -105,8 +106,7 @@ class Header(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     def _agrees(self, other: Header) -> bool:
         """Whether another header is of this machine, where one of both may lack a package."""
         mine, its = self.machine, other.machine
-        same = (its.hostname_hash, its.machine_id) == (mine.hostname_hash, mine.machine_id)
-        return other.journal == self.journal and same and not mismatch(its, mine)
+        return other.journal == self.journal and same_machine(its, mine) and not mismatch(its, mine)
 
 
 class UnderWay(msgspec.Struct, frozen=True):
@@ -362,7 +362,7 @@ class Session:
         return path.open("ab")
 
     def _found(self) -> _Found | None:
-        """The journal to go on from, if there is one: that under way, or one of these settings that was set aside."""
+        """The journal to go on from, if there is one: that under way, or one of these settings set aside here."""
         for path in (self._folder / JOURNAL, self._aside(self._header)):
             header, rows, length = _contents(_bytes_of(path))
             if header is not None and self._resumes(header):
@@ -374,13 +374,14 @@ class Session:
         return not self._fresh and self._header.resumes(header)
 
     def _set_aside(self, path: Path) -> None:
-        """Keep what was measured with other settings until they come again."""
+        """Keep what was measured with other settings, or on another machine, until they come again."""
         header, rows, _ = _contents(_bytes_of(path))
-        if header is not None and rows and header.settings != self._header.settings:
+        if header is not None and rows and self._aside(header) != self._aside(self._header):
             os.replace(path, self._aside(header))
 
     def _aside(self, header: Header) -> Path:
-        return self._folder / f"journal-{header.settings}.jsonl"
+        whose = header.machine.machine_id or header.machine.hostname_hash
+        return self._folder / f"journal-{header.settings}-{whose[:8]}.jsonl"
 
     def _writing(self) -> AbstractContextManager[None]:
         return _kept_in(self._folder, self.purpose, self.elsewhere)
@@ -424,6 +425,8 @@ def failure_of(error: Exception) -> str:
     text = " ".join(str(error).split())
     if isinstance(error, RuntimeRefusalError):
         return f"{REFUSED}{text}"[:MOST_TEXT]
+    if isinstance(error, MissingPackageError):
+        return f"{MISSING}{text}"[:MOST_TEXT]
     if isinstance(error, (MemoryError, torch.OutOfMemoryError)):
         return f"{OUT_OF_MEMORY}: {text}"[:MOST_TEXT]
     return (text if isinstance(error, CalibrationError) else f"{type(error).__name__}: {text}")[:MOST_TEXT]

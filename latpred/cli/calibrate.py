@@ -132,8 +132,7 @@ def ensure_profile(query: DeviceQuery, runtimes: Sequence[str], *, yes: bool) ->
     than eager, is not offered: the error says how to make it. Of two processes that find no profile the second waits
     for the first.
     """
-    from latpred.api import allowed, busy_note, calibrate_once, profile_of
-    from latpred.prediction import host_swap
+    from latpred.api import allowed, busy_note, calibrate_once, demand_quick, profile_of
     from latpred.runtimes import get
 
     for name in runtimes:
@@ -143,15 +142,10 @@ def ensure_profile(query: DeviceQuery, runtimes: Sequence[str], *, yes: bool) ->
         profile_of(query)
         return
     except NoProfileError as error:
-        if query.host is not None:
-            host_swap.demand_known(str(query.host))
-        target, reason = str(query.device or _default_device()), str(error).partition(". ")[0]
-        others = ",".join(name for name in runtimes if name != "eager")
-        if others and "Make one with: " in str(error):
-            raise NoProfileError(f"{error} --runtimes {others}") from None
-        set_up = query.threads is not None or query.cudnn_benchmark is not None
-        if others or set_up or not (yes or may_calibrate):
+        demand_quick(query, runtimes, error)
+        if not (yes or may_calibrate):
             raise
+        target, reason = str(query.device or _default_device()), str(error).partition(". ")[0]
         from latpred.calibration.devices import open_device
 
         open_device(target)  # of one that is not here nobody is asked, and nothing is announced
@@ -307,8 +301,7 @@ def _refuse_to_replace(profile: DeviceProfile, name: str | None) -> None:
     for entry in store.listing():
         if entry.source != "user" or entry.name != profile.name or entry.profile is None:
             continue
-        theirs, own = entry.profile.machine, profile.machine
-        if (theirs.hostname_hash, theirs.machine_id) != (own.hostname_hash, own.machine_id):
+        if not store.same_machine(entry.profile.machine, profile.machine):
             raise UsageError(f"there is a profile {entry.name!r} of another machine already; give this one a --name.")
         if name is None:
             raise UsageError(

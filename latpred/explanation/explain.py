@@ -63,7 +63,7 @@ def explain(
     model: Model,
     batch: int = 1,
     *,
-    runtimes: Sequence[str] | None = None,
+    runtimes: str | Sequence[str] | None = None,
     inputs: Any = None,
     seq: int | None = None,
     image: int | None = None,
@@ -85,7 +85,7 @@ def explain(
         As for `latpred.predict`.
     batch : int
         Batch size.
-    runtimes : sequence of str, optional
+    runtimes : str or sequence of str, optional
         Compare only these, and eager; by default all there are. An .onnx file, and a graph of another runtime than
         eager, is compared in what runs it alone.
     progress : callable, optional
@@ -106,9 +106,8 @@ def explain(
     """
     (size,) = checked_batches([batch])
     model = os.fspath(model) if isinstance(model, os.PathLike) else model
-    for name in runtimes or ():
-        known_runtimes.get(name)  # a misspelt one is said before anything takes time
-    predictor = predictor_of(DeviceQuery(device, host, threads, cudnn_benchmark))
+    runtimes = [runtimes] if isinstance(runtimes, str) else runtimes
+    predictor = predictor_of(DeviceQuery(device, host, threads, cudnn_benchmark), beside=runtimes or ())
     options = Options(inputs, seq, image, precision, memory_format, attention, protocol=protocol)
     comparison = _Comparison(predictor, model, options, size)
     names = list(known_runtimes.names() if runtimes is None else dict.fromkeys(["eager", *runtimes]))
@@ -146,7 +145,10 @@ class _Comparison:
 
     def _unfit(self, name: str) -> Excluded | None:
         """Why a runtime is not to be asked at all."""
-        device, asked = self._predictor.profile.device, known_runtimes.get(name)
+        try:
+            device, asked = self._predictor.profile.device, known_runtimes.get(name)
+        except UsageError as error:  # a package registers what cannot be loaded
+            return Excluded(name, "missing", str(error))
         reason = lowering.unsuited(name, self._predictor.target)
         if reason is not None:
             return Excluded(name, "unsuited", reason)

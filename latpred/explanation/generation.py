@@ -379,8 +379,7 @@ def predict_generation(
             f"Text generation in {runtime} is not predicted: it needs a model exported together with its cache, which "
             f"latpred does not build. Ask for eager, or for an estimate in one of: {', '.join(REPLAYED)}."
         )
-    predictor = predictor_of(DeviceQuery(device, host, threads))
-    predictor.check(runtime)
+    predictor = predictor_of(DeviceQuery(device, host, threads), runtime)
     from latpred.tracing.text_generation import trace_generation
 
     cache = "static" if runtime in REPLAYED else "dynamic"

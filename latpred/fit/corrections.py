@@ -161,10 +161,10 @@ def _cell(predictor: Predictor, row: Row, runtime: str) -> _Cell:
     us = priced.times(batch).us[priced.kernel_row, 0]
     families, kernel_family = numbered(tuple(root(family) for family in schedule.kernel_family))
     ops = [schedule.ops[index] for index in schedule.kernel_op.tolist()]
-    # How slow the machine is comes after corrections by size.
     _, at_full_speed, *_ = predictor.at(SAME).priced(row.graph, row.batch, runtime=runtime)
-    full_us = at_full_speed.times(batch).us[priced.kernel_row, 0]
-    told = [{TIME: time, **kernel_sizes(op)} for op, time in zip(ops, full_us.tolist(), strict=True)]
+    factors = np.array([priced.rows.rows[number].price.model.fit.scale for number in priced.row_numbers.tolist()])
+    size_us = (at_full_speed.times(batch).us[:, 0] / factors)[priced.kernel_row]
+    told = [{TIME: time, **kernel_sizes(op)} for op, time in zip(ops, size_us.tolist(), strict=True)]
     return _Cell(
         timeline=priced.timeline,
         classes=tuple(host_us),

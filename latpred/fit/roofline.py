@@ -165,18 +165,21 @@ class RooflineRegressor(RegressorMixin, BaseEstimator):  # type: ignore[misc]
     def fit(self, X: Any, y: Any, sample_weight: Any = None, beside: Any = None) -> RooflineRegressor:  # noqa: N803
         """Fit roofline and residual to microseconds `y` of rows `X` of work and dimensions.
 
-        `sample_weight` is the relative precision of the samples. `beside` are microseconds that pass with every sample,
-        as its dispatch does: the roofline is then fitted to the error of both together, since it does not matter how
-        short a kernel is that its dispatch hides.
+        `sample_weight` is the relative precision of the samples; one of 0 leaves its sample out. `beside` are
+        microseconds that pass with every sample, as its dispatch does: the roofline is then fitted to the error of both
+        together, since it does not matter how short a kernel is that its dispatch hides.
         """
         rows, times = check_X_y(X, y, dtype=float)
         self._check_columns(rows)
         if (times <= 0).any():
             raise ValueError("Every time in y must be positive; drop kernels that took nothing.")
         weights = np.ones(len(times)) if sample_weight is None else check_array(sample_weight, ensure_2d=False)
+        if (weights < 0).any() or not weights.any():
+            raise ValueError("Each sample_weight must be 0 or more, and one of them more than 0.")
+        hidden = np.broadcast_to(np.asarray(0.0 if beside is None else beside, dtype=float), times.shape)
+        rows, times, weights, hidden = (each[weights > 0] for each in (rows, times, weights, hidden))
         weights = weights / weights.mean()
         inputs = read(self.family, rows)
-        hidden = np.zeros(len(times)) if beside is None else np.asarray(beside, dtype=float)
         plain = self._plain(inputs, times, weights, hidden)
         roof = roofline(plain, inputs)
         points = residual_features(plain, inputs, roof)
@@ -273,10 +276,19 @@ def scale_leaf(fit: KernelFit, rows: Any, times: Any, beside: Any) -> float:
     floor = np.minimum(fit.floor_us * fit.scale, 0.9 * np.minimum(measured, expected))
     hidden = np.broadcast_to(np.asarray(beside, dtype=float), measured.shape)
     logs, certain = _log_residuals(measured - floor, expected - floor, floor + hidden if hidden.any() else hidden)
-    order = np.argsort(logs)
-    reached = np.cumsum(certain[order])
-    middle = float(np.interp(0.5 * reached[-1], reached - 0.5 * certain[order], logs[order]))
-    return short(float(np.exp(middle * reached[-1] / (reached[-1] + _LEAF_SHRINKAGE))))
+    count = float(certain.sum())
+    return short(float(np.exp(weighted_median(logs, certain) * count / (count + _LEAF_SHRINKAGE))))
+
+
+def weighted_median(values: Floats, weights: Floats) -> float:
+    """The value that has half of the weight on either side, between two where no single one has.
+
+    >>> weighted_median(np.array([12.0, 10.0]), np.ones(2))
+    11.0
+    """
+    order = np.argsort(values)
+    reached = np.cumsum(weights[order])
+    return float(np.interp(0.5 * reached[-1], reached - 0.5 * weights[order], values[order]))
 
 
 def _roofline_us(values: dict[str, float], inputs: Inputs, multiprocessors: int, one_row: bool) -> Floats:

@@ -10,19 +10,21 @@ knows nothing.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from itertools import chain
 from operator import attrgetter
 
 import msgspec
 
 from latpred.errors import UsageError
 from latpred.graph.graph import Affine, ModelGraph, Op, all_ops, rewritten
-from latpred.ops.families import CAUSAL, STRIDED_MASK, root
+from latpred.ops.families import CAUSAL, GROUPED, MATH, STRIDED_MASK, root
 from latpred.query import HALVES
 from latpred.storage import IdentityCache
 
 _ELEMENT_BYTES = {"float16": 2, "bfloat16": 2, "float64": 8}
 _FUSED = "scaled_dot_product_"  # in the names of calls that compute it as a whole
+MOST_OPS = 20_000  # whose rewriting is kept
 REWRITTEN = "attention in parts is worked out from the fused calls of the model"
 _PRODUCTS = ("bmm", "attention", "gemm", "conv")
 
@@ -86,6 +88,10 @@ def _is_fused(op: Op) -> bool:
     return _FUSED in op.name and op.dims.keys() >= {"batch", "heads", "queries", "keys", "head_dim"}
 
 
+def _is_causal(op: Op) -> bool:
+    return op.family.startswith(CAUSAL)
+
+
 def itemsize(op: Op) -> int:
     """Bytes of each number that an op computes with."""
     return _ELEMENT_BYTES.get(op.dtype, 4)
@@ -101,7 +107,7 @@ def _parts_of(op: Op, at_one: bool, autocast: bool, scales_scores: bool) -> Iter
         yield op
         return
     head_dim, (queries, keys, scores, rows) = op.dims["head_dim"], _sizes(op)
-    masked = op.family == CAUSAL or bool(op.dims.get("masked", Affine(0)).constant)
+    masked = _is_causal(op) or bool(op.dims.get("masked", Affine(0)).constant)
     scales_scores = scales_scores and not masked
     scaled = elementwise(op, "mul", "elementwise.mul", scores if scales_scores else queries)
     scaled = msgspec.structs.replace(scaled, **op.calls._asdict())
@@ -252,18 +258,28 @@ def attention_on_cuda(ops: Sequence[Op]) -> list[Op]:
 _in_math: IdentityCache[ModelGraph, ModelGraph] = IdentityCache()
 
 
-def masked_attention_on_cuda(graph: ModelGraph) -> ModelGraph:
-    """The graph with attention under masks that repeat one value along their rows as CUDA runs it: in many kernels.
+def math_attention_on_cuda(graph: ModelGraph) -> ModelGraph:
+    """The graph with attention that no kernel of CUDA takes as CUDA runs it: in many kernels.
 
-    Models of some versions of transformers (5.17) make such a mask while they are captured or scripted.
+    No kernel takes other than four dimensions or rows in pieces, of a mask as well, as models of some versions of
+    transformers (5.17) make it while they are captured or scripted. Heads of keys that serve several of queries are
+    taken in half precision without a mask alone.
     """
-    if not any(op.family == STRIDED_MASK for op in all_ops(graph)):
+    if not any(map(_is_math, all_ops(graph))):
         return graph
     return _in_math.get(graph, lambda _: rewritten(graph, _with_math))
 
 
+def _is_math(op: Op) -> bool:
+    if not _is_fused(op):
+        return False
+    if op.family.endswith(GROUPED):
+        return itemsize(op) > 2 or bool(op.dims["masked"].constant)
+    return op.family.endswith((MATH, STRIDED_MASK))
+
+
 def _with_math(ops: Sequence[Op]) -> list[Op]:
-    return [part for op in ops for part in (_issued_by(op) if op.family == STRIDED_MASK else (op,))]
+    return [part for op in ops for part in (_issued_by(op) if _is_math(op) else (op,))]
 
 
 def _issued_by(op: Op) -> list[Op]:
@@ -278,35 +294,141 @@ def _issued_by(op: Op) -> list[Op]:
 def _math_on_cuda(op: Op) -> Iterator[Op]:
     """What CUDA runs for a call of attention that none of its kernels takes (`_scaled_dot_product_attention_math`).
 
-    It computes in fp32. A batch of several is copied to where the products want it. Softmax gives rows that are masked
-    whole zeros, which takes four more kernels, and the weights are cast back as well, though nobody asks for them.
+    It computes in fp32. Heads of keys and values that serve several are repeated. A batch of several is copied to where
+    the products want it. The weights are cast back as well, though nobody asks for them.
     """
-    head_dim, (queries, keys, scores, rows) = op.dims["head_dim"], _sizes(op)
-    several, single = op.dims["batch"] != Affine(1), msgspec.structs.replace(op, dtype="float32")
-    half = itemsize(op) < itemsize(single)
-    for elements in (queries, keys, keys) if half else ():
+    head_dim, (queries, keys, scores, _) = op.dims["head_dim"], _sizes(op)
+    grouped, several = op.family.endswith(GROUPED), op.dims["batch"] != Affine(1)
+    half = itemsize(op) < 4
+    single = msgspec.structs.replace(op, dtype="float32") if half else op
+    held = (op.read_bytes // itemsize(op) - queries) // 2 if grouped else keys  # elements of keys, as of values
+    for elements in (queries, held, held) if half else ():
         yield _cast(op, elements, single)
-    for elements in (queries, keys):
-        yield elementwise(single, "mul", "elementwise.nested.mul", elements)
+    yield elementwise(single, "mul", "elementwise.nested.mul", queries)
+    if _is_causal(op):
+        yield from _causal_mask(single)
+    for _ in range(2 * grouped):
+        yield _kernel(
+            single, "clone", "copy.nested.clone", "copy.strided", {"numel": keys, "run": head_dim}, held, keys
+        )
+    yield elementwise(single, "mul", "elementwise.nested.mul", keys)
     if several:
         yield _copy(single, "nested.reshape", queries, head_dim)
-        yield _copy(single, "nested.reshape", keys, Affine(1))
+        if not grouped:
+            yield _copy(single, "nested.reshape", keys, Affine(1))
     yield _product(single, "nested.bmm", "keys", "head_dim")
-    yield elementwise(single, "add_", "elementwise.nested.add_", scores)
-    yield _kernel(single, "softmax", "softmax.nested.softmax", "softmax.softmax", rows, scores, scores)
-    masked = elementwise(single, "eq", "elementwise.nested.eq", scores)
-    yield msgspec.structs.replace(masked, write_bytes=scores)  # a byte each
-    whole = _kernel(single, "all", "reduction.nested.all", "reduction.all", rows, Affine(0), Affine(0))
-    yield msgspec.structs.replace(whole, read_bytes=scores)
-    one = {"numel": Affine(1)}
-    yield _kernel(single, "scalar_tensor", "factory.nested.fill", "factory.fill", one, Affine(0), Affine(1))
-    yield elementwise(single, "where", "elementwise.nested.where", scores)
-    if several:
+    if _is_causal(op) or op.dims["masked"].constant:
+        yield elementwise(single, "add_", "elementwise.nested.add_", scores)
+    yield from _safe_softmax(single)
+    if several and not grouped:
         yield _copy(single, "nested.reshape", keys, head_dim)
+    if half:
+        yield _cast(single, scores, op)
     yield _product(single, "nested.bmm", "head_dim", "keys")
-    for elements in (queries, scores) if half else ():
-        yield _cast(single, elements, op)
-    yield _copy(op, "reshape", queries, head_dim)  # which a view does where heads come out side by side
+    if half:
+        yield _cast(single, queries, op)
+    if not op.family.endswith(MATH):  # whose results were traced as they come out
+        yield _copy(op, "reshape", queries, head_dim)  # which a view does where heads come out side by side
+
+
+def _safe_softmax(op: Op) -> Iterator[Op]:
+    """The softmax of scores; rows that are masked whole become zeros, which takes four more kernels, mask or none."""
+    _, _, scores, rows = _sizes(op)
+    yield _kernel(op, "softmax", "softmax.nested.softmax", "softmax.softmax", rows, scores, scores)
+    yield _of_truth(elementwise(op, "isneginf", "elementwise.nested.isneginf", scores), written=scores)
+    whole = _kernel(op, "all", "reduction.nested.all", "reduction.any", rows, Affine(0), Affine(0))
+    yield _of_truth(whole, read=scores)
+    yield _number(op)
+    yield elementwise(op, "where", "elementwise.nested.where", scores)
+
+
+def _causal_mask(op: Op) -> Iterator[Op]:
+    """A mask of truth values that hides what comes later, and numbers made of it."""
+    size = op.dims["queries"] * op.dims["keys"]
+    ones = _kernel(op, "ones", "factory.nested.ones", "factory", {"numel": size}, Affine(0), size)
+    yield _of_truth(ones, written=size)
+    yield _of_truth(elementwise(op, "tril", "elementwise.nested.tril", size), read=size, written=size)
+    yield _number(op)
+    yield _number(op)
+    yield _of_truth(elementwise(op, "where", "elementwise.nested.where", size), read=size)
+
+
+def _number(op: Op) -> Op:
+    """One number that is made a tensor of."""
+    one = {"numel": Affine(1)}
+    return _kernel(op, "scalar_tensor", "factory.nested.scalar_tensor", "factory", one, Affine(0), Affine(1))
+
+
+def _of_truth(op: Op, read: Affine | None = None, written: Affine | None = None) -> Op:
+    """A kernel that reads or writes so many truth values, of a byte each."""
+    reads, writes = op.read_bytes if read is None else read, op.write_bytes if written is None else written
+    return msgspec.structs.replace(op, read_bytes=reads, write_bytes=writes)
+
+
+class PerOp:
+    """What a function makes of ops; the same objects each time for ops that graphs share, as those of a supernet do."""
+
+    def __init__(self, rewrite: Callable[[Op], Iterable[Op]]) -> None:
+        self._rewrite = rewrite
+        self._by_op: dict[int, tuple[Op, ...]] = {}
+        self._ops: list[Op] = []  # kept, so that nothing else gets their identities
+
+    def __call__(self, ops: tuple[Op, ...]) -> Iterator[Op]:
+        if len(self._ops) > MOST_OPS:
+            self._by_op, self._ops = {}, []
+        made = list(map(self._by_op.get, map(id, ops)))  # a search prices the same ops again and again
+        if None in made:
+            made = [self._by_op.get(id(op)) or self._made(op) for op in ops]
+        return chain.from_iterable(made)  # type: ignore[arg-type]
+
+    def _made(self, op: Op) -> tuple[Op, ...]:
+        made = self._by_op[id(op)] = tuple(self._rewrite(op))
+        self._ops.append(op)
+        return made
+
+
+def biases_on_cuda(graph: ModelGraph) -> ModelGraph:
+    """The graph with biases of convolutions as eager PyTorch and TorchScript have CUDA add them: by themselves."""
+    if graph.runtime not in ("eager", "cuda-graphs", "torchscript"):
+        return graph
+    return _biased.get(graph, lambda _: rewritten(graph, _with_biases))
+
+
+def _with_bias(op: Op) -> Iterator[Op]:
+    scripted = root(op.host_class) == _NODE
+    return bias_added(op, f"{_NODE}.elementwise.nested" if scripted else "elementwise.nested.add_")
+
+
+_biased: IdentityCache[ModelGraph, ModelGraph] = IdentityCache()
+_with_biases = PerOp(_with_bias)
+
+
+def bias_added(op: Op, host_class: str) -> Iterator[Op]:
+    """A convolution without its bias, and the kernel that adds it to what cudnn gives; any other op as it is.
+
+    PyTorch's own kernel of depthwise convolutions adds biases itself. It runs those that do not lie channels last.
+    """
+    bias = _bias_bytes(op)
+    if not bias:
+        yield op
+        return
+    held = "weight_bytes" if op.weight_bytes.constant else "read_bytes"  # under autocast copies, which are activations
+    yield msgspec.structs.replace(op, **{held: getattr(op, held) - Affine(bias)})
+    added = elementwise(op, "add_", host_class, op.write_bytes // itemsize(op))
+    yield msgspec.structs.replace(added, weight_bytes=Affine(bias))
+
+
+def _bias_bytes(op: Op) -> int:
+    """Bytes that a convolution of cudnn reads beside its input and filters: of its bias, or none."""
+    family = root(op.family)
+    if not family.startswith("conv") or (family == "conv_depthwise" and "channels_last" not in op.family):
+        return 0
+    # At batch 1: where each sample makes filters of its own, channels and groups are proportional to the batch.
+    size = {name: count.at(1) for name, count in op.dims.items()}
+    filters = size["c_out"] * size["c_in"] // size["groups"] * size["kernel_h"] * size["kernel_w"]
+    given = size["batch"] * size["c_in"] * size["h_in"] * size["w_in"]
+    bias = size["c_out"] * itemsize(op)
+    return bias if (op.weight_bytes + op.read_bytes).at(1) - (filters + given) * itemsize(op) >= bias else 0
 
 
 def _suits_one_kernel(scores: Op) -> bool:

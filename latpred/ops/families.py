@@ -52,7 +52,10 @@ DIMS: dict[str, tuple[str, ...]] = {
     "other": ("numel",),
 }
 CAUSAL = "attention.causal"
-STRIDED_MASK = "attention.strided_mask"  # whose rows are not in one piece: only CPUs take it in one kernel
+# What a family of attention ends in that not every device takes in one kernel: CPUs have none; no device has one; rows
+# of a mask in pieces, which CPUs alone take; heads of keys that serve several of queries, which CUDA takes in half
+# precision without a mask.
+UNFUSED, MATH, STRIDED_MASK, GROUPED = ".unfused", ".unfused.math", ".strided_mask", ".grouped"
 MAY_LACK = frozenset({"matrices", "kernel_d"})  # dimensions that are 0 where a formula does not give them
 
 

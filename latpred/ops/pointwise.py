@@ -92,11 +92,6 @@ def group_norm(input: Tensor, num_groups: int, *_: Any, out: Any) -> Work:
     return Work("norm.group_norm", _slices(input, numel(input) // (input.shape[0] * num_groups)))
 
 
-@cost("aten::instance_norm")
-def instance_norm(input: Tensor, *_: Any, out: Any) -> Work:
-    return Work("norm.instance_norm", _slices(input, prod(input.shape[2:])))
-
-
 @cost(
     *("aten::batch_norm", "aten::native_batch_norm", "aten::_native_batch_norm_legit_no_training"),
     *("aten::cudnn_batch_norm", "aten::_batch_norm_impl_index"),
@@ -124,7 +119,7 @@ def _softmax(kind: str, self: Tensor, dim: int, *_: Any, out: Any, **__: Any) ->
     return Work(f"softmax.{kind}{_across(self, dim)}", _along(self, dim))
 
 
-cost("aten::softmax", "aten::_softmax", "aten::_safe_softmax")(partial(_softmax, "softmax"))
+cost("aten::softmax", "aten::_softmax")(partial(_softmax, "softmax"))
 cost("aten::log_softmax", "aten::_log_softmax")(partial(_softmax, "log_softmax"))
 
 
@@ -154,9 +149,9 @@ _SAME_CODE = {
 }
 for _name in (
     *("sum", "mean", "amax", "amin", "aminmax", "max", "min", "any", "all", "prod", "std", "var", "std_mean"),
-    *("var_mean", "argmax", "argmin", "logsumexp", "norm", "linalg_vector_norm", "nansum", "median", "mode"),
+    *("var_mean", "argmax", "argmin", "norm", "linalg_vector_norm", "nansum", "median", "mode"),
     *("count_nonzero", "cumsum", "cumprod", "cummax", "cummin", "logcumsumexp", "diff", "histc", "bincount"),
-    *("equal", "cosine_similarity", "_is_all_true", "_is_any_true"),
+    *("equal", "_is_all_true", "_is_any_true"),
 ):
     cost(f"aten::{_name}")(partial(_reduction, _SAME_CODE.get(_name, _name)))
 

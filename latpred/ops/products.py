@@ -14,7 +14,10 @@ from latpred.ops.families import (
     CAUSAL,
     CONV_DIMS,
     DIMS,
+    GROUPED,
+    MATH,
     STRIDED_MASK,
+    UNFUSED,
     Tensor,
     Work,
     cost,
@@ -58,16 +61,17 @@ cost("aten::addmm", "aten::_addmm_activation", "aten::baddbmm", "aten::addbmm")(
 
 
 def _times_vector(place: int, *args: Any, out: Any, **_: Any) -> Work:
-    """A matrix or a vector, at some argument, times a vector."""
+    """Rows of a matrix, or a vector, at some argument times the vector behind it; `inner` takes rows there as well."""
     k = args[place].shape[-1]
-    return gemm(numel(args[place]) // k if k else 0, 1, k)
+    m, n = (numel(one) // k if k else 0 for one in args[place : place + 2])
+    return gemm(m, n, k)
 
 
-cost("aten::mv", "aten::dot", "aten::vdot", "aten::inner")(partial(_times_vector, 0))
+cost("aten::mv", "aten::dot", "aten::vdot")(partial(_times_vector, 0))
 cost("aten::addmv")(partial(_times_vector, 1))
 
 
-@cost("aten::addr", "aten::outer", "aten::ger")
+@cost("aten::addr")
 def outer(*args: Tensor, out: Tensor, **_: Any) -> Work:
     return gemm(out.shape[0], out.shape[1], 1)
 
@@ -86,18 +90,18 @@ def matmul(self: Tensor, other: Tensor, *, out: Tensor) -> Work:
 
 @cost("aten::_grouped_mm")
 def grouped_mm(self: Tensor, mat2: Tensor, *_: Any, out: Any, **__: Any) -> Work:
-    """Rows sorted by expert, each times its expert's matrix."""
-    k, n = self.shape[-1], mat2.shape[-1]
-    return gemm(prod(self.shape[:-1]), n, k, "gemm.grouped")
+    """Rows sorted by expert, each times its expert's matrix; what no row meets is not read."""
+    rows, (*experts, k, n) = prod(self.shape[:-1]), mat2.shape
+    read = min(rows, prod(experts)) * k * n * int(mat2.dtype.itemsize)
+    return gemm(rows, n, k, "gemm.grouped")._replace(reads={1: read})
 
 
-@cost("aten::bilinear", "aten::_trilinear")
-def bilinear(input1: Tensor, input2: Tensor, weight: Tensor, *_: Any, out: Tensor, **__: Any) -> Work:
-    """`x1 A x2 + b` for each output feature."""
-    return gemm(numel(out), weight.shape[-1], weight.shape[-2])
+def grouped_mm_by_expert(self: Tensor, mat2: Tensor, *_: Any, out: Any, **__: Any) -> Work:
+    """The same in a product for each expert, those without rows counted as well: no batch has fewer than another."""
+    return grouped_mm(self, mat2, out=out)._replace(launches=mat2.shape[0])
 
 
-def attention(query: Tensor, key: Tensor, value: Tensor, masked: bool, causal: bool, *, fused: bool = True) -> Work:
+def attention(query: Tensor, key: Tensor, value: Tensor, masked: bool, causal: bool, leaf: str = "") -> Work:
     """Scores and weighted sum. A causal mask is counted in full: only some backends skip the upper half."""
     heads = query.shape[-3] if len(query.shape) > 2 else 1
     *_, queries, head_dim = query.shape
@@ -105,13 +109,17 @@ def attention(query: Tensor, key: Tensor, value: Tensor, masked: bool, causal: b
     sizes = (prod(query.shape[:-3]), heads, queries, keys, head_dim, int(masked))
     dims = dict(zip(DIMS["attention"], sizes, strict=True))
     macs = prod(query.shape[:-1]) * keys * (head_dim + value.shape[-1])
-    return Work(CAUSAL if causal else "attention" if fused else "attention.unfused", dims, macs)
+    return Work(f"{CAUSAL if causal else 'attention'}{leaf}", dims, macs)
 
 
-def suits_one_kernel(query: Tensor, key: Tensor, value: Tensor, mask: Tensor | None) -> bool:
-    """Whether fused kernels take what attention is given: four dimensions, of a mask two or four, rows in one piece."""
-    rows = len(query.shape) == 4 and all(map(lies_in_rows, (query, key, value)))
-    return rows and (mask is None or len(mask.shape) in (2, 4))
+def suits_kernels(query: Tensor, key: Tensor, value: Tensor) -> bool:
+    """Whether fused kernels take what attention is given: four dimensions, rows in one piece."""
+    return len(query.shape) == 4 and all(map(lies_in_rows, (query, key, value)))
+
+
+def suits_cpu(query: Tensor, value: Tensor, mask: Tensor | None) -> bool:
+    """Whether a CPU's does as well: it wants values as wide as queries, and of a mask two or four dimensions."""
+    return query.shape[-1] == value.shape[-1] and (mask is None or len(mask.shape) in (2, 4))
 
 
 @cost("aten::scaled_dot_product_attention")
@@ -128,12 +136,17 @@ def scaled_dot_product_attention(
 ) -> Work:
     """Torch's attention, whichever backend serves it.
 
-    A CPU's kernel wants heads as wide in the values as in the queries, too; what suits none is computed in parts.
+    What some devices have no kernel for has a family of its own.
     """
-    fused = query.shape[-1] == value.shape[-1] and suits_one_kernel(query, key, value, attn_mask)
-    work = attention(query, key, value, attn_mask is not None, is_causal, fused=fused)
-    strided = fused and attn_mask is not None and not lies_in_rows(attn_mask)
-    return work._replace(family=STRIDED_MASK) if strided else work
+    if not suits_kernels(query, key, value):
+        leaf = MATH
+    elif not suits_cpu(query, value, attn_mask):
+        leaf = UNFUSED
+    elif attn_mask is not None and not lies_in_rows(attn_mask):
+        leaf = STRIDED_MASK
+    else:
+        leaf = "" if query.shape[1] == key.shape[1] else GROUPED
+    return attention(query, key, value, attn_mask is not None, is_causal, leaf)
 
 
 def _named_backend(place: int, query: Tensor, key: Tensor, value: Tensor, *rest: Any, out: Any, **options: Any) -> Work:

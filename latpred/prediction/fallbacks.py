@@ -21,7 +21,7 @@ from latpred.prediction.clocks import Z90
 from latpred.prediction.kernel_times import KernelEstimate, KernelModel, roofline
 from latpred.profile import gpus
 from latpred.profile.datasheet import LAUNCH_US, mode_of, short
-from latpred.profile.document import FITTED, DeviceProfile, DispatchFit, KernelFit, decode
+from latpred.profile.document import ADAPTED, FITTED, DeviceProfile, DispatchFit, KernelFit, decode
 from latpred.query import HALVES
 from latpred.runtimes.cuda_graphs import REPLAY
 
@@ -145,11 +145,20 @@ _P90 = re.compile(r"([\d.]+)% p90")
 _MOST_LOW = 0.99  # a prediction that is 100 % too low is none
 
 
+def as_wide_as(log_std: float, fit: DispatchFit) -> DispatchFit:
+    """A runtime's fit with spreads no narrower than a standard deviation."""
+    busy = None if fit.busy_spread is None else max(fit.busy_spread, log_std)
+    return msgspec.structs.replace(fit, spread=max(fit.spread, log_std), busy_spread=busy)
+
+
 def least_log_std(profile: DeviceProfile, runtime: str) -> float:
     """Standard deviation of the log error that the gate found, where it failed; 0 where it passed or there is none.
 
-    The gate of a fit to published tables is models that were left out. Datasheets have none, and state their spreads.
+    The gate of a fit to published tables is models that were left out. Datasheets have none, and state their spreads,
+    as adapted profiles do: the errors of an earlier gate are part of those, or have given way to errors left out.
     """
+    if ADAPTED in profile.protocol:
+        return 0.0
     gate = profile.acceptance
     if profile.provenance == FITTED and not gate.runtimes.get(runtime, gate.passed):
         own = f", {runtime}" if runtime in gate.runtimes else ""

@@ -22,11 +22,11 @@ from latpred import runtimes
 from latpred.errors import ProfileError, RuntimeRefusalError, UsageError
 from latpred.graph.features import Floats
 from latpred.graph.graph import CONTIGUOUS, Coverage, Ints, ModelGraph, Schedule, grows
-from latpred.graph.rewrites import attended, masked_attention_on_cuda, self_attention_on_cuda
+from latpred.graph.rewrites import attended, biases_on_cuda, math_attention_on_cuda, self_attention_on_cuda
 from latpred.host import Slowdown
 from latpred.prediction import clocks, fallbacks, host_swap
 from latpred.prediction.clocks import Z90, BatchThresholds, CurveSamples, last_false
-from latpred.prediction.fallbacks import least_log_std
+from latpred.prediction.fallbacks import as_wide_as, least_log_std
 from latpred.prediction.kernel_times import LARGE_BLOCK, resident_share, trimmed_bytes
 from latpred.prediction.prediction import ClassCosts, Curve, Prediction, Provenance, Setting, joined
 from latpred.prediction.pricing import Priced, PriceList
@@ -266,7 +266,8 @@ class Predictor:
             # What was fitted to tables of whole models has their host classes; kernels as small as those of attention
             # under some masks are not known well enough there to be many.
             return as_run_in(self.era or TORCH_2, graph, runtime, self._prices.gpu)
-        return masked_attention_on_cuda(self_attention_on_cuda(graph)) if self.profile.device.kind == "cuda" else graph
+        on_cuda = self.profile.device.kind == "cuda"
+        return biases_on_cuda(math_attention_on_cuda(self_attention_on_cuda(graph))) if on_cuda else graph
 
     def __reduce__(self) -> tuple[Any, ...]:
         """The profile, packed, the caveats and the speed: processes that get it several times make it once."""
@@ -279,7 +280,7 @@ class Predictor:
     def _runtime_fit(self, runtime: str) -> _RuntimeFit:
         if runtime not in self._runtimes:
             lowering.demand_suited(runtime, self.target)
-            dispatch, least = self._prices.dispatch(runtime), least_log_std(self.profile, runtime)
+            dispatch = as_wide_as(least_log_std(self.profile, runtime), self._prices.dispatch(runtime))
             device = self.profile.device
             if dispatch.gap_us is not None:  # kernels of a replayed graph follow each other faster than in a stream
                 device = msgspec.structs.replace(device, gap_us=dispatch.gap_us)
@@ -288,8 +289,8 @@ class Predictor:
                 traced_by=lowering.traced_by(runtime, self.era),
                 device=device,
                 host_log_std=dispatch.host_spread,
-                log_std=max(dispatch.spread, least),
-                busy_log_std=max(dispatch.device_spread, least),
+                log_std=dispatch.spread,
+                busy_log_std=dispatch.device_spread,
             )
         return self._runtimes[runtime]
 
@@ -353,8 +354,8 @@ class Predictor:
         row_us = priced.row_counts[:, None] * rows.us
         executing = row_us.sum(axis=0)
         kernel_variance = _kernel_variance(priced, rows.log_std, row_us, fit.log_std)
-        device_log_std = np.sqrt(fit.log_std**2 + kernel_variance)
-        slower = np.exp(shift * np.hypot(device_log_std, fit.host_log_std))  # one clock over the other
+        # One clock over the other.
+        slower = np.exp(shift * np.sqrt(fit.busy_log_std**2 + kernel_variance + fit.host_log_std**2))
         kernels = rows.us[priced.kernel_row] * (priced.kernel_share[:, None] * slower)
         beside = self._beside_us(graph, priced, batches, options)
         idle = len(kernels) * device.gap_us if device.asynchronous else beside
@@ -365,7 +366,6 @@ class Predictor:
         sensitivity = np.log(more / plain) / np.log1p(_NUDGE) if len(kernels) else np.zeros(len(batches))
         by_device = np.clip(sensitivity, 0.0, 1.0)
         network = fit.log_std + by_device * (fit.busy_log_std - fit.log_std)
-        kernel_part = (device_log_std**2 - fit.log_std**2) * sensitivity**2
         host_log_std = fit.host_log_std * (1.0 - by_device)
         return _Passes(
             priced=priced,
@@ -373,7 +373,7 @@ class Predictor:
             compute_us=executing * slower + idle,
             executing_us=executing * slower,
             latency_us=plain + beside,
-            log_std=np.sqrt(network**2 + kernel_part + host_log_std**2),
+            log_std=np.sqrt(network**2 + kernel_variance * sensitivity**2 + host_log_std**2),
             host_log_std=host_log_std,
             memory_bound=2.0 * (row_us * rows.memory_bound).sum(axis=0) > executing,
             class_host_us=priced.class_steps @ host,

@@ -49,8 +49,8 @@ CALL = "call"  # the step that stands for what a forward pass costs before its f
 
 TIME = "time"
 SIZES = (TIME, "window", "channels")
-"""Sizes that a correction may be of: the kernel's own time in microseconds, and two of convolutions: the taps of the
-window, and the geometric mean of the channels it reads and writes."""
+"""Sizes that a correction may be of: the kernel's own time in microseconds, at full speed and before factors on its
+family, and two of convolutions: the taps of the window, and the geometric mean of the channels it reads and writes."""
 
 _LIVE_BYTES, _HOST_CLASS = map(attrgetter, ("live_bytes", "host_class"))
 # What is known of a row whatever the batch; bytes are constant and per sample.
@@ -254,14 +254,17 @@ class KernelRows:
             each[..., _READS] += found
             times = model.times(each.reshape(-1, each.shape[2]), np.repeat(facts["leaf_scale"], len(batches)))
             shape = len(rows), len(batches)
-            us[places], memory_bound[places] = times.us.reshape(shape), times.memory_bound.reshape(shape)
+            full_us, memory_bound[places] = times.us.reshape(shape), times.memory_bound.reshape(shape)
             log_std[places] = np.maximum(times.log_std.reshape(shape), facts["least_log_std"][:, None])
-            for size_correction in self._size_corrections:
-                us[places] *= size_corrected(size_correction, us[places])
-            us[places] *= slower_kernels(self._slowdown, model.fit.family, each)
+            us[places] = full_us * slower_kernels(self._slowdown, model.fit.family, each)
             if self._device.fresh_bytes_per_us and each[..., _BYTES].max() >= LARGE_BLOCK:
                 fresh = fresh_bytes(model.fit.family, each.reshape(-1, each.shape[2]), self._threads).reshape(shape)
-                us[places] += facts["fresh"][:, None] * fresh / self._device.fresh_bytes_per_us
+                waiting_us = facts["fresh"][:, None] * fresh / self._device.fresh_bytes_per_us
+                us[places], full_us = us[places] + waiting_us, full_us + waiting_us
+            size = full_us / model.fit.scale
+            for size_correction in self._size_corrections:
+                factor = size_corrected(size_correction, size)
+                us[places], size = us[places] * factor, size * factor
         return KernelEstimate(us, log_std, memory_bound != 0.0)
 
     def _first_seen(self, op: Op, family: str) -> int:

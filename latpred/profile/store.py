@@ -56,6 +56,13 @@ def owner(machine: Machine) -> Owner:
     return Owner.ALIKE if machine.machine_id and here and machine.machine_id != here else Owner.THIS
 
 
+def same_machine(one: Machine, other: Machine) -> bool:
+    """Whether two are one machine: by the id where both have one, as names change, else by the name."""
+    if one.machine_id and other.machine_id:
+        return one.machine_id == other.machine_id
+    return one.hostname_hash == other.hostname_hash
+
+
 def difference(machine: Machine) -> str:
     """The first thing about the hardware that is not as here, as "here …"; "" where all that is known agrees."""
     if machine.cpu != host.cpu_name():
@@ -110,10 +117,12 @@ def file_of(name: str) -> Path:
     return storage.document_path(directory(), told, "profile", "cpu-laptop", ProfileError)
 
 
-def name_here(name: str) -> str:
-    """A name for a profile of this machine, of which another machine that shares the folder has none of that name."""
+def name_here(name: str, device: str) -> str:
+    """A name for a profile of a device of this machine that is of no other device, nor of another machine as yet."""
     with suppress(ProfileError):  # of a file that is not there, or that nobody can read
-        return apart(name, _read(file_of(name)).machine)
+        name = apart(name, _read(file_of(name)).machine)
+        if _read(file_of(name)).device.name != device:  # "cuda:0" is whichever GPU comes first
+            name = f"{name}-{device}"
     return name
 
 
@@ -353,7 +362,7 @@ def mismatch(then: Machine, now: Machine) -> list[str]:
         ("the processor's model", then.cpu_model or now.cpu_model, now.cpu_model),
         ("the number of cores", then.cores, now.cores),
         ("the accelerator", then.accelerator, now.accelerator),
-        ("the driver", then.driver, now.driver),
+        ("the driver", then.driver or now.driver, now.driver or then.driver),
         ("the operating system", then.system, now.system),
         *threads,
         *((name, then.stack[name], now.stack[name]) for name in sorted(then.stack.keys() & now.stack.keys())),

@@ -7,17 +7,17 @@ know nothing of this, and neither do profiles that were measured with the instal
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Iterator
 from contextlib import contextmanager
 from contextvars import ContextVar
 from functools import lru_cache, partial, reduce
-from itertools import chain, groupby
+from itertools import groupby
 from typing import NamedTuple
 
 import msgspec
 
 from latpred.graph.graph import NO_PYTHON, Affine, ModelGraph, Op, rewritten
-from latpred.graph.rewrites import elementwise, itemsize, self_attention_on_cuda, unfused, view
+from latpred.graph.rewrites import PerOp, bias_added, biases_on_cuda, self_attention_on_cuda, unfused, view
 from latpred.ops.families import root
 from latpred.profile.gpus import Spec
 from latpred.query import AMP, HALVES
@@ -39,7 +39,6 @@ LIBRARY_CLASSES = {  # host classes of families that libraries serve
     "bmm": "gemm",
     "embedding": "index",
 }
-MOST_OPS = 20_000  # whose rewriting is kept
 _rewritten: IdentityCache[ModelGraph, dict[tuple[str, str], ModelGraph]] = IdentityCache()
 _ERA: ContextVar[str] = ContextVar("era", default="")
 
@@ -97,16 +96,18 @@ def as_run_in(era: str, graph: ModelGraph, runtime: str = "eager", gpu: Spec | N
     """The eager graph of a model as a runtime of an era ran it; the graph itself where nothing differs.
 
     In the days of PyTorch 1.12 models of transformers did not read values back from the device, attention was several
-    calls that scaled its scores, a convolution's bias was a kernel of its own, a one-dimensional convolution went
-    through two dimensions, and what a convolution or normalisation cost the host depended on its groups and on the
-    precision. Eras are of GPUs: later ones have CUDA's kernel of self-attention.
+    calls that scaled its scores, a one-dimensional convolution went through two dimensions, and what a convolution or
+    normalisation cost the host depended on its groups and on the precision. Eras are of GPUs: in all of them biases of
+    convolutions are added by themselves, and later ones have CUDA's kernel of self-attention.
 
     What TorchScript fuses depends on the GPU, of which `gpu` is the datasheet; default: that of a recent one.
     """
     if era == TORCH_2:
         graph = self_attention_on_cuda(graph)
-    if not era or graph.runtime != "eager":
+    if not era:
         return graph
+    if graph.runtime != "eager":
+        return biases_on_cuda(graph)
     graphs = _rewritten.get(graph, lambda _: {})
     fuser = fuser_of(gpu) if era == TORCH_1_12 and runtime == TORCHSCRIPT else None
     key = era, "" if fuser is None else fuser.name
@@ -122,43 +123,21 @@ def rewrites(era: str, runtime: str) -> bool:
     return era == TORCH_1_12 and runtime in FROM_EAGER
 
 
-class _OlderOps:
-    """What a function makes of ops; the same objects each time for ops that graphs share, as those of a supernet do."""
-
-    def __init__(self, older: Callable[[Op], Iterable[Op]]) -> None:
-        self._older = older
-        self._by_op: dict[int, tuple[Op, ...]] = {}
-        self._ops: list[Op] = []  # kept, so that nothing else gets their identities
-
-    def __call__(self, ops: tuple[Op, ...]) -> Iterator[Op]:
-        if len(self._ops) > MOST_OPS:
-            self._by_op, self._ops = {}, []
-        older = list(map(self._by_op.get, map(id, ops)))  # a search prices the same ops again and again
-        if None in older:
-            older = [self._by_op.get(id(op)) or self._made(op) for op in ops]
-        return chain.from_iterable(older)  # type: ignore[arg-type]
-
-    def _made(self, op: Op) -> tuple[Op, ...]:
-        older = self._by_op[id(op)] = tuple(self._older(op))
-        self._ops.append(op)
-        return older
-
-
 @lru_cache(maxsize=8)
-def _older_ops(era: str, precision: str) -> _OlderOps:
-    return _OlderOps(partial(_torch_1_12, precision=precision) if era == TORCH_1_12 else _torch_2)
+def _older_ops(era: str, precision: str) -> PerOp:
+    return PerOp(partial(_torch_1_12, precision=precision) if era == TORCH_1_12 else _torch_2)
 
 
-def _torch_2(op: Op) -> tuple[Op]:
-    """An op with a class that tells convolutions apart."""
-    return (msgspec.structs.replace(op, host_class=_class_of(op.family, op.host_class, half=False)),)
+def _torch_2(op: Op) -> Iterator[Op]:
+    """An op with a class that tells convolutions apart, and the bias of one."""
+    named = msgspec.structs.replace(op, host_class=_class_of(op.family, op.host_class, half=False))
+    return bias_added(named, "elementwise.nested.add_")
 
 
 def _torch_1_12(op: Op, precision: str) -> Iterator[Op]:
     """An op as PyTorch 1.12 ran it: the bias of a convolution is added by itself, a flat one has two dimensions."""
-    # Under autocast some ops are in half precision, and filters and biases are copies, which count as activations.
+    # Under autocast some ops are in half precision.
     half = op.dtype in _HALF_DTYPES if precision in AMP else precision in HALVES
-    held = "read_bytes" if precision in AMP else "weight_bytes"
     named = msgspec.structs.replace(op, host_class=_class_of(op.family, op.host_class, half), syncs=0)
     if not root(op.family).startswith("conv"):
         yield named
@@ -169,22 +148,9 @@ def _torch_1_12(op: Op, precision: str) -> Iterator[Op]:
         yield msgspec.structs.replace(unsqueeze, **op.calls._asdict())
         yield unsqueeze
         named = msgspec.structs.replace(named, **NO_PYTHON)
-    bias = _bias_bytes(op, getattr(op, held).constant)
-    yield msgspec.structs.replace(named, **{held: getattr(op, held) - Affine(bias)})
-    if bias:
-        elements = op.write_bytes // itemsize(op)
-        added = elementwise(op, "add_", _half("elementwise.add", half), elements)
-        yield msgspec.structs.replace(added, weight_bytes=Affine(bias))
+    yield from bias_added(named, _half("elementwise.add", half))
     if flat:
         yield view(op, "squeeze", _half("view.squeeze", half))
-
-
-def _bias_bytes(op: Op, held: int) -> int:
-    """Bytes beyond the filters of what a convolution holds, which may be its input too."""
-    # At batch 1: where each sample makes filters of its own, channels and groups are proportional to the batch.
-    size = {name: op.dims[name].at(1) for name in ("c_in", "c_out", "groups", "kernel_h", "kernel_w")}
-    filters = size["c_out"] * size["c_in"] // size["groups"] * size["kernel_h"] * size["kernel_w"]
-    return max(0, min(held - filters * itemsize(op), size["c_out"] * itemsize(op)))
 
 
 def _class_of(family: str, host_class: str, half: bool) -> str:

@@ -6,7 +6,6 @@ A model that those tools refuse, and a graph without a model, get the runtime's 
 from __future__ import annotations
 
 import os
-import threading
 from dataclasses import replace
 from functools import cache, partial
 from typing import TYPE_CHECKING, Any
@@ -34,7 +33,6 @@ _REFUSED = "an estimate only: "  # how the note starts of a graph whose runtime 
 _UNASKED = "at batch {batch} alone {runtime} was not asked what it makes of the model: estimated from the eager trace"
 # How many times a model's weights a runtime's tools hold at once, as measured of BEiT-Large, VGG-19 and ViT-Huge.
 _COPIES = {"torchscript": 2, "onnxruntime": 6, "compile": 2}
-_TURN = threading.RLock()  # exporters and compilers keep marks of being at work for the whole process
 _estimates: IdentityCache[ModelGraph, dict[tuple[str, str], ModelGraph]] = IdentityCache()
 
 
@@ -172,13 +170,13 @@ def of_source(source: Source, runtime: str, target: str, batch: int | None = Non
         options, trace = f"{options}@{batch}", partial(trace_at, source, target, batch)
 
     def make() -> ModelGraph:
-        from latpred.sandbox.own_thread import no_autocast, without_modes
+        from latpred.sandbox.own_thread import TOOLS, no_autocast, without_modes
         from latpred.sandbox.untouched import put_back
 
         try:
             _demand_casts(tracer.traced_by, eager, target)
             _demand_memory(tracer.traced_by, eager)
-            with without_modes(), _TURN, put_back(source.roots, numbers=False), no_autocast():
+            with without_modes(), TOOLS.held(), put_back(source.roots, numbers=False), no_autocast():
                 return trace()
         except RuntimeRefusalError as error:
             if _is_passing(error):

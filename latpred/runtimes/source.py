@@ -22,7 +22,7 @@ from latpred.sandbox.fingerprint import fingerprint
 from latpred.sandbox.own_thread import without_modes
 from latpred.sandbox.untouched import Copier
 from latpred.tracing import trace
-from latpred.tracing.inputs import DTYPES, real
+from latpred.tracing.inputs import DTYPES, kept_dtypes, real
 from latpred.tracing.meta_module import Seeded, attend, cast_weights, make_meta_module
 from latpred.tracing.tracer import as_written, dtype_of_build, with_inputs
 from latpred.zoo.names import attention as built_with
@@ -65,9 +65,10 @@ def source_of(model: torch.nn.Module | str, inputs: Any = None, **options: Any) 
         _settle(made, wanted, last)
         return made
 
-    code = code_of(written, given.make(2))
+    kept = kept_dtypes(given, written) if wanted is None else frozenset()
+    code = code_of(written, given.make(min(graph.only, default=2)))
     retrace = partial(trace, model, inputs, **options)
-    return Source(graph, make, lambda batch: real(given.make(batch), dtype, last), retrace, code, roots)
+    return Source(graph, make, lambda batch: real(given.make(batch), dtype, last, kept), retrace, code, roots)
 
 
 def code_of(model: torch.nn.Module, inputs: Any = ()) -> str | None:

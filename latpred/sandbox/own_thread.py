@@ -10,6 +10,7 @@ from __future__ import annotations
 import dis
 import gc
 import logging
+import os
 import sys
 import threading
 import warnings
@@ -27,12 +28,38 @@ from torch._C import _len_torch_dispatch_stack, _len_torch_function_stack
 from torch.overrides import _pop_mode, _push_mode
 from torch.utils._python_dispatch import _disable_current_modes
 
-_LOCK = threading.Lock()
-_TURN = threading.RLock()
 _INHERITED = object()
+_collector_off = False  # by `no_collection`
 F = TypeVar("F", bound=Callable[..., Any])
 # Code, by identity, that runs with a model and is not its own: its calls are no Python of the model.
 UNCOUNTED: set[int] = set()
+
+
+def _in_children(renew: Callable[[], None]) -> None:
+    """Have something done in each process that is forked from this one, where it begins."""
+    if hasattr(os, "register_at_fork"):
+        os.register_at_fork(after_in_child=renew)
+
+
+class ThreadLock:
+    """A lock that threads of a process take turns with; a forked child, which has none of the others, finds it free."""
+
+    def __init__(self) -> None:
+        self._renew()
+        _in_children(self._renew)
+
+    def _renew(self) -> None:
+        self._lock = threading.RLock()
+
+    @contextmanager
+    def held(self) -> Iterator[None]:
+        """Within it, other threads wait."""
+        with self._lock:
+            yield
+
+
+_LOCK, _TURN = ThreadLock(), ThreadLock()
+TOOLS = ThreadLock()  # exporters and compilers keep marks of being at work for the whole process
 
 
 def uncounted(function: F) -> F:
@@ -48,14 +75,14 @@ def silenced() -> Iterator[None]:
     here.match = lambda _: threading.get_ident() == here.thread
     ignore: Any = ("ignore", here, Warning, None, 0)  # a filter of `warnings` matches whatever its `match` says
     filters: Any = warnings.filters
-    with _LOCK:
+    with _LOCK.held():
         filters.insert(0, ignore)
     try:
         with replaced(logging.Logger, "callHandlers", lambda *_: None):
             yield
     finally:
         here.thread = None
-        with _LOCK:
+        with _LOCK.held():
             # Another thread within `catch_warnings` works on a copy, and puts the original back.
             current: Any = warnings.filters
             for known in (filters, current):
@@ -67,7 +94,7 @@ def silenced() -> Iterator[None]:
 def replaced(owner: Any, name: str, function: Callable[..., Any]) -> Iterator[None]:
     """Let this thread find another function under an attribute of a module or class; others call the usual one."""
     thread = threading.get_ident()
-    with _LOCK:
+    with _LOCK.held():
         switch = vars(owner).get(name)
         if not isinstance(switch, _Switch):
             switch = _Switch(vars(owner).get(name, _INHERITED), getattr(owner, name))
@@ -76,7 +103,7 @@ def replaced(owner: Any, name: str, function: Callable[..., Any]) -> Iterator[No
     try:
         yield
     finally:
-        with _LOCK:
+        with _LOCK.held():
             switch.own[thread].pop()
             if not switch.own[thread]:
                 del switch.own[thread]
@@ -155,6 +182,13 @@ def _looks_on(hook: Any) -> bool:
 
 _STORES = ("STORE_SUBSCR", "STORE_SLICE")
 _HANDED_ON = ("UNPACK_SEQUENCE", "GET_ITER", "FOR_ITER")  # what they give is of the same source
+_PARTS = ("BINARY_SUBSCR", "BINARY_SLICE", "CALL", "CALL_KW", "CALL_FUNCTION_EX")  # of what their text begins with
+_APART = frozenset(  # attributes that share nothing with the tensor
+    {
+        *("shape", "size", "numel", "ndim", "dim", "item", "tolist"),
+        *("clone", "abs", "sum", "mean", "std", "var", "norm", "max", "min"),
+    }
+)
 
 
 def _writes(code: CodeType, given: set[str]) -> bool:
@@ -164,7 +198,7 @@ def _writes(code: CodeType, given: set[str]) -> bool:
     if any(isinstance(part, tuple) and not {"out", "inplace"}.isdisjoint(part) for part in code.co_consts):
         return True  # names of arguments
     source: str | None = None  # the variable that the latest value is taken from
-    begins: dict[tuple[int | None, int | None], str] = {}  # of each place in the text: the variable there
+    begins: dict[tuple[int | None, int | None], str | None] = {}  # of each place in the text: the variable there
     for step in dis.get_instructions(code):
         place = (step.positions.lineno, step.positions.col_offset) if step.positions else (None, None)
         names = step.argval if isinstance(step.argval, tuple) else (step.argval,)
@@ -182,8 +216,11 @@ def _writes(code: CodeType, given: set[str]) -> bool:
             if begins.get(place, begins.get((place[0], None))) in given:
                 return True
             source = None
+        elif step.opname in ("LOAD_ATTR", "LOAD_METHOD"):
+            begins[place] = source = None if step.argval in _APART else begins.get(place, source)
         elif step.opname not in _HANDED_ON:
-            source = begins.get(place) if step.opname == "BINARY_SUBSCR" else None
+            part = step.opname in _PARTS or step.argrepr == "[]"  # as Python 3.14 says BINARY_SUBSCR
+            source = begins.get(place) if part else None
     return False
 
 
@@ -315,11 +352,25 @@ def no_collection() -> Iterator[None]:
 
     It has one switch for all threads, so those that want it off take turns.
     """
-    with _TURN:
+    global _collector_off
+    with _TURN.held():
         enabled = gc.isenabled()
+        _collector_off = _collector_off or enabled
         gc.disable()
         try:
             yield
         finally:
             if enabled:
                 gc.enable()
+                _collector_off = False
+
+
+def _collect_again() -> None:
+    """Switch the collector on where a thread that is not in this process switched it off for a moment."""
+    global _collector_off
+    if _collector_off:
+        gc.enable()
+        _collector_off = False
+
+
+_in_children(_collect_again)

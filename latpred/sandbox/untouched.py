@@ -67,13 +67,12 @@ _PLAIN_CONTAINERS = frozenset({list, set, dict})  # which have no attributes
 _REGISTERED = frozenset({"_parameters", "_buffers", "_modules"})
 _UNUSED = frozenset({"_backward_hooks", "_backward_pre_hooks", "_state_dict_hooks", "_state_dict_pre_hooks"})
 _OF_EACH = frozenset(vars(torch.nn.Module()))
-_SPREAD = (torch.nn.DataParallel, torch.nn.parallel.DistributedDataParallel)  # what spreads a model over devices
+SPREAD = (torch.nn.DataParallel, torch.nn.parallel.DistributedDataParallel)  # what spreads a model over devices
 _COMPILED = "_compiled_call_impl"  # what nn.Module.compile() sets
 WITH_STATE = (random.Random, np.random.Generator, np.random.RandomState, itertools.count, itertools.cycle)
 _ITERATORS = frozenset({type(iter(())), type(iter([])), type(iter(range(0)))})
 # What an object is laid out as in memory, the most special first.
 _LAYOUTS = (defaultdict, OrderedDict, dict, list, set, deque, tuple, frozenset, SimpleNamespace, object)
-_unfinalized: weakref.WeakKeyDictionary[type, type] = weakref.WeakKeyDictionary()
 
 
 class _TooMuchError(Exception):
@@ -108,13 +107,11 @@ class Copier:
         """A module in evaluation mode, its parts and everything they hold."""
         if isinstance(source, torch.jit.ScriptModule):
             raise TraceError(
-                "the model is, or has in it, a TorchScript module, whose ops cannot be watched; give the nn.Module it "
-                "was made of"
+                "the model is or has a TorchScript module, whose ops cannot be watched; give the nn.Module behind it"
             )
         inner = source.__dict__.get("_modules", {}).get("_orig_mod")  # of torch.compile's wrapper
         self.compiled = self.compiled or inner is not None
-        if self._root is None and isinstance(source, _SPREAD):
-            inner = source.module
+        inner = source.module if self._root is None and isinstance(source, SPREAD) else inner
         if inner is not None:
             return self._remember(source, self.any(inner))  # type: ignore[no-any-return]
         self._root = self._root or source
@@ -139,6 +136,8 @@ class Copier:
             else:
                 state[name] = self.attribute(self._running(value) if name == "_forward_hooks" else value)
         state["training"] = False
+        if isinstance(source, torch.nn.DataParallel):
+            state["device_ids"] = []  # it then calls what it spreads, wherever that is
         return module
 
     def _running(self, hooks: OrderedDict[int, Any]) -> OrderedDict[int, Any]:
@@ -323,13 +322,13 @@ def _without_finalizer(kind: type) -> type:
     """The class; where it has a `__del__`, one that is the same without: a copy owns none of what that would close."""
     if not hasattr(kind, "__del__"):
         return kind
-    if kind not in _unfinalized:
-        namespace = {"__del__": lambda self: None, "__module__": kind.__module__, "__qualname__": kind.__qualname__}
-        try:
-            _unfinalized[kind] = type(kind)(kind.__name__, (kind,), namespace)
-        except Exception:  # a class that allows no other below it
-            return kind
-    return _unfinalized[kind]
+    below: list[type] = type.__subclasses__(kind)  # of which Python keeps none alive
+    known = (made for made in below if vars(made).get("__del__") is object.__init__)
+    namespace = {"__del__": object.__init__, "__module__": kind.__module__, "__qualname__": kind.__qualname__}
+    try:  # with a finalizer that does nothing
+        return next(known, None) or type(kind)(kind.__name__, (kind,), namespace)
+    except Exception:  # a class that allows no other below it
+        return kind
 
 
 def _is_sentinel(value: Any, kind: type) -> bool:

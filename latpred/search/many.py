@@ -6,7 +6,7 @@ Rows, and what is kept of an earlier run, are `resume`'s business, processes `wo
 from __future__ import annotations
 
 import os
-from collections.abc import Generator, Iterable, Sequence, Sized
+from collections.abc import Generator, Iterable, Mapping, Sequence, Sized
 from contextlib import closing
 from typing import TYPE_CHECKING, Any
 
@@ -95,6 +95,8 @@ def predict_many(
         When there is no profile of the device, or it does not cover what was asked.
     CandidateError
         With errors="raise", for the first candidate that fails.
+    WorkerError
+        When no worker finishes anything, or a runtime's tools have other settings or versions there than here.
 
     Examples
     --------
@@ -107,6 +109,8 @@ def predict_many(
         raise UsageError(f"errors={errors!r} is not known; choose from: {', '.join(ERRORS)}.")
     if _is_one(candidates):
         raise UsageError(f"{title(candidates)} is one candidate; give a list, as in [model].")
+    if isinstance(candidates, Mapping):
+        raise UsageError("a mapping has names that no row has; give its models alone: predict_many(models.values()).")
     options = Options(inputs, seq, image, precision, attention=attention, protocol=protocol)
     evaluator = Evaluator.of(device, batch, runtime, options)
     if n_jobs == 0:

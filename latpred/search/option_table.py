@@ -16,7 +16,7 @@ if TYPE_CHECKING:
     from latpred.search.supernet import Supernet
 
 DRAWS = 4  # architectures for each number that is fitted
-HELD_OUT = 0.2  # share of them that only tells how far off sums are
+HELD_OUT = 0.2  # share of the draws that only tell how far off sums are
 
 
 def latency_table(
@@ -47,7 +47,7 @@ def latency_table(
     DataFrame
         Rows with device, batch, runtime, label, option, latency_ms, error. The cheapest option of a label adds 0; the
         row with no label and no option is the network of these. error is the median relative error of sums, on
-        architectures that were not fitted.
+        architectures that were not fitted; NaN where the space is so small that all were.
 
     Examples
     --------
@@ -96,9 +96,10 @@ def drawn(counts: Sequence[int], rng: np.random.Generator) -> list[tuple[int, ..
 def additive(chosen: Sequence[Sequence[int]], counts: Sequence[int], latency_ms: Floats) -> tuple[Floats, float]:
     """What all architectures have and what each option adds to it, the least of a label nothing; and the error of sums.
 
-    The error is the median of architectures that had no part in the fit.
+    The error is the median of architectures that had no part in the fit, NaN without any.
 
-    >>> added, error = additive([(0, 0), (1, 0), (0, 1), (1, 1)] * 5, (2, 2), np.array([3.0, 5.0, 4.0, 6.0] * 5))
+    >>> chosen = [(0, 0), (1, 0), (0, 1), (0, 0), (1, 1)]
+    >>> added, error = additive(chosen, (2, 2), np.array([3.0, 5.0, 4.0, 3.0, 6.0]))
     >>> added.round(6).tolist(), round(error, 6)
     ([3.0, 0.0, 2.0, 0.0, 1.0], 0.0)
     """
@@ -109,7 +110,9 @@ def additive(chosen: Sequence[Sequence[int]], counts: Sequence[int], latency_ms:
         row[starts + np.array(one)] = 1.0
     fitted = max(len(chosen) - int(HELD_OUT * len(chosen)), 1)
     added: Floats = np.linalg.lstsq(design[:fitted], latency_ms[:fitted], rcond=None)[0].astype(float)
-    left_out = np.abs(design[fitted:] @ added / latency_ms[fitted:] - 1.0)
+    known = set(map(tuple, chosen[:fitted]))
+    unseen = [number for number in range(fitted, len(chosen)) if tuple(chosen[number]) not in known]
+    left_out = np.abs(design[unseen] @ added / latency_ms[unseen] - 1.0)
     for start, count in zip(starts.tolist(), counts, strict=True):
         least = added[start : start + count].min()
         added[start : start + count] -= least

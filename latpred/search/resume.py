@@ -37,12 +37,13 @@ from latpred.profile import document
 from latpred.progress import ProgressCounter
 from latpred.query import AMP, DeviceQuery, Options, checked_batches
 from latpred.runtimes import graph_store, lowering
+from latpred.runtimes.base import chain_of, own_errors
 from latpred.runtimes.legacy_torch import traced_for
 from latpred.sandbox.fingerprint import VERSIONED, fingerprint, version
 from latpred.sandbox.own_thread import without_modes
 from latpred.search.spaces import SearchSpace
 from latpred.storage import demand_writable, locked, replacing
-from latpred.tracing.inputs import demand_one
+from latpred.tracing.inputs import demand_one, dtype_of
 from latpred.tracing.layer_extrapolation import STACKS
 from latpred.tracing.meta_module import usual_dtype
 from latpred.zoo.candidates import title, traceable
@@ -106,17 +107,19 @@ class Evaluator:
     @classmethod
     def of(cls, device: Any, batch: Any, runtime: Any, options: Options) -> Evaluator:
         """Check what is asked of all candidates before any of them takes time."""
-        predictors = _predictors_of(device)
-        batches = checked_batches(batch)
+        dtype_of(options.precision)  # a misspelt one is said before a profile that lacks it
         runtimes = (runtime,) if isinstance(runtime, str) else tuple(dict.fromkeys(runtime))
         if not runtimes:
             raise UsageError("no runtime was named; give one, as in runtime='eager'.")
+        predictors = _predictors_of(device, runtimes)
+        batches = checked_batches(batch)
         for predictor in predictors:
             for name in runtimes:
                 predictor.check(name, options.precision)
         demand_one(options.inputs, options.seq, options.image)
         return cls(predictors, options, batches, runtimes)
 
+    @own_errors()
     def rows(self, position: int, candidate: Any, errors: str = "record") -> list[CandidateRow]:
         """Rows of one candidate: each device, within it each batch, and within that each runtime.
 
@@ -152,15 +155,19 @@ class Evaluator:
             raise CandidateError(f"candidate {candidate.position} ({candidate.name}): {_reason(found)}") from found
         cells = product([predictor.profile.name], self.batches, [runtime])
         reason = _reason(found)
+        for cause in chain_of(found):
+            cause.__traceback__ = None  # its frames hold the candidate's model, and this error
         return [CandidateRow(candidate.position, candidate.name, *cell, precision, error=reason) for cell in cells]
 
 
-def _predictors_of(device: Any) -> tuple[Predictor, ...]:
+def _predictors_of(device: Any, runtimes: Sequence[str]) -> tuple[Predictor, ...]:
     """One for each device, whose profiles' names tell their rows apart."""
     devices = [*device] if isinstance(device, Sequence) and not isinstance(device, str) else [device]
     if not devices:
         raise UsageError("no device was named; give one, as in device='rtx-8000', or leave it out.")
-    predictors = tuple(one if isinstance(one, Predictor) else predictor_of(DeviceQuery(one)) for one in devices)
+    predictors = tuple(
+        one if isinstance(one, Predictor) else predictor_of(DeviceQuery(one), beside=runtimes) for one in devices
+    )
     ((name, count),) = Counter(predictor.profile.name for predictor in predictors).most_common(1)
     if count > 1:
         raise UsageError(f"{count} of the devices have the profile {name!r}; give each once.")
@@ -244,6 +251,11 @@ def _row(candidate: _Candidate, predictor: Predictor, graph: ModelGraph, point: 
 def _reason(error: Exception) -> str:
     text = " ".join(str(error).split()) or "no message"
     return text if isinstance(error, LatpredError) else f"{type(error).__name__}: {text}"
+
+
+def tool_options(runtime: str) -> str:
+    """What else a runtime's graphs depend on in this process: versions and settings of its tools."""
+    return str(getattr(runtimes.get(runtime), "options", ""))
 
 
 KEY = "key"
@@ -372,7 +384,7 @@ def _question_key(evaluator: Evaluator) -> str | None:
     # What builds a model that goes by its name is told by no fingerprint.
     own_code = graph_store.digest_of("**/*.py", "models/*.json")
     software = [platform.python_version(), own_code, *map(version, VERSIONED)]
-    tools = [str(getattr(runtimes.get(name), "options", "")) for name in evaluator.runtimes]
+    tools = [*map(tool_options, evaluator.runtimes)]
     dtype = str(torch.get_default_dtype())
     digest = hashlib.sha256(msgspec.json.encode([asked, software, tools, inputs, formulas, dtype]))
     for predictor in evaluator.predictors:

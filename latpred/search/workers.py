@@ -10,7 +10,7 @@ from __future__ import annotations
 import os
 import platform
 import threading
-from collections.abc import Generator, Iterable, Iterator
+from collections.abc import Generator, Iterable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from itertools import islice
 from typing import Any, NamedTuple
@@ -20,7 +20,7 @@ import torch
 from latpred.errors import WorkerError
 from latpred.ops import BUILT_IN, Formula, generation
 from latpred.ops.families import lend, registered
-from latpred.search.resume import CandidateRow, Evaluator
+from latpred.search.resume import CandidateRow, Evaluator, tool_options
 
 Numbered = tuple[int, Any]  # a candidate after its position
 
@@ -42,11 +42,13 @@ class _Sender(NamedTuple):
     formulas: tuple[tuple[str, Formula], ...]  # of its user
     dtype: torch.dtype  # what tensors get there where nothing else is said
     threads: int  # of torch there, by which its compiler decides
+    tools: tuple[tuple[str, str], ...] = ()  # runtimes that were asked for, and what their tools are set to there
 
     @classmethod
-    def here(cls) -> _Sender:
+    def here(cls, runtimes: Sequence[str]) -> _Sender:
         state = torch.get_default_dtype(), torch.get_num_threads()
-        return cls(platform.node(), os.getpid(), registered(BUILT_IN), *state)
+        tools = tuple((name, tool_options(name)) for name in runtimes)
+        return cls(platform.node(), os.getpid(), registered(BUILT_IN), *state, tools)
 
 
 def work(evaluator: Evaluator, sender: _Sender, position: int, candidate: Any) -> list[CandidateRow]:
@@ -71,6 +73,12 @@ def _as_at(sender: _Sender) -> Iterator[None]:
     torch.set_default_dtype(sender.dtype)
     torch.set_num_threads(sender.threads)
     try:
+        others = [name for name, options in sender.tools if tool_options(name) != options]
+        if others:
+            raise WorkerError(
+                f"the tools of {', '.join(others)} have other settings or versions in workers than in the process that "
+                "asks, and would give other predictions. Try a single process with n_jobs=1."
+            )
         yield
     finally:
         torch.set_default_dtype(dtype)
@@ -94,6 +102,8 @@ def predict_on_workers(
                 pool.succeeded = True
                 yield rows
             ended = True
+        except WorkerError:
+            raise
         except Exception:  # a worker died, or what it was sent cannot be sent: each candidate will say so by itself
             unfinished = queue.close()
             if not unfinished:
@@ -151,7 +161,7 @@ class _WorkerPool:
         from joblib.parallel import get_active_backend
 
         # With two jobs at least, even a single candidate is done by a worker.
-        given = self._evaluator, _Sender.here()
+        given = self._evaluator, _Sender.here(self._evaluator.runtimes)
         jobs, tasks = max(2, self._jobs), (delayed(work)(*given, *one) for one in numbered)
         if get_active_backend()[0].supports_return_generator:
             yield from Parallel(jobs, return_as="generator_unordered")(tasks)
@@ -163,6 +173,8 @@ class _WorkerPool:
         """Rows of candidates that were lost with a worker; where some are lost again, of each half of them."""
         try:
             of_each = [*self.run(unfinished)]
+        except WorkerError:
+            raise
         except Exception as error:
             if len(unfinished) > 1:
                 middle = len(unfinished) // 2

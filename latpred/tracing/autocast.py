@@ -179,7 +179,7 @@ class Autocast:
 
     def _cast_first(self, func: OpOverload[..., Any], args: Sequence[Any], options: dict[str, Any]) -> Any:
         """Record the casts of an op's arguments, then the op."""
-        rule = None if self._within else _rule(func, self.target)
+        rule = None if self._within else _rule(_reached(func, args, options), self.target)
         if rule is None:
             return self._recorder.handle(func, args, options)
         self._within = True
@@ -260,6 +260,21 @@ def _nesting() -> int:
     """How many contexts of torch.autocast this thread is in, those included that are switched off."""
     torch.autocast_increment_nesting()
     return torch.autocast_decrement_nesting()
+
+
+_PADS = {"reflect": "reflection", "replicate": "replication"}
+
+
+def _reached(func: OpOverload[..., Any], args: Sequence[Any], options: dict[str, Any]) -> OpOverload[..., Any]:
+    """The op that keys of autocast know of one which a trace keeps whole: what that calls."""
+    name, overload = func._schema.name, func._schema.overload_name
+    if overload == "vec":  # of resampling
+        return func.overloadpacket.default  # type: ignore[no-any-return]
+    if name == "aten::pad":
+        mode = options.get("mode", args[2] if len(args) > 2 else "constant")
+        if mode in _PADS:
+            return getattr(aten, f"{_PADS[mode]}_pad{len(args[1]) // 2}d").default  # type: ignore[no-any-return]
+    return func
 
 
 @cache

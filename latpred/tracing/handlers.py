@@ -8,7 +8,8 @@ from __future__ import annotations
 
 from collections.abc import Callable, Hashable, Iterable, Sequence
 from dataclasses import replace
-from functools import lru_cache
+from functools import lru_cache, reduce
+from itertools import cycle
 from math import prod
 from typing import TYPE_CHECKING, Any, NamedTuple
 
@@ -21,7 +22,7 @@ from torch.utils._pytree import tree_map_only
 from latpred.errors import TraceError
 from latpred.ops.families import lies_in_rows
 from latpred.ops.pointwise import factory
-from latpred.ops.products import suits_one_kernel
+from latpred.ops.products import grouped_mm_by_expert, suits_cpu, suits_kernels
 from latpred.tracing import meta_module
 from latpred.tracing.op_record import (
     OpInfo,
@@ -44,6 +45,10 @@ Tensor = torch.Tensor
 
 _ON_META, _REAL = 1, 2
 _MASKS = (torch.bool, torch.uint8)
+_EXPLICIT = (
+    torch._C.DispatchKey.CompositeExplicitAutograd,
+    torch._C.DispatchKey.CompositeExplicitAutogradNonFunctional,
+)
 
 
 class UnknowableError(TraceError):
@@ -160,8 +165,13 @@ def fresh(recorder: TraceRecorder, call: Call) -> Any:
 
 
 def _drawn(recorder: TraceRecorder, call: Call) -> Any:
-    """An op that draws random numbers: from the recorder's generator, since all threads draw from PyTorch's own."""
+    """An op that draws random numbers: from the recorder's generator, since all threads draw from PyTorch's own.
+
+    For meta tensors nothing is drawn, and some ops take no generator there.
+    """
     func = call.func
+    if isinstance(call.args[0], Tensor) and call.args[0].is_meta:
+        return func(*call.args, **{name: value for name, value in call.options.items() if name != "generator"})
     if call.options.get("generator") is not None:
         return call.run()
     for name in (func._overloadname, "generator", f"{func._overloadname}_generator"):
@@ -233,6 +243,13 @@ def decompose(recorder: TraceRecorder, call: Call) -> Any:
     return fresh(recorder, call) if out is NotImplemented else out
 
 
+def explicit(recorder: TraceRecorder, call: Call) -> Any:
+    """An op whose only kernel issues others: these are recorded instead."""
+    name: str = call.func.name()  # type: ignore[no-untyped-call]
+    key = next(key for key in _EXPLICIT if torch._C._dispatch_has_kernel_for_dispatch_key(name, key))
+    return recorder.inside(call.func._op_dk, key, *call.args, **call.options)
+
+
 def boundary(recorder: TraceRecorder, call: Call) -> Any:
     """A whole layer in one op, replaced by the kernels it runs."""
     return recorder.inside(meta_module.REPLACEMENTS[call.info.short], *call.args, **call.options)
@@ -301,6 +318,8 @@ def _product_and_sum(x: Tensor, weight: Tensor, bias: Tensor | None = None) -> T
 
 def laid_out(recorder: TraceRecorder, call: Call) -> Any:
     """An op that first copies its input, and the filters of a convolution, to where its kernels read them."""
+    if call.named.get("padding") == "same" and _pads_one_side(call.named):
+        return decompose(recorder, call)
     x, count, layout = call.args[0], 1, torch.contiguous_format
     if call.info.short.startswith("conv"):
         count, layout = 2, conv_format(x, call.args[1])
@@ -318,9 +337,62 @@ def laid_out(recorder: TraceRecorder, call: Call) -> Any:
     return recorder.inside(copied_first)
 
 
+def _pads_one_side(given: dict[str, Any]) -> bool:
+    """Whether padding="same" of a convolution is one value wider behind than before, as of even filters."""
+    steps = cycle(given.get("dilation", (1,)))
+    return any(step % 2 and not side % 2 for step, side in zip(steps, given["weight"].shape[2:], strict=False))
+
+
 def rms_norm(recorder: TraceRecorder, call: Call) -> Any:
     """One kernel, which CUDA alone has: others run its parts."""
     return (laid_out if recorder.on_cuda() else decompose)(recorder, call)
+
+
+def roll(recorder: TraceRecorder, call: Call) -> Any:
+    """One dimension after the other, each a copy of the whole."""
+    x, shifts, *rest = call.args
+    dims = rest[0] if rest else ()
+    if len(dims) < 2:
+        return fresh(recorder, call)
+    return recorder.inside(lambda: reduce(lambda y, turn: torch.roll(y, *turn), zip(shifts, dims, strict=True), x))
+
+
+def pad(recorder: TraceRecorder, call: Call) -> Any:
+    """A larger copy; round a circle each margin is a copy of its own."""
+    return (decompose if call.named.get("mode") == "circular" else fresh)(recorder, call)
+
+
+def grouped_mm(recorder: TraceRecorder, call: Call) -> Any:
+    """Rows sorted by expert: CUDA has a kernel for bfloat16, else the host asks where each expert's begin."""
+    x, experts = call.args[:2]
+    split = x.dim() == 2 and experts.dim() == 3
+    if not split or (x.dtype is torch.bfloat16 and recorder.on_cuda()):
+        return fresh(recorder, call)
+    return fresh(recorder, call._replace(info=_by_expert(call.info)))
+
+
+@lru_cache
+def _by_expert(info: OpInfo) -> OpInfo:
+    """The same op with a product for each expert."""
+    return replace(info, formula=grouped_mm_by_expert, syncs=1)
+
+
+def multinomial(recorder: TraceRecorder, call: Call) -> Any:
+    """Draws; unless several are drawn of the same chances, they are the largest of chances over random numbers."""
+    given = call.named
+    if given.get("replacement") and given["num_samples"] > 1:
+        return fresh(recorder, call)
+    return recorder.inside(_drawn_apart, given["self"], given["num_samples"], given.get("generator"))
+
+
+def _drawn_apart(chances: Tensor, count: int, generator: torch.Generator | None) -> Tensor:
+    """What ATen's multinomial does without replacement; no host waits for what is asserted."""
+    least, most = chances.aminmax()
+    torch._assert_async((least >= 0) & (most < torch.inf))
+    torch._assert_async(~(chances.sum(-1) == 0).any())
+    drawn = torch.empty_like(chances).exponential_(generator=generator)
+    torch.div(chances, drawn, out=drawn)
+    return drawn.argmax(-1, keepdim=True) if count == 1 else drawn.topk(count)[1]
 
 
 def softmax(recorder: TraceRecorder, call: Call) -> Any:
@@ -341,9 +413,7 @@ def attention(recorder: TraceRecorder, call: Call) -> Any:
     if mask is not None and mask.dtype is torch.bool:
         return recorder.inside(_masked_by_numbers, *call.args, **call.options)
     query, key, value = call.args[:3]
-    fused = suits_one_kernel(query, key, value, mask)
-    if fused and query.shape[-1] != value.shape[-1]:
-        fused = recorder.on_cuda()
+    fused = suits_kernels(query, key, value) and (suits_cpu(query, value, mask) or recorder.on_cuda())
     return fresh(recorder, call if fused else call._replace(info=_by_torch(call.info)))
 
 
@@ -492,5 +562,6 @@ HANDLERS: dict[str, Callable[[TraceRecorder, Call], Any]] = {
     for handler in (
         *(view, fresh, maybe, mutable, free, decompose, item, move, dropout, matmul, pick, answer, boundary, scalar),
         *(lookup, attention, packed, linear, laid_out, rms_norm, softmax, index, index_put),
+        *(explicit, roll, pad, grouped_mm, multinomial),
     )
 }

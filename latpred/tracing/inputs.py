@@ -7,16 +7,17 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
+from functools import partial
 from inspect import signature
+from itertools import chain
 from numbers import Integral
 from typing import Any, overload
 
 import torch
 
-from latpred.errors import UsageError
+from latpred.errors import LatpredError, TraceError, UsageError
 from latpred.query import AMP
-from latpred.sandbox.untouched import copied
-from latpred.tracing.op_record import leaves
+from latpred.sandbox.untouched import SPREAD, copied
 
 Tensor = torch.Tensor
 
@@ -46,7 +47,7 @@ def dtype_of(precision: str | None) -> torch.dtype | None:
     """Floating-point dtype of weights and inputs in a precision; None for None, which leaves them their own."""
     if precision is None:
         return None
-    if precision not in DTYPES:
+    if not isinstance(precision, str) or precision not in DTYPES:
         raise UsageError(f"precision {precision!r} is not known; choose one of {', '.join(DTYPES)}")
     return DTYPES[precision]
 
@@ -73,18 +74,33 @@ def from_example(example: Any) -> Inputs:
     The first dimension of the first tensor is the batch, and so is that of every tensor which shares its size.
     """
     if callable(example) and not isinstance(example, Tensor):
-        return Inputs(example, "custom", 0)
+        return Inputs(partial(_asked, example), "custom", 0)
     if isinstance(example, list):
         example = tuple(example)
-    for tensor in leaves(example):
+    given = tensors_in(example)
+    for tensor in given:
         demand_dense(tensor, "inputs hold")
-    sizes = [tensor.shape[0] for tensor in leaves(example) if tensor.dim()]
+    sizes = [tensor.shape[0] for tensor in given if tensor.dim()]
     if not sizes or sizes[0] < 1:
         raise UsageError(
             "inputs hold no tensor whose first dimension could be the batch; give tensors such as "
             "inputs=torch.zeros(1, 3, 224, 224), or a function inputs=lambda batch: ..."
         )
     return Inputs(lambda batch: _resized(example, sizes[0], batch), "custom", 0, sizes[0])
+
+
+def _asked(function: Callable[[int], Any], batch: int) -> Any:
+    """What a user's function gives for a batch size; where it raises, an error that says so."""
+    try:
+        return function(batch)
+    except LatpredError:
+        raise
+    except Exception as error:
+        text = " ".join(str(error).split()) or "no message"
+        raise TraceError(
+            f"the function of inputs failed at batch {batch}: {type(error).__name__}: {text}; let it give a batch of "
+            "any size, as lambda batch: torch.zeros(batch, 3, 224, 224) does"
+        ) from error
 
 
 def sequence_first(model: torch.nn.Module) -> bool:
@@ -111,15 +127,35 @@ def demand_dense(tensor: Tensor, holder: str) -> None:
 
 
 def arguments(
-    inputs: Inputs, batch: int, dtype: torch.dtype, channels_last: bool
+    inputs: Inputs, batch: int, dtype: torch.dtype, channels_last: bool, kept: frozenset[torch.dtype]
 ) -> tuple[tuple[Any, ...], dict[str, Any]]:
     """Positional and keyword arguments of one pass. To be called in inference mode, which marks them as activations."""
-    settled = _settled(as_arguments(inputs.make(batch)), dtype, channels_last)
+    settled = _settled(as_arguments(inputs.make(batch)), dtype, channels_last, kept)
     return ((), settled) if isinstance(settled, dict) else (settled, {})
 
 
+def kept_dtypes(inputs: Inputs, model: torch.nn.Module) -> frozenset[torch.dtype]:
+    """Dtypes that inputs of the user's stay in, since the model has weights of them; of all others it has its own."""
+    if inputs.kind != "custom":
+        return frozenset()
+    weights = chain(model.parameters(), model.buffers())
+    return frozenset(tensor.dtype for tensor in weights if tensor.is_floating_point() and tensor.itemsize > 1)
+
+
 def nbytes(args: tuple[Any, ...], options: dict[str, Any]) -> int:
-    return sum(t.numel() * t.dtype.itemsize for t in leaves((args, options)))
+    return sum(t.numel() * t.dtype.itemsize for t in tensors_in((args, options)))
+
+
+def tensors_in(inputs: Any) -> list[Tensor]:
+    """The tensors in inputs, those that objects hold included."""
+    found: list[Tensor] = []
+
+    def note(tensor: Tensor) -> Tensor:
+        found.append(tensor)
+        return tensor
+
+    _map(inputs, note)
+    return found
 
 
 def _map(value: Any, function: Callable[[Tensor], Tensor]) -> Any:
@@ -153,12 +189,12 @@ def _resized(example: Any, given: int, batch: int) -> Any:
     return _map(example, resize)
 
 
-def _settled(value: Any, dtype: torch.dtype, channels_last: bool) -> Any:
+def _settled(value: Any, dtype: torch.dtype, channels_last: bool, kept: frozenset[torch.dtype]) -> Any:
     def settle(tensor: Tensor) -> Tensor:
         demand_dense(tensor, "inputs hold")
         layout = torch.channels_last if channels_last and tensor.dim() == 4 else torch.contiguous_format
         if tensor.dtype.is_floating_point or tensor.dtype.is_complex:
-            wanted = dtype if tensor.dtype.is_floating_point else tensor.dtype
+            wanted = dtype if tensor.dtype.is_floating_point and tensor.dtype not in kept else tensor.dtype
             return torch.empty(tensor.shape, dtype=wanted, device="meta", memory_format=layout)
         if tensor.is_meta:
             # Integers are read by Python and index tables: ones are safe for both.
@@ -179,11 +215,16 @@ def placed(value: Any, device: str) -> Any:
     return _map(value, place)
 
 
-def cast(value: Any, dtype: torch.dtype) -> Any:
-    return _map(value, lambda tensor: tensor.to(dtype) if tensor.dtype.is_floating_point else tensor)
+def cast(value: Any, dtype: torch.dtype, kept: frozenset[torch.dtype] = frozenset()) -> Any:
+    def follow(tensor: Tensor) -> Tensor:
+        return tensor.to(dtype) if tensor.dtype.is_floating_point and tensor.dtype not in kept else tensor
+
+    return _map(value, follow)
 
 
-def real(value: Any, dtype: torch.dtype, channels_last: bool = False) -> Any:
+def real(
+    value: Any, dtype: torch.dtype, channels_last: bool = False, kept: frozenset[torch.dtype] = frozenset()
+) -> Any:
     """The same inputs on the CPU, with normal noise of a dtype in place of floating-point meta tensors; ids stay."""
     generator = torch.Generator().manual_seed(0)
     layout = torch.channels_last if channels_last else torch.contiguous_format
@@ -195,7 +236,8 @@ def real(value: Any, dtype: torch.dtype, channels_last: bool = False) -> Any:
         if not tensor.dtype.is_floating_point:
             return torch.ones(tensor.shape, dtype=tensor.dtype) if tensor.is_meta else own(tensor)
         filled = torch.randn(tensor.shape, generator=generator) if tensor.is_meta else own(tensor)
-        return filled.to(dtype).contiguous(memory_format=layout if tensor.dim() == 4 else torch.contiguous_format)
+        wanted = tensor.dtype if tensor.dtype in kept else dtype
+        return filled.to(wanted).contiguous(memory_format=layout if tensor.dim() == 4 else torch.contiguous_format)
 
     return _map(as_arguments(value), fill)
 
@@ -206,12 +248,18 @@ SAMPLES = 32_000  # two seconds at 16 kHz
 _TOKEN = 5
 _HINT = (
     "say what it is called with: inputs=torch.zeros(1, 3, 224, 224), a tuple, a dict of keyword arguments, "
-    "or a function of the batch"
+    "or a function of the batch; what takes no inputs= takes path/file.py:function, which gives a model and an example"
 )
+
+
+def unspread(model: torch.nn.Module) -> torch.nn.Module:
+    """The model that a wrapper spreads over devices; any other as it is."""
+    return model.module if isinstance(model, SPREAD) else model
 
 
 def derived(model: torch.nn.Module, seq: int | None = None, image: int | None = None) -> Inputs:
     """Inputs for a model that was given without any."""
+    model = unspread(model)
     config = getattr(model, "config", None)
     described = getattr(model, "pretrained_cfg", None) or getattr(model, "default_cfg", None)
     if config is not None and hasattr(config, "model_type"):
@@ -259,6 +307,7 @@ def demand_one(inputs: Any, seq: int | None, image: int | None) -> None:
 
 def longest(model: torch.nn.Module) -> int | None:
     """The most tokens a model takes: as many as a table of it has positions. None where none limits them."""
+    model = unspread(model)
     most = getattr(getattr(model, "config", None), "max_position_embeddings", None)
     tables = (part for part in model.modules() if isinstance(part, torch.nn.Embedding))
     # Some tables begin with rows for padding, as many as their `offset`.
@@ -343,7 +392,8 @@ def _from_config(model: torch.nn.Module, config: Any, seq: int | None, image: in
         encodes = "Encoder" in type(model).__name__ and "Decoder" not in type(model).__name__
         both = getattr(config, "is_encoder_decoder", False) and not encodes
         names = ("input_ids", "decoder_input_ids") if both else ("input_ids",)
-        length, vocabulary = seq or TOKENS, getattr(config, "vocab_size", None)
+        most, vocabulary = longest(model), getattr(config, "vocab_size", None)
+        length = seq or min(TOKENS, most or TOKENS)
 
         def make(batch: int) -> Any:
             return {name: example_tokens(batch, length, "meta", vocabulary) for name in names}

@@ -10,7 +10,6 @@ from __future__ import annotations
 
 import copy
 import re
-import threading
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 from itertools import chain
@@ -21,6 +20,7 @@ import torch
 
 from latpred.graph.graph import ZERO, Affine, ModelGraph, Op
 from latpred.ops import generation
+from latpred.sandbox.own_thread import ThreadLock
 from latpred.storage import Recent
 from latpred.tracing.autocast import KEEPS
 from latpred.tracing.inputs import dtype_of
@@ -95,7 +95,7 @@ class LayerExtrapolation:
         self._stacks: Recent[_Stack | None] = Recent(MOST_TRACES)
         self._graphs: Recent[ModelGraph] = Recent(MOST_TRACES)
         self._kinds: Recent[set[int]] = Recent(MOST_KINDS)
-        self._lock = threading.RLock()
+        self._lock = ThreadLock()
 
     def graph(self, config: Any, **options: Any) -> ModelGraph:
         """What `latpred.trace` gives for a config's base model with the same options."""
@@ -113,7 +113,7 @@ class LayerExtrapolation:
         def whole() -> ModelGraph:
             return self._graphs.get((depth, *key), lambda: trace(names.build_config(config), **options))
 
-        with self._lock:
+        with self._lock.held():
             if depth <= SHALLOW:
                 return whole()
             kind = (*asked, *((name, text) for name, text in fields.items() if name not in SIZES))

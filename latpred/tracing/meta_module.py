@@ -93,15 +93,21 @@ def _on_meta(dtype: torch.dtype | None, channels_last: bool, source: Tensor, wit
     if torch.nn.parameter.is_lazy(source):
         raise TraceError("the model has lazy parameters without a shape; run it once on real inputs before tracing it")
     demand_dense(source, "the model holds")
-    if is_traceable_wrapper_subclass(source):
+    if is_traceable_wrapper_subclass(source) or _runs_code(type(source)):
         raise TraceError(
             f"the model holds a tensor of class {type(source).__name__}, whose kernels nobody measured; give the model "
-            "as it was before its weights were quantised, made sparse or spread over devices"
+            "with plain tensors, as it was before its weights were quantised, made sparse or spread over devices"
         )
     made = _small_or_meta(source, dtype, channels_last, within_object)
     if not isinstance(source, torch.nn.Parameter):
         return made
     return torch.nn.Parameter(made, requires_grad=source.requires_grad)  # autocast keeps casts of what requires it
+
+
+def _runs_code(kind: type[Tensor]) -> bool:
+    """Whether a class of tensors runs Python of its own around ops or in place of them; parameters switch that off."""
+    usual: Any = Tensor.__torch_function__
+    return getattr(kind.__torch_function__, "__func__", usual.__func__) is not usual.__func__
 
 
 def _small_or_meta(source: Tensor, wanted: torch.dtype | None, channels_last: bool, within_object: bool) -> Tensor:

@@ -27,12 +27,11 @@ from latpred.ops.pointwise import elementwise
 # Composite ops that are recorded whole, and give new results.
 _FRESH_WHOLE = frozenset(
     {
-        *("batch_norm", "bilinear", "_weight_norm"),
+        *("batch_norm", "_weight_norm"),
         *("lstm", "gru", "rnn_tanh", "rnn_relu", "lstm_cell", "gru_cell", "rnn_tanh_cell", "rnn_relu_cell"),
         *("max_pool1d", "max_pool2d", "max_pool3d", "avg_pool1d"),
         *("adaptive_avg_pool1d", "adaptive_avg_pool2d", "adaptive_avg_pool3d", "adaptive_max_pool1d"),
-        *("where", "prelu", "log_sigmoid", "std", "var", "square", "pad", "cosine_similarity", "diff"),
-        "take_along_dim",
+        *("prelu", "log_sigmoid", "std", "var", "square", "diff", "take_along_dim"),
     }
 )
 _PICKING = ("nonzero", "masked_select", "unique", "_unique2", "unique_dim", "unique_consecutive", "bincount")
@@ -58,7 +57,7 @@ _SPECIAL = {
     **dict.fromkeys(("repeat_interleave", "one_hot", *_PICKING), "pick"),
     **dict.fromkeys(("all", "_is_all_true", "any", "_is_any_true", "eq"), "answer"),
     **dict.fromkeys(("_transformer_encoder_layer_fwd", "_native_multi_head_attention"), "boundary"),
-    **dict.fromkeys(("layer_norm", "group_norm", "instance_norm", *_CONVOLUTIONS), "laid_out"),
+    **dict.fromkeys(("layer_norm", "group_norm", *_CONVOLUTIONS), "laid_out"),
     **dict.fromkeys(("softmax", "log_softmax"), "softmax"),
     "rms_norm": "rms_norm",
     "linear": "linear",
@@ -67,6 +66,9 @@ _SPECIAL = {
     "scaled_dot_product_attention": "attention",
     **dict.fromkeys(("_pack_padded_sequence", "_pad_packed_sequence"), "packed"),
     "embedding": "lookup",
+    **dict.fromkeys(("logsumexp", "_trilinear", "_safe_softmax"), "explicit"),
+    **{name: name for name in ("roll", "pad", "multinomial")},
+    "_grouped_mm": "grouped_mm",
 }
 _RESAMPLING = re.compile(r"_?upsample_\w+[^_]$")
 
@@ -91,7 +93,7 @@ def describe(func: OpOverload[..., Any]) -> OpInfo:
     name = schema.name
     namespace, _, short = name.partition("::")
     aten = namespace == "aten"
-    kind = _kind(func, short, aten)
+    kind = "free" if namespace == "profiler" else _kind(func, short, aten)  # as record_function() issues
     formula = formula_of(name)
     if formula is None and _pointwise(func):
         formula = elementwise(short.rstrip("_"))
@@ -121,8 +123,6 @@ def _kind(func: OpOverload[..., Any], short: str, aten: bool) -> str:
     if aten and _RESAMPLING.match(short):
         return "fresh"  # torch has decompositions of these, for compilers: every device has a kernel
     composite = func._can_decompose()
-    if short == "where" and len(func._schema.arguments) == 1:
-        return "decompose"  # the one-argument form is nonzero()
     if composite and not (aten and short in _FRESH_WHOLE):
         # A formula given to a composite op says that one kernel serves it.
         if aten or formula_of(func._schema.name) is None:

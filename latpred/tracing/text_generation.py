@@ -306,6 +306,11 @@ class _GenerationTracer(Tracer):
 
     def _note(self) -> None:
         module: Any = self._meta_module.module
+        if not hasattr(type(module), "_update_model_kwargs_for_generation"):
+            raise UsageError(
+                f"{self._naming.model} hands generate() on to a model within it; give that model, as PEFT's "
+                "get_base_model() does"
+            )
         prepare = type(module).prepare_inputs_for_generation.__get__(module)
         update = type(module)._update_model_kwargs_for_generation.__get__(module)
 

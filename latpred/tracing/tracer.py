@@ -20,7 +20,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from latpred.errors import LatpredError, TraceError, UsageError
 from latpred.graph.graph import CONTIGUOUS, Affine, ModelGraph, Op
 from latpred.graph.rewrites import attended
-from latpred.query import Options, check_attention
+from latpred.query import Options, check_attention, checked_batches, is_one
 from latpred.sandbox.own_thread import no_collection, uncompiled, uncounted, unhooked, without_modes
 from latpred.sandbox.untouched import put_back
 from latpred.tracing.autocast import OWN, Autocast, EntersAutocastError, means_autocast
@@ -35,9 +35,11 @@ from latpred.tracing.inputs import (
     dtype_of,
     example_call,
     from_example,
+    kept_dtypes,
     nbytes,
     precision_name,
     sequence_first,
+    tensors_in,
     whole_sizes,
 )
 from latpred.tracing.meta_module import MetaModule, attend, fast_paths_on_meta, make_meta_module, usual_dtype
@@ -165,7 +167,7 @@ def trace(
     precision: str | None = None,
     memory_format: str = "contiguous",
     strict: bool = False,
-    batches: Sequence[int] = (),
+    batches: int | Sequence[int] = (),
     attention: str | None = None,
     target: str = "cuda",
 ) -> ModelGraph:
@@ -183,8 +185,10 @@ def trace(
         asked for, and given that `attention`.
     inputs : tensor, tuple, dict or callable, optional
         What the model is called with: one example batch (the first dimension of its first tensor is the batch, and so
-        is that of every tensor which shares its size), or a function of the batch size. Of floating-point tensors
-        only the shape matters. By default it follows from the model's config, default_cfg or first convolution.
+        is that of every tensor which shares its size), or a function of the batch size. A list stands for a tuple of
+        arguments; one that a function gives is a single argument. Of floating-point tensors only the shape matters,
+        and the dtype where the model has weights of it; any other becomes the model's. By default it follows from the
+        model's config, default_cfg or first convolution.
     seq : int, optional
         Tokens, or samples of audio, when `inputs` is not given.
     image : int, optional
@@ -196,7 +200,7 @@ def trace(
         Layout of 4-d weights and inputs.
     strict : bool
         Refuse ops without a cost formula instead of estimating them from their bytes.
-    batches : sequence of int
+    batches : int or sequence of int
         Batch sizes that will be asked for. A model whose work is no line in batch, or that takes certain batch sizes
         alone, is traced at each of them.
     attention : {"eager", "sdpa"}, optional
@@ -232,6 +236,7 @@ def trace(
     check(precision, memory_format, target)
     check_attention(attention)
     seq, image = whole_sizes(seq, image)
+    sizes = checked_batches(batches) if is_one(batches) or len(batches) else ()  # type: ignore[arg-type]
     if isinstance(model, ModelGraph):
         layout = None if memory_format == CONTIGUOUS else memory_format
         return _as_asked(Options(inputs, seq, image, precision, layout).checked(model), attention, strict)
@@ -242,7 +247,7 @@ def trace(
         with names.attention(attention):
             module, given = with_inputs(model, inputs, seq, image)
         with no_collection():
-            return _as_asked(_graph(module, given, naming, attention, batches), attention, strict)
+            return _as_asked(_graph(module, given, naming, attention, sizes), attention, strict)
 
 
 def dtype_of_build(model: object) -> AbstractContextManager[None]:
@@ -304,7 +309,10 @@ def _graph(
                 failures.append(error)
         if not made.reached.fed:
             break
-    raise failures[2]  # of the model with all its hooks, at the batch sizes that were asked for
+    try:
+        raise failures[2]  # of the model with all its hooks, at the batch sizes that were asked for
+    finally:
+        failures.clear()  # each holds this frame, and the model with it
 
 
 def as_written(graph: ModelGraph) -> ModelGraph:
@@ -417,7 +425,7 @@ class Tracer:
             given = self._arguments(2)
         except Exception:  # the pass will say what is wrong
             return 3
-        ids = sum(tensor.numel() for tensor in leaves(given) if not tensor.is_meta) // 2
+        ids = sum(tensor.numel() for tensor in tensors_in(given) if not tensor.is_meta) // 2
         return max(3, min(max((FAR, *batches)), MOST_IDS // max(1, ids)))
 
     def _attempt(self, batch: int) -> TracePass | None:
@@ -490,6 +498,7 @@ class Tracer:
         target, dtype = self.target(), AUTOCAST.get(self._naming.precision or "")
         with torch.inference_mode(), self._autocast.of(recorder, dtype), fast_paths_on_meta():
             args, options = self._arguments(batch)
+            taken = nbytes(args, options)  # before the model writes into them, as into a cache
             try:
                 with recorder, recorder.watcher or nullcontext():
                     out = target(*args, **options)
@@ -511,11 +520,13 @@ class Tracer:
                 raise TraceError(self._failure(recorder, error, batch)) from error
         self._next_meta_module()
         self._asked_target |= recorder.asked_target
-        return recorder.finished(batch, nbytes(args, options))
+        return recorder.finished(batch, taken)
 
     def _arguments(self, batch: int) -> tuple[tuple[Any, ...], dict[str, Any]]:
         with torch.inference_mode():
-            return arguments(self._inputs, batch, self._meta_module.dtype, self._naming.channels_last)
+            made = self._meta_module
+            kept = kept_dtypes(self._inputs, made.module)
+            return arguments(self._inputs, batch, made.dtype, self._naming.channels_last, kept)
 
     def _next_meta_module(self) -> None:
         if self._renew is not None:

@@ -21,7 +21,15 @@ from latpred.errors import TraceError, UsageError
 from latpred.graph.graph import Affine, ModelGraph, combined
 from latpred.ops.families import DIMS, host_class
 from latpred.sandbox.own_thread import without_modes
-from latpred.tracing.inputs import Inputs, demand_positions, dtype_of, example_tokens, longest, refuse_autocast
+from latpred.tracing.inputs import (
+    Inputs,
+    demand_positions,
+    dtype_of,
+    example_tokens,
+    longest,
+    refuse_autocast,
+    unspread,
+)
 from latpred.tracing.meta_module import layer_around, make_meta_module
 from latpred.tracing.op_record import OpRecord, dtype_name
 from latpred.tracing.trace_pass import PassWatcher
@@ -273,7 +281,7 @@ def trace_lengths(
     if execution != "padded":
         refuse_autocast(precision, f"execution={execution!r}")
     with dtype_of_build(model):
-        module = names.build(model).model if isinstance(model, str) else model
+        module = names.build(model).model if isinstance(model, str) else unspread(model)
         name = model if isinstance(model, str) else type(model).__name__
         graph = _graph(name, module, lengths, padded_to, execution, batches, {"precision": precision, "target": target})
     return msgspec.structs.replace(graph, model=name, input_kind="seq", input_size=padded_to)

@@ -9,6 +9,7 @@ from __future__ import annotations
 import ast
 import copy
 import hashlib
+import os
 import re
 import sys
 import threading
@@ -45,6 +46,7 @@ from latpred.tracing.inputs import (
     example_tokens,
     example_values,
     from_example,
+    kept_dtypes,
     placed,
     real,
 )
@@ -73,13 +75,13 @@ def _from_file(name: str, seq: int | None, image: int | None, dtype: torch.dtype
         )
     demand_one(example, seq, image)
     given = derived(model, seq, image) if example is None else from_example(example)
-    taken = dtype or _own_dtype(model)
+    taken, kept = dtype or _own_dtype(model), frozenset() if dtype else kept_dtypes(given, model)
 
     def inputs(batch: int, where: str) -> Any:
         values = given.make(batch)
         if where != "meta":
-            return placed(real(values, taken), where)
-        return cast(as_arguments(values), taken)
+            return placed(real(values, taken, kept=kept), where)
+        return cast(as_arguments(values), taken, kept)
 
     return Built(_settled(model, dtype, device), inputs, name, given.kind, given.size, given.batch)
 
@@ -134,7 +136,7 @@ class _AsWritten(SourceFileLoader):
 def _function(path: Path, function: str) -> Callable[[], Any]:
     if not path.is_file():
         raise UnknownModelError(f"there is no file {str(path)!r}; give path/file.py:function")
-    digest = hashlib.sha256(str(path.resolve()).encode()).hexdigest()[:16]
+    digest = hashlib.sha256(os.fsencode(path.resolve())).hexdigest()[:16]
     loader = _AsWritten(f"latpred_user_{path.stem}_{digest}", str(path))
     spec = spec_from_file_location(loader.name, path, loader=loader)
     assert spec is not None  # with a loader there is one
@@ -493,16 +495,17 @@ def _from_library(library: str, name: str, device: str, image: int | None) -> tu
                 f"'{library}:{name}' needs {library}, which is not installed; run 'pip install {library}'"
             ) from error
         raise broken(library, error) from error
-    listed = _listed(module)
+    listed = _listed(module, tagged="." in name)
     if canonical(name) not in listed:
         raise _unknown(f"{library}:{name}", [f"{library}:{other}" for other in listed.values()])
     build_one = _torchvision_model if library == "torchvision" else _timm_model
     return build_one(module, listed[canonical(name)], device, image)
 
 
-def _listed(module: Any) -> dict[str, str]:
-    """The names that a library has, by how they are looked up."""
-    return {canonical(each): each for each in module.list_models()}
+def _listed(module: Any, *, tagged: bool = False) -> dict[str, str]:
+    """The names that a library has, by how they are looked up; on demand those with tags of weights, as timm has."""
+    tags = module.list_pretrained() if tagged and hasattr(module, "list_pretrained") else ()
+    return {canonical(each): each for each in (*module.list_models(), *tags)}
 
 
 def registered_function(name: str) -> Any:

@@ -19,7 +19,7 @@ from latpred.calibration.fitting import acceptance, profile_fit
 from latpred.calibration.fitting.acceptance import HoldoutError, accepted, network_spread
 from latpred.calibration.fitting.dispatch_fit import TimedNetwork
 from latpred.calibration.session import Row
-from latpred.calibration.timing import reference_speed
+from latpred.calibration.timing import reference_speed, visits
 from latpred.calibration.timing.timer import Timing
 from latpred.calibration.workloads import networks, suites
 from latpred.host import Slowdown
@@ -77,6 +77,7 @@ SHIFT = "median shift between two timings, at equal speed, at most 10%"
 CALM = "cells that other work disturbed at most 25%"
 ENOUGH = "networks to judge by at least 5"
 TOGETHER = "cells while the host had moved the processors apart at most 50%"
+UNSPOILT = "fitted cells that were disturbed or of processors apart at most 0%"
 APART = "The host had moved the processors apart for 60% of the cells"
 
 
@@ -91,6 +92,7 @@ APART = "The host had moved the processors apart for 60% of the cells"
         ([1.0] * 10, {"disturbed": 0.4}, {CALM: "40.0%"}, [DISTURBED]),
         ([1.0] * 10, {"apart": 0.5}, {}, []),
         ([1.0] * 10, {"apart": 0.6}, {TOGETHER: "60.0%"}, [APART]),
+        ([1.0] * 10, {"disturbed": 0.25, "apart": 0.45, "spoilt": 0.7}, {UNSPOILT: "70.0%"}, [ANEW]),
         ([1.0] * 4, {}, {ENOUGH: "4"}, [MORE_TIME]),
         ([1.0] * 4, {"seconds": 570.0}, {ENOUGH: "4"}, [MORE_TIME.replace("5m", "19m")]),
         ([1.0] * 10, {"seen": 70}, {}, []),
@@ -108,6 +110,17 @@ def test_what_fails_and_what_to_do_then(
     assert failed == failing
     assert len(verdict.advice) == len(advice)
     assert all(line.startswith(start) for line, start in zip(verdict.advice, advice, strict=True))
+
+
+@pytest.mark.parametrize(("reasons", "fails"), [(["", "", visits.MOVED_APART], False), (["", "busy", "busy"], True)])
+def test_a_fit_that_took_disturbed_cells_fails(reasons: list[str], fails: bool) -> None:
+    rows = [
+        msgspec.structs.replace(row(cell), disturbed=reason)
+        for cell, reason in zip(acceptance.models("fp32"), reasons, strict=False)
+    ]
+    fitted = visits.undisturbed(rows)
+    checked, _ = profile_fit._checked(store.load("epyc-shared"), fitted, rows, reference_speed.FULL)
+    assert (UNSPOILT in checked.acceptance.checks) is fails
 
 
 def test_ordinary_models_decide_where_there_are_enough() -> None:
@@ -146,11 +159,13 @@ def at_slowness(one: Row, slow: float) -> Row:
 
 
 def test_kinds_that_could_not_be_measured_are_named() -> None:
-    rows = [row(cell, error="it raised") for cell in HOLDOUTS[:1]] + [row(schedules.CLOCK)] * 3
-    assert acceptance.missing(rows) == [f"network {HOLDOUTS[0].name}", "holdout networks"]
+    for failed, also in ((3, []), (4, [schedules.CLOCK.kind])):
+        rows = [row(HOLDOUTS[0], error="it raised"), *[row(schedules.CLOCK, error="it raised")] * failed]
+        rows += [row(schedules.CLOCK)] * (9 - failed)
+        assert acceptance.missing(rows) == [f"network {HOLDOUTS[0].name}", "holdout networks", *also]
 
 
-def test_models_come_first_then_holdouts_again_of_every_kind() -> None:
+def test_models_come_first_and_again_then_holdouts_of_every_kind() -> None:
     others = [schedules.network_cell(networks.draw(seed)) for seed in range(3)]
     others += [schedules.network_cell(schedules.network_spec(cell), "fp16") for cell in HOLDOUTS]
     cells = list(acceptance.cells([row(cell) for cell in (*HOLDOUTS, *others)], "fp32"))
@@ -160,7 +175,8 @@ def test_models_come_first_then_holdouts_again_of_every_kind() -> None:
     repeated = [cell for cell in cells[models:] if cell.kind == "network"]
     assert {cell.name for cell in repeated} == set(networks.KINDS)
     assert all(schedules.network_spec(cell).holdout and cell.dims[acceptance.AGAIN] == 1 for cell in repeated)
-    assert cells[models + len(repeated) :] == [acceptance.again(cell) for cell in cells[:models]]
+    assert cells[models : 2 * models] == [acceptance.again(cell) for cell in cells[:models]]
+    assert cells[2 * models :] == repeated
     failed_or_repeated = [row(HOLDOUTS[0], error="it raised"), row(acceptance.again(HOLDOUTS[1]))]
     assert not [cell for cell in acceptance.cells(failed_or_repeated, "fp32") if cell.kind == "network"]
 
@@ -184,6 +200,10 @@ def test_a_shift_is_what_the_speed_of_the_machine_does_not_explain() -> None:
     errors = [HoldoutError(cell.key, *us, 0.0) for cell, us in ((first, (90.0, 100.0)), (second, (108.0, 130.0)))]
     assert acceptance.shift(rows, errors) == pytest.approx([1.3 / 1.2])
     assert acceptance.shift(rows, errors[:1]) == []
+    once = HoldoutError(HOLDOUTS[1].key, 1.0, 2.0, 0.0)
+    alone, both = acceptance.averaged(rows, [errors[1], once, errors[0]])  # the second timing may stand first
+    assert both.log_error == pytest.approx((math.log(90 / 100) + math.log(108 / 130)) / 2)
+    assert (both.cell, alone) == (first.key, pytest.approx(once))
 
 
 def test_predictions_that_move_no_more_end_a_calibration() -> None:

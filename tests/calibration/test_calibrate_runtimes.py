@@ -8,7 +8,7 @@ from collections.abc import Callable, Iterator
 from functools import partial
 from pathlib import Path
 from types import SimpleNamespace
-from typing import Any
+from typing import Any, NoReturn
 
 import msgspec
 import pytest
@@ -21,7 +21,7 @@ from latpred.calibration.devices import machine, open_device
 from latpred.calibration.devices.simulated import SimulatedDevice
 from latpred.calibration.fitting import profile_fit
 from latpred.calibration.measurement import whole_models
-from latpred.calibration.runtime_calibration import calibrate_runtimes
+from latpred.calibration.runtime_calibration import base, calibrate_runtimes
 from latpred.calibration.session import directory, read_journal
 from latpred.errors import CalibrationError, LatpredError, MissingPackageError, UsageError
 from latpred.graph.graph import ModelGraph, Schedule
@@ -51,13 +51,6 @@ class Plain:
         return lambda: model(*inputs)
 
 
-class Failing(Plain):
-    name = "failing"
-
-    def lower(self, graph: ModelGraph, batch: int) -> Schedule:
-        raise ValueError("it never works")
-
-
 class Absent(Plain):
     name = "absent"
 
@@ -68,7 +61,7 @@ class Absent(Plain):
 @pytest.fixture
 def third_party(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     """A package that registers runtimes and knows nothing of calibration."""
-    found = {one.name: SimpleNamespace(name=one.name, value="", load=one) for one in (Plain, Failing, Absent)}
+    found = {one.name: SimpleNamespace(name=one.name, value="", load=one) for one in (Plain, Absent)}
     monkeypatch.setattr(runtimes, "_registered", lambda: found)
     runtimes._made.cache_clear()
     yield
@@ -227,15 +220,29 @@ def test_eager_comes_first_and_its_fit_sees_no_other_rows() -> None:
 
 
 @pytest.mark.usefixtures("finished")
-def test_a_runtime_that_never_works_stays_out_and_the_gate_says_why() -> None:
-    profile = more(("failing",))
+@pytest.mark.parametrize(
+    ("runtime", "error", "said", "timed"),
+    [
+        ("plain", ValueError("it never works"), "ValueError: it never works", calibrate_runtimes.HOPELESS),
+        ("cuda-graphs", ValueError("it never works"), "ValueError: it never works", 5 + calibrate_runtimes.HOPELESS),
+        ("plain", MissingPackageError("no CUDA"), "missing package: no CUDA", 1),
+    ],
+)
+def test_a_runtime_that_never_works_stays_out_and_the_gate_says_why(
+    runtime: str, error: Exception, said: str, timed: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def failing(*_: object) -> NoReturn:
+        raise error
+
+    monkeypatch.setattr(base.RuntimeCalibrator, "prepared", failing)
+    profile = more((runtime,))
     assert list(profile.runtimes) == ["eager"]
-    assert profile.acceptance.runtimes == {"failing": False}
-    assert profile.acceptance.checks["failing: costs"] == "ValueError: it never works: failed"
-    assert rows_kept()["failing"] == calibrate_runtimes.HOPELESS
+    assert profile.acceptance.runtimes == {runtime: False}
+    assert profile.acceptance.checks[f"{runtime}: costs"] == f"{said}: failed"
+    assert rows_kept()[runtime] == timed
     shown = run("profiles", "show", "simulated").stdout
-    assert "failing: costs: ValueError: it never works: failed" in shown
-    assert "latpred calibrate --device simulated --runtimes failing" in shown
+    assert f"{runtime}: costs: {said}: failed" in shown
+    assert f"latpred calibrate --device simulated --runtimes {runtime}" in shown
     # Predictions carry the caveat of their own runtime only.
     both = dict.fromkeys(("eager", "plain"), profile.runtimes["eager"])
     passed = msgspec.structs.replace(profile.acceptance, passed=True, runtimes={"plain": False})
@@ -243,6 +250,13 @@ def test_a_runtime_that_never_works_stays_out_and_the_gate_says_why() -> None:
     said = "what the profile says of plain failed its acceptance gate; see: latpred profiles show simulated"
     carried = [predictor.predict(graph(add()), runtime=name).provenance.caveats for name in both]
     assert [said in caveats for caveats in carried] == [False, True]
+
+
+@pytest.mark.usefixtures("finished")
+def test_a_runtime_that_was_fitted_to_disturbed_cells_fails(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(calibrate_runtimes, "spoilt", lambda rows: 0.7)
+    checks = more().acceptance.checks
+    assert checks["plain: fitted cells that were disturbed or of processors apart at most 0%"] == "70.0%: failed"
 
 
 def test_budgets_are_shared_in_proportion() -> None:

@@ -28,7 +28,7 @@ from latpred.calibration.runtime_calibration import calibrate_runtimes
 from latpred.calibration.session import Row, Session, directory, read_journal
 from latpred.calibration.timing import visits
 from latpred.calibration.timing.reference_speed import RunSpeed, gauge_of
-from latpred.errors import CalibrationError, ProfileError, UsageError
+from latpred.errors import CalibrationError, DeviceError, ProfileError, UsageError
 from latpred.profile import store
 from latpred.profile.document import DeviceProfile
 from latpred.progress import ProgressEvent
@@ -271,7 +271,7 @@ def test_a_profile_of_that_name_of_another_machine_stays(calibrated: Calibrated)
     store.save(msgspec.structs.replace(calibrated.profile, machine=machine()))
     profile = calibrate(SimulatedDevice(), cells=FEW, precisions=["fp32"])
     assert store.load("simulated").machine == machine(), "the other stays"
-    again = calibrate_runtimes.kept(store.name_here("simulated"), SimulatedDevice(), {})
+    again = calibrate_runtimes.kept(store.name_here("simulated", "simulated"), SimulatedDevice(), {})
     assert again is not None
     assert again.name == profile.name == store.find("simulated").name
 
@@ -303,6 +303,16 @@ def test_too_little_for_a_profile_says_what_to_do() -> None:
 def test_impossible_effort_or_precision_is_refused(options: dict[str, object], message: str) -> None:
     with pytest.raises(UsageError, match=message):
         calibrate(SimulatedDevice(), **options)  # type: ignore[arg-type]
+    assert not directory("simulated").exists()
+
+
+def test_a_precision_that_cannot_be_set_here_is_said_before_any_cell() -> None:
+    class Refusing(SimulatedDevice):
+        def use_precision(self, precision: str) -> None:
+            raise DeviceError("TF32 cannot be set here")
+
+    with pytest.raises(DeviceError):
+        calibrate(Refusing(), cells=FEW, precisions=["fp16"])
     assert not directory("simulated").exists()
 
 

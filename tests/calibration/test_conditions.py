@@ -5,7 +5,7 @@ from __future__ import annotations
 import subprocess
 import sys
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager, suppress
+from contextlib import contextmanager, nullcontext, suppress
 from types import SimpleNamespace
 from typing import Any
 
@@ -19,7 +19,7 @@ from latpred.calibration.devices import conditions
 from latpred.calibration.devices.cpu import CpuDevice
 from latpred.calibration.devices.cuda import CudaDevice
 from latpred.calibration.workloads import networks, single_ops
-from latpred.errors import UsageError
+from latpred.errors import DeviceError, UsageError
 from latpred.profile import store
 
 BACKENDS: Any = torch.backends
@@ -173,6 +173,20 @@ def test_the_gpu_that_is_measured_is_the_current_one_inside_only(monkeypatch: py
     assert said == ["cuda:1", "as before"]
 
 
+def test_a_gpu_that_is_lost_says_so_though_its_generator_cannot_be_put_back(monkeypatch: pytest.MonkeyPatch) -> None:
+    def lost(*_: object) -> None:
+        raise RuntimeError("CUDA error: unspecified launch failure")
+
+    monkeypatch.setattr(torch.cuda, "device", lambda _: nullcontext())
+    monkeypatch.setattr(torch.cuda, "get_rng_state", lambda _: None)
+    monkeypatch.setattr(torch.cuda, "set_rng_state", lost)
+    device: Any = SimpleNamespace(torch_device=torch.device("cuda", 0))
+    threads = torch.get_num_threads()
+    with pytest.raises(DeviceError, match="run the same"), conditions.stated(conditions.Options(threads + 1), device):
+        raise DeviceError("run the same command again.")
+    assert torch.get_num_threads() == threads
+
+
 def test_deterministic_algorithms_are_not_what_is_measured() -> None:
     def said() -> tuple[bool, ...]:
         modes = torch.are_deterministic_algorithms_enabled(), torch.is_deterministic_algorithms_warn_only_enabled()
@@ -214,7 +228,7 @@ def test_threads_and_autotuning_hold_while_measuring_and_no_longer() -> None:
 @pytest.mark.parametrize(
     ("options", "kind", "sentence"),
     [
-        (conditions.Options(threads=0), "cpu", "0 threads compute nothing; give 1 or more, as in --threads 2."),
+        (conditions.Options(threads=0), "cpu", "threads=0 is no number of threads; give 1 or more"),
         (conditions.Options(threads=2), "cuda", "threads are the CPU's, and cuda is none"),
         (conditions.Options(cudnn_benchmark=True), "cpu", "cudnn is CUDA's, and cpu has none"),
     ],
@@ -235,9 +249,9 @@ def test_a_profile_says_how_it_was_measured() -> None:
     assert conditions.Options(threads=2).protocol("cpu", "cpu") == {"threads": "2, as asked for"}
     assert off.protocol("cpu", "cpu") == {}
     assert conditions.Options.of(profile()) == conditions.Options(threads=1)
-    other = profile(machine=machine(threads=torch.get_num_threads() + 1, driver="1"))
+    other = profile(machine=machine(threads=torch.get_num_threads() + 1, cpu="Other"))
     as_measured, as_here = (conditions.changes(other, CpuDevice(), way) for way in (conditions.Options.of(other), off))
-    assert [said.partition(" is ")[0] for said in as_measured][:1] == ["the driver"]
+    assert [said.partition(" is ")[0] for said in as_measured][:1] == ["the host CPU"]
     assert ["threads" in " ".join(said) for said in (as_measured, as_here)] == [False, True]
     # Which of several GPUs it was, whatever name it has.
     assert store.live_name(profile("lab", device=info, protocol=off.protocol("cuda", "cuda:1"))) == "cuda:1"

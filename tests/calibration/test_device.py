@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from contextlib import nullcontext
 from types import SimpleNamespace
+from weakref import WeakKeyDictionary
 
 import pytest
 import torch
@@ -70,12 +71,19 @@ class HalfCuda(CudaDevice):
 
     def __init__(self, issue_us=1.0):
         self.torch_device, self.name = torch.device("cuda", 0), "cuda:0"
-        self._enough, self._graph, self.heads = (0, 0.0), None, []
+        self._heads_us, self._replay, self.heads = WeakKeyDictionary(), None, []
         self.issue_us = issue_us
 
     def _behind_head(self, call, count, head_us):
         self.heads.append(head_us)
         return 1e-6 * count, head_us > count * self.issue_us
+
+
+def test_the_driver_is_unknown_where_nothing_tells_it(monkeypatch):
+    gpu = HalfCuda()
+    gpu._properties = SimpleNamespace(name="NVIDIA H100")
+    monkeypatch.setattr(gpu, "state", lambda: None)
+    assert (gpu.machine().accelerator, gpu.machine().driver) == ("NVIDIA H100", "")
 
 
 @pytest.mark.parametrize(
@@ -114,6 +122,10 @@ def test_a_queue_is_timed_behind_a_head_that_outlasts_its_issue():
     assert device.heads == [240.0, 960.0]
     device.time_queued(call, 16)
     assert device.heads[2:] == [960.0]  # what was long enough before
+    device.heads.clear()
+    for _ in range(2):
+        device.time_queued(lambda: None, 16)  # each lies where the one before lay
+    assert device.heads == [240.0, 960.0] * 2
 
 
 def test_a_replay_is_captured_once_and_timed_behind_such_a_head_too(monkeypatch):

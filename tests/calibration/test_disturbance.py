@@ -67,6 +67,10 @@ def later(before: Counters = START, seconds: float = 2.0, *, own: float = 1.0, *
         (START, 1, {"busy_s": 2.0 + 1.0}, "other work used 0.5 processors"),
         (SERVER, 1, {"busy_s": 2.0 + 1.0}, ""),
         (SERVER, 63, {"busy_s": 2.0 + 1.0}, "other work used 0.5 processors"),
+        # Each of many threads loses as little as each of two.
+        (SERVER, 64, {"steal_s": 0.12, "delay_s": 0.24}, ""),
+        (SERVER, 64, {"steal_s": 4.0}, "the hypervisor took 2.0 processors"),
+        (SERVER, 64, {"delay_s": 8.0}, "the timed threads lacked 4.0 processors"),
         # Ticks are too coarse for short pieces, which are told by what is finer.
         (START, 1, {"seconds": 0.1, "busy_s": 0.12}, ""),
         (START, 1, {"seconds": 0.5, "busy_s": 0.6}, "other work used 0.2 processors"),
@@ -85,7 +89,21 @@ def test_what_disturbs_and_what_is_usual(before: Counters, threads: int, grown: 
 @pytest.mark.parametrize(("before", "busy"), [(START, 0.45 + 0.15), (SERVER, 0.15), (SECRETIVE, 0.0)])
 def test_how_many_processors_others_used_beyond_what_is_usual(before: Counters, busy: float) -> None:
     assert between(before, later(before, busy_s=2.0 + 1.0, steal_s=0.3)).busy == pytest.approx(busy)
-    assert between(before, before, gpu="its clock fell") == ("its clock fell", 0.0)  # no time between two readings
+    assert between(before, before, gpu="its clock fell") == ("its clock fell", 0.0, "its clock fell")  # no time passed
+
+
+@pytest.mark.parametrize(
+    ("grown", "gpu", "device"),
+    [
+        ({"busy_s": 3.8, "steal_s": 0.6, "delay_s": 0.8, "usable_cores": -1}, "", ""),
+        ({"busy_s": 3.8}, "its clock fell", "its clock fell"),
+        ({"busy_s": 3.8, "boot_s": 14.0}, "", "the machine slept 12 s"),
+    ],
+)
+def test_what_the_processors_do_does_not_touch_a_device_of_its_own(
+    grown: dict[str, float], gpu: str, device: str
+) -> None:
+    assert between(START, later(**grown), gpu=gpu).device == device
 
 
 def test_setting_the_time_of_day_disturbs_nothing(monkeypatch: pytest.MonkeyPatch) -> None:

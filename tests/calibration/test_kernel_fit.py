@@ -33,7 +33,7 @@ from latpred.calibration.session import Row
 from latpred.calibration.workloads.networks import NetworkSpec
 from latpred.host import Slowdown
 from latpred.ops.families import nearest
-from latpred.prediction.kernel_times import evaluate
+from latpred.prediction.kernel_times import KernelModel, evaluate
 from latpred.profile.document import DeviceProfile, DispatchFit
 
 
@@ -59,6 +59,13 @@ def test_a_special_family_with_many_samples_has_a_fit_of_its_own_and_one_with_fe
     fits = fit_kernels([*spread(FEWEST_LEAF, "elementwise.add"), *spread(FEWEST_LEAF - 1, "elementwise.gelu", 3.0)])
     assert set(fits) == {"elementwise", "elementwise.add"}
     assert fits["elementwise"].leaf_scales["elementwise.gelu"] == pytest.approx(3.0, rel=0.2)
+
+
+def test_a_scale_is_over_the_fit_that_it_multiplies() -> None:
+    fits = fit_kernels([*spread(FEWEST_LEAF - 2, "elementwise"), *spread(FEWEST_LEAF - 1, "elementwise.gelu", 3.0)])
+    model, one = KernelModel(fits["elementwise"]), sample(50_000, "elementwise.gelu", 3.0)
+    found = model.times(np.array([one.row]), fits["elementwise"].leaf_scales["elementwise.gelu"])
+    assert found.us[0] == pytest.approx(one.us, rel=0.05)
 
 
 def test_what_few_samples_were_of_is_the_datasheets_as_far_off_as_its_relatives() -> None:
@@ -130,6 +137,9 @@ def test_repeated_rows_are_one_row_with_their_median() -> None:
     row = np.array([once[0].row])
     assert len(repeated.points) == len(fit_kernels(once)["elementwise"].points)
     assert evaluate(repeated, row)[0] == pytest.approx(once[0].us, rel=0.05)
+    # of two, one is no more the middle than the other
+    scattered = [one._replace(us=factor * one.us) for factor in (0.8, 1.2) for one in once]
+    assert evaluate(fit_kernels(scattered)["elementwise"], row)[0] == pytest.approx(once[0].us, rel=0.06)
 
 
 def test_the_row_of_an_op() -> None:

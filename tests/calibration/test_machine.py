@@ -42,9 +42,9 @@ def refuse(*_):
     raise FakeError
 
 
-def processes(*pids):
+def processes(*pids, memory=1 << 20):
     """As the library lists them."""
-    return [types.SimpleNamespace(pid=pid) for pid in pids]
+    return [types.SimpleNamespace(pid=pid, usedGpuMemory=memory) for pid in pids]
 
 
 @pytest.fixture
@@ -89,6 +89,11 @@ def test_within_a_container_this_process_goes_by_another_number(listed, others, 
     assert machine.gpu_state(BUS).other_processes == others
 
 
+def test_what_draws_on_the_screen_of_windows_is_no_other_work(library):
+    library.nvml.nvmlDeviceGetComputeRunningProcesses = lambda handle: processes(17, 18, 19, memory=None)
+    assert machine.gpu_state(BUS).other_processes == 0
+
+
 def gpu(sm_mhz=1800, throttled=(), other_processes=0, idle=False):
     return machine.GpuState("1", sm_mhz, 60, throttled, other_processes, idle)
 
@@ -105,9 +110,9 @@ HOT = gpu(throttled=("thermal (software)",))
         (gpu(1200), gpu(1800), "the GPU's clock went from 1200 to 1800 MHz"),
         (gpu(1800), gpu(345, idle=True), ""),
         (gpu(0), gpu(1800), ""),
-        (gpu(), gpu(throttled=("power cap",)), "the GPU throttled: power cap"),
-        (gpu(throttled=("power cap",)), gpu(throttled=("power cap",)), ""),
-        (gpu(idle=True), gpu(throttled=("power cap",)), ""),  # which the work itself reached
+        (gpu(), gpu(throttled=("power cap",)), ""),  # which the work itself reached
+        (gpu(1590), gpu(1110, throttled=("power cap",)), ""),
+        (gpu(1110, throttled=("power cap",)), gpu(1590), "the GPU's clock went from 1110 to 1590 MHz"),
         (gpu(idle=True), gpu(throttled=("thermal (software)",)), "the GPU throttled: thermal (software)"),
         (HOT, HOT, "the GPU throttled: thermal (software)"),
         (gpu(throttled=("power cap",)), gpu(), ""),

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import gzip
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import NoReturn
 
@@ -14,13 +17,20 @@ from torch import nn
 
 from latpred import host, runtimes, tables, tracing
 from latpred.accuracy import recording
-from latpred.calibration.devices import ProfiledForward
+from latpred.calibration.devices import ProfiledForward, conditions
 from latpred.calibration.devices.cuda import profiled
 from latpred.calibration.devices.simulated import SimulatedDevice
 from latpred.calibration.measurement import recorder
-from latpred.calibration.measurement.recorder import JOURNAL_FOLDER, Plan, RecordingSession, Setting, plan
+from latpred.calibration.measurement.recorder import (
+    GRAPHS_FOLDER,
+    JOURNAL_FOLDER,
+    Plan,
+    RecordingSession,
+    Setting,
+    plan,
+)
 from latpred.calibration.measurement.whole_models import Bench
-from latpred.calibration.session import JOURNAL, MOST_TRIES, Row
+from latpred.calibration.session import JOURNAL, MOST_TRIES, UNDER_WAY, Row
 from latpred.calibration.timing.timer import Timing
 from latpred.calibration.workloads.suites import Workload, module_workload
 from latpred.errors import BusyError, DeviceError, ProfileError, RuntimeRefusalError, UsageError
@@ -153,6 +163,34 @@ def test_a_lost_device_that_frees_nothing_costs_no_recording(tmp_path: Path, mon
     assert recording.load(tmp_path).table["model"].unique().tolist() == ["a"]
 
 
+def test_a_lost_device_on_which_nothing_can_be_put_back_is_still_lost_to_the_session(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    @contextmanager
+    def stated(**_: object) -> Iterator[None]:
+        try:
+            yield
+        finally:
+            raise RuntimeError("CUDA error: an illegal memory access was encountered")
+
+    monkeypatch.setattr(conditions, "stated", stated)
+    with pytest.raises(RuntimeError):
+        run(tmp_path, Broken(DeviceError("the device is lost")))
+    assert (tmp_path / JOURNAL_FOLDER / UNDER_WAY).exists()
+
+
+def test_a_precision_that_cannot_be_set_here_is_said_before_any_setting(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def refused(*_: object) -> NoReturn:
+        raise DeviceError("TF32 cannot be set here")
+
+    monkeypatch.setattr(SimulatedDevice, "use_precision", refused)
+    with pytest.raises(DeviceError):
+        run(tmp_path)
+    assert not (tmp_path / JOURNAL_FOLDER).exists()
+
+
 def test_tf32_is_left_out_where_there_is_none(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     class Older(SimulatedDevice):
         def info(self) -> DeviceInfo:
@@ -271,3 +309,24 @@ def test_each_protocol_says_how_slow_the_host_of_a_gpu_was() -> None:
         ("pipelined", 1.5, 150.0),
     ]
     assert told not in next(recorder._columns(msgspec.structs.replace(row, speed={}), "now"))
+
+
+def test_a_journal_that_cannot_be_read_is_left_as_it_is(tmp_path: Path) -> None:
+    run(tmp_path, stages=["captured"])
+    journal = tmp_path / JOURNAL_FOLDER / JOURNAL
+    head, *rows = journal.read_bytes().splitlines(keepends=True)
+    for other in (head.replace(b"{", b'{"later":1,', 1), head.replace(b'"journal":1', b'"journal":2'), head[1:]):
+        journal.write_bytes(other + b"".join(rows))
+        with pytest.raises(UsageError, match=r"damaged, or of another version .* Name another folder with --record"):
+            run(tmp_path)
+        assert journal.read_bytes() == other + b"".join(rows)
+
+
+@pytest.mark.parametrize("damage", [lambda body: b"x", lambda body: body[:-9], lambda body: gzip.compress(b"{}")])
+def test_a_damaged_graph_is_traced_anew(tmp_path: Path, damage: Callable[[bytes], bytes]) -> None:
+    run(tmp_path, stages=["first"])
+    expected = recording.load(tmp_path)
+    for file in (tmp_path / JOURNAL_FOLDER / GRAPHS_FOLDER).iterdir():
+        file.write_bytes(damage(file.read_bytes()))
+    assert run(tmp_path, stages=["first"]).left == 0
+    assert recording.load(tmp_path).graphs == expected.graphs

@@ -57,9 +57,8 @@ def calibrated(request: pytest.FixtureRequest) -> tuple[str, DispatchFit]:
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(networks, "graph_in", lambda spec, *_: network(runtime, spec.seed, tiny=spec.tiny))
         calibrator = runtime_calibration.get(runtime, SimulatedDevice(SimulatedSpec(seed=SEED)))
-        rows = [
-            Row(cell, dict(calibrator.measure(cell).timings), 1.0) for cell in islice(calibrator.cells("fp32"), CELLS)
-        ]
+        cells = islice(calibrator.cells_in(["fp32"]), CELLS)
+        rows = [Row(cell, dict(calibrator.measure(cell).timings), 1.0) for cell in cells]
         fit, errors = fit_with_spread(calibrator, rows, perfect(COSTS))
     assert len(errors) >= 5
     return runtime, fit
@@ -113,9 +112,16 @@ def test_networks_that_were_never_seen_are_predicted_within_three_percent(calibr
                 assert found == pytest.approx(true_ms, rel=0.03), (seed, batch, protocol)
 
 
+def test_chains_are_replayed_once_and_not_in_every_precision() -> None:
+    calibrator = runtime_calibration.get("cuda-graphs", SimulatedDevice())
+    cells = list(islice(calibrator.cells_in(["fp16", "fp32", "bf16"]), 9))
+    assert [cell.kind for cell in cells] == ["clock"] * 5 + ["network"] * 4
+    assert [cell.precision for cell in cells[5:]] == ["fp16", "fp16", "fp16", "fp32"]
+
+
 def test_one_length_of_chain_tells_no_gap() -> None:
     calibrator = runtime_calibration.get("cuda-graphs", SimulatedDevice())
-    cell = next(calibrator.cells("fp32"))
+    cell = next(calibrator.cells_in(["fp32"]))
     row = Row(cell, dict(calibrator.measure(cell).timings), 1.0)
     with pytest.raises(CalibrationError, match=r"1 chains were replayed, too few.* as with --budget 3m$"):
         calibrator.fit([row], perfect(COSTS))

@@ -139,6 +139,20 @@ def test_another_machine_or_other_settings_start_anew(opened):
     assert [resumed(fresh=True, **others), resumed(machine=updated), resumed(**others)] == [0, 1, 1]
 
 
+def test_a_machine_is_known_by_its_id_and_without_one_by_its_name_and_no_other_s_journal_is_lost(opened):
+    def resumed(machine_id, hostname_hash):
+        with opened(
+            machine=msgspec.structs.replace(MACHINE, machine_id=machine_id, hostname_hash=hostname_hash)
+        ) as one:
+            held = len(one.rows)
+            one.run(gemm(1), Measuring())
+            return held
+
+    assert [resumed("a" * 16, "1" * 16), resumed("a" * 16, "2" * 16)] == [0, 1], "it was given another name"
+    assert [resumed("b" * 16, "1" * 16), resumed("", "3" * 16)] == [0, 0]
+    assert [resumed("b" * 16, "1" * 16), resumed("a" * 16, "1" * 16), resumed("", "3" * 16)] == [1, 1, 1]
+
+
 NO_TIMERS = pytest.mark.skipif(not hasattr(signal, "setitimer"), reason="this system has no interval timers")
 
 

@@ -17,10 +17,12 @@ from latpred import tables
 from latpred.calibration.devices.simulated import SimulatedDevice, SimulatedSpec
 from latpred.calibration.measurement import timed_generation
 from latpred.calibration.measurement.timed_generation import beside, generation_workload, measure_generation
+from latpred.calibration.measurement.whole_models import StoppedError
 from latpred.cli.predict import live_device
 from latpred.errors import UsageError
 from latpred.profile import store
 from latpred.profile.document import OPENED, DeviceInfo
+from latpred.progress import ProgressEvent
 from latpred.tracing.text_generation import trace_generation
 
 
@@ -83,6 +85,22 @@ def test_predicted_beside_measured() -> None:
     measured = table.set_index("input_kind")["latency_s"]
     assert rows.loc["next token", "measured_s"] == pytest.approx((measured["prompt+4"] - measured["prompt+1"]) / 3)
     assert rows.loc["4 tokens", "error"] == pytest.approx(curve[0].latency_ms / 1e3 / measured["prompt+4"] - 1)
+
+
+@pytest.mark.parametrize(("visits", "rows"), [(1, 2), (2, 2), (3, 4)])
+def test_ctrl_c_leaves_what_was_measured(visits: int, rows: int) -> None:
+    seen: list[ProgressEvent] = []
+
+    def stop(step: ProgressEvent) -> None:
+        seen.append(step)
+        if len(seen) > visits:
+            raise KeyboardInterrupt
+
+    with pytest.raises(StoppedError) as stopped:
+        measure_generation(gpt2(), 6, 4, [1, 2], device=SimulatedDevice(), repeats=1, plan=FAST, progress=stop)
+    table = tables.check(stopped.value.table, tables.MEASURED)
+    assert len(table) == rows
+    assert (table["status"] == "ok").sum() == visits
 
 
 def test_what_cannot_be_measured() -> None:

@@ -335,10 +335,32 @@ def test_only_what_a_gpus_host_takes_part_in_waits_for_its_full_speed(
     assert gauge.waited == 1
 
 
+THROTTLED = Disturbance("the GPU throttled", device="the GPU throttled")
+
+
+@pytest.mark.parametrize(
+    ("timed", "found", "disturbed"),
+    [
+        (cell(1), BUSY, ""),
+        (cell(1), THROTTLED, THROTTLED.reason),
+        (Cell("memory", "bandwidth", {"m": 1}), BUSY, ""),
+        (Cell("memory", "upload", {"m": 1}), BUSY, BUSY.reason),  # which the host copies
+        (Cell("dispatch", "add", {"m": 1}), BUSY, BUSY.reason),
+    ],
+)
+def test_what_a_gpu_does_without_its_host_is_disturbed_by_nothing_on_the_host(
+    timed: Cell, found: Disturbance, disturbed: str, made: Made, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(CpuDevice, "asynchronous", True)
+    assert made(Measuring(), [found]).run(timed).disturbed == disturbed
+
+
 def test_disturbed_rows_are_left_out_unless_too_few_are_left() -> None:
     rows = [row(1), row(2), row(3, disturbed="other work used 0.9 processors")]
     assert visits.undisturbed(rows) == rows[:2]
-    assert len(visits.undisturbed([*rows, *(row(n, 9.0) for n in range(4, 8))])) == 7
+    assert visits.spoilt(visits.undisturbed(rows)) == 0.0
+    all_taken = visits.undisturbed([*rows, *(row(n, 9.0) for n in range(4, 8))])
+    assert (len(all_taken), visits.spoilt(all_taken)) == (7, 5 / 7)
     assert visits.undisturbed([]) == []
 
 

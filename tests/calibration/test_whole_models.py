@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from contextlib import AbstractContextManager, nullcontext
+from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
@@ -210,7 +211,7 @@ def test_batches_are_any_whole_numbers(batches: Any) -> None:
         ({"batches": [1], "repeats": 0}, "0 repeats measure nothing"),
         ({"batches": [1], "protocol": "parallel"}, "no protocol 'parallel'. Use one of single, pipelined"),
         ({"batches": [1], "runtime": "eagr"}, r"No runtime is called 'eagr'\. Did you mean 'eager'"),
-        ({"batches": [1], "threads": 0}, "0 threads compute nothing"),
+        ({"batches": [1], "threads": 0}, "threads=0 is no number of threads"),
         ({"batches": [1], "precision": "int4"}, "precision 'int4' is not known"),
         ({"batches": [1], "precision": "tf32"}, "cpu has no tf32; it does fp32"),
     ],
@@ -218,6 +219,13 @@ def test_batches_are_any_whole_numbers(batches: Any) -> None:
 def test_bad_requests(arguments: dict[str, Any], message: str) -> None:
     with pytest.raises(UsageError, match=message):
         measure({"tiny": tiny()}, image=8, plan=FAST, **arguments)
+
+
+def test_a_path_is_measured_on_a_device_of_pytorch(tmp_path: Path) -> None:
+    file = tmp_path / "own.py"
+    file.write_text("import torch\ndef build():\n    return torch.nn.Linear(4, 4), torch.zeros(1, 4)\n")
+    table = measure(Path(f"{file}:build"), 1, device=torch.device("cpu"), plan=FAST, repeats=1)
+    assert table["status"].tolist() == ["ok"]
 
 
 def test_a_runtime_that_is_not_installed(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -237,13 +245,19 @@ def test_models_are_built_once_when_they_fit_and_again_when_not(monkeypatch: pyt
         return Workload(name, "custom", 0, make)
 
     class Small(CpuDevice):
+        memory_bytes = 20_100_000  # a fifth holds one model of 4.004 MB
+
         def info(self) -> Any:
-            return msgspec.structs.replace(
-                super().info(), memory_bytes=20_100_000
-            )  # a fifth holds one model of 4.004 MB
+            return msgspec.structs.replace(super().info(), memory_bytes=self.memory_bytes)
+
+    class Unknown(Small):
+        memory_bytes = 0
 
     monkeypatch.setattr(whole_models, "MORE_ROUNDS", 0)  # which slow moments would ask for
     measure([workload("a"), workload("b")], [1, 2], repeats=3, plan=FAST)
+    assert sorted(built) == ["a", "b"]
+    built.clear()
+    measure([workload("a"), workload("b")], [1, 2], device=Unknown(), repeats=3, plan=FAST)
     assert sorted(built) == ["a", "b"]
     built.clear()
     measure([workload("a"), workload("b")], [1, 2], device=Small(), repeats=3, plan=FAST)

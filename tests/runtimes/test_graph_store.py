@@ -223,6 +223,17 @@ def test_a_model_that_memory_has_no_room_for_is_estimated_until_there_is(
         assert refusal(of_source(source, runtime, "cpu")) is None
 
 
+def test_what_was_used_longest_ago_is_deleted_first(monkeypatch: pytest.MonkeyPatch) -> None:
+    for age, option in enumerate("cba"):
+        before = {*files()}
+        fetched(option)
+        (made,) = {*files()} - before
+        os.utime(made, (age, age))
+    assert fetched("c") == (MADE, 0)
+    monkeypatch.setattr(graph_store, "MOST_ON_DISK_BYTES", 3 * made.stat().st_size)
+    assert [fetched(option)[1] for option in "dacdb"] == [1, 0, 0, 0, 1]
+
+
 SHARING = """
 import sys
 sys.path.insert(0, {tests!r})

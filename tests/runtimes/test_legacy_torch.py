@@ -12,6 +12,7 @@ from latpred.graph.graph import ModelGraph
 from latpred.prediction.predictor import Predictor
 from latpred.profile import store
 from latpred.profile.gpus import spec
+from latpred.query import Options
 from latpred.runtimes.legacy_torch import TORCH_1_12, TORCH_2, as_run_in
 from latpred.tracing import trace
 
@@ -26,8 +27,33 @@ def test_the_bias_of_a_convolution_is_a_kernel_of_its_own() -> None:
     assert convolution.weight_bytes.constant == 3 * 8 * 9 * 4
     assert (added.family, added.weight_bytes.constant) == ("elementwise.add", 8 * 4)
     assert added.read_bytes == added.write_bytes == convolution.write_bytes
-    bare = as_run_in(TORCH_1_12, trace(nn.Conv2d(3, 8, 3, bias=False), torch.zeros(1, 3, 16, 16)))
-    assert sum(op.launches for op in bare.ops) == 1
+    for alone in (nn.Conv2d(3, 8, 3, bias=False), nn.Conv2d(3, 3, 3, groups=3)):
+        assert as_run_in(TORCH_1_12, trace(alone, torch.zeros(1, 3, 16, 16))).launches() == 1
+
+
+def conv(groups: int = 1, **options: bool) -> nn.Module:
+    return nn.Conv2d(8, 8, 3, groups=groups, **options)  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize(
+    ("layer", "options", "added"),
+    [
+        (conv(), {}, 1),
+        (conv(), {"precision": "amp-fp16"}, 1),
+        (conv(), {"runtime": "cuda-graphs"}, 1),
+        (conv(), {"runtime": "torchscript"}, 1),
+        (conv(bias=False), {}, 0),
+        (conv(bias=False), {"precision": "amp-fp16"}, 0),
+        (conv(8), {}, 0),  # PyTorch's own kernel adds it
+        (conv(8), {"memory_format": "channels_last"}, 1),
+    ],
+)
+@pytest.mark.parametrize("device", ["h100-shared", "rtx-4090"])
+def test_cudnn_leaves_biases_to_pytorch(layer: nn.Module, options: dict[str, str], added: int, device: str) -> None:
+    asked = Options(torch.zeros(1, 8, 16, 16), **options)  # type: ignore[arg-type]
+    predictor = Predictor(store.load(device))
+    ran = [op.family for op in predictor.lowered(predictor.trace(layer, asked, [1]), asked.runtime).ops if op.launches]
+    assert [family for family in ran if family != "copy.cast"][1:] == ["elementwise.add"] * added
 
 
 def test_filters_that_each_sample_makes_are_no_bias() -> None:

@@ -19,7 +19,7 @@ from smallmodels import Function, small_source
 from torch import nn
 
 import latpred
-from latpred import runtimes
+from latpred import host, runtimes
 from latpred.errors import MissingPackageError, RuntimeRefusalError
 from latpred.graph.graph import ModelGraph
 from latpred.runtimes import graph_store, lowering
@@ -108,6 +108,14 @@ def test_nodes_without_names_have_the_shapes_and_the_work_of_others() -> None:
     assert "Exp" in names_of(half, 2)
     assert "Exp" not in names_of(whole, 2)
     assert half.macs(2) == whole.macs(2) == 2 * 2 * 16 * 16 * 64
+
+
+def test_a_processor_of_the_same_name_has_graphs_of_its_own(monkeypatch: pytest.MonkeyPatch) -> None:
+    told = []
+    for model in ("GenuineIntel 6-85-7 0123abcd", "GenuineIntel 6-85-7 4567cdef"):
+        monkeypatch.setattr(host, "cpu_model", lambda model=model: model)
+        told.append(OnnxRuntime().options)
+    assert told[0] != told[1]
 
 
 def test_shapes_and_views_launch_nothing() -> None:

@@ -12,7 +12,7 @@ import pytest
 import torch
 from factories import add, device, dispatch, graph, linear, profile, view
 
-from latpred import runtimes
+from latpred import explain, runtimes
 from latpred.errors import UsageError
 from latpred.prediction.predictor import Predictor
 from latpred.runtimes import Eager
@@ -231,5 +231,10 @@ def test_a_third_partys_runtime_is_found_and_predicted() -> None:
 @pytest.mark.usefixtures("installed")
 @pytest.mark.parametrize("name", ["broken", "missing"])
 def test_a_broken_registration_is_named(name: str) -> None:
-    with pytest.raises(UsageError, match=f"Runtime '{name}' is registered as halved_runtime"):
+    said = f"Runtime '{name}' is registered as halved_runtime"
+    with pytest.raises(UsageError, match=said):
         runtimes.get(name)
+    with pytest.raises(UsageError, match=said):
+        explain(graph(linear()), device="rtx-8000", runtimes=[name])
+    excluded = explain(graph(linear()), device="rtx-8000").excluded  # of all that there are
+    assert any(said in one.reason for one in excluded if one.runtime == name)

@@ -26,9 +26,9 @@ from torch.nn.attention import SDPBackend, sdpa_kernel
 from latpred import runtimes
 from latpred.errors import RuntimeRefusalError
 from latpred.graph.graph import Affine, ModelGraph, Op
-from latpred.runtimes.inductor import fake_cuda, front_end
+from latpred.runtimes.inductor import fake_cuda, front_end, torch_compile
 from latpred.runtimes.inductor.torch_compile import CASTS, NOTE, Compile, CompileReduceOverhead, ops_through
-from latpred.runtimes.lowering import refusal, trace_for_runtime
+from latpred.runtimes.lowering import lacking, refusal, trace_for_runtime
 from latpred.sandbox.fingerprint import fingerprint
 
 # Small models whose real wrapper is read, one of those that are alike and none that takes a minute; those after the
@@ -356,10 +356,32 @@ def test_small_products_are_taken_apart_by_the_rules_of_the_device(
 
 
 def test_a_model_is_built_with_what_it_needs(monkeypatch: pytest.MonkeyPatch) -> None:
+    with monkeypatch.context() as patch:
+        patch.setattr(torch_compile, "find_spec", lambda _: None)
+        patch.setattr("torch.cuda.is_available", lambda: True)
+        assert lacking("compile", "cpu") is None
+        assert "needs triton" in str(lacking("compile", "cuda"))
+        assert "needs triton" in str(runtimes.get("compile-reduce-overhead").available())
     monkeypatch.setattr("shutil.which", lambda _: None)
     assert "install g++" in str(runtimes.get("compile").available())
     if not torch.cuda.is_available():
         assert "no CUDA device" in str(runtimes.get("compile-reduce-overhead").available())
+    asked: list[str] = []
+    monkeypatch.setattr("shutil.which", asked.append)
+    monkeypatch.setattr(torch_compile, "sys", SimpleNamespace(platform="win32"))
+    for compiler in ("cl", "clang-cl"):
+        assert lacking("compile", "cpu")
+        assert asked[-1] == compiler
+        monkeypatch.setenv("CXX", "clang-cl")
+
+
+@pytest.mark.parametrize("name", ["enabled", "is_available"])
+def test_a_graph_is_made_anew_without_onednn_which_layouts_depend_on(
+    name: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    before = Compile().options
+    monkeypatch.setattr(torch.backends.mkldnn, name, False if name == "enabled" else lambda: False)
+    assert Compile().options != before
 
 
 @pytest.mark.slow

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from functools import partial
+from typing import Any
 
 import pytest
 import torch
@@ -14,7 +15,7 @@ from torch import nn
 import latpred
 from latpred.errors import UsageError
 from latpred.graph.graph import ModelGraph, Op
-from latpred.graph.rewrites import attended, masked_attention_on_cuda, self_attention_on_cuda
+from latpred.graph.rewrites import attended, math_attention_on_cuda, self_attention_on_cuda
 from latpred.ops.families import root
 from latpred.prediction.predictor import Predictor
 from latpred.profile import store
@@ -54,9 +55,8 @@ def test_masks_and_causality_are_kept_apart() -> None:
     masked = Function(lambda q, mask: F.scaled_dot_product_attention(q, q, q, attn_mask=mask))
     *made, op = latpred.trace(masked, (heads(), torch.ones(TOKENS, TOKENS) > 0)).ops
     assert (op.family, op.dims["masked"].at(1)) == ("attention", 1)
-    assert [each.name for each in made] == ["aten::scalar_tensor", "aten::where"], (
-        "PyTorch makes numbers of truth values"
-    )
+    launched = [each.name for each in made if each.launches]
+    assert launched == ["aten::scalar_tensor"] * 2 + ["aten::where"], "PyTorch makes numbers of truth values"
     (op,) = latpred.trace(masked, (heads(), torch.ones(TOKENS, TOKENS))).ops
     assert (op.family, op.dims["masked"].at(1)) == ("attention", 1)
     causal = latpred.trace(Function(FORMS["causal"]), (heads(), heads(), heads()))
@@ -128,7 +128,7 @@ class Broadcast(nn.Module):
 def test_a_mask_whose_rows_repeat_one_value_takes_cuda_many_kernels_in_fp32(precision: str, casts: int) -> None:
     graph = latpred.trace(Broadcast(), (heads(),), precision=precision)
     assert [op.family for op in graph.ops].count("attention.strided_mask") == 1
-    parts = [op for op in masked_attention_on_cuda(graph).ops if op.launches]
+    parts = [op for op in math_attention_on_cuda(graph).ops if op.launches]
     roots = [root(op.family) for op in parts]
     assert (roots.count("bmm"), roots.count("softmax"), roots.count("attention")) == (2, 1, 0)
     assert [op.family for op in parts].count("copy.cast") == casts
@@ -137,11 +137,54 @@ def test_a_mask_whose_rows_repeat_one_value_takes_cuda_many_kernels_in_fp32(prec
     # On a CPU it is one kernel, as under any other mask, and with rows in one piece it is one on CUDA, too.
     assert Predictor(store.load("epyc-shared")).lowered(graph, "eager").ops == graph.ops
     plain = latpred.trace(Broadcast(repeated=False), (heads(),), precision=precision)
-    assert masked_attention_on_cuda(plain).ops == plain.ops
+    assert math_attention_on_cuda(plain).ops == plain.ops
     scripted = Predictor(store.load("h100-shared")).trace(Broadcast(), Options(heads(), runtime="torchscript"), [1])
-    lowered = [op for op in masked_attention_on_cuda(scripted).ops if op.launches]
+    lowered = [op for op in math_attention_on_cuda(scripted).ops if op.launches]
     assert {root(op.host_class) for op in lowered} == {"node"}
     assert [root(op.family) for op in lowered].count("bmm") == 2
+
+
+MANY, FEW = (2, 8, 4, 16), (2, 8, 2, 16)  # batch, tokens, heads and width
+
+
+@pytest.mark.parametrize(
+    ("shapes", "options", "precision", "whole"),
+    [
+        ([(2, 3, 8, 4, 16)] * 3, {}, "fp32", False),
+        ([(8, 2, 16)] * 3, {}, "fp32", False),
+        ([MANY] * 3, {}, "fp32", True),
+        ([MANY, MANY, (2, 8, 4, 32)], {}, "fp32", True),
+        ([MANY, MANY, MANY, (8, 4, 8)], {}, "fp32", True),
+        ([MANY, FEW, FEW], {"enable_gqa": True}, "fp32", False),
+        ([MANY, FEW, FEW], {"enable_gqa": True, "is_causal": True}, "fp32", False),
+        ([MANY, FEW, FEW], {"enable_gqa": True}, "fp16", True),
+        ([MANY, FEW, FEW, (2, 8, 1, 8)], {"enable_gqa": True}, "fp16", False),
+    ],
+)
+def test_what_no_kernel_of_cuda_takes_is_in_parts_there(
+    shapes: list[tuple[int, ...]], options: dict[str, bool], precision: str, whole: bool
+) -> None:
+    math = torch.ops.aten._scaled_dot_product_attention_math
+
+    def side_by_side(attention: Callable[..., Any]) -> nn.Module:
+        return Function(lambda *given: attention(*(tensor.transpose(-3, -2) for tensor in given), **options))
+
+    def traced(attention: Callable[..., Any], target: str = "cuda") -> list[Op]:
+        inputs = tuple(map(torch.zeros, shapes))
+        graph = latpred.trace(side_by_side(attention), lambda _: inputs, precision=precision, target=target)
+        device = "h100-shared" if target == "cuda" else "epyc-shared"
+        return [op for op in Predictor(store.load(device)).lowered(graph, "eager").ops if op.launches]
+
+    (on_a_cpu,), ran = traced(F.scaled_dot_product_attention, "cpu"), traced(F.scaled_dot_product_attention)
+    if whole:
+        assert [op.name for op in ran] == [on_a_cpu.name]
+        return
+    expected = traced(math)
+    if len(shapes[0]) == 4:  # heads come out as products lay them, and not side by side
+        assert ran.pop().name == "aten::reshape"
+    alike = {"aten::matmul": "aten::bmm", "aten::add": "aten::add_"}  # C++ adds in place unless it is traced
+    assert [op.name for op in ran] == [alike.get(op.name, op.name) for op in expected]
+    assert sum(op.macs.at(1) for op in ran) == sum(op.macs.at(1) for op in expected)
 
 
 def work(op: Op) -> tuple[object, ...]:

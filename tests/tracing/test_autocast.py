@@ -99,6 +99,11 @@ def test_a_weight_is_cast_once_in_each_pass_where_torch_keeps_it() -> None:
         (lambda x, h: h.exp(), [("to", "float16"), ("exp", "float32")]),
         (lambda x, h: h.square(), [("to", "float16"), ("square", "float32")]),
         (lambda x, h: F.gelu(h), [("gelu", "float16")]),
+        (
+            lambda x, h: F.interpolate(h[None, None], scale_factor=2),
+            [("to", "float16"), ("upsample_nearest2d", "float32")],
+        ),
+        (lambda x, h: F.pad(h[None], (1, 1), "reflect"), [("pad", "float16")]),
         (lambda x, h: h.sum(-1), [("sum", "float16")]),
         (lambda x, h: h.double() @ x.double(), [("to", "float16"), ("to", "float32"), ("matmul", "float64")]),
         (lambda x, h: torch.einsum("ab,bc->ac", x, x), [("to", "float32"), ("to", "float32"), ("bmm", "float16")]),
@@ -108,6 +113,12 @@ def test_rules_of_cuda(function: Callable[..., Any], expected: list[tuple[str, s
     model = Function(lambda x: function(x, x.half()))
     graph = latpred.trace(model, lambda batch: (torch.zeros(8, 8, device="meta"),), batches=[1], **AMP)
     assert rows(graph) == [("to", "float32"), *expected]
+
+
+def test_mirrored_margins_are_in_fp32_on_a_cpu() -> None:
+    mirror = Function(lambda x: F.pad(x.half(), (1, 1), "reflect"))
+    graph = latpred.trace(mirror, torch.zeros(1, 8, 8), precision="amp-bf16", target="cpu")
+    assert rows(graph) == [("to", "float32"), ("to", "float16"), ("pad", "float32")]
 
 
 @pytest.mark.parametrize("device", ["cpu", "cuda", None])

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 from smallmodels import Function
@@ -143,6 +144,8 @@ def test_a_model_of_one_batch_size_is_predicted_for_that(runtime: str) -> None:
     curve = predicted(Only(1), [1], runtime)
     assert curve[0].latency_ms > 0
     assert "traced at batch 1 alone: nothing is known of any other batch" in said(curve)
+    known = {1: ONE_SAMPLE}
+    assert predicted(nn.Linear(WIDTH, WIDTH), [1], runtime, inputs=lambda batch: known[batch])[0].latency_ms > 0
 
 
 def test_other_batch_sizes_are_refused_with_the_one_to_ask_for() -> None:
@@ -156,8 +159,22 @@ def test_other_batch_sizes_are_refused_with_the_one_to_ask_for() -> None:
     assert latpred.max_batch(graph, 1e6, device="epyc-shared") == 4
 
 
+@pytest.mark.parametrize(("inputs", "error"), [(lambda batch: {1: 0}[batch], "KeyError"), (lambda: 0, "TypeError")])
+def test_a_function_of_inputs_that_fails_is_said(inputs: Any, error: str) -> None:
+    with pytest.raises(TraceError, match=f"the function of inputs failed at batch 8: {error}: .*; let it give"):
+        predicted(nn.Linear(WIDTH, WIDTH), [8], inputs=inputs)
+
+
 def test_models_of_some_batch_sizes() -> None:
     assert [point.batch for point in predicted(Only(2, 4, 8), [4, 8])] == [4, 8]
+
+
+@pytest.mark.parametrize("batches", [8, [8], np.array([8])])
+def test_batches_to_trace_are_those_of_a_question(batches: Any) -> None:
+    graph = latpred.trace(Only(8), ONE_SAMPLE, batches=batches)
+    assert ModelGraph.from_json(graph.to_json()).only == (8,)
+    with pytest.raises(UsageError, match="the smallest batch is 1"):
+        latpred.trace(Only(8), ONE_SAMPLE, batches=[0])
 
 
 def test_exported_programs_hold_for_their_batch() -> None:

@@ -9,6 +9,7 @@ import torch
 from torch import nn
 
 import latpred
+from latpred.runtimes.source import source_of
 from latpred.zoo import names
 
 
@@ -119,6 +120,24 @@ def test_precisions_change_bytes_and_not_work() -> None:
 def test_a_half_model_is_traced_as_one() -> None:
     assert latpred.trace(nn.Linear(4, 4).half(), torch.zeros(1, 4)).precision == "fp16"
     assert latpred.trace(nn.Linear(4, 4).bfloat16(), torch.zeros(1, 4)).precision == "bf16"
+
+
+class Tempered(nn.Module):
+    """Has a temperature in another dtype than its layer."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.temperature, self.layer = nn.Parameter(torch.ones(())), nn.Linear(4, 4).half()
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return self.layer(x) * self.temperature  # type: ignore[no-any-return]
+
+
+def test_an_example_stays_in_a_dtype_that_the_model_has_weights_of() -> None:
+    example = torch.zeros(1, 4).half()
+    assert [op.dtype for op in latpred.trace(Tempered(), example).ops] == ["float16"] * 2
+    (given,) = source_of(Tempered(), example).inputs(2)
+    assert given.dtype is torch.float16
 
 
 @pytest.mark.parametrize("name", [n for n in names.ARCHITECTURES if n not in DERIVED])

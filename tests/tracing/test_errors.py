@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import gc
+import weakref
 from collections.abc import Callable
+from contextlib import suppress
 from typing import Any
 
 import numpy as np
@@ -149,12 +152,13 @@ def test_values_that_are_known_may_be_read() -> None:
     ("options", "message"),
     [
         ({"precision": "int3"}, "precision 'int3' is not known; choose one of fp32, tf32, fp16, bf16"),
+        ({"precision": ["fp16"]}, r"precision \['fp16'\] is not known"),
         ({"memory_format": "tiled"}, "memory_format 'tiled' is not known; choose one of contiguous, channels_last"),
         ({"target": "gpu"}, "target 'gpu' is not known; choose one of cuda, cpu"),
         ({"seq": 0}, "seq=0 is not a length"),
         ({"image": True}, "image=True is not a length"),
         ({"inputs": 5}, "inputs hold no tensor whose first dimension could be the batch"),
-        ({}, "nothing tells what Linear takes: .*; say what it is called with: inputs=torch.zeros"),
+        ({}, "nothing tells what Linear takes: .*; say what it is called with: inputs=torch.zeros.*file.py:function"),
     ],
 )
 def test_wrong_arguments(options: dict[str, Any], message: str) -> None:
@@ -201,3 +205,18 @@ def test_strict_refuses_what_no_formula_knows() -> None:
     assert op.read_bytes.at(3) == 3 * 16 * 4
     with pytest.raises(UnknownOpError, match=r"no cost formula knows aten::linalg_cholesky_ex, called in the model's"):
         latpred.trace(rare, example, strict=True)
+
+
+def test_a_model_that_cannot_be_traced_is_freed_at_once() -> None:
+    gc.collect()
+    gc.disable()
+    try:
+        model = Projected(lambda x: x if float(x.sum()) > 0 else -x)
+        watched = weakref.ref(model)
+        with suppress(TraceError):
+            latpred.trace(model, torch.zeros(1, 4))
+        assert latpred.predict_many([model], inputs=torch.zeros(1, 4), device="rtx-8000").error.notna().all()
+        del model
+        assert watched() is None
+    finally:
+        gc.enable()

@@ -13,6 +13,7 @@ from torch import nn
 
 import latpred
 from latpred.errors import RuntimeRefusalError, UnknownOpError, UsageError
+from latpred.graph.rewrites import math_attention_on_cuda
 from latpred.ops import Work
 from latpred.ops.families import FREE
 from latpred.runtimes.cuda_graphs import CudaGraphs
@@ -55,7 +56,6 @@ CASES = {
     "assignment by number": (assigned((..., [0, 1]), 0, (0, 0)), SERIES),
     "kthvalue": (lambda x: x.kthvalue(2), SERIES),
     "topk": (lambda x: x.topk(2), SERIES),
-    "multinomial": (lambda x: torch.multinomial(x.softmax(-1), 2), (2, 8)),
     "take_along_dim": (lambda x: x.take_along_dim(torch.zeros(2, 4, 1, dtype=torch.int64), 2), SERIES),
 }
 
@@ -108,6 +108,21 @@ def test_the_host_asks_how_large_a_result_is_unless_it_is_told(function: Callabl
         assert len(lowered(graph, graph.ops).host_class) == 1
 
 
+@pytest.mark.parametrize(
+    ("precision", "target", "launches"), [("fp32", "cuda", 4), ("bf16", "cuda", 1), ("bf16", "cpu", 4)]
+)
+def test_rows_of_experts_meet_them_one_by_one_but_in_bfloat16_on_cuda(
+    precision: str, target: str, launches: int
+) -> None:
+    experts = nn.ParameterList([torch.zeros(4, 16, 8)])
+    ends = torch.tensor([2, 4, 6, 8], dtype=torch.int32)
+    model = Function(lambda x: F.grouped_mm(x, experts[0].to(x.dtype), offs=ends))
+    graph = latpred.trace(model, torch.zeros(8, 16), precision=precision, target=target, batches=[8])
+    op = next(op for op in graph.at(8) if op.family == "gemm.grouped")
+    assert (op.launches, op.syncs, op.macs.at(8)) == (launches, int(launches > 1), 8 * 16 * 8)
+    assert math_attention_on_cuda(graph) is graph
+
+
 def test_a_value_that_is_used_as_a_tensor_is_launched() -> None:
     graph = latpred.trace(Function(lambda x: x * torch.scalar_tensor(2.0, device=x.device)), torch.zeros(1, 4))
     assert [op.name for op in graph.ops if op.launches] == ["aten::scalar_tensor", "aten::mul"]
@@ -146,9 +161,16 @@ def test_results_lie_as_the_op_lays_them(name: str) -> None:
 TURNED, FROZEN = (2, 16, 5), nn.Linear(16, 8).requires_grad_(False)
 LINEAR, CONV, LINE = nn.Linear(16, 8), nn.Conv2d(8, 8, 3), nn.Conv1d(5, 8, 3)
 RMS, RNN = nn.RMSNorm(16), nn.RNN(16, 8, batch_first=True)
+EVEN = nn.Conv1d(16, 8, 2, padding="same")
 LYING = nn.Conv2d(8, 8, 3).to(memory_format=torch.channels_last)
 NORMS = ["pow", "mean", "add_", "rsqrt", "mul", "mul"]
 RANDOM = ["bernoulli_", "div_", "mul"]
+LARGEST = ["amax", "abs", "eq", "masked_fill_", "sub", "exp_", "sum", "log_", "add_"]
+SIMILAR = ["linalg_vector_norm", "clone", "linalg_vector_norm", "clone", "scalar_tensor", "clamp_min_", "clamp_min_"]
+QUOTIENTS = ["div", "div", "mul", "sum"]
+CHECKED = ["aminmax", "ge", "lt", "bitwise_and", "sum", "eq", "any", "bitwise_not", "exponential_", "div"]
+GUMBEL = ["exponential_", "log", "neg", "add", "div", "softmax"]
+FEATURE = ["bmm", "bmm", "add_"]
 
 
 def parts(*names: str) -> list[str]:
@@ -165,7 +187,13 @@ def parts(*names: str) -> list[str]:
         (lambda x: LINEAR(x[:, :16]), (2, 20), parts("linear"), None),
         # Norms and convolutions copy what lies otherwise than their kernels read it.
         (lambda x: F.layer_norm(x.transpose(1, 2), (16,)), TURNED, parts("contiguous", "layer_norm"), None),
-        (lambda x: F.instance_norm(x.transpose(1, 2)), TURNED, parts("contiguous", "instance_norm"), None),
+        (lambda x: F.instance_norm(x.transpose(1, 2)), TURNED, parts("contiguous", "batch_norm"), None),
+        (
+            lambda x: F.instance_norm(x, None, None, x[0, :, 0], x[0, :, 1]),
+            TURNED,
+            parts("repeat", "repeat", "batch_norm"),
+            None,
+        ),
         (lambda x: LINE(x.transpose(1, 2)), TURNED, parts("contiguous", "conv1d"), None),
         (lambda x: CONV(x[:, :8]), (2, 16, 9, 9), parts("contiguous", "conv2d"), None),
         (lambda x: CONV(x.permute(0, 3, 1, 2)), (2, 9, 9, 8), parts("contiguous", "conv2d"), None),
@@ -203,6 +231,20 @@ def parts(*names: str) -> list[str]:
         ),
         # Layers of several steps give a look at what they computed step by step.
         (lambda x: RNN(x)[0].contiguous(), (2, 5, 16), parts("zeros", "rnn_tanh", "contiguous"), None),
+        # What C++ makes of several ops.
+        (lambda x: x.roll(1), (2, 16), parts("roll"), None),
+        (lambda x: x.roll((1, 2), (0, 1)), (2, 16), parts("roll", "roll"), None),
+        (lambda x: F.pad(x, (1, 1), "circular"), (2, 4, 8), parts("copy_", "copy_", "copy_"), None),
+        (lambda x: F.pad(x, (1, 1), "reflect"), (2, 4, 8), parts("pad"), None),
+        (lambda x: x.logsumexp(-1), (2, 16), parts(*LARGEST), None),
+        (lambda x: F.cosine_similarity(x, x), (2, 16), parts(*SIMILAR, *QUOTIENTS), None),
+        (lambda x: F.bilinear(x, x, x.new_empty(2, 16, 16)), (2, 16), parts("zeros", *FEATURE, *FEATURE), None),
+        (lambda x: torch.where(x > 0, 0.0, x), (2, 16), parts("gt", "scalar_tensor", "where"), None),
+        (lambda x: torch.where(x > 0, 0.0, 1.0), (2, 16), parts("gt", *["scalar_tensor"] * 2, "where"), None),
+        (lambda x: EVEN(x), (2, 16, 9), parts("constant_pad_nd", "convolution"), None),
+        (lambda x: torch.multinomial(x, 1), (2, 16), parts(*CHECKED, "argmax"), None),
+        (lambda x: torch.multinomial(x, 2), (2, 16), parts(*CHECKED, "topk"), None),
+        (lambda x: F.gumbel_softmax(x), (2, 16), parts(*GUMBEL), None),
         # What a mask picks is looked for first.
         (lambda x: x[torch.tensor([True, False])], (2, 16), parts("nonzero", "index"), None),
         (lambda x: x.index_put_((x > 0,), x[0]), (2, 16), parts("gt", "nonzero", "index_put_"), None),
@@ -247,7 +289,7 @@ def test_meta_and_cpu_issue_the_same_ops(name: str, batch: int) -> None:
     meta = [seen(op) for op in stream(build_small(name, "meta"), inputs, "meta")]
     if name == "longformer":
         # Writing a number through a mask makes a tensor of it: on the device, except where the device is the CPU.
-        meta = [row for row in meta if row[0] != "aten::scalar_tensor"]
+        real, meta = ([row for row in rows if row[0] != "aten::scalar_tensor"] for rows in (real, meta))
     assert meta == real
 
 
@@ -272,6 +314,7 @@ class Mlp(nn.Module):
         return torch.ops.latpred_testing.fused_mlp(x, self.w1, self.w2)  # type: ignore[no-any-return]
 
 
+@pytest.mark.usefixtures("own_formulas")
 def test_a_formula_makes_a_custom_op_known(library: torch.library.Library) -> None:
     model, example = Mlp(), torch.zeros(1, 5, 8)
     unknown = latpred.trace(model, example)
@@ -292,6 +335,7 @@ def test_a_formula_makes_a_custom_op_known(library: torch.library.Library) -> No
     assert op.weight_bytes.at(3) == 2 * 8 * 32 * 4
 
 
+@pytest.mark.usefixtures("own_formulas")
 def test_a_composite_op_falls_apart_until_a_formula_says_that_it_is_one_kernel(library: torch.library.Library) -> None:
     whole_op = Function(lambda x: torch.ops.latpred_testing.whole(x))
     parts = latpred.trace(whole_op, torch.zeros(1, 4))
@@ -306,6 +350,7 @@ def test_a_composite_op_falls_apart_until_a_formula_says_that_it_is_one_kernel(l
     assert [op.name for op in kept.ops if op.launches] == ["latpred_testing::whole"]
 
 
+@pytest.mark.usefixtures("own_formulas")
 def test_a_wrong_formula_is_named(library: torch.library.Library) -> None:
     @latpred.cost("latpred_testing::fused_mlp")
     def wrong(x: torch.Tensor, w1: torch.Tensor, w2: torch.Tensor, *, out: torch.Tensor) -> Work:

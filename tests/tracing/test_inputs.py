@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections import UserDict
+from dataclasses import dataclass, field
 
 import pytest
 import torch
@@ -69,6 +70,7 @@ def test_images_that_are_no_squares() -> None:
     for model, channels in ((ViTModel(ViTConfig(image_size=(32, 64), **sizes)), 3), (described, 1)):
         assert latpred.trace(model).input_bytes.at(2) == 2 * channels * 32 * 64 * 4
     assert latpred.trace(described, image=16).input_bytes.at(2) == 2 * 16 * 16 * 4
+    assert latpred.trace(nn.DataParallel(described)).input_bytes.at(2) == 2 * 32 * 64 * 4
 
 
 class Multiplying(nn.Module):
@@ -94,6 +96,32 @@ def test_mappings_keep_their_class_within_inputs_and_name_arguments_as_inputs() 
     assert graph.bytes(8) == 2 * 8 * 4 * 4
     named = latpred.trace(Multiplying(), Encoded(x=torch.zeros(1, 3, 4), y=torch.zeros(1, 4, 5)))
     assert named.macs(8) == 8 * 3 * 4 * 5
+
+
+@dataclass
+class Sample:
+    """A tensor with what was made of it."""
+
+    x: torch.Tensor
+    made: list[torch.Tensor] = field(default_factory=list)
+
+
+class Keeping(nn.Module):
+    """Takes a sample, and keeps what it gives there."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.layer = nn.Linear(4, 4)
+
+    def forward(self, sample: Sample) -> torch.Tensor:
+        sample.made.append(self.layer(sample.x))
+        return sample.made[-1]
+
+
+def test_tensors_that_objects_hold_are_inputs_too() -> None:
+    for inputs in ((Sample(torch.zeros(1, 4)),), lambda batch: Sample(torch.zeros(batch, 4))):
+        graph = latpred.trace(Keeping(), inputs)
+        assert (graph.input_bytes.at(8), graph.notes) == (8 * 4 * 4, ())
 
 
 def test_real_inputs_are_copies() -> None:

@@ -10,6 +10,7 @@ from typing import Any
 
 import pytest
 import torch
+from smallmodels import Function
 from torch import nn
 
 import latpred
@@ -117,6 +118,10 @@ def hook_of(given: str, *lines: str) -> Callable[..., None]:
         ("module, args, out", ["value = 0", "out[0] = value"]),
         ("module, args, out", ["for x in args:", "    x += 1"]),
         ("module, args, out", ["(x,) = args", "x -= 1"]),
+        ("module, args, out", ["part = out[:1]", "part *= 2"]),
+        ("module, args, out", ["flat = out.view(-1)", "flat[0] = 0"]),
+        ("module, args, out", ["flat = (", "    out[0]", "    .view(-1)", ")", "flat[0] = 0"]),
+        ("module, args, out", ["turned = out.T", "turned[0] = 0"]),
         ("module, args, out", ["torch.add(out, 1, out=out)"]),
         ("module, args, out", ["torch.nn.functional.relu(out, inplace=True)"]),
         ("*given", ["given[-1][:] += 1"]),
@@ -137,6 +142,10 @@ def test_hooks_that_write_into_what_is_no_tensor_of_the_model_only_look_on() -> 
         total = 0
         for x in args:
             total += x.numel()
+        total = out.numel()
+        total //= out.shape[0]
+        apart = out.detach().clone()
+        apart[:] = total
 
     def keep(kept: dict[Any, Any], module: nn.Module, args: object, out: torch.Tensor, *, also: Any) -> None:
         kept[module] = also[module] = out.exp()
@@ -148,9 +157,22 @@ def test_hooks_that_write_into_what_is_no_tensor_of_the_model_only_look_on() -> 
     assert seen == {"calls": 0}
 
 
+def test_names_for_a_profiler_launch_nothing() -> None:
+    layer = nn.Linear(4, 4)
+
+    def named(x: torch.Tensor) -> torch.Tensor:
+        with torch.profiler.record_function("layer"):
+            return layer(x)  # type: ignore[no-any-return]
+
+    assert latpred.trace(Function(named), torch.zeros(1, 4)).launches() == 1
+
+
 def test_wrappers_are_seen_through() -> None:
     model = nn.Linear(4, 4)
     assert latpred.trace(nn.DataParallel(model), torch.zeros(1, 4)).ops == latpred.trace(model, torch.zeros(1, 4)).ops
+    within = nn.DataParallel(model)
+    within.device_ids, within.src_device_obj = [0], torch.device("cuda", 0)  # as where there is a GPU
+    assert latpred.trace(nn.Sequential(within), torch.zeros(1, 4)).launches() == 1
 
 
 def test_a_model_made_in_inference_mode_has_weights_too() -> None:
@@ -260,15 +282,40 @@ def test_a_hook_that_only_looks_at_values_ends_no_trace() -> None:
     assert not statistics
 
 
-def test_weights_that_are_no_plain_tensors_are_refused() -> None:
-    class Wrapped(torch.Tensor):
-        __tensor_flatten__ = __tensor_unflatten__ = None
+class Wrapped(torch.Tensor):
+    """A tensor around another one."""
 
-        @classmethod
-        def __torch_dispatch__(cls, *_: Any) -> Any:
-            return NotImplemented
+    __tensor_flatten__ = __tensor_unflatten__ = None
 
+    @classmethod
+    def __torch_dispatch__(cls, *_: Any) -> Any:
+        return NotImplemented
+
+
+class Doubling(torch.Tensor):
+    """A tensor that doubles what every op with it gives."""
+
+    @classmethod
+    def __torch_function__(cls, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        out = super().__torch_function__(func, types, args, kwargs or {})
+        return out * 2 if func is nn.functional.linear else out
+
+
+class Named(torch.Tensor):
+    """A tensor whose class says something and does nothing."""
+
+
+@pytest.mark.parametrize(
+    "weight", [torch.Tensor._make_wrapper_subclass(Wrapped, (4, 4)), torch.eye(4).as_subclass(Doubling)]
+)
+def test_weights_that_are_no_plain_tensors_are_refused(weight: torch.Tensor) -> None:
     model = nn.Linear(4, 4)
-    model.scale = torch.Tensor._make_wrapper_subclass(Wrapped, (4, 4))  # type: ignore[attr-defined]
-    with pytest.raises(TraceError, match="holds a tensor of class Wrapped, whose kernels nobody measured"):
+    model.scale = weight  # type: ignore[assignment]
+    with pytest.raises(TraceError, match=f"holds a tensor of class {type(weight).__name__}, whose kernels nobody"):
         latpred.trace(model, torch.zeros(1, 4))
+
+
+def test_a_weight_whose_class_does_nothing_is_a_plain_one() -> None:
+    model = nn.Linear(4, 4)
+    model.weight = nn.Parameter(model.weight.detach().as_subclass(Named))
+    assert latpred.trace(model, torch.zeros(1, 4)).launches() == 1

@@ -27,6 +27,7 @@ SIZES = {
     "mistral-7b": 7_110_660_096,
     "torchvision:resnet50": 25_557_032,
     "timm:mobilenetv3_large_100": 5_483_032,
+    "timm:resnet50.a1_in1k": 25_557_032,
 }
 
 
@@ -45,6 +46,7 @@ def test_published_sizes(name: str) -> None:
         ("resnet-51", "did you mean .*resnet-50"),
         ("torchvision:resnet5", "did you mean .*torchvision:resnet50"),
         ("timm:resnet5", "did you mean .*timm:resnet50"),
+        ("timm:resnet50.a1_in2k", "did you mean timm:resnet50.a1_in1k"),
         ("xyzzy-0123456789", r"List the names with: latpred models \("),
     ],
 )
@@ -123,6 +125,7 @@ def test_sizes_and_precisions_are_chosen() -> None:
     assert names.build("torchvision:resnet18", image=64).inputs(2, "cpu")[0].shape == (2, 3, 64, 64)
     assert names.build("hubert", seq=8000).inputs(1, "cpu")["input_values"].shape == (1, 8000)
     assert latpred.trace("vit-base-16", image=64).macs() < latpred.trace("vit-base-16").macs() / 10
+    assert names.build("timm:convnext_tiny.fb_in22k_ft_in1k_384").input_size == 384  # as its weights are for
     half = names.build("resnet-18", image=64, precision="fp16")
     assert half.input_size == 64
     assert {p.dtype for p in half.model.parameters()} == {torch.float16}
@@ -172,6 +175,8 @@ def file(tmp_path: Path) -> Path:
         "def four():\n    return Four(), torch.zeros(4, 6)\n"
         "from collections import UserDict\n"
         "def mapped():\n    return torch.nn.Linear(6, 2), UserDict(input=torch.zeros(1, 6))\n"
+        "def mixed():\n    layers = torch.nn.Linear(6, 2), torch.nn.Linear(6, 2).half()\n"
+        "    return torch.nn.ModuleList(layers), torch.zeros(1, 6).half()\n"
         "def wrong():\n    return 12\n"
         "def failing():\n    raise ValueError('no such size')\n"
     )
@@ -216,6 +221,11 @@ def test_a_model_keeps_its_dtype_until_another_is_asked_for(
     assert {source.inputs(1)[0].dtype, *(weight.dtype for weight in source.model().parameters())} == {dtype}
 
 
+@pytest.mark.parametrize("where", ["meta", "cpu"])
+def test_an_example_of_a_file_stays_in_a_dtype_that_the_model_has_weights_of(file: Path, where: str) -> None:
+    assert names.build(f"{file}:mixed", device=where).inputs(1, where)[0].dtype is torch.float16
+
+
 POSTPONED = """
 from __future__ import annotations
 import dataclasses
@@ -245,6 +255,16 @@ def test_a_file_is_a_module_that_python_knows(tmp_path: Path) -> None:
     with pytest.raises(UnknownModelError, match=r"it offers Size, build$"):  # and not what it imports
         names.build(f"{tmp_path}/a/mine.py:buidl")
     assert [name for name in sys.modules if name.startswith("latpred_user_broken")] == []
+
+
+def test_a_file_may_lie_under_a_name_that_is_no_utf_8(tmp_path: Path) -> None:
+    folder = tmp_path / os.fsdecode(b"\xff")
+    try:
+        folder.mkdir()
+    except OSError:
+        pytest.skip("the file system takes no such name")
+    (folder / "mine.py").write_text(POSTPONED.format(width=6))
+    assert names.build(f"{folder}/mine.py:build").model.in_features == 6
 
 
 def test_a_file_runs_as_it_is_written_now(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -57,6 +57,20 @@ def neox() -> torch.nn.Module:
     return transformers.GPTNeoXForCausalLM(transformers.GPTNeoXConfig(**sizes, vocab_size=50)).eval()
 
 
+class Adapted(torch.nn.Module):
+    """Has all that it does not have itself from a model within it, as PEFT's wrappers do."""
+
+    def __init__(self, model: torch.nn.Module) -> None:
+        super().__init__()
+        self.model = model
+
+    def __getattr__(self, name: str) -> Any:
+        try:
+            return super().__getattr__(name)
+        except AttributeError:
+            return getattr(super().__getattr__("model"), name)
+
+
 def test_a_decoder_whose_config_calls_it_none_generates() -> None:
     assert neox().config.is_decoder is False
     graph = trace_generation(neox(), 6, 3)
@@ -265,6 +279,7 @@ def test_replayed_steps_have_a_static_cache_and_say_that_they_are_an_estimate() 
         ({"model": torch.nn.Linear(2, 2)}, UsageError, "Linear generates no text"),
         ({"model": "gpt22"}, UnknownModelError, "gpt2"),
         ({"model": encoder()}, UsageError, "is an encoder: it keeps no cache"),
+        ({"model": Adapted(gpt2())}, UsageError, r"Adapted hands generate\(\) on to a model within it"),
     ],
 )
 def test_of_what_nothing_can_be_told(asked: dict[str, Any], error: type[LatpredError], said: str) -> None:

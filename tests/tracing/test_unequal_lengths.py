@@ -6,6 +6,7 @@ import json
 from collections import Counter
 from collections.abc import Callable
 from dataclasses import replace
+from pathlib import Path
 
 import pytest
 import torch
@@ -101,6 +102,7 @@ def test_padded_execution_does_everything_at_the_padded_length() -> None:
     assert work(graph, "gemm") == LAYERS * PADDED * (4 * WIDTH * WIDTH + 2 * WIDTH * 64)  # at batch 1
     assert any(op.family == "softmax.masked" for op in graph.ops)
     assert graph.input_size == PADDED
+    assert trace_lengths(nn.DataParallel(encoder()), LENGTHS, PADDED, "padded").ops == graph.ops
 
 
 def test_norms_that_come_first() -> None:
@@ -292,7 +294,9 @@ def test_lengths_are_traced_as_the_profiles_pytorch_ran_them() -> None:
         (lambda: latpred.predict(encoder(), [3, 6], lengths=[12, 40, 7]), "3 lengths are a batch of 3, not of 6"),
         (lambda: latpred.predict(encoder(), lengths=[12], seq=64), "lengths= says what the inputs are; leave out seq"),
         (lambda: latpred.predict(encoder(), lengths=[12], execution="jagged"), "choose from: padded, nested"),
-        (lambda: latpred.predict(latpred.trace("gpt2", seq=4), lengths=[3, 4]), "needs the model itself"),
+        (lambda: latpred.predict(latpred.trace("gpt2", seq=4), lengths=[3, 4]), "needs a PyTorch model or the name"),
+        (lambda: latpred.predict(Path("m.onnx"), lengths=[3, 4], device="epyc-shared"), "an .onnx file"),
+        (lambda: latpred.predict(Path("m.py:build"), lengths=[3, 4]), "there is no file 'm.py'"),
         (
             lambda: curve_of(Predictor(gpu()), encoder(), (2,), replace(NESTED, runtime="cuda-graphs")),
             "cuda-graphs runs graphs of fixed shapes, so nothing nested",

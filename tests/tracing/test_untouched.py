@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import enum
 import functools
+import gc
 import itertools
 import random
 import site
@@ -412,6 +413,17 @@ def test_a_proxy_of_what_is_gone_is_held_as_it_is() -> None:
     model = Base(owner=weakref.proxy(owner))
     del owner
     assert latpred.trace(model, X).launches() == 1
+
+
+def test_a_class_with_a_finalizer_is_freed() -> None:
+    class Own(Final):
+        pass
+
+    latpred.trace(Own(), X)
+    watched = weakref.ref(Own)
+    del Own
+    gc.collect()
+    assert watched() is None
 
 
 def test_packages_of_the_user_s_site_are_installed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -3,21 +3,30 @@
 from __future__ import annotations
 
 import re
+from typing import TYPE_CHECKING
 
 from latpred.calibration.devices.base import Call, Device, ProfiledForward
 from latpred.errors import DeviceError
+from latpred.query import of_torch
+
+if TYPE_CHECKING:
+    import torch
 
 __all__ = ["Call", "Device", "ProfiledForward", "open_device"]
 
 
-def open_device(device: str | Device) -> Device:
-    """The device of a name, as "cpu", "cuda", "cuda:1" or "simulated", ready to be timed; an open one as it is.
+def open_device(device: str | torch.device | Device) -> Device:
+    """The device of a name, as "cpu", "cuda", "cuda:1" or "simulated", or PyTorch's own, ready to be timed.
+
+    An open one stays as it is.
 
     >>> open_device("simulated").asynchronous
     True
     """
     if not isinstance(device, str):
-        return device
+        if not of_torch(device):
+            return device  # type: ignore[return-value]
+        device = str(device)
     if device == "cpu":
         from latpred.calibration.devices.cpu import CpuDevice
 

@@ -12,9 +12,10 @@ from typing import Any, NamedTuple
 import torch
 
 from latpred.calibration.devices.base import Device
-from latpred.errors import UsageError
+from latpred.errors import DeviceError, UsageError
 from latpred.profile.document import BENCHMARK, CUDNN, FLOAT32, OPENED, THREADS, DeviceProfile
 from latpred.profile.store import cudnn_benchmarked, mismatch
+from latpred.query import checked_threads
 from latpred.sandbox.own_thread import no_autocast
 
 _LARGEST_KEPT_BYTES = (32 << 20) - 8192  # with the allocator's own bookkeeping, just within what it learns from
@@ -46,13 +47,12 @@ class Options(NamedTuple):
 
     def checked(self, kind: str) -> Options:
         """The same; a UsageError says what of it a kind of device does not have."""
-        if self.threads is not None and self.threads < 1:
-            raise UsageError(f"{self.threads} threads compute nothing; give 1 or more, as in --threads 2.")
-        if self.threads is not None and kind != "cpu":
+        threads = checked_threads(self.threads)
+        if threads is not None and kind != "cpu":
             raise UsageError(f"threads are the CPU's, and {kind} is none; leave them out.")
         if self.cudnn_benchmark and kind != "cuda":
             raise UsageError(f"cudnn is CUDA's, and {kind} has none; leave cudnn_benchmark out.")
-        return self
+        return self._replace(threads=threads)
 
     def settings(self, kind: str) -> dict[str, int | bool | str]:
         """What a journal's rows of a kind of device depend on; to be asked while the options hold."""
@@ -113,8 +113,13 @@ def stated(
         # 32 MiB, glibc gives large blocks back to the system, and each forward pass pays again for their pages, up to a
         # third of its time. Where the allocator is another, this does nothing.
         torch.empty(_LARGEST_KEPT_BYTES, dtype=torch.uint8)
-        with torch.inference_mode():
-            yield
+        try:
+            with torch.inference_mode():
+                yield
+        except DeviceError:
+            with suppress(RuntimeError):  # a GPU that is lost takes back nothing
+                undo.close()
+            raise
 
 
 def _choose_algorithms(options: Options, undo: ExitStack) -> None:

@@ -14,6 +14,7 @@ from contextlib import contextmanager
 from functools import cached_property
 from itertools import repeat
 from typing import Any
+from weakref import WeakKeyDictionary
 
 import torch
 
@@ -53,12 +54,12 @@ class CudaDevice(RealDevice):
         self.torch_device = torch.device("cuda", index)
         with self.errors():
             self._properties: Any = torch.cuda.get_device_properties(index)
-        self._enough: tuple[int, float] = (0, 0.0)  # the call timed last, and the head that outlasted its issue
-        self._graph: tuple[Call, int, torch.cuda.CUDAGraph] | None = None  # the one replayed last
+        self._heads_us: WeakKeyDictionary[Call, float] = WeakKeyDictionary()  # that outlasted the issue of each call
+        self._replay: tuple[Call, int, Call] | None = None  # what was captured last, how often, and what replays it
 
     def machine(self) -> Machine:
         state = self.state()
-        driver = state.driver if state else f"CUDA {torch.version.cuda}"
+        driver = state.driver if state else ""
         return machine.identity(accelerator=self._properties.name, driver=driver, threads=torch.get_num_threads())
 
     def state(self) -> GpuState | None:
@@ -128,26 +129,25 @@ class CudaDevice(RealDevice):
     def time_queued(self, call: Call, count: int) -> float:
         """Seconds between two events around `count` calls, all issued while the device was still busy before them."""
         with self.errors():
-            last, enough_us = self._enough
-            head_us = max(FIRST_HEAD_US, ISSUE_US * count, enough_us * (last == id(call)))
+            head_us = max(FIRST_HEAD_US, ISSUE_US * count, self._heads_us.get(call, 0.0))
             for _ in repeat(None, HEAD_TRIES):
                 seconds, kept_busy = self._behind_head(call, count, head_us)
                 if kept_busy or head_us >= LONGEST_HEAD_US:
                     break
                 head_us = min(4 * head_us, LONGEST_HEAD_US)
-            self._enough = (id(call), head_us)
+            self._heads_us[call] = head_us
             return seconds
 
     def time_replayed(self, call: Call, count: int) -> float | None:
         with self.errors():
             # Capturing takes a hundred times as long as replaying, and a replay is asked for many times over.
-            if self._graph is None or self._graph[:2] != (call, count):
+            if self._replay is None or self._replay[:2] != (call, count):
                 try:
-                    self._graph = (call, count, capture(call, self.torch_device, count)[0])
+                    self._replay = (call, count, capture(call, self.torch_device, count)[0].replay)
                 except RuntimeRefusalError:
                     self.synchronize()
                     return None
-            return self.time_queued(self._graph[2].replay, 1)
+            return self.time_queued(self._replay[2], 1)
 
     def profile(self, call: Call) -> ProfiledForward:
         """What torch.profiler sees of a call, averaged over a few."""

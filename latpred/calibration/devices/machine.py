@@ -72,7 +72,7 @@ def gpu_state(pci_bus_id: str) -> GpuState | None:
 def gpu_reason(before: GpuState | None, after: GpuState | None) -> str:
     """What disturbed the GPU between two readings, part of a sentence; "" when nothing did, or nothing is known.
 
-    A power cap that was there before, or before which the GPU idled, belongs to the work itself; clocks that fall
+    A power cap belongs to the work itself, which draws the power, and so do the clocks under it. Clocks that fall
     because the GPU idles belong to none.
     """
     if before is None or after is None:
@@ -80,12 +80,12 @@ def gpu_reason(before: GpuState | None, after: GpuState | None) -> str:
     others = max(before.other_processes, after.other_processes)
     if others:
         return "another process uses the GPU" if others == 1 else f"{others} other processes use the GPU"
-    excused = {*before.throttled, *([POWER_CAP] if before.idle else [])} - {*SLOWDOWNS}
+    excused = {POWER_CAP, *before.throttled} - {*SLOWDOWNS}
     new = [reason for reason in after.throttled if reason not in excused]
     if new:
         return f"the GPU throttled: {', '.join(new)}"
     working = before.sm_mhz and after.sm_mhz and not before.idle and not after.idle
-    if working and abs(after.sm_mhz / before.sm_mhz - 1) > CLOCK_SHIFT:
+    if working and POWER_CAP not in after.throttled and abs(after.sm_mhz / before.sm_mhz - 1) > CLOCK_SHIFT:
         return f"the GPU's clock went from {before.sm_mhz} to {after.sm_mhz} MHz"
     return ""
 
@@ -108,7 +108,9 @@ def _read_state(nvml: Any, handle: Any) -> GpuState:
         "power brake": nvml.nvmlClocksThrottleReasonHwPowerBrakeSlowdown,
     }
     throttling = told(nvml.nvmlDeviceGetCurrentClocksThrottleReasons, handle)
-    computing = {process.pid for process in told(nvml.nvmlDeviceGetComputeRunningProcesses, handle, otherwise=())}
+    listed = told(nvml.nvmlDeviceGetComputeRunningProcesses, handle, otherwise=())
+    # Windows lists what draws on the screen, too, and tells the memory of none.
+    computing = {process.pid for process in listed if process.usedGpuMemory is not None}
     return GpuState(
         driver=nvml.nvmlSystemGetDriverVersion(),
         sm_mhz=told(nvml.nvmlDeviceGetClockInfo, handle, nvml.NVML_CLOCK_SM),

@@ -126,6 +126,7 @@ def accepted(
     stable: float = 1.0,
     disturbed: float = 0.0,
     apart: float = 0.0,
+    spoilt: float = 0.0,
     shifts: Sequence[float] = (),
     missing: Sequence[str] = (),
     seen: int | None = None,
@@ -135,7 +136,8 @@ def accepted(
     """Whether a profile may be trusted; ordinary models decide where there are enough of them, else networks.
 
     stable : share of timings that were. disturbed : share of cells that never found a calm moment. apart : share of
-    cells that only found moments in which the host had moved the processors apart. shifts : second over first timing of
+    cells that only found moments in which the host had moved the processors apart. spoilt : share of both among the
+    cells that the fit took, which leaves them out where enough others are there. shifts : second over first timing of
     what was timed twice, at equal speed. missing : kinds of cells of which too many could not be measured. seen : how
     many networks the fit rests on, where it rests on networks. seconds : what measuring took. command : what measures
     the profile again.
@@ -157,6 +159,8 @@ def accepted(
     if apart:
         together = apart <= MOST_APART
         gates[f"cells while the host had moved the processors apart at most {MOST_APART:.0%}"] = (apart, together)
+    if spoilt:
+        gates["fitted cells that were disturbed or of processors apart at most 0%"] = (spoilt, False)
     checks = {name: f"{_share(value)}: {_verdict(passed)}" for name, (value, passed) in gates.items()}
     if enough_models and networks:
         checks["median error of holdout networks"] = f"{median_error(networks):.1%}"
@@ -180,10 +184,12 @@ def _share(value: float) -> str:
     return f"{value:.1%}" if math.isfinite(value) else "nothing to judge by"
 
 
-def with_runtime(profile: DeviceProfile, runtime: str, errors: Sequence[HoldoutError]) -> Acceptance:
+def with_runtime(
+    profile: DeviceProfile, runtime: str, errors: Sequence[HoldoutError], spoilt: float = 0.0
+) -> Acceptance:
     """A profile's verdict with another runtime's added, by errors on networks and models that its fit did not see."""
     models = [error for error in errors if error.cell.startswith(f"{MODEL}/")]
-    mine = accepted([error for error in errors if error not in models], models)
+    mine = accepted([error for error in errors if error not in models], models, spoilt=spoilt)
     checks = {name: said for name, said in mine.checks.items() if not name.startswith(("timings", "cells"))}
     return _joined(profile, runtime, checks, mine.passed)
 
@@ -245,10 +251,10 @@ VISIT = timer.Plan(least=3, most=60, precision=0.005, budget_s=0.15, warmup_s=0.
 
 
 def cells(rows: Sequence[Row], precision: str) -> Iterator[Cell]:
-    """Ordinary models, holdout networks again, and the models again: what matters most comes first."""
+    """Ordinary models, the models again, and holdout networks again: what matters most comes first."""
     yield from models(precision)
-    yield from _holdouts_again(rows, precision)
     yield from map(again, models(precision))
+    yield from _holdouts_again(rows, precision)
 
 
 def models(precision: str) -> list[Cell]:
@@ -294,10 +300,27 @@ def shift(rows: Iterable[Row], errors: Iterable[HoldoutError]) -> list[float]:
 
     Each is predicted at the speed that the machine had then, so a slower moment that its references saw is no shift.
     """
-    log_error = {error.cell: error.log_error for error in errors}
+    pairs = [timed for timed in _by_cell(rows, errors).values() if len(timed) == 2]
+    return [math.exp(first.log_error - second.log_error) for first, second in pairs]
+
+
+def averaged(rows: Iterable[Row], errors: Iterable[HoldoutError]) -> list[HoldoutError]:
+    """One error for each cell; of one that was timed twice the mean, since one minute differs from the next."""
+    means = []
+    for cell, timed in _by_cell(rows, errors).items():
+        log_us = np.log([(one.predicted_us, one.measured_us) for one in timed])
+        predicted_us, measured_us = np.exp(log_us.mean(axis=0)).tolist()
+        means.append(HoldoutError(cell, predicted_us, measured_us, timed[0].kernel_spread))
+    return means
+
+
+def _by_cell(rows: Iterable[Row], errors: Iterable[HoldoutError]) -> dict[str, list[HoldoutError]]:
+    """Errors by the cell that they are of, the first timing before the second."""
     firsts = {again(row.cell).key: row.cell.key for row in rows if AGAIN not in row.cell.dims}
-    twice = [(log_error[firsts[key]], later) for key, later in log_error.items() if firsts.get(key) in log_error]
-    return [math.exp(first - second) for first, second in twice]
+    by_cell: dict[str, list[HoldoutError]] = {}
+    for error in sorted(errors, key=lambda one: one.cell in firsts):
+        by_cell.setdefault(firsts.get(error.cell, error.cell), []).append(error)
+    return by_cell
 
 
 def predictions(profile: DeviceProfile, precision: str) -> Floats:

@@ -13,7 +13,7 @@ from scipy.optimize import nnls
 
 from latpred.calibration.fitting.dispatch_fit import TimedNetwork, steps_us
 from latpred.calibration.timing.in_network import calls
-from latpred.fit.roofline import RooflineRegressor, scale_leaf
+from latpred.fit.roofline import RooflineRegressor, scale_leaf, weighted_median
 from latpred.graph.features import NATIVE, Floats, native
 from latpred.graph.graph import Op
 from latpred.ops.families import lineage, nearest, root
@@ -97,12 +97,11 @@ def _fit_family(
         for leaf, samples in leaves.items()
         if leaf != family and len(samples) >= enough[leaf]
     }
-    fits = {family: msgspec.structs.replace(general, leaf_scales=scales), **special}
+    fits = {family: general, **special}
     for leaf, samples in few.items():
-        above = nearest_fit(fits, leaf) or family
-        if above != family:  # prices the leaf instead of the family
-            scales = {**fits[above].leaf_scales, leaf: _leaf_scale(fits[above], samples)}
-            fits[above] = msgspec.structs.replace(fits[above], leaf_scales=scales)
+        above = nearest_fit(fits, leaf) or family  # prices the leaf
+        scales = {**fits[above].leaf_scales, leaf: _leaf_scale(fits[above], samples)}
+        fits[above] = msgspec.structs.replace(fits[above], leaf_scales=scales)
     return fits
 
 
@@ -188,9 +187,8 @@ def _averaged(samples: Sequence[KernelSample]) -> tuple[Floats, Floats, Floats, 
 
 def _middle(samples: Sequence[KernelSample]) -> float:
     """Median of times; those count more beside which less passes."""
-    ordered = sorted(samples, key=lambda sample: sample.us)
-    reached = np.cumsum([1.0 / (sample.us + sample.beside_us) for sample in ordered])
-    return ordered[int(np.searchsorted(reached, 0.5 * reached[-1]))].us
+    times, beside = (np.array([getattr(sample, name) for sample in samples]) for name in ("us", "beside_us"))
+    return weighted_median(times, 1.0 / (times + beside))
 
 
 # Of a call's time that is taken for kernel at least. A kernel that cannot be told from its dispatch is known to be

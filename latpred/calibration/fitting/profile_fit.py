@@ -248,10 +248,11 @@ def _checked(
     models = _fast(_priced([row for row in rows if row.cell.kind == acceptance.MODEL], profile))
     if len(holdouts) >= FEWEST and any(map(visits.is_slowed, models)) and not any(map(visits.is_slowed, holdouts)):
         models = []  # too few met a fast moment: the slow ones say less than networks timed at full speed
-    errors, of_models = (
+    every_error, of_every_model = (
         holdout_errors(profile, {row.cell.key: timed_network(row, profile.device, speed) for row in several})
         for several in (holdouts, models)
     )
+    errors, of_models = (acceptance.averaged(rows, several) for several in (every_error, of_every_model))
     spread = acceptance.network_spread(of_models if len(of_models) >= FEWEST else errors)
     runtimes = {name: msgspec.structs.replace(fit, spread=spread) for name, fit in profile.runtimes.items()}
     timings = [timing for row in rows for timing in row.timings.values()]
@@ -261,7 +262,8 @@ def _checked(
         stable=sum(timing.stable for timing in timings) / len(timings),
         disturbed=profile.disturbed,
         apart=sum(map(visits.is_apart, every)) / len(every),
-        shifts=acceptance.shift(rows, (*errors, *of_models)),
+        spoilt=visits.spoilt(rows),
+        shifts=acceptance.shift(rows, (*every_error, *of_every_model)),
         missing=acceptance.missing(every),
         seen=None if profile.device.asynchronous else networks_seen(every),
         seconds=profile.seconds,

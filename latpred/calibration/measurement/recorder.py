@@ -15,6 +15,7 @@ import gzip
 import hashlib
 import math
 import time
+import zlib
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
@@ -32,7 +33,7 @@ from latpred.accuracy.recording import Recording, TracedModel
 from latpred.calibration.cells import Cell
 from latpred.calibration.devices import Call, Device, conditions, open_device
 from latpred.calibration.measurement.whole_models import VISIT, Bench, demand_runtime, multiplies
-from latpred.calibration.session import Header, Row, Sampled, Session
+from latpred.calibration.session import JOURNAL_VERSION, Header, Row, Sampled, Session
 from latpred.calibration.timing import timer
 from latpred.calibration.timing.reference_speed import gauge_on
 from latpred.calibration.workloads import suites
@@ -225,12 +226,23 @@ class RecordingSession(Session):
         with self._writing():
             files = sorted((folder / JOURNAL_FOLDER / GRAPHS_FOLDER).glob("*.json.gz"))
         for file in files:
-            traced = msgspec.json.decode(gzip.decompress(file.read_bytes()), type=TracedModel)
-            key = GraphKey(traced.model, traced.input_kind, traced.input_size, traced.precision, traced.runtime)
-            self._graphs[key] = traced.graph
+            with suppress(OSError, EOFError, zlib.error, msgspec.MsgspecError):  # a damaged one is traced anew
+                traced = msgspec.json.decode(gzip.decompress(file.read_bytes()), type=TracedModel)
+                key = GraphKey(traced.model, traced.input_kind, traced.input_size, traced.precision, traced.runtime)
+                self._graphs[key] = traced.graph
+
+    def _set_aside(self, path: Path) -> None:
+        """Raise a UsageError where a journal cannot be gone on from, in which there may be hours of measuring."""
+        if path.exists():
+            raise UsageError(
+                f"{path} cannot be read: it is damaged, or of another version of latpred. "
+                "Name another folder with --record."
+            )
 
     def _resumes(self, header: Header) -> bool:
         """Raise a UsageError where the folder's rows do not hold for this run."""
+        if header.journal != JOURNAL_VERSION:
+            return False
         if header.settings != self._header.settings:
             raise UsageError(f"{self._recording} holds the plan {header.settings}. Name another folder with --record.")
         if _make(header.machine) != _make(self._header.machine):
@@ -349,20 +361,27 @@ def record(
         for stage, settings in wanted.stages.items()
     }
     chosen = [one for stage, settings in planned.items() if not stages or stage in stages for one in settings]
-    with RecordingSession(folder, name, live.machine()) as session, conditions.stated(device=live):
-        todo = [one for one in chosen if not session.holds(one.cell)]
-        counter = ProgressCounter("", len(todo), progress, budget_s=budget_s, clock=time.monotonic)
-        _measure(todo, Bench(live), session, effort, counter)
-        keys, failed = {setting.cell.key for setting in chosen}, dict[str, list[str]]()
-        for row in session.rows:
-            if row.error and row.cell.key in keys:
-                failed.setdefault(row.error, []).append(row.cell.key)
-        counts = {
-            stage: (sum(session.holds(one.cell) for one in settings), len(settings))
-            for stage, settings in planned.items()
-        }
-        left = sum(not session.holds(one.cell) for one in chosen)
-        return Done(folder, counts, (*wanted.notes, *notes), failed, left)
+    with conditions.stated(device=live):
+        for precision in {one.precision for one in chosen}:
+            live.use_precision(precision)  # what cannot be set here is said before a setting is blamed for it
+        with RecordingSession(folder, name, live.machine()) as session:
+            bench, measured = Bench(live), {row.cell.key for row in session.rows if not row.error}
+            for setting in chain.from_iterable(wanted.stages.values()):
+                if setting.cell.key in measured:
+                    session.graph(setting, bench.target)  # which is there unless its file was damaged
+            todo = [one for one in chosen if not session.holds(one.cell)]
+            counter = ProgressCounter("", len(todo), progress, budget_s=budget_s, clock=time.monotonic)
+            _measure(todo, bench, session, effort, counter)
+            keys, failed = {setting.cell.key for setting in chosen}, dict[str, list[str]]()
+            for row in session.rows:
+                if row.error and row.cell.key in keys:
+                    failed.setdefault(row.error, []).append(row.cell.key)
+            counts = {
+                stage: (sum(session.holds(one.cell) for one in settings), len(settings))
+                for stage, settings in planned.items()
+            }
+            left = sum(not session.holds(one.cell) for one in chosen)
+            return Done(folder, counts, (*wanted.notes, *notes), failed, left)
 
 
 def _unavailable(device: Device, wanted: Plan, only: Sequence[str]) -> tuple[set[str], list[str]]:

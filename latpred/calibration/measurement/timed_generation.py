@@ -15,7 +15,7 @@ import torch
 from torch import nn
 
 from latpred.calibration.devices import Device, open_device
-from latpred.calibration.measurement.whole_models import REPEATS, batch_sizes, measure
+from latpred.calibration.measurement.whole_models import REPEATS, StoppedError, batch_sizes, measure
 from latpred.calibration.timing import timer
 from latpred.calibration.workloads.suites import SEED, Inputs, Workload, keep_lively, moved, of_one_seed
 from latpred.errors import UsageError
@@ -34,7 +34,7 @@ def measure_generation(
     new_tokens: int,
     batches: int | Iterable[int],
     *,
-    device: str | Device = "cpu",
+    device: str | torch.device | Device = "cpu",
     precision: str = "fp32",
     threads: int | None = None,
     repeats: int = REPEATS,
@@ -66,6 +66,8 @@ def measure_generation(
         As for `predict_generation` and `measure`.
     DeviceError
         When the device is not there.
+    StoppedError
+        As for `measure`.
 
     Examples
     --------
@@ -84,7 +86,16 @@ def measure_generation(
 
     asked: dict[str, Any] = {"device": live, "precision": precision, "threads": threads, "repeats": repeats}
     asked |= {"plan": plan, "progress": progress}
-    tables = [measure(workload(tokens), sizes, **asked) for tokens in dict.fromkeys((new_tokens, 1))]
+    tables: list[pd.DataFrame] = []
+    try:
+        for tokens in dict.fromkeys((new_tokens, 1)):
+            tables.append(measure(workload(tokens), sizes, **asked))
+    except KeyboardInterrupt as stopped:
+        if isinstance(stopped, StoppedError):
+            tables.append(stopped.table)
+        if not tables:
+            raise
+        raise StoppedError(pd.concat(tables, ignore_index=True)) from None
     return pd.concat(tables, ignore_index=True)
 
 

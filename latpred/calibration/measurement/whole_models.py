@@ -102,7 +102,7 @@ class Bench:
         """Free a model, unless it may stay for the next round."""
         models = [model for model, _ in self._built.values() if isinstance(model, torch.nn.Module)]
         kept = self._copies * sum(p.numel() * p.element_size() for model in models for p in model.parameters())
-        if kept > _KEPT_SHARE * self.info.memory_bytes:
+        if kept > _KEPT_SHARE * (self.info.memory_bytes or math.inf):  # not every system says how much there is
             self._built = {key: built for key, built in self._built.items() if key[0] is not workload}
             gc.collect()
 
@@ -194,7 +194,7 @@ def measure(
     batches: int | Iterable[int],
     *,
     runtime: str | Sequence[str] = "eager",
-    device: str | Device = "cpu",
+    device: str | torch.device | Device = "cpu",
     protocol: str = "single",
     repeats: int = REPEATS,
     seq: int | None = None,
@@ -210,13 +210,13 @@ def measure(
 
     Parameters
     ----------
-    models : str, nn.Module, Workload, a sequence of those, or a mapping of names to modules
+    models : str, path, nn.Module, Workload, a sequence of those, or a mapping of names to modules
         What to measure.
     batches : int or iterable of int
         Batch sizes, each at least 1.
     runtime : str or sequence of str
         Names of runtimes; of several, visits alternate, so that they can be held against each other.
-    device : str or Device
+    device : str, torch.device or Device
         "cpu", "cuda:0", "simulated", or a device that is already open.
     protocol : str
         "single" (synchronised after each forward) or "pipelined" (the period of forwards issued back to back).

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from itertools import chain, cycle, islice
+from itertools import chain, count, cycle, islice
 from typing import TypeVar
 
 import msgspec
@@ -55,6 +55,12 @@ class RuntimeCalibrator:
     def precisions(self, wanted: Sequence[str]) -> Sequence[str]:
         """The precisions that it is calibrated in where these are wanted."""
         return wanted
+
+    def cells_in(self, precisions: Sequence[str]) -> Iterator[Cell]:
+        """Cells without end in several of these precisions, most of them in the first."""
+        drawn = [self.cells(precision) for precision in self.precisions(precisions)]
+        for number in count():
+            yield next(schedules.in_turn(drawn, number))
 
     def cells(self, precision: str) -> Iterator[Cell]:
         """Cells without end, the most valuable first: a tiny network of each kind, sized ones and holdouts.
@@ -189,10 +195,10 @@ class ReplayCalibrator(RuntimeCalibrator):
     takes the host, and how the kernels compare to eager's, are told by networks, as for any other runtime.
     """
 
-    def cells(self, precision: str) -> Iterator[Cell]:
-        for length in LENGTHS:
-            yield Cell("clock", "chain", {"kernels": length}, precision, self.runtime)
-        yield from super().cells(precision)
+    def cells_in(self, precisions: Sequence[str]) -> Iterator[Cell]:
+        for length in LENGTHS:  # of a kernel that is the same in every precision
+            yield Cell("clock", "chain", {"kernels": length}, runtime=self.runtime)
+        yield from super().cells_in(precisions)
 
     def measure(self, cell: Cell) -> Sampled:
         if cell.kind != "clock":

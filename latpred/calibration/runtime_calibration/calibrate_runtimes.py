@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from itertools import count, filterfalse
+from itertools import filterfalse
 
 import msgspec
 
@@ -14,9 +14,8 @@ from latpred.calibration.fitting import acceptance, profile_fit
 from latpred.calibration.fitting.acceptance import HoldoutError
 from latpred.calibration.runtime_calibration import network_fit
 from latpred.calibration.runtime_calibration.base import RuntimeCalibrator
-from latpred.calibration.schedules import in_turn
-from latpred.calibration.session import Row, Session
-from latpred.calibration.timing.visits import Tell, Visits
+from latpred.calibration.session import MISSING, Row, Session
+from latpred.calibration.timing.visits import Tell, Visits, spoilt
 from latpred.errors import BusyError, DeviceError, LatpredError, MissingPackageError, ProfileError, UsageError
 from latpred.profile import store
 from latpred.profile.document import DeviceProfile, DispatchFit
@@ -25,7 +24,7 @@ from latpred.runtimes.lowering import demand_suited, lacking, target_of, unsuite
 EAGER = profile_fit.EAGER
 ALL = "all"
 FITTING_SHARE = 0.1  # of a runtime's time, set aside for tracing networks again and fitting
-HOPELESS = 12  # cells that fail before any succeeds, after which there are no more
+HOPELESS = 12  # networks or graphs that fail before any succeeds, after which there are no more cells
 
 
 def offered(device: Device) -> tuple[list[str], dict[str, str]]:
@@ -78,7 +77,7 @@ def kept(
         return None
     machine, info = device.machine(), device.info()
     same_device = (profile.device.kind, profile.device.name) == (info.kind, info.name)
-    same_stack = profile.machine.hostname_hash == machine.hostname_hash and not store.mismatch(profile.machine, machine)
+    same_stack = store.same_machine(profile.machine, machine) and not store.mismatch(profile.machine, machine)
     finished = EAGER in profile.runtimes and profile.kernels.keys() >= set(precisions)
     same_protocol = protocol.items() <= profile.protocol.items()
     return profile if same_device and same_stack and finished and same_protocol else None
@@ -109,28 +108,36 @@ class RuntimeSession:
         except (DeviceError, BusyError):
             raise
         except LatpredError as error:
-            nothing = visits.rows and all(row.error for row in visits.rows)
-            reason = visits.rows[0].error if nothing else str(error)
+            failed = _only_failures(visits.rows)
+            reason = failed[0].error if failed else str(error)
             return msgspec.structs.replace(profile, acceptance=acceptance.without(profile, runtime, reason))
         others = [sample for sample in profile.samples if sample.cell.split("/")[1] != runtime]
         return msgspec.structs.replace(
             profile,
             runtimes={**profile.runtimes, runtime: fit},
             samples=(*others, *(profile_fit.sample_of(row) for row in rows)),
-            acceptance=acceptance.with_runtime(profile, runtime, errors),
+            acceptance=acceptance.with_runtime(profile, runtime, errors, spoilt(rows)),
         )
 
     def _measure(self, calibrator: RuntimeCalibrator, visits: Visits, seconds: float, cells: float) -> None:
         """Time cells until the time is spent, most of them in the first precision."""
-        drawn = [calibrator.cells(precision) for precision in calibrator.precisions(self.precisions)]
-        endless = (next(in_turn(drawn, number)) for number in count())
-        for cell in filterfalse(self.session.holds, endless):
+        for cell in filterfalse(self.session.holds, calibrator.cells_in(self.precisions)):
             rows = visits.rows
-            hopeless = len(rows) >= HOPELESS and all(row.error for row in rows)
+            hopeless = len(_only_failures(rows)) >= HOPELESS
             if hopeless or visits.seconds >= (1 - FITTING_SHARE) * seconds or len(rows) >= cells:
                 break
-            visits.run(cell)
+            if visits.run(cell).error.startswith(MISSING):  # which each further cell would find out anew
+                break
         visits.finish()
+
+
+def _only_failures(rows: Sequence[Row]) -> list[Row]:
+    """The networks and graphs of a runtime, where it ran none; nothing where it ran any.
+
+    Chains of replayed kernels, which belong to the clock, run where no network does.
+    """
+    run = [row for row in rows if row.cell.kind != "clock"]
+    return run if all(row.error for row in run) else []
 
 
 def fit_with_spread(

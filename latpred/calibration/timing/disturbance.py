@@ -24,6 +24,8 @@ OTHERS = 0.10  # processors that others may use: the kernel's own threads and a 
 # The same for each processor that the timed threads leave free: a server of 64 always does something on one of them,
 # which takes some memory bandwidth and clock from the timed threads, but no processor.
 OTHERS_OF_SPARE = 0.05
+# Each timed thread loses a little, so both of these grow with the threads beyond two. What others use does not: on a
+# processor that is timed it holds up all threads.
 STOLEN = 0.05  # less than of others, since a hypervisor stops a thread for whole slices of some ms
 WAITING = 0.10  # of the time, or processors, that ready threads may lack: up to 0.07 where they fill a calm machine
 LEAST_DELAY_S = 1e-3  # handing over to a kernel thread takes some 0.05 ms, a large share of a very short piece
@@ -82,40 +84,43 @@ class Disturbance(NamedTuple):
     reason: str = ""  # the gravest one to call it disturbed, part of a sentence; "" when all was calm or unknown
     # Processors that other processes, beyond what a server always does on those left free, and the hypervisor used.
     busy: float = 0.0
+    device: str = ""  # the gravest that touches a device which works without its host
 
 
 def between(before: Counters, after: Counters, *, threads: int = 1, gpu: str = "") -> Disturbance:
     """What happened from one reading to another, between which so many threads were timed."""
     seconds = after.wall_s - before.wall_s
     if seconds <= 0:  # a coarse clock
-        return Disturbance(gpu)
+        return Disturbance(gpu, device=gpu)
     # A processor that came or went makes busy time jump by its share of the system's whole life.
     counted = seconds >= SHORT_S and before.processors == after.processors
     own_s = after.process_cpu_s - before.process_cpu_s
     others = _grown(before.busy_s, after.busy_s, own_s) / seconds if counted else 0.0
     stolen = _grown(before.steal_s, after.steal_s) / seconds if counted else 0.0
     spare, ticks = OTHERS_OF_SPARE * (after.processors - threads), TICKS_S / seconds
+    crowd = max(threads / 2, 1.0)
     slept_s = _grown(before.boot_s, after.boot_s, seconds)
+    slept = f"the machine slept {slept_s:.0f} s" if slept_s > LEAST_SLEEP_S else ""
     lost = before.usable_cores - after.usable_cores
     taken = "a processor was" if lost == 1 else f"{lost} processors were"
     found = (
-        (slept_s > LEAST_SLEEP_S, f"the machine slept {slept_s:.0f} s"),
+        (slept, slept),
         (lost > 0, f"{taken} taken away ({before.usable_cores} to {after.usable_cores})"),
         (gpu, gpu),
-        (stolen > max(STOLEN, ticks), f"the hypervisor took {stolen:.1f} processors"),
+        (stolen > max(crowd * STOLEN, ticks), f"the hypervisor took {stolen:.1f} processors"),
         (others > max(OTHERS, spare, ticks), f"other work used {others:.1f} processors"),
         # More threads than processors wait for one another, which is no disturbance.
-        (threads <= after.usable_cores, _waiting(before, after, seconds)),
+        (threads <= after.usable_cores, _waiting(before, after, seconds, crowd)),
     )
     reason = next((said for is_so, said in found if is_so), "")
-    return Disturbance(reason, max(others - max(spare, 0.0), 0.0) + stolen)
+    return Disturbance(reason, max(others - max(spare, 0.0), 0.0) + stolen, slept or gpu)
 
 
-def _waiting(before: Counters, after: Counters, seconds: float) -> str:
+def _waiting(before: Counters, after: Counters, seconds: float, crowd: float) -> str:
     """Whether threads lacked processors: those of this process, or any of the system where the kernel says no more."""
     if before.delay_s is not None and after.delay_s is not None:
         delayed = _grown(before.delay_s, after.delay_s) / seconds
-        lacked = delayed > max(WAITING, LEAST_DELAY_S / seconds)
+        lacked = delayed > max(crowd * WAITING, LEAST_DELAY_S / seconds)
         return f"the timed threads lacked {delayed:.1f} processors" if lacked else ""
     waiting = _grown(before.pressure_s, after.pressure_s) / seconds if seconds >= SHORT_S else 0.0
     return f"tasks waited for a processor {100 * waiting:.0f} % of the time" if waiting > WAITING else ""

@@ -16,7 +16,7 @@ from math import isfinite
 import msgspec
 
 from latpred import host
-from latpred.calibration.cells import Cell
+from latpred.calibration.cells import UPLOAD, Cell
 from latpred.calibration.devices import Device
 from latpred.calibration.session import Measure, Row, Sampled, Session
 from latpred.calibration.timing import reference_speed
@@ -48,7 +48,7 @@ WHOLE_POWER = 0.5
 # Times what it takes to issue a forward pass and to synchronise, beyond which the pass waits for the device.
 WAITS, SYNC_S = 1.3, 20e-6
 
-ON_DEVICE = ("kernel", "memory")  # cells of an asynchronous device that its host takes no part in
+ON_DEVICE = ("kernel", "memory")  # cells that an asynchronous device works at without its host, an upload aside
 
 SLOWED = "the processors ran slower than at other times"
 MOVED_APART = "the host had moved the processors apart"
@@ -70,7 +70,7 @@ class Visits:
         self._start = time.monotonic() - sum(row.seconds for row in self.rows if not row.disturbed)
         # That other work can disturb: one dispatches to a device of its own.
         self._threads = 1 if device.asynchronous else device.machine().threads
-        self._on_device = ON_DEVICE if device.asynchronous else ()  # where its host's speed does not matter
+        self._asynchronous = device.asynchronous
         self._reference = reference_on(device)
         self._gauge = gauge_on(device.info().kind, "eager")
         self._watch = Watch(threads=self._threads, gpu=getattr(device, "state", None)) if self._gauge else None
@@ -120,7 +120,7 @@ class Visits:
     def _visit(self, cell: Cell, *, again: bool = False) -> Row:
         if not again and self._session.holds(cell):
             return self._session.run(cell, self._watched)  # what it holds: nothing is timed, nothing lost
-        if cell.kind not in self._on_device:
+        if not self._on_device(cell):
             self._await_full_speed()
         row = self._session.run(cell, self._watched, again=_better if again else None)
         if not row.disturbed and self._session.counts(row):
@@ -140,9 +140,13 @@ class Visits:
             self.lost_s += time.monotonic() - start
         return row
 
+    def _on_device(self, cell: Cell) -> bool:
+        """Whether a cell is timed by the device alone, so that what its host does meanwhile is of no matter."""
+        return self._asynchronous and cell.kind in ON_DEVICE and cell.name != UPLOAD.name
+
     def _believe(self, row: Row, fastest: SpeedReading) -> None:
         """Remember which moments were the fastest that were known when a row was timed, where the host took part."""
-        if row.cell.kind not in self._on_device:
+        if not self._on_device(row.cell):
             self._believed[row.cell.key] = row, fastest
 
     def _look_back(self, fastest: SpeedReading) -> None:
@@ -165,7 +169,8 @@ class Visits:
         self._watch.lap()
         sampled = self._measure(cell)
         slowed = _slow(sampled) > SLOW
-        disturbed, speed_us = self._watch.lap().reason, self._reference.around(cell.runtime, anew=slowed)
+        found, speed_us = self._watch.lap(), self._reference.around(cell.runtime, anew=slowed)
+        disturbed = found.device if self._on_device(cell) else found.reason
         if slowed and not disturbed:
             apart = reference_speed.is_apart(moment_of(speed_us), self._gauge.fastest)
             disturbed = MOVED_APART if apart else SLOWED
@@ -204,9 +209,19 @@ def _slow(row: Row | Sampled) -> float:
 def undisturbed(rows: Iterable[Row]) -> list[Row]:
     """Rows without those that other work disturbed or that are of processors apart; all where too few would be left."""
     rows = list(rows)
-    # What nothing else tells stays: waits of some ms do not touch the median of calls of a microsecond.
-    calm = [row for row in rows if _alone(row.cell) or not (is_disturbed(row) or is_apart(row))]
+    calm = [row for row in rows if not _is_spoilt(row)]
     return calm if len(calm) >= CALM_ENOUGH * len(rows) else rows
+
+
+def spoilt(rows: Sequence[Row]) -> float:
+    """Share of what `undisturbed` leaves out, above 0 in what it gives only where too few would have been left."""
+    return sum(map(_is_spoilt, rows)) / max(len(rows), 1)
+
+
+def _is_spoilt(row: Row) -> bool:
+    """Whether other work disturbed a row, or it is of processors apart, and other cells tell the same."""
+    # What nothing else tells stays: waits of some ms do not touch the median of calls of a microsecond.
+    return not _alone(row.cell) and (is_disturbed(row) or is_apart(row))
 
 
 def _alone(cell: Cell) -> bool:

@@ -9,6 +9,7 @@ profile by. Nothing is built here.
 from __future__ import annotations
 
 import copy
+import os
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -77,13 +78,13 @@ class Workload:
         return Source(graph, lambda: self.make("cpu", precision)[0], real_inputs, retrace, code_of(model))
 
 
-Model = str | nn.Module | ModelGraph | Workload
+Model = str | os.PathLike[str] | nn.Module | ModelGraph | Workload
 Models = Model | Iterable[Model] | Mapping[str, nn.Module]
 
 
 def workloads_of(models: Models, *, seq: int | None = None, image: int | None = None) -> tuple[Workload, ...]:
     """Workloads from whatever a user calls models; a graph among them runs on the simulated device only."""
-    if isinstance(models, (str, nn.Module, ModelGraph, Workload)):
+    if isinstance(models, (str, os.PathLike, nn.Module, ModelGraph, Workload)):
         models = [models]
     if isinstance(models, Mapping):
         workloads = [module_workload(name, module, seq=seq, image=image) for name, module in models.items()]
@@ -169,8 +170,8 @@ def dense_inputs(shape: tuple[int, ...], precision: str) -> Inputs:
 
 
 def _as_workload(model: Model, seq: int | None, image: int | None) -> Workload:
-    if isinstance(model, str):
-        return _of_name(model, seq, image)
+    if isinstance(model, (str, os.PathLike)):
+        return _of_name(os.fspath(model), seq, image)
     if isinstance(model, ModelGraph | Workload):
         workload = model if isinstance(model, Workload) else _of_graph(model)
         if (seq, image) != (None, None):

@@ -70,12 +70,14 @@ class Compile(Eager):
 
     @property
     def options(self) -> str:
-        """The version, and what else decides: threads, determinism, backends of attention, settings of the compiler."""
+        """The version, and what else decides: threads, determinism, backends of ops, settings of the compiler."""
         attention: Any = torch.backends.cuda
+        onednn: Any = torch.backends.mkldnn
         decisive = (
             torch.get_num_threads() > 1,
             torch.are_deterministic_algorithms_enabled(),
             *(attention.flash_sdp_enabled(), attention.mem_efficient_sdp_enabled(), attention.math_sdp_enabled()),
+            *(onednn.enabled, onednn.is_available()),
         )
         return f"{VERSION}; {decisive}; {_settings()}"
 
@@ -96,24 +98,31 @@ class Compile(Eager):
 
     def available(self) -> str | None:
         """None when code can be generated and compiled here, else what is missing."""
+        return self.available_on(getattr(self, "needs", "cpu"))
+
+    def available_on(self, target: str) -> str | None:
+        """As `available`, for a kind of device: a GPU needs triton besides."""
         from torch._inductor import config
 
         given = config.cpp.cxx if isinstance(config.cpp.cxx, (tuple, list)) else (config.cpp.cxx,)
+        if sys.platform == "win32":  # where Inductor asks for this compiler, whatever its settings say
+            given = (os.environ.get("CXX", "cl"),)
         if not any(name and shutil.which(name) for name in given):
             return (
                 "torch.compile needs a C++ compiler and there is none: install g++ (apt install g++, dnf install "
-                "gcc-c++, xcode-select --install), or name one in the environment variable CXX"
+                "gcc-c++, xcode-select --install; on Windows cl, of the Visual Studio Build Tools), or name one in the "
+                "environment variable CXX"
             )
         headers = Path(sysconfig.get_paths()["include"]) / "Python.h"
         if not headers.exists():
             return f"torch.compile needs Python's headers and {headers} is missing: install python3-dev"
-        if torch.cuda.is_available() and find_spec("triton") is None:
+        if target == "cuda" and find_spec("triton") is None:
             return "torch.compile needs triton for a CUDA device and it is not installed; run 'pip install triton'"
         return None
 
     def build(self, model: Any, inputs: Any) -> Callable[[], Any]:
         """A call of the compiled model in inference mode, compiled for these inputs."""
-        missing = self.available()
+        missing = self.available_on(device_of(model, inputs).type)
         if missing:
             raise MissingPackageError(missing)
         with silenced():  # Inductor advises TF32 on GPUs that have it: the precision is what was asked for
@@ -173,8 +182,8 @@ class CompileReduceOverhead(Compile):
         """Guards of each graph, then one step that launches all of its kernels."""
         return replays(self.name, ops, [op.host_class.startswith("kernel.") for op in ops])
 
-    def available(self) -> str | None:
-        return super().available() if torch.cuda.is_available() else NO_CUDA
+    def available_on(self, target: str) -> str | None:
+        return super().available_on(target) if torch.cuda.is_available() else NO_CUDA
 
 
 def ops_through(two: Sequence[Op], three: Sequence[Op]) -> tuple[list[Op], str]:

@@ -63,7 +63,9 @@ class OnnxRuntime(StepPerOp):
         """Versions, exporter and optimisations; and the processor, which decides on the layout of convolutions."""
         installed = onnx_session.installed() | host.versions("onnx", "onnxscript")
         versions = [f"{name} {version}" for name, version in installed.items()]
-        return "; ".join((*versions, "export dynamo, dynamic batch", "optimised: all", NODES, host.cpu_name()))
+        # A marketing name stands for processors of other vector instructions, too, which decide on the layout.
+        processor = host.cpu_model() or host.cpu_name()
+        return "; ".join((*versions, "export dynamo, dynamic batch", "optimised: all", NODES, processor))
 
     def available(self) -> str | None:
         """None when what exports and runs models is installed here, else what is missing."""
