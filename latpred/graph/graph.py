@@ -9,9 +9,10 @@ from __future__ import annotations
 
 import builtins
 from collections import Counter
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import lru_cache
+from itertools import chain
 from typing import Any, NamedTuple
 
 import msgspec
@@ -20,6 +21,8 @@ from numpy.typing import NDArray
 
 from latpred.errors import UsageError
 from latpred.storage import hash_of
+
+MOST_OPS = 20_000  # whose rewriting is kept
 
 
 class Affine(NamedTuple):
@@ -244,6 +247,28 @@ def rewritten(graph: ModelGraph, rewrite: Callable[[tuple[Op, ...]], Iterable[Op
     at_one = None if graph.ops_at_one is None else tuple(rewrite(graph.ops_at_one))
     exact = {batch: rewritten(alone, rewrite, **changes) for batch, alone in graph.exact.items()}
     return msgspec.structs.replace(graph, ops=tuple(rewrite(graph.ops)), ops_at_one=at_one, exact=exact, **changes)
+
+
+class PerOp:
+    """What a function makes of ops; the same objects each time for ops that graphs share, as those of a supernet do."""
+
+    def __init__(self, rewrite: Callable[[Op], Iterable[Op]]) -> None:
+        self._rewrite = rewrite
+        self._by_op: dict[int, tuple[Op, ...]] = {}
+        self._ops: list[Op] = []  # kept, so that nothing else gets their identities
+
+    def __call__(self, ops: tuple[Op, ...]) -> Iterator[Op]:
+        if len(self._ops) > MOST_OPS:
+            self._by_op, self._ops = {}, []
+        made = list(map(self._by_op.get, map(id, ops)))  # a search prices the same ops again and again
+        if None in made:
+            made = [self._by_op.get(id(op)) or self._made(op) for op in ops]
+        return chain.from_iterable(made)  # type: ignore[arg-type]
+
+    def _made(self, op: Op) -> tuple[Op, ...]:
+        made = self._by_op[id(op)] = tuple(self._rewrite(op))
+        self._ops.append(op)
+        return made
 
 
 def all_ops(graph: ModelGraph) -> tuple[Op, ...]:

@@ -10,21 +10,19 @@ knows nothing.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Sequence
-from itertools import chain
+from collections.abc import Iterator, Sequence
 from operator import attrgetter
 
 import msgspec
 
 from latpred.errors import UsageError
-from latpred.graph.graph import Affine, ModelGraph, Op, all_ops, rewritten
+from latpred.graph.graph import Affine, ModelGraph, Op, PerOp, all_ops, rewritten
 from latpred.ops.families import CAUSAL, GROUPED, MATH, STRIDED_MASK, root
 from latpred.query import HALVES
 from latpred.storage import IdentityCache
 
 _ELEMENT_BYTES = {"float16": 2, "bfloat16": 2, "float64": 8}
 _FUSED = "scaled_dot_product_"  # in the names of calls that compute it as a whole
-MOST_OPS = 20_000  # whose rewriting is kept
 REWRITTEN = "attention in parts is worked out from the fused calls of the model"
 _PRODUCTS = ("bmm", "attention", "gemm", "conv")
 
@@ -363,28 +361,6 @@ def _of_truth(op: Op, read: Affine | None = None, written: Affine | None = None)
     """A kernel that reads or writes so many truth values, of a byte each."""
     reads, writes = op.read_bytes if read is None else read, op.write_bytes if written is None else written
     return msgspec.structs.replace(op, read_bytes=reads, write_bytes=writes)
-
-
-class PerOp:
-    """What a function makes of ops; the same objects each time for ops that graphs share, as those of a supernet do."""
-
-    def __init__(self, rewrite: Callable[[Op], Iterable[Op]]) -> None:
-        self._rewrite = rewrite
-        self._by_op: dict[int, tuple[Op, ...]] = {}
-        self._ops: list[Op] = []  # kept, so that nothing else gets their identities
-
-    def __call__(self, ops: tuple[Op, ...]) -> Iterator[Op]:
-        if len(self._ops) > MOST_OPS:
-            self._by_op, self._ops = {}, []
-        made = list(map(self._by_op.get, map(id, ops)))  # a search prices the same ops again and again
-        if None in made:
-            made = [self._by_op.get(id(op)) or self._made(op) for op in ops]
-        return chain.from_iterable(made)  # type: ignore[arg-type]
-
-    def _made(self, op: Op) -> tuple[Op, ...]:
-        made = self._by_op[id(op)] = tuple(self._rewrite(op))
-        self._ops.append(op)
-        return made
 
 
 def biases_on_cuda(graph: ModelGraph) -> ModelGraph:

@@ -16,8 +16,8 @@ from typing import NamedTuple
 
 import msgspec
 
-from latpred.graph.graph import NO_PYTHON, Affine, ModelGraph, Op, rewritten
-from latpred.graph.rewrites import PerOp, bias_added, biases_on_cuda, self_attention_on_cuda, unfused, view
+from latpred.graph.graph import NO_PYTHON, Affine, ModelGraph, Op, PerOp, rewritten
+from latpred.graph.rewrites import bias_added, biases_on_cuda, self_attention_on_cuda, unfused, view
 from latpred.ops.families import root
 from latpred.profile.gpus import Spec
 from latpred.query import AMP, HALVES
