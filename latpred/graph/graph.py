@@ -254,20 +254,21 @@ class PerOp:
 
     def __init__(self, rewrite: Callable[[Op], Iterable[Op]]) -> None:
         self._rewrite = rewrite
-        self._by_op: dict[int, tuple[Op, ...]] = {}
-        self._ops: list[Op] = []  # kept, so that nothing else gets their identities
+        # By identity, with the ops themselves, so that nothing else gets their identities; threads see both or neither.
+        self._kept: tuple[dict[int, tuple[Op, ...]], list[Op]] = {}, []
 
     def __call__(self, ops: tuple[Op, ...]) -> Iterator[Op]:
-        if len(self._ops) > MOST_OPS:
-            self._by_op, self._ops = {}, []
-        made = list(map(self._by_op.get, map(id, ops)))  # a search prices the same ops again and again
+        by_op, known = self._kept
+        if len(known) > MOST_OPS:
+            by_op, known = self._kept = {}, []
+        made = list(map(by_op.get, map(id, ops)))  # a search prices the same ops again and again
         if None in made:
-            made = [self._by_op.get(id(op)) or self._made(op) for op in ops]
+            made = [by_op.get(id(op)) or self._made(op, by_op, known) for op in ops]
         return chain.from_iterable(made)  # type: ignore[arg-type]
 
-    def _made(self, op: Op) -> tuple[Op, ...]:
-        made = self._by_op[id(op)] = tuple(self._rewrite(op))
-        self._ops.append(op)
+    def _made(self, op: Op, by_op: dict[int, tuple[Op, ...]], known: list[Op]) -> tuple[Op, ...]:
+        known.append(op)
+        made = by_op[id(op)] = tuple(self._rewrite(op))
         return made
 
 
