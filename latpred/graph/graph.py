@@ -268,8 +268,7 @@ class PerOp:
 
     def _made(self, op: Op, by_op: dict[int, tuple[Op, ...]], known: list[Op]) -> tuple[Op, ...]:
         known.append(op)
-        made = by_op[id(op)] = tuple(self._rewrite(op))
-        return made
+        return by_op.setdefault(id(op), tuple(self._rewrite(op)))
 
 
 def all_ops(graph: ModelGraph) -> tuple[Op, ...]:
