@@ -14,6 +14,11 @@ from math import inf, nan
 from typing import NamedTuple
 
 Listener = Callable[["ProgressEvent"], None]
+QUIET_S = 60.0  # after which whoever waits is told again
+
+
+def _now_s() -> float:
+    return datetime.now(UTC).timestamp()
 
 
 class ProgressEvent(NamedTuple):
@@ -58,7 +63,7 @@ class ProgressCounter:
         listener: Listener | None = None,
         *,
         budget_s: float | None = None,
-        clock: Callable[[], float] = lambda: datetime.now(UTC).timestamp(),
+        clock: Callable[[], float] = _now_s,
     ) -> None:
         self._label, self._total, self._listener = label, total, listener
         self._budget_s = inf if budget_s is None else budget_s
@@ -148,16 +153,17 @@ def bar(title: str, text: Callable[[ProgressEvent], str]) -> Iterator[Listener]:
         yield lambda event: drawn.update(task, completed=event.done, total=event.total or None, text=text(event))
 
 
-def each_tenth(title: str, say: Callable[[str], None]) -> Listener:
-    """A listener that says how far a run is when it starts, and after every tenth of it."""
-    last = -1
+def each_tenth(title: str, say: Callable[[str], None], clock: Callable[[], float] = _now_s) -> Listener:
+    """A listener that says how far a run is when it starts, after every tenth of it, and in a tenth that lasts minutes."""
+    last, said_s = -1, clock()
 
     def listener(event: ProgressEvent) -> None:
-        nonlocal last
-        tenth = min(10, int(10 * event.done / event.total)) if event.total else 0
-        if tenth > last:
-            last = tenth
-            say(", ".join(filter(None, (f"{title}: {10 * tenth} %", time_left(event)))))
+        nonlocal last, said_s
+        share = min(1.0, event.done / event.total) if event.total else 0.0
+        if int(10 * share) > last or clock() - said_s > QUIET_S:
+            under_way = event.label if int(10 * share) == last else ""
+            last, said_s = int(10 * share), clock()
+            say(", ".join(filter(None, (f"{title}: {int(100 * share)} %", time_left(event), under_way))))
 
     return listener
 

@@ -21,7 +21,7 @@ import latpred
 from latpred.cli import calibrate, main, output
 from latpred.cli.options import parse_batches, parse_seconds
 from latpred.errors import CalibrationError, LatpredError, UsageError
-from latpred.progress import ProgressEvent
+from latpred.progress import ProgressEvent, each_tenth
 
 
 def test_help_lists_every_verb_and_a_command_to_start_with() -> None:
@@ -214,3 +214,12 @@ def test_ctrl_c_exits_130_with_one_sentence(pressing: str) -> None:
     code = f"{heeding}{pressing}from latpred.cli import main\nmain(['cache', 'show'])"
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False)
     assert (done.returncode, done.stderr) == (128 + signal.SIGINT, "latpred: interrupted.\n")
+
+
+def test_a_tenth_that_lasts_minutes_is_told_of_meanwhile() -> None:
+    said: list[str] = []
+    now_s = iter([0.0, 1.0, 30.0, 61.5, 61.5, 90.0, 95.0, 95.0])
+    tell = each_tenth("measuring", said.append, lambda: next(now_s))
+    for done in (0, 1, 2, 3, 10):
+        tell(ProgressEvent(done, 100, f"cell {done}"))
+    assert said == ["measuring: 0 %", "measuring: 2 %, cell 2", "measuring: 10 %"]
