@@ -154,7 +154,7 @@ def bar(title: str, text: Callable[[ProgressEvent], str]) -> Iterator[Listener]:
 
 
 def each_tenth(title: str, say: Callable[[str], None], clock: Callable[[], float] = _now_s) -> Listener:
-    """A listener that says how far a run is when it starts, after every tenth of it, and in a tenth that lasts minutes."""
+    """A listener that says how far a run is when it starts, after every tenth of it, and in one that lasts minutes."""
     last, said_s = -1, clock()
 
     def listener(event: ProgressEvent) -> None:
