@@ -161,9 +161,10 @@ def each_tenth(title: str, say: Callable[[str], None], clock: Callable[[], float
         nonlocal last, said_s
         share = min(1.0, event.done / event.total) if event.total else 0.0
         if int(10 * share) > last or clock() - said_s > QUIET_S:
-            under_way = event.label if int(10 * share) == last else ""
+            within = int(10 * share) == last
             last, said_s = int(10 * share), clock()
-            say(", ".join(filter(None, (f"{title}: {int(100 * share)} %", time_left(event), under_way))))
+            told = (f"{int(100 * share) if within else 10 * last} %", time_left(event), event.label if within else "")
+            say(f"{title}: {', '.join(filter(None, told))}")
 
     return listener
 
