@@ -161,8 +161,8 @@ def each_tenth(title: str, say: Callable[[str], None], clock: Callable[[], float
         nonlocal last, said_s
         share = min(1.0, event.done / event.total) if event.total else 0.0
         if int(10 * share) > last or clock() - said_s > QUIET_S:
-            within = int(10 * share) == last
-            last, said_s = int(10 * share), clock()
+            within = int(10 * share) <= last
+            last, said_s = max(last, int(10 * share)), clock()
             told = (f"{int(100 * share) if within else 10 * last} %", time_left(event), event.label if within else "")
             say(f"{title}: {', '.join(filter(None, told))}")
 

@@ -57,13 +57,6 @@ def test_networks_of_waves_pool_along_a_line_and_take_a_part_of_the_turns_of_aud
         assert 2 <= len(poolings) <= 4
 
 
-def test_most_widths_are_those_of_published_models() -> None:
-    drawn = [*map(networks.draw, range(600)), *(networks.draw_small("mlp", seed) for seed in range(300))]
-    widths = [spec.width % 64 for spec in drawn if spec.kind not in ("residual", "mobile", "dense")]
-    assert 0.7 < widths.count(0) / len(widths) < 0.85
-    assert len(set(widths)) == 8  # of the others all multiples of 8
-
-
 def test_residual_networks_have_dense_windows_of_every_usual_size() -> None:
     drawn = [spec for spec in map(networks.draw, range(300)) if spec.kind == "residual"]
     with torch.device("meta"):

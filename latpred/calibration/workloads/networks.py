@@ -82,8 +82,8 @@ def draw(seed: int, *, tiny: bool = False) -> NetworkSpec:
         kind = WAVE
     if tiny:
         return NetworkSpec(kind, seed, width=TINY_WIDTH, size=32 if kind in _IMAGE else 8, batch=1)
-    scale = (32, 320, 8) if kind in ("residual", "mobile", "dense") else (64, 1280, _step(seed))
-    width = log_uniform(rng, *scale)
+    smallest, largest = (32, 320) if kind in ("residual", "mobile", "dense") else (64, 1280)
+    width = log_uniform(rng, smallest, largest, 8)
     if kind == "mlp":
         size = log_uniform(rng, 8, 1024, 8)
     elif kind in _IMAGE:
@@ -102,17 +102,8 @@ def draw_small(kind: str, seed: int) -> NetworkSpec:
         plane = log_uniform(rng, *(MEDLEY_VALUES if kind == MEDLEY else LARGE_VALUES), 1) / (width * batch)
         return NetworkSpec(kind, seed, width, max(8, _multiple(plane**0.5, 2)), batch)
     smallest, longest, batches = (128, 1024, SMALL_BATCHES) if kind == "mlp" else (64, 96, (1, 1, 1, 1, 2, 4))
-    width, size = log_uniform(rng, smallest, 1024, _step(seed)), log_uniform(rng, 4, longest, 1)
+    width, size = log_uniform(rng, smallest, 1024, 8), log_uniform(rng, 4, longest, 1)
     return NetworkSpec(kind, seed, width, size, rng.choice(batches))
-
-
-def _step(seed: int) -> int:
-    """What a width is a multiple of: of 64 in three of four, as those of nearly all published models are.
-
-    Products of such widths take up to a quarter longer than of those beside them: rows that lie a multiple of 4 KiB
-    apart share the same places of the caches.
-    """
-    return 64 if seed % 4 else 8
 
 
 def build(spec: NetworkSpec) -> nn.Module:
