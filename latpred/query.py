@@ -141,6 +141,8 @@ class DeviceQuery:
                 "predictor.predict(predictor.trace(model))."
             )
         name: str | Path = Path(device) if isinstance(device, os.PathLike) else str(device)
+        if name == "cpu:0":  # as PyTorch calls it, too
+            name = "cpu"
         if "\0" in str(name):
             raise UsageError(
                 f"device={str(name)!r} is neither a name nor a path; give cpu, cuda:0, the name of a profile or a path "

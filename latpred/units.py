@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import math
+
 US_PER_S = 1e6
 MS_PER_S = 1e3
 
@@ -53,9 +55,9 @@ def _multiple(count: float, base: int, units: tuple[str, ...]) -> str:
 def three_digits(value: float) -> str:
     """Three significant digits, or all that stand before the point.
 
-    >>> three_digits(12345.6), three_digits(9.876)
-    ('12346', '9.88')
+    >>> three_digits(12345.6), three_digits(9.996), three_digits(0.00357)
+    ('12346', '10.0', '0.00357')
     """
-    size = abs(value)
-    decimals = 0 if size >= 100 else 1 if size >= 10 else 2
-    return f"{value:.{decimals}f}"
+    rounded = abs(float(f"{value:.3g}"))
+    before = math.floor(math.log10(rounded)) if 0 < rounded < math.inf else 0
+    return f"{value:.{max(2 - before, 0)}f}"

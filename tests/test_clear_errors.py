@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -9,7 +11,7 @@ import onnx
 import pandas as pd
 import pytest
 import torch
-from factories import graph, linear
+from factories import graph, kernel_fit, linear
 from profiledata import profile
 from torch import nn
 
@@ -108,3 +110,30 @@ def test_a_shipped_profile_shows_every_head_and_name_at_80_columns(name: str) ->
     table = profile_page(store.load(name)).text().rpartition("\n\n")[2]
     assert "activations" in table
     assert "…" not in table
+
+
+def test_a_predictor_of_what_is_no_profile_and_of_what_is_no_graph() -> None:
+    with pytest.raises(UsageError, match="a Predictor takes a profile, not a str; load one first"):
+        latpred.Predictor("rtx-8000")  # type: ignore[arg-type]
+    predictor, model = latpred.Predictor(profile()), nn.Linear(2, 2)
+    asks: list[Callable[[Any], object]] = [
+        predictor.predict,
+        partial(predictor.curve, batches=[1, 8]),
+        partial(predictor.max_batch, latency_ms=1.0),
+    ]
+    for ask in asks:
+        with pytest.raises(UsageError, match=r"predicts graphs, not a Linear; trace .*predictor\.trace\(model\)"):
+            ask(model)
+
+
+@pytest.mark.parametrize("text", ["", "{", '{"model": "net"}', b"\xff", "[" * 100_000])
+def test_a_text_that_is_no_graph(text: str | bytes) -> None:
+    with pytest.raises(UsageError, match=r"is no graph that this latpred wrote: .*\. Trace the model again"):
+        latpred.ModelGraph.from_json(text)
+
+
+def test_a_rate_just_below_a_thousand_is_written_out() -> None:
+    fit = kernel_fit("gemm", macs_per_us=999_700.0)
+    text = profile_page(profile(kernels={"fp32": {"gemm": fit}})).text()
+    assert " 1000 " in text
+    assert "e+" not in text

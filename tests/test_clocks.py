@@ -76,6 +76,14 @@ def test_a_threshold_is_where_the_curve_passes_it_whatever_its_interval() -> Non
     assert BatchThresholds(sample).crossover() == (256, 32, 256)
 
 
+def test_a_threshold_that_some_small_batch_passes_is_that_of_all_larger_ones() -> None:
+    def sample(batches: np.ndarray, _shift: float) -> CurveSamples:
+        compute = np.where(batches == 1, 100.0, 1.0 * batches)  # a kernel of its own serves batch 1
+        return CurveSamples(np.full(len(batches), 64.0), compute, np.where(batches == 256, np.nan, 64.0 + compute))
+
+    assert BatchThresholds(sample).crossover() == (64, 64, 64)
+
+
 cost = st.floats(0.0, 50.0).map(lambda value: round(value, 2))
 step = st.tuples(cost, st.lists(cost, max_size=3), st.sampled_from([0, 0, 0, 0, 1, 2]))
 queue = st.sampled_from([1, 2, 3, 5, 1024])

@@ -122,6 +122,19 @@ def network(width: int) -> nn.Module:
     return nn.Sequential(*convolutions, depthwise, *pooled, nn.GELU(), nn.LayerNorm(width), nn.Linear(width, width))
 
 
+def test_a_wider_model_touches_more_between_two_readings_of_its_weights() -> None:
+    def shared(width: int) -> nn.Module:
+        layer = nn.Linear(width, width)
+        return nn.Sequential(layer, nn.ReLU(), layer, nn.ReLU(), layer)
+
+    narrow, real = (latpred.trace(shared(width), torch.zeros(2, width)) for width in (64, 256))
+    found, expected = (
+        [op.reread_after for op in graph.ops if op.reread_after] for graph in (widened(narrow, 4.0), real)
+    )
+    assert len(found) == len(expected) == 2
+    assert [each.at(64) for each in found] == pytest.approx([each.at(64) for each in expected], rel=0.02)  # biases
+
+
 def test_a_wider_recurrent_layer_reads_as_many_weights_again() -> None:
     narrow, real = (latpred.trace(nn.LSTM(width, width), torch.zeros(4, 1, width)) for width in (64, 128))
     (found,), (expected,) = (

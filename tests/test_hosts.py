@@ -136,6 +136,7 @@ def test_a_measured_host_scales_by_what_both_were_measured_in() -> None:
     assert host_swap.find("EPYC 7742", profile).factor == pytest.approx(1.6)
     store.save(device_profile(dispatch(2.5)))  # of a device profile its host is meant
     assert host_swap.find("example", profile).factor == pytest.approx(2.5)
+    assert host_swap.find(store.file_of("example"), profile).factor == pytest.approx(2.5)
     # On a CPU, ops that launch kernels hold the kernel and not the launch: what launches nothing tells.
     measured("cpu-server", dispatch(1.3, kernels=4.0))
     assert host_swap.find("cpu-server", profile).factor == pytest.approx(1.3)

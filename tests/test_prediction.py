@@ -53,6 +53,13 @@ def test_a_part_of_a_curve_may_be_empty() -> None:
     assert ElementTree.fromstring(empty._repr_html_()) is not None
 
 
+def test_a_crossover_that_may_lie_beyond_the_first_batch_is_no_never() -> None:
+    near, far = (repr(predictor(asynchronous=False).curve(graph(linear(rows, 64)), [1, 2])) for rows in (16, 64))
+    assert "compute- or memory-bound from batch 1 (90 %: 1 to 2)" in near
+    assert "never framework-bound" not in near
+    assert "never framework-bound: compute- or memory-bound from batch 1\n" in far
+
+
 def test_html_is_well_formed_and_escaped() -> None:
     named = msgspec.structs.replace(NET, model="<script>")
     for shown in (predictor().predict(named), predictor().curve(named, [1, 4])):

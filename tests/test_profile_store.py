@@ -174,6 +174,11 @@ def test_another_machines_profile_is_used_only_when_named() -> None:
     with pytest.raises(NoProfileError, match=r"another machine's can be named, as in --device server"):
         store.find()
     assert store.find("server").name == "server"
+    # A file that is called as a device of this machine goes by its path alone.
+    path = store.file_of("server").rename(store.file_of("cpu"))
+    with pytest.raises(NoProfileError, match=rf"can be named, as in --device {re.escape(str(path))}\)"):
+        store.find("cpu")
+    assert store.find(path).name == "server"
     store.save(profile(machine=machine(hostname_hash="0" * 16, machine_id="")))  # as in a container of this one
     assert store.find().name == "cpu"
 
@@ -221,7 +226,10 @@ def with_number(text: bytes) -> bytes:
         (with_number(b"50001.0"), "was altered after it was written: its sha256 does not match"),
         (with_number(b"1e999"), "p.json"),
         *[(with_number(name), "p.json is damaged") for name in (b"NaN", b"Infinity", b"-Infinity")],
-        (rewritten(lambda document: document["device"].update(colour="red")), r"unknown field `colour`.*`\$\.device`"),
+        (
+            rewritten(lambda document: document["device"].update(colour="red")),
+            r"unknown field `colour`.*`\$\.device`.*newer latpred wrote it\. Upgrade",
+        ),
         (
             rewritten(lambda document: document["device"].update(memory_bytes="much")),
             r"Expected `int`, got `str`.*`\$\.device\.memory_bytes`",
@@ -229,6 +237,7 @@ def with_number(text: bytes) -> bytes:
         (rewritten(lambda document: document.pop("machine")), "missing required field `machine`"),
         (json.dumps({"schema": SCHEMA_VERSION}).encode(), "missing required field"),
         (b'{"schema": "latpred.profile/1", "profile": {}}', "copy that one"),
+        (b'{"kind": "host", "schema": 1}', "holds a host, not a device. Give it as one: --host p.json"),
         (b'{"a":' + b"[" * 100_000 + b"]" * 100_000 + b"}", "nested too deeply"),
         (rewritten(lambda document: document.update(schema=0)), "no longer reads"),
         (

@@ -79,4 +79,5 @@ def test_one_batch_and_several() -> None:
 
 def test_a_device_goes_by_its_name_or_its_path() -> None:
     assert DeviceQuery(torch.device("cuda", 0)) == DeviceQuery("cuda:0") != DeviceQuery(Path("cuda:0"))
+    assert DeviceQuery(torch.device("cpu", 0)) == DeviceQuery("cpu") != DeviceQuery(Path("cpu:0"))
     assert DeviceQuery(host="this", now=True).now

@@ -13,7 +13,7 @@ from torch import nn
 from latpred import Predictor, explain, predict, tables
 from latpred.errors import ProfileError
 from latpred.graph.graph import ModelGraph
-from latpred.profile import store
+from latpred.profile import gpus, store
 from latpred.tracing import trace
 
 NAMES = ("rtx-8000", "rtx-2080ti", "rtx-3090", "rtx-a6000", "titan-x-pascal")
@@ -70,6 +70,7 @@ def test_profiles_of_several_sources(name: str, graphs: dict[str, ModelGraph]) -
     era, passed = JOINT[name]
     assert (profile.name, profile.provenance) == (name, "fitted from published measurements")
     assert (profile.protocol["era"], profile.acceptance.passed) == (era, passed)
+    assert profile.device.memory_bytes == gpus.spec(name).memory_bytes  # as under each other name of the GPU
     assert "fitted together with 12,716 of 12 GPUs" in profile.protocol["rows"]
     assert {fit.host_spread for fit in profile.runtimes.values()} == {0.308414}  # of all their hosts
     for precision, graph in graphs.items():

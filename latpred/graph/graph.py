@@ -239,7 +239,10 @@ class ModelGraph(msgspec.Struct, frozen=True, forbid_unknown_fields=True, weakre
     @classmethod
     def from_json(cls, text: str | builtins.bytes) -> ModelGraph:
         """Read what `to_json` wrote."""
-        return msgspec.json.decode(text, type=cls)
+        try:
+            return msgspec.json.decode(text, type=cls)
+        except ValueError as error:
+            raise UsageError(f"this is no graph that this latpred wrote: {error}. Trace the model again.") from None
 
 
 def rewritten(graph: ModelGraph, rewrite: Callable[[tuple[Op, ...]], Iterable[Op]], **changes: Any) -> ModelGraph:

@@ -214,11 +214,11 @@ class BatchThresholds:
     _answers: dict[tuple[str, float], BatchThreshold] = field(default_factory=dict)
 
     def crossover(self) -> BatchThreshold:
-        """The smallest batch at which the device takes at least as long as the host."""
+        """The smallest batch from which on the device takes at least as long as the host."""
         return self._search("crossover", 1.0, lambda curve, _: curve.compute_us >= curve.overhead_us)
 
     def knee(self, ratio: float = KNEE) -> BatchThreshold:
-        """The smallest batch whose latency exceeds `ratio` times that of batch 1."""
+        """The smallest batch from which on latency exceeds `ratio` times that of batch 1."""
         if not ratio > 1.0:
             raise UsageError(f"A knee needs a ratio above 1, not {ratio}; use 1.1 for 10 % over the flat latency.")
         return self._search("knee", ratio, lambda curve, flat: curve.latency_us > ratio * flat.latency_us)
@@ -248,7 +248,16 @@ class BatchThresholds:
             flat = sample(np.array([1]), shift)
             if np.isnan(flat.latency_us[0]):
                 flat = sample(np.array([2]), shift)
-            return first_true(lambda batches: test(sample(batches, shift), flat), _powers(MOST))
+
+            def passed(batches: Ints) -> NDArray[np.bool_]:
+                curve = sample(batches, shift)
+                return test(curve, flat) | np.isnan(curve.latency_us)
+
+            # Times of kernels of few microseconds go up and down: what counts is from where on all batches pass.
+            last = last_false(passed, MOST)
+            later = np.unique(np.append(_powers(MOST), last + 1))
+            later = later[(later > last) & (later <= MOST)]
+            return first_true(lambda batches: test(sample(batches, shift), flat), later) if len(later) else None
 
         # A slower device reaches both thresholds at a smaller batch, unless other kernels serve it meanwhile.
         batch = threshold(0.0)

@@ -9,13 +9,14 @@ from __future__ import annotations
 import math
 import os
 import re
+from contextlib import suppress
 from typing import Any, NamedTuple
 
 import msgspec
 import numpy as np
 
 from latpred import storage
-from latpred.errors import HostError, NoProfileError, UsageError
+from latpred.errors import HostError, NoProfileError, ProfileError, UsageError
 from latpred.ops.families import root
 from latpred.prediction.pricing import host_cost
 from latpred.profile import datasheet, host_profile, hosts, store
@@ -174,10 +175,11 @@ def _named(name: str) -> _Measured | HostRow:
     """A host by name: what was measured of it, else what the table of hosts knows."""
     if name == THIS:
         return _this()
-    if name in host_profile.names() or storage.is_path(name):
+    of_device = storage.is_path(name) and _is_device_profile(name)
+    if name in host_profile.names() or (storage.is_path(name) and not of_device):
         host = host_profile.load(name)
         return _Measured(host.dispatch, f"{host.name} ({host.machine.cpu})", asynchronous=False)
-    if name in store.names():
+    if of_device or name in store.names():
         device = store.load(name)
         label = f"that of profile {name} ({device.machine.cpu})"
         return _Measured(_eager(device), label, device.device.asynchronous)
@@ -185,6 +187,13 @@ def _named(name: str) -> _Measured | HostRow:
     if known is None:
         raise HostError(host_profile.unknown(name))
     return known
+
+
+def _is_device_profile(path: str) -> bool:
+    """Whether a file holds the profile of a device."""
+    with suppress(ProfileError):
+        return bool(store.load(path))
+    return False
 
 
 def _this() -> _Measured:

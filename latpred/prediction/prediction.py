@@ -89,12 +89,12 @@ class _Thresholds:
 
     @property
     def crossover_batch(self) -> int | None:
-        """Smallest batch that is not framework-bound; None if there is none up to 65,536."""
+        """Batch from which on none is framework-bound; None if there is none up to 65,536."""
         return self.crossover.batch
 
     @property
     def knee_batch(self) -> int | None:
-        """Smallest batch whose latency exceeds 1.1 times that of batch 1; None if there is none up to 65,536."""
+        """Batch from which on latency exceeds 1.1 times that of batch 1; None if there is none up to 65,536."""
         return self.knee().batch
 
     @property
@@ -103,7 +103,7 @@ class _Thresholds:
         return self.setting.thresholds.crossover()
 
     def knee(self, ratio: float = KNEE) -> BatchThreshold:
-        """Smallest batch whose latency exceeds `ratio` times that of batch 1, with its 90 % interval."""
+        """Batch from which on latency exceeds `ratio` times that of batch 1, with its 90 % interval."""
         return self.setting.thresholds.knee(ratio)
 
 

@@ -70,7 +70,7 @@ def star_note(all_fits: Iterable[bool | None]) -> str:
 
 
 def _crossover_sentence(crossover: BatchThreshold) -> str:
-    if crossover.batch == 1:
+    if crossover.batch == crossover.high == 1:
         return "never framework-bound: compute- or memory-bound from batch 1"
     if crossover.batch is None:
         return "framework-bound at every batch up to 65,536"

@@ -97,6 +97,11 @@ class Predictor:
     """
 
     def __init__(self, profile: DeviceProfile, caveats: Iterable[str] = (), slowdown: Slowdown | None = None) -> None:
+        if not isinstance(profile, DeviceProfile):
+            raise UsageError(
+                f"a Predictor takes a profile, not a {type(profile).__name__}; load one first, as in "
+                "latpred.Predictor(latpred.profile.load('rtx-8000'))."
+            )
         self.given = profile  # without estimates
         self.profile = fallbacks.with_estimates(profile)
         self.caveats = tuple(caveats)
@@ -166,6 +171,7 @@ class Predictor:
     ) -> Curve:
         """Predict over batch sizes; parameters and errors as for `predict`."""
         sizes = checked_batches(batches)
+        _demand_graph(graph)
         graph.check_batches(sizes)
         options = Options(runtime=runtime, protocol=protocol, inputs_on=inputs_on)
         if not (graph.exact or graph.only):
@@ -200,6 +206,7 @@ class Predictor:
         UsageError
             When the latency is not a positive number, or the work is no line in batch or the same at every batch.
         """
+        _demand_graph(graph)
         if not (isinstance(latency_ms, Real) and 0 < latency_ms < np.inf):
             raise UsageError(f"latency_ms must be a positive number of milliseconds, not {latency_ms!r}.")
         if graph.exact:
@@ -467,6 +474,15 @@ class Predictor:
     @cached_property
     def _unnamed_host(self) -> tuple[str, float] | None:
         return host_swap.unnamed(self.given)
+
+
+def _demand_graph(graph: object) -> None:
+    """Refuse a model that was not traced yet."""
+    if not isinstance(graph, ModelGraph):
+        raise UsageError(
+            f"a Predictor predicts graphs, not a {type(graph).__name__}; trace the model first, as in "
+            "predictor.predict(predictor.trace(model))."
+        )
 
 
 @lru_cache(maxsize=_MOST_UNPICKLED)

@@ -235,6 +235,7 @@ class DeviceProfile(_Record, frozen=True):
 
 
 REPAIR = "Restore it from a copy, or make a new one with: latpred calibrate"
+UPGRADE = "Upgrade with: python -m pip install --upgrade latpred"
 
 
 def encode(profile: DeviceProfile) -> bytes:
@@ -261,7 +262,9 @@ def decode(data: bytes, source: str) -> DeviceProfile:
     try:
         profile = msgspec.convert(document, DeviceProfile)
     except msgspec.ValidationError as error:
-        raise ProfileError(f"{source} is not a valid profile: {error}. {REPAIR}") from None
+        newer = "unknown field" in str(error) and document.get("sha256") == _digest(document)
+        advice = f"A newer latpred wrote it. {UPGRADE}" if newer else REPAIR
+        raise ProfileError(f"{source} is not a valid profile: {error}. {advice}") from None
     if "sha256" not in document:
         raise ProfileError(f"{source} has no sha256, so nobody can tell whether it was altered. {REPAIR}")
     if document["sha256"] != _digest(document):
@@ -295,13 +298,12 @@ def _check_schema(document: dict[str, Any], source: str) -> None:
             f"{source} holds what a command printed of a profile, not the profile. Its file is what "
             "`latpred profiles path NAME` prints; copy that one."
         )
+    if document.get("kind") == "host":
+        raise ProfileError(f"{source} holds a host, not a device. Give it as one: --host {source}")
     if type(schema) is not int:
         raise ProfileError(f"{source} is JSON but not a profile: it states no schema version. {REPAIR}")
     if schema > SCHEMA_VERSION:
-        raise ProfileError(
-            f"{source} has schema {schema} and this latpred reads {SCHEMA_VERSION}. "
-            "Upgrade with: python -m pip install --upgrade latpred"
-        )
+        raise ProfileError(f"{source} has schema {schema} and this latpred reads {SCHEMA_VERSION}. {UPGRADE}")
     if schema < SCHEMA_VERSION:
         raise ProfileError(
             f"{source} has schema {schema}, which this latpred ({SCHEMA_VERSION}) no longer reads. "

@@ -112,4 +112,4 @@ def _runtime_line(fit: DispatchFit) -> str:
 def _number(value: float) -> str:
     if not value:
         return "-"
-    return f"{value:.3g}" if value < 1000 else f"{value:.0f}"
+    return f"{value:.3g}" if value < 999.5 else f"{value:.0f}"  # which "3g" would write as 1e+03

@@ -300,8 +300,10 @@ def find(
     of = devices[0] if len(devices) == 1 else ""
     measured = f" measured with {wanted}" if str(wanted) else ""
     kinds = [name.partition(":")[0] for name in devices]
-    foreign = [one.name for one, whose in owners if whose is Owner.ANOTHER and one.device.kind in kinds]
-    hint = f" (another machine's can be named, as in --device {foreign[0]})" if foreign else ""
+    others = [one for one, whose in owners if whose is Owner.ANOTHER and one.device.kind in kinds]
+    # A file that is called as a device of this machine goes by its path alone.
+    told = [str(one.path) if is_live(one.name) else one.name for one in entries if one.profile in others]
+    hint = f" (another machine's can be named, as in --device {shlex.quote(told[0])})" if told else ""
     raise NoProfileError(
         f"no profile of {of or 'this machine'}{measured} in {directory()}{hint}. "
         f"Make one with: latpred calibrate{f' --device {of}' * bool(of)}{wanted.flags}"
