@@ -328,8 +328,9 @@ def predictor_now(predictor: Predictor) -> Predictor:
         )
     from latpred.calibration.timing.reference_speed import speed_now
 
-    now = speed_now(1 if profile.device.asynchronous else profile.machine.threads)
-    slowdown = host.slowdown(profile.speed, now, asynchronous=profile.device.asynchronous)
+    asynchronous = profile.device.asynchronous
+    now = speed_now(1 if asynchronous else profile.machine.threads, host_only=asynchronous)
+    slowdown = host.slowdown(profile.speed, now, asynchronous=asynchronous)
     ratios = host.sentence(host.ratio(profile.speed, now))
     said = f"adjusted to the present speed of the machine; reference times, relative to the profile's: {ratios}"
     return Predictor(profile, (*predictor.caveats, said), slowdown)

@@ -145,7 +145,8 @@ def bar(title: str, text: Callable[[ProgressEvent], str]) -> Iterator[Listener]:
     from rich.progress import BarColumn, Progress, TextColumn
     from rich.table import Column
 
-    last = TextColumn("{task.fields[text]}", table_column=Column(no_wrap=True, overflow="ellipsis"))
+    column = Column(no_wrap=True, overflow="ellipsis")
+    last = TextColumn("{task.fields[text]}", markup=False, table_column=column)  # names may hold brackets
     console = Console(stderr=True)
     columns = (TextColumn("{task.description}"), BarColumn(bar_width=20), last)
     with Progress(*columns, console=console, transient=True, disable=not console.is_terminal) as drawn:

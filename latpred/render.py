@@ -55,14 +55,17 @@ class Table:
 
         heads = [self._head(column) for column in range(len(self.heads))]
         columns = ["\n".join([head, *(row[at] for row in self.rows)]) for at, head in enumerate(heads)]
-        needed = sum(max(map(len, cells.split("\n"))) for cells in columns) + 2 * (len(columns) - 1)
+        widths = [max(map(len, cells.split("\n"))) for cells in columns]
+        needed = sum(widths) + 2 * (len(columns) - 1)
         padding = (0, 2 if needed <= width else 1, 0, 0)
+        # Rich cuts short what is wider than the page even so, unless a column may go on in the next line.
+        folding = self.folded or [self.heads[widths.index(max(widths))]] * (sum(widths) + len(columns) - 1 > width)
         most_lines = max(head.count("\n") for head in heads)
         grid = Grid(box=None, pad_edge=False, padding=padding, header_style="bold")
         left = self.heads[:1] if self.left is None else self.left
         for name, head in zip(self.heads, heads, strict=True):
             above = "\n" * (most_lines - head.count("\n"))
-            folded = name in self.folded
+            folded = name in folding
             grid.add_column(
                 Text(above + head),
                 justify="left" if name in left else "right",

@@ -21,7 +21,7 @@ import latpred
 from latpred.cli import calibrate, main, output
 from latpred.cli.options import parse_batches, parse_seconds
 from latpred.errors import CalibrationError, LatpredError, UsageError
-from latpred.progress import ProgressEvent, each_tenth
+from latpred.progress import ProgressEvent, bar, each_tenth
 
 
 def test_help_lists_every_verb_and_a_command_to_start_with() -> None:
@@ -214,6 +214,16 @@ def test_ctrl_c_exits_130_with_one_sentence(pressing: str) -> None:
     code = f"{heeding}{pressing}from latpred.cli import main\nmain(['cache', 'show'])"
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False)
     assert (done.returncode, done.stderr) == (128 + signal.SIGINT, "latpred: interrupted.\n")
+
+
+def test_a_bar_shows_names_as_they_are_and_no_more_than_all_of_it(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setenv("FORCE_COLOR", "1")
+    monkeypatch.setenv("COLUMNS", "100")
+    with bar("measuring", output._how_far) as show:
+        show(ProgressEvent(9, 6, "[/old]/models.py:build"))
+    assert "100 %  [/old]/models.py:build" in capsys.readouterr().err
 
 
 def test_a_tenth_that_lasts_minutes_is_told_of_meanwhile() -> None:

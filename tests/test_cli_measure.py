@@ -19,6 +19,7 @@ from gauges import FAST
 from profiledata import machine, profile
 from torch import nn
 
+from latpred import host
 from latpred.calibration import calibrator
 from latpred.calibration.devices import open_device
 from latpred.calibration.measurement import recorder, validation, whole_models
@@ -84,6 +85,19 @@ def test_measure_prints_a_row_per_cell_and_says_what_does_not_fit(model: str) ->
     assert (found["rows"][0]["status"], found["rows"][0]["batch"]) == ("ok", 1)
 
 
+SLOWED = "1 of these found no moment at full speed: the machine was up to 1.6 times slower"
+
+
+def test_measure_says_what_found_no_moment_at_full_speed(model: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    asked = ("measure", model, "--image", "16", "--batch", "1,2", "--device", "cpu", "--repeats", "1")
+    measure = whole_models.measure
+    for slow, said in (([1.0, 1.62], [SLOWED]), ([1, 1], [])):
+        monkeypatch.setattr(
+            whole_models, "measure", lambda *of, slow=slow, **how: measure(*of, **how).assign(**{host.SLOWED: slow})
+        )
+        assert [line for line in run(*asked).stdout.splitlines() if "full speed" in line] == said
+
+
 @pytest.mark.usefixtures("small_study")
 def test_a_stage_then_the_rest(tmp_path: Path) -> None:
     first = run(*STUDY, "--record", tmp_path, "--stage", "core")
@@ -94,6 +108,17 @@ def test_a_stage_then_the_rest(tmp_path: Path) -> None:
     assert found["schema"] == "latpred.recorded/1"
     assert found["complete"]
     assert found["stages"]["the rest"] == {"measured": 1, "planned": 1}
+
+
+def test_a_study_of_which_nothing_can_be_measured_exits_as_models_do(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    wrong = module_workload("wrong", nn.Linear(8, 8), torch.zeros(1, 4))
+    stages = {"core": (Setting(wrong, 1, "fp32", "eager"),)}
+    for more, code in (({}, 3), (STAGES, 0)):
+        monkeypatch.setattr(recorder, "plan", lambda name, more=more: Plan(name, {**more, "wrong": stages["core"]}))
+        shown = run(*STUDY, "--record", tmp_path)
+        assert (shown.exit_code, "in vain" in shown.stdout) == (code, True), shown.output
 
 
 @pytest.mark.usefixtures("small_study")

@@ -208,7 +208,10 @@ def test_figures_are_drawn_with_measured_points(model: str, where: tuple[str, ..
 def test_a_timeline_is_printed_traced_and_drawn(where: tuple[str, ...], tmp_path: Path) -> None:
     lines = run("timeline", *where).stdout.splitlines()
     assert [line.split()[0] for line in lines[1:4]] == ["clock", "host", "device"]
-    assert max(len(line) for line in lines[1:]) <= 80
+    assert max(len(line) for line in lines[1:5]) <= 80
+    said = [line for line in lines if line.startswith(("profile: ", "caveat: "))]  # what the times rest on
+    assert said
+    assert said == [line for line in run("predict", *where).stdout.splitlines() if line in said]
     assert run("timeline", *where, "-o", tmp_path / "t.json", "--plot", tmp_path / "t.png").exit_code == 0
     assert json.loads((tmp_path / "t.json").read_text())["schema"] == "latpred.timeline/1"
     assert (tmp_path / "t.png").exists()
@@ -276,6 +279,15 @@ def test_trace_shows_what_a_runtime_does(model: str) -> None:
     assert text.startswith(f"{model}: image 8, fp32, cuda-graphs on cuda, batch 1")
     assert "1 host step" in text
     assert "aten::conv2d" in text
+
+
+def test_trace_says_what_is_doubtful_once(tmp_path: Path) -> None:
+    file = tmp_path / "own.py"
+    file.write_text("import torch\ndef build():\n    return torch.nn.LSTM(4, 8), torch.zeros(6, 1, 4)\n")
+    asked = ("trace", f"{file}:build", "--batch", "1,6")
+    notes = [f"note: {note}" for note in document(*asked)["graph"]["notes"]]
+    assert "has batch_first=False" in notes[0]
+    assert [line for line in run(*asked).stdout.splitlines() if line.startswith("note: ")] == notes
 
 
 def test_trace_shows_the_casts_of_autocast(model: str) -> None:

@@ -39,6 +39,16 @@ def test_a_wide_table_draws_its_columns_together_before_it_cuts_a_cell() -> None
     assert max(map(len, folded.splitlines())) <= 60
 
 
+def test_what_is_wider_than_the_page_goes_on_in_the_next_line() -> None:
+    rows = [("onnxruntime-optimized", "1.16x (0.55 to 2.42), about equal", "2.75 ms"), ("eager", "-", "3.19 ms")]
+    table = Table(("runtime", "speed-up over eager", "latency"), rows)
+    for width in (80, 50):
+        lines = Page("", [table]).text(width).splitlines()
+        assert max(map(len, lines)) <= width
+        words = " ".join(lines).split()
+        assert [words.count(word) for word in ("onnxruntime-optimized", "equal", "ms")] == [1, 1, 2]
+
+
 def test_a_head_with_a_long_name_breaks_at_its_hyphens_before_it_is_cut() -> None:
     heads = ("ops", "onnxruntime-cuda-graphs host", "onnxruntime-cuda-graphs device", "eager host")
     shown = Page("", [Table(heads, [("gemm", "1.00 ms", "2.00 ms", "3.00 ms")])]).text(50).splitlines()

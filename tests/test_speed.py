@@ -192,8 +192,12 @@ def test_now_is_answered_at_the_speed_of_the_moment(
     device: DeviceInfo, threads: int, power: float, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     mine = profile(machine=factories.machine_here(threads=3), device=device)
-    monkeypatch.setattr(reference_speed, "speed_now", {threads: {"dispatch": 130.0}}.__getitem__)
+    asked: list[object] = []
+    monkeypatch.setattr(
+        reference_speed, "speed_now", lambda *given, host_only: asked.extend((*given, host_only)) or {"dispatch": 130.0}
+    )
     now = predictor_now(Predictor(mine, ("known",)))
+    assert asked == [threads, device.asynchronous]  # beside a GPU as in its calibration: nothing but dispatch is timed
     assert now.slowdown == Slowdown(1.3**power, 1.3**power)
     assert now.caveats == (
         "known",
@@ -214,6 +218,7 @@ def test_now_needs_a_profile_of_this_machine_that_states_its_speed() -> None:
 
 def test_a_second_of_timing_reads_every_reference() -> None:
     assert set(reference_speed.speed_now(1, seconds=0.0)) == {*THEN, "elementwise"}
+    assert set(reference_speed.speed_now(1, seconds=0.0, host_only=True)) == {"dispatch"}
 
 
 def test_the_speed_of_the_moment_is_the_cpus_in_float32_whatever_the_process_has_set(

@@ -50,11 +50,12 @@ class Check(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     busy: float  # processors that other work used meanwhile; 0 where the system does not say
     seconds: float  # what the check took
     again: str  # the command that measures the profile again
+    gpu: str = ""  # what disturbed the GPU meanwhile, as another process on it; "" where nothing did, or nobody looked
 
     @property
     def told(self) -> tuple[Part, ...]:
-        """The parts as they may be called: where other work used the processors, none is said to have moved."""
-        if self.busy <= BUSY:
+        """The parts as they may be called: beside other work, or on a slowed GPU, none is said to have moved."""
+        if self.busy <= BUSY and not self.gpu:
             return self.parts
         return tuple(
             msgspec.structs.replace(part, verdict=UNCLEAR) if part.verdict == MOVED else part for part in self.parts
@@ -86,7 +87,8 @@ class Check(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
             return f"profile {self.profile} holds: {self._counted(HOLDS)}"
         if self.verdict == MOVED:
             return f"profile {self.profile} does not hold: {self._counted(MOVED)}. Anew: {self.again} --fresh"
-        reason = f"other work used {self.busy:.1f} processors" if self.busy > BUSY else "times scatter too much"
+        scatter = f"other work used {self.busy:.1f} processors" if self.busy > BUSY else "times scatter too much"
+        reason = self.gpu or scatter
         return f"cannot tell whether profile {self.profile} holds: {reason}. Check again on an idle machine."
 
     def to_dict(self) -> dict[str, Any]:

@@ -26,6 +26,7 @@ OPTIONAL = {
     "timm": "timm: model names",
 }
 STOP = "stop other work before calibrating or measuring"
+UNWATCHED = "but nothing tells whether they throttle, or whether other processes use them, while they are calibrated"
 POWER = "before calibrating, plug the machine in and set its processors to performance"
 
 
@@ -132,6 +133,10 @@ def _cuda() -> Finding:
     lacking = [said for said in map(unsupported, gpus) if said]
     if lacking:
         return Finding("cuda", "note", "; ".join([names, *lacking]), OTHER_BUILD)
+    try:
+        import_module("pynvml")
+    except ImportError:
+        return Finding("cuda", "note", f"{names}, {UNWATCHED}", "python -m pip install nvidia-ml-py")
     return Finding("cuda", "ok", names)
 
 

@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
+from latpred import host
 from latpred.cli.options import Output, batch_option, given, output_options, takes, verb
 from latpred.cli.output import GO_ON, emit, emit_rows, notice, progress
 from latpred.errors import UsageError
@@ -71,6 +72,11 @@ def measure(models: tuple[str, ...], batches: tuple[int, ...], output: Output, *
 
 def _show(table: pd.DataFrame, output: Output) -> None:
     """Print a measurement table: a row for each cell that was timed, a line for each that was not."""
+    from latpred.calibration.timing.reference_speed import SLOW
+
+    slow = [ratio for ratio in table.get(host.SLOWED, ()) if ratio > SLOW]
+    said = f"{len(slow)} of these found no moment at full speed: the machine was up to {max(slow, default=1):.1f} times"
+    more = [f"{said} slower"] if slow else []
     timed, failed = [], []
     for row in table.to_dict("records"):
         if row["status"] != "ok":
@@ -80,7 +86,7 @@ def _show(table: pd.DataFrame, output: Output) -> None:
         noise = f"{row['repeat_ratio'] - 1:.1%}" if row["repeat_ratio"] == row["repeat_ratio"] else "-"
         timed.append((row["model"], str(row["batch"]), *times, str(row["n"]), noise))
     heads = ("model", "batch", "latency", "spread", "rounds", "repeat noise")
-    page = Page("", [Table(heads, timed, folded=("model",)), *failed])
+    page = Page("", [Table(heads, timed, folded=("model",)), *more, *failed])
     emit_rows(output, "latpred.measure/1", "rows", table, page)
 
 
@@ -124,6 +130,9 @@ def _record(
         rows=lambda: [{"stage": name, **count} for name, count in counts.items()],
         page=lambda: _recorded_page(done),
     )
+    failed, measured = sum(map(len, done.failed.values())), sum(count for count, _ in done.stages.values())
+    if failed == measured and (failed or not done.left):
+        click.get_current_context().exit(3)
 
 
 def _recorded_page(done: Done) -> Page:

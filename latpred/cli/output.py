@@ -133,7 +133,7 @@ def progress(title: str, *, go_on: str = "") -> Iterator[Listener | None]:
 
 
 def _how_far(event: ProgressEvent) -> str:
-    done = f"{100 * event.done / event.total:.0f} %" if event.total else ""
+    done = f"{100 * min(event.done / event.total, 1.0):.0f} %" if event.total else ""  # slowed cells add rounds
     return "  ".join(filter(None, (done, time_left(event), event.label)))
 
 

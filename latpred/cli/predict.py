@@ -287,6 +287,7 @@ def timeline(model: str, batch: int, yes: bool, plot: Path | None, output: Outpu
 
 
 def _forward_page(forward: ForwardPass) -> Page:
+    from latpred.prediction.prediction_page import basis_lines
     from latpred.prediction.timeline import DEVICE, HOST, WAIT
 
     point, gaps = forward.prediction, forward.gaps
@@ -300,7 +301,8 @@ def _forward_page(forward: ForwardPass) -> Page:
     total, longest = (format_ms(us / 1e3) for us in gaps)
     idle = f"between kernels the device idles for {total}, at most {longest} at a time"
     table = Table(("clock", "spans", "busy", "of latency"), rows)
-    return Page(f"{about}: {format_ms(point.latency_ms)}", [table, idle])
+    rests_on = basis_lines(point.provenance, point.device)
+    return Page(f"{about}: {format_ms(point.latency_ms)}", [table, idle, *rests_on])
 
 
 @verb(
@@ -384,13 +386,21 @@ def live_device(device: str | None) -> str:
 
 def _measure_generation(curve: GenerationCurve, model: str, device: str | None, output: Output) -> None:
     """Run what was predicted, on the device and with the threads of its profile, and show both."""
+    from latpred.calibration.devices import open_device
     from latpred.calibration.measurement.timed_generation import beside, measure_generation
-    from latpred.profile import store
+    from latpred.profile import gpus, store
 
     first, profile = curve[0], store.find(device)
     if first.runtime != "eager":
         raise UsageError(
             f"Text generation is measured in eager, not in {first.runtime}; leave out --measure or --runtime."
+        )
+    live = open_device(live_device(device))
+    here, predicted = live.info().name, profile.device.name
+    if here != gpus.one_name_each([here, predicted])[predicted]:
+        raise UsageError(
+            f"{live.name} here is {here}, and the prediction is for {predicted}; leave out --measure, or make a "
+            f"profile of the one here: latpred calibrate --device {live.name}"
         )
     with progress("measuring") as show:
         table = measure_generation(
@@ -398,7 +408,7 @@ def _measure_generation(curve: GenerationCurve, model: str, device: str | None, 
             first.prompt,
             first.new_tokens,
             [point.batch for point in curve],
-            device=live_device(device),
+            device=live.name,
             precision=first.precision,
             threads=profile.machine.threads if profile.device.kind == "cpu" else None,
             progress=show,

@@ -67,6 +67,7 @@ def trace(
 
     def page() -> Page:
         parts = [part for batch in batches for part in _graph_parts(graph, batch, runtime)]
+        parts += [f"note: {note}" for note in graph.notes]
         return Page("", [*parts, *(line for one in differences for line in _difference_lines(one, batches[0]))])
 
     emit(output, document=document, rows=lambda: _op_rows(graph, batches), page=page)
@@ -141,7 +142,6 @@ def _graph_parts(graph: ModelGraph, batch: int, runtime: str) -> list[Table | st
         counts = Counter(op.name for op in graph.at(batch))
         named = ", ".join(f"{name} ({count})" for name, count in counts.most_common())
         parts.append(f"{total['steps']} host step{'' if total['steps'] == 1 else 's'}: {named}")
-        parts += [f"note: {note}" for note in graph.notes]
     if total["estimated_ops"]:
         known = f"{total['coverage_of_launches']:.0%} of launches and {total['coverage_of_bytes']:.0%} of bytes"
         unknown = ", ".join(f"{name} ({count})" for name, count in total["estimated_ops"].items())

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import sys
 from contextlib import nullcontext
-from types import SimpleNamespace
+from types import ModuleType, SimpleNamespace
 from weakref import WeakKeyDictionary
 
 import pytest
@@ -18,7 +19,7 @@ from latpred.cli import doctor
 from latpred.errors import DeviceError
 
 
-@pytest.mark.parametrize("name", ["tpu", "", "cuda:x", "cudax", "nvidia-h200", "CPU"])
+@pytest.mark.parametrize("name", ["tpu", "", "cuda:x", "cudax", "nvidia-h200", "CPU", 0, None, torch.device("meta")])
 def test_unknown_device_says_what_can_be_measured(name):
     with pytest.raises(DeviceError, match=r"Use device='cpu', 'cuda:0' or 'simulated'"):
         open_device(name)
@@ -192,8 +193,10 @@ def test_a_gpu_that_pytorch_was_not_built_for_is_found(built, lacking, monkeypat
     assert lacking in said
     monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
     monkeypatch.setattr(torch.cuda, "device_count", lambda: 1)
-    finding = doctor._cuda()
-    assert (finding.verdict, finding.advice) == (("note", cuda.OTHER_BUILD) if lacking else ("ok", ""))
+    for library, well in ((ModuleType("pynvml"), ("ok", "")), (None, ("note", "python -m pip install nvidia-ml-py"))):
+        monkeypatch.setitem(sys.modules, "pynvml", library)  # without which nothing sees what else the GPU does
+        finding = doctor._cuda()
+        assert (finding.verdict, finding.advice) == (("note", cuda.OTHER_BUILD) if lacking else well)
 
 
 def test_an_error_that_no_second_try_mends_does_not_ask_for_one():

@@ -116,6 +116,9 @@ HOT = gpu(throttled=("thermal (software)",))
         (gpu(idle=True), gpu(throttled=("thermal (software)",)), "the GPU throttled: thermal (software)"),
         (HOT, HOT, "the GPU throttled: thermal (software)"),
         (gpu(throttled=("power cap",)), gpu(), ""),
+        # Application clocks are told only while the GPU works: no cell is disturbed by that it had been idle.
+        (gpu(1290, idle=True), gpu(1290, throttled=("application clocks",)), ""),
+        (gpu(1530), gpu(1290, throttled=("application clocks",)), "the GPU's clock went from 1530 to 1290 MHz"),
         (gpu(other_processes=1), gpu(), "another process uses the GPU"),
         (gpu(), gpu(1200, other_processes=2), "2 other processes use the GPU"),
         (None, gpu(1200, other_processes=2), ""),

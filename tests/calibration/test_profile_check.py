@@ -23,6 +23,7 @@ from latpred import host, storage
 from latpred.accuracy import drift
 from latpred.accuracy.drift import Check, Part
 from latpred.calibration import calibrate
+from latpred.calibration.devices.machine import GpuState
 from latpred.calibration.devices.simulated import SimulatedDevice, SimulatedSpec
 from latpred.calibration.measurement import drift_test
 from latpred.calibration.measurement.drift_test import Ratio
@@ -163,6 +164,7 @@ CUDA = profile(device=msgspec.structs.replace(profile().device, kind="cuda", asy
         ({}, NoProfileError, "Make one with: latpred calibrate"),
         ({"profile": "rtx-8000"}, ProfileError, r"was not measured here .*latpred calibrate"),
         ({"profile": "h100"}, ProfileError, r"was not measured here .*latpred calibrate"),
+        ({"device": torch.device("cpu")}, NoProfileError, "Make one with: latpred calibrate --device cpu"),
         ({"profile": profile(samples=())}, ProfileError, "keeps no cells that could be timed again"),
         (
             {"profile": profile(protocol={ADAPTED: "from cpu on 2026-11-21: eager by host and device"})},
@@ -273,6 +275,23 @@ def test_nothing_is_said_to_have_moved_while_other_work_runs() -> None:
     assert [each["verdict"] for each in check.to_dict()["parts"]] == ["unclear", "unclear", "holds"]
     assert check.to_frame()["verdict"].tolist() == ["unclear", "unclear", "holds"]
     assert found(part("fp32 gemm", "moved", 2.0), *[part("fp32 conv", "holds")] * 5, busy=1.4).verdict == "unclear"
+
+
+def test_nothing_is_said_to_have_moved_while_another_process_uses_the_gpu(
+    calibrated: DeviceProfile, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    costs = {name: 1.3 * us for name, us in calibrated.runtimes["eager"].costs_us.items()}
+    eager = msgspec.structs.replace(calibrated.runtimes["eager"], costs_us=costs)
+    monkeypatch.setattr(drift, "BUSY", math.inf)
+    verdicts = {}
+    for others in (0, 1):
+        device = SimulatedDevice(SimulatedSpec(seed=7))
+        device.state = lambda others=others: GpuState("1", 1800, 60, (), others)  # type: ignore[attr-defined]
+        slower = msgspec.structs.replace(calibrated, runtimes={"eager": eager})
+        check = latpred.check(slower, device=device, budget_s=600)
+        verdicts[check.verdict] = check.sentence
+    assert verdicts["moved"].startswith("profile simulated does not hold")
+    assert "holds: another process uses the GPU. Check again on an idle machine." in verdicts["unclear"]
 
 
 def test_too_much_noise_is_no_answer() -> None:

@@ -309,6 +309,12 @@ def test_each_protocol_says_how_slow_the_host_of_a_gpu_was() -> None:
         ("pipelined", 1.5, 150.0),
     ]
     assert told not in next(recorder._columns(msgspec.structs.replace(row, speed={}), "now"))
+    sides = {"issue": Timing(1.8e-3, 0.0, 5, True, 1.8), "queued": Timing(1.2e-3, 0.0, 5, True)}
+    columns = list(recorder._columns(msgspec.structs.replace(row, timings=timings | sides), "now"))
+    assert [one["overhead_s"] for one in columns] == pytest.approx(
+        [1.8e-3 / 1.8**host.LAUNCH_POWER, 1.8e-3 * (1.5 / 1.8) ** host.LAUNCH_POWER]
+    )  # in moments as slow as those of the latency beside it
+    assert [one["regime"] for one in columns] == ["compute-bound", "framework-bound"]
 
 
 def test_a_journal_that_cannot_be_read_is_left_as_it_is(tmp_path: Path) -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 import torch
@@ -130,6 +131,28 @@ def test_the_verb_measures_with_the_threads_of_the_profile(tmp_path: Path, monke
     model = f"{models_file(tmp_path)}:gpt2"
     run("generate", model, "--device", "cpu-3-threads", "--new-tokens", "2", "--prompt", "4", "--measure")
     assert asked == ["cpu", 3]
+
+
+def test_the_verb_measures_no_other_gpu_than_it_predicts(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    asked = ("generate", f"{models_file(tmp_path)}:gpt2", "--device", "rtx-8000", "--prompt", "4", "--measure")
+    for here, code in (("nvidia-h100-80gb-hbm3", 2), ("quadro-rtx-8000", 1)):
+        info = DeviceInfo(here, "cuda", asynchronous=True, memory_bytes=1 << 34)
+        live = SimpleNamespace(name="cuda:0", info=lambda info=info: info)
+        monkeypatch.setattr("latpred.calibration.devices.open_device", lambda _, live=live: live)
+        monkeypatch.setattr(timed_generation, "measure_generation", None)  # which the right GPU gets to
+        done = run(*asked)
+        assert done.exit_code == code, done.output
+        said = "cuda:0 here is nvidia-h100-80gb-hbm3, and the prediction is for rtx-8000"
+        assert (said in done.stderr) == (code == 2)
+
+
+def test_the_first_token_counts_where_the_rest_could_not_be_measured() -> None:
+    store.save(profile())
+    table = measure_generation(gpt2(), 6, 2, [1], repeats=1, plan=FAST)
+    table.loc[table["input_kind"] == "prompt+2", ["status", "latency_s"]] = "out of memory", math.nan
+    rows = beside(latpred.predict_generation(gpt2(), 6, 2, [1]), table)
+    assert rows["status"].tolist() == ["ok", "out of memory", "out of memory"]
+    assert rows["measured_s"].notna().tolist() == rows["error"].notna().tolist() == [True, False, False]
 
 
 def test_a_batch_that_could_not_be_measured_is_null_beside_the_others(

@@ -23,7 +23,7 @@ from latpred.calibration.measurement import whole_models
 from latpred.calibration.measurement.whole_models import StoppedError, measure
 from latpred.calibration.timing import timer
 from latpred.calibration.workloads.suites import Workload, module_workload
-from latpred.errors import MissingPackageError, RuntimeRefusalError, UsageError
+from latpred.errors import DeviceError, MissingPackageError, RuntimeRefusalError, UsageError
 from latpred.profile.document import DeviceInfo
 from latpred.progress import ProgressEvent
 from latpred.runtimes import Eager
@@ -142,6 +142,12 @@ def test_a_batch_that_fails_is_a_row_and_costs_smaller_ones_nothing(error: Excep
     assert (table["n"] > 0).tolist() == [True, True, False, False]
 
 
+def test_a_device_that_is_lost_says_at_which_model() -> None:
+    workload = module_workload("choosy", Choosy(4, DeviceError("cuda:0 failed: CUDA error")), torch.zeros(1, 2))
+    with pytest.raises(DeviceError, match="choosy at batch 4 in eager: cuda:0 failed: CUDA error"):
+        measure(workload, [1, 4], repeats=1, plan=FAST)
+
+
 class FullLater(Drifting):
     """Has no room for batches from 4 on in any but the first round."""
 
@@ -210,6 +216,7 @@ def test_batches_are_any_whole_numbers(batches: Any) -> None:
         ({"batches": []}, "names no batch size"),
         ({"batches": [1], "repeats": 0}, "0 repeats measure nothing"),
         ({"batches": [1], "protocol": "parallel"}, "no protocol 'parallel'. Use one of single, pipelined"),
+        ({"batches": [1], "runtime": []}, "no runtime is named. Give one or more of eager, "),
         ({"batches": [1], "runtime": "eagr"}, r"No runtime is called 'eagr'\. Did you mean 'eager'"),
         ({"batches": [1], "threads": 0}, "threads=0 is no number of threads"),
         ({"batches": [1], "precision": "int4"}, "precision 'int4' is not known"),

@@ -7,7 +7,6 @@ from typing import TYPE_CHECKING
 
 from latpred.calibration.devices.base import Call, Device, ProfiledForward
 from latpred.errors import DeviceError
-from latpred.query import of_torch
 
 if TYPE_CHECKING:
     import torch
@@ -24,7 +23,7 @@ def open_device(device: str | torch.device | Device) -> Device:
     True
     """
     if not isinstance(device, str):
-        if not of_torch(device):
+        if hasattr(device, "prepare_model"):
             return device  # type: ignore[return-value]
         device = str(device)
     if device == "cpu":

@@ -72,18 +72,18 @@ def gpu_state(pci_bus_id: str) -> GpuState | None:
 def gpu_reason(before: GpuState | None, after: GpuState | None) -> str:
     """What disturbed the GPU between two readings, part of a sentence; "" when nothing did, or nothing is known.
 
-    A power cap belongs to the work itself, which draws the power, and so do the clocks under it. Clocks that fall
-    because the GPU idles belong to none.
+    A power cap belongs to the work itself, which draws the power, and so do the clocks under it. Application clocks
+    are its owner's choice, which the driver tells only while the GPU works. Clocks that fall because it idles belong to
+    none.
     """
     if before is None or after is None:
         return ""
     others = max(before.other_processes, after.other_processes)
     if others:
         return "another process uses the GPU" if others == 1 else f"{others} other processes use the GPU"
-    excused = {POWER_CAP, *before.throttled} - {*SLOWDOWNS}
-    new = [reason for reason in after.throttled if reason not in excused]
-    if new:
-        return f"the GPU throttled: {', '.join(new)}"
+    slowed = [reason for reason in after.throttled if reason in SLOWDOWNS]
+    if slowed:
+        return f"the GPU throttled: {', '.join(slowed)}"
     working = before.sm_mhz and after.sm_mhz and not before.idle and not after.idle
     if working and POWER_CAP not in after.throttled and abs(after.sm_mhz / before.sm_mhz - 1) > CLOCK_SHIFT:
         return f"the GPU's clock went from {before.sm_mhz} to {after.sm_mhz} MHz"

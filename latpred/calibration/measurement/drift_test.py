@@ -417,8 +417,9 @@ def check(
             "Name the device that it is of, or leave the device out."
         )
     start = time.monotonic()
-    watch = disturbance.Watch()
+    watch = disturbance.Watch(gpu=getattr(live, "state", None))
     rounds = timed_again(checked, live, budget_s, progress)
+    meanwhile = watch.lap()
     rows = list(chain.from_iterable(rounds))
     parts = compared(checked, rounds)
     if not parts:
@@ -431,9 +432,10 @@ def check(
         parts=tuple(parts),
         changes=tuple(conditions.changes(checked, live, conditions.Options.of(checked))),
         speed=host.ratio(checked.speed, visits.speed_of(rows).full_us),
-        busy=round(watch.lap().busy, 2),
+        busy=round(meanwhile.busy, 2),
         seconds=round(time.monotonic() - start, 1),
         again=store.calibration(checked),
+        gpu=meanwhile.device if info.asynchronous else "",
     )
 
 
@@ -462,7 +464,7 @@ def timed_again(
 def _own_profile(profile: DeviceProfile | str | None, device: str | Device | None) -> DeviceProfile:
     """The profile that was named or is the device's; a `ProfileError` unless it was measured on this machine."""
     if profile is None:
-        profile = store.find(device if device is None or isinstance(device, str) else device.name)
+        profile = store.find(device if device is None else str(getattr(device, "name", device)))
     elif not isinstance(profile, DeviceProfile):
         profile = store.load(profile)
     if profile.provenance != "measured":

@@ -296,14 +296,18 @@ def _columns(row: Row, started: str) -> Iterator[dict[str, Any]]:
     common: dict[str, Any] = {"model": cell.name, "precision": cell.precision, "runtime": cell.runtime}
     common |= {"input_kind": cell.kind.partition(".")[2], "input_size": cell.dims["size"], "batch": cell.dims["batch"]}
     common |= {"run": f"{started}/{cell.dims['number']}", "status": row.error or tables.OK, **row.more}
-    if "issue" in timings:
-        host_s, device_s = timings["issue"].median_s, timings["queued"].median_s
-        regime = "framework-bound" if host_s > device_s else "compute-bound"
-        common |= {"overhead_s": host_s, "compute_s": device_s, "regime": regime}
     for name in timer.PROTOCOLS if timings else ("single",):
         timing = timings.get(name, UNTIMED)
-        at = {host.COLUMN.format(kind): round(full_us * timing.slow, 3) for kind, full_us in row.speed.items()}
+        at: dict[str, float | str] = {
+            host.COLUMN.format(kind): round(full_us * timing.slow, 3) for kind, full_us in row.speed.items()
+        }
         at |= {host.SLOWED: round(timing.slow, 3)} if at else {}
+        if "issue" in timings:
+            issue, device_s = timings["issue"], timings["queued"].median_s
+            # Of moments as slow as those of the latency: a shared host jumps from one timing to the next.
+            host_s = issue.median_s * (timing.slow / issue.slow) ** host.LAUNCH_POWER
+            regime = "framework-bound" if host_s > device_s else "compute-bound"
+            at |= {"overhead_s": host_s, "compute_s": device_s, "regime": regime}
         yield {
             **common,
             **at,

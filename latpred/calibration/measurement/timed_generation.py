@@ -6,6 +6,7 @@ or its graph where the device is simulated.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Iterable
 from typing import Any
 
@@ -112,10 +113,10 @@ def beside(curve: GenerationCurve, measured: pd.DataFrame) -> pd.DataFrame:
             parts.append(("next token", point.per_token_ms, each))
             parts.append((f"{point.new_tokens} tokens", point.latency_ms, whole["latency_s"]))
         for what, milliseconds, timed in parts:
-            seconds = float(timed) if status == OK else None
+            seconds = None if math.isnan(timed) else float(timed)
             error = milliseconds / 1e3 / seconds - 1 if seconds else None
             row = {"batch": point.batch, "what": what, "predicted_s": milliseconds / 1e3, "measured_s": seconds}
-            rows.append({**row, "error": error, "status": status})
+            rows.append({**row, "error": error, "status": status if seconds is None else OK})
     return pd.DataFrame(rows)
 
 

@@ -265,6 +265,8 @@ def measure(
     sizes = batch_sizes(batches)
     _check(repeats, protocol)
     names = (runtime,) if isinstance(runtime, str) else tuple(dict.fromkeys(runtime))
+    if not names:
+        raise UsageError(f"no runtime is named. Give one or more of {', '.join(runtimes.names())}.")
     for name in names:
         runtimes.get(name)  # a misspelt one is said before a missing device
     live = open_device(device)
@@ -333,8 +335,10 @@ class _Visits:
         start = time.monotonic()
         try:
             timing = self.bench.attempt(timed)
-        except (UsageError, DeviceError):
+        except UsageError:
             raise
+        except DeviceError as error:
+            raise DeviceError(f"{cell.workload.name} at batch {cell.batch} in {cell.runtime}: {error}") from error
         except Exception as error:  # a model's own forward may raise anything
             cell.failure = failure_of(error)
             # A runtime that refuses a model refuses it at every batch, after seconds each time.

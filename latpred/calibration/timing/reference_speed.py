@@ -306,9 +306,9 @@ def _varied_ops(draw: torch.Generator) -> Callable[[], None]:
 
 
 @without_modes()
-def speed_now(threads: int, seconds: float = 1.0) -> dict[str, float]:
+def speed_now(threads: int, seconds: float = 1.0, *, host_only: bool = False) -> dict[str, float]:
     """What each reference takes in a usual moment of the next second, in microseconds."""
-    before, timer = torch.get_num_threads(), ReferenceTimer(threads)
+    before, timer = torch.get_num_threads(), ReferenceTimer(threads, host_only=host_only)
     readings: list[dict[str, float]] = []
     with conditions.float32_in_full(), no_autocast():  # nothing is set that a user's process would notice afterwards
         try:
