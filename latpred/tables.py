@@ -134,7 +134,9 @@ def check(frame: pd.DataFrame, schema: Schema, rows: Sequence[int] = ()) -> pd.D
     columns = _columns(frame, schema)
     order = [name for name in (*schema.required, *schema.optional) if name in frame.columns]
     order += [name for name in frame.columns if name not in order]
-    failed = frame["status"].astype(str).ne(OK).to_numpy() if "status" in order else np.zeros(len(frame), bool)
+    if "status" in order:  # a row that says nothing, as of another table put below this one, was measured
+        frame = frame.assign(status=frame["status"].map(_as_text).replace("", OK))
+    failed = frame["status"].ne(OK).to_numpy() if "status" in order else np.zeros(len(frame), bool)
     typed: dict[str, pd.Series] = {}
     for name in order:
         column = columns[name]
@@ -175,7 +177,8 @@ def _columns(frame: pd.DataFrame, schema: Schema) -> dict[Any, Column]:
 
 
 def _as_text(value: Any) -> str:
-    return "" if pd.isna(value) else str(value).strip()
+    # A list, as an encoding in a column that is carried along, would be asked element by element.
+    return "" if pd.api.types.is_scalar(value) and pd.isna(value) else str(value).strip()
 
 
 def _typed(values: pd.Series, column: Column, may_be_empty: np.ndarray) -> tuple[pd.Series, np.ndarray]:
@@ -192,7 +195,7 @@ def _typed(values: pd.Series, column: Column, may_be_empty: np.ndarray) -> tuple
 
 
 def complete(frame: pd.DataFrame, defaults: Mapping[str, str | int | float] | None = None) -> pd.DataFrame:
-    """An outside table with the columns it lacks filled in: `defaults` first, then `DEFAULTS`.
+    """An outside table with the columns and values that it lacks filled in: `defaults` first, then `DEFAULTS`.
 
     Only model, batch and latency_s must be there. Columns that mean nothing to latpred are kept, with
     an "x_" before their name.
@@ -203,8 +206,8 @@ def complete(frame: pd.DataFrame, defaults: Mapping[str, str | int | float] | No
     renamed = {name: NOTE_PREFIX + str(name) for name in frame.columns if MEASURED.column(str(name)) is None}
     out = frame.rename(columns=renamed).copy()
     for name, value in {**DEFAULTS, **(defaults or {})}.items():
-        if name not in out.columns:
-            out[name] = pd.Series([value] * len(out), index=out.index)
+        given = out.get(name, pd.Series("", out.index)).astype(object)
+        out[name] = given.where(given.map(_as_text) != "", value)
     return out
 
 

@@ -124,5 +124,9 @@ def test_an_outside_table_is_completed() -> None:
     checked = tables.check(table, tables.MEASURED)
     assert checked.loc[0, "x_gpu"] == "A6000"
     assert checked.loc[0, "runtime"] == "eager"
+    silent = pd.DataFrame({"model": "a", "batch": [1, 2], "latency_s": 0.1, "n": [5, ""]}, index=[3, 3])
+    silent = silent.assign(runtime=["compile", np.nan])
+    checked = tables.check(tables.complete(silent.assign(arch=[[1, 2], [3]])), tables.MEASURED)
+    assert checked[["runtime", "n", "x_arch"]].values.tolist() == [["compile", 5, "[1, 2]"], ["eager", 1, "[3]"]]
     with pytest.raises(TableError, match="lacks batch, latency_s"):
         tables.complete(pd.DataFrame({"model": ["a"]}))
