@@ -285,7 +285,8 @@ def join(predicted: pd.DataFrame, measured: pd.DataFrame) -> Joined:
         there, here = (", ".join(sorted(set(map(str, table["machine"])))) for table in (predicted, measured))
         notes.append(f"Predicted for {there}, measured on {here}: another machine, whose host may be faster or slower.")
     good, bad = measured[timed(measured)], measured[~timed(measured)]
-    for frame, title in ((predicted, PREDICTED.title), (good, MEASURED.title)):
+    # What is measured twice is predicted twice, in a table that nobody gave.
+    for frame, title in ((good, MEASURED.title), (predicted, PREDICTED.title)):
         twice = frame[frame.duplicated(subset=keys)]
         if len(twice):
             raise TableError(
@@ -338,9 +339,12 @@ def merge_repeats(measured: pd.DataFrame) -> pd.DataFrame:
 
 
 def cell_name(row: Mapping[str, object] | pd.Series) -> str:
-    """How messages call a cell."""
-    parts = (row["model"], f"batch {row['batch']}", row["runtime"], row["precision"], row["device"], row["protocol"])
-    return " ".join(str(part) for part in parts)
+    """How messages call a cell, by all that tells it from others but the machine."""
+    size = f"{row['input_kind']} {row['input_size']}" if row["input_size"] else ""
+    keys = (row["runtime"], row["precision"], row["device"], row["protocol"])
+    attention = f"{row['attention']} attention" if row.get("attention") else ""
+    parts = (row["model"], size, f"batch {row['batch']}", *keys, row.get("memory_format", ""), attention)
+    return " ".join(str(part) for part in parts if part not in ("", "contiguous"))
 
 
 def seconds(point: Any) -> dict[str, float]:
