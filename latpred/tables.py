@@ -134,7 +134,9 @@ def check(frame: pd.DataFrame, schema: Schema, rows: Sequence[int] = ()) -> pd.D
     columns = _columns(frame, schema)
     order = [name for name in (*schema.required, *schema.optional) if name in frame.columns]
     order += [name for name in frame.columns if name not in order]
-    failed = frame["status"].astype(str).ne(OK).to_numpy() if "status" in order else np.zeros(len(frame), bool)
+    if "status" in order:  # a row that says nothing, as of another table put below this one, was measured
+        frame = frame.assign(status=frame["status"].map(_as_text).replace("", OK))
+    failed = frame["status"].ne(OK).to_numpy() if "status" in order else np.zeros(len(frame), bool)
     typed: dict[str, pd.Series] = {}
     for name in order:
         column = columns[name]
@@ -175,7 +177,8 @@ def _columns(frame: pd.DataFrame, schema: Schema) -> dict[Any, Column]:
 
 
 def _as_text(value: Any) -> str:
-    return "" if pd.isna(value) else str(value).strip()
+    # A list, as an encoding in a column that is carried along, would be asked element by element.
+    return "" if pd.api.types.is_scalar(value) and pd.isna(value) else str(value).strip()
 
 
 def _typed(values: pd.Series, column: Column, may_be_empty: np.ndarray) -> tuple[pd.Series, np.ndarray]:
@@ -192,7 +195,7 @@ def _typed(values: pd.Series, column: Column, may_be_empty: np.ndarray) -> tuple
 
 
 def complete(frame: pd.DataFrame, defaults: Mapping[str, str | int | float] | None = None) -> pd.DataFrame:
-    """An outside table with the columns it lacks filled in: `defaults` first, then `DEFAULTS`.
+    """An outside table with the columns and values that it lacks filled in: `defaults` first, then `DEFAULTS`.
 
     Only model, batch and latency_s must be there. Columns that mean nothing to latpred are kept, with
     an "x_" before their name.
@@ -203,8 +206,8 @@ def complete(frame: pd.DataFrame, defaults: Mapping[str, str | int | float] | No
     renamed = {name: NOTE_PREFIX + str(name) for name in frame.columns if MEASURED.column(str(name)) is None}
     out = frame.rename(columns=renamed).copy()
     for name, value in {**DEFAULTS, **(defaults or {})}.items():
-        if name not in out.columns:
-            out[name] = pd.Series([value] * len(out), index=out.index)
+        given = out.get(name, pd.Series("", out.index)).astype(object)
+        out[name] = given.where(given.map(_as_text) != "", value)
     return out
 
 
@@ -282,7 +285,8 @@ def join(predicted: pd.DataFrame, measured: pd.DataFrame) -> Joined:
         there, here = (", ".join(sorted(set(map(str, table["machine"])))) for table in (predicted, measured))
         notes.append(f"Predicted for {there}, measured on {here}: another machine, whose host may be faster or slower.")
     good, bad = measured[timed(measured)], measured[~timed(measured)]
-    for frame, title in ((predicted, PREDICTED.title), (good, MEASURED.title)):
+    # What is measured twice is predicted twice, in a table that nobody gave.
+    for frame, title in ((good, MEASURED.title), (predicted, PREDICTED.title)):
         twice = frame[frame.duplicated(subset=keys)]
         if len(twice):
             raise TableError(
@@ -335,9 +339,12 @@ def merge_repeats(measured: pd.DataFrame) -> pd.DataFrame:
 
 
 def cell_name(row: Mapping[str, object] | pd.Series) -> str:
-    """How messages call a cell."""
-    parts = (row["model"], f"batch {row['batch']}", row["runtime"], row["precision"], row["device"], row["protocol"])
-    return " ".join(str(part) for part in parts)
+    """How messages call a cell, by all that tells it from others but the machine."""
+    size = f"{row['input_kind']} {row['input_size']}" if row["input_size"] else ""
+    keys = (row["runtime"], row["precision"], row["device"], row["protocol"])
+    attention = f"{row['attention']} attention" if row.get("attention") else ""
+    parts = (row["model"], size, f"batch {row['batch']}", *keys, row.get("memory_format", ""), attention)
+    return " ".join(str(part) for part in parts if part not in ("", "contiguous"))
 
 
 def seconds(point: Any) -> dict[str, float]:

@@ -451,6 +451,14 @@ def test_rows_may_be_models_names_or_a_file(tmp_path: Path) -> None:
     assert [record.runtime for record in older.runtimes] == ["torchscript"]
 
 
+def test_a_row_that_is_silent_is_taken_as_a_table_that_is() -> None:
+    layer, other, row = torch.nn.Conv2d(3, 64, 3), torch.nn.Conv2d(3, 64, 3).half(), {"batch": 2, "latency_ms": 20.0}
+    rows = [{"model": layer, "runtime": "eager", "precision": "fp32", **row}, {"model": other, **row}]
+    with pytest.raises(ProfileError, match="no kernels in fp16"):  # in which the second one is
+        latpred.adapt(profiledata.profile(), rows)
+    assert latpred.adapt(profiledata.profile(), [rows[0], {**rows[1], "model": other.float()}]).runtimes[0].rows == 2
+
+
 def test_models_that_are_alike_are_one_architecture() -> None:
     for built in (lambda: architectures(2), lambda: [torch.nn.Conv2d(3, 64 * n, 3) for n in (1, 2)]):
         rows = [(model, batch, "eager", "fp32", 20.0) for batch in (1, 32) for model in built()]

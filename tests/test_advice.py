@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -54,6 +55,8 @@ def test_which_runtime(points: list[tuple[Any, ...]], sentence: str) -> None:
         (explanation(prediction(), excluded=EXCLUDED),
          "What compile or onnxruntime would bring is not known before a calibration."),
         (explanation(prediction(fits=False)), "Batch 4 needs 1.00 GiB, more than the device has: use a smaller one."),
+        (explanation(replace(prediction(fits=False), batch=1)),
+         "Batch 1 needs 1.00 GiB, more than the device has: use smaller inputs or a smaller model."),
         (grown(headroom(12, 1.5)),
          "The host sets the latency: batch up to 12 or width up to 1.5 times as large (estimate) " + FIFTH),
         (grown(headroom(None, None)),
@@ -71,7 +74,10 @@ def test_which_runtime(points: list[tuple[Any, ...]], sentence: str) -> None:
          "Reading memory sets the latency, 75% of it in gemm, so half precision helps where the device has it, and "
          "twice the batch takes 1.10 times as long."),
         (grown(headroom(doubled=1.9), regime="memory-bound", precision="fp16"),
-         "Reading memory sets the latency, 75% of it in gemm, and so do fewer or narrower layers."),
+         "Reading memory sets the latency, 75% of it in gemm, so fewer or narrower layers help."),
+        (grown(headroom(doubled=1.9), regime="memory-bound"),
+         "Reading memory sets the latency, 75% of it in gemm, so half precision helps where the device has it, and so "
+         "do fewer or narrower layers."),
     ],
 )  # fmt: skip
 def test_what_is_said_of_eager_alone(found: Explanation, sentence: str) -> None:

@@ -237,6 +237,24 @@ def test_inputs_grow_as_a_trace_with_larger_ones_is_predicted(
     assert 64 < room.nearly_free < room.cheap
 
 
+class Joined(torch.nn.Module):
+    """Halves the image five times and doubles it again, as a U-net does: its side is a multiple of 32."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.down = torch.nn.Sequential(torch.nn.Conv2d(3, 3, 1), torch.nn.AvgPool2d(32))
+        self.up = torch.nn.Upsample(scale_factor=32)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return x + self.up(self.down(x))  # type: ignore[no-any-return]
+
+
+def test_a_side_that_layers_do_not_divide_by_is_no_end() -> None:
+    room = latpred.explain(Joined(), image=32, device=saved()).headrooms["eager"].room("image")  # next: 48, then 64
+    assert room is not None
+    assert room.nearly_free is None or room.nearly_free > 32
+
+
 def test_between_two_sizes_the_latency_is_taken_to_be_straight() -> None:
     room = axis_headroom("seq", 100, 10.0, [(200, 10.0), (300, 14.0)], 300, estimate=False)
     assert (room.nearly_free, room.cheap) == (212, 250)

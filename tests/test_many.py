@@ -254,8 +254,8 @@ def test_wrong_questions_are_refused_before_any_candidate_is_touched(
 
 @pytest.mark.parametrize(
     "one",
-    ["resnet18", Path("models.py:build"), network(), network, BertConfig(), latpred.trace(network(), INPUTS)],
-    ids=["name", "path", "module", "function", "config", "graph"],
+    ["resnet18", Path("models.py:build"), network(), network, BertConfig(), latpred.trace(network(), INPUTS), None],
+    ids=["name", "path", "module", "function", "config", "graph", "nothing"],
 )
 def test_one_candidate_is_not_taken_for_a_list(one: Any) -> None:
     for function in (predict_many, latpred.rank):

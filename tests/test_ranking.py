@@ -64,6 +64,11 @@ def test_an_empty_search_has_an_empty_order() -> None:
     assert len(rank([])) == 0
 
 
+def test_a_table_of_another_kind_says_what_it_lacks() -> None:
+    with pytest.raises(UsageError, match=r"the table lacks candidate, latency_ms; give one that latpred\.predict_many"):
+        rank(pd.DataFrame({"model": ["a"], "batch": 1, "latency_s": 0.1}))
+
+
 def test_agreement_without_noise_is_kendalls_tau() -> None:
     rng = np.random.default_rng(0)
     measured = rng.uniform(1, 2, 40)

@@ -157,8 +157,11 @@ def test_the_largest_once_for_all_network() -> None:
         ("nasbench201", "|nor_conv_3x3~0|+|none~0|", "is no NAS-Bench-201 cell; one looks like"),
         ("nasbench201", FIRST.replace("avg_pool_3x3", "max_pool_3x3"), "has no operation 'max_pool_3x3'"),
         ("nasbench201", FIRST.replace("nor_conv_1x1~0|skip_connect~1|+", "nor_conv_1x1~1|none~0|+"), "is no NAS-B"),
+        ("nasbench201", 9.0, "9.0 is no NAS-Bench-201 cell; one looks like"),
+        ("nasbench201", ["none"] * 6, "is no NAS-Bench-201 cell; one looks like"),
         ("nasbench201", 15_625, "nasbench201 has no network 15625; its numbers are 0 to 15624"),
         ("nasbench201", -1, "has no network -1"),
+        ("fbnet", 9.0, "has 22 blocks, not 1"),
         ("fbnet", ["ir_k3_e1"] * 21, "has 22 blocks, not 21"),
         ("fbnet", ["ir_k3_e1"] * 21 + ["ir_k7_e6"], "has no block 'ir_k7_e6'"),
         ("once_for_all", {"ks": (3,) * 19, "e": 3, "d": 2}, "ks has 19 numbers"),
@@ -237,6 +240,7 @@ def test_numbers_may_be_numpy_s() -> None:
     one = once_for_all.graph({"ks": np.int64(3), "e": 3, "d": np.array([2] * 5), "r": np.int64(72)})
     assert one == once_for_all.graph({"ks": 3, "e": 3, "d": 2, "r": 72})
     graph = nasbench201.graph(9, image=np.int64(20))
+    assert fbnet.graph(np.array(["ir_k3_e1"] * 22), image=32) == fbnet.graph(["ir_k3_e1"] * 22, image=32)
     assert ModelGraph.from_json(graph.to_json()) == graph == nasbench201.graph(9, image=20)
 
 

@@ -66,6 +66,27 @@ def test_a_failed_cell_needs_no_latency() -> None:
     assert checked["latency_s"][0] == 0.01
 
 
+def test_a_row_without_a_status_was_measured() -> None:
+    checked = tables.check(measured(CELLS, status=["ok", np.nan, "out of memory"]), tables.MEASURED)
+    assert tables.timed(checked).tolist() == [True, True, False]
+
+
+def test_what_tells_cells_apart_stands_in_their_names() -> None:
+    rows = measured(CELLS, memory_format=["contiguous", "channels_last", ""], attention=["", "", "eager"])
+    names = [tables.cell_name(row) for _, row in rows.assign(input_size=[0, 16, 32]).iterrows()]
+    assert names == [
+        "bert batch 1 eager fp32 cpu single",
+        "bert seq 16 batch 8 eager fp32 cpu single channels_last",
+        "vit seq 32 batch 1 eager fp32 cpu single eager attention",
+    ]
+
+
+def test_repeats_that_no_run_tells_apart_are_a_fault_of_what_was_measured() -> None:
+    repeated = measured([("a", 1, 0.1)] * 2)
+    with pytest.raises(TableError, match=r"The measurement table has a seq 16 batch 1 .* more than once"):
+        tables.join(predicted([("a", 1, 0.1)] * 2), repeated)
+
+
 def test_files_that_are_no_tables(tmp_path: Path) -> None:
     with pytest.raises(TableError, match=r"There is no table at nowhere\.csv"):
         tables.read("nowhere.csv", tables.MEASURED)
@@ -83,9 +104,11 @@ def test_join_names_what_has_no_partner_and_what_failed() -> None:
     table = measured([*CELLS[:2], ("swin", 2, 0.1)], status=["ok", "out of memory", "ok"])
     joined = tables.join(left, tables.check(table, tables.MEASURED))
     assert len(joined.rows) == 1
-    assert joined.only_predicted == ("vit batch 1 eager fp32 cpu single", "t5 batch 4 eager fp32 cpu single")
-    assert joined.only_measured == ("swin batch 2 eager fp32 cpu single",)
-    assert joined.failed == ("bert batch 8 eager fp32 cpu single: out of memory",)
+    assert joined.only_predicted == tuple(
+        f"{name} eager fp32 cpu single" for name in ("vit seq 16 batch 1", "t5 seq 16 batch 4")
+    )
+    assert joined.only_measured == ("swin seq 16 batch 2 eager fp32 cpu single",)
+    assert joined.failed == ("bert seq 16 batch 8 eager fp32 cpu single: out of memory",)
     assert joined.notes == ()
 
 
@@ -100,7 +123,7 @@ def test_a_memory_format_tells_cells_apart_where_both_tables_have_it() -> None:
     cells, formats = [("a", 1, 0.1), ("a", 1, 0.2)], ["contiguous", "channels_last"]
     one, other = (make(cells, memory_format=formats) for make in (predicted, measured))
     assert tables.join(one, tables.merge_repeats(other)).rows["latency_s_measured"].tolist() == [0.1, 0.2]
-    with pytest.raises(TableError, match=r"predicted table has a batch 1 .* more than once"):
+    with pytest.raises(TableError, match=r"table has a seq 16 batch 1 .* more than once"):
         tables.join(one.drop(columns="memory_format"), other)  # a table of old does not say which it means
 
 
@@ -124,5 +147,9 @@ def test_an_outside_table_is_completed() -> None:
     checked = tables.check(table, tables.MEASURED)
     assert checked.loc[0, "x_gpu"] == "A6000"
     assert checked.loc[0, "runtime"] == "eager"
+    silent = pd.DataFrame({"model": "a", "batch": [1, 2], "latency_s": 0.1, "n": [5, ""]}, index=[3, 3])
+    silent = silent.assign(runtime=["compile", np.nan])
+    checked = tables.check(tables.complete(silent.assign(arch=[[1, 2], [3]])), tables.MEASURED)
+    assert checked[["runtime", "n", "x_arch"]].values.tolist() == [["compile", 5, "[1, 2]"], ["eager", 1, "[3]"]]
     with pytest.raises(TableError, match="lacks batch, latency_s"):
         tables.complete(pd.DataFrame({"model": ["a"]}))

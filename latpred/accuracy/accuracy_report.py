@@ -93,7 +93,7 @@ def _baselines(report: Report) -> Iterator[str]:
     answered = [f"{score.name} is {score.idea}" for score in report.baselines if score.errors is not None]
     if answered:
         yield f"{'; '.join(answered)}."
-        yield "Baselines saw this device and every other model of this table; latpred's profile saw none of the models."
+        yield "Baselines saw this device and every other model of this table; latpred's profile needs none of them."
     for score in report.baselines:
         if score.errors is None:
             yield f"{score.name} ({score.idea}) is not available: {score.reason}."

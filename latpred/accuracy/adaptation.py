@@ -491,9 +491,10 @@ def _named(frame: pd.DataFrame) -> tuple[pd.DataFrame, dict[str, Any]]:
             live[alike[own]] = model
         names[id(model)] = alike[own]
     out = frame.assign(model=[names.get(id(model), model) for model in frame["model"]])
-    if "precision" not in out:
-        precisions = {name: _own_precision(model) for name, model in live.items()}
-        out["precision"] = [precisions.get(name, tables.DEFAULTS["precision"]) for name in out["model"]]
+    precisions = {name: _own_precision(model) for name, model in live.items()}
+    usual = pd.Series([precisions.get(name, tables.DEFAULTS["precision"]) for name in out["model"]], out.index, object)
+    given = out["precision"].astype(object) if "precision" in out else usual
+    out["precision"] = given.where(given.notna(), usual)
     if "memory_format" not in out:
         formats = {name: model.memory_format for name, model in live.items() if isinstance(model, ModelGraph)}
         out["memory_format"] = [formats.get(name, CONTIGUOUS) for name in out["model"]]

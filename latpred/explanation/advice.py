@@ -38,7 +38,8 @@ def _too_large(chosen: Choice) -> str:
     point = chosen.prediction
     if point.fits is not False:
         return ""
-    return f"batch {point.batch} needs {format_bytes(point.peak_bytes)}, more than the device has: use a smaller one"
+    needs = f"batch {point.batch} needs {format_bytes(point.peak_bytes)}, more than the device has"
+    return f"{needs}: use a smaller one" if point.batch > 1 else f"{needs}: use smaller inputs or a smaller model"
 
 
 def _runtime(explanation: Explanation, chosen: Choice) -> str:
@@ -90,11 +91,10 @@ def _compute_bound(chosen: Choice, headroom: Headroom) -> str:
 def _memory_bound(chosen: Choice, headroom: Headroom) -> str:
     """Memory is read longer than anything is computed: smaller numbers help, and more samples share the weights."""
     said = f"reading memory sets the latency{_mostly(chosen)}"
-    if chosen.prediction.precision not in HALVES:
-        said += ", so half precision helps where the device has it"
+    half = "" if chosen.prediction.precision in HALVES else ", so half precision helps where the device has it"
     if headroom.doubled < FULL:
-        return f"{said}, and twice the batch takes {headroom.doubled:.2f} times as long"
-    return f"{said}, and so do fewer or narrower layers"
+        return f"{said}{half}, and twice the batch takes {headroom.doubled:.2f} times as long"
+    return f"{said}{half}, and so do fewer or narrower layers" if half else f"{said}, so fewer or narrower layers help"
 
 
 def _uncalibrated(explanation: Explanation) -> str:

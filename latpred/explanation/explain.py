@@ -286,8 +286,9 @@ class _Comparison:
                 try:
                     trace = self._predictor.trace(self._model, replace(self._options, **asked), (self._batch,))
                     yield larger, scale * latency_ms(in_runtime(trace))
-                except LatpredError:  # beyond its position embeddings, or not a multiple of its patches
-                    return
+                except LatpredError:  # beyond its position embeddings; of a side, no multiple of what layers divide by
+                    if kind != "image":
+                        return
 
         yield axis_headroom(kind, size, now.latency_ms, grown(), sizes[-1], estimate=not exact)
 

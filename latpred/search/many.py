@@ -139,4 +139,4 @@ def _is_one(candidates: Any) -> bool:
     """Whether this is a candidate itself, be it one that can be gone through: a name by letters, a config by fields."""
     if isinstance(candidates, (str, os.PathLike, Module, ModelGraph)) or is_config(candidates):
         return True
-    return callable(candidates) and not isinstance(candidates, Iterable)
+    return not isinstance(candidates, Iterable) and (callable(candidates) or not hasattr(candidates, "__getitem__"))

@@ -66,6 +66,8 @@ def rank(
 
     if isinstance(candidates, pd.DataFrame):
         table = candidates
+        if lacking := [name for name in ("candidate", "latency_ms") if name not in table]:
+            raise UsageError(f"the table lacks {', '.join(lacking)}; give one that latpred.predict_many gave.")
     else:
         table = predict_many(
             candidates,

@@ -306,9 +306,9 @@ class Supernet:
         for label, options in self.choices.items():
             if chosen.get(label) not in options:
                 raise UsageError(
-                    f"choice {label!r} has no option {chosen[label]!r}; it has: {', '.join(options)}"
+                    f"choice {label!r} has no option {chosen[label]!r}; it has: {', '.join(map(str, options))}"
                     if label in chosen
-                    else f"nothing was chosen for {label!r}; give one of: {', '.join(options)}"
+                    else f"nothing was chosen for {label!r}; give one of: {', '.join(map(str, options))}"
                 )
         if len(chosen) > len(self.choices):
             extra = next(label for label in chosen if label not in self.choices)

@@ -232,6 +232,10 @@ def test_wrong_choices_are_refused() -> None:
         supernet.graph({})
     with pytest.raises(UsageError, match="choice 'c' has no option 'd'; it has: a, b"):
         supernet.graph({"c": "d"})
+    numbered = latpred.Supernet(nn.Sequential(latpred.Choice("c", {3: nn.ReLU(), 5: nn.GELU()})), torch.zeros(1, 3))
+    for chosen, said in (({}, "give one of: 3, 5"), ({"c": 7}, "no option 7; it has: 3, 5")):
+        with pytest.raises(UsageError, match=said):
+            numbered.graph(chosen)
     with pytest.raises(UsageError, match="no choice 'e'; the network has: c"):
         supernet.graph({"c": "a", "e": "a"})
 

@@ -8,7 +8,7 @@ a pointwise convolution.
 from __future__ import annotations
 
 import re
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from functools import partial
 
 from torch import nn
@@ -55,7 +55,8 @@ def encoding(index: int) -> str:
 
 
 def _chosen(blocks: Sequence[str] | str) -> dict[str, str]:
-    listed = FOUND.get(blocks, blocks).split() if isinstance(blocks, str) else blocks
+    told = FOUND.get(blocks, blocks).split() if isinstance(blocks, str) else blocks
+    listed = [*told] if isinstance(told, Iterable) else [told]
     if len(listed) != PLACES:
         raise UsageError(f"An FBNet has {PLACES} blocks, not {len(listed)}; 'skip' stands where there is none.")
     for name in listed:
@@ -96,7 +97,7 @@ def _block(name: str, entering: int, leaving: int, stride: int) -> nn.Module:
 
 def _options(blocks: Sequence[str] | str) -> dict[str, int]:
     """FBNet-A ends in fewer channels than the others, in its authors' code (mobile-vision, fbnet_modeldef_cls.py)."""
-    return {"last": 1504} if blocks == "A" else {}
+    return {"last": 1504} if isinstance(blocks, str) and blocks == "A" else {}
 
 
 SPACE = Space("fbnet", len(BLOCKS) ** PLACES, encoding, _chosen, _network, lambda _: PIXELS, _options)

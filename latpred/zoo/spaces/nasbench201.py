@@ -37,7 +37,7 @@ def encodings() -> tuple[str, ...]:
 
 def decoded(encoding: str) -> tuple[str, ...]:
     """The operations of a cell, in the order of `EDGES`."""
-    found = _FORM.fullmatch(encoding)
+    found = _FORM.fullmatch(encoding) if isinstance(encoding, str) else None
     if found is None:
         raise UsageError(f"{encoding!r} is no NAS-Bench-201 cell; one looks like {_EXAMPLE!r}.")
     for name in found.groups():
