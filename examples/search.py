@@ -23,6 +23,7 @@ import optuna
 from spaces import SPACES
 
 import latpred
+from latpred.profile import store
 from latpred.search.budget import LatencyBudget, Spent
 
 WIDER = "width"
@@ -54,6 +55,8 @@ def main(arguments: Sequence[str] | None = None) -> None:
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--measure", action="store_true", help="time the networks shown on this machine's CPU")
     asked = parser.parse_args(arguments)
+    if asked.measure and (asked.precision != "fp32" or store.find(asked.device).device.kind != "cpu"):
+        parser.error("--measure times a CPU in single precision: predict that, with --device cpu --precision fp32")
     space = SPACES[asked.space]
     start = time.perf_counter()
 

@@ -31,6 +31,12 @@ def reuse_bytes(schedule: Schedule) -> Floats:
     return cold.reuse_bytes
 
 
+def test_python_after_the_last_op_dispatches_nothing_whatever_a_profile_knows() -> None:
+    fit = msgspec.structs.replace(factories.dispatch(), costs_us={"": 9.0})
+    classes = ("python.return", "python.half.return", "view")
+    assert [pricing.host_cost(fit, name) for name in classes] == [0.0, 0.0, 9.0]
+
+
 def test_bytes_between_two_steps_of_a_class_go_round_the_pass() -> None:
     ops = (moving(1), moving(2, name="norm"), factories.view(), moving(4), moving(8, per_sample=3, name="gemm"))
     found = reuse_bytes(one_step_per_op("eager", ops))

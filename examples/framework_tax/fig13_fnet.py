@@ -1,7 +1,7 @@
 """Figure 13: a better architecture against a better runtime: FNet in eager against BERT in ONNX Runtime.
 
 python examples/framework_tax/fig13_fnet.py                       # this machine's CPU
-python examples/framework_tax/fig13_fnet.py --device rtx-8000     # whose profile knows eager alone
+python examples/framework_tax/fig13_fnet.py --device rtx-8000     # whose profile lacks onnxruntime
 """
 
 from __future__ import annotations

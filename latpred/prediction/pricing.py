@@ -526,8 +526,11 @@ class PriceList:
 
 
 def host_cost(fit: DispatchFit, name: str) -> float:
-    """Dispatch cost of a class: its own, that of the nearest more general class, or that of any op."""
-    return nearest(fit.costs_us, name)
+    """Dispatch cost of a class: its own, that of the nearest more general class, or that of any op.
+
+    Python after the last op dispatches nothing: its calls have prices of their own.
+    """
+    return 0.0 if kind_of(name) == "python" else nearest(fit.costs_us, name)
 
 
 def host_scale(fit: DispatchFit, precision: str) -> float:

@@ -14,7 +14,7 @@ from latpred.accuracy.comparison import evaluate as evaluate_one
 from latpred.calibration.published import evaluation
 from latpred.calibration.published.evaluation import evaluate
 from latpred.calibration.published.published_table import read_all
-from latpred.errors import UsageError
+from latpred.errors import TableError, UsageError
 from latpred.prediction.host_swap import Swap, swapped
 from latpred.prediction.predictor import Predictor
 from latpred.profile import store
@@ -77,6 +77,8 @@ def test_two_runs_of_one_machine_are_judged_beside_each_other(sheet: pd.DataFram
     days = [rows[rows["run"] == f"{site} t4"] for site in SLOWER]
     assert evaluate(read_all(days)).overall.cells == len(rows)
     assert evaluate(read_all(days), host_row=True).overall.cells == len(rows) - 2
+    versions = [rows, rows.assign(stack="torch=2.2")]  # of the software in one run
+    assert evaluate(read_all([pd.concat(versions)])).overall.cells == 2 * len(rows)
 
 
 def test_several_tables_of_a_cpu_are_judged_as_one_is(sheet: pd.DataFrame, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -113,6 +115,9 @@ def test_one_row_of_each_run_tells_its_host(sheet: pd.DataFrame) -> None:
     assert report.overall.p90 < 0.01
     (on_a100, on_t4) = (note for note in report.notes if "told by one row of each run" in note)
     assert ("lab a100: x1.70 by " in on_a100, "office t4: x0.80 by " in on_t4) == (True, True)
+    telling = sheet[(sheet["batch"] == 1) & sheet["model"].str.endswith("small")]
+    with pytest.raises(TableError, match="none is left to judge"):
+        evaluate(read_all([telling]), host_row=True)
 
 
 def test_rows_that_nobody_can_predict_are_left_out_and_counted(sheet: pd.DataFrame) -> None:

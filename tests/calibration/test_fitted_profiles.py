@@ -218,12 +218,14 @@ def test_a_gpu_left_out_keeps_one_row_of_each_run(fitted: Fit) -> None:
 
 
 def test_regimes_are_named_where_the_measured_curve_shows_them() -> None:
-    curve = {"device": "t4", "runtime": "eager", "precision": "fp32", "memory_format": "contiguous", "model": "m"}
     rows = pd.DataFrame({"batch": [1, 2, 4, 8, 16, 32], "latency_s": [1.0, 1.0, 1.02, 1.4, 3.1, 6.2]})
-    rows = rows.assign(**curve, input_size=1, run="a", host_share=[0.9, 0.9, 0.9, 0.9, 0.1, 0.9])
+    rows = rows.assign(**dict.fromkeys(leave_out._CURVE, "same"), host_share=[0.9, 0.9, 0.9, 0.9, 0.1, 0.9])
     # The cell at the bend shows neither, nor does its flat neighbour; the last one is named wrongly.
     assert leave_out.regimes_named(rows) == (4, 0.75)
     assert leave_out.regimes_named(rows.iloc[:1])[0] == 0
+    # Passes that were waited for are a curve of their own.
+    waited = rows.assign(protocol="single", latency_s=9.0, host_share=0.9)
+    assert leave_out.regimes_named(pd.concat([rows, waited])) == (10, 0.9)
 
 
 def demand_same_clocks(profile_theta: Fit, predictor: Predictor, model: str, gpu: str, runtime: str) -> None:
@@ -277,6 +279,21 @@ def test_a_table_of_one_host_has_no_others_to_cover() -> None:
     )
     assert beside.machine.cpu == "a published host"
     assert beside.runtimes["eager"].host_spread == pytest.approx(np.log(2.0) / 1.645, rel=0.1)
+
+
+@pytest.mark.parametrize(
+    ("runs", "said", "apart"), [("fast", "a published host", False), ("fast|slow", "2 published hosts", True)]
+)
+def test_two_groups_of_models_in_one_run_have_one_host(runs: str, said: str, apart: bool) -> None:
+    rows = frame().query("gpu == '2080Ti' and precision == 'fp32'")
+    problem = problem_of(rows[rows["run"].str.contains(runs)], dict(graphs()))
+    groups = np.where(np.isin(problem.rows.model, ["wide", "thin"]), "seq", "image").astype(object)
+    problem = replace(problem, rows=replace(problem.rows, group=groups))
+    (other,) = problem.parameters.run_group("2080Ti fp32 fast", "seq")
+    theta = problem.parameters.means
+    theta[other] = 0.3
+    profile = profile_of(problem, {"eager": theta}, {"eager": NOT_TRIED}, "2080Ti")
+    assert (profile.machine.cpu, profile.runtimes["eager"].host_spread > 0.0) == (said, apart)
 
 
 def test_widths_are_those_of_all_gpus() -> None:
@@ -344,6 +361,36 @@ def test_the_only_scripted_model_left_out_is_predicted_from_eager() -> None:
     holdout = leave_out.by_column(problem, "model")
     assert median(holdout[holdout["runtime"] == "torchscript"]) < 0.5
     assert not problem.weights(np.zeros(len(problem.rows), bool)).any()
+
+
+def test_the_only_eager_model_left_out_is_predicted_from_scripted_ones() -> None:
+    others = scripted(1.0).assign(run=table()["run"]).query("model != 'wide'")
+    problem, _ = solved(table().query("model == 'wide'"), others)
+    holdout = leave_out.by_column(problem, "model")
+    assert median(holdout[holdout["runtime"] == "eager"]) < 0.5
+    report = evaluate_left_out(solved(others)[0], "model").page().text()  # nothing of eager
+    assert ("(all runtimes)" in report, "(eager)" in report) == (True, False)
+    kernels = products(1.0).query("runtime == 'kernel'")
+    assert set(solved(kernels, others.query("batch == 1"))[0].thetas()) == {"torchscript"}
+
+
+def test_rows_that_name_no_pytorch_are_fitted_as_a_profile_without_an_era_predicts_them() -> None:
+    found = []
+    for stack, era in (("", ""), ("torch=2.3", TORCH_2)):
+        rows = read(frame())
+        rows = replace(rows, cells=rows.cells.assign(stack=stack))
+        known = {key._replace(era=era): graph for key, graph in graphs().items()}
+        found.append(problem_of(rows, known).work["launches"].tolist())
+    assert found[0] == found[1]
+
+
+def test_a_copy_of_the_nearest_gpu_is_of_rows_that_ran_alike(fitted: Fit) -> None:
+    problem = fitted[0]
+    other = problem.table.cells.query("device == 'RTX-8000'").eval("latency_s = 9 * latency_s")
+    other = pd.concat([other.assign(protocol="single"), other.assign(memory_format="channels_last")])
+    more = replace(problem.table, cells=pd.concat([problem.table.cells, other], ignore_index=True))
+    name = f"{leave_out.NEAREST}, 2080Ti as RTX-8000"
+    assert leave_out._for_gpus(replace(problem, table=more))[name] == leave_out._for_gpus(problem)[name]
 
 
 def test_what_cannot_be_left_out_is_said() -> None:
@@ -466,6 +513,13 @@ def unfitted(
             theta[index] = np.log((factors or {}).get(name[1].split()[-1], 1.0))
     runtimes = sorted(set(problem.rows.runtime))
     return profile_of(problem, dict.fromkeys(runtimes, theta), dict.fromkeys(runtimes, NOT_TRIED), gpu)
+
+
+def test_classes_that_no_row_has_cost_torchscript_less_than_eager_too() -> None:
+    runtimes = unfitted(pd.concat([frame(), scripted(1.0)], ignore_index=True)).runtimes
+    for name in ("", "gemm"):
+        costs = (runtimes[runtime].costs_us[name] for runtime in ("torchscript", "eager"))
+        assert np.divide(*costs) == pytest.approx(np.exp(-0.4), rel=1e-4)
 
 
 def host_of(profile: DeviceProfile) -> float:

@@ -77,6 +77,11 @@ MISNAMED = rows().rename(columns={"batch": "bach"}).drop(columns="run")
     ("frame", "error", "message"),
     [
         (MISNAMED, TableError, r"lacks the column batch \(nearest: 'bach', rename it\), the column run"),
+        (
+            rows().rename(columns={"latency_s": "latency_ms"}),
+            TableError,
+            r"latency_s \(nearest: 'latency_ms', rename it\)\. .*; latency_s is in seconds",
+        ),
         (rows(latency_s=[4.0, 12.0]), TableError, r"latency_s of table is \S+ times what.*divide milliseconds by 1000"),
         (rows(latency_s=[0.2, 0.4], input_size=32), TableError, r"latency_s of table is \S+ times"),
         (rows(latency_s=[0.004, -0.003]), TableError, r"as latency_s in row 2.*above 0"),
@@ -122,6 +127,16 @@ def test_repeats_of_a_run_count_once_and_tenfold_contradictions_less() -> None:
     assert "resnet18" in table.notes[0]
 
 
+def test_rows_of_two_pytorchs_in_one_run_are_no_repeats() -> None:
+    table = read(pd.concat([rows(), rows(stack="torch==2.1", latency_s=[0.005, 0.013])]))
+    assert (table.cells["latency_s"].tolist(), table.notes) == ([0.004, 0.012, 0.005, 0.013], ())
+    assert eras(table.cells) == [TORCH_1_12, TORCH_1_12, TORCH_2, TORCH_2]
+
+
+def test_a_table_may_have_categories() -> None:
+    pd.testing.assert_frame_equal(read(rows(host="").astype("category")).cells, read(rows()).cells)
+
+
 def test_what_a_row_says_of_its_repeats_is_kept() -> None:
     one, twice = rows(n=30, repeat_ratio=1.02).rename(columns={"gpu": "device"}), rows(n=5, repeat_ratio=1.5)
     cells = read(pd.concat([one, twice.rename(columns={"gpu": "device"}).assign(run=["b", "a"])])).cells
@@ -134,9 +149,12 @@ def test_rows_that_name_no_run_are_of_their_machine_or_their_file(tmp_path: Path
     nameless = rows().rename(columns={"gpu": "device"}).drop(columns="run")
     for name in ("monday", "tuesday"):
         nameless.to_csv(tmp_path / f"{name}.csv", index=False)
-    files = [tmp_path / "monday.csv", tmp_path / "tuesday.csv"]
+    (tmp_path / "other").mkdir()
+    nameless.assign(latency_s=[0.005, 0.013]).to_csv(tmp_path / "other" / "monday.csv", index=False)
+    files = [tmp_path / "monday.csv", tmp_path / "tuesday.csv", tmp_path / "other" / "monday.csv"]
     table = published_table.read_all([*files, nameless.assign(machine="lab"), nameless.assign(machine="office")])
-    assert table.cells["run"].tolist() == [name for name in ("monday", "tuesday", "lab", "office") for _ in range(2)]
+    runs = ("monday", "tuesday", "monday 2", "lab", "office")
+    assert table.cells["run"].tolist() == [name for name in runs for _ in range(2)]
 
 
 def test_graphs_are_kept_and_many_are_made_side_by_side(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -28,7 +28,7 @@ from latpred.accuracy.predicted import (
 from latpred.calibration.published import published_table
 from latpred.calibration.published.published_table import Progress, PublishedTable, TraceKey
 from latpred.calibration.published.row_counts import EAGER
-from latpred.errors import LatpredError, ProfileError
+from latpred.errors import LatpredError, ProfileError, TableError
 from latpred.graph.graph import ModelGraph
 from latpred.prediction import host_swap
 from latpred.prediction.host_swap import Swap
@@ -55,7 +55,8 @@ def evaluate(
     `host_row` one framework-bound row of each run tells the speed of its host, and is not judged.
     """
     judged, predicted, notes, errors = [], [], list(table.notes), list[LatpredError]()
-    by_run = table.cells.assign(machine=table.cells["run"])  # which may be several of one machine
+    # A machine may have several runs, and a run several versions of its software.
+    by_run = table.cells.assign(machine=table.cells["run"] + " " + table.cells["stack"])
     for name, cells in by_run.groupby("device", sort=True):
         own = profile or _profile_of(str(name))
         graphs, usable, refused = _traced(cells, own, progress, notes)
@@ -72,6 +73,8 @@ def evaluate(
     if not judged:
         said = " ".join(notes[len(table.notes) :])
         raise type(errors[0])(f"no row of the table can be predicted: {said}")
+    if not any(map(len, judged)):
+        raise TableError("Each row tells the host of its run: none is left to judge. Add rows, or drop --host-row.")
     return compare(pd.concat(predicted, ignore_index=True), pd.concat(judged, ignore_index=True), notes=notes)
 
 

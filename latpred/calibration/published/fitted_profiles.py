@@ -21,7 +21,6 @@ from latpred import tables
 from latpred.accuracy.metrics import conformal
 from latpred.calibration.published import leave_out, published_table
 from latpred.calibration.published.joint_fit import Mask, Problem, problem, without_fp64
-from latpred.calibration.published.parameters import OTHER_HOST
 from latpred.calibration.published.published_table import Graphs, Progress, PublishedTable, eras
 from latpred.calibration.published.row_counts import ALONE, EAGER, FIXED, MODULE, PYTHON, SCRIPTED, multiplies
 from latpred.errors import TableError
@@ -246,7 +245,7 @@ def profile_of(problem: Problem, thetas: Mapping[str, Floats], accuracies: Accur
         schema=SCHEMA_VERSION,
         created=datetime.now(UTC).isoformat(timespec="seconds"),
         provenance=FITTED,
-        machine=_machine(problem, gpu, era, len(factors)),
+        machine=_machine(problem, gpu, era, len(set(rows.machine[told]))),
         device=device_of(spec, numbers[EAGER].knee),
         protocol=_protocol(problem, gpu, era, factors, here),
         runtimes={name: msgspec.structs.replace(fit, host_spread=hosts) for name, fit in runtimes.items()},
@@ -258,12 +257,17 @@ def profile_of(problem: Problem, thetas: Mapping[str, Floats], accuracies: Accur
 
 
 def host_spread(problem: Problem, numbers: FittedNumbers) -> float:
-    """Standard deviation of the log of a host's factor over the middle of the other hosts with the same GPU."""
-    apart: list[float] = []
-    for gpu in sorted(set(problem.rows.gpu)):
-        logs = np.log(numbers.host_factors_on(gpu, EAGER))
-        if len(logs) > 1:
-            apart += [abs(own - float(np.median(np.delete(logs, index)))) for index, own in enumerate(logs)]
+    """Standard deviation of the log of a host's factor over the middle of the other hosts with the same GPU.
+
+    A host has a factor for each of its runs and groups of models: none of them says where another host may lie.
+    """
+    rows, apart = problem.rows, list[float]()
+    eager = rows.runtime == EAGER
+    for gpu, machine in sorted(set(zip(rows.gpu[eager], rows.machine[eager], strict=True))):
+        here, own = eager & (rows.gpu == gpu), rows.machine == machine
+        if others := numbers.host_factors(here & ~own):
+            middle = np.median(np.log(others))
+            apart += np.abs(np.log(numbers.host_factors(here & own)) - middle).tolist()
     return short(conformal(apart) / Z90) if apart else 0.0
 
 
@@ -292,8 +296,7 @@ def dispatch(
 
     eager = runtime == EAGER  # no other runtime of a table calls modules or Python
     return DispatchFit(
-        costs_us={"": short(factor * OTHER_HOST)}
-        | {name: cost(name) for name in problem.cells.classes if name not in (FIXED, MODULE, PYTHON)},
+        costs_us={name: cost(name) for name in ("", *problem.cells.classes) if name not in (FIXED, MODULE, PYTHON)},
         module_call_us=cost(MODULE) if eager else 0.0,
         python_call_us=cost(PYTHON) if eager else 0.0,
         fixed_us=cost(FIXED),

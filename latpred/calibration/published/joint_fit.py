@@ -27,7 +27,7 @@ from latpred.graph.features import Floats
 from latpred.graph.graph import Ints
 from latpred.profile import gpus, hosts
 from latpred.profile.gpus import Spec
-from latpred.runtimes.legacy_torch import as_run_in, fuser_of
+from latpred.runtimes.legacy_torch import TORCH_2, as_run_in, fuser_of
 from latpred.units import US_PER_S
 
 FEWEST_MODELS = 2
@@ -138,7 +138,7 @@ class Problem:
         thetas: dict[str, Floats] = {}
         for name in sorted(set(runtime) - {ALONE}, key=lambda name: (name != EAGER, name)):
             own = used & (runtime == name)
-            if name in SCRIPTED and eager.any():
+            if name in SCRIPTED and EAGER in thetas and (eager & ~own).any():
                 means, widths = self.parameters.means, self.parameters.widths
                 told = [block.needed for block in self.blocks if (eager & ~own)[block.rows].any()]
                 fixed = np.unique(np.concatenate(told))
@@ -240,7 +240,8 @@ def problem(
         table = replace(table.where(~out), notes=(*table.notes, *notes))
         datasheets, keys = _datasheets(table), [key for key in keys if key not in failed]
     frame = table.cells
-    ran = {key: as_run_in(key.era, traced[key]) for key in set(keys)}
+    # Where nobody says which PyTorch ran it, as a profile without an era predicts it.
+    ran = {key: as_run_in(key.era or TORCH_2, traced[key]) for key in set(keys)}
     cells, cell = _cells(frame, keys, ran, datasheets)
     named = frame.rename(columns={"device": "gpu", "input_kind": "group", tables.SOURCE: "source"})
     named = named.assign(host=named["host"].map(_host_names(named["host"].unique())))

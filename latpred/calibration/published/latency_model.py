@@ -58,6 +58,12 @@ class Rows:
         """How many there are."""
         return len(self.log_us)
 
+    @property
+    def machine(self) -> Objects:
+        """Of each, what its host is known by: its name, else its run."""
+        named: Objects = np.where(self.host != "", self.host, self.run)
+        return named
+
 
 class _FamilyKernels(NamedTuple):
     """Kernels of one family in a block, ordered by cell: from each of `starts` on they are of the next of `cells`."""

@@ -16,6 +16,7 @@ import msgspec
 import numpy as np
 import pandas as pd
 
+from latpred import tables
 from latpred.accuracy import baselines, metrics
 from latpred.accuracy.metrics import Errors
 from latpred.calibration.published.joint_fit import Mask, Problem
@@ -57,8 +58,8 @@ NEAREST = "copy of the nearest GPU"
 _SHOWN = 8
 _ROUNDS = 200
 _MOST_CATEGORIES = 255  # that trees can tell apart
-_SAME = ["runtime", "precision", "model", "batch", "input_kind", "input_size"]
-_CURVE = ["device", "runtime", "precision", "memory_format", "model", "input_size", "run"]
+_SAME = [key for key in (*tables.KEYS, *tables.FURTHER_KEYS) if key not in ("machine", "device")]
+_CURVE = ["device", *(key for key in _SAME if key != "batch"), "run", "stack"]
 _SEED = 0
 
 _Fold = tuple[str, Mask]  # a name, and the rows that a fit is made from; it predicts all others
@@ -334,11 +335,12 @@ class LeaveOutReport:
         """Errors beside those of simpler predictors, knees, regimes and intervals, and where errors are largest."""
         compared = {f"baseline {name}": errors for name, errors in self.baselines.items()}
         parts: list[Table | str] = [_table("", {**self.figures, **compared})]
+        of = EAGER if (self.cells["runtime"] == EAGER).any() else "all runtimes"
         if np.isfinite(self.knees[1]):
-            parts.append(f"knee within a factor of 2: {self.knees[1]:.0%} of {self.knees[0]} curves that bend (eager)")
+            parts.append(f"knee within a factor of 2: {self.knees[1]:.0%} of {self.knees[0]} curves that bend ({of})")
         if np.isfinite(self.regime[1]):
             parts.append(
-                f"regime named right: {self.regime[1]:.1%} of {self.regime[0]} cells whose curve shows it (eager)"
+                f"regime named right: {self.regime[1]:.1%} of {self.regime[0]} cells whose curve shows it ({of})"
             )
         parts += [
             f"90 % interval, {name}: holds {one.share:.1%} of {one.rows} rows (x/÷ {np.exp(one.width):.2f})"

@@ -124,9 +124,9 @@ def _filled(template: str, known: dict[str, str], where: str) -> str:
 
 def _in_seconds(column: str, text: str, name: str, number: int) -> str:
     """A time with its unit as a number of seconds; what stands in other columns as it is."""
-    if not column.endswith("_s") or not text:
+    if not column.endswith("_s") or column.startswith(tables.NOTE_PREFIX) or not text:
         return text
-    match = _TIME.fullmatch(text)
+    match = _TIME.fullmatch(text.replace("\N{GREEK SMALL LETTER MU}", "µ"))
     if match is None or match["unit"] not in _SECONDS:
         raise TableError(
             f"{name}, row {number}: {text!r} as {column} is no time. Let the mapping set a number with its unit, as "

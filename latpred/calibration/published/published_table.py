@@ -104,10 +104,10 @@ class PublishedTable:
 def eras(cells: pd.DataFrame) -> list[str]:
     """Of each row: which PyTorch ran it (see `latpred.runtimes.legacy_torch`); "" where nobody says.
 
-    >>> eras(pd.DataFrame({"stack": ["torch=1.13 cuda=11.7", "torch=2.4 cuda=12.4", ""]}))
-    ['torch-1.12', 'torch-2', '']
+    >>> eras(pd.DataFrame({"stack": ["torch=1.13 cuda=11.7", "torch==2.4.1", "torch=2", ""]}))
+    ['torch-1.12', 'torch-2', 'torch-2', '']
     """
-    major = cells["stack"].astype(str).str.extract(r"torch=(\d+)\.", expand=False)
+    major = cells["stack"].astype(str).str.extract(r"torch=+(\d+)", expand=False)
     return [(TORCH_1_12 if one in "01" else TORCH_2) if isinstance(one, str) else "" for one in major]
 
 
@@ -132,7 +132,7 @@ def read_all(sources: Sequence[tables.Source], mapping: str | os.PathLike[str] |
             f"No table goes through the mapping {mapping}: each has the columns of a form that is read as it is. Leave "
             "the mapping out, or give a column another name and let the mapping set it."
         )
-    parts = [_part(frame, _name_of(source), rules, notes) for frame, source in zip(frames, sources, strict=True)]
+    parts = [_part(frame, name, rules, notes) for frame, name in zip(frames, _names_of(sources), strict=True)]
     parts = [part for part in parts if len(part)]
     if not parts:
         raise TableError(f"No row of the tables can be used. {' '.join(notes)}")
@@ -154,8 +154,11 @@ def _of_known_form(frame: pd.DataFrame) -> bool:
     return columns.issuperset(NEEDED) or columns.issuperset(tables.MEASURED.required)
 
 
-def _name_of(source: tables.Source) -> str:
-    return "table" if isinstance(source, pd.DataFrame) else Path(source).name.partition(".")[0]
+def _names_of(sources: Sequence[tables.Source]) -> list[str]:
+    """The name of each table; a number tells files of one name in several folders apart, as their rows are."""
+    names = ["table" if isinstance(one, pd.DataFrame) else Path(one).name.partition(".")[0] for one in sources]
+    counts = [names[: place + 1].count(name) for place, name in enumerate(names)]
+    return [name if count == 1 else f"{name} {count}" for name, count in zip(names, counts, strict=True)]
 
 
 def _part(frame: pd.DataFrame, name: str, mapping: TableMapping | None, notes: list[str]) -> pd.DataFrame:
@@ -244,27 +247,28 @@ def _from_framework_tax(frame: pd.DataFrame) -> pd.DataFrame:
         near = [difflib.get_close_matches(name, map(str, frame.columns), n=1, cutoff=0.5) for name in missing]
         hints = [f" (nearest: {names[0]!r}, rename it)" if names else "" for names in near]
         lacking = ", ".join(f"the column {name}{hint}" for name, hint in zip(missing, hints, strict=True))
-        raise TableError(f"The table lacks {lacking}. It needs {', '.join(NEEDED)}.")
+        raise TableError(f"The table lacks {lacking}. It needs {', '.join(NEEDED)}; latency_s is in seconds.")
     known = {*NEEDED, *FRAMEWORK_TAX, *_DEFAULTS, "status"}
     kept = [name for name in frame.columns if name in known or str(name).startswith(tables.NOTE_PREFIX)]
-    out = _filled(frame[kept].rename(columns={"gpu": "device"}), FRAMEWORK_TAX)
+    out = _filled(frame[kept].astype(object).rename(columns={"gpu": "device"}), FRAMEWORK_TAX)
     return out.replace({"model": MODELS, "input_kind": _KINDS})
 
 
 def _filled(cells: pd.DataFrame, defaults: Mapping[str, str | int | float]) -> pd.DataFrame:
     """The table with a default in each column that is missing, and where one is empty."""
-    given = {name: cells[name] if name in cells else pd.Series("", cells.index, object) for name in defaults}
+    given = {name: cells.get(name, pd.Series("", cells.index)).astype(object) for name in defaults}
     there = {name: column.notna() & (column.astype(str) != "") for name, column in given.items()}
     return cells.assign(**{name: column.where(there[name], defaults[name]) for name, column in given.items()})
 
 
 def _without_repeats(cells: pd.DataFrame, notes: Sequence[str]) -> PublishedTable:
-    """One row for each cell of each run, with less weight where rows contradict each other."""
+    """One row for each cell of each run and its software, with less weight where rows contradict each other."""
     keys = [key for key in (*tables.KEYS, *tables.FURTHER_KEYS) if key != "machine"]
+    repeated = [*keys, "run", "stack"]
     of_cell = cells.groupby(keys, sort=False)["latency_s"]
     contrary = (of_cell.transform("max") >= CONTRADICTION * of_cell.transform("min")).to_numpy()
-    of_run = cells.groupby([*keys, "run"], sort=False)["latency_s"]
-    first = (~cells.duplicated([*keys, "run"])).to_numpy()
+    of_run = cells.groupby(repeated, sort=False)["latency_s"]
+    first = (~cells.duplicated(repeated)).to_numpy()
     said = [*notes]
     if not first.all():
         said.append(f"{int((~first).sum())} rows repeat a cell of their run; the median of each cell counts once")
@@ -279,7 +283,7 @@ def _without_repeats(cells: pd.DataFrame, notes: Sequence[str]) -> PublishedTabl
     own = cells.get("repeat_ratio", np.nan)
     merged = cells.assign(
         latency_s=of_run.transform("median"),
-        n=cells.groupby([*keys, "run"], sort=False)["n"].transform("sum"),
+        n=cells.groupby(repeated, sort=False)["n"].transform("sum"),
         repeat_ratio=(of_run.transform("max") / of_run.transform("min")).where(size > 1, own),
         **repeats,
     )
