@@ -86,6 +86,13 @@ def put(rows: int, cols: int, read: int) -> dict[str, object]:
         ("conv2d", (t(1, 4, 2, 2), t(4, 1, 5, 5), None, 1, 2, 1, 4), t(1, 4, 2, 2), of("conv_depthwise", 400)),
         ("conv1d", (LINE, t(4, 1, 13), None, 1, 6, 1, 4), LINE, of("conv_depthwise", 4 * 99 * 13)),
         ("conv1d", (LINE, t(4, 1, 15), None, 1, 7, 1, 4), LINE, of("conv_depthwise.padded", 4 * 99 * 15)),
+        # Windows with gaps are padded by as much as they reach.
+        ("conv1d", (LINE, t(4, 1, 3), None, 1, 6, 6, 4), LINE, of("conv_depthwise", 4 * 99 * 3)),
+        ("conv1d", (LINE, t(4, 1, 3), None, [1], [8], [8], 4), LINE, of("conv_depthwise.padded", 4 * 99 * 3)),
+        (
+            *("convolution", (LINE, t(4, 1, 3), None, [1], [8], [8], False, [0], 4), LINE),
+            of("conv_depthwise.padded", 4 * 99 * 3),
+        ),
         ("conv2d", (MAP, t(6, 2, 3, 3), None, 1, 1, 1, 2), t(1, 6, 8, 8), of("conv_grouped", 6 * 64 * 18)),
         ("conv1d", (t(2, 3, 10), t(4, 3, 5)), t(2, 4, 6), of("conv", 2 * 4 * 6 * 15)),
         # Of three dimensions the depth is part of the height. A convolution moves by its largest stride.
@@ -130,6 +137,7 @@ def put(rows: int, cols: int, read: int) -> dict[str, object]:
         ("glu", (t(4, 6),), t(4, 3), of("elementwise.glu", numel=12, operands=2)),
         ("layer_norm", (ROWS, [8]), ROWS, of("norm.layer_norm", rows=10, cols=8)),
         ("group_norm", (t(2, 6, 4, 4), 3), t(2, 6, 4, 4), of("norm.group_norm", rows=6, cols=32)),
+        ("group_norm", (t(0, 6, 4, 4), 3), t(0, 6, 4, 4), of("norm.group_norm", rows=0, cols=32)),
         ("mean", (ROWS, [1]), t(2, 8), of("reduction.mean", rows=16, cols=5)),
         ("topk", (t(4, 9), 2, 1), (t(4, 2), t(4, 2)), of("sort.topk", rows=4, cols=9)),
         ("argsort", (t(4, 9), 0), t(4, 9), of("sort.argsort", rows=9, cols=4)),
@@ -154,6 +162,7 @@ def put(rows: int, cols: int, read: int) -> dict[str, object]:
         *((ATTEND, (HEADS, HEADS, HEADS, mask), HEADS, of("attention")) for mask in (t(9, 9), t(1, 1, 9, 9))),
         (ATTEND, (HEADS, HEADS, HEADS, t(2, 9, 9)), HEADS, of("attention.unfused")),
         (ATTEND, (HEADS, HEADS, WIDER), HEADS, of("attention.unfused")),
+        (ATTEND, (HEADS, HEADS, HEADS, None, 0.1), HEADS, of("attention.unfused")),
         (ATTEND, (TURNED, HEADS, HEADS), HEADS, of("attention.unfused.math")),
         (ATTEND, (HEADS, TURNED, HEADS), HEADS, of("attention.unfused.math")),
         (ATTEND, (HEADS, HEADS, TURNED), HEADS, of("attention.unfused.math")),
@@ -287,6 +296,8 @@ def test_registering_replaces_and_is_noticed() -> None:
     [
         (12, "returned int; it must return latpred.ops.Work"),
         (Work("gem", {"m": 1}), "unknown family 'gem'; known families: attention, batch_norm"),
+        (Work("gemm", {"m": 1, "n": 1, "k": 1}, macs=0.5), r"gives \{'macs': 0\.5\}; give whole numbers"),  # type: ignore[arg-type]
+        (Work("other", {"numel": -1}), r"gives \{'numel': -1\}; give whole numbers"),
         (Work("gemm", {"m": 1, "n": 1}), r"gives dims \('m', 'n'\); 'gemm' needs \('m', 'n', 'k'\)"),
     ],
 )

@@ -302,6 +302,12 @@ def checked(work: Any, name: str) -> Work:
     given, needed = tuple(work.dims), tuple(dim for dim in expected if dim not in MAY_LACK)
     if given not in (expected, needed):
         raise UsageError(f"the cost formula of {name} gives dims {given}; {work.family!r} needs {expected}")
+    counts = {"macs": work.macs, "launches": work.launches, **work.dims}
+    broken = {what: count for what, count in counts.items() if not (isinstance(count, int) and count >= 0)}
+    if broken:
+        raise UsageError(
+            f"the cost formula of {name} gives {broken}; give whole numbers of 0 and more, as int(...) does"
+        )
     return work
 
 

@@ -89,7 +89,7 @@ cost("aten::rms_norm", "aten::_fused_rms_norm")(partial(_over_trailing, "rms_nor
 
 @cost("aten::group_norm")
 def group_norm(input: Tensor, num_groups: int, *_: Any, out: Any) -> Work:
-    return Work("norm.group_norm", _slices(input, numel(input) // (input.shape[0] * num_groups)))
+    return Work("norm.group_norm", _slices(input, prod(input.shape[1:]) // num_groups))
 
 
 @cost(

@@ -117,9 +117,9 @@ def suits_kernels(query: Tensor, key: Tensor, value: Tensor) -> bool:
     return len(query.shape) == 4 and all(map(lies_in_rows, (query, key, value)))
 
 
-def suits_cpu(query: Tensor, value: Tensor, mask: Tensor | None) -> bool:
-    """Whether a CPU's does as well: it wants values as wide as queries, and of a mask two or four dimensions."""
-    return query.shape[-1] == value.shape[-1] and (mask is None or len(mask.shape) in (2, 4))
+def suits_cpu(query: Tensor, value: Tensor, mask: Tensor | None, dropout: float) -> bool:
+    """Whether a CPU's does as well: it drops nothing, wants values as wide as queries, masks of two or four sides."""
+    return not dropout and query.shape[-1] == value.shape[-1] and (mask is None or len(mask.shape) in (2, 4))
 
 
 @cost("aten::scaled_dot_product_attention")
@@ -140,7 +140,7 @@ def scaled_dot_product_attention(
     """
     if not suits_kernels(query, key, value):
         leaf = MATH
-    elif not suits_cpu(query, value, attn_mask):
+    elif not suits_cpu(query, value, attn_mask, dropout_p):
         leaf = UNFUSED
     elif attn_mask is not None and not lies_in_rows(attn_mask):
         leaf = STRIDED_MASK
@@ -215,7 +215,7 @@ def _plane(sizes: Sequence[int]) -> tuple[int, int]:
 MOST_PADDED = 6
 
 
-def _work(x: Tensor, weight: Tensor, out: Any, stride: int | Sequence[int], groups: int, transposed: bool) -> Work:
+def _work(x: Tensor, weight: Tensor, out: Any, stride: Any, groups: int, transposed: bool, dilation: Any = 1) -> Work:
     y = first(out)
     spatial = len(weight.shape) - 2
     batch = x.shape[0] if len(x.shape) == spatial + 2 else 1
@@ -223,7 +223,7 @@ def _work(x: Tensor, weight: Tensor, out: Any, stride: int | Sequence[int], grou
     h_in, w_in = _plane(x.shape[-spatial:])
     h_out, w_out = _plane(y.shape[-spatial:])
     kernel_h, kernel_w = _plane(weight.shape[2:])
-    steps = [stride] if isinstance(stride, int) else list(map(int, stride))
+    steps, gaps = ([sides] if isinstance(sides, int) else list(map(int, sides)) for sides in (stride, dilation))
     sizes = (batch, c_in, c_out, h_in, w_in, h_out, w_out, kernel_h, kernel_w, max(steps), groups)
     dims = dict(zip(CONV_DIMS, (*sizes, *weight.shape[2:-2]), strict=False))
     # Every output element of a convolution, or every input element of its transpose, meets one filter.
@@ -237,7 +237,7 @@ def _work(x: Tensor, weight: Tensor, out: Any, stride: int | Sequence[int], grou
     if c_out != c_in:
         # oneDNN has no depthwise kernel for several results of each channel: they take 3 to 27 times as long on a CPU.
         return Work("conv_depthwise.multiplied", dims, macs)
-    padding = (w_out - 1) * steps[-1] + kernel_w - w_in
+    padding = (w_out - 1) * steps[-1] + (kernel_w - 1) * gaps[-1] + 1 - w_in
     leaf = ".padded" if padding > 2 * min(w_out, MOST_PADDED) else memory_format(x)
     return Work(f"conv_depthwise{leaf}", dims, macs)
 
@@ -246,7 +246,8 @@ def _convolved(transposed: bool, input: Tensor, weight: Tensor, *rest: Any, out:
     """The rest is bias, stride, padding, dilation or the padding of a transpose's output, and groups."""
     stride = rest[1] if len(rest) > 1 else named.get("stride", 1)
     groups = rest[4] if len(rest) > 4 else named.get("groups", 1)
-    return _work(input, weight, out, stride, groups, transposed)
+    dilation = rest[3] if len(rest) > 3 else named.get("dilation", 1)
+    return _work(input, weight, out, stride, groups, transposed, dilation)
 
 
 for _n in (1, 2, 3):
@@ -257,13 +258,13 @@ for _n in (1, 2, 3):
 @cost("aten::convolution", "aten::_convolution")
 def convolution(input: Tensor, weight: Tensor, *rest: Any, out: Any) -> Work:
     """The general form that the others are made of."""
-    _, stride, _, _, transposed, _, groups, *_ = rest
-    return _work(input, weight, out, stride, groups, transposed)
+    _, stride, _, dilation, transposed, _, groups, *_ = rest
+    return _work(input, weight, out, stride, groups, transposed, dilation)
 
 
 @cost("aten::mkldnn_convolution", "aten::cudnn_convolution")
 def library_convolution(input: Tensor, weight: Tensor, *rest: Any, out: Any) -> Work:
     """A vendor library's convolution, which some models call by name."""
-    _, stride, *_ = [value for value in rest if isinstance(value, (list, tuple))]  # padding is the first of them
+    _, stride, dilation, *_ = [value for value in rest if isinstance(value, (list, tuple))]  # padding comes first
     groups = next((value for value in reversed(rest) if isinstance(value, int) and not isinstance(value, bool)), 1)
-    return _work(input, weight, out, stride, groups, transposed=False)
+    return _work(input, weight, out, stride, groups, False, dilation)

@@ -303,7 +303,7 @@ def copied(value: Any, make: Callable[[Tensor], Tensor]) -> Any:
 def keeps_values(tensor: Tensor, within_object: bool) -> bool:
     """Whether a model's tensor has its values in a trace too, as Python may read them; others have none there."""
     fractions = tensor.dtype.is_floating_point or tensor.dtype.is_complex
-    few = tensor.dim() == 0 or tensor.numel() <= (_SMALL_NUMEL if within_object else 0)
+    few = tensor.numel() <= (_SMALL_NUMEL if within_object else 1)
     return (few or not fractions) and not tensor.is_meta and tensor.numel() <= _KEPT_NUMEL
 
 

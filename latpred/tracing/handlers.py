@@ -413,7 +413,8 @@ def attention(recorder: TraceRecorder, call: Call) -> Any:
     if mask is not None and mask.dtype is torch.bool:
         return recorder.inside(_masked_by_numbers, *call.args, **call.options)
     query, key, value = call.args[:3]
-    fused = suits_kernels(query, key, value) and (suits_cpu(query, value, mask) or recorder.on_cuda())
+    suits = suits_cpu(query, value, mask, call.named.get("dropout_p", 0.0))
+    fused = suits_kernels(query, key, value) and (suits or recorder.on_cuda())
     return fresh(recorder, call if fused else call._replace(info=_by_torch(call.info)))
 
 

@@ -284,6 +284,16 @@ def demand_used(name: str, kind: str, seq: int | None, image: int | None) -> Non
         raise UsageError(f"{name} takes inputs of one size, of which seq= and image= say nothing; leave them out")
 
 
+_NO_GPU = ("not compiled with CUDA", "Found no NVIDIA driver", "NVTX functions not installed")
+
+
+def remedy(message: str) -> str:
+    """What to do about an error of a forward pass, by what it says; part of a sentence."""
+    if any(words in message for words in _NO_GPU):
+        return "the model's code asks for a GPU, which no trace needs: have it use the device of its inputs, x.device"
+    return "check the model and the shapes of its inputs (inputs=, seq=, image=)"
+
+
 def whole_number(name: str, value: Any, unit: str) -> int:
     """A length as Python's own number, which a file can hold; refuse what is no whole number of at least 1."""
     if isinstance(value, bool) or not isinstance(value, Integral) or value < 1:

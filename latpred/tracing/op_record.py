@@ -316,8 +316,11 @@ def _new_bytes(out: Any) -> int:
 
 
 def _computed_in(args: Sequence[Any], written: list[torch.Tensor]) -> torch.dtype:
-    """The floating-point or complex dtype among the arguments, else the first argument's, else the result's."""
-    tensors = [value for value in args if is_tensor(value)] or written
+    """The floating-point or complex dtype among the arguments, else the first argument's, else the result's.
+
+    Beside others, a tensor without dimensions counts as a number, as where PyTorch promotes.
+    """
+    tensors = sorted(filter(is_tensor, args), key=lambda tensor: not tensor.shape) or written
     for tensor in tensors:
         if tensor.dtype.is_floating_point or tensor.dtype.is_complex:
             return tensor.dtype
@@ -378,13 +381,16 @@ def _softmax(x: Tensor, dim: int, dtype: torch.dtype | None = None) -> Any:
 
 
 @_override("scaled_dot_product_attention")
-def _attention(query: Tensor, key: Tensor, value: Tensor, *_: Any, enable_gqa: bool = False, **__: Any) -> Any:
+def _attention(query: Tensor, key: Tensor, value: Tensor, attn_mask: Any = None, *_: Any, **options: Any) -> Any:
     if query.dim() != 4 or key.dim() != 4 or value.dim() != 4 or not query.dtype == key.dtype == value.dtype:
         return NotImplemented
     batch, heads, queries, size = query.shape
     if key.shape[-1] != size or key.shape[:3] != value.shape[:3] or key.shape[0] != batch:
         return NotImplemented
-    if heads != key.shape[1] and not (enable_gqa and heads % key.shape[1] == 0):
+    if heads != key.shape[1] and not (options.get("enable_gqa") and heads % key.shape[1] == 0):
+        return NotImplemented
+    scores = batch, heads, queries, key.shape[2]
+    if attn_mask is not None and torch.broadcast_shapes(attn_mask.shape, scores) != scores:  # type: ignore[no-untyped-call]
         return NotImplemented
     # What every fused backend returns: (batch, queries, heads, head_dim), seen transposed.
     return _empty((batch, queries, heads, value.shape[-1]), query).transpose(1, 2)

@@ -7,6 +7,7 @@ it, so two steps give all; where the third or the last one is off their line (a 
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import wraps
@@ -361,11 +362,13 @@ class _GreedyRecorder(TraceRecorder):  # type: ignore[no-untyped-call]
 def _ordinary_token(module: torch.nn.Module) -> int:
     """An ordinary token of the vocabulary that is none of the special ones."""
     config: Any = getattr(module, "generation_config", None)
+    size = getattr(module.config, "vocab_size", None) or sys.maxsize
     special: set[int] = set()
     for name in ("eos_token_id", "pad_token_id", "bos_token_id"):
         value = getattr(config, name, None)
         special.update(value if isinstance(value, list) else [] if value is None else [value])
-    return next(token for token in range(_TOKEN, _TOKEN + len(special) + 1) if token not in special)
+    tokens = (*range(_TOKEN, _TOKEN + len(special) + 1), *range(_TOKEN))
+    return next((token for token in tokens if token not in special and token < size), 0)
 
 
 def _attended(graph: ModelGraph, attention: str | None) -> ModelGraph:

@@ -38,6 +38,7 @@ from latpred.tracing.inputs import (
     kept_dtypes,
     nbytes,
     precision_name,
+    remedy,
     sequence_first,
     tensors_in,
     whole_sizes,
@@ -545,8 +546,7 @@ class Tracer:
         op = f" at {recorder.current}" if recorder.current else ""
         return (
             f"the forward pass failed{op} in {self._where(error)} at batch {batch}: "
-            f"{type(error).__name__}: {message}; check the model and the shapes of its inputs (inputs=, seq=, image=)"
-            f"{self._several_inputs(batch)}"
+            f"{type(error).__name__}: {message}; {remedy(message)}{self._several_inputs(batch)}"
         )
 
     def _several_inputs(self, batch: int) -> str:
@@ -571,7 +571,7 @@ class Tracer:
 
 
 # What torch says where Python asks a meta tensor for its values by a call that is no op: tolist() or numpy().
-_READS = "tensor with unallocated storage", "meta device type tensor to numpy"
+_READS = "tensor with unallocated storage", "meta device type tensor to numpy", "item() cannot be called on meta"
 _ADVICE = "which no trace can know; take that part out of forward, or trace the parts of the model on either side of it"
 _OWN = (str(Path(__file__).parents[1]), str(Path(torch.__file__).parent))
 

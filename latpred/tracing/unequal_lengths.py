@@ -33,7 +33,7 @@ from latpred.tracing.inputs import (
 from latpred.tracing.meta_module import layer_around, make_meta_module
 from latpred.tracing.op_record import OpRecord, dtype_name
 from latpred.tracing.trace_pass import PassWatcher
-from latpred.tracing.tracer import Naming, Tracer, TraceRecorder, dtype_of_build, trace
+from latpred.tracing.tracer import COMPILED, Naming, Tracer, TraceRecorder, dtype_of_build, trace
 from latpred.zoo import names
 
 Tensor = torch.Tensor
@@ -263,6 +263,7 @@ def _pad(part: Tensor, longest: int) -> Tensor:
 
 PACKED = "an estimate: work as of one row of all tokens, with an attention kernel that keeps sequences apart (varlen)"
 _TRACED = (16, 32, 48)
+_OFF = 0.1  # share of the work by which the longest sequence may be off the parabola, as by rounding
 _WHAT = "lengths= is for transformers models of tokens and for nn.TransformerEncoder"
 
 
@@ -283,8 +284,10 @@ def trace_lengths(
     with dtype_of_build(model):
         module = names.build(model).model if isinstance(model, str) else unspread(model)
         name = model if isinstance(model, str) else type(model).__name__
-        graph = _graph(name, module, lengths, padded_to, execution, batches, {"precision": precision, "target": target})
-    return msgspec.structs.replace(graph, model=name, input_kind="seq", input_size=padded_to)
+        inner = getattr(module, "_orig_mod", module)  # of torch.compile's wrapper
+        graph = _graph(name, inner, lengths, padded_to, execution, batches, {"precision": precision, "target": target})
+    notes = graph.notes if inner is module else (*graph.notes, COMPILED)
+    return msgspec.structs.replace(graph, model=name, input_kind="seq", input_size=padded_to, notes=notes)
 
 
 def _graph(
@@ -298,6 +301,11 @@ def _graph(
 ) -> ModelGraph:
     """The graph of a module on sequences of unequal lengths."""
     if isinstance(module, nn.TransformerEncoder):
+        if not isinstance(getattr(next(iter(module.layers), None), "self_attn", None), nn.MultiheadAttention):
+            raise UsageError(
+                f"{name} has no layers whose self_attn is PyTorch's, so nothing tells how wide its inputs are; leave "
+                "lengths out, and give inputs= with a mask over the padding"
+            )
         if execution == "padded":
             inputs = padded_inputs(module, sorted(lengths), padded_to)
             return trace(without_nested(module), inputs, batches=batches, **traced)
@@ -309,7 +317,8 @@ def _graph(
     if execution == "padded":
         return trace(module, _masked(module, sorted(lengths), padded_to), batches=batches, **traced)
     said = ("transformers runs nothing nested",) if execution == "nested" else ()
-    return msgspec.structs.replace(_packed(module, lengths, traced), notes=(*said, PACKED))
+    packed = _packed(module, lengths, traced)
+    return msgspec.structs.replace(packed, notes=(*said, PACKED, *packed.notes))
 
 
 def _demand_tokens(name: str, module: Any) -> None:
@@ -339,7 +348,13 @@ def _packed(module: Any, lengths: Sequence[int], traced: dict[str, Any]) -> Mode
     graphs = [trace(module, seq=size, **traced) for size in at]
     if len({tuple((op.name, op.family, tuple(op.dims)) for op in graph.ops) for graph in graphs}) > 1:
         raise TraceError("the model issues different ops at different lengths; ask for execution='padded'")
-    sums = _Sums(at, lengths)
+    sums, far = _Sums(at, lengths), max(lengths)
+    *macs, found = (sum(op.macs.at(1) for op in one.ops) for one in (*graphs, trace(module, seq=far, **traced)))
+    if abs(sums.value(macs, far) - found) > _OFF * found:  # as of models that pad to blocks of tokens
+        raise TraceError(
+            f"the model's work at {far} tokens is not what it is at {', '.join(map(str, at))} carried on; ask for "
+            "execution='padded'"
+        )
     ops = tuple(combined(group, sums.total, sums.dim) for group in zip(*(graph.ops for graph in graphs), strict=True))
     inputs = sums.total(*(graph.input_bytes for graph in graphs))
     return msgspec.structs.replace(graphs[0], ops=ops, ops_at_one=None, input_bytes=inputs)
@@ -358,7 +373,7 @@ class _Sums:
         if counts not in self._known:
             each = [count.per_sample for count in counts]
             once = [count.constant for count in counts]
-            whole = sum(self._value(each, length) for length in self._lengths) + self._value(once, max(self._lengths))
+            whole = sum(self.value(each, length) for length in self._lengths) + self.value(once, max(self._lengths))
             self._known[counts] = Affine(max(0, round(whole)))
         return self._known[counts]
 
@@ -366,9 +381,9 @@ class _Sums:
         """Of a dimension: summed where it grows with the batch, else that of a sequence whose square is the mean."""
         if any(size.per_sample for size in sizes):
             return self.total(*sizes)
-        return Affine(max(0, round(self._value([size.constant for size in sizes], self._typical))))
+        return Affine(max(0, round(self.value([size.constant for size in sizes], self._typical))))
 
-    def _value(self, values: Sequence[int], length: int) -> Fraction:
+    def value(self, values: Sequence[int], length: int) -> Fraction:
         """Lagrange's form of the parabola, without rounding."""
         if len(set(values)) == 1:
             return Fraction(values[0])

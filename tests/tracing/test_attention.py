@@ -13,7 +13,7 @@ from smallmodels import Function
 from torch import nn
 
 import latpred
-from latpred.errors import UsageError
+from latpred.errors import TraceError, UsageError
 from latpred.graph.graph import ModelGraph, Op
 from latpred.graph.rewrites import attended, math_attention_on_cuda, self_attention_on_cuda
 from latpred.ops.families import root
@@ -49,6 +49,13 @@ def heads(batch: int = B, number: int = HEADS) -> Tensor:
 def test_in_every_form(form: str) -> None:
     key = value = heads(number=2 if form == "grouped" else HEADS)  # every query head counts
     assert latpred.trace(Function(FORMS[form]), (heads(), key, value)).macs() == EXPECTED
+
+
+@pytest.mark.parametrize("mask", [torch.zeros(3, TOKENS), torch.ones(3, TOKENS, dtype=torch.bool)])
+def test_a_mask_that_does_not_fit_the_scores_is_an_error(mask: Tensor) -> None:
+    padded = Function(lambda q, mask: F.scaled_dot_product_attention(q, q, q, mask))
+    with pytest.raises(TraceError, match="failed at aten::scaled_dot_product_attention"):
+        latpred.trace(padded, lambda batch: (heads(batch), mask), batches=[3])
 
 
 def test_masks_and_causality_are_kept_apart() -> None:

@@ -141,6 +141,17 @@ def test_a_model_may_enter_autocast_itself(device: str | None) -> None:
     assert not torch.is_autocast_enabled("cuda")
 
 
+@pytest.mark.parametrize(("target", "asked"), [("cuda", "gpu"), ("cpu", "cpu")])
+def test_older_names_of_its_switches_say_the_same(target: str, asked: str) -> None:
+    def halved(x: torch.Tensor) -> torch.Tensor:
+        assert torch.is_autocast_cpu_enabled() == (target == "cpu")
+        return x.to(getattr(torch, f"get_autocast_{asked}_dtype")())
+
+    graph = latpred.trace(Function(halved), torch.zeros(1, 8), precision="amp-bf16", target=target)
+    assert graph.at(1)[0].write_bytes.at(1) == 2 * 8
+    assert [op.dtype for op in graph.at(1)] == ["float32"]
+
+
 def test_fast_paths_are_not_taken_under_autocast() -> None:
     layer = nn.TransformerEncoderLayer(16, 2, 32, batch_first=True)
     names = [name for name, _ in rows(latpred.trace(layer, torch.zeros(2, 4, 16), **AMP))]

@@ -6,6 +6,7 @@ from collections.abc import Iterable
 
 import pytest
 import torch
+from smallmodels import Function
 from torch import nn
 
 import latpred
@@ -120,6 +121,11 @@ def test_precisions_change_bytes_and_not_work() -> None:
 def test_a_half_model_is_traced_as_one() -> None:
     assert latpred.trace(nn.Linear(4, 4).half(), torch.zeros(1, 4)).precision == "fp16"
     assert latpred.trace(nn.Linear(4, 4).bfloat16(), torch.zeros(1, 4)).precision == "bf16"
+
+
+def test_a_tensor_without_dimensions_is_a_number_to_what_it_is_computed_with() -> None:
+    graph = latpred.trace(Function(lambda x: torch.tensor(0.5) * x.half()), torch.zeros(1, 4))
+    assert [op.dtype for op in graph.ops if op.launches] == ["float32", "float16"]
 
 
 class Tempered(nn.Module):

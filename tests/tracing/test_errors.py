@@ -33,6 +33,10 @@ def failing(x: torch.Tensor) -> None:
     raise KeyError("nothing here")
 
 
+def without_gpu(x: torch.Tensor) -> None:
+    raise AssertionError("Torch not compiled with CUDA enabled")  # as x.cuda() does
+
+
 def written(x: torch.Tensor, dtype: torch.dtype = torch.float32) -> torch.Tensor:
     """A tensor that is not made of others, which the values of one are then written into."""
     return torch.zeros(x.shape, dtype=dtype).copy_(x)
@@ -51,6 +55,8 @@ READS = r"reads a value that aten::{} made in module '1' \(test_errors.py:\d+\),
         (lambda y: y[y > 0], "the result of aten::index has a shape that depends on the values of a mask in modul"),
         (lambda y: y.nonzero(), r"the result of aten::nonzero has a shape that depends on values in module '1'"),
         (failing, r"the forward pass failed in module '1' \(test_errors.py:\d+\) at batch 1: KeyError: 'nothing here'"),
+        (without_gpu, "the model's code asks for a GPU, which no trace needs: have it use"),
+        (lambda y: y if torch.allclose(y, y) else -y, "reads a value that aten::.* made in module '1'"),
         (lambda y: y if written(y[0])[0].item() > 0 else -y, "reads a value"),
         (lambda y: [x := written(y), y * (x + 1).max().item()], READS.format("max")),
         (lambda y: y * written(y).tolist()[0][0], "reads a value"),
@@ -135,17 +141,17 @@ def test_values_that_are_known_may_be_read() -> None:
     class Reads(nn.Module):
         def __init__(self) -> None:
             super().__init__()
-            self.scale = nn.Parameter(torch.tensor(3.0))
+            self.scale, self.slope = nn.Parameter(torch.tensor(3.0)), nn.Parameter(torch.ones(1))
             self.register_buffer("repeats", torch.tensor([2, 1]))
 
         def forward(self, ids: torch.Tensor) -> torch.Tensor:
-            if ids.max().item() > 6 and float(self.scale) == 3.0:
+            if ids.max().item() > 6 and float(self.scale) == 3.0 and self.slope > 0:
                 return torch.ones(int(self.repeats.sum())) * self.scale
             return torch.ones(50)
 
     graph = latpred.trace(Reads(), torch.tensor([[7, 1], [2, 3]]))
     assert next(op for op in graph.ops if op.name == "aten::ones").dims["numel"].at(1) == 3
-    assert graph.syncs() == 3
+    assert graph.syncs() == 4
 
 
 @pytest.mark.parametrize(

@@ -229,6 +229,10 @@ def parts(*names: str) -> list[str]:
             lambda x: F.scaled_dot_product_attention(x, x, x[..., :4]).transpose(1, 2).contiguous(),
             *((2, 3, 5, 8), parts("scaled_dot_product_attention"), parts("scaled_dot_product_attention", "contiguous")),
         ),
+        (
+            lambda x: F.scaled_dot_product_attention(x, x, x, dropout_p=0.1).transpose(1, 2).contiguous(),
+            *((2, 3, 5, 8), parts("scaled_dot_product_attention"), parts("scaled_dot_product_attention", "contiguous")),
+        ),
         # Layers of several steps give a look at what they computed step by step.
         (lambda x: RNN(x)[0].contiguous(), (2, 5, 16), parts("zeros", "rnn_tanh", "contiguous"), None),
         # What C++ makes of several ops.

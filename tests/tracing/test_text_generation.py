@@ -167,6 +167,13 @@ def test_the_forward_pass_is_set_apart_from_the_loop_around_it_and_its_host_work
     assert sum(op.module_calls for op in step.forward.ops) > 20
 
 
+@pytest.mark.parametrize(("vocabulary", "end"), [(4, 2), (8, [5, 6, 7])])
+def test_tokens_are_of_the_vocabulary_however_small(vocabulary: int, end: int | list[int]) -> None:
+    sizes = {"n_layer": 1, "n_embd": 16, "n_head": 2, "vocab_size": vocabulary}
+    model = transformers.GPT2LMHeadModel(transformers.GPT2Config(bos_token_id=1, eos_token_id=end, **sizes))
+    assert len(trace_generation(model, 4, 3).steps) == 2
+
+
 def test_a_name_gets_its_language_modelling_head() -> None:
     name, module = decoder("openai-community/gpt2")
     assert (name, type(module).__name__) == ("openai-community/gpt2", "GPT2LMHeadModel")

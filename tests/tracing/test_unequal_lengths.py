@@ -21,11 +21,12 @@ import latpred
 from latpred import Lengths
 from latpred.api import curve_of
 from latpred.cli import main
-from latpred.errors import RuntimeRefusalError, UsageError
+from latpred.errors import RuntimeRefusalError, TraceError, UsageError
 from latpred.graph.graph import ModelGraph
 from latpred.prediction.predictor import Predictor
 from latpred.profile.document import DeviceProfile
 from latpred.query import Options
+from latpred.tracing.tracer import COMPILED
 from latpred.tracing.unequal_lengths import padded_inputs, trace_lengths, trace_nested
 
 WIDTH, HEADS, LAYERS = 32, 4, 2
@@ -39,6 +40,11 @@ pytestmark = pytest.mark.usefixtures("calibrated")
 def encoder(norm_first: bool = False, **options: bool) -> nn.TransformerEncoder:
     layer = nn.TransformerEncoderLayer(WIDTH, HEADS, 64, batch_first=True, activation="gelu", norm_first=norm_first)
     return nn.TransformerEncoder(layer, LAYERS, **options).eval()
+
+
+def own_layers() -> nn.TransformerEncoder:
+    """An encoder of layers that are not PyTorch's."""
+    return nn.TransformerEncoder(nn.Linear(WIDTH, WIDTH), LAYERS, enable_nested_tensor=False)  # type: ignore[arg-type]
 
 
 def issued(model: nn.TransformerEncoder) -> Counter[str]:
@@ -194,6 +200,26 @@ def test_a_packed_batch_follows_the_autocast_of_the_device_that_is_asked_for() -
         assert {op.dtype for op in found.ops if op.family == "gemm"} == {dtype}
 
 
+def test_work_that_is_done_in_blocks_of_tokens_is_no_parabola() -> None:
+    """Longformer pads to a multiple of its window: 300 tokens are no more like 48 than 512 are."""
+    from transformers import LongformerConfig, LongformerModel
+
+    sizes = {"num_hidden_layers": 1, "hidden_size": 16, "intermediate_size": 16, "num_attention_heads": 2}
+    model = LongformerModel(LongformerConfig(**sizes, vocab_size=100, attention_window=[64]))
+    with pytest.raises(TraceError, match=r"work at 300 tokens is not what it is at 16, 32, 48 carried on; .*'padded'"):
+        trace_lengths(model, [20, 300], 300, "packed")
+    assert trace_lengths(model, [20, 300], 300, "padded").macs(2) > 0
+    assert trace_lengths(model, [20, 60], 60, "packed").macs(2) > 0, "one block each"
+
+
+@pytest.mark.filterwarnings("ignore:`torch.jit.script:DeprecationWarning")  # importing torch's compiler
+def test_compiled_models_are_seen_through_and_said_to_be_compiled() -> None:
+    for model, execution in ((encoder(), "padded"), (encoder(), "nested"), (bert(), "packed")):
+        plain = trace_lengths(model, [5, 9], 9, execution)
+        compiled = trace_lengths(torch.compile(model), [5, 9], 9, execution)  # type: ignore[arg-type]
+        assert (compiled.ops, compiled.notes) == (plain.ops, (*plain.notes, COMPILED))
+
+
 class Three(nn.TransformerEncoder):
     """An encoder that takes batches of three alone."""
 
@@ -286,6 +312,7 @@ def test_lengths_are_traced_as_the_profiles_pytorch_ran_them() -> None:
     [
         (lambda: trace_lengths(encoder(enable_nested_tensor=False), LENGTHS, PADDED, "nested"), "nested_tensor=False"),
         (lambda: trace_lengths(encoder(), LENGTHS, PADDED, "packed"), "an nn.TransformerEncoder packs nothing"),
+        (lambda: trace_lengths(own_layers(), [5, 6], 6, "padded"), "nothing tells how wide its inputs are; leave"),
         (lambda: trace_lengths(bert(), [5, 65], 65, "padded"), "65 tokens are too long: BertModel takes at most 64"),
         (lambda: trace_lengths(bert(), [5, 65], 65, "packed"), "65 tokens are too long: BertModel takes at most 64"),
         (lambda: trace_lengths("resnet-18", [5, 6], 6, "padded"), "takes no sequences"),
