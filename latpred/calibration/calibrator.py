@@ -21,6 +21,7 @@ import msgspec
 import numpy as np
 import torch
 
+from latpred import host
 from latpred.calibration import runtime_calibration, schedules
 from latpred.calibration.cells import CLOCK, Cell
 from latpred.calibration.devices import Device, conditions, cuda, open_device
@@ -29,7 +30,7 @@ from latpred.calibration.fitting.dispatch_fit import call_costs, fit_in_place
 from latpred.calibration.runtime_calibration import calibrate_runtimes, onnx_workloads
 from latpred.calibration.runtime_calibration.base import LIKE
 from latpred.calibration.schedules import schedule_of
-from latpred.calibration.session import JOURNAL, LAST, Sampled, Session, directory, measured, read_journal
+from latpred.calibration.session import JOURNAL, LAST, LEAST_BYTES, Sampled, Session, directory, measured, read_journal
 from latpred.calibration.timing import visits
 from latpred.calibration.timing.reference_speed import ReferenceTimer, gauge_of
 from latpred.calibration.timing.visits import Visits
@@ -62,7 +63,7 @@ def calibrate(
     quick: bool = False,
     budget_s: float | None = None,
     cells: int | None = None,
-    precisions: Sequence[str] | None = None,
+    precisions: str | Sequence[str] | None = None,
     runtimes: str | Sequence[str] = ("eager",),
     fresh: bool = False,
     name: str | None = None,
@@ -88,7 +89,7 @@ def calibrate(
     cells : int, optional
         Stop after so many cells, what was resumed included. Seconds then count only where `budget_s` is given too, so
         that a simulated device is measured alike on any machine, however busy.
-    precisions : sequence of str, optional
+    precisions : str or sequence of str, optional
         Default: those the device does well; a quick calibration takes the first.
     runtimes : str or sequence of str
         Names of runtimes, or "all" for those of latpred that can be had here.
@@ -122,7 +123,7 @@ def calibrate(
     BusyError
         When another calibration of the device is under way.
     CalibrationError
-        When too little could be measured for a profile.
+        When too little could be measured for a profile, or too little memory is left to measure.
 
     Examples
     --------
@@ -149,7 +150,7 @@ def calibrate(
             return Session(directory(live.name), live.machine(), settings, fresh=fresh, about=about)
 
         session = session_of(chosen)
-        finished = None if fresh else calibrate_runtimes.kept(profile_name, live, protocol, precisions or ())
+        finished = None if fresh else calibrate_runtimes.kept(profile_name, live, protocol, chosen * bool(precisions))
         if finished is not None and session.resumable(EAGER, since=finished.created):
             finished = None
         plan = _plan(wanted, finished, quick, budget_s, cells)
@@ -277,7 +278,7 @@ class _EagerCalibration:
         models = deque([] if self._simulated else acceptance.models(self._precision))
         whole = len(models)
         for cell in filterfalse(self._session.holds, self._schedule.cells()):
-            self._demand_clock()
+            self._demand_hope()
             if self._spent >= 1.0 and not self._goes_on():
                 return
             if any(share < self._spent for share in checkpoints):
@@ -292,20 +293,32 @@ class _EagerCalibration:
 
     def _goes_on(self) -> bool:
         """Give a CPU more time where the fit has too few networks yet, and say so to whoever waits."""
-        if self._device.info().asynchronous or self._simulated or self._spent >= self._effort.longer:
+        if not self._lacks_networks() or self._spent >= self._effort.longer:
             return False
         networks = profile_fit.networks_seen(self._visits.rows)
         needed_s = self._visits.seconds * ENOUGH_NETWORKS / max(networks, 1) - self._effort.seconds
         most_s = (self._effort.longer - 1.0) * self._fit_s
         self._report.longer_s = max(self._report.longer_s, min(needed_s, most_s))
-        return networks < ENOUGH_NETWORKS
+        return True
 
-    def _demand_clock(self) -> None:
-        """Stop where the clock could not be measured: without it there is no profile, whatever else is measured."""
-        row = next(iter(self._visits.rows), None)
+    def _lacks_networks(self) -> bool:
+        """Whether a fit that rests on networks has too few of them yet."""
+        rests = not (self._device.info().asynchronous or self._simulated)
+        return rests and profile_fit.networks_seen(self._visits.rows) < ENOUGH_NETWORKS
+
+    def _demand_hope(self) -> None:
+        """Stop where there will be no profile, whatever else is measured: without a clock, or where no network runs."""
+        rows = self._visits.rows
+        row = next(iter(rows), None)
         if row is not None and row.cell == CLOCK and row.error:
             raise CalibrationError(
                 f"the clock of {self._device.name} could not be measured: {row.error}. Try again, with --fresh."
+            )
+        tried = [row.error for row in rows if row.cell.kind == "network" and row.cell.name not in networks.CHAINS]
+        if len(tried) >= calibrate_runtimes.HOPELESS and all(tried):
+            raise CalibrationError(
+                f"none of {len(tried)} networks could be timed on {self._device.name}. {visits.most_failed(rows)}"
+                "Once that is mended, calibrate anew, with --fresh."
             )
 
     def _measure_for_gate(self) -> None:
@@ -326,11 +339,12 @@ class _EagerCalibration:
             return  # too little yet, or too odd; the last fit says so where it stays so
         self._schedule.learn(profile)
         if not self._simulated:
-            self._predictions.append((len(self._visits.rows), acceptance.predictions(profile, self._precision)))
+            told = visits.undisturbed(row for row in self._visits.rows if not row.error)  # what the fit took
+            self._predictions.append((len(told), acceptance.predictions(profile, self._precision)))
 
     def _settled(self) -> bool:
-        """Whether what the last cells told has changed no prediction of note."""
-        if len(self._predictions) < 2:
+        """Whether what the last cells told has changed no prediction of note, and there are networks enough."""
+        if len(self._predictions) < 2 or self._lacks_networks():
             return False
         (fewer, before), (more, now) = self._predictions[-2:]
         settled = more >= TOLD * fewer and acceptance.settled(before, now)
@@ -351,13 +365,24 @@ class _EagerCalibration:
 
 
 def _demand_effort(budget_s: float | None, cells: int | None) -> None:
-    """Refuse an effort that measures nothing or never ends."""
+    """Refuse an effort that measures nothing or never ends, and one for which the memory does not last."""
     if budget_s is not None and budget_s < LEAST_S:
         raise UsageError(f"a budget of {budget_s:g} s measures nothing. Give at least {LEAST_S:g} s, better 40.")
     if budget_s is not None and not isfinite(budget_s):
         raise UsageError(f"a budget of {budget_s:g} s never ends. Give seconds, or a number of cells.")
     if cells is not None and cells < 1:
         raise UsageError(f"{cells} cells measure nothing. Give at least 1, better some hundreds, or a budget_s.")
+    _demand_memory()
+
+
+def _demand_memory() -> None:
+    """Refuse to start where no cell could be begun beside the data that tells the machine's speed."""
+    left, needed = max(host.bytes_left(), 0.0), 2 * LEAST_BYTES
+    if left < needed:
+        raise CalibrationError(
+            f"{left / 1e6:.0f} MB of memory are left for this process, and measuring takes {needed / 1e6:.0f} MB. "
+            "Free some, or raise the limit of its container or shell."
+        )
 
 
 def _plan(
@@ -384,14 +409,15 @@ def _plan(
     }
 
 
-def _precisions(device: Device, wanted: Sequence[str] | None, quick: bool) -> tuple[str, ...]:
+def _precisions(device: Device, wanted: str | Sequence[str] | None, quick: bool) -> tuple[str, ...]:
     offered = device.precisions()
     if wanted is None:
         return offered[:1] if quick else offered
+    wanted = tuple(dict.fromkeys((wanted,) if isinstance(wanted, str) else wanted))
     unknown = [precision for precision in wanted if precision not in offered]
     if unknown or not wanted:
         raise UsageError(f"{device.name} does not do {', '.join(unknown) or 'nothing'}; it does {', '.join(offered)}.")
-    return tuple(wanted)
+    return wanted
 
 
 def fit_raw(folder: str | os.PathLike[str], *, name: str | None = None) -> DeviceProfile:
@@ -429,6 +455,11 @@ def fit_raw(folder: str | os.PathLike[str], *, name: str | None = None) -> Devic
         header, rows = read_journal(journal)
         if any(row.cell.runtime == EAGER for row in rows):
             break
+    if header.about.get("networks", networks.VERSION) != networks.VERSION:  # by the same names it timed others
+        raise CalibrationError(
+            f"{journal} was written by another version of latpred, which had other networks. Fit it with that version, "
+            "or calibrate again."
+        )
     info, options = device_of(header.machine), conditions.Options(**header.about.get("options", {}))
     try:
         profile, _ = profile_fit.fit_profile(
@@ -501,6 +532,7 @@ def calibrate_host(
     """
     name = name or host_profile.name_here("this-host")
     host_profile.path(name)  # a bad name must not cost a measurement
+    _demand_memory()
     live = open_device(device or "cpu")
     start = time.monotonic()
     cells = [schedules.network_cell(spec) for spec in (*schedules.chain_networks(), *schedules.tiny_networks(tiny))]
@@ -520,7 +552,7 @@ def calibrate_host(
     if len(others) < profile_fit.FEWEST_NETWORKS or not chains:
         raise CalibrationError(
             f"{len(others)} tiny networks and {len(chains)} chains of calls were timed, too few to know a host by. "
-            f"Time at least {profile_fit.FEWEST_NETWORKS}: latpred calibrate --host-only"
+            f"{visits.most_failed(rows)}Time at least {profile_fit.FEWEST_NETWORKS}: latpred calibrate --host-only"
         )
     profile = HostProfile(
         name=name,

@@ -16,6 +16,7 @@ import msgspec
 import numpy as np
 import torch
 
+from latpred import host
 from latpred.calibration.cells import (
     CLOCK,
     COPY,
@@ -30,7 +31,7 @@ from latpred.calibration.cells import (
 )
 from latpred.calibration.devices import Device, constants
 from latpred.calibration.fitting.kernel_fit import nearest_fit, row_of
-from latpred.calibration.session import Sampled
+from latpred.calibration.session import LEAST_BYTES, Sampled
 from latpred.calibration.timing import in_network, timer
 from latpred.calibration.timing.reference_speed import SpeedGauge, gauge_for, gauge_on
 from latpred.calibration.workloads import networks, single_ops
@@ -236,6 +237,12 @@ def schedule_of(device: Device, precisions: Sequence[str]) -> Synchronous | Asyn
     return (Asynchronous if device.asynchronous else Synchronous)(device, precisions)
 
 
+def _demand_room(needed: int) -> None:
+    """Refuse a cell that memory has no room for: a container would end the whole process over it."""
+    if needed > host.bytes_left() - LEAST_BYTES:
+        raise MemoryError("it needs more than is left")
+
+
 class Synchronous(Schedule):
     """The schedule of a CPU: kernels are timed within sized networks, for alone they find everything in the cache."""
 
@@ -262,10 +269,13 @@ class Synchronous(Schedule):
         """Time a network whole and call by call, or bytes being moved."""
         gauge = gauge_for(cell.runtime)
         if cell.kind == "memory":
+            _demand_room(cell.dims["bytes"] * (1 if cell.name in ("read", "weights") else 2))
             call = self._device.prepare(cell)
             return Sampled({"single": timer.single(self._device, call, timer.QUICK, gauge)})
         spec = network_spec(cell)
         graph, batch = cell_graph(cell, self._device.info().kind)  # one that cannot be traced is no use to any fit
+        # The filler is there already, the weights that run after it are not.
+        _demand_room(graph.peak_bytes(batch) + spec.cold * (graph.parameter_bytes - 2 * networks.EVICTING_BYTES))
         repeats, budget_s = TINY_EFFORT if spec.tiny else HOLDOUT_EFFORT if spec.holdout else SIZED_EFFORT
         with self._device.errors():
             model, inputs = self._workload(cell)

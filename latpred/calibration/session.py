@@ -381,7 +381,8 @@ class Session:
 
     def _aside(self, header: Header) -> Path:
         whose = header.machine.machine_id or header.machine.hostname_hash
-        return self._folder / f"journal-{header.settings}-{whose[:8]}.jsonl"
+        gpu = re.sub(r"[^A-Za-z0-9]+", "-", header.machine.accelerator)  # the first one may be another next time
+        return self._folder / f"{'-'.join(filter(None, ('journal', header.settings, whose[:8], gpu)))}.jsonl"
 
     def _writing(self) -> AbstractContextManager[None]:
         return _kept_in(self._folder, self.purpose, self.elsewhere)
@@ -394,9 +395,10 @@ class Session:
             return f"{under_way}. Wait until it ends."
         if who.host != host.hostname_hash():
             return f"{under_way} on another machine (process {who.pid}, since {who.since}). Wait until it ends."
+        stop = "taskkill /F /PID" if os.name == "nt" else "kill -INT"
         return (
             f"{under_way} (process {who.pid}, since {who.since}), and two would slow each other down. Wait until it "
-            f"ends, or stop it with: kill -INT {who.pid}; what it measured is kept."
+            f"ends, or stop it with: {stop} {who.pid}; what it measured is kept."
         )
 
 

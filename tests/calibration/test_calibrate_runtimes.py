@@ -253,6 +253,34 @@ def test_a_runtime_that_never_works_stays_out_and_the_gate_says_why(
 
 
 @pytest.mark.usefixtures("finished")
+def test_a_runtime_that_cannot_be_fitted_ends_no_calibration_of_others(monkeypatch: pytest.MonkeyPatch) -> None:
+    fit, prepared = base.RuntimeCalibrator.fit, base.RuntimeCalibrator.prepared
+    few = list[object]()
+
+    def failing(self: base.RuntimeCalibrator, *given: Any) -> Any:
+        return 1 / 0 if self.runtime == "plain" else fit(self, *given)
+
+    monkeypatch.setattr(base.RuntimeCalibrator, "fit", failing)
+    profile = more(("plain", "torchscript"), 2 * MORE)
+    assert list(profile.runtimes) == ["eager", "torchscript"]
+    assert profile.acceptance.checks["plain: costs"] == "ZeroDivisionError: division by zero: failed"
+    monkeypatch.setattr(base.RuntimeCalibrator, "fit", fit)
+
+    def once(*given: Any) -> Any:
+        few.append(given)
+        return prepared(*given) if len(few) == 1 else 1 / 0
+
+    monkeypatch.setattr(base.RuntimeCalibrator, "prepared", once)
+    profile = more()
+    said = profile.acceptance.checks["plain: costs"]
+    assert said.startswith(f"Of {MORE} cells {MORE - 1} could not be measured, most often for this: ZeroDivision")
+    assert "1 networks were timed in plain, too few" in said
+    assert profile.failures == {"plain: ZeroDivisionError: division by zero": MORE - 1}
+    monkeypatch.setattr(base.RuntimeCalibrator, "prepared", prepared)
+    assert more().failures == {}
+
+
+@pytest.mark.usefixtures("finished")
 def test_a_runtime_that_was_fitted_to_disturbed_cells_fails(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(calibrate_runtimes, "spoilt", lambda rows: 0.7)
     checks = more().acceptance.checks

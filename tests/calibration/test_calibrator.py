@@ -5,7 +5,7 @@ from __future__ import annotations
 import gzip
 import math
 import runpy
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from itertools import islice
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -28,6 +28,7 @@ from latpred.calibration.runtime_calibration import calibrate_runtimes
 from latpred.calibration.session import Row, Session, directory, read_journal
 from latpred.calibration.timing import visits
 from latpred.calibration.timing.reference_speed import RunSpeed, gauge_of
+from latpred.calibration.workloads import networks
 from latpred.errors import CalibrationError, DeviceError, ProfileError, UsageError
 from latpred.profile import store
 from latpred.profile.document import DeviceProfile
@@ -192,9 +193,26 @@ def test_predictions_settle_over_many_cells_and_not_over_one(empty: Session, mon
     eager._measure()
     assert len(asked) == 2, "one for the looks that what was resumed is beyond, and the second"
     assert eager._spent >= 1.0
-    for fewer, settled in ((len(run.rows), False), (len(run.rows) // 2, True)):
-        eager._predictions = [(fewer, np.ones(4)), (len(run.rows), np.ones(4))]
+    enough = calibrator.ENOUGH_NETWORKS
+    for fewer, seen, settled in ((50, enough, False), (25, enough, True), (25, enough - 1, False)):
+        monkeypatch.setattr(profile_fit, "networks_seen", lambda _, seen=seen: seen)
+        eager._predictions = [(fewer, np.ones(4)), (50, np.ones(4))]
         assert eager._settled() is settled
+
+
+def test_cells_that_no_fit_takes_settle_nothing(empty: Session, monkeypatch: pytest.MonkeyPatch) -> None:
+    fit, eager = some_profile(), untimed(empty, 200.0, Untimed([]))
+    monkeypatch.setattr(eager, "_fit", lambda: fit)
+    monkeypatch.setattr(acceptance, "predictions", lambda *_: np.ones(4))
+    monkeypatch.setattr(profile_fit, "networks_seen", lambda _: calibrator.ENOUGH_NETWORKS)
+    calm = [Row(cell, {}, 1.0) for cell in acceptance.models("fp32")]
+    for more in ({"disturbed": "busy"}, {"error": "no"}, {}):
+        others = [msgspec.structs.replace(row, **more) for row in calm]
+        eager._predictions.clear()
+        for rows in (calm, [*calm, *others]):
+            eager._visits.rows[:] = rows
+            eager._learn()
+        assert eager._settled() is (not more)
 
 
 def test_profile_is_accepted_on_what_it_never_saw(calibrated: Calibrated) -> None:
@@ -285,6 +303,32 @@ def test_too_little_for_a_profile_says_what_to_do() -> None:
     busy = [msgspec.structs.replace(row, disturbed="other work used 1.9 processors") for row in rows]
     with pytest.raises(CalibrationError, match="Other work had the processors meanwhile; stop it"):
         profile_fit.fit_profile(busy, header.machine, SimulatedDevice().info(), "mine")
+    broken = [row if row.cell == cells.CLOCK else msgspec.structs.replace(row, timings={}, error="no.") for row in rows]
+    with pytest.raises(CalibrationError, match=r"Of 20 cells 19 could not .* for this: no\. Give the calibration"):
+        profile_fit.fit_profile(broken, header.machine, SimulatedDevice().info(), "mine")
+
+
+def test_where_no_network_can_be_timed_the_rest_is_not_tried(empty: Session) -> None:
+    tiny = [schedules.network_cell(spec) for spec in schedules.tiny_networks(calibrate_runtimes.HOPELESS)]
+    chains = [Row(schedules.network_cell(spec), {}, 0.1) for spec in schedules.chain_networks()]
+    run = Untimed([*chains, *(Row(cell, {}, 0.1, "its trace has 3") for cell in tiny)])
+    eager = untimed(empty, 60.0, run)
+    said = r"none of 12 networks .* on cpu\. Of 18 cells 12 could not .* this: its trace has 3\. .* with --fresh\."
+    with pytest.raises(CalibrationError, match=said):
+        eager._measure()
+    for few in (run.rows[:-1], [*run.rows, Row(tiny[0], {}, 0.1)]):
+        run.rows[:] = few
+        eager._demand_hope()
+
+
+@pytest.mark.parametrize("start", [lambda: calibrate("cpu", budget_s=5.0), calibrator.calibrate_host])
+def test_too_little_memory_for_any_cell_is_said_first(
+    start: Callable[[], object], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(host, "bytes_left", lambda: 3e8)
+    with pytest.raises(CalibrationError, match=r"300 MB of memory are left .*, and measuring takes 400 MB"):
+        start()
+    assert not directory("cpu").exists()
 
 
 @pytest.mark.parametrize(
@@ -297,6 +341,7 @@ def test_too_little_for_a_profile_says_what_to_do() -> None:
         ({"cells": 0}, r"0 cells measure nothing\. Give at least 1"),
         ({"precisions": ["fp8"]}, r"simulated does not do fp8; it does fp32, fp16\."),
         ({"precisions": ["fp32", "tf32", "int8"]}, "does not do tf32, int8"),
+        ({"precisions": "fp8"}, r"simulated does not do fp8; it does fp32, fp16\."),
         ({"precisions": []}, "does not do nothing; it does fp32, fp16"),
     ],
 )
@@ -304,6 +349,11 @@ def test_impossible_effort_or_precision_is_refused(options: dict[str, object], m
     with pytest.raises(UsageError, match=message):
         calibrate(SimulatedDevice(), **options)  # type: ignore[arg-type]
     assert not directory("simulated").exists()
+
+
+def test_a_precision_may_be_named_alone_or_twice() -> None:
+    named = ("fp16", ["fp16"], ["fp16", "fp16"])
+    assert [calibrator._precisions(SimulatedDevice(), one, False) for one in named] == [("fp16",)] * 3
 
 
 def test_a_precision_that_cannot_be_set_here_is_said_before_any_cell() -> None:
@@ -360,7 +410,14 @@ def test_a_profile_of_a_journal_says_how_that_was_measured(unfinished: Path) -> 
 
 def test_what_is_no_journal_or_one_of_another_version_is_told_apart(unfinished: Path) -> None:
     journal = unfinished / session.JOURNAL
-    journal.write_text(journal.read_text().replace('"cold":', '"warmth":'))
+    before, (header, rows) = journal.read_text(), read_journal(journal)
+    networks_then = msgspec.structs.replace(header, about={"networks": networks.VERSION - 1})
+    journal.write_bytes(b"".join(msgspec.json.encode(line) + b"\n" for line in (networks_then, *rows)))
+    with pytest.raises(CalibrationError, match="another version of latpred, which had other networks"):
+        fit_raw(unfinished)
+    with pytest.raises(LookupError, match="gone"):  # which is answered as what follows
+        acceptance.model_of("gone")
+    journal.write_text(before.replace('"cold":', '"warmth":'))
     with pytest.raises(CalibrationError, match="another version of latpred: its cells lack 'cold'"):
         fit_raw(unfinished)
     journal.write_text("not a journal\n")

@@ -74,7 +74,14 @@ def test_a_bad_name_costs_no_measurement(monkeypatch: pytest.MonkeyPatch) -> Non
         calibrator.calibrate_host("a/b")
 
 
-def test_too_few_networks_are_said() -> None:
+def test_too_few_networks_are_said(monkeypatch: pytest.MonkeyPatch) -> None:
     with pytest.raises(CalibrationError, match="1 tiny networks"):
         calibrator.calibrate_host("laptop", tiny=1)
     assert host_profile.names() == []
+
+    def refuse(*_: object) -> Sampled:
+        raise CalibrationError("no such op.")
+
+    monkeypatch.setattr(schedules.Synchronous, "measure", refuse)
+    with pytest.raises(CalibrationError, match=r"Of 7 cells 7 could not .* for this: no such op\. Time at least 4"):
+        calibrator.calibrate_host("laptop", tiny=1)

@@ -161,11 +161,13 @@ def test_rows_of_another_dtype_or_without_a_source_are_fitted_apart() -> None:
 
 
 @pytest.mark.parametrize("pairs", [1, 2])
-def test_of_one_or_two_pairs_of_n_and_k_none_is_kept_out(pairs: int) -> None:
+def test_of_one_or_two_pairs_of_n_and_k_none_is_kept_out(pairs: int, tmp_path: Path) -> None:
     m = np.arange(1, 61)
     table = pd.DataFrame({"system": "a100", "m": m, "n": 64 * (1 + m % pairs), "k": 64, "latency_us": 5 + 0.01 * m})
     (rest,) = evaluate_kernels(table, [30])
     assert rest.tested == "the rest"
+    table.assign(source="").to_csv(file := tmp_path / "table.csv")
+    assert evaluate_kernels(file, [30]) == [rest]
 
 
 @pytest.mark.parametrize("over", [0, 1])
@@ -177,12 +179,13 @@ def test_a_budget_that_leaves_none_to_test_on(over: int) -> None:
 @pytest.mark.parametrize(
     ("table", "error", "message"),
     [
+        ("nowhere.csv", TableError, "There is no table at nowhere.csv"),
         (TABLE[["system", "m", "n"]], TableError, r"no column k, latency_us \(it has: system, m, n\)"),
         (TABLE.replace({"m": {1: -1}}), TableError, "49 rows hold no positive number, the first at row 0"),
         (TABLE.assign(dtype="fp32"), TableError, "nobody knows the dtype fp32"),
         (TABLE.assign(system="abacus"), UnknownGpuError, "abacus"),
     ],
 )
-def test_bad_tables(table: pd.DataFrame, error: type[Exception], message: str) -> None:
+def test_bad_tables(table: pd.DataFrame | str, error: type[Exception], message: str) -> None:
     with pytest.raises(error, match=message):
         evaluate_kernels(table, [30])

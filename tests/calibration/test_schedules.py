@@ -6,12 +6,15 @@ import random
 from collections import Counter
 from itertools import islice
 
+import msgspec
 import pytest
 import torch
 
+from latpred import host
 from latpred.calibration import cells, schedules
 from latpred.calibration.cells import Cell
 from latpred.calibration.devices import open_device
+from latpred.calibration.session import LEAST_BYTES
 from latpred.calibration.workloads import blocks, networks, single_ops
 from latpred.errors import CalibrationError, TraceError
 from latpred.graph.graph import ModelGraph
@@ -44,6 +47,20 @@ def test_a_network_that_finds_no_memory_says_so(monkeypatch: pytest.MonkeyPatch)
     schedule, (spec,) = schedules.Synchronous(open_device("cpu"), ("fp32",)), schedules.tiny_networks(1)
     with pytest.raises(MemoryError, match="can't allocate memory"):
         schedule.measure(schedules.network_cell(spec))
+
+
+def test_a_cell_that_memory_has_no_room_for_is_not_begun(monkeypatch: pytest.MonkeyPatch) -> None:
+    wide = networks.NetworkSpec("mlp", 10, 1280, 1024, 1)
+    weights = networks.graph(wide).parameter_bytes
+    cold = schedules.network_cell(msgspec.structs.replace(wide, cold=True))
+    read = Cell("memory", "read", cells.COPY.dims)
+    schedule = schedules.Synchronous(open_device("cpu"), ("fp32",))
+    monkeypatch.setattr(schedules.in_network, "time_ops", lambda *_, **__: pytest.fail("begun"))
+    monkeypatch.setattr(schedules.timer, "single", lambda *_, **__: pytest.fail("begun"))
+    for cell, needed in ((cold, 2 * weights), (cells.COPY, 2 * cells.COPIED_BYTES), (read, cells.COPIED_BYTES)):
+        monkeypatch.setattr(host, "bytes_left", lambda needed=needed: needed + LEAST_BYTES - 1)
+        with pytest.raises(MemoryError, match="it needs more than is left"):
+            schedule.measure(cell)
 
 
 def test_every_builder_has_a_dispatch_cell() -> None:

@@ -153,6 +153,16 @@ def test_a_machine_is_known_by_its_id_and_without_one_by_its_name_and_no_other_s
     assert [resumed("b" * 16, "1" * 16), resumed("a" * 16, "1" * 16), resumed("", "3" * 16)] == [1, 1, 1]
 
 
+def test_gpus_that_take_turns_as_the_first_one_lose_no_journal(opened):
+    def resumed(gpu):
+        with opened(machine=msgspec.structs.replace(MACHINE, accelerator=gpu)) as one:
+            held = len(one.rows)
+            one.run(gemm(1), Measuring())
+            return held
+
+    assert [resumed(gpu) for gpu in ("NVIDIA T4", "NVIDIA L4", "NVIDIA T4", "NVIDIA L4")] == [0, 0, 1, 1]
+
+
 NO_TIMERS = pytest.mark.skipif(not hasattr(signal, "setitimer"), reason="this system has no interval timers")
 
 
@@ -264,6 +274,11 @@ def test_a_second_session_is_told_who_holds_the_first(opened, tmp_path):
     (tmp_path / session.HOLDER).write_bytes(holder)
     assert "on another machine" in (said := opened()._busy())
     assert "kill" not in said
+    here = msgspec.json.encode(session._Holder(other.pid, "then", session.host.hostname_hash()))
+    (tmp_path / session.HOLDER).write_bytes(here)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(os, "name", "nt")
+        assert f"stop it with: taskkill /F /PID {other.pid};" in opened()._busy()
     with pytest.raises(ZeroDivisionError), opened():
         raise ZeroDivisionError
     with opened():  # the lock is free after a session and its failures

@@ -104,6 +104,11 @@ def test_token_inputs_are_real_even_on_the_meta_device() -> None:
 
 def test_a_mapping_names_its_modules_and_what_is_refused() -> None:
     assert [s.name for s in workloads_of({"a": conv(), "b": conv()}, image=4)] == ["a", "b"]
+    again = workloads_of({"mine": workloads_of({"a": conv()}, image=4)[0], "by name": "resnet-18"})
+    assert [workload.name for workload in again] == ["mine", "by name"]
+    for nothing in (nn.Linear, None, [1], {"a": conv}):
+        with pytest.raises(UsageError, match=r"is no model to measure\. Give a name, a module, a graph"):
+            workloads_of(nothing)  # type: ignore[arg-type]
     with pytest.raises(UsageError, match="There is no model to measure"):
         workloads_of([])
     with pytest.raises(UsageError, match="Two models are called Sequential"):

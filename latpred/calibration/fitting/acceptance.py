@@ -359,4 +359,4 @@ def timed_graph(cell: Cell, kind: str) -> tuple[ModelGraph, int]:
 
 
 def model_of(name: str) -> Workload:
-    return next(workload for workload in suites.get(suites.GATE).ready if workload.name == name)
+    return {workload.name: workload for workload in suites.get(suites.GATE).ready}[name]

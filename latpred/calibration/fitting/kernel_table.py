@@ -18,6 +18,7 @@ from latpred.errors import TableError, UsageError
 from latpred.fit.roofline import RooflineRegressor
 from latpred.graph.features import Floats, read
 from latpred.profile import gpus
+from latpred.tables import load
 
 COLUMNS = ("system", "m", "n", "k", "latency_us")
 BUDGETS = (100, 300, 1000)
@@ -64,7 +65,7 @@ def evaluate_kernels(
     UsageError
         When a budget does not fit a table.
     """
-    frame = _checked(pd.read_csv(table) if not isinstance(table, pd.DataFrame) else table)
+    frame = _checked(load(table))
     names = [name for name in ("system", "source", "dtype") if name in frame]
     parts = frame.groupby(names, sort=False, dropna=False)
     return [score for _, part in parts for budget in budgets for score in _scores(part, budget, seed)]
@@ -126,7 +127,7 @@ def _checked(frame: pd.DataFrame) -> pd.DataFrame:
             f"the table has no column {', '.join(missing)} (it has: {', '.join(map(str, frame.columns))}). "
             f"A table of products has {', '.join(COLUMNS)}."
         )
-    numbers = frame[list(COLUMNS[1:])].apply(pd.to_numeric, errors="coerce").to_numpy(dtype=float)
+    numbers = frame[list(COLUMNS[1:])].apply(pd.to_numeric, errors="coerce")
     wrong = ~(np.isfinite(numbers) & (numbers > 0)).all(axis=1)
     if wrong.any():
         raise TableError(
@@ -136,7 +137,7 @@ def _checked(frame: pd.DataFrame) -> pd.DataFrame:
     unknown = [] if "dtype" not in frame else sorted(set(map(str, frame["dtype"])) - ELEMENT_BYTES.keys())
     if unknown:
         raise TableError(f"nobody knows the dtype {', '.join(unknown)}. Products are in {', '.join(ELEMENT_BYTES)}.")
-    return frame
+    return frame.assign(**{name: numbers[name] for name in COLUMNS[1:]})
 
 
 def _scores(part: pd.DataFrame, budget: int, seed: int) -> Iterator[Score]:
@@ -145,7 +146,7 @@ def _scores(part: pd.DataFrame, budget: int, seed: int) -> Iterator[Score]:
         raise UsageError(f"a budget of {budget} shapes out of {len(rows)} leaves none to test on; give fewer.")
     first = part.iloc[0]
     told = (first[name] for name in ("source", "dtype") if name in part)
-    system, source = str(first["system"]), " ".join(str(name) for name in told if pd.notna(name))
+    system, source = str(first["system"]), " ".join(str(name) for name in told if pd.notna(name) and name != "")
     multiprocessors = gpus.spec(system).multiprocessors
     hidden = _hidden(part, seed)
     tests = {"the rest": np.ones(len(rows), dtype=bool)}

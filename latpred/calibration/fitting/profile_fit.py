@@ -78,7 +78,7 @@ def fit_profile(
     good = [row if _mixed(row) else at_full_speed(row, info, speed) for row in good]
     info = constants.described(info, good)
     in_networks = _timed_in_place(good, info, speed)
-    dispatch, in_place = _dispatch(good, info, in_networks)
+    dispatch, in_place = _dispatch(good, info, in_networks, visits.most_failed(eager))
     profile = DeviceProfile(
         name=name,
         schema=SCHEMA_VERSION,
@@ -123,7 +123,7 @@ def _usual(rows: Iterable[Row], info: DeviceInfo, speed: RunSpeed) -> dict[str, 
 
 
 def _dispatch(
-    rows: Sequence[Row], info: DeviceInfo, in_networks: Mapping[str, Sequence[TimedNetwork]]
+    rows: Sequence[Row], info: DeviceInfo, in_networks: Mapping[str, Sequence[TimedNetwork]], failed: str
 ) -> tuple[DispatchFit, DispatchFit]:
     """Host costs as a forward pass has them, and as a clock around each call has them, which is a little longer."""
     tiny = [timed_network(row, info) for row in _networks(rows) if network_spec(row.cell).tiny]
@@ -132,7 +132,7 @@ def _dispatch(
         busy = 2 * sum(map(visits.is_disturbed, rows)) > len(rows)
         seconds = sum(row.seconds for row in rows)
         raise CalibrationError(
-            f"{len(tiny)} tiny networks and {len(chains)} chains of calls were timed, too few for a profile. "
+            f"{len(tiny)} tiny networks and {len(chains)} chains of calls were timed, too few for a profile. {failed}"
             + ("Other work had the processors meanwhile; stop it, or wait until it is done. " if busy else "")
             + f"Give the calibration more time, as with --budget {acceptance.more_time(seconds)}."
         )

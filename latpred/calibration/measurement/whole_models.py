@@ -210,7 +210,7 @@ def measure(
 
     Parameters
     ----------
-    models : str, path, nn.Module, Workload, a sequence of those, or a mapping of names to modules
+    models : str, path, nn.Module, Workload, a sequence of those, or a mapping of names to them
         What to measure.
     batches : int or iterable of int
         Batch sizes, each at least 1.

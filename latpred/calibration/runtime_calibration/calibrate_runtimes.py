@@ -14,8 +14,8 @@ from latpred.calibration.fitting import acceptance, profile_fit
 from latpred.calibration.fitting.acceptance import HoldoutError
 from latpred.calibration.runtime_calibration import network_fit
 from latpred.calibration.runtime_calibration.base import RuntimeCalibrator
-from latpred.calibration.session import MISSING, Row, Session
-from latpred.calibration.timing.visits import Tell, Visits, spoilt
+from latpred.calibration.session import MISSING, Row, Session, failure_of
+from latpred.calibration.timing.visits import Tell, Visits, failures, most_failed, spoilt
 from latpred.errors import BusyError, DeviceError, LatpredError, MissingPackageError, ProfileError, UsageError
 from latpred.profile import store
 from latpred.profile.document import DeviceProfile, DispatchFit
@@ -101,15 +101,20 @@ class RuntimeSession:
         visits = Visits(self.session, calibrator.device, runtime, calibrator.measure, seconds, tell)
         self._measure(calibrator, visits, seconds, cells)
         visits.tell(f"fitting {runtime}")
-        rows = network_fit.at_profile_speed([row for row in visits.rows if not row.error], profile)
-        profile = msgspec.structs.replace(profile, seconds=profile.seconds + round(visits.seconds, 1))
+        kept = {reason: count for reason, count in profile.failures.items() if not reason.startswith(f"{runtime}: ")}
+        mine = {f"{runtime}: {reason}": count for reason, count in failures(visits.rows).items()}
+        seconds = profile.seconds + round(visits.seconds, 1)
+        profile = msgspec.structs.replace(profile, seconds=seconds, failures=kept | mine)
         try:
+            rows = network_fit.at_profile_speed([row for row in visits.rows if not row.error], profile)
             fit, errors = fit_with_spread(calibrator, rows, profile)
         except (DeviceError, BusyError):
             raise
-        except LatpredError as error:
+        except Exception as error:
+            # One runtime that cannot be fitted, for whatever reason, must not end the calibration of others.
             failed = _only_failures(visits.rows)
-            reason = failed[0].error if failed else str(error)
+            said = str(error) if isinstance(error, LatpredError) else failure_of(error)
+            reason = failed[0].error if failed else most_failed(visits.rows) + said
             return msgspec.structs.replace(profile, acceptance=acceptance.without(profile, runtime, reason))
         others = [sample for sample in profile.samples if sample.cell.split("/")[1] != runtime]
         return msgspec.structs.replace(

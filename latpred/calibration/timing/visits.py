@@ -293,3 +293,10 @@ def slowdown(
 def failures(rows: Sequence[Row]) -> dict[str, int]:
     """How many cells could not be measured, by reason, the most frequent first."""
     return dict(Counter(row.error.partition(": already ")[0] for row in rows if row.error).most_common())
+
+
+def most_failed(rows: Sequence[Row]) -> str:
+    """How many cells could not be measured, and why most often, as a sentence; "" where there were none."""
+    reasons = failures(rows)
+    reason, failed = next(iter(reasons), "").rstrip("."), sum(reasons.values())
+    return f"Of {len(rows)} cells {failed} could not be measured, most often for this: {reason}. " if failed else ""

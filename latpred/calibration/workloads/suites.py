@@ -12,7 +12,7 @@ import copy
 import os
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cache, partial
 from importlib import import_module
 from importlib.resources import files
@@ -79,15 +79,15 @@ class Workload:
 
 
 Model = str | os.PathLike[str] | nn.Module | ModelGraph | Workload
-Models = Model | Iterable[Model] | Mapping[str, nn.Module]
+Models = Model | Iterable[Model] | Mapping[str, Model]
 
 
 def workloads_of(models: Models, *, seq: int | None = None, image: int | None = None) -> tuple[Workload, ...]:
     """Workloads from whatever a user calls models; a graph among them runs on the simulated device only."""
-    if isinstance(models, (str, os.PathLike, nn.Module, ModelGraph, Workload)):
+    if isinstance(models, (str, os.PathLike, nn.Module, ModelGraph, Workload)) or not isinstance(models, Iterable):
         models = [models]
     if isinstance(models, Mapping):
-        workloads = [module_workload(name, module, seq=seq, image=image) for name, module in models.items()]
+        workloads = [replace(_as_workload(model, seq, image), name=name) for name, model in models.items()]
     else:
         workloads = [_as_workload(model, seq, image) for model in models]
     if not workloads:
@@ -172,6 +172,8 @@ def dense_inputs(shape: tuple[int, ...], precision: str) -> Inputs:
 def _as_workload(model: Model, seq: int | None, image: int | None) -> Workload:
     if isinstance(model, (str, os.PathLike)):
         return _of_name(os.fspath(model), seq, image)
+    if not isinstance(model, nn.Module | ModelGraph | Workload):
+        raise UsageError(f"{model!r} is no model to measure. Give a name, a module, a graph, or several of them.")
     if isinstance(model, ModelGraph | Workload):
         workload = model if isinstance(model, Workload) else _of_graph(model)
         if (seq, image) != (None, None):
