@@ -25,6 +25,7 @@ from transformers import BertConfig, BertModel, CLIPConfig
 
 from latpred.runtimes.lowering import trace_for_runtime
 from latpred.runtimes.source import code_of
+from latpred.sandbox import fingerprint as fingerprints
 from latpred.sandbox.fingerprint import fingerprint
 
 
@@ -135,6 +136,10 @@ NUMBERED: dict[str, Callable[[int], Any]] = {
     "outputs of a layer": lambda width: nn.Linear(4, width),
     "bias": lambda width: nn.Linear(4, 4, bias=width > 8),
     "width of a recurrent layer": lambda width: nn.LSTM(4, width),
+    "layout of a weight": lambda number: nn.Conv2d(4, 4, 3).to(
+        memory_format=torch.channels_last if number == 8 else torch.contiguous_format
+    ),
+    "weights to train": lambda number: nn.Linear(4, 5).requires_grad_(number == 8),
     "setting of a layer": lambda number: nn.Dropout(number / 100),
     "plain value of a module": holding,
     "other value of a module": lambda number: holding(argparse.Namespace(mode=number)),
@@ -147,6 +152,13 @@ NUMBERED: dict[str, Callable[[int], Any]] = {
     "buffer of one number": lambda number: buffered(torch.tensor(float(number))),
     "few numbers in a helper": lambda number: holding(Settings(torch.tensor([float(number)]))),
     "function that a library made": _ntuple,
+    "names of arguments": lambda number: scoped(
+        f"def width({'a, b' if number == 8 else 'b, a'}): return {'a - b' if number == 8 else 'b - a'}\n"
+        "def candidate(): return nn.Linear(width(a=8, b=4), 4)"
+    ),
+    "arguments as one": lambda number: scoped(
+        f"def width({'*' if number == 8 else ''}a): return a[0]\ndef candidate(): return nn.Linear(width('8'), 4)"
+    ),
     # What a candidate names is part of it.
     "namespace": lambda width: reading("settings.width", settings=argparse.Namespace(width=width)),
     "dict": lambda width: reading("settings['width']", settings={"width": width}),
@@ -195,6 +207,15 @@ def test_a_number_tells_candidates_apart(kind: str) -> None:
 def test_kinds_of_candidates_are_told_apart() -> None:
     assert len({fingerprint(make(8)) for make in NUMBERED.values()}) == len(NUMBERED)
     assert fingerprint(Stubborn()) is None
+
+
+def test_two_commits_of_a_library_that_have_one_version_are_told_apart(monkeypatch: pytest.MonkeyPatch) -> None:
+    def told(commit: str) -> str:
+        package = types.SimpleNamespace(version="5.0.dev0", read_text=lambda _: f'{{"commit_id": "{commit}"}}')
+        monkeypatch.setattr(fingerprints.metadata, "distribution", lambda _: package)
+        return fingerprints.version("transformers")
+
+    assert told("a") == told("a") != told("b")
 
 
 def test_a_file_counts_by_what_is_in_it(tmp_path: Path) -> None:

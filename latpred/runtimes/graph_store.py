@@ -125,15 +125,18 @@ def _most(batches: Sequence[int]) -> int:
 
 @cache
 def _software() -> tuple[str, ...] | None:
-    """The interpreter, every package that is installed, and a digest of latpred's own part in a trace.
+    """The interpreter, every package that is installed, what timm is told, and a digest of latpred's part in a trace.
 
     None where a library that models come from is installed to be worked on.
     """
+    told = [f"{name}={value}" for name, value in sorted(os.environ.items()) if name.startswith("TIMM_")]
     for name in LIBRARIES:
-        with contextlib.suppress(metadata.PackageNotFoundError):
-            if '"editable": true' in (metadata.distribution(name).read_text("direct_url.json") or ""):
+        with contextlib.suppress(metadata.PackageNotFoundError, ValueError):  # as of a damaged file
+            came_from = metadata.distribution(name).read_text("direct_url.json") or "{}"
+            if json.loads(came_from).get("dir_info", {}).get("editable"):
                 return None
-    return (platform.python_version(), platform.machine(), *_packages(), digest_of(*_TRACING))
+            told.append(came_from)  # two commits of a repository may have one version
+    return (platform.python_version(), platform.machine(), *_packages(), *told, digest_of(*_TRACING))
 
 
 @cache

@@ -6,6 +6,8 @@ A model that those tools refuse, and a graph without a model, get the runtime's 
 from __future__ import annotations
 
 import os
+import re
+from contextlib import AbstractContextManager
 from dataclasses import replace
 from functools import cache, partial
 from typing import TYPE_CHECKING, Any
@@ -14,7 +16,7 @@ import msgspec
 
 from latpred import host, runtimes
 from latpred.errors import RuntimeRefusalError, UsageError
-from latpred.graph.graph import ModelGraph
+from latpred.graph.graph import ModelGraph, all_ops
 from latpred.graph.rewrites import REWRITTEN
 from latpred.query import AMP
 from latpred.runtimes import graph_store, legacy_torch
@@ -33,6 +35,7 @@ _REFUSED = "an estimate only: "  # how the note starts of a graph whose runtime 
 _UNASKED = "at batch {batch} alone {runtime} was not asked what it makes of the model: estimated from the eager trace"
 # How many times a model's weights a runtime's tools hold at once, as measured of BEiT-Large, VGG-19 and ViT-Huge.
 _COPIES = {"torchscript": 2, "onnxruntime": 6, "compile": 2}
+_DRAWS = re.compile("aten::(rand|normal|bernoulli|multinomial|poisson|exponential|uniform|geometric|cauchy|log_normal)")
 _estimates: IdentityCache[ModelGraph, dict[tuple[str, str], ModelGraph]] = IdentityCache()
 
 
@@ -176,7 +179,7 @@ def of_source(source: Source, runtime: str, target: str, batch: int | None = Non
         try:
             _demand_casts(tracer.traced_by, eager, target)
             _demand_memory(tracer.traced_by, eager)
-            with without_modes(), TOOLS.held(), put_back(source.roots, numbers=False), no_autocast():
+            with without_modes(), TOOLS.held(), put_back(source.roots, numbers=False), no_autocast(), _undrawn(eager):
                 return trace()
         except RuntimeRefusalError as error:
             if _is_passing(error):
@@ -191,6 +194,17 @@ def of_source(source: Source, runtime: str, target: str, batch: int | None = Non
         if not out_of_memory(error):
             raise
         return guess(f"{_REFUSED}memory ran out while {tracer.traced_by}'s tools were at the model")
+
+
+def _undrawn(graph: ModelGraph) -> AbstractContextManager[None]:
+    """Where tools run a model that draws from PyTorch's generator, which then goes on as if it had not.
+
+    Of any other model nothing is put back: other threads may draw meanwhile.
+    """
+    import torch
+
+    draws = any(op.launches and _DRAWS.match(op.name) for op in all_ops(graph))
+    return torch.random.fork_rng(devices=[], enabled=draws)
 
 
 def _guess(tracer: RuntimeTracer, eager: ModelGraph, target: str, reason: str) -> ModelGraph:

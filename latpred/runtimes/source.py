@@ -20,9 +20,9 @@ from latpred.errors import RuntimeRefusalError
 from latpred.graph.graph import ModelGraph
 from latpred.sandbox.fingerprint import fingerprint
 from latpred.sandbox.own_thread import without_modes
-from latpred.sandbox.untouched import Copier
+from latpred.sandbox.untouched import Copier, copied
 from latpred.tracing import trace
-from latpred.tracing.inputs import DTYPES, kept_dtypes, real
+from latpred.tracing.inputs import DTYPES, as_arguments, kept_dtypes, real, tensors_in
 from latpred.tracing.meta_module import Seeded, attend, cast_weights, make_meta_module
 from latpred.tracing.tracer import as_written, dtype_of_build, with_inputs
 from latpred.zoo.names import attention as built_with
@@ -73,7 +73,7 @@ def source_of(model: torch.nn.Module | str, inputs: Any = None, **options: Any) 
 
 def code_of(model: torch.nn.Module, inputs: Any = ()) -> str | None:
     """What sets a model apart from others of one trace, with inputs but their values; None where nobody can tell."""
-    leaves, form = flattened(inputs)
+    leaves, form = flattened(as_arguments(inputs))
     shapes = [(tuple(leaf.shape), leaf.dtype) if isinstance(leaf, torch.Tensor) else leaf for leaf in leaves]
     return fingerprint((model, shapes, str(form)))
 
@@ -114,26 +114,23 @@ def _settle(module: torch.nn.Module, dtype: torch.dtype | None, channels_last: b
 
 
 class FlatModel(torch.nn.Module):
-    """A model that takes the tensors among its arguments, and returns those in its result, as exporters want it.
+    """A model that takes the tensors in its arguments and returns those in its result, as exporters want it.
 
-    What is no tensor in the result, such as the cache of a decoder, they cannot give back; objects are looked into
-    where there is no tensor besides. A model that gives none is refused: nothing of it would be left.
+    It takes those within objects too: what a tool does not see come in, it computes with once. What is no tensor in the
+    result, such as the cache of a decoder, they cannot give back; objects are looked into where there is no tensor
+    besides. A model that gives none is refused: nothing of it would be left.
     """
 
     def __init__(self, model: torch.nn.Module, inputs: Any) -> None:
         super().__init__()
         self.model = model
-        self._leaves, self._form = flattened(inputs)
+        leaves, self._form = flattened(inputs)
+        self._leaves = [torch.empty(0) if isinstance(leaf, torch.Tensor) else leaf for leaf in leaves]
         self._named = isinstance(inputs, Mapping)
-        self._places = [index for index, leaf in enumerate(self._leaves) if isinstance(leaf, torch.Tensor)]
-        for place in self._places:
-            self._leaves[place] = None
 
     def forward(self, *tensors: torch.Tensor) -> tuple[torch.Tensor, ...]:
-        leaves = list(self._leaves)
-        for place, tensor in zip(self._places, tensors, strict=True):
-            leaves[place] = tensor
-        given = tree_unflatten(leaves, self._form)
+        rest = iter(tensors)
+        given = tree_unflatten([copied(leaf, lambda _: next(rest)) for leaf in self._leaves], self._form)
         result = self.model(**given) if self._named else self.model(*given)
         found = _results(result) or _results(result, {})
         if not found:
@@ -163,7 +160,7 @@ def _results(value: Any, met: dict[int, Any] | None = None) -> list[torch.Tensor
 
 def tensors_of(inputs: Any) -> list[torch.Tensor]:
     """The tensors among the arguments of a forward, in the order in which `FlatModel` takes them."""
-    return [leaf for leaf in flattened(inputs)[0] if isinstance(leaf, torch.Tensor)]
+    return [tensor for leaf in flattened(inputs)[0] for tensor in tensors_in(leaf)]
 
 
 def device_of(model: torch.nn.Module, inputs: Any) -> torch.device:

@@ -8,6 +8,7 @@ recorded. Nodes that never reach PyTorch's dispatcher (sizes, lists) are found i
 
 from __future__ import annotations
 
+import os
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import suppress
 from functools import partial
@@ -47,6 +48,7 @@ ESTIMATE_NOTE = "TorchScript's own graph was not taken: its nodes are estimated 
 _OF_OTHERS = frozenset({"free", "tensor"})  # classes of ops that launch nothing and yet are dispatched
 FUSED = "elementwise.fused"
 _MOST_TEXT = 200
+_SWITCH = "PYTORCH_JIT"  # variable of the environment that torch reads where it is imported
 _CONSTANT = "prim::Constant"
 _READS = frozenset({"aten::item", "aten::_local_scalar_dense"})
 _HALVES = (torch.float16, torch.bfloat16)
@@ -59,13 +61,17 @@ class TorchScript(StepPerOp):
     """A frozen trace, as `torch.jit.trace` and `torch.jit.freeze` make it."""
 
     name = traced_by = "torchscript"
-    options = "8"  # raise it whenever the graphs change that are made here
     host_classes = (INTERPRETED,)
     eager_kernels = True
 
     def __init__(self) -> None:
         super().__init__()
         self._built: IdentityCache[torch.nn.Module, Any] = IdentityCache()
+
+    @property
+    def options(self) -> str:
+        """The version of graphs, raised whenever those change that are made here, and whether all is switched off."""
+        return f"9{os.environ.get(_SWITCH, '')}"
 
     def available(self) -> str | None:
         """None while PyTorch has TorchScript, which it calls deprecated."""
@@ -163,10 +169,8 @@ def _estimated(ops: Sequence[Op]) -> list[Op]:
 def _signature(inputs: Any) -> tuple[Any, ...]:
     """What a frozen trace holds for: shapes, dtypes and places of tensors, and all other values."""
     leaves, form = flattened(inputs)
-    return str(form), *(
-        (leaf.shape, leaf.stride(), leaf.dtype, leaf.device) if isinstance(leaf, torch.Tensor) else repr(leaf)
-        for leaf in leaves
-    )
+    told = ((tensor.shape, tensor.stride(), tensor.dtype, tensor.device) for tensor in tensors_of(inputs))
+    return str(form), *told, *(repr(leaf) for leaf in leaves if not isinstance(leaf, torch.Tensor))
 
 
 class Node(NamedTuple):
@@ -188,6 +192,8 @@ class InterpreterRun(NamedTuple):
 
 def frozen(model: torch.nn.Module, inputs: Any) -> Any:
     """Trace a model on inputs and freeze what comes of it; a model that TorchScript cannot take is refused."""
+    if os.environ.get(_SWITCH) == "0":
+        raise RuntimeRefusalError(f"{_SWITCH}=0 keeps TorchScript from tracing anything; unset it.")
     with silenced(), torch.inference_mode(False), torch.no_grad():
         try:
             flat = FlatModel(model, inputs).eval()

@@ -6,6 +6,7 @@ What nobody can tell, such as code that reads a file, has none.
 
 from __future__ import annotations
 
+import contextlib
 import dis
 import functools
 import hashlib
@@ -16,6 +17,7 @@ import weakref
 from collections import OrderedDict
 from collections.abc import Iterable, Iterator
 from importlib import metadata
+from inspect import CO_VARARGS, CO_VARKEYWORDS
 from pathlib import Path
 from types import (
     BuiltinFunctionType,
@@ -60,6 +62,7 @@ MOST_BYTES = 2**26  # of one tensor, by whose values a candidate is told
 _OF_MODULES = frozenset(vars(torch.nn.Module())) - {"_forward_hooks", "_forward_pre_hooks"}
 _CODE = (FunctionType, staticmethod, classmethod, property)
 _SLOTS = (GetSetDescriptorType, MemberDescriptorType)
+_REST = CO_VARARGS | CO_VARKEYWORDS
 
 
 class UntoldError(Exception):
@@ -112,7 +115,9 @@ class _Parts:
         elif isinstance(value, (torch.dtype, torch.device, torch.layout, torch.memory_format, range, type(...))):
             yield repr(value).encode()
         elif isinstance(value, CodeType):
-            yield from self._each((value.co_code, value.co_consts, value.co_names, value.co_freevars))
+            taken = value.co_varnames[: value.co_argcount + value.co_kwonlyargcount]
+            how = value.co_names, value.co_freevars, taken, value.co_argcount, value.co_flags & _REST
+            yield from self._each((value.co_code, value.co_consts, *how))
         elif type(value) in (list, tuple):
             yield from self._each(value)
         elif isinstance(value, (set, frozenset)):
@@ -162,7 +167,9 @@ class _Parts:
         yield repr(module).encode()
         yield from self._each(dict.fromkeys(type(part) for part in module.modules()))
         for name, tensor in (*module.named_parameters(), *module.named_buffers()):
-            yield f"{name} {tuple(tensor.shape)} {tensor.dtype}".encode()
+            # Layouts decide which kernels run, and so does whether a weight is one to train.
+            told = tuple(tensor.shape), tensor.stride(), tensor.dtype, tensor.requires_grad
+            yield f"{name} {told}".encode()
             if keeps_values(tensor, self._in_object):
                 yield _values(tensor)
         outer, self._in_object = self._in_object, False
@@ -177,7 +184,7 @@ class _Parts:
     def _tensor(self, value: torch.Tensor) -> Iterator[bytes]:
         if value.is_nested:
             raise UntoldError("a nested tensor")
-        yield f"{tuple(value.shape)} {value.dtype} {value.device.type}".encode()
+        yield f"{tuple(value.shape)} {value.stride()} {value.dtype} {value.device.type}".encode()
         # Token ids and masks may steer a model, and so may anything that the code which builds it reads.
         steers = self._in_code or not value.is_floating_point() or keeps_values(value, self._in_object)
         if steers and not value.is_meta:
@@ -390,8 +397,11 @@ def library(module: str) -> str | None:
 
 
 def version(package: str) -> str:
-    """The version of an installed package; "" of others, importable or not."""
-    return host.versions(package).get(package, "")
+    """The version of an installed package, and where it came from if not from an index; "" of others."""
+    came_from = None
+    with contextlib.suppress(metadata.PackageNotFoundError):  # two commits of a repository may have one version
+        came_from = metadata.distribution(package).read_text("direct_url.json")
+    return host.versions(package).get(package, "") + (came_from or "")
 
 
 _distributions = functools.cache(metadata.packages_distributions)

@@ -180,7 +180,7 @@ def _looks_on(hook: Any) -> bool:
     return not _writes(code, given) and not _returns(code)
 
 
-_STORES = ("STORE_SUBSCR", "STORE_SLICE")
+_STORES = ("STORE_SUBSCR", "STORE_SLICE", "STORE_ATTR")
 _HANDED_ON = ("UNPACK_SEQUENCE", "GET_ITER", "FOR_ITER")  # what they give is of the same source
 _PARTS = ("BINARY_SUBSCR", "BINARY_SLICE", "CALL", "CALL_KW", "CALL_FUNCTION_EX")  # of what their text begins with
 _APART = frozenset(  # attributes that share nothing with the tensor
@@ -216,6 +216,8 @@ def _writes(code: CodeType, given: set[str]) -> bool:
             if begins.get(place, begins.get((place[0], None))) in given:
                 return True
             source = None
+        elif step.opname == "LOAD_GLOBAL":
+            begins[place] = source = None
         elif step.opname in ("LOAD_ATTR", "LOAD_METHOD"):
             begins[place] = source = None if step.argval in _APART else begins.get(place, source)
         elif step.opname not in _HANDED_ON:

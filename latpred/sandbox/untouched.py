@@ -93,10 +93,8 @@ class Copier:
         self.fed = False  # whether a hook runs that keeps something in what the model has
         self._make, self._feeding = make, feeding
         self._root: torch.nn.Module | None = None  # the first module that is copied
-        # By identity: what was copied, which keeps ids unique, and its copy.
-        self._done: dict[int, tuple[Any, Any]] = {}
-        self._left = MOST
-        self._within_object = False
+        self._done: dict[int, tuple[Any, Any]] = {}  # by identity: what was copied, which keeps it unique, and its copy
+        self._left, self._within_object = MOST, False
 
     @property
     def roots(self) -> tuple[Any, ...]:
@@ -135,6 +133,9 @@ class Copier:
                 self.compiled = True
             else:
                 state[name] = self.attribute(self._running(value) if name == "_forward_hooks" else value)
+        for slot in slots(type(source)):
+            with suppress(AttributeError):  # it has no value
+                slot.__set__(module, self.any(slot.__get__(source)))
         state["training"] = False
         if isinstance(source, torch.nn.DataParallel):
             state["device_ids"] = []  # it then calls what it spreads, wherever that is

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import gzip
+import json
 import os
 import subprocess
 import sys
@@ -298,7 +299,7 @@ def test_a_model_by_name_is_traced_once_for_everything_that_its_trace_depends_on
     assert len(traces) == len(others) + 2
 
 
-@pytest.mark.parametrize("changed", ["python", "package", "own code"])
+@pytest.mark.parametrize("changed", ["python", "package", "variable", "commit", "own code"])
 def test_other_software_has_other_traces(changed: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     before = graph_store.file_by_name(NAME)
     graph_store._software.cache_clear()
@@ -309,6 +310,11 @@ def test_other_software_has_other_traces(changed: str, tmp_path: Path, monkeypat
     elif changed == "package":
         (tmp_path / "timm-99.0.dist-info").mkdir()
         monkeypatch.syspath_prepend(str(tmp_path))
+    elif changed == "variable":
+        monkeypatch.setenv("TIMM_FUSED_ATTN", "0")
+    elif changed == "commit":
+        other = types.SimpleNamespace(read_text=lambda _: '{"vcs_info": {"commit_id": "a"}}')
+        monkeypatch.setattr(graph_store.metadata, "distribution", lambda _: other)
     else:
         monkeypatch.setattr(graph_store, "_TRACING", ("tracing/*.py",))
     assert graph_store.file_by_name(NAME) != before
@@ -327,13 +333,15 @@ def test_a_folder_of_packages_that_may_not_be_read_is_passed_over(monkeypatch: p
     assert graph_store._packages() == before
 
 
-def test_what_may_be_another_tomorrow_is_not_kept(monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize("separators", [(", ", ": "), (",", ":")])  # of pip, and of uv
+def test_what_may_be_another_tomorrow_is_not_kept(separators: tuple[str, str], monkeypatch: pytest.MonkeyPatch) -> None:
     assert graph_store.file_by_name("models.py:build") is None
     assert graph_store.file_by_name(NAME) is not None
     with monkeypatch.context() as patch:
         patch.setattr(graph_store, "generation", lambda: -1)  # somebody registered a formula
         assert graph_store.file_by_name(NAME) is None
-    edited = types.SimpleNamespace(read_text=lambda _: '{"dir_info": {"editable": true}, "url": "file:///timm"}')
+    said = json.dumps({"dir_info": {"editable": True}, "url": "file:///timm"}, separators=separators)
+    edited = types.SimpleNamespace(read_text=lambda _: said)
     monkeypatch.setattr(graph_store.metadata, "distribution", lambda _: edited)
     graph_store._software.cache_clear()
     assert graph_store.file_by_name(NAME) is None

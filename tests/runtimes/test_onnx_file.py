@@ -109,6 +109,13 @@ def test_open_sizes_are_given(given: dict[str, Any], tmp_path: Path) -> None:
     assert traced(file(tmp_path, width="width"), **given).macs(3) == 3 * 8 * 4
 
 
+def test_keys_and_values_of_earlier_tokens_are_no_picture(tmp_path: Path) -> None:
+    path = saved(tmp_path, {"x": ["n", 12, "past", 64]}, [helper.make_node("Tanh", ["x"], ["y"])])
+    with pytest.raises(UsageError, match=r"'x' has open sizes besides the batch \(n x 12 x past x 64\)\. Give inputs="):
+        traced(path)
+    assert traced(path, inputs=torch.zeros(1, 12, 7, 64)).ops[0].dims["numel"].at(2) == 2 * 12 * 7 * 64
+
+
 def test_examples_are_told_apart_by_their_names_and_by_the_integers_that_are_fed(tmp_path: Path) -> None:
     nodes = [helper.make_node("MatMul", ["a", "w"], ["c"]), helper.make_node("Add", ["c", "b"], ["y"])]
     path, long, short = saved(tmp_path, {"a": ["n", "m", "k"], "b": ["n", "m", 4]}, nodes), (2, 6, 8), (2, 6, 4)

@@ -208,6 +208,18 @@ def test_what_can_be_exported() -> None:
         onnx_export.export(Function(lambda x: x.view(2, 8) + 1.0).eval(), (torch.zeros(2, 8),))
 
 
+def test_a_time_may_come_ahead_of_what_has_a_batch() -> None:
+    model = Function(lambda time, x: torch.tanh(x) * time)
+    graph = lowering.trace_for_runtime(model, (torch.tensor(1.0), torch.zeros(2, 8)), runtime="onnxruntime")
+    assert (lowering.refusal(graph), graph.launches()) == (None, 2)
+
+
+def test_inputs_of_two_precisions_are_exported_as_they_are() -> None:
+    x, y = torch.ones(2, 8), torch.ones(2, 8, dtype=torch.float64)
+    (result,) = OnnxRuntime().build(Function(lambda x, y: x + y.float()).eval(), (x, y))()
+    assert result.tolist() == (x + y).tolist()
+
+
 def test_a_value_that_is_no_tensor_has_an_export_of_its_own() -> None:
     model, x = Decoder(4, 4).eval(), torch.randn(2, 4)
     for twice in (True, False):
@@ -297,6 +309,7 @@ def tensor(*shape: int, **kinds: Any) -> Value:
 
 SCALE, AXIS = tensor(64, weight=True), Value((), "int64", weight=True, scalar=1)
 TOKENS, WAVES, ODD_WAVES, BLOCK = tensor(8, 32, 64), tensor(8, 64, 10, 2), tensor(8, 60, 10, 2), (2, 3, 4, 5)
+SOUND, STEP, LONG = tensor(2, 32000, 1), *(Value((), "int64", weight=True, scalar=length) for length in (160, 400))
 # Of orders of axes: the elements, how many stay together, and how many matrices are turned over that one axis passes.
 TURNS = {
     (0, 1, 3, 2): (120, 1, 6),
@@ -317,6 +330,11 @@ TURNS = {
         ("DFT", {}, (ODD_WAVES, None, AXIS), ODD_WAVES, "fft.chirp", (80, 60)),
         ("DFT", {"axis": 1}, (WAVES,), WAVES, "fft.dft", (80, 64)),
         ("DFT", {"axis": 1}, (ODD_WAVES,), ODD_WAVES, "fft.chirp", (80, 60)),
+        # Of real values half of the result is kept, after all of it was computed.
+        ("DFT", {"axis": 1, "onesided": 1}, (tensor(8, 64, 10, 1),), tensor(8, 33, 10, 2), "fft.dft", (80, 64)),
+        ("DFT", {"axis": 1, "inverse": 1}, (tensor(8, 33, 10, 2),), tensor(8, 64, 10, 1), "fft.dft", (80, 64)),
+        ("STFT", {"onesided": 1}, (SOUND, STEP, tensor(400), LONG), tensor(2, 198, 201, 2), "fft.chirp", (396, 400)),
+        ("STFT", {"onesided": 1}, (SOUND, STEP, tensor(512)), tensor(2, 197, 257, 2), "fft.dft", (394, 512)),
         # A normalisation with an addition in it has a kernel of its own.
         ("LayerNormalization", {}, (TOKENS, SCALE), TOKENS, "norm.layer_norm", (256, 64)),
         ("SkipLayerNormalization", {}, (TOKENS, TOKENS), TOKENS, "norm.skip_layer_norm", (256, 64)),

@@ -148,6 +148,28 @@ def test_a_model_of_a_users_file_is_built_in_the_default_dtype(tmp_path: Path) -
     assert (graph.precision, refusal(graph)) == ("fp64", None)
 
 
+class Sample:
+    """What a model takes, as one object."""
+
+    def __init__(self, x: torch.Tensor) -> None:
+        self.x = x
+
+
+class Taking(torch.nn.Linear):
+    def forward(self, sample: Sample) -> torch.Tensor:  # type: ignore[override]
+        return super().forward(sample.x)
+
+
+@pytest.mark.parametrize("runtime", ["torchscript", "onnxruntime", "compile"])
+def test_tensors_within_an_object_that_a_model_takes_are_no_constants(runtime: str) -> None:
+    for given in (lambda batch: Sample(torch.zeros(batch, 8)), (Sample(torch.zeros(2, 8)),)):
+        graph = trace_for_runtime(Taking(8, 8), given, runtime=runtime)
+        assert (graph.macs(4), refusal(graph)) == (4 * 8 * 8, None)
+    build = runtimes.get("torchscript").build
+    for batch in (2, 3):
+        assert build(Taking(8, 8).eval(), (Sample(torch.zeros(batch, 8)),))()[0].shape == (batch, 8)
+
+
 class Recurrent(torch.nn.Module):
     """Begins a pass with what the last one left."""
 

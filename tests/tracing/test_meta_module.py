@@ -125,6 +125,7 @@ def hook_of(given: str, *lines: str) -> Callable[..., None]:
         ("module, args, out", ["torch.add(out, 1, out=out)"]),
         ("module, args, out", ["torch.nn.functional.relu(out, inplace=True)"]),
         ("*given", ["given[-1][:] += 1"]),
+        ("module, args, out", ["out.data = out * 2"]),
     ],
 )
 def test_hooks_that_write_in_place_are_part_of_the_forward_pass(given: str, lines: list[str]) -> None:

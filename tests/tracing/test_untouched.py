@@ -262,6 +262,21 @@ def drawing() -> nn.Module:
     return Base(draw, generator=torch.Generator().manual_seed(3), **own)
 
 
+def noisy(self: Any, x: torch.Tensor) -> torch.Tensor:
+    """From PyTorch's generator alone, which tools of runtimes leave where it was."""
+    return x + torch.randn_like(x)
+
+
+class Apart(Base):
+    """Keeps something outside of its dictionary."""
+
+    __slots__ = ("scale",)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        self.scale += 1
+        return super().forward(x) * self.scale
+
+
 class Closed:
     """Has a finalizer, which a copy must not run."""
 
@@ -304,6 +319,8 @@ MODELS: dict[str, Callable[[], nn.Module]] = {
     "identical": identical,
     "hooked": hooked,
     "drawing": drawing,
+    "noisy": lambda: Base(noisy),
+    "slots": lambda: Apart(scale=1),
     "finalizer": lambda: Final(resource=Closed()),
     "buffers": lambda: layers(nn.BatchNorm1d(4), nn.Dropout(0.5)),
     "recurrent": lambda: layers(nn.GRU(8, 8), Function(lambda given: given[0])),
@@ -386,7 +403,7 @@ def test_a_model_does_what_it_would_have_done(name: str) -> None:
 
 
 @pytest.mark.parametrize("runtime", ["torchscript", "onnxruntime", "compile"])
-@pytest.mark.parametrize("name", ["helpers", "lru_cache", "nested", "hooked", "with a graph"])
+@pytest.mark.parametrize("name", ["helpers", "lru_cache", "nested", "hooked", "with a graph", "noisy"])
 def test_runtimes_that_run_a_model_run_a_copy(name: str, runtime: str) -> None:
     asked: dict[str, Any] = {"inputs": X, "runtime": runtime, "device": DEVICE}
     found = after(MODELS[name], lambda model: latpred.predict(model, **asked), runs=True)

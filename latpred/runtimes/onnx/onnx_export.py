@@ -42,7 +42,7 @@ def export(model: torch.nn.Module, inputs: Any) -> Exported:
     """
     flat = FlatModel(model, inputs)
     tensors = tensors_of(inputs)
-    batch = tensors[0].shape[0] if tensors and tensors[0].dim() else 0
+    batch = next((tensor.shape[0] for tensor in tensors if tensor.dim()), 0)
     varying = tuple(
         {0: torch.export.Dim.DYNAMIC} if tensor.dim() and tensor.shape[0] == batch else None for tensor in tensors
     )
@@ -102,13 +102,13 @@ def _cause(error: BaseException) -> str:
 
 def export_at_two(model: torch.nn.Module, inputs: Any) -> Exported:
     """An export at batch 2, whatever the batch of the inputs is: one at batch 1 would hold for no other."""
-    tensors = (*tensors_of(inputs), *model.parameters())
-    dtype = next((tensor.dtype for tensor in tensors if tensor.is_floating_point()), torch.float32)
-    return export(model, placed(real(from_example(inputs).make(2), dtype), str(device_of(model, inputs))))
+    kept = frozenset(tensor.dtype for tensor in tensors_of(inputs))
+    made = real(from_example(inputs).make(2), torch.float32, kept=kept)
+    return export(model, placed(made, str(device_of(model, inputs))))
 
 
 def form_of(inputs: Any) -> str:
     """What a model's export is found by: names, dtypes and sizes of its inputs but the batch, and other values."""
     leaves, form = flattened(inputs)
-    told = [(leaf.dtype, tuple(leaf.shape[1:])) if isinstance(leaf, torch.Tensor) else leaf for leaf in leaves]
-    return f"{form} {told}"
+    told = [(tensor.dtype, tuple(tensor.shape[1:])) for tensor in tensors_of(inputs)]
+    return f"{form} {told} {[leaf for leaf in leaves if not isinstance(leaf, torch.Tensor)]}"

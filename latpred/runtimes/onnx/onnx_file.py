@@ -242,7 +242,7 @@ def _filled(shape: list[int | None], dtype: Any, asked: Options) -> list[Any]:
     usual: list[Any] = shape
     if len(shape) == 2 and (dtype.kind in "iub" or asked.seq is not None):
         usual = [1, asked.seq or TOKENS]
-    elif len(shape) == 4 and dtype.kind == "f":
+    elif len(shape) == 4 and dtype.kind == "f" and (shape[2] is None) == (shape[3] is None):  # others are past tokens
         usual = [1, CHANNELS, asked.image or PIXELS, asked.image or PIXELS]
     return [given if size is None else size for size, given in zip(shape, usual, strict=True)]
 
