@@ -194,7 +194,7 @@ def test_this_host_is_the_one_measured_here_else_the_cpu_profile_s() -> None:
 def test_a_host_by_name_dispatches_alike_whatever_gpu_it_feeds() -> None:
     """Each fitted GPU has a middle host of its own; these differ by a third."""
     unnamed, named = [], []
-    for device in ("rtx-3090", "rtx-2080ti"):
+    for device in ("rtx-a6000", "rtx-2080ti"):
         plain = latpred.predict("resnet-18", device=device)
         found = latpred.predict("resnet-18", device=device, host="AMD EPYC 7742 64-Core Processor")
         assert found.compute_ms == pytest.approx(plain.compute_ms)

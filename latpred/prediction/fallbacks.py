@@ -360,7 +360,7 @@ class _Estimate(NamedTuple):
 
 ESTIMATES = {
     TORCHSCRIPT: _Estimate(
-        _torchscript, "eager's dispatch times what TorchScript took of it on five other GPUs, and eager's kernels"
+        _torchscript, "eager's dispatch times what TorchScript took of it on five GPUs, and eager's kernels"
     ),
     "cuda-graphs": _Estimate(_replayed, "eager's kernels, launched together"),
     "onnxruntime": _Estimate(

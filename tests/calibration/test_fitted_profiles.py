@@ -545,16 +545,19 @@ def test_a_gpu_whose_rows_wait_for_no_host_has_the_middle_one_of_the_others_unle
     assert host_of(profile) == pytest.approx(hosts.find("EPYC 7742").factor, rel=1e-4)
 
 
-def test_scripted_rows_whose_fusers_are_known_say_of_which_pytorch_a_profile_is() -> None:
-    eager = frame().assign(stack="torch=2.3.0")
+@pytest.mark.parametrize(
+    ("share", "era", "runtimes"),
+    [(0.2, TORCH_1_12, ["eager", "torchscript"]), (0.4, TORCH_2, ["eager"]), (1.0, TORCH_2, ["eager"])],
+)
+def test_a_profile_is_of_todays_pytorch_from_a_quarter_of_the_eager_rows_on(
+    share: float, era: str, runtimes: list[str]
+) -> None:
+    rows = frame().query("gpu == 'RTX-8000'").reset_index(drop=True)
+    eager = rows.assign(stack=np.where(rows.index % 5 < 5 * share, "torch=2.3.0", "torch=1.12.1"))
     joined = scripted(1.0).query("gpu == 'RTX-8000' and batch == 1").assign(stack="torch=1.12.1")
-    both = pd.concat([eager, joined], ignore_index=True)
-    older, newer = unfitted(both, gpu="RTX-8000"), unfitted(both, gpu="2080Ti")
-    assert (older.protocol["era"], sorted(older.runtimes)) == (TORCH_1_12, ["eager", "torchscript"])
-    assert older.machine.stack == {"torch": "1.12.1"}  # though more rows are of another
-    assert (newer.protocol["era"], sorted(newer.runtimes)) == (TORCH_2, ["eager"])
-    of_today = unfitted(pd.concat([eager, joined.assign(stack="torch=2.3.0")], ignore_index=True))
-    assert (of_today.protocol["era"], sorted(of_today.runtimes)) == (TORCH_2, ["eager"])
+    profile = unfitted(pd.concat([eager, joined], ignore_index=True))
+    assert (profile.protocol["era"], sorted(profile.runtimes)) == (era, runtimes)
+    assert profile.machine.stack == {"torch": "1.12.1" if era == TORCH_1_12 else "2.3.0"}
 
 
 def test_scripted_rows_tell_of_kernels_where_a_source_has_few_others() -> None:

@@ -31,9 +31,10 @@ from latpred.profile import gpus
 from latpred.profile.datasheet import PRODUCT_ONLY, SLOTS, STAND_INS, device_of, kernel_fit, machine_of, short
 from latpred.profile.document import FITTED, SCHEMA_VERSION, Acceptance, DeviceProfile, DispatchFit, KernelFit, Machine
 from latpred.profile.gpus import Spec
-from latpred.runtimes.legacy_torch import TORCH_1_12
+from latpred.runtimes.legacy_torch import TORCH_1_12, TORCH_2
 
 GOOD_ENOUGH = 0.15  # median error on models left out, up to which a profile passes
+_ENOUGH_OF_TODAY = 0.25  # of a GPU's eager rows, from which on its profile is of today's PyTorch
 UNKNOWN = 0.5  # error and spread where nobody judged
 
 _PROTOCOLS = {
@@ -332,11 +333,10 @@ def _machine(problem: Problem, gpu: str, era: str, hosts: int) -> Machine:
 
 
 def _era(problem: Problem, gpu: str) -> str:
-    """The PyTorch that most of a GPU's eager rows are of; that of scripted rows where there are any of its fusers."""
-    here, runtime, ran_by = problem.rows.gpu == gpu, problem.rows.runtime, np.array(eras(problem.table.cells))
-    if (here & np.isin(runtime, SCRIPTED) & (ran_by == TORCH_1_12)).any():
-        return TORCH_1_12
-    own = ran_by[here & (runtime == EAGER)].tolist()
+    """The PyTorch that most of a GPU's eager rows are of, or today's where enough are: that is what people run."""
+    own = np.array(eras(problem.table.cells))[(problem.rows.gpu == gpu) & (problem.rows.runtime == EAGER)].tolist()
+    if own.count(TORCH_2) >= _ENOUGH_OF_TODAY * len(own):
+        return TORCH_2
     return str(max(sorted(set(own)), key=own.count))
 
 
