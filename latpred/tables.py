@@ -134,8 +134,9 @@ def check(frame: pd.DataFrame, schema: Schema, rows: Sequence[int] = ()) -> pd.D
     columns = _columns(frame, schema)
     order = [name for name in (*schema.required, *schema.optional) if name in frame.columns]
     order += [name for name in frame.columns if name not in order]
-    if "status" in order:  # a row that says nothing, as of another table put below this one, was measured
-        frame = frame.assign(status=frame["status"].map(_as_text).replace("", OK))
+    if "status" in order and "latency_s" in order:  # a latency that no status stands beside was measured
+        said, timed = (frame[name].map(_as_text) for name in ("status", "latency_s"))
+        frame = frame.assign(status=said.mask((said == "") & (timed != ""), OK))
     failed = frame["status"].ne(OK).to_numpy() if "status" in order else np.zeros(len(frame), bool)
     typed: dict[str, pd.Series] = {}
     for name in order:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 
+_MOST_DECIMALS = 9
 US_PER_S = 1e6
 MS_PER_S = 1e3
 
@@ -60,4 +61,4 @@ def three_digits(value: float) -> str:
     """
     rounded = abs(float(f"{value:.3g}"))
     before = math.floor(math.log10(rounded)) if 0 < rounded < math.inf else 0
-    return f"{value:.{max(2 - before, 0)}f}"
+    return f"{value:.{min(max(2 - before, 0), _MOST_DECIMALS)}f}"

@@ -353,6 +353,7 @@ def test_a_digest_is_the_same_for_equal_models_whatever_they_hold() -> None:
         return model
 
     assert fingerprint(hooked()) == fingerprint(hooked())
+    assert fingerprint(nn.Sequential(nn.Linear(8, 1))) == fingerprint(nn.Sequential(nn.Linear(8, 1)))  # biases drawn
     for one, other in ((Attributes(at=0), Attributes(at=3)), (Slotted(0), Slotted(3))):
         assert fingerprint(Wired(one)) == fingerprint(Wired(one)) != fingerprint(Wired(other))
     chain: object = None

@@ -67,6 +67,9 @@ def test_a_failed_cell_needs_no_latency() -> None:
 
 
 def test_a_row_without_a_status_was_measured() -> None:
+    lost = measured(CELLS, status=["ok", "", ""]).astype({"latency_s": object})
+    lost.loc[2, "latency_s"] = ""
+    assert tables.check(lost, tables.MEASURED)["status"].tolist() == ["ok", "ok", ""]
     checked = tables.check(measured(CELLS, status=["ok", np.nan, "out of memory"]), tables.MEASURED)
     assert tables.timed(checked).tolist() == [True, True, False]
 

@@ -1,6 +1,6 @@
 """Figure 9: one model on several devices. The faster the device, the longer the framework bounds it.
 
-python examples/framework_tax/fig09_devices.py --device titan-x-pascal,rtx-2080ti,rtx-8000,rtx-3090,rtx-a6000
+python examples/framework_tax/fig09_devices.py --device titan-x-pascal,rtx-2080ti,rtx-8000,rtx-a6000
 """
 
 from __future__ import annotations
@@ -10,7 +10,7 @@ from dataclasses import replace
 
 import shared
 
-DEVICES = "titan-x-pascal,rtx-2080ti,rtx-8000,rtx-3090,rtx-a6000"
+DEVICES = "titan-x-pascal,rtx-2080ti,rtx-8000,rtx-a6000"
 
 
 def main(arguments: Sequence[str] | None = None) -> None:

@@ -1,7 +1,7 @@
 """Table 1 of "The Framework Tax": where the framework bounds latency, width, batch and sequence length are free.
 
 python examples/framework_tax/table1.py                   # the shipped profile of an RTX 8000
-python examples/framework_tax/table1.py --device rtx-3090
+python examples/framework_tax/table1.py --device rtx-a6000
 
 Predicts BERT at batch 1 and 128 tokens, and with four times the batch, four times the tokens, and twice the width. The
 profile was fitted to other measurements of that GPU; none of the paper's table. The paper does not give its number

@@ -32,7 +32,7 @@ from latpred.calibration.runtime_calibration.base import LIKE
 from latpred.calibration.schedules import schedule_of
 from latpred.calibration.session import JOURNAL, LAST, LEAST_BYTES, Sampled, Session, directory, measured, read_journal
 from latpred.calibration.timing import visits
-from latpred.calibration.timing.reference_speed import ReferenceTimer, gauge_of
+from latpred.calibration.timing.reference_speed import STREAM_BYTES, ReferenceTimer, gauge_of
 from latpred.calibration.timing.visits import Visits
 from latpred.calibration.workloads import networks
 from latpred.errors import CalibrationError, UsageError
@@ -132,6 +132,7 @@ def calibrate(
     live = open_device(device)
     wanted = calibrate_runtimes.named(runtimes, live)
     _demand_effort(budget_s, cells)  # said before anything else takes time
+    _demand_memory(live)
     chosen = _precisions(live, precisions, quick)
     options = conditions.Options(threads, cudnn_benchmark).checked(live.info().kind)
     profile_name = name or store.name_here(options.named(live.name), live.info().name)
@@ -365,19 +366,19 @@ class _EagerCalibration:
 
 
 def _demand_effort(budget_s: float | None, cells: int | None) -> None:
-    """Refuse an effort that measures nothing or never ends, and one for which the memory does not last."""
+    """Refuse an effort that measures nothing or never ends."""
     if budget_s is not None and budget_s < LEAST_S:
         raise UsageError(f"a budget of {budget_s:g} s measures nothing. Give at least {LEAST_S:g} s, better 40.")
     if budget_s is not None and not isfinite(budget_s):
         raise UsageError(f"a budget of {budget_s:g} s never ends. Give seconds, or a number of cells.")
     if cells is not None and cells < 1:
         raise UsageError(f"{cells} cells measure nothing. Give at least 1, better some hundreds, or a budget_s.")
-    _demand_memory()
 
 
-def _demand_memory() -> None:
-    """Refuse to start where no cell could be begun beside the data that tells the machine's speed."""
-    left, needed = max(host.bytes_left(), 0.0), 2 * LEAST_BYTES
+def _demand_memory(device: Device) -> None:
+    """Refuse to start where no cell could be begun, on a CPU beside the data that tells the machine's speed."""
+    left = max(host.bytes_left(), 0.0)
+    needed = LEAST_BYTES + (networks.EVICTING_BYTES + STREAM_BYTES) * (device.info().kind == "cpu")
     if left < needed:
         raise CalibrationError(
             f"{left / 1e6:.0f} MB of memory are left for this process, and measuring takes {needed / 1e6:.0f} MB. "
@@ -532,8 +533,8 @@ def calibrate_host(
     """
     name = name or host_profile.name_here("this-host")
     host_profile.path(name)  # a bad name must not cost a measurement
-    _demand_memory()
     live = open_device(device or "cpu")
+    _demand_memory(live)
     start = time.monotonic()
     cells = [schedules.network_cell(spec) for spec in (*schedules.chain_networks(), *schedules.tiny_networks(tiny))]
     rows = []

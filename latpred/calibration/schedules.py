@@ -31,7 +31,7 @@ from latpred.calibration.cells import (
 )
 from latpred.calibration.devices import Device, constants
 from latpred.calibration.fitting.kernel_fit import nearest_fit, row_of
-from latpred.calibration.session import LEAST_BYTES, Sampled
+from latpred.calibration.session import Sampled
 from latpred.calibration.timing import in_network, timer
 from latpred.calibration.timing.reference_speed import SpeedGauge, gauge_for, gauge_on
 from latpred.calibration.workloads import networks, single_ops
@@ -239,7 +239,7 @@ def schedule_of(device: Device, precisions: Sequence[str]) -> Synchronous | Asyn
 
 def _demand_room(needed: int) -> None:
     """Refuse a cell that memory has no room for: a container would end the whole process over it."""
-    if needed > host.bytes_left() - LEAST_BYTES:
+    if needed > host.bytes_left():
         raise MemoryError("it needs more than is left")
 
 

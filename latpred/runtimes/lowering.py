@@ -35,7 +35,9 @@ _REFUSED = "an estimate only: "  # how the note starts of a graph whose runtime 
 _UNASKED = "at batch {batch} alone {runtime} was not asked what it makes of the model: estimated from the eager trace"
 # How many times a model's weights a runtime's tools hold at once, as measured of BEiT-Large, VGG-19 and ViT-Huge.
 _COPIES = {"torchscript": 2, "onnxruntime": 6, "compile": 2}
-_DRAWS = re.compile("aten::(rand|normal|bernoulli|multinomial|poisson|exponential|uniform|geometric|cauchy|log_normal)")
+_DRAWS = re.compile(
+    r"aten::(rand|normal|bernoulli|multinomial|poisson|exponential|uniform|geometric|cauchy|log_normal|rrelu|\w*dropout)"
+)
 _estimates: IdentityCache[ModelGraph, dict[tuple[str, str], ModelGraph]] = IdentityCache()
 
 

@@ -166,11 +166,15 @@ class _Parts:
     def _module(self, module: torch.nn.Module) -> Iterator[bytes]:
         yield repr(module).encode()
         yield from self._each(dict.fromkeys(type(part) for part in module.modules()))
+        # Python reads no weights of PyTorch's own layers, whose biases of one value are drawn.
+        layers = (part for part in module.modules() if type(part).__module__.startswith("torch.nn."))
+        owned = (tensor for part in layers for tensor in (*part._parameters.values(), *part._buffers.values()))
+        unread = {id(tensor) for tensor in owned if tensor is not None and tensor.dim() and tensor.is_floating_point()}
         for name, tensor in (*module.named_parameters(), *module.named_buffers()):
             # Layouts decide which kernels run, and so does whether a weight is one to train.
             told = tuple(tensor.shape), tensor.stride(), tensor.dtype, tensor.requires_grad
             yield f"{name} {told}".encode()
-            if keeps_values(tensor, self._in_object):
+            if keeps_values(tensor, self._in_object) and id(tensor) not in unread:
                 yield _values(tensor)
         outer, self._in_object = self._in_object, False
         for part in module.modules():

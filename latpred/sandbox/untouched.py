@@ -135,7 +135,7 @@ class Copier:
                 state[name] = self.attribute(self._running(value) if name == "_forward_hooks" else value)
         for slot in slots(type(source)):
             with suppress(AttributeError):  # it has no value
-                slot.__set__(module, self.any(slot.__get__(source)))
+                slot.__set__(module, self.attribute(slot.__get__(source)))
         state["training"] = False
         if isinstance(source, torch.nn.DataParallel):
             state["device_ids"] = []  # it then calls what it spreads, wherever that is

@@ -1,8 +1,9 @@
 """MetaModule: a copy of a user's model with meta tensors in place of its weights, in evaluation mode.
 
-The model is only read: what the forward pass stores on a module, a cache or a list lands on the copy. Small integer,
-boolean and scalar tensors keep their values, because Python may read them. Forward hooks that change what a module
-gives stay, as in eager. Here as well: how models are built without weights, and what layers run as one op fall into.
+The model is only read: what the forward pass stores on a module, a cache or a list lands on the copy. Small integer
+and boolean tensors, and those of one value, keep their values, because Python may read them. Forward hooks that change
+what a module gives stay, as in eager. Here as well: how models are built without weights, and what layers that run as
+one op fall into.
 """
 
 from __future__ import annotations

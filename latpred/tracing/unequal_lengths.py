@@ -301,9 +301,10 @@ def _graph(
 ) -> ModelGraph:
     """The graph of a module on sequences of unequal lengths."""
     if isinstance(module, nn.TransformerEncoder):
-        if not isinstance(getattr(next(iter(module.layers), None), "self_attn", None), nn.MultiheadAttention):
+        attention = getattr(next(iter(module.layers), None), "self_attn", None)
+        if not (hasattr(attention, "embed_dim") and hasattr(attention, "batch_first")):
             raise UsageError(
-                f"{name} has no layers whose self_attn is PyTorch's, so nothing tells how wide its inputs are; leave "
+                f"{name} has no layers whose self_attn is as PyTorch's, so nothing tells how wide inputs are; leave "
                 "lengths out, and give inputs= with a mask over the padding"
             )
         if execution == "padded":
@@ -349,7 +350,8 @@ def _packed(module: Any, lengths: Sequence[int], traced: dict[str, Any]) -> Mode
     if len({tuple((op.name, op.family, tuple(op.dims)) for op in graph.ops) for graph in graphs}) > 1:
         raise TraceError("the model issues different ops at different lengths; ask for execution='padded'")
     sums, far = _Sums(at, lengths), max(lengths)
-    *macs, found = (sum(op.macs.at(1) for op in one.ops) for one in (*graphs, trace(module, seq=far, **traced)))
+    whole = graphs[at.index(far)] if far in at else trace(module, seq=far, **traced)
+    *macs, found = (sum(op.macs.at(1) for op in one.ops) for one in (*graphs, whole))
     if abs(sums.value(macs, far) - found) > _OFF * found:  # as of models that pad to blocks of tokens
         raise TraceError(
             f"the model's work at {far} tokens is not what it is at {', '.join(map(str, at))} carried on; ask for "

@@ -12,7 +12,7 @@ import pytest
 import torch
 
 from latpred.calibration import schedules
-from latpred.calibration.cells import Cell
+from latpred.calibration.cells import COPY, Cell
 from latpred.calibration.devices import conditions
 from latpred.calibration.devices.cpu import CpuDevice
 from latpred.calibration.fitting import acceptance, profile_fit
@@ -165,6 +165,8 @@ def test_kinds_that_could_not_be_measured_are_named() -> None:
         rows = [row(HOLDOUTS[0], error="it raised"), *[row(schedules.CLOCK, error="it raised")] * failed]
         rows += [row(schedules.CLOCK)] * (9 - failed)
         assert acceptance.missing(rows) == [f"network {HOLDOUTS[0].name}", "holdout networks", *also]
+    moved = [row(COPY, error="out of memory"), *[row(Cell("memory", "read", {"bytes": size})) for size in range(9)]]
+    assert acceptance.missing(moved) == [f"memory {COPY.name}"]
 
 
 def test_models_come_first_and_again_then_holdouts_of_every_kind() -> None:

@@ -114,6 +114,11 @@ def test_keys_and_values_of_earlier_tokens_are_no_picture(tmp_path: Path) -> Non
     with pytest.raises(UsageError, match=r"'x' has open sizes besides the batch \(n x 12 x past x 64\)\. Give inputs="):
         traced(path)
     assert traced(path, inputs=torch.zeros(1, 12, 7, 64)).ops[0].dims["numel"].at(2) == 2 * 12 * 7 * 64
+    line = saved(tmp_path, {"x": ["n", 3, 48, "width"]}, [helper.make_node("Tanh", ["x"], ["y"])])  # of text
+    assert [traced(line, **given).ops[0].dims["numel"].at(1) // (3 * 48) for given in ({}, {"image": 320})] == [
+        224,
+        320,
+    ]
 
 
 def test_examples_are_told_apart_by_their_names_and_by_the_integers_that_are_fed(tmp_path: Path) -> None:

@@ -26,7 +26,7 @@ from torch.nn.utils import parametrizations, prune
 from transformers import DynamicCache
 
 import latpred
-from latpred.sandbox.untouched import installed, put_back
+from latpred.sandbox.untouched import MOST, installed, put_back
 from latpred.tracing.tracer import COMPILED
 
 pytestmark = pytest.mark.filterwarnings("ignore:`torch.jit.script:DeprecationWarning")  # importing torch's compiler
@@ -257,6 +257,10 @@ def draw(self: Any, x: torch.Tensor) -> torch.Tensor:
     return x + noise.to(x.device) * float(number) + torch.randperm(8).to(x.device)
 
 
+def dropping(self: Any, x: torch.Tensor) -> torch.Tensor:
+    return nn.functional.dropout(x, training=True)
+
+
 def drawing() -> nn.Module:
     own = {"random": random.Random(4), "rng": np.random.default_rng(5), "count": itertools.count()}
     return Base(draw, generator=torch.Generator().manual_seed(3), **own)
@@ -290,6 +294,18 @@ class Final(Base, Closed):
     """A model that has one itself."""
 
 
+class Loaded(nn.Linear):
+    """Has more in a slot than a copy takes along."""
+
+    __slots__ = ("rows",)
+
+
+def test_a_slot_may_hold_more_than_is_copied() -> None:
+    model = Loaded(4, 4)
+    model.rows = [object() for _ in range(MOST + 1)]
+    assert latpred.trace(model, torch.zeros(1, 4)).macs(1) == 16
+
+
 def layers(*more: nn.Module) -> nn.Module:
     return nn.Sequential(Base(), *more)
 
@@ -320,6 +336,7 @@ MODELS: dict[str, Callable[[], nn.Module]] = {
     "hooked": hooked,
     "drawing": drawing,
     "noisy": lambda: Base(noisy),
+    "dropping": lambda: Base(dropping),
     "slots": lambda: Apart(scale=1),
     "finalizer": lambda: Final(resource=Closed()),
     "buffers": lambda: layers(nn.BatchNorm1d(4), nn.Dropout(0.5)),
@@ -403,7 +420,7 @@ def test_a_model_does_what_it_would_have_done(name: str) -> None:
 
 
 @pytest.mark.parametrize("runtime", ["torchscript", "onnxruntime", "compile"])
-@pytest.mark.parametrize("name", ["helpers", "lru_cache", "nested", "hooked", "with a graph", "noisy"])
+@pytest.mark.parametrize("name", ["helpers", "lru_cache", "nested", "hooked", "with a graph", "noisy", "dropping"])
 def test_runtimes_that_run_a_model_run_a_copy(name: str, runtime: str) -> None:
     asked: dict[str, Any] = {"inputs": X, "runtime": runtime, "device": DEVICE}
     found = after(MODELS[name], lambda model: latpred.predict(model, **asked), runs=True)

@@ -109,11 +109,14 @@ def network_spread(errors: Sequence[HoldoutError]) -> float:
 
 
 def missing(rows: Iterable[Row]) -> list[str]:
-    """Kinds of cells, holdout networks by themselves, of which more than `MOST_MISSING` could not be measured."""
+    """Kinds of cells, holdout networks by themselves, of which more than `MOST_MISSING` could not be measured.
+
+    Of memory each way in which it is moved is a kind: what none of the others tells is then not known.
+    """
     failures: dict[str, list[bool]] = {}
     for row in rows:
         network = row.cell.kind == "network"
-        kind = f"{row.cell.kind} {row.cell.name}" if network else row.cell.kind
+        kind = f"{row.cell.kind} {row.cell.name}" if network or row.cell.kind == "memory" else row.cell.kind
         failures.setdefault(kind, []).append(bool(row.error))
         if network and network_spec(row.cell).holdout:
             failures.setdefault("holdout networks", []).append(bool(row.error))

@@ -127,7 +127,7 @@ def _checked(frame: pd.DataFrame) -> pd.DataFrame:
             f"the table has no column {', '.join(missing)} (it has: {', '.join(map(str, frame.columns))}). "
             f"A table of products has {', '.join(COLUMNS)}."
         )
-    numbers = frame[list(COLUMNS[1:])].apply(pd.to_numeric, errors="coerce")
+    numbers = frame[list(COLUMNS[1:])].apply(pd.to_numeric, errors="coerce").astype(float)
     wrong = ~(np.isfinite(numbers) & (numbers > 0)).all(axis=1)
     if wrong.any():
         raise TableError(

@@ -335,7 +335,7 @@ def _machine(problem: Problem, gpu: str, era: str, hosts: int) -> Machine:
 def _era(problem: Problem, gpu: str) -> str:
     """The PyTorch that most of a GPU's eager rows are of, or today's where enough are: that is what people run."""
     own = np.array(eras(problem.table.cells))[(problem.rows.gpu == gpu) & (problem.rows.runtime == EAGER)].tolist()
-    if own.count(TORCH_2) >= _ENOUGH_OF_TODAY * len(own):
+    if own and own.count(TORCH_2) >= _ENOUGH_OF_TODAY * len(own):
         return TORCH_2
     return str(max(sorted(set(own)), key=own.count))
 

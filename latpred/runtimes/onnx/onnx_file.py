@@ -237,12 +237,17 @@ def _demand_used(file: Path, proto: Any, asked: Options) -> None:
             raise UsageError(f"{file}: {name}={value} changes nothing, since {why}. Leave it out.")
 
 
+def _is_picture(shape: list[int | None], asked: Options) -> bool:
+    """Whether sizes are those of pictures: past tokens have one open side of two, too, but heads for channels."""
+    return asked.image is not None or shape[1] == CHANNELS or (shape[2] is None) == (shape[3] is None)
+
+
 def _filled(shape: list[int | None], dtype: Any, asked: Options) -> list[Any]:
     """A shape whose open sizes are tokens or pixels; None is left where they are neither."""
     usual: list[Any] = shape
     if len(shape) == 2 and (dtype.kind in "iub" or asked.seq is not None):
         usual = [1, asked.seq or TOKENS]
-    elif len(shape) == 4 and dtype.kind == "f" and (shape[2] is None) == (shape[3] is None):  # others are past tokens
+    elif len(shape) == 4 and dtype.kind == "f" and _is_picture(shape, asked):
         usual = [1, CHANNELS, asked.image or PIXELS, asked.image or PIXELS]
     return [given if size is None else size for size, given in zip(shape, usual, strict=True)]
 
