@@ -312,7 +312,7 @@ def test_lengths_are_traced_as_the_profiles_pytorch_ran_them() -> None:
     [
         (lambda: trace_lengths(encoder(enable_nested_tensor=False), LENGTHS, PADDED, "nested"), "nested_tensor=False"),
         (lambda: trace_lengths(encoder(), LENGTHS, PADDED, "packed"), "an nn.TransformerEncoder packs nothing"),
-        (lambda: trace_lengths(own_layers(), [5, 6], 6, "padded"), "nothing tells how wide its inputs are; leave"),
+        (lambda: trace_lengths(own_layers(), [5, 6], 6, "padded"), "nothing tells how wide inputs are; leave"),
         (lambda: trace_lengths(bert(), [5, 65], 65, "padded"), "65 tokens are too long: BertModel takes at most 64"),
         (lambda: trace_lengths(bert(), [5, 65], 65, "packed"), "65 tokens are too long: BertModel takes at most 64"),
         (lambda: trace_lengths("resnet-18", [5, 6], 6, "padded"), "takes no sequences"),
