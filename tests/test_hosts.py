@@ -230,7 +230,7 @@ def test_an_unnamed_host_is_said_where_a_host_may_set_the_latency() -> None:
         return " | ".join(caveat for caveat in found.setting.provenance.caveats if "--host" in caveat)
 
     caveat = said()
-    assert caveat.startswith("dispatch is that of the middle of 17 published hosts; hosts known by name take ")
+    assert caveat.startswith("dispatch is that of the middle of 11 published hosts; hosts known by name take ")
     factors = [host.factor for host in hosts.HOSTS]
     level = hosts.find("EPYC 7742").factor / host_swap.find("EPYC 7742", store.load("rtx-8000")).factor
     assert f"take {min(factors) / level:.1f} to {max(factors) / level:.1f} times as long" in caveat

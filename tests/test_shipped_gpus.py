@@ -115,7 +115,7 @@ def test_runtimes_have_the_kernels_of_channels_last_or_say_that_they_lack_them()
 
 def test_the_table_behind_them_is_named_plainly() -> None:
     profile = store.load("rtx-8000")
-    assert tables.machine_name(profile.machine) == "17 published hosts + Quadro RTX 8000"
+    assert tables.machine_name(profile.machine) == "11 published hosts + Quadro RTX 8000"
     said = {host: predict("resnet-18", device="rtx-8000", host=host).provenance.caveats for host in (None, 1.2)}
     assert said[None][0] == "fitted to published latencies of a Quadro RTX 8000"
     assert said[1.2][1] == "kernel times were fitted to published latencies of a Quadro RTX 8000"
