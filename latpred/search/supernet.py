@@ -12,7 +12,7 @@ are put together again and compared with their traces.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from itertools import accumulate
 from operator import add
 from typing import Any, NamedTuple
@@ -45,6 +45,9 @@ class Segment(NamedTuple):
     weights: tuple[Weight | None, ...] = ()  # that each op reads
 
 
+NOTHING = Segment((), (), NO_CALLS, None)
+
+
 class Event(NamedTuple):
     """An op that all architectures have, or the place of a choice."""
 
@@ -52,6 +55,21 @@ class Event(NamedTuple):
     calls: Calls  # before it
     death: int | None  # the first event that no longer has the memory made here; None where it stays
     source: int | None  # the event that made the input of a choice; None where that was there before
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Stretch:
+    """The place of a choice with the events up to the next one, and the bytes alive before each."""
+
+    events: tuple[Event, ...]
+    alive: tuple[Affine, ...]
+
+
+class Piece(NamedTuple):
+    """What one option makes of a stretch, and the calls after its last op."""
+
+    ops: tuple[Op, ...]
+    calls: Calls
 
 
 @dataclass(frozen=True, slots=True)
@@ -134,7 +152,7 @@ def segments(architectures: list[TracedOption], place: int) -> dict[str, Segment
                 "what options give must be of one shape"
             )
         if layer is None:
-            by_option[name] = Segment((), (), NO_CALLS, None)
+            by_option[name] = NOTHING
     return by_option
 
 
@@ -207,11 +225,20 @@ ENTANGLED = (
 )
 
 
-MOST_PIECES = 50_000  # runs of ops that architectures share
+MOST_PIECES = 50_000  # stretches of ops that architectures share
 MOST_PATTERNS = 512  # combinations of which options make memory
 
 Pattern = tuple[Affine | None, ...]
 Owner = tuple[str, str] | None  # label and option, None for what all architectures have
+
+
+@dataclass(slots=True)
+class Kept:
+    """What a supernet keeps for speed: stretches by pattern and by what they hold, pieces by what they come from."""
+
+    by_pattern: Recent[list[Stretch]] = field(default_factory=lambda: Recent(MOST_PATTERNS))
+    stretches: dict[tuple[int, int, tuple[Affine, ...]], Stretch] = field(default_factory=dict)
+    pieces: dict[tuple[Stretch, str, Calls], Piece] = field(default_factory=dict)
 
 
 class Supernet:
@@ -278,8 +305,7 @@ class Supernet:
         self._labels = [span.choice.label for span in first.spans]
         self._segments = [segments(architectures, place) for place in range(len(self._labels))]
         self._events, self._closing = tracer.common(first)
-        self._bases: Recent[list[Affine]] = Recent(MOST_PATTERNS)
-        self._pieces: dict[tuple[int, Affine, Calls], tuple[Op, ...]] = {}
+        self._kept = Kept()
         parts = [event.segment for event in self._events if event.segment is not None]
         parts += [segment for by_option in self._segments for segment in by_option.values()]
         read = [weight for part in parts for weight in part.weights if weight is not None]
@@ -324,32 +350,26 @@ class Supernet:
         )
 
     def __getstate__(self) -> dict[str, Any]:
-        """Without what is kept for speed, which goes by the identity of objects of this process."""
-        return {**self.__dict__, "_bases": Recent(MOST_PATTERNS), "_pieces": {}}
+        """Without what is kept for speed, which is large."""
+        return {**self.__dict__, "_kept": Kept()}
 
     def _ops(self, options: list[str]) -> list[Op]:
         """The ops of one architecture, by the option in each place."""
         chosen = [by_option[option] for by_option, option in zip(self._segments, options, strict=True)]
         pattern = tuple([segment.size for segment in chosen])
-        bases = self._bases.get(pattern, lambda: self._alive_before(pattern))
-        pieces = self._pieces if len(self._pieces) < MOST_PIECES else {}
-        self._pieces = pieces
+        if len(self._kept.pieces) >= MOST_PIECES:
+            self._kept = Kept()
+        kept = self._kept
+        stretches = kept.by_pattern.get(pattern, lambda: self._stretches_of(pattern, kept))
         ops: list[Op] = []
-        places = iter(chosen)
         calls = NO_CALLS
-        for (segment, more, _, _), base in zip(self._events, bases, strict=True):
-            if segment is None:
-                segment = next(places)
-            calls = more if calls is NO_CALLS else calls + more
-            if segment.ops:
-                key = (id(segment), base, calls)
-                piece = pieces.get(key)
-                if piece is None:
-                    piece = pieces[key] = _moved(segment, base, calls)
-                ops += piece
-                calls = segment.calls
-            else:
-                calls += segment.calls
+        for stretch, option, segment in zip(stretches, ["", *options], [NOTHING, *chosen], strict=True):
+            key = stretch, option, calls
+            piece = kept.pieces.get(key)
+            if piece is None:
+                piece = kept.pieces[key] = _put_together(stretch, segment, calls)
+            ops += piece.ops
+            calls = piece.calls
         if self._rereads:
             self._read_again(ops, chosen)
         calls += self._closing
@@ -366,6 +386,16 @@ class Supernet:
         for index, touched in two.items():
             after = Affine.through((2, touched), (3, three[index]))
             ops[index] = msgspec.structs.replace(ops[index], reread_after=after)
+
+    def _stretches_of(self, pattern: Pattern, kept: Kept) -> list[Stretch]:
+        """The network from choice to choice; the first stretch has no choice, and may have no events."""
+        events, alive = tuple(self._events), tuple(self._alive_before(pattern))
+        starts = [0, *(index for index, event in enumerate(events) if event.segment is None)]
+        stretches = []
+        for start, end in zip(starts, [*starts[1:], len(events)], strict=True):
+            known = start, end, alive[start:end]
+            stretches.append(kept.stretches.setdefault(known, Stretch(events[start:end], alive[start:end])))
+        return stretches
 
     def _alive_before(self, pattern: Pattern) -> list[Affine]:
         """Bytes alive before each event; `pattern` says what memory each choice makes."""
@@ -390,6 +420,19 @@ class Supernet:
             if death is not None:
                 change[death] -= size
         return list(accumulate(change[:-1], add))
+
+
+def _put_together(stretch: Stretch, chosen: Segment, calls: Calls) -> Piece:
+    """The ops of a stretch as an architecture has them, with these calls before it."""
+    ops: list[Op] = []
+    for event, alive in zip(stretch.events, stretch.alive, strict=True):
+        segment = chosen if event.segment is None else event.segment
+        calls += event.calls
+        if segment.ops:
+            ops += _moved(segment, alive, calls)
+            calls = NO_CALLS
+        calls += segment.calls
+    return Piece(tuple(ops), calls)
 
 
 def _moved(segment: Segment, base: Affine, calls: Calls) -> tuple[Op, ...]:

@@ -255,9 +255,9 @@ def test_python_that_watches_the_garbage_collector_is_not_counted() -> None:
 def test_what_is_kept_for_speed_stays_in_its_process() -> None:
     supernet = nasbench201.supernet(image=32)
     nasbench201.graph(17)
-    assert supernet._pieces
+    assert supernet._kept.pieces
     travelled = pickle.loads(pickle.dumps(supernet))
-    assert not travelled._pieces
+    assert not travelled._kept.pieces
     chosen = space("nasbench201").chosen(nasbench201.encoding(17))
     assert travelled.graph(chosen) == supernet.graph(chosen)
 
