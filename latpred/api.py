@@ -10,6 +10,7 @@ from __future__ import annotations
 import hashlib
 import os
 import sys
+import warnings
 from collections.abc import Callable, Sequence
 from contextlib import ExitStack, suppress
 from dataclasses import replace
@@ -27,12 +28,12 @@ from latpred.profile import datasheet, host_profile, store
 from latpred.profile.document import ADAPTED, FITTED, THREADS, DeviceProfile
 from latpred.profile.store import Owner, caveat, difference, owner
 from latpred.progress import each_tenth
-from latpred.query import DeviceQuery, GivenLengths, Lengths, Options, checked_batches, checked_lengths, is_one
+from latpred.query import MOST_BATCH, DeviceQuery, GivenLengths, Options, checked_batches, checked_lengths, is_one
 from latpred.runtimes import lowering
 from latpred.runtimes.legacy_torch import traced_for
 
 if TYPE_CHECKING:
-    from latpred.query import Device, Model
+    from latpred.query import Device, Lengths, Model
 
     class _Asked(TypedDict, total=False):
         """What `predict` may be asked beside batch and runtime, for its overloads."""
@@ -227,6 +228,8 @@ def max_batch(
 ) -> int:
     """The largest batch whose latency stays within a limit and which fits the device's memory; 0 when there is none.
 
+    1,048,576 is the largest that is tried: it stands for that and more, and a warning says so.
+
     Parameters
     ----------
     model, runtime, inputs, seq, image, device, host, precision, memory_format, attention, protocol
@@ -247,7 +250,11 @@ def max_batch(
     """
     options = Options(inputs, seq, image, precision, memory_format, attention, runtime=runtime, protocol=protocol)
     predictor = predictor_of(DeviceQuery(device, host, threads, cudnn_benchmark), runtime)
-    return predictor.max_batch(predictor.trace(model, options), latency_ms, runtime=runtime, protocol=protocol)
+    largest = predictor.max_batch(predictor.trace(model, options), latency_ms, runtime=runtime, protocol=protocol)
+    if largest == MOST_BATCH:
+        said = f"{largest:,} is the largest batch that is tried: larger ones may keep {latency_ms:g} ms and fit, too"
+        warnings.warn(said, stacklevel=2)
+    return largest
 
 
 def predictor_of(query: DeviceQuery, runtime: str | None = None, *, beside: Sequence[str] = ()) -> Predictor:

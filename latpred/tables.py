@@ -313,8 +313,9 @@ def _outside(frame: pd.DataFrame, other: pd.DataFrame, keys: list[str]) -> tuple
 def merge_repeats(measured: pd.DataFrame) -> pd.DataFrame:
     """One row per cell from a table in which some cells were measured in several runs.
 
-    latency_s and the machine's speed become the median over runs, spread_s half their range, and repeat_ratio the
-    slowest over the fastest. Rows of one cell in one run are duplicates, which `join` refuses.
+    Numbers become the median over runs, n their sum, spread_s half the range of the latencies, and repeat_ratio the
+    slowest over the fastest. Texts that differ stand beside each other; a regime that does is not known. Rows of one
+    cell in one run are duplicates, which `join` refuses.
     """
     keys = [*KEYS, *(name for name in (*FURTHER_KEYS, "status") if name in measured)]
     runs = measured.groupby(keys, sort=False)["run"]
@@ -324,19 +325,21 @@ def merge_repeats(measured: pd.DataFrame) -> pd.DataFrame:
         return measured
     measured = measured.assign(**{REPEATS: measured.get(REPEATS, "")})
     cells = measured[repeated].groupby(keys, sort=False)
-    latency = cells["latency_s"]
-    fastest, slowest = latency.transform("min"), latency.transform("max")
-    speeds = [name for name in (*map(COLUMN.format, KINDS), SLOWED) if name in measured]
-    merged = measured[repeated].assign(
-        latency_s=latency.transform("median"),
-        spread_s=(slowest - fastest) / 2,
-        n=cells["n"].transform("sum"),
-        run=cells["run"].transform(lambda of_cell: "+".join(dict.fromkeys(of_cell))),
-        repeat_ratio=slowest / fastest,
-        **{name: cells[name].transform("median") for name in speeds},
-        **{REPEATS: count[repeated].astype(str)},
+    together: dict[str, Any] = {"text": _beside_each_other, "count": "sum", "number": "median"}
+    columns = {name: MEASURED.column(str(name)) for name in measured if name not in keys}
+    merged = cells.agg({name: together[column.kind] for name, column in columns.items() if column is not None})
+    fastest, slowest = cells["latency_s"].min(), cells["latency_s"].max()
+    merged = merged.assign(
+        spread_s=(slowest - fastest) / 2, repeat_ratio=slowest / fastest, **{REPEATS: cells.size().astype(str)}
     )
-    return pd.concat([measured[~repeated], merged.drop_duplicates(keys)], ignore_index=True)
+    if "regime" in merged:
+        merged["regime"] = merged["regime"].mask(merged["regime"].str.contains("+", regex=False), "")
+    return pd.concat([measured[~repeated], merged.reset_index()], ignore_index=True)
+
+
+def _beside_each_other(texts: pd.Series) -> str:
+    """What several rows say, each once."""
+    return "+".join(dict.fromkeys(filter(None, texts)))
 
 
 def cell_name(row: Mapping[str, object] | pd.Series) -> str:

@@ -158,6 +158,13 @@ def test_rows_without_partner_are_named() -> None:
         report(runtime="torchscript")
 
 
+def test_a_table_in_which_nothing_was_measured_says_why() -> None:
+    failed = ["not reached in the time budget"] * (len(CELLS) - 1) + ["out of memory."]
+    why = r"no measured cell has a latency: not reached in the time budget, out of memory\. Measure again"
+    with pytest.raises(TableError, match=why):
+        report(status=failed, latency_s=float("nan"))
+
+
 @pytest.mark.parametrize(
     ("share", "said"),
     [(1000.0, "predicted latencies are about 1,001 times the other table's, as if they were in milliseconds"),

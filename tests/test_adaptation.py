@@ -471,7 +471,11 @@ def test_a_model_is_traced_at_the_size_of_its_row() -> None:
     takes = [Predictor(given).predict(latpred.trace(model, image=size)).latency_ms for size in sizes]
     rows = pd.DataFrame({"model": [model] * 4, "batch": 1, "input_kind": "image", "input_size": sizes})
     (record,) = latpred.adapt(given, rows.assign(latency_ms=takes)).runtimes
-    assert (record.architectures, record.bought.before.p90) == (4, pytest.approx(0.0, abs=1e-6))
+    assert (record.architectures, record.validated) == (1, False)  # one size tells nothing of other models
+    assert record.bought.before.p90 == pytest.approx(0.0, abs=1e-6)
+    slower = latpred.adapt(given, rows.assign(latency_ms=[1.5 * ms for ms in takes])).profile.runtimes["eager"]
+    assert slower.untested == 1
+    assert slower.spread > np.log(1.4) / Z90 > given.runtimes["eager"].spread
     with pytest.raises(TableError, match="input_size 32 with the input_kind default"):
         latpred.adapt(given, rows.drop(columns="input_kind").assign(latency_ms=takes))
 

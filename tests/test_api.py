@@ -16,6 +16,7 @@ from profiledata import machine, profile
 import latpred
 from latpred.errors import NoProfileError, ProfileError, UsageError
 from latpred.profile import store
+from latpred.query import MOST_BATCH
 
 
 def test_from_a_module_to_a_number() -> None:
@@ -59,6 +60,13 @@ def test_a_device_is_a_name_a_path_or_torchs_own(tmp_path: Path) -> None:
 def test_all_that_is_asked_of_a_device_is_handed_on(ask: Callable[..., object], asked: dict[str, object]) -> None:
     with pytest.raises(ProfileError):
         ask(graph(linear()), device="rtx-8000", **asked)
+
+
+def test_the_largest_batch_that_is_tried_is_said_to_be_no_more_than_that() -> None:
+    given = profile("endless")
+    store.save(msgspec.structs.replace(given, device=msgspec.structs.replace(given.device, memory_bytes=0)))
+    with pytest.warns(UserWarning, match=r"^1,048,576 is the largest batch that is tried: larger ones may keep 1e\+09"):
+        assert latpred.max_batch(graph(linear()), 1e9, device="endless") == MOST_BATCH
 
 
 def test_another_machine_or_stack_is_a_caveat() -> None:

@@ -70,6 +70,13 @@ def test_an_error_is_one_sentence_on_stderr_and_its_exit_code(
         assert shown.stderr.endswith(f"latpred: {error}\n")
 
 
+def test_the_package_runs_as_the_command_does() -> None:
+    shown = subprocess.run([sys.executable, "-m", "latpred", "predcit"], capture_output=True, text=True, check=False)
+    assert (shown.returncode, shown.stdout) == (2, "")
+    assert shown.stderr.startswith("Usage: latpred [OPTIONS]")
+    assert "Did you mean predict?" in shown.stderr
+
+
 def test_output_goes_to_a_file_in_the_form_of_its_suffix(tmp_path: Path) -> None:
     home = str(os.environ["LATPRED_HOME"])
     for name, start in (("a.json", "{"), ("b.csv", "path,files,bytes"), ("deep/er/c.txt", home)):

@@ -257,6 +257,17 @@ def test_a_ranking_folds_long_names_before_it_cuts_a_number(models: str) -> None
     assert format_ms(document(*asked)["rows"][0]["latency_ms"]) in shown
 
 
+def test_a_ranking_says_what_may_not_hold_once_and_of_whom(models: str) -> None:
+    asked = ("rank", f"{models}:picture", f"{models}:Strange", "--image", "32", "--batch", "1,8", "-d", "rtx-8000")
+    lines, fitted = run(*asked).stdout.splitlines(), "fitted to published latencies of a Quadro RTX 8000"
+    assert lines.count(f"caveat: {fitted}") == 1
+    (of_one,) = [line for line in lines if "no cost formula for" in line]
+    assert of_one.startswith(f"caveat of {models}:Strange: ")
+    assert [row["caveats"][0] for row in document(*asked)["rows"]] == [fitted] * 4
+    assert f"{fitted}; " in run(*asked, "--csv").stdout
+    assert f"caveat on a100: {fitted[:32]}" in run(*asked, "--device", "a100").stdout
+
+
 def test_trace_counts_by_hand(model: str) -> None:
     found = document("trace", model, "--image", "10", "--batch", "2")
     assert found["schema"] == "latpred.trace/1"

@@ -13,6 +13,7 @@ import msgspec
 import pytest
 import torch
 from factories import device, profile
+from reportdata import half_unknown
 from searchdata import INPUTS, SMALL, predictor
 from torch import nn
 from transformers import BertConfig, BertModel
@@ -20,6 +21,7 @@ from transformers import BertConfig, BertModel
 import latpred
 from latpred.errors import CandidateError, ProfileError, UsageError
 from latpred.prediction.predictor import Predictor
+from latpred.profile.document import Acceptance
 from latpred.search import many
 from latpred.search.resume import COLUMNS, Evaluator
 
@@ -117,6 +119,16 @@ def test_all_ways_to_ask_hand_on_the_whole_question() -> None:
     largest = latpred.max_batch(name, expected, **asked, **fused)
     beyond_ms = (latpred.predict(name, largest + more, **asked, **fused).latency_ms - expected for more in (0, 1))
     assert [ms > 0 for ms in beyond_ms] == [False, True]
+
+
+def test_every_row_says_what_may_not_hold() -> None:
+    failed = msgspec.structs.replace(predictor().profile, acceptance=Acceptance(passed=False, checks={}, advice=()))
+    given, models = Predictor(failed, ["as of a test"]), [latpred.trace(network(), INPUTS), half_unknown()]
+    table = latpred.predict_many([*models, broken], device=given)
+    expected = [given.predict(model).provenance.caveats for model in models]
+    assert table.caveats.tolist() == [*expected, ()]
+    assert ["no cost formula" in " ".join(said) for said in expected] == [False, True]
+    assert latpred.LatencyBudget(1.0, device=given).check(models[1]).caveats == expected[1]
 
 
 def test_every_kind_of_candidate() -> None:

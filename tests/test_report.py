@@ -118,7 +118,7 @@ def test_a_model_half_unknown_is_said_at_its_top_and_its_name_cannot_break_out()
 
 
 def test_several_models_are_set_beside_each_other() -> None:
-    found = Page(report.html(studied(network(), half_unknown())))
+    found = Page(report.html(iter(studied(network(), half_unknown()))))
     assert found.headings[:3] == ["Latency of example-net, half-known", "2 models", "example-net"]
     assert found.text.index("half-known is not fully covered.") < found.text.index("One forward pass")
     assert {"#model-1", "#model-2"} <= set(found.addresses)

@@ -18,6 +18,7 @@ from latpred import predict_many
 from latpred.errors import BusyError, TableError, UsageError
 from latpred.host import Slowdown
 from latpred.ops import Work, cost, families
+from latpred.prediction.predictor import Predictor
 from latpred.runtimes import graph_store
 from latpred.runtimes.torchscript import TorchScript
 from latpred.search import resume
@@ -72,6 +73,14 @@ def test_a_run_goes_on_where_it_stopped(tmp_path: Path, predicted: Callable[[], 
     again = predict_many(candidates()[::-1], resume=path, n_jobs=2, **ASKED)
     assert again.candidate.tolist() == found.candidate.tolist()
     assert again.latency_ms[::2].tolist() == found.latency_ms[::2].tolist()[::-1]
+
+
+def test_what_may_not_hold_is_kept_with_the_rows(tmp_path: Path, predicted: Callable[[], list[int]]) -> None:
+    for caveats in (("a; b", "c"), ("d",), ()):
+        asked = {**ASKED, "device": Predictor(ASKED["device"].profile, caveats), "resume": tmp_path / "table.parquet"}
+        for new in ([0], []):
+            assert predict_many([builder(8)], **asked).caveats.tolist() == [caveats] * 2
+            assert predicted() == new
 
 
 TOKENS = {"candidates": [SMALL], "inputs": None, "seq": 16}

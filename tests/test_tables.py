@@ -133,6 +133,9 @@ def test_a_memory_format_tells_cells_apart_where_both_tables_have_it() -> None:
 def test_repeats_in_several_runs_become_one_row() -> None:
     table = measured([("bert", 1, 0.010), ("vit", 1, 0.5), ("bert", 1, 0.012)], run=["r1", "r1", "r2"])
     table = table.assign(slow_ratio=[1.0, 1.0, 1.2], **{tables.COLUMN.format(tables.KINDS[0]): [10.0, 10.0, 14.0]})
+    table = table.assign(overhead_s=[0.001, 0.1, 0.003], compute_s=[0.004, 0.1, 0.002])
+    table = table.assign(launches=[np.nan, 7, 9], x_kernels=["", "", "8"])
+    table = table.assign(regime=["compute-bound", "", "framework-bound"], stack=["torch=1", "", "torch=2"])
     merged = tables.merge_repeats(tables.check(table, tables.MEASURED))
     bert = merged[merged["model"] == "bert"].iloc[0]
     assert len(merged) == 2
@@ -141,6 +144,8 @@ def test_repeats_in_several_runs_become_one_row() -> None:
     assert (bert["n"], bert["run"], bert[tables.REPEATS]) == (10, "r1+r2", "2")
     assert merged.loc[merged["model"] == "vit", tables.REPEATS].item() == ""
     assert bert["slow_ratio"] == pytest.approx(1.1)
+    assert (bert["overhead_s"], bert["compute_s"], bert["launches"]) == pytest.approx((0.002, 0.003, 9.0))
+    assert (bert["regime"], bert["stack"], bert["x_kernels"]) == ("", "torch=1+torch=2", "8")
     assert bert[tables.COLUMN.format(tables.KINDS[0])] == 12.0
     assert tables.check(merged, tables.MEASURED)["n"].sum() == 15
 

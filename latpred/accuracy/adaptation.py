@@ -153,10 +153,10 @@ def _table(runtimes: Sequence[RuntimeAdaptation]) -> Table:
 
 def _sentences(each: RuntimeAdaptation, fit: DispatchFit) -> Iterator[str]:
     yield f"{counted(each.architectures, 'architecture')}, {counted(each.rows, 'row')}; corrected: {each.level}"
-    if not each.validated:
-        yield f"median error {each.bought.before.median:.1%} before the correction; intervals grow by it"
     if each.level == NONE:
         yield "no correction gains more than the noise of these rows; add architectures, or repeat their measurement"
+    elif not each.validated:
+        yield f"median error {each.bought.before.median:.1%} before the correction; intervals grow by it"
     yield from untested(fit)
     for title, factors in (("host", each.factors.host), ("device", each.factors.kernel)):
         if said := _said(factors):
@@ -223,9 +223,10 @@ def adapt(
     kernel family, and powers of kernels' sizes too; all are believed to be near 1, and follow the rows more or less
     closely. How free they are and how closely they follow is weighed by how likely that makes the rows. The mean of
     all, or of one factor alone, is taken, whichever errs least on architectures left out, if it gains more than the
-    noise there; else nothing is changed. Fewer than four architectures cannot be left out: they move everything by one
-    factor, for which nothing vouches, and intervals grow by that factor; rows of one batch say nothing of others.
-    Predictions say so. Runtimes without rows stay as they are.
+    noise there; else nothing is changed. A model is one architecture at whatever batches and sizes of its inputs.
+    For fewer than four nothing vouches: they move everything by one factor, or by what leaving out each of four sizes
+    chooses, and intervals grow by that; rows of one batch say nothing of others. Predictions say so. Runtimes without
+    rows stay as they are.
 
     Parameters
     ----------
@@ -273,8 +274,8 @@ def adapt(
     # The errors of a failed gate go into the spreads, where errors left out can replace them.
     runtimes = {name: as_wide_as(least_log_std(profile, name), fit) for name, fit in runtimes.items()}
     adapted, records = msgspec.structs.replace(profile, runtimes=runtimes), []
-    for runtime, rows in rows_by_runtime.items():
-        adapted, record = _adapt_runtime(predictor, adapted, runtime, rows)
+    for runtime, (rows, models) in rows_by_runtime.items():
+        adapted, record = _adapt_runtime(predictor, adapted, runtime, rows, models)
         records.append(record)
     now = datetime.now(UTC).isoformat(timespec="seconds")
     protocol = {**profile.protocol, ADAPTED: f"from {profile.name} on {now[:10]}: {'; '.join(map(_sentence, records))}"}
@@ -283,19 +284,19 @@ def adapt(
 
 
 def _adapt_runtime(
-    predictor: Predictor, profile: DeviceProfile, runtime: str, rows: list[Row]
+    predictor: Predictor, profile: DeviceProfile, runtime: str, rows: list[Row], models: int
 ) -> tuple[DeviceProfile, RuntimeAdaptation]:
     """The profile with one runtime corrected by its rows, and the evidence for that."""
     predictions = [predictor.predict(row.graph, row.batch, runtime=runtime, protocol=row.protocol) for row in rows]
     regimes = np.array([prediction.regime for prediction in predictions], dtype=object)
     architecture = np.array([row.architecture for row in rows])
     tried, chosen = _fits(LatencyModel(predictor, rows, runtime), rows, architecture)
-    validated = len(tried) > 1
+    validated = models >= FEWEST
     if chosen.level != NONE:
         profile = corrected(profile, runtime, chosen.factors)
     host_bound = regimes == "framework-bound"
-    widths = _widths(chosen.left_out, architecture, host_bound)
-    fit, count = profile.runtimes[runtime], len(np.unique(architecture))
+    widths = _widths(chosen.left_out, architecture, host_bound) if validated else None
+    fit = profile.runtimes[runtime]
     host, busy = widths or _widened(fit, chosen, validated=validated)
     # Rows that wait for one clock alone tell nothing of the other.
     told = bool(host_bound.any())
@@ -306,12 +307,12 @@ def _adapt_runtime(
         spread=host,
         busy_spread=None if busy == host else busy,
         host_spread=0.0 if told and (widths or chosen.level != NONE) else fit.host_spread,
-        untested=0 if validated else count,
+        untested=0 if validated or chosen.level == NONE else models,
         tested_batches=() if chosen.level == NONE else tuple(sorted({row.batch for row in rows})),
     )
     record = RuntimeAdaptation(
         runtime=runtime,
-        architectures=count,
+        architectures=models,
         level=chosen.level,
         validated=validated,
         bought=_bought(tried[0], chosen, architecture, slice(None)),
@@ -388,7 +389,7 @@ def _widened(fit: DispatchFit, chosen: Fit, *, validated: bool) -> tuple[float, 
         least = float(np.abs(chosen.left_out).max()) / Z90
         return max(host, least), max(busy, least)
     factors = (*chosen.factors.host.values(), *chosen.factors.kernel.values())
-    sigma = max(abs(math.log(factor)) for factor in factors) / Z90
+    sigma = max((abs(math.log(factor)) for factor in factors), default=0.0) / Z90
     return math.hypot(host, sigma), math.hypot(busy, sigma)
 
 
@@ -407,8 +408,8 @@ def _read_rows(
     graphs: Mapping[GraphKey, ModelGraph],
     inputs: Any,
     progress: Callable[[str], None] | None,
-) -> dict[str, list[Row]]:
-    """Measured forward passes by runtime; see `adapt` for what they may be given as."""
+) -> dict[str, tuple[list[Row], int]]:
+    """Measured forward passes by runtime, and of how many models; see `adapt` for what they may be given as."""
     frame, live = _named(_frame(measured))
     device = predictor.profile.device.name
     cells = tables.check(tables.complete(frame, {"device": device}), tables.MEASURED)
@@ -426,10 +427,13 @@ def _read_rows(
     for runtime, precision in dict.fromkeys(zip(cells["runtime"], cells["precision"], strict=True)):
         predictor.check(str(runtime), str(precision))
     traced = _traced(predictor, cells, graphs, live, inputs, progress)
-    rows_by_runtime: dict[str, list[Row]] = {}
+    rows_by_runtime: dict[str, tuple[list[Row], int]] = {}
     for runtime, group in cells.groupby("runtime", sort=False):
-        architecture = group.groupby(["model", "input_kind", "input_size"], sort=False).ngroup()
-        rows = rows_by_runtime[str(runtime)] = []
+        sized, models = ["model", "input_kind", "input_size"], group["model"].nunique()
+        # Sizes of few models choose a correction, though they vouch for no other model.
+        architecture = group.groupby(sized if models < FEWEST else "model", sort=False).ngroup()
+        rows: list[Row] = []
+        rows_by_runtime[str(runtime)] = rows, models
         for number, cell in zip(architecture, group.to_dict("records"), strict=True):
             graph = graph_of(traced, graph_key(cell))
             assert graph is not None  # `_traced` made all of them

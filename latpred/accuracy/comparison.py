@@ -30,12 +30,14 @@ from latpred.errors import LatpredError, TableError
 from latpred.prediction.predictor import Predictor
 from latpred.profile import gpus
 from latpred.profile.document import DeviceProfile
+from latpred.render import listed
 from latpred.runtimes.legacy_torch import traced_for
 
 OFF = 5.0  # times as long: two tables in one unit are hardly ever further apart, nor two units nearer
 SMALL_BATCH = 8  # up to which the host's share of latency is large
 LARGE_BATCH = 16  # from which it is small
 _SIZES = (f"up to {SMALL_BATCH}", f"{LARGE_BATCH} and more", "between")
+_SHOWN = 3  # reasons why nothing was measured
 _KNEE = f"latency above {metrics.KNEE_RATIO:g} times that of the smallest batch"
 _SIDES = ("predicted", "measured")
 _GROUP = ("machine", "device", "runtime", "precision", "protocol")
@@ -66,7 +68,7 @@ def compare(
     Raises
     ------
     TableError
-        When a table breaks its schema, a cell stands in one twice, or no cell is in both.
+        When a table breaks its schema, a cell stands in one twice, no cell is in both, or nothing was measured.
 
     Examples
     --------
@@ -83,13 +85,24 @@ def compare(
     left = left.assign(device=left["device"].map(_measured_names(left["device"], right["device"])).astype(str))
     joined = tables.join(left, tables.merge_repeats(right))
     if joined.rows.empty:
-        first = joined.only_predicted[:1] + joined.only_measured[:1]
-        shown = f" Predicted: {first[0]}; measured: {first[1]}." if len(first) == 2 else ""
-        raise TableError(
-            f"No cell is in both tables.{shown} Predict the same models, input sizes, batches, runtime, precision, "
-            "device and protocol that were measured."
-        )
+        raise TableError(_nothing_shared(joined, right))
     return _report(joined, dict(reasons or {}), notes, seed)
+
+
+def _nothing_shared(joined: tables.Joined, measured: pd.DataFrame) -> str:
+    """Why there is nothing to compare, and what to do about it."""
+    if joined.failed and not joined.only_measured:
+        reasons = listed(measured["status"].value_counts().index.tolist(), _SHOWN).removesuffix(".")
+        return (
+            f"There is nothing to compare, since no measured cell has a latency: {reasons}. Measure again with that "
+            "mended, or with more time."
+        )
+    first = joined.only_predicted[:1] + joined.only_measured[:1]
+    shown = f" Predicted: {first[0]}; measured: {first[1]}." if len(first) == 2 else ""
+    return (
+        f"No cell is in both tables.{shown} Predict the same models, input sizes, batches, runtime, precision, "
+        "device and protocol that were measured."
+    )
 
 
 def _measured_names(predicted: pd.Series[str], measured: pd.Series[str]) -> dict[str, str]:

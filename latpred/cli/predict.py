@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import suppress
 from dataclasses import replace
 from functools import partial
@@ -25,10 +25,10 @@ from latpred.cli.options import (
     takes,
     verb,
 )
-from latpred.cli.output import draw, emit, emit_rows, notice, progress, records, shows_unicode
+from latpred.cli.output import draw, emit, notice, progress, records, shows_unicode
 from latpred.errors import LatpredError, UnknownModelError, UsageError
 from latpred.query import DeviceQuery, GivenLengths, Options, record_of
-from latpred.render import Page, Table, format_interval, format_ms
+from latpred.render import Page, Table, format_interval, format_ms, listed
 from latpred.units import format_duration
 
 if TYPE_CHECKING:
@@ -38,6 +38,8 @@ if TYPE_CHECKING:
     from latpred.graph.graph import ModelGraph
     from latpred.prediction.prediction import Curve
     from latpred.prediction.timeline import ForwardPass
+
+_NAMED = 4  # models that a caveat is of
 
 
 @verb(
@@ -188,7 +190,12 @@ def rank(
     for device in devices or (None,):
         ensure_profile(DeviceQuery(device), (asked["runtime"],), yes=yes)
     table = ranked(models, batch=batches, device=list(devices) or None, **asked)
-    emit_rows(output, "latpred.ranking/1", "rows", table, _ranking_page(table))
+    emit(
+        output,
+        document=lambda: {"schema": "latpred.ranking/1", "rows": records(table)},
+        rows=lambda: table.assign(caveats=table["caveats"].str.join("; ")),
+        page=lambda: _ranking_page(table),
+    )
     if table["error"].notna().all():
         click.get_current_context().exit(UsageError.exit_code)
 
@@ -222,7 +229,17 @@ def _ranking_page(table: pd.DataFrame) -> Page:
         parts.append(Table(heads, rows, left=("model", "regime"), folded=("model",), title=f"{device}, batch {batch}"))
     failed = table[table["error"].notna()].drop_duplicates(["device", "candidate"])
     parts += [f"{row['name']} on {row['device']}: {row['error']}" for row in failed.to_dict("records")]
-    return Page("", parts)
+    return Page("", [*parts, *_ranking_caveats(table[table["error"].isna()])])
+
+
+def _ranking_caveats(cells: pd.DataFrame) -> Iterator[str]:
+    """What may not hold, each once for each device, with the models that it is about where it is not about all."""
+    ranked = cells.groupby("device")["candidate"].nunique()
+    told = cells.explode("caveats").dropna(subset="caveats")
+    for (device, caveat), rows in told.groupby(["device", "caveats"], sort=False):
+        names = listed(rows["name"].unique().tolist(), _NAMED)
+        of = f" of {names}" if rows["candidate"].nunique() < ranked[str(device)] else ""
+        yield f"caveat{of}{f' on {device}' if len(ranked) > 1 else ''}: {caveat}"
 
 
 @verb(

@@ -106,7 +106,7 @@ def explain(
     """
     (size,) = checked_batches([batch])
     model = os.fspath(model) if isinstance(model, os.PathLike) else model
-    runtimes = [runtimes] if isinstance(runtimes, str) else runtimes
+    runtimes = [runtimes] if isinstance(runtimes, str) else runtimes and [*runtimes]  # a generator is gone through once
     predictor = predictor_of(DeviceQuery(device, host, threads, cudnn_benchmark), beside=runtimes or ())
     options = Options(inputs, seq, image, precision, memory_format, attention, protocol=protocol)
     comparison = _Comparison(predictor, model, options, size)

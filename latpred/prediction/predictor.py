@@ -201,6 +201,8 @@ class Predictor:
     ) -> int:
         """The largest batch within a latency that also fits the device's memory; 0 when there is none.
 
+        1,048,576 is the largest that is tried: it stands for that and more.
+
         Raises
         ------
         UsageError

@@ -10,7 +10,7 @@ import base64
 import math
 import os
 import re
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field, replace
 from datetime import UTC, datetime
 from importlib import resources
@@ -58,7 +58,8 @@ class _Chart(NamedTuple):
     address: str
 
 
-def html(parts: Sequence[Studied]) -> str:
+def html(parts: Iterable[Studied]) -> str:
+    parts = [*parts]
     if not parts:
         raise UsageError("A report needs a model; give one or more.")
     from jinja2 import Environment, StrictUndefined
@@ -78,7 +79,7 @@ def html(parts: Sequence[Studied]) -> str:
     )
 
 
-def write(parts: Sequence[Studied], path: str | os.PathLike[str]) -> Path:
+def write(parts: Iterable[Studied], path: str | os.PathLike[str]) -> Path:
     text, wanted = html(parts), Path(path)
     with result_file(wanted) as part:
         part.write_text(text, encoding="utf-8")

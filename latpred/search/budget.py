@@ -32,6 +32,8 @@ class Spent:
         The limit.
     macs, parameters : float
         Multiply-adds of the forward pass, and parameters of the candidate.
+    caveats : tuple[str, ...]
+        Sentences about what may not hold.
     """
 
     name: str
@@ -41,6 +43,7 @@ class Spent:
     limit_ms: float
     macs: float
     parameters: float
+    caveats: tuple[str, ...] = ()
 
     @property
     def margin_ms(self) -> float:
@@ -159,6 +162,7 @@ class LatencyBudget:
             limit_ms=float(self.limit_ms),
             macs=row.macs,
             parameters=row.parameters,
+            caveats=row.caveats,
         )
 
     def __call__(self, candidate: Any) -> float:

@@ -1,9 +1,9 @@
 """Rows of candidates, and the Parquet file of finished ones from which a run that was cut off goes on.
 
 Every row has a key: a digest of its candidate's fingerprint, of what was asked, of the default dtype, of the profile
-with all numbers, of latpred's own code, and of the versions of Python, torch and the libraries of models. Rows are read
-back only under the very same key; others stay in the file. Candidates that failed are tried again. The file is replaced
-as a whole, so that a reader, or a crash, never meets half of one.
+with all numbers and what may not hold of it here, of latpred's own code, and of the versions of Python, torch and the
+libraries of models. Rows are read back only under the very same key; others stay in the file. Candidates that failed
+are tried again. The file is replaced as a whole, so that a reader, or a crash, never meets half of one.
 """
 
 from __future__ import annotations
@@ -75,6 +75,7 @@ class CandidateRow(NamedTuple):
     macs: float = nan
     parameters: float = nan
     launches: float = nan
+    caveats: tuple[str, ...] = ()
     error: str | None = None
 
 
@@ -245,6 +246,7 @@ def _row(candidate: _Candidate, predictor: Predictor, graph: ModelGraph, point: 
         macs=float(graph.macs(point.batch)),
         parameters=float(graph.parameters),
         launches=float(graph.launches(point.batch)),
+        caveats=point.provenance.caveats,
     )
 
 
@@ -365,6 +367,7 @@ def _read(path: Path) -> dict[str, list[CandidateRow]]:
     if [*table.columns] != [*COLUMNS, KEY]:
         raise TableError(f"{path} holds another table than predictions of candidates. Name another file.")
     kept: dict[str, list[CandidateRow]] = {}
+    table["caveats"] = table["caveats"].map(tuple)  # which Parquet has as arrays
     for key, *values in table[[KEY, *COLUMNS[:-1]]].itertuples(index=False, name=None):
         kept.setdefault(key, []).append(CandidateRow(*values))
     return kept
@@ -388,5 +391,5 @@ def _question_key(evaluator: Evaluator) -> str | None:
     dtype = str(torch.get_default_dtype())
     digest = hashlib.sha256(msgspec.json.encode([asked, software, tools, inputs, formulas, dtype]))
     for predictor in evaluator.predictors:
-        digest.update(document.encode(predictor.profile) + repr(predictor.slowdown).encode())
+        digest.update(document.encode(predictor.profile) + repr((predictor.slowdown, predictor.caveats)).encode())
     return digest.hexdigest()

@@ -28,6 +28,7 @@ from latpred.errors import (
     NoProfileError,
     ProfileError,
     RuntimeRefusalError,
+    TableError,
     UsageError,
 )
 from latpred.profile.document import BENCHMARK, CUDNN, DeviceInfo, DeviceProfile
@@ -120,10 +121,14 @@ def test_a_model_that_fails_is_left_out_and_costs_the_others_nothing(
     build: Callable[[], nn.Module], said: str, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
     offer(monkeypatch, A, toy("odd", build), B)
-    report = validate(profile=profile(), suite="toys", repeats=1, rivals=(), record=tmp_path / "toys")
+    once = {"runtimes": iter(["eager"]), "rivals": iter(())}
+    report = validate(profile=profile(), suite="toys", repeats=1, record=tmp_path / "toys", **once)
     assert report.overall.cells == 4
     assert all("odd" in cell and said in cell for cell in report.failed)
     assert len(report.failed) == 2
+    offer(monkeypatch, toy("odd", build))
+    with pytest.raises(TableError, match=f"no measured cell has a latency: .*{said}"):
+        validate(profile=profile(), suite="toys", repeats=1, rivals=())
 
 
 @pytest.mark.parametrize(

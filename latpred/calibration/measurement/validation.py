@@ -105,6 +105,8 @@ def validate(
     device_profile = profile or store.find(device, threads=threads)
     if replay is not None:
         return (replay if isinstance(replay, Recording) else load(replay)).replay(device_profile)
+    runtimes = (runtimes,) if isinstance(runtimes, str) else tuple(runtimes)
+    rivals = tuple(rivals)
     check_names(rivals)
     if record is not None:
         storage.demand_writable(Path(record) / MANIFEST)
