@@ -186,9 +186,12 @@ def rank(
 
     _demand_names(models)
     for device in devices or (None,):
+        if device is not None and "," in device and not Path(device).exists():
+            raise UsageError(f"{device!r} is no device; give each by itself, as in --device rtx-8000 --device a100.")
         ensure_profile(DeviceQuery(device), (asked["runtime"],), yes=yes)
     table = ranked(models, batch=batches, device=list(devices) or None, **asked)
-    emit_rows(output, "latpred.ranking/1", "rows", table, _ranking_page(table))
+    caveats = _ranking_caveats(table, models, devices or (None,), {"batch": batches, **asked})
+    emit_rows(output, "latpred.ranking/1", "rows", table, _ranking_page(table, caveats))
     if table["error"].notna().all():
         click.get_current_context().exit(UsageError.exit_code)
 
@@ -208,7 +211,21 @@ def _demand_names(models: Sequence[str]) -> None:
             continue
 
 
-def _ranking_page(table: pd.DataFrame) -> Page:
+def _ranking_caveats(
+    table: pd.DataFrame, models: Sequence[str], devices: Sequence[str | None], asked: dict[str, Any]
+) -> list[str]:
+    """What may not hold of each device, as a prediction of the first model that could be ranked there says."""
+    from latpred.api import predict as curve_of
+
+    said = []
+    for device, (name, cells) in zip(devices, table.groupby("device", sort=False), strict=True):
+        for number in cells["candidate"][cells["error"].isna()].head(1):
+            caveats = curve_of(models[number], device=device, **asked).setting.provenance.caveats
+            said += [f"caveat: {name}: {caveat.removesuffix(': name yours with --host')}" for caveat in caveats]
+    return said
+
+
+def _ranking_page(table: pd.DataFrame, caveats: Sequence[str]) -> Page:
     parts: list[Table | str] = []
     for (device, batch), cells in table.groupby(["device", "batch"], sort=False):
         rows = [
@@ -220,6 +237,7 @@ def _ranking_page(table: pd.DataFrame) -> Page:
         ]
         heads = ("rank", "model", "latency", "90 % interval", "regime", "launches")
         parts.append(Table(heads, rows, left=("model", "regime"), folded=("model",), title=f"{device}, batch {batch}"))
+    parts += caveats
     failed = table[table["error"].notna()].drop_duplicates(["device", "candidate"])
     parts += [f"{row['name']} on {row['device']}: {row['error']}" for row in failed.to_dict("records")]
     return Page("", parts)
