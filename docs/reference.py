@@ -21,7 +21,10 @@ from click.testing import CliRunner
 import latpred
 import latpred.calibration
 from latpred import host
+from latpred.accuracy.adaptation import Adaptation
 from latpred.cli import main
+from latpred.search.option_table import latency_table
+from latpred.search.spaces import SearchSpace
 
 DOCS = Path(__file__).parent
 NOTE = "<!-- Written by docs/reference.py. -->\n\n"
@@ -60,11 +63,15 @@ def help_of(path: tuple[str, ...]) -> str:
 
 def python() -> str:
     """The page of Python names."""
-    parts = ["# Python\n\nEverything public of `latpred`; `latpred.calibration` measures.\n"]
+    parts = [
+        "# Python\n\nEverything public of `latpred`; `latpred.calibration` measures. At the end, what `latpred.adapt` "
+        "gives, and what the\nguide to a search imports from elsewhere.\n"
+    ]
     for module in (latpred, latpred.calibration):
         for name in sorted(module.__all__, key=str.lower):
             if module is latpred or name not in latpred.__all__:
                 parts.append(entry(module.__name__, name, getattr(module, name)))
+    parts += [entry(value.__module__, value.__name__, value) for value in (Adaptation, latency_table, SearchSpace)]
     return "\n".join(parts)
 
 

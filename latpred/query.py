@@ -138,7 +138,7 @@ class DeviceQuery:
             raise UsageError(
                 f"device= takes a name or a path, not a {type(device).__name__}; give cpu, cuda:0, the name of a "
                 "profile or a path to one. A loaded profile predicts with predictor = latpred.Predictor(profile), "
-                "predictor.predict(predictor.trace(model))."
+                "predictor.predict(predictor.trace(model)); a search takes device=predictor."
             )
         name: str | Path = Path(device) if isinstance(device, os.PathLike) else str(device)
         if name == "cpu:0":  # as PyTorch calls it, too
@@ -205,6 +205,8 @@ def checked_batches(batch: Any) -> tuple[int, ...]:
     if not len(batches):
         raise UsageError(f"{batches!r} names no batch size; give whole numbers of 1 or more, as in [1, 8, 32].")
     for batch in batches:
+        if getattr(batch, "ndim", 0):
+            raise UsageError("A tensor is no batch size; give 1 or more, as in batch=8, and inputs as inputs=x.")
         if isinstance(batch, bool) or not isinstance(batch, Integral):  # numpy's bool is none
             raise UsageError(f"Batch {batch!r} is not a whole number; give 1 or more, as in batch=8.")
         if int(batch) < 1:

@@ -159,7 +159,9 @@ def _columns(frame: pd.DataFrame, schema: Schema) -> dict[Any, Column]:
     """The rule of each column of a table that has all it must and nothing that nobody knows."""
     missing = [name for name in schema.required if name not in frame.columns]
     if missing:
-        raise TableError(f"The {schema.title} lacks {', '.join(missing)}. Add what is missing.")
+        of_search = {"candidate", "latency_ms"} <= {*frame.columns}
+        how = "Rows of predict_many are others; take predict(...).to_frame()." if of_search else "Add what is missing."
+        raise TableError(f"The {schema.title} lacks {', '.join(missing)}. {how}")
     repeated = sorted({str(name) for name in frame.columns[frame.columns.duplicated()]})
     if repeated:
         raise TableError(f"The {schema.title} has {', '.join(repeated)} more than once. Keep one column of each name.")

@@ -20,7 +20,7 @@ from latpred import host
 from latpred.accuracy.adaptation import LEVELS, NONE
 from latpred.accuracy.predicted import GraphKey
 from latpred.cli import main
-from latpred.errors import ProfileError, TableError, UsageError
+from latpred.errors import ProfileError, TableError, UnknownModelError, UsageError
 from latpred.fit.corrections import MODULE, Factors, LatencyModel, Row, corrected
 from latpred.graph.graph import ModelGraph
 from latpred.host import Slowdown
@@ -512,7 +512,9 @@ HALF = msgspec.structs.replace(GRAPHS[0], precision="fp16")
         (ROWS.assign(model=[HALF] * len(ROWS), precision="fp32"), UsageError, "traced in fp16"),
         (ROWS.assign(input_size=64), TableError, "input_size 64, and its graph was traced at 128"),
         (ROWS.assign(memory_format="channels_last"), UsageError, "traced in the contiguous format"),
-        ([("a", 1)], TableError, "Row 1"),
+        ([("a", 1)], TableError, r"Row 1 has 2 values. Give \(model, batch"),
+        ([3], TableError, "Row 1 is 3"),
+        (ROWS.assign(model="mine"), UnknownModelError, r"called 'mine'.* table.assign\(model=table.model.map\(models"),
         (3, UsageError, "no table"),
     ],
 )

@@ -27,6 +27,8 @@ pytestmark = pytest.mark.usefixtures("calibrated")
     ("asked", "error", "said"),
     [
         ({"batch": torch.tensor(4)}, UsageError, r"Batch tensor\(4\) is not a whole number; give 1 or more"),
+        ({"batch": torch.zeros(1, 4)}, UsageError, "^A tensor is no batch size; .* and inputs as inputs=x"),
+        ({"batch": (torch.zeros(1, 4),)}, UsageError, "^A tensor is no batch size"),
         ({"runtime": None}, UsageError, "None is no runtime; give the name of one: eager"),
         ({"runtime": ["eager"]}, UsageError, "is no runtime; give the name of one: eager"),
         ({"host": []}, UsageError, r"host=\[\] is not a host; give a factor such as 1.3"),

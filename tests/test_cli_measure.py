@@ -25,6 +25,7 @@ from latpred.calibration.devices import open_device
 from latpred.calibration.measurement import recorder, validation, whole_models
 from latpred.calibration.measurement.recorder import Plan, Setting
 from latpred.calibration.session import Session, directory
+from latpred.calibration.timing import disturbance
 from latpred.calibration.workloads.suites import module_workload
 from latpred.profile import host_profile, store
 
@@ -72,6 +73,13 @@ def test_ctrl_c_while_measuring_gives_what_was_measured(
     table = pd.read_csv(path if form == "file" else io.StringIO(shown.stdout))
     assert sorted(table["status"]) == ["interrupted before it was measured", "ok", "ok"]
     assert table["latency_s"].notna().sum() == 2
+
+
+def test_measure_says_what_else_ran(model: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    beside = disturbance.Disturbance("other work used 1.3 processors")
+    monkeypatch.setattr(disturbance.Watch, "lap", lambda _: beside)
+    shown = run("measure", model, "--image", "16", "--batch", "1", "--repeats", "1", "--device", "cpu")
+    assert f"{beside.reason} meanwhile, so times may be too long" in shown.stderr
 
 
 def test_measure_prints_a_row_per_cell_and_says_what_does_not_fit(model: str) -> None:

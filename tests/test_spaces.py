@@ -249,7 +249,7 @@ def test_numbers_may_be_numpy_s() -> None:
     [
         ("nasbench201:", "names no network"),
         ("nasbench201:15625", "has no network"),
-        ("fbnet:D", "has 22 blocks, not 1"),
+        ("fbnet:D", "has 22 blocks, not 1; give so many names, or one of A, B, C"),
     ],
 )
 def test_a_name_of_no_network_says_what_is_wrong(name: str, said: str) -> None:
@@ -315,6 +315,7 @@ def test_a_latency_table_adds_up_to_predictions(batch: int) -> None:
     assert table["error"].max() < 1e-6
     added = table.set_index(["label", "option"])["latency_ms"]
     assert (added.groupby(level="label").min()[1:] == 0).all()
+    assert not added.between(0, 1e-9, inclusive="neither").any()  # what costs the same as the cheapest adds 0, too
     for number in (0, 9, 123):
         chosen = space("nasbench201").chosen(nasbench201.encoding(number))
         predicted = latpred.predict_many([supernet.graph(chosen)], batch=batch, device=CPU)["latency_ms"].item()

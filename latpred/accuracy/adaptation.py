@@ -32,7 +32,7 @@ from latpred.accuracy.predicted import (
     slowdown_of,
     trace_models,
 )
-from latpred.errors import TableError, UsageError
+from latpred.errors import TableError, UnknownModelError, UsageError
 from latpred.fit.corrections import GENERAL, NONE, Factors, Fit, LatencyModel, Level, Row, corrected
 from latpred.graph.features import Floats
 from latpred.graph.graph import CONTIGUOUS, ModelGraph
@@ -83,7 +83,17 @@ class RuntimeAdaptation:
 
 @dataclass(frozen=True, slots=True)
 class Adaptation:
-    """A corrected profile with the evidence for it."""
+    """A corrected profile with the evidence for it.
+
+    Attributes
+    ----------
+    profile : DeviceProfile
+        `latpred.Predictor(profile)` predicts with it; `latpred.profile.store.save(profile)` keeps it, by its name.
+    adapted_from : str
+        The profile that it was made from.
+    runtimes : tuple[RuntimeAdaptation, ...]
+        What was done for each runtime that was measured.
+    """
 
     profile: DeviceProfile = field(repr=False)
     adapted_from: str  # the profile it was made from
@@ -234,10 +244,10 @@ def adapt(
         Of the device that was measured, or of one like it; by name or path as `latpred.predict` takes its device.
     measured : DataFrame, path or iterable
         Columns of a measurement table, of which model, batch and latency_s (or latency_ms) must be there; what
-        `latpred.measure` gives will do. Or rows (model, batch, runtime, precision, latency_ms). A model is a name, a
-        `ModelGraph`, a module, a config or a function that builds one. All but graphs are traced at input_size, where
-        input_kind is "seq", "audio" or "image". Ten architectures are plenty. Rows that say how fast the machine was
-        are brought to the profile's usual speed.
+        `latpred.measure` gives of names will do. Or rows (model, batch, runtime, precision, latency_ms). A model is a
+        name, a `ModelGraph`, a module, a config or a function that builds one. All but graphs are traced at input_size,
+        where input_kind is "seq", "audio" or "image"; rows without them are of the usual size. Ten architectures are
+        plenty. Rows that say how fast the machine was are brought to the profile's usual speed.
     graphs : mapping, optional
         Traced models by `accuracy.predicted.GraphKey`, as a recording holds them; names that are not in it are traced.
     inputs : optional
@@ -474,8 +484,10 @@ def _frame(measured: Any) -> pd.DataFrame:
 
 
 def _row(row: Any, number: int) -> dict[str, Any]:
-    if isinstance(row, str) or not hasattr(row, "__len__") or len(row) != len(COLUMNS):
-        raise TableError(f"Row {number} is {row!r}. Give ({', '.join(COLUMNS)}), or a mapping with these names.")
+    sized = hasattr(row, "__len__") and not isinstance(row, str)
+    if not sized or len(row) != len(COLUMNS):
+        found = f"has {counted(len(row), 'value')}" if sized else f"is {row!r}"
+        raise TableError(f"Row {number} {found}. Give ({', '.join(COLUMNS)}), or a mapping with these names.")
     return dict(zip(COLUMNS, row, strict=True))
 
 
@@ -532,7 +544,13 @@ def _traced(
                 options = _options_of_graph(key, model) if isinstance(model, ModelGraph) else options_of(key, inputs)
                 traced[key] = predictor.trace(model, options, sizes)
         untraced = {key: sizes for key, sizes in asked.items() if graph_of(traced, key) is None}
-        return traced | trace_models(untraced, predictor.target, progress)
+        try:
+            return traced | trace_models(untraced, predictor.target, progress)
+        except UnknownModelError as error:
+            raise UnknownModelError(
+                f"{error}. Models without a name go into the column model themselves: in Python "
+                "table.assign(model=table.model.map(models)), with the mapping that was measured"
+            ) from error
 
 
 def _options_of_graph(key: GraphKey, graph: ModelGraph) -> Options:

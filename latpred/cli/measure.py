@@ -52,10 +52,14 @@ def measure(models: tuple[str, ...], batches: tuple[int, ...], output: Output, *
         raise UsageError("There is no model to measure. Name at least one, or a study with --suite.")
     for option in given("stages", "record"):
         raise UsageError(f"{option} is for a study; add --suite, or leave it out. -o keeps what is measured of models.")
+    import torch
+
     from latpred.calibration.measurement.whole_models import StoppedError
     from latpred.calibration.measurement.whole_models import measure as run
+    from latpred.calibration.timing.disturbance import Watch
 
     asked["device"] = asked["device"] or "cpu"
+    watch = Watch(threads=asked["threads"] or torch.get_num_threads())
     try:
         with progress("measuring") as show:
             table = run(list(models), batches, progress=show, **asked)
@@ -65,6 +69,8 @@ def measure(models: tuple[str, ...], batches: tuple[int, ...], output: Output, *
         place = f"they are in {output.path}" if output.path else "they are above"
         said = f"{measured} of {len(stopped.table)} cells were measured by then, {place}"
         raise KeyboardInterrupt(said) from None
+    if disturbed := watch.lap().reason:
+        notice(f"{disturbed} meanwhile, so times may be too long; measure again when nothing else runs")
     _show(table, output)
     if (table["status"] != "ok").all():
         click.get_current_context().exit(3)

@@ -188,6 +188,8 @@ def rank(
 
     _demand_names(models)
     for device in devices or (None,):
+        if device is not None and "," in device and not Path(device).exists():
+            raise UsageError(f"{device!r} is no device; give each by itself, as in --device rtx-8000 --device a100.")
         ensure_profile(DeviceQuery(device), (asked["runtime"],), yes=yes)
     table = ranked(models, batch=batches, device=list(devices) or None, **asked)
     emit(

@@ -80,7 +80,7 @@ def latency_table(
     settings = ["device", "batch", "runtime"]
     for _, cells in predicted.groupby(settings, sort=False):
         added, error = additive(chosen, counts, cells["latency_ms"].to_numpy())
-        part = pd.DataFrame(keys, columns=["label", "option"]).assign(latency_ms=added, error=error)
+        part = pd.DataFrame(keys, columns=["label", "option"]).assign(latency_ms=added.round(12), error=error)
         parts.append(part.merge(cells[settings].head(1), how="cross"))
     return pd.concat(parts, ignore_index=True)[[*settings, "label", "option", "latency_ms", "error"]]
 

@@ -540,7 +540,8 @@ def _in_a_library(name: str) -> str:
             if canonical(other) == canonical(name):
                 return f"{library}:{other}"
     missing = [library for library, others in listed.items() if not others]
-    raise _unknown(name, [*_ALIASES, *SHORT, *(other for others in listed.values() for other in others)], missing)
+    networks = [f"{space}:0" for space in SPACES]
+    raise _unknown(name, [*_ALIASES, *SHORT, *networks, *chain.from_iterable(listed.values())], missing)
 
 
 def _torchvision_model(module: Any, name: str, device: str, image: int | None) -> tuple[torch.nn.Module, int]:

@@ -47,6 +47,7 @@ def test_published_sizes(name: str) -> None:
         ("torchvision:resnet5", "did you mean .*torchvision:resnet50"),
         ("timm:resnet5", "did you mean .*timm:resnet50"),
         ("timm:resnet50.a1_in2k", "did you mean timm:resnet50.a1_in1k"),
+        ("nasbench-201:9", "did you mean .*nasbench201:0"),
         ("xyzzy-0123456789", r"List the names with: latpred models \("),
     ],
 )

@@ -58,7 +58,8 @@ def _chosen(blocks: Sequence[str] | str) -> dict[str, str]:
     told = FOUND.get(blocks, blocks).split() if isinstance(blocks, str) else blocks
     listed = [*told] if isinstance(told, Iterable) else [told]
     if len(listed) != PLACES:
-        raise UsageError(f"An FBNet has {PLACES} blocks, not {len(listed)}; 'skip' stands where there is none.")
+        of = f"or one of {', '.join(FOUND)}" if isinstance(blocks, str) else "'skip' where there is none"
+        raise UsageError(f"An FBNet has {PLACES} blocks, not {len(listed)}; give so many names, {of}.")
     for name in listed:
         if name not in BLOCKS:
             raise UsageError(f"FBNet has no block {name!r}; its blocks are {', '.join(BLOCKS)}.")
