@@ -249,6 +249,8 @@ def test_rank_orders_models_on_each_device() -> None:
     assert text.index("rtx-8000, batch 1") < text.index("rtx-8000, batch 8") < text.index("rtx-2080ti, batch 1")
     assert text.count("nasbench201:x on ") == 2
     assert "caveat on rtx-2080ti: fitted to published latencies" in text
+    faster = run("rank", "nasbench201:9", "--device", "rtx-8000", "--host", "0.5", "--json")
+    assert json.loads(faster.stdout)["rows"][0]["caveats"][0].startswith("host")
     refused = run("rank", "nasbench201:9", "--device", "rtx-8000,a100")
     assert (refused.exit_code, "'rtx-8000,a100' is no device; give each by itself" in refused.stderr) == (2, True)
 

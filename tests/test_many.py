@@ -283,3 +283,13 @@ def test_a_graph_is_held_to_what_is_asked_of_the_others() -> None:
     assert ["was traced in fp16" in str(error) for error in table["error"]] == [True, True, False]
     with pytest.raises(CandidateError, match="was traced in fp16"):
         latpred.LatencyBudget(5.0, device=predictor(), precision="fp32").check(graph)
+
+
+def test_candidates_may_be_predicted_on_another_host() -> None:
+    asked = {"device": "rtx-8000", "host": 0.5, "precision": "fp16", "seq": 32}
+    alone = latpred.predict("bert-base-uncased", 1, **asked).latency_ms
+    assert latpred.predict_many(["bert-base-uncased"], **asked)["latency_ms"].item() == alone
+    assert latpred.rank(["bert-base-uncased"], **asked)["latency_ms"].item() == alone
+    assert latpred.LatencyBudget(1e3, **asked).check("bert-base-uncased").latency_ms == alone
+    with pytest.raises(UsageError, match="has its host already"):
+        predict_many([network()], host="EPYC 7742")

@@ -175,7 +175,7 @@ def _say_asked(model: str, runtime: str) -> None:
 )
 @click.argument("models", nargs=-1, required=True)
 @batch_option("1")
-@takes(*INPUTS, "devices", "runtime", "protocol", "attention", "yes")
+@takes(*INPUTS, "devices", "host", "runtime", "protocol", "attention", "yes")
 @output_options
 def rank(
     models: tuple[str, ...], batches: tuple[int, ...], devices: tuple[str, ...], yes: bool, output: Output, **asked: Any
@@ -190,7 +190,7 @@ def rank(
     for device in devices or (None,):
         if device is not None and "," in device and not Path(device).exists():
             raise UsageError(f"{device!r} is no device; give each by itself, as in --device rtx-8000 --device a100.")
-        ensure_profile(DeviceQuery(device), (asked["runtime"],), yes=yes)
+        ensure_profile(DeviceQuery(device, asked["host"]), (asked["runtime"],), yes=yes)
     table = ranked(models, batch=batches, device=list(devices) or None, **asked)
     emit(
         output,

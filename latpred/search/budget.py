@@ -82,7 +82,7 @@ class LatencyBudget:
     ----------
     limit_ms : float
         Milliseconds of one forward pass.
-    device, precision, protocol, inputs, seq, image
+    device, host, precision, protocol, inputs, seq, image
         As for `latpred.predict_many`.
     batch : int
         Batch size.
@@ -125,6 +125,7 @@ class LatencyBudget:
     inputs: Any = None
     seq: int | None = None
     image: int | None = None
+    host: float | str | None = None
     name: str = "latency"
 
     def __post_init__(self) -> None:
@@ -152,7 +153,7 @@ class LatencyBudget:
         from latpred.search.resume import Evaluator
 
         options = Options(self.inputs, self.seq, self.image, self.precision, protocol=self.protocol)
-        evaluator = Evaluator.of(self.device, self.batch, self.runtime, options)
+        evaluator = Evaluator.of(self.device, self.batch, self.runtime, options, self.host)
         (row,) = evaluator.rows(0, candidate, errors="raise")
         return Spent(
             name=self.name,

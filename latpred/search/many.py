@@ -36,6 +36,7 @@ def predict_many(
     batch: int | Sequence[int] = 1,
     runtime: str | Sequence[str] = "eager",
     device: Device | Predictor | Sequence[Device | Predictor] | None = None,
+    host: float | str | None = None,
     precision: str | None = None,
     attention: str | None = None,
     protocol: str = "single",
@@ -63,7 +64,7 @@ def predict_many(
     device : str, path, torch.device or Predictor, or sequence of them, optional
         As for `predict`, or a `latpred.Predictor`. Of several devices each gets rows; candidates are traced once for
         all whose profiles are of one PyTorch.
-    precision, attention, protocol, inputs, seq, image
+    host, precision, attention, protocol, inputs, seq, image
         As for `predict`; they hold for all candidates.
     errors : {"record", "raise"}
         A candidate that cannot be built, traced or predicted gets rows that say why ("record"), or ends everything.
@@ -113,7 +114,7 @@ def predict_many(
     if isinstance(candidates, Mapping):
         raise UsageError("a mapping has names that no row has; give its models alone: predict_many(models.values()).")
     options = Options(inputs, seq, image, precision, attention=attention, protocol=protocol)
-    evaluator = Evaluator.of(device, batch, runtime, options)
+    evaluator = Evaluator.of(device, batch, runtime, options, host)
     if n_jobs == 0:
         raise UsageError("n_jobs=0 leaves nobody to work. Give a number of workers, or -1 for one on each core.")
     jobs = int(effective_n_jobs(n_jobs))

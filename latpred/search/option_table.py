@@ -23,6 +23,7 @@ def latency_table(
     supernet: Supernet,
     *,
     device: Any = None,
+    host: float | str | None = None,
     batch: int | Sequence[int] = 1,
     runtime: str | Sequence[str] = "eager",
     protocol: str = "single",
@@ -37,7 +38,7 @@ def latency_table(
     ----------
     supernet : Supernet
         All architectures.
-    device, batch, runtime, protocol
+    device, host, batch, runtime, protocol
         As for `latpred.predict_many`.
     seed : int
         Of the draws.
@@ -70,6 +71,7 @@ def latency_table(
     predicted = predict_many(
         map(supernet.graph, architectures),
         device=device,
+        host=host,
         batch=batch,
         runtime=runtime,
         protocol=protocol,

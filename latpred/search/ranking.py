@@ -27,6 +27,7 @@ def rank(
     batch: int | Sequence[int] = 1,
     runtime: str | Sequence[str] = "eager",
     device: Device | Predictor | Sequence[Device | Predictor] | None = None,
+    host: float | str | None = None,
     precision: str | None = None,
     attention: str | None = None,
     protocol: str = "single",
@@ -40,7 +41,7 @@ def rank(
     ----------
     candidates : iterable or DataFrame
         What `latpred.predict_many` takes, or a table that it gave; the other parameters are then ignored.
-    batch, runtime, device, precision, attention, protocol, inputs, seq, image
+    batch, runtime, device, host, precision, attention, protocol, inputs, seq, image
         As for `latpred.predict_many`.
 
     Returns
@@ -74,6 +75,7 @@ def rank(
             batch=batch,
             runtime=runtime,
             device=device,
+            host=host,
             precision=precision,
             attention=attention,
             protocol=protocol,

@@ -106,13 +106,13 @@ class Evaluator:
     runtimes: tuple[str, ...]
 
     @classmethod
-    def of(cls, device: Any, batch: Any, runtime: Any, options: Options) -> Evaluator:
+    def of(cls, device: Any, batch: Any, runtime: Any, options: Options, host: float | str | None = None) -> Evaluator:
         """Check what is asked of all candidates before any of them takes time."""
         dtype_of(options.precision)  # a misspelt one is said before a profile that lacks it
         runtimes = (runtime,) if isinstance(runtime, str) else tuple(dict.fromkeys(runtime))
         if not runtimes:
             raise UsageError("no runtime was named; give one, as in runtime='eager'.")
-        predictors = _predictors_of(device, runtimes)
+        predictors = _predictors_of(device, host, runtimes)
         batches = checked_batches(batch)
         for predictor in predictors:
             for name in runtimes:
@@ -161,13 +161,15 @@ class Evaluator:
         return [CandidateRow(candidate.position, candidate.name, *cell, precision, error=reason) for cell in cells]
 
 
-def _predictors_of(device: Any, runtimes: Sequence[str]) -> tuple[Predictor, ...]:
+def _predictors_of(device: Any, host: float | str | None, runtimes: Sequence[str]) -> tuple[Predictor, ...]:
     """One for each device, whose profiles' names tell their rows apart."""
     devices = [*device] if isinstance(device, Sequence) and not isinstance(device, str) else [device]
     if not devices:
         raise UsageError("no device was named; give one, as in device='rtx-8000', or leave it out.")
+    if host is not None and any(isinstance(one, Predictor) for one in devices):
+        raise UsageError("a Predictor has its host already; give its device by name, as in device='a100', or no host.")
     predictors = tuple(
-        one if isinstance(one, Predictor) else predictor_of(DeviceQuery(one), beside=runtimes) for one in devices
+        one if isinstance(one, Predictor) else predictor_of(DeviceQuery(one, host), beside=runtimes) for one in devices
     )
     ((name, count),) = Counter(predictor.profile.name for predictor in predictors).most_common(1)
     if count > 1:
