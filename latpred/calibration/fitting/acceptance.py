@@ -199,7 +199,9 @@ def with_runtime(
 
 
 def without(profile: DeviceProfile, runtime: str, reason: str) -> Acceptance:
-    """A profile's verdict with the reason why a runtime is not in the profile."""
+    """A profile's verdict with the reason why a runtime could not be fitted; what the profile has of it stays."""
+    if runtime in profile.runtimes:
+        reason = f"{reason.rstrip('.')}; the profile keeps those of an earlier calibration"
     return _joined(profile, runtime, {"costs": f"{reason}: failed"}, False)
 
 
