@@ -7,7 +7,6 @@ import signal
 import subprocess
 import sys
 import time
-from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -26,6 +25,7 @@ from latpred.calibration.measurement import recorder, validation, whole_models
 from latpred.calibration.measurement.recorder import Plan, Setting
 from latpred.calibration.session import Session, directory
 from latpred.calibration.workloads.suites import module_workload
+from latpred.errors import DeviceError
 from latpred.profile import host_profile, store
 
 TINY = module_workload("tiny", nn.Linear(8, 8), torch.zeros(1, 8))
@@ -47,30 +47,44 @@ def model(tmp_path: Path) -> str:
 @pytest.fixture
 def small_study(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(recorder, "plan", study_plan)
-    monkeypatch.setattr(recorder, "record", partial(recorder.record, effort=FAST))
+    monkeypatch.setattr(recorder, "VISIT", FAST)
 
 
-@pytest.mark.parametrize("form", ["file", "stdout"])
-def test_ctrl_c_while_measuring_gives_what_was_measured(
-    form: str, model: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+@pytest.mark.parametrize(
+    ("form", "end", "code", "first", "left"),
+    [
+        ("file", KeyboardInterrupt(), 130, "interrupted;", "interrupted"),
+        ("stdout", KeyboardInterrupt(), 130, "interrupted;", "interrupted"),
+        ("file", DeviceError("cuda:0 failed."), 3, "cuda:0 failed.", "the device failed"),
+    ],
+)
+def test_what_ends_measuring_leaves_what_was_measured(
+    form: str,
+    end: BaseException,
+    code: int,
+    first: str,
+    left: str,
+    model: str,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     visit, visits = whole_models._Visits._visit, iter(range(9))
 
     def interrupted(visiting: Any, cell: Any) -> None:
         if next(visits) == 2:
-            raise KeyboardInterrupt
+            raise end
         visit(visiting, cell)
 
     monkeypatch.setattr(whole_models._Visits, "_visit", interrupted)
     path = tmp_path / "measured.csv"
     where = ("-o", path) if form == "file" else ("--csv",)
     shown = run("measure", model, "--image", "16", "--batch", "1,2,4", "--device", "cpu", *where)
-    assert shown.exit_code == 130
+    assert shown.exit_code == code
     place = f"in {path}" if form == "file" else "above"
-    said = f"latpred: interrupted; 2 of 3 cells were measured by then, they are {place}."
+    said = f"latpred: {first} 2 of 3 cells were measured by then, they are {place}."
     assert shown.stderr.splitlines()[-1] == said
     table = pd.read_csv(path if form == "file" else io.StringIO(shown.stdout))
-    assert sorted(table["status"]) == ["interrupted before it was measured", "ok", "ok"]
+    assert sorted(table["status"]) == sorted([f"{left} before it was measured", "ok", "ok"])
     assert table["latency_s"].notna().sum() == 2
 
 

@@ -295,8 +295,9 @@ def measure(cell: Cell, device: Device) -> Sampled:
     """Time an ordinary model whole, called again and again."""
     timed_graph(cell, device.info().kind)  # one without a trace is no use to the gate
     device.use_precision(cell.precision)  # the cell before may have been in another
-    model, inputs = model_of(cell.name).make(device.name, cell.precision)
-    call = device.prepare_model(model, inputs(cell.dims["batch"], device.name), cell.runtime)
+    with device.errors():
+        model, inputs = model_of(cell.name).make(device.name, cell.precision)
+        call = device.prepare_model(model, inputs(cell.dims["batch"], device.name), cell.runtime)
     gauge = gauge_on(device.info().kind, cell.runtime)
     return Sampled({"single": timer.single(device, call, VISIT, gauge)})
 
