@@ -124,15 +124,25 @@ def test_a_stage_then_the_rest(tmp_path: Path) -> None:
     assert found["stages"]["the rest"] == {"measured": 1, "planned": 1}
 
 
-def test_a_study_of_which_nothing_can_be_measured_exits_as_models_do(
+def test_a_study_exits_with_3_where_nothing_could_be_measured_of_a_stage_or_a_model_that_was_asked_for(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     wrong = module_workload("wrong", nn.Linear(8, 8), torch.zeros(1, 4))
-    stages = {"core": (Setting(wrong, 1, "fp32", "eager"),)}
-    for more, code in (({}, 3), (STAGES, 0)):
-        monkeypatch.setattr(recorder, "plan", lambda name, more=more: Plan(name, {**more, "wrong": stages["core"]}))
-        shown = run(*STUDY, "--record", tmp_path)
-        assert (shown.exit_code, "in vain" in shown.stdout) == (code, True), shown.output
+    fails, works = Setting(wrong, 1, "fp32", "eager"), STAGES["core"][0]
+    monkeypatch.setattr(recorder, "VISIT", FAST)
+    for number, (stages, named, code, said) in enumerate(
+        [
+            ({"core": (fails,)}, (), 3, "nothing could be measured of core, wrong"),
+            ({"core": (fails, works)}, (), 3, "nothing could be measured of wrong"),
+            ({**STAGES, "wrong": (fails,)}, ("core",), 0, ""),
+            ({**STAGES, "wrong": (fails,)}, ("wrong",), 3, "nothing could be measured of wrong"),
+        ]
+    ):
+        monkeypatch.setattr(recorder, "plan", lambda name, stages=stages: Plan(name, stages))
+        run(*STUDY, "--record", tmp_path / str(number), *(("--stage", "core") * ("wrong" in stages)))
+        shown = run(*STUDY, "--record", tmp_path / str(number), *(part for one in named for part in ("--stage", one)))
+        assert (shown.exit_code, said in shown.stdout) == (code, True), shown.output
+        assert ("nothing could be measured" in shown.stdout) is bool(said)
 
 
 @pytest.mark.usefixtures("small_study")

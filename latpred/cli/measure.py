@@ -20,7 +20,7 @@ if TYPE_CHECKING:
     from latpred.calibration.measurement.recorder import Done
 
 STUDIES = ("paper", "heldout", "check")
-_NAMED = 3  # settings named of those that failed alike
+_NAMED = 3  # settings named of those that failed alike, and stages and models of which all did
 _PLANNED = ("batches", "seq", "image", "precision", "protocol", "repeats", "threads")
 
 
@@ -128,12 +128,12 @@ def _record(
             "stages": counts,
             "complete": done.complete,
             "failed": done.failed,
+            "empty": done.empty,
         },
         rows=lambda: [{"stage": name, **count} for name, count in counts.items()],
         page=lambda: _recorded_page(done),
     )
-    failed, measured = sum(map(len, done.failed.values())), sum(count for count, _ in done.stages.values())
-    if failed == measured and (failed or not done.left):
+    if done.empty:
         click.get_current_context().exit(3)
 
 
@@ -141,5 +141,6 @@ def _recorded_page(done: Done) -> Page:
     lines = [f"{name:<18}{measured:>5} of {planned:>5}" for name, (measured, planned) in done.stages.items()]
     for reason, keys in done.failed.items():
         lines.append(f"{len(keys)} in vain, {reason.rstrip('.')}: {listed(keys, _NAMED)}")
+    lines += [f"nothing could be measured of {listed(done.empty, _NAMED)}"] * bool(done.empty)
     lines.append(f"kept in {done.folder}")
     return Page("", [*lines, *["The same command again goes on where this stopped."] * bool(done.left)])
