@@ -123,11 +123,10 @@ def validate(
         demand_runtime(runtime, live)
         predictor.check(runtime, precision)  # said before minutes are spent on measuring
     asked: dict[str, Any] = {"precision": precision, "protocol": protocol, "repeats": repeats, **options._asdict()}
-    asked |= {"batches": chosen.batches if batches is None else batches, "runtime": runtimes}
-    asked["budget_s"] = None if budget_s is None else MEASURED_SHARE * budget_s
+    asked |= {"runtime": runtimes, "progress": progress, "budget_s": budget_s and MEASURED_SHARE * budget_s}
     target = target_of(device_profile.device.kind)
     try:
-        table = measure(workloads, device=live, progress=progress, **asked)
+        table = measure(workloads, chosen.batches if batches is None else batches, device=live, **asked)
     except (StoppedError, LostError) as stopped:
         if record is None:
             raise
