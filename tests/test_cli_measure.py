@@ -7,7 +7,6 @@ import signal
 import subprocess
 import sys
 import time
-from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -27,6 +26,7 @@ from latpred.calibration.measurement.recorder import Plan, Setting
 from latpred.calibration.session import Session, directory
 from latpred.calibration.timing import disturbance
 from latpred.calibration.workloads.suites import module_workload
+from latpred.errors import DeviceError
 from latpred.profile import host_profile, store
 
 TINY = module_workload("tiny", nn.Linear(8, 8), torch.zeros(1, 8))
@@ -48,30 +48,44 @@ def model(tmp_path: Path) -> str:
 @pytest.fixture
 def small_study(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(recorder, "plan", study_plan)
-    monkeypatch.setattr(recorder, "record", partial(recorder.record, effort=FAST))
+    monkeypatch.setattr(recorder, "VISIT", FAST)
 
 
-@pytest.mark.parametrize("form", ["file", "stdout"])
-def test_ctrl_c_while_measuring_gives_what_was_measured(
-    form: str, model: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+@pytest.mark.parametrize(
+    ("form", "end", "code", "first", "left"),
+    [
+        ("file", KeyboardInterrupt(), 130, "interrupted;", "interrupted"),
+        ("stdout", KeyboardInterrupt(), 130, "interrupted;", "interrupted"),
+        ("file", DeviceError("cuda:0 failed."), 3, "cuda:0 failed.", "the device failed"),
+    ],
+)
+def test_what_ends_measuring_leaves_what_was_measured(
+    form: str,
+    end: BaseException,
+    code: int,
+    first: str,
+    left: str,
+    model: str,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     visit, visits = whole_models._Visits._visit, iter(range(9))
 
     def interrupted(visiting: Any, cell: Any) -> None:
         if next(visits) == 2:
-            raise KeyboardInterrupt
+            raise end
         visit(visiting, cell)
 
     monkeypatch.setattr(whole_models._Visits, "_visit", interrupted)
     path = tmp_path / "measured.csv"
     where = ("-o", path) if form == "file" else ("--csv",)
     shown = run("measure", model, "--image", "16", "--batch", "1,2,4", "--device", "cpu", *where)
-    assert shown.exit_code == 130
+    assert shown.exit_code == code
     place = f"in {path}" if form == "file" else "above"
-    said = f"latpred: interrupted; 2 of 3 cells were measured by then, they are {place}."
+    said = f"latpred: {first} 2 of 3 cells were measured by then, they are {place}."
     assert shown.stderr.splitlines()[-1] == said
     table = pd.read_csv(path if form == "file" else io.StringIO(shown.stdout))
-    assert sorted(table["status"]) == ["interrupted before it was measured", "ok", "ok"]
+    assert sorted(table["status"]) == sorted([f"{left} before it was measured", "ok", "ok"])
     assert table["latency_s"].notna().sum() == 2
 
 
@@ -118,15 +132,25 @@ def test_a_stage_then_the_rest(tmp_path: Path) -> None:
     assert found["stages"]["the rest"] == {"measured": 1, "planned": 1}
 
 
-def test_a_study_of_which_nothing_can_be_measured_exits_as_models_do(
+def test_a_study_exits_with_3_where_nothing_could_be_measured_of_a_stage_or_a_model_that_was_asked_for(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     wrong = module_workload("wrong", nn.Linear(8, 8), torch.zeros(1, 4))
-    stages = {"core": (Setting(wrong, 1, "fp32", "eager"),)}
-    for more, code in (({}, 3), (STAGES, 0)):
-        monkeypatch.setattr(recorder, "plan", lambda name, more=more: Plan(name, {**more, "wrong": stages["core"]}))
-        shown = run(*STUDY, "--record", tmp_path)
-        assert (shown.exit_code, "in vain" in shown.stdout) == (code, True), shown.output
+    fails, works = Setting(wrong, 1, "fp32", "eager"), STAGES["core"][0]
+    monkeypatch.setattr(recorder, "VISIT", FAST)
+    for number, (stages, named, code, said) in enumerate(
+        [
+            ({"core": (fails,)}, (), 3, "nothing could be measured of core, wrong"),
+            ({"core": (fails, works)}, (), 3, "nothing could be measured of wrong"),
+            ({**STAGES, "wrong": (fails,)}, ("core",), 0, ""),
+            ({**STAGES, "wrong": (fails,)}, ("wrong",), 3, "nothing could be measured of wrong"),
+        ]
+    ):
+        monkeypatch.setattr(recorder, "plan", lambda name, stages=stages: Plan(name, stages))
+        run(*STUDY, "--record", tmp_path / str(number), *(("--stage", "core") * ("wrong" in stages)))
+        shown = run(*STUDY, "--record", tmp_path / str(number), *(part for one in named for part in ("--stage", one)))
+        assert (shown.exit_code, said in shown.stdout) == (code, True), shown.output
+        assert ("nothing could be measured" in shown.stdout) is bool(said)
 
 
 @pytest.mark.usefixtures("small_study")

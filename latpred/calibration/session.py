@@ -2,13 +2,14 @@
 
 A journal holds raw timings that can be fitted again: a header and rows in JSON lines. A row is on the disk when
 `Session.run` returns, so a kill loses at most what was being measured; a torn last line is cut off, and a damaged line
-costs only itself. No cell ends a run: one that fails, hangs, or ends the process becomes a row with the reason, and is
-tried once more when the run is resumed. A journal of other settings, or of another machine, is set aside, and gone on
-from by the next run of those settings there.
+costs only itself. No cell ends a run but one at which the device is lost or the disk is full: one that fails, hangs, or
+ends the process becomes a row with the reason, and is tried once more when the run is resumed. A journal of other
+settings, or of another machine, is set aside, and gone on from by the next run of those settings there.
 """
 
 from __future__ import annotations
 
+import errno
 import hashlib
 import math
 import os
@@ -22,7 +23,6 @@ from types import TracebackType
 from typing import Any, BinaryIO, NamedTuple, Self, TypeVar
 
 import msgspec
-import torch
 
 from latpred import host, storage
 from latpred.calibration.cells import Cell
@@ -31,6 +31,7 @@ from latpred.errors import CalibrationError, DeviceError, MissingPackageError, R
 from latpred.profile.document import Machine
 from latpred.profile.store import Owner, mismatch, owner, same_machine
 from latpred.progress import raise_if_interrupted
+from latpred.runtimes.base import chain_of
 
 JOURNAL_VERSION = 1
 JOURNAL = "journal.jsonl"
@@ -43,6 +44,7 @@ MISSING = "missing package: "
 ENDED = "ended the process"
 CELL_LIMIT_S = 120.0  # a hundred times what a cell is given; only an export or a compiler comes near
 LEAST_BYTES = 200e6  # below which no cell is begun: native code crashes where it gets no memory
+DISK_FULL = (errno.ENOSPC, errno.EDQUOT)
 MOST_TRIES = 2
 MOST_TEXT = 300
 T = TypeVar("T")
@@ -321,7 +323,12 @@ class Session:
             with time_limit(self._limit_s, one.key):
                 return measure(one)
 
-        return msgspec.structs.replace(measured(cell, limited), tries=tries + 1)
+        try:
+            row = measured(cell, limited)
+        except DeviceError as error:
+            kept = "What was measured is kept, and without --fresh the command goes on from it."
+            raise DeviceError(f"{cell.key}: {error} {kept}") from error
+        return msgspec.structs.replace(row, tries=tries + 1)
 
     def complete(self, *, extending: bool = False) -> None:
         """End the session for good: the journal becomes the record of the last calibration, and nothing is resumed.
@@ -403,7 +410,7 @@ class Session:
 
 
 def measured(cell: Cell, measure: Measure) -> Row:
-    """Measure a cell; one that fails becomes a row with its error."""
+    """Measure a cell; one that fails becomes a row with its error. A device that is lost and a full disk are raised."""
     start = time.monotonic()
     sampled, error = Sampled({}), ""
     try:
@@ -415,6 +422,10 @@ def measured(cell: Cell, measure: Measure) -> Row:
     except DeviceError:
         raise
     except Exception as failure:
+        full = next((one for one in chain_of(failure) if getattr(one, "errno", None) in DISK_FULL), None)
+        if full is not None:  # which is no fault of the cell, and would be that of all others
+            said = f"no room is left on the disk: {full}. Free some, and run the same command again."
+            raise CalibrationError(said) from failure
         # One op that a device or a torch version lacks must not end a calibration of hundreds of others.
         error = failure_of(failure)
     if error:
@@ -429,7 +440,7 @@ def failure_of(error: Exception) -> str:
         return f"{REFUSED}{text}"[:MOST_TEXT]
     if isinstance(error, MissingPackageError):
         return f"{MISSING}{text}"[:MOST_TEXT]
-    if isinstance(error, (MemoryError, torch.OutOfMemoryError)):
+    if isinstance(error, MemoryError):
         return f"{OUT_OF_MEMORY}: {text}"[:MOST_TEXT]
     return (text if isinstance(error, CalibrationError) else f"{type(error).__name__}: {text}")[:MOST_TEXT]
 

@@ -10,7 +10,7 @@ import click
 from latpred import host
 from latpred.cli.options import Output, batch_option, given, output_options, takes, verb
 from latpred.cli.output import GO_ON, emit, emit_rows, notice, progress
-from latpred.errors import UsageError
+from latpred.errors import DeviceError, UsageError
 from latpred.render import Page, Table, listed
 from latpred.units import format_duration
 
@@ -20,7 +20,7 @@ if TYPE_CHECKING:
     from latpred.calibration.measurement.recorder import Done
 
 STUDIES = ("paper", "heldout", "check")
-_NAMED = 3  # settings named of those that failed alike
+_NAMED = 3  # settings named of those that failed alike, and stages and models of which all did
 _PLANNED = ("batches", "seq", "image", "precision", "protocol", "repeats", "threads")
 
 
@@ -54,7 +54,7 @@ def measure(models: tuple[str, ...], batches: tuple[int, ...], output: Output, *
         raise UsageError(f"{option} is for a study; add --suite, or leave it out. -o keeps what is measured of models.")
     import torch
 
-    from latpred.calibration.measurement.whole_models import StoppedError
+    from latpred.calibration.measurement.whole_models import LostError, StoppedError
     from latpred.calibration.measurement.whole_models import measure as run
     from latpred.calibration.timing.disturbance import Watch
 
@@ -63,11 +63,13 @@ def measure(models: tuple[str, ...], batches: tuple[int, ...], output: Output, *
     try:
         with progress("measuring") as show:
             table = run(list(models), batches, progress=show, **asked)
-    except StoppedError as stopped:
+    except (StoppedError, LostError) as stopped:
         _show(stopped.table, output)
         measured = int((stopped.table["status"] == "ok").sum())
         place = f"they are in {output.path}" if output.path else "they are above"
         said = f"{measured} of {len(stopped.table)} cells were measured by then, {place}"
+        if isinstance(stopped, LostError):
+            raise DeviceError(f"{stopped} {said}.") from stopped
         raise KeyboardInterrupt(said) from None
     if disturbed := watch.lap().reason:
         notice(f"{disturbed} meanwhile, so times may be too long; measure again when nothing else runs")
@@ -132,12 +134,12 @@ def _record(
             "stages": counts,
             "complete": done.complete,
             "failed": done.failed,
+            "empty": done.empty,
         },
         rows=lambda: [{"stage": name, **count} for name, count in counts.items()],
         page=lambda: _recorded_page(done),
     )
-    failed, measured = sum(map(len, done.failed.values())), sum(count for count, _ in done.stages.values())
-    if failed == measured and (failed or not done.left):
+    if done.empty:
         click.get_current_context().exit(3)
 
 
@@ -145,5 +147,6 @@ def _recorded_page(done: Done) -> Page:
     lines = [f"{name:<18}{measured:>5} of {planned:>5}" for name, (measured, planned) in done.stages.items()]
     for reason, keys in done.failed.items():
         lines.append(f"{len(keys)} in vain, {reason.rstrip('.')}: {listed(keys, _NAMED)}")
+    lines += [f"nothing could be measured of {listed(done.empty, _NAMED)}"] * bool(done.empty)
     lines.append(f"kept in {done.folder}")
     return Page("", [*lines, *["The same command again goes on where this stopped."] * bool(done.left)])

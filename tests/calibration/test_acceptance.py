@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import math
-from typing import Any
+from types import SimpleNamespace
+from typing import Any, NoReturn
 
 import factories
 import msgspec
@@ -195,6 +196,16 @@ def test_a_model_is_timed_whole_and_becomes_a_run(monkeypatch: pytest.MonkeyPatc
     run = profile_fit.timed_network(Row(cell, dict(sampled.timings), 0.1), CpuDevice().info())
     assert run.total_us == pytest.approx(1e6 * sampled.timings["single"].median_s)
     assert (run.batch, run.graph.macs(1)) == (1, 745_600)
+
+
+def test_a_model_that_does_not_fit_in_memory_is_no_other_failure(monkeypatch: pytest.MonkeyPatch) -> None:
+    def make(*_: object) -> NoReturn:
+        raise RuntimeError("DefaultCPUAllocator: can't allocate memory: you tried to allocate 40 GiB")
+
+    monkeypatch.setattr(acceptance, "timed_graph", lambda *_: None)
+    monkeypatch.setattr(acceptance, "model_of", lambda name: SimpleNamespace(make=make))
+    with pytest.raises(MemoryError):
+        acceptance.measure(Cell(acceptance.MODEL, "gate/mlp", {"batch": 1}), CpuDevice())
 
 
 def test_a_shift_is_what_the_speed_of_the_machine_does_not_explain() -> None:

@@ -281,6 +281,18 @@ def test_a_runtime_that_cannot_be_fitted_ends_no_calibration_of_others(monkeypat
 
 
 @pytest.mark.usefixtures("finished")
+def test_a_runtime_that_is_measured_again_in_vain_says_that_its_costs_are_older(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    older = more().runtimes["plain"]
+    monkeypatch.setattr(base.RuntimeCalibrator, "fit", lambda *_: 1 / 0)
+    profile = more()
+    assert profile.runtimes["plain"] == older
+    said = "ZeroDivisionError: division by zero; the profile keeps those of an earlier calibration: failed"
+    assert profile.acceptance.checks["plain: costs"] == said
+
+
+@pytest.mark.usefixtures("finished")
 def test_a_runtime_that_was_fitted_to_disturbed_cells_fails(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(calibrate_runtimes, "spoilt", lambda rows: 0.7)
     checks = more().acceptance.checks

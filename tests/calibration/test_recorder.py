@@ -33,7 +33,7 @@ from latpred.calibration.measurement.whole_models import Bench
 from latpred.calibration.session import JOURNAL, MOST_TRIES, UNDER_WAY, Row
 from latpred.calibration.timing.timer import Timing
 from latpred.calibration.workloads.suites import Workload, module_workload
-from latpred.errors import BusyError, DeviceError, ProfileError, RuntimeRefusalError, UsageError
+from latpred.errors import BusyError, CalibrationError, DeviceError, ProfileError, RuntimeRefusalError, UsageError
 from latpred.profile.document import DeviceInfo, DeviceProfile
 from latpred.progress import ProgressEvent
 
@@ -58,10 +58,11 @@ SMALL = Plan("small", {"first": FIRST, "again": AGAIN, "launches": COUNTS, "capt
 @pytest.fixture(autouse=True)
 def small_plan(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(recorder, "plan", lambda name: SMALL)
+    monkeypatch.setattr(recorder, "VISIT", FAST)
 
 
 def run(folder: Path, device: SimulatedDevice | None = None, **given: object) -> recorder.Done:
-    return recorder.record("small", folder, device or SimulatedDevice(), effort=FAST, **given)  # type: ignore[arg-type]
+    return recorder.record("small", folder, device or SimulatedDevice(), **given)  # type: ignore[arg-type]
 
 
 def test_a_recording_holds_everything_that_was_planned(tmp_path: Path) -> None:
@@ -154,12 +155,12 @@ class Broken(SimulatedDevice):
 
 def test_a_lost_device_that_frees_nothing_costs_no_recording(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     def lost(_: Bench) -> NoReturn:
-        raise RuntimeError("CUDA error: an illegal memory access was encountered")
+        raise DeviceError("cuda:0 failed: CUDA error: an illegal memory access was encountered")
 
     monkeypatch.setattr(Bench, "turn_to", lambda *_: None)  # which clears, too
     monkeypatch.setattr(Bench, "clear", lost)
-    with pytest.raises(DeviceError):
-        run(tmp_path, Broken(DeviceError("the device is lost")))
+    with pytest.raises(DeviceError, match=r"the device is lost\. What was measured is kept"):
+        run(tmp_path, Broken(DeviceError("the device is lost.")))
     assert recording.load(tmp_path).table["model"].unique().tolist() == ["a"]
 
 
@@ -243,6 +244,10 @@ def test_unknown_plans_stages_and_runtimes(tmp_path: Path) -> None:
         run(tmp_path, stages=["last"])
     with pytest.raises(UsageError, match=r"no runtime 'magic'\. Use some of eager, cuda-graphs\."):
         run(tmp_path, runtimes=["magic"])
+    with pytest.raises(
+        CalibrationError, match="nothing of the plan small that was asked for can be measured: the stages"
+    ):
+        run(tmp_path, stages=["captured"], runtimes=["eager"])
 
 
 def test_the_paper_plan_and_the_heldout_one_are_complete_repeat_nothing_and_share_no_model() -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import json
 import math
 import os
@@ -19,7 +20,7 @@ from latpred.calibration.cells import Cell
 from latpred.calibration.devices.simulated import SimulatedDevice
 from latpred.calibration.session import Row, Sampled, Session, read_journal
 from latpred.calibration.timing.timer import Timing
-from latpred.errors import BusyError, CalibrationError, DeviceError
+from latpred.errors import BusyError, CalibrationError, DeviceError, RuntimeRefusalError
 from latpred.progress import noting_interrupts
 
 SETTINGS = {"budget_s": 60, "runtimes": ["eager"]}
@@ -222,12 +223,26 @@ def test_a_network_of_another_seed_is_no_larger_one(opened):
         assert one.run(larger, measure).error.endswith(f"already {first.key} did not fit")
 
 
-@pytest.mark.parametrize("end", [KeyboardInterrupt(), DeviceError("cuda:0 failed")])
-def test_interruption_and_a_lost_device_leave_the_journal_resumable(opened, end):
+def refused_for(reason):
+    """What a compiler that cannot write its files makes of that."""
+    refused = RuntimeRefusalError("compile cannot run it")
+    refused.__cause__ = OSError(errno.ENOSPC, reason)
+    return refused
+
+
+@pytest.mark.parametrize(
+    ("end", "raised", "said"),
+    [
+        (KeyboardInterrupt(), KeyboardInterrupt, None),
+        (DeviceError("cuda:0 failed."), DeviceError, "m=2,n=64: cuda:0 failed. What was measured is kept"),
+        (refused_for("No space left"), CalibrationError, "no room is left on the disk: .*No space left"),
+    ],
+)
+def test_interruption_a_lost_device_and_a_full_disk_leave_the_journal_resumable(opened, end, raised, said):
     measure = Measuring({gemm(2).key: end})
     with opened() as one:
         one.run(gemm(1), measure)
-        with pytest.raises(type(end)):
+        with pytest.raises(raised, match=said):
             one.run(gemm(2), measure)
     with opened() as two:
         assert sizes(two.rows) == [1]

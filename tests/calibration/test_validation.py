@@ -19,10 +19,11 @@ from latpred.accuracy.recording import load
 from latpred.calibration.devices.cpu import CpuDevice
 from latpred.calibration.measurement import validation
 from latpred.calibration.measurement.validation import validate
-from latpred.calibration.measurement.whole_models import StoppedError, measure
+from latpred.calibration.measurement.whole_models import LostError, StoppedError, measure
 from latpred.calibration.workloads import suites
 from latpred.calibration.workloads.suites import Workload, dense_inputs
 from latpred.errors import (
+    DeviceError,
     LatpredError,
     MissingPackageError,
     NoProfileError,
@@ -173,6 +174,30 @@ def test_ctrl_c_leaves_the_recording_of_what_was_measured(
     assert load(tmp_path / "toys").table["batch"].tolist() == [2] * 3
 
 
+def lost(*_: object, **__: object) -> NoReturn:
+    raise DeviceError("cuda:0 failed.")
+
+
+def test_a_device_that_is_lost_costs_neither_a_recording_nor_a_report_of_what_was_measured(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    asked: dict[str, Any] = {"profile": profile(), "suite": "toys", "repeats": 1, "rivals": ["isolated_ops"]}
+    with monkeypatch.context() as baselines:
+        baselines.setitem(validation.BASELINES, "isolated_ops", lost)
+        baselines.setattr(validation.Bench, "clear", lost)
+        report = validate(**asked)
+    assert report.overall.cells == 6
+    assert {score.name: score.reason for score in report.baselines}["isolated_ops"] == "cuda:0 failed."
+
+    def stopped(*given: Any, **options: Any) -> NoReturn:
+        raise LostError("cuda:0 failed.", measure(*given, **options))
+
+    monkeypatch.setattr(validation, "measure", stopped)
+    with pytest.raises(DeviceError, match=r"cuda:0 failed\. What was measured by then is kept in .*toys"):
+        validate(**asked, record=tmp_path / "toys")
+    assert len(load(tmp_path / "toys").table) == 6
+
+
 def test_a_model_that_a_runtime_cannot_be_traced_for_is_left_out(monkeypatch: pytest.MonkeyPatch) -> None:
     def refused(*_: object) -> NoReturn:
         raise RuntimeRefusalError("it has a branch")
@@ -211,6 +236,10 @@ def test_a_runtime_that_failed_its_gate_is_told_of_a_repeated_calibration() -> N
     assert validation.shifts(profiles, GRAPHS)[0].passed == (True, False)
 
 
+def unwritten(*_: object) -> NoReturn:
+    raise NotImplementedError
+
+
 @pytest.mark.parametrize("precision", ["fp32", "fp16"])
 def test_each_two_calibrations_are_compared_by_the_models_that_are_here(
     precision: str, monkeypatch: pytest.MonkeyPatch
@@ -227,3 +256,6 @@ def test_each_two_calibrations_are_compared_by_the_models_that_are_here(
     assert asked == [1, 2, 3]
     assert [(shift.first, shift.second) for shift in found] == [(1, 2), (1, 3), (2, 3)]
     assert {(shift.median, shift.models) for shift in found} == {(0.0, 2)}
+    monkeypatch.setattr(Workload, "trace", unwritten)
+    with pytest.raises(NotImplementedError):
+        validation.repeat(calibrate, 2, suite="toys")

@@ -242,10 +242,10 @@ def test_a_disturbed_row_that_is_asked_for_again_is_no_second_visit(made: Made) 
     measure = Measuring()
     visited = made(measure, [BUSY])
     row = visited.run(cell(1))
-    lost_s, pending = visited.lost_s, list(visited._pending)
+    lost_s, pending = visited.lost_s, visited._doubtful()
     assert visited.run(cell(1)) == row
-    assert (visited.lost_s, list(visited._pending)) == (lost_s, pending)
-    assert visited._visits[cell(1).key] == 1
+    assert (visited.lost_s, visited._doubtful()) == (lost_s, pending)
+    assert visited._in_vain[cell(1).key] == 1
 
 
 def test_lost_time_counts_up_to_the_overtime(made: Made) -> None:

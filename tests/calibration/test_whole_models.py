@@ -20,7 +20,7 @@ from latpred import host, runtimes, tables
 from latpred.calibration.devices.cpu import CpuDevice
 from latpred.calibration.devices.simulated import SimulatedDevice, SimulatedSpec
 from latpred.calibration.measurement import whole_models
-from latpred.calibration.measurement.whole_models import StoppedError, measure
+from latpred.calibration.measurement.whole_models import LostError, StoppedError, measure
 from latpred.calibration.timing import timer
 from latpred.calibration.workloads.suites import Workload, module_workload
 from latpred.errors import DeviceError, MissingPackageError, RuntimeRefusalError, UsageError
@@ -146,6 +146,32 @@ def test_a_device_that_is_lost_says_at_which_model() -> None:
     workload = module_workload("choosy", Choosy(4, DeviceError("cuda:0 failed: CUDA error")), torch.zeros(1, 2))
     with pytest.raises(DeviceError, match="choosy at batch 4 in eager: cuda:0 failed: CUDA error"):
         measure(workload, [1, 4], repeats=1, plan=FAST)
+
+
+class LostLater(SimulatedDevice):
+    """Fails for good once so many forward passes were prepared."""
+
+    def __init__(self, passes: int) -> None:
+        super().__init__()
+        self.left = passes
+
+    def prepare_model(self, model: Any, inputs: Any, runtime: str = "eager") -> Callable[[], None]:
+        self.left -= 1
+        if self.left < 0:
+            raise DeviceError("cuda:0 failed: device-side assert triggered.")
+        return super().prepare_model(model, inputs, runtime)
+
+
+@pytest.mark.parametrize(("passes", "counts"), [(5, [1, 2, 2]), (2, [0, 1, 1]), (0, None)])
+def test_a_lost_device_leaves_what_was_measured(passes: int, counts: list[int] | None) -> None:
+    with pytest.raises(DeviceError, match="in eager: cuda:0 failed") as raised:
+        measure(graph(bare("view")), [1, 2, 3], device=LostLater(passes), plan=FAST, repeats=3)
+    assert isinstance(raised.value, LostError) is (counts is not None)
+    if isinstance(raised.value, LostError):
+        table = tables.check(raised.value.table, tables.MEASURED)
+        assert sorted(table["n"]) == counts
+        lost = "the device failed before it was measured"
+        assert table["status"].tolist() == ["ok" if n else lost for n in table["n"]]
 
 
 class FullLater(Drifting):

@@ -6,7 +6,7 @@ import pytest
 import torch
 from torch import nn
 
-from latpred.calibration.measurement.timed_generation import generation_workload
+from latpred.calibration.measurement.timed_generation import generation_workloads
 from latpred.calibration.workloads.suites import (
     Workload,
     dense_inputs,
@@ -72,7 +72,7 @@ def test_seeding_reaches_no_generator_of_a_device_that_is_not_built_on(monkeypat
     torch.manual_seed(1)
     seeded(conv, "cpu", "fp32")
     workloads_of("resnet18")[0].make("cpu", "fp32")
-    generation_workload("gpt2", 4, 2).make("meta", "fp32")
+    generation_workloads("gpt2", 4, [2])[0].make("meta", "fp32")
     assert seeds == [1]
 
 

@@ -199,7 +199,9 @@ def with_runtime(
 
 
 def without(profile: DeviceProfile, runtime: str, reason: str) -> Acceptance:
-    """A profile's verdict with the reason why a runtime is not in the profile."""
+    """A profile's verdict with the reason why a runtime could not be fitted; what the profile has of it stays."""
+    if runtime in profile.runtimes:
+        reason = f"{reason.rstrip('.')}; the profile keeps those of an earlier calibration"
     return _joined(profile, runtime, {"costs": f"{reason}: failed"}, False)
 
 
@@ -293,8 +295,9 @@ def measure(cell: Cell, device: Device) -> Sampled:
     """Time an ordinary model whole, called again and again."""
     timed_graph(cell, device.info().kind)  # one without a trace is no use to the gate
     device.use_precision(cell.precision)  # the cell before may have been in another
-    model, inputs = model_of(cell.name).make(device.name, cell.precision)
-    call = device.prepare_model(model, inputs(cell.dims["batch"], device.name), cell.runtime)
+    with device.errors():
+        model, inputs = model_of(cell.name).make(device.name, cell.precision)
+        call = device.prepare_model(model, inputs(cell.dims["batch"], device.name), cell.runtime)
     gauge = gauge_on(device.info().kind, cell.runtime)
     return Sampled({"single": timer.single(device, call, VISIT, gauge)})
 

@@ -16,7 +16,7 @@ import hashlib
 import math
 import time
 import zlib
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from itertools import chain, product
@@ -38,7 +38,7 @@ from latpred.calibration.timing import timer
 from latpred.calibration.timing.reference_speed import gauge_on
 from latpred.calibration.workloads import suites
 from latpred.calibration.workloads.suites import Inputs, Workload, seeded, token_inputs, workloads_of
-from latpred.errors import CalibrationError, LatpredError, MissingPackageError, UsageError
+from latpred.errors import CalibrationError, DeviceError, MissingPackageError, UsageError
 from latpred.graph.graph import ModelGraph
 from latpred.profile.document import Machine
 from latpred.progress import ProgressCounter, ProgressEvent
@@ -259,9 +259,9 @@ class RecordingSession(Session):
             graph = setting.workload.trace(setting.precision, setting.runtime, target)
             traced = TracedModel(**key._asdict(), graph=graph)
             name = hashlib.sha256("\n".join(map(str, key)).encode()).hexdigest()[:24]
-            folder = self._folder / GRAPHS_FOLDER
-            folder.mkdir(exist_ok=True)
-            storage.write(folder / f"{name}.json.gz", gzip.compress(msgspec.json.encode(traced), mtime=0))
+            with self._writing():
+                file = self._folder / GRAPHS_FOLDER / f"{name}.json.gz"
+                storage.write(file, gzip.compress(msgspec.json.encode(traced), mtime=0))
             self._graphs[key] = graph
         return self._graphs[key]
 
@@ -331,6 +331,7 @@ class Done(NamedTuple):
     notes: tuple[str, ...]  # what to know
     failed: dict[str, list[str]]  # settings that could not be measured, by reason
     left: int  # how many of those asked for are still to come
+    empty: list[str]  # stages and models asked for of which all that was tried failed
 
     @property
     def complete(self) -> bool:
@@ -346,13 +347,12 @@ def record(
     stages: Sequence[str] = (),
     runtimes: Sequence[str] = (),
     budget_s: float | None = None,
-    effort: timer.Plan = VISIT,
     progress: Callable[[ProgressEvent], None] | None = None,
 ) -> Done:
     """Measure a plan ("paper", "heldout" or "check") into a folder and save it as a recording.
 
-    Only some `stages` or `runtimes` are measured where they are named; `effort` is that of one timing. The folder keeps
-    the journal from which a later run goes on; one of another machine or plan is a UsageError.
+    Only some `stages` or `runtimes` are measured where they are named. The folder keeps the journal from which a later
+    run goes on; one of another machine or plan is a UsageError.
     """
     wanted = plan(name)
     for stage in stages:
@@ -364,28 +364,41 @@ def record(
         stage: [one for one in settings if not {one.runtime, one.precision} & left_out]
         for stage, settings in wanted.stages.items()
     }
-    chosen = [one for stage, settings in planned.items() if not stages or stage in stages for one in settings]
+    asked = [(stage, one) for stage, settings in planned.items() if not stages or stage in stages for one in settings]
+    if not asked:
+        why = "; ".join(notes) or "the stages that were named have nothing in these runtimes"
+        raise CalibrationError(f"nothing of the plan {name} that was asked for can be measured: {why}.")
     with conditions.stated(device=live):
-        for precision in {one.precision for one in chosen}:
+        for precision in {one.precision for _, one in asked}:
             live.use_precision(precision)  # what cannot be set here is said before a setting is blamed for it
         with RecordingSession(folder, name, live.machine()) as session:
             bench, measured = Bench(live), {row.cell.key for row in session.rows if not row.error}
             for setting in chain.from_iterable(wanted.stages.values()):
                 if setting.cell.key in measured:
                     session.graph(setting, bench.target)  # which is there unless its file was damaged
-            todo = [one for one in chosen if not session.holds(one.cell)]
+            todo = [one for _, one in asked if not session.holds(one.cell)]
             counter = ProgressCounter("", len(todo), progress, budget_s=budget_s, clock=time.monotonic)
-            _measure(todo, bench, session, effort, counter)
-            keys, failed = {setting.cell.key for setting in chosen}, dict[str, list[str]]()
-            for row in session.rows:
-                if row.error and row.cell.key in keys:
-                    failed.setdefault(row.error, []).append(row.cell.key)
-            counts = {
-                stage: (sum(session.holds(one.cell) for one in settings), len(settings))
-                for stage, settings in planned.items()
-            }
-            left = sum(not session.holds(one.cell) for one in chosen)
-            return Done(folder, counts, (*wanted.notes, *notes), failed, left)
+            _measure(todo, bench, session, counter)
+            return _done(folder, planned, (*wanted.notes, *notes), asked, {row.cell.key: row for row in session.rows})
+
+
+def _done(
+    folder: Path,
+    planned: Mapping[str, Sequence[Setting]],
+    notes: tuple[str, ...],
+    asked: Sequence[tuple[str, Setting]],
+    rows: Mapping[str, Row],
+) -> Done:
+    """How far a recording is that has these rows, by the keys of their cells, where these settings were asked for."""
+    counts = {stage: (sum(one.cell.key in rows for one in all_), len(all_)) for stage, all_ in planned.items()}
+    tried = [((stage, one.workload.name), rows[one.cell.key]) for stage, one in asked if one.cell.key in rows]
+    failed: dict[str, list[str]] = {}
+    for _, row in tried:
+        if row.error:
+            failed.setdefault(row.error, []).append(row.cell.key)
+    measured = {name for names, row in tried if not row.error for name in names}
+    empty = [name for name in dict.fromkeys(chain(*(names for names, _ in tried))) if name not in measured]
+    return Done(folder, counts, notes, failed, len(asked) - len(tried), empty)
 
 
 def _unavailable(device: Device, wanted: Plan, only: Sequence[str]) -> tuple[set[str], list[str]]:
@@ -410,9 +423,7 @@ def _unavailable(device: Device, wanted: Plan, only: Sequence[str]) -> tuple[set
     return left_out, [f"{name} is left out: {reason}" for name, reason in reasons.items()]
 
 
-def _measure(
-    todo: list[Setting], bench: Bench, session: RecordingSession, effort: timer.Plan, counter: ProgressCounter
-) -> None:
+def _measure(todo: list[Setting], bench: Bench, session: RecordingSession, counter: ProgressCounter) -> None:
     """Measure settings, one model built at a time."""
     todo.sort(key=lambda setting: setting.counted)  # what a profiler leaves behind slows every later launch
     try:
@@ -422,30 +433,25 @@ def _measure(
             bench.turn_to(setting.workload, setting.precision)
 
             def visited(_: Cell, setting: Setting = setting) -> Sampled:
-                return bench.attempt(lambda: _visit(setting, bench, session, effort))
+                return bench.attempt(lambda: _visit(setting, bench, session))
 
             session.run(setting.cell, visited)
     finally:
         session.save(bench.info.name)
-        with suppress(RuntimeError):  # a GPU that failed frees nothing any more
+        with suppress(DeviceError):  # a GPU that failed frees nothing any more
             bench.clear()
 
 
-def _visit(setting: Setting, bench: Bench, session: RecordingSession, effort: timer.Plan) -> Sampled:
+def _visit(setting: Setting, bench: Bench, session: RecordingSession) -> Sampled:
     """Time one setting in both protocols, or count what it launches; host and device alone too, where they can be."""
     device = bench.device
     device.use_precision(setting.precision)
-    try:
-        graph = session.graph(setting, bench.target)
-    except LatpredError as error:
-        if bench.simulated:  # which runs graphs
-            raise
-        raise CalibrationError(f"not traced: {error}") from error
+    graph = session.graph(setting, bench.target)
     call = bench.call(setting.workload, setting.batch, setting.runtime, setting.precision, graph)
     if setting.counted:
         return Sampled({}, more=_counted(call, setting, device))
     gauge = gauge_on(bench.info.kind, setting.runtime)
-    timings = {name: timed(device, call, effort, gauge) for name, timed in timer.PROTOCOLS.items()}
+    timings = {name: timed(device, call, VISIT, gauge) for name, timed in timer.PROTOCOLS.items()}
     runtime = runtimes.get(setting.runtime)
     # Not where the host waits in mid-pass, or the stream is not PyTorch's.
     together = getattr(runtime, "waits", False) or getattr(runtime, "own_stream", False)

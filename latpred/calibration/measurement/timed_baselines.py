@@ -22,7 +22,7 @@ from latpred.calibration.measurement.whole_models import Bench
 from latpred.calibration.session import failure_of
 from latpred.calibration.timing import timer
 from latpred.calibration.workloads.suites import Workload
-from latpred.errors import UsageError
+from latpred.errors import DeviceError, UsageError
 
 PLAN = timer.Plan(least=3, most=15, precision=0.02, budget_s=0.03, warmup_s=0.01)
 """Effort of one op: it is one of a hundred, whose errors average out."""
@@ -122,7 +122,10 @@ def _column(
         workload, precision = workloads[cell["model"]], str(cell["precision"])
         bench.turn_to(workload, precision)  # a model is built once for all its batches
         try:
-            values[position] = BASELINES[name](bench, workload, int(cell["batch"]), precision)
+            with bench.device.errors():
+                values[position] = BASELINES[name](bench, workload, int(cell["batch"]), precision)
+        except DeviceError:  # no row would fare better
+            raise
         except Exception as error:  # torch, a model or a device may refuse in any way; the report says how
             reason = reason or failure_of(error)
             if not any(math.isfinite(value) for value in values):

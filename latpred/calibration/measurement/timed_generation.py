@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Iterable
+from functools import cache, partial
 from typing import Any
 
 import msgspec
@@ -16,7 +17,7 @@ import torch
 from torch import nn
 
 from latpred.calibration.devices import Device, open_device
-from latpred.calibration.measurement.whole_models import REPEATS, StoppedError, batch_sizes, measure
+from latpred.calibration.measurement.whole_models import REPEATS, measure
 from latpred.calibration.timing import timer
 from latpred.calibration.workloads.suites import SEED, Inputs, Workload, keep_lively, moved, of_one_seed
 from latpred.errors import UsageError
@@ -67,7 +68,7 @@ def measure_generation(
         As for `predict_generation` and `measure`.
     DeviceError
         When the device is not there.
-    StoppedError
+    StoppedError, LostError
         As for `measure`.
 
     Examples
@@ -76,28 +77,17 @@ def measure_generation(
     """
     name, shape = decoder(model)
     prompt, new_tokens = demand_room(name, shape, prompt, new_tokens)
-    sizes = batch_sizes(batches)
     live = open_device(device)
 
-    def workload(tokens: int) -> Workload | ModelGraph:
-        if live.info().kind != "simulated":
-            return generation_workload(model, prompt, tokens)
+    def traced(tokens: int) -> ModelGraph:
         graph = trace_generation(model, prompt, tokens, precision=precision).whole
         return msgspec.structs.replace(graph, input_kind=input_kind(tokens), input_size=prompt)
 
+    counts = tuple(dict.fromkeys((new_tokens, 1)))
+    simulated = live.info().kind == "simulated"
+    calls = [*map(traced, counts)] if simulated else generation_workloads(model, prompt, counts)
     asked: dict[str, Any] = {"device": live, "precision": precision, "threads": threads, "repeats": repeats}
-    asked |= {"plan": plan, "progress": progress}
-    tables: list[pd.DataFrame] = []
-    try:
-        for tokens in dict.fromkeys((new_tokens, 1)):
-            tables.append(measure(workload(tokens), sizes, **asked))
-    except KeyboardInterrupt as stopped:
-        if isinstance(stopped, StoppedError):
-            tables.append(stopped.table)
-        if not tables:
-            raise
-        raise StoppedError(pd.concat(tables, ignore_index=True)) from None
-    return pd.concat(tables, ignore_index=True)
+    return measure(calls, batches, **asked, plan=plan, progress=progress)
 
 
 def beside(curve: GenerationCurve, measured: pd.DataFrame) -> pd.DataFrame:
@@ -120,17 +110,21 @@ def beside(curve: GenerationCurve, measured: pd.DataFrame) -> pd.DataFrame:
     return pd.DataFrame(rows)
 
 
-def generation_workload(model: nn.Module | str, prompt: int, new_tokens: int) -> Workload:
-    """A call of `generate()` as something to measure."""
+def generation_workloads(model: nn.Module | str, prompt: int, counts: Iterable[int]) -> list[Workload]:
+    """Calls of `generate()` as something to measure, one for each number of new tokens; they share the model."""
     name, _ = decoder(model)
 
-    def make(device: str, precision: str) -> tuple[nn.Module, Inputs]:
-        if isinstance(model, str):
-            with of_one_seed(device):
-                built: Any = decoder(model, device, precision)[1]
-                keep_lively(built)
-        else:
-            built = moved(model, device, precision)
+    @cache
+    def built_on(device: str, precision: str) -> Any:
+        if not isinstance(model, str):
+            return moved(model, device, precision)
+        with of_one_seed(device):
+            built: Any = decoder(model, device, precision)[1]
+            keep_lively(built)
+        return built.eval()
+
+    def make(new_tokens: int, device: str, precision: str) -> tuple[nn.Module, Inputs]:
+        built = built_on(device, precision)
         vocabulary = int(built.config.vocab_size)
 
         def prompts(batch: int, place: Any) -> dict[str, torch.Tensor]:
@@ -138,9 +132,9 @@ def generation_workload(model: nn.Module | str, prompt: int, new_tokens: int) ->
             ids = torch.randint(vocabulary // 2, (batch, prompt), generator=generator).to(place)
             return {"input_ids": ids, "attention_mask": torch.ones_like(ids)}
 
-        return _Generate(built.eval(), prompt, new_tokens), prompts
+        return _Generate(built, prompt, new_tokens), prompts
 
-    return Workload(name, input_kind(new_tokens), prompt, make)
+    return [Workload(name, input_kind(count), prompt, partial(make, count)) for count in counts]
 
 
 class _Generate(nn.Module):

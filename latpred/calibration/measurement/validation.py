@@ -12,8 +12,7 @@ from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from itertools import combinations
 from pathlib import Path
-from types import MappingProxyType
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 import pandas as pd
@@ -25,18 +24,23 @@ from latpred.accuracy.predicted import GraphKey, graph_key, predict_table
 from latpred.accuracy.recording import MANIFEST, Recording, load
 from latpred.calibration.devices import conditions, open_device
 from latpred.calibration.measurement.timed_baselines import BASELINES, check_names, with_baselines
-from latpred.calibration.measurement.whole_models import REPEATS, Bench, StoppedError, demand_runtime, measure
+from latpred.calibration.measurement.whole_models import (
+    REPEATS,
+    Bench,
+    LostError,
+    StoppedError,
+    demand_runtime,
+    measure,
+)
 from latpred.calibration.workloads import suites
 from latpred.calibration.workloads.suites import Workload
-from latpred.errors import LatpredError, UsageError
+from latpred.errors import DeviceError, LatpredError, UsageError
+from latpred.graph.graph import ModelGraph
 from latpred.prediction.predictor import Predictor
 from latpred.profile import store
-from latpred.profile.document import DeviceProfile
+from latpred.profile.document import DeviceProfile, Machine
 from latpred.progress import ProgressCounter, ProgressEvent
 from latpred.runtimes.lowering import target_of
-
-if TYPE_CHECKING:
-    from latpred.graph.graph import ModelGraph
 
 MEASURED_SHARE = 0.75  # of the budget; the rest is for baselines that need the device
 
@@ -94,6 +98,8 @@ def validate(
     ------
     ProfileError
         When there is no profile for the device, or it does not cover a runtime or the precision.
+    DeviceError
+        When the device is not there, or fails for good before all is measured; `record` then has what was.
     UsageError
         For an unknown suite, runtime or baseline, a folder that cannot be written, or a replay that is also to be
         recorded.
@@ -118,28 +124,37 @@ def validate(
     for runtime in runtimes:
         demand_runtime(runtime, live)
         predictor.check(runtime, precision)  # said before minutes are spent on measuring
-    sizes = chosen.batches if batches is None else batches
     asked: dict[str, Any] = {"precision": precision, "protocol": protocol, "repeats": repeats, **options._asdict()}
-    asked["budget_s"] = None if budget_s is None else MEASURED_SHARE * budget_s
+    asked |= {"runtime": runtimes, "progress": progress, "budget_s": budget_s and MEASURED_SHARE * budget_s}
     target = target_of(device_profile.device.kind)
     try:
-        table = measure(workloads, sizes, runtime=runtimes, device=live, progress=progress, **asked)
-    except StoppedError as stopped:
+        table = measure(workloads, chosen.batches if batches is None else batches, device=live, **asked)
+    except (StoppedError, LostError) as stopped:
         if record is None:
             raise
         _keep(record, suite, device_profile, *_traced(stopped.table, workloads, target))
+        if isinstance(stopped, LostError):
+            raise DeviceError(f"{stopped} What was measured by then is kept in {record}, to replay.") from stopped
         raise KeyboardInterrupt(f"what was measured by then is kept in {record}") from stopped
     table, graphs = _traced(table, workloads, target)
     _keep(record, suite, device_profile, table, graphs)  # already now: baselines take minutes too
     left_s = None if budget_s is None else (1 - MEASURED_SHARE) * budget_s
     pace = ProgressCounter("", len(table) * len(rivals), progress, budget_s=left_s, clock=time.monotonic)
-    with conditions.stated(options, live, dtype=None):
-        table, reasons = with_baselines(table, workloads, Bench(live), rivals, pace.next)
-        notes = [f"Measured now: {said}." for said in store.mismatch(device_profile.machine, live.machine())]
-        ratios = host.ratio(device_profile.speed, tables.speed_of(table))
-        notes += [f"Speed of the machine, as times over the profile's: {host.sentence(ratios)}."] if ratios else []
+    try:
+        with conditions.stated(options, live, dtype=None):
+            notes = _notes(device_profile, live.machine(), table)
+            table, reasons = with_baselines(table, workloads, Bench(live), rivals, pace.next)
+    except DeviceError as lost:  # without which what was measured can be judged
+        reasons = dict.fromkeys(rivals, str(lost))
     _keep(record, suite, device_profile, table, graphs, reasons)
     return compare(predict_table(table, graphs, device_profile), table, reasons=reasons, notes=notes)
+
+
+def _notes(profile: DeviceProfile, machine: Machine, table: pd.DataFrame) -> list[str]:
+    """How the machine was while a table was measured, beside what the profile is of."""
+    ratios = host.ratio(profile.speed, tables.speed_of(table))
+    speed = f"Speed of the machine, as times over the profile's: {host.sentence(ratios)}."
+    return [f"Measured now: {said}." for said in store.mismatch(profile.machine, machine)] + [speed] * bool(ratios)
 
 
 def _traced(
@@ -163,13 +178,13 @@ def _keep(
     profile: DeviceProfile,
     table: pd.DataFrame,
     graphs: Mapping[GraphKey, ModelGraph],
-    reasons: Mapping[str, str] = MappingProxyType({}),
+    reasons: Mapping[str, str] | None = None,
 ) -> None:
     """Save what was measured of a suite, where there is a folder to keep it in."""
     if record is not None:
         first = table.iloc[0]
         about = f"suite {suite} on {first['device']} ({first['machine']}), {first['stack']}, run {first['run']}"
-        Recording(f"{suite}-{profile.name}", about, table, graphs, reasons=reasons).save(record)
+        Recording(f"{suite}-{profile.name}", about, table, graphs, reasons=reasons or {}).save(record)
 
 
 BATCHES = (1, 2, 4, 8, 16, 32)
@@ -198,7 +213,7 @@ def repeat(calibrate: Callable[[int], DeviceProfile], times: int, suite: str = "
     precision = "fp32" if "fp32" in shared else next(iter(shared), "fp32")
     graphs = []
     for workload in suites.get(suite).workloads():
-        with suppress(LatpredError, ImportError, RuntimeError):  # those that need a package that is not here
+        with suppress(LatpredError):  # those that need a package that is not here
             graphs.append(workload.trace(precision, "eager", target_of(profiles[0].device.kind)))
     return shifts(profiles, graphs)
 

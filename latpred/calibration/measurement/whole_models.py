@@ -85,7 +85,7 @@ class Bench:
         """What a visit gives; where memory is short it is tried again without models that wait for another round."""
         try:
             return visit()
-        except (MemoryError, torch.OutOfMemoryError):
+        except MemoryError:
             others = len(self._built) > 1
             self._built.clear()
             if not others:
@@ -111,7 +111,8 @@ class Bench:
         self._built.clear()
         gc.collect()
         if self.info.kind == "cuda":
-            torch.cuda.empty_cache()
+            with self.device.errors():
+                torch.cuda.empty_cache()
 
 
 def demand_runtime(runtime: str, device: Device) -> None:
@@ -147,6 +148,14 @@ class StoppedError(KeyboardInterrupt):
 
     def __init__(self, table: pd.DataFrame) -> None:
         super().__init__()
+        self.table = table
+
+
+class LostError(DeviceError):
+    """The device failed for good while models were measured; `table` is that of a `StoppedError`."""
+
+    def __init__(self, message: str, table: pd.DataFrame) -> None:
+        super().__init__(message)
         self.table = table
 
 
@@ -250,11 +259,13 @@ def measure(
         For a batch below 1, no model, fewer than one repeat or thread, an unknown runtime, protocol or precision, and
         for tf32 on a device that has none.
     DeviceError
-        When the device is not there, or fails for good.
+        When the device is not there.
     MissingPackageError
         When the runtime is not installed.
     StoppedError
         On Ctrl-C, once anything was measured: a KeyboardInterrupt whose `table` has that.
+    LostError
+        When the device fails for good, once anything was measured: a DeviceError whose `table` has that.
 
     Examples
     --------
@@ -262,8 +273,11 @@ def measure(
     Traceback (most recent call last):
     latpred.errors.UsageError: Batch 0 is not possible; the smallest batch is 1.
     """
-    sizes = batch_sizes(batches)
-    _check(repeats, protocol)
+    sizes = checked_batches(tuple(batches) if isinstance(batches, Iterable) else batches)
+    if repeats < 1:
+        raise UsageError(f"{repeats} repeats measure nothing. Use repeats=1 or more; from 2 on repeat noise is known.")
+    if protocol not in timer.PROTOCOLS:
+        raise UsageError(f"There is no protocol {protocol!r}. Use one of {', '.join(timer.PROTOCOLS)}.")
     names = (runtime,) if isinstance(runtime, str) else tuple(dict.fromkeys(runtime))
     if not names:
         raise UsageError(f"no runtime is named. Give one or more of {', '.join(runtimes.names())}.")
@@ -284,9 +298,11 @@ def measure(
         live.use_precision(precision)
         try:
             visits.rounds(repeats)
-        except KeyboardInterrupt:
+        except (KeyboardInterrupt, DeviceError) as end:
             if not any(cell.visits or cell.failure for cell in cells):
                 raise
+            if isinstance(end, DeviceError):
+                raise LostError(str(end), visits.table("the device failed before it was measured")) from end
             raise StoppedError(visits.table("interrupted before it was measured")) from None
         return visits.table("not reached in the time budget")
 
@@ -306,6 +322,7 @@ class _Visits:
         self.cells, self.bench, self.precision, self.protocol, self.plan = cells, bench, precision, protocol, plan
         self._counter, self._reference = counter, reference_on(bench.device)
         self._gauge = gauge_on(bench.info.kind, "eager")
+        self._machine = bench.device.machine()  # as long as its driver answers
         self._timed_s = self._waited_s = 0.0
 
     def rounds(self, repeats: int) -> None:
@@ -359,14 +376,13 @@ class _Visits:
 
     def table(self, unvisited: str) -> pd.DataFrame:
         """What was measured; `unvisited` is the status of cells that never were."""
-        machine = self.bench.device.machine()
         common = {
-            "machine": tables.machine_name(machine),
+            "machine": tables.machine_name(self._machine),
             "device": self.bench.info.name,
             "precision": self.precision,
             "protocol": self.protocol,
             "run": f"{datetime.now(UTC):%Y%m%dT%H%M%SZ}-{secrets.token_hex(2)}",
-            "stack": tables.stack_text(machine),
+            "stack": tables.stack_text(self._machine),
         }
         speed = RunSpeed.of(visit.speed_us for cell in self.cells for visit in cell.visits)
         if self._gauge is not None:  # which has looked at the speed far more often
@@ -413,15 +429,3 @@ def _row(cell: _Cell, unvisited: str, speed: RunSpeed) -> dict[str, Any]:
             row["repeat_ratio"] = max(even, odd) / min(even, odd)
     at = speed.at(row.get(host.SLOWED, 1.0), typical(visit.speed_us for visit in visits))
     return row | {host.COLUMN.format(kind): round(us, 3) for kind, us in at.items()}
-
-
-def batch_sizes(batches: int | Iterable[int]) -> tuple[int, ...]:
-    """The batch sizes that were asked for, one or several, each once."""
-    return checked_batches(tuple(batches) if isinstance(batches, Iterable) else batches)
-
-
-def _check(repeats: int, protocol: str) -> None:
-    if repeats < 1:
-        raise UsageError(f"{repeats} repeats measure nothing. Use repeats=1 or more; from 2 on repeat noise is known.")
-    if protocol not in timer.PROTOCOLS:
-        raise UsageError(f"There is no protocol {protocol!r}. Use one of {', '.join(timer.PROTOCOLS)}.")

@@ -8,7 +8,7 @@ that a run takes what it gets, brought to full speed as well as that goes, and i
 from __future__ import annotations
 
 import time
-from collections import Counter, deque
+from collections import Counter
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from functools import partial
 from math import isfinite
@@ -74,15 +74,14 @@ class Visits:
         self._reference = reference_on(device)
         self._gauge = gauge_on(device.info().kind, "eager")
         self._watch = Watch(threads=self._threads, gpu=getattr(device, "state", None)) if self._gauge else None
-        self._pending = deque(row.cell for row in self.rows if row.disturbed)
-        self._visits: Counter[str] = Counter()
-        # Of each the fastest moments that were known then, against which its timings say how slow it was.
-        self._believed: dict[str, tuple[Row, SpeedReading]] = {}
+        self._in_vain: Counter[str] = Counter()  # visits of each cell that gave no calm row
+        # Of each calm row the fastest moments that were known then, against which its timings say how slow it was.
+        self._fastest_then: dict[str, SpeedReading] = {}
         resumed = [row for row in self.rows if row.speed and not row.disturbed]
         fastest = reference_speed.fastest_of(row.speed for row in resumed)
         for row in resumed:
             moment = moment_of(row.speed)  # of one that was slower, nothing faster may have been known then
-            self._believe(row, moment if slower(moment, fastest) > SLOW else fastest)
+            self._fastest_then[row.cell.key] = moment if slower(moment, fastest) > SLOW else fastest
         self._overtime_s = OVERTIME * (budget_s if isfinite(budget_s) else COUNTED_S)
         self.lost_s = 0.0
 
@@ -105,17 +104,19 @@ class Visits:
         self.tell(cell.key)
         row = last = self._visit(cell)
         for _ in range(AT_ONCE):
-            if self._pending and not last.disturbed:
-                last = self._visit(self._pending.popleft(), again=True)
+            doubtful = [] if last.disturbed else self._doubtful()
+            if not doubtful:
+                break
+            last = self._visit(doubtful[0], again=True)
         return row
 
     def finish(self) -> None:
-        """Time what is still disturbed once more, as far as the overtime goes."""
+        """Time what is still doubtful once more, as far as the overtime goes."""
         start, lost_s = time.monotonic(), self.lost_s
-        for _ in range(len(self._pending)):
+        for cell in self._doubtful():
             if lost_s + time.monotonic() - start >= self._overtime_s:
                 return
-            self._visit(self._pending.popleft(), again=True)
+            self._visit(cell, again=True)
 
     def _visit(self, cell: Cell, *, again: bool = False) -> Row:
         if not again and self._session.holds(cell):
@@ -125,12 +126,9 @@ class Visits:
         row = self._session.run(cell, self._watched, again=_better if again else None)
         if not row.disturbed and self._session.counts(row):
             if self._gauge is not None:
-                self._look_back(self._gauge.fastest)
-                self._believe(row, self._gauge.fastest)
+                self._fastest_then[cell.key] = self._gauge.fastest
             return row
-        self._visits[cell.key] += 1
-        if self._visits[cell.key] < MOST_VISITS:
-            self._pending.append(cell)
+        self._in_vain[cell.key] += 1
         left_s = self._overtime_s - self.lost_s
         self.lost_s += min(row.seconds, max(left_s, 0.0))
         if left_s > 0 and row.disturbed not in ("", SLOWED, MOVED_APART):
@@ -144,17 +142,19 @@ class Visits:
         """Whether a cell is timed by the device alone, so that what its host does meanwhile is of no matter."""
         return self._asynchronous and cell.kind in ON_DEVICE and cell.name != UPLOAD.name
 
-    def _believe(self, row: Row, fastest: SpeedReading) -> None:
-        """Remember which moments were the fastest that were known when a row was timed, where the host took part."""
-        if not self._on_device(row.cell):
-            self._believed[row.cell.key] = row, fastest
+    def _doubtful(self) -> list[Cell]:
+        """Cells to time again, those first for which that was in vain least often."""
+        if self._gauge is None:
+            return []
+        fastest = self._gauge.fastest
+        cells = [row.cell for row in self.rows if self._is_doubtful(row, fastest)]
+        return sorted(cells, key=lambda cell: self._in_vain[cell.key])
 
-    def _look_back(self, fastest: SpeedReading) -> None:
-        """Time again what was timed before the machine showed how fast it is."""
-        for key, (row, then) in list(self._believed.items()):
-            if _slow(row) * slower(then, fastest) > SLOW:
-                self._pending.append(row.cell)
-                del self._believed[key]
+    def _is_doubtful(self, row: Row, fastest: SpeedReading) -> bool:
+        """Whether a row was disturbed, or timed before the machine showed how fast it is, and not in vain too often."""
+        then = self._fastest_then.get(row.cell.key, fastest)
+        too_slow = not self._on_device(row.cell) and _slow(row) * slower(then, fastest) > SLOW
+        return self._in_vain[row.cell.key] < MOST_VISITS and (bool(row.disturbed) or too_slow)
 
     def _await_full_speed(self) -> None:
         """Wait, as far as the overtime goes, since what is timed at full speed need not be timed again."""
@@ -220,13 +220,10 @@ def spoilt(rows: Sequence[Row]) -> float:
 
 def _is_spoilt(row: Row) -> bool:
     """Whether other work disturbed a row, or it is of processors apart, and other cells tell the same."""
-    # What nothing else tells stays: waits of some ms do not touch the median of calls of a microsecond.
-    return not _alone(row.cell) and (is_disturbed(row) or is_apart(row))
-
-
-def _alone(cell: Cell) -> bool:
-    """Whether no other cell tells what this one does: chains of calls, a clock's constants, bandwidths."""
-    return cell.name in CHAINS or cell.kind in ("clock", "memory")
+    # Chains of calls, a clock's constants and bandwidths stay, which nothing else tells: waits of some ms do not touch
+    # the median of calls of a microsecond.
+    alone = row.cell.name in CHAINS or row.cell.kind in ("clock", "memory")
+    return not alone and (is_disturbed(row) or is_apart(row))
 
 
 def speed_of(rows: Iterable[Row]) -> RunSpeed:

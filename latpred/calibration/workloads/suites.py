@@ -92,11 +92,12 @@ def workloads_of(models: Models, *, seq: int | None = None, image: int | None = 
         workloads = [_as_workload(model, seq, image) for model in models]
     if not workloads:
         raise UsageError("There is no model to measure. Name at least one.")
-    seen: set[tuple[str, int]] = set()
+    seen: set[tuple[str, str, int]] = set()
     for workload in workloads:
-        if (workload.name, workload.input_size) in seen:
+        key = (workload.name, workload.input_kind, workload.input_size)
+        if key in seen:
             raise UsageError(f"Two models are called {workload.name}. Pass a mapping of distinct names to modules.")
-        seen.add((workload.name, workload.input_size))
+        seen.add(key)
     return tuple(workloads)
 
 
