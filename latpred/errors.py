@@ -43,6 +43,10 @@ class RecordingError(_SurroundingsError):
     """A recording is missing, damaged, changed since it was saved, or of another schema."""
 
 
+class TimeLimitError(LatpredError):
+    """Work took longer than it may."""
+
+
 class TraceError(LatpredError):
     """The model could not be traced; names the op and the module."""
 

@@ -380,9 +380,14 @@ def lies_in_rows(tensor: Any) -> bool:
 
 
 def stored_numel(shape: Sequence[int], stride: Sequence[int]) -> int:
-    """Elements that really lie in memory: an expanded dimension repeats the same ones.
+    """Elements that really lie in memory: an expanded dimension repeats the same ones, and windows share theirs.
 
-    >>> stored_numel((8, 128, 128), (0, 128, 1))
-    16384
+    >>> stored_numel((8, 128, 128), (0, 128, 1)), stored_numel((2, 7, 512), (2048, 256, 1))
+    (16384, 4096)
     """
-    return prod(size for size, step in zip(shape, stride, strict=True) if step)
+    count = span = 1
+    for step, size in sorted(zip(stride, shape, strict=True)):
+        if step:
+            span += (size - 1) * step
+            count = min(count * size, span)
+    return max(count, 0)

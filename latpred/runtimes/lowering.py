@@ -20,7 +20,7 @@ from latpred.graph.graph import ModelGraph, all_ops
 from latpred.graph.rewrites import REWRITTEN
 from latpred.query import AMP
 from latpred.runtimes import graph_store, legacy_torch
-from latpred.runtimes.base import RuntimeTracer, chain_of, out_of_memory, own_errors
+from latpred.runtimes.base import RuntimeTracer, chain_of, out_of_memory, own_errors, raise_stop
 from latpred.storage import IdentityCache
 from latpred.units import format_bytes
 
@@ -289,7 +289,11 @@ def _demand_memory(runtime: str, graph: ModelGraph) -> None:
 
 
 def _is_passing(error: RuntimeRefusalError) -> bool:
-    """Whether the machine was what stood in the way, as by a full disk, and not the model: nothing to keep for ever."""
+    """Whether the machine was what stood in the way, as by a full disk, and not the model: nothing to keep for ever.
+
+    A time limit or Ctrl-C is raised as it was.
+    """
+    raise_stop(error)
     return out_of_memory(error) or any(
         (isinstance(one, OSError) and one.errno is not None) or "No space left on device" in str(one)
         for one in chain_of(error)

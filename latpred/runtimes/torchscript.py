@@ -27,7 +27,7 @@ from latpred.graph.graph import NO_PYTHON, ZERO, Affine, ModelGraph, Op, rewritt
 from latpred.graph.rewrites import attention_on_cuda
 from latpred.ops.families import root
 from latpred.runtimes import StepPerOp
-from latpred.runtimes.base import built_of, graph_in, ops_of, out_of_memory, own_errors
+from latpred.runtimes.base import STOPS, built_of, graph_in, ops_of, out_of_memory, own_errors
 from latpred.runtimes.source import FlatModel, Source, flattened, tensors_of, weight_sharing_copy
 from latpred.sandbox.own_thread import silenced, unhooked
 from latpred.storage import IdentityCache
@@ -341,12 +341,12 @@ class _Interpreted(TraceRecorder):  # type: ignore[no-untyped-call]
         self._raised: BaseException | None = None  # the last error in here, of which the interpreter keeps no word
 
     def call(self, module: Any, tensors: Sequence[torch.Tensor]) -> None:
-        """Call a frozen module within this mode; errors say what they come from, and Ctrl-C is raised as it was."""
+        """Call a frozen module within this mode; errors say what they come from, what ends work is raised as it was."""
         try:
             module(*tensors)
         except Exception as error:
             cause, self._raised = self._raised, None
-            if isinstance(cause, (Exception, NoneType)):
+            if isinstance(cause, (Exception, NoneType)) and not isinstance(cause, STOPS):
                 raise error from cause
             raise cause from None
 

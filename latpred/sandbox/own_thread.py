@@ -152,25 +152,39 @@ def _called(hook: Any) -> tuple[Any, list[Any], dict[str, Any]]:
             hook, first, named = hook.func, [*hook.args, *first], hook.keywords | named
         else:
             hook, first = hook.__func__, [hook.__self__, *first]
+    if not isinstance(hook, FunctionType):  # a `__call__` that it inherits is rare, and then the hook runs
+        hook, first = vars(type(hook)).get("__call__"), [hook, *first]
     return hook, first, named
 
 
 def _feeds(hook: Any, held: Collection[int]) -> bool:
-    """Whether a hook has to do with what a model has, where that may find again what the hook keeps there."""
+    """Whether a hook may keep something where the model finds it again, or hand tensors to what writes into them."""
+    if not held:
+        return False
     function, first, named = _called(hook)
+    calls = [function] if isinstance(function, FunctionType) else []
     own = [*first, *named.values()]
-    if isinstance(function, FunctionType):
-        own += [cell.cell_contents for cell in function.__closure__ or () if cell != CellType()]
-        own += function.__defaults__ or ()
-        own += (function.__globals__[name] for name in function.__code__.co_names if name in function.__globals__)
-    return any(id(one) in held for one in own)
+    for one in calls:  # which functions of the same file join
+        found = _found_by(one)
+        own += found
+        known = one.__globals__
+        calls += (f for f in found if isinstance(f, FunctionType) and f.__globals__ is known and f not in calls)
+    if any(id(one) in held for one in own):
+        return True
+    module = set(calls[0].__code__.co_varnames[len(first) :][:1]) if calls else set()
+    return bool(calls) and (_writes(calls[0].__code__, module) or any(_in_place(f.__code__) for f in calls))
+
+
+def _found_by(function: FunctionType) -> list[Any]:
+    """What a function closes over, its defaults, and the variables of its file that it names."""
+    own = [cell.cell_contents for cell in function.__closure__ or () if cell != CellType()]
+    own += function.__defaults__ or ()
+    return own + [function.__globals__[name] for name in function.__code__.co_names if name in function.__globals__]
 
 
 def _looks_on(hook: Any) -> bool:
     """Whether a hook can only look on: it returns nothing, writes in place into no tensor, and is not torch's own."""
     function, first, named = _called(hook)
-    if not isinstance(function, FunctionType):  # a `__call__` that it inherits is rare, and then the hook runs
-        function, first = vars(type(function)).get("__call__"), [function, *first]
     if not isinstance(function, FunctionType) or (function.__module__ or "").partition(".")[0] == "torch":
         return False
     code, before = function.__code__, len(first) + 1  # the module comes next
@@ -191,15 +205,21 @@ _APART = frozenset(  # attributes that share nothing with the tensor
 )
 
 
+def _in_place(code: CodeType) -> bool:
+    """Whether a function calls something that writes in place, by its name, as `add_`, or by those of arguments."""
+    named = any(name.endswith("_") and not name.startswith("_") for name in code.co_names)
+    return named or any(isinstance(part, tuple) and not {"out", "inplace"}.isdisjoint(part) for part in code.co_consts)
+
+
 def _writes(code: CodeType, given: set[str]) -> bool:
     """Whether a function may write in place into the tensors that it is `given` under these names."""
-    if any(name.endswith("_") and not name.startswith("_") for name in code.co_names):  # as `add_`
+    steps = list(dis.get_instructions(code))
+    set_by_name = any(one.argval == "setattr" and other.argval in given for one, other in pairwise(steps))
+    if set_by_name or _in_place(code):
         return True
-    if any(isinstance(part, tuple) and not {"out", "inplace"}.isdisjoint(part) for part in code.co_consts):
-        return True  # names of arguments
     source: str | None = None  # the variable that the latest value is taken from
     begins: dict[tuple[int | None, int | None], str | None] = {}  # of each place in the text: the variable there
-    for step in dis.get_instructions(code):
+    for step in steps:
         place = (step.positions.lineno, step.positions.col_offset) if step.positions else (None, None)
         names = step.argval if isinstance(step.argval, tuple) else (step.argval,)
         if "_FAST" in step.opname:
@@ -341,9 +361,13 @@ def uncompiled() -> Iterator[set[str]]:
     def eager(callback: object) -> object:
         if callback in (None, False):  # of a function that is never to be compiled
             return callback
-        met.add("compiled")
+        operators: Any = sys.modules.get("torch._higher_order_ops.utils")  # which compile themselves where nothing does
+        if not getattr(operators, "_in_hop_compile", bool)():
+            met.add("compiled")
+        count(-1)  # PyTorch 2.13 counts frames from 0 on where all is to be compiled, and fails where there were none
         return None
 
+    count = getattr(frames, "set_fullgraph_compiled_frame_count", int)
     with replaced(frames, "_callback_from_stance", eager):
         yield met
 

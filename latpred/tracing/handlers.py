@@ -14,7 +14,7 @@ from math import prod
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import torch
-from torch._ops import OpOverload
+from torch._ops import HigherOrderOperator, OpOverload
 from torch.multiprocessing.reductions import StorageWeakRef
 from torch.utils._python_dispatch import _disable_current_modes
 from torch.utils._pytree import tree_map_only
@@ -23,6 +23,7 @@ from latpred.errors import TraceError
 from latpred.ops.families import lies_in_rows
 from latpred.ops.pointwise import factory
 from latpred.ops.products import grouped_mm_by_expert, suits_cpu, suits_kernels
+from latpred.sandbox.own_thread import uncounted
 from latpred.tracing import meta_module
 from latpred.tracing.op_record import (
     OpInfo,
@@ -245,7 +246,7 @@ def decompose(recorder: TraceRecorder, call: Call) -> Any:
 
 def explicit(recorder: TraceRecorder, call: Call) -> Any:
     """An op whose only kernel issues others: these are recorded instead."""
-    name: str = call.func.name()  # type: ignore[no-untyped-call]
+    name: str = call.func._name  # type: ignore[no-untyped-call]
     key = next(key for key in _EXPLICIT if torch._C._dispatch_has_kernel_for_dispatch_key(name, key))
     return recorder.inside(call.func._op_dk, key, *call.args, **call.options)
 
@@ -431,6 +432,15 @@ def _masked_by_numbers(query: Tensor, key: Tensor, value: Tensor, attn_mask: Ten
         with _disable_current_modes():  # PyTorch chooses a kernel by the mask as it was given
             numbers = torch.empty_strided(attn_mask.shape, attn_mask.stride(), dtype=query.dtype, device="meta")
     return torch.ops.aten.scaled_dot_product_attention(query, key, value, numbers, *rest, **options)
+
+
+@uncounted
+def plain(func: HigherOrderOperator) -> Callable[..., Any]:
+    """What an operator that is given functions does where nothing compiles it, unless values decide what that is."""
+    found: Callable[..., Any] | None = func.py_kernels.get(torch._C.DispatchKey.CompositeExplicitAutograd)
+    if found is None or func._name in ("cond", "while_loop", "scan"):
+        raise UnknowableError(f"values or a compiler decide what torch.ops.higher_order.{func._name} does")
+    return found
 
 
 def packed(recorder: TraceRecorder, call: Call) -> Any:

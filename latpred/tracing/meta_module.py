@@ -8,8 +8,9 @@ one op fall into.
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import ExitStack, contextmanager
+from contextlib import ExitStack, contextmanager, nullcontext
 from dataclasses import dataclass
 from functools import partial
 from threading import get_ident
@@ -266,8 +267,11 @@ def fast_paths_on_meta() -> Iterator[None]:
     saved = module._privateuse1_backend_name
     name = module._privateuse1_backend_name = _AlsoMeta(saved)
     name.thread = get_ident()
+    flex: Any = sys.modules.get("torch.nn.attention.flex_attention")  # which refuses other devices than it knows
+    known = replaced(flex, "_validate_device", lambda *_: None) if hasattr(flex, "_validate_device") else nullcontext()
     try:
-        yield
+        with known:
+            yield
     finally:
         if module._privateuse1_backend_name is name:
             module._privateuse1_backend_name = saved

@@ -337,3 +337,13 @@ def input_bytes(two: TracePass, other: TracePass) -> Affine:
 def _compared(record: OpRecord) -> tuple[int, ...]:
     """Counts without "operands": at batch 1, a tensor broadcast over the batch is as large as the result."""
     return record.counts[:-1] if "operands" in record.dims else record.counts
+
+
+def stack() -> dict[str, str]:
+    """Versions of what decides which ops a model issues."""
+    versions = {"python": ".".join(map(str, sys.version_info[:3])), "torch": str(torch.__version__)}
+    for name in ("transformers", "torchvision", "timm"):
+        module = sys.modules.get(name)
+        if module is not None:
+            versions[name] = str(getattr(module, "__version__", ""))
+    return versions

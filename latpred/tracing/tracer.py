@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import sys
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext
@@ -17,14 +16,14 @@ import torch
 from torch._ops import OpOverload
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from latpred.errors import LatpredError, TraceError, UsageError
+from latpred.errors import LatpredError, TimeLimitError, TraceError, UsageError
 from latpred.graph.graph import CONTIGUOUS, Affine, ModelGraph, Op
 from latpred.graph.rewrites import attended
 from latpred.query import Options, check_attention, checked_batches, is_one
 from latpred.sandbox.own_thread import no_collection, uncompiled, uncounted, unhooked, without_modes
 from latpred.sandbox.untouched import put_back
 from latpred.tracing.autocast import OWN, Autocast, EntersAutocastError, means_autocast
-from latpred.tracing.handlers import HANDLERS, Call, UnknowableError, UnknownValues
+from latpred.tracing.handlers import HANDLERS, Call, UnknowableError, UnknownValues, plain
 from latpred.tracing.inputs import (
     AUTOCAST,
     Inputs,
@@ -56,6 +55,7 @@ from latpred.tracing.trace_pass import (
     ops_exactly,
     ops_through,
     same_ops,
+    stack,
 )
 from latpred.zoo import names
 
@@ -77,6 +77,7 @@ class TraceRecorder(TorchDispatchMode):  # type: ignore[no-untyped-call]
         # Handles ops in place of `handle`, to which it hands them on, as torch.autocast does.
         self.intercept: Callable[[OpOverload[..., Any], Sequence[Any], dict[str, Any]], Any] | None = None
         self.target, self.asked_target = "cuda", False  # kind of device, and whether anything depended on it
+        self.supports_higher_order_operators, self.operators = True, False  # and whether there were any
         self.depth = 0  # how many ops what is handled is part of
         self._inner = 0
         self._arguments: Sequence[Any] = ()  # of the op being handled, while a watcher looks on
@@ -90,6 +91,10 @@ class TraceRecorder(TorchDispatchMode):  # type: ignore[no-untyped-call]
     def __torch_dispatch__(
         self, func: OpOverload[..., Any], types: Any, args: Sequence[Any] = (), kwargs: dict[str, Any] | None = None
     ) -> Any:
+        if not isinstance(func, OpOverload):  # it is given functions, and calls them in Python
+            self.operators = True
+            with self:
+                return plain(func)(*args, **(kwargs or {}))
         watcher, handle = self.watcher, self.intercept or self.handle
         if watcher is None or self.depth:
             return handle(func, args, kwargs or {})
@@ -148,6 +153,7 @@ class TraceRecorder(TorchDispatchMode):  # type: ignore[no-untyped-call]
 _FORMATS = (CONTIGUOUS, "channels_last")
 _TARGETS = ("cuda", "cpu")
 COMPILED = "the model is compiled with torch.compile and priced as eager runs it; for compiled ask for runtime compile"
+OPERATORS = "where nothing compiles flex_attention or its like, a call takes the host milliseconds that are not counted"
 FAR = 64  # the largest batch that is traced where no larger one is asked for
 MOST_IDS = 2**15  # integers are computed with: beyond so many of them a pass takes several times as long
 FIXED_INPUTS = "inputs= gives the same inputs whatever the batch: every batch is predicted as that one"
@@ -317,10 +323,9 @@ def _graph(
 
 
 def as_written(graph: ModelGraph) -> ModelGraph:
-    """A graph without the word that its model was compiled."""
-    if COMPILED not in graph.notes:
-        return graph
-    return msgspec.structs.replace(graph, notes=tuple(note for note in graph.notes if note != COMPILED))
+    """A graph without words on what its model compiles, or does not."""
+    notes = tuple(note for note in graph.notes if note not in (COMPILED, OPERATORS))
+    return graph if notes == graph.notes else msgspec.structs.replace(graph, notes=notes)
 
 
 @dataclass(frozen=True, slots=True)
@@ -356,6 +361,7 @@ class Tracer:
         self._autocast = Autocast(naming.target, follows=naming.precision in AUTOCAST)
         self.compiled = meta_module.reached.compiled  # whether some of it would run under torch.compile
         self._asked_target = False  # whether some op is another on another kind of device
+        self._operators = False  # whether some are given functions, as flex_attention
 
     def graph(self, batches: Sequence[int] | None = None) -> ModelGraph:
         """Put the passes together; with `batches` look at large ones, and without a line at each."""
@@ -433,6 +439,8 @@ class Tracer:
         """A pass that may fail, of a batch that nobody may have asked for."""
         try:
             return self.one_pass(batch)
+        except (TimeLimitError, TimeoutError):
+            raise
         except Exception:
             self._next_meta_module()
             return None
@@ -452,6 +460,7 @@ class Tracer:
         said = (
             (FIXED_INPUTS, fixed),
             (COMPILED, self.compiled),
+            (OPERATORS, self._operators),
             (OWN.format(self._naming.target), self._autocast.entered and self._naming.precision not in AUTOCAST),
             (SEQUENCE_FIRST.format(name), given.batch and sequence_first(self._meta_module.module)),
         )
@@ -511,7 +520,7 @@ class Tracer:
                 ) from end
             except UnknowableError as error:
                 raise TraceError(f"{error} in {self._where(error)}, {_ADVICE}") from None
-            except LatpredError:
+            except (LatpredError, TimeoutError):
                 raise
             except Exception as error:
                 if means_autocast(error) and not self._autocast.follows:
@@ -521,6 +530,7 @@ class Tracer:
                 raise TraceError(self._failure(recorder, error, batch)) from error
         self._next_meta_module()
         self._asked_target |= recorder.asked_target
+        self._operators |= recorder.operators
         return recorder.finished(batch, taken)
 
     def _arguments(self, batch: int) -> tuple[tuple[Any, ...], dict[str, Any]]:
@@ -587,13 +597,3 @@ def check(precision: str | None, memory_format: str, target: str) -> None:
         raise UsageError(f"memory_format {memory_format!r} is not known; choose one of {', '.join(_FORMATS)}")
     if target not in _TARGETS:
         raise UsageError(f"target {target!r} is not known; choose one of {', '.join(_TARGETS)}")
-
-
-def stack() -> dict[str, str]:
-    """Versions of what decides which ops a model issues."""
-    versions = {"python": ".".join(map(str, sys.version_info[:3])), "torch": str(torch.__version__)}
-    for name in ("transformers", "torchvision", "timm"):
-        module = sys.modules.get(name)
-        if module is not None:
-            versions[name] = str(getattr(module, "__version__", ""))
-    return versions

@@ -17,7 +17,8 @@ from gauges import ScriptedGauge
 
 from latpred.calibration.timing import timer
 from latpred.calibration.timing.reference_speed import SpeedGauge, SpeedReading
-from latpred.calibration.timing.timer import EXIT_CODE, Plan, TimeLimitError, Timing, time_limit
+from latpred.calibration.timing.timer import EXIT_CODE, Plan, Timing, time_limit
+from latpred.errors import TimeLimitError
 
 US = 1e-6
 

@@ -9,6 +9,7 @@ import subprocess
 import sys
 import types
 from collections.abc import Callable, Iterator
+from itertools import chain, repeat
 from pathlib import Path
 from typing import Any
 from unittest import mock
@@ -20,13 +21,13 @@ from factories import add, graph, linear
 from smallmodels import Function, untraceable, written
 
 from latpred import host, runtimes, tracing
-from latpred.errors import RuntimeRefusalError
+from latpred.errors import RuntimeRefusalError, TimeLimitError
 from latpred.graph.graph import ModelGraph
 from latpred.runtimes import graph_store
 from latpred.runtimes.graph_store import trace_by_name
 from latpred.runtimes.lowering import of_source, refusal, trace_for_runtime
 from latpred.runtimes.source import source_of
-from latpred.runtimes.torchscript import TorchScript
+from latpred.runtimes.torchscript import TorchScript, _Interpreted
 from latpred.units import format_bytes
 
 GIVEN = graph(linear())
@@ -126,12 +127,12 @@ def test_a_folder_that_cannot_be_written_serves(error: OSError, monkeypatch: pyt
     assert len(files()) == 1, "no half files are left"
 
 
-def within(error: Exception) -> Exception:
+def within(error: BaseException) -> Exception:
     """An error that another was raised over, as tools wrap those of what they call."""
     try:
         try:
             raise error
-        except Exception:
+        except BaseException:
             raise RuntimeError("the conversion failed") from None
     except RuntimeError as outer:
         return outer
@@ -176,6 +177,25 @@ def test_what_a_runtime_refuses_is_refused_once_unless_the_machine_was_full(
     passing = cause in MACHINE
     assert (len(asked), len(files())) == ((2, 0) if passing else (1, 1))
     assert (refusal(of_source(source, "torchscript", "cpu")) is None) == passing
+
+
+STOPS = [TimeLimitError("it took longer than 1 s"), TimeoutError("late"), KeyboardInterrupt()]
+
+
+@pytest.mark.parametrize("stop", STOPS, ids=lambda stop: type(stop).__name__)
+def test_what_ends_work_in_a_runtimes_tools_is_raised_as_it_was_and_nothing_is_kept(
+    stop: BaseException, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    model, x = Function(lambda x: x.softmax(-1)), torch.zeros(2, 8)
+    for owner, name, error in ((torch.jit, "freeze", within(stop)), (_Interpreted, "record", stop)):
+        with monkeypatch.context() as patch:
+            patch.setattr(owner, name, mock.Mock(side_effect=chain([error], repeat(ValueError()))))
+            with pytest.raises(type(stop)):
+                trace_for_runtime(model, x, runtime="torchscript")
+    monkeypatch.setattr(torch.jit, "freeze", mock.Mock(side_effect=within(stop)))
+    with pytest.raises(type(stop)):
+        TorchScript().build(model, (x,))
+    assert not files()
 
 
 @pytest.mark.parametrize("handled", [MemoryError(), FileNotFoundError(2, "No such file or directory")])

@@ -148,6 +148,15 @@ def test_a_refusal_becomes_a_note(monkeypatch: pytest.MonkeyPatch) -> None:
     assert (NOTE in guess.notes, guess.launches(4)) == (True, 4)
 
 
+@pytest.mark.filterwarnings("ignore:flex_attention called without torch.compile")
+def test_a_kernel_of_a_template_is_refused_by_name() -> None:
+    from torch.nn.attention.flex_attention import flex_attention
+
+    attend = Function(lambda x: flex_attention(x, x, x))
+    said = refusal(trace_for_runtime(attend, torch.zeros(1, 2, 8, 16), runtime="compile"))
+    assert said == "torch.compile makes kernels of flex_attention that are not counted."
+
+
 def test_a_call_that_hides_its_kernels_is_refused_by_name() -> None:
     with pytest.raises(RuntimeRefusalError, match="_transformer_encoder_layer_fwd as one call"):
         front_end.forward(build_small("encoder", "cpu"), inputs_of("encoder", 2), "cpu")

@@ -128,6 +128,12 @@ def test_a_tensor_without_dimensions_is_a_number_to_what_it_is_computed_with() -
     assert [op.dtype for op in graph.ops if op.launches] == ["float32", "float16"]
 
 
+def test_values_that_overlapping_windows_share_are_read_once() -> None:
+    windows = Function(lambda x: (x.unfold(1, 8, 2).sum(-1), x.as_strided((x.shape[0], 3, 32), (64, 16, 1)).exp()))
+    graph = latpred.trace(windows, torch.zeros(1, 64))
+    assert [(op.read_bytes.at(1), op.read_bytes.at(3)) for op in graph.ops if op.launches] == [(256, 768)] * 2
+
+
 class Tempered(nn.Module):
     """Has a temperature in another dtype than its layer."""
 

@@ -15,7 +15,7 @@ from smallmodels import Function
 from torch import nn
 
 import latpred
-from latpred.errors import TraceError, UnknownOpError, UsageError
+from latpred.errors import TimeLimitError, TraceError, UnknownOpError, UsageError
 
 
 class Projected(nn.Module):
@@ -42,6 +42,13 @@ def written(x: torch.Tensor, dtype: torch.dtype = torch.float32) -> torch.Tensor
     return torch.zeros(x.shape, dtype=dtype).copy_(x)
 
 
+def looping(y: torch.Tensor) -> Any:
+    from torch._higher_order_ops.while_loop import while_loop  # imports the compiler
+
+    return while_loop(lambda n, x: n < 3, lambda n, x: (n + 1, x.sin()), (y[0, 0], y))
+
+
+DECIDE = r"values or a compiler decide what torch.ops.higher_order.{} does in module '1' \(test_errors.py:\d+\), which"
 READS = r"reads a value that aten::{} made in module '1' \(test_errors.py:\d+\), which no trace can know; take"
 
 
@@ -64,12 +71,27 @@ READS = r"reads a value that aten::{} made in module '1' \(test_errors.py:\d+\),
         (lambda y: y.masked_select(written(y > 0, torch.bool)), "result of aten::masked_select has a shape that"),
         (lambda y: written(y, torch.int64).nonzero(), "result of aten::nonzero has a shape that depends on values"),
         (lambda y: y[0].repeat_interleave(written(y[0], torch.int64)), "result of aten::repeat_interleave has a"),
+        (lambda y: torch.cond(y.sum() > 0, torch.sin, torch.cos, (y,)), DECIDE.format("cond")),
+        (looping, DECIDE.format("while_loop")),
     ],
 )
 def test_dependence_on_data(function: Callable[..., Any], message: str) -> None:
     with pytest.raises(TraceError, match=message) as caught:
         latpred.trace(nn.Sequential(nn.Linear(4, 4), Projected(function)), torch.zeros(1, 4))
     assert "\n" not in str(caught.value)
+
+
+@pytest.mark.parametrize("stop", [TimeLimitError("late"), TimeoutError("late")])
+def test_a_time_limit_that_ends_a_pass_is_raised_as_it_was(stop: Exception) -> None:
+    left = iter([stop])
+
+    def once(y: torch.Tensor) -> torch.Tensor:
+        for error in left:
+            raise error
+        return y
+
+    with pytest.raises(type(stop), match=r"^late$"):
+        latpred.trace(nn.Sequential(nn.Linear(4, 4), Projected(once)), torch.zeros(1, 4))
 
 
 def test_values_that_were_written_are_forgotten_with_their_tensor() -> None:

@@ -19,7 +19,7 @@ from latpred.ops.families import FREE
 from latpred.runtimes.cuda_graphs import CudaGraphs
 from latpred.tracing.meta_module import fast_paths_on_meta
 from latpred.tracing.op_record import OpRecord
-from latpred.tracing.tracer import TraceRecorder
+from latpred.tracing.tracer import OPERATORS, TraceRecorder
 
 Tensor = torch.Tensor
 
@@ -425,3 +425,15 @@ def test_a_generator_is_run_to_its_end() -> None:
                 yield x + 1
 
     assert latpred.trace(Yielding(), torch.zeros(1, 4)).launches() == 2
+
+
+@pytest.mark.filterwarnings("ignore:flex_attention called without torch.compile")
+def test_flex_attention_runs_as_products_where_nothing_compiles_it() -> None:
+    from torch.nn.attention.flex_attention import flex_attention
+
+    def attend(x: Tensor) -> Any:
+        return flex_attention(x, x, x, score_mod=lambda score, batch, head, query, key: score + (query - key))
+
+    graph = latpred.trace(Function(attend), torch.zeros(1, 2, 8, 16))
+    assert (graph.macs(3), graph.notes) == (2 * 3 * 2 * 8 * 8 * 16, (OPERATORS,))
+    assert [op.name for op in graph.ops].count("aten::bmm") + [op.name for op in graph.ops].count("aten::matmul") == 2

@@ -105,6 +105,7 @@ def test_hooks_that_change_what_a_module_gives_are_part_of_the_forward_pass() ->
 def hook_of(given: str, *lines: str) -> Callable[..., None]:
     """A hook of some arguments, by the lines of its body."""
     scope: dict[str, Any] = {"torch": torch, "__name__": "notebook"}
+    exec("def doubled(x):\n    x.mul_(2)\ndef twice(x):\n    doubled(x)", scope)
     exec("\n    ".join((f"def hook({given}):", *lines)), scope)
     return scope["hook"]  # type: ignore[no-any-return]
 
@@ -126,6 +127,7 @@ def hook_of(given: str, *lines: str) -> Callable[..., None]:
         ("module, args, out", ["torch.nn.functional.relu(out, inplace=True)"]),
         ("*given", ["given[-1][:] += 1"]),
         ("module, args, out", ["out.data = out * 2"]),
+        ("module, args, out", ["twice(out)"]),
     ],
 )
 def test_hooks_that_write_in_place_are_part_of_the_forward_pass(given: str, lines: list[str]) -> None:
@@ -253,6 +255,15 @@ def test_a_hook_that_feeds_the_model_runs(how: str) -> None:
     used = latpred.trace(model, torch.zeros(1, 4))
     assert fresh.macs(8) == used.macs(8) == 8 * (2 * 4 * 4 + 4 * 2)
     assert model.kept["first"].shape == (3, 4)
+
+
+@pytest.mark.parametrize("line", ["module.last = out", "setattr(module, 'last', out)"])
+def test_a_hook_that_leaves_something_on_its_module_feeds_the_model(line: str) -> None:
+    layer = nn.Linear(4, 4)
+    layer.register_forward_hook(hook_of("module, args, out", line))
+    model = Function(lambda x: [layer(x), layer.last.exp()])
+    model.layer = layer  # type: ignore[assignment]
+    assert latpred.trace(model, torch.zeros(1, 4)).launches() == 2
 
 
 def test_a_model_that_is_fed_by_a_hook_may_take_one_batch_size_alone() -> None:

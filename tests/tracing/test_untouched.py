@@ -499,9 +499,9 @@ def test_a_compiled_model_is_priced_as_eager_and_says_so() -> None:
     compiled.compile()
     plain = latpred.trace(Base(), X)
     assert plain.notes == ()
-    within = Base(lambda self, x: torch.compile(lambda y: y)(x))
-    models = (compiled, torch.compile(Base()), layers(torch.compile(nn.Identity())), nn.DataParallel(compiled), within)  # type: ignore[arg-type]
-    for model in models:
+    within = Base(lambda self, x: torch.compile(lambda y: y, fullgraph=True)(x))
+    around = torch.compile(Base()), layers(torch.compile(nn.Identity())), nn.DataParallel(compiled)  # type: ignore[arg-type]
+    for model in (compiled, *around, within):
         graph = latpred.trace(model, X)
         assert graph.notes == (COMPILED,)
         assert (graph.macs(4), graph.launches()) == (plain.macs(4), plain.launches())

@@ -30,7 +30,7 @@ import numpy as np
 
 from latpred.calibration.devices.base import Call, Device
 from latpred.calibration.timing.reference_speed import SLOW, SpeedGauge, at_full_speed
-from latpred.errors import LatpredError
+from latpred.errors import TimeLimitError
 from latpred.sandbox.own_thread import no_collection
 
 TOLERANCE = 0.03  # two windows of samples agree when their medians differ by less than this share
@@ -246,10 +246,6 @@ def _halves_agree(samples: Sequence[float]) -> bool:
 HARD = 4.0  # times the limit, after which work that no signal interrupts ends the process
 SOON_S = 1e-3  # a timer of 0 s would be none
 EXIT_CODE = 3  # the environment is at fault, as everywhere on the command line
-
-
-class TimeLimitError(LatpredError):
-    """Work took longer than it may."""
 
 
 @contextmanager

@@ -79,11 +79,10 @@ def calls_of(graph: Any, static: Iterable[int], cpu: bool) -> list[KernelCall]:
         extern = node.is_extern()
         if type(node).__name__ == "NopKernelSchedulerNode" or (extern and type(node.node).__name__ in _NO_CALL):
             continue
-        if extern and type(node.node).__name__ in _NESTED:
-            raise RuntimeRefusalError(
-                f"torch.compile keeps {type(node.node).__name__} as a graph within the graph; "
-                "its kernels are not counted."
-            )
+        if node.is_template() or (extern and type(node.node).__name__ in _NESTED):
+            kinds = (one.target for one in node.node.origins if getattr(one.target, "namespace", "") == "higher_order")
+            kind = next(kinds, type(node.node).__name__)
+            raise RuntimeRefusalError(f"torch.compile makes kernels of {kind} that are not counted.")
         moved = _moved(node, graph, weights)
         origin = _origin(node.node) if extern else None
         given = [] if origin is None else _weights_given(node, origin, weights)
