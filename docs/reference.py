@@ -20,9 +20,14 @@ from click.testing import CliRunner
 
 import latpred
 import latpred.calibration
-from latpred import host
+from latpred import errors, host
+from latpred.accuracy.accuracy_report import Report
 from latpred.accuracy.adaptation import Adaptation
+from latpred.accuracy.drift import Check
 from latpred.cli import main
+from latpred.prediction.prediction import Provenance
+from latpred.progress import ProgressEvent
+from latpred.search.budget import Spent
 from latpred.search.option_table import latency_table
 from latpred.search.spaces import SearchSpace
 
@@ -30,6 +35,7 @@ DOCS = Path(__file__).parent
 NOTE = "<!-- Written by docs/reference.py. -->\n\n"
 SECTIONS = ("Parameters", "Returns", "Raises", "Attributes", "Examples", "Notes", "Yields")
 WIDTH = 100
+RECORDS = (Adaptation, Check, ProgressEvent, Provenance, Report, Spent)
 # What a shipped profile's prediction says of the machine that writes these pages, over as many lines as it takes.
 ELSEWHERE = re.compile(r"(?m)^ *caveat: .*another machine.*\n?(?:  .*\n?)*")
 MEASURES_NOTHING = re.compile(r"--device (?!cpu\b|cuda|simulated)|^latpred trace")
@@ -64,15 +70,54 @@ def help_of(path: tuple[str, ...]) -> str:
 def python() -> str:
     """The page of Python names."""
     parts = [
-        "# Python\n\nEverything public of `latpred`; `latpred.calibration` measures. At the end, what `latpred.adapt` "
-        "gives, and what the\nguide to a search imports from elsewhere.\n"
+        "# Python\n\nEverything public of `latpred`; `latpred.calibration` measures. At the end stand what the guide to "
+        "a search\nimports from elsewhere, records that calls give, and the [errors](#errors).\n"
     ]
     for module in (latpred, latpred.calibration):
         for name in sorted(module.__all__, key=str.lower):
             if module is latpred or name not in latpred.__all__:
                 parts.append(entry(module.__name__, name, getattr(module, name)))
-    parts += [entry(value.__module__, value.__name__, value) for value in (Adaptation, latency_table, SearchSpace)]
-    return "\n".join(parts)
+    parts += [entry(value.__module__, value.__name__, value) for value in (latency_table, SearchSpace)]
+    parts += [f"## {record.__name__}\n\n{fields_of(record)}" for record in RECORDS]
+    return importing("\n".join([*parts, error_table()]))
+
+
+def importing(page: str) -> str:
+    """A page whose examples import what they call, so that each runs where it is pasted."""
+    return re.sub(r"(?s)```pycon\n(.*?)```", lambda found: f"```pycon\n{_imports(found[1])}{found[1]}```", page)
+
+
+def _imports(example: str) -> str:
+    bound = set(re.findall(r"\w+", " ".join(re.findall(r"(?m)^>>> (?:from \S+ )?import (.*)", example))))
+    code = "\n".join(re.findall(r"(?m)^(?:>>>|\.\.\.) (?!from |import )(.*)", example))
+    lines = [f"import {name}" for name in ("latpred", "torch") if name not in bound and f"{name}." in code]
+    for module in (latpred, latpred.calibration):
+        names = [name for name in module.__all__ if module is latpred or name not in latpred.__all__]
+        called = sorted(name for name in names if re.search(rf"(?<![.\w]){name}\(", code) and name not in bound)
+        lines += [f"from {module.__name__} import {', '.join(called)}"] * bool(called)
+    return "".join(f">>> {line}\n" for line in lines)
+
+
+def fields_of(record: type) -> str:
+    """A record that calls give or tell: what it is, its fields and its properties."""
+    text = f"{signature(record.__name__, record)}{docstring(record)}"
+    for name, member in vars(record).items():
+        if isinstance(member, property) and member.__doc__:
+            text += f"\n**{record.__name__}.{name}**: {' '.join((member.__doc__ or '').split())}\n"
+    return text
+
+
+def error_table() -> str:
+    """Every error by name: what it is one of, what the command line exits with, and what it means."""
+    found = [error for name, error in vars(errors).items() if inspect.isclass(error) and not name.startswith("_")]
+    rows = [
+        f"| `{error.__name__}` | `{next(base.__name__ for base in error.__mro__[1:] if base.__name__[0] != '_')}` "
+        f"| {error.exit_code} | {' '.join((error.__doc__ or '').split())} |\n"
+        for error in found
+    ]
+    head = "| in `latpred.errors` | is a | exit code | what it means |\n|---|---|---|---|\n"
+    said = "What latpred raises on purpose is a `LatpredError`; a `UsageError` is a `ValueError` too.\n\n"
+    return f"## Errors\n\n{said}{head}{''.join(rows)}"
 
 
 def entry(module: str, name: str, value: object) -> str:
@@ -117,6 +162,7 @@ def signature(name: str, value: object) -> str:
 
 
 def _bare(annotation: object) -> object:
+    annotation = getattr(annotation, "__forward_arg__", annotation)
     return _Bare(annotation) if isinstance(annotation, str) else annotation
 
 

@@ -98,6 +98,7 @@ def off(
 def test_known_factors_are_found_again(profile: DeviceProfile, protocol: str) -> None:
     graphs = architectures(30)
     found = latpred.adapt(profile, measured(profile, graphs[:10], protocol=protocol))
+    assert repr(found) == found.text()
     truth = corrected(profile, "eager", TRUTH)
     for batch in (1, 4, 64):
         want = latencies(truth, graphs[10:], batch, protocol)

@@ -16,7 +16,7 @@ from profiledata import profile
 from torch import nn
 
 import latpred
-from latpred.errors import LatpredError, NoProfileError, ProfileError, TableError, UsageError
+from latpred.errors import LatpredError, NoProfileError, ProfileError, TableError, TraceError, UsageError
 from latpred.profile import store
 from latpred.profile.profile_page import profile_page
 
@@ -86,6 +86,24 @@ def test_nested_tensors(layout: torch.layout) -> None:
     for inputs in (nested, lambda batch: nested):
         with pytest.raises(UsageError, match=r"inputs hold a nested tensor.*lengths="):
             latpred.trace(nn.Linear(4, 4), inputs)
+
+
+class Branch(nn.Module):
+    """Chooses by a value between two functions."""
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return torch.cond(x.sum() > 0, lambda x: x + 1, lambda x: x * 2, (x,))
+
+
+def test_ops_that_take_functions() -> None:
+    with pytest.raises(TraceError, match=r"HigherOrderOperator cond; ops that take functions, as torch\.cond"):
+        latpred.trace(Branch(), torch.zeros(2, 4))
+
+
+def test_an_exported_program_has_a_module_to_give() -> None:
+    program = torch.export.export(nn.Linear(4, 4), (torch.zeros(2, 4),))
+    with pytest.raises(UsageError, match=r"give an nn\.Module, as the \.module\(\) of an ExportedProgram"):
+        latpred.trace(program, torch.zeros(2, 4))  # type: ignore[arg-type]
 
 
 def saved(path: Path, shape: list[int]) -> Path:

@@ -72,6 +72,14 @@ def test_the_reference_shows_what_goes_by_keyword_only_and_strings_in_quotes() -
     assert said.endswith("\n) -> Prediction | Curve\n```\n\n")
 
 
+def test_an_example_of_the_reference_imports_what_it_calls() -> None:
+    importing = runpy.run_path(str(DOCS / "reference.py"))["importing"]
+    block = "```pycon\n>>> layer = Choice(torch.nn.ReLU())\n>>> rank(latpred.trace(layer))\n```\n"
+    heads = "```pycon\n>>> import latpred\n>>> import torch\n>>> from latpred import Choice, rank\n"
+    assert importing(block) == heads + block.removeprefix("```pycon\n")
+    assert importing(heads + "```\n") == heads + "```\n"
+
+
 def test_every_page_is_in_the_navigation_and_every_link_leads_somewhere() -> None:
     navigation = (ROOT / "mkdocs.yml").read_text()
     listed = re.findall(r"^ +- .*: (\S+\.md)$", navigation, flags=re.MULTILINE)

@@ -96,6 +96,11 @@ def test_cudnn_benchmark_is_a_way_of_measuring() -> None:
     assert "make a profile without it: latpred calibrate --device cuda:0" in said[0]
 
 
+def test_a_profile_prints_in_one_line() -> None:
+    assert repr(store.load("rtx-8000")).startswith("DeviceProfile(rtx-8000, fitted from published measurements 2026-")
+    assert repr(store.load("rtx-8000")).endswith(": eager, torchscript in fp32, fp16, gate passed)")
+
+
 def test_what_is_saved_is_found_again() -> None:
     store.save(profile(seconds=1.0))
     path = store.save(profile())

@@ -242,7 +242,7 @@ class Report:
         """The report as plain text."""
         return self.page().text(width) + "\n"
 
-    def __str__(self) -> str:
+    def __repr__(self) -> str:
         """The report as plain text, 100 columns wide."""
         return self.text()
 

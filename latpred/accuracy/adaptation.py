@@ -115,6 +115,9 @@ class Adaptation:
         """The page as plain text."""
         return self.page().text(width)
 
+    def __repr__(self) -> str:
+        return self.text()
+
     def _repr_html_(self) -> str:
         return self.page().html()
 

@@ -122,6 +122,12 @@ class Check(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
         parts += [f"changed: {said}" for said in self.changes] or [same]
         return Page(self.sentence, parts)
 
+    def __repr__(self) -> str:
+        return self.page().text()
+
+    def _repr_html_(self) -> str:
+        return self.page().html()
+
     def _counted(self, verdict: str) -> str:
         count = sum(part.verdict == verdict for part in self.parts)
         return f"{count} of {len(self.parts)} parts are {'as they were' if verdict == HOLDS else 'not as they were'}"

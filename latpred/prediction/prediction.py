@@ -50,7 +50,7 @@ class ClassCosts(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class Provenance:
-    """What a prediction rests on."""
+    """What a prediction rests on: a profile, and as `caveats` sentences about what may not hold."""
 
     profile: str  # its name
     source: str  # "measured", "fitted from published measurements" or "datasheet", and ", adapted" where corrected

@@ -229,6 +229,11 @@ class DeviceProfile(_Record, frozen=True):
     failures: dict[str, int] = {}  # cells that could not be measured, by reason
     sha256: str = ""
 
+    def __repr__(self) -> str:
+        known = f"{', '.join(self.runtimes)} in {', '.join(self.kernels)}"
+        gate = "passed" if self.acceptance.passed else "failed"
+        return f"DeviceProfile({self.name}, {self.provenance} {self.created}: {known}, gate {gate})"
+
     def __hash__(self) -> int:
         """Of what tells it from others without looking at all of it."""
         return hash((self.name, self.created, self.machine, self.device, self.sha256))

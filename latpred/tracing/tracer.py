@@ -283,7 +283,8 @@ def with_inputs(
         module, given = model, derived(model, seq, image) if inputs is None else from_example(inputs)
     else:
         raise UsageError(
-            f"an object of type {type(model).__name__} cannot be traced; give an nn.Module or a model's name"
+            f"an object of type {type(model).__name__} cannot be traced; give an nn.Module, as the .module() of an "
+            "ExportedProgram, or a model's name"
         )
     if given.kind == "seq":
         demand_positions(module, given.size)
@@ -552,7 +553,7 @@ class Tracer:
         return self._meta_module.module
 
     def _failure(self, recorder: TraceRecorder, error: Exception, batch: int) -> str:
-        message = (" ".join(str(error).split()) or "no message").rstrip(".")
+        message = (" ".join(str(error).split()).partition(" and mode <")[0] or "no message").rstrip(".")
         op = f" at {recorder.current}" if recorder.current else ""
         return (
             f"the forward pass failed{op} in {self._where(error)} at batch {batch}: "

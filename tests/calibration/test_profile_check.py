@@ -253,6 +253,8 @@ def test_a_profile_holds() -> None:
     assert check.sentence == "profile cpu holds: 2 of 3 parts are as they were"
     assert "noise hides a change of 15 % in: fp32 conv" in text(check)
     assert "nothing changed in processor" in text(check)
+    assert repr(check) == text(check)
+    assert check.sentence in check._repr_html_()
 
 
 def test_what_moved_is_named_with_its_factor() -> None:

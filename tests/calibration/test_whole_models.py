@@ -114,6 +114,15 @@ def test_a_tiny_model_on_the_cpu(monkeypatch: pytest.MonkeyPatch) -> None:
     assert {step.total for step in steps} == {4}
 
 
+def test_a_module_of_which_nothing_tells_what_it_takes() -> None:
+    layer = nn.Linear(4, 4)
+    with pytest.raises(UsageError, match="nothing tells what Linear takes"):
+        measure(layer, 2, device="simulated", repeats=1)
+    table = measure({"layer": layer, "net": "resnet-18"}, 2, device="simulated", repeats=1, inputs=torch.zeros(1, 4))
+    assert table["input_kind"].tolist() == ["custom", "image"]
+    assert set(table["status"]) == {tables.OK}
+
+
 def test_every_cell_says_how_its_shared_cache_was(monkeypatch: pytest.MonkeyPatch) -> None:
     device = Drifting()
 

@@ -206,6 +206,7 @@ def measure(
     device: str | torch.device | Device = "cpu",
     protocol: str = "single",
     repeats: int = REPEATS,
+    inputs: Any = None,
     seq: int | None = None,
     image: int | None = None,
     precision: str = "fp32",
@@ -232,6 +233,8 @@ def measure(
     repeats : int
         Rounds. `repeat_ratio` tells the repeat noise of each cell with two visits or more; one that was slowed by other
         work has more visits than rounds.
+    inputs : optional
+        What modules are called with, as for `latpred.trace`; names, graphs and workloads have inputs of their own.
     seq, image : int, optional
         Tokens or pixels of the inputs.
     precision : str
@@ -288,7 +291,7 @@ def measure(
         demand_runtime(name, live)
     if not multiplies(live, precision):
         raise UsageError(f"{live.name} has no {precision}; it does {', '.join(live.precisions())}.")
-    workloads = workloads_of(models, seq=seq, image=image)
+    workloads = workloads_of(models, inputs=inputs, seq=seq, image=image)
     kind = live.info().kind
     with conditions.stated(conditions.Options(threads, cudnn_benchmark).checked(kind), live, dtype=None):
         gauges = {name: gauge_on(kind, name) for name in names}

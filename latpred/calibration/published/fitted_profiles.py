@@ -75,7 +75,8 @@ def fit_profile(
     ----------
     source : DataFrame or path
         A measurement table, or one with the columns gpu, model, batch, latency_s and run (runtime, precision,
-        input_size, input_kind have defaults): see `latpred.calibration.published.published_table`.
+        input_size, input_kind have defaults; without protocol and stack it is taken for pipelined, of PyTorch 1.12).
+        Of other columns, what `latpred.calibration.published.published_table.read_all(paths, mapping)` makes of it.
     gpu : str, optional
         Which, as the table calls it; may be left out where it has one only.
     name : str, optional

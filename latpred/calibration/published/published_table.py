@@ -247,7 +247,10 @@ def _from_framework_tax(frame: pd.DataFrame) -> pd.DataFrame:
         near = [difflib.get_close_matches(name, map(str, frame.columns), n=1, cutoff=0.5) for name in missing]
         hints = [f" (nearest: {names[0]!r}, rename it)" if names else "" for names in near]
         lacking = ", ".join(f"the column {name}{hint}" for name, hint in zip(missing, hints, strict=True))
-        raise TableError(f"The table lacks {lacking}. It needs {', '.join(NEEDED)}; latency_s is in seconds.")
+        raise TableError(
+            f"The table lacks {lacking}. It needs {', '.join(NEEDED)}; latency_s is in seconds. Rename and convert its "
+            "columns, or have a mapping do it: --mapping FILE."
+        )
     known = {*NEEDED, *FRAMEWORK_TAX, *_DEFAULTS, "status"}
     kept = [name for name in frame.columns if name in known or str(name).startswith(tables.NOTE_PREFIX)]
     out = _filled(frame[kept].astype(object).rename(columns={"gpu": "device"}), FRAMEWORK_TAX)

@@ -82,14 +82,16 @@ Model = str | os.PathLike[str] | nn.Module | ModelGraph | Workload
 Models = Model | Iterable[Model] | Mapping[str, Model]
 
 
-def workloads_of(models: Models, *, seq: int | None = None, image: int | None = None) -> tuple[Workload, ...]:
+def workloads_of(
+    models: Models, *, inputs: Any = None, seq: int | None = None, image: int | None = None
+) -> tuple[Workload, ...]:
     """Workloads from whatever a user calls models; a graph among them runs on the simulated device only."""
     if isinstance(models, (str, os.PathLike, nn.Module, ModelGraph, Workload)) or not isinstance(models, Iterable):
         models = [models]
     if isinstance(models, Mapping):
-        workloads = [replace(_as_workload(model, seq, image), name=name) for name, model in models.items()]
+        workloads = [replace(_as_workload(model, inputs, seq, image), name=name) for name, model in models.items()]
     else:
-        workloads = [_as_workload(model, seq, image) for model in models]
+        workloads = [_as_workload(model, inputs, seq, image) for model in models]
     if not workloads:
         raise UsageError("There is no model to measure. Name at least one.")
     seen: set[tuple[str, str, int]] = set()
@@ -170,7 +172,7 @@ def dense_inputs(shape: tuple[int, ...], precision: str) -> Inputs:
     return lambda batch, device: (example_values((batch, *shape), str(device), dtype_of(precision)),)
 
 
-def _as_workload(model: Model, seq: int | None, image: int | None) -> Workload:
+def _as_workload(model: Model, inputs: Any, seq: int | None, image: int | None) -> Workload:
     if isinstance(model, (str, os.PathLike)):
         return _of_name(os.fspath(model), seq, image)
     if not isinstance(model, nn.Module | ModelGraph | Workload):
@@ -180,7 +182,7 @@ def _as_workload(model: Model, seq: int | None, image: int | None) -> Workload:
         if (seq, image) != (None, None):
             raise UsageError(f"{workload.name} has its inputs already; leave out seq and image.")
         return workload
-    return module_workload(type(model).__name__, model, seq=seq, image=image)
+    return module_workload(type(model).__name__, model, inputs, seq=seq, image=image)
 
 
 def _of_name(name: str, seq: int | None, image: int | None) -> Workload:
