@@ -233,3 +233,8 @@ def test_a_tenth_that_lasts_minutes_is_told_of_meanwhile() -> None:
     for done in (0, 1, 2, 3, 10):
         tell(ProgressEvent(done, 100, f"cell {done}"))
     assert said == ["measuring: 0 %", "measuring: 2 %, cell 2", "measuring: 10 %"]
+
+
+def test_the_package_runs_as_the_command() -> None:
+    shown = subprocess.run([sys.executable, "-m", "latpred", "--help"], capture_output=True, text=True, check=True)
+    assert shown.stdout.startswith("Usage: latpred [OPTIONS]")

@@ -26,7 +26,7 @@ ROWS = (
     "accuracy explanation search",
     "report",
     "calibration",
-    "cli",
+    "cli __main__",
 )
 ROW = {f"latpred.{name}": number for number, names in enumerate(ROWS) for name in names.split()}
 RECORDS = ("latpred.profile.document", "latpred.prediction.prediction")
