@@ -25,6 +25,7 @@ from latpred.calibration.devices import open_device
 from latpred.calibration.measurement import recorder, validation, whole_models
 from latpred.calibration.measurement.recorder import Plan, Setting
 from latpred.calibration.session import Session, directory
+from latpred.calibration.timing import disturbance
 from latpred.calibration.workloads.suites import module_workload
 from latpred.profile import host_profile, store
 
@@ -96,6 +97,15 @@ def test_measure_says_what_found_no_moment_at_full_speed(model: str, monkeypatch
             whole_models, "measure", lambda *of, slow=slow, **how: measure(*of, **how).assign(**{host.SLOWED: slow})
         )
         assert [line for line in run(*asked).stdout.splitlines() if "full speed" in line] == said
+
+
+def test_measure_says_what_other_work_did_meanwhile(model: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    asked = ("measure", model, "--image", "16", "--batch", "1", "--device", "cpu", "--repeats", "1")
+    for reason, said in (("other work used 1.9 processors", True), ("", False)):
+        monkeypatch.setattr(disturbance.Watch, "lap", lambda _, reason=reason: disturbance.Disturbance(reason))
+        shown = run(*asked)
+        assert ("other work used 1.9 processors meanwhile" in shown.stderr) == said
+        assert run(*asked, "--quiet").stderr == ""
 
 
 @pytest.mark.usefixtures("small_study")

@@ -54,8 +54,10 @@ def measure(models: tuple[str, ...], batches: tuple[int, ...], output: Output, *
         raise UsageError(f"{option} is for a study; add --suite, or leave it out. -o keeps what is measured of models.")
     from latpred.calibration.measurement.whole_models import StoppedError
     from latpred.calibration.measurement.whole_models import measure as run
+    from latpred.calibration.timing.disturbance import Watch
 
     asked["device"] = asked["device"] or "cpu"
+    watch = Watch(threads=asked["threads"] or 1)
     try:
         with progress("measuring") as show:
             table = run(list(models), batches, progress=show, **asked)
@@ -66,6 +68,8 @@ def measure(models: tuple[str, ...], batches: tuple[int, ...], output: Output, *
         said = f"{measured} of {len(stopped.table)} cells were measured by then, {place}"
         raise KeyboardInterrupt(said) from None
     _show(table, output)
+    if busy := watch.lap().reason:
+        notice(f"{busy} meanwhile: these times may be too long")
     if (table["status"] != "ok").all():
         click.get_current_context().exit(3)
 
