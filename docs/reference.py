@@ -70,8 +70,8 @@ def help_of(path: tuple[str, ...]) -> str:
 def python() -> str:
     """The page of Python names."""
     parts = [
-        "# Python\n\nEverything public of `latpred`; `latpred.calibration` measures. At the end stand what the guide to "
-        "a search\nimports from elsewhere, records that calls give, and the [errors](#errors).\n"
+        "# Python\n\nEverything public of `latpred`; `latpred.calibration` measures. At the end stand what the guide "
+        "to a search\nimports from elsewhere, records that calls give, and the [errors](#errors).\n"
     ]
     for module in (latpred, latpred.calibration):
         for name in sorted(module.__all__, key=str.lower):

@@ -88,18 +88,6 @@ def test_nested_tensors(layout: torch.layout) -> None:
             latpred.trace(nn.Linear(4, 4), inputs)
 
 
-class Branch(nn.Module):
-    """Chooses by a value between two functions."""
-
-    def forward(self, x: torch.Tensor) -> torch.Tensor:
-        return torch.cond(x.sum() > 0, lambda x: x + 1, lambda x: x * 2, (x,))
-
-
-def test_ops_that_take_functions() -> None:
-    with pytest.raises(TraceError, match=r"HigherOrderOperator cond; ops that take functions, as torch\.cond"):
-        latpred.trace(Branch(), torch.zeros(2, 4))
-
-
 def test_an_exported_program_has_a_module_to_give() -> None:
     program = torch.export.export(nn.Linear(4, 4), (torch.zeros(2, 4),))
     with pytest.raises(UsageError, match=r"give an nn\.Module, as the \.module\(\) of an ExportedProgram"):

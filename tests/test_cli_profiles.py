@@ -41,6 +41,14 @@ def test_profiles_list_show_and_path() -> None:
     assert (misspelt.exit_code, "Did you mean cpu?" in misspelt.stderr) == (3, True)
 
 
+def test_a_device_stands_for_its_profile_whatever_that_is_called() -> None:
+    missing = run("profiles", "path", "cpu")
+    assert (missing.exit_code, "Make one with: latpred calibrate --device cpu" in missing.stderr) == (3, True)
+    path = store.save(profile("cpu-1-thread"))
+    assert run("profiles", "path", "cpu").stdout == f"{path}\n"
+    assert "cpu-1-thread: cpu, 1 thread" in run("profiles", "show", "cpu").stdout
+
+
 def test_profiles_as_json_and_csv() -> None:
     store.save(profile("good"))
     store.file_of("bad").write_text("{")

@@ -71,9 +71,9 @@ def measure(models: tuple[str, ...], batches: tuple[int, ...], output: Output, *
         if isinstance(stopped, LostError):
             raise DeviceError(f"{stopped} {said}.") from stopped
         raise KeyboardInterrupt(said) from None
+    _show(table, output)
     if disturbed := watch.lap().reason:
         notice(f"{disturbed} meanwhile, so times may be too long; measure again when nothing else runs")
-    _show(table, output)
     if (table["status"] != "ok").all():
         click.get_current_context().exit(3)
 

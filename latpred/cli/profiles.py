@@ -6,6 +6,7 @@ import math
 import re
 from collections.abc import Sequence
 from dataclasses import asdict
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import click
@@ -145,7 +146,18 @@ def show(name: str, output: Output) -> None:
     """Show what a profile holds: machine, device, runtimes, kernels and how well they were fitted."""
     from latpred.profile.store import load
 
-    show_profile(load(name), output)
+    show_profile(load(_meant(name)), output)
+
+
+def _meant(name: str) -> str | Path:
+    """The file of what `find` takes for a device of this machine, as cpu-1-thread for cpu; else the name itself."""
+    from latpred.profile.store import find, is_live, listing
+
+    entries = listing()
+    if not is_live(name) or name in [entry.name for entry in entries]:
+        return name
+    own = find(name)
+    return next(entry.path for entry in entries if entry.profile == own)
 
 
 def show_profile(profile: DeviceProfile, output: Output) -> None:
@@ -168,7 +180,7 @@ def path_of(name: str | None) -> None:
     """Print the file of a profile, or without a NAME the directory of all."""
     from latpred.profile.store import directory, locate
 
-    answer(locate(name) if name else directory())
+    answer(locate(_meant(name)) if name else directory())
 
 
 @click.group(cls=SuggestingGroup, epilog=examples("latpred cache show"))

@@ -56,9 +56,11 @@ def _runtime(explanation: Explanation, chosen: Choice) -> str:
             return f"stay with eager, or measure both: {explanation.fastest.runtime} is predicted {times}"
         return f"stay with eager: {others} may be as fast, but not surely faster" if others else "stay with eager"
     gain = chosen.speedup
-    as_fast = _listed(tuple(name for name in explanation.rivals if name != "eager"))
+    # A rival that may be no faster than eager is no advice.
+    sure = {choice.runtime for choice in explanation.choices if choice.speedup is not None and choice.speedup.longer}
+    rivals = _listed(tuple(name for name in explanation.rivals if name in sure))
     said = f"run it in {chosen.runtime}, {gain.times:.2f} times as fast as eager ({gain.low:.2f} to {gain.high:.2f})"
-    return f"{said}, or in {as_fast}, about as fast" if as_fast else said
+    return f"{said}, or in {rivals}, which may be as fast" if rivals else said
 
 
 def _limit(chosen: Choice, headroom: Headroom | None) -> str:

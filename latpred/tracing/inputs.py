@@ -285,15 +285,12 @@ def demand_used(name: str, kind: str, seq: int | None, image: int | None) -> Non
 
 
 _NO_GPU = ("not compiled with CUDA", "Found no NVIDIA driver", "NVTX functions not installed")
-_HIGHER_ORDER = "no rule registered for HigherOrderOperator", "FlexAttention is only supported"
 
 
 def remedy(message: str) -> str:
     """What to do about an error of a forward pass, by what it says; part of a sentence."""
     if any(words in message for words in _NO_GPU):
         return "the model's code asks for a GPU, which no trace needs: have it use the device of its inputs, x.device"
-    if any(words in message for words in _HIGHER_ORDER):
-        return "ops that take functions, as torch.cond, cannot be traced: trace what is on either side of it"
     return "check the model and the shapes of its inputs (inputs=, seq=, image=)"
 
 
