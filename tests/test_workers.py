@@ -241,3 +241,9 @@ def test_workers_whose_tools_are_set_otherwise_are_refused(monkeypatch: pytest.M
     monkeypatch.setattr(type(runtimes.get("eager")), "options", "set by this program", raising=False)
     with pytest.raises(WorkerError, match=r"tools of eager have other settings .* Try a single process with n_jobs=1"):
         predict_many(candidates(), n_jobs=2, **ASKED)
+
+
+def test_what_cannot_be_sent_is_named_without_a_traceback() -> None:
+    found = predict_many([Stubborn()], n_jobs=2, **ASKED)
+    assert found.error[0].startswith("it cannot be sent to a worker: TypeError: cannot pickle")
+    assert "Traceback" not in found.error[0]
