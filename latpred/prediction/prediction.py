@@ -292,6 +292,8 @@ class Curve(_Thresholds):
     def plot(self, ax: Axes | None = None, *, measured: Measured | None = None) -> Axes:
         """Draw latency against batch: interval, overhead and compute, regimes and crossover; measured points over it.
 
+        `latpred.plot.latencies` draws several curves into one figure, as of a model in several runtimes.
+
         Parameters
         ----------
         ax : matplotlib.axes.Axes, optional
