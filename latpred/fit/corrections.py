@@ -187,9 +187,7 @@ class LatencyModel:
         self.host = tuple(sorted({name for forward in passes for name in forward.classes}))
         self.kernel = tuple(sorted({name for forward in passes for name in forward.families}))
         self._centres, self._ranges = _spans(passes)
-        self._passes = [
-            replace(forward, sizes=np.nan_to_num(np.log(forward.sizes / self._centres))) for forward in passes
-        ]
+        self._passes = [replace(one, sizes=np.nan_to_num(np.log(one.sizes / self._centres))) for one in passes]
         self._kinds = np.repeat((0, 1, 2), (len(self.host), len(self.kernel), len(SIZES)))
         self._places = [self._places_of(forward) for forward in passes]
         # What one factor on everything, one on each clock and one on each group do to the logs of groups and exponents.

@@ -292,12 +292,10 @@ class Curve(_Thresholds):
     def plot(self, ax: Axes | None = None, *, measured: Measured | None = None) -> Axes:
         """Draw latency against batch: interval, overhead and compute, regimes and crossover; measured points over it.
 
-        `latpred.plot.latencies` draws several curves into one figure, as of a model in several runtimes.
-
         Parameters
         ----------
         ax : matplotlib.axes.Axes, optional
-            Where to draw; a new figure without it.
+            Where to draw; a new figure without it. `latpred.plot.latencies` draws several curves into one.
         measured : mapping, DataFrame or path, optional
             Measured milliseconds by batch, or a measurement table (`latpred measure -o measured.csv`).
 

@@ -13,11 +13,11 @@ from factories import graph as graph_of
 
 from latpred import runtimes
 from latpred.calibration.cells import Cell
-from latpred.calibration.devices import open_device, simulated, simulated_costs
+from latpred.calibration.devices import simulated, simulated_costs
 from latpred.calibration.devices.simulated import SimulatedDevice, SimulatedSpec, TrueCosts
 from latpred.calibration.timing import timer
 from latpred.calibration.workloads import single_ops
-from latpred.errors import DeviceError, RuntimeRefusalError
+from latpred.errors import RuntimeRefusalError
 from latpred.graph.graph import Affine
 from latpred.prediction.predictor import Predictor
 from latpred.runtimes import one_step_per_op
@@ -226,10 +226,3 @@ def test_a_third_partys_runtime_is_simulated_from_its_schedule(monkeypatch) -> N
     half_us = 2.6 + 8 * 10**6 / 2 / 2.6e6 / 0.7
     host_us = 6 + COSTS.module_call_us + 6.4
     assert true_us(graph, "halved") == pytest.approx(host_us + LAUNCH + 2 * half_us + COSTS.gap_us + SYNC + SYNC)
-
-
-def test_a_device_that_goes_by_no_name_is_given_open():
-    device = SimulatedDevice(QUIET)
-    assert open_device(device) is device
-    with pytest.raises(DeviceError, match=r"on 'npu:0'\. Use device='cpu', .* or in Python an open one"):
-        open_device("npu:0")

@@ -38,6 +38,4 @@ def open_device(device: str | torch.device | Device) -> Device:
         from latpred.calibration.devices.cuda import CudaDevice
 
         return CudaDevice(int(device.partition(":")[2] or 0))
-    raise DeviceError(
-        f"nothing can be measured on {device!r}. Use device='cpu', 'cuda:0' or 'simulated', or in Python an open one."
-    )
+    raise DeviceError(f"nothing can be measured on {device!r}. Use device='cpu', 'cuda:0' or 'simulated'.")

@@ -21,15 +21,7 @@ import numpy as np
 from latpred.calibration.cells import UPLOAD, Cell
 from latpred.calibration.devices import machine
 from latpred.calibration.devices.base import Call, ProfiledForward
-from latpred.calibration.devices.simulated_costs import (
-    PYTHON,
-    KernelWork,
-    SimulatedSpec,
-    Step,
-    TrueCosts,
-    program,
-    step,
-)
+from latpred.calibration.devices.simulated_costs import PYTHON, OpWork, SimulatedSpec, Step, TrueCosts, program, step
 from latpred.errors import DeviceError
 from latpred.graph.graph import NO_PYTHON, ModelGraph
 from latpred.profile.document import DeviceInfo, Machine
@@ -237,7 +229,7 @@ class SimulatedDevice:
         self._fit(2 * size, cell.key)
         if cell.name == UPLOAD.name:
             return self._calling([Step((costs.dispatch("copy"),), (size / costs.copy_bytes_per_us,), 1)])
-        kernel_us = costs.kernel_us("copy", KernelWork(0, 0, size, size, size / 4), "fp32")
+        kernel_us = costs.kernel_us("copy", OpWork(0, 0, size, size, size / 4), "fp32")
         return self._calling([Step((costs.dispatch("copy"),), (kernel_us,))])
 
     def _clock_call(self, cell: Cell) -> Call:
