@@ -19,7 +19,7 @@ os.environ.setdefault("OMP_NUM_THREADS", "1")
 from latpred import storage
 from latpred.calibration import calibrate
 from latpred.calibration.devices.simulated import SimulatedDevice, SimulatedSpec
-from latpred.calibration.devices.simulated_costs import Work
+from latpred.calibration.devices.simulated_costs import OpWork
 from latpred.graph.graph import ModelGraph
 from latpred.prediction.predictor import Predictor
 from latpred.profile.document import DeviceProfile
@@ -116,7 +116,7 @@ def costs(profile: DeviceProfile, device: SimulatedDevice) -> Iterator[tuple[str
     yield "queue", info.queue, device.spec.queue
     yield "upload", info.copy_bytes_per_us, true.copy_bytes_per_us
     copied = 2**30
-    copy_us = true.kernel_us("copy", Work(0, 0, copied, copied, copied / 4), "fp32")
+    copy_us = true.kernel_us("copy", OpWork(0, 0, copied, copied, copied / 4), "fp32")
     yield "bandwidth", info.bandwidth_bytes_per_us, 2 * copied / copy_us
 
 

@@ -16,7 +16,7 @@ from profiledata import profile
 from torch import nn
 
 import latpred
-from latpred.errors import LatpredError, NoProfileError, ProfileError, TableError, TraceError, UsageError
+from latpred.errors import LatpredError, NoProfileError, ProfileError, TableError, UsageError
 from latpred.profile import store
 from latpred.profile.profile_page import profile_page
 

@@ -68,3 +68,175 @@ def test_an_error_is_one_sentence_on_stderr_and_its_exit_code(
         assert shown.exit_code == error.exit_code
         assert "Traceback (most recent call last)" in shown.stderr
         assert shown.stderr.endswith(f"latpred: {error}\n")
+
+
+def test_the_package_runs_as_the_command_does() -> None:
+    shown = subprocess.run([sys.executable, "-m", "latpred", "predcit"], capture_output=True, text=True, check=False)
+    assert (shown.returncode, shown.stdout) == (2, "")
+    assert shown.stderr.startswith("Usage: latpred [OPTIONS]")
+    assert "Did you mean predict?" in shown.stderr
+
+
+def test_output_goes_to_a_file_in_the_form_of_its_suffix(tmp_path: Path) -> None:
+    home = str(os.environ["LATPRED_HOME"])
+    for name, start in (("a.json", "{"), ("b.csv", "path,files,bytes"), ("deep/er/c.txt", home)):
+        shown = run("cache", "show", "-o", tmp_path / name)
+        assert (shown.exit_code, shown.stdout, shown.stderr) == (0, "", f"wrote {tmp_path / name}\n")
+        assert (tmp_path / name).read_text().startswith(start)
+    assert run("cache", "show", "--quiet", "-o", tmp_path / "d.json").stderr == ""
+
+
+def test_a_full_disk_leaves_the_file_that_was_there(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    path, usual = tmp_path / "result.json", Path.write_text
+    path.write_text("old")
+
+    def write_text(path: Path, text: str, *rest: object, **options: object) -> int:
+        usual(path, text[:10])
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    with monkeypatch.context() as patch:
+        patch.setattr(Path, "write_text", write_text)
+        shown = run("profiles", "list", "-o", path)
+    assert shown.exit_code == 2
+    assert shown.stderr == f"latpred: cannot write {path}: No space left on device. Name another file with -o.\n"
+    assert path.read_text() == "old"
+    assert list(tmp_path.iterdir()) == [path]
+    assert f"{path} is a file, not a folder. Name another file." in run("cache", "show", "-o", path / "a.json").stderr
+
+
+MODEL = """
+import sys
+import torch
+
+{importing}
+
+class Model(torch.nn.Linear):
+    def forward(self, x):
+        print("in forward")
+        {forward}
+        return super().forward(x)
+
+def build():
+    print("in build")
+    {building}
+    return Model(4, 4), torch.zeros(1, 4)
+"""
+
+
+def written(tmp_path: Path, importing: str = "", building: str = "", forward: str = "") -> str:
+    path = tmp_path / "model.py"
+    path.write_text(MODEL.format(importing=importing, building=building, forward=forward))
+    return f"{path}:build"
+
+
+def test_what_a_model_prints_is_no_part_of_a_result(tmp_path: Path) -> None:
+    name = written(tmp_path, importing='print("imported")')
+    shown = run("predict", name, "--device", "epyc-shared", "--json")
+    assert shown.exit_code == 0, shown.stderr
+    assert json.loads(shown.stdout)["schema"].startswith("latpred.")
+    for text in ("imported", "in build", "in forward"):
+        assert text in shown.stderr
+    assert "in build" not in run("trace", name).stdout
+
+
+@pytest.mark.parametrize("where", ["importing", "building", "forward"])
+def test_a_file_that_ends_the_program_is_an_error(tmp_path: Path, where: str) -> None:
+    name = written(tmp_path, **{where: "sys.exit(0)"})
+    shown = run("predict", name, "--device", "epyc-shared", "--json", "-o", tmp_path / "out.json")
+    assert (shown.exit_code, shown.stdout) == (2, "")
+    assert "sys.exit(0)" in shown.stderr
+    with pytest.raises(LatpredError, match=r"__main__" if where == "importing" else r"sys\.exit\(0\)"):
+        latpred.predict(name, device="epyc-shared")
+
+
+def test_a_candidate_that_ends_the_program_costs_nobody_else_anything() -> None:
+    class Quitting(nn.Linear):
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            sys.exit("no more")
+
+    given = [nn.Linear(4, 4), lambda: sys.exit(3), Quitting(4, 4)]
+    table = latpred.predict_many(given, inputs=torch.zeros(1, 4), device="epyc-shared")
+    assert [said or "" for said in table.error] == ["", *table.error[1:]]
+    assert "sys.exit(3)" in table.error[1]
+    assert "sys.exit('no more')" in table.error[2]
+
+
+def test_other_code_that_ends_the_program_is_an_error_as_well(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("latpred.profile.store.listing", lambda: sys.exit(0))
+    shown = run("profiles", "list")
+    assert shown.exit_code == 2
+    assert shown.stderr.startswith("latpred: ")
+
+
+COMMAND = f"{sys.executable} -c 'from latpred.cli import main; main()'"
+
+
+def shell(script: str) -> subprocess.CompletedProcess[str]:
+    return subprocess.run(["bash", "-o", "pipefail", "-c", script], capture_output=True, text=True, check=False)
+
+
+@pytest.mark.parametrize(
+    ("verb", "characters"), [("profiles show epyc-shared", 0), ("profiles list --json", 1), ("profiles path", 0)]
+)
+def test_a_reader_that_has_enough_is_no_error(verb: str, characters: int) -> None:
+    done = shell(f"{COMMAND} {verb} | head -c {characters}")
+    assert (done.returncode, len(done.stdout), done.stderr) == (0, characters, "")
+
+
+@pytest.mark.parametrize("verb", ["profiles list", "profiles path", "cache show --json"])
+def test_a_result_needs_a_stdout(verb: str, tmp_path: Path) -> None:
+    done = shell(f"{COMMAND} {verb} >&-")
+    assert done.returncode == 3
+    assert done.stderr == "latpred: cannot write the result: stdout is closed; send stdout elsewhere: > FILE.\n"
+    if verb != "profiles path":
+        assert shell(f"{COMMAND} {verb} -o {tmp_path}/result >&-").returncode == 0
+
+
+def test_a_closed_stream_is_no_terminal(monkeypatch: pytest.MonkeyPatch) -> None:
+    for stream in ("stdin", "stderr"):
+        monkeypatch.setattr(sys, stream, None)
+        assert calibrate._agreed("cpu")
+    with output.working("judging"), output.progress("measuring") as show:
+        assert show is not None
+        show(ProgressEvent(1, 2, "half"))
+
+
+@pytest.mark.parametrize("verb", ["profiles show epyc-shared", "profiles list --json"])
+def test_a_full_disk_behind_stdout_is_said(verb: str) -> None:
+    done = shell(f"{COMMAND} {verb} > /dev/full")
+    assert done.returncode == 3
+    assert done.stderr == "latpred: cannot write the result: No space left on device; send stdout elsewhere: > FILE.\n"
+
+
+@pytest.mark.parametrize(
+    "pressing",
+    [
+        "import latpred.storage\nlatpred.storage.usage = lambda: signal.raise_signal(signal.SIGINT)\n",
+        "sys.modules['click'] = type('', (), {'__getattr__': lambda *_: signal.raise_signal(signal.SIGINT)})()\n",
+    ],
+    ids=["in a verb", "while the command line is imported"],
+)
+def test_ctrl_c_exits_130_with_one_sentence(pressing: str) -> None:
+    heeding = "import signal, sys\nsignal.signal(signal.SIGINT, signal.default_int_handler)\n"  # background jobs do not
+    code = f"{heeding}{pressing}from latpred.cli import main\nmain(['cache', 'show'])"
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False)
+    assert (done.returncode, done.stderr) == (128 + signal.SIGINT, "latpred: interrupted.\n")
+
+
+def test_a_bar_shows_names_as_they_are_and_no_more_than_all_of_it(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setenv("FORCE_COLOR", "1")
+    monkeypatch.setenv("COLUMNS", "100")
+    with bar("measuring", output._how_far) as show:
+        show(ProgressEvent(9, 6, "[/old]/models.py:build"))
+    assert "100 %  [/old]/models.py:build" in capsys.readouterr().err
+
+
+def test_a_tenth_that_lasts_minutes_is_told_of_meanwhile() -> None:
+    said: list[str] = []
+    now_s = iter([0.0, 1.0, 30.0, 61.5, 61.5, 90.0, 95.0, 95.0])
+    tell = each_tenth("measuring", said.append, lambda: next(now_s))
+    for done in (0, 1, 2, 3, 10):
+        tell(ProgressEvent(done, 100, f"cell {done}"))
+    assert said == ["measuring: 0 %", "measuring: 2 %, cell 2", "measuring: 10 %"]

@@ -159,7 +159,7 @@ def test_what_is_said_of_an_op_does_not_depend_on_what_was_asked_before() -> Non
 
 
 def test_a_table_of_rows_that_is_full_gives_way_to_another(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(pricing, "MOST_OPS", 1)
+    monkeypatch.setattr(pricing, "KEPT_OPS", 1)
     prices, layers = PriceList(predictors()[0].profile), (factories.linear(4), factories.add(10**6))
     one, two = (prices.price(one_step_per_op("eager", layers), "fp32") for _ in range(2))
     assert one.rows is not two.rows

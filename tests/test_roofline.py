@@ -316,7 +316,7 @@ def test_products_of_a_gpu_are_fitted_by_their_tiles_where_there_are_samples_eno
     assert np.mean(errors) < 0.5 * np.mean(np.abs(plain.predict(fresh) / times_of(fresh) - 1))
     again = msgspec.json.decode(msgspec.json.encode(fit), type=KernelFit)
     assert evaluate(again, fresh) == pytest.approx(model.predict(fresh), rel=1e-9)
-    few = rows[: roofline.FEWEST - 1]
+    few = rows[: roofline.FEWEST_FOR_TILES - 1]
     assert RooflineRegressor("gemm", MULTIPROCESSORS).fit(few, times_of(few)).fit_.tiling == {}
 
 

@@ -93,7 +93,7 @@ class _Solution(NamedTuple):
 
 
 @dataclass(frozen=True, slots=True)
-class _Cell:
+class _RowPass:
     """A row's forward pass: host time of each step by class, and time, family and sizes of each kernel."""
 
     timeline: Timeline
@@ -140,7 +140,7 @@ class _Cell:
         return clocks.latency(self.timeline, steps, kernels, self.device, self.protocol) + self.beside_us
 
 
-def _cell(predictor: Predictor, row: Row, runtime: str) -> _Cell:
+def _row_pass(predictor: Predictor, row: Row, runtime: str) -> _RowPass:
     schedule, priced, device, beside_us = predictor.priced(row.graph, row.batch, runtime=runtime)
     fit, batch = predictor.profile.runtimes[runtime], np.array([float(row.batch)])
     classes = np.array([kind_of(name) for name in schedule.host_class], dtype=object)
@@ -165,7 +165,7 @@ def _cell(predictor: Predictor, row: Row, runtime: str) -> _Cell:
     factors = np.array([priced.rows.rows[number].price.model.fit.scale for number in priced.row_numbers.tolist()])
     size_us = (at_full_speed.times(batch).us[:, 0] / factors)[priced.kernel_row]
     told = [{TIME: time, **kernel_sizes(op)} for op, time in zip(ops, size_us.tolist(), strict=True)]
-    return _Cell(
+    return _RowPass(
         timeline=priced.timeline,
         classes=tuple(host_us),
         host_us=np.column_stack(list(host_us.values())),
@@ -183,13 +183,13 @@ class LatencyModel:
     """Latencies of rows that were measured in one runtime, as functions of factors to a predictor's profile."""
 
     def __init__(self, predictor: Predictor, rows: Sequence[Row], runtime: str) -> None:
-        cells = [_cell(predictor, row, runtime) for row in rows]
-        self.host = tuple(sorted({name for cell in cells for name in cell.classes}))
-        self.kernel = tuple(sorted({name for cell in cells for name in cell.families}))
-        self._centres, self._ranges = _spans(cells)
-        self._cells = [replace(cell, sizes=np.nan_to_num(np.log(cell.sizes / self._centres))) for cell in cells]
+        passes = [_row_pass(predictor, row, runtime) for row in rows]
+        self.host = tuple(sorted({name for forward in passes for name in forward.classes}))
+        self.kernel = tuple(sorted({name for forward in passes for name in forward.families}))
+        self._centres, self._ranges = _spans(passes)
+        self._passes = [replace(one, sizes=np.nan_to_num(np.log(one.sizes / self._centres))) for one in passes]
         self._kinds = np.repeat((0, 1, 2), (len(self.host), len(self.kernel), len(SIZES)))
-        self._places = [self._places_of(cell) for cell in cells]
+        self._places = [self._places_of(forward) for forward in passes]
         # What one factor on everything, one on each clock and one on each group do to the logs of groups and exponents.
         shared = (self._kinds < 2, self._kinds == 0, self._kinds == 1)
         self._design = np.column_stack((*shared, np.eye(len(self._kinds)))).astype(float)
@@ -197,15 +197,15 @@ class LatencyModel:
         self._architecture = np.array([row.architecture for row in rows])
         self._noise = np.array([row.noise for row in rows])
 
-    def _places_of(self, cell: _Cell) -> Ints:
-        """Where the logs of a cell's factors, and the exponents, stand among those of all."""
-        own = [*map(self.host.index, cell.classes)]
-        own += [len(self.host) + self.kernel.index(family) for family in cell.families]
+    def _places_of(self, forward: _RowPass) -> Ints:
+        """Where the logs of a pass's factors, and the exponents, stand among those of all."""
+        own = [*map(self.host.index, forward.classes)]
+        own += [len(self.host) + self.kernel.index(family) for family in forward.families]
         return np.array([*own, *range(len(self.host) + len(self.kernel), len(self._kinds))])
 
     def unchanged(self) -> Fit:
         """The profile as it is."""
-        errors, _ = self._errors(np.zeros(len(self._kinds)), np.arange(len(self._cells)))
+        errors, _ = self._errors(np.zeros(len(self._kinds)), np.arange(len(self._passes)))
         return Fit(NONE, Factors({}, {}), errors)
 
     def fit(self, levels: Sequence[Level]) -> Fit:
@@ -216,7 +216,7 @@ class LatencyModel:
         # How far each parameter may be from 0 by each level, and by how much a right profile misses the rows.
         own = [np.where(self._kinds < 2, level.classes, level.sizes) for level in levels]
         deviation = np.hstack(([(level.whole, level.clocks, level.clocks) for level in levels], own))
-        misfit, every = np.array([level.misfit for level in levels]), np.arange(len(self._cells))
+        misfit, every = np.array([level.misfit for level in levels]), np.arange(len(self._passes))
         found = _Solution(np.zeros(0), -math.inf, np.zeros(0), -math.inf)
         for number, start in enumerate(self._starts()):
             tried = self._solved(start, deviation, misfit, every, MOST_STEPS)
@@ -248,7 +248,7 @@ class LatencyModel:
     def _apart(self, usual: float, apart: float) -> Floats:
         """Log latencies of all rows with clocks apart by a factor, in logs, around the usual one."""
         host, device = np.exp(usual + apart / 2), np.exp(usual - apart / 2)
-        return np.array([cell.rescaled(host, device) for cell in self._cells])
+        return np.array([forward.rescaled(host, device) for forward in self._passes])
 
     def _solved(self, theta: Floats, deviation: Floats, misfit: Floats, rows: Ints, most_steps: int) -> _Solution:
         """The best of the parameters that Gauss-Newton steps come by, from a guess on."""
@@ -280,13 +280,13 @@ class LatencyModel:
         errors, slopes = np.empty(len(rows)), np.zeros((len(rows), len(logs)))
         for number, row in enumerate(rows.tolist()):
             own = self._places[row]
-            predicted, slopes[number, own] = self._cells[row].evaluate(logs[own])
+            predicted, slopes[number, own] = self._passes[row].evaluate(logs[own])
             errors[number] = self._measured[row] - predicted
         return errors, slopes
 
     def _left_out(self, theta: Floats, deviation: Floats, misfit: Floats) -> Floats:
         """Errors that each architecture's rows have where they had no part in the solution."""
-        left_out = np.empty(len(self._cells))
+        left_out = np.empty(len(self._passes))
         for one in np.unique(self._architecture):
             own = self._architecture == one
             moved = self._solved(theta, deviation, misfit, np.flatnonzero(~own), MOST_STEPS_LEFT_OUT).theta
@@ -330,9 +330,9 @@ def _likelihood(theta: Floats, errors: Floats, variance: Floats, weight: Floats)
     return 0.5 * (float(np.log(weight).sum() - (weight * errors**2).sum()) - believed)
 
 
-def _spans(cells: Sequence[_Cell]) -> tuple[Floats, list[tuple[float, float]]]:
+def _spans(passes: Sequence[_RowPass]) -> tuple[Floats, list[tuple[float, float]]]:
     """Of each of `SIZES`: its geometric mean over all kernels, by their time, and its ends; 1 without any."""
-    sizes, us = (np.concatenate([getattr(cell, name) for cell in cells]) for name in ("sizes", "kernel_us"))
+    sizes, us = (np.concatenate([getattr(forward, name) for forward in passes]) for name in ("sizes", "kernel_us"))
     centres, ends = np.ones(len(SIZES)), [(1.0, 1.0)] * len(SIZES)
     for index, column in enumerate(sizes.T):
         known = np.isfinite(column)

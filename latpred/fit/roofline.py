@@ -36,9 +36,9 @@ from latpred.prediction.kernel_times import (
 from latpred.profile.datasheet import short
 from latpred.profile.document import KernelFit
 
-FEWEST = 60  # samples below which so many constants are not to be had
-MOST = 640  # samples that are looked at; the constants change little with more
-FAMILIES = ("gemm", "bmm")
+FEWEST_FOR_TILES = 60  # samples below which so many constants are not to be had
+MOST_FOR_TILES = 640  # samples that are looked at; the constants change little with more
+TILED = ("gemm", "bmm")
 _SOFT = 0.1  # log errors beyond which a sample pulls less than quadratically
 _TILE_RIDGE = 0.05
 _STEPS = 30
@@ -54,7 +54,7 @@ def _fit_constants(
     """Constants of one device and precision, with the floor, from products of any sizes; and their robust cost."""
     assert inputs.product is not None
     order = np.argsort(inputs.product.prod(axis=1), kind="stable")
-    keep = order[np.linspace(0, len(order) - 1, min(len(order), MOST)).round().astype(int)]  # evenly
+    keep = order[np.linspace(0, len(order) - 1, min(len(order), MOST_FOR_TILES)).round().astype(int)]  # evenly
     work, product, taken = inputs.work[keep], inputs.product[keep], times[keep]
     sqrt_weights = np.sqrt(weights[keep])
     # Floor and rates start from the best that any sample reached.
@@ -233,7 +233,7 @@ class RooflineRegressor(RegressorMixin, BaseEstimator):  # type: ignore[misc]
         roof = partial(_roofline_us, inputs=inputs, multiprocessors=self.multiprocessors, one_row=one_row)
         fitted = _fit_parameters(times, weights, beside, guess, pull, roof)
         floor, tiling = fitted["floor"], {}
-        if self.multiprocessors and root(self.family) in FAMILIES and len(times) >= FEWEST:
+        if self.multiprocessors and root(self.family) in TILED and len(times) >= FEWEST_FOR_TILES:
             untiled = np.sqrt(weights) * np.log(roof(fitted) / times)
             constants, cost = _fit_constants(inputs, times, weights, self.multiprocessors)
             if cost < _WORTH_TILES * _robust_cost(untiled):

@@ -252,21 +252,21 @@ _ALIGNED = 8  # values of half precision that tensor cores load at once
 CAT = "cat"
 
 
-def kind(family: str, dims: Mapping[str, Affine]) -> str:
+def finer_family(family: str, dims: Mapping[str, Affine]) -> str:
     """The kind of an op's kernel: its family where there is nothing finer, or where it is a special one already.
 
     >>> one, three = Affine(1), Affine(3)
-    >>> kind("conv", {"kernel_h": three, "kernel_w": three, "stride": one})
+    >>> finer_family("conv", {"kernel_h": three, "kernel_w": three, "stride": one})
     'conv.3x3'
-    >>> kind("cat", {"numel": Affine(8), "parts": Affine(3)})
+    >>> finer_family("cat", {"numel": Affine(8), "parts": Affine(3)})
     'cat.many'
-    >>> kind("bmm", {"m": Affine(197), "n": Affine(197), "k": Affine(64)})
+    >>> finer_family("bmm", {"m": Affine(197), "n": Affine(197), "k": Affine(64)})
     'bmm.odd'
-    >>> kind("elementwise.add", {"numel": Affine(8)})
+    >>> finer_family("elementwise.add", {"numel": Affine(8)})
     'elementwise.add'
-    >>> kind("conv.nchwc", {"kernel_h": three, "kernel_w": three, "stride": one})
+    >>> finer_family("conv.nchwc", {"kernel_h": three, "kernel_w": three, "stride": one})
     'conv.nchwc'
-    >>> kind("conv.channels_last", {"kernel_h": one, "kernel_w": one, "stride": one})
+    >>> finer_family("conv.channels_last", {"kernel_h": one, "kernel_w": one, "stride": one})
     'conv.channels_last.pointwise'
     """
     if family == CAT and "parts" in dims:

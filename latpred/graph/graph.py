@@ -22,7 +22,7 @@ from numpy.typing import NDArray
 from latpred.errors import UsageError
 from latpred.storage import hash_of
 
-MOST_OPS = 20_000  # whose rewriting is kept
+KEPT_OPS = 20_000  # whose rewriting is kept
 
 
 class Affine(NamedTuple):
@@ -262,7 +262,7 @@ class PerOp:
 
     def __call__(self, ops: tuple[Op, ...]) -> Iterator[Op]:
         by_op, known = self._kept
-        if len(known) > MOST_OPS:
+        if len(known) > KEPT_OPS:
             by_op, known = self._kept = {}, []
         made = list(map(by_op.get, map(id, ops)))  # a search prices the same ops again and again
         if None in made:

@@ -171,7 +171,7 @@ def _by_steps(timeline: Timeline, host: Floats, kernels: Floats, device: DeviceI
     return ends
 
 
-MOST = 2**16  # largest batch that is looked at
+LARGEST_SEARCHED = 2**16  # batch up to which a threshold is looked for
 KNEE = 1.1
 Z90 = 1.6448536269514722  # half width of the central 90 % of a normal distribution, in standard deviations
 
@@ -254,9 +254,9 @@ class BatchThresholds:
                 return test(curve, flat) | np.isnan(curve.latency_us)
 
             # Times of kernels of few microseconds go up and down: what counts is from where on all batches pass.
-            last = last_false(passed, MOST)
-            later = np.unique(np.append(_powers(MOST), last + 1))
-            later = later[(later > last) & (later <= MOST)]
+            last = last_false(passed, LARGEST_SEARCHED)
+            later = np.unique(np.append(_powers(LARGEST_SEARCHED), last + 1))
+            later = later[(later > last) & (later <= LARGEST_SEARCHED)]
             return first_true(lambda batches: test(sample(batches, shift), flat), later) if len(later) else None
 
         # A slower device reaches both thresholds at a smaller batch, unless other kernels serve it meanwhile.

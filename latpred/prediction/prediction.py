@@ -295,7 +295,7 @@ class Curve(_Thresholds):
         Parameters
         ----------
         ax : matplotlib.axes.Axes, optional
-            Where to draw; a new figure without it.
+            Where to draw; a new figure without it. `latpred.plot.latencies` draws several curves into one.
         measured : mapping, DataFrame or path, optional
             Measured milliseconds by batch, or a measurement table (`latpred measure -o measured.csv`).
 

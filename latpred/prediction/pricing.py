@@ -20,7 +20,7 @@ from numpy.typing import NDArray
 
 from latpred import runtimes
 from latpred.errors import ProfileError
-from latpred.graph.features import NATIVE, ROW_BY_ROW, WORK, Floats, kind
+from latpred.graph.features import NATIVE, ROW_BY_ROW, WORK, Floats, finer_family
 from latpred.graph.graph import CONTIGUOUS, Ints, Op, Schedule, numbered
 from latpred.host import SAME, Slowdown
 from latpred.ops.families import DIMS, kind_of, lineage, nearest, root
@@ -43,8 +43,8 @@ from latpred.profile.store import calibration
 from latpred.query import AMP, HALVES
 from latpred.storage import Recent
 
-MOST_OPS = 20_000  # ops whose row is kept
-MOST_BATCHES = 8  # batch sizes at which the times of rows are kept; those of long curves are not worth their memory
+KEPT_OPS = 20_000  # ops whose row is kept
+KEPT_BATCHES = 8  # batch sizes at which the times of rows are kept; those of long curves are not worth their memory
 CALL = "call"  # the step that stands for what a forward pass costs before its first op
 
 TIME = "time"
@@ -195,7 +195,7 @@ class KernelRows:
         self._facts = np.empty(0, _FACTS)
         # Known ones have the same numbers whatever was asked before: sums over them are the same to the bit.
         self.families = {name: number for number, name in enumerate(DIMS)}
-        self._times: Recent[list[Floats]] = Recent(MOST_BATCHES)
+        self._times: Recent[list[Floats]] = Recent(KEPT_BATCHES)
         self._lock = Lock()
 
     def of(self, schedule: Schedule) -> tuple[Ints, Ints, NDArray[np.void]]:
@@ -216,7 +216,7 @@ class KernelRows:
 
     def times(self, numbers: Ints, batches: Floats) -> KernelEstimate:
         """Times of rows, (rows, batches); those of few batches are kept, and are the same whatever else was asked."""
-        if len(batches) > MOST_BATCHES:
+        if len(batches) > KEPT_BATCHES:
             return self._evaluated(numbers.tolist(), batches)
         with self._lock:
             at = [self._kept(numbers, batch) for batch in batches.tolist()]
@@ -449,10 +449,10 @@ class PriceList:
 
     def _rows_of(self, runtime: str, precision: str, memory_format: str, resident: float) -> KernelRows:
         key = runtime, precision, memory_format, resident
-        if key not in self._rows or len(self._rows[key].ops) > MOST_OPS:
-            tilts = tuple(one for one in self.dispatch(runtime).kernel_tilts if one.of == TIME)
+        if key not in self._rows or len(self._rows[key].ops) > KEPT_OPS:
+            by_time = tuple(one for one in self.dispatch(runtime).kernel_tilts if one.of == TIME)
             price = partial(self._price, runtime, precision, memory_format)
-            self._rows[key] = KernelRows(price, resident, tilts, self._slowdown, self._profile)
+            self._rows[key] = KernelRows(price, resident, by_time, self._slowdown, self._profile)
         return self._rows[key]
 
     def _price(self, runtime: str, precision: str, memory_format: str, op: Op, family: str) -> KernelPrice:
@@ -476,7 +476,7 @@ class PriceList:
         wanted = precision_of(op.dtype, precision, self._profile)
         dispatch, fits = self.dispatch(runtime), self.fits(wanted, memory_format)
         runtime_fits = dispatch.kernels.get(wanted, {}) | dispatch.kernels.get(f"{wanted} {memory_format}", {})
-        finer = kind(family, op.dims)
+        finer = finer_family(family, op.dims)
         scales = dispatch.kernel_scales
         names = list(lineage(finer))
         scaled = (*(f"{wanted}.{name}" for name in names), *names, "")

@@ -187,7 +187,7 @@ def chain_of(error: BaseException) -> Iterator[BaseException]:
             yield one
 
 
-def kind(op: Op) -> tuple[object, ...]:
+def op_key(op: Op) -> tuple[object, ...]:
     """What two executed ops must share to be the same op at two batch sizes."""
     return (op.name, op.host_class, op.family, op.dtype, tuple(op.dims), op.launches, op.syncs)
 
@@ -195,7 +195,7 @@ def kind(op: Op) -> tuple[object, ...]:
 def _first_difference(ops: Sequence[Op], others: Sequence[Op]) -> str | None:
     """Name of the first op that is not the same in both, None where all are."""
     for op, other in zip_longest(ops, others):
-        if op is None or other is None or kind(op) != kind(other):
+        if op is None or other is None or op_key(op) != op_key(other):
             return str((op or other).name)
     return None
 

@@ -184,7 +184,7 @@ def of_source(source: Source, runtime: str, target: str, batch: int | None = Non
             with without_modes(), TOOLS.held(), put_back(source.roots, numbers=False), no_autocast(), _undrawn(eager):
                 return trace()
         except RuntimeRefusalError as error:
-            if _is_passing(error):
+            if _is_temporary(error):
                 raise
             return guess(f"{_REFUSED}{error}")
 
@@ -288,7 +288,7 @@ def _demand_memory(runtime: str, graph: ModelGraph) -> None:
         ) from MemoryError()
 
 
-def _is_passing(error: RuntimeRefusalError) -> bool:
+def _is_temporary(error: RuntimeRefusalError) -> bool:
     """Whether the machine was what stood in the way, as by a full disk, and not the model: nothing to keep for ever.
 
     A time limit or Ctrl-C is raised as it was.

@@ -212,6 +212,6 @@ def _reason(error: Exception) -> str:
     if isinstance(error, TerminatedWorkerError):
         return "its worker was killed, or crashed; too little memory is the usual cause"
     if "pickle" in text.lower():
-        cause = error.__cause__ or error
-        return f"it cannot be sent to a worker: {' '.join(str(cause).split()) or text}"
+        *_, last = str(error.__cause__ or text).strip('"\n').splitlines() or [text]  # of a traceback, the error itself
+        return f"it cannot be sent to a worker: {last.strip()}"
     return f"its worker failed: {text}"

@@ -21,7 +21,7 @@ import numpy as np
 from latpred.calibration.cells import UPLOAD, Cell
 from latpred.calibration.devices import machine
 from latpred.calibration.devices.base import Call, ProfiledForward
-from latpred.calibration.devices.simulated_costs import PYTHON, SimulatedSpec, Step, TrueCosts, Work, program, step
+from latpred.calibration.devices.simulated_costs import PYTHON, OpWork, SimulatedSpec, Step, TrueCosts, program, step
 from latpred.errors import DeviceError
 from latpred.graph.graph import NO_PYTHON, ModelGraph
 from latpred.profile.document import DeviceInfo, Machine
@@ -31,7 +31,7 @@ __all__ = ["SimulatedDevice", "SimulatedSpec", "TrueCosts"]
 PERIOD_FORWARDS = 48  # noiseless forwards after which a period has settled
 
 
-class Timeline:
+class TwoClocks:
     """Host and device clocks in microseconds, and the commands between them."""
 
     def __init__(self, spec: SimulatedSpec) -> None:
@@ -99,7 +99,7 @@ class SimulatedDevice:
 
     def __init__(self, spec: SimulatedSpec | None = None) -> None:
         self.spec = spec or SimulatedSpec()
-        self._time = Timeline(self.spec)
+        self._clocks = TwoClocks(self.spec)
 
     def machine(self) -> Machine:
         return machine.identity(accelerator="simulated", threads=1)
@@ -122,11 +122,11 @@ class SimulatedDevice:
 
     def clock(self) -> float:
         """Virtual host seconds."""
-        self._time.host_us += self.spec.clock_us
-        return self._time.host_us * 1e-6
+        self._clocks.host_us += self.spec.clock_us
+        return self._clocks.host_us * 1e-6
 
     def synchronize(self) -> None:
-        self._time.wait()
+        self._clocks.wait()
 
     def errors(self) -> AbstractContextManager[None]:
         return nullcontext()
@@ -143,15 +143,15 @@ class SimulatedDevice:
 
     def time_queued(self, call: Call, count: int) -> float:
         """Seconds of the device's clock for `count` calls behind a kernel that outlasts their issue."""
-        time, head_us = self._time, 100.0 * count
+        clocks, head_us = self._clocks, 100.0 * count
         for _ in range(6):
-            time.wait()
-            time.launch(head_us)
-            start_us = time.idle_us
+            clocks.wait()
+            clocks.launch(head_us)
+            start_us = clocks.idle_us
             for _ in repeat(None, count):
                 call()
-            end_us, issued_us = time.idle_us, time.host_us
-            time.wait()
+            end_us, issued_us = clocks.idle_us, clocks.host_us
+            clocks.wait()
             if issued_us <= start_us:
                 break
             head_us *= 4
@@ -175,14 +175,14 @@ class SimulatedDevice:
         call = device.prepare_model(graph, batch, runtime)
         if protocol == "single":
             device.synchronize()
-            start_us = device._time.host_us
+            start_us = device._clocks.host_us
             call()
             device.synchronize()
-            return (device._time.host_us - start_us) * 1e-6
+            return (device._clocks.host_us - start_us) * 1e-6
         ends = []
         for _ in repeat(None, PERIOD_FORWARDS):
             call()
-            ends.append(max(device._time.idle_us, device._time.host_us))
+            ends.append(max(device._clocks.idle_us, device._clocks.host_us))
         half = PERIOD_FORWARDS // 2
         return (ends[-1] - ends[half - 1]) / (PERIOD_FORWARDS - half) * 1e-6
 
@@ -204,14 +204,14 @@ class SimulatedDevice:
 
     def _captured(self, call: Call) -> list[float] | None:
         """Times of the kernels of a call; None of one whose host waits for the device."""
-        self._time.captured = []
+        self._clocks.captured = []
         try:
             call()
-            return self._time.captured
+            return self._clocks.captured
         except DeviceError:
             return None
         finally:
-            self._time.captured = None
+            self._clocks.captured = None
 
     def _op_call(self, cell: Cell) -> Call:
         """The ops of a cell without the Python around them, as a real device calls them."""
@@ -229,24 +229,24 @@ class SimulatedDevice:
         self._fit(2 * size, cell.key)
         if cell.name == UPLOAD.name:
             return self._calling([Step((costs.dispatch("copy"),), (size / costs.copy_bytes_per_us,), 1)])
-        kernel_us = costs.kernel_us("copy", Work(0, 0, size, size, size / 4), "fp32")
+        kernel_us = costs.kernel_us("copy", OpWork(0, 0, size, size, size / 4), "fp32")
         return self._calling([Step((costs.dispatch("copy"),), (kernel_us,))])
 
     def _clock_call(self, cell: Cell) -> Call:
         """The smallest kernel ("tiny"), a marker without one ("mark"), or a kernel of given length ("busy")."""
-        costs, time = self.spec.costs, self._time
+        costs, clocks = self.spec.costs, self._clocks
         if cell.name == "mark":
 
             def mark() -> None:
-                time.work(costs.mark_us)
-                time.mark()
+                clocks.work(costs.mark_us)
+                clocks.mark()
 
             return mark
         kernel_us = costs.kernel("elementwise").floor_us if cell.name == "tiny" else float(cell.dims["us"])
         return self._calling([Step((costs.dispatch("elementwise"),), (kernel_us,))])
 
     def _calling(self, steps: Sequence[Step]) -> Call:
-        run = self._time.run
+        run = self._clocks.run
 
         def call() -> None:
             for one in steps:

@@ -24,7 +24,7 @@ ITEMSIZE = {
 }
 
 
-class Work(NamedTuple):
+class OpWork(NamedTuple):
     """What one kernel does: multiply-adds, bytes by kind, and elements written."""
 
     macs: float
@@ -198,7 +198,7 @@ class TrueCosts:
         """Costs of a kernel family, looked up from special to general."""
         return next((self.kernels[name] for name in lineage(family) if name in self.kernels), self.kernels["other"])
 
-    def kernel_us(self, family: str, work: Work, precision: str, share: float = 1.0) -> float:
+    def kernel_us(self, family: str, work: OpWork, precision: str, share: float = 1.0) -> float:
         """Device microseconds of a kernel that does a share of some work."""
         costs = self.kernel(family)
         rate = self.macs_per_us[AMP.get(precision, precision)] * costs.compute
@@ -226,10 +226,10 @@ class SimulatedSpec:
     costs: TrueCosts = field(default_factory=TrueCosts)
 
 
-def _op_work(op: Op, batch: int) -> Work:
+def _op_work(op: Op, batch: int) -> OpWork:
     """Work of a graph's op at one batch size."""
     write = op.write_bytes.at(batch)
-    return Work(
+    return OpWork(
         op.macs.at(batch), op.weight_bytes.at(batch), op.read_bytes.at(batch), write, write / ITEMSIZE.get(op.dtype, 4)
     )
 

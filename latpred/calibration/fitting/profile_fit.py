@@ -35,7 +35,7 @@ from latpred.calibration.timing import visits
 from latpred.calibration.timing.reference_speed import FULL, RunSpeed
 from latpred.calibration.workloads import single_ops
 from latpred.errors import CalibrationError
-from latpred.graph.features import kind, layout
+from latpred.graph.features import finer_family, layout
 from latpred.host import SAME, Slowdown
 from latpred.prediction.kernel_times import resident_share
 from latpred.prediction.predictor import Predictor
@@ -218,7 +218,7 @@ def queued_sample(row: Row, gap_us: float, kinds: Container[str]) -> Iterator[Ke
     us = row.timings["queued"].median_s * US_PER_S - gap_us
     if len(launching) == 1 and launching[0].launches == 1 and us > 0:
         op = launching[0]
-        finer = kind(op.family, op.dims)
+        finer = finer_family(op.family, op.dims)
         yield KernelSample(finer if finer in kinds else op.family, row_of(op, batch), us)
 
 

@@ -33,7 +33,7 @@ from latpred.calibration.timing import disturbance, visits
 from latpred.calibration.timing.in_network import calls
 from latpred.calibration.timing.reference_speed import RunSpeed, reference_on
 from latpred.errors import CalibrationError, ProfileError, UsageError
-from latpred.graph.features import NATIVE, Floats, kind, native
+from latpred.graph.features import NATIVE, Floats, finer_family, native
 from latpred.graph.graph import Op
 from latpred.host import Slowdown
 from latpred.ops.families import nearest, root
@@ -113,7 +113,7 @@ def _parts(profile: DeviceProfile, cell: Cell) -> set[str]:
     except Exception:
         return set()  # it may be of another version; choosing must not end a check over one cell
     ops = [op for op in graph.at(batch) if op.launches]
-    fits = (_fit_of(profile, kind(op.family, op.dims), row_of(op, batch), cell.precision) for op in ops)
+    fits = (_fit_of(profile, finer_family(op.family, op.dims), row_of(op, batch), cell.precision) for op in ops)
     return {fit if cell.kind == "kernel" else root(fit) for fit in fits if fit is not None}
 
 
@@ -232,7 +232,7 @@ class _KernelPrices:
     def of_op(self, op: Op, run: TimedNetwork) -> float:
         """What an op's kernels take; nothing where it launches none, or none that the profile knows."""
         row, precision = row_of(op, run.batch, resident=run.resident), run.graph.precision
-        key = _fit_of(self.profile, kind(op.family, op.dims), row, precision) if op.launches else None
+        key = _fit_of(self.profile, finer_family(op.family, op.dims), row, precision) if op.launches else None
         return 0.0 if key is None else op.launches * self.us(precision, key, op.family, row)
 
 

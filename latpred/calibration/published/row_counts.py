@@ -14,7 +14,7 @@ from typing import NamedTuple
 import numpy as np
 
 from latpred.calibration.published.published_table import TraceKey
-from latpred.graph.features import Floats, kind, read
+from latpred.graph.features import Floats, finer_family, read
 from latpred.graph.graph import Affine, Ints, ModelGraph, Op, rewritten
 from latpred.ops.families import root
 from latpred.prediction.kernel_times import columns, least_us
@@ -89,7 +89,7 @@ def multiplies(family: str) -> bool:
 
 def family_of(op: Op) -> str:
     """The family whose parameters an op's kernel has in the latency model."""
-    fine = kind(op.family, op.dims)
+    fine = finer_family(op.family, op.dims)
     base = root(fine)
     if base in ("conv", "conv_grouped", "bmm", "cat") or fine == GROUP:
         return fine

@@ -397,7 +397,7 @@ def _library(compiled: Sequence[_CompiledNetwork], idle: DispatchFit, profile: D
         for call in one.calls:
             if call.host_class != GENERATED_CLASS:
                 op, precision = call.ops[0], one.network.graph.precision
-                name = _scaled(op, features.kind(op.family, op.dims), precision, profile)
+                name = _scaled(op, features.finer_family(op.family, op.dims), precision, profile)
                 families[name] = _scaled(op, _general(op.family), precision, profile)
                 kernel_us = eager_us.get(id(op), 0.0)
                 same = families[name] in SAME_KERNELS

@@ -27,7 +27,7 @@ from latpred.graph.rewrites import itemsize
 from latpred.ops.families import root
 from latpred.query import AMP
 from latpred.runtimes import Eager
-from latpred.runtimes.base import built_of, graph_in, kind, op_through, unless_affine
+from latpred.runtimes.base import built_of, graph_in, op_key, op_through, unless_affine
 from latpred.runtimes.cuda_graphs import NO_CUDA, replays
 from latpred.runtimes.inductor.compiled_ops import EAGER, EXTERN_CLASS, GENERATED, GENERATED_CLASS, guards
 from latpred.runtimes.source import Source, device_of, weight_sharing_copy
@@ -188,7 +188,7 @@ class CompileReduceOverhead(Compile):
 
 def ops_through(two: Sequence[Op], three: Sequence[Op]) -> tuple[list[Op], str]:
     """Ops for every batch size from those executed at 2 and 3, and a note where they differ in more than sizes."""
-    matcher = SequenceMatcher(None, [kind(op) for op in two], [kind(op) for op in three], autojunk=False)
+    matcher = SequenceMatcher(None, [op_key(op) for op in two], [op_key(op) for op in three], autojunk=False)
     ops: list[Op] = []
     matched = 0
     for tag, first, last, start, _ in matcher.get_opcodes():
