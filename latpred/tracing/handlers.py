@@ -246,7 +246,7 @@ def decompose(recorder: TraceRecorder, call: Call) -> Any:
 
 def explicit(recorder: TraceRecorder, call: Call) -> Any:
     """An op whose only kernel issues others: these are recorded instead."""
-    name: str = call.func._name  # type: ignore[no-untyped-call]
+    name: str = call.func._name
     key = next(key for key in _EXPLICIT if torch._C._dispatch_has_kernel_for_dispatch_key(name, key))
     return recorder.inside(call.func._op_dk, key, *call.args, **call.options)
 
