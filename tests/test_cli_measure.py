@@ -90,10 +90,12 @@ def test_what_ends_measuring_leaves_what_was_measured(
 
 
 def test_measure_says_what_else_ran(model: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    beside = disturbance.Disturbance("other work used 1.3 processors")
-    monkeypatch.setattr(disturbance.Watch, "lap", lambda _: beside)
-    shown = run("measure", model, "--image", "16", "--batch", "1", "--repeats", "1", "--device", "cpu")
-    assert f"{beside.reason} meanwhile, so times may be too long" in shown.stderr
+    asked = ("measure", model, "--image", "16", "--batch", "1", "--repeats", "1", "--device")
+    for busy, device, said in ((1.3, "cpu", True), (0.0, "cpu", False), (1.3, "simulated", False)):
+        beside = disturbance.Disturbance(busy=busy)
+        monkeypatch.setattr(disturbance.Watch, "lap", lambda _, beside=beside: beside)
+        shown = run(*asked, device)
+        assert ("other work used 1.3 processors meanwhile, so times may be too long" in shown.stderr) == said
 
 
 def test_measure_prints_a_row_per_cell_and_says_what_does_not_fit(model: str) -> None:

@@ -244,7 +244,7 @@ class Report:
 
     def __repr__(self) -> str:
         """The report as plain text, 100 columns wide."""
-        return self.text()
+        return self.page().text(100)
 
     def plot(self) -> Figure:
         """Draw predicted against measured, and the errors by batch and by model.

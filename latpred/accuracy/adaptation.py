@@ -551,8 +551,8 @@ def _traced(
             return traced | trace_models(untraced, predictor.target, progress)
         except UnknownModelError as error:
             raise UnknownModelError(
-                f"{error}. Models without a name go into the column model themselves: in Python "
-                "table.assign(model=table.model.map(models)), with the mapping that was measured"
+                f"{str(error).rstrip('.')}. Models without a name go into the column model themselves: in Python "
+                "table.assign(model=table.model.map(models)), with the mapping that was measured."
             ) from error
 
 

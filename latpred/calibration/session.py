@@ -221,6 +221,7 @@ class Session:
     """
 
     purpose, elsewhere = "calibration", f"{storage.VARIABLE}=DIR"  # what errors call it, and what names another folder
+    going_on = "without --fresh the command"  # what goes on from what was measured
     _journal: BinaryIO  # open within the session
 
     def __init__(
@@ -326,7 +327,7 @@ class Session:
         try:
             row = measured(cell, limited)
         except DeviceError as error:
-            kept = "What was measured is kept, and without --fresh the command goes on from it."
+            kept = f"What was measured is kept, and {self.going_on} goes on from it."
             raise DeviceError(f"{cell.key}: {error} {kept}") from error
         return msgspec.structs.replace(row, tries=tries + 1)
 

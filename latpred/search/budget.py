@@ -125,8 +125,8 @@ class LatencyBudget:
     inputs: Any = None
     seq: int | None = None
     image: int | None = None
-    host: float | str | None = None
     name: str = "latency"
+    host: float | str | None = None
 
     def __post_init__(self) -> None:
         number = isinstance(self.limit_ms, Real) and not isinstance(self.limit_ms, bool)

@@ -212,6 +212,7 @@ def _reason(error: Exception) -> str:
     if isinstance(error, TerminatedWorkerError):
         return "its worker was killed, or crashed; too little memory is the usual cause"
     if "pickle" in text.lower():
-        *_, last = str(error.__cause__ or text).strip('"\n').splitlines() or [text]  # of a traceback, the error itself
-        return f"it cannot be sent to a worker: {last.strip()}"
+        said = str(error.__cause__ or text).strip('"\n')
+        *_, said = said.splitlines() if "Traceback (" in said else [said]  # of a traceback, the error itself
+        return f"it cannot be sent to a worker: {' '.join(said.split())}"
     return f"its worker failed: {text}"

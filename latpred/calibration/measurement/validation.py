@@ -213,7 +213,7 @@ def repeat(calibrate: Callable[[int], DeviceProfile], times: int, suite: str = "
     precision = "fp32" if "fp32" in shared else next(iter(shared), "fp32")
     graphs = []
     for workload in suites.get(suite).workloads():
-        with suppress(LatpredError):  # those that need a package that is not here
+        with suppress(LatpredError, ImportError):  # those that need a package that is not here
             graphs.append(workload.trace(precision, "eager", target_of(profiles[0].device.kind)))
     return shifts(profiles, graphs)
 

@@ -16,7 +16,7 @@ from latpred.calibration.runtime_calibration import network_fit
 from latpred.calibration.runtime_calibration.base import RuntimeCalibrator
 from latpred.calibration.session import MISSING, Row, Session, failure_of
 from latpred.calibration.timing.visits import Tell, Visits, failures, most_failed, spoilt
-from latpred.errors import LatpredError, MissingPackageError, ProfileError, UsageError
+from latpred.errors import DeviceError, LatpredError, MissingPackageError, ProfileError, UsageError
 from latpred.profile import store
 from latpred.profile.document import DeviceProfile, DispatchFit
 from latpred.runtimes.lowering import demand_suited, lacking, target_of, unsuited
@@ -108,6 +108,8 @@ class RuntimeSession:
         try:
             rows = network_fit.at_profile_speed([row for row in visits.rows if not row.error], profile)
             fit, errors = fit_with_spread(calibrator, rows, profile)
+        except DeviceError:
+            raise
         except Exception as error:
             # One runtime that cannot be fitted, for whatever reason, must not end the calibration of others.
             failed = _only_failures(visits.rows)

@@ -153,7 +153,7 @@ class Visits:
     def _is_doubtful(self, row: Row, fastest: SpeedReading) -> bool:
         """Whether a row was disturbed, or timed before the machine showed how fast it is, and not in vain too often."""
         then = self._fastest_then.get(row.cell.key, fastest)
-        too_slow = not self._on_device(row.cell) and _slow(row) * slower(then, fastest) > SLOW
+        too_slow = not (row.error or self._on_device(row.cell)) and _slow(row) * slower(then, fastest) > SLOW
         return self._in_vain[row.cell.key] < MOST_VISITS and (bool(row.disturbed) or too_slow)
 
     def _await_full_speed(self) -> None:

@@ -88,12 +88,14 @@ def workloads_of(
     """Workloads from whatever a user calls models; a graph among them runs on the simulated device only."""
     if isinstance(models, (str, os.PathLike, nn.Module, ModelGraph, Workload)) or not isinstance(models, Iterable):
         models = [models]
+    given = [*models.values()] if isinstance(models, Mapping) else [*models]
+    workloads = [_as_workload(model, inputs, seq, image) for model in given]
     if isinstance(models, Mapping):
-        workloads = [replace(_as_workload(model, inputs, seq, image), name=name) for name, model in models.items()]
-    else:
-        workloads = [_as_workload(model, inputs, seq, image) for model in models]
+        workloads = [replace(workload, name=name) for name, workload in zip(models, workloads, strict=True)]
     if not workloads:
         raise UsageError("There is no model to measure. Name at least one.")
+    if inputs is not None and not any(isinstance(model, nn.Module) for model in given):
+        raise UsageError("inputs are for modules; names, graphs and workloads have theirs. Leave inputs out.")
     seen: set[tuple[str, str, int]] = set()
     for workload in workloads:
         key = (workload.name, workload.input_kind, workload.input_size)
