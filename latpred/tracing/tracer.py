@@ -77,7 +77,7 @@ class TraceRecorder(TorchDispatchMode):  # type: ignore[no-untyped-call]
         # Handles ops in place of `handle`, to which it hands them on, as torch.autocast does.
         self.intercept: Callable[[OpOverload[..., Any], Sequence[Any], dict[str, Any]], Any] | None = None
         self.target, self.asked_target = "cuda", False  # kind of device, and whether anything depended on it
-        self.supports_higher_order_operators, self.operators = True, False  # and whether there were any
+        self.supports_higher_order_operators, self.operators = True, False  # whether flex_attention was met
         self.depth = 0  # how many ops what is handled is part of
         self._inner = 0
         self._arguments: Sequence[Any] = ()  # of the op being handled, while a watcher looks on
@@ -92,7 +92,7 @@ class TraceRecorder(TorchDispatchMode):  # type: ignore[no-untyped-call]
         self, func: OpOverload[..., Any], types: Any, args: Sequence[Any] = (), kwargs: dict[str, Any] | None = None
     ) -> Any:
         if not isinstance(func, OpOverload):  # it is given functions, and calls them in Python
-            self.operators = True
+            self.operators |= func.name().startswith("flex_attention")
             with self:
                 return plain(func)(*args, **(kwargs or {}))
         watcher, handle = self.watcher, self.intercept or self.handle
@@ -362,7 +362,7 @@ class Tracer:
         self._autocast = Autocast(naming.target, follows=naming.precision in AUTOCAST)
         self.compiled = meta_module.reached.compiled  # whether some of it would run under torch.compile
         self._asked_target = False  # whether some op is another on another kind of device
-        self._operators = False  # whether some are given functions, as flex_attention
+        self._operators = False  # whether flex_attention or its like is among the ops
 
     def graph(self, batches: Sequence[int] | None = None) -> ModelGraph:
         """Put the passes together; with `batches` look at large ones, and without a line at each."""
