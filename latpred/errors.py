@@ -43,7 +43,7 @@ class RecordingError(_SurroundingsError):
     """A recording is missing, damaged, changed since it was saved, or of another schema."""
 
 
-class TimeLimitError(LatpredError):
+class TimeLimitError(_SurroundingsError):
     """Work took longer than it may."""
 
 
