@@ -109,7 +109,8 @@ def fields_of(record: type) -> str:
 
 def error_table() -> str:
     """Every error by name: what it is one of, what the command line exits with, and what it means."""
-    found = [error for name, error in vars(errors).items() if inspect.isclass(error) and not name.startswith("_")]
+    classes = {name: error for name, error in vars(errors).items() if inspect.isclass(error) and name[0] != "_"}
+    found = [error for error in classes.values() if issubclass(error, errors.LatpredError)]
     rows = [
         f"| `{error.__name__}` | `{next(base.__name__ for base in error.__mro__[1:] if base.__name__[0] != '_')}` "
         f"| {error.exit_code} | {' '.join((error.__doc__ or '').split())} |\n"

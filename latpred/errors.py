@@ -1,10 +1,15 @@
-"""Every error latpred raises on purpose.
+"""Every error latpred raises on purpose, and what an error comes of.
 
 Each message says first what was wrong with what was given, then the command or argument that fixes it.
 `exit_code` is what the command line exits with; nothing here prints.
 """
 
 from __future__ import annotations
+
+import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
+from contextvars import ContextVar
 
 
 class LatpredError(Exception):
@@ -43,7 +48,7 @@ class RecordingError(_SurroundingsError):
     """A recording is missing, damaged, changed since it was saved, or of another schema."""
 
 
-class TimeLimitError(LatpredError):
+class TimeLimitError(_SurroundingsError):
     """Work took longer than it may."""
 
 
@@ -95,3 +100,52 @@ class BusyError(CalibrationError):
 
 class DeviceError(_SurroundingsError):
     """The device asked for is not there."""
+
+
+# What was being handled where `own_errors` was entered.
+_before: ContextVar[BaseException | None] = ContextVar("before", default=None)
+
+
+@contextmanager
+def own_errors() -> Iterator[None]:
+    """Within it, what the caller is handling caused nothing, though Python makes it the context of every error.
+
+    What struck in a runtime's tools, as a time limit, is raised as it was.
+    """
+    token = _before.set(sys.exc_info()[1])
+    try:
+        yield
+    except RuntimeRefusalError as error:
+        raise_stop(error)
+        raise
+    finally:
+        _before.reset(token)
+
+
+def is_stop(error: BaseException) -> bool:
+    """Whether an error ends work whatever it was about, and says nothing of the model; one of a socket does not."""
+    late = isinstance(error, TimeoutError) and error.errno is None
+    return late or isinstance(error, (TimeLimitError, KeyboardInterrupt))
+
+
+def raise_stop(error: BaseException) -> None:
+    """Raise what an error comes of where that is a time limit or Ctrl-C: then nobody knows whether the model suits.
+
+    A TimeoutError that was being handled says nothing: tools wait for locks, and then go on without.
+    """
+    causes = [one for one in chain_of(error, contexts=False) if one is error or type(one) is TimeoutError]
+    found = [one for one in chain_of(error) if not isinstance(one, TimeoutError)]
+    for one in filter(is_stop, [*causes, *found]):
+        raise one from None
+
+
+def chain_of(error: BaseException, *, contexts: bool = True) -> Iterator[BaseException]:
+    """An error and all that led to it, each once; one that says "from None" still knows in what it was raised."""
+    waiting: list[BaseException | None] = [error]
+    seen: list[BaseException | None] = [_before.get()]
+    while waiting:
+        one = waiting.pop()
+        if one is not None and all(one is not other for other in seen):
+            seen.append(one)
+            waiting += (one.__context__ if contexts else None, one.__cause__)
+            yield one

@@ -23,6 +23,7 @@ from torch import nn
 from torch.nn.modules.utils import _ntuple
 from transformers import BertConfig, BertModel, CLIPConfig
 
+from latpred.errors import TimeLimitError
 from latpred.runtimes.lowering import trace_for_runtime
 from latpred.runtimes.source import code_of
 from latpred.sandbox import fingerprint as fingerprints
@@ -281,6 +282,18 @@ def test_what_is_drawn_anew_each_time_it_is_built_has_no_fingerprint(source: str
     for candidate in (scoped(source, random=random, np=np), f"{file}:candidate"):
         assert fingerprint(candidate, builds=True) is None
         assert fingerprint(candidate) is not None, "inputs may be drawn"
+
+
+class Late:
+    """Takes longer to look at than it may."""
+
+    def __reduce_ex__(self, protocol: object) -> str:
+        raise TimeLimitError("late")
+
+
+def test_a_time_limit_is_raised_as_it_was() -> None:
+    with pytest.raises(TimeLimitError, match="late"):
+        fingerprint(Late())
 
 
 def test_attributes_of_locals_are_not_taken_for_globals() -> None:

@@ -8,6 +8,7 @@ from collections.abc import Iterator
 from functools import partial
 from pathlib import Path
 from typing import Any
+from unittest import mock
 
 import msgspec
 import pytest
@@ -19,7 +20,7 @@ from torch import nn
 from transformers import BertConfig, BertModel
 
 import latpred
-from latpred.errors import CandidateError, ProfileError, UsageError
+from latpred.errors import CandidateError, ProfileError, RuntimeRefusalError, TimeLimitError, UsageError
 from latpred.prediction.predictor import Predictor
 from latpred.profile.document import Acceptance
 from latpred.search import many
@@ -39,6 +40,18 @@ def broken() -> nn.Module:
 def gpu(name: str, **changes: float) -> Predictor:
     info = device(name=name, kind="cuda", asynchronous=True, **changes)
     return Predictor(msgspec.structs.replace(profile(info), name=name))
+
+
+@pytest.mark.parametrize("method", ["trace", "curve"])
+@pytest.mark.parametrize("wrapped", [False, True])
+def test_a_time_limit_that_ends_a_search_is_raised_as_it_was(
+    method: str, wrapped: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    stop, refused = TimeLimitError("late"), RuntimeRefusalError("it cannot be traced")
+    refused.__cause__ = stop
+    monkeypatch.setattr(Predictor, method, mock.Mock(side_effect=refused if wrapped else stop))
+    with pytest.raises(TimeLimitError, match="late"):
+        predict_many([network], inputs=INPUTS)
 
 
 def test_several_devices_share_one_trace() -> None:

@@ -27,11 +27,10 @@ import msgspec
 from latpred import host, storage
 from latpred.calibration.cells import Cell
 from latpred.calibration.timing.timer import Timing, time_limit
-from latpred.errors import CalibrationError, DeviceError, MissingPackageError, RuntimeRefusalError
+from latpred.errors import CalibrationError, DeviceError, MissingPackageError, RuntimeRefusalError, chain_of
 from latpred.profile.document import Machine
 from latpred.profile.store import Owner, mismatch, owner, same_machine
 from latpred.progress import raise_if_interrupted
-from latpred.runtimes.base import chain_of
 
 JOURNAL_VERSION = 1
 JOURNAL = "journal.jsonl"

@@ -253,7 +253,7 @@ CAT = "cat"
 
 
 def finer_family(family: str, dims: Mapping[str, Affine]) -> str:
-    """The kind of an op's kernel: its family where there is nothing finer, or where it is a special one already.
+    """The finer family of an op: its own where there is nothing finer, or where it is a special one already.
 
     >>> one, three = Affine(1), Affine(3)
     >>> finer_family("conv", {"kernel_h": three, "kernel_w": three, "stride": one})

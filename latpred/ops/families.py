@@ -384,10 +384,15 @@ def stored_numel(shape: Sequence[int], stride: Sequence[int]) -> int:
 
     >>> stored_numel((8, 128, 128), (0, 128, 1)), stored_numel((2, 7, 512), (2048, 256, 1))
     (16384, 4096)
+    >>> stored_numel((3, 3), (2, 4)), stored_numel((2, 31, 8, 4), (1536, 48, 1, 24))
+    (7, 1024)
     """
-    count = span = 1
+    count = span = run = 1
+    unit = 0  # elements from one to the next of the latest `run` of them; there are `count` of what it consists of
     for step, size in sorted(zip(stride, shape, strict=True)):
-        if step:
-            span += (size - 1) * step
-            count = min(count * size, span)
-    return max(count, 0)
+        if unit and step % unit == 0 and step < run * unit:  # windows over the run, which make it longer
+            run += (size - 1) * (step // unit)
+        elif step:
+            count, unit, run = min(count * run, span), step, size
+        span += (size - 1) * step
+    return min(count * run, span) if all(shape) else 0

@@ -3,16 +3,13 @@
 from __future__ import annotations
 
 import re
-import sys
-from collections.abc import Callable, Iterable, Iterator, Sequence
-from contextlib import contextmanager
-from contextvars import ContextVar
+from collections.abc import Callable, Iterable, Sequence
 from itertools import zip_longest
 from typing import TYPE_CHECKING, Any, Protocol, runtime_checkable
 
 import msgspec
 
-from latpred.errors import RuntimeRefusalError, TimeLimitError
+from latpred.errors import RuntimeRefusalError, chain_of
 from latpred.graph.graph import COUNTS, ZERO, Affine, ModelGraph, Op, Schedule
 from latpred.storage import IdentityCache
 
@@ -24,10 +21,6 @@ _NO_MEMORY = re.compile(
     "|bad_alloc|Failed to allocate memory|BFCArena"  # onnxruntime
 )
 BATCHES = (1, 2, 3)  # 2 and 3 give a line; batch 1 may have ops of its own, as a reshape there needs no copy
-# What ends work whatever it was about, and says nothing of the model.
-STOPS = (TimeLimitError, TimeoutError, KeyboardInterrupt)
-# What was being handled where `own_errors` was entered.
-_before: ContextVar[BaseException | None] = ContextVar("before", default=None)
 
 
 @runtime_checkable
@@ -150,41 +143,6 @@ def out_of_memory(error: BaseException) -> bool:
     return any(
         isinstance(one, (MemoryError, torch.OutOfMemoryError)) or _NO_MEMORY.search(str(one)) for one in chain_of(error)
     )
-
-
-@contextmanager
-def own_errors() -> Iterator[None]:
-    """Within it, what the caller is handling caused nothing, though Python makes it the context of every error.
-
-    What struck in a runtime's tools, as a time limit, is raised as it was.
-    """
-    token = _before.set(sys.exc_info()[1])
-    try:
-        yield
-    except RuntimeRefusalError as error:
-        raise_stop(error)
-        raise
-    finally:
-        _before.reset(token)
-
-
-def raise_stop(error: BaseException) -> None:
-    """Raise what a refusal comes of where that is a time limit or Ctrl-C: then nobody knows whether the model suits."""
-    for one in chain_of(error):
-        if isinstance(one, STOPS):
-            raise one from None
-
-
-def chain_of(error: BaseException) -> Iterator[BaseException]:
-    """An error and all that led to it, each once; one that says "from None" still knows in what it was raised."""
-    waiting: list[BaseException | None] = [error]
-    seen: list[BaseException | None] = [_before.get()]
-    while waiting:
-        one = waiting.pop()
-        if one is not None and all(one is not other for other in seen):
-            seen.append(one)
-            waiting += (one.__context__, one.__cause__)
-            yield one
 
 
 def op_key(op: Op) -> tuple[object, ...]:

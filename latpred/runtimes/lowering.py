@@ -15,12 +15,12 @@ from typing import TYPE_CHECKING, Any
 import msgspec
 
 from latpred import host, runtimes
-from latpred.errors import RuntimeRefusalError, UsageError
+from latpred.errors import RuntimeRefusalError, UsageError, chain_of, own_errors, raise_stop
 from latpred.graph.graph import ModelGraph, all_ops
 from latpred.graph.rewrites import REWRITTEN
 from latpred.query import AMP
 from latpred.runtimes import graph_store, legacy_torch
-from latpred.runtimes.base import RuntimeTracer, chain_of, out_of_memory, own_errors, raise_stop
+from latpred.runtimes.base import RuntimeTracer, out_of_memory
 from latpred.storage import IdentityCache
 from latpred.units import format_bytes
 
@@ -159,10 +159,8 @@ def of_source(source: Source, runtime: str, target: str, batch: int | None = Non
     demand_suited(runtime, target)
     tracer, eager = _tracer(runtime), source.graph
     demand_autocast(runtime, eager.precision)
-    if tracer is None:
-        return eager
-    if REWRITTEN in eager.notes:  # the runtime's own tools would find the fused calls
-        return tracer.estimate(eager, target)
+    if tracer is None or REWRITTEN in eager.notes:  # the runtime's own tools would find the fused calls
+        return eager if tracer is None else tracer.estimate(eager, target)
     if eager.exact:
         return _at_each(source, runtime, target)
     guess, trace_at = partial(_guess, tracer, eager, target), getattr(tracer, "trace_at", None)
@@ -184,6 +182,7 @@ def of_source(source: Source, runtime: str, target: str, batch: int | None = Non
             with without_modes(), TOOLS.held(), put_back(source.roots, numbers=False), no_autocast(), _undrawn(eager):
                 return trace()
         except RuntimeRefusalError as error:
+            raise_stop(error)
             if _is_temporary(error):
                 raise
             return guess(f"{_REFUSED}{error}")
@@ -289,11 +288,7 @@ def _demand_memory(runtime: str, graph: ModelGraph) -> None:
 
 
 def _is_temporary(error: RuntimeRefusalError) -> bool:
-    """Whether the machine was what stood in the way, as by a full disk, and not the model: nothing to keep for ever.
-
-    A time limit or Ctrl-C is raised as it was.
-    """
-    raise_stop(error)
+    """Whether the machine was what stood in the way, as by a full disk, and not the model: nothing to keep for ever."""
     return out_of_memory(error) or any(
         (isinstance(one, OSError) and one.errno is not None) or "No space left on device" in str(one)
         for one in chain_of(error)

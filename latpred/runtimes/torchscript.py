@@ -13,7 +13,6 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import suppress
 from functools import partial
 from itertools import accumulate, pairwise
-from types import NoneType
 from typing import Any, NamedTuple
 
 import msgspec
@@ -22,12 +21,12 @@ from torch._ops import OpOverload
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_map_only
 
-from latpred.errors import RuntimeRefusalError, TraceError
+from latpred.errors import RuntimeRefusalError, TraceError, is_stop, own_errors
 from latpred.graph.graph import NO_PYTHON, ZERO, Affine, ModelGraph, Op, rewritten
 from latpred.graph.rewrites import attention_on_cuda
 from latpred.ops.families import root
 from latpred.runtimes import StepPerOp
-from latpred.runtimes.base import STOPS, built_of, graph_in, ops_of, out_of_memory, own_errors
+from latpred.runtimes.base import built_of, graph_in, ops_of, out_of_memory
 from latpred.runtimes.source import FlatModel, Source, flattened, tensors_of, weight_sharing_copy
 from latpred.sandbox.own_thread import silenced, unhooked
 from latpred.storage import IdentityCache
@@ -346,7 +345,7 @@ class _Interpreted(TraceRecorder):  # type: ignore[no-untyped-call]
             module(*tensors)
         except Exception as error:
             cause, self._raised = self._raised, None
-            if isinstance(cause, (Exception, NoneType)) and not isinstance(cause, STOPS):
+            if cause is None or (isinstance(cause, Exception) and not is_stop(cause)):
                 raise error from cause
             raise cause from None
 

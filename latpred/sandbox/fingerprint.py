@@ -35,6 +35,7 @@ import msgspec
 import torch
 
 from latpred import host
+from latpred.errors import is_stop
 from latpred.sandbox.untouched import (
     CACHED,
     WITH_STATE,
@@ -87,7 +88,9 @@ def fingerprint(candidate: Any, *, builds: bool = False) -> str | None:
             if count > MOST_PARTS:
                 return None
             digest.update(len(part).to_bytes(8, "little") + part)
-    except Exception:  # whatever an object that nobody knows raises when it is looked at
+    except Exception as error:  # whatever an object that nobody knows raises when it is looked at
+        if is_stop(error):
+            raise
         return None
     return digest.hexdigest()
 
@@ -256,10 +259,7 @@ class _Parts:
         if self._builds and isinstance(value, WITH_STATE):
             raise UntoldError(type(value).__qualname__)
         yield from self.of(type(value))
-        try:
-            state = value.__reduce_ex__(4)
-        except Exception:  # whatever an object raises that cannot be copied
-            raise UntoldError(type(value).__qualname__) from None
+        state = value.__reduce_ex__(4)
         if isinstance(state, str):
             yield state.encode()
             return

@@ -18,7 +18,7 @@ from collections import OrderedDict
 from collections.abc import Callable, Collection, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from functools import partial
-from inspect import CO_VARARGS
+from inspect import CO_VARARGS, getargs
 from itertools import pairwise
 from types import CellType, CodeType, FunctionType, MethodType, SimpleNamespace
 from typing import Any, TypeVar
@@ -172,7 +172,7 @@ def _feeds(hook: Any, held: Collection[int]) -> bool:
     if any(id(one) in held for one in own):
         return True
     module = set(calls[0].__code__.co_varnames[len(first) :][:1]) if calls else set()
-    return bool(calls) and (_writes(calls[0].__code__, module) or any(_in_place(f.__code__) for f in calls))
+    return any(_writes(f.__code__, set(getargs(f.__code__).args) if n else module) for n, f in enumerate(calls))
 
 
 def _found_by(function: FunctionType) -> list[Any]:
@@ -214,7 +214,9 @@ def _in_place(code: CodeType) -> bool:
 def _writes(code: CodeType, given: set[str]) -> bool:
     """Whether a function may write in place into the tensors that it is `given` under these names."""
     steps = list(dis.get_instructions(code))
-    set_by_name = any(one.argval == "setattr" and other.argval in given for one, other in pairwise(steps))
+    after = [other.argval for one, other in pairwise(steps) if one.argval == "setattr"]
+    # Python 3.13 loads two variables in one step.
+    set_by_name = any(given.intersection(names[:1] if isinstance(names, tuple) else (names,)) for names in after)
     if set_by_name or _in_place(code):
         return True
     source: str | None = None  # the variable that the latest value is taken from

@@ -27,7 +27,16 @@ import torch
 
 from latpred import runtimes
 from latpred.api import predictor_of
-from latpred.errors import CandidateError, LatpredError, MissingPackageError, TableError, UsageError
+from latpred.errors import (
+    CandidateError,
+    LatpredError,
+    MissingPackageError,
+    TableError,
+    UsageError,
+    chain_of,
+    own_errors,
+    raise_stop,
+)
 from latpred.graph.graph import ModelGraph
 from latpred.ops import BUILT_IN
 from latpred.ops.families import registered
@@ -37,7 +46,6 @@ from latpred.profile import document
 from latpred.progress import ProgressCounter
 from latpred.query import AMP, DeviceQuery, Options, checked_batches
 from latpred.runtimes import graph_store, lowering
-from latpred.runtimes.base import chain_of, own_errors
 from latpred.runtimes.legacy_torch import traced_for
 from latpred.sandbox.fingerprint import VERSIONED, fingerprint, version
 from latpred.sandbox.own_thread import without_modes
@@ -149,6 +157,7 @@ class Evaluator:
             try:
                 curve = predictor.curve(found, self.batches, runtime=runtime, protocol=self.options.protocol)
             except LatpredError as error:
+                raise_stop(error)
                 found = error
             else:
                 return [_row(candidate, predictor, found, point) for point in curve.points]
@@ -194,6 +203,7 @@ class _Candidate:
             try:
                 graph = self._graphs[key] = self._traced(predictor, runtime)
             except Exception as error:  # whatever a searcher's code raises concerns this candidate alone
+                raise_stop(error)
                 self._graphs[key] = error
             else:
                 if traced_by == "eager" and not graph.target:  # every kind of device runs the same

@@ -15,7 +15,7 @@ from typing import Any, overload
 
 import torch
 
-from latpred.errors import LatpredError, TraceError, UsageError
+from latpred.errors import LatpredError, TraceError, UsageError, is_stop
 from latpred.query import AMP
 from latpred.sandbox.untouched import SPREAD, copied
 
@@ -93,9 +93,9 @@ def _asked(function: Callable[[int], Any], batch: int) -> Any:
     """What a user's function gives for a batch size; where it raises, an error that says so."""
     try:
         return function(batch)
-    except LatpredError:
-        raise
     except Exception as error:
+        if isinstance(error, LatpredError) or is_stop(error):
+            raise
         text = " ".join(str(error).split()) or "no message"
         raise TraceError(
             f"the function of inputs failed at batch {batch}: {type(error).__name__}: {text}; let it give a batch of "

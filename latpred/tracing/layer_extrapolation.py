@@ -18,6 +18,7 @@ from typing import Any, NamedTuple
 import msgspec
 import torch
 
+from latpred.errors import is_stop
 from latpred.graph.graph import ZERO, Affine, ModelGraph, Op
 from latpred.ops import generation
 from latpred.sandbox.own_thread import ThreadLock
@@ -148,7 +149,9 @@ def _stack(config: Any, options: dict[str, Any]) -> _Stack | None:
         if len(lists) != 1:
             return None
         graph = trace(model, **options)
-    except Exception:  # the config allows no other depth; the full trace will say what is wrong, if anything is
+    except Exception as error:  # the config allows no other depth; the full trace will say what is wrong
+        if is_stop(error):
+            raise
         return None
     path, layers = lists[0]
     part = _taken_apart(graph.ops, path)

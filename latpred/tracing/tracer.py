@@ -16,7 +16,7 @@ import torch
 from torch._ops import OpOverload
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from latpred.errors import LatpredError, TimeLimitError, TraceError, UsageError
+from latpred.errors import LatpredError, TraceError, UsageError, own_errors, raise_stop
 from latpred.graph.graph import CONTIGUOUS, Affine, ModelGraph, Op
 from latpred.graph.rewrites import attended
 from latpred.query import Options, check_attention, checked_batches, is_one
@@ -77,7 +77,7 @@ class TraceRecorder(TorchDispatchMode):  # type: ignore[no-untyped-call]
         # Handles ops in place of `handle`, to which it hands them on, as torch.autocast does.
         self.intercept: Callable[[OpOverload[..., Any], Sequence[Any], dict[str, Any]], Any] | None = None
         self.target, self.asked_target = "cuda", False  # kind of device, and whether anything depended on it
-        self.supports_higher_order_operators, self.operators = True, False  # and whether there were any
+        self.supports_higher_order_operators, self.operators = True, False  # whether flex_attention was met
         self.depth = 0  # how many ops what is handled is part of
         self._inner = 0
         self._arguments: Sequence[Any] = ()  # of the op being handled, while a watcher looks on
@@ -92,7 +92,7 @@ class TraceRecorder(TorchDispatchMode):  # type: ignore[no-untyped-call]
         self, func: OpOverload[..., Any], types: Any, args: Sequence[Any] = (), kwargs: dict[str, Any] | None = None
     ) -> Any:
         if not isinstance(func, OpOverload):  # it is given functions, and calls them in Python
-            self.operators = True
+            self.operators |= func.name().startswith("flex_attention")
             with self:
                 return plain(func)(*args, **(kwargs or {}))
         watcher, handle = self.watcher, self.intercept or self.handle
@@ -362,7 +362,7 @@ class Tracer:
         self._autocast = Autocast(naming.target, follows=naming.precision in AUTOCAST)
         self.compiled = meta_module.reached.compiled  # whether some of it would run under torch.compile
         self._asked_target = False  # whether some op is another on another kind of device
-        self._operators = False  # whether some are given functions, as flex_attention
+        self._operators = False  # whether flex_attention or its like is among the ops
 
     def graph(self, batches: Sequence[int] | None = None) -> ModelGraph:
         """Put the passes together; with `batches` look at large ones, and without a line at each."""
@@ -431,7 +431,8 @@ class Tracer:
         """The large batch to trace: the largest asked for, unless so many integers would have to be computed with."""
         try:
             given = self._arguments(2)
-        except Exception:  # the pass will say what is wrong
+        except Exception as error:  # the pass will say what is wrong
+            raise_stop(error)
             return 3
         ids = sum(tensor.numel() for tensor in tensors_in(given) if not tensor.is_meta) // 2
         return max(3, min(max((FAR, *batches)), MOST_IDS // max(1, ids)))
@@ -440,9 +441,8 @@ class Tracer:
         """A pass that may fail, of a batch that nobody may have asked for."""
         try:
             return self.one_pass(batch)
-        except (TimeLimitError, TimeoutError):
-            raise
-        except Exception:
+        except Exception as error:
+            raise_stop(error)
             self._next_meta_module()
             return None
 
@@ -450,7 +450,7 @@ class Tracer:
     def alone(self) -> Iterator[None]:
         """Keep everything away from some passes, and their traces from everything outside the meta module."""
         roots = self._meta_module.reached.roots
-        with no_collection(), put_back(roots), unhooked(), uncompiled() as met:
+        with own_errors(), no_collection(), put_back(roots), unhooked(), uncompiled() as met:
             yield
         self.compiled = self.compiled or bool(met)
 
@@ -492,10 +492,7 @@ class Tracer:
         )
 
     def one_pass(self, batch: int, *, watched: bool = False) -> TracePass:
-        """One forward pass at one batch size, twice where the model turns out to enter torch.autocast.
-
-        To be called within `alone`.
-        """
+        """One forward pass, twice where the model turns out to enter torch.autocast; to be called within `alone`."""
         try:
             return self._pass(batch, watched)
         except EntersAutocastError:
@@ -521,9 +518,10 @@ class Tracer:
                 ) from end
             except UnknowableError as error:
                 raise TraceError(f"{error} in {self._where(error)}, {_ADVICE}") from None
-            except (LatpredError, TimeoutError):
+            except LatpredError:
                 raise
             except Exception as error:
+                raise_stop(error)
                 if means_autocast(error) and not self._autocast.follows:
                     raise EntersAutocastError from error
                 if any(words in str(error) for words in _READS):

@@ -127,19 +127,20 @@ def test_a_folder_that_cannot_be_written_serves(error: OSError, monkeypatch: pyt
     assert len(files()) == 1, "no half files are left"
 
 
-def within(error: BaseException) -> Exception:
+def within(error: BaseException, cause: BaseException | None = None) -> Exception:
     """An error that another was raised over, as tools wrap those of what they call."""
     try:
         try:
             raise error
         except BaseException:
-            raise RuntimeError("the conversion failed") from None
+            raise RuntimeError("the conversion failed") from cause
     except RuntimeError as outer:
         return outer
 
 
 FULL = OSError(28, "No space left on device")
 MACHINE = (FULL, MemoryError("too large"), within(FULL), RuntimeError("Write failed: No space left on device"))
+NO_FAULT = OSError("could not get source code"), within(TimeoutError("late")), type("Busy", (TimeoutError,), {})("lock")
 EXHAUSTED = (MemoryError(), RuntimeError("DefaultCPUAllocator: can't allocate memory"), RuntimeError("std::bad_alloc"))
 
 
@@ -158,7 +159,7 @@ def test_memory_that_runs_out_in_a_runtimes_tools_gives_an_estimate_that_is_not_
         of_source(source, "torchscript", "cpu")
 
 
-@pytest.mark.parametrize("cause", [*MACHINE, OSError("could not get source code")])
+@pytest.mark.parametrize("cause", [*MACHINE, *NO_FAULT])
 def test_what_a_runtime_refuses_is_refused_once_unless_the_machine_was_full(
     cause: Exception, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -187,12 +188,13 @@ def test_what_ends_work_in_a_runtimes_tools_is_raised_as_it_was_and_nothing_is_k
     stop: BaseException, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     model, x = Function(lambda x: x.softmax(-1)), torch.zeros(2, 8)
-    for owner, name, error in ((torch.jit, "freeze", within(stop)), (_Interpreted, "record", stop)):
+    cause = stop if isinstance(stop, TimeoutError) else None
+    for owner, name, error in ((torch.jit, "freeze", within(stop, cause)), (_Interpreted, "record", stop)):
         with monkeypatch.context() as patch:
             patch.setattr(owner, name, mock.Mock(side_effect=chain([error], repeat(ValueError()))))
             with pytest.raises(type(stop)):
                 trace_for_runtime(model, x, runtime="torchscript")
-    monkeypatch.setattr(torch.jit, "freeze", mock.Mock(side_effect=within(stop)))
+    monkeypatch.setattr(torch.jit, "freeze", mock.Mock(side_effect=within(stop, cause)))
     with pytest.raises(type(stop)):
         TorchScript().build(model, (x,))
     assert not files()

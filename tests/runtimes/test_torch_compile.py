@@ -149,10 +149,11 @@ def test_a_refusal_becomes_a_note(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 @pytest.mark.filterwarnings("ignore:flex_attention called without torch.compile")
-def test_a_kernel_of_a_template_is_refused_by_name() -> None:
+@pytest.mark.parametrize("after", [nn.Identity(), lambda y: (y * 2 + 1).relu()])
+def test_a_kernel_of_a_template_is_refused_by_name(after: Callable[..., torch.Tensor]) -> None:
     from torch.nn.attention.flex_attention import flex_attention
 
-    attend = Function(lambda x: flex_attention(x, x, x))
+    attend = Function(lambda x: after(flex_attention(x, x, x)))
     said = refusal(trace_for_runtime(attend, torch.zeros(1, 2, 8, 16), runtime="compile"))
     assert said == "torch.compile makes kernels of flex_attention that are not counted."
 

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import errno
 import gc
 import weakref
 from collections.abc import Callable
 from contextlib import suppress
+from itertools import count
 from typing import Any
 
 import numpy as np
@@ -31,6 +33,10 @@ class Projected(nn.Module):
 
 def failing(x: torch.Tensor) -> None:
     raise KeyError("nothing here")
+
+
+def unanswered(x: torch.Tensor) -> None:
+    raise TimeoutError(errno.ETIMEDOUT, "Connection timed out")  # as a socket does
 
 
 def without_gpu(x: torch.Tensor) -> None:
@@ -62,6 +68,7 @@ READS = r"reads a value that aten::{} made in module '1' \(test_errors.py:\d+\),
         (lambda y: y[y > 0], "the result of aten::index has a shape that depends on the values of a mask in modul"),
         (lambda y: y.nonzero(), r"the result of aten::nonzero has a shape that depends on values in module '1'"),
         (failing, r"the forward pass failed in module '1' \(test_errors.py:\d+\) at batch 1: KeyError: 'nothing here'"),
+        (unanswered, "the forward pass failed in module '1' .* at batch 1: TimeoutError: .*Connection timed out"),
         (without_gpu, "the model's code asks for a GPU, which no trace needs: have it use"),
         (lambda y: y if torch.allclose(y, y) else -y, "reads a value that aten::.* made in module '1'"),
         (lambda y: y if written(y[0])[0].item() > 0 else -y, "reads a value"),
@@ -81,17 +88,45 @@ def test_dependence_on_data(function: Callable[..., Any], message: str) -> None:
     assert "\n" not in str(caught.value)
 
 
-@pytest.mark.parametrize("stop", [TimeLimitError("late"), TimeoutError("late")])
-def test_a_time_limit_that_ends_a_pass_is_raised_as_it_was(stop: Exception) -> None:
-    left = iter([stop])
+def searched(model: nn.Module, inputs: Any) -> Any:
+    return latpred.predict_many([model], inputs=inputs, device="rtx-8000")
 
-    def once(y: torch.Tensor) -> torch.Tensor:
-        for error in left:
+
+@pytest.mark.parametrize("stop", [TimeLimitError("late"), TimeoutError("late")])
+@pytest.mark.parametrize("where", ["forward", "wrapped in forward", "inputs 1", "inputs 2", "inputs 3"])
+@pytest.mark.parametrize("asked", [latpred.trace, searched])
+def test_a_time_limit_that_ends_a_pass_is_raised_as_it_was(
+    asked: Callable[..., Any], where: str, stop: Exception
+) -> None:
+    first = int(where[-1]) if where.startswith("inputs") else 1
+    left = {first: stop}  # by the call that it ends
+    calls = count(1)
+
+    def once(place: str) -> None:
+        if where.endswith("forward") == (place == "forward") and (error := left.pop(next(calls), None)):
+            if "wrapped" in where:
+                raise RuntimeError("an op failed") from error
             raise error
+
+    def forward(y: torch.Tensor) -> torch.Tensor:
+        once("forward")
         return y
 
+    def inputs(batch: int) -> torch.Tensor:
+        once("inputs")
+        return torch.zeros(batch, 4)
+
+    model = nn.Sequential(nn.Linear(4, 4), Projected(forward))
     with pytest.raises(type(stop), match=r"^late$"):
-        latpred.trace(nn.Sequential(nn.Linear(4, 4), Projected(once)), torch.zeros(1, 4))
+        asked(model, inputs)
+
+
+def test_a_time_limit_that_the_caller_is_handling_ends_no_trace() -> None:
+    try:
+        raise TimeLimitError("late")
+    except TimeLimitError:
+        with pytest.raises(TraceError, match="nothing here"):
+            latpred.trace(Projected(failing), torch.zeros(1, 4))
 
 
 def test_values_that_were_written_are_forgotten_with_their_tensor() -> None:

@@ -427,6 +427,13 @@ def test_a_generator_is_run_to_its_end() -> None:
     assert latpred.trace(Yielding(), torch.zeros(1, 4)).launches() == 2
 
 
+def test_an_operator_that_calls_its_functions_itself_needs_no_word() -> None:
+    from torch._higher_order_ops.map import map as mapped
+
+    graph = latpred.trace(Function(lambda x: mapped(lambda row: row.sin(), x)), torch.zeros(1, 4))
+    assert OPERATORS not in graph.notes
+
+
 @pytest.mark.filterwarnings("ignore:flex_attention called without torch.compile")
 def test_flex_attention_runs_as_products_where_nothing_compiles_it() -> None:
     from torch.nn.attention.flex_attention import flex_attention

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from typing import Any
+from unittest import mock
 
 import pytest
 import torch
@@ -10,6 +11,7 @@ import transformers
 from smallmodels import default_dtype
 from transformers import BertConfig, PretrainedConfig
 
+from latpred.errors import TimeLimitError
 from latpred.graph.graph import ModelGraph
 from latpred.runtimes.legacy_torch import traced_for
 from latpred.tracing import layer_extrapolation, trace
@@ -64,6 +66,12 @@ def test_most_of_many_berts_are_not_traced(monkeypatch: pytest.MonkeyPatch) -> N
     assert graphs == [whole(given, seq=8) for given in berts]
     middle = next(index for index, op in enumerate(graphs[6].ops) if op.module.startswith("encoder.layer.4"))
     assert all(graphs[6].ops[index] is graphs[7].ops[index] for index in range(middle)), "depths share their layers"
+
+
+def test_a_time_limit_that_ends_a_shallow_trace_is_raised_as_it_was(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(layer_extrapolation, "trace", mock.Mock(side_effect=[TimeLimitError("late"), None]))
+    with pytest.raises(TimeLimitError, match="late"):
+        LayerExtrapolation().graph(bert(5), seq=8)
 
 
 def test_nothing_passes_between_precisions_inputs_and_code() -> None:

@@ -106,6 +106,7 @@ def hook_of(given: str, *lines: str) -> Callable[..., None]:
     """A hook of some arguments, by the lines of its body."""
     scope: dict[str, Any] = {"torch": torch, "__name__": "notebook"}
     exec("def doubled(x):\n    x.mul_(2)\ndef twice(x):\n    doubled(x)", scope)
+    exec("def clipped(x):\n    x[x > 6] = 6\ndef scaled(x):\n    x *= 2", scope)
     exec("\n    ".join((f"def hook({given}):", *lines)), scope)
     return scope["hook"]  # type: ignore[no-any-return]
 
@@ -128,6 +129,8 @@ def hook_of(given: str, *lines: str) -> Callable[..., None]:
         ("*given", ["given[-1][:] += 1"]),
         ("module, args, out", ["out.data = out * 2"]),
         ("module, args, out", ["twice(out)"]),
+        ("module, args, out", ["clipped(out)"]),
+        ("module, args, out", ["scaled(out)"]),
     ],
 )
 def test_hooks_that_write_in_place_are_part_of_the_forward_pass(given: str, lines: list[str]) -> None:
@@ -257,7 +260,9 @@ def test_a_hook_that_feeds_the_model_runs(how: str) -> None:
     assert model.kept["first"].shape == (3, 4)
 
 
-@pytest.mark.parametrize("line", ["module.last = out", "setattr(module, 'last', out)"])
+@pytest.mark.parametrize(
+    "line", ["module.last = out", "setattr(module, 'last', out)", "name = 'last'; setattr(module, name, out)"]
+)
 def test_a_hook_that_leaves_something_on_its_module_feeds_the_model(line: str) -> None:
     layer = nn.Linear(4, 4)
     layer.register_forward_hook(hook_of("module, args, out", line))

@@ -16,6 +16,7 @@ from torch import nn
 
 import latpred
 from latpred.errors import TraceError, UsageError
+from latpred.search import supernet as supernets
 from latpred.search.spaces import nasbench201
 from latpred.tracing import trace
 from latpred.zoo.spaces import space
@@ -61,7 +62,9 @@ def chosen(label: str, options: dict[str, nn.Module | None], architecture: dict[
     return layer
 
 
-def test_every_architecture_is_what_its_trace_gives() -> None:
+@pytest.mark.parametrize("most", [supernets.MOST_PIECES, 3])
+def test_every_architecture_is_what_its_trace_gives(most: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(supernets, "MOST_PIECES", most)
     supernet = latpred.Supernet(Mixed(latpred.Choice), **IMAGE)
     assert list(supernet.choices) == ["first", "second", "again", "last"]
     draw = random.Random(0)

@@ -80,8 +80,9 @@ def calls_of(graph: Any, static: Iterable[int], cpu: bool) -> list[KernelCall]:
         if type(node).__name__ == "NopKernelSchedulerNode" or (extern and type(node.node).__name__ in _NO_CALL):
             continue
         if node.is_template() or (extern and type(node.node).__name__ in _NESTED):
-            kinds = (one.target for one in node.node.origins if getattr(one.target, "namespace", "") == "higher_order")
-            kind = next(kinds, type(node.node).__name__)
+            made = node.get_template_node() or node.node  # the kernel may do the ops around it as well
+            kinds = (one.target for one in made.origins if getattr(one.target, "namespace", "") == "higher_order")
+            kind = next(kinds, type(made).__name__)
             raise RuntimeRefusalError(f"torch.compile makes kernels of {kind} that are not counted.")
         moved = _moved(node, graph, weights)
         origin = _origin(node.node) if extern else None

@@ -15,12 +15,12 @@ from typing import TYPE_CHECKING, Any, ClassVar
 import msgspec
 
 from latpred import host
-from latpred.errors import MissingPackageError, RuntimeRefusalError
+from latpred.errors import MissingPackageError, RuntimeRefusalError, own_errors
 from latpred.graph.graph import NO_PYTHON, Affine, ModelGraph, Op, Schedule, rewritten
 from latpred.graph.rewrites import itemsize
 from latpred.ops.families import root
 from latpred.runtimes import StepPerOp
-from latpred.runtimes.base import BATCHES, built_of, own_errors
+from latpred.runtimes.base import BATCHES, built_of
 from latpred.runtimes.cuda_graphs import NO_CUDA, demand_cuda, one_replay, refuse_uncapturable
 from latpred.runtimes.onnx import onnx_session
 from latpred.runtimes.onnx.onnx_formulas import CONTROL, TRANSFERS, class_of
