@@ -111,8 +111,7 @@ def validate(
     device_profile = profile or store.find(device, threads=threads)
     if replay is not None:
         return (replay if isinstance(replay, Recording) else load(replay)).replay(device_profile)
-    runtimes = (runtimes,) if isinstance(runtimes, str) else tuple(runtimes)
-    rivals = tuple(rivals)
+    rivals, runtimes = tuple(rivals), (runtimes,) if isinstance(runtimes, str) else tuple(runtimes)
     check_names(rivals)
     if record is not None:
         storage.demand_writable(Path(record) / MANIFEST)
@@ -126,17 +125,16 @@ def validate(
         predictor.check(runtime, precision)  # said before minutes are spent on measuring
     asked: dict[str, Any] = {"precision": precision, "protocol": protocol, "repeats": repeats, **options._asdict()}
     asked |= {"runtime": runtimes, "progress": progress, "budget_s": budget_s and MEASURED_SHARE * budget_s}
-    target = target_of(device_profile.device.kind)
     try:
         table = measure(workloads, chosen.batches if batches is None else batches, device=live, **asked)
     except (StoppedError, LostError) as stopped:
         if record is None:
             raise
-        _keep(record, suite, device_profile, *_traced(stopped.table, workloads, target))
+        _keep(record, suite, device_profile, *_traced(stopped.table, workloads, device_profile.device.kind))
         if isinstance(stopped, LostError):
             raise DeviceError(f"{stopped} What was measured by then is kept in {record}, to replay.") from stopped
         raise KeyboardInterrupt(f"what was measured by then is kept in {record}") from stopped
-    table, graphs = _traced(table, workloads, target)
+    table, graphs = _traced(table, workloads, device_profile.device.kind)
     _keep(record, suite, device_profile, table, graphs)  # already now: baselines take minutes too
     left_s = None if budget_s is None else (1 - MEASURED_SHARE) * budget_s
     pace = ProgressCounter("", len(table) * len(rivals), progress, budget_s=left_s, clock=time.monotonic)
@@ -158,11 +156,12 @@ def _notes(profile: DeviceProfile, machine: Machine, table: pd.DataFrame) -> lis
 
 
 def _traced(
-    table: pd.DataFrame, workloads: Sequence[Workload], target: str
+    table: pd.DataFrame, workloads: Sequence[Workload], kind: str
 ) -> tuple[pd.DataFrame, dict[GraphKey, ModelGraph]]:
     """The table, and what its models do; a model that no trace can follow gets the reason as its status."""
     by_name, table = {workload.name: workload for workload in workloads}, table.copy()
     graphs: dict[GraphKey, ModelGraph] = {}
+    target = target_of(kind)
     for row, cell in table[table["status"] == tables.OK].iterrows():
         key = graph_key(cell.to_dict())
         try:
