@@ -37,7 +37,7 @@ from latpred.prediction.kernel_times import (
     slower_kernels,
 )
 from latpred.profile import gpus
-from latpred.profile.datasheet import Limits, limits_of, limits_of_cpu
+from latpred.profile.datasheet import Limits, limits_of
 from latpred.profile.document import DeviceProfile, DispatchFit, KernelFit, SizeCorrection, call_prices
 from latpred.profile.store import calibration
 from latpred.query import AMP, HALVES
@@ -522,7 +522,10 @@ class PriceList:
             return None
         fits = self.fits(precision) if root(family) == "rnn" else {}  # its steps are products
         rates = [fits[name].macs_per_us for name in ("gemm", "conv") if name in fits]
-        return limits_of_cpu(info, max(rates, default=math.inf))
+        # By the copy that measured its memory, which also reads what it writes over. What lies in a cache that
+        # neighbours share is not known at all.
+        bandwidth = 1.5 * info.bandwidth_bytes_per_us
+        return Limits(max(rates, default=math.inf), bandwidth, 4.0 * info.cache_bytes, math.inf, math.inf)
 
 
 def host_cost(fit: DispatchFit, name: str) -> float:

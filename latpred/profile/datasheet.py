@@ -102,14 +102,6 @@ def limits_of(gpu: Spec, precision: str, family: str) -> Limits:
     )
 
 
-def limits_of_cpu(device: DeviceInfo, macs_per_us: float) -> Limits:
-    """What no kernel of a CPU is faster than, by the copy that measured its memory; multiply-adds as given.
-
-    A copy also reads what it writes over. What lies in a cache that neighbours share is not known at all.
-    """
-    return Limits(macs_per_us, 1.5 * device.bandwidth_bytes_per_us, 4.0 * device.cache_bytes, inf, inf)
-
-
 PROVENANCE = "datasheet"
 CAVEAT = "nothing was measured: datasheet peaks with typical efficiencies"
 ADAPTED_CAVEAT = "datasheet peaks with typical efficiencies, then adapted to measured models"
