@@ -127,7 +127,7 @@ def test_small_work_draws_from_a_large_cache_where_memory_is_slow() -> None:
         row = np.array([[rows * 2**20, 2**21, rows * 2**11, rows * 2**11, rows, 1024, 1024]])
         return float(evaluate(uncached, row)[0] / evaluate(fit, row)[0])
 
-    assert sped_up("l40s", 4096) > 1.2
+    assert sped_up("l40s", 4096) > 1.15
     assert sped_up("l40s", 65536) == sped_up("h100", 4096) == 1.0
     kept = {name: datasheet.profile_of(gpus.spec(name)).device.resident_bytes for name in ("l40s", "h100", "rtx-3090")}
     assert kept == {"l40s": gpus.spec("l40s").l2_bytes // 2, "h100": 0, "rtx-3090": 0}

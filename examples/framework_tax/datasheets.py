@@ -37,7 +37,7 @@ from latpred.calibration.published.joint_fit import Problem, problem
 from latpred.calibration.published.leave_out import SMALL, by_column, errors_by
 from latpred.calibration.published.parameters import DEVIATING
 from latpred.calibration.published.published_table import PRODUCT, Graphs, PublishedTable
-from latpred.calibration.published.row_counts import ALONE, EAGER, SCRIPTED
+from latpred.calibration.published.row_counts import EAGER, NO_HOST, SCRIPTED
 from latpred.ops.families import DIMS
 from latpred.prediction.clocks import Z90
 from latpred.profile import gpus, store
@@ -61,7 +61,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
     asked = parser.parse_args(arguments)
     table = _read(asked.tables, asked.mapping, asked.models)
     graphs: Graphs = {}
-    runtimes = table.cells["runtime"].isin((EAGER, ALONE, *SCRIPTED)).to_numpy()
+    runtimes = table.cells["runtime"].isin((EAGER, *NO_HOST, *SCRIPTED)).to_numpy()
     fitted = problem(table.where(runtimes), graphs, partial=True)
     holdout = without_gpu(fitted)
     print("a GPU left out, its host not known     cells  median     p90  within 10 %")

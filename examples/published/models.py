@@ -76,6 +76,37 @@ def bert_distilled_6_layers() -> nn.Module:
     return _bert(num_hidden_layers=6)
 
 
+class InAutocast(nn.Module):
+    """A transformer in an autocast that finds halves as weights, or casts of them that it keeps."""
+
+    def __init__(self, model: Any) -> None:
+        super().__init__()
+        self.model, self.config = model, model.config
+
+    def forward(self, *args: Any, **kwargs: Any) -> Any:
+        """What the model gives."""
+        with torch.autocast("cuda", torch.float16):
+            return self.model(*args, **kwargs)
+
+
+def _in_autocast(name: str) -> nn.Module:
+    from latpred.zoo import names
+
+    return InAutocast(names.build(name).model)
+
+
+bert_base_in_autocast = partial(_in_autocast, "bert-base-uncased")
+distilbert_in_autocast = partial(_in_autocast, "distilbert-base-uncased")
+gpt2_in_autocast = partial(_in_autocast, "gpt2")
+roberta_base_in_autocast = partial(_in_autocast, "roberta-base")
+roberta_large_in_autocast = partial(_in_autocast, "roberta-large")
+
+
+def minilm_l6_in_autocast() -> nn.Module:
+    """MiniLM-L6-H384 in autocast."""
+    return InAutocast(minilm_l6())
+
+
 def _bert(**sizes: int) -> nn.Module:
     from transformers import BertConfig, BertModel
 

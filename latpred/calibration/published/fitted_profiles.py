@@ -22,7 +22,7 @@ from latpred.accuracy.metrics import conformal
 from latpred.calibration.published import leave_out, published_table
 from latpred.calibration.published.joint_fit import Mask, Problem, problem, without_fp64
 from latpred.calibration.published.published_table import Graphs, Progress, PublishedTable, eras
-from latpred.calibration.published.row_counts import ALONE, EAGER, FIXED, MODULE, PYTHON, SCRIPTED, multiplies
+from latpred.calibration.published.row_counts import EAGER, FIXED, MODULE, NO_HOST, PYTHON, SCRIPTED, multiplies
 from latpred.errors import TableError
 from latpred.graph.features import Floats
 from latpred.graph.graph import CONTIGUOUS
@@ -137,7 +137,7 @@ def _fitted_rows(source: tables.Source | PublishedTable) -> PublishedTable:
     if not (runtime == EAGER).any():
         raise TableError("The table has no rows of runtime eager, which profiles are fitted to. Add some.")
     older = np.array(eras(table.cells)) == TORCH_1_12
-    used = (runtime.isin((EAGER, ALONE)) | (runtime.isin(SCRIPTED) & older)).to_numpy()
+    used = (runtime.isin((EAGER, *NO_HOST)) | (runtime.isin(SCRIPTED) & older)).to_numpy()
     others = sorted(set(runtime[~used]))
     notes = (f"rows of {', '.join(others)} were left out of the profile",) if others else ()
     return replace(table.where(used), notes=(*table.notes, *notes))

@@ -21,7 +21,7 @@ from latpred.calibration.published import published_table
 from latpred.calibration.published.latency_model import TEXTS, Block, Objects, Rows, blocks_of, evaluate
 from latpred.calibration.published.parameters import Parameters
 from latpred.calibration.published.published_table import Graphs, Progress, PublishedTable, TraceKey
-from latpred.calibration.published.row_counts import ALONE, EAGER, SCRIPTED, CellKey, Cells, as_run_by, cells_of
+from latpred.calibration.published.row_counts import EAGER, NO_HOST, SCRIPTED, CellKey, Cells, as_run_by, cells_of
 from latpred.errors import LatpredError, TableError, UnknownGpuError
 from latpred.graph.features import Floats
 from latpred.graph.graph import Ints
@@ -61,7 +61,7 @@ class Problem:
     def telling(self) -> Mask:
         """Rows that eager's parameters are fitted to."""
         rows = self.rows
-        own, scripted = np.isin(rows.runtime, (EAGER, ALONE)), np.isin(rows.runtime, SCRIPTED)
+        own, scripted = np.isin(rows.runtime, (EAGER, *NO_HOST)), np.isin(rows.runtime, SCRIPTED)
         # Scripted ones run the same kernels, and where a source has few others of a GPU nothing else tells of these.
         counted = pd.DataFrame({"own": own, "scripted": scripted}, dtype=int)
         counts = counted.groupby([rows.source, rows.gpu]).transform("sum")
@@ -136,7 +136,7 @@ class Problem:
         used = np.ones(len(runtime), bool) if keep is None else keep
         eager = used & self.telling
         thetas: dict[str, Floats] = {}
-        for name in sorted(set(runtime) - {ALONE}, key=lambda name: (name != EAGER, name)):
+        for name in sorted(set(runtime) - {*NO_HOST}, key=lambda name: (name != EAGER, name)):
             own = used & (runtime == name)
             if name in SCRIPTED and EAGER in thetas and (eager & ~own).any():
                 means, widths = self.parameters.means, self.parameters.widths

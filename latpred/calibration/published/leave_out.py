@@ -22,7 +22,7 @@ from latpred.accuracy.metrics import Errors
 from latpred.calibration.published.joint_fit import Mask, Problem
 from latpred.calibration.published.latency_model import Objects
 from latpred.calibration.published.published_table import MOST_PROCESSES, Progress
-from latpred.calibration.published.row_counts import ALONE, EAGER
+from latpred.calibration.published.row_counts import EAGER, NO_HOST
 from latpred.errors import UsageError
 from latpred.graph.features import Floats
 from latpred.profile.gpus import Spec
@@ -89,7 +89,7 @@ def by_column(
     rows, values = problem.rows, getattr(problem.rows, by)
     wanted = values != "" if by == "host" else np.ones(len(rows), bool)
     if by == "model":
-        wanted = (rows.runtime != ALONE) & (gpus is None or np.isin(rows.gpu, gpus))
+        wanted = (~np.isin(rows.runtime, NO_HOST)) & (gpus is None or np.isin(rows.gpu, gpus))
     names = np.array(sorted(set(values[wanted])), dtype=object)
     tenths = by == "run" or (by == "model" and len(names) > MOST_FOLDS)
     of_gpu = f", {shots} models" if by == "gpu" else ""

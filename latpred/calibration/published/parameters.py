@@ -15,6 +15,7 @@ import numpy as np
 
 from latpred.calibration.published.row_counts import (
     ALONE,
+    CAPTURED,
     CONVOLUTIONS,
     EAGER,
     ENGINES,
@@ -155,7 +156,7 @@ class Parameters:
                 terms.append(self._add((memory_format, group_of(family), slot, family), LAYOUT / 2))
             if runtime == ALONE:
                 terms += [self._add((ALONE, slot), ALONE_WIDTHS[slot])] if slot in ALONE_WIDTHS else []
-            elif runtime != EAGER:
+            elif runtime not in (EAGER, CAPTURED):
                 of_kernel = RUNTIME_PRODUCT if multiplies(family) else RUNTIME_KERNEL
                 width = ENGINE_KERNEL if runtime in ENGINES else of_kernel
                 terms.append(self._add(("runtime kernel", runtime, family, slot), width))

@@ -26,6 +26,8 @@ from latpred.runtimes.legacy_torch import GROUP, LIBRARY_CLASSES, fuser_of, scri
 
 EAGER = "eager"
 ALONE = "kernel"  # a kernel timed by itself, in a CUDA graph: no host, and no gap to the next
+CAPTURED = "cuda-graphs"  # eager's kernels, launched together: what is left of its host is one launch
+NO_HOST = (ALONE, CAPTURED)
 ENGINES = ("tensorrt",)
 SCRIPTED = ("torchscript",)
 HALF = ".half"  # ends the host classes of half precision
@@ -114,7 +116,7 @@ def cells_of(keys: Sequence[CellKey], graphs: Mapping[tuple[TraceKey, str, str],
         if graph_key not in counted:
             counted[graph_key] = _counts(graph.at(key.batch), mixed=key.traced.graph_key.precision in AMP)
         of_host, of_device = counted[graph_key]
-        hosts.append(Counter() if key.runtime == ALONE else of_host)
+        hosts.append(Counter() if key.runtime in NO_HOST else of_host)
         for names, (count, affine) in of_device.items():
             values = affine[:, :, 0] + affine[:, :, 1] * key.batch
             kernels.setdefault(names, []).append((position, count, values))
