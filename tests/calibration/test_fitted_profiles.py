@@ -9,7 +9,7 @@ from pathlib import Path
 import numpy as np
 import pandas as pd
 import pytest
-from publisheddata import GPUS, MODELS, frame, graphs, key_of, products, scripted, solved, table, truth
+from publisheddata import GPUS, MODELS, captured, frame, graphs, key_of, products, scripted, solved, table, truth
 
 from latpred import Predictor
 from latpred.accuracy import metrics
@@ -139,6 +139,20 @@ def test_products_timed_by_themselves_tell_of_products_and_of_no_host(fitted: Fi
     assert hosts == pytest.approx([FittedNumbers(plain, theta).host("gemm", "eager", gpu)] * 2, rel=0.02)
     with pytest.raises(TableError, match="'plain' is no matrix product"):
         problem_of(products(1.0).replace({"model": {"1024 x 1024": "plain"}}).query("runtime == 'kernel'"))
+
+
+def test_passes_in_cuda_graphs_tell_what_short_kernels_take_and_of_no_host() -> None:
+    gpu, floors, hosts = gpus.spec("rtx-8000"), [], []
+    for slower in (1.0, 2.0):
+        made, theta = solved(captured(slower))
+        numbers = FittedNumbers(made, theta)
+        families = made.families("cuda-graphs")
+        floors.append([numbers.kernel(name, gpu, "fp32", "eager")["floor"] for name in sorted(families)])
+        hosts.append(numbers.host("gemm", "eager", gpu))
+        assert set(made.thetas()) == {"eager"}
+        assert list(profile_from(captured(slower), "RTX-8000").runtimes) == ["eager"]
+    assert np.max(np.divide(floors[1], floors[0])) > 1.5, (floors, families)
+    assert hosts[1] == pytest.approx(hosts[0], rel=0.02)
 
 
 def test_a_run_of_one_model_keeps_one_row_when_that_is_left_out() -> None:
