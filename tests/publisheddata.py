@@ -122,7 +122,7 @@ def products(slower: float) -> pd.DataFrame:
 
 
 def captured(slower: float) -> pd.DataFrame:
-    """Batches so small that kernels hide behind the host, and the same in CUDA graphs, as known costs give or slower."""
+    """Batches so small that kernels hide behind the host, and the same in CUDA graphs, at known costs or slower."""
     small = table().query("batch == batch.min()")
     mine = small.assign(runtime="cuda-graphs", run=small["run"] + " captured", latency_s=1.0)
     both = pd.concat([small, mine], ignore_index=True)
