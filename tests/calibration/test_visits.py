@@ -238,6 +238,14 @@ def test_what_was_disturbed_before_a_run_was_resumed_is_timed_again(made: Made, 
     assert not any(row.disturbed for row in session.rows)
 
 
+def test_what_was_timed_again_in_vain_waits_behind_what_was_not(made: Made) -> None:
+    measure, slowed = Measuring(), Disturbance(visits.SLOWED)
+    visited = made(measure, [slowed, slowed, CALM, BUSY])  # what was busy is no better and leaves the row where it is
+    for number in (1, 2, 3, 4):
+        visited.run(cell(number))
+    assert measure.asked == [1, 2, 3, 1, 4, 2, 1]
+
+
 def test_a_disturbed_row_that_is_asked_for_again_is_no_second_visit(made: Made) -> None:
     measure = Measuring()
     visited = made(measure, [BUSY])
