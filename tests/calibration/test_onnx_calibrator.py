@@ -22,6 +22,7 @@ from latpred.calibration.runtime_calibration import network_fit, onnx_workloads
 from latpred.calibration.runtime_calibration.onnx_calibrator import (
     OnnxCalibrator,
     TimedGraph,
+    _idle,
     at_profile_speed,
     fit_nodes,
     graph_cell,
@@ -188,6 +189,16 @@ def test_a_kernel_that_no_clock_tells_from_an_idle_node_is_a_short_one() -> None
     assert long.us == pytest.approx(399.5)
     # An error of either counts as one of the node and of its share of the pass.
     assert short.beside_us == long.beside_us == pytest.approx(1.0 + PASS_SHARE * graph.total_us)
+
+
+def test_one_slow_moment_does_not_hide_the_kernels_of_a_class() -> None:
+    rare, usual = msgspec.structs.replace(gemm(500), host_class="node.rnn.GRU"), gemm(500)
+    disturbed = [timed((op,), tiny=True)._replace(nodes_us=(44.5,)) for op in (rare, usual)]
+    sized = timed((rare, usual), tiny=False)._replace(nodes_us=(24.5, 24.5))
+    idle = _idle([*graphs(), *disturbed, sized])
+    # Of many tiny nodes one that was slow changes nothing; of one alone nothing faster is known but the sized ones.
+    assert host_cost(idle, usual.host_class) == 5.5
+    assert host_cost(idle, rare.host_class) == 25.0
 
 
 def test_times_sum_to_what_warm_graphs_take_in_the_middle() -> None:

@@ -25,7 +25,7 @@ from latpred import host
 from latpred.calibration.cells import Cell
 from latpred.calibration.devices import Device
 from latpred.calibration.fitting import acceptance
-from latpred.calibration.fitting.dispatch_fit import of_classes, per_class
+from latpred.calibration.fitting.dispatch_fit import of_classes
 from latpred.calibration.fitting.kernel_fit import (
     LEAST_SHARE,
     PASS_SHARE,
@@ -67,7 +67,7 @@ COLD_EVERY = 2  # of the generated graphs, every second runs with its weights ou
 # to 47 MB took 3 to 13 % longer than in passes that follow each other, with 64 MiB 7 to 33 %.
 FILLER_BYTES = 16 << 20
 
-FEWEST = 3  # tiny graphs below which nothing can be told apart
+FEWEST = 3  # tiny graphs, or nodes of a class in them, below which nothing can be told apart
 HALF_US = 0.5  # what the profiler's clock cuts off on average
 RULING = 0.5  # share of a graph's time from which its kernels rule it
 ASTRAY = 2.0  # a graph that takes so much more or less than its nodes did tells nothing
@@ -245,7 +245,7 @@ def fit_nodes(graphs: Sequence[TimedGraph]) -> DispatchFit:
     if len(tiny) < FEWEST or not sized:
         timed = f"{len(tiny)} tiny graphs and {len(sized)} larger ones were timed in {NAME}"
         raise too_few(timed, "its costs")
-    host, idle = _host(tiny), _idle(tiny)
+    host, idle = _host(tiny), _idle(graphs)
     kernels = [node_kernels(graph, idle) for graph in sized]
     profiler_us = _profiler_us(sized, kernels, host)
     samples: list[KernelSample] = []
@@ -275,10 +275,22 @@ def _host(tiny: Sequence[TimedGraph]) -> DispatchFit:
     return msgspec.structs.replace(of_classes(costs), fixed_us=round(values[FIXED], 4))
 
 
-def _idle(tiny: Sequence[TimedGraph]) -> DispatchFit:
-    """What the profiler says of a node of each class that has next to nothing to do."""
-    pairs = (pair for graph in tiny for pair in zip(graph.ops, graph.nodes_us, strict=True))
-    return of_classes(per_class(((op.host_class, us + HALF_US) for op, us in pairs), np.median))
+def _idle(graphs: Sequence[TimedGraph]) -> DispatchFit:
+    """What the profiler says of a node of each class that has next to nothing to do, as those in tiny graphs have.
+
+    Few of them may all have met a slow moment: such a class takes no longer than the fastest of all its nodes.
+    """
+    tiny_us: dict[str, list[float]] = {}
+    least_us: dict[str, float] = {}
+    for graph in graphs:
+        for op, us in zip(graph.ops, graph.nodes_us, strict=True):
+            whole_us = us + HALF_US
+            least_us[op.host_class] = min(whole_us, least_us.get(op.host_class, whole_us))
+            if graph.tiny:
+                tiny_us.setdefault(op.host_class, []).append(whole_us)
+    return of_classes(
+        {name: float(np.median(us)) if len(us) >= FEWEST else least_us[name] for name, us in tiny_us.items()}
+    )
 
 
 def node_kernels(graph: TimedGraph, idle: DispatchFit) -> list[NodeKernel]:

@@ -17,12 +17,12 @@ from latpred.calibration.cells import log_uniform
 
 OPSET = 20
 # Of what a kind and a seed mean, and of the order of a row's nodes; a journal of another version is not resumed.
-VERSION = 6
+VERSION = 7
 # Drawn for each graph, so that there are many small ones and some large ones.
 _ELEMENTS = (1 << 14, 1 << 22)  # of the largest activation
 _MACS = (20_000_000, 6_000_000_000)  # of a layer of tokens
 _LATE_MACS = (4_000_000, 400_000_000)  # of a convolution on small maps
-_RECURRENT_MACS = (10_000_000, 1_000_000_000)  # of a recurrent layer
+_RECURRENT_MACS = (4_000_000, 400_000_000)  # of a recurrent layer
 _GELU = ("Gelu", "Gelu", "tanh", "Relu", "Silu")
 _ACTIVATIONS = ("Relu", "Relu", "Sigmoid", "HardSwish", "Clip", "Silu")
 _UNARY = (
@@ -417,16 +417,17 @@ def _spectral(rng: Draw) -> tuple[Graph, str]:
 
 
 def _recurrent(rng: Draw) -> tuple[Graph, str]:
-    width, steps, batch = rng.between(16, 512, 8), rng.between(2, 128), rng.batch()
-    kind, gates = rng.choice((("LSTM", 4), ("GRU", 3)))
-    directions, entering = rng.choice((1, 1, 2)), width
-    step_macs, most = directions * gates * 2 * width**2, rng.between(*_RECURRENT_MACS)
+    """Recurrent layers, each of a kind and a width of its own, in one direction or both."""
+    steps, batch, entering = rng.between(2, 128), rng.batch(), rng.between(16, 512, 8)
+    cells = [(rng.choice((("LSTM", 4), ("GRU", 3))), rng.choice((1, 1, 2)), rng.between(16, 512, 8)) for _ in range(3)]
+    step_macs = max(directions * gates * 2 * width**2 for (_, gates), directions, width in cells)
+    most = rng.between(*_RECURRENT_MACS)
     batch = _halved(batch, steps * step_macs, most)
     steps = _halved(steps, batch * step_macs, most)
-    graph, x = Graph(rng, (steps, batch, width)), "x"
-    how: dict[str, Any] = {"linear_before_reset": 1} if kind == "GRU" else {}  # as PyTorch's is
-    how |= {"direction": "bidirectional"} if directions == 2 else {}
-    for _ in range(rng.choice((1, 2))):
+    graph, x = Graph(rng, (steps, batch, entering)), "x"
+    for (kind, gates), directions, width in cells:
+        how: dict[str, Any] = {"linear_before_reset": 1} if kind == "GRU" else {}  # as PyTorch's is
+        how |= {"direction": "bidirectional"} if directions == 2 else {}
         weights = [graph.weight(directions, gates * width, size, scale=0.1) for size in (entering, width)]
         bias = graph.weight(directions, 2 * gates * width, scale=0.1)
         y = graph.add(kind, x, *weights, bias, hidden_size=width, **how)
@@ -435,9 +436,20 @@ def _recurrent(rng: Draw) -> tuple[Graph, str]:
     return graph, x
 
 
+def _perceptron(rng: Draw) -> tuple[Graph, str]:
+    """Layers of few rows, which read next to nothing but weights; those of a small network stay in the cache."""
+    rows, width = rng.batch(), rng.between(16, 2048, 8)
+    graph, x = Graph(rng, (rows, width)), "x"
+    for _ in range(rng.choice((3, 4, 5))):
+        entering, width = width, rng.between(16, 2048, 8)
+        x = graph.add("Gemm", x, graph.weight(width, entering), graph.weight(width, scale=0.1), transB=1)
+        x = _activated(graph, x, _GELU)
+    return graph, x
+
+
 KINDS = (
     *("tokens", "images", "late", "elements", "grouped", "mobile", "late", "tokens", "images", "sound", "tokens"),
-    *("late", "moves", "spectral", "images", "grouped", "recurrent"),
+    *("late", "recurrent", "perceptron", "moves", "spectral", "images", "grouped", "recurrent", "perceptron"),
 )
-_MADE = (_tokens, _images, _mobile, _late, _grouped, _sound, _elements, _moves, _spectral, _recurrent)
+_MADE = (_tokens, _images, _mobile, _late, _grouped, _sound, _elements, _moves, _spectral, _recurrent, _perceptron)
 _MAKERS = {maker.__name__.removeprefix("_"): maker for maker in _MADE}
