@@ -27,8 +27,18 @@ FEWEST = 6  # samples below which a family borrows
 # Points that a residual keeps. Twice as many made no left-out network better and predictions several times slower.
 MOST_POINTS = 200
 FEWEST_LEAF = 24  # samples that earn a special family a fit of its own
-# The same where a special family has other code altogether, and little of it in a network.
-APART = {"rnn": 8, "pooling.max": 8, "pooling.avg": 8, "batch_norm.training": 8, "conv_depthwise.padded": FEWEST}
+# The same where a special family has other code altogether, and little of it in a network. It tells its family nothing.
+APART = {
+    "rnn": 8,
+    "pooling.max": 8,
+    "pooling.avg": 8,
+    "pooling.average": 8,
+    "batch_norm.training": 8,
+    "conv_depthwise.padded": FEWEST,
+    "conv.nchwc": 8,
+    "conv_grouped.nchwc": 8,
+    "conv_depthwise.nchwc": 8,
+}
 
 
 class KernelSample(NamedTuple):
@@ -84,10 +94,13 @@ def _fit_family(
     pooled = [sample for samples in leaves.values() for sample in samples]
     if len(pooled) < FEWEST:
         return {}
+    enough = {leaf: FEWEST if leaf in prior else nearest(APART, leaf, FEWEST_LEAF) for leaf in leaves}
+    apart = {leaf for leaf, samples in leaves.items() if len(samples) >= enough[leaf] and nearest(APART, leaf)}
+    others = [sample for sample in pooled if sample.family not in apart]
+    pooled = others if len(others) >= FEWEST else pooled
     # What leaves without a fit of their own differ by is taken off before the residual is fitted, which would otherwise
     # call it noise.
     plain = RooflineRegressor(family, multiprocessors, prior=prior.get(family)).fit_roofline(*_averaged(pooled))
-    enough = {leaf: FEWEST if leaf in prior else nearest(APART, leaf, FEWEST_LEAF) for leaf in leaves}
     few = {leaf: samples for leaf, samples in leaves.items() if leaf != family and len(samples) < enough[leaf]}
     scales = {leaf: _leaf_scale(plain, samples) for leaf, samples in few.items()}
     alike = [_as_family(sample, plain, scales.get(sample.family, 1.0)) for sample in pooled]

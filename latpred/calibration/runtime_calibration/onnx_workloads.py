@@ -162,6 +162,14 @@ def _convolution(graph: Graph, x: str, sizes: tuple[int, ...], stride: int, pad:
     return graph.add("Conv", x, *weights, strides=strides, pads=pads, kernel_shape=tuple(window), **group)
 
 
+def _pooled(graph: Graph, x: str, side: int, stride: int) -> str:
+    """The greatest or the mean of windows."""
+    pads = (side // 2,) * 4 if side % 2 else (0,) * 4
+    # As PyTorch's exporter writes them.
+    kind, how = graph.rng.choice((("MaxPool", {}), ("AveragePool", {"count_include_pad": 1})))
+    return graph.add(kind, x, kernel_shape=(side, side), strides=(stride, stride), pads=pads, **how)
+
+
 def _attended(graph: Graph, x: str, length: int, heads: int, head: int) -> str:
     """Attention as PyTorch's exporter writes it: scaled queries and keys, products with a transposed one, softmax."""
     width = heads * head
@@ -233,7 +241,7 @@ def _images(rng: Draw) -> tuple[Graph, str]:
     x = _conv(graph, "x", 3, width, side, stride, active=True)
     size //= stride
     if size >= 32:
-        x, size = graph.add("MaxPool", x, kernel_shape=(3, 3), strides=(2, 2), pads=(1, 1, 1, 1)), size // 2
+        x, size = _pooled(graph, x, rng.choice((2, 3)), 2), size // 2
     for stage in range(rng.choice((2, 3))):
         wider = width * (2 if stage else 1)
         x = _residual(graph, x, width, wider, 2 if stage and size > 7 else 1)
@@ -243,7 +251,7 @@ def _images(rng: Draw) -> tuple[Graph, str]:
 
 def _mobile(rng: Draw) -> tuple[Graph, str]:
     size, batch = rng.side(), rng.batch()
-    width = rng.between(8, 96, rng.choice((1, 8, 8)))  # what is no multiple of 8 is not laid out in blocks
+    width = rng.between(8, 96, rng.choice((1, 8)))  # what is no multiple of 8 is not laid out in blocks
     graph = Graph(rng, (_halved(batch, width * size * size, rng.room()), 3, size, size))
     x = _conv(graph, "x", 3, width, 3, 2, active=True)
     side, squeezes, size = rng.choice((3, 3, 5, 7)), rng.random() < 0.5, size // 2
@@ -281,6 +289,7 @@ def _late(rng: Draw) -> tuple[Graph, str]:
             y = _squeezed(graph, y, wide) if rng.random() < 0.5 else y
             y = _conv(graph, y, wide, narrow, 1, 1)
         x = graph.add("Add", x, y)
+        x = _pooled(graph, x, 3, 1) if rng.random() < 0.2 else x
     return graph, _classified(graph, x, width)
 
 

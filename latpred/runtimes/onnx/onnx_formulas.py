@@ -116,6 +116,11 @@ def conv(node: Node, ins: Values, outs: Values) -> Work:
     strides, groups = node.numbers("strides", (1,)), node.number("group", 1)
     transposed = "Transpose" in node.op_type
     work = products.convolution(x, ins[1], None, strides, 0, 1, transposed, 0, groups, out=y)
+    return in_blocks(work, node)
+
+
+def in_blocks(work: Work, node: Node) -> Work:
+    """The work, of a family of its own where channels lie in blocks: a library has other code for those."""
     return work._replace(family=f"{work.family}.nchwc") if node.domain == NCHWC else work
 
 
@@ -258,7 +263,8 @@ def _matrices(shape: Sequence[int], order: Sequence[int]) -> int:
 def pooled(node: Node, ins: Values, outs: Values) -> Work:
     """A window, or a whole plane, reduced to one element."""
     window = prod(ins[0].shape[2:] if node.op_type.startswith("Global") else node.numbers("kernel_shape"))
-    return _over_plane(node.kind.removeprefix("global").removesuffix("pool"), outs[0].shape, window)
+    work = _over_plane(node.kind.removeprefix("global").removesuffix("pool"), outs[0].shape, window)
+    return in_blocks(work, node)
 
 
 def resized(node: Node, ins: Values, outs: Values) -> Work:
