@@ -283,11 +283,12 @@ def _architectures(keys: Sequence[TraceKey], graphs: Graphs) -> pd.Series:
     weights = {key: weights_of(graphs[key]) for key in set(keys)}
     models = pd.Series([key.graph_key.model for key in keys], dtype=object)
     kind, _ = pd.factorize(pd.Series([weights[key] or key.graph_key.model for key in keys], dtype=object))
-    names, before = models, None
-    while not names.equals(before):
-        before = names
-        names = names.groupby(kind).transform("min").groupby(models).transform("min")
-    return names
+    names = models
+    while True:
+        shared = names.groupby(kind).transform("min").groupby(models).transform("min")
+        if shared.equals(names):
+            return names
+        names = shared
 
 
 def without_fp64(table: PublishedTable) -> PublishedTable:
