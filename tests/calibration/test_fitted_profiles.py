@@ -9,7 +9,10 @@ from pathlib import Path
 import numpy as np
 import pandas as pd
 import pytest
-from publisheddata import GPUS, MODELS, captured, frame, graphs, key_of, products, scripted, solved, table, truth
+import torch
+from publisheddata import GPUS, MODELS, captured, frame, graphs, key_of, products, scripted, solved, table, tower, truth
+from torch import nn
+from transformers import BertConfig, BertModel
 
 from latpred import Predictor
 from latpred.accuracy import metrics
@@ -28,12 +31,13 @@ from latpred.calibration.published.latency_model import evaluate
 from latpred.calibration.published.leave_out import evaluate_left_out
 from latpred.calibration.published.parameters import HOST, Parameters
 from latpred.calibration.published.published_table import PublishedTable, read
-from latpred.calibration.published.row_counts import as_run_by, family_of, group_of
+from latpred.calibration.published.row_counts import as_run_by, family_of, group_of, weights_of
 from latpred.errors import TableError, UsageError
 from latpred.profile import datasheet, gpus, hosts, store
 from latpred.profile.datasheet import log_promise
 from latpred.profile.document import DeviceProfile
 from latpred.runtimes.legacy_torch import FUSED, GROUP, TORCH_1_12, TORCH_2, as_run_in
+from latpred.tracing import trace
 
 Fit = tuple[Problem, np.ndarray]
 
@@ -203,6 +207,39 @@ def test_a_fold_sees_nothing_of_what_it_is_judged_on(fitted: Fit, holdout: pd.Da
     )
     np.testing.assert_allclose(plain, changed, rtol=1e-9)
     np.testing.assert_array_equal(leave_out.by_trees(fitted[0])[mine], leave_out.by_trees(spoilt)[mine])
+
+
+def test_a_model_is_left_out_under_all_its_names(fitted: Fit) -> None:
+    whole = table()
+    broad = ((whole["model"] == "wide") & whole["run"].str.endswith("slow")).to_numpy()
+    *body, head = tower(*MODELS["wide"]).children()
+    other = nn.Sequential(*body, nn.Linear(head.in_features, 10))
+    known = {key_of("broad", one): trace(other, torch.zeros(1, 3, 96, 96), precision=one) for one in ("fp32", "fp16")}
+    holdouts, trees = [], []
+    for factor in (1.0, 3.0):
+        rows = whole.assign(model=whole["model"].where(~broad, "broad"))
+        rows["latency_s"] *= np.where(broad, factor, 1.0)
+        problem = problem_of(rows, graphs() | known)
+        holdouts.append(leave_out.by_column(problem, "model"))
+        trees.append(leave_out.by_trees(problem))
+    assert set(holdouts[0]["architecture"]) == {*MODELS, "broad"} - {"wide"}
+    left_out = [one[one["architecture"] == "broad"]["predicted_s"] for one in holdouts]
+    assert len(left_out[0]) == (whole["model"] == "wide").sum()
+    np.testing.assert_allclose(*left_out, rtol=1e-9)
+    np.testing.assert_array_equal(*(one[whole["model"] == "wide"] for one in trees))
+
+
+def test_an_architecture_is_known_by_what_it_multiplies_by() -> None:
+    sizes = {"hidden_size": 64, "intermediate_size": 128, "num_attention_heads": 4, "attn_implementation": "eager"}
+    config = BertConfig(**sizes, num_hidden_layers=2)
+    plain = trace(BertModel(config), torch.zeros(1, 16, dtype=torch.int64))
+    config.vocab_size, config._attn_implementation = 9, "sdpa"
+    again = trace(BertModel(config, add_pooling_layer=False), torch.zeros(1, 40, dtype=torch.int64), precision="fp16")
+    config.num_hidden_layers = 3
+    deeper = trace(BertModel(config), torch.zeros(1, 16, dtype=torch.int64))
+    assert weights_of(plain) == weights_of(again) != weights_of(deeper)
+    alone = nn.Sequential(nn.Linear(8, 4), nn.ReLU(), nn.Linear(4, 2))  # all rows are samples: nothing but a head
+    assert weights_of(trace(alone, torch.zeros(1, 8))) == ((2, 4, 1), (4, 8, 1))
 
 
 def test_folds_in_processes_are_what_they_are_one_after_the_other(

@@ -21,7 +21,16 @@ from latpred.calibration.published import published_table
 from latpred.calibration.published.latency_model import TEXTS, Block, Objects, Rows, blocks_of, evaluate
 from latpred.calibration.published.parameters import Parameters
 from latpred.calibration.published.published_table import Graphs, Progress, PublishedTable, TraceKey
-from latpred.calibration.published.row_counts import EAGER, NO_HOST, SCRIPTED, CellKey, Cells, as_run_by, cells_of
+from latpred.calibration.published.row_counts import (
+    EAGER,
+    NO_HOST,
+    SCRIPTED,
+    CellKey,
+    Cells,
+    as_run_by,
+    cells_of,
+    weights_of,
+)
 from latpred.errors import LatpredError, TableError, UnknownGpuError
 from latpred.graph.features import Floats
 from latpred.graph.graph import Ints
@@ -244,7 +253,8 @@ def problem(
     ran = {key: as_run_in(key.era or TORCH_2, traced[key]) for key in set(keys)}
     cells, cell = _cells(frame, keys, ran, datasheets)
     named = frame.rename(columns={"device": "gpu", "input_kind": "group", tables.SOURCE: "source"})
-    named = named.assign(host=named["host"].map(_host_names(named["host"].unique())))
+    known = _host_names(named["host"].unique())
+    named = named.assign(host=named["host"].map(known), architecture=_architectures(keys, traced))
     rows = Rows(
         cell=cell,
         design=frame["device"].map(lambda name: datasheets[name].design).to_numpy(object),
@@ -263,6 +273,22 @@ def problem(
 def _host_names(texts: Iterable[str]) -> dict[str, str]:
     """The name of the CPU in each text, "" where none is known."""
     return {text: host.name if (host := hosts.find(text)) else "" for text in texts}
+
+
+def _architectures(keys: Sequence[TraceKey], graphs: Graphs) -> pd.Series:
+    """Of each row the first name of its architecture: models are one that multiply by the same weights.
+
+    All graphs of a name belong to one. A model without such weights goes by its name.
+    """
+    weights = {key: weights_of(graphs[key]) for key in set(keys)}
+    models = pd.Series([key.graph_key.model for key in keys], dtype=object)
+    kind, _ = pd.factorize(pd.Series([weights[key] or key.graph_key.model for key in keys], dtype=object))
+    names = models
+    while True:
+        shared = names.groupby(kind).transform("min").groupby(models).transform("min")
+        if shared.equals(names):
+            return names
+        names = shared
 
 
 def without_fp64(table: PublishedTable) -> PublishedTable:

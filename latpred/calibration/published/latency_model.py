@@ -32,7 +32,10 @@ _TINY = 1e-9
 _ACTIVATIONS = SLOTS.index("activations")
 PLACE = ("gpu", "precision", "runtime", "memory_format", "protocol")  # what all rows of a block share
 # Fields of `Rows` that are text.
-TEXTS = ("gpu", "precision", "runtime", "run", "host", "protocol", "memory_format", "group", "model", "source")
+TEXTS = (
+    *("gpu", "precision", "runtime", "run", "host", "protocol", "memory_format", "group"),
+    *("model", "architecture", "source"),
+)
 
 
 @dataclass(frozen=True, slots=True)
@@ -50,6 +53,7 @@ class Rows:
     memory_format: Objects
     group: Objects
     model: Objects
+    architecture: Objects  # the first name of its model, whatever a row calls it
     source: Objects
     batch: Ints
     log_us: Floats

@@ -1,5 +1,6 @@
 """What the latency model is worth on what it did not see: models, GPUs or runs are left out of the fit and predicted.
 
+A model is left out under every name that it has: an architecture is, and so it is where errors judge those of others.
 Every fold starts from the priors, so that nothing of what is left out lingers. A GPU or a run that is left out keeps
 one row of the smallest batch for each of its runs, without which nobody knows its host.
 """
@@ -45,6 +46,7 @@ KNEE = 1.2
 # Slope of the logarithm of latency over that of the batch: a curve is flat below the first, and rises from the second.
 FLAT, RISING = 0.15, 0.6
 HOST_SHARE = "host_share"  # predicted, of the slower clock
+ARCHITECTURE = "architecture"  # the first name of a row's model
 FACTOR = 2.0
 FEWEST_BESIDE = 40_000  # rows in all folds, below which a second process takes longer to start than it saves
 FEW = 8  # batches up to that are told apart from larger ones in reports
@@ -86,7 +88,7 @@ def by_column(
     of each run tells its host, unless it is hosts that are left out, which are known by their names; where models are,
     only runs without any other model need that. With `shots`, so many models of a GPU are seen, in several draws.
     """
-    rows, values = problem.rows, getattr(problem.rows, by)
+    rows, values = problem.rows, _values(problem, by)
     wanted = values != "" if by == "host" else np.ones(len(rows), bool)
     if by == "model":
         wanted = (~np.isin(rows.runtime, NO_HOST)) & (gpus is None or np.isin(rows.gpu, gpus))
@@ -99,13 +101,19 @@ def by_column(
         alone = mine & ~np.isin(rows.run, rows.run[~mine]) if by == "model" else mine
         told = np.zeros(len(rows), bool) if by == "host" else _one_of_each_run(problem, alone)
         name = f"{len(part)} {by}s" if tenths else f"{part[0]}{of_gpu}"
-        models = np.array(sorted(set(rows.model[mine])), dtype=object)
+        models = np.array(sorted(set(rows.architecture[mine])), dtype=object)
         for draw in range(DRAWS if shots else 1):
             random = np.random.default_rng(_SEED + draw)
             shown = random.choice(models, size=min(shots, len(models)), replace=False)
-            folds.append((name, ~mine | told | np.isin(rows.model, shown)))
+            folds.append((name, ~mine | told | np.isin(rows.architecture, shown)))
     seen = f"{of_gpu} of it seen" if of_gpu else ""
     return _predicted(problem, f"{WHOLE[by]} left out{seen}", folds, progress)
+
+
+def _values(problem: Problem, by: str) -> Objects:
+    """What each row has of a key of `WHOLE`."""
+    values: Objects = getattr(problem.rows, ARCHITECTURE if by == "model" else by)
+    return values
 
 
 def _tenths(names: Objects) -> list[Objects]:
@@ -126,7 +134,11 @@ def _predicted(problem: Problem, title: str, folds: Sequence[_Fold], progress: P
             progress(f"{title}: {name}")
         for runtime, theta in thetas.items():
             rows = ~fitted & (problem.rows.runtime == runtime)
-            made = {"predicted_s": problem.predict(theta)[rows], HOST_SHARE: problem.host_shares(theta)[rows]}
+            made = {
+                "predicted_s": problem.predict(theta)[rows],
+                HOST_SHARE: problem.host_shares(theta)[rows],
+                ARCHITECTURE: problem.rows.architecture[rows],
+            }
             parts.append(problem.table.cells[rows].assign(**made, **dict(problem.work[rows]), left_out=title))
     return pd.concat(parts)
 
@@ -162,12 +174,12 @@ def errors_by(holdout: pd.DataFrame, *columns: str) -> dict[str, Errors]:
 
 
 def coverage_by_regime(holdout: pd.DataFrame) -> dict[str, RegimeCoverage]:
-    """90 % intervals of each model from the errors of all others, and how many rows they hold, regime by regime.
+    """90 % intervals of each architecture from errors of all others, and how many rows they hold, regime by regime.
 
-    A regime with one model has no others: the share is NaN.
+    A regime with one has no others: the share is NaN.
     """
     ratios: Floats = (holdout["predicted_s"] / holdout["latency_s"]).to_numpy(float)
-    sizes, models = np.abs(np.log(ratios)), holdout["model"].to_numpy(object)
+    sizes, models = np.abs(np.log(ratios)), holdout[ARCHITECTURE].to_numpy(object)
     batch = holdout["batch"].to_numpy(np.int64)
     regimes = {
         f"batch 1 to {SMALL}": batch <= SMALL,
@@ -230,7 +242,7 @@ def _for_models(problem: Problem, holdout: pd.DataFrame) -> dict[str, Errors]:
     frame = holdout[holdout["runtime"] == EAGER].reset_index(drop=True)
     errors = {
         one.idea: _errors(frame.assign(predicted_s=one.latency_s).dropna(subset="predicted_s"))
-        for one in baselines.all_baselines(frame)
+        for one in baselines.all_baselines(frame.assign(model=frame[ARCHITECTURE]))
         if one.latency_s is not None
     }
     grown = problem.table.cells.assign(predicted_s=by_trees(problem)).dropna(subset="predicted_s")
@@ -258,8 +270,8 @@ def by_trees(problem: Problem) -> Floats:
 
     inputs, rows = _features(problem), problem.rows
     eager, predicted_s = rows.runtime == EAGER, np.full(len(rows), np.nan)
-    for model in sorted(set(rows.model[eager])):
-        own = rows.model == model
+    for model in sorted(set(rows.architecture[eager])):
+        own = rows.architecture == model
         others = eager & ~own
         if not others.any():
             continue
@@ -358,7 +370,7 @@ def evaluate_left_out(problem: Problem, by: str, *, progress: Progress | None = 
     """Predict every row of a table from a fit that did not see it, leaving out one of a key of `WHOLE` at a time."""
     if by not in WHOLE:
         raise UsageError(f"{by!r} cannot be left out; choose from: {', '.join(WHOLE)}.")
-    _demand_several(set(getattr(problem.rows, by)), by)
+    _demand_several(set(_values(problem, by)), ARCHITECTURE if by == "model" else by)
     parts = [by_column(problem, by, progress, shots=shots) for shots in ((0, SHOTS) if by == "gpu" else (0,))]
     figures: dict[str, Errors] = {}
     cells = pd.concat(parts)

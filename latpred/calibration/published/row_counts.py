@@ -77,6 +77,30 @@ class Cells:
 _Counts = tuple[Counter[str], Mapping[tuple[KernelGroup, str], tuple[Floats, Floats]]]
 
 
+def weights_of(graph: ModelGraph) -> tuple[tuple[int, ...], ...]:
+    """Columns, length of sums and copies of the weights that a model multiplies by, sorted; those of its head left out.
+
+    A head comes last and has one row of each sample. Batch, input size, number format, attention and words change none.
+    """
+    met = [sizes for op in graph.ops if (sizes := _rows_and_weights(op))]
+    last = max((place for place, sizes in enumerate(met) if sizes[0] > 1), default=len(met))
+    return tuple(sorted(weights[1:] for weights in met[: last + 1]))
+
+
+def _rows_and_weights(op: Op) -> tuple[int, ...]:
+    """Rows of one sample that an op multiplies by weights, and these as `weights_of` has them; nothing of other ops."""
+    size, base = {name: count.at(1) for name, count in op.dims.items()}, root(op.family)
+    if base == "gemm":
+        return size["m"], size["n"], size["k"], 1
+    if base == "rnn":
+        return size["batch"] * size["steps"], size["hidden"], size["inputs"], size["layers"]
+    if base.startswith("conv"):
+        window, groups = size["kernel_h"] * size["kernel_w"], size["groups"]
+        rows = size["batch"] * size["h_out"] * size["w_out"]
+        return rows, size["c_out"] // groups, size["c_in"] // groups * window, groups
+    return ()
+
+
 def group_of(family: str) -> str:
     """The group whose priors a family has: its own, or that of its like."""
     if root(family) in PRODUCTS:
