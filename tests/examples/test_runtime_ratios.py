@@ -82,3 +82,39 @@ def test_rows_under_autocast_pay_for_its_casts() -> None:
         ("a",), ("b",), "a100", "cuda-graphs", "fp16", script["MODELS"]["bert-base-uncased"], 8, 16, 1.0, True
     )
     assert script["predicted_ms"](row, 1.0) > script["predicted_ms"](row._replace(autocast=False), 1.0)
+
+
+def test_results_without_io_binding_come_over_the_host_and_back(script: dict[str, Any], tmp_path: Path) -> None:
+    rows = [("onnxruntime auto_optimization=O4", 8, 1.0)]
+    (bound,), (unbound,) = (
+        list(script["read"](table(tmp_path, rows, notes))) for notes in ("io_binding=True", "io_binding=False")
+    )
+    assert bound.bound
+    assert not unbound.bound
+    times = [script["predicted_ms"](row._replace(model="bert-base-uncased", size=256), 1.0) for row in (bound, unbound)]
+    results_ms = 8 * 256 * 768 * 4 / latpred.profile.find("a100").device.copy_bytes_per_us / 1e3
+    assert 2.0 < (times[1] - times[0]) / results_ms < 2.3  # twice, and the inputs
+
+
+@pytest.mark.parametrize(
+    ("called", "runtime"),
+    [
+        ("onnxruntime CUDA EP, transformer-optimized, IO binding", "onnxruntime"),
+        ("onnxruntime CUDA EP (transformer optimizer)", "onnxruntime-optimized"),
+    ],
+)
+def test_what_only_onnxruntime_optimized_is_onnxruntime(
+    script: dict[str, Any], tmp_path: Path, called: str, runtime: str
+) -> None:
+    assert [row.runtime for row in script["read"](table(tmp_path, [(called, 1, 1.0)]))] == [runtime]
+
+
+def test_each_page_of_a_source_has_a_host_of_its_own(script: dict[str, Any], tmp_path: Path) -> None:
+    (row,) = script["read"](table(tmp_path, [("eager", 1, 1.0)]))
+    assert "a/b@1" in row.host
+    assert "a/b" in row.group
+
+
+def test_gpt2_generates_text() -> None:
+    heads = {name for name, _ in runpy.run_path(str(SCRIPT))["gpt2"]().named_children()}
+    assert "lm_head" in heads

@@ -17,7 +17,7 @@ from latpred import Predictor
 from latpred.cli import main
 from latpred.errors import ProfileError
 from latpred.ops.families import nearest
-from latpred.prediction.fallbacks import ESTIMATES, caveat, with_estimates
+from latpred.prediction.fallbacks import ESTIMATES, STREAM_GAP_US, caveat, with_estimates
 from latpred.profile import datasheet, gpus, store
 from latpred.profile.document import FITTED, DeviceProfile
 from latpred.runtimes.inductor import compiled_ops
@@ -108,6 +108,17 @@ def test_estimates_follow_from_eagers_costs() -> None:
         assert found[name].module_call_us == 0.0
         assert found[name].host_spread == eager.host_spread
         assert found[name].spread == pytest.approx(math.hypot(0.1, ESTIMATES[name].log_std), rel=1e-4)
+
+
+def test_kernels_that_are_launched_one_by_one_follow_each_other_later_than_in_a_graph(model: str) -> None:
+    alone, replayed = (
+        latpred.predict(model, 1, runtime, device="h100") for runtime in ("onnxruntime", "onnxruntime-cuda-graphs")
+    )
+    gaps = (alone.compute_ms - replayed.compute_ms) * 1e3 / STREAM_GAP_US
+    assert round(gaps) > 1
+    assert gaps == pytest.approx(round(gaps))
+    found = with_estimates(fitted()).runtimes
+    assert {name for name in found if found[name].gap_us} == {"onnxruntime", "onnxruntime-optimized", "tensorrt"}
 
 
 def test_what_is_known_is_not_estimated() -> None:
