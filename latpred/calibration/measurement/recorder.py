@@ -32,8 +32,9 @@ from latpred.accuracy.predicted import GraphKey
 from latpred.accuracy.recording import Recording, TracedModel
 from latpred.calibration.cells import Cell
 from latpred.calibration.devices import Call, Device, conditions, open_device
-from latpred.calibration.measurement.whole_models import VISIT, Bench, demand_runtime, multiplies
-from latpred.calibration.session import JOURNAL_VERSION, Header, Row, Sampled, Session
+from latpred.calibration.measurement.whole_models import VISIT, Bench, multiplies
+from latpred.calibration.runtime_calibration.calibrate_runtimes import hindrance
+from latpred.calibration.session import JOURNAL_VERSION, Header, Row, Session
 from latpred.calibration.timing import timer
 from latpred.calibration.timing.reference_speed import gauge_on
 from latpred.calibration.workloads import suites
@@ -42,7 +43,6 @@ from latpred.errors import CalibrationError, DeviceError, MissingPackageError, U
 from latpred.graph.graph import ModelGraph
 from latpred.profile.document import Machine
 from latpred.progress import ProgressCounter, ProgressEvent
-from latpred.runtimes.lowering import target_of, unsuited
 
 CORE = (
     "bert-base-uncased",
@@ -410,15 +410,7 @@ def _unavailable(device: Device, wanted: Plan, only: Sequence[str]) -> tuple[set
         if runtime not in named:
             raise UsageError(f"The plan {wanted.name} has no runtime {runtime!r}. Use some of {', '.join(named)}.")
     asked = [runtime for runtime in named if not only or runtime in only]
-    reasons: dict[str, str] = {}
-    for runtime in asked:
-        try:
-            demand_runtime(runtime, device)
-            reason = unsuited(runtime, target_of(device.info().kind))
-        except MissingPackageError as error:
-            reason = str(error)
-        if reason is not None:
-            reasons[runtime] = reason
+    reasons = {runtime: reason for runtime in asked if (reason := hindrance(runtime, device)) is not None}
     precisions = {setting.precision for settings in wanted.stages.values() for setting in settings}
     reasons |= {name: f"{device.name} has none" for name in sorted(precisions) if not multiplies(device, name)}
     left_out = {*(runtime for runtime in named if runtime not in asked), *reasons}
