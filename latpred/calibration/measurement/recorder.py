@@ -426,7 +426,7 @@ def _measure(todo: list[Setting], bench: Bench, session: RecordingSession, count
                 break
             bench.turn_to(setting.workload, setting.precision)
 
-            def visited(_: Cell, setting: Setting = setting) -> Sampled:
+            def visited(_: Cell, setting: Setting = setting) -> Row:
                 return bench.attempt(lambda: _visit(setting, bench, session))
 
             session.run(setting.cell, visited)
@@ -436,14 +436,14 @@ def _measure(todo: list[Setting], bench: Bench, session: RecordingSession, count
             bench.clear()
 
 
-def _visit(setting: Setting, bench: Bench, session: RecordingSession) -> Sampled:
+def _visit(setting: Setting, bench: Bench, session: RecordingSession) -> Row:
     """Time one setting in both protocols, or count what it launches; host and device alone too, where they can be."""
     device = bench.device
     device.use_precision(setting.precision)
     graph = session.graph(setting, bench.target)
     call = bench.call(setting.workload, setting.batch, setting.runtime, setting.precision, graph)
     if setting.counted:
-        return Sampled({}, more=_counted(call, setting, device))
+        return Row(setting.cell, {}, more=_counted(call, setting, device))
     gauge = gauge_on(bench.info.kind, setting.runtime)
     timings = {name: timed(device, call, VISIT, gauge) for name, timed in timer.PROTOCOLS.items()}
     runtime = runtimes.get(setting.runtime)
@@ -452,7 +452,8 @@ def _visit(setting: Setting, bench: Bench, session: RecordingSession) -> Sampled
     if device.asynchronous and not (together or graph.syncs(1) or graph.syncs(2)):
         timings |= {"issue": timer.issue(device, call, ISSUES, gauge), "queued": timer.queued(device, call, ISSUES)}
     full_us = gauge.fastest.dispatch_us if gauge is not None and device.asynchronous else 0.0
-    return Sampled(timings, speed={host.DISPATCH: full_us} if full_us else {}, more=_state(device))
+    speed = {host.DISPATCH: full_us} if full_us else {}
+    return Row(setting.cell, timings, speed=speed, more=_state(device))
 
 
 def _counted(call: Call, setting: Setting, device: Device) -> dict[str, str | float]:
