@@ -19,7 +19,7 @@ os.environ.setdefault("OMP_NUM_THREADS", "1")
 from latpred import storage
 from latpred.calibration import calibrate
 from latpred.calibration.devices.simulated import SimulatedDevice, SimulatedSpec
-from latpred.calibration.devices.simulated_costs import OpWork
+from latpred.calibration.devices.simulated_costs import OpWork, program
 from latpred.graph.graph import ModelGraph
 from latpred.prediction.predictor import Predictor
 from latpred.profile.document import DeviceProfile
@@ -126,9 +126,26 @@ def truth_of(name: str, precision: str) -> Truth:
     return Truth(
         graph,
         {(way, batch): device.true_latency_s(graph, batch, protocol=way) for way in PROTOCOLS for batch in BATCHES},
-        device.true_crossover(graph, GRID),
-        device.true_knee(graph, GRID, KNEE),
+        true_crossover(device, graph),
+        true_knee(device, graph),
     )
+
+
+def true_crossover(device: SimulatedDevice, graph: ModelGraph) -> int | None:
+    """The first batch of the grid whose kernels and gaps take as long as its dispatch; None when none does."""
+    gap_us = device.spec.costs.gap_us
+    for batch in GRID:
+        steps = program(device.spec.costs, graph, batch, "eager")
+        device_us = sum(sum(one.kernels) + len(one.kernels) * gap_us for one in steps)
+        if device_us >= sum(sum(one.host) for one in steps):
+            return batch
+    return None
+
+
+def true_knee(device: SimulatedDevice, graph: ModelGraph) -> int | None:
+    """The first batch of the grid whose single latency exceeds `KNEE` times that of one; None when none does."""
+    flat_s = device.true_latency_s(graph, GRID[0])
+    return next((batch for batch in GRID if device.true_latency_s(graph, batch) > KNEE * flat_s), None)
 
 
 def summarise(every: Sequence[Found]) -> None:

@@ -30,7 +30,7 @@ from latpred.calibration.fitting.dispatch_fit import call_costs, fit_in_place
 from latpred.calibration.runtime_calibration import calibrate_runtimes, onnx_workloads
 from latpred.calibration.runtime_calibration.base import LIKE
 from latpred.calibration.schedules import schedule_of
-from latpred.calibration.session import JOURNAL, LAST, LEAST_BYTES, Sampled, Session, directory, measured, read_journal
+from latpred.calibration.session import JOURNAL, LAST, LEAST_BYTES, Row, Session, directory, measured, read_journal
 from latpred.calibration.timing import visits
 from latpred.calibration.timing.reference_speed import STREAM_BYTES, ReferenceTimer, gauge_of
 from latpred.calibration.timing.visits import Visits
@@ -263,12 +263,12 @@ class _EagerCalibration:
     @property
     def _spent(self) -> float:
         """Share of the effort that measuring for the fit may take, of which the gate's models are no part."""
-        cells = sum(row.cell.kind != acceptance.MODEL for row in self._visits.rows)
+        cells = sum(row.cell.kind != "model" for row in self._visits.rows)
         return max((self._visits.seconds - self._models_s) / self._fit_s, cells / self._effort.cells)
 
     @property
     def _models_s(self) -> float:
-        models = (row for row in self._visits.rows if row.cell.kind == acceptance.MODEL)
+        models = (row for row in self._visits.rows if row.cell.kind == "model")
         return sum(row.seconds for row in models if not row.disturbed)
 
     def _measure(self) -> None:
@@ -329,8 +329,8 @@ class _EagerCalibration:
                 return
             self._visits.run(cell)
 
-    def _timed(self, cell: Cell) -> Sampled:
-        return acceptance.measure(cell, self._device) if cell.kind == acceptance.MODEL else self._schedule.measure(cell)
+    def _timed(self, cell: Cell) -> Row:
+        return acceptance.measure(cell, self._device) if cell.kind == "model" else self._schedule.measure(cell)
 
     def _learn(self) -> None:
         try:
@@ -547,7 +547,7 @@ def calibrate_host(
             rows.append(msgspec.structs.replace(row, speed=reference.around(EAGER)))
     good = [row for row in rows if not row.error]
     speed = visits.speed_of(good)
-    good = [visits.at_full_speed(row, speed) for row in visits.undisturbed(good)]
+    good = [visits.brought_to_full_speed(row, speed) for row in visits.undisturbed(good)]
     chains = [profile_fit.timed_network(row, live.info()) for row in good if schedules.network_spec(row.cell).chain]
     others = [profile_fit.timed_network(row, live.info()) for row in good if not schedules.network_spec(row.cell).chain]
     if len(others) < profile_fit.FEWEST_NETWORKS or not chains:

@@ -31,10 +31,10 @@ from latpred.calibration.cells import (
 )
 from latpred.calibration.devices import Device, constants
 from latpred.calibration.fitting.kernel_fit import nearest_fit, row_of
-from latpred.calibration.session import Sampled
+from latpred.calibration.session import Row
 from latpred.calibration.timing import in_network, timer
 from latpred.calibration.timing.reference_speed import SpeedGauge, gauge_for, gauge_on
-from latpred.calibration.workloads import networks, single_ops
+from latpred.calibration.workloads import networks, single_ops, suites
 from latpred.calibration.workloads.networks import NetworkSpec
 from latpred.errors import CalibrationError
 from latpred.graph.graph import ModelGraph
@@ -101,11 +101,13 @@ def network_spec(cell: Cell) -> NetworkSpec:
 
 
 def cell_graph(cell: Cell, kind: str) -> tuple[ModelGraph, int]:
-    """What the op or the network of a cell does on a kind of device, and its batch."""
+    """What the runtime of a cell runs for its op, network or model on a kind of device, and the batch size."""
+    if cell.kind == "model":
+        return suites.gate_graph(cell.name, cell.precision, cell.runtime, kind), cell.dims["batch"]
     if cell.kind != "network":
         return single_ops.graph(cell)
     spec = network_spec(cell)
-    return networks.graph(spec, cell.precision, kind), spec.batch
+    return networks.graph_in(spec, cell.precision, cell.runtime, kind), spec.batch
 
 
 def chain_networks() -> list[NetworkSpec]:
@@ -265,13 +267,13 @@ class Synchronous(Schedule):
             if number < SMALL or number % SMALL_EVERY == SMALL_EVERY - 1:
                 yield next(small)
 
-    def measure(self, cell: Cell) -> Sampled:
+    def measure(self, cell: Cell) -> Row:
         """Time a network whole and call by call, or bytes being moved."""
         gauge = gauge_for(cell.runtime)
         if cell.kind == "memory":
             _demand_room(cell.dims["bytes"] * (1 if cell.name in ("read", "weights") else 2))
             call = self._device.prepare(cell)
-            return Sampled({"single": timer.single(self._device, call, timer.QUICK, gauge)})
+            return Row(cell, {"single": timer.single(self._device, call, timer.QUICK, gauge)})
         spec = network_spec(cell)
         graph, batch = cell_graph(cell, self._device.info().kind)  # one that cannot be traced is no use to any fit
         # The filler is there already, the weights that run after it are not.
@@ -280,11 +282,13 @@ class Synchronous(Schedule):
         with self._device.errors():
             model, inputs = self._workload(cell)
             between = self._evicting(spec, inputs, cell.precision) if spec.cold else None
-            timed = in_network.time_ops(model, inputs, repeats=repeats, budget_s=budget_s, gauge=gauge, between=between)
+            timing, calls_us = in_network.time_ops(
+                model, inputs, repeats=repeats, budget_s=budget_s, gauge=gauge, between=between
+            )
         known = len(in_network.calls(graph.at(batch)))
-        if len(timed.calls_us) != known:
-            raise CalibrationError(f"{len(timed.calls_us)} calls were timed, but its trace has {known}")
-        return timed
+        if len(calls_us) != known:
+            raise CalibrationError(f"{len(calls_us)} calls were timed, but its trace has {known}")
+        return Row(cell, {"single": timing}, calls_us=calls_us)
 
     def _evicting(self, spec: NetworkSpec, inputs: tuple[torch.Tensor, ...], precision: str) -> Callable[[], None]:
         """What takes a network's weights out of the cache, and nothing else.
@@ -319,21 +323,21 @@ class Asynchronous(Schedule):
                 yield from self.uncertain_kernels(kernels[precision], ROUND)
                 yield network_cell(next(holdouts), precision)
 
-    def measure(self, cell: Cell) -> Sampled:
+    def measure(self, cell: Cell) -> Row:
         """Time one cell."""
         if cell == CLOCK:
-            return Sampled(constants.measure(self._device))
+            return Row(cell, constants.measure(self._device))
         gauge = gauge_on(self._device.info().kind, cell.runtime)
         if cell.kind == "network":
             return self._network(cell, gauge)
         call = self._device.prepare(cell)
         if cell.name == UPLOAD.name:
-            return Sampled({"single": timer.single(self._device, call)})
+            return Row(cell, {"single": timer.single(self._device, call)})
         if cell.kind == "dispatch":
-            return Sampled({"issue": timer.issue(self._device, call, DISPATCH, gauge)})
-        return Sampled({"queued": timer.queued(self._device, call, FINE if cell.kind == "memory" else None)})
+            return Row(cell, {"issue": timer.issue(self._device, call, DISPATCH, gauge)})
+        return Row(cell, {"queued": timer.queued(self._device, call, FINE if cell.kind == "memory" else None)})
 
-    def _network(self, cell: Cell, gauge: SpeedGauge | None) -> Sampled:
+    def _network(self, cell: Cell, gauge: SpeedGauge | None) -> Row:
         self._device.use_precision(cell.precision)
         with self._device.errors():
             model, inputs = self._workload(cell)
@@ -342,4 +346,4 @@ class Asynchronous(Schedule):
         graph, batch = cell_graph(cell, self._device.info().kind)
         if network_spec(cell).tiny and not graph.syncs(batch):
             timings["issue"] = timer.issue(self._device, call, WHOLE, gauge)
-        return Sampled(timings)
+        return Row(cell, timings)

@@ -49,29 +49,12 @@ MOST_TEXT = 300
 T = TypeVar("T")
 
 
-class Sampled(NamedTuple):
-    """What measuring a cell gave: timings by what was timed, and the calls of a network that were timed within it.
-
-    speed : microseconds of the reference work around it. disturbed : what other work did meanwhile; "" when nothing.
-    more : what else the row of a whole model says.
-    """
-
-    timings: Mapping[str, Timing]
-    calls_us: tuple[float, ...] = ()
-    speed: Mapping[str, float] = {}
-    disturbed: str = ""
-    more: Mapping[str, str | float] = {}
-
-
-Measure = Callable[[Cell], Sampled]
-
-
 class Row(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """One cell of a journal: its timings by what was timed ("issue", "queued", "single" …), or why there are none."""
 
     cell: Cell
     timings: dict[str, Timing]
-    seconds: float  # what measuring took, on the wall clock
+    seconds: float = 0.0  # what measuring took, on the wall clock
     error: str = ""
     calls_us: tuple[float, ...] = ()  # of each call from Python, for a network whose calls were timed within it
     speed: dict[str, float] = {}  # microseconds of the reference work around it
@@ -83,6 +66,9 @@ class Row(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     def settled(self) -> bool:
         """Whether a resumed session has no reason to measure the cell again."""
         return not self.error or self.tries >= MOST_TRIES
+
+
+Measure = Callable[[Cell], Row]
 
 
 class Header(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
@@ -319,7 +305,7 @@ class Session:
         with self._writing():
             (self._folder / UNDER_WAY).write_bytes(msgspec.json.encode(UnderWay(cell.key, tries + 1)))
 
-        def limited(one: Cell) -> Sampled:
+        def limited(one: Cell) -> Row:
             with time_limit(self._limit_s, one.key):
                 return measure(one)
 
@@ -412,13 +398,13 @@ class Session:
 def measured(cell: Cell, measure: Measure) -> Row:
     """Measure a cell; one that fails becomes a row with its error. A device that is lost and a full disk are raised."""
     start = time.monotonic()
-    sampled, error = Sampled({}), ""
+    row, error = Row(cell, {}), ""
     try:
         if host.bytes_left() < LEAST_BYTES:
             # Perhaps for a few seconds, whatever the cell: nothing follows for others, or for the next session.
             raise CalibrationError(f"less than {LEAST_BYTES / 1e6:.0f} MB of memory are left for this process")
-        sampled = measure(cell)
-        error = _not_finite(sampled)
+        row = measure(cell)
+        error = _not_finite(row)
     except DeviceError:
         raise
     except Exception as failure:
@@ -429,8 +415,8 @@ def measured(cell: Cell, measure: Measure) -> Row:
         # One op that a device or a torch version lacks must not end a calibration of hundreds of others.
         error = failure_of(failure)
     if error:
-        sampled = Sampled({}, disturbed=sampled.disturbed)
-    return Row(cell, seconds=time.monotonic() - start, error=error, **sampled._asdict())
+        row = Row(cell, {}, disturbed=row.disturbed)
+    return msgspec.structs.replace(row, seconds=time.monotonic() - start, error=error)
 
 
 def failure_of(error: Exception) -> str:
@@ -445,10 +431,10 @@ def failure_of(error: Exception) -> str:
     return (text if isinstance(error, CalibrationError) else f"{type(error).__name__}: {text}")[:MOST_TEXT]
 
 
-def _not_finite(sampled: Sampled) -> str:
+def _not_finite(row: Row) -> str:
     """Which of the times is no number, in words; "" when all are."""
-    wrong = [name for name, timing in sampled.timings.items() if not math.isfinite(timing.median_s)]
-    if not all(map(math.isfinite, sampled.calls_us)):
+    wrong = [name for name, timing in row.timings.items() if not math.isfinite(timing.median_s)]
+    if not all(map(math.isfinite, row.calls_us)):
         wrong.append("calls")
     return f"no number was measured for {', '.join(wrong)}" if wrong else ""
 

@@ -176,7 +176,7 @@ def test_models_come_first_and_again_then_holdouts_of_every_kind() -> None:
     cells = list(acceptance.cells([row(cell) for cell in (*HOLDOUTS, *others)], "fp32"))
     assert {cell.precision for cell in cells} == {"fp32"}
     models = len(GATE.ready) * len(GATE.batches)
-    assert all(cell.kind == acceptance.MODEL and acceptance.AGAIN not in cell.dims for cell in cells[:models])
+    assert all(cell.kind == "model" and acceptance.AGAIN not in cell.dims for cell in cells[:models])
     repeated = [cell for cell in cells[models:] if cell.kind == "network"]
     assert {cell.name for cell in repeated} == set(networks.KINDS)
     assert all(schedules.network_spec(cell).holdout and cell.dims[acceptance.AGAIN] == 1 for cell in repeated)
@@ -187,14 +187,14 @@ def test_models_come_first_and_again_then_holdouts_of_every_kind() -> None:
 
 
 def test_a_model_is_timed_whole_and_becomes_a_run(monkeypatch: pytest.MonkeyPatch) -> None:
-    cell = Cell(acceptance.MODEL, "gate/mlp", {"batch": 1})
+    cell = Cell("model", "gate/mlp", {"batch": 1})
     device, asked = CpuDevice(), list[str]()
     monkeypatch.setattr(device, "use_precision", asked.append)
     with conditions.stated(conditions.Options(threads=torch.get_num_threads())):
-        sampled = acceptance.measure(cell, device)
+        row = acceptance.measure(cell, device)
     assert asked == ["fp32"], "the cell before may have left another"
-    run = profile_fit.timed_network(Row(cell, dict(sampled.timings), 0.1), CpuDevice().info())
-    assert run.total_us == pytest.approx(1e6 * sampled.timings["single"].median_s)
+    run = profile_fit.timed_network(row, CpuDevice().info())
+    assert run.total_us == pytest.approx(1e6 * row.timings["single"].median_s)
     assert (run.batch, run.graph.macs(1)) == (1, 745_600)
 
 
@@ -202,10 +202,10 @@ def test_a_model_that_does_not_fit_in_memory_is_no_other_failure(monkeypatch: py
     def make(*_: object) -> NoReturn:
         raise RuntimeError("DefaultCPUAllocator: can't allocate memory: you tried to allocate 40 GiB")
 
-    monkeypatch.setattr(acceptance, "timed_graph", lambda *_: None)
-    monkeypatch.setattr(acceptance, "model_of", lambda name: SimpleNamespace(make=make))
+    monkeypatch.setattr(acceptance, "cell_graph", lambda *_: None)
+    monkeypatch.setattr(suites, "gate_model", lambda name: SimpleNamespace(make=make))
     with pytest.raises(MemoryError):
-        acceptance.measure(Cell(acceptance.MODEL, "gate/mlp", {"batch": 1}), CpuDevice())
+        acceptance.measure(Cell("model", "gate/mlp", {"batch": 1}), CpuDevice())
 
 
 def test_a_shift_is_what_the_speed_of_the_machine_does_not_explain() -> None:

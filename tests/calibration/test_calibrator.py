@@ -27,8 +27,8 @@ from latpred.calibration.fitting import acceptance, profile_fit
 from latpred.calibration.runtime_calibration import calibrate_runtimes
 from latpred.calibration.session import Row, Session, directory, read_journal
 from latpred.calibration.timing import visits
-from latpred.calibration.timing.reference_speed import RunSpeed, gauge_of
-from latpred.calibration.workloads import networks
+from latpred.calibration.timing.reference_speed import gauge_of
+from latpred.calibration.workloads import networks, suites
 from latpred.errors import CalibrationError, DeviceError, ProfileError, UsageError
 from latpred.profile import store
 from latpred.profile.document import DeviceProfile
@@ -122,7 +122,7 @@ class Untimed(NamedTuple):
 
     def run(self, cell: cells.Cell) -> None:
         took_s = self.last_s if len(self.rows) == 3 * len(acceptance.models("fp32")) - 1 else 1.0
-        took_s = 0.0 if cell.kind == acceptance.MODEL else took_s
+        took_s = 0.0 if cell.kind == "model" else took_s
         calls_us = (1.0,) if cell.kind == "network" else ()
         self.rows.append(Row(cell, {}, took_s, calls_us=calls_us, disturbed=self.disturbed))
 
@@ -148,7 +148,7 @@ def test_models_of_the_gate_are_spread_over_the_run(precision: str, empty: Sessi
     models, run = acceptance.models(precision), Untimed([])
     for_fit = 1 - calibrator.FITTING_SHARE - calibrator.GATE_SHARE
     untimed(empty, (2 * len(models) - 0.5) / for_fit, run, precision=precision)._measure()  # the last cell outlasts it
-    found = [number for number, row in enumerate(run.rows) if row.cell.kind == acceptance.MODEL]
+    found = [number for number, row in enumerate(run.rows) if row.cell.kind == "model"]
     assert [run.rows[number].cell for number in found] == models
     between = np.diff([-1, *found, len(run.rows)]) - 1
     assert set(between[:-1].tolist()) == {1, 2}  # cells of the fit before each
@@ -417,7 +417,7 @@ def test_what_is_no_journal_or_one_of_another_version_is_told_apart(unfinished: 
     with pytest.raises(CalibrationError, match="another version of latpred, which had other networks"):
         fit_raw(unfinished)
     with pytest.raises(LookupError, match="gone"):  # which is answered as what follows
-        acceptance.model_of("gone")
+        suites.gate_model("gone")
     journal.write_text(before.replace('"cold":', '"warmth":'))
     with pytest.raises(CalibrationError, match="another version of latpred: its cells lack 'cold'"):
         fit_raw(unfinished)
@@ -475,7 +475,7 @@ def test_a_few_networks_tell_what_half_precision_takes_a_gpus_host_longer(h100: 
     rows = [row for row in rows if row.cell.runtime == "eager"]
 
     def half_scale(longer: float) -> float:
-        taken = [visits.at_full_speed(row, RunSpeed({}, {}), 1 / longer) if is_half(row) else row for row in rows]
+        taken = [visits.shortened(row, 1 / longer) if is_half(row) else row for row in rows]
         info = calibrator.device_of(header.machine)
         profile, _ = profile_fit.fit_profile(taken, header.machine, info, "h100")
         return profile.runtimes["eager"].half_scale

@@ -11,7 +11,7 @@ from gauges import READ_US, timed_in_place
 from latpred import host
 from latpred.calibration import calibrator, schedules
 from latpred.calibration.cells import Cell
-from latpred.calibration.session import Sampled
+from latpred.calibration.session import Row
 from latpred.calibration.timing.reference_speed import ReferenceTimer
 from latpred.errors import CalibrationError, HostError
 from latpred.profile import host_profile
@@ -30,8 +30,8 @@ def test_a_host_is_measured_and_found_again() -> None:
 
 def test_slow_moments_are_taken_off_as_what_dispatches_has_them(monkeypatch: pytest.MonkeyPatch) -> None:
     def measured(slow: float) -> HostProfile:
-        def measure(_: object, cell: Cell) -> Sampled:
-            return timed_in_place(schedules.network_spec(cell), slow)._replace(speed={})
+        def measure(_: object, cell: Cell) -> Row:
+            return msgspec.structs.replace(timed_in_place(cell, slow), speed={})
 
         monkeypatch.setattr(schedules.Synchronous, "measure", measure)
         return calibrator.calibrate_host("laptop", tiny=11)
@@ -45,9 +45,9 @@ def test_slow_moments_are_taken_off_as_what_dispatches_has_them(monkeypatch: pyt
 def test_a_host_is_measured_on_the_cpu_whatever_the_default_device_is(monkeypatch: pytest.MonkeyPatch) -> None:
     places = set[str]()
 
-    def measure(_: object, cell: Cell) -> Sampled:
+    def measure(_: object, cell: Cell) -> Row:
         places.add(str(torch.ones(1).device))
-        return timed_in_place(schedules.network_spec(cell))
+        return timed_in_place(cell)
 
     monkeypatch.setattr(schedules.Synchronous, "measure", measure)
     torch.set_default_device("meta")
@@ -59,7 +59,7 @@ def test_a_host_is_measured_on_the_cpu_whatever_the_default_device_is(monkeypatc
 
 
 def test_another_machines_host_of_that_name_stays(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(schedules.Synchronous, "measure", lambda _, cell: timed_in_place(schedules.network_spec(cell)))
+    monkeypatch.setattr(schedules.Synchronous, "measure", lambda _, cell: timed_in_place(cell))
     here = [calibrator.calibrate_host(tiny=11) for _ in range(2)]
     assert {one.name for one in here} == {"this-host"}
     host_profile.save(msgspec.structs.replace(here[0], machine=machine()))
@@ -79,7 +79,7 @@ def test_too_few_networks_are_said(monkeypatch: pytest.MonkeyPatch) -> None:
         calibrator.calibrate_host("laptop", tiny=1)
     assert host_profile.names() == []
 
-    def refuse(*_: object) -> Sampled:
+    def refuse(*_: object) -> Row:
         raise CalibrationError("no such op.")
 
     monkeypatch.setattr(schedules.Synchronous, "measure", refuse)

@@ -29,7 +29,6 @@ from latpred.calibration.fitting.kernel_fit import (
     row_of,
     with_cold,
 )
-from latpred.calibration.session import Row
 from latpred.calibration.workloads.networks import NetworkSpec
 from latpred.host import Slowdown
 from latpred.ops.families import nearest
@@ -254,9 +253,8 @@ def fitted(slow: float = 1.0, precision: str = "fp32", sized: int = 4) -> Device
     rows = []
     encoders = [NetworkSpec("encoder", seed, 64, 32, 1) for seed in range(sized)]
     for spec in (*schedules.chain_networks(), *schedules.tiny_networks(11), *encoders):
-        sampled = timed_in_place(spec, 1.0 if spec.tiny else slow)
         cell = schedules.network_cell(spec, "fp32" if spec.tiny else precision)
-        rows.append(Row(cell, seconds=0.1, **sampled._asdict()))
+        rows.append(timed_in_place(cell, 1.0 if spec.tiny else slow))
     return profile_fit.fit_profile(rows, factories.machine(), CpuDevice().info(), "mine")[0]
 
 

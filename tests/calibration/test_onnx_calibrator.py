@@ -13,7 +13,7 @@ import numpy as np
 import pytest
 from factories import device, profile
 
-from latpred.calibration import runtime_calibration
+from latpred.calibration import runtime_calibration, schedules
 from latpred.calibration.devices import open_device
 from latpred.calibration.fitting import acceptance
 from latpred.calibration.fitting.acceptance import HoldoutError
@@ -30,7 +30,6 @@ from latpred.calibration.runtime_calibration.onnx_calibrator import (
     node_kernels,
     summing_to,
 )
-from latpred.calibration.session import Row
 from latpred.calibration.workloads import suites
 from latpred.errors import CalibrationError
 from latpred.graph.graph import Affine, Op
@@ -153,7 +152,7 @@ def test_what_is_measured_first() -> None:
     suite = suites.get(suites.GATE)
     assert len(models) > 3
     assert models == [(one.name, batch) for one in suite.ready for batch in suite.batches][: len(models)]
-    assert calibrator().precisions(("fp32", "bf16")) == ("fp32",)
+    assert next(calibrator().cells_in(("bf16", "fp32"))).precision == "fp32"
     sizes = [cell.dims["tiny"] for cell in cells if cell.kind == "kernel"]
     assert sizes == sorted(sizes, reverse=True)
     assert 20 < sum(sizes) < len(sizes) - 20
@@ -221,9 +220,9 @@ def test_a_graph_is_timed_whole_and_by_nodes_in_one_order_whatever_order_they_ra
 ) -> None:
     executed, cell = onnx_graph.executed, graph_cell(5, "fp32", tiny=True)
     first = calibrator()
-    sampled = first.measure(cell)
-    assert sampled.timings["single"].median_s > 0
-    assert len(sampled.calls_us) == len(ops_of(cell.name, 5, tiny=True))
+    row = first.measure(cell)
+    assert row.timings["single"].median_s > 0
+    assert len(row.calls_us) == len(ops_of(cell.name, 5, tiny=True))
 
     def otherwise(watched: onnx_session.Watched, feed: dict[str, object]) -> tuple[Op, ...]:
         ops = executed(watched, feed)[::-1]
@@ -238,12 +237,12 @@ def test_a_graph_is_timed_whole_and_by_nodes_in_one_order_whatever_order_they_ra
 def test_an_ordinary_model_is_exported_timed_and_judged_by() -> None:
     workload = suites.get(suites.GATE).ready[0]
     cell = acceptance.model_cell(workload, 8, "fp32", "onnxruntime")
-    row = Row(cell, dict(calibrator().measure(cell).timings), 0.0, "")
+    row = calibrator().measure(cell)
     assert network_fit.is_holdout(row)
     known = profile(device(name="cpu", kind="cpu", asynchronous=False))
     fit = msgspec.structs.replace(fit_nodes(graphs()), spread=0.1)
     (error,) = network_fit.holdout_errors(fit, [row], known, "onnxruntime")
-    graph, _ = acceptance.timed_graph(cell, "cpu")
+    graph, _ = schedules.cell_graph(cell, "cpu")
     assert {op.host_class.split(".")[0] for op in graph.ops} == {"node"}
     whole = msgspec.structs.replace(known, runtimes={**known.runtimes, "onnxruntime": fit})
     expected = Predictor(whole).predict(graph, 8, runtime="onnxruntime").latency_ms

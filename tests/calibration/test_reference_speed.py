@@ -10,7 +10,13 @@ from gauges import ScriptedGauge
 
 from latpred.calibration.devices import conditions
 from latpred.calibration.timing import reference_speed
-from latpred.calibration.timing.reference_speed import ReferenceTimer, RunSpeed, SpeedGauge, SpeedReading, at_full_speed
+from latpred.calibration.timing.reference_speed import (
+    ReferenceTimer,
+    RunSpeed,
+    SpeedGauge,
+    SpeedReading,
+    taken_at_full_speed,
+)
 from latpred.host import CACHE, CACHE_MACS_PER_BYTE, COLD_DISPATCH, DISPATCH, ELEMENTWISE, KINDS, THREADS
 
 
@@ -67,7 +73,7 @@ def test_what_passed_for_full_speed_is_slow_once_faster_moments_came() -> None:
     ],
 )
 def test_what_is_kept(slow: list[float], least: int, kept: list[int]) -> None:
-    values, slow_of_each = at_full_speed([[index] for index in range(len(slow))], slow, least)
+    values, slow_of_each = taken_at_full_speed([[index] for index in range(len(slow))], slow, least)
     assert sorted(values) == sorted(kept)
     assert slow_of_each == [slow[index] for index in values]
 

@@ -12,7 +12,6 @@ from factories import bare, graph, perfect
 from latpred.calibration import runtime_calibration
 from latpred.calibration.devices.simulated import SimulatedDevice, SimulatedSpec, TrueCosts
 from latpred.calibration.runtime_calibration.calibrate_runtimes import fit_with_spread
-from latpred.calibration.session import Row
 from latpred.calibration.workloads import networks
 from latpred.errors import CalibrationError
 from latpred.graph.graph import ModelGraph
@@ -58,7 +57,7 @@ def calibrated(request: pytest.FixtureRequest) -> tuple[str, DispatchFit]:
         patch.setattr(networks, "graph_in", lambda spec, *_: network(runtime, spec.seed, tiny=spec.tiny))
         calibrator = runtime_calibration.get(runtime, SimulatedDevice(SimulatedSpec(seed=SEED)))
         cells = islice(calibrator.cells_in(["fp32"]), CELLS)
-        rows = [Row(cell, dict(calibrator.measure(cell).timings), 1.0) for cell in cells]
+        rows = [calibrator.measure(cell) for cell in cells]
         fit, errors = fit_with_spread(calibrator, rows, perfect(COSTS))
     assert len(errors) >= 5
     return runtime, fit
@@ -122,6 +121,6 @@ def test_chains_are_replayed_once_and_not_in_every_precision() -> None:
 def test_one_length_of_chain_tells_no_gap() -> None:
     calibrator = runtime_calibration.get("cuda-graphs", SimulatedDevice())
     cell = next(calibrator.cells_in(["fp32"]))
-    row = Row(cell, dict(calibrator.measure(cell).timings), 1.0)
+    row = calibrator.measure(cell)
     with pytest.raises(CalibrationError, match=r"1 chains were replayed, too few.* as with --budget 3m$"):
         calibrator.fit([row], perfect(COSTS))

@@ -174,10 +174,10 @@ def test_a_network_whose_calls_are_not_those_of_its_trace_is_an_error(monkeypatc
     cell = schedules.network_cell(networks.draw(0, tiny=True))
     schedule = schedules.Synchronous(open_device("cpu"), ("fp32",))
     with torch.inference_mode():
-        sampled = schedule.measure(cell)
-        one_more = sampled._replace(calls_us=(*sampled.calls_us, 1.0))
+        row = schedule.measure(cell)
+        one_more = row.timings["single"], (*row.calls_us, 1.0)
         monkeypatch.setattr(schedules.in_network, "time_ops", lambda *_, **__: one_more)
-        with pytest.raises(CalibrationError, match=f"{len(one_more.calls_us)} calls were timed, but its trace has"):
+        with pytest.raises(CalibrationError, match=f"{len(one_more[1])} calls were timed, but its trace has"):
             schedule.measure(cell)
 
 

@@ -18,7 +18,7 @@ from factories import machine
 from latpred.calibration import session
 from latpred.calibration.cells import Cell
 from latpred.calibration.devices.simulated import SimulatedDevice
-from latpred.calibration.session import Row, Sampled, Session, read_journal
+from latpred.calibration.session import Row, Session, read_journal
 from latpred.calibration.timing.timer import Timing
 from latpred.errors import BusyError, CalibrationError, DeviceError, RuntimeRefusalError
 from latpred.progress import noting_interrupts
@@ -46,7 +46,7 @@ class Measuring:
         self.asked.append(cell)
         if cell.key in self.failing:
             raise self.failing[cell.key]
-        return Sampled({"queued": TIMING})
+        return Row(cell, {"queued": TIMING})
 
 
 @pytest.fixture
@@ -90,7 +90,7 @@ def test_each_cell_is_on_the_disk_before_the_next_is_measured(opened, path, monk
     with opened() as one:
         one.run(gemm(1), Measuring())
         assert forced[-1] == path.stat().st_size
-        one.run(gemm(2), lambda cell: Sampled({"before": Timing(forced[-1] * 1.0, 0.0, 1, True)}))
+        one.run(gemm(2), lambda cell: Row(cell, {"before": Timing(forced[-1] * 1.0, 0.0, 1, True)}))
     first = path.read_bytes().splitlines(keepends=True)[:2]
     assert one.rows[1].timings["before"].median_s == len(b"".join(first))
 
@@ -171,15 +171,15 @@ NO_TIMERS = pytest.mark.skipif(not hasattr(signal, "setitimer"), reason="this sy
     ("measure", "error"),
     [
         (Measuring({gemm(1).key: RuntimeError("no image for\nthis op")}), "RuntimeError: no image for this op"),
-        (lambda _: Sampled({"queued": Timing(math.nan, 0.0, 3, True)}), "no number was measured for queued"),
-        (lambda _: Sampled({"queued": TIMING}, (1.0, math.inf)), "no number was measured for calls"),
+        (lambda cell: Row(cell, {"queued": Timing(math.nan, 0.0, 3, True)}), "no number was measured for queued"),
+        (lambda cell: Row(cell, {"queued": TIMING}, calls_us=(1.0, math.inf)), "no number was measured for calls"),
         pytest.param(lambda _: time.sleep(60), "TimeLimitError: it took longer than 0.05 s", marks=NO_TIMERS),
     ],
 )
 def test_a_cell_that_fails_or_hangs_is_a_row_and_the_next_is_measured(opened, path, measure, error):
     with opened(limit_s=0.05) as one:
         failed = one.run(gemm(1), measure)
-        calls = one.run(Cell("network", "encoder"), lambda _: Sampled({"single": TIMING}, (2.0, 3.0)))
+        calls = one.run(Cell("network", "encoder"), lambda cell: Row(cell, {"single": TIMING}, calls_us=(2.0, 3.0)))
     assert (failed.error, failed.timings, failed.calls_us) == (error, {}, ())
     assert (calls.error, calls.timings, calls.calls_us) == ("", {"single": TIMING}, (2.0, 3.0))
     assert read_journal(path)[1] == [failed, calls]
@@ -256,7 +256,7 @@ def test_a_ctrl_c_inside_a_destructor_ends_the_run_all_the_same(opened):
 
     def measure(cell):
         Pressing()  # Python drops the KeyboardInterrupt of this
-        return Sampled({"queued": TIMING})
+        return Row(cell, {"queued": TIMING})
 
     before = signal.signal(signal.SIGINT, signal.default_int_handler)
     try:
@@ -378,11 +378,11 @@ def test_a_repeat_replaces_a_row_where_it_is_said_to_be_better(opened, tmp_path)
 
     with opened() as one:
         one.run(gemm(1), Measuring())
-        assert one.run(gemm(1), lambda _: Sampled({"queued": better}), again=fine).timings["queued"] == better
+        assert one.run(gemm(1), lambda cell: Row(cell, {"queued": better}), again=fine).timings["queued"] == better
         one.run(gemm(1), Measuring({gemm(1).key: ValueError("no")}), again=fine)
         assert one.rows[0].timings["queued"] == better
         one.run(gemm(2), Measuring())
-        one.run(gemm(1), lambda _: Sampled({"queued": better}), again=fine)
+        one.run(gemm(1), lambda cell: Row(cell, {"queued": better}), again=fine)
         assert sizes(one.rows) == [2, 1]  # in the order in which what counts was timed
     with opened() as two:
         assert [row.timings["queued"] for row in two.rows] == [TIMING, better]

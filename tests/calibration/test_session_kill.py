@@ -37,7 +37,7 @@ def calibrate(cell_s, told):
         os.write(started, (cell.key + "\\n").encode())
         os.write(told, b".")
         time.sleep(cell_s)
-        return session.Sampled(dict(queued=timer.queued(device, device.prepare(cell), timer.QUICK)))
+        return session.Row(cell, dict(queued=timer.queued(device, device.prepare(cell), timer.QUICK)))
 
     with session.Session(folder / "session", device.machine(), "any") as running:
         for index in range({CELLS}):

@@ -95,16 +95,12 @@ def test_the_device_clock_drifts():
     assert timer.single(fast, fast.prepare_model(graph, 1)) == timer.single(true, true.prepare_model(graph, 1))
 
 
-def test_true_crossover_and_knee_by_hand():
+def test_the_true_latency_by_hand_and_the_device_as_it_was():
     # Host: 6 + 20 * 4.6 = 98. Device: 20 * (1.8 + 1.2 + 8e5 * batch / 2.34e6) = 60 + 6.84 * batch.
     graph = graph_of(*[bare("elementwise", "elementwise", 10**5)] * 20)
-    device, batches = SimulatedDevice(), [1, 2, 4, 8, 16]
-    assert device.true_crossover(graph, batches) == 8
+    device = SimulatedDevice()
     flat_s = device.true_latency_s(graph, 1)
     assert device.true_latency_s(graph, 4) < 1.1 * flat_s < device.true_latency_s(graph, 8)
-    assert device.true_knee(graph, batches) == 8
-    assert device.true_crossover(graph, [1, 2]) is None
-    assert device.true_knee(graph, [1, 2]) is None
     # Nor does asking for the truth disturb the device, whose noise its seed sets.
     devices = device, SimulatedDevice(), SimulatedDevice(SimulatedSpec(seed=1))
     ways = timer.single, timer.pipelined, timer.issue, timer.queued

@@ -16,7 +16,7 @@ from latpred import host
 from latpred.calibration.cells import Cell
 from latpred.calibration.devices.cpu import CpuDevice
 from latpred.calibration.devices.simulated import SimulatedDevice
-from latpred.calibration.session import Row, Sampled, Session
+from latpred.calibration.session import Row, Session
 from latpred.calibration.timing import visits
 from latpred.calibration.timing.disturbance import Disturbance
 from latpred.calibration.timing.reference_speed import HOPELESS, RunSpeed, SpeedReading
@@ -52,9 +52,9 @@ class Measuring:
         self.asked: list[int] = []
         self.slows = iter(slows)
 
-    def __call__(self, one: Cell) -> Sampled:
+    def __call__(self, one: Cell) -> Row:
         self.asked.append(one.dims["m"])
-        return Sampled({"single": timing(next(self.slows, 1.0))})
+        return Row(one, {"single": timing(next(self.slows, 1.0))})
 
 
 @pytest.fixture
@@ -150,11 +150,11 @@ def test_which_of_two_timings_counts(new: dict[str, Any], old: dict[str, Any], b
 
 def test_a_second_timing_that_raises_leaves_the_cell_to_be_timed_again(made: Made, session: Session) -> None:
     class Raising(Measuring):
-        def __call__(self, one: Cell) -> Sampled:
-            sampled = super().__call__(one)
+        def __call__(self, one: Cell) -> Row:
+            row = super().__call__(one)
             if len(self.asked) == 3:
                 raise ValueError("this time it failed")
-            return sampled
+            return row
 
     measure = Raising()
     visited = made(measure, [BUSY])
@@ -211,8 +211,8 @@ def test_what_passed_for_full_speed_in_an_earlier_session_is_visited_again_too(
 ) -> None:
     monkeypatch.setattr(ScriptedGauge, "fastest", SpeedReading(1.45))
     for number, read_us in enumerate(us, 1):
-        sampled = Sampled({"single": timing()}, speed={host.DISPATCH: read_us})
-        session.run(cell(number), lambda _, sampled=sampled: sampled)  # type: ignore[misc]
+        read = {host.DISPATCH: read_us}
+        session.run(cell(number), lambda one, read=read: Row(one, {"single": timing()}, speed=read))  # type: ignore[misc]
     measure = Measuring()
     made(measure).run(cell(8))
     assert measure.asked == [8], "the machine is as slow as it was"
@@ -294,10 +294,10 @@ def test_rows_are_brought_to_full_speed_by_the_kind_of_their_work(
     timed: Cell, known: dict[str, float], power: float
 ) -> None:
     speed, longer = RunSpeed(dict.fromkeys(known, 100.0), known), 1.44**power
-    brought = visits.at_full_speed(msgspec.structs.replace(row(1, 1.44, SLOWED), cell=timed), speed)
+    brought = visits.brought_to_full_speed(msgspec.structs.replace(row(1, 1.44, SLOWED), cell=timed), speed)
     found = brought.timings["single"].median_s, brought.timings["single"].spread_s, *brought.calls_us
     assert found == pytest.approx((1e-3 / longer, 1e-5 / longer, 100.0 / longer))
-    assert visits.at_full_speed(row(1), speed) == row(1)
+    assert visits.brought_to_full_speed(row(1), speed) == row(1)
 
 
 @pytest.mark.parametrize(
@@ -315,7 +315,7 @@ def test_what_a_slow_host_did_is_brought_to_full_speed_and_what_the_device_did_i
     others_s: dict[str, float], single: float
 ) -> None:
     timings = {name: msgspec.structs.replace(timing(), median_s=s) for name, s in ({"single": 1e-3} | others_s).items()}
-    brought = visits.host_at_full_speed(msgspec.structs.replace(row(1), timings=timings), 2.0).timings
+    brought = visits.host_shortened(msgspec.structs.replace(row(1), timings=timings), 2.0).timings
     shorter = {"single": single, "issue": 2.0, "queued": 1.0}
     assert {name: one.median_s for name, one in brought.items()} == {
         name: one.median_s / shorter[name] for name, one in timings.items()

@@ -23,7 +23,7 @@ from latpred.calibration.cells import Cell
 from latpred.calibration.devices import conditions, open_device
 from latpred.calibration.devices.cuda import CudaDevice
 from latpred.calibration.runtime_calibration import base
-from latpred.calibration.session import Row, Sampled, Session, directory, read_journal
+from latpred.calibration.session import Row, Session, directory, read_journal
 from latpred.calibration.timing import timer
 from latpred.calibration.workloads import networks
 from latpred.errors import RuntimeRefusalError
@@ -233,7 +233,7 @@ def test_memory_is_given_back_between_cells(gpu: CudaDevice, measuring: None) ->
     with Session(directory("cuda-memory"), gpu.machine(), {}) as here:
         for number in range(3):
             cell = Cell("kernel", "gemm", {"m": 4096, "n": 4096, "k": 4096 + 8 * number})
-            row = here.run(cell, lambda one: Sampled({"queued": timer.queued(gpu, gpu.prepare(one), timer.QUICK)}))
+            row = here.run(cell, lambda one: Row(one, {"queued": timer.queued(gpu, gpu.prepare(one), timer.QUICK)}))
             assert not row.error
     assert torch.cuda.memory_allocated(gpu.torch_device) - before < 2**20
 
@@ -300,10 +300,7 @@ def test_what_is_traced_as_captured_can_be_captured(gpu: CudaDevice, measuring: 
 
 def test_gap_of_a_graph_is_plausible(gpu: CudaDevice, measuring: None) -> None:
     calibrator = runtime_calibration.get("cuda-graphs", gpu)
-    rows = [
-        Row(cell, dict(calibrator.measure(cell).timings), 1.0)
-        for cell in islice(calibrator.cells_in(["fp32"]), len(base.LENGTHS))
-    ]
+    rows = [calibrator.measure(cell) for cell in islice(calibrator.cells_in(["fp32"]), len(base.LENGTHS))]
     taken = [row.timings["replayed"].median_s for row in rows]
     assert taken == sorted(taken)
     assert 0 <= base.node_gap_us(rows, 0.0) < 20

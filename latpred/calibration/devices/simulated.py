@@ -186,22 +186,6 @@ class SimulatedDevice:
         half = PERIOD_FORWARDS // 2
         return (ends[-1] - ends[half - 1]) / (PERIOD_FORWARDS - half) * 1e-6
 
-    def true_crossover(self, graph: ModelGraph, batches: Sequence[int]) -> int | None:
-        """The first of the batches whose kernels and gaps take as long as its dispatch; None when none does."""
-        gap_us = self.spec.costs.gap_us
-        for batch in sorted(batches):
-            steps = program(self.spec.costs, graph, batch, "eager")
-            device_us = sum(sum(one.kernels) + len(one.kernels) * gap_us for one in steps)
-            if device_us >= sum(sum(one.host) for one in steps):
-                return batch
-        return None
-
-    def true_knee(self, graph: ModelGraph, batches: Sequence[int], ratio: float = 1.1) -> int | None:
-        """The first of the batches whose single latency exceeds `ratio` times that of the smallest."""
-        ordered = sorted(batches)
-        flat_s = self.true_latency_s(graph, ordered[0])
-        return next((batch for batch in ordered if self.true_latency_s(graph, batch) > ratio * flat_s), None)
-
     def _captured(self, call: Call) -> list[float] | None:
         """Times of the kernels of a call; None of one whose host waits for the device."""
         self._clocks.captured = []

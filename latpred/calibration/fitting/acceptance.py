@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from functools import lru_cache
 from typing import NamedTuple
 
 import msgspec
@@ -17,20 +16,18 @@ import numpy as np
 from latpred.calibration.cells import Cell
 from latpred.calibration.devices import Device
 from latpred.calibration.fitting.dispatch_fit import TimedNetwork
-from latpred.calibration.schedules import network_spec
-from latpred.calibration.session import Row, Sampled
+from latpred.calibration.schedules import cell_graph, network_spec
+from latpred.calibration.session import Row
 from latpred.calibration.timing import timer
 from latpred.calibration.timing.reference_speed import gauge_on
-from latpred.calibration.workloads import networks, suites
+from latpred.calibration.workloads import suites
 from latpred.calibration.workloads.suites import Workload
 from latpred.errors import LatpredError
 from latpred.graph.features import Floats
-from latpred.graph.graph import ModelGraph
 from latpred.prediction.clocks import Z90
 from latpred.prediction.predictor import Predictor
 from latpred.profile import store
 from latpred.profile.document import Acceptance, DeviceProfile
-from latpred.runtimes.lowering import target_of
 from latpred.units import MS_PER_S, US_PER_S
 
 LEAST_SPREAD = 0.02
@@ -192,7 +189,7 @@ def with_runtime(
     profile: DeviceProfile, runtime: str, errors: Sequence[HoldoutError], spoilt: float = 0.0
 ) -> Acceptance:
     """A profile's verdict with another runtime's added, by errors on networks and models that its fit did not see."""
-    models = [error for error in errors if error.cell.startswith(f"{MODEL}/")]
+    models = [error for error in errors if error.cell.startswith("model/")]
     mine = accepted([error for error in errors if error not in models], models, spoilt=spoilt)
     checks = {name: said for name, said in mine.checks.items() if not name.startswith(("timings", "cells"))}
     return _joined(profile, runtime, checks, mine.passed)
@@ -248,7 +245,6 @@ def more_time(seconds: float) -> str:
     return f"{max(5, math.ceil(2 * seconds / 60))}m"
 
 
-MODEL = "model"
 AGAIN = "again"  # a dimension of cells that are timed for the second time
 HOLDOUTS_AGAIN = 20
 # Shares by which predictions may still move, in the median and at p90, when more cells would tell nothing new.
@@ -270,7 +266,7 @@ def models(precision: str) -> list[Cell]:
 
 
 def model_cell(workload: Workload, batch: int, precision: str, runtime: str = "eager") -> Cell:
-    return Cell(MODEL, workload.name, {"batch": batch}, precision, runtime)
+    return Cell("model", workload.name, {"batch": batch}, precision, runtime)
 
 
 def again(cell: Cell) -> Cell:
@@ -291,15 +287,15 @@ def _holdouts_again(rows: Sequence[Row], precision: str) -> Iterator[Cell]:
         yield from (again(kind[number]) for kind in by_kind.values() if number < len(kind))
 
 
-def measure(cell: Cell, device: Device) -> Sampled:
+def measure(cell: Cell, device: Device) -> Row:
     """Time an ordinary model whole, called again and again."""
-    timed_graph(cell, device.info().kind)  # one without a trace is no use to the gate
+    cell_graph(cell, device.info().kind)  # one without a trace is no use to the gate
     device.use_precision(cell.precision)  # the cell before may have been in another
     with device.errors():
-        model, inputs = model_of(cell.name).make(device.name, cell.precision)
+        model, inputs = suites.gate_model(cell.name).make(device.name, cell.precision)
         call = device.prepare_model(model, inputs(cell.dims["batch"], device.name), cell.runtime)
     gauge = gauge_on(device.info().kind, cell.runtime)
-    return Sampled({"single": timer.single(device, call, VISIT, gauge)})
+    return Row(cell, {"single": timer.single(device, call, VISIT, gauge)})
 
 
 def shift(rows: Iterable[Row], errors: Iterable[HoldoutError]) -> list[float]:
@@ -336,7 +332,7 @@ def predictions(profile: DeviceProfile, precision: str) -> Floats:
     latencies: list[float] = []
     for workload in suite.ready:
         try:
-            graph = graph_of_model(workload.name, precision, "eager", profile.device.kind)
+            graph, _ = cell_graph(model_cell(workload, 1, precision), profile.device.kind)
             points = predictor.curve(graph, suite.batches).points
             latencies += [point.latency_ms for point in points]
         except LatpredError:
@@ -348,21 +344,3 @@ def settled(before: Floats, now: Floats) -> bool:
     """Whether predictions have moved by next to nothing; one without a number settles nothing."""
     moved = np.abs(np.log(now / before))
     return bool(np.median(moved) <= SETTLED[0] and np.quantile(moved, 0.9) <= SETTLED[1])
-
-
-@lru_cache(maxsize=64)
-def graph_of_model(name: str, precision: str, runtime: str, kind: str) -> ModelGraph:
-    """What a runtime runs for an ordinary model on a kind of device."""
-    return model_of(name).trace(precision, runtime, target_of(kind))
-
-
-def timed_graph(cell: Cell, kind: str) -> tuple[ModelGraph, int]:
-    """What the runtime of a cell runs for its network or model on a kind of device, and the batch size."""
-    if cell.kind == MODEL:
-        return graph_of_model(cell.name, cell.precision, cell.runtime, kind), cell.dims["batch"]
-    spec = network_spec(cell)
-    return networks.graph_in(spec, cell.precision, cell.runtime, kind), spec.batch
-
-
-def model_of(name: str) -> Workload:
-    return {workload.name: workload for workload in suites.get(suites.GATE).ready}[name]

@@ -29,7 +29,7 @@ from latpred.calibration.fitting.dispatch_fit import (
     of_classes,
 )
 from latpred.calibration.fitting.kernel_fit import KernelSample, fit_kernels, kernel_samples, row_of, with_cold
-from latpred.calibration.schedules import network_spec
+from latpred.calibration.schedules import cell_graph, network_spec
 from latpred.calibration.session import Row
 from latpred.calibration.timing import visits
 from latpred.calibration.timing.reference_speed import FULL, RunSpeed
@@ -75,7 +75,8 @@ def fit_profile(
     eager = [row for row in rows if row.cell.runtime == EAGER]
     speed = visits.speed_of(eager)
     good = visits.undisturbed(row for row in eager if not row.error)
-    good = [row if _mixed(row) else at_full_speed(row, info, speed) for row in good]
+    asynchronous = info.asynchronous
+    good = [row if _mixed(row) else visits.brought_to_full_speed(row, speed, asynchronous=asynchronous) for row in good]
     info = constants.described(info, good)
     in_networks = _timed_in_place(good, info, speed)
     dispatch, in_place = _dispatch(good, info, in_networks, visits.most_failed(eager))
@@ -102,15 +103,6 @@ def fit_profile(
         half = msgspec.structs.replace(dispatch, half_scale=_half_scale(profile, good, speed))
         profile = msgspec.structs.replace(profile, runtimes={EAGER: half})
     return _checked(profile, good, eager, speed)
-
-
-def at_full_speed(row: Row, info: DeviceInfo, speed: RunSpeed) -> Row:
-    """A row of dispatch or of kernels alone as at full speed; of an asynchronous device, what its host takes."""
-    if not info.asynchronous:
-        return visits.at_full_speed(row, speed)
-    if row.cell.kind not in ("dispatch", "network"):
-        return row
-    return visits.host_at_full_speed(row, visits.slowdown(row, speed, asynchronous=True).ops)
 
 
 def _usual(rows: Iterable[Row], info: DeviceInfo, speed: RunSpeed) -> dict[str, float]:
@@ -245,7 +237,7 @@ def _checked(
     learned = {row.cell.key for row in _learned_from(rows)} if profile.device.asynchronous else set()
     unseen = [row for row in _networks(rows) if row.cell.key not in learned]
     holdouts = _fast(_priced(_judges(unseen, _networks(every)), profile))
-    models = _fast(_priced([row for row in rows if row.cell.kind == acceptance.MODEL], profile))
+    models = _fast(_priced([row for row in rows if row.cell.kind == "model"], profile))
     if len(holdouts) >= FEWEST and any(map(visits.is_slowed, models)) and not any(map(visits.is_slowed, holdouts)):
         models = []  # too few met a fast moment: the slow ones say less than networks timed at full speed
     every_error, of_every_model = (
@@ -279,7 +271,7 @@ def _priced(rows: Iterable[Row], profile: DeviceProfile) -> list[Row]:
 
 def _mixed(row: Row) -> bool:
     """Whether a row is of dispatch and kernels together."""
-    return row.cell.kind == acceptance.MODEL or (row.cell.kind == "network" and not network_spec(row.cell).tiny)
+    return row.cell.kind == "model" or (row.cell.kind == "network" and not network_spec(row.cell).tiny)
 
 
 def _judges(rows: Iterable[Row], every: Iterable[Row]) -> list[Row]:
@@ -304,7 +296,7 @@ def timed_network(row: Row, info: DeviceInfo, speed: RunSpeed = FULL) -> TimedNe
     """The row of a network or model as fits take it; `speed` is the run's, where the row is not at it yet."""
     cell = row.cell
     single, issue, queued = row.timings["single"], row.timings.get("issue"), row.timings.get("queued")
-    graph, batch = acceptance.timed_graph(cell, info.kind)
+    graph, batch = cell_graph(cell, info.kind)
     tiny = cell.kind == "network" and network_spec(cell).tiny
     return TimedNetwork(
         graph=graph,

@@ -152,12 +152,13 @@ def compared(profile: DeviceProfile, rounds: Sequence[Sequence[Row]]) -> list[Pa
 def _ratios(profile: DeviceProfile, rows: Sequence[Row], speed: RunSpeed) -> Iterator[Ratio]:
     """What undisturbed rows of one round say about a profile, as they would be at its speed; `speed` is the run's."""
     good = [row for row in rows if not row.error]
-    issued = [profile_fit.at_full_speed(row, profile.device, speed) for row in good if not _is_sized(row)]
+    asynchronous = profile.device.asynchronous
+    issued = [visits.brought_to_full_speed(row, speed, asynchronous=asynchronous) for row in good if not _is_sized(row)]
     small = [(row, profile_fit.timed_network(row, profile.device)) for row in issued if row.cell.kind == "network"]
-    slowdown = host.slowdown(profile.speed, speed.full_us, asynchronous=profile.device.asynchronous)
+    slowdown = host.slowdown(profile.speed, speed.full_us, asynchronous=asynchronous)
     prices = _KernelPrices(profile)
     ratios = _issued(profile, small, slowdown)
-    if profile.device.asynchronous:
+    if asynchronous:
         gap_us = profile.device.gap_us
         kernels = [
             (row.cell.precision, row.cell.key, sample)

@@ -32,8 +32,9 @@ from latpred.accuracy.predicted import GraphKey
 from latpred.accuracy.recording import Recording, TracedModel
 from latpred.calibration.cells import Cell
 from latpred.calibration.devices import Call, Device, conditions, open_device
-from latpred.calibration.measurement.whole_models import VISIT, Bench, demand_runtime, multiplies
-from latpred.calibration.session import JOURNAL_VERSION, Header, Row, Sampled, Session
+from latpred.calibration.measurement.whole_models import VISIT, Bench, multiplies
+from latpred.calibration.runtime_calibration.calibrate_runtimes import hindrance
+from latpred.calibration.session import JOURNAL_VERSION, Header, Row, Session
 from latpred.calibration.timing import timer
 from latpred.calibration.timing.reference_speed import gauge_on
 from latpred.calibration.workloads import suites
@@ -42,7 +43,6 @@ from latpred.errors import CalibrationError, DeviceError, MissingPackageError, U
 from latpred.graph.graph import ModelGraph
 from latpred.profile.document import Machine
 from latpred.progress import ProgressCounter, ProgressEvent
-from latpred.runtimes.lowering import target_of, unsuited
 
 CORE = (
     "bert-base-uncased",
@@ -410,15 +410,7 @@ def _unavailable(device: Device, wanted: Plan, only: Sequence[str]) -> tuple[set
         if runtime not in named:
             raise UsageError(f"The plan {wanted.name} has no runtime {runtime!r}. Use some of {', '.join(named)}.")
     asked = [runtime for runtime in named if not only or runtime in only]
-    reasons: dict[str, str] = {}
-    for runtime in asked:
-        try:
-            demand_runtime(runtime, device)
-            reason = unsuited(runtime, target_of(device.info().kind))
-        except MissingPackageError as error:
-            reason = str(error)
-        if reason is not None:
-            reasons[runtime] = reason
+    reasons = {runtime: reason for runtime in asked if (reason := hindrance(runtime, device)) is not None}
     precisions = {setting.precision for settings in wanted.stages.values() for setting in settings}
     reasons |= {name: f"{device.name} has none" for name in sorted(precisions) if not multiplies(device, name)}
     left_out = {*(runtime for runtime in named if runtime not in asked), *reasons}
@@ -434,7 +426,7 @@ def _measure(todo: list[Setting], bench: Bench, session: RecordingSession, count
                 break
             bench.turn_to(setting.workload, setting.precision)
 
-            def visited(_: Cell, setting: Setting = setting) -> Sampled:
+            def visited(_: Cell, setting: Setting = setting) -> Row:
                 return bench.attempt(lambda: _visit(setting, bench, session))
 
             session.run(setting.cell, visited)
@@ -444,14 +436,14 @@ def _measure(todo: list[Setting], bench: Bench, session: RecordingSession, count
             bench.clear()
 
 
-def _visit(setting: Setting, bench: Bench, session: RecordingSession) -> Sampled:
+def _visit(setting: Setting, bench: Bench, session: RecordingSession) -> Row:
     """Time one setting in both protocols, or count what it launches; host and device alone too, where they can be."""
     device = bench.device
     device.use_precision(setting.precision)
     graph = session.graph(setting, bench.target)
     call = bench.call(setting.workload, setting.batch, setting.runtime, setting.precision, graph)
     if setting.counted:
-        return Sampled({}, more=_counted(call, setting, device))
+        return Row(setting.cell, {}, more=_counted(call, setting, device))
     gauge = gauge_on(bench.info.kind, setting.runtime)
     timings = {name: timed(device, call, VISIT, gauge) for name, timed in timer.PROTOCOLS.items()}
     runtime = runtimes.get(setting.runtime)
@@ -460,7 +452,8 @@ def _visit(setting: Setting, bench: Bench, session: RecordingSession) -> Sampled
     if device.asynchronous and not (together or graph.syncs(1) or graph.syncs(2)):
         timings |= {"issue": timer.issue(device, call, ISSUES, gauge), "queued": timer.queued(device, call, ISSUES)}
     full_us = gauge.fastest.dispatch_us if gauge is not None and device.asynchronous else 0.0
-    return Sampled(timings, speed={host.DISPATCH: full_us} if full_us else {}, more=_state(device))
+    speed = {host.DISPATCH: full_us} if full_us else {}
+    return Row(setting.cell, timings, speed=speed, more=_state(device))
 
 
 def _counted(call: Call, setting: Setting, device: Device) -> dict[str, str | float]:

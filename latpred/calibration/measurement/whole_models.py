@@ -31,11 +31,11 @@ from latpred.calibration.timing.reference_speed import (
     RunSpeed,
     SpeedGauge,
     SpeedReading,
-    at_full_speed,
     gauge_on,
     reference_on,
     rest_after,
     slower,
+    taken_at_full_speed,
     typical,
 )
 from latpred.calibration.workloads.suites import Models, Workload, workloads_of
@@ -189,7 +189,7 @@ class _Cell:
 
     def kept(self) -> tuple[list[_Visit], list[float]]:
         """Visits at full speed, and how slow it was at each; two in any case, where that many were made."""
-        return at_full_speed([[visit] for visit in self.visits], self.slow(), LEAST_KEPT)
+        return taken_at_full_speed([[visit] for visit in self.visits], self.slow(), LEAST_KEPT)
 
     def slowed(self) -> bool:
         """Whether visits at full speed are too few."""

@@ -22,7 +22,7 @@ from latpred.calibration.devices import Call, Device, constants
 from latpred.calibration.fitting.acceptance import HoldoutError
 from latpred.calibration.runtime_calibration import network_fit
 from latpred.calibration.runtime_calibration.network_fit import fit_networks, too_few
-from latpred.calibration.session import Row, Sampled
+from latpred.calibration.session import Row
 from latpred.calibration.timing import timer
 from latpred.calibration.timing.reference_speed import SpeedGauge, gauge_for, gauge_on
 from latpred.calibration.timing.timer import Plan, Timing
@@ -52,13 +52,9 @@ class RuntimeCalibrator:
     def __init__(self, runtime: str, device: Device) -> None:
         self.runtime, self.device = runtime, device
 
-    def precisions(self, wanted: Sequence[str]) -> Sequence[str]:
-        """The precisions that it is calibrated in where these are wanted."""
-        return wanted
-
     def cells_in(self, precisions: Sequence[str]) -> Iterator[Cell]:
-        """Cells without end in several of these precisions, most of them in the first."""
-        drawn = [self.cells(precision) for precision in self.precisions(precisions)]
+        """Cells without end in several precisions, most of them in the first."""
+        drawn = [self.cells(precision) for precision in precisions]
         for number in count():
             yield next(schedules.in_turn(drawn, number))
 
@@ -76,7 +72,7 @@ class RuntimeCalibrator:
         for spec in specs:
             yield schedules.network_cell(spec, precision, self.runtime)
 
-    def measure(self, cell: Cell) -> Sampled:
+    def measure(self, cell: Cell) -> Row:
         """Time a network whole, once it is known what the runtime runs for it.
 
         What this raises becomes a row with an error, and the calibration goes on.
@@ -84,8 +80,8 @@ class RuntimeCalibrator:
         spec = schedules.network_spec(cell)
         graph, call = self.prepared(spec, cell.precision)
         if self.device.asynchronous:
-            return Sampled(self._timings(call, graph, spec.batch))
-        return Sampled({"single": self.timed(call, *effort(spec))})
+            return Row(cell, self._timings(call, graph, spec.batch))
+        return Row(cell, {"single": self.timed(call, *effort(spec))})
 
     def prepared(self, spec: NetworkSpec, precision: str) -> tuple[ModelGraph, Call]:
         """What the runtime runs for a network, and a call of that; a simulation runs the very graph."""
@@ -200,7 +196,7 @@ class ReplayCalibrator(RuntimeCalibrator):
             yield Cell("clock", "chain", {"kernels": length}, runtime=self.runtime)
         yield from super().cells_in(precisions)
 
-    def measure(self, cell: Cell) -> Sampled:
+    def measure(self, cell: Cell) -> Row:
         if cell.kind != "clock":
             return super().measure(cell)
         device = self.device
@@ -210,7 +206,7 @@ class ReplayCalibrator(RuntimeCalibrator):
         if len(seconds) < CHAIN_REPLAYS:
             raise CalibrationError(f"{device.name} captures no graphs, so none can be replayed.")
         queued = timer.queued(device, tiny, constants.QUEUED)
-        return Sampled({"replayed": timer.summary(seconds), "queued": queued})
+        return Row(cell, {"replayed": timer.summary(seconds), "queued": queued})
 
     def fit(self, rows: Sequence[Row], profile: DeviceProfile) -> DispatchFit:
         """The gap between kernels, what a replay takes the host, and factors on kernel times."""

@@ -27,7 +27,7 @@ from latpred.calibration.fitting.linear_system import Column, System, of_kind
 from latpred.calibration.fitting.profile_fit import timed_network
 from latpred.calibration.runtime_calibration.base import RuntimeCalibrator, called_again, candidates, effort, rotating
 from latpred.calibration.runtime_calibration.network_fit import holdout_errors, is_holdout, too_few
-from latpred.calibration.session import Row, Sampled
+from latpred.calibration.session import Row
 from latpred.calibration.timing import timer
 from latpred.calibration.timing.reference_speed import SpeedGauge
 from latpred.calibration.workloads import networks
@@ -135,7 +135,7 @@ class CompileCalibrator(RuntimeCalibrator):
         for spec in rotating(ordered, cycle(TURN)):
             yield schedules.network_cell(called_again(spec), precision, self.runtime)
 
-    def measure(self, cell: Cell) -> Sampled:
+    def measure(self, cell: Cell) -> Row:
         """Time a network whole, and each call of its wrapper."""
         spec = schedules.network_spec(cell)
         before = _wrappers()
@@ -143,7 +143,7 @@ class CompileCalibrator(RuntimeCalibrator):
         modules = [module for module in _wrappers() if module not in before]
         whole = self.timed(call, *effort(spec))
         calls_us, slow = time_calls(call, modules, self._gauge, repeats=REPEATS, budget_s=CALLS_S)
-        return Sampled({"single": msgspec.structs.replace(whole, slow=max(whole.slow, slow))}, calls_us)
+        return Row(cell, {"single": msgspec.structs.replace(whole, slow=max(whole.slow, slow))}, calls_us=calls_us)
 
     def fit(self, rows: Sequence[Row], profile: DeviceProfile) -> DispatchFit:
         """Host costs, generated kernels, and library kernels in proportion to eager's."""

@@ -47,32 +47,28 @@ def at_profile_speed(rows: Sequence[Row], profile: DeviceProfile) -> list[Row]:
     It may have become faster or slower since. A network or model takes as much longer as eager would with its work.
     Rows of other kinds are only brought to the full speed of their own minutes: what is in them their calibrator knows.
     """
-    speed, predictor = visits.speed_of(rows), Predictor(profile)
+    speed, predictor, asynchronous = visits.speed_of(rows), Predictor(profile), profile.device.asynchronous
 
-    def longer(row: Row) -> float | None:
-        if row.cell.kind not in ("network", acceptance.MODEL):
-            return None
-        slowdown = visits.slowdown(row, speed, profile.speed)
+    def brought(row: Row) -> Row:
+        if row.cell.kind not in ("network", "model"):
+            return visits.brought_to_full_speed(row, speed, asynchronous=asynchronous)
+        slowdown = visits.slowdown(row, speed, profile.speed, asynchronous=asynchronous)
+        if asynchronous:
+            return visits.host_shortened(row, slowdown.ops)
         if slowdown == SAME:
-            return 1.0
+            return row
         in_eager = msgspec.structs.replace(row.cell, runtime="eager")
-        graph, batch = acceptance.timed_graph(in_eager, profile.device.kind)
+        graph, batch = schedules.cell_graph(in_eager, profile.device.kind)
         slow, fast = (predictor.at(one).predict(graph, batch) for one in (slowdown, SAME))
-        return slow.latency_ms / fast.latency_ms
+        return visits.shortened(row, slow.latency_ms / fast.latency_ms)
 
-    def host_longer(row: Row) -> float:
-        return visits.slowdown(row, speed, profile.speed, asynchronous=True).ops if row.cell.kind == "network" else 1.0
-
-    undisturbed = visits.undisturbed(rows)
-    if profile.device.asynchronous:
-        return [visits.host_at_full_speed(row, host_longer(row)) for row in undisturbed]
-    return [visits.at_full_speed(row, speed, longer(row)) for row in undisturbed]
+    return list(map(brought, visits.undisturbed(rows)))
 
 
 def is_holdout(row: Row) -> bool:
     """Whether a row is of a model, or of a network that no fit may see."""
     kind = row.cell.kind
-    return kind == acceptance.MODEL or (kind == "network" and schedules.network_spec(row.cell).holdout)
+    return kind == "model" or (kind == "network" and schedules.network_spec(row.cell).holdout)
 
 
 def networks_of(rows: Iterable[Row], info: DeviceInfo) -> list[TimedNetwork]:

@@ -38,9 +38,9 @@ from latpred.calibration.fitting.linear_system import Column, System, of_kind
 from latpred.calibration.runtime_calibration import onnx_workloads
 from latpred.calibration.runtime_calibration.base import RuntimeCalibrator, rotating
 from latpred.calibration.runtime_calibration.network_fit import too_few
-from latpred.calibration.session import Row, Sampled
+from latpred.calibration.session import Row
 from latpred.calibration.timing import visits
-from latpred.calibration.timing.reference_speed import SpeedReading, at_full_speed
+from latpred.calibration.timing.reference_speed import SpeedReading, taken_at_full_speed
 from latpred.calibration.workloads import suites
 from latpred.graph.graph import ZERO, Op
 from latpred.host import Slowdown
@@ -107,9 +107,9 @@ class OnnxCalibrator(RuntimeCalibrator):
         super().__init__(runtime, device)
         self._ops: dict[str, tuple[Op, ...]] = {}  # what the nodes of graphs do, by the cells of those
 
-    def precisions(self, wanted: Sequence[str]) -> Sequence[str]:
+    def cells_in(self, precisions: Sequence[str]) -> Iterator[Cell]:
         """Float32 alone: onnxruntime has next to no kernels for bfloat16 on a CPU."""
-        return (PRECISION,)
+        return self.cells(PRECISION)
 
     def cells(self, precision: str) -> Iterator[Cell]:
         """Tiny graphs, then larger ones, and ordinary models among them."""
@@ -125,7 +125,7 @@ class OnnxCalibrator(RuntimeCalibrator):
         )
         yield from rotating({"graph": graphs, "model": models}, cycle(TURN))
 
-    def measure(self, cell: Cell) -> Sampled:
+    def measure(self, cell: Cell) -> Row:
         """Time a graph or model whole, called again and again; a graph also node by node, its weights cold if asked.
 
         What a cold graph takes as a whole is timed warm like all others: out of the cache lie also onnxruntime's code
@@ -138,9 +138,9 @@ class OnnxCalibrator(RuntimeCalibrator):
         timing = self.timed(forward, repeats, budget_s)
         del forward  # with the session: its threads wait busily where those of the profiled one compute
         if not generated:
-            return Sampled({"single": timing})
+            return Row(cell, {"single": timing})
         times = max(2, min(PROFILED, int(PROFILED_S / timing.median_s)))
-        return Sampled({"single": timing}, self._nodes_us(cell, model, feed, times))
+        return Row(cell, {"single": timing}, calls_us=self._nodes_us(cell, model, feed, times))
 
     def fit(self, rows: Sequence[Row], profile: DeviceProfile) -> DispatchFit:
         """Host costs by class and onnxruntime's own kernels."""
@@ -164,7 +164,7 @@ class OnnxCalibrator(RuntimeCalibrator):
         ops = onnx_graph.executed(profiled, feed)
         slow = self._gauge.between([*readings, self._gauge.read()])[1:]
         runs_us = [[[event.us for event in run]] for run in profiled.runs[1:]]
-        counted, _ = at_full_speed(runs_us, slow, LEAST_PROFILED)
+        counted, _ = taken_at_full_speed(runs_us, slow, LEAST_PROFILED)
         nodes_us = np.median(counted, axis=0).tolist()
         order = sorted(range(len(ops)), key=lambda node: _rank(ops[node]))
         self._ops[cell.key] = tuple(ops[node] for node in order)
@@ -212,7 +212,7 @@ def at_profile_speed(graph: TimedGraph, slower: Slowdown) -> TimedGraph:
 
 @lru_cache(maxsize=1)  # the next one that is timed is the same at another batch
 def _ordinary(name: str) -> Source:
-    source = acceptance.model_of(name).source(PRECISION)
+    source = suites.gate_model(name).source(PRECISION)
     model = source.model()
     return replace(source, model=lambda: model)
 

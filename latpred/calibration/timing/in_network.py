@@ -14,9 +14,9 @@ from typing import Any
 import numpy as np
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from latpred.calibration.session import Sampled
 from latpred.calibration.timing import timer
 from latpred.calibration.timing.reference_speed import SpeedGauge
+from latpred.calibration.timing.timer import Timing
 from latpred.errors import CalibrationError
 from latpred.graph.graph import Op
 
@@ -44,11 +44,12 @@ def time_ops(
     budget_s: float,
     gauge: SpeedGauge,
     between: Callable[[], object] | None = None,
-) -> Sampled:
-    """Run a model in turns with and without a clock on every op; turns in slow moments do not count.
+) -> tuple[Timing, tuple[float, ...]]:
+    """Time of a forward pass and microseconds of its calls, from turns with and without a clock on every op.
 
-    `between` is called ahead of each pass, as to push its weights out of the cache. Without it passes follow each
-    other, as where a model is called again and again. `repeats` and `budget_s` are those of `timer.turns`.
+    Turns in slow moments do not count. `between` is called ahead of each pass, as to push its weights out of
+    the cache. Without it passes follow each other, as where a model is called again and again. `repeats` and
+    `budget_s` are those of `timer.turns`.
     """
 
     def turn() -> tuple[float, TimedCalls]:
@@ -72,7 +73,7 @@ def time_ops(
     if any(each.names != timed[0].names for each in timed):
         raise CalibrationError("a generated network issued other ops when run again. Please report its spec.")
     calls_s = np.median([each.seconds for each in timed], axis=0) if timed[0].seconds else np.empty(0)
-    return Sampled({"single": timer.summary(forwards_s, slow)}, tuple((calls_s * 1e6).tolist()))
+    return timer.summary(forwards_s, slow), tuple((calls_s * 1e6).tolist())
 
 
 def _warm_up(call: Callable[[], object]) -> None:

@@ -190,8 +190,8 @@ def _has_own_threads(runtime: str) -> bool:
     return bool(getattr(runtimes.get(runtime), "own_stream", False))
 
 
-def at_full_speed(
-    groups: Sequence[Sequence[Timed]], slow: Sequence[float], least: int = 1
+def taken_at_full_speed(
+    groups: Sequence[Sequence[Timed]], slow: Sequence[float], least: int
 ) -> tuple[list[Timed], list[float]]:
     """Timings taken at full speed, and how slow it was for each; also the least slowed where those are too few.
 

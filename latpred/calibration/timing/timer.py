@@ -29,7 +29,7 @@ import msgspec
 import numpy as np
 
 from latpred.calibration.devices.base import Call, Device
-from latpred.calibration.timing.reference_speed import SLOW, SpeedGauge, at_full_speed
+from latpred.calibration.timing.reference_speed import SLOW, SpeedGauge, taken_at_full_speed
 from latpred.errors import TimeLimitError
 from latpred.sandbox.own_thread import no_collection
 
@@ -167,7 +167,7 @@ def _gauged(device: Device, sample: Callable[[], float], plan: Plan, gauge: Spee
         groups.append(samples)
         moments.append(gauge.read())
         spent_s = device.clock() - start
-        kept, slow = at_full_speed(groups, gauge.between(moments), plan.least)
+        kept, slow = taken_at_full_speed(groups, gauge.between(moments), plan.least)
         if len(kept) >= plan.most or (len(kept) >= plan.least and spent_s > PATIENCE * plan.budget_s):
             return kept, float(np.median(slow))
         precise = spent_s >= plan.least_s and len(kept) >= ENOUGH and _standard_error(kept) <= plan.precision
@@ -190,7 +190,7 @@ def turns(turn: Callable[[], Turn], gauge: SpeedGauge, *, repeats: int, budget_s
         good = sum(one <= SLOW for one in slow)
         given_up = len(done) >= FEWEST_TURNS and spent_s > PATIENCE * budget_s
         if good >= repeats or (good >= FEWEST_TURNS and spent_s > budget_s) or given_up:
-            kept, of_kept = at_full_speed([[one] for one in done], slow, FEWEST_TURNS)
+            kept, of_kept = taken_at_full_speed([[one] for one in done], slow, FEWEST_TURNS)
             return kept, float(np.median(of_kept))
 
 

@@ -18,7 +18,7 @@ import msgspec
 from latpred import host
 from latpred.calibration.cells import UPLOAD, Cell
 from latpred.calibration.devices import Device
-from latpred.calibration.session import Measure, Row, Sampled, Session
+from latpred.calibration.session import Measure, Row, Session
 from latpred.calibration.timing import reference_speed
 from latpred.calibration.timing.disturbance import Watch, wait_for_calm
 from latpred.calibration.timing.reference_speed import (
@@ -162,19 +162,19 @@ class Visits:
             said = partial(self.tell, f"waiting: {MOVED_APART}")
             self.lost_s += self._gauge.await_full_speed(self._overtime_s - self.lost_s, said)
 
-    def _watched(self, cell: Cell) -> Sampled:
+    def _watched(self, cell: Cell) -> Row:
         """Measure a cell and say what else went on, and now and then how fast the machine is."""
         if self._watch is None or self._gauge is None or self._reference is None:
             return self._measure(cell)
         self._watch.lap()
-        sampled = self._measure(cell)
-        slowed = _slow(sampled) > SLOW
+        row = self._measure(cell)
+        slowed = _slow(row) > SLOW
         found, speed_us = self._watch.lap(), self._reference.around(cell.runtime, anew=slowed)
         disturbed = found.device if self._on_device(cell) else found.reason
         if slowed and not disturbed:
             apart = reference_speed.is_apart(moment_of(speed_us), self._gauge.fastest)
             disturbed = MOVED_APART if apart else SLOWED
-        return sampled._replace(speed=speed_us, disturbed=disturbed)
+        return msgspec.structs.replace(row, speed=speed_us, disturbed=disturbed)
 
 
 def is_disturbed(row: Row) -> bool:
@@ -201,7 +201,7 @@ def is_slowed(row: Row) -> bool:
     return _slow(row) > SLOW
 
 
-def _slow(row: Row | Sampled) -> float:
+def _slow(row: Row) -> float:
     """How many times slower than in its fastest moments the machine was, at the worst."""
     return max((timing.slow for timing in row.timings.values()), default=1.0)
 
@@ -231,19 +231,23 @@ def speed_of(rows: Iterable[Row]) -> RunSpeed:
     return RunSpeed.of({tuple(row.speed.values()): row.speed for row in rows}.values())
 
 
-def at_full_speed(row: Row, speed: RunSpeed, longer: float | None = None) -> Row:
-    """A row as it would have been at full speed, where it took so many times longer, or as its kind of work does."""
-    if longer is None:
-        kind, slow = _kind(row.cell, speed), min(_slow(row), HOPELESS)
-        longer = speed.at(slow, row.speed)[kind] / speed.full_us[kind] if kind else slow**WHOLE_POWER
-    if longer == 1.0:
-        return row
+def brought_to_full_speed(row: Row, speed: RunSpeed, *, asynchronous: bool = False) -> Row:
+    """A row of one kind of work as it would have been at full speed; of an asynchronous device, what its host takes."""
+    if asynchronous:
+        timed = row.cell.kind in ("dispatch", "network")
+        return host_shortened(row, slowdown(row, speed, asynchronous=True).ops) if timed else row
+    kind, slow = _kind(row.cell, speed), min(_slow(row), HOPELESS)
+    return shortened(row, speed.at(slow, row.speed)[kind] / speed.full_us[kind] if kind else slow**WHOLE_POWER)
+
+
+def shortened(row: Row, longer: float) -> Row:
+    """A row without the slow moment in which everything took so many times longer."""
     timings = {name: _shorter(timing, longer) for name, timing in row.timings.items()}
     return msgspec.structs.replace(row, timings=timings, calls_us=tuple(us / longer for us in row.calls_us))
 
 
-def host_at_full_speed(row: Row, longer: float) -> Row:
-    """A row of an asynchronous device as with its host at full speed, where the host took so many times longer.
+def host_shortened(row: Row, longer: float) -> Row:
+    """A row of an asynchronous device without the slow moment in which its host took so many times longer.
 
     What the device takes is its own, and a forward pass that waits for it, as any may of which nothing else is known,
     took no longer.

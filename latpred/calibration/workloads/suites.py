@@ -13,7 +13,7 @@ import os
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
-from functools import cache, partial
+from functools import cache, lru_cache, partial
 from importlib import import_module
 from importlib.resources import files
 from typing import Any, Literal
@@ -26,7 +26,7 @@ from torch.nn.utils import parametrize
 from latpred.accuracy.predicted import GraphKey
 from latpred.errors import UsageError
 from latpred.graph.graph import ModelGraph
-from latpred.runtimes.lowering import fitting, of_source, traced_by
+from latpred.runtimes.lowering import fitting, of_source, target_of, traced_by
 from latpred.runtimes.source import Source, code_of
 from latpred.tracing import trace
 from latpred.tracing.inputs import derived, dtype_of, example_values, from_example, placed, real
@@ -267,6 +267,17 @@ def get(name: str) -> Suite:
     file = msgspec.json.decode((files("latpred.models") / "suites" / f"{name}.json").read_bytes(), type=_File)
     ready = tuple(_workload(row, file.vocabulary) for row in file.models if isinstance(row, _Row))
     return Suite(name, file.batches, ready, tuple(row for row in file.models if isinstance(row, str)))
+
+
+def gate_model(name: str) -> Workload:
+    """A model that the gate times."""
+    return {workload.name: workload for workload in get(GATE).ready}[name]
+
+
+@lru_cache(maxsize=64)
+def gate_graph(name: str, precision: str, runtime: str, kind: str) -> ModelGraph:
+    """What a runtime runs for a model of the gate on a kind of device."""
+    return gate_model(name).trace(precision, runtime, target_of(kind))
 
 
 def published(name: str, config: dict[str, Any], form: str = "") -> Callable[[], nn.Module]:
