@@ -8,6 +8,7 @@ import numpy as np
 import pytest
 
 from latpred.errors import ProfileError
+from latpred.graph import graph as graph_module
 from latpred.graph.features import Floats
 from latpred.graph.graph import Affine, ModelGraph, Op, Schedule
 from latpred.host import SAME
@@ -158,8 +159,21 @@ def test_what_is_said_of_an_op_does_not_depend_on_what_was_asked_before() -> Non
         assert said == f"{name} in int8 was not measured: its speed is a guess"
 
 
+@pytest.mark.parametrize(("most", "looks"), [(20_000, 2), (1, 4)])
+def test_ops_that_graphs_share_are_looked_at_once_until_too_many_are_known(
+    monkeypatch: pytest.MonkeyPatch, most: int, looks: int
+) -> None:
+    looked: list[Op] = []
+    facts = graph_module.OpFacts([("launches", int)], lambda op: looked.append(op) or (op.launches,))
+    monkeypatch.setattr(graph_module, "KEPT_OPS", most)
+    layer, view = factories.linear(4), factories.view()
+    assert [facts((layer, view, layer))["launches"].tolist() for _ in range(2)] == [[1, 0, 1]] * 2
+    assert len(looked) == looks
+    assert len(facts(())) == 0
+
+
 def test_a_table_of_rows_that_is_full_gives_way_to_another(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(pricing, "KEPT_OPS", 1)
+    monkeypatch.setattr(pricing, "KEPT_ROWS", 1)
     prices, layers = PriceList(predictors()[0].profile), (factories.linear(4), factories.add(10**6))
     one, two = (prices.price(one_step_per_op("eager", layers), "fp32") for _ in range(2))
     assert one.rows is not two.rows

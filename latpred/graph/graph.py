@@ -13,7 +13,7 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import lru_cache
 from itertools import chain
-from typing import Any, NamedTuple
+from typing import Any, Generic, NamedTuple, TypeVar
 
 import msgspec
 import numpy as np
@@ -22,7 +22,8 @@ from numpy.typing import NDArray
 from latpred.errors import UsageError
 from latpred.storage import hash_of
 
-KEPT_OPS = 20_000  # whose rewriting is kept
+KEPT_OPS = 20_000  # of which is kept what was made of each
+T = TypeVar("T")
 
 
 class Affine(NamedTuple):
@@ -201,8 +202,7 @@ class ModelGraph(msgspec.Struct, frozen=True, forbid_unknown_fields=True, weakre
 
     def macs(self, batch: int = 1) -> int:
         """Multiply-adds of one forward pass."""
-        macs = [op.macs for op in self.at(batch)]
-        return sum([count[0] for count in macs]) + batch * sum([count[1] for count in macs])
+        return sum([op.macs[0] + batch * op.macs[1] for op in self.at(batch)])
 
     def launches(self, batch: int = 1) -> int:
         """Device launches of one forward pass."""
@@ -252,26 +252,44 @@ def rewritten(graph: ModelGraph, rewrite: Callable[[tuple[Op, ...]], Iterable[Op
     return msgspec.structs.replace(graph, ops=tuple(rewrite(graph.ops)), ops_at_one=at_one, exact=exact, **changes)
 
 
-class PerOp:
-    """What a function makes of ops; the same objects each time for ops that graphs share, as those of a supernet do."""
+class PerOp(Generic[T]):
+    """What a function makes of each op; the same objects for ops that graphs share, as those of a supernet do."""
 
-    def __init__(self, rewrite: Callable[[Op], Iterable[Op]]) -> None:
-        self._rewrite = rewrite
+    def __init__(self, make: Callable[[Op], T]) -> None:
+        self._make = make
         # By identity, with the ops themselves, so that nothing else gets their identities; threads see both or neither.
-        self._kept: tuple[dict[int, tuple[Op, ...]], list[Op]] = {}, []
+        self._kept: tuple[dict[int, T], list[Op]] = {}, []
 
-    def __call__(self, ops: tuple[Op, ...]) -> Iterator[Op]:
+    def __call__(self, ops: Sequence[Op]) -> list[T]:
         by_op, known = self._kept
         if len(known) > KEPT_OPS:
             by_op, known = self._kept = {}, []
-        made = list(map(by_op.get, map(id, ops)))  # a search prices the same ops again and again
-        if None in made:
-            made = [by_op.get(id(op)) or self._made(op, by_op, known) for op in ops]
-        return chain.from_iterable(made)  # type: ignore[arg-type]
+        try:
+            return [by_op[id(op)] for op in ops]  # a search prices the same ops again and again
+        except KeyError:
+            return [by_op.get(id(op)) or self._made(op, by_op, known) for op in ops]
 
-    def _made(self, op: Op, by_op: dict[int, tuple[Op, ...]], known: list[Op]) -> tuple[Op, ...]:
+    def _made(self, op: Op, by_op: dict[int, T], known: list[Op]) -> T:
+        made = self._make(op)
         known.append(op)
-        return by_op.setdefault(id(op), tuple(self._rewrite(op)))
+        return by_op.setdefault(id(op), made)
+
+
+def op_by_op(rewrite: Callable[[Op], Iterable[Op]]) -> Callable[[Sequence[Op]], Iterator[Op]]:
+    """The same rewriting for many ops; each is rewritten once."""
+    parts = PerOp(lambda op: tuple(rewrite(op)))
+    return lambda ops: chain.from_iterable(parts(ops))
+
+
+class OpFacts:
+    """What is known of ops by themselves, as rows of an array; each is looked at once, and kept as its row's bytes."""
+
+    def __init__(self, fields: list[Any], look: Callable[[Op], tuple[Any, ...]]) -> None:
+        self._dtype = np.dtype(fields, align=True)
+        self._rows = PerOp(lambda op: np.array(look(op), self._dtype).tobytes())
+
+    def __call__(self, ops: Sequence[Op]) -> NDArray[np.void]:
+        return np.frombuffer(b"".join(self._rows(ops)), self._dtype)
 
 
 def all_ops(graph: ModelGraph) -> tuple[Op, ...]:
@@ -320,11 +338,15 @@ class Schedule:
     calls: Ints
     sync: Ints
     # Of each of the m kernels: the step that launches it, never decreasing; the op, by its index, whose work it does;
-    # its share of that work (1.0 unless an op takes several kernels); its family.
+    # its share of that work (1.0 unless an op takes several kernels).
     kernel_step: Ints
     kernel_op: Ints
     kernel_share: NDArray[np.float64]
-    kernel_family: tuple[str, ...]
+
+    @property
+    def kernel_family(self) -> tuple[str, ...]:
+        """The family of each kernel."""
+        return tuple([self.ops[index].family for index in self.kernel_op.tolist()])
 
 
 @lru_cache(maxsize=64)

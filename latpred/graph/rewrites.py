@@ -16,7 +16,7 @@ from operator import attrgetter
 import msgspec
 
 from latpred.errors import UsageError
-from latpred.graph.graph import Affine, ModelGraph, Op, PerOp, all_ops, rewritten
+from latpred.graph.graph import Affine, ModelGraph, Op, all_ops, op_by_op, rewritten
 from latpred.ops.families import CAUSAL, GROUPED, MATH, STRIDED_MASK, root
 from latpred.query import HALVES
 from latpred.storage import IdentityCache
@@ -376,7 +376,7 @@ def _with_bias(op: Op) -> Iterator[Op]:
 
 
 _biased: IdentityCache[ModelGraph, ModelGraph] = IdentityCache()
-_with_biases = PerOp(_with_bias)
+_with_biases = op_by_op(_with_bias)
 
 
 def bias_added(op: Op, host_class: str) -> Iterator[Op]:

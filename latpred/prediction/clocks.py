@@ -47,13 +47,13 @@ class Timeline:
         cuts = np.flatnonzero(sync) + 1
         steps = np.concatenate(([0], cuts, [len(sync)]))
         kernels = np.searchsorted(kernel_step, steps)
-        syncs = np.append(sync[cuts - 1], 0)
+        syncs = np.concatenate((sync[cuts - 1], [0]))
         return cls(kernel_step, sync, steps, kernels, syncs)
 
     @property
     def most_under_way(self) -> int:
         """The most kernels that the host launches before it waits for them."""
-        return int(np.diff(self.cut_kernels).max())
+        return int((self.cut_kernels[1:] - self.cut_kernels[:-1]).max())
 
 
 def latency(timeline: Timeline, host: Floats, kernels: Floats, device: DeviceInfo, protocol: str) -> Floats:

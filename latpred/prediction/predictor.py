@@ -371,7 +371,7 @@ class Predictor:
         nudged = np.concatenate((kernels, kernels * (1.0 + _NUDGE)), axis=1)
         host = priced.host_at(batches.astype(float))
         steps = priced.host_us if priced.cold is None else np.concatenate((host, host), axis=1)
-        plain, more = np.split(clocks.latency(priced.timeline, steps, nudged, device, options.protocol), 2)
+        plain, more = clocks.latency(priced.timeline, steps, nudged, device, options.protocol).reshape(2, -1)
         sensitivity = np.log(more / plain) / np.log1p(_NUDGE) if len(kernels) else np.zeros(len(batches))
         by_device = np.clip(sensitivity, 0.0, 1.0)
         network = fit.log_std + by_device * (fit.busy_log_std - fit.log_std)

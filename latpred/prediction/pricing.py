@@ -21,7 +21,7 @@ from numpy.typing import NDArray
 from latpred import runtimes
 from latpred.errors import ProfileError
 from latpred.graph.features import NATIVE, ROW_BY_ROW, WORK, Floats, finer_family
-from latpred.graph.graph import CONTIGUOUS, Ints, Op, Schedule, numbered
+from latpred.graph.graph import CONTIGUOUS, Ints, Op, OpFacts, Schedule, numbered
 from latpred.host import SAME, Slowdown
 from latpred.ops.families import DIMS, kind_of, lineage, nearest, root
 from latpred.prediction.clocks import Timeline
@@ -43,7 +43,8 @@ from latpred.profile.store import calibration
 from latpred.query import AMP, HALVES
 from latpred.storage import Recent
 
-KEPT_OPS = 20_000  # ops whose row is kept
+KEPT_ROWS = 20_000
+KEPT_COSTS = 64  # of classes that schedules have together
 KEPT_BATCHES = 8  # batch sizes at which the times of rows are kept; those of long curves are not worth their memory
 CALL = "call"  # the step that stands for what a forward pass costs before its first op
 
@@ -52,7 +53,7 @@ SIZES = (TIME, "window", "channels")
 """Sizes that a correction may be of: the kernel's own time in microseconds, at full speed and before factors on its
 family, and two of convolutions: the taps of the window, and the geometric mean of the channels it reads and writes."""
 
-_LIVE_BYTES, _HOST_CLASS = map(attrgetter, ("live_bytes", "host_class"))
+_HOST_CLASS = attrgetter("host_class")
 # What is known of a row whatever the batch; bytes are constant and per sample.
 _FACTS = np.dtype(
     [
@@ -61,6 +62,7 @@ _FACTS = np.dtype(
         ("least_log_std", float),  # of its time, whatever its fit says
         ("usual_log_std", float),  # of its fit's errors on its own samples
         ("family", np.int64),  # its number
+        ("noted", bool),  # whether something is said of it: that it was not measured, or a caveat
         ("fresh", bool),  # whether PyTorch makes memory for its result; other runtimes keep theirs
         ("moved", float, 2),  # bytes read and written
         ("reread", float, 2),  # bytes touched since its weights were last read
@@ -179,7 +181,7 @@ class KernelRows:
 
     def __init__(
         self,
-        price: Callable[[Op, str], KernelPrice],
+        price: Callable[[Op], KernelPrice],
         resident: float,
         size_corrections: tuple[SizeCorrection, ...],
         slowdown: Slowdown,
@@ -188,31 +190,30 @@ class KernelRows:
         self._price, self._resident = price, resident
         self._device, self._threads = profile.device, profile.machine.threads
         self._size_corrections, self._slowdown = size_corrections, slowdown
-        self._by_op: dict[tuple[int, str], int] = {}
         self._by_work: dict[tuple[object, ...], int] = {}
-        self.ops: list[Op] = []  # kept, so that nothing else gets their identities
         self.rows: list[_KernelRow] = []
         self._facts = np.empty(0, _FACTS)
         # Known ones have the same numbers whatever was asked before: sums over them are the same to the bit.
         self.families = {name: number for number, name in enumerate(DIMS)}
         self._times: Recent[list[Floats]] = Recent(KEPT_BATCHES)
         self._lock = Lock()
+        self._of_ops = OpFacts(
+            [("row", np.int64), ("live", float, 2), ("estimated", bool)],
+            lambda op: (self._number(op) if op.family else -1, op.live_bytes, op.estimated),
+        )
 
-    def of(self, schedule: Schedule) -> tuple[Ints, Ints, NDArray[np.void]]:
-        """The schedule's rows in order of appearance, which of them each kernel is, and facts of the rows."""
-        ops = [schedule.ops[index] for index in schedule.kernel_op.tolist()]
-        families = schedule.kernel_family
+    def of(self, schedule: Schedule) -> tuple[NDArray[np.void], Ints, Ints, NDArray[np.void]]:
+        """Facts of the schedule's ops; its rows in order of appearance, which of them each kernel is, their facts."""
         with self._lock:
-            known = map(self._by_op.get, zip(map(id, ops), families, strict=True))
-            each = zip(list(known), ops, families, strict=True)
-            found = [self._first_seen(op, family) if row is None else row for row, op, family in each]
+            ops = self._of_ops(schedule.ops)
             if len(self._facts) < len(self.rows):
                 new = [row.facts for row in self.rows[len(self._facts) :]]
                 self._facts = np.concatenate((self._facts, np.array(new, _FACTS)))
-        distinct = np.fromiter(dict.fromkeys(found), np.int64)
+        found = ops["row"][schedule.kernel_op]
+        distinct = np.fromiter(dict.fromkeys(found.tolist()), np.int64)
         place = np.empty(len(self._facts), dtype=np.int64)
         place[distinct] = np.arange(len(distinct))
-        return distinct, place[found], self._facts[distinct]
+        return ops, distinct, place[found], self._facts[distinct]
 
     def times(self, numbers: Ints, batches: Floats) -> KernelEstimate:
         """Times of rows, (rows, batches); those of few batches are kept, and are the same whatever else was asked."""
@@ -267,23 +268,21 @@ class KernelRows:
                 us[places], size = us[places] * factor, size * factor
         return KernelEstimate(us, log_std, memory_bound != 0.0)
 
-    def _first_seen(self, op: Op, family: str) -> int:
-        """The number of the row of an op that is new."""
+    def _number(self, op: Op) -> int:
+        """The number of an op's row, which is made for the first of its work."""
         aten = op.name.startswith("aten::")
         work = (op.macs, op.weight_bytes, op.read_bytes, op.write_bytes, *op.dims.values())
         named = "" if op.dtype in MEASURED else op.name  # by which other formats are priced
-        by_work = (family, aten, op.name.endswith("_"), named, op.dtype, op.estimated, op.reread_after, *work)
+        by_work = (op.family, aten, op.name.endswith("_"), named, op.dtype, op.estimated, op.reread_after, *work)
         number = self._by_work.get(by_work)
         if number is None:
-            row = self._made(op, family)  # which may refuse
+            row = self._made(op)  # which may refuse
             number = self._by_work[by_work] = len(self.rows)
             self.rows.append(row)
-        self._by_op[id(op), family] = number
-        self.ops.append(op)
         return number
 
-    def _made(self, op: Op, family: str) -> _KernelRow:
-        price = self._price(op, family)
+    def _made(self, op: Op) -> _KernelRow:
+        price = self._price(op)
         work = np.array(columns(op, price.model.fit.family, resident=self._resident), dtype=float)
         guessed = op.estimated or price.basis == GUESSED
         facts = (
@@ -292,12 +291,13 @@ class KernelRows:
             GUESSED_LOG_STD if guessed else 0.0,
             # Nothing is usual about a guess, and networks do not vouch for kernels that few of them have.
             0.0 if op.estimated or price.basis != SAMPLED else price.model.fit.spread,
-            self.families.setdefault(root(family), len(self.families)),
+            self.families.setdefault(root(op.family), len(self.families)),
+            price.basis in (GUESSED, DATASHEET) or bool(price.model.caveat),
             op.name.startswith("aten::") and not op.name.endswith("_"),
             tuple(work[_BYTES].sum(axis=0).tolist()),
             op.reread_after or _FAR,
         )
-        return _KernelRow(family, price, work, facts)
+        return _KernelRow(op.family, price, work, facts)
 
 
 @dataclass(frozen=True, slots=True)
@@ -351,6 +351,7 @@ class PriceList:
         self.gpu = gpus.find(info.name) if info.kind == "cuda" else None  # its datasheet, if there is one
         self._models: dict[object, KernelModel] = {}
         self._rows: dict[tuple[str, str, str, float], KernelRows] = {}
+        self._costs: Recent[Floats] = Recent(KEPT_COSTS)
 
     def at(self, slowdown: Slowdown) -> PriceList:
         """The same on a machine that is so much slower; fits of kernels are made ready to evaluate once for both."""
@@ -368,8 +369,8 @@ class PriceList:
         dispatch = self.dispatch(schedule.runtime)
         self.fits(precision)
         rows = self._rows_of(schedule.runtime, precision, memory_format, resident)
-        row_numbers, kernel_row, facts = rows.of(schedule)
-        used = [rows.rows[number] for number in row_numbers.tolist()]
+        ops, row_numbers, kernel_row, facts = rows.of(schedule)
+        noted = [rows.rows[number] for number in row_numbers[facts["noted"]].tolist()]
         share = schedule.kernel_share * facts["scale"][kernel_row]
         classes, of_step, of_op = _classes(schedule)
         count = len(row_numbers)
@@ -388,9 +389,9 @@ class PriceList:
             row_numbers=row_numbers,
             usual_log_std=facts["usual_log_std"],
             families=(facts["family"] == np.arange(len(rows.families))[:, None]).astype(float),
-            unmeasured=_families(used, GUESSED),
-            from_datasheet=_families(used, DATASHEET),
-            caveats=tuple(dict.fromkeys(row.price.model.caveat for row in used if row.price.model.caveat)),
+            unmeasured=_families(noted, GUESSED),
+            from_datasheet=_families(noted, DATASHEET),
+            caveats=tuple(dict.fromkeys(row.price.model.caveat for row in noted if row.price.model.caveat)),
             kernel_row=kernel_row,
             kernel_share=share,
             row_counts=class_rows.sum(axis=0),
@@ -398,8 +399,8 @@ class PriceList:
             class_steps=(of_step == np.arange(len(classes))[:, None]).astype(float),
             class_ops=np.where(dispatched, dispatched, np.bincount(of_op, minlength=len(classes))),
             class_rows=class_rows,
-            live=np.fromiter(chain.from_iterable(map(_LIVE_BYTES, schedule.ops)), dtype=float).reshape(-1, 2),
-            estimated=tuple(dict.fromkeys(op.name for op in schedule.ops if op.estimated)),
+            live=ops["live"],
+            estimated=tuple(dict.fromkeys(schedule.ops[index].name for index in np.flatnonzero(ops["estimated"]))),
         )
 
     def dispatch(self, runtime: str) -> DispatchFit:
@@ -440,7 +441,7 @@ class PriceList:
         Ops take `ops` times as long as at the profile's full speed.
         """
         names, code = numbered(schedule.host_class)
-        costs = np.array([host_cost(fit, name) for name in names], dtype=float)
+        costs = self._costs.get((schedule.runtime, names), lambda: np.array([host_cost(fit, name) for name in names]))
         dispatch = self._slowdown.dispatch
         scale = host_scale(fit, precision)
         steps = (schedule.calls @ call_prices(fit)) * (scale * dispatch) + (scale * ops * costs)[code]
@@ -449,15 +450,15 @@ class PriceList:
 
     def _rows_of(self, runtime: str, precision: str, memory_format: str, resident: float) -> KernelRows:
         key = runtime, precision, memory_format, resident
-        if key not in self._rows or len(self._rows[key].ops) > KEPT_OPS:
+        if key not in self._rows or len(self._rows[key].rows) > KEPT_ROWS:
             by_time = tuple(one for one in self.dispatch(runtime).kernel_tilts if one.of == TIME)
             price = partial(self._price, runtime, precision, memory_format)
             self._rows[key] = KernelRows(price, resident, by_time, self._slowdown, self._profile)
         return self._rows[key]
 
-    def _price(self, runtime: str, precision: str, memory_format: str, op: Op, family: str) -> KernelPrice:
+    def _price(self, runtime: str, precision: str, memory_format: str, op: Op) -> KernelPrice:
         """What prices an op's kernels in a runtime, in the format that the op has."""
-        price = self._fitted(runtime, precision, memory_format, op, family)
+        price = self._fitted(runtime, precision, memory_format, op)
         model, scale, corrections = price.model, price.scale, self.dispatch(runtime).kernel_tilts
         if corrections:  # of sizes that are the same whatever the time
             sizes = kernel_sizes(op)
@@ -471,9 +472,9 @@ class PriceList:
             model = self._models[key]
         return price._replace(model=model, scale=scale)
 
-    def _fitted(self, runtime: str, precision: str, memory_format: str, op: Op, family: str) -> KernelPrice:
+    def _fitted(self, runtime: str, precision: str, memory_format: str, op: Op) -> KernelPrice:
         """The fit of a kernel's family, or of the nearest like it: the runtime's own, else the profile's."""
-        wanted = precision_of(op.dtype, precision, self._profile)
+        family, wanted = op.family, precision_of(op.dtype, precision, self._profile)
         dispatch, fits = self.dispatch(runtime), self.fits(wanted, memory_format)
         runtime_fits = dispatch.kernels.get(wanted, {}) | dispatch.kernels.get(f"{wanted} {memory_format}", {})
         finer = finer_family(family, op.dims)
@@ -553,15 +554,20 @@ def _families(rows: Sequence[_KernelRow], basis: str) -> tuple[str, ...]:
 
 def _classes(schedule: Schedule) -> tuple[tuple[str, ...], Ints, Ints]:
     """Names of the breakdown, and which of them each step (the call first) and each op belongs to."""
+    steps, step = numbered(schedule.host_class)
+    ops, op = numbered(tuple(map(_HOST_CLASS, schedule.ops)))
+    places, of_steps, of_ops = _kinds(steps, ops)
+    return places, np.concatenate(([0], of_steps[step])), of_ops[op]
+
+
+@lru_cache(maxsize=64)
+def _kinds(steps: tuple[str, ...], ops: tuple[str, ...]) -> tuple[tuple[str, ...], Ints, Ints]:
+    """The same for the host classes of steps and those of ops, each once; few candidates differ in these."""
     places = {CALL: 0}
-
-    def classes(host_class: tuple[str, ...]) -> Ints:
-        names, code = numbered(host_class)
-        return np.array([places.setdefault(kind_of(name), len(places)) for name in names], dtype=np.int64)[code]
-
-    of_step = np.concatenate(([0], classes(schedule.host_class)))
-    of_op = classes(tuple(map(_HOST_CLASS, schedule.ops)))
-    return tuple(places), of_step, of_op
+    of_steps, of_ops = (
+        np.array([places.setdefault(kind_of(name), len(places)) for name in names], np.int64) for names in (steps, ops)
+    )
+    return tuple(places), of_steps, of_ops
 
 
 def precision_of(dtype: str, precision: str, profile: DeviceProfile) -> str:

@@ -10,14 +10,13 @@ from collections.abc import Callable
 from functools import cache
 from importlib import import_module
 from importlib.metadata import EntryPoint, entry_points
-from itertools import chain
 from operator import attrgetter
 from typing import Any
 
 import numpy as np
 
 from latpred.errors import UsageError
-from latpred.graph.graph import Calls, ModelGraph, Op, Schedule
+from latpred.graph.graph import ModelGraph, Op, OpFacts, Schedule
 from latpred.runtimes.base import Runtime
 from latpred.storage import IdentityCache
 
@@ -143,23 +142,25 @@ class Eager(StepPerOp):
         return run
 
 
-_HOST_CLASS, _SYNCS = map(attrgetter, ("host_class", "syncs"))
-_CALLS = attrgetter(*Calls._fields)
+_HOST_CLASS = attrgetter("host_class")
+_steps = OpFacts(
+    [("launches", np.int64), ("calls", np.int64, 3), ("sync", np.int64)],
+    lambda op: (op.launches if op.family else 0, op.calls, op.syncs),
+)
 
 
 def one_step_per_op(runtime: str, ops: tuple[Op, ...]) -> Schedule:
     """The schedule that dispatches every op by itself; one that takes several kernels shares its work among them."""
-    launches = np.array([op.launches if op.family else 0 for op in ops], dtype=np.int64)
-    calls = np.fromiter(chain.from_iterable(map(_CALLS, ops)), np.int64, len(Calls._fields) * len(ops))
+    steps = _steps(ops)
+    launches = steps["launches"]
     kernel_op = np.repeat(np.arange(len(ops)), launches)
     return Schedule(
         runtime=runtime,
         ops=ops,
         host_class=tuple(map(_HOST_CLASS, ops)),
-        calls=calls.reshape(-1, len(Calls._fields)),
-        sync=np.fromiter(map(_SYNCS, ops), np.int64, len(ops)),
+        calls=steps["calls"],
+        sync=steps["sync"],
         kernel_step=kernel_op,
         kernel_op=kernel_op,
         kernel_share=1.0 / launches[kernel_op],
-        kernel_family=tuple([ops[index].family for index in kernel_op.tolist()]),
     )

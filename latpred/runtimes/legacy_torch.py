@@ -7,7 +7,7 @@ know nothing of this, and neither do profiles that were measured with the instal
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from contextvars import ContextVar
 from functools import lru_cache, partial, reduce
@@ -16,7 +16,7 @@ from typing import NamedTuple
 
 import msgspec
 
-from latpred.graph.graph import NO_PYTHON, Affine, ModelGraph, Op, PerOp, rewritten
+from latpred.graph.graph import NO_PYTHON, Affine, ModelGraph, Op, op_by_op, rewritten
 from latpred.graph.rewrites import bias_added, biases_on_cuda, self_attention_on_cuda, unfused, view
 from latpred.ops.families import root
 from latpred.profile.gpus import Spec
@@ -124,8 +124,8 @@ def rewrites(era: str, runtime: str) -> bool:
 
 
 @lru_cache(maxsize=8)
-def _older_ops(era: str, precision: str) -> PerOp:
-    return PerOp(partial(_torch_1_12, precision=precision) if era == TORCH_1_12 else _torch_2)
+def _older_ops(era: str, precision: str) -> Callable[[Sequence[Op]], Iterator[Op]]:
+    return op_by_op(partial(_torch_1_12, precision=precision) if era == TORCH_1_12 else _torch_2)
 
 
 def _torch_2(op: Op) -> Iterator[Op]:

@@ -110,6 +110,7 @@ class Evaluator:
 
     predictors: tuple[Predictor, ...]
     options: Options
+    of_graphs: Options  # the same of graphs, which have their inputs, whatever those of other candidates are
     batches: tuple[int, ...]
     runtimes: tuple[str, ...]
 
@@ -126,7 +127,7 @@ class Evaluator:
             for name in runtimes:
                 predictor.check(name, options.precision)
         demand_one(options.inputs, options.seq, options.image)
-        return cls(predictors, options, batches, runtimes)
+        return cls(predictors, options, replace(options, inputs=None, seq=None, image=None), batches, runtimes)
 
     @own_errors()
     def rows(self, position: int, candidate: Any, errors: str = "record") -> list[CandidateRow]:
@@ -134,11 +135,10 @@ class Evaluator:
 
         With errors="raise" a candidate that fails is a CandidateError, else a row that says why.
         """
-        asked = _Candidate(position, candidate, self.options, self.batches)
+        asked = _Candidate(position, candidate, self)
         rows: list[CandidateRow] = []
         for predictor in self.predictors:
-            with without_modes(), traced_for(predictor.era):
-                of_runtimes = [self._of(asked, predictor, runtime, errors) for runtime in self.runtimes]
+            of_runtimes = [self._of(asked, predictor, runtime, errors) for runtime in self.runtimes]
             for of_batch in zip(*of_runtimes, strict=True):
                 rows += of_batch
         return rows
@@ -189,15 +189,15 @@ def _predictors_of(device: Any, host: float | str | None, runtimes: Sequence[str
 class _Candidate:
     """One candidate and its graphs; it is built once for each era, and runtimes and devices share what they can."""
 
-    def __init__(self, position: int, given: Any, options: Options, batches: Sequence[int]) -> None:
+    def __init__(self, position: int, given: Any, asked: Evaluator) -> None:
         self.position, self.name = position, title(given)
-        self._given, self._options, self._batches = given, options, batches
+        self._given, self._asked = given, asked
         self._graphs: dict[tuple[str, str, str], ModelGraph | Exception] = {}
         self._models: dict[str, Any] = {}  # by the era that they were built for, whose attention they have
 
     def graph(self, predictor: Predictor, runtime: str) -> ModelGraph | Exception:
-        """What a runtime lowers on a device, or what went wrong; models are being traced for the era of its profile."""
-        traced_by = lowering.traced_by(runtime)
+        """What a runtime lowers on a device, or what went wrong; models are traced for the era of its profile."""
+        traced_by = lowering.traced_by(runtime, predictor.era)
         key = (traced_by, predictor.era, predictor.target)
         if key not in self._graphs:
             try:
@@ -211,13 +211,16 @@ class _Candidate:
         return self._graphs[key]
 
     def _traced(self, predictor: Predictor, runtime: str) -> ModelGraph:
-        put_together = self._put_together(predictor) if lowering.traced_by(runtime) == "eager" else None
-        if put_together is not None:
-            return put_together
-        model = self._model(predictor.era)
-        if isinstance(model, ModelGraph):  # which has its inputs, whatever those of other candidates are
-            return predictor.trace(model, replace(self._options, inputs=None, seq=None, image=None))
-        return predictor.trace(model, replace(self._options, runtime=runtime), self._batches)
+        if isinstance(self._given, ModelGraph):
+            return predictor.trace(self._given, self._asked.of_graphs)
+        with without_modes(), traced_for(predictor.era):
+            put_together = self._put_together(predictor) if lowering.traced_by(runtime) == "eager" else None
+            if put_together is not None:
+                return put_together
+            model = self._model(predictor.era)
+            if isinstance(model, ModelGraph):
+                return predictor.trace(model, self._asked.of_graphs)
+            return predictor.trace(model, replace(self._asked.options, runtime=runtime), self._asked.batches)
 
     def _model(self, era: str) -> Any:
         if era not in self._models:
@@ -226,7 +229,7 @@ class _Candidate:
 
     def _put_together(self, predictor: Predictor) -> ModelGraph | None:
         """The graph of a config or of a network of a published space, from traces of others."""
-        options = self._options
+        options = self._asked.options
         if options.inputs is not None:
             return None
         if is_config(self._given):
