@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import gc
 import importlib.util
 import os
+import sys
 import tempfile
 from collections.abc import Iterator
 from contextlib import contextmanager
+from itertools import count
 from pathlib import Path
 
 import pytest
@@ -44,14 +47,25 @@ def _declare_torchvision_ops() -> torch.library.Library | None:
 NOBODY = 65534
 
 KEPT_ALIVE = _declare_torchvision_ops()
+HOMES = count()
+FROZEN = {"modules": 0}
 
 torch.set_num_threads(1)
+
+
+@pytest.fixture(autouse=True, scope="module")
+def _packages_are_no_garbage() -> None:
+    """What imports left is looked through once, and by no later collection: half a million objects take long."""
+    if len(sys.modules) > 1.05 * FROZEN["modules"]:
+        FROZEN["modules"] = len(sys.modules)
+        gc.collect()
+        gc.freeze()
 
 
 @pytest.fixture(autouse=True)
 def latpred_home(tmp_path_factory: pytest.TempPathFactory, monkeypatch: pytest.MonkeyPatch) -> Path:
     """An empty home directory, so that no test reads or writes the user's profiles, journals or cache."""
-    home = tmp_path_factory.mktemp("home")
+    home = tmp_path_factory.mktemp(f"home{next(HOMES)}", numbered=False)  # to number it, all others are looked at
     monkeypatch.setenv("LATPRED_HOME", str(home))
     monkeypatch.setenv("LATPRED_CALIBRATE", "never")  # a missing profile is an error, not half a minute of measuring
     monkeypatch.setattr(graph_store, "BUILT_IN", ops.generation())  # formulas of earlier tests do not count

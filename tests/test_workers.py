@@ -67,34 +67,6 @@ def test_threads_of_one_process_take_turns() -> None:
         pd.testing.assert_frame_equal(predict_many(candidates(), **ASKED), expected, check_exact=True)
 
 
-@pytest.mark.filterwarnings("default")
-def test_a_dask_cluster_gives_the_same_table() -> None:
-    distributed = pytest.importorskip("distributed")
-    expected = predict_many(candidates(), **ASKED)
-    cluster = {"n_workers": 2, "threads_per_worker": 1, "processes": False, "dashboard_address": None}
-    with distributed.Client(**cluster), joblib.parallel_config(backend="dask"):
-        found = predict_many(candidates(), **ASKED)
-    pd.testing.assert_frame_equal(found, expected, check_exact=True)
-
-
-@pytest.mark.slow
-@pytest.mark.filterwarnings("default")
-def test_ray_gives_the_same_table(monkeypatch: pytest.MonkeyPatch) -> None:
-    ray = pytest.importorskip("ray")
-    from ray.util.joblib import register_ray
-
-    monkeypatch.setenv("RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO", "0")
-    expected = predict_many(candidates(), **ASKED)
-    ray.init(num_cpus=2, include_dashboard=False, log_to_driver=False)
-    try:
-        register_ray()
-        with joblib.parallel_config(backend="ray", n_jobs=2):
-            found = predict_many(candidates(), **ASKED)
-    finally:
-        ray.shutdown()
-    pd.testing.assert_frame_equal(found, expected, check_exact=True)
-
-
 def test_progress_counts_candidates_with_rate_and_time_left(tmp_path: Path) -> None:
     steps: list[ProgressEvent] = []
     predict_many(candidates(4), progress=steps.append, resume=tmp_path / "t.parquet", **ASKED)

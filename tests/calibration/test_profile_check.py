@@ -51,19 +51,23 @@ def stored_rows() -> list[Row]:
     return [msgspec.json.decode(line, type=Row) for line in gzip.decompress(journals.CPU.read_bytes()).splitlines()[1:]]
 
 
+def stored_profile() -> DeviceProfile:
+    """What these rows are fitted to, which `test_guards.py` makes sure of."""
+    return msgspec.convert(journals.kept(journals.CPU), DeviceProfile)
+
+
 @pytest.mark.parametrize("slower", [1.0, 1.3])
-def test_parts_of_a_cpu_hold_at_the_speed_of_their_profile(tmp_path: Path, slower: float) -> None:
+def test_parts_of_a_cpu_hold_at_the_speed_of_their_profile(slower: float) -> None:
     rows = [_slowed(row, slower) for row in stored_rows()]
-    stored = journals.fitted(journals.CPU, tmp_path)
-    parts = {(part.clock, part.name): part for part in drift_test.compared(stored, [rows])}
+    parts = {(part.clock, part.name): part for part in drift_test.compared(stored_profile(), [rows])}
     assert 0.9 < parts["host", ""].ratio < 1.1
     assert 0.9 < parts["device", ""].ratio < 1.1
     assert 0.9 < parts["device", "fp32 conv"].ratio < 1.1
     assert 0.9 < parts["device", "fp32 reduction"].ratio < 1.1  # most of whose calls are dispatch
 
 
-def test_probes_are_the_same_ones_whatever_the_order_of_a_round(tmp_path: Path) -> None:
-    stored, rows = journals.fitted(journals.CPU, tmp_path), stored_rows()
+def test_probes_are_the_same_ones_whatever_the_order_of_a_round() -> None:
+    stored, rows = stored_profile(), stored_rows()
     again, reversed_ = (drift_test.compared(stored, [rows, second]) for second in (rows, rows[::-1]))
     assert [(part.name, part.timed) for part in reversed_] == [(part.name, part.timed) for part in again]
 
@@ -75,8 +79,8 @@ def _slowed(row: Row, slower: float) -> Row:
     return msgspec.structs.replace(row, timings=timings, calls_us=tuple(calls_us), speed=speed)
 
 
-def test_ops_are_compared_at_the_speed_of_cold_dispatch_and_calls_at_that_of_warm_one(tmp_path: Path) -> None:
-    stored = journals.fitted(journals.CPU, tmp_path)
+def test_ops_are_compared_at_the_speed_of_cold_dispatch_and_calls_at_that_of_warm_one() -> None:
+    stored = stored_profile()
     stored = msgspec.structs.replace(stored, speed={**stored.speed, host.COLD_DISPATCH: 300.0})
     networks = [row for row in stored_rows() if row.cell.kind == "network"]
     tiny = [row for row in networks if network_spec(row.cell).tiny]
@@ -90,17 +94,6 @@ def test_ops_are_compared_at_the_speed_of_cold_dispatch_and_calls_at_that_of_war
         return [parts[name] for name in ("module calls", "elementwise", "norm")]
 
     assert ratios(1.5) == pytest.approx(ratios(1.0), rel=0.05)
-
-
-def test_a_profile_that_holds_and_its_altered_copies(calibrated: DeviceProfile) -> None:
-    keys = [cell.key for cell in drift_test.probe_cells(calibrated)]
-    assert len(set(keys)) == len(keys)
-    rounds = GUARD["timed_again"](calibrated, SimulatedDevice(SimulatedSpec(seed=8)), 600.0)
-    assert GUARD["moved"](calibrated, rounds) == []
-    others = dict(GUARD["altered"](calibrated, 1.15))
-    assert len(others) > 20
-    missed = [name for name, other in others.items() if not GUARD["caught_in"](name, GUARD["moved"](other, rounds))]
-    assert missed == []
 
 
 def test_a_kind_of_kernel_with_a_fit_of_its_own_is_held_against_that(calibrated: DeviceProfile) -> None:
@@ -117,7 +110,7 @@ def test_cells_that_are_not_known_any_more_are_no_probes(calibrated: DeviceProfi
     keys = [f"network/eager/fp32/gone/{dims},cold=0", f"network/eager/fp32/mlp/{dims}", "kernel/eager/fp32/gone/n=1"]
     gone = tuple(Sample(key, 2.0, 0.1, 30) for key in keys)
     cells = drift_test.probe_cells(msgspec.structs.replace(calibrated, samples=(*gone, *calibrated.samples)))
-    assert len(cells) > len(gone)
+    assert len({cell.key for cell in cells}) == len(cells) > len(gone)
     assert not {cell.key for cell in cells} & set(keys)
     with pytest.raises(ProfileError, match="keeps no cells that could be timed again"):
         drift_test.probe_cells(profile(samples=gone))
@@ -130,7 +123,7 @@ def test_five_seeds_are_quiet_and_every_alteration_is_caught(capsys: pytest.Capt
     assert "quiet in 5 of 5 unaltered" in shown
     caught = next(line for line in shown.splitlines() if line.startswith("caught in 5 of 5 seeds: "))
     found, _, every = caught.split(": ")[1].split()[:3]
-    assert found == every
+    assert int(found) == int(every) > 20
 
 
 def test_the_verb_says_what_moved_and_exits_with_one(

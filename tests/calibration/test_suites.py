@@ -140,7 +140,11 @@ for workload in suites.get(suites.GATE).ready:
     workload.make("meta", "fp32")
     print(workload.name)
 """
-BERTS_BUILT = """
+NAMED_BUILT = """
+import sys
+from latpred.zoo import names
+print(names.build("resnet-18").name)
+assert "torchvision" not in sys.modules
 from latpred.calibration.workloads import suites
 for name in ("blind", "recent", "sealed"):
     workload = next(one for one in suites.get(name).workloads() if "bert" in one.name)
@@ -149,7 +153,7 @@ for name in ("blind", "recent", "sealed"):
 """
 
 
-@pytest.mark.parametrize(("script", "built"), [(GATE_BUILT, len(GATE.ready)), (BERTS_BUILT, 3)], ids=["gate", "berts"])
+@pytest.mark.parametrize(("script", "built"), [(GATE_BUILT, len(GATE.ready)), (NAMED_BUILT, 4)], ids=["gate", "named"])
 def test_models_are_built_without_other_packages_or_beside_a_broken_torchvision(
     script: str, built: int, tmp_path: Path
 ) -> None:

@@ -1,4 +1,4 @@
-"""The example about clusters gives one table on every engine."""
+"""The example about clusters gives one table on every engine: the only test of dask and of ray as backends."""
 
 from __future__ import annotations
 
