@@ -24,6 +24,10 @@ class _SurroundingsError(LatpredError):
     exit_code = 3
 
 
+class BusyWarning(UserWarning):
+    """Other work had the processors while models were timed."""
+
+
 class UsageError(LatpredError, ValueError):
     """An argument is wrong: batch 0, an unknown runtime, a bad shape."""
 

@@ -24,6 +24,8 @@ def _now_s() -> float:
 class ProgressEvent(NamedTuple):
     """How far a run is, as a `progress` function is told.
 
+    A function of a call that counts nothing is told a line of text instead, so `progress=print` suits every call.
+
     Attributes
     ----------
     done, total : float
@@ -47,6 +49,10 @@ class ProgressEvent(NamedTuple):
     left_s: float = nan
     cells: int = 0
     error: float | None = None
+
+    def __str__(self) -> str:
+        """A line that says where the run is."""
+        return f"{progress_text(self)}: {self.label}"
 
 
 class ProgressCounter:
@@ -177,9 +183,12 @@ def progress_text(event: ProgressEvent) -> str:
     '30 of 90, 10.0 a second, 6 s left'
     >>> progress_text(ProgressEvent(30, 0, "candidates", 10.0))
     '30, 10.0 a second'
+    >>> print(ProgressEvent(3, 12, "resnet-18 batch 1"))
+    3 of 12: resnet-18 batch 1
     """
-    counted = f"{event.done} of {event.total}" if event.total else f"{event.done}"
-    return ", ".join(filter(None, (counted, f"{event.rate:.1f} a second", time_left(event))))
+    counted = f"{event.done:.0f} of {event.total:.0f}" if event.total else f"{event.done:.0f}"
+    rate = f"{event.rate:.1f} a second" if event.rate == event.rate else ""
+    return ", ".join(filter(None, (counted, rate, time_left(event))))
 
 
 def time_left(event: ProgressEvent) -> str:

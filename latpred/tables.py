@@ -160,7 +160,8 @@ def _columns(frame: pd.DataFrame, schema: Schema) -> dict[Any, Column]:
     missing = [name for name in schema.required if name not in frame.columns]
     if missing:
         of_search = {"candidate", "latency_ms"} <= {*frame.columns}
-        how = "Rows of predict_many are others; take predict(...).to_frame()." if of_search else "Add what is missing."
+        others = "Rows of predict_many and rank are others; take those of latpred predict MODEL --csv -o FILE, "
+        how = f"{others}or of predict(...).to_frame()." if of_search else "Add what is missing."
         raise TableError(f"The {schema.title} lacks {', '.join(missing)}. {how}")
     repeated = sorted({str(name) for name in frame.columns[frame.columns.duplicated()]})
     if repeated:

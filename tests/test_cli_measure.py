@@ -89,6 +89,7 @@ def test_what_ends_measuring_leaves_what_was_measured(
     assert table["latency_s"].notna().sum() == 2
 
 
+@pytest.mark.filterwarnings("always::latpred.errors.BusyWarning")
 def test_measure_says_what_else_ran(model: str, monkeypatch: pytest.MonkeyPatch) -> None:
     asked = ("measure", model, "--image", "16", "--batch", "1", "--repeats", "1", "--device")
     for busy, device, said in ((1.3, "cpu", True), (0.0, "cpu", False), (1.3, "simulated", False)):

@@ -280,7 +280,7 @@ def test_trace_counts_by_hand(model: str) -> None:
     assert found["totals"][0]["macs"] == 2 * (8 * 8 * 9 * 3 * 8 + 80)
     assert found["totals"][0]["launches"] == 4
     assert "0.000 GMACs" in run("trace", model, "--image", "10", "--batch", "2").stdout
-    table = pd.read_csv(io.StringIO(run("trace", model, "--image", "10", "--batch", "1,4", "--csv").stdout))
+    table = pd.read_csv(io.StringIO(run("trace", model, "--image", "10", "--batch", "1", "-b", "4", "--csv").stdout))
     assert table.groupby("batch")["macs"].sum().to_list() == [13904, 4 * 13904]
     assert table["module"][0] == 0
 

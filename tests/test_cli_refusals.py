@@ -44,6 +44,8 @@ def known(calibrated: None, monkeypatch: pytest.MonkeyPatch) -> None:
         ("predict resnet18 --batch=8-4", 2, "'8-4' ends before it starts; write 4-8."),
         ("predict resnet18 --batch=1-8:0", 2, "'1-8:0' never moves on"),
         ("predict resnet18 --batch=1-999999999999", 2, "more than 4096 batch sizes; use a step, as in 1-4096:2x."),
+        ("predict resnet18 --seq 8 --batch 1 --seq 9", 2, "--seq takes one value and is given 2 times; give one."),
+        ("measure resnet18 --runtime eager --runtime compile", 2, "--runtime takes one value and is given 2 times"),
         ("calibrate --budget=0", 2, "is not a time to spend; write 90s, 5m or 1h."),
         ("predict {models}:broken --image 8", 2, "broken failed: ValueError: no such layer"),
         ("predict {models}:small --image 8", 2, "nothing tells what Sequential takes"),

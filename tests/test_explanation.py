@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import math
+from dataclasses import replace
 from pathlib import Path
 
 import msgspec
@@ -18,6 +19,7 @@ import latpred
 from latpred.errors import ProfileError, RuntimeRefusalError, TraceError, UsageError
 from latpred.explanation.explain import PIXELS, TOKENS, axis_headroom
 from latpred.explanation.explanation import CHEAP, NEARLY_FREE, Choice, Excluded, missing, ratio, shares
+from latpred.explanation.explanation import caveats as caveats_of
 from latpred.graph.graph import ModelGraph
 from latpred.prediction.clocks import Z90
 from latpred.profile import store
@@ -263,6 +265,24 @@ def test_between_two_sizes_the_latency_is_taken_to_be_straight() -> None:
     assert (endless.nearly_free, endless.cheap) == (None, None)
     ended = axis_headroom("seq", 128, 10.0, [(256, 10.1)], 1024, estimate=False)  # the model goes no further
     assert (ended.nearly_free, ended.cheap) == (256, 256)
+
+
+def test_advice_comes_first_and_each_kind_of_caveat_once() -> None:
+    basis = {"tensorrt": "fused as by an engine", "compile": "of its graph", "eager": "measured"}
+    given = []
+    for name, how in basis.items():
+        point = prediction(name, 5.0)
+        own = (f"{name} was not measured on this GPU: {how}", f"{name} was not asked: guessed")
+        provenance = replace(point.provenance, caveats=("fitted", *own * (name != "eager")))
+        given.append(replace(point, setting=replace(point.setting, provenance=provenance)))
+    found = explanation(*given)
+    assert caveats_of(found) == [
+        "caveat: fitted",
+        "caveat of 2 runtimes (tensorrt, compile): not measured on this GPU; latpred predict --runtime NAME says more "
+        "of each",
+        "caveat of tensorrt, compile: not asked: guessed",
+    ]
+    assert repr(replace(found, advice="Stay with eager.")).splitlines()[2] == "Stay with eager."
 
 
 def test_the_text_fits_a_terminal() -> None:

@@ -7,7 +7,7 @@ from xml.etree import ElementTree
 
 import msgspec
 import pytest
-from factories import add, device, dispatch, graph, kernel_fit, linear, profile
+from factories import add, device, dispatch, graph, kernel_fit, linear, profile, view
 
 from latpred import tables
 from latpred.prediction.predictor import Predictor
@@ -85,6 +85,13 @@ def test_frames_are_predicted_tables() -> None:
     assert frame["latency_s"].to_numpy() * 1e3 == pytest.approx(curve.latency_ms)
     assert (frame["low_s"] < frame["latency_s"]).all()
     assert len(curve[0].to_frame()) == 1
+
+
+def test_a_graph_is_a_table_of_its_ops() -> None:
+    traced = graph(linear(), view())
+    table = traced.to_frame([1, 4])
+    assert (len(table), list(table["op"][:2])) == (4, [op.name for op in traced.ops])
+    assert table[table["batch"] == 4]["macs"].sum() == traced.macs(4)
 
 
 def test_breakdown_adds_up_to_the_clocks() -> None:

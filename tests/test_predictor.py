@@ -201,6 +201,18 @@ def test_what_was_not_measured_or_has_no_formula_is_estimated_and_said() -> None
     assert found.interval_ms[1] > 1.2 * found.latency_ms
 
 
+def test_a_guess_that_a_slower_host_hides_widens_the_interval() -> None:
+    def width(family: str) -> float:
+        eager = dispatch(costs_us={"": 0.0, "view": 9.0}, fixed_us=0.0, spread=0.02)
+        ops = (add(50_000, family=family), *[view()] * 100)
+        found = Predictor(profile(device(), runtimes={"eager": eager})).predict(graph(*ops))
+        assert found.regime == "framework-bound"
+        return found.interval_ms[1] / found.latency_ms
+
+    assert width("elementwise") < 1.05
+    assert width("fft") > 1.5  # three times as long, it would set the latency
+
+
 def test_caveats_are_those_of_all_batches_in_whatever_order() -> None:
     ops = (linear(), add(family="fft"), add(name="custom::op", estimated=True))
     at_one = (linear(), add(name="custom::one", estimated=True))

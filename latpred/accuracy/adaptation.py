@@ -258,7 +258,7 @@ def adapt(
     name : str, optional
         Of the new profile; default: the old one's with "-adapted".
     progress : callable, optional
-        Told what is being traced.
+        Told in a line what is being traced.
 
     Raises
     ------

@@ -504,7 +504,7 @@ def calibrate_host(
     *,
     device: Device | None = None,
     tiny: int = TINY,
-    progress: Callable[[int, int, str], None] | None = None,
+    progress: Callable[[ProgressEvent], None] | None = None,
 ) -> HostProfile:
     """Measure what dispatch costs on this host, and save it.
 
@@ -518,7 +518,7 @@ def calibrate_host(
     tiny : int
         Tiny networks to time; each takes about 0.2 s.
     progress : callable, optional
-        Told how many cells are done, of how many, and which is next.
+        Told before each cell: a `latpred.progress.ProgressEvent`.
 
     Raises
     ------
@@ -542,7 +542,7 @@ def calibrate_host(
         schedule, reference = schedules.Synchronous(live, ("fp32",)), ReferenceTimer(torch.get_num_threads())
         for index, cell in enumerate(cells):
             if progress is not None:
-                progress(index, len(cells), cell.key)
+                progress(ProgressEvent(index, len(cells), cell.key))
             row = measured(cell, schedule.measure)
             rows.append(msgspec.structs.replace(row, speed=reference.around(EAGER)))
     good = [row for row in rows if not row.error]

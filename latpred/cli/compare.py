@@ -129,7 +129,14 @@ def _evaluate_left_out(table: PublishedTable, by: str, output: Output) -> None:
 @click.option("--replay", help="Measure nothing: a recording's folder, or the name of a shipped one.")
 @takes("plot")
 @output_options
-def validate(device: str, replay: str | None, plot: Path | None, output: Output, **asked: Any) -> None:
+def validate(
+    device: str,
+    replay: str | None,
+    batches: tuple[int, ...] | None,
+    plot: Path | None,
+    output: Output,
+    **asked: Any,
+) -> None:
     """Measure a suite of models and judge the predictions.
 
     No fit has seen the models of a suite.
@@ -137,10 +144,10 @@ def validate(device: str, replay: str | None, plot: Path | None, output: Output,
     from latpred.calibration import validate as run
 
     if replay is not None:
-        for option in given(*asked.keys() - {"record"}):
+        for option in given("batches", *asked.keys() - {"record"}):
             raise UsageError(f"--replay judges all that was recorded, and measures nothing; leave out {option}.")
     with progress(f"validating {device}") if replay is None else working(f"replaying {replay}") as show:
-        report = run(device, replay=replay, progress=show, **asked)
+        report = run(device, replay=replay, batch=batches, progress=show, **asked)
     _show_report(report, output, plot)
     missed = report.shortfalls()
     for sentence in missed:

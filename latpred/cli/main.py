@@ -7,14 +7,16 @@ import io
 import os
 import sys
 import traceback
-from collections.abc import Iterator
+import warnings
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
+from functools import partial
 from typing import Any, TextIO
 
 import click
 
-from latpred.errors import LatpredError, UsageError
+from latpred.errors import BusyWarning, LatpredError, UsageError
 from latpred.progress import noting_interrupts
 
 INTERRUPTED = 130
@@ -105,7 +107,8 @@ class VerbGroup(SuggestingGroup):
                 stream.reconfigure(errors="replace")  # a terminal that cannot show a character shows a question mark
         ctx.ensure_object(State)
         try:
-            with noting_interrupts():
+            with noting_interrupts(), warnings.catch_warnings():
+                warnings.showwarning = partial(_warn, ctx, warnings.showwarning)
                 return super().invoke(ctx)
         except LatpredError as error:
             _say(ctx, str(error))
@@ -119,6 +122,14 @@ class VerbGroup(SuggestingGroup):
             kept = f"what was measured is kept, {ctx.obj.go_on}" if ctx.obj.go_on else str(stop)
             _say(ctx, f"interrupted; {kept}." if kept else "interrupted.")
             ctx.exit(INTERRUPTED)
+
+
+def _warn(ctx: click.Context, show: Callable[..., None], message: Warning | str, *where: Any) -> None:
+    """A warning of latpred's own is a sentence on stderr as well; others are shown as Python does."""
+    if not isinstance(message, BusyWarning):
+        show(message, *where)
+    elif not ctx.obj.quiet:
+        click.echo(message, err=True)
 
 
 def _say(ctx: click.Context, sentence: str) -> None:

@@ -54,10 +54,8 @@ def measure(models: tuple[str, ...], batches: tuple[int, ...], output: Output, *
         raise UsageError(f"{option} is for a study; add --suite, or leave it out. -o keeps what is measured of models.")
     from latpred.calibration.measurement.whole_models import LostError, StoppedError
     from latpred.calibration.measurement.whole_models import measure as run
-    from latpred.calibration.timing.disturbance import OTHERS, Watch
 
     asked["device"] = asked["device"] or "cpu"
-    watch = Watch()
     try:
         with progress("measuring") as show:
             table = run(list(models), batches, progress=show, **asked)
@@ -70,9 +68,6 @@ def measure(models: tuple[str, ...], batches: tuple[int, ...], output: Output, *
             raise DeviceError(f"{stopped} {said}.") from stopped
         raise KeyboardInterrupt(said) from None
     _show(table, output)
-    busy = watch.lap().busy
-    if busy > OTHERS and asked["device"] != "simulated":
-        notice(f"other work used {busy:.1f} processors meanwhile, so times may be too long; measure again without it")
     if (table["status"] != "ok").all():
         click.get_current_context().exit(3)
 

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import re
 import sys
+from collections import Counter
 from collections.abc import Callable, Iterable
 from contextlib import redirect_stdout
 from functools import wraps
@@ -140,8 +141,9 @@ def batch_option(default: str | None, shown: str | None = None) -> Callable[[Com
         "-b",
         "batches",
         metavar="SIZES",
-        callback=_parsed_by(parse_batches),
-        default=default,
+        multiple=True,
+        callback=_parsed_by(lambda texts: parse_batches(",".join(texts)) if texts else None),
+        default=default and (default,),
         show_default=default is not None,
         help=grammar + (f"  [default: {shown}]" if shown else ""),
     )
@@ -353,6 +355,18 @@ def examples(*lines: str) -> str:
     return "\b\nExample:\n" + "\n".join(f"  {line}" for line in lines)
 
 
+class _Verb(click.Command):
+    """A command that refuses an option of one value that is given twice, where click would silently take the last."""
+
+    def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
+        """Take the command line apart."""
+        _, _, order = self.make_parser(ctx).parse_args([*args])
+        for option, times in Counter(order).items():
+            if times > 1 and isinstance(option, click.Option) and not (option.multiple or option.is_flag):
+                raise click.UsageError(f"{option.opts[0]} takes one value and is given {times} times; give one.", ctx)
+        return super().parse_args(ctx, args)
+
+
 def verb(*lines: str) -> Callable[[Command], click.Command]:
     """A verb with examples at the end of its --help."""
-    return click.command(epilog=examples(*lines))
+    return click.command(epilog=examples(*lines), cls=_Verb)

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 from collections import Counter, defaultdict
-from collections.abc import Sequence
 from dataclasses import asdict
 from typing import TYPE_CHECKING, Any
 
@@ -18,8 +17,6 @@ from latpred.render import Page, Table
 from latpred.units import format_bytes, format_count
 
 if TYPE_CHECKING:
-    import pandas as pd
-
     from latpred.accuracy.crosscheck import Difference
     from latpred.graph.graph import ModelGraph
 
@@ -70,7 +67,7 @@ def trace(
         parts += [f"note: {note}" for note in graph.notes]
         return Page("", [*parts, *(line for one in differences for line in _difference_lines(one, batches[0]))])
 
-    emit(output, document=document, rows=lambda: _op_rows(graph, batches), page=page)
+    emit(output, document=document, rows=lambda: graph.to_frame(batches), page=page)
 
 
 def _other_counts(
@@ -161,30 +158,6 @@ def _by_family(graph: ModelGraph, batch: int) -> dict[str, tuple[int, int, int]]
             row[1] += op.macs.at(batch)
             row[2] += total_bytes(op, batch)
     return {family: (a, b, c) for family, (a, b, c) in sorted(sums.items(), key=lambda item: -item[1][2])}
-
-
-def _op_rows(graph: ModelGraph, batches: Sequence[int]) -> pd.DataFrame:
-    import pandas as pd
-
-    return pd.DataFrame(
-        {
-            "op": op.name,
-            "module": op.module,
-            "family": op.family,
-            "host_class": op.host_class,
-            "dtype": op.dtype,
-            "batch": batch,
-            "macs": op.macs.at(batch),
-            "weight_bytes": op.weight_bytes.at(batch),
-            "read_bytes": op.read_bytes.at(batch),
-            "write_bytes": op.write_bytes.at(batch),
-            "launches": op.launches,
-            "syncs": op.syncs,
-            "estimated": op.estimated,
-        }
-        for batch in batches
-        for op in graph.at(batch)
-    )
 
 
 @verb("latpred models", "latpred models resnet --libraries")

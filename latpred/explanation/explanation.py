@@ -7,6 +7,7 @@ It holds numbers; `explanation.explain` makes them, `explanation.advice` puts th
 from __future__ import annotations
 
 import math
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, NamedTuple
 
@@ -25,13 +26,13 @@ AXES = {"seq": "tokens", "image": "pixels of a side", "audio": "samples"}
 
 
 def explanation_page(explanation: Explanation) -> Page:
-    """What each runtime takes, its clocks, where the time goes, what may grow, what is missing, advice."""
+    """Advice, what each runtime takes, its clocks, where the time goes, what may grow, what is missing, caveats."""
     setting = explanation.fastest.prediction.setting
     inputs = ", ".join([f"batch {explanation.batch}", *input_text(setting), *setting.setup])
     tables = [latencies(explanation), clocks(explanation), shares(explanation)]
     tables += [growth(name, headroom) for name, headroom in explanation.headrooms.items()]
     remarks = [*(f"without {name}: {reason}" for name, reason in missing(explanation)), *caveats(explanation)]
-    parts: list[Table | str] = [*tables, *remarks, *filter(None, [explanation.advice])]
+    parts: list[Table | str] = [*filter(None, [explanation.advice]), *tables, *remarks]
     return Page(f"{setting.model}: {inputs} on {setting.device}, {setting.protocol}", parts, prose=True)
 
 
@@ -88,16 +89,22 @@ def missing(explanation: Explanation) -> list[tuple[str, str]]:
 
 
 def caveats(explanation: Explanation) -> list[str]:
-    """What may not hold, each once, with the runtimes it is about where it is not about all."""
-    runtimes: dict[str, list[str]] = {}
+    """What may not hold, each kind once, with the runtimes it is about where it is not about all."""
+    kinds: dict[str, dict[str, str]] = {}  # what is said of each runtime, by what it begins with
     for choice in explanation.choices:
         for caveat in choice.prediction.provenance.caveats:
-            runtimes.setdefault(caveat, []).append(choice.runtime)
-    everywhere = len(explanation.choices)
-    return [
-        f"caveat: {caveat}" if len(names) == everywhere else f"caveat of {', '.join(names)}: {caveat}"
-        for caveat, names in runtimes.items()
-    ]
+            own = caveat.removeprefix(f"{choice.runtime} was ")  # not asked, or not measured on this GPU: why and how
+            kind = caveat if own == caveat else own.partition(": ")[0]
+            kinds.setdefault(kind, {})[choice.runtime] = own
+    return [_caveat(kind, said, len(explanation.choices)) for kind, said in kinds.items()]
+
+
+def _caveat(kind: str, said: Mapping[str, str], everywhere: int) -> str:
+    """A kind of caveat of so many runtimes; where each has words of its own, only with where these are found."""
+    texts, names = set(said.values()), ", ".join(said)
+    if len(texts) > 1:
+        return f"caveat of {len(said)} runtimes ({names}): {kind}; latpred predict --runtime NAME says more of each"
+    return f"caveat: {texts.pop()}" if len(said) == everywhere else f"caveat of {names}: {texts.pop()}"
 
 
 def _classes(choice: Choice) -> list[str]:

@@ -13,7 +13,7 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import lru_cache
 from itertools import chain
-from typing import Any, Generic, NamedTuple, TypeVar
+from typing import TYPE_CHECKING, Any, Generic, NamedTuple, TypeVar
 
 import msgspec
 import numpy as np
@@ -21,6 +21,9 @@ from numpy.typing import NDArray
 
 from latpred.errors import UsageError
 from latpred.storage import hash_of
+
+if TYPE_CHECKING:
+    import pandas as pd
 
 KEPT_OPS = 20_000  # of which is kept what was made of each
 T = TypeVar("T")
@@ -230,6 +233,33 @@ class ModelGraph(msgspec.Struct, frozen=True, forbid_unknown_fields=True, weakre
             launches=_share_left(sum(o.launches for o in unknown), sum(o.launches for o in ops)),
             bytes=_share_left(*(sum(total_bytes(op, batch) for op in some) for some in (unknown, ops))),
             estimated_ops=dict(Counter(op.name for op in unknown)),
+        )
+
+    def to_frame(self, batch: int | Sequence[int] = 1) -> pd.DataFrame:
+        """One row per op: its name, module, family, class, dtype, work, bytes, launches and synchronisations.
+
+        Of several batch sizes, one table below the other.
+        """
+        import pandas as pd
+
+        return pd.DataFrame(
+            {
+                "op": op.name,
+                "module": op.module,
+                "family": op.family,
+                "host_class": op.host_class,
+                "dtype": op.dtype,
+                "batch": size,
+                "macs": op.macs.at(size),
+                "weight_bytes": op.weight_bytes.at(size),
+                "read_bytes": op.read_bytes.at(size),
+                "write_bytes": op.write_bytes.at(size),
+                "launches": op.launches,
+                "syncs": op.syncs,
+                "estimated": op.estimated,
+            }
+            for size in np.atleast_1d(batch).tolist()
+            for op in self.at(size)
         )
 
     def to_json(self) -> str:

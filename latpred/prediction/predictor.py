@@ -368,11 +368,15 @@ class Predictor:
         kernels = rows.us[priced.kernel_row] * (priced.kernel_share[:, None] * slower)
         beside = self._beside_us(graph, priced, batches, options)
         idle = len(kernels) * device.gap_us if device.asynchronous else beside
-        nudged = np.concatenate((kernels, kernels * (1.0 + _NUDGE)), axis=1)
+        nudge = np.full(len(batches), _NUDGE)
+        if device.asynchronous and (priced.unmeasured or priced.estimated):
+            # A guess may be so far off that the device, and not the host, sets the latency.
+            nudge = np.maximum(nudge, np.expm1(Z90 * np.sqrt(kernel_variance)))
+        nudged = np.concatenate((kernels, kernels * (1.0 + nudge)), axis=1)
         host = priced.host_at(batches.astype(float))
         steps = priced.host_us if priced.cold is None else np.concatenate((host, host), axis=1)
         plain, more = clocks.latency(priced.timeline, steps, nudged, device, options.protocol).reshape(2, -1)
-        sensitivity = np.log(more / plain) / np.log1p(_NUDGE) if len(kernels) else np.zeros(len(batches))
+        sensitivity = np.log(more / plain) / np.log1p(nudge) if len(kernels) else np.zeros(len(batches))
         by_device = np.clip(sensitivity, 0.0, 1.0)
         network = fit.log_std + by_device * (fit.busy_log_std - fit.log_std)
         host_log_std = fit.host_log_std * (1.0 - by_device)

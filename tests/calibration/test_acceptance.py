@@ -68,6 +68,17 @@ def test_the_spread_covers_nine_in_ten_of_others_beyond_what_kernels_explain_wit
     assert network_spread([]) == 2 * acceptance.LEAST_SPREAD
 
 
+def test_networks_whose_kernels_are_guesses_say_nothing_of_others() -> None:
+    known, guessed = error(1.01), error(4.0, 0.4)._replace(guessed=True)
+    least = acceptance.LEAST_SPREAD
+    assert network_spread([*[known] * 11, guessed]) == least < network_spread([*[known] * 11, error(4.0, 0.4)])
+    assert network_spread([*[known] * 11, guessed._replace(kernel_spread=0.01)]) > least  # where they take no time
+    assert network_spread([*[known] * (acceptance.FEWEST - 1), guessed]) > least  # too few others
+    ops = (factories.linear(), factories.add(family="fft"))
+    runs = {op.family: TimedNetwork(factories.graph(op), 1, 100.0) for op in ops}
+    assert [one.guessed for one in acceptance.holdout_errors(factories.profile(), runs)] == [False, True]
+
+
 COMMAND = "latpred calibrate --device cuda:1"
 ANEW = f"Close other programs, let the machine cool down, and calibrate anew: {COMMAND} --fresh"
 MORE_TIME = f"Give the calibration more time: {COMMAND} --budget 5m"

@@ -16,13 +16,14 @@ from latpred.calibration.timing.reference_speed import ReferenceTimer
 from latpred.errors import CalibrationError, HostError
 from latpred.profile import host_profile
 from latpred.profile.host_profile import HostProfile
+from latpred.progress import ProgressEvent
 
 
 def test_a_host_is_measured_and_found_again() -> None:
-    told: list[tuple[int, int, str]] = []
-    made = calibrator.calibrate_host("laptop", tiny=5, progress=lambda *at: told.append(at))
+    told: list[ProgressEvent] = []
+    made = calibrator.calibrate_host("laptop", tiny=5, progress=told.append)
     assert host_profile.load("laptop") == made
-    assert [index for index, _, _ in told] == list(range(told[0][1]))
+    assert [event.done for event in told] == list(range(int(told[0].total)))
     assert made.dispatch.costs_us[""] > 0
     assert made.dispatch.module_call_us > 0
     assert any(name.startswith("view.") for name in made.dispatch.costs_us)

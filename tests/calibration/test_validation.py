@@ -98,7 +98,7 @@ def test_what_is_validated_is_measured_as_the_profile_was(monkeypatch: pytest.Mo
     monkeypatch.setattr(validation, "open_device", lambda name: Gpu())
     for benchmark in (BENCHMARK, f"no {BENCHMARK}"):
         known = profile("gpu", device=Gpu().info(), protocol={CUDNN: benchmark})
-        validate("cuda:0", profile=known, suite="toys", repeats=1, batches=[1], rivals=["isolated_ops"])
+        validate("cuda:0", profile=known, suite="toys", repeats=1, batch=[1], rivals=["isolated_ops"])
         assert (True in said, said[-1]) == (benchmark == BENCHMARK,) * 2  # the last are the baseline's
         said.clear()
 
@@ -154,7 +154,7 @@ def test_what_cannot_be_done_is_said_before_anything_is_measured(
 @pytest.mark.parametrize("batches", [[], [2.5]])
 def test_batches_that_are_none_are_no_batches_of_the_suite(batches: list[Any]) -> None:
     with pytest.raises(UsageError, match="whole number"):
-        validate(profile=profile(), suite="toys", batches=batches)
+        validate(profile=profile(), suite="toys", batch=batches)
 
 
 def stop(*_: object, **__: object) -> NoReturn:
@@ -170,7 +170,7 @@ def test_ctrl_c_leaves_the_recording_of_what_was_measured(
 
     monkeypatch.setattr(validation, *(("measure", stopped) if measuring else ("with_baselines", stop)))
     with pytest.raises(KeyboardInterrupt):
-        validate(profile=profile(), suite="toys", repeats=1, batches=np.array([2]), record=tmp_path / "toys")
+        validate(profile=profile(), suite="toys", repeats=1, batch=np.array([2]), record=tmp_path / "toys")
     assert load(tmp_path / "toys").table["batch"].tolist() == [2] * 3
 
 

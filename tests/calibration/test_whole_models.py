@@ -21,9 +21,9 @@ from latpred.calibration.devices.cpu import CpuDevice
 from latpred.calibration.devices.simulated import SimulatedDevice, SimulatedSpec
 from latpred.calibration.measurement import whole_models
 from latpred.calibration.measurement.whole_models import LostError, StoppedError, measure
-from latpred.calibration.timing import timer
+from latpred.calibration.timing import disturbance, timer
 from latpred.calibration.workloads.suites import Workload, module_workload
-from latpred.errors import DeviceError, MissingPackageError, RuntimeRefusalError, UsageError
+from latpred.errors import BusyWarning, DeviceError, MissingPackageError, RuntimeRefusalError, UsageError
 from latpred.profile.document import DeviceInfo
 from latpred.progress import ProgressEvent
 from latpred.runtimes import Eager
@@ -207,6 +207,13 @@ def test_without_time_nothing_is_measured_and_the_table_says_so() -> None:
     assert table["latency_s"].isna().all()
 
 
+def test_other_work_meanwhile_is_a_warning(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(disturbance.Watch, "lap", lambda _: disturbance.Disturbance(busy=1.3))
+    with pytest.warns(BusyWarning, match="other work used 1.3 processors") as said:
+        measure(tiny(), 1, image=8, repeats=1, plan=FAST)
+    assert said[0].filename == __file__
+
+
 def test_rounds_spread_a_drift_over_all_cells() -> None:
     device = Drifting()
     workload = module_workload("any", nn.Identity(), torch.zeros(1, 2))
@@ -246,16 +253,16 @@ def test_batches_are_any_whole_numbers(batches: Any) -> None:
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
-        ({"batches": [0]}, "Batch 0 is not possible"),
-        ({"batches": [2.0]}, r"Batch 2\.0 is not a whole number"),
-        ({"batches": []}, "names no batch size"),
-        ({"batches": [1], "repeats": 0}, "0 repeats measure nothing"),
-        ({"batches": [1], "protocol": "parallel"}, "no protocol 'parallel'. Use one of single, pipelined"),
-        ({"batches": [1], "runtime": []}, "no runtime is named. Give one or more of eager, "),
-        ({"batches": [1], "runtime": "eagr"}, r"No runtime is called 'eagr'\. Did you mean 'eager'"),
-        ({"batches": [1], "threads": 0}, "threads=0 is no number of threads"),
-        ({"batches": [1], "precision": "int4"}, "precision 'int4' is not known"),
-        ({"batches": [1], "precision": "tf32"}, "cpu has no tf32; it does fp32"),
+        ({"batch": [0]}, "Batch 0 is not possible"),
+        ({"batch": [2.0]}, r"Batch 2\.0 is not a whole number"),
+        ({"batch": []}, "names no batch size"),
+        ({"batch": [1], "repeats": 0}, "0 repeats measure nothing"),
+        ({"batch": [1], "protocol": "parallel"}, "no protocol 'parallel'. Use one of single, pipelined"),
+        ({"batch": [1], "runtime": []}, "no runtime is named. Give one or more of eager, "),
+        ({"batch": [1], "runtime": "eagr"}, r"No runtime is called 'eagr'\. Did you mean 'eager'"),
+        ({"batch": [1], "threads": 0}, "threads=0 is no number of threads"),
+        ({"batch": [1], "precision": "int4"}, "precision 'int4' is not known"),
+        ({"batch": [1], "precision": "tf32"}, "cpu has no tf32; it does fp32"),
     ],
 )
 def test_bad_requests(arguments: dict[str, Any], message: str) -> None:

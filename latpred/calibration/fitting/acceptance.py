@@ -45,12 +45,16 @@ MOST_MISSING = 1 / 3
 
 
 class HoldoutError(NamedTuple):
-    """One network that no fit saw: its cell, its predicted and measured latency, the spread that kernels alone give."""
+    """One network that no fit saw: its cell, its predicted and measured latency, the spread that kernels alone give.
+
+    guessed : whether the times of some of its kernels are guesses.
+    """
 
     cell: str
     predicted_us: float
     measured_us: float
     kernel_spread: float
+    guessed: bool = False
 
     @property
     def log_error(self) -> float:
@@ -69,10 +73,14 @@ def holdout_errors(
     predictor = Predictor(bare_profile)
     errors = []
     for key, run in runs.items():
-        prediction = predictor.at(run.slowdown).predict(run.graph, run.batch, runtime=runtime)
+        slower = predictor.at(run.slowdown)
+        prediction = slower.predict(run.graph, run.batch, runtime=runtime)
+        _, priced, *_ = slower.priced(run.graph, run.batch, runtime=runtime)
         low, high = prediction.interval_ms
         spread = math.log(high / low) / (2 * Z90)
-        errors.append(HoldoutError(key, prediction.latency_ms * US_PER_S / MS_PER_S, run.total_us, spread))
+        us = prediction.latency_ms * US_PER_S / MS_PER_S
+        guessed = bool(priced.unmeasured or priced.estimated)
+        errors.append(HoldoutError(key, us, run.total_us, spread, guessed))
     return errors
 
 
@@ -89,7 +97,8 @@ def _relative_errors(errors: Sequence[HoldoutError]) -> Floats:
 def network_spread(errors: Sequence[HoldoutError]) -> float:
     """Standard deviation of the log error of networks that the kernels' own spread does not explain.
 
-    Chosen so that nine in ten of networks like them lie in their 90 % interval; of few, more of these have to.
+    Chosen so that nine in ten of networks like them lie in their 90 % interval; of few, more of these have to. Networks
+    that hang on guesses say nothing of kernels that were measured, and are left out where enough others are there.
 
     References
     ----------
@@ -98,6 +107,8 @@ def network_spread(errors: Sequence[HoldoutError]) -> float:
     """
     if not errors:
         return 2 * LEAST_SPREAD
+    known = [error for error in errors if not (error.guessed and error.kernel_spread > LEAST_SPREAD)]
+    errors = known if len(known) >= FEWEST else errors
     share = min(INTERVAL * (len(errors) + 1) / len(errors), 1.0)
     needed = [math.sqrt(max((error.log_error / Z90) ** 2 - error.kernel_spread**2, 0.0)) for error in errors]
     covered = np.arange(1, len(errors) + 1) / len(errors)  # by what each needs, the least first
@@ -313,7 +324,7 @@ def averaged(rows: Iterable[Row], errors: Iterable[HoldoutError]) -> list[Holdou
     for cell, timed in _by_cell(rows, errors).items():
         log_us = np.log([(one.predicted_us, one.measured_us) for one in timed])
         predicted_us, measured_us = np.exp(log_us.mean(axis=0)).tolist()
-        means.append(HoldoutError(cell, predicted_us, measured_us, timed[0].kernel_spread))
+        means.append(timed[0]._replace(cell=cell, predicted_us=predicted_us, measured_us=measured_us))
     return means
 
 

@@ -385,7 +385,7 @@ def check(
     budget_s : float
         Seconds after which no cell starts; the first round is then all there is.
     progress : callable, optional
-        Told before each cell.
+        Told before each cell: a `latpred.progress.ProgressEvent`.
 
     Returns
     -------

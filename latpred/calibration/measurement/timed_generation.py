@@ -34,7 +34,7 @@ def measure_generation(
     model: nn.Module | str,
     prompt: int,
     new_tokens: int,
-    batches: int | Iterable[int],
+    batch: int | Iterable[int],
     *,
     device: str | torch.device | Device = "cpu",
     precision: str = "fp32",
@@ -51,7 +51,7 @@ def measure_generation(
         A transformers model with a `generate()`, or the name of a decoder, which is built with random weights.
     prompt, new_tokens : int
         Tokens of each prompt, and tokens to generate for each.
-    batches : int or iterable of int
+    batch : int or iterable of int
         Batch sizes.
     device, precision, threads, repeats, plan, progress
         As for `measure`; the simulated device runs the graph of what is generated.
@@ -87,7 +87,7 @@ def measure_generation(
     simulated = live.info().kind == "simulated"
     calls = [*map(traced, counts)] if simulated else generation_workloads(model, prompt, counts)
     asked: dict[str, Any] = {"device": live, "precision": precision, "threads": threads, "repeats": repeats}
-    return measure(calls, batches, **asked, plan=plan, progress=progress)
+    return measure(calls, batch, **asked, plan=plan, progress=progress)
 
 
 def beside(curve: GenerationCurve, measured: pd.DataFrame) -> pd.DataFrame:

@@ -51,7 +51,7 @@ def validate(
     profile: DeviceProfile | None = None,
     suite: str = "blind",
     runtimes: Sequence[str] = ("eager",),
-    batches: Sequence[int] | None = None,
+    batch: int | Sequence[int] | None = None,
     precision: str = "fp32",
     protocol: str = "single",
     repeats: int = REPEATS,
@@ -74,7 +74,7 @@ def validate(
         Name of a suite (`latpred.calibration.workloads.suites`).
     runtimes : sequence of str
         Runtimes to measure in.
-    batches : sequence of int, optional
+    batch : int or sequence of int, optional
         Batch sizes in place of the suite's own.
     precision, protocol : str
         Of all cells.
@@ -92,7 +92,7 @@ def validate(
     budget_s : float, optional
         Seconds after which no visit starts.
     progress : callable, optional
-        Told before each visit.
+        Told before each visit: a `latpred.progress.ProgressEvent`.
 
     Raises
     ------
@@ -126,7 +126,7 @@ def validate(
     asked: dict[str, Any] = {"precision": precision, "protocol": protocol, "repeats": repeats, **options._asdict()}
     asked |= {"runtime": runtimes, "progress": progress, "budget_s": budget_s and MEASURED_SHARE * budget_s}
     try:
-        table = measure(workloads, chosen.batches if batches is None else batches, device=live, **asked)
+        table = measure(workloads, chosen.batches if batch is None else batch, device=live, **asked)
     except (StoppedError, LostError) as stopped:
         if record is None:
             raise

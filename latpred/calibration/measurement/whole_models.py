@@ -12,7 +12,9 @@ import math
 import random
 import secrets
 import time
-from collections.abc import Callable, Iterable, Mapping, Sequence
+import warnings
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
 from typing import Any, NamedTuple, TypeVar
@@ -24,7 +26,7 @@ import torch
 from latpred import host, runtimes, tables
 from latpred.calibration.devices import Call, Device, conditions, open_device
 from latpred.calibration.session import OUT_OF_MEMORY, REFUSED, failure_of
-from latpred.calibration.timing import timer
+from latpred.calibration.timing import disturbance, timer
 from latpred.calibration.timing.reference_speed import (
     APART_WAIT_S,
     SLOW,
@@ -39,7 +41,7 @@ from latpred.calibration.timing.reference_speed import (
     typical,
 )
 from latpred.calibration.workloads.suites import Models, Workload, workloads_of
-from latpred.errors import DeviceError, MissingPackageError, UsageError
+from latpred.errors import BusyWarning, DeviceError, MissingPackageError, UsageError
 from latpred.graph.graph import ModelGraph
 from latpred.progress import ProgressCounter, ProgressEvent
 from latpred.query import checked_batches
@@ -200,7 +202,7 @@ class _Cell:
 @without_modes()
 def measure(
     models: Models,
-    batches: int | Iterable[int],
+    batch: int | Iterable[int],
     *,
     runtime: str | Sequence[str] = "eager",
     device: str | torch.device | Device = "cpu",
@@ -222,7 +224,7 @@ def measure(
     ----------
     models : str, path, nn.Module, Workload, a sequence of those, or a mapping of names to them
         What to measure.
-    batches : int or iterable of int
+    batch : int or iterable of int
         Batch sizes, each at least 1.
     runtime : str or sequence of str
         Names of runtimes; of several, visits alternate, so that they can be held against each other.
@@ -248,7 +250,7 @@ def measure(
     plan : timing.Plan, optional
         Effort of one visit.
     progress : callable, optional
-        Told before each visit.
+        Told before each visit: a `latpred.progress.ProgressEvent`.
 
     Returns
     -------
@@ -265,6 +267,8 @@ def measure(
         When the device is not there.
     MissingPackageError
         When the runtime is not installed.
+    BusyWarning
+        A warning, where other work used the processors meanwhile.
     StoppedError
         On Ctrl-C, once anything was measured: a KeyboardInterrupt whose `table` has that.
     LostError
@@ -276,7 +280,7 @@ def measure(
     Traceback (most recent call last):
     latpred.errors.UsageError: Batch 0 is not possible; the smallest batch is 1.
     """
-    sizes = checked_batches(tuple(batches) if isinstance(batches, Iterable) else batches)
+    sizes = checked_batches(tuple(batch) if isinstance(batch, Iterable) else batch)
     if repeats < 1:
         raise UsageError(f"{repeats} repeats measure nothing. Use repeats=1 or more; from 2 on repeat noise is known.")
     if protocol not in timer.PROTOCOLS:
@@ -293,9 +297,10 @@ def measure(
         raise UsageError(f"{live.name} has no {precision}; it does {', '.join(live.precisions())}.")
     workloads = workloads_of(models, inputs=inputs, seq=seq, image=image)
     kind = live.info().kind
-    with conditions.stated(conditions.Options(threads, cudnn_benchmark).checked(kind), live, dtype=None):
+    stated = conditions.stated(conditions.Options(threads, cudnn_benchmark).checked(kind), live, dtype=None)
+    with stated, _watching(kind):
         gauges = {name: gauge_on(kind, name) for name in names}
-        cells = [_Cell(workload, batch, *on) for workload in workloads for batch in sizes for on in gauges.items()]
+        cells = [_Cell(workload, size, *on) for workload in workloads for size in sizes for on in gauges.items()]
         counter = ProgressCounter("", repeats * len(cells), progress, budget_s=budget_s, clock=time.monotonic)
         visits = _Visits(cells, Bench(live, copies=len(names)), precision, protocol, plan or VISIT, counter)
         live.use_precision(precision)
@@ -308,6 +313,17 @@ def measure(
                 raise LostError(str(end), visits.table("the device failed before it was measured")) from end
             raise StoppedError(visits.table("interrupted before it was measured")) from None
         return visits.table("not reached in the time budget")
+
+
+@contextmanager
+def _watching(kind: str) -> Iterator[None]:
+    """Warn in the end where other work used the processors, which a simulated device does not need."""
+    watch = disturbance.Watch()
+    yield
+    busy = watch.lap().busy
+    if busy > disturbance.OTHERS and kind != "simulated":
+        said = f"other work used {busy:.1f} processors meanwhile, so times may be too long; measure again without it"
+        warnings.warn(said, BusyWarning, stacklevel=5)
 
 
 class _Visits:

@@ -86,7 +86,7 @@ def fit_profile(
     known : mapping, optional
         Traced models, by `latpred.calibration.published.published_table.TraceKey`.
     progress : callable, optional
-        Told what is being done.
+        Told in a line what is being done.
 
     Returns
     -------
