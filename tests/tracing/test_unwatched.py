@@ -171,8 +171,9 @@ def made_outside(runtime: str) -> Any:
 @pytest.mark.parametrize("name", ["FlopCounterMode", "TorchFunctionMode", "meta"])
 def test_runtimes_make_the_same_of_a_model_within(name: str, runtime: str, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(graph_store, "kept", lambda *given: given[4]())  # nothing is remembered from one to the other
+    network = Net()
     with unnoticed(name):
-        inside = lowering.trace_for_runtime(Net(), X, runtime=runtime)
+        inside = lowering.trace_for_runtime(network, X, runtime=runtime)
     assert lowering.refusal(inside) is None
     assert made_outside(runtime) == inside
 
