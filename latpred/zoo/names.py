@@ -304,8 +304,8 @@ def build(
     if name.lower().endswith(".onnx"):
         _demand_there(name)
         raise UnknownModelError(
-            f"{name} is an ONNX graph, not a PyTorch model; ask for runtime='onnxruntime' (--runtime onnxruntime), "
-            "or give the model that it was exported from"
+            f"{name} is an ONNX graph, not a PyTorch model: it can be predicted (--runtime onnxruntime), but not run, "
+            "measured or traced for another runtime; give the model that it was exported from, as models.py:build"
         )
     name = SHORT.get(canonical(name), name)
     library, colon, rest = name.partition(":")

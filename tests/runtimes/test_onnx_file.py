@@ -181,8 +181,38 @@ def test_a_file_that_is_not_whole(tmp_path: Path) -> None:
         traced(tmp_path / "other.onnx")
 
 
+def test_products_of_bytes_are_priced_as_a_guess_and_say_so(tmp_path: Path) -> None:
+    path = saved(tmp_path, {"x": ["batch", 8]}, [helper.make_node("MatMul", ["x", "w"], ["y"])], opset=17)
+    proto = onnx.load(str(path))
+    scales = [numpy_helper.from_array(np.float32(0.1), name) for name in ("s", "t", "u")]
+    zero, weights = numpy_helper.from_array(np.uint8(0), "z"), numpy_helper.from_array(np.ones((8, 4), np.uint8), "q")
+    proto.graph.initializer.extend([*scales, zero, weights])
+    del proto.graph.node[:]
+    product = helper.make_node("QLinearMatMul", ["a", "s", "z", "q", "t", "z", "u", "z"], ["b"])
+    proto.graph.node.append(helper.make_node("QuantizeLinear", ["x", "s", "z"], ["a"]))
+    proto.graph.node.extend([product, helper.make_node("DequantizeLinear", ["b", "u", "z"], ["y"])])
+    onnx.save(proto, str(path))
+    (product,) = (op for op in traced(path).ops if op.name == "ort::QLinearMatMul")
+    assert (product.dtype, product.family, product.macs.at(2), product.estimated) == ("uint8", "gemm", 64, False)
+
+
+@pytest.mark.parametrize(
+    ("shape", "asked", "size"),
+    [
+        (["n", 3, "h", "w"], {}, ("image", 224)),
+        (["n", 3, "h", "w"], {"image": 64}, ("image", 64)),
+        (["n", 3, 8, 8], {}, ("custom", 0)),
+        (["n", "h"], {"seq": 16}, ("seq", 16)),
+        (["n", 3, "h", "w"], {"inputs": torch.zeros(1, 3, 9, 9)}, ("custom", 0)),
+    ],
+)
+def test_a_graph_says_what_open_sizes_were_taken_as(shape: Any, asked: Any, size: Any, tmp_path: Path) -> None:
+    graph = traced(saved(tmp_path, {"x": shape}, [helper.make_node("Tanh", ["x"], ["y"])]), **asked)
+    assert (graph.input_kind, graph.input_size) == size
+
+
 def test_a_file_is_no_pytorch_model(tmp_path: Path) -> None:
-    with pytest.raises(UsageError, match="is an ONNX graph, not a PyTorch model"):
+    with pytest.raises(UsageError, match=r"an ONNX graph.* can be predicted .* but not run, measured"):
         latpred.trace(str(file(tmp_path)))
 
 

@@ -363,6 +363,23 @@ def test_what_a_node_does_follows_from_its_shapes(
     assert work.macs == (prod(dims) if family == "gemm" else 0)
 
 
+@pytest.mark.parametrize(
+    ("op_type", "x", "w", "out", "family", "macs"),
+    [
+        ("QLinearMatMul", (3, 7), (7, 5), (3, 5), "gemm", 105),
+        ("QGemm", (3, 7), (5, 7), (3, 5), "gemm", 105),
+        ("QLinearConv", (2, 8, 6, 6), (4, 8, 3, 3), (2, 4, 6, 6), "conv", 2 * 4 * 36 * 72),
+    ],
+)
+def test_products_of_bytes_count_as_other_products_do(
+    op_type: str, x: Any, w: Any, out: Any, family: str, macs: int
+) -> None:
+    inputs = [tensor(*x), tensor(1), tensor(1), tensor(*w, weight=True), tensor(1), tensor(1), tensor(1), tensor(1)]
+    work = work_of(Node(op_type, "", {"transB": 1}), inputs, (tensor(*out),))
+    assert work is not None
+    assert (work.family, work.macs) == (family, macs)
+
+
 X, WEIGHTS = tensor(2, 3, 64), tensor(64, 192, weight=True)
 MASK, PAST, NONE = tensor(2, 1, 3, 10), tensor(2, 4, 7, 16), None
 HEADS = {"num_heads": 4}

@@ -51,8 +51,8 @@ def trace_file(path: str, inputs: Any, runtime: str, target: str, **options: Any
     precision = options.get("precision") or held
     if precision != held and (precision, held) != ("tf32", "fp32"):
         raise UsageError(f"{file} holds a model in {held}; convert the file to predict {precision}.")
-    stub = _stub(file, proto, precision)
     _demand_used(file, proto, asked)
+    stub = _stub(file, proto, precision, asked)
     batch = _fixed_batch(proto)
     feeds = [_feed(file, proto, size, asked) for size in (BATCHES if batch is None else (batch,))]
     tracer: Any = runtimes.get(runtime)
@@ -127,12 +127,13 @@ def _external(proto: Any) -> dict[str, str]:
     }
 
 
-def _stub(file: Path, proto: Any, precision: str) -> ModelGraph:
+def _stub(file: Path, proto: Any, precision: str, asked: Options) -> ModelGraph:
     """All of the graph that is known without running it."""
+    kind, size = _filled_with(proto, asked)
     return ModelGraph(
         model=file.name,
-        input_kind="custom",
-        input_size=0,
+        input_kind=kind,
+        input_size=size,
         precision=precision,
         memory_format="contiguous",
         parameters=sum(prod(tensor.dims) for tensor in proto.graph.initializer if _is_floating(tensor.data_type)),
@@ -250,6 +251,14 @@ def _filled(shape: list[int | None], dtype: Any, asked: Options) -> list[Any]:
     elif len(shape) == 4 and dtype.kind == "f" and _is_picture(shape, asked):
         usual = [1, CHANNELS, asked.image or PIXELS, asked.image or PIXELS]
     return [given if size is None else size for size, given in zip(shape, usual, strict=True)]
+
+
+def _filled_with(proto: Any, asked: Options) -> tuple[str, int]:
+    """The kind of the sizes that the inputs leave open besides the batch, and what they are taken as."""
+    shapes = [] if asked.inputs is not None else map(_sizes, inputs_of(proto))
+    dims = {len(shape) for shape in shapes if None in shape[1:]}
+    sizes = {2: ("seq", asked.seq or TOKENS), 4: ("image", asked.image or PIXELS)}
+    return sizes.get(dims.pop(), ("custom", 0)) if len(dims) == 1 else ("custom", 0)
 
 
 def _given(file: Path, proto: Any, batch: int, asked: Options) -> dict[str, Any]:

@@ -87,6 +87,11 @@ def quantised_matmul(node: Node, ins: Values, outs: Values) -> Work:
     return products.gemm(outs[0].numel // n, n, k)
 
 
+def of_bytes(formula: Formula) -> Formula:
+    """Formula of a product of quantised tensors: each is followed by its scale and its zero."""
+    return lambda node, ins, outs: formula(node, (ins[0], ins[3]), outs)
+
+
 def einsum(node: Node, ins: Values, outs: Values) -> Work:
     """A product of two tensors, or a rearrangement of one."""
     equation = str(node.attributes.get("equation", "")).replace(" ", "")
@@ -284,6 +289,8 @@ VIEWS = frozenset({"Reshape", "Squeeze", "Unsqueeze", "Flatten", "Identity", "Dr
 HOST = frozenset({"Shape", "Size"})
 CONTROL = frozenset({"If", "Loop", "Scan"})
 TRANSFERS = frozenset({"MemcpyToHost", "MemcpyFromHost"})
+# Multiply bytes, although scales or results of theirs are floating-point numbers.
+OF_BYTES = frozenset({"QLinearMatMul", "QGemm", "QLinearConv", "DynamicQuantizeMatMul", "MatMulIntegerToFloat"})
 
 
 def class_of(family: str, op_type: str) -> str:
@@ -306,6 +313,8 @@ def work_of(node: Node, inputs: Sequence[Value | None], outputs: Values) -> Work
 _OPERATORS: dict[Formula, str] = {
     matmul: "Gemm FusedGemm MatMul FusedMatMul TransposeMatMul MatMulInteger MatMulIntegerToFloat",
     quantised_matmul: "MatMulNBits MatMulBnb4 DynamicQuantizeMatMul",
+    of_bytes(matmul): "QLinearMatMul QGemm",
+    of_bytes(conv): "QLinearConv",
     einsum: "Einsum",
     conv: "Conv FusedConv NhwcConv NhwcFusedConv ConvTranspose ConvInteger",
     recurrent: "LSTM GRU RNN",

@@ -19,7 +19,18 @@ import msgspec
 from latpred.graph.graph import Affine, ModelGraph, Op
 from latpred.ops.families import Work
 from latpred.runtimes.base import ops_of
-from latpred.runtimes.onnx.onnx_formulas import CONTROL, HOST, NCHWC, TRANSFERS, VIEWS, Node, Value, class_of, work_of
+from latpred.runtimes.onnx.onnx_formulas import (
+    CONTROL,
+    HOST,
+    NCHWC,
+    OF_BYTES,
+    TRANSFERS,
+    VIEWS,
+    Node,
+    Value,
+    class_of,
+    work_of,
+)
 from latpred.runtimes.onnx.onnx_session import Event, Watched, graphs_within, installed, nodes_of
 
 _NAMES = {"float": "float32", "double": "float64"}  # what onnxruntime calls otherwise
@@ -154,7 +165,7 @@ def _op(event: Event, proto: Any, inputs: Sequence[Value | None], outputs: Seque
         module="",
         host_class=class_of(work.family, event.op_type),
         family=work.family,
-        dtype=_computed_in(inputs, outputs),
+        dtype=_computed_in(inputs, outputs, ("int8", "uint8") if event.op_type in OF_BYTES else ("float", "bfloat")),
         dims={dim: Affine(size) for dim, size in work.dims.items()},
         macs=Affine(work.macs),
         weight_bytes=Affine(weight),
@@ -199,11 +210,10 @@ def _reads(work: Work, inputs: Sequence[Value | None]) -> tuple[int, int]:
     return read[True], read[False]
 
 
-def _computed_in(inputs: Sequence[Value | None], outputs: Sequence[Value]) -> str:
-    """The first floating-point dtype among inputs and outputs, else the first there is."""
+def _computed_in(inputs: Sequence[Value | None], outputs: Sequence[Value], preferred: tuple[str, ...]) -> str:
+    """The first dtype of a preferred kind among inputs and outputs, else the first there is."""
     dtypes = [value.dtype for value in (*inputs, *outputs) if value is not None]
-    floating = (dtype for dtype in dtypes if dtype.startswith(("float", "bfloat")))
-    return next(floating, dtypes[0] if dtypes else FLOAT)
+    return next((dtype for dtype in dtypes if dtype.startswith(preferred)), dtypes[0] if dtypes else FLOAT)
 
 
 _BLOCKED = re.compile(r"_nchwc(_token_\d+)?$")  # what follows, in the name of a node in blocks, its result's old name
