@@ -262,7 +262,7 @@ def test_candidates_are_taken_one_at_a_time_and_the_first_failure_can_end_it() -
         ({"errors": "ignore"}, UsageError, "errors='ignore'"),
         ({"protocol": "double"}, UsageError, "protocol='double'"),
         ({"device": []}, UsageError, "no device was named"),
-        ({"device": ["rtx-8000"] * 2}, UsageError, "2 of the devices have the profile 'rtx-8000'; give each once"),
+        ({"device": ["rtx-8000"] * 2}, UsageError, "2 of the devices have the profile 'rtx-8000'; .* calibrate --name"),
         ({"n_jobs": 0}, UsageError, "n_jobs=0"),
     ],
 )

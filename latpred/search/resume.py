@@ -182,7 +182,10 @@ def _predictors_of(device: Any, host: float | str | None, runtimes: Sequence[str
     )
     ((name, count),) = Counter(predictor.profile.name for predictor in predictors).most_common(1)
     if count > 1:
-        raise UsageError(f"{count} of the devices have the profile {name!r}; give each once.")
+        raise UsageError(
+            f"{count} of the devices have the profile {name!r}; give each once. Profiles of two machines need "
+            "names of their own: latpred calibrate --name"
+        )
     return predictors
 
 
