@@ -164,7 +164,7 @@ def test_ops_that_graphs_share_are_looked_at_once_until_too_many_are_known(
     monkeypatch: pytest.MonkeyPatch, most: int, looks: int
 ) -> None:
     looked: list[Op] = []
-    facts = graph_module.OpFacts([("launches", int)], lambda op: looked.append(op) or (op.launches,))
+    facts = graph_module.OpFacts({"launches": "q"}, lambda op: looked.append(op) or (op.launches,))
     monkeypatch.setattr(graph_module, "KEPT_OPS", most)
     layer, view = factories.linear(4), factories.view()
     assert [facts((layer, view, layer))["launches"].tolist() for _ in range(2)] == [[1, 0, 1]] * 2

@@ -198,8 +198,8 @@ class KernelRows:
         self._times: Recent[list[Floats]] = Recent(KEPT_BATCHES)
         self._lock = Lock()
         self._of_ops = OpFacts(
-            [("row", np.int64), ("live", float, 2), ("estimated", bool)],
-            lambda op: (self._number(op) if op.family else -1, op.live_bytes, op.estimated),
+            {"row": "q", "live": "2d", "estimated": "q"},
+            lambda op: (self._number(op) if op.family else -1, *op.live_bytes, op.estimated),
         )
 
     def of(self, schedule: Schedule) -> tuple[NDArray[np.void], Ints, Ints, NDArray[np.void]]:

@@ -144,8 +144,8 @@ class Eager(StepPerOp):
 
 _HOST_CLASS = attrgetter("host_class")
 _steps = OpFacts(
-    [("launches", np.int64), ("calls", np.int64, 3), ("sync", np.int64)],
-    lambda op: (op.launches if op.family else 0, op.calls, op.syncs),
+    {"launches": "q", "calls": "3q", "sync": "q"},
+    lambda op: (op.launches if op.family else 0, *op.calls, op.syncs),
 )
 
 

@@ -27,7 +27,7 @@ FEWEST = 6  # samples below which a family borrows
 # Points that a residual keeps. Twice as many made no left-out network better and predictions several times slower.
 MOST_POINTS = 200
 FEWEST_LEAF = 24  # samples that earn a special family a fit of its own
-# The same where a special family has other code altogether, and little of it in a network. It tells its family nothing.
+# The same where a special family has other code altogether, and little of it in a network. It tells the plain one nothing.
 APART = {
     "rnn": 8,
     "pooling.max": 8,
@@ -95,9 +95,9 @@ def _fit_family(
     if len(pooled) < FEWEST:
         return {}
     enough = {leaf: FEWEST if leaf in prior else nearest(APART, leaf, FEWEST_LEAF) for leaf in leaves}
-    apart = {leaf for leaf, samples in leaves.items() if len(samples) >= enough[leaf] and nearest(APART, leaf)}
-    others = [sample for sample in pooled if sample.family not in apart]
-    pooled = others if len(others) >= FEWEST else pooled
+    if len(leaves.get(family, ())) >= FEWEST:
+        apart = {leaf for leaf, samples in leaves.items() if len(samples) >= enough[leaf] and nearest(APART, leaf)}
+        pooled = [sample for sample in pooled if sample.family not in apart]
     # What leaves without a fit of their own differ by is taken off before the residual is fitted, which would otherwise
     # call it noise.
     plain = RooflineRegressor(family, multiprocessors, prior=prior.get(family)).fit_roofline(*_averaged(pooled))
