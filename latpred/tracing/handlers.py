@@ -46,6 +46,8 @@ Tensor = torch.Tensor
 
 _ON_META, _REAL = 1, 2
 _MASKS = (torch.bool, torch.uint8)
+_NEW = frozenset(f"{new}{name}" for new in ("", "new_") for name in ("empty", "zeros", "ones", "full"))
+_MOST_REAL_BYTES = 32 << 20  # of a tensor whose values a forward pass may come to ask for
 _EXPLICIT = (
     torch._C.DispatchKey.CompositeExplicitAutograd,
     torch._C.DispatchKey.CompositeExplicitAutogradNonFunctional,
@@ -159,10 +161,20 @@ def fresh(recorder: TraceRecorder, call: Call) -> Any:
     if call.info.override is not None and places & _ON_META:
         out = call.info.override(*call.args, **call.options)
     if out is NotImplemented:
+        out = _valueless(call)
+    if out is None:
         out = _drawn(recorder, call) if call.info.random else call.run()
     if record is None:
         record = recorder.known[key] = call.launching(out)
     return recorder.record(record, out)
+
+
+def _valueless(call: Call) -> Tensor | None:
+    """A large new tensor of floating-point numbers, as a cache of keys, on the meta device: nobody reads its values."""
+    if call.info.short not in _NEW:
+        return None
+    out: Tensor = call._replace(options=call.options | {"device": "meta"}).run()
+    return out if out.is_floating_point() and out.nbytes > _MOST_REAL_BYTES else None
 
 
 def _drawn(recorder: TraceRecorder, call: Call) -> Any:
@@ -230,7 +242,8 @@ def mutable(recorder: TraceRecorder, call: Call) -> Any:
 
 def free(recorder: TraceRecorder, call: Call) -> Any:
     """Memory without a launch, or an identity."""
-    out, args = call.run(), call.args
+    out, args = _valueless(call), call.args
+    out = call.run() if out is None else out
     if call.info.short == "lift_fresh":
         return out  # a step of torch.tensor(...), which detach_ stands for: the meta device does without it
     if args and isinstance(args[0], Tensor) and (not isinstance(out, Tensor) or _shares(out, args[0])):

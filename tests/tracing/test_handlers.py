@@ -444,3 +444,15 @@ def test_flex_attention_runs_as_products_where_nothing_compiles_it() -> None:
     graph = latpred.trace(Function(attend), torch.zeros(1, 2, 8, 16))
     assert (graph.macs(3), graph.notes) == (2 * 3 * 2 * 8 * 8 * 16, (OPERATORS,))
     assert [op.name for op in graph.ops].count("aten::bmm") + [op.name for op in graph.ops].count("aten::matmul") == 2
+
+
+def test_a_large_cache_that_a_forward_pass_makes_takes_no_memory() -> None:
+    def cached(tokens: Tensor) -> Tensor:
+        made = torch.zeros(tokens.shape[0], 1 << 12, 1 << 20, device=tokens.device)  # 16 GiB for each of a batch
+        return torch.cat([made, torch.empty_like(made)], 1) + tokens[:, :, None]
+
+    graph = latpred.trace(Function(cached), torch.zeros(1, 1, dtype=torch.int64))
+    assert [(op.family, op.write_bytes.at(3) >> 30) for op in graph.ops if op.launches][:2] == [
+        ("factory", 48),
+        ("cat", 96),
+    ]
