@@ -157,7 +157,7 @@ def fresh(recorder: TraceRecorder, call: Call) -> Any:
         return recorder.record(record, record.make())
     if places == _ON_META | _REAL:
         call = call.on_meta()
-    out = NotImplemented
+    out: Any = NotImplemented
     if call.info.override is not None and places & _ON_META:
         out = call.info.override(*call.args, **call.options)
     if out is NotImplemented:
