@@ -27,7 +27,7 @@ FEWEST = 6  # samples below which a family borrows
 # Points that a residual keeps. Twice as many made no left-out network better and predictions several times slower.
 MOST_POINTS = 200
 FEWEST_LEAF = 24  # samples that earn a special family a fit of its own
-# The same where a special family has other code altogether, and little of it in a network. It tells the plain one nothing.
+# The same where a special family has other code, and little of it in a network. The plain one learns nothing of it.
 APART = {
     "rnn": 8,
     "pooling.max": 8,
