@@ -45,6 +45,7 @@ def known(calibrated: None, monkeypatch: pytest.MonkeyPatch) -> None:
         ("predict resnet18 --batch=1-8:0", 2, "'1-8:0' never moves on"),
         ("predict resnet18 --batch=1-999999999999", 2, "more than 4096 batch sizes; use a step, as in 1-4096:2x."),
         ("predict resnet18 --seq 8 --batch 1 --seq 9", 2, "--seq takes one value and is given 2 times; give one."),
+        ("profiles list -o a.csv -o b.csv", 2, "--output takes one value and is given 2 times"),
         ("measure resnet18 --runtime eager --runtime compile", 2, "--runtime takes one value and is given 2 times"),
         ("calibrate --budget=0", 2, "is not a time to spend; write 90s, 5m or 1h."),
         ("predict {models}:broken --image 8", 2, "broken failed: ValueError: no such layer"),

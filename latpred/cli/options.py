@@ -135,7 +135,7 @@ def given(*names: str) -> list[str]:
 
 def batch_option(default: str | None, shown: str | None = None) -> Callable[[Command], Command]:
     """`--batch`, with the grammar of `parse_batches`; without a default, what is `shown` says which sizes are taken."""
-    grammar = "Numbers and ranges joined by commas: 1-64 is every size, 1-64:8 every eighth, 1-128:2x doubles."
+    grammar = "Numbers and ranges, by commas or again: 1-64 is every size, 1-64:8 every eighth, 1-128:2x doubles."
     return click.option(
         "--batch",
         "-b",
@@ -355,12 +355,12 @@ def examples(*lines: str) -> str:
     return "\b\nExample:\n" + "\n".join(f"  {line}" for line in lines)
 
 
-class _Verb(click.Command):
+class Verb(click.Command):
     """A command that refuses an option of one value that is given twice, where click would silently take the last."""
 
     def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
         """Take the command line apart."""
-        _, _, order = self.make_parser(ctx).parse_args([*args])
+        _, _, order = ([], [], []) if ctx.resilient_parsing else self.make_parser(ctx).parse_args([*args])
         for option, times in Counter(order).items():
             if times > 1 and isinstance(option, click.Option) and not (option.multiple or option.is_flag):
                 raise click.UsageError(f"{option.opts[0]} takes one value and is given {times} times; give one.", ctx)
@@ -369,4 +369,4 @@ class _Verb(click.Command):
 
 def verb(*lines: str) -> Callable[[Command], click.Command]:
     """A verb with examples at the end of its --help."""
-    return click.command(epilog=examples(*lines), cls=_Verb)
+    return click.command(epilog=examples(*lines), cls=Verb)

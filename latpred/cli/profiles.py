@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from latpred.cli.main import SuggestingGroup
-from latpred.cli.options import Output, examples, output_options, speech_options, verb
+from latpred.cli.options import Output, Verb, examples, output_options, speech_options, verb
 from latpred.cli.output import answer, emit, emit_rows
 from latpred.errors import UsageError
 from latpred.render import Page, Table
@@ -31,7 +31,9 @@ def profiles() -> None:
     """List, show and locate device profiles."""
 
 
-@profiles.command(name="list", epilog=examples("latpred profiles list --json", "latpred profiles list --hosts"))
+@profiles.command(
+    cls=Verb, name="list", epilog=examples("latpred profiles list --json", "latpred profiles list --hosts")
+)
 @click.option("--datasheets", is_flag=True, help="List the GPUs that are known from their datasheets instead.")
 @click.option("--hosts", is_flag=True, help="List the hosts that --host knows by name instead: yours, and CPUs.")
 @output_options
@@ -139,7 +141,7 @@ def _entry_row(fields: dict[str, Any]) -> tuple[str, ...]:
     return (*(fields[name] for name in ("name", "source", "device", "cpu")), fields["created"][:10], state)
 
 
-@profiles.command(epilog=examples("latpred profiles show cpu"))
+@profiles.command(cls=Verb, epilog=examples("latpred profiles show cpu"))
 @click.argument("name")
 @output_options
 def show(name: str, output: Output) -> None:
@@ -173,7 +175,7 @@ def show_profile(profile: DeviceProfile, output: Output) -> None:
     )
 
 
-@profiles.command(name="path", epilog=examples('cp "$(latpred profiles path cpu)" /tmp/'))
+@profiles.command(cls=Verb, name="path", epilog=examples('cp "$(latpred profiles path cpu)" /tmp/'))
 @click.argument("name", required=False)
 @speech_options
 def path_of(name: str | None) -> None:
@@ -188,7 +190,7 @@ def cache() -> None:
     """Show or clear what latpred keeps only to save time."""
 
 
-@cache.command(name="show", epilog=examples("latpred cache show"))
+@cache.command(cls=Verb, name="show", epilog=examples("latpred cache show"))
 @output_options
 def show_cache(output: Output) -> None:
     """Print where the cache is and what it takes."""
@@ -204,7 +206,7 @@ def show_cache(output: Output) -> None:
     )
 
 
-@cache.command(epilog=examples("latpred cache clear"))
+@cache.command(cls=Verb, epilog=examples("latpred cache clear"))
 @speech_options
 def clear() -> None:
     """Delete the cache; profiles and calibrations under way are kept."""

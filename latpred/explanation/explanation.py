@@ -104,7 +104,9 @@ def _caveat(kind: str, said: Mapping[str, str], everywhere: int) -> str:
     texts, names = set(said.values()), ", ".join(said)
     if len(texts) > 1:
         return f"caveat of {len(said)} runtimes ({names}): {kind}; latpred predict --runtime NAME says more of each"
-    return f"caveat: {texts.pop()}" if len(said) == everywhere else f"caveat of {names}: {texts.pop()}"
+    return (
+        f"caveat: {texts.pop()}" if len(said) == everywhere and kind in texts else f"caveat of {names}: {texts.pop()}"
+    )
 
 
 def _classes(choice: Choice) -> list[str]:

@@ -19,7 +19,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from latpred import runtimes
-from latpred.errors import ProfileError
+from latpred.errors import ProfileError, UsageError
 from latpred.graph.features import NATIVE, ROW_BY_ROW, WORK, Floats, finer_family
 from latpred.graph.graph import CONTIGUOUS, Ints, Op, OpFacts, Schedule, numbered
 from latpred.host import SAME, Slowdown
@@ -210,6 +210,8 @@ class KernelRows:
                 new = [row.facts for row in self.rows[len(self._facts) :]]
                 self._facts = np.concatenate((self._facts, np.array(new, _FACTS)))
         found = ops["row"][schedule.kernel_op]
+        if found.min(initial=0) < 0:
+            raise UsageError("A schedule launches a kernel of an op that has no family; give the op one.")
         distinct = np.fromiter(dict.fromkeys(found.tolist()), np.int64)
         place = np.empty(len(self._facts), dtype=np.int64)
         place[distinct] = np.arange(len(distinct))

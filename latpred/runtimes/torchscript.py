@@ -334,7 +334,7 @@ class _Interpreted(TraceRecorder):  # type: ignore[no-untyped-call]
     def __init__(self, keep: Callable[[torch.Tensor], torch.Tensor], watcher: PassWatcher | None = None) -> None:
         """What `keep` makes of each new tensor goes on: `_weightless` ones have no values, so nothing is computed."""
         super().__init__(watcher)
-        self._keep = keep
+        self._keep, self.valueless = keep, keep is _weightless
         # Each op that the interpreter called, and how many records there were before it.
         self.calls: list[tuple[str, int]] = []
         self._raised: BaseException | None = None  # the last error in here, of which the interpreter keeps no word

@@ -46,7 +46,7 @@ Tensor = torch.Tensor
 
 _ON_META, _REAL = 1, 2
 _MASKS = (torch.bool, torch.uint8)
-_NEW = frozenset(f"{new}{name}" for new in ("", "new_") for name in ("empty", "zeros", "ones", "full"))
+_NEW = frozenset(f"aten::{new}{name}" for new in ("", "new_") for name in ("empty", "zeros", "ones", "full"))
 _MOST_REAL_BYTES = 32 << 20  # of a tensor whose values a forward pass may come to ask for
 _EXPLICIT = (
     torch._C.DispatchKey.CompositeExplicitAutograd,
@@ -161,7 +161,7 @@ def fresh(recorder: TraceRecorder, call: Call) -> Any:
     if call.info.override is not None and places & _ON_META:
         out = call.info.override(*call.args, **call.options)
     if out is NotImplemented:
-        out = _valueless(call)
+        out = _valueless(recorder, call)
     if out is None:
         out = _drawn(recorder, call) if call.info.random else call.run()
     if record is None:
@@ -169,9 +169,9 @@ def fresh(recorder: TraceRecorder, call: Call) -> Any:
     return recorder.record(record, out)
 
 
-def _valueless(call: Call) -> Tensor | None:
+def _valueless(recorder: TraceRecorder, call: Call) -> Tensor | None:
     """A large new tensor of floating-point numbers, as a cache of keys, on the meta device: nobody reads its values."""
-    if call.info.short not in _NEW:
+    if not recorder.valueless or call.info.name not in _NEW or "out" in call.options:
         return None
     out: Tensor = call._replace(options=call.options | {"device": "meta"}).run()
     return out if out.is_floating_point() and out.nbytes > _MOST_REAL_BYTES else None
@@ -242,7 +242,7 @@ def mutable(recorder: TraceRecorder, call: Call) -> Any:
 
 def free(recorder: TraceRecorder, call: Call) -> Any:
     """Memory without a launch, or an identity."""
-    out, args = _valueless(call), call.args
+    out, args = _valueless(recorder, call), call.args
     out = call.run() if out is None else out
     if call.info.short == "lift_fresh":
         return out  # a step of torch.tensor(...), which detach_ stands for: the meta device does without it

@@ -63,6 +63,8 @@ from latpred.zoo import names
 class TraceRecorder(TorchDispatchMode):  # type: ignore[no-untyped-call]
     """Records the ops issued while it is active; a watcher adds the Python between them, at some cost."""
 
+    valueless = True  # whether large new tensors may go without values
+
     def __init__(self, watcher: PassWatcher | None = None) -> None:
         super().__init__()  # type: ignore[no-untyped-call]
         self.records: list[OpRecord] = []  # one for each op, in order

@@ -181,7 +181,7 @@ def test_a_file_that_is_not_whole(tmp_path: Path) -> None:
         traced(tmp_path / "other.onnx")
 
 
-def test_products_of_bytes_are_priced_as_a_guess_and_say_so(tmp_path: Path) -> None:
+def test_products_of_bytes_count_as_products(tmp_path: Path) -> None:
     path = saved(tmp_path, {"x": ["batch", 8]}, [helper.make_node("MatMul", ["x", "w"], ["y"])], opset=17)
     proto = onnx.load(str(path))
     scales = [numpy_helper.from_array(np.float32(0.1), name) for name in ("s", "t", "u")]
@@ -202,6 +202,7 @@ def test_products_of_bytes_are_priced_as_a_guess_and_say_so(tmp_path: Path) -> N
         (["n", 3, "h", "w"], {}, ("image", 224)),
         (["n", 3, "h", "w"], {"image": 64}, ("image", 64)),
         (["n", 3, 8, 8], {}, ("custom", 0)),
+        (["n", "c", 8, 8], {}, ("custom", 0)),
         (["n", "h"], {"seq": 16}, ("seq", 16)),
         (["n", 3, "h", "w"], {"inputs": torch.zeros(1, 3, 9, 9)}, ("custom", 0)),
     ],

@@ -17,6 +17,7 @@ from latpred.graph.rewrites import math_attention_on_cuda
 from latpred.ops import Work
 from latpred.ops.families import FREE
 from latpred.runtimes.cuda_graphs import CudaGraphs
+from latpred.runtimes.torchscript import _activation, _Interpreted, _weightless
 from latpred.tracing.meta_module import fast_paths_on_meta
 from latpred.tracing.op_record import OpRecord
 from latpred.tracing.tracer import OPERATORS, TraceRecorder
@@ -456,3 +457,15 @@ def test_a_large_cache_that_a_forward_pass_makes_takes_no_memory() -> None:
         ("factory", 48),
         ("cat", 96),
     ]
+
+
+def test_only_large_new_tensors_of_pytorch_go_without_values() -> None:
+    def asked(x: Tensor) -> Tensor:
+        small = torch.ones(2, 2, device=x.device)
+        torch.empty(2, out=torch.empty(2))
+        return x.float() * small[0, 0].item()
+
+    assert latpred.trace(Function(asked), torch.zeros(1, 1, dtype=torch.int64)).ops
+    for keep, large_is_meta in ((_activation, False), (_weightless, True)):
+        with _Interpreted(keep):
+            assert torch.zeros(9 << 20).is_meta == large_is_meta

@@ -80,7 +80,8 @@ _Counts = tuple[Counter[str], Mapping[tuple[KernelGroup, str], tuple[Floats, Flo
 def weights_of(graph: ModelGraph) -> tuple[tuple[int, ...], ...]:
     """Columns, length of sums and copies of the weights that a model multiplies by, sorted; those of its head left out.
 
-    A head comes last and has one row of each sample. Batch, input size, number format, attention and words change none.
+    A head comes last and has one row of each sample; one that scores every word counts. Batch, input size, number
+    format and attention change none.
     """
     met = [sizes for op in graph.ops if (sizes := _rows_and_weights(op))]
     last = max((place for place, sizes in enumerate(met) if sizes[0] > 1), default=len(met))

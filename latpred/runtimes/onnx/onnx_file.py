@@ -256,7 +256,7 @@ def _filled(shape: list[int | None], dtype: Any, asked: Options) -> list[Any]:
 def _filled_with(proto: Any, asked: Options) -> tuple[str, int]:
     """The kind of the sizes that the inputs leave open besides the batch, and what they are taken as."""
     shapes = [] if asked.inputs is not None else map(_sizes, inputs_of(proto))
-    dims = {len(shape) for shape in shapes if None in shape[1:]}
+    dims = {len(shape) for shape in shapes if None in shape[2 if len(shape) == 4 else 1 :]}
     sizes = {2: ("seq", asked.seq or TOKENS), 4: ("image", asked.image or PIXELS)}
     return sizes.get(dims.pop(), ("custom", 0)) if len(dims) == 1 else ("custom", 0)
 
