@@ -68,7 +68,7 @@ def _packages_are_no_garbage(request: pytest.FixtureRequest) -> None:
 @pytest.fixture(autouse=True)
 def latpred_home(tmp_path_factory: pytest.TempPathFactory, monkeypatch: pytest.MonkeyPatch) -> Path:
     """An empty home directory, so that no test reads or writes the user's profiles, journals or cache."""
-    home = tmp_path_factory.mktemp(f"home{next(HOMES)}", numbered=False)  # to number it, all others are looked at
+    home = tmp_path_factory.mktemp(f"home-{next(HOMES)}", numbered=False)  # to number it, all others are looked at
     monkeypatch.setenv("LATPRED_HOME", str(home))
     monkeypatch.setenv("LATPRED_CALIBRATE", "never")  # a missing profile is an error, not half a minute of measuring
     monkeypatch.setattr(graph_store, "BUILT_IN", ops.generation())  # formulas of earlier tests do not count

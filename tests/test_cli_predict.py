@@ -175,7 +175,7 @@ def test_explain_prints_what_it_says_in_json_and_csv(model: str, where: tuple[st
     found = document("explain", *where, "--batch", "2")
     assert found["schema"] == "latpred.explanation/1"
     assert set(found["outlooks"]["eager"]["rooms"]) == {"batch", "image", "width"}
-    assert " ".join(shown.stdout.split()).endswith(found["advice"])
+    assert found["advice"] in " ".join(shown.stdout.split())
     rows = csv.DictReader(io.StringIO(run("explain", *where, "--runtime", "cuda-graphs", "--csv").stdout))
     assert [(row["runtime"], row["launches"]) for row in rows] == [("cuda-graphs", "4"), ("eager", "4")]
 

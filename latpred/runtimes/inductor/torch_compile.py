@@ -114,7 +114,7 @@ class Compile(Eager):
                 "environment variable CXX"
             )
         headers = Path(sysconfig.get_paths()["include"]) / "Python.h"
-        if not headers.exists():
+        if not os.path.exists(headers):  # Path.exists raises where the folder cannot be looked into
             return f"torch.compile needs Python's headers and {headers} is missing: install python3-dev"
         if target == "cuda" and find_spec("triton") is None:
             return "torch.compile needs triton for a CUDA device and it is not installed; run 'pip install triton'"
