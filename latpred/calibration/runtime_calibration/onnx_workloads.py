@@ -27,7 +27,7 @@ _GELU = ("Gelu", "Gelu", "tanh", "Relu", "Silu")
 _ACTIVATIONS = ("Relu", "Relu", "Sigmoid", "HardSwish", "Clip", "Silu")
 _UNARY = (
     *("Abs", "Neg", "Exp", "Sqrt", "Reciprocal", "Erf", "Tanh", "Sigmoid", "Relu", "Softplus", "Gelu", "Log"),
-    *("HardSwish", "Cos", "Sin", "Floor", "LeakyRelu"),
+    *("HardSwish", "Cos", "Sin", "Floor", "LeakyRelu", "Elu", "Elu", "Selu", "HardSigmoid", "Softsign"),
 )
 _BINARY = ("Add", "Sub", "Mul", "Div", "Max", "Min")
 
@@ -358,6 +358,7 @@ def _elements(rng: Draw) -> tuple[Graph, str]:
         "unary": lambda x: add(rng.choice(_UNARY), add("Abs", x) if rng.random() < 0.5 else x),
         "scalar": lambda x: add(rng.choice((*_BINARY, "Pow")), x, graph.scalar(2.0)),
         "binary": lambda x: add(rng.choice(_BINARY), x, add(rng.choice(_UNARY[:8]), x)),
+        "slope": lambda x: add("PRelu", x, graph.weight(1, scale=0.1)),
         "vector": lambda x: add(rng.choice(_BINARY[:3]), x, graph.weight(cols, scale=1.0)),
         "norm": lambda x: _normed(graph, x, cols),
         "softmax": lambda x: add("Softmax", x, axis=-1),
