@@ -10,7 +10,7 @@ from factories import add, graph, linear, view
 from torch import nn
 
 import latpred
-from latpred.graph.features import layout, native, read
+from latpred.graph.features import layout, native, read, waves
 from latpred.graph.graph import Affine
 from latpred.graph.rewrites import GROWTHS, widened
 from latpred.ops.families import DIMS
@@ -44,6 +44,14 @@ def test_every_family_has_a_layout() -> None:
 def test_loops_on_a_processor_take_time_for(family: str, dims: list[list[int]], efforts: list[list[float]]) -> None:
     rows = np.column_stack((np.ones((len(dims), 4)), np.array(dims, dtype=float)))
     assert read(family, rows).efforts == pytest.approx(np.array(efforts))
+
+
+def test_sizes_of_products_are_whole_numbers() -> None:
+    rows, cols = (side.ravel() for side in np.meshgrid(*[128.0 * np.arange(1, 65)] * 2))
+    product = read("gemm", np.column_stack((*[np.ones(len(rows))] * 4, rows, cols, rows))).product
+    assert product is not None
+    assert product.tolist() == np.column_stack((rows, cols, rows, np.ones(len(rows)))).tolist()
+    assert waves(product, 1).tolist() == (rows * cols / 128**2).tolist()
 
 
 def test_a_convolution_is_a_product() -> None:

@@ -184,6 +184,14 @@ def test_by_hand(row: list[float], changes: dict[str, object], us: float) -> Non
     assert evaluate(kernel_fit("gemm", **changes), np.array([row])) == pytest.approx([us])
 
 
+@pytest.mark.parametrize("sides", [(1.0, 0.0), (1.0, 1.0)])
+def test_a_larger_product_takes_no_less_time(sides: tuple[float, float]) -> None:
+    fit = kernel_fit("gemm", floor_us=0.0, saturation={"waves": 0.5}, multiprocessors=64)
+    more = np.arange(1.0, 600.0)
+    times = evaluate(fit, products(*(side * more + (1.0 - side) * 768.0 for side in sides), 768.0))
+    assert (np.diff(times) >= -1e-9).all()
+
+
 def grid(*axes: tuple[float, ...]) -> list[np.ndarray]:
     return [axis.ravel() for axis in np.meshgrid(*axes)]
 

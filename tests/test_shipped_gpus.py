@@ -95,6 +95,14 @@ def test_channels_last_has_kernels_of_its_own_where_it_was_measured() -> None:
     ]
 
 
+@pytest.mark.parametrize("name", JOINT)
+def test_products_and_elementwise_ops_take_as_long_in_any_memory_format(name: str) -> None:
+    layers = nn.Sequential(nn.Linear(512, 512), nn.GELU(), nn.LayerNorm(512))
+    plain, last = (trace(layers, torch.zeros(1, 512), memory_format=one) for one in ("contiguous", "channels_last"))
+    predictor = Predictor(store.load(name))
+    assert predictor.predict(last, 4096).compute_ms == predictor.predict(plain, 4096).compute_ms
+
+
 def test_runtimes_have_the_kernels_of_channels_last_or_say_that_they_lack_them() -> None:
     tower, image = nn.Sequential(nn.Conv2d(64, 128, 3, padding=1), nn.ReLU()), torch.zeros(1, 64, 56, 56)
     plain, last = (trace(tower, image, precision="fp16", memory_format=one) for one in ("contiguous", "channels_last"))

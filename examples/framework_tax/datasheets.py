@@ -92,7 +92,8 @@ def _read(paths: Sequence[str], mapping: str | None, models: int | None) -> Publ
 
 def sample(table: PublishedTable, models: int) -> PublishedTable:
     """A table with at most so many models of each source, drawn at random, but always the same."""
-    model, source = (table.cells[name].astype(str).to_numpy() for name in ("model", tables.SOURCE))
+    model, source = (table.cells[name].astype(str) for name in ("model", tables.SOURCE))
+    model = model.str.rpartition(":")[2]  # whatever file builds it
     keep = np.ones(len(model), bool)
     for one in sorted(set(source)):
         names = sorted(set(model[source == one]))

@@ -97,7 +97,6 @@ def _in_autocast(name: str) -> nn.Module:
 
 bert_base_in_autocast = partial(_in_autocast, "bert-base-uncased")
 distilbert_in_autocast = partial(_in_autocast, "distilbert-base-uncased")
-gpt2_in_autocast = partial(_in_autocast, "gpt2")
 roberta_base_in_autocast = partial(_in_autocast, "roberta-base")
 roberta_large_in_autocast = partial(_in_autocast, "roberta-large")
 
@@ -105,6 +104,18 @@ roberta_large_in_autocast = partial(_in_autocast, "roberta-large")
 def minilm_l6_in_autocast() -> nn.Module:
     """MiniLM-L6-H384 in autocast."""
     return InAutocast(minilm_l6())
+
+
+def gpt2() -> nn.Module:
+    """GPT-2 with the head that gives scores of words, and without a cache."""
+    from transformers import GPT2Config, GPT2LMHeadModel
+
+    return GPT2LMHeadModel(GPT2Config(use_cache=False))
+
+
+def gpt2_in_autocast() -> nn.Module:
+    """That in autocast."""
+    return InAutocast(gpt2())
 
 
 def _bert(**sizes: int) -> nn.Module:

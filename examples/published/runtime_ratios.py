@@ -16,6 +16,7 @@ import re
 from collections import defaultdict
 from collections.abc import Iterable, Iterator, Sequence
 from functools import cache
+from pathlib import Path
 from typing import NamedTuple
 
 import numpy as np
@@ -120,11 +121,17 @@ def read(path: str) -> Iterator[Row]:
                 yield made
 
 
+def timm_model(name: str, source: str) -> str:
+    """A network of timm as the benchmark of a source's PyTorch built it."""
+    file = "timm_reparameterized" if "-pt29" in source else "timm_fast_norm" if re.search("-pt(113|2)", source) else ""
+    return f"{Path(__file__).parent / file}.py:{name}" if file else f"timm:{name}"
+
+
 def _row(path: str, row: dict[str, str]) -> Row | None:
     called = f"{row['runtime']} {row['notes']}".lower()
     runtime = next((name for said, name in RUNTIMES.items() if said in called), None)
     timm = "timm.create_model" in row["model_build_hint"]
-    model = f"timm:{row['model']}" if timm else next((MODELS[name] for name in MODELS if name == row["model"]), "")
+    model = timm_model(row["model"], row["source"]) if timm else MODELS.get(row["model"], "")
     gpu = row["gpu"].partition(" (")[0]
     size = re.match(r"\d+$", row["seq_or_image"])
     if not (runtime and model and size and gpus.find(gpu)) or any(said in row["notes"] for said in SPOILT):
@@ -155,7 +162,7 @@ def _row(path: str, row: dict[str, str]) -> Row | None:
 def predicted_ms(row: Row, host: float) -> float:
     """What latpred answers for a row on a host of a factor."""
     at = {"device": row.gpu, "host": round(host, 4)}
-    if row.model.startswith("timm:"):  # which casts its weights in each call
+    if "timm" in row.model:  # which casts its weights in each call
         precision = "amp-fp16" if row.autocast else row.precision
         return latpred.predict(row.model, row.batch, row.runtime, image=row.size, precision=precision, **at).latency_ms
     # transformers of that time had attention in parts.

@@ -10,7 +10,8 @@ knows nothing.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from functools import partial
 from operator import attrgetter
 
 import msgspec
@@ -265,39 +266,44 @@ def math_attention_on_cuda(graph: ModelGraph) -> ModelGraph:
     """
     if not any(map(_is_math, all_ops(graph))):
         return graph
-    return _in_math.get(graph, lambda _: rewritten(graph, _with_math))
+    return _in_math.get(graph, lambda _: rewritten(graph, partial(attention_in_math, which=_is_math)))
+
+
+def attention_in_math(ops: Sequence[Op], which: Callable[[Op], bool], *, older: bool = False) -> list[Op]:
+    """Ops in order, with the calls of attention that `which` names in many kernels; `older` is before PyTorch 2.5."""
+    return [part for op in ops for part in (_issued_by(op, older) if which(op) else (op,))]
+
+
+def has_no_kernel(op: Op) -> bool:
+    """Whether an op is attention of other than four dimensions, or of rows in pieces."""
+    return _is_fused(op) and op.family.endswith(MATH)
 
 
 def _is_math(op: Op) -> bool:
-    if not _is_fused(op):
-        return False
-    if op.family.endswith(GROUPED):
+    if _is_fused(op) and op.family.endswith(GROUPED):
         return itemsize(op) > 2 or bool(op.dims["masked"].constant)
-    return op.family.endswith((MATH, STRIDED_MASK))
+    return has_no_kernel(op) or (_is_fused(op) and op.family.endswith(STRIDED_MASK))
 
 
-def _with_math(ops: Sequence[Op]) -> list[Op]:
-    return [part for op in ops for part in (_issued_by(op) if _is_math(op) else (op,))]
-
-
-def _issued_by(op: Op) -> list[Op]:
+def _issued_by(op: Op, older: bool) -> list[Op]:
     """The parts of a call of attention, which C++ issues, for Python or for an interpreter of a scripted graph."""
-    first, *others = _math_on_cuda(op)
+    first, *others = _math_on_cuda(op, older)
     parts = [msgspec.structs.replace(first, **op.calls._asdict()), *others]
     if root(op.host_class) != _NODE:
         return parts
     return [msgspec.structs.replace(part, host_class=f"{_NODE}.{root(part.host_class)}.nested") for part in parts]
 
 
-def _math_on_cuda(op: Op) -> Iterator[Op]:
+def _math_on_cuda(op: Op, older: bool) -> Iterator[Op]:
     """What CUDA runs for a call of attention that none of its kernels takes (`_scaled_dot_product_attention_math`).
 
-    It computes in fp32. Heads of keys and values that serve several are repeated. A batch of several is copied to where
-    the products want it. The weights are cast back as well, though nobody asks for them.
+    It computes in fp32; before PyTorch 2.5 it computed in half precision what came so, and had a plain softmax. Heads
+    of keys and values that serve several are repeated. A batch of several is copied to where the products want it. The
+    weights are cast back as well, though nobody asks for them.
     """
     head_dim, (queries, keys, scores, _) = op.dims["head_dim"], _sizes(op)
     grouped, several = op.family.endswith(GROUPED), op.dims["batch"] != Affine(1)
-    half = itemsize(op) < 4
+    half = itemsize(op) < 4 and not older
     single = msgspec.structs.replace(op, dtype="float32") if half else op
     held = (op.read_bytes // itemsize(op) - queries) // 2 if grouped else keys  # elements of keys, as of values
     for elements in (queries, held, held) if half else ():
@@ -317,7 +323,7 @@ def _math_on_cuda(op: Op) -> Iterator[Op]:
     yield _product(single, "nested.bmm", "keys", "head_dim")
     if _is_causal(op) or op.dims["masked"].constant:
         yield elementwise(single, "add_", "elementwise.nested.add_", scores)
-    yield from _safe_softmax(single)
+    yield from [_plain_softmax(single)] if older else _safe_softmax(single)
     if several and not grouped:
         yield _copy(single, "nested.reshape", keys, head_dim)
     if half:
@@ -329,10 +335,15 @@ def _math_on_cuda(op: Op) -> Iterator[Op]:
         yield _copy(op, "reshape", queries, head_dim)  # which a view does where heads come out side by side
 
 
+def _plain_softmax(op: Op) -> Op:
+    *_, scores, rows = _sizes(op)
+    return _kernel(op, "softmax", "softmax.nested.softmax", "softmax.softmax", rows, scores, scores)
+
+
 def _safe_softmax(op: Op) -> Iterator[Op]:
     """The softmax of scores; rows that are masked whole become zeros, which takes four more kernels, mask or none."""
-    _, _, scores, rows = _sizes(op)
-    yield _kernel(op, "softmax", "softmax.nested.softmax", "softmax.softmax", rows, scores, scores)
+    *_, scores, rows = _sizes(op)
+    yield _plain_softmax(op)
     yield _of_truth(elementwise(op, "isneginf", "elementwise.nested.isneginf", scores), written=scores)
     whole = _kernel(op, "all", "reduction.nested.all", "reduction.any", rows, Affine(0), Affine(0))
     yield _of_truth(whole, read=scores)

@@ -98,6 +98,15 @@ def root(name: str) -> str:
     return name.partition(".")[0]
 
 
+def takes_images(family: str) -> bool:
+    """Whether its kernels differ where images lie channels last: products of rows and elementwise ones do not.
+
+    >>> takes_images("conv_depthwise"), takes_images("batch_norm"), takes_images("gemm")
+    (True, True, False)
+    """
+    return root(family).startswith("conv") or root(family) in ("batch_norm", "pooling")
+
+
 _EMPTY = ("empty", "empty_like", "empty_strided", "new_empty", "new_empty_strided", "empty_permuted")
 # Launch nothing, whatever their schema says: allocation without initialisation, and identities.
 FREE = frozenset(

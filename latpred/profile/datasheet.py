@@ -46,7 +46,7 @@ TAPS = {"6.1": 2.25}
 def mode_of(gpu: Spec, precision: str, family: str) -> str:
     """What a product's units compute in: "fp32", "tf32", "fp16" (tensor cores) or "half" (fp32 units).
 
-    PyTorch lets convolutions in fp32 use TF32 where there is any, and other products not.
+    PyTorch lets convolutions in fp32 use TF32 where there is any, and other products not; depthwise ones never do.
 
     >>> from latpred.profile.gpus import spec
     >>> [mode_of(spec(name), "fp32", "conv") for name in ("a100", "v100")]
@@ -54,8 +54,9 @@ def mode_of(gpu: Spec, precision: str, family: str) -> str:
     """
     if precision in ("fp16", "bf16"):
         return "fp16" if gpu.tensor_cores else "half"
-    dense = family.startswith("conv") and root(family) != "conv_depthwise"
-    return "tf32" if "tf32" in gpu.tflops and (dense or precision == "tf32") else "fp32"
+    if "tf32" not in gpu.tflops or root(family) == "conv_depthwise":
+        return "fp32"
+    return "tf32" if precision == "tf32" or family.startswith("conv") else "fp32"
 
 
 def log_promise(gpu: Spec, mode: str, slot: str) -> float:

@@ -16,14 +16,23 @@ from typing import NamedTuple
 
 import msgspec
 
-from latpred.graph.graph import NO_PYTHON, Affine, ModelGraph, Op, op_by_op, rewritten
-from latpred.graph.rewrites import bias_added, biases_on_cuda, self_attention_on_cuda, unfused, view
+from latpred.graph.graph import NO_PYTHON, Affine, ModelGraph, Op, all_ops, op_by_op, rewritten
+from latpred.graph.rewrites import (
+    attention_in_math,
+    bias_added,
+    biases_on_cuda,
+    has_no_kernel,
+    self_attention_on_cuda,
+    unfused,
+    view,
+)
 from latpred.ops.families import root
 from latpred.profile.gpus import Spec
 from latpred.query import AMP, HALVES
 from latpred.storage import IdentityCache
 
 TORCH_1_12 = "torch-1.12"
+TORCH_2_4 = "torch-2.4"  # from 2.0 on: as `TORCH_2` but for attention that no kernel takes
 TORCH_2 = "torch-2"  # what ran is what is installed, priced by the classes that tables of whole models tell apart
 TORCHSCRIPT = "torchscript"
 # Runtimes whose graphs of an era are made from eager's; what others' tools make of a model is of today.
@@ -102,7 +111,7 @@ def as_run_in(era: str, graph: ModelGraph, runtime: str = "eager", gpu: Spec | N
 
     What TorchScript fuses depends on the GPU, of which `gpu` is the datasheet; default: that of a recent one.
     """
-    if era == TORCH_2:
+    if era in (TORCH_2, TORCH_2_4):
         graph = self_attention_on_cuda(graph)
     if not era:
         return graph
@@ -112,10 +121,17 @@ def as_run_in(era: str, graph: ModelGraph, runtime: str = "eager", gpu: Spec | N
     fuser = fuser_of(gpu) if era == TORCH_1_12 and runtime == TORCHSCRIPT else None
     key = era, "" if fuser is None else fuser.name
     if key not in graphs:
-        parted = unfused(graph, scales_scores=True) if era == TORCH_1_12 and graph.attention != "sdpa" else graph
-        older = rewritten(parted, _older_ops(era, graph.precision))
+        older = rewritten(_parted(era, graph), _older_ops(era, graph.precision))
         graphs[key] = older if fuser is None else scripted(older, fuser)
     return graphs[key]
+
+
+def _parted(era: str, graph: ModelGraph) -> ModelGraph:
+    """An eager graph with attention in parts where an era had no kernel for it."""
+    if era == TORCH_1_12:
+        return graph if graph.attention == "sdpa" else unfused(graph, scales_scores=True)
+    in_math = partial(attention_in_math, which=has_no_kernel, older=era == TORCH_2_4)
+    return rewritten(graph, in_math) if any(map(has_no_kernel, all_ops(graph))) else graph
 
 
 def rewrites(era: str, runtime: str) -> bool:

@@ -427,12 +427,28 @@ def test_the_only_eager_model_left_out_is_predicted_from_scripted_ones() -> None
 
 def test_rows_that_name_no_pytorch_are_fitted_as_a_profile_without_an_era_predicts_them() -> None:
     found = []
-    for stack, era in (("", ""), ("torch=2.3", TORCH_2)):
+    for stack, era in (("", ""), ("torch=2.9", TORCH_2)):
         rows = read(frame())
         rows = replace(rows, cells=rows.cells.assign(stack=stack))
         known = {key._replace(era=era): graph for key, graph in graphs().items()}
         found.append(problem_of(rows, known).work["launches"].tolist())
     assert found[0] == found[1]
+
+
+@pytest.mark.parametrize(("today", "slower"), [("torch=1.12.1", 1.0), ("torch=1.10", 1.2)])
+def test_an_older_release_of_pytorch_has_kernels_of_its_own(today: str, slower: float) -> None:
+    rows = table().query("batch >= 32")  # where kernels set the pace
+    older = rows.assign(stack="torch=1.10", run=rows["run"] + " older", latency_s=1.2 * rows["latency_s"])
+    problem, theta = solved(rows, older)
+    assert np.median(problem.predict(theta)[len(rows) :] / problem.predict(theta)[: len(rows)]) > 1.15
+    most = pd.concat([rows.head(len(rows) // 2) if slower > 1.0 else rows, older], ignore_index=True)
+    profile = profile_from(most, "RTX-8000")
+    assert profile.machine.stack["torch"] == today.removeprefix("torch=")
+    numbers = [
+        FittedNumbers(problem, theta).kernel("conv", gpus.spec("RTX-8000"), "fp32", "eager", of)
+        for of in ("1.12", "1.11")
+    ]
+    assert numbers[1]["compute"] > 1.1 * numbers[0]["compute"]
 
 
 def test_a_copy_of_the_nearest_gpu_is_of_rows_that_ran_alike(fitted: Fit) -> None:
@@ -521,7 +537,7 @@ def test_rows_of_a_gpu_that_nvfuser_refuses_are_fitted_unfused() -> None:
 
 
 def test_torchscript_of_another_torch_is_left_out_of_a_profile() -> None:
-    both = pd.concat([table(), scripted(1.0)]).assign(stack="torch=2.3.0")
+    both = pd.concat([table(), scripted(1.0)]).assign(stack="torch=2.9.0")
     of_today = {key._replace(era=TORCH_2): graph for key, graph in graphs().items()}
     profile = fit_profile(both, "2080Ti", judge=False, known=of_today)
     assert list(profile.runtimes) == ["eager"]
@@ -604,11 +620,11 @@ def test_a_profile_is_of_todays_pytorch_from_a_quarter_of_the_eager_rows_on(
     share: float, era: str, runtimes: list[str]
 ) -> None:
     rows = frame().query("gpu == 'RTX-8000'").reset_index(drop=True)
-    eager = rows.assign(stack=np.where(rows.index % 5 < 5 * share, "torch=2.3.0", "torch=1.12.1"))
+    eager = rows.assign(stack=np.where(rows.index % 5 < 5 * share, "torch=2.9.0", "torch=1.12.1"))
     joined = scripted(1.0).query("gpu == 'RTX-8000' and batch == 1").assign(stack="torch=1.12.1")
     profile = unfitted(pd.concat([eager, joined], ignore_index=True))
     assert (profile.protocol["era"], sorted(profile.runtimes)) == (era, runtimes)
-    assert profile.machine.stack == {"torch": "1.12.1" if era == TORCH_1_12 else "2.3.0"}
+    assert profile.machine.stack == {"torch": "1.12.1" if era == TORCH_1_12 else "2.9.0"}
 
 
 def test_scripted_rows_tell_of_kernels_where_a_source_has_few_others() -> None:

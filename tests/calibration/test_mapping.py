@@ -14,7 +14,7 @@ from latpred.calibration.published import mapping, published_table
 from latpred.calibration.published.joint_fit import problem
 from latpred.calibration.published.published_table import read_all, trace_all, trace_keys
 from latpred.errors import LatpredError, TableError, UnknownGpuError
-from latpred.runtimes.legacy_torch import TORCH_1_12, TORCH_2
+from latpred.runtimes.legacy_torch import TORCH_1_12, TORCH_2_4
 
 COMMON = {
     "device": "{card}",
@@ -146,7 +146,7 @@ def test_tables_of_several_forms_are_read_as_one(tmp_path: Path) -> None:
     table({}, {"batch": "2", "software": "torch 1.13.1"}).to_csv(tmp_path / "lab.csv.gz", index=False)
     found = read_all([tmp_path / "tax.csv", tmp_path / "lab.csv.gz"], rules(tmp_path))
     assert found.cells["x_source"].tolist() == ["tax", "tax", "lab", "lab"]
-    assert published_table.eras(found.cells) == [TORCH_1_12, TORCH_1_12, "torch-2", TORCH_1_12]
+    assert published_table.eras(found.cells) == [TORCH_1_12, TORCH_1_12, TORCH_2_4, TORCH_1_12]
     assert published_table.read(found) is found
 
 
@@ -163,9 +163,9 @@ def test_what_a_row_ran_on_is_part_of_what_is_traced(tmp_path: Path) -> None:
     table_read = read_all([given], rules(tmp_path))
     keys = trace_keys(table_read.cells)
     assert [(key.graph_key.memory_format, key.era) for key in keys] == [
-        ("contiguous", TORCH_2),
+        ("contiguous", TORCH_2_4),
         ("contiguous", TORCH_1_12),
-        ("channels_last", TORCH_2),
+        ("channels_last", TORCH_2_4),
     ]
     graphs = trace_all(dict.fromkeys(keys, (1,)))
     assert [graphs[key].memory_format for key in keys] == ["contiguous", "contiguous", "channels_last"]

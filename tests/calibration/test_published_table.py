@@ -18,7 +18,7 @@ from latpred.calibration.published.joint_fit import problem
 from latpred.calibration.published.published_table import TraceKey, eras, read, trace_all
 from latpred.calibration.published.row_counts import CellKey, cells_of
 from latpred.errors import LatpredError, MissingPackageError, TableError, UnknownGpuError, UnknownModelError
-from latpred.runtimes.legacy_torch import TORCH_1_12, TORCH_2, as_run_in
+from latpred.runtimes.legacy_torch import TORCH_1_12, TORCH_2, TORCH_2_4, as_run_in
 from latpred.zoo import names
 
 SAID = {"protocol": "pipelined", "stack": "torch=1.12.1"}
@@ -47,7 +47,7 @@ def test_two_forms_are_read_as_they_are() -> None:
     frame = pd.DataFrame([{"model": "bert", "batch": 1, "latency_s": 0.01, "device": "t4", "stack": "torch=2.3.0"}])
     measured = read(frame.assign(protocol=""))
     assert set(measured.cells["protocol"]) == {"single"}
-    assert (measured.cells["device"].tolist(), eras(measured.cells)) == (["t4"], ["torch-2"])
+    assert (measured.cells["device"].tolist(), eras(measured.cells)) == (["t4"], [TORCH_2_4])
 
 
 def test_the_form_with_a_column_gpu_may_say_of_the_setup_too() -> None:
@@ -130,7 +130,7 @@ def test_repeats_of_a_run_count_once_and_tenfold_contradictions_less() -> None:
 def test_rows_of_two_pytorchs_in_one_run_are_no_repeats() -> None:
     table = read(pd.concat([rows(), rows(stack="torch==2.1", latency_s=[0.005, 0.013])]))
     assert (table.cells["latency_s"].tolist(), table.notes) == ([0.004, 0.012, 0.005, 0.013], ())
-    assert eras(table.cells) == [TORCH_1_12, TORCH_1_12, TORCH_2, TORCH_2]
+    assert eras(table.cells) == [TORCH_1_12, TORCH_1_12, TORCH_2_4, TORCH_2_4]
 
 
 def test_a_table_may_have_categories() -> None:

@@ -9,11 +9,12 @@ from smallmodels import Function
 from torch import nn
 
 from latpred.graph.graph import ModelGraph
+from latpred.ops.families import root
 from latpred.prediction.predictor import Predictor
 from latpred.profile import store
 from latpred.profile.gpus import spec
 from latpred.query import Options
-from latpred.runtimes.legacy_torch import TORCH_1_12, TORCH_2, as_run_in
+from latpred.runtimes.legacy_torch import TORCH_1_12, TORCH_2, TORCH_2_4, as_run_in
 from latpred.tracing import trace
 
 
@@ -187,3 +188,16 @@ def test_ops_that_graphs_share_are_rewritten_once(era: str) -> None:
     first, second = (as_run_in(era, msgspec.structs.replace(graph)).ops for _ in range(2))  # which share their ops
     assert first == second != graph.ops
     assert all(one is other for one, other in zip(first, second, strict=True))
+
+
+@pytest.mark.parametrize(("shape", "parts"), [((2, 3, 8, 16), 0), ((6, 8, 16), 2), ((2, 3, 5, 8, 16), 2)])
+@pytest.mark.parametrize(("era", "dtype", "casts"), [(TORCH_2, "float32", 5), (TORCH_2_4, "float16", 0)])
+def test_attention_of_other_than_four_dimensions_is_in_parts(
+    shape: tuple[int, ...], parts: int, era: str, dtype: str, casts: int
+) -> None:
+    attention = Function(lambda x: nn.functional.scaled_dot_product_attention(x, x, x))
+    ran = as_run_in(era, trace(attention, torch.zeros(shape), precision="fp16")).ops
+    products = [op for op in ran if root(op.family) == "bmm"]
+    assert [op.dtype for op in products] == [dtype] * parts
+    assert [op.family for op in ran].count("copy.cast") == (casts if parts else 0)
+    assert [root(op.family) for op in ran].count("attention") == (not parts)

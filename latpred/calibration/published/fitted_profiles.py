@@ -7,7 +7,8 @@ host factors, and its intervals cover how far hosts lie apart. Only numbers of t
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping, Sequence
+from collections import Counter
+from collections.abc import Iterable, Mapping, Sequence
 from copy import deepcopy
 from dataclasses import replace
 from datetime import UTC, datetime
@@ -21,17 +22,19 @@ from latpred import tables
 from latpred.accuracy.metrics import conformal
 from latpred.calibration.published import leave_out, published_table
 from latpred.calibration.published.joint_fit import Mask, Problem, problem, without_fp64
+from latpred.calibration.published.latency_model import Objects
 from latpred.calibration.published.published_table import Graphs, Progress, PublishedTable, eras
 from latpred.calibration.published.row_counts import EAGER, FIXED, MODULE, NO_HOST, PYTHON, SCRIPTED, multiplies
 from latpred.errors import TableError
 from latpred.graph.features import Floats
 from latpred.graph.graph import CONTIGUOUS
+from latpred.ops.families import takes_images
 from latpred.prediction.clocks import Z90
 from latpred.profile import gpus
 from latpred.profile.datasheet import PRODUCT_ONLY, SLOTS, STAND_INS, device_of, kernel_fit, machine_of, short
 from latpred.profile.document import FITTED, SCHEMA_VERSION, Acceptance, DeviceProfile, DispatchFit, KernelFit, Machine
 from latpred.profile.gpus import Spec
-from latpred.runtimes.legacy_torch import TORCH_1_12, TORCH_2
+from latpred.runtimes.legacy_torch import TORCH_1_12, TORCH_2, TORCH_2_4
 
 GOOD_ENOUGH = 0.15  # median error on models left out, up to which a profile passes
 _ENOUGH_OF_TODAY = 0.25  # of a GPU's eager rows, from which on its profile is of today's PyTorch
@@ -183,14 +186,17 @@ class FittedNumbers:
         self._parameters, self._theta = deepcopy(problem.parameters), theta  # asking adds parameters
         self._rows = problem.rows
 
-    def kernel(self, family: str, gpu: Spec, precision: str, runtime: str) -> dict[str, float]:
-        """What each slot of a family is on a GPU; a precision may name its memory format, as "fp16 channels_last"."""
+    def kernel(self, family: str, gpu: Spec, precision: str, runtime: str, release: str = "") -> dict[str, float]:
+        """What each slot of a family is on a GPU, in a release of PyTorch before today's.
+
+        A precision may name its memory format, as "fp16 channels_last".
+        """
         number_format, _, memory_format = precision.partition(" ")
         numbers = {}
         for slot in SLOTS:
             if multiplies(family) or slot not in PRODUCT_ONLY:
                 promised, terms = self._parameters.kernel(
-                    family, slot, gpu, number_format, runtime, memory_format or CONTIGUOUS
+                    family, slot, gpu, number_format, runtime, memory_format or CONTIGUOUS, release
                 )
                 numbers[slot] = float(np.exp(promised + self._sum(terms)))
         return numbers
@@ -247,7 +253,7 @@ def profile_of(problem: Problem, thetas: Mapping[str, Floats], accuracies: Accur
         schema=SCHEMA_VERSION,
         created=datetime.now(UTC).isoformat(timespec="seconds"),
         provenance=FITTED,
-        machine=_machine(problem, gpu, era, len(set(rows.machine[told]))),
+        machine=_machine(problem, gpu, len(set(rows.machine[told]))),
         device=device_of(spec, numbers[EAGER].knee),
         protocol=_protocol(problem, gpu, era, factors, here),
         runtimes={name: msgspec.structs.replace(fit, host_spread=hosts) for name, fit in runtimes.items()},
@@ -310,35 +316,55 @@ def dispatch(
 def _kernels(
     problem: Problem, numbers: FittedNumbers, gpu: str, runtime: str, accuracy: Accuracy
 ) -> dict[str, dict[str, KernelFit]]:
-    """Kernels of a runtime by precision and family; convolutions of a memory format that was measured are apart."""
+    """Kernels of a runtime by precision and family; those of images in a format that was measured are apart."""
     spec = problem.gpus[gpu]
     formats = set(problem.rows.memory_format[problem.rows.runtime == runtime]) - {CONTIGUOUS}
     families = {family: family for family in sorted(problem.families(runtime))}
+    release = _usual(problem.rows.release[_of_era(problem, gpu)])
     families |= {family: like for family, like in STAND_INS.items() if like in families and family not in families}
     error, spread = accuracy.median, short(accuracy.large_batch / Z90)
     endings = ("", *(f" {one}" for one in sorted(formats)))
     return {
         precision: {
-            family: kernel_fit(family, numbers.kernel(like, spec, precision, runtime), spec, error, spread)
+            family: kernel_fit(family, numbers.kernel(like, spec, precision, runtime, release), spec, error, spread)
             for family, like in families.items()
+            if not ending or takes_images(family)
         }
-        for precision in (f"{number_format}{ending}" for ending in endings for number_format in spec.precisions)
+        for ending in endings
+        for precision in (f"{number_format}{ending}" for number_format in spec.precisions)
     }
 
 
-def _machine(problem: Problem, gpu: str, era: str, hosts: int) -> Machine:
-    own = (problem.rows.gpu == gpu) & (np.array(eras(problem.table.cells)) == era)
+def _machine(problem: Problem, gpu: str, hosts: int) -> Machine:
+    own = _of_era(problem, gpu)
     stack = dict(re.findall(r"(\w+)=([\w.+-]+)", problem.table.cells["stack"][own].astype(str).mode()[0]))
     cpu = "a published host" if hosts == 1 else f"{hosts} published hosts"
     return machine_of(problem.gpus[gpu], cpu, system="Linux", stack=stack, threads=1)
 
 
+def _eras(problem: Problem) -> Objects:
+    """Which PyTorch ran each row, as far as profiles tell them apart."""
+    return np.array([TORCH_2 if era == TORCH_2_4 else era for era in eras(problem.table.cells)], dtype=object)
+
+
 def _era(problem: Problem, gpu: str) -> str:
     """The PyTorch that most of a GPU's eager rows are of, or today's where enough are: that is what people run."""
-    own = np.array(eras(problem.table.cells))[(problem.rows.gpu == gpu) & (problem.rows.runtime == EAGER)].tolist()
+    own = _eras(problem)[(problem.rows.gpu == gpu) & (problem.rows.runtime == EAGER)].tolist()
     if own and own.count(TORCH_2) >= _ENOUGH_OF_TODAY * len(own):
         return TORCH_2
-    return str(max(sorted(set(own)), key=own.count))
+    return _usual(own)
+
+
+def _of_era(problem: Problem, gpu: str) -> Mask:
+    """Rows of a GPU that are of the PyTorch of its profile."""
+    own: Mask = (problem.rows.gpu == gpu) & (_eras(problem) == _era(problem, gpu))
+    return own
+
+
+def _usual(names: Iterable[str]) -> str:
+    """The name that comes most often."""
+    ((name, _),) = Counter(sorted(names)).most_common(1)
+    return name
 
 
 def _protocol(problem: Problem, gpu: str, era: str, factors: list[float], accuracies: Accuracies) -> dict[str, str]:

@@ -254,7 +254,11 @@ def problem(
     cells, cell = _cells(frame, keys, ran, datasheets)
     named = frame.rename(columns={"device": "gpu", "input_kind": "group", tables.SOURCE: "source"})
     known = _host_names(named["host"].unique())
-    named = named.assign(host=named["host"].map(known), architecture=_architectures(keys, traced))
+    named = named.assign(
+        host=named["host"].map(known),
+        architecture=_architectures(keys, traced),
+        release=published_table.releases(frame),
+    )
     rows = Rows(
         cell=cell,
         design=frame["device"].map(lambda name: datasheets[name].design).to_numpy(object),
@@ -278,11 +282,12 @@ def _host_names(texts: Iterable[str]) -> dict[str, str]:
 def _architectures(keys: Sequence[TraceKey], graphs: Graphs) -> pd.Series:
     """Of each row the first name of its architecture: models are one that multiply by the same weights.
 
-    All graphs of a name belong to one. A model without such weights goes by its name.
+    All graphs of a name belong to one, whatever builds it. A model without such weights goes by its name.
     """
     weights = {key: weights_of(graphs[key]) for key in set(keys)}
-    models = pd.Series([key.graph_key.model for key in keys], dtype=object)
-    kind, _ = pd.factorize(pd.Series([weights[key] or key.graph_key.model for key in keys], dtype=object))
+    models = pd.Series([key.graph_key.model.rpartition(":")[2] for key in keys], dtype=object)
+    known = [weights[key] or name for key, name in zip(keys, models, strict=True)]
+    kind, _ = pd.factorize(pd.Series(known, dtype=object))
     names = models
     while True:
         shared = names.groupby(kind).transform("min").groupby(models).transform("min")

@@ -30,10 +30,10 @@ from latpred.profile.gpus import Spec
 Objects = NDArray[np.object_]
 _TINY = 1e-9
 _ACTIVATIONS = SLOTS.index("activations")
-PLACE = ("gpu", "precision", "runtime", "memory_format", "protocol")  # what all rows of a block share
+PLACE = ("gpu", "precision", "runtime", "memory_format", "protocol", "release")  # what all rows of a block share
 # Fields of `Rows` that are text.
 TEXTS = (
-    *("gpu", "precision", "runtime", "run", "host", "protocol", "memory_format", "group"),
+    *("gpu", "precision", "runtime", "run", "host", "protocol", "memory_format", "release", "group"),
     *("model", "architecture", "source"),
 )
 
@@ -51,6 +51,7 @@ class Rows:
     host: Objects  # the name of its CPU, "" where nobody knows
     protocol: Objects
     memory_format: Objects
+    release: Objects  # of PyTorch, "" where it is one of today or nobody says
     group: Objects
     model: Objects
     architecture: Objects  # the first name of its model, whatever a row calls it
@@ -126,7 +127,7 @@ def blocks_of(cells: Cells, rows: Rows, gpus: Mapping[str, Spec], parameters: Pa
 
 
 def _block(cells: Cells, rows: Rows, spec: Spec, place: tuple[str, ...], parameters: Parameters) -> Block:
-    _, precision, runtime, memory_format, protocol = place
+    _, precision, runtime, memory_format, protocol, release = place
     mine = np.flatnonzero(np.all([getattr(rows, name) == one for name, one in zip(PLACE, place, strict=True)], axis=0))
     needed, cell = np.unique(rows.cell[mine], return_inverse=True)
     constants: list[float] = []
@@ -137,7 +138,7 @@ def _block(cells: Cells, rows: Rows, spec: Spec, place: tuple[str, ...], paramet
             number_format = own_format or precision
             kernels.append(_kernels(family, len(terms), work, needed, spec, number_format))
             for slot in SLOTS:
-                constant, added = parameters.kernel(family, slot, spec, number_format, runtime, memory_format)
+                constant, added = parameters.kernel(family, slot, spec, number_format, runtime, memory_format, release)
                 constants.append(constant)
                 terms.append(added)
     met = np.asarray(cells.counts[needed].any(axis=0))

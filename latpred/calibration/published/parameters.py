@@ -27,6 +27,7 @@ from latpred.calibration.published.row_counts import (
 )
 from latpred.graph.features import Floats
 from latpred.graph.graph import CONTIGUOUS
+from latpred.ops.families import takes_images
 from latpred.profile import hosts
 from latpred.profile.datasheet import PRODUCT_ONLY, log_promise, mode_of
 from latpred.profile.gpus import Spec
@@ -91,6 +92,7 @@ KNEE: Mapping[str, Prior] = {"pipelined": Prior(6.0, 0.3), "single": Prior(4.0, 
 # Hyperparameters: prior widths of deviations, as standard deviations of logarithms.
 FORMAT = 0.3  # what a number format changes
 LAYOUT = 0.3  # what channels_last changes
+RELEASE = 0.1  # what an older PyTorch and its libraries change in a group of families, and in one family
 LEVELS = {  # what a design of multiprocessors and a GPU change: in all families, and in one family
     "design": (0.3, 0.12),
     "gpu": (0.2, 0.15),
@@ -139,9 +141,9 @@ class Parameters:
         return np.array([width for _, width in self.priors])
 
     def kernel(
-        self, family: str, slot: str, gpu: Spec, precision: str, runtime: str, memory_format: str
+        self, family: str, slot: str, gpu: Spec, precision: str, runtime: str, memory_format: str, release: str = ""
     ) -> tuple[float, list[int]]:
-        """Constant and parameters of one slot of one family on one GPU."""
+        """Constant and parameters of one slot of one family on one GPU, in a release of PyTorch before today's."""
         if slot in PRODUCT_ONLY and not multiplies(family):
             return 0.0, []
         mode = mode_of(gpu, precision, family)
@@ -151,9 +153,12 @@ class Parameters:
         if slot in DEVIATING:
             terms += self._of_format(family, slot, mode, precision, gpu)
             terms += self._of_gpu(family, slot, mode, gpu)
-            if memory_format != CONTIGUOUS and slot != "floor":
+            if memory_format != CONTIGUOUS and slot != "floor" and takes_images(family):
                 terms.append(self._add((memory_format, group_of(family), slot), LAYOUT))
                 terms.append(self._add((memory_format, group_of(family), slot, family), LAYOUT / 2))
+            if release and slot != "floor":
+                terms.append(self._add((release, group_of(family), slot), RELEASE))
+                terms.append(self._add((release, group_of(family), slot, family), RELEASE))
             if runtime == ALONE:
                 terms += [self._add((ALONE, slot), ALONE_WIDTHS[slot])] if slot in ALONE_WIDTHS else []
             elif runtime not in (EAGER, CAPTURED):

@@ -13,6 +13,7 @@ from __future__ import annotations
 
 import difflib
 import os
+import re
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, MutableMapping, Sequence
 from dataclasses import dataclass, replace
@@ -32,7 +33,7 @@ from latpred.graph.graph import Affine, ModelGraph, Op
 from latpred.profile import gpus
 from latpred.query import AMP
 from latpred.runtimes import graph_store
-from latpred.runtimes.legacy_torch import TORCH_1_12, TORCH_2, attention_of
+from latpred.runtimes.legacy_torch import TORCH_1_12, TORCH_2, TORCH_2_4, attention_of
 from latpred.zoo.names import full_name
 
 MODELS = {
@@ -104,11 +105,34 @@ class PublishedTable:
 def eras(cells: pd.DataFrame) -> list[str]:
     """Of each row: which PyTorch ran it (see `latpred.runtimes.legacy_torch`); "" where nobody says.
 
-    >>> eras(pd.DataFrame({"stack": ["torch=1.13 cuda=11.7", "torch==2.4.1", "torch=2", ""]}))
-    ['torch-1.12', 'torch-2', 'torch-2', '']
+    >>> eras(pd.DataFrame({"stack": ["torch=1.13 cuda=11.7", "torch==2.4.1", "torch=2.9", "torch=2", ""]}))
+    ['torch-1.12', 'torch-2.4', 'torch-2', 'torch-2', '']
     """
-    major = cells["stack"].astype(str).str.extract(r"torch=+(\d+)", expand=False)
-    return [(TORCH_1_12 if one in "01" else TORCH_2) if isinstance(one, str) else "" for one in major]
+    return list(map(_era_of, map(_version_of, cells["stack"])))
+
+
+def releases(cells: pd.DataFrame) -> list[str]:
+    """Of each row: the release of PyTorch that ran it, if it is before 2.0; those before 1.12 count as one.
+
+    >>> releases(pd.DataFrame({"stack": ["torch=1.10 cuda=11.3", "torch==1.13.1", "torch=2.4", ""]}))
+    ['1.11', '1.13', '', '']
+    """
+    versions = map(_version_of, cells["stack"])
+    return ["" if of is None or of >= (2,) else f"1.{min(max(of[1], 11), 13)}" for of in versions]
+
+
+def _version_of(stack: object) -> tuple[int, int] | None:
+    """PyTorch's major and minor version; "torch=2" may be the newest."""
+    found = re.search(r"torch=+(\d+)(?:\.(\d+))?", str(stack))
+    return (int(found[1]), int(found[2] or _NEWEST)) if found else None
+
+
+def _era_of(version: tuple[int, int] | None) -> str:
+    if version is None:
+        return ""
+    if version < (2,):
+        return TORCH_1_12
+    return TORCH_2_4 if version < (2, 5) else TORCH_2
 
 
 def read(source: tables.Source | PublishedTable) -> PublishedTable:
@@ -299,6 +323,7 @@ Progress = Callable[[str], None]
 # Fewer traces than that are over before a second process has imported PyTorch.
 FEWEST_BESIDE = 16
 MOST_PROCESSES = 4
+_NEWEST = 99  # minor version of a release that tells its major one alone
 
 
 class TraceKey(NamedTuple):
@@ -356,7 +381,8 @@ def _as_traced(key: TraceKey) -> TraceKey:
     """What is traced with today's PyTorch for a key: of an era, only transformers and autocast differ in a trace."""
     asked, era = key
     attention = asked.attention or (attention_of(era) if full_name(asked.model) else None) or ""
-    return TraceKey(asked._replace(attention=attention), era if asked.precision in AMP else "")
+    kept = TORCH_2 if era == TORCH_2_4 else era  # traces of which differ in nothing
+    return TraceKey(asked._replace(attention=attention), kept if asked.precision in AMP else "")
 
 
 def _made(wanted: Mapping[TraceKey, Sequence[int]], target: str) -> Iterator[tuple[str, Made]]:
