@@ -135,3 +135,20 @@ def test_slices_move_whole(name: str, family: str) -> None:
     work = work_of(Node(name, "", {}), [whole, indices, some], [whole if name == "ScatterND" else some])
     assert work is not None
     assert (work.family, dict(work.dims)) == (family, {"rows": 7, "cols": 8 * 96})
+
+
+@pytest.mark.parametrize(
+    ("shape", "order", "scattered"),
+    [
+        ((8, 8, 8, 96), (3, 1, 2, 0), True),
+        ((8, 8, 8, 96), (0, 3, 2, 1), True),
+        ((8, 8, 8, 96), (2, 1, 0, 3), False),
+        ((8, 8, 8, 96), (0, 3, 1, 2), False),
+        ((1, 8, 1), (2, 1, 0), False),
+    ],
+)
+def test_transposes_value_by_value_are_a_family_of_their_own(shape: Any, order: Any, scattered: bool) -> None:
+    value = Value(shape, "float32")
+    work = work_of(Node("Transpose", "", {"perm": order}), [value], [value])
+    assert work is not None
+    assert work.family == ("copy.transpose.scattered" if scattered else "copy.transpose")

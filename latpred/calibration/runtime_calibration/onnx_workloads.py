@@ -382,9 +382,11 @@ def _moves(rng: Draw) -> tuple[Graph, str]:
     graph, x = Graph(rng, (batch, rows, cols)), "x"
     add, constant = graph.add, graph.constant
     for _ in range(8):
-        kind = rng.choice(("swap", "heads", "split", "slice", "gather", "pad", "cast", "expand", "cumulate"))
+        kind = rng.choice(("swap", "heads", "split", "slice", "gather", "pad", "cast", "expand", "cumulate", "turn"))
         if kind == "swap":
             x, rows, cols = add("Transpose", x, perm=(0, 2, 1)), cols, rows
+        elif kind == "turn":
+            x, batch, cols = add("Transpose", x, perm=(2, 1, 0)), cols, batch
         elif kind == "heads":
             heads = rng.choice([h for h in (2, 4, 8) if cols % h == 0] or [1])
             y = add("Reshape", x, constant([batch, rows, heads, cols // heads]))
