@@ -139,6 +139,27 @@ def test_single_precision_that_was_not_measured_is_a_guess_too() -> None:
     assert guessed.interval_ms[1] / guessed.latency_ms > 1.1 * known.interval_ms[1] / known.latency_ms
 
 
+@pytest.mark.parametrize(("device", "longer"), [("epyc-genoa", True), ("h100-shared", False)])
+def test_a_guess_of_a_recurrent_layer_on_a_cpu_knows_its_steps(device: str, longer: bool) -> None:
+    """Steps of next to no work, one after the other: each takes a product and an activation of PyTorch's."""
+    whole = store.load(device)
+    kernels = {
+        precision: {family: fit for family, fit in fits.items() if root(family) != "rnn"}
+        for precision, fits in whole.kernels.items()
+    }
+    predictor = Predictor(msgspec.structs.replace(whole, kernels=kernels))
+    layer = nn.GRU(8, 8)
+
+    def compute_ms(steps: int) -> float:
+        traced = latpred.trace(layer, lambda batch: torch.zeros(steps, batch, 8))
+        return predictor.predict(traced, 1).compute_ms
+
+    more_us = 1e3 * (compute_ms(101) - compute_ms(1)) / 100
+    costs_us = whole.runtimes["eager"].costs_us
+    least_us = costs_us["gemm"] + costs_us["elementwise"]
+    assert (0.9 * least_us < more_us < 1.5 * least_us) == longer
+
+
 class Scaled(nn.Module):
     """Operands of 8 bits, a result of 16."""
 

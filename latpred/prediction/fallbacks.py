@@ -193,17 +193,28 @@ def _values(checks: dict[str, str], start: str, *, failed: bool = False) -> list
     return [float(match[1]) / 100 for match in matches if match and (match[2] == "failed" or not failed)]
 
 
-def guess(profile: DeviceProfile, fits: dict[str, KernelFit]) -> KernelFit:
-    """A fit for families never measured, from the rates of those that were."""
+def guess(
+    profile: DeviceProfile, fits: dict[str, KernelFit], family: str = "other", by_pytorch: bool = False
+) -> KernelFit:
+    """A fit for families never measured, from the rates of those that were.
+
+    On a CPU each step of a recurrent layer takes at least as long as a kernel that does nothing; where PyTorch takes
+    the steps itself, it dispatches a product and an activation in each.
+    """
     rates = [fit.macs_per_us for fit in fits.values() if fit.macs_per_us]
     widths = [fit.activation_bytes_per_us for fit in fits.values() if fit.activation_bytes_per_us]
     width = float(np.median(widths)) if widths else profile.device.bandwidth_bytes_per_us
+    floor_us = float(np.median([fit.floor_us for fit in fits.values()]))
+    in_steps = root(family) == "rnn" and profile.device.kind == "cpu"
+    costs_us = profile.runtimes[EAGER].costs_us if by_pytorch and EAGER in profile.runtimes else {}
+    step_us = floor_us + nearest(costs_us, "gemm") + nearest(costs_us, "elementwise")
     return KernelFit(
-        family="other",
-        floor_us=float(np.median([fit.floor_us for fit in fits.values()])),
+        family="rnn" if in_steps else "other",
+        floor_us=floor_us,
         macs_per_us=float(np.median(rates)) if rates else 0.0,
         weight_bytes_per_us=width,
         activation_bytes_per_us=width,
+        efforts=(step_us,) if in_steps else (),  # of each of the family's `calls`
         spread=GUESSED_LOG_STD if rates else UNTESTED_LOG_STD,  # without any rate, multiply-adds come out for free
     )
 

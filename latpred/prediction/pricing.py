@@ -496,10 +496,11 @@ class PriceList:
             if substitute in fits:
                 model = self._model(fits[substitute], self._limits(wanted, family), native)
                 return KernelPrice(model, 1.0, scale, GUESSED)
-        if wanted not in self._models:
-            limits = self._limits(wanted, "other")
-            self._models[wanted] = KernelModel(guess(self._profile, fits), limits=limits)
-        return KernelPrice(self._models[wanted], 1.0, scale, GUESSED)
+        key = wanted, root(family) == "rnn", by_pytorch
+        if key not in self._models:
+            guessed = guess(self._profile, fits, family, by_pytorch)
+            self._models[key] = KernelModel(guessed, limits=self._limits(wanted, "other"))
+        return KernelPrice(self._models[key], 1.0, scale, GUESSED)
 
     def _basis(self, fit: KernelFit, own: bool) -> str:
         """What a fit of the profile's, or of a runtime's own kernels, rests on."""

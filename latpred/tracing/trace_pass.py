@@ -9,7 +9,7 @@ becomes ops whose every count is affine in batch.
 from __future__ import annotations
 
 import sys
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Hashable, Iterable, Sequence
 from dataclasses import dataclass
 from functools import cache
 from itertools import accumulate, compress
@@ -132,7 +132,7 @@ def read_of(weight: torch.Tensor | None, weight_bytes: int, offset: int | None =
 
     Of few weights nobody cares where they come from; and equal ones, as norms have, may be one constant.
     """
-    if weight is None or weight_bytes < _LEAST_WEIGHTS:
+    if weight is None or weight_bytes < LEAST_WEIGHTS:
         return None
     place = weight.storage_offset() if offset is None else offset
     return weight.untyped_storage()._cdata, int(place), weight_bytes
@@ -171,7 +171,7 @@ def _hook(paths: dict[int, str], stack: list[str], calls: list[int]) -> Callable
 
 
 RETURN = "python::return"
-_LEAST_WEIGHTS = 1 << 14  # bytes
+LEAST_WEIGHTS = 1 << 14  # bytes
 
 
 @dataclass(frozen=True, slots=True)
@@ -261,9 +261,12 @@ def _touched(record: OpRecord) -> int:
     return record.weight_bytes + record.read_bytes + record.write_bytes
 
 
-def touched_since(touched: Iterable[int], weights: Sequence[tuple[int, int, int] | None]) -> dict[int, int]:
-    """For each op that reads parameters once more, the bytes that ops have `touched` since the last time."""
-    last: dict[tuple[int, int, int], int] = {}
+def touched_since(touched: Iterable[int], weights: Sequence[Hashable]) -> dict[int, int]:
+    """For each op that reads parameters once more, the bytes that ops have `touched` since the last time.
+
+    `weights` tell which ones each op reads; None for few.
+    """
+    last: dict[Hashable, int] = {}
     pairs = []
     for index, weight in enumerate(weights):
         if weight is not None:

@@ -10,6 +10,7 @@ from typing import Any
 import factories
 import msgspec
 import numpy as np
+import onnx
 import pytest
 from factories import device, profile
 
@@ -68,6 +69,17 @@ def test_a_seed_makes_the_same_graph_again_and_tiny_ones_do_less() -> None:
     assert onnx_workloads.make("images", 4)[0] == onnx_workloads.make("images", 4)[0]
     small, large = (sum(op.macs.at(1) for op in ops_of("images", 4, tiny=tiny)) for tiny in (True, False))
     assert 0 < small < large
+
+
+def test_slopes_meet_values_of_both_signs_as_in_networks() -> None:
+    model, feed = next(
+        made for seed in range(99) if b"PRelu" in (made := onnx_workloads.make("elements", seed, tiny=True))[0]
+    )
+    proto = onnx.load_from_string(model)
+    met = next(node.input[0] for node in proto.graph.node if node.op_type == "PRelu")
+    proto.graph.output.append(onnx.helper.make_empty_tensor_value_info(met))
+    (values,) = onnx_session.session(proto.SerializeToString(), target="cpu", threads=1).run([met], feed)
+    assert 0.2 < (values < 0).mean() < 0.8
 
 
 def gemm(m: int) -> Op:

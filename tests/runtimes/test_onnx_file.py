@@ -17,6 +17,7 @@ from onnx import helper, numpy_helper
 import latpred
 from latpred.cli import doctor, main
 from latpred.errors import UnknownOpError, UsageError
+from latpred.graph.graph import Affine
 from latpred.prediction.predictor import Predictor
 from latpred.profile import store
 from latpred.runtimes import graph_store
@@ -37,7 +38,7 @@ def saved(folder: Path, inputs: dict[str, list[Any]], nodes: list[Any], **change
     dtype = np.dtype(changed.get("dtype", "float32"))
     kind = helper.np_dtype_to_tensor_dtype(dtype)
     given = [helper.make_tensor_value_info(name, kind, shape) for name, shape in inputs.items()]
-    weights = numpy_helper.from_array(np.ones((8, 4), dtype=dtype), "w")
+    weights = numpy_helper.from_array(np.ones(changed.get("weight", (8, 4)), dtype=dtype), "w")
     graph = helper.make_graph(nodes, "graph", given, [helper.make_tensor_value_info("y", kind, None)], [weights])
     opset = helper.make_opsetid("", changed.get("opset", 20))
     model = helper.make_model(graph, opset_imports=[opset], ir_version=changed.get("ir_version", 9))
@@ -61,6 +62,15 @@ def test_a_file_is_traced_without_pytorch_knowing_it(batch: Any, tmp_path: Path)
     assert graph.model == "net.onnx"
     assert [op.name for op in graph.ops] == ["ort::MatMul", "ort::Tanh"]
     assert (graph.macs(5), graph.parameters, graph.input_bytes.at(3)) == (5 * 8 * 4, 32, 3 * 8 * 4)
+
+
+def test_weights_that_two_nodes_share_are_read_again_on_a_cpu(tmp_path: Path) -> None:
+    node = helper.make_node
+    nodes = [node("MatMul", ["x", "w"], ["a"]), node("Tanh", ["a"], ["b"]), node("MatMul", ["b", "w"], ["y"])]
+    path = saved(tmp_path, {"x": ["batch", 64]}, nodes, weight=(64, 64))
+    after = Affine(64 * 64 * 4, 4 * 64 * 4)  # the first product, and the activation
+    assert [op.reread_after for op in traced(path, target="cpu").ops] == [None, None, after]
+    assert [op.reread_after for op in traced(path, target="cuda").ops] == [None, None, None]
 
 
 def test_a_changed_file_is_traced_again(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -14,7 +14,7 @@ from torch import nn
 
 from latpred.graph.graph import ModelGraph
 from latpred.runtimes.onnx import onnx_graph
-from latpred.runtimes.onnx.onnx_formulas import NCHWC
+from latpred.runtimes.onnx.onnx_formulas import NCHWC, Node, Value, work_of
 from latpred.runtimes.onnx.onnx_session import Event, Watched
 from latpred.runtimes.onnx.onnxruntime import OnnxRuntime
 from latpred.runtimes.source import source_of
@@ -126,3 +126,29 @@ def test_convolutions_of_few_channels_count_what_eager_does() -> None:
     assert [graph.macs(batch) for batch in (1, 4)] == [source.graph.macs(batch) for batch in (1, 4)]
     written = {op.dims["c_out"].at(1) for op in graph.ops if op.family.startswith("conv")}
     assert written == {20, 12}
+
+
+@pytest.mark.parametrize(("name", "family"), [("ScatterND", "index.put"), ("GatherND", "index.gather")])
+def test_slices_move_whole(name: str, family: str) -> None:
+    whole, some = Value((8, 8, 96), "float32"), Value((7, 8, 96), "float32")
+    indices = Value((7, 1), "int64")
+    work = work_of(Node(name, "", {}), [whole, indices, some], [whole if name == "ScatterND" else some])
+    assert work is not None
+    assert (work.family, dict(work.dims)) == (family, {"rows": 7, "cols": 8 * 96})
+
+
+@pytest.mark.parametrize(
+    ("shape", "order", "scattered"),
+    [
+        ((8, 8, 8, 96), (3, 1, 2, 0), True),
+        ((8, 8, 8, 96), (0, 3, 2, 1), True),
+        ((8, 8, 8, 96), (2, 1, 0, 3), False),
+        ((8, 8, 8, 96), (0, 3, 1, 2), False),
+        ((1, 8, 1), (2, 1, 0), False),
+    ],
+)
+def test_transposes_value_by_value_are_a_family_of_their_own(shape: Any, order: Any, scattered: bool) -> None:
+    value = Value(shape, "float32")
+    work = work_of(Node("Transpose", "", {"perm": order}), [value], [value])
+    assert work is not None
+    assert work.family == ("copy.transpose.scattered" if scattered else "copy.transpose")

@@ -17,7 +17,7 @@ from latpred.calibration.cells import log_uniform
 
 OPSET = 20
 # Of what a kind and a seed mean, and of the order of a row's nodes; a journal of another version is not resumed.
-VERSION = 7
+VERSION = 8
 # Drawn for each graph, so that there are many small ones and some large ones.
 _ELEMENTS = (1 << 14, 1 << 22)  # of the largest activation
 _MACS = (20_000_000, 6_000_000_000)  # of a layer of tokens
@@ -353,12 +353,16 @@ def _elements(rng: Draw) -> tuple[Graph, str]:
     def reduced(x: str) -> str:
         return add("Sub", x, add(rng.choice(("ReduceMean", "ReduceSum", "ReduceMax")), x, row, keepdims=1))
 
+    def sloped(x: str) -> str:
+        # It branches at every value: where signs are mixed, as in networks, it takes ten times as long as else.
+        return add("Add", x, add("PRelu", add("Sub", "x", graph.scalar(0.5)), graph.weight(1, scale=0.1)))
+
     steps: dict[str, Callable[[str], str]] = {
         # Kept positive, so that roots and logarithms stay numbers.
         "unary": lambda x: add(rng.choice(_UNARY), add("Abs", x) if rng.random() < 0.5 else x),
         "scalar": lambda x: add(rng.choice((*_BINARY, "Pow")), x, graph.scalar(2.0)),
         "binary": lambda x: add(rng.choice(_BINARY), x, add(rng.choice(_UNARY[:8]), x)),
-        "slope": lambda x: add("PRelu", x, graph.weight(1, scale=0.1)),
+        "slope": sloped,
         "vector": lambda x: add(rng.choice(_BINARY[:3]), x, graph.weight(cols, scale=1.0)),
         "norm": lambda x: _normed(graph, x, cols),
         "softmax": lambda x: add("Softmax", x, axis=-1),
@@ -378,9 +382,11 @@ def _moves(rng: Draw) -> tuple[Graph, str]:
     graph, x = Graph(rng, (batch, rows, cols)), "x"
     add, constant = graph.add, graph.constant
     for _ in range(8):
-        kind = rng.choice(("swap", "heads", "split", "slice", "gather", "pad", "cast", "expand", "cumulate"))
+        kind = rng.choice(("swap", "heads", "split", "slice", "gather", "pad", "cast", "expand", "cumulate", "turn"))
         if kind == "swap":
             x, rows, cols = add("Transpose", x, perm=(0, 2, 1)), cols, rows
+        elif kind == "turn":
+            x, batch, cols = add("Transpose", x, perm=(2, 1, 0)), cols, batch
         elif kind == "heads":
             heads = rng.choice([h for h in (2, 4, 8) if cols % h == 0] or [1])
             y = add("Reshape", x, constant([batch, rows, heads, cols // heads]))

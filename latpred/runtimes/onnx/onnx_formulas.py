@@ -219,6 +219,11 @@ def gather(node: Node, ins: Values, outs: Values) -> Work:
     return _rows(family, outs[0].numel, prod(shape[axis + 1 :]), reads={0: outs[0].nbytes})
 
 
+def _slices(family: str, indices: Value, moved: Value, **bytes_moved: Any) -> Work:
+    """Slices picked or placed, one for each row of indices."""
+    return _rows(family, moved.numel, max(1, moved.numel // max(1, prod(indices.shape[:-1]))), **bytes_moved)
+
+
 # -- elements ------------------------------------------------------------------------------------------------------
 
 
@@ -250,8 +255,10 @@ def transpose(node: Node, ins: Values, outs: Values) -> Work:
         if axis != place:
             break
         run *= shape[axis]
-    copy = _copy("transpose", outs[0], run)
-    return copy._replace(dims={**copy.dims, "matrices": _matrices(shape, order)})
+    matrices, moving = _matrices(shape, order), [axis for axis in order if shape[axis] > 1]
+    scattered = run == 1 and not matrices and moving != sorted(moving)  # value by value, 20 times as long
+    copy = _copy("transpose.scattered" if scattered else "transpose", outs[0], run)
+    return copy._replace(dims={**copy.dims, "matrices": matrices})
 
 
 def _matrices(shape: Sequence[int], order: Sequence[int]) -> int:
@@ -352,10 +359,10 @@ _OPERATORS: dict[Formula, str] = {
     resized: "Resize Upsample",
     lambda _, ins, outs: pointwise.cat(ins, out=outs[0]): "Concat",
     lambda _, ins, outs: _rows("reduction.cumsum", outs[0].numel, 1): "CumSum",
-    lambda _, ins, outs: _rows("index.gather", outs[0].numel, 1, reads={0: outs[0].nbytes}): (
-        "GatherElements GatherND OneHot"
-    ),
-    lambda _, ins, outs: _rows("index.put", ins[2].numel, 1): "ScatterND ScatterElements Scatter",
+    lambda _, ins, outs: _rows("index.gather", outs[0].numel, 1, reads={0: outs[0].nbytes}): ("GatherElements OneHot"),
+    lambda _, ins, outs: _slices("index.gather", ins[1], outs[0], reads={0: outs[0].nbytes}): "GatherND",
+    lambda _, ins, outs: _rows("index.put", ins[2].numel, 1): "ScatterElements Scatter",
+    lambda _, ins, outs: _slices("index.put", ins[1], ins[2]): "ScatterND",
     lambda _, ins, outs: Work("factory", {"numel": outs[0].numel}, reads={0: 0}): (
         "Range ConstantOfShape EyeLike RandomNormal RandomUniform RandomNormalLike RandomUniformLike"
     ),

@@ -16,7 +16,7 @@ from typing import Any
 
 import msgspec
 
-from latpred.graph.graph import Affine, ModelGraph, Op
+from latpred.graph.graph import Affine, ModelGraph, Op, total_bytes
 from latpred.ops.families import Work
 from latpred.runtimes.base import ops_of
 from latpred.runtimes.onnx.onnx_formulas import (
@@ -32,6 +32,7 @@ from latpred.runtimes.onnx.onnx_formulas import (
     work_of,
 )
 from latpred.runtimes.onnx.onnx_session import Event, Watched, graphs_within, installed, nodes_of
+from latpred.tracing.trace_pass import LEAST_WEIGHTS, touched_since
 
 _NAMES = {"float": "float32", "double": "float64"}  # what onnxruntime calls otherwise
 FLOAT = "float32"
@@ -47,7 +48,7 @@ class _OptimisedGraph:
         import onnx
 
         proto = _unfilled(watched.proto, watched.before)
-        self._single = single
+        self._single, self._target = single, target
         self._nodes: dict[str, Any] = defaultdict(onnx.NodeProto)  # an empty one ran and is not in the graph
         self.weights: dict[str, Value] = {}
         self._outputs = frozenset(value.name for value in proto.graph.output)
@@ -75,7 +76,7 @@ class _OptimisedGraph:
     def executed(self, events: Sequence[Event], feed: Mapping[str, Any]) -> tuple[Op, ...]:
         """The nodes of one run as ops."""
         values = self.weights | {name: self.value(str(array.dtype), array.shape) for name, array in feed.items()}
-        ops, results = [], []
+        ops, results, read = [], [], []
         blocked: set[str] = set()
         for event in events:
             proto = self._nodes[event.name]
@@ -85,8 +86,26 @@ class _OptimisedGraph:
             results.append(dict(zip(filter(None, proto.output), outputs, strict=False)))
             values |= results[-1]
             ops.append(_op(event, proto, inputs, outputs, self.no_launch(event, proto)))
+            read.append(self._read_by(ops[-1], proto))
         alive = self._alive(events, results, sum(values[name].nbytes for name in feed))
-        return tuple(msgspec.structs.replace(op, live_bytes=Affine(size)) for op, size in zip(ops, alive, strict=True))
+        again = touched_since((total_bytes(op, 1) for op in ops), read)
+        return tuple(
+            msgspec.structs.replace(
+                op, live_bytes=Affine(size), reread_after=Affine(again[index]) if index in again else None
+            )
+            for index, (op, size) in enumerate(zip(ops, alive, strict=True))
+        )
+
+    def _read_by(self, op: Op, proto: Any) -> tuple[str, int] | None:
+        """What tells a node's read of weights from others: the name of the largest; None of few.
+
+        Nodes of one initializer read the same memory, packed or not. What GPUs keep of it nobody looked at.
+        """
+        size = op.weight_bytes.constant
+        if self._target != "cpu" or size < LEAST_WEIGHTS:
+            return None
+        names = [name for name in proto.input if name in self.weights]
+        return max(names, key=lambda name: self.weights[name].nbytes), size
 
     def no_launch(self, event: Event, proto: Any) -> str:
         """Which kind of node that launches nothing it is; "" for all others."""
