@@ -578,3 +578,12 @@ def test_clocks_that_one_start_has_the_wrong_way_round_are_told_apart() -> None:
     adapted = latpred.adapt(datasheet.profile_of(gpus.spec("rtx-3090")), rows).profile
     truth = np.array([takes(graph, 32) for graph in others])
     assert np.median(np.abs(FEW_SHOT["seconds"](Predictor(adapted), others, 32) / truth - 1)) < 0.02
+
+
+@pytest.mark.parametrize("batch", [1, 16, 65536])
+def test_one_factor_is_one_where_rows_contradict_each_other(batch: int) -> None:
+    rows = measured(CLOCKED, architectures(3), factors=Factors({}, {}), batches=(batch,))
+    found = latpred.adapt(CLOCKED, rows.assign(latency_ms=rows.latency_ms * [2.0, 1.0, 2.0])).runtimes[0]
+    factors = {*found.factors.host.values(), *found.factors.kernel.values()}
+    assert (found.level, len(factors)) == ("one factor", 1)
+    assert 0.99 < min(factors) < 2.01
