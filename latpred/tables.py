@@ -205,9 +205,10 @@ def complete(frame: pd.DataFrame, defaults: Mapping[str, str | int | float] | No
     an "x_" before their name.
     """
     needed = [name for name in ("model", "batch", "latency_s") if name not in frame.columns]
+    renamed = {name: f"{NOTE_PREFIX}{name}" for name in frame.columns if MEASURED.column(str(name)) is None}
     if needed:
-        raise TableError(f"The table lacks {', '.join(needed)}. Name those columns so; the others have defaults.")
-    renamed = {name: NOTE_PREFIX + str(name) for name in frame.columns if MEASURED.column(str(name)) is None}
+        own = f" Nothing is known of its {', '.join(map(str, renamed))}." if renamed else ""
+        raise TableError(f"The table lacks {', '.join(needed)}. Name those columns so; the others have defaults.{own}")
     out = frame.rename(columns=renamed).copy()
     for name, value in {**DEFAULTS, **(defaults or {})}.items():
         given = out.get(name, pd.Series("", out.index)).astype(object)

@@ -500,7 +500,7 @@ HALF = msgspec.structs.replace(GRAPHS[0], precision="fp16")
 @pytest.mark.parametrize(
     ("table", "kind", "message"),
     [
-        (ROWS.rename(columns={"latency_ms": "latency"}), TableError, "lacks latency_s"),
+        (ROWS.rename(columns={"latency_ms": "time"}), TableError, "lacks latency_s.* Nothing is known of its time"),
         (ROWS.iloc[:0], TableError, "no measured row"),
         (ROWS.assign(latency_ms=-1.0), TableError, "latency_s"),
         (ROWS.assign(latency_s=1.0), TableError, "both latency_s and latency_ms"),
@@ -522,6 +522,15 @@ HALF = msgspec.structs.replace(GRAPHS[0], precision="fp16")
 def test_what_makes_no_sense_is_refused(table: object, kind: type[Exception], message: str) -> None:
     with pytest.raises(kind, match=message):
         latpred.adapt(SYNCHRONOUS, table)
+
+
+def test_the_row_that_the_others_contradict_is_named() -> None:
+    graphs = architectures(8)
+    rows = measured(SYNCHRONOUS, graphs, factors=Factors({}, {}))
+    assert "what the others make of it" not in latpred.adapt(SYNCHRONOUS, rows).text()
+    wrong = (rows.batch == 16) & (rows.model == graphs[3])
+    told = latpred.adapt(SYNCHRONOUS, rows.assign(latency_ms=rows.latency_ms.where(~wrong, 3 * rows.latency_ms)))
+    assert "eager: tower 3 at batch 16 took 3 times what the others make of it: check that row" in told.text()
 
 
 def test_a_gpu_goes_by_any_of_its_names_and_its_adapted_datasheet_is_called_that() -> None:
@@ -578,3 +587,12 @@ def test_clocks_that_one_start_has_the_wrong_way_round_are_told_apart() -> None:
     adapted = latpred.adapt(datasheet.profile_of(gpus.spec("rtx-3090")), rows).profile
     truth = np.array([takes(graph, 32) for graph in others])
     assert np.median(np.abs(FEW_SHOT["seconds"](Predictor(adapted), others, 32) / truth - 1)) < 0.02
+
+
+@pytest.mark.parametrize("batch", [1, 16, 65536])
+def test_one_factor_is_one_where_rows_contradict_each_other(batch: int) -> None:
+    rows = measured(CLOCKED, architectures(3), factors=Factors({}, {}), batches=(batch,))
+    found = latpred.adapt(CLOCKED, rows.assign(latency_ms=rows.latency_ms * [2.0, 1.0, 2.0])).runtimes[0]
+    factors = {*found.factors.host.values(), *found.factors.kernel.values()}
+    assert (found.level, len(factors)) == ("one factor", 1)
+    assert 0.99 < min(factors) < 2.01

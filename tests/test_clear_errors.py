@@ -145,3 +145,8 @@ def test_a_rate_just_below_a_thousand_is_written_out() -> None:
     text = profile_page(profile(kernels={"fp32": {"gemm": fit}})).text()
     assert " 1000 " in text
     assert "e+" not in text
+
+
+def test_a_predictor_is_told_where_its_profile_is() -> None:
+    with pytest.raises(UsageError, match=r"^Predictor is no profile; give .* a DeviceProfile, as Predictor.profile"):
+        latpred.adapt(latpred.Predictor(profile()), [("resnet18", 1, "eager", "fp32", 5.0)])  # type: ignore[arg-type]

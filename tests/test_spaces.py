@@ -244,6 +244,13 @@ def test_numbers_may_be_numpy_s() -> None:
     assert ModelGraph.from_json(graph.to_json()) == graph == nasbench201.graph(9, image=20)
 
 
+def test_an_option_that_a_space_lacks_and_a_model_without_choices_are_refused() -> None:
+    with pytest.raises(UsageError, match="no option num_classes; its options are classes, channels, cells"):
+        nasbench201.graph(9, num_classes=100)
+    with pytest.raises(UsageError, match="a Linear is no supernet; give latpred"):
+        latency_table(nn.Linear(1, 1), device=CPU)  # type: ignore[arg-type]
+
+
 @pytest.mark.parametrize(
     ("name", "said"),
     [

@@ -51,6 +51,7 @@ from latpred.zoo import candidates
 SCHEMA = "latpred.adaptation/1"
 _MOST_SHOWN = 6
 _WORTH_SAYING = 0.02  # factors nearer to 1 are not shown
+_WORTH_CHECKING = math.log(1.5)  # errors left out that are larger are told with their row
 
 
 @dataclass(frozen=True, slots=True)
@@ -74,6 +75,7 @@ class RuntimeAdaptation:
     left_out: Mapping[str, float]  # mean absolute log error of architectures left out, without and with the correction
     factors: Factors  # of host costs by class and kernel times by family; "" is for those that no row has
     interval: bool  # whether intervals now follow from the errors left out, where rows waited for the same clock
+    furthest: str = ""  # the row that is off by most where its architecture is left out, if by half and more
 
     @property
     def rows(self) -> int:
@@ -170,6 +172,8 @@ def _sentences(each: RuntimeAdaptation, fit: DispatchFit) -> Iterator[str]:
         yield "no correction gains more than the noise of these rows; add architectures, or repeat their measurement"
     elif not each.validated:
         yield f"median error {each.bought.before.median:.1%} before the correction; intervals grow by it"
+    if each.furthest:
+        yield each.furthest
     yield from untested(fit)
     for title, factors in (("host", each.factors.host), ("device", each.factors.kernel)):
         if said := _said(factors):
@@ -279,6 +283,10 @@ def adapt(
     >>> better.profile.name, better.runtimes[0].level
     ('epyc-shared-adapted', 'one factor')
     """
+    if not isinstance(profile, (DeviceProfile, str, os.PathLike)):
+        raise UsageError(
+            f"{type(profile).__name__} is no profile; give a name, a path or a DeviceProfile, as Predictor.profile."
+        )
     profile = profile if isinstance(profile, DeviceProfile) else store.find(profile)
     predictor = Predictor(profile)
     rows_by_runtime = _read_rows(predictor, measured, graphs or {}, inputs, progress)
@@ -329,12 +337,11 @@ def _adapt_runtime(
         level=chosen.level,
         validated=validated,
         bought=_bought(tried[0], chosen, architecture, slice(None)),
-        by_regime={
-            str(name): _bought(tried[0], chosen, architecture, regimes == name) for name in sorted(set(regimes))
-        },
+        by_regime={str(one): _bought(tried[0], chosen, architecture, regimes == one) for one in sorted(set(regimes))},
         left_out={each.level: float(_by_architecture(each, architecture).mean()) for each in tried},
         factors=chosen.factors,
         interval=widths is not None,
+        furthest=_furthest(rows, chosen.left_out) if validated else "",
     )
     return msgspec.structs.replace(profile, runtimes={**profile.runtimes, runtime: fit}), record
 
@@ -360,6 +367,15 @@ def _bought(unchanged: Fit, chosen: Fit, architecture: Any, selected: Any) -> Bo
         metrics.errors(np.exp(-fit.left_out[selected]), np.ones(len(models)), models) for fit in (unchanged, chosen)
     )
     return Bought(before, after)
+
+
+def _furthest(rows: Sequence[Row], errors: Floats) -> str:
+    """What to say of the row that is off by most without its architecture; nothing where all are within a half."""
+    row, error = max(zip(rows, errors.tolist(), strict=True), key=lambda each: abs(each[1]))
+    if abs(error) < _WORTH_CHECKING:
+        return ""
+    said = f"{row.graph.model} at batch {row.batch} took {math.exp(error):.2g} times what the others make of it"
+    return f"{said}: check that row, and that all are times of a whole batch"
 
 
 def _by_architecture(fit: Fit, architecture: Any) -> Floats:

@@ -218,7 +218,8 @@ class LatencyModel:
         deviation = np.hstack(([(level.whole, level.clocks, level.clocks) for level in levels], own))
         misfit, every = np.array([level.misfit for level in levels]), np.arange(len(self._passes))
         found = _Solution(np.zeros(0), -math.inf, np.zeros(0), -math.inf)
-        for number, start in enumerate(self._starts()):
+        free = deviation.any(axis=0)  # what no level lets move starts, and stays, at 0
+        for number, start in enumerate(self._starts() * free):
             tried = self._solved(start, deviation, misfit, every, MOST_STEPS)
             found = max(found, tried, key=lambda each: each.evidence)
             off = np.abs(self._errors(self._design @ found.theta, every)[0]).mean()

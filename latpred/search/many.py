@@ -115,8 +115,10 @@ def predict_many(
         raise UsageError("a mapping has names that no row has; give its models alone: predict_many(models.values()).")
     options = Options(inputs, seq, image, precision, attention=attention, protocol=protocol)
     evaluator = Evaluator.of(device, batch, runtime, options, host)
-    if n_jobs == 0:
-        raise UsageError("n_jobs=0 leaves nobody to work. Give a number of workers, or -1 for one on each core.")
+    if n_jobs == 0 or isinstance(n_jobs, str):
+        raise UsageError(
+            f"n_jobs={n_jobs!r} leaves nobody to work. Give a number of workers, or -1 for one on each core."
+        )
     jobs = int(effective_n_jobs(n_jobs))
     total = len(candidates) if isinstance(candidates, Sized) else 0
     with shown(progress) as listener, opened(resume, evaluator) as store:

@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from latpred.errors import UsageError
 from latpred.search.many import predict_many
 
 if TYPE_CHECKING:
@@ -62,6 +63,8 @@ def latency_table(
     """
     import pandas as pd
 
+    if not hasattr(supernet, "choices"):
+        raise UsageError(f"a {type(supernet).__name__} is no supernet; give latpred.Supernet(model, image=...).")
     options = supernet.choices
     counts = [len(names) for names in options.values()]
     chosen = drawn(counts, np.random.default_rng(seed))

@@ -372,7 +372,7 @@ class Tracer:
             if batches is None:
                 return self._line(3)[0]
             far = self._far(batches)
-            graph, straight = self._line(far, asked=far <= max(batches, default=0))
+            graph, straight = self._line(far, max(batches, default=0))
             if straight:
                 return graph
             exact = {batch: self._exactly(batch) for batch in dict.fromkeys(batches or (far,))}
@@ -391,9 +391,8 @@ class Tracer:
                     if not graphs:
                         raise
                     raise TraceError(f"{error}; it takes batch {_listed(graphs)}: ask for that alone") from error
-        taken = tuple(sorted(graphs))
+        taken, exact = tuple(sorted(graphs)), graphs if len(graphs) > 1 else {}
         note = f"traced at batch {_listed(taken)} alone: nothing is known of any other batch"
-        exact = graphs if len(graphs) > 1 else {}
         return msgspec.structs.replace(graphs[taken[0]], only=taken, exact=exact, notes=(note,))
 
     def _exactly(self, batch: int) -> ModelGraph:
@@ -401,9 +400,10 @@ class Tracer:
         done = self.one_pass(batch, watched=True)
         return self._made(Affine(done.input_bytes), ops_exactly(done), only=(batch,))
 
-    def _line(self, far: int, *, asked: bool = False) -> tuple[ModelGraph, bool]:
-        """The graph of the line through batch 2 and a larger one, and whether the pass at `far` is on it."""
-        large = (self._attempt(far) if far > 3 else None) or self.one_pass(3)
+    def _line(self, far: int, most: int = 0) -> tuple[ModelGraph, bool]:
+        """The graph of the line through batch 2 and one beyond, and whether `far`, or the most asked for, is on it."""
+        tried = (self._attempt(batch) for batch in dict.fromkeys((far, most)) if 3 < batch <= far)
+        large = next(filter(None, tried), None) or self.one_pass(3)
         # The second pass is the watched one: what Python does only once, filling caches, is behind it.
         two = self.one_pass(2, watched=True)
         large = self._like(two, large)
@@ -414,9 +414,9 @@ class Tracer:
         exact = None if straight else self._at_one(one, two, three)
         graph = self._made(input_bytes(two, three), ops_through(two, three), exact)
         if three is large:
-            return graph, not asked or large.batch == far
+            return graph, large.batch >= min(far, most)
         # A function may have no more samples to give than are asked for.
-        short = not asked and graph.input_bytes.at(far) != large.input_bytes
+        short = far > most and graph.input_bytes.at(far) != large.input_bytes
         return graph, short or on_one_line(two, three, large)
 
     def _like(self, two: TracePass, other: TracePass) -> TracePass:

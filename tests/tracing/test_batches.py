@@ -148,6 +148,18 @@ def test_a_model_of_one_batch_size_is_predicted_for_that(runtime: str) -> None:
     assert predicted(nn.Linear(WIDTH, WIDTH), [1], runtime, inputs=lambda batch: known[batch])[0].latency_ms > 0
 
 
+def test_a_batch_that_the_model_refuses_is_refused_where_larger_ones_are_too() -> None:
+    class AtMostFour(nn.Linear):
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            assert x.shape[0] <= 4
+            return super().forward(x)
+
+    model = AtMostFour(WIDTH, WIDTH)
+    assert latpred.trace(model, ONE_SAMPLE, batches=[1, 4]).notes == ()
+    with pytest.raises(TraceError, match=r"at batch 8: AssertionError.* it takes batch 1, 4: ask for that alone"):
+        latpred.trace(model, ONE_SAMPLE, batches=[1, 4, 8])
+
+
 def test_other_batch_sizes_are_refused_with_the_one_to_ask_for() -> None:
     with pytest.raises(TraceError, match=r"at batch 8: AssertionError.* it takes batch 1: ask for that alone"):
         predicted(Only(1), [1, 8])
