@@ -372,7 +372,8 @@ class Verb(click.Command):
             if any(ours in parameter.opts for parameter in self.params):
                 error.possibilities = [ours]  # type: ignore[attr-defined]
             if "unexpected extra argument" in error.message and any(one.name == "model" for one in self.params):
-                error.message += f"; {self.name} takes one model, latpred rank several."
+                more = f"{error.message}; {self.name} takes one model, latpred rank several."
+                raise click.UsageError(more, ctx) from None
             raise
 
     def _parsed(self, ctx: click.Context, args: list[str]) -> list[str]:
