@@ -1,6 +1,11 @@
 """`python -m latpred`: the command `latpred`, where no such script is on the path."""
 
-from latpred.cli import main
+import os
+import sys
 
 if __name__ == "__main__":  # processes that are spawned load this module too
+    if sys.path[0] and sys.path[0] == os.getcwd():  # with a torch.py of the user's, perhaps
+        sys.path.append(sys.path.pop(0))
+    from latpred.cli import main
+
     main(prog_name="latpred")

@@ -162,6 +162,7 @@ def _columns(frame: pd.DataFrame, schema: Schema) -> dict[Any, Column]:
         of_search = {"candidate", "latency_ms"} <= {*frame.columns}
         others = "Rows of predict_many and rank are others; take those of latpred predict MODEL --csv -o FILE, "
         how = f"{others}or of predict(...).to_frame()." if of_search else "Add what is missing."
+        how = "It is a predicted one; give one of latpred measure." if "low_s" in frame else how
         raise TableError(f"The {schema.title} lacks {', '.join(missing)}. {how}")
     repeated = sorted({str(name) for name in frame.columns[frame.columns.duplicated()]})
     if repeated:
@@ -169,6 +170,11 @@ def _columns(frame: pd.DataFrame, schema: Schema) -> dict[Any, Column]:
     columns = {}
     for name in frame.columns:
         column = schema.column(str(name))
+        if column is None and MEASURED.column(str(name)) is not None:
+            raise TableError(
+                f"The {schema.title} has the column {name!r}, as a table of latpred measure has. "
+                "Give the predicted table first, then the measured one."
+            )
         if column is None:
             near = difflib.get_close_matches(str(name), [*schema.required, *schema.optional], n=1)
             hint = f"Did you mean {near[0]}? " if near else ""

@@ -77,6 +77,31 @@ def test_the_package_runs_as_the_command_does() -> None:
     assert "Did you mean predict?" in shown.stderr
 
 
+def test_the_package_takes_no_module_of_the_working_directory_for_one_of_python(tmp_path: Path) -> None:
+    (tmp_path / "random.py").write_text("")
+    environment = {**os.environ, "PYTHONPATH": str(Path(latpred.__file__).parents[1])}
+    command = [sys.executable, "-m", "latpred", "--version"]
+    shown = subprocess.run(command, cwd=tmp_path, env=environment, capture_output=True, text=True, check=False)
+    assert (shown.returncode, shown.stderr) == (0, "")
+
+
+def test_without_a_folder_for_temporary_files_one_is_asked_for(monkeypatch: pytest.MonkeyPatch) -> None:
+    def fail() -> None:
+        raise FileNotFoundError(errno.ENOENT, "No usable temporary directory found in ['/tmp']")
+
+    monkeypatch.setattr("latpred.storage.usage", fail)
+    shown = run("cache", "show")
+    assert (shown.exit_code, shown.stdout) == (3, "")
+    assert shown.stderr.endswith("name one with TMPDIR=DIR.\n")
+
+
+def test_an_output_called_dash_is_stdout(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    shown = run("cache", "show", "--csv", "-o", "-")
+    assert (shown.exit_code, shown.stderr, list(tmp_path.glob("-"))) == (0, "", [])
+    assert shown.stdout.startswith("path,files,bytes")
+
+
 def test_output_goes_to_a_file_in_the_form_of_its_suffix(tmp_path: Path) -> None:
     home = str(os.environ["LATPRED_HOME"])
     for name, start in (("a.json", "{"), ("b.csv", "path,files,bytes"), ("deep/er/c.txt", home)):
@@ -127,6 +152,17 @@ def written(tmp_path: Path, importing: str = "", building: str = "", forward: st
     path = tmp_path / "model.py"
     path.write_text(MODEL.format(importing=importing, building=building, forward=forward))
     return f"{path}:build"
+
+
+def test_a_model_imports_what_lies_beside_its_file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(sys, "path", [*sys.path])
+    (tmp_path / "layers_beside.py").write_text("width = 4")
+    (tmp_path / "random.py").write_text("raise ValueError")
+    shown = run("trace", written(tmp_path, importing="import random\nfrom layers_beside import width"))
+    assert shown.exit_code == 0, shown.stderr
+    shown = run("trace", written(tmp_path, importing="import no_such_package"))
+    assert shown.exit_code == 2
+    assert "No module named 'no_such_package'; check the file and PYTHONPATH" in shown.stderr
 
 
 def test_what_a_model_prints_is_no_part_of_a_result(tmp_path: Path) -> None:

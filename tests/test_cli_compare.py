@@ -53,6 +53,14 @@ def test_what_was_measured_compares_with_what_was_predicted(tmp_path: Path) -> N
     assert evaluated["overall"]["median"] == pytest.approx(found["overall"]["median"])
     wrong = run("compare", guess, guess)
     assert (wrong.exit_code, "lacks spread_s" in wrong.stderr) == (2, True)
+    assert "It is a predicted one; give one of latpred measure." in wrong.stderr
+    assert "Give the predicted table first, then the measured one." in run("compare", truth, guess).stderr
+
+
+def test_a_replay_without_a_profile_of_this_machine_asks_for_one_by_name() -> None:
+    shown = run("validate", "--replay", "epyc-shared-varied")
+    assert (shown.exit_code, "name the profile to judge, as in --device epyc-shared" in shown.stderr) == (3, True)
+    assert "There is no recording in nowhere" in run("validate", "--replay", "nowhere").stderr
 
 
 @pytest.mark.parametrize(("factor", "exit_code"), [(1.01, 0), (1.5, 1)])

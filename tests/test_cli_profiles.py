@@ -160,6 +160,14 @@ def test_a_home_that_is_unknown_is_a_finding(monkeypatch: pytest.MonkeyPatch) ->
         assert "LATPRED_HOME=DIR" in found[topic]["advice"]
 
 
+def test_a_machine_without_a_folder_for_temporary_files_is_a_finding(monkeypatch: pytest.MonkeyPatch) -> None:
+    def fail() -> str:
+        raise FileNotFoundError
+
+    monkeypatch.setattr(doctor, "gettempdir", fail)
+    assert findings(3)["temporary files"]["advice"] == "name one with TMPDIR=DIR"
+
+
 NOTE = "the machine runs on battery"
 BUSY = "other work used 0.9 processors"
 

@@ -8,6 +8,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from importlib import import_module, metadata
 from pathlib import Path
+from tempfile import gettempdir
 
 from latpred import host, storage
 from latpred.errors import DeviceError, ProfileError
@@ -47,7 +48,7 @@ def examine() -> list[Finding]:
     findings += [_package(name) for name in PACKAGES]
     findings += [_package(name, purpose) for name, purpose in OPTIONAL.items()]
     findings += [_onnxruntime(), _processor(), _cuda()]
-    findings += [_directory("profiles", storage.profiles_dir), _directory("cache", storage.cache_dir)]
+    findings += [_directory("profiles", storage.profiles_dir), _directory("cache", storage.cache_dir), _temporary()]
     return findings + _profiles()
 
 
@@ -153,6 +154,13 @@ def _directory(topic: str, of: Callable[[], Path]) -> Finding:
         return Finding(f"{topic} directory", "ok", str(folder))
     advice = f"make it writable, or choose another with {storage.VARIABLE}=DIR"
     return Finding(f"{topic} directory", "fail", f"{folder} cannot be written", advice)
+
+
+def _temporary() -> Finding:
+    try:
+        return Finding("temporary files", "ok", gettempdir())
+    except FileNotFoundError:
+        return Finding("temporary files", "fail", "no folder for them can be written", "name one with TMPDIR=DIR")
 
 
 def _profiles() -> list[Finding]:

@@ -45,7 +45,7 @@ class _ReaderGoneError(Exception):
 
 
 class _UnwritableError(LatpredError):
-    """The results cannot be written to stdout."""
+    """What must be written, as results to stdout, cannot be."""
 
     exit_code = 3
 
@@ -122,6 +122,11 @@ class VerbGroup(SuggestingGroup):
             kept = f"what was measured is kept, {ctx.obj.go_on}" if ctx.obj.go_on else str(stop)
             _say(ctx, f"interrupted; {kept}." if kept else "interrupted.")
             ctx.exit(INTERRUPTED)
+        except FileNotFoundError as error:  # of Python's tempfile, which PyTorch asks at import
+            if "temporary directory" not in str(error):
+                raise
+            _say(ctx, "there is no folder for temporary files that can be written; name one with TMPDIR=DIR.")
+            ctx.exit(_UnwritableError.exit_code)
 
 
 def _warn(ctx: click.Context, show: Callable[..., None], message: Warning | str, *where: Any) -> None:

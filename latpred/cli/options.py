@@ -26,6 +26,11 @@ Command = Callable[..., Any]
 FILE = click.Path(exists=True, dir_okay=False, path_type=Path)  # to be read
 WRITTEN = click.Path(dir_okay=False, path_type=Path)
 MOST_BATCHES = 4096
+_STDOUT = (Path("-"), Path("/dev/stdout"))  # of which the second may be a file that others write, too
+_ELSEWHERE = {  # what others call our options
+    **dict.fromkeys(("--dtype", "--half", "--fp16", "--bf16"), "--precision"),
+    **dict(zip(("--bs", "--sequence-length", "--format"), ("--batch", "--seq", "--json"), strict=True)),
+}
 PRECISIONS = ("fp32", "tf32", "fp16", "bf16")  # that can be calibrated
 _ITEM = re.compile(r"(?P<low>\d+)(?:-(?P<high>\d+)(?::(?P<step>\d+)(?P<times>x?))?)?")
 _DURATION = re.compile(r"(?P<number>\d+(?:\.\d+)?)\s*(?P<unit>s|m|h|)")
@@ -307,7 +312,7 @@ def output_options(function: Command) -> Command:
 
     @wraps(function)
     def with_output(*args: Any, as_json: bool, as_csv: bool, path: Path | None, **given: Any) -> Any:
-        output = Output(as_json, as_csv, path)
+        output = Output(as_json, as_csv, None if path in _STDOUT else path)
         output.check()
         return function(*args, output=output, **given)
 
@@ -359,7 +364,19 @@ class Verb(click.Command):
     """A command that refuses an option of one value that is given twice, where click would silently take the last."""
 
     def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
-        """Take the command line apart."""
+        """Take the command line apart; say what an option is called here, or that another verb takes several models."""
+        try:
+            return self._parsed(ctx, args)
+        except click.UsageError as error:
+            ours = _ELSEWHERE.get(error.option_name, "") if isinstance(error, click.NoSuchOption) else ""
+            if any(ours in parameter.opts for parameter in self.params):
+                error.possibilities = [ours]  # type: ignore[attr-defined]
+            if "unexpected extra argument" in error.message and any(one.name == "model" for one in self.params):
+                more = f"{error.message}; {self.name} takes one model, latpred rank several."
+                raise click.UsageError(more, ctx) from None
+            raise
+
+    def _parsed(self, ctx: click.Context, args: list[str]) -> list[str]:
         _, _, order = ([], [], []) if ctx.resilient_parsing else self.make_parser(ctx).parse_args([*args])
         for option, times in Counter(order).items():
             if times > 1 and isinstance(option, click.Option) and not (option.multiple or option.is_flag):

@@ -7,8 +7,8 @@ how long anything takes.
 from __future__ import annotations
 
 from latpred.ops import pointwise, products  # noqa: F401 (imported to register)
-from latpred.ops.families import Formula, Work, checked, cost, formula_of, generation
+from latpred.ops.families import Formula, Work, cost, formula_of, generation, work_of
 
 BUILT_IN = generation()  # as long as nobody registers formulas of their own
 
-__all__ = ["BUILT_IN", "Formula", "Work", "checked", "cost", "formula_of", "generation"]
+__all__ = ["BUILT_IN", "Formula", "Work", "cost", "formula_of", "generation", "work_of"]

@@ -248,7 +248,7 @@ def cost(*names: str) -> Callable[[F], F]:
     ...     return Work("gemm", {"m": m, "n": n, "k": k}, macs=m * n * k)
     """
     for name in names:
-        namespace, separator, op = name.partition("::")
+        namespace, separator, op = str(name).partition("::")
         if not (namespace and separator and op):
             raise UsageError(
                 f"{name!r} is not a qualified op name; write it as namespace::op, such as 'mylib::fused_mlp'"
@@ -298,7 +298,21 @@ def generation() -> int:
     return len(_REGISTERED)
 
 
-def checked(work: Any, name: str) -> Work:
+def work_of(formula: Formula, name: str, *args: Any, **options: Any) -> Work:
+    """What a formula says of one call, well formed; what one of a user's raises is told of the formula."""
+    try:
+        work = formula(*args, **options)
+    except Exception as error:
+        if formula.__module__.startswith("latpred."):
+            raise
+        raise UsageError(
+            f"the cost formula of {name} failed: {type(error).__name__}: {error}; it is called with the op's own "
+            "arguments and with its result as out=, and may read shapes and item sizes only"
+        ) from error
+    return _checked(work, name)
+
+
+def _checked(work: Any, name: str) -> Work:
     """Return a formula's result when it is well formed."""
     if not isinstance(work, Work):
         raise UsageError(f"the cost formula of {name} returned {type(work).__name__}; it must return latpred.ops.Work")
@@ -311,6 +325,8 @@ def checked(work: Any, name: str) -> Work:
     given, needed = tuple(work.dims), tuple(dim for dim in expected if dim not in MAY_LACK)
     if given not in (expected, needed):
         raise UsageError(f"the cost formula of {name} gives dims {given}; {work.family!r} needs {expected}")
+    if not isinstance(work.reads, Mapping):
+        raise UsageError(f"the cost formula of {name} gives reads={work.reads!r}; give {{index of an argument: bytes}}")
     counts = {"macs": work.macs, "launches": work.launches, **work.dims}
     broken = {what: count for what, count in counts.items() if not (isinstance(count, int) and count >= 0)}
     if broken:

@@ -253,6 +253,8 @@ def _read(file: Path) -> DeviceProfile:
 
 
 def _unknown(name: str) -> str:
+    if name != name.lower() and is_live(name.lower()):
+        return f"no profile is called {name!r}. Did you mean {name.lower()}?"
     if name.lower() in ("gpu", "nvidia"):
         return (
             f"no profile is called {name!r}. This machine's own GPU is cuda or cuda:0; others go by name, as in a100."

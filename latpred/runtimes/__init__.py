@@ -35,6 +35,7 @@ _BUILT_IN = {
     "compile-reduce-overhead": "latpred.runtimes.inductor.torch_compile:CompileReduceOverhead",
     "tensorrt": "latpred.runtimes.engines:TensorRT",
 }
+_ELSEWHERE = {"ort": "onnxruntime", "jit": "torchscript", "inductor": "compile", "trt": "tensorrt"}
 
 
 def names() -> list[str]:
@@ -75,7 +76,8 @@ def _made(name: str) -> Runtime:
     registered = _registered()
     if name in registered:
         return _load(registered[name])
-    near = difflib.get_close_matches(name, names(), n=1, cutoff=0.5)
+    called = name.lower()
+    near = [_ELSEWHERE[called]] if called in _ELSEWHERE else difflib.get_close_matches(called, names(), n=1, cutoff=0.5)
     hint = f"Did you mean {near[0]!r}? " if near else ""
     raise UsageError(f"No runtime is called {name!r}. {hint}There are: {', '.join(names())}.")
 

@@ -20,7 +20,7 @@ from torch._ops import OpOverload
 
 from latpred.errors import UnknownOpError
 from latpred.graph.graph import ModelGraph, all_ops
-from latpred.ops import Formula, Work, checked, formula_of, generation
+from latpred.ops import Formula, Work, formula_of, generation, work_of
 from latpred.ops.families import FREE, host_class, is_tensor, no_launch_class, stored_numel
 from latpred.ops.pointwise import elementwise
 
@@ -211,7 +211,7 @@ def launching(
     given = "out" in options  # the caller's own tensor, which is written and not read
     options = {name: value for name, value in options.items() if name != "out"}
     if info.formula is not None:
-        work = checked(info.formula(*args, out=out, **options), info.name)
+        work = work_of(info.formula, info.name, *args, out=out, **options)
     else:
         work = Work("other", {"numel": max((t.numel() for t in leaves(out)), default=0)})
     weight_bytes, read_bytes = _reads(args, options, weights, work)

@@ -137,6 +137,9 @@ def _function(path: Path, function: str) -> Callable[[], Any]:
     if not path.is_file():
         raise UnknownModelError(f"there is no file {str(path)!r}; give path/file.py:function")
     digest = hashlib.sha256(os.fsencode(path.resolve())).hexdigest()[:16]
+    folder = str(path.resolve().parent)
+    if folder not in sys.path:  # last, so that nothing there comes before an installed package
+        sys.path.append(folder)
     loader = _AsWritten(f"latpred_user_{path.stem}_{digest}", str(path))
     spec = spec_from_file_location(loader.name, path, loader=loader)
     assert spec is not None  # with a loader there is one
@@ -167,7 +170,8 @@ def errors_of(code: str, checked: str, instead_of_exit: str = "let it raise an e
         raise UsageError(f"{code} ended in sys.exit({end.code!r}); {instead_of_exit}") from end
     except Exception as error:
         text = " ".join(str(error).split()) or "no message"
-        raise UsageError(f"{code} failed: {type(error).__name__}: {text}; check {checked}") from error
+        path = " and PYTHONPATH" * isinstance(error, ModuleNotFoundError)
+        raise UsageError(f"{code} failed: {type(error).__name__}: {text}; check {checked}{path}") from error
 
 
 def unweighted(build: Callable[[], Any], device: str = "meta") -> Any:

@@ -364,6 +364,22 @@ def test_a_wrong_formula_is_named(library: torch.library.Library) -> None:
     with pytest.raises(UsageError, match=r"the cost formula of latpred_testing::fused_mlp gives dims \('m',\)"):
         latpred.trace(Mlp(), torch.zeros(1, 5, 8))
 
+    @latpred.cost("latpred_testing::fused_mlp")
+    def raising(x: torch.Tensor, w1: torch.Tensor, w2: torch.Tensor, *, out: torch.Tensor) -> Work:
+        return Work("gemm", {"m": 1 // 0, "n": 1, "k": 1})
+
+    with pytest.raises(UsageError, match="the cost formula of latpred_testing::fused_mlp failed: ZeroDivisionError"):
+        latpred.trace(Mlp(), torch.zeros(1, 5, 8))
+
+    @latpred.cost("latpred_testing::fused_mlp")
+    def reading(x: torch.Tensor, w1: torch.Tensor, w2: torch.Tensor, *, out: torch.Tensor) -> Work:
+        return Work("gemm", {"m": 1, "n": 1, "k": 1}, reads=4)  # type: ignore[arg-type]
+
+    with pytest.raises(UsageError, match=r"gives reads=4; give \{index of an argument: bytes\}"):
+        latpred.trace(Mlp(), torch.zeros(1, 5, 8))
+    with pytest.raises(UsageError, match="is not a qualified op name"):
+        latpred.cost(torch.ops.aten.mm)  # type: ignore[arg-type]
+
 
 def turned_in_place(x: Tensor) -> Tensor:
     """Two tensors of one shape, each given another one in place."""

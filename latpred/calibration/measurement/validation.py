@@ -34,7 +34,7 @@ from latpred.calibration.measurement.whole_models import (
 )
 from latpred.calibration.workloads import suites
 from latpred.calibration.workloads.suites import Workload
-from latpred.errors import DeviceError, LatpredError, UsageError
+from latpred.errors import DeviceError, LatpredError, NoProfileError, UsageError
 from latpred.graph.graph import ModelGraph
 from latpred.prediction.predictor import Predictor
 from latpred.profile import store
@@ -108,9 +108,9 @@ def validate(
     """
     if replay is not None and record is not None:
         raise UsageError("A replay measures nothing that could be recorded. Give replay or record, not both.")
-    device_profile = profile or store.find(device, threads=threads)
     if replay is not None:
-        return (replay if isinstance(replay, Recording) else load(replay)).replay(device_profile)
+        return _replayed(replay if isinstance(replay, Recording) else load(replay), profile, device, threads)
+    device_profile = profile or store.find(device, threads=threads)
     rivals, runtimes = tuple(rivals), (runtimes,) if isinstance(runtimes, str) else tuple(runtimes)
     check_names(rivals)
     if record is not None:
@@ -146,6 +146,14 @@ def validate(
         reasons = dict.fromkeys(rivals, str(lost))
     _keep(record, suite, device_profile, table, graphs, reasons)
     return compare(predict_table(table, graphs, device_profile), table, reasons=reasons, notes=notes)
+
+
+def _replayed(recording: Recording, profile: DeviceProfile | None, device: str, threads: int | None) -> Report:
+    """Judge a profile by a recording; where none is given and this machine has none, one must be named."""
+    try:
+        return recording.replay(profile or store.find(device, threads=threads))
+    except NoProfileError as error:
+        raise NoProfileError(f"{error}, or name the profile to judge, as in --device epyc-shared") from None
 
 
 def _notes(profile: DeviceProfile, machine: Machine, table: pd.DataFrame) -> list[str]:
