@@ -12,7 +12,7 @@ import os
 import sys
 import warnings
 from collections.abc import Callable, Sequence
-from contextlib import ExitStack, suppress
+from contextlib import ExitStack, nullcontext, suppress
 from dataclasses import replace
 from functools import lru_cache
 from itertools import chain
@@ -182,6 +182,7 @@ def _curve_of_lengths(
     predictor: Predictor, model: Any, batches: Sequence[int], options: Options, asked: dict[str, str]
 ) -> Curve:
     """Batches of unequal lengths; where nothing is padded, each has a graph of its own."""
+    from latpred.runtimes.cuda_graphs import as_captured
     from latpred.tracing.unequal_lengths import trace_lengths
 
     model = os.fspath(model) if isinstance(model, os.PathLike) else model
@@ -195,7 +196,8 @@ def _curve_of_lengths(
     traced: dict[str, Any] = {"target": predictor.target, "precision": options.precision}
     of_batches = [lengths.of(batch) for batch in batches]
     if execution == "padded":
-        graph = trace_lengths(model, of_batches[-1], lengths.padded_to, execution, batches=batches, **traced)
+        with as_captured() if options.runtime == "cuda-graphs" else nullcontext():
+            graph = trace_lengths(model, of_batches[-1], lengths.padded_to, execution, batches=batches, **traced)
         return predictor.curve(graph, batches, **asked)
     if options.runtime != "eager":
         raise RuntimeRefusalError(

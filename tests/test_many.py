@@ -74,6 +74,13 @@ def test_several_devices_share_one_trace() -> None:
     assert ranked.groupby("device")["rank"].apply(list).tolist() == [[1, 2]] * 3
 
 
+def test_rows_say_where_memory_does_not_suffice() -> None:
+    needed = gpu("some").predict(latpred.trace(network(), INPUTS), 1).peak_bytes
+    table = latpred.predict_many([network], batch=[1, 64], inputs=INPUTS, device=gpu("small", memory_bytes=needed))
+    (fits, too_large), said = table.caveats, "batch 64 needs more memory than the device has"
+    assert (said in too_large, any("memory" in caveat for caveat in fits)) == (True, False)
+
+
 @pytest.mark.parametrize("candidate", [SMALL, lambda: latpred.trace("distilbert", seq=16)], ids=["config", "graph"])
 def test_a_device_of_another_time_has_a_model_of_its_own(candidate: Any) -> None:
     asked = {"inputs": {"input_ids": torch.ones(1, 16, dtype=torch.long)}}

@@ -375,8 +375,7 @@ def generate(model: str, runtime: str, measure: bool, yes: bool, output: Output,
     """Predict how long MODEL takes to generate text.
 
     It gives the time of the first token, of each further one, and of all. MODEL is the name of a decoder (gpt2,
-    llama-3.2-1b), or a file and the function in it that builds a transformers model with a generate()
-    (models.py:build).
+    llama-3.2-1b), or a file and the function in it that builds a decoder of transformers (models.py:build).
     """
     from latpred.explanation.generation import generation_page, predict_generation
     from latpred.tracing.text_generation import decoder, demand_room

@@ -332,7 +332,7 @@ def predict_generation(
     Parameters
     ----------
     model : torch.nn.Module or str
-        A transformers model with a `generate()`, or the name of a decoder ("gpt2", "llama-3.2-1b").
+        A decoder of transformers with a `generate()`, or the name of one ("gpt2", "llama-3.2-1b").
     prompt : int
         Tokens of each prompt.
     new_tokens : int

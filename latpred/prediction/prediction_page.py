@@ -17,6 +17,7 @@ if TYPE_CHECKING:
 
 _NAMED = 5  # classes of the breakdown that are named
 _SIZES = {"seq": "{} tokens", "image": "{} pixels", "audio": "{} samples"}
+_TOO_LARGE = "needs more memory than the device has"
 CURVE_HEADS = ("batch", "latency", "90 % interval", "overhead", "compute", "regime", "samples/s")
 
 
@@ -66,7 +67,12 @@ def star(fits: bool | None) -> str:
 
 
 def star_note(all_fits: Iterable[bool | None]) -> str:
-    return "* needs more memory than the device has" if any(map(star, all_fits)) else ""
+    return f"* {_TOO_LARGE}" if any(map(star, all_fits)) else ""
+
+
+def too_large(point: Prediction) -> tuple[str, ...]:
+    """A caveat of a batch that needs too much memory; none of any other."""
+    return (f"batch {point.batch} {_TOO_LARGE}",) if point.fits is False else ()
 
 
 def _crossover_sentence(crossover: BatchThreshold) -> str:

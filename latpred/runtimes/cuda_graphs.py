@@ -7,7 +7,7 @@ leaves out checks that read values back. Inputs stay where they lay when the gra
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Sequence
-from contextlib import suppress
+from contextlib import AbstractContextManager, suppress
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
@@ -81,6 +81,15 @@ def refuse_uncapturable(runtime: str, model: str, ops: Iterable[Op], *, unsure: 
             )
 
 
+def as_captured() -> AbstractContextManager[None]:
+    """While it is entered, models that this thread traces believe that they are being captured."""
+    import torch
+
+    from latpred.sandbox.own_thread import replaced
+
+    return replaced(torch.cuda, "is_current_stream_capturing", lambda: True)  # as models ask
+
+
 class CudaGraphs(Eager):
     """Eager PyTorch's kernels, launched as one captured graph."""
 
@@ -110,11 +119,7 @@ class CudaGraphs(Eager):
 
     def _captured(self, source: Source, target: str, *batches: int) -> ModelGraph:
         """An eager trace of a model that believes that it is being captured."""
-        import torch
-
-        from latpred.sandbox.own_thread import replaced
-
-        with replaced(torch.cuda, "is_current_stream_capturing", lambda: True):  # as models ask, in this thread
+        with as_captured():
             return source.retrace(target=target, batches=batches)
 
     def estimate(self, graph: ModelGraph, target: str) -> ModelGraph:

@@ -41,6 +41,7 @@ from latpred.graph.graph import ModelGraph
 from latpred.ops import BUILT_IN
 from latpred.ops.families import registered
 from latpred.prediction.prediction import Prediction
+from latpred.prediction.prediction_page import too_large
 from latpred.prediction.predictor import Predictor
 from latpred.profile import document
 from latpred.progress import ProgressCounter
@@ -264,7 +265,7 @@ def _row(candidate: _Candidate, predictor: Predictor, graph: ModelGraph, point: 
         macs=float(graph.macs(point.batch)),
         parameters=float(graph.parameters),
         launches=float(graph.launches(point.batch)),
-        caveats=point.provenance.caveats,
+        caveats=(*point.provenance.caveats, *too_large(point)),
     )
 
 

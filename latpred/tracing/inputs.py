@@ -5,6 +5,7 @@ Floating-point inputs are meta tensors, integer and boolean ones real.
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from functools import partial
@@ -287,10 +288,23 @@ def demand_used(name: str, kind: str, seq: int | None, image: int | None) -> Non
 _NO_GPU = ("not compiled with CUDA", "Found no NVIDIA driver", "NVTX functions not installed")
 
 
-def remedy(message: str) -> str:
-    """What to do about an error of a forward pass, by what it says; part of a sentence."""
+def diagnosis(error: Exception) -> str:
+    """What an error of a forward pass says, on one line, and what to do about it; part of a sentence."""
+    message = re.split(" and mode <| You may have run into", " ".join(str(error).split()))[0] or "no message"
+    return f"{type(error).__name__}: {message.rstrip('.')}; {_remedy(message)}"
+
+
+def _remedy(message: str) -> str:
+    """What to do about an error, by what it says."""
     if any(words in message for words in _NO_GPU):
         return "the model's code asks for a GPU, which no trace needs: have it use the device of its inputs, x.device"
+    if "_nested_tensor_from_mask" in message:
+        return (
+            "PyTorch's encoder makes nested tensors of the mask: give lengths=[...] in its place, with "
+            "execution='nested', or build the encoder with enable_nested_tensor=False"
+        )
+    if "no fake impl or Meta kernel" in message:
+        return "tell PyTorch the shape of what it gives, by torch.library.register_fake or impl, or leave the op out"
     return "check the model and the shapes of its inputs (inputs=, seq=, image=)"
 
 

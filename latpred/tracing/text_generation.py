@@ -49,7 +49,8 @@ def decoder(
     module = _by_name(model, device, precision) if isinstance(model, str) else model
     if not isinstance(module, torch.nn.Module):
         raise UsageError(
-            f"a {name} generates no text; give a transformers model with a generate(), or a decoder's name"
+            f"a {name} generates no text; give a transformers model with a generate(), as "
+            "AutoModelForCausalLM.from_config(config), or a decoder's name"
         )
     can_generate = getattr(module, "can_generate", None)
     if not hasattr(module, "prepare_inputs_for_generation") or not callable(can_generate) or not can_generate():

@@ -31,13 +31,13 @@ from latpred.tracing.inputs import (
     demand_one,
     demand_positions,
     derived,
+    diagnosis,
     dtype_of,
     example_call,
     from_example,
     kept_dtypes,
     nbytes,
     precision_name,
-    remedy,
     sequence_first,
     tensors_in,
     whole_sizes,
@@ -286,7 +286,7 @@ def with_inputs(
     else:
         raise UsageError(
             f"an object of type {type(model).__name__} cannot be traced; give an nn.Module, as the .module() of an "
-            "ExportedProgram, or a model's name"
+            "ExportedProgram or AutoModel.from_config(config), or a model's name"
         )
     if given.kind == "seq":
         demand_positions(module, given.size)
@@ -553,11 +553,10 @@ class Tracer:
         return self._meta_module.module
 
     def _failure(self, recorder: TraceRecorder, error: Exception, batch: int) -> str:
-        message = (" ".join(str(error).split()).partition(" and mode <")[0] or "no message").rstrip(".")
         op = f" at {recorder.current}" if recorder.current else ""
         return (
             f"the forward pass failed{op} in {self._where(error)} at batch {batch}: "
-            f"{type(error).__name__}: {message}; {remedy(message)}{self._several_inputs(batch)}"
+            f"{diagnosis(error)}{self._several_inputs(batch)}"
         )
 
     def _several_inputs(self, batch: int) -> str:

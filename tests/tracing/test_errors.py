@@ -180,6 +180,18 @@ def test_wrong_input_shapes_are_found_where_they_hurt(module: nn.Module, shape: 
         latpred.trace(module, (x, x) if isinstance(module, nn.Bilinear) else x)
 
 
+def test_an_op_whose_result_has_no_known_shape_gets_a_way_out() -> None:
+    quantised = Projected(lambda y: torch.fake_quantize_per_tensor_affine(y, 0.1, 0, -128, 127))
+    with pytest.raises(TraceError, match=r"_cachemask in .* Meta kernel registered; tell PyTorch the shape"):
+        latpred.trace(quantised, torch.zeros(1, 4))
+    encoder = nn.TransformerEncoder(nn.TransformerEncoderLayer(8, 2, 8, batch_first=True), 1).eval()
+    padded = {"src": torch.zeros(1, 4, 8), "src_key_padding_mask": torch.zeros(1, 4, dtype=torch.bool)}
+    with pytest.raises(TraceError, match=r"give lengths=\[...\] in its place"):
+        latpred.trace(encoder, padded)
+    encoder.use_nested_tensor = False
+    assert latpred.trace(encoder, padded).launches()
+
+
 def test_checks_that_nothing_is_wrong_are_assumed_to_pass() -> None:
     def checked(y: torch.Tensor) -> torch.Tensor:
         shown = torch.ones_like(y, dtype=torch.bool)

@@ -268,6 +268,11 @@ def test_nested_execution_does_not_pay_at_batch_one_of_a_device_with_cheap_graph
     assert nested.latency_ms > static.latency_ms
 
 
+def test_no_mask_is_read_back_where_a_model_is_captured() -> None:
+    replayed = latpred.predict(bert(), lengths=[3, 8], runtime="cuda-graphs", device="a100", precision="fp16")
+    assert replayed.regime != "framework-bound"
+
+
 def test_a_list_is_its_own_batch() -> None:
     found = latpred.predict(encoder(), lengths=[12, 40, 7])
     assert isinstance(found, latpred.Prediction)
