@@ -39,8 +39,8 @@ def trace_file(path: str, inputs: Any, runtime: str, target: str, **options: Any
     """What onnxruntime runs of a file, whose external weights lie beside it.
 
     The options are those of `latpred.trace`: `seq` and `image` for open sizes other than the batch; precision, layout
-    and attention are the file's own. A file that is not there, damaged, without its weights, too new or in need of
-    sizes is a UsageError that says so.
+    and attention are the file's own, but a file in fp32 may be asked for in halves for a GPU. A file that is not there,
+    damaged, without its weights, too new or in need of sizes is a UsageError that says so.
     """
     from latpred.tracing.inputs import whole_sizes
 
