@@ -87,6 +87,8 @@ def known(calibrated: None, monkeypatch: pytest.MonkeyPatch) -> None:
         (f"explain {PICTURE} --plot {{models}}/c.png", 2, "cannot write"),
         (f"timeline {PICTURE} --plot {{folder}}", 2, "is a directory"),
         (f"report {PICTURE} -o {{models}}/r.html", 2, "cannot write"),
+        (f"explain {PICTURE} -o e.html", 2, "-o writes text, .json or .csv, not .html; latpred report writes HTML"),
+        (f"rank {PICTURE} -o r.PNG", 2, "not .png; --plot draws figures, where a verb has it"),
         ("generate {models}:picture", 2, "generates no text"),
         (f"predict {PICTURE} -d cpu --runtime onnxruntim", 2, NEAREST),
         *((f"{verb} {PICTURE} {NONE_YET} --runtime onnxruntim", 2, NEAREST) for verb in ON_A_PROFILE),

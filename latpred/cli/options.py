@@ -58,6 +58,10 @@ class Output(NamedTuple):
 
         if self.as_json and self.as_csv:
             raise UsageError("--json and --csv exclude each other; give one.")
+        other = self.path.suffix.lower() if self.path else ""
+        if other in (".html", ".png", ".svg", ".pdf"):
+            how = "latpred report writes HTML" if other == ".html" else "--plot draws figures, where a verb has it"
+            raise UsageError(f"-o writes text, .json or .csv, not {other}; {how}.")
         if self.path is None:
             demand_stdout()
         else:
@@ -183,7 +187,7 @@ OPTIONS: dict[str, Callable[[Command], Command]] = {
         help="Batch size.",
     ),
     "seq": click.option("--seq", type=click.IntRange(1), help="Tokens per sequence, or samples of audio."),
-    "image": click.option("--image", type=click.IntRange(1), help="Pixels per side of the image."),
+    "image": click.option("--image", type=click.IntRange(1), help="Pixels per side of a square image."),
     "precision": _precision(*PRECISIONS, "fp64", *AMP),
     "precision_to_generate": _precision(*PRECISIONS, "fp64"),
     "precision_to_measure": _precision(*PRECISIONS, "fp64", *AMP, default="fp32"),

@@ -230,7 +230,8 @@ def _ranking_page(table: pd.DataFrame) -> Page:
         heads = ("rank", "model", "latency", "90 % interval", "regime", "launches")
         parts.append(Table(heads, rows, left=("model", "regime"), folded=("model",), title=f"{device}, batch {batch}"))
     failed = table[table["error"].notna()].drop_duplicates(["device", "candidate"])
-    parts += [f"{row['name']} on {row['device']}: {row['error']}" for row in failed.to_dict("records")]
+    for (_, name, error), cells in failed.groupby(["candidate", "name", "error"], sort=False):
+        parts.append(f"{name} on {', '.join(cells['device'])}: {error}")
     return Page("", [*parts, *_ranking_caveats(table[table["error"].isna()])])
 
 

@@ -153,7 +153,7 @@ class _Comparison:
         if reason is not None:
             return Excluded(name, "unsuited", reason)
         if self._traced_for is not None and lowering.traced_by(name) != self._traced_for:
-            return Excluded(name, "refused", f"this is a graph of {self._traced_for}, which says nothing of {name}")
+            return Excluded(name, "refused", f"this is a graph of {self._traced_for}, which says nothing of others")
         if name in self._predictor.profile.runtimes:
             return None
         missing = asked.available()

@@ -104,6 +104,22 @@ def _asked(function: Callable[[int], Any], batch: int) -> Any:
         ) from error
 
 
+SEQUENCE_FIRST = (
+    "{} has batch_first=False, so the second dimension of its inputs is its batch, and the first was taken for it: "
+    "build it with batch_first=True, or give inputs= as a function of the batch"
+)
+CHANNELS_LAST = (
+    "the model's weights lie channels last, but its kernels are priced as contiguous ones: ask for "
+    "memory_format='channels_last' (--channels-last)"
+)
+
+
+def lies_channels_last(model: torch.nn.Module) -> bool:
+    """Whether weights of convolutions were brought to the channels_last format; those of one pixel lie in both."""
+    weights = (weight for weight in model.parameters() if weight.dim() == 4 and not weight.is_contiguous())
+    return any(weight.is_contiguous(memory_format=torch.channels_last) for weight in weights)
+
+
 def sequence_first(model: torch.nn.Module) -> bool:
     """Whether one of PyTorch's own sequence models, given by itself, takes the batch in the second dimension."""
     if isinstance(model, (torch.nn.TransformerEncoder, torch.nn.TransformerDecoder)):
@@ -305,7 +321,11 @@ def _remedy(message: str) -> str:
         )
     if "no fake impl or Meta kernel" in message:
         return "tell PyTorch the shape of what it gives, by torch.library.register_fake or impl, or leave the op out"
-    return "check the model and the shapes of its inputs (inputs=, seq=, image=)"
+    said = "check the model and the shapes of its inputs (inputs=, seq=, image=)"
+    if any(words in message for words in ("unexpected keyword argument", "positional argument")):
+        said += "; a dict of inputs stands for keyword arguments, a list or tuple for positional ones: "
+        said += "give one that is a single argument in a tuple, inputs=(example,)"
+    return said
 
 
 def whole_number(name: str, value: Any, unit: str) -> int:
@@ -318,6 +338,11 @@ def whole_number(name: str, value: Any, unit: str) -> int:
 def whole_sizes(seq: Any, image: Any) -> tuple[int | None, int | None]:
     """Tokens and pixels as whole numbers, where they were given."""
     length = None if seq is None else whole_number("seq", seq, "length")
+    if isinstance(image, (list, tuple)):
+        raise UsageError(
+            f"image={image!r} is not a length: it is one side of a square; for another shape give an example, "
+            "inputs=torch.zeros(1, 3, 480, 640)"
+        )
     side = None if image is None else whole_number("image", image, "length")
     return length, side
 
@@ -326,7 +351,10 @@ def demand_one(inputs: Any, seq: int | None, image: int | None) -> None:
     """Refuse sizes beside inputs that have their own."""
     extra = [name for name, value in (("seq", seq), ("image", image)) if value is not None]
     if inputs is not None and extra:
-        raise UsageError(f"inputs= says what the model is called with; leave out {' and '.join(extra)}")
+        raise UsageError(
+            f"inputs= says what the model is called with; leave out {' and '.join(extra)} (of a file, inputs= is what "
+            "its function gives beside the model)"
+        )
 
 
 def longest(model: torch.nn.Module) -> int | None:

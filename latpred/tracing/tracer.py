@@ -26,6 +26,8 @@ from latpred.tracing.autocast import OWN, Autocast, EntersAutocastError, means_a
 from latpred.tracing.handlers import HANDLERS, Call, UnknowableError, UnknownValues, plain
 from latpred.tracing.inputs import (
     AUTOCAST,
+    CHANNELS_LAST,
+    SEQUENCE_FIRST,
     Inputs,
     arguments,
     demand_one,
@@ -36,6 +38,7 @@ from latpred.tracing.inputs import (
     example_call,
     from_example,
     kept_dtypes,
+    lies_channels_last,
     nbytes,
     precision_name,
     sequence_first,
@@ -159,10 +162,6 @@ OPERATORS = "where nothing compiles flex_attention or its like, a call takes the
 FAR = 64  # the largest batch that is traced where no larger one is asked for
 MOST_IDS = 2**15  # integers are computed with: beyond so many of them a pass takes several times as long
 FIXED_INPUTS = "inputs= gives the same inputs whatever the batch: every batch is predicted as that one"
-SEQUENCE_FIRST = (
-    "{} has batch_first=False, so the second dimension of its inputs is its batch, and the first was taken for it: "
-    "build it with batch_first=True, or give inputs= as a function of the batch"
-)
 NO_LINE = "the model's work is no line in batch"
 
 
@@ -463,6 +462,7 @@ class Tracer:
         said = (
             (FIXED_INPUTS, fixed),
             (COMPILED, self.compiled),
+            (CHANNELS_LAST, not self._naming.channels_last and lies_channels_last(self._meta_module.module)),
             (OPERATORS, self._operators),
             (OWN.format(self._naming.target), self._autocast.entered and self._naming.precision not in AUTOCAST),
             (SEQUENCE_FIRST.format(name), given.batch and sequence_first(self._meta_module.module)),

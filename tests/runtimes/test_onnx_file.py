@@ -154,6 +154,15 @@ def test_a_file_is_fed_what_it_takes(dtype: str, precision: str, tmp_path: Path)
     assert [graph.notes != () for graph in (on_cpu, on_cuda)] == [False, precision == "fp16"]
 
 
+def test_a_file_in_fp32_is_priced_in_halves_for_a_gpu(tmp_path: Path) -> None:
+    path = file(tmp_path)
+    single, half = (traced(path, precision=precision, target="cuda") for precision in ("fp32", "fp16"))
+    assert (half.precision, half.launches(2), half.macs(2)) == ("fp16", single.launches(2), single.macs(2))
+    assert half.bytes(2) * 2 == single.bytes(2)
+    assert half.notes == ("onnxruntime's nodes are those of the file in float32, with the bytes of float16",)
+    assert traced(path, target="cuda").notes == ()
+
+
 @pytest.mark.parametrize(
     ("changed", "asked", "message"),
     [
@@ -162,7 +171,7 @@ def test_a_file_is_fed_what_it_takes(dtype: str, precision: str, tmp_path: Path)
         ({}, {"inputs": {"z": torch.zeros(2, 8)}}, "takes x; give inputs= with one tensor for each"),
         ({}, {"memory_format": "channels_last"}, "has the layout that it was exported in; leave memory_format out"),
         ({}, {"precision": "fp16"}, "holds a model in fp32; convert the file to predict fp16"),
-        ({}, {"runtime": "eager"}, r"is an ONNX graph, which eager cannot run\. Ask for runtime='onnxruntime'"),
+        ({}, {"runtime": "eager"}, r"which latpred cannot predict in eager\. Ask for runtime='onnxruntime'"),
         ({"opset": 99}, {}, r"uses opset 99 of ai\.onnx, and onnxruntime .* opset_version=\d+, or"),
         ({"ir_version": 99}, {}, "is of IR version 99, newer than onnxruntime"),
     ],

@@ -232,6 +232,7 @@ def test_values_that_are_known_may_be_read() -> None:
         ({"target": "gpu"}, "target 'gpu' is not known; choose one of cuda, cpu"),
         ({"seq": 0}, "seq=0 is not a length"),
         ({"image": True}, "image=True is not a length"),
+        ({"image": (48, 64)}, r"image=\(48, 64\) is not a length: it is one side of a square; .* inputs=torch.zeros"),
         ({"inputs": 5}, "inputs hold no tensor whose first dimension could be the batch"),
         ({}, "nothing tells what Linear takes: .*; say what it is called with: inputs=torch.zeros.*file.py:function"),
     ],
@@ -239,6 +240,24 @@ def test_values_that_are_known_may_be_read() -> None:
 def test_wrong_arguments(options: dict[str, Any], message: str) -> None:
     with pytest.raises(UsageError, match=message):
         latpred.trace(nn.Linear(4, 4), **options)
+
+
+@pytest.mark.parametrize("inputs", [{"rgb": torch.zeros(1, 4)}, [torch.zeros(1, 4), torch.zeros(1, 4)]])
+def test_one_argument_of_many_tensors(inputs: Any) -> None:
+    def first(given: Any) -> torch.Tensor:
+        return (given["rgb"] if isinstance(given, dict) else given[0]).relu()
+
+    with pytest.raises(TraceError, match=r"give one that is a single argument in a tuple, inputs=\(example,\)"):
+        latpred.trace(Function(first), inputs)
+    assert latpred.trace(Function(first), (inputs,)).launches() == 1
+
+
+def test_weights_that_lie_channels_last_and_are_priced_as_contiguous() -> None:
+    layer, image = nn.Conv2d(3, 4, 3).to(memory_format=torch.channels_last), torch.zeros(1, 3, 8, 8)
+    (note,) = latpred.trace(layer, image).notes
+    assert note.endswith("ask for memory_format='channels_last' (--channels-last)")
+    assert latpred.trace(layer, image, memory_format="channels_last").notes == ()
+    assert latpred.trace(nn.Conv2d(3, 4, 1).to(memory_format=torch.channels_last), image).notes == ()
 
 
 def test_a_length_of_numpy_is_one() -> None:

@@ -27,15 +27,20 @@ from latpred.runtimes.onnx.onnx_session import inputs_of
 
 TOKENS, PIXELS, CHANNELS = 128, 224, 3
 _PRECISIONS = {"float16": "fp16", "bfloat16": "bf16", "float64": "fp64"}
-_CASTS = "onnxruntime's nodes are those of its CPU provider, which casts to float32 where it has no kernels for {}"
+_HALF = {"fp16": "float16", "bf16": "bfloat16"}
+_CASTS = (
+    "onnxruntime's nodes are those of its CPU provider, which casts to float32 where it has no kernels for {0}: a GPU, "
+    "which has them, may take a fraction of this; the file in fp32, asked for in {0}, is priced without these casts"
+)
+_HALVED = "onnxruntime's nodes are those of the file in float32, with the bytes of {}"
 
 
 def trace_file(path: str, inputs: Any, runtime: str, target: str, **options: Any) -> ModelGraph:
     """What onnxruntime runs of a file, whose external weights lie beside it.
 
     The options are those of `latpred.trace`: `seq` and `image` for open sizes other than the batch; precision, layout
-    and attention are the file's own. A file that is not there, damaged, without its weights, too new or in need of
-    sizes is a UsageError that says so.
+    and attention are the file's own, but a file in fp32 may be asked for in halves for a GPU. A file that is not there,
+    damaged, without its weights, too new or in need of sizes is a UsageError that says so.
     """
     from latpred.tracing.inputs import whole_sizes
 
@@ -49,7 +54,8 @@ def trace_file(path: str, inputs: Any, runtime: str, target: str, **options: Any
     proto = _load(file)
     held = _precision(proto)
     precision = options.get("precision") or held
-    if precision != held and (precision, held) != ("tf32", "fp32"):
+    half = _HALF.get(precision) if held == "fp32" and target == "cuda" else None
+    if precision != held and not half and (precision, held) != ("tf32", "fp32"):
         raise UsageError(f"{file} holds a model in {held}; convert the file to predict {precision}.")
     _demand_used(file, proto, asked)
     stub = _stub(file, proto, precision, asked)
@@ -57,7 +63,7 @@ def trace_file(path: str, inputs: Any, runtime: str, target: str, **options: Any
     feeds = [_feed(file, proto, size, asked) for size in (BATCHES if batch is None else (batch,))]
     tracer: Any = runtimes.get(runtime)
     key = f"{tracer.options}; {_digest(file, proto)} {_digest_of_feeds(feeds)}"
-    return graph_store.kept(stub, "onnxruntime", target, key, partial(_traced, file, proto, stub, feeds, target))
+    return graph_store.kept(stub, "onnxruntime", target, key, partial(_traced, file, proto, stub, feeds, target, half))
 
 
 def check_file(path: str, runtime: str) -> None:
@@ -69,23 +75,26 @@ def check_file(path: str, runtime: str) -> None:
         raise UsageError(f"There is no file {file}.{there}")
     if getattr(runtimes.get(runtime), "traced_by", "") != "onnxruntime":
         raise UsageError(
-            f"{path} is an ONNX graph, which {runtime} cannot run. Ask for runtime='onnxruntime' "
+            f"{path} is an ONNX graph, which latpred cannot predict in {runtime}. Ask for runtime='onnxruntime' "
             "(--runtime onnxruntime), or give the PyTorch model."
         )
     onnx_session.require()
 
 
-def _traced(file: Path, proto: Any, stub: ModelGraph, feeds: Sequence[Mapping[str, Any]], target: str) -> ModelGraph:
+def _traced(
+    file: Path, proto: Any, stub: ModelGraph, feeds: Sequence[Mapping[str, Any]], target: str, half: str | None
+) -> ModelGraph:
     from latpred.runtimes.onnx import onnx_graph
 
     try:
         model = _named(proto, file)
         watched = onnx_session.watch(model, feeds, target=target, threads=1, weights_in=file.resolve().parent)
-        graph = onnx_graph.graph_of(stub, watched, feeds, target)
+        graph = onnx_graph.graph_of(stub, watched, feeds, target, half or onnx_graph.FLOAT)
     except (RuntimeRefusalError, MemoryError) as error:
         raise _explained(error, file, proto) from error
     if target == "cuda" and stub.precision in HALVES:
-        graph = msgspec.structs.replace(graph, notes=(_CASTS.format(stub.precision),))
+        note = _HALVED.format(half) if half else _CASTS.format(stub.precision)
+        graph = msgspec.structs.replace(graph, notes=(note,))
     batch = _fixed_batch(proto)
     if batch is None:
         return graph
