@@ -162,7 +162,8 @@ def _columns(frame: pd.DataFrame, schema: Schema) -> dict[Any, Column]:
         of_search = {"candidate", "latency_ms"} <= {*frame.columns}
         others = "Rows of predict_many and rank are others; take those of latpred predict MODEL --csv -o FILE, "
         how = f"{others}or of predict(...).to_frame()." if of_search else "Add what is missing."
-        how = "It is a predicted one; give one of latpred measure." if "low_s" in frame else how
+        if schema is MEASURED and "low_s" in frame:
+            how = "It is a predicted one; give one of latpred measure."
         raise TableError(f"The {schema.title} lacks {', '.join(missing)}. {how}")
     repeated = sorted({str(name) for name in frame.columns[frame.columns.duplicated()]})
     if repeated:
@@ -213,7 +214,7 @@ def complete(frame: pd.DataFrame, defaults: Mapping[str, str | int | float] | No
     needed = [name for name in ("model", "batch", "latency_s") if name not in frame.columns]
     renamed = {name: f"{NOTE_PREFIX}{name}" for name in frame.columns if MEASURED.column(str(name)) is None}
     if needed:
-        own = f" Nothing is known of its {', '.join(map(str, renamed))}." if renamed else ""
+        own = f" Columns that mean nothing to latpred: {', '.join(map(str, renamed))}." if renamed else ""
         raise TableError(f"The table lacks {', '.join(needed)}. Name those columns so; the others have defaults.{own}")
     out = frame.rename(columns=renamed).copy()
     for name, value in {**DEFAULTS, **(defaults or {})}.items():

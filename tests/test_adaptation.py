@@ -500,7 +500,11 @@ HALF = msgspec.structs.replace(GRAPHS[0], precision="fp16")
 @pytest.mark.parametrize(
     ("table", "kind", "message"),
     [
-        (ROWS.rename(columns={"latency_ms": "time"}), TableError, "lacks latency_s.* Nothing is known of its time"),
+        (
+            ROWS.rename(columns={"latency_ms": "time"}),
+            TableError,
+            "lacks latency_s.* mean nothing to latpred: time",
+        ),
         (ROWS.iloc[:0], TableError, "no measured row"),
         (ROWS.assign(latency_ms=-1.0), TableError, "latency_s"),
         (ROWS.assign(latency_s=1.0), TableError, "both latency_s and latency_ms"),
@@ -530,7 +534,7 @@ def test_the_row_that_the_others_contradict_is_named() -> None:
     assert "what the others make of it" not in latpred.adapt(SYNCHRONOUS, rows).text()
     wrong = (rows.batch == 16) & (rows.model == graphs[3])
     told = latpred.adapt(SYNCHRONOUS, rows.assign(latency_ms=rows.latency_ms.where(~wrong, 3 * rows.latency_ms)))
-    assert "eager: tower 3 at batch 16 took 3 times what the others make of it: check that row" in told.text()
+    assert "eager: tower 3 at batch 16 took 3 times what the profile predicts: check that row" in told.text()
 
 
 def test_a_gpu_goes_by_any_of_its_names_and_its_adapted_datasheet_is_called_that() -> None:

@@ -156,13 +156,17 @@ def written(tmp_path: Path, importing: str = "", building: str = "", forward: st
 
 def test_a_model_imports_what_lies_beside_its_file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(sys, "path", [*sys.path])
-    (tmp_path / "layers_beside.py").write_text("width = 4")
-    (tmp_path / "random.py").write_text("raise ValueError")
-    shown = run("trace", written(tmp_path, importing="import random\nfrom layers_beside import width"))
-    assert shown.exit_code == 0, shown.stderr
+    for folder, width in (("one", 4), ("two", 8), ("two", 16)):  # edited the last time
+        (tmp_path / folder).mkdir(exist_ok=True)
+        (tmp_path / folder / "layers_beside.py").write_text(f"width = {width}")
+        (tmp_path / folder / "this.py").write_text("raise ValueError")  # as one of Python's own, not imported yet
+        monkeypatch.delitem(sys.modules, "this", raising=False)
+        importing = f"import this\nfrom layers_beside import width\nassert width == {width}"
+        shown = run("trace", written(tmp_path / folder, importing=importing))
+        assert shown.exit_code == 0, shown.stderr
     shown = run("trace", written(tmp_path, importing="import no_such_package"))
     assert shown.exit_code == 2
-    assert "No module named 'no_such_package'; check the file and PYTHONPATH" in shown.stderr
+    assert "No module named 'no_such_package'; install it, or check the file and PYTHONPATH" in shown.stderr
 
 
 def test_what_a_model_prints_is_no_part_of_a_result(tmp_path: Path) -> None:

@@ -177,7 +177,7 @@ def _reached(numbers: FittedNumbers, capability: tuple[int, int], family: str) -
                 slot: short(number / float(np.exp(log_promise(spec, mode, slot))))
                 for slot, number in numbers.kernel(family, spec, precision, EAGER).items()
             }
-    if "compute" in reached["tf32"] and not family.startswith("conv"):
+    if not family.startswith("conv") and "compute" in reached["tf32"]:
         # No table has products in TF32. In each cycle they take as many bytes as those in half precision.
         reached["tf32"]["compute"] = max(reached[mode]["compute"] for mode in ("tf32", "fp16"))
     return reached

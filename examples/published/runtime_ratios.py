@@ -162,7 +162,7 @@ def _row(path: str, row: dict[str, str]) -> Row | None:
 def predicted_ms(row: Row, host: float) -> float:
     """What latpred answers for a row on a host of a factor."""
     at = {"device": row.gpu, "host": round(host, 4)}
-    if "timm" in row.model:  # which casts its weights in each call
+    if "timm" in Path(row.model).name:  # which casts its weights in each call
         precision = "amp-fp16" if row.autocast else row.precision
         return latpred.predict(row.model, row.batch, row.runtime, image=row.size, precision=precision, **at).latency_ms
     # transformers of that time had attention in parts.

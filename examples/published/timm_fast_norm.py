@@ -3,7 +3,7 @@
 Autocast casts what a layer norm or a group norm is given to fp32; with that flag timm's own norms cast it to half
 precision, while those of `torch.nn` are as before. Its tables do not tell of the flag: from PyTorch 1.12 to 1.13
 networks with group norms became 1.7 to 1.9 times as fast there, ResNets 1.1 times. Layer norms of some networks, which
-are timm's own today, were those of `torch.nn` until PyTorch 2.4.
+are timm's own today, were those of `torch.nn` until PyTorch 2.4; ConViT's until 1.13 too, which is not followed.
 """
 
 from __future__ import annotations

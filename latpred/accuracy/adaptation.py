@@ -341,7 +341,7 @@ def _adapt_runtime(
         left_out={each.level: float(_by_architecture(each, architecture).mean()) for each in tried},
         factors=chosen.factors,
         interval=widths is not None,
-        furthest=_furthest(rows, chosen.left_out) if validated else "",
+        furthest=_furthest(rows, chosen) if validated else "",
     )
     return msgspec.structs.replace(profile, runtimes={**profile.runtimes, runtime: fit}), record
 
@@ -369,12 +369,13 @@ def _bought(unchanged: Fit, chosen: Fit, architecture: Any, selected: Any) -> Bo
     return Bought(before, after)
 
 
-def _furthest(rows: Sequence[Row], errors: Floats) -> str:
-    """What to say of the row that is off by most without its architecture; nothing where all are within a half."""
-    row, error = max(zip(rows, errors.tolist(), strict=True), key=lambda each: abs(each[1]))
+def _furthest(rows: Sequence[Row], chosen: Fit) -> str:
+    """What to say of the row that is off by most without its architecture; nothing where none is far off."""
+    row, error = max(zip(rows, chosen.left_out.tolist(), strict=True), key=lambda each: abs(each[1]))
     if abs(error) < _WORTH_CHECKING:
         return ""
-    said = f"{row.graph.model} at batch {row.batch} took {math.exp(error):.2g} times what the others make of it"
+    expected = "the profile predicts" if chosen.level == NONE else "the others make of it"
+    said = f"{row.graph.model} at batch {row.batch} took {math.exp(error):.2g} times what {expected}"
     return f"{said}: check that row, and that all are times of a whole batch"
 
 

@@ -29,7 +29,7 @@ MOST_BATCHES = 4096
 _STDOUT = (Path("-"), Path("/dev/stdout"))  # of which the second may be a file that others write, too
 _ELSEWHERE = {  # what others call our options
     **dict.fromkeys(("--dtype", "--half", "--fp16", "--bf16"), "--precision"),
-    **dict(zip(("--bs", "--sequence-length", "--format"), ("--batch", "--seq", "--json"), strict=True)),
+    **dict(zip(("--bs", "--sequence-length"), ("--batch", "--seq"), strict=True)),
 }
 PRECISIONS = ("fp32", "tf32", "fp16", "bf16")  # that can be calibrated
 _ITEM = re.compile(r"(?P<low>\d+)(?:-(?P<high>\d+)(?::(?P<step>\d+)(?P<times>x?))?)?")
@@ -376,8 +376,10 @@ class Verb(click.Command):
             if any(ours in parameter.opts for parameter in self.params):
                 error.possibilities = [ours]  # type: ignore[attr-defined]
             if "unexpected extra argument" in error.message and any(one.name == "model" for one in self.params):
-                more = f"{error.message}; {self.name} takes one model, latpred rank several."
-                raise click.UsageError(more, ctx) from None
+                numbers = re.search(r"\(\d", error.message)
+                how = "several sizes go by commas, as --batch 1,8,32" if numbers else f"{self.name} takes one model"
+                how += ", latpred rank several" * (self.name == "predict" and not numbers)
+                raise click.UsageError(f"{error.message}; {how}.", ctx) from None
             raise
 
     def _parsed(self, ctx: click.Context, args: list[str]) -> list[str]:

@@ -138,7 +138,7 @@ def read(family: str, rows: Floats) -> Inputs:
     if form.product is None:
         moved = np.log(np.maximum(work[:, 1] + work[:, 2] + work[:, 3], 1.0))
         return Inputs(work, np.column_stack((logs, moved)), None, efforts)
-    product = np.exp(multiplied(log_dims, form.product)).round(3)  # else 768 comes out above 6 tiles of 128
+    product = np.exp(multiplied(log_dims, form.product)).round(3)  # else 768 fills more than 6 tiles of 128
     if form.family == NATIVE:
         logs = np.column_stack((logs, vector_padding(product[:, 0])))
         efforts = np.column_stack((efforts, _weights_on_short_maps(product)))
@@ -229,15 +229,17 @@ def native(family: str, rows: Floats, threads: int) -> NDArray[np.bool_]:
     return chosen
 
 
-def waves(product: Floats, multiprocessors: int) -> Floats:
+def waves(product: Floats, multiprocessors: int, *, whole: bool = False) -> Floats:
     """Rounds of tiles a product takes over all multiprocessors; below 1 some of them idle.
 
-    Behind the first, a tile that is filled in part counts in part, so that one row more takes no less time.
+    Behind the first, a tile that is filled in part counts in part, so that one row more takes no less time; `whole`
+    counts it as a whole one.
 
     >>> waves(np.array([[384.0, 384.0, 64.0, 2.0], [192.0, 1.0, 64.0, 2.0]]), 4).tolist()  # 3 x 3 tiles, twice; 1.5
     [4.5, 0.75]
     """
-    tiles = np.maximum(product[:, 0] / TILE, 1.0) * np.maximum(product[:, 1] / TILE, 1.0) * product[:, 3]
+    sides = np.maximum(product[:, :2] / TILE, 1.0)
+    tiles = np.prod(np.ceil(sides) if whole else sides, axis=1) * product[:, 3]
     return np.maximum(tiles, 1.0) / multiprocessors
 
 

@@ -303,7 +303,7 @@ def work_of(formula: Formula, name: str, *args: Any, **options: Any) -> Work:
     try:
         work = formula(*args, **options)
     except Exception as error:
-        if formula.__module__.startswith("latpred."):
+        if getattr(formula, "func", formula).__module__.startswith("latpred."):  # or a partial of ours
             raise
         raise UsageError(
             f"the cost formula of {name} failed: {type(error).__name__}: {error}; it is called with the op's own "

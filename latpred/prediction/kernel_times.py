@@ -386,7 +386,7 @@ def residual_features(fit: KernelFit, inputs: Inputs, roof: Roofline) -> Floats:
         return np.column_stack((inputs.logs, *extras))
     rows, results, _, copies = inputs.product.T
     if fit.multiprocessors:
-        rounds = waves(inputs.product, fit.multiprocessors)
+        rounds = waves(inputs.product, fit.multiprocessors, whole=True)
         extras.append(np.log(np.ceil(rounds) / rounds))
     if roof.tiles is not None:
         extras += list(roof.tiles.T)

@@ -48,6 +48,7 @@ LIBRARY_CLASSES = {  # host classes of families that libraries serve
     "bmm": "gemm",
     "embedding": "index",
 }
+_parted: IdentityCache[ModelGraph, dict[str, ModelGraph]] = IdentityCache()
 _rewritten: IdentityCache[ModelGraph, dict[tuple[str, str], ModelGraph]] = IdentityCache()
 _ERA: ContextVar[str] = ContextVar("era", default="")
 
@@ -107,7 +108,8 @@ def as_run_in(era: str, graph: ModelGraph, runtime: str = "eager", gpu: Spec | N
     In the days of PyTorch 1.12 models of transformers did not read values back from the device, attention was several
     calls that scaled its scores, a one-dimensional convolution went through two dimensions, and what a convolution or
     normalisation cost the host depended on its groups and on the precision. Eras are of GPUs: in all of them biases of
-    convolutions are added by themselves, and later ones have CUDA's kernel of self-attention.
+    convolutions are added by themselves. Later ones have CUDA's kernel of self-attention, and attention of other than
+    four dimensions in parts.
 
     What TorchScript fuses depends on the GPU, of which `gpu` is the datasheet; default: that of a recent one.
     """
@@ -116,22 +118,30 @@ def as_run_in(era: str, graph: ModelGraph, runtime: str = "eager", gpu: Spec | N
     if not era:
         return graph
     if graph.runtime != "eager":
-        return biases_on_cuda(graph)
+        return biases_on_cuda(graph if era == TORCH_1_12 else _in_math(era, graph))
     graphs = _rewritten.get(graph, lambda _: {})
     fuser = fuser_of(gpu) if era == TORCH_1_12 and runtime == TORCHSCRIPT else None
     key = era, "" if fuser is None else fuser.name
     if key not in graphs:
-        older = rewritten(_parted(era, graph), _older_ops(era, graph.precision))
+        older_ops = _older_ops(era, graph.precision if era == TORCH_1_12 else "")
+        if era != TORCH_1_12:
+            parted = _in_math(era, graph)
+        else:
+            parted = graph if graph.attention == "sdpa" else unfused(graph, scales_scores=True)
+        older = rewritten(parted, older_ops)
         graphs[key] = older if fuser is None else scripted(older, fuser)
     return graphs[key]
 
 
-def _parted(era: str, graph: ModelGraph) -> ModelGraph:
-    """An eager graph with attention in parts where an era had no kernel for it."""
-    if era == TORCH_1_12:
-        return graph if graph.attention == "sdpa" else unfused(graph, scales_scores=True)
+def _in_math(era: str, graph: ModelGraph) -> ModelGraph:
+    """A graph with attention in parts where PyTorch 2 has no kernel for it."""
+    if not any(map(has_no_kernel, all_ops(graph))):
+        return graph
     in_math = partial(attention_in_math, which=has_no_kernel, older=era == TORCH_2_4)
-    return rewritten(graph, in_math) if any(map(has_no_kernel, all_ops(graph))) else graph
+    graphs = _parted.get(graph, lambda _: {})
+    if era not in graphs:
+        graphs[era] = rewritten(graph, in_math)
+    return graphs[era]
 
 
 def rewrites(era: str, runtime: str) -> bool:

@@ -117,7 +117,7 @@ def predict_many(
     evaluator = Evaluator.of(device, batch, runtime, options, host)
     if n_jobs == 0 or isinstance(n_jobs, str):
         raise UsageError(
-            f"n_jobs={n_jobs!r} leaves nobody to work. Give a number of workers, or -1 for one on each core."
+            f"n_jobs={n_jobs!r} is no number of workers. Give one of at least 1, or -1 for a worker on each core."
         )
     jobs = int(effective_n_jobs(n_jobs))
     total = len(candidates) if isinstance(candidates, Sized) else 0

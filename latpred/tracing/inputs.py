@@ -110,7 +110,7 @@ SEQUENCE_FIRST = (
 )
 CHANNELS_LAST = (
     "the model's weights lie channels last, but its kernels are priced as contiguous ones: ask for "
-    "memory_format='channels_last' (--channels-last)"
+    "memory_format='channels_last' (--channels-last), or give latpred.trace(model, memory_format='channels_last')"
 )
 
 
@@ -322,9 +322,9 @@ def _remedy(message: str) -> str:
     if "no fake impl or Meta kernel" in message:
         return "tell PyTorch the shape of what it gives, by torch.library.register_fake or impl, or leave the op out"
     said = "check the model and the shapes of its inputs (inputs=, seq=, image=)"
-    if any(words in message for words in ("unexpected keyword argument", "positional argument")):
-        said += "; a dict of inputs stands for keyword arguments, a list or tuple for positional ones: "
-        said += "give one that is a single argument in a tuple, inputs=(example,)"
+    if any(words in message for words in ("got an unexpected keyword", "given")):
+        said += "; a dict of inputs stands for keyword arguments, a list or tuple for positional ones; where the model "
+        said += "takes it as one argument, put it into a tuple: inputs=(example,)"
     return said
 
 

@@ -415,7 +415,7 @@ class Tracer:
         if three is large:
             return graph, large.batch >= min(far, most)
         # A function may have no more samples to give than are asked for.
-        short = far > most and graph.input_bytes.at(far) != large.input_bytes
+        short = far > most and graph.input_bytes.at(large.batch) != large.input_bytes
         return graph, short or on_one_line(two, three, large)
 
     def _like(self, two: TracePass, other: TracePass) -> TracePass:

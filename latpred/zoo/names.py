@@ -133,13 +133,40 @@ class _AsWritten(SourceFileLoader):
         return code
 
 
+class _Beside:
+    """The folder of the model's file that was imported last, in which imports look last of all.
+
+    The next file's imports find nothing of it: modules of one name may lie beside both, or may have been edited.
+    """
+
+    def __init__(self) -> None:
+        self._folder, self._before = "", frozenset[str]()
+
+    def move_to(self, folder: str) -> None:
+        """Look there from now on; a folder that is searched anyway stays as it is, and so do its modules."""
+        if self._folder:
+            for name in [name for name in sys.modules if name not in self._before and self._has(sys.modules[name])]:
+                del sys.modules[name]
+            with suppress(ValueError):
+                sys.path.remove(self._folder)
+        self._folder, self._before = "", frozenset(sys.modules)
+        if folder not in sys.path:
+            sys.path.append(folder)
+            self._folder = folder
+
+    def _has(self, module: Any) -> bool:
+        places = (getattr(module, "__file__", None), *getattr(module, "__path__", ()))
+        return any(Path(self._folder) in Path(place).parents for place in places if place)
+
+
+_beside = _Beside()
+
+
 def _function(path: Path, function: str) -> Callable[[], Any]:
     if not path.is_file():
         raise UnknownModelError(f"there is no file {str(path)!r}; give path/file.py:function")
     digest = hashlib.sha256(os.fsencode(path.resolve())).hexdigest()[:16]
-    folder = str(path.resolve().parent)
-    if folder not in sys.path:  # last, so that nothing there comes before an installed package
-        sys.path.append(folder)
+    _beside.move_to(str(path.resolve().parent))
     loader = _AsWritten(f"latpred_user_{path.stem}_{digest}", str(path))
     spec = spec_from_file_location(loader.name, path, loader=loader)
     assert spec is not None  # with a loader there is one
@@ -170,8 +197,9 @@ def errors_of(code: str, checked: str, instead_of_exit: str = "let it raise an e
         raise UsageError(f"{code} ended in sys.exit({end.code!r}); {instead_of_exit}") from end
     except Exception as error:
         text = " ".join(str(error).split()) or "no message"
-        path = " and PYTHONPATH" * isinstance(error, ModuleNotFoundError)
-        raise UsageError(f"{code} failed: {type(error).__name__}: {text}; check {checked}{path}") from error
+        how = f"install it, or check {checked} and PYTHONPATH"
+        how = how if isinstance(error, ModuleNotFoundError) else f"check {checked}"
+        raise UsageError(f"{code} failed: {type(error).__name__}: {text}; {how}") from error
 
 
 def unweighted(build: Callable[[], Any], device: str = "meta") -> Any:

@@ -171,3 +171,24 @@ def test_what_a_row_ran_on_is_part_of_what_is_traced(tmp_path: Path) -> None:
     assert [graphs[key].memory_format for key in keys] == ["contiguous", "contiguous", "channels_last"]
     today, then, _ = problem(table_read, graphs).work["launches"]
     assert then > today  # attention was computed in parts
+
+
+def test_networks_of_timm_are_built_as_its_benchmarks_ran_them(tmp_path: Path) -> None:
+    files = (
+        "nchw-pt112-cu113-rtx3090",
+        "nhwc-pt113-cu117-rtx3090",
+        "nchw-pt240-cu124-rtx4090",
+        "nchw-pt291-cu128-4090",
+    )
+    row = {"gpu": "NVIDIA GeForce RTX 3090", "host": "not stated", "stack": "torch 2.4.0 cu124", "runtime": "eager"}
+    row |= {"precision": "autocast fp16", "model": "levit_128", "batch": "8", "seq_or_image": "224", "latency_ms": "1"}
+    sources = [f"huggingface/pytorch-image-models results/benchmark-infer-amp-{file}.csv@0" for file in files]
+    pd.DataFrame([row | {"source": one, "notes": "", "protocol": ""} for one in sources]).to_csv(
+        tmp_path / "timm_gpu.csv"
+    )
+    folder = Path(__file__).parents[2] / "examples" / "published"
+    cells = read_all([tmp_path / "timm_gpu.csv"], folder / "mapping.json").cells
+    plain, fast, deployed = "timm", folder / "timm_fast_norm.py", folder / "timm_reparameterized.py"
+    assert cells["model"].tolist() == [f"{file}:levit_128" for file in (plain, fast, fast, deployed)]
+    assert fast.exists()
+    assert deployed.exists()

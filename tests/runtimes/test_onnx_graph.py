@@ -145,6 +145,8 @@ def test_slices_move_whole(name: str, family: str) -> None:
         ((8, 8, 8, 96), (2, 1, 0, 3), False),
         ((8, 8, 8, 96), (0, 3, 1, 2), False),
         ((1, 8, 1), (2, 1, 0), False),
+        ((512, 8, 1), (1, 0, 2), False),
+        ((64, 8, 96, 1), (0, 2, 1, 3), False),
     ],
 )
 def test_transposes_value_by_value_are_a_family_of_their_own(shape: Any, order: Any, scattered: bool) -> None:

@@ -154,6 +154,11 @@ def test_a_batch_that_the_model_refuses_is_refused_where_larger_ones_are_too() -
             assert x.shape[0] <= 4
             return super().forward(x)
 
+    class LongerFromThree(AtMostFour):
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            return super().forward(x).repeat(1 if x.shape[0] < 4 else 2, 1)
+
+    assert latpred.trace(LongerFromThree(WIDTH, WIDTH), ONE_SAMPLE, batches=[1, 4]).notes != ()
     model = AtMostFour(WIDTH, WIDTH)
     assert latpred.trace(model, ONE_SAMPLE, batches=[1, 4]).notes == ()
     with pytest.raises(TraceError, match=r"at batch 8: AssertionError.* it takes batch 1, 4: ask for that alone"):

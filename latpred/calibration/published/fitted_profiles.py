@@ -337,6 +337,7 @@ def _kernels(
 
 def _machine(problem: Problem, gpu: str, hosts: int) -> Machine:
     own = _of_era(problem, gpu)
+    own &= problem.rows.release == _usual(problem.rows.release[own])
     stack = dict(re.findall(r"(\w+)=([\w.+-]+)", problem.table.cells["stack"][own].astype(str).mode()[0]))
     cpu = "a published host" if hosts == 1 else f"{hosts} published hosts"
     return machine_of(problem.gpus[gpu], cpu, system="Linux", stack=stack, threads=1)

@@ -4,9 +4,9 @@
     host    = factor of the run · factor of the run's group · Σ count · cost(class)
     device  = Σ max(least, floor + sqrt(computing ² + memory ²)), over all kernels; least is what datasheets allow
 
-Rows of one GPU, number format, runtime, memory format and protocol make a block, with local numbers of its own: eight
-slots of each kernel family, the host classes, the runs, the knee. A sparse matrix leads from the parameters to their
-logarithms, so that derivatives are taken by few numbers.
+Rows of one GPU, number format, runtime, memory format, protocol and release make a block, with numbers of its own:
+eight slots of each kernel family, the host classes, the runs, the knee. A sparse matrix leads from the parameters to
+their logarithms, so that derivatives are taken by few numbers.
 """
 
 from __future__ import annotations

@@ -117,8 +117,8 @@ def _values(problem: Problem, by: str) -> Objects:
 
 
 def _tenths(names: Objects) -> list[Objects]:
-    # By a hash of each, whatever folder its file is in: one name more leaves the others where they were.
-    drawn = np.array(sorted(names, key=lambda name: crc32(name.rpartition("/")[2].encode())), dtype=object)
+    # By a hash of each: one name more leaves the others where they were.
+    drawn = np.array(sorted(names, key=lambda name: crc32(name.encode())), dtype=object)
     return np.array_split(drawn, min(TENTHS, len(drawn)))
 
 

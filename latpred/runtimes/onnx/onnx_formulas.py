@@ -250,6 +250,8 @@ def transpose(node: Node, ins: Values, outs: Values) -> Work:
     """A copy that gathers as many elements at a time as stay together, or turns over one matrix after the other."""
     shape = ins[0].shape
     order = node.numbers("perm", tuple(reversed(range(len(shape)))))
+    while order and shape[-1] == 1 and order[-1] == len(order) - 1:  # of no matter
+        shape, order = shape[:-1], order[:-1]
     run = 1
     for place, axis in zip(reversed(range(len(shape))), reversed(order), strict=True):
         if axis != place:
