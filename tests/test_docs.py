@@ -135,7 +135,7 @@ def test_what_is_to_be_cited_is_this_version() -> None:
 def test_every_model_that_goes_by_name_is_listed() -> None:
     from latpred.zoo.names import listing
 
-    listed = set(re.findall(r"`([^`]+)`", PAGES["names-and-codes.md"].partition("## Exit codes")[0]))
+    listed = set(re.findall(r"`([^`]+)`", PAGES["names-and-codes.md"].partition("## Files of models")[0]))
     others = {"latpred models", "latpred models resnet --libraries", "_", "-", "file.py:function", ".onnx"}
     assert listed - others == {row["name"] for row in listing()}
 
