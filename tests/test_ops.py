@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 import pytest
 
 from latpred.errors import UsageError
-from latpred.ops import Work, checked, cost, formula_of, generation
+from latpred.ops import Work, cost, formula_of, generation, work_of
 
 
 @dataclass
@@ -252,7 +252,7 @@ def put(rows: int, cols: int, read: int) -> dict[str, object]:
 def test_work_by_hand(name: str, args: tuple[object, ...], out: object, expected: dict[str, object]) -> None:
     formula = formula_of(f"aten::{name}")
     assert formula is not None
-    result = checked(formula(*args, out=out), name)
+    result = work_of(formula, name, *args, out=out)
     told = result._asdict() | {"reads": dict(result.reads)} | dict(result.dims)
     assert {part: told[part] for part in expected} == expected
 
@@ -303,4 +303,4 @@ def test_registering_replaces_and_is_noticed() -> None:
 )
 def test_a_malformed_result_is_explained(returned: object, message: str) -> None:
     with pytest.raises(UsageError, match=f"the cost formula of mylib::op .*{message}"):
-        checked(returned, "mylib::op")
+        work_of(lambda **_: returned, "mylib::op", out=None)  # type: ignore[arg-type, return-value]

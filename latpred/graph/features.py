@@ -239,8 +239,9 @@ def waves(product: Floats, multiprocessors: int, *, whole: bool = False) -> Floa
     [4.5, 0.75]
     """
     sides = np.maximum(product[:, :2] / TILE, 1.0)
-    tiles = np.prod(np.ceil(sides) if whole else sides, axis=1) * product[:, 3]
-    return np.maximum(tiles, 1.0) / multiprocessors
+    tiles: Floats = np.prod(np.ceil(sides) if whole else sides, axis=1) * product[:, 3]
+    rounds: Floats = np.maximum(tiles, 1.0) / multiprocessors
+    return rounds
 
 
 def _matrix(dims: tuple[str, ...], features: Powers) -> Floats:

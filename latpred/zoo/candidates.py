@@ -15,6 +15,7 @@ import torch
 from latpred.errors import UsageError
 from latpred.graph.graph import ModelGraph
 from latpred.zoo import names
+from latpred.zoo.user_files import errors_of
 
 
 def title(candidate: Any) -> str:
@@ -52,7 +53,7 @@ def traceable(candidate: Any) -> torch.nn.Module | str | ModelGraph:
             f"a {type(candidate).__name__} is no candidate; give an nn.Module, a function that builds one, "
             "a transformers config or a model's name"
         )
-    with names.errors_of("building the model", "the config" if config else "the function"):
+    with errors_of("building the model", "the config" if config else "the function"):
         built = names.build_config(candidate) if config else names.unweighted(candidate)
     if not isinstance(built, (torch.nn.Module, ModelGraph)):
         raise UsageError(f"the function returned a {type(built).__name__}; it must return an nn.Module or a ModelGraph")

@@ -8,8 +8,6 @@ from __future__ import annotations
 
 import ast
 import copy
-import hashlib
-import os
 import re
 import sys
 import threading
@@ -20,19 +18,17 @@ from dataclasses import dataclass
 from difflib import get_close_matches
 from functools import cache, partial
 from importlib import import_module
-from importlib.machinery import SourceFileLoader
 from importlib.resources import files
-from importlib.util import find_spec, module_from_spec, spec_from_file_location
+from importlib.util import find_spec
 from inspect import signature
 from itertools import chain
 from pathlib import Path
-from types import CodeType
 from typing import Any
 
 import msgspec
 import torch
 
-from latpred.errors import LatpredError, MissingPackageError, UnknownModelError, UsageError
+from latpred.errors import MissingPackageError, UnknownModelError, UsageError
 from latpred.query import SPACES
 from latpred.sandbox.untouched import package
 from latpred.tracing.inputs import (
@@ -58,13 +54,14 @@ _SUFFIXES = frozenset(
     (".py", ".json", ".yaml", ".yml", ".onnx", ".pt", ".pt2", ".pth", ".ckpt", ".bin", ".pkl", ".safetensors")
 )
 _PATHS = ("/", "./", "../", "~/")
-_MAIN_GUARD = "put what is not for importing below 'if __name__ == \"__main__\":'"
 
 
 def _from_file(name: str, seq: int | None, image: int | None, dtype: torch.dtype | None, device: str) -> Built:
     """What the function that "path/file.py:function" names builds."""
+    from latpred.zoo.user_files import errors_of, function_of
+
     path, _, function = name.rpartition(":")
-    build = _function(Path(path), function)
+    build = function_of(Path(path), function)
     with errors_of(name, "the function"):
         made = unweighted(build, device)
     model, example = made if isinstance(made, tuple) and len(made) == 2 else (made, None)
@@ -122,84 +119,6 @@ def _functions(path: Path) -> list[str]:
         and len(part.args.defaults) == len([*part.args.posonlyargs, *part.args.args])
         and None not in part.args.kw_defaults
     ]
-
-
-class _AsWritten(SourceFileLoader):
-    """Compiles a file as it is now: Python's cache tells versions of it apart by length and whole seconds alone."""
-
-    def get_code(self, fullname: str) -> CodeType:
-        path = self.get_filename(fullname)
-        code: CodeType = self.source_to_code(self.get_data(path), path)
-        return code
-
-
-class _Beside:
-    """The folder of the model's file that was imported last, in which imports look last of all.
-
-    The next file's imports find nothing of it: modules of one name may lie beside both, or may have been edited.
-    """
-
-    def __init__(self) -> None:
-        self._folder, self._before = "", frozenset[str]()
-
-    def move_to(self, folder: str) -> None:
-        """Look there from now on; a folder that is searched anyway stays as it is, and so do its modules."""
-        if self._folder:
-            for name in [name for name in sys.modules if name not in self._before and self._has(sys.modules[name])]:
-                del sys.modules[name]
-            with suppress(ValueError):
-                sys.path.remove(self._folder)
-        self._folder, self._before = "", frozenset(sys.modules)
-        if folder not in sys.path:
-            sys.path.append(folder)
-            self._folder = folder
-
-    def _has(self, module: Any) -> bool:
-        places = (getattr(module, "__file__", None), *getattr(module, "__path__", ()))
-        return any(Path(self._folder) in Path(place).parents for place in places if place)
-
-
-_beside = _Beside()
-
-
-def _function(path: Path, function: str) -> Callable[[], Any]:
-    if not path.is_file():
-        raise UnknownModelError(f"there is no file {str(path)!r}; give path/file.py:function")
-    digest = hashlib.sha256(os.fsencode(path.resolve())).hexdigest()[:16]
-    _beside.move_to(str(path.resolve().parent))
-    loader = _AsWritten(f"latpred_user_{path.stem}_{digest}", str(path))
-    spec = spec_from_file_location(loader.name, path, loader=loader)
-    assert spec is not None  # with a loader there is one
-    module = module_from_spec(spec)
-    sys.modules[spec.name] = module  # where dataclasses and torch.compile look for what a class is from
-    try:
-        with errors_of(f"importing {str(path)!r}", "the file", _MAIN_GUARD):
-            loader.exec_module(module)
-    except BaseException:
-        sys.modules.pop(spec.name, None)
-        raise
-    build = getattr(module, function, None)
-    if not callable(build):
-        own = (key for key, value in vars(module).items() if getattr(value, "__module__", "") == module.__name__)
-        offered = [key for key in own if callable(getattr(module, key)) and not key.startswith("_")]
-        raise UnknownModelError(f"{str(path)!r} has no function {function!r}; it offers {', '.join(offered) or 'none'}")
-    return build  # type: ignore[no-any-return]
-
-
-@contextmanager
-def errors_of(code: str, checked: str, instead_of_exit: str = "let it raise an error instead") -> Iterator[None]:
-    """Have what a user's code raises say which code that was, and what to do about it."""
-    try:
-        yield
-    except LatpredError:
-        raise
-    except SystemExit as end:
-        raise UsageError(f"{code} ended in sys.exit({end.code!r}); {instead_of_exit}") from end
-    except Exception as error:
-        text = " ".join(str(error).split()) or "no message"
-        how = f"install it, or check {checked} and PYTHONPATH"
-        how = how if isinstance(error, ModuleNotFoundError) else f"check {checked}"
-        raise UsageError(f"{code} failed: {type(error).__name__}: {text}; {how}") from error
 
 
 def unweighted(build: Callable[[], Any], device: str = "meta") -> Any:

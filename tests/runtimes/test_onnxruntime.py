@@ -348,7 +348,7 @@ TURNS = {
                 {"perm": order},
                 (tensor(*BLOCK),),
                 tensor(*map(BLOCK.__getitem__, order)),
-                "copy.transpose",
+                "copy.transpose" if dims[1:] != (1, 0) else "copy.transpose.scattered",
                 dims,
             )
             for order, dims in TURNS.items()

@@ -1,0 +1,97 @@
+"""Models of a user's own files: a file is imported as it is now, and what its code raises is told of that code."""
+
+from __future__ import annotations
+
+import hashlib
+import os
+import sys
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, suppress
+from importlib.machinery import SourceFileLoader
+from importlib.util import module_from_spec, spec_from_file_location
+from pathlib import Path
+from types import CodeType
+from typing import Any
+
+from latpred.errors import LatpredError, UnknownModelError, UsageError
+
+_MAIN_GUARD = "put what is not for importing below 'if __name__ == \"__main__\":'"
+
+
+class _AsWritten(SourceFileLoader):
+    """Compiles a file as it is now: Python's cache tells versions of it apart by length and whole seconds alone."""
+
+    def get_code(self, fullname: str) -> CodeType:
+        path = self.get_filename(fullname)
+        code: CodeType = self.source_to_code(self.get_data(path), path)
+        return code
+
+
+class _Beside:
+    """The folder of the model's file that was imported last, in which imports look last of all.
+
+    The next file's imports find nothing of it: modules of one name may lie beside both, or may have been edited.
+    """
+
+    def __init__(self) -> None:
+        self._folder, self._before = "", frozenset[str]()
+
+    def move_to(self, folder: str) -> None:
+        """Look there from now on; a folder that is searched anyway stays as it is, and so do its modules."""
+        if self._folder:
+            for name in [name for name in sys.modules if name not in self._before and self._has(sys.modules[name])]:
+                del sys.modules[name]
+            with suppress(ValueError):
+                sys.path.remove(self._folder)
+        self._folder, self._before = "", frozenset(sys.modules)
+        if folder not in sys.path:
+            sys.path.append(folder)
+            self._folder = folder
+
+    def _has(self, module: Any) -> bool:
+        places = (getattr(module, "__file__", None), *getattr(module, "__path__", ()))
+        return any(Path(self._folder) in Path(place).parents for place in places if place)
+
+
+_beside = _Beside()
+
+
+def function_of(path: Path, function: str) -> Callable[[], Any]:
+    """The function of that name in a user's file, imported as the file is now."""
+    if not path.is_file():
+        raise UnknownModelError(f"there is no file {str(path)!r}; give path/file.py:function")
+    digest = hashlib.sha256(os.fsencode(path.resolve())).hexdigest()[:16]
+    _beside.move_to(str(path.resolve().parent))
+    loader = _AsWritten(f"latpred_user_{path.stem}_{digest}", str(path))
+    spec = spec_from_file_location(loader.name, path, loader=loader)
+    assert spec is not None  # with a loader there is one
+    module = module_from_spec(spec)
+    sys.modules[spec.name] = module  # where dataclasses and torch.compile look for what a class is from
+    try:
+        with errors_of(f"importing {str(path)!r}", "the file", _MAIN_GUARD):
+            loader.exec_module(module)
+    except BaseException:
+        sys.modules.pop(spec.name, None)
+        raise
+    build = getattr(module, function, None)
+    if not callable(build):
+        own = (key for key, value in vars(module).items() if getattr(value, "__module__", "") == module.__name__)
+        offered = [key for key in own if callable(getattr(module, key)) and not key.startswith("_")]
+        raise UnknownModelError(f"{str(path)!r} has no function {function!r}; it offers {', '.join(offered) or 'none'}")
+    return build  # type: ignore[no-any-return]
+
+
+@contextmanager
+def errors_of(code: str, checked: str, instead_of_exit: str = "let it raise an error instead") -> Iterator[None]:
+    """Have what a user's code raises say which code that was, and what to do about it."""
+    try:
+        yield
+    except LatpredError:
+        raise
+    except SystemExit as end:
+        raise UsageError(f"{code} ended in sys.exit({end.code!r}); {instead_of_exit}") from end
+    except Exception as error:
+        text = " ".join(str(error).split()) or "no message"
+        how = f"install it, or check {checked} and PYTHONPATH"
+        how = how if isinstance(error, ModuleNotFoundError) else f"check {checked}"
+        raise UsageError(f"{code} failed: {type(error).__name__}: {text}; {how}") from error
