@@ -156,14 +156,22 @@ def written(tmp_path: Path, importing: str = "", building: str = "", forward: st
 
 def test_a_model_imports_what_lies_beside_its_file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(sys, "path", [*sys.path])
+    kept: set[str] = set()  # of an environment below the folder, and the models' files themselves
+    packages = tmp_path / "one" / ".venv"
+    packages.mkdir(parents=True)
+    (packages / "package_below.py").write_text("")
+    sys.path.append(str(packages))
     for folder, width in (("one", 4), ("two", 8), ("two", 16)):  # edited the last time
         (tmp_path / folder).mkdir(exist_ok=True)
         (tmp_path / folder / "layers_beside.py").write_text(f"width = {width}")
         (tmp_path / folder / "this.py").write_text("raise ValueError")  # as one of Python's own, not imported yet
         monkeypatch.delitem(sys.modules, "this", raising=False)
-        importing = f"import this\nfrom layers_beside import width\nassert width == {width}"
+        importing = f"import this, package_below\nfrom layers_beside import width\nassert width == {width}"
         shown = run("trace", written(tmp_path / folder, importing=importing))
         assert shown.exit_code == 0, shown.stderr
+        kept = kept | {name for name in sys.modules if name.startswith("latpred_user_model") or name == "package_below"}
+    assert kept <= sys.modules.keys()
+    assert "package_below" in kept
     shown = run("trace", written(tmp_path, importing="import no_such_package"))
     assert shown.exit_code == 2
     assert "No module named 'no_such_package'; install it, or check the file and PYTHONPATH" in shown.stderr

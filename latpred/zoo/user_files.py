@@ -15,6 +15,7 @@ from typing import Any
 
 from latpred.errors import LatpredError, UnknownModelError, UsageError
 
+_OWN = "latpred_user_"  # begins the names of modules that are models' files
 _MAIN_GUARD = "put what is not for importing below 'if __name__ == \"__main__\":'"
 
 
@@ -39,7 +40,7 @@ class _Beside:
     def move_to(self, folder: str) -> None:
         """Look there from now on; a folder that is searched anyway stays as it is, and so do its modules."""
         if self._folder:
-            for name in [name for name in sys.modules if name not in self._before and self._has(sys.modules[name])]:
+            for name in [name for name in sys.modules if name not in self._before and self._gave(name)]:
                 del sys.modules[name]
             with suppress(ValueError):
                 sys.path.remove(self._folder)
@@ -48,9 +49,13 @@ class _Beside:
             sys.path.append(folder)
             self._folder = folder
 
-    def _has(self, module: Any) -> bool:
-        places = (getattr(module, "__file__", None), *getattr(module, "__path__", ()))
-        return any(Path(self._folder) in Path(place).parents for place in places if place)
+    def _gave(self, name: str) -> bool:
+        """Whether a module was found there: neither the models' files themselves nor an environment below."""
+        if name.startswith(_OWN):
+            return False
+        module = sys.modules.get(name.partition(".")[0])
+        places = (*getattr(module, "__path__", ()), getattr(module, "__file__", None))
+        return any(Path(place).parent == Path(self._folder) for place in places if place)
 
 
 _beside = _Beside()
@@ -62,7 +67,7 @@ def function_of(path: Path, function: str) -> Callable[[], Any]:
         raise UnknownModelError(f"there is no file {str(path)!r}; give path/file.py:function")
     digest = hashlib.sha256(os.fsencode(path.resolve())).hexdigest()[:16]
     _beside.move_to(str(path.resolve().parent))
-    loader = _AsWritten(f"latpred_user_{path.stem}_{digest}", str(path))
+    loader = _AsWritten(f"{_OWN}{path.stem}_{digest}", str(path))
     spec = spec_from_file_location(loader.name, path, loader=loader)
     assert spec is not None  # with a loader there is one
     module = module_from_spec(spec)
