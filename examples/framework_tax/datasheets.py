@@ -105,7 +105,7 @@ def sample(table: PublishedTable, models: int) -> PublishedTable:
 
 def _said(table: PublishedTable, models: int) -> str:
     """What a profile says of a sample, in place of every model that was left out."""
-    used = table.cells["model"][table.cells["input_kind"] != PRODUCT].nunique()
+    used = table.cells["model"][table.cells["input_kind"] != PRODUCT].str.rpartition(":")[2].nunique()
     return f"of larger sources {models} models each were drawn at random; {used} models could be traced"
 
 

@@ -267,6 +267,8 @@ def finer_family(family: str, dims: Mapping[str, Affine]) -> str:
     'cat.many'
     >>> finer_family("bmm", {"m": Affine(197), "n": Affine(197), "k": Affine(64)})
     'bmm.odd'
+    >>> finer_family("bmm", {"m": Affine(1), "n": Affine(197), "k": Affine(64)})
+    'bmm'
     >>> finer_family("elementwise.add", {"numel": Affine(8)})
     'elementwise.add'
     >>> finer_family("conv.nchwc", {"kernel_h": three, "kernel_w": three, "stride": one})
@@ -277,8 +279,10 @@ def finer_family(family: str, dims: Mapping[str, Affine]) -> str:
     if family == CAT and "parts" in dims:
         # PyTorch gives every part as many threads as the largest, most of which have nothing to do.
         return f"{CAT}.{MANY}" if dims["parts"].constant > 2 else CAT
-    if family == "bmm" and any(dims[side].at(1) % _ALIGNED for side in ("n", "k")):
-        return f"{family}.{ODD}"
+    if family == "bmm":
+        m, n, k = (dims[side].at(1) for side in ("m", "n", "k"))
+        # A matrix times a vector has kernels of its own, which stream the matrix and use no tensor cores.
+        return f"{family}.{ODD}" if min(m, n) > 1 and (n % _ALIGNED or k % _ALIGNED) else family
     general, _, layout = family.partition(".")
     if general not in ("conv", "conv_grouped") or layout not in ("", CHANNELS_LAST) or "kernel_h" not in dims:
         return family

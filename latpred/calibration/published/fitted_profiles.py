@@ -376,7 +376,7 @@ def _protocol(problem: Problem, gpu: str, era: str, factors: list[float], accura
     low, high = min(factors) / float(np.median(factors)), max(factors) / float(np.median(factors))
     return {
         "latency": "; ".join(_PROTOCOLS[name] for name in sorted(set(table.cells["protocol"]))),
-        "mode": "evaluation mode, inputs on the device, one thread, contiguous, cudnn.benchmark off",
+        "mode": "evaluation mode, inputs on the device, one thread, cudnn.benchmark as its sources had it",
         "source": "fitted to published end-to-end latencies; no kernel or op was timed by itself",
         "hosts": f"dispatch of the middle host; those of the table took {low:.2f} to {high:.2f} times that",
         "assumed": "launch latency, synchronisation and copies are typical values",

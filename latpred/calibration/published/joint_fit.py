@@ -116,7 +116,7 @@ class Problem:
         used = np.ones(len(rows), bool) if keep is None else keep
         if not used.any():
             return np.zeros(len(rows))
-        models = np.array([f"{source}, {model}" for source, model in zip(rows.source, rows.model, strict=True)], object)
+        models = np.array([", ".join(pair) for pair in zip(rows.source, rows.architecture, strict=True)], object)
         balance = np.ones(len(rows))
         for names, power in ((models, BALANCE), (rows.source, SOURCE_BALANCE)):
             counts = Counter(names[used].tolist())

@@ -162,7 +162,8 @@ def _one_of_each_run(problem: Problem, mine: Mask) -> Mask:
 
 
 def _errors(holdout: pd.DataFrame) -> Errors:
-    return metrics.errors(holdout["predicted_s"], holdout["latency_s"], list(holdout["model"]))
+    models = holdout["model"].str.rpartition(":")[2]  # one, whatever file builds it
+    return metrics.errors(holdout["predicted_s"], holdout["latency_s"], list(models))
 
 
 def errors_by(holdout: pd.DataFrame, *columns: str) -> dict[str, Errors]:
