@@ -145,3 +145,17 @@ def test_windows_that_overlap_take_as_long_for_each_value_as_others(name: str) -
         return float(kernel_us(store.load(name), "eager", (op,))[0, -1])
 
     assert us(1) > 0.8 * us(2)
+
+
+def test_bilinear_upsampling_takes_one_plane_of_contiguous_maps_after_the_other() -> None:
+    """Each place of a map has a thread that walks over all planes; in other layouts each value has one."""
+    sizes = {"batch": Affine(0, 1), "channels": Affine(1024), "h_out": Affine(14), "w_out": Affine(14)}
+    sizes["window"] = Affine(4)
+    read, written = (Affine(0, 4 * 1024 * side**2) for side in (7, 14))
+    ops = tuple(
+        add(family=f"pooling.upsample_bilinear{end}", dims=sizes, read_bytes=read, write_bytes=written)
+        for end in ("", ".channels_last", ".aa")
+    )
+    planes, *others = kernel_us(store.load("rtx-3090"), "eager", ops)
+    assert planes[-1] > 0.25 * 1024 * BATCHES[-1]
+    assert max(other[-1] for other in others) < 0.1 * planes[-1]

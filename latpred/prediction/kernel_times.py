@@ -295,7 +295,10 @@ def least_us(family: str, rows: Floats, limits: Limits) -> Floats:
     if root(family) == "pooling":
         batch, channels, height, width, window = rows[:, len(WORK) :].T
         # A result that is the mean of its whole plane is a reduction.
-        busy = np.where(height * width > 1, batch * channels * height * width * window / limits.taps_per_us, busy)
+        planes, places = batch * channels, height * width
+        busy = np.where(
+            places > 1, np.maximum(planes * places * window / limits.taps_per_us, planes * limits.plane_us), busy
+        )
     missed = _missed(rows, limits.cache_bytes)
     memory = moved * (missed / limits.bytes_per_us + (1.0 - missed) / limits.cache_bytes_per_us)
     least: Floats = np.maximum(memory, busy)

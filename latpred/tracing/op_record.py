@@ -435,12 +435,15 @@ def conv_format(x: Tensor, weight: Tensor) -> torch.memory_format:
 
 
 def layout_of(tensor: Tensor) -> torch.memory_format:
-    """The format that PyTorch takes a tensor to have, dense or not, from the order of its strides."""
-    if tensor.dim() not in (4, 5) or tensor.is_contiguous() or not tensor.stride(1):
+    """The format that PyTorch takes a tensor to have, dense or not, from the order of its strides.
+
+    Strides of sides of one tell it, too: filters of 1 x 1, or of one channel each, lie in one order in both formats.
+    """
+    if tensor.dim() not in (4, 5) or not tensor.stride(1):
         return torch.contiguous_format
     least = 0
     for side in (1, *range(tensor.dim() - 1, 1, -1), 0):
-        if tensor.stride(side) < least:
+        if tensor.stride(side) < least or (side == 0 and least == tensor.stride(1)):
             return torch.contiguous_format
         least = tensor.stride(side) * tensor.shape[side]
     return torch.channels_last if tensor.dim() == 4 else torch.channels_last_3d

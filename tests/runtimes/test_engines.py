@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from functools import partial
+
 import pytest
 import torch
 from factories import add, device, dispatch, graph, linear, profile
@@ -95,9 +97,10 @@ def test_an_attention_node_costs_the_host_the_same_in_parts() -> None:
 
 def test_convolutions_take_what_follows_along() -> None:
     one, two, norm = nn.Conv2d(4, 4, 3, padding=1), nn.Conv2d(4, 4, 1), nn.BatchNorm2d(4).eval()
-    block = Function(lambda x: torch.cat([nn.functional.relu(norm(one(x)) + x), two(x)], 1))
+    larger = partial(nn.functional.interpolate, scale_factor=2.0, mode="bilinear")
+    block = Function(lambda x: larger(torch.cat([nn.functional.relu(norm(one(x)) + x), two(x)], 1)))
     found = as_engine(latpred.trace(block, torch.zeros(1, 4, 8, 8)).ops)
-    assert [op.family for op in found] == ["conv", "conv", JOINED]
+    assert [op.family for op in found] == ["conv", "conv", JOINED, "pooling.resize"]  # not PyTorch's kernel
 
 
 @pytest.mark.parametrize("name", ENGINES)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
+from itertools import permutations, product
 from typing import Any
 
 import pytest
@@ -10,6 +11,7 @@ import torch
 import torch.nn.functional as F
 from smallmodels import ARCHITECTURES, Dispatched, Function, build_small, inputs_of
 from torch import nn
+from torch._prims_common import suggest_memory_format
 
 import latpred
 from latpred.errors import RuntimeRefusalError, UnknownOpError, UsageError
@@ -19,7 +21,7 @@ from latpred.ops.families import FREE
 from latpred.runtimes.cuda_graphs import CudaGraphs
 from latpred.runtimes.torchscript import _activation, _Interpreted, _weightless
 from latpred.tracing.meta_module import fast_paths_on_meta
-from latpred.tracing.op_record import OpRecord
+from latpred.tracing.op_record import OpRecord, layout_of
 from latpred.tracing.tracer import OPERATORS, TraceRecorder
 
 Tensor = torch.Tensor
@@ -148,6 +150,14 @@ def seen(op: OpRecord) -> tuple[object, ...]:
     return op.name, op.host_class, op.launches, op.syncs, op.family, op.counts
 
 
+def test_formats_are_those_that_pytorch_takes_tensors_to_have() -> None:
+    for shape in product((1, 2, 3), repeat=4):
+        for order in permutations(range(4)):
+            plain = torch.empty(shape).permute(order)
+            for tensor in (plain, plain.to(memory_format=torch.channels_last)):
+                assert layout_of(tensor) is suggest_memory_format(tensor)
+
+
 @pytest.mark.parametrize("name", ["softmax", "log_softmax", "layer_norm", "gelu", "cumsum"])
 def test_results_lie_as_the_op_lays_them(name: str) -> None:
     function = {"layer_norm": lambda x, dim: F.layer_norm(x, x.shape[dim:]), "gelu": lambda x, _: F.gelu(x)}.get(
@@ -164,6 +174,9 @@ LINEAR, CONV, LINE = nn.Linear(16, 8), nn.Conv2d(8, 8, 3), nn.Conv1d(5, 8, 3)
 RMS, RNN = nn.RMSNorm(16), nn.RNN(16, 8, batch_first=True)
 EVEN = nn.Conv1d(16, 8, 2, padding="same")
 LYING = nn.Conv2d(8, 8, 3).to(memory_format=torch.channels_last)
+POINT, DEPTHWISE = (
+    conv.to(memory_format=torch.channels_last) for conv in (nn.Conv2d(8, 8, 1), nn.Conv2d(8, 8, 3, groups=8))
+)
 NORMS = ["pow", "mean", "add_", "rsqrt", "mul", "mul"]
 RANDOM = ["bernoulli_", "div_", "mul"]
 LARGEST = ["amax", "abs", "eq", "masked_fill_", "sub", "exp_", "sum", "log_", "add_"]
@@ -200,6 +213,11 @@ def parts(*names: str) -> list[str]:
         (lambda x: CONV(x.permute(0, 3, 1, 2)), (2, 9, 9, 8), parts("contiguous", "conv2d"), None),
         (lambda x: LYING(x.permute(0, 3, 1, 2)), (2, 9, 9, 8), parts("conv2d"), None),
         (lambda x: LYING(x.permute(0, 3, 1, 2)[:, :8]), (2, 9, 9, 16), parts("contiguous", "conv2d"), None),
+        # Filters of one pixel or channel lie in one piece in both formats; their strides tell which they were given.
+        *(
+            (lambda x, conv=conv: conv(x).contiguous(), (2, 8, 9, 9), parts("contiguous", "conv2d", "contiguous"), None)
+            for conv in (POINT, DEPTHWISE)
+        ),
         (lambda x: F.group_norm(x[:, :8], 2), (2, 16, 9, 9), parts("contiguous", "group_norm"), None),
         (
             lambda x: F.group_norm(x.permute(0, 3, 1, 2), 2),

@@ -10,6 +10,7 @@ import math
 from collections.abc import Mapping
 from contextlib import suppress
 
+import msgspec
 import numpy as np
 import pandas as pd
 from scipy.optimize import brentq
@@ -26,7 +27,7 @@ from latpred.accuracy.predicted import (
     trace_models,
 )
 from latpred.calibration.published import published_table
-from latpred.calibration.published.published_table import Progress, PublishedTable, TraceKey
+from latpred.calibration.published.published_table import Progress, PublishedTable, TraceKey, eras
 from latpred.calibration.published.row_counts import EAGER
 from latpred.errors import LatpredError, ProfileError, TableError
 from latpred.graph.graph import ModelGraph
@@ -51,15 +52,18 @@ def evaluate(
 ) -> Report:
     """Predict every row of a table and report how far off that is; where no row can be, the error of the first.
 
-    Rows are predicted with one profile or, by default, each with that of its GPU, else from its datasheet. With
-    `host_row` one framework-bound row of each run tells the speed of its host, and is not judged.
+    Rows are predicted with one profile or, by default, each with that of its GPU, else from its datasheet; with a
+    profile fitted to published latencies as in the PyTorch that the row's stack names. With `host_row` one
+    framework-bound row of each run tells the speed of its host, and is not judged.
     """
     judged, predicted, notes, errors = [], [], list(table.notes), list[LatpredError]()
     # A machine may have several runs, and a run several versions of its software.
-    by_run = table.cells.assign(machine=table.cells["run"] + " " + table.cells["stack"])
-    for name, cells in by_run.groupby("device", sort=True):
+    by_run = table.cells.assign(machine=table.cells["run"] + " " + table.cells["stack"], era=eras(table.cells))
+    for (name, era), cells in by_run.groupby(["device", "era"], sort=True):
         own = profile or _profile_of(str(name))
-        graphs, usable, refused = _traced(cells, own, progress, notes)
+        if era and "era" in own.protocol:  # the fit knew which PyTorch ran a row
+            own = msgspec.structs.replace(own, protocol=own.protocol | {"era": era})
+        graphs, usable, refused = _traced(cells.drop(columns="era"), own, progress, notes)
         errors += refused
         if usable.empty:
             continue
