@@ -241,6 +241,12 @@ def attention_asked() -> str | None:
     return _ATTENTION.get()
 
 
+def in_older_parts(model: torch.nn.Module) -> bool:
+    """Whether a model has attention in parts, as `attention` asks for, that transformers could call as a whole."""
+    configs = [part.config for part in model.modules() if getattr(part, "_supports_sdpa", False)]
+    return attention_asked() == "eager" and any(config._attn_implementation == "eager" for config in configs)
+
+
 def build(
     name: str, *, seq: int | None = None, image: int | None = None, device: str = "meta", precision: str | None = None
 ) -> Built:
