@@ -243,8 +243,9 @@ def attention_asked() -> str | None:
 
 def in_older_parts(model: torch.nn.Module) -> bool:
     """Whether a model has attention in parts, as `attention` asks for, that transformers could call as a whole."""
-    configs = [part.config for part in model.modules() if getattr(part, "_supports_sdpa", False)]
-    return attention_asked() == "eager" and any(config._attn_implementation == "eager" for config in configs)
+    able = (part for part in model.modules() if getattr(part, "_supports_sdpa", False))
+    built = (getattr(getattr(part, "config", None), "_attn_implementation", None) for part in able)
+    return attention_asked() == "eager" and "eager" in built
 
 
 def build(
