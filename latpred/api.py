@@ -416,7 +416,8 @@ def _foreign(profile: DeviceProfile, *, swapped: bool = False) -> list[str]:
     """Caveats: how this machine and its software differ from those that the profile was measured with."""
     machine = profile.machine
     if profile.provenance == datasheet.PROVENANCE:
-        return []
+        others = store.others_of_gpu(profile)
+        return [f"there is a profile of this GPU: ask for it with --device {others[0]}"] if others else []
     if profile.provenance == FITTED:
         of = f"fitted to published latencies of a {machine.accelerator}"
         if swapped:

@@ -48,13 +48,15 @@ def computed(steps: list[Step], info: DeviceInfo, protocol: str) -> float:
     return float(first)
 
 
-def period_us(count: int, step_us: float, kernel_us: list[float], syncs: int = 0) -> Floats:
+def period_us(
+    count: int, step_us: float, kernel_us: list[float], syncs: int = 0, protocol: str = "pipelined"
+) -> Floats:
     """Periods of `count` steps, each with a kernel, on a device whose knee is round, at several batches."""
     info = DeviceInfo("x", "cuda", asynchronous=True, memory_bytes=0, launch_us=5.0, knee=8.44792)
     sync = np.zeros(count, dtype=int)
     sync[-1] = syncs
     kernels = np.repeat([kernel_us], count, axis=0)
-    return latency(Timeline.of(np.arange(count), sync), np.full(count, step_us), kernels, info, "pipelined")
+    return latency(Timeline.of(np.arange(count), sync), np.full(count, step_us), kernels, info, protocol)
 
 
 def test_a_knee_is_round_however_the_period_is_found() -> None:
@@ -62,6 +64,11 @@ def test_a_knee_is_round_however_the_period_is_found() -> None:
     # The queue never fills up; it does; and the host waits once a pass, for one launch and the last kernel.
     for count, syncs, plain_us in ((1024, 0, 10_240.0), (1025, 0, 10_250.0), (1000, 1, 10_015.0)):
         assert period_us(count, 10.0, [10.0], syncs)[0] == pytest.approx(bend * plain_us, rel=1e-3)
+
+
+def test_no_forward_that_is_waited_for_is_faster_than_those_that_overlap() -> None:
+    kernel_us = [1.0, 9.0, 9.9, 10.0, 11.0, 100.0]
+    assert (period_us(1000, 10.0, kernel_us, protocol="single") >= period_us(1000, 10.0, kernel_us)).all()
 
 
 def test_how_a_period_is_found_does_not_depend_on_other_batches() -> None:

@@ -25,15 +25,15 @@ def network(rows: int = 128) -> latpred.ModelGraph:
 
 
 def test_a_gpu_without_a_profile_is_predicted_from_its_datasheet() -> None:
-    found = latpred.predict(network(), device="h100")
+    found = latpred.predict(network(), device="h200")
     wide = network(rows=65536)
-    slow, fast = (latpred.predict(wide, device=name) for name in ("titan-x-pascal", "h200"))
+    slow, fast = (latpred.predict(wide, device=name) for name in ("titan-x-pascal", "h100"))
     assert slow.latency_ms > 3 * fast.latency_ms
     assert fast.overhead_ms == found.overhead_ms  # behind each of them the same host
     assert found.provenance.source == "datasheet"
     assert found.provenance.caveats[1:] == (datasheet.CAVEAT,)
     assert found.provenance.caveats[0].startswith("dispatch is that of the middle of the published hosts")
-    assert (found.device, found.provenance.machine.accelerator) == ("h100", "NVIDIA H100 80GB HBM3")
+    assert (found.device, found.provenance.machine.accelerator) == ("h200", "NVIDIA H200")
     low, high = found.interval_ms
     assert high / low > 3.5
 
@@ -61,6 +61,14 @@ def test_a_profile_of_that_name_comes_before_the_datasheet() -> None:
     assert store.load("NVIDIA GeForce RTX 3090").name == "example"
     assert store.find("3090").provenance == "measured"
     assert store.find("rtx-5090").provenance == "datasheet"
+
+
+def test_a_datasheet_points_to_a_profile_of_its_gpu_under_another_name() -> None:
+    said = [latpred.predict(network(), device=name).provenance.caveats[0] for name in ("h100", "h100-pcie")]
+    assert said[0] == "there is a profile of this GPU: ask for it with --device h100-shared"
+    assert "there is a profile" not in said[1]
+    with pytest.raises(ProfileError, match=r"--device h100 has an estimate of it\."):
+        latpred.predict(network(), device="h100-shared", runtime="tensorrt")
 
 
 def test_joining_many_tensors_is_slower_than_joining_two() -> None:

@@ -74,14 +74,16 @@ def test_what_memory_limits_is_twice_as_long_in_doubles() -> None:
 
 @pytest.mark.parametrize(("device", "window"), [("a100", 3), ("h100-shared", 3), ("h100-shared", 5)])
 def test_convolutions_in_doubles_do_without_tf32(device: str, window: int) -> None:
-    def compute_ms(dtype: torch.dtype, precision: str | None = None) -> float:
+    def convolved(dtype: torch.dtype, precision: str | None = None) -> Prediction:
         layer = nn.Conv2d(256, 256, window, dtype=dtype, device="meta")
         inputs = torch.zeros(1, 256, 56, 56)
-        return latpred.predict(layer, 64, inputs=inputs, device=device, precision=precision).compute_ms
+        return latpred.predict(layer, 64, inputs=inputs, device=device, precision=precision)
 
-    assert compute_ms(torch.float64) > 4 * compute_ms(torch.float32)
+    single, double = convolved(torch.float32), convolved(torch.float64)
+    assert double.compute_ms > 4 * single.compute_ms
+    assert "of the rate of tf32" in said(double)
     if device == "h100-shared":  # which says of fp32 what it says of tf32, as datasheets do
-        assert compute_ms(torch.float32) == compute_ms(torch.float32, "tf32")
+        assert single.compute_ms == convolved(torch.float32, "tf32").compute_ms
 
 
 def test_every_architecture_has_a_rate_of_doubles() -> None:

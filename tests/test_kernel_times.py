@@ -45,6 +45,14 @@ def test_a_librarys_convolution_needs_memory_for_what_it_lays_out_as_well() -> N
     assert (fresh_bytes("conv", given, threads=1) / mib).tolist() == [50, 50 + 40 + 50]
 
 
+def test_bytes_bind_a_kernel_no_longer_than_the_memory_of_its_gpu_needs_for_them() -> None:
+    """A fit that puts down to bytes what a convolution does besides does not make it memory-bound."""
+    limits = datasheet.limits_of(gpus.spec("t4"), "fp32", "gemm")
+    given = np.array([[1e9, 0, 5e5, 5e5, 100, 100, 100], [1e6, 0, 5e5, 5e5, 100, 100, 100]], dtype=float)
+    assert KernelModel(kernel_fit("gemm")).times(given).memory_bound.tolist() == [True, True]
+    assert KernelModel(kernel_fit("gemm"), limits=limits).times(given).memory_bound.tolist() == [False, True]
+
+
 CPU = device(asynchronous=False, kind="cpu", launch_us=0.0, gap_us=0.0, sync_us=0.0)
 
 

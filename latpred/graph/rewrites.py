@@ -25,6 +25,10 @@ from latpred.storage import IdentityCache
 _ELEMENT_BYTES = {"float16": 2, "bfloat16": 2, "float64": 8}
 _FUSED = "scaled_dot_product_"  # in the names of calls that compute it as a whole
 REWRITTEN = "attention in parts is worked out from the fused calls of the model"
+OLDER = (
+    "attention is computed in parts, as in the PyTorch 1.12 of the profile: where yours computes it in one call, "
+    "ask with attention='sdpa' (--attention sdpa)"
+)
 _PRODUCTS = ("bmm", "attention", "gemm", "conv")
 
 
@@ -40,7 +44,7 @@ def attended(graph: ModelGraph, attention: str) -> ModelGraph:
             )
         if any(map(_is_fused, all_ops(graph))):
             graph = msgspec.structs.replace(unfused(graph), notes=(*graph.notes, REWRITTEN))
-    elif any(map(_in_parts, (graph.ops, graph.ops_at_one or ()))):
+    elif any(map(in_parts, (graph.ops, graph.ops_at_one or ()))):
         raise UsageError(
             f"{graph.model} computes attention as products and softmax, which attention='sdpa' cannot change; trace a "
             "model that calls torch.nn.functional.scaled_dot_product_attention, or leave attention out."
@@ -48,7 +52,7 @@ def attended(graph: ModelGraph, attention: str) -> ModelGraph:
     return msgspec.structs.replace(graph, attention=attention, exact=exact)
 
 
-def _in_parts(ops: Sequence[Op]) -> bool:
+def in_parts(ops: Sequence[Op]) -> bool:
     """Whether the product after some softmax is one of many small ones, as of scores with values."""
     softmax = False
     for op in ops:

@@ -70,12 +70,12 @@ def format_of(op: Op, needed: str, profile: DeviceProfile) -> Format | None:
         return None
     if op.dtype in _COMPLEX:
         part = _COMPLEX[op.dtype]
-        slower = _double(op, profile) if part == "float64" else 1.0
+        slower = _double(op, profile)[0] if part == "float64" else 1.0
         caveat = f"products in {op.dtype} were not measured: priced as {COMPLEX:.0f} in {part}"
         return Format(COMPLEX * slower, COMPLEX, KNOWN_LOG_STD, caveat)
     if op.dtype == "float64":
-        slower = _double(op, profile)
-        rate = "the rate of fp32" if slower == 1.0 else f"1/{slower:.0f} of the rate of fp32"
+        slower, mode = _double(op, profile)
+        rate = f"the rate of {mode}" if slower == 1.0 else f"1/{slower:.0f} of the rate of {mode}"
         return Format(slower, 1.0, KNOWN_LOG_STD, f"products in float64 were not measured: priced at {rate}")
     if op.dtype.startswith("float8") and op.name in _SCALED and profile.device.kind == "cuda":
         return _of_8_bits(op, profile)
@@ -123,10 +123,10 @@ class OtherFormat(KernelModel):
         return KernelEstimate(times.us * (slower.us / roof.us), log_std, roof.memory >= slower.compute)
 
 
-def _double(op: Op, profile: DeviceProfile) -> float:
-    """Rate of an op's products in fp32 over that in float64."""
+def _double(op: Op, profile: DeviceProfile) -> tuple[float, str]:
+    """Rate of an op's products in fp32 over that in float64, and what fp32 is computed in."""
     if profile.device.kind == "cpu":
-        return WIDE
+        return WIDE, "fp32"
     name = profile.machine.accelerator or profile.device.name
     gpu = gpus.find(name)
     if gpu is None or gpu.compute_capability not in FP64_OVER_FP32:
@@ -135,7 +135,8 @@ def _double(op: Op, profile: DeviceProfile) -> float:
             "Predict the model in another format, as precision='fp32'."
         )
     mode = mode_of(gpu, "fp32", root(op.family))  # what the fit that is drawn out was measured in
-    return FP64_OVER_FP32[gpu.compute_capability] * gpu.peak_macs_per_us(mode) / gpu.peak_macs_per_us("fp32")
+    tf32_over_fp32 = gpu.peak_macs_per_us(mode) / gpu.peak_macs_per_us("fp32")
+    return FP64_OVER_FP32[gpu.compute_capability] * tf32_over_fp32, mode
 
 
 UNTESTED_LOG_STD = math.log(10.0) / Z90  # nothing says how wrong a profile is: a factor of ten either way

@@ -208,9 +208,12 @@ class KernelModel:
         roof = roofline(self.fit, inputs)
         log_residual, log_std = self._residual(inputs, roof)
         us = np.maximum(roof.floor + scales * roof.above, TINY_US) * np.exp(log_residual) * self.fit.scale
+        memory = roof.memory
         if self._limits is not None:
             us = np.maximum(us, least_us(self.fit.family, rows, self._limits))
-        return KernelEstimate(us, log_std, roof.memory >= roof.compute)
+            # A fit's time of bytes may hold what a kernel does to them besides, as convolutions that lay inputs out.
+            memory = np.minimum(memory, rows[:, 1 : len(WORK)].sum(axis=1) / self._limits.bytes_per_us)
+        return KernelEstimate(us, log_std, memory >= roof.compute)
 
     def _residual(self, inputs: Inputs, roof: Roofline) -> tuple[Floats, Floats]:
         count = len(inputs.work)

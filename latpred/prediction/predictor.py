@@ -22,7 +22,14 @@ from latpred import runtimes
 from latpred.errors import ProfileError, RuntimeRefusalError, UsageError
 from latpred.graph.features import Floats
 from latpred.graph.graph import CONTIGUOUS, Coverage, Ints, ModelGraph, Schedule, grows
-from latpred.graph.rewrites import attended, biases_on_cuda, math_attention_on_cuda, self_attention_on_cuda
+from latpred.graph.rewrites import (
+    OLDER,
+    attended,
+    biases_on_cuda,
+    in_parts,
+    math_attention_on_cuda,
+    self_attention_on_cuda,
+)
 from latpred.host import Slowdown
 from latpred.prediction import clocks, fallbacks, host_swap
 from latpred.prediction.clocks import Z90, BatchThresholds, CurveSamples, last_false
@@ -533,7 +540,8 @@ def untested(fit: DispatchFit) -> Iterator[str]:
 
 def _caveats(profile: DeviceProfile, graph: ModelGraph, runtime: str, served: Sequence[Priced]) -> list[str]:
     """What may not hold of a graph's prediction, whichever schedules serve its batches."""
-    said = list(graph.notes)
+    older = not graph.attention and in_parts(graph.ops)
+    said = [note for note in graph.notes if note != OLDER or older]
     if profile.provenance == datasheet.PROVENANCE:
         said.append(datasheet.ADAPTED_CAVEAT if ADAPTED in profile.protocol else datasheet.CAVEAT)
     elif not profile.acceptance.passed:

@@ -411,14 +411,16 @@ class PriceList:
             return self._profile.runtimes[runtime]
         except KeyError:
             named: Any = runtimes.get(runtime)
+            instead = f" --device {self.gpu.name} has an estimate of it." if self.gpu else ""
             if getattr(named, "predicted_only", False):
-                raise ProfileError(f"Profile {self._profile.name!r} was measured. {named.available()}.") from None
+                said = f"Profile {self._profile.name!r} was measured. {named.available()}.{instead}"
+                raise ProfileError(said) from None
             known = ", ".join(self._profile.runtimes) or "none"
             missing = None if self._profile.device.kind == "simulated" else named.available()
             first = f"; first: {missing}" if missing else ""
             raise ProfileError(
                 f"Profile {self._profile.name!r} has no dispatch costs of runtime {runtime!r} (it has: {known}). "
-                f"Measure them with: {calibration(self._profile)} --runtimes {runtime}{first}"
+                f"Measure them with: {calibration(self._profile)} --runtimes {runtime}{first}.{instead}"
             ) from None
 
     def fits(self, precision: str, memory_format: str = CONTIGUOUS) -> dict[str, KernelFit]:

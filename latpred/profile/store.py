@@ -198,6 +198,17 @@ def listing() -> list[Entry]:
     return entries + [_entry(file, "shipped") for file in storage.documents(_shipped()) if file.stem not in own]
 
 
+def others_of_gpu(profile: DeviceProfile) -> list[str]:
+    """What to ask for to get profiles of the GPU that a datasheet is of, the user's first."""
+    alike = [one for one in listing() if one.profile and _gpu_of(one.profile) == profile.name]
+    return [str(one.path) if is_live(one.name) else one.name for one in alike]
+
+
+def _gpu_of(profile: DeviceProfile) -> str:
+    gpu = gpus.find(profile.machine.accelerator)
+    return "" if gpu is None else gpu.name
+
+
 def _own_entries() -> list[Entry]:
     return [_entry(file, "user") for file in storage.documents(directory())]
 

@@ -18,6 +18,7 @@ import msgspec
 
 from latpred.graph.graph import NO_PYTHON, Affine, ModelGraph, Op, all_ops, op_by_op, rewritten
 from latpred.graph.rewrites import (
+    OLDER,
     attention_in_math,
     bias_added,
     biases_on_cuda,
@@ -128,6 +129,8 @@ def as_run_in(era: str, graph: ModelGraph, runtime: str = "eager", gpu: Spec | N
             parted = _in_math(era, graph)
         else:
             parted = graph if graph.attention == "sdpa" else unfused(graph, scales_scores=True)
+            if parted is not graph:
+                parted = msgspec.structs.replace(parted, notes=(*graph.notes, OLDER))
         older = rewritten(parted, older_ops)
         graphs[key] = older if fuser is None else scripted(older, fuser)
     return graphs[key]

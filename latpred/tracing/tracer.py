@@ -18,7 +18,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 
 from latpred.errors import LatpredError, TraceError, UsageError, own_errors, raise_stop
 from latpred.graph.graph import CONTIGUOUS, Affine, ModelGraph, Op
-from latpred.graph.rewrites import attended
+from latpred.graph.rewrites import OLDER, attended
 from latpred.query import Options, check_attention, checked_batches, is_one
 from latpred.sandbox.own_thread import no_collection, uncompiled, uncounted, unhooked, without_modes
 from latpred.sandbox.untouched import put_back
@@ -462,6 +462,7 @@ class Tracer:
         said = (
             (FIXED_INPUTS, fixed),
             (COMPILED, self.compiled),
+            (OLDER, names.in_older_parts(self._meta_module.module)),
             (CHANNELS_LAST, not self._naming.channels_last and lies_channels_last(self._meta_module.module)),
             (OPERATORS, self._operators),
             (OWN.format(self._naming.target), self._autocast.entered and self._naming.precision not in AUTOCAST),

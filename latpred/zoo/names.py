@@ -241,6 +241,13 @@ def attention_asked() -> str | None:
     return _ATTENTION.get()
 
 
+def in_older_parts(model: torch.nn.Module) -> bool:
+    """Whether a model has attention in parts, as `attention` asks for, that transformers could call as a whole."""
+    able = (part for part in model.modules() if getattr(part, "_supports_sdpa", False))
+    built = (getattr(getattr(part, "config", None), "_attn_implementation", None) for part in able)
+    return attention_asked() == "eager" and "eager" in built
+
+
 def build(
     name: str, *, seq: int | None = None, image: int | None = None, device: str = "meta", precision: str | None = None
 ) -> Built:

@@ -2,13 +2,17 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import msgspec
 import pytest
 import torch
 from smallmodels import Function
 from torch import nn
 
+import latpred
 from latpred.graph.graph import ModelGraph
+from latpred.graph.rewrites import OLDER
 from latpred.ops.families import root
 from latpred.prediction.predictor import Predictor
 from latpred.profile import store
@@ -166,6 +170,25 @@ def test_vision_transformers_of_all_libraries_have_attention_in_parts() -> None:
         assert sum(op.family.startswith("softmax") for op in older.ops) == 12
         scripted = as_run_in(TORCH_1_12, trace(name), "torchscript")
         assert sum(op.family.startswith("softmax") for op in scripted.ops) == 12
+
+
+@pytest.mark.parametrize(
+    ("model", "options", "said"),
+    [
+        ("distilbert-base-uncased", {}, True),
+        (_Attention(fused=True), {"inputs": torch.zeros(1, 10, 64)}, True),
+        (_Attention(fused=False), {"inputs": torch.zeros(1, 10, 64)}, False),
+        ("squeezebert-uncased", {}, False),  # which transformers has in parts alone
+        ("distilbert-base-uncased", {"attention": "sdpa"}, False),
+        ("distilbert-base-uncased", {"attention": "eager"}, False),
+        ("distilbert-base-uncased", {"runtime": "tensorrt"}, False),
+        ("distilbert-base-uncased", {"device": "a100"}, False),
+    ],
+)
+def test_attention_in_parts_is_said_where_a_newer_pytorch_computes_it_in_one_call(
+    model: Any, options: dict[str, Any], said: bool
+) -> None:
+    assert (OLDER in latpred.predict(model, **{"device": "t4", **options}).provenance.caveats) == said
 
 
 def test_under_autocast_each_op_has_a_host_class_of_its_own_format() -> None:
