@@ -163,6 +163,49 @@ def test_a_file_in_fp32_is_priced_in_halves_for_a_gpu(tmp_path: Path) -> None:
     assert traced(path, target="cuda").notes == ()
 
 
+def halved(folder: Path, nodes: list[Any]) -> tuple[Path, Path]:
+    """One graph in float32, and in float16 with its weights beside it."""
+    (folder / "half").mkdir()
+    how = {"save_as_external_data": True, "location": "weights.bin", "size_threshold": 0}
+    half = saved(folder / "half", {"x": ["batch", 64]}, nodes, weight=(64, 64), dtype="float16", how=how)
+    return saved(folder, {"x": ["batch", 64]}, nodes, weight=(64, 64)), half
+
+
+def test_a_file_in_fp16_runs_on_a_gpu_what_one_in_fp32_does_in_fp16(tmp_path: Path) -> None:
+    node = helper.make_node
+    gate = [node("Sigmoid", ["a"], ["b"]), node("Mul", ["a", "b"], ["y"])]  # one node, if nothing is cast in it
+    single, half = halved(tmp_path, [node("MatMul", ["x", "w"], ["a"]), *gate])
+    on_gpu, asked = traced(half, target="cuda"), traced(single, target="cuda", precision="fp16")
+    assert [op.name for op in on_gpu.ops] == ["ort::MatMul", "ort::QuickGelu"]
+    assert (on_gpu.ops, on_gpu.notes, on_gpu.input_bytes) == (asked.ops, asked.notes, asked.input_bytes)
+    assert {op.name for op in traced(half, target="cpu").ops} >= {"ort::Cast"}
+
+
+def test_casts_of_a_file_in_fp16_stay_on_a_gpu(tmp_path: Path) -> None:
+    node, nodes = helper.make_node, []
+    nodes += [node("MatMul", ["x", "w"], ["a"]), node("Cast", ["a"], ["b"], to=onnx.TensorProto.FLOAT)]
+    nodes += [node("Softmax", ["b"], ["c"]), node("Cast", ["c"], ["y"], to=onnx.TensorProto.FLOAT16)]
+    ops = traced(halved(tmp_path, nodes)[1], target="cuda").ops
+    assert [(op.name, op.dtype) for op in ops] == [
+        ("ort::MatMul", "float16"),
+        ("ort::Cast", "float16"),
+        ("ort::Softmax", "float32"),
+        ("ort::Cast", "float32"),
+    ]
+    assert [op.write_bytes.at(3) // (3 * 64) for op in ops] == [2, 4, 4, 2]
+
+
+def test_what_a_loop_runs_counts_in_each_of_its_iterations(tmp_path: Path) -> None:
+    node, kinds = helper.make_node, onnx.TensorProto
+    step = [node("MatMul", ["state", "w"], ["next"]), node("Identity", ["on"], ["still"])]
+    given = (("i", kinds.INT64, []), ("on", kinds.BOOL, []), ("state", kinds.FLOAT, [None, 8]))
+    left = (("still", kinds.BOOL, []), ("next", kinds.FLOAT, [None, 8]))
+    ends = ([helper.make_tensor_value_info(*one) for one in part] for part in (given, left))
+    loop = node("Loop", ["n", "", "x"], ["y"], body=helper.make_graph(step, "body", *ends))
+    nodes = [node("Constant", [], ["n"], value_int=5), loop]
+    assert traced(saved(tmp_path, {"x": ["batch", 8]}, nodes, weight=(8, 8))).macs(3) == 5 * 3 * 8 * 8
+
+
 @pytest.mark.parametrize(
     ("changed", "asked", "message"),
     [

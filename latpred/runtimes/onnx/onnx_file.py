@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import hashlib
 import re
+import tempfile
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from functools import partial
@@ -28,10 +29,12 @@ from latpred.runtimes.onnx.onnx_session import inputs_of
 TOKENS, PIXELS, CHANNELS = 128, 224, 3
 _PRECISIONS = {"float16": "fp16", "bfloat16": "bf16", "float64": "fp64"}
 _HALF = {"fp16": "float16", "bf16": "bfloat16"}
-_CASTS = (
-    "onnxruntime's nodes are those of its CPU provider, which casts to float32 where it has no kernels for {0}: a GPU, "
-    "which has them, may take a fraction of this; the file in fp32, asked for in {0}, is priced without these casts"
+_TYPES = ("to", "dtype", "output_dtype", "softmax_precision")  # attributes whose number stands for a type
+_WHOLE = frozenset(  # operators that make no floating-point numbers of such
+    "Shape Size ArgMax ArgMin NonZero Equal Greater GreaterOrEqual Less LessOrEqual IsNaN IsInf QuantizeLinear "
+    "DynamicQuantizeLinear".split()
 )
+_INLINE = 1024  # bytes of weights that stay within a graph
 _HALVED = "onnxruntime's nodes are those of the file in float32, with the bytes of {}"
 
 
@@ -86,20 +89,99 @@ def _traced(
 ) -> ModelGraph:
     from latpred.runtimes.onnx import onnx_graph
 
+    single = half or _HALF.get(stub.precision, onnx_graph.FLOAT) if target == "cuda" else onnx_graph.FLOAT
+    held: dict[str, str] = {}
     try:
-        model = _named(proto, file)
-        watched = onnx_session.watch(model, feeds, target=target, threads=1, weights_in=file.resolve().parent)
-        graph = onnx_graph.graph_of(stub, watched, feeds, target, half or onnx_graph.FLOAT)
+        with tempfile.TemporaryDirectory(prefix="latpred-", ignore_cleanup_errors=True) as folder:
+            weights_in = file.resolve().parent
+            if target == "cuda" and not {*_HALF.values()}.isdisjoint((types := _types(proto.graph, {})).values()):
+                # A CPU, which has few kernels for halves, would cast around nodes, and fuse none of them.
+                held = {} if half else types
+                _widen(proto, weights_in, Path(folder))
+                feeds, weights_in = [_in_float(feed) for feed in feeds], Path(folder)
+            watched = onnx_session.watch(
+                _named(proto, file), feeds, target=target, threads=1, weights_in=weights_in, keep_casts=bool(held)
+            )
+        graph = onnx_graph.graph_of(stub, watched, feeds, target, single, held)
     except (RuntimeRefusalError, MemoryError) as error:
         raise _explained(error, file, proto) from error
-    if target == "cuda" and stub.precision in HALVES:
-        note = _HALVED.format(half) if half else _CASTS.format(stub.precision)
-        graph = msgspec.structs.replace(graph, notes=(note,))
+    if single != onnx_graph.FLOAT:
+        graph = msgspec.structs.replace(graph, notes=(_HALVED.format(single),))
     batch = _fixed_batch(proto)
     if batch is None:
         return graph
     note = f"the file takes batch {batch} only: nothing is known of any other"
     return msgspec.structs.replace(graph, only=(batch,), notes=(*graph.notes, note))
+
+
+def _types(graph: Any, known: dict[str, str]) -> dict[str, str]:
+    """Dtypes of the floating-point values of a graph and of those within its nodes, by name, added to those known."""
+    given = [(value.name, value.type.tensor_type.elem_type) for value in graph.input]
+    given += [(tensor.name, tensor.data_type) for tensor in graph.initializer]
+    known |= {name: _dtype(code) for name, code in given if _is_floating(code)}
+    for node in graph.node:
+        told = _type_told(node)
+        read = next((known[name] for name in node.input if name in known), None) if told is None else told
+        if read and node.op_type not in _WHOLE:
+            known |= dict.fromkeys(node.output, read)
+        for body in (one.g for one in node.attribute if one.HasField("g")):
+            inner, outer = reversed([one.name for one in body.input]), reversed(node.input)
+            known |= {name: known[source] for name, source in zip(inner, outer, strict=False) if source in known}
+            _types(body, known)
+            made = zip(reversed(node.output), reversed([one.name for one in body.output]), strict=False)
+            known |= {name: known[source] for name, source in made if source in known}
+    return known
+
+
+def _type_told(node: Any) -> str | None:
+    """The floating-point dtype that attributes give a node's results, "" of another; None where none does."""
+    code = 1 if node.op_type == "ConstantOfShape" else None
+    for one in node.attribute:
+        if one.name in ("to", "dtype", "output_dtype"):
+            code = one.i
+        elif one.name == "value" and one.HasField("t"):
+            code = one.t.data_type
+    return None if code is None else _dtype(code) if _is_floating(code) else ""
+
+
+def _widen(proto: Any, weights_in: Path, folder: Path) -> None:
+    """Make float32 of a file's halves; what is large then lies in a folder, since more than 2 GB may come of it."""
+    import onnx
+
+    halves = {onnx.TensorProto.FLOAT16, onnx.TensorProto.BFLOAT16}
+    with (folder / "weights").open("wb") as weights:
+        for graph in (one for part in (proto.graph, *proto.functions) for one in onnx_session.graphs_within(part)):
+            for tensor in getattr(graph, "initializer", ()):
+                _widen_tensor(tensor, halves, weights_in)
+                if len(tensor.raw_data) > _INLINE:
+                    onnx.external_data_helper.set_external_data(tensor, "weights", weights.tell(), len(tensor.raw_data))
+                    weights.write(tensor.raw_data)
+                    tensor.ClearField("raw_data")
+            for value in (*getattr(graph, "input", ()), *getattr(graph, "output", ()), *graph.value_info):
+                if value.type.tensor_type.elem_type in halves:
+                    value.type.tensor_type.elem_type = onnx.TensorProto.FLOAT
+            for attribute in (one for node in graph.node for one in node.attribute):
+                if attribute.name in _TYPES and attribute.i in halves:
+                    attribute.i = onnx.TensorProto.FLOAT
+                if attribute.HasField("t"):
+                    _widen_tensor(attribute.t, halves, weights_in)
+
+
+def _widen_tensor(tensor: Any, halves: set[int], weights_in: Path) -> None:
+    """Bring a tensor's data, in float32 where it is a half, into the tensor."""
+    import onnx
+
+    if tensor.data_location == onnx.TensorProto.EXTERNAL:
+        onnx.external_data_helper.load_external_data_for_tensor(tensor, str(weights_in))
+        tensor.ClearField("external_data")
+        tensor.data_location = onnx.TensorProto.DEFAULT
+    if tensor.data_type in halves:
+        tensor.CopyFrom(onnx.numpy_helper.from_array(onnx.numpy_helper.to_array(tensor).astype("float32"), tensor.name))
+
+
+def _in_float(feed: Mapping[str, Any]) -> dict[str, Any]:
+    """A feed whose halves are in float32."""
+    return {name: one.astype("float32") if one.dtype.name in _HALF.values() else one for name, one in feed.items()}
 
 
 def _load(file: Path) -> Any:
