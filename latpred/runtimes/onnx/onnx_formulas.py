@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
-from math import prod
+from math import ceil, prod
 from typing import Any, NamedTuple
 
 from latpred.ops import pointwise, products
@@ -15,7 +15,8 @@ from latpred.ops.families import Work, host_class
 
 NCHWC = "com.microsoft.nchwc"
 _BYTES = {
-    **dict.fromkeys(("bool", "int8", "uint8"), 1),
+    **dict.fromkeys(("int4", "uint4", "float4"), 0.5),
+    **dict.fromkeys(("bool", "int8", "uint8", "float8"), 1),
     **dict.fromkeys(("float16", "bfloat16", "int16", "uint16"), 2),
     **dict.fromkeys(("float64", "int64", "uint64"), 8),
 }
@@ -36,7 +37,7 @@ class Value:
 
     @property
     def nbytes(self) -> int:
-        return prod(self.shape) * _BYTES.get(self.dtype, 4)
+        return ceil(prod(self.shape) * _BYTES.get(self.dtype.partition("_")[0], 4))
 
 
 class Node(NamedTuple):

@@ -12,6 +12,7 @@ from collections import defaultdict, deque
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from itertools import chain
+from math import prod
 from typing import Any
 
 import msgspec
@@ -34,6 +35,7 @@ from latpred.runtimes.onnx.onnx_formulas import (
 from latpred.runtimes.onnx.onnx_session import Event, Watched, graphs_within, installed, nodes_of
 from latpred.tracing.trace_pass import LEAST_WEIGHTS, touched_since
 
+_MOST_ON_HOST = 100  # elements of a weight that onnxruntime calls small
 _NAMES = {"float": "float32", "double": "float64"}  # what onnxruntime calls otherwise
 FLOAT = "float32"
 
@@ -237,8 +239,8 @@ def attributes(proto: Any) -> dict[str, Any]:
 
 
 def _on_host(graph: Any) -> frozenset[str]:
-    """Values that onnxruntime's CUDA provider leaves on the host: shapes, and whole numbers made of nothing else."""
-    weights = {tensor.name for tensor in graph.initializer}
+    """Values that onnxruntime's CUDA provider leaves on the host: shapes, and what it makes of them and few weights."""
+    weights = {tensor.name for tensor in graph.initializer if prod(tensor.dims) <= _MOST_ON_HOST}
     on_host: set[str] = set()
     for node in graph.node:
         given = [name for name in node.input if name and name not in weights]

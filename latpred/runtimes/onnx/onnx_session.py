@@ -29,6 +29,8 @@ GPU_PIP = f"pip uninstall onnxruntime && {PIP_ON_GPU}"
 DISTRIBUTIONS = ("onnxruntime", "onnxruntime-gpu", "onnxruntime-directml", "onnxruntime-openvino", "onnxruntime-qnn")
 # What the CPU provider alone has kernels for; without these the graph is as the CUDA provider gets it.
 CPU_ONLY = (
+    "DynamicQuantizeMatMulFusion",
+    "MatMulIntegerToFloatFusion",
     "ConvActivationFusion",
     "ConvAddActivationFusion",
     "GemmActivationFusion",
@@ -123,7 +125,7 @@ def session(
     optimised: Path | None = None,
     weights_in: Path | None = None,
     layout: bool = True,
-    keep_casts: bool = False,
+    left_out: Sequence[str] = (),
 ) -> Any:
     """A session of a serialised model, or of the path of one; a model that onnxruntime cannot load is refused.
 
@@ -135,7 +137,7 @@ def session(
     optimised : file for the graph that is really run, its weights beside it.
     weights_in : folder of the weights that a serialised model keeps outside of it.
     layout : whether the CPU may lay the graph out as it likes, after all other optimisations.
-    keep_casts : whether casts from float32 to float32 stay, which stand for others.
+    left_out : names of optimisations that are not made.
     """
     import onnxruntime  # type: ignore[import-untyped]
 
@@ -153,14 +155,13 @@ def session(
         settings.add_session_config_entry("session.optimized_model_external_initializers_min_size_in_bytes", "1024")
     if weights_in is not None:
         settings.add_session_config_entry("session.model_external_initializers_file_folder_path", str(weights_in))
-    left_out = list(CPU_ONLY) if target == "cuda" and gpu is None else []
-    left_out += ["CastElimination"] if keep_casts else []
+    cpu_only = CPU_ONLY if target == "cuda" and gpu is None else ()
     options = {"device_id": gpu, "enable_cuda_graph": int(cuda_graph), "use_tf32": int(tf32)}  # which it does by itself
     cuda = (CUDA, {name: str(value) for name, value in options.items()})
     providers: list[Any] = [CPU] if gpu is None else [cuda, CPU]
     try:
         # Without a fallback: what fails on the GPU would be run again on the CPU, and be timed there.
-        more = {"disabled_optimizers": left_out, "enable_fallback": 0}
+        more = {"disabled_optimizers": [*left_out, *cpu_only], "enable_fallback": 0}
         made = onnxruntime.InferenceSession(model, settings, providers=providers, **more)
     except Exception as error:  # onnxruntime's own exceptions share no base class
         raise failure(error, "load") from error
@@ -190,7 +191,7 @@ def watch(
     target: str,
     threads: int,
     weights_in: Path | None = None,
-    keep_casts: bool = False,
+    left_out: Sequence[str] = (),
     between: Callable[[], object] = tuple,
 ) -> Watched:
     """Run a model once for each of the feeds with onnxruntime's profiler on; no file is left behind.
@@ -203,7 +204,7 @@ def watch(
         folder = Path(name)
         kept = folder / "optimised.onnx"
         files = {"profile": folder / "profile", "optimised": kept, "weights_in": weights_in}
-        running = session(model, target=target, threads=threads, keep_casts=keep_casts, **files)
+        running = session(model, target=target, threads=threads, left_out=left_out, **files)
         proto = onnx.load(str(kept), load_external_data=False)
         try:
             for feed in feeds:
