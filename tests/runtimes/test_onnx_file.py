@@ -240,6 +240,15 @@ def test_what_cannot_be_run_is_said(
         trace_for_runtime(file(tmp_path, **changed), **({"runtime": "onnxruntime"} | asked))
 
 
+@pytest.mark.parametrize(("source", "told"), [("x", True), ("s", False)])
+def test_what_goes_by_values_is_said(source: str, told: bool, tmp_path: Path) -> None:
+    node = helper.make_node
+    picked = [node("Cast", [source], ["c"], to=onnx.TensorProto.FLOAT), node("NonZero", ["c"], ["i"])]
+    picked.append(node("Cast", ["i"], ["y"], to=onnx.TensorProto.FLOAT))
+    notes = traced(saved(tmp_path, {"x": ["n"]}, [node("Shape", ["x"], ["s"]), *picked])).notes
+    assert any("what NonZero does depends on values" in note for note in notes) == told
+
+
 def test_weights_that_a_node_holds_count(tmp_path: Path) -> None:
     weights = [helper.make_node("Constant", [], ["v"], value=numpy_helper.from_array(np.ones((8, 4), np.float16)))]
     path = saved(

@@ -24,6 +24,7 @@ from latpred.query import Options
 from latpred.runtimes import graph_store
 from latpred.runtimes.base import BATCHES
 from latpred.runtimes.onnx import onnx_session
+from latpred.runtimes.onnx.onnx_formulas import HOST
 from latpred.runtimes.onnx.onnx_session import inputs_of
 
 TOKENS, PIXELS, CHANNELS, MOST_CHANNELS = 128, 224, 3, 4
@@ -34,10 +35,12 @@ _ON_CPU = (
     "onnxruntime has no CUDA kernels for {}: it runs these on the CPU, and copies what they read and write, none of "
     "which is counted"
 )
+_BY_VALUE = "what {} does depends on values: this holds for those of inputs=, without which inputs are ones"
+_GO_BY_VALUE = ("NonZero", "Unique", "Compress", "NonMaxSuppression", "If", "Loop")
 _OF_WEIGHTS = ("float", "bfloat", "int8", "uint8", "int4", "uint4")
 _TYPES = ("to", "dtype", "output_dtype", "softmax_precision")  # attributes whose number stands for a type
 # Operators that make no floating-point numbers of such.
-_WHOLE = {"Shape", "Size", "ArgMax", "ArgMin", "NonZero", "Equal", "Greater", "GreaterOrEqual", "Less", "LessOrEqual"}
+_WHOLE = HOST | {"ArgMax", "ArgMin", "NonZero", "Equal", "Greater", "GreaterOrEqual", "Less", "LessOrEqual"}
 _WHOLE |= {"IsNaN", "IsInf", "QuantizeLinear", "DynamicQuantizeLinear"}
 _INLINE = 1024  # bytes of weights that stay within a graph
 _HALVED = "onnxruntime's nodes are those of the file in float32, with the bytes of {}"
@@ -116,6 +119,8 @@ def _traced(
     notes = [_HALVED.format(single)] if single != onnx_graph.FLOAT else []
     on_cpu = {op.name for op in graph.ops if target == "cuda" and _NO_CUDA.match(op.name)}
     notes += [_ON_CPU.format(", ".join(sorted(on_cpu)))] if on_cpu else []
+    by_value = _by_value(proto.graph, {value.name for value in inputs_of(proto)})
+    notes += [_BY_VALUE.format(", ".join(sorted(by_value)))] if by_value else []
     batch = _fixed_batch(proto)
     notes += [] if batch is None else [f"the file takes batch {batch} only: nothing is known of any other"]
     return msgspec.structs.replace(graph, only=() if batch is None else (batch,), notes=tuple(notes))
@@ -149,6 +154,24 @@ def _type_told(node: Any) -> str | None:
         elif one.name == "value" and one.HasField("t"):
             code = one.t.data_type
     return None if code is None else _dtype(code) if _is_floating(code) else ""
+
+
+def _by_value(graph: Any, varying: set[str]) -> set[str]:
+    """Types of nodes that do other work for other values of the inputs; `varying` names what follows from those."""
+    found: set[str] = set()
+    for node in graph.node:
+        bodies = [one.g for one in node.attribute if one.HasField("g")]
+        for body in bodies:
+            pairs = zip(reversed([one.name for one in body.input]), reversed(node.input), strict=False)
+            varying |= {name for name, source in pairs if source in varying}
+            found |= _by_value(body, varying)
+        decides = {*node.input[:1], *(body.output[0].name for body in bodies if node.op_type == "Loop")}
+        if node.op_type in _GO_BY_VALUE and not varying.isdisjoint(decides):
+            found.add(node.op_type)
+        read = {*node.input, *(one.name for body in bodies for one in body.output)}
+        if node.op_type not in HOST and not varying.isdisjoint(read):
+            varying |= {*node.output}
+    return found
 
 
 def _widen(proto: Any, weights_in: Path, folder: Path) -> None:
