@@ -133,7 +133,8 @@ def _types(graph: Any, known: dict[str, str]) -> dict[str, str]:
     known |= {name: _dtype(code) for name, code in given if _is_floating(code)}
     for node in graph.node:
         told = _type_told(node)
-        read = next((known[name] for name in node.input if name in known), None) if told is None else told
+        sources = node.input[1:] if node.op_type == "CastLike" else node.input
+        read = next((known[name] for name in sources if name in known), None) if told is None else told
         if read and node.op_type not in _WHOLE:
             known |= dict.fromkeys(node.output, read)
         for body in (one.g for one in node.attribute if one.HasField("g")):
@@ -491,5 +492,11 @@ def _explained(error: Exception, file: Path, proto: Any) -> LatpredError:
         return UsageError(
             f"{file} is of IR version {proto.ir_version}, newer than {versions} reads. Upgrade it: "
             "pip install -U onnxruntime"
+        )
+    lacking = re.search(r"find an implementation for (\w+)", text)
+    if lacking:
+        return UsageError(
+            f"{file} has the operator {lacking[1]}, for which onnxruntime has no kernel on a CPU, where latpred runs "
+            "files whatever the device. Export the model without it, or give the PyTorch model."
         )
     return UsageError(f"{file} cannot be run: {text.removeprefix('onnxruntime cannot ')}")
