@@ -179,26 +179,25 @@ def _widen(proto: Any, weights_in: Path, folder: Path) -> None:
     """Make float32 of a file's halves; what is large then lies in a folder, since more than 2 GB may come of it."""
     import onnx
 
-    halves = {onnx.TensorProto.FLOAT16, onnx.TensorProto.BFLOAT16}
     with (folder / "weights").open("wb") as weights:
         for graph in (one for part in (proto.graph, *proto.functions) for one in onnx_session.graphs_within(part)):
             for tensor in getattr(graph, "initializer", ()):
-                _widen_tensor(tensor, halves, weights_in)
+                _widen_tensor(tensor, weights_in)
                 if len(tensor.raw_data) > _INLINE:
                     onnx.external_data_helper.set_external_data(tensor, "weights", weights.tell(), len(tensor.raw_data))
                     weights.write(tensor.raw_data)
                     tensor.ClearField("raw_data")
             for value in (*getattr(graph, "input", ()), *getattr(graph, "output", ()), *graph.value_info):
-                if value.type.tensor_type.elem_type in halves:
+                if _is_half(value.type.tensor_type.elem_type):
                     value.type.tensor_type.elem_type = onnx.TensorProto.FLOAT
             for attribute in (one for node in graph.node for one in node.attribute):
-                if attribute.name in _TYPES and attribute.i in halves:
+                if attribute.name in _TYPES and _is_half(attribute.i):
                     attribute.i = onnx.TensorProto.FLOAT
                 if attribute.HasField("t"):
-                    _widen_tensor(attribute.t, halves, weights_in)
+                    _widen_tensor(attribute.t, weights_in)
 
 
-def _widen_tensor(tensor: Any, halves: set[int], weights_in: Path) -> None:
+def _widen_tensor(tensor: Any, weights_in: Path) -> None:
     """Bring a tensor's data, in float32 where it is a half, into the tensor."""
     import onnx
 
@@ -206,7 +205,7 @@ def _widen_tensor(tensor: Any, halves: set[int], weights_in: Path) -> None:
         onnx.external_data_helper.load_external_data_for_tensor(tensor, str(weights_in))
         tensor.ClearField("external_data")
         tensor.data_location = onnx.TensorProto.DEFAULT
-    if tensor.data_type in halves:
+    if _is_half(tensor.data_type):
         tensor.CopyFrom(onnx.numpy_helper.from_array(onnx.numpy_helper.to_array(tensor).astype("float32"), tensor.name))
 
 
@@ -268,6 +267,10 @@ def _stub(file: Path, proto: Any, precision: str, asked: Options) -> ModelGraph:
 
 def _is_floating(code: int) -> bool:
     return _dtype(code).startswith(("float", "bfloat"))
+
+
+def _is_half(code: int) -> bool:
+    return _dtype(code) in _HALF.values()
 
 
 def _dtype(code: int) -> str:

@@ -199,7 +199,7 @@ def along_axis(general: str) -> Formula:
     return lambda node, ins, _: _rows(f"{general}.{node.kind}", ins[0].numel, ins[0].shape[node.number("axis", -1)])
 
 
-def embedded(node: Node, ins: Values, outs: Values) -> Work:
+def _embedded(node: Node, ins: Values, outs: Values) -> Work:
     """Sums of rows of tables, and statistics over each."""
     return over_last("norm.layer_norm")(node, outs, outs)._replace(reads=dict.fromkeys((2, 3, 4), outs[0].nbytes))
 
@@ -355,7 +355,7 @@ _OPERATORS: dict[Formula, str] = {
     # With the addition before it fused in, a normalisation has a kernel of its own, on a CPU many times slower.
     over_last("norm.skip_layer_norm"): "SkipLayerNormalization",
     over_last("norm.skip_rms_norm"): "SkipSimplifiedLayerNormalization",
-    embedded: "EmbedLayerNormalization",
+    _embedded: "EmbedLayerNormalization",
     over_last("norm.lp"): "LpNormalization MeanVarianceNormalization",
     per_channel: "InstanceNormalization GroupNormalization GroupNorm SkipGroupNorm",
     lambda _, ins, outs: pointwise.batch_norm(ins[0], out=outs[0]): "BatchNormalization",

@@ -203,7 +203,7 @@ def watch(
     with tempfile.TemporaryDirectory(prefix="latpred-", ignore_cleanup_errors=True) as name:
         folder = Path(name)
         kept = folder / "optimised.onnx"
-        files = {"profile": folder / "profile", "optimised": kept, "weights_in": weights_in}
+        files: dict[str, Any] = {"profile": folder / "profile", "optimised": kept, "weights_in": weights_in}
         running = session(model, target=target, threads=threads, left_out=left_out, **files)
         proto = onnx.load(str(kept), load_external_data=False)
         try:
