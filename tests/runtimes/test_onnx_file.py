@@ -124,11 +124,25 @@ def test_keys_and_values_of_earlier_tokens_are_no_picture(tmp_path: Path) -> Non
     with pytest.raises(UsageError, match=r"'x' has open sizes besides the batch \(n x 12 x past x 64\)\. Give inputs="):
         traced(path)
     assert traced(path, inputs=torch.zeros(1, 12, 7, 64)).ops[0].dims["numel"].at(2) == 2 * 12 * 7 * 64
-    line = saved(tmp_path, {"x": ["n", 3, 48, "width"]}, [helper.make_node("Tanh", ["x"], ["y"])])  # of text
-    assert [traced(line, **given).ops[0].dims["numel"].at(1) // (3 * 48) for given in ({}, {"image": 320})] == [
-        224,
-        320,
-    ]
+    lines = [(["n", 3, 48, "width"], {}, 224), (["n", 3, 48, "width"], {"image": 320}, 320)]  # of text
+    for sizes, given, width in [*lines, (["n", "width", 48, 3], {}, 224)]:
+        line = saved(tmp_path, {"x": sizes}, [helper.make_node("Tanh", ["x"], ["y"])])
+        assert traced(line, **given).ops[0].dims["numel"].at(1) == 3 * 48 * width
+
+
+@pytest.mark.parametrize("given", [{}, {"inputs": torch.zeros(5, 2, 8)}, {"inputs": lambda n: torch.zeros(5, n, 8)}])
+def test_a_batch_is_where_its_name_says(given: dict[str, Any], tmp_path: Path) -> None:
+    steps = "steps" if given else 5  # open, they would be taken for a batch
+    graph = traced(saved(tmp_path, {"x": [steps, "batch_size", 8]}, [helper.make_node("Tanh", ["x"], ["y"])]), **given)
+    assert (graph.only, graph.ops[0].dims["numel"].at(3)) == ((), 5 * 3 * 8)
+
+
+def test_what_is_as_long_as_the_tokens_is_no_batch(tmp_path: Path) -> None:
+    node = helper.make_node("Add", ["ids", "positions"], ["y"])
+    path = saved(tmp_path, {"ids": ["n", "tokens"], "positions": ["tokens"]}, [node], dtype="int64")
+    assert traced(path, seq=7).ops[0].dims["numel"].at(3) == 3 * 7
+    examples = {"inputs": tuple(torch.zeros(*size, dtype=torch.int64) for size in ((7, 7), (7,)))}
+    assert traced(path, **examples).ops[0].dims["numel"].at(3) == 3 * 7
 
 
 def test_examples_are_told_apart_by_their_names_and_by_the_integers_that_are_fed(tmp_path: Path) -> None:
@@ -163,6 +177,49 @@ def test_a_file_in_fp32_is_priced_in_halves_for_a_gpu(tmp_path: Path) -> None:
     assert traced(path, target="cuda").notes == ()
 
 
+def halved(folder: Path, nodes: list[Any]) -> tuple[Path, Path]:
+    """One graph in float32, and in float16 with its weights beside it."""
+    (folder / "half").mkdir()
+    how = {"save_as_external_data": True, "location": "weights.bin", "size_threshold": 0}
+    half = saved(folder / "half", {"x": ["batch", 64]}, nodes, weight=(64, 64), dtype="float16", how=how)
+    return saved(folder, {"x": ["batch", 64]}, nodes, weight=(64, 64)), half
+
+
+def test_a_file_in_fp16_runs_on_a_gpu_what_one_in_fp32_does_in_fp16(tmp_path: Path) -> None:
+    node = helper.make_node
+    gate = [node("Sigmoid", ["a"], ["b"]), node("Mul", ["a", "b"], ["y"])]  # one node, if nothing is cast in it
+    single, half = halved(tmp_path, [node("MatMul", ["x", "w"], ["a"]), *gate])
+    on_gpu, asked = traced(half, target="cuda"), traced(single, target="cuda", precision="fp16")
+    assert [op.name for op in on_gpu.ops] == ["ort::MatMul", "ort::QuickGelu"]
+    assert (on_gpu.ops, on_gpu.notes, on_gpu.input_bytes) == (asked.ops, asked.notes, asked.input_bytes)
+    assert {op.name for op in traced(half, target="cpu").ops} >= {"ort::Cast"}
+
+
+def test_casts_of_a_file_in_fp16_stay_on_a_gpu(tmp_path: Path) -> None:
+    node, nodes = helper.make_node, []
+    nodes += [node("MatMul", ["x", "w"], ["a"]), node("Cast", ["a"], ["b"], to=onnx.TensorProto.FLOAT)]
+    nodes += [node("Softmax", ["b"], ["c"]), node("Cast", ["c"], ["y"], to=onnx.TensorProto.FLOAT16)]
+    ops = traced(halved(tmp_path, nodes)[1], target="cuda").ops
+    assert [(op.name, op.dtype) for op in ops] == [
+        ("ort::MatMul", "float16"),
+        ("ort::Cast", "float16"),
+        ("ort::Softmax", "float32"),
+        ("ort::Cast", "float32"),
+    ]
+    assert [op.write_bytes.at(3) // (3 * 64) for op in ops] == [2, 4, 4, 2]
+
+
+def test_what_a_loop_runs_counts_in_each_of_its_iterations(tmp_path: Path) -> None:
+    node, kinds = helper.make_node, onnx.TensorProto
+    step = [node("MatMul", ["state", "w"], ["next"]), node("Identity", ["on"], ["still"])]
+    given = (("i", kinds.INT64, []), ("on", kinds.BOOL, []), ("state", kinds.FLOAT, [None, 8]))
+    left = (("still", kinds.BOOL, []), ("next", kinds.FLOAT, [None, 8]))
+    ends = ([helper.make_tensor_value_info(*one) for one in part] for part in (given, left))
+    loop = node("Loop", ["n", "", "x"], ["y"], body=helper.make_graph(step, "body", *ends))
+    nodes = [node("Constant", [], ["n"], value_int=5), loop]
+    assert traced(saved(tmp_path, {"x": ["batch", 8]}, nodes, weight=(8, 8))).macs(3) == 5 * 3 * 8 * 8
+
+
 @pytest.mark.parametrize(
     ("changed", "asked", "message"),
     [
@@ -181,6 +238,33 @@ def test_what_cannot_be_run_is_said(
 ) -> None:
     with pytest.raises(UsageError, match=message):
         trace_for_runtime(file(tmp_path, **changed), **({"runtime": "onnxruntime"} | asked))
+
+
+@pytest.mark.parametrize(("source", "told"), [("x", True), ("s", False)])
+def test_what_goes_by_values_is_said(source: str, told: bool, tmp_path: Path) -> None:
+    node = helper.make_node
+    picked = [node("Cast", [source], ["c"], to=onnx.TensorProto.FLOAT), node("NonZero", ["c"], ["i"])]
+    picked.append(node("Cast", ["i"], ["y"], to=onnx.TensorProto.FLOAT))
+    notes = traced(saved(tmp_path, {"x": ["n"]}, [node("Shape", ["x"], ["s"]), *picked])).notes
+    assert any("what NonZero does depends on values" in note for note in notes) == told
+
+
+def test_weights_that_a_node_holds_count(tmp_path: Path) -> None:
+    weights = [helper.make_node("Constant", [], ["v"], value=numpy_helper.from_array(np.ones((8, 4), np.float16)))]
+    path = saved(
+        tmp_path, {"x": ["batch", 8]}, [*weights, helper.make_node("MatMul", ["x", "v"], ["y"])], dtype="float16"
+    )
+    proto = onnx.load(str(path))
+    proto.graph.ClearField("initializer")
+    onnx.save(proto, str(path))
+    assert (traced(path).precision, traced(path).parameters) == ("fp16", 32)
+
+
+def test_rows_picked_by_shapes_come_from_a_table_on_a_gpu(tmp_path: Path) -> None:
+    node = helper.make_node
+    nodes = [node("Shape", ["x"], ["s"]), node("Mul", ["s", "s"], ["rows"]), node("Gather", ["w", "rows"], ["y"])]
+    ops = traced(saved(tmp_path, {"x": ["batch"]}, nodes, weight=(64, 64)), target="cuda").ops
+    assert [op.launches for op in ops] == [0, 0, 1]
 
 
 def test_a_file_that_is_not_whole(tmp_path: Path) -> None:
@@ -213,6 +297,21 @@ def test_products_of_bytes_count_as_products(tmp_path: Path) -> None:
     onnx.save(proto, str(path))
     (product,) = (op for op in traced(path).ops if op.name == "ort::QLinearMatMul")
     assert (product.dtype, product.family, product.macs.at(2), product.estimated) == ("uint8", "gemm", 64, False)
+    assert "no CUDA kernels for ort::QLinearMatMul" in " ".join(traced(path, target="cuda").notes)
+
+
+@pytest.mark.parametrize(("target", "op_type"), [("cpu", "QLinearMatMul"), ("cuda", "MatMul")])
+def test_products_between_quantised_values_are_of_bytes_on_a_cpu_only(
+    target: str, op_type: str, tmp_path: Path
+) -> None:
+    node, nodes = helper.make_node, []
+    for name in ("x", "w", "a"):
+        nodes.append(node("Constant", [], [f"{name}s"], value_float=0.1))
+        nodes += [node("QuantizeLinear", [name, f"{name}s"], [f"{name}q"])]
+        nodes += [node("DequantizeLinear", [f"{name}q", f"{name}s"], ["y" if name == "a" else f"{name}d"])]
+    product = node("MatMul", ["xd", "wd"], ["a"])
+    path = saved(tmp_path, {"x": ["batch", 8]}, [*nodes[:-3], product, *nodes[-3:]])
+    assert op_type in {op.name.removeprefix("ort::") for op in traced(path, target=target).ops}
 
 
 @pytest.mark.parametrize(

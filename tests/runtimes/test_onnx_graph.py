@@ -154,3 +154,39 @@ def test_transposes_value_by_value_are_a_family_of_their_own(shape: Any, order: 
     work = work_of(Node("Transpose", "", {"perm": order}), [value], [value])
     assert work is not None
     assert work.family == ("copy.transpose.scattered" if scattered else "copy.transpose")
+
+
+def test_fused_attention_counts_values_wider_than_queries() -> None:
+    query, key, value = (Value((2, 4, *sizes), "float32") for sizes in ((16, 16), (20, 16), (20, 32)))
+    work = work_of(Node("Attention", "", {}), [query, key, value], [Value((2, 4, 16, 32), "float32")])
+    assert work is not None
+    assert work.macs == 2 * 4 * 16 * 20 * (16 + 32)
+
+
+def test_embeddings_and_their_normalisation_read_the_rows_that_they_take() -> None:
+    ids, out = Value((2, 7), "int32"), Value((2, 7, 64), "float32")
+    tables = [Value((rows, 64), "float32", weight=True) for rows in (30000, 512, 2)]
+    work = work_of(Node("EmbedLayerNormalization", "com.microsoft", {}), [ids, ids, *tables], [out])
+    assert work is not None
+    assert (dict(work.dims), dict(work.reads)) == ({"rows": 14, "cols": 64}, dict.fromkeys((2, 3, 4), out.nbytes))
+
+
+def test_bytes_are_pooled_wherever_their_channels_lie() -> None:
+    scale, zero = Value((), "float32"), Value((), "uint8")
+    shapes = {0: ((2, 24, 8, 8), (2, 24, 1, 1)), 1: ((2, 8, 8, 24), (2, 1, 1, 24))}
+    works = [
+        work_of(
+            Node("QLinearGlobalAveragePool", "com.microsoft", {"channels_last": last}),
+            [Value(given, "uint8"), scale, zero, scale, zero],
+            [Value(made, "uint8")],
+        )
+        for last, (given, made) in shapes.items()
+    ]
+    assert works[0] is not None
+    assert works[0] == works[1]
+    assert (works[0].family, works[0].dims["channels"], works[0].dims["window"]) == ("pooling.average", 24, 64)
+
+
+@pytest.mark.parametrize(("dtype", "size"), [("int4", 16), ("float8_e4m3fn", 32), ("float32", 128)])
+def test_bytes_of_narrow_numbers(dtype: str, size: int) -> None:
+    assert Value((4, 8), dtype).nbytes == size

@@ -1,14 +1,15 @@
 """`.onnx` files as models: what onnxruntime runs of one, and what is wrong with one that it cannot run.
 
-The first dimension of the inputs is the batch where it is open; a file with a fixed one holds for that batch alone.
+The batch is the dimension of the inputs that is called so, else the first; a file that fixes it holds for it alone.
 """
 
 from __future__ import annotations
 
 import hashlib
 import re
+import tempfile
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from functools import partial
 from math import prod
 from pathlib import Path
@@ -19,19 +20,29 @@ import msgspec
 from latpred import runtimes
 from latpred.errors import LatpredError, RuntimeRefusalError, UsageError
 from latpred.graph.graph import ZERO, ModelGraph
-from latpred.query import HALVES, Options
+from latpred.query import Options
 from latpred.runtimes import graph_store
 from latpred.runtimes.base import BATCHES
 from latpred.runtimes.onnx import onnx_session
+from latpred.runtimes.onnx.onnx_formulas import HOST
 from latpred.runtimes.onnx.onnx_session import inputs_of
 
-TOKENS, PIXELS, CHANNELS = 128, 224, 3
+TOKENS, PIXELS, CHANNELS, MOST_CHANNELS = 128, 224, 3, 4
 _PRECISIONS = {"float16": "fp16", "bfloat16": "bf16", "float64": "fp64"}
 _HALF = {"fp16": "float16", "bf16": "bfloat16"}
-_CASTS = (
-    "onnxruntime's nodes are those of its CPU provider, which casts to float32 where it has no kernels for {0}: a GPU, "
-    "which has them, may take a fraction of this; the file in fp32, asked for in {0}, is priced without these casts"
+_NO_CUDA = re.compile("ort::(QLinear|DynamicQuantize|ConvInteger|QGemm|MatMulIntegerToFloat)")
+_ON_CPU = (
+    "onnxruntime has no CUDA kernels for {}: it runs these on the CPU, and copies what they read and write, none of "
+    "which is counted"
 )
+_BY_VALUE = "what {} does depends on values: this holds for those of inputs=, without which inputs are ones"
+_GO_BY_VALUE = ("NonZero", "Unique", "Compress", "NonMaxSuppression", "If", "Loop")
+_OF_WEIGHTS = ("float", "bfloat", "int8", "uint8", "int4", "uint4")
+_TYPES = ("to", "dtype", "output_dtype", "softmax_precision")  # attributes whose number stands for a type
+# Operators that make no floating-point numbers of such.
+_WHOLE = HOST | {"ArgMax", "ArgMin", "NonZero", "Equal", "Greater", "GreaterOrEqual", "Less", "LessOrEqual"}
+_WHOLE |= {"IsNaN", "IsInf", "QuantizeLinear", "DynamicQuantizeLinear"}
+_INLINE = 1024  # bytes of weights that stay within a graph
 _HALVED = "onnxruntime's nodes are those of the file in float32, with the bytes of {}"
 
 
@@ -86,20 +97,121 @@ def _traced(
 ) -> ModelGraph:
     from latpred.runtimes.onnx import onnx_graph
 
+    single = half or _HALF.get(stub.precision, onnx_graph.FLOAT) if target == "cuda" else onnx_graph.FLOAT
+    held: dict[str, str] = {}
     try:
-        model = _named(proto, file)
-        watched = onnx_session.watch(model, feeds, target=target, threads=1, weights_in=file.resolve().parent)
-        graph = onnx_graph.graph_of(stub, watched, feeds, target, half or onnx_graph.FLOAT)
+        with tempfile.TemporaryDirectory(prefix="latpred-", ignore_cleanup_errors=True) as folder:
+            weights_in = file.resolve().parent
+            if target == "cuda" and not {*_HALF.values()}.isdisjoint((types := _types(proto.graph, {})).values()):
+                # A CPU, which has few kernels for halves, would cast around nodes, and fuse none of them.
+                held = {} if half else types
+                _widen(proto, weights_in, Path(folder))
+                feeds, weights_in = [_in_float(feed) for feed in feeds], Path(folder)
+            left_out = ["CastElimination"] if held else []  # casts of halves are by now to what they are from
+            if target == "cuda" and any(node.op_type == "QuantizeLinear" for node in onnx_session.nodes_of(proto)):
+                left_out.append("QDQSelectorActionTransformer")  # makes nodes for the CPU of products between these
+            watched = onnx_session.watch(
+                _named(proto, file), feeds, target=target, threads=1, weights_in=weights_in, left_out=left_out
+            )
+        graph = onnx_graph.graph_of(stub, watched, feeds, target, single, held)
     except (RuntimeRefusalError, MemoryError) as error:
         raise _explained(error, file, proto) from error
-    if target == "cuda" and stub.precision in HALVES:
-        note = _HALVED.format(half) if half else _CASTS.format(stub.precision)
-        graph = msgspec.structs.replace(graph, notes=(note,))
+    notes = [_HALVED.format(single)] if single != onnx_graph.FLOAT else []
+    on_cpu = {op.name for op in graph.ops if target == "cuda" and _NO_CUDA.match(op.name)}
+    notes += [_ON_CPU.format(", ".join(sorted(on_cpu)))] if on_cpu else []
+    by_value = _by_value(proto.graph, {value.name for value in inputs_of(proto)})
+    notes += [_BY_VALUE.format(", ".join(sorted(by_value)))] if by_value else []
     batch = _fixed_batch(proto)
-    if batch is None:
-        return graph
-    note = f"the file takes batch {batch} only: nothing is known of any other"
-    return msgspec.structs.replace(graph, only=(batch,), notes=(*graph.notes, note))
+    notes += [] if batch is None else [f"the file takes batch {batch} only: nothing is known of any other"]
+    return msgspec.structs.replace(graph, only=() if batch is None else (batch,), notes=tuple(notes))
+
+
+def _types(graph: Any, known: dict[str, str]) -> dict[str, str]:
+    """Dtypes of the floating-point values of a graph and of those within its nodes, by name, added to those known."""
+    given = [(value.name, value.type.tensor_type.elem_type) for value in graph.input]
+    given += [(tensor.name, tensor.data_type) for tensor in graph.initializer]
+    known |= {name: _dtype(code) for name, code in given if _is_floating(code)}
+    for node in graph.node:
+        told = _type_told(node)
+        sources = node.input[1:] if node.op_type == "CastLike" else node.input
+        read = next((known[name] for name in sources if name in known), None) if told is None else told
+        if read and node.op_type not in _WHOLE:
+            known |= dict.fromkeys(node.output, read)
+        for body in (one.g for one in node.attribute if one.HasField("g")):
+            inner, outer = reversed([one.name for one in body.input]), reversed(node.input)
+            known |= {name: known[source] for name, source in zip(inner, outer, strict=False) if source in known}
+            _types(body, known)
+            made = zip(reversed(node.output), reversed([one.name for one in body.output]), strict=False)
+            known |= {name: known[source] for name, source in made if source in known}
+    return known
+
+
+def _type_told(node: Any) -> str | None:
+    """The floating-point dtype that attributes give a node's results, "" of another; None where none does."""
+    code = 1 if node.op_type == "ConstantOfShape" else None
+    for one in node.attribute:
+        if one.name in ("to", "dtype", "output_dtype"):
+            code = one.i
+        elif one.name == "value" and one.HasField("t"):
+            code = one.t.data_type
+    return None if code is None else _dtype(code) if _is_floating(code) else ""
+
+
+def _by_value(graph: Any, varying: set[str]) -> set[str]:
+    """Types of nodes that do other work for other values of the inputs; `varying` names what follows from those."""
+    found: set[str] = set()
+    for node in graph.node:
+        bodies = [one.g for one in node.attribute if one.HasField("g")]
+        for body in bodies:
+            pairs = zip(reversed([one.name for one in body.input]), reversed(node.input), strict=False)
+            varying |= {name for name, source in pairs if source in varying}
+            found |= _by_value(body, varying)
+        decides = {*node.input[:1], *(body.output[0].name for body in bodies if node.op_type == "Loop")}
+        if node.op_type in _GO_BY_VALUE and not varying.isdisjoint(decides):
+            found.add(node.op_type)
+        read = {*node.input, *(one.name for body in bodies for one in body.output)}
+        if node.op_type not in HOST and not varying.isdisjoint(read):
+            varying |= {*node.output}
+    return found
+
+
+def _widen(proto: Any, weights_in: Path, folder: Path) -> None:
+    """Make float32 of a file's halves; what is large then lies in a folder, since more than 2 GB may come of it."""
+    import onnx
+
+    with (folder / "weights").open("wb") as weights:
+        for graph in (one for part in (proto.graph, *proto.functions) for one in onnx_session.graphs_within(part)):
+            for tensor in getattr(graph, "initializer", ()):
+                _widen_tensor(tensor, weights_in)
+                if len(tensor.raw_data) > _INLINE:
+                    onnx.external_data_helper.set_external_data(tensor, "weights", weights.tell(), len(tensor.raw_data))
+                    weights.write(tensor.raw_data)
+                    tensor.ClearField("raw_data")
+            for value in (*getattr(graph, "input", ()), *getattr(graph, "output", ()), *graph.value_info):
+                if _is_half(value.type.tensor_type.elem_type):
+                    value.type.tensor_type.elem_type = onnx.TensorProto.FLOAT
+            for attribute in (one for node in graph.node for one in node.attribute):
+                if attribute.name in _TYPES and _is_half(attribute.i):
+                    attribute.i = onnx.TensorProto.FLOAT
+                if attribute.HasField("t"):
+                    _widen_tensor(attribute.t, weights_in)
+
+
+def _widen_tensor(tensor: Any, weights_in: Path) -> None:
+    """Bring a tensor's data, in float32 where it is a half, into the tensor."""
+    import onnx
+
+    if tensor.data_location == onnx.TensorProto.EXTERNAL:
+        onnx.external_data_helper.load_external_data_for_tensor(tensor, str(weights_in))
+        tensor.ClearField("external_data")
+        tensor.data_location = onnx.TensorProto.DEFAULT
+    if _is_half(tensor.data_type):
+        tensor.CopyFrom(onnx.numpy_helper.from_array(onnx.numpy_helper.to_array(tensor).astype("float32"), tensor.name))
+
+
+def _in_float(feed: Mapping[str, Any]) -> dict[str, Any]:
+    """A feed whose halves are in float32."""
+    return {name: one.astype("float32") if one.dtype.name in _HALF.values() else one for name, one in feed.items()}
 
 
 def _load(file: Path) -> Any:
@@ -145,7 +257,7 @@ def _stub(file: Path, proto: Any, precision: str, asked: Options) -> ModelGraph:
         input_size=size,
         precision=precision,
         memory_format="contiguous",
-        parameters=sum(prod(tensor.dims) for tensor in proto.graph.initializer if _is_floating(tensor.data_type)),
+        parameters=sum(prod(one.dims) for one in _weights(proto) if _dtype(one.data_type).startswith(_OF_WEIGHTS)),
         parameter_bytes=0,
         input_bytes=ZERO,
         ops=(),
@@ -157,19 +269,36 @@ def _is_floating(code: int) -> bool:
     return _dtype(code).startswith(("float", "bfloat"))
 
 
+def _is_half(code: int) -> bool:
+    return _dtype(code) in _HALF.values()
+
+
 def _dtype(code: int) -> str:
     import onnx
 
-    return str(onnx.helper.tensor_dtype_to_np_dtype(code).name)
+    return str(onnx.helper.tensor_dtype_to_np_dtype(code).name) if code else ""
+
+
+def _weights(proto: Any) -> Iterator[Any]:
+    """The weights of a file, those that its nodes hold included."""
+    for graph in onnx_session.graphs_within(proto.graph):
+        yield from graph.initializer
+        constants = (one for node in graph.node if node.op_type == "Constant" for one in node.attribute)
+        yield from (one.t for one in constants if one.HasField("t"))
 
 
 def _precision(proto: Any) -> str:
-    """Precision in which most weights are held."""
-    totals: Counter[str] = Counter(float32=0)
-    for tensor in proto.graph.initializer:
-        if _is_floating(tensor.data_type):
-            totals[_dtype(tensor.data_type)] += prod(tensor.dims)
-    return _PRECISIONS.get(totals.most_common(1)[0][0], "fp32")
+    """Precision in which most weights are held, or without weights the inputs."""
+    held = [(tensor.data_type, prod(tensor.dims)) for tensor in _weights(proto)]
+    given = [(value.type.tensor_type.elem_type, 1) for value in inputs_of(proto)]
+    for sizes in (held, given):
+        totals: Counter[str] = Counter()
+        for code, size in sizes:
+            if _is_floating(code):
+                totals[_dtype(code)] += size
+        if totals:
+            return _PRECISIONS.get(totals.most_common(1)[0][0], "fp32")
+    return "fp32"
 
 
 def _digest(file: Path, proto: Any) -> str:
@@ -189,16 +318,35 @@ def _digest_of_feeds(feeds: Sequence[Mapping[str, Any]]) -> str:
     return digest.hexdigest()
 
 
-def _sizes(value: Any) -> list[int | None]:
-    """Sizes of an input, None where they are open; -1 is one too."""
-    sizes = [dim.dim_value if dim.HasField("dim_value") else None for dim in value.type.tensor_type.shape.dim]
-    return [size if size is not None and size >= 0 else None for size in sizes]
+def _shapes(proto: Any, batch: int | None) -> dict[str, list[int | None]]:
+    """Sizes of each input, None where they are open; -1 is one too. An open batch has the size that is given."""
+    axes, shapes = _batch_axes(proto), {}
+    for value in inputs_of(proto):
+        dims = value.type.tensor_type.shape.dim
+        sizes = [dim.dim_value if dim.HasField("dim_value") and dim.dim_value >= 0 else None for dim in dims]
+        axis = axes[value.name]
+        shapes[value.name] = [batch if at == axis and size is None else size for at, size in enumerate(sizes)]
+    return shapes
+
+
+def _batch_axes(proto: Any) -> dict[str, int | None]:
+    """Which dimension of each input is the batch: the one that is called so, else the first.
+
+    None where the first has the name of a later one of some input, as that of positions has the tokens'.
+    """
+    names = {value.name: [dim.dim_param for dim in value.type.tensor_type.shape.dim] for value in inputs_of(proto)}
+    later = {name for one in names.values() for name in one[1:] if name}
+    called = {name: [at for at, dim in enumerate(one) if "batch" in dim.lower()] for name, one in names.items()}
+    return {
+        name: called[name][0] if called[name] else None if one and one[0] in later else 0 for name, one in names.items()
+    }
 
 
 def _fixed_batch(proto: Any) -> int | None:
     """The batch of a file whose inputs leave none open."""
-    leading = [sizes[0] for value in inputs_of(proto) if (sizes := _sizes(value))]
-    return leading[0] if leading and all(size is not None for size in leading) else None
+    axes, shapes = _batch_axes(proto), _shapes(proto, None)
+    sizes = [shape[axis] for name, shape in shapes.items() if shape and (axis := axes[name]) is not None]
+    return sizes[0] if sizes and None not in sizes else None
 
 
 def _feed(file: Path, proto: Any, batch: int, asked: Options) -> dict[str, Any]:
@@ -210,18 +358,17 @@ def _feed(file: Path, proto: Any, batch: int, asked: Options) -> dict[str, Any]:
             raise UsageError(f"{file}: input {value.name!r} is no tensor. Export the model with tensors as its inputs.")
     if asked.inputs is not None:
         return _given(file, proto, batch, asked)
-    feed = {}
+    feed, shapes = {}, _shapes(proto, batch)
     for value in inputs_of(proto):
-        sizes = _sizes(value)
+        shape = shapes[value.name]
         dtype = np.dtype(_dtype(value.type.tensor_type.elem_type))
-        if 0 in sizes:
+        if 0 in shape:
             raise UsageError(
                 f"{file}: input {value.name!r} has a size of 0 ({_written(value)}), so it does no work. Export the "
                 "model from an example that is not empty."
             )
-        shape = [batch if index == 0 and size is None else size for index, size in enumerate(sizes)]
         filled = _filled(shape, dtype, asked)
-        if None in filled:
+        if None in filled or not value.type.tensor_type.HasField("shape"):
             raise UsageError(
                 f"{file}: input {value.name!r} has open sizes besides the batch ({_written(value)}). Give "
                 "inputs= with example tensors (seq= for tokens, image= for square pictures)."
@@ -239,33 +386,39 @@ def _feed(file: Path, proto: Any, batch: int, asked: Options) -> dict[str, Any]:
 
 def _demand_used(file: Path, proto: Any, asked: Options) -> None:
     """Refuse sizes that the file's inputs leave nothing for."""
-    tensors = [value for value in inputs_of(proto) if value.type.HasField("tensor_type")]
-    shapes = [] if asked.inputs is not None else [_sizes(value) for value in tensors]
-    for name, value, dims in (("seq", asked.seq, 2), ("image", asked.image, 4)):
-        if value is not None and not any(len(shape) == dims and None in shape[1:] for shape in shapes):
+    shapes = [] if asked.inputs is not None else _shapes(proto, 1).values()
+    for name, value, dims in (("seq", asked.seq, (1, 2)), ("image", asked.image, (4,))):
+        if value is not None and not any(len(shape) in dims and None in shape for shape in shapes):
             why = "inputs= has its size" if asked.inputs is not None else "no input has such a size open"
             raise UsageError(f"{file}: {name}={value} changes nothing, since {why}. Leave it out.")
 
 
+def _channels_last(shape: list[int | None]) -> bool:
+    """Whether sizes are those of pictures whose channels come last."""
+    return shape[1] is None and shape[3] is not None and shape[3] <= MOST_CHANNELS
+
+
 def _is_picture(shape: list[int | None], asked: Options) -> bool:
     """Whether sizes are those of pictures: past tokens have one open side of two, too, but heads for channels."""
-    return asked.image is not None or shape[1] == CHANNELS or (shape[2] is None) == (shape[3] is None)
+    told = asked.image is not None or shape[1] == CHANNELS or _channels_last(shape)
+    return told or (shape[2] is None) == (shape[3] is None)
 
 
 def _filled(shape: list[int | None], dtype: Any, asked: Options) -> list[Any]:
     """A shape whose open sizes are tokens or pixels; None is left where they are neither."""
     usual: list[Any] = shape
-    if len(shape) == 2 and (dtype.kind in "iub" or asked.seq is not None):
-        usual = [1, asked.seq or TOKENS]
+    if len(shape) <= 2 and (dtype.kind in "iub" or asked.seq is not None):
+        usual = [asked.seq or TOKENS] * len(shape)
     elif len(shape) == 4 and dtype.kind == "f" and _is_picture(shape, asked):
-        usual = [1, CHANNELS, asked.image or PIXELS, asked.image or PIXELS]
+        side = asked.image or PIXELS
+        usual = [1, side if _channels_last(shape) else CHANNELS, side, side]
     return [given if size is None else size for size, given in zip(shape, usual, strict=True)]
 
 
 def _filled_with(proto: Any, asked: Options) -> tuple[str, int]:
     """The kind of the sizes that the inputs leave open besides the batch, and what they are taken as."""
-    shapes = [] if asked.inputs is not None else map(_sizes, inputs_of(proto))
-    dims = {len(shape) for shape in shapes if None in shape[2 if len(shape) == 4 else 1 :]}
+    shapes = [] if asked.inputs is not None else _shapes(proto, 1).values()
+    dims = {max(2, len(shape)) for shape in shapes if None in shape[2 if len(shape) == 4 else 0 :]}
     sizes = {2: ("seq", asked.seq or TOKENS), 4: ("image", asked.image or PIXELS)}
     return sizes.get(dims.pop(), ("custom", 0)) if len(dims) == 1 else ("custom", 0)
 
@@ -276,25 +429,41 @@ def _given(file: Path, proto: Any, batch: int, asked: Options) -> dict[str, Any]
     import torch
 
     from latpred.runtimes.source import tensors_of
-    from latpred.tracing.inputs import from_example, real
+    from latpred.tracing.inputs import as_arguments, from_example, real
 
     codes = {value.name: value.type.tensor_type.elem_type for value in inputs_of(proto)}
     names = list(codes)
-    made = real(from_example(asked.inputs).make(batch), torch.float32)
+    example = from_example(asked.inputs)
+    made = as_arguments(asked.inputs if example.batch else example.make(batch))
     tensors, order = tensors_of(made), list(made) if isinstance(made, Mapping) else names
     if len(tensors) != len(names) or set(order) != set(names):
         raise UsageError(f"{file} takes {', '.join(names)}; give inputs= with one tensor for each of them.")
     given = dict(zip(order, tensors, strict=True))
-    feed = onnx_session.feed_of(names, [given[name] for name in names])
+    if example.batch:
+        given |= _resized(proto, given, batch)
+    feed = onnx_session.feed_of(names, tensors_of(real({name: given[name] for name in names}, torch.float32)))
     for name, array in feed.items():
         if array.dtype == np.float32 and _is_floating(codes[name]):
             feed[name] = array.astype(_dtype(codes[name]))
     return feed
 
 
+def _resized(proto: Any, given: Mapping[str, Any], batch: int) -> dict[str, Any]:
+    """The example tensors that have a batch, at another one; what the file fixes in some inputs only stays."""
+    from latpred.tracing.inputs import from_example
+
+    fixed, shapes = _fixed_batch(proto), _shapes(proto, None)
+    axes = {name: axis for name, axis in _batch_axes(proto).items() if axis is not None and axis < given[name].dim()}
+    axes = {name: axis for name, axis in axes.items() if fixed or not shapes[name] or shapes[name][axis] is None}
+    first = tuple(given[name].movedim(axis, 0) for name, axis in axes.items())
+    made = from_example(first).make(batch) if first else ()
+    return {name: one.movedim(0, axis) for (name, axis), one in zip(axes.items(), made, strict=True)}
+
+
 def _written(value: Any) -> str:
     dims = value.type.tensor_type.shape.dim
-    return " x ".join(str(dim.dim_value) if dim.HasField("dim_value") else (dim.dim_param or "?") for dim in dims)
+    sizes = [str(dim.dim_value) if dim.HasField("dim_value") else (dim.dim_param or "?") for dim in dims]
+    return " x ".join(sizes) or "none is told"
 
 
 def _named(proto: Any, file: Path) -> bytes | str:
@@ -326,5 +495,11 @@ def _explained(error: Exception, file: Path, proto: Any) -> LatpredError:
         return UsageError(
             f"{file} is of IR version {proto.ir_version}, newer than {versions} reads. Upgrade it: "
             "pip install -U onnxruntime"
+        )
+    lacking = re.search(r"find an implementation for (\w+)", text)
+    if lacking:
+        return UsageError(
+            f"{file} has the operator {lacking[1]}, for which onnxruntime has no kernel on a CPU, where latpred runs "
+            "files whatever the device. Export the model without it, or give the PyTorch model."
         )
     return UsageError(f"{file} cannot be run: {text.removeprefix('onnxruntime cannot ')}")

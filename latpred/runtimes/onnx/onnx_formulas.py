@@ -5,9 +5,10 @@ Where an operator counts as an aten op does, it has the formula of that op. Whic
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
-from math import prod
+from math import ceil, prod
 from typing import Any, NamedTuple
 
 from latpred.ops import pointwise, products
@@ -15,7 +16,8 @@ from latpred.ops.families import Work, host_class
 
 NCHWC = "com.microsoft.nchwc"
 _BYTES = {
-    **dict.fromkeys(("bool", "int8", "uint8"), 1),
+    **dict.fromkeys(("int4", "uint4", "float4"), 0.5),
+    **dict.fromkeys(("bool", "int8", "uint8", "float8"), 1),
     **dict.fromkeys(("float16", "bfloat16", "int16", "uint16"), 2),
     **dict.fromkeys(("float64", "int64", "uint64"), 8),
 }
@@ -36,7 +38,7 @@ class Value:
 
     @property
     def nbytes(self) -> int:
-        return prod(self.shape) * _BYTES.get(self.dtype, 4)
+        return ceil(prod(self.shape) * _BYTES.get(self.dtype.partition("_")[0], 4))
 
 
 class Node(NamedTuple):
@@ -115,13 +117,18 @@ def einsum(node: Node, ins: Values, outs: Values) -> Work:
 
 def conv(node: Node, ins: Values, outs: Values) -> Work:
     """A convolution: dense, grouped, depthwise or transposed; channels in blocks are another kernel's."""
-    x, y = ins[0], outs[0]
-    if node.attributes.get("channels_last", 0) or node.op_type.startswith("Nhwc"):
-        x, y = (replace(one, shape=(one.shape[0], one.shape[-1], *one.shape[1:-1])) for one in (x, y))
+    x, y = _channels_first(node, ins[0], outs[0])
     strides, groups = node.numbers("strides", (1,)), node.number("group", 1)
     transposed = "Transpose" in node.op_type
     work = products.convolution(x, ins[1], None, strides, 0, 1, transposed, 0, groups, out=y)
     return in_blocks(work, node)
+
+
+def _channels_first(node: Node, *values: Value) -> Values:
+    """Values whose channels follow the batch, wherever they lie."""
+    if not (node.number("channels_last", 0) or node.op_type.startswith("Nhwc")):
+        return values
+    return [replace(one, shape=(one.shape[0], one.shape[-1], *one.shape[1:-1])) for one in values]
 
 
 def in_blocks(work: Work, node: Node) -> Work:
@@ -146,6 +153,7 @@ def recurrent(node: Node, ins: Values, outs: Values) -> Work:
 # Of operators: which of their inputs are masks, and which holds the keys of earlier tokens.
 _ATTENTION: dict[tuple[str, str], tuple[set[int], int]] = {
     ("com.microsoft", "Attention"): ({3, 5}, 4),
+    ("com.microsoft", "QAttention"): ({5}, 8),
     ("com.microsoft", "MultiHeadAttention"): ({4, 5}, 6),
     ("com.microsoft", "GroupQueryAttention"): ({10}, 3),
     ("", "Attention"): ({3}, 4),
@@ -156,7 +164,7 @@ def attention(node: Node, ins: Values, outs: Values) -> Work:
     """Fused attention to earlier tokens and new ones, with or without the projections in it."""
     masks, past = _ATTENTION[node.domain.removeprefix("ai.onnx"), node.op_type]
     given = {index for index, value in enumerate(ins) if value.numel}
-    projects = node.domain == "com.microsoft" and node.op_type == "Attention"
+    projects = node.op_type == "QAttention" or (node.domain == "com.microsoft" and node.op_type == "Attention")
     heads = node.number("num_heads", 0) or node.number("q_num_heads", 1)
     if len(ins[0].shape) == 4:
         batch, heads, queries, width = ins[0].shape
@@ -171,7 +179,10 @@ def attention(node: Node, ins: Values, outs: Values) -> Work:
         keys = ins[past].shape[-2] if past in given else 0
         keys += queries if projects or 1 not in given else ins[1].shape[-2 if len(ins[1].shape) == 4 else 1]
     query, key = (Value((batch, heads, tokens, width), "float32") for tokens in (queries, keys))
-    work = products.attention(query, key, key, not masks.isdisjoint(given), causal=False)
+    wide = outs[0].shape[-1] // (1 if len(outs[0].shape) == 4 else heads)  # values may be wider than queries
+    work = products.attention(
+        query, key, replace(key, shape=(batch, heads, keys, wide)), not masks.isdisjoint(given), causal=False
+    )
     return work._replace(macs=work.macs + ins[0].numel * ins[1].shape[-1]) if projects else work
 
 
@@ -188,6 +199,11 @@ def along_axis(general: str) -> Formula:
     return lambda node, ins, _: _rows(f"{general}.{node.kind}", ins[0].numel, ins[0].shape[node.number("axis", -1)])
 
 
+def _embedded(node: Node, ins: Values, outs: Values) -> Work:
+    """Sums of rows of tables, and statistics over each."""
+    return over_last("norm.layer_norm")(node, outs, outs)._replace(reads=dict.fromkeys((2, 3, 4), outs[0].nbytes))
+
+
 def per_channel(node: Node, ins: Values, outs: Values) -> Work:
     """Statistics over each group of channels of each sample."""
     batch, channels = ins[0].shape[:2]
@@ -197,7 +213,11 @@ def per_channel(node: Node, ins: Values, outs: Values) -> Work:
 
 def reduction(node: Node, ins: Values, outs: Values) -> Work:
     """Every result stands for several elements."""
-    return _rows(f"reduction.{node.kind.removeprefix('reduce')}", ins[0].numel, ins[0].numel // outs[0].numel)
+    return _rows(
+        f"reduction.{node.kind.removeprefix('qlinear').removeprefix('reduce')}",
+        ins[0].numel,
+        ins[0].numel // outs[0].numel,
+    )
 
 
 def transform(node: Node, ins: Values, outs: Values) -> Work:
@@ -276,8 +296,10 @@ def _matrices(shape: Sequence[int], order: Sequence[int]) -> int:
 
 def pooled(node: Node, ins: Values, outs: Values) -> Work:
     """A window, or a whole plane, reduced to one element."""
-    window = prod(ins[0].shape[2:] if node.op_type.startswith("Global") else node.numbers("kernel_shape"))
-    work = _over_plane(node.kind.removeprefix("global").removesuffix("pool"), outs[0].shape, window)
+    x, y = _channels_first(node, ins[0], outs[0])
+    window = prod(x.shape[2:] if "Global" in node.op_type else node.numbers("kernel_shape"))
+    kind = re.sub("^(qlinear|nhwc)?(global)?|pool$", "", node.kind)
+    work = _over_plane(kind, y.shape, window)
     return in_blocks(work, node)
 
 
@@ -327,20 +349,21 @@ _OPERATORS: dict[Formula, str] = {
     einsum: "Einsum",
     conv: "Conv FusedConv NhwcConv NhwcFusedConv ConvTranspose ConvInteger",
     recurrent: "LSTM GRU RNN",
-    attention: "Attention MultiHeadAttention GroupQueryAttention",
+    attention: "Attention QAttention MultiHeadAttention GroupQueryAttention",
     over_last("norm.layer_norm"): "LayerNormalization",
     over_last("norm.rms_norm"): "RMSNormalization SimplifiedLayerNormalization",
     # With the addition before it fused in, a normalisation has a kernel of its own, on a CPU many times slower.
     over_last("norm.skip_layer_norm"): "SkipLayerNormalization",
     over_last("norm.skip_rms_norm"): "SkipSimplifiedLayerNormalization",
+    _embedded: "EmbedLayerNormalization",
     over_last("norm.lp"): "LpNormalization MeanVarianceNormalization",
     per_channel: "InstanceNormalization GroupNormalization GroupNorm SkipGroupNorm",
     lambda _, ins, outs: pointwise.batch_norm(ins[0], out=outs[0]): "BatchNormalization",
-    along_axis("softmax"): "Softmax LogSoftmax BiasSoftmax Hardmax",
+    along_axis("softmax"): "Softmax LogSoftmax BiasSoftmax Hardmax QLinearSoftmax",
     along_axis("sort"): "TopK",
     reduction: (
         "ReduceMean ReduceSum ReduceMax ReduceMin ReduceProd ReduceL1 ReduceL2 ReduceLogSum ReduceLogSumExp "
-        "ReduceSumSquare ArgMax ArgMin"
+        "ReduceSumSquare ArgMax ArgMin QLinearReduceMean"
     ),
     lambda node, ins, _: Work(f"sort.{node.kind}", {"rows": 1, "cols": ins[0].numel}): "NonZero Unique Compress",
     transform: "DFT STFT",
@@ -350,14 +373,19 @@ _OPERATORS: dict[Formula, str] = {
         "Celu HardSigmoid HardSwish Softplus Softsign Gelu FastGelu QuickGelu BiasGelu BiasSplitGelu Mish "
         "ThresholdedRelu Clip Floor Ceil Round Sign Sin Cos Tan Asin Acos Atan Sinh Cosh IsNaN IsInf BitShift "
         "BitwiseAnd BitwiseOr BitwiseXor BitwiseNot Swish Trilu QuantizeLinear DequantizeLinear "
-        "RotaryEmbedding BiasAdd"
+        "RotaryEmbedding BiasAdd "
+        "DynamicQuantizeLinear QLinearAdd QLinearMul QLinearSigmoid QLinearLeakyRelu QLinearWhere"
     ),
     moved: "Expand Tile Pad Slice Split DepthToSpace SpaceToDepth ReorderInput ReorderOutput ReverseSequence",
     in_order("cast"): "Cast CastLike",
+    in_order("concat"): "QLinearConcat",
     in_order("contiguous"): " ".join(VIEWS),  # where a change of shape has to be a copy
     transpose: "Transpose",
     gather: "Gather",
-    pooled: "MaxPool AveragePool LpPool GlobalAveragePool GlobalMaxPool GlobalLpPool",
+    pooled: (
+        "MaxPool AveragePool LpPool GlobalAveragePool GlobalMaxPool GlobalLpPool NhwcMaxPool QLinearAveragePool "
+        "QLinearGlobalAveragePool"
+    ),
     resized: "Resize Upsample",
     lambda _, ins, outs: pointwise.cat(ins, out=outs[0]): "Concat",
     lambda _, ins, outs: _rows("reduction.cumsum", outs[0].numel, 1): "CumSum",

@@ -12,6 +12,7 @@ from collections import defaultdict, deque
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from itertools import chain
+from math import prod
 from typing import Any
 
 import msgspec
@@ -34,6 +35,7 @@ from latpred.runtimes.onnx.onnx_formulas import (
 from latpred.runtimes.onnx.onnx_session import Event, Watched, graphs_within, installed, nodes_of
 from latpred.tracing.trace_pass import LEAST_WEIGHTS, touched_since
 
+_MOST_ON_HOST = 100  # elements of a weight that onnxruntime calls small
 _NAMES = {"float": "float32", "double": "float64"}  # what onnxruntime calls otherwise
 FLOAT = "float32"
 
@@ -42,13 +44,14 @@ class _OptimisedGraph:
     """The graph that onnxruntime made of a model: its nodes, those of the graphs within them, and weights, by name.
 
     single : the dtype of what is float32 in it, for a precision that the model was not exported in.
+    held : dtypes by name of values that have another one in the model.
     """
 
-    def __init__(self, watched: Watched, target: str, single: str) -> None:
+    def __init__(self, watched: Watched, target: str, single: str, held: Mapping[str, str] = {}) -> None:
         import onnx
 
         proto = _unfilled(watched.proto, watched.before)
-        self._single, self._target = single, target
+        self._single, self._held, self._target = single, held, target
         self._nodes: dict[str, Any] = defaultdict(onnx.NodeProto)  # an empty one ran and is not in the graph
         self.weights: dict[str, Value] = {}
         self._outputs = frozenset(value.name for value in proto.graph.output)
@@ -62,32 +65,54 @@ class _OptimisedGraph:
             for tensor in graph.initializer:
                 dtype = onnx.helper.tensor_dtype_to_np_dtype(tensor.data_type).name
                 scalar = int(onnx.numpy_helper.to_array(tensor)) if dtype == "int64" and not tensor.dims else None
-                self.weights[tensor.name] = self.value(dtype, tensor.dims, True, scalar)
+                self.weights[tensor.name] = self.value(tensor.name, dtype, tensor.dims, True, scalar)
         # The profiler names what has no name by a number that the graph does not hold. Both are in the same order.
         for event in chain.from_iterable(watched.runs):
             if event.name not in self._nodes and unnamed[event.op_type]:
                 self._nodes[event.name] = unnamed[event.op_type].popleft()
 
-    def value(self, dtype: str, shape: Iterable[int], weight: bool = False, scalar: int | None = None) -> Value:
-        """A tensor in the precision of the model."""
-        name = _NAMES.get(dtype, dtype)
-        return Value(tuple(shape), self._single if name == FLOAT else name, weight, scalar)
+    def value(
+        self, name: str, dtype: str, shape: Iterable[int], weight: bool = False, scalar: int | None = None
+    ) -> Value:
+        """A tensor in the precision that it has in the model."""
+        known = _NAMES.get(dtype, dtype)
+        return Value(tuple(shape), self._held.get(name, self._single) if known == FLOAT else known, weight, scalar)
+
+    def fed(self, feed: Mapping[str, Any]) -> dict[str, Value]:
+        """The inputs of one run."""
+        return {name: self.value(name, str(array.dtype), array.shape) for name, array in feed.items()}
+
+    def _inputs(self, event: Event, proto: Any, values: Mapping[str, Value]) -> list[Value | None]:
+        """Inputs of a node, None under "", which stands for an absent one.
+
+        What an iteration of a loop is given has no name that was met: the profile tells its shape.
+        """
+        told = deque(event.inputs)
+        found: list[Value | None] = []
+        for name in proto.input:
+            value = values.get(name)
+            if told and name and (value is None or value.shape == told[0][1]):
+                dtype, shape = told.popleft()
+                value = value or self.value(name, dtype, shape)
+            found.append(value)
+        return found
 
     def executed(self, events: Sequence[Event], feed: Mapping[str, Any]) -> tuple[Op, ...]:
         """The nodes of one run as ops."""
-        values = self.weights | {name: self.value(str(array.dtype), array.shape) for name, array in feed.items()}
+        values = self.weights | self.fed(feed)
         ops, results, read = [], [], []
         blocked: set[str] = set()
         for event in events:
             proto = self._nodes[event.name]
-            inputs = [values.get(name) for name in proto.input]  # none under "", which stands for an absent one
-            made = [self.value(dtype, shape) for dtype, shape in event.outputs]
+            inputs = self._inputs(event, proto, values)
+            names = [*filter(None, proto.output), *[""] * len(event.outputs)]
+            made = [self.value(name, *told) for name, told in zip(names, event.outputs, strict=False)]
             outputs = _in_model(blocked, proto, inputs, made)
             results.append(dict(zip(filter(None, proto.output), outputs, strict=False)))
             values |= results[-1]
             ops.append(_op(event, proto, inputs, outputs, self.no_launch(event, proto)))
             read.append(self._read_by(ops[-1], proto))
-        alive = self._alive(events, results, sum(values[name].nbytes for name in feed))
+        alive = self._alive(events, results, sum(value.nbytes for value in self.fed(feed).values()))
         again = touched_since((total_bytes(op, 1) for op in ops), read)
         return tuple(
             msgspec.structs.replace(
@@ -148,12 +173,17 @@ def executed(watched: Watched, feed: Mapping[str, Any]) -> tuple[Op, ...]:
 
 
 def graph_of(
-    stub: ModelGraph, watched: Watched, feeds: Sequence[Mapping[str, Any]], target: str, single: str = FLOAT
+    stub: ModelGraph,
+    watched: Watched,
+    feeds: Sequence[Mapping[str, Any]],
+    target: str,
+    single: str = FLOAT,
+    held: Mapping[str, str] = {},
 ) -> ModelGraph:
     """A model's graph with what was executed of it: in runs at `BATCHES`, or at the one batch size that it takes."""
-    optimised = _OptimisedGraph(watched, target, single)
+    optimised = _OptimisedGraph(watched, target, single, held)
     runs = [optimised.executed(run, feed) for run, feed in zip(watched.runs, feeds, strict=True)]
-    sizes = [sum(optimised.value(str(a.dtype), a.shape).nbytes for a in feed.values()) for feed in feeds]
+    sizes = [sum(value.nbytes for value in optimised.fed(feed).values()) for feed in feeds]
     ops, at_one, input_bytes = runs[0], None, Affine(sizes[0])
     if len(runs) > 1:
         ops, at_one = ops_of("onnxruntime", *runs)
@@ -209,8 +239,8 @@ def attributes(proto: Any) -> dict[str, Any]:
 
 
 def _on_host(graph: Any) -> frozenset[str]:
-    """Values that onnxruntime's CUDA provider leaves on the host: shapes, and whole numbers made of nothing else."""
-    weights = {tensor.name for tensor in graph.initializer}
+    """Values that onnxruntime's CUDA provider leaves on the host: shapes, and what it makes of them and few weights."""
+    weights = {tensor.name for tensor in graph.initializer if prod(tensor.dims) <= _MOST_ON_HOST}
     on_host: set[str] = set()
     for node in graph.node:
         given = [name for name in node.input if name and name not in weights]

@@ -29,6 +29,8 @@ GPU_PIP = f"pip uninstall onnxruntime && {PIP_ON_GPU}"
 DISTRIBUTIONS = ("onnxruntime", "onnxruntime-gpu", "onnxruntime-directml", "onnxruntime-openvino", "onnxruntime-qnn")
 # What the CPU provider alone has kernels for; without these the graph is as the CUDA provider gets it.
 CPU_ONLY = (
+    "DynamicQuantizeMatMulFusion",
+    "MatMulIntegerToFloatFusion",
     "ConvActivationFusion",
     "ConvAddActivationFusion",
     "GemmActivationFusion",
@@ -44,12 +46,16 @@ _MOST_TEXT = 500
 
 
 class Event(NamedTuple):
-    """One node that was executed: its name, type, microseconds, and dtype and shape of each output."""
+    """One node that was executed: its name, type, microseconds, and dtype and shape of each output.
+
+    And those of its inputs, without weights that were packed.
+    """
 
     name: str
     op_type: str
     us: float
     outputs: tuple[tuple[str, tuple[int, ...]], ...]
+    inputs: tuple[tuple[str, tuple[int, ...]], ...] = ()
 
 
 class Watched(NamedTuple):
@@ -119,6 +125,7 @@ def session(
     optimised: Path | None = None,
     weights_in: Path | None = None,
     layout: bool = True,
+    left_out: Sequence[str] = (),
 ) -> Any:
     """A session of a serialised model, or of the path of one; a model that onnxruntime cannot load is refused.
 
@@ -130,6 +137,7 @@ def session(
     optimised : file for the graph that is really run, its weights beside it.
     weights_in : folder of the weights that a serialised model keeps outside of it.
     layout : whether the CPU may lay the graph out as it likes, after all other optimisations.
+    left_out : names of optimisations that are not made.
     """
     import onnxruntime  # type: ignore[import-untyped]
 
@@ -147,13 +155,13 @@ def session(
         settings.add_session_config_entry("session.optimized_model_external_initializers_min_size_in_bytes", "1024")
     if weights_in is not None:
         settings.add_session_config_entry("session.model_external_initializers_file_folder_path", str(weights_in))
-    left_out = list(CPU_ONLY) if target == "cuda" and gpu is None else None
+    cpu_only = CPU_ONLY if target == "cuda" and gpu is None else ()
     options = {"device_id": gpu, "enable_cuda_graph": int(cuda_graph), "use_tf32": int(tf32)}  # which it does by itself
     cuda = (CUDA, {name: str(value) for name, value in options.items()})
     providers: list[Any] = [CPU] if gpu is None else [cuda, CPU]
     try:
         # Without a fallback: what fails on the GPU would be run again on the CPU, and be timed there.
-        more = {"disabled_optimizers": left_out, "enable_fallback": 0}
+        more = {"disabled_optimizers": [*left_out, *cpu_only], "enable_fallback": 0}
         made = onnxruntime.InferenceSession(model, settings, providers=providers, **more)
     except Exception as error:  # onnxruntime's own exceptions share no base class
         raise failure(error, "load") from error
@@ -183,6 +191,7 @@ def watch(
     target: str,
     threads: int,
     weights_in: Path | None = None,
+    left_out: Sequence[str] = (),
     between: Callable[[], object] = tuple,
 ) -> Watched:
     """Run a model once for each of the feeds with onnxruntime's profiler on; no file is left behind.
@@ -194,9 +203,8 @@ def watch(
     with tempfile.TemporaryDirectory(prefix="latpred-", ignore_cleanup_errors=True) as name:
         folder = Path(name)
         kept = folder / "optimised.onnx"
-        running = session(
-            model, target=target, threads=threads, profile=folder / "profile", optimised=kept, weights_in=weights_in
-        )
+        files: dict[str, Any] = {"profile": folder / "profile", "optimised": kept, "weights_in": weights_in}
+        running = session(model, target=target, threads=threads, left_out=left_out, **files)
         proto = onnx.load(str(kept), load_external_data=False)
         try:
             for feed in feeds:
@@ -256,17 +264,19 @@ def _runs(events: Sequence[Mapping[str, Any]]) -> tuple[tuple[Event, ...], ...]:
     for event in events:
         name = str(event.get("name", ""))
         if event.get("cat") == "Node" and name.endswith(_KERNEL):
-            arguments = event["args"]
-            outputs = tuple(
-                (str(dtype), tuple(int(size) for size in shape))
-                for one in arguments.get("output_type_shape", ())
-                for dtype, shape in one.items()
+            told = event["args"]
+            outputs, inputs = (_shapes(told.get(f"{end}_type_shape", ())) for end in ("output", "input"))
+            current.append(
+                Event(name.removesuffix(_KERNEL), str(told["op_name"]), float(event["dur"]), outputs, inputs)
             )
-            current.append(Event(name.removesuffix(_KERNEL), str(arguments["op_name"]), float(event["dur"]), outputs))
         elif event.get("cat") == "Session" and name == "model_run":
             runs.append(tuple(current))
             current = []
     return tuple(runs)
+
+
+def _shapes(told: Sequence[Mapping[str, Any]]) -> tuple[tuple[str, tuple[int, ...]], ...]:
+    return tuple((str(dtype), tuple(int(size) for size in shape)) for one in told for dtype, shape in one.items())
 
 
 def providers() -> tuple[str, ...]:
