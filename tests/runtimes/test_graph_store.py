@@ -29,7 +29,6 @@ from latpred.runtimes.lowering import of_source, refusal, trace_for_runtime
 from latpred.runtimes.source import source_of
 from latpred.runtimes.torchscript import TorchScript, _Interpreted
 from latpred.units import format_bytes
-from latpred.zoo import user_files
 
 GIVEN = graph(linear())
 MADE = graph(linear(), add())
@@ -372,10 +371,9 @@ def test_what_may_be_another_tomorrow_is_not_kept(separators: tuple[str, str], m
 
 @pytest.mark.usefixtures("own_formulas")
 def test_a_model_of_a_file_is_traced_once_while_all_is_told_that_it_is_built_of(
-    traces: list[dict[str, Any]], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    traces: list[dict[str, Any]], tmp_path: Path
 ) -> None:
     file, other = tmp_path / "models.py", tmp_path / "others.py"
-    monkeypatch.setattr(user_files, "_imported", set())
     for width in (8, 8, 16):
         file.write_text(f"import torch\ndef build(): return torch.nn.Conv2d(3, {width}, 1)\n")
         assert trace_by_name(f"{file}:build", image=32).macs() == 3 * width * 32 * 32
