@@ -71,7 +71,7 @@ def rank(
         table = candidates
         if lacking := [name for name in ("candidate", "latency_ms") if name not in table]:
             raise UsageError(f"the table lacks {', '.join(lacking)}; give one that latpred.predict_many gave.")
-        usual = rank.__kwdefaults__
+        usual = rank.__kwdefaults__ or {}
         if given := [name for name, value in asked.items() if str(value) != str(usual[name])]:
             raise UsageError(f"the table was predicted already; ask latpred.predict_many for {', '.join(given)}.")
     else:
