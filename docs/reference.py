@@ -28,7 +28,6 @@ from latpred.cli import main
 from latpred.prediction.prediction import Provenance
 from latpred.progress import ProgressEvent
 from latpred.search.budget import Spent
-from latpred.search.option_table import latency_table
 from latpred.search.spaces import SearchSpace
 
 DOCS = Path(__file__).parent
@@ -70,14 +69,14 @@ def help_of(path: tuple[str, ...]) -> str:
 def python() -> str:
     """The page of Python names."""
     parts = [
-        "# Python\n\nEverything public of `latpred`; `latpred.calibration` measures. At the end stand what the guide "
-        "to a search\nimports from elsewhere, records that calls give, and the [errors](#errors).\n"
+        "# Python\n\nEverything public of `latpred`; `latpred.calibration` measures. At the end stand the published "
+        "spaces,\nrecords that calls give, and the [errors](#errors).\n"
     ]
     for module in (latpred, latpred.calibration):
         for name in sorted(module.__all__, key=str.lower):
             if module is latpred or name not in latpred.__all__:
                 parts.append(entry(module.__name__, name, getattr(module, name)))
-    parts += [entry(value.__module__, value.__name__, value) for value in (latency_table, SearchSpace)]
+    parts.append(entry(SearchSpace.__module__, SearchSpace.__name__, SearchSpace))
     parts += [f"## {record.__name__}\n\n{fields_of(record)}" for record in RECORDS]
     return importing("\n".join([*parts, error_table()]))
 

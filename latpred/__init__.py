@@ -37,6 +37,7 @@ if TYPE_CHECKING:
     from latpred.search.budget import LatencyBudget as LatencyBudget
     from latpred.search.choices import Choice as Choice
     from latpred.search.many import predict_many as predict_many
+    from latpred.search.option_table import latency_table as latency_table
     from latpred.search.ranking import agreement as agreement
     from latpred.search.ranking import rank as rank
     from latpred.search.supernet import Supernet as Supernet
@@ -65,6 +66,7 @@ _HOMES = {
     "compare": "latpred.accuracy.comparison",
     "cost": "latpred.ops",
     "explain": "latpred.explanation.explain",
+    "latency_table": "latpred.search.option_table",
     "max_batch": "latpred.api",
     "measure": "latpred.calibration.measurement.whole_models",
     "measure_generation": "latpred.calibration.measurement.timed_generation",

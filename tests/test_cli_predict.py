@@ -240,13 +240,15 @@ def test_without_what_draws(where: tuple[str, ...], monkeypatch: pytest.MonkeyPa
 
 def test_rank_orders_models_on_each_device() -> None:
     asked = ("rank", "nasbench201:9", "fbnet:0", "nasbench201:x", "--image", "32", "--batch", "1,8")
-    asked += ("--device", "rtx-8000", "--device", "rtx-2080ti")
+    asked += ("--device", "rtx-8000", "--device", "rtx-2080ti", "--runtime", "cuda-graphs")
     rows = document(*asked)["rows"]
     cells = itertools.product(("rtx-8000", "rtx-2080ti"), (1, 8), (1, 2, None))
     assert [(row["device"], row["batch"], row["rank"]) for row in rows] == list(cells)
     assert all(row["rank"] or "is no NAS-Bench-201 cell" in row["error"] for row in rows)
     text = run(*asked).stdout
-    assert text.index("rtx-8000, batch 1") < text.index("rtx-8000, batch 8") < text.index("rtx-2080ti, batch 1")
+    heads = [line for line in text.splitlines() if ", batch " in line]
+    on = (f"{device}, single, batch {batch}" for device in ("rtx-8000", "rtx-2080ti") for batch in (1, 8))
+    assert heads == [f"fp32, cuda-graphs on {cell}" for cell in on]
     assert text.count("nasbench201:x on rtx-8000, rtx-2080ti: ") == 1
     assert "caveat on rtx-2080ti: fitted to published latencies" in text
     faster = run("rank", "nasbench201:9", "--device", "rtx-8000", "--host", "0.5", "--json")

@@ -219,14 +219,16 @@ def test_two_commits_of_a_library_that_have_one_version_are_told_apart(monkeypat
     assert told("a") == told("a") != told("b")
 
 
+@pytest.mark.usefixtures("restored")
 def test_a_file_counts_by_what_is_in_it(tmp_path: Path) -> None:
-    file = tmp_path / "mine.py"
+    file = tmp_path / "10:30" / "mine.py"
+    file.parent.mkdir()
     file.write_text("def build(): ...\n")
     before = fingerprint(f"{file}:build")
     file.write_text("import torch\ndef build(): return 1\n")
     assert fingerprint(f"{file}:build") not in (before, None)
     for line in (
-        *("import own_blocks", "from . import blocks", "from own.blocks import conv"),
+        *("import own_blocks", "from . import blocks", "from own.blocks import conv", "from mine_config import width"),
         *("width = int(open('width.txt').read())", "import os; width = os.environ['WIDTH']"),
         *("import torch; width = torch.load('width.pt')", "def width(): return eval('1')"),
     ):
@@ -255,6 +257,9 @@ def test_a_candidate_is_another_once_what_it_names_has_changed() -> None:
         "def candidate(): return nn.Linear(64, torch.load('width.pt'))",
         "def candidate(): return nn.Linear(64, int(os.getenv('W14')))",
         "def candidate():\n    import os\n    return nn.Linear(64, int(os.environ['W14']))",
+        "def candidate():\n    from transformers import AutoConfig\n    return AutoConfig.from_pretrained('mine')",
+        "def candidate(): return nn.Linear(64, 8 if os.path.exists('wide') else 4)",
+        "def candidate():\n    from importlib import import_module\n    return import_module('mine').build()",
         "def candidate():\n    from os import environ\n    return nn.Linear(64, int(environ['W14']))",
     ],
 )
@@ -282,6 +287,10 @@ def test_what_is_drawn_anew_each_time_it_is_built_has_no_fingerprint(source: str
     for candidate in (scoped(source, random=random, np=np), f"{file}:candidate"):
         assert fingerprint(candidate, builds=True) is None
         assert fingerprint(candidate) is not None, "inputs may be drawn"
+
+
+def test_a_function_that_reads_is_known_under_another_name() -> None:
+    assert fingerprint(reading("fetch('W14')", fetch=os.getenv), builds=True) is None
 
 
 class Late:

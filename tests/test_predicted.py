@@ -89,7 +89,7 @@ def test_a_row_that_could_not_be_measured_is_not_traced_but_said(
     outside = pd.DataFrame({"model": ["bert", "lib:a"], "batch": 4, "status": ["ok", "out of memory"]})
     report = comparison.evaluate(outside.assign(latency_s=[0.1, ""]), profile())
     assert (report.overall.cells, [said.partition(" batch")[0] for said in report.failed]) == (1, ["lib:a"])
-    assert [call["batches"] for call in asked] == [(4,)]
+    assert [call["model"] for call in asked] == ["bert"]
     with pytest.raises(TableError, match="has no rows with a latency"):
         comparison.evaluate(outside.tail(1).assign(latency_s=""), profile())
 
@@ -111,6 +111,15 @@ def test_work_that_is_no_line_in_batch_is_counted_at_the_batches_of_the_table(tm
     table = pd.DataFrame({"model": f"{tmp_path}/models.py:build", "batch": [8, 512], "latency_s": 0.1})
     cells = comparison.evaluate(table, profile()).cells
     assert cells["macs"].tolist() == [batch * batch * 256 for batch in cells["batch"]]
+
+
+def test_what_a_table_was_evaluated_with_is_not_traced_again(tmp_path: Path) -> None:
+    (tmp_path / "models.py").write_text("import torch\ndef build(): return torch.nn.Conv2d(3, 8, 3)\n")
+    table = pd.DataFrame({"model": f"{tmp_path}/models.py:build", "batch": [8, 512], "latency_s": 0.1})
+    said: list[str] = []
+    one, other = (comparison.evaluate(table, profile(), progress=said.append) for _ in range(2))
+    assert said == [f"tracing {tmp_path}/models.py:build for eager"]
+    pd.testing.assert_frame_equal(one.cells, other.cells)
 
 
 def test_attention_is_traced_as_the_table_says(asked: list[dict[str, object]]) -> None:

@@ -67,6 +67,9 @@ def test_an_empty_search_has_an_empty_order() -> None:
 def test_a_table_of_another_kind_says_what_it_lacks() -> None:
     with pytest.raises(UsageError, match=r"the table lacks candidate, latency_ms; give one that latpred\.predict_many"):
         rank(pd.DataFrame({"model": ["a"], "batch": 1, "latency_s": 0.1}))
+    table = pd.DataFrame({"candidate": [0], "batch": 1, "runtime": "eager", "latency_ms": 1.0})
+    with pytest.raises(UsageError, match=r"was predicted already; ask latpred\.predict_many for batch, device"):
+        rank(table, batch=8, runtime="eager", device="a100")
 
 
 def test_agreement_without_noise_is_kendalls_tau() -> None:

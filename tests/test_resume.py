@@ -128,6 +128,15 @@ def test_another_default_dtype_is_another_question(tmp_path: Path, predicted: Ca
     assert [set(table.precision) for table in (single, double)] == [{"fp32"}, {"fp64"}]
 
 
+def test_another_attention_of_timm_is_another_question(
+    tmp_path: Path, predicted: Callable[[], list[int]], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for fused in "1001":
+        monkeypatch.setattr(graph_store, "timm_attention", lambda fused=fused: fused)
+        predict_many([builder(16)], resume=tmp_path / "table.parquet", **ASKED)
+    assert predicted() == [0, 0]
+
+
 def test_what_a_builder_draws_is_another_each_time(tmp_path: Path, predicted: Callable[[], list[int]]) -> None:
     def drawn() -> nn.Module:
         return builder(int(torch.randint(8, 512, ())))()

@@ -18,7 +18,7 @@ from latpred.errors import UsageError
 from latpred.graph.graph import ModelGraph
 from latpred.ops import Work, cost
 from latpred.search import spaces
-from latpred.search.option_table import additive, latency_table
+from latpred.search.option_table import additive
 from latpred.search.spaces import fbnet, nasbench201, once_for_all
 from latpred.zoo.spaces import fbnet as fbnets
 from latpred.zoo.spaces import nasbench201 as cells
@@ -146,6 +146,14 @@ def elements(model: nn.Module, kinds: Any, image: int) -> int:
     return sum(counts)
 
 
+def test_a_network_that_was_built_takes_the_images_of_its_encoding() -> None:
+    small = {"ks": 3, "e": 3, "d": 2, "r": 128}
+    for of, encoding in ((nasbench201, FIRST), (once_for_all, small)):
+        assert latpred.trace(of.build(encoding)).macs() == of.graph(encoding).macs()
+    larger = latpred.trace(once_for_all.build(small), image=160)
+    assert larger.macs() == once_for_all.graph(small, image=160).macs()
+
+
 def test_the_largest_once_for_all_network() -> None:
     largest = traced(once_for_all.build, {"ks": 7, "e": 6, "d": 4}, image=224)
     assert largest.parameters // 10**5 == 76  # 7.6 M in the same README
@@ -248,7 +256,7 @@ def test_an_option_that_a_space_lacks_and_a_model_without_choices_are_refused() 
     with pytest.raises(UsageError, match="no option num_classes; its options are classes, channels, cells"):
         nasbench201.graph(9, num_classes=100)
     with pytest.raises(UsageError, match="a Linear is no supernet; give latpred"):
-        latency_table(nn.Linear(1, 1), device=CPU)  # type: ignore[arg-type]
+        latpred.latency_table(nn.Linear(1, 1), device=CPU)  # type: ignore[arg-type]
 
 
 @pytest.mark.parametrize(
@@ -318,7 +326,7 @@ def unnamed(graph: ModelGraph) -> ModelGraph:
 @pytest.mark.parametrize("batch", [1, 64])
 def test_a_latency_table_adds_up_to_predictions(batch: int) -> None:
     supernet = nasbench201.supernet(image=16, cells=1)
-    table = latency_table(supernet, device=CPU, batch=batch)
+    table = latpred.latency_table(supernet, device=CPU, batch=batch)
     assert table["error"].max() < 1e-6
     added = table.set_index(["label", "option"])["latency_ms"]
     assert (added.groupby(level="label").min()[1:] == 0).all()
@@ -338,9 +346,9 @@ def test_sums_are_judged_by_architectures_that_had_no_part_in_the_fit() -> None:
 
 def test_a_latency_table_says_how_far_off_its_sums_are() -> None:
     supernet, where = nasbench201.supernet(image=32), {"device": ["rtx-8000", "titan-x-pascal"], "batch": [1, 64, 128]}
-    table = latency_table(supernet, **where)
+    table = latpred.latency_table(supernet, **where)
     assert len(table) == 6 * (1 + 6 * len(cells.OPERATIONS))
     errors = table.groupby(["device", "batch"])["error"].first()
     assert errors["rtx-8000", 1] < 1e-9  # the host alone sets the pace
     assert 1e-3 < errors.max() < 0.1
-    assert table.equals(latency_table(supernet, **where))
+    assert table.equals(latpred.latency_table(supernet, **where))

@@ -23,6 +23,7 @@ from latpred.errors import CandidateError, WorkerError
 from latpred.ops import cost, formula_of, generation
 from latpred.ops.families import registered
 from latpred.progress import ProgressCounter, ProgressEvent, progress_text
+from latpred.runtimes.graph_store import timm_attention
 from latpred.search import workers
 
 
@@ -156,7 +157,7 @@ def test_workers_have_the_default_dtype_of_their_user() -> None:
 @pytest.mark.usefixtures("own_formulas")
 def test_a_worker_has_all_formulas_of_its_user_whatever_it_registered_itself() -> None:
     mine, theirs = (lambda x, *, out: x), (lambda x, *, out: out)
-    sender = workers._Sender("elsewhere", 1, (("mine::one", mine), ("mine::other", mine)), torch.float32, 1)
+    sender = workers._Sender("elsewhere", 1, (("mine::one", mine), ("mine::other", mine)), torch.float32, 1, "1")
     seeing: Any = SimpleNamespace(rows=lambda *_: [formula_of(f"mine::{name}") for name in ("one", "other")])
     for name in ("other", "one"):  # as a module does that came with candidates, before all others or between them
         cost(f"mine::{name}")(theirs)
@@ -173,18 +174,24 @@ def test_a_worker_forgets_the_formulas_of_the_user_before() -> None:
     for process, formula in enumerate((lambda x, *, out: x, lambda x, *, out: out)):
         given = ("aten::linear", formula), ("mine::one", formula)
         for formulas, seen in ((given, [formula, formula]), ((), [usual, None])):
-            sender = workers._Sender("elsewhere", 2 * process + len(formulas), formulas, torch.float32, 1)
+            sender = workers._Sender("elsewhere", 2 * process + len(formulas), formulas, torch.float32, 1, "1")
             assert workers.work(seeing, sender, 0, None) == seen
             generations.add(generation())
     assert len(generations) == 5, "caches of what formulas gave can tell"
     assert registered(generation() - 2) == (("aten::linear", usual),)
 
 
-def test_a_worker_traces_with_the_threads_of_its_user() -> None:
-    sender = workers._Sender("elsewhere", 1, (), torch.float32, 2)
-    seeing: Any = SimpleNamespace(rows=lambda *_: [torch.get_num_threads()])
-    assert workers.work(seeing, sender, 0, None) == [2]
-    assert torch.get_num_threads() == 1
+@pytest.mark.parametrize("loaded", [True, False])
+def test_a_worker_traces_with_the_threads_and_timm_s_attention_of_its_user(
+    loaded: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("TIMM_FUSED_ATTN", "1")
+    config = SimpleNamespace(_USE_FUSED_ATTN=1) if loaded else None
+    monkeypatch.setitem(sys.modules, "timm.layers.config", config)  # type: ignore[arg-type]
+    sender = workers._Sender("elsewhere", 1, (), torch.float32, 2, "0")
+    seeing: Any = SimpleNamespace(rows=lambda *_: [torch.get_num_threads(), timm_attention()])
+    assert workers.work(seeing, sender, 0, None) == [2, "0"]
+    assert (torch.get_num_threads(), timm_attention()) == (1, "1")
 
 
 def test_workers_have_the_formulas_of_their_user(tmp_path: Path) -> None:

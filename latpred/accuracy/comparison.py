@@ -128,7 +128,7 @@ def evaluate(table: tables.Source, profile: DeviceProfile, *, progress: Callable
     known, notes = answered(timed, predictor)
     with traced_for(predictor.era):
         keys = graph_keys(known)
-        traced = trace_models(batches_of(keys, known["batch"]), predictor.target, progress, failed)
+        traced = trace_models(batches_of(keys, known["batch"]), predictor.target, progress, failed, keep=True)
     errors = [failed.get(key) for key in keys]
     out, untraced = left_out(known["model"], errors)
     if out.all():

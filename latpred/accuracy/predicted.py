@@ -20,7 +20,7 @@ from latpred.prediction.predictor import Predictor
 from latpred.profile.document import DeviceProfile
 from latpred.query import Options
 from latpred.render import listed
-from latpred.runtimes import lowering
+from latpred.runtimes import graph_store, legacy_torch, lowering
 
 _SHOWN = 8  # models that are named of those left out
 _SIZED = ("seq", "audio", "image")  # input kinds whose size a trace can be asked for
@@ -127,20 +127,26 @@ def trace_models(
     target: str,
     progress: Callable[[str], None] | None = None,
     failed: MutableMapping[GraphKey, LatpredError] | None = None,
+    *,
+    keep: bool = False,
 ) -> dict[GraphKey, ModelGraph]:
     """Trace models by name for a kind of device, each for the batch sizes that it is asked for.
 
-    What cannot be traced is put into `failed` with its error; without `failed` it ends everything.
+    What cannot be traced is put into `failed` with its error; without `failed` it ends everything. `keep` reads and
+    writes eager traces as `graph_store.trace_by_name` does, for processes in which nobody patches PyTorch.
     """
     graphs: dict[GraphKey, ModelGraph] = {}
     for key, batches in asked.items():
-        if progress is not None:
-            progress(f"tracing {key.model} for {key.runtime}")
+        by_name = keep and key.runtime == "eager"
         try:
-            options = options_of(key).tracing
-            graphs[key] = lowering.trace_for_runtime(
-                key.model, runtime=key.runtime, target=target, batches=batches, **options
-            )
+            options: dict[str, Any] = {"target": target, "batches": batches, **options_of(key).tracing}
+            named = {"name": key.model, "era": legacy_torch.current(), **options}
+            graph = graph_store.kept_by_name(**named) if by_name else None
+            if graph is None and progress is not None:
+                progress(f"tracing {key.model} for {key.runtime}")
+            if graph is None and by_name:
+                graph = graph_store.trace_by_name(**named)
+            graphs[key] = graph or lowering.trace_for_runtime(key.model, runtime=key.runtime, **options)
         except LatpredError as error:
             if failed is None:
                 raise

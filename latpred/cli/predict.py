@@ -196,7 +196,7 @@ def rank(
         output,
         document=lambda: {"schema": "latpred.ranking/1", "rows": records(table)},
         rows=lambda: table.assign(caveats=table["caveats"].str.join("; ")),
-        page=lambda: _ranking_page(table),
+        page=lambda: _ranking_page(table, asked["protocol"]),
     )
     if table["error"].notna().all():
         click.get_current_context().exit(UsageError.exit_code)
@@ -217,18 +217,20 @@ def _demand_names(models: Sequence[str]) -> None:
             continue
 
 
-def _ranking_page(table: pd.DataFrame) -> Page:
+def _ranking_page(table: pd.DataFrame, protocol: str) -> Page:
     parts: list[Table | str] = []
-    for (device, batch), cells in table.groupby(["device", "batch"], sort=False):
+    for (device, batch, runtime), cells in table.groupby(["device", "batch", "runtime"], sort=False):
+        known = cells[cells["error"].isna()]
         rows = [
             (
                 *(str(row["rank"]), row["name"], format_ms(row["latency_ms"])),
                 *(format_interval((row["low_ms"], row["high_ms"])), row["regime"], f"{row['launches']:.0f}"),
             )
-            for row in cells[cells["error"].isna()].to_dict("records")
+            for row in known.to_dict("records")
         ]
         heads = ("rank", "model", "latency", "90 % interval", "regime", "launches")
-        parts.append(Table(heads, rows, left=("model", "regime"), folded=("model",), title=f"{device}, batch {batch}"))
+        title = f"{', '.join(known['precision'].unique())}, {runtime} on {device}, {protocol}, batch {batch}"
+        parts.append(Table(heads, rows, left=("model", "regime"), folded=("model",), title=title))
     failed = table[table["error"].notna()].drop_duplicates(["device", "candidate"])
     for (_, name, error), cells in failed.groupby(["candidate", "name", "error"], sort=False):
         parts.append(f"{name} on {', '.join(cells['device'])}: {error}")

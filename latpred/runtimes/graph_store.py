@@ -33,11 +33,13 @@ from latpred.graph.graph import ModelGraph
 from latpred.ops import BUILT_IN, generation
 from latpred.runtimes.legacy_torch import traced_for
 from latpred.storage import Recent
+from latpred.zoo import user_files
 
 MOST_IN_MEMORY = 256
 MOST_ON_DISK_BYTES = 256 << 20
 VERSION = 4
 UP_TO = 64  # traces by name serve batches up to this one, or up to the largest that was asked for
+_FUSED = "TIMM_FUSED_ATTN"
 LIBRARIES = ("torch", "transformers", "torchvision", "timm")  # where models come from
 _TRACING = (
     *("tracing/*.py", "ops/*.py", "graph/*.py", "sandbox/*.py", "zoo/**/*.py", "runtimes/legacy_torch.py"),
@@ -94,7 +96,10 @@ def trace_by_name(name: str, era: str = "", batches: Sequence[int] = (), **optio
             with contextlib.suppress(TraceError):
                 graph = trace(name, batches=(_most(batches),), **options)
                 if not (graph.exact or graph.only):
-                    _write(path, graph)
+                    # A user's file may have been edited meanwhile, or may have set what others are built by.
+                    same = file_by_name(name, era, batches, **options) == path
+                    if same and user_files.imported() <= {_file_of(name)}:
+                        _write(path, graph)
                     return graph
         return trace(name, batches=batches, **options)
 
@@ -108,14 +113,45 @@ def kept_by_name(name: str, era: str = "", batches: Sequence[int] = (), **option
 def file_by_name(name: str, era: str = "", batches: Sequence[int] = (), **options: Any) -> Path | None:
     """Where the eager trace of a model by name is kept, under everything that it depends on.
 
-    None where that cannot be told: a function of a user's file, or a library that is worked on, may be another
-    tomorrow, and formulas that somebody registered are not known by a version.
+    None where that cannot be told: what a user's file imports of the user's own or reads, or a library that is worked
+    on, may be another tomorrow, and formulas that somebody registered are not known by a version.
     """
-    software = None if ".py:" in name or generation() != BUILT_IN else _software()
-    if software is None:
+    software = None if generation() != BUILT_IN else _software()
+    told = _told(name)
+    if software is None or told is None:
         return None
     asked = {"era": era, "batches": _most(batches), **options}
-    return _file("eager", _key((name, json.dumps(asked, sort_keys=True), *software)))
+    return _file("eager", _key((told, json.dumps(asked, sort_keys=True), timm_attention(), *software)))
+
+
+def _told(name: str) -> str | None:
+    """What tells a model from others: its name, and of a function in a user's file what that holds; None if nothing."""
+    file = _file_of(name)
+    if file is None or not file.is_file():
+        return None if file else name
+    from latpred.sandbox.fingerprint import fingerprint
+
+    return fingerprint(name, builds=True)
+
+
+def _file_of(name: str) -> Path | None:
+    """The file of "path/file.py:function"; None of any other name."""
+    return Path(name.rpartition(":")[0]).resolve() if ".py:" in name else None
+
+
+def timm_attention() -> str:
+    """Whether timm builds fused attention in this process: what it was told, or will read once it is imported."""
+    config = sys.modules.get("timm.layers.config")
+    return str(getattr(config, "_USE_FUSED_ATTN", os.environ.get(_FUSED, "1")))
+
+
+def set_timm_attention(fused: str) -> None:
+    """Have timm build what `timm_attention` said in another process."""
+    if fused == timm_attention():
+        return
+    os.environ[_FUSED] = fused
+    if config := sys.modules.get("timm.layers.config"):
+        config._USE_FUSED_ATTN = int(fused)  # type: ignore[attr-defined]
 
 
 def _most(batches: Sequence[int]) -> int:

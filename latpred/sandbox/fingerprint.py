@@ -52,7 +52,8 @@ READS_ELSEWHERE = {"open", "input", "exec", "eval", "compile", "globals", "vars"
 READS_FILES = {
     *("open", "read_text", "read_bytes", "getenv", "load", "loadtxt", "genfromtxt", "fromfile", "memmap"),
     *("read_csv", "read_table", "read_json", "read_parquet", "safe_load", "safe_open", "load_file", "urlopen"),
-    *("listdir", "scandir", "iterdir", "glob", "rglob"),
+    *("read_pickle", "read_excel", "read", "from_pretrained", "from_json_file", "check_output", "Popen"),
+    *("listdir", "scandir", "iterdir", "glob", "rglob", "exists", "is_file", "is_dir", "import_module", "run_path"),
 }
 ENVIRONMENT = "environ"
 # Functions that draw whole numbers, by whatever they are reached, and modules in which all others do.
@@ -218,14 +219,14 @@ class _Parts:
     def _plain(self, value: Any) -> Iterator[bytes]:
         yield repr(value).encode()
         if isinstance(value, str) and value:
-            path = Path(value.partition(":")[0] if ".py:" in value else value)
+            path = Path(value.rpartition(":")[0] if ".py:" in value else value)
             if path.suffix in (".py", ".onnx") and path.is_file():
                 yield path.read_bytes()
                 if path.suffix == ".py":  # what it imports of the user's own, and reads, counts as that of functions
                     yield from self._named(compile(path.read_bytes(), path, "exec", dont_inherit=True), {})
 
     def _function(self, value: FunctionType | BuiltinFunctionType) -> Iterator[bytes]:
-        if self._builds and value.__name__ in DRAWS:
+        if self._builds and value.__name__ in self._refused:
             raise UntoldError(value.__qualname__)
         yield f"{value.__module__}.{value.__qualname__}".encode()
         owner = getattr(value, "__self__", None)  # of a method written in C, as [].append
@@ -336,7 +337,7 @@ def named(code: CodeType, scope: dict[str, Any], refused: set[str]) -> Iterator[
             elif name in READS_ELSEWHERE:
                 raise UntoldError(name)
         elif step.opname == "IMPORT_NAME":
-            yield from _imported(steps, index)
+            yield from _imported(steps, index, scope)
     # Variables of the environment are told by all of it, where its module is one of the scope's.
     if ENVIRONMENT in code.co_names and all(value is not os.environ for _, value in told):
         raise UntoldError(ENVIRONMENT)
@@ -362,13 +363,16 @@ def _attribute(name: str, value: Any, following: list[dis.Instruction]) -> tuple
     return name, value
 
 
-def _imported(steps: list[dis.Instruction], index: int) -> Iterator[tuple[str, Any]]:
-    """What an import within a function brings; of modules that are no library only names, as in `from x import y`."""
+def _imported(steps: list[dis.Instruction], index: int, scope: dict[str, Any]) -> Iterator[tuple[str, Any]]:
+    """What an import within a function brings; of modules that are no library only names, as in `from x import y`.
+
+    A file's code, which has no scope yet, will import modules anew, whatever is loaded now.
+    """
     name = steps[index].argval
     absolute = steps[index - 2].argval == 0
     if absolute and library(name) is not None:
         return
-    module = sys.modules.get(name) if absolute else None
+    module = sys.modules.get(name) if absolute and scope else None
     taken = []
     for step in steps[index + 1 :]:
         if step.opname == "IMPORT_FROM":

@@ -76,7 +76,7 @@ def predict_many(
         A Parquet file: what it has is not predicted again, and what is new is added every few seconds. Rows are told
         apart by the candidate's contents with whatever its code names, the question, the profile, latpred's own code,
         and the versions of Python and the libraries; a candidate that failed, or that cannot be told from others, as
-        a function that draws what it builds, is predicted again.
+        a function that draws what it builds or reads a file, is predicted again.
     progress : bool or callable, optional
         True shows a bar with rate and time left on a terminal; a function is told each
         `latpred.progress.ProgressEvent`.

@@ -40,7 +40,7 @@ def rank(
     Parameters
     ----------
     candidates : iterable or DataFrame
-        What `latpred.predict_many` takes, or a table that it gave; the other parameters are then ignored.
+        What `latpred.predict_many` takes; or a table that it gave, which has all that the other parameters ask.
     batch, runtime, device, host, precision, attention, protocol, inputs, seq, image
         As for `latpred.predict_many`.
 
@@ -65,24 +65,17 @@ def rank(
     """
     import pandas as pd
 
+    asked: dict[str, Any] = {"batch": batch, "runtime": runtime, "device": device, "host": host, "inputs": inputs}
+    asked |= {"precision": precision, "attention": attention, "protocol": protocol, "seq": seq, "image": image}
     if isinstance(candidates, pd.DataFrame):
         table = candidates
         if lacking := [name for name in ("candidate", "latency_ms") if name not in table]:
             raise UsageError(f"the table lacks {', '.join(lacking)}; give one that latpred.predict_many gave.")
+        usual = rank.__kwdefaults__ or {}
+        if given := [name for name, value in asked.items() if str(value) != str(usual[name])]:
+            raise UsageError(f"the table was predicted already; ask latpred.predict_many for {', '.join(given)}.")
     else:
-        table = predict_many(
-            candidates,
-            batch=batch,
-            runtime=runtime,
-            device=device,
-            host=host,
-            precision=precision,
-            attention=attention,
-            protocol=protocol,
-            inputs=inputs,
-            seq=seq,
-            image=image,
-        )
+        table = predict_many(candidates, **asked)
     known = table["latency_ms"].notna()
     cells = table.assign(_place=pd.Series(metrics.places(table["latency_ms"]), table.index).where(known))
     groups = cells.groupby([name for name in ("device", "batch", "runtime") if name in table], sort=False)

@@ -369,6 +369,26 @@ def test_what_may_be_another_tomorrow_is_not_kept(separators: tuple[str, str], m
     assert graph_store.file_by_name(NAME) is None
 
 
+@pytest.mark.usefixtures("own_formulas")
+def test_a_model_of_a_file_is_traced_once_while_all_is_told_that_it_is_built_of(
+    traces: list[dict[str, Any]], tmp_path: Path
+) -> None:
+    file, other = tmp_path / "models.py", tmp_path / "others.py"
+    for width in (8, 8, 16):
+        file.write_text(f"import torch\ndef build(): return torch.nn.Conv2d(3, {width}, 1)\n")
+        assert trace_by_name(f"{file}:build", image=32).macs() == 3 * width * 32 * 32
+    assert len(traces) == 2
+    other.write_text("import torch\ndef build(): return torch.nn.Conv2d(3, 4, 1)\n")
+    kept = files()
+    trace_by_name(f"{other}:build", image=32)
+    assert files() == kept, "the file before may have set what this one is built by"
+    (tmp_path / "own_blocks.py").write_text("")
+    for line in ("import own_blocks", "import latpred; latpred.cost('mine::op')(lambda x, out: x)"):
+        file.write_text(f"{line}\n{file.read_text()}")
+        trace_by_name(f"{file}:build", image=32)
+        assert files() == kept
+
+
 def test_what_is_no_line_in_batch_is_traced_at_the_batches_asked_for(
     traces: list[dict[str, Any]], monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -41,8 +41,11 @@ class Space:
     def build(self, architecture: Any, **options: Any) -> nn.Module:
         """The network of an encoding or a number; `options` are those of `network`."""
         encoding = self.encoded(architecture)
-        chosen = self.chosen(encoding)
-        return self.network(lambda label, layers: layers[chosen[label]](), **{**self.options(encoding), **options})
+        chosen, side = self.chosen(encoding), self.pixels(encoding)
+        made = self.network(lambda label, layers: layers[chosen[label]](), **{**self.options(encoding), **options})
+        # As timm's models say it: what the module is traced and timed at unless image= is given.
+        made.default_cfg = {"input_size": (3, side, side)}  # type: ignore[assignment]
+        return made
 
 
 def space(name: str) -> Space:
