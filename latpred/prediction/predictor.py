@@ -541,6 +541,8 @@ def _caveats(profile: DeviceProfile, graph: ModelGraph, runtime: str, served: Se
     elif not profile.acceptance.runtimes.get(runtime, True):
         see = f"latpred profiles show {profile.name}"
         said.append(f"what the profile says of {runtime} failed its acceptance gate; see: {see}")
+    elif unsure := profile.acceptance.unsure(runtime):
+        said.append(f"{runtime} passed its acceptance gate, but {unsure}; see: latpred profiles show {profile.name}")
     said += untested(profile.runtimes[runtime])
     # A runtime with kernels of its own has them in the layouts that it was measured in.
     measured = profile.runtimes[runtime].kernels or profile.kernels

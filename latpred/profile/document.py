@@ -24,6 +24,7 @@ ADAPTED = "adapted"  # key of a protocol: what the profile was corrected by
 OPENED = "opened as"  # key of a protocol: the GPU by the name that opened it
 FLOAT32 = "float32"  # key of a protocol: how fp32 is multiplied on a GPU
 HOST = "host"  # key of a protocol: whose dispatch the profile was given
+UNSURE = "certainty"  # key of a gate's checks: what a pass leaves open that few networks decided
 
 
 class _Record(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
@@ -196,6 +197,10 @@ class Acceptance(_Record, frozen=True):
     @property
     def all_passed(self) -> bool:
         return self.passed and all(self.runtimes.values())
+
+    def unsure(self, runtime: str) -> str:
+        """What a runtime's pass leaves open, or that of eager, which it is estimated from; "" where it is sure."""
+        return self.checks.get(f"{runtime}: {UNSURE}" if runtime in self.runtimes else UNSURE, "")
 
 
 class Checkpoint(_Record, frozen=True):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import shutil
 from collections import Counter
 from collections.abc import Callable, Iterator
@@ -297,6 +298,30 @@ def test_a_runtime_that_was_fitted_to_disturbed_cells_fails(monkeypatch: pytest.
     monkeypatch.setattr(calibrate_runtimes, "spoilt", lambda rows: 0.7)
     checks = more().acceptance.checks
     assert checks["plain: fitted cells that were disturbed or of processors apart at most 0%"] == "70.0%: failed"
+
+
+def test_a_runtime_goes_on_for_networks_to_judge_by(finished: DeviceProfile, tmp_path: Path) -> None:
+    device, seen = SimulatedDevice(), list[int]()
+
+    def goes_on(spent: float, networks: int, enough: int) -> bool:
+        seen.append(networks)
+        return spent < math.inf and networks < min(enough, 3)
+
+    with session.Session(tmp_path, device.machine(), {}) as one:
+        run = calibrate_runtimes.RuntimeSession(one, ("fp32",))
+        plain = runtime_calibration.get("plain", device)
+        gate = run.add(finished, plain, 1e-6, math.inf, lambda *_: None, goes_on).acceptance
+    assert sorted(set(seen)) == [0, 1, 2, 3]
+    assert gate.checks["plain: networks to judge by at least 5"] == "3: failed"
+    assert gate.advice[-1].endswith("--runtimes plain --budget 5m")
+
+
+def test_only_a_full_calibration_without_a_budget_goes_on_for_networks() -> None:
+    given: tuple[tuple[bool, float | None, int | None], ...] = ((False, None, None), (True, None, None))
+    given += (False, 100.0, None), (False, None, 9)
+    plans = [calibrator._plan(("eager", "plain"), None, *each) for each in given]
+    longer = [[effort.longer for effort in plan.values()] for plan in plans]
+    assert longer == [[calibrator.LONGER] * 2, [calibrator.LONGER, 1.0], [1.0, 1.0], [1.0, 1.0]]
 
 
 def test_budgets_are_shared_in_proportion() -> None:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import filterfalse
 
@@ -15,7 +15,7 @@ from latpred.calibration.fitting.acceptance import HoldoutError
 from latpred.calibration.runtime_calibration import network_fit
 from latpred.calibration.runtime_calibration.base import RuntimeCalibrator
 from latpred.calibration.session import MISSING, Row, Session, failure_of
-from latpred.calibration.timing.visits import Tell, Visits, failures, most_failed, spoilt
+from latpred.calibration.timing.visits import Tell, Visits, failures, most_failed, spoilt, undisturbed
 from latpred.errors import DeviceError, LatpredError, MissingPackageError, ProfileError, UsageError
 from latpred.profile import store
 from latpred.profile.document import DeviceProfile, DispatchFit
@@ -25,6 +25,7 @@ EAGER = profile_fit.EAGER
 ALL = "all"
 FITTING_SHARE = 0.1  # of a runtime's time, set aside for tracing networks again and fitting
 HOPELESS = 12  # networks or graphs that fail before any succeeds, after which there are no more cells
+GoesOn = Callable[[float, int, int], bool]  # share of the time that was spent, networks that judge, and how many should
 
 
 def offered(device: Device) -> tuple[list[str], dict[str, str]]:
@@ -91,20 +92,26 @@ class RuntimeSession:
     precisions: tuple[str, ...]
 
     def add(
-        self, profile: DeviceProfile, calibrator: RuntimeCalibrator, seconds: float, cells: float, tell: Tell
+        self,
+        profile: DeviceProfile,
+        calibrator: RuntimeCalibrator,
+        seconds: float,
+        cells: float,
+        tell: Tell,
+        goes_on: GoesOn = lambda *_: False,
     ) -> DeviceProfile:
-        """The profile with one more runtime, measured until its seconds or cells are spent.
+        """The profile with one more runtime, measured until its seconds, unless it goes on, or cells are spent.
 
         A runtime that cannot be fitted leaves the profile as it is, whose gate then says why.
         """
         runtime = calibrator.runtime
         visits = Visits(self.session, calibrator.device, runtime, calibrator.measure, seconds, tell)
-        self._measure(calibrator, visits, seconds, cells)
+        self._measure(calibrator, visits, seconds, cells, goes_on)
         visits.tell(f"fitting {runtime}")
         kept = {reason: count for reason, count in profile.failures.items() if not reason.startswith(f"{runtime}: ")}
         mine = {f"{runtime}: {reason}": count for reason, count in failures(visits.rows).items()}
-        seconds = profile.seconds + round(visits.seconds, 1)
-        profile = msgspec.structs.replace(profile, seconds=seconds, failures=kept | mine)
+        spent_s = round(visits.seconds, 1)
+        profile = msgspec.structs.replace(profile, seconds=profile.seconds + spent_s, failures=kept | mine)
         try:
             rows = network_fit.at_profile_speed([row for row in visits.rows if not row.error], profile)
             fit, errors = fit_with_spread(calibrator, rows, profile)
@@ -121,15 +128,18 @@ class RuntimeSession:
             profile,
             runtimes={**profile.runtimes, runtime: fit},
             samples=(*others, *(profile_fit.sample_of(row) for row in rows)),
-            acceptance=acceptance.with_runtime(profile, runtime, errors, spoilt(rows)),
+            acceptance=acceptance.with_runtime(profile, runtime, errors, spoilt(rows), spent_s),
         )
 
-    def _measure(self, calibrator: RuntimeCalibrator, visits: Visits, seconds: float, cells: float) -> None:
+    def _measure(
+        self, calibrator: RuntimeCalibrator, visits: Visits, seconds: float, cells: float, goes_on: GoesOn
+    ) -> None:
         """Time cells until the time is spent, most of them in the first precision."""
         for cell in filterfalse(self.session.holds, calibrator.cells_in(self.precisions)):
             rows = visits.rows
-            hopeless = len(_only_failures(rows)) >= HOPELESS
-            if hopeless or visits.seconds >= (1 - FITTING_SHARE) * seconds or len(rows) >= cells:
+            hopeless, spent = len(_only_failures(rows)) >= HOPELESS, visits.seconds / ((1 - FITTING_SHARE) * seconds)
+            over = spent >= 1.0 and not goes_on(spent, _judged(rows), acceptance.ENOUGH)
+            if hopeless or over or len(rows) >= cells:
                 break
             if visits.run(cell).error.startswith(MISSING):  # which each further cell would find out anew
                 break
@@ -143,6 +153,12 @@ def _only_failures(rows: Sequence[Row]) -> list[Row]:
     """
     run = [row for row in rows if row.cell.kind != "clock"]
     return run if all(row.error for row in run) else []
+
+
+def _judged(rows: Sequence[Row]) -> int:
+    """How many networks a runtime can be judged by so far."""
+    good = undisturbed(row for row in rows if not row.error)
+    return acceptance.judges(row.cell.key for row in good if network_fit.is_holdout(row))
 
 
 def fit_with_spread(
