@@ -283,7 +283,7 @@ def test_a_model_that_is_timed_again_after_others_is_not_exported_again(monkeypa
 
 def test_models_decide_the_gate_of_a_runtime_where_there_are_enough() -> None:
     far = [HoldoutError(f"network/onnxruntime/fp32/{number}", 300.0, 100.0, 0.0) for number in range(9)]
-    near = [HoldoutError(f"model/onnxruntime/fp32/{number}", 105.0, 100.0, 0.0) for number in range(9)]
+    near = [HoldoutError(f"model/onnxruntime/fp32/{number}/batch=1", 105.0, 100.0, 0.0) for number in range(9)]
     passed = {
         len(models): acceptance.with_runtime(profile(), "onnxruntime", [*far, *models]).runtimes
         for models in (near, near[:2])
