@@ -124,6 +124,8 @@ def calibrate(
         When another calibration of the device is under way.
     CalibrationError
         When too little could be measured for a profile, or too little memory is left to measure.
+    ProfileError
+        When a newer latpred wrote the profile of that name, which `fresh` replaces.
 
     Examples
     --------

@@ -24,7 +24,7 @@ from latpred.calibration.fitting import profile_fit
 from latpred.calibration.measurement import whole_models
 from latpred.calibration.runtime_calibration import base, calibrate_runtimes
 from latpred.calibration.session import directory, read_journal
-from latpred.errors import CalibrationError, LatpredError, MissingPackageError, UsageError
+from latpred.errors import CalibrationError, LatpredError, MissingPackageError, ProfileError, UsageError
 from latpred.graph.graph import ModelGraph, Schedule
 from latpred.prediction.predictor import Predictor
 from latpred.prediction.pricing import host_cost
@@ -179,6 +179,16 @@ def test_a_runtime_joins_the_record_of_eager_though_fewer_precisions_have_kernel
     monkeypatch.setattr(machine, "STACK", (*machine.STACK, "msgspec"))
     calibrate(SimulatedDevice(), runtimes=["torchscript"], cells=MORE)
     assert rows_kept() == {"eager": cells, "plain": MORE, "torchscript": MORE}
+
+
+@pytest.mark.usefixtures("finished")
+def test_a_profile_of_a_newer_latpred_is_not_replaced_without_a_word() -> None:
+    file = store.file_of("simulated")
+    newer = file.read_text().replace('"schema": 2', '"schema": 3')
+    file.write_text(newer)
+    with pytest.raises(ProfileError, match=r"has schema 3 .* or choose another --name, or replace it with --fresh\.$"):
+        calibrate(SimulatedDevice(), cells=9)
+    assert file.read_text() == newer
 
 
 @pytest.mark.usefixtures("finished")

@@ -14,7 +14,7 @@ import secrets
 import time
 import warnings
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
 from typing import Any, NamedTuple, TypeVar
@@ -92,12 +92,12 @@ class Bench:
         """Refuse a model whose weights, or whose activations at a batch size, memory has no room for."""
         key = (workload, precision)
         if key not in self._known:
-            model, _ = workload.make("meta", precision)
-            unbuilt = sum(one.nbytes for one in (*model.parameters(), *model.buffers()) if one.is_meta)
-            try:
-                self._known[key] = workload.trace(precision), unbuilt
-            except Exception:  # one that cannot be traced can be measured
-                self._known[key] = None, unbuilt
+            graph, unbuilt = None, 0
+            with suppress(Exception):  # what cannot be traced can be measured, or says itself why not
+                model, _ = workload.make("meta", precision)
+                unbuilt = sum(one.nbytes for one in (*model.parameters(), *model.buffers()) if one.is_meta)
+                graph = workload.trace(precision)
+            self._known[key] = graph, unbuilt
         (graph, unbuilt), built, left = self._known[key], key in self._built, host.bytes_left()
         needed = 0 if built else unbuilt
         if graph is not None:

@@ -18,7 +18,7 @@ from latpred.calibration.session import MISSING, Row, Session, failure_of
 from latpred.calibration.timing.visits import Tell, Visits, failures, most_failed, spoilt, undisturbed
 from latpred.errors import DeviceError, LatpredError, MissingPackageError, ProfileError, UsageError
 from latpred.profile import store
-from latpred.profile.document import DeviceProfile, DispatchFit
+from latpred.profile.document import UPGRADE, DeviceProfile, DispatchFit
 from latpred.runtimes.lowering import demand_suited, lacking, target_of, unsuited
 
 EAGER = profile_fit.EAGER
@@ -71,10 +71,15 @@ def named(wanted: str | Sequence[str], device: Device) -> tuple[str, ...]:
 def kept(
     name: str, device: Device, protocol: Mapping[str, str], precisions: Sequence[str] = ()
 ) -> DeviceProfile | None:
-    """The finished profile of a name, where it is of this device, machine and stack, and its protocol says the same."""
+    """The finished profile of a name, where it is of this device, machine and stack, and its protocol says the same.
+
+    One that a newer latpred wrote is a ProfileError.
+    """
     try:
         profile = store.load(store.file_of(name))
-    except ProfileError:
+    except ProfileError as error:
+        if UPGRADE in str(error):  # what a newer latpred measured is not replaced without a word
+            raise ProfileError(f"{error}, or choose another --name, or replace it with --fresh.") from None
         return None
     machine, info = device.machine(), device.info()
     same_device = (profile.device.kind, profile.device.name) == (info.kind, info.name)
