@@ -16,6 +16,7 @@ from pathlib import Path
 from typing import NamedTuple
 
 from latpred.errors import ProfileError
+from latpred.units import format_bytes
 
 PROC, SYS = Path("/proc"), Path("/sys")
 _GIVEN_BACK = ("inactive_file", "active_file", "slab_reclaimable")  # in a control group's memory.stat
@@ -154,6 +155,13 @@ def bytes_left() -> float:
     except (ImportError, OSError, ValueError, IndexError):
         pass
     return min(left)
+
+
+def demand_room(needed: float) -> None:
+    """Refuse what memory has no room for: no allocation fails, but the system or a container ends the process."""
+    left = bytes_left()
+    if needed > left:
+        raise MemoryError(f"it needs {format_bytes(needed)}, and {format_bytes(left)} are free")
 
 
 def _memory_limits() -> list[tuple[int, Path]]:

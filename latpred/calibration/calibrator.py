@@ -235,11 +235,11 @@ def _with_runtimes(
             "the time for eager ended before a kernel was measured, and other runtimes rest on kernels; what was "
             f"measured is kept. Go on with the same command and --budget {acceptance.more_time(profile.seconds)}."
         )
-    run = calibrate_runtimes.RuntimeSession(session, priced)
+    run = calibrate_runtimes.RuntimeSession(session, priced, report.goes_on)
     for name, effort in others.items():
         report.turn_to(effort)
         calibrator = runtime_calibration.get(name, device)
-        profile = run.add(profile, calibrator, effort.seconds, effort.cells, report.tell, report.goes_on)
+        profile = run.add(profile, calibrator, effort.seconds, effort.cells, report.tell)
     return profile
 
 

@@ -318,9 +318,9 @@ def test_a_runtime_goes_on_for_networks_to_judge_by(finished: DeviceProfile, tmp
         return spent < math.inf and networks < min(enough, 3)
 
     with session.Session(tmp_path, device.machine(), {}) as one:
-        run = calibrate_runtimes.RuntimeSession(one, ("fp32",))
+        run = calibrate_runtimes.RuntimeSession(one, ("fp32",), goes_on)
         plain = runtime_calibration.get("plain", device)
-        gate = run.add(finished, plain, 1e-6, math.inf, lambda *_: None, goes_on).acceptance
+        gate = run.add(finished, plain, 1e-6, math.inf, lambda *_: None).acceptance
     assert sorted(set(seen)) == [0, 1, 2, 3]
     assert gate.checks["plain: networks to judge by at least 5"] == "3: failed"
     assert gate.advice[-1].endswith("--runtimes plain --budget 5m")

@@ -48,7 +48,6 @@ from latpred.query import checked_batches
 from latpred.runtimes.lowering import demand_autocast, demand_memory, lacking, target_of, traced_by
 from latpred.sandbox.own_thread import without_modes
 from latpred.tracing.autocast import under_autocast
-from latpred.units import format_bytes
 
 _KEPT_SHARE = 0.2  # of the device's memory, for models that stay built between rounds
 Result = TypeVar("Result")
@@ -84,7 +83,7 @@ class Bench:
             if self.simulated:
                 graph = graph or workload.trace(precision, runtime, self.target)
                 return self.device.prepare_model(graph, batch, runtime)
-            if self.info.kind == "cpu":  # whose memory no allocation fails for: the system ends the process instead
+            if self.info.kind == "cpu":
                 self._demand_room(workload, batch, runtime, precision)
             return self.device.prepare_model(*self.model(workload, batch, precision), runtime)
 
@@ -98,14 +97,11 @@ class Bench:
                 unbuilt = sum(one.nbytes for one in (*model.parameters(), *model.buffers()) if one.is_meta)
                 graph = workload.trace(precision)
             self._known[key] = graph, unbuilt
-        (graph, unbuilt), built, left = self._known[key], key in self._built, host.bytes_left()
-        needed = 0 if built else unbuilt
-        if graph is not None:
-            needed += graph.peak_bytes(batch) - graph.parameter_bytes
-            if not built:
-                demand_memory(traced_by(runtime), graph)
-        if needed > left:
-            raise MemoryError(f"it needs {format_bytes(needed)}, and {format_bytes(left)} are free")
+        (graph, unbuilt), built = self._known[key], key in self._built
+        if graph is not None and not built:
+            demand_memory(traced_by(runtime), graph)
+        activations = graph.peak_bytes(batch) - graph.parameter_bytes if graph is not None else 0
+        host.demand_room(activations + unbuilt * (not built))
 
     def attempt(self, visit: Callable[[], Result]) -> Result:
         """What a visit gives; where memory is short it is tried again without models that wait for another round."""

@@ -25,7 +25,6 @@ EAGER = profile_fit.EAGER
 ALL = "all"
 FITTING_SHARE = 0.1  # of a runtime's time, set aside for tracing networks again and fitting
 HOPELESS = 12  # networks or graphs that fail before any succeeds, after which there are no more cells
-GoesOn = Callable[[float, int, int], bool]  # share of the time that was spent, networks that judge, and how many should
 
 
 def offered(device: Device) -> tuple[list[str], dict[str, str]]:
@@ -71,10 +70,7 @@ def named(wanted: str | Sequence[str], device: Device) -> tuple[str, ...]:
 def kept(
     name: str, device: Device, protocol: Mapping[str, str], precisions: Sequence[str] = ()
 ) -> DeviceProfile | None:
-    """The finished profile of a name, where it is of this device, machine and stack, and its protocol says the same.
-
-    One that a newer latpred wrote is a ProfileError.
-    """
+    """The finished profile of a name, where it is of this device, machine and stack, and its protocol says the same."""
     try:
         profile = store.load(store.file_of(name))
     except ProfileError as error:
@@ -91,19 +87,17 @@ def kept(
 
 @dataclass
 class RuntimeSession:
-    """Runtimes measured in a session, on top of a device's profile; the most important precision comes first."""
+    """Runtimes measured in a session, on top of a device's profile; the most important precision comes first.
+
+    `goes_on` says whether one that spent so much of its time may go on for networks to judge by, and for how many.
+    """
 
     session: Session
     precisions: tuple[str, ...]
+    goes_on: Callable[[float, int, int], bool] = lambda *_: False
 
     def add(
-        self,
-        profile: DeviceProfile,
-        calibrator: RuntimeCalibrator,
-        seconds: float,
-        cells: float,
-        tell: Tell,
-        goes_on: GoesOn = lambda *_: False,
+        self, profile: DeviceProfile, calibrator: RuntimeCalibrator, seconds: float, cells: float, tell: Tell
     ) -> DeviceProfile:
         """The profile with one more runtime, measured until its seconds, unless it goes on, or cells are spent.
 
@@ -111,7 +105,7 @@ class RuntimeSession:
         """
         runtime = calibrator.runtime
         visits = Visits(self.session, calibrator.device, runtime, calibrator.measure, seconds, tell)
-        self._measure(calibrator, visits, seconds, cells, goes_on)
+        self._measure(calibrator, visits, seconds, cells)
         visits.tell(f"fitting {runtime}")
         kept = {reason: count for reason, count in profile.failures.items() if not reason.startswith(f"{runtime}: ")}
         mine = {f"{runtime}: {reason}": count for reason, count in failures(visits.rows).items()}
@@ -136,14 +130,12 @@ class RuntimeSession:
             acceptance=acceptance.with_runtime(profile, runtime, errors, spoilt(rows), spent_s),
         )
 
-    def _measure(
-        self, calibrator: RuntimeCalibrator, visits: Visits, seconds: float, cells: float, goes_on: GoesOn
-    ) -> None:
+    def _measure(self, calibrator: RuntimeCalibrator, visits: Visits, seconds: float, cells: float) -> None:
         """Time cells until the time is spent, most of them in the first precision."""
         for cell in filterfalse(self.session.holds, calibrator.cells_in(self.precisions)):
             rows = visits.rows
             hopeless, spent = len(_only_failures(rows)) >= HOPELESS, visits.seconds / ((1 - FITTING_SHARE) * seconds)
-            over = spent >= 1.0 and not goes_on(spent, _judged(rows), acceptance.ENOUGH)
+            over = spent >= 1.0 and not self.goes_on(spent, _judged(rows), acceptance.ENOUGH)
             if hopeless or over or len(rows) >= cells:
                 break
             if visits.run(cell).error.startswith(MISSING):  # which each further cell would find out anew
