@@ -198,10 +198,6 @@ class Acceptance(_Record, frozen=True):
     def all_passed(self) -> bool:
         return self.passed and all(self.runtimes.values())
 
-    def unsure(self, runtime: str) -> str:
-        """What a runtime's pass leaves open, or that of eager, which it is estimated from; "" where it is sure."""
-        return self.checks.get(f"{runtime}: {UNSURE}" if runtime in self.runtimes else UNSURE, "")
-
 
 class Checkpoint(_Record, frozen=True):
     """Where a calibration stood: seconds spent, cells measured, and the median error on networks that no fit saw."""

@@ -28,6 +28,7 @@ from latpred.host import Slowdown
 from latpred.prediction.clocks import Z90
 from latpred.prediction.predictor import Predictor
 from latpred.profile import store
+from latpred.profile.document import UNSURE
 
 GATE = suites.get(suites.GATE)
 HOLDOUTS = [schedules.network_cell(spec) for spec in map(networks.draw, range(6 * len(networks.KINDS))) if spec.holdout]
@@ -151,7 +152,7 @@ def test_a_pass_that_few_networks_decided_says_what_it_leaves_open(networks: int
     errors = [model(number, batch) for number in range(networks) for batch in (1, 8)]
     verdict = acceptance.with_runtime(factories.profile(), "onnxruntime", errors, seconds=200.0)
     assert verdict.runtimes == {"onnxruntime": True}
-    assert verdict.unsure("onnxruntime") == said
+    assert verdict.checks.get(f"onnxruntime: {UNSURE}", "") == said
     command = "latpred calibrate --device simulated --runtimes onnxruntime --budget 7m"
     assert verdict.advice == (f"Calibrate onnxruntime anew when nothing else runs: {command}",) * bool(said)
     fit = factories.dispatch()
@@ -168,8 +169,8 @@ def test_a_model_at_two_batches_is_one_network_to_judge_by() -> None:
     verdict = accepted([], models)
     assert not verdict.passed
     assert verdict.checks[ENOUGH] == "0: failed", "networks judge, of which there are none"
-    assert verdict.unsure("eager") == "", "what failed says so itself"
-    assert acceptance.median_limit(models[:6]) == math.inf, "three may all be better than most"
+    assert UNSURE not in verdict.checks, "what failed says so itself"
+    assert acceptance._median_limit(models[:6]) == math.inf, "three may all be better than most"
 
 
 @pytest.mark.parametrize(("reasons", "fails"), [(["", "", visits.MOVED_APART], False), (["", "busy", "busy"], True)])

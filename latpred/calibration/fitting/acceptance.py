@@ -100,7 +100,7 @@ def judges(cells: Iterable[str]) -> int:
     return len({key.rpartition("/")[0] if key.startswith("model/") else key for key in cells})
 
 
-def median_limit(errors: Sequence[HoldoutError]) -> float:
+def _median_limit(errors: Sequence[HoldoutError]) -> float:
     """What the median error of all networks like these is at most, nine times in ten; infinite where too few tell.
 
     References
@@ -196,7 +196,7 @@ def accepted(
     checks = {name: f"{_share(value)}: {_verdict(passed)}" for name, (value, passed) in gates.items()}
     if enough_models and networks:
         checks["median error of holdout networks"] = f"{median_error(networks):.1%}"
-    number, limit = judges(error.cell for error in judged), median_limit(judged)
+    number, limit = judges(error.cell for error in judged), _median_limit(judged)
     counts = {f"networks to judge by at least {FEWEST}": (number, FEWEST)}
     if seen is not None:
         counts[f"networks to learn from at least {FEWEST_SEEN}"] = seen, FEWEST_SEEN
