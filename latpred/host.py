@@ -16,6 +16,7 @@ from pathlib import Path
 from typing import NamedTuple
 
 from latpred.errors import ProfileError
+from latpred.units import format_bytes
 
 PROC, SYS = Path("/proc"), Path("/sys")
 _GIVEN_BACK = ("inactive_file", "active_file", "slab_reclaimable")  # in a control group's memory.stat
@@ -156,6 +157,13 @@ def bytes_left() -> float:
     return min(left)
 
 
+def demand_room(needed: float) -> None:
+    """Refuse what memory has no room for: no allocation fails, but the system or a container ends the process."""
+    left = bytes_left()
+    if needed > left:
+        raise MemoryError(f"it needs {format_bytes(needed)}, and {format_bytes(left)} are free")
+
+
 def _memory_limits() -> list[tuple[int, Path]]:
     """How many bytes each control group around this process may take, and its folder."""
     groups = _control_groups("memory")
@@ -207,7 +215,7 @@ _GOVERNORS_THAT_FOLLOW_LOAD = ("schedutil", "ondemand", "conservative")
 _SAVING = ("power", "balance_power")
 
 
-class ProcessorTime(NamedTuple):
+class _ProcessorTime(NamedTuple):
     """Seconds of all processors together since the system started, in steps of a tick (10 ms)."""
 
     processors: int  # that are counted
@@ -215,14 +223,14 @@ class ProcessorTime(NamedTuple):
     stolen_s: float  # taken by the hypervisor while there was work
 
 
-def processor_time(proc: Path = PROC) -> ProcessorTime | None:
+def processor_time(proc: Path = PROC) -> _ProcessorTime | None:
     """What /proc/stat counts; None where there is none, or only zeros as in some sandboxes."""
     lines = [line.split() for line in _text(proc / "stat").splitlines() if line.startswith("cpu")]
     ticks = [int(field) for field in lines[0][1:9]] if len(lines) > 1 else []
     if len(ticks) < 8 or not any(ticks):
         return None
     second = os.sysconf("SC_CLK_TCK")
-    return ProcessorTime(len(lines) - 1, (ticks[3] + ticks[4]) / second, ticks[7] / second)
+    return _ProcessorTime(len(lines) - 1, (ticks[3] + ticks[4]) / second, ticks[7] / second)
 
 
 def pressure_s(proc: Path = PROC) -> float | None:

@@ -84,8 +84,8 @@ def calibrate(
         One to three minutes for eager, one precision, wider intervals.
     budget_s : float, optional
         Seconds to measure for, fitting included, for all runtimes together; default for eager 50 in a quick calibration
-        and 285 in a full one, and what each other runtime's study asks for. Without it, eager goes on for up to as long
-        again where it has too few networks to learn from.
+        and 285 in a full one, and what each other runtime's study asks for. Without it, a runtime goes on for up to as
+        long again where it has too few networks: eager to learn from, in a full one others to be judged by.
     cells : int, optional
         Stop after so many cells, what was resumed included. Seconds then count only where `budget_s` is given too, so
         that a simulated device is measured alike on any machine, however busy.
@@ -124,6 +124,8 @@ def calibrate(
         When another calibration of the device is under way.
     CalibrationError
         When too little could be measured for a profile, or too little memory is left to measure.
+    ProfileError
+        When a newer latpred wrote the profile of that name, which `fresh` replaces.
 
     Examples
     --------
@@ -159,10 +161,11 @@ def calibrate(
         if finished is not None:
             session = session_of(tuple(finished.kernels))  # those of the record that it adds to
         with session:
-            report = _Reporter(session, sum(each.seconds for each in plan.values()), progress, time.monotonic())
+            planned_s, effort = sum(each.seconds for each in plan.values()), plan.get(EAGER, _Effort(0.0, 0.0))
+            report = _Reporter(session, planned_s, progress, time.monotonic(), effort)
             profile = finished
             if profile is None:
-                eager = _EagerCalibration(live, chosen, session, plan[EAGER], profile_name, protocol, report)
+                eager = _EagerCalibration(live, chosen, session, profile_name, protocol, report)
                 profile = eager.run()
                 store.save(profile)  # what follows may be interrupted, and eager can be predicted by now
             profile = _with_runtimes(profile, live, session, chosen, plan, report)
@@ -187,8 +190,9 @@ class _Reporter:
     planned_s: float
     progress: Callable[[ProgressEvent], None] | None
     begun_s: float
+    effort: _Effort  # of the runtime under way
     before_s: float = 0.0  # spent on other runtimes before
-    longer_s: float = 0.0  # that eager goes on for beyond its share
+    longer_s: float = 0.0  # that this one goes on for beyond its share
 
     def tell(self, label: str, seconds: float, error: float | None = None) -> None:
         """Tell what is under way, and for how long."""
@@ -199,6 +203,20 @@ class _Reporter:
             whole_s = self.planned_s + self.longer_s
             left_s, cells = longer * max(0.0, whole_s - seconds), len(self.session.rows)
             self.progress(ProgressEvent(seconds, whole_s, label, left_s=left_s, cells=cells, error=error))
+
+    def turn_to(self, effort: _Effort) -> None:
+        """Another runtime comes now."""
+        self.before_s += self.effort.seconds + self.longer_s
+        self.planned_s += self.longer_s
+        self.effort, self.longer_s = effort, 0.0
+
+    def goes_on(self, spent: float, networks: int, enough: int) -> bool:
+        """Give a runtime with too few networks more than its time, of which it spent so many times as much."""
+        if networks >= enough or spent >= self.effort.longer:
+            return False
+        longer = min(spent * enough / max(networks, 1), self.effort.longer) - 1.0
+        self.longer_s = max(self.longer_s, longer * self.effort.seconds)
+        return True
 
 
 def _with_runtimes(
@@ -217,12 +235,11 @@ def _with_runtimes(
             "the time for eager ended before a kernel was measured, and other runtimes rest on kernels; what was "
             f"measured is kept. Go on with the same command and --budget {acceptance.more_time(profile.seconds)}."
         )
-    run = calibrate_runtimes.RuntimeSession(session, priced)
-    report.before_s = plan[EAGER].seconds + report.longer_s if EAGER in plan else 0.0
+    run = calibrate_runtimes.RuntimeSession(session, priced, report.goes_on)
     for name, effort in others.items():
+        report.turn_to(effort)
         calibrator = runtime_calibration.get(name, device)
         profile = run.add(profile, calibrator, effort.seconds, effort.cells, report.tell)
-        report.before_s += effort.seconds
     return profile
 
 
@@ -232,19 +249,18 @@ class _EagerCalibration:
         device: Device,
         precisions: Sequence[str],
         session: Session,
-        effort: _Effort,
         name: str,
         protocol: Mapping[str, str],
         report: _Reporter,
     ) -> None:
         self._device, self._schedule, self._session = device, schedule_of(device, precisions), session
-        self._effort, self._name, self._protocol, self._report = effort, name, protocol, report
+        self._effort, self._name, self._protocol, self._report = report.effort, name, protocol, report
         self._precision = precisions[0]  # that the gate looks at
-        self._fit_s = (1 - FITTING_SHARE - GATE_SHARE) * effort.seconds
+        self._fit_s = (1 - FITTING_SHARE - GATE_SHARE) * self._effort.seconds
         self._simulated = device.info().kind == "simulated"
         self._learning: list[Checkpoint] = []
         self._predictions: list[tuple[int, Floats]] = []  # cells at each checkpoint, and what the gate's models took
-        self._visits = Visits(session, device, EAGER, self._timed, effort.seconds, report.tell)
+        self._visits = Visits(session, device, EAGER, self._timed, self._effort.seconds, report.tell)
 
     def run(self) -> DeviceProfile:
         """Measure, and fit the profile of everything measured."""
@@ -279,7 +295,7 @@ class _EagerCalibration:
         whole = len(models)
         for cell in filterfalse(self._session.holds, self._schedule.cells()):
             self._demand_hope()
-            if self._spent >= 1.0 and not self._goes_on():
+            if self._spent >= 1.0 and not self._report.goes_on(self._spent, self._networks, ENOUGH_NETWORKS):
                 return
             if any(share < self._spent for share in checkpoints):
                 self._learn()
@@ -291,20 +307,11 @@ class _EagerCalibration:
             if models and due and self._models_s <= GATE_SHARE * self._effort.seconds:
                 self._visits.run(models.popleft())
 
-    def _goes_on(self) -> bool:
-        """Give a CPU more time where the fit has too few networks yet, and say so to whoever waits."""
-        if not self._lacks_networks() or self._spent >= self._effort.longer:
-            return False
-        networks = profile_fit.networks_seen(self._visits.rows)
-        needed_s = self._visits.seconds * ENOUGH_NETWORKS / max(networks, 1) - self._effort.seconds
-        most_s = (self._effort.longer - 1.0) * self._fit_s
-        self._report.longer_s = max(self._report.longer_s, min(needed_s, most_s))
-        return True
-
-    def _lacks_networks(self) -> bool:
-        """Whether a fit that rests on networks has too few of them yet."""
+    @property
+    def _networks(self) -> int:
+        """How many networks the fit rests on so far; enough where it rests on none."""
         rests = not (self._device.info().asynchronous or self._simulated)
-        return rests and profile_fit.networks_seen(self._visits.rows) < ENOUGH_NETWORKS
+        return profile_fit.networks_seen(self._visits.rows) if rests else ENOUGH_NETWORKS
 
     def _demand_hope(self) -> None:
         """Stop where there will be no profile, whatever else is measured: without a clock, or where no network runs."""
@@ -344,7 +351,7 @@ class _EagerCalibration:
 
     def _settled(self) -> bool:
         """Whether what the last cells told has changed no prediction of note, and there are networks enough."""
-        if len(self._predictions) < 2 or self._lacks_networks():
+        if len(self._predictions) < 2 or self._networks < ENOUGH_NETWORKS:
             return False
         (fewer, before), (more, now) = self._predictions[-2:]
         settled = more >= TOLD * fewer and acceptance.settled(before, now)
@@ -403,9 +410,10 @@ def _plan(
     total_s = sum(usual_s.values())
     as_usual = budget_s is None and cells is None
     whole_s = budget_s if budget_s is not None else total_s if as_usual else inf
-    whole_cells, longer = inf if cells is None else cells, LONGER if as_usual else 1.0
+    whole_cells = inf if cells is None else cells
+    longer = {name: LONGER if as_usual and (name == EAGER or not quick) else 1.0 for name in names}
     return {
-        name: _Effort(whole_s * seconds / total_s, whole_cells * seconds / total_s, longer)
+        name: _Effort(whole_s * seconds / total_s, whole_cells * seconds / total_s, longer[name])
         for name, seconds in usual_s.items()
     }
 

@@ -239,12 +239,6 @@ def schedule_of(device: Device, precisions: Sequence[str]) -> Synchronous | Asyn
     return (Asynchronous if device.asynchronous else Synchronous)(device, precisions)
 
 
-def _demand_room(needed: int) -> None:
-    """Refuse a cell that memory has no room for: a container would end the whole process over it."""
-    if needed > host.bytes_left():
-        raise MemoryError("it needs more than is left")
-
-
 class Synchronous(Schedule):
     """The schedule of a CPU: kernels are timed within sized networks, for alone they find everything in the cache."""
 
@@ -271,13 +265,13 @@ class Synchronous(Schedule):
         """Time a network whole and call by call, or bytes being moved."""
         gauge = gauge_for(cell.runtime)
         if cell.kind == "memory":
-            _demand_room(cell.dims["bytes"] * (1 if cell.name in ("read", "weights") else 2))
+            host.demand_room(cell.dims["bytes"] * (1 if cell.name in ("read", "weights") else 2))
             call = self._device.prepare(cell)
             return Row(cell, {"single": timer.single(self._device, call, timer.QUICK, gauge)})
         spec = network_spec(cell)
         graph, batch = cell_graph(cell, self._device.info().kind)  # one that cannot be traced is no use to any fit
         # The filler is there already, the weights that run after it are not.
-        _demand_room(graph.peak_bytes(batch) + spec.cold * (graph.parameter_bytes - 2 * networks.EVICTING_BYTES))
+        host.demand_room(graph.peak_bytes(batch) + spec.cold * (graph.parameter_bytes - 2 * networks.EVICTING_BYTES))
         repeats, budget_s = TINY_EFFORT if spec.tiny else HOLDOUT_EFFORT if spec.holdout else SIZED_EFFORT
         with self._device.errors():
             model, inputs = self._workload(cell)

@@ -259,7 +259,7 @@ class BatchThresholds:
             last = last_false(passed, LARGEST_SEARCHED)
             later = np.unique(np.append(_powers(LARGEST_SEARCHED), last + 1))
             later = later[(later > last) & (later <= LARGEST_SEARCHED)]
-            return first_true(lambda batches: test(sample(batches, shift), flat), later) if len(later) else None
+            return _first_true(lambda batches: test(sample(batches, shift), flat), later) if len(later) else None
 
         # A slower device reaches both thresholds at a smaller batch, unless other kernels serve it meanwhile.
         batch = threshold(0.0)
@@ -273,10 +273,10 @@ def _powers(most: int) -> Ints:
     return 2 ** np.arange(int(math.log2(most)) + 1)
 
 
-def first_true(test: Callable[[Ints], NDArray[np.bool_]], numbers: Ints) -> int | None:
+def _first_true(test: Callable[[Ints], NDArray[np.bool_]], numbers: Ints) -> int | None:
     """The smallest whole number at which a test that stays true becomes true; None if it does not up to the last.
 
-    >>> first_true(lambda batches: batches >= 37, np.array([1, 16, 256]))
+    >>> _first_true(lambda batches: batches >= 37, np.array([1, 16, 256]))
     37
     """
     beyond = numbers[-1] + 1
@@ -299,4 +299,4 @@ def last_false(test: Callable[[Ints], NDArray[np.bool_]], most: int) -> int:
     36
     """
     downwards = -np.unique(np.append(_powers(most), most))[::-1]
-    return -(first_true(lambda batches: ~test(-batches), downwards) or 0)
+    return -(_first_true(lambda batches: ~test(-batches), downwards) or 0)

@@ -38,7 +38,7 @@ from latpred.prediction.kernel_times import LARGE_BLOCK, resident_share, trimmed
 from latpred.prediction.prediction import ClassCosts, Curve, Prediction, Provenance, Setting, joined
 from latpred.prediction.pricing import Priced, PriceList
 from latpred.profile import datasheet
-from latpred.profile.document import ADAPTED, DeviceInfo, DeviceProfile, DispatchFit
+from latpred.profile.document import ADAPTED, UNSURE, DeviceInfo, DeviceProfile, DispatchFit
 from latpred.query import MOST_BATCH, Options, checked_batches
 from latpred.runtimes import lowering
 from latpred.runtimes.base import Runtime
@@ -542,13 +542,15 @@ def _caveats(profile: DeviceProfile, graph: ModelGraph, runtime: str, served: Se
     """What may not hold of a graph's prediction, whichever schedules serve its batches."""
     older = not graph.attention and in_parts(graph.ops)
     said = [note for note in graph.notes if note != OLDER or older]
+    gate, see = profile.acceptance, f"see: latpred profiles show {profile.name}"
     if profile.provenance == datasheet.PROVENANCE:
         said.append(datasheet.ADAPTED_CAVEAT if ADAPTED in profile.protocol else datasheet.CAVEAT)
-    elif not profile.acceptance.passed:
-        said.append(f"the profile failed its acceptance gate; see: latpred profiles show {profile.name}")
-    elif not profile.acceptance.runtimes.get(runtime, True):
-        see = f"latpred profiles show {profile.name}"
-        said.append(f"what the profile says of {runtime} failed its acceptance gate; see: {see}")
+    elif not gate.passed:
+        said.append(f"the profile failed its acceptance gate; {see}")
+    elif not gate.runtimes.get(runtime, True):
+        said.append(f"what the profile says of {runtime} failed its acceptance gate; {see}")
+    elif unsure := gate.checks.get(f"{runtime}: {UNSURE}" if runtime in gate.runtimes else UNSURE):
+        said.append(f"{runtime} passed its acceptance gate, but {unsure}; {see}")
     said += untested(profile.runtimes[runtime])
     # A runtime with kernels of its own has them in the layouts that it was measured in.
     measured = profile.runtimes[runtime].kernels or profile.kernels

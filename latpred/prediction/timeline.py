@@ -44,7 +44,7 @@ class Span(NamedTuple):
     end_us: float
 
 
-class Gaps(NamedTuple):
+class _Gaps(NamedTuple):
     """Times between kernels in which the device has nothing to do, in microseconds: all, and the longest."""
 
     total_us: float
@@ -67,11 +67,11 @@ class ForwardPass:
         return sum(span.end_us - span.start_us for span in self.row(name) if span.kind != WAIT)
 
     @property
-    def gaps(self) -> Gaps:
+    def gaps(self) -> _Gaps:
         """What the device idles between its first and its last kernel."""
         kernels = self.row(DEVICE)
         pauses = [max(0.0, b.start_us - a.end_us) for a, b in pairwise(kernels)]
-        return Gaps(sum(pauses), max(pauses, default=0.0))
+        return _Gaps(sum(pauses), max(pauses, default=0.0))
 
     def to_dict(self) -> dict[str, Any]:
         """A trace in Chrome's format, which https://ui.perfetto.dev and chrome://tracing open."""

@@ -24,6 +24,7 @@ ADAPTED = "adapted"  # key of a protocol: what the profile was corrected by
 OPENED = "opened as"  # key of a protocol: the GPU by the name that opened it
 FLOAT32 = "float32"  # key of a protocol: how fp32 is multiplied on a GPU
 HOST = "host"  # key of a protocol: whose dispatch the profile was given
+UNSURE = "certainty"  # key of a gate's checks: what a pass leaves open that few networks decided
 
 
 class _Record(msgspec.Struct, frozen=True, forbid_unknown_fields=True):

@@ -178,7 +178,7 @@ def of_source(source: Source, runtime: str, target: str, batch: int | None = Non
 
         try:
             _demand_casts(tracer.traced_by, eager, target)
-            _demand_memory(tracer.traced_by, eager)
+            demand_memory(tracer.traced_by, eager)
             with without_modes(), TOOLS.held(), put_back(source.roots, numbers=False), no_autocast(), _undrawn(eager):
                 return trace()
         except RuntimeRefusalError as error:
@@ -271,7 +271,7 @@ def _demand_casts(runtime: str, graph: ModelGraph, target: str) -> None:
         )
 
 
-def _demand_memory(runtime: str, graph: ModelGraph) -> None:
+def demand_memory(runtime: str, graph: ModelGraph) -> None:
     """Refuse to build a model with weights for a runtime's tools where they find no room for it."""
     weights, copies, left = graph.parameter_bytes, _COPIES.get(runtime, 0), host.bytes_left()
     if runtime == "onnxruntime":

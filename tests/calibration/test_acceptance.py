@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from itertools import count
 from types import SimpleNamespace
 from typing import Any, NoReturn
 
@@ -27,14 +28,22 @@ from latpred.host import Slowdown
 from latpred.prediction.clocks import Z90
 from latpred.prediction.predictor import Predictor
 from latpred.profile import store
+from latpred.profile.document import UNSURE
 
 GATE = suites.get(suites.GATE)
 HOLDOUTS = [schedules.network_cell(spec) for spec in map(networks.draw, range(6 * len(networks.KINDS))) if spec.holdout]
 
 
+NUMBERS = count()
+
+
 def error(ratio: float, kernel_spread: float = 0.0) -> HoldoutError:
     """A network predicted at `ratio` times what it takes."""
-    return HoldoutError("cell", 100.0 * ratio, 100.0, kernel_spread)
+    return HoldoutError(f"network/{next(NUMBERS)}", 100.0 * ratio, 100.0, kernel_spread)
+
+
+def several(*ratios: float) -> list[HoldoutError]:
+    return list(map(error, ratios))
 
 
 def row(cell: Cell, seconds: float = 1e-3, error: str = "") -> Row:
@@ -118,12 +127,50 @@ APART = "The host had moved the processors apart for 60% of the cells"
 def test_what_fails_and_what_to_do_then(
     ratios: list[float], quality: dict[str, Any], failing: dict[str, str], advice: list[str]
 ) -> None:
-    verdict = accepted([error(ratio) for ratio in ratios], (), **quality, command=COMMAND)
+    verdict = accepted(several(*ratios), (), **quality, command=COMMAND)
     assert verdict.passed == (not failing)
     failed = {name: text.removesuffix(": failed") for name, text in verdict.checks.items() if text.endswith("failed")}
     assert failed == failing
     assert len(verdict.advice) == len(advice)
     assert all(line.startswith(start) for line, start in zip(verdict.advice, advice, strict=True))
+
+
+@pytest.mark.parametrize(
+    ("networks", "better", "said"),
+    [
+        # Of n networks as many lie below the median of all as coins show heads: 7 of 9 and 12 of 16 are enough.
+        (9, 7, ""),
+        (9, 6, "judged by 9 networks, the median error of others may be up to 20.0%"),
+        (16, 12, ""),
+        (16, 11, "judged by 16 networks, the median error of others may be up to 20.0%"),
+    ],
+)
+def test_a_pass_that_few_networks_decided_says_what_it_leaves_open(networks: int, better: int, said: str) -> None:
+    def model(number: int, batch: int) -> HoldoutError:
+        return error(1.1 if number < better else 1.2)._replace(cell=f"model/onnxruntime/fp32/{number}/batch={batch}")
+
+    errors = [model(number, batch) for number in range(networks) for batch in (1, 8)]
+    verdict = acceptance.with_runtime(factories.profile(), "onnxruntime", errors, seconds=200.0)
+    assert verdict.runtimes == {"onnxruntime": True}
+    assert verdict.checks.get(f"onnxruntime: {UNSURE}", "") == said
+    command = "latpred calibrate --device simulated --runtimes onnxruntime --budget 7m"
+    assert verdict.advice == (f"Calibrate onnxruntime anew when nothing else runs: {command}",) * bool(said)
+    fit = factories.dispatch()
+    profile = factories.profile(runtimes={"eager": fit, "onnxruntime": fit})
+    profile = msgspec.structs.replace(profile, acceptance=verdict)
+    op = factories.graph(factories.add())
+    caveats = [Predictor(profile).predict(op, runtime=name).provenance.caveats for name in profile.runtimes]
+    told = f"onnxruntime passed its acceptance gate, but {said}; see: latpred profiles show {profile.name}"
+    assert [told in each for each in caveats] == [False, bool(said)]
+
+
+def test_a_model_at_two_batches_is_one_network_to_judge_by() -> None:
+    models = [error(1.0)._replace(cell=f"model/eager/fp32/{name}/batch={batch}") for name in "abcd" for batch in (1, 8)]
+    verdict = accepted([], models)
+    assert not verdict.passed
+    assert verdict.checks[ENOUGH] == "0: failed", "networks judge, of which there are none"
+    assert UNSURE not in verdict.checks, "what failed says so itself"
+    assert acceptance._median_limit(models[:6]) == math.inf, "three may all be better than most"
 
 
 @pytest.mark.parametrize(("reasons", "fails"), [(["", "", visits.MOVED_APART], False), (["", "busy", "busy"], True)])
@@ -138,12 +185,12 @@ def test_a_fit_that_took_disturbed_cells_fails(reasons: list[str], fails: bool) 
 
 
 def test_ordinary_models_decide_where_there_are_enough() -> None:
-    verdict = accepted([error(1.5)] * 10, [error(1.02)] * acceptance.FEWEST)
+    verdict = accepted(several(1.5) * 10, several(*[1.02] * acceptance.FEWEST))
     assert verdict.passed
     assert verdict.checks["median error of ordinary models that no fit saw at most 15%"] == "2.0%: passed"
     assert verdict.checks["median error of holdout networks"] == "50.0%"
     # They are also those of whom there must be enough: a calibration of a minute times few holdout networks.
-    few = accepted([error(1.02)] * (acceptance.FEWEST - 1), [error(1.02)] * acceptance.FEWEST)
+    few = accepted(several(*[1.02] * (acceptance.FEWEST - 1)), several(*[1.02] * acceptance.FEWEST))
     assert few.passed
     assert few.checks["networks to judge by at least 5"] == "5: passed"
 

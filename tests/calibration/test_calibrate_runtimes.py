@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import shutil
 from collections import Counter
 from collections.abc import Callable, Iterator
@@ -23,7 +24,7 @@ from latpred.calibration.fitting import profile_fit
 from latpred.calibration.measurement import whole_models
 from latpred.calibration.runtime_calibration import base, calibrate_runtimes
 from latpred.calibration.session import directory, read_journal
-from latpred.errors import CalibrationError, LatpredError, MissingPackageError, UsageError
+from latpred.errors import CalibrationError, LatpredError, MissingPackageError, ProfileError, UsageError
 from latpred.graph.graph import ModelGraph, Schedule
 from latpred.prediction.predictor import Predictor
 from latpred.prediction.pricing import host_cost
@@ -181,6 +182,16 @@ def test_a_runtime_joins_the_record_of_eager_though_fewer_precisions_have_kernel
 
 
 @pytest.mark.usefixtures("finished")
+def test_a_profile_of_a_newer_latpred_is_not_replaced_without_a_word() -> None:
+    file = store.file_of("simulated")
+    newer = file.read_text().replace('"schema": 2', '"schema": 3')
+    file.write_text(newer)
+    with pytest.raises(ProfileError, match=r"has schema 3 .* or choose another --name, or replace it with --fresh\.$"):
+        calibrate(SimulatedDevice(), cells=9)
+    assert file.read_text() == newer
+
+
+@pytest.mark.usefixtures("finished")
 @pytest.mark.parametrize("precisions", [["fp32"], None], ids=["as the profile's", "in more"])
 def test_a_calibration_of_eager_under_way_goes_on_instead_of_extending(precisions: list[str] | None) -> None:
     interrupted(partial(calibrate, SimulatedDevice(), cells=FEW, precisions=precisions), 30)
@@ -297,6 +308,30 @@ def test_a_runtime_that_was_fitted_to_disturbed_cells_fails(monkeypatch: pytest.
     monkeypatch.setattr(calibrate_runtimes, "spoilt", lambda rows: 0.7)
     checks = more().acceptance.checks
     assert checks["plain: fitted cells that were disturbed or of processors apart at most 0%"] == "70.0%: failed"
+
+
+def test_a_runtime_goes_on_for_networks_to_judge_by(finished: DeviceProfile, tmp_path: Path) -> None:
+    device, seen = SimulatedDevice(), list[int]()
+
+    def goes_on(spent: float, networks: int, enough: int) -> bool:
+        seen.append(networks)
+        return spent < math.inf and networks < min(enough, 3)
+
+    with session.Session(tmp_path, device.machine(), {}) as one:
+        run = calibrate_runtimes.RuntimeSession(one, ("fp32",), goes_on)
+        plain = runtime_calibration.get("plain", device)
+        gate = run.add(finished, plain, 1e-6, math.inf, lambda *_: None).acceptance
+    assert sorted(set(seen)) == [0, 1, 2, 3]
+    assert gate.checks["plain: networks to judge by at least 5"] == "3: failed"
+    assert gate.advice[-1].endswith("--runtimes plain --budget 5m")
+
+
+def test_only_a_full_calibration_without_a_budget_goes_on_for_networks() -> None:
+    given: tuple[tuple[bool, float | None, int | None], ...] = ((False, None, None), (True, None, None))
+    given += (False, 100.0, None), (False, None, 9)
+    plans = [calibrator._plan(("eager", "plain"), None, *each) for each in given]
+    longer = [[effort.longer for effort in plan.values()] for plan in plans]
+    assert longer == [[calibrator.LONGER] * 2, [calibrator.LONGER, 1.0], [1.0, 1.0], [1.0, 1.0]]
 
 
 def test_budgets_are_shared_in_proportion() -> None:

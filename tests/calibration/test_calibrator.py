@@ -131,8 +131,8 @@ def untimed(
     session: Session, seconds: float, visits: Untimed, longer: float = 1.0, precision: str = "fp32"
 ) -> calibrator._EagerCalibration:
     """A calibration of the CPU that times nothing."""
-    effort, reporter = calibrator._Effort(seconds, math.inf, longer), calibrator._Reporter(session, seconds, None, 0.0)
-    eager = calibrator._EagerCalibration(CpuDevice(), (precision,), session, effort, "cpu", {}, reporter)
+    reporter = calibrator._Reporter(session, seconds, None, 0.0, calibrator._Effort(seconds, math.inf, longer))
+    eager = calibrator._EagerCalibration(CpuDevice(), (precision,), session, "cpu", {}, reporter)
     eager._visits = visits  # type: ignore[assignment]
     return eager
 
@@ -170,9 +170,9 @@ def test_a_run_goes_on_for_networks_but_not_without_end(
         assert networks == calibrator.ENOUGH_NETWORKS
         assert 1.0 < eager._spent < longer
         assert eager._report.longer_s > 0.0  # so that nobody is told that no time is left, for other runtimes either
-        plan = {"eager": eager._effort}
-        calibrator._with_runtimes(some_profile(), CpuDevice(), empty, ("fp32",), plan, eager._report)
-        assert eager._report.before_s == seconds + eager._report.longer_s, "what is told of the next does not go back"
+        longer_s = eager._report.longer_s
+        eager._report.turn_to(calibrator._Effort(1.0, math.inf))
+        assert eager._report.before_s == seconds + longer_s, "what is told of the next does not go back"
         eager._measure_for_gate()
         assert acceptance.AGAIN in run.rows[-1].cell.dims  # for the second look there is as much time as ever
     else:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import random
 import weakref
 from itertools import islice
+from types import SimpleNamespace
 from typing import Any
 
 import factories
@@ -19,7 +20,7 @@ from latpred.calibration.devices import open_device
 from latpred.calibration.fitting import acceptance
 from latpred.calibration.fitting.acceptance import HoldoutError
 from latpred.calibration.fitting.kernel_fit import PASS_SHARE, row_of
-from latpred.calibration.runtime_calibration import network_fit, onnx_workloads
+from latpred.calibration.runtime_calibration import network_fit, onnx_calibrator, onnx_workloads
 from latpred.calibration.runtime_calibration.onnx_calibrator import (
     OnnxCalibrator,
     TimedGraph,
@@ -39,6 +40,7 @@ from latpred.prediction.kernel_times import evaluate
 from latpred.prediction.predictor import Predictor
 from latpred.prediction.pricing import host_cost
 from latpred.profile.document import DispatchFit
+from latpred.runtimes import lowering
 from latpred.runtimes.onnx import onnx_graph, onnx_session
 
 NODE_US, GEMM_US, FIXED_US, MACS_PER_US, ADDED_US = 1.5, 3.0, 12.0, 20_000.0, 2.5
@@ -262,9 +264,26 @@ def test_an_ordinary_model_is_exported_timed_and_judged_by() -> None:
     assert error.measured_us == pytest.approx(1e6 * row.timings["single"].median_s)
 
 
+def test_a_model_that_is_timed_again_after_others_is_not_exported_again(monkeypatch: pytest.MonkeyPatch) -> None:
+    exported: list[object] = []
+
+    class Exporter:
+        def exported(self, model: object, _: object) -> SimpleNamespace:
+            exported.append(model)  # which keeps its export for as long as it lives
+            return SimpleNamespace(model=b"")
+
+    monkeypatch.setattr(onnx_calibrator, "get", lambda _: Exporter())
+    monkeypatch.setattr(lowering, "of_source", lambda *_: None)
+    monkeypatch.setattr(onnx_session, "input_names", lambda _: ["x"])
+    one, (first, second, *_) = calibrator(), suites.get(suites.GATE).ready
+    for workload in (first, second, first):
+        one._exported(acceptance.model_cell(workload, 1, "fp32", "onnxruntime"))
+    assert exported[0] is exported[2] is not exported[1]
+
+
 def test_models_decide_the_gate_of_a_runtime_where_there_are_enough() -> None:
     far = [HoldoutError(f"network/onnxruntime/fp32/{number}", 300.0, 100.0, 0.0) for number in range(9)]
-    near = [HoldoutError(f"model/onnxruntime/fp32/{number}", 105.0, 100.0, 0.0) for number in range(9)]
+    near = [HoldoutError(f"model/onnxruntime/fp32/{number}/batch=1", 105.0, 100.0, 0.0) for number in range(9)]
     passed = {
         len(models): acceptance.with_runtime(profile(), "onnxruntime", [*far, *models]).runtimes
         for models in (near, near[:2])

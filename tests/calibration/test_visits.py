@@ -414,5 +414,5 @@ def test_every_row_has_the_reading_of_its_moment_and_those_of_processors_apart_a
 
 def test_failures_are_counted_by_reason() -> None:
     rows = [row(1, error="ValueError: a"), row(2), row(3, error="out of memory: already kernel/x did not fit")]
-    rows += [row(4, error="out of memory"), row(5, error="out of memory")]
+    rows += [row(4, error="out of memory"), row(5, error="out of memory: it needs 3 GiB, and 2 GiB are free")]
     assert visits.failures(rows) == {"out of memory": 3, "ValueError: a": 1}

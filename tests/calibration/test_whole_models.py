@@ -288,7 +288,7 @@ def test_models_are_built_once_when_they_fit_and_again_when_not(monkeypatch: pyt
 
     def workload(name: str) -> Workload:
         def make(device: str, precision: str) -> Any:
-            built.append(name)
+            built.extend([name] * (device != "meta"))
             return nn.Linear(1000, 1000), lambda batch, where: (torch.zeros(batch, 1000),)
 
         return Workload(name, "custom", 0, make)
@@ -315,6 +315,29 @@ def test_models_are_built_once_when_they_fit_and_again_when_not(monkeypatch: pyt
     both = ("eager", "torchscript")
     measure([workload("a"), workload("b")], [1, 2], runtime=both, device=Small(), repeats=3, plan=FAST)
     assert len(built) == 6  # two runtimes hold the weights twice, and that is too much for either
+
+
+@pytest.mark.parametrize(
+    ("named", "left", "said"),
+    [
+        (True, 4_000_000, ["out of memory: it needs 3.83 MiB, and 3.81 MiB are free", "out of memory (not tried"]),
+        (True, 5_000_000, [tables.OK, "out of memory: it needs 7.63 MiB, and 4.77 MiB are free"]),
+        (False, 100_000, [tables.OK, "out of memory: it needs 7.63 MiB, and 97.7 KiB are free"]),
+    ],
+    ids=["weights", "activations", "weights that are there"],
+)
+def test_what_memory_has_no_room_for_is_not_begun(
+    named: bool, left: float, said: list[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def make(device: str, precision: str) -> Any:
+        assert device == "meta" or left > 4_004_000, "its weights are not allocated"
+        with torch.device(device):
+            return nn.Linear(1000, 1000).eval(), lambda batch, where: (torch.zeros(batch, 1000, device=where),)
+
+    there = module_workload("wide", nn.Linear(1000, 1000).eval(), torch.zeros(1, 1000))
+    monkeypatch.setattr(host, "bytes_left", lambda: left)
+    table = measure(Workload("wide", "custom", 0, make) if named else there, [1, 1000], repeats=2, plan=FAST)
+    assert [status[: len(start)] for status, start in zip(table["status"], said, strict=True)] == said
 
 
 class Refusing(Eager):

@@ -27,14 +27,15 @@ from latpred.graph.features import Floats
 from latpred.prediction.clocks import Z90
 from latpred.prediction.predictor import Predictor
 from latpred.profile import store
-from latpred.profile.document import Acceptance, DeviceProfile
+from latpred.profile.document import UNSURE, Acceptance, DeviceProfile
 from latpred.units import MS_PER_S, US_PER_S
 
 LEAST_SPREAD = 0.02
-INTERVAL = 0.9  # share of predictions that Z90 is of
+INTERVAL = 0.9  # share of predictions that Z90 is of, and how certain a limit is
 FEWEST = 5  # networks below which a gate cannot speak
 # Networks that a fit rests on: of 45, predictions came out a quarter off where the gate passed, of 80 by 4 %.
 FEWEST_SEEN = 70
+ENOUGH = 16  # networks to judge by for which a runtime's calibration goes on: as many as the gate has models
 MEDIAN_GATE, P90_GATE = 0.15, 0.40
 LEAST_STABLE = 0.70
 MOST_DISTURBED = 0.25
@@ -92,6 +93,25 @@ def median_error(errors: Sequence[HoldoutError]) -> float:
 def _relative_errors(errors: Sequence[HoldoutError]) -> Floats:
     relative: Floats = np.abs(np.expm1([error.log_error for error in errors]))
     return relative
+
+
+def judges(cells: Iterable[str]) -> int:
+    """How many networks cells are of, by their keys: a model counts once, whatever batches it was timed at."""
+    return len({key.rpartition("/")[0] if key.startswith("model/") else key for key in cells})
+
+
+def _median_limit(errors: Sequence[HoldoutError]) -> float:
+    """What the median error of all networks like these is at most, nine times in ten; infinite where too few tell.
+
+    References
+    ----------
+    Thompson, "On confidence ranges for the median", 1936: of n networks fewer than k are better than the median with
+    the probability that n coins show fewer than k heads.
+    """
+    networks, relative = judges(error.cell for error in errors), np.sort(_relative_errors(errors))
+    heads = np.cumsum([math.comb(networks, count) for count in range(networks)]) / 2.0**networks
+    certain = np.flatnonzero(heads >= INTERVAL)
+    return float(relative[-(-(certain[0] + 1) * len(relative) // networks) - 1]) if len(certain) else math.inf
 
 
 def network_spread(errors: Sequence[HoldoutError]) -> float:
@@ -154,7 +174,7 @@ def accepted(
     many networks the fit rests on, where it rests on networks. seconds : what measuring took. command : what measures
     the profile again.
     """
-    enough_models = len(models) >= FEWEST
+    enough_models = judges(error.cell for error in models) >= FEWEST
     who, judged = ("ordinary models", models) if enough_models else ("holdout networks", networks)
     median = median_error(judged)
     p90 = float(np.quantile(_relative_errors(judged), 0.9)) if judged else math.nan
@@ -176,7 +196,8 @@ def accepted(
     checks = {name: f"{_share(value)}: {_verdict(passed)}" for name, (value, passed) in gates.items()}
     if enough_models and networks:
         checks["median error of holdout networks"] = f"{median_error(networks):.1%}"
-    counts = {f"networks to judge by at least {FEWEST}": (len(judged), FEWEST)}
+    number, limit = judges(error.cell for error in judged), _median_limit(judged)
+    counts = {f"networks to judge by at least {FEWEST}": (number, FEWEST)}
     if seen is not None:
         counts[f"networks to learn from at least {FEWEST_SEEN}"] = seen, FEWEST_SEEN
     checks |= {name: f"{count}: {_verdict(count >= least)}" for name, (count, least) in counts.items()}
@@ -184,8 +205,11 @@ def accepted(
         checks["kinds of cells that could not be measured"] = f"{', '.join(missing)}: failed"
     good = all(passed for _, passed in gates.values())
     enough = all(count >= least for count, least in counts.values())
-    advice = _advice(good, enough, disturbed, apart, command, seconds)
-    return Acceptance(passed=good and enough and not missing, checks=checks, advice=advice)
+    passed = good and enough and not missing
+    if passed and limit > MEDIAN_GATE:
+        checks[UNSURE] = f"judged by {number} networks, the median error of others may be up to {limit:.1%}"
+    advice = _advice(good, enough and UNSURE not in checks, disturbed, apart, command, seconds)
+    return Acceptance(passed=passed, checks=checks, advice=advice)
 
 
 def _verdict(passed: bool) -> str:
@@ -197,13 +221,14 @@ def _share(value: float) -> str:
 
 
 def with_runtime(
-    profile: DeviceProfile, runtime: str, errors: Sequence[HoldoutError], spoilt: float = 0.0
+    profile: DeviceProfile, runtime: str, errors: Sequence[HoldoutError], spoilt: float = 0.0, seconds: float = 0.0
 ) -> Acceptance:
     """A profile's verdict with another runtime's added, by errors on networks and models that its fit did not see."""
     models = [error for error in errors if error.cell.startswith("model/")]
     mine = accepted([error for error in errors if error not in models], models, spoilt=spoilt)
     checks = {name: said for name, said in mine.checks.items() if not name.startswith(("timings", "cells"))}
-    return _joined(profile, runtime, checks, mine.passed)
+    few = UNSURE in checks or judges(error.cell for error in errors) < FEWEST
+    return _joined(profile, runtime, checks, mine.passed, f" --budget {more_time(seconds)}" * few)
 
 
 def without(profile: DeviceProfile, runtime: str, reason: str) -> Acceptance:
@@ -213,12 +238,13 @@ def without(profile: DeviceProfile, runtime: str, reason: str) -> Acceptance:
     return _joined(profile, runtime, {"costs": f"{reason}: failed"}, False)
 
 
-def _joined(profile: DeviceProfile, runtime: str, checks: dict[str, str], passed: bool) -> Acceptance:
+def _joined(profile: DeviceProfile, runtime: str, checks: dict[str, str], passed: bool, budget: str = "") -> Acceptance:
     prefix, others = f"{runtime}: ", profile.acceptance
     kept = {name: said for name, said in others.checks.items() if not name.startswith(prefix)}
     again = f"Calibrate {runtime} anew when nothing else runs: "
     advice = [line for line in others.advice if not line.startswith(again)]
-    advice += [] if passed else [f"{again}{store.calibration(profile)} --runtimes {runtime}"]
+    if budget or not passed:
+        advice.append(f"{again}{store.calibration(profile)} --runtimes {runtime}{budget}")
     return msgspec.structs.replace(
         others,
         checks=kept | {f"{prefix}{name}": said for name, said in checks.items()},

@@ -126,7 +126,7 @@ def _dispatch(
         raise CalibrationError(
             f"{len(tiny)} tiny networks and {len(chains)} chains of calls were timed, too few for a profile. {failed}"
             + ("Other work had the processors meanwhile; stop it, or wait until it is done. " if busy else "")
-            + f"Give the calibration more time, as with --budget {acceptance.more_time(seconds)}, and set no cells."
+            + f"Give the calibration more time, as with --budget {acceptance.more_time(seconds)}."
         )
     called = call_costs(chains)
     if info.asynchronous:

@@ -14,7 +14,7 @@ import secrets
 import time
 import warnings
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
 from typing import Any, NamedTuple, TypeVar
@@ -45,7 +45,7 @@ from latpred.errors import BusyWarning, DeviceError, MissingPackageError, UsageE
 from latpred.graph.graph import ModelGraph
 from latpred.progress import ProgressCounter, ProgressEvent
 from latpred.query import checked_batches
-from latpred.runtimes.lowering import demand_autocast, lacking, target_of
+from latpred.runtimes.lowering import demand_autocast, demand_memory, lacking, target_of, traced_by
 from latpred.sandbox.own_thread import without_modes
 from latpred.tracing.autocast import under_autocast
 
@@ -62,6 +62,8 @@ class Bench:
         self.simulated = self.info.kind == "simulated"  # which runs graphs, not models
         self._copies = copies
         self._built: dict[tuple[Workload, str], tuple[Any, Callable[[int, Any], Any]]] = {}
+        # What each model does, where it can be traced, and bytes of weights that are not in memory yet.
+        self._known: dict[tuple[Workload, str], tuple[ModelGraph | None, int]] = {}
 
     def model(self, workload: Workload, batch: int, precision: str) -> tuple[Any, Any]:
         """A model on the device and its inputs at a batch size; built once as long as it is not let go."""
@@ -81,7 +83,25 @@ class Bench:
             if self.simulated:
                 graph = graph or workload.trace(precision, runtime, self.target)
                 return self.device.prepare_model(graph, batch, runtime)
+            if self.info.kind == "cpu":
+                self._demand_room(workload, batch, runtime, precision)
             return self.device.prepare_model(*self.model(workload, batch, precision), runtime)
+
+    def _demand_room(self, workload: Workload, batch: int, runtime: str, precision: str) -> None:
+        """Refuse a model whose weights, or whose activations at a batch size, memory has no room for."""
+        key = (workload, precision)
+        if key not in self._known:
+            graph, unbuilt = None, 0
+            with suppress(Exception):  # what cannot be traced can be measured, or says itself why not
+                model, _ = workload.make("meta", precision)
+                unbuilt = sum(one.nbytes for one in (*model.parameters(), *model.buffers()) if one.is_meta)
+                graph = workload.trace(precision)
+            self._known[key] = graph, unbuilt
+        (graph, unbuilt), built = self._known[key], key in self._built
+        if graph is not None and not built:
+            demand_memory(traced_by(runtime), graph)
+        activations = graph.peak_bytes(batch) - graph.parameter_bytes if graph is not None else 0
+        host.demand_room(activations + unbuilt * (not built))
 
     def attempt(self, visit: Callable[[], Result]) -> Result:
         """What a visit gives; where memory is short it is tried again without models that wait for another round."""
@@ -256,7 +276,7 @@ def measure(
     -------
     DataFrame
         The measurement table: latency_s is the median over rounds, spread_s half their interquartile range, n their
-        number, `status` "ok" or why there is no latency.
+        number, `status` "ok" or why there is no latency, as too little memory for its weights or activations.
 
     Raises
     ------

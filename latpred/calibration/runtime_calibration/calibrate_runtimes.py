@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import filterfalse
 
@@ -15,10 +15,10 @@ from latpred.calibration.fitting.acceptance import HoldoutError
 from latpred.calibration.runtime_calibration import network_fit
 from latpred.calibration.runtime_calibration.base import RuntimeCalibrator
 from latpred.calibration.session import MISSING, Row, Session, failure_of
-from latpred.calibration.timing.visits import Tell, Visits, failures, most_failed, spoilt
+from latpred.calibration.timing.visits import Tell, Visits, failures, most_failed, spoilt, undisturbed
 from latpred.errors import DeviceError, LatpredError, MissingPackageError, ProfileError, UsageError
 from latpred.profile import store
-from latpred.profile.document import DeviceProfile, DispatchFit
+from latpred.profile.document import UPGRADE, DeviceProfile, DispatchFit
 from latpred.runtimes.lowering import demand_suited, lacking, target_of, unsuited
 
 EAGER = profile_fit.EAGER
@@ -73,7 +73,9 @@ def kept(
     """The finished profile of a name, where it is of this device, machine and stack, and its protocol says the same."""
     try:
         profile = store.load(store.file_of(name))
-    except ProfileError:
+    except ProfileError as error:
+        if UPGRADE in str(error):  # what a newer latpred measured is not replaced without a word
+            raise ProfileError(f"{error}, or choose another --name, or replace it with --fresh.") from None
         return None
     machine, info = device.machine(), device.info()
     same_device = (profile.device.kind, profile.device.name) == (info.kind, info.name)
@@ -85,15 +87,19 @@ def kept(
 
 @dataclass
 class RuntimeSession:
-    """Runtimes measured in a session, on top of a device's profile; the most important precision comes first."""
+    """Runtimes measured in a session, on top of a device's profile; the most important precision comes first.
+
+    `goes_on` says whether one that spent so much of its time may go on for networks to judge by, and for how many.
+    """
 
     session: Session
     precisions: tuple[str, ...]
+    goes_on: Callable[[float, int, int], bool] = lambda *_: False
 
     def add(
         self, profile: DeviceProfile, calibrator: RuntimeCalibrator, seconds: float, cells: float, tell: Tell
     ) -> DeviceProfile:
-        """The profile with one more runtime, measured until its seconds or cells are spent.
+        """The profile with one more runtime, measured until its seconds, unless it goes on, or cells are spent.
 
         A runtime that cannot be fitted leaves the profile as it is, whose gate then says why.
         """
@@ -103,8 +109,8 @@ class RuntimeSession:
         visits.tell(f"fitting {runtime}")
         kept = {reason: count for reason, count in profile.failures.items() if not reason.startswith(f"{runtime}: ")}
         mine = {f"{runtime}: {reason}": count for reason, count in failures(visits.rows).items()}
-        seconds = profile.seconds + round(visits.seconds, 1)
-        profile = msgspec.structs.replace(profile, seconds=seconds, failures=kept | mine)
+        spent_s = round(visits.seconds, 1)
+        profile = msgspec.structs.replace(profile, seconds=profile.seconds + spent_s, failures=kept | mine)
         try:
             rows = network_fit.at_profile_speed([row for row in visits.rows if not row.error], profile)
             fit, errors = fit_with_spread(calibrator, rows, profile)
@@ -121,15 +127,16 @@ class RuntimeSession:
             profile,
             runtimes={**profile.runtimes, runtime: fit},
             samples=(*others, *(profile_fit.sample_of(row) for row in rows)),
-            acceptance=acceptance.with_runtime(profile, runtime, errors, spoilt(rows)),
+            acceptance=acceptance.with_runtime(profile, runtime, errors, spoilt(rows), spent_s),
         )
 
     def _measure(self, calibrator: RuntimeCalibrator, visits: Visits, seconds: float, cells: float) -> None:
         """Time cells until the time is spent, most of them in the first precision."""
         for cell in filterfalse(self.session.holds, calibrator.cells_in(self.precisions)):
             rows = visits.rows
-            hopeless = len(_only_failures(rows)) >= HOPELESS
-            if hopeless or visits.seconds >= (1 - FITTING_SHARE) * seconds or len(rows) >= cells:
+            hopeless, spent = len(_only_failures(rows)) >= HOPELESS, visits.seconds / ((1 - FITTING_SHARE) * seconds)
+            over = spent >= 1.0 and not self.goes_on(spent, _judged(rows), acceptance.ENOUGH)
+            if hopeless or over or len(rows) >= cells:
                 break
             if visits.run(cell).error.startswith(MISSING):  # which each further cell would find out anew
                 break
@@ -143,6 +150,12 @@ def _only_failures(rows: Sequence[Row]) -> list[Row]:
     """
     run = [row for row in rows if row.cell.kind != "clock"]
     return run if all(row.error for row in run) else []
+
+
+def _judged(rows: Sequence[Row]) -> int:
+    """How many networks a runtime can be judged by so far."""
+    good = undisturbed(row for row in rows if not row.error)
+    return acceptance.judges(row.cell.key for row in good if network_fit.is_holdout(row))
 
 
 def fit_with_spread(

@@ -13,7 +13,7 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
-from functools import lru_cache, partial
+from functools import partial
 from itertools import count, cycle
 from typing import Any, NamedTuple
 
@@ -106,6 +106,8 @@ class OnnxCalibrator(RuntimeCalibrator):
     def __init__(self, runtime: str, device: Device) -> None:
         super().__init__(runtime, device)
         self._ops: dict[str, tuple[Op, ...]] = {}  # what the nodes of graphs do, by the cells of those
+        # Ordinary models by name, which keep their exports: one of a slow moment is timed, not exported, again.
+        self._models: dict[str, Source] = {}
 
     def cells_in(self, precisions: Sequence[str]) -> Iterator[Cell]:
         """Float32 alone: onnxruntime has next to no kernels for bfloat16 on a CPU."""
@@ -132,7 +134,7 @@ class OnnxCalibrator(RuntimeCalibrator):
         and the results of the nodes, which a large model finds where it left them.
         """
         generated = cell.kind == "kernel"
-        model, feed = _generated(cell) if generated else _exported(cell)
+        model, feed = _generated(cell) if generated else self._exported(cell)
         repeats, budget_s = TINY_EFFORT if cell.dims.get("tiny") else GRAPH_EFFORT if generated else MODEL_EFFORT
         forward = partial(onnx_session.session(model, target="cpu", threads=torch.get_num_threads()).run, None, feed)
         timing = self.timed(forward, repeats, budget_s)
@@ -169,6 +171,18 @@ class OnnxCalibrator(RuntimeCalibrator):
         order = sorted(range(len(ops)), key=lambda node: _rank(ops[node]))
         self._ops[cell.key] = tuple(ops[node] for node in order)
         return tuple(nodes_us[node] for node in order)
+
+    def _exported(self, cell: Cell) -> tuple[bytes | str, Feed]:
+        """An ordinary model by one export, which traces it too and serves all its batches."""
+        runtime: Any = get(NAME)
+        if cell.name not in self._models:
+            source = suites.gate_model(cell.name).source(PRECISION)
+            built = source.model()
+            self._models[cell.name] = replace(source, model=lambda: built)
+        source = self._models[cell.name]
+        model, inputs = runtime.exported(source.model(), source.inputs(2)).model, source.inputs(cell.dims["batch"])
+        lowering.of_source(source, NAME, "cpu")  # takes the same export
+        return model, onnx_session.feed_of(onnx_session.input_names(model), tensors_of(inputs))
 
     def _timed_graph(self, row: Row, profile: DeviceProfile) -> TimedGraph | None:
         """A graph as the fit takes it; None when its nodes are not those that were timed."""
@@ -208,22 +222,6 @@ def at_profile_speed(graph: TimedGraph, slower: Slowdown) -> TimedGraph:
     timed_us = sum(graph.nodes_us)
     total_us = graph.total_us * sum(nodes_us) / timed_us if timed_us else graph.total_us / slower.dispatch
     return graph._replace(nodes_us=nodes_us, total_us=total_us)
-
-
-@lru_cache(maxsize=1)  # the next one that is timed is the same at another batch
-def _ordinary(name: str) -> Source:
-    source = suites.gate_model(name).source(PRECISION)
-    model = source.model()
-    return replace(source, model=lambda: model)
-
-
-def _exported(cell: Cell) -> tuple[bytes | str, Feed]:
-    """An ordinary model by one export, which traces it too and serves all its batches."""
-    runtime: Any = get(NAME)
-    source = _ordinary(cell.name)
-    model = runtime.exported(source.model(), source.inputs(2)).model
-    lowering.of_source(source, NAME, "cpu")  # takes the same export
-    return model, onnx_session.feed_of(onnx_session.input_names(model), tensors_of(source.inputs(cell.dims["batch"])))
 
 
 def _generated(cell: Cell) -> tuple[bytes | str, Feed]:

@@ -18,7 +18,7 @@ import msgspec
 from latpred import host
 from latpred.calibration.cells import UPLOAD, Cell
 from latpred.calibration.devices import Device
-from latpred.calibration.session import Measure, Row, Session
+from latpred.calibration.session import OUT_OF_MEMORY, Measure, Row, Session
 from latpred.calibration.timing import reference_speed
 from latpred.calibration.timing.disturbance import Watch, wait_for_calm
 from latpred.calibration.timing.reference_speed import (
@@ -292,8 +292,9 @@ def slowdown(
 
 
 def failures(rows: Sequence[Row]) -> dict[str, int]:
-    """How many cells could not be measured, by reason, the most frequent first."""
-    return dict(Counter(row.error.partition(": already ")[0] for row in rows if row.error).most_common())
+    """How many cells could not be measured, by reason, the most frequent first; of all sizes that did not fit, one."""
+    reasons = (OUT_OF_MEMORY if row.error.startswith(OUT_OF_MEMORY) else row.error for row in rows)
+    return dict(Counter(filter(None, reasons)).most_common())
 
 
 def most_failed(rows: Sequence[Row]) -> str:
