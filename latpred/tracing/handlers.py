@@ -187,7 +187,8 @@ def _drawn(recorder: TraceRecorder, call: Call) -> Any:
         return func(*call.args, **{name: value for name, value in call.options.items() if name != "generator"})
     if call.options.get("generator") is not None:
         return call.run()
-    for name in (func._overloadname, "generator", f"{func._overloadname}_generator"):
+    own = func._overloadname
+    for name in (own, "generator" if own == "default" else f"{own}_generator"):
         overload = getattr(func.overloadpacket, name, None)
         if overload is not None and any(argument.name == "generator" for argument in overload._schema.arguments):
             return overload(*call.args, **(call.options | {"generator": recorder.generator}))

@@ -58,6 +58,8 @@ CASES = {
     "kthvalue": (lambda x: x.kthvalue(2), SERIES),
     "topk": (lambda x: x.topk(2), SERIES),
     "take_along_dim": (lambda x: x.take_along_dim(torch.zeros(2, 4, 1, dtype=torch.int64), 2), SERIES),
+    "numbers between two bounds": (lambda x: x * torch.randint(2, 5, (2, 4, 8)), SERIES),
+    "distances": (lambda x: torch.cdist(x, torch.zeros(2, 30, 8)), (2, 30, 8)),
 }
 
 
