@@ -112,7 +112,8 @@ def _caveat(kind: str, said: Mapping[str, str], everywhere: int) -> str:
 def _classes(choice: Choice) -> list[str]:
     """Classes that take most of the host's and of the device's time together."""
     least = LEAST_SHARE * choice.prediction.latency_ms
-    return [share.name for share in choice.prediction.breakdown[:NAMED] if share.overhead_ms + share.compute_ms >= least]
+    largest = choice.prediction.breakdown[:NAMED]
+    return [share.name for share in largest if share.overhead_ms + share.compute_ms >= least]
 
 
 def _times(choice: Choice, name: str) -> Row:

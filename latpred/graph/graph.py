@@ -201,8 +201,8 @@ class ModelGraph(msgspec.Struct, frozen=True, forbid_unknown_fields=True, weakre
             taken = ", ".join(map(str, self.only))
             raise UsageError(
                 f"what {self.model} does is known at batch {taken} alone, not at batch {wrong[0]}. Ask for "
-                f"batch={self.only[0]}, trace the model with batches=[{wrong[0]}], or give a model, or an export of it, "
-                "with an open first dimension."
+                f"batch={self.only[0]}, trace the model with batches=[{wrong[0]}], or give a model, or an export of "
+                "it, with an open first dimension."
             )
 
     def _counted(self, batch: int) -> tuple[Op, ...]:
