@@ -49,6 +49,20 @@ def test_a_device_stands_for_its_profile_whatever_that_is_called() -> None:
     assert "cpu-1-thread: cpu, 1 thread" in run("profiles", "show", "cpu").stdout
 
 
+def test_profiles_are_renamed_and_deleted() -> None:
+    store.save(profile("one"))
+    store.save(profile("two"))
+    assert run("profiles", "rename", "one", "three").stdout == f"{store.file_of('three')}\n"
+    assert (store.load("three").name, store.file_of("one").exists()) == ("three", False)
+    taken, shipped = run("profiles", "rename", "two", "three"), run("profiles", "delete", "a100")
+    assert (taken.exit_code, "already" in taken.stderr) == (3, True)
+    assert (shipped.exit_code, "ships with latpred" in shipped.stderr) == (3, True)
+    store.file_of("three").write_text("{")  # which nobody can read, and anybody may delete
+    assert run("profiles", "delete", "three").stdout == f"deleted {store.file_of('three')}\n"
+    assert [entry.name for entry in store.listing() if entry.source == "user"] == ["two"]
+    assert "Did you mean two?" in run("profiles", "delete", "twoo").stderr
+
+
 def test_profiles_as_json_and_csv() -> None:
     store.save(profile("good"))
     store.file_of("bad").write_text("{")

@@ -115,7 +115,7 @@ def test_where_the_time_goes_is_said_without_a_headroom() -> None:
     found = latpred.explain(network(only=(4,)), 4, device=saved())
     assert found.headrooms == {}
     assert "where the time goes" in repr(found)
-    assert shares(found).heads[1::2] == ("cuda-graphs host", "eager host")
+    assert shares(found).heads[1::2] == ("cuda-graphs overhead", "eager overhead")
 
 
 def test_inputs_that_are_the_same_at_every_batch_leave_no_headroom() -> None:

@@ -183,7 +183,7 @@ def test_scaled_products_of_8_bits_take_the_rate_of_the_datasheet(device: str) -
         found = latpred.predict(model, 65536, inputs=x, device=device)
         assert ("in float8_e4m3fn were not measured: priced at 2.0 times" in said(found)) == isinstance(model, Scaled)
         assert found.precision == "bf16"
-        return next(share.device_ms for share in found.breakdown if share.name == "gemm")
+        return next(share.compute_ms for share in found.breakdown if share.name == "gemm")
 
     assert product_ms(Scaled()) / product_ms(Product(torch.bfloat16)) == pytest.approx(0.5, abs=0.15)
 

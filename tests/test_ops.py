@@ -264,9 +264,10 @@ def test_what_counts_nothing_in_a_sum_is_not_read(beta: float, reads: dict[int, 
     assert formula(t(3, 4, 5), t(3, 4, 6), t(3, 6, 5), out=t(3, 4, 5), beta=beta).reads == reads
 
 
-def test_a_name_needs_a_namespace() -> None:
-    with pytest.raises(UsageError, match=r"'relu' is not a qualified op name; write it as namespace::op"):
-        cost("relu")
+@pytest.mark.parametrize("name", ["relu", "aten::relu.default"])
+def test_a_name_needs_a_namespace_and_no_overload(name: str) -> None:
+    with pytest.raises(UsageError, match=f"'{name}' is not a qualified op name .*; write it as namespace::op"):
+        cost(name)
 
 
 def test_a_formula_also_serves_the_in_place_form() -> None:
@@ -298,6 +299,9 @@ def test_registering_replaces_and_is_noticed() -> None:
         (Work("gem", {"m": 1}), "unknown family 'gem'; known families: attention, batch_norm"),
         (Work("gemm", {"m": 1, "n": 1, "k": 1}, macs=0.5), r"gives \{'macs': 0\.5\}; give whole numbers"),  # type: ignore[arg-type]
         (Work("other", {"numel": -1}), r"gives \{'numel': -1\}; give whole numbers"),
+        (Work("other", {"numel": 1}, reads={0: -4}), r"gives \{'reads\[0\]': -4\}; give whole numbers"),
+        (Work("other", {"numel": 1}, reads={"x": 4}), "gives reads={'x': 4}; give {index of an argument"),  # type: ignore[dict-item]
+        (Work("other", {"numel": 1}, writes=-4), r"gives \{'writes': -4\}; give whole numbers"),
         (Work("gemm", {"m": 1, "n": 1}), r"gives dims \('m', 'n'\); 'gemm' needs \('m', 'n', 'k'\)"),
     ],
 )

@@ -133,7 +133,7 @@ def test_runtimes_and_shares_of_an_explanation() -> None:
     rows = ["compile host", "compile device", "eager host", "eager device"]
     assert [text.get_text() for text in below.get_yticklabels()] == rows
     drawn = sum(bar.get_width() for bars_of in below.containers for bar in bars_of)
-    assert drawn == pytest.approx(2 * sum(share.host_ms + share.device_ms for share in prediction().breakdown))
+    assert drawn == pytest.approx(2 * sum(share.overhead_ms + share.compute_ms for share in prediction().breakdown))
 
 
 def test_many_classes_share_the_last_colour() -> None:
@@ -152,7 +152,7 @@ def test_the_class_other_counts_once() -> None:
     many = replace(point, costs=point.costs._replace(**costs, device_us=np.arange(11.0)))
     names = breakdown.largest([many])
     drawn = sum(sum(breakdown.times(many, name, names)) for name in names)
-    assert drawn == pytest.approx(sum(share.host_ms + share.device_ms for share in many.breakdown))
+    assert drawn == pytest.approx(sum(share.overhead_ms + share.compute_ms for share in many.breakdown))
 
 
 def test_a_validation_shows_every_cell() -> None:

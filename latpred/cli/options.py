@@ -184,7 +184,7 @@ OPTIONS: dict[str, Callable[[Command], Command]] = {
         callback=_parsed_by(lambda size: checked_batches(size)[0]),
         default=1,
         show_default=True,
-        help="Batch size.",
+        help="One batch size; predict and curve take several.",
     ),
     "seq": click.option("--seq", type=click.IntRange(1), help="Tokens per sequence, or samples of audio."),
     "image": click.option("--image", type=click.IntRange(1), help="Pixels per side of a square image."),

@@ -28,7 +28,7 @@ if TYPE_CHECKING:
 
 @click.group(cls=SuggestingGroup, epilog=examples("latpred profiles list"))
 def profiles() -> None:
-    """List, show and locate device profiles."""
+    """List, show, locate, rename and delete device profiles."""
 
 
 @profiles.command(
@@ -183,6 +183,27 @@ def path_of(name: str | None) -> None:
     from latpred.profile.store import directory, locate
 
     answer(locate(_meant(name)) if name else directory())
+
+
+@profiles.command(cls=Verb, epilog=examples("latpred profiles rename cpu epyc-in-the-basement"))
+@click.argument("name")
+@click.argument("new_name")
+@speech_options
+def rename(name: str, new_name: str) -> None:
+    """Give a profile that was made here another name."""
+    from latpred.profile import store
+
+    answer(store.rename(name, new_name))
+
+
+@profiles.command(cls=Verb, epilog=examples("latpred profiles delete epyc-in-the-basement"))
+@click.argument("name")
+@speech_options
+def delete(name: str) -> None:
+    """Delete a profile that was made here."""
+    from latpred.profile import store
+
+    answer(f"deleted {store.delete(name)}")
 
 
 @click.group(cls=SuggestingGroup, epilog=examples("latpred cache show"))

@@ -126,9 +126,9 @@ def _upto(room: AxisHeadroom) -> str:
 def _mostly(chosen: Choice) -> str:
     """The class of ops that takes most of the device's time."""
     breakdown = chosen.prediction.breakdown
-    total = sum(share.device_ms for share in breakdown)
-    most = max(breakdown, key=lambda share: share.device_ms)
-    return f", {most.device_ms / total:.0%} of it in {most.name}" if total else ""
+    total = sum(share.compute_ms for share in breakdown)
+    most = max(breakdown, key=lambda share: share.compute_ms)
+    return f", {most.compute_ms / total:.0%} of it in {most.name}" if total else ""
 
 
 def _listed(names: tuple[str, ...]) -> str:

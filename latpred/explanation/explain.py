@@ -84,7 +84,7 @@ def explain(
     model, inputs, seq, image, device, host, precision, memory_format, attention, threads, cudnn_benchmark, protocol
         As for `latpred.predict`.
     batch : int
-        Batch size.
+        One batch size; `latpred.predict` takes several.
     runtimes : str or sequence of str, optional
         Compare only these, and eager; by default all there are. An .onnx file, and a graph of another runtime than
         eager, is compared in what runs it alone.

@@ -59,10 +59,10 @@ def clocks(explanation: Explanation) -> Table:
 
 
 def shares(explanation: Explanation) -> Table:
-    """Host and device time of the classes of ops that take most, in the fastest runtime and in eager."""
+    """Overhead and compute of the classes of ops that take most, in the fastest runtime and in eager."""
     chosen = [choice for choice in explanation.choices if choice.runtime in (explanation.fastest.runtime, "eager")]
     names = dict.fromkeys(name for choice in chosen for name in _classes(choice))
-    heads = ("ops", *(f"{choice.runtime} {clock}" for choice in chosen for clock in ("host", "device")))
+    heads = ("ops", *(f"{choice.runtime} {clock}" for choice in chosen for clock in ("overhead", "compute")))
     rows = [(name, *(cell for choice in chosen for cell in _times(choice, name))) for name in names]
     return Table(heads, rows, title="where the time goes:")
 
@@ -112,13 +112,14 @@ def _caveat(kind: str, said: Mapping[str, str], everywhere: int) -> str:
 def _classes(choice: Choice) -> list[str]:
     """Classes that take most of the host's and of the device's time together."""
     least = LEAST_SHARE * choice.prediction.latency_ms
-    return [share.name for share in choice.prediction.breakdown[:NAMED] if share.host_ms + share.device_ms >= least]
+    largest = choice.prediction.breakdown[:NAMED]
+    return [share.name for share in largest if share.overhead_ms + share.compute_ms >= least]
 
 
 def _times(choice: Choice, name: str) -> Row:
     for share in choice.prediction.breakdown:
         if share.name == name:
-            return tuple(format_ms(ms) if ms else "-" for ms in (share.host_ms, share.device_ms))
+            return tuple(format_ms(ms) if ms else "-" for ms in (share.overhead_ms, share.compute_ms))
     return ("-", "-")
 
 

@@ -195,40 +195,45 @@ class ModelGraph(msgspec.Struct, frozen=True, forbid_unknown_fields=True, weakre
         return self.ops_at_one if batch == 1 and self.ops_at_one is not None else self.ops
 
     def check_batches(self, batches: Iterable[int]) -> None:
-        """Refuse batch sizes that the model was not seen to take, naming those that it does take."""
+        """Refuse batch sizes of which nothing is known, naming those that were traced."""
         wrong = [int(batch) for batch in batches if self.only and int(batch) not in self.only]
         if wrong:
             taken = ", ".join(map(str, self.only))
             raise UsageError(
-                f"{self.model} takes batch {taken} and no other, so batch {wrong[0]} cannot be predicted. Ask for "
-                f"batch={self.only[0]}, or give a model, or an export of it, with an open first dimension."
+                f"what {self.model} does is known at batch {taken} alone, not at batch {wrong[0]}. Ask for "
+                f"batch={self.only[0]}, trace the model with batches=[{wrong[0]}], or give a model, or an export of "
+                "it, with an open first dimension."
             )
+
+    def _counted(self, batch: int) -> tuple[Op, ...]:
+        self.check_batches([batch])
+        return self.at(batch)
 
     def macs(self, batch: int = 1) -> int:
         """Multiply-adds of one forward pass."""
-        return sum([op.macs[0] + batch * op.macs[1] for op in self.at(batch)])
+        return sum([op.macs[0] + batch * op.macs[1] for op in self._counted(batch)])
 
     def launches(self, batch: int = 1) -> int:
         """Device launches of one forward pass."""
-        return sum([op.launches for op in self.at(batch)])
+        return sum([op.launches for op in self._counted(batch)])
 
     def syncs(self, batch: int = 1) -> int:
         """Host synchronisations inside one forward pass."""
-        return sum(op.syncs for op in self.at(batch))
+        return sum(op.syncs for op in self._counted(batch))
 
     def bytes(self, batch: int = 1) -> int:
         """Bytes read and written by one forward pass, weights included."""
-        return sum(total_bytes(op, batch) for op in self.at(batch))
+        return sum(total_bytes(op, batch) for op in self._counted(batch))
 
     def peak_bytes(self, batch: int = 1) -> int:
         """Parameters and the most activations alive at once."""
-        ops = self.at(batch)
+        ops = self._counted(batch)
         live = max((op.live_bytes.at(batch) for op in ops), default=0)
         return self.parameter_bytes + max(live, self.input_bytes.at(batch))
 
     def coverage(self, batch: int = 1) -> Coverage:
         """Share of launches and bytes that cost formulas cover."""
-        ops = [op for op in self.at(batch) if op.launches]
+        ops = [op for op in self._counted(batch) if op.launches]
         unknown = [op for op in ops if op.estimated]
         return Coverage(
             launches=_share_left(sum(o.launches for o in unknown), sum(o.launches for o in ops)),
@@ -260,7 +265,7 @@ class ModelGraph(msgspec.Struct, frozen=True, forbid_unknown_fields=True, weakre
                 "estimated": op.estimated,
             }
             for size in np.atleast_1d(batch).tolist()
-            for op in self.at(size)
+            for op in self._counted(size)
         )
 
     def to_json(self) -> str:

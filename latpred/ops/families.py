@@ -237,7 +237,7 @@ def cost(*names: str) -> Callable[[F], F]:
     Raises
     ------
     UsageError
-        When a name has no namespace.
+        When a name has no namespace, or names an overload.
 
     Examples
     --------
@@ -249,9 +249,10 @@ def cost(*names: str) -> Callable[[F], F]:
     """
     for name in names:
         namespace, separator, op = str(name).partition("::")
-        if not (namespace and separator and op):
+        if not (namespace and separator and op) or "." in op:
             raise UsageError(
-                f"{name!r} is not a qualified op name; write it as namespace::op, such as 'mylib::fused_mlp'"
+                f"{name!r} is not a qualified op name without overload; write it as namespace::op, such as "
+                "'mylib::fused_mlp'"
             )
 
     def register(formula: F) -> F:
@@ -309,11 +310,11 @@ def work_of(formula: Formula, name: str, *args: Any, **options: Any) -> Work:
             f"the cost formula of {name} failed: {type(error).__name__}: {error}; it is called with the op's own "
             "arguments and with its result as out=, and may read shapes and item sizes only"
         ) from error
-    return _checked(work, name)
+    return _checked(work, name, len(args))
 
 
-def _checked(work: Any, name: str) -> Work:
-    """Return a formula's result when it is well formed."""
+def _checked(work: Any, name: str, arguments: int) -> Work:
+    """Return a formula's result, for a call with so many positional arguments, when it is well formed."""
     if not isinstance(work, Work):
         raise UsageError(f"the cost formula of {name} returned {type(work).__name__}; it must return latpred.ops.Work")
     expected = DIMS.get(root(work.family))
@@ -325,9 +326,11 @@ def _checked(work: Any, name: str) -> Work:
     given, needed = tuple(work.dims), tuple(dim for dim in expected if dim not in MAY_LACK)
     if given not in (expected, needed):
         raise UsageError(f"the cost formula of {name} gives dims {given}; {work.family!r} needs {expected}")
-    if not isinstance(work.reads, Mapping):
+    # A factory may be called without arguments, and then reads none.
+    if not isinstance(work.reads, Mapping) or any(index not in range(max(1, arguments)) for index in work.reads):
         raise UsageError(f"the cost formula of {name} gives reads={work.reads!r}; give {{index of an argument: bytes}}")
-    counts = {"macs": work.macs, "launches": work.launches, **work.dims}
+    touched = {f"reads[{index}]": size for index, size in work.reads.items()} | {"writes": work.writes or 0}
+    counts = {"macs": work.macs, "launches": work.launches, **touched, **work.dims}
     broken = {what: count for what, count in counts.items() if not (isinstance(count, int) and count >= 0)}
     if broken:
         raise UsageError(

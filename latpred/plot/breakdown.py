@@ -95,7 +95,7 @@ def largest(predictions: Sequence[Prediction]) -> list[str]:
     total: dict[str, float] = {}
     for point in predictions:
         for share in point.breakdown:
-            part = (share.host_ms + share.device_ms) / (point.latency_ms or 1.0)
+            part = (share.overhead_ms + share.compute_ms) / (point.latency_ms or 1.0)
             total[share.name] = total.get(share.name, 0.0) + part
     names = sorted((name for name in total if total[name] > 0), key=lambda name: -total[name])
     return names if len(names) <= SHOWN + 1 else [*names[:SHOWN], OTHERS]
@@ -106,7 +106,7 @@ def times(point: Prediction, name: str, names: Sequence[str]) -> tuple[float, fl
     same = [
         share for share in point.breakdown if share.name == name or (name == OTHERS and share.name not in names[:-1])
     ]
-    return sum(share.host_ms for share in same), sum(share.device_ms for share in same)
+    return sum(share.overhead_ms for share in same), sum(share.compute_ms for share in same)
 
 
 def _title(point: Prediction, batch: str = "") -> str:

@@ -31,12 +31,12 @@ CURVE_SCHEMA = "latpred.curve/1"
 
 @dataclass(frozen=True, slots=True)
 class Share:
-    """One line of a breakdown: a class of ops, how many there are, and the host and device time they take."""
+    """One line of a breakdown: a class of ops, how many there are, and their part of the overhead and the compute."""
 
     name: str
     ops: int
-    host_ms: float
-    device_ms: float
+    overhead_ms: float
+    compute_ms: float
 
 
 class ClassCosts(NamedTuple):
@@ -193,7 +193,7 @@ class Prediction(_Thresholds):
         costs = self.costs
         lines = zip(costs.names, costs.ops.tolist(), costs.host_us.tolist(), costs.device_us.tolist(), strict=True)
         shares = [Share(name, ops, host / 1e3, device / 1e3) for name, ops, host, device in lines]
-        return tuple(sorted(shares, key=lambda share: -(share.host_ms + share.device_ms)))
+        return tuple(sorted(shares, key=lambda share: -(share.overhead_ms + share.compute_ms)))
 
     def to_dict(self) -> dict[str, Any]:
         """Everything, as plain values that JSON can hold."""

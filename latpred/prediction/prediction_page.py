@@ -112,11 +112,11 @@ def _knee(knee: BatchThreshold) -> str:
 
 def _mostly(prediction: Prediction) -> str:
     breakdown = prediction.breakdown
-    total = sum(share.host_ms + share.device_ms for share in breakdown)
+    total = sum(share.overhead_ms + share.compute_ms for share in breakdown)
     parts = [
-        f"{share.name} {(share.host_ms + share.device_ms) / total:.0%}"
+        f"{share.name} {(share.overhead_ms + share.compute_ms) / total:.0%}"
         for share in breakdown[:_NAMED]
-        if total and share.host_ms + share.device_ms >= 0.005 * total
+        if total and share.overhead_ms + share.compute_ms >= 0.005 * total
     ]
     return ", ".join(parts) or "nothing"
 

@@ -17,6 +17,8 @@ from itertools import product
 from pathlib import Path
 from typing import NamedTuple
 
+import msgspec
+
 from latpred import host, storage
 from latpred.errors import NoProfileError, ProfileError
 from latpred.profile import datasheet, gpus
@@ -364,6 +366,35 @@ def save(profile: DeviceProfile, path: str | os.PathLike[str] | None = None) -> 
     """Write a profile atomically, with its checksum, by default into the user's directory under its own name."""
     target = file_of(profile.name) if path is None else Path(path)
     return storage.save_document(target, encode(profile), ProfileError)
+
+
+def rename(name: str, new: str) -> Path:
+    """Give a profile of the user's another name, and tell the file that it is in now."""
+    profile, file = _read(_own_file(name)), file_of(new)
+    if os.path.lexists(file):
+        raise ProfileError(f"there is a profile {new!r} already. Choose another name, or delete that one first.")
+    save(msgspec.structs.replace(profile, name=new))
+    delete(name)
+    return file
+
+
+def delete(name: str) -> Path:
+    """Delete a profile of the user's, and tell the file that it was in."""
+    file = _own_file(name)
+    try:
+        file.unlink()
+    except OSError as error:
+        raise ProfileError(storage.unusable(f"cannot delete {file}", error)) from error
+    return file
+
+
+def _own_file(name: str) -> Path:
+    """The file of a profile of the user's."""
+    file = file_of(name)
+    if not os.path.lexists(file):
+        shipped = f"{name!r} ships with latpred, and stays as it is. List yours with: latpred profiles list"
+        raise ProfileError(shipped if name in names() else _unknown(name))
+    return file
 
 
 def mismatch(then: Machine, now: Machine) -> list[str]:

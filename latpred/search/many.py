@@ -85,9 +85,9 @@ def predict_many(
     -------
     DataFrame
         One row for each candidate, device, batch and runtime, in this order: candidate (its position), name, device
-        (its profile's name), batch, runtime, precision, latency_ms, low_ms, high_ms (its 90 % interval), host_ms,
-        device_ms, regime, macs, parameters, launches, caveats (sentences about what may not hold, a tuple), error
-        (None, or the reason why the numbers are NaN).
+        (its profile's name), batch, runtime, precision, latency_ms, low_ms, high_ms (its 90 % interval),
+        overhead_ms, compute_ms, regime, macs, parameters, launches, caveats (sentences about what may not hold, a
+        tuple), error (None, or the reason why the numbers are NaN).
 
     Raises
     ------

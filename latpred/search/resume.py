@@ -78,8 +78,8 @@ class CandidateRow(NamedTuple):
     latency_ms: float = nan
     low_ms: float = nan
     high_ms: float = nan
-    host_ms: float = nan
-    device_ms: float = nan
+    overhead_ms: float = nan
+    compute_ms: float = nan
     regime: str = ""
     macs: float = nan
     parameters: float = nan
@@ -89,6 +89,7 @@ class CandidateRow(NamedTuple):
 
 
 COLUMNS = CandidateRow._fields
+_ONCE_CALLED = {"host_ms": "overhead_ms", "device_ms": "compute_ms"}  # in files of before 2026-11-29
 _TYPES = {"candidate": "int64", "batch": "int64"} | {
     name: "float64" for name, default in CandidateRow._field_defaults.items() if isinstance(default, float)
 }
@@ -259,8 +260,8 @@ def _row(candidate: _Candidate, predictor: Predictor, graph: ModelGraph, point: 
         latency_ms=point.latency_ms,
         low_ms=low,
         high_ms=high,
-        host_ms=point.overhead_ms,
-        device_ms=point.compute_ms,
+        overhead_ms=point.overhead_ms,
+        compute_ms=point.compute_ms,
         regime=point.regime,
         macs=float(graph.macs(point.batch)),
         parameters=float(graph.parameters),
@@ -379,7 +380,7 @@ def _read(path: Path) -> dict[str, list[CandidateRow]]:
     import pandas as pd
 
     try:
-        table = pd.read_parquet(path)
+        table = pd.read_parquet(path).rename(columns=_ONCE_CALLED)
     except Exception as error:  # pyarrow raises what it likes
         text = " ".join(str(error).split())
         raise TableError(f"{path} is no Parquet table: {text}. Name another file, or remove this one.") from None

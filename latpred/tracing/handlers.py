@@ -47,6 +47,8 @@ Tensor = torch.Tensor
 _ON_META, _REAL = 1, 2
 _MASKS = (torch.bool, torch.uint8)
 _NEW = frozenset(f"aten::{new}{name}" for new in ("", "new_") for name in ("empty", "zeros", "ones", "full"))
+# Composite ops that look whether all that they are given is on one device.
+_ONE_DEVICE = frozenset({"cdist", "inner", "linalg_multi_dot", "meshgrid", "quantile", "stft", "istft"})
 _MOST_REAL_BYTES = 32 << 20  # of a tensor whose values a forward pass may come to ask for
 _EXPLICIT = (
     torch._C.DispatchKey.CompositeExplicitAutograd,
@@ -187,7 +189,8 @@ def _drawn(recorder: TraceRecorder, call: Call) -> Any:
         return func(*call.args, **{name: value for name, value in call.options.items() if name != "generator"})
     if call.options.get("generator") is not None:
         return call.run()
-    for name in (func._overloadname, "generator", f"{func._overloadname}_generator"):
+    own = func._overloadname
+    for name in (own, "generator" if own == "default" else f"{own}_generator"):
         overload = getattr(func.overloadpacket, name, None)
         if overload is not None and any(argument.name == "generator" for argument in overload._schema.arguments):
             return overload(*call.args, **(call.options | {"generator": recorder.generator}))
@@ -253,6 +256,8 @@ def free(recorder: TraceRecorder, call: Call) -> Any:
 
 def decompose(recorder: TraceRecorder, call: Call) -> Any:
     """A composite op: its parts are recorded instead."""
+    if call.info.short in _ONE_DEVICE and call.signature()[1] == _ON_META | _REAL:
+        call = call.on_meta()
     out = recorder.inside(call.func.decompose, *call.args, **call.options)
     return fresh(recorder, call) if out is NotImplemented else out
 

@@ -419,8 +419,9 @@ class Tracer:
         return graph, short or on_one_line(two, three, large)
 
     def _like(self, two: TracePass, other: TracePass) -> TracePass:
-        """A pass, made anew where it did what only a first one does."""
-        return other if same_ops(two.records, other.records) else self.one_pass(other.batch)
+        """A pass, made anew where it did what only a first one does, such as to read a buffer that it then replaced."""
+        reads = [[bool(record.weight_bytes) for record in each.records] for each in (two, other)]
+        return other if same_ops(two.records, other.records) and reads[0] == reads[1] else self.one_pass(other.batch)
 
     def _at_one(self, one: TracePass, two: TracePass, three: TracePass) -> tuple[Op, ...] | None:
         """The ops of batch 1 where the line does not give them."""

@@ -70,6 +70,25 @@ def said(curve: latpred.Curve) -> str:
     return " | ".join(said for said in curve.setting.provenance.caveats if "another machine" not in said)
 
 
+class AtLeast(nn.Linear):
+    """Does nothing below a batch size."""
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return super().forward(x) if x.shape[0] > 2 else x
+
+
+class Averaging(nn.Module):
+    """Puts another tensor in place of a buffer in each forward pass."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.mean = nn.Buffer(torch.zeros(WIDTH))
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        self.mean = 0.9 * self.mean + x.mean(0)
+        return x - self.mean
+
+
 def layer_macs(batch: int, layers: int = 1) -> int:
     return batch * layers * WIDTH * WIDTH
 
@@ -83,6 +102,16 @@ def test_products_of_all_pairs_are_counted_at_each_batch(runtime: str) -> None:
     stored = graph.to_json()
     assert '"walked":{"1":{' in stored  # as files of earlier versions have it
     assert ModelGraph.from_json(stored) == graph
+
+
+def test_a_model_that_does_nothing_at_some_batch_sizes_is_counted_at_each() -> None:
+    graph = latpred.trace(AtLeast(WIDTH, WIDTH), ONE_SAMPLE, batches=[1, 2, 3])
+    assert [graph.macs(b) for b in (1, 2, 3)] == [0, 0, layer_macs(3)]
+
+
+def test_what_only_the_first_pass_does_takes_nothing_off_the_line() -> None:
+    graph = latpred.trace(Averaging(), ONE_SAMPLE)
+    assert (graph.notes, graph.exact) == ((), {})
 
 
 @pytest.mark.parametrize("runtime", ["eager", "torchscript", "compile"])
@@ -171,8 +200,10 @@ def test_other_batch_sizes_are_refused_with_the_one_to_ask_for() -> None:
     graph = latpred.trace(Only(4), torch.zeros(4, WIDTH))
     assert graph.only == (4,)
     assert graph.macs(4) == layer_macs(4)
-    with pytest.raises(UsageError, match=r"batch 4 and no other, so batch 8 cannot be predicted\. Ask for batch=4"):
-        latpred.predict(graph, 8, device="epyc-shared")
+    unknown = r"known at batch 4 alone, not at batch 8\. Ask for batch=4, trace the model with batches=\[8\]"
+    for ask in (lambda: latpred.predict(graph, 8, device="epyc-shared"), lambda: graph.macs(8)):
+        with pytest.raises(UsageError, match=unknown):
+            ask()
     assert latpred.max_batch(graph, 1e6, device="epyc-shared") == 4
 
 

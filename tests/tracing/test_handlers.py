@@ -60,6 +60,7 @@ CASES = {
     "kthvalue": (lambda x: x.kthvalue(2), SERIES),
     "topk": (lambda x: x.topk(2), SERIES),
     "take_along_dim": (lambda x: x.take_along_dim(torch.zeros(2, 4, 1, dtype=torch.int64), 2), SERIES),
+    "numbers between two bounds": (lambda x: x * torch.randint(2, 5, (2, 4, 8)), SERIES),
 }
 
 
@@ -72,6 +73,11 @@ def test_kernels_are_those_that_a_device_is_given(case: str) -> None:
     quiet = {f"aten::{name}" for name in (*FREE, "slice", "select", "lift_fresh")}
     launched = [op.name for op in latpred.trace(Function(function), x).ops if op.launches]
     assert launched == [name for name, _, _ in seen.calls if name not in quiet]
+
+
+def test_distances_of_many_rows_are_a_product_also_with_a_tensor_that_forward_makes() -> None:
+    graph = latpred.trace(Function(lambda x: torch.cdist(x, torch.zeros(40, 8))), torch.zeros(1, 30, 8), strict=True)
+    assert graph.macs(2) == 2 * 30 * 40 * (8 + 2)  # each row with its square and a one beside it
 
 
 @pytest.mark.parametrize("case", ["nearest", "bilinear", "bicubic", "linear", "trilinear"])
