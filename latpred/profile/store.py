@@ -84,11 +84,9 @@ def caveat(profile: DeviceProfile) -> str:
     if whose is Owner.ALIKE:
         return f"measured on another machine of the same hardware ({machine.cpu}, {machine.cores} cores)"
     if whose is Owner.ANOTHER:
-        where = machine.accelerator or machine.cpu
-        return (
-            f"measured on another machine ({machine.cpu}, {difference(machine)}): kernel times hold on {where}, "
-            "dispatch costs may differ"
-        )
+        gpu = machine.accelerator
+        holds = f"kernel times hold on {gpu}, dispatch costs may differ" if gpu else "its speed, not that of here"
+        return f"measured on another machine ({machine.cpu}, {difference(machine)}): {holds}"
     return ""
 
 
