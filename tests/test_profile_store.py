@@ -233,7 +233,7 @@ def with_number(text: bytes) -> bytes:
         *[(with_number(name), "p.json is damaged") for name in (b"NaN", b"Infinity", b"-Infinity")],
         (
             rewritten(lambda document: document["device"].update(colour="red")),
-            r"unknown field `colour`.*`\$\.device`.*newer latpred wrote it\. Upgrade",
+            r"unknown field `colour`.*`\$\.device`.*newer latpred wrote it\. Install a newer latpred, or",
         ),
         (
             rewritten(lambda document: document["device"].update(memory_bytes="much")),
