@@ -356,7 +356,7 @@ def test_the_same_machine_is_this_one_under_any_name() -> None:
     assert owner(machine_here(machine_id="")) is Owner.THIS
     assert caveat(profile(machine=machine_here())) == ""
     another = caveat(profile(machine=machine(cpu="AMD EPYC", machine_id="b" * 16)))
-    assert another == "measured on another machine (AMD EPYC, here Intel(R) Xeon(R) Processor): its speed, not that of here"
+    assert another.endswith("(AMD EPYC, here Intel(R) Xeon(R) Processor): times are those of that machine")
     alike = caveat(profile(machine=machine(machine_id="b" * 16)))
     assert alike.startswith("measured on another machine of the same hardware (Intel(R) Xeon(R) Processor, ")
 

@@ -85,7 +85,7 @@ def caveat(profile: DeviceProfile) -> str:
         return f"measured on another machine of the same hardware ({machine.cpu}, {machine.cores} cores)"
     if whose is Owner.ANOTHER:
         gpu = machine.accelerator
-        holds = f"kernel times hold on {gpu}, dispatch costs may differ" if gpu else "its speed, not that of here"
+        holds = f"kernel times hold on {gpu}, dispatch costs may differ" if gpu else "times are those of that machine"
         return f"measured on another machine ({machine.cpu}, {difference(machine)}): {holds}"
     return ""
 
