@@ -343,7 +343,7 @@ class Slowdown(NamedTuple):
         if unknown:
             raise ProfileError(
                 f"a profile says how slow {', '.join(unknown)} usually was, which this latpred does not know. "
-                "Upgrade with: python -m pip install --upgrade latpred"
+                "Install a newer latpred."
             )
         convolution = fields.get("convolution", 1.0)
         both = math.sqrt(fields.get("product", 1.0) * convolution)

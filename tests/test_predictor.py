@@ -111,6 +111,14 @@ def test_an_unknown_host_widens_the_interval_as_far_as_the_host_rules() -> None:
     assert unknown[2] > 1.5 * known[2]
 
 
+def test_a_slower_host_is_within_the_interval_also_where_the_device_has_just_taken_over() -> None:
+    fit = dispatch(spread=0.05, busy_spread=0.05, host_spread=0.3)
+    curve = Predictor(profile(runtimes={"eager": fit})).curve(one_gemm(), range(1, 400), protocol="pipelined")
+    assert 2 < curve.crossover_batch < 400
+    high = curve.interval_ms[:, 1]  # of a larger batch: what a slower host takes at a smaller one, and more
+    assert (high / np.maximum.accumulate(high)).min() > 0.97
+
+
 def test_never_and_always() -> None:
     idle = Predictor(profile(CPU)).predict(graph(view()))
     assert idle.crossover_batch is None

@@ -128,9 +128,7 @@ def load(source: str | os.PathLike[str]) -> Recording:
     >>> load("epyc-shared-runtimes").table["model"].nunique()
     26
     """
-    folder = Path(source)
-    if not folder.exists() and str(source) == folder.name and (_shipped() / folder.name).exists():
-        folder = _shipped() / folder.name
+    folder = _shipped() / source if profile_of(source) else Path(source)
     manifest = _manifest(folder)
     body = {name: _verified(folder, name, manifest) for name in (TABLE, GRAPHS)}
     try:
@@ -140,6 +138,17 @@ def load(source: str | os.PathLike[str]) -> Recording:
         raise RecordingError(f"{folder} holds what no recording may hold: {error} Make it anew.") from error
     graphs = {GraphKey(*(getattr(one, name) for name in GraphKey._fields)): one.graph for one in traced}
     return Recording(manifest.name, manifest.about, table, graphs, manifest.created, manifest.reasons)
+
+
+def profile_of(source: str | os.PathLike[str]) -> str | None:
+    """The shipped profile that a shipped recording was measured with; None for a folder.
+
+    >>> profile_of("epyc-shared-runtimes")
+    'epyc-shared'
+    """
+    folder = Path(source)
+    ships = not folder.exists() and str(source) == folder.name and (_shipped() / folder.name).exists()
+    return folder.name.rpartition("-")[0] if ships else None
 
 
 def _shipped() -> Path:

@@ -107,13 +107,16 @@ def _evaluate_left_out(table: PublishedTable, by: str, output: Output) -> None:
     emit(output, document=left_out.to_dict, rows=lambda: left_out.cells, page=left_out.page)
 
 
-@verb("latpred validate --budget 10m", "latpred validate --record runs/today")
+@verb(
+    "latpred validate --budget 10m",
+    "latpred validate --record runs/today",
+    "latpred validate --replay epyc-shared-varied",
+)
 @click.option(
     "--device",
     "-d",
-    default="cpu",
-    show_default=True,
-    help="cpu, cuda:0 or simulated; with --replay also a profile's name or file.",
+    help="cpu, cuda:0 or simulated; with --replay also a profile's name or file.  [default: cpu, or the profile of a "
+    "shipped recording]",
 )
 @click.option(
     "--suite",
@@ -130,7 +133,7 @@ def _evaluate_left_out(table: PublishedTable, by: str, output: Output) -> None:
 @takes("plot")
 @output_options
 def validate(
-    device: str,
+    device: str | None,
     replay: str | None,
     batches: tuple[int, ...] | None,
     plot: Path | None,
@@ -141,11 +144,14 @@ def validate(
 
     No fit has seen the models of a suite.
     """
+    from latpred.accuracy.recording import profile_of
     from latpred.calibration import validate as run
 
     if replay is not None:
+        device = device or profile_of(replay)
         for option in given("batches", *asked.keys() - {"record"}):
             raise UsageError(f"--replay judges all that was recorded, and measures nothing; leave out {option}.")
+    device = device or "cpu"
     with progress(f"validating {device}") if replay is None else working(f"replaying {replay}") as show:
         report = run(device, replay=replay, batch=batches, progress=show, **asked)
     _show_report(report, output, plot)

@@ -23,8 +23,8 @@ PACKAGES = ("transformers", "numpy", "scikit-learn", "scipy", "pandas")
 MODULES = {"scikit-learn": "sklearn"}
 OPTIONAL = {
     "matplotlib": "plots: python -m pip install 'latpred[plot]'",
-    "torchvision": "torchvision: model names",
-    "timm": "timm: model names",
+    "torchvision": "models called torchvision:NAME",
+    "timm": "models called timm:NAME",
 }
 STOP = "stop other work before calibrating or measuring"
 UNWATCHED = "but nothing tells whether they throttle, or whether other processes use them, while they are calibrated"

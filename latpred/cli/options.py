@@ -59,6 +59,8 @@ class Output(NamedTuple):
         if self.as_json and self.as_csv:
             raise UsageError("--json and --csv exclude each other; give one.")
         other = self.path.suffix.lower() if self.path else ""
+        if other in (".json", ".csv") and other != f".{self.form}":
+            raise UsageError(f"--{self.form} and a file {other} exclude each other; leave --{self.form} out.")
         if other in (".html", ".png", ".svg", ".pdf"):
             how = "latpred report writes HTML" if other == ".html" else "--plot draws figures, where a verb has it"
             raise UsageError(f"-o writes text, .json or .csv, not {other}; {how}.")

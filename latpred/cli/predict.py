@@ -350,6 +350,8 @@ def report(
     from latpred.storage import demand_writable
 
     demand_packages()
+    if path.suffix.lower() not in (".html", ".htm"):
+        raise UsageError(f"a report is HTML, and {path} does not end in .html.")
     demand_writable(path)
     _prepare(models, runtimes, yes, asked)
     parts = []

@@ -379,14 +379,18 @@ class Predictor:
         if device.asynchronous and (priced.unmeasured or priced.estimated):
             # A guess may be so far off that the device, and not the host, sets the latency.
             nudge = np.maximum(nudge, np.expm1(Z90 * np.sqrt(kernel_variance)))
-        nudged = np.concatenate((kernels, kernels * (1.0 + nudge)), axis=1)
+        varied = [kernels, kernels * (1.0 + nudge)]
+        host_within = Z90 * fit.host_log_std
+        if host_within:  # a host that much slower may set the latency where this one does not: all else is then faster
+            varied.append(kernels * np.exp(-host_within))
         host = priced.host_at(batches.astype(float))
-        steps = priced.host_us if priced.cold is None else np.concatenate((host, host), axis=1)
-        plain, more = clocks.latency(priced.timeline, steps, nudged, device, options.protocol).reshape(2, -1)
+        steps = priced.host_us if priced.cold is None else np.concatenate([host] * len(varied), axis=1)
+        latencies = clocks.latency(priced.timeline, steps, np.concatenate(varied, axis=1), device, options.protocol)
+        plain, more, *less = latencies.reshape(len(varied), -1)
         sensitivity = np.log(more / plain) / np.log1p(nudge) if len(kernels) else np.zeros(len(batches))
         by_device = np.clip(sensitivity, 0.0, 1.0)
         network = fit.log_std + by_device * (fit.busy_log_std - fit.log_std)
-        host_log_std = fit.host_log_std * (1.0 - by_device)
+        host_log_std = fit.host_log_std * (1.0 - (np.log(plain / less[0]) / host_within if less else by_device))
         return _Passes(
             priced=priced,
             overhead_us=host.sum(axis=0),

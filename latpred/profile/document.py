@@ -241,7 +241,7 @@ class DeviceProfile(_Record, frozen=True):
 
 
 REPAIR = "Restore it from a copy, or make a new one with: latpred calibrate"
-UPGRADE = "Upgrade with: python -m pip install --upgrade latpred"
+UPGRADE = "Install a newer latpred, or make the file anew with this one."
 
 
 def encode(profile: DeviceProfile) -> bytes:

@@ -86,11 +86,9 @@ def caveat(profile: DeviceProfile) -> str:
     if whose is Owner.ALIKE:
         return f"measured on another machine of the same hardware ({machine.cpu}, {machine.cores} cores)"
     if whose is Owner.ANOTHER:
-        where = machine.accelerator or machine.cpu
-        return (
-            f"measured on another machine ({machine.cpu}, {difference(machine)}): kernel times hold on {where}, "
-            "dispatch costs may differ"
-        )
+        gpu = machine.accelerator
+        holds = f"kernel times hold on {gpu}, dispatch costs may differ" if gpu else "times are those of that machine"
+        return f"measured on another machine ({machine.cpu}, {difference(machine)}): {holds}"
     return ""
 
 
