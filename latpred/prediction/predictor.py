@@ -544,8 +544,9 @@ def untested(fit: DispatchFit) -> Iterator[str]:
 
 def _caveats(profile: DeviceProfile, graph: ModelGraph, runtime: str, served: Sequence[Priced]) -> list[str]:
     """What may not hold of a graph's prediction, whichever schedules serve its batches."""
-    older = not graph.attention and in_parts(graph.ops)
-    said = [note for note in graph.notes if note != OLDER or older]
+    said = list(graph.notes)
+    if OLDER in said and (graph.attention or not in_parts(graph.ops)):
+        said.remove(OLDER)
     gate, see = profile.acceptance, f"see: latpred profiles show {profile.name}"
     if profile.provenance == datasheet.PROVENANCE:
         said.append(datasheet.ADAPTED_CAVEAT if ADAPTED in profile.protocol else datasheet.CAVEAT)

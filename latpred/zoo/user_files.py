@@ -35,8 +35,7 @@ class _Beside:
     The next file's imports find nothing of it: modules of one name may lie beside both, or may have been edited.
     """
 
-    def __init__(self) -> None:
-        self._folder, self._before = "", frozenset[str]()
+    _folder, _before = "", frozenset[str]()
 
     def move_to(self, folder: str) -> None:
         """Look there from now on; a folder that is searched anyway stays as it is, and so do its modules."""
