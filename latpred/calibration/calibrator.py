@@ -165,8 +165,7 @@ def calibrate(
             report = _Reporter(session, planned_s, progress, time.monotonic(), effort)
             profile = finished
             if profile is None:
-                eager = _EagerCalibration(live, chosen, session, profile_name, protocol, report)
-                profile = eager.run()
+                profile = _EagerCalibration(live, chosen, session, profile_name, protocol, report).run()
                 store.save(profile)  # what follows may be interrupted, and eager can be predicted by now
             profile = _with_runtimes(profile, live, session, chosen, plan, report)
             store.save(profile)

@@ -459,9 +459,8 @@ class Tracer:
     def noted(self, graph: ModelGraph) -> ModelGraph:
         """The graph, with a word on inputs that say little of batches, and on the model's own compiler and autocast."""
         name, given = self._naming.model, self._inputs
-        fixed = given.kind == "custom" and not (graph.input_bytes.per_sample or graph.exact or graph.only)
         said = (
-            (FIXED_INPUTS, fixed),
+            (FIXED_INPUTS, given.kind == "custom" and not (graph.input_bytes.per_sample or graph.exact or graph.only)),
             (COMPILED, self.compiled),
             (OLDER, names.in_older_parts(self._meta_module.module)),
             (CHANNELS_LAST, not self._naming.channels_last and lies_channels_last(self._meta_module.module)),
