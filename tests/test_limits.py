@@ -154,7 +154,7 @@ def test_bilinear_upsampling_takes_one_plane_of_contiguous_maps_after_the_other(
     read, written = (Affine(0, 4 * 1024 * side**2) for side in (7, 14))
     ops = tuple(
         add(family=f"pooling.upsample_bilinear{end}", dims=sizes, read_bytes=read, write_bytes=written)
-        for end in ("", ".channels_last", ".aa")
+        for end in ("", ".channels_last", "_aa")
     )
     planes, *others = kernel_us(store.load("rtx-3090"), "eager", ops)
     assert planes[-1] > 0.25 * 1024 * BATCHES[-1]

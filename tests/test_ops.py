@@ -190,7 +190,7 @@ def put(rows: int, cols: int, read: int) -> dict[str, object]:
         # Without aliasing, windows are as wide as what a result stands for.
         (
             *("_upsample_bilinear2d_aa", (t(1, 3, 1024, 512), [224, 512]), t(1, 3, 224, 512)),
-            of("pooling.upsample_bilinear.aa", window=9 * 2) | {"reads": {0: 4 * 3 * 1024 * 512}},
+            of("pooling.upsample_bilinear_aa", window=9 * 2) | {"reads": {0: 4 * 3 * 1024 * 512}},
         ),
         ("upsample_bilinear2d", (LYING,), POOLED, of("pooling.upsample_bilinear.channels_last")),
         ("upsample_bilinear2d", (t(2, 8, 1, 1),), POOLED, of("pooling.upsample_bilinear")),

@@ -24,7 +24,11 @@ def predictor(**changes: object) -> Predictor:
 
 @pytest.mark.parametrize("net", [SMALL, LARGE, WAITING], ids=["host-bound", "device-bound", "synchronising"])
 @pytest.mark.parametrize("batch", [1, 64])
-@pytest.mark.parametrize("clock", [{}, {"queue": 2}, {"asynchronous": False}], ids=["queue", "short queue", "in turns"])
+@pytest.mark.parametrize(
+    "clock",
+    [{}, {"knee": 4.0}, {"queue": 2}, {"asynchronous": False}],
+    ids=["queue", "knee", "short queue", "in turns"],
+)
 def test_it_ends_when_the_prediction_says(net: ModelGraph, batch: int, clock: dict[str, object]) -> None:
     known = predictor(**clock)
     found = forward_pass(known, net, batch)

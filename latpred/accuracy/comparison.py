@@ -112,12 +112,18 @@ def _measured_names(predicted: pd.Series[str], measured: pd.Series[str]) -> dict
     return {name: name if name in theirs or like[name] in mine else like[name] for name in mine}
 
 
-def evaluate(table: tables.Source, profile: DeviceProfile, *, progress: Callable[[str], None] | None = None) -> Report:
+def evaluate(
+    table: tables.Source,
+    profile: DeviceProfile,
+    *,
+    progress: Callable[[str], None] | None = None,
+    keep: bool = False,
+) -> Report:
     """Predict every cell of a measurement table made elsewhere and report how far off that is.
 
     Columns other than model, batch and latency_s have defaults (`latpred.tables.DEFAULTS`). Models are traced by
-    name. Rows in runtimes and precisions that the profile lacks, and of models that cannot be traced, are left out, and
-    notes say which and why.
+    name; `keep` as in `trace_models`. Rows in runtimes and precisions that the profile lacks, and of models that cannot
+    be traced, are left out, and notes say which and why.
     """
     outside = tables.complete(tables.load(table), {"device": profile.device.name})
     cells = tables.merge_repeats(tables.check(outside, tables.MEASURED))
@@ -128,7 +134,7 @@ def evaluate(table: tables.Source, profile: DeviceProfile, *, progress: Callable
     known, notes = answered(timed, predictor)
     with traced_for(predictor.era):
         keys = graph_keys(known)
-        traced = trace_models(batches_of(keys, known["batch"]), predictor.target, progress, failed, keep=True)
+        traced = trace_models(batches_of(keys, known["batch"]), predictor.target, progress, failed, keep=keep)
     errors = [failed.get(key) for key in keys]
     out, untraced = left_out(known["model"], errors)
     if out.all():

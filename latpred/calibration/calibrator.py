@@ -133,7 +133,7 @@ def calibrate(
     """
     live = open_device(device)
     wanted = calibrate_runtimes.named(runtimes, live)
-    _demand_effort(live, budget_s, cells)  # said before anything else takes time
+    _demand_effort(live, budget_s, cells, threads)  # said before anything else takes time
     chosen = _precisions(live, precisions, quick)
     options = conditions.Options(threads, cudnn_benchmark).checked(live.info().kind)
     profile_name = name or store.name_here(options.named(live.name), live.info().name)
@@ -370,7 +370,7 @@ class _EagerCalibration:
         return profile
 
 
-def _demand_effort(device: Device, budget_s: float | None, cells: int | None) -> None:
+def _demand_effort(device: Device, budget_s: float | None, cells: int | None, threads: int | None) -> None:
     """Refuse an effort that measures nothing or never ends, and one for which the memory does not last."""
     if budget_s is not None and budget_s < LEAST_S:
         raise UsageError(f"a budget of {budget_s:g} s measures nothing. Give at least {LEAST_S:g} s, better 40.")
@@ -378,6 +378,8 @@ def _demand_effort(device: Device, budget_s: float | None, cells: int | None) ->
         raise UsageError(f"a budget of {budget_s:g} s never ends. Give seconds, or a number of cells.")
     if cells is not None and cells < 1:
         raise UsageError(f"{cells} cells measure nothing. Give at least 1, better some hundreds, or a budget_s.")
+    if threads is not None and threads > host.cores():
+        raise UsageError(f"{threads} threads are more than the {host.cores()} processors here; give fewer.")
     _demand_memory(device)
 
 

@@ -92,7 +92,7 @@ def evaluate(
 
         if host_row:
             raise UsageError("--host-row is for tables that name GPUs; leave it out.")
-        _show_report(evaluate_table(sources[0], store.find(device), progress=notice), output, plot)
+        _show_report(evaluate_table(sources[0], store.find(device), progress=notice, keep=True), output, plot)
 
 
 def _evaluate_left_out(table: PublishedTable, by: str, output: Output) -> None:

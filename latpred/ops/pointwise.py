@@ -246,7 +246,7 @@ def _antialiased(kind: str, side: int, self: Tensor, *_: Any, out: Any, **__: An
 for _n, _mode, _taps in ((1, "linear", 2), (2, "bilinear", 4), (3, "trilinear", 8), (2, "bicubic", 16)):
     cost(f"aten::upsample_{_mode}{_n}d")(partial(_sampled, f"upsample_{_mode}", _n, _taps))
 for _mode, _side in (("bilinear", 2), ("bicubic", 4)):
-    cost(f"aten::_upsample_{_mode}2d_aa")(partial(_antialiased, f"upsample_{_mode}.aa", _side))
+    cost(f"aten::_upsample_{_mode}2d_aa")(partial(_antialiased, f"upsample_{_mode}_aa", _side))
 for _n in (1, 2, 3):
     _formula = partial(_sampled, "upsample_nearest", _n, 1)
     cost(f"aten::upsample_nearest{_n}d", f"aten::_upsample_nearest_exact{_n}d")(_formula)

@@ -72,13 +72,13 @@ def latency(timeline: Timeline, host: Floats, kernels: Floats, device: DeviceInf
     through = _by_steps if timeline.most_under_way > device.queue else _by_stretches
     single: Floats = np.maximum(*through(timeline, host, kernels, device, periods=1)[0]) + device.sync_us
     # Forwards that are waited for overlap less: where the clocks bend into each other, these do as well.
-    return np.maximum(single, _pipelined(timeline, host, kernels, device)) if device.knee else single
+    bent = np.maximum(float(host.sum()), _busy(kernels, device)) * _bend(host, kernels, device)
+    return np.maximum(single, bent)
 
 
 def _pipelined(timeline: Timeline, host: Floats, kernels: Floats, device: DeviceInfo) -> Floats:
     cuts = timeline.cut_kernels
-    busy: Floats = kernels.sum(axis=0) + len(kernels) * device.gap_us
-    bend = _bend(float(host.sum()), busy, device.knee)
+    busy, bend = _busy(kernels, device), _bend(host, kernels, device)
     if len(cuts) > 2 and max(int(cuts[-1] - cuts[-2] + cuts[1]), timeline.most_under_way) <= device.queue:
         # A synchronisation leaves the device idle and the host free: from the second forward on all are alike.
         _, (second, _), (third, _) = _by_stretches(timeline, host, kernels, device, periods=3)
@@ -92,12 +92,18 @@ def _pipelined(timeline: Timeline, host: Floats, kernels: Floats, device: Device
     return period * bend
 
 
-def _bend(host: float, busy: Floats, knee: float) -> Floats:
+def _busy(kernels: Floats, device: DeviceInfo) -> Floats:
+    busy: Floats = kernels.sum(axis=0) + len(kernels) * device.gap_us
+    return busy
+
+
+def _bend(host: Floats, kernels: Floats, device: DeviceInfo) -> Floats:
     """How much longer than the slower clock both take together: a smooth bend where a profile says how round it is."""
-    if not knee:
+    dispatch, busy = float(host.sum()), _busy(kernels, device)
+    if not device.knee:
         return np.ones_like(busy)
-    share = np.minimum(host, busy) / np.maximum(np.maximum(host, busy), np.finfo(float).tiny)
-    bend: Floats = (1.0 + share**knee) ** (1.0 / knee)
+    share = np.minimum(dispatch, busy) / np.maximum(np.maximum(dispatch, busy), np.finfo(float).tiny)
+    bend: Floats = (1.0 + share**device.knee) ** (1.0 / device.knee)
     return bend
 
 

@@ -211,6 +211,7 @@ class KernelModel:
         memory = roof.memory
         if self._limits is not None:
             us = np.maximum(us, least_us(self.fit.family, rows, self._limits))
+        if self._limits is not None and np.isfinite(self._limits.cache_bytes_per_us):  # those of a datasheet
             # A fit's time of bytes may hold what a kernel does to them besides, as convolutions that lay inputs out.
             memory = np.minimum(memory, rows[:, 1 : len(WORK)].sum(axis=1) / self._limits.bytes_per_us)
         return KernelEstimate(us, log_std, memory >= roof.compute)

@@ -380,7 +380,7 @@ class Predictor:
             # A guess may be so far off that the device, and not the host, sets the latency.
             nudge = np.maximum(nudge, np.expm1(Z90 * np.sqrt(kernel_variance)))
         varied = [kernels, kernels * (1.0 + nudge)]
-        host_within = Z90 * fit.host_log_std
+        host_within = Z90 * fit.host_log_std * bool(len(kernels))
         if host_within:  # a host that much slower may set the latency where this one does not: all else is then faster
             varied.append(kernels * np.exp(-host_within))
         host = priced.host_at(batches.astype(float))

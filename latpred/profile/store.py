@@ -200,7 +200,8 @@ def listing() -> list[Entry]:
 
 def others_of_gpu(profile: DeviceProfile) -> list[str]:
     """What to ask for to get profiles of the GPU that a datasheet is of, the user's first."""
-    alike = [one for one in listing() if one.profile and _gpu_of(one.profile) == profile.name]
+    shipped = (_entry(file, "shipped") for file in storage.documents(_shipped()) if file.stem.startswith(profile.name))
+    alike = [one for one in (*_own_entries(), *shipped) if one.profile and _gpu_of(one.profile) == profile.name]
     return [str(one.path) if is_live(one.name) else one.name for one in alike]
 
 
@@ -369,8 +370,8 @@ def save(profile: DeviceProfile, path: str | os.PathLike[str] | None = None) -> 
 def rename(name: str, new: str) -> Path:
     """Give a profile of the user's another name, and tell the file that it is in now."""
     profile, file = _read(_own_file(name)), file_of(new)
-    if os.path.lexists(file):
-        raise ProfileError(f"there is a profile {new!r} already. Choose another name, or delete that one first.")
+    if is_live(new) or new in names() or gpus.find(new):
+        raise ProfileError(f"{new!r} is the name of another profile, or of a device. Choose another one.")
     save(msgspec.structs.replace(profile, name=new))
     delete(name)
     return file

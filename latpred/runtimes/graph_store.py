@@ -10,6 +10,7 @@ somebody trims it; graphs are small JSON documents.
 
 from __future__ import annotations
 
+import ast
 import contextlib
 import gzip
 import hashlib
@@ -40,6 +41,11 @@ MOST_ON_DISK_BYTES = 256 << 20
 VERSION = 4
 UP_TO = 64  # traces by name serve batches up to this one, or up to the largest that was asked for
 _FUSED = "TIMM_FUSED_ATTN"
+# What a user's file may import for its trace to be kept: of others nobody knows what they read.
+_LIBRARIES = {
+    *("__future__", "abc", "collections", "copy", "dataclasses", "enum", "functools", "itertools", "math", "operator"),
+    *("typing", "torch", "torchvision", "timm", "transformers"),
+}
 LIBRARIES = ("torch", "transformers", "torchvision", "timm")  # where models come from
 _TRACING = (
     *("tracing/*.py", "ops/*.py", "graph/*.py", "sandbox/*.py", "zoo/**/*.py", "runtimes/legacy_torch.py"),
@@ -121,17 +127,32 @@ def file_by_name(name: str, era: str = "", batches: Sequence[int] = (), **option
     if software is None or told is None:
         return None
     asked = {"era": era, "batches": _most(batches), **options}
-    return _file("eager", _key((told, json.dumps(asked, sort_keys=True), timm_attention(), *software)))
+    torch = sys.modules.get("torch")
+    dtype = str(torch.get_default_dtype()) if torch else "torch.float32"
+    return _file("eager", _key((told, json.dumps(asked, sort_keys=True), timm_attention(), dtype, *software)))
 
 
 def _told(name: str) -> str | None:
     """What tells a model from others: its name, and of a function in a user's file what that holds; None if nothing."""
     file = _file_of(name)
-    if file is None or not file.is_file():
-        return None if file else name
+    if file is None:
+        return name
+    if not file.is_file() or not _imports(file) <= _LIBRARIES:
+        return None
     from latpred.sandbox.fingerprint import fingerprint
 
     return fingerprint(name, builds=True)
+
+
+def _imports(file: Path) -> set[str]:
+    """Names of the packages that a file imports, "" where it cannot be told."""
+    try:
+        nodes = [*ast.walk(ast.parse(file.read_bytes()))]
+    except (SyntaxError, ValueError):
+        return {""}
+    names = [alias.name for node in nodes if isinstance(node, ast.Import) for alias in node.names]
+    names += ["" if node.level else str(node.module) for node in nodes if isinstance(node, ast.ImportFrom)]
+    return {name.partition(".")[0] for name in names}
 
 
 def _file_of(name: str) -> Path | None:

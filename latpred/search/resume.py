@@ -89,7 +89,6 @@ class CandidateRow(NamedTuple):
 
 
 COLUMNS = CandidateRow._fields
-_ONCE_CALLED = {"host_ms": "overhead_ms", "device_ms": "compute_ms"}  # in files of before 2026-11-29
 _TYPES = {"candidate": "int64", "batch": "int64"} | {
     name: "float64" for name, default in CandidateRow._field_defaults.items() if isinstance(default, float)
 }
@@ -380,7 +379,7 @@ def _read(path: Path) -> dict[str, list[CandidateRow]]:
     import pandas as pd
 
     try:
-        table = pd.read_parquet(path).rename(columns=_ONCE_CALLED)
+        table = pd.read_parquet(path)
     except Exception as error:  # pyarrow raises what it likes
         text = " ".join(str(error).split())
         raise TableError(f"{path} is no Parquet table: {text}. Name another file, or remove this one.") from None

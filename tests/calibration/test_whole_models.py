@@ -14,6 +14,7 @@ import pytest
 import torch
 from factories import bare, graph
 from gauges import FAST
+from smallmodels import Function
 from torch import nn
 
 from latpred import host, runtimes, tables
@@ -338,6 +339,12 @@ def test_what_memory_has_no_room_for_is_not_begun(
     monkeypatch.setattr(host, "bytes_left", lambda: left)
     table = measure(Workload("wide", "custom", 0, make) if named else there, [1, 1000], repeats=2, plan=FAST)
     assert [status[: len(start)] for status, start in zip(table["status"], said, strict=True)] == said
+
+
+def test_what_is_known_at_one_batch_alone_is_measured_there() -> None:
+    alone = module_workload("alone", Function(lambda x: x.view(1, 64)), torch.zeros(1, 64))
+    table = measure(alone, [1, 2], repeats=2, plan=FAST)
+    assert [status == tables.OK for status in table["status"]] == [True, False]
 
 
 class Refusing(Eager):

@@ -378,15 +378,18 @@ def test_a_model_of_a_file_is_traced_once_while_all_is_told_that_it_is_built_of(
         file.write_text(f"import torch\ndef build(): return torch.nn.Conv2d(3, {width}, 1)\n")
         assert trace_by_name(f"{file}:build", image=32).macs() == 3 * width * 32 * 32
     assert len(traces) == 2
+    whole = file.read_text()
+    (tmp_path / "own_blocks.py").write_text("")
+    formula = "import torch, latpred.ops; latpred.ops.cost('mine::op')(lambda x, out: x)"
+    for line, more in (("import own_blocks", 0), ("import sqlite3", 0), ("import math", 1), (formula, 0)):
+        kept = len(files())
+        file.write_text(f"{line}\n{whole}")
+        trace_by_name(f"{file}:build", image=32)
+        assert len(files()) == kept + more, line
     other.write_text("import torch\ndef build(): return torch.nn.Conv2d(3, 4, 1)\n")
     kept = files()
     trace_by_name(f"{other}:build", image=32)
     assert files() == kept, "the file before may have set what this one is built by"
-    (tmp_path / "own_blocks.py").write_text("")
-    for line in ("import own_blocks", "import latpred; latpred.cost('mine::op')(lambda x, out: x)"):
-        file.write_text(f"{line}\n{file.read_text()}")
-        trace_by_name(f"{file}:build", image=32)
-        assert files() == kept
 
 
 def test_what_is_no_line_in_batch_is_traced_at_the_batches_asked_for(

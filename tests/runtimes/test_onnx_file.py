@@ -92,7 +92,9 @@ def test_a_fixed_batch_holds_for_no_other(tmp_path: Path) -> None:
     assert graph.macs(4) == 4 * 8 * 4
     assert predicted.latency_ms > 0
     assert "takes batch 4 only" in " ".join(predicted.provenance.caveats)
-    with pytest.raises(UsageError, match=r"net.onnx takes batch 4 and no other, so batch 8 .* open first dimension"):
+    with pytest.raises(
+        UsageError, match=r"is known at batch 4 alone, not at batch 8.* open first dimension"
+    ):
         predictor.predict(graph, 8, runtime="onnxruntime")
     assert predictor.max_batch(graph, 1e6, runtime="onnxruntime") == 4
     assert predictor.max_batch(graph, predicted.latency_ms / 2, runtime="onnxruntime") == 0
@@ -193,6 +195,26 @@ def test_a_file_in_fp16_runs_on_a_gpu_what_one_in_fp32_does_in_fp16(tmp_path: Pa
     assert [op.name for op in on_gpu.ops] == ["ort::MatMul", "ort::QuickGelu"]
     assert (on_gpu.ops, on_gpu.notes, on_gpu.input_bytes) == (asked.ops, asked.notes, asked.input_bytes)
     assert {op.name for op in traced(half, target="cpu").ops} >= {"ort::Cast"}
+
+
+def test_functions_of_a_file_in_fp16_are_taken_apart_on_a_gpu(tmp_path: Path) -> None:
+    path = saved(
+        tmp_path, {"x": ["batch", 8]}, [helper.make_node("Own", ["x", "w"], ["y"], domain="own")], dtype="float16"
+    )
+    model, node, opset = onnx.load(str(path)), helper.make_node, helper.make_opsetid
+    steps = [node("MatMul", ["a", "b"], ["c"]), node("Tanh", ["c"], ["d"])]
+    model.functions.append(helper.make_function("own", "Own", ["a", "b"], ["d"], steps, [opset("", 20)]))
+    model.opset_import.append(opset("own", 1))
+    onnx.save(model, str(path))
+    assert [(op.name, op.dtype) for op in traced(path, target="cuda").ops] == [
+        ("ort::MatMul", "float16"),
+        ("ort::Tanh", "float16"),
+    ]
+
+
+def test_a_batch_whose_name_comes_again_is_the_first_dimension(tmp_path: Path) -> None:
+    square = traced(saved(tmp_path, {"x": ["N", "C", "N", "N"]}, [helper.make_node("Tanh", ["x"], ["y"])]), image=32)
+    assert [square.bytes(batch) for batch in (1, 2)] == [2 * 4 * 3 * 32**2, 2 * 2 * 4 * 3 * 32**2]
 
 
 def test_casts_of_a_file_in_fp16_stay_on_a_gpu(tmp_path: Path) -> None:

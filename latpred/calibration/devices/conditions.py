@@ -11,7 +11,6 @@ from typing import Any, NamedTuple
 
 import torch
 
-from latpred import host
 from latpred.calibration.devices.base import Device
 from latpred.errors import DeviceError, UsageError
 from latpred.profile.document import BENCHMARK, CUDNN, FLOAT32, OPENED, THREADS, DeviceProfile
@@ -51,8 +50,6 @@ class Options(NamedTuple):
         threads = checked_threads(self.threads)
         if threads is not None and kind != "cpu":
             raise UsageError(f"threads are the CPU's, and {kind} is none; leave them out.")
-        if threads is not None and threads > host.cores():
-            raise UsageError(f"{threads} threads are more than the {host.cores()} processors here; give fewer.")
         if self.cudnn_benchmark and kind != "cuda":
             raise UsageError(f"cudnn is CUDA's, and {kind} has none; leave cudnn_benchmark out.")
         return self._replace(threads=threads)

@@ -208,7 +208,8 @@ def accepted(
     passed = good and enough and not missing
     if passed and limit > MEDIAN_GATE:
         checks[UNSURE] = f"judged by {number} networks, the median error of others may be up to {limit:.1%}"
-    advice = _advice(good, enough and UNSURE not in checks, disturbed, apart, command, seconds)
+    more_would_tell = UNSURE in checks and number < ENOUGH
+    advice = _advice(good, enough and not more_would_tell, disturbed, apart, command, seconds)
     return Acceptance(passed=passed, checks=checks, advice=advice)
 
 
@@ -227,7 +228,9 @@ def with_runtime(
     models = [error for error in errors if error.cell.startswith("model/")]
     mine = accepted([error for error in errors if error not in models], models, spoilt=spoilt)
     checks = {name: said for name, said in mine.checks.items() if not name.startswith(("timings", "cells"))}
-    few = UNSURE in checks or judges(error.cell for error in errors) < FEWEST
+    number = judges(error.cell for error in models)
+    number = number if number >= FEWEST else judges(error.cell for error in errors if error not in models)
+    few = number < (ENOUGH if UNSURE in checks else FEWEST)
     return _joined(profile, runtime, checks, mine.passed, f" --budget {more_time(seconds)}" * few)
 
 

@@ -45,7 +45,7 @@ from latpred.errors import BusyWarning, DeviceError, MissingPackageError, UsageE
 from latpred.graph.graph import ModelGraph
 from latpred.progress import ProgressCounter, ProgressEvent
 from latpred.query import checked_batches
-from latpred.runtimes.lowering import demand_autocast, demand_memory, lacking, target_of, traced_by
+from latpred.runtimes.lowering import demand_autocast, lacking, target_of
 from latpred.sandbox.own_thread import without_modes
 from latpred.tracing.autocast import under_autocast
 
@@ -97,11 +97,10 @@ class Bench:
                 unbuilt = sum(one.nbytes for one in (*model.parameters(), *model.buffers()) if one.is_meta)
                 graph = workload.trace(precision)
             self._known[key] = graph, unbuilt
-        (graph, unbuilt), built = self._known[key], key in self._built
-        if graph is not None and not built:
-            demand_memory(traced_by(runtime), graph)
-        activations = graph.peak_bytes(batch) - graph.parameter_bytes if graph is not None else 0
-        host.demand_room(activations + unbuilt * (not built))
+        (graph, unbuilt), activations = self._known[key], 0
+        with suppress(UsageError):  # a graph may be known at other batch sizes alone
+            activations = graph.peak_bytes(batch) - graph.parameter_bytes if graph is not None else 0
+        host.demand_room(activations + unbuilt * (key not in self._built))
 
     def attempt(self, visit: Callable[[], Result]) -> Result:
         """What a visit gives; where memory is short it is tried again without models that wait for another round."""

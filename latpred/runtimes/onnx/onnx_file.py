@@ -105,7 +105,11 @@ def _traced(
             if target == "cuda" and not {*_HALF.values()}.isdisjoint((types := _types(proto.graph, {})).values()):
                 # A CPU, which has few kernels for halves, would cast around nodes, and fuse none of them.
                 held = {} if half else types
-                _widen(proto, weights_in, Path(folder))
+                try:
+                    _widen(proto, weights_in, Path(folder))
+                except (OSError, ValueError) as error:
+                    said = "cannot be brought to float32 to work out its graph"
+                    raise UsageError(f"{file} {said}: {error}. Check its weights, and the room in {folder}.") from error
                 feeds, weights_in = [_in_float(feed) for feed in feeds], Path(folder)
             left_out = ["CastElimination"] if held else []  # casts of halves are by now to what they are from
             if target == "cuda" and any(node.op_type == "QuantizeLinear" for node in onnx_session.nodes_of(proto)):
@@ -135,8 +139,8 @@ def _types(graph: Any, known: dict[str, str]) -> dict[str, str]:
         told = _type_told(node)
         sources = node.input[1:] if node.op_type == "CastLike" else node.input
         read = next((known[name] for name in sources if name in known), None) if told is None else told
-        if read and node.op_type not in _WHOLE:
-            known |= dict.fromkeys(node.output, read)
+        if read and node.op_type not in _WHOLE:  # branches may call values of two dtypes alike: then neither is told
+            known |= {name: read if known.get(name, read) == read else "" for name in node.output}
         for body in (one.g for one in node.attribute if one.HasField("g")):
             inner, outer = reversed([one.name for one in body.input]), reversed(node.input)
             known |= {name: known[source] for name, source in zip(inner, outer, strict=False) if source in known}
@@ -187,7 +191,8 @@ def _widen(proto: Any, weights_in: Path, folder: Path) -> None:
                     onnx.external_data_helper.set_external_data(tensor, "weights", weights.tell(), len(tensor.raw_data))
                     weights.write(tensor.raw_data)
                     tensor.ClearField("raw_data")
-            for value in (*getattr(graph, "input", ()), *getattr(graph, "output", ()), *graph.value_info):
+            ends = (*graph.input, *graph.output) if hasattr(graph, "initializer") else ()  # a function's are names
+            for value in (*ends, *graph.value_info):
                 if _is_half(value.type.tensor_type.elem_type):
                     value.type.tensor_type.elem_type = onnx.TensorProto.FLOAT
             for attribute in (one for node in graph.node for one in node.attribute):
@@ -332,14 +337,16 @@ def _shapes(proto: Any, batch: int | None) -> dict[str, list[int | None]]:
 def _batch_axes(proto: Any) -> dict[str, int | None]:
     """Which dimension of each input is the batch: the one that is called so, else the first.
 
-    None where the first has the name of a later one of some input, as that of positions has the tokens'.
+    None where the first has the name of a later one of some input, as that of positions has the tokens'; if all have
+    one, their first.
     """
     names = {value.name: [dim.dim_param for dim in value.type.tensor_type.shape.dim] for value in inputs_of(proto)}
     later = {name for one in names.values() for name in one[1:] if name}
     called = {name: [at for at, dim in enumerate(one) if "batch" in dim.lower()] for name, one in names.items()}
-    return {
+    axes = {
         name: called[name][0] if called[name] else None if one and one[0] in later else 0 for name, one in names.items()
     }
+    return axes if {*axes.values()} != {None} else dict.fromkeys(axes, 0)
 
 
 def _fixed_batch(proto: Any) -> int | None:
