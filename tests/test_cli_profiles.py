@@ -55,7 +55,7 @@ def test_profiles_are_renamed_and_deleted() -> None:
     assert run("profiles", "rename", "one", "three").stdout == f"{store.file_of('three')}\n"
     assert (store.load("three").name, store.file_of("one").exists()) == ("three", False)
     taken, shipped = run("profiles", "rename", "two", "three"), run("profiles", "delete", "a100")
-    assert (taken.exit_code, "already" in taken.stderr) == (3, True)
+    assert (taken.exit_code, "is the name of another profile" in taken.stderr) == (3, True)
     assert (shipped.exit_code, "ships with latpred" in shipped.stderr) == (3, True)
     store.file_of("three").write_text("{")  # which nobody can read, and anybody may delete
     assert run("profiles", "delete", "three").stdout == f"deleted {store.file_of('three')}\n"

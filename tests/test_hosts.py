@@ -239,7 +239,8 @@ def test_an_unnamed_host_is_said_where_a_host_may_set_the_latency() -> None:
     assert not said(runtime="cuda-graphs")
     assert not said(host=1.0)
     assert not said(host="EPYC 7742")
-    assert "middle of the published hosts" in latpred.predict("resnet-18", device="h100").provenance.caveats[0]
+    others = latpred.predict("resnet-18", device="h100").provenance.caveats
+    assert any("middle of the published hosts" in caveat for caveat in others)
 
 
 def test_factors_and_names_that_are_none() -> None:

@@ -117,7 +117,7 @@ def test_what_a_table_was_evaluated_with_is_not_traced_again(tmp_path: Path) -> 
     (tmp_path / "models.py").write_text("import torch\ndef build(): return torch.nn.Conv2d(3, 8, 3)\n")
     table = pd.DataFrame({"model": f"{tmp_path}/models.py:build", "batch": [8, 512], "latency_s": 0.1})
     said: list[str] = []
-    one, other = (comparison.evaluate(table, profile(), progress=said.append) for _ in range(2))
+    one, other = (comparison.evaluate(table, profile(), progress=said.append, keep=True) for _ in range(2))
     assert said == [f"tracing {tmp_path}/models.py:build for eager"]
     pd.testing.assert_frame_equal(one.cells, other.cells)
 

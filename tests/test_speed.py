@@ -86,7 +86,7 @@ def test_a_profile_answers_for_the_usual_moments_of_its_calibration() -> None:
     assert pickle.loads(pickle.dumps(predictor)).slowdown == usual
     older = Predictor(profile(usual={"dispatch": 1.1, "product": 1.21}))
     assert older.slowdown == pytest.approx((1.1, 1.1, 1.21, 1.0, 1.1, 1.1, 1.0))
-    with pytest.raises(ProfileError, match=r"how slow disk usually was, .* Upgrade with"):
+    with pytest.raises(ProfileError, match=r"how slow disk usually was, .* Install a newer latpred"):
         Predictor(profile(usual={"disk": 2.0}))
 
 

@@ -196,7 +196,7 @@ def rename(name: str, new_name: str) -> None:
     answer(store.rename(name, new_name))
 
 
-@profiles.command(cls=Verb, epilog=examples("latpred profiles delete epyc-in-the-basement"))
+@profiles.command(cls=Verb, epilog=examples("latpred profiles delete cpu"))
 @click.argument("name")
 @speech_options
 def delete(name: str) -> None:

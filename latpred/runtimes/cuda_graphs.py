@@ -15,7 +15,7 @@ import numpy as np
 
 from latpred import host
 from latpred.errors import DeviceError, RuntimeRefusalError
-from latpred.graph.graph import ModelGraph, Op, Schedule
+from latpred.graph.graph import ModelGraph, Op, Schedule, all_ops
 from latpred.runtimes import Eager, one_step_per_op
 from latpred.runtimes.base import graph_in
 
@@ -124,7 +124,7 @@ class CudaGraphs(Eager):
 
     def estimate(self, graph: ModelGraph, target: str) -> ModelGraph:
         """The eager trace as it is."""
-        waits = graph.syncs(1) or graph.syncs(2)
+        waits = any(op.syncs for op in all_ops(graph))
         return graph_in(self.name, target, graph, graph.ops, graph.ops_at_one, _UNSURE if waits else "")
 
     def schedule(self, graph: ModelGraph, ops: tuple[Op, ...]) -> Schedule:

@@ -40,7 +40,7 @@ from latpred.calibration.timing.reference_speed import gauge_on
 from latpred.calibration.workloads import suites
 from latpred.calibration.workloads.suites import Inputs, Workload, seeded, token_inputs, workloads_of
 from latpred.errors import CalibrationError, DeviceError, MissingPackageError, UsageError
-from latpred.graph.graph import ModelGraph
+from latpred.graph.graph import ModelGraph, all_ops
 from latpred.profile.document import Machine
 from latpred.progress import ProgressCounter, ProgressEvent
 
@@ -449,7 +449,7 @@ def _visit(setting: Setting, bench: Bench, session: RecordingSession) -> Row:
     runtime = runtimes.get(setting.runtime)
     # Not where the host waits in mid-pass, or the stream is not PyTorch's.
     together = getattr(runtime, "waits", False) or getattr(runtime, "own_stream", False)
-    if device.asynchronous and not (together or graph.syncs(1) or graph.syncs(2)):
+    if device.asynchronous and not (together or any(op.syncs for op in all_ops(graph))):
         timings |= {"issue": timer.issue(device, call, ISSUES, gauge), "queued": timer.queued(device, call, ISSUES)}
     full_us = gauge.fastest.dispatch_us if gauge is not None and device.asynchronous else 0.0
     speed = {host.DISPATCH: full_us} if full_us else {}
