@@ -92,9 +92,7 @@ def test_a_fixed_batch_holds_for_no_other(tmp_path: Path) -> None:
     assert graph.macs(4) == 4 * 8 * 4
     assert predicted.latency_ms > 0
     assert "takes batch 4 only" in " ".join(predicted.provenance.caveats)
-    with pytest.raises(
-        UsageError, match=r"is known at batch 4 alone, not at batch 8.* open first dimension"
-    ):
+    with pytest.raises(UsageError, match=r"is known at batch 4 alone, not at batch 8.* open first dimension"):
         predictor.predict(graph, 8, runtime="onnxruntime")
     assert predictor.max_batch(graph, 1e6, runtime="onnxruntime") == 4
     assert predictor.max_batch(graph, predicted.latency_ms / 2, runtime="onnxruntime") == 0
@@ -210,6 +208,19 @@ def test_functions_of_a_file_in_fp16_are_taken_apart_on_a_gpu(tmp_path: Path) ->
         ("ort::MatMul", "float16"),
         ("ort::Tanh", "float16"),
     ]
+
+
+def test_values_of_two_branches_that_are_called_alike_have_the_dtype_of_the_model(tmp_path: Path) -> None:
+    node, kinds = helper.make_node, onnx.TensorProto
+    steps = {"then_branch": [node("Tanh", ["x"], ["t"]), node("Cast", ["t"], ["z"], to=kinds.FLOAT16)]}
+    wide = [node("Cast", ["x"], ["w32"], to=kinds.FLOAT), node("Softmax", ["w32"], ["t"])]
+    steps["else_branch"] = [*wide, node("Cast", ["t"], ["z"], to=kinds.FLOAT16)]
+    end = [helper.make_tensor_value_info("z", kinds.FLOAT16, None)]
+    bodies = {name: helper.make_graph(made, name, [], end) for name, made in steps.items()}
+    whether = [node("ReduceMax", ["x"], ["most"], keepdims=0), node("Cast", ["most"], ["on"], to=kinds.BOOL)]
+    nodes = [*whether, node("If", ["on"], ["y"], **bodies)]
+    ops = traced(saved(tmp_path, {"x": ["batch", 8]}, nodes, dtype="float16"), target="cuda").ops
+    assert next(op.write_bytes.at(2) for op in ops if op.name == "ort::Tanh") == 2 * 8 * 2
 
 
 def test_a_batch_whose_name_comes_again_is_the_first_dimension(tmp_path: Path) -> None:

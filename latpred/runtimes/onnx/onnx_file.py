@@ -109,7 +109,9 @@ def _traced(
                     _widen(proto, weights_in, Path(folder))
                 except (OSError, ValueError) as error:
                     said = "cannot be brought to float32 to work out its graph"
-                    raise UsageError(f"{file} {said}: {error}. Check its weights, and the room in {folder}.") from error
+                    raise UsageError(
+                        f"{file} {said}: {error}. Check its weights, and the room in {Path(folder).parent}."
+                    ) from error
                 feeds, weights_in = [_in_float(feed) for feed in feeds], Path(folder)
             left_out = ["CastElimination"] if held else []  # casts of halves are by now to what they are from
             if target == "cuda" and any(node.op_type == "QuantizeLinear" for node in onnx_session.nodes_of(proto)):

@@ -76,7 +76,7 @@ class _OptimisedGraph:
     ) -> Value:
         """A tensor in the precision that it has in the model."""
         known = _NAMES.get(dtype, dtype)
-        return Value(tuple(shape), self._held.get(name, self._single) if known == FLOAT else known, weight, scalar)
+        return Value(tuple(shape), (self._held.get(name) or self._single) if known == FLOAT else known, weight, scalar)
 
     def fed(self, feed: Mapping[str, Any]) -> dict[str, Value]:
         """The inputs of one run."""
