@@ -227,9 +227,9 @@ class RooflineRegressor(RegressorMixin, BaseEstimator):  # type: ignore[misc]
         guess = {name: value for name, value in guess.items() if name not in untold}
         pull = dict.fromkeys(guess, _RIDGE)
         if self.prior is not None:
-            known = _known(self.prior)
-            guess = {name: known.get(name, value) for name, value in guess.items() if name in (*known, "floor")}
-            pull = {name: _PRIOR_RIDGE if name in known else _RIDGE for name in guess}
+            known = {name: value for name, value in _known(self.prior).items() if name not in untold}
+            guess = {"floor": guess["floor"], **known}
+            pull = {"floor": _RIDGE, **dict.fromkeys(known, _PRIOR_RIDGE)}
         roof = partial(_roofline_us, inputs=inputs, multiprocessors=self.multiprocessors, one_row=one_row)
         fitted = _fit_parameters(times, weights, beside, guess, pull, roof)
         floor, tiling = fitted["floor"], {}
@@ -310,7 +310,8 @@ def _known(prior: KernelFit) -> dict[str, float]:
         "weights": prior.weight_bytes_per_us,
         "activations": prior.activation_bytes_per_us,
     }
-    return {name: 1.0 / rate for name, rate in rates.items() if rate} | prior.saturation
+    efforts = {f"effort {index}": us for index, us in enumerate(prior.efforts) if us}
+    return {name: 1.0 / rate for name, rate in rates.items() if rate} | prior.saturation | efforts
 
 
 def _fit_parameters(

@@ -104,6 +104,26 @@ def pooled(count: int, family: str, factor: float = 1.0) -> list[KernelSample]:
     ]
 
 
+def recurrent(family: str, batch: int, steps: int, hidden: int, factor: float = 1.0) -> KernelSample:
+    """A recurrent layer: 20 us, 6 us a step, 4 more for several sequences, and 60000 multiply-adds a microsecond."""
+    weights = 6 * hidden * hidden
+    macs, reread = batch * steps * weights, 4.0 * steps * weights
+    row = (macs, 4.0 * weights, 4.0 * batch * hidden, 4.0 * batch * hidden, batch, steps, hidden, hidden, 1, steps)
+    us = 20.0 + factor * (steps * (6.0 + 4.0 * (batch > 1)) + macs / 60000.0)
+    return KernelSample(family, (*map(float, row), reread, float(weights)), us)
+
+
+def test_a_special_family_of_few_samples_keeps_its_familys_cost_of_what_they_hardly_tell() -> None:
+    """One GRU had several sequences, and took four times as long as it should: that is no cost of every step."""
+    shapes = [(batch, steps, hidden) for batch in (1, 4, 16) for steps in (8, 32, 128) for hidden in (16, 64, 256)]
+    like = [recurrent("rnn.lstm", *shape) for shape in shapes]
+    few = [recurrent("rnn.gru", 1, steps, hidden) for steps in (8, 16, 64) for hidden in (16, 96, 256)]
+    fits = fit_kernels([*like, *few, recurrent("rnn.gru", 24, 8, 256, 4.0)])
+    for shape in ((8, 24, 112), (8, 64, 32)):
+        asked = recurrent("rnn.gru", *shape)
+        assert evaluate(fits["rnn.gru"], np.array([asked.row]))[0] == pytest.approx(asked.us, rel=0.35)
+
+
 @pytest.mark.parametrize("count", [5, 20])
 def test_the_maximum_along_a_line_is_told_from_that_over_a_plane(count: int) -> None:
     along, flat = pooled(count, "pooling.max.1d", 0.1), pooled(40, "pooling.max")

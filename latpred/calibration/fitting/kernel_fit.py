@@ -104,9 +104,10 @@ def _fit_family(
     few = {leaf: samples for leaf, samples in leaves.items() if leaf != family and len(samples) < enough[leaf]}
     scales = {leaf: _leaf_scale(plain, samples) for leaf, samples in few.items()}
     alike = [_as_family(sample, plain, scales.get(sample.family, 1.0)) for sample in pooled]
-    general = _fit(family, alike, multiprocessors, prior)
+    general = _fit(family, alike, multiprocessors, prior.get(family))
+    # Few samples leave terms open: one batch alone says nothing of others. There the family's numbers stand.
     special = {
-        leaf: _fit(family, samples, multiprocessors, prior)
+        leaf: _fit(family, samples, multiprocessors, prior.get(leaf, plain))
         for leaf, samples in leaves.items()
         if leaf != family and len(samples) >= enough[leaf]
     }
@@ -180,9 +181,9 @@ def _as_family(sample: KernelSample, plain: KernelFit, scale: float) -> KernelSa
 
 
 def _fit(
-    family: str, samples: Sequence[KernelSample], multiprocessors: int, prior: Mapping[str, KernelFit]
+    family: str, samples: Sequence[KernelSample], multiprocessors: int, prior: KernelFit | None
 ) -> KernelFit:
-    regressor = RooflineRegressor(family, multiprocessors, MOST_POINTS, prior=prior.get(family))
+    regressor = RooflineRegressor(family, multiprocessors, MOST_POINTS, prior=prior)
     return regressor.fit(*_averaged(samples)).fit_
 
 
