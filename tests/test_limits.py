@@ -159,3 +159,28 @@ def test_bilinear_upsampling_takes_one_plane_of_contiguous_maps_after_the_other(
     planes, *others = kernel_us(store.load("rtx-3090"), "eager", ops)
     assert planes[-1] > 0.25 * 1024 * BATCHES[-1]
     assert max(other[-1] for other in others) < 0.1 * planes[-1]
+
+
+@pytest.mark.parametrize(
+    ("layout", "channels", "side", "slow"),
+    [
+        ("", 64, 5, False),
+        ("", 64, 7, True),
+        (".channels_last", 1024, 7, False),
+        (".channels_last", 1024, 9, True),
+        (".channels_last", 396, 9, False),
+    ],
+)
+def test_windows_that_depthwise_convolutions_have_no_kernel_for(
+    layout: str, channels: int, side: int, slow: bool
+) -> None:
+    """ConvMixer of 9 x 9 windows took 2 and 3.5 times as long on an RTX 4090 as the fit to other windows has it."""
+    sizes = dict.fromkeys(("c_in", "c_out", "groups"), Affine(channels)) | {"batch": Affine(0, 1), "stride": Affine(1)}
+    sizes |= dict.fromkeys(("h_in", "w_in", "h_out", "w_out"), Affine(16)) | dict.fromkeys(
+        ("kernel_h", "kernel_w"), Affine(side)
+    )
+    macs, moved = Affine(0, channels * (16 * side) ** 2), Affine(0, 2 * channels * 16**2)
+    family = f"conv_depthwise{layout}"
+    op = add(family=family, dims=sizes, macs=macs, read_bytes=moved, write_bytes=moved, dtype="float16")
+    us, rate = kernel_us(store.load("rtx-4090"), "eager", (op,))[0, -1], 128 * 2520.0
+    assert bool(us >= macs.at(BATCHES[-1]) / (5.4 * rate)) is slow

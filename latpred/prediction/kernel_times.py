@@ -131,6 +131,7 @@ FEW_ROWS = "few"  # rows below which a product's rows become hardly any slower
 # Winograd's algorithm F(4 x 4, 3 x 3) makes 36 multiply-adds of 144. It serves dense windows that move by one.
 WINOGRAD = 4.0
 _WINDOW = [layout("conv").columns.index(name) for name in ("kernel_h", "kernel_w", "stride")]
+_GROUPS = layout("conv").columns.index("groups")
 TINY_US = 1e-6
 LARGE_BLOCK = 32 << 20  # bytes from which on malloc keeps nothing: DEFAULT_MMAP_THRESHOLD_MAX of glibc, 64 bits
 MOST_IN_CACHE = 256  # rows whose residuals are worked out together: what they share with the samples stays in the cache
@@ -296,6 +297,10 @@ def least_us(family: str, rows: Floats, limits: Limits) -> Floats:
         height, width, stride = rows[:, _WINDOW].T
         macs = macs / np.where((np.minimum(height, width) > 1) & (stride == 1), WINOGRAD, 1.0)
     busy = macs / limits.macs_per_us
+    if root(family) == "conv_depthwise":
+        height, width, _, channels = rows[:, [*_WINDOW, _GROUPS]].T
+        wide = (np.maximum(height, width) > limits.widest) & (channels >= limits.many_channels)
+        busy = np.where(wide, macs / limits.wide_macs_per_us, busy)
     if root(family) == "pooling":
         batch, channels, height, width, window = rows[:, len(WORK) :].T
         # A result that is the mean of its whole plane is a reduction.

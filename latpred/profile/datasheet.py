@@ -44,6 +44,11 @@ TAPS = {"6.1": 2.25}
 # PyTorch's bilinear upsampling of contiguous maps has a thread for each place, which takes one plane after the other, a
 # read from memory each: EfficientFormerV2 says so, at .295 us on an RTX 3090 and .248 us on an RTX 4090.
 PLANE_US = 0.27
+# Depthwise convolutions with windows wider than these, of so many channels and more, have no kernel made for them. What
+# one multiprocessor then multiplies in a cycle: 5.3 to 6.5 in PyTorch's loop over 7 x 7 places (FastViT, StarNet), 4.6
+# to 5.4 over 9 x 9 (ConvMixer); 1.5 to 1.9 in cuDNN's of channels_last (ConvMixer, FocalNet; MixNet's, of up to 396
+# channels, are faster). All on an RTX 3090 and an RTX 4090.
+WIDE_WINDOWS = {"conv_depthwise": (5, 1, 5.3), "conv_depthwise.channels_last": (7, 512, 1.7)}
 
 
 def mode_of(gpu: Spec, precision: str, family: str) -> str:
@@ -92,12 +97,17 @@ class Limits(NamedTuple):
     cache_bytes_per_us: float
     taps_per_us: float  # values that pooling takes into its results, each as often as windows cover it
     plane_us: float = 0.0  # of each plane, where kernels take one after the other
+    # Of depthwise convolutions with a wider window than `widest`, and `many_channels` or more.
+    widest: float = inf
+    many_channels: float = inf
+    wide_macs_per_us: float = inf
 
 
 def limits_of(gpu: Spec, precision: str, family: str) -> Limits:
     """What no kernel of a family is faster than in a precision."""
     mode = mode_of(gpu, precision, family)
     taps = TAPS.get(gpu.design, inf) if family == "pooling.avg" else inf
+    widest, many_channels, wide_macs = WIDE_WINDOWS.get(family, (inf, inf, inf))
     return Limits(
         macs_per_us=gpu.peak_macs_per_us(mode),
         bytes_per_us=gpu.bandwidth_bytes_per_us,
@@ -105,6 +115,9 @@ def limits_of(gpu: Spec, precision: str, family: str) -> Limits:
         cache_bytes_per_us=gpu.multiprocessors * CACHE_BYTES * gpu.boost_mhz,
         taps_per_us=gpu.multiprocessors * taps * gpu.boost_mhz,
         plane_us=PLANE_US if family == "pooling.upsample_bilinear" else 0.0,
+        widest=widest,
+        many_channels=many_channels,
+        wide_macs_per_us=gpu.multiprocessors * wide_macs * gpu.boost_mhz,
     )
 
 

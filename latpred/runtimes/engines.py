@@ -94,7 +94,9 @@ def as_engine(ops: Sequence[Op], apart: Collection[str] = (), *, fuses_attention
             _join_projections(made)
         if general == "copy" and made and root(made[-1].family) in ("bmm", "attention"):
             continue
-        family = JOINED if general == CAT else "pooling.resize" if "upsample" in op.family else op.family
+        family = JOINED if general == CAT else op.family
+        if "upsample" in op.family or general == "conv_depthwise":
+            family += ".engine"  # not PyTorch's kernel, nor as slow where that is
         made.append(msgspec.structs.replace(op, family=family, **NO_PYTHON))
         if fuses_attention and [root(one.family) for one in made[-3:]] == ["bmm", "softmax", "bmm"]:
             made[-3:] = [_attention(made[-3], made[-1])]

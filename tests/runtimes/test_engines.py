@@ -96,11 +96,12 @@ def test_an_attention_node_costs_the_host_the_same_in_parts() -> None:
 
 
 def test_convolutions_take_what_follows_along() -> None:
-    one, two, norm = nn.Conv2d(4, 4, 3, padding=1), nn.Conv2d(4, 4, 1), nn.BatchNorm2d(4).eval()
+    one, two, norm = nn.Conv2d(4, 4, 7, padding=3, groups=4), nn.Conv2d(4, 4, 1), nn.BatchNorm2d(4).eval()
     larger = partial(nn.functional.interpolate, scale_factor=2.0, mode="bilinear")
     block = Function(lambda x: larger(torch.cat([nn.functional.relu(norm(one(x)) + x), two(x)], 1)))
     found = as_engine(latpred.trace(block, torch.zeros(1, 4, 8, 8)).ops)
-    assert [op.family for op in found] == ["conv", "conv", JOINED, "pooling.resize"]  # not PyTorch's kernel
+    resized = "pooling.upsample_bilinear.engine"  # not PyTorch's kernel, nor its loop over wide windows
+    assert [op.family for op in found] == ["conv_depthwise.engine", "conv", JOINED, resized]
 
 
 @pytest.mark.parametrize("name", ENGINES)

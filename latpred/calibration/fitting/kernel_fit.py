@@ -180,9 +180,7 @@ def _as_family(sample: KernelSample, plain: KernelFit, scale: float) -> KernelSa
     return sample._replace(us=floor_us + (sample.us - floor_us) / scale)
 
 
-def _fit(
-    family: str, samples: Sequence[KernelSample], multiprocessors: int, prior: KernelFit | None
-) -> KernelFit:
+def _fit(family: str, samples: Sequence[KernelSample], multiprocessors: int, prior: KernelFit | None) -> KernelFit:
     regressor = RooflineRegressor(family, multiprocessors, MOST_POINTS, prior=prior)
     return regressor.fit(*_averaged(samples)).fit_
 
