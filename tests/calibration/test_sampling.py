@@ -154,6 +154,11 @@ def test_a_table_is_predicted_from_a_part_of_it() -> None:
     assert rest.within_10 > 0.75
 
 
+def test_a_product_that_repeats_is_not_tested_on_itself() -> None:
+    once, twice = (evaluate_kernels(pd.concat([TABLE] * times), [60]) for times in (1, 2))
+    assert once == twice
+
+
 def test_rows_of_another_dtype_or_without_a_source_are_fitted_apart() -> None:
     some = TABLE[TABLE["n"] <= TABLE["n"].median()]
     several = pd.concat([some.assign(dtype="float32"), some.assign(dtype="float16", source=None)])
