@@ -139,6 +139,8 @@ def test_a_model_that_fails_is_left_out_and_costs_the_others_nothing(
         ({"precision": "bf16"}, ProfileError, "no kernels in bf16"),
         ({"profile": None, "device": "simulated"}, NoProfileError, "simulated"),
         ({"replay": "toys", "record": "toys"}, UsageError, "Give replay or record, not both"),
+        ({"replay": "toys"}, UsageError, "judges all that was recorded, and measures nothing; leave out suite"),
+        ({"replay": "x", "suite": "blind", "batch": [1, 8]}, UsageError, "leave out batch"),
         ({"rivals": ["isolated_op"]}, UsageError, "no baseline 'isolated_op' to measure"),
         ({"record": Path(__file__) / "toys"}, UsageError, "is a file, not a folder"),
     ],
