@@ -69,7 +69,7 @@ def evaluate_kernels(
     frame = _checked(load(table))
     names = [name for name in ("system", "source", "dtype") if name in frame]
     # Of a product that came twice, one timing may be fitted to: the other would test nothing.
-    products = frame.groupby([*names, "m", "n", "k"], sort=False, dropna=False, as_index=False)["latency_us"].median()
+    products = frame.groupby([*names, "m", "n", "k"], sort=False, dropna=False, as_index=False)[["latency_us"]].median()
     parts = products.groupby(names, sort=False, dropna=False)
     return [score for _, part in parts for budget in budgets for score in _scores(part, budget, seed)]
 
