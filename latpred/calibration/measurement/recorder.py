@@ -98,11 +98,7 @@ Settings = Iterator[Setting]
 
 def plan(name: str) -> Plan:
     """A plan by name."""
-    plans = {
-        "paper": (_paper, CORE),
-        "heldout": (_heldout, suites.get("heldout").names),
-        "check": (_check, TRIED),
-    }
+    plans = {"paper": (_paper, CORE), "heldout": (_heldout, suites.get("heldout").names), "check": (_check, TRIED)}
     if name not in plans:
         raise UsageError(f"There is no plan to measure {name!r} by. Use one of {', '.join(plans)}.")
     stages_of, names = plans[name]

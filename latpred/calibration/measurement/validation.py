@@ -102,17 +102,15 @@ def validate(
     DeviceError
         When the device is not there, or fails for good before all is measured; `record` then has what was.
     UsageError
-        For an unknown suite, runtime or baseline, a folder that cannot be written, or a replay that is also to be
-        recorded.
+        For an unknown suite, runtime or baseline, a folder that cannot be written, or a replay of something else than
+        all that was recorded.
     RecordingError
         When the recording is not usable.
     """
-    if replay is not None and record is not None:
-        raise UsageError("A replay measures nothing that could be recorded. Give replay or record, not both.")
     rivals, runtimes = tuple(rivals), (runtimes,) if isinstance(runtimes, str) else tuple(runtimes)
     if replay is not None:
         _demand_usual(suite=suite, runtimes=runtimes, batch=batch, precision=precision, protocol=protocol)
-        _demand_usual(repeats=repeats, rivals=rivals, budget_s=budget_s)
+        _demand_usual(repeats=repeats, rivals=rivals, record=record, budget_s=budget_s)
         return _replayed(replay if isinstance(replay, Recording) else load(replay), profile, device, threads)
     device_profile = profile or store.find(device, threads=threads)
     check_names(rivals)
