@@ -18,6 +18,7 @@ def test_errors_by_hand() -> None:
     assert errors.median == pytest.approx((1 / 11 + 0.2) / 2)
     assert errors.p90 == pytest.approx(0.2 + 0.7 * 0.05)  # position 2.7 of 0..3
     assert errors.bias == pytest.approx((1.2 * 1.0 * 0.75 * (10 / 11)) ** 0.25 - 1)
+    assert metrics.errors([0.0, 2.0], [1.0, 2.0]).bias == -1.0  # without a warning: a baseline may predict no time
 
 
 def test_figures_of_nothing_are_not_numbers() -> None:

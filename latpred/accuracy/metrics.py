@@ -38,13 +38,15 @@ def errors(predicted: ArrayLike, measured: ArrayLike, models: Sequence[str] = ()
     """Summarise relative errors."""
     p, m = np.asarray(predicted, float), np.asarray(measured, float)
     sizes = _relative_errors(p, m)
+    with np.errstate(divide="ignore"):  # a baseline may predict no time at all
+        log_ratio = np.log(p / m)
     return Errors(
         cells=int(p.size),
         models=len(set(models)),
         median=_median(sizes),
         p90=_quantile(sizes, 0.9),
         near=_share_within(sizes, NEAR),
-        bias=float(np.expm1(_mean(np.log(p / m)))),
+        bias=float(np.expm1(_mean(log_ratio))),
     )
 
 

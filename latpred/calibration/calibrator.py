@@ -13,7 +13,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from itertools import filterfalse
-from math import inf, isfinite
+from math import inf, isfinite, nan
 from pathlib import Path
 from typing import NamedTuple
 
@@ -192,6 +192,7 @@ class _Reporter:
     effort: _Effort  # of the runtime under way
     before_s: float = 0.0  # spent on other runtimes before
     longer_s: float = 0.0  # that this one goes on for beyond its share
+    told_s: float = 0.0
 
     def tell(self, label: str, seconds: float, error: float | None = None) -> None:
         """Tell what is under way, and for how long."""
@@ -199,13 +200,16 @@ class _Reporter:
             seconds += self.before_s
             lost = (time.monotonic() - self.begun_s - seconds) / max(seconds, SURE_S)
             longer = 1.0 + min(max(lost, 0.0), 1.0)  # all waiting together takes no longer than the work
-            whole_s = self.planned_s + self.longer_s
-            left_s, cells = longer * max(0.0, whole_s - seconds), len(self.session.rows)
-            self.progress(ProgressEvent(seconds, whole_s, label, left_s=left_s, cells=cells, error=error))
+            whole_s, cells = self.planned_s + self.longer_s, len(self.session.rows)
+            counted = not isfinite(whole_s)  # in cells: nobody knows how long those take
+            left_s = nan if counted else longer * max(0.0, whole_s - seconds)
+            self.told_s = seconds
+            self.progress(ProgressEvent(seconds, 0 if counted else whole_s, label, nan, left_s, cells, error))
 
     def turn_to(self, effort: _Effort) -> None:
         """Another runtime comes now."""
-        self.before_s += self.effort.seconds + self.longer_s
+        share_s = self.effort.seconds + self.longer_s
+        self.before_s = self.before_s + share_s if isfinite(share_s) else self.told_s
         self.planned_s += self.longer_s
         self.effort, self.longer_s = effort, 0.0
 

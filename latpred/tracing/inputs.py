@@ -291,7 +291,8 @@ def derived(model: torch.nn.Module, seq: int | None = None, image: int | None = 
 
 
 def demand_used(name: str, kind: str, seq: int | None, image: int | None) -> None:
-    """Refuse a size that a model's inputs do not have."""
+    """Refuse a size that is none, or that a model's inputs do not have."""
+    whole_sizes(seq, image)
     if kind == "image" and seq is not None:
         raise UsageError(f"{name} takes images, of which seq={seq} says nothing; leave it out, or give image=")
     if kind in ("seq", "audio") and image is not None:

@@ -138,7 +138,7 @@ def test_a_model_that_fails_is_left_out_and_costs_the_others_nothing(
         ({"runtimes": ("eager", "torchscript")}, ProfileError, "no dispatch costs of runtime 'torchscript'"),
         ({"precision": "bf16"}, ProfileError, "no kernels in bf16"),
         ({"profile": None, "device": "simulated"}, NoProfileError, "simulated"),
-        ({"replay": "toys", "record": "toys"}, UsageError, "Give replay or record, not both"),
+        ({"replay": "x", "suite": "blind", "batch": [1, 8]}, UsageError, "measures nothing; leave out batch"),
         ({"rivals": ["isolated_op"]}, UsageError, "no baseline 'isolated_op' to measure"),
         ({"record": Path(__file__) / "toys"}, UsageError, "is a file, not a folder"),
     ],

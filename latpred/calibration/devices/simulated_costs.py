@@ -39,61 +39,58 @@ class KernelCosts:
     """True cost of the kernels of one family."""
 
     floor_us: float  # time of a kernel that does nothing
-    compute: float = 0.7  # share of the device's multiply-adds per microsecond that a kernel reaches that fills it
-    memory: float = 0.8  # share of the device's bandwidth that it reaches
+    compute: float  # share of the device's multiply-adds per microsecond that a kernel reaches that fills it
+    memory: float  # share of the device's bandwidth that it reaches
 
 
-DISPATCH_US: Mapping[str, float] = {
-    "": 5.0,
-    "view": 1.2,
-    "view.nested": 0.8,
-    "factory": 1.6,
-    "free": 0.7,
-    "sync": 2.4,
-    "gemm": 6.2,
-    "bmm": 6.8,
-    "conv": 9.5,
-    "attention": 12.0,
-    "norm": 6.4,
-    "softmax": 5.2,
-    "reduction": 5.6,
-    "elementwise": 4.6,
-    "elementwise.nested": 3.7,
-    "copy": 4.9,
-    "cat": 6.6,
-    "index": 7.4,
-    "embedding": 6.0,
-    "pooling": 6.1,
-    "fft": 9.0,
-    "rnn": 42.0,
-    "sort": 8.3,
-    "other": 5.5,
-}
+# Microseconds of dispatch in eager, and of a step of two other runtimes, by class of op ("*" is any other); of kernels,
+# by family, microseconds of one that does nothing, and shares of multiply-adds and bandwidth that a large one reaches.
+_TABLE = """
+class               eager  torchscript  onnxruntime  floor  compute  memory
+*                       5          2.6          1.7      -        -       -
+view                  1.2          0.8            -      -        -       -
+view.nested           0.8            -            -      -        -       -
+factory               1.6            -            -    1.6      0.7     0.9
+free                  0.7            -            -      -        -       -
+sync                  2.4            -            -      -        -       -
+gemm                  6.2          3.7          2.3    2.9     0.75    0.85
+bmm                   6.8          3.9          2.5    3.1      0.6     0.8
+conv                  9.5          5.6          4.4    4.2      0.6    0.75
+conv_grouped            -            -            -    4.4     0.25     0.6
+conv_depthwise          -            -            -      3     0.08    0.55
+conv_transpose          -            -            -    4.8     0.45    0.65
+attention              12          7.1          3.6    5.1      0.5     0.7
+norm                  6.4          3.4          2.1    2.6      0.7     0.7
+batch_norm              -            -            -    2.4      0.7    0.75
+softmax               5.2            -            -    2.5      0.7     0.7
+reduction             5.6            -            -    2.7      0.7    0.75
+elementwise           4.6          2.4          1.5    1.8      0.7     0.9
+elementwise.nested    3.7            -            -      -        -       -
+copy                  4.9            -            -    1.9      0.7     0.8
+cat                   6.6            -            -    2.2      0.7    0.75
+index                 7.4            -            -    2.3      0.7     0.5
+embedding               6          3.2            -    2.1      0.7     0.6
+pooling               6.1            -            -    2.4      0.7    0.65
+fft                     9            -            -      4      0.7     0.4
+rnn                    42           31           24     30      0.2     0.5
+sort                  8.3            -            -      6      0.7     0.2
+generated               -            -            -      2      0.7    0.85
+other                 5.5            -            -    2.2      0.7     0.6
+interpreter             -          0.1            -      -        -       -
+"""
+_COLUMNS, *_ROWS = (line.split() for line in _TABLE.strip().splitlines())
 
+
+def _told(column: str, prefix: str = "") -> dict[str, float]:
+    """A column of the table, by the names of its rows behind a prefix."""
+    cells = ((row[0], row[_COLUMNS.index(column)]) for row in _ROWS)
+    return {"" if name == "*" else prefix + name: float(text) for name, text in cells if text != "-"}
+
+
+DISPATCH_US: Mapping[str, float] = _told("eager")
+_KERNEL = [_told(column) for column in ("floor", "compute", "memory")]
 KERNEL_COSTS: Mapping[str, KernelCosts] = {
-    "gemm": KernelCosts(2.9, 0.75, 0.85),
-    "bmm": KernelCosts(3.1, 0.60, 0.80),
-    "conv": KernelCosts(4.2, 0.60, 0.75),
-    "conv_grouped": KernelCosts(4.4, 0.25, 0.60),
-    "conv_depthwise": KernelCosts(3.0, 0.08, 0.55),
-    "conv_transpose": KernelCosts(4.8, 0.45, 0.65),
-    "attention": KernelCosts(5.1, 0.50, 0.70),
-    "norm": KernelCosts(2.6, memory=0.70),
-    "batch_norm": KernelCosts(2.4, memory=0.75),
-    "softmax": KernelCosts(2.5, memory=0.70),
-    "reduction": KernelCosts(2.7, memory=0.75),
-    "elementwise": KernelCosts(1.8, memory=0.90),
-    "copy": KernelCosts(1.9, memory=0.80),
-    "cat": KernelCosts(2.2, memory=0.75),
-    "index": KernelCosts(2.3, memory=0.50),
-    "embedding": KernelCosts(2.1, memory=0.60),
-    "pooling": KernelCosts(2.4, memory=0.65),
-    "fft": KernelCosts(4.0, memory=0.40),
-    "rnn": KernelCosts(30.0, 0.20, 0.50),
-    "sort": KernelCosts(6.0, memory=0.20),
-    "factory": KernelCosts(1.6, memory=0.90),
-    "generated": KernelCosts(2.0, memory=0.85),
-    "other": KernelCosts(2.2, memory=0.60),
+    family: KernelCosts(*(each[family] for each in _KERNEL)) for family in _KERNEL[0]
 }
 
 
@@ -116,35 +113,12 @@ class RuntimeCosts:
         return nearest(self.factors, family)
 
 
-_TORCHSCRIPT = {
-    "": 2.6,
-    "node.view": 0.8,
-    "node.interpreter": 0.1,
-    "node.gemm": 3.7,
-    "node.bmm": 3.9,
-    "node.conv": 5.6,
-    "node.attention": 7.1,
-    "node.norm": 3.4,
-    "node.elementwise": 2.4,
-    "node.embedding": 3.2,
-    "node.rnn": 31.0,
-}
-_ONNXRUNTIME = {
-    "": 1.7,
-    "node.gemm": 2.3,
-    "node.bmm": 2.5,
-    "node.conv": 4.4,
-    "node.attention": 3.6,
-    "node.norm": 2.1,
-    "node.elementwise": 1.5,
-    "node.rnn": 24.0,
-}
 _COMPILE = {"": 4.2, "guards": 7.0, "kernel.extern": 5.0, "kernel.extern.conv": 7.2, "kernel.generated": 3.1}
 _ONNX_FACTORS = {"": 1.0, "gemm": 0.96, "elementwise": 1.1, "norm": 0.9}
 
 RUNTIMES: Mapping[str, RuntimeCosts] = {
-    "torchscript": RuntimeCosts(4.5, _TORCHSCRIPT),
-    "onnxruntime": RuntimeCosts(11.0, _ONNXRUNTIME, _ONNX_FACTORS),
+    "torchscript": RuntimeCosts(4.5, _told("torchscript", "node.")),
+    "onnxruntime": RuntimeCosts(11.0, _told("onnxruntime", "node."), _ONNX_FACTORS),
     "compile": RuntimeCosts(8.0, _COMPILE),
     "cuda-graphs": RuntimeCosts(0.0, replay_us=7.0),
     "onnxruntime-cuda-graphs": RuntimeCosts(5.0, factors=_ONNX_FACTORS, replay_us=7.5),

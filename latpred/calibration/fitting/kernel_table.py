@@ -50,7 +50,8 @@ def evaluate_kernels(
     ----------
     table : DataFrame or path
         Columns system (a GPU that `profile.gpus` knows), m, n, k and latency_us; where there are several, source and
-        dtype. Rows of one system, source and dtype are fitted together.
+        dtype. Rows of one system, source and dtype are fitted together; a product that repeats counts once, as its
+        median.
     budgets : sequence of int
         How many shapes to choose.
     seed : int
@@ -67,7 +68,9 @@ def evaluate_kernels(
     """
     frame = _checked(load(table))
     names = [name for name in ("system", "source", "dtype") if name in frame]
-    parts = frame.groupby(names, sort=False, dropna=False)
+    # Of a product that came twice, one timing may be fitted to: the other would test nothing.
+    products = frame.groupby([*names, "m", "n", "k"], sort=False, dropna=False, as_index=False)[["latency_us"]].median()
+    parts = products.groupby(names, sort=False, dropna=False)
     return [score for _, part in parts for budget in budgets for score in _scores(part, budget, seed)]
 
 

@@ -45,18 +45,8 @@ from latpred.profile.document import Machine
 from latpred.progress import ProgressCounter, ProgressEvent
 
 CORE = (
-    "bert-base-uncased",
-    "distilbert-base-uncased",
-    "squeezebert-uncased",
-    "albert-base-v2",
-    "roberta-base",
-    "gpt2",
-    "resnet-18",
-    "resnet-50",
-    "mobilenet-v2",
-    "timm:efficientnet_lite0",
-    "vit-base-32",
-    "wavlm-base",
+    *("bert-base-uncased", "distilbert-base-uncased", "squeezebert-uncased", "albert-base-v2", "roberta-base", "gpt2"),
+    *("resnet-18", "resnet-50", "mobilenet-v2", "timm:efficientnet_lite0", "vit-base-32", "wavlm-base"),
 )
 MORE = ("fnet-base", "resnet-101", "resnet-152", "bert-large-uncased")
 REPEATED = 4  # models that are measured again, for the repeat noise
@@ -108,11 +98,7 @@ Settings = Iterator[Setting]
 
 def plan(name: str) -> Plan:
     """A plan by name."""
-    plans = {
-        "paper": (_paper, CORE),
-        "heldout": (_heldout, suites.get("heldout").names),
-        "check": (_check, TRIED),
-    }
+    plans = {"paper": (_paper, CORE), "heldout": (_heldout, suites.get("heldout").names), "check": (_check, TRIED)}
     if name not in plans:
         raise UsageError(f"There is no plan to measure {name!r} by. Use one of {', '.join(plans)}.")
     stages_of, names = plans[name]

@@ -10,6 +10,7 @@ import os
 import time
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
+from inspect import signature
 from itertools import combinations
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -101,17 +102,17 @@ def validate(
     DeviceError
         When the device is not there, or fails for good before all is measured; `record` then has what was.
     UsageError
-        For an unknown suite, runtime or baseline, a folder that cannot be written, or a replay that is also to be
-        recorded.
+        For an unknown suite, runtime or baseline, a folder that cannot be written, or a replay of something else than
+        all that was recorded.
     RecordingError
         When the recording is not usable.
     """
-    if replay is not None and record is not None:
-        raise UsageError("A replay measures nothing that could be recorded. Give replay or record, not both.")
+    rivals, runtimes = tuple(rivals), (runtimes,) if isinstance(runtimes, str) else tuple(runtimes)
     if replay is not None:
+        _demand_usual(suite=suite, runtimes=runtimes, batch=batch, precision=precision, protocol=protocol)
+        _demand_usual(repeats=repeats, rivals=rivals, record=record, budget_s=budget_s)
         return _replayed(replay if isinstance(replay, Recording) else load(replay), profile, device, threads)
     device_profile = profile or store.find(device, threads=threads)
-    rivals, runtimes = tuple(rivals), (runtimes,) if isinstance(runtimes, str) else tuple(runtimes)
     check_names(rivals)
     if record is not None:
         storage.demand_writable(Path(record) / MANIFEST)
@@ -146,6 +147,15 @@ def validate(
         reasons = dict.fromkeys(rivals, str(lost))
     _keep(record, suite, device_profile, table, graphs, reasons)
     return compare(predict_table(table, graphs, device_profile), table, reasons=reasons, notes=notes)
+
+
+def _demand_usual(**asked: Any) -> None:
+    """Refuse what only measuring would heed: the figures of a replay are of all that was recorded."""
+    parameters = signature(validate).parameters
+    for name, value in asked.items():
+        usual = parameters[name].default
+        if value is not None if usual is None else value != usual:
+            raise UsageError(f"A replay judges all that was recorded, and measures nothing; leave out {name}.")
 
 
 def _replayed(recording: Recording, profile: DeviceProfile | None, device: str, threads: int | None) -> Report:

@@ -17,15 +17,7 @@ from scipy.optimize import brentq
 
 from latpred.accuracy.accuracy_report import Report
 from latpred.accuracy.comparison import compare
-from latpred.accuracy.predicted import (
-    GraphKey,
-    batches_of,
-    graph_keys,
-    left_out,
-    predict_table,
-    refusals,
-    trace_models,
-)
+from latpred.accuracy.predicted import GraphKey, batches_of, graph_keys, left_out, predict_table, refusals, trace_models
 from latpred.calibration.published import published_table
 from latpred.calibration.published.published_table import Progress, PublishedTable, TraceKey, eras
 from latpred.calibration.published.row_counts import EAGER

@@ -253,7 +253,7 @@ def problem(
     ran = {key: as_run_in(key.era or TORCH_2, traced[key]) for key in set(keys)}
     cells, cell = _cells(frame, keys, ran, datasheets)
     named = frame.rename(columns={"device": "gpu", "input_kind": "group", tables.SOURCE: "source"})
-    known = _host_names(named["host"].unique())
+    known = {text: host.name if (host := hosts.find(text)) else "" for text in named["host"].unique()}
     named = named.assign(
         host=named["host"].map(known),
         architecture=_architectures(keys, traced),
@@ -272,11 +272,6 @@ def problem(
     made = Problem(table, rows, cells, datasheets, parameters, blocks, work)
     _demand_seconds(made)
     return made
-
-
-def _host_names(texts: Iterable[str]) -> dict[str, str]:
-    """The name of the CPU in each text, "" where none is known."""
-    return {text: host.name if (host := hosts.find(text)) else "" for text in texts}
 
 
 def _architectures(keys: Sequence[TraceKey], graphs: Graphs) -> pd.Series:

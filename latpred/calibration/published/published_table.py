@@ -136,10 +136,7 @@ def _era_of(version: tuple[int, int] | None) -> str:
 
 
 def read(source: tables.Source | PublishedTable) -> PublishedTable:
-    """Read a table of latencies from a DataFrame or a CSV file (also gzipped); one that was read stays as it is.
-
-    Columns that are missing, and values that are empty, no number or impossible, are a TableError.
-    """
+    """Read a table of latencies from a DataFrame or a CSV file (also gzipped); one that was read stays as it is."""
     return source if isinstance(source, PublishedTable) else read_all([source])
 
 

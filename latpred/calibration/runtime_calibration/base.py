@@ -73,10 +73,7 @@ class RuntimeCalibrator:
             yield schedules.network_cell(spec, precision, self.runtime)
 
     def measure(self, cell: Cell) -> Row:
-        """Time a network whole, once it is known what the runtime runs for it.
-
-        What this raises becomes a row with an error, and the calibration goes on.
-        """
+        """Time a network whole, once it is known what the runtime runs for it."""
         spec = schedules.network_spec(cell)
         graph, call = self.prepared(spec, cell.precision)
         if self.device.asynchronous:

@@ -49,11 +49,7 @@ def hindrance(name: str, device: Device) -> str | None:
 
 
 def named(wanted: str | Sequence[str], device: Device) -> tuple[str, ...]:
-    """Names of runtimes, each once, eager among them where it was asked for.
-
-    A name that means nothing, or a runtime that the device cannot run, is a UsageError; one that is not installed a
-    MissingPackageError.
-    """
+    """Names of runtimes, each once, eager among them where it was asked for; an error for one that cannot be had."""
     if wanted == ALL:
         return tuple(offered(device)[0])
     names = tuple(dict.fromkeys((wanted,) if isinstance(wanted, str) else wanted))

@@ -419,21 +419,12 @@ class _ReadChain(nn.Linear):
         return x
 
 
+_MADE = (
+    *(_encoder, _decoder, _residual, _mobile, _patch, _window, _dense, _audio, _wave, _mixer, _recurrent, _mlp),
+    *(_medley, _large),
+)
 _MAKERS: dict[str, Callable[[random.Random, NetworkSpec], nn.Module]] = {
-    "encoder": _encoder,
-    "decoder": _decoder,
-    "residual": _residual,
-    "mobile": _mobile,
-    "patch": _patch,
-    "window": _window,
-    "dense": _dense,
-    "audio": _audio,
-    WAVE: _wave,
-    "mixer": _mixer,
-    "recurrent": _recurrent,
-    "mlp": _mlp,
-    MEDLEY: _medley,
-    LARGE: _large,
+    **{maker.__name__.removeprefix("_"): maker for maker in _MADE},
     "modules": lambda _, spec: nn.Sequential(*(nn.Identity() for _ in range(spec.size))),
     "functions": lambda _, spec: _FunctionChain(spec.size),
     "attributes": lambda _, spec: _ReadChain(spec.size),

@@ -29,7 +29,7 @@ from latpred.graph.graph import ModelGraph
 from latpred.runtimes.lowering import fitting, of_source, target_of, traced_by
 from latpred.runtimes.source import Source, code_of
 from latpred.tracing import trace
-from latpred.tracing.inputs import derived, dtype_of, example_values, from_example, placed, real
+from latpred.tracing.inputs import demand_one, derived, dtype_of, example_values, from_example, placed, real
 from latpred.tracing.meta_module import cast_weights
 from latpred.zoo import names
 
@@ -89,6 +89,8 @@ def workloads_of(
     if isinstance(models, (str, os.PathLike, nn.Module, ModelGraph, Workload)) or not isinstance(models, Iterable):
         models = [models]
     given = [*models.values()] if isinstance(models, Mapping) else [*models]
+    if all(isinstance(model, nn.Module) for model in given):  # else sizes are of names beside the modules
+        demand_one(inputs, seq, image)
     workloads = [_as_workload(model, inputs, seq, image) for model in given]
     if isinstance(models, Mapping):
         workloads = [replace(workload, name=name) for name, workload in zip(models, workloads, strict=True)]
