@@ -144,8 +144,8 @@ class Evaluator:
                 rows += of_batch
         return rows
 
-    def failed(self, position: int, candidate: Any, reason: str) -> list[CandidateRow]:
-        name, precision = title(candidate), self.options.precision or ""
+    def failed(self, position: int, name: str, reason: str) -> list[CandidateRow]:
+        precision = self.options.precision or ""
         cells = product([each.profile.name for each in self.predictors], self.batches, self.runtimes)
         return [CandidateRow(position, name, *cell, precision, error=reason) for cell in cells]
 
