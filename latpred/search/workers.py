@@ -8,7 +8,6 @@ anything.
 from __future__ import annotations
 
 import os
-import pickle
 import platform
 import threading
 from collections.abc import Generator, Iterable, Iterator, Sequence
@@ -65,8 +64,10 @@ class _Sender(NamedTuple):
 
 def work(evaluator: Evaluator, sender: _Sender, position: int, candidate: Any) -> list[CandidateRow]:
     """Rows of a candidate: what a worker does for the process that sent it."""
+    from joblib.externals.loky.backend.reduction import loads  # of what joblib would have sent in the same way
+
     with _ONE_AT_A_TIME:
-        given = pickle.loads(candidate.pickled) if isinstance(candidate, _Drawn) else candidate
+        given = loads(candidate.pickled) if isinstance(candidate, _Drawn) else candidate
         with _as_at(sender):
             return evaluator.rows(position, given)
 
