@@ -131,9 +131,9 @@ def test_rows_are_what_single_predictions_say() -> None:
 def test_all_ways_to_ask_hand_on_the_whole_question() -> None:
     asked = {"device": "rtx-8000", "runtime": "cuda-graphs", "precision": "fp16", "protocol": "pipelined", "seq": 64}
     name, batch, fused = "distilbert", 4, {"attention": "sdpa"}  # which its profile's PyTorch does not choose
-    limit_ms = latpred.predict(name, batch, **asked).latency_ms
-    assert latpred.LatencyBudget(limit_ms, batch=batch, **asked)(name) == 0.0
     expected = latpred.predict(name, batch, **asked, **fused).latency_ms
+    assert expected != latpred.predict(name, batch, **asked).latency_ms
+    assert latpred.LatencyBudget(expected, batch=batch, **asked, **fused)(name) == 0.0
     for table in (latpred.predict_many, latpred.rank):
         assert table([name], batch=batch, **asked, **fused).latency_ms.tolist() == [expected]
     largest = latpred.max_batch(name, expected, **asked, **fused)
@@ -162,6 +162,15 @@ def test_every_kind_of_candidate() -> None:
     wide, narrow = table.latency_ms[0], table.latency_ms[3]
     assert table.latency_ms.tolist() == [wide] * 3 + [narrow] * 2
     assert wide > narrow
+
+
+def test_a_graph_is_not_taken_for_one_of_another_size() -> None:
+    graph, model = latpred.trace(nn.Conv2d(3, 4, 3), image=32), nn.Conv2d(3, 4, 3)
+    asked = {"device": "rtx-8000", "image": 32}
+    assert predict_many([graph, lambda: graph, model], **asked).latency_ms.nunique() == 1
+    *refused, predicted = predict_many([graph, lambda: graph, model], **asked | {"image": 64}).error
+    assert refused == ["This graph was traced at image=32; trace it again to predict image=64."] * 2
+    assert predicted is None
 
 
 def test_configs_and_names() -> None:

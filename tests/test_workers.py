@@ -36,6 +36,18 @@ def test_two_processes_give_the_same_table_to_the_bit() -> None:
     assert predict_many([], n_jobs=2, **ASKED).empty
 
 
+def test_a_generator_may_make_the_next_candidate_of_the_last() -> None:
+    def changed() -> Iterator[nn.Module]:
+        model = builder(8, depth=1)()
+        for width in range(8, 88, 8):
+            model[0], model[2] = nn.Linear(64, width), nn.Linear(width, 64)  # type: ignore[index, operator]
+            yield model
+
+    found, expected = predict_many(changed(), n_jobs=2, **ASKED), predict_many(changed(), **ASKED)
+    pd.testing.assert_frame_equal(found, expected, check_exact=True)
+    assert expected.parameters.nunique() == 10
+
+
 @pytest.mark.filterwarnings("ignore:.*have been cancelled")  # joblib says of what it had begun
 def test_errors_may_end_a_run_that_has_no_end() -> None:
     endless = chain(candidates(2), [7], cycle(candidates()))

@@ -499,7 +499,8 @@ def _frame(measured: Any) -> pd.DataFrame:
         if "latency_s" in frame.columns:
             raise TableError("The table has both latency_s and latency_ms. Keep one of them.")
         frame = frame.rename(columns={"latency_ms": "latency_s"})
-        frame["latency_s"] = pd.to_numeric(frame["latency_s"], errors="coerce") / 1e3
+        numbers = pd.to_numeric(frame["latency_s"], errors="coerce") / 1e3
+        frame["latency_s"] = numbers.where(numbers.notna(), frame["latency_s"])  # whose texts an error names
     return frame
 
 

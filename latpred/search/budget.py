@@ -82,7 +82,7 @@ class LatencyBudget:
     ----------
     limit_ms : float
         Milliseconds of one forward pass.
-    device, host, precision, protocol, inputs, seq, image
+    device, host, precision, attention, protocol, inputs, seq, image
         As for `latpred.predict_many`.
     batch : int
         Batch size.
@@ -127,6 +127,7 @@ class LatencyBudget:
     image: int | None = None
     name: str = "latency"
     host: float | str | None = None
+    attention: str | None = None
 
     def __post_init__(self) -> None:
         number = isinstance(self.limit_ms, Real) and not isinstance(self.limit_ms, bool)
@@ -152,8 +153,8 @@ class LatencyBudget:
         """
         from latpred.search.resume import Evaluator
 
-        options = Options(self.inputs, self.seq, self.image, self.precision, protocol=self.protocol)
-        evaluator = Evaluator.of(self.device, self.batch, self.runtime, options, self.host)
+        asked = {name: getattr(self, name) for name in ("inputs", "seq", "image", "precision", "attention", "protocol")}
+        evaluator = Evaluator.of(self.device, self.batch, self.runtime, Options(**asked), self.host)
         (row,) = evaluator.rows(0, candidate, errors="raise")
         return Spent(
             name=self.name,

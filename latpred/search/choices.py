@@ -1,7 +1,7 @@
 """Choice: the place of a network where a search chooses between layers; and what is seen of it during a trace.
 
-A choice behaves like the layer that is chosen. While a network is traced, a `ChoiceRecorder` decides for all choices
-what they run, and notes where each of them began and ended. What is made of that is `latpred.search.supernet`'s.
+A choice behaves like the layer that is chosen. While a network is traced, a `ChoiceRecorder` notes where each of its
+choices began and ended. What is made of that is `latpred.search.supernet`'s.
 """
 
 from __future__ import annotations
@@ -44,7 +44,12 @@ class Choice(torch.nn.Module):
 
     def __init__(self, label: str, options: Mapping[str, torch.nn.Module | None]) -> None:
         super().__init__()
-        if not any(isinstance(layer, torch.nn.Module) for layer in options.values()):
+        if not isinstance(options, Mapping):
+            raise UsageError(f"the options of choice {label!r} have no names; give a mapping of names to layers")
+        for name, layer in options.items():
+            if not isinstance(layer, torch.nn.Module | None):
+                raise UsageError(f"option {name!r} of choice {label!r} is {layer!r}; give an nn.Module or None")
+        if all(layer is None for layer in options.values()):
             raise UsageError(f"choice {label!r} has no layer to choose; give at least one nn.Module among its options")
         self.label = label
         self.names = tuple(options)
@@ -89,10 +94,9 @@ class Span(NamedTuple):
 
 
 class ChoiceRecorder:
-    """Decides what the choices of one network run, and notes what they did."""
+    """Notes what the choices of one network do in a pass."""
 
     def __init__(self, paths: dict[int, str]) -> None:
-        self.decide: Callable[[Choice], int] = lambda _: 0  # the number of the option that a choice runs
         self.blanks: list[Spec] | None = None  # for a pass without options: what each call gives, as new memory
         self.expected: dict[int, list[Span]] = {}  # by batch size: calls whose shapes must come again
         self.spans: list[Span] = []  # the calls of the latest pass
@@ -112,7 +116,7 @@ class ChoiceRecorder:
             watcher.pause()
         if self._open:
             raise UsageError(f"choice {choice.label!r} lies within another one; list their combinations as options")
-        begin, source, number = NOWHERE, None, self.decide(choice)
+        begin, source, number = NOWHERE, None, choice.names.index(choice.chosen)
         if watcher is not None:
             watcher.forget_module()  # an architecture has the layer where its choice is
             begin, source = Place(*watcher.so_far()), watcher.maker(tensor)
@@ -129,6 +133,9 @@ class ChoiceRecorder:
         if watcher is not None:
             watcher.pause()
         choice, number, begin, source = self._open.pop()
+        if not isinstance(out, torch.Tensor):
+            kind = type(out).__name__
+            raise UsageError(f"option {choice.names[number]!r} of choice {choice.label!r} gives a {kind}, not a tensor")
         path = self._paths[id(choice)]
         end, made = NOWHERE, None
         if watcher is not None:

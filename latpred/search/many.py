@@ -65,7 +65,7 @@ def predict_many(
         As for `predict`, or a `latpred.Predictor`. Of several devices each gets rows; candidates are traced once for
         all whose profiles are of one PyTorch.
     host, precision, attention, protocol, inputs, seq, image
-        As for `predict`; they hold for all candidates.
+        As for `predict`; they hold for all candidates, and graphs that were traced otherwise are refused.
     errors : {"record", "raise"}
         A candidate that cannot be built, traced or predicted gets rows that say why ("record"), or ends everything.
     n_jobs : int, optional

@@ -49,7 +49,7 @@ def latency_table(
     DataFrame
         Rows with device, batch, runtime, label, option, latency_ms, error. The cheapest option of a label adds 0; the
         row with no label and no option is the network of these. error is the median relative error of sums, on
-        architectures that were not fitted; NaN where the space is so small that all were.
+        architectures that were not fitted, or on those that were where the space is so small that none is left.
 
     Examples
     --------
@@ -101,7 +101,7 @@ def drawn(counts: Sequence[int], rng: np.random.Generator) -> list[tuple[int, ..
 def additive(chosen: Sequence[Sequence[int]], counts: Sequence[int], latency_ms: Floats) -> tuple[Floats, float]:
     """What all architectures have and what each option adds to it, the least of a label nothing; and the error of sums.
 
-    The error is the median of architectures that had no part in the fit, NaN without any.
+    The error is the median of architectures that had no part in the fit, of all without any.
 
     >>> chosen = [(0, 0), (1, 0), (0, 1), (0, 0), (1, 1)]
     >>> added, error = additive(chosen, (2, 2), np.array([3.0, 5.0, 4.0, 3.0, 6.0]))
@@ -117,9 +117,10 @@ def additive(chosen: Sequence[Sequence[int]], counts: Sequence[int], latency_ms:
     added: Floats = np.linalg.lstsq(design[:fitted], latency_ms[:fitted], rcond=None)[0].astype(float)
     known = set(map(tuple, chosen[:fitted]))
     unseen = [number for number in range(fitted, len(chosen)) if tuple(chosen[number]) not in known]
-    left_out = np.abs(design[unseen] @ added / latency_ms[unseen] - 1.0)
+    judged = unseen or [*range(len(chosen))]
+    errors = np.abs(design[judged] @ added / latency_ms[judged] - 1.0)
     for start, count in zip(starts.tolist(), counts, strict=True):
         least = added[start : start + count].min()
         added[start : start + count] -= least
         added[0] += least
-    return added, float(np.median(left_out)) if left_out.size else float("nan")
+    return added, float(np.median(errors))

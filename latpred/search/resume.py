@@ -144,8 +144,8 @@ class Evaluator:
                 rows += of_batch
         return rows
 
-    def failed(self, position: int, candidate: Any, reason: str) -> list[CandidateRow]:
-        name, precision = title(candidate), self.options.precision or ""
+    def failed(self, position: int, name: str, reason: str) -> list[CandidateRow]:
+        precision = self.options.precision or ""
         cells = product([each.profile.name for each in self.predictors], self.batches, self.runtimes)
         return [CandidateRow(position, name, *cell, precision, error=reason) for cell in cells]
 
@@ -216,15 +216,23 @@ class _Candidate:
 
     def _traced(self, predictor: Predictor, runtime: str) -> ModelGraph:
         if isinstance(self._given, ModelGraph):
-            return predictor.trace(self._given, self._asked.of_graphs)
+            return self._checked(self._given, predictor)
         with without_modes(), traced_for(predictor.era):
             put_together = self._put_together(predictor) if lowering.traced_by(runtime) == "eager" else None
             if put_together is not None:
                 return put_together
             model = self._model(predictor.era)
             if isinstance(model, ModelGraph):
-                return predictor.trace(model, self._asked.of_graphs)
+                return self._checked(model, predictor)
             return predictor.trace(model, replace(self._asked.options, runtime=runtime), self._asked.batches)
+
+    def _checked(self, graph: ModelGraph, predictor: Predictor) -> ModelGraph:
+        """A graph that was given, which may stand beside modules that are traced at the size that is asked."""
+        kind, size = graph.input_kind, graph.input_size
+        asked = {"seq": self._asked.options.seq, "image": self._asked.options.image}.get(kind)
+        if asked not in (None, size):
+            raise UsageError(f"This graph was traced at {kind}={size}; trace it again to predict {kind}={asked}.")
+        return predictor.trace(graph, self._asked.of_graphs)
 
     def _model(self, era: str) -> Any:
         if era not in self._models:

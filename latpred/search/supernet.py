@@ -110,12 +110,18 @@ class _ChoiceTracer(Tracer):
         self._choice_recorder.batch = batch
         done = super().one_pass(batch, watched=watched)
         spans = self._choice_recorder.spans
-        self._choice_recorder.expected.setdefault(batch, spans)
+        expected = self._choice_recorder.expected.setdefault(batch, spans)
+        if len(spans) < len(expected):
+            raise TraceError(
+                f"the network goes without {expected[len(spans)].path!r} once other options are chosen; "
+                "give latpred.trace each architecture as a whole"
+            )
         self._passes[batch] = done, spans
         return done
 
     def traced(self, decide: Callable[[Choice], int]) -> TracedOption:
-        self._choice_recorder.decide = decide
+        for choice in self.choices:  # a forward that looks at what is chosen must see it
+            choice.chosen = choice.names[decide(choice)]
         graph = self.graph()
         if graph.ops_at_one is not None:
             raise TraceError(
@@ -297,8 +303,8 @@ class Supernet:
         meta_module = make_meta_module(network, DTYPES.get(precision or ""))
         tracer = _ChoiceTracer(meta_module, given, Naming(type(network).__name__, precision, target=target))
         self.choices = _options(tracer.choices)
-        self._weights = _weights(meta_module.module, tracer.choices)
         architectures = [tracer.traced(rule) for rule in _architectures(tracer.choices)]
+        self._weights = _weights(meta_module.module, tracer.choices)
         first = architectures[0]
         target = architectures[-1].graph.target  # the last one knows whether any option is another on another device
         self._graph = msgspec.structs.replace(tracer.noted(first.graph), target=target)

@@ -22,8 +22,17 @@ from latpred.ops import BUILT_IN, Formula, generation
 from latpred.ops.families import lend, registered
 from latpred.runtimes.graph_store import set_timm_attention, timm_attention
 from latpred.search.resume import CandidateRow, Evaluator, tool_options
+from latpred.zoo.candidates import title
 
 Numbered = tuple[int, Any]  # a candidate after its position
+
+
+class _Drawn(NamedTuple):
+    """A candidate as it was when it was drawn: whoever makes candidates may make the next one of it."""
+
+    name: str
+    pickled: bytes
+
 
 # What a worker of a backend that gives results back all at once gets in one piece, and until they come back.
 PIECE, ROUND = 16, 256
@@ -55,8 +64,12 @@ class _Sender(NamedTuple):
 
 def work(evaluator: Evaluator, sender: _Sender, position: int, candidate: Any) -> list[CandidateRow]:
     """Rows of a candidate: what a worker does for the process that sent it."""
-    with _ONE_AT_A_TIME, _as_at(sender):
-        return evaluator.rows(position, candidate)
+    from joblib.externals.loky.backend.reduction import loads  # of what joblib would have sent in the same way
+
+    with _ONE_AT_A_TIME:
+        given = loads(candidate.pickled) if isinstance(candidate, _Drawn) else candidate
+        with _as_at(sender):
+            return evaluator.rows(position, given)
 
 
 @contextmanager
@@ -140,8 +153,9 @@ class _CandidateQueue:
                     return
                 if numbered is None:
                     return
-                self._away[numbered[0]] = numbered[1]
-            yield numbered
+                position, candidate = numbered[0], _drawn(numbered[1])
+                self._away[position] = candidate
+            yield position, candidate
 
     def finished(self, rows: list[CandidateRow]) -> None:
         del self._away[rows[0].candidate]
@@ -193,22 +207,23 @@ class _WorkerPool:
         yield from of_each
 
     def _lost(self, position: int, candidate: Any, error: Exception) -> list[CandidateRow]:
-        self._failed_alone += _can_be_sent(candidate)  # else no worker is to blame
+        sent = isinstance(candidate, _Drawn)
+        self._failed_alone += sent  # else no worker is to blame
         if self._failed_alone >= HOPELESS and not self.succeeded:
             raise WorkerError(
                 f"no worker finishes anything; the last one: {_reason(error)}. Try a single process with n_jobs=1."
             ) from error
-        return self._evaluator.failed(position, candidate, _reason(error))
+        return self._evaluator.failed(position, candidate.name if sent else title(candidate), _reason(error))
 
 
-def _can_be_sent(candidate: Any) -> bool:
+def _drawn(candidate: Any) -> Any:
+    """A copy of a candidate for a worker; the candidate itself where it cannot be copied."""
     from joblib.externals.loky.backend.reduction import dumps
 
     try:
-        dumps(candidate)
-    except Exception:  # whatever an object raises that cannot be copied
-        return False
-    return True
+        return _Drawn(title(candidate), bytes(dumps(candidate)))
+    except Exception:  # whatever an object raises that cannot be copied; only threads can take it as it is
+        return candidate
 
 
 def _reason(error: Exception) -> str:

@@ -184,6 +184,17 @@ class Looking(nn.Module):
         return out if out is x else out + x
 
 
+class Skipping(nn.Module):
+    """A network whose forward looks at what is chosen, and calls its choice for one option only."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.choice = latpred.Choice("c", {"relu": nn.ReLU(), "skip": nn.Identity()})
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return x if self.choice.chosen == "skip" else self.choice(x)
+
+
 def tied() -> nn.Module:
     layer = nn.Conv2d(3, 3, 1)
     return nn.Sequential(layer, latpred.Choice("c", {"tied": layer, "free": nn.Conv2d(3, 3, 1)}))
@@ -204,6 +215,10 @@ def tied() -> nn.Module:
         ),
         (lambda: sequential(a=None), UsageError, "'c' has no layer to choose"),
         (lambda: sequential(a=latpred.Choice("d", {"e": nn.ReLU()})), UsageError, "'d' lies within another"),
+        (lambda: sequential(a=latpred.Choice("d", {"e": nn.Conv2d(4, 4, 1)})), UsageError, "'d' lies within another"),
+        (lambda: sequential(a=nn.ReLU), UsageError, "option 'a' of choice 'c' is <class"),
+        (lambda: sequential(a=nn.MaxPool2d(1, return_indices=True)), UsageError, "'a' of choice 'c' gives a tuple"),
+        (lambda: latpred.Choice("c", [nn.ReLU()]), UsageError, "options of choice 'c' have no names"),
         (nn.Sequential(nn.Conv2d(3, 4, 1)), UsageError, "no latpred.Choice in it"),
         (lambda: "resnet18", UsageError, "returned a str"),
         (
@@ -213,6 +228,7 @@ def tied() -> nn.Module:
         ),
         (tied, TraceError, "shares weights with"),
         (lambda: nn.Sequential(nn.Conv2d(3, 3, 1), Looking()), TraceError, "around a choice depends on the option"),
+        (lambda: nn.Sequential(nn.Conv2d(3, 3, 1), Skipping()), TraceError, "goes without '1.choice'"),
     ],
 )
 def test_what_does_not_go_together_is_refused(build: Any, error: type[Exception], said: str) -> None:
