@@ -11,6 +11,7 @@ import subprocess
 import sys
 from collections.abc import Callable
 from pathlib import Path
+from unittest.mock import Mock
 
 import pytest
 import torch
@@ -57,10 +58,7 @@ def test_the_grammar_of_batches_and_times(parse: Callable[[str], object], text: 
 def test_an_error_is_one_sentence_on_stderr_and_its_exit_code(
     error: LatpredError, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    def fail() -> None:
-        raise error
-
-    monkeypatch.setattr("latpred.storage.usage", fail)
+    monkeypatch.setattr("latpred.storage.usage", Mock(side_effect=error))
     shown = run("cache", "show")
     assert (shown.exit_code, shown.stdout, shown.stderr) == (error.exit_code, "", f"latpred: {error}\n")
     for arguments in (("--debug", "cache", "show"), ("cache", "show", "--debug")):
@@ -86,9 +84,7 @@ def test_the_package_takes_no_module_of_the_working_directory_for_one_of_python(
 
 
 def test_without_a_folder_for_temporary_files_one_is_asked_for(monkeypatch: pytest.MonkeyPatch) -> None:
-    def fail() -> None:
-        raise FileNotFoundError(errno.ENOENT, "No usable temporary directory found in ['/tmp']")
-
+    fail = Mock(side_effect=FileNotFoundError(errno.ENOENT, "No usable temporary directory found in ['/tmp']"))
     monkeypatch.setattr("latpred.storage.usage", fail)
     shown = run("cache", "show")
     assert (shown.exit_code, shown.stdout) == (3, "")

@@ -9,6 +9,7 @@ import sys
 import time
 from pathlib import Path
 from typing import Any
+from unittest.mock import Mock
 
 import pandas as pd
 import pytest
@@ -165,10 +166,7 @@ def test_a_study_that_stopped_says_how_to_go_on_and_where_it_is(
     run(*STUDY, "--quiet")
     assert (latpred_home / "recordings" / "paper-simulated" / "recording.json").exists()
 
-    def interrupted(*_: object, **__: object) -> None:
-        raise KeyboardInterrupt
-
-    monkeypatch.setattr(recorder, "record", interrupted)
+    monkeypatch.setattr(recorder, "record", Mock(side_effect=KeyboardInterrupt))
     ended = run(*STUDY)
     assert ended.exit_code == 130
     assert "what was measured is kept, run the same command to go on" in ended.stderr
@@ -217,10 +215,7 @@ def test_ctrl_c_keeps_what_was_measured() -> None:
 def test_ctrl_c_of_a_calibration_from_nothing_does_not_advise_another(
     flags: list[str], without: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    def interrupted(*_: object, **__: object) -> None:
-        raise KeyboardInterrupt
-
-    monkeypatch.setattr(calibrator, "calibrate", interrupted)
+    monkeypatch.setattr(calibrator, "calibrate", Mock(side_effect=KeyboardInterrupt))
     stopped = run("calibrate", "--device", "simulated", *flags)
     said = f"go on with the same command without {without}" if without else "run the same command to go on"
     assert stopped.exit_code == 130

@@ -10,6 +10,7 @@ import os
 import subprocess
 import sys
 from pathlib import Path
+from unittest.mock import Mock
 
 import pytest
 import torch
@@ -175,10 +176,7 @@ def test_a_home_that_is_unknown_is_a_finding(monkeypatch: pytest.MonkeyPatch) ->
 
 
 def test_a_machine_without_a_folder_for_temporary_files_is_a_finding(monkeypatch: pytest.MonkeyPatch) -> None:
-    def fail() -> str:
-        raise FileNotFoundError
-
-    monkeypatch.setattr(doctor, "gettempdir", fail)
+    monkeypatch.setattr(doctor, "gettempdir", Mock(side_effect=FileNotFoundError))
     assert findings(3)["temporary files"]["advice"] == "name one with TMPDIR=DIR"
 
 

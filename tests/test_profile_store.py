@@ -11,6 +11,7 @@ from functools import partial
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
+from unittest.mock import Mock
 
 import msgspec
 import pytest
@@ -112,11 +113,7 @@ def test_what_is_saved_is_found_again() -> None:
 
 def test_a_write_that_fails_midway_keeps_the_old_profile(monkeypatch: pytest.MonkeyPatch) -> None:
     store.save(profile(seconds=1.0))
-
-    def full(_descriptor: int) -> None:
-        raise OSError(28, "No space left on device")
-
-    monkeypatch.setattr(os, "fsync", full)
+    monkeypatch.setattr(os, "fsync", Mock(side_effect=OSError(28, "No space left on device")))
     with pytest.raises(ProfileError, match=r"cannot write .*cpu\.json: No space left on device\. Make .* writable"):
         store.save(profile(seconds=2.0))
     assert [file.name for file in store.directory().iterdir()] == ["cpu.json"]

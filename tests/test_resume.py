@@ -7,6 +7,7 @@ from collections.abc import Callable, Iterator
 from functools import partial
 from pathlib import Path
 from typing import Any
+from unittest.mock import Mock
 
 import pandas as pd
 import pytest
@@ -181,9 +182,7 @@ def times_numel(times: int, *_: Any, out: Any) -> Work:
 
 
 def test_a_disk_that_is_full_costs_no_rows(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    def full(*_: object, **__: object) -> None:
-        raise OSError(28, "No space left on device")
-
+    full = Mock(side_effect=OSError(28, "No space left on device"))
     monkeypatch.setattr(resume, "WRITE_EVERY_S", -1.0)
     monkeypatch.setattr(pd.DataFrame, "to_parquet", full)
     with pytest.warns(UserWarning, match="No space left on device"):

@@ -11,6 +11,7 @@ import weakref
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 from pathlib import Path
+from unittest.mock import Mock
 
 import pytest
 from factories import graph, linear
@@ -152,10 +153,7 @@ def test_a_lock_is_held_by_one_at_a_time(tmp_path: Path) -> None:
 
 
 def test_a_file_system_without_locks_is_a_fault_of_the_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    def acquire(*_: object, **__: object) -> None:
-        raise NotImplementedError
-
-    monkeypatch.setattr("filelock.FileLock.acquire", acquire)
+    monkeypatch.setattr("filelock.FileLock.acquire", Mock(side_effect=NotImplementedError))
     with pytest.raises(OSError, match="locks no files"):
         storage.locked(tmp_path / "lock", "busy").__enter__()
 

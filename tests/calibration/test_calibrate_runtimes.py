@@ -9,7 +9,8 @@ from collections.abc import Callable, Iterator
 from functools import partial
 from pathlib import Path
 from types import SimpleNamespace
-from typing import Any, NoReturn
+from typing import Any
+from unittest.mock import Mock
 
 import msgspec
 import pytest
@@ -242,10 +243,7 @@ def test_eager_comes_first_and_its_fit_sees_no_other_rows() -> None:
 def test_a_runtime_that_never_works_stays_out_and_the_gate_says_why(
     runtime: str, error: Exception, said: str, timed: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    def failing(*_: object) -> NoReturn:
-        raise error
-
-    monkeypatch.setattr(base.RuntimeCalibrator, "prepared", failing)
+    monkeypatch.setattr(base.RuntimeCalibrator, "prepared", Mock(side_effect=error))
     profile = more((runtime,))
     assert list(profile.runtimes) == ["eager"]
     assert profile.acceptance.runtimes == {runtime: False}

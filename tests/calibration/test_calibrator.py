@@ -9,6 +9,7 @@ from collections.abc import Callable, Iterator
 from itertools import islice
 from pathlib import Path
 from typing import Any, NamedTuple
+from unittest.mock import Mock
 
 import msgspec
 import numpy as np
@@ -275,10 +276,7 @@ def test_cells_that_do_not_fit_the_device_are_left_out_of_a_quick_calibration_wh
 
 
 def test_without_a_clock_nothing_else_is_measured(monkeypatch: pytest.MonkeyPatch) -> None:
-    def fail(*_: object) -> dict[str, object]:
-        raise CalibrationError("the host never waited for simulated")
-
-    monkeypatch.setattr(constants, "measure", fail)
+    monkeypatch.setattr(constants, "measure", Mock(side_effect=CalibrationError("the host never waited for simulated")))
     for _ in range(3):  # twice it is tried
         with pytest.raises(CalibrationError, match="the clock of simulated could not be measured: the host"):
             calibrate(SimulatedDevice(), cells=60)

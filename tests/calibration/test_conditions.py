@@ -8,6 +8,7 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager, nullcontext, suppress
 from types import SimpleNamespace
 from typing import Any
+from unittest.mock import Mock
 
 import msgspec
 import pytest
@@ -174,9 +175,7 @@ def test_the_gpu_that_is_measured_is_the_current_one_inside_only(monkeypatch: py
 
 
 def test_a_gpu_that_is_lost_says_so_though_its_generator_cannot_be_put_back(monkeypatch: pytest.MonkeyPatch) -> None:
-    def lost(*_: object) -> None:
-        raise RuntimeError("CUDA error: unspecified launch failure")
-
+    lost = Mock(side_effect=RuntimeError("CUDA error: unspecified launch failure"))
     monkeypatch.setattr(torch.cuda, "device", lambda _: nullcontext())
     monkeypatch.setattr(torch.cuda, "get_rng_state", lambda _: None)
     monkeypatch.setattr(torch.cuda, "set_rng_state", lost)

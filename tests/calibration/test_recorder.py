@@ -6,7 +6,7 @@ import gzip
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from typing import NoReturn
+from unittest.mock import Mock
 
 import msgspec
 import pytest
@@ -154,9 +154,7 @@ class Broken(SimulatedDevice):
 
 
 def test_a_lost_device_that_frees_nothing_costs_no_recording(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    def lost(_: Bench) -> NoReturn:
-        raise DeviceError("cuda:0 failed: CUDA error: an illegal memory access was encountered")
-
+    lost = Mock(side_effect=DeviceError("cuda:0 failed: CUDA error: an illegal memory access was encountered"))
     monkeypatch.setattr(Bench, "turn_to", lambda *_: None)  # which clears, too
     monkeypatch.setattr(Bench, "clear", lost)
     with pytest.raises(DeviceError, match=r"the device is lost\. What was measured is kept"):
@@ -183,10 +181,7 @@ def test_a_lost_device_on_which_nothing_can_be_put_back_is_still_lost_to_the_ses
 def test_a_precision_that_cannot_be_set_here_is_said_before_any_setting(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    def refused(*_: object) -> NoReturn:
-        raise DeviceError("TF32 cannot be set here")
-
-    monkeypatch.setattr(SimulatedDevice, "use_precision", refused)
+    monkeypatch.setattr(SimulatedDevice, "use_precision", Mock(side_effect=DeviceError("TF32 cannot be set here")))
     with pytest.raises(DeviceError):
         run(tmp_path)
     assert not (tmp_path / JOURNAL_FOLDER).exists()

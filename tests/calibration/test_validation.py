@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any, NoReturn
+from unittest.mock import Mock
 
 import factories
 import msgspec
@@ -199,10 +200,7 @@ def test_a_device_that_is_lost_costs_neither_a_recording_nor_a_report_of_what_wa
 
 
 def test_a_model_that_a_runtime_cannot_be_traced_for_is_left_out(monkeypatch: pytest.MonkeyPatch) -> None:
-    def refused(*_: object) -> NoReturn:
-        raise RuntimeRefusalError("it has a branch")
-
-    monkeypatch.setattr(Workload, "trace", refused)
+    monkeypatch.setattr(Workload, "trace", Mock(side_effect=RuntimeRefusalError("it has a branch")))
     table, graphs = validation._traced(measured([("a", 1, 1e-4)], status="ok"), [A], "cpu")
     assert table["status"].tolist() == ["no trace: it has a branch"]
     assert graphs == {}

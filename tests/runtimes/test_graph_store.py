@@ -116,10 +116,7 @@ def test_a_damaged_file_is_made_again(damage: Callable[[bytes], bytes]) -> None:
 @pytest.mark.parametrize("error", [PermissionError("read-only file system"), OSError(28, "No space left on device")])
 def test_a_folder_that_cannot_be_written_serves(error: OSError, monkeypatch: pytest.MonkeyPatch) -> None:
     fetched()
-
-    def refused(*_: object, **__: object) -> None:
-        raise error
-
+    refused = mock.Mock(side_effect=error)
     monkeypatch.setattr(os, "utime", refused)
     monkeypatch.setattr(os, "replace", refused)
     assert fetched() == (MADE, 0)

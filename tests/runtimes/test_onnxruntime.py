@@ -12,6 +12,7 @@ from dataclasses import replace
 from math import prod
 from pathlib import Path
 from typing import Any
+from unittest.mock import Mock
 
 import pytest
 import torch
@@ -287,10 +288,7 @@ def test_without_onnxruntime_the_line_that_installs_it(gpu: bool, line: str, mon
 
 
 def test_an_onnxruntime_that_cannot_be_imported_is_said_to_be(monkeypatch: pytest.MonkeyPatch) -> None:
-    def refuse(_: str) -> None:
-        raise ImportError("libonnxruntime.so: no such file")
-
-    monkeypatch.setattr(onnx_session, "import_module", refuse)
+    monkeypatch.setattr(onnx_session, "import_module", Mock(side_effect=ImportError("libonnxruntime.so: no such file")))
     graph_store.forget()
     said = "onnxruntime cannot be imported: libonnxruntime.so: no such file; run: pip install --force-reinstall"
     assert str(OnnxRuntime().available_on("cpu")).startswith(said)

@@ -6,6 +6,7 @@ import os
 import sys
 from pathlib import Path
 from types import ModuleType, SimpleNamespace
+from unittest.mock import Mock
 
 import pytest
 import torch
@@ -93,9 +94,7 @@ def test_models_with_the_image_s_size_in_their_layers_take_another(name: str) ->
 
 
 def test_a_size_that_no_layer_can_have_is_said() -> None:
-    def create_model(name: str, *, pretrained: bool, img_size: int) -> torch.nn.Module:
-        raise AssertionError("not divisible by 16")
-
+    create_model = Mock(side_effect=AssertionError("not divisible by 16"))
     with pytest.raises(UsageError, match=r"timm:vit cannot be built for images of 225 pixels: not divisible by 16"):
         names._timm_model(SimpleNamespace(create_model=create_model), "vit", "meta", 225)
 
@@ -348,10 +347,7 @@ HALF_IMPORTED = AttributeError("partially initialized module 'torchvision' has n
 def test_a_library_that_is_not_there_or_does_not_fit(
     name: str, error: Exception, said: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    def failing(module: str) -> ModuleType:
-        raise error
-
-    monkeypatch.setattr(names, "import_module", failing)
+    monkeypatch.setattr(names, "import_module", Mock(side_effect=error))
     with pytest.raises(MissingPackageError, match=said):
         names.build(name)
     assert names.of_library("torchvision") == []
