@@ -57,10 +57,6 @@ def test_what_was_measured_compares_with_what_was_predicted(tmp_path: Path) -> N
     assert "Give the predicted table first, then the measured one." in run("compare", truth, guess).stderr
 
 
-def test_a_recording_that_is_not_there_is_no_replay() -> None:
-    assert "There is no recording in nowhere" in run("validate", "--replay", "nowhere").stderr
-
-
 @pytest.mark.parametrize(("factor", "exit_code"), [(1.01, 0), (1.5, 1)])
 def test_a_validation_draws_its_errors_and_exits_1_where_it_misses_its_targets(
     factor: float, exit_code: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch

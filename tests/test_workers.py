@@ -15,7 +15,8 @@ import joblib
 import pandas as pd
 import pytest
 import torch
-from searchdata import ASKED, Stubborn, builder, candidates, in_float64
+from searchdata import ASKED, Stubborn, builder, candidates
+from smallmodels import default_dtype
 from torch import nn
 
 from latpred import predict_many, runtimes
@@ -148,7 +149,7 @@ def test_candidates_in_front_that_cannot_be_sent_do_not_end_a_run() -> None:
 
 
 def test_workers_have_the_default_dtype_of_their_user() -> None:
-    with in_float64():
+    with default_dtype(torch.float64):
         alone, spread = (predict_many(candidates(2), n_jobs=jobs, **ASKED) for jobs in (1, 2))
     assert set(alone.precision) == {"fp64"}
     pd.testing.assert_frame_equal(spread, alone)

@@ -342,10 +342,11 @@ def test_too_little_memory_for_any_cell_is_said_first(
         ({"precisions": ["fp32", "tf32", "int8"]}, "does not do tf32, int8"),
         ({"precisions": "fp8"}, r"simulated does not do fp8; it does fp32, fp16\."),
         ({"precisions": []}, "does not do nothing; it does fp32, fp16"),
+        ({"cells": FEW, "name": "a/b"}, "'a/b' cannot name a profile"),
     ],
 )
-def test_impossible_effort_or_precision_is_refused(options: dict[str, object], message: str) -> None:
-    with pytest.raises(UsageError, match=message):
+def test_impossible_effort_precision_or_name_is_refused(options: dict[str, object], message: str) -> None:
+    with pytest.raises((UsageError, ProfileError), match=message):
         calibrate(SimulatedDevice(), **options)  # type: ignore[arg-type]
     assert not directory("simulated").exists()
 
@@ -362,12 +363,6 @@ def test_a_precision_that_cannot_be_set_here_is_said_before_any_cell() -> None:
 
     with pytest.raises(DeviceError):
         calibrate(Refusing(), cells=FEW, precisions=["fp16"])
-    assert not directory("simulated").exists()
-
-
-def test_a_bad_name_costs_no_measurement() -> None:
-    with pytest.raises(ProfileError, match="'a/b' cannot name a profile"):
-        calibrate(SimulatedDevice(), cells=FEW, name="a/b")
     assert not directory("simulated").exists()
 
 

@@ -14,6 +14,7 @@ import msgspec
 import pytest
 import torch
 from profiledata import machine, profile
+from smallmodels import default_dtype
 
 from latpred.calibration.cells import Cell
 from latpred.calibration.devices import conditions
@@ -134,8 +135,7 @@ def test_a_cpu_multiplies_float32_in_full_inside_and_as_before_outside(reduce: C
 
 
 def test_generated_networks_are_of_the_usual_dtype_and_no_generator_moves() -> None:
-    torch.set_default_dtype(torch.float64)
-    try:
+    with default_dtype(torch.float64):
         generator = torch.get_rng_state()
         with conditions.stated():
             assert torch.ones(1).dtype == torch.float32
@@ -148,8 +148,6 @@ def test_generated_networks_are_of_the_usual_dtype_and_no_generator_moves() -> N
         networks.graph(networks.draw(0, tiny=True))
         assert torch.equal(torch.get_rng_state(), generator)
         assert torch.get_default_dtype() == torch.float64
-    finally:
-        torch.set_default_dtype(torch.float32)
 
 
 def test_the_gpu_that_is_measured_is_the_current_one_inside_only(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -289,5 +289,3 @@ def test_models_decide_the_gate_of_a_runtime_where_there_are_enough() -> None:
         for models in (near, near[:2])
     }
     assert passed == {9: {"onnxruntime": True}, 2: {"onnxruntime": False}}
-    of_disturbed = acceptance.with_runtime(profile(), "onnxruntime", near, 0.7)
-    assert of_disturbed.runtimes == {"onnxruntime": False}

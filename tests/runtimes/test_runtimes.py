@@ -11,6 +11,7 @@ import msgspec
 import pytest
 import torch
 from factories import add, device, dispatch, graph, linear, profile, view
+from smallmodels import default_dtype
 
 from latpred import explain, runtimes
 from latpred.errors import UsageError
@@ -140,11 +141,8 @@ def test_every_tensor_that_a_model_holds_is_real_for_the_tools_of_runtimes() -> 
 def test_a_model_of_a_users_file_is_built_in_the_default_dtype(tmp_path: Path) -> None:
     file = tmp_path / "own.py"
     file.write_text("import torch\ndef build():\n    return torch.nn.Linear(4, 4), torch.zeros(1, 4)\n")
-    torch.set_default_dtype(torch.float64)
-    try:
+    with default_dtype(torch.float64):
         graph = trace_for_runtime(f"{file}:build", runtime="torchscript")
-    finally:
-        torch.set_default_dtype(torch.float32)
     assert (graph.precision, refusal(graph)) == ("fp64", None)
 
 

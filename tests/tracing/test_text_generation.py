@@ -312,11 +312,3 @@ def test_the_verb(tmp_path: Path) -> None:
     assert [point["batch"] for point in document["points"]] == [1, 8]
     assert len(document["points"][0]["steps"]) == 3
     assert CliRunner().invoke(main, [*options, "--csv"]).stdout.count("prompt+3") == 2
-
-
-def test_what_is_measured_is_the_model_as_it_is(tmp_path: Path) -> None:
-    model = f"{models_file(tmp_path)}:gpt2"
-    for option, value in (("--attention", "eager"), ("--host", "0.5"), ("--threads", "1")):
-        done = CliRunner().invoke(main, ["generate", model, "--prompt", "6", option, value, "--measure"])
-        assert done.exit_code == 2
-        assert f"leave it out, or {option}" in done.output
