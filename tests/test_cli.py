@@ -55,9 +55,7 @@ def test_the_grammar_of_batches_and_times(parse: Callable[[str], object], text: 
 
 
 @pytest.mark.parametrize("error", [UsageError("a was wrong. Do b."), CalibrationError("c failed. Do d.")])
-def test_an_error_is_one_sentence_on_stderr_and_its_exit_code(
-    error: LatpredError, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_an_error_is_a_sentence_on_stderr_and_a_code(error: LatpredError, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("latpred.storage.usage", Mock(side_effect=error))
     shown = run("cache", "show")
     assert (shown.exit_code, shown.stdout, shown.stderr) == (error.exit_code, "", f"latpred: {error}\n")
@@ -267,9 +265,7 @@ def test_ctrl_c_exits_130_with_one_sentence(pressing: str) -> None:
     assert (done.returncode, done.stderr) == (128 + signal.SIGINT, "latpred: interrupted.\n")
 
 
-def test_a_bar_shows_names_as_they_are_and_no_more_than_all_of_it(
-    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_a_bar_shows_names_as_they_are(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
     monkeypatch.setenv("FORCE_COLOR", "1")
     monkeypatch.setenv("COLUMNS", "100")
     with bar("measuring", output._how_far) as show:

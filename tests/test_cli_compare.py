@@ -83,9 +83,7 @@ def test_a_table_is_fitted_and_evaluated_with_models_left_out(published: Path, t
         assert (refused.exit_code, f"leave out {option}" in refused.stderr) == (2, True)
 
 
-def test_datasheets_says_what_gpus_have_in_common(
-    published: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_datasheets_says_what_gpus_share(published: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     rows = pd.read_csv(published)
     both = pd.concat([rows, rows.assign(gpu="2080Ti", run=rows["run"] + " 2080Ti")])
     both.to_csv(published, index=False)

@@ -158,9 +158,7 @@ def test_a_study_exits_with_3_where_nothing_could_be_measured_of_a_stage_or_a_mo
 
 
 @pytest.mark.usefixtures("small_study")
-def test_a_study_that_stopped_says_how_to_go_on_and_where_it_is(
-    latpred_home: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_study_that_stopped_says_how_to_go_on_and_where(latpred_home: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     stopped = run(*STUDY, "--budget", "0.000001s")
     assert stopped.stdout.splitlines()[-1] == "The same command again goes on where this stopped."
     run(*STUDY, "--quiet")
@@ -172,7 +170,7 @@ def test_a_study_that_stopped_says_how_to_go_on_and_where_it_is(
     assert "what was measured is kept, run the same command to go on" in ended.stderr
 
 
-def test_calibrating_while_another_calibration_runs_or_where_nothing_can_be_kept(
+def test_calibrating_while_another_process_does_or_where_nothing_can_be_kept(
     request: pytest.FixtureRequest,
 ) -> None:
     with Session(directory("simulated"), open_device("simulated").machine(), {}):
@@ -241,9 +239,7 @@ def test_the_verbs_that_measure_hand_on_how(model: str, monkeypatch: pytest.Monk
     assert seen["cudnn_benchmark"] is True
 
 
-def test_a_journal_of_another_machine_does_not_replace_a_profile(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_journal_of_another_machine_replaces_no_profile(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     store.save(profile())
     elsewhere = profile(machine=machine(hostname_hash="f" * 16, machine_id="f" * 16))
     monkeypatch.setattr("latpred.calibration.calibrator.fit_raw", lambda folder, name: elsewhere)
@@ -256,9 +252,7 @@ def test_a_journal_of_another_machine_does_not_replace_a_profile(
     assert store.find().machine.hostname_hash == machine().hostname_hash
 
 
-def test_a_journal_replaces_a_profile_of_this_machine_where_it_is_told_to(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_journal_replaces_a_profile_where_it_is_told_to(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     store.save(profile())
     monkeypatch.setattr("latpred.calibration.calibrator.fit_raw", lambda folder, name: profile(seconds=2.0))
     shown = run("fit", "--raw", tmp_path)

@@ -153,9 +153,7 @@ def test_doctor_says_what_is_missing_what_differs_and_what_is_broken(request: py
 
 
 @pytest.mark.parametrize(("protocol", "differs"), [({}, True), ({THREADS: "as asked for"}, False)])
-def test_doctor_says_that_torch_uses_other_threads_where_nobody_asked_for_them(
-    protocol: dict[str, str], differs: bool
-) -> None:
+def test_doctor_says_that_torch_uses_threads_nobody_asked_for(protocol: dict[str, str], differs: bool) -> None:
     store.save(profile(machine=machine(threads=torch.get_num_threads() + 1), protocol=protocol))
     assert ("the number of threads is" in findings(0)["profile cpu"]["detail"]) == differs
 

@@ -223,9 +223,7 @@ def test_batch_does_not_grow_beyond_the_memory() -> None:
         ("resnet-18", "cuda-graphs", "image", PIXELS),
     ],
 )
-def test_inputs_grow_as_a_trace_with_larger_ones_is_predicted(
-    name: str, runtime: str, axis: str, factors: tuple[float, ...]
-) -> None:
+def test_larger_inputs_are_predicted_as_traced(name: str, runtime: str, axis: str, factors: tuple[float, ...]) -> None:
     def latency_ms(size: int) -> float:
         return latpred.predict(name, runtime=runtime, **asked, **{axis: size}).latency_ms
 

@@ -59,9 +59,7 @@ def test_every_script_is_tried_and_listed() -> None:
 
 @pytest.mark.filterwarnings("ignore:ComplexHalf support is experimental")  # FNet in fp16
 @pytest.mark.parametrize("name", SMALL)
-def test_a_script_prints_numbers_and_writes_a_figure(
-    name: str, main: Main, tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_a_script_prints_and_draws(name: str, main: Main, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     figure = tmp_path / f"{name}.png"
     main(name, [*SMALL[name], "--batches", "1,8", "-o", str(figure)])
     assert figure.stat().st_size > 5_000

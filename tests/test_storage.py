@@ -101,9 +101,7 @@ def test_a_name_that_is_as_long_as_it_can_be_is_written(tmp_path: Path) -> None:
     assert path.read_bytes() == b"two"
 
 
-def test_where_one_folder_is_that_of_data_and_cache_the_cache_alone_is_cleared(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_where_data_and_cache_share_a_folder_data_is_kept(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.delenv("LATPRED_HOME", raising=False)
     for place in ("data", "cache"):
         monkeypatch.setattr(f"platformdirs.user_{place}_dir", lambda *_, **__: str(tmp_path))
@@ -113,9 +111,7 @@ def test_where_one_folder_is_that_of_data_and_cache_the_cache_alone_is_cleared(
     assert [path.name for path in storage.documents(storage.profiles_dir())] == ["cpu.json"]
 
 
-def test_a_cache_may_be_emptied_by_others_while_it_is_looked_at(
-    latpred_home: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_cache_may_be_emptied_while_it_is_looked_at(latpred_home: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     storage.write(storage.cache_dir() / "graphs" / "one", b"{}")
     remove = shutil.rmtree
 

@@ -183,9 +183,7 @@ def test_a_worker_forgets_the_formulas_of_the_user_before() -> None:
 
 
 @pytest.mark.parametrize("loaded", [True, False])
-def test_a_worker_traces_with_the_threads_and_timm_s_attention_of_its_user(
-    loaded: bool, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_worker_has_its_user_s_threads_and_attention_of_timm(loaded: bool, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("TIMM_FUSED_ATTN", "1")
     config = SimpleNamespace(_USE_FUSED_ATTN=1) if loaded else None
     monkeypatch.setitem(sys.modules, "timm.layers.config", config)  # type: ignore[arg-type]

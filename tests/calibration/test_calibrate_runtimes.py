@@ -290,7 +290,7 @@ def test_a_runtime_that_cannot_be_fitted_ends_no_calibration_of_others(monkeypat
 
 
 @pytest.mark.usefixtures("finished")
-def test_a_runtime_that_is_measured_again_in_vain_says_that_its_costs_are_older(
+def test_a_runtime_measured_again_in_vain_says_that_its_costs_are_older(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     older = more().runtimes["plain"]

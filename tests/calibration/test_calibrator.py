@@ -160,9 +160,7 @@ def test_models_of_the_gate_are_spread_over_the_run(precision: str, empty: Sessi
     ("longer", "disturbed", "goes_on"),
     [(calibrator.LONGER, "", "until it has enough"), (calibrator.LONGER, "busy", "as long again"), (1.0, "", "not")],
 )
-def test_a_run_goes_on_for_networks_but_not_without_end(
-    longer: float, disturbed: str, goes_on: str, empty: Session
-) -> None:
+def test_a_run_goes_on_for_networks_but_it_ends(longer: float, disturbed: str, goes_on: str, empty: Session) -> None:
     run, seconds = Untimed([], 1.0, disturbed), 150.0  # the fit has 104 of these, for 80 networks and 58 other cells
     eager = untimed(empty, seconds, run, longer)
     eager._measure()
@@ -320,9 +318,7 @@ def test_where_no_network_can_be_timed_the_rest_is_not_tried(empty: Session) -> 
 
 
 @pytest.mark.parametrize("start", [lambda: calibrate("cpu", budget_s=5.0), calibrator.calibrate_host])
-def test_too_little_memory_for_any_cell_is_said_first(
-    start: Callable[[], object], monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_no_memory_for_any_cell_is_said_first(start: Callable[[], object], monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(host, "bytes_left", lambda: 3e8)
     with pytest.raises(CalibrationError, match=r"300 MB of memory are left .*, and measuring takes 334 MB"):
         start()

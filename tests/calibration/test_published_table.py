@@ -85,11 +85,7 @@ MISNAMED = rows().rename(columns={"batch": "bach"}).drop(columns="run")
         (rows(latency_s=[4.0, 12.0]), TableError, r"latency_s of table is \S+ times what.*divide milliseconds by 1000"),
         (rows(latency_s=[0.2, 0.4], input_size=32), TableError, r"latency_s of table is \S+ times"),
         (rows(latency_s=[0.004, -0.003]), TableError, r"as latency_s in row 2.*above 0"),
-        (
-            rows(protocol="sync"),
-            TableError,
-            r"table, row 1, column protocol: 'sync' is not known.*one of single",
-        ),
+        (rows(protocol="sync"), TableError, r"table, row 1, column protocol: 'sync' is not known.*one of single"),
         (rows(precision="fp64"), TableError, "All rows of the table are in fp64"),
         (rows().iloc[:0], TableError, "no rows"),
         (rows().iloc[:1], TableError, r"one model only \(torchvision:resnet18\)"),

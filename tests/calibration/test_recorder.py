@@ -162,9 +162,7 @@ def test_a_lost_device_that_frees_nothing_costs_no_recording(tmp_path: Path, mon
     assert recording.load(tmp_path).table["model"].unique().tolist() == ["a"]
 
 
-def test_a_lost_device_on_which_nothing_can_be_put_back_is_still_lost_to_the_session(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_lost_device_that_cannot_be_put_back_is_still_lost(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     @contextmanager
     def stated(**_: object) -> Iterator[None]:
         try:
@@ -178,9 +176,7 @@ def test_a_lost_device_on_which_nothing_can_be_put_back_is_still_lost_to_the_ses
     assert (tmp_path / JOURNAL_FOLDER / UNDER_WAY).exists()
 
 
-def test_a_precision_that_cannot_be_set_here_is_said_before_any_setting(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_precision_that_cannot_be_set_is_said_first(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(SimulatedDevice, "use_precision", Mock(side_effect=DeviceError("TF32 cannot be set here")))
     with pytest.raises(DeviceError):
         run(tmp_path)

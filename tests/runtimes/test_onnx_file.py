@@ -266,9 +266,7 @@ def test_what_a_loop_runs_counts_in_each_of_its_iterations(tmp_path: Path) -> No
         ({"ir_version": 99}, {}, "is of IR version 99, newer than onnxruntime"),
     ],
 )
-def test_what_cannot_be_run_is_said(
-    changed: dict[str, Any], asked: dict[str, Any], message: str, tmp_path: Path
-) -> None:
+def test_what_cannot_run_is_said(changed: dict[str, Any], asked: dict[str, Any], message: str, tmp_path: Path) -> None:
     with pytest.raises(UsageError, match=message):
         trace_for_runtime(file(tmp_path, **changed), **({"runtime": "onnxruntime"} | asked))
 
@@ -334,9 +332,7 @@ def test_products_of_bytes_count_as_products(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(("target", "op_type"), [("cpu", "QLinearMatMul"), ("cuda", "MatMul")])
-def test_products_between_quantised_values_are_of_bytes_on_a_cpu_only(
-    target: str, op_type: str, tmp_path: Path
-) -> None:
+def test_products_of_quantised_values_are_of_bytes_on_a_cpu_only(target: str, op_type: str, tmp_path: Path) -> None:
     node, nodes = helper.make_node, []
     for name in ("x", "w", "a"):
         nodes.append(node("Constant", [], [f"{name}s"], value_float=0.1))

@@ -95,9 +95,7 @@ def searched(model: nn.Module, inputs: Any) -> Any:
 @pytest.mark.parametrize("stop", [TimeLimitError("late"), TimeoutError("late")])
 @pytest.mark.parametrize("where", ["forward", "wrapped in forward", "inputs 1", "inputs 2", "inputs 3"])
 @pytest.mark.parametrize("asked", [latpred.trace, searched])
-def test_a_time_limit_that_ends_a_pass_is_raised_as_it_was(
-    asked: Callable[..., Any], where: str, stop: Exception
-) -> None:
+def test_a_time_limit_that_ends_a_pass_is_raised(asked: Callable[..., Any], where: str, stop: Exception) -> None:
     first = int(where[-1]) if where.startswith("inputs") else 1
     left = {first: stop}  # by the call that it ends
     calls = count(1)

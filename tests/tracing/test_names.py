@@ -209,9 +209,7 @@ def test_inputs_of_a_file_s_model_are_noise(file: Path, function: str) -> None:
         ("plain", "fp64", torch.float64),
     ],
 )
-def test_a_model_keeps_its_dtype_until_another_is_asked_for(
-    file: Path, function: str, precision: str | None, dtype: torch.dtype
-) -> None:
+def test_a_model_keeps_its_own_dtype(file: Path, function: str, precision: str | None, dtype: torch.dtype) -> None:
     built = names.build(f"{file}:{function}", device="cpu", precision=precision)
     (values,) = built.inputs(1, "cpu")
     assert {values.dtype, *(weight.dtype for weight in built.model.parameters())} == {dtype}
@@ -344,9 +342,7 @@ HALF_IMPORTED = AttributeError("partially initialized module 'torchvision' has n
         ("bert-base", UNFIT, "the installed torchvision does not fit the installed torch"),
     ],
 )
-def test_a_library_that_is_not_there_or_does_not_fit(
-    name: str, error: Exception, said: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_library_missing_or_unfit(name: str, error: Exception, said: str, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(names, "import_module", Mock(side_effect=error))
     with pytest.raises(MissingPackageError, match=said):
         names.build(name)

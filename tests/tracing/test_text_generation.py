@@ -78,9 +78,7 @@ def test_a_decoder_whose_config_calls_it_none_generates() -> None:
 
 
 @pytest.mark.parametrize("make", [gpt2, llama])
-def test_steps_that_were_not_traced_are_those_that_a_trace_finds(
-    make: Callable[[], torch.nn.Module], monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_untraced_steps_are_as_traced(make: Callable[[], torch.nn.Module], monkeypatch: pytest.MonkeyPatch) -> None:
     model = make()
     graph = trace_generation(model, 6, 9)
     monkeypatch.setattr("latpred.tracing.text_generation._extrapolated", lambda *_: None)
