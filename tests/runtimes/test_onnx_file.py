@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from pathlib import Path
 from typing import Any
 
@@ -10,12 +9,12 @@ import numpy as np
 import onnx
 import pytest
 import torch
-from click.testing import CliRunner
+from clidata import document, run
 from factories import device, dispatch, profile
 from onnx import helper, numpy_helper
 
 import latpred
-from latpred.cli import doctor, main
+from latpred.cli import doctor
 from latpred.errors import UnknownOpError, UsageError
 from latpred.graph.graph import Affine
 from latpred.prediction.predictor import Predictor
@@ -367,15 +366,14 @@ def test_a_file_is_no_pytorch_model(tmp_path: Path) -> None:
 def test_the_command_line_predicts_a_file(tmp_path: Path) -> None:
     store.save(PROFILE)
     asked = ["predict", str(file(tmp_path)), "--device", PROFILE.name, "--batch", "1,8"]
-    done = CliRunner().invoke(main, [*asked, "--runtime", "onnxruntime"])
+    done = run(*asked, "--runtime", "onnxruntime")
     assert done.exit_code == 0, done.output
     assert "net.onnx" in done.output
-    explained = CliRunner().invoke(main, ["explain", *asked[1:4], "--json"])
-    assert [one["runtime"] for one in json.loads(explained.stdout)["runtimes"]] == ["onnxruntime"]
+    assert [one["runtime"] for one in document("explain", *asked[1:4])["runtimes"]] == ["onnxruntime"]
     strange = saved(tmp_path, {"x": ["batch", 4, 8]}, [EINSUM])
-    strict = CliRunner().invoke(main, ["predict", str(strange), *asked[2:], "--runtime", "onnxruntime", "--strict"])
+    strict = run("predict", strange, *asked[2:], "--runtime", "onnxruntime", "--strict")
     assert (strict.exit_code, "no cost formula knows ort::Einsum" in strict.output) == (1, True)
-    wrong = CliRunner().invoke(main, asked)
+    wrong = run(*asked)
     assert wrong.exit_code == 2
     assert "--runtime onnxruntime" in wrong.output
 

@@ -11,7 +11,7 @@ import msgspec
 import pytest
 import torch
 from factories import add, device, dispatch, graph, linear, profile, view
-from smallmodels import default_dtype
+from smallmodels import Function, default_dtype
 
 from latpred import explain, runtimes
 from latpred.errors import UsageError
@@ -205,11 +205,6 @@ def test_a_model_that_keeps_what_it_computed_is_taken_apart_alike_at_each_batch(
         assert not any(op.dims["math"].at(2) for op in graph.ops if isinstance(model, Placed) and "math" in op.dims)
 
 
-class Across(torch.nn.Module):
-    def forward(self, x: torch.Tensor) -> torch.Tensor:
-        return x @ x.T
-
-
 class Mixing(torch.nn.Linear):
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         with torch.autocast("cuda", torch.float16):
@@ -221,7 +216,7 @@ def test_casts_of_a_gpu_that_a_cpu_does_not_make_are_those_of_the_eager_trace(ru
     graph = trace_for_runtime(Mixing(8, 8), torch.zeros(2, 8), runtime=runtime, target="cuda")
     assert "enters torch.autocast for CUDA" in str(refusal(graph))
     assert {op.dtype for op in graph.ops if op.family == "gemm"} == {"float16"}
-    model = torch.nn.Sequential(Mixing(8, 8), Across())
+    model = torch.nn.Sequential(Mixing(8, 8), Function(lambda x: x @ x.T))
     graph = trace_for_runtime(model, torch.zeros(2, 8), runtime=runtime, target="cuda", batches=(2, 4))
     assert all({op.dtype for op in one.ops if op.family == "gemm"} == {"float16"} for one in graph.exact.values())
 

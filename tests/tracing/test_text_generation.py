@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -12,8 +11,7 @@ import numpy as np
 import pytest
 import torch
 import transformers
-from click.testing import CliRunner
-from clidata import models_file
+from clidata import document, models_file, run
 from factories import device, dispatch
 from factories import profile as asynchronous
 from profiledata import kernel, profile
@@ -23,7 +21,6 @@ from torch.profiler import profile as profiled
 
 import latpred
 from latpred import tables
-from latpred.cli import main
 from latpred.errors import LatpredError, RuntimeRefusalError, UnknownModelError, UsageError
 from latpred.explanation.generation import generation_curve
 from latpred.prediction.predictor import Predictor
@@ -301,12 +298,12 @@ def test_the_device_fills_up() -> None:
 
 def test_the_verb(tmp_path: Path) -> None:
     options = ["generate", f"{models_file(tmp_path)}:gpt2", "--prompt", "6", "--new-tokens", "3", "--batch", "1,8"]
-    done = CliRunner().invoke(main, options)
+    done = run(*options)
     assert done.exit_code == 0, done.output
     assert "3 new tokens after 6" in done.output
     assert max(map(len, done.stdout.splitlines()[1:4])) <= 80
-    document = json.loads(CliRunner().invoke(main, [*options, "--json"]).stdout)
-    assert document["schema"] == "latpred.generation-curve/1"
-    assert [point["batch"] for point in document["points"]] == [1, 8]
-    assert len(document["points"][0]["steps"]) == 3
-    assert CliRunner().invoke(main, [*options, "--csv"]).stdout.count("prompt+3") == 2
+    found = document(*options)
+    assert found["schema"] == "latpred.generation-curve/1"
+    assert [point["batch"] for point in found["points"]] == [1, 8]
+    assert len(found["points"][0]["steps"]) == 3
+    assert run(*options, "--csv").stdout.count("prompt+3") == 2
