@@ -130,7 +130,6 @@ def known(calibrated: None, monkeypatch: pytest.MonkeyPatch) -> None:
         ("measure resnet18 --json --csv", 2, "--json and --csv exclude each other; give one."),
         ("validate --replay nowhere", 3, "There is no recording in nowhere"),
         ("evaluate", 2, "There is no table to evaluate. Name at least one CSV file."),
-        ("evaluate {models} --leave-out model --host-row", 2, "fits profiles from the tables; leave out --host-row"),
         ("validate --replay epyc-genoa-sealed --batch 1", 2, "recorded, and measures nothing; leave out --batch."),
         ("calibrate --host-only --quick", 2, "what dispatch costs on this host, and no more; leave out --quick."),
         (f"rank bert-bas-uncased {NONE_YET}", 2, "did you mean bert-base-uncased"),
