@@ -128,9 +128,7 @@ def test_table_1_finds_width_batch_and_length_free(main: Main, capsys: pytest.Ca
         assert abs(float(row[4]) / float(row[6]) - 1) < 0.4  # the paper's host was another
 
 
-def test_table_3_orders_the_runtimes_by_what_they_leave_to_the_host(
-    main: Main, tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_table_3_orders_runtimes_by_overhead(main: Main, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     (tmp_path / "models.py").write_text(SOURCE)
     main("table3", ["--model", f"{tmp_path}/models.py:build"])
     _, *lines = capsys.readouterr().out.splitlines()

@@ -170,7 +170,7 @@ def test_a_runtime_joins_the_record_of_eager_whatever_precisions_that_has() -> N
     assert calibrate_runtimes.kept("simulated", device, {}, ["fp32"]) == store.find("simulated")
 
 
-def test_a_runtime_joins_the_record_of_eager_though_fewer_precisions_have_kernels_and_packages_were_added(
+def test_a_runtime_joins_eager_s_record_with_fewer_precisions_and_new_tools(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     cells = 154

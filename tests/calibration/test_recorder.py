@@ -81,9 +81,7 @@ def test_a_recording_holds_everything_that_was_planned(tmp_path: Path) -> None:
     assert (merged["repeat_ratio"].notna().sum(), len(merged)) == (4, 10)
 
 
-def test_a_replay_traces_nothing_and_leaves_out_what_the_profile_lacks(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_replay_traces_nothing_and_omits_what_profiles_lack(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     run(tmp_path)
     run(tmp_path / "captured", stages=["captured"])
     for place in (tracing, Workload):
