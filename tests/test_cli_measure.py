@@ -170,9 +170,7 @@ def test_a_study_that_stopped_says_how_to_go_on_and_where(latpred_home: Path, mo
     assert "what was measured is kept, run the same command to go on" in ended.stderr
 
 
-def test_calibrating_while_another_process_does_or_where_nothing_can_be_kept(
-    request: pytest.FixtureRequest,
-) -> None:
+def test_calibrating_while_another_process_does_or_where_nothing_can_be_kept(request: pytest.FixtureRequest) -> None:
     with Session(directory("simulated"), open_device("simulated").machine(), {}):
         shown = run("calibrate", "--device", "simulated", "--quick")
     assert shown.exit_code == 3

@@ -170,9 +170,7 @@ def test_a_runtime_joins_the_record_of_eager_whatever_precisions_that_has() -> N
     assert calibrate_runtimes.kept("simulated", device, {}, ["fp32"]) == store.find("simulated")
 
 
-def test_a_runtime_joins_eager_s_record_with_fewer_precisions_and_new_tools(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
+def test_a_runtime_joins_eager_s_record_with_fewer_precisions_and_new_tools(monkeypatch: pytest.MonkeyPatch) -> None:
     cells = 154
     assert calibrate(SimulatedDevice(), cells=cells).kernels.keys() < set(SimulatedDevice().precisions())
     calibrate(SimulatedDevice(), runtimes=["plain"], cells=MORE)
@@ -290,9 +288,7 @@ def test_a_runtime_that_cannot_be_fitted_ends_no_calibration_of_others(monkeypat
 
 
 @pytest.mark.usefixtures("finished")
-def test_a_runtime_measured_again_in_vain_says_that_its_costs_are_older(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
+def test_a_runtime_measured_again_in_vain_says_that_its_costs_are_older(monkeypatch: pytest.MonkeyPatch) -> None:
     older = more().runtimes["plain"]
     monkeypatch.setattr(base.RuntimeCalibrator, "fit", lambda *_: 1 / 0)
     profile = more()

@@ -229,9 +229,7 @@ def test_times_sum_to_what_warm_graphs_take_in_the_middle() -> None:
     assert summing_to(fits, [cold], host) == fits
 
 
-def test_a_graph_is_timed_whole_and_by_nodes_in_the_order_of_its_ops(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
+def test_a_graph_is_timed_whole_and_by_nodes_in_the_order_of_its_ops(monkeypatch: pytest.MonkeyPatch) -> None:
     executed, cell = onnx_graph.executed, graph_cell(5, "fp32", tiny=True)
     first = calibrator()
     row = first.measure(cell)
