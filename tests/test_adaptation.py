@@ -115,9 +115,7 @@ def test_rows_of_slow_moments_are_brought_to_the_profiles_speed(profile: DeviceP
     told = host.COLUMN.format(host.DISPATCH)
     known = msgspec.structs.replace(profile, speed={host.DISPATCH: 100.0})
     rows = measured(known, graphs, factors=Factors({}, {}))
-    slower = Predictor(
-        known, slowdown=host.slowdown({"dispatch": 1.0}, {"dispatch": 2.0}, asynchronous=profile is CLOCKED)
-    )
+    slower = Predictor(known, slowdown=host.slowdown({"dispatch": 1}, {"dispatch": 2}, asynchronous=profile is CLOCKED))
     slow_ms = [slower.predict(row.model, row.batch).latency_ms for row in rows.itertuples()]
     rows = rows.assign(latency_ms=slow_ms, **{told: 200.0})
     assert latpred.adapt(known, rows).runtimes[0].level == NONE

@@ -88,9 +88,7 @@ def buffered(steps: torch.Tensor) -> nn.Module:
 
 def bert(width: int) -> nn.Module:
     with torch.device("meta"):
-        return BertModel(
-            BertConfig(num_hidden_layers=1, hidden_size=width, num_attention_heads=2, intermediate_size=16)
-        )
+        return BertModel(BertConfig(num_hidden_layers=1, hidden_size=width, num_attention_heads=2, intermediate_size=8))
 
 
 class Settings:

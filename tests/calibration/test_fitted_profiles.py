@@ -323,9 +323,7 @@ def test_a_table_of_one_host_has_no_others_to_cover() -> None:
     assert (single.name, single.machine.cpu) == ("mine", "a published host")
     assert single.runtimes["eager"].host_spread == 0.0  # the host is the table's, whoever asks
     # Those of another GPU tell how far apart they lie.
-    beside = profile_from(
-        pd.concat([alone, table()[lambda rows: rows["gpu"] == "2080Ti"]]).drop_duplicates(), "RTX-8000"
-    )
+    beside = profile_from(pd.concat([alone, table().query("gpu == '2080Ti'")]).drop_duplicates(), "RTX-8000")
     assert beside.machine.cpu == "a published host"
     assert beside.runtimes["eager"].host_spread == pytest.approx(np.log(2.0) / 1.645, rel=0.1)
 

@@ -84,9 +84,7 @@ def test_measured_cells_are_not_measured_again(opened, path):
 
 def test_each_cell_is_on_the_disk_before_the_next_is_measured(opened, path, monkeypatch):
     forced, fsync = [], os.fsync
-    monkeypatch.setattr(
-        os, "fsync", lambda descriptor: forced.append(os.fstat(descriptor).st_size) or fsync(descriptor)
-    )
+    monkeypatch.setattr(os, "fsync", lambda file: forced.append(os.fstat(file).st_size) or fsync(file))
     with opened() as one:
         one.run(gemm(1), Measuring())
         assert forced[-1] == path.stat().st_size

@@ -131,9 +131,7 @@ class Scattered(torch.nn.Module):
 
 
 def test_every_tensor_that_a_model_holds_is_real_for_the_tools_of_runtimes() -> None:
-    graphs = [
-        trace_for_runtime(Scattered(device), torch.zeros(2, 8), runtime="torchscript") for device in ("cpu", "meta")
-    ]
+    graphs = [trace_for_runtime(Scattered(kind), torch.zeros(2, 8), runtime="torchscript") for kind in ("cpu", "meta")]
     assert refusal(graphs[0]) is None
     assert graphs[0] == graphs[1]
 

@@ -222,9 +222,7 @@ def test_many_steps_are_priced_at_some_lengths_and_lie_on_lines_between(monkeypa
 
 
 def test_attention_in_parts_and_another_host() -> None:
-    fused, parts = (
-        trace_generation(gpt2(), 6, 5, attention=attention).steps[1].graph for attention in ("sdpa", "eager")
-    )
+    fused, parts = (trace_generation(gpt2(), 6, 5, attention=kind).steps[1].graph for kind in ("sdpa", "eager"))
     assert "aten::scaled_dot_product_attention" in {op.name for op in fused.ops}
     assert {op.name for op in parts.ops} >= {"aten::softmax", "aten::matmul"}
     asked = {"device": "rtx-8000", "attention": "eager"}
