@@ -28,7 +28,6 @@ SERIES = torch.zeros(6, 1, 16)
         (lambda: latpred.trace(IMAGES, seq=128), "Sequential takes images, of which seq=128"),
         (lambda: latpred.trace(IMAGES, IMAGE, seq=8), "inputs= says what the model is called with; leave out seq"),
         (lambda: latpred.predict_many([IMAGES], inputs=IMAGE, image=8, device=CPU), "is called with; leave out image"),
-        (lambda: latpred.predict("gpt2", execution="nested", device=CPU), "about unequal lengths; give lengths="),
         (lambda: latpred.trace("gpt2", seq=1025), "1025 tokens are too long: GPT2Model takes at most 1024"),
     ],
 )
@@ -43,21 +42,6 @@ def test_sizes_of_a_file_that_gives_its_inputs(tmp_path: Path) -> None:
     assert latpred.trace(f"{file}:build").launches() == 1
     with pytest.raises(UsageError, match="leave out seq"):
         latpred.trace(f"{file}:build", seq=8)
-
-
-def test_sizes_that_an_onnx_file_has_fixed(tmp_path: Path) -> None:
-    pytest.importorskip("onnxruntime")
-    onnx = pytest.importorskip("onnx")
-    x, y = (onnx.helper.make_tensor_value_info(name, 1, ["batch", 8]) for name in "xy")
-    graph = onnx.helper.make_graph([onnx.helper.make_node("Relu", ["x"], ["y"])], "graph", [x], [y])
-    path = tmp_path / "net.onnx"
-    opset = [onnx.helper.make_opsetid("", 20)]
-    onnx.save(onnx.helper.make_model(graph, opset_imports=opset, ir_version=9), str(path))
-    for sizes in ({"seq": 8}, {"image": 8}):
-        with pytest.raises(UsageError, match=r"changes nothing, since no input has such a size open\. Leave it out"):
-            latpred.predict(path, 1, "onnxruntime", device=CPU, **sizes)  # type: ignore[arg-type]
-    with pytest.raises(UsageError, match="seq=8 changes nothing, since inputs= has its size"):
-        latpred.predict(path, 1, "onnxruntime", inputs=torch.zeros(1, 8), seq=8, device=CPU)
 
 
 def test_as_many_tokens_as_there_are_positions() -> None:

@@ -270,6 +270,24 @@ def test_what_cannot_run_is_said(changed: dict[str, Any], asked: dict[str, Any],
         trace_for_runtime(file(tmp_path, **changed), **({"runtime": "onnxruntime"} | asked))
 
 
+@pytest.mark.parametrize(
+    ("shape", "asked", "said"),
+    [
+        ([1, 2**40, 2**20], {}, "does not fit into memory"),
+        ([1, 2**62, 2**62], {}, "does not fit"),
+        ([0, 4], {}, "has a size of 0"),
+        (["batch", 8], {"seq": 8}, r"changes nothing, since no input has such a size open\. Leave it out"),
+        (["batch", 8], {"image": 8}, r"changes nothing, since no input has such a size open\. Leave it out"),
+        (["batch", 8], {"inputs": torch.zeros(1, 8), "seq": 8}, "seq=8 changes nothing, since inputs= has its size"),
+    ],
+)
+def test_sizes_that_no_file_takes(shape: Any, asked: dict[str, Any], said: str, tmp_path: Path) -> None:
+    store.save(PROFILE)
+    path = saved(tmp_path, {"x": shape}, [helper.make_node("Add", ["x", "x"], ["y"])])
+    with pytest.raises(UsageError, match=said):
+        latpred.predict(path, 1, "onnxruntime", device=PROFILE.name, **asked)
+
+
 @pytest.mark.parametrize(("source", "told"), [("x", True), ("s", False)])
 def test_what_goes_by_values_is_said(source: str, told: bool, tmp_path: Path) -> None:
     node = helper.make_node
