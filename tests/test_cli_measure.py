@@ -52,24 +52,23 @@ def small_study(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(recorder, "VISIT", FAST)
 
 
+@pytest.mark.parametrize("form", ["file", "stdout"])
 @pytest.mark.parametrize(
-    ("form", "end", "code", "first", "left"),
+    ("end", "told"),
     [
-        ("file", KeyboardInterrupt(), 130, "interrupted;", "interrupted"),
-        ("stdout", KeyboardInterrupt(), 130, "interrupted;", "interrupted"),
-        ("file", DeviceError("cuda:0 failed."), 3, "cuda:0 failed.", "the device failed"),
+        (KeyboardInterrupt(), (130, "interrupted;", "interrupted")),
+        (DeviceError("cuda:0 failed."), (3, "cuda:0 failed.", "the device failed")),
     ],
 )
 def test_what_ends_measuring_leaves_what_was_measured(
     form: str,
     end: BaseException,
-    code: int,
-    first: str,
-    left: str,
+    told: tuple[int, str, str],
     model: str,
     tmp_path: Path,
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
+    code, first, left = told
     visit, visits = whole_models._Visits._visit, iter(range(9))
 
     def interrupted(visiting: Any, cell: Any) -> None:
