@@ -28,6 +28,7 @@ SERIES = torch.zeros(6, 1, 16)
         (lambda: latpred.trace(IMAGES, seq=128), "Sequential takes images, of which seq=128"),
         (lambda: latpred.trace(IMAGES, IMAGE, seq=8), "inputs= says what the model is called with; leave out seq"),
         (lambda: latpred.predict_many([IMAGES], inputs=IMAGE, image=8, device=CPU), "is called with; leave out image"),
+        (lambda: latpred.predict("gpt2", execution="nested", device=CPU), "about unequal lengths; give lengths="),
         (lambda: latpred.trace("gpt2", seq=1025), "1025 tokens are too long: GPT2Model takes at most 1024"),
     ],
 )
