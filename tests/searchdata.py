@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable, Iterable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable, Iterable
 from typing import Any
 
 import torch
@@ -32,16 +31,6 @@ def builder(width: int, depth: int = 2) -> Callable[[], nn.Module]:
         return nn.Sequential(*layers * depth)
 
     return build
-
-
-@contextmanager
-def in_float64() -> Iterator[None]:
-    """Within it, tensors are of float64 where nothing else is said."""
-    torch.set_default_dtype(torch.float64)
-    try:
-        yield
-    finally:
-        torch.set_default_dtype(torch.float32)
 
 
 class Stubborn:

@@ -115,9 +115,7 @@ def test_rows_of_slow_moments_are_brought_to_the_profiles_speed(profile: DeviceP
     told = host.COLUMN.format(host.DISPATCH)
     known = msgspec.structs.replace(profile, speed={host.DISPATCH: 100.0})
     rows = measured(known, graphs, factors=Factors({}, {}))
-    slower = Predictor(
-        known, slowdown=host.slowdown({"dispatch": 1.0}, {"dispatch": 2.0}, asynchronous=profile is CLOCKED)
-    )
+    slower = Predictor(known, slowdown=host.slowdown({"dispatch": 1}, {"dispatch": 2}, asynchronous=profile is CLOCKED))
     slow_ms = [slower.predict(row.model, row.batch).latency_ms for row in rows.itertuples()]
     rows = rows.assign(latency_ms=slow_ms, **{told: 200.0})
     assert latpred.adapt(known, rows).runtimes[0].level == NONE
@@ -272,9 +270,7 @@ def test_ten_networks_of_a_space_do_as_well_as_a_linear_fit_of_its_options() -> 
         ("h100-shared", "fp16", 1, None),  # whose host takes longer for half precision
     ],
 )
-def test_without_factors_rows_are_what_is_predicted(
-    device: str, precision: str, batch: int, slowdown: Slowdown | None
-) -> None:
+def test_without_factors_rows_are_predicted(device: str, precision: str, batch: int, slowdown: Slowdown | None) -> None:
     """Of a CPU whose usual moments are slower than its full speed, which is given memory anew at the larger batch."""
     predictor, model = Predictor(store.load(device), slowdown=slowdown), [torch.nn.Conv2d(n, 64, 3) for n in (3, 64)]
     graph = latpred.trace(torch.nn.Sequential(*model), image=112, precision=precision)
@@ -500,11 +496,7 @@ HALF = msgspec.structs.replace(GRAPHS[0], precision="fp16")
 @pytest.mark.parametrize(
     ("table", "kind", "message"),
     [
-        (
-            ROWS.rename(columns={"latency_ms": "time"}),
-            TableError,
-            "lacks latency_s.* mean nothing to latpred: time",
-        ),
+        (ROWS.rename(columns={"latency_ms": "time"}), TableError, "lacks latency_s.* mean nothing to latpred: time"),
         (ROWS.iloc[:0], TableError, "no measured row"),
         (ROWS.assign(latency_ms=-1.0), TableError, "latency_s"),
         (ROWS.assign(latency_ms="12 ms"), TableError, "'12 ms' as latency_s in row 1"),

@@ -39,9 +39,7 @@ def test_the_margin_is_the_prediction_less_the_limit() -> None:
 
 def test_a_predictor_is_a_device_and_a_budget_is_of_one_cell() -> None:
     given = Predictor(store.find("cpu"))
-    assert LatencyBudget(np.float32(2.0), device=given, image=32)(network(8)) == LatencyBudget(2.0, image=32)(
-        network(8)
-    )
+    assert LatencyBudget(np.float32(2), device=given, image=32)(network(8)) == LatencyBudget(2.0, image=32)(network(8))
     for wrong in ({"batch": [1, 8]}, {"runtime": ["eager", "torchscript"]}, {"device": ["rtx-8000", "a100"]}):
         with pytest.raises(UsageError, match="one batch size in one runtime on one device"):
             LatencyBudget(2.0, **wrong)  # type: ignore[arg-type]

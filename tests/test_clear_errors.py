@@ -7,7 +7,6 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-import onnx
 import pandas as pd
 import pytest
 import torch
@@ -92,25 +91,6 @@ def test_an_exported_program_has_a_module_to_give() -> None:
     program = torch.export.export(nn.Linear(4, 4), (torch.zeros(2, 4),))
     with pytest.raises(UsageError, match=r"give an nn\.Module, as the \.module\(\) of an ExportedProgram"):
         latpred.trace(program, torch.zeros(2, 4))  # type: ignore[arg-type]
-
-
-def saved(path: Path, shape: list[int]) -> Path:
-    """An ONNX file that adds an input of a shape to itself."""
-    kinds = [onnx.helper.make_tensor_value_info(name, onnx.TensorProto.FLOAT, shape) for name in ("x", "y")]
-    body = onnx.helper.make_graph([onnx.helper.make_node("Add", ["x", "x"], ["y"])], "g", kinds[:1], kinds[1:])
-    onnx.save(onnx.helper.make_model(body), path)
-    return path
-
-
-@pytest.mark.parametrize(
-    ("shape", "said"),
-    [([1, 2**40, 2**20], "does not fit into memory"), ([1, 2**62, 2**62], "does not fit"), ([0, 4], "has a size of 0")],
-)
-def test_an_onnx_file_of_impossible_sizes(shape: list[int], said: str, tmp_path: Path) -> None:
-    eager = profile().runtimes["eager"]
-    store.save(profile(runtimes={"onnxruntime": eager, "eager": eager}))
-    with pytest.raises(UsageError, match=said):
-        latpred.predict(str(saved(tmp_path / "m.onnx", shape)), runtime="onnxruntime")
 
 
 @pytest.mark.parametrize("name", ["epyc-shared", "rtx-8000"])

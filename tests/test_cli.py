@@ -11,6 +11,7 @@ import subprocess
 import sys
 from collections.abc import Callable
 from pathlib import Path
+from unittest.mock import Mock
 
 import pytest
 import torch
@@ -54,13 +55,8 @@ def test_the_grammar_of_batches_and_times(parse: Callable[[str], object], text: 
 
 
 @pytest.mark.parametrize("error", [UsageError("a was wrong. Do b."), CalibrationError("c failed. Do d.")])
-def test_an_error_is_one_sentence_on_stderr_and_its_exit_code(
-    error: LatpredError, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    def fail() -> None:
-        raise error
-
-    monkeypatch.setattr("latpred.storage.usage", fail)
+def test_an_error_is_a_sentence_on_stderr_and_a_code(error: LatpredError, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("latpred.storage.usage", Mock(side_effect=error))
     shown = run("cache", "show")
     assert (shown.exit_code, shown.stdout, shown.stderr) == (error.exit_code, "", f"latpred: {error}\n")
     for arguments in (("--debug", "cache", "show"), ("cache", "show", "--debug")):
@@ -86,9 +82,7 @@ def test_the_package_takes_no_module_of_the_working_directory_for_one_of_python(
 
 
 def test_without_a_folder_for_temporary_files_one_is_asked_for(monkeypatch: pytest.MonkeyPatch) -> None:
-    def fail() -> None:
-        raise FileNotFoundError(errno.ENOENT, "No usable temporary directory found in ['/tmp']")
-
+    fail = Mock(side_effect=FileNotFoundError(errno.ENOENT, "No usable temporary directory found in ['/tmp']"))
     monkeypatch.setattr("latpred.storage.usage", fail)
     shown = run("cache", "show")
     assert (shown.exit_code, shown.stdout) == (3, "")
@@ -231,13 +225,22 @@ def test_a_reader_that_has_enough_is_no_error(verb: str, characters: int) -> Non
     assert (done.returncode, len(done.stdout), done.stderr) == (0, characters, "")
 
 
-@pytest.mark.parametrize("verb", ["profiles list", "profiles path", "cache show --json"])
-def test_a_result_needs_a_stdout(verb: str, tmp_path: Path) -> None:
-    done = shell(f"{COMMAND} {verb} >&-")
+@pytest.mark.parametrize(
+    ("verb", "stdout", "why"),
+    [
+        ("profiles list", ">&-", "stdout is closed"),
+        ("profiles path", ">&-", "stdout is closed"),
+        ("cache show --json", ">&-", "stdout is closed"),
+        ("profiles show epyc-shared", "> /dev/full", "No space left on device"),
+        ("profiles list --json", "> /dev/full", "No space left on device"),
+    ],
+)
+def test_a_result_needs_a_stdout(verb: str, stdout: str, why: str, tmp_path: Path) -> None:
+    done = shell(f"{COMMAND} {verb} {stdout}")
     assert done.returncode == 3
-    assert done.stderr == "latpred: cannot write the result: stdout is closed; send stdout elsewhere: > FILE.\n"
+    assert done.stderr == f"latpred: cannot write the result: {why}; send stdout elsewhere: > FILE.\n"
     if verb != "profiles path":
-        assert shell(f"{COMMAND} {verb} -o {tmp_path}/result >&-").returncode == 0
+        assert shell(f"{COMMAND} {verb} -o {tmp_path}/result {stdout}").returncode == 0
 
 
 def test_a_closed_stream_is_no_terminal(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -247,13 +250,6 @@ def test_a_closed_stream_is_no_terminal(monkeypatch: pytest.MonkeyPatch) -> None
     with output.working("judging"), output.progress("measuring") as show:
         assert show is not None
         show(ProgressEvent(1, 2, "half"))
-
-
-@pytest.mark.parametrize("verb", ["profiles show epyc-shared", "profiles list --json"])
-def test_a_full_disk_behind_stdout_is_said(verb: str) -> None:
-    done = shell(f"{COMMAND} {verb} > /dev/full")
-    assert done.returncode == 3
-    assert done.stderr == "latpred: cannot write the result: No space left on device; send stdout elsewhere: > FILE.\n"
 
 
 @pytest.mark.parametrize(
@@ -271,9 +267,7 @@ def test_ctrl_c_exits_130_with_one_sentence(pressing: str) -> None:
     assert (done.returncode, done.stderr) == (128 + signal.SIGINT, "latpred: interrupted.\n")
 
 
-def test_a_bar_shows_names_as_they_are_and_no_more_than_all_of_it(
-    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_a_bar_shows_names_as_they_are(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
     monkeypatch.setenv("FORCE_COLOR", "1")
     monkeypatch.setenv("COLUMNS", "100")
     with bar("measuring", output._how_far) as show:

@@ -57,10 +57,6 @@ def test_what_was_measured_compares_with_what_was_predicted(tmp_path: Path) -> N
     assert "Give the predicted table first, then the measured one." in run("compare", truth, guess).stderr
 
 
-def test_a_recording_that_is_not_there_is_no_replay() -> None:
-    assert "There is no recording in nowhere" in run("validate", "--replay", "nowhere").stderr
-
-
 @pytest.mark.parametrize(("factor", "exit_code"), [(1.01, 0), (1.5, 1)])
 def test_a_validation_draws_its_errors_and_exits_1_where_it_misses_its_targets(
     factor: float, exit_code: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
@@ -87,9 +83,7 @@ def test_a_table_is_fitted_and_evaluated_with_models_left_out(published: Path, t
         assert (refused.exit_code, f"leave out {option}" in refused.stderr) == (2, True)
 
 
-def test_datasheets_says_what_gpus_have_in_common(
-    published: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_datasheets_says_what_gpus_share(published: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     rows = pd.read_csv(published)
     both = pd.concat([rows, rows.assign(gpu="2080Ti", run=rows["run"] + " 2080Ti")])
     both.to_csv(published, index=False)

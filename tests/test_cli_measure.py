@@ -9,6 +9,7 @@ import sys
 import time
 from pathlib import Path
 from typing import Any
+from unittest.mock import Mock
 
 import pandas as pd
 import pytest
@@ -51,24 +52,23 @@ def small_study(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(recorder, "VISIT", FAST)
 
 
+@pytest.mark.parametrize("form", ["file", "stdout"])
 @pytest.mark.parametrize(
-    ("form", "end", "code", "first", "left"),
+    ("end", "told"),
     [
-        ("file", KeyboardInterrupt(), 130, "interrupted;", "interrupted"),
-        ("stdout", KeyboardInterrupt(), 130, "interrupted;", "interrupted"),
-        ("file", DeviceError("cuda:0 failed."), 3, "cuda:0 failed.", "the device failed"),
+        (KeyboardInterrupt(), (130, "interrupted;", "interrupted")),
+        (DeviceError("cuda:0 failed."), (3, "cuda:0 failed.", "the device failed")),
     ],
 )
 def test_what_ends_measuring_leaves_what_was_measured(
     form: str,
     end: BaseException,
-    code: int,
-    first: str,
-    left: str,
+    told: tuple[int, str, str],
     model: str,
     tmp_path: Path,
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
+    code, first, left = told
     visit, visits = whole_models._Visits._visit, iter(range(9))
 
     def interrupted(visiting: Any, cell: Any) -> None:
@@ -157,26 +157,19 @@ def test_a_study_exits_with_3_where_nothing_could_be_measured_of_a_stage_or_a_mo
 
 
 @pytest.mark.usefixtures("small_study")
-def test_a_study_that_stopped_says_how_to_go_on_and_where_it_is(
-    latpred_home: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_study_that_stopped_says_how_to_go_on_and_where(latpred_home: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     stopped = run(*STUDY, "--budget", "0.000001s")
     assert stopped.stdout.splitlines()[-1] == "The same command again goes on where this stopped."
     run(*STUDY, "--quiet")
     assert (latpred_home / "recordings" / "paper-simulated" / "recording.json").exists()
 
-    def interrupted(*_: object, **__: object) -> None:
-        raise KeyboardInterrupt
-
-    monkeypatch.setattr(recorder, "record", interrupted)
+    monkeypatch.setattr(recorder, "record", Mock(side_effect=KeyboardInterrupt))
     ended = run(*STUDY)
     assert ended.exit_code == 130
     assert "what was measured is kept, run the same command to go on" in ended.stderr
 
 
-def test_calibrating_while_another_calibration_runs_or_where_nothing_can_be_kept(
-    request: pytest.FixtureRequest,
-) -> None:
+def test_calibrating_while_another_process_does_or_where_nothing_can_be_kept(request: pytest.FixtureRequest) -> None:
     with Session(directory("simulated"), open_device("simulated").machine(), {}):
         shown = run("calibrate", "--device", "simulated", "--quick")
     assert shown.exit_code == 3
@@ -217,10 +210,7 @@ def test_ctrl_c_keeps_what_was_measured() -> None:
 def test_ctrl_c_of_a_calibration_from_nothing_does_not_advise_another(
     flags: list[str], without: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    def interrupted(*_: object, **__: object) -> None:
-        raise KeyboardInterrupt
-
-    monkeypatch.setattr(calibrator, "calibrate", interrupted)
+    monkeypatch.setattr(calibrator, "calibrate", Mock(side_effect=KeyboardInterrupt))
     stopped = run("calibrate", "--device", "simulated", *flags)
     said = f"go on with the same command without {without}" if without else "run the same command to go on"
     assert stopped.exit_code == 130
@@ -246,9 +236,7 @@ def test_the_verbs_that_measure_hand_on_how(model: str, monkeypatch: pytest.Monk
     assert seen["cudnn_benchmark"] is True
 
 
-def test_a_journal_of_another_machine_does_not_replace_a_profile(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_journal_of_another_machine_replaces_no_profile(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     store.save(profile())
     elsewhere = profile(machine=machine(hostname_hash="f" * 16, machine_id="f" * 16))
     monkeypatch.setattr("latpred.calibration.calibrator.fit_raw", lambda folder, name: elsewhere)
@@ -261,9 +249,7 @@ def test_a_journal_of_another_machine_does_not_replace_a_profile(
     assert store.find().machine.hostname_hash == machine().hostname_hash
 
 
-def test_a_journal_replaces_a_profile_of_this_machine_where_it_is_told_to(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_journal_replaces_a_profile_where_it_is_told_to(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     store.save(profile())
     monkeypatch.setattr("latpred.calibration.calibrator.fit_raw", lambda folder, name: profile(seconds=2.0))
     shown = run("fit", "--raw", tmp_path)

@@ -124,9 +124,7 @@ def test_number_formats_channels_last_and_attention_are_options(model: str) -> N
     assert fused < parts
 
 
-def test_without_a_profile_and_without_a_terminal_the_quick_calibration_runs(
-    model: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_without_profile_and_terminal_a_quick_calibration_runs(model: str, monkeypatch: pytest.MonkeyPatch) -> None:
     asked = []
 
     def calibrate(device: str, *, quick: bool, **_rest: object) -> object:
@@ -148,9 +146,7 @@ def test_the_first_calibration_can_be_switched_off(model: str) -> None:
     assert (shown.exit_code, "no profile of this machine in" in shown.stderr) == (3, True)
 
 
-def test_on_a_terminal_the_calibration_is_offered_and_can_be_declined(
-    model: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_on_a_terminal_a_calibration_is_offered_and_declined(model: str, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("LATPRED_CALIBRATE", "quick")
     main_end, terminal = pty.openpty()
     os.write(main_end, b"n\n")

@@ -10,6 +10,7 @@ import os
 import subprocess
 import sys
 from pathlib import Path
+from unittest.mock import Mock
 
 import pytest
 import torch
@@ -152,9 +153,7 @@ def test_doctor_says_what_is_missing_what_differs_and_what_is_broken(request: py
 
 
 @pytest.mark.parametrize(("protocol", "differs"), [({}, True), ({THREADS: "as asked for"}, False)])
-def test_doctor_says_that_torch_uses_other_threads_where_nobody_asked_for_them(
-    protocol: dict[str, str], differs: bool
-) -> None:
+def test_doctor_says_that_torch_uses_threads_nobody_asked_for(protocol: dict[str, str], differs: bool) -> None:
     store.save(profile(machine=machine(threads=torch.get_num_threads() + 1), protocol=protocol))
     assert ("the number of threads is" in findings(0)["profile cpu"]["detail"]) == differs
 
@@ -175,10 +174,7 @@ def test_a_home_that_is_unknown_is_a_finding(monkeypatch: pytest.MonkeyPatch) ->
 
 
 def test_a_machine_without_a_folder_for_temporary_files_is_a_finding(monkeypatch: pytest.MonkeyPatch) -> None:
-    def fail() -> str:
-        raise FileNotFoundError
-
-    monkeypatch.setattr(doctor, "gettempdir", fail)
+    monkeypatch.setattr(doctor, "gettempdir", Mock(side_effect=FileNotFoundError))
     assert findings(3)["temporary files"]["advice"] == "name one with TMPDIR=DIR"
 
 

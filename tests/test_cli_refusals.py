@@ -15,6 +15,7 @@ from latpred.calibration.measurement import recorder
 from latpred.profile import store
 
 PICTURE = "{models}:picture --image 8"
+GENERATE = "generate {models}:gpt2 --prompt 6"
 NONE_YET = "--device cuda:0 --yes"
 STUDY = "--suite paper --device simulated"
 UNEQUAL = "predict distilbert-base-uncased --lengths"
@@ -97,6 +98,9 @@ def known(calibrated: None, monkeypatch: pytest.MonkeyPatch) -> None:
         *((f"{verb} {PICTURE} {NONE_YET} --runtime onnxruntim", 2, NEAREST) for verb in ON_A_PROFILE),
         (f"generate gpt2 {NONE_YET} --runtime onnxruntim", 2, NEAREST),
         ("generate gpt2 --precision amp-fp16", 2, "'amp-fp16' is not one of"),
+        (f"{GENERATE} --attention eager --measure", 2, "leave it out, or --attention"),
+        (f"{GENERATE} --host 0.5 --measure", 2, "leave it out, or --host"),
+        (f"{GENERATE} --threads 1 --measure", 2, "leave it out, or --threads"),
         (f"generate gpt2 {NONE_YET} --prompt 99999", 2, "gpt2 has 1024; ask for a shorter prompt"),
         (f"generate gpt2 {NONE_YET} --host 99", 2, "a host factor of 99 is not possible"),
         (f"timeline {PICTURE} {NONE_YET} --batch 99999999", 2, "Batch 99999999 is beyond anything a device holds"),
@@ -109,7 +113,7 @@ def known(calibrated: None, monkeypatch: pytest.MonkeyPatch) -> None:
         (f"explain {PICTURE} -d cpu --runtime onnxruntim", 2, NEAREST),
         (f"measure {PICTURE} -d cpu --runtime onnxruntim", 2, NEAREST),
         ("validate -d cpu --runtime onnxruntim", 2, NEAREST),
-        ("calibrate -d cpu --runtimes onnxruntim", 2, NEAREST),
+        ("calibrate -d cpu --runtimes eager,onnxruntim", 2, NEAREST),
         (f"explain {PICTURE} -d gpu --runtime torchscript", 3, "--device simulated --name gpu --runtimes torchscript"),
         (f"explain {PICTURE} -d cpu --threads 7", 3, "no profile of cpu was measured with 7 threads"),
         (f"explain {PICTURE} -d gpu --precision bf16", 3, "no kernels in bf16"),
@@ -124,6 +128,8 @@ def known(calibrated: None, monkeypatch: pytest.MonkeyPatch) -> None:
         ("measure resnet18 --record {folder}", 2, "--record is for a study; add --suite, or leave it out"),
         ("measure resnet18 -o {models}/m.csv", 2, "cannot write {models}/m.csv"),
         ("measure resnet18 --json --csv", 2, "--json and --csv exclude each other; give one."),
+        ("validate --replay nowhere", 3, "There is no recording in nowhere"),
+        ("evaluate", 2, "There is no table to evaluate. Name at least one CSV file."),
         ("validate --replay epyc-genoa-sealed --batch 1", 2, "recorded, and measures nothing; leave out --batch."),
         ("calibrate --host-only --quick", 2, "what dispatch costs on this host, and no more; leave out --quick."),
         (f"rank bert-bas-uncased {NONE_YET}", 2, "did you mean bert-base-uncased"),

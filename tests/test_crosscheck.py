@@ -45,18 +45,14 @@ def test_dropped_attention_is_named() -> None:
         assert "silently leaves out fused attention" in reason
 
 
-def test_agreement_needs_no_reason() -> None:
-    model = nn.Sequential(nn.Conv2d(3, 4, 3), nn.Flatten(), nn.Linear(4 * 36, 2)).eval()
+CONVOLUTIONAL = nn.Sequential(nn.Conv2d(3, 4, 3), nn.Flatten(), nn.Linear(4 * 36, 2))
+
+
+@pytest.mark.parametrize(("model", "macs"), [(CONVOLUTIONAL, 2 * (4 * 36 * 27 + 4 * 36 * 2)), (nn.ReLU(), 0)])
+def test_agreement_needs_no_reason(model: nn.Module, macs: int) -> None:
     example = torch.zeros(2, 3, 8, 8)
-    for difference in check(latpred.trace(model, example), model, example, batch=2):
-        assert difference.ours == difference.theirs == 2 * (4 * 36 * 27 + 4 * 36 * 2)
-        assert difference.reasons == ()
-
-
-def test_a_model_without_products_has_none_in_any_counter() -> None:
-    model, example = nn.ReLU().eval(), torch.zeros(1, 4)
-    for difference in check(latpred.trace(model, example), model, example):
-        assert (difference.ours, difference.theirs, difference.reasons) == (0, 0, ())
+    for difference in check(latpred.trace(model.eval(), example), model, example, batch=2):
+        assert (difference.ours, difference.theirs, difference.reasons) == (macs, macs, ())
 
 
 def test_normalisation_and_worded_padding_are_named() -> None:

@@ -19,9 +19,7 @@ from latpred.profile.profile_page import profile_page
 
 
 def network(rows: int = 128) -> latpred.ModelGraph:
-    return factories.graph(
-        *[op for _ in range(12) for op in (factories.linear(rows), factories.add(), factories.view())]
-    )
+    return factories.graph(*[factories.linear(rows), factories.add(), factories.view()] * 12)
 
 
 def test_a_gpu_without_a_profile_is_predicted_from_its_datasheet() -> None:

@@ -6,6 +6,7 @@ import json
 import math
 from dataclasses import replace
 from pathlib import Path
+from unittest.mock import Mock
 
 import msgspec
 import pytest
@@ -20,7 +21,6 @@ from latpred.errors import ProfileError, RuntimeRefusalError, TraceError, UsageE
 from latpred.explanation.explain import PIXELS, TOKENS, axis_headroom
 from latpred.explanation.explanation import CHEAP, NEARLY_FREE, Choice, Excluded, missing, ratio, shares
 from latpred.explanation.explanation import caveats as caveats_of
-from latpred.graph.graph import ModelGraph
 from latpred.prediction.clocks import Z90
 from latpred.profile import store
 from latpred.query import MOST_BATCH, PROTOCOLS
@@ -76,10 +76,7 @@ def test_a_runtime_that_refuses_the_model_is_no_choice() -> None:
 def test_tools_that_refuse_a_model_are_not_replaced_by_their_estimate(
     error: type[Exception], width: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    def refuse(*_: object) -> ModelGraph:
-        raise error("cuda-graphs cannot capture aten::nonzero")
-
-    monkeypatch.setattr(CudaGraphs, "trace", refuse)
+    monkeypatch.setattr(CudaGraphs, "trace", Mock(side_effect=error("cuda-graphs cannot capture aten::nonzero")))
     module = torch.nn.Sequential(torch.nn.Linear(32, width), torch.nn.ReLU())
     found = latpred.explain(module, inputs=torch.zeros(1, 32), device=saved())
     assert Excluded("cuda-graphs", "refused", "cuda-graphs cannot capture aten::nonzero") in found.excluded
@@ -226,9 +223,7 @@ def test_batch_does_not_grow_beyond_the_memory() -> None:
         ("resnet-18", "cuda-graphs", "image", PIXELS),
     ],
 )
-def test_inputs_grow_as_a_trace_with_larger_ones_is_predicted(
-    name: str, runtime: str, axis: str, factors: tuple[float, ...]
-) -> None:
+def test_larger_inputs_are_predicted_as_traced(name: str, runtime: str, axis: str, factors: tuple[float, ...]) -> None:
     def latency_ms(size: int) -> float:
         return latpred.predict(name, runtime=runtime, **asked, **{axis: size}).latency_ms
 

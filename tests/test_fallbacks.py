@@ -11,6 +11,7 @@ import pytest
 import torch
 from factories import add, graph, linear
 from profiledata import profile
+from smallmodels import Function
 from torch import nn
 
 import latpred
@@ -240,14 +241,10 @@ def test_named_models_are_single_whatever_the_process_does(name: str, doubles: N
 
 
 def test_a_quotient_of_integers_is_what_the_process_says(doubles: None) -> None:
-    class Halves(nn.Module):
-        def forward(self, ids: torch.Tensor) -> torch.Tensor:
-            return ids / 2
-
-    ids, written = torch.ones(1, 8, dtype=torch.int64), []
+    halved, ids, written = Function(lambda ids: ids / 2), torch.ones(1, 8, dtype=torch.int64), []
     for dtype in (torch.float64, torch.float32):
         torch.set_default_dtype(dtype)
-        written.append(latpred.trace(Halves(), ids).ops[0].write_bytes.at(1))
+        written.append(latpred.trace(halved, ids).ops[0].write_bytes.at(1))
     assert written == [64, 32]
 
 

@@ -136,9 +136,7 @@ def test_a_wider_model_touches_more_between_two_readings_of_its_weights() -> Non
         return nn.Sequential(layer, nn.ReLU(), layer, nn.ReLU(), layer)
 
     narrow, real = (latpred.trace(shared(width), torch.zeros(2, width)) for width in (64, 256))
-    found, expected = (
-        [op.reread_after for op in graph.ops if op.reread_after] for graph in (widened(narrow, 4.0), real)
-    )
+    found, expected = ([op.reread_after for op in net.ops if op.reread_after] for net in (widened(narrow, 4.0), real))
     assert len(found) == len(expected) == 2
     assert [each.at(64) for each in found] == pytest.approx([each.at(64) for each in expected], rel=0.02)  # biases
 

@@ -22,11 +22,13 @@ from latpred.calibration.timing import disturbance
 from latpred.errors import BusyError, CalibrationError, NoProfileError, ProfileError, UsageError
 from latpred.profile import store
 
+Calls = list[tuple[object, ...]]
+
 
 @pytest.fixture
-def calibrations(monkeypatch: pytest.MonkeyPatch) -> list[tuple[object, ...]]:
+def calibrations(monkeypatch: pytest.MonkeyPatch) -> Calls:
     """Calibrating saves a made-up profile, and is noted."""
-    made: list[tuple[object, ...]] = []
+    made: Calls = []
 
     def calibrate(device: str, *, quick: bool, progress: object) -> object:
         assert callable(progress)
@@ -40,7 +42,7 @@ def calibrations(monkeypatch: pytest.MonkeyPatch) -> list[tuple[object, ...]]:
 
 
 def test_a_machine_without_a_profile_is_calibrated_once(
-    calibrations: list[tuple[object, ...]], monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+    calibrations: Calls, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     monkeypatch.setattr(disturbance, "busy_now", lambda: "other work used 1.2 processors")
     assert latpred.predict(graph(linear())).latency_ms > 0
@@ -67,7 +69,7 @@ def test_a_machine_without_a_profile_is_calibrated_once(
     ],
 )
 def test_what_the_quick_calibration_cannot_answer_costs_none(
-    ask: Callable[[object], object], said: str, calibrations: list[tuple[object, ...]]
+    ask: Callable[[object], object], said: str, calibrations: Calls
 ) -> None:
     asked = [graph(linear())] if ask.func is latpred.rank else graph(linear())  # type: ignore[attr-defined]
     with pytest.raises(ProfileError, match=said):
@@ -75,7 +77,7 @@ def test_what_the_quick_calibration_cannot_answer_costs_none(
     assert calibrations == []
 
 
-def test_it_can_be_switched_off(calibrations: list[tuple[object, ...]], monkeypatch: pytest.MonkeyPatch) -> None:
+def test_it_can_be_switched_off(calibrations: Calls, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv(api.VARIABLE, "Never")
     with pytest.raises(NoProfileError):
         latpred.predict(graph(linear()))
@@ -95,7 +97,7 @@ def calibrating(latpred_home: Path) -> Iterator[filelock.FileLock]:
 
 
 def test_who_comes_second_waits_and_does_not_calibrate_again(
-    calibrations: list[tuple[object, ...]], calibrating: filelock.FileLock, capsys: pytest.CaptureFixture[str]
+    calibrations: Calls, calibrating: filelock.FileLock, capsys: pytest.CaptureFixture[str]
 ) -> None:
     def finish() -> None:
         store.save(profile())
@@ -115,7 +117,7 @@ def test_where_nothing_can_be_kept_that_is_said(monkeypatch: pytest.MonkeyPatch)
 
 
 @pytest.mark.usefixtures("calibrating")
-def test_who_waits_too_long_is_told(calibrations: list[tuple[object, ...]], monkeypatch: pytest.MonkeyPatch) -> None:
+def test_who_waits_too_long_is_told(calibrations: Calls, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(api, "WAIT_S", 0.05)
     with pytest.raises(BusyError, match="minutes"):
         latpred.predict(graph(linear()))
@@ -123,9 +125,7 @@ def test_who_waits_too_long_is_told(calibrations: list[tuple[object, ...]], monk
 
 
 @pytest.mark.usefixtures("calibrating")
-def test_another_machine_that_shares_the_home_does_not_wait(
-    calibrations: list[tuple[object, ...]], monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_another_machine_of_the_home_does_not_wait(calibrations: Calls, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(host, "short_id", lambda: "anothers")
     latpred.predict(graph(linear()))
     assert calibrations == [("cpu", True)]
@@ -158,9 +158,7 @@ def test_for_real(latpred_home: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     assert latpred_home in store.file_of("cpu").parents
 
 
-def test_before_pytorch_is_loaded_its_threads_are_those_of_the_last_process_alike(
-    latpred_home: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_its_threads_before_pytorch_are_those_of_last_time(latpred_home: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     asked: list[int] = []
     monkeypatch.setattr(api, "sys", SimpleNamespace(modules={}))
     monkeypatch.setattr(api, "_threads_of_torch", lambda: asked.append(1) or 3)

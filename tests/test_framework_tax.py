@@ -59,9 +59,7 @@ def test_every_script_is_tried_and_listed() -> None:
 
 @pytest.mark.filterwarnings("ignore:ComplexHalf support is experimental")  # FNet in fp16
 @pytest.mark.parametrize("name", SMALL)
-def test_a_script_prints_numbers_and_writes_a_figure(
-    name: str, main: Main, tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_a_script_prints_and_draws(name: str, main: Main, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     figure = tmp_path / f"{name}.png"
     main(name, [*SMALL[name], "--batches", "1,8", "-o", str(figure)])
     assert figure.stat().st_size > 5_000
@@ -130,9 +128,7 @@ def test_table_1_finds_width_batch_and_length_free(main: Main, capsys: pytest.Ca
         assert abs(float(row[4]) / float(row[6]) - 1) < 0.4  # the paper's host was another
 
 
-def test_table_3_orders_the_runtimes_by_what_they_leave_to_the_host(
-    main: Main, tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_table_3_orders_runtimes_by_overhead(main: Main, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     (tmp_path / "models.py").write_text(SOURCE)
     main("table3", ["--model", f"{tmp_path}/models.py:build"])
     _, *lines = capsys.readouterr().out.splitlines()

@@ -100,9 +100,7 @@ PRESSURE = "some avg10=12.50 avg60=3.00 avg300=1.00 total=41558462\nfull avg10=0
         (host.own_delay_s, "self/task/7/schedstat", "0 0 0\n", None),  # a kernel that counts no delay writes zeros
     ],
 )
-def test_what_the_system_counts(
-    read: Callable[[Path], object], file: str, text: str, found: object, tmp_path: Path
-) -> None:
+def test_system_counters(read: Callable[[Path], object], file: str, text: str, found: object, tmp_path: Path) -> None:
     assert read(written(tmp_path, {file: text})) == pytest.approx(found)
 
 

@@ -44,9 +44,7 @@ def gpu(name: str, **changes: float) -> Predictor:
 
 @pytest.mark.parametrize("method", ["trace", "curve"])
 @pytest.mark.parametrize("wrapped", [False, True])
-def test_a_time_limit_that_ends_a_search_is_raised_as_it_was(
-    method: str, wrapped: bool, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_time_limit_of_a_search_is_raised(method: str, wrapped: bool, monkeypatch: pytest.MonkeyPatch) -> None:
     stop, refused = TimeLimitError("late"), RuntimeRefusalError("it cannot be traced")
     refused.__cause__ = stop
     monkeypatch.setattr(Predictor, method, mock.Mock(side_effect=refused if wrapped else stop))
@@ -283,9 +281,7 @@ def test_candidates_are_taken_one_at_a_time_and_the_first_failure_can_end_it() -
         ({"n_jobs": "all"}, UsageError, "n_jobs='all' is no number of workers"),
     ],
 )
-def test_wrong_questions_are_refused_before_any_candidate_is_touched(
-    asked: dict[str, Any], error: type[Exception], said: str
-) -> None:
+def test_wrong_questions_are_refused_before_any_trace(asked: dict[str, Any], error: type[Exception], said: str) -> None:
     def untouched() -> Iterator[nn.Module]:
         raise AssertionError
         yield

@@ -93,9 +93,7 @@ BATCHES = [1, 2, 4, 8, 16]
         (metrics.crossing, ([1, 2], [3, 3], [1, 2]), math.nan),
     ],
 )
-def test_batch_sizes_read_off_curves(
-    reader: Callable[..., float], columns: tuple[list[int], ...], where: float
-) -> None:
+def test_batches_read_off_curves(reader: Callable[..., float], columns: tuple[list[int], ...], where: float) -> None:
     assert reader(*columns) == pytest.approx(where, nan_ok=True)
 
 

@@ -83,9 +83,7 @@ def test_an_outside_table_is_evaluated_without_models_that_lack_a_package(
         comparison.evaluate(outside.iloc[1:].assign(latency_s=truth), profile())
 
 
-def test_a_row_that_could_not_be_measured_is_not_traced_but_said(
-    graph: ModelGraph, asked: list[dict[str, object]]
-) -> None:
+def test_a_row_that_was_not_measured_is_not_traced_but_said(graph: ModelGraph, asked: list[dict[str, object]]) -> None:
     outside = pd.DataFrame({"model": ["bert", "lib:a"], "batch": 4, "status": ["ok", "out of memory"]})
     report = comparison.evaluate(outside.assign(latency_s=[0.1, ""]), profile())
     assert (report.overall.cells, [said.partition(" batch")[0] for said in report.failed]) == (1, ["lib:a"])
@@ -136,9 +134,7 @@ def test_attention_is_traced_as_the_table_says(asked: list[dict[str, object]]) -
         ("seq_len", 64, "Put one of seq, audio, image"),
     ],
 )
-def test_a_size_that_no_forward_pass_can_be_traced_at_is_refused(
-    kind: str, size: int, said: str, asked: list[dict[str, object]]
-) -> None:
+def test_a_size_that_cannot_be_traced_is_said(kind: str, size: int, said: str, asked: list[dict[str, object]]) -> None:
     with pytest.raises(TableError, match=said):
         comparison.evaluate(measured([("bert", 1, 0.1)], input_kind=kind, input_size=size), profile())
     assert asked == []

@@ -7,11 +7,13 @@ from collections.abc import Callable, Iterator
 from functools import partial
 from pathlib import Path
 from typing import Any
+from unittest.mock import Mock
 
 import pandas as pd
 import pytest
 import torch
-from searchdata import ASKED, SMALL, Stubborn, builder, candidates, in_float64, predictor
+from searchdata import ASKED, SMALL, Stubborn, builder, candidates, predictor
+from smallmodels import default_dtype
 from torch import nn
 
 from latpred import predict_many
@@ -25,17 +27,25 @@ from latpred.search import resume
 from latpred.search.resume import CandidateRow, Evaluator
 from latpred.zoo.names import registered_function
 
+Resumed, Predicted = Callable[..., pd.DataFrame], Callable[[], list[int]]
 
-def test_a_file_that_is_no_python_fails_alone(tmp_path: Path) -> None:
+
+@pytest.fixture
+def resumed(tmp_path: Path) -> Resumed:
+    """Predicts candidates, but takes what one table holds of them from there."""
+    return partial(predict_many, resume=tmp_path / "table.parquet", **ASKED)
+
+
+def test_a_file_that_is_no_python_fails_alone(tmp_path: Path, resumed: Resumed) -> None:
     file = tmp_path / "mine.py"
     for text in ("def build(:\n", "\0", "(" * 10_000):
         file.write_text(text)
-        table = predict_many([f"{file}:build", builder(8)], resume=tmp_path / "table.parquet", **ASKED)
+        table = resumed([f"{file}:build", builder(8)])
         assert ["failed: SyntaxError" in str(error) for error in table.error] == [True, True, False, False]
 
 
 @pytest.fixture
-def predicted(monkeypatch: pytest.MonkeyPatch) -> Callable[[], list[int]]:
+def predicted(monkeypatch: pytest.MonkeyPatch) -> Predicted:
     """Positions of the candidates that were predicted, not read back, since this was last asked."""
     steps: list[int] = []
     rows_of = Evaluator.rows
@@ -53,7 +63,7 @@ def predicted(monkeypatch: pytest.MonkeyPatch) -> Callable[[], list[int]]:
     return since
 
 
-def test_a_run_goes_on_where_it_stopped(tmp_path: Path, predicted: Callable[[], list[int]]) -> None:
+def test_a_run_goes_on_where_it_stopped(tmp_path: Path, predicted: Predicted) -> None:
     path = tmp_path / "table.parquet"
     expected = predict_many(candidates(), **ASKED)
     predicted()
@@ -75,7 +85,7 @@ def test_a_run_goes_on_where_it_stopped(tmp_path: Path, predicted: Callable[[], 
     assert again.latency_ms[::2].tolist() == found.latency_ms[::2].tolist()[::-1]
 
 
-def test_what_may_not_hold_is_kept_with_the_rows(tmp_path: Path, predicted: Callable[[], list[int]]) -> None:
+def test_what_may_not_hold_is_kept_with_the_rows(tmp_path: Path, predicted: Predicted) -> None:
     for caveats in (("a; b", "c"), ("d",), ()):
         asked = {**ASKED, "device": Predictor(ASKED["device"].profile, caveats), "resume": tmp_path / "table.parquet"}
         for new in ([0], []):
@@ -104,7 +114,7 @@ IMAGES = {"candidates": [partial(nn.Conv2d, 3, 8, 3)], "inputs": None, "image": 
     ],
 )
 def test_a_changed_question_is_answered_anew(
-    first: dict[str, Any], change: dict[str, Any], tmp_path: Path, predicted: Callable[[], list[int]]
+    first: dict[str, Any], change: dict[str, Any], tmp_path: Path, predicted: Predicted
 ) -> None:
     asked = {"candidates": [builder(16)], "resume": tmp_path / "table.parquet", **ASKED, **first}
     for expected in ([0], []):
@@ -119,46 +129,45 @@ def test_a_changed_question_is_answered_anew(
     assert predicted() == [], "what was there before is still there"
 
 
-def test_another_default_dtype_is_another_question(tmp_path: Path, predicted: Callable[[], list[int]]) -> None:
-    asked = {"candidates": [builder(16)], "resume": tmp_path / "table.parquet", **ASKED}
-    single = predict_many(**asked)
-    with in_float64():
-        double = predict_many(**asked)
+def test_another_default_dtype_is_another_question(resumed: Resumed, predicted: Predicted) -> None:
+    single = resumed([builder(16)])
+    with default_dtype(torch.float64):
+        double = resumed([builder(16)])
     assert predicted() == [0, 0]
     assert [set(table.precision) for table in (single, double)] == [{"fp32"}, {"fp64"}]
 
 
 def test_another_attention_of_timm_is_another_question(
-    tmp_path: Path, predicted: Callable[[], list[int]], monkeypatch: pytest.MonkeyPatch
+    resumed: Resumed, predicted: Predicted, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     for fused in "1001":
         monkeypatch.setattr(graph_store, "timm_attention", lambda fused=fused: fused)
-        predict_many([builder(16)], resume=tmp_path / "table.parquet", **ASKED)
+        resumed([builder(16)])
     assert predicted() == [0, 0]
 
 
-def test_what_a_builder_draws_is_another_each_time(tmp_path: Path, predicted: Callable[[], list[int]]) -> None:
+def test_what_a_builder_draws_is_another_each_time(resumed: Resumed, predicted: Predicted) -> None:
     def drawn() -> nn.Module:
         return builder(int(torch.randint(8, 512, ())))()
 
     for _ in range(2):
-        predict_many([drawn] * 2, resume=tmp_path / "table.parquet", **ASKED)
+        resumed([drawn] * 2)
     assert predicted() == [0, 1] * 2
 
 
 def test_a_library_s_name_may_be_that_of_one_s_own_function(
-    tmp_path: Path, predicted: Callable[[], list[int]], monkeypatch: pytest.MonkeyPatch
+    resumed: Resumed, predicted: Predicted, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     registry = pytest.importorskip("timm.models._registry")
     for width in (8, 16, 16):
         monkeypatch.setitem(registry._model_entrypoints, "mine", lambda width=width, **_: builder(width)())
-        predict_many(["timm:mine"], resume=tmp_path / "table.parquet", errors="raise", **ASKED)
+        resumed(["timm:mine"], errors="raise")
     assert predicted() == [0, 0]
     monkeypatch.setattr("timm.list_models", None)  # which sorts all names, too slow to be asked for each candidate
     assert registered_function("timm:mine") is not None
 
 
-def test_a_link_goes_on_pointing_to_the_table(tmp_path: Path, predicted: Callable[[], list[int]]) -> None:
+def test_a_link_goes_on_pointing_to_the_table(tmp_path: Path, predicted: Predicted) -> None:
     link, table = tmp_path / "link.parquet", tmp_path / "table.parquet"
     link.symlink_to(table)
     for path in (link, table):
@@ -168,10 +177,10 @@ def test_a_link_goes_on_pointing_to_the_table(tmp_path: Path, predicted: Callabl
 
 
 @pytest.mark.usefixtures("own_formulas")
-def test_other_formulas_are_another_question(tmp_path: Path, predicted: Callable[[], list[int]]) -> None:
+def test_other_formulas_are_another_question(resumed: Resumed, predicted: Predicted) -> None:
     for times in (1, 2, 2):
         cost("mine::op")(partial(times_numel, times))
-        predict_many([builder(16)], resume=tmp_path / "table.parquet", **ASKED)
+        resumed([builder(16)])
         del families._REGISTERED[-1]
     assert predicted() == [0, 0]
 
@@ -180,18 +189,16 @@ def times_numel(times: int, *_: Any, out: Any) -> Work:
     return Work("elementwise", {"numel": times * out.numel(), "operands": 1})
 
 
-def test_a_disk_that_is_full_costs_no_rows(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    def full(*_: object, **__: object) -> None:
-        raise OSError(28, "No space left on device")
-
+def test_a_disk_that_is_full_costs_no_rows(resumed: Resumed, monkeypatch: pytest.MonkeyPatch) -> None:
+    full = Mock(side_effect=OSError(28, "No space left on device"))
     monkeypatch.setattr(resume, "WRITE_EVERY_S", -1.0)
     monkeypatch.setattr(pd.DataFrame, "to_parquet", full)
     with pytest.warns(UserWarning, match="No space left on device"):
-        table = predict_many([builder(8), builder(16)], resume=tmp_path / "table.parquet", **ASKED)
+        table = resumed([builder(8), builder(16)])
     assert table["error"].isna().all()
     monkeypatch.setattr(resume, "locked", full)
     with pytest.raises(UsageError, match=r"cannot lock .*No space left on device"):
-        predict_many([builder(8)], resume=tmp_path / "table.parquet", **ASKED)
+        resumed([builder(8)])
 
 
 @pytest.mark.parametrize(
@@ -204,7 +211,7 @@ def test_a_disk_that_is_full_costs_no_rows(tmp_path: Path, monkeypatch: pytest.M
     ],
 )
 def test_rows_of_another_version_are_not_taken_over(
-    owner: Any, name: str, old: Any, tmp_path: Path, predicted: Callable[[], list[int]], monkeypatch: pytest.MonkeyPatch
+    owner: Any, name: str, old: Any, tmp_path: Path, predicted: Predicted, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     asked = {"candidates": [builder(16)], "resume": tmp_path / "table.parquet", "runtime": "torchscript", **ASKED}
     with monkeypatch.context() as older:
@@ -215,9 +222,9 @@ def test_rows_of_another_version_are_not_taken_over(
     assert len(pd.read_parquet(asked["resume"])) == 4, "the older rows stay"
 
 
-def test_what_failed_or_cannot_be_told_apart_is_tried_again(tmp_path: Path, predicted: Callable[[], list[int]]) -> None:
+def test_what_failed_or_cannot_be_told_apart_is_tried_again(resumed: Resumed, predicted: Predicted) -> None:
     for _ in range(2):
-        predict_many([Stubborn(), 7, builder(8)], resume=tmp_path / "table.parquet", **ASKED)
+        resumed([Stubborn(), 7, builder(8)])
     assert predicted() == [0, 1, 2, 0, 1]
 
 
@@ -225,11 +232,7 @@ def test_files_that_are_no_such_table_are_left_alone(tmp_path: Path) -> None:
     foreign, garbled = tmp_path / "mine.parquet", tmp_path / "garbled.parquet"
     pd.DataFrame({"a": [1]}).to_parquet(foreign)
     garbled.write_bytes(b"PAR1 or not")
-    for path, message in (
-        (foreign, "holds another table"),
-        (garbled, "is no Parquet table"),
-        (tmp_path, "is a folder"),
-    ):
+    for path, message in ((foreign, "another table"), (garbled, "is no Parquet table"), (tmp_path, "is a folder")):
         before = path.read_bytes() if path.is_file() else b""
         with pytest.raises((TableError, UsageError), match=message):
             predict_many(candidates(), resume=path, **ASKED)

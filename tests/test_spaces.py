@@ -10,7 +10,8 @@ import numpy as np
 import pytest
 import torch
 from factories import kernel_fits
-from searchdata import in_float64, predictor
+from searchdata import predictor
+from smallmodels import default_dtype
 from torch import nn
 
 import latpred
@@ -304,7 +305,7 @@ def test_a_formula_that_is_registered_later_counts() -> None:
 
 def test_networks_by_name_are_in_fp32_and_those_of_a_space_in_the_default_dtype() -> None:
     single = nasbench201.graph(9, image=16)
-    with in_float64():
+    with default_dtype(torch.float64):
         double, named = nasbench201.graph(9, image=16), latpred.trace("nasbench201:9", image=16)
         table = latpred.predict_many(["nasbench201:9"], image=16, device=CPU)
     assert [graph.precision for graph in (single, double, named)] == ["fp32", "fp64", "fp32"]

@@ -54,9 +54,7 @@ def profile(**changes: object) -> DeviceProfile:
         (THEN, WARM | {"dispatch": 150.0}, (1.5, 1.5, 1.0, 1.0, 1.0, 1.0, 1.0)),
     ],
 )
-def test_each_kind_of_work_has_its_reference(
-    then: dict[str, float], now: dict[str, float], expected: tuple[float, ...]
-) -> None:
+def test_every_work_has_a_reference(then: dict[str, float], now: dict[str, float], expected: tuple[float, ...]) -> None:
     assert host.slowdown(then, now) == pytest.approx(expected)
 
 
@@ -221,9 +219,7 @@ def test_a_second_of_timing_reads_every_reference() -> None:
     assert set(reference_speed.speed_now(1, seconds=0.0, host_only=True)) == {"dispatch"}
 
 
-def test_the_speed_of_the_moment_is_the_cpus_in_float32_whatever_the_process_has_set(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
+def test_the_speed_of_the_moment_is_the_cpus_in_float32_whatever_is_set(monkeypatch: pytest.MonkeyPatch) -> None:
     seen: list[object] = []
 
     def read(timer: reference_speed.ReferenceTimer) -> dict[str, float]:
@@ -246,9 +242,7 @@ def test_the_speed_of_the_moment_is_the_cpus_in_float32_whatever_the_process_has
     assert set(seen) == {(torch.float32, "cpu"), "highest"}
 
 
-def test_looking_at_the_speed_of_the_moment_sets_threads_and_autocast_alone_and_puts_them_back(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
+def test_looking_at_the_speed_sets_threads_and_autocast_and_puts_them_back(monkeypatch: pytest.MonkeyPatch) -> None:
     def state() -> tuple[object, ...]:
         subnormal = float(torch.tensor(1e-39) * 0.5)
         return torch.get_num_threads(), torch.is_autocast_enabled("cpu"), subnormal, torch.backends.cudnn.benchmark

@@ -11,6 +11,7 @@ import weakref
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 from pathlib import Path
+from unittest.mock import Mock
 
 import pytest
 from factories import graph, linear
@@ -100,9 +101,7 @@ def test_a_name_that_is_as_long_as_it_can_be_is_written(tmp_path: Path) -> None:
     assert path.read_bytes() == b"two"
 
 
-def test_where_one_folder_is_that_of_data_and_cache_the_cache_alone_is_cleared(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_where_data_and_cache_share_a_folder_data_is_kept(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.delenv("LATPRED_HOME", raising=False)
     for place in ("data", "cache"):
         monkeypatch.setattr(f"platformdirs.user_{place}_dir", lambda *_, **__: str(tmp_path))
@@ -112,9 +111,7 @@ def test_where_one_folder_is_that_of_data_and_cache_the_cache_alone_is_cleared(
     assert [path.name for path in storage.documents(storage.profiles_dir())] == ["cpu.json"]
 
 
-def test_a_cache_may_be_emptied_by_others_while_it_is_looked_at(
-    latpred_home: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_cache_may_be_emptied_while_it_is_looked_at(latpred_home: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     storage.write(storage.cache_dir() / "graphs" / "one", b"{}")
     remove = shutil.rmtree
 
@@ -152,10 +149,7 @@ def test_a_lock_is_held_by_one_at_a_time(tmp_path: Path) -> None:
 
 
 def test_a_file_system_without_locks_is_a_fault_of_the_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    def acquire(*_: object, **__: object) -> None:
-        raise NotImplementedError
-
-    monkeypatch.setattr("filelock.FileLock.acquire", acquire)
+    monkeypatch.setattr("filelock.FileLock.acquire", Mock(side_effect=NotImplementedError))
     with pytest.raises(OSError, match="locks no files"):
         storage.locked(tmp_path / "lock", "busy").__enter__()
 

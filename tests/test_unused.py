@@ -47,21 +47,6 @@ def test_sizes_of_a_file_that_gives_its_inputs(tmp_path: Path) -> None:
         latpred.trace(f"{file}:build", seq=8)
 
 
-def test_sizes_that_an_onnx_file_has_fixed(tmp_path: Path) -> None:
-    pytest.importorskip("onnxruntime")
-    onnx = pytest.importorskip("onnx")
-    x, y = (onnx.helper.make_tensor_value_info(name, 1, ["batch", 8]) for name in "xy")
-    graph = onnx.helper.make_graph([onnx.helper.make_node("Relu", ["x"], ["y"])], "graph", [x], [y])
-    path = tmp_path / "net.onnx"
-    opset = [onnx.helper.make_opsetid("", 20)]
-    onnx.save(onnx.helper.make_model(graph, opset_imports=opset, ir_version=9), str(path))
-    for sizes in ({"seq": 8}, {"image": 8}):
-        with pytest.raises(UsageError, match=r"changes nothing, since no input has such a size open\. Leave it out"):
-            latpred.predict(path, 1, "onnxruntime", device=CPU, **sizes)  # type: ignore[arg-type]
-    with pytest.raises(UsageError, match="seq=8 changes nothing, since inputs= has its size"):
-        latpred.predict(path, 1, "onnxruntime", inputs=torch.zeros(1, 8), seq=8, device=CPU)
-
-
 def test_as_many_tokens_as_there_are_positions() -> None:
     assert latpred.trace("gpt2", seq=1024).launches()
     assert latpred.trace("tinyllama-1.1b", seq=2049).launches()

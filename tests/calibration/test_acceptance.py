@@ -5,7 +5,8 @@ from __future__ import annotations
 import math
 from itertools import count
 from types import SimpleNamespace
-from typing import Any, NoReturn
+from typing import Any
+from unittest.mock import Mock
 
 import factories
 import msgspec
@@ -124,9 +125,7 @@ APART = "The host had moved the processors apart for 60% of the cells"
         ([], {}, dict.fromkeys((MEDIAN, P90), "nothing to judge by") | {ENOUGH: "0"}, [ANEW, MORE_TIME]),
     ],
 )
-def test_what_fails_and_what_to_do_then(
-    ratios: list[float], quality: dict[str, Any], failing: dict[str, str], advice: list[str]
-) -> None:
+def test_what_fails(ratios: list[float], quality: dict[str, Any], failing: dict[str, str], advice: list[str]) -> None:
     verdict = accepted(several(*ratios), (), **quality, command=COMMAND)
     assert verdict.passed == (not failing)
     failed = {name: text.removesuffix(": failed") for name, text in verdict.checks.items() if text.endswith("failed")}
@@ -200,9 +199,7 @@ def test_ordinary_models_decide_where_there_are_enough() -> None:
     ("slow", "networks_slow", "who"),
     [(1.0, 1.0, "ordinary models"), (1.3, 1.0, "holdout networks"), (1.3, 1.3, "ordinary models")],
 )
-def test_models_of_slow_moments_leave_the_verdict_to_networks_of_fast_ones(
-    slow: float, networks_slow: float, who: str
-) -> None:
+def test_models_of_slow_moments_leave_the_verdict_to_fast_networks(slow: float, networks_slow: float, who: str) -> None:
     several = [row(cell) for cell in HOLDOUTS if not schedules.network_spec(cell).tiny][: acceptance.FEWEST]
     rows = [
         *(at_slowness(one, networks_slow) for one in several),
@@ -258,9 +255,7 @@ def test_a_model_is_timed_whole_and_becomes_a_run(monkeypatch: pytest.MonkeyPatc
 
 
 def test_a_model_that_does_not_fit_in_memory_is_no_other_failure(monkeypatch: pytest.MonkeyPatch) -> None:
-    def make(*_: object) -> NoReturn:
-        raise RuntimeError("DefaultCPUAllocator: can't allocate memory: you tried to allocate 40 GiB")
-
+    make = Mock(side_effect=RuntimeError("DefaultCPUAllocator: can't allocate memory: you tried to allocate 40 GiB"))
     monkeypatch.setattr(acceptance, "cell_graph", lambda *_: None)
     monkeypatch.setattr(suites, "gate_model", lambda name: SimpleNamespace(make=make))
     with pytest.raises(MemoryError):

@@ -9,7 +9,8 @@ from collections.abc import Callable, Iterator
 from functools import partial
 from pathlib import Path
 from types import SimpleNamespace
-from typing import Any, NoReturn
+from typing import Any
+from unittest.mock import Mock
 
 import msgspec
 import pytest
@@ -169,9 +170,7 @@ def test_a_runtime_joins_the_record_of_eager_whatever_precisions_that_has() -> N
     assert calibrate_runtimes.kept("simulated", device, {}, ["fp32"]) == store.find("simulated")
 
 
-def test_a_runtime_joins_the_record_of_eager_though_fewer_precisions_have_kernels_and_packages_were_added(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
+def test_a_runtime_joins_eager_s_record_with_fewer_precisions_and_new_tools(monkeypatch: pytest.MonkeyPatch) -> None:
     cells = 154
     assert calibrate(SimulatedDevice(), cells=cells).kernels.keys() < set(SimulatedDevice().precisions())
     calibrate(SimulatedDevice(), runtimes=["plain"], cells=MORE)
@@ -242,10 +241,7 @@ def test_eager_comes_first_and_its_fit_sees_no_other_rows() -> None:
 def test_a_runtime_that_never_works_stays_out_and_the_gate_says_why(
     runtime: str, error: Exception, said: str, timed: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    def failing(*_: object) -> NoReturn:
-        raise error
-
-    monkeypatch.setattr(base.RuntimeCalibrator, "prepared", failing)
+    monkeypatch.setattr(base.RuntimeCalibrator, "prepared", Mock(side_effect=error))
     profile = more((runtime,))
     assert list(profile.runtimes) == ["eager"]
     assert profile.acceptance.runtimes == {runtime: False}
@@ -292,9 +288,7 @@ def test_a_runtime_that_cannot_be_fitted_ends_no_calibration_of_others(monkeypat
 
 
 @pytest.mark.usefixtures("finished")
-def test_a_runtime_that_is_measured_again_in_vain_says_that_its_costs_are_older(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
+def test_a_runtime_measured_again_in_vain_says_that_its_costs_are_older(monkeypatch: pytest.MonkeyPatch) -> None:
     older = more().runtimes["plain"]
     monkeypatch.setattr(base.RuntimeCalibrator, "fit", lambda *_: 1 / 0)
     profile = more()
@@ -378,16 +372,13 @@ def test_names_that_cannot_be_calibrated_are_refused(names: list[str], error: ty
         calibrate_runtimes.named(names, open_device("cpu"))
 
 
-def test_the_command_line_says_what_it_leaves_out_and_what_it_does_not_know(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_command_line_says_what_it_leaves_out(monkeypatch: pytest.MonkeyPatch) -> None:
     asked: list[tuple[str, ...]] = []
 
     def caught(*_: object, runtimes: tuple[str, ...], **__: object) -> DeviceProfile:
         asked.append(runtimes)
         raise UsageError("caught")
 
-    misspelt = run("calibrate", "--device", "simulated", "--runtimes", "eager,torchscrip")
-    assert misspelt.exit_code == 2
-    assert "Did you mean 'torchscript'?" in misspelt.stderr
     assert run("calibrate", "--device", "cpu", "--runtimes", "absent").exit_code == 3
     monkeypatch.setattr("latpred.calibration.calibrate", caught)
     shown = run("calibrate", "--device", "cpu", "--runtimes", "all")

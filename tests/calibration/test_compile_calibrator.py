@@ -183,9 +183,7 @@ def test_what_passes_beside_a_call_is_no_part_of_its_kernel(rows: list[Row], pro
     assert other.kernel_scales == pytest.approx(fit.kernel_scales, rel=0.03)
 
 
-def test_what_takes_longer_beside_large_kernels_than_beside_tiny_ones_is_cold_code_s(
-    rows: list[Row], profile: DeviceProfile
-) -> None:
+def test_what_takes_longer_beside_large_kernels_is_cold_code_s(rows: list[Row], profile: DeviceProfile) -> None:
     cold, longer_us = with_cold_code(profile), 40.0
     compiled = [compile_calibrator._compiled_network(one, cold) for one in rows]
     slower = [
@@ -229,17 +227,13 @@ def test_a_format_and_a_window_have_scales_of_their_own(rows: list[Row], profile
     assert factor(msgspec.structs.replace(gemm(8), dtype="bfloat16"), "bf16") == pytest.approx(0.25)
 
 
-def test_a_layout_that_eager_lacks_says_nothing_of_convolutions_in_eager_s(
-    profile: DeviceProfile, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_layout_that_eager_lacks_tells_nothing_of_it(profile: DeviceProfile, monkeypatch: pytest.MonkeyPatch) -> None:
     fit = fitted(timed_rows(profile, monkeypatch, lambda size: laid_out(conv(size))), profile)
     assert fit.kernel_scales["conv.channels_last.pointwise"] == pytest.approx(SCALE, rel=0.1)
     assert "conv" not in fit.kernel_scales
 
 
-def test_kernels_that_share_a_call_take_what_they_take_together(
-    profile: DeviceProfile, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_kernels_that_share_a_call_are_timed_together(profile: DeviceProfile, monkeypatch: pytest.MonkeyPatch) -> None:
     """The copy never runs alone, and with what runs beside it takes a third of what its bytes take elsewhere."""
 
     def copy(size: int) -> Op:
@@ -263,9 +257,7 @@ def test_kernels_that_share_a_call_take_what_they_take_together(
     assert us == pytest.approx((one.read_bytes + one.write_bytes).at(1) / BYTES_PER_US / 3, rel=0.3)
 
 
-def test_a_family_that_tiny_networks_only_make_work_hard_keeps_its_scale(
-    rows: list[Row], profile: DeviceProfile
-) -> None:
+def test_a_family_that_is_slow_in_tiny_networks_only_keeps_its_scale(rows: list[Row], profile: DeviceProfile) -> None:
     """Nothing is left of a call beyond the median of its like, but that does not make its kernel take no time."""
     hard = [msgspec.structs.replace(one, calls_us=tuple(us + 50.0 for us in one.calls_us)) for one in rows]
     mixed = [other if schedules.network_spec(one.cell).tiny else one for one, other in zip(rows, hard, strict=True)]

@@ -8,11 +8,13 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager, nullcontext, suppress
 from types import SimpleNamespace
 from typing import Any
+from unittest.mock import Mock
 
 import msgspec
 import pytest
 import torch
 from profiledata import machine, profile
+from smallmodels import default_dtype
 
 from latpred.calibration.cells import Cell
 from latpred.calibration.devices import conditions
@@ -133,8 +135,7 @@ def test_a_cpu_multiplies_float32_in_full_inside_and_as_before_outside(reduce: C
 
 
 def test_generated_networks_are_of_the_usual_dtype_and_no_generator_moves() -> None:
-    torch.set_default_dtype(torch.float64)
-    try:
+    with default_dtype(torch.float64):
         generator = torch.get_rng_state()
         with conditions.stated():
             assert torch.ones(1).dtype == torch.float32
@@ -147,8 +148,6 @@ def test_generated_networks_are_of_the_usual_dtype_and_no_generator_moves() -> N
         networks.graph(networks.draw(0, tiny=True))
         assert torch.equal(torch.get_rng_state(), generator)
         assert torch.get_default_dtype() == torch.float64
-    finally:
-        torch.set_default_dtype(torch.float32)
 
 
 def test_the_gpu_that_is_measured_is_the_current_one_inside_only(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -174,9 +173,7 @@ def test_the_gpu_that_is_measured_is_the_current_one_inside_only(monkeypatch: py
 
 
 def test_a_gpu_that_is_lost_says_so_though_its_generator_cannot_be_put_back(monkeypatch: pytest.MonkeyPatch) -> None:
-    def lost(*_: object) -> None:
-        raise RuntimeError("CUDA error: unspecified launch failure")
-
+    lost = Mock(side_effect=RuntimeError("CUDA error: unspecified launch failure"))
     monkeypatch.setattr(torch.cuda, "device", lambda _: nullcontext())
     monkeypatch.setattr(torch.cuda, "get_rng_state", lambda _: None)
     monkeypatch.setattr(torch.cuda, "set_rng_state", lost)

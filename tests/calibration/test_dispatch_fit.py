@@ -64,12 +64,8 @@ def test_no_call_costs_less_than_nothing() -> None:
 
 
 def test_the_correction_of_calls_from_python_leaves_nested_classes_alone() -> None:
-    nested = run(
-        [op_of("view.reshape"), op_of("gemm.nested.mm"), closing()], total_us=4.0 + 7.0 + 0.5, calls_us=(11.0,)
-    )
-    plain = [
-        run([op_of("view.reshape"), closing(calls)], 4.0 + 0.5 + 1.5 * calls, calls_us=(4.0,)) for calls in (1, 4, 9)
-    ]
+    nested = run([op_of("view.reshape"), op_of("gemm.nested.mm"), closing()], 4.0 + 7.0 + 0.5, calls_us=(11.0,))
+    plain = [run([op_of("view.reshape"), closing(n)], 4.0 + 0.5 + 1.5 * n, calls_us=(4.0,)) for n in (1, 4, 9)]
     fit = dispatch_fit.fit_in_place([nested, *plain], CALLED)
     assert fit.costs_us["view.reshape"] == pytest.approx(4.5, rel=1e-4)
     assert fit.costs_us["gemm.nested.mm"] == pytest.approx(7.0)

@@ -100,9 +100,7 @@ def test_how_many_processors_others_used_beyond_what_is_usual(before: Counters, 
         ({"busy_s": 3.8, "boot_s": 14.0}, "", "the machine slept 12 s"),
     ],
 )
-def test_what_the_processors_do_does_not_touch_a_device_of_its_own(
-    grown: dict[str, float], gpu: str, device: str
-) -> None:
+def test_what_processors_do_does_not_touch_a_device_of_its_own(grown: dict[str, float], gpu: str, device: str) -> None:
     assert between(START, later(**grown), gpu=gpu).device == device
 
 

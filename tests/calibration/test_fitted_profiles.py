@@ -242,9 +242,7 @@ def test_an_architecture_is_known_by_what_it_multiplies_by() -> None:
     assert weights_of(trace(alone, torch.zeros(1, 8))) == ((2, 4, 1), (4, 8, 1))
 
 
-def test_folds_in_processes_are_what_they_are_one_after_the_other(
-    fitted: Fit, holdout: pd.DataFrame, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_folds_do_not_depend_on_processes(fitted: Fit, holdout: pd.DataFrame, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(leave_out, "FEWEST_BESIDE", 1)
     beside = leave_out.by_column(fitted[0], "model")
     np.testing.assert_allclose(holdout["predicted_s"], beside["predicted_s"], rtol=1e-9)
@@ -325,9 +323,7 @@ def test_a_table_of_one_host_has_no_others_to_cover() -> None:
     assert (single.name, single.machine.cpu) == ("mine", "a published host")
     assert single.runtimes["eager"].host_spread == 0.0  # the host is the table's, whoever asks
     # Those of another GPU tell how far apart they lie.
-    beside = profile_from(
-        pd.concat([alone, table()[lambda rows: rows["gpu"] == "2080Ti"]]).drop_duplicates(), "RTX-8000"
-    )
+    beside = profile_from(pd.concat([alone, table().query("gpu == '2080Ti'")]).drop_duplicates(), "RTX-8000")
     assert beside.machine.cpu == "a published host"
     assert beside.runtimes["eager"].host_spread == pytest.approx(np.log(2.0) / 1.645, rel=0.1)
 
@@ -617,9 +613,7 @@ def test_a_gpu_whose_rows_wait_for_no_host_has_the_middle_one_of_the_others_unle
     ("share", "era", "runtimes"),
     [(0.2, TORCH_1_12, ["eager", "torchscript"]), (0.4, TORCH_2, ["eager"]), (1.0, TORCH_2, ["eager"])],
 )
-def test_a_profile_is_of_todays_pytorch_from_a_quarter_of_the_eager_rows_on(
-    share: float, era: str, runtimes: list[str]
-) -> None:
+def test_a_quarter_of_eager_rows_makes_a_profile_of_todays_pytorch(share: float, era: str, runtimes: list[str]) -> None:
     rows = frame().query("gpu == 'RTX-8000'").reset_index(drop=True)
     eager = rows.assign(stack=np.where(rows.index % 5 < 5 * share, "torch=2.9.0", "torch=1.12.1"))
     joined = scripted(1.0).query("gpu == 'RTX-8000' and batch == 1").assign(stack="torch=1.12.1")
@@ -640,9 +634,7 @@ def test_scripted_rows_tell_of_kernels_where_a_source_has_few_others() -> None:
     assert not alone.telling[alone.rows.runtime == "torchscript"].any()
 
 
-def test_what_gpus_have_in_common_predicts_one_that_nobody_measured(
-    fitted: Fit, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_what_gpus_have_in_common_predicts_an_unmeasured_one(fitted: Fit, monkeypatch: pytest.MonkeyPatch) -> None:
     problem = fitted[0]
     script = runpy.run_path(str(Path(__file__).parents[2] / "examples" / "framework_tax" / "datasheets.py"))
     holdout = script["without_gpu"](problem)

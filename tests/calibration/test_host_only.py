@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from unittest.mock import Mock
+
 import msgspec
 import pytest
 import torch
@@ -79,10 +81,6 @@ def test_too_few_networks_are_said(monkeypatch: pytest.MonkeyPatch) -> None:
     with pytest.raises(CalibrationError, match="1 tiny networks"):
         calibrator.calibrate_host("laptop", tiny=1)
     assert host_profile.names() == []
-
-    def refuse(*_: object) -> Row:
-        raise CalibrationError("no such op.")
-
-    monkeypatch.setattr(schedules.Synchronous, "measure", refuse)
+    monkeypatch.setattr(schedules.Synchronous, "measure", Mock(side_effect=CalibrationError("no such op.")))
     with pytest.raises(CalibrationError, match=r"Of 7 cells 7 could not .* for this: no such op\. Time at least 4"):
         calibrator.calibrate_host("laptop", tiny=1)

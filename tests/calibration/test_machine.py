@@ -83,15 +83,15 @@ def test_what_a_driver_keeps_to_itself_does_not_hide_the_rest(library):
     assert machine.gpu_state(BUS) == machine.GpuState("570.1", 1200, 0, ())
 
 
-@pytest.mark.parametrize(("listed", "others"), [((), 0), ((4711,), 0), ((4711, 4712), 1)])
-def test_within_a_container_this_process_goes_by_another_number(listed, others, library):
-    library.nvml.nvmlDeviceGetComputeRunningProcesses = lambda handle: processes(*listed)
+ON_WINDOWS = processes(17, 18, 19, memory=None)  # which draw on the screen
+
+
+@pytest.mark.parametrize(
+    ("listed", "others"), [((), 0), (processes(4711), 0), (processes(4711, 4712), 1), (ON_WINDOWS, 0)]
+)
+def test_this_process_which_a_container_numbers_anew_is_no_other_nor_is_a_window(listed, others, library):
+    library.nvml.nvmlDeviceGetComputeRunningProcesses = lambda handle: listed
     assert machine.gpu_state(BUS).other_processes == others
-
-
-def test_what_draws_on_the_screen_of_windows_is_no_other_work(library):
-    library.nvml.nvmlDeviceGetComputeRunningProcesses = lambda handle: processes(17, 18, 19, memory=None)
-    assert machine.gpu_state(BUS).other_processes == 0
 
 
 def gpu(sm_mhz=1800, throttled=(), other_processes=0, idle=False):

@@ -105,9 +105,7 @@ def test_rows_left_out_are_counted_by_reason(tmp_path: Path) -> None:
         ({"ms": "3e-6", "model": "other"}, TableError, r"row 3, column latency_s: .* where at least 1e-06 s can be"),
     ],
 )
-def test_a_row_that_cannot_be_meant_is_named(
-    change: dict[str, str], error: type[LatpredError], said: str, tmp_path: Path
-) -> None:
+def test_a_senseless_row_is_named(change: dict[str, str], error: type[LatpredError], said: str, tmp_path: Path) -> None:
     with pytest.raises(error, match=said):
         read_all([table({}, {"runtime": "other"}, {"batch": "2", **change})], rules(tmp_path))
 

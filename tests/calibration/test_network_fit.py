@@ -142,9 +142,7 @@ def test_cold_code_of_pytorch_s_own_ops_is_neither_dispatch_nor_kernels() -> Non
     assert host_cost(fit, "gemm.linear") == pytest.approx(3.0, rel=0.3)
 
 
-def test_kernels_that_are_eager_s_are_not_blamed_for_a_machine_that_changed_its_speed(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
+def test_kernels_of_eager_are_not_blamed_for_a_machine_that_changed_its_speed(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(type(get("eager")), "eager_kernels", True, raising=False)
 
     def latency_as_eager_us(net: ModelGraph, batch: int) -> float:

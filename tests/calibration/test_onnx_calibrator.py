@@ -229,9 +229,7 @@ def test_times_sum_to_what_warm_graphs_take_in_the_middle() -> None:
     assert summing_to(fits, [cold], host) == fits
 
 
-def test_a_graph_is_timed_whole_and_by_nodes_in_one_order_whatever_order_they_ran_in(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
+def test_a_graph_is_timed_whole_and_by_nodes_in_the_order_of_its_ops(monkeypatch: pytest.MonkeyPatch) -> None:
     executed, cell = onnx_graph.executed, graph_cell(5, "fp32", tiny=True)
     first = calibrator()
     row = first.measure(cell)
@@ -289,5 +287,3 @@ def test_models_decide_the_gate_of_a_runtime_where_there_are_enough() -> None:
         for models in (near, near[:2])
     }
     assert passed == {9: {"onnxruntime": True}, 2: {"onnxruntime": False}}
-    of_disturbed = acceptance.with_runtime(profile(), "onnxruntime", near, 0.7)
-    assert of_disturbed.runtimes == {"onnxruntime": False}

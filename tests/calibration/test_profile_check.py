@@ -126,9 +126,7 @@ def test_five_seeds_are_quiet_and_every_alteration_is_caught(capsys: pytest.Capt
     assert int(found) == int(every) > 20
 
 
-def test_the_verb_says_what_moved_and_exits_with_one(
-    calibrated: DeviceProfile, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_the_verb_says_what_moved_and_exits_with_1(calibrated: DeviceProfile, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(drift, "BUSY", math.inf)  # what else this machine does is nothing to a simulated device
     costs = {
         name: us * (1.3 if name.startswith("gemm") else 1) for name, us in calibrated.runtimes["eager"].costs_us.items()
@@ -272,9 +270,7 @@ def test_nothing_is_said_to_have_moved_while_other_work_runs() -> None:
     assert found(part("fp32 gemm", "moved", 2.0), *[part("fp32 conv", "holds")] * 5, busy=1.4).verdict == "unclear"
 
 
-def test_nothing_is_said_to_have_moved_while_another_process_uses_the_gpu(
-    calibrated: DeviceProfile, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_gpu_in_use_is_not_said_to_have_moved(calibrated: DeviceProfile, monkeypatch: pytest.MonkeyPatch) -> None:
     costs = {name: 1.3 * us for name, us in calibrated.runtimes["eager"].costs_us.items()}
     eager = msgspec.structs.replace(calibrated.runtimes["eager"], costs_us=costs)
     monkeypatch.setattr(drift, "BUSY", math.inf)

@@ -6,7 +6,7 @@ import gzip
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from typing import NoReturn
+from unittest.mock import Mock
 
 import msgspec
 import pytest
@@ -81,9 +81,7 @@ def test_a_recording_holds_everything_that_was_planned(tmp_path: Path) -> None:
     assert (merged["repeat_ratio"].notna().sum(), len(merged)) == (4, 10)
 
 
-def test_a_replay_traces_nothing_and_leaves_out_what_the_profile_lacks(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_replay_traces_nothing_and_omits_what_profiles_lack(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     run(tmp_path)
     run(tmp_path / "captured", stages=["captured"])
     for place in (tracing, Workload):
@@ -154,9 +152,7 @@ class Broken(SimulatedDevice):
 
 
 def test_a_lost_device_that_frees_nothing_costs_no_recording(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    def lost(_: Bench) -> NoReturn:
-        raise DeviceError("cuda:0 failed: CUDA error: an illegal memory access was encountered")
-
+    lost = Mock(side_effect=DeviceError("cuda:0 failed: CUDA error: an illegal memory access was encountered"))
     monkeypatch.setattr(Bench, "turn_to", lambda *_: None)  # which clears, too
     monkeypatch.setattr(Bench, "clear", lost)
     with pytest.raises(DeviceError, match=r"the device is lost\. What was measured is kept"):
@@ -164,9 +160,7 @@ def test_a_lost_device_that_frees_nothing_costs_no_recording(tmp_path: Path, mon
     assert recording.load(tmp_path).table["model"].unique().tolist() == ["a"]
 
 
-def test_a_lost_device_on_which_nothing_can_be_put_back_is_still_lost_to_the_session(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_lost_device_that_cannot_be_put_back_is_still_lost(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     @contextmanager
     def stated(**_: object) -> Iterator[None]:
         try:
@@ -180,13 +174,8 @@ def test_a_lost_device_on_which_nothing_can_be_put_back_is_still_lost_to_the_ses
     assert (tmp_path / JOURNAL_FOLDER / UNDER_WAY).exists()
 
 
-def test_a_precision_that_cannot_be_set_here_is_said_before_any_setting(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    def refused(*_: object) -> NoReturn:
-        raise DeviceError("TF32 cannot be set here")
-
-    monkeypatch.setattr(SimulatedDevice, "use_precision", refused)
+def test_a_precision_that_cannot_be_set_is_said_first(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(SimulatedDevice, "use_precision", Mock(side_effect=DeviceError("TF32 cannot be set here")))
     with pytest.raises(DeviceError):
         run(tmp_path)
     assert not (tmp_path / JOURNAL_FOLDER).exists()

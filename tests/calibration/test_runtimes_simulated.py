@@ -83,9 +83,7 @@ def test_host_costs_and_gaps_of_graphs_come_back(calibrated: tuple[str, Dispatch
     assert fit.fixed_us + guards_us == pytest.approx(true.call_us, abs=3.0)
 
 
-def test_factors_on_kernels_come_back_and_those_that_eager_has_none_of_get_times_of_their_own(
-    calibrated: tuple[str, DispatchFit],
-) -> None:
+def test_factors_on_kernels_and_times_of_those_eager_lacks_come_back(calibrated: tuple[str, DispatchFit]) -> None:
     runtime, fit = calibrated
     true, off = COSTS.runtimes[runtime], 0.06 if runtime in FROM_OUTSIDE else 0.04
     for family in FAMILIES:

@@ -84,9 +84,7 @@ def test_measured_cells_are_not_measured_again(opened, path):
 
 def test_each_cell_is_on_the_disk_before_the_next_is_measured(opened, path, monkeypatch):
     forced, fsync = [], os.fsync
-    monkeypatch.setattr(
-        os, "fsync", lambda descriptor: forced.append(os.fstat(descriptor).st_size) or fsync(descriptor)
-    )
+    monkeypatch.setattr(os, "fsync", lambda file: forced.append(os.fstat(file).st_size) or fsync(file))
     with opened() as one:
         one.run(gemm(1), Measuring())
         assert forced[-1] == path.stat().st_size
@@ -121,13 +119,20 @@ def test_a_journal_without_its_header_is_started_anew(opened, path, damage):
     assert len(read_journal(path)[1]) == 1
 
 
-def test_another_machine_or_other_settings_start_anew(opened):
-    def resumed(**options):
+@pytest.fixture
+def resumed(opened):
+    """How many rows a session begins with, which leaves one."""
+
+    def make(**options):
         with opened(**options) as one:
             held = len(one.rows)
             one.run(gemm(1), Measuring())
             return held
 
+    return make
+
+
+def test_another_machine_or_other_settings_start_anew(resumed):
     updated = msgspec.structs.replace(MACHINE, stack={**MACHINE.stack, "torch": "99.0"})
     reordered = dict(reversed(SETTINGS.items()))
     assert [resumed(), resumed(), resumed(settings=reordered), resumed(fresh=True)] == [0, 1, 1, 0]
@@ -140,28 +145,18 @@ def test_another_machine_or_other_settings_start_anew(opened):
     assert [resumed(fresh=True, **others), resumed(machine=updated), resumed(**others)] == [0, 1, 1]
 
 
-def test_a_machine_is_known_by_its_id_and_without_one_by_its_name_and_no_other_s_journal_is_lost(opened):
-    def resumed(machine_id, hostname_hash):
-        with opened(
-            machine=msgspec.structs.replace(MACHINE, machine_id=machine_id, hostname_hash=hostname_hash)
-        ) as one:
-            held = len(one.rows)
-            one.run(gemm(1), Measuring())
-            return held
+def test_a_machine_is_known_by_its_id_and_without_one_by_its_name_and_no_other_s_journal_is_lost(resumed):
+    def held(machine_id, hostname_hash):
+        return resumed(machine=msgspec.structs.replace(MACHINE, machine_id=machine_id, hostname_hash=hostname_hash))
 
-    assert [resumed("a" * 16, "1" * 16), resumed("a" * 16, "2" * 16)] == [0, 1], "it was given another name"
-    assert [resumed("b" * 16, "1" * 16), resumed("", "3" * 16)] == [0, 0]
-    assert [resumed("b" * 16, "1" * 16), resumed("a" * 16, "1" * 16), resumed("", "3" * 16)] == [1, 1, 1]
+    assert [held("a" * 16, "1" * 16), held("a" * 16, "2" * 16)] == [0, 1], "it was given another name"
+    assert [held("b" * 16, "1" * 16), held("", "3" * 16)] == [0, 0]
+    assert [held("b" * 16, "1" * 16), held("a" * 16, "1" * 16), held("", "3" * 16)] == [1, 1, 1]
 
 
-def test_gpus_that_take_turns_as_the_first_one_lose_no_journal(opened):
-    def resumed(gpu):
-        with opened(machine=msgspec.structs.replace(MACHINE, accelerator=gpu)) as one:
-            held = len(one.rows)
-            one.run(gemm(1), Measuring())
-            return held
-
-    assert [resumed(gpu) for gpu in ("NVIDIA T4", "NVIDIA L4", "NVIDIA T4", "NVIDIA L4")] == [0, 0, 1, 1]
+def test_gpus_that_take_turns_as_the_first_one_lose_no_journal(resumed):
+    t4, l4 = (msgspec.structs.replace(MACHINE, accelerator=gpu) for gpu in ("NVIDIA T4", "NVIDIA L4"))
+    assert [resumed(machine=machine) for machine in (t4, l4, t4, l4)] == [0, 0, 1, 1]
 
 
 NO_TIMERS = pytest.mark.skipif(not hasattr(signal, "setitimer"), reason="this system has no interval timers")

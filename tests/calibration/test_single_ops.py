@@ -81,9 +81,7 @@ def held(monkeypatch: pytest.MonkeyPatch) -> list[int]:
         ("dispatch", 1 << 30, 1),
     ],
 )
-def test_weights_of_kernels_rotate_from_call_to_call(
-    held: list[int], monkeypatch: pytest.MonkeyPatch, kind: str, rotated: int, copies: int
-) -> None:
+def test_weights_rotate(held: list[int], monkeypatch: pytest.MonkeyPatch, kind: str, rotated: int, copies: int) -> None:
     monkeypatch.setattr(single_ops, "ROTATED_BYTES", rotated)
     call = single_ops.build(Cell(kind, "watched", {"cols": 16}), CPU)
     for _ in range(2 * copies):

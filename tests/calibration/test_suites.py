@@ -154,9 +154,7 @@ for name in ("blind", "recent", "sealed"):
 
 
 @pytest.mark.parametrize(("script", "built"), [(GATE_BUILT, len(GATE.ready)), (NAMED_BUILT, 4)], ids=["gate", "named"])
-def test_models_are_built_without_other_packages_or_beside_a_broken_torchvision(
-    script: str, built: int, tmp_path: Path
-) -> None:
+def test_models_are_built_without_packages_or_beside_a_bad_torchvision(script: str, built: int, tmp_path: Path) -> None:
     (tmp_path / "torchvision").mkdir()
     broken = 'raise RuntimeError("operator torchvision::nms does not exist")\n'
     (tmp_path / "torchvision" / "__init__.py").write_text(broken)

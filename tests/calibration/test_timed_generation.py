@@ -155,9 +155,7 @@ def test_the_first_token_counts_where_the_rest_could_not_be_measured() -> None:
     assert rows["measured_s"].notna().tolist() == rows["error"].notna().tolist() == [True, False, False]
 
 
-def test_a_batch_that_could_not_be_measured_is_null_beside_the_others(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_batch_that_was_not_measured_is_null_beside_others(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     store.save(profile())
     model = f"{models_file(tmp_path)}:gpt2"
     table = measure_generation(gpt2(), 6, 2, [1, 2], repeats=1, plan=FAST)

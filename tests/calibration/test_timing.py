@@ -11,6 +11,7 @@ import time
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, nullcontext
 from itertools import chain, count, cycle, repeat
+from unittest.mock import Mock
 
 import pytest
 from gauges import ScriptedGauge
@@ -183,11 +184,8 @@ def test_what_waits_busily_from_before_is_outlasted(device):
 @pytest.mark.skipif(not hasattr(signal, "setitimer"), reason="this system has no interval timers")
 @pytest.mark.parametrize("memory", [True, False], ids=["with a watchdog", "without memory for one"])
 def test_a_hang_is_interrupted_and_the_signal_given_back(memory: bool, monkeypatch: pytest.MonkeyPatch) -> None:
-    def start(_: threading.Timer) -> None:
-        raise RuntimeError("can't start new thread")
-
     if not memory:
-        monkeypatch.setattr(threading.Timer, "start", start)
+        monkeypatch.setattr(threading.Timer, "start", Mock(side_effect=RuntimeError("can't start new thread")))
     before = signal.getsignal(signal.SIGALRM)
     with pytest.raises(TimeLimitError, match=r"longer than 0\.05 s"), time_limit(0.05, "a sleep"):
         time.sleep(60.0)

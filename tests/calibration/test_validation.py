@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any, NoReturn
+from unittest.mock import Mock
 
 import factories
 import msgspec
@@ -162,9 +163,7 @@ def stop(*_: object, **__: object) -> NoReturn:
 
 
 @pytest.mark.parametrize("measuring", [True, False])
-def test_ctrl_c_leaves_the_recording_of_what_was_measured(
-    measuring: bool, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
-) -> None:
+def test_ctrl_c_leaves_what_was_measured(measuring: bool, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     def stopped(*asked: Any, **options: Any) -> NoReturn:
         raise StoppedError(measure(*asked, **options))
 
@@ -178,9 +177,7 @@ def lost(*_: object, **__: object) -> NoReturn:
     raise DeviceError("cuda:0 failed.")
 
 
-def test_a_device_that_is_lost_costs_neither_a_recording_nor_a_report_of_what_was_measured(
-    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
-) -> None:
+def test_a_lost_device_costs_neither_recording_nor_report(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     asked: dict[str, Any] = {"profile": profile(), "suite": "toys", "repeats": 1, "rivals": ["isolated_ops"]}
     with monkeypatch.context() as baselines:
         baselines.setitem(validation.BASELINES, "isolated_ops", lost)
@@ -199,10 +196,7 @@ def test_a_device_that_is_lost_costs_neither_a_recording_nor_a_report_of_what_wa
 
 
 def test_a_model_that_a_runtime_cannot_be_traced_for_is_left_out(monkeypatch: pytest.MonkeyPatch) -> None:
-    def refused(*_: object) -> NoReturn:
-        raise RuntimeRefusalError("it has a branch")
-
-    monkeypatch.setattr(Workload, "trace", refused)
+    monkeypatch.setattr(Workload, "trace", Mock(side_effect=RuntimeRefusalError("it has a branch")))
     table, graphs = validation._traced(measured([("a", 1, 1e-4)], status="ok"), [A], "cpu")
     assert table["status"].tolist() == ["no trace: it has a branch"]
     assert graphs == {}
@@ -241,9 +235,7 @@ def unwritten(*_: object) -> NoReturn:
 
 
 @pytest.mark.parametrize("precision", ["fp32", "fp16"])
-def test_each_two_calibrations_are_compared_by_the_models_that_are_here(
-    precision: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_two_calibrations_are_compared_by_the_models_of_here(precision: str, monkeypatch: pytest.MonkeyPatch) -> None:
     offer(monkeypatch, A, toy("odd", foreign), B)
     asked: list[int] = []
 

@@ -98,9 +98,7 @@ def test_a_disturbed_cell_is_timed_again_once_it_is_calm(made: Made, session: Se
     assert said == [cell(1).key, waiting, cell(2).key, waiting, cell(3).key]
 
 
-def test_waiting_for_full_speed_is_no_work_and_is_lost_once(
-    made: Made, session: Session, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_waiting_for_full_speed_is_lost_once(made: Made, session: Session, monkeypatch: pytest.MonkeyPatch) -> None:
     events, run = list[str](), session.run
 
     def wait(*_: object) -> float:
@@ -290,9 +288,7 @@ POWERS = {host.DISPATCH: 1.0, host.COLD_DISPATCH: 0.5, host.STREAM: 0.25}
         (cell(1), POWERS, visits.WHOLE_POWER),
     ],
 )
-def test_rows_are_brought_to_full_speed_by_the_kind_of_their_work(
-    timed: Cell, known: dict[str, float], power: float
-) -> None:
+def test_rows_are_brought_to_full_speed_by_kind_of_work(timed: Cell, known: dict[str, float], power: float) -> None:
     speed, longer = RunSpeed(dict.fromkeys(known, 100.0), known), 1.44**power
     brought = visits.brought_to_full_speed(msgspec.structs.replace(row(1, 1.44, SLOWED), cell=timed), speed)
     found = brought.timings["single"].median_s, brought.timings["single"].spread_s, *brought.calls_us
@@ -311,9 +307,7 @@ def test_rows_are_brought_to_full_speed_by_the_kind_of_their_work(
         ({}, 1.0),
     ],
 )
-def test_what_a_slow_host_did_is_brought_to_full_speed_and_what_the_device_did_is_not(
-    others_s: dict[str, float], single: float
-) -> None:
+def test_what_a_slow_host_did_is_brought_to_full_speed_but_no_kernel(others_s: dict[str, float], single: float) -> None:
     timings = {name: msgspec.structs.replace(timing(), median_s=s) for name, s in ({"single": 1e-3} | others_s).items()}
     brought = visits.host_shortened(msgspec.structs.replace(row(1), timings=timings), 2.0).timings
     shorter = {"single": single, "issue": 2.0, "queued": 1.0}
@@ -322,9 +316,7 @@ def test_what_a_slow_host_did_is_brought_to_full_speed_and_what_the_device_did_i
     }
 
 
-def test_only_what_a_gpus_host_takes_part_in_waits_for_its_full_speed(
-    session: Session, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_only_what_a_gpus_host_does_waits_for_full_speed(session: Session, monkeypatch: pytest.MonkeyPatch) -> None:
     class Waiting(ScriptedGauge):
         waited = 0
 
@@ -383,9 +375,7 @@ def test_disturbed_rows_are_left_out_unless_too_few_are_left() -> None:
         (1.0, {}, 1.0),
     ],
 )
-def test_a_row_says_how_slow_the_shared_cache_was_beside_products(
-    slow: float, reading: dict[str, float], cache: float
-) -> None:
+def test_a_row_says_how_slow_the_shared_cache_was(slow: float, reading: dict[str, float], cache: float) -> None:
     speed = RunSpeed(
         {host.DISPATCH: 90.0, host.PRODUCT: 500.0, host.CACHE: 3000.0},
         {host.DISPATCH: 1, host.PRODUCT: 0, host.CACHE: 0.5},

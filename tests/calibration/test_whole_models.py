@@ -47,29 +47,6 @@ class Choosy(nn.Module):
         return x + 1
 
 
-def stopping(after: int) -> Callable[[ProgressEvent], None]:
-    """Ctrl-C once so many visits were made."""
-
-    def told(step: ProgressEvent) -> None:
-        if step.done == after:
-            raise KeyboardInterrupt
-
-    return told
-
-
-@pytest.mark.parametrize(("visits", "counts"), [(5, [1, 2, 2]), (2, [0, 1, 1]), (0, [])])
-def test_ctrl_c_leaves_what_was_measured(visits: int, counts: list[int]) -> None:
-    with pytest.raises(KeyboardInterrupt) as stopped:
-        measure({"tiny": tiny()}, [1, 2, 3], plan=FAST, repeats=3, image=8, progress=stopping(visits))
-    assert isinstance(stopped.value, StoppedError) is (visits > 0)
-    if isinstance(stopped.value, StoppedError):
-        table = tables.check(stopped.value.table, tables.MEASURED)
-        assert sorted(table["n"]) == counts
-        measured = (table["n"] > 0).tolist()
-        assert (table["status"] == "ok").tolist() == table["latency_s"].notna().tolist() == measured
-        assert set(table["status"]) <= {"ok", "interrupted before it was measured"}
-
-
 class Drifting(CpuDevice):
     """A processor whose every forward takes its batch in seconds, a thousandth longer each time it is asked."""
 
@@ -152,36 +129,40 @@ def test_a_batch_that_fails_is_a_row_and_costs_smaller_ones_nothing(error: Excep
     assert (table["n"] > 0).tolist() == [True, True, False, False]
 
 
-def test_a_device_that_is_lost_says_at_which_model() -> None:
-    workload = module_workload("choosy", Choosy(4, DeviceError("cuda:0 failed: CUDA error")), torch.zeros(1, 2))
-    with pytest.raises(DeviceError, match="choosy at batch 4 in eager: cuda:0 failed: CUDA error"):
-        measure(workload, [1, 4], repeats=1, plan=FAST)
+class Ending(SimulatedDevice):
+    """Raises an error instead of preparing any more forward passes."""
 
-
-class LostLater(SimulatedDevice):
-    """Fails for good once so many forward passes were prepared."""
-
-    def __init__(self, passes: int) -> None:
+    def __init__(self, passes: int, error: BaseException) -> None:
         super().__init__()
-        self.left = passes
+        self.left, self.error = passes, error
 
     def prepare_model(self, model: Any, inputs: Any, runtime: str = "eager") -> Callable[[], None]:
         self.left -= 1
         if self.left < 0:
-            raise DeviceError("cuda:0 failed: device-side assert triggered.")
+            raise self.error
         return super().prepare_model(model, inputs, runtime)
 
 
+@pytest.mark.parametrize(
+    ("end", "kept", "status"),
+    [
+        (KeyboardInterrupt(), StoppedError, "interrupted before it was measured"),
+        (DeviceError("cuda:0 failed: CUDA error"), LostError, "the device failed before it was measured"),
+    ],
+)
 @pytest.mark.parametrize(("passes", "counts"), [(5, [1, 2, 2]), (2, [0, 1, 1]), (0, None)])
-def test_a_lost_device_leaves_what_was_measured(passes: int, counts: list[int] | None) -> None:
-    with pytest.raises(DeviceError, match="in eager: cuda:0 failed") as raised:
-        measure(graph(bare("view")), [1, 2, 3], device=LostLater(passes), plan=FAST, repeats=3)
-    assert isinstance(raised.value, LostError) is (counts is not None)
-    if isinstance(raised.value, LostError):
+def test_an_end_leaves_what_was_measured(
+    end: BaseException, kept: type[Any], status: str, passes: int, counts: list[int] | None
+) -> None:
+    said = r"view at batch \d in eager: cuda:0 failed: CUDA error" if isinstance(end, DeviceError) else None
+    with pytest.raises(type(end), match=said) as raised:
+        measure({"view": graph(bare("view"))}, [1, 2, 3], device=Ending(passes, end), plan=FAST, repeats=3)
+    assert isinstance(raised.value, kept) is (counts is not None)
+    if isinstance(raised.value, kept):
         table = tables.check(raised.value.table, tables.MEASURED)
         assert sorted(table["n"]) == counts
-        lost = "the device failed before it was measured"
-        assert table["status"].tolist() == ["ok" if n else lost for n in table["n"]]
+        assert table["latency_s"].notna().tolist() == (table["n"] > 0).tolist()
+        assert table["status"].tolist() == ["ok" if n else status for n in table["n"]]
 
 
 class FullLater(Drifting):

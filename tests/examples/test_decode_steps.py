@@ -50,9 +50,7 @@ def test_repeats_are_one_row_and_quantised_models_none(tmp_path: Path) -> None:
     ]
 
 
-def test_steps_are_those_of_text_in_half_precision(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_steps_are_in_fp16(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
     decoders, rows = {}, []
     for name, times in (("Llama", 0.8), ("Mistral", 1.25)):
         config = getattr(transformers, f"{name}Config")(**SMALL)

@@ -47,9 +47,7 @@ def script(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> dict[str, Any]:
     return found
 
 
-def test_one_row_tells_the_host_and_ratios_follow(
-    script: dict[str, Any], tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_one_row_tells_the_host(script: dict[str, Any], tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     def predicted(runtime: str) -> float:
         return latpred.predict(
             f"{tmp_path}/models.py:build", 1, runtime, device="a100", precision="fp16", host=0.5, seq=4
@@ -68,9 +66,7 @@ def test_one_row_tells_the_host_and_ratios_follow(
     assert last == "fastest of three or more right in 1 of 1"
 
 
-def test_rows_that_their_source_has_wrong_or_nobody_can_predict_are_left_out(
-    script: dict[str, Any], tmp_path: Path
-) -> None:
+def test_rows_that_are_wrong_or_cannot_be_predicted_are_left_out(script: dict[str, Any], tmp_path: Path) -> None:
     rows = [("eager", 1, 1.0), ("AITemplate + CUDA graphs", 1, 1.0), ("kernl (CUDA graphs)", 1, 1.0)]
     assert [row.runtime for row in script["read"](table(tmp_path, rows))] == ["eager"]
     assert not list(script["read"](table(tmp_path, rows, "SUSPECT: identical to the row before")))
@@ -103,9 +99,7 @@ def test_results_without_io_binding_come_over_the_host_and_back(script: dict[str
         ("onnxruntime CUDA EP (transformer optimizer)", "onnxruntime-optimized"),
     ],
 )
-def test_what_only_onnxruntime_optimized_is_onnxruntime(
-    script: dict[str, Any], tmp_path: Path, called: str, runtime: str
-) -> None:
+def test_what_onnxruntime_optimized_is_told(script: dict[str, Any], tmp_path: Path, called: str, runtime: str) -> None:
     assert [row.runtime for row in script["read"](table(tmp_path, [(called, 1, 1.0)]))] == [runtime]
 
 

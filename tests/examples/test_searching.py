@@ -50,9 +50,7 @@ def test_on_a_cpu_width_is_not_free(capsys: pytest.CaptureFixture[str]) -> None:
     assert found_ratio(text) < 1.5
 
 
-def test_winners_are_measured_beside_their_predictions(
-    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_winners_are_measured(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> None:
     pytest.importorskip("optuna")
     import search
     from spaces import encoders

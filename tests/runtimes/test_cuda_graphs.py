@@ -176,9 +176,7 @@ def test_nothing_is_built_without_cuda(runtime: str) -> None:
         runtimes.get(runtime).build(torch.nn.Linear(8, 8), (X,))
 
 
-def test_what_puts_pytorch_back_after_a_failed_capture_runs_on_the_gpu_of_that_capture(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
+def test_pytorch_is_put_back_on_the_gpu_of_a_failed_capture(monkeypatch: pytest.MonkeyPatch) -> None:
     streams: list[str] = []
 
     @contextmanager

@@ -9,12 +9,11 @@ import factories
 import msgspec
 import pytest
 import torch
-from click.testing import CliRunner
+from clidata import run
 from smallmodels import Function
 
 import latpred
 from latpred import Predictor
-from latpred.cli import main
 from latpred.errors import ProfileError
 from latpred.ops.families import nearest
 from latpred.prediction.fallbacks import ESTIMATES, STREAM_GAP_US, caveat, with_estimates
@@ -63,8 +62,7 @@ def test_every_gpu_answers_for_every_runtime(device: str, model: str) -> None:
 
 def test_the_command_says_what_an_estimate_rests_on(model: str) -> None:
     runtime = "onnxruntime"
-    asked = ["predict", model, "--batch", "1,8", "--device", "h100", "--runtime", runtime]
-    found = CliRunner().invoke(main, asked)
+    found = run("predict", model, "--batch", "1,8", "--device", "h100", "--runtime", runtime)
     assert found.exit_code == 0
     printed = " ".join(found.stdout.split())
     assert f"{runtime} was not measured on this GPU: estimated from" in printed

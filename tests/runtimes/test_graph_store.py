@@ -69,9 +69,7 @@ def test_another_process_of_the_same_version_finds_what_was_made(monkeypatch: py
 
 
 @pytest.mark.parametrize(("runtime", "target"), [("torchscript", "cpu"), ("onnxruntime", "cpu"), ("compile", "cuda")])
-def test_models_of_one_structure_are_taken_apart_once(
-    runtime: str, target: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_models_of_a_structure_are_taken_apart_once(runtime: str, target: str, monkeypatch: pytest.MonkeyPatch) -> None:
     kind: Any = type(runtimes.get(runtime))
     calls, real = [], kind.trace
     monkeypatch.setattr(kind, "trace", lambda *given: calls.append(1) or real(*given))
@@ -116,10 +114,7 @@ def test_a_damaged_file_is_made_again(damage: Callable[[bytes], bytes]) -> None:
 @pytest.mark.parametrize("error", [PermissionError("read-only file system"), OSError(28, "No space left on device")])
 def test_a_folder_that_cannot_be_written_serves(error: OSError, monkeypatch: pytest.MonkeyPatch) -> None:
     fetched()
-
-    def refused(*_: object, **__: object) -> None:
-        raise error
-
+    refused = mock.Mock(side_effect=error)
     monkeypatch.setattr(os, "utime", refused)
     monkeypatch.setattr(os, "replace", refused)
     assert fetched() == (MADE, 0)
@@ -145,9 +140,7 @@ EXHAUSTED = (MemoryError(), RuntimeError("DefaultCPUAllocator: can't allocate me
 
 
 @pytest.mark.parametrize("error", EXHAUSTED)
-def test_memory_that_runs_out_in_a_runtimes_tools_gives_an_estimate_that_is_not_kept(
-    error: Exception, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_an_estimate_for_want_of_memory_is_not_kept(error: Exception, monkeypatch: pytest.MonkeyPatch) -> None:
     source = source_of(torch.nn.Linear(4, 4).eval(), torch.zeros(2, 4))
     for raised in (error, within(error)):
         monkeypatch.setattr(TorchScript, "trace", mock.Mock(side_effect=raised))
@@ -160,9 +153,7 @@ def test_memory_that_runs_out_in_a_runtimes_tools_gives_an_estimate_that_is_not_
 
 
 @pytest.mark.parametrize("cause", [*MACHINE, *NO_FAULT])
-def test_what_a_runtime_refuses_is_refused_once_unless_the_machine_was_full(
-    cause: Exception, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_refusal_is_kept_unless_the_machine_was_full(cause: Exception, monkeypatch: pytest.MonkeyPatch) -> None:
     asked: list[int] = []
 
     def refused(*_: object) -> ModelGraph:
@@ -184,9 +175,7 @@ STOPS = [TimeLimitError("it took longer than 1 s"), TimeoutError("late"), Keyboa
 
 
 @pytest.mark.parametrize("stop", STOPS, ids=lambda stop: type(stop).__name__)
-def test_what_ends_work_in_a_runtimes_tools_is_raised_as_it_was_and_nothing_is_kept(
-    stop: BaseException, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_what_ends_work_in_tools_is_raised_and_not_kept(stop: BaseException, monkeypatch: pytest.MonkeyPatch) -> None:
     model, x = Function(lambda x: x.softmax(-1)), torch.zeros(2, 8)
     cause = stop if isinstance(stop, TimeoutError) else None
     for owner, name, error in ((torch.jit, "freeze", within(stop, cause)), (_Interpreted, "record", stop)):
@@ -370,9 +359,7 @@ def test_what_may_be_another_tomorrow_is_not_kept(separators: tuple[str, str], m
 
 
 @pytest.mark.usefixtures("own_formulas")
-def test_a_model_of_a_file_is_traced_once_while_all_is_told_that_it_is_built_of(
-    traces: list[dict[str, Any]], tmp_path: Path
-) -> None:
+def test_a_file_s_model_is_traced_once_while_its_parts_are_known(traces: list[dict[str, Any]], tmp_path: Path) -> None:
     file, other = tmp_path / "models.py", tmp_path / "others.py"
     for width in (8, 8, 16):
         file.write_text(f"import torch\ndef build(): return torch.nn.Conv2d(3, {width}, 1)\n")
@@ -392,9 +379,7 @@ def test_a_model_of_a_file_is_traced_once_while_all_is_told_that_it_is_built_of(
     assert files() == kept, "the file before may have set what this one is built by"
 
 
-def test_what_is_no_line_in_batch_is_traced_at_the_batches_asked_for(
-    traces: list[dict[str, Any]], monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_what_is_no_line_in_batch_is_traced_anew(traces: list[dict[str, Any]], monkeypatch: pytest.MonkeyPatch) -> None:
     bent = msgspec.structs.replace(GIVEN, exact={4: GIVEN})
     monkeypatch.setattr(tracing, "trace", lambda name, **asked: traces.append(asked) or bent)
     for batches in ((4,), (4, 8)):

@@ -185,9 +185,7 @@ def test_vision_transformers_of_all_libraries_have_attention_in_parts() -> None:
         ("distilbert-base-uncased", {"device": "a100"}, False),
     ],
 )
-def test_attention_in_parts_is_said_where_a_newer_pytorch_computes_it_in_one_call(
-    model: Any, options: dict[str, Any], said: bool
-) -> None:
+def test_attention_in_parts_is_said_where_newer_torch_fuses_it(model: Any, options: dict[str, Any], said: bool) -> None:
     assert (OLDER in latpred.predict(model, **{"device": "t4", **options}).provenance.caveats) == said
 
 

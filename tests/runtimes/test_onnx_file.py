@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from pathlib import Path
 from typing import Any
 
@@ -10,12 +9,12 @@ import numpy as np
 import onnx
 import pytest
 import torch
-from click.testing import CliRunner
+from clidata import document, run
 from factories import device, dispatch, profile
 from onnx import helper, numpy_helper
 
 import latpred
-from latpred.cli import doctor, main
+from latpred.cli import doctor
 from latpred.errors import UnknownOpError, UsageError
 from latpred.graph.graph import Affine
 from latpred.prediction.predictor import Predictor
@@ -266,11 +265,27 @@ def test_what_a_loop_runs_counts_in_each_of_its_iterations(tmp_path: Path) -> No
         ({"ir_version": 99}, {}, "is of IR version 99, newer than onnxruntime"),
     ],
 )
-def test_what_cannot_be_run_is_said(
-    changed: dict[str, Any], asked: dict[str, Any], message: str, tmp_path: Path
-) -> None:
+def test_what_cannot_run_is_said(changed: dict[str, Any], asked: dict[str, Any], message: str, tmp_path: Path) -> None:
     with pytest.raises(UsageError, match=message):
         trace_for_runtime(file(tmp_path, **changed), **({"runtime": "onnxruntime"} | asked))
+
+
+@pytest.mark.parametrize(
+    ("shape", "asked", "said"),
+    [
+        ([1, 2**40, 2**20], {}, "does not fit into memory"),
+        ([1, 2**62, 2**62], {}, "does not fit"),
+        ([0, 4], {}, "has a size of 0"),
+        (["batch", 8], {"seq": 8}, r"changes nothing, since no input has such a size open\. Leave it out"),
+        (["batch", 8], {"image": 8}, r"changes nothing, since no input has such a size open\. Leave it out"),
+        (["batch", 8], {"inputs": torch.zeros(1, 8), "seq": 8}, "seq=8 changes nothing, since inputs= has its size"),
+    ],
+)
+def test_sizes_that_no_file_takes(shape: Any, asked: dict[str, Any], said: str, tmp_path: Path) -> None:
+    store.save(PROFILE)
+    path = saved(tmp_path, {"x": shape}, [helper.make_node("Add", ["x", "x"], ["y"])])
+    with pytest.raises(UsageError, match=said):
+        latpred.predict(path, 1, "onnxruntime", device=PROFILE.name, **asked)
 
 
 @pytest.mark.parametrize(("source", "told"), [("x", True), ("s", False)])
@@ -334,9 +349,7 @@ def test_products_of_bytes_count_as_products(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(("target", "op_type"), [("cpu", "QLinearMatMul"), ("cuda", "MatMul")])
-def test_products_between_quantised_values_are_of_bytes_on_a_cpu_only(
-    target: str, op_type: str, tmp_path: Path
-) -> None:
+def test_products_of_quantised_values_are_of_bytes_on_a_cpu_only(target: str, op_type: str, tmp_path: Path) -> None:
     node, nodes = helper.make_node, []
     for name in ("x", "w", "a"):
         nodes.append(node("Constant", [], [f"{name}s"], value_float=0.1))
@@ -371,15 +384,14 @@ def test_a_file_is_no_pytorch_model(tmp_path: Path) -> None:
 def test_the_command_line_predicts_a_file(tmp_path: Path) -> None:
     store.save(PROFILE)
     asked = ["predict", str(file(tmp_path)), "--device", PROFILE.name, "--batch", "1,8"]
-    done = CliRunner().invoke(main, [*asked, "--runtime", "onnxruntime"])
+    done = run(*asked, "--runtime", "onnxruntime")
     assert done.exit_code == 0, done.output
     assert "net.onnx" in done.output
-    explained = CliRunner().invoke(main, ["explain", *asked[1:4], "--json"])
-    assert [one["runtime"] for one in json.loads(explained.stdout)["runtimes"]] == ["onnxruntime"]
+    assert [one["runtime"] for one in document("explain", *asked[1:4])["runtimes"]] == ["onnxruntime"]
     strange = saved(tmp_path, {"x": ["batch", 4, 8]}, [EINSUM])
-    strict = CliRunner().invoke(main, ["predict", str(strange), *asked[2:], "--runtime", "onnxruntime", "--strict"])
+    strict = run("predict", strange, *asked[2:], "--runtime", "onnxruntime", "--strict")
     assert (strict.exit_code, "no cost formula knows ort::Einsum" in strict.output) == (1, True)
-    wrong = CliRunner().invoke(main, asked)
+    wrong = run(*asked)
     assert wrong.exit_code == 2
     assert "--runtime onnxruntime" in wrong.output
 

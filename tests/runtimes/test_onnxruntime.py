@@ -12,6 +12,7 @@ from dataclasses import replace
 from math import prod
 from pathlib import Path
 from typing import Any
+from unittest.mock import Mock
 
 import pytest
 import torch
@@ -181,9 +182,7 @@ def test_a_model_that_was_run_is_not_exported_again_to_be_traced(exports: list[o
     assert built_of(OnnxRuntime._exports, other) == {}, "a trace keeps no weights"
 
 
-def test_a_model_that_is_exported_to_a_file_is_traced_and_leaves_none(
-    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
-) -> None:
+def test_a_model_exported_to_a_file_is_traced_and_leaves_none(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     usual = OnnxRuntime().trace(source_of(*net()), "cpu")
     monkeypatch.setattr(onnx_export, "LARGEST_IN_MEMORY", 0)
     monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
@@ -287,10 +286,7 @@ def test_without_onnxruntime_the_line_that_installs_it(gpu: bool, line: str, mon
 
 
 def test_an_onnxruntime_that_cannot_be_imported_is_said_to_be(monkeypatch: pytest.MonkeyPatch) -> None:
-    def refuse(_: str) -> None:
-        raise ImportError("libonnxruntime.so: no such file")
-
-    monkeypatch.setattr(onnx_session, "import_module", refuse)
+    monkeypatch.setattr(onnx_session, "import_module", Mock(side_effect=ImportError("libonnxruntime.so: no such file")))
     graph_store.forget()
     said = "onnxruntime cannot be imported: libonnxruntime.so: no such file; run: pip install --force-reinstall"
     assert str(OnnxRuntime().available_on("cpu")).startswith(said)
@@ -371,9 +367,7 @@ def test_what_a_node_does_follows_from_its_shapes(
         ("QLinearConv", (2, 8, 6, 6), (4, 8, 3, 3), (2, 4, 6, 6), "conv", 2 * 4 * 36 * 72),
     ],
 )
-def test_products_of_bytes_count_as_other_products_do(
-    op_type: str, x: Any, w: Any, out: Any, family: str, macs: int
-) -> None:
+def test_products_of_bytes_count_as_others_do(op_type: str, x: Any, w: Any, out: Any, family: str, macs: int) -> None:
     inputs = [tensor(*x), tensor(1), tensor(1), tensor(*w, weight=True), tensor(1), tensor(1), tensor(1), tensor(1)]
     work = work_of(Node(op_type, "", {"transB": 1}), inputs, (tensor(*out),))
     assert work is not None
@@ -401,9 +395,7 @@ HEADS = {"num_heads": 4}
         ("Attention", "", (tensor(2, 4, 3, 16), tensor(2, 4, 3, 16), tensor(2, 4, 3, 16), NONE, PAST, PAST), (), 10, 0),
     ],
 )
-def test_attention_goes_to_the_tokens_of_earlier_passes_too(
-    op_type: str, domain: str, inputs: Any, more: Any, keys: int, masked: int
-) -> None:
+def test_attention_sees_the_cache(op_type: str, domain: str, inputs: Any, more: Any, keys: int, masked: int) -> None:
     work = work_of(Node(op_type, domain, HEADS), inputs, (tensor(2, 3, 64), *more))
     assert tuple(work.dims.values()) == (2, 4, 3, keys, 16, masked)
     assert work.macs == 2 * 2 * 4 * 3 * keys * 16 + (2 * 3 * 64 * 192 if WEIGHTS in inputs else 0)

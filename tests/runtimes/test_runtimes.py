@@ -11,6 +11,7 @@ import msgspec
 import pytest
 import torch
 from factories import add, device, dispatch, graph, linear, profile, view
+from smallmodels import Function, default_dtype
 
 from latpred import explain, runtimes
 from latpred.errors import UsageError
@@ -130,9 +131,7 @@ class Scattered(torch.nn.Module):
 
 
 def test_every_tensor_that_a_model_holds_is_real_for_the_tools_of_runtimes() -> None:
-    graphs = [
-        trace_for_runtime(Scattered(device), torch.zeros(2, 8), runtime="torchscript") for device in ("cpu", "meta")
-    ]
+    graphs = [trace_for_runtime(Scattered(kind), torch.zeros(2, 8), runtime="torchscript") for kind in ("cpu", "meta")]
     assert refusal(graphs[0]) is None
     assert graphs[0] == graphs[1]
 
@@ -140,11 +139,8 @@ def test_every_tensor_that_a_model_holds_is_real_for_the_tools_of_runtimes() -> 
 def test_a_model_of_a_users_file_is_built_in_the_default_dtype(tmp_path: Path) -> None:
     file = tmp_path / "own.py"
     file.write_text("import torch\ndef build():\n    return torch.nn.Linear(4, 4), torch.zeros(1, 4)\n")
-    torch.set_default_dtype(torch.float64)
-    try:
+    with default_dtype(torch.float64):
         graph = trace_for_runtime(f"{file}:build", runtime="torchscript")
-    finally:
-        torch.set_default_dtype(torch.float32)
     assert (graph.precision, refusal(graph)) == ("fp64", None)
 
 
@@ -207,11 +203,6 @@ def test_a_model_that_keeps_what_it_computed_is_taken_apart_alike_at_each_batch(
         assert not any(op.dims["math"].at(2) for op in graph.ops if isinstance(model, Placed) and "math" in op.dims)
 
 
-class Across(torch.nn.Module):
-    def forward(self, x: torch.Tensor) -> torch.Tensor:
-        return x @ x.T
-
-
 class Mixing(torch.nn.Linear):
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         with torch.autocast("cuda", torch.float16):
@@ -223,7 +214,7 @@ def test_casts_of_a_gpu_that_a_cpu_does_not_make_are_those_of_the_eager_trace(ru
     graph = trace_for_runtime(Mixing(8, 8), torch.zeros(2, 8), runtime=runtime, target="cuda")
     assert "enters torch.autocast for CUDA" in str(refusal(graph))
     assert {op.dtype for op in graph.ops if op.family == "gemm"} == {"float16"}
-    model = torch.nn.Sequential(Mixing(8, 8), Across())
+    model = torch.nn.Sequential(Mixing(8, 8), Function(lambda x: x @ x.T))
     graph = trace_for_runtime(model, torch.zeros(2, 8), runtime=runtime, target="cuda", batches=(2, 4))
     assert all({op.dtype for op in one.ops if op.family == "gemm"} == {"float16"} for one in graph.exact.values())
 

@@ -253,9 +253,7 @@ def kernel(name: str, size: int, **dims: int) -> Op:
         ({"a": 40, "b": 4000}, {"a": 6000, "b": 60}, [20, 2000]),
     ],
 )
-def test_other_kernels_at_another_batch_leave_a_note(
-    two: dict[str, int], three: dict[str, int], expected: list[int]
-) -> None:
+def test_other_kernels_at_a_batch_are_noted(two: dict[str, int], three: dict[str, int], expected: list[int]) -> None:
     at_two, at_three = ([kernel(name, size) for name, size in sizes.items()] for sizes in (two, three))
     ops, note = ops_through(at_two, at_three)
     assert [op.read_bytes for op in ops] == [Affine(0, per_sample) for per_sample in expected]
@@ -355,9 +353,7 @@ def test_what_cannot_be_followed_is_estimated_while_it_is_set(kept_from: Callabl
 
 
 @pytest.mark.parametrize(("wide", "high", "batch", "product"), [(64, 1, 1, True), (16, 16, 1, True), (1, 64, 2, False)])
-def test_small_products_are_taken_apart_by_the_rules_of_the_device(
-    wide: int, high: int, batch: int, *, product: bool
-) -> None:
+def test_small_products_are_taken_apart_by_device_rules(wide: int, high: int, batch: int, *, product: bool) -> None:
     model, x = nn.Linear(wide, high).eval(), torch.zeros(batch, wide)
     found = {
         target: any(op.family == "gemm" for op in front_end.forward(model, (x,), target)) for target in ("cpu", "cuda")
@@ -386,9 +382,7 @@ def test_a_model_is_built_with_what_it_needs(monkeypatch: pytest.MonkeyPatch) ->
 
 
 @pytest.mark.parametrize("name", ["enabled", "is_available"])
-def test_a_graph_is_made_anew_without_onednn_which_layouts_depend_on(
-    name: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_graph_is_made_anew_without_onednn_which_sets_layouts(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
     before = Compile().options
     monkeypatch.setattr(torch.backends.mkldnn, name, False if name == "enabled" else lambda: False)
     assert Compile().options != before

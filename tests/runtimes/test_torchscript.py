@@ -8,6 +8,7 @@ import weakref
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
+from unittest.mock import Mock
 
 import pytest
 import torch
@@ -189,9 +190,7 @@ def test_a_model_that_cannot_be_traced_is_refused_and_estimated() -> None:
 
 @pytest.mark.parametrize("error", [torch.OutOfMemoryError("x"), RuntimeError("can't allocate memory: you tried")])
 def test_memory_that_runs_out_is_no_refusal(error: Exception, monkeypatch: pytest.MonkeyPatch) -> None:
-    def exhausted(*_: object) -> None:
-        raise error
-
+    exhausted = Mock(side_effect=error)
     with pytest.raises(type(error)) as raised:
         TorchScript().build(Function(exhausted), (X,))
     assert raised.value is error
@@ -203,10 +202,7 @@ def test_memory_that_runs_out_is_no_refusal(error: Exception, monkeypatch: pytes
 
 
 def test_what_interrupts_a_run_comes_out_as_it_was(monkeypatch: pytest.MonkeyPatch) -> None:
-    def interrupted(*_: object) -> None:
-        raise KeyboardInterrupt
-
-    monkeypatch.setattr(_Interpreted, "record", interrupted)
+    monkeypatch.setattr(_Interpreted, "record", Mock(side_effect=KeyboardInterrupt))
     with pytest.raises(KeyboardInterrupt):
         trace_for_runtime(nn.Linear(8, 8), X, runtime="torchscript")
 

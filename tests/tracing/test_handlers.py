@@ -120,9 +120,7 @@ def test_the_host_asks_how_large_a_result_is_unless_it_is_told(function: Callabl
 @pytest.mark.parametrize(
     ("precision", "target", "launches"), [("fp32", "cuda", 4), ("bf16", "cuda", 1), ("bf16", "cpu", 4)]
 )
-def test_rows_of_experts_meet_them_one_by_one_but_in_bfloat16_on_cuda(
-    precision: str, target: str, launches: int
-) -> None:
+def test_experts_take_rows_one_by_one_but_in_bfloat16_on_cuda(precision: str, target: str, launches: int) -> None:
     experts = nn.ParameterList([torch.zeros(4, 16, 8)])
     ends = torch.tensor([2, 4, 6, 8], dtype=torch.int32)
     model = Function(lambda x: F.grouped_mm(x, experts[0].to(x.dtype), offs=ends))

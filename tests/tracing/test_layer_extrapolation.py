@@ -56,9 +56,7 @@ def test_every_family_gives_the_graphs_of_full_traces(name: str, config: dict[st
 
 def test_most_of_many_berts_are_not_traced(monkeypatch: pytest.MonkeyPatch) -> None:
     traced: list[object] = []
-    monkeypatch.setattr(
-        layer_extrapolation, "trace", lambda *given, **how: traced.append(given) or trace(*given, **how)
-    )
+    monkeypatch.setattr(layer_extrapolation, "trace", lambda *of, **how: traced.append(of) or trace(*of, **how))
     stacks = LayerExtrapolation()
     berts = [bert(depth, intermediate_size=width) for width in (32, 48, 80, 96) for depth in range(5, 10)]
     graphs = [stacks.graph(given, seq=8) for given in berts]

@@ -6,6 +6,7 @@ import os
 import sys
 from pathlib import Path
 from types import ModuleType, SimpleNamespace
+from unittest.mock import Mock
 
 import pytest
 import torch
@@ -93,9 +94,7 @@ def test_models_with_the_image_s_size_in_their_layers_take_another(name: str) ->
 
 
 def test_a_size_that_no_layer_can_have_is_said() -> None:
-    def create_model(name: str, *, pretrained: bool, img_size: int) -> torch.nn.Module:
-        raise AssertionError("not divisible by 16")
-
+    create_model = Mock(side_effect=AssertionError("not divisible by 16"))
     with pytest.raises(UsageError, match=r"timm:vit cannot be built for images of 225 pixels: not divisible by 16"):
         names._timm_model(SimpleNamespace(create_model=create_model), "vit", "meta", 225)
 
@@ -210,9 +209,7 @@ def test_inputs_of_a_file_s_model_are_noise(file: Path, function: str) -> None:
         ("plain", "fp64", torch.float64),
     ],
 )
-def test_a_model_keeps_its_dtype_until_another_is_asked_for(
-    file: Path, function: str, precision: str | None, dtype: torch.dtype
-) -> None:
+def test_a_model_keeps_its_own_dtype(file: Path, function: str, precision: str | None, dtype: torch.dtype) -> None:
     built = names.build(f"{file}:{function}", device="cpu", precision=precision)
     (values,) = built.inputs(1, "cpu")
     assert {values.dtype, *(weight.dtype for weight in built.model.parameters())} == {dtype}
@@ -345,13 +342,8 @@ HALF_IMPORTED = AttributeError("partially initialized module 'torchvision' has n
         ("bert-base", UNFIT, "the installed torchvision does not fit the installed torch"),
     ],
 )
-def test_a_library_that_is_not_there_or_does_not_fit(
-    name: str, error: Exception, said: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    def failing(module: str) -> ModuleType:
-        raise error
-
-    monkeypatch.setattr(names, "import_module", failing)
+def test_a_library_missing_or_unfit(name: str, error: Exception, said: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(names, "import_module", Mock(side_effect=error))
     with pytest.raises(MissingPackageError, match=said):
         names.build(name)
     assert names.of_library("torchvision") == []

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -12,8 +11,7 @@ import numpy as np
 import pytest
 import torch
 import transformers
-from click.testing import CliRunner
-from clidata import models_file
+from clidata import document, models_file, run
 from factories import device, dispatch
 from factories import profile as asynchronous
 from profiledata import kernel, profile
@@ -23,7 +21,6 @@ from torch.profiler import profile as profiled
 
 import latpred
 from latpred import tables
-from latpred.cli import main
 from latpred.errors import LatpredError, RuntimeRefusalError, UnknownModelError, UsageError
 from latpred.explanation.generation import generation_curve
 from latpred.prediction.predictor import Predictor
@@ -78,9 +75,7 @@ def test_a_decoder_whose_config_calls_it_none_generates() -> None:
 
 
 @pytest.mark.parametrize("make", [gpt2, llama])
-def test_steps_that_were_not_traced_are_those_that_a_trace_finds(
-    make: Callable[[], torch.nn.Module], monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_untraced_steps_are_as_traced(make: Callable[[], torch.nn.Module], monkeypatch: pytest.MonkeyPatch) -> None:
     model = make()
     graph = trace_generation(model, 6, 9)
     monkeypatch.setattr("latpred.tracing.text_generation._extrapolated", lambda *_: None)
@@ -227,9 +222,7 @@ def test_many_steps_are_priced_at_some_lengths_and_lie_on_lines_between(monkeypa
 
 
 def test_attention_in_parts_and_another_host() -> None:
-    fused, parts = (
-        trace_generation(gpt2(), 6, 5, attention=attention).steps[1].graph for attention in ("sdpa", "eager")
-    )
+    fused, parts = (trace_generation(gpt2(), 6, 5, attention=kind).steps[1].graph for kind in ("sdpa", "eager"))
     assert "aten::scaled_dot_product_attention" in {op.name for op in fused.ops}
     assert {op.name for op in parts.ops} >= {"aten::softmax", "aten::matmul"}
     asked = {"device": "rtx-8000", "attention": "eager"}
@@ -303,20 +296,12 @@ def test_the_device_fills_up() -> None:
 
 def test_the_verb(tmp_path: Path) -> None:
     options = ["generate", f"{models_file(tmp_path)}:gpt2", "--prompt", "6", "--new-tokens", "3", "--batch", "1,8"]
-    done = CliRunner().invoke(main, options)
+    done = run(*options)
     assert done.exit_code == 0, done.output
     assert "3 new tokens after 6" in done.output
     assert max(map(len, done.stdout.splitlines()[1:4])) <= 80
-    document = json.loads(CliRunner().invoke(main, [*options, "--json"]).stdout)
-    assert document["schema"] == "latpred.generation-curve/1"
-    assert [point["batch"] for point in document["points"]] == [1, 8]
-    assert len(document["points"][0]["steps"]) == 3
-    assert CliRunner().invoke(main, [*options, "--csv"]).stdout.count("prompt+3") == 2
-
-
-def test_what_is_measured_is_the_model_as_it_is(tmp_path: Path) -> None:
-    model = f"{models_file(tmp_path)}:gpt2"
-    for option, value in (("--attention", "eager"), ("--host", "0.5"), ("--threads", "1")):
-        done = CliRunner().invoke(main, ["generate", model, "--prompt", "6", option, value, "--measure"])
-        assert done.exit_code == 2
-        assert f"leave it out, or {option}" in done.output
+    found = document(*options)
+    assert found["schema"] == "latpred.generation-curve/1"
+    assert [point["batch"] for point in found["points"]] == [1, 8]
+    assert len(found["points"][0]["steps"]) == 3
+    assert run(*options, "--csv").stdout.count("prompt+3") == 2

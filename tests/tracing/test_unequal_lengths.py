@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from collections import Counter
 from collections.abc import Callable
 from dataclasses import replace
@@ -10,7 +9,7 @@ from pathlib import Path
 
 import pytest
 import torch
-from click.testing import CliRunner
+from clidata import document
 from factories import device, dispatch, kernel_fits
 from factories import profile as asynchronous
 from smallmodels import build_small, default_dtype
@@ -20,7 +19,6 @@ from torch.profiler import ProfilerActivity, profile
 import latpred
 from latpred import Lengths
 from latpred.api import curve_of
-from latpred.cli import main
 from latpred.errors import RuntimeRefusalError, TraceError, UsageError
 from latpred.graph.graph import ModelGraph
 from latpred.prediction.predictor import Predictor
@@ -341,11 +339,9 @@ def test_what_cannot_be_asked_of_lengths(ask: Callable[[], object], said: str) -
 
 
 def test_the_command_line() -> None:
-    asked = ["predict", "distilbert-base-uncased", "--lengths", "12,40,7", "--json"]
-    padded = json.loads(CliRunner().invoke(main, asked).stdout)
-    packed = json.loads(CliRunner().invoke(main, [*asked, "--execution", "packed"]).stdout)
+    asked = ["predict", "distilbert-base-uncased", "--lengths", "12,40,7"]
+    padded, packed = document(*asked), document(*asked, "--execution", "packed")
     assert [point["batch"] for point in padded["points"]] == [3]
     assert packed["points"][0]["compute_ms"] < padded["points"][0]["compute_ms"]
-    spread = ["curve", "distilbert-base-uncased", "--lengths", "mean=20,std=5,pad=64", "-b", "2,4"]
-    done = CliRunner().invoke(main, spread)
-    assert done.exit_code == 0, done.output
+    spread = document("curve", "distilbert-base-uncased", "--lengths", "mean=20,std=5,pad=64", "-b", "2,4")
+    assert [point["batch"] for point in spread["points"]] == [2, 4]
