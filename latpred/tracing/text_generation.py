@@ -236,8 +236,7 @@ def _graph_on_line(first: ModelGraph, second: ModelGraph, steps: int) -> ModelGr
             return tuple(line)
         # Weights were last read a step ago, or for the first step in the prefill, which touches far more.
         return tuple(
-            msgspec.structs.replace(op, reread_after=later.reread_after)
-            for op, later in zip(line, others, strict=True)
+            msgspec.structs.replace(op, reread_after=later.reread_after) for op, later in zip(line, others, strict=True)
         )
 
     exact = None
