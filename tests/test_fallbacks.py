@@ -177,6 +177,17 @@ class Scaled(nn.Module):
         return torch._scaled_mm(short, self.weight.t(), self.scale, self.scale, out_dtype=torch.bfloat16)
 
 
+@pytest.mark.parametrize("device", ["h100", "h100-shared", "rtx-3090", "rtx-8000"])
+def test_recurrent_steps_wait_for_each_other_on_gpus(device: str) -> None:
+    def compute_us(steps: int, channels: int) -> float:
+        layer = nn.LSTM(channels, channels)
+        graph = latpred.trace(layer, lambda batch: torch.zeros(steps, batch, channels), precision="fp16")
+        return latpred.predict(graph, 7, device=device).compute_ms * 1e3
+
+    assert compute_us(1000, 512) > 2000.0, "far more than its multiply-adds take"
+    assert compute_us(194, 64) < 300.0, "an H100 took 94 us, since one multiprocessor holds the weights"
+
+
 @pytest.mark.parametrize("device", ["h100", "l40s", "rtx-4090", "b200"])
 def test_scaled_products_of_8_bits_take_the_rate_of_the_datasheet(device: str) -> None:
     def product_ms(model: nn.Module) -> float:

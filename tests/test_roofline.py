@@ -14,6 +14,7 @@ from latpred.fit.residual import fit_residual
 from latpred.fit.roofline import RooflineRegressor
 from latpred.graph.features import EFFORTS, layout, read
 from latpred.prediction.kernel_times import PRIOR, TILES, KernelModel, evaluate, tiled
+from latpred.profile import store
 from latpred.profile.document import KernelFit
 
 PEAK, BANDWIDTH, FLOOR = 5e4, 2e3, 3.0
@@ -75,6 +76,15 @@ def test_a_datasheet_says_what_small_samples_cannot() -> None:
         for prior in (None, known)
     ]
     assert abs(np.log(large[1] / times[6])) < 0.3 < abs(np.log(large[0] / times[6]))
+
+
+def test_one_odd_kernel_does_not_outweigh_a_datasheet() -> None:
+    """Products in bf16 that an H100 was timed at: one of four rows, which sums 2,928 values, has all the weights."""
+    sizes = [(386, 16, 616), (4819, 216, 464), (3063, 2440, 1048), (37, 32, 88), (4, 144, 2928), (3253, 240, 128)]
+    known = store.load("h100").kernels["bf16"]["gemm"]
+    times = np.array([3.3, 5.9, 30.5, 2.6, 6.3, 3.5])
+    fit = RooflineRegressor("gemm", 132, prior=known).fit(products(*np.transpose(sizes), size=2), times).fit_
+    assert fit.weight_bytes_per_us > 0.5 * known.weight_bytes_per_us
 
 
 def test_the_residual_learns_what_the_roofline_cannot_say() -> None:

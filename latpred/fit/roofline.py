@@ -322,7 +322,7 @@ def _fit_parameters(
     pull: dict[str, float],
     roof: Callable[[dict[str, float]], Floats],
 ) -> dict[str, float]:
-    """Least squares of soft log errors, from a high and a low floor."""
+    """Least squares of the pull and of soft log errors, from a high and a low floor."""
     middle, ridge = np.log(list(guess.values())), np.array([pull[name] for name in guess])
     # Weights say how well a kernel is known apart from what passes beside it; both together are known well.
     precision = np.where(beside > 0, 1.0, np.sqrt(weights))
@@ -333,7 +333,9 @@ def _fit_parameters(
     def errors(logs: Floats) -> Floats:
         us = roof(parameters(logs))
         off = precision * np.log((us + beside) / (times + beside))
-        both: Floats = np.concatenate((off, ridge * (logs - middle)))
+        pulled = ridge * (logs - middle)
+        # The soft loss of this is the square of the pull: one odd sample must not outweigh what is known of a rate.
+        both: Floats = np.concatenate((off, pulled * np.sqrt(1.0 + (0.5 * pulled / _SOFT) ** 2)))
         return both
 
     starts = [middle + np.where(np.array(list(guess)) == "floor", np.log(floor), 0.0) for floor in (1.0, 0.2)]

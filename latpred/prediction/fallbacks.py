@@ -206,16 +206,16 @@ def guess(
     widths = [fit.activation_bytes_per_us for fit in fits.values() if fit.activation_bytes_per_us]
     width = float(np.median(widths)) if widths else profile.device.bandwidth_bytes_per_us
     floor_us = float(np.median([fit.floor_us for fit in fits.values()]))
-    in_steps = root(family) == "rnn" and profile.device.kind == "cpu"
+    recurrent = root(family) == "rnn"
     costs_us = profile.runtimes[EAGER].costs_us if by_pytorch and EAGER in profile.runtimes else {}
     step_us = floor_us + nearest(costs_us, "gemm") + nearest(costs_us, "elementwise")
     return KernelFit(
-        family="rnn" if in_steps else "other",
+        family="rnn" if recurrent else "other",
         floor_us=floor_us,
         macs_per_us=float(np.median(rates)) if rates else 0.0,
         weight_bytes_per_us=width,
         activation_bytes_per_us=width,
-        efforts=(step_us,) if in_steps else (),  # of each of the family's `calls`
+        efforts=(step_us,) if recurrent and profile.device.kind == "cpu" else (),  # of each of the family's `calls`
         spread=GUESSED_LOG_STD if rates else UNTESTED_LOG_STD,  # without any rate, multiply-adds come out for free
     )
 

@@ -130,6 +130,9 @@ SQRT3 = 3.0**0.5
 FEW_ROWS = "few"  # rows below which a product's rows become hardly any slower
 # Winograd's algorithm F(4 x 4, 3 x 3) makes 36 multiply-adds of 144. It serves dense windows that move by one.
 WINOGRAD = 4.0
+# Recurrent weights that one multiprocessor holds, so that one launch takes all steps, and the share of a step's least
+# time that is then left: an H100 took 0.32 us for each, of LSTMs of up to 64 channels. With 192 it launched each.
+HELD_WEIGHTS, HELD = 1 << 16, 0.14
 _WINDOW = [layout("conv").columns.index(name) for name in ("kernel_h", "kernel_w", "stride")]
 _GROUPS = layout("conv").columns.index("groups")
 TINY_US = 1e-6
@@ -291,7 +294,7 @@ def _missed(work: Floats, cache_bytes: float) -> Floats:
 
 
 def least_us(family: str, rows: Floats, limits: Limits) -> Floats:
-    """What rows take at least: their bytes from memory, or from the cache where they lie in it, and multiply-adds."""
+    """What rows take at least: bytes from memory, or from the cache where they lie in it, multiply-adds and steps."""
     macs, moved = rows[:, 0], rows[:, 1 : len(WORK)].sum(axis=1)
     if root(family) == "conv":
         height, width, stride = rows[:, _WINDOW].T
@@ -308,6 +311,10 @@ def least_us(family: str, rows: Floats, limits: Limits) -> Floats:
         busy = np.where(
             places > 1, np.maximum(planes * places * window / limits.taps_per_us, planes * limits.plane_us), busy
         )
+    if family.startswith("rnn"):
+        counts = dict(zip(layout("rnn").columns, rows.T, strict=True))
+        held = counts["reread"] <= HELD_WEIGHTS * counts["calls"]
+        busy = np.maximum(busy, counts["steps"] * limits.step_us * np.where(held, HELD, 1.0))
     missed = _missed(rows, limits.cache_bytes)
     memory = moved * (missed / limits.bytes_per_us + (1.0 - missed) / limits.cache_bytes_per_us)
     least: Floats = np.maximum(memory, busy)

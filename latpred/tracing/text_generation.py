@@ -231,7 +231,13 @@ def _graph_on_line(first: ModelGraph, second: ModelGraph, steps: int) -> ModelGr
 
     def on_line(ops: Sequence[Op], others: Sequence[Op]) -> tuple[Op, ...]:
         pairs = zip(ops, others, strict=True)
-        return tuple(combined(pair, lambda x, y: x if x == y else x + (y - x) * steps) for pair in pairs)
+        line = (combined(pair, lambda x, y: x if x == y else x + (y - x) * steps) for pair in pairs)
+        if not steps:
+            return tuple(line)
+        # Weights were last read a step ago, or for the first step in the prefill, which touches far more.
+        return tuple(
+            msgspec.structs.replace(op, reread_after=later.reread_after) for op, later in zip(line, others, strict=True)
+        )
 
     exact = None
     if first.ops_at_one is not None and second.ops_at_one is not None:

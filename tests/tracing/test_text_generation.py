@@ -77,15 +77,20 @@ def test_a_decoder_whose_config_calls_it_none_generates() -> None:
 @pytest.mark.parametrize("make", [gpt2, llama])
 def test_untraced_steps_are_as_traced(make: Callable[[], torch.nn.Module], monkeypatch: pytest.MonkeyPatch) -> None:
     model = make()
-    graph = trace_generation(model, 6, 9)
+    graph = trace_generation(model, 50, 9)
     monkeypatch.setattr("latpred.tracing.text_generation._extrapolated", lambda *_: None)
-    direct = trace_generation(model, 6, 9)
-    assert [step.before for step in graph.steps] == [step.before for step in direct.steps] == list(range(6, 14))
+    direct = trace_generation(model, 50, 9)
+    assert [step.before for step in graph.steps] == [step.before for step in direct.steps] == list(range(50, 58))
     assert graph.prefill.graph == direct.prefill.graph
     for ours, theirs in zip((graph.prefill, *graph.steps), (direct.prefill, *direct.steps), strict=True):
         assert same_work(ours.graph, theirs.graph)
         assert same_work(ours.forward, theirs.forward)
         assert same_work(ours.loop, theirs.loop)
+        read_again = [
+            op.reread_after.at(2) for graph in (ours.graph, theirs.graph) for op in graph.ops if op.reread_after
+        ]
+        half = len(read_again) // 2
+        assert read_again[:half] == pytest.approx(read_again[half:], rel=0.1), "where the prefill is long, too"
 
 
 def test_only_a_table_of_positions_limits_how_many_tokens_there_are() -> None:
