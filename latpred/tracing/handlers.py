@@ -29,6 +29,7 @@ from latpred.tracing.op_record import (
     OpInfo,
     OpRecord,
     allocation,
+    attention_like_query,
     conv_format,
     describe,
     is_one_product,
@@ -433,14 +434,20 @@ def attention(recorder: TraceRecorder, call: Call) -> Any:
         return recorder.inside(_masked_by_numbers, *call.args, **call.options)
     query, key, value = call.args[:3]
     suits = suits_cpu(query, value, mask, call.named.get("dropout_p", 0.0))
-    fused = suits_kernels(query, key, value) and (suits or recorder.on_cuda())
-    return fresh(recorder, call if fused else call._replace(info=_by_torch(call.info)))
+    if not (suits_kernels(query, key, value) and (suits or recorder.on_cuda())):
+        return fresh(recorder, call._replace(info=_resulting(call.info, None)))
+    batch, head, token, _ = query.stride()
+    if batch >= token >= head or query.shape[2] == 1:  # as they lie mostly, and so do the results of all kernels
+        return fresh(recorder, call)
+    flash = suits and mask is None and query.dtype in (torch.float16, torch.bfloat16)
+    laid = flash or not recorder.on_cuda()
+    return fresh(recorder, call._replace(info=_resulting(call.info, attention_like_query)) if laid else call)
 
 
 @lru_cache
-def _by_torch(info: OpInfo) -> OpInfo:
-    """The same op with results that PyTorch's own kernel makes."""
-    return replace(info, override=None)
+def _resulting(info: OpInfo, override: Callable[..., Any] | None) -> OpInfo:
+    """The same op with results that another function makes; None is PyTorch's own kernel."""
+    return replace(info, override=override)
 
 
 def _masked_by_numbers(query: Tensor, key: Tensor, value: Tensor, attn_mask: Tensor, *rest: Any, **options: Any) -> Any:

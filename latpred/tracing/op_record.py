@@ -392,8 +392,14 @@ def _attention(query: Tensor, key: Tensor, value: Tensor, attn_mask: Any = None,
     scores = batch, heads, queries, key.shape[2]
     if attn_mask is not None and torch.broadcast_shapes(attn_mask.shape, scores) != scores:  # type: ignore[no-untyped-call]
         return NotImplemented
-    # What every fused backend returns: (batch, queries, heads, head_dim), seen transposed.
+    # What CUDA's kernel for float32 and masks returns: (batch, queries, heads, head_dim), seen transposed.
     return _empty((batch, queries, heads, value.shape[-1]), query).transpose(1, 2)
+
+
+def attention_like_query(query: Tensor, *rest: Any, **options: Any) -> Any:
+    """What all other fused kernels return: the result lies as the queries do."""
+    out = _attention(query, *rest, **options)
+    return out if out is NotImplemented else torch.empty_like(query)
 
 
 @_override("add", "mul", "sub", "div")
