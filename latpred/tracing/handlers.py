@@ -49,7 +49,7 @@ _ON_META, _REAL = 1, 2
 _MASKS = (torch.bool, torch.uint8)
 _NEW = frozenset(f"aten::{new}{name}" for new in ("", "new_") for name in ("empty", "zeros", "ones", "full"))
 # Composite ops that look whether all that they are given is on one device.
-_ONE_DEVICE = frozenset({"cdist", "inner", "linalg_multi_dot", "meshgrid", "quantile", "stft", "istft"})
+_ONE_DEVICE = frozenset({"cdist", "inner", "linalg_multi_dot", "chain_matmul", "meshgrid", "quantile", "stft", "istft"})
 _MOST_REAL_BYTES = 32 << 20  # of a tensor whose values a forward pass may come to ask for
 _EXPLICIT = (
     torch._C.DispatchKey.CompositeExplicitAutograd,
@@ -478,7 +478,10 @@ def packed(recorder: TraceRecorder, call: Call) -> Any:
 
 def matmul(recorder: TraceRecorder, call: Call) -> Any:
     """One product where no operand needs a copy, else the copies and the product."""
-    return (fresh if is_one_product(*call.args) else decompose)(recorder, call)
+    x, y = call.args
+    if x.dim() == 1 and y.dim() > 2:  # where PyTorch's decomposition in Python does not do what ATen does
+        return recorder.inside(lambda: y.mT @ x if y.mT.is_contiguous() else (x[None] @ y).squeeze(-2))
+    return (fresh if is_one_product(x, y) else decompose)(recorder, call)
 
 
 def answer(recorder: TraceRecorder, call: Call) -> Any:

@@ -146,7 +146,9 @@ def test_a_mask_whose_rows_repeat_one_value_takes_cuda_many_kernels_in_fp32(prec
     assert Predictor(store.load("epyc-shared")).lowered(graph, "eager").ops == graph.ops
     plain = latpred.trace(Broadcast(repeated=False), (side_by_side,), precision=precision)
     assert math_attention_on_cuda(plain).ops == plain.ops
-    scripted = Predictor(store.load("h100-shared")).trace(Broadcast(), Options(side_by_side, runtime="torchscript"), [1])
+    scripted = Predictor(store.load("h100-shared")).trace(
+        Broadcast(), Options(side_by_side, runtime="torchscript"), [1]
+    )
     lowered = [op for op in math_attention_on_cuda(scripted).ops if op.launches]
     assert {root(op.host_class) for op in lowered} == {"node"}
     assert [root(op.family) for op in lowered].count("bmm") == 2
