@@ -93,6 +93,22 @@ def test_multihead_attention_takes_its_fast_path(weights: bool) -> None:
     assert len(names) == (9 if weights else 7)
 
 
+def test_a_tensor_that_is_given_three_times_attends_to_itself() -> None:
+    x, attention = torch.zeros(1, 10, 32), nn.MultiheadAttention(32, 4, batch_first=True)
+    graph = latpred.trace(attention, (x, x, x))
+    assert [op.name for op in graph.ops if op.launches] == [
+        op.name for op in latpred.trace(Calling(weights=True), x).ops if op.launches
+    ]
+    assert graph.input_bytes.at(1) == x.nbytes
+
+
+def test_autocast_makes_three_tensors_of_what_attends_to_itself() -> None:
+    layer = nn.TransformerEncoderLayer(32, 4, 64, batch_first=True)
+    graph = latpred.trace(layer, torch.zeros(1, 10, 32), precision="amp-bf16", target="cpu")
+    names = [op.name for op in graph.ops if op.launches]
+    assert names[:11] == ["aten::to"] * 7 + ["aten::mm"] * 3 + ["aten::cat"]
+
+
 class Projected(nn.Module):
     """What `_native_multi_head_attention` does on CUDA, written out."""
 
