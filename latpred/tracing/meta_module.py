@@ -308,7 +308,7 @@ def _multi_head_attention(
     if query is key is value:
         packed = aten.mm(query.reshape(-1, width), qkv_weight.t()).view(batch, length, 3 * embed_dim)
     else:
-        pairs = zip((query, key, value), qkv_weight.split(embed_dim), strict=True)
+        pairs = zip((query, key, value), aten.split(qkv_weight, embed_dim), strict=True)
         packed = torch.cat([aten.mm(x.reshape(-1, width), w.t()).view(batch, length, -1) for x, w in pairs], 2)
     q, k, v = aten._transform_bias_rescale_qkv(packed, qkv_bias, num_head)
     flat = (batch * num_head, length, embed_dim // num_head)
