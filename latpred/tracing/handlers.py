@@ -388,13 +388,7 @@ def grouped_mm(recorder: TraceRecorder, call: Call) -> Any:
     split = x.dim() == 2 and experts.dim() == 3
     if not split or (x.dtype is torch.bfloat16 and recorder.on_cuda()):
         return fresh(recorder, call)
-    return fresh(recorder, call._replace(info=_by_expert(call.info)))
-
-
-@lru_cache
-def _by_expert(info: OpInfo) -> OpInfo:
-    """The same op with a product for each expert."""
-    return replace(info, formula=grouped_mm_by_expert, syncs=1)
+    return fresh(recorder, call._replace(info=_changed(call.info, formula=grouped_mm_by_expert, syncs=1)))
 
 
 def multinomial(recorder: TraceRecorder, call: Call) -> Any:
@@ -435,19 +429,19 @@ def attention(recorder: TraceRecorder, call: Call) -> Any:
     query, key, value = call.args[:3]
     suits = suits_cpu(query, value, mask, call.named.get("dropout_p", 0.0))
     if not (suits_kernels(query, key, value) and (suits or recorder.on_cuda())):
-        return fresh(recorder, call._replace(info=_resulting(call.info, None)))
+        return fresh(recorder, call._replace(info=_changed(call.info, override=None)))
     batch, head, token, _ = query.stride()
     if batch >= token >= head or query.shape[2] == 1:  # as they lie mostly, and so do the results of all kernels
         return fresh(recorder, call)
     flash = suits and mask is None and query.dtype in (torch.float16, torch.bfloat16)
     laid = flash or not recorder.on_cuda()
-    return fresh(recorder, call._replace(info=_resulting(call.info, attention_like_query)) if laid else call)
+    return fresh(recorder, call._replace(info=_changed(call.info, override=attention_like_query)) if laid else call)
 
 
 @lru_cache
-def _resulting(info: OpInfo, override: Callable[..., Any] | None) -> OpInfo:
-    """The same op with results that another function makes; None is PyTorch's own kernel."""
-    return replace(info, override=override)
+def _changed(info: OpInfo, **changes: Any) -> OpInfo:
+    """The same op handled otherwise; without an `override` PyTorch's own kernel makes its results."""
+    return replace(info, **changes)
 
 
 def _masked_by_numbers(query: Tensor, key: Tensor, value: Tensor, attn_mask: Tensor, *rest: Any, **options: Any) -> Any:
