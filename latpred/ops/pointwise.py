@@ -419,6 +419,6 @@ def factory(*_: Any, out: Any, **__: Any) -> Work:
 for _name in (
     *("arange", "zeros", "ones", "full", "eye", "linspace", "logspace", "rand", "randn", "randint", "randperm"),
     *("zeros_like", "ones_like", "full_like", "rand_like", "randn_like", "new_zeros", "new_ones", "new_full"),
-    *("scalar_tensor", "tril_indices", "triu_indices", "hann_window", "hamming_window", "normal"),
+    *("scalar_tensor", "tril_indices", "triu_indices", "normal"),
 ):
     cost(f"aten::{_name}")(factory)

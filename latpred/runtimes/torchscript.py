@@ -70,7 +70,7 @@ class TorchScript(StepPerOp):
     @property
     def options(self) -> str:
         """The version of graphs, raised whenever those change that are made here, and whether all is switched off."""
-        return f"9{os.environ.get(_SWITCH, '')}"
+        return f"10{os.environ.get(_SWITCH, '')}"
 
     def available(self) -> str | None:
         """None while PyTorch has TorchScript, which it calls deprecated."""
@@ -124,7 +124,7 @@ def _runs_at(source: Source, target: str, batches: Sequence[int]) -> Iterator[In
         module = frozen_for_tracing(model, inputs)
         if target == "cuda":
             join_linears(module.graph)
-        yield executed(module, inputs, batch)
+        yield executed(module, inputs, batch, target)
 
 
 def _steps(nodes: Sequence[Node], ops: Sequence[Op], target: str, attention: str) -> list[Op]:
@@ -290,17 +290,17 @@ def _is_half(value: Any, dtype: torch.dtype) -> bool:
     return isinstance(value, torch.Tensor) and value.dtype == dtype
 
 
-def executed(module: Any, inputs: Any, batch: int) -> InterpreterRun:
-    """Run a frozen module without computing anything, and say what its interpreter did.
+def executed(module: Any, inputs: Any, batch: int, target: str) -> InterpreterRun:
+    """Run a frozen module without computing anything, and say what its interpreter does on a kind of device.
 
     One that reads back values which were not computed is run again, computing everything.
     """
     with torch.inference_mode(), silenced():
         # A value may be one that only computing tells, or an op one that the meta device does not have.
         with suppress(TraceError, RuntimeError):
-            return _run(module, inputs, batch, _weightless)
+            return _run(module, inputs, batch, target, _weightless)
         try:
-            return _run(module, inputs, batch, _activation)
+            return _run(module, inputs, batch, target, _activation)
         except (TraceError, RuntimeError) as error:
             if out_of_memory(error):
                 raise
@@ -308,7 +308,9 @@ def executed(module: Any, inputs: Any, batch: int) -> InterpreterRun:
             raise RuntimeRefusalError(f"TorchScript's graph cannot be run: {text}") from error
 
 
-def _run(module: Any, inputs: Any, batch: int, keep: Callable[[torch.Tensor], torch.Tensor]) -> InterpreterRun:
+def _run(
+    module: Any, inputs: Any, batch: int, target: str, keep: Callable[[torch.Tensor], torch.Tensor]
+) -> InterpreterRun:
     tensors = tuple(keep(tensor) for tensor in tensors_of(inputs))
     for _ in range(_SETTLING_ON_META):
         # The executor first compares all constants with one another, hundreds of thousands of times in a deep network,
@@ -320,6 +322,7 @@ def _run(module: Any, inputs: Any, batch: int, keep: Callable[[torch.Tensor], to
             settling.call(module, tensors)
     watcher = PassWatcher({})
     recorder = _Interpreted(keep, watcher)
+    recorder.target = target
     with unhooked(), recorder, watcher:
         recorder.call(module, tensors)
     graph = torch._C._last_executed_optimized_graph()

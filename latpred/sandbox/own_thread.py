@@ -7,6 +7,7 @@ and passes everybody else through.
 
 from __future__ import annotations
 
+import builtins
 import dis
 import gc
 import logging
@@ -97,7 +98,8 @@ def replaced(owner: Any, name: str, function: Callable[..., Any]) -> Iterator[No
     with _LOCK.held():
         switch = vars(owner).get(name)
         if not isinstance(switch, _Switch):
-            switch = _Switch(vars(owner).get(name, _INHERITED), getattr(owner, name))
+            usual = getattr(owner, name, None) or getattr(builtins, name)  # which a module finds as its own
+            switch = _Switch(vars(owner).get(name, _INHERITED), usual)
             setattr(owner, name, switch)
         switch.own.setdefault(thread, []).append(function)
     try:

@@ -29,6 +29,7 @@ from latpred.tracing.op_record import (
     OpInfo,
     OpRecord,
     allocation,
+    attention_like_query,
     conv_format,
     describe,
     is_one_product,
@@ -48,7 +49,7 @@ _ON_META, _REAL = 1, 2
 _MASKS = (torch.bool, torch.uint8)
 _NEW = frozenset(f"aten::{new}{name}" for new in ("", "new_") for name in ("empty", "zeros", "ones", "full"))
 # Composite ops that look whether all that they are given is on one device.
-_ONE_DEVICE = frozenset({"cdist", "inner", "linalg_multi_dot", "meshgrid", "quantile", "stft", "istft"})
+_ONE_DEVICE = frozenset({"cdist", "inner", "linalg_multi_dot", "chain_matmul", "meshgrid", "quantile", "stft", "istft"})
 _MOST_REAL_BYTES = 32 << 20  # of a tensor whose values a forward pass may come to ask for
 _EXPLICIT = (
     torch._C.DispatchKey.CompositeExplicitAutograd,
@@ -387,13 +388,7 @@ def grouped_mm(recorder: TraceRecorder, call: Call) -> Any:
     split = x.dim() == 2 and experts.dim() == 3
     if not split or (x.dtype is torch.bfloat16 and recorder.on_cuda()):
         return fresh(recorder, call)
-    return fresh(recorder, call._replace(info=_by_expert(call.info)))
-
-
-@lru_cache
-def _by_expert(info: OpInfo) -> OpInfo:
-    """The same op with a product for each expert."""
-    return replace(info, formula=grouped_mm_by_expert, syncs=1)
+    return fresh(recorder, call._replace(info=_changed(call.info, formula=grouped_mm_by_expert, syncs=1)))
 
 
 def multinomial(recorder: TraceRecorder, call: Call) -> Any:
@@ -433,14 +428,20 @@ def attention(recorder: TraceRecorder, call: Call) -> Any:
         return recorder.inside(_masked_by_numbers, *call.args, **call.options)
     query, key, value = call.args[:3]
     suits = suits_cpu(query, value, mask, call.named.get("dropout_p", 0.0))
-    fused = suits_kernels(query, key, value) and (suits or recorder.on_cuda())
-    return fresh(recorder, call if fused else call._replace(info=_by_torch(call.info)))
+    if not (suits_kernels(query, key, value) and (suits or recorder.on_cuda())):
+        return fresh(recorder, call._replace(info=_changed(call.info, override=None)))
+    batch, head, token, _ = query.stride()
+    if batch >= token >= head or query.shape[2] == 1:  # as they lie mostly, and so do the results of all kernels
+        return fresh(recorder, call)
+    flash = suits and mask is None and query.dtype in (torch.float16, torch.bfloat16)
+    laid = flash or not recorder.on_cuda()
+    return fresh(recorder, call._replace(info=_changed(call.info, override=attention_like_query)) if laid else call)
 
 
 @lru_cache
-def _by_torch(info: OpInfo) -> OpInfo:
-    """The same op with results that PyTorch's own kernel makes."""
-    return replace(info, override=None)
+def _changed(info: OpInfo, **changes: Any) -> OpInfo:
+    """The same op handled otherwise; without an `override` PyTorch's own kernel makes its results."""
+    return replace(info, **changes)
 
 
 def _masked_by_numbers(query: Tensor, key: Tensor, value: Tensor, attn_mask: Tensor, *rest: Any, **options: Any) -> Any:
@@ -471,7 +472,10 @@ def packed(recorder: TraceRecorder, call: Call) -> Any:
 
 def matmul(recorder: TraceRecorder, call: Call) -> Any:
     """One product where no operand needs a copy, else the copies and the product."""
-    return (fresh if is_one_product(*call.args) else decompose)(recorder, call)
+    x, y = call.args
+    if x.dim() == 1 and y.dim() > 2:  # where PyTorch's decomposition in Python does not do what ATen does
+        return recorder.inside(lambda: y.mT @ x if y.mT.is_contiguous() else (x[None] @ y).squeeze(-2))
+    return (fresh if is_one_product(x, y) else decompose)(recorder, call)
 
 
 def answer(recorder: TraceRecorder, call: Call) -> Any:

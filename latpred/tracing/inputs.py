@@ -176,15 +176,26 @@ def tensors_in(inputs: Any) -> list[Tensor]:
 
 
 def _map(value: Any, function: Callable[[Tensor], Tensor]) -> Any:
-    if isinstance(value, Tensor):
-        return function(value)
-    if type(value) is dict:
-        return {key: _map(item, function) for key, item in value.items()}
-    if isinstance(value, tuple) and hasattr(value, "_fields"):
-        return type(value)(*(_map(item, function) for item in value))
-    if type(value) in (list, tuple):
-        return type(value)(_map(item, function) for item in value)
-    return copied(value, function)  # a cache, say, which the forward pass writes into
+    """The value with what a function makes of each tensor; one that is given twice stays one, models ask for that."""
+    made: dict[int, Tensor] = {}
+
+    def once(tensor: Tensor) -> Tensor:
+        if id(tensor) not in made:
+            made[id(tensor)] = function(tensor)
+        return made[id(tensor)]
+
+    def mapped(value: Any) -> Any:
+        if isinstance(value, Tensor):
+            return once(value)
+        if type(value) is dict:
+            return {key: mapped(item) for key, item in value.items()}
+        if isinstance(value, tuple) and hasattr(value, "_fields"):
+            return type(value)(*map(mapped, value))
+        if type(value) in (list, tuple):
+            return type(value)(map(mapped, value))
+        return copied(value, once)  # a cache, say, which the forward pass writes into
+
+    return mapped(value)
 
 
 def as_arguments(value: Any) -> dict[str, Any] | tuple[Any, ...]:

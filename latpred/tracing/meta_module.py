@@ -303,9 +303,13 @@ def _multi_head_attention(
     average_attn_weights: bool = True,
     mask_type: int | None = None,
 ) -> tuple[Tensor, Tensor | None]:
-    """What `aten::_native_multi_head_attention` does for self-attention."""
+    """What `aten::_native_multi_head_attention` does for self-attention; autocast makes three tensors of the one."""
     batch, length, width = query.shape
-    packed = aten.mm(query.reshape(-1, width), qkv_weight.t()).view(batch, length, 3 * embed_dim)
+    if query is key is value:
+        packed = aten.mm(query.reshape(-1, width), qkv_weight.t()).view(batch, length, 3 * embed_dim)
+    else:
+        pairs = zip((query, key, value), aten.split(qkv_weight, embed_dim), strict=True)
+        packed = torch.cat([aten.mm(x.reshape(-1, width), w.t()).view(batch, length, -1) for x, w in pairs], 2)
     q, k, v = aten._transform_bias_rescale_qkv(packed, qkv_bias, num_head)
     flat = (batch * num_head, length, embed_dim // num_head)
     scores = aten.bmm(q.view(flat), k.view(flat).transpose(1, 2)).view(batch, num_head, length, length)
@@ -326,8 +330,8 @@ def _encoder_layer(src: Tensor, embed_dim: int, num_heads: int, *rest: Any) -> T
     mask, mask_type = (*rest[15:], None, None)[:2]
 
     def attention(x: Tensor) -> Tensor:
-        options = {"mask": mask, "need_weights": False, "mask_type": mask_type}
-        return _multi_head_attention(x, x, x, embed_dim, num_heads, *rest[:4], **options)[0]
+        given = (x, x, x, embed_dim, num_heads, *rest[:4], mask, False, True, mask_type)
+        return aten._native_multi_head_attention(*given)[0]  # type: ignore[no-any-return]
 
     return layer_around(attention, src, embed_dim, *rest[4:15])
 

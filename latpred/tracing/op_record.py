@@ -37,6 +37,7 @@ _FRESH_WHOLE = frozenset(
 _PICKING = ("nonzero", "masked_select", "unique", "_unique2", "unique_dim", "unique_consecutive", "bincount")
 _DROPOUTS = ("dropout", "feature_dropout", "alpha_dropout", "feature_alpha_dropout")
 _CONVOLUTIONS = tuple(f"conv{kind}{n}d" for kind in ("", "_transpose") for n in (1, 2, 3))
+_WINDOWS = tuple(f"{kind}_window" for kind in ("hann", "hamming", "blackman", "bartlett", "kaiser"))
 _VIEWS = (
     *("chunk", "narrow", "movedim", "moveaxis", "swapaxes", "swapdims", "expand_as", "view_as", "numpy_T", "mT"),
     *("mH", "matrix_H", "adjoint", "tensor_split", "hsplit", "vsplit", "dsplit", "unflatten", "broadcast_to"),
@@ -66,7 +67,7 @@ _SPECIAL = {
     "scaled_dot_product_attention": "attention",
     **dict.fromkeys(("_pack_padded_sequence", "_pad_packed_sequence"), "packed"),
     "embedding": "lookup",
-    **dict.fromkeys(("logsumexp", "_trilinear", "_safe_softmax", "_euclidean_dist"), "explicit"),
+    **dict.fromkeys(("logsumexp", "_trilinear", "_safe_softmax", "_euclidean_dist", *_WINDOWS), "explicit"),
     **{name: name for name in ("roll", "pad", "multinomial")},
     "_grouped_mm": "grouped_mm",
 }
@@ -392,8 +393,14 @@ def _attention(query: Tensor, key: Tensor, value: Tensor, attn_mask: Any = None,
     scores = batch, heads, queries, key.shape[2]
     if attn_mask is not None and torch.broadcast_shapes(attn_mask.shape, scores) != scores:  # type: ignore[no-untyped-call]
         return NotImplemented
-    # What every fused backend returns: (batch, queries, heads, head_dim), seen transposed.
+    # What CUDA's kernel for float32 and masks returns: (batch, queries, heads, head_dim), seen transposed.
     return _empty((batch, queries, heads, value.shape[-1]), query).transpose(1, 2)
+
+
+def attention_like_query(query: Tensor, *rest: Any, **options: Any) -> Any:
+    """What all other fused kernels return: the result lies as the queries do."""
+    out = _attention(query, *rest, **options)
+    return out if out is NotImplemented else torch.empty_like(query)
 
 
 @_override("add", "mul", "sub", "div")

@@ -107,7 +107,8 @@ def test_what_was_watched_stays_as_it_is() -> None:
     assert watched == executed(16)
 
 
-def test_convolutions_of_few_channels_count_what_eager_does() -> None:
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float16])
+def test_convolutions_of_few_channels_count_what_eager_does(dtype: torch.dtype) -> None:
     class Narrow(nn.Module):
         """Channels that fill no block, and additions and a gate that stay in blocks."""
 
@@ -121,7 +122,7 @@ def test_convolutions_of_few_channels_count_what_eager_does() -> None:
             z = torch.relu(self.point(torch.relu(self.deep(y))) + y)
             return torch.relu(self.last(z * torch.sigmoid(z)))
 
-    source = source_of(Narrow().eval(), torch.zeros(2, 3, 16, 16))
+    source = source_of(Narrow().eval().to(dtype), torch.zeros(2, 3, 16, 16, dtype=dtype))
     graph = OnnxRuntime().trace(source, "cpu")
     assert [graph.macs(batch) for batch in (1, 4)] == [source.graph.macs(batch) for batch in (1, 4)]
     written = {op.dims["c_out"].at(1) for op in graph.ops if op.family.startswith("conv")}

@@ -256,8 +256,11 @@ def test_the_exporter_is_silent_and_leaves_nothing_behind(
     monkeypatch.chdir(here)
     monkeypatch.setattr(tempfile, "tempdir", str(here))
     OnnxRuntime().trace(source_of(*net()), "cpu")
-    assert capfd.readouterr() == ("", "")
     assert not os.listdir(here)
+    refused = source_of(Function(lambda x: x if x.isfinite().all() else -x), torch.zeros(2, 4))
+    with pytest.raises(RuntimeRefusalError, match="torch cannot export the model"):
+        OnnxRuntime().trace(refused, "cpu")
+    assert capfd.readouterr() == ("", "")
 
 
 def test_the_estimate_follows_the_usual_fusions() -> None:
@@ -340,6 +343,17 @@ TURNS = {
         ("Gemm", {"transA": 1, "transB": 1}, (tensor(7, 3), tensor(5, 7)), tensor(3, 5), "gemm", (3, 5, 7)),
         *(
             (
+                "Einsum",
+                {"equation": term},
+                (tensor(2, 3, 7), tensor(4, 1, 5, 7)),
+                tensor(4, 2, 3, 5),
+                "bmm",
+                (2, 3, 20, 7),
+            )
+            for term in ("...ij,...kj->...ik", "...ij, ...kj")
+        ),
+        *(
+            (
                 "Transpose",
                 {"perm": order},
                 (tensor(*BLOCK),),
@@ -356,7 +370,7 @@ def test_what_a_node_does_follows_from_its_shapes(
 ) -> None:
     work = work_of(Node(op_type, "", attributes), inputs, (out,))
     assert (work.family, tuple(work.dims.values())) == (family, dims)
-    assert work.macs == (prod(dims) if family == "gemm" else 0)
+    assert work.macs == (prod(dims) if family in ("gemm", "bmm") else 0)
 
 
 @pytest.mark.parametrize(

@@ -73,6 +73,17 @@ def test_steps_are_those_that_the_interpreter_runs(name: str) -> None:
 
 
 X = torch.zeros(2, 8)
+
+
+def test_nodes_run_what_the_kind_of_device_has_kernels_for() -> None:
+    source = source_of(nn.RMSNorm(8), X)
+    on_cpu, on_cuda = (
+        [op.name for op in TorchScript().trace(source, kind).ops if op.launches] for kind in ("cpu", "cuda")
+    )
+    assert on_cuda == ["aten::rms_norm"]
+    assert on_cpu == [f"aten::{name}" for name in ("pow", "mean", "add_", "rsqrt", "mul", "mul")]
+
+
 HALVES = (("bert", torch.float16), ("gpt2", torch.bfloat16), ("llama", torch.float16), ("resnet", torch.float16))
 
 
@@ -197,7 +208,7 @@ def test_memory_that_runs_out_is_no_refusal(error: Exception, monkeypatch: pytes
     module = frozen(nn.Linear(8, 8).eval(), (X,))
     monkeypatch.setattr(_Interpreted, "record", exhausted)
     with pytest.raises(RuntimeError) as failed:  # what the interpreter makes of it
-        executed(module, (X,), 2)
+        executed(module, (X,), 2, "cpu")
     assert failed.value.__cause__ is error
 
 

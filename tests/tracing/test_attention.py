@@ -93,6 +93,22 @@ def test_multihead_attention_takes_its_fast_path(weights: bool) -> None:
     assert len(names) == (9 if weights else 7)
 
 
+def test_a_tensor_that_is_given_three_times_attends_to_itself() -> None:
+    x, attention = torch.zeros(1, 10, 32), nn.MultiheadAttention(32, 4, batch_first=True)
+    graph = latpred.trace(attention, (x, x, x))
+    assert [op.name for op in graph.ops if op.launches] == [
+        op.name for op in latpred.trace(Calling(weights=True), x).ops if op.launches
+    ]
+    assert graph.input_bytes.at(1) == x.nbytes
+
+
+def test_autocast_makes_three_tensors_of_what_attends_to_itself() -> None:
+    layer = nn.TransformerEncoderLayer(32, 4, 64, batch_first=True)
+    graph = latpred.trace(layer, torch.zeros(1, 10, 32), precision="amp-bf16", target="cpu")
+    names = [op.name for op in graph.ops if op.launches]
+    assert names[:11] == ["aten::to"] * 7 + ["aten::mm"] * 3 + ["aten::cat"]
+
+
 class Projected(nn.Module):
     """What `_native_multi_head_attention` does on CUDA, written out."""
 
@@ -125,15 +141,16 @@ class Broadcast(nn.Module):
         super().__init__()
         self.repeated = repeated
 
-    def forward(self, q: Tensor) -> Tensor:
-        mask = (torch.arange(TOKENS, device=q.device) >= 0)[:, None].expand(TOKENS, TOKENS)
-        mask = mask if self.repeated else mask.contiguous()
+    def forward(self, x: Tensor) -> Tensor:
+        mask = (torch.arange(TOKENS, device=x.device) >= 0)[:, None].expand(TOKENS, TOKENS)
+        mask, q = mask if self.repeated else mask.contiguous(), x.transpose(1, 2)
         return F.scaled_dot_product_attention(q, q, q, attn_mask=mask).transpose(1, 2).contiguous()
 
 
 @pytest.mark.parametrize(("precision", "casts"), [("fp32", 0), ("fp16", 5)])
 def test_a_mask_whose_rows_repeat_one_value_takes_cuda_many_kernels_in_fp32(precision: str, casts: int) -> None:
-    graph = latpred.trace(Broadcast(), (heads(),), precision=precision)
+    side_by_side = heads().transpose(1, 2)
+    graph = latpred.trace(Broadcast(), (side_by_side,), precision=precision)
     assert [op.family for op in graph.ops].count("attention.strided_mask") == 1
     parts = [op for op in math_attention_on_cuda(graph).ops if op.launches]
     roots = [root(op.family) for op in parts]
@@ -143,9 +160,11 @@ def test_a_mask_whose_rows_repeat_one_value_takes_cuda_many_kernels_in_fp32(prec
     assert {op.dtype for op in parts if root(op.family) == "bmm"} == {"float32"}
     # On a CPU it is one kernel, as under any other mask, and with rows in one piece it is one on CUDA, too.
     assert Predictor(store.load("epyc-shared")).lowered(graph, "eager").ops == graph.ops
-    plain = latpred.trace(Broadcast(repeated=False), (heads(),), precision=precision)
+    plain = latpred.trace(Broadcast(repeated=False), (side_by_side,), precision=precision)
     assert math_attention_on_cuda(plain).ops == plain.ops
-    scripted = Predictor(store.load("h100-shared")).trace(Broadcast(), Options(heads(), runtime="torchscript"), [1])
+    scripted = Predictor(store.load("h100-shared")).trace(
+        Broadcast(), Options(side_by_side, runtime="torchscript"), [1]
+    )
     lowered = [op for op in math_attention_on_cuda(scripted).ops if op.launches]
     assert {root(op.host_class) for op in lowered} == {"node"}
     assert [root(op.family) for op in lowered].count("bmm") == 2

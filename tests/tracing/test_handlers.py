@@ -256,9 +256,24 @@ def parts(*names: str) -> list[str]:
             lambda x: F.scaled_dot_product_attention(x, x, x, dropout_p=0.1).transpose(1, 2).contiguous(),
             *((2, 3, 5, 8), parts("scaled_dot_product_attention"), parts("scaled_dot_product_attention", "contiguous")),
         ),
+        # A fused kernel's result lies as queries do, but CUDA's for float32, which lays heads side by side.
+        (
+            lambda x: F.scaled_dot_product_attention(x, x, x).transpose(1, 2).contiguous(),
+            *((2, 3, 5, 8), parts("scaled_dot_product_attention"), parts("scaled_dot_product_attention", "contiguous")),
+        ),
+        (
+            lambda x: F.scaled_dot_product_attention(*[x.bfloat16()] * 3).transpose(1, 2).contiguous(),
+            *((2, 3, 5, 8), parts("to", "scaled_dot_product_attention", "contiguous"), None),
+        ),
         # Layers of several steps give a look at what they computed step by step.
         (lambda x: RNN(x)[0].contiguous(), (2, 5, 16), parts("zeros", "rnn_tanh", "contiguous"), None),
         # What C++ makes of several ops.
+        (lambda x: x[0, 0] @ x.mT, (2, 5, 3), parts("mv"), None),
+        (lambda x: x[0, :, 0] @ x, (2, 5, 3), parts("bmm"), None),
+        (
+            lambda x: torch.hann_window(8, dtype=x.dtype),
+            *((2, 8), parts("arange", "mul_", "cos_", "mul_", "add_"), None),
+        ),
         (lambda x: x.roll(1), (2, 16), parts("roll"), None),
         (lambda x: x.roll((1, 2), (0, 1)), (2, 16), parts("roll", "roll"), None),
         (lambda x: F.pad(x, (1, 1), "circular"), (2, 4, 8), parts("copy_", "copy_", "copy_"), None),

@@ -21,7 +21,7 @@ import torch
 from latpred.errors import RuntimeRefusalError
 from latpred.runtimes.base import out_of_memory
 from latpred.runtimes.source import FlatModel, device_of, flattened, tensors_of
-from latpred.sandbox.own_thread import silenced
+from latpred.sandbox.own_thread import replaced, silenced
 from latpred.tracing.inputs import from_example, placed, real
 
 LARGEST_IN_MEMORY = 1_900_000_000  # bytes; a serialised model must stay below 2 GB
@@ -40,6 +40,8 @@ def export(model: torch.nn.Module, inputs: Any) -> Exported:
 
     A size of 1 would be taken for a constant. A model that torch cannot export is refused, with what stands in the way.
     """
+    from torch.export import _trace
+
     flat = FlatModel(model, inputs)
     tensors = tensors_of(inputs)
     batch = next((tensor.shape[0] for tensor in tensors if tensor.dim()), 0)
@@ -47,7 +49,8 @@ def export(model: torch.nn.Module, inputs: Any) -> Exported:
         {0: torch.export.Dim.DYNAMIC} if tensor.dim() and tensor.shape[0] == batch else None for tensor in tensors
     )
     try:
-        with silenced(), torch.no_grad():
+        # A graph that torch.export gives up on goes to stderr, hundreds of lines of it.
+        with silenced(), replaced(_trace, "print", lambda *_, **__: None), torch.no_grad():
             program = torch.onnx.export(
                 flat.eval(),
                 tuple(tensors),

@@ -9,6 +9,7 @@ import re
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from math import ceil, prod
+from string import digits
 from typing import Any, NamedTuple
 
 from latpred.ops import pointwise, products
@@ -101,15 +102,19 @@ def einsum(node: Node, ins: Values, outs: Values) -> Work:
     labels = terms.split(",")
     if len(labels) == 1:
         return _copy("einsum", outs[0])
-    if len(labels) > 2 or not arrow or "." in equation:
-        raise ValueError(f"{equation} is no product of two tensors whose every dimension has a name")
-    sizes = {
-        label: size
-        for term, value in zip(labels, ins, strict=False)
-        for label, size in zip(term, value.shape, strict=False)
-    }
-    left, right = set(labels[0]), set(labels[1])
-    summed = (left | right) - set(result)
+    if len(labels) > 2:
+        raise ValueError(f"{equation} is no product of two tensors")
+    if not arrow:
+        result = "..." + "".join(one for one in {*terms} - {*".,"} if terms.count(one) == 1)
+    more = [len(value.shape) - len(term.replace(".", "")) for term, value in zip(labels, ins, strict=False)]
+    names = [digits[len(digits) - count :] for count in (*more, max(more))]  # of dimensions that "..." stands for
+    spelled = [term.replace("...", name) for term, name in zip((*labels, result), names, strict=True)]
+    sizes: dict[str, int] = {}
+    for term, value in zip(spelled, ins, strict=False):
+        for label, size in zip(term, value.shape, strict=True):
+            sizes[label] = max(size, sizes.get(label, 1))  # those of "..." may be broadcast
+    left, right, kept = map(set, spelled)
+    summed = (left | right) - kept
     shared = (left & right) - summed
     groups = (shared, left - shared - summed, right - shared - summed, summed)
     return products.bmm(*(prod(sizes[label] for label in group) for group in groups))

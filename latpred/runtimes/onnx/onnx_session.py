@@ -27,6 +27,7 @@ PIP_ON_GPU = "pip install 'latpred[onnx-gpu]'"
 GPU_PIP = f"pip uninstall onnxruntime && {PIP_ON_GPU}"
 # Distributions that install the same Python package, each over the other.
 DISTRIBUTIONS = ("onnxruntime", "onnxruntime-gpu", "onnxruntime-directml", "onnxruntime-openvino", "onnxruntime-qnn")
+LAYOUTS = ("NchwcTransformer", "NhwcTransformer")  # lay channels in blocks, or last
 # What the CPU provider alone has kernels for; without these the graph is as the CUDA provider gets it.
 CPU_ONLY = (
     "DynamicQuantizeMatMulFusion",
@@ -34,8 +35,7 @@ CPU_ONLY = (
     "ConvActivationFusion",
     "ConvAddActivationFusion",
     "GemmActivationFusion",
-    "NchwcTransformer",
-    "NhwcTransformer",
+    *LAYOUTS,
 )
 CUDA = "CUDAExecutionProvider"
 CPU = "CPUExecutionProvider"
@@ -124,7 +124,6 @@ def session(
     profile: Path | None = None,
     optimised: Path | None = None,
     weights_in: Path | None = None,
-    layout: bool = True,
     left_out: Sequence[str] = (),
 ) -> Any:
     """A session of a serialised model, or of the path of one; a model that onnxruntime cannot load is refused.
@@ -136,7 +135,6 @@ def session(
     profile : prefix of the file in which `end_profiling` puts the time of every node.
     optimised : file for the graph that is really run, its weights beside it.
     weights_in : folder of the weights that a serialised model keeps outside of it.
-    layout : whether the CPU may lay the graph out as it likes, after all other optimisations.
     left_out : names of optimisations that are not made.
     """
     import onnxruntime  # type: ignore[import-untyped]
@@ -144,8 +142,7 @@ def session(
     settings = onnxruntime.SessionOptions()
     settings.log_severity_level = SILENT
     settings.intra_op_num_threads = threads
-    levels = onnxruntime.GraphOptimizationLevel
-    settings.graph_optimization_level = levels.ORT_ENABLE_ALL if layout else levels.ORT_ENABLE_EXTENDED
+    settings.graph_optimization_level = onnxruntime.GraphOptimizationLevel.ORT_ENABLE_ALL
     if profile is not None:
         settings.enable_profiling = True
         settings.profile_file_prefix = str(profile)
@@ -218,7 +215,8 @@ def watch(
         before = None
         if any(node.domain == NCHWC for node in nodes_of(proto)):
             kept = folder / "before.onnx"
-            session(model, target="cpu", threads=1, optimised=kept, weights_in=weights_in, layout=False)
+            unblocked = (*left_out, *LAYOUTS, "ConvAddActivationFusion")  # which follows these
+            session(model, target="cpu", threads=1, optimised=kept, weights_in=weights_in, left_out=unblocked)
             before = onnx.load(str(kept), load_external_data=False)
         return Watched(proto, _runs(json.loads(report.read_text(encoding="utf-8"))), before)
 
