@@ -134,7 +134,8 @@ WINOGRAD = 4.0
 # time that is then left: an H100 took 0.32 us for each, of LSTMs of up to 64 channels. With 192 it launched each.
 HELD_WEIGHTS, HELD = 1 << 16, 0.14
 _WINDOW = [layout("conv").columns.index(name) for name in ("kernel_h", "kernel_w", "stride")]
-_GROUPS = layout("conv").columns.index("groups")
+_ENDS = ("_in", "_out")
+UNCOUNTABLE = 2.0**31  # values, which 32 bits with a sign cannot count
 TINY_US = 1e-6
 LARGE_BLOCK = 32 << 20  # bytes from which on malloc keeps nothing: DEFAULT_MMAP_THRESHOLD_MAX of glibc, 64 bits
 MOST_IN_CACHE = 256  # rows whose residuals are worked out together: what they share with the samples stays in the cache
@@ -301,9 +302,11 @@ def least_us(family: str, rows: Floats, limits: Limits) -> Floats:
         macs = macs / np.where((np.minimum(height, width) > 1) & (stride == 1), WINOGRAD, 1.0)
     busy = macs / limits.macs_per_us
     if root(family) == "conv_depthwise":
-        height, width, _, channels = rows[:, [*_WINDOW, _GROUPS]].T
-        wide = (np.maximum(height, width) > limits.widest) & (channels >= limits.many_channels)
-        busy = np.where(wide, macs / limits.wide_macs_per_us, busy)
+        size = dict(zip(layout("conv").columns, rows.T, strict=True))
+        wide = np.maximum(size["kernel_h"], size["kernel_w"]) > limits.widest
+        busy = np.where(wide & (size["groups"] >= limits.many_channels), macs / limits.wide_macs_per_us, busy)
+        values = size["batch"] * np.maximum(*(size["c" + end] * size["h" + end] * size["w" + end] for end in _ENDS))
+        busy = np.where(values >= UNCOUNTABLE, np.maximum(busy, macs / limits.uncountable_macs_per_us), busy)
     if root(family) == "pooling":
         batch, channels, height, width, window = rows[:, len(WORK) :].T
         # A result that is the mean of its whole plane is a reduction.
