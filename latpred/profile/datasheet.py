@@ -49,9 +49,9 @@ PLANE_US = 0.27
 # to 5.4 over 9 x 9 (ConvMixer); 1.5 to 1.9 in cuDNN's of channels_last (ConvMixer, FocalNet; MixNet's, of up to 396
 # channels, are faster). All on an RTX 3090 and an RTX 4090.
 WIDE_WINDOWS = {"conv_depthwise": (5, 1, 5.3), "conv_depthwise.channels_last": (7, 512, 1.7)}
-# Since PyTorch 2 a depthwise convolution in channels_last of 2 ** 31 values or more, which 32 bits cannot count, goes to a
-# kernel of cuDNN's whose multiply-adds take as long as so many bytes from memory: 7 to 15 on an RTX 3090 and an RTX 4090,
-# whatever the network (EfficientNet, MobileViTv2, Xception).
+# Since PyTorch 2 depthwise convolutions in channels_last of 2 ** 31 values or more, which 32 bits cannot count, go to a
+# kernel of cuDNN's whose multiply-adds take as long as so many bytes from memory: 7 to 15 on an RTX 3090 and an RTX
+# 4090, whatever the network (EfficientNet, MobileViTv2, Xception).
 UNCOUNTABLE_BYTES = 10.0
 # A step of a recurrent layer is a launch at least. The shortest takes 2.2 us on an H100, steps of cudnn's LSTMs of 192
 # to 384 channels took 10 to 17 us there.
