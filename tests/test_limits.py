@@ -162,25 +162,27 @@ def test_bilinear_upsampling_takes_one_plane_of_contiguous_maps_after_the_other(
 
 
 @pytest.mark.parametrize(
-    ("layout", "channels", "side", "slow"),
+    ("leaf", "channels", "side", "depth", "slow"),
     [
-        ("", 64, 5, False),
-        ("", 64, 7, True),
-        (".channels_last", 1024, 7, False),
-        (".channels_last", 1024, 9, True),
-        (".channels_last", 396, 9, False),
+        ("", 64, 5, 1, False),
+        ("", 64, 7, 1, True),
+        ("", 64, 3, 3, False),
+        (".padded", 64, 15, 1, True),
+        (".multiplied", 64, 7, 1, True),
+        (".channels_last", 1024, 7, 1, False),
+        (".channels_last", 1024, 9, 1, True),
+        (".channels_last", 396, 9, 1, False),
     ],
 )
 def test_windows_that_depthwise_convolutions_have_no_kernel_for(
-    layout: str, channels: int, side: int, slow: bool
+    leaf: str, channels: int, side: int, depth: int, slow: bool
 ) -> None:
     """ConvMixer of 9 x 9 windows took 2 and 3.5 times as long on an RTX 4090 as the fit to other windows has it."""
     sizes = dict.fromkeys(("c_in", "c_out", "groups"), Affine(channels)) | {"batch": Affine(0, 1), "stride": Affine(1)}
-    sizes |= dict.fromkeys(("h_in", "w_in", "h_out", "w_out"), Affine(16)) | dict.fromkeys(
-        ("kernel_h", "kernel_w"), Affine(side)
-    )
-    macs, moved = Affine(0, channels * (16 * side) ** 2), Affine(0, 2 * channels * 16**2)
-    family = f"conv_depthwise{layout}"
+    sizes |= dict.fromkeys(("h_in", "w_in", "h_out", "w_out"), Affine(16))
+    sizes |= {"kernel_h": Affine(side * depth), "kernel_w": Affine(side), "kernel_d": Affine(depth)}
+    macs, moved = Affine(0, channels * (16 * side) ** 2 * depth), Affine(0, 2 * channels * 16**2)
+    family = f"conv_depthwise{leaf}"
     op = add(family=family, dims=sizes, macs=macs, read_bytes=moved, write_bytes=moved, dtype="float16")
     us, rate = kernel_us(store.load("rtx-4090"), "eager", (op,))[0, -1], 128 * 2520.0
     assert bool(us >= macs.at(BATCHES[-1]) / (5.4 * rate)) is slow

@@ -134,7 +134,7 @@ WINOGRAD = 4.0
 # time that is then left: an H100 took 0.32 us for each, of LSTMs of up to 64 channels. With 192 it launched each.
 HELD_WEIGHTS, HELD = 1 << 16, 0.14
 _WINDOW = [layout("conv").columns.index(name) for name in ("kernel_h", "kernel_w", "stride")]
-_GROUPS = layout("conv").columns.index("groups")
+_DEPTHWISE = [layout("conv").columns.index(name) for name in ("groups", "kernel_d")]
 TINY_US = 1e-6
 LARGE_BLOCK = 32 << 20  # bytes from which on malloc keeps nothing: DEFAULT_MMAP_THRESHOLD_MAX of glibc, 64 bits
 MOST_IN_CACHE = 256  # rows whose residuals are worked out together: what they share with the samples stays in the cache
@@ -301,8 +301,9 @@ def least_us(family: str, rows: Floats, limits: Limits) -> Floats:
         macs = macs / np.where((np.minimum(height, width) > 1) & (stride == 1), WINOGRAD, 1.0)
     busy = macs / limits.macs_per_us
     if root(family) == "conv_depthwise":
-        height, width, _, channels = rows[:, [*_WINDOW, _GROUPS]].T
-        wide = (np.maximum(height, width) > limits.widest) & (channels >= limits.many_channels)
+        height, width, _, channels, depth = rows[:, [*_WINDOW, *_DEPTHWISE]].T
+        side = np.maximum(height / np.maximum(depth, 1.0), width)  # a third dimension is folded into the height
+        wide = (side > limits.widest) & (channels >= limits.many_channels)
         busy = np.where(wide, macs / limits.wide_macs_per_us, busy)
     if root(family) == "pooling":
         batch, channels, height, width, window = rows[:, len(WORK) :].T
