@@ -161,13 +161,13 @@ def test_bilinear_upsampling_takes_one_plane_of_contiguous_maps_after_the_other(
     assert max(other[-1] for other in others) < 0.1 * planes[-1]
 
 
-def depthwise(layout: str, channels: int, pixels: int, side: int) -> Op:
-    """A depthwise convolution of square maps by square windows that move by one."""
-    sizes = {"batch": Affine(0, 1), **dict.fromkeys(CONV_DIMS[1:], Affine(channels)), "stride": Affine(1)}
+def depthwise(leaf: str, channels: int, pixels: int, side: int, depth: int = 1) -> Op:
+    """A depthwise convolution of square maps by square windows that move by one; a third dimension is in the height."""
+    sizes = dict.fromkeys(("c_in", "c_out", "groups"), Affine(channels)) | {"batch": Affine(0, 1), "stride": Affine(1)}
     sizes |= dict.fromkeys(("h_in", "w_in", "h_out", "w_out"), Affine(pixels))
-    sizes |= dict.fromkeys(("kernel_h", "kernel_w"), Affine(side))
-    macs, moved = Affine(0, channels * (pixels * side) ** 2), Affine(0, 2 * channels * pixels**2)
-    family = f"conv_depthwise{layout}"
+    sizes |= {"kernel_h": Affine(side * depth), "kernel_w": Affine(side), "kernel_d": Affine(depth)}
+    macs, moved = Affine(0, channels * (pixels * side) ** 2 * depth), Affine(0, 2 * channels * pixels**2)
+    family = f"conv_depthwise{leaf}"
     return add(family=family, dims=sizes, macs=macs, read_bytes=moved, write_bytes=moved, dtype="float16")
 
 
@@ -186,17 +186,20 @@ def test_depthwise_convolutions_of_more_values_than_32_bits_count(layout: str, b
 
 
 @pytest.mark.parametrize(
-    ("layout", "channels", "side", "slow"),
+    ("leaf", "channels", "side", "depth", "slow"),
     [
-        ("", 64, 5, False),
-        ("", 64, 7, True),
-        (".channels_last", 1024, 7, False),
-        (".channels_last", 1024, 9, True),
-        (".channels_last", 396, 9, False),
+        ("", 64, 5, 1, False),
+        ("", 64, 7, 1, True),
+        ("", 64, 3, 3, False),
+        (".padded", 64, 15, 1, True),
+        (".multiplied", 64, 7, 1, True),
+        (".channels_last", 1024, 7, 1, False),
+        (".channels_last", 1024, 9, 1, True),
+        (".channels_last", 396, 9, 1, False),
     ],
 )
 def test_windows_that_depthwise_convolutions_have_no_kernel_for(
-    layout: str, channels: int, side: int, slow: bool
+    leaf: str, channels: int, side: int, depth: int, slow: bool
 ) -> None:
     """ConvMixer of 9 x 9 windows took 2 and 3.5 times as long on an RTX 4090 as the fit to other windows has it."""
-    assert (macs_per_us(depthwise(layout, channels, 16, side), 1024) < 5.4 * 128 * 2520) is slow
+    assert (macs_per_us(depthwise(leaf, channels, 16, side, depth), 1024) < 5.4 * 128 * 2520) is slow

@@ -397,7 +397,8 @@ def generation_curve(
     prefill = predictor.curve(graph.prefill.graph, batches)
     lengths = list(range(graph.prompt, graph.prompt + len(graph.steps)))  # steps themselves are made when asked for
     some = np.linspace(0, len(lengths) - 1, min(len(lengths), _MOST_PRICED)).tolist()
-    chosen = sorted({round(index) for index in some})
+    # The first step alone reads weights where the prefill left them.
+    chosen = sorted({*range(len(lengths))[:2], *map(round, some)})
     notes = [] if runtime == "eager" else [_ESTIMATE.format(runtime, graph.prompt + graph.new_tokens - 1)]
     priced = [_step_curves(predictor, graph.steps[index], batches, runtime) for index in chosen]
     points = []

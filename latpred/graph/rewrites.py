@@ -74,7 +74,8 @@ def unfused(graph: ModelGraph, *, scales_scores: bool = False) -> ModelGraph:
     of_one = graph.only[:1] == (1,)  # the ops of a graph of single batches are those of the first of them
 
     def rewrite(ops: tuple[Op, ...], *, at_one: bool) -> tuple[Op, ...]:
-        return tuple(part for op in ops for part in _parts_of(op, at_one, autocast, scales_scores))
+        parts = (_parts_of(ops, place, at_one, autocast, scales_scores) for place in range(len(ops)))
+        return tuple(part for each in parts for part in each)
 
     if not any(map(_is_fused, all_ops(graph))):
         return graph
@@ -100,12 +101,14 @@ def itemsize(op: Op) -> int:
     return _ELEMENT_BYTES.get(op.dtype, 4)
 
 
-def _parts_of(op: Op, at_one: bool, autocast: bool, scales_scores: bool) -> Iterator[Op]:
-    """The ops that did the work of one call of attention; any other op as it is.
+def _parts_of(ops: Sequence[Op], place: int, at_one: bool, autocast: bool, scales_scores: bool) -> Iterator[Op]:
+    """The ops that did the work of one call of attention among others; any other op as it is.
 
     Heads lie beside each other in queries, keys and values. A batch of several is copied to where the products want it,
-    and what they give is copied back; a batch of one (`at_one`) has those products without copies.
+    and what they give is copied back, unless the next kernel does so; a batch of one (`at_one`) has those products
+    without copies.
     """
+    op = ops[place]
     if not _is_fused(op):
         yield op
         return
@@ -140,7 +143,9 @@ def _parts_of(op: Op, at_one: bool, autocast: bool, scales_scores: bool) -> Iter
         yield _copy(op, "nested.reshape", keys, head_dim)
         yield _product(op, "nested.bmm", "head_dim", "keys")
         yield view(op, "view", "view.nested.view")
-    yield _copy(op, "reshape", queries, head_dim)  # which a view does where heads come out side by side
+    after = next((later for later in ops[place + 1 :] if later.launches), None)
+    if after is None or (after.family, after.read_bytes) != ("copy.strided", op.write_bytes):
+        yield _copy(op, "reshape", queries, head_dim)  # which a view does where heads come out side by side
 
 
 def _sizes(op: Op) -> tuple[Affine, Affine, Affine, dict[str, Affine]]:

@@ -303,8 +303,10 @@ def least_us(family: str, rows: Floats, limits: Limits) -> Floats:
     busy = macs / limits.macs_per_us
     if root(family) == "conv_depthwise":
         size = dict(zip(layout("conv").columns, rows.T, strict=True))
-        wide = np.maximum(size["kernel_h"], size["kernel_w"]) > limits.widest
-        busy = np.where(wide & (size["groups"] >= limits.many_channels), macs / limits.wide_macs_per_us, busy)
+        # A third dimension is folded into the height.
+        side = np.maximum(size["kernel_h"] / np.maximum(size["kernel_d"], 1.0), size["kernel_w"])
+        wide = (side > limits.widest) & (size["groups"] >= limits.many_channels)
+        busy = np.where(wide, macs / limits.wide_macs_per_us, busy)
         values = size["batch"] * np.maximum(*(size["c" + end] * size["h" + end] * size["w" + end] for end in _ENDS))
         busy = np.where(values >= UNCOUNTABLE, np.maximum(busy, macs / limits.uncountable_macs_per_us), busy)
     if root(family) == "pooling":

@@ -48,7 +48,10 @@ PLANE_US = 0.27
 # one multiprocessor then multiplies in a cycle: 5.3 to 6.5 in PyTorch's loop over 7 x 7 places (FastViT, StarNet), 4.6
 # to 5.4 over 9 x 9 (ConvMixer); 1.5 to 1.9 in cuDNN's of channels_last (ConvMixer, FocalNet; MixNet's, of up to 396
 # channels, are faster). All on an RTX 3090 and an RTX 4090.
-WIDE_WINDOWS = {"conv_depthwise": (5, 1, 5.3), "conv_depthwise.channels_last": (7, 512, 1.7)}
+WIDE_WINDOWS = {
+    **dict.fromkeys(("conv_depthwise", "conv_depthwise.multiplied", "conv_depthwise.padded"), (5, 1, 5.3)),
+    "conv_depthwise.channels_last": (7, 512, 1.7),
+}
 # Since PyTorch 2 depthwise convolutions in channels_last of 2 ** 31 values or more, which 32 bits cannot count, go to a
 # kernel of cuDNN's whose multiply-adds take as long as so many bytes from memory: 7 to 15 on an RTX 3090 and an RTX
 # 4090, whatever the network (EfficientNet, MobileViTv2, Xception).

@@ -32,7 +32,7 @@ class Engine(StepPerOp):
 
     traced_by = name = ""
     needs = "cuda"
-    options = "5"  # version of the rules: graphs by others are made again
+    options = "6"  # version of the rules: graphs by others are made again
     predicted_only = True  # it cannot be calibrated or measured, whatever is installed
     apart: Collection[str] = ()  # kernel families of pointwise ops that stay kernels of their own
     steps = "kernel"  # first part of its host classes

@@ -363,6 +363,13 @@ def test_calls_of_fused_attention_are_taken_apart() -> None:
         assert times[0] < times[1]
 
 
+@pytest.mark.parametrize("precision", ["fp32", "fp16"])
+def test_heads_of_results_are_put_side_by_side_once(precision: str) -> None:
+    heads_apart = Function(lambda x: F.scaled_dot_product_attention(x, x, x).transpose(1, 2).reshape(x.shape))
+    parts = latpred.trace(heads_apart, heads(2), precision=precision, attention="eager")
+    assert launched(parts).count("aten::reshape") == 4, "three for the products, one of the result"
+
+
 def test_single_batches_have_parts_of_their_own() -> None:
     def across(x: Tensor) -> Tensor:
         return F.scaled_dot_product_attention(x, x, x).flatten(1) @ x.flatten(1).T

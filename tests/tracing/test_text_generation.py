@@ -224,6 +224,7 @@ def test_many_steps_are_priced_at_some_lengths_and_lie_on_lines_between(monkeypa
     some = generation_curve(predictor, graph, batches)[0]
     assert some.step_ms == pytest.approx(each.step_ms, rel=1e-3)
     assert [step.cached for step in some.steps] == [step.cached for step in each.steps]
+    assert some.steps[:2] == each.steps[:2], "the first step alone reads weights where the prefill left them"
 
 
 def test_attention_in_parts_and_another_host() -> None:
