@@ -124,6 +124,13 @@ def test_a_special_family_of_few_samples_keeps_its_familys_cost_of_what_they_har
         assert 0.6 * asked.us < evaluate(fits["rnn.gru"], np.array([asked.row]))[0] < 1.6 * asked.us
 
 
+def test_few_small_maxima_are_not_drawn_to_means_of_windows_which_take_a_tenth() -> None:
+    every = [sample._replace(beside_us=20.0) for sample in pooled(30, "pooling.max")]
+    small, large = every[:8], every[-1]
+    fits = fit_kernels([*small, *pooled(40, "pooling.avg", 0.1), *pooled(40, "pooling.adaptive_avg", 0.1)])
+    assert evaluate(fits["pooling.max"], np.array([large.row]))[0] == pytest.approx(large.us, rel=0.1)
+
+
 @pytest.mark.parametrize("count", [5, 20])
 def test_the_maximum_along_a_line_is_told_from_that_over_a_plane(count: int) -> None:
     along, flat = pooled(count, "pooling.max.1d", 0.1), pooled(40, "pooling.max")

@@ -105,9 +105,11 @@ def _fit_family(
     scales = {leaf: _leaf_scale(plain, samples) for leaf, samples in few.items()}
     alike = [_as_family(sample, plain, scales.get(sample.family, 1.0)) for sample in pooled]
     general = _fit(family, alike, multiprocessors, prior.get(family))
-    # Few samples leave terms open: one batch alone says nothing of others. There the family's numbers stand.
+    # Few samples leave terms open: one batch alone says nothing of others. There the family's numbers stand, but those
+    # of all pooling, whose kinds have loops of their own, are the numbers of none.
+    known = prior.get(family) if family == "pooling" else plain
     special = {
-        leaf: _fit(family, samples, multiprocessors, prior.get(leaf, plain))
+        leaf: _fit(family, samples, multiprocessors, prior.get(leaf, known))
         for leaf, samples in leaves.items()
         if leaf != family and len(samples) >= enough[leaf]
     }
