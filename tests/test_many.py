@@ -97,7 +97,7 @@ def test_a_prediction_leaves_a_config_as_it_was() -> None:
 def test_an_error_that_is_kept_keeps_no_worker_going(monkeypatch: pytest.MonkeyPatch) -> None:
     ended: list[int] = []
 
-    def endless(evaluator: Evaluator, *_: Any) -> Iterator[Any]:
+    def endless(evaluator: Evaluator, *_: Any, **__: Any) -> Iterator[Any]:
         try:
             while True:
                 yield evaluator.failed(0, network, "no such block")

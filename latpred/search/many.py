@@ -65,7 +65,7 @@ def predict_many(
         As for `predict`, or a `latpred.Predictor`. Of several devices each gets rows; candidates are traced once for
         all whose profiles are of one PyTorch.
     host, precision, attention, protocol, inputs, seq, image
-        As for `predict`; they hold for all candidates, and graphs that were traced otherwise are refused.
+        As for `predict`; they hold for all candidates. A graph that was traced at another such size is refused.
     errors : {"record", "raise"}
         A candidate that cannot be built, traced or predicted gets rows that say why ("record"), or ends everything.
     n_jobs : int, optional
@@ -127,7 +127,7 @@ def predict_many(
         parts: Generator[list[CandidateRow], None, None] = (
             (evaluator.rows(*numbered, errors) for numbered in new)
             if jobs == 1
-            else predict_on_workers(evaluator, new, jobs)
+            else predict_on_workers(evaluator, new, jobs, drawn=not isinstance(candidates, (list, tuple)))
         )
         with closing(parts):  # an error, which may be kept with all it refers to, ends the workers' run as well
             for rows in parts:

@@ -10,7 +10,7 @@ from __future__ import annotations
 import os
 import platform
 import threading
-from collections.abc import Generator, Iterable, Iterator, Sequence
+from collections.abc import Callable, Generator, Iterable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from itertools import islice
 from typing import Any, NamedTuple
@@ -105,16 +105,17 @@ def _set_process(dtype: torch.dtype, threads: int, fused: str) -> None:
 
 
 def predict_on_workers(
-    evaluator: Evaluator, numbered: Iterable[Numbered], jobs: int
+    evaluator: Evaluator, numbered: Iterable[Numbered], jobs: int, *, drawn: bool
 ) -> Generator[list[CandidateRow], None, None]:
     """Rows of each candidate, as workers finish them.
 
-    `numbered` is read as far as workers are busy. Where no worker finishes anything, that is a WorkerError.
+    `numbered` is read as far as workers are busy. `drawn` candidates are made one by one, perhaps of each other: they
+    are copied as they come. Where no worker finishes anything, that is a WorkerError.
     """
     pool = _WorkerPool(evaluator, jobs)
     source, ended = iter(numbered), False
     while not ended:
-        queue = _CandidateQueue(source)
+        queue = _CandidateQueue(source, _drawn if drawn else lambda candidate: candidate)
         try:
             for rows in pool.run(queue):
                 queue.finished(rows)
@@ -137,8 +138,8 @@ def predict_on_workers(
 class _CandidateQueue:
     """Candidates for workers, one by one, and those not back yet."""
 
-    def __init__(self, source: Iterator[Numbered]) -> None:
-        self._source, self._closed = source, False
+    def __init__(self, source: Iterator[Numbered], kept: Callable[[Any], Any]) -> None:
+        self._source, self._kept, self._closed = source, kept, False
         self._lock = threading.Lock()  # joblib asks for candidates from several threads
         self._away: dict[int, Any] = {}
         self.source_error: Exception | None = None
@@ -153,7 +154,7 @@ class _CandidateQueue:
                     return
                 if numbered is None:
                     return
-                position, candidate = numbered[0], _drawn(numbered[1])
+                position, candidate = numbered[0], self._kept(numbered[1])
                 self._away[position] = candidate
             yield position, candidate
 
@@ -207,6 +208,7 @@ class _WorkerPool:
         yield from of_each
 
     def _lost(self, position: int, candidate: Any, error: Exception) -> list[CandidateRow]:
+        candidate = candidate if isinstance(candidate, _Drawn) else _drawn(candidate)
         sent = isinstance(candidate, _Drawn)
         self._failed_alone += sent  # else no worker is to blame
         if self._failed_alone >= HOPELESS and not self.succeeded:
