@@ -41,6 +41,7 @@ from latpred.profile.datasheet import Limits, limits_of
 from latpred.profile.document import DeviceProfile, DispatchFit, KernelFit, SizeCorrection, call_prices
 from latpred.profile.store import calibration
 from latpred.query import AMP, HALVES
+from latpred.runtimes.legacy_torch import TORCH_1_12
 from latpred.storage import Recent
 
 KEPT_ROWS = 20_000
@@ -522,7 +523,9 @@ class PriceList:
     def _limits(self, precision: str, family: str) -> Limits | None:
         """What the device cannot do faster; None where nothing tells."""
         if self.gpu is not None:
-            return limits_of(self.gpu, precision, family)
+            limits = limits_of(self.gpu, precision, family)
+            older = self._profile.protocol.get("era") == TORCH_1_12  # which cuts batches of more than 32 bits count
+            return limits._replace(uncountable_macs_per_us=math.inf) if older else limits
         info = self._profile.device
         if info.kind != "cpu" or not (info.bandwidth_bytes_per_us and info.cache_bytes):
             return None

@@ -45,16 +45,17 @@ TAPS = {"6.1": 2.25}
 # read from memory each: EfficientFormerV2 says so, at .295 us on an RTX 3090 and .248 us on an RTX 4090.
 PLANE_US = 0.27
 # Depthwise convolutions with windows wider than these, of so many channels and more, have no kernel made for them. What
-# one multiprocessor then multiplies in a cycle: 5.3 to 6.5 in PyTorch's loop over 7 x 7 places (FastViT, StarNet), 4.6
-# to 5.4 over 9 x 9 (ConvMixer); 1.5 to 1.9 in cuDNN's of channels_last (ConvMixer, FocalNet; MixNet's, of up to 396
+# one multiprocessor then multiplies in a cycle: 5.3 to 8.3 in PyTorch's loop over 7 x 7 places (FastViT, StarNet), 4.6
+# to 5.4 over 9 x 9 (ConvMixer); 1.4 to 2.0 in cuDNN's of channels_last (ConvMixer, FocalNet; MixNet's, of up to 396
 # channels, are faster). All on an RTX 3090 and an RTX 4090.
+_LAST = "conv_depthwise.channels_last"
 WIDE_WINDOWS = {
     **dict.fromkeys(("conv_depthwise", "conv_depthwise.multiplied", "conv_depthwise.padded"), (5, 1, 5.3)),
-    "conv_depthwise.channels_last": (7, 512, 1.7),
+    _LAST: (7, 512, 1.7),
 }
 # Since PyTorch 2 depthwise convolutions in channels_last of 2 ** 31 values or more, which 32 bits cannot count, go to a
-# kernel of cuDNN's whose multiply-adds take as long as so many bytes from memory: 7 to 15 on an RTX 3090 and an RTX
-# 4090, whatever the network (EfficientNet, MobileViTv2, Xception).
+# kernel of cuDNN's whose multiply-adds take as long as so many bytes from memory: 5 to 16 in most networks on an RTX
+# 3090 and an RTX 4090 (EfficientNet, MobileViTv2, Xception), more in a few on the former, hardly any in ViTamin-L2.
 UNCOUNTABLE_BYTES = 10.0
 # A step of a recurrent layer is a launch at least. The shortest takes 2.2 us on an H100, steps of cudnn's LSTMs of 192
 # to 384 channels took 10 to 17 us there.
@@ -130,7 +131,7 @@ def limits_of(gpu: Spec, precision: str, family: str) -> Limits:
         widest=widest,
         many_channels=many_channels,
         wide_macs_per_us=gpu.multiprocessors * wide_macs * gpu.boost_mhz,
-        uncountable_macs_per_us=gpu.bandwidth_bytes_per_us / UNCOUNTABLE_BYTES if "channels_last" in family else inf,
+        uncountable_macs_per_us=gpu.bandwidth_bytes_per_us / UNCOUNTABLE_BYTES if family == _LAST else inf,
         step_us=STEP_US,
     )
 
