@@ -53,9 +53,10 @@ WIDE_WINDOWS = {
     **dict.fromkeys(("conv_depthwise", "conv_depthwise.multiplied", "conv_depthwise.padded"), (5, 1, 5.3)),
     _LAST: (7, 512, 1.7),
 }
-# Since PyTorch 2 depthwise convolutions in channels_last of 2 ** 31 values or more, which 32 bits cannot count, go to a
-# kernel of cuDNN's whose multiply-adds take as long as so many bytes from memory: 5 to 16 in most networks on an RTX
-# 3090 and an RTX 4090 (EfficientNet, MobileViTv2, Xception), more in a few on the former, hardly any in ViTamin-L2.
+# In PyTorch 2 multiply-adds of depthwise convolutions in channels_last of 2 ** 31 values or more, which 32 bits cannot
+# count, take as long as so many bytes from memory: 5 to 16 in most networks on an RTX 3090 and an RTX 4090
+# (EfficientNet, MobileViTv2, Xception), more in a few on the former, hardly any in ViTamin-L2. Untested hypothesis:
+# PyTorch 1 cut such batches for cuDNN.
 UNCOUNTABLE_BYTES = 10.0
 # A step of a recurrent layer is a launch at least. The shortest takes 2.2 us on an H100, steps of cudnn's LSTMs of 192
 # to 384 channels took 10 to 17 us there.
