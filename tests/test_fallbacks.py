@@ -316,9 +316,9 @@ def test_each_runtime_has_its_own_verdict() -> None:
 
 
 def test_a_fit_to_published_tables_that_failed_its_gate_is_as_wide_as_its_errors() -> None:
-    t4 = store.load("t4")  # 56.1 % at p90
+    t4 = store.load("t4")  # 60.6 % at p90
     for runtime in ("eager", "onnxruntime"):
-        assert least_log_std(t4, runtime) == pytest.approx(-math.log1p(-0.561) / Z90)
+        assert least_log_std(t4, runtime) == pytest.approx(-math.log1p(-0.606) / Z90)
     passed = Acceptance(True, {}, (), {"torchscript": False})
     assert [least_log_std(t4, "torchscript"), least_log_std(store.load("a100"), "eager")] == [0.0, 0.0]
     assert least_log_std(msgspec.structs.replace(t4, acceptance=passed), "torchscript") > 0.0

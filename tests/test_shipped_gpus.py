@@ -73,7 +73,7 @@ def test_profiles_of_several_sources(name: str, graphs: dict[str, ModelGraph]) -
     assert (profile.protocol["era"], profile.acceptance.passed) == (era, passed)
     assert profile.device.memory_bytes == gpus.spec(name).memory_bytes  # as under each other name of the GPU
     assert "fitted together with 12,786 of 12 GPUs" in profile.protocol["rows"]
-    assert {fit.host_spread for fit in profile.runtimes.values()} == {0.315033}  # of all their hosts
+    assert {fit.host_spread for fit in profile.runtimes.values()} == {0.315012}  # of all their hosts
     for precision, graph in graphs.items():
         curve = Predictor(profile).curve(graph, BATCHES)
         assert (curve.latency_ms[1:] >= curve.latency_ms[:-1]).all()

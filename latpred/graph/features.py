@@ -252,7 +252,8 @@ def _matrix(dims: tuple[str, ...], features: Powers) -> Floats:
     return matrix
 
 
-POINTWISE, SQUARE, MANY, ODD, CHANNELS_LAST = "pointwise", "3x3", "many", "odd", "channels_last"
+POINTWISE, SQUARE, UNEVEN, MANY, ODD = "pointwise", "3x3", "uneven", "many", "odd"
+CHANNELS_LAST = "channels_last"
 _ALIGNED = 8  # values of half precision that tensor cores load at once
 CAT = "cat"
 
@@ -275,6 +276,8 @@ def finer_family(family: str, dims: Mapping[str, Affine]) -> str:
     'conv.nchwc'
     >>> finer_family("conv.channels_last", {"kernel_h": one, "kernel_w": one, "stride": one})
     'conv.channels_last.pointwise'
+    >>> finer_family("conv_grouped", {"kernel_h": three, "kernel_w": three, "c_in": Affine(48), "groups": Affine(2)})
+    'conv_grouped.uneven'
     """
     if family == CAT and "parts" in dims:
         # PyTorch gives every part as many threads as the largest, most of which have nothing to do.
@@ -290,6 +293,8 @@ def finer_family(family: str, dims: Mapping[str, Affine]) -> str:
     if window == (1, 1):
         return f"{family}.{POINTWISE}"
     # Winograd's algorithm and its like serve only this one.
-    if window == (3, 3) and dims["stride"].constant == 1 and general == "conv":
-        return f"{family}.{SQUARE}"
-    return family
+    if general == "conv":
+        return f"{family}.{SQUARE}" if window == (3, 3) and dims["stride"].constant == 1 else family
+    # Libraries have kernels for groups of so many channels as a power of two.
+    width = dims["c_in"].constant // dims["groups"].constant
+    return f"{family}.{UNEVEN}" if width & (width - 1) else family

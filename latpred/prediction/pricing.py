@@ -523,9 +523,7 @@ class PriceList:
     def _limits(self, precision: str, family: str) -> Limits | None:
         """What the device cannot do faster; None where nothing tells."""
         if self.gpu is not None:
-            limits = limits_of(self.gpu, precision, family)
-            older = self._profile.protocol.get("era") == TORCH_1_12  # where these were not slow
-            return limits._replace(uncountable_macs_per_us=math.inf) if older else limits
+            return limits_of(self.gpu, precision, family, before_2=self._profile.protocol.get("era") == TORCH_1_12)
         info = self._profile.device
         if info.kind != "cpu" or not (info.bandwidth_bytes_per_us and info.cache_bytes):
             return None

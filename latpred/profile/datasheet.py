@@ -117,11 +117,12 @@ class Limits(NamedTuple):
     step_us: float = 0.0  # of each step of a recurrent layer, which waits for the one before
 
 
-def limits_of(gpu: Spec, precision: str, family: str) -> Limits:
-    """What no kernel of a family is faster than in a precision."""
+def limits_of(gpu: Spec, precision: str, family: str, *, before_2: bool = False) -> Limits:
+    """What no kernel of a family is faster than in a precision, or in a PyTorch before 2.0."""
     mode = mode_of(gpu, precision, family)
     taps = TAPS.get(gpu.design, inf) if family == "pooling.avg" else inf
     widest, many_channels, wide_macs = WIDE_WINDOWS.get(family, (inf, inf, inf))
+    slow = family == _LAST and not before_2
     return Limits(
         macs_per_us=gpu.peak_macs_per_us(mode),
         bytes_per_us=gpu.bandwidth_bytes_per_us,
@@ -132,7 +133,7 @@ def limits_of(gpu: Spec, precision: str, family: str) -> Limits:
         widest=widest,
         many_channels=many_channels,
         wide_macs_per_us=gpu.multiprocessors * wide_macs * gpu.boost_mhz,
-        uncountable_macs_per_us=gpu.bandwidth_bytes_per_us / UNCOUNTABLE_BYTES if family == _LAST else inf,
+        uncountable_macs_per_us=gpu.bandwidth_bytes_per_us / UNCOUNTABLE_BYTES if slow else inf,
         step_us=STEP_US,
     )
 

@@ -233,9 +233,10 @@ def profile_of(problem: Problem, thetas: Mapping[str, Floats], accuracies: Accur
     spec = problem.gpus[gpu]
     numbers = {runtime: FittedNumbers(problem, theta) for runtime, theta in thetas.items()}
     rows = problem.rows
-    told = (rows.gpu == gpu) & (rows.runtime == EAGER) & (leave_out.tells_hosts(problem) | (rows.host != ""))
-    if not told.any():  # as good as any other GPU's hosts
-        told = unnamed_hosts(problem)
+    own = (rows.gpu == gpu) & (rows.runtime == EAGER)
+    told = own & (leave_out.tells_hosts(problem) | (rows.host != ""))
+    if not told.any():
+        told = own  # large batches say little of their hosts, of which the fit makes what it can
     factors = numbers[EAGER].host_factors(told)
     runtimes = {EAGER: dispatch(problem, numbers[EAGER], EAGER, spec, float(np.median(factors)), accuracies[EAGER])}
     era = _era(problem, gpu)

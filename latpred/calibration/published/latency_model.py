@@ -136,7 +136,8 @@ def _block(cells: Cells, rows: Rows, spec: Spec, place: tuple[str, ...], paramet
     for (family, own_format), work in cells.kernels.items():
         if np.isin(work.cell, needed).any():
             number_format = own_format or precision
-            kernels.append(_kernels(family, len(terms), work, needed, spec, number_format))
+            least = _least_us(work, spec, number_format, before_2=bool(release))
+            kernels.append(_kernels(family, len(terms), work, needed, spec, least))
             for slot in SLOTS:
                 constant, added = parameters.kernel(family, slot, spec, number_format, runtime, memory_format, release)
                 constants.append(constant)
@@ -165,14 +166,19 @@ def _block(cells: Cells, rows: Rows, spec: Spec, place: tuple[str, ...], paramet
     )
 
 
-def _kernels(family: str, first: int, work: FamilyWork, needed: Ints, spec: Spec, precision: str) -> _FamilyKernels:
+def _least_us(work: FamilyWork, spec: Spec, precision: str, *, before_2: bool) -> Floats:
+    """Microseconds that a datasheet lets kernels take at least."""
+    return np.concatenate(
+        [least_us(name, rows, limits_of(spec, precision, name, before_2=before_2)) for name, rows in work.columns]
+    )[work.place]
+
+
+def _kernels(family: str, first: int, work: FamilyWork, needed: Ints, spec: Spec, least: Floats) -> _FamilyKernels:
     own = np.isin(work.cell, needed)
     cells, starts = np.unique(np.searchsorted(needed, work.cell[own]), return_index=True)
     product = work.product[own]
     m, n, k, copies = product.T
     macs, loaded, read, written = work.work[own].T
-    # What windows save is counted in `fewest`: any family without them will do.
-    least = least_us("gemm", np.stack([work.fewest[own], loaded, read, written], 1), limits_of(spec, precision, family))
     return _FamilyKernels(
         family=family,
         slots=slice(first, first + len(SLOTS)),
@@ -186,7 +192,7 @@ def _kernels(family: str, first: int, work: FamilyWork, needed: Ints, spec: Spec
         per_output=1.0 / (m * n * copies),
         per_k=1.0 / k,
         per_n=1.0 / n,
-        least=least,
+        least=least[own],
     )
 
 

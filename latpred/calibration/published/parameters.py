@@ -25,7 +25,7 @@ from latpred.calibration.published.row_counts import (
     group_of,
     multiplies,
 )
-from latpred.graph.features import Floats
+from latpred.graph.features import UNEVEN, Floats
 from latpred.graph.graph import CONTIGUOUS
 from latpred.ops.families import takes_images
 from latpred.profile import hosts
@@ -104,7 +104,8 @@ LANES = Prior(sqrt(2.0), 0.15)
 MANY_LANES = ("6.1", "8.6", "9.0", "10.0", "12.0")  # designs that have 128 instead of 64
 # What floors are in a CUDA graph, where no gap to the next kernel is part of them, and products without a network.
 ALONE_WIDTHS = {"floor": 0.7, "compute": 0.3}
-POWER_LIMITED = 0.5  # what a board's power takes from clocks that its datasheet promises
+# What a board's power takes from clocks that its datasheet promises: multiply-adds most of all, memory little.
+POWER_LIMITED = {"compute": 0.5, "floor": 0.3, "activations": 0.3}
 # Runs of the published tables lie 0.3 apart. A wider prior lets a run with few rows blame its host for its GPU.
 RUN = 0.4
 MIDDLE_HOST = 1.0  # how far the middle of the hosts may lie from the round figures of `HOST`: as far as any of them
@@ -146,6 +147,8 @@ class Parameters:
         """Constant and parameters of one slot of one family on one GPU, in a release of PyTorch before today's."""
         if slot in PRODUCT_ONLY and not multiplies(family):
             return 0.0, []
+        if memory_format == CONTIGUOUS:
+            family = family.removesuffix(f".{UNEVEN}")  # groups of any width have the same kernels there
         mode = mode_of(gpu, precision, family)
         prior = KERNEL_OF_GROUP.get((group_of(family), slot), KERNEL[slot])
         # Weights stream from memory whatever multiplies with them.
@@ -218,8 +221,8 @@ class Parameters:
             if slot == "compute":
                 in_all, in_format = RATES[level]
             if level == "gpu" and gpu.power_limited:
-                yield self._add(("power limited", slot), POWER_LIMITED)
-                in_all, in_format = POWER_LIMITED, POWER_LIMITED
+                in_all = in_format = POWER_LIMITED[slot]
+                yield self._add(("power limited", slot), in_all)
             yield self._add((level, name, slot), in_all)
             yield self._add((level, name, slot, family), in_family)
             if slot == "compute":

@@ -8,7 +8,6 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from math import inf
 from typing import NamedTuple
 
 import numpy as np
@@ -17,8 +16,8 @@ from latpred.calibration.published.published_table import TraceKey
 from latpred.graph.features import Floats, finer_family, read
 from latpred.graph.graph import Affine, Ints, ModelGraph, Op, rewritten
 from latpred.ops.families import root
-from latpred.prediction.kernel_times import columns, least_us
-from latpred.profile.datasheet import STAND_INS, Limits
+from latpred.prediction.kernel_times import columns
+from latpred.profile.datasheet import STAND_INS
 from latpred.profile.gpus import Spec
 from latpred.query import AMP
 from latpred.runtimes.engines import as_engine
@@ -35,8 +34,6 @@ PYTHON, MODULE, FIXED = "python", "module", "fixed"
 PRODUCTS = frozenset({"gemm", "bmm", "attention", "rnn", "conv_depthwise"})
 CONVOLUTIONS, MEMORY = "convolutions", "memory-bound"
 _FORMATS = {"float16": "fp16", "bfloat16": "bf16"}
-# Where a multiply-add takes a microsecond and bytes take nothing, the least time is their number.
-_COUNTING = Limits(1.0, inf, 1.0, inf, inf)
 
 
 class CellKey(NamedTuple):
@@ -59,7 +56,8 @@ class FamilyWork(NamedTuple):
     times: Floats  # how many kernels a row stands for
     work: Floats  # its multiply-adds and bytes (weights, read, written)
     product: Floats  # its m, n, k and copies
-    fewest: Floats  # multiply-adds that the fastest algorithm makes
+    place: Ints  # of it among all of `columns`
+    columns: tuple[tuple[str, Floats], ...]  # of kernels, by the family of their ops
 
 
 @dataclass(frozen=True, slots=True)
@@ -72,8 +70,8 @@ class Cells:
     kernels: Mapping[KernelGroup, FamilyWork]
 
 
-# Host classes of a graph's ops; kernels by the latency model's family and by the one that has their columns: how many
-# of each, and their columns as `Affine` numbers in batch.
+# Host classes of a graph's ops; kernels by the latency model's family and by that of their ops: how many of each, and
+# their columns as `Affine` numbers in batch.
 _Counts = tuple[Counter[str], Mapping[tuple[KernelGroup, str], tuple[Floats, Floats]]]
 
 
@@ -163,9 +161,8 @@ def _counts(ops: Sequence[Op], *, mixed: bool) -> _Counts:
         if not op.name.startswith("python::"):
             hosts[_host_class_of(op)] += 1
         if op.family and op.launches:
-            base = root(op.family)
             group = family_of(op), _FORMATS.get(op.dtype, "fp32") if mixed else ""
-            kernels.setdefault((group, base), Counter())[columns(op, base)] += 1
+            kernels.setdefault((group, op.family), Counter())[columns(op, root(op.family))] += 1
     return hosts, {
         names: (np.array(list(rows.values()), dtype=float), np.array(list(rows), dtype=float))
         for names, rows in kernels.items()
@@ -173,24 +170,22 @@ def _counts(ops: Sequence[Op], *, mixed: bool) -> _Counts:
 
 
 def _work(family: str, parts: Mapping[str, Sequence[tuple[int, Floats, Floats]]]) -> FamilyWork:
-    """Kernels of a family, from cells with their counts and columns, by the family that has these columns."""
-    works = []
-    for base, cells in parts.items():
-        rows = np.concatenate([values for _, _, values in cells])
-        inputs = read(base, rows)
-        product = inputs.product if multiplies(family) else None
-        works.append(
-            FamilyWork(
-                cell=np.repeat([position for position, _, _ in cells], [len(count) for _, count, _ in cells]),
-                times=np.concatenate([count for _, count, _ in cells]),
-                work=inputs.work,
-                product=np.ones_like(inputs.work) if product is None else product,
-                fewest=least_us(base, rows, _COUNTING),
-            )
-        )
-    joined = [np.concatenate(values) for values in zip(*works, strict=True)]
-    order = np.argsort(joined[0], kind="stable")
-    return FamilyWork(*(column[order] for column in joined))
+    """Kernels of a family, from cells with their counts and columns, by the family of their ops."""
+    joined = {name: np.concatenate([values for _, _, values in cells]) for name, cells in parts.items()}
+    cells = [cell for each in parts.values() for cell in each]
+    cell = np.repeat([position for position, _, _ in cells], [len(count) for _, count, _ in cells])
+    order = np.argsort(cell, kind="stable")
+    inputs = [read(root(name), rows) for name, rows in joined.items()]
+    work = np.concatenate([one.work for one in inputs])
+    products = [one.product for one in inputs if one.product is not None]
+    return FamilyWork(
+        cell=cell[order],
+        times=np.concatenate([count for _, count, _ in cells])[order],
+        work=work[order],
+        product=np.concatenate(products)[order] if multiplies(family) else np.ones_like(work),
+        place=order,
+        columns=tuple(joined.items()),
+    )
 
 
 def as_run_by(runtime: str, graph: ModelGraph, gpu: Spec) -> ModelGraph:
