@@ -52,7 +52,9 @@ def test_torchs_estimator_counts_the_flops_of_products_within_composite_ops(monk
         return func(*args, **kwargs or {}), float(func._overloadpacket in flop_registry)
 
     monkeypatch.setattr(RuntimeEstimator, "_roofline_estimate", one_millisecond_if_counted)
-    assert timed_baselines.runtime_estimator(Bench(CpuDevice()), workload(), 4, "fp32") == 3e-3  # three layers
+    layers = nn.Sequential(nn.Linear(8, 8), nn.Conv1d(4, 2, 3), nn.BatchNorm1d(2)).eval()
+    both = module_workload("layers", layers, torch.zeros(1, 4, 8))
+    assert timed_baselines.runtime_estimator(Bench(CpuDevice()), both, 4, "fp32") == 2e-3
 
 
 class Counting(nn.Module):

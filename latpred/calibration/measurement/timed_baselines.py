@@ -51,7 +51,7 @@ class _InParts(TorchDispatchMode):  # type: ignore[no-untyped-call]
     """Takes composite ops apart, as autograd does: in inference mode they would reach other modes whole."""
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        if not func._can_decompose():
+        if func.namespace == "prim" or not func._can_decompose():  # the former raises
             return func(*args, **kwargs or {})
         with self:
             return func.decompose(*args, **kwargs or {})
