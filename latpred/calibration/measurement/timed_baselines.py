@@ -82,7 +82,7 @@ def runtime_estimator(bench: Bench, workload: Workload, batch: int, precision: s
         torch.no_grad(),
         contextlib.redirect_stdout(io.StringIO()),
         estimator("operator-level-cost-model"),
-        _InParts(),
+        _InParts(),  # type: ignore[no-untyped-call]
     ):
         model(**inputs) if isinstance(inputs, dict) else model(*inputs)
     return float(estimator.total_runtime) / 1e3
