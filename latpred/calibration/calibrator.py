@@ -234,9 +234,11 @@ def _with_runtimes(
     priced = tuple(precision for precision in precisions if precision in profile.kernels) or tuple(profile.kernels)[:1]
     others = {name: effort for name, effort in plan.items() if name != EAGER}
     if others and not priced:
+        planned_s = sum(effort.seconds for effort in plan.values())  # of which eager gets its share alone
+        more = acceptance.more_time(planned_s if isfinite(planned_s) else profile.seconds)
         raise CalibrationError(
             "the time for eager ended before a kernel was measured, and other runtimes rest on kernels; what was "
-            f"measured is kept. Go on with the same command and --budget {acceptance.more_time(profile.seconds)}."
+            f"measured is kept. Go on with the same command and --budget {more}."
         )
     run = calibrate_runtimes.RuntimeSession(session, priced, report.goes_on)
     for name, effort in others.items():

@@ -211,9 +211,10 @@ def test_a_calibration_of_eager_that_was_set_aside_before_the_profile_does_not_g
 
 
 def test_a_runtime_without_kernels_to_rest_on_says_how_to_go_on(finished: DeviceProfile) -> None:
-    without, plan = msgspec.structs.replace(finished, kernels={}), {"plain": calibrator._Effort(60.0, MORE)}
+    without = msgspec.structs.replace(finished, kernels={}, seconds=90.0)
+    plan = {"eager": calibrator._Effort(90.0, MORE), "plain": calibrator._Effort(210.0, MORE)}
     nothing: Any = None
-    with pytest.raises(CalibrationError, match=r"is kept\. Go on with the same command and --budget \S+\.$"):
+    with pytest.raises(CalibrationError, match=r"is kept\. Go on with the same command and --budget 10m\.$"):
         calibrator._with_runtimes(without, SimulatedDevice(), nothing, ("fp32",), plan, nothing)
 
 

@@ -9,6 +9,8 @@ import pytest
 import torch
 from tabledata import measured
 from torch import nn
+from torch.distributed._tools.runtime_estimator import RuntimeEstimator
+from torch.utils.flop_counter import flop_registry
 
 from latpred.calibration.devices import conditions
 from latpred.calibration.devices.cpu import CpuDevice
@@ -43,6 +45,16 @@ def test_each_distinct_op_is_timed_once_and_counted_as_often_as_it_came(monkeypa
     seconds = timed_baselines.isolated_ops(Bench(CpuDevice()), workload(), 4, "fp32")
     assert seconds == pytest.approx(4e-3)  # three layers and a relu
     assert [tuple(result.shape) for result in timed] == [(4, 8), (4, 8)]
+
+
+def test_torchs_estimator_counts_the_flops_of_products_within_composite_ops(monkeypatch: pytest.MonkeyPatch) -> None:
+    def one_millisecond_if_counted(func: Any, args: Any, kwargs: Any) -> tuple[Any, float]:
+        return func(*args, **kwargs or {}), float(func._overloadpacket in flop_registry)
+
+    monkeypatch.setattr(RuntimeEstimator, "_roofline_estimate", one_millisecond_if_counted)
+    layers = nn.Sequential(nn.Linear(8, 8), nn.Conv1d(4, 2, 3), nn.BatchNorm1d(2)).eval()
+    both = module_workload("layers", layers, torch.zeros(1, 4, 8))
+    assert timed_baselines.runtime_estimator(Bench(CpuDevice()), both, 4, "fp32") == 2e-3
 
 
 class Counting(nn.Module):

@@ -25,7 +25,7 @@ from latpred.errors import MissingPackageError, RuntimeRefusalError
 from latpred.graph.graph import ModelGraph
 from latpred.runtimes import graph_store, lowering
 from latpred.runtimes.base import built_of
-from latpred.runtimes.onnx import onnx_export, onnx_session
+from latpred.runtimes.onnx import onnx_export, onnx_session, onnxruntime
 from latpred.runtimes.onnx.onnx_formulas import Node, Value, work_of
 from latpred.runtimes.onnx.onnxruntime import NOTE, OnnxRuntime
 from latpred.runtimes.source import Source, source_of, tensors_of
@@ -462,3 +462,17 @@ def test_a_session_is_told_of_tf32_however_a_program_set_it(
     monkeypatch.setattr(onnx_session, "session", lambda _, *, tf32, **__: told.append(tf32))
     OnnxRuntime().session(model, inputs, torch.device("cuda", 0))
     assert told == [use_tf32]
+
+
+@pytest.mark.parametrize("build", [onnxruntime._run_bound, onnxruntime._captured])
+def test_a_gpu_has_written_inputs_before_the_stream_of_onnxruntime_reads_them(
+    build: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    done: list[str] = []
+    contiguous, running = torch.Tensor.contiguous, Mock(**{"get_inputs.return_value": [Mock()]})
+    monkeypatch.setattr(torch.Tensor, "contiguous", lambda tensor: done.append("laid out") or contiguous(tensor))
+    monkeypatch.setattr(torch.cuda, "synchronize", lambda device: done.append("waited"))
+    running.io_binding().bind_input.side_effect = lambda *_: done.append("bound")
+    running.get_outputs.return_value = running.io_binding().get_outputs.return_value = []
+    build(running, [torch.ones(4, 2).t()], torch.device("cuda", 0))
+    assert done[:3] == ["laid out", "waited", "bound"]

@@ -221,6 +221,7 @@ def _bound(running: Any, tensors: Any, device: Any) -> tuple[Any, list[Any]]:
 
     binding = running.io_binding()
     held = [tensor.contiguous() for tensor in tensors]
+    torch.cuda.synchronize(device)  # onnxruntime's stream must not read inputs before PyTorch's has written them
     for one, tensor in zip(running.get_inputs(), held, strict=True):
         kind: Any = onnx.TensorProto.BFLOAT16  # a type that numpy lacks
         if tensor.dtype != torch.bfloat16:
@@ -248,7 +249,6 @@ def _captured(running: Any, tensors: Any, device: Any) -> Callable[[], Any]:
     """Run once without a graph, which shows the outputs' shapes; bind those, and capture."""
     import torch
 
-    torch.cuda.synchronize(device)  # onnxruntime's stream must not read inputs before PyTorch's has written them
     binding, held = _bound(running, tensors, device)
     running.run_with_iobinding(binding, onnx_session.run_options(_UNCAPTURED))
     torch.cuda.synchronize(device)
