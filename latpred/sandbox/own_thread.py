@@ -17,7 +17,7 @@ import threading
 import warnings
 from collections import OrderedDict
 from collections.abc import Callable, Collection, Iterator, Sequence
-from contextlib import ExitStack, contextmanager
+from contextlib import AbstractContextManager, ExitStack, contextmanager
 from functools import partial
 from inspect import CO_VARARGS, getargs
 from itertools import pairwise
@@ -52,11 +52,9 @@ class ThreadLock:
     def _renew(self) -> None:
         self._lock = threading.RLock()
 
-    @contextmanager
-    def held(self) -> Iterator[None]:
+    def held(self) -> AbstractContextManager[bool]:
         """Within it, other threads wait."""
-        with self._lock:
-            yield
+        return self._lock
 
 
 _LOCK, _TURN = ThreadLock(), ThreadLock()
