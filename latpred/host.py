@@ -334,7 +334,10 @@ class Slowdown(NamedTuple):
 
     @classmethod
     def usual(cls, fields: Mapping[str, float]) -> Slowdown:
-        """From a profile; of before there were all references, others stand in as `slowdown` says.
+        """From the fields that are known; where a profile is older than some references, others stand in.
+
+        The mean of product and convolution stands for the shared cache and for an elementwise op, a convolution for a
+        depthwise one, dispatch from warm caches for that from cold ones.
 
         >>> Slowdown.usual({"dispatch": 1.12, "convolution": 1.21})[4:]
         (1.1, 1.1, 1.21)
@@ -363,6 +366,7 @@ class Slowdown(NamedTuple):
 
 
 SAME = Slowdown()
+_FIELDS = {DISPATCH: "dispatch", COLD_DISPATCH: "ops", PRODUCT: "product", CONVOLUTION: "convolution"}
 
 
 def slowdown(profile_us: Mapping[str, float], now_us: Mapping[str, float], *, asynchronous: bool = False) -> Slowdown:
@@ -370,9 +374,7 @@ def slowdown(profile_us: Mapping[str, float], now_us: Mapping[str, float], *, as
 
     Of kernels on an `asynchronous` device, which is one of their own, the host's references say nothing; what launches
     them is in part the driver's, which a neighbour slows less (`LAUNCH_POWER`). What reads from the shared cache goes
-    by the geometric mean of its reference and of a product: a model finds part of what it reads nearer. Where older
-    profiles lack a reference, the mean of product and convolution stands for that of the shared cache and for an
-    elementwise op on one thread, dispatch from warm caches for that from cold ones.
+    by the geometric mean of its reference and of a product: a model finds part of what it reads nearer.
 
     >>> slowdown({"product": 500.0, "cache": 2500.0}, {"product": 500.0, "cache": 3600.0}).cache
     1.2
@@ -381,12 +383,13 @@ def slowdown(profile_us: Mapping[str, float], now_us: Mapping[str, float], *, as
     dispatch = ratios.get(DISPATCH, 1.0)
     if asynchronous:
         return Slowdown(dispatch**LAUNCH_POWER, dispatch**LAUNCH_POWER)
-    product, convolution = (ratios.get(kind, 1.0) for kind in (PRODUCT, CONVOLUTION))
-    both = math.sqrt(product * convolution)
-    cache = math.sqrt(ratios[CACHE] * product) if CACHE in ratios else both
+    fields = {field: ratios[kind] for kind, field in _FIELDS.items() if kind in ratios}
+    if CACHE in ratios:
+        fields["cache"] = math.sqrt(ratios[CACHE] * ratios.get(PRODUCT, 1.0))
     timed = ratios.get(THREADS, ratios.get(ELEMENTWISE))
-    elementwise, depthwise = (both, convolution) if timed is None else (timed, timed)
-    return Slowdown(dispatch, ratios.get(COLD_DISPATCH, dispatch), product, convolution, cache, elementwise, depthwise)
+    if timed is not None:
+        fields |= {"elementwise": timed, "depthwise": timed}
+    return Slowdown.usual(fields)
 
 
 def ratio(profile_us: Mapping[str, float], now_us: Mapping[str, float]) -> dict[str, float]:
