@@ -223,9 +223,9 @@ class _ProcessorTime(NamedTuple):
     stolen_s: float  # taken by the hypervisor while there was work
 
 
-def processor_time(proc: Path = PROC) -> _ProcessorTime | None:
+def processor_time() -> _ProcessorTime | None:
     """What /proc/stat counts; None where there is none, or only zeros as in some sandboxes."""
-    lines = [line.split() for line in _text(proc / "stat").splitlines() if line.startswith("cpu")]
+    lines = [line.split() for line in _text(PROC / "stat").splitlines() if line.startswith("cpu")]
     ticks = [int(field) for field in lines[0][1:9]] if len(lines) > 1 else []
     if len(ticks) < 8 or not any(ticks):
         return None
@@ -233,17 +233,17 @@ def processor_time(proc: Path = PROC) -> _ProcessorTime | None:
     return _ProcessorTime(len(lines) - 1, (ticks[3] + ticks[4]) / second, ticks[7] / second)
 
 
-def pressure_s(proc: Path = PROC) -> float | None:
+def pressure_s() -> float | None:
     """Seconds since the start in which some task was ready to run and had no processor; None where nobody counts."""
-    total_us = re.search(r"^some .*\btotal=(\d+)", _text(proc / "pressure" / "cpu"), re.MULTILINE)
+    total_us = re.search(r"^some .*\btotal=(\d+)", _text(PROC / "pressure" / "cpu"), re.MULTILINE)
     return int(total_us[1]) * 1e-6 if total_us else None
 
 
-def own_delay_s(proc: Path = PROC) -> float | None:
+def own_delay_s() -> float | None:
     """Seconds that the threads of this process were ready to run and had no processor; None where nobody counts."""
     # A thread that ended takes its part with it, so the sum can shrink.
     delay_ns = slices = 0
-    for path in (proc / "self" / "task").glob("*/schedstat"):
+    for path in (PROC / "self" / "task").glob("*/schedstat"):
         try:
             _, waited_ns, ran = (int(field) for field in _text(path).split())
         except ValueError:
@@ -252,16 +252,16 @@ def own_delay_s(proc: Path = PROC) -> float | None:
     return delay_ns * 1e-9 if slices else None
 
 
-def descendants_s(proc: Path = PROC) -> float:
+def descendants_s() -> float:
     """Processor time of living processes under this one and of all that ended under them; 0 where nobody lists them."""
     ticks, parents = 0, ["self"]
     while parents:
         with suppress(OSError):  # one that ends meanwhile
-            lists = [_text(path) for path in (proc / parents.pop() / "task").glob("*/children")]
+            lists = [_text(path) for path in (PROC / parents.pop() / "task").glob("*/children")]
             for child in " ".join(lists).split():
                 parents.append(child)
                 # After the name, which may hold anything: time of the user and the system, own and of what ended.
-                ticks += sum(map(int, _text(proc / child / "stat").rpartition(")")[2].split()[11:15]))
+                ticks += sum(map(int, _text(PROC / child / "stat").rpartition(")")[2].split()[11:15]))
     return ticks / os.sysconf("SC_CLK_TCK") if ticks else 0.0
 
 
