@@ -69,10 +69,6 @@ class Asked:
     recording: str | None
     output: Path
 
-    def models_or(self, *own: str) -> tuple[str, ...]:
-        """The models asked for, else the figure's own."""
-        return self.models or own
-
     @property
     def runtimes(self) -> tuple[str, ...]:
         """Those that the device's profile knows, eager first."""
@@ -182,6 +178,13 @@ def panels(what: Asked, count: int = 1, height_in: float = 2.6) -> Iterator[list
     print(f"wrote {what.output}")
 
 
+def panel_of_each(what: Asked, *models: str) -> Iterator[tuple[Axes, str]]:
+    """A panel for each model asked for, else for each of these."""
+    models = what.models or models
+    with panels(what, len(models)) as axes:
+        yield from zip(axes, models, strict=True)
+
+
 def over_batch(what: Asked, models: Sequence[str], text: str) -> None:
     """A figure of several models in eager over batch, and its numbers."""
     found = curves(what, [(model, model, "eager") for model in models])
@@ -270,7 +273,7 @@ def fig01_macs(what: Asked) -> None:
 
     Draw a panel for the smallest and one for the largest batch.
     """
-    models = what.models_or(*WORK_MODELS)
+    models = what.models or WORK_MODELS
     found = curves(what, [(model, model, "eager") for model in models])
     giga = {model: latpred.trace(model).macs(1) / 1e9 for model in found}
     batches = (what.batches[0], what.batches[-1])
@@ -298,18 +301,16 @@ def fig03_device_time(what: Asked) -> None:
 
     Draw a panel for each model: latency and device time over batch.
     """
-    models = what.models_or("bert-base-uncased", "resnet-50")
-    with panels(what, len(models)) as axes:
-        for ax, model in zip(axes, models, strict=True):
-            found = curve(what, model)
-            busy = [point.latency_ms * point.device_busy for point in found]
-            draw(ax, 0, "latency", found.batches, found.latency_ms)
-            draw(ax, 1, "device computing", found.batches, busy)
-            ax.fill_between(found.batches, busy, found.latency_ms, color=style.ORANGE, alpha=0.25, label="tax")
-            over(ax, 0, measured(what, model))
-            against(ax, "batch", title(what, model))
-            rows = [(p.batch, p.latency_ms, b, f"{p.device_busy:.0%}") for p, b in zip(found, busy, strict=True)]
-            table([model[:14], "latency ms", "device ms", "busy"], rows)
+    for ax, model in panel_of_each(what, "bert-base-uncased", "resnet-50"):
+        found = curve(what, model)
+        busy = [point.latency_ms * point.device_busy for point in found]
+        draw(ax, 0, "latency", found.batches, found.latency_ms)
+        draw(ax, 1, "device computing", found.batches, busy)
+        ax.fill_between(found.batches, busy, found.latency_ms, color=style.ORANGE, alpha=0.25, label="tax")
+        over(ax, 0, measured(what, model))
+        against(ax, "batch", title(what, model))
+        rows = [(p.batch, p.latency_ms, b, f"{p.device_busy:.0%}") for p, b in zip(found, busy, strict=True)]
+        table([model[:14], "latency ms", "device ms", "busy"], rows)
 
 
 SEQUENCE_LENGTHS = (16, 32, 64, 128, 256, 512)
@@ -320,7 +321,7 @@ def fig04_runtimes(what: Asked) -> None:
 
     Draw latency over batch and over sequence length for each runtime of the device's profile.
     """
-    model = what.models_or("bert-base-uncased")[0]
+    model = (what.models or ("bert-base-uncased",))[0]
     found = curves(what, [(runtime, model, runtime) for runtime in what.runtimes])
     first = what.batches[0]
     lengths = [length for length in SEQUENCE_LENGTHS if length <= 128 * max(1, len(what.batches) // 2)]
@@ -395,7 +396,7 @@ def fig07_funnel(what: Asked) -> None:
 
     Draw both over batch, and print their work.
     """
-    models = what.models_or("bert-base-uncased", "funnel-transformer-small")
+    models = what.models or ("bert-base-uncased", "funnel-transformer-small")
     for model in models:
         graph = latpred.trace(model)
         print(f"{model}: {graph.macs(8) / 8e9:.2f} GMACs per sample at batch 8, {graph.launches(8)} launches")
@@ -416,7 +417,7 @@ def fig08_efficient(what: Asked) -> None:
 
     Draw all over batch.
     """
-    over_batch(what, what.models_or(*EFFICIENT), "efficient variants")
+    over_batch(what, what.models or EFFICIENT, "efficient variants")
 
 
 DEVICES = "titan-x-pascal,rtx-2080ti,rtx-8000,rtx-a6000"
@@ -428,16 +429,14 @@ def fig09_devices(what: Asked) -> None:
     Draw a panel for each model, a line for each device, and print the crossovers.
     """
     devices = what.device.split(",")
-    models = what.models_or("bert-base-uncased", "resnet-50")
-    with panels(what, len(models)) as axes:
-        for ax, model in zip(axes, models, strict=True):
-            rows = []
-            for index, device in enumerate(devices):
-                one = curve(replace(what, device=device), model)
-                draw(ax, index, device, one.batches, one.latency_ms)
-                rows.append((device, float(one.latency_ms[0]), str(one.crossover.batch)))
-            against(ax, "batch", f"{model}\n{what.precision}, {what.protocol}")
-            table([model[:14], "first ms", "crossover"], rows)
+    for ax, model in panel_of_each(what, "bert-base-uncased", "resnet-50"):
+        rows = []
+        for index, device in enumerate(devices):
+            one = curve(replace(what, device=device), model)
+            draw(ax, index, device, one.batches, one.latency_ms)
+            rows.append((device, float(one.latency_ms[0]), str(one.crossover.batch)))
+        against(ax, "batch", f"{model}\n{what.precision}, {what.protocol}")
+        table([model[:14], "first ms", "crossover"], rows)
 
 
 VISION_SPEECH = ("resnet-50", "mobilenet-v2", "vit-base-32", "wavlm-base")
@@ -448,16 +447,14 @@ def fig10_vision_speech(what: Asked) -> None:
 
     Draw a panel for each model, a line for each runtime of the device's profile.
     """
-    models = what.models_or(*VISION_SPEECH)
-    with panels(what, len(models)) as axes:
-        for ax, model in zip(axes, models, strict=True):
-            found = curves(what, [(runtime, model, runtime) for runtime in what.runtimes])
-            for index, (runtime, one) in enumerate(found.items()):
-                draw(ax, index, runtime, one.batches, one.latency_ms)
-                over(ax, index, measured(what, model, runtime))
-            against(ax, "batch", title(what, model))
-            rows = [(runtime, float(one.latency_ms[0]), float(one.latency_ms[-1])) for runtime, one in found.items()]
-            table([model[:14], "first ms", "last ms"], rows)
+    for ax, model in panel_of_each(what, *VISION_SPEECH):
+        found = curves(what, [(runtime, model, runtime) for runtime in what.runtimes])
+        for index, (runtime, one) in enumerate(found.items()):
+            draw(ax, index, runtime, one.batches, one.latency_ms)
+            over(ax, index, measured(what, model, runtime))
+        against(ax, "batch", title(what, model))
+        rows = [(runtime, float(one.latency_ms[0]), float(one.latency_ms[-1])) for runtime, one in found.items()]
+        table([model[:14], "first ms", "last ms"], rows)
 
 
 PROMPT, NEW = 128, 16
@@ -468,7 +465,7 @@ def fig11_generation(what: Asked) -> None:
 
     Draw the time to the first token, of each further one and of all over batch.
     """
-    model = what.models_or("gpt2")[0]
+    model = (what.models or ("gpt2",))[0]
     found = latpred.predict_generation(
         model, PROMPT, NEW, list(what.batches), device=what.device, precision=what.precision
     )
@@ -490,15 +487,13 @@ def fig12_precision(what: Asked) -> None:
 
     Draw a panel for each model, a line for each precision that the device's profile knows.
     """
-    models = what.models_or("bert-base-uncased", "resnet-50")
-    with panels(what, len(models)) as axes:
-        for ax, model in zip(axes, models, strict=True):
-            for index, precision in enumerate(sorted(profile_of(what.device).kernels)):
-                one = curve(what, model, precision=precision)
-                draw(ax, index, precision, one.batches, one.latency_ms)
-                over(ax, index, measured(what, model, precision=precision))
-                latencies(f"{precision} {model}"[:14], one)
-            against(ax, "batch", f"{model}\n{profile_of(what.device).name}, {what.protocol}")
+    for ax, model in panel_of_each(what, "bert-base-uncased", "resnet-50"):
+        for index, precision in enumerate(sorted(profile_of(what.device).kernels)):
+            one = curve(what, model, precision=precision)
+            draw(ax, index, precision, one.batches, one.latency_ms)
+            over(ax, index, measured(what, model, precision=precision))
+            latencies(f"{precision} {model}"[:14], one)
+        against(ax, "batch", f"{model}\n{profile_of(what.device).name}, {what.protocol}")
 
 
 ARCHITECTURES = (("bert-base-uncased", "eager"), ("fnet-base", "eager"), ("bert-base-uncased", "onnxruntime"))
