@@ -2,8 +2,7 @@
 
     python examples/search_cluster.py --candidates 2000
 
-It also prints what two workers reach beside two processes that know nothing of each other. A run that names a file
-(--resume table.parquet) may be stopped and started again: finished candidates are read back.
+A run that names a file (--resume table.parquet) may be stopped and started again: finished candidates are read back.
 
 The candidates are random transformer encoders, given as objects that build one when they are called.
 """
@@ -12,8 +11,6 @@ from __future__ import annotations
 
 import argparse
 import random
-import subprocess
-import sys
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -89,13 +86,6 @@ def timed(count: int, seed: int, options: dict[str, Any]) -> tuple[pd.DataFrame,
     return table, count / (time.perf_counter() - start)
 
 
-def independent(count: int, workers: int, device: str) -> float:
-    """Candidates a second of processes that run beside each other, all together."""
-    command = [sys.executable, __file__, "--alone", "--candidates", str(count // workers), "--device", device]
-    started = [subprocess.Popen([*command, "--seed", str(seed)], stdout=subprocess.PIPE) for seed in range(workers)]
-    return sum(float(process.communicate()[0]) for process in started)
-
-
 def main(arguments: list[str] | None = None) -> None:
     """Run the engines and print a line for each."""
     parser = argparse.ArgumentParser(description="One table from several engines.")
@@ -104,30 +94,19 @@ def main(arguments: list[str] | None = None) -> None:
     parser.add_argument("--engines", default=",".join(ENGINES), help="some of: loky,dask,ray")
     parser.add_argument("--device", default="cpu")
     parser.add_argument("--resume", help="Parquet file of finished candidates, for the first engine")
-    parser.add_argument("--no-efficiency", action="store_true", help="leave out the independent processes")
     parser.add_argument("--seed", type=int, default=0)
-    parser.add_argument("--alone", action="store_true", help=argparse.SUPPRESS)
     given = parser.parse_args(arguments)
     torch.set_num_threads(1)
     options: dict[str, Any] = {"device": given.device, "batch": [1, 8]}
     serial, rate = timed(given.candidates, given.seed, options)
-    if given.alone:
-        print(rate)
-        return
     print(f"{'serial':<8} {rate:7.1f} candidates a second")
     known = {"resume": given.resume} if given.resume else {}
-    rates = {}
     for name in given.engines.split(","):
         with engine(name, given.workers):
-            table, rates[name] = timed(given.candidates, given.seed, {**options, **known})
+            table, rate = timed(given.candidates, given.seed, {**options, **known})
         known = {}
         same = "the same table" if table.equals(serial) else "ANOTHER TABLE"
-        print(f"{name:<8} {rates[name]:7.1f} candidates a second, {same}")
-    if not given.no_efficiency:
-        beside = independent(given.candidates, given.workers, given.device)
-        print(f"{given.workers} independent processes: {beside:.1f} candidates a second together")
-        for name, rate in rates.items():
-            print(f"{name:<8} {rate / beside:.2f} of that")
+        print(f"{name:<8} {rate:7.1f} candidates a second, {same}")
 
 
 if __name__ == "__main__":

@@ -223,9 +223,9 @@ class _ProcessorTime(NamedTuple):
     stolen_s: float  # taken by the hypervisor while there was work
 
 
-def processor_time(proc: Path = PROC) -> _ProcessorTime | None:
+def processor_time() -> _ProcessorTime | None:
     """What /proc/stat counts; None where there is none, or only zeros as in some sandboxes."""
-    lines = [line.split() for line in _text(proc / "stat").splitlines() if line.startswith("cpu")]
+    lines = [line.split() for line in _text(PROC / "stat").splitlines() if line.startswith("cpu")]
     ticks = [int(field) for field in lines[0][1:9]] if len(lines) > 1 else []
     if len(ticks) < 8 or not any(ticks):
         return None
@@ -233,17 +233,17 @@ def processor_time(proc: Path = PROC) -> _ProcessorTime | None:
     return _ProcessorTime(len(lines) - 1, (ticks[3] + ticks[4]) / second, ticks[7] / second)
 
 
-def pressure_s(proc: Path = PROC) -> float | None:
+def pressure_s() -> float | None:
     """Seconds since the start in which some task was ready to run and had no processor; None where nobody counts."""
-    total_us = re.search(r"^some .*\btotal=(\d+)", _text(proc / "pressure" / "cpu"), re.MULTILINE)
+    total_us = re.search(r"^some .*\btotal=(\d+)", _text(PROC / "pressure" / "cpu"), re.MULTILINE)
     return int(total_us[1]) * 1e-6 if total_us else None
 
 
-def own_delay_s(proc: Path = PROC) -> float | None:
+def own_delay_s() -> float | None:
     """Seconds that the threads of this process were ready to run and had no processor; None where nobody counts."""
     # A thread that ended takes its part with it, so the sum can shrink.
     delay_ns = slices = 0
-    for path in (proc / "self" / "task").glob("*/schedstat"):
+    for path in (PROC / "self" / "task").glob("*/schedstat"):
         try:
             _, waited_ns, ran = (int(field) for field in _text(path).split())
         except ValueError:
@@ -252,16 +252,16 @@ def own_delay_s(proc: Path = PROC) -> float | None:
     return delay_ns * 1e-9 if slices else None
 
 
-def descendants_s(proc: Path = PROC) -> float:
+def descendants_s() -> float:
     """Processor time of living processes under this one and of all that ended under them; 0 where nobody lists them."""
     ticks, parents = 0, ["self"]
     while parents:
         with suppress(OSError):  # one that ends meanwhile
-            lists = [_text(path) for path in (proc / parents.pop() / "task").glob("*/children")]
+            lists = [_text(path) for path in (PROC / parents.pop() / "task").glob("*/children")]
             for child in " ".join(lists).split():
                 parents.append(child)
                 # After the name, which may hold anything: time of the user and the system, own and of what ended.
-                ticks += sum(map(int, _text(proc / child / "stat").rpartition(")")[2].split()[11:15]))
+                ticks += sum(map(int, _text(PROC / child / "stat").rpartition(")")[2].split()[11:15]))
     return ticks / os.sysconf("SC_CLK_TCK") if ticks else 0.0
 
 
@@ -334,7 +334,10 @@ class Slowdown(NamedTuple):
 
     @classmethod
     def usual(cls, fields: Mapping[str, float]) -> Slowdown:
-        """From a profile; of before there were all references, others stand in as `slowdown` says.
+        """From the fields that are known; where a profile is older than some references, others stand in.
+
+        The mean of product and convolution stands for the shared cache and for an elementwise op, a convolution for a
+        depthwise one, dispatch from warm caches for that from cold ones.
 
         >>> Slowdown.usual({"dispatch": 1.12, "convolution": 1.21})[4:]
         (1.1, 1.1, 1.21)
@@ -363,6 +366,7 @@ class Slowdown(NamedTuple):
 
 
 SAME = Slowdown()
+_FIELDS = {DISPATCH: "dispatch", COLD_DISPATCH: "ops", PRODUCT: "product", CONVOLUTION: "convolution"}
 
 
 def slowdown(profile_us: Mapping[str, float], now_us: Mapping[str, float], *, asynchronous: bool = False) -> Slowdown:
@@ -370,9 +374,7 @@ def slowdown(profile_us: Mapping[str, float], now_us: Mapping[str, float], *, as
 
     Of kernels on an `asynchronous` device, which is one of their own, the host's references say nothing; what launches
     them is in part the driver's, which a neighbour slows less (`LAUNCH_POWER`). What reads from the shared cache goes
-    by the geometric mean of its reference and of a product: a model finds part of what it reads nearer. Where older
-    profiles lack a reference, the mean of product and convolution stands for that of the shared cache and for an
-    elementwise op on one thread, dispatch from warm caches for that from cold ones.
+    by the geometric mean of its reference and of a product: a model finds part of what it reads nearer.
 
     >>> slowdown({"product": 500.0, "cache": 2500.0}, {"product": 500.0, "cache": 3600.0}).cache
     1.2
@@ -381,12 +383,13 @@ def slowdown(profile_us: Mapping[str, float], now_us: Mapping[str, float], *, as
     dispatch = ratios.get(DISPATCH, 1.0)
     if asynchronous:
         return Slowdown(dispatch**LAUNCH_POWER, dispatch**LAUNCH_POWER)
-    product, convolution = (ratios.get(kind, 1.0) for kind in (PRODUCT, CONVOLUTION))
-    both = math.sqrt(product * convolution)
-    cache = math.sqrt(ratios[CACHE] * product) if CACHE in ratios else both
+    fields = {field: ratios[kind] for kind, field in _FIELDS.items() if kind in ratios}
+    if CACHE in ratios:
+        fields["cache"] = math.sqrt(ratios[CACHE] * ratios.get(PRODUCT, 1.0))
     timed = ratios.get(THREADS, ratios.get(ELEMENTWISE))
-    elementwise, depthwise = (both, convolution) if timed is None else (timed, timed)
-    return Slowdown(dispatch, ratios.get(COLD_DISPATCH, dispatch), product, convolution, cache, elementwise, depthwise)
+    if timed is not None:
+        fields |= {"elementwise": timed, "depthwise": timed}
+    return Slowdown.usual(fields)
 
 
 def ratio(profile_us: Mapping[str, float], now_us: Mapping[str, float]) -> dict[str, float]:

@@ -1,4 +1,4 @@
-"""The paper's case studies: each script predicts from names, prints its numbers, and writes its figure or its table."""
+"""The paper's case studies: each is predicted from names, prints its numbers, and writes its figure or its table."""
 
 from __future__ import annotations
 
@@ -6,6 +6,7 @@ import re
 import runpy
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import pandas as pd
 import pytest
@@ -50,18 +51,23 @@ def main(monkeypatch: pytest.MonkeyPatch) -> Main:
     return lambda name, arguments: runpy.run_path(str(FOLDER / f"{name}.py"))["main"](arguments)
 
 
-def test_every_script_is_tried_and_listed() -> None:
-    scripts = {path.stem for path in FOLDER.glob("fig*.py")}
+@pytest.fixture
+def figures() -> dict[str, Any]:
+    """What is defined beside the figures."""
+    return runpy.run_path(str(FOLDER / "figures.py"))
+
+
+def test_every_figure_is_tried_and_listed(figures: dict[str, Any]) -> None:
     listed = (FOLDER / "README.md").read_text()
-    assert scripts == set(SMALL)
-    assert all(f"python examples/framework_tax/{name}.py" in listed for name in scripts)
+    assert list(figures["FIGURES"]) == list(SMALL)
+    assert all(f"python examples/framework_tax/figures.py {name}" in listed for name in SMALL)
 
 
 @pytest.mark.filterwarnings("ignore:ComplexHalf support is experimental")  # FNet in fp16
 @pytest.mark.parametrize("name", SMALL)
-def test_a_script_prints_and_draws(name: str, main: Main, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_figure_prints_and_draws(name: str, main: Main, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     figure = tmp_path / f"{name}.png"
-    main(name, [*SMALL[name], "--batches", "1,8", "-o", str(figure)])
+    main("figures", [name, *SMALL[name], "--batches", "1,8", "-o", str(figure)])
     assert figure.stat().st_size > 5_000
     said = capsys.readouterr().out.splitlines()
     assert f"wrote {figure}" in said
@@ -69,45 +75,41 @@ def test_a_script_prints_and_draws(name: str, main: Main, tmp_path: Path, capsys
     assert len(numbers) >= 4
 
 
-def test_crosses_are_one_entry_of_the_legend(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_crosses_are_one_entry_of_the_legend(figures: dict[str, Any]) -> None:
     from matplotlib.figure import Figure
 
-    monkeypatch.syspath_prepend(str(FOLDER))
-    shared = runpy.run_path(str(FOLDER / "shared.py"))
     ax = Figure().subplots()
     for index in range(2):
-        shared["draw"](ax, index, f"model {index}", [1, 8], [1.0, 2.0 + index])
-        shared["over"](ax, index, {1: 1.1, 8: 2.2})
-    shared["against"](ax, "batch", "two")
+        figures["draw"](ax, index, f"model {index}", [1, 8], [1.0, 2.0 + index])
+        figures["over"](ax, index, {1: 1.1, 8: 2.2})
+    figures["against"](ax, "batch", "two")
     assert [text.get_text() for text in ax.get_legend().get_texts()] == ["model 0", "model 1", "measured"]
 
 
 def test_a_figure_of_nothing_is_not_written(main: Main, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     figure = tmp_path / "none.png"
     with pytest.raises(SystemExit, match="nothing is left to draw"):
-        main("fig04_runtimes", ["--device", "rtx-8000", "--models", "no-such-model", "-o", str(figure)])
+        main("figures", ["fig04_runtimes", "--device", "rtx-8000", "--models", "no-such-model", "-o", str(figure)])
     assert "no-such-model" in capsys.readouterr().out
     assert not figure.exists()
 
 
-def test_measured_points_come_from_a_recording(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.syspath_prepend(str(FOLDER))
-    shared = runpy.run_path(str(FOLDER / "shared.py"))
-    arguments = ["--device", "epyc-shared", "--recording", "epyc-shared-runtimes", "--batches", "1,4"]
-    asked = shared["asked"]("", "x", arguments)
-    measured_ms = shared["measured"](asked, "blind/mistral")
+def test_measured_points_come_from_a_recording(figures: dict[str, Any], monkeypatch: pytest.MonkeyPatch) -> None:
+    asking = ["fig08_efficient", "--device", "epyc-shared", "--recording", "epyc-shared-runtimes"]
+    _, asked = figures["asked"]([*asking, "--batches", "1,4"])
+    measured_ms = figures["measured"](asked, "blind/mistral")
     table = tables.merge_repeats(recording.load("epyc-shared-runtimes").table)
     first = table[(table["model"] == "blind/mistral") & (table["batch"] == 1) & (table["runtime"] == "eager")].iloc[0]
     assert list(measured_ms) == [1, 4]
     assert measured_ms[1] == pytest.approx(1e3 * first["latency_s"])
-    assert shared["measured"](asked, "no such model") == {}
+    assert figures["measured"](asked, "no such model") == {}
     # Of a model that was measured at several lengths the usual one is drawn.
     same = {"model": "m", "runtime": "eager", "protocol": "single", "precision": "fp32"}
     cells = [(1, 128, 2e-3), (4, 128, 3e-3), (1, 512, 9e-3)]
     table = pd.DataFrame([{**same, "batch": b, "input_size": n, "latency_s": s} for b, n, s in cells])
-    monkeypatch.setitem(shared["measured"].__globals__, "recorded", lambda name: table)
-    assert shared["measured"](asked, "m") == {1: 2.0, 4: 3.0}
-    assert shared["measured"](asked, "m", input_size=512) == {1: 9.0}
+    monkeypatch.setitem(figures["measured"].__globals__, "recorded", lambda name: table)
+    assert figures["measured"](asked, "m") == {1: 2.0, 4: 3.0}
+    assert figures["measured"](asked, "m", input_size=512) == {1: 9.0}
 
 
 def test_table_1_finds_width_batch_and_length_free(main: Main, capsys: pytest.CaptureFixture[str]) -> None:

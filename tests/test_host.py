@@ -100,23 +100,28 @@ PRESSURE = "some avg10=12.50 avg60=3.00 avg300=1.00 total=41558462\nfull avg10=0
         (host.own_delay_s, "self/task/7/schedstat", "0 0 0\n", None),  # a kernel that counts no delay writes zeros
     ],
 )
-def test_system_counters(read: Callable[[Path], object], file: str, text: str, found: object, tmp_path: Path) -> None:
-    assert read(written(tmp_path, {file: text})) == pytest.approx(found)
+def test_system_counters(
+    read: Callable[[], object], file: str, text: str, found: object, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(host, "PROC", written(tmp_path, {file: text}))
+    assert read() == pytest.approx(found)
 
 
 def test_files_that_are_none(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     (tmp_path / "stat").mkdir()
     written(tmp_path, {"pressure/cpu": ""}).joinpath("pressure/cpu").write_bytes(b"\xff\xfe\x80")
     for folder in (tmp_path, tmp_path / "missing"):
-        assert host.processor_time(folder) is host.pressure_s(folder) is host.own_delay_s(folder) is None
+        monkeypatch.setattr(host, "PROC", folder)
         monkeypatch.setattr(host, "SYS", folder)
+        assert host.processor_time() is host.pressure_s() is host.own_delay_s() is None
         assert host.power_notes() == []
 
 
-def test_own_delay_is_that_of_all_threads(tmp_path: Path) -> None:
+def test_own_delay_is_that_of_all_threads(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     files = {"7": "100 2000000 3\n", "8": "100 500000 1\n", "9": "", "10": "one two three\n"}
-    proc = written(tmp_path, {f"self/task/{task}/schedstat": text for task, text in files.items()})
-    assert host.own_delay_s(proc) == pytest.approx(2.5e-3)
+    tasks = {f"self/task/{task}/schedstat": text for task, text in files.items()}
+    monkeypatch.setattr(host, "PROC", written(tmp_path, tasks))
+    assert host.own_delay_s() == pytest.approx(2.5e-3)
 
 
 def test_usable_cores_and_load_with_and_without_the_calls(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -136,21 +136,14 @@ def test_runtimes_and_shares_of_an_explanation() -> None:
     assert drawn == pytest.approx(2 * sum(share.overhead_ms + share.compute_ms for share in prediction().breakdown))
 
 
-def test_many_classes_share_the_last_colour() -> None:
+def test_many_classes_share_the_last_colour_and_the_class_other_counts_once() -> None:
     point = curve(8)[0]
-    costs = {"names": tuple("abcdefghijk"), "ops": np.ones(11, int), "host_us": np.arange(11.0)}
+    costs = {"names": (*"abcdefghij", "other"), "ops": np.ones(11, int), "host_us": np.arange(11.0)}
     many = replace(point, costs=point.costs._replace(**costs, device_us=np.arange(11.0)))
     names = breakdown.largest([many])
-    assert names == [*"kjihgfe", breakdown.OTHERS]
+    assert names == ["other", *"jihgfe", breakdown.OTHERS]
     assert breakdown.times(many, breakdown.OTHERS, names) == pytest.approx((0.006, 0.006))
     assert len(set(style.looks(names).values())) == len(names)
-
-
-def test_the_class_other_counts_once() -> None:
-    point = curve(8)[0]
-    costs = {"names": ("other", *"abcdefghij"), "ops": np.ones(11, int), "host_us": np.arange(11.0, 0.0, -1.0)}
-    many = replace(point, costs=point.costs._replace(**costs, device_us=np.arange(11.0)))
-    names = breakdown.largest([many])
     drawn = sum(sum(breakdown.times(many, name, names)) for name in names)
     assert drawn == pytest.approx(sum(share.overhead_ms + share.compute_ms for share in many.breakdown))
 

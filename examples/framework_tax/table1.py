@@ -14,7 +14,7 @@ import argparse
 from collections.abc import Sequence
 from typing import NamedTuple
 
-import shared
+import figures
 
 import latpred
 
@@ -45,11 +45,11 @@ def main(arguments: Sequence[str] | None = None) -> None:
     print(
         f"{'precision':9} {'width':>6} {'batch':>6} {'tokens':>6} {'predicted ms':>13} {'x first':>8} {'paper ms':>9}"
     )
-    for precision in sorted(shared.profile_of(asked.device).kernels):
+    for precision in sorted(figures.profile_of(asked.device).kernels):
         first = 0.0
         for row in PRINTED:
             found = latpred.predict(
-                shared.bert(asked.device, row.width, asked.layers, heads=12),
+                figures.bert(asked.device, row.width, asked.layers, heads=12),
                 row.batch,
                 seq=row.tokens,
                 precision=precision,

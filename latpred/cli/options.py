@@ -29,7 +29,8 @@ MOST_BATCHES = 4096
 _STDOUT = (Path("-"), Path("/dev/stdout"))  # of which the second may be a file that others write, too
 _ELSEWHERE = {  # what others call our options
     **dict.fromkeys(("--dtype", "--half", "--fp16", "--bf16"), "--precision"),
-    **dict(zip(("--bs", "--sequence-length"), ("--batch", "--seq"), strict=True)),
+    "--bs": "--batch",
+    "--sequence-length": "--seq",
 }
 PRECISIONS = ("fp32", "tf32", "fp16", "bf16")  # that can be calibrated
 _ITEM = re.compile(r"(?P<low>\d+)(?:-(?P<high>\d+)(?::(?P<step>\d+)(?P<times>x?))?)?")

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import suppress
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
@@ -26,7 +25,7 @@ from latpred.cli.options import (
     verb,
 )
 from latpred.cli.output import draw, emit, notice, progress, records, shows_unicode
-from latpred.errors import LatpredError, UnknownModelError, UsageError
+from latpred.errors import LatpredError, NoProfileError, UnknownModelError, UsageError
 from latpred.query import DeviceQuery, GivenLengths, Options, record_of
 from latpred.render import Page, Table, format_interval, format_ms, listed
 from latpred.units import format_duration
@@ -125,22 +124,24 @@ def _predicted(
 def _graph_of(
     model: str, query: DeviceQuery, options: Options, batches: Sequence[int], *, strict: bool = False, yes: bool
 ) -> ModelGraph:
-    """What the runtime runs for a model; a profile is seen to once the model is known to be one."""
+    """What the runtime runs for a model; where there is no profile yet, the model must be one before it is made."""
     from latpred.api import predictor_of, profile_of
-    from latpred.runtimes.lowering import traced_by
+    from latpred.runtimes.graph_store import trace_by_name
+    from latpred.runtimes.lowering import is_onnx_file, traced_by
 
-    runtime, plain, era = options.runtime, replace(query, now=False), ""
-    with suppress(LatpredError):  # that there is no profile yet is said once the model is known to be one
+    runtime, plain = options.runtime, replace(query, now=False)
+    try:
         profile_of(plain)
-        era = predictor_of(plain).era  # PyTorch's threads are kept for later processes where it is not loaded yet
-    graph = _demand_model(model, options, batches, era=era, strict=strict)
+    except NoProfileError:
+        _demand_model(model, options, batches, strict=strict)
     ensure_profile(query, (runtime,), yes=yes)
     predictor = predictor_of(plain, runtime)
-    eager = traced_by(runtime, predictor.era) == "eager"
-    if graph is not None and eager and graph.target in ("", predictor.target):
-        return graph
-    if not eager:
+    if traced_by(runtime, predictor.era) != "eager":
         _say_asked(model, runtime)
+    elif not is_onnx_file(model):
+        graph = trace_by_name(model, predictor.era, batches, strict=strict, **options.tracing)
+        if graph.target in ("", predictor.target):
+            return graph
     graph = predictor.trace(model, options, batches)
     if strict:
         from latpred.tracing.op_record import demand_known
@@ -149,19 +150,17 @@ def _graph_of(
     return graph
 
 
-def _demand_model(
-    model: str, options: Options, batches: Sequence[int] = (), *, era: str = "", strict: bool = False
-) -> ModelGraph | None:
-    """Trace a model, so that a misspelt one costs no calibration; None where it is an ONNX file."""
+def _demand_model(model: str, options: Options, batches: Sequence[int] = (), *, strict: bool = False) -> None:
+    """Trace a model, or look at an ONNX file, so that one which cannot be predicted costs no calibration."""
     from latpred.runtimes.graph_store import trace_by_name
     from latpred.runtimes.lowering import is_onnx_file
 
-    if not is_onnx_file(model):
-        return trace_by_name(model, era, batches, strict=strict, **options.tracing)
-    from latpred.runtimes.onnx import onnx_file
+    if is_onnx_file(model):
+        from latpred.runtimes.onnx import onnx_file
 
-    onnx_file.check_file(model, options.runtime)
-    return None
+        onnx_file.check_file(model, options.runtime)
+    else:
+        trace_by_name(model, batches=batches, strict=strict, **options.tracing)
 
 
 def _say_asked(model: str, runtime: str) -> None:

@@ -12,7 +12,7 @@ import click
 from latpred.cli.options import INPUTS, Output, batch_option, output_options, takes, verb
 from latpred.cli.output import emit, notice
 from latpred.errors import UnknownModelError, UsageError
-from latpred.query import AMP
+from latpred.query import AMP, Options, record_of
 from latpred.render import Page, Table
 from latpred.units import format_bytes, format_count
 
@@ -52,7 +52,7 @@ def trace(
     usual = "cuda" if asked["precision"] in AMP else "cpu"
     target = target or str(getattr(runtimes.get(runtime), "needs", usual))
     graph = trace_for_runtime(model, runtime=runtime, target=target, batches=batches, **asked)
-    differences = _other_counts(model, graph, batches[0], **asked) if check else ()
+    differences = _other_counts(model, graph, batches[0], record_of(Options, asked)) if check else ()
 
     def document() -> dict[str, Any]:
         return {
@@ -70,25 +70,15 @@ def trace(
     emit(output, document=document, rows=lambda: graph.to_frame(batches), page=page)
 
 
-def _other_counts(
-    model: str,
-    graph: ModelGraph,
-    batch: int,
-    *,
-    seq: int | None,
-    image: int | None,
-    precision: str | None,
-    attention: str | None,
-    **_: Any,
-) -> tuple[Difference, ...]:
+def _other_counts(model: str, graph: ModelGraph, batch: int, asked: Options) -> tuple[Difference, ...]:
     """Count the same model with other counters, which have to run it on the CPU."""
     from latpred.accuracy.crosscheck import check
     from latpred.tracing.meta_module import attend
     from latpred.zoo import names
 
-    with names.attention(attention):
-        built = names.build(model, seq=seq, image=image, device="cpu", precision=precision)
-    attend(built.model, attention)
+    with names.attention(asked.attention):
+        built = names.build(model, seq=asked.seq, image=asked.image, device="cpu", precision=asked.precision)
+    attend(built.model, asked.attention)
     return check(graph, built.model.eval(), built.inputs(batch, "cpu"), batch)
 
 

@@ -67,7 +67,7 @@ _SLOTS = (GetSetDescriptorType, MemberDescriptorType)
 _REST = CO_VARARGS | CO_VARKEYWORDS
 
 
-class UntoldError(Exception):
+class NoFingerprintError(Exception):
     """Some code reads what nobody can tell."""
 
 
@@ -85,7 +85,7 @@ def fingerprint(candidate: Any, *, builds: bool = False) -> str | None:
     """
     digest = hashlib.sha256()
     try:
-        for count, part in enumerate(_Parts(builds).of(candidate)):
+        for count, part in enumerate(_Encoder(builds).of(candidate)):
             if count > MOST_PARTS:
                 return None
             digest.update(len(part).to_bytes(8, "little") + part)
@@ -96,7 +96,7 @@ def fingerprint(candidate: Any, *, builds: bool = False) -> str | None:
     return digest.hexdigest()
 
 
-class _Parts:
+class _Encoder:
     """What values consist of, as bytes. Functions, classes and objects that were seen are only numbered again."""
 
     def __init__(self, builds: bool) -> None:
@@ -184,14 +184,16 @@ class _Parts:
         for part in module.modules():
             self._seen.setdefault(id(part), (len(self._seen), part))
         for part in module.modules():
-            own = sorted((name, _unnumbered(value)) for name, value in vars(part).items() if name not in _OF_MODULES)
+            held = {name: _without_hook_numbers(value) for name, value in vars(part).items() if name not in _OF_MODULES}
+            own = sorted(held.items())
+            # Settings go as one text: one by one they would double the time of a model.
             yield repr([setting for setting in own if _is_setting(setting[1])]).encode()
             yield from self._each(setting for setting in own if not _is_setting(setting[1]))
         self._in_object = outer
 
     def _tensor(self, value: torch.Tensor) -> Iterator[bytes]:
         if value.is_nested:
-            raise UntoldError("a nested tensor")
+            raise NoFingerprintError("a nested tensor")
         yield f"{tuple(value.shape)} {value.stride()} {value.dtype} {value.device.type}".encode()
         # Token ids and masks may steer a model, and so may anything that the code which builds it reads.
         steers = self._in_code or not value.is_floating_point() or keeps_values(value, self._in_object)
@@ -227,7 +229,7 @@ class _Parts:
 
     def _function(self, value: FunctionType | BuiltinFunctionType) -> Iterator[bytes]:
         if self._builds and value.__name__ in self._refused:
-            raise UntoldError(value.__qualname__)
+            raise NoFingerprintError(value.__qualname__)
         yield f"{value.__module__}.{value.__qualname__}".encode()
         owner = getattr(value, "__self__", None)  # of a method written in C, as [].append
         if owner is not None and not isinstance(owner, ModuleType):
@@ -239,26 +241,26 @@ class _Parts:
                 yield from self._inside(_parts_of(value))
             return
         if not isinstance(value, FunctionType):
-            raise UntoldError(value.__qualname__)
+            raise NoFingerprintError(value.__qualname__)
         yield from self._inside(_parts_of(value))
         yield from self._named(value.__code__, value.__globals__)
 
     def _named(self, code: CodeType, scope: dict[str, Any]) -> Iterator[bytes]:
         """What some code looks up outside of itself."""
-        for name, used in named(code, scope, self._refused):
+        for name, used in names_looked_up(code, scope, self._refused):
             yield name.encode()
             if not isinstance(used, ModuleType):
                 yield from self._inside(used)
                 continue
             known = library(used.__name__)
             if known is None:  # a module that is used as a whole: whatever may be read of another
-                raise UntoldError(used.__name__)
+                raise NoFingerprintError(used.__name__)
             yield f"{used.__name__} {known}".encode()
 
     def _object(self, value: Any) -> Iterator[bytes]:
         """An object by its class and by the state that a copy of it would be made from."""
         if self._builds and isinstance(value, WITH_STATE):
-            raise UntoldError(type(value).__qualname__)
+            raise NoFingerprintError(type(value).__qualname__)
         yield from self.of(type(value))
         state = value.__reduce_ex__(4)
         if isinstance(state, str):
@@ -275,7 +277,7 @@ class _Parts:
 def _values(tensor: torch.Tensor) -> bytes:
     """All numbers of a tensor."""
     if tensor.layout != torch.strided or tensor.nbytes > MOST_BYTES:
-        raise UntoldError("a tensor")
+        raise NoFingerprintError("a tensor")
     plain = tensor.detach().cpu().resolve_conj().resolve_neg().contiguous()
     return plain.flatten().view(torch.uint8).numpy().tobytes()
 
@@ -299,7 +301,7 @@ def _is_config(value: Any) -> bool:
     return hasattr(type(value), "to_json_string")
 
 
-def _unnumbered(value: Any) -> Any:
+def _without_hook_numbers(value: Any) -> Any:
     """Hooks without their numbers, which run through the whole process."""
     return [*value.values()] if type(value) is OrderedDict and all(type(key) is int for key in value) else value
 
@@ -317,7 +319,7 @@ def _is_setting(value: Any) -> bool:
     return _is_plain(value) or (type(value) is tuple and all(map(_is_plain, value)))
 
 
-def named(code: CodeType, scope: dict[str, Any], refused: set[str]) -> Iterator[tuple[str, Any]]:
+def names_looked_up(code: CodeType, scope: dict[str, Any], refused: set[str]) -> Iterator[tuple[str, Any]]:
     """Everything that some code, functions within it included, looks up in a module's `scope`: dotted name and value.
 
     An attribute of a module stands for itself, and so does one that an object simply holds; anything else for the
@@ -325,28 +327,28 @@ def named(code: CodeType, scope: dict[str, Any], refused: set[str]) -> Iterator[
     """
     found = refused.intersection(code.co_names)
     if found:
-        raise UntoldError(min(found))
+        raise NoFingerprintError(min(found))
     steps = list(dis.get_instructions(code))
     told: list[tuple[str, Any]] = []
     for index, step in enumerate(steps):
         if step.opname in ("LOAD_GLOBAL", "LOAD_NAME"):
             name = step.argval
             if name in scope:
-                told.append(_attribute(name, scope[name], steps[index + 1 :]))
+                told.append(_attribute_read(name, scope[name], steps[index + 1 :]))
                 yield told[-1]
             elif name in READS_ELSEWHERE:
-                raise UntoldError(name)
+                raise NoFingerprintError(name)
         elif step.opname == "IMPORT_NAME":
-            yield from _imported(steps, index, scope)
+            yield from _names_imported(steps, index, scope)
     # Variables of the environment are told by all of it, where its module is one of the scope's.
     if ENVIRONMENT in code.co_names and all(value is not os.environ for _, value in told):
-        raise UntoldError(ENVIRONMENT)
+        raise NoFingerprintError(ENVIRONMENT)
     for constant in code.co_consts:
         if isinstance(constant, CodeType):
-            yield from named(constant, scope, refused)
+            yield from names_looked_up(constant, scope, refused)
 
 
-def _attribute(name: str, value: Any, following: list[dis.Instruction]) -> tuple[str, Any]:
+def _attribute_read(name: str, value: Any, following: list[dis.Instruction]) -> tuple[str, Any]:
     """A value, or what the attributes read of it right afterwards lead to."""
     for step in following:
         if step.opname not in ("LOAD_ATTR", "LOAD_METHOD"):
@@ -363,7 +365,7 @@ def _attribute(name: str, value: Any, following: list[dis.Instruction]) -> tuple
     return name, value
 
 
-def _imported(steps: list[dis.Instruction], index: int, scope: dict[str, Any]) -> Iterator[tuple[str, Any]]:
+def _names_imported(steps: list[dis.Instruction], index: int, scope: dict[str, Any]) -> Iterator[tuple[str, Any]]:
     """What an import within a function brings; of modules that are no library only names, as in `from x import y`.
 
     A file's code, which has no scope yet, will import modules anew, whatever is loaded now.
@@ -380,7 +382,7 @@ def _imported(steps: list[dis.Instruction], index: int, scope: dict[str, Any]) -
         elif not step.opname.startswith("STORE_"):
             break
     if module is None or not taken or not all(hasattr(module, wanted) for wanted in taken):
-        raise UntoldError(name)
+        raise NoFingerprintError(name)
     for wanted in taken:
         yield f"{name}.{wanted}", getattr(module, wanted)
 

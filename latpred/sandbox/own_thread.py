@@ -17,7 +17,7 @@ import threading
 import warnings
 from collections import OrderedDict
 from collections.abc import Callable, Collection, Iterator, Sequence
-from contextlib import ExitStack, contextmanager
+from contextlib import AbstractContextManager, ExitStack, contextmanager
 from functools import partial
 from inspect import CO_VARARGS, getargs
 from itertools import pairwise
@@ -52,11 +52,9 @@ class ThreadLock:
     def _renew(self) -> None:
         self._lock = threading.RLock()
 
-    @contextmanager
-    def held(self) -> Iterator[None]:
+    def held(self) -> AbstractContextManager[bool]:
         """Within it, other threads wait."""
-        with self._lock:
-            yield
+        return self._lock
 
 
 _LOCK, _TURN = ThreadLock(), ThreadLock()
@@ -138,11 +136,12 @@ class _Switch:
         return (mine[-1] if mine else self.before).__get__(instance, owner)
 
 
-def running(
+def hooks_to_run(
     hooks: OrderedDict[int, Callable[..., Any]], held: Collection[int] = ()
 ) -> OrderedDict[int, Callable[..., Any]]:
-    """The hooks that change what a module gives, or may write into what is `held`, by identity; others only look on."""
-    return OrderedDict((number, hook) for number, hook in hooks.items() if _feeds(hook, held) or not _looks_on(hook))
+    """The hooks that change what a module gives, or may write into what is `held`, by identity; others only observe."""
+    needed = (number for number, hook in hooks.items() if _feeds_model(hook, held) or not _only_observes(hook))
+    return OrderedDict((number, hooks[number]) for number in needed)
 
 
 def _called(hook: Any) -> tuple[Any, list[Any], dict[str, Any]]:
@@ -159,7 +158,7 @@ def _called(hook: Any) -> tuple[Any, list[Any], dict[str, Any]]:
     return hook, first, named
 
 
-def _feeds(hook: Any, held: Collection[int]) -> bool:
+def _feeds_model(hook: Any, held: Collection[int]) -> bool:
     """Whether a hook may keep something where the model finds it again, or hand tensors to what writes into them."""
     if not held:
         return False
@@ -184,8 +183,8 @@ def _found_by(function: FunctionType) -> list[Any]:
     return own + [function.__globals__[name] for name in function.__code__.co_names if name in function.__globals__]
 
 
-def _looks_on(hook: Any) -> bool:
-    """Whether a hook can only look on: it returns nothing, writes in place into no tensor, and is not torch's own."""
+def _only_observes(hook: Any) -> bool:
+    """Whether a hook can only observe: it returns nothing, writes in place into no tensor, and is not torch's own."""
     function, first, named = _called(hook)
     if not isinstance(function, FunctionType) or (function.__module__ or "").partition(".")[0] == "torch":
         return False
@@ -199,7 +198,7 @@ def _looks_on(hook: Any) -> bool:
 _STORES = ("STORE_SUBSCR", "STORE_SLICE", "STORE_ATTR")
 _HANDED_ON = ("UNPACK_SEQUENCE", "GET_ITER", "FOR_ITER")  # what they give is of the same source
 _PARTS = ("BINARY_SUBSCR", "BINARY_SLICE", "CALL", "CALL_KW", "CALL_FUNCTION_EX")  # of what their text begins with
-_APART = frozenset(  # attributes that share nothing with the tensor
+_NO_VIEWS = frozenset(  # attributes that share nothing with the tensor
     {
         *("shape", "size", "numel", "ndim", "dim", "item", "tolist"),
         *("clone", "abs", "sum", "mean", "std", "var", "norm", "max", "min"),
@@ -243,7 +242,7 @@ def _writes(code: CodeType, given: set[str]) -> bool:
         elif step.opname == "LOAD_GLOBAL":
             begins[place] = source = None
         elif step.opname in ("LOAD_ATTR", "LOAD_METHOD"):
-            begins[place] = source = None if step.argval in _APART else begins.get(place, source)
+            begins[place] = source = None if step.argval in _NO_VIEWS else begins.get(place, source)
         elif step.opname not in _HANDED_ON:
             part = step.opname in _PARTS or step.argrepr == "[]"  # as Python 3.14 says BINARY_SUBSCR
             source = begins.get(place) if part else None
@@ -276,7 +275,7 @@ def without_modes() -> Iterator[None]:
         for mode in functions:  # the lowest was taken off last, and is called back first
             away.callback(_push_mode, mode)
         if modes or functions:
-            _deafen([*modes, *functions], away)
+            _mute_hooks_of([*modes, *functions], away)
         yield
 
 
@@ -293,7 +292,7 @@ def no_autocast() -> Iterator[None]:
             torch.set_autocast_enabled(kind, True)
 
 
-class _Elsewhere:
+class _Muted:
     """A hook on all modules that does nothing in one thread.
 
     It takes the hook's place, so that other threads' modules call the hook as ever, and may iterate over all of them.
@@ -308,7 +307,7 @@ class _Elsewhere:
         return self.hook(*args)
 
 
-def _deafen(modes: Sequence[Any], away: ExitStack) -> None:
+def _mute_hooks_of(modes: Sequence[Any], away: ExitStack) -> None:
     """Have this thread not call the hooks on all modules that belong to some modes, as a counter's."""
     held = [part for mode in modes for part in vars(mode).values()]
     owners = {id(part) for one in (*modes, *held) for part in (one, *getattr(one, "__dict__", {}).values())}
@@ -316,25 +315,25 @@ def _deafen(modes: Sequence[Any], away: ExitStack) -> None:
         hooks: OrderedDict[int, Any] = getattr(_MODULE, name)
         for key, hook in list(hooks.items()):
             if id(getattr(hook, "__self__", None)) in owners:
-                hooks[key] = _Elsewhere(hook)
-                away.callback(_hear_again, hooks, key, hooks[key])
+                hooks[key] = _Muted(hook)
+                away.callback(_unmute, hooks, key, hooks[key])
 
 
-def _hear_again(hooks: OrderedDict[int, Any], key: int, silent: _Elsewhere) -> None:
+def _unmute(hooks: OrderedDict[int, Any], key: int, silent: _Muted) -> None:
     if hooks.get(key) is silent:  # else it was removed meanwhile
         hooks[key] = silent.hook
 
 
 @contextmanager
 def unhooked() -> Iterator[None]:
-    """Within it, modules of this thread run without the hooks on all modules that only look on, as a counter's.
+    """Within it, modules of this thread run without the hooks on all modules that only observe, as a counter's.
 
     What calls them is PyTorch's own code, so that nothing else about a call is different.
     """
     hooks: dict[str, OrderedDict[int, Any]] = {name: getattr(_MODULE, name) for name in (*_FORWARD, *_BACKWARD)}
     kept = {name: OrderedDict[int, Any]() for name in _BACKWARD}
     for name in _FORWARD:
-        kept[name] = running(OrderedDict((key, hook) for key, hook in hooks[name].items() if not _left_out(hook)))
+        kept[name] = hooks_to_run(OrderedDict((key, hook) for key, hook in hooks[name].items() if not _left_out(hook)))
     if kept == hooks:
         yield
         return
@@ -346,7 +345,7 @@ def unhooked() -> Iterator[None]:
 
 def _left_out(hook: Any) -> bool:
     """Whether a hook on all modules is that of a mode, or PyTorch's own: one of its counters follows where it is."""
-    return isinstance(hook, _Elsewhere) or (getattr(hook, "__module__", None) or "").partition(".")[0] == "torch"
+    return isinstance(hook, _Muted) or (getattr(hook, "__module__", None) or "").partition(".")[0] == "torch"
 
 
 @contextmanager

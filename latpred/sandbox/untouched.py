@@ -44,7 +44,7 @@ import numpy as np
 import torch
 
 from latpred.errors import TraceError
-from latpred.sandbox.own_thread import running
+from latpred.sandbox.own_thread import hooks_to_run
 
 Tensor = torch.Tensor
 
@@ -83,7 +83,7 @@ class Copier:
     """Copies objects, each once.
 
     `make` copies a tensor; it is told whether an object holds it that is neither a module nor a container. Where hooks
-    are not `feeding`, those that keep something in what the model has are taken to look on.
+    are not `feeding`, those that keep something in what the model has are taken to observe only.
     """
 
     def __init__(self, make: Callable[[Tensor, bool], Tensor], *, feeding: bool = True) -> None:
@@ -143,13 +143,13 @@ class Copier:
 
     def _running(self, hooks: OrderedDict[int, Any]) -> OrderedDict[int, Any]:
         """The hooks that run with the copy."""
-        changing = running(hooks)
+        changing = hooks_to_run(hooks)
         if not self._feeding or self._root is None or len(changing) == len(hooks):
             return changing
         parts = list(self._root.modules())
         held = [one for part in parts for one in (part, *part.__dict__.values()) if type(one) not in _IMMUTABLE]
         held += [one for kind in {type(part) for part in parts} for one in _variables(kind.forward)]
-        kept = running(hooks, {id(one) for one in held})
+        kept = hooks_to_run(hooks, {id(one) for one in held})
         self.fed = self.fed or len(kept) > len(changing)
         return kept
 
@@ -365,7 +365,7 @@ def put_back(roots: Iterable[Any], *, numbers: bool = True) -> Iterator[None]:
     """
     hooks = torch.nn.modules.module
     everywhere = (*hooks._global_forward_pre_hooks.values(), *hooks._global_forward_hooks.values())
-    reached = _Reached([*roots, *everywhere], numbers)
+    reached = _Snapshot([*roots, *everywhere], numbers)
     try:
         yield
     finally:
@@ -373,7 +373,7 @@ def put_back(roots: Iterable[Any], *, numbers: bool = True) -> Iterator[None]:
             step()
 
 
-class _Reached:
+class _Snapshot:
     """Everything that classes and functions reach by what they name, as it is now."""
 
     def __init__(self, roots: list[Any], numbers: bool) -> None:
@@ -389,9 +389,9 @@ class _Reached:
                 continue
             self._seen[id(value)] = value
             self._left -= 1
-            self._one(value)
+            self._visit(value)
 
-    def _one(self, value: Any) -> None:
+    def _visit(self, value: Any) -> None:
         if isinstance(value, FunctionType):
             self._function(value)
         elif isinstance(value, MethodType):
@@ -498,11 +498,11 @@ class _Reached:
         def restore() -> None:
             now = look()
             for name, value in now.items():
-                if name not in before and self._to_go(value):
+                if name not in before and self._is_undone(value):
                     drop(name)
             for name, value in before.items():
                 found = now.get(name, _ABSENT)
-                if found is not value and self._to_go(found):
+                if found is not value and self._is_undone(found):
                     put(name, value)
 
         self.undo.append(restore)
@@ -518,7 +518,7 @@ class _Reached:
             value.clear()
             (set.update if isinstance(value, set) else deque.extend)(value, before)
 
-    def _to_go(self, now: Any) -> bool:
+    def _is_undone(self, now: Any) -> bool:
         """Whether a value that was not there before is to go."""
         return self._numbers or _of_a_trace(now)
 

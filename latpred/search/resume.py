@@ -111,7 +111,6 @@ class Evaluator:
 
     predictors: tuple[Predictor, ...]
     options: Options
-    of_graphs: Options  # the same of graphs, which have their inputs, whatever those of other candidates are
     batches: tuple[int, ...]
     runtimes: tuple[str, ...]
 
@@ -128,7 +127,7 @@ class Evaluator:
             for name in runtimes:
                 predictor.check(name, options.precision)
         demand_one(options.inputs, options.seq, options.image)
-        return cls(predictors, options, replace(options, inputs=None, seq=None, image=None), batches, runtimes)
+        return cls(predictors, options, batches, runtimes)
 
     @own_errors()
     def rows(self, position: int, candidate: Any, errors: str = "record") -> list[CandidateRow]:
@@ -232,7 +231,7 @@ class _Candidate:
         asked = {"seq": self._asked.options.seq, "image": self._asked.options.image}.get(kind)
         if asked not in (None, size):
             raise UsageError(f"This graph was traced at {kind}={size}; trace it again to predict {kind}={asked}.")
-        return predictor.trace(graph, self._asked.of_graphs)
+        return predictor.trace(graph, replace(self._asked.options, inputs=None, seq=None, image=None))
 
     def _model(self, era: str) -> Any:
         if era not in self._models:

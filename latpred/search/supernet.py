@@ -11,7 +11,7 @@ are put together again and compared with their traces.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from itertools import accumulate
 from operator import add
@@ -119,9 +119,10 @@ class _ChoiceTracer(Tracer):
         self._passes[batch] = done, spans
         return done
 
-    def traced(self, decide: Callable[[Choice], int]) -> TracedOption:
-        for choice in self.choices:  # a forward that looks at what is chosen must see it
-            choice.chosen = choice.names[decide(choice)]
+    def traced(self, numbers: Sequence[int]) -> TracedOption:
+        """The architecture of these options, by their numbers in each choice."""
+        for choice, number in zip(self.choices, numbers, strict=True):  # a forward may look at what is chosen
+            choice.chosen = choice.names[number]
         graph = self.graph()
         if graph.ops_at_one is not None:
             raise TraceError(
@@ -303,7 +304,7 @@ class Supernet:
         meta_module = make_meta_module(network, DTYPES.get(precision or ""))
         tracer = _ChoiceTracer(meta_module, given, Naming(type(network).__name__, precision, target=target))
         self.choices = _options(tracer.choices)
-        architectures = [tracer.traced(rule) for rule in _architectures(tracer.choices)]
+        architectures = [tracer.traced(numbers) for numbers in _architectures(tracer.choices)]
         self._weights = _weights(meta_module.module, tracer.choices)
         first = architectures[0]
         target = architectures[-1].graph.target  # the last one knows whether any option is another on another device
@@ -461,18 +462,13 @@ def _options(choices: list[Choice]) -> dict[str, tuple[str, ...]]:
     return options
 
 
-def _architectures(choices: list[Choice]) -> list[Callable[[Choice], int]]:
-    """Rules that choose an option's number: each option somewhere, and then options mixed."""
-    layers = {choice: [n for n, layer in enumerate(choice.options) if layer is not None] for choice in choices}
-    most = max(len(numbers) for numbers in layers.values())
-
-    def same(number: int) -> Callable[[Choice], int]:
-        return lambda choice: layers[choice][min(number, len(layers[choice]) - 1)]
-
-    def mixed(choice: Choice) -> int:
-        return layers[choice][choices.index(choice) % len(layers[choice])]
-
-    return [*(same(number) for number in range(most)), mixed]
+def _architectures(choices: list[Choice]) -> list[list[int]]:
+    """Numbers of the options that choices take in the architectures to trace: each option somewhere, and then mixed."""
+    layers = [[number for number, layer in enumerate(choice.options) if layer is not None] for choice in choices]
+    most = max(map(len, layers))
+    alike = [[numbers[min(place, len(numbers) - 1)] for numbers in layers] for place in range(most)]
+    mixed = [numbers[place % len(numbers)] for place, numbers in enumerate(layers)]
+    return [*alike, mixed]
 
 
 def _weights(network: torch.nn.Module, choices: list[Choice]) -> dict[Owner, tuple[int, int]]:

@@ -111,7 +111,8 @@ def test_setting_the_time_of_day_disturbs_nothing(monkeypatch: pytest.MonkeyPatc
     assert "slept" not in Watch().lap().reason
 
 
-def test_reading_made_up_files(tmp_path: Path) -> None:
+def test_reading_made_up_files(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(host, "PROC", tmp_path)
     (tmp_path / "stat").write_text("cpu 100 0 50 800 50 0 0 25\ncpu0 50 0 25 400 25 0 0 10\ncpu1 50 0 25 400 25 0 0 15")
     (tmp_path / "pressure").mkdir()
     (tmp_path / "pressure" / "cpu").write_text("some avg10=0.00 avg60=0.00 avg300=0.00 total=1500000\n")
@@ -120,7 +121,7 @@ def test_reading_made_up_files(tmp_path: Path) -> None:
         (tmp_path / parent / "task" / "1" / "children").write_text(f"{child} ")
         (tmp_path / child).mkdir()
         (tmp_path / child / "stat").write_text(f"{child} (a) b) S {'0 ' * 10}100000000 20000000 3000000 400000 20 0\n")
-    found = read(tmp_path)
+    found = read()
     second = os.sysconf("SC_CLK_TCK")
     assert found.process_cpu_s == pytest.approx(2 * 123_400_000 / second, 1e-3)
     assert found.processors == 2
@@ -134,7 +135,8 @@ def test_reading_where_the_system_counts_nothing(tmp_path: Path, monkeypatch: py
     monkeypatch.delattr(time, "CLOCK_BOOTTIME", raising=False)
     monkeypatch.setattr(host, "cpu_quota", lambda: math.inf)
     monkeypatch.delattr(os, "sched_getaffinity", raising=False)
-    found = read(tmp_path)
+    monkeypatch.setattr(host, "PROC", tmp_path)
+    found = read()
     assert (found.boot_s, found.busy_s, found.steal_s, found.pressure_s, found.delay_s) == (None,) * 5
     assert (found.usable_cores, found.processors) == (os.cpu_count(), 0)
 
@@ -210,7 +212,7 @@ def test_a_processor_taken_from_this_process_is_seen(monkeypatch: pytest.MonkeyP
 
 @pytest.mark.skipif(host.processor_time() is None, reason="needs a system that counts processor time")
 def test_a_process_that_computes_is_seen(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(host, "descendants_s", lambda _: 0.0)  # it is to pass for somebody else's
+    monkeypatch.setattr(host, "descendants_s", lambda: 0.0)  # it is to pass for somebody else's
     monkeypatch.setattr(disturbance, "OTHERS_OF_SPARE", 0.0)  # a server of many processors may do as much by itself
     code = "print(flush=True)\nwhile True: pass"
     with subprocess.Popen([sys.executable, "-c", code], stdout=subprocess.PIPE) as other:

@@ -23,7 +23,7 @@ def test_engines_started_here_give_the_serial_table(tmp_path: Path) -> None:
     store.save(profile())
     table = tmp_path / "table.parquet"
     script = Path(__file__).parents[2] / "examples" / "search_cluster.py"
-    asked = ["--candidates", "8", "--engines", ",".join(wanted), "--no-efficiency", "--resume", str(table)]
+    asked = ["--candidates", "8", "--engines", ",".join(wanted), "--resume", str(table)]
     done = subprocess.run([sys.executable, script, *asked], capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stderr
     plain = re.sub(r"\x1b\[\d+m", "", done.stdout)  # a busy Ray leaves the end of a colour behind

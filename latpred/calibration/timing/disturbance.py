@@ -10,7 +10,6 @@ import math
 import os
 import time
 from collections.abc import Callable
-from pathlib import Path
 from typing import NamedTuple
 
 from latpred import host
@@ -50,11 +49,11 @@ class Counters(NamedTuple):
     processors: int = 0  # of the system; 0 is unknown
 
 
-def read(proc: Path = host.PROC) -> Counters:
+def read() -> Counters:
     """What the system has counted up to now; never raises."""
-    running_s = host.descendants_s(proc)
+    running_s = host.descendants_s()
     wall_s, boot_s = time.perf_counter(), _boot_s()
-    spent = host.processor_time(proc)
+    spent = host.processor_time()
     children = os.times()
     return Counters(
         wall_s=wall_s,
@@ -63,9 +62,9 @@ def read(proc: Path = host.PROC) -> Counters:
         # Idle time is kept to the microsecond, busy time is sampled at ticks: what is not idle was busy.
         busy_s=spent and spent.processors * wall_s - spent.idle_s - spent.stolen_s,
         steal_s=spent and spent.stolen_s,
-        pressure_s=host.pressure_s(proc),
+        pressure_s=host.pressure_s(),
         usable_cores=host.usable_cores(),
-        delay_s=host.own_delay_s(proc),
+        delay_s=host.own_delay_s(),
         processors=spent.processors if spent else 0,
     )
 
