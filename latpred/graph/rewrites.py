@@ -279,7 +279,8 @@ def math_attention_on_cuda(graph: ModelGraph) -> ModelGraph:
 
 
 # Kernels pass by blocks of scores that a causal mask hides whole. Blocks on the diagonal and uneven shares cost as much
-# as this many keys more: in Triton's tutorial 1024, 4096 and 8192 tokens take 63, 54 and 51 % of the time without a mask.
+# as this many keys more: in the tutorial of Triton 1024, 4096 and 8192 tokens take 63, 54 and 51 % of the time that they
+# take without a mask.
 _CAUSAL_BLOCK = 256
 
 
