@@ -279,7 +279,7 @@ def math_attention_on_cuda(graph: ModelGraph) -> ModelGraph:
 
 
 # Kernels pass by blocks of scores that a causal mask hides whole. Blocks on the diagonal and uneven shares cost as much
-# as this many keys more: in the tutorial of Triton 1024, 4096 and 8192 tokens take 63, 54 and 51 % of the time that they
+# as this many keys more: in the tutorial of Triton 1024, 4096 and 8192 tokens take 63, 54 and 51 % of the time they
 # take without a mask.
 _CAUSAL_BLOCK = 256
 
