@@ -128,9 +128,7 @@ def predict_on_workers(
     threads = getattr(get_active_backend()[0], "uses_threads", False)
     kept = partial(_copied, threads=threads) if drawn or not threads else lambda candidate: candidate
     while not ended:
-        queue = _CandidateQueue(
-            source, partial(_copied, threads=threads) if drawn or not threads else lambda given: given
-        )
+        queue = _CandidateQueue(source, kept)
         try:
             for rows in pool.run(queue):
                 queue.finished(rows)
