@@ -287,6 +287,7 @@ def test_candidates_are_taken_one_at_a_time_and_the_first_failure_can_end_it() -
         ({"device": ["rtx-8000"] * 2}, UsageError, "2 of the devices have the profile 'rtx-8000'; .* calibrate --name"),
         ({"n_jobs": 0}, UsageError, "n_jobs=0"),
         ({"n_jobs": "all"}, UsageError, "n_jobs='all' is no number of workers"),
+        ({"n_jobs": float("nan")}, UsageError, "n_jobs=nan is no number of workers"),
     ],
 )
 def test_wrong_questions_are_refused_before_any_trace(asked: dict[str, Any], error: type[Exception], said: str) -> None:

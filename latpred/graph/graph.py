@@ -21,6 +21,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from latpred.errors import UsageError
+from latpred.query import checked_batches
 from latpred.storage import hash_of
 
 if TYPE_CHECKING:
@@ -206,7 +207,7 @@ class ModelGraph(msgspec.Struct, frozen=True, forbid_unknown_fields=True, weakre
             )
 
     def _counted(self, batch: int) -> tuple[Op, ...]:
-        self.check_batches([batch])
+        self.check_batches(checked_batches([batch]))
         return self.at(batch)
 
     def macs(self, batch: int = 1) -> int:
