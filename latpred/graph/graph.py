@@ -13,6 +13,7 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import lru_cache
 from itertools import chain
+from numbers import Integral
 from struct import Struct
 from typing import TYPE_CHECKING, Any, Generic, NamedTuple, TypeVar
 
@@ -21,7 +22,6 @@ import numpy as np
 from numpy.typing import NDArray
 
 from latpred.errors import UsageError
-from latpred.query import checked_batches
 from latpred.storage import hash_of
 
 if TYPE_CHECKING:
@@ -207,7 +207,9 @@ class ModelGraph(msgspec.Struct, frozen=True, forbid_unknown_fields=True, weakre
             )
 
     def _counted(self, batch: int) -> tuple[Op, ...]:
-        self.check_batches(checked_batches([batch]))
+        if isinstance(batch, bool) or not isinstance(batch, Integral) or batch < 1:
+            raise UsageError(f"Batch {batch!r} is not a whole number of at least 1.")
+        self.check_batches([batch])
         return self.at(batch)
 
     def macs(self, batch: int = 1) -> int:
