@@ -160,6 +160,19 @@ def checked_threads(threads: Any) -> int | None:
     return int(threads)
 
 
+def whole_number(name: str, value: Any, unit: str) -> int:
+    """A count as Python's own number, which a file can hold; refuse what is no whole number of at least 1."""
+    if isinstance(value, bool) or not isinstance(value, Integral) or value < 1:
+        raise UsageError(f"{name}={value!r} is not a {unit}; give a whole number of at least 1")
+    return int(value)
+
+
+def check_budget(budget_s: Any) -> None:
+    """Refuse a budget that is no number of seconds; None is none."""
+    if budget_s is not None and (isinstance(budget_s, bool) or not isinstance(budget_s, Real) or budget_s != budget_s):
+        raise UsageError(f"budget_s={budget_s!r} is not a number of seconds; give one, as in budget_s=60.")
+
+
 def of_torch(device: object) -> bool:
     """Whether a device is one of PyTorch's own, of which there are none before it is loaded."""
     torch = sys.modules.get("torch")

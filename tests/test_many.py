@@ -192,10 +192,18 @@ def test_what_is_asked_twice_is_answered_once() -> None:
     assert table.batch.tolist() == [4, 1]
 
 
+class Evasive:
+    """An object that gives no attribute away."""
+
+    def __getattr__(self, name: str) -> None:
+        raise RuntimeError(name)
+
+
 def test_a_candidate_that_fails_says_why_and_the_rest_go_on() -> None:
-    candidates = [broken, nn.Linear(32, 4), network(), 7, lambda: "no module"]
+    candidates = [broken, nn.Linear(32, 4), network(), 7, lambda: "no module", Evasive()]
     table = predict_many(candidates, inputs=INPUTS)
-    assert table.error.isna().tolist() == [False, False, True, False, False]
+    assert table.error.isna().tolist() == [False, False, True, False, False, False]
+    assert "a Evasive is no candidate" in table.error[5]
     assert "RuntimeError: no such block" in table.error[0]
     assert "forward pass failed" in table.error[1]
     assert "a int is no candidate" in table.error[3]
@@ -279,6 +287,7 @@ def test_candidates_are_taken_one_at_a_time_and_the_first_failure_can_end_it() -
         ({"device": ["rtx-8000"] * 2}, UsageError, "2 of the devices have the profile 'rtx-8000'; .* calibrate --name"),
         ({"n_jobs": 0}, UsageError, "n_jobs=0"),
         ({"n_jobs": "all"}, UsageError, "n_jobs='all' is no number of workers"),
+        ({"n_jobs": float("nan")}, UsageError, "n_jobs=nan is no number of workers"),
     ],
 )
 def test_wrong_questions_are_refused_before_any_trace(asked: dict[str, Any], error: type[Exception], said: str) -> None:

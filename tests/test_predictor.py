@@ -126,8 +126,9 @@ def test_never_and_always() -> None:
     assert idle.regime == "framework-bound"
     free = {"eager": dispatch(costs_us={"": 0.0}, fixed_us=0.0)}
     assert Predictor(profile(CPU, runtimes=free)).predict(one_gemm()).crossover_batch == 1
-    with pytest.raises(UsageError, match="ratio above 1"):
-        idle.knee(1.0)
+    for ratio in (1.0, "2"):
+        with pytest.raises(UsageError, match="ratio above 1"):
+            idle.knee(ratio)  # type: ignore[arg-type]
 
 
 def test_a_curve_is_its_points() -> None:

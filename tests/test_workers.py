@@ -159,6 +159,22 @@ def test_candidates_in_front_that_cannot_be_sent_do_not_end_a_run() -> None:
     assert found.error[0].startswith("it cannot be sent to a worker: TypeError: cannot pickle")  # and no traceback
 
 
+class Unloadable(nn.ReLU):
+    """A candidate that is pickled and cannot be unpickled."""
+
+    def __reduce_ex__(self, _: object) -> tuple[Any, ...]:
+        return int, ("no number",)
+
+
+@pytest.mark.parametrize("backend", ["multiprocessing", "threading"])
+def test_a_candidate_that_cannot_be_unpickled_is_named_by_processes_and_taken_as_it_is_by_threads(backend: str) -> None:
+    with joblib.parallel_config(backend=backend, n_jobs=2):
+        found = predict_many(iter([*candidates(1), Unloadable()]), **ASKED | {"batch": 1})
+    assert found.name.tolist() == ["build", "Unloadable"]
+    assert found.error.isna().tolist() == [True, backend == "threading"]
+    assert backend == "threading" or found.error[1].startswith("it cannot be sent to a worker (unpickling it raised V")
+
+
 def test_workers_have_the_default_dtype_of_their_user() -> None:
     with default_dtype(torch.float64):
         alone, spread = (predict_many(candidates(2), n_jobs=jobs, **ASKED) for jobs in (1, 2))

@@ -41,6 +41,7 @@ from latpred.profile import gpus, host_profile, store
 from latpred.profile.document import Checkpoint, DeviceInfo, DeviceProfile, Machine
 from latpred.profile.host_profile import HOST_SCHEMA, HostProfile
 from latpred.progress import ProgressEvent
+from latpred.query import check_budget, whole_number
 from latpred.sandbox.own_thread import without_modes
 
 QUICK_S, FULL_S = 50.0, 285.0
@@ -378,12 +379,13 @@ class _EagerCalibration:
 
 def _demand_effort(device: Device, budget_s: float | None, cells: int | None, threads: int | None) -> None:
     """Refuse an effort that measures nothing or never ends, and one for which the memory does not last."""
+    check_budget(budget_s)
     if budget_s is not None and budget_s < LEAST_S:
         raise UsageError(f"a budget of {budget_s:g} s measures nothing. Give at least {LEAST_S:g} s, better 40.")
     if budget_s is not None and not isfinite(budget_s):
         raise UsageError(f"a budget of {budget_s:g} s never ends. Give seconds, or a number of cells.")
-    if cells is not None and cells < 1:
-        raise UsageError(f"{cells} cells measure nothing. Give at least 1, better some hundreds, or a budget_s.")
+    if cells is not None:
+        whole_number("cells", cells, "number of cells")
     if threads is not None and threads > host.cores():
         raise UsageError(f"{threads} threads are more than the {host.cores()} processors here; give fewer.")
     _demand_memory(device)
@@ -546,12 +548,13 @@ def calibrate_host(
     --------
     >>> calibrate_host("laptop").dispatch.module_call_us  # doctest: +SKIP
     """
+    count = whole_number("tiny", tiny, "number of networks")
     name = name or host_profile.name_here("this-host")
     host_profile.path(name)  # a bad name must not cost a measurement
     live = open_device(device or "cpu")
     _demand_memory(live)
     start = time.monotonic()
-    cells = [schedules.network_cell(spec) for spec in (*schedules.chain_networks(), *schedules.tiny_networks(tiny))]
+    cells = [schedules.network_cell(spec) for spec in (*schedules.chain_networks(), *schedules.tiny_networks(count))]
     rows = []
     with conditions.stated(device=live):
         schedule, reference = schedules.Synchronous(live, ("fp32",)), ReferenceTimer(torch.get_num_threads())

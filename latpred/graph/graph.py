@@ -13,6 +13,7 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import lru_cache
 from itertools import chain
+from numbers import Integral
 from struct import Struct
 from typing import TYPE_CHECKING, Any, Generic, NamedTuple, TypeVar
 
@@ -206,6 +207,8 @@ class ModelGraph(msgspec.Struct, frozen=True, forbid_unknown_fields=True, weakre
             )
 
     def _counted(self, batch: int) -> tuple[Op, ...]:
+        if isinstance(batch, bool) or not isinstance(batch, Integral) or batch < 1:
+            raise UsageError(f"Batch {batch!r} is not a whole number of at least 1.")
         self.check_batches([batch])
         return self.at(batch)
 

@@ -278,6 +278,38 @@ def math_attention_on_cuda(graph: ModelGraph) -> ModelGraph:
     return _in_math.get(graph, lambda _: rewritten(graph, partial(attention_in_math, which=_is_math)))
 
 
+# Kernels pass by blocks of scores that a causal mask hides whole. Blocks on the diagonal and uneven shares cost as much
+# as this many keys more: in the tutorial of Triton 1024, 4096 and 8192 tokens take 63, 54 and 51 % of the time they
+# take without a mask.
+_CAUSAL_BLOCK = 256
+
+
+def causal_on_cuda(graph: ModelGraph) -> ModelGraph:
+    """The graph whose causal attention counts the scores that CUDA's kernels compute: little more than half of many."""
+    if not any(map(_passes_by, all_ops(graph))):
+        return graph
+    return _causal.get(graph, lambda _: rewritten(graph, _seen))
+
+
+def _passes_by(op: Op) -> bool:
+    """Whether a kernel computes less than all scores of a call of attention."""
+    queries, keys = op.dims.get("queries"), op.dims.get("keys", Affine(0))
+    in_kernel = _is_fused(op) and _is_causal(op) and not op.family.endswith(MATH)
+    return in_kernel and queries == keys and keys.constant > _CAUSAL_BLOCK and not keys.per_sample
+
+
+def _as_seen(op: Op) -> Iterator[Op]:
+    if _passes_by(op):
+        keys = op.dims["keys"].constant
+        seen = (keys + _CAUSAL_BLOCK) // 2
+        op = msgspec.structs.replace(op, macs=op.macs // keys * seen, dims={**op.dims, "keys": Affine(seen)})
+    yield op
+
+
+_causal: IdentityCache[ModelGraph, ModelGraph] = IdentityCache()
+_seen = op_by_op(_as_seen)
+
+
 def attention_in_math(ops: Sequence[Op], which: Callable[[Op], bool], *, older: bool = False) -> list[Op]:
     """Ops in order, with the calls of attention that `which` names in many kernels; `older` is before PyTorch 2.5."""
     return [part for op in ops for part in (_issued_by(op, older) if which(op) else (op,))]

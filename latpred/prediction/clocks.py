@@ -18,6 +18,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable
 from dataclasses import dataclass, field
+from numbers import Real
 from typing import NamedTuple
 
 import numpy as np
@@ -227,8 +228,8 @@ class BatchThresholds:
 
     def knee(self, ratio: float = KNEE) -> BatchThreshold:
         """The smallest batch from which on latency exceeds `ratio` times that of batch 1."""
-        if not ratio > 1.0:
-            raise UsageError(f"A knee needs a ratio above 1, not {ratio}; use 1.1 for 10 % over the flat latency.")
+        if not (isinstance(ratio, Real) and ratio > 1.0):
+            raise UsageError(f"A knee needs a ratio above 1, not {ratio!r}; use 1.1 for 10 % over the flat latency.")
         return self._search("knee", ratio, lambda curve, flat: curve.latency_us > ratio * flat.latency_us)
 
     def __copy__(self) -> BatchThresholds:

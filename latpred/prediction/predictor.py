@@ -26,6 +26,7 @@ from latpred.graph.rewrites import (
     OLDER,
     attended,
     biases_on_cuda,
+    causal_on_cuda,
     in_parts,
     math_attention_on_cuda,
     self_attention_on_cuda,
@@ -282,8 +283,9 @@ class Predictor:
             # What was fitted to tables of whole models has their host classes; kernels as small as those of attention
             # under some masks are not known well enough there to be many.
             return as_run_in(self.era or TORCH_2, graph, runtime, self._prices.gpu)
-        on_cuda = self.profile.device.kind == "cuda"
-        return biases_on_cuda(math_attention_on_cuda(self_attention_on_cuda(graph))) if on_cuda else graph
+        if self.profile.device.kind != "cuda":
+            return graph
+        return causal_on_cuda(biases_on_cuda(math_attention_on_cuda(self_attention_on_cuda(graph))))
 
     def __reduce__(self) -> tuple[Any, ...]:
         """The profile, packed, the caveats and the speed: processes that get it several times make it once."""

@@ -22,6 +22,7 @@ from latpred.graph.rewrites import (
     attention_in_math,
     bias_added,
     biases_on_cuda,
+    causal_on_cuda,
     has_no_kernel,
     self_attention_on_cuda,
     unfused,
@@ -115,7 +116,7 @@ def as_run_in(era: str, graph: ModelGraph, runtime: str = "eager", gpu: Spec | N
     What TorchScript fuses depends on the GPU, of which `gpu` is the datasheet; default: that of a recent one.
     """
     if era in (TORCH_2, TORCH_2_4):
-        graph = self_attention_on_cuda(graph)
+        graph = causal_on_cuda(self_attention_on_cuda(graph))
     if not era:
         return graph
     if graph.runtime != "eager":

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
+from numbers import Real
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -136,7 +137,7 @@ def agreement(predicted: ArrayLike, measured: ArrayLike, noise: float = 0.0) -> 
     p, m = _checked("predicted", predicted), _checked("measured", measured)
     if p.shape != m.shape:
         raise UsageError(f"{p.size} predictions cannot be compared with {m.size} measurements; give one of each.")
-    if not 0 <= noise < np.inf:
+    if not (isinstance(noise, Real) and 0 <= noise < np.inf):
         raise UsageError(f"noise={noise!r} is no share; give 0.02 for 2 %, or 0 to count every pair.")
     clear = metrics.rank(p, m, noise)
     order = metrics.places(p)

@@ -17,9 +17,9 @@ from torch import nn
 from latpred.errors import UsageError
 from latpred.graph.graph import ModelGraph
 from latpred.ops import generation
+from latpred.query import whole_number
 from latpred.search.choices import Choice
 from latpred.search.supernet import Supernet
-from latpred.tracing.inputs import whole_number
 from latpred.zoo.spaces import space
 
 

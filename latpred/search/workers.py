@@ -12,6 +12,7 @@ import platform
 import threading
 from collections.abc import Callable, Generator, Iterable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
+from functools import partial
 from itertools import islice
 from typing import Any, NamedTuple
 
@@ -27,8 +28,11 @@ from latpred.zoo.candidates import title
 Numbered = tuple[int, Any]  # a candidate after its position
 
 
-class _Drawn(NamedTuple):
-    """A candidate as it was when it was drawn: whoever makes candidates may make the next one of it."""
+class _Pickled(NamedTuple):
+    """A candidate as it was when it was drawn: whoever makes candidates may make the next one of it.
+
+    A worker unpickles it itself: some backends wait forever for a task that a worker could not unpickle.
+    """
 
     name: str
     pickled: bytes
@@ -36,6 +40,7 @@ class _Drawn(NamedTuple):
 
 # What a worker of a backend that gives results back all at once gets in one piece, and until they come back.
 PIECE, ROUND = 16, 256
+_UNSENT = "it cannot be sent to a worker"
 HOPELESS = 3  # candidates that fail alone, one after the other and before anything succeeded: the workers are to blame
 
 _ONE_AT_A_TIME = threading.Lock()  # a worker's threads would only wait for each other's traces
@@ -67,7 +72,11 @@ def work(evaluator: Evaluator, sender: _Sender, position: int, candidate: Any) -
     from joblib.externals.loky.backend.reduction import loads  # of what joblib would have sent in the same way
 
     with _ONE_AT_A_TIME:
-        given = loads(candidate.pickled) if isinstance(candidate, _Drawn) else candidate
+        try:
+            given = loads(candidate.pickled) if isinstance(candidate, _Pickled) else candidate
+        except Exception as error:  # whatever an object raises that can be pickled and not unpickled
+            said = f"{type(error).__name__}: {' '.join(str(error).split())}"
+            return evaluator.failed(position, candidate.name, f"{_UNSENT} (unpickling it raised {said})")
         with _as_at(sender):
             return evaluator.rows(position, given)
 
@@ -110,12 +119,16 @@ def predict_on_workers(
     """Rows of each candidate, as workers finish them.
 
     `numbered` is read as far as workers are busy. `drawn` candidates are made one by one, perhaps of each other: they
-    are copied as they come. Where no worker finishes anything, that is a WorkerError.
+    are copied as they come, for threads as well. Where no worker finishes anything, that is a WorkerError.
     """
+    from joblib.parallel import get_active_backend
+
     pool = _WorkerPool(evaluator, jobs)
     source, ended = iter(numbered), False
+    threads = getattr(get_active_backend()[0], "uses_threads", False)
+    kept = partial(_copied, threads=threads) if drawn or not threads else lambda candidate: candidate
     while not ended:
-        queue = _CandidateQueue(source, _drawn if drawn else lambda candidate: candidate)
+        queue = _CandidateQueue(source, kept)
         try:
             for rows in pool.run(queue):
                 queue.finished(rows)
@@ -208,8 +221,7 @@ class _WorkerPool:
         yield from of_each
 
     def _lost(self, position: int, candidate: Any, error: Exception) -> list[CandidateRow]:
-        candidate = candidate if isinstance(candidate, _Drawn) else _drawn(candidate)
-        sent = isinstance(candidate, _Drawn)
+        sent = isinstance(candidate, _Pickled)
         self._failed_alone += sent  # else no worker is to blame
         if self._failed_alone >= HOPELESS and not self.succeeded:
             raise WorkerError(
@@ -218,12 +230,13 @@ class _WorkerPool:
         return self._evaluator.failed(position, candidate.name if sent else title(candidate), _reason(error))
 
 
-def _drawn(candidate: Any) -> Any:
-    """A copy of a candidate for a worker; the candidate itself where it cannot be copied."""
-    from joblib.externals.loky.backend.reduction import dumps
+def _copied(candidate: Any, *, threads: bool) -> Any:
+    """A copy of a candidate, pickled unless it is for threads; the candidate itself where it cannot be copied."""
+    from joblib.externals.loky.backend.reduction import dumps, loads
 
     try:
-        return _Drawn(title(candidate), bytes(dumps(candidate)))
+        pickled = bytes(dumps(candidate))
+        return loads(pickled) if threads else _Pickled(title(candidate), pickled)
     except Exception:  # whatever an object raises that cannot be copied; only threads can take it as it is
         return candidate
 
@@ -237,5 +250,5 @@ def _reason(error: Exception) -> str:
     if "pickle" in text.lower():
         said = str(error.__cause__ or text).strip('"\n')
         *_, said = said.splitlines() if "Traceback (" in said else [said]  # of a traceback, the error itself
-        return f"it cannot be sent to a worker: {' '.join(said.split())}"
+        return f"{_UNSENT}: {' '.join(said.split())}"
     return f"its worker failed: {text}"

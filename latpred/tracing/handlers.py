@@ -38,6 +38,7 @@ from latpred.tracing.op_record import (
     leaves,
     no_launch,
     sync,
+    vector_times_batch,
 )
 
 if TYPE_CHECKING:
@@ -370,8 +371,7 @@ def rms_norm(recorder: TraceRecorder, call: Call) -> Any:
 
 def roll(recorder: TraceRecorder, call: Call) -> Any:
     """One dimension after the other, each a copy of the whole."""
-    x, shifts, *rest = call.args
-    dims = rest[0] if rest else ()
+    x, shifts, dims = (*call.args, ())[:3]
     if len(dims) < 2:
         return fresh(recorder, call)
     return recorder.inside(lambda: reduce(lambda y, turn: torch.roll(y, *turn), zip(shifts, dims, strict=True), x))
@@ -474,7 +474,7 @@ def matmul(recorder: TraceRecorder, call: Call) -> Any:
     """One product where no operand needs a copy, else the copies and the product."""
     x, y = call.args
     if x.dim() == 1 and y.dim() > 2:  # where PyTorch's decomposition in Python does not do what ATen does
-        return recorder.inside(lambda: y.mT @ x if y.mT.is_contiguous() else (x[None] @ y).squeeze(-2))
+        return recorder.inside(vector_times_batch, x, y)
     return (fresh if is_one_product(x, y) else decompose)(recorder, call)
 
 

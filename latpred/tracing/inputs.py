@@ -11,13 +11,12 @@ from dataclasses import dataclass
 from functools import partial
 from inspect import signature
 from itertools import chain
-from numbers import Integral
 from typing import Any, overload
 
 import torch
 
 from latpred.errors import LatpredError, TraceError, UsageError, is_stop
-from latpred.query import AMP
+from latpred.query import AMP, whole_number
 from latpred.sandbox.untouched import SPREAD, copied
 
 Tensor = torch.Tensor
@@ -338,13 +337,6 @@ def _remedy(message: str) -> str:
         said += "; a dict of inputs stands for keyword arguments, a list or tuple for positional ones; where the model "
         said += "takes it as one argument, put it into a tuple: inputs=(example,)"
     return said
-
-
-def whole_number(name: str, value: Any, unit: str) -> int:
-    """A length as Python's own number, which a file can hold; refuse what is no whole number of at least 1."""
-    if isinstance(value, bool) or not isinstance(value, Integral) or value < 1:
-        raise UsageError(f"{name}={value!r} is not a {unit}; give a whole number of at least 1")
-    return int(value)
 
 
 def whole_sizes(seq: Any, image: Any) -> tuple[int | None, int | None]:

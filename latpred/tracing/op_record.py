@@ -494,6 +494,14 @@ def is_one_product(x: Tensor, y: Tensor) -> bool:
     return alike and _mergeable(x, x.dim() - 2) and _mergeable(y, y.dim() - 2)
 
 
+def vector_times_batch(x: Tensor, y: Tensor) -> Tensor:
+    """A vector times a batch of matrices, as `should_fold` in ATen has it: one product where these lie as one."""
+    if not _mergeable(y.mT, y.dim() - 1):
+        return (x[None] @ y).squeeze(-2)
+    product = y.mT.reshape(-1, y.shape[-2]).mv(x)
+    return torch.ops.aten._unsafe_view(product, (*y.shape[:-2], y.shape[-1]))  # type: ignore[no-any-return]
+
+
 def _mergeable(tensor: Tensor, leading: int) -> bool:
     """Whether the leading dimensions collapse into one without a copy."""
     sides = [(n, s) for n, s in zip(tensor.shape[:leading], tensor.stride()[:leading], strict=True) if n != 1]

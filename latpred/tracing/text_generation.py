@@ -21,9 +21,9 @@ import torch
 from latpred.errors import UsageError
 from latpred.graph.graph import COUNTS, ModelGraph, Op, combined
 from latpred.graph.rewrites import attended
-from latpred.query import check_attention
+from latpred.query import check_attention, whole_number
 from latpred.sandbox.own_thread import uncounted, without_modes
-from latpred.tracing.inputs import Inputs, dtype_of, longest, refuse_autocast, whole_number
+from latpred.tracing.inputs import Inputs, dtype_of, longest, refuse_autocast
 from latpred.tracing.meta_module import MetaModule, attend, make_meta_module
 from latpred.tracing.op_record import OpRecord
 from latpred.tracing.trace_pass import RETURN, PassWatcher, TracePass, same_ops

@@ -311,7 +311,8 @@ def build_row(row: Architecture, device: str = "meta", precision: str | None = N
 
 def is_config(value: object) -> bool:
     """Whether a value is a transformers config."""
-    return hasattr(value, "model_type") and hasattr(value, "to_dict") and not isinstance(value, (type, torch.nn.Module))
+    of = type(value)  # an object's own attributes may be anything, or raise
+    return hasattr(of, "model_type") and hasattr(of, "to_dict") and not issubclass(of, torch.nn.Module)
 
 
 def build_config(config: Any) -> torch.nn.Module:

@@ -139,6 +139,13 @@ def test_a_mapping_that_cannot_be_meant_says_where(extra: dict[str, Any], said: 
         mapping.load(rules(tmp_path, schema="latpred.mapping/9"))
 
 
+def test_a_rule_for_a_column_that_no_table_has_is_told(tmp_path: Path) -> None:
+    extra = [{"where": {"runtme": "JIT"}, "set": {"runtime": "torchscript"}}, {"where": {"table": "x"}, "omit": "x"}]
+    tables = [table({}), table({"batch": "2"}).assign(other="1")]
+    (said,) = read_all(tables, rules(tmp_path, [*extra, {"where": {"other": "2"}, "omit": "2"}])).notes
+    assert said.endswith("no table has the column they ask for: runtme (nearest: 'runtime')")
+
+
 def test_tables_of_several_forms_are_read_as_one(tmp_path: Path) -> None:
     (tmp_path / "tax.csv").write_text(tax_frame().head(2).to_csv(index=False))
     table({}, {"batch": "2", "software": "torch 1.13.1"}).to_csv(tmp_path / "lab.csv.gz", index=False)

@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import pytest
 import torch
 from smallmodels import ARCHITECTURES, Function, build_small, inputs_of
 from torch import nn
 
 import latpred
+from latpred.errors import UsageError
 from latpred.graph.graph import Affine, Op
 from latpred.tracing.inputs import from_example
 from latpred.tracing.meta_module import make_meta_module
@@ -101,3 +104,11 @@ def test_other_rows_or_parts_of_a_weight_are_not_read_again() -> None:
         graph = latpred.trace(model, example)
         assert {op.reread_after for op in graph.ops} == {None}
         assert sum(op.weight_bytes.at(1) >= 2**14 for op in graph.ops) >= 1
+
+
+@pytest.mark.parametrize("batch", [0, 1.5, float("nan"), "3"])
+def test_counts_of_what_is_no_batch_are_refused(batch: Any) -> None:
+    graph = latpred.trace(torch.nn.Linear(4, 4), torch.zeros(1, 4))
+    for count in (graph.macs, graph.bytes, graph.launches, graph.peak_bytes, graph.to_frame):
+        with pytest.raises(UsageError, match=r"Batch .* is not"):
+            count(batch)

@@ -170,6 +170,30 @@ def test_a_mask_whose_rows_repeat_one_value_takes_cuda_many_kernels_in_fp32(prec
     assert [root(op.family) for op in lowered].count("bmm") == 2
 
 
+class Attending(nn.Module):
+    def __init__(self, *, causal: bool) -> None:
+        super().__init__()
+        self.causal = causal
+
+    def forward(self, x: Tensor) -> Tensor:
+        return F.scaled_dot_product_attention(x, x, x, is_causal=self.causal)
+
+
+@pytest.mark.parametrize(("tokens", "share"), [(1024, 0.633), (4096, 0.536), (16384, 0.507), (128, 1.0)])
+@pytest.mark.parametrize("profile", ["a100", "h100-shared"])
+def test_kernels_of_cuda_pass_by_what_a_causal_mask_hides(tokens: int, share: float, profile: str) -> None:
+    # Shares of the time without a mask are those of Triton's tutorial on fused attention (batch 4, heads 32 x 64).
+    x, predictor = torch.empty(4, 32, tokens, 64, dtype=torch.half, device="meta"), Predictor(store.load(profile))
+    full, causal = (
+        predictor.trace(Attending(causal=causal), Options(x, precision="fp16"), [1]) for causal in (False, True)
+    )
+    assert causal.macs(batch=1) == full.macs(batch=1)  # counted as other counters do
+    whole, halved = (predictor.predict(graph).compute_ms for graph in (full, causal))
+    assert halved / whole == pytest.approx(share, rel=0.1)
+    on_cpu = Predictor(store.load("epyc-shared"))
+    assert on_cpu.lowered(causal, "eager").macs(batch=1) == full.macs(batch=1)
+
+
 MANY, FEW = (2, 8, 4, 16), (2, 8, 2, 16)  # batch, tokens, heads and width
 
 

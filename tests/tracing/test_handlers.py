@@ -12,6 +12,7 @@ import torch.nn.functional as F
 from smallmodels import ARCHITECTURES, Dispatched, Function, build_small, inputs_of
 from torch import nn
 from torch._prims_common import suggest_memory_format
+from torch.profiler import ProfilerActivity, profile
 
 import latpred
 from latpred.errors import RuntimeRefusalError, UnknownOpError, UsageError
@@ -522,3 +523,15 @@ def test_only_large_new_tensors_of_pytorch_go_without_values() -> None:
     for keep, large_is_meta in ((_activation, False), (_weightless, True)):
         with _Interpreted(keep):
             assert torch.zeros(9 << 20).is_meta == large_is_meta
+
+
+@pytest.mark.parametrize(
+    ("turned", "kernel"), [((0, 0), "bmm"), ((1, 2), "mv"), ((0, 1), "mv"), ((0, 2), "bmm")], ids=str
+)
+def test_a_vector_times_matrices_is_one_product_where_they_lie_as_one(turned: tuple[int, int], kernel: str) -> None:
+    x, vector = torch.zeros(2, 4, 4), torch.zeros(2 if turned == (0, 1) else 4)
+    with profile(activities=[ProfilerActivity.CPU]) as ran:
+        vector @ x.transpose(*turned)
+    kernels = {event.name for event in ran.events()} & {"aten::mv", "aten::bmm"}
+    graph = latpred.trace(Function(lambda x: vector @ x.transpose(*turned)), x, target="cpu", batches=[2])
+    assert {op.name for op in graph.at(2) if op.launches} == kernels == {f"aten::{kernel}"}

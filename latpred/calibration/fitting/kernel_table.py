@@ -18,6 +18,7 @@ from latpred.errors import TableError, UsageError
 from latpred.fit.roofline import RooflineRegressor
 from latpred.graph.features import Floats, read
 from latpred.profile import gpus
+from latpred.query import whole_number
 from latpred.tables import load
 
 COLUMNS = ("system", "m", "n", "k", "latency_us")
@@ -109,6 +110,7 @@ def choose_shapes(candidates: Floats, budget: int, *, family: str = "gemm", seed
     from sklearn.cluster import MiniBatchKMeans
 
     rows = np.asarray(candidates, dtype=float)
+    budget = whole_number("budget", budget, "number of shapes")
     if not FEWEST <= budget <= len(rows):
         raise UsageError(
             f"a budget of {budget} shapes out of {len(rows)} is not possible; time from {FEWEST} to all of them."

@@ -43,6 +43,7 @@ from latpred.profile import store
 from latpred.profile.document import ADAPTED, DeviceProfile, DispatchFit
 from latpred.profile.store import Owner, difference, live_name, owner
 from latpred.progress import ProgressCounter, ProgressEvent
+from latpred.query import check_budget
 from latpred.sandbox.own_thread import without_modes
 
 KERNEL_PROBES = 8  # of each family and precision, where a kernel is a cell of its own
@@ -407,6 +408,7 @@ def check(
     >>> latpred.check().verdict  # doctest: +SKIP
     'holds'
     """
+    check_budget(budget_s)
     if budget_s < LEAST_S:
         raise UsageError(f"a budget of {budget_s:g} s measures nothing. Give at least {LEAST_S:g} s, better 25.")
     checked = _own_profile(profile, device)

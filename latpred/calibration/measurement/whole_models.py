@@ -44,7 +44,7 @@ from latpred.calibration.workloads.suites import Models, Workload, workloads_of
 from latpred.errors import BusyWarning, DeviceError, MissingPackageError, UsageError
 from latpred.graph.graph import ModelGraph
 from latpred.progress import ProgressCounter, ProgressEvent
-from latpred.query import checked_batches
+from latpred.query import check_budget, checked_batches, whole_number
 from latpred.runtimes.lowering import demand_autocast, lacking, target_of
 from latpred.sandbox.own_thread import without_modes
 from latpred.tracing.autocast import under_autocast
@@ -300,8 +300,8 @@ def measure(
     latpred.errors.UsageError: Batch 0 is not possible; the smallest batch is 1.
     """
     sizes = checked_batches(tuple(batch) if isinstance(batch, Iterable) else batch)
-    if repeats < 1:
-        raise UsageError(f"{repeats} repeats measure nothing. Use repeats=1 or more; from 2 on repeat noise is known.")
+    repeats = whole_number("repeats", repeats, "number of repeats")
+    check_budget(budget_s)
     if protocol not in timer.PROTOCOLS:
         raise UsageError(f"There is no protocol {protocol!r}. Use one of {', '.join(timer.PROTOCOLS)}.")
     names = (runtime,) if isinstance(runtime, str) else tuple(dict.fromkeys(runtime))

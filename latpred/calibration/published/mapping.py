@@ -12,6 +12,7 @@ import difflib
 import os
 import re
 from collections import Counter
+from collections.abc import Iterable
 from pathlib import Path
 from typing import Literal
 
@@ -90,6 +91,15 @@ def apply(mapping: TableMapping, frame: pd.DataFrame, name: str) -> tuple[pd.Dat
         row = {column: given[column] for column in own} | made
         rows[number] = {column: _in_seconds(column, text, name, number) for column, text in row.items()}
     return pd.DataFrame(list(rows.values()), index=list(rows)).fillna(""), omitted
+
+
+def without_column(mapping: TableMapping, frames: Iterable[pd.DataFrame]) -> str:
+    """A sentence on columns that rules ask for and no table has, as a misspelt one; "" where there are none."""
+    known = {TABLE, FOLDER}.union(*(map(str, frame.columns) for frame in frames))
+    missing = dict.fromkeys(column for rule in mapping.rules for column in rule.where if column not in known)
+    near = {name: difflib.get_close_matches(name, known, n=1) for name in missing}
+    named = ", ".join(name + (f" (nearest: {near[name][0]!r})" if near[name] else "") for name in missing)
+    return f"rules of the mapping apply to no row, for no table has the column they ask for: {named}" if named else ""
 
 
 def _ruled(mapping: TableMapping, given: dict[str, str], where: str) -> tuple[dict[str, str], str]:

@@ -148,11 +148,14 @@ def read_all(sources: Sequence[tables.Source], mapping: str | os.PathLike[str] |
     rules = None if mapping is None else mappings.load(mapping)
     notes: list[str] = []
     frames = [tables.load(source) for source in sources]
-    if rules is not None and all(map(_of_known_form, frames)):
+    mapped = [frame for frame in frames if not _of_known_form(frame)]
+    if rules is not None and not mapped:
         raise TableError(
             f"No table goes through the mapping {mapping}: each has the columns of a form that is read as it is. Leave "
             "the mapping out, or give a column another name and let the mapping set it."
         )
+    if rules is not None:
+        notes += filter(None, [mappings.without_column(rules, mapped)])
     parts = [_part(frame, name, rules, notes) for frame, name in zip(frames, _names_of(sources), strict=True)]
     parts = [part for part in parts if len(part)]
     if not parts:

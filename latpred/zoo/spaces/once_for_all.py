@@ -19,7 +19,7 @@ from typing import Any
 from torch import Tensor, nn
 
 from latpred.errors import UsageError
-from latpred.tracing.inputs import whole_number
+from latpred.query import whole_number
 from latpred.zoo.spaces import Place, Residual, Space, convolution
 
 KERNELS, EXPANSIONS, DEPTHS = (3, 5, 7), (3, 4, 6), (2, 3, 4)
