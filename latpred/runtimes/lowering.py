@@ -18,7 +18,7 @@ from latpred import host, runtimes
 from latpred.errors import RuntimeRefusalError, UsageError, chain_of, own_errors, raise_stop
 from latpred.graph.graph import ModelGraph, all_ops
 from latpred.graph.rewrites import REWRITTEN
-from latpred.query import AMP
+from latpred.query import AMP, ERA
 from latpred.runtimes import graph_store, legacy_torch
 from latpred.runtimes.base import RuntimeTracer, out_of_memory
 from latpred.storage import IdentityCache
@@ -49,7 +49,7 @@ def is_onnx_file(model: object) -> bool:
 def traced_by(runtime: str, era: str = "") -> str:
     """Name of the runtime whose graphs a runtime lowers; eager maybe in an era, or within `legacy_torch.traced_for`."""
     tracer = _tracer(runtime)
-    if tracer is None or legacy_torch.rewrites(era or legacy_torch.current(), runtime):
+    if tracer is None or legacy_torch.rewrites(era or ERA.get(), runtime):
         return "eager"
     return tracer.traced_by
 
