@@ -34,7 +34,7 @@ _FRESH_WHOLE = frozenset(
         *("prelu", "log_sigmoid", "std", "var", "square", "diff", "take_along_dim"),
     }
 )
-_PICKING = ("nonzero", "masked_select", "unique", "_unique2", "unique_dim", "unique_consecutive", "bincount")
+_PICKING = ("nonzero", "masked_select", "_unique2", "unique_dim", "unique_consecutive", "bincount")
 _DROPOUTS = ("dropout", "feature_dropout", "alpha_dropout", "feature_alpha_dropout")
 _CONVOLUTIONS = tuple(f"conv{kind}{n}d" for kind in ("", "_transpose") for n in (1, 2, 3))
 _WINDOWS = tuple(f"{kind}_window" for kind in ("hann", "hamming", "blackman", "bartlett", "kaiser"))
