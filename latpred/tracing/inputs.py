@@ -155,12 +155,16 @@ def kept_dtypes(inputs: Inputs, model: torch.nn.Module) -> frozenset[torch.dtype
     """Dtypes that inputs of the user's stay in, since the model has weights of them; of all others it has its own."""
     if inputs.kind != "custom":
         return frozenset()
-    weights = chain(model.parameters(), model.buffers())
-    return frozenset(tensor.dtype for tensor in weights if tensor.is_floating_point() and tensor.itemsize > 1)
+    return frozenset(tensor.dtype for tensor in chain(model.parameters(), model.buffers()) if has_precision(tensor))
+
+
+def has_precision(tensor: Tensor) -> bool:
+    """Whether a tensor of a model is in the precision asked for, as numbers of 8 bits and complex ones are not."""
+    return tensor.is_floating_point() and tensor.itemsize > 1
 
 
 def nbytes(args: tuple[Any, ...], options: dict[str, Any]) -> int:
-    return sum(t.numel() * t.dtype.itemsize for t in tensors_in((args, options)))
+    return sum(tensor.nbytes for tensor in tensors_in((args, options)))
 
 
 def tensors_in(inputs: Any) -> list[Tensor]:

