@@ -16,7 +16,7 @@ from typing import Any, overload
 
 import torch
 
-from latpred.errors import LatpredError, TraceError, UsageError, is_stop
+from latpred.errors import LatpredError, TraceError, UsageError, is_stop, one_line
 from latpred.query import AMP
 from latpred.sandbox.untouched import SPREAD, copied
 
@@ -97,10 +97,9 @@ def _asked(function: Callable[[int], Any], batch: int) -> Any:
     except Exception as error:
         if isinstance(error, LatpredError) or is_stop(error):
             raise
-        text = " ".join(str(error).split()) or "no message"
         raise TraceError(
-            f"the function of inputs failed at batch {batch}: {type(error).__name__}: {text}; let it give a batch of "
-            "any size, as lambda batch: torch.zeros(batch, 3, 224, 224) does"
+            f"the function of inputs failed at batch {batch}: {type(error).__name__}: {one_line(error)}; let it give a "
+            "batch of any size, as lambda batch: torch.zeros(batch, 3, 224, 224) does"
         ) from error
 
 
@@ -322,7 +321,7 @@ _NO_GPU = ("not compiled with CUDA", "Found no NVIDIA driver", "NVTX functions n
 
 def diagnosis(error: Exception) -> str:
     """What an error of a forward pass says, on one line, and what to do about it; part of a sentence."""
-    message = re.split(" and mode <| You may have run into", " ".join(str(error).split()))[0] or "no message"
+    message = re.split(" and mode <| You may have run into", one_line(error))[0]
     return f"{type(error).__name__}: {message.rstrip('.')}; {_remedy(message)}"
 
 
