@@ -96,8 +96,9 @@ def _traced(
 ) -> ModelGraph:
     from latpred.runtimes.onnx import onnx_graph
 
-    single = half or HALF_DTYPES.get(stub.precision, onnx_graph.FLOAT) if target == "cuda" else onnx_graph.FLOAT
-    held: dict[str, str] = {}
+    single, held = onnx_graph.FLOAT, dict[str, str]()
+    if target == "cuda":
+        single = half or HALF_DTYPES.get(stub.precision, onnx_graph.FLOAT)
     try:
         with tempfile.TemporaryDirectory(prefix="latpred-", ignore_cleanup_errors=True) as folder:
             weights_in = file.resolve().parent
@@ -159,7 +160,9 @@ def _type_told(node: Any) -> str | None:
             code = one.i
         elif one.name == "value" and one.HasField("t"):
             code = one.t.data_type
-    return None if code is None else _dtype(code) if _is_floating(code) else ""
+    if code is None:
+        return None
+    return _dtype(code) if _is_floating(code) else ""
 
 
 def _by_value(graph: Any, varying: set[str]) -> set[str]:
@@ -344,11 +347,12 @@ def _batch_axes(proto: Any) -> dict[str, int | None]:
     one, their first.
     """
     names = {value.name: [dim.dim_param for dim in value.type.tensor_type.shape.dim] for value in inputs_of(proto)}
-    later = {name for one in names.values() for name in one[1:] if name}
-    called = {name: [at for at, dim in enumerate(one) if "batch" in dim.lower()] for name, one in names.items()}
-    axes = {
-        name: called[name][0] if called[name] else None if one and one[0] in later else 0 for name, one in names.items()
-    }
+    later = {name for dims in names.values() for name in dims[1:] if name}
+    axes: dict[str, int | None] = {}
+    for name, dims in names.items():
+        called = [at for at, dim in enumerate(dims) if "batch" in dim.lower()]
+        first = None if dims and dims[0] in later else 0
+        axes[name] = called[0] if called else first
     return axes if {*axes.values()} != {None} else dict.fromkeys(axes, 0)
 
 

@@ -228,11 +228,12 @@ def reduction(node: Node, ins: Values, outs: Values) -> Work:
 
 def transform(node: Node, ins: Values, outs: Values) -> Work:
     """A Fourier transform along an axis: halves of halves where its length is a power of two, else a chirp's."""
-    given = ins[2].scalar if len(ins) > 2 else None  # an input since opset 20, an attribute before
-    axis = node.number("axis", -2) if given is None else given
-    of_frames = node.op_type == "STFT"  # whose window, ins[2], is as long as they are
-    told = next((value.scalar for value in ins[3 if of_frames else 1 :][:1]), None)
-    cols = told or (ins[2].shape[-1] if of_frames else max(one.shape[axis] for one in (ins[0], outs[0])))
+    given = [value.scalar for value in ins] + [None] * 4  # lengths and axes are inputs; before opset 20 attributes
+    axis = node.number("axis", -2) if given[2] is None else given[2]
+    if node.op_type == "STFT":  # of frames as long as the window
+        cols = given[3] or ins[2].shape[-1]
+    else:
+        cols = given[1] or max(one.shape[axis] for one in (ins[0], outs[0]))
     kind = "dft" if cols & (cols - 1) == 0 else "chirp"
     # Where only half of each result is kept, all of it is computed.
     return Work(f"fft.{kind}", {"rows": outs[0].numel // (outs[0].shape[axis] * outs[0].shape[-1]), "cols": cols})
