@@ -73,14 +73,19 @@ def traced_for(era: str) -> Iterator[None]:
 
 
 class Fuser(NamedTuple):
-    """Which families a fuser joins, and which kinds of these it cannot read."""
+    """A fuser's name, which families it joins, and which kinds of these it cannot read."""
 
+    name: str
     joins: frozenset[str]
     unread: frozenset[str]
 
 
-NVFUSER = Fuser(frozenset({"batch_norm", "elementwise"}), frozenset({"hardtanh", "relu6", "hardswish", "hardsigmoid"}))
-TENSOREXPR = Fuser(frozenset({"elementwise"}), frozenset())
+NVFUSER = Fuser(
+    "nvfuser",
+    joins=frozenset({"batch_norm", "elementwise"}),
+    unread=frozenset({"hardtanh", "relu6", "hardswish", "hardsigmoid"}),
+)
+TENSOREXPR = Fuser("tensorexpr", joins=frozenset({"elementwise"}), unread=frozenset())
 
 
 def fuser_of(gpu: Spec | None) -> Fuser:
