@@ -7,8 +7,10 @@ import os
 import sys
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
+from importlib.machinery import SourceFileLoader
+from importlib.util import module_from_spec, spec_from_file_location
 from pathlib import Path
-from types import ModuleType
+from types import CodeType
 from typing import Any
 
 from latpred.errors import LatpredError, UnknownModelError, UsageError, one_line
@@ -16,6 +18,15 @@ from latpred.errors import LatpredError, UnknownModelError, UsageError, one_line
 _OWN = "latpred_user_"  # begins the names of modules that are models' files
 _imported: set[Path] = set()
 _MAIN_GUARD = "put what is not for importing below 'if __name__ == \"__main__\":'"
+
+
+class _AsWritten(SourceFileLoader):
+    """Compiles a file as it is now: Python's cache tells versions of it apart by length and whole seconds alone."""
+
+    def get_code(self, fullname: str) -> CodeType:
+        path = self.get_filename(fullname)
+        code: CodeType = self.source_to_code(self.get_data(path), path)
+        return code
 
 
 class _Beside:
@@ -61,16 +72,17 @@ def function_of(path: Path, function: str) -> Callable[[], Any]:
         raise UnknownModelError(f"there is no file {str(path)!r}; give path/file.py:function")
     digest = hashlib.sha256(os.fsencode(path.resolve())).hexdigest()[:16]
     _beside.move_to(str(path.resolve().parent))
-    module = ModuleType(f"{_OWN}{path.stem}_{digest}")
-    module.__file__ = str(path)
+    loader = _AsWritten(f"{_OWN}{path.stem}_{digest}", str(path))
+    spec = spec_from_file_location(loader.name, path, loader=loader)
+    assert spec is not None  # with a loader there is one
+    module = module_from_spec(spec)
     _imported.add(path.resolve())
-    sys.modules[module.__name__] = module  # where dataclasses and torch.compile look for what a class is from
+    sys.modules[spec.name] = module  # where dataclasses and torch.compile look for what a class is from
     try:
         with errors_of(f"importing {str(path)!r}", "the file", _MAIN_GUARD):
-            # Not by a loader: Python's cache tells versions of a file apart by length and whole seconds alone.
-            exec(compile(path.read_bytes(), path, "exec", dont_inherit=True), vars(module))
+            loader.exec_module(module)
     except BaseException:
-        sys.modules.pop(module.__name__, None)
+        sys.modules.pop(spec.name, None)
         raise
     build = getattr(module, function, None)
     if not callable(build):
