@@ -194,7 +194,7 @@ def no_launch(info: OpInfo, view: bool) -> OpRecord:
 
 def allocation(info: OpInfo, out: Any) -> OpRecord:
     """A call that makes memory without launching anything."""
-    return OpRecord(info.name, no_launch_class(info.short, view=False), new_bytes=nbytes(out))
+    return OpRecord(info.name, no_launch_class(info.short, view=False), new_bytes=_new_bytes(out))
 
 
 def sync(info: OpInfo, tensor: torch.Tensor) -> OpRecord:
@@ -228,7 +228,7 @@ def launching(
         weight_bytes=weight_bytes,
         read_bytes=read_bytes,
         write_bytes=work.writes if work.writes is not None else sum(_distinct(t) for t in written),
-        new_bytes=0 if given or info.kind == "mutable" or info.short.endswith("_") else nbytes(out),
+        new_bytes=0 if given or info.kind == "mutable" or info.short.endswith("_") else _new_bytes(out),
         launches=work.launches,
         syncs=info.syncs,
         estimated=info.formula is None,
@@ -312,9 +312,8 @@ def _distinct(tensor: torch.Tensor) -> int:
     return stored_numel(tensor.shape, tensor.stride()) * tensor.dtype.itemsize
 
 
-def nbytes(value: Any) -> int:
-    """Bytes of the tensors in an input or a result."""
-    return sum(tensor.nbytes for tensor in leaves(value))
+def _new_bytes(out: Any) -> int:
+    return sum(tensor.nbytes for tensor in leaves(out))
 
 
 def _computed_in(args: Sequence[Any], written: list[torch.Tensor]) -> torch.dtype:

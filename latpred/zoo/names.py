@@ -42,7 +42,6 @@ from latpred.tracing.inputs import (
     example_tokens,
     example_values,
     from_example,
-    has_precision,
     kept_dtypes,
     placed,
     real,
@@ -351,7 +350,7 @@ def _built(name: str, model: torch.nn.Module, kind: str, size: int, dtype: torch
 
 def _own_dtype(model: torch.nn.Module) -> torch.dtype:
     """The dtype that a model computes in: its first floating-point one but for those of 8 bits, else float32."""
-    weights = filter(has_precision, chain(model.parameters(), model.buffers()))
+    weights = (t for t in chain(model.parameters(), model.buffers()) if t.is_floating_point() and t.itemsize > 1)
     return next((tensor.dtype for tensor in weights), torch.float32)
 
 

@@ -32,7 +32,7 @@ from latpred.runtimes.inductor.compiled_ops import EAGER, KernelCall, calls_of, 
 from latpred.sandbox.fingerprint import fingerprint
 from latpred.sandbox.own_thread import replaced, silenced
 from latpred.sandbox.untouched import copied
-from latpred.tracing.op_record import OpInfo, OpRecord, describe, launching, leaves, nbytes, no_launch, sync
+from latpred.tracing.op_record import OpInfo, OpRecord, describe, launching, leaves, no_launch, sync
 from latpred.tracing.trace_pass import read_of, touched_since
 
 REGIONS = "isolate_recompiles" in inspect.signature(torch.compile).parameters
@@ -142,7 +142,7 @@ def forward(model: torch.nn.Module, inputs: Any, target: str) -> tuple[Op, ...]:
     that Dynamo or Inductor cannot take is refused, with the reason.
     """
     again = copied(inputs, torch.clone)  # as a pass may write into a cache that it is given
-    recorder = _Recorder(nbytes(inputs))
+    recorder = _Recorder(sum(tensor.nbytes for tensor in leaves(inputs)))
     try:
         with silenced(), _isolated() as made, torch.inference_mode():
             from torch._inductor.compile_fx import compile_fx

@@ -91,7 +91,7 @@ def quantised_matmul(node: Node, ins: Values, outs: Values) -> Work:
     return products.gemm(outs[0].numel // n, n, k)
 
 
-def of_bytes(formula: Formula) -> Formula:
+def _of_bytes(formula: Formula) -> Formula:
     """Formula of a product of quantised tensors: each is followed by its scale and its zero."""
     return lambda node, ins, outs: formula(node, (ins[0], ins[3]), outs)
 
@@ -127,7 +127,7 @@ def conv(node: Node, ins: Values, outs: Values) -> Work:
     strides, groups = node.numbers("strides", (1,)), node.number("group", 1)
     transposed = "Transpose" in node.op_type
     work = products.convolution(x, ins[1], None, strides, 0, 1, transposed, 0, groups, out=y)
-    return in_blocks(work, node)
+    return _in_blocks(work, node)
 
 
 def _channels_first(node: Node, *values: Value) -> Values:
@@ -137,7 +137,7 @@ def _channels_first(node: Node, *values: Value) -> Values:
     return [replace(one, shape=(one.shape[0], one.shape[-1], *one.shape[1:-1])) for one in values]
 
 
-def in_blocks(work: Work, node: Node) -> Work:
+def _in_blocks(work: Work, node: Node) -> Work:
     """The work, of a family of its own where channels lie in blocks: a library has other code for those."""
     return work._replace(family=f"{work.family}.nchwc") if node.domain == NCHWC else work
 
@@ -307,7 +307,7 @@ def pooled(node: Node, ins: Values, outs: Values) -> Work:
     window = prod(x.shape[2:] if "Global" in node.op_type else node.numbers("kernel_shape"))
     kind = re.sub("^(qlinear|nhwc)?(global)?|pool$", "", node.kind)
     work = _over_plane(kind, y.shape, window)
-    return in_blocks(work, node)
+    return _in_blocks(work, node)
 
 
 def resized(node: Node, ins: Values, outs: Values) -> Work:
@@ -351,8 +351,8 @@ def work_of(node: Node, inputs: Sequence[Value | None], outputs: Values) -> Work
 _OPERATORS: dict[Formula, str] = {
     matmul: "Gemm FusedGemm MatMul FusedMatMul TransposeMatMul MatMulInteger MatMulIntegerToFloat",
     quantised_matmul: "MatMulNBits MatMulBnb4 DynamicQuantizeMatMul",
-    of_bytes(matmul): "QLinearMatMul QGemm",
-    of_bytes(conv): "QLinearConv",
+    _of_bytes(matmul): "QLinearMatMul QGemm",
+    _of_bytes(conv): "QLinearConv",
     einsum: "Einsum",
     conv: "Conv FusedConv NhwcConv NhwcFusedConv ConvTranspose ConvInteger",
     recurrent: "LSTM GRU RNN",
