@@ -143,6 +143,11 @@ def raise_stop(error: BaseException) -> None:
         raise one from None
 
 
+def one_line(error: BaseException) -> str:
+    """What an error says, in one line."""
+    return " ".join(str(error).split()) or "no message"
+
+
 def chain_of(error: BaseException, *, contexts: bool = True) -> Iterator[BaseException]:
     """An error and all that led to it, each once; one that says "from None" still knows in what it was raised."""
     waiting: list[BaseException | None] = [error]

@@ -9,6 +9,7 @@ import os
 import re
 import sys
 from collections.abc import Mapping
+from contextvars import ContextVar
 from dataclasses import dataclass, fields
 from numbers import Integral, Real
 from pathlib import Path
@@ -34,6 +35,7 @@ AMP = {"amp-fp16": "fp16", "amp-bf16": "bf16"}  # torch.autocast over weights in
 ATTENTIONS = ("eager", "sdpa")
 SPACES = ("nasbench201", "fbnet", "once_for_all")  # published, whose networks go by name
 MOST_BATCH = 2**20
+ERA: ContextVar[str] = ContextVar("era", default="")  # that models are traced for; "" is what is installed
 _PAIR = re.compile(r"(?P<name>[a-z]+)=(?P<value>\d+(?:\.\d+)?)")
 
 

@@ -140,7 +140,7 @@ def put(rows: int, cols: int, read: int) -> dict[str, object]:
         ("group_norm", (t(0, 6, 4, 4), 3), t(0, 6, 4, 4), of("norm.group_norm", rows=0, cols=32)),
         ("mean", (ROWS, [1]), t(2, 8), of("reduction.mean", rows=16, cols=5)),
         ("topk", (t(4, 9), 2, 1), (t(4, 2), t(4, 2)), of("sort.topk", rows=4, cols=9)),
-        ("argsort", (t(4, 9), 0), t(4, 9), of("sort.argsort", rows=9, cols=4)),
+        ("sort", (t(4, 9), 0), (t(4, 9), t(4, 9)), of("sort.sort", rows=9, cols=4)),
         # A table of 1000 is halved ten times for each value, which may be no tensor.
         ("searchsorted", (KEYS, t(3, 4)), t(3, 4), of("sort.searchsorted", rows=12, cols=10) | {"reads": {0: 480}}),
         ("searchsorted", (KEYS, t(3, 4000)), t(3, 4000), {"reads": {0: 4000}}),
@@ -217,7 +217,7 @@ def put(rows: int, cols: int, read: int) -> dict[str, object]:
         # Only the rows that are picked are read.
         ("embedding", (t(1000, 8), t(2, 3)), t(2, 3, 8), {"reads": {0: 2 * 3 * 8 * 4}}),
         (
-            *("embedding_bag", (t(1000, 8), t(6), t(2)), (t(2, 8), t(6), t(2), t(2))),
+            *("_embedding_bag", (t(1000, 8), t(6), t(2)), (t(2, 8), t(6), t(2), t(2))),
             of("embedding.bag", rows=6, cols=8) | {"reads": {0: 6 * 8 * 4}},
         ),
         ("index_select", (t(100, 8), 0, t(5)), t(5, 8), {"reads": {0: 5 * 8 * 4}}),

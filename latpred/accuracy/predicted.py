@@ -18,9 +18,9 @@ from latpred.errors import LatpredError, TableError
 from latpred.graph.graph import ModelGraph
 from latpred.prediction.predictor import Predictor
 from latpred.profile.document import DeviceProfile
-from latpred.query import Options
+from latpred.query import ERA, Options
 from latpred.render import listed
-from latpred.runtimes import graph_store, legacy_torch, lowering
+from latpred.runtimes import graph_store, lowering
 
 _SHOWN = 8  # models that are named of those left out
 _SIZED = ("seq", "audio", "image")  # input kinds whose size a trace can be asked for
@@ -140,7 +140,7 @@ def trace_models(
         by_name = keep and key.runtime == "eager"
         try:
             options: dict[str, Any] = {"target": target, "batches": batches, **options_of(key).tracing}
-            named = {"name": key.model, "era": legacy_torch.current(), **options}
+            named = {"name": key.model, "era": ERA.get(), **options}
             graph = graph_store.kept_by_name(**named) if by_name else None
             if graph is None and progress is not None:
                 progress(f"tracing {key.model} for {key.runtime}")

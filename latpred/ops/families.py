@@ -113,9 +113,8 @@ FREE = frozenset(
     {
         *_EMPTY,
         *("resize_", "dropout", "feature_dropout", "alpha_dropout", "feature_alpha_dropout"),
-        *("detach", "detach_", "alias", "lift_fresh", "lift", "requires_grad_", "record_stream", "set_"),
-        *("_assert_async", "_assert_scalar", "_assert_tensor_metadata", "sym_size", "sym_numel", "sym_stride"),
-        *("is_nonzero", "item", "result_type", "can_cast", "_has_compatible_shallow_copy_type", "is_same_size"),
+        *("detach", "detach_", "alias", "lift_fresh", "lift", "record_stream", "set_", "is_same_size"),
+        *("_assert_async", "_assert_scalar", "_assert_tensor_metadata"),
     }
 )
 

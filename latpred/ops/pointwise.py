@@ -41,7 +41,7 @@ def _elementwise(family: str, *args: Any, out: Any, **options: Any) -> Work:
 
 # Elementwise ops that torch does not tag as pointwise.
 for _name in (
-    *("hardswish", "rsub", "floor_divide", "tril", "triu", "complex", "polar", "prelu", "_prelu_kernel", "rrelu"),
+    *("hardswish", "rsub", "floor_divide", "tril", "triu", "complex", "polar", "prelu", "_prelu_kernel"),
     *("rrelu_with_noise", "log_sigmoid_forward", "log_sigmoid", "bernoulli", "heaviside", "_conj_physical"),
     *("nan_to_num", "isin", "masked_fill", "dropout", "native_dropout"),
 ):
@@ -84,7 +84,7 @@ def _over_trailing(kind: str, input: Tensor, normalized_shape: Sequence[int], *_
 
 
 cost("aten::layer_norm", "aten::native_layer_norm")(partial(_over_trailing, "layer_norm"))
-cost("aten::rms_norm", "aten::_fused_rms_norm")(partial(_over_trailing, "rms_norm"))
+cost("aten::rms_norm")(partial(_over_trailing, "rms_norm"))
 
 
 @cost("aten::group_norm")
@@ -94,7 +94,7 @@ def group_norm(input: Tensor, num_groups: int, *_: Any, out: Any) -> Work:
 
 @cost(
     *("aten::batch_norm", "aten::native_batch_norm", "aten::_native_batch_norm_legit_no_training"),
-    *("aten::cudnn_batch_norm", "aten::_batch_norm_impl_index"),
+    "aten::cudnn_batch_norm",
 )
 def batch_norm(input: Tensor, *rest: Any, out: Any, **_: Any) -> Work:
     """Scale and shift by running statistics; where weights are standardised, by those of the values themselves."""
@@ -151,7 +151,7 @@ for _name in (
     *("sum", "mean", "amax", "amin", "aminmax", "max", "min", "any", "all", "prod", "std", "var", "std_mean"),
     *("var_mean", "argmax", "argmin", "norm", "linalg_vector_norm", "nansum", "median", "mode"),
     *("count_nonzero", "cumsum", "cumprod", "cummax", "cummin", "logcumsumexp", "diff", "histc", "bincount"),
-    *("equal", "_is_all_true", "_is_any_true"),
+    *("_is_all_true", "_is_any_true"),
 ):
     cost(f"aten::{_name}")(partial(_reduction, _SAME_CODE.get(_name, _name)))
 
@@ -165,7 +165,7 @@ def _sort(kind: str, self: Tensor, *args: Any, out: Any, dim: int | None = None,
     return Work(f"sort.{kind}", _along(self, along))
 
 
-for _name in ("sort", "argsort", "topk", "kthvalue", "msort", "multinomial"):
+for _name in ("sort", "topk", "kthvalue", "multinomial"):
     cost(f"aten::{_name}")(partial(_sort, _name))
 
 
@@ -184,7 +184,7 @@ def bucketize(values: Any, table: Tensor, *_: Any, out: Tensor, **__: Any) -> Wo
     return work._replace(reads={1: work.reads[0]})
 
 
-@cost("aten::unique", "aten::_unique2", "aten::unique_dim", "aten::unique_consecutive", "aten::nonzero")
+@cost("aten::_unique2", "aten::unique_dim", "aten::unique_consecutive", "aten::nonzero")
 def distinct(self: Tensor, *_: Any, out: Any, **__: Any) -> Work:
     """Values or places picked out of a whole tensor."""
     return Work("sort.unique", {"rows": 1, "cols": numel(self)})
@@ -250,7 +250,7 @@ for _mode, _side in (("bilinear", 2), ("bicubic", 4)):
 for _n in (1, 2, 3):
     _formula = partial(_sampled, "upsample_nearest", _n, 1)
     cost(f"aten::upsample_nearest{_n}d", f"aten::_upsample_nearest_exact{_n}d")(_formula)
-cost("aten::grid_sampler", "aten::grid_sampler_2d")(partial(_sampled, "grid_sample", 2, 4))
+cost("aten::grid_sampler_2d")(partial(_sampled, "grid_sample", 2, 4))
 cost("aten::grid_sampler_3d")(partial(_sampled, "grid_sample", 3, 8))
 
 
@@ -269,7 +269,7 @@ def copy(source: Any, out: Any) -> Work:
 @cost(
     *("aten::clone", "aten::contiguous", "aten::reshape", "aten::flatten", "aten::to", "aten::_to_copy"),
     *("aten::type_as", "aten::real", "aten::imag", "aten::view_copy", "aten::_reshape_copy", "aten::ravel"),
-    *("aten::unflatten", "aten::resolve_conj", "aten::float"),
+    "aten::resolve_conj",
 )
 def clone(self: Any, *_: Any, out: Any, **__: Any) -> Work:
     """The whole tensor, in another layout or dtype."""
@@ -289,7 +289,7 @@ def _moved(kind: str, *_: Any, out: Any, **__: Any) -> Work:
 
 for _name in (
     *("constant_pad_nd", "reflection_pad1d", "reflection_pad2d", "replication_pad1d", "replication_pad2d"),
-    *("roll", "flip", "repeat", "tile", "pixel_shuffle", "pixel_unshuffle", "channel_shuffle", "im2col", "col2im"),
+    *("roll", "flip", "repeat", "pixel_shuffle", "pixel_unshuffle", "channel_shuffle", "im2col", "col2im"),
     *("slice_scatter", "select_scatter", "diagonal_scatter", "slice_backward", "diag_embed", "rot90"),
 ):
     cost(f"aten::{_name}")(partial(_moved, _name))
@@ -305,7 +305,7 @@ def pad(self: Any, pad: Sequence[int], mode: str = "constant", *_: Any, out: Any
     return _moved("pad" if mode == "constant" else f"pad.{mode}{line}", out=out)
 
 
-@cost("aten::cat", "aten::concat", "aten::stack", "aten::hstack", "aten::vstack", "aten::dstack", "aten::block_diag")
+@cost("aten::cat", "aten::stack", "aten::block_diag")
 def cat(tensors: Sequence[Tensor], *_: Any, out: Tensor, **__: Any) -> Work:
     return Work("cat", {"numel": numel(out), "parts": len(tensors)})
 
@@ -323,7 +323,7 @@ def embedding(weight: Tensor, indices: Tensor, *_: Any, out: Tensor) -> Work:
     return Work("embedding", {"rows": numel(indices), "cols": weight.shape[-1]}, reads={0: nbytes(out)})
 
 
-@cost("aten::embedding_bag", "aten::_embedding_bag", "aten::_embedding_bag_forward_only")
+@cost("aten::_embedding_bag", "aten::_embedding_bag_forward_only")
 def embedding_bag(weight: Tensor, indices: Tensor, *_: Any, out: Any, **__: Any) -> Work:
     """Rows of a table, summed in bags."""
     cols = weight.shape[-1]

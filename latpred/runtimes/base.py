@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any, Protocol, runtime_checkable
 import msgspec
 
 from latpred.errors import RuntimeRefusalError, chain_of
-from latpred.graph.graph import COUNTS, ZERO, Affine, ModelGraph, Op, Schedule
+from latpred.graph.graph import COUNTS, ZERO, Affine, ModelGraph, Op, Schedule, combined
 from latpred.storage import IdentityCache
 
 if TYPE_CHECKING:
@@ -160,19 +160,7 @@ def _first_difference(ops: Sequence[Op], others: Sequence[Op]) -> str | None:
 
 def op_through(two: Op, three: Op) -> Op:
     """The op of every batch size, from the same op as it was executed at 2 and at 3."""
-
-    def through(at_two: Affine, at_three: Affine) -> Affine:
-        return Affine.through((2, at_two.constant), (3, at_three.constant))
-
-    again = two.reread_after
-    if again is not None and three.reread_after is not None:
-        again = through(again, three.reread_after)
-    return msgspec.structs.replace(
-        two,
-        dims={name: through(size, three.dims[name]) for name, size in two.dims.items()},
-        reread_after=again,
-        **{name: through(getattr(two, name), getattr(three, name)) for name in COUNTS},
-    )
+    return combined((two, three), lambda a, b: Affine.through((2, a.constant), (3, b.constant)))
 
 
 def ops_of(

@@ -31,8 +31,8 @@ NO_CUDA = "there is no CUDA device here; predict with --device simulated or with
 # What decides while it runs how large its result is: by name, without the namespace.
 DATA_DEPENDENT = frozenset(
     {
-        *("nonzero", "masked_select", "argwhere", "bincount", "histc", "combinations"),
-        *("unique", "_unique", "_unique2", "unique_dim", "unique_consecutive"),
+        *("nonzero", "masked_select", "bincount", "histc"),
+        *("_unique", "_unique2", "unique_dim", "unique_consecutive"),
         *("NonZero", "Unique", "Compress"),
     }
 )

@@ -9,7 +9,6 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
-from contextvars import ContextVar
 from functools import lru_cache, partial, reduce
 from itertools import groupby
 from typing import NamedTuple
@@ -30,7 +29,7 @@ from latpred.graph.rewrites import (
 )
 from latpred.ops.families import root
 from latpred.profile.gpus import Spec
-from latpred.query import AMP, HALVES
+from latpred.query import AMP, ERA, HALVES
 from latpred.storage import IdentityCache
 
 TORCH_1_12 = "torch-1.12"
@@ -50,9 +49,7 @@ LIBRARY_CLASSES = {  # host classes of families that libraries serve
     "bmm": "gemm",
     "embedding": "index",
 }
-_parted: IdentityCache[ModelGraph, dict[str, ModelGraph]] = IdentityCache()
-_rewritten: IdentityCache[ModelGraph, dict[tuple[str, str], ModelGraph]] = IdentityCache()
-_ERA: ContextVar[str] = ContextVar("era", default="")
+_rewritten: IdentityCache[ModelGraph, dict[tuple[object, ...], ModelGraph]] = IdentityCache()
 
 
 def attention_of(era: str) -> str | None:
@@ -66,21 +63,14 @@ def traced_for(era: str) -> Iterator[None]:
     if not era:
         yield
         return
-    from latpred.tracing.autocast import KEEPS
     from latpred.zoo.names import attention
 
-    token, kept = _ERA.set(era), KEEPS.set(True)
+    token = ERA.set(era)
     try:
         with attention(attention_of(era)):
             yield
     finally:
-        _ERA.reset(token)
-        KEEPS.reset(kept)
-
-
-def current() -> str:
-    """The era that models are traced for right now."""
-    return _ERA.get()
+        ERA.reset(token)
 
 
 class Fuser(NamedTuple):
@@ -115,37 +105,40 @@ def as_run_in(era: str, graph: ModelGraph, runtime: str = "eager", gpu: Spec | N
 
     What TorchScript fuses depends on the GPU, of which `gpu` is the datasheet; default: that of a recent one.
     """
-    if era in (TORCH_2, TORCH_2_4):
-        graph = causal_on_cuda(self_attention_on_cuda(graph))
     if not era:
         return graph
+    if era != TORCH_1_12:
+        graph = causal_on_cuda(self_attention_on_cuda(graph))
+        if any(map(has_no_kernel, all_ops(graph))):
+            graph = _kept(graph, (era, "math"), partial(_in_math, graph, era))
     if graph.runtime != "eager":
-        return biases_on_cuda(graph if era == TORCH_1_12 else _in_math(era, graph))
-    graphs = _rewritten.get(graph, lambda _: {})
+        return biases_on_cuda(graph)
     fuser = fuser_of(gpu) if era == TORCH_1_12 and runtime == TORCHSCRIPT else None
-    key = era, "" if fuser is None else fuser.name
+    return _kept(graph, (era, fuser), partial(_older, graph, era, fuser))
+
+
+def _kept(graph: ModelGraph, key: tuple[object, ...], make: Callable[[], ModelGraph]) -> ModelGraph:
+    """What was made of a graph: the same object each time, by which those who price it know it."""
+    graphs = _rewritten.get(graph, lambda _: {})
     if key not in graphs:
-        older_ops = _older_ops(era, graph.precision if era == TORCH_1_12 else "")
-        if era != TORCH_1_12:
-            parted = _in_math(era, graph)
-        else:
-            parted = graph if graph.attention == "sdpa" else unfused(graph, scales_scores=True)
-            if parted is not graph:
-                parted = msgspec.structs.replace(parted, notes=(*graph.notes, OLDER))
-        older = rewritten(parted, older_ops)
-        graphs[key] = older if fuser is None else scripted(older, fuser)
+        graphs[key] = make()
     return graphs[key]
 
 
-def _in_math(era: str, graph: ModelGraph) -> ModelGraph:
+def _in_math(graph: ModelGraph, era: str) -> ModelGraph:
     """A graph with attention in parts where PyTorch 2 has no kernel for it."""
-    if not any(map(has_no_kernel, all_ops(graph))):
-        return graph
-    in_math = partial(attention_in_math, which=has_no_kernel, older=era == TORCH_2_4)
-    graphs = _parted.get(graph, lambda _: {})
-    if era not in graphs:
-        graphs[era] = rewritten(graph, in_math)
-    return graphs[era]
+    return rewritten(graph, partial(attention_in_math, which=has_no_kernel, older=era == TORCH_2_4))
+
+
+def _older(graph: ModelGraph, era: str, fuser: Fuser | None) -> ModelGraph:
+    """An eager graph as an era ran it, with a fuser where one ran."""
+    older_ops = _older_ops(era, graph.precision if era == TORCH_1_12 else "")
+    if era == TORCH_1_12 and graph.attention != "sdpa":
+        parted = unfused(graph, scales_scores=True)
+        if parted is not graph:
+            graph = msgspec.structs.replace(parted, notes=(*graph.notes, OLDER))
+    older = rewritten(graph, older_ops)
+    return older if fuser is None else scripted(older, fuser)
 
 
 def rewrites(era: str, runtime: str) -> bool:
@@ -197,10 +190,10 @@ def _half(name: str, half: bool) -> str:
 
 def scripted(graph: ModelGraph, fuser: Fuser) -> ModelGraph:
     """An eager graph of that time as TorchScript ran it; what its ops and kernels are called stays."""
-    return rewritten(graph, lambda ops: _fused(ops, fuser))
+    return rewritten(graph, partial(_fused, fuser))
 
 
-def _fused(ops: tuple[Op, ...], fuser: Fuser) -> Iterator[Op]:
+def _fused(fuser: Fuser, ops: tuple[Op, ...]) -> Iterator[Op]:
     issued = (op for op in ops if not op.name.startswith("python::"))
     for joined, group in groupby(issued, partial(_joins, fuser)):
         bare = [msgspec.structs.replace(op, **NO_PYTHON) for op in group]

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import os
 import re
+from collections.abc import Callable
 from contextlib import AbstractContextManager
 from dataclasses import replace
 from functools import cache, partial
@@ -18,7 +19,7 @@ from latpred import host, runtimes
 from latpred.errors import RuntimeRefusalError, UsageError, chain_of, own_errors, raise_stop
 from latpred.graph.graph import ModelGraph, all_ops
 from latpred.graph.rewrites import REWRITTEN
-from latpred.query import AMP
+from latpred.query import AMP, ERA
 from latpred.runtimes import graph_store, legacy_torch
 from latpred.runtimes.base import RuntimeTracer, out_of_memory
 from latpred.storage import IdentityCache
@@ -49,7 +50,7 @@ def is_onnx_file(model: object) -> bool:
 def traced_by(runtime: str, era: str = "") -> str:
     """Name of the runtime whose graphs a runtime lowers; eager maybe in an era, or within `legacy_torch.traced_for`."""
     tracer = _tracer(runtime)
-    if tracer is None or legacy_torch.rewrites(era or legacy_torch.current(), runtime):
+    if tracer is None or legacy_torch.rewrites(era or ERA.get(), runtime):
         return "eager"
     return tracer.traced_by
 
@@ -159,42 +160,50 @@ def of_source(source: Source, runtime: str, target: str, batch: int | None = Non
     demand_suited(runtime, target)
     tracer, eager = _tracer(runtime), source.graph
     demand_autocast(runtime, eager.precision)
-    if tracer is None or REWRITTEN in eager.notes:  # the runtime's own tools would find the fused calls
-        return eager if tracer is None else tracer.estimate(eager, target)
+    if tracer is None:
+        return eager
+    if REWRITTEN in eager.notes:  # the runtime's own tools would find the fused calls
+        return tracer.estimate(eager, target)
     if eager.exact:
         return _at_each(source, runtime, target)
-    guess, trace_at = partial(_guess, tracer, eager, target), getattr(tracer, "trace_at", None)
+    trace_at = getattr(tracer, "trace_at", None)
     if eager.only:
         (batch,) = eager.only
         if trace_at is None or batch > MOST_REAL:
-            return guess(_UNASKED.format(batch=batch, runtime=runtime))
+            return _guess(tracer, eager, target, _UNASKED.format(batch=batch, runtime=runtime))
     options, trace = tracer.options, partial(tracer.trace, source, target)
     if batch is not None and trace_at is not None:
         options, trace = f"{options}@{batch}", partial(trace_at, source, target, batch)
-
-    def make() -> ModelGraph:
-        from latpred.sandbox.own_thread import TOOLS, no_autocast, without_modes
-        from latpred.sandbox.untouched import put_back
-
-        try:
-            _demand_casts(tracer.traced_by, eager, target)
-            demand_memory(tracer.traced_by, eager)
-            with without_modes(), TOOLS.held(), put_back(source.roots, numbers=False), no_autocast(), _undrawn(eager):
-                return trace()
-        except RuntimeRefusalError as error:
-            raise_stop(error)
-            if _is_temporary(error):
-                raise
-            return guess(f"{_REFUSED}{error}")
-
     try:
+        make = partial(_traced_or_refused, tracer, source, target, trace)
         return graph_store.kept(eager, tracer.traced_by, target, options, make, source.code)
     except RuntimeRefusalError as error:
-        return guess(f"{_REFUSED}{error}")
+        return _guess(tracer, eager, target, f"{_REFUSED}{error}")
     except Exception as error:
         if not out_of_memory(error):
             raise
-        return guess(f"{_REFUSED}memory ran out while {tracer.traced_by}'s tools were at the model")
+        said = f"memory ran out while {tracer.traced_by}'s tools were at the model"
+        return _guess(tracer, eager, target, f"{_REFUSED}{said}")
+
+
+def _traced_or_refused(
+    tracer: RuntimeTracer, source: Source, target: str, trace: Callable[[], ModelGraph]
+) -> ModelGraph:
+    """What a runtime's tools make of a model, or its estimate where they will never take the model: what is kept."""
+    from latpred.sandbox.own_thread import TOOLS, no_autocast, without_modes
+    from latpred.sandbox.untouched import put_back
+
+    eager = source.graph
+    try:
+        _demand_casts(tracer.traced_by, eager, target)
+        demand_memory(tracer.traced_by, eager)
+        with without_modes(), TOOLS.held(), put_back(source.roots, numbers=False), no_autocast(), _undrawn(eager):
+            return trace()
+    except RuntimeRefusalError as error:
+        raise_stop(error)
+        if _is_temporary(error):
+            raise
+        return _guess(tracer, eager, target, f"{_REFUSED}{error}")
 
 
 def _undrawn(graph: ModelGraph) -> AbstractContextManager[None]:

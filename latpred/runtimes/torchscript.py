@@ -21,7 +21,7 @@ from torch._ops import OpOverload
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_map_only
 
-from latpred.errors import RuntimeRefusalError, TraceError, is_stop, own_errors
+from latpred.errors import RuntimeRefusalError, TraceError, is_stop, one_line, own_errors
 from latpred.graph.graph import NO_PYTHON, ZERO, Affine, ModelGraph, Op, rewritten
 from latpred.graph.rewrites import attention_on_cuda
 from latpred.ops.families import root
@@ -201,10 +201,8 @@ def frozen(model: torch.nn.Module, inputs: Any) -> Any:
         except Exception as error:  # a tracer and a model's own Python may raise anything
             if out_of_memory(error) or isinstance(error, RuntimeRefusalError):
                 raise
-            text = " ".join(str(error).split())[:_MOST_TEXT] or "no message"
-            raise RuntimeRefusalError(
-                f"TorchScript cannot trace {type(model).__name__}: {type(error).__name__}: {text}"
-            ) from error
+            said = f"{type(error).__name__}: {one_line(error)[:_MOST_TEXT]}"
+            raise RuntimeRefusalError(f"TorchScript cannot trace {type(model).__name__}: {said}") from error
 
 
 def frozen_for_tracing(model: torch.nn.Module, inputs: Any) -> Any:
@@ -304,7 +302,7 @@ def executed(module: Any, inputs: Any, batch: int, target: str) -> InterpreterRu
         except (TraceError, RuntimeError) as error:
             if out_of_memory(error):
                 raise
-            text = " ".join(str(error.__cause__ or error).split())[-_MOST_TEXT:]
+            text = one_line(error.__cause__ or error)[-_MOST_TEXT:]
             raise RuntimeRefusalError(f"TorchScript's graph cannot be run: {text}") from error
 
 

@@ -11,13 +11,13 @@ from __future__ import annotations
 import sys
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager, nullcontext
-from contextvars import ContextVar
 from functools import cache, partial
 from typing import TYPE_CHECKING, Any
 
 import torch
 from torch._ops import OpOverload
 
+from latpred.query import ERA
 from latpred.sandbox.own_thread import replaced, uncounted
 from latpred.tracing.inputs import AUTOCAST
 from latpred.tracing.op_record import leaves
@@ -30,9 +30,6 @@ Arguments = tuple[Sequence[Any], dict[str, Any]]
 aten = torch.ops.aten
 
 OWN = "the model enters torch.autocast in its own forward pass: its casts are those of a {} device"
-# Whether casts of weights are kept until the context ends. In inference mode the torch of today casts at each use; that
-# of other times kept what requires gradients there too, as today's does under no_grad.
-KEEPS: ContextVar[bool] = ContextVar("keeps", default=False)
 _USUAL = {"cpu": torch.bfloat16, "cuda": torch.float16}
 _KEYS = {"cpu": "AutocastCPU", "cuda": "AutocastCUDA"}
 # Run in the lower precision.
@@ -224,7 +221,9 @@ class Autocast:
     def _cast(self, tensor: Tensor, dtype: torch.dtype) -> Tensor:
         if not _eligible(tensor) or tensor.dtype is dtype:
             return tensor
-        kept = KEEPS.get() and self._caching and dtype is self._dtype and tensor.dtype is torch.float32
+        # In inference mode the torch of today casts weights at each use; that of other eras kept the casts of what
+        # requires gradients until the context ended, as today's does under no_grad.
+        kept = ERA.get() and self._caching and dtype is self._dtype and tensor.dtype is torch.float32
         if not (kept and tensor.requires_grad and tensor.is_leaf) or tensor._is_view():
             return self._recorded(tensor, dtype)
         if id(tensor) not in self._casts:

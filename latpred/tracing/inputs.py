@@ -15,7 +15,7 @@ from typing import Any, overload
 
 import torch
 
-from latpred.errors import LatpredError, TraceError, UsageError, is_stop
+from latpred.errors import LatpredError, TraceError, UsageError, is_stop, one_line
 from latpred.query import AMP, whole_number
 from latpred.sandbox.untouched import SPREAD, copied
 
@@ -96,10 +96,9 @@ def _asked(function: Callable[[int], Any], batch: int) -> Any:
     except Exception as error:
         if isinstance(error, LatpredError) or is_stop(error):
             raise
-        text = " ".join(str(error).split()) or "no message"
         raise TraceError(
-            f"the function of inputs failed at batch {batch}: {type(error).__name__}: {text}; let it give a batch of "
-            "any size, as lambda batch: torch.zeros(batch, 3, 224, 224) does"
+            f"the function of inputs failed at batch {batch}: {type(error).__name__}: {one_line(error)}; let it give a "
+            "batch of any size, as lambda batch: torch.zeros(batch, 3, 224, 224) does"
         ) from error
 
 
@@ -154,12 +153,16 @@ def kept_dtypes(inputs: Inputs, model: torch.nn.Module) -> frozenset[torch.dtype
     """Dtypes that inputs of the user's stay in, since the model has weights of them; of all others it has its own."""
     if inputs.kind != "custom":
         return frozenset()
-    weights = chain(model.parameters(), model.buffers())
-    return frozenset(tensor.dtype for tensor in weights if tensor.is_floating_point() and tensor.itemsize > 1)
+    return frozenset(tensor.dtype for tensor in chain(model.parameters(), model.buffers()) if has_precision(tensor))
+
+
+def has_precision(tensor: Tensor) -> bool:
+    """Whether a tensor of a model is in the precision asked for, as numbers of 8 bits and complex ones are not."""
+    return tensor.is_floating_point() and tensor.itemsize > 1
 
 
 def nbytes(args: tuple[Any, ...], options: dict[str, Any]) -> int:
-    return sum(t.numel() * t.dtype.itemsize for t in tensors_in((args, options)))
+    return sum(tensor.nbytes for tensor in tensors_in((args, options)))
 
 
 def tensors_in(inputs: Any) -> list[Tensor]:
@@ -317,7 +320,7 @@ _NO_GPU = ("not compiled with CUDA", "Found no NVIDIA driver", "NVTX functions n
 
 def diagnosis(error: Exception) -> str:
     """What an error of a forward pass says, on one line, and what to do about it; part of a sentence."""
-    message = re.split(" and mode <| You may have run into", " ".join(str(error).split()))[0] or "no message"
+    message = re.split(" and mode <| You may have run into", one_line(error))[0]
     return f"{type(error).__name__}: {message.rstrip('.')}; {_remedy(message)}"
 
 

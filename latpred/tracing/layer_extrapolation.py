@@ -21,9 +21,9 @@ import torch
 from latpred.errors import is_stop
 from latpred.graph.graph import ZERO, Affine, ModelGraph, Op
 from latpred.ops import generation
+from latpred.query import ERA
 from latpred.sandbox.own_thread import ThreadLock
 from latpred.storage import Recent
-from latpred.tracing.autocast import KEEPS
 from latpred.tracing.inputs import dtype_of
 from latpred.tracing.meta_module import make_meta_module
 from latpred.tracing.tracer import trace
@@ -107,7 +107,7 @@ class LayerExtrapolation:
         depth, fields = getattr(config, "num_hidden_layers", None), _fields(config)
         if fields is None or type(depth) is not int:
             return trace(names.build_config(config), **options)
-        surroundings = (names.attention_asked(), KEEPS.get(), torch.get_default_dtype(), generation())
+        surroundings = (names.attention_asked(), ERA.get(), torch.get_default_dtype(), generation())
         asked = (type(config), *sorted(options.items()), *surroundings)
         key = (*asked, *fields.items())
 

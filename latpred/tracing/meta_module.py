@@ -25,7 +25,7 @@ from torch.utils._python_dispatch import is_traceable_wrapper_subclass
 from latpred.errors import TraceError
 from latpred.sandbox.own_thread import replaced, uncounted
 from latpred.sandbox.untouched import Copier, keeps_values
-from latpred.tracing.inputs import demand_dense
+from latpred.tracing.inputs import demand_dense, has_precision
 
 Tensor = torch.Tensor
 _QUANTISED = ("torch.ao.nn.quantized", "torch.ao.nn.intrinsic.quantized")
@@ -64,7 +64,7 @@ def make_meta_module(
         module=module,
         paths=paths,
         parameters=sum(p.numel() for p in weights.values()),
-        parameter_bytes=sum(t.numel() * t.dtype.itemsize for t in tensors.values()),
+        parameter_bytes=sum(tensor.nbytes for tensor in tensors.values()),
         dtype=floating or dtype or torch.float32,
         format=floating or other,
         reached=copier,
@@ -113,7 +113,7 @@ def _runs_code(kind: type[Tensor]) -> bool:
 
 
 def _small_or_meta(source: Tensor, wanted: torch.dtype | None, channels_last: bool, within_object: bool) -> Tensor:
-    dtype = source.dtype if wanted is None or not _follows(source) else wanted
+    dtype = source.dtype if wanted is None or not has_precision(source) else wanted
     if keeps_values(source, within_object):
         return source.detach().to("cpu", dtype, copy=True)
     if channels_last and source.dim() == 4:
@@ -121,15 +121,10 @@ def _small_or_meta(source: Tensor, wanted: torch.dtype | None, channels_last: bo
     return torch.empty_strided(source.shape, source.stride(), dtype=dtype, device="meta")
 
 
-def _follows(tensor: Tensor) -> bool:
-    """Whether a tensor of a model follows the precision asked for, as numbers of 8 bits and complex ones do not."""
-    return tensor.dtype.is_floating_point and tensor.dtype.itemsize > 1
-
-
 def cast_weights(module: torch.nn.Module, dtype: torch.dtype) -> None:
     """Give weights and buffers of a real model the dtype that a trace gives its own."""
     for tensor in (*module.parameters(), *module.buffers()):
-        if _follows(tensor):
+        if has_precision(tensor):
             tensor.data = tensor.data.to(dtype)
     for part in module.modules():
         if isinstance(part, torch.nn.RNNBase):

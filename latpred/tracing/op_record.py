@@ -34,7 +34,7 @@ _FRESH_WHOLE = frozenset(
         *("prelu", "log_sigmoid", "std", "var", "square", "diff", "take_along_dim"),
     }
 )
-_PICKING = ("nonzero", "masked_select", "unique", "_unique2", "unique_dim", "unique_consecutive", "bincount")
+_PICKING = ("nonzero", "masked_select", "_unique2", "unique_dim", "unique_consecutive", "bincount")
 _DROPOUTS = ("dropout", "feature_dropout", "alpha_dropout", "feature_alpha_dropout")
 _CONVOLUTIONS = tuple(f"conv{kind}{n}d" for kind in ("", "_transpose") for n in (1, 2, 3))
 _WINDOWS = tuple(f"{kind}_window" for kind in ("hann", "hamming", "blackman", "bartlett", "kaiser"))
@@ -308,12 +308,12 @@ def _reads(args: Sequence[Any], options: dict[str, Any], weights: Sequence[bool]
 def _distinct(tensor: torch.Tensor) -> int:
     """Bytes of a tensor, each stored element once: an expanded dimension is read from cache."""
     if tensor.is_contiguous():
-        return tensor.numel() * tensor.dtype.itemsize
+        return tensor.nbytes
     return stored_numel(tensor.shape, tensor.stride()) * tensor.dtype.itemsize
 
 
 def _new_bytes(out: Any) -> int:
-    return sum(tensor.numel() * tensor.dtype.itemsize for tensor in leaves(out))
+    return sum(tensor.nbytes for tensor in leaves(out))
 
 
 def _computed_in(args: Sequence[Any], written: list[torch.Tensor]) -> torch.dtype:

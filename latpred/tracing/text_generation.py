@@ -114,7 +114,6 @@ _WORK = COUNTS[:-1]  # without what is alive
 class Stage:
     """One iteration of the loop: everything from one stop check to the next."""
 
-    before: int  # tokens in the cache when it starts
     graph: ModelGraph
     span: slice  # the forward pass among the ops
     span_at_one: slice  # and among those at batch 1
@@ -187,7 +186,7 @@ def trace_generation(
         with dtype_of_build(model):
             whole = _attended(tracer.graph(), attention)
         cuts, exact_cuts = tracer.cuts[2], tracer.cuts[1]
-        return [_stage(whole, prompt + index - 1 if index else 0, index, cuts, exact_cuts) for index in range(traced)]
+        return [_stage(whole, index, cuts, exact_cuts) for index in range(traced)]
 
     extrapolated = _extrapolated(stages, prompt, new_tokens) if new_tokens > _TRACED + 1 else None
     if extrapolated is None:
@@ -223,7 +222,7 @@ class _StepsOnLine(Sequence[Stage]):
     def __getitem__(self, index: int) -> Stage:  # type: ignore[override]
         number = range(self.length)[index]
         graph = _graph_on_line(self.first.graph, self.second.graph, number)
-        return Stage(self.first.before + number, graph, self.first.span, self.first.span_at_one)
+        return Stage(graph, self.first.span, self.first.span_at_one)
 
 
 def _graph_on_line(first: ModelGraph, second: ModelGraph, steps: int) -> ModelGraph:
@@ -386,14 +385,14 @@ def _attended(graph: ModelGraph, attention: str | None) -> ModelGraph:
     return made
 
 
-def _stage(whole: ModelGraph, before: int, index: int, cuts: list[list[int]], exact_cuts: list[list[int]]) -> Stage:
+def _stage(whole: ModelGraph, index: int, cuts: list[list[int]], exact_cuts: list[list[int]]) -> Stage:
     """One iteration of a pass; the first takes in what comes before it."""
     own, span = _bounds(cuts, index)
     own_at_one, exact_span = _bounds(exact_cuts, index)
     rows = whole.ops_at_one
     exact = None if rows is None else _waited_for(rows[own_at_one])
     graph = msgspec.structs.replace(whole, ops=_waited_for(whole.ops[own]), ops_at_one=exact)
-    return Stage(before, graph, span, exact_span)
+    return Stage(graph, span, exact_span)
 
 
 def _bounds(cuts: list[list[int]], index: int) -> tuple[slice, slice]:

@@ -209,9 +209,14 @@ class _Kernels:
 
     def _issue(self, op: str, family: str, dims: dict[str, int], out: Tensor, read_bytes: int, **counts: Any) -> Any:
         """Record a kernel that no op of the meta device stands for."""
-        written = out.numel() * out.dtype.itemsize
-        moved: dict[str, Any] = {"read_bytes": read_bytes, "write_bytes": written, "new_bytes": written, "launches": 1}
-        kernel = OpRecord(f"aten::{op}", host_class(op, family), family, dtype_name(out.dtype), dims, **moved, **counts)
+        kernel = OpRecord(
+            *(f"aten::{op}", host_class(op, family), family, dtype_name(out.dtype), dims),
+            read_bytes=read_bytes,
+            write_bytes=out.nbytes,
+            new_bytes=out.nbytes,
+            launches=1,
+            **counts,
+        )
         return self.recorder.record(kernel, out)
 
 
@@ -237,7 +242,7 @@ class _CudaKernels(_Kernels):
 
     def _converted(self, name: str, source: Tensor, out: Tensor) -> Tensor:
         dims = {"numel": out.numel(), "run": out.shape[-1]}
-        return self._issue(name, "copy", dims, out, source.numel() * source.dtype.itemsize)  # type: ignore[no-any-return]
+        return self._issue(name, "copy", dims, out, source.nbytes)  # type: ignore[no-any-return]
 
     def attention(self, x: Tensor, heads: int, weights: tuple[Tensor, ...]) -> Tensor:
         qkv_weight, qkv_bias, proj_weight, proj_bias = weights
@@ -251,7 +256,7 @@ class _CudaKernels(_Kernels):
         typical = isqrt(squares // len(self.lengths))
         sizes = (len(self.lengths), heads, typical, typical, size, 0)
         dims = dict(zip(DIMS["attention"], sizes, strict=True))
-        read, macs = 3 * x.numel() * x.dtype.itemsize, 2 * squares * x.shape[1]
+        read, macs = 3 * x.nbytes, 2 * squares * x.shape[1]
         self._issue("scaled_dot_product_attention", "attention", dims, out, read, macs=macs)
         out = out.view(1, -1, heads, size).transpose(1, 2).reshape(out.shape)
         return aten.linear(out, proj_weight, proj_bias)  # type: ignore[no-any-return]

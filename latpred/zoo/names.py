@@ -28,7 +28,7 @@ from typing import Any
 import msgspec
 import torch
 
-from latpred.errors import MissingPackageError, UnknownModelError, UsageError
+from latpred.errors import MissingPackageError, UnknownModelError, UsageError, chain_of, one_line
 from latpred.query import SPACES
 from latpred.sandbox.untouched import package
 from latpred.tracing.inputs import (
@@ -409,20 +409,16 @@ def _without_torchvision() -> Iterator[None]:
 
 def broken(package: str, error: BaseException) -> MissingPackageError:
     """What to raise that says what really keeps a package from being imported."""
-    chain: list[str] = []
-    cause: BaseException | None = error
-    while cause is not None:
-        chain.append(" ".join(str(cause).split()))
-        cause = cause.__cause__ or cause.__context__
+    said = [*map(one_line, chain_of(error))]
     rests_on_it = package in ("transformers", *_LIBRARIES)
-    if any("torchvision::" in text for text in chain) or (rests_on_it and _torchvision_broken()):
+    if any("torchvision::" in text for text in said) or (rests_on_it and _torchvision_broken()):
         return MissingPackageError(
             f"{package} cannot be used: the installed torchvision does not fit the installed torch (its compiled "
             "operators are missing); reinstall both from one index, for example 'pip install --force-reinstall torch "
             "torchvision --index-url https://download.pytorch.org/whl/cpu', or uninstall torchvision"
         )
     return MissingPackageError(
-        f"{package} cannot be imported: {chain[-1]}; reinstall it with 'pip install -U {package}'"
+        f"{package} cannot be imported: {said[-1]}; reinstall it with 'pip install -U {package}'"
     )
 
 

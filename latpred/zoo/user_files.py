@@ -13,7 +13,7 @@ from pathlib import Path
 from types import CodeType
 from typing import Any
 
-from latpred.errors import LatpredError, UnknownModelError, UsageError
+from latpred.errors import LatpredError, UnknownModelError, UsageError, one_line
 
 _OWN = "latpred_user_"  # begins the names of modules that are models' files
 _imported: set[Path] = set()
@@ -61,9 +61,9 @@ class _Beside:
 _beside = _Beside()
 
 
-def imported() -> set[Path]:
-    """The files that were imported in this process."""
-    return _imported
+def imported() -> bool:
+    """Whether any file was imported in this process."""
+    return bool(_imported)
 
 
 def function_of(path: Path, function: str) -> Callable[[], Any]:
@@ -102,7 +102,7 @@ def errors_of(code: str, checked: str, instead_of_exit: str = "let it raise an e
     except SystemExit as end:
         raise UsageError(f"{code} ended in sys.exit({end.code!r}); {instead_of_exit}") from end
     except Exception as error:
-        text = " ".join(str(error).split()) or "no message"
-        how = f"install it, or check {checked} and PYTHONPATH"
-        how = how if isinstance(error, ModuleNotFoundError) else f"check {checked}"
-        raise UsageError(f"{code} failed: {type(error).__name__}: {text}; {how}") from error
+        how = f"check {checked}"
+        if isinstance(error, ModuleNotFoundError):
+            how = f"install it, or {how} and PYTHONPATH"
+        raise UsageError(f"{code} failed: {type(error).__name__}: {one_line(error)}; {how}") from error

@@ -71,7 +71,7 @@ class Adapted(torch.nn.Module):
 def test_a_decoder_whose_config_calls_it_none_generates() -> None:
     assert neox().config.is_decoder is False
     graph = trace_generation(neox(), 6, 3)
-    assert [step.before for step in graph.steps] == [6, 7]
+    assert len(graph.steps) == 2
 
 
 @pytest.mark.parametrize("make", [gpt2, llama])
@@ -80,7 +80,7 @@ def test_untraced_steps_are_as_traced(make: Callable[[], torch.nn.Module], monke
     graph = trace_generation(model, 50, 9)
     monkeypatch.setattr("latpred.tracing.text_generation._extrapolated", lambda *_: None)
     direct = trace_generation(model, 50, 9)
-    assert [step.before for step in graph.steps] == [step.before for step in direct.steps] == list(range(50, 58))
+    assert len(graph.steps) == len(direct.steps) == 8
     assert graph.prefill.graph == direct.prefill.graph
     for ours, theirs in zip((graph.prefill, *graph.steps), (direct.prefill, *direct.steps), strict=True):
         assert same_work(ours.graph, theirs.graph)
@@ -95,8 +95,7 @@ def test_untraced_steps_are_as_traced(make: Callable[[], torch.nn.Module], monke
 
 def test_only_a_table_of_positions_limits_how_many_tokens_there_are() -> None:
     assert trace_generation(gpt2(), np.int64(64), 1).prompt == 64  # type: ignore[arg-type]
-    (step,) = trace_generation(llama(), 70, 2).steps
-    assert step.before == 70
+    assert len(trace_generation(llama(), 70, 2).steps) == 1
     prefill = trace_generation("llama-3.1-8b", 4096, 2).prefill.graph
     assert (prefill.input_size, prefill.precision) == (4096, "fp32")
 
@@ -122,7 +121,7 @@ def test_a_sliding_window_is_off_the_line_and_traced_step_by_step() -> None:
 
 def test_a_static_cache_is_rolled_from_the_step_on_that_finds_its_window_full() -> None:
     steps = trace_generation(sliding(), 4, 12, cache="static").steps
-    rolled = [step.before for step in steps if any(op.name == "aten::roll" for op in step.graph.ops)]
+    rolled = [before for before, step in enumerate(steps, 4) if "aten::roll" in [op.name for op in step.graph.ops]]
     assert rolled == list(range(8, 15))
 
 

@@ -142,8 +142,7 @@ def forward(model: torch.nn.Module, inputs: Any, target: str) -> tuple[Op, ...]:
     that Dynamo or Inductor cannot take is refused, with the reason.
     """
     again = copied(inputs, torch.clone)  # as a pass may write into a cache that it is given
-    values = inputs.values() if isinstance(inputs, dict) else inputs
-    recorder = _Recorder(sum(t.numel() * t.element_size() for t in leaves(list(values))))
+    recorder = _Recorder(sum(tensor.nbytes for tensor in leaves(inputs)))
     try:
         with silenced(), _isolated() as made, torch.inference_mode():
             from torch._inductor.compile_fx import compile_fx

@@ -18,7 +18,7 @@ from typing import Any
 
 import torch
 
-from latpred.errors import RuntimeRefusalError
+from latpred.errors import RuntimeRefusalError, chain_of, one_line
 from latpred.runtimes.base import out_of_memory
 from latpred.runtimes.source import FlatModel, device_of, flattened, tensors_of
 from latpred.sandbox.own_thread import replaced, silenced
@@ -64,7 +64,7 @@ def export(model: torch.nn.Module, inputs: Any) -> Exported:
             raise MemoryError(_cause(error)) from error
         raise RuntimeRefusalError(_cause(error)) from error
     assert program is not None
-    held = sum(t.numel() * t.element_size() for t in (*model.parameters(), *model.buffers()))
+    held = sum(tensor.nbytes for tensor in (*model.parameters(), *model.buffers()))
     with silenced():
         if held < LARGEST_IN_MEMORY:
             return Exported(program.model_proto.SerializeToString())
@@ -87,19 +87,16 @@ def _names(inputs: Any, count: int) -> list[str]:
 
 def _cause(error: BaseException) -> str:
     """The innermost reason, in a sentence: which op has no ONNX form, or what torch.export stumbled over."""
-    chain: list[BaseException] = [error]
-    while chain[-1].__cause__ is not None:
-        chain.append(chain[-1].__cause__)
+    chain = [*chain_of(error, contexts=False)]
     if isinstance(chain[-1], RuntimeRefusalError):
         return str(chain[-1])
-    text = " ".join(str(chain[-1]).split())
     for one in chain:
         lacking = re.search(
             r"No (?:decompositions registered|ONNX function found) for.*?<?OpOverload\(?op='([\w.:]+)", str(one)
         )
         if lacking:
             return f"{lacking[1].replace('.', '::', 1)} has no ONNX form"
-    first = re.split(r"(?<=[.!?])\s", text, maxsplit=1)[0]
+    first = re.split(r"(?<=[.!?])\s", one_line(chain[-1]), maxsplit=1)[0]
     return f"torch cannot export the model to ONNX: {type(chain[-1]).__name__}: {first[:_MOST_TEXT]}"
 
 

@@ -24,12 +24,11 @@ from latpred.query import Options
 from latpred.runtimes import graph_store
 from latpred.runtimes.base import BATCHES
 from latpred.runtimes.onnx import onnx_session
-from latpred.runtimes.onnx.onnx_formulas import HOST
+from latpred.runtimes.onnx.onnx_formulas import HALF_DTYPES, HOST
 from latpred.runtimes.onnx.onnx_session import inputs_of
 
 TOKENS, PIXELS, CHANNELS, MOST_CHANNELS = 128, 224, 3, 4
 _PRECISIONS = {"float16": "fp16", "bfloat16": "bf16", "float64": "fp64"}
-_HALF = {"fp16": "float16", "bf16": "bfloat16"}
 _NO_CUDA = re.compile("ort::(QLinear|DynamicQuantize|ConvInteger|QGemm|MatMulIntegerToFloat)")
 _ON_CPU = (
     "onnxruntime has no CUDA kernels for {}: it runs these on the CPU, and copies what they read and write, none of "
@@ -65,7 +64,7 @@ def trace_file(path: str, inputs: Any, runtime: str, target: str, **options: Any
     proto = _load(file)
     held = _precision(proto)
     precision = options.get("precision") or held
-    half = _HALF.get(precision) if held == "fp32" and target == "cuda" else None
+    half = HALF_DTYPES.get(precision) if held == "fp32" and target == "cuda" else None
     if precision != held and not half and (precision, held) != ("tf32", "fp32"):
         raise UsageError(f"{file} holds a model in {held}; convert the file to predict {precision}.")
     _demand_used(file, proto, asked)
@@ -97,12 +96,13 @@ def _traced(
 ) -> ModelGraph:
     from latpred.runtimes.onnx import onnx_graph
 
-    single = half or _HALF.get(stub.precision, onnx_graph.FLOAT) if target == "cuda" else onnx_graph.FLOAT
-    held: dict[str, str] = {}
+    single, held = onnx_graph.FLOAT, dict[str, str]()
+    if target == "cuda":
+        single = half or HALF_DTYPES.get(stub.precision, onnx_graph.FLOAT)
     try:
         with tempfile.TemporaryDirectory(prefix="latpred-", ignore_cleanup_errors=True) as folder:
             weights_in = file.resolve().parent
-            if target == "cuda" and not {*_HALF.values()}.isdisjoint((types := _types(proto.graph, {})).values()):
+            if target == "cuda" and not {*HALF_DTYPES.values()}.isdisjoint((types := _types(proto.graph, {})).values()):
                 # A CPU, which has few kernels for halves, would cast around nodes, and fuse none of them.
                 held = {} if half else types
                 try:
@@ -160,7 +160,9 @@ def _type_told(node: Any) -> str | None:
             code = one.i
         elif one.name == "value" and one.HasField("t"):
             code = one.t.data_type
-    return None if code is None else _dtype(code) if _is_floating(code) else ""
+    if code is None:
+        return None
+    return _dtype(code) if _is_floating(code) else ""
 
 
 def _by_value(graph: Any, varying: set[str]) -> set[str]:
@@ -218,7 +220,9 @@ def _widen_tensor(tensor: Any, weights_in: Path) -> None:
 
 def _in_float(feed: Mapping[str, Any]) -> dict[str, Any]:
     """A feed whose halves are in float32."""
-    return {name: one.astype("float32") if one.dtype.name in _HALF.values() else one for name, one in feed.items()}
+    return {
+        name: one.astype("float32") if one.dtype.name in HALF_DTYPES.values() else one for name, one in feed.items()
+    }
 
 
 def _load(file: Path) -> Any:
@@ -277,7 +281,7 @@ def _is_floating(code: int) -> bool:
 
 
 def _is_half(code: int) -> bool:
-    return _dtype(code) in _HALF.values()
+    return _dtype(code) in HALF_DTYPES.values()
 
 
 def _dtype(code: int) -> str:
@@ -343,11 +347,12 @@ def _batch_axes(proto: Any) -> dict[str, int | None]:
     one, their first.
     """
     names = {value.name: [dim.dim_param for dim in value.type.tensor_type.shape.dim] for value in inputs_of(proto)}
-    later = {name for one in names.values() for name in one[1:] if name}
-    called = {name: [at for at, dim in enumerate(one) if "batch" in dim.lower()] for name, one in names.items()}
-    axes = {
-        name: called[name][0] if called[name] else None if one and one[0] in later else 0 for name, one in names.items()
-    }
+    later = {name for dims in names.values() for name in dims[1:] if name}
+    axes: dict[str, int | None] = {}
+    for name, dims in names.items():
+        called = [at for at, dim in enumerate(dims) if "batch" in dim.lower()]
+        first = None if dims and dims[0] in later else 0
+        axes[name] = called[0] if called else first
     return axes if {*axes.values()} != {None} else dict.fromkeys(axes, 0)
 
 

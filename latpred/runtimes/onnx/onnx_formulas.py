@@ -16,6 +16,7 @@ from latpred.ops import pointwise, products
 from latpred.ops.families import Work, host_class
 
 NCHWC = "com.microsoft.nchwc"
+HALF_DTYPES = {"fp16": "float16", "bf16": "bfloat16"}  # by precision
 _BYTES = {
     **dict.fromkeys(("int4", "uint4", "float4"), 0.5),
     **dict.fromkeys(("bool", "int8", "uint8", "float8"), 1),
@@ -90,7 +91,7 @@ def quantised_matmul(node: Node, ins: Values, outs: Values) -> Work:
     return products.gemm(outs[0].numel // n, n, k)
 
 
-def of_bytes(formula: Formula) -> Formula:
+def _of_bytes(formula: Formula) -> Formula:
     """Formula of a product of quantised tensors: each is followed by its scale and its zero."""
     return lambda node, ins, outs: formula(node, (ins[0], ins[3]), outs)
 
@@ -126,7 +127,7 @@ def conv(node: Node, ins: Values, outs: Values) -> Work:
     strides, groups = node.numbers("strides", (1,)), node.number("group", 1)
     transposed = "Transpose" in node.op_type
     work = products.convolution(x, ins[1], None, strides, 0, 1, transposed, 0, groups, out=y)
-    return in_blocks(work, node)
+    return _in_blocks(work, node)
 
 
 def _channels_first(node: Node, *values: Value) -> Values:
@@ -136,7 +137,7 @@ def _channels_first(node: Node, *values: Value) -> Values:
     return [replace(one, shape=(one.shape[0], one.shape[-1], *one.shape[1:-1])) for one in values]
 
 
-def in_blocks(work: Work, node: Node) -> Work:
+def _in_blocks(work: Work, node: Node) -> Work:
     """The work, of a family of its own where channels lie in blocks: a library has other code for those."""
     return work._replace(family=f"{work.family}.nchwc") if node.domain == NCHWC else work
 
@@ -227,11 +228,12 @@ def reduction(node: Node, ins: Values, outs: Values) -> Work:
 
 def transform(node: Node, ins: Values, outs: Values) -> Work:
     """A Fourier transform along an axis: halves of halves where its length is a power of two, else a chirp's."""
-    given = ins[2].scalar if len(ins) > 2 else None  # an input since opset 20, an attribute before
-    axis = node.number("axis", -2) if given is None else given
-    of_frames = node.op_type == "STFT"  # whose window, ins[2], is as long as they are
-    told = next((value.scalar for value in ins[3 if of_frames else 1 :][:1]), None)
-    cols = told or (ins[2].shape[-1] if of_frames else max(one.shape[axis] for one in (ins[0], outs[0])))
+    given = [value.scalar for value in ins] + [None] * 4  # lengths and axes are inputs; before opset 20 attributes
+    axis = node.number("axis", -2) if given[2] is None else given[2]
+    if node.op_type == "STFT":  # of frames as long as the window
+        cols = given[3] or ins[2].shape[-1]
+    else:
+        cols = given[1] or max(one.shape[axis] for one in (ins[0], outs[0]))
     kind = "dft" if cols & (cols - 1) == 0 else "chirp"
     # Where only half of each result is kept, all of it is computed.
     return Work(f"fft.{kind}", {"rows": outs[0].numel // (outs[0].shape[axis] * outs[0].shape[-1]), "cols": cols})
@@ -305,7 +307,7 @@ def pooled(node: Node, ins: Values, outs: Values) -> Work:
     window = prod(x.shape[2:] if "Global" in node.op_type else node.numbers("kernel_shape"))
     kind = re.sub("^(qlinear|nhwc)?(global)?|pool$", "", node.kind)
     work = _over_plane(kind, y.shape, window)
-    return in_blocks(work, node)
+    return _in_blocks(work, node)
 
 
 def resized(node: Node, ins: Values, outs: Values) -> Work:
@@ -349,8 +351,8 @@ def work_of(node: Node, inputs: Sequence[Value | None], outputs: Values) -> Work
 _OPERATORS: dict[Formula, str] = {
     matmul: "Gemm FusedGemm MatMul FusedMatMul TransposeMatMul MatMulInteger MatMulIntegerToFloat",
     quantised_matmul: "MatMulNBits MatMulBnb4 DynamicQuantizeMatMul",
-    of_bytes(matmul): "QLinearMatMul QGemm",
-    of_bytes(conv): "QLinearConv",
+    _of_bytes(matmul): "QLinearMatMul QGemm",
+    _of_bytes(conv): "QLinearConv",
     einsum: "Einsum",
     conv: "Conv FusedConv NhwcConv NhwcFusedConv ConvTranspose ConvInteger",
     recurrent: "LSTM GRU RNN",

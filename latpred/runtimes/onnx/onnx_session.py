@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from latpred import host
-from latpred.errors import MissingPackageError, RuntimeRefusalError
+from latpred.errors import MissingPackageError, RuntimeRefusalError, one_line
 from latpred.runtimes.base import out_of_memory
 from latpred.runtimes.onnx.onnx_formulas import NCHWC
 
@@ -89,9 +89,9 @@ def missing(target: str = "cpu", *, imports: bool = True) -> str | None:
         try:
             import_module(name)
         except Exception as error:  # compiled parts that do not fit raise what they like
-            said = " ".join(str(error).split())
             distribution = next(iter(installed()), name) if name == "onnxruntime" else name
-            return f"{name} cannot be imported: {said}; run: pip install --force-reinstall --no-deps {distribution}"
+            again = f"pip install --force-reinstall --no-deps {distribution}"
+            return f"{name} cannot be imported: {one_line(error)}; run: {again}"
     there = target == "cpu" or CUDA in providers()
     return None if there else f"this onnxruntime has no CUDA provider; run: {GPU_PIP}"
 
@@ -249,8 +249,7 @@ def failure(error: Exception, doing: str) -> Exception:
 
 def reason(error: Exception) -> str:
     """What onnxruntime says, without its codes and in one line."""
-    text = " ".join(str(error).split())
-    text = re.sub(r"^\[ONNXRuntimeError\] : \d+ : \w+ : ", "", text)
+    text = re.sub(r"^\[ONNXRuntimeError\] : \d+ : \w+ : ", "", one_line(error))
     text = re.sub(r"^.*\) (?=ONNX Runtime)", "", text)  # where in its sources it gave up
     return text[:_MOST_TEXT]
 

@@ -23,7 +23,7 @@ from latpred.runtimes import StepPerOp
 from latpred.runtimes.base import BATCHES, built_of
 from latpred.runtimes.cuda_graphs import NO_CUDA, demand_cuda, one_replay, refuse_uncapturable
 from latpred.runtimes.onnx import onnx_session
-from latpred.runtimes.onnx.onnx_formulas import CONTROL, TRANSFERS, class_of
+from latpred.runtimes.onnx.onnx_formulas import CONTROL, HALF_DTYPES, TRANSFERS, class_of
 from latpred.storage import IdentityCache
 
 if TYPE_CHECKING:
@@ -33,7 +33,6 @@ if TYPE_CHECKING:
     from latpred.runtimes.source import Source
 
 NODES = "nodes 11"  # version of what is made of a node; graphs of another one are made again
-_HALF = {"fp16": "float16", "bf16": "bfloat16"}
 # Nodes that onnxruntime captures no graph with: control flow, and copies between host and device.
 _REFUSED = {
     **dict.fromkeys(CONTROL, "is control flow"),
@@ -86,7 +85,7 @@ class OnnxRuntime(StepPerOp):
 
         onnx_session.require()
         eager = source.graph
-        half = _HALF.get(eager.precision) if target == "cuda" else None
+        half = HALF_DTYPES.get(eager.precision) if target == "cuda" else None
         if eager.precision == "bf16" and not half:
             raise RuntimeRefusalError("onnxruntime has no bfloat16 kernels for the CPU; ask for fp32.")
         whole = _in_float(source) if half else source
