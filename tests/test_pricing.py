@@ -53,14 +53,6 @@ def test_half_of_it_comes_with_so_many_bytes_and_all_of_it_with_many_more() -> N
     assert cold.at(np.array([1e9]))[1, 0] == pytest.approx(8.0, rel=1e-6)
 
 
-def test_a_priced_schedule_has_the_bytes_of_its_ops(graph: ModelGraph) -> None:
-    schedule = one_step_per_op("eager", graph.ops)
-    for resident in (0.0, 0.5):
-        priced = PriceList(predictors()[1].profile).price(schedule, "fp32", resident=resident)
-        assert priced.cold is not None
-        assert priced.cold.reuse_bytes.tolist() == reuse_bytes(schedule).tolist()
-
-
 def test_what_python_does_ahead_of_a_call_goes_cold_with_it() -> None:
     schedule = one_step_per_op("eager", [factories.linear(module_calls=2, python_calls=3), factories.view()])
     fit = factories.dispatch(scale=2.0, cold_costs_us={"": 1.0}, cold_bytes=1e6, cold_calls=3.0)
