@@ -118,6 +118,7 @@ class Predictor:
         self._prices = PriceList(self.profile, self.slowdown)
         self._priced: dict[tuple[str, str, float], IdentityCache[Schedule, Priced]] = {}
         self._touched: IdentityCache[Schedule, tuple[int, int]] = IdentityCache()
+        self._lowered: IdentityCache[ModelGraph, dict[str, ModelGraph | None]] = IdentityCache()
         self._runtimes: dict[str, _RuntimeFit] = {}
         self._slower: dict[Slowdown, Predictor] = {}
 
@@ -127,7 +128,7 @@ class Predictor:
             return self
         if slowdown not in self._slower:
             slower = Predictor(self.given, self.caveats, slowdown)
-            slower._prices = self._prices.at(slowdown)
+            slower._prices, slower._lowered = self._prices.at(slowdown), self._lowered
             self._slower[slowdown] = slower
         return self._slower[slowdown]
 
@@ -278,12 +279,21 @@ class Predictor:
         if graph.runtime != traced_by or graph.target not in ("", self.target):
             named = "eager" if rewrites(self.era, runtime) else runtime
             graph = lowering.fitting(graph, named, self.target)
+        by_runtime = self._lowered.get(graph, lambda _: {})
+        if runtime not in by_runtime:
+            made = self._as_run(graph, runtime)
+            by_runtime[runtime] = None if made is graph else made  # a cache that held its key would never free it
+        return by_runtime[runtime] or graph
+
+    def _as_run(self, graph: ModelGraph, runtime: str) -> ModelGraph:
+        """The graph as the profile's software runs it on its device; the graph itself where nothing differs."""
         if self.era or self.profile.provenance != "measured":
             # What was fitted to tables of whole models has their host classes; kernels as small as those of attention
             # under some masks are not known well enough there to be many.
             return as_run_in(self.era or TORCH_2, graph, runtime, self._prices.gpu)
-        on_cuda = self.profile.device.kind == "cuda"
-        return biases_on_cuda(math_attention_on_cuda(self_attention_on_cuda(graph))) if on_cuda else graph
+        if self.profile.device.kind != "cuda":
+            return graph
+        return biases_on_cuda(math_attention_on_cuda(self_attention_on_cuda(graph)))
 
     def __reduce__(self) -> tuple[Any, ...]:
         """The profile, packed, the caveats and the speed: processes that get it several times make it once."""

@@ -16,13 +16,13 @@ from typing import NamedTuple
 
 import msgspec
 
-from latpred.graph.graph import NO_PYTHON, Affine, ModelGraph, Op, all_ops, op_by_op, rewritten
+from latpred.graph.graph import NO_PYTHON, Affine, ModelGraph, Op, op_by_op, rewritten
 from latpred.graph.rewrites import (
     OLDER,
-    attention_in_math,
     bias_added,
     biases_on_cuda,
     has_no_kernel,
+    math_attention_on_cuda,
     self_attention_on_cuda,
     unfused,
     view,
@@ -30,7 +30,6 @@ from latpred.graph.rewrites import (
 from latpred.ops.families import root
 from latpred.profile.gpus import Spec
 from latpred.query import AMP, HALVES
-from latpred.storage import IdentityCache
 
 TORCH_1_12 = "torch-1.12"
 TORCH_2_4 = "torch-2.4"  # from 2.0 on: as `TORCH_2` but for attention that no kernel takes
@@ -49,8 +48,6 @@ LIBRARY_CLASSES = {  # host classes of families that libraries serve
     "bmm": "gemm",
     "embedding": "index",
 }
-_parted: IdentityCache[ModelGraph, dict[str, ModelGraph]] = IdentityCache()
-_rewritten: IdentityCache[ModelGraph, dict[tuple[str, str], ModelGraph]] = IdentityCache()
 _ERA: ContextVar[str] = ContextVar("era", default="")
 
 
@@ -114,37 +111,19 @@ def as_run_in(era: str, graph: ModelGraph, runtime: str = "eager", gpu: Spec | N
 
     What TorchScript fuses depends on the GPU, of which `gpu` is the datasheet; default: that of a recent one.
     """
-    if era in (TORCH_2, TORCH_2_4):
-        graph = self_attention_on_cuda(graph)
     if not era:
         return graph
+    if era != TORCH_1_12:
+        graph = math_attention_on_cuda(self_attention_on_cuda(graph), has_no_kernel, older=era == TORCH_2_4)
     if graph.runtime != "eager":
-        return biases_on_cuda(graph if era == TORCH_1_12 else _in_math(era, graph))
-    graphs = _rewritten.get(graph, lambda _: {})
-    fuser = fuser_of(gpu) if era == TORCH_1_12 and runtime == TORCHSCRIPT else None
-    key = era, "" if fuser is None else fuser.name
-    if key not in graphs:
-        older_ops = _older_ops(era, graph.precision if era == TORCH_1_12 else "")
-        if era != TORCH_1_12:
-            parted = _in_math(era, graph)
-        else:
-            parted = graph if graph.attention == "sdpa" else unfused(graph, scales_scores=True)
-            if parted is not graph:
-                parted = msgspec.structs.replace(parted, notes=(*graph.notes, OLDER))
-        older = rewritten(parted, older_ops)
-        graphs[key] = older if fuser is None else scripted(older, fuser)
-    return graphs[key]
-
-
-def _in_math(era: str, graph: ModelGraph) -> ModelGraph:
-    """A graph with attention in parts where PyTorch 2 has no kernel for it."""
-    if not any(map(has_no_kernel, all_ops(graph))):
-        return graph
-    in_math = partial(attention_in_math, which=has_no_kernel, older=era == TORCH_2_4)
-    graphs = _parted.get(graph, lambda _: {})
-    if era not in graphs:
-        graphs[era] = rewritten(graph, in_math)
-    return graphs[era]
+        return biases_on_cuda(graph)
+    if era != TORCH_1_12:
+        return rewritten(graph, _older_ops(era, ""))
+    parted = graph if graph.attention == "sdpa" else unfused(graph, scales_scores=True)
+    if parted is not graph:
+        parted = msgspec.structs.replace(parted, notes=(*graph.notes, OLDER))
+    older = rewritten(parted, _older_ops(era, graph.precision))
+    return scripted(older, fuser_of(gpu)) if runtime == TORCHSCRIPT else older
 
 
 def rewrites(era: str, runtime: str) -> bool:
