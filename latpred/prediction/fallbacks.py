@@ -146,8 +146,9 @@ _P90 = re.compile(r"([\d.]+)% p90")
 _MOST_LOW = 0.99  # a prediction that is 100 % too low is none
 
 
-def as_wide_as(log_std: float, fit: DispatchFit) -> DispatchFit:
-    """A runtime's fit with spreads no narrower than a standard deviation."""
+def as_wide_as_gate(profile: DeviceProfile, runtime: str, fit: DispatchFit) -> DispatchFit:
+    """A runtime's fit with spreads no narrower than the errors that the profile's gate found; see `least_log_std`."""
+    log_std = least_log_std(profile, runtime)
     busy = None if fit.busy_spread is None else max(fit.busy_spread, log_std)
     return msgspec.structs.replace(fit, spread=max(fit.spread, log_std), busy_spread=busy)
 

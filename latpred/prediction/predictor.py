@@ -33,7 +33,6 @@ from latpred.graph.rewrites import (
 from latpred.host import Slowdown
 from latpred.prediction import clocks, fallbacks, host_swap
 from latpred.prediction.clocks import Z90, BatchThresholds, CurveSamples, last_false
-from latpred.prediction.fallbacks import as_wide_as, least_log_std
 from latpred.prediction.kernel_times import LARGE_BLOCK, resident_share, trimmed_bytes
 from latpred.prediction.prediction import ClassCosts, Curve, Prediction, Provenance, Setting, joined
 from latpred.prediction.pricing import Priced, PriceList
@@ -306,7 +305,7 @@ class Predictor:
     def _runtime_fit(self, runtime: str) -> _RuntimeFit:
         if runtime not in self._runtimes:
             lowering.demand_suited(runtime, self.target)
-            dispatch = as_wide_as(least_log_std(self.profile, runtime), self._prices.dispatch(runtime))
+            dispatch = fallbacks.as_wide_as_gate(self.profile, runtime, self._prices.dispatch(runtime))
             device = self.profile.device
             if dispatch.gap_us is not None:  # kernels of a replayed graph follow each other faster than in a stream
                 device = msgspec.structs.replace(device, gap_us=dispatch.gap_us)
@@ -394,7 +393,7 @@ class Predictor:
         if host_within:  # a host that much slower may set the latency where this one does not: all else is then faster
             varied.append(kernels * np.exp(-host_within))
         host = priced.host_at(batches.astype(float))
-        steps = priced.host_us if priced.cold is None else np.concatenate([host] * len(varied), axis=1)
+        steps = host[:, 0] if priced.cold is None else np.concatenate([host] * len(varied), axis=1)
         latencies = clocks.latency(priced.timeline, steps, np.concatenate(varied, axis=1), device, options.protocol)
         plain, more, *less = latencies.reshape(len(varied), -1)
         sensitivity = np.log(more / plain) / np.log1p(nudge) if len(kernels) else np.zeros(len(batches))

@@ -67,7 +67,7 @@ SUBSTITUTES = {"conv_depthwise": ("conv_grouped", "conv"), "conv_grouped": ("con
 class ColdDispatch:
     """Dispatch of a schedule's steps from cold caches."""
 
-    most_us: Floats  # (n,): what each step takes longer at most
+    most_us: Floats  # (n, 4): what each step takes longer at most, by kind as in `Priced.host_us`
     reuse_bytes: Floats  # (n, 2): constant and per-sample bytes touched since the last step of its class
     half_bytes: float  # that bring half of it
 
@@ -77,15 +77,15 @@ class ColdDispatch:
         if not fit.cold_costs_us:
             return None
         names, code = numbered(schedule.host_class)
-        most_us = np.array([nearest(fit.cold_costs_us, name) for name in names], dtype=float)[code]
-        most_us += fit.cold_calls * fit.scale * (schedule.calls @ call_prices(fit))
+        ops_us = np.array([nearest(fit.cold_costs_us, name) for name in names], dtype=float)[code]
+        most_us = _by_kind(ops_us, schedule, fit, fit.cold_calls * fit.scale)
         if not most_us.any():  # as of an interpreter's nodes: cold code was measured of none of their classes
             return None
         return cls(slower * most_us, _reuse_bytes(schedule), fit.cold_bytes)
 
     def at(self, batches: Floats) -> Floats:
         """Microseconds that each step takes longer at each batch, shape (n, batches)."""
-        longer: Floats = self.most_us[:, None] * self.share(batches)
+        longer: Floats = self.most_us.sum(axis=1, keepdims=True) * self.share(batches)
         return longer
 
     def share(self, batches: Floats) -> Floats:
@@ -93,6 +93,11 @@ class ColdDispatch:
         touched = self.reuse_bytes[:, :1] + self.reuse_bytes[:, 1:] * batches
         share: Floats = touched / (touched + self.half_bytes)
         return share
+
+
+def _by_kind(ops_us: Floats, schedule: Schedule, fit: DispatchFit, scale: float) -> Floats:
+    """Host times of steps, (n, 4): of what they dispatch, and of each kind of `Calls` before it."""
+    return np.column_stack((ops_us, schedule.calls * (scale * np.array(call_prices(fit)))))
 
 
 # Bytes that an op reads and writes: constant and per sample.
@@ -276,7 +281,8 @@ class Priced:
     """A schedule with costs: of n steps and the call before them, m kernels, and rows of work that kernels share."""
 
     timeline: Timeline  # order of steps, kernels and synchronisations; the first step is the call itself
-    host_us: Floats  # (n + 1,): dispatch of each step with its code in the caches
+    # (n + 1, 4): the host's time of each step, its code in the caches: dispatch, and each kind of `Calls` before it.
+    host_us: Floats
     cold: ColdDispatch | None  # what steps take longer where it is not
     rows: KernelRows  # those of other schedules too
     row_numbers: Ints  # (rows,): which of these are the schedule's, each once
@@ -301,10 +307,17 @@ class Priced:
 
     def host_at(self, batches: Floats) -> Floats:
         """Dispatch time of each step at every batch, shape (n + 1, batches)."""
-        warm = np.repeat(self.host_us[:, None], len(batches), axis=1)
+        warm = np.repeat(self.host_us.sum(axis=1, keepdims=True), len(batches), axis=1)
         if self.cold is not None:
             warm[1:] += self.cold.at(batches)
         return warm
+
+    def host_by_kind(self, batch: int) -> Floats:
+        """Host times of each step at one batch, by kind, from caches as cold as they are then."""
+        us = self.host_us.copy()
+        if self.cold is not None:
+            us[1:] += self.cold.most_us * self.cold.share(np.array([float(batch)]))
+        return us
 
     def live_at(self, batches: Floats | Ints) -> Floats:
         """Bytes alive after each op at every batch."""
@@ -355,7 +368,7 @@ class PriceList:
             cold = ColdDispatch.of(schedule, dispatch, self._slowdown.ops)
         return Priced(
             timeline=Timeline.of(schedule.kernel_step + 1, np.concatenate(([0], schedule.sync))),
-            host_us=self._host_us(schedule, dispatch, precision, ops_slowdown(cold, self._slowdown)),
+            host_us=self._host_us(schedule, dispatch, precision, cold),
             cold=cold,
             rows=rows,
             row_numbers=row_numbers,
@@ -409,18 +422,15 @@ class PriceList:
             )
         return fits | kernels.get(f"{precision} {memory_format}", {})
 
-    def _host_us(self, schedule: Schedule, fit: DispatchFit, precision: str, ops: float) -> Floats:
-        """What the host takes for the call itself and for each step, with the module and Python calls before it.
-
-        Ops take `ops` times as long as at the profile's full speed.
-        """
+    def _host_us(self, schedule: Schedule, fit: DispatchFit, precision: str, cold: ColdDispatch | None) -> Floats:
+        """What the host takes for the call itself and for each step, with its code in the caches; see `Priced`."""
         names, code = numbered(schedule.host_class)
         costs = self._costs.get((schedule.runtime, names), lambda: np.array([host_cost(fit, name) for name in names]))
+        scale = fit.scale * (fit.half_scale if AMP.get(precision, precision) in HALVES else 1.0)
         dispatch = self._slowdown.dispatch
-        scale = host_scale(fit, precision)
-        steps = (schedule.calls @ call_prices(fit)) * (scale * dispatch) + (scale * ops * costs)[code]
-        us: Floats = np.concatenate(([fit.fixed_us * dispatch], steps))
-        return us
+        ops = dispatch if cold is None else self._slowdown.ops  # what cold caches cost nothing slows down as calls do
+        steps = _by_kind((scale * ops * costs)[code], schedule, fit, scale * dispatch)
+        return np.vstack(([fit.fixed_us * dispatch, 0.0, 0.0, 0.0], steps))
 
     def _rows_of(self, runtime: str, precision: str, memory_format: str, resident: float) -> KernelRows:
         key = runtime, precision, memory_format, resident
@@ -512,16 +522,6 @@ def host_cost(fit: DispatchFit, name: str) -> float:
     Python after the last op dispatches nothing: its calls have prices of their own.
     """
     return 0.0 if kind_of(name) == "python" else nearest(fit.costs_us, name)
-
-
-def host_scale(fit: DispatchFit, precision: str) -> float:
-    """What all costs of calls and classes are multiplied by in a precision."""
-    return fit.scale * (fit.half_scale if AMP.get(precision, precision) in HALVES else 1.0)
-
-
-def ops_slowdown(cold: ColdDispatch | None, slowdown: Slowdown) -> float:
-    """How many times longer a schedule's ops take to dispatch; as all else where cold caches cost it nothing."""
-    return slowdown.dispatch if cold is None else slowdown.ops
 
 
 def _families(rows: Sequence[_KernelRow], basis: str) -> tuple[str, ...]:
