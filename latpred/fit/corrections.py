@@ -358,7 +358,7 @@ def corrected(profile: DeviceProfile, runtime: str, factors: Factors) -> DeviceP
             name: _of(fit.kernel_scales, name) * kernel(_family(name, factors.kernel))
             for name in (GENERAL, *fit.kernel_scales, *factors.kernel)
         },
-        kernel_tilts=(*fit.kernel_tilts, *factors.size_corrections),
+        size_corrections=(*fit.size_corrections, *factors.size_corrections),
     )
     return msgspec.structs.replace(profile, runtimes={**profile.runtimes, runtime: changed})
 

@@ -216,7 +216,7 @@ def guess(
         macs_per_us=float(np.median(rates)) if rates else 0.0,
         weight_bytes_per_us=width,
         activation_bytes_per_us=width,
-        efforts=(step_us,) if recurrent and profile.device.kind == "cpu" else (),  # of each of the family's `calls`
+        loop_us=(step_us,) if recurrent and profile.device.kind == "cpu" else (),  # of each of the family's `calls`
         spread=GUESSED_LOG_STD if rates else UNTESTED_LOG_STD,  # without any rate, multiply-adds come out for free
     )
 

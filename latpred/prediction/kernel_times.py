@@ -381,9 +381,9 @@ def roofline(fit: KernelFit, inputs: Inputs) -> Roofline:
     compute = work[:, 0] * inverse(fit.macs_per_us)
     if inputs.product is not None:
         compute = compute * inefficiency(fit.saturation, inputs.product, fit.multiprocessors, "one_row" in fit.features)
-    if fit.efforts:
-        known = inputs.efforts[:, : len(fit.efforts)]  # shipped fits may lack the last ones
-        compute = compute + np.einsum("ij,j->i", known, np.array(fit.efforts))
+    if fit.loop_us:
+        known = inputs.loop_counts[:, : len(fit.loop_us)]  # shipped fits may lack the last ones
+        compute = compute + np.einsum("ij,j->i", known, np.array(fit.loop_us))
     return Roofline(fit.floor_us, compute, memory)
 
 

@@ -35,7 +35,7 @@ from latpred.prediction import clocks, fallbacks, host_swap
 from latpred.prediction.clocks import Z90, BatchThresholds, CurveSamples, last_false
 from latpred.prediction.kernel_times import LARGE_BLOCK, resident_share, trimmed_bytes
 from latpred.prediction.prediction import ClassCosts, Curve, Prediction, Provenance, Setting, joined
-from latpred.prediction.pricing import Priced, PriceList
+from latpred.prediction.pricing import Priced, PriceList, moved_bytes
 from latpred.profile import datasheet
 from latpred.profile.document import ADAPTED, UNSURE, DeviceInfo, DeviceProfile, DispatchFit
 from latpred.query import MOST_BATCH, Options, checked_batches
@@ -116,7 +116,7 @@ class Predictor:
         self.era = profile.protocol.get("era", "")
         self._prices = PriceList(self.profile, self.slowdown)
         self._priced: dict[tuple[str, str, float], IdentityCache[Schedule, Priced]] = {}
-        self._touched: IdentityCache[Schedule, tuple[int, int]] = IdentityCache()
+        self._touched: IdentityCache[Schedule, list[float]] = IdentityCache()
         self._lowered: IdentityCache[ModelGraph, dict[str, ModelGraph | None]] = IdentityCache()
         self._runtimes: dict[str, _RuntimeFit] = {}
         self._slower: dict[Slowdown, Predictor] = {}
@@ -364,7 +364,7 @@ class Predictor:
         device = self.profile.device
         if not 0 < graph.parameter_bytes <= (2 * device.resident_bytes or device.cache_bytes):
             return 0.0  # most models, without a look at what they touch
-        constant, per_sample = self._touched.get(schedule, _touched_bytes)
+        constant, per_sample = self._touched.get(schedule, lambda new: moved_bytes(new.ops).sum(axis=0).tolist())
         return resident_share(graph.parameter_bytes, constant + per_sample * batch, device)
 
     def _price(self, schedule: Schedule, graph: ModelGraph, resident: float) -> Priced:
@@ -516,13 +516,6 @@ def _unpickled(profile: bytes, caveats: tuple[str, ...], slowdown: Slowdown) -> 
     return Predictor(msgspec.msgpack.decode(profile, type=DeviceProfile), caveats, slowdown)
 
 
-def _touched_bytes(schedule: Schedule) -> tuple[int, int]:
-    """Bytes that all ops read and write, weights included: their constant and what each sample adds."""
-    amounts = [amount for op in schedule.ops for amount in (op.weight_bytes, op.read_bytes, op.write_bytes)]
-    constant, per_sample = map(sum, zip(*amounts, strict=True)) if amounts else (0, 0)
-    return constant, per_sample
-
-
 def _kernel_variance(priced: Priced, log_std: Floats, row_us: Floats, network_log_std: float) -> Floats:
     """Variance of the log device time: errors go together within a family and not between families.
 
@@ -580,9 +573,6 @@ def _caveats(profile: DeviceProfile, graph: ModelGraph, runtime: str, served: Se
     return said
 
 
-def _all_of(served: Sequence[Priced], names: str) -> Sequence[str]:
+def _all_of(served: Sequence[Priced], names: str) -> list[str]:
     """What all schedules have under an attribute, each once."""
-    if len(served) == 1:  # as mostly: joining takes a fiftieth of a prediction
-        only: tuple[str, ...] = getattr(served[0], names)
-        return only
-    return tuple(dict.fromkeys(chain.from_iterable(map(attrgetter(names), served))))
+    return list(dict.fromkeys(chain.from_iterable(map(attrgetter(names), served))))

@@ -100,13 +100,18 @@ def _by_kind(ops_us: Floats, schedule: Schedule, fit: DispatchFit, scale: float)
     return np.column_stack((ops_us, schedule.calls * (scale * np.array(call_prices(fit)))))
 
 
-# Bytes that an op reads and writes: constant and per sample.
 _moved = OpFacts({"bytes": "2d"}, lambda op: op.read_bytes + op.weight_bytes + op.write_bytes)
+
+
+def moved_bytes(ops: Sequence[Op]) -> Floats:
+    """Bytes that each op reads and writes, weights included: constant and per sample."""
+    moved: Floats = _moved(ops)["bytes"]
+    return moved
 
 
 def _reuse_bytes(schedule: Schedule) -> Floats:
     """Bytes that a forward pass, one of many, touches between two steps of a class: constant and per sample."""
-    each = _moved(schedule.ops)["bytes"][schedule.kernel_op] * schedule.kernel_share[:, None]
+    each = moved_bytes(schedule.ops)[schedule.kernel_op] * schedule.kernel_share[:, None]
     count = len(schedule.host_class)
     steps = np.array([np.bincount(schedule.kernel_step, column, count) for column in each.T], dtype=float).T
     done = steps.cumsum(axis=0)
@@ -435,7 +440,7 @@ class PriceList:
     def _rows_of(self, runtime: str, precision: str, memory_format: str, resident: float) -> KernelRows:
         key = runtime, precision, memory_format, resident
         if key not in self._rows or len(self._rows[key].rows) > KEPT_ROWS:
-            by_time = tuple(one for one in self.dispatch(runtime).kernel_tilts if one.of == TIME)
+            by_time = tuple(one for one in self.dispatch(runtime).size_corrections if one.of == TIME)
             price = partial(self._price, runtime, precision, memory_format)
             self._rows[key] = KernelRows(price, resident, by_time, self._slowdown, self._profile)
         return self._rows[key]
@@ -443,7 +448,7 @@ class PriceList:
     def _price(self, runtime: str, precision: str, memory_format: str, op: Op) -> KernelPrice:
         """What prices an op's kernels in a runtime, in the format that the op has."""
         price = self._fitted(runtime, precision, memory_format, op)
-        model, scale, corrections = price.model, price.scale, self.dispatch(runtime).kernel_tilts
+        model, scale, corrections = price.model, price.scale, self.dispatch(runtime).size_corrections
         if corrections:  # of sizes that are the same whatever the time
             sizes = kernel_sizes(op)
             factors = [size_corrected(one, np.array(sizes[one.of])) for one in corrections if one.of in sizes]
