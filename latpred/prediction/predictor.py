@@ -35,7 +35,7 @@ from latpred.prediction import clocks, fallbacks, host_swap
 from latpred.prediction.clocks import Z90, BatchThresholds, CurveSamples, last_false
 from latpred.prediction.kernel_times import LARGE_BLOCK, resident_share, trimmed_bytes
 from latpred.prediction.prediction import ClassCosts, Curve, Prediction, Provenance, Setting, joined
-from latpred.prediction.pricing import Priced, PriceList, moved_bytes
+from latpred.prediction.pricing import Priced, PriceList, moved
 from latpred.profile import datasheet
 from latpred.profile.document import ADAPTED, UNSURE, DeviceInfo, DeviceProfile, DispatchFit
 from latpred.query import MOST_BATCH, Options, checked_batches
@@ -278,21 +278,20 @@ class Predictor:
         if graph.runtime != traced_by or graph.target not in ("", self.target):
             named = "eager" if rewrites(self.era, runtime) else runtime
             graph = lowering.fitting(graph, named, self.target)
+        measured = self.profile.provenance == "measured" and not self.era
+        if measured and self.profile.device.kind != "cuda":
+            return graph
         by_runtime = self._lowered.get(graph, lambda _: {})
         if runtime not in by_runtime:
-            made = self._as_run(graph, runtime)
-            by_runtime[runtime] = None if made is graph else made  # a cache that held its key would never free it
-        return by_runtime[runtime] or graph
-
-    def _as_run(self, graph: ModelGraph, runtime: str) -> ModelGraph:
-        """The graph as the profile's software runs it on its device; the graph itself where nothing differs."""
-        if self.era or self.profile.provenance != "measured":
             # What was fitted to tables of whole models has their host classes; kernels as small as those of attention
             # under some masks are not known well enough there to be many.
-            return as_run_in(self.era or TORCH_2, graph, runtime, self._prices.gpu)
-        if self.profile.device.kind != "cuda":
-            return graph
-        return biases_on_cuda(math_attention_on_cuda(self_attention_on_cuda(graph)))
+            made = (
+                biases_on_cuda(math_attention_on_cuda(self_attention_on_cuda(graph)))
+                if measured
+                else as_run_in(self.era or TORCH_2, graph, runtime, self._prices.gpu)
+            )
+            by_runtime[runtime] = None if made is graph else made  # a cache that held its key would never free it
+        return by_runtime[runtime] or graph
 
     def __reduce__(self) -> tuple[Any, ...]:
         """The profile, packed, the caveats and the speed: processes that get it several times make it once."""
@@ -364,7 +363,7 @@ class Predictor:
         device = self.profile.device
         if not 0 < graph.parameter_bytes <= (2 * device.resident_bytes or device.cache_bytes):
             return 0.0  # most models, without a look at what they touch
-        constant, per_sample = self._touched.get(schedule, lambda new: moved_bytes(new.ops).sum(axis=0).tolist())
+        constant, per_sample = self._touched.get(schedule, lambda new: moved(new.ops)["bytes"].sum(axis=0).tolist())
         return resident_share(graph.parameter_bytes, constant + per_sample * batch, device)
 
     def _price(self, schedule: Schedule, graph: ModelGraph, resident: float) -> Priced:

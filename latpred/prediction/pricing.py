@@ -100,18 +100,13 @@ def _by_kind(ops_us: Floats, schedule: Schedule, fit: DispatchFit, scale: float)
     return np.column_stack((ops_us, schedule.calls * (scale * np.array(call_prices(fit)))))
 
 
-_moved = OpFacts({"bytes": "2d"}, lambda op: op.read_bytes + op.weight_bytes + op.write_bytes)
-
-
-def moved_bytes(ops: Sequence[Op]) -> Floats:
-    """Bytes that each op reads and writes, weights included: constant and per sample."""
-    moved: Floats = _moved(ops)["bytes"]
-    return moved
+# Bytes that each op reads and writes, weights included: constant and per sample.
+moved = OpFacts({"bytes": "2d"}, lambda op: op.read_bytes + op.weight_bytes + op.write_bytes)
 
 
 def _reuse_bytes(schedule: Schedule) -> Floats:
     """Bytes that a forward pass, one of many, touches between two steps of a class: constant and per sample."""
-    each = moved_bytes(schedule.ops)[schedule.kernel_op] * schedule.kernel_share[:, None]
+    each = moved(schedule.ops)["bytes"][schedule.kernel_op] * schedule.kernel_share[:, None]
     count = len(schedule.host_class)
     steps = np.array([np.bincount(schedule.kernel_step, column, count) for column in each.T], dtype=float).T
     done = steps.cumsum(axis=0)
@@ -151,6 +146,7 @@ class _KernelRow(NamedTuple):
     """Work that kernels have in common, its price, and what is known of it whatever the batch."""
 
     family: str
+    kind: str  # the root of that, within which errors go together
     price: KernelPrice
     columns: Floats  # constant and slope of each column of its fit's family
     least_log_std: float  # of its time, whatever its fit says
@@ -210,11 +206,11 @@ class KernelRows:
     def _kept(self, numbers: list[int], batch: float) -> list[list[float]]:
         """The three columns of an estimate at one batch, for each row; what is not known yet is evaluated first."""
         held = self._times.get(batch, dict)
-        unknown = [number for number in numbers if number not in held]
+        unknown = sorted(set(numbers) - held.keys())
         if unknown:
             evaluated = np.concatenate(self._evaluated(unknown, np.array([batch])), axis=1)
             held.update(zip(unknown, evaluated.tolist(), strict=True))
-        return [held[number] for number in numbers]
+        return list(map(held.__getitem__, numbers))
 
     def _evaluated(self, numbers: list[int], batches: Floats) -> KernelEstimate:
         """Times of rows at batches, those of one fit together, or at one batch so few of them that bits are certain."""
@@ -234,24 +230,26 @@ class KernelRows:
         model, shape = rows[0].price.model, (len(rows), len(batches))
         work = np.array([row.columns for row in rows])
         each = work[:, None, :, 0] + work[:, None, :, 1] * batches[:, None]
+        facts = np.array([(row.price.leaf_scale, row.least_log_std, row.fresh, *row.reread) for row in rows])
+        leaf_scale, least_log_std, fresh, reread, reread_per_sample = facts.T[:, :, None]
         # Weights still in the cache from earlier in the pass are read as activations.
-        reread = np.array([row.reread for row in rows])
-        found = each[..., _WEIGHTS] * reread_share(reread[:, :1] + reread[:, 1:] * batches, self._device)
+        found = each[..., _WEIGHTS] * reread_share(reread + reread_per_sample * batches, self._device)
         each[..., _WEIGHTS] -= found
         each[..., _READS] += found
-        flat, leaf_scales = each.reshape(-1, each.shape[2]), np.array([row.price.leaf_scale for row in rows])
-        times = KernelEstimate(*(column.reshape(shape) for column in model.times(flat, leaf_scales.repeat(shape[1]))))
-        log_std = np.maximum(times.log_std, np.array([row.least_log_std for row in rows])[:, None])
-        full_us, us = times.us, times.us * slower_kernels(self._slowdown, model.fit.family, each)
+        flat = each.reshape(-1, each.shape[2])
+        times = model.times(flat, leaf_scale.repeat(len(batches)))
+        full_us = times.us.reshape(shape)
+        us = full_us * slower_kernels(self._slowdown, model.fit.family, each)
         if self._device.fresh_bytes_per_us and each[..., _BYTES].max() >= LARGE_BLOCK:
-            fresh = fresh_bytes(model.fit.family, flat, self._threads).reshape(shape)
-            waiting_us = np.array([row.fresh for row in rows])[:, None] * fresh / self._device.fresh_bytes_per_us
+            made = fresh * fresh_bytes(model.fit.family, flat, self._threads).reshape(shape)
+            waiting_us = made / self._device.fresh_bytes_per_us
             us, full_us = us + waiting_us, full_us + waiting_us
         size = full_us / model.fit.scale
         for size_correction in self._size_corrections:
             factor = size_corrected(size_correction, size)
             us, size = us * factor, size * factor
-        return KernelEstimate(us, log_std, times.memory_bound)
+        log_std = np.maximum(times.log_std.reshape(shape), least_log_std)
+        return KernelEstimate(us, log_std, times.memory_bound.reshape(shape))
 
     def _number(self, op: Op) -> int:
         """The number of an op's row, which is made for the first of its work."""
@@ -271,6 +269,7 @@ class KernelRows:
         guessed = op.estimated or price.basis == GUESSED
         return _KernelRow(
             family=op.family,
+            kind=root(op.family),
             price=price,
             columns=np.array(columns(op, price.model.fit.family, resident=self._resident), dtype=float),
             least_log_std=GUESSED_LOG_STD if guessed else 0.0,
@@ -360,8 +359,9 @@ class PriceList:
         rows = self._rows_of(schedule.runtime, precision, memory_format, resident)
         ops, row_numbers, kernel_row = rows.of(schedule)
         used = [rows.rows[number] for number in row_numbers.tolist()]
-        share = schedule.kernel_share * np.array([row.price.scale for row in used])[kernel_row]
-        families, family = numbered(tuple(root(row.family) for row in used))
+        scale, usual_log_std = np.array([(row.price.scale, row.usual_log_std) for row in used]).reshape(-1, 2).T
+        share = schedule.kernel_share * scale[kernel_row]
+        families, family = numbered(tuple(row.kind for row in used))
         classes, of_step, of_op = _classes(schedule)
         count = len(row_numbers)
         cells = of_op[schedule.kernel_op] * count + kernel_row
@@ -377,10 +377,10 @@ class PriceList:
             cold=cold,
             rows=rows,
             row_numbers=row_numbers,
-            usual_log_std=np.array([row.usual_log_std for row in used]),
+            usual_log_std=usual_log_std,
             families=(family == np.arange(len(families))[:, None]).astype(float),
-            unmeasured=_families(used, GUESSED),
-            from_datasheet=_families(used, DATASHEET),
+            unmeasured=tuple(dict.fromkeys(row.family for row in used if row.price.basis == GUESSED)),
+            from_datasheet=tuple(dict.fromkeys(row.family for row in used if row.price.basis == DATASHEET)),
             caveats=tuple(dict.fromkeys(row.price.model.caveat for row in used if row.price.model.caveat)),
             kernel_row=kernel_row,
             kernel_share=share,
@@ -529,19 +529,13 @@ def host_cost(fit: DispatchFit, name: str) -> float:
     return 0.0 if kind_of(name) == "python" else nearest(fit.costs_us, name)
 
 
-def _families(rows: Sequence[_KernelRow], basis: str) -> tuple[str, ...]:
-    """Families whose times rest on something, in order of appearance."""
-    return tuple(dict.fromkeys(row.family for row in rows if row.price.basis == basis))
-
-
 def _classes(schedule: Schedule) -> tuple[tuple[str, ...], Ints, Ints]:
     """Names of the breakdown, and which of them each step (the call first) and each op belongs to."""
     steps, step = numbered(schedule.host_class)
     ops, op = numbered(tuple(map(_HOST_CLASS, schedule.ops)))
     places = {CALL: 0}
-    of_steps, of_ops = (
-        np.array([places.setdefault(kind_of(name), len(places)) for name in names], np.int64) for names in (steps, ops)
-    )
+    of_steps = np.array([places.setdefault(kind_of(name), len(places)) for name in steps], np.int64)
+    of_ops = np.array([places.setdefault(kind_of(name), len(places)) for name in ops], np.int64)
     return tuple(places), np.concatenate(([0], of_steps[step])), of_ops[op]
 
 
