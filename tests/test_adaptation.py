@@ -175,8 +175,8 @@ def test_a_power_of_the_kernels_times_is_found_again(tmp_path: Path) -> None:
         want = latencies(corrected(profile, "eager", steeper), graphs[10:], 16)
         before, after = (off(one, want, graphs[10:], 16) for one in (profile, new))
         assert after < 0.03 < 0.09 < before
-        again = latpred.adapt(new, measured(new, graphs[:10], factors=steeper)).profile.runtimes["eager"].kernel_tilts
-        assert again[: len(record.factors.size_corrections)] == record.factors.size_corrections
+        again = latpred.adapt(new, measured(new, graphs[:10], factors=steeper)).profile.runtimes["eager"]
+        assert again.size_corrections[: len(record.factors.size_corrections)] == record.factors.size_corrections
 
 
 def test_convolutions_of_other_windows_and_channels_take_other_factors() -> None:

@@ -27,7 +27,7 @@ def test_every_family_has_a_layout() -> None:
 
 
 @pytest.mark.parametrize(
-    ("family", "dims", "efforts"),
+    ("family", "dims", "counts"),
     [
         ("pooling.avg", [[2, 3, 4, 5, 9]], [[120, 1080]]),  # results, and values in windows of 3 x 3
         # A thread computes 32768 values before the next helps.
@@ -41,9 +41,9 @@ def test_every_family_has_a_layout() -> None:
         ),
     ],
 )
-def test_loops_on_a_processor_take_time_for(family: str, dims: list[list[int]], efforts: list[list[float]]) -> None:
+def test_loops_on_a_processor_take_time_for(family: str, dims: list[list[int]], counts: list[list[float]]) -> None:
     rows = np.column_stack((np.ones((len(dims), 4)), np.array(dims, dtype=float)))
-    assert read(family, rows).efforts == pytest.approx(np.array(efforts))
+    assert read(family, rows).loop_counts == pytest.approx(np.array(counts))
 
 
 def test_sizes_of_products_are_whole_numbers() -> None:

@@ -12,7 +12,7 @@ from sklearn.model_selection import cross_val_score
 from latpred.fit import roofline
 from latpred.fit.residual import fit_residual
 from latpred.fit.roofline import RooflineRegressor
-from latpred.graph.features import EFFORTS, layout, read
+from latpred.graph.features import LOOP_COUNTS, layout, read
 from latpred.prediction.kernel_times import PRIOR, TILES, KernelModel, evaluate, tiled
 from latpred.profile import store
 from latpred.profile.document import KernelFit
@@ -216,12 +216,12 @@ ROWS, STEPS, HIDDEN = grid((1.0, 2.0, 8.0), (8.0, 50.0, 300.0), (16.0, 64.0))
 PLANES, SIDE, WINDOW = grid((8.0, 64.0, 512.0), (4.0, 12.0, 32.0), (4.0, 9.0))
 MAPS, PIXELS, CHANNELS = grid((1.0, 4.0), (1.0, 4.0, 9.0, 16.0, 49.0), (32.0, 128.0))
 MANY = np.geomspace(64, 1e6, 60).round()
-# Columns of each family, what loops over them take, and which of its efforts that is.
+# Columns of each family, what loops over them take, and which of its counts that is.
 LOOPS = {
     "generated": (
-        {**moved(NUMEL), **dict.fromkeys(EFFORTS["generated"], 0.0), "math": COSTLY * NUMEL},
+        {**moved(NUMEL), **dict.fromkeys(LOOP_COUNTS["generated"], 0.0), "math": COSTLY * NUMEL},
         2.0 + np.hypot(8 * NUMEL / 2e4, COSTLY * NUMEL * 1.4e-3),
-        {EFFORTS["generated"].index("math"): 1.4e-3},
+        {LOOP_COUNTS["generated"].index("math"): 1.4e-3},
     ),
     "copy.transpose": (
         {**moved(VALUES), "matrices": MATRICES},
@@ -252,18 +252,18 @@ LOOPS = {
 
 @pytest.mark.parametrize("family", LOOPS)
 def test_what_loops_do_takes_time_of_its_own(family: str) -> None:
-    columns, times, efforts = LOOPS[family]
+    columns, times, loop_us = LOOPS[family]
     rows = rows_of(family, **columns)
     fit = RooflineRegressor(family).fit_roofline(rows, times, np.ones(len(rows)), np.zeros(len(rows)))
-    assert {place: fit.efforts[place] for place in efforts} == pytest.approx(efforts, rel=0.1)
+    assert {place: fit.loop_us[place] for place in loop_us} == pytest.approx(loop_us, rel=0.1)
     assert evaluate(fit, rows) == pytest.approx(times, rel=0.1)
 
 
 @pytest.mark.parametrize("family", ["elementwise.sin", "pooling.avg", "rnn"])
-def test_a_gpu_has_no_efforts_of_a_cpus_loops(family: str) -> None:
+def test_a_gpu_has_no_loops_of_a_cpu(family: str) -> None:
     columns, times, _ = LOOPS[family]
-    efforts = RooflineRegressor(family, 108).fit(rows_of(family, **columns), times).fit_.efforts
-    assert not any(efforts[len(EFFORTS.get(family, ())) :])
+    loop_us = RooflineRegressor(family, 108).fit(rows_of(family, **columns), times).fit_.loop_us
+    assert not any(loop_us[len(LOOP_COUNTS.get(family, ())) :])
 
 
 def test_a_kernel_without_multiplications() -> None:

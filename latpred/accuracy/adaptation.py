@@ -37,7 +37,7 @@ from latpred.fit.corrections import GENERAL, NONE, Factors, Fit, LatencyModel, L
 from latpred.graph.features import Floats
 from latpred.graph.graph import CONTIGUOUS, ModelGraph
 from latpred.prediction.clocks import Z90
-from latpred.prediction.fallbacks import as_wide_as, least_log_std
+from latpred.prediction.fallbacks import as_wide_as_gate
 from latpred.prediction.predictor import Predictor, untested
 from latpred.profile import gpus, store
 from latpred.profile.document import ADAPTED, DeviceProfile, DispatchFit
@@ -207,12 +207,12 @@ def _document(each: RuntimeAdaptation) -> dict[str, Any]:
 
 
 MISFITS = (0.0005, 0.001, 0.0025, 0.005, 0.01, 0.02, 0.04, 0.08, 0.16)
-ONE_FACTOR = tuple(Level("one factor", 1.0, 0.0, 0.0, 0.0, misfit) for misfit in MISFITS)
+ONE_FACTOR = tuple(Level("one factor", 0.0, 0.0, misfit) for misfit in MISFITS)
 LEVELS = (
     *ONE_FACTOR,
     *(
-        Level("classes and sizes" if sizes else "classes", 1.0, own, own, sizes, misfit)
-        for own in (0.1, 0.3, 1.0)
+        Level("classes and sizes" if sizes else "classes", parts, sizes, misfit)
+        for parts in (0.1, 0.3, 1.0)
         for sizes in (0.0, 0.15)
         for misfit in MISFITS
     ),
@@ -293,7 +293,7 @@ def adapt(
     # Of runtimes that were only estimated, those that have rows now are kept.
     runtimes = {**profile.runtimes, **{name: predictor.profile.runtimes[name] for name in rows_by_runtime}}
     # The errors of a failed gate go into the spreads, where errors left out can replace them.
-    runtimes = {name: as_wide_as(least_log_std(profile, name), fit) for name, fit in runtimes.items()}
+    runtimes = {name: as_wide_as_gate(profile, name, fit) for name, fit in runtimes.items()}
     adapted, records = msgspec.structs.replace(profile, runtimes=runtimes), []
     for runtime, (rows, models) in rows_by_runtime.items():
         adapted, record = _adapt_runtime(predictor, adapted, runtime, rows, models)

@@ -26,13 +26,14 @@ from latpred.ops.families import kind_of, nearest, root, runtime_prefixes
 from latpred.prediction import clocks
 from latpred.prediction.clocks import Timeline
 from latpred.prediction.predictor import Predictor
-from latpred.prediction.pricing import CALL, SIZES, TIME, host_cost, host_scale, kernel_sizes, ops_slowdown
-from latpred.profile.document import DeviceInfo, DeviceProfile, SizeCorrection, call_prices
+from latpred.prediction.pricing import CALL, SIZES, TIME, kernel_sizes
+from latpred.profile.document import DeviceInfo, DeviceProfile, SizeCorrection
 
 MODULE, PYTHON = "module calls", "python calls"
 GENERAL = ""  # what no measured row has takes this factor
 _NO_CLASSES = {GENERAL, MODULE, PYTHON, CALL}  # of those that host factors are of
 NONE = "none"  # level of a profile as it is
+WHOLE = 1.0  # standard deviation of the log of one factor on everything, at every other level
 
 SOFT = 0.10  # error in log latency beyond which a row pulls less than in proportion
 MOST_STEPS, MOST_STEPS_LEFT_OUT = 20, 4
@@ -46,12 +47,13 @@ _NUDGE = 0.01
 
 
 class Level(NamedTuple):
-    """How free factors are, and how closely they follow the rows: standard deviations of their logs, 0 for none."""
+    """How free factors are, and how closely they follow the rows: standard deviations of their logs, 0 for none.
+
+    Beside them, one factor on everything is as free as `WHOLE`.
+    """
 
     name: str
-    whole: float  # of one factor on everything
-    clocks: float  # of those on the host and on the device
-    classes: float  # of each host class and kernel family
+    parts: float  # of those on the host, on the device, and on each host class and kernel family
     sizes: float  # of the exponents of kernels' sizes
     misfit: float  # what a right profile is still off by, in log latency, whatever the noise of the row
 
@@ -142,22 +144,12 @@ class _RowPass:
 
 def _row_pass(predictor: Predictor, row: Row, runtime: str) -> _RowPass:
     schedule, priced, device, beside_us = predictor.priced(row.graph, row.batch, runtime=runtime)
-    fit, batch = predictor.profile.runtimes[runtime], np.array([float(row.batch)])
-    classes = np.array([kind_of(name) for name in schedule.host_class], dtype=object)
-    slow, slow_ops = predictor.slowdown.dispatch, ops_slowdown(priced.cold, predictor.slowdown)
-    scale = host_scale(fit, row.graph.precision)
-    costs = np.array([host_cost(fit, name) for name in schedule.host_class]) * (scale * slow_ops)
-    each_us = schedule.calls * np.array(call_prices(fit))  # (steps, kinds of calls)
-    calls_us = each_us * (scale * slow)
-    if priced.cold is not None:
-        cold_us = each_us * (fit.cold_calls * fit.scale * predictor.slowdown.ops) * priced.cold.share(batch)
-        calls_us += cold_us
-        costs += priced.cold.at(batch)[:, 0] - cold_us.sum(axis=1)
-    steps = {name: np.where(classes == name, costs, 0.0) for name in dict.fromkeys(classes.tolist())}
-    steps[MODULE], steps[PYTHON] = calls_us[:, 0], calls_us[:, 1:].sum(axis=1)
-    host_us = {name: np.concatenate(([0.0], us)) for name, us in steps.items()}
-    host_us[CALL] = np.concatenate(([fit.fixed_us * slow], np.zeros(len(costs))))
-    host_us = {name: us for name, us in sorted(host_us.items()) if us.any()}
+    batch = np.array([float(row.batch)])
+    ops_us, module_us, *python_us = priced.host_by_kind(row.batch).T
+    classes = np.array([CALL, *map(kind_of, schedule.host_class)], dtype=object)
+    steps = {name: np.where(classes == name, ops_us, 0.0) for name in dict.fromkeys(classes.tolist())}
+    steps |= {MODULE: module_us, PYTHON: sum(python_us)}
+    host_us = {name: us for name, us in sorted(steps.items()) if us.any()}
     us = priced.times(batch).us[priced.kernel_row, 0]
     families, kernel_family = numbered(tuple(root(family) for family in schedule.kernel_family))
     ops = [schedule.ops[index] for index in schedule.kernel_op.tolist()]
@@ -214,8 +206,8 @@ class LatencyModel:
         Rows too few to tell levels apart are told from by all of them, which errs less than the one that looks best.
         """
         # How far each parameter may be from 0 by each level, and by how much a right profile misses the rows.
-        own = [np.where(self._kinds < 2, level.classes, level.sizes) for level in levels]
-        deviation = np.hstack(([(level.whole, level.clocks, level.clocks) for level in levels], own))
+        own = [np.where(self._kinds < 2, level.parts, level.sizes) for level in levels]
+        deviation = np.hstack(([(WHOLE, level.parts, level.parts) for level in levels], own))
         misfit, every = np.array([level.misfit for level in levels]), np.arange(len(self._passes))
         found = _Solution(np.zeros(0), -math.inf, np.zeros(0), -math.inf)
         free = deviation.any(axis=0)  # what no level lets move starts, and stays, at 0
@@ -366,7 +358,7 @@ def corrected(profile: DeviceProfile, runtime: str, factors: Factors) -> DeviceP
             name: _of(fit.kernel_scales, name) * kernel(_family(name, factors.kernel))
             for name in (GENERAL, *fit.kernel_scales, *factors.kernel)
         },
-        kernel_tilts=(*fit.kernel_tilts, *factors.size_corrections),
+        size_corrections=(*fit.size_corrections, *factors.size_corrections),
     )
     return msgspec.structs.replace(profile, runtimes={**profile.runtimes, runtime: changed})
 

@@ -17,7 +17,7 @@ from sklearn.base import BaseEstimator, RegressorMixin
 from sklearn.utils.validation import check_array, check_is_fitted, check_X_y
 
 from latpred.fit.residual import HYPER_POINTS, fit_residual, shorts
-from latpred.graph.features import EFFORTS, ON_CPU, Floats, Inputs, layout, read
+from latpred.graph.features import LOOP_COUNTS, ON_CPU, Floats, Inputs, layout, read
 from latpred.ops.families import root
 from latpred.prediction.kernel_times import (
     FEW_ROWS,
@@ -106,7 +106,7 @@ _OUTPUTS = 16.0  # starting value: so many results for each multiprocessor give 
 _WORTH_TILES = 0.85  # of a roofline's cost: tiles have more constants, and must earn them
 _BESIDE_SIGMA = 0.5  # relative doubt about what passes beside a sample, in units of the doubt about its time
 # Terms that the samples of a family cannot tell from others. Steps of a recurrence read the same weights again and
-# again (an effort), and sizes of state and input hardly vary apart.
+# again (what a loop counts), and sizes of state and input hardly vary apart.
 _UNTOLD = {"rnn": ("weights", "activations", "n", "k")}
 # Samples' worth of belief that a leaf costs what its parent does: leaves differ from their parents by 1.2 in the
 # logarithm (standard deviation), samples of one leaf from each other by 0.4. An EPYC of family 25, 59 leaves.
@@ -223,7 +223,7 @@ class RooflineRegressor(RegressorMixin, BaseEstimator):  # type: ignore[misc]
             guess[FEW_ROWS] = _FEW
         untold = _UNTOLD.get(root(self.family), ())
         if self.multiprocessors and root(self.family) in ON_CPU:
-            untold = (*untold, *_names(inputs)[len(EFFORTS.get(root(self.family), ())) :])
+            untold = (*untold, *_names(inputs)[len(LOOP_COUNTS.get(root(self.family), ())) :])
         guess = {name: value for name, value in guess.items() if name not in untold}
         pull = dict.fromkeys(guess, _RIDGE)
         if self.prior is not None:
@@ -238,7 +238,7 @@ class RooflineRegressor(RegressorMixin, BaseEstimator):  # type: ignore[misc]
             constants, cost = _fit_constants(inputs, times, weights, self.multiprocessors)
             if cost < _WORTH_TILES * _robust_cost(untiled):
                 floor, tiling = constants.pop("floor"), constants
-        efforts = _efforts(fitted, inputs)
+        loop_us = _loop_us(fitted, inputs)
         return KernelFit(
             family=self.family,
             floor_us=short(floor),
@@ -249,7 +249,7 @@ class RooflineRegressor(RegressorMixin, BaseEstimator):  # type: ignore[misc]
             multiprocessors=self.multiprocessors,
             features=feature_names(self.family, self.multiprocessors, bool(tiling)),
             tiling={name: short(value) for name, value in tiling.items()},
-            efforts=shorts(efforts) if efforts.any() else (),
+            loop_us=shorts(loop_us) if loop_us.any() else (),
             jumps=bool(tiling),
         )
 
@@ -297,7 +297,7 @@ def _roofline_us(values: dict[str, float], inputs: Inputs, multiprocessors: int,
     compute = work[:, 0] * values.get("compute", 0.0)
     if inputs.product is not None:
         compute = compute * inefficiency(values, inputs.product, multiprocessors, one_row)
-    compute = compute + inputs.efforts @ _efforts(values, inputs)
+    compute = compute + inputs.loop_counts @ _loop_us(values, inputs)
     memory = work[:, 1] * values.get("weights", 0.0) + (work[:, 2] + work[:, 3]) * values.get("activations", 0.0)
     time: Floats = np.maximum(values["floor"] + np.hypot(compute, memory), TINY_US)
     return time
@@ -310,8 +310,8 @@ def _known(prior: KernelFit) -> dict[str, float]:
         "weights": prior.weight_bytes_per_us,
         "activations": prior.activation_bytes_per_us,
     }
-    efforts = {f"effort {index}": us for index, us in enumerate(prior.efforts) if us}
-    return {name: 1.0 / rate for name, rate in rates.items() if rate} | prior.saturation | efforts
+    loop_us = {f"loop {index}": us for index, us in enumerate(prior.loop_us) if us}
+    return {name: 1.0 / rate for name, rate in rates.items() if rate} | prior.saturation | loop_us
 
 
 def _fit_parameters(
@@ -352,7 +352,7 @@ def _first_guess(inputs: Inputs, times: Floats, multiprocessors: int) -> dict[st
     moved = work[:, 1] + activations
     # All bytes come from the same memory: a vector of weights beside large activations says nothing of its own rate.
     columns = {"compute": (work[:, 0],) * 2, "weights": (work[:, 1], moved), "activations": (activations, moved)}
-    columns |= {name: (counts, counts) for name, counts in zip(_names(inputs), inputs.efforts.T, strict=True)}
+    columns |= {name: (counts, counts) for name, counts in zip(_names(inputs), inputs.loop_counts.T, strict=True)}
     for name, (own, amount) in columns.items():
         if (own > 0).any():
             guess[name] = float(np.quantile(times[own > 0] / amount[own > 0], 0.1))
@@ -364,9 +364,9 @@ def _first_guess(inputs: Inputs, times: Floats, multiprocessors: int) -> dict[st
 
 
 def _names(inputs: Inputs) -> list[str]:
-    """Names of the parameters of efforts."""
-    return [f"effort {index}" for index in range(inputs.efforts.shape[1])]
+    """Names of the parameters of what loops count."""
+    return [f"loop {index}" for index in range(inputs.loop_counts.shape[1])]
 
 
-def _efforts(values: dict[str, float], inputs: Inputs) -> Floats:
+def _loop_us(values: dict[str, float], inputs: Inputs) -> Floats:
     return np.array([values.get(name, 0.0) for name in _names(inputs)])

@@ -48,7 +48,7 @@ _NATIVE_PRODUCT: Powers = {**_CONV_PRODUCT, "m": {"h_out": 1, "w_out": 1}, "copi
 _CONVOLUTIONS = [family for family, dims in DIMS.items() if dims == CONV_DIMS]
 # Counts of what a family's loops do to each value, which take time of their own.
 NATIVE = "conv_native"
-EFFORTS = {
+LOOP_COUNTS = {
     "generated": ("plain", "math", "strided", "looked_up"),
     "rnn": ("calls", "reread", "weights"),
     "copy": ("matrices",),
@@ -90,16 +90,16 @@ class Layout(NamedTuple):
     names: tuple[str, ...]  # features before the roofline's own
     powers: Floats  # (dims, features) exponents
     product: Floats | None  # (dims, 4) exponents of m, n, k and copies; None for families that multiply nothing
-    efforts: slice  # columns of the counts that `EFFORTS` names
+    loop_columns: slice  # of the counts that `LOOP_COUNTS` names
 
 
 class Inputs(NamedTuple):
-    """Rows of a family, ready for the roofline: work, log features, m, n, k and copies, and counts of efforts."""
+    """Rows of a family, ready for the roofline: work, log features, m, n, k and copies, and what loops count."""
 
     work: Floats
     logs: Floats
     product: Floats | None
-    efforts: Floats
+    loop_counts: Floats
 
 
 @cache
@@ -115,7 +115,7 @@ def layout(family: str) -> Layout:
     dims = DIMS[name]
     features, product = _FEATURES[name], _PRODUCTS.get(name)
     names = tuple(features) if product is not None else (*features, "bytes")
-    counted = EFFORTS.get(name, ())
+    counted = LOOP_COUNTS.get(name, ())
     first = len(WORK) + (dims.index(counted[0]) if counted else len(dims))
     return Layout(
         family=name,
@@ -123,7 +123,7 @@ def layout(family: str) -> Layout:
         names=(*names, "padding") if name == NATIVE else names,
         powers=_matrix(dims, features),
         product=None if product is None else _matrix(dims, product),
-        efforts=slice(first, first + len(counted)),
+        loop_columns=slice(first, first + len(counted)),
     )
 
 
@@ -134,15 +134,15 @@ def read(family: str, rows: Floats) -> Inputs:
     # A dimension may be 0 or 1 as a flag (masked); half keeps both apart on a log axis.
     log_dims = np.log(np.maximum(rows[:, len(WORK) :], 0.5))
     logs = multiplied(log_dims, form.powers)
-    efforts = ON_CPU[form.family](rows) if form.family in ON_CPU else rows[:, form.efforts]
+    loop_counts = ON_CPU[form.family](rows) if form.family in ON_CPU else rows[:, form.loop_columns]
     if form.product is None:
         moved = np.log(np.maximum(work[:, 1] + work[:, 2] + work[:, 3], 1.0))
-        return Inputs(work, np.column_stack((logs, moved)), None, efforts)
+        return Inputs(work, np.column_stack((logs, moved)), None, loop_counts)
     product = np.exp(multiplied(log_dims, form.product)).round(3)  # else 768 fills more than 6 tiles of 128
     if form.family == NATIVE:
         logs = np.column_stack((logs, vector_padding(product[:, 0])))
-        efforts = np.column_stack((efforts, _weights_on_short_maps(product)))
-    return Inputs(work, logs, product, efforts)
+        loop_counts = np.column_stack((loop_counts, _weights_on_short_maps(product)))
+    return Inputs(work, logs, product, loop_counts)
 
 
 def _pooled(rows: Floats) -> Floats:
@@ -165,12 +165,12 @@ def _planes(rows: Floats) -> Floats:
 
 
 def _recurrent(rows: Floats) -> Floats:
-    """The counts of `EFFORTS`, and the calls where a batch has several rows: products of one row have other code."""
-    counts = rows[:, layout("rnn").efforts]
+    """What `LOOP_COUNTS` names, and the calls where a batch has several rows: products of one row have other code."""
+    counts = rows[:, layout("rnn").loop_columns]
     return np.column_stack((counts, np.where(rows[:, len(WORK)] > 1.0, counts[:, 0], 0.0)))
 
 
-# Efforts of loops on a CPU: those that `EFFORTS` names, and others that are no dimensions.
+# Counts of loops on a CPU: those that `LOOP_COUNTS` names, and others that are no dimensions.
 ON_CPU: dict[str, Callable[[Floats], Floats]] = {
     "pooling": _pooled,
     "elementwise": _chunks,

@@ -11,7 +11,6 @@ knows nothing.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
-from functools import partial
 from operator import attrgetter
 
 import msgspec
@@ -20,7 +19,6 @@ from latpred.errors import UsageError
 from latpred.graph.graph import Affine, ModelGraph, Op, all_ops, op_by_op, rewritten
 from latpred.ops.families import CAUSAL, GROUPED, MATH, STRIDED_MASK, root
 from latpred.query import HALVES
-from latpred.storage import IdentityCache
 
 _ELEMENT_BYTES = {"float16": 2, "bfloat16": 2, "float64": 8}
 _FUSED = "scaled_dot_product_"  # in the names of calls that compute it as a whole
@@ -230,7 +228,6 @@ _AVERAGE = "reduction.nested.sum"  # of the weights of all heads, where the call
 _FUSED_DTYPES = ("float32", "float16", "bfloat16")
 _HEAD_MULTIPLE = 8  # heads of another size are computed in parts
 _NAME = attrgetter("name")
-_on_cuda: IdentityCache[ModelGraph, ModelGraph] = IdentityCache()
 
 
 def self_attention_on_cuda(graph: ModelGraph) -> ModelGraph:
@@ -246,7 +243,7 @@ def self_attention_on_cuda(graph: ModelGraph) -> ModelGraph:
         return graph
     if _SPLIT not in map(_NAME, all_ops(graph)):
         return graph
-    return _on_cuda.get(graph, lambda _: rewritten(graph, attention_on_cuda))
+    return rewritten(graph, attention_on_cuda)
 
 
 def attention_on_cuda(ops: Sequence[Op]) -> list[Op]:
@@ -263,21 +260,6 @@ def attention_on_cuda(ops: Sequence[Op]) -> list[Op]:
     return made
 
 
-_in_math: IdentityCache[ModelGraph, ModelGraph] = IdentityCache()
-
-
-def math_attention_on_cuda(graph: ModelGraph) -> ModelGraph:
-    """The graph with attention that no kernel of CUDA takes as CUDA runs it: in many kernels.
-
-    No kernel takes other than four dimensions or rows in pieces, of a mask as well, as models of some versions of
-    transformers (5.17) make it while they are captured or scripted. Heads of keys that serve several of queries are
-    taken in half precision without a mask alone.
-    """
-    if not any(map(_is_math, all_ops(graph))):
-        return graph
-    return _in_math.get(graph, lambda _: rewritten(graph, partial(attention_in_math, which=_is_math)))
-
-
 # Kernels pass by blocks of scores that a causal mask hides whole. Blocks on the diagonal and uneven shares cost as much
 # as this many keys more: in the tutorial of Triton 1024, 4096 and 8192 tokens take 63, 54 and 51 % of the time they
 # take without a mask.
@@ -286,9 +268,7 @@ _CAUSAL_BLOCK = 256
 
 def causal_on_cuda(graph: ModelGraph) -> ModelGraph:
     """The graph whose causal attention counts the scores that CUDA's kernels compute: little more than half of many."""
-    if not any(map(_passes_by, all_ops(graph))):
-        return graph
-    return _causal.get(graph, lambda _: rewritten(graph, _seen))
+    return rewritten(graph, op_by_op(_as_seen)) if any(map(_passes_by, all_ops(graph))) else graph
 
 
 def _passes_by(op: Op) -> bool:
@@ -306,24 +286,32 @@ def _as_seen(op: Op) -> Iterator[Op]:
     yield op
 
 
-_causal: IdentityCache[ModelGraph, ModelGraph] = IdentityCache()
-_seen = op_by_op(_as_seen)
-
-
-def attention_in_math(ops: Sequence[Op], which: Callable[[Op], bool], *, older: bool = False) -> list[Op]:
-    """Ops in order, with the calls of attention that `which` names in many kernels; `older` is before PyTorch 2.5."""
-    return [part for op in ops for part in (_issued_by(op, older) if which(op) else (op,))]
-
-
 def has_no_kernel(op: Op) -> bool:
     """Whether an op is attention of other than four dimensions, or of rows in pieces."""
     return _is_fused(op) and op.family.endswith(MATH)
 
 
-def _is_math(op: Op) -> bool:
+def runs_as_math(op: Op) -> bool:
+    """Whether an op is attention that no kernel of CUDA takes.
+
+    No kernel takes other than four dimensions or rows in pieces, of a mask as well, as models of some versions of
+    transformers (5.17) make it while they are captured or scripted. Heads of keys that serve several of queries are
+    taken in half precision without a mask alone.
+    """
     if _is_fused(op) and op.family.endswith(GROUPED):
         return itemsize(op) > 2 or bool(op.dims["masked"].constant)
     return has_no_kernel(op) or (_is_fused(op) and op.family.endswith(STRIDED_MASK))
+
+
+def math_attention_on_cuda(
+    graph: ModelGraph, which: Callable[[Op], bool] = runs_as_math, *, older: bool = False
+) -> ModelGraph:
+    """The graph with the calls of attention that `which` names in many kernels; `older` is before PyTorch 2.5."""
+    if not any(map(which, all_ops(graph))):
+        return graph
+    return rewritten(
+        graph, lambda ops: [part for op in ops for part in (_issued_by(op, older) if which(op) else (op,))]
+    )
 
 
 def _issued_by(op: Op, older: bool) -> list[Op]:
@@ -419,7 +407,7 @@ def biases_on_cuda(graph: ModelGraph) -> ModelGraph:
     """The graph with biases of convolutions as eager PyTorch and TorchScript have CUDA add them: by themselves."""
     if graph.runtime not in ("eager", "cuda-graphs", "torchscript"):
         return graph
-    return _biased.get(graph, lambda _: rewritten(graph, _with_biases))
+    return rewritten(graph, _with_biases)
 
 
 def _with_bias(op: Op) -> Iterator[Op]:
@@ -427,7 +415,6 @@ def _with_bias(op: Op) -> Iterator[Op]:
     return bias_added(op, f"{_NODE}.elementwise.nested" if scripted else "elementwise.nested.add_")
 
 
-_biased: IdentityCache[ModelGraph, ModelGraph] = IdentityCache()
 _with_biases = op_by_op(_with_bias)
 
 

@@ -146,8 +146,9 @@ _P90 = re.compile(r"([\d.]+)% p90")
 _MOST_LOW = 0.99  # a prediction that is 100 % too low is none
 
 
-def as_wide_as(log_std: float, fit: DispatchFit) -> DispatchFit:
-    """A runtime's fit with spreads no narrower than a standard deviation."""
+def as_wide_as_gate(profile: DeviceProfile, runtime: str, fit: DispatchFit) -> DispatchFit:
+    """A runtime's fit with spreads no narrower than the errors that the profile's gate found; see `least_log_std`."""
+    log_std = least_log_std(profile, runtime)
     busy = None if fit.busy_spread is None else max(fit.busy_spread, log_std)
     return msgspec.structs.replace(fit, spread=max(fit.spread, log_std), busy_spread=busy)
 
@@ -215,7 +216,7 @@ def guess(
         macs_per_us=float(np.median(rates)) if rates else 0.0,
         weight_bytes_per_us=width,
         activation_bytes_per_us=width,
-        efforts=(step_us,) if recurrent and profile.device.kind == "cpu" else (),  # of each of the family's `calls`
+        loop_us=(step_us,) if recurrent and profile.device.kind == "cpu" else (),  # of each of the family's `calls`
         spread=GUESSED_LOG_STD if rates else UNTESTED_LOG_STD,  # without any rate, multiply-adds come out for free
     )
 

@@ -218,7 +218,7 @@ class KernelModel:
             us = np.maximum(us, least_us(self.fit.family, rows, self._limits))
         if self._limits is not None and np.isfinite(self._limits.cache_bytes_per_us):  # those of a datasheet
             # A fit's time of bytes may hold what a kernel does to them besides, as convolutions that lay inputs out.
-            memory = np.minimum(memory, rows[:, 1 : len(WORK)].sum(axis=1) / self._limits.bytes_per_us)
+            memory = np.minimum(memory, _moved(rows) / self._limits.bytes_per_us)
         return KernelEstimate(us, log_std, memory >= roof.compute)
 
     def _residual(self, inputs: Inputs, roof: Roofline) -> tuple[Floats, Floats]:
@@ -262,7 +262,7 @@ def evaluate(fit: KernelFit, rows: Floats) -> Floats:
 
 def slower_kernels(slowdown: Slowdown, family: str, rows: Floats) -> Floats:
     """How many times longer a family's kernels take on a machine that is slower."""
-    moved = rows[..., 1 : len(WORK)].sum(axis=-1)
+    moved = _moved(rows)
     # With the reference that reads from the shared cache, as far as they read as many bytes per MAC; not at all where
     # the core's own cache holds them.
     waiting = np.minimum(CACHE_MACS_PER_BYTE * moved / np.maximum(rows[..., 0], 1.0), 1.0)
@@ -283,20 +283,25 @@ def size_corrected(correction: SizeCorrection, size: Floats) -> Floats:
     return factor
 
 
-def _missed(work: Floats, cache_bytes: float) -> Floats:
-    """Share of rows' bytes that come from memory.
+def _moved(rows: Floats) -> Floats:
+    """Bytes that rows read and write, weights included."""
+    moved: Floats = rows[..., 1 : len(WORK)].sum(axis=-1)
+    return moved
+
+
+def _missed(moved: Floats, cache_bytes: float) -> Floats:
+    """Share of the bytes that kernels move which comes from memory.
 
     Where a kernel touches less than half of what the cache holds, all of it may lie there already. Where it touches
     more than the cache holds, its own bytes have pushed out what lay there.
     """
-    moved = work[:, 1 : len(WORK)].sum(axis=1)
     missed: Floats = np.clip(2.0 * moved / cache_bytes - 1.0, 0.0, 1.0)
     return missed
 
 
 def least_us(family: str, rows: Floats, limits: Limits) -> Floats:
     """What rows take at least: bytes from memory, or from the cache where they lie in it, multiply-adds and steps."""
-    macs, moved = rows[:, 0], rows[:, 1 : len(WORK)].sum(axis=1)
+    macs, moved = rows[:, 0], _moved(rows)
     if root(family) == "conv":
         height, width, stride = rows[:, _WINDOW].T
         macs = macs / np.where((np.minimum(height, width) > 1) & (stride == 1), WINOGRAD, 1.0)
@@ -320,7 +325,7 @@ def least_us(family: str, rows: Floats, limits: Limits) -> Floats:
         counts = dict(zip(layout("rnn").columns, rows.T, strict=True))
         held = counts["reread"] <= HELD_WEIGHTS * counts["calls"]
         busy = np.maximum(busy, counts["steps"] * limits.step_us * np.where(held, HELD, 1.0))
-    missed = _missed(rows, limits.cache_bytes)
+    missed = _missed(moved, limits.cache_bytes)
     memory = moved * (missed / limits.bytes_per_us + (1.0 - missed) / limits.cache_bytes_per_us)
     least: Floats = np.maximum(memory, busy)
     return least
@@ -375,15 +380,15 @@ def roofline(fit: KernelFit, inputs: Inputs) -> Roofline:
     activations = inverse(fit.activation_bytes_per_us or fit.weight_bytes_per_us)
     hot = work[:, 2] + work[:, 3]
     if fit.cache_bytes:
-        missed = _missed(work, fit.cache_bytes)
+        missed = _missed(_moved(work), fit.cache_bytes)
         hot = hot * (missed + (1.0 - missed) / fit.cache_gain)
     memory = work[:, 1] * weights + hot * activations
     compute = work[:, 0] * inverse(fit.macs_per_us)
     if inputs.product is not None:
         compute = compute * inefficiency(fit.saturation, inputs.product, fit.multiprocessors, "one_row" in fit.features)
-    if fit.efforts:
-        known = inputs.efforts[:, : len(fit.efforts)]  # shipped fits may lack the last ones
-        compute = compute + np.einsum("ij,j->i", known, np.array(fit.efforts))
+    if fit.loop_us:
+        known = inputs.loop_counts[:, : len(fit.loop_us)]  # shipped fits may lack the last ones
+        compute = compute + np.einsum("ij,j->i", known, np.array(fit.loop_us))
     return Roofline(fit.floor_us, compute, memory)
 
 

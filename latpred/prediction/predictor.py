@@ -34,10 +34,9 @@ from latpred.graph.rewrites import (
 from latpred.host import Slowdown
 from latpred.prediction import clocks, fallbacks, host_swap
 from latpred.prediction.clocks import Z90, BatchThresholds, CurveSamples, last_false
-from latpred.prediction.fallbacks import as_wide_as, least_log_std
 from latpred.prediction.kernel_times import LARGE_BLOCK, resident_share, trimmed_bytes
 from latpred.prediction.prediction import ClassCosts, Curve, Prediction, Provenance, Setting, joined
-from latpred.prediction.pricing import Priced, PriceList
+from latpred.prediction.pricing import Priced, PriceList, moved
 from latpred.profile import datasheet
 from latpred.profile.document import ADAPTED, UNSURE, DeviceInfo, DeviceProfile, DispatchFit
 from latpred.query import MOST_BATCH, Options, checked_batches
@@ -118,7 +117,8 @@ class Predictor:
         self.era = profile.protocol.get("era", "")
         self._prices = PriceList(self.profile, self.slowdown)
         self._priced: dict[tuple[str, str, float], IdentityCache[Schedule, Priced]] = {}
-        self._touched: IdentityCache[Schedule, tuple[int, int]] = IdentityCache()
+        self._touched: IdentityCache[Schedule, list[float]] = IdentityCache()
+        self._lowered: IdentityCache[ModelGraph, dict[str, ModelGraph | None]] = IdentityCache()
         self._runtimes: dict[str, _RuntimeFit] = {}
         self._slower: dict[Slowdown, Predictor] = {}
 
@@ -128,7 +128,7 @@ class Predictor:
             return self
         if slowdown not in self._slower:
             slower = Predictor(self.given, self.caveats, slowdown)
-            slower._prices = self._prices.at(slowdown)
+            slower._prices, slower._lowered = self._prices.at(slowdown), self._lowered
             self._slower[slowdown] = slower
         return self._slower[slowdown]
 
@@ -279,13 +279,20 @@ class Predictor:
         if graph.runtime != traced_by or graph.target not in ("", self.target):
             named = "eager" if rewrites(self.era, runtime) else runtime
             graph = lowering.fitting(graph, named, self.target)
-        if self.era or self.profile.provenance != "measured":
+        measured = self.profile.provenance == "measured" and not self.era
+        if measured and self.profile.device.kind != "cuda":
+            return graph
+        by_runtime = self._lowered.get(graph, lambda _: {})
+        if runtime not in by_runtime:
             # What was fitted to tables of whole models has their host classes; kernels as small as those of attention
             # under some masks are not known well enough there to be many.
-            return as_run_in(self.era or TORCH_2, graph, runtime, self._prices.gpu)
-        if self.profile.device.kind != "cuda":
-            return graph
-        return causal_on_cuda(biases_on_cuda(math_attention_on_cuda(self_attention_on_cuda(graph))))
+            made = (
+                causal_on_cuda(biases_on_cuda(math_attention_on_cuda(self_attention_on_cuda(graph))))
+                if measured
+                else as_run_in(self.era or TORCH_2, graph, runtime, self._prices.gpu)
+            )
+            by_runtime[runtime] = None if made is graph else made  # a cache that held its key would never free it
+        return by_runtime[runtime] or graph
 
     def __reduce__(self) -> tuple[Any, ...]:
         """The profile, packed, the caveats and the speed: processes that get it several times make it once."""
@@ -298,7 +305,7 @@ class Predictor:
     def _runtime_fit(self, runtime: str) -> _RuntimeFit:
         if runtime not in self._runtimes:
             lowering.demand_suited(runtime, self.target)
-            dispatch = as_wide_as(least_log_std(self.profile, runtime), self._prices.dispatch(runtime))
+            dispatch = fallbacks.as_wide_as_gate(self.profile, runtime, self._prices.dispatch(runtime))
             device = self.profile.device
             if dispatch.gap_us is not None:  # kernels of a replayed graph follow each other faster than in a stream
                 device = msgspec.structs.replace(device, gap_us=dispatch.gap_us)
@@ -357,7 +364,7 @@ class Predictor:
         device = self.profile.device
         if not 0 < graph.parameter_bytes <= (2 * device.resident_bytes or device.cache_bytes):
             return 0.0  # most models, without a look at what they touch
-        constant, per_sample = self._touched.get(schedule, _touched_bytes)
+        constant, per_sample = self._touched.get(schedule, lambda new: moved(new.ops)["bytes"].sum(axis=0).tolist())
         return resident_share(graph.parameter_bytes, constant + per_sample * batch, device)
 
     def _price(self, schedule: Schedule, graph: ModelGraph, resident: float) -> Priced:
@@ -386,7 +393,7 @@ class Predictor:
         if host_within:  # a host that much slower may set the latency where this one does not: all else is then faster
             varied.append(kernels * np.exp(-host_within))
         host = priced.host_at(batches.astype(float))
-        steps = priced.host_us if priced.cold is None else np.concatenate([host] * len(varied), axis=1)
+        steps = host[:, 0] if priced.cold is None else np.concatenate([host] * len(varied), axis=1)
         latencies = clocks.latency(priced.timeline, steps, np.concatenate(varied, axis=1), device, options.protocol)
         plain, more, *less = latencies.reshape(len(varied), -1)
         sensitivity = np.log(more / plain) / np.log1p(nudge) if len(kernels) else np.zeros(len(batches))
@@ -509,13 +516,6 @@ def _unpickled(profile: bytes, caveats: tuple[str, ...], slowdown: Slowdown) -> 
     return Predictor(msgspec.msgpack.decode(profile, type=DeviceProfile), caveats, slowdown)
 
 
-def _touched_bytes(schedule: Schedule) -> tuple[int, int]:
-    """Bytes that all ops read and write, weights included: their constant and what each sample adds."""
-    amounts = [amount for op in schedule.ops for amount in (op.weight_bytes, op.read_bytes, op.write_bytes)]
-    constant, per_sample = map(sum, zip(*amounts, strict=True)) if amounts else (0, 0)
-    return constant, per_sample
-
-
 def _kernel_variance(priced: Priced, log_std: Floats, row_us: Floats, network_log_std: float) -> Floats:
     """Variance of the log device time: errors go together within a family and not between families.
 
@@ -573,9 +573,6 @@ def _caveats(profile: DeviceProfile, graph: ModelGraph, runtime: str, served: Se
     return said
 
 
-def _all_of(served: Sequence[Priced], names: str) -> Sequence[str]:
+def _all_of(served: Sequence[Priced], names: str) -> list[str]:
     """What all schedules have under an attribute, each once."""
-    if len(served) == 1:  # as mostly: joining takes a fiftieth of a prediction
-        only: tuple[str, ...] = getattr(served[0], names)
-        return only
-    return tuple(dict.fromkeys(chain.from_iterable(map(attrgetter(names), served))))
+    return list(dict.fromkeys(chain.from_iterable(map(attrgetter(names), served))))

@@ -10,7 +10,6 @@ import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import lru_cache, partial
-from itertools import chain
 from operator import attrgetter
 from threading import Lock
 from typing import Any, NamedTuple
@@ -23,7 +22,7 @@ from latpred.errors import ProfileError, UsageError
 from latpred.graph.features import NATIVE, ROW_BY_ROW, WORK, Floats, finer_family
 from latpred.graph.graph import CONTIGUOUS, Ints, Op, OpFacts, Schedule, numbered
 from latpred.host import SAME, Slowdown
-from latpred.ops.families import DIMS, kind_of, lineage, nearest, root
+from latpred.ops.families import kind_of, lineage, nearest, root
 from latpred.prediction.clocks import Timeline
 from latpred.prediction.fallbacks import GUESSED_LOG_STD, MEASURED, PRICED_AS, OtherFormat, format_of, guess
 from latpred.prediction.kernel_times import (
@@ -55,20 +54,6 @@ SIZES = (TIME, "window", "channels")
 family, and two of convolutions: the taps of the window, and the geometric mean of the channels it reads and writes."""
 
 _HOST_CLASS = attrgetter("host_class")
-# What is known of a row whatever the batch; bytes are constant and per sample.
-_FACTS = np.dtype(
-    [
-        ("leaf_scale", float),  # factors of its time above the floor, and of all of it
-        ("scale", float),
-        ("least_log_std", float),  # of its time, whatever its fit says
-        ("usual_log_std", float),  # of its fit's errors on its own samples
-        ("family", np.int64),  # its number
-        ("noted", bool),  # whether something is said of it: that it was not measured, or a caveat
-        ("fresh", bool),  # whether PyTorch makes memory for its result; other runtimes keep theirs
-        ("moved", float, 2),  # bytes read and written
-        ("reread", float, 2),  # bytes touched since its weights were last read
-    ]
-)
 _FAR = (math.inf, 0.0)  # weights that the pass reads once
 _WEIGHTS, _READS = WORK.index("weight_bytes"), WORK.index("read_bytes")
 _BYTES = slice(WORK.index("weight_bytes"), WORK.index("write_bytes") + 1)
@@ -82,32 +67,25 @@ SUBSTITUTES = {"conv_depthwise": ("conv_grouped", "conv"), "conv_grouped": ("con
 class ColdDispatch:
     """Dispatch of a schedule's steps from cold caches."""
 
-    most_us: Floats  # (n,): what each step takes longer at most
+    most_us: Floats  # (n, 4): what each step takes longer at most, by kind as in `Priced.host_us`
     reuse_bytes: Floats  # (n, 2): constant and per-sample bytes touched since the last step of its class
     half_bytes: float  # that bring half of it
 
     @classmethod
-    def of(
-        cls, schedule: Schedule, fit: DispatchFit, slower: float = 1.0, moved: Floats | None = None
-    ) -> ColdDispatch | None:
-        """For a runtime's costs, all of them `slower` so many times; None where cold caches cost its steps nothing.
-
-        Who has looked at the kernels already gives the bytes that the op of each has `moved`: reading those off all ops
-        takes longer than everything else here, and a search prices the same few layers again and again.
-        """
+    def of(cls, schedule: Schedule, fit: DispatchFit, slower: float = 1.0) -> ColdDispatch | None:
+        """For a runtime's costs, all of them `slower` so many times; None where cold caches cost its steps nothing."""
         if not fit.cold_costs_us:
             return None
         names, code = numbered(schedule.host_class)
-        most_us = np.array([nearest(fit.cold_costs_us, name) for name in names], dtype=float)[code]
-        most_us += fit.cold_calls * fit.scale * (schedule.calls @ call_prices(fit))
+        ops_us = np.array([nearest(fit.cold_costs_us, name) for name in names], dtype=float)[code]
+        most_us = _by_kind(ops_us, schedule, fit, fit.cold_calls * fit.scale)
         if not most_us.any():  # as of an interpreter's nodes: cold code was measured of none of their classes
             return None
-        reuse_bytes = _reuse_bytes(schedule, _moved(schedule) if moved is None else moved)
-        return cls(slower * most_us, reuse_bytes, fit.cold_bytes)
+        return cls(slower * most_us, _reuse_bytes(schedule), fit.cold_bytes)
 
     def at(self, batches: Floats) -> Floats:
         """Microseconds that each step takes longer at each batch, shape (n, batches)."""
-        longer: Floats = self.most_us[:, None] * self.share(batches)
+        longer: Floats = self.most_us.sum(axis=1, keepdims=True) * self.share(batches)
         return longer
 
     def share(self, batches: Floats) -> Floats:
@@ -117,9 +95,18 @@ class ColdDispatch:
         return share
 
 
-def _reuse_bytes(schedule: Schedule, moved: Floats) -> Floats:
+def _by_kind(ops_us: Floats, schedule: Schedule, fit: DispatchFit, scale: float) -> Floats:
+    """Host times of steps, (n, 4): of what they dispatch, and of each kind of `Calls` before it."""
+    return np.column_stack((ops_us, schedule.calls * (scale * np.array(call_prices(fit)))))
+
+
+# Bytes that each op reads and writes, weights included: constant and per sample.
+moved = OpFacts({"bytes": "2d"}, lambda op: op.read_bytes + op.weight_bytes + op.write_bytes)
+
+
+def _reuse_bytes(schedule: Schedule) -> Floats:
     """Bytes that a forward pass, one of many, touches between two steps of a class: constant and per sample."""
-    each = moved * schedule.kernel_share[:, None]
+    each = moved(schedule.ops)["bytes"][schedule.kernel_op] * schedule.kernel_share[:, None]
     count = len(schedule.host_class)
     steps = np.array([np.bincount(schedule.kernel_step, column, count) for column in each.T], dtype=float).T
     done = steps.cumsum(axis=0)
@@ -141,14 +128,6 @@ def _previous(host_class: tuple[str, ...]) -> Ints:
     return np.array(previous, dtype=np.int64)
 
 
-def _moved(schedule: Schedule) -> Floats:
-    """Bytes that the op of each kernel reads and writes, read off the ops."""
-    ops = [schedule.ops[index] for index in schedule.kernel_op.tolist()]
-    parts = ((*op.read_bytes, *op.weight_bytes, *op.write_bytes) for op in ops)
-    summed: Floats = np.fromiter(chain.from_iterable(parts), float, 6 * len(ops)).reshape(-1, 3, 2).sum(axis=1)
-    return summed
-
-
 # What the times of a family rest on: a fit to samples (of a profile that was not measured, to all that there is), whole
 # networks alone, a datasheet in a profile that was measured, or a guess from other families.
 SAMPLED, NETWORKS, DATASHEET, GUESSED = "samples", "networks", "datasheet", "guess"
@@ -164,20 +143,23 @@ class KernelPrice(NamedTuple):
 
 
 class _KernelRow(NamedTuple):
-    """Work that kernels have in common, and its price; `columns` are constant and slope of each of its family's."""
+    """Work that kernels have in common, its price, and what is known of it whatever the batch."""
 
     family: str
+    kind: str  # the root of that, within which errors go together
     price: KernelPrice
-    columns: Floats
-    facts: tuple[Any, ...]  # see `_FACTS`
+    columns: Floats  # constant and slope of each column of its fit's family
+    least_log_std: float  # of its time, whatever its fit says
+    usual_log_std: float  # of its fit's errors on its own samples
+    fresh: bool  # whether PyTorch makes memory for its result; other runtimes keep theirs
+    reread: tuple[float, float]  # bytes touched since its weights were last read: constant and per sample
 
 
 class KernelRows:
     """Rows of one precision in one runtime, where the `resident` share of the weights stays in the cache.
 
-    Each has a number. What depends on it alone is worked out once for all schedules: facts, and its times at the
-    batches asked for of late. The number of an op's row is found by the op's identity, else by its work.
-    Threads take turns.
+    Each has a number, which is found by an op's identity, else by its work. Its times at the batches asked for of late
+    are kept for all schedules. Threads take turns.
     """
 
     def __init__(
@@ -193,50 +175,42 @@ class KernelRows:
         self._size_corrections, self._slowdown = size_corrections, slowdown
         self._by_work: dict[tuple[object, ...], int] = {}
         self.rows: list[_KernelRow] = []
-        self._facts = np.empty(0, _FACTS)
-        # Known ones have the same numbers whatever was asked before: sums over them are the same to the bit.
-        self.families = {name: number for number, name in enumerate(DIMS)}
-        self._times: Recent[list[Floats]] = Recent(KEPT_BATCHES)
+        self._times: Recent[dict[int, list[float]]] = Recent(KEPT_BATCHES)
         self._lock = Lock()
         self._of_ops = OpFacts(
             {"row": "q", "live": "2d", "estimated": "q"},
             lambda op: (self._number(op) if op.family else -1, *op.live_bytes, op.estimated),
         )
 
-    def of(self, schedule: Schedule) -> tuple[NDArray[np.void], Ints, Ints, NDArray[np.void]]:
-        """Facts of the schedule's ops; its rows in order of appearance, which of them each kernel is, their facts."""
+    def of(self, schedule: Schedule) -> tuple[NDArray[np.void], Ints, Ints]:
+        """Facts of the schedule's ops; numbers of its rows in order of appearance, and which of them each kernel is."""
         with self._lock:
             ops = self._of_ops(schedule.ops)
-            if len(self._facts) < len(self.rows):
-                new = [row.facts for row in self.rows[len(self._facts) :]]
-                self._facts = np.concatenate((self._facts, np.array(new, _FACTS)))
         found = ops["row"][schedule.kernel_op]
         if found.min(initial=0) < 0:
             raise UsageError("A schedule launches a kernel of an op that has no family; give the op one.")
         distinct = np.fromiter(dict.fromkeys(found.tolist()), np.int64)
-        place = np.empty(len(self._facts), dtype=np.int64)
+        place = np.empty(len(self.rows), dtype=np.int64)
         place[distinct] = np.arange(len(distinct))
-        return ops, distinct, place[found], self._facts[distinct]
+        return ops, distinct, place[found]
 
     def times(self, numbers: Ints, batches: Floats) -> KernelEstimate:
         """Times of rows, (rows, batches); those of few batches are kept, and are the same whatever else was asked."""
         if len(batches) > KEPT_BATCHES:
             return self._evaluated(numbers.tolist(), batches)
         with self._lock:
-            at = [self._kept(numbers, batch) for batch in batches.tolist()]
-        us, log_std, memory_bound = np.array(at).transpose(2, 1, 0)
+            at = [self._kept(numbers.tolist(), batch) for batch in batches.tolist()]
+        us, log_std, memory_bound = np.array(at).reshape(len(batches), len(numbers), 3).transpose(2, 1, 0)
         return KernelEstimate(us, log_std, memory_bound != 0.0)
 
-    def _kept(self, numbers: Ints, batch: float) -> Floats:
-        """An estimate's columns at one batch, what is not known yet evaluated first."""
-        held = self._times.get(batch, lambda: [np.empty((0, 3))])
-        if len(held[0]) < len(self.rows):
-            held[0] = np.concatenate((held[0], np.full((len(self.rows) - len(held[0]), 3), np.nan)))
-        unknown = numbers[np.isnan(held[0][numbers, 0])].tolist()
+    def _kept(self, numbers: list[int], batch: float) -> list[list[float]]:
+        """The three columns of an estimate at one batch, for each row; what is not known yet is evaluated first."""
+        held = self._times.get(batch, dict)
+        unknown = sorted(set(numbers) - held.keys())
         if unknown:
-            held[0][unknown] = np.concatenate(self._evaluated(unknown, np.array([batch])), axis=1)
-        known: Floats = held[0][numbers]
-        return known
+            evaluated = np.concatenate(self._evaluated(unknown, np.array([batch])), axis=1)
+            held.update(zip(unknown, evaluated.tolist(), strict=True))
+        return list(map(held.__getitem__, numbers))
 
     def _evaluated(self, numbers: list[int], batches: Floats) -> KernelEstimate:
         """Times of rows at batches, those of one fit together, or at one batch so few of them that bits are certain."""
@@ -247,29 +221,35 @@ class KernelRows:
         most = ROW_BY_ROW if len(batches) == 1 else len(numbers)
         together = [each[start : start + most] for each in by_model.values() for start in range(0, len(each), most)]
         for places in together:
-            chosen = [numbers[place] for place in places]
-            rows, facts = [self.rows[number] for number in chosen], self._facts[chosen]
-            model, work = rows[0].price.model, np.array([row.columns for row in rows])
-            each = work[:, None, :, 0] + work[:, None, :, 1] * batches[:, None]
-            # Weights still in the cache from earlier in the pass are read as activations.
-            since = facts["reread"][:, :1] + facts["reread"][:, 1:] * batches
-            found = each[..., _WEIGHTS] * reread_share(since, self._device)
-            each[..., _WEIGHTS] -= found
-            each[..., _READS] += found
-            times = model.times(each.reshape(-1, each.shape[2]), np.repeat(facts["leaf_scale"], len(batches)))
-            shape = len(rows), len(batches)
-            full_us, memory_bound[places] = times.us.reshape(shape), times.memory_bound.reshape(shape)
-            log_std[places] = np.maximum(times.log_std.reshape(shape), facts["least_log_std"][:, None])
-            us[places] = full_us * slower_kernels(self._slowdown, model.fit.family, each)
-            if self._device.fresh_bytes_per_us and each[..., _BYTES].max() >= LARGE_BLOCK:
-                fresh = fresh_bytes(model.fit.family, each.reshape(-1, each.shape[2]), self._threads).reshape(shape)
-                waiting_us = facts["fresh"][:, None] * fresh / self._device.fresh_bytes_per_us
-                us[places], full_us = us[places] + waiting_us, full_us + waiting_us
-            size = full_us / model.fit.scale
-            for size_correction in self._size_corrections:
-                factor = size_corrected(size_correction, size)
-                us[places], size = us[places] * factor, size * factor
+            rows = [self.rows[numbers[place]] for place in places]
+            us[places], log_std[places], memory_bound[places] = self._of_one_fit(rows, batches)
         return KernelEstimate(us, log_std, memory_bound != 0.0)
+
+    def _of_one_fit(self, rows: Sequence[_KernelRow], batches: Floats) -> KernelEstimate:
+        """Times of rows that the same model prices, at batches."""
+        model, shape = rows[0].price.model, (len(rows), len(batches))
+        work = np.array([row.columns for row in rows])
+        each = work[:, None, :, 0] + work[:, None, :, 1] * batches[:, None]
+        facts = np.array([(row.price.leaf_scale, row.least_log_std, row.fresh, *row.reread) for row in rows])
+        leaf_scale, least_log_std, fresh, reread, reread_per_sample = facts.T[:, :, None]
+        # Weights still in the cache from earlier in the pass are read as activations.
+        found = each[..., _WEIGHTS] * reread_share(reread + reread_per_sample * batches, self._device)
+        each[..., _WEIGHTS] -= found
+        each[..., _READS] += found
+        flat = each.reshape(-1, each.shape[2])
+        times = model.times(flat, leaf_scale.repeat(len(batches)))
+        full_us = times.us.reshape(shape)
+        us = full_us * slower_kernels(self._slowdown, model.fit.family, each)
+        if self._device.fresh_bytes_per_us and each[..., _BYTES].max() >= LARGE_BLOCK:
+            made = fresh * fresh_bytes(model.fit.family, flat, self._threads).reshape(shape)
+            waiting_us = made / self._device.fresh_bytes_per_us
+            us, full_us = us + waiting_us, full_us + waiting_us
+        size = full_us / model.fit.scale
+        for size_correction in self._size_corrections:
+            factor = size_corrected(size_correction, size)
+            us, size = us * factor, size * factor
+        log_std = np.maximum(times.log_std.reshape(shape), least_log_std)
+        return KernelEstimate(us, log_std, times.memory_bound.reshape(shape))
 
     def _number(self, op: Op) -> int:
         """The number of an op's row, which is made for the first of its work."""
@@ -286,21 +266,18 @@ class KernelRows:
 
     def _made(self, op: Op) -> _KernelRow:
         price = self._price(op)
-        work = np.array(columns(op, price.model.fit.family, resident=self._resident), dtype=float)
         guessed = op.estimated or price.basis == GUESSED
-        facts = (
-            price.leaf_scale,
-            price.scale,
-            GUESSED_LOG_STD if guessed else 0.0,
+        return _KernelRow(
+            family=op.family,
+            kind=root(op.family),
+            price=price,
+            columns=np.array(columns(op, price.model.fit.family, resident=self._resident), dtype=float),
+            least_log_std=GUESSED_LOG_STD if guessed else 0.0,
             # Nothing is usual about a guess, and networks do not vouch for kernels that few of them have.
-            0.0 if op.estimated or price.basis != SAMPLED else price.model.fit.spread,
-            self.families.setdefault(root(op.family), len(self.families)),
-            price.basis in (GUESSED, DATASHEET) or bool(price.model.caveat),
-            op.name.startswith("aten::") and not op.name.endswith("_"),
-            tuple(work[_BYTES].sum(axis=0).tolist()),
-            op.reread_after or _FAR,
+            usual_log_std=0.0 if op.estimated or price.basis != SAMPLED else price.model.fit.spread,
+            fresh=op.name.startswith("aten::") and not op.name.endswith("_"),
+            reread=op.reread_after or _FAR,
         )
-        return _KernelRow(op.family, price, work, facts)
 
 
 @dataclass(frozen=True, slots=True)
@@ -308,12 +285,13 @@ class Priced:
     """A schedule with costs: of n steps and the call before them, m kernels, and rows of work that kernels share."""
 
     timeline: Timeline  # order of steps, kernels and synchronisations; the first step is the call itself
-    host_us: Floats  # (n + 1,): dispatch of each step with its code in the caches
+    # (n + 1, 4): the host's time of each step, its code in the caches: dispatch, and each kind of `Calls` before it.
+    host_us: Floats
     cold: ColdDispatch | None  # what steps take longer where it is not
     rows: KernelRows  # those of other schedules too
     row_numbers: Ints  # (rows,): which of these are the schedule's, each once
     usual_log_std: Floats  # (rows,): of their fits' errors on their own samples
-    families: Floats  # (families, rows): 1 where a row belongs to a family
+    families: Floats  # (families, rows): 1 where a row belongs to a family, in order of appearance
     unmeasured: tuple[str, ...]  # families that the profile has no fit for
     from_datasheet: tuple[str, ...]  # families that a measured profile has a datasheet's fit for
     caveats: tuple[str, ...]  # what may not hold of kernels in formats that were not measured
@@ -333,10 +311,17 @@ class Priced:
 
     def host_at(self, batches: Floats) -> Floats:
         """Dispatch time of each step at every batch, shape (n + 1, batches)."""
-        warm = np.repeat(self.host_us[:, None], len(batches), axis=1)
+        warm = np.repeat(self.host_us.sum(axis=1, keepdims=True), len(batches), axis=1)
         if self.cold is not None:
             warm[1:] += self.cold.at(batches)
         return warm
+
+    def host_by_kind(self, batch: int) -> Floats:
+        """Host times of each step at one batch, by kind, from caches as cold as they are then."""
+        us = self.host_us.copy()
+        if self.cold is not None:
+            us[1:] += self.cold.most_us * self.cold.share(np.array([float(batch)]))
+        return us
 
     def live_at(self, batches: Floats | Ints) -> Floats:
         """Bytes alive after each op at every batch."""
@@ -372,9 +357,11 @@ class PriceList:
         dispatch = self.dispatch(schedule.runtime)
         self.fits(precision)
         rows = self._rows_of(schedule.runtime, precision, memory_format, resident)
-        ops, row_numbers, kernel_row, facts = rows.of(schedule)
-        noted = [rows.rows[number] for number in row_numbers[facts["noted"]].tolist()]
-        share = schedule.kernel_share * facts["scale"][kernel_row]
+        ops, row_numbers, kernel_row = rows.of(schedule)
+        used = [rows.rows[number] for number in row_numbers.tolist()]
+        scale, usual_log_std = np.array([(row.price.scale, row.usual_log_std) for row in used]).reshape(-1, 2).T
+        share = schedule.kernel_share * scale[kernel_row]
+        families, family = numbered(tuple(row.kind for row in used))
         classes, of_step, of_op = _classes(schedule)
         count = len(row_numbers)
         cells = of_op[schedule.kernel_op] * count + kernel_row
@@ -383,18 +370,18 @@ class PriceList:
         # A GPU's kernels leave the host's caches alone, wherever the costs of its dispatch were measured.
         cold = None
         if not self._profile.device.asynchronous:
-            cold = ColdDispatch.of(schedule, dispatch, self._slowdown.ops, facts["moved"][kernel_row])
+            cold = ColdDispatch.of(schedule, dispatch, self._slowdown.ops)
         return Priced(
             timeline=Timeline.of(schedule.kernel_step + 1, np.concatenate(([0], schedule.sync))),
-            host_us=self._host_us(schedule, dispatch, precision, ops_slowdown(cold, self._slowdown)),
+            host_us=self._host_us(schedule, dispatch, precision, cold),
             cold=cold,
             rows=rows,
             row_numbers=row_numbers,
-            usual_log_std=facts["usual_log_std"],
-            families=(facts["family"] == np.arange(len(rows.families))[:, None]).astype(float),
-            unmeasured=_families(noted, GUESSED),
-            from_datasheet=_families(noted, DATASHEET),
-            caveats=tuple(dict.fromkeys(row.price.model.caveat for row in noted if row.price.model.caveat)),
+            usual_log_std=usual_log_std,
+            families=(family == np.arange(len(families))[:, None]).astype(float),
+            unmeasured=tuple(dict.fromkeys(row.family for row in used if row.price.basis == GUESSED)),
+            from_datasheet=tuple(dict.fromkeys(row.family for row in used if row.price.basis == DATASHEET)),
+            caveats=tuple(dict.fromkeys(row.price.model.caveat for row in used if row.price.model.caveat)),
             kernel_row=kernel_row,
             kernel_share=share,
             row_counts=class_rows.sum(axis=0),
@@ -440,23 +427,20 @@ class PriceList:
             )
         return fits | kernels.get(f"{precision} {memory_format}", {})
 
-    def _host_us(self, schedule: Schedule, fit: DispatchFit, precision: str, ops: float) -> Floats:
-        """What the host takes for the call itself and for each step, with the module and Python calls before it.
-
-        Ops take `ops` times as long as at the profile's full speed.
-        """
+    def _host_us(self, schedule: Schedule, fit: DispatchFit, precision: str, cold: ColdDispatch | None) -> Floats:
+        """What the host takes for the call itself and for each step, with its code in the caches; see `Priced`."""
         names, code = numbered(schedule.host_class)
         costs = self._costs.get((schedule.runtime, names), lambda: np.array([host_cost(fit, name) for name in names]))
+        scale = fit.scale * (fit.half_scale if AMP.get(precision, precision) in HALVES else 1.0)
         dispatch = self._slowdown.dispatch
-        scale = host_scale(fit, precision)
-        steps = (schedule.calls @ call_prices(fit)) * (scale * dispatch) + (scale * ops * costs)[code]
-        us: Floats = np.concatenate(([fit.fixed_us * dispatch], steps))
-        return us
+        ops = dispatch if cold is None else self._slowdown.ops  # what cold caches cost nothing slows down as calls do
+        steps = _by_kind((scale * ops * costs)[code], schedule, fit, scale * dispatch)
+        return np.vstack(([fit.fixed_us * dispatch, 0.0, 0.0, 0.0], steps))
 
     def _rows_of(self, runtime: str, precision: str, memory_format: str, resident: float) -> KernelRows:
         key = runtime, precision, memory_format, resident
         if key not in self._rows or len(self._rows[key].rows) > KEPT_ROWS:
-            by_time = tuple(one for one in self.dispatch(runtime).kernel_tilts if one.of == TIME)
+            by_time = tuple(one for one in self.dispatch(runtime).size_corrections if one.of == TIME)
             price = partial(self._price, runtime, precision, memory_format)
             self._rows[key] = KernelRows(price, resident, by_time, self._slowdown, self._profile)
         return self._rows[key]
@@ -464,7 +448,7 @@ class PriceList:
     def _price(self, runtime: str, precision: str, memory_format: str, op: Op) -> KernelPrice:
         """What prices an op's kernels in a runtime, in the format that the op has."""
         price = self._fitted(runtime, precision, memory_format, op)
-        model, scale, corrections = price.model, price.scale, self.dispatch(runtime).kernel_tilts
+        model, scale, corrections = price.model, price.scale, self.dispatch(runtime).size_corrections
         if corrections:  # of sizes that are the same whatever the time
             sizes = kernel_sizes(op)
             factors = [size_corrected(one, np.array(sizes[one.of])) for one in corrections if one.of in sizes]
@@ -543,37 +527,14 @@ def host_cost(fit: DispatchFit, name: str) -> float:
     return 0.0 if kind_of(name) == "python" else nearest(fit.costs_us, name)
 
 
-def host_scale(fit: DispatchFit, precision: str) -> float:
-    """What all costs of calls and classes are multiplied by in a precision."""
-    return fit.scale * (fit.half_scale if AMP.get(precision, precision) in HALVES else 1.0)
-
-
-def ops_slowdown(cold: ColdDispatch | None, slowdown: Slowdown) -> float:
-    """How many times longer a schedule's ops take to dispatch; as all else where cold caches cost it nothing."""
-    return slowdown.dispatch if cold is None else slowdown.ops
-
-
-def _families(rows: Sequence[_KernelRow], basis: str) -> tuple[str, ...]:
-    """Families whose times rest on something, in order of appearance."""
-    return tuple(dict.fromkeys(row.family for row in rows if row.price.basis == basis))
-
-
 def _classes(schedule: Schedule) -> tuple[tuple[str, ...], Ints, Ints]:
     """Names of the breakdown, and which of them each step (the call first) and each op belongs to."""
     steps, step = numbered(schedule.host_class)
     ops, op = numbered(tuple(map(_HOST_CLASS, schedule.ops)))
-    places, of_steps, of_ops = _kinds(steps, ops)
-    return places, np.concatenate(([0], of_steps[step])), of_ops[op]
-
-
-@lru_cache(maxsize=64)
-def _kinds(steps: tuple[str, ...], ops: tuple[str, ...]) -> tuple[tuple[str, ...], Ints, Ints]:
-    """The same for the host classes of steps and those of ops, each once; few candidates differ in these."""
     places = {CALL: 0}
-    of_steps, of_ops = (
-        np.array([places.setdefault(kind_of(name), len(places)) for name in names], np.int64) for names in (steps, ops)
-    )
-    return tuple(places), of_steps, of_ops
+    of_steps = np.array([places.setdefault(kind_of(name), len(places)) for name in steps], np.int64)
+    of_ops = np.array([places.setdefault(kind_of(name), len(places)) for name in ops], np.int64)
+    return tuple(places), np.concatenate(([0], of_steps[step])), of_ops[op]
 
 
 def precision_of(dtype: str, precision: str, profile: DeviceProfile) -> str:

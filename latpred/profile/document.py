@@ -108,7 +108,7 @@ class KernelFit(_Record, frozen=True, weakref=True):
     # as well.
     tiling: dict[str, float] = {}
     # Microseconds of each thing that `graph.features.read` counts for the family; shipped fits may lack the last ones.
-    efforts: tuple[float, ...] = ()
+    loop_us: tuple[float, ...] = msgspec.field(default=(), name="efforts")
     # Whether the residual's covariance is the exponential of a sum of distances, as suits times that jump with the
     # choice of tiles; else Matern 3/2.
     jumps: bool = False
@@ -139,7 +139,7 @@ class DispatchFit(_Record, frozen=True):
 
     `kernels` (precision, then family) come before those of the profile. What is not in it takes the profile's times,
     times `kernel_scales` of its format and kind or family ("bf16.conv.3x3"), else of the kind or family alone, or of
-    all others (""). All take `kernel_tilts`, one after the other, which an adaptation to measured architectures may
+    all others (""). All take `size_corrections`, one after the other, which an adaptation to measured architectures may
     find. `gap_us` replaces the stream's gap between two kernels.
     """
 
@@ -160,7 +160,7 @@ class DispatchFit(_Record, frozen=True):
     host_spread: float = 0.0
     kernels: dict[str, dict[str, KernelFit]] = {}
     kernel_scales: dict[str, float] = {}
-    kernel_tilts: tuple[SizeCorrection, ...] = ()
+    size_corrections: tuple[SizeCorrection, ...] = msgspec.field(default=(), name="kernel_tilts")
     gap_us: float | None = None
     untested: int = 0  # architectures that a correction rests on, where they were too few to put it to a test
     tested_batches: tuple[int, ...] = ()  # of the rows that a correction rests on; empty where there is none

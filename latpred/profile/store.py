@@ -201,13 +201,9 @@ def listing() -> list[Entry]:
 def others_of_gpu(profile: DeviceProfile) -> list[str]:
     """What to ask for to get profiles of the GPU that a datasheet is of, the user's first."""
     shipped = (_entry(file, "shipped") for file in storage.documents(_shipped()) if file.stem.startswith(profile.name))
-    alike = [one for one in (*_own_entries(), *shipped) if one.profile and _gpu_of(one.profile) == profile.name]
+    readable = [(one, gpus.find(one.profile.machine.accelerator)) for one in (*_own_entries(), *shipped) if one.profile]
+    alike = [one for one, gpu in readable if gpu and gpu.name == profile.name]
     return [str(one.path) if is_live(one.name) else one.name for one in alike]
-
-
-def _gpu_of(profile: DeviceProfile) -> str:
-    gpu = gpus.find(profile.machine.accelerator)
-    return "" if gpu is None else gpu.name
 
 
 def _own_entries() -> list[Entry]:

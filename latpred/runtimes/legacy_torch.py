@@ -15,14 +15,14 @@ from typing import NamedTuple
 
 import msgspec
 
-from latpred.graph.graph import NO_PYTHON, Affine, ModelGraph, Op, all_ops, op_by_op, rewritten
+from latpred.graph.graph import NO_PYTHON, Affine, ModelGraph, Op, op_by_op, rewritten
 from latpred.graph.rewrites import (
     OLDER,
-    attention_in_math,
     bias_added,
     biases_on_cuda,
     causal_on_cuda,
     has_no_kernel,
+    math_attention_on_cuda,
     self_attention_on_cuda,
     unfused,
     view,
@@ -30,7 +30,6 @@ from latpred.graph.rewrites import (
 from latpred.ops.families import root
 from latpred.profile.gpus import Spec
 from latpred.query import AMP, ERA, HALVES
-from latpred.storage import IdentityCache
 
 TORCH_1_12 = "torch-1.12"
 TORCH_2_4 = "torch-2.4"  # from 2.0 on: as `TORCH_2` but for attention that no kernel takes
@@ -49,7 +48,6 @@ LIBRARY_CLASSES = {  # host classes of families that libraries serve
     "bmm": "gemm",
     "embedding": "index",
 }
-_rewritten: IdentityCache[ModelGraph, dict[tuple[object, ...], ModelGraph]] = IdentityCache()
 
 
 def attention_of(era: str) -> str | None:
@@ -108,37 +106,17 @@ def as_run_in(era: str, graph: ModelGraph, runtime: str = "eager", gpu: Spec | N
     if not era:
         return graph
     if era != TORCH_1_12:
-        graph = causal_on_cuda(self_attention_on_cuda(graph))
-        if any(map(has_no_kernel, all_ops(graph))):
-            graph = _kept(graph, (era, "math"), partial(_in_math, graph, era))
+        graph = math_attention_on_cuda(self_attention_on_cuda(graph), has_no_kernel, older=era == TORCH_2_4)
+        graph = causal_on_cuda(graph)
     if graph.runtime != "eager":
         return biases_on_cuda(graph)
-    fuser = fuser_of(gpu) if era == TORCH_1_12 and runtime == TORCHSCRIPT else None
-    return _kept(graph, (era, fuser), partial(_older, graph, era, fuser))
-
-
-def _kept(graph: ModelGraph, key: tuple[object, ...], make: Callable[[], ModelGraph]) -> ModelGraph:
-    """What was made of a graph: the same object each time, by which those who price it know it."""
-    graphs = _rewritten.get(graph, lambda _: {})
-    if key not in graphs:
-        graphs[key] = make()
-    return graphs[key]
-
-
-def _in_math(graph: ModelGraph, era: str) -> ModelGraph:
-    """A graph with attention in parts where PyTorch 2 has no kernel for it."""
-    return rewritten(graph, partial(attention_in_math, which=has_no_kernel, older=era == TORCH_2_4))
-
-
-def _older(graph: ModelGraph, era: str, fuser: Fuser | None) -> ModelGraph:
-    """An eager graph as an era ran it, with a fuser where one ran."""
-    older_ops = _older_ops(era, graph.precision if era == TORCH_1_12 else "")
-    if era == TORCH_1_12 and graph.attention != "sdpa":
-        parted = unfused(graph, scales_scores=True)
-        if parted is not graph:
-            graph = msgspec.structs.replace(parted, notes=(*graph.notes, OLDER))
-    older = rewritten(graph, older_ops)
-    return older if fuser is None else scripted(older, fuser)
+    if era != TORCH_1_12:
+        return rewritten(graph, _older_ops(era, ""))
+    parted = graph if graph.attention == "sdpa" else unfused(graph, scales_scores=True)
+    if parted is not graph:
+        parted = msgspec.structs.replace(parted, notes=(*graph.notes, OLDER))
+    older = rewritten(parted, _older_ops(era, graph.precision))
+    return scripted(older, fuser_of(gpu)) if runtime == TORCHSCRIPT else older
 
 
 def rewrites(era: str, runtime: str) -> bool:

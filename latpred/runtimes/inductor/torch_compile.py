@@ -21,7 +21,7 @@ import msgspec
 import torch
 
 from latpred.errors import MissingPackageError
-from latpred.graph.features import EFFORTS
+from latpred.graph.features import LOOP_COUNTS
 from latpred.graph.graph import NO_PYTHON, ZERO, Affine, ModelGraph, Op, Schedule, rewritten
 from latpred.graph.rewrites import itemsize
 from latpred.ops.families import root
@@ -45,7 +45,7 @@ NOTE = (
 _VARIABLES = ("TORCHDYNAMO_", "TORCH_DYNAMO_", "TORCH_COMPILE_", "TORCHINDUCTOR_")
 CASTS = "autocast's rules are those of a CPU: on a GPU it runs norms and softmax in fp32, which the kernels then write"
 _WORK = ("macs", "weight_bytes", "read_bytes", "write_bytes")
-_GROWING = frozenset(EFFORTS["generated"])  # dimensions that say what the loops of a generated kernel do
+_GROWING = frozenset(LOOP_COUNTS["generated"])  # dimensions that say what the loops of a generated kernel do
 _LIBRARY = frozenset(
     {
         *("gemm", "bmm", "attention", "conv", "conv_grouped", "conv_depthwise", "conv_transpose"),
