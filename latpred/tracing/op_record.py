@@ -67,7 +67,7 @@ _SPECIAL = {
     "scaled_dot_product_attention": "attention",
     **dict.fromkeys(("_pack_padded_sequence", "_pad_packed_sequence"), "packed"),
     "embedding": "lookup",
-    **dict.fromkeys(("logsumexp", "_trilinear", "_safe_softmax", "_euclidean_dist", *_WINDOWS), "explicit"),
+    **dict.fromkeys(("logsumexp", "_trilinear", "_safe_softmax", "_euclidean_dist", *_WINDOWS), "decompose"),
     **{name: name for name in ("roll", "pad", "multinomial")},
     "_grouped_mm": "grouped_mm",
 }

@@ -171,6 +171,10 @@ def _hook(paths: dict[int, str], stack: list[str], calls: list[int]) -> Callable
 
 
 RETURN = "python::return"
+ASSUMED = (
+    "the model's Python asks for all() or any() of values that no trace knows: all() was taken to hold and any() not "
+    "to, so that of a loop which ends by the answer only the start is counted"
+)
 LEAST_WEIGHTS = 1 << 14  # bytes
 
 

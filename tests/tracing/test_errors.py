@@ -7,6 +7,7 @@ import gc
 import weakref
 from collections.abc import Callable
 from contextlib import suppress
+from functools import partial
 from itertools import count
 from typing import Any
 
@@ -18,6 +19,7 @@ from torch import nn
 
 import latpred
 from latpred.errors import TimeLimitError, TraceError, UnknownOpError, UsageError
+from latpred.tracing.trace_pass import ASSUMED
 
 
 class Projected(nn.Module):
@@ -202,6 +204,18 @@ def test_checks_that_nothing_is_wrong_are_assumed_to_pass() -> None:
         return y
 
     assert latpred.trace(Projected(checked), torch.zeros(1, 4)).syncs() == 5
+
+
+def test_a_loop_that_ends_when_all_are_done_is_said_to_be_counted_in_part() -> None:
+    def decoded(y: torch.Tensor, ends: Callable[[torch.Tensor], torch.Tensor]) -> torch.Tensor:
+        for _ in range(5):
+            y = y + 1
+            if ends(y):
+                break
+        return y
+
+    for ends, notes in ((lambda y: (y.argmax(-1) == 3).all(), (ASSUMED,)), (lambda y: torch.isnan(y).any(), ())):
+        assert latpred.trace(Projected(partial(decoded, ends=ends)), torch.zeros(1, 4)).notes == notes
 
 
 def test_values_that_are_known_may_be_read() -> None:
