@@ -184,6 +184,9 @@ def test_an_op_whose_result_has_no_known_shape_gets_a_way_out() -> None:
     quantised = Projected(lambda y: torch.fake_quantize_per_tensor_affine(y, 0.1, 0, -128, 127))
     with pytest.raises(TraceError, match=r"_cachemask in .* Meta kernel registered; tell PyTorch the shape"):
         latpred.trace(quantised, torch.zeros(1, 4))
+    for made, way in ((torch.Tensor.to_sparse, "with dense ones"), (lambda y: torch.nested.nested_tensor([*y]), "padded")):
+        with pytest.raises(TraceError, match=way):
+            latpred.trace(Projected(made), torch.zeros(1, 4))
     encoder = nn.TransformerEncoder(nn.TransformerEncoderLayer(8, 2, 8, batch_first=True), 1).eval()
     padded = {"src": torch.zeros(1, 4, 8), "src_key_padding_mask": torch.zeros(1, 4, dtype=torch.bool)}
     with pytest.raises(TraceError, match=r"give lengths=\[...\] in its place"):
