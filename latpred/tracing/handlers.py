@@ -6,6 +6,7 @@ decided in `op_record`.
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Callable, Hashable, Iterable, Sequence
 from dataclasses import replace
 from functools import lru_cache, partial, reduce
@@ -39,7 +40,7 @@ from latpred.tracing.op_record import (
     no_launch,
     sync,
 )
-from latpred.tracing.trace_pass import ASSUMED
+from latpred.tracing.trace_pass import ASSUMED, in_loop
 
 if TYPE_CHECKING:
     from latpred.tracing.tracer import TraceRecorder
@@ -280,8 +281,6 @@ def item(recorder: TraceRecorder, call: Call) -> Any:
     """The host reads a value: it must be one that can be known."""
     if any(tensor.is_meta for tensor in call.args):
         raise UnknowableError(recorder.reading())
-    if any(tensor is answer for tensor in call.args for answer in recorder.assumed):
-        recorder.notes.add(ASSUMED)
     return recorder.record(sync(call.info, call.args[0]), call.run())
 
 
@@ -485,9 +484,8 @@ def answer(recorder: TraceRecorder, call: Call) -> Any:
     if not assumed or call.options or not call.args[0].is_meta:
         return fresh(recorder, call)
     out = torch.tensor("any" not in call.info.short)
-    numbers = recorder.records and recorder.records[-1].name in ("aten::isnan", "aten::isinf")
-    if call.info.short in ("all", "any") and not numbers:  # others are what checks ask
-        recorder.assumed.append(out)
+    if in_loop(sys._getframe()):
+        recorder.notes.add(ASSUMED)
     return recorder.record(call.launching(out), out)
 
 

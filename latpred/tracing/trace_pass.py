@@ -8,10 +8,11 @@ becomes ops whose every count is affine in batch.
 
 from __future__ import annotations
 
+import dis
 import sys
 from collections.abc import Callable, Hashable, Iterable, Sequence
 from dataclasses import dataclass
-from functools import cache
+from functools import cache, lru_cache
 from itertools import accumulate, compress
 from types import CodeType, FrameType
 from typing import Any
@@ -170,11 +171,31 @@ def _hook(paths: dict[int, str], stack: list[str], calls: list[int]) -> Callable
     return hook
 
 
-RETURN = "python::return"
 ASSUMED = (
-    "the model's Python asks for all() or any() of values that no trace knows: all() was taken to hold and any() not "
-    "to, so that of a loop which ends by the answer only the start is counted"
+    "a loop of the model asks for all() or any() of values that no trace knows: all() was taken to hold and any() not "
+    "to, so that a loop which ends by the answer is counted up to there only"
 )
+
+
+def in_loop(frame: FrameType | None) -> bool:
+    """Whether Python is in a loop of the innermost module's code."""
+    while frame is not None and frame.f_code is not MODULE_CALL:
+        if frame.f_lineno in _looping(frame.f_code):
+            return True
+        frame = frame.f_back
+    return False
+
+
+@lru_cache
+def _looping(code: CodeType) -> frozenset[int]:
+    """Lines of a function's loops, on which the condition of a loop stands as well as its end."""
+    steps = list(dis.get_instructions(code))
+    spans = [range(step.argval, step.offset + 1) for step in steps if "JUMP_BACKWARD" in step.opname]
+    lines = (step.positions.lineno for step in steps if step.positions and any(step.offset in span for span in spans))
+    return frozenset(line for line in lines if line)
+
+
+RETURN = "python::return"
 LEAST_WEIGHTS = 1 << 14  # bytes
 
 

@@ -83,7 +83,7 @@ class TraceRecorder(TorchDispatchMode):  # type: ignore[no-untyped-call]
         self.intercept: Callable[[OpOverload[..., Any], Sequence[Any], dict[str, Any]], Any] | None = None
         self.target, self.asked_target = "cuda", False  # kind of device, and whether anything depended on it
         self.supports_higher_order_operators = True
-        self.notes, self.assumed = set[str](), list[torch.Tensor]()  # of the graph; answers taken for granted
+        self.notes: set[str] = set()  # what the graph is to say of this pass
         self.depth = 0  # how many ops what is handled is part of
         self._inner = 0
         self._arguments: Sequence[Any] = ()  # of the op being handled, while a watcher looks on

@@ -7,7 +7,6 @@ import gc
 import weakref
 from collections.abc import Callable
 from contextlib import suppress
-from functools import partial
 from itertools import count
 from typing import Any
 
@@ -184,7 +183,10 @@ def test_an_op_whose_result_has_no_known_shape_gets_a_way_out() -> None:
     quantised = Projected(lambda y: torch.fake_quantize_per_tensor_affine(y, 0.1, 0, -128, 127))
     with pytest.raises(TraceError, match=r"_cachemask in .* Meta kernel registered; tell PyTorch the shape"):
         latpred.trace(quantised, torch.zeros(1, 4))
-    for made, way in ((torch.Tensor.to_sparse, "with dense ones"), (lambda y: torch.nested.nested_tensor([*y]), "padded")):
+    for made, way in (
+        (torch.Tensor.to_sparse, "with dense ones"),
+        (lambda y: torch.nested.nested_tensor([*y]), "padded"),
+    ):
         with pytest.raises(TraceError, match=way):
             latpred.trace(Projected(made), torch.zeros(1, 4))
     encoder = nn.TransformerEncoder(nn.TransformerEncoderLayer(8, 2, 8, batch_first=True), 1).eval()
@@ -209,16 +211,27 @@ def test_checks_that_nothing_is_wrong_are_assumed_to_pass() -> None:
     assert latpred.trace(Projected(checked), torch.zeros(1, 4)).syncs() == 5
 
 
-def test_a_loop_that_ends_when_all_are_done_is_said_to_be_counted_in_part() -> None:
-    def decoded(y: torch.Tensor, ends: Callable[[torch.Tensor], torch.Tensor]) -> torch.Tensor:
+def test_a_loop_that_an_assumed_answer_ends_is_said_to_be_counted_in_part() -> None:
+    def done(y: torch.Tensor) -> torch.Tensor:
+        return (y.argmax(-1) == 3).all()
+
+    def decoded(y: torch.Tensor) -> torch.Tensor:
         for _ in range(5):
             y = y + 1
-            if ends(y):
+            if done(y):
                 break
         return y
 
-    for ends, notes in ((lambda y: (y.argmax(-1) == 3).all(), (ASSUMED,)), (lambda y: torch.isnan(y).any(), ())):
-        assert latpred.trace(Projected(partial(decoded, ends=ends)), torch.zeros(1, 4)).notes == notes
+    def settled(y: torch.Tensor) -> torch.Tensor:
+        while (y > 0).any():
+            y = y - 1
+        return y
+
+    def once(y: torch.Tensor) -> torch.Tensor:
+        return sum(y[:, place] for place in range(4)) if done(y) else y
+
+    for function, notes in ((decoded, (ASSUMED,)), (settled, (ASSUMED,)), (once, ())):
+        assert latpred.trace(Projected(function), torch.zeros(1, 4)).notes == notes
 
 
 def test_values_that_are_known_may_be_read() -> None:
