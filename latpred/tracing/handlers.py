@@ -267,7 +267,7 @@ def decompose(recorder: TraceRecorder, call: Call) -> Any:
 @lru_cache
 def _parts(func: OpOverload[..., Any]) -> Callable[..., Any]:
     """ATen's own code of a composite op: that in Python, for compilers, does other work. Only istft's reads values."""
-    has, name = torch._C._dispatch_has_kernel_for_dispatch_key, func.name()
+    has, name = torch._C._dispatch_has_kernel_for_dispatch_key, func._name
     key = next((key for key in _COMPOSITE if has(name, key) and name != "aten::istft"), None)
     return func.decompose if key is None else partial(func._op_dk, key)
 
