@@ -179,20 +179,18 @@ ASSUMED = (
 
 def in_loop(frame: FrameType | None) -> bool:
     """Whether Python is in a loop of the innermost module's code."""
-    while frame is not None and frame.f_code is not MODULE_CALL:
-        if frame.f_lineno in _looping(frame.f_code):
-            return True
+    while frame is not None and frame.f_code is not MODULE_CALL and frame.f_lineno not in _looping(frame.f_code):
         frame = frame.f_back
-    return False
+    return frame is not None and frame.f_code is not MODULE_CALL
 
 
 @lru_cache
-def _looping(code: CodeType) -> frozenset[int]:
+def _looping(code: CodeType) -> frozenset[int | None]:
     """Lines of a function's loops, on which the condition of a loop stands as well as its end."""
     steps = list(dis.get_instructions(code))
     spans = [range(step.argval, step.offset + 1) for step in steps if "JUMP_BACKWARD" in step.opname]
-    lines = (step.positions.lineno for step in steps if step.positions and any(step.offset in span for span in spans))
-    return frozenset(line for line in lines if line)
+    within = (step for step in steps if any(step.offset in span for span in spans))
+    return frozenset(step.positions.lineno for step in within if step.positions)
 
 
 RETURN = "python::return"
