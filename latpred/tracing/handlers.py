@@ -6,9 +6,10 @@ decided in `op_record`.
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Callable, Hashable, Iterable, Sequence
 from dataclasses import replace
-from functools import lru_cache, reduce
+from functools import lru_cache, partial, reduce
 from itertools import cycle
 from math import prod
 from typing import TYPE_CHECKING, Any, NamedTuple
@@ -38,8 +39,8 @@ from latpred.tracing.op_record import (
     leaves,
     no_launch,
     sync,
-    vector_times_batch,
 )
+from latpred.tracing.trace_pass import ASSUMED, in_loop
 
 if TYPE_CHECKING:
     from latpred.tracing.tracer import TraceRecorder
@@ -48,11 +49,13 @@ Tensor = torch.Tensor
 
 _ON_META, _REAL = 1, 2
 _MASKS = (torch.bool, torch.uint8)
+_OVERWRITING = frozenset({"zero_", "fill_", "copy_"})  # leave nothing of what was there
 _NEW = frozenset(f"aten::{new}{name}" for new in ("", "new_") for name in ("empty", "zeros", "ones", "full"))
 # Composite ops that look whether all that they are given is on one device.
 _ONE_DEVICE = frozenset({"cdist", "inner", "linalg_multi_dot", "chain_matmul", "meshgrid", "quantile", "stft", "istft"})
 _MOST_REAL_BYTES = 32 << 20  # of a tensor whose values a forward pass may come to ask for
-_EXPLICIT = (
+_COMPOSITE = (
+    torch._C.DispatchKey.CompositeImplicitAutograd,
     torch._C.DispatchKey.CompositeExplicitAutograd,
     torch._C.DispatchKey.CompositeExplicitAutogradNonFunctional,
 )
@@ -97,9 +100,6 @@ class Call(NamedTuple):
         # Parameters and buffers are those tensors that were made outside inference mode.
         weights = [not tensor.is_inference() for tensor in self.tensors]
         return launching(self.info, self.args, self.options, out, weights)
-
-
-_OVERWRITING = frozenset({"zero_", "fill_", "copy_"})  # leave nothing of what was there
 
 
 class UnknownValues:
@@ -260,15 +260,16 @@ def decompose(recorder: TraceRecorder, call: Call) -> Any:
     """A composite op: its parts are recorded instead."""
     if call.info.short in _ONE_DEVICE and call.signature()[1] == _ON_META | _REAL:
         call = call.on_meta()
-    out = recorder.inside(call.func.decompose, *call.args, **call.options)
+    out = recorder.inside(_parts(call.func), *call.args, **call.options)
     return fresh(recorder, call) if out is NotImplemented else out
 
 
-def explicit(recorder: TraceRecorder, call: Call) -> Any:
-    """An op whose only kernel issues others: these are recorded instead."""
-    name: str = call.func._name
-    key = next(key for key in _EXPLICIT if torch._C._dispatch_has_kernel_for_dispatch_key(name, key))
-    return recorder.inside(call.func._op_dk, key, *call.args, **call.options)
+@lru_cache
+def _parts(func: OpOverload[..., Any]) -> Callable[..., Any]:
+    """ATen's own code of a composite op: that in Python, for compilers, does other work. Only istft's reads values."""
+    has, name = torch._C._dispatch_has_kernel_for_dispatch_key, func._name
+    key = next((key for key in _COMPOSITE if has(name, key) and name != "aten::istft"), None)
+    return func.decompose if key is None else partial(func._op_dk, key)
 
 
 def boundary(recorder: TraceRecorder, call: Call) -> Any:
@@ -278,9 +279,8 @@ def boundary(recorder: TraceRecorder, call: Call) -> Any:
 
 def item(recorder: TraceRecorder, call: Call) -> Any:
     """The host reads a value: it must be one that can be known."""
-    for tensor in call.args:
-        if tensor.is_meta:
-            raise UnknowableError(recorder.reading())
+    if any(tensor.is_meta for tensor in call.args):
+        raise UnknowableError(recorder.reading())
     return recorder.record(sync(call.info, call.args[0]), call.run())
 
 
@@ -472,10 +472,7 @@ def packed(recorder: TraceRecorder, call: Call) -> Any:
 
 def matmul(recorder: TraceRecorder, call: Call) -> Any:
     """One product where no operand needs a copy, else the copies and the product."""
-    x, y = call.args
-    if x.dim() == 1 and y.dim() > 2:  # where PyTorch's decomposition in Python does not do what ATen does
-        return recorder.inside(vector_times_batch, x, y)
-    return (fresh if is_one_product(x, y) else decompose)(recorder, call)
+    return (fresh if is_one_product(*call.args) else decompose)(recorder, call)
 
 
 def answer(recorder: TraceRecorder, call: Call) -> Any:
@@ -487,15 +484,16 @@ def answer(recorder: TraceRecorder, call: Call) -> Any:
     if not assumed or call.options or not call.args[0].is_meta:
         return fresh(recorder, call)
     out = torch.tensor("any" not in call.info.short)
+    if in_loop(sys._getframe()):
+        recorder.notes.add(ASSUMED)
     return recorder.record(call.launching(out), out)
 
 
 def _counts_all(recorder: TraceRecorder, x: Tensor, number: Any) -> bool:
     """Whether the sum of a whole tensor, which was just taken, is compared with how many elements that has."""
-    if not recorder.records or x.dtype != torch.int64 or x.dim():
-        return False
-    last = recorder.records[-1]
-    return last.name == "aten::sum" and isinstance(number, int) and prod(last.dims.values()) == number
+    counted = x.dtype == torch.int64 and not x.dim() and isinstance(number, int)
+    last = recorder.records[-1] if recorder.records and counted else None
+    return last is not None and last.name == "aten::sum" and prod(last.dims.values()) == number
 
 
 def pick(recorder: TraceRecorder, call: Call) -> Any:
@@ -595,6 +593,6 @@ HANDLERS: dict[str, Callable[[TraceRecorder, Call], Any]] = {
     for handler in (
         *(view, fresh, maybe, mutable, free, decompose, item, move, dropout, matmul, pick, answer, boundary, scalar),
         *(lookup, attention, packed, linear, laid_out, rms_norm, softmax, index, index_put),
-        *(explicit, roll, pad, grouped_mm, multinomial),
+        *(roll, pad, grouped_mm, multinomial),
     )
 }

@@ -67,7 +67,7 @@ _SPECIAL = {
     "scaled_dot_product_attention": "attention",
     **dict.fromkeys(("_pack_padded_sequence", "_pad_packed_sequence"), "packed"),
     "embedding": "lookup",
-    **dict.fromkeys(("logsumexp", "_trilinear", "_safe_softmax", "_euclidean_dist", *_WINDOWS), "explicit"),
+    **dict.fromkeys(("logsumexp", "_trilinear", "_safe_softmax", "_euclidean_dist", *_WINDOWS), "decompose"),
     **{name: name for name in ("roll", "pad", "multinomial")},
     "_grouped_mm": "grouped_mm",
 }
@@ -492,14 +492,6 @@ def is_one_product(x: Tensor, y: Tensor) -> bool:
         return _mergeable(x, x.dim() - 1)
     alike = x.dim() == y.dim() and x.shape[:-2] == y.shape[:-2]
     return alike and _mergeable(x, x.dim() - 2) and _mergeable(y, y.dim() - 2)
-
-
-def vector_times_batch(x: Tensor, y: Tensor) -> Tensor:
-    """A vector times a batch of matrices, as `should_fold` in ATen has it: one product where these lie as one."""
-    if not _mergeable(y.mT, y.dim() - 1):
-        return (x[None] @ y).squeeze(-2)
-    product = y.mT.reshape(-1, y.shape[-2]).mv(x)
-    return torch.ops.aten._unsafe_view(product, (*y.shape[:-2], y.shape[-1]))  # type: ignore[no-any-return]
 
 
 def _mergeable(tensor: Tensor, leading: int) -> bool:

@@ -8,10 +8,11 @@ becomes ops whose every count is affine in batch.
 
 from __future__ import annotations
 
+import dis
 import sys
 from collections.abc import Callable, Hashable, Iterable, Sequence
 from dataclasses import dataclass
-from functools import cache
+from functools import cache, lru_cache
 from itertools import accumulate, compress
 from types import CodeType, FrameType
 from typing import Any
@@ -168,6 +169,28 @@ def _hook(paths: dict[int, str], stack: list[str], calls: list[int]) -> Callable
             stack.pop()
 
     return hook
+
+
+ASSUMED = (
+    "a loop of the model asks for all() or any() of values that no trace knows: all() was taken to hold and any() not "
+    "to, so that a loop which ends by the answer is counted up to there only"
+)
+
+
+def in_loop(frame: FrameType | None) -> bool:
+    """Whether Python is in a loop of the innermost module's code."""
+    while frame is not None and frame.f_code is not MODULE_CALL and frame.f_lineno not in _looping(frame.f_code):
+        frame = frame.f_back
+    return frame is not None and frame.f_code is not MODULE_CALL
+
+
+@lru_cache
+def _looping(code: CodeType) -> frozenset[int | None]:
+    """Lines of a function's loops, on which the condition of a loop stands as well as its end."""
+    steps = list(dis.get_instructions(code))
+    spans = [range(step.argval, step.offset + 1) for step in steps if "JUMP_BACKWARD" in step.opname]
+    within = (step for step in steps if any(step.offset in span for span in spans))
+    return frozenset(step.positions.lineno for step in within if step.positions)
 
 
 RETURN = "python::return"

@@ -82,7 +82,8 @@ class TraceRecorder(TorchDispatchMode):  # type: ignore[no-untyped-call]
         # Handles ops in place of `handle`, to which it hands them on, as torch.autocast does.
         self.intercept: Callable[[OpOverload[..., Any], Sequence[Any], dict[str, Any]], Any] | None = None
         self.target, self.asked_target = "cuda", False  # kind of device, and whether anything depended on it
-        self.supports_higher_order_operators, self.operators = True, False  # whether flex_attention was met
+        self.supports_higher_order_operators = True
+        self.notes: set[str] = set()  # what the graph is to say of this pass
         self.depth = 0  # how many ops what is handled is part of
         self._inner = 0
         self._arguments: Sequence[Any] = ()  # of the op being handled, while a watcher looks on
@@ -97,7 +98,7 @@ class TraceRecorder(TorchDispatchMode):  # type: ignore[no-untyped-call]
         self, func: OpOverload[..., Any], types: Any, args: Sequence[Any] = (), kwargs: dict[str, Any] | None = None
     ) -> Any:
         if not isinstance(func, OpOverload):  # it is given functions, and calls them in Python
-            self.operators |= func.name().startswith("flex_attention")
+            self.notes |= {OPERATORS} if func.name().startswith("flex_attention") else set()
             with self:
                 return plain(func)(*args, **(kwargs or {}))
         watcher, handle = self.watcher, self.intercept or self.handle
@@ -363,7 +364,7 @@ class Tracer:
         self._autocast = Autocast(naming.target, follows=naming.precision in AUTOCAST)
         self.compiled = meta_module.reached.compiled  # whether some of it would run under torch.compile
         self._asked_target = False  # whether some op is another on another kind of device
-        self._operators = False  # whether flex_attention or its like is among the ops
+        self._met: set[str] = set()  # notes of the passes
 
     def graph(self, batches: Sequence[int] | None = None) -> ModelGraph:
         """Put the passes together; with `batches` look at large ones, and without a line at each."""
@@ -464,11 +465,10 @@ class Tracer:
             (COMPILED, self.compiled),
             (OLDER, names.in_older_parts(self._meta_module.module)),
             (CHANNELS_LAST, not self._naming.channels_last and lies_channels_last(self._meta_module.module)),
-            (OPERATORS, self._operators),
             (OWN.format(self._naming.target), self._autocast.entered and self._naming.precision not in AUTOCAST),
             (SEQUENCE_FIRST.format(name), given.batch and sequence_first(self._meta_module.module)),
         )
-        notes = [note for note, holds in said if holds]
+        notes = [*(note for note, holds in said if holds), *sorted(self._met)]
         return msgspec.structs.replace(graph, notes=(*graph.notes, *notes)) if notes else graph
 
     def _made(
@@ -532,7 +532,7 @@ class Tracer:
                 raise TraceError(self._failure(recorder, error, batch)) from error
         self._next_meta_module()
         self._asked_target |= recorder.asked_target
-        self._operators |= recorder.operators
+        self._met |= recorder.notes
         return recorder.finished(batch, taken)
 
     def _arguments(self, batch: int) -> tuple[tuple[Any, ...], dict[str, Any]]:

@@ -18,6 +18,7 @@ from torch import nn
 
 import latpred
 from latpred.errors import TimeLimitError, TraceError, UnknownOpError, UsageError
+from latpred.tracing.trace_pass import ASSUMED
 
 
 class Projected(nn.Module):
@@ -182,6 +183,12 @@ def test_an_op_whose_result_has_no_known_shape_gets_a_way_out() -> None:
     quantised = Projected(lambda y: torch.fake_quantize_per_tensor_affine(y, 0.1, 0, -128, 127))
     with pytest.raises(TraceError, match=r"_cachemask in .* Meta kernel registered; tell PyTorch the shape"):
         latpred.trace(quantised, torch.zeros(1, 4))
+    for made, way in (
+        (torch.Tensor.to_sparse, "with dense ones"),
+        (lambda y: torch.nested.nested_tensor([*y]), "padded"),
+    ):
+        with pytest.raises(TraceError, match=way):
+            latpred.trace(Projected(made), torch.zeros(1, 4))
     encoder = nn.TransformerEncoder(nn.TransformerEncoderLayer(8, 2, 8, batch_first=True), 1).eval()
     padded = {"src": torch.zeros(1, 4, 8), "src_key_padding_mask": torch.zeros(1, 4, dtype=torch.bool)}
     with pytest.raises(TraceError, match=r"give lengths=\[...\] in its place"):
@@ -202,6 +209,29 @@ def test_checks_that_nothing_is_wrong_are_assumed_to_pass() -> None:
         return y
 
     assert latpred.trace(Projected(checked), torch.zeros(1, 4)).syncs() == 5
+
+
+def test_a_loop_that_an_assumed_answer_ends_is_said_to_be_counted_in_part() -> None:
+    def done(y: torch.Tensor) -> torch.Tensor:
+        return (y.argmax(-1) == 3).all()
+
+    def decoded(y: torch.Tensor) -> torch.Tensor:
+        for _ in range(5):
+            y = y + 1
+            if done(y):
+                break
+        return y
+
+    def settled(y: torch.Tensor) -> torch.Tensor:
+        while (y > 0).any():
+            y = y - 1
+        return y
+
+    def once(y: torch.Tensor) -> torch.Tensor:
+        return sum(y[:, place] for place in range(4)) if done(y) else y
+
+    for function, notes in ((decoded, (ASSUMED,)), (settled, (ASSUMED,)), (once, ())):
+        assert latpred.trace(Projected(function), torch.zeros(1, 4)).notes == notes
 
 
 def test_values_that_are_known_may_be_read() -> None:

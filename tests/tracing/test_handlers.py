@@ -203,6 +203,9 @@ def parts(*names: str) -> list[str]:
         (lambda x: LINEAR(x.transpose(1, 2)), TURNED, parts("reshape", "mm", "add_"), None),
         (lambda x: FROZEN(x.transpose(1, 2)), TURNED, parts("bmm", "add_"), None),
         (lambda x: LINEAR(x[..., :16]), (2, 5, 20), parts("mm", "add_"), None),
+        # ATen's own code of composite ops: PyTorch's in Python repeats this input, and pads each sequence.
+        (lambda x: LINEAR.bias @ x, (2, 8, 5), parts("reshape", "mv"), None),
+        (lambda x: nn.utils.rnn.pad_sequence([x[0], x[1]], True), (2, 8, 5), parts("full", "copy_", "copy_"), None),
         (lambda x: LINEAR(x[:, :16]), (2, 20), parts("linear"), None),
         # Norms and convolutions copy what lies otherwise than their kernels read it.
         (lambda x: F.layer_norm(x.transpose(1, 2), (16,)), TURNED, parts("contiguous", "layer_norm"), None),
