@@ -92,7 +92,7 @@ def _cause(error: BaseException) -> str:
         chain.append(chain[-1].__cause__)
     if isinstance(chain[-1], RuntimeRefusalError):
         return str(chain[-1])
-    if isinstance(chain[-1], ModuleNotFoundError) and str(chain[-1].name).startswith("onnxscript."):
+    if str(getattr(chain[-1], "name", "")).startswith("onnxscript."):  # a module of it that is not there
         return f"the installed onnxscript does not fit this torch ({chain[-1]}); run: pip install -U onnxscript"
     text = " ".join(str(chain[-1]).split())
     for one in chain:
