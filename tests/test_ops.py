@@ -274,6 +274,8 @@ def test_a_formula_also_serves_the_in_place_form() -> None:
     assert formula_of("aten::hardswish_") is formula_of("aten::hardswish")
     assert formula_of("aten::fill_") is not None
     assert formula_of("nobody::knows_") is None
+    for untagged in ("leaky_relu", "hardtanh_", "elu_", "celu_", "selu_", "hardsigmoid_"):  # by PyTorch 2.11
+        assert formula_of(f"aten::{untagged}") is not None
 
 
 @pytest.mark.usefixtures("own_formulas")

@@ -39,11 +39,12 @@ def _elementwise(family: str, *args: Any, out: Any, **options: Any) -> Work:
     return Work(family, {"numel": size, "operands": sum(numel(tensor) == size for tensor in tensors)})
 
 
-# Elementwise ops that torch does not tag as pointwise.
+# Elementwise ops that torch does not tag as pointwise, those of the last line before PyTorch 2.13 only.
 for _name in (
     *("hardswish", "rsub", "floor_divide", "tril", "triu", "complex", "polar", "prelu", "_prelu_kernel"),
     *("rrelu_with_noise", "log_sigmoid_forward", "log_sigmoid", "bernoulli", "heaviside", "_conj_physical"),
     *("nan_to_num", "isin", "masked_fill", "dropout", "native_dropout"),
+    *("leaky_relu", "hardtanh", "elu", "celu", "selu", "hardsigmoid"),
 ):
     cost(f"aten::{_name}")(elementwise(_name))
 

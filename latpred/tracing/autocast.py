@@ -68,7 +68,8 @@ class EntersAutocastError(BaseException):
 
 def means_autocast(error: Exception) -> bool:
     """Whether torch.autocast refused a device, as it does where its switches are not followed."""
-    return any(words in str(error) for words in ("unsupported autocast device_type", "Disabling autocast"))
+    said = ("unsupported autocast", "unknown device type for autocast", "Disabling autocast", "unsupported scalarType")
+    return any(words in str(error) for words in said)
 
 
 class Autocast:

@@ -248,6 +248,13 @@ def test_what_has_no_onnx_form_is_named_and_estimated() -> None:
     assert graph.notes[1] == NOTE
 
 
+def test_an_onnxscript_of_another_pytorch_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
+    lacking = ModuleNotFoundError("No module named 'onnxscript.api'", name="onnxscript.api")
+    monkeypatch.setattr("torch.onnx.export", Mock(side_effect=lacking))
+    with pytest.raises(RuntimeRefusalError, match=r"does not fit this torch .*; run: pip install -U onnxscript"):
+        OnnxRuntime().trace(source_of(*net()), "cpu")
+
+
 def test_the_exporter_is_silent_and_leaves_nothing_behind(
     capfd: pytest.CaptureFixture[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -141,6 +141,12 @@ def test_a_model_may_enter_autocast_itself(device: str | None) -> None:
     assert not torch.is_autocast_enabled("cuda")
 
 
+@pytest.mark.parametrize("asked", ["is_autocast_enabled", "autocast"])
+def test_a_model_may_name_the_device_of_its_inputs(asked: str) -> None:
+    graph = latpred.trace(Function(lambda x: (getattr(torch, asked)(x.device.type), x + 1)[1]), torch.zeros(2, 4))
+    assert ([op.name for op in graph.ops], graph.notes) == (["aten::add"], ())
+
+
 @pytest.mark.parametrize(("target", "asked"), [("cuda", "gpu"), ("cpu", "cpu")])
 def test_older_names_of_its_switches_say_the_same(target: str, asked: str) -> None:
     def halved(x: torch.Tensor) -> torch.Tensor:

@@ -90,6 +90,8 @@ def _cause(error: BaseException) -> str:
     chain = [*chain_of(error, contexts=False)]
     if isinstance(chain[-1], RuntimeRefusalError):
         return str(chain[-1])
+    if str(getattr(chain[-1], "name", "")).startswith("onnxscript."):  # a module of it that is not there
+        return f"the installed onnxscript does not fit this torch ({chain[-1]}); run: pip install -U onnxscript"
     for one in chain:
         lacking = re.search(
             r"No (?:decompositions registered|ONNX function found) for.*?<?OpOverload\(?op='([\w.:]+)", str(one)
