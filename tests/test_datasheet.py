@@ -47,6 +47,11 @@ def test_host_classes_are_those_that_tables_of_whole_models_tell_apart() -> None
     assert 1e3 * latpred.predict(graph, device="h100").overhead_ms < host.fixed_us + host.costs_us["conv"]
 
 
+def test_groups_of_any_width_are_one_family_of_a_datasheet_and_of_calibrations_that_begin_with_it() -> None:
+    families = datasheet.profile_of(gpus.spec("h100")).kernels["fp32"].keys()
+    assert {name for name in families if name.startswith("conv_grouped")} == {"conv_grouped", "conv_grouped.pointwise"}
+
+
 def test_a_datasheet_is_shown_without_threads_and_without_a_gate() -> None:
     text = profile_page(store.load("h100")).text()
     assert text.startswith("h100: h100, datasheet ")

@@ -10,7 +10,7 @@ from factories import add, graph, linear, view
 from torch import nn
 
 import latpred
-from latpred.graph.features import layout, native, read, waves
+from latpred.graph.features import finer_family, layout, native, read, waves
 from latpred.graph.graph import Affine
 from latpred.graph.rewrites import GROWTHS, widened
 from latpred.ops.families import DIMS
@@ -52,6 +52,14 @@ def test_sizes_of_products_are_whole_numbers() -> None:
     assert product is not None
     assert product.tolist() == np.column_stack((rows, cols, rows, np.ones(len(rows)))).tolist()
     assert waves(product, 1).tolist() == (rows * cols / 128**2).tolist()
+
+
+def test_groups_may_be_as_many_as_samples() -> None:
+    window = {"kernel_h": Affine(3), "kernel_w": Affine(3)}
+    names = [
+        finer_family("conv_grouped", {**window, "c_in": Affine(0, width), "groups": Affine(0, 1)}) for width in (8, 12)
+    ]
+    assert names == ["conv_grouped", "conv_grouped.uneven"]
 
 
 def test_a_convolution_is_a_product() -> None:

@@ -38,6 +38,7 @@ from latpred.calibration.published.leave_out import SMALL, by_column, errors_by
 from latpred.calibration.published.parameters import DEVIATING
 from latpred.calibration.published.published_table import PRODUCT, Graphs, PublishedTable
 from latpred.calibration.published.row_counts import EAGER, NO_HOST, SCRIPTED
+from latpred.graph.features import UNEVEN
 from latpred.ops.families import DIMS
 from latpred.prediction.clocks import Z90
 from latpred.profile import gpus, store
@@ -46,6 +47,7 @@ from latpred.profile.gpus import Spec
 
 SOURCE = "fitted to published latencies of {sources} on {gpus}; eager"
 FRAMEWORK_TAX = {"measured": "JaredFern/Framework-Tax"}  # a table that names no source has its file's name
+UNEVEN_GROUPS = f"conv_grouped.{UNEVEN}"  # no family of its own in contiguous images, which datasheets are of alone
 SEED = 1  # of the models that are drawn
 FEWEST_ROWS = 2  # of a GPU in eager, below which it gets no profile
 
@@ -140,7 +142,7 @@ def shared_of(fitted: Problem, holdout: pd.DataFrame, hosts_known: pd.DataFrame,
     theta, names = fitted.solve(fitted.telling), fitted.parameters.names
     numbers = FittedNumbers(fitted, theta)
     designs = {gpu.design: gpu.compute_capability for gpu in fitted.gpus.values()}
-    families = sorted({*fitted.families(EAGER), *DIMS} - {*STAND_INS, *GUESSES})
+    families = sorted({*fitted.families(EAGER), *DIMS} - {*STAND_INS, *GUESSES, UNEVEN_GROUPS})
     known = hosts_known[hosts_known["runtime"] == EAGER]
     small = known["batch"].to_numpy() <= SMALL
     sizes = np.abs(np.log(known["predicted_s"] / known["latency_s"]).to_numpy())

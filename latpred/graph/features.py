@@ -295,6 +295,7 @@ def finer_family(family: str, dims: Mapping[str, Affine]) -> str:
     # Winograd's algorithm and its like serve only this one.
     if general == "conv":
         return f"{family}.{SQUARE}" if window == (3, 3) and dims["stride"].constant == 1 else family
-    # Libraries have kernels for groups of so many channels as a power of two.
-    width = dims["c_in"].constant // dims["groups"].constant
+    # Libraries have kernels for groups of so many channels as a power of two. Where each sample has weights of its own,
+    # groups are samples.
+    width = dims["c_in"].at(2) // dims["groups"].at(2)
     return f"{family}.{UNEVEN}" if width & (width - 1) else family

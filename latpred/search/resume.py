@@ -34,6 +34,7 @@ from latpred.errors import (
     TableError,
     UsageError,
     chain_of,
+    one_line,
     own_errors,
     raise_stop,
 )
@@ -277,7 +278,7 @@ def _row(candidate: _Candidate, predictor: Predictor, graph: ModelGraph, point: 
 
 
 def _reason(error: Exception) -> str:
-    text = " ".join(str(error).split()) or "no message"
+    text = one_line(error)
     return text if isinstance(error, LatpredError) else f"{type(error).__name__}: {text}"
 
 

@@ -18,7 +18,7 @@ from typing import Any, NamedTuple
 
 import torch
 
-from latpred.errors import WorkerError
+from latpred.errors import WorkerError, one_line
 from latpred.ops import BUILT_IN, Formula, generation
 from latpred.ops.families import lend, registered
 from latpred.runtimes.graph_store import set_timm_attention, timm_attention
@@ -75,7 +75,7 @@ def work(evaluator: Evaluator, sender: _Sender, position: int, candidate: Any) -
         try:
             given = loads(candidate.pickled) if isinstance(candidate, _Pickled) else candidate
         except Exception as error:  # whatever an object raises that can be pickled and not unpickled
-            said = f"{type(error).__name__}: {' '.join(str(error).split())}"
+            said = f"{type(error).__name__}: {one_line(error)}"
             return evaluator.failed(position, candidate.name, f"{_UNSENT} (unpickling it raised {said})")
         with _as_at(sender):
             return evaluator.rows(position, given)
