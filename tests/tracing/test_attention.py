@@ -194,6 +194,15 @@ def test_kernels_of_cuda_pass_by_what_a_causal_mask_hides(tokens: int, share: fl
     assert on_cpu.lowered(causal, "eager").macs(batch=1) == full.macs(batch=1)
 
 
+@pytest.mark.parametrize(("precision", "passes_by"), [("fp16", True), ("fp32", False)])
+def test_only_kernels_pass_by_what_a_causal_mask_hides(precision: str, passes_by: bool) -> None:
+    # Heads of keys that serve several of queries have kernels in half precision alone.
+    attention = partial(F.scaled_dot_product_attention, is_causal=True, enable_gqa=True)
+    given = torch.empty(1, 4, 1024, 64, device="meta"), *[torch.empty(1, 2, 1024, 64, device="meta")] * 2
+    graph, predictor = latpred.trace(Function(attention), given, precision=precision), Predictor(store.load("a100"))
+    assert (predictor.lowered(graph, "eager").macs() < graph.macs()) == passes_by
+
+
 MANY, FEW = (2, 8, 4, 16), (2, 8, 2, 16)  # batch, tokens, heads and width
 
 
