@@ -185,7 +185,9 @@ def test_an_op_whose_result_has_no_known_shape_gets_a_way_out() -> None:
         latpred.trace(quantised, torch.zeros(1, 4))
     for made, way in (
         (torch.Tensor.to_sparse, "with dense ones"),
+        (lambda y: torch.eye(4).to_sparse_csr() @ y.T, "with dense ones"),
         (lambda y: torch.nested.nested_tensor([*y]), "padded"),
+        (lambda y: y.SparseOrNested, "check the model"),
     ):
         with pytest.raises(TraceError, match=way):
             latpred.trace(Projected(made), torch.zeros(1, 4))
