@@ -10,7 +10,7 @@ from factories import add, graph, linear, view
 from torch import nn
 
 import latpred
-from latpred.graph.features import layout, native, read, waves
+from latpred.graph.features import finer_family, layout, native, read, waves
 from latpred.graph.graph import Affine
 from latpred.graph.rewrites import GROWTHS, widened
 from latpred.ops.families import DIMS
@@ -52,6 +52,14 @@ def test_sizes_of_products_are_whole_numbers() -> None:
     assert product is not None
     assert product.tolist() == np.column_stack((rows, cols, rows, np.ones(len(rows)))).tolist()
     assert waves(product, 1).tolist() == (rows * cols / 128**2).tolist()
+
+
+def test_groups_may_grow_with_the_batch() -> None:
+    # Where each sample makes its own filters, all samples are groups of one convolution.
+    channels, three = Affine(0, 48), Affine(3)
+    dims = {"kernel_h": three, "kernel_w": three, "c_in": channels, "groups": Affine(0, 3)}
+    assert finer_family("conv_grouped", dims) == "conv_grouped"
+    assert finer_family("conv_grouped", dims | {"groups": Affine(0, 1)}) == "conv_grouped.uneven"
 
 
 def test_a_convolution_is_a_product() -> None:

@@ -296,5 +296,5 @@ def finer_family(family: str, dims: Mapping[str, Affine]) -> str:
     if general == "conv":
         return f"{family}.{SQUARE}" if window == (3, 3) and dims["stride"].constant == 1 else family
     # Libraries have kernels for groups of so many channels as a power of two.
-    width = dims["c_in"].constant // dims["groups"].constant
+    width = dims["c_in"].at(1) // dims["groups"].at(1)  # both grow with the batch where each sample makes its filters
     return f"{family}.{UNEVEN}" if width & (width - 1) else family
