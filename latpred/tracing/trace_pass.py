@@ -178,10 +178,12 @@ ASSUMED = (
 
 
 def in_loop(frame: FrameType | None) -> bool:
-    """Whether Python is in a loop of the innermost module's code."""
-    while frame is not None and frame.f_code is not MODULE_CALL and frame.f_lineno not in _looping(frame.f_code):
+    """Whether Python is in a loop of the innermost module's code, or of its hook's."""
+    while frame is not None and frame.f_code.co_filename != MODULE_CALL.co_filename:  # which runs hooks in loops
+        if frame.f_lineno in _looping(frame.f_code):
+            return True
         frame = frame.f_back
-    return frame is not None and frame.f_code is not MODULE_CALL
+    return False
 
 
 @lru_cache

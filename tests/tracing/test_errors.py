@@ -236,6 +236,9 @@ def test_a_loop_that_an_assumed_answer_ends_is_said_to_be_counted_in_part() -> N
 
     for function, notes in ((decoded, (ASSUMED,)), (settled, (ASSUMED,)), (once, ())):
         assert latpred.trace(Projected(function), torch.zeros(1, 4)).notes == notes
+    watched = Projected(nn.Identity())
+    watched.register_forward_hook(lambda _, __, out: out * ~out.isnan().any())
+    assert latpred.trace(watched, torch.zeros(1, 4)).notes == ()
 
 
 def test_values_that_are_known_may_be_read() -> None:
