@@ -268,13 +268,13 @@ _CAUSAL_BLOCK = 256
 
 def causal_on_cuda(graph: ModelGraph) -> ModelGraph:
     """The graph whose causal attention counts the scores that CUDA's kernels compute: little more than half of many."""
-    return rewritten(graph, op_by_op(_as_seen)) if any(map(_passes_by, all_ops(graph))) else graph
+    return rewritten(graph, _with_causal) if any(map(_passes_by, all_ops(graph))) else graph
 
 
 def _passes_by(op: Op) -> bool:
     """Whether a kernel computes less than all scores of a call of attention."""
     queries, keys = op.dims.get("queries"), op.dims.get("keys", Affine(0))
-    in_kernel = _is_fused(op) and _is_causal(op) and not op.family.endswith(MATH)
+    in_kernel = _is_fused(op) and _is_causal(op) and not runs_as_math(op)
     return in_kernel and queries == keys and keys.constant > _CAUSAL_BLOCK and not keys.per_sample
 
 
@@ -284,6 +284,9 @@ def _as_seen(op: Op) -> Iterator[Op]:
         seen = (keys + _CAUSAL_BLOCK) // 2
         op = msgspec.structs.replace(op, macs=op.macs // keys * seen, dims={**op.dims, "keys": Affine(seen)})
     yield op
+
+
+_with_causal = op_by_op(_as_seen)
 
 
 def has_no_kernel(op: Op) -> bool:

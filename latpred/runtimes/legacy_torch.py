@@ -107,16 +107,14 @@ def as_run_in(era: str, graph: ModelGraph, runtime: str = "eager", gpu: Spec | N
         return graph
     if era != TORCH_1_12:
         graph = math_attention_on_cuda(self_attention_on_cuda(graph), has_no_kernel, older=era == TORCH_2_4)
-        graph = causal_on_cuda(graph)
+    elif graph.runtime == "eager" and graph.attention != "sdpa":
+        parted = unfused(graph, scales_scores=True)
+        graph = graph if parted is graph else msgspec.structs.replace(parted, notes=(*graph.notes, OLDER))
+    graph = causal_on_cuda(graph)
     if graph.runtime != "eager":
         return biases_on_cuda(graph)
-    if era != TORCH_1_12:
-        return rewritten(graph, _older_ops(era, ""))
-    parted = graph if graph.attention == "sdpa" else unfused(graph, scales_scores=True)
-    if parted is not graph:
-        parted = msgspec.structs.replace(parted, notes=(*graph.notes, OLDER))
-    older = rewritten(parted, _older_ops(era, graph.precision))
-    return scripted(older, fuser_of(gpu)) if runtime == TORCHSCRIPT else older
+    older = rewritten(graph, _older_ops(era, graph.precision if era == TORCH_1_12 else ""))
+    return scripted(older, fuser_of(gpu)) if era == TORCH_1_12 and runtime == TORCHSCRIPT else older
 
 
 def rewrites(era: str, runtime: str) -> bool:

@@ -333,9 +333,9 @@ def _remedy(message: str) -> str:
             "PyTorch's encoder makes nested tensors of the mask: give lengths=[...] in its place, with "
             "execution='nested', or build the encoder with enable_nested_tensor=False"
         )
-    if "Nested" in message:
+    if "NestedTensor" in message:
         return "nested tensors have no meta kernels: give padded ones, or lengths=[...] with execution='nested'"
-    if "Sparse" in message or "_sparse" in message:
+    if re.search(r"aten::\w*sparse|Sparse(TensorImpl|Meta|Csr)|[Ss]parse (CSR |CSC )?tensors", message):
         return "ops of sparse tensors have no formula: compute with dense ones"
     if "no fake impl or Meta kernel" in message:
         return "tell PyTorch the shape of what it gives, by torch.library.register_fake or impl, or leave the op out"

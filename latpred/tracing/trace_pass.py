@@ -13,7 +13,7 @@ import sys
 from collections.abc import Callable, Hashable, Iterable, Sequence
 from dataclasses import dataclass
 from functools import cache, lru_cache
-from itertools import accumulate, compress
+from itertools import accumulate, compress, takewhile
 from types import CodeType, FrameType
 from typing import Any
 
@@ -178,16 +178,20 @@ ASSUMED = (
 
 
 def in_loop(frame: FrameType | None) -> bool:
-    """Whether Python is in a loop of the innermost module's code."""
-    while frame is not None and frame.f_code is not MODULE_CALL and frame.f_lineno not in _looping(frame.f_code):
+    """Whether Python is in a loop of the innermost module's code, or of its hook's."""
+    while frame is not None and frame.f_code.co_filename != MODULE_CALL.co_filename:  # which runs hooks in loops
+        if frame.f_lineno in _looping(frame.f_code):
+            return True
         frame = frame.f_back
-    return frame is not None and frame.f_code is not MODULE_CALL
+    return False
 
 
 @lru_cache
 def _looping(code: CodeType) -> frozenset[int | None]:
     """Lines of a function's loops, on which the condition of a loop stands as well as its end."""
     steps = list(dis.get_instructions(code))
+    if sys.version_info >= (3, 12):  # which has handlers of exceptions last, and jumps back from them without a loop
+        steps = list(takewhile(lambda step: step.opname != "PUSH_EXC_INFO", steps))
     spans = [range(step.argval, step.offset + 1) for step in steps if "JUMP_BACKWARD" in step.opname]
     within = (step for step in steps if any(step.offset in span for span in spans))
     return frozenset(step.positions.lineno for step in within if step.positions)

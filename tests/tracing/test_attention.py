@@ -180,18 +180,28 @@ class Attending(nn.Module):
 
 
 @pytest.mark.parametrize(("tokens", "share"), [(1024, 0.633), (4096, 0.536), (16384, 0.507), (128, 1.0)])
-@pytest.mark.parametrize("profile", ["a100", "h100-shared"])
+@pytest.mark.parametrize("profile", ["a100", "v100", "h100-shared"])
 def test_kernels_of_cuda_pass_by_what_a_causal_mask_hides(tokens: int, share: float, profile: str) -> None:
     # Shares of the time without a mask are those of Triton's tutorial on fused attention (batch 4, heads 32 x 64).
     x, predictor = torch.empty(4, 32, tokens, 64, dtype=torch.half, device="meta"), Predictor(store.load(profile))
     full, causal = (
-        predictor.trace(Attending(causal=causal), Options(x, precision="fp16"), [1]) for causal in (False, True)
+        predictor.trace(Attending(causal=causal), Options(x, precision="fp16", attention="sdpa"), [1])
+        for causal in (False, True)
     )
     assert causal.macs(batch=1) == full.macs(batch=1)  # counted as other counters do
     whole, halved = (predictor.predict(graph).compute_ms for graph in (full, causal))
     assert halved / whole == pytest.approx(share, rel=0.1)
     on_cpu = Predictor(store.load("epyc-shared"))
     assert on_cpu.lowered(causal, "eager").macs(batch=1) == full.macs(batch=1)
+
+
+@pytest.mark.parametrize(("precision", "passes_by"), [("fp16", True), ("fp32", False)])
+def test_only_kernels_pass_by_what_a_causal_mask_hides(precision: str, passes_by: bool) -> None:
+    # Heads of keys that serve several of queries have kernels in half precision alone.
+    attention = partial(F.scaled_dot_product_attention, is_causal=True, enable_gqa=True)
+    given = torch.empty(1, 4, 1024, 64, device="meta"), *[torch.empty(1, 2, 1024, 64, device="meta")] * 2
+    graph, predictor = latpred.trace(Function(attention), given, precision=precision), Predictor(store.load("a100"))
+    assert (predictor.lowered(graph, "eager").macs() < graph.macs()) == passes_by
 
 
 MANY, FEW = (2, 8, 4, 16), (2, 8, 2, 16)  # batch, tokens, heads and width
