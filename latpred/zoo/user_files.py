@@ -61,9 +61,9 @@ class _Beside:
 _beside = _Beside()
 
 
-def imported() -> bool:
-    """Whether any file was imported in this process."""
-    return bool(_imported)
+def imported() -> set[Path]:
+    """The files that were imported in this process."""
+    return _imported
 
 
 def function_of(path: Path, function: str) -> Callable[[], Any]:
