@@ -31,10 +31,9 @@ from latpred.calibration.published.fitted_profiles import (
     dispatch,
     fit_profiles,
     host_spread,
-    unnamed_hosts,
 )
-from latpred.calibration.published.joint_fit import Problem, problem
-from latpred.calibration.published.leave_out import SMALL, by_column, errors_by
+from latpred.calibration.published.joint_fit import Mask, Problem, problem
+from latpred.calibration.published.leave_out import SMALL, by_column, errors_by, tells_hosts
 from latpred.calibration.published.parameters import DEVIATING
 from latpred.calibration.published.published_table import PRODUCT, Graphs, PublishedTable
 from latpred.calibration.published.row_counts import EAGER, NO_HOST, SCRIPTED
@@ -125,12 +124,19 @@ def without_gpu(fitted: Problem) -> pd.DataFrame:
     for gpu in sorted(set(rows.gpu[eager])):
         mine, others = eager & (rows.gpu == gpu), eager & (rows.gpu != gpu)
         theta = fitted.solve(fitted.telling & (rows.gpu != gpu))
-        told = unnamed_hosts(fitted) & others
+        told = _unnamed_hosts(fitted) & others
         middle = np.log(np.median(FittedNumbers(fitted, theta).host_factors(told if told.any() else others)))
         for run in sorted(set(rows.run[mine & (rows.host == "")]) - set(rows.run[others])):
             theta[names["run", run]] = middle - theta[names["middle host",]]
         parts.append(fitted.table.cells[mine].assign(predicted_s=fitted.predict(theta)[mine]))
     return pd.concat(parts)
+
+
+def _unnamed_hosts(problem: Problem) -> Mask:
+    """Eager rows that tell hosts which nobody names; all eager rows where there are none."""
+    eager = problem.rows.runtime == EAGER
+    told: Mask = eager & tells_hosts(problem) & (problem.rows.host == "")
+    return told if told.any() else eager
 
 
 def shared_of(fitted: Problem, holdout: pd.DataFrame, hosts_known: pd.DataFrame, source: str) -> Shared:
@@ -147,7 +153,7 @@ def shared_of(fitted: Problem, holdout: pd.DataFrame, hosts_known: pd.DataFrame,
     small = known["batch"].to_numpy() <= SMALL
     sizes = np.abs(np.log(known["predicted_s"] / known["latency_s"]).to_numpy())
     # Most GPUs that nobody measured have tensor cores.
-    middle = float(np.median(numbers.host_factors(unnamed_hosts(fitted))))
+    middle = float(np.median(numbers.host_factors(_unnamed_hosts(fitted))))
     limited = {slot: names.get(("power limited", slot)) for slot in DEVIATING}
     return Shared(
         created=datetime.now(UTC).isoformat(timespec="seconds"),

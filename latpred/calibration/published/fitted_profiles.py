@@ -398,10 +398,3 @@ def _acceptance(accuracies: Accuracies) -> Acceptance:
     judge = "Judge the fit: latpred evaluate TABLE --leave-out model"
     advice = judge if accuracy is NOT_TRIED else "Measure it: latpred calibrate on a machine that has this device"
     return Acceptance(eager, {"models left out": accuracy.text}, () if eager else (advice,), passed)
-
-
-def unnamed_hosts(problem: Problem) -> Mask:
-    """Eager rows that tell hosts which nobody names; all eager rows where there are none."""
-    eager = problem.rows.runtime == EAGER
-    told: Mask = eager & leave_out.tells_hosts(problem) & (problem.rows.host == "")
-    return told if told.any() else eager
