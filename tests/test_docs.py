@@ -48,6 +48,7 @@ def test_shell_lines_run(name: str, mark: str, tmp_path: Path, monkeypatch: pyte
             docblocks.run(line, exits=(0, 1) if mark == "slow" else (0,))  # on a busy machine a gate may fail
 
 
+@pytest.mark.usefixtures("own_formulas")
 @pytest.mark.parametrize("name", WITH_README)
 def test_python_holds(name: str) -> None:
     store.save(profile())

@@ -49,6 +49,17 @@ _formulas_of: tuple[str, int, int, int] | None = None
 _lent = ExitStack()  # takes these formulas back
 
 
+class _Formulas(tuple[tuple[str, Formula], ...]):
+    """Names and formulas, pickled as candidates are: multiprocessing would send no function of a notebook by itself."""
+
+    __slots__ = ()
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        from joblib.externals.loky.backend.reduction import dumps, loads
+
+        return loads, (bytes(dumps(tuple(self))),)
+
+
 class _Sender(NamedTuple):
     """The process that workers work for, with what rows of candidates follow from there beside what is asked."""
 
@@ -64,7 +75,7 @@ class _Sender(NamedTuple):
     def here(cls, runtimes: Sequence[str]) -> _Sender:
         state = torch.get_default_dtype(), torch.get_num_threads(), timm_attention()
         tools = tuple((name, tool_options(name)) for name in runtimes)
-        return cls(platform.node(), os.getpid(), registered(BUILT_IN), *state, tools)
+        return cls(platform.node(), os.getpid(), _Formulas(registered(BUILT_IN)), *state, tools)
 
 
 def work(evaluator: Evaluator, sender: _Sender, position: int, candidate: Any) -> list[CandidateRow]:
