@@ -84,6 +84,8 @@ def put(rows: int, cols: int, read: int) -> dict[str, object]:
         ("conv2d", (MAP, t(8, 1, 3, 3), None, 1, 1, 1, 4), WIDE, of("conv_depthwise.multiplied", 8 * 64 * 9)),
         ("conv2d", (t(1, 4, 1, 1), t(4, 1, 5, 5), None, 1, 2, 1, 4), t(1, 4, 1, 1), of("conv_depthwise.padded", 100)),
         ("conv2d", (t(1, 4, 2, 2), t(4, 1, 5, 5), None, 1, 2, 1, 4), t(1, 4, 2, 2), of("conv_depthwise", 400)),
+        ("gelu", (MAP,), MAP, of("elementwise.gelu", numel=256, operands=1)),
+        ("gelu", (MAP, "tanh"), MAP, of("elementwise.gelu.tanh", numel=256, operands=1)),
         ("conv1d", (LINE, t(4, 1, 13), None, 1, 6, 1, 4), LINE, of("conv_depthwise", 4 * 99 * 13)),
         ("conv1d", (LINE, t(4, 1, 15), None, 1, 7, 1, 4), LINE, of("conv_depthwise.padded", 4 * 99 * 15)),
         # Windows with gaps are padded by as much as they reach.

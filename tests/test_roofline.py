@@ -48,6 +48,26 @@ def elementwise_rows(numel: np.ndarray) -> np.ndarray:
     return rows_of("elementwise", read_bytes=4 * numel, write_bytes=4 * numel, numel=numel)
 
 
+def depthwise_rows(batch: object, channels: object, side: int = 3) -> np.ndarray:
+    """3x3 depthwise convolutions on square maps."""
+    planes = np.asarray(batch, float) * channels
+    numbers = {"batch": batch, "c_in": channels, "c_out": channels, "groups": channels, "kernel_d": 0}
+    sides = dict.fromkeys(("h_in", "w_in", "h_out", "w_out"), side) | dict.fromkeys(("kernel_h", "kernel_w"), 3)
+    moved = dict.fromkeys(("read_bytes", "write_bytes"), 4 * planes * side**2)
+    weights = 4 * 9 * np.asarray(channels, float)
+    return rows_of(
+        "conv_depthwise", macs=planes * 9 * side**2, weight_bytes=weights, **moved, stride=1, **numbers, **sides
+    )
+
+
+def test_channels_of_single_samples_do_not_make_batches_of_depthwise_convolutions_slow() -> None:
+    channels = np.array([32, 64, 128, 256, 512, 1024] * 4)
+    rows = np.concatenate([depthwise_rows(1, channels[side::4], side) for side in (3, 6, 12, 24)])
+    weights, read, written = rows[:, 1:4].T
+    fit = RooflineRegressor("conv_depthwise").fit(rows, 60.0 + weights / 900.0 + (read + written) / 2e4).fit_
+    assert evaluate(fit, depthwise_rows(8, 1152))[0] == pytest.approx(60.0 + 46.1 + 33.2, rel=0.3)
+
+
 def test_the_physics_comes_back_from_noisy_samples() -> None:
     rows = gemm_rows(150)
     noise = np.exp(np.random.default_rng(1).normal(0, 0.02, 150))

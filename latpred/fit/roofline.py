@@ -106,8 +106,10 @@ _OUTPUTS = 16.0  # starting value: so many results for each multiprocessor give 
 _WORTH_TILES = 0.85  # of a roofline's cost: tiles have more constants, and must earn them
 _BESIDE_SIGMA = 0.5  # relative doubt about what passes beside a sample, in units of the doubt about its time
 # Terms that the samples of a family cannot tell from others. Steps of a recurrence read the same weights again and
-# again (what a loop counts), and sizes of state and input hardly vary apart.
-_UNTOLD = {"rnn": ("weights", "activations", "n", "k")}
+# again (what a loop counts), and sizes of state and input hardly vary apart. Depthwise convolutions of single samples
+# take longer the more channels and so weights they have; taken for what each plane costs, that made batch 8 of 1,152
+# planes of 3x3 four times too slow. On an EPYC of family 25 planes of oneDNN's kernels cost nothing of their own.
+_UNTOLD = {"rnn": ("weights", "activations", "n", "k"), "conv_depthwise": ("loop 0",)}
 # Samples' worth of belief that a leaf costs what its parent does: leaves differ from their parents by 1.2 in the
 # logarithm (standard deviation), samples of one leaf from each other by 0.4. An EPYC of family 25, 59 leaves.
 _LEAF_SHRINKAGE = 0.1

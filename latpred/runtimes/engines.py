@@ -8,7 +8,7 @@ query. Neither is run here, so nothing is built.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Sequence
+from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any
 
 import msgspec
@@ -16,7 +16,7 @@ import msgspec
 from latpred.errors import MissingPackageError
 from latpred.graph.features import CAT
 from latpred.graph.graph import NO_PYTHON, ZERO, Affine, ModelGraph, Op, rewritten
-from latpred.ops.families import root
+from latpred.ops.families import lineage, root
 from latpred.runtimes import StepPerOp
 
 if TYPE_CHECKING:
@@ -34,7 +34,7 @@ class Engine(StepPerOp):
     needs = "cuda"
     options = "6"  # version of the rules: graphs by others are made again
     predicted_only = True  # it cannot be calibrated or measured, whatever is installed
-    apart: Collection[str] = ()  # kernel families of pointwise ops that stay kernels of their own
+    apart: frozenset[str] = frozenset()  # kernel families of pointwise ops that stay kernels of their own
     steps = "kernel"  # first part of its host classes
     how_to = ""
 
@@ -79,14 +79,16 @@ class OnnxRuntimeOptimized(Engine):
     how_to = "To run it: python -m onnxruntime.transformers.optimizer --input model.onnx --output optimized.onnx"
 
 
-def as_engine(ops: Sequence[Op], apart: Collection[str] = (), *, fuses_attention: bool = True) -> tuple[Op, ...]:
+def as_engine(
+    ops: Sequence[Op], apart: frozenset[str] = frozenset(), *, fuses_attention: bool = True
+) -> tuple[Op, ...]:
     """The kernels of an engine for eager ops; pointwise ones of a family in `apart` stay kernels."""
     made: list[Op] = []
     for op in ops:
         general = root(op.family)
         if not op.launches or not op.family or general == "factory":  # views, and what is computed once
             continue
-        if made and general in _POINTWISE and op.family not in apart:
+        if made and general in _POINTWISE and apart.isdisjoint(lineage(op.family)):
             continue
         if general in ("bmm", "attention"):  # which read and write in any order
             while made and root(made[-1].family) == "copy":

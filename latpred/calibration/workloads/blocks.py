@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Sequence
+from functools import partial
 from itertools import pairwise
 
 import torch
@@ -50,6 +51,7 @@ class AffineNorm(nn.Module):
 
 _ACTIVATIONS: dict[str, Callable[[], nn.Module]] = {
     "gelu": nn.GELU,
+    "gelu_tanh": partial(nn.GELU, "tanh"),
     "relu": nn.ReLU,
     "relu6": nn.ReLU6,
     "silu": nn.SiLU,

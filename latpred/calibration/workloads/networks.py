@@ -56,7 +56,7 @@ class NetworkSpec(msgspec.Struct, frozen=True):
 
 KINDS = ("encoder", "decoder", "residual", "mobile", "patch", "window", "dense", "audio", "mixer", "recurrent", "mlp")
 WAVE, WAVE_TURNS = "wave", (1, 3)  # in these of five turns of "audio" its place is taken
-VERSION = 15  # of what a spec means; a journal of another version is not resumed
+VERSION = 16  # of what a spec means; a journal of another version is not resumed
 TINY_WIDTH = 8
 HOLDOUT_EVERY = 6
 EVICTING_BYTES = 64 << 20  # what a cold network's weights are pushed out by
@@ -201,7 +201,7 @@ def _encoder(rng: random.Random, spec: NetworkSpec) -> nn.Module:
             heads,
             hidden,
             attention=rng.choice(("fused", "fused", "masked", "explicit", "biased")),
-            activation=rng.choice(("gelu", "gelu", "relu", "tanh_gelu", "silu")),
+            activation=rng.choice(("gelu", "gelu_tanh", "relu", "tanh_gelu", "silu")),
             norm=rng.choice(("layer", "layer", "affine", "rms")),
             pre_norm=rng.random() < 0.5,
         )

@@ -323,7 +323,7 @@ def _product(op: Op, followed: Op | None) -> Iterator[Op]:
     """A product and the addition of its bias, which a GELU or a normalisation behind it would do on the way."""
     yield _bare(op, "MatMul", "node.gemm.MatMul")
     biased = op.weight_bytes.constant > op.dims["n"].constant * op.dims["k"].constant * itemsize(op)
-    if biased and (followed is None or followed.family not in ("elementwise.gelu", "norm.layer_norm")):
+    if biased and (followed is None or not followed.family.startswith(("elementwise.gelu", "norm.layer_norm"))):
         yield _like(op, "Add", "elementwise.add", numel=_elements(op), operands=Affine(1))
 
 
