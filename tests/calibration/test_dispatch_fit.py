@@ -34,7 +34,7 @@ def networks(per_call: float, dearer: float) -> list[TimedNetwork]:
     """Networks of other mixes whose passes take `per_call` more a call, and `dearer` Python."""
     mixes = (
         (["gemm.linear", "view.transpose"], 3, 2, 2),
-        (["view.reshape", "elementwise.add", "gemm.linear"], 0, 8, 5),
+        (["view.reshape", "elementwise.add", "gemm.linear", "view.reshape"], 0, 8, 5),
         (["elementwise.add"] * 4 + ["view.reshape"], 10, 0, 0),
         (["view.transpose"] * 6, 1, 1, 0),
     )
