@@ -566,7 +566,7 @@ def calibrate_host(
     speed = visits.speed_of(good)
     good = [visits.brought_to_full_speed(row, speed) for row in visits.undisturbed(good)]
     advice = f"Time at least {profile_fit.FEWEST_NETWORKS}: latpred calibrate --host-only"
-    dispatch, _ = profile_fit.host_costs(good, live.info(), visits.most_failed(rows), advice)
+    dispatch, _ = profile_fit.host_costs(good, live.info(), f"{visits.most_failed(rows)}{advice}")
     profile = HostProfile(
         name=name,
         kind="host",

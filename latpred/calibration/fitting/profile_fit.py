@@ -80,8 +80,8 @@ def fit_profile(
     info = constants.described(info, good)
     in_networks = _timed_in_place(good, info, speed)
     more = acceptance.more_time(sum(row.seconds for row in good))
-    advice = f"Give the calibration more time, as with --budget {more}."
-    dispatch, in_place = host_costs(good, info, visits.most_failed(eager), advice, in_networks)
+    advice = f"{visits.most_failed(eager)}Give the calibration more time, as with --budget {more}."
+    dispatch, in_place = host_costs(good, info, advice, list(chain.from_iterable(in_networks.values())))
     profile = DeviceProfile(
         name=name,
         schema=SCHEMA_VERSION,
@@ -117,23 +117,18 @@ def _usual(rows: Iterable[Row], info: DeviceInfo, speed: RunSpeed) -> dict[str, 
 
 
 def host_costs(
-    rows: Sequence[Row],
-    info: DeviceInfo,
-    failed: str,
-    advice: str,
-    in_networks: Mapping[str, Sequence[TimedNetwork]] = MappingProxyType({}),
+    rows: Sequence[Row], info: DeviceInfo, advice: str, runs: Sequence[TimedNetwork] = ()
 ) -> tuple[DispatchFit, DispatchFit]:
     """Host costs as a forward pass has them, and as a clock around each call has them, which is a little longer.
 
-    Where too few networks were timed the error says what `failed`, and gives the `advice`.
+    Calls of larger `runs` tell what cold caches add. Where too few networks were timed, the error gives the `advice`.
     """
     tiny = [timed_network(row, info) for row in _networks(rows) if network_spec(row.cell).tiny]
     chains = [timed_network(row, info) for row in rows if row.cell.kind == "network" and network_spec(row.cell).chain]
     if len(tiny) < FEWEST_NETWORKS or not chains:
         busy = 2 * sum(map(visits.is_disturbed, rows)) > len(rows)
         raise CalibrationError(
-            f"{len(tiny)} tiny networks and {len(chains)} chains of calls were timed, too few to tell what dispatch "
-            f"costs. {failed}"
+            f"{len(tiny)} tiny networks and {len(chains)} chains of calls were timed, too few to price dispatch. "
             + ("Other work had the processors meanwhile; stop it, or wait until it is done. " if busy else "")
             + advice
         )
@@ -143,7 +138,6 @@ def host_costs(
         issued = fit_issued(loop_costs(cells), tiny, called)
         return issued, issued
     in_place = of_classes(class_costs(tiny))
-    runs = list(chain.from_iterable(in_networks.values()))
     return with_cold(fit_in_place(tiny, called), in_place, runs), in_place
 
 
