@@ -190,22 +190,6 @@ def test_convolutions_of_other_windows_and_channels_take_other_factors() -> None
         assert after / before == pytest.approx(factor, rel=0.01), (kernel, channels)
 
 
-def test_ten_architectures_help_in_every_draw_and_hurt_in_none() -> None:
-    graphs = architectures(40)
-    table = measured(SYNCHRONOUS, graphs, noise=0.03, batches=(1,))
-    truth = latencies(corrected(SYNCHRONOUS, "eager", TRUTH), graphs, 1)
-    after = []
-    for seed in range(12):
-        own = np.random.default_rng(seed).choice(40, 10, replace=False)
-        adapted = latpred.adapt(SYNCHRONOUS, table.iloc[own])
-        rest = np.setdiff1d(np.arange(40), own)
-        after.append(off(adapted.profile, truth[rest], [graphs[i] for i in rest]))
-    before = off(SYNCHRONOUS, truth, graphs)
-    assert before > 0.1
-    assert np.median(after) < 0.05
-    assert sum(one > before for one in after) == 0
-
-
 def cells(count: int) -> tuple[list[ModelGraph], np.ndarray]:
     """Networks of one space, each a stem and some of three operations, and a one beside how many of each these are."""
     counts = np.random.default_rng(4).integers(0, 12, (count, 3))

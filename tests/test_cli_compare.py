@@ -78,8 +78,8 @@ def test_a_table_is_fitted_and_evaluated_with_models_left_out(published: Path, t
     report = document("evaluate", published, "--leave-out", "model")
     assert report["schema"] == "latpred.leave-out/1"
     assert report["figures"]["a model left out, eager"]["cells"] == len(MODELS) * len(BATCHES) * 2
-    for option, given in (("--device", "cpu"), ("--plot", "figure.png")):
-        refused = run("evaluate", published, "--leave-out", "model", option, given)
+    for option, *given in (("--device", "cpu"), ("--host-row",), ("--plot", "figure.png")):
+        refused = run("evaluate", published, "--leave-out", "model", option, *given)
         assert (refused.exit_code, f"leave out {option}" in refused.stderr) == (2, True)
 
 

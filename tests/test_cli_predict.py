@@ -141,11 +141,6 @@ def test_without_profile_and_terminal_a_quick_calibration_runs(model: str, monke
     assert shown.stdout.startswith(model)
 
 
-def test_the_first_calibration_can_be_switched_off(model: str) -> None:
-    shown = run("predict", model, "--image", "8")
-    assert (shown.exit_code, "no profile of this machine in" in shown.stderr) == (3, True)
-
-
 def test_on_a_terminal_a_calibration_is_offered_and_declined(model: str, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("LATPRED_CALIBRATE", "quick")
     main_end, terminal = pty.openpty()

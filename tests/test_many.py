@@ -126,16 +126,25 @@ def test_rows_are_what_single_predictions_say() -> None:
         assert (row.launches, row.error) == (3, None)
 
 
-def test_all_ways_to_ask_hand_on_the_whole_question() -> None:
-    asked = {"device": "rtx-8000", "runtime": "cuda-graphs", "precision": "fp16", "protocol": "pipelined", "seq": 64}
-    name, batch, fused = "distilbert", 4, {"attention": "sdpa"}  # which its profile's PyTorch does not choose
-    expected = latpred.predict(name, batch, **asked, **fused).latency_ms
+@pytest.mark.parametrize(
+    ("asked", "special"),
+    [
+        (  # of which the profile's PyTorch does not choose the attention
+            {"runtime": "cuda-graphs", "precision": "fp16", "protocol": "pipelined", "seq": 64},
+            {"attention": "sdpa"},
+        ),
+        ({"precision": "fp16", "seq": 32}, {"host": 0.5}),
+    ],
+)
+def test_all_ways_to_ask_hand_on_the_whole_question(asked: dict[str, Any], special: dict[str, Any]) -> None:
+    name, batch, asked = "distilbert", 4, {"device": "rtx-8000", **asked}
+    expected = latpred.predict(name, batch, **asked, **special).latency_ms
     assert expected != latpred.predict(name, batch, **asked).latency_ms
-    assert latpred.LatencyBudget(expected, batch=batch, **asked, **fused)(name) == 0.0
+    assert latpred.LatencyBudget(expected, batch=batch, **asked, **special)(name) == 0.0
     for table in (latpred.predict_many, latpred.rank):
-        assert table([name], batch=batch, **asked, **fused).latency_ms.tolist() == [expected]
-    largest = latpred.max_batch(name, expected, **asked, **fused)
-    beyond_ms = (latpred.predict(name, largest + more, **asked, **fused).latency_ms - expected for more in (0, 1))
+        assert table([name], batch=batch, **asked, **special).latency_ms.tolist() == [expected]
+    largest = latpred.max_batch(name, expected, **asked, **special)
+    beyond_ms = (latpred.predict(name, largest + more, **asked, **special).latency_ms - expected for more in (0, 1))
     assert [ms > 0 for ms in beyond_ms] == [False, True]
 
 
@@ -181,15 +190,11 @@ def test_configs_and_names() -> None:
 
 
 def test_batches_and_runtimes_are_in_order() -> None:
-    table = predict_many([network()] * 2, batch=[4, 1], runtime=["torchscript", "eager"], inputs=INPUTS)
+    runtimes = ["torchscript", "eager", "torchscript"]  # what is asked twice is answered once
+    table = predict_many([network()] * 2, batch=[4, 1, 4], runtime=runtimes, inputs=INPUTS)
     assert table.batch.tolist() == [4, 4, 1, 1] * 2
     assert table.runtime.tolist() == ["torchscript", "eager"] * 4
     assert (table.latency_ms[:4].tolist()) == table.latency_ms[4:].tolist()
-
-
-def test_what_is_asked_twice_is_answered_once() -> None:
-    table = predict_many([network()], batch=[4, 1, 4], runtime=["eager", "eager"], inputs=INPUTS)
-    assert table.batch.tolist() == [4, 1]
 
 
 class Evasive:
@@ -286,8 +291,8 @@ def test_candidates_are_taken_one_at_a_time_and_the_first_failure_can_end_it() -
         ({"device": []}, UsageError, "no device was named"),
         ({"device": ["rtx-8000"] * 2}, UsageError, "2 of the devices have the profile 'rtx-8000'; .* calibrate --name"),
         ({"n_jobs": 0}, UsageError, "n_jobs=0"),
-        ({"n_jobs": "all"}, UsageError, "n_jobs='all' is no number of workers"),
         ({"n_jobs": float("nan")}, UsageError, "n_jobs=nan is no number of workers"),
+        ({"device": predictor(), "host": "EPYC 7742"}, UsageError, "has its host already"),
     ],
 )
 def test_wrong_questions_are_refused_before_any_trace(asked: dict[str, Any], error: type[Exception], said: str) -> None:
@@ -318,13 +323,3 @@ def test_a_graph_is_held_to_what_is_asked_of_the_others() -> None:
     assert ["was traced in fp16" in str(error) for error in table["error"]] == [True, True, False]
     with pytest.raises(CandidateError, match="was traced in fp16"):
         latpred.LatencyBudget(5.0, device=predictor(), precision="fp32").check(graph)
-
-
-def test_candidates_may_be_predicted_on_another_host() -> None:
-    asked = {"device": "rtx-8000", "host": 0.5, "precision": "fp16", "seq": 32}
-    alone = latpred.predict("bert-base-uncased", 1, **asked).latency_ms
-    assert latpred.predict_many(["bert-base-uncased"], **asked)["latency_ms"].item() == alone
-    assert latpred.rank(["bert-base-uncased"], **asked)["latency_ms"].item() == alone
-    assert latpred.LatencyBudget(1e3, **asked).check("bert-base-uncased").latency_ms == alone
-    with pytest.raises(UsageError, match="has its host already"):
-        predict_many([network()], host="EPYC 7742")

@@ -60,13 +60,13 @@ def test_each_measured_row_is_what_the_predictor_says(graph: ModelGraph) -> None
         predict_table(cells, {}, profile())
 
 
-def test_models_are_traced_at_the_sizes_of_their_rows(asked: list[dict[str, object]]) -> None:
-    images = measured([("vit", 1, 0.1)], input_kind="image", input_size=96)
-    speech = measured([("wav2vec2", 1, 0.1)], input_kind="audio", input_size=8000)
+def test_models_are_traced_as_their_rows_say(asked: list[dict[str, object]]) -> None:
+    images = measured([("vit", 1, 0.1)], input_kind="image", input_size=96, attention="")
+    speech = measured([("wav2vec2", 1, 0.1)], input_kind="audio", input_size=8000, attention="sdpa")
     keys = graph_keys(pd.concat([images, speech]))
     assert trace_models(dict.fromkeys(keys, (1,)), "cpu").keys() == set(keys)
-    sizes = [[call[name] for name in ("model", "seq", "image", "precision")] for call in asked]
-    assert sizes == [["vit", None, 96, "fp32"], ["wav2vec2", 8000, None, "fp32"]]
+    sizes = [[call[name] for name in ("model", "seq", "image", "precision", "attention")] for call in asked]
+    assert sizes == [["vit", None, 96, "fp32", None], ["wav2vec2", 8000, None, "fp32", "sdpa"]]
 
 
 def test_an_outside_table_is_evaluated_without_models_that_lack_a_package(
@@ -118,12 +118,6 @@ def test_what_a_table_was_evaluated_with_is_not_traced_again(tmp_path: Path) -> 
     one, other = (comparison.evaluate(table, profile(), progress=said.append, keep=True) for _ in range(2))
     assert said == [f"tracing {tmp_path}/models.py:build for eager"]
     pd.testing.assert_frame_equal(one.cells, other.cells)
-
-
-def test_attention_is_traced_as_the_table_says(asked: list[dict[str, object]]) -> None:
-    keys = graph_keys(measured([("bert", 1, 0.1)] * 3, attention=["eager", "sdpa", ""]))
-    trace_models(dict.fromkeys(keys, (1,)), "cpu")
-    assert [call["attention"] for call in asked] == ["eager", "sdpa", None]
 
 
 @pytest.mark.parametrize(

@@ -83,13 +83,6 @@ def test_agreement_without_noise_is_kendalls_tau() -> None:
     assert agreement(-np.sort(-measured), np.sort(measured)).kendall == -1
 
 
-def test_agreement_counts_pairs_as_an_accuracy_report_does() -> None:
-    predicted, measured = [1.0, 1.0, 2.0, 1.5], [1.0, 1.01, 2.0, 2.2]
-    found, reported = agreement(predicted, measured, noise=0.05), metrics.rank(predicted, measured, 0.05)
-    assert (found.kendall, found.pairs, found.left_out) == (reported.tau, reported.pairs, reported.left_out)
-    assert found.left_out == 1
-
-
 def test_nothing_to_order_is_no_number() -> None:
     for pair in (([], []), ([1.0], [2.0]), ([3.0, 3.0], [1.0, 2.0])):
         assert np.isnan(agreement(*pair).spearman)

@@ -19,7 +19,6 @@ from latpred import storage
 from latpred.accuracy.predicted import GraphKey
 from latpred.accuracy.recording import GRAPHS, MANIFEST, TABLE, Manifest, Recording, _encode, _signed, load
 from latpred.errors import RecordingError, TableError
-from latpred.profile import store
 
 KEY = GraphKey("bert", "seq", 16, "fp32")
 GRAPH = graph(linear(16, 64), linear(16, 64), model="bert", input_size=16)
@@ -69,11 +68,6 @@ def test_replay_needs_no_device(saved: Path) -> None:
     assert report.overall.cells == 3
     # profile: 5 us fixed + 2 ops of 10 us + 2 kernels of 1 us floor and, at batch 1, little more
     assert report.cells["latency_s_predicted"][0] == pytest.approx(30e-6, rel=0.2)
-
-
-def test_what_one_gpu_recorded_is_replayed_with_its_datasheet() -> None:
-    table = recording().table.assign(device="nvidia-h100-80gb-hbm3")
-    assert Recording("try", "", table, {KEY: GRAPH}).replay(store.load("h100")).overall.cells == 3
 
 
 @pytest.mark.parametrize("name", [TABLE, GRAPHS, MANIFEST])

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import math
 import os
-import subprocess
 import sys
 from collections.abc import Callable, Iterator
 from itertools import chain, cycle
@@ -22,7 +21,7 @@ from torch import nn
 
 from latpred import predict_many, runtimes
 from latpred.errors import CandidateError, WorkerError
-from latpred.ops import cost, formula_of, generation
+from latpred.ops import Work, cost, formula_of, generation
 from latpred.ops.families import registered
 from latpred.progress import ProgressCounter, ProgressEvent, progress_text
 from latpred.runtimes.graph_store import timm_attention
@@ -222,26 +221,11 @@ def test_a_worker_has_its_user_s_threads_and_attention_of_timm(loaded: bool, mon
     assert (torch.get_num_threads(), timm_attention()) == (1, "1")
 
 
-def test_workers_have_the_formulas_of_their_user(tmp_path: Path) -> None:
-    script = """
-import sys
-sys.path.insert(0, {tests!r})
-import torch
-from searchdata import ASKED, builder
-import latpred
-from latpred.ops import Work
-
-@latpred.cost("aten::relu")
-def relu(x, *, out):
-    return Work("elementwise", {{"numel": out.numel(), "operands": 1}}, macs=7 * out.numel())
-
-asked = [latpred.predict_many([builder(8), builder(16)], n_jobs=jobs, **ASKED)["macs"].tolist() for jobs in (1, 2)]
-assert asked[0] == asked[1], asked
-"""
-    file = tmp_path / "search.py"
-    file.write_text(script.format(tests=str(Path(__file__).parent)))
-    done = subprocess.run([sys.executable, str(file)], capture_output=True, text=True, check=False)
-    assert done.returncode == 0, done.stderr
+@pytest.mark.usefixtures("own_formulas")
+def test_workers_have_the_formulas_of_their_user() -> None:
+    cost("aten::relu")(lambda x, *, out: Work("elementwise", {"numel": out.numel(), "operands": 1}, macs=out.numel()))
+    alone, spread = (predict_many([builder(8), builder(16)], n_jobs=jobs, **ASKED) for jobs in (1, 2))
+    pd.testing.assert_frame_equal(spread, alone)
 
 
 def test_workers_whose_tools_are_set_otherwise_are_refused(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -26,7 +26,6 @@ from latpred.calibration import runtime_calibration, schedules
 from latpred.calibration.cells import CLOCK, Cell
 from latpred.calibration.devices import Device, conditions, cuda, open_device
 from latpred.calibration.fitting import acceptance, profile_fit
-from latpred.calibration.fitting.dispatch_fit import call_costs, fit_in_place
 from latpred.calibration.runtime_calibration import calibrate_runtimes, onnx_workloads
 from latpred.calibration.runtime_calibration.base import LIKE
 from latpred.calibration.schedules import schedule_of
@@ -566,20 +565,15 @@ def calibrate_host(
     good = [row for row in rows if not row.error]
     speed = visits.speed_of(good)
     good = [visits.brought_to_full_speed(row, speed) for row in visits.undisturbed(good)]
-    chains = [profile_fit.timed_network(row, live.info()) for row in good if schedules.network_spec(row.cell).chain]
-    others = [profile_fit.timed_network(row, live.info()) for row in good if not schedules.network_spec(row.cell).chain]
-    if len(others) < profile_fit.FEWEST_NETWORKS or not chains:
-        raise CalibrationError(
-            f"{len(others)} tiny networks and {len(chains)} chains of calls were timed, too few to know a host by. "
-            f"{visits.most_failed(rows)}Time at least {profile_fit.FEWEST_NETWORKS}: latpred calibrate --host-only"
-        )
+    advice = f"Time at least {profile_fit.FEWEST_NETWORKS}: latpred calibrate --host-only"
+    dispatch, _ = profile_fit.host_costs(good, live.info(), f"{visits.most_failed(rows)}{advice}")
     profile = HostProfile(
         name=name,
         kind="host",
         schema=HOST_SCHEMA,
         created=datetime.now(UTC).isoformat(timespec="seconds"),
         machine=live.machine(),
-        dispatch=fit_in_place(others, call_costs(chains)),
+        dispatch=dispatch,
         seconds=round(time.monotonic() - start, 1),
     )
     host_profile.save(profile)

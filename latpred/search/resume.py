@@ -292,10 +292,10 @@ WRITE_EVERY_S = 10.0
 
 
 @contextmanager
-def opened(path: str | os.PathLike[str] | None, evaluator: Evaluator) -> Iterator[ResultStore]:
+def opened(path: str | os.PathLike[str] | None, evaluator: Evaluator) -> Iterator[_ResultStore]:
     """The rows of a run; those of its file, if it has one, are written every few seconds and at the end."""
     if path is None:
-        yield ResultStore()
+        yield _ResultStore()
         return
     if find_spec("pyarrow") is None:
         raise MissingPackageError("resume= needs pyarrow. Install it with: pip install 'latpred[search]'")
@@ -309,7 +309,7 @@ def opened(path: str | os.PathLike[str] | None, evaluator: Evaluator) -> Iterato
             raise UsageError(
                 f"cannot lock {path}: {error.strerror or error}. Name a file in another folder."
             ) from error
-        store = ResultStore(Path(file), _question_key(evaluator))
+        store = _ResultStore(Path(file), _question_key(evaluator))
         try:
             yield store
         finally:
@@ -320,7 +320,7 @@ def opened(path: str | os.PathLike[str] | None, evaluator: Evaluator) -> Iterato
                 warnings.warn(said, stacklevel=2)
 
 
-class ResultStore:
+class _ResultStore:
     """Rows of a run by position; those that a file keeps also by the key of question and candidate."""
 
     def __init__(self, path: Path | None = None, question_key: str | None = None) -> None:

@@ -164,15 +164,6 @@ def test_a_pass_that_few_networks_decided_says_what_it_leaves_open(networks: int
     assert [told in each for each in caveats] == [False, bool(said)]
 
 
-def test_a_model_at_two_batches_is_one_network_to_judge_by() -> None:
-    models = [error(1.0)._replace(cell=f"model/eager/fp32/{name}/batch={batch}") for name in "abcd" for batch in (1, 8)]
-    verdict = accepted([], models)
-    assert not verdict.passed
-    assert verdict.checks[ENOUGH] == "0: failed", "networks judge, of which there are none"
-    assert UNSURE not in verdict.checks, "what failed says so itself"
-    assert acceptance._median_limit(models[:6]) == math.inf, "three may all be better than most"
-
-
 @pytest.mark.parametrize(("reasons", "fails"), [(["", "", visits.MOVED_APART], False), (["", "busy", "busy"], True)])
 def test_a_fit_that_took_disturbed_cells_fails(reasons: list[str], fails: bool) -> None:
     rows = [

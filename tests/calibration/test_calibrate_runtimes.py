@@ -14,7 +14,7 @@ from unittest.mock import Mock
 
 import msgspec
 import pytest
-from clidata import document, run
+from clidata import run
 from factories import add, graph
 
 from latpred import runtimes, storage
@@ -116,6 +116,8 @@ def test_a_third_partys_runtime_is_added_to_a_finished_profile(finished: DeviceP
     assert [name for name in profile.acceptance.checks if name.startswith("plain: ")]
     assert store.find("simulated") == store.load(store.file_of("simulated"))
     assert store.find("simulated").runtimes == profile.runtimes
+    lines = run("profiles", "show", "simulated").stdout.splitlines()
+    assert [line.split()[0] for line in lines if " us per call" in line] == ["eager", "plain"]
 
 
 def interrupted(start: Callable[..., DeviceProfile], cells: int) -> list[ProgressEvent]:
@@ -208,14 +210,6 @@ def test_a_calibration_of_eager_that_was_set_aside_before_the_profile_does_not_g
     assert rows_kept() == {"eager": FEW, "plain": MORE}
     told = interrupted(partial(calibrate, SimulatedDevice(), cells=FEW), 33)
     assert told[0].cells == 30, "it goes on where eager is asked for"
-
-
-def test_a_runtime_without_kernels_to_rest_on_says_how_to_go_on(finished: DeviceProfile) -> None:
-    without = msgspec.structs.replace(finished, kernels={}, seconds=90.0)
-    plan = {"eager": calibrator._Effort(90.0, MORE), "plain": calibrator._Effort(210.0, MORE)}
-    nothing: Any = None
-    with pytest.raises(CalibrationError, match=r"is kept\. Go on with the same command and --budget 10m\.$"):
-        calibrator._with_runtimes(without, SimulatedDevice(), nothing, ("fp32",), plan, nothing)
 
 
 def test_eager_comes_first_and_its_fit_sees_no_other_rows() -> None:
@@ -386,19 +380,6 @@ def test_the_command_line_says_what_it_leaves_out(monkeypatch: pytest.MonkeyPatc
     assert "leaving out cuda-graphs: cuda-graphs needs a CUDA device" in shown.stderr
     run("calibrate", "--device", "cpu", "--runtimes", "torchscript,eager", "--runtimes", "compile,eager")
     assert asked == [tuple(calibrate_runtimes.offered(open_device("cpu"))[0]), ("torchscript", "eager", "compile")]
-
-
-@pytest.mark.usefixtures("finished")
-def test_the_command_line_extends_a_profile_and_shows_every_runtime(monkeypatch: pytest.MonkeyPatch) -> None:
-    def counted(device: str, **options: Any) -> DeviceProfile:
-        return calibrate(device, cells=MORE, **options)  # seconds would say nothing on a busy machine
-
-    monkeypatch.setattr("latpred.calibration.calibrate", counted)
-    shown = run("calibrate", "--device", "simulated", "--runtimes", "plain", "--precision", "fp32")
-    assert shown.exit_code in (0, 1), shown.stderr  # as the gate has it after so few cells
-    lines = run("profiles", "show", "simulated").stdout.splitlines()
-    assert [line.split()[0] for line in lines if " us per call" in line] == ["eager", "plain"]
-    assert document("profiles", "show", "simulated")["profile"]["runtimes"].keys() == {"eager", "plain"}
 
 
 def test_an_onnxruntime_without_cuda_is_left_out_on_a_gpu(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -33,7 +33,6 @@ from latpred.tracing.tracer import Naming, Tracer
 EACH = 1200  # seeds of a kind
 STAGED = ("residual", "mobile", "dense")
 THINNED = 10
-PARTS = 3  # that the seeds of a kind fall into, so that several processes share them
 TRACED = (*range(0, 13_000, 42), *range(13_000, 130_000, 382))
 TINY = 10 * len(KINDS)  # as many as the calibrator of any runtime draws
 PRECISIONS = ("fp32", "bf16", "fp16")
@@ -42,12 +41,6 @@ GRAPHS = 6_000  # generated ONNX graphs
 # Networks that are left with one pixel before their last stage; one like the first once ended a calibration's draws.
 PIXELS = (10522, 3346, 9356)
 REAL = ("eager", "torchscript", *(pytest.param(name, marks=pytest.mark.slow) for name in ("onnxruntime", "compile")))
-
-
-def seeds_of(kind: str, part: int) -> range:
-    """A part of the seeds of a kind that are tried."""
-    step = len(KINDS) * (1 if kind in STAGED else THINNED)
-    return range(KINDS.index(kind) + part * step, EACH * len(KINDS), PARTS * step)
 
 
 def run_on_meta(spec: NetworkSpec) -> list[str]:
@@ -68,11 +61,10 @@ def demand_sound(graph: ModelGraph, batch: int) -> None:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("part", range(PARTS))
 @pytest.mark.parametrize("kind", KINDS)
-def test_every_sized_network_runs_forward(kind: str, part: int) -> None:
+def test_every_sized_network_runs_forward(kind: str) -> None:
     failed = {}
-    for seed in seeds_of(kind, part):
+    for seed in range(KINDS.index(kind), EACH * len(KINDS), len(KINDS) * (1 if kind in STAGED else THINNED)):
         spec = networks.draw(seed)
         assert spec.kind == kind or (kind, spec.kind) == ("audio", WAVE)
         try:

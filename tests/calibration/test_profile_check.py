@@ -289,11 +289,3 @@ def test_too_much_noise_is_no_answer() -> None:
     check = found(part("fp32 gemm", "unclear"), part("fp32 conv", "unclear"), part("fp32 norm", "holds"))
     assert check.verdict == "unclear"
     assert "times scatter too much" in check.sentence
-
-
-def test_as_a_document_and_a_table() -> None:
-    check = found(part("fp32 gemm", "moved", 1.2))
-    document = check.to_dict()
-    assert (document["schema"], document["verdict"], document["parts"][0]["ratio"]) == ("latpred.check/1", "moved", 1.2)
-    assert list(check.to_frame().columns) == list(Part.__struct_fields__)
-    assert msgspec.convert({k: v for k, v in document.items() if k in Check.__struct_fields__}, Check) == check

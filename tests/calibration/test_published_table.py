@@ -241,12 +241,3 @@ def test_one_size_that_cannot_be_traced_leaves_the_other_rows_of_its_model() -> 
     assert note.startswith("1 row of 1 model are left out (bert-base-uncased): ")
     with pytest.raises(UnknownModelError, match=r"none of the table's models can be traced: .*'berd'"):
         problem(rows(model=["berd", "bird"]), partial=True)
-
-
-def test_a_function_in_a_users_file_is_traced_again(tmp_path: Path) -> None:
-    source = "import torch\n\ndef build():\n    return torch.nn.Linear(8, {}), torch.zeros(1, 8)\n"
-    file = tmp_path / "models.py"
-    key = TraceKey(GraphKey(f"{file}:build", "custom", 0, "fp32"))
-    for width in (4, 16):
-        file.write_text(source.format(width))
-        assert trace_all(asked(key))[key].macs() == 8 * width

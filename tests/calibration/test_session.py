@@ -295,15 +295,6 @@ def test_a_second_session_is_told_who_holds_the_first(opened, tmp_path):
         pass
 
 
-def test_a_completed_journal_is_kept_as_the_last_and_not_resumed(opened, tmp_path):
-    with opened() as one:
-        row = one.run(gemm(1), Measuring())
-        one.complete()
-    assert read_journal(tmp_path / session.LAST)[1] == [row]
-    with opened() as two:
-        assert two.rows == ()
-
-
 def test_a_record_says_how_eager_was_asked_for_and_a_resumed_journal_how_it_was_asked_for_last(opened, tmp_path):
     asked, plain = {"options": {"threads": 2}}, {"options": {"threads": None}}
     with opened(about=plain) as one:

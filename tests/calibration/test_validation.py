@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any, NoReturn
-from unittest.mock import Mock
 
 import factories
 import msgspec
@@ -13,7 +12,6 @@ import numpy as np
 import pytest
 import torch
 from profiledata import machine, profile
-from tabledata import measured
 from torch import nn
 
 from latpred.accuracy.recording import load
@@ -29,7 +27,6 @@ from latpred.errors import (
     MissingPackageError,
     NoProfileError,
     ProfileError,
-    RuntimeRefusalError,
     TableError,
     UsageError,
 )
@@ -193,13 +190,6 @@ def test_a_lost_device_costs_neither_recording_nor_report(monkeypatch: pytest.Mo
     with pytest.raises(DeviceError, match=r"cuda:0 failed\. What was measured by then is kept in .*toys"):
         validate(**asked, record=tmp_path / "toys")
     assert len(load(tmp_path / "toys").table) == 6
-
-
-def test_a_model_that_a_runtime_cannot_be_traced_for_is_left_out(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(Workload, "trace", Mock(side_effect=RuntimeRefusalError("it has a branch")))
-    table, graphs = validation._traced(measured([("a", 1, 1e-4)], status="ok"), [A], "cpu")
-    assert table["status"].tolist() == ["no trace: it has a branch"]
-    assert graphs == {}
 
 
 CPU = factories.device(name="cpu", kind="cpu", asynchronous=False)

@@ -244,16 +244,6 @@ def test_what_was_timed_again_in_vain_waits_behind_what_was_not(made: Made) -> N
     assert measure.asked == [1, 2, 3, 1, 4, 2, 1]
 
 
-def test_a_disturbed_row_that_is_asked_for_again_is_no_second_visit(made: Made) -> None:
-    measure = Measuring()
-    visited = made(measure, [BUSY])
-    row = visited.run(cell(1))
-    lost_s, pending = visited.lost_s, visited._doubtful()
-    assert visited.run(cell(1)) == row
-    assert (visited.lost_s, visited._doubtful()) == (lost_s, pending)
-    assert visited._in_vain[cell(1).key] == 1
-
-
 def test_lost_time_counts_up_to_the_overtime(made: Made) -> None:
     visited = made(Measuring(), [BUSY] * 50)
     visited._overtime_s = 0.0

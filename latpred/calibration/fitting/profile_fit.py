@@ -79,7 +79,9 @@ def fit_profile(
     good = [row if _mixed(row) else visits.brought_to_full_speed(row, speed, asynchronous=asynchronous) for row in good]
     info = constants.described(info, good)
     in_networks = _timed_in_place(good, info, speed)
-    dispatch, in_place = _dispatch(good, info, in_networks, visits.most_failed(eager))
+    more = acceptance.more_time(sum(row.seconds for row in good))
+    advice = f"{visits.most_failed(eager)}Give the calibration more time, as with --budget {more}."
+    dispatch, in_place = host_costs(good, info, advice, list(chain.from_iterable(in_networks.values())))
     profile = DeviceProfile(
         name=name,
         schema=SCHEMA_VERSION,
@@ -114,19 +116,21 @@ def _usual(rows: Iterable[Row], info: DeviceInfo, speed: RunSpeed) -> dict[str, 
     return dict(zip(Slowdown._fields, np.round(np.median(slow, axis=0), 3).tolist(), strict=True))
 
 
-def _dispatch(
-    rows: Sequence[Row], info: DeviceInfo, in_networks: Mapping[str, Sequence[TimedNetwork]], failed: str
+def host_costs(
+    rows: Sequence[Row], info: DeviceInfo, advice: str, runs: Sequence[TimedNetwork] = ()
 ) -> tuple[DispatchFit, DispatchFit]:
-    """Host costs as a forward pass has them, and as a clock around each call has them, which is a little longer."""
+    """Host costs as a forward pass has them, and as a clock around each call has them, which is a little longer.
+
+    Calls of larger `runs` tell what cold caches add. Where too few networks were timed, the error gives the `advice`.
+    """
     tiny = [timed_network(row, info) for row in _networks(rows) if network_spec(row.cell).tiny]
     chains = [timed_network(row, info) for row in rows if row.cell.kind == "network" and network_spec(row.cell).chain]
     if len(tiny) < FEWEST_NETWORKS or not chains:
         busy = 2 * sum(map(visits.is_disturbed, rows)) > len(rows)
-        seconds = sum(row.seconds for row in rows)
         raise CalibrationError(
-            f"{len(tiny)} tiny networks and {len(chains)} chains of calls were timed, too few for a profile. {failed}"
+            f"{len(tiny)} tiny networks and {len(chains)} chains of calls were timed, too few to price dispatch. "
             + ("Other work had the processors meanwhile; stop it, or wait until it is done. " if busy else "")
-            + f"Give the calibration more time, as with --budget {acceptance.more_time(seconds)}."
+            + advice
         )
     called = call_costs(chains)
     if info.asynchronous:
@@ -134,7 +138,6 @@ def _dispatch(
         issued = fit_issued(loop_costs(cells), tiny, called)
         return issued, issued
     in_place = of_classes(class_costs(tiny))
-    runs = list(chain.from_iterable(in_networks.values()))
     return with_cold(fit_in_place(tiny, called), in_place, runs), in_place
 
 
