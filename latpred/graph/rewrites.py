@@ -241,8 +241,6 @@ def self_attention_on_cuda(graph: ModelGraph) -> ModelGraph:
     """
     if graph.runtime not in ("eager", "cuda-graphs") or graph.attention == "eager":
         return graph
-    if _SPLIT not in map(_NAME, all_ops(graph)):
-        return graph
     return rewritten(graph, attention_on_cuda)
 
 
@@ -268,7 +266,7 @@ _CAUSAL_BLOCK = 256
 
 def causal_on_cuda(graph: ModelGraph) -> ModelGraph:
     """The graph whose causal attention counts the scores that CUDA's kernels compute: little more than half of many."""
-    return rewritten(graph, _with_causal) if any(map(_passes_by, all_ops(graph))) else graph
+    return rewritten(graph, _with_causal)
 
 
 def _passes_by(op: Op) -> bool:
@@ -310,8 +308,6 @@ def math_attention_on_cuda(
     graph: ModelGraph, which: Callable[[Op], bool] = runs_as_math, *, older: bool = False
 ) -> ModelGraph:
     """The graph with the calls of attention that `which` names in many kernels; `older` is before PyTorch 2.5."""
-    if not any(map(which, all_ops(graph))):
-        return graph
     return rewritten(
         graph, lambda ops: [part for op in ops for part in (_issued_by(op, older) if which(op) else (op,))]
     )

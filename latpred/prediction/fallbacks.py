@@ -104,18 +104,18 @@ def _of_8_bits(op: Op, profile: DeviceProfile) -> Format:
     return Format(1.0 / faster, 1.0, KNOWN_LOG_STD, caveat)
 
 
-class OtherFormat(KernelModel):
+class OtherFormat:
     """A kernel model whose arithmetic takes longer than what it was fitted to."""
 
-    def __init__(self, model: KernelModel, other: Format) -> None:
-        super().__init__(model.fit)
-        self._model, self._format, self.caveat = model, other, other.caveat
+    def __init__(self, model: KernelModel | OtherFormat, other: Format) -> None:
+        self._model, self.fit = model, model.fit
+        self._format, self.caveat = other, other.caveat
 
-    def _times(self, rows: Floats, scales: Floats) -> KernelEstimate:
+    def times(self, rows: Floats, leaf_scales: Floats) -> KernelEstimate:
         """Their arithmetic is drawn out; memory is as fast as ever."""
         rows = rows.copy()
         rows[:, 0] /= self._format.macs
-        times = self._model.times(rows, scales)
+        times = self._model.times(rows, leaf_scales)
         roof = roofline(self.fit, read(self.fit.family, rows))
         slower = roof._replace(compute=roof.compute * self._format.slower)
         # Beside what is usual of the fit, which whole networks vouch for: none of them was in this format.

@@ -7,7 +7,7 @@ model imports torch, and nothing here reads a file.
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Sequence
-from contextlib import nullcontext, suppress
+from contextlib import suppress
 from functools import cached_property, lru_cache
 from itertools import chain
 from numbers import Real
@@ -42,7 +42,7 @@ from latpred.profile.document import ADAPTED, UNSURE, DeviceInfo, DeviceProfile,
 from latpred.query import MOST_BATCH, Options, checked_batches
 from latpred.runtimes import lowering
 from latpred.runtimes.base import Runtime
-from latpred.runtimes.legacy_torch import TORCH_2, as_run_in, rewrites, traced_for
+from latpred.runtimes.legacy_torch import as_run_in, rewrites, traced_for
 from latpred.storage import IdentityCache
 
 if TYPE_CHECKING:
@@ -59,9 +59,7 @@ class _RuntimeFit(NamedTuple):
     runtime: Runtime
     traced_by: str  # whose graphs it lowers
     device: DeviceInfo  # as the runtime has it
-    host_log_std: float  # of the asker's host
-    log_std: float  # of whole networks where the host sets the pace
-    busy_log_std: float  # and where the device does
+    dispatch: DispatchFit  # with spreads no narrower than the errors that the profile's gate found
 
 
 class _Passes(NamedTuple):
@@ -118,7 +116,7 @@ class Predictor:
         self._prices = PriceList(self.profile, self.slowdown)
         self._priced: dict[tuple[str, str, float], IdentityCache[Schedule, Priced]] = {}
         self._touched: IdentityCache[Schedule, list[float]] = IdentityCache()
-        self._lowered: IdentityCache[ModelGraph, dict[str, ModelGraph | None]] = IdentityCache()
+        self._lowered: IdentityCache[ModelGraph, dict[str, ModelGraph]] = IdentityCache()
         self._runtimes: dict[str, _RuntimeFit] = {}
         self._slower: dict[Slowdown, Predictor] = {}
 
@@ -138,7 +136,7 @@ class Predictor:
         if isinstance(model, ModelGraph):
             given = options.checked(model)
             return given if options.attention is None else attended(given, options.attention)
-        with traced_for(self.era) if self.era else nullcontext():
+        with traced_for(self.era):
             return lowering.trace_for_runtime(
                 model, runtime=options.runtime, target=self.target, batches=batches, **options.tracing
             )
@@ -286,13 +284,12 @@ class Predictor:
         if runtime not in by_runtime:
             # What was fitted to tables of whole models has their host classes; kernels as small as those of attention
             # under some masks are not known well enough there to be many.
-            made = (
+            by_runtime[runtime] = (
                 causal_on_cuda(biases_on_cuda(math_attention_on_cuda(self_attention_on_cuda(graph))))
                 if measured
-                else as_run_in(self.era or TORCH_2, graph, runtime, self._prices.gpu)
+                else as_run_in(self.era, graph, runtime, self._prices.gpu)
             )
-            by_runtime[runtime] = None if made is graph else made  # a cache that held its key would never free it
-        return by_runtime[runtime] or graph
+        return by_runtime[runtime]
 
     def __reduce__(self) -> tuple[Any, ...]:
         """The profile, packed, the caveats and the speed: processes that get it several times make it once."""
@@ -309,14 +306,8 @@ class Predictor:
             device = self.profile.device
             if dispatch.gap_us is not None:  # kernels of a replayed graph follow each other faster than in a stream
                 device = msgspec.structs.replace(device, gap_us=dispatch.gap_us)
-            self._runtimes[runtime] = _RuntimeFit(
-                runtime=runtimes.get(runtime),
-                traced_by=lowering.traced_by(runtime, self.era),
-                device=device,
-                host_log_std=dispatch.host_spread,
-                log_std=dispatch.spread,
-                busy_log_std=dispatch.device_spread,
-            )
+            traced_by = lowering.traced_by(runtime, self.era)
+            self._runtimes[runtime] = _RuntimeFit(runtimes.get(runtime), traced_by, device, dispatch)
         return self._runtimes[runtime]
 
     def _curve(self, graph: ModelGraph, sizes: Sequence[int], options: Options) -> Curve:
@@ -374,13 +365,13 @@ class Predictor:
 
     def _clock(self, priced: Priced, graph: ModelGraph, batches: Ints, options: Options, shift: float) -> _Passes:
         fit = self._runtime_fit(options.runtime)
-        device = fit.device
-        rows = priced.times(batches.astype(float))
+        device, spread, busy_spread = fit.device, fit.dispatch.spread, fit.dispatch.device_spread
+        rows, host = priced.times(batches.astype(float)), priced.host_at(batches.astype(float))
         row_us = priced.row_counts[:, None] * rows.us
         executing = row_us.sum(axis=0)
-        kernel_variance = _kernel_variance(priced, rows.log_std, row_us, fit.log_std)
+        kernel_variance = _kernel_variance(priced, rows.log_std, row_us, spread)
         # One clock over the other.
-        slower = np.exp(shift * np.sqrt(fit.busy_log_std**2 + kernel_variance + fit.host_log_std**2))
+        slower = np.exp(shift * np.sqrt(busy_spread**2 + kernel_variance + fit.dispatch.host_spread**2))
         kernels = rows.us[priced.kernel_row] * (priced.kernel_share[:, None] * slower)
         beside = self._beside_us(graph, priced, batches, options)
         idle = len(kernels) * device.gap_us if device.asynchronous else beside
@@ -388,25 +379,16 @@ class Predictor:
         if device.asynchronous and (priced.unmeasured or priced.estimated):
             # A guess may be so far off that the device, and not the host, sets the latency.
             nudge = np.maximum(nudge, np.expm1(Z90 * np.sqrt(kernel_variance)))
-        varied = [kernels, kernels * (1.0 + nudge)]
-        host_within = Z90 * fit.host_log_std * bool(len(kernels))
-        if host_within:  # a host that much slower may set the latency where this one does not: all else is then faster
-            varied.append(kernels * np.exp(-host_within))
-        host = priced.host_at(batches.astype(float))
-        steps = host[:, 0] if priced.cold is None else np.concatenate([host] * len(varied), axis=1)
-        latencies = clocks.latency(priced.timeline, steps, np.concatenate(varied, axis=1), device, options.protocol)
-        plain, more, *less = latencies.reshape(len(varied), -1)
-        sensitivity = np.log(more / plain) / np.log1p(nudge) if len(kernels) else np.zeros(len(batches))
-        by_device = np.clip(sensitivity, 0.0, 1.0)
-        network = fit.log_std + by_device * (fit.busy_log_std - fit.log_std)
-        host_log_std = fit.host_log_std * (1.0 - (np.log(plain / less[0]) / host_within if less else by_device))
+        latency_us, by_kernels, by_host = _paced(priced, host, kernels, nudge, fit, options.protocol)
+        network = spread + np.clip(by_kernels, 0.0, 1.0) * (busy_spread - spread)
+        host_log_std = fit.dispatch.host_spread * by_host
         return _Passes(
             priced=priced,
             overhead_us=host.sum(axis=0),
             compute_us=executing * slower + idle,
             executing_us=executing * slower,
-            latency_us=plain + beside,
-            log_std=np.sqrt(network**2 + kernel_variance * sensitivity**2 + host_log_std**2),
+            latency_us=latency_us + beside,
+            log_std=np.sqrt(network**2 + kernel_variance * by_kernels**2 + host_log_std**2),
             host_log_std=host_log_std,
             memory_bound=2.0 * (row_us * rows.memory_bound).sum(axis=0) > executing,
             class_host_us=priced.class_steps @ host,
@@ -491,7 +473,7 @@ class Predictor:
         """Whose dispatch it is, where nobody said and a host would set one of the latencies."""
         if not self.given.device.asynchronous or self._unnamed_host is None:  # a CPU is its own host
             return []
-        if ADAPTED in self.given.protocol and not self._runtime_fit(runtime).host_log_std:  # its rows told
+        if ADAPTED in self.given.protocol and not self._runtime_fit(runtime).dispatch.host_spread:  # its rows told
             return []
         caveat, slowest = self._unnamed_host
         slow = any((passes.overhead_us * slowest > passes.compute_us).any() for passes in served)
@@ -514,6 +496,25 @@ def _demand_graph(graph: object) -> None:
 @lru_cache(maxsize=_MOST_UNPICKLED)
 def _unpickled(profile: bytes, caveats: tuple[str, ...], slowdown: Slowdown) -> Predictor:
     return Predictor(msgspec.msgpack.decode(profile, type=DeviceProfile), caveats, slowdown)
+
+
+def _paced(
+    priced: Priced, host: Floats, kernels: Floats, nudge: Floats, fit: _RuntimeFit, protocol: str
+) -> tuple[Floats, Floats, Floats]:
+    """Latency, and the powers of kernel times and of the host's that it goes with; `nudge` is how far kernels may be.
+
+    A host that is slower by what nobody told may set the latency where this one does not: all else is then faster.
+    """
+    varied = [kernels, kernels * (1.0 + nudge)]
+    host_within = Z90 * fit.dispatch.host_spread * bool(len(kernels))
+    if host_within:
+        varied.append(kernels * np.exp(-host_within))
+    steps = host[:, 0] if priced.cold is None else np.concatenate([host] * len(varied), axis=1)
+    latencies = clocks.latency(priced.timeline, steps, np.concatenate(varied, axis=1), fit.device, protocol)
+    plain, more, *less = latencies.reshape(len(varied), -1)
+    by_kernels = np.log(more / plain) / np.log1p(nudge) if len(kernels) else np.zeros(len(nudge))
+    with_host = np.log(plain / less[0]) / host_within if less else np.clip(by_kernels, 0.0, 1.0)
+    return plain, by_kernels, 1.0 - with_host
 
 
 def _kernel_variance(priced: Priced, log_std: Floats, row_us: Floats, network_log_std: float) -> Floats:

@@ -24,7 +24,7 @@ from latpred.graph.graph import CONTIGUOUS, Ints, Op, OpFacts, Schedule, numbere
 from latpred.host import SAME, Slowdown
 from latpred.ops.families import kind_of, lineage, nearest, root
 from latpred.prediction.clocks import Timeline
-from latpred.prediction.fallbacks import GUESSED_LOG_STD, MEASURED, PRICED_AS, OtherFormat, format_of, guess
+from latpred.prediction.fallbacks import GUESSED_LOG_STD, MEASURED, PRICED_AS, Format, OtherFormat, format_of, guess
 from latpred.prediction.kernel_times import (
     LARGE_BLOCK,
     KernelEstimate,
@@ -136,7 +136,7 @@ SAMPLED, NETWORKS, DATASHEET, GUESSED = "samples", "networks", "datasheet", "gue
 class KernelPrice(NamedTuple):
     """What prices an op's kernels: a model, and factors of its time above the floor and of all of it."""
 
-    model: KernelModel
+    model: KernelModel | OtherFormat
     leaf_scale: float
     scale: float
     basis: str  # what the model rests on
@@ -146,7 +146,6 @@ class _KernelRow(NamedTuple):
     """Work that kernels have in common, its price, and what is known of it whatever the batch."""
 
     family: str
-    kind: str  # the root of that, within which errors go together
     price: KernelPrice
     columns: Floats  # constant and slope of each column of its fit's family
     least_log_std: float  # of its time, whatever its fit says
@@ -269,7 +268,6 @@ class KernelRows:
         guessed = op.estimated or price.basis == GUESSED
         return _KernelRow(
             family=op.family,
-            kind=root(op.family),
             price=price,
             columns=np.array(columns(op, price.model.fit.family, resident=self._resident), dtype=float),
             least_log_std=GUESSED_LOG_STD if guessed else 0.0,
@@ -338,6 +336,7 @@ class PriceList:
         info = profile.device
         self.gpu = gpus.find(info.name) if info.kind == "cuda" else None  # its datasheet, if there is one
         self._models: dict[object, KernelModel] = {}
+        self._other_formats: dict[tuple[int, Format], KernelModel | OtherFormat] = {}
         self._rows: dict[tuple[str, str, str, float], KernelRows] = {}
         self._costs: Recent[Floats] = Recent(KEPT_COSTS)
 
@@ -354,14 +353,14 @@ class PriceList:
 
         The `resident` share of the weights stays in the last-level cache between passes; it is read as activations are.
         """
-        dispatch = self.dispatch(schedule.runtime)
+        dispatch, precision = self.dispatch(schedule.runtime), AMP.get(precision, precision)
         self.fits(precision)
         rows = self._rows_of(schedule.runtime, precision, memory_format, resident)
         ops, row_numbers, kernel_row = rows.of(schedule)
         used = [rows.rows[number] for number in row_numbers.tolist()]
         scale, usual_log_std = np.array([(row.price.scale, row.usual_log_std) for row in used]).reshape(-1, 2).T
         share = schedule.kernel_share * scale[kernel_row]
-        families, family = numbered(tuple(row.kind for row in used))
+        families, family = numbered(tuple(root(row.family) for row in used))  # within which errors go together
         classes, of_step, of_op = _classes(schedule)
         count = len(row_numbers)
         cells = of_op[schedule.kernel_op] * count + kernel_row
@@ -431,7 +430,7 @@ class PriceList:
         """What the host takes for the call itself and for each step, with its code in the caches; see `Priced`."""
         names, code = numbered(schedule.host_class)
         costs = self._costs.get((schedule.runtime, names), lambda: np.array([host_cost(fit, name) for name in names]))
-        scale = fit.scale * (fit.half_scale if AMP.get(precision, precision) in HALVES else 1.0)
+        scale = fit.scale * (fit.half_scale if precision in HALVES else 1.0)
         dispatch = self._slowdown.dispatch
         ops = dispatch if cold is None else self._slowdown.ops  # what cold caches cost nothing slows down as calls do
         steps = _by_kind((scale * ops * costs)[code], schedule, fit, scale * dispatch)
@@ -455,10 +454,7 @@ class PriceList:
             scale *= math.prod(map(float, factors))
         other = format_of(op, _needed(op.dtype, precision), self._profile)
         if other is not None:
-            key = id(model), other  # models are kept
-            if key not in self._models:
-                self._models[key] = OtherFormat(model, other)
-            model = self._models[key]
+            model = self._other_formats.setdefault((id(model), other), OtherFormat(model, other))  # models are kept
         return price._replace(model=model, scale=scale)
 
     def _fitted(self, runtime: str, precision: str, memory_format: str, op: Op) -> KernelPrice:
@@ -473,16 +469,13 @@ class PriceList:
         scale = next((scales[name] for name in scaled if name in scales), 1.0)
         by_pytorch = self._profile.device.kind == "cpu" and op.name.startswith("aten::")  # all others have libraries
         native = fits.get(NATIVE) if by_pytorch else None
-        for source, own in ((runtime_fits, True), (fits, False)):
-            fitted = next((source[name] for name in names if name in source), None)
+        substitutes = SUBSTITUTES.get(root(family), ())
+        for source, called, own in ((runtime_fits, names, True), (fits, names, False), (fits, substitutes, False)):
+            fitted = next((source[name] for name in called if name in source), None)
             if fitted is not None:
                 model = self._model(fitted, self._limits(wanted, family), None if own else native)
-                leaf_scale = nearest(fitted.leaf_scales, family, 1.0)
-                return KernelPrice(model, leaf_scale, 1.0 if own else scale, self._basis(fitted, own))
-        for substitute in SUBSTITUTES.get(root(family), ()):
-            if substitute in fits:
-                model = self._model(fits[substitute], self._limits(wanted, family), native)
-                return KernelPrice(model, 1.0, scale, GUESSED)
+                basis = GUESSED if called is substitutes else self._basis(fitted, own)
+                return KernelPrice(model, nearest(fitted.leaf_scales, family, 1.0), 1.0 if own else scale, basis)
         key = wanted, root(family) == "rnn", by_pytorch
         if key not in self._models:
             guessed = guess(self._profile, fits, family, by_pytorch)
@@ -539,13 +532,13 @@ def _classes(schedule: Schedule) -> tuple[tuple[str, ...], Ints, Ints]:
 
 def precision_of(dtype: str, precision: str, profile: DeviceProfile) -> str:
     """The precision whose fits price an op: what its dtype needs, or the model's own where the profile lacks that."""
+    precision = AMP.get(precision, precision)
     needed = _needed(dtype, precision)
-    return needed if profile.kernels.get(needed) else AMP.get(precision, precision)
+    return needed if profile.kernels.get(needed) else precision
 
 
 def _needed(dtype: str, precision: str) -> str:
     """The precision whose fits a dtype needs: masks and positions in a half-precision model are not halves."""
-    precision = AMP.get(precision, precision)
     single = precision if precision in ("fp32", "tf32") else "fp32"
     return single if dtype in _SINGLE else _PRECISIONS.get(dtype, precision)
 

@@ -93,7 +93,7 @@ def fuser_of(gpu: Spec | None) -> Fuser:
 
 
 def as_run_in(era: str, graph: ModelGraph, runtime: str = "eager", gpu: Spec | None = None) -> ModelGraph:
-    """The eager graph of a model as a runtime of an era ran it; the graph itself where nothing differs.
+    """The eager graph of a model as a runtime of an era ran it; without one, as for `TORCH_2`.
 
     In the days of PyTorch 1.12 models of transformers did not read values back from the device, attention was several
     calls that scaled its scores, a one-dimensional convolution went through two dimensions, and what a convolution or
@@ -103,8 +103,6 @@ def as_run_in(era: str, graph: ModelGraph, runtime: str = "eager", gpu: Spec | N
 
     What TorchScript fuses depends on the GPU, of which `gpu` is the datasheet; default: that of a recent one.
     """
-    if not era:
-        return graph
     if era != TORCH_1_12:
         graph = math_attention_on_cuda(self_attention_on_cuda(graph), has_no_kernel, older=era == TORCH_2_4)
     elif graph.runtime == "eager" and graph.attention != "sdpa":
