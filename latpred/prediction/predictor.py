@@ -126,7 +126,8 @@ class Predictor:
             return self
         if slowdown not in self._slower:
             slower = Predictor(self.given, self.caveats, slowdown)
-            slower._prices, slower._lowered = self._prices.at(slowdown), self._lowered
+            slower._prices = PriceList(self.profile, slowdown, self._prices.models)
+            slower._lowered = self._lowered
             self._slower[slowdown] = slower
         return self._slower[slowdown]
 
@@ -367,7 +368,7 @@ class Predictor:
         fit = self._runtime_fit(options.runtime)
         device, spread, busy_spread = fit.device, fit.dispatch.spread, fit.dispatch.device_spread
         rows, host = priced.times(batches.astype(float)), priced.host_at(batches.astype(float))
-        row_us = priced.row_counts[:, None] * rows.us
+        row_us = priced.class_rows.sum(axis=0)[:, None] * rows.us
         executing = row_us.sum(axis=0)
         kernel_variance = _kernel_variance(priced, rows.log_std, row_us, spread)
         # One clock over the other.

@@ -9,7 +9,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from functools import lru_cache, partial
+from functools import partial
 from operator import attrgetter
 from threading import Lock
 from typing import Any, NamedTuple
@@ -117,9 +117,8 @@ def _reuse_bytes(schedule: Schedule) -> Floats:
     return touched
 
 
-@lru_cache(maxsize=64)
 def _previous(host_class: tuple[str, ...]) -> Ints:
-    """Where the last step of each step's class is: in the pass before, if it is no earlier one; candidates share it."""
+    """Where the last step of each step's class is: in the pass before, if it is no earlier one."""
     last = {name: step for step, name in enumerate(host_class)}
     previous = []
     for step, name in enumerate(host_class):
@@ -295,7 +294,6 @@ class Priced:
     caveats: tuple[str, ...]  # what may not hold of kernels in formats that were not measured
     kernel_row: Ints  # (m,): whose time each kernel takes
     kernel_share: Floats  # (m,): and how much of it
-    row_counts: Floats  # (rows,): how often each row's work is done
     classes: tuple[str, ...]  # names of the breakdown
     class_steps: Floats  # (classes, n + 1): 1 where a step belongs to a class
     class_ops: Ints  # ops of each; a class that the host never dispatches counts what it computes
@@ -328,23 +326,22 @@ class Priced:
 
 
 class PriceList:
-    """Costs of a profile on a machine that is slower than it by `slowdown`; what was looked up once is kept."""
+    """Costs of a profile on a machine that is slower than it by `slowdown`; what was looked up once is kept.
 
-    def __init__(self, profile: DeviceProfile, slowdown: Slowdown = SAME) -> None:
+    `models` of its fits may be those of another list, so that they are made ready to evaluate once for both.
+    """
+
+    def __init__(
+        self, profile: DeviceProfile, slowdown: Slowdown = SAME, models: dict[object, KernelModel] | None = None
+    ) -> None:
         self._profile = profile
         self._slowdown = slowdown
         info = profile.device
         self.gpu = gpus.find(info.name) if info.kind == "cuda" else None  # its datasheet, if there is one
-        self._models: dict[object, KernelModel] = {}
+        self.models: dict[object, KernelModel] = {} if models is None else models
         self._other_formats: dict[tuple[int, Format], KernelModel | OtherFormat] = {}
         self._rows: dict[tuple[str, str, str, float], KernelRows] = {}
         self._costs: Recent[Floats] = Recent(KEPT_COSTS)
-
-    def at(self, slowdown: Slowdown) -> PriceList:
-        """The same on a machine that is so much slower; fits of kernels are made ready to evaluate once for both."""
-        other = PriceList(self._profile, slowdown)
-        other._models = self._models
-        return other
 
     def price(
         self, schedule: Schedule, precision: str, memory_format: str = CONTIGUOUS, *, resident: float = 0.0
@@ -383,7 +380,6 @@ class PriceList:
             caveats=tuple(dict.fromkeys(row.price.model.caveat for row in used if row.price.model.caveat)),
             kernel_row=kernel_row,
             kernel_share=share,
-            row_counts=class_rows.sum(axis=0),
             classes=classes,
             class_steps=(of_step == np.arange(len(classes))[:, None]).astype(float),
             class_ops=np.where(dispatched, dispatched, np.bincount(of_op, minlength=len(classes))),
@@ -477,10 +473,10 @@ class PriceList:
                 basis = GUESSED if called is substitutes else self._basis(fitted, own)
                 return KernelPrice(model, nearest(fitted.leaf_scales, family, 1.0), 1.0 if own else scale, basis)
         key = wanted, root(family) == "rnn", by_pytorch
-        if key not in self._models:
+        if key not in self.models:
             guessed = guess(self._profile, fits, family, by_pytorch)
-            self._models[key] = KernelModel(guessed, limits=self._limits(wanted, "other"))
-        return KernelPrice(self._models[key], 1.0, scale, GUESSED)
+            self.models[key] = KernelModel(guessed, limits=self._limits(wanted, "other"))
+        return KernelPrice(self.models[key], 1.0, scale, GUESSED)
 
     def _basis(self, fit: KernelFit, own: bool) -> str:
         """What a fit of the profile's, or of a runtime's own kernels, rests on."""
@@ -492,10 +488,10 @@ class PriceList:
 
     def _model(self, fit: KernelFit, limits: Limits | None, native: KernelFit | None = None) -> KernelModel:
         key = id(fit), limits, native is None  # the profile keeps every fit alive
-        if key not in self._models:
+        if key not in self.models:
             other = None if native is None or native is fit else self._model(native, limits)
-            self._models[key] = KernelModel(fit, other, self._profile.machine.threads, limits)
-        return self._models[key]
+            self.models[key] = KernelModel(fit, other, self._profile.machine.threads, limits)
+        return self.models[key]
 
     def _limits(self, precision: str, family: str) -> Limits | None:
         """What the device cannot do faster; None where nothing tells."""
