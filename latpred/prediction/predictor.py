@@ -57,7 +57,6 @@ class _RuntimeFit(NamedTuple):
     """What is the same for all graphs in one runtime."""
 
     runtime: Runtime
-    traced_by: str  # whose graphs it lowers
     device: DeviceInfo  # as the runtime has it
     dispatch: DispatchFit  # with spreads no narrower than the errors that the profile's gate found
 
@@ -274,10 +273,8 @@ class Predictor:
     def lowered(self, graph: ModelGraph, runtime: str) -> ModelGraph:
         """The graph that the runtime lowers; an eager trace may have to do for an estimate."""
         lowering.demand_autocast(runtime, graph.precision)
-        traced_by = self._runtime_fit(runtime).traced_by
-        if graph.runtime != traced_by or graph.target not in ("", self.target):
-            named = "eager" if rewrites(self.era, runtime) else runtime
-            graph = lowering.fitting(graph, named, self.target)
+        self.check(runtime)
+        graph = lowering.fitting(graph, "eager" if rewrites(self.era, runtime) else runtime, self.target)
         measured = self.profile.provenance == "measured" and not self.era
         if measured and self.profile.device.kind != "cuda":
             return graph
@@ -307,8 +304,7 @@ class Predictor:
             device = self.profile.device
             if dispatch.gap_us is not None:  # kernels of a replayed graph follow each other faster than in a stream
                 device = msgspec.structs.replace(device, gap_us=dispatch.gap_us)
-            traced_by = lowering.traced_by(runtime, self.era)
-            self._runtimes[runtime] = _RuntimeFit(runtimes.get(runtime), traced_by, device, dispatch)
+            self._runtimes[runtime] = _RuntimeFit(runtimes.get(runtime), device, dispatch)
         return self._runtimes[runtime]
 
     def _curve(self, graph: ModelGraph, sizes: Sequence[int], options: Options) -> Curve:
