@@ -108,8 +108,7 @@ def _queue_is_long(count: int, period: Floats, device: DeviceInfo) -> NDArray[np
     skips `queue` kernels, so that each forward pays at most `count / queue` of it.
     """
     extra = device.launch_us * count / device.queue if count <= device.queue else math.inf
-    long: NDArray[np.bool_] = extra <= 1e-3 * period
-    return long
+    return extra <= 1e-3 * period
 
 
 Clocks = tuple[Floats, Floats]

@@ -108,8 +108,8 @@ class OtherFormat:
     """A kernel model whose arithmetic takes longer than what it was fitted to."""
 
     def __init__(self, model: KernelModel | OtherFormat, other: Format) -> None:
-        self._model, self.fit = model, model.fit
-        self._format, self.caveat = other, other.caveat
+        self.fit: KernelFit = model.fit
+        self._model, self._format, self.caveat = model, other, other.caveat
 
     def times(self, rows: Floats, leaf_scales: Floats) -> KernelEstimate:
         """Their arithmetic is drawn out; memory is as fast as ever."""

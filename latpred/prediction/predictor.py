@@ -22,15 +22,7 @@ from latpred import runtimes
 from latpred.errors import ProfileError, RuntimeRefusalError, UsageError
 from latpred.graph.features import Floats
 from latpred.graph.graph import CONTIGUOUS, Coverage, Ints, ModelGraph, Schedule, grows
-from latpred.graph.rewrites import (
-    OLDER,
-    attended,
-    biases_on_cuda,
-    causal_on_cuda,
-    in_parts,
-    math_attention_on_cuda,
-    self_attention_on_cuda,
-)
+from latpred.graph.rewrites import OLDER, as_run_on_cuda, attended, in_parts
 from latpred.host import Slowdown
 from latpred.prediction import clocks, fallbacks, host_swap
 from latpred.prediction.clocks import Z90, BatchThresholds, CurveSamples, last_false
@@ -283,9 +275,7 @@ class Predictor:
             # What was fitted to tables of whole models has their host classes; kernels as small as those of attention
             # under some masks are not known well enough there to be many.
             by_runtime[runtime] = (
-                causal_on_cuda(biases_on_cuda(math_attention_on_cuda(self_attention_on_cuda(graph))))
-                if measured
-                else as_run_in(self.era, graph, runtime, self._prices.gpu)
+                as_run_on_cuda(graph) if measured else as_run_in(self.era, graph, runtime, self._prices.gpu)
             )
         return by_runtime[runtime]
 
@@ -407,8 +397,7 @@ class Predictor:
                 'Calibrate again, or ask with inputs_on="device".'
             )
         constant, per_sample = graph.input_bytes
-        copied: Floats = (constant + per_sample * batches) / device.copy_bytes_per_us + device.sync_us
-        return copied
+        return (constant + per_sample * batches) / device.copy_bytes_per_us + device.sync_us
 
     def _points(self, setting: Setting, graph: ModelGraph, passes: _Passes, batches: Ints) -> Iterator[Prediction]:
         priced, memory = passes.priced, self.profile.device.memory_bytes

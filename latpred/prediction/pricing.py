@@ -91,8 +91,7 @@ class ColdDispatch:
     def share(self, batches: Floats) -> Floats:
         """Of the most that each step takes longer, what it does at each batch, shape (n, batches)."""
         touched = self.reuse_bytes[:, :1] + self.reuse_bytes[:, 1:] * batches
-        share: Floats = touched / (touched + self.half_bytes)
-        return share
+        return touched / (touched + self.half_bytes)
 
 
 def _by_kind(ops_us: Floats, schedule: Schedule, fit: DispatchFit, scale: float) -> Floats:
@@ -321,8 +320,7 @@ class Priced:
 
     def live_at(self, batches: Floats | Ints) -> Floats:
         """Bytes alive after each op at every batch."""
-        alive: Floats = self.live[:, :1] + self.live[:, 1:] * batches
-        return alive
+        return self.live[:, :1] + self.live[:, 1:] * batches
 
 
 class PriceList:

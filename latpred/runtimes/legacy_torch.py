@@ -106,8 +106,7 @@ def as_run_in(era: str, graph: ModelGraph, runtime: str = "eager", gpu: Spec | N
     if era != TORCH_1_12:
         graph = math_attention_on_cuda(self_attention_on_cuda(graph), has_no_kernel, older=era == TORCH_2_4)
     elif graph.runtime == "eager" and graph.attention != "sdpa":
-        parted = unfused(graph, scales_scores=True)
-        graph = graph if parted is graph else msgspec.structs.replace(parted, notes=(*graph.notes, OLDER))
+        graph = unfused(graph, OLDER, scales_scores=True)
     graph = causal_on_cuda(graph)
     if graph.runtime != "eager":
         return biases_on_cuda(graph)
@@ -141,13 +140,13 @@ def _torch_1_12(op: Op, precision: str) -> Iterator[Op]:
         return
     flat = op.name == "aten::conv1d"
     if flat:
-        unsqueeze = view(op, "unsqueeze", _half("view.unsqueeze", half))
+        unsqueeze = view(op, _half("view.unsqueeze", half))
         yield msgspec.structs.replace(unsqueeze, **op.calls._asdict())
         yield unsqueeze
         named = msgspec.structs.replace(named, **NO_PYTHON)
     yield from bias_added(named, _half("elementwise.add", half))
     if flat:
-        yield view(op, "squeeze", _half("view.squeeze", half))
+        yield view(op, _half("view.squeeze", half))
 
 
 def _class_of(family: str, host_class: str, half: bool) -> str:
