@@ -277,7 +277,7 @@ def causal_on_cuda(graph: ModelGraph) -> ModelGraph:
 def _passes_by(op: Op) -> bool:
     """Whether a kernel computes less than all scores of a call of attention."""
     queries, keys = op.dims.get("queries"), op.dims.get("keys", Affine(0))
-    in_kernel = _is_fused(op) and _is_causal(op) and not runs_as_math(op)
+    in_kernel = _is_fused(op) and _is_causal(op) and not _runs_as_math(op)
     return in_kernel and queries == keys and keys.constant > _CAUSAL_BLOCK and not keys.per_sample
 
 
@@ -297,7 +297,7 @@ def has_no_kernel(op: Op) -> bool:
     return _is_fused(op) and op.family.endswith(MATH)
 
 
-def runs_as_math(op: Op) -> bool:
+def _runs_as_math(op: Op) -> bool:
     """Whether an op is attention that no kernel of CUDA takes.
 
     No kernel takes other than four dimensions or rows in pieces, of a mask as well, as models of some versions of
@@ -310,7 +310,7 @@ def runs_as_math(op: Op) -> bool:
 
 
 def math_attention_on_cuda(
-    graph: ModelGraph, which: Callable[[Op], bool] = runs_as_math, *, older: bool = False
+    graph: ModelGraph, which: Callable[[Op], bool] = _runs_as_math, *, older: bool = False
 ) -> ModelGraph:
     """The graph with the calls of attention that `which` names in many kernels; `older` is before PyTorch 2.5."""
     return rewritten(

@@ -7,7 +7,7 @@ model imports torch, and nothing here reads a file.
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Sequence
-from contextlib import suppress
+from contextlib import nullcontext, suppress
 from functools import cached_property, lru_cache
 from itertools import chain
 from numbers import Real
@@ -49,13 +49,17 @@ class _RuntimeFit(NamedTuple):
     """What is the same for all graphs in one runtime."""
 
     runtime: Runtime
+    traced_by: str  # whose graphs it lowers
     device: DeviceInfo  # as the runtime has it
     dispatch: DispatchFit  # with spreads no narrower than the errors that the profile's gate found
+    busy_spread: float  # of that, where the device sets the pace
 
 
 class _Passes(NamedTuple):
     """Forward passes at the batches that one schedule serves; arrays have the batches as their last axis."""
 
+    positions: list[int]  # of the batches among those that were asked for
+    batches: Ints
     priced: Priced
     overhead_us: Floats
     compute_us: Floats
@@ -128,7 +132,7 @@ class Predictor:
         if isinstance(model, ModelGraph):
             given = options.checked(model)
             return given if options.attention is None else attended(given, options.attention)
-        with traced_for(self.era):
+        with traced_for(self.era) if self.era else nullcontext():
             return lowering.trace_for_runtime(
                 model, runtime=options.runtime, target=self.target, batches=batches, **options.tracing
             )
@@ -259,14 +263,14 @@ class Predictor:
         """What of the standard deviation of a log latency comes from the asker's host, the same in all runtimes."""
         options = Options(runtime=runtime, protocol=protocol)
         lowered = self.lowered(graph.exact.get(batch, graph), runtime)
-        ((_, passes),) = self._passes(lowered, np.array([batch]), options)
+        (passes,) = self._passes(lowered, np.array([batch]), options)
         return float(passes.host_log_std[0])
 
     def lowered(self, graph: ModelGraph, runtime: str) -> ModelGraph:
         """The graph that the runtime lowers; an eager trace may have to do for an estimate."""
         lowering.demand_autocast(runtime, graph.precision)
-        self.check(runtime)
-        graph = lowering.fitting(graph, "eager" if rewrites(self.era, runtime) else runtime, self.target)
+        if graph.runtime != self._runtime_fit(runtime).traced_by or graph.target not in ("", self.target):
+            graph = lowering.fitting(graph, "eager" if rewrites(self.era, runtime) else runtime, self.target)
         measured = self.profile.provenance == "measured" and not self.era
         if measured and self.profile.device.kind != "cuda":
             return graph
@@ -294,34 +298,32 @@ class Predictor:
             device = self.profile.device
             if dispatch.gap_us is not None:  # kernels of a replayed graph follow each other faster than in a stream
                 device = msgspec.structs.replace(device, gap_us=dispatch.gap_us)
-            self._runtimes[runtime] = _RuntimeFit(runtimes.get(runtime), device, dispatch)
+            traced_by = lowering.traced_by(runtime, self.era)
+            named, busy_spread = runtimes.get(runtime), dispatch.device_spread
+            self._runtimes[runtime] = _RuntimeFit(named, traced_by, device, dispatch, busy_spread)
         return self._runtimes[runtime]
 
     def _curve(self, graph: ModelGraph, sizes: Sequence[int], options: Options) -> Curve:
         """The curve of one graph that serves all of its batches."""
         points: dict[int, Prediction] = {}
-        batches = np.array(sizes, dtype=np.int64)
-        served = list(self._passes(graph, batches, options))
-        setting = self._setting(graph, options, [passes for _, passes in served])
-        for positions, passes in served:
-            points |= zip(positions, self._points(setting, graph, passes, batches[positions]), strict=True)
-        return Curve(setting, tuple(points[position] for position in range(len(sizes))))
+        served = list(self._passes(graph, np.array(sizes, dtype=np.int64), options))
+        setting = self._setting(graph, options, served)
+        for passes in served:
+            points |= zip(passes.positions, self._points(setting, graph, passes), strict=True)
+        return Curve(setting, tuple(map(points.__getitem__, range(len(sizes)))))
 
     def _samples(self, graph: ModelGraph, batches: Ints, options: Options, shift: float) -> CurveSamples:
         """What crossover, knee and largest batch depend on; device times are exp(shift * their log_std) as long."""
         overhead, compute, latency = np.full((3, len(batches)), np.nan)
-        for positions, passes in self._passes(graph, batches, options, shift, refuse=False):
-            overhead[positions], compute[positions] = passes.overhead_us, passes.compute_us
-            latency[positions] = passes.latency_us
+        for passes in self._passes(graph, batches, options, shift, refuse=False):
+            overhead[passes.positions], compute[passes.positions] = passes.overhead_us, passes.compute_us
+            latency[passes.positions] = passes.latency_us
         return CurveSamples(overhead, compute, latency)
 
     def _passes(
         self, graph: ModelGraph, batches: Ints, options: Options, shift: float = 0.0, *, refuse: bool = True
-    ) -> Iterator[tuple[list[int], _Passes]]:
-        """Forward passes by the schedule that serves them, with the positions of their batches.
-
-        A batch that the runtime refuses is an error, or without `refuse` left out.
-        """
+    ) -> Iterator[_Passes]:
+        """Forward passes by the schedule that serves them; batches that the runtime refuses raise, or are left out."""
         fit = self._runtime_fit(options.runtime)
         served: dict[tuple[int, float], tuple[Schedule, list[int]]] = {}
         for position, batch in enumerate(batches.tolist()):
@@ -335,7 +337,7 @@ class Predictor:
             served.setdefault((id(schedule), resident), (schedule, []))[1].append(position)
         for (_, resident), (schedule, positions) in served.items():
             priced = self._price(schedule, graph, resident)
-            yield positions, self._clock(priced, graph, batches[positions], options, shift)
+            yield self._clock(priced, graph, positions, batches[positions], options, shift)
 
     def _resident(self, schedule: Schedule, graph: ModelGraph, batch: int) -> float:
         """Share of the weights that stays in the cache."""
@@ -350,9 +352,11 @@ class Predictor:
         cache = self._priced.setdefault((precision, memory_format, resident), IdentityCache())
         return cache.get(schedule, lambda new: self._prices.price(new, precision, memory_format, resident=resident))
 
-    def _clock(self, priced: Priced, graph: ModelGraph, batches: Ints, options: Options, shift: float) -> _Passes:
+    def _clock(
+        self, priced: Priced, graph: ModelGraph, positions: list[int], batches: Ints, options: Options, shift: float
+    ) -> _Passes:
         fit = self._runtime_fit(options.runtime)
-        device, spread, busy_spread = fit.device, fit.dispatch.spread, fit.dispatch.device_spread
+        device, spread, busy_spread = fit.device, fit.dispatch.spread, fit.busy_spread
         rows, host = priced.times(batches.astype(float)), priced.host_at(batches.astype(float))
         row_us = priced.class_rows.sum(axis=0)[:, None] * rows.us
         executing = row_us.sum(axis=0)
@@ -370,6 +374,8 @@ class Predictor:
         network = spread + np.clip(by_kernels, 0.0, 1.0) * (busy_spread - spread)
         host_log_std = fit.dispatch.host_spread * by_host
         return _Passes(
+            positions=positions,
+            batches=batches,
             priced=priced,
             overhead_us=host.sum(axis=0),
             compute_us=executing * slower + idle,
@@ -399,8 +405,8 @@ class Predictor:
         constant, per_sample = graph.input_bytes
         return (constant + per_sample * batches) / device.copy_bytes_per_us + device.sync_us
 
-    def _points(self, setting: Setting, graph: ModelGraph, passes: _Passes, batches: Ints) -> Iterator[Prediction]:
-        priced, memory = passes.priced, self.profile.device.memory_bytes
+    def _points(self, setting: Setting, graph: ModelGraph, passes: _Passes) -> Iterator[Prediction]:
+        priced, batches, memory = passes.priced, passes.batches, self.profile.device.memory_bytes
         latency_ms, factor = passes.latency_us / 1e3, np.exp(Z90 * passes.log_std)
         clocks_ms = (passes.overhead_us / 1e3, passes.compute_us / 1e3, passes.executing_us / 1e3)
         live = priced.live_at(batches).max(axis=0, initial=0.0)
@@ -446,7 +452,7 @@ class Predictor:
                 caveats=(
                     *self.caveats,
                     *self._host_caveat(runtime, served),
-                    *_caveats(profile, graph, runtime, [passes.priced for passes in served]),
+                    *_caveats(profile, graph, runtime, served),
                     *estimated,
                 ),
             ),
@@ -531,7 +537,7 @@ def untested(fit: DispatchFit) -> Iterator[str]:
         )
 
 
-def _caveats(profile: DeviceProfile, graph: ModelGraph, runtime: str, served: Sequence[Priced]) -> list[str]:
+def _caveats(profile: DeviceProfile, graph: ModelGraph, runtime: str, served: Sequence[_Passes]) -> list[str]:
     """What may not hold of a graph's prediction, whichever schedules serve its batches."""
     said = list(graph.notes)
     if OLDER in said and (graph.attention or not in_parts(graph.ops)):
@@ -560,6 +566,6 @@ def _caveats(profile: DeviceProfile, graph: ModelGraph, runtime: str, served: Se
     return said
 
 
-def _all_of(served: Sequence[Priced], names: str) -> list[str]:
-    """What all schedules have under an attribute, each once."""
-    return list(dict.fromkeys(chain.from_iterable(map(attrgetter(names), served))))
+def _all_of(served: Sequence[_Passes], names: str) -> list[str]:
+    """What the costs of all schedules have under an attribute, each once."""
+    return list(dict.fromkeys(chain.from_iterable(map(attrgetter(f"priced.{names}"), served))))

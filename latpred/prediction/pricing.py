@@ -110,20 +110,13 @@ def _reuse_bytes(schedule: Schedule) -> Floats:
     steps = np.array([np.bincount(schedule.kernel_step, column, count) for column in each.T], dtype=float).T
     done = steps.cumsum(axis=0)
     before = done - steps
-    previous = _previous(schedule.host_class)
+    # Where the last step of each step's class is: in the pass before, if it is no earlier one.
+    last, previous = dict(zip(schedule.host_class, range(count), strict=True)), np.empty(count, dtype=np.int64)
+    for step, name in enumerate(schedule.host_class):
+        previous[step], last[name] = last[name], step
     touched: Floats = before - before[previous]
-    touched[previous >= np.arange(len(previous))] += done[-1:]
+    touched[previous >= np.arange(count)] += done[-1:]
     return touched
-
-
-def _previous(host_class: tuple[str, ...]) -> Ints:
-    """Where the last step of each step's class is: in the pass before, if it is no earlier one."""
-    last = {name: step for step, name in enumerate(host_class)}
-    previous = []
-    for step, name in enumerate(host_class):
-        previous.append(last[name])
-        last[name] = step
-    return np.array(previous, dtype=np.int64)
 
 
 # What the times of a family rest on: a fit to samples (of a profile that was not measured, to all that there is), whole
@@ -144,6 +137,7 @@ class _KernelRow(NamedTuple):
     """Work that kernels have in common, its price, and what is known of it whatever the batch."""
 
     family: str
+    kind: str  # the root of that, within which errors go together
     price: KernelPrice
     columns: Floats  # constant and slope of each column of its fit's family
     least_log_std: float  # of its time, whatever its fit says
@@ -266,6 +260,7 @@ class KernelRows:
         guessed = op.estimated or price.basis == GUESSED
         return _KernelRow(
             family=op.family,
+            kind=root(op.family),
             price=price,
             columns=np.array(columns(op, price.model.fit.family, resident=self._resident), dtype=float),
             least_log_std=GUESSED_LOG_STD if guessed else 0.0,
@@ -355,7 +350,7 @@ class PriceList:
         used = [rows.rows[number] for number in row_numbers.tolist()]
         scale, usual_log_std = np.array([(row.price.scale, row.usual_log_std) for row in used]).reshape(-1, 2).T
         share = schedule.kernel_share * scale[kernel_row]
-        families, family = numbered(tuple(root(row.family) for row in used))  # within which errors go together
+        families, family = numbered(tuple(row.kind for row in used))
         classes, of_step, of_op = _classes(schedule)
         count = len(row_numbers)
         cells = of_op[schedule.kernel_op] * count + kernel_row
