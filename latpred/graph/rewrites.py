@@ -40,8 +40,7 @@ def attended(graph: ModelGraph, attention: str) -> ModelGraph:
             raise UsageError(
                 f"this graph is what {graph.runtime} runs; trace the model again with attention='eager', or pass it."
             )
-        if any(map(_is_fused, all_ops(graph))):
-            graph = msgspec.structs.replace(unfused(graph), notes=(*graph.notes, REWRITTEN))
+        graph = unfused(graph, REWRITTEN)
     elif any(map(in_parts, (graph.ops, graph.ops_at_one or ()))):
         raise UsageError(
             f"{graph.model} computes attention as products and softmax, which attention='sdpa' cannot change; trace a "
@@ -61,11 +60,11 @@ def in_parts(ops: Sequence[Op]) -> bool:
     return False
 
 
-def unfused(graph: ModelGraph, *, scales_scores: bool = False) -> ModelGraph:
-    """The graph with the parts of every call of attention in its place; the products of one sample need no copies.
+def unfused(graph: ModelGraph, note: str, *, scales_scores: bool = False) -> ModelGraph:
+    """The graph with the parts of every call of attention in its place, and a note where there is one.
 
-    Queries are scaled, as models of today do it, or the scores where no mask is added to them, as older ones did it
-    (`scales_scores`).
+    The products of one sample need no copies. Queries are scaled, as models of today do it, or the scores where no mask
+    is added to them, as older ones did it (`scales_scores`).
     """
     # Where weights are in fp32, what a graph of one kind of device has in half precision is so by autocast.
     autocast = bool(graph.target) and graph.precision not in HALVES
@@ -81,7 +80,8 @@ def unfused(graph: ModelGraph, *, scales_scores: bool = False) -> ModelGraph:
         graph,
         ops=rewrite(graph.ops, at_one=of_one),
         ops_at_one=None if of_one else rewrite(graph.at(1), at_one=True),
-        exact={batch: unfused(alone, scales_scores=scales_scores) for batch, alone in graph.exact.items()},
+        exact={batch: unfused(alone, note, scales_scores=scales_scores) for batch, alone in graph.exact.items()},
+        notes=(*graph.notes, note),
     )
 
 
@@ -117,16 +117,16 @@ def _parts_of(ops: Sequence[Op], place: int, at_one: bool, autocast: bool, scale
     scaled = msgspec.structs.replace(scaled, **op.calls._asdict())
     if not scales_scores:
         yield scaled
-    yield view(op, "transpose", "view.transpose")
+    yield view(op, "view.transpose")
     if at_one:
         yield _product(op, "matmul", "keys", "head_dim")
     else:
-        yield view(op, "expand", "view.expand")
+        yield view(op, "view.expand")
         yield _copy(op, "nested.reshape", queries, head_dim)
-        yield view(op, "expand", "view.nested.expand")
+        yield view(op, "view.nested.expand")
         yield _copy(op, "nested.reshape", keys, Affine(1))
         yield _product(op, "nested.bmm", "keys", "head_dim")
-        yield view(op, "view", "view.nested.view")
+        yield view(op, "view.nested.view")
     if scales_scores:
         yield scaled
     if masked:
@@ -135,12 +135,12 @@ def _parts_of(ops: Sequence[Op], place: int, at_one: bool, autocast: bool, scale
     if at_one:
         yield _product(op, "matmul", "head_dim", "keys")
     else:
-        yield view(op, "expand", "view.expand")
-        yield view(op, "reshape", "view.nested.reshape")
-        yield view(op, "expand", "view.nested.expand")
+        yield view(op, "view.expand")
+        yield view(op, "view.nested.reshape")
+        yield view(op, "view.nested.expand")
         yield _copy(op, "nested.reshape", keys, head_dim)
         yield _product(op, "nested.bmm", "head_dim", "keys")
-        yield view(op, "view", "view.nested.view")
+        yield view(op, "view.nested.view")
     after = next((later for later in ops[place + 1 :] if later.launches), None)
     if after is None or (after.family, after.read_bytes) != ("copy.strided", op.write_bytes):
         yield _copy(op, "reshape", queries, head_dim)  # which a view does where heads come out side by side
@@ -177,9 +177,9 @@ def _cast(op: Op, elements: Affine, other: Op) -> Op:
     return msgspec.structs.replace(cast, write_bytes=elements * itemsize(other))
 
 
-def view(op: Op, name: str, host_class: str) -> Op:
-    """Another look at a tensor of an op."""
-    return Op(f"aten::{name}", op.module, host_class, "", "", {}, live_bytes=op.live_bytes)
+def view(op: Op, host_class: str) -> Op:
+    """Another look at a tensor of an op, by the name that its class ends in."""
+    return Op(f"aten::{host_class.rpartition('.')[2]}", op.module, host_class, "", "", {}, live_bytes=op.live_bytes)
 
 
 def elementwise(op: Op, name: str, host_class: str, elements: Affine) -> Op:
@@ -220,6 +220,11 @@ def _kernel(
     )
 
 
+def as_run_on_cuda(graph: ModelGraph) -> ModelGraph:
+    """The graph as today's PyTorch runs it on CUDA, where a trace has what CPUs run."""
+    return causal_on_cuda(biases_on_cuda(math_attention_on_cuda(self_attention_on_cuda(graph))))
+
+
 _NODE = "node"  # the most general host class of a scripted graph
 _SPLIT = "aten::_transform_bias_rescale_qkv"  # on CPUs it makes queries, keys and values of one product
 _PARTS = ("aten::bmm", "aten::_softmax", "aten::bmm", "aten::addmm")  # what CPUs launch after it, without a mask
@@ -240,8 +245,6 @@ def self_attention_on_cuda(graph: ModelGraph) -> ModelGraph:
     by itself cannot be told from none.
     """
     if graph.runtime not in ("eager", "cuda-graphs") or graph.attention == "eager":
-        return graph
-    if _SPLIT not in map(_NAME, all_ops(graph)):
         return graph
     return rewritten(graph, attention_on_cuda)
 
@@ -268,13 +271,13 @@ _CAUSAL_BLOCK = 256
 
 def causal_on_cuda(graph: ModelGraph) -> ModelGraph:
     """The graph whose causal attention counts the scores that CUDA's kernels compute: little more than half of many."""
-    return rewritten(graph, _with_causal) if any(map(_passes_by, all_ops(graph))) else graph
+    return rewritten(graph, _with_causal)
 
 
 def _passes_by(op: Op) -> bool:
     """Whether a kernel computes less than all scores of a call of attention."""
     queries, keys = op.dims.get("queries"), op.dims.get("keys", Affine(0))
-    in_kernel = _is_fused(op) and _is_causal(op) and not runs_as_math(op)
+    in_kernel = _is_fused(op) and _is_causal(op) and not _runs_as_math(op)
     return in_kernel and queries == keys and keys.constant > _CAUSAL_BLOCK and not keys.per_sample
 
 
@@ -294,7 +297,7 @@ def has_no_kernel(op: Op) -> bool:
     return _is_fused(op) and op.family.endswith(MATH)
 
 
-def runs_as_math(op: Op) -> bool:
+def _runs_as_math(op: Op) -> bool:
     """Whether an op is attention that no kernel of CUDA takes.
 
     No kernel takes other than four dimensions or rows in pieces, of a mask as well, as models of some versions of
@@ -307,11 +310,9 @@ def runs_as_math(op: Op) -> bool:
 
 
 def math_attention_on_cuda(
-    graph: ModelGraph, which: Callable[[Op], bool] = runs_as_math, *, older: bool = False
+    graph: ModelGraph, which: Callable[[Op], bool] = _runs_as_math, *, older: bool = False
 ) -> ModelGraph:
     """The graph with the calls of attention that `which` names in many kernels; `older` is before PyTorch 2.5."""
-    if not any(map(which, all_ops(graph))):
-        return graph
     return rewritten(
         graph, lambda ops: [part for op in ops for part in (_issued_by(op, older) if which(op) else (op,))]
     )
@@ -460,7 +461,7 @@ def _one_kernel(parts: Sequence[Op], split: int, last: int) -> Iterator[Op]:
     yield msgspec.structs.replace(product, weight_bytes=product.weight_bytes + bias.weight_bytes)
     yield from parts[1:split]
     for name in ("chunk", *("view", "transpose") * 3):  # queries, keys and values
-        yield view(product, name, f"view.nested.{name}")
+        yield view(product, f"view.nested.{name}")
     heads = product.dims["n"].at(1) // (3 * scores.dims["k"].at(1))
     attention = msgspec.structs.replace(
         scores,
@@ -482,7 +483,7 @@ def _one_kernel(parts: Sequence[Op], split: int, last: int) -> Iterator[Op]:
     )
     yield attention
     for name in ("transpose", "reshape", "t"):
-        yield view(attention, name, f"view.nested.{name}")
+        yield view(attention, f"view.nested.{name}")
     freed = before_last.live_bytes - attention.live_bytes  # what the parts keep in memory beside
     for op in parts[last:]:
         yield msgspec.structs.replace(op, live_bytes=op.live_bytes - freed)

@@ -73,18 +73,16 @@ def latency(timeline: Timeline, host: Floats, kernels: Floats, device: DeviceInf
     through = _by_steps if timeline.most_under_way > device.queue else _by_stretches
     single: Floats = np.maximum(*through(timeline, host, kernels, device, periods=1)[0]) + device.sync_us
     # Forwards that are waited for overlap less: where the clocks bend into each other, these do as well.
-    bent = np.maximum(float(host.sum()), _busy(kernels, device)) * _bend(host, kernels, device)
-    return np.maximum(single, bent)
+    slower_us, bend = _side_by_side(host, kernels, device)
+    return np.maximum(single, slower_us * bend)
 
 
 def _pipelined(timeline: Timeline, host: Floats, kernels: Floats, device: DeviceInfo) -> Floats:
-    cuts = timeline.cut_kernels
-    busy, bend = _busy(kernels, device), _bend(host, kernels, device)
+    cuts, (period, bend) = timeline.cut_kernels, _side_by_side(host, kernels, device)
     if len(cuts) > 2 and max(int(cuts[-1] - cuts[-2] + cuts[1]), timeline.most_under_way) <= device.queue:
         # A synchronisation leaves the device idle and the host free: from the second forward on all are alike.
         _, (second, _), (third, _) = _by_stretches(timeline, host, kernels, device, periods=3)
         return (third - second) * bend
-    period: Floats = np.maximum(float(host.sum()), busy)
     stepwise = ~_queue_is_long(len(kernels), period, device) if len(cuts) == 2 else np.full(len(period), True)
     if stepwise.any():
         ends = _by_steps(timeline, host, kernels[:, stepwise], device, _WARM_PERIODS + _PERIODS)
@@ -93,19 +91,14 @@ def _pipelined(timeline: Timeline, host: Floats, kernels: Floats, device: Device
     return period * bend
 
 
-def _busy(kernels: Floats, device: DeviceInfo) -> Floats:
-    busy: Floats = kernels.sum(axis=0) + len(kernels) * device.gap_us
-    return busy
-
-
-def _bend(host: Floats, kernels: Floats, device: DeviceInfo) -> Floats:
-    """How much longer than the slower clock both take together: a smooth bend where a profile says how round it is."""
-    dispatch, busy = float(host.sum()), _busy(kernels, device)
+def _side_by_side(host: Floats, kernels: Floats, device: DeviceInfo) -> tuple[Floats, Floats]:
+    """What the slower clock takes, and how much longer both do: a smooth bend where a profile says how round it is."""
+    dispatch, busy = float(host.sum()), kernels.sum(axis=0) + len(kernels) * device.gap_us
+    slower_us: Floats = np.maximum(dispatch, busy)
     if not device.knee:
-        return np.ones_like(busy)
-    share = np.minimum(dispatch, busy) / np.maximum(np.maximum(dispatch, busy), np.finfo(float).tiny)
-    bend: Floats = (1.0 + share**device.knee) ** (1.0 / device.knee)
-    return bend
+        return slower_us, np.ones_like(busy)
+    share = np.minimum(dispatch, busy) / np.maximum(slower_us, np.finfo(float).tiny)
+    return slower_us, (1.0 + share**device.knee) ** (1.0 / device.knee)
 
 
 def _queue_is_long(count: int, period: Floats, device: DeviceInfo) -> NDArray[np.bool_]:
@@ -115,8 +108,7 @@ def _queue_is_long(count: int, period: Floats, device: DeviceInfo) -> NDArray[np
     skips `queue` kernels, so that each forward pays at most `count / queue` of it.
     """
     extra = device.launch_us * count / device.queue if count <= device.queue else math.inf
-    long: NDArray[np.bool_] = extra <= 1e-3 * period
-    return long
+    return extra <= 1e-3 * period
 
 
 Clocks = tuple[Floats, Floats]

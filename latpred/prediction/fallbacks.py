@@ -104,18 +104,18 @@ def _of_8_bits(op: Op, profile: DeviceProfile) -> Format:
     return Format(1.0 / faster, 1.0, KNOWN_LOG_STD, caveat)
 
 
-class OtherFormat(KernelModel):
+class OtherFormat:
     """A kernel model whose arithmetic takes longer than what it was fitted to."""
 
-    def __init__(self, model: KernelModel, other: Format) -> None:
-        super().__init__(model.fit)
+    def __init__(self, model: KernelModel | OtherFormat, other: Format) -> None:
+        self.fit: KernelFit = model.fit
         self._model, self._format, self.caveat = model, other, other.caveat
 
-    def _times(self, rows: Floats, scales: Floats) -> KernelEstimate:
+    def times(self, rows: Floats, leaf_scales: Floats) -> KernelEstimate:
         """Their arithmetic is drawn out; memory is as fast as ever."""
         rows = rows.copy()
         rows[:, 0] /= self._format.macs
-        times = self._model.times(rows, scales)
+        times = self._model.times(rows, leaf_scales)
         roof = roofline(self.fit, read(self.fit.family, rows))
         slower = roof._replace(compute=roof.compute * self._format.slower)
         # Beside what is usual of the fit, which whole networks vouch for: none of them was in this format.
@@ -280,7 +280,7 @@ def _onnxruntime(eager: DispatchFit) -> DispatchFit:
     launch, view = _launch(eager), nearest(eager.costs_us, "view")
     costs = {"": launch, "node": launch, **dict.fromkeys(HOST_NODES, short(HOST_NODE * view))}
     costs["node.attention"] = short(ATTENTION_LAUNCHES * launch)
-    return _launched_ahead(_like(eager, costs, eager.fixed_us))
+    return _like(eager, costs, eager.fixed_us, gap_us=STREAM_GAP_US)
 
 
 def _optimized(eager: DispatchFit) -> DispatchFit:
@@ -292,7 +292,7 @@ def _optimized(eager: DispatchFit) -> DispatchFit:
 
 def _engine(eager: DispatchFit) -> DispatchFit:
     """One call, and a bare launch of each kernel."""
-    return _launched_ahead(_like(eager, {"": short(BARE_LAUNCH * _launch(eager))}, eager.fixed_us))
+    return _like(eager, {"": short(BARE_LAUNCH * _launch(eager))}, eager.fixed_us, gap_us=STREAM_GAP_US)
 
 
 def _compiled(eager: DispatchFit) -> DispatchFit:
@@ -308,8 +308,7 @@ def _compiled(eager: DispatchFit) -> DispatchFit:
         **{f"kernel.extern.{name}".rstrip("."): scripted[name] for name in scripted if not name.startswith("node")},
         **{f"eager.{name}".rstrip("."): cost for name, cost in eager.costs_us.items()},
     }
-    compiled = _like(eager, costs, eager.fixed_us)
-    return msgspec.structs.replace(compiled, python_call_us=short(GUARDED_INPUT * launch))
+    return _like(eager, costs, eager.fixed_us, python_call_us=short(GUARDED_INPUT * launch))
 
 
 def _torchscript(eager: DispatchFit) -> DispatchFit:
@@ -348,15 +347,10 @@ def _own_kernels(fits: dict[str, KernelFit], eager: DispatchFit, precision: str)
     }
 
 
-def _like(eager: DispatchFit, costs_us: dict[str, float], fixed_us: float) -> DispatchFit:
-    """Dispatch without Python, over eager's kernels."""
-    changes = {"module_call_us": 0.0, "python_call_us": 0.0, "attribute_read_us": 0.0, "fixed_us": short(fixed_us)}
-    return msgspec.structs.replace(eager, costs_us=costs_us, **changes)
-
-
-def _launched_ahead(fit: DispatchFit) -> DispatchFit:
-    """The same, where kernels queue up instead of hiding behind a slow host."""
-    return msgspec.structs.replace(fit, gap_us=STREAM_GAP_US)
+def _like(eager: DispatchFit, costs_us: dict[str, float], fixed_us: float, **others: float) -> DispatchFit:
+    """Dispatch without Python, over eager's kernels; where these queue up, `gap_us` of a stream is between them."""
+    bare = {"module_call_us": 0.0, "python_call_us": 0.0, "attribute_read_us": 0.0}
+    return msgspec.structs.replace(eager, costs_us=costs_us, fixed_us=short(fixed_us), **bare | others)
 
 
 @cache

@@ -114,16 +114,14 @@ def _tile_us(constants: Mapping[str, float], rows: Floats, cols: Floats, depth: 
     busy = rows * cols * depth * idle * count / constants["rate"]
     least = depth / STEP * constants["step"]
     ends = constants["prologue"] + constants["epilogue"] * rows * cols / EPILOGUE_TILE
-    time: Floats = ends + np.hypot(busy, least)
-    return time
+    return ends + np.hypot(busy, least)
 
 
 def _memory_us(constants: Mapping[str, float], work: Floats) -> Floats:
     """Bytes from memory at full bandwidth, which is the cache's for products that stay there."""
     moved = work[:, 1] + constants["hot"] * (work[:, 2] + work[:, 3])
     inside = 1.0 / (1.0 + (moved / constants["cached"]) ** SHARPNESS)
-    time: Floats = moved / (constants["bandwidth"] * (1.0 + constants["gain"] * inside))
-    return time
+    return moved / (constants["bandwidth"] * (1.0 + constants["gain"] * inside))
 
 
 SQRT3 = 3.0**0.5
@@ -268,8 +266,7 @@ def slower_kernels(slowdown: Slowdown, family: str, rows: Floats) -> Floats:
     waiting = np.minimum(CACHE_MACS_PER_BYTE * moved / np.maximum(rows[..., 0], 1.0), 1.0)
     far = np.where(moved > CORE_CACHE_BYTES, waiting, 0.0)
     near = slowdown.near(family)
-    slower: Floats = near + far * (slowdown.cache - near)
-    return slower
+    return near + far * (slowdown.cache - near)
 
 
 def size_corrected(correction: SizeCorrection, size: Floats) -> Floats:
@@ -279,8 +276,7 @@ def size_corrected(correction: SizeCorrection, size: Floats) -> Floats:
     >>> size_corrected(correction, np.array([1.0, 4.0, 16.0, 100.0])).tolist()
     [0.5, 1.0, 2.0, 2.0]
     """
-    factor: Floats = (np.clip(size, correction.low, correction.high) / correction.centre) ** correction.exponent
-    return factor
+    return (np.clip(size, correction.low, correction.high) / correction.centre) ** correction.exponent
 
 
 def _moved(rows: Floats) -> Floats:
@@ -295,8 +291,7 @@ def _missed(moved: Floats, cache_bytes: float) -> Floats:
     Where a kernel touches less than half of what the cache holds, all of it may lie there already. Where it touches
     more than the cache holds, its own bytes have pushed out what lay there.
     """
-    missed: Floats = np.clip(2.0 * moved / cache_bytes - 1.0, 0.0, 1.0)
-    return missed
+    return np.clip(2.0 * moved / cache_bytes - 1.0, 0.0, 1.0)
 
 
 def least_us(family: str, rows: Floats, limits: Limits) -> Floats:
@@ -327,8 +322,7 @@ def least_us(family: str, rows: Floats, limits: Limits) -> Floats:
         busy = np.maximum(busy, counts["steps"] * limits.step_us * np.where(held, HELD, 1.0))
     missed = _missed(moved, limits.cache_bytes)
     memory = moved * (missed / limits.bytes_per_us + (1.0 - missed) / limits.cache_bytes_per_us)
-    least: Floats = np.maximum(memory, busy)
-    return least
+    return np.maximum(memory, busy)
 
 
 def fresh_bytes(family: str, rows: Floats, threads: int) -> Floats:
@@ -486,8 +480,7 @@ def reread_share(touched_bytes: Floats, device: DeviceInfo) -> Floats:
     """
     if not device.resident_bytes:
         return (touched_bytes <= device.cache_bytes).astype(float)
-    share: Floats = np.clip(2.0 - touched_bytes / device.resident_bytes, 0.0, 1.0)
-    return share
+    return np.clip(2.0 - touched_bytes / device.resident_bytes, 0.0, 1.0)
 
 
 def columns(op: Op, family: str, *, resident: float = 0.0) -> tuple[Affine, ...]:

@@ -22,15 +22,7 @@ from latpred import runtimes
 from latpred.errors import ProfileError, RuntimeRefusalError, UsageError
 from latpred.graph.features import Floats
 from latpred.graph.graph import CONTIGUOUS, Coverage, Ints, ModelGraph, Schedule, grows
-from latpred.graph.rewrites import (
-    OLDER,
-    attended,
-    biases_on_cuda,
-    causal_on_cuda,
-    in_parts,
-    math_attention_on_cuda,
-    self_attention_on_cuda,
-)
+from latpred.graph.rewrites import OLDER, as_run_on_cuda, attended, in_parts
 from latpred.host import Slowdown
 from latpred.prediction import clocks, fallbacks, host_swap
 from latpred.prediction.clocks import Z90, BatchThresholds, CurveSamples, last_false
@@ -42,7 +34,7 @@ from latpred.profile.document import ADAPTED, UNSURE, DeviceInfo, DeviceProfile,
 from latpred.query import MOST_BATCH, Options, checked_batches
 from latpred.runtimes import lowering
 from latpred.runtimes.base import Runtime
-from latpred.runtimes.legacy_torch import TORCH_2, as_run_in, rewrites, traced_for
+from latpred.runtimes.legacy_torch import as_run_in, rewrites, traced_for
 from latpred.storage import IdentityCache
 
 if TYPE_CHECKING:
@@ -59,14 +51,15 @@ class _RuntimeFit(NamedTuple):
     runtime: Runtime
     traced_by: str  # whose graphs it lowers
     device: DeviceInfo  # as the runtime has it
-    host_log_std: float  # of the asker's host
-    log_std: float  # of whole networks where the host sets the pace
-    busy_log_std: float  # and where the device does
+    dispatch: DispatchFit  # with spreads no narrower than the errors that the profile's gate found
+    busy_spread: float  # of that, where the device sets the pace
 
 
 class _Passes(NamedTuple):
     """Forward passes at the batches that one schedule serves; arrays have the batches as their last axis."""
 
+    positions: list[int]  # of the batches among those that were asked for
+    batches: Ints
     priced: Priced
     overhead_us: Floats
     compute_us: Floats
@@ -118,7 +111,7 @@ class Predictor:
         self._prices = PriceList(self.profile, self.slowdown)
         self._priced: dict[tuple[str, str, float], IdentityCache[Schedule, Priced]] = {}
         self._touched: IdentityCache[Schedule, list[float]] = IdentityCache()
-        self._lowered: IdentityCache[ModelGraph, dict[str, ModelGraph | None]] = IdentityCache()
+        self._lowered: IdentityCache[ModelGraph, dict[str, ModelGraph]] = IdentityCache()
         self._runtimes: dict[str, _RuntimeFit] = {}
         self._slower: dict[Slowdown, Predictor] = {}
 
@@ -128,7 +121,8 @@ class Predictor:
             return self
         if slowdown not in self._slower:
             slower = Predictor(self.given, self.caveats, slowdown)
-            slower._prices, slower._lowered = self._prices.at(slowdown), self._lowered
+            slower._prices = PriceList(self.profile, slowdown, self._prices.models)
+            slower._lowered = self._lowered
             self._slower[slowdown] = slower
         return self._slower[slowdown]
 
@@ -269,16 +263,14 @@ class Predictor:
         """What of the standard deviation of a log latency comes from the asker's host, the same in all runtimes."""
         options = Options(runtime=runtime, protocol=protocol)
         lowered = self.lowered(graph.exact.get(batch, graph), runtime)
-        ((_, passes),) = self._passes(lowered, np.array([batch]), options)
+        (passes,) = self._passes(lowered, np.array([batch]), options)
         return float(passes.host_log_std[0])
 
     def lowered(self, graph: ModelGraph, runtime: str) -> ModelGraph:
         """The graph that the runtime lowers; an eager trace may have to do for an estimate."""
         lowering.demand_autocast(runtime, graph.precision)
-        traced_by = self._runtime_fit(runtime).traced_by
-        if graph.runtime != traced_by or graph.target not in ("", self.target):
-            named = "eager" if rewrites(self.era, runtime) else runtime
-            graph = lowering.fitting(graph, named, self.target)
+        if graph.runtime != self._runtime_fit(runtime).traced_by or graph.target not in ("", self.target):
+            graph = lowering.fitting(graph, "eager" if rewrites(self.era, runtime) else runtime, self.target)
         measured = self.profile.provenance == "measured" and not self.era
         if measured and self.profile.device.kind != "cuda":
             return graph
@@ -286,13 +278,10 @@ class Predictor:
         if runtime not in by_runtime:
             # What was fitted to tables of whole models has their host classes; kernels as small as those of attention
             # under some masks are not known well enough there to be many.
-            made = (
-                causal_on_cuda(biases_on_cuda(math_attention_on_cuda(self_attention_on_cuda(graph))))
-                if measured
-                else as_run_in(self.era or TORCH_2, graph, runtime, self._prices.gpu)
+            by_runtime[runtime] = (
+                as_run_on_cuda(graph) if measured else as_run_in(self.era, graph, runtime, self._prices.gpu)
             )
-            by_runtime[runtime] = None if made is graph else made  # a cache that held its key would never free it
-        return by_runtime[runtime] or graph
+        return by_runtime[runtime]
 
     def __reduce__(self) -> tuple[Any, ...]:
         """The profile, packed, the caveats and the speed: processes that get it several times make it once."""
@@ -309,41 +298,32 @@ class Predictor:
             device = self.profile.device
             if dispatch.gap_us is not None:  # kernels of a replayed graph follow each other faster than in a stream
                 device = msgspec.structs.replace(device, gap_us=dispatch.gap_us)
-            self._runtimes[runtime] = _RuntimeFit(
-                runtime=runtimes.get(runtime),
-                traced_by=lowering.traced_by(runtime, self.era),
-                device=device,
-                host_log_std=dispatch.host_spread,
-                log_std=dispatch.spread,
-                busy_log_std=dispatch.device_spread,
-            )
+            traced_by = lowering.traced_by(runtime, self.era)
+            named, busy_spread = runtimes.get(runtime), dispatch.device_spread
+            self._runtimes[runtime] = _RuntimeFit(named, traced_by, device, dispatch, busy_spread)
         return self._runtimes[runtime]
 
     def _curve(self, graph: ModelGraph, sizes: Sequence[int], options: Options) -> Curve:
         """The curve of one graph that serves all of its batches."""
         points: dict[int, Prediction] = {}
-        batches = np.array(sizes, dtype=np.int64)
-        served = list(self._passes(graph, batches, options))
-        setting = self._setting(graph, options, [passes for _, passes in served])
-        for positions, passes in served:
-            points |= zip(positions, self._points(setting, graph, passes, batches[positions]), strict=True)
-        return Curve(setting, tuple(points[position] for position in range(len(sizes))))
+        served = list(self._passes(graph, np.array(sizes, dtype=np.int64), options))
+        setting = self._setting(graph, options, served)
+        for passes in served:
+            points |= zip(passes.positions, self._points(setting, graph, passes), strict=True)
+        return Curve(setting, tuple(map(points.__getitem__, range(len(sizes)))))
 
     def _samples(self, graph: ModelGraph, batches: Ints, options: Options, shift: float) -> CurveSamples:
         """What crossover, knee and largest batch depend on; device times are exp(shift * their log_std) as long."""
         overhead, compute, latency = np.full((3, len(batches)), np.nan)
-        for positions, passes in self._passes(graph, batches, options, shift, refuse=False):
-            overhead[positions], compute[positions] = passes.overhead_us, passes.compute_us
-            latency[positions] = passes.latency_us
+        for passes in self._passes(graph, batches, options, shift, refuse=False):
+            overhead[passes.positions], compute[passes.positions] = passes.overhead_us, passes.compute_us
+            latency[passes.positions] = passes.latency_us
         return CurveSamples(overhead, compute, latency)
 
     def _passes(
         self, graph: ModelGraph, batches: Ints, options: Options, shift: float = 0.0, *, refuse: bool = True
-    ) -> Iterator[tuple[list[int], _Passes]]:
-        """Forward passes by the schedule that serves them, with the positions of their batches.
-
-        A batch that the runtime refuses is an error, or without `refuse` left out.
-        """
+    ) -> Iterator[_Passes]:
+        """Forward passes by the schedule that serves them; batches that the runtime refuses raise, or are left out."""
         fit = self._runtime_fit(options.runtime)
         served: dict[tuple[int, float], tuple[Schedule, list[int]]] = {}
         for position, batch in enumerate(batches.tolist()):
@@ -357,7 +337,7 @@ class Predictor:
             served.setdefault((id(schedule), resident), (schedule, []))[1].append(position)
         for (_, resident), (schedule, positions) in served.items():
             priced = self._price(schedule, graph, resident)
-            yield positions, self._clock(priced, graph, batches[positions], options, shift)
+            yield self._clock(priced, graph, positions, batches[positions], options, shift)
 
     def _resident(self, schedule: Schedule, graph: ModelGraph, batch: int) -> float:
         """Share of the weights that stays in the cache."""
@@ -372,15 +352,17 @@ class Predictor:
         cache = self._priced.setdefault((precision, memory_format, resident), IdentityCache())
         return cache.get(schedule, lambda new: self._prices.price(new, precision, memory_format, resident=resident))
 
-    def _clock(self, priced: Priced, graph: ModelGraph, batches: Ints, options: Options, shift: float) -> _Passes:
+    def _clock(
+        self, priced: Priced, graph: ModelGraph, positions: list[int], batches: Ints, options: Options, shift: float
+    ) -> _Passes:
         fit = self._runtime_fit(options.runtime)
-        device = fit.device
-        rows = priced.times(batches.astype(float))
-        row_us = priced.row_counts[:, None] * rows.us
+        device, spread, busy_spread = fit.device, fit.dispatch.spread, fit.busy_spread
+        rows, host = priced.times(batches.astype(float)), priced.host_at(batches.astype(float))
+        row_us = priced.class_rows.sum(axis=0)[:, None] * rows.us
         executing = row_us.sum(axis=0)
-        kernel_variance = _kernel_variance(priced, rows.log_std, row_us, fit.log_std)
+        kernel_variance = _kernel_variance(priced, rows.log_std, row_us, spread)
         # One clock over the other.
-        slower = np.exp(shift * np.sqrt(fit.busy_log_std**2 + kernel_variance + fit.host_log_std**2))
+        slower = np.exp(shift * np.sqrt(busy_spread**2 + kernel_variance + fit.dispatch.host_spread**2))
         kernels = rows.us[priced.kernel_row] * (priced.kernel_share[:, None] * slower)
         beside = self._beside_us(graph, priced, batches, options)
         idle = len(kernels) * device.gap_us if device.asynchronous else beside
@@ -388,25 +370,18 @@ class Predictor:
         if device.asynchronous and (priced.unmeasured or priced.estimated):
             # A guess may be so far off that the device, and not the host, sets the latency.
             nudge = np.maximum(nudge, np.expm1(Z90 * np.sqrt(kernel_variance)))
-        varied = [kernels, kernels * (1.0 + nudge)]
-        host_within = Z90 * fit.host_log_std * bool(len(kernels))
-        if host_within:  # a host that much slower may set the latency where this one does not: all else is then faster
-            varied.append(kernels * np.exp(-host_within))
-        host = priced.host_at(batches.astype(float))
-        steps = host[:, 0] if priced.cold is None else np.concatenate([host] * len(varied), axis=1)
-        latencies = clocks.latency(priced.timeline, steps, np.concatenate(varied, axis=1), device, options.protocol)
-        plain, more, *less = latencies.reshape(len(varied), -1)
-        sensitivity = np.log(more / plain) / np.log1p(nudge) if len(kernels) else np.zeros(len(batches))
-        by_device = np.clip(sensitivity, 0.0, 1.0)
-        network = fit.log_std + by_device * (fit.busy_log_std - fit.log_std)
-        host_log_std = fit.host_log_std * (1.0 - (np.log(plain / less[0]) / host_within if less else by_device))
+        latency_us, by_kernels, by_host = _paced(priced, host, kernels, nudge, fit, options.protocol)
+        network = spread + np.clip(by_kernels, 0.0, 1.0) * (busy_spread - spread)
+        host_log_std = fit.dispatch.host_spread * by_host
         return _Passes(
+            positions=positions,
+            batches=batches,
             priced=priced,
             overhead_us=host.sum(axis=0),
             compute_us=executing * slower + idle,
             executing_us=executing * slower,
-            latency_us=plain + beside,
-            log_std=np.sqrt(network**2 + kernel_variance * sensitivity**2 + host_log_std**2),
+            latency_us=latency_us + beside,
+            log_std=np.sqrt(network**2 + kernel_variance * by_kernels**2 + host_log_std**2),
             host_log_std=host_log_std,
             memory_bound=2.0 * (row_us * rows.memory_bound).sum(axis=0) > executing,
             class_host_us=priced.class_steps @ host,
@@ -428,11 +403,10 @@ class Predictor:
                 'Calibrate again, or ask with inputs_on="device".'
             )
         constant, per_sample = graph.input_bytes
-        copied: Floats = (constant + per_sample * batches) / device.copy_bytes_per_us + device.sync_us
-        return copied
+        return (constant + per_sample * batches) / device.copy_bytes_per_us + device.sync_us
 
-    def _points(self, setting: Setting, graph: ModelGraph, passes: _Passes, batches: Ints) -> Iterator[Prediction]:
-        priced, memory = passes.priced, self.profile.device.memory_bytes
+    def _points(self, setting: Setting, graph: ModelGraph, passes: _Passes) -> Iterator[Prediction]:
+        priced, batches, memory = passes.priced, passes.batches, self.profile.device.memory_bytes
         latency_ms, factor = passes.latency_us / 1e3, np.exp(Z90 * passes.log_std)
         clocks_ms = (passes.overhead_us / 1e3, passes.compute_us / 1e3, passes.executing_us / 1e3)
         live = priced.live_at(batches).max(axis=0, initial=0.0)
@@ -478,7 +452,7 @@ class Predictor:
                 caveats=(
                     *self.caveats,
                     *self._host_caveat(runtime, served),
-                    *_caveats(profile, graph, runtime, [passes.priced for passes in served]),
+                    *_caveats(profile, graph, runtime, served),
                     *estimated,
                 ),
             ),
@@ -491,7 +465,7 @@ class Predictor:
         """Whose dispatch it is, where nobody said and a host would set one of the latencies."""
         if not self.given.device.asynchronous or self._unnamed_host is None:  # a CPU is its own host
             return []
-        if ADAPTED in self.given.protocol and not self._runtime_fit(runtime).host_log_std:  # its rows told
+        if ADAPTED in self.given.protocol and not self._runtime_fit(runtime).dispatch.host_spread:  # its rows told
             return []
         caveat, slowest = self._unnamed_host
         slow = any((passes.overhead_us * slowest > passes.compute_us).any() for passes in served)
@@ -514,6 +488,25 @@ def _demand_graph(graph: object) -> None:
 @lru_cache(maxsize=_MOST_UNPICKLED)
 def _unpickled(profile: bytes, caveats: tuple[str, ...], slowdown: Slowdown) -> Predictor:
     return Predictor(msgspec.msgpack.decode(profile, type=DeviceProfile), caveats, slowdown)
+
+
+def _paced(
+    priced: Priced, host: Floats, kernels: Floats, nudge: Floats, fit: _RuntimeFit, protocol: str
+) -> tuple[Floats, Floats, Floats]:
+    """Latency, and the powers of kernel times and of the host's that it goes with; `nudge` is how far kernels may be.
+
+    A host that is slower by what nobody told may set the latency where this one does not: all else is then faster.
+    """
+    varied = [kernels, kernels * (1.0 + nudge)]
+    host_within = Z90 * fit.dispatch.host_spread * bool(len(kernels))
+    if host_within:
+        varied.append(kernels * np.exp(-host_within))
+    steps = host[:, 0] if priced.cold is None else np.concatenate([host] * len(varied), axis=1)
+    latencies = clocks.latency(priced.timeline, steps, np.concatenate(varied, axis=1), fit.device, protocol)
+    plain, more, *less = latencies.reshape(len(varied), -1)
+    by_kernels = np.log(more / plain) / np.log1p(nudge) if len(kernels) else np.zeros(len(nudge))
+    with_host = np.log(plain / less[0]) / host_within if less else np.clip(by_kernels, 0.0, 1.0)
+    return plain, by_kernels, 1.0 - with_host
 
 
 def _kernel_variance(priced: Priced, log_std: Floats, row_us: Floats, network_log_std: float) -> Floats:
@@ -544,7 +537,7 @@ def untested(fit: DispatchFit) -> Iterator[str]:
         )
 
 
-def _caveats(profile: DeviceProfile, graph: ModelGraph, runtime: str, served: Sequence[Priced]) -> list[str]:
+def _caveats(profile: DeviceProfile, graph: ModelGraph, runtime: str, served: Sequence[_Passes]) -> list[str]:
     """What may not hold of a graph's prediction, whichever schedules serve its batches."""
     said = list(graph.notes)
     if OLDER in said and (graph.attention or not in_parts(graph.ops)):
@@ -573,6 +566,6 @@ def _caveats(profile: DeviceProfile, graph: ModelGraph, runtime: str, served: Se
     return said
 
 
-def _all_of(served: Sequence[Priced], names: str) -> list[str]:
-    """What all schedules have under an attribute, each once."""
-    return list(dict.fromkeys(chain.from_iterable(map(attrgetter(names), served))))
+def _all_of(served: Sequence[_Passes], names: str) -> list[str]:
+    """What the costs of all schedules have under an attribute, each once."""
+    return list(dict.fromkeys(chain.from_iterable(map(attrgetter(f"priced.{names}"), served))))

@@ -9,7 +9,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from functools import lru_cache, partial
+from functools import partial
 from operator import attrgetter
 from threading import Lock
 from typing import Any, NamedTuple
@@ -24,7 +24,7 @@ from latpred.graph.graph import CONTIGUOUS, Ints, Op, OpFacts, Schedule, numbere
 from latpred.host import SAME, Slowdown
 from latpred.ops.families import kind_of, lineage, nearest, root
 from latpred.prediction.clocks import Timeline
-from latpred.prediction.fallbacks import GUESSED_LOG_STD, MEASURED, PRICED_AS, OtherFormat, format_of, guess
+from latpred.prediction.fallbacks import GUESSED_LOG_STD, MEASURED, PRICED_AS, Format, OtherFormat, format_of, guess
 from latpred.prediction.kernel_times import (
     LARGE_BLOCK,
     KernelEstimate,
@@ -91,8 +91,7 @@ class ColdDispatch:
     def share(self, batches: Floats) -> Floats:
         """Of the most that each step takes longer, what it does at each batch, shape (n, batches)."""
         touched = self.reuse_bytes[:, :1] + self.reuse_bytes[:, 1:] * batches
-        share: Floats = touched / (touched + self.half_bytes)
-        return share
+        return touched / (touched + self.half_bytes)
 
 
 def _by_kind(ops_us: Floats, schedule: Schedule, fit: DispatchFit, scale: float) -> Floats:
@@ -111,21 +110,13 @@ def _reuse_bytes(schedule: Schedule) -> Floats:
     steps = np.array([np.bincount(schedule.kernel_step, column, count) for column in each.T], dtype=float).T
     done = steps.cumsum(axis=0)
     before = done - steps
-    previous = _previous(schedule.host_class)
+    # Where the last step of each step's class is: in the pass before, if it is no earlier one.
+    last, previous = dict(zip(schedule.host_class, range(count), strict=True)), np.empty(count, dtype=np.int64)
+    for step, name in enumerate(schedule.host_class):
+        previous[step], last[name] = last[name], step
     touched: Floats = before - before[previous]
-    touched[previous >= np.arange(len(previous))] += done[-1:]
+    touched[previous >= np.arange(count)] += done[-1:]
     return touched
-
-
-@lru_cache(maxsize=64)
-def _previous(host_class: tuple[str, ...]) -> Ints:
-    """Where the last step of each step's class is: in the pass before, if it is no earlier one; candidates share it."""
-    last = {name: step for step, name in enumerate(host_class)}
-    previous = []
-    for step, name in enumerate(host_class):
-        previous.append(last[name])
-        last[name] = step
-    return np.array(previous, dtype=np.int64)
 
 
 # What the times of a family rest on: a fit to samples (of a profile that was not measured, to all that there is), whole
@@ -136,7 +127,7 @@ SAMPLED, NETWORKS, DATASHEET, GUESSED = "samples", "networks", "datasheet", "gue
 class KernelPrice(NamedTuple):
     """What prices an op's kernels: a model, and factors of its time above the floor and of all of it."""
 
-    model: KernelModel
+    model: KernelModel | OtherFormat
     leaf_scale: float
     scale: float
     basis: str  # what the model rests on
@@ -297,7 +288,6 @@ class Priced:
     caveats: tuple[str, ...]  # what may not hold of kernels in formats that were not measured
     kernel_row: Ints  # (m,): whose time each kernel takes
     kernel_share: Floats  # (m,): and how much of it
-    row_counts: Floats  # (rows,): how often each row's work is done
     classes: tuple[str, ...]  # names of the breakdown
     class_steps: Floats  # (classes, n + 1): 1 where a step belongs to a class
     class_ops: Ints  # ops of each; a class that the host never dispatches counts what it computes
@@ -325,27 +315,26 @@ class Priced:
 
     def live_at(self, batches: Floats | Ints) -> Floats:
         """Bytes alive after each op at every batch."""
-        alive: Floats = self.live[:, :1] + self.live[:, 1:] * batches
-        return alive
+        return self.live[:, :1] + self.live[:, 1:] * batches
 
 
 class PriceList:
-    """Costs of a profile on a machine that is slower than it by `slowdown`; what was looked up once is kept."""
+    """Costs of a profile on a machine that is slower than it by `slowdown`; what was looked up once is kept.
 
-    def __init__(self, profile: DeviceProfile, slowdown: Slowdown = SAME) -> None:
+    `models` of its fits may be those of another list, so that they are made ready to evaluate once for both.
+    """
+
+    def __init__(
+        self, profile: DeviceProfile, slowdown: Slowdown = SAME, models: dict[object, KernelModel] | None = None
+    ) -> None:
         self._profile = profile
         self._slowdown = slowdown
         info = profile.device
         self.gpu = gpus.find(info.name) if info.kind == "cuda" else None  # its datasheet, if there is one
-        self._models: dict[object, KernelModel] = {}
+        self.models: dict[object, KernelModel] = {} if models is None else models
+        self._other_formats: dict[tuple[int, Format], KernelModel | OtherFormat] = {}
         self._rows: dict[tuple[str, str, str, float], KernelRows] = {}
         self._costs: Recent[Floats] = Recent(KEPT_COSTS)
-
-    def at(self, slowdown: Slowdown) -> PriceList:
-        """The same on a machine that is so much slower; fits of kernels are made ready to evaluate once for both."""
-        other = PriceList(self._profile, slowdown)
-        other._models = self._models
-        return other
 
     def price(
         self, schedule: Schedule, precision: str, memory_format: str = CONTIGUOUS, *, resident: float = 0.0
@@ -354,7 +343,7 @@ class PriceList:
 
         The `resident` share of the weights stays in the last-level cache between passes; it is read as activations are.
         """
-        dispatch = self.dispatch(schedule.runtime)
+        dispatch, precision = self.dispatch(schedule.runtime), AMP.get(precision, precision)
         self.fits(precision)
         rows = self._rows_of(schedule.runtime, precision, memory_format, resident)
         ops, row_numbers, kernel_row = rows.of(schedule)
@@ -384,7 +373,6 @@ class PriceList:
             caveats=tuple(dict.fromkeys(row.price.model.caveat for row in used if row.price.model.caveat)),
             kernel_row=kernel_row,
             kernel_share=share,
-            row_counts=class_rows.sum(axis=0),
             classes=classes,
             class_steps=(of_step == np.arange(len(classes))[:, None]).astype(float),
             class_ops=np.where(dispatched, dispatched, np.bincount(of_op, minlength=len(classes))),
@@ -431,7 +419,7 @@ class PriceList:
         """What the host takes for the call itself and for each step, with its code in the caches; see `Priced`."""
         names, code = numbered(schedule.host_class)
         costs = self._costs.get((schedule.runtime, names), lambda: np.array([host_cost(fit, name) for name in names]))
-        scale = fit.scale * (fit.half_scale if AMP.get(precision, precision) in HALVES else 1.0)
+        scale = fit.scale * (fit.half_scale if precision in HALVES else 1.0)
         dispatch = self._slowdown.dispatch
         ops = dispatch if cold is None else self._slowdown.ops  # what cold caches cost nothing slows down as calls do
         steps = _by_kind((scale * ops * costs)[code], schedule, fit, scale * dispatch)
@@ -455,10 +443,7 @@ class PriceList:
             scale *= math.prod(map(float, factors))
         other = format_of(op, _needed(op.dtype, precision), self._profile)
         if other is not None:
-            key = id(model), other  # models are kept
-            if key not in self._models:
-                self._models[key] = OtherFormat(model, other)
-            model = self._models[key]
+            model = self._other_formats.setdefault((id(model), other), OtherFormat(model, other))  # models are kept
         return price._replace(model=model, scale=scale)
 
     def _fitted(self, runtime: str, precision: str, memory_format: str, op: Op) -> KernelPrice:
@@ -473,21 +458,18 @@ class PriceList:
         scale = next((scales[name] for name in scaled if name in scales), 1.0)
         by_pytorch = self._profile.device.kind == "cpu" and op.name.startswith("aten::")  # all others have libraries
         native = fits.get(NATIVE) if by_pytorch else None
-        for source, own in ((runtime_fits, True), (fits, False)):
-            fitted = next((source[name] for name in names if name in source), None)
+        substitutes = SUBSTITUTES.get(root(family), ())
+        for source, called, own in ((runtime_fits, names, True), (fits, names, False), (fits, substitutes, False)):
+            fitted = next((source[name] for name in called if name in source), None)
             if fitted is not None:
                 model = self._model(fitted, self._limits(wanted, family), None if own else native)
-                leaf_scale = nearest(fitted.leaf_scales, family, 1.0)
-                return KernelPrice(model, leaf_scale, 1.0 if own else scale, self._basis(fitted, own))
-        for substitute in SUBSTITUTES.get(root(family), ()):
-            if substitute in fits:
-                model = self._model(fits[substitute], self._limits(wanted, family), native)
-                return KernelPrice(model, 1.0, scale, GUESSED)
+                basis = GUESSED if called is substitutes else self._basis(fitted, own)
+                return KernelPrice(model, nearest(fitted.leaf_scales, family, 1.0), 1.0 if own else scale, basis)
         key = wanted, root(family) == "rnn", by_pytorch
-        if key not in self._models:
+        if key not in self.models:
             guessed = guess(self._profile, fits, family, by_pytorch)
-            self._models[key] = KernelModel(guessed, limits=self._limits(wanted, "other"))
-        return KernelPrice(self._models[key], 1.0, scale, GUESSED)
+            self.models[key] = KernelModel(guessed, limits=self._limits(wanted, "other"))
+        return KernelPrice(self.models[key], 1.0, scale, GUESSED)
 
     def _basis(self, fit: KernelFit, own: bool) -> str:
         """What a fit of the profile's, or of a runtime's own kernels, rests on."""
@@ -499,10 +481,10 @@ class PriceList:
 
     def _model(self, fit: KernelFit, limits: Limits | None, native: KernelFit | None = None) -> KernelModel:
         key = id(fit), limits, native is None  # the profile keeps every fit alive
-        if key not in self._models:
+        if key not in self.models:
             other = None if native is None or native is fit else self._model(native, limits)
-            self._models[key] = KernelModel(fit, other, self._profile.machine.threads, limits)
-        return self._models[key]
+            self.models[key] = KernelModel(fit, other, self._profile.machine.threads, limits)
+        return self.models[key]
 
     def _limits(self, precision: str, family: str) -> Limits | None:
         """What the device cannot do faster; None where nothing tells."""
@@ -539,13 +521,13 @@ def _classes(schedule: Schedule) -> tuple[tuple[str, ...], Ints, Ints]:
 
 def precision_of(dtype: str, precision: str, profile: DeviceProfile) -> str:
     """The precision whose fits price an op: what its dtype needs, or the model's own where the profile lacks that."""
+    precision = AMP.get(precision, precision)
     needed = _needed(dtype, precision)
-    return needed if profile.kernels.get(needed) else AMP.get(precision, precision)
+    return needed if profile.kernels.get(needed) else precision
 
 
 def _needed(dtype: str, precision: str) -> str:
     """The precision whose fits a dtype needs: masks and positions in a half-precision model are not halves."""
-    precision = AMP.get(precision, precision)
     single = precision if precision in ("fp32", "tf32") else "fp32"
     return single if dtype in _SINGLE else _PRECISIONS.get(dtype, precision)
 

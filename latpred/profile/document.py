@@ -71,7 +71,7 @@ class DeviceInfo(_Record, frozen=True):
     knee: float = 0.0  # exponent that joins the two clocks, of pipelined forwards at least; 0 takes the slower one
 
 
-class KernelFit(_Record, frozen=True, weakref=True):
+class KernelFit(_Record, frozen=True):
     """Numbers of one fitted `RooflineRegressor`, for one kernel family in one precision.
 
     The roofline is floor + quadrature of compute and memory time; the residual is a Gaussian process over log

@@ -76,9 +76,8 @@ class Runtime(Protocol):
         ...
 
 
-@runtime_checkable
 class RuntimeTracer(Protocol):
-    """A runtime that has its own graph of a model, found with its own tools.
+    """A runtime that has its own graph of a model, found with its own tools; its `traced_by` says that it is one.
 
     Attributes
     ----------

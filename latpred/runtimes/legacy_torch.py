@@ -93,7 +93,7 @@ def fuser_of(gpu: Spec | None) -> Fuser:
 
 
 def as_run_in(era: str, graph: ModelGraph, runtime: str = "eager", gpu: Spec | None = None) -> ModelGraph:
-    """The eager graph of a model as a runtime of an era ran it; the graph itself where nothing differs.
+    """The eager graph of a model as a runtime of an era ran it; without one, as for `TORCH_2`.
 
     In the days of PyTorch 1.12 models of transformers did not read values back from the device, attention was several
     calls that scaled its scores, a one-dimensional convolution went through two dimensions, and what a convolution or
@@ -103,13 +103,10 @@ def as_run_in(era: str, graph: ModelGraph, runtime: str = "eager", gpu: Spec | N
 
     What TorchScript fuses depends on the GPU, of which `gpu` is the datasheet; default: that of a recent one.
     """
-    if not era:
-        return graph
     if era != TORCH_1_12:
         graph = math_attention_on_cuda(self_attention_on_cuda(graph), has_no_kernel, older=era == TORCH_2_4)
     elif graph.runtime == "eager" and graph.attention != "sdpa":
-        parted = unfused(graph, scales_scores=True)
-        graph = graph if parted is graph else msgspec.structs.replace(parted, notes=(*graph.notes, OLDER))
+        graph = unfused(graph, OLDER, scales_scores=True)
     graph = causal_on_cuda(graph)
     if graph.runtime != "eager":
         return biases_on_cuda(graph)
@@ -143,13 +140,13 @@ def _torch_1_12(op: Op, precision: str) -> Iterator[Op]:
         return
     flat = op.name == "aten::conv1d"
     if flat:
-        unsqueeze = view(op, "unsqueeze", _half("view.unsqueeze", half))
+        unsqueeze = view(op, _half("view.unsqueeze", half))
         yield msgspec.structs.replace(unsqueeze, **op.calls._asdict())
         yield unsqueeze
         named = msgspec.structs.replace(named, **NO_PYTHON)
     yield from bias_added(named, _half("elementwise.add", half))
     if flat:
-        yield view(op, "squeeze", _half("view.squeeze", half))
+        yield view(op, _half("view.squeeze", half))
 
 
 def _class_of(family: str, host_class: str, half: bool) -> str:

@@ -10,7 +10,7 @@ import re
 from collections.abc import Callable
 from contextlib import AbstractContextManager
 from dataclasses import replace
-from functools import cache, partial
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
 import msgspec
@@ -58,13 +58,7 @@ def traced_by(runtime: str, era: str = "") -> str:
 def _tracer(runtime: str) -> RuntimeTracer | None:
     """A runtime that has graphs of its own."""
     named: Any = runtimes.get(runtime)
-    return named if _is_tracer(named) else None
-
-
-@cache
-def _is_tracer(runtime: Any) -> bool:
-    """Asked once: to compare an object with a protocol takes as long as to price a layer."""
-    return isinstance(runtime, RuntimeTracer)
+    return named if hasattr(named, "traced_by") else None
 
 
 def target_of(device_kind: str) -> str:
