@@ -53,7 +53,7 @@ def traceable(candidate: Any) -> torch.nn.Module | str | ModelGraph:
     config = names.is_config(candidate)
     if not config and (not callable(candidate) or isinstance(candidate, type)):
         raise UsageError(
-            f"a {type(candidate).__name__} is no candidate; give an nn.Module, a function that builds one, "
+            f"{names.kind(candidate)} is no candidate; give an nn.Module, a function that builds one, "
             "a transformers config or a model's name"
         )
     with errors_of("building the model", "the config" if config else "the function"):

@@ -315,6 +315,11 @@ def is_config(value: object) -> bool:
     return hasattr(of, "model_type") and hasattr(of, "to_dict") and not issubclass(of, torch.nn.Module)
 
 
+def kind(value: object) -> str:
+    """What a message calls a value that is no model: a class by its name, all else by its class."""
+    return f"the class {value.__name__}" if isinstance(value, type) else f"an object of type {type(value).__name__}"
+
+
 def build_config(config: Any) -> torch.nn.Module:
     """The base model of a transformers config, on the meta device."""
     mapping = import_module("transformers.models.auto.modeling_auto").MODEL_MAPPING_NAMES
