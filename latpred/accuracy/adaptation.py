@@ -495,12 +495,6 @@ def _frame(measured: Any) -> pd.DataFrame:
         raise UsageError(f"{type(measured).__name__} is no table; give a DataFrame, a CSV file or a list of rows.")
     if "gpu" in frame.columns and "device" not in frame.columns:
         frame = frame.rename(columns={"gpu": "device"})
-    if "latency_ms" in frame.columns:
-        if "latency_s" in frame.columns:
-            raise TableError("The table has both latency_s and latency_ms. Keep one of them.")
-        frame = frame.rename(columns={"latency_ms": "latency_s"})
-        numbers = pd.to_numeric(frame["latency_s"], errors="coerce") / 1e3
-        frame["latency_s"] = numbers.where(numbers.notna(), frame["latency_s"])  # whose texts an error names
     return frame
 
 
