@@ -163,8 +163,8 @@ def _columns(frame: pd.DataFrame, schema: Schema) -> dict[Any, Column]:
         of_search = {"candidate", "latency_ms"} <= {*frame.columns}
         others = "Rows of predict_many and rank are others; take those of latpred predict MODEL --csv -o FILE, "
         how = f"{others}or of predict(...).to_frame()." if of_search else "Add what is missing."
-        if schema is MEASURED and "low_s" in frame:
-            how = "It is a predicted one; give one of latpred measure."
+        if schema is MEASURED:
+            _demand_measured(frame)
         raise TableError(f"The {schema.title} lacks {', '.join(missing)}. {how}")
     repeated = sorted({str(name) for name in frame.columns[frame.columns.duplicated()]})
     if repeated:
@@ -186,6 +186,12 @@ def _columns(frame: pd.DataFrame, schema: Schema) -> dict[Any, Column]:
             )
         columns[name] = column
     return columns
+
+
+def _demand_measured(frame: pd.DataFrame) -> None:
+    """Refuse a predicted table."""
+    if "spread_s" not in frame and {"low_s", "high_s"} <= {*frame.columns}:
+        raise TableError("The table has low_s and high_s, as a predicted one has; give one of latpred measure.")
 
 
 def _as_text(value: Any) -> str:
@@ -212,6 +218,7 @@ def complete(frame: pd.DataFrame, defaults: Mapping[str, str | int | float] | No
     Only model, batch and latency_s (or latency_ms) must be there. Columns that mean nothing to latpred are kept, with
     an "x_" before their name.
     """
+    _demand_measured(frame)
     frame = _in_seconds(frame)
     needed = [name for name in ("model", "batch", "latency_s") if name not in frame.columns]
     renamed = {name: f"{NOTE_PREFIX}{name}" for name in frame.columns if MEASURED.column(str(name)) is None}

@@ -269,9 +269,9 @@ def adapt(
     TableError
         When the rows are not usable.
     UsageError
-        When they are of another device, or of another unit by all signs.
+        When they are of another device, or of another unit by all signs, or the name is that of the profile itself.
     ProfileError
-        When the profile does not cover their runtime or precision.
+        When the profile does not cover their runtime or precision, or the name cannot name one.
 
     Examples
     --------
@@ -288,6 +288,10 @@ def adapt(
             f"{type(profile).__name__} is no profile; give a name, a path or a DeviceProfile, as Predictor.profile."
         )
     profile = profile if isinstance(profile, DeviceProfile) else store.find(profile)
+    new_name = f"{profile.name}-adapted" if name is None else name
+    store.file_of(new_name)  # a bad name must not cost the traces
+    if new_name == profile.name:
+        raise UsageError(f"{name!r} is the profile that is corrected, which stays as it was; give another name.")
     predictor = Predictor(profile)
     rows_by_runtime = _read_rows(predictor, measured, graphs or {}, inputs, progress)
     # Of runtimes that were only estimated, those that have rows now are kept.
@@ -300,7 +304,7 @@ def adapt(
         records.append(record)
     now = datetime.now(UTC).isoformat(timespec="seconds")
     protocol = {**profile.protocol, ADAPTED: f"from {profile.name} on {now[:10]}: {'; '.join(map(_sentence, records))}"}
-    adapted = msgspec.structs.replace(adapted, name=name or f"{profile.name}-adapted", protocol=protocol, sha256="")
+    adapted = msgspec.structs.replace(adapted, name=new_name, protocol=protocol, sha256="")
     return Adaptation(adapted, profile.name, now, tuple(records))
 
 
