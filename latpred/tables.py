@@ -40,6 +40,7 @@ REPEATS = "x_repeats"  # how many rows a row is the median of; "" where it is on
 KERNELS = "x_kernels"  # of one forward pass, as a profiler counted them
 AT_SPEED = "at_speed_s"  # a prediction for the speed that the machine had while a table was measured
 OK = "ok"
+_PREDICTED = "It is a predicted one; give one of latpred measure."
 MOST_COUNT = 2**53  # from which on a float skips whole numbers
 
 
@@ -163,8 +164,8 @@ def _columns(frame: pd.DataFrame, schema: Schema) -> dict[Any, Column]:
         of_search = {"candidate", "latency_ms"} <= {*frame.columns}
         others = "Rows of predict_many and rank are others; take those of latpred predict MODEL --csv -o FILE, "
         how = f"{others}or of predict(...).to_frame()." if of_search else "Add what is missing."
-        if schema is MEASURED:
-            _demand_measured(frame)
+        if schema is MEASURED and "low_s" in frame:
+            how = _PREDICTED
         raise TableError(f"The {schema.title} lacks {', '.join(missing)}. {how}")
     repeated = sorted({str(name) for name in frame.columns[frame.columns.duplicated()]})
     if repeated:
@@ -186,12 +187,6 @@ def _columns(frame: pd.DataFrame, schema: Schema) -> dict[Any, Column]:
             )
         columns[name] = column
     return columns
-
-
-def _demand_measured(frame: pd.DataFrame) -> None:
-    """Refuse a predicted table."""
-    if "spread_s" not in frame and {"low_s", "high_s"} <= {*frame.columns}:
-        raise TableError("The table has low_s and high_s, as a predicted one has; give one of latpred measure.")
 
 
 def _as_text(value: Any) -> str:
@@ -218,7 +213,8 @@ def complete(frame: pd.DataFrame, defaults: Mapping[str, str | int | float] | No
     Only model, batch and latency_s (or latency_ms) must be there. Columns that mean nothing to latpred are kept, with
     an "x_" before their name.
     """
-    _demand_measured(frame)
+    if "spread_s" not in frame and {"low_s", "high_s"} <= {*frame.columns}:
+        raise TableError(f"The table has low_s and high_s. {_PREDICTED}")
     frame = _in_seconds(frame)
     needed = [name for name in ("model", "batch", "latency_s") if name not in frame.columns]
     renamed = {name: f"{NOTE_PREFIX}{name}" for name in frame.columns if MEASURED.column(str(name)) is None}

@@ -513,7 +513,7 @@ HALF = msgspec.structs.replace(GRAPHS[0], precision="fp16")
         ([("a", 1)], TableError, r"Row 1 has 2 values. Give \(model, batch"),
         ([3], TableError, "Row 1 is 3"),
         (ROWS.assign(model="mine"), UnknownModelError, r"called 'mine'.* table.assign\(model=table.model.map\(models"),
-        (ROWS.assign(low_s=1.0, high_s=2.0), TableError, "low_s and high_s, as a predicted one has"),
+        (ROWS.assign(low_s=1.0, high_s=2.0), TableError, "low_s and high_s. It is a predicted one"),
         (3, UsageError, "no table"),
     ],
 )

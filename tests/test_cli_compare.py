@@ -53,7 +53,7 @@ def test_what_was_measured_compares_with_what_was_predicted(tmp_path: Path) -> N
     assert evaluated["overall"]["median"] == pytest.approx(found["overall"]["median"])
     wrong = run("compare", guess, guess)
     assert (wrong.exit_code, "lacks spread_s" in wrong.stderr) == (2, True)
-    assert "as a predicted one has; give one of latpred measure." in wrong.stderr
+    assert "It is a predicted one; give one of latpred measure." in wrong.stderr
     assert "Give the predicted table first, then the measured one." in run("compare", truth, guess).stderr
 
 
