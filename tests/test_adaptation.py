@@ -522,9 +522,10 @@ def test_what_makes_no_sense_is_refused(table: object, kind: type[Exception], me
         latpred.adapt(SYNCHRONOUS, table)
 
 
-def test_the_corrected_profile_does_not_take_the_name_of_the_one_it_corrects() -> None:
-    with pytest.raises(UsageError, match=f"'{SYNCHRONOUS.name}' is the profile that is corrected"):
-        latpred.adapt(SYNCHRONOUS, ROWS, name=SYNCHRONOUS.name)
+@pytest.mark.parametrize("name", [SYNCHRONOUS.name, "cpu", "a100"])
+def test_the_corrected_profile_takes_the_name_of_no_other(name: str) -> None:
+    with pytest.raises(UsageError, match=f"'{name}' is the name of a device, or of the profile that is corrected"):
+        latpred.adapt(SYNCHRONOUS, ROWS, name=name)
 
 
 def test_the_row_that_the_others_contradict_is_named() -> None:
