@@ -63,7 +63,7 @@ def _from_file(name: str, seq: int | None, image: int | None, dtype: torch.dtype
     path, _, function = name.rpartition(":")
     build = function_of(Path(path), function)
     with errors_of(name, "the function"):
-        made = unweighted(build, device)
+        made = build if isinstance(build, torch.nn.Module) else unweighted(build, device)
     model, example = made if isinstance(made, tuple) and len(made) == 2 else (made, None)
     if not isinstance(model, torch.nn.Module):
         raise UsageError(

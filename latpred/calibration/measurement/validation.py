@@ -109,8 +109,7 @@ def validate(
         When the recording is not usable.
     """
     check_budget(budget_s)
-    threads, rivals = checked_threads(threads), (rivals,) if isinstance(rivals, str) else tuple(rivals)
-    runtimes = (runtimes,) if isinstance(runtimes, str) else tuple(runtimes)
+    threads, rivals, runtimes = checked_threads(threads), _names(rivals), _names(runtimes)
     if replay is not None:
         _demand_usual(suite=suite, runtimes=runtimes, batch=batch, precision=precision, protocol=protocol)
         _demand_usual(repeats=repeats, rivals=rivals, record=record, budget_s=budget_s)
@@ -120,8 +119,7 @@ def validate(
     if record is not None:
         storage.demand_writable(Path(record) / MANIFEST)
     chosen = suites.get(suite)
-    workloads = chosen.workloads()
-    live, predictor = open_device(device), Predictor(device_profile)
+    workloads, live, predictor = chosen.workloads(), open_device(device), Predictor(device_profile)
     options = conditions.Options.of(device_profile)
     options = options if threads is None else options._replace(threads=threads)
     for runtime in runtimes:
@@ -150,6 +148,10 @@ def validate(
         reasons = dict.fromkeys(rivals, str(lost))
     _keep(record, suite, device_profile, table, graphs, reasons)
     return compare(predict_table(table, graphs, device_profile), table, reasons=reasons, notes=notes)
+
+
+def _names(given: str | Sequence[str]) -> tuple[str, ...]:
+    return (given,) if isinstance(given, str) else tuple(given)
 
 
 def _demand_usual(**asked: Any) -> None:
