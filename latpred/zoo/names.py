@@ -366,6 +366,14 @@ def _settled(model: torch.nn.Module, dtype: torch.dtype | None, device: str) -> 
         cast_weights(model, dtype)
     if any(parameter.device.type != device for parameter in model.parameters()):
         model = model.to(device)
+    return evaluated(model)
+
+
+def evaluated(model: torch.nn.Module) -> torch.nn.Module:
+    """A model in evaluation mode, which that of an ExportedProgram refuses by attributes of its own."""
+    for module in model.modules():
+        for name in ("train", "eval"):
+            vars(module).pop(name, None)
     return model.eval()
 
 
