@@ -11,7 +11,6 @@ import sys
 from collections.abc import Mapping
 from contextvars import ContextVar
 from dataclasses import dataclass, fields
-from math import inf
 from numbers import Integral, Real
 from pathlib import Path
 from statistics import NormalDist
@@ -174,13 +173,6 @@ def check_budget(budget_s: Any) -> None:
     """Refuse a budget that is no number of seconds; None is none."""
     if budget_s is not None and (isinstance(budget_s, bool) or not isinstance(budget_s, Real) or budget_s != budget_s):
         raise UsageError(f"budget_s={budget_s!r} is not a number of seconds; give one, as in budget_s=60.")
-
-
-def check_latency(name: str, latency_ms: Any) -> None:
-    """Refuse a limit that is no latency."""
-    number = isinstance(latency_ms, Real) and not isinstance(latency_ms, bool)
-    if not (number and 0 < latency_ms < inf):
-        raise UsageError(f"{name} must be a positive number of milliseconds, not {latency_ms!r}.")
 
 
 def of_torch(device: object) -> bool:

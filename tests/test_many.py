@@ -203,11 +203,11 @@ def test_a_candidate_that_fails_says_why_and_the_rest_go_on() -> None:
     candidates = [broken, nn.Linear(32, 4), network(), 7, lambda: "no module", Evasive(), nn.ReLU]
     table = predict_many(candidates, inputs=INPUTS)
     assert table.error.isna().tolist() == [False, False, True, False, False, False, False]
-    assert "an object of type Evasive is no candidate" in table.error[5]
+    assert "a value of type Evasive is no candidate" in table.error[5]
     assert "the class ReLU is no candidate" in table.error[6]
     assert "RuntimeError: no such block" in table.error[0]
     assert "forward pass failed" in table.error[1]
-    assert "an object of type int is no candidate" in table.error[3]
+    assert "a value of type int is no candidate" in table.error[3]
     assert "returned a str" in table.error[4]
     numbers = table[table.error.notna()].select_dtypes("float64")
     assert list(numbers) == [*COLUMNS[6:11], "macs", "parameters", "launches"]

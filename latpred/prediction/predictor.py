@@ -10,6 +10,7 @@ from collections.abc import Iterable, Iterator, Sequence
 from contextlib import nullcontext, suppress
 from functools import cached_property, lru_cache
 from itertools import chain
+from numbers import Real
 from operator import attrgetter
 from typing import TYPE_CHECKING, Any, NamedTuple
 
@@ -38,7 +39,7 @@ from latpred.prediction.prediction import ClassCosts, Curve, Prediction, Provena
 from latpred.prediction.pricing import Priced, PriceList, moved
 from latpred.profile import datasheet
 from latpred.profile.document import ADAPTED, UNSURE, DeviceInfo, DeviceProfile, DispatchFit
-from latpred.query import MOST_BATCH, Options, check_latency, checked_batches
+from latpred.query import MOST_BATCH, Options, checked_batches
 from latpred.runtimes import lowering
 from latpred.runtimes.base import Runtime
 from latpred.runtimes.legacy_torch import TORCH_2, as_run_in, rewrites, traced_for
@@ -216,7 +217,8 @@ class Predictor:
             When the latency is not a positive number, or the work is no line in batch or the same at every batch.
         """
         _demand_graph(graph)
-        check_latency("latency_ms", latency_ms)
+        if not (isinstance(latency_ms, Real) and not isinstance(latency_ms, bool) and 0 < latency_ms < np.inf):
+            raise UsageError(f"latency_ms must be a positive number of milliseconds, not {latency_ms!r}.")
         if graph.exact:
             raise UsageError(
                 f"The work of {graph.model} is no line in batch, so no largest batch can be worked out. "

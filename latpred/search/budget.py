@@ -6,10 +6,12 @@ Only predicts and compares; the searching is theirs, and none of them is importe
 from __future__ import annotations
 
 from dataclasses import dataclass
+from math import inf
+from numbers import Real
 from typing import TYPE_CHECKING, Any
 
 from latpred.errors import UsageError
-from latpred.query import Options, check_latency, is_one
+from latpred.query import Options, is_one
 
 if TYPE_CHECKING:
     from latpred.prediction.predictor import Predictor
@@ -128,7 +130,9 @@ class LatencyBudget:
     attention: str | None = None
 
     def __post_init__(self) -> None:
-        check_latency("limit_ms", self.limit_ms)
+        number = isinstance(self.limit_ms, Real) and not isinstance(self.limit_ms, bool)
+        if not (number and 0 < self.limit_ms < inf):
+            raise UsageError(f"limit_ms must be a positive number of milliseconds, not {self.limit_ms!r}.")
         if not (is_one(self.batch) and isinstance(self.runtime, str) and is_one(self.device)):
             raise UsageError("a budget holds at one batch size in one runtime on one device; make one for each.")
 

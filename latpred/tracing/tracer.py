@@ -285,7 +285,7 @@ def with_inputs(
         module, given = model, derived(model, seq, image) if inputs is None else from_example(inputs)
     else:
         raise UsageError(
-            f"{names.kind(model)} cannot be traced; give an nn.Module, as the .module() of an "
+            f"an object of type {type(model).__name__} cannot be traced; give an nn.Module, as the .module() of an "
             "ExportedProgram or AutoModel.from_config(config), or a model's name"
         )
     if given.kind == "seq":

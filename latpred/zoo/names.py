@@ -80,7 +80,7 @@ def _from_file(name: str, seq: int | None, image: int | None, dtype: torch.dtype
             return placed(real(values, taken, kept=kept), where)
         return cast(as_arguments(values), taken, kept)
 
-    return Built(_settled(model, dtype, device), inputs, name, given.kind, given.size, given.batch)
+    return Built(_settled(evaluated(model), dtype, device), inputs, name, given.kind, given.size, given.batch)
 
 
 def _demand_there(path: str) -> None:
@@ -315,11 +315,6 @@ def is_config(value: object) -> bool:
     return hasattr(of, "model_type") and hasattr(of, "to_dict") and not issubclass(of, torch.nn.Module)
 
 
-def kind(value: object) -> str:
-    """What a message calls a value that is no model: a class by its name, all else by its class."""
-    return f"the class {value.__name__}" if isinstance(value, type) else f"an object of type {type(value).__name__}"
-
-
 def build_config(config: Any) -> torch.nn.Module:
     """The base model of a transformers config, on the meta device."""
     mapping = import_module("transformers.models.auto.modeling_auto").MODEL_MAPPING_NAMES
@@ -366,7 +361,7 @@ def _settled(model: torch.nn.Module, dtype: torch.dtype | None, device: str) -> 
         cast_weights(model, dtype)
     if any(parameter.device.type != device for parameter in model.parameters()):
         model = model.to(device)
-    return evaluated(model)
+    return model.eval()
 
 
 def evaluated(model: torch.nn.Module) -> torch.nn.Module:
