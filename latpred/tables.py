@@ -40,6 +40,8 @@ REPEATS = "x_repeats"  # how many rows a row is the median of; "" where it is on
 KERNELS = "x_kernels"  # of one forward pass, as a profiler counted them
 AT_SPEED = "at_speed_s"  # a prediction for the speed that the machine had while a table was measured
 OK = "ok"
+_PREDICTED = "It is a predicted one; give one of latpred measure."
+MOST_COUNT = 2**53  # from which on a float skips whole numbers
 
 
 @dataclass(frozen=True, slots=True)
@@ -163,7 +165,7 @@ def _columns(frame: pd.DataFrame, schema: Schema) -> dict[Any, Column]:
         others = "Rows of predict_many and rank are others; take those of latpred predict MODEL --csv -o FILE, "
         how = f"{others}or of predict(...).to_frame()." if of_search else "Add what is missing."
         if schema is MEASURED and "low_s" in frame:
-            how = "It is a predicted one; give one of latpred measure."
+            how = _PREDICTED
         raise TableError(f"The {schema.title} lacks {', '.join(missing)}. {how}")
     repeated = sorted({str(name) for name in frame.columns[frame.columns.duplicated()]})
     if repeated:
@@ -201,16 +203,19 @@ def _typed(values: pd.Series, column: Column, may_be_empty: np.ndarray) -> tuple
     value = numbers.to_numpy()
     good = np.isfinite(value) & (value > column.least if column.exclusive else value >= column.least)
     if column.kind == "count":
-        good &= value == np.floor(value)
+        good &= (value == np.floor(value)) & (value < MOST_COUNT)
     return numbers, np.where(text == "", ~may_be_empty, ~good)
 
 
 def complete(frame: pd.DataFrame, defaults: Mapping[str, str | int | float] | None = None) -> pd.DataFrame:
     """An outside table with the columns and values that it lacks filled in: `defaults` first, then `DEFAULTS`.
 
-    Only model, batch and latency_s must be there. Columns that mean nothing to latpred are kept, with
+    Only model, batch and latency_s (or latency_ms) must be there. Columns that mean nothing to latpred are kept, with
     an "x_" before their name.
     """
+    if "spread_s" not in frame and {"low_s", "high_s"} <= {*frame.columns}:
+        raise TableError(f"The table has low_s and high_s. {_PREDICTED}")
+    frame = _in_seconds(frame)
     needed = [name for name in ("model", "batch", "latency_s") if name not in frame.columns]
     renamed = {name: f"{NOTE_PREFIX}{name}" for name in frame.columns if MEASURED.column(str(name)) is None}
     if needed:
@@ -221,6 +226,17 @@ def complete(frame: pd.DataFrame, defaults: Mapping[str, str | int | float] | No
         given = out.get(name, pd.Series("", out.index)).astype(object)
         out[name] = given.where(given.map(_as_text) != "", value)
     return out
+
+
+def _in_seconds(frame: pd.DataFrame) -> pd.DataFrame:
+    """A table with latency_s in place of latency_ms."""
+    if "latency_ms" not in frame.columns:
+        return frame
+    if "latency_s" in frame.columns:
+        raise TableError("The table has both latency_s and latency_ms. Keep one of them.")
+    frame = frame.rename(columns={"latency_ms": "latency_s"})
+    numbers = pd.to_numeric(frame["latency_s"], errors="coerce") / 1e3
+    return frame.assign(latency_s=numbers.where(numbers.notna(), frame["latency_s"]))  # whose texts an error names
 
 
 def timed(frame: pd.DataFrame) -> NDArray[np.bool_]:
@@ -249,7 +265,7 @@ def load(source: Source) -> pd.DataFrame:
         raise TableError(f"an object of type {kind} is no table; give a DataFrame or the path of a CSV file.")
     path = Path(source)
     try:
-        return pd.read_csv(path, dtype=str, keep_default_na=False)
+        table = pd.read_csv(path, dtype=str, keep_default_na=False, skipinitialspace=True).rename(columns=str.strip)
     except FileNotFoundError:
         raise TableError(
             f"There is no table at {path}. Give the path of a CSV file that `latpred measure` wrote."
@@ -260,6 +276,12 @@ def load(source: Source) -> pd.DataFrame:
         raise TableError(
             f"{path} is not a CSV table: {str(error).strip()}. Give a CSV file with a header line."
         ) from None
+    others = [mark for mark in (";", "\t", "|") if mark in table.columns[0]] if len(table.columns) == 1 else []
+    if others:
+        raise TableError(f"{path} has {others[0]!r} between its columns. Put commas there, and points in its numbers.")
+    if not isinstance(table.index, pd.RangeIndex):  # which pandas made of the values too many
+        raise TableError(f"{path} has rows with more values than its header has names. Give each value a column.")
+    return table
 
 
 def write(frame: pd.DataFrame, path: str | os.PathLike[str]) -> Path:

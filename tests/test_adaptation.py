@@ -497,12 +497,19 @@ HALF = msgspec.structs.replace(GRAPHS[0], precision="fp16")
         ([("a", 1)], TableError, r"Row 1 has 2 values. Give \(model, batch"),
         ([3], TableError, "Row 1 is 3"),
         (ROWS.assign(model="mine"), UnknownModelError, r"called 'mine'.* table.assign\(model=table.model.map\(models"),
+        (ROWS.assign(low_s=1.0, high_s=2.0), TableError, "low_s and high_s. It is a predicted one"),
         (3, UsageError, "no table"),
     ],
 )
 def test_what_makes_no_sense_is_refused(table: object, kind: type[Exception], message: str) -> None:
     with pytest.raises(kind, match=message):
         latpred.adapt(SYNCHRONOUS, table)
+
+
+@pytest.mark.parametrize("name", [SYNCHRONOUS.name, "cpu", "a100"])
+def test_the_corrected_profile_takes_the_name_of_no_other(name: str) -> None:
+    with pytest.raises(UsageError, match=f"'{name}' is the name of a device, or of the profile that is corrected"):
+        latpred.adapt(SYNCHRONOUS, ROWS, name=name)
 
 
 def test_the_row_that_the_others_contradict_is_named() -> None:

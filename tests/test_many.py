@@ -205,13 +205,14 @@ class Evasive:
 
 
 def test_a_candidate_that_fails_says_why_and_the_rest_go_on() -> None:
-    candidates = [broken, nn.Linear(32, 4), network(), 7, lambda: "no module", Evasive()]
+    candidates = [broken, nn.Linear(32, 4), network(), 7, lambda: "no module", Evasive(), nn.ReLU]
     table = predict_many(candidates, inputs=INPUTS)
-    assert table.error.isna().tolist() == [False, False, True, False, False, False]
-    assert "a Evasive is no candidate" in table.error[5]
+    assert table.error.isna().tolist() == [False, False, True, False, False, False, False]
+    assert "a value of type Evasive is no candidate" in table.error[5]
+    assert "the class ReLU is no candidate" in table.error[6]
     assert "RuntimeError: no such block" in table.error[0]
     assert "forward pass failed" in table.error[1]
-    assert "a int is no candidate" in table.error[3]
+    assert "a value of type int is no candidate" in table.error[3]
     assert "returned a str" in table.error[4]
     numbers = table[table.error.notna()].select_dtypes("float64")
     assert list(numbers) == [*COLUMNS[6:11], "macs", "parameters", "launches"]

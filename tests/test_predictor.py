@@ -294,8 +294,9 @@ def test_max_batch() -> None:
     wide = one_gemm(live_bytes=Affine(0, 1))
     assert tight.max_batch(wide, 1e6) == (2**21 - 4000) // 1024
     assert predictor.max_batch(one_gemm(), np.float32(0.1005)) == 35
-    with pytest.raises(UsageError, match="positive number of milliseconds"):
-        predictor.max_batch(one_gemm(), -1.0)
+    for wrong in (-1.0, True):
+        with pytest.raises(UsageError, match="positive number of milliseconds"):
+            predictor.max_batch(one_gemm(), wrong)
     fixed = one_gemm(macs=Affine(100), read_bytes=Affine(1000), write_bytes=Affine(1000), live_bytes=Affine(1000))
     with pytest.raises(UsageError, match="the same at every batch, so no batch is the largest"):
         predictor.max_batch(fixed, 1.0)

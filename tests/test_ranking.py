@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import numpy as np
 import pandas as pd
 import pytest
@@ -94,9 +96,10 @@ def test_nothing_to_order_is_no_number() -> None:
         ([1.0], [1.0, 2.0], 0.0, "1 predictions cannot be compared with 2"),
         ([1.0, 0.0], [1.0, 2.0], 0.0, "predicted holds 0 at position 1"),
         ([1.0, 1.0], [1.0, float("nan")], 0.0, "measured holds nan at position 1"),
+        (["fast"], [1.0], 0.0, "predicted does not hold numbers alone: .*'fast'"),
         ([1.0], [1.0], -0.1, "noise=-0.1 is no share"),
     ],
 )
-def test_bad_input_is_refused(predicted: list[float], measured: list[float], noise: float, said: str) -> None:
+def test_bad_input_is_refused(predicted: list[Any], measured: list[float], noise: float, said: str) -> None:
     with pytest.raises(UsageError, match=said):
         agreement(predicted, measured, noise)

@@ -104,6 +104,28 @@ def test_files_that_are_no_tables(tmp_path: Path) -> None:
         tables.read(tmp_path / "empty.csv", tables.MEASURED)
 
 
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        ("model;batch;latency_ms\na;1;2,5\n", "has ';' between its columns. Put commas there, and points in its num"),
+        ("model\tbatch\tlatency_ms\na\t1\t2.5\n", r"has '\\t' between its columns"),
+        ("model,batch,latency_ms\na,1,2,5\n", "has rows with more values than its header has names"),
+        ("model,batch,latency_s,latency_ms\na,1,2,5\n", "both latency_s and latency_ms"),
+        ("model,batch,latency_ms\na,99999999999999999999,2\n", "'99999999999999999999' as batch in row 1"),
+    ],
+)
+def test_a_csv_of_another_form_says_which(text: str, message: str, tmp_path: Path) -> None:
+    (tmp_path / "own.csv").write_text(text)
+    with pytest.raises(TableError, match=message):
+        tables.check(tables.complete(tables.load(tmp_path / "own.csv")), tables.MEASURED)
+
+
+def test_spaces_and_milliseconds_of_a_csv_are_understood(tmp_path: Path) -> None:
+    (tmp_path / "own.csv").write_text("\ufeffmodel , batch, latency_ms\na, 1, 2.5\n", encoding="utf-8")
+    cells = tables.check(tables.complete(tables.load(tmp_path / "own.csv")), tables.MEASURED)
+    assert cells[["model", "batch", "latency_s"]].values.tolist() == [["a", 1, 0.0025]]
+
+
 def test_join_names_what_has_no_partner_and_what_failed() -> None:
     left = tables.check(predicted([*CELLS, ("t5", 4, 0.1)]), tables.PREDICTED)
     table = measured([*CELLS[:2], ("swin", 2, 0.1)], status=["ok", "out of memory", "ok"])

@@ -52,7 +52,7 @@ def test_a_generator_may_make_the_next_candidate_of_the_last() -> None:
 @pytest.mark.filterwarnings("ignore:.*have been cancelled")  # joblib says of what it had begun
 def test_errors_may_end_a_run_that_has_no_end() -> None:
     endless = chain(candidates(2), [7], cycle(candidates()))
-    with pytest.raises(CandidateError, match=r"candidate 2 \(int\): a int is no candidate"):
+    with pytest.raises(CandidateError, match=r"candidate 2 \(int\): a value of type int is no candidate"):
         predict_many(endless, n_jobs=2, errors="raise", **ASKED)
 
 
@@ -145,7 +145,7 @@ def test_what_kills_workers_or_cannot_be_sent_is_named_and_costs_nobody_else_any
     assert said[4] == "its worker was killed, or crashed; too little memory is the usual cause"
     assert "cannot be sent to a worker" in said[8]
     assert "lock" in said[8]
-    assert "a int is no candidate" in said[10]
+    assert "a value of type int is no candidate" in said[10]
     rest = [one for number, one in enumerate(several) if number not in (2, 4, 5)]
     good = found[found.error.isna()].reset_index(drop=True)
     expected = predict_many(rest, **ASKED)

@@ -269,9 +269,9 @@ def adapt(
     TableError
         When the rows are not usable.
     UsageError
-        When they are of another device, or of another unit by all signs.
+        When they are of another device, or of another unit by all signs, or the name is taken.
     ProfileError
-        When the profile does not cover their runtime or precision.
+        When the profile does not cover their runtime or precision, or the name cannot name one.
 
     Examples
     --------
@@ -288,6 +288,10 @@ def adapt(
             f"{type(profile).__name__} is no profile; give a name, a path or a DeviceProfile, as Predictor.profile."
         )
     profile = profile if isinstance(profile, DeviceProfile) else store.find(profile)
+    new_name = f"{profile.name}-adapted" if name is None else name
+    store.file_of(new_name)  # a bad name must not cost the traces
+    if new_name == profile.name or store.is_live(new_name) or gpus.find(new_name):
+        raise UsageError(f"{name!r} is the name of a device, or of the profile that is corrected. Choose another one.")
     predictor = Predictor(profile)
     rows_by_runtime = _read_rows(predictor, measured, graphs or {}, inputs, progress)
     # Of runtimes that were only estimated, those that have rows now are kept.
@@ -300,7 +304,7 @@ def adapt(
         records.append(record)
     now = datetime.now(UTC).isoformat(timespec="seconds")
     protocol = {**profile.protocol, ADAPTED: f"from {profile.name} on {now[:10]}: {'; '.join(map(_sentence, records))}"}
-    adapted = msgspec.structs.replace(adapted, name=name or f"{profile.name}-adapted", protocol=protocol, sha256="")
+    adapted = msgspec.structs.replace(adapted, name=new_name, protocol=protocol, sha256="")
     return Adaptation(adapted, profile.name, now, tuple(records))
 
 
@@ -495,12 +499,6 @@ def _frame(measured: Any) -> pd.DataFrame:
         raise UsageError(f"{type(measured).__name__} is no table; give a DataFrame, a CSV file or a list of rows.")
     if "gpu" in frame.columns and "device" not in frame.columns:
         frame = frame.rename(columns={"gpu": "device"})
-    if "latency_ms" in frame.columns:
-        if "latency_s" in frame.columns:
-            raise TableError("The table has both latency_s and latency_ms. Keep one of them.")
-        frame = frame.rename(columns={"latency_ms": "latency_s"})
-        numbers = pd.to_numeric(frame["latency_s"], errors="coerce") / 1e3
-        frame["latency_s"] = numbers.where(numbers.notna(), frame["latency_s"])  # whose texts an error names
     return frame
 
 

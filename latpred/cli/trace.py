@@ -79,7 +79,7 @@ def _other_counts(model: str, graph: ModelGraph, batch: int, asked: Options) -> 
     with names.attention(asked.attention):
         built = names.build(model, seq=asked.seq, image=asked.image, device="cpu", precision=asked.precision)
     attend(built.model, asked.attention)
-    return check(graph, built.model.eval(), built.inputs(batch, "cpu"), batch)
+    return check(graph, built.model, built.inputs(batch, "cpu"), batch)
 
 
 def _difference_lines(one: Difference, batch: int) -> list[str]:

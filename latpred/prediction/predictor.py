@@ -211,7 +211,7 @@ class Predictor:
             When the latency is not a positive number, or the work is no line in batch or the same at every batch.
         """
         _demand_graph(graph)
-        if not (isinstance(latency_ms, Real) and 0 < latency_ms < np.inf):
+        if not (isinstance(latency_ms, Real) and not isinstance(latency_ms, bool) and 0 < latency_ms < np.inf):
             raise UsageError(f"latency_ms must be a positive number of milliseconds, not {latency_ms!r}.")
         if graph.exact:
             raise UsageError(

@@ -26,7 +26,7 @@ from latpred.tracing.inputs import DTYPES, as_arguments, kept_dtypes, real, tens
 from latpred.tracing.meta_module import Seeded, attend, cast_weights, make_meta_module
 from latpred.tracing.tracer import as_written, dtype_of_build, with_inputs
 from latpred.zoo.names import attention as built_with
-from latpred.zoo.names import build
+from latpred.zoo.names import build, evaluated
 
 SEED = 0
 
@@ -83,7 +83,7 @@ def _on_cpu(module: torch.nn.Module) -> torch.nn.Module:
     generator = torch.Generator().manual_seed(SEED)
     with torch.inference_mode(False), torch.no_grad():
         copied = Copier(lambda tensor, _: _real(tensor, generator)).module(module)
-    return copied.to(device="cpu").eval()
+    return evaluated(copied.to(device="cpu"))
 
 
 def _real(tensor: torch.Tensor, generator: torch.Generator) -> torch.Tensor:

@@ -117,7 +117,7 @@ class TorchScript(StepPerOp):
 def _runs_at(source: Source, target: str, batches: Sequence[int]) -> Iterator[InterpreterRun]:
     """What runs at each batch size, traced at that very size: a trace of another may be wrong without saying so."""
     with torch.inference_mode(False), torch.no_grad():
-        model = source.model().eval()
+        model = source.model()
     for batch in batches:
         with torch.inference_mode(False):
             inputs = source.inputs(batch)

@@ -152,7 +152,10 @@ def agreement(predicted: ArrayLike, measured: ArrayLike, noise: float = 0.0) -> 
 
 
 def _checked(name: str, values: ArrayLike) -> Floats:
-    numbers = np.asarray(values, float).ravel()
+    try:
+        numbers = np.asarray(values, float).ravel()
+    except (TypeError, ValueError) as error:
+        raise UsageError(f"{name} does not hold numbers alone: {error}.") from None
     wrong = ~(np.isfinite(numbers) & (numbers > 0))
     if wrong.any():
         at = int(np.flatnonzero(wrong)[0])

@@ -336,6 +336,10 @@ class Supernet:
         UsageError
             When a label has no option, or there is no such label or option.
         """
+        if not isinstance(chosen, Mapping):
+            raise UsageError(
+                f"{chosen!r} is no choice for each label; give a mapping, as {{'a': 'conv', 'b': 'skip'}}."
+            )
         for label, options in self.choices.items():
             if chosen.get(label) not in options:
                 raise UsageError(

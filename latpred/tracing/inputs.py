@@ -18,6 +18,7 @@ import torch
 from latpred.errors import LatpredError, TraceError, UsageError, is_stop, one_line
 from latpred.query import AMP, whole_number
 from latpred.sandbox.untouched import SPREAD, copied
+from latpred.zoo.user_files import NO_GPU
 
 Tensor = torch.Tensor
 
@@ -315,9 +316,6 @@ def demand_used(name: str, kind: str, seq: int | None, image: int | None) -> Non
         raise UsageError(f"{name} takes inputs of one size, of which seq= and image= say nothing; leave them out")
 
 
-_NO_GPU = ("not compiled with CUDA", "Found no NVIDIA driver", "NVTX functions not installed")
-
-
 def diagnosis(error: Exception) -> str:
     """What an error of a forward pass says, on one line, and what to do about it; part of a sentence."""
     message = re.split(" and mode <| You may have run into", one_line(error))[0]
@@ -326,7 +324,7 @@ def diagnosis(error: Exception) -> str:
 
 def _remedy(message: str) -> str:
     """What to do about an error, by what it says."""
-    if any(words in message for words in _NO_GPU):
+    if any(words in message for words in NO_GPU):
         return "the model's code asks for a GPU, which no trace needs: have it use the device of its inputs, x.device"
     if "_nested_tensor_from_mask" in message:
         return (
@@ -339,7 +337,8 @@ def _remedy(message: str) -> str:
         return "ops of sparse tensors have no formula: compute with dense ones"
     if "no fake impl or Meta kernel" in message:
         return "tell PyTorch the shape of what it gives, by torch.library.register_fake or impl, or leave the op out"
-    said = "check the model and the shapes of its inputs (inputs=, seq=, image=)"
+    said = "check the model and the shapes of its inputs (inputs=, seq=, image=), whose first dimension is taken as "
+    said += "the batch unless inputs= is a function of it"
     if any(words in message for words in ("got an unexpected keyword", "given")):
         said += "; a dict of inputs stands for keyword arguments, a list or tuple for positional ones; where the model "
         said += "takes it as one argument, put it into a tuple: inputs=(example,)"

@@ -52,8 +52,9 @@ def traceable(candidate: Any) -> torch.nn.Module | str | ModelGraph:
         return candidate
     config = names.is_config(candidate)
     if not config and (not callable(candidate) or isinstance(candidate, type)):
+        what, kind = ("the class", candidate) if isinstance(candidate, type) else ("a value of type", type(candidate))
         raise UsageError(
-            f"a {type(candidate).__name__} is no candidate; give an nn.Module, a function that builds one, "
+            f"{what} {kind.__name__} is no candidate; give an nn.Module, a function that builds one, "
             "a transformers config or a model's name"
         )
     with errors_of("building the model", "the config" if config else "the function"):

@@ -63,7 +63,7 @@ def _from_file(name: str, seq: int | None, image: int | None, dtype: torch.dtype
     path, _, function = name.rpartition(":")
     build = function_of(Path(path), function)
     with errors_of(name, "the function"):
-        made = unweighted(build, device)
+        made = build if isinstance(build, torch.nn.Module) else unweighted(build, device)
     model, example = made if isinstance(made, tuple) and len(made) == 2 else (made, None)
     if not isinstance(model, torch.nn.Module):
         raise UsageError(
@@ -80,7 +80,7 @@ def _from_file(name: str, seq: int | None, image: int | None, dtype: torch.dtype
             return placed(real(values, taken, kept=kept), where)
         return cast(as_arguments(values), taken, kept)
 
-    return Built(_settled(model, dtype, device), inputs, name, given.kind, given.size, given.batch)
+    return Built(_settled(evaluated(model), dtype, device), inputs, name, given.kind, given.size, given.batch)
 
 
 def _demand_there(path: str) -> None:
@@ -361,6 +361,14 @@ def _settled(model: torch.nn.Module, dtype: torch.dtype | None, device: str) -> 
         cast_weights(model, dtype)
     if any(parameter.device.type != device for parameter in model.parameters()):
         model = model.to(device)
+    return model.eval()
+
+
+def evaluated(model: torch.nn.Module) -> torch.nn.Module:
+    """A model in evaluation mode, which that of an ExportedProgram refuses by attributes of its own."""
+    for module in model.modules():
+        for name in ("train", "eval"):
+            vars(module).pop(name, None)
     return model.eval()
 
 

@@ -16,6 +16,7 @@ from typing import Any
 from latpred.errors import LatpredError, UnknownModelError, UsageError, one_line
 
 _OWN = "latpred_user_"  # begins the names of modules that are models' files
+NO_GPU = ("not compiled with CUDA", "Found no NVIDIA driver", "NVTX functions not installed")  # errors of PyTorch
 _imported: set[Path] = set()
 _MAIN_GUARD = "put what is not for importing below 'if __name__ == \"__main__\":'"
 
@@ -105,4 +106,6 @@ def errors_of(code: str, checked: str, instead_of_exit: str = "let it raise an e
         how = f"check {checked}"
         if isinstance(error, ModuleNotFoundError):
             how = f"install it, or {how} and PYTHONPATH"
+        elif any(words in str(error) for words in NO_GPU):
+            how = "no prediction needs the GPU that it asks for: build the model on the CPU"
         raise UsageError(f"{code} failed: {type(error).__name__}: {one_line(error)}; {how}") from error

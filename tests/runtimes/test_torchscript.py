@@ -72,6 +72,14 @@ def test_steps_are_those_that_the_interpreter_runs(name: str) -> None:
     assert (graph.runtime, graph.target, graph.notes) == ("torchscript", "cpu", ())
 
 
+def test_an_exported_module_that_refuses_evaluation_mode_is_scripted_all_the_same() -> None:
+    module = torch.export.export(nn.Linear(8, 8), (torch.zeros(4, 8),)).module()
+    with pytest.raises(NotImplementedError):
+        module.eval()
+    graph = trace_for_runtime(module, torch.zeros(4, 8), runtime="torchscript", target="cuda", batches=(4,))
+    assert (graph.ops[0].name, ESTIMATE_NOTE in graph.notes) == ("aten::linear", False)
+
+
 X = torch.zeros(2, 8)
 
 

@@ -161,7 +161,11 @@ NETWORK = nn.Sequential(nn.Conv2d(3, 4, 3), nn.ReLU(), nn.Flatten(), nn.Linear(4
 @pytest.mark.parametrize(
     ("module", "shape", "message"),
     [
-        (NETWORK, (1, 4, 8, 8), r"conv2d in module '0' at batch 1: RuntimeError: .*check the model and the shapes of"),
+        (
+            NETWORK,
+            (1, 4, 8, 8),
+            r"conv2d in module '0' at batch 1: RuntimeError: .*first dimension is taken as the batch",
+        ),
         (NETWORK, (1, 3, 9, 9), r"linear in module '3' at batch 1: RuntimeError: .*inputs=, seq=, image="),
         (NETWORK, (1, 3, 1, 1), "conv2d in module '0'"),
         # Shortcuts around torch keep its checks.

@@ -178,12 +178,15 @@ def file(tmp_path: Path) -> Path:
         "    return torch.nn.ModuleList(layers), torch.zeros(1, 6).half()\n"
         "def wrong():\n    return 12\n"
         "def failing():\n    raise ValueError('no such size')\n"
+        "def on_gpu():\n    raise AssertionError('Torch not compiled with CUDA enabled')\n"
+        "network = torch.nn.Sequential(torch.nn.Conv2d(3, 4, 3))\n"
     )
     return path
 
 
 def test_a_file_of_one_s_own(file: Path) -> None:
-    assert latpred.trace(f"{file}:plain", image=10).macs() == 64 * 4 * 27
+    for model in ("plain", "network"):
+        assert latpred.trace(f"{file}:{model}", image=10).macs() == 64 * 4 * 27
     for function in ("paired", "mapped", "reading"):
         assert latpred.trace(f"{file}:{function}").macs(5) == 60
     assert "batch_first=False" in latpred.trace(f"{file}:sequences").notes[0]
@@ -279,6 +282,7 @@ def test_a_file_runs_as_it_is_written_now(tmp_path: Path, monkeypatch: pytest.Mo
         ("mine.py:nothing", UnknownModelError, "has no function 'nothing'; it offers noise, half, plain"),
         ("mine.py:wrong", UsageError, "returned int; it must return an nn.Module, or a module and an example"),
         ("mine.py:failing", UsageError, "failed: ValueError: no such size; check the function"),
+        ("mine.py:on_gpu", UsageError, "CUDA enabled; no prediction needs the GPU that it asks for"),
         ("missing.py:build", UnknownModelError, r"there is no file '.*missing.py'; give path/file.py:function"),
     ],
 )

@@ -249,6 +249,8 @@ def test_wrong_choices_are_refused() -> None:
     supernet = latpred.Supernet(sequential(a=nn.ReLU(), b=nn.GELU()), **IMAGE)
     with pytest.raises(UsageError, match="nothing was chosen for 'c'; give one of: a, b"):
         supernet.graph({})
+    with pytest.raises(UsageError, match=r"\['a'\] is no choice for each label; give a mapping"):
+        supernet.graph(["a"])  # type: ignore[arg-type]
     with pytest.raises(UsageError, match="choice 'c' has no option 'd'; it has: a, b"):
         supernet.graph({"c": "d"})
     numbered = latpred.Supernet(nn.Sequential(latpred.Choice("c", {3: nn.ReLU(), 5: nn.GELU()})), torch.zeros(1, 3))

@@ -41,6 +41,7 @@ from latpred.prediction.predictor import Predictor
 from latpred.profile import store
 from latpred.profile.document import DeviceProfile, Machine
 from latpred.progress import ProgressCounter, ProgressEvent
+from latpred.query import check_budget, checked_threads
 from latpred.runtimes.lowering import target_of
 
 MEASURED_SHARE = 0.75  # of the budget; the rest is for baselines that need the device
@@ -51,13 +52,13 @@ def validate(
     *,
     profile: DeviceProfile | None = None,
     suite: str = "blind",
-    runtimes: Sequence[str] = ("eager",),
+    runtimes: str | Sequence[str] = ("eager",),
     batch: int | Sequence[int] | None = None,
     precision: str = "fp32",
     protocol: str = "single",
     repeats: int = REPEATS,
     threads: int | None = None,
-    rivals: Sequence[str] = tuple(BASELINES),
+    rivals: str | Sequence[str] = tuple(BASELINES),
     replay: Recording | str | os.PathLike[str] | None = None,
     record: str | os.PathLike[str] | None = None,
     budget_s: float | None = None,
@@ -73,7 +74,7 @@ def validate(
         What to predict with; by default the one `latpred.profile.store.find` finds for the device.
     suite : str
         Name of a suite (`latpred.calibration.workloads.suites`).
-    runtimes : sequence of str
+    runtimes : str or sequence of str
         Runtimes to measure in.
     batch : int or sequence of int, optional
         Batch sizes in place of the suite's own.
@@ -84,7 +85,7 @@ def validate(
     threads : int, optional
         Threads that an op may use on the CPU; the profile has to be of as many. By default as many as it is of. Whether
         cudnn times its convolutions and keeps the fastest is as in the profile.
-    rivals : sequence of str
+    rivals : str or sequence of str
         Baselines that need the device: "isolated_ops", "runtime_estimator".
     replay : Recording, str or path, optional
         A recording, its folder, or the name of a shipped one: nothing is measured then.
@@ -107,7 +108,8 @@ def validate(
     RecordingError
         When the recording is not usable.
     """
-    rivals, runtimes = tuple(rivals), (runtimes,) if isinstance(runtimes, str) else tuple(runtimes)
+    check_budget(budget_s)
+    threads, rivals, runtimes = checked_threads(threads), _names(rivals), _names(runtimes)
     if replay is not None:
         _demand_usual(suite=suite, runtimes=runtimes, batch=batch, precision=precision, protocol=protocol)
         _demand_usual(repeats=repeats, rivals=rivals, record=record, budget_s=budget_s)
@@ -117,8 +119,7 @@ def validate(
     if record is not None:
         storage.demand_writable(Path(record) / MANIFEST)
     chosen = suites.get(suite)
-    workloads = chosen.workloads()
-    live, predictor = open_device(device), Predictor(device_profile)
+    workloads, live, predictor = chosen.workloads(), open_device(device), Predictor(device_profile)
     options = conditions.Options.of(device_profile)
     options = options if threads is None else options._replace(threads=threads)
     for runtime in runtimes:
@@ -147,6 +148,10 @@ def validate(
         reasons = dict.fromkeys(rivals, str(lost))
     _keep(record, suite, device_profile, table, graphs, reasons)
     return compare(predict_table(table, graphs, device_profile), table, reasons=reasons, notes=notes)
+
+
+def _names(given: str | Sequence[str]) -> tuple[str, ...]:
+    return (given,) if isinstance(given, str) else tuple(given)
 
 
 def _demand_usual(**asked: Any) -> None:

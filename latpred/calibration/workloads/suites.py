@@ -197,7 +197,7 @@ def _of_name(name: str, seq: int | None, image: int | None) -> Workload:
             built = names.build(name, seq=seq, image=image, device=device, precision=precision)
             if device != "meta" and not names.is_file(name):  # a user's function may have trained weights
                 keep_lively(built.model)
-        return built.model.eval(), built.inputs
+        return built.model, built.inputs
 
     return Workload(name, shape.input_kind, shape.input_size, make)
 
@@ -216,7 +216,7 @@ def moved(module: nn.Module, device: str, precision: str) -> nn.Module:
     there = all(tensor.device == torch.device(device) for tensor in weights)
     if there and not module.training and all(tensor.dtype == dtype_of(precision) for tensor in floating):
         return module
-    copied = copy.deepcopy(module).to(device).eval()
+    copied = names.evaluated(copy.deepcopy(module).to(device))
     cast_weights(copied, dtype_of(precision))
     return copied
 
