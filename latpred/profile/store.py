@@ -59,10 +59,14 @@ def owner(machine: Machine) -> Owner:
 
 
 def same_machine(one: Machine, other: Machine) -> bool:
-    """Whether two are one machine: by the id where both have one, as names change, else by the name."""
+    """Whether two are one machine: by the id where both have one, as names change, else by the name.
+
+    Containers with a GPU that are rented by the hour have no id, and a new name each time: there the GPU decides.
+    """
     if one.machine_id and other.machine_id:
         return one.machine_id == other.machine_id
-    return one.hostname_hash == other.hostname_hash
+    nameless = not (one.machine_id or other.machine_id) and one.accelerator
+    return one.hostname_hash == other.hostname_hash or bool(nameless) and one.accelerator == other.accelerator
 
 
 def difference(machine: Machine) -> str:
