@@ -61,12 +61,17 @@ def owner(machine: Machine) -> Owner:
 def same_machine(one: Machine, other: Machine) -> bool:
     """Whether two are one machine: by the id where both have one, as names change, else by the name.
 
-    Containers with a GPU that are rented by the hour have no id, and a new name each time: there the GPU decides.
+    Containers with a rented GPU have no id, and a new name each time: there the same hardware decides.
     """
     if one.machine_id and other.machine_id:
         return one.machine_id == other.machine_id
-    nameless = not (one.machine_id or other.machine_id) and one.accelerator
-    return one.hostname_hash == other.hostname_hash or bool(nameless) and one.accelerator == other.accelerator
+    rented = bool(one.accelerator) and not (one.machine_id or other.machine_id)
+    return one.hostname_hash == other.hostname_hash or (rented and hardware(one) == hardware(other))
+
+
+def hardware(machine: Machine) -> tuple[str, str, int, str]:
+    """What a GPU's calibration depends on of a machine, beside what is installed there."""
+    return machine.cpu, machine.cpu_model, machine.cores, machine.accelerator
 
 
 def difference(machine: Machine) -> str:
