@@ -17,9 +17,9 @@ STACK = ("torch", "transformers", "numpy", "onnxruntime")
 CLOCK_SHIFT = 0.10  # between two readings; boost clocks move by some steps of 15 MHz on their own
 POWER_CAP = "power cap"
 SLOWDOWNS = ("hardware slowdown", "thermal (software)", "thermal (hardware)", "power brake")
+# Bits by which NVIDIA's library says why clocks are low; their names it has changed, from throttle to event reasons.
 IDLE = 1
-# By their bits, since the library has named them twice: throttle reasons, and clock event reasons.
-REASONS = {2: "application clocks", 4: POWER_CAP, 8: SLOWDOWNS[0], 32: SLOWDOWNS[1], 64: SLOWDOWNS[2], 128: SLOWDOWNS[3]}
+REASONS = {2: "application clocks", 4: POWER_CAP} | dict(zip((8, 32, 64, 128), SLOWDOWNS, strict=True))
 
 
 class GpuState(NamedTuple):
