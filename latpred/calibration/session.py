@@ -29,7 +29,7 @@ from latpred.calibration.cells import Cell
 from latpred.calibration.timing.timer import Timing, time_limit
 from latpred.errors import CalibrationError, DeviceError, MissingPackageError, RuntimeRefusalError, chain_of
 from latpred.profile.document import Machine
-from latpred.profile.store import Owner, hardware, mismatch, owner, same_machine
+from latpred.profile.store import Owner, mismatch, owner, same_machine
 from latpred.progress import raise_if_interrupted
 
 JOURNAL_VERSION = 1
@@ -374,8 +374,8 @@ class Session:
 
     def _aside(self, header: Header) -> Path:
         machine = header.machine
-        otherwise = settings_hash(hardware(machine)) if machine.accelerator else machine.hostname_hash
-        whose = machine.machine_id or otherwise
+        hardware = settings_hash((machine.cpu, machine.cpu_model, machine.cores))
+        whose = machine.machine_id or (hardware if machine.accelerator else machine.hostname_hash)
         gpu = re.sub(r"[^A-Za-z0-9]+", "-", machine.accelerator)  # the first one may be another next time
         return self._folder / f"{'-'.join(filter(None, ('journal', header.settings, whose[:8], gpu)))}.jsonl"
 

@@ -65,13 +65,9 @@ def same_machine(one: Machine, other: Machine) -> bool:
     """
     if one.machine_id and other.machine_id:
         return one.machine_id == other.machine_id
-    rented = bool(one.accelerator) and not (one.machine_id or other.machine_id)
-    return one.hostname_hash == other.hostname_hash or (rented and hardware(one) == hardware(other))
-
-
-def hardware(machine: Machine) -> tuple[str, str, int, str]:
-    """What a GPU's calibration depends on of a machine, beside what is installed there."""
-    return machine.cpu, machine.cpu_model, machine.cores, machine.accelerator
+    rented = one.accelerator == other.accelerator != "" and not (one.machine_id or other.machine_id)
+    alike = (one.cpu, one.cpu_model, one.cores) == (other.cpu, other.cpu_model, other.cores)
+    return one.hostname_hash == other.hostname_hash or (rented and alike)
 
 
 def difference(machine: Machine) -> str:
