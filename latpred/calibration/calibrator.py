@@ -168,7 +168,6 @@ def calibrate(
                 profile = _EagerCalibration(live, chosen, session, profile_name, protocol, report).run()
                 store.save(profile)  # what follows may be interrupted, and eager can be predicted by now
             profile = _with_runtimes(profile, live, session, chosen, plan, report)
-            store.save(profile)
             session.complete(extending=finished is not None)
     return profile
 
@@ -230,7 +229,7 @@ def _with_runtimes(
     plan: Mapping[str, _Effort],
     report: _Reporter,
 ) -> DeviceProfile:
-    """The profile with every other runtime of the plan."""
+    """The profile with every other runtime of the plan, saved after each."""
     priced = tuple(precision for precision in precisions if precision in profile.kernels) or tuple(profile.kernels)[:1]
     others = {name: effort for name, effort in plan.items() if name != EAGER}
     if others and not priced:
@@ -245,6 +244,7 @@ def _with_runtimes(
         report.turn_to(effort)
         calibrator = runtime_calibration.get(name, device)
         profile = run.add(profile, calibrator, effort.seconds, effort.cells, report.tell)
+        store.save(profile)  # as after eager
     return profile
 
 

@@ -373,8 +373,10 @@ class Session:
             os.replace(path, self._aside(header))
 
     def _aside(self, header: Header) -> Path:
-        whose = header.machine.machine_id or header.machine.hostname_hash
-        gpu = re.sub(r"[^A-Za-z0-9]+", "-", header.machine.accelerator)  # the first one may be another next time
+        machine = header.machine
+        hardware = settings_hash((machine.cpu, machine.cpu_model, machine.cores))
+        whose = machine.machine_id or (hardware if machine.accelerator else machine.hostname_hash)
+        gpu = re.sub(r"[^A-Za-z0-9]+", "-", machine.accelerator)  # the first one may be another next time
         return self._folder / f"{'-'.join(filter(None, ('journal', header.settings, whose[:8], gpu)))}.jsonl"
 
     def _writing(self) -> AbstractContextManager[None]:

@@ -59,10 +59,15 @@ def owner(machine: Machine) -> Owner:
 
 
 def same_machine(one: Machine, other: Machine) -> bool:
-    """Whether two are one machine: by the id where both have one, as names change, else by the name."""
+    """Whether two are one machine: by the id where both have one, as names change, else by the name.
+
+    Containers with a rented GPU have no id, and a new name each time: there the same hardware decides.
+    """
     if one.machine_id and other.machine_id:
         return one.machine_id == other.machine_id
-    return one.hostname_hash == other.hostname_hash
+    rented = one.accelerator == other.accelerator != "" and not (one.machine_id or other.machine_id)
+    alike = (one.cpu, one.cpu_model, one.cores) == (other.cpu, other.cpu_model, other.cores)
+    return one.hostname_hash == other.hostname_hash or (rented and alike)
 
 
 def difference(machine: Machine) -> str:

@@ -6,15 +6,16 @@ leaves out checks that read values back. Inputs stay where they lay when the gra
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Sequence
-from contextlib import AbstractContextManager, suppress
+import re
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import AbstractContextManager, contextmanager, suppress
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
 from latpred import host
-from latpred.errors import DeviceError, RuntimeRefusalError
+from latpred.errors import DeviceError, RuntimeRefusalError, chain_of
 from latpred.graph.graph import ModelGraph, Op, Schedule, all_ops
 from latpred.runtimes import Eager, one_step_per_op
 from latpred.runtimes.base import graph_in
@@ -27,6 +28,8 @@ if TYPE_CHECKING:
 REPLAY = "replay"  # host class of the step that launches a captured graph
 WARM_UPS = 3  # calls before a capture: libraries set themselves up in the first ones, which a graph cannot hold
 VERSION = "4"  # of what is traced; graphs of another one are made again
+# What CUDA and PyTorch say of what capturing forbids; Dynamo's errors have other words of that kind.
+OF_CAPTURE = re.compile(r"\bcaptur(e|ing)\b|uncaptured work", re.IGNORECASE)
 NO_CUDA = "there is no CUDA device here; predict with --device simulated or with the profile of a GPU"
 # What decides while it runs how large its result is: by name, without the namespace.
 DATA_DEPENDENT = frozenset(
@@ -164,8 +167,7 @@ def demand_cuda(device: torch.device) -> None:
 def capture(call: Callable[[], Any], device: torch.device, count: int = 1) -> tuple[torch.cuda.CUDAGraph, Any]:
     """A graph of some calls, and what the last of them gave.
 
-    The calls are made on the stream that captures first: handles of libraries belong to a stream. Whatever happens, the
-    stream that was current is current again, which a capture that fails would not see to.
+    The calls are made on the stream that captures first: handles of libraries belong to a stream.
     """
     import torch
 
@@ -179,25 +181,41 @@ def capture(call: Callable[[], Any], device: torch.device, count: int = 1) -> tu
     before.wait_stream(side)
     torch.cuda.synchronize(device)
     graph, pool = torch.cuda.CUDAGraph(), torch.cuda.graph_pool_handle()
+    # Other threads may do as they please: only what this one does can end up in the graph.
+    captured = torch.cuda.graph(graph, pool, stream=side, capture_error_mode="thread_local")
+    with refusing(device, lambda: pool), captured:
+        for _ in range(count):
+            output = call()
+    graph.replay()  # the first replay uploads the graph
+    torch.cuda.synchronize(device)
+    return graph, output
+
+
+@contextmanager
+def refusing(device: torch.device, pool: Callable[[], tuple[int, int]]) -> Iterator[None]:
+    """Refuse what cannot be captured within it into a graph whose memory comes from a pool.
+
+    Whatever happens, the stream that was current is current again, which a capture that fails would not see to.
+    """
+    import torch
+
+    before = torch.cuda.current_stream(device)
     try:
-        # Other threads may do as they please: only what this one does can end up in the graph.
-        with torch.cuda.graph(graph, pool, stream=side, capture_error_mode="thread_local"):
-            for _ in range(count):
-                output = call()
+        yield
     except RuntimeError as error:
-        torch.cuda.set_stream(before)
-        _recover(device, pool)
         reason = _forbidden(error)
         if reason is None:  # only what capturing forbids is an answer; the rest is an error
             raise
+        torch.cuda.set_stream(before)
+        _recover(device, pool())
+        for one in chain_of(error):
+            if isinstance(one, torch.OutOfMemoryError):
+                raise one from None
         raise RuntimeRefusalError(
             f"this cannot be captured into a CUDA graph: {reason}. Ask for runtime='eager'."
         ) from error
     finally:
         torch.cuda.set_stream(before)
-    graph.replay()  # the first replay uploads the graph
-    torch.cuda.synchronize(device)
-    return graph, output
 
 
 def _recover(device: torch.device, pool: tuple[int, int]) -> None:
@@ -221,18 +239,10 @@ def _recover(device: torch.device, pool: tuple[int, int]) -> None:
     torch.cuda.synchronize(device)
 
 
-def _forbidden(error: BaseException | None) -> str | None:
-    """What capturing forbade, in the words of the first error that says so. A lack of memory is raised.
+def _forbidden(error: BaseException) -> str | None:
+    """What capturing forbade, in the words of the first error that says so.
 
     Ending a capture that failed is an error of its own, which follows from the one that tells what went wrong.
     """
-    import torch
-
-    reason = None
-    while error is not None:
-        if isinstance(error, torch.OutOfMemoryError):
-            raise error from None
-        if "captur" in str(error).lower():
-            reason = next(line for line in str(error).splitlines() if line).strip().rstrip(".")
-        error = error.__context__
-    return reason
+    said = [str(one) for one in chain_of(error) if OF_CAPTURE.search(str(one))]
+    return next(line for line in said[-1].splitlines() if line).strip().rstrip(".") if said else None

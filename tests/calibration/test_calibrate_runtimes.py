@@ -156,6 +156,15 @@ def test_an_extension_that_was_interrupted_goes_on_and_one_asked_for_again_start
 
 
 @pytest.mark.usefixtures("finished")
+def test_what_ends_a_calibration_of_several_runtimes_leaves_a_profile_of_those_that_were_finished() -> None:
+    both = partial(more, ("plain", "torchscript"), 2 * MORE)
+    interrupted(both, MORE + 5)
+    assert list(store.find("simulated").runtimes) == ["eager", "plain"]
+    assert list(both().runtimes) == ["eager", "plain", "torchscript"]
+    assert rows_kept() == {"eager": FEW, "plain": MORE, "torchscript": 2 * MORE}
+
+
+@pytest.mark.usefixtures("finished")
 def test_a_runtime_joins_the_record_of_eager_whatever_precisions_that_has() -> None:
     device = SimulatedDevice()
     profile = calibrate(device, runtimes=["plain"], cells=MORE)  # whose default is two precisions

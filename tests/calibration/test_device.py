@@ -102,6 +102,7 @@ def test_the_driver_is_unknown_where_nothing_tells_it(monkeypatch):
         (RuntimeError("cuDNN error: CUDNN_STATUS_NOT_SUPPORTED"), RuntimeError),
         (RuntimeError("CUDA error: CUBLAS_STATUS_NOT_SUPPORTED when calling `cublasGemmEx(handle)`"), RuntimeError),
         (RuntimeError("CUDA error: invalid configuration argument"), RuntimeError),
+        (RuntimeError("CUDA error: operation failed due to a previous error during capture"), RuntimeError),
     ],
 )
 def test_errors_of_cuda_say_in_one_line_what_they_are(error, kind):

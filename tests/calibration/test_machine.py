@@ -52,10 +52,6 @@ def library(monkeypatch):
     """A management library that knows one GPU, which runs hot."""
     nvml = types.ModuleType("pynvml")
     open_count = [0]
-    bits = ("SwPowerCap", "ApplicationsClocksSetting", "HwSlowdown", "SwThermalSlowdown", "HwThermalSlowdown")
-    for position, bit in enumerate((*bits, "HwPowerBrakeSlowdown")):
-        setattr(nvml, f"nvmlClocksThrottleReason{bit}", 4 << position)
-
     nvml.NVMLError, nvml.NVML_CLOCK_SM, nvml.NVML_TEMPERATURE_GPU = FakeError, 1, 0
     nvml.nvmlInit = lambda: open_count.__setitem__(0, open_count[0] + 1)
     nvml.nvmlShutdown = lambda: open_count.__setitem__(0, open_count[0] - 1)
@@ -63,14 +59,16 @@ def library(monkeypatch):
     nvml.nvmlSystemGetDriverVersion = lambda: "570.1"
     nvml.nvmlDeviceGetClockInfo = lambda handle, clock: {1: 1200}[clock]
     nvml.nvmlDeviceGetTemperature = lambda handle, sensor: 84
-    nvml.nvmlClocksThrottleReasonGpuIdle = 1
     nvml.nvmlDeviceGetCurrentClocksThrottleReasons = lambda handle: 4 | 32 | 1  # power cap, thermal, and idle
     nvml.nvmlDeviceGetComputeRunningProcesses = lambda handle: processes(os.getpid(), 17, 18, 18)
     monkeypatch.setitem(sys.modules, "pynvml", nvml)
     return types.SimpleNamespace(nvml=nvml, open_count=open_count)
 
 
-def test_gpu_state_is_read_and_the_library_closed_again(library):
+@pytest.mark.parametrize("called", ["Throttle", "Event"])
+def test_gpu_state_is_read_and_the_library_closed_again(called, library):
+    told = vars(library.nvml).pop("nvmlDeviceGetCurrentClocksThrottleReasons")
+    setattr(library.nvml, f"nvmlDeviceGetCurrentClocks{called}Reasons", told)
     throttled = ("power cap", "thermal (software)")
     state = machine.GpuState("570.1", 1200, 84, throttled, other_processes=2, idle=True)
     assert machine.gpu_state(BUS) == state

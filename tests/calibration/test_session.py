@@ -154,6 +154,14 @@ def test_a_machine_is_known_by_its_id_and_without_one_by_its_name_and_no_other_s
     assert [held("b" * 16, "1" * 16), held("a" * 16, "1" * 16), held("", "3" * 16)] == [1, 1, 1]
 
 
+def test_a_rented_gpu_whose_machine_has_no_id_is_known_by_its_hardware(resumed):
+    def held(name, **more):
+        return resumed(machine=msgspec.structs.replace(MACHINE, machine_id="", hostname_hash=name, **more))
+
+    assert [held("1" * 16), held("2" * 16), held("3" * 16, cores=512), held("4" * 16)] == [0, 1, 0, 1]
+    assert [held("1" * 16, accelerator=""), held("2" * 16, accelerator="")] == [0, 0], "a CPU has neighbours of its own"
+
+
 def test_gpus_that_take_turns_as_the_first_one_lose_no_journal(resumed):
     t4, l4 = (msgspec.structs.replace(MACHINE, accelerator=gpu) for gpu in ("NVIDIA T4", "NVIDIA L4"))
     assert [resumed(machine=machine) for machine in (t4, l4, t4, l4)] == [0, 0, 1, 1]

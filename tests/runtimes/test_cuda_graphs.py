@@ -20,10 +20,11 @@ from latpred.graph.graph import ModelGraph, Op
 from latpred.prediction.predictor import Predictor
 from latpred.runtimes import cuda_graphs
 from latpred.runtimes.cuda_graphs import CudaGraphs, one_replay, replays
+from latpred.runtimes.inductor import torch_compile
 from latpred.runtimes.lowering import of_source, trace_for_runtime, traced_by, unsuited
 from latpred.runtimes.source import source_of
 
-REPLAYED = ("cuda-graphs", "onnxruntime-cuda-graphs")
+REPLAYED = ("cuda-graphs", "onnxruntime-cuda-graphs", "compile-reduce-overhead")
 
 
 def capturing() -> bool:
@@ -176,31 +177,71 @@ def test_nothing_is_built_without_cuda(runtime: str) -> None:
         runtimes.get(runtime).build(torch.nn.Linear(8, 8), (X,))
 
 
-def test_pytorch_is_put_back_on_the_gpu_of_a_failed_capture(monkeypatch: pytest.MonkeyPatch) -> None:
-    streams: list[str] = []
+@pytest.fixture
+def on_gpu(monkeypatch: pytest.MonkeyPatch) -> list[str]:
+    """What is done to a GPU that is not there."""
+    done: list[str] = []
 
     @contextmanager
     def captured(graph: str, stream: str, **_: str) -> Iterator[None]:
-        streams.append(stream)
+        done.append(f"captured in {stream}")
         yield
 
     monkeypatch.setattr(torch, "zeros", lambda *_, **__: torch.ones(1))
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
     monkeypatch.setattr(torch.cuda, "synchronize", lambda place: None)
     monkeypatch.setattr(torch.cuda, "CUDAGraph", lambda: "another graph")
     monkeypatch.setattr(torch.cuda, "Stream", lambda place: f"a stream of {place}")
     monkeypatch.setattr(torch.cuda, "graph", captured)
+    monkeypatch.setattr(torch.cuda, "graph_pool_handle", lambda: (0, 0))
+    monkeypatch.setattr(torch.cuda, "current_stream", lambda place: "the user's stream")
+    monkeypatch.setattr(torch.cuda, "set_stream", done.append)
     for name in ("_cuda_endAllocateToPool", "_cuda_releasePool"):
-        monkeypatch.setattr(torch._C, name, lambda *_: None, raising=False)
-    cuda_graphs._recover(torch.device("cuda", 1), (0, 0))
-    assert streams == ["a stream of cuda:1"]
+        monkeypatch.setattr(torch._C, name, lambda index, pool, name=name: done.append(name), raising=False)
+    return done
 
 
-def test_the_reason_of_a_failed_capture_is_the_first_one() -> None:
-    """Ending a capture that failed is an error of its own; running out of memory is none that capturing forbids."""
+def failed_capture(first: Exception) -> RuntimeError:
+    """As a capture ends in which something went wrong."""
     last = RuntimeError("CUDA error: operation failed due to a previous error during capture")
-    last.__context__ = RuntimeError("CUDA error: operation not permitted when stream is capturing\nfor debugging ...")
-    assert cuda_graphs._forbidden(last) == "CUDA error: operation not permitted when stream is capturing"
-    assert cuda_graphs._forbidden(RuntimeError("CUDA error: an illegal memory access")) is None
-    last.__context__ = torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 2.00 GiB")
-    with pytest.raises(torch.OutOfMemoryError, match=r"2\.00 GiB"):
-        cuda_graphs._forbidden(last)
+    last.__context__ = first
+    return last
+
+
+NOT_PERMITTED = RuntimeError("CUDA error: operation not permitted when stream is capturing\nfor debugging ...")
+REFUSAL = r"captured into a CUDA graph: CUDA error: operation not permitted when stream is capturing\. Ask"
+PUT_BACK = ["the user's stream", "_cuda_endAllocateToPool", "_cuda_releasePool", "captured in a stream of cuda:1"]
+
+
+@pytest.mark.parametrize(
+    ("error", "kind", "said", "put_back"),
+    [
+        # Ending a capture that failed is an error of its own.
+        (failed_capture(NOT_PERMITTED), RuntimeRefusalError, REFUSAL, PUT_BACK),
+        (failed_capture(torch.OutOfMemoryError("2 GiB")), torch.OutOfMemoryError, "2 GiB", PUT_BACK),
+        (torch.OutOfMemoryError("2 GiB"), torch.OutOfMemoryError, "2 GiB", []),
+        (RuntimeError("CUDA error: an illegal memory access"), RuntimeError, "illegal memory", []),
+        (RuntimeError("Unsupported: set capture_scalar_outputs"), RuntimeError, "Unsupported", []),
+    ],
+)
+def test_pytorch_is_put_back_after_a_capture_that_failed(
+    error: Exception, kind: type[Exception], said: str, put_back: list[str], on_gpu: list[str]
+) -> None:
+    with pytest.raises(kind, match=said), cuda_graphs.refusing(torch.device("cuda", 1), lambda: (0, 0)):
+        raise error
+    assert on_gpu == [*put_back, "the user's stream"]
+
+
+@pytest.mark.filterwarnings("ignore:.*torch.jit.script_method")  # which Inductor calls
+def test_a_compiled_model_whose_kernels_cannot_be_captured_is_refused(
+    on_gpu: list[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def build(*_: Any) -> None:
+        raise failed_capture(NOT_PERMITTED)
+
+    monkeypatch.setattr(torch_compile.Compile, "build", build)
+    monkeypatch.setattr(torch_compile, "device_of", lambda *_: torch.device("cuda", 1))
+    monkeypatch.setattr("torch._inductor.cudagraph_trees.get_manager", lambda index, **_: None)
+    with pytest.raises(RuntimeRefusalError, match=REFUSAL):
+        runtimes.get("compile-reduce-overhead").build(torch.nn.ReLU(), (X,))
+    assert on_gpu == [*PUT_BACK, "the user's stream"]

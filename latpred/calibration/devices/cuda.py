@@ -25,7 +25,7 @@ from latpred.calibration.devices.machine import GpuState
 from latpred.errors import DeviceError, RuntimeRefusalError
 from latpred.profile.document import DeviceInfo, Machine
 from latpred.runtimes.base import out_of_memory
-from latpred.runtimes.cuda_graphs import capture
+from latpred.runtimes.cuda_graphs import OF_CAPTURE, capture
 
 HEAD_TRIES = 4
 FIRST_HEAD_US = 200.0
@@ -113,7 +113,7 @@ class CudaDevice(RealDevice):
                     f"this PyTorch ({torch.__version__}) has no kernels for the architecture of {self.name}, only for "
                     f"{', '.join(torch.cuda.get_arch_list())}. {OTHER_BUILD}"
                 ) from error
-            if lost and not _HARMLESS.search(text):
+            if lost and not (_HARMLESS.search(text) or OF_CAPTURE.search(text)):
                 raise DeviceError(
                     f"{self.name} failed: {text.splitlines()[0]}. After such an error a process cannot use the GPU any "
                     "more: run the same command again."

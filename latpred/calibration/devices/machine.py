@@ -7,7 +7,6 @@ temperature) is provenance. Reading either never imports torch; nvidia-ml-py is 
 from __future__ import annotations
 
 import platform
-from collections.abc import Callable
 from typing import Any, NamedTuple
 
 from latpred import host
@@ -18,6 +17,9 @@ STACK = ("torch", "transformers", "numpy", "onnxruntime")
 CLOCK_SHIFT = 0.10  # between two readings; boost clocks move by some steps of 15 MHz on their own
 POWER_CAP = "power cap"
 SLOWDOWNS = ("hardware slowdown", "thermal (software)", "thermal (hardware)", "power brake")
+# Bits by which NVIDIA's library says why clocks are low; their names it has changed, from throttle to event reasons.
+IDLE = 1
+REASONS = {2: "application clocks", 4: POWER_CAP} | dict(zip((8, 32, 64, 128), SLOWDOWNS, strict=True))
 
 
 class GpuState(NamedTuple):
@@ -93,29 +95,21 @@ def gpu_reason(before: GpuState | None, after: GpuState | None) -> str:
 def _read_state(nvml: Any, handle: Any) -> GpuState:
     """What the driver tells; 0 of what it keeps to itself, as it does of a share of a GPU or within a container."""
 
-    def told(ask: Callable[..., Any], *given: Any, otherwise: Any = 0) -> Any:
+    def told(name: str, *given: Any, otherwise: Any = 0) -> Any:
         try:
-            return ask(*given)
-        except nvml.NVMLError:
+            return getattr(nvml, f"nvmlDeviceGet{name}")(handle, *given)
+        except (nvml.NVMLError, AttributeError):  # the driver or the library lacks it
             return otherwise
 
-    reasons = {
-        POWER_CAP: nvml.nvmlClocksThrottleReasonSwPowerCap,
-        "application clocks": nvml.nvmlClocksThrottleReasonApplicationsClocksSetting,
-        "hardware slowdown": nvml.nvmlClocksThrottleReasonHwSlowdown,
-        "thermal (software)": nvml.nvmlClocksThrottleReasonSwThermalSlowdown,
-        "thermal (hardware)": nvml.nvmlClocksThrottleReasonHwThermalSlowdown,
-        "power brake": nvml.nvmlClocksThrottleReasonHwPowerBrakeSlowdown,
-    }
-    throttling = told(nvml.nvmlDeviceGetCurrentClocksThrottleReasons, handle)
-    listed = told(nvml.nvmlDeviceGetComputeRunningProcesses, handle, otherwise=())
+    slowed = told("CurrentClocksEventReasons") or told("CurrentClocksThrottleReasons")
+    listed = told("ComputeRunningProcesses", otherwise=())
     # Windows lists what draws on the screen, too, and tells the memory of none.
     computing = {process.pid for process in listed if process.usedGpuMemory is not None}
     return GpuState(
         driver=nvml.nvmlSystemGetDriverVersion(),
-        sm_mhz=told(nvml.nvmlDeviceGetClockInfo, handle, nvml.NVML_CLOCK_SM),
-        temperature_c=told(nvml.nvmlDeviceGetTemperature, handle, nvml.NVML_TEMPERATURE_GPU),
-        throttled=tuple(reason for reason, bit in reasons.items() if throttling & bit),
+        sm_mhz=told("ClockInfo", nvml.NVML_CLOCK_SM),
+        temperature_c=told("Temperature", nvml.NVML_TEMPERATURE_GPU),
+        throttled=tuple(reason for bit, reason in REASONS.items() if slowed & bit),
         other_processes=max(len(computing) - 1, 0),
-        idle=bool(throttling & nvml.nvmlClocksThrottleReasonGpuIdle),
+        idle=bool(slowed & IDLE),
     )

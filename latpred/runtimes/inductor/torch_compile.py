@@ -12,6 +12,7 @@ import sys
 import sysconfig
 from collections.abc import Callable, Iterator, Sequence
 from difflib import SequenceMatcher
+from functools import partial
 from importlib.util import find_spec
 from itertools import groupby
 from pathlib import Path
@@ -28,7 +29,7 @@ from latpred.ops.families import root
 from latpred.query import AMP
 from latpred.runtimes import Eager
 from latpred.runtimes.base import built_of, graph_in, op_key, op_through, unless_affine
-from latpred.runtimes.cuda_graphs import NO_CUDA, replays
+from latpred.runtimes.cuda_graphs import NO_CUDA, demand_cuda, refusing, replays
 from latpred.runtimes.inductor.compiled_ops import EAGER, EXTERN_CLASS, GENERATED, GENERATED_CLASS, guards
 from latpred.runtimes.source import Source, device_of, weight_sharing_copy
 from latpred.sandbox.own_thread import silenced
@@ -184,6 +185,21 @@ class CompileReduceOverhead(Compile):
 
     def available_on(self, target: str) -> str | None:
         return super().available_on(target) if torch.cuda.is_available() else NO_CUDA
+
+    def build(self, model: Any, inputs: Any) -> Callable[[], Any]:
+        """As `Compile` does; a model whose kernels cannot be captured is refused."""
+        device = device_of(model, inputs)
+        demand_cuda(device)
+        with refusing(device, partial(_pool_of_graphs, device)):
+            return super().build(model, inputs)
+
+
+def _pool_of_graphs(device: torch.device) -> Any:
+    """Where Inductor keeps what its graphs of a device compute."""
+    from torch._inductor.cudagraph_trees import get_manager
+
+    manager = get_manager(device.index or 0, create_if_none_exists=False)
+    return torch.cuda.graph_pool_handle() if manager is None else manager.cuda_graphs_thread_pool
 
 
 def ops_through(two: Sequence[Op], three: Sequence[Op]) -> tuple[list[Op], str]:
