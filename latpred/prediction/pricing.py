@@ -463,12 +463,13 @@ class PriceList:
             fitted = next((source[name] for name in called if name in source), None)
             if fitted is not None:
                 model = self._model(fitted, self._limits(wanted, family), None if own else native)
-                basis = GUESSED if called is substitutes else self._basis(fitted, own)
+                guessed = called is substitutes and root(family) not in fitted.leaf_scales
+                basis = GUESSED if guessed else self._basis(fitted, own)
                 return KernelPrice(model, nearest(fitted.leaf_scales, family, 1.0), 1.0 if own else scale, basis)
         key = wanted, root(family) == "rnn", by_pytorch
         if key not in self.models:
-            guessed = guess(self._profile, fits, family, by_pytorch)
-            self.models[key] = KernelModel(guessed, limits=self._limits(wanted, "other"))
+            made = guess(self._profile, fits, family, by_pytorch)
+            self.models[key] = KernelModel(made, limits=self._limits(wanted, "other"))
         return KernelPrice(self.models[key], 1.0, scale, GUESSED)
 
     def _basis(self, fit: KernelFit, own: bool) -> str:

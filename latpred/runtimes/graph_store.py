@@ -133,7 +133,10 @@ def file_by_name(name: str, era: str = "", batches: Sequence[int] = (), **option
 
 
 def _told(name: str) -> str | None:
-    """What tells a model from others: its name, and of a function in a user's file what that holds; None if nothing."""
+    """What tells a model from others: its name, and of a function in a user's file what that holds; None if nothing.
+
+    One prediction would gain nothing from it. A table that is evaluated again may have thousands of such models.
+    """
     file = _file_of(name)
     if file is None:
         return name

@@ -33,6 +33,7 @@ from latpred.calibration.workloads.networks import NetworkSpec
 from latpred.host import Slowdown
 from latpred.ops.families import nearest
 from latpred.prediction.kernel_times import KernelModel, evaluate
+from latpred.prediction.pricing import SAMPLED, PriceList
 from latpred.profile.document import DeviceProfile, DispatchFit
 
 
@@ -58,6 +59,21 @@ def test_a_special_family_with_many_samples_has_a_fit_of_its_own_and_one_with_fe
     fits = fit_kernels([*spread(FEWEST_LEAF, "elementwise.add"), *spread(FEWEST_LEAF - 1, "elementwise.gelu", 3.0)])
     assert set(fits) == {"elementwise", "elementwise.add"}
     assert fits["elementwise"].leaf_scales["elementwise.gelu"] == pytest.approx(3.0, rel=0.2)
+
+
+def test_few_samples_of_transposed_convolutions_scale_what_prices_them() -> None:
+    def convolution(width: int, family: str, factor: float) -> KernelSample:
+        moved = 4.0 * width * 32 * 32
+        row = (width**2 * 9.0 * 32 * 32, 36.0 * width**2, moved, moved, 1, width, width, *[32] * 4, 3, 3, 1, 1, 0)
+        return KernelSample(family, row, 5.0 + factor * row[0] / 1e5)
+
+    plain = [convolution(width, "conv", 1.0) for width in range(8, 128, 4)]
+    fits = fit_kernels([*plain, *(convolution(width, "conv_transpose", 2.0) for width in (30, 60))])
+    assert set(fits) == {"conv"}
+    assert fits["conv"].leaf_scales == {"conv_transpose": pytest.approx(2.0, rel=0.1)}
+    op = factories.bare("conv.conv_transpose2d", "conv_transpose")
+    price = PriceList(factories.profile(fits=fits.values()))._fitted("eager", "fp32", "contiguous", op)
+    assert (price.leaf_scale, price.basis) == (fits["conv"].leaf_scales["conv_transpose"], SAMPLED)
 
 
 def test_a_scale_is_over_the_fit_that_it_multiplies() -> None:

@@ -18,7 +18,7 @@ from latpred.graph.features import NATIVE, Floats, native
 from latpred.graph.graph import Op
 from latpred.ops.families import lineage, nearest, root
 from latpred.prediction.kernel_times import columns, fresh_bytes, slower_kernels
-from latpred.prediction.pricing import ColdDispatch, host_cost
+from latpred.prediction.pricing import SUBSTITUTES, ColdDispatch, host_cost
 from latpred.profile.datasheet import short
 from latpred.profile.document import DispatchFit, KernelFit
 from latpred.runtimes import one_step_per_op
@@ -82,6 +82,10 @@ def fit_kernels(
     fits: dict[str, KernelFit] = {}
     for family, leaves in by_family.items():
         fits.update(_fit_family(family, leaves, multiprocessors, prior))
+    for family, leaves in by_family.items():  # few samples tell how far off a fit of their like is
+        like = next((name for name in SUBSTITUTES.get(family, ()) if name in fits), None)
+        if like is not None and family not in fits | prior:
+            fits[like] = _with_leaf(fits[like], family, [one for leaf in leaves.values() for one in leaf])
     return _with_datasheet(fits, by_family, prior) if fits and prior else fits
 
 
@@ -116,9 +120,13 @@ def _fit_family(
     fits = {family: general, **special}
     for leaf, samples in few.items():
         above = nearest_fit(fits, leaf) or family  # prices the leaf
-        scales = {**fits[above].leaf_scales, leaf: _leaf_scale(fits[above], samples)}
-        fits[above] = msgspec.structs.replace(fits[above], leaf_scales=scales)
+        fits[above] = _with_leaf(fits[above], leaf, samples)
     return fits
+
+
+def _with_leaf(fit: KernelFit, leaf: str, samples: Sequence[KernelSample]) -> KernelFit:
+    """The fit, with what it takes to price a leaf that has few samples."""
+    return msgspec.structs.replace(fit, leaf_scales={**fit.leaf_scales, leaf: _leaf_scale(fit, samples)})
 
 
 def _with_datasheet(
