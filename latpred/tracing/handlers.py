@@ -423,12 +423,13 @@ def attention(recorder: TraceRecorder, call: Call) -> Any:
 
     What is computed in parts, as with values of another width than keys on a CPU, comes out as products lay it.
     """
-    mask = call.named.get("attn_mask")
+    given = call.named
+    mask = given.get("attn_mask")
     if mask is not None and mask.dtype is torch.bool:
         return recorder.inside(_masked_by_numbers, *call.args, **call.options)
     query, key, value = call.args[:3]
-    suits = suits_cpu(query, value, mask, call.named.get("dropout_p", 0.0))
-    if not (suits_kernels(query, key, value) and (suits or recorder.on_cuda())):
+    suits = suits_cpu(query, value, mask, given.get("dropout_p", 0.0))
+    if not (suits_kernels(query, key, value, given.get("enable_gqa", False)) and (suits or recorder.on_cuda())):
         return fresh(recorder, call._replace(info=_changed(call.info, override=None)))
     batch, head, token, _ = query.stride()
     if batch >= token >= head or query.shape[2] == 1:  # as they lie mostly, and so do the results of all kernels
