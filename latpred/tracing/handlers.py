@@ -339,9 +339,10 @@ def _product_and_sum(x: Tensor, weight: Tensor, bias: Tensor | None = None) -> T
 
 def laid_out(recorder: TraceRecorder, call: Call) -> Any:
     """An op that first copies its input, and the filters of a convolution, to where its kernels read them."""
-    if call.named.get("padding") == "same" and _pads_one_side(call.named):
-        return decompose(recorder, call)
     x, count, layout = call.args[0], 1, torch.contiguous_format
+    # Of complex numbers PyTorch makes three convolutions of real ones.
+    if x.is_complex() or (call.named.get("padding") == "same" and _pads_one_side(call.named)):
+        return decompose(recorder, call)
     if call.info.short.startswith("conv"):
         count, layout = 2, conv_format(x, call.args[1])
     elif call.info.short == "group_norm" and layout_of(x) is not layout and not recorder.on_cuda():
