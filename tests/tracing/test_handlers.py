@@ -178,7 +178,7 @@ TURNED, FROZEN = (2, 16, 5), nn.Linear(16, 8).requires_grad_(False)
 LINEAR, CONV, LINE = nn.Linear(16, 8), nn.Conv2d(8, 8, 3), nn.Conv1d(5, 8, 3)
 RMS, RNN = nn.RMSNorm(16), nn.RNN(16, 8, batch_first=True)
 EVEN = nn.Conv1d(16, 8, 2, padding="same")
-SPECTRAL = torch.zeros(8, 4, 3, dtype=torch.complex64)
+SPECTRAL = nn.Conv1d(4, 8, 3, bias=False, dtype=torch.complex64)
 LYING = nn.Conv2d(8, 8, 3).to(memory_format=torch.channels_last)
 POINT, DEPTHWISE = (
     conv.to(memory_format=torch.channels_last) for conv in (nn.Conv2d(8, 8, 1), nn.Conv2d(8, 8, 3, groups=8))
@@ -291,7 +291,8 @@ def parts(*names: str) -> list[str]:
         (lambda x: torch.where(x > 0, 0.0, x), (2, 16), parts("gt", "scalar_tensor", "where"), None),
         (lambda x: torch.where(x > 0, 0.0, 1.0), (2, 16), parts("gt", *["scalar_tensor"] * 2, "where"), None),
         (lambda x: EVEN(x), (2, 16, 9), parts("constant_pad_nd", "convolution"), None),
-        (lambda x: F.conv1d(torch.complex(x, x), SPECTRAL), (2, 4, 9), parts("complex", *COMPLEX), None),
+        (lambda x: SPECTRAL(torch.complex(x, x)), (2, 4, 9), parts("complex", *COMPLEX), None),
+        (lambda x: torch.histc(torch.arange(6), 4) * x[0, 0], (2, 16), parts("arange", "histc", "mul"), None),
         (lambda x: torch.multinomial(x, 1), (2, 16), parts(*CHECKED, "argmax"), None),
         (lambda x: torch.multinomial(x, 2), (2, 16), parts(*CHECKED, "topk"), None),
         (lambda x: F.gumbel_softmax(x), (2, 16), parts(*GUMBEL), None),
