@@ -292,6 +292,7 @@ def parts(*names: str) -> list[str]:
         (lambda x: torch.where(x > 0, 0.0, 1.0), (2, 16), parts("gt", *["scalar_tensor"] * 2, "where"), None),
         (lambda x: EVEN(x), (2, 16, 9), parts("constant_pad_nd", "convolution"), None),
         (lambda x: SPECTRAL(torch.complex(x, x)), (2, 4, 9), parts("complex", *COMPLEX), None),
+        (lambda x: torch.func.jvp(lambda y: y.mm(y.mT), (x,), (x,))[1], (2, 16), parts("mm", "mm", "mm", "add"), None),
         (lambda x: torch.histc(torch.arange(6), 4) * x[0, 0], (2, 16), parts("arange", "histc", "mul"), None),
         (lambda x: torch.multinomial(x, 1), (2, 16), parts(*CHECKED, "argmax"), None),
         (lambda x: torch.multinomial(x, 2), (2, 16), parts(*CHECKED, "topk"), None),
