@@ -366,7 +366,7 @@ def _layer_norm(x: Tensor, normalized_shape: Sequence[int], weight: Tensor | Non
 def _batch_norm(x: Tensor, weight: Tensor | None, bias: Tensor | None, mean: Tensor | None, *_: Any) -> Any:
     if x.dim() < 2 or (mean is not None and mean.shape[0] != x.shape[1]) or (weight is None and mean is None):
         return NotImplemented
-    return torch.empty_like(x)
+    return torch.empty_like(x, memory_format=layout_of(x))  # however x lies
 
 
 @_override("gelu", "relu", "tanh", "neg", "exp", "rsqrt", "sqrt", "cos", "sin", "abs", "erf", "_masked_softmax")

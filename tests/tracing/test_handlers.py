@@ -177,6 +177,7 @@ def test_results_lie_as_the_op_lays_them(name: str) -> None:
 TURNED, FROZEN = (2, 16, 5), nn.Linear(16, 8).requires_grad_(False)
 LINEAR, CONV, LINE = nn.Linear(16, 8), nn.Conv2d(8, 8, 3), nn.Conv1d(5, 8, 3)
 RMS, RNN = nn.RMSNorm(16), nn.RNN(16, 8, batch_first=True)
+BATCH_NORM = nn.BatchNorm1d(5).eval()
 EVEN = nn.Conv1d(16, 8, 2, padding="same")
 SPECTRAL = nn.Conv1d(4, 8, 3, bias=False, dtype=torch.complex64)
 LYING = nn.Conv2d(8, 8, 3).to(memory_format=torch.channels_last)
@@ -213,6 +214,8 @@ def parts(*names: str) -> list[str]:
         # Norms and convolutions copy what lies otherwise than their kernels read it.
         (lambda x: F.layer_norm(x.transpose(1, 2), (16,)), TURNED, parts("contiguous", "layer_norm"), None),
         (lambda x: F.instance_norm(x.transpose(1, 2)), TURNED, parts("contiguous", "batch_norm"), None),
+        # The results of a batch norm lie in one piece, whatever its input did.
+        (lambda x: BATCH_NORM(x.mT).mT.contiguous(), TURNED, parts("batch_norm", "contiguous"), None),
         (
             lambda x: F.instance_norm(x, None, None, x[0, :, 0], x[0, :, 1]),
             TURNED,
