@@ -104,8 +104,8 @@ def grouped_mm_by_expert(self: Tensor, mat2: Tensor, *_: Any, out: Any, **__: An
 def attention(query: Tensor, key: Tensor, value: Tensor, masked: bool, causal: bool, leaf: str = "") -> Work:
     """Scores and weighted sum. A causal mask is counted in full: only some backends skip the upper half."""
     # Queries of one batch or head may meet keys of several, and keys of one queries of several.
-    batch = max(prod(each.shape[:-3]) for each in (query, key))
-    heads = max(prod(each.shape[-3:-2]) for each in (query, key))
+    batch = max(prod(query.shape[:-3]), prod(key.shape[:-3]))
+    heads = max(prod(query.shape[-3:-2]), prod(key.shape[-3:-2]))
     *_, queries, head_dim = query.shape
     keys = key.shape[-2]
     dims = dict(zip(DIMS["attention"], (batch, heads, queries, keys, head_dim, int(masked)), strict=True))
@@ -115,9 +115,9 @@ def attention(query: Tensor, key: Tensor, value: Tensor, masked: bool, causal: b
 
 def suits_kernels(query: Tensor, key: Tensor, value: Tensor, enable_gqa: bool) -> bool:
     """Whether fused kernels take what attention is given: four dimensions, rows in one piece, nothing to broadcast."""
-    given = (query, key, value)
-    alike = len({tuple(each.shape[: 1 if enable_gqa else -2]) for each in given}) == 1
-    return len(query.shape) == 4 and alike and all(map(lies_in_rows, given))
+    lead = 1 if enable_gqa else 2
+    alike = tuple(query.shape[:lead]) == tuple(key.shape[:lead]) == tuple(value.shape[:lead])
+    return len(query.shape) == 4 and alike and all(map(lies_in_rows, (query, key, value)))
 
 
 def suits_cpu(query: Tensor, value: Tensor, mask: Tensor | None, dropout: float) -> bool:

@@ -425,12 +425,12 @@ def attention(recorder: TraceRecorder, call: Call) -> Any:
 
     What is computed in parts, as with values of another width than keys on a CPU, comes out as products lay it.
     """
-    mask, grouped = (call.named.get(name) for name in ("attn_mask", "enable_gqa"))
+    mask, grouped = call.named.get("attn_mask"), bool(call.named.get("enable_gqa"))
     if mask is not None and mask.dtype is torch.bool:
         return recorder.inside(_masked_by_numbers, *call.args, **call.options)
     query, key, value = call.args[:3]
     suits = suits_cpu(query, value, mask, call.named.get("dropout_p", 0.0))
-    if not (suits_kernels(query, key, value, bool(grouped)) and (suits or recorder.on_cuda())):
+    if not (suits_kernels(query, key, value, grouped) and (suits or recorder.on_cuda())):
         return fresh(recorder, call._replace(info=_changed(call.info, override=None)))
     batch, head, token, _ = query.stride()
     if batch >= token >= head or query.shape[2] == 1:  # as they lie mostly, and so do the results of all kernels
