@@ -42,6 +42,7 @@ LINE, MAP, WIDE, QUERY, KEY = t(1, 4, 99), t(1, 4, 8, 8), t(1, 8, 8, 8), t(2, 4,
 ROWS, COLUMNS, KNOWN = t(2, 5, 8), Fake((4, 9, 8), strides=(72, 1, 9)), t(5)
 HEADS, WIDER, TURNED = t(3, 2, 9, 8), t(3, 2, 9, 16), Fake((3, 2, 9, 8), strides=(144, 72, 1, 9))
 ATTEND, PAIR = "scaled_dot_product_attention", t(2, 3, 4, 4)
+MACS = 2 * 4 * 10 * 12 * (8 + 8)  # of these queries and keys
 LYING = Fake((2, 8, 4, 4), strides=(128, 1, 32, 8))
 POOLED = t(2, 8, 2, 2)
 GATES = [t(64, 8), t(64, 16), t(64), t(64)]
@@ -160,7 +161,7 @@ def put(rows: int, cols: int, read: int) -> dict[str, object]:
         ("_masked_softmax", (t(4, 2, 9), t(9), 1), t(4, 2, 9), of("softmax.masked", rows=36, cols=2)),
         # Attention is fused where rows are in one piece; on a CPU masks have two or four dimensions, too, and values
         # are as wide as keys.
-        (ATTEND, (QUERY, KEY, KEY), QUERY, of("attention", 2 * 4 * 10 * 12 * (8 + 8))),
+        (ATTEND, (QUERY, KEY, KEY), QUERY, of("attention", MACS)),
         *((ATTEND, (HEADS, HEADS, HEADS, mask), HEADS, of("attention")) for mask in (t(9, 9), t(1, 1, 9, 9))),
         (ATTEND, (HEADS, HEADS, HEADS, t(2, 9, 9)), HEADS, of("attention.unfused")),
         (ATTEND, (HEADS, HEADS, WIDER), HEADS, of("attention.unfused")),
@@ -168,7 +169,9 @@ def put(rows: int, cols: int, read: int) -> dict[str, object]:
         (ATTEND, (TURNED, HEADS, HEADS), HEADS, of("attention.unfused.math")),
         (ATTEND, (HEADS, TURNED, HEADS), HEADS, of("attention.unfused.math")),
         (ATTEND, (HEADS, HEADS, TURNED), HEADS, of("attention.unfused.math")),
-        (ATTEND, (QUERY, t(2, 2, 10, 8), t(2, 2, 10, 8), None, 0.0, True), QUERY, of("attention.causal.grouped")),
+        # One batch, or one head of keys, for several.
+        (ATTEND, (QUERY, *[t(2, 1, 12, 8)] * 2, None, 0.0, True), QUERY, of("attention.causal.unfused.math", MACS)),
+        (ATTEND, (t(1, 4, 10, 8), KEY, KEY), QUERY, of("attention.unfused.math", MACS)),
         # Of each backend's arguments another one says whether it is causal.
         *(
             (f"_scaled_dot_product_{backend}", (QUERY, KEY, KEY, *before, *given), QUERY, of(family))

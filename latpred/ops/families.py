@@ -114,6 +114,7 @@ FREE = frozenset(
         *_EMPTY,
         *("resize_", "dropout", "feature_dropout", "alpha_dropout", "feature_alpha_dropout"),
         *("detach", "detach_", "alias", "lift_fresh", "lift", "record_stream", "set_", "is_same_size"),
+        *("_has_same_storage_numel", "_efficientzerotensor"),  # of derivatives forward through a model
         *("_assert_async", "_assert_scalar", "_assert_tensor_metadata"),
     }
 )

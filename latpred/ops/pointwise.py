@@ -276,7 +276,7 @@ def copy(source: Any, out: Any) -> Work:
 @cost(
     *("aten::clone", "aten::contiguous", "aten::reshape", "aten::flatten", "aten::to", "aten::_to_copy"),
     *("aten::type_as", "aten::real", "aten::imag", "aten::view_copy", "aten::_reshape_copy", "aten::ravel"),
-    "aten::resolve_conj",
+    *("aten::resolve_conj", "aten::reshape_as"),
 )
 def clone(self: Any, *_: Any, out: Any, **__: Any) -> Work:
     """The whole tensor, in another layout or dtype."""

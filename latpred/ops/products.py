@@ -103,18 +103,21 @@ def grouped_mm_by_expert(self: Tensor, mat2: Tensor, *_: Any, out: Any, **__: An
 
 def attention(query: Tensor, key: Tensor, value: Tensor, masked: bool, causal: bool, leaf: str = "") -> Work:
     """Scores and weighted sum. A causal mask is counted in full: only some backends skip the upper half."""
-    heads = query.shape[-3] if len(query.shape) > 2 else 1
+    # Queries of one batch or head may meet keys of several, and keys of one queries of several.
+    batch = max(prod(query.shape[:-3]), prod(key.shape[:-3]))
+    heads = max(prod(query.shape[-3:-2]), prod(key.shape[-3:-2]))
     *_, queries, head_dim = query.shape
     keys = key.shape[-2]
-    sizes = (prod(query.shape[:-3]), heads, queries, keys, head_dim, int(masked))
-    dims = dict(zip(DIMS["attention"], sizes, strict=True))
-    macs = prod(query.shape[:-1]) * keys * (head_dim + value.shape[-1])
+    dims = dict(zip(DIMS["attention"], (batch, heads, queries, keys, head_dim, int(masked)), strict=True))
+    macs = batch * heads * queries * keys * (head_dim + value.shape[-1])
     return Work(f"{CAUSAL if causal else 'attention'}{leaf}", dims, macs)
 
 
-def suits_kernels(query: Tensor, key: Tensor, value: Tensor) -> bool:
-    """Whether fused kernels take what attention is given: four dimensions, rows in one piece."""
-    return len(query.shape) == 4 and all(map(lies_in_rows, (query, key, value)))
+def suits_kernels(query: Tensor, key: Tensor, value: Tensor, enable_gqa: bool) -> bool:
+    """Whether fused kernels take what attention is given: four dimensions, rows in one piece, nothing to broadcast."""
+    lead = 1 if enable_gqa else 2
+    alike = tuple(query.shape[:lead]) == tuple(key.shape[:lead]) == tuple(value.shape[:lead])
+    return len(query.shape) == 4 and alike and all(map(lies_in_rows, (query, key, value)))
 
 
 def suits_cpu(query: Tensor, value: Tensor, mask: Tensor | None, dropout: float) -> bool:
@@ -132,13 +135,14 @@ def scaled_dot_product_attention(
     is_causal: bool = False,
     *,
     out: Any,
+    enable_gqa: bool = False,
     **_: Any,
 ) -> Work:
     """Torch's attention, whichever backend serves it.
 
     What some devices have no kernel for has a family of its own.
     """
-    if not suits_kernels(query, key, value):
+    if not suits_kernels(query, key, value, enable_gqa):
         leaf = MATH
     elif not suits_cpu(query, value, attn_mask, dropout_p):
         leaf = UNFUSED

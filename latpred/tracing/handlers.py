@@ -159,7 +159,8 @@ def fresh(recorder: TraceRecorder, call: Call) -> Any:
     record = recorder.known.get(key)
     if record is not None and places & _ON_META and record.make is not None:
         return recorder.record(record, record.make())
-    if places == _ON_META | _REAL:
+    unmade = call.info.short == "histc" and not call.args[0].is_floating_point()  # a CPU makes none of integers
+    if unmade or places == _ON_META | _REAL:
         call = call.on_meta()
     out: Any = NotImplemented
     if call.info.override is not None and places & _ON_META:
@@ -339,9 +340,10 @@ def _product_and_sum(x: Tensor, weight: Tensor, bias: Tensor | None = None) -> T
 
 def laid_out(recorder: TraceRecorder, call: Call) -> Any:
     """An op that first copies its input, and the filters of a convolution, to where its kernels read them."""
-    if call.named.get("padding") == "same" and _pads_one_side(call.named):
-        return decompose(recorder, call)
     x, count, layout = call.args[0], 1, torch.contiguous_format
+    # Of complex numbers PyTorch makes three convolutions of real ones.
+    if x.is_complex() or (call.named.get("padding") == "same" and _pads_one_side(call.named)):
+        return decompose(recorder, call.on_meta())
     if call.info.short.startswith("conv"):
         count, layout = 2, conv_format(x, call.args[1])
     elif call.info.short == "group_norm" and layout_of(x) is not layout and not recorder.on_cuda():
@@ -423,12 +425,12 @@ def attention(recorder: TraceRecorder, call: Call) -> Any:
 
     What is computed in parts, as with values of another width than keys on a CPU, comes out as products lay it.
     """
-    mask = call.named.get("attn_mask")
+    mask, grouped = call.named.get("attn_mask"), bool(call.named.get("enable_gqa"))
     if mask is not None and mask.dtype is torch.bool:
         return recorder.inside(_masked_by_numbers, *call.args, **call.options)
     query, key, value = call.args[:3]
     suits = suits_cpu(query, value, mask, call.named.get("dropout_p", 0.0))
-    if not (suits_kernels(query, key, value) and (suits or recorder.on_cuda())):
+    if not (suits_kernels(query, key, value, grouped) and (suits or recorder.on_cuda())):
         return fresh(recorder, call._replace(info=_changed(call.info, override=None)))
     batch, head, token, _ = query.stride()
     if batch >= token >= head or query.shape[2] == 1:  # as they lie mostly, and so do the results of all kernels

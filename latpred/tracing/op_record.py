@@ -58,7 +58,7 @@ _SPECIAL = {
     **dict.fromkeys(("repeat_interleave", "one_hot", *_PICKING), "pick"),
     **dict.fromkeys(("all", "_is_all_true", "any", "_is_any_true", "eq"), "answer"),
     **dict.fromkeys(("_transformer_encoder_layer_fwd", "_native_multi_head_attention"), "boundary"),
-    **dict.fromkeys(("layer_norm", "group_norm", *_CONVOLUTIONS), "laid_out"),
+    **dict.fromkeys(("layer_norm", "group_norm", "convolution", *_CONVOLUTIONS), "laid_out"),
     **dict.fromkeys(("softmax", "log_softmax"), "softmax"),
     "rms_norm": "rms_norm",
     "linear": "linear",
@@ -366,7 +366,7 @@ def _layer_norm(x: Tensor, normalized_shape: Sequence[int], weight: Tensor | Non
 def _batch_norm(x: Tensor, weight: Tensor | None, bias: Tensor | None, mean: Tensor | None, *_: Any) -> Any:
     if x.dim() < 2 or (mean is not None and mean.shape[0] != x.shape[1]) or (weight is None and mean is None):
         return NotImplemented
-    return torch.empty_like(x)
+    return torch.empty_like(x, memory_format=layout_of(x))  # however x lies
 
 
 @_override("gelu", "relu", "tanh", "neg", "exp", "rsqrt", "sqrt", "cos", "sin", "abs", "erf", "_masked_softmax")

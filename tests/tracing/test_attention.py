@@ -204,7 +204,7 @@ def test_only_kernels_pass_by_what_a_causal_mask_hides(precision: str, passes_by
     assert (predictor.lowered(graph, "eager").macs() < graph.macs()) == passes_by
 
 
-MANY, FEW = (2, 8, 4, 16), (2, 8, 2, 16)  # batch, tokens, heads and width
+MANY, FEW, ONE = (2, 8, 4, 16), (2, 8, 2, 16), (2, 8, 1, 16)  # batch, tokens, heads and width
 
 
 @pytest.mark.parametrize(
@@ -219,6 +219,8 @@ MANY, FEW = (2, 8, 4, 16), (2, 8, 2, 16)  # batch, tokens, heads and width
         ([MANY, FEW, FEW], {"enable_gqa": True, "is_causal": True}, "fp32", False),
         ([MANY, FEW, FEW], {"enable_gqa": True}, "fp16", True),
         ([MANY, FEW, FEW, (2, 8, 1, 8)], {"enable_gqa": True}, "fp16", False),
+        ([MANY, ONE, ONE], {}, "fp32", False),
+        ([(1, 8, 4, 16), MANY, MANY], {}, "fp32", False),
     ],
 )
 def test_what_no_kernel_of_cuda_takes_is_in_parts_there(
@@ -240,7 +242,7 @@ def test_what_no_kernel_of_cuda_takes_is_in_parts_there(
         assert [op.name for op in ran] == [on_a_cpu.name]
         return
     expected = traced(math)
-    if len(shapes[0]) == 4:  # heads come out as products lay them, and not side by side
+    if options:  # heads come out as products lay them, and not side by side
         assert ran.pop().name == "aten::reshape"
     alike = {"aten::matmul": "aten::bmm", "aten::add": "aten::add_"}  # C++ adds in place unless it is traced
     assert [op.name for op in ran] == [alike.get(op.name, op.name) for op in expected]

@@ -177,7 +177,9 @@ def test_results_lie_as_the_op_lays_them(name: str) -> None:
 TURNED, FROZEN = (2, 16, 5), nn.Linear(16, 8).requires_grad_(False)
 LINEAR, CONV, LINE = nn.Linear(16, 8), nn.Conv2d(8, 8, 3), nn.Conv1d(5, 8, 3)
 RMS, RNN = nn.RMSNorm(16), nn.RNN(16, 8, batch_first=True)
+BATCH_NORM = nn.BatchNorm1d(5).eval()
 EVEN = nn.Conv1d(16, 8, 2, padding="same")
+SPECTRAL = nn.Conv1d(4, 8, 3, bias=False, dtype=torch.complex64)
 LYING = nn.Conv2d(8, 8, 3).to(memory_format=torch.channels_last)
 POINT, DEPTHWISE = (
     conv.to(memory_format=torch.channels_last) for conv in (nn.Conv2d(8, 8, 1), nn.Conv2d(8, 8, 3, groups=8))
@@ -190,6 +192,8 @@ QUOTIENTS = ["div", "div", "mul", "sum"]
 CHECKED = ["aminmax", "ge", "lt", "bitwise_and", "sum", "eq", "any", "bitwise_not", "exponential_", "div"]
 GUMBEL = ["exponential_", "log", "neg", "add", "div", "softmax"]
 FEATURE = ["bmm", "bmm", "add_"]
+PRODUCT = ["contiguous", "contiguous", "convolution"]  # of real or imaginary parts, which lie in pieces
+COMPLEX = [*PRODUCT, *PRODUCT, "add", "add", "convolution", "sub", "sub", "mul", "sub", "add"]
 
 
 def parts(*names: str) -> list[str]:
@@ -210,6 +214,8 @@ def parts(*names: str) -> list[str]:
         # Norms and convolutions copy what lies otherwise than their kernels read it.
         (lambda x: F.layer_norm(x.transpose(1, 2), (16,)), TURNED, parts("contiguous", "layer_norm"), None),
         (lambda x: F.instance_norm(x.transpose(1, 2)), TURNED, parts("contiguous", "batch_norm"), None),
+        # The results of a batch norm lie in one piece, whatever its input did.
+        (lambda x: BATCH_NORM(x.mT).mT.reshape_as(x.flatten()), TURNED, parts("batch_norm", "reshape_as"), None),
         (
             lambda x: F.instance_norm(x, None, None, x[0, :, 0], x[0, :, 1]),
             TURNED,
@@ -288,6 +294,8 @@ def parts(*names: str) -> list[str]:
         (lambda x: torch.where(x > 0, 0.0, x), (2, 16), parts("gt", "scalar_tensor", "where"), None),
         (lambda x: torch.where(x > 0, 0.0, 1.0), (2, 16), parts("gt", *["scalar_tensor"] * 2, "where"), None),
         (lambda x: EVEN(x), (2, 16, 9), parts("constant_pad_nd", "convolution"), None),
+        (lambda x: SPECTRAL(torch.complex(x, x)), (2, 4, 9), parts("complex", *COMPLEX), None),
+        (lambda x: torch.histc(torch.arange(6), 4) * x[0, 0], (2, 16), parts("arange", "histc", "mul"), None),
         (lambda x: torch.multinomial(x, 1), (2, 16), parts(*CHECKED, "argmax"), None),
         (lambda x: torch.multinomial(x, 2), (2, 16), parts(*CHECKED, "topk"), None),
         (lambda x: F.gumbel_softmax(x), (2, 16), parts(*GUMBEL), None),
@@ -300,9 +308,16 @@ def test_parts_are_those_that_a_kind_of_device_runs(
     function: Callable[[Tensor], Tensor], shape: tuple[int, ...], cuda: list[str], cpu: list[str] | None
 ) -> None:
     for target, expected in (("cuda", cuda), ("cpu", cpu or cuda)):
-        graph = latpred.trace(Function(function), torch.zeros(shape), batches=[2], target=target)
+        graph = latpred.trace(Function(function), torch.zeros(shape), strict=True, batches=[2], target=target)
         assert [op.name for op in graph.at(2) if op.launches] == expected
         assert graph.target == (target if cpu else "")
+
+
+@pytest.mark.filterwarnings("ignore:.torch.jit.script. is deprecated")
+def test_forward_derivatives_launch_nothing_to_compare_two_tensors() -> None:
+    model = Function(lambda x: torch.func.jvp(lambda y: y.mm(y.mT), (x,), (x,))[1])
+    graph = latpred.trace(model, torch.zeros(2, 16))
+    assert [op.name for op in graph.ops if op.launches] == parts("mm", "mm", "mm", "add")
 
 
 def test_what_a_mask_picks_makes_the_host_wait_once() -> None:
