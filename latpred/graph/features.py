@@ -159,7 +159,7 @@ def _chunks(rows: Floats) -> Floats:
 
 
 def _planes(rows: Floats) -> Floats:
-    """Channels of all samples: a convolution that oneDNN has no kernel for takes one after the other."""
+    """Channels of all samples, which profiles that ship have a time for; `fit.roofline` gives them none any more."""
     groups = layout("conv_depthwise").columns.index("groups")
     return (rows[:, len(WORK)] * rows[:, groups])[:, None]
 
