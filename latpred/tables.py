@@ -167,9 +167,7 @@ def _columns(frame: pd.DataFrame, schema: Schema) -> dict[Any, Column]:
         if schema is MEASURED and "low_s" in frame:
             how = _PREDICTED
         raise TableError(f"The {schema.title} lacks {', '.join(missing)}. {how}")
-    repeated = sorted({str(name) for name in frame.columns[frame.columns.duplicated()]})
-    if repeated:
-        raise TableError(f"The {schema.title} has {', '.join(repeated)} more than once. Keep one column of each name.")
+    _demand_unique(frame, schema.title)
     columns = {}
     for name in frame.columns:
         column = schema.column(str(name))
@@ -214,7 +212,10 @@ def complete(frame: pd.DataFrame, defaults: Mapping[str, str | int | float] | No
     an "x_" before their name.
     """
     if "spread_s" not in frame and {"low_s", "high_s"} <= {*frame.columns}:
-        raise TableError(f"The table has low_s and high_s. {_PREDICTED}")
+        raise TableError(
+            f"The table has low_s and high_s. {_PREDICTED} Of measured ones, give those columns other names."
+        )
+    _demand_unique(frame, "table")
     frame = _in_seconds(frame)
     needed = [name for name in ("model", "batch", "latency_s") if name not in frame.columns]
     renamed = {name: f"{NOTE_PREFIX}{name}" for name in frame.columns if MEASURED.column(str(name)) is None}
@@ -226,6 +227,12 @@ def complete(frame: pd.DataFrame, defaults: Mapping[str, str | int | float] | No
         given = out.get(name, pd.Series("", out.index)).astype(object)
         out[name] = given.where(given.map(_as_text) != "", value)
     return out
+
+
+def _demand_unique(frame: pd.DataFrame, title: str) -> None:
+    repeated = sorted({str(name) for name in frame.columns[frame.columns.duplicated()]})
+    if repeated:
+        raise TableError(f"The {title} has {', '.join(repeated)} more than once. Keep one column of each name.")
 
 
 def _in_seconds(frame: pd.DataFrame) -> pd.DataFrame:

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from functools import partial
 from pathlib import Path
+from textwrap import dedent
 from typing import Any
 
 import pandas as pd
@@ -85,6 +86,25 @@ def test_nested_tensors(layout: torch.layout) -> None:
     for inputs in (nested, lambda batch: nested):
         with pytest.raises(UsageError, match=r"inputs hold a nested tensor.*lengths="):
             latpred.trace(nn.Linear(4, 4), inputs)
+
+
+def test_what_a_module_of_a_file_calls_eval_is_its_own(tmp_path: Path) -> None:
+    source = """
+        import torch
+
+        class Repeated(torch.nn.Linear):
+            def __init__(self):
+                super().__init__(8, 8)
+                self.eval = False
+
+            def forward(self, x):
+                return super().forward(super().forward(x) if self.eval else x)
+
+        def net():
+            return torch.nn.Sequential(Repeated()), torch.zeros(1, 8)
+    """
+    (tmp_path / "own.py").write_text(dedent(source))
+    assert latpred.trace(f"{tmp_path}/own.py:net").macs() == 64
 
 
 def test_an_exported_program_has_a_module_to_give() -> None:

@@ -76,6 +76,9 @@ def put(rows: int, cols: int, read: int) -> dict[str, object]:
         ("addmv", (t(4), t(4, 6), t(6)), t(4), gemm(4, 1, 6)),
         *((name, (t(6), t(6)), t(), gemm(1, 1, 6)) for name in ("dot", "vdot")),
         ("addr", (t(4, 5), t(4), t(5)), t(4, 5), gemm(4, 5, 1)),
+        # queries of one batch meet keys of two; one head of scores, values of four
+        (ATTEND, (t(2, 1, 4, 6, 8), t(1, 3, 4, 6, 8), t(1, 3, 4, 6, 8)), t(2, 3, 4, 6, 8), {"batch": 6, "heads": 4}),
+        (ATTEND, (t(2, 1, 6, 8), t(2, 1, 6, 8), t(2, 4, 6, 8)), t(2, 4, 6, 8), {"macs": 36 * 8 * (2 + 8), "heads": 4}),
         *(
             ("_grouped_mm", (t(m, 6), t(4, 6, 5)), t(m, 5), of("gemm.grouped", m * 6 * 5) | {"reads": {1: read * 120}})
             for m, read in ((10, 4), (2, 2))

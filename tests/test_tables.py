@@ -111,6 +111,7 @@ def test_files_that_are_no_tables(tmp_path: Path) -> None:
         ("model\tbatch\tlatency_ms\na\t1\t2.5\n", r"has '\\t' between its columns"),
         ("model,batch,latency_ms\na,1,2,5\n", "has rows with more values than its header has names"),
         ("model,batch,latency_s,latency_ms\na,1,2,5\n", "both latency_s and latency_ms"),
+        ("model,batch,latency_ms,latency_ms \na,1,2,5\n", "has latency_ms more than once"),
         ("model,batch,latency_ms\na,99999999999999999999,2\n", "'99999999999999999999' as batch in row 1"),
     ],
 )

@@ -269,7 +269,7 @@ def adapt(
     TableError
         When the rows are not usable.
     UsageError
-        When they are of another device, or of another unit by all signs, or the name is taken.
+        When they are of another device, or of another unit by all signs, or the name is a device's.
     ProfileError
         When the profile does not cover their runtime or precision, or the name cannot name one.
 
@@ -291,7 +291,9 @@ def adapt(
     new_name = f"{profile.name}-adapted" if name is None else name
     store.file_of(new_name)  # a bad name must not cost the traces
     if new_name == profile.name or store.is_live(new_name) or gpus.find(new_name):
-        raise UsageError(f"{name!r} is the name of a device, or of the profile that is corrected. Choose another one.")
+        raise UsageError(
+            f"{new_name!r} is the name of a device, or of the profile that is corrected. Choose another one."
+        )
     predictor = Predictor(profile)
     rows_by_runtime = _read_rows(predictor, measured, graphs or {}, inputs, progress)
     # Of runtimes that were only estimated, those that have rows now are kept.

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from functools import partial
+from itertools import zip_longest
 from math import prod
 from typing import Any
 
@@ -103,14 +104,18 @@ def grouped_mm_by_expert(self: Tensor, mat2: Tensor, *_: Any, out: Any, **__: An
 
 def attention(query: Tensor, key: Tensor, value: Tensor, masked: bool, causal: bool, leaf: str = "") -> Work:
     """Scores and weighted sum. A causal mask is counted in full: only some backends skip the upper half."""
-    # Queries of one batch or head may meet keys of several, and keys of one queries of several.
-    batch = max(prod(query.shape[:-3]), prod(key.shape[:-3]))
-    heads = max(prod(query.shape[-3:-2]), prod(key.shape[-3:-2]))
+    scored, summed = _outside(query, key), _outside(query, key, value)
     *_, queries, head_dim = query.shape
     keys = key.shape[-2]
-    dims = dict(zip(DIMS["attention"], (batch, heads, queries, keys, head_dim, int(masked)), strict=True))
-    macs = batch * heads * queries * keys * (head_dim + value.shape[-1])
+    sizes = (prod(summed[1:]), prod(summed[:1]), queries, keys, head_dim, int(masked))
+    dims = dict(zip(DIMS["attention"], sizes, strict=True))
+    macs = queries * keys * (prod(scored) * head_dim + prod(summed) * value.shape[-1])
     return Work(f"{CAUSAL if causal else 'attention'}{leaf}", dims, macs)
+
+
+def _outside(*tensors: Tensor) -> list[int]:
+    """Heads, then batch sizes, of which one of queries may meet several of keys, and the other way round."""
+    return [max(sizes) for sizes in zip_longest(*(tensor.shape[-3::-1] for tensor in tensors), fillvalue=1)]
 
 
 def suits_kernels(query: Tensor, key: Tensor, value: Tensor, enable_gqa: bool) -> bool:

@@ -61,7 +61,7 @@ def owner(machine: Machine) -> Owner:
 def same_machine(one: Machine, other: Machine) -> bool:
     """Whether two are one machine: by the id where both have one, as names change, else by the name.
 
-    Containers with a rented GPU have no id, and a new name each time: there the same hardware decides.
+    Containers with a rented GPU have no id, and a new name each time: there processors and GPU decide.
     """
     if one.machine_id and other.machine_id:
         return one.machine_id == other.machine_id

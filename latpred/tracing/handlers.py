@@ -343,7 +343,7 @@ def laid_out(recorder: TraceRecorder, call: Call) -> Any:
     x, count, layout = call.args[0], 1, torch.contiguous_format
     # Of complex numbers PyTorch makes three convolutions of real ones.
     if x.is_complex() or (call.named.get("padding") == "same" and _pads_one_side(call.named)):
-        return decompose(recorder, call.on_meta())
+        return decompose(recorder, call if call.signature()[1] == _REAL else call.on_meta())
     if call.info.short.startswith("conv"):
         count, layout = 2, conv_format(x, call.args[1])
     elif call.info.short == "group_norm" and layout_of(x) is not layout and not recorder.on_cuda():

@@ -23,6 +23,7 @@ from importlib.util import find_spec
 from inspect import signature
 from itertools import chain
 from pathlib import Path
+from types import MethodType
 from typing import Any
 
 import msgspec
@@ -365,10 +366,11 @@ def _settled(model: torch.nn.Module, dtype: torch.dtype | None, device: str) -> 
 
 
 def evaluated(model: torch.nn.Module) -> torch.nn.Module:
-    """A model in evaluation mode, which that of an ExportedProgram refuses by attributes of its own."""
+    """A model in evaluation mode, which that of an ExportedProgram refuses by methods of its own."""
     for module in model.modules():
         for name in ("train", "eval"):
-            vars(module).pop(name, None)
+            if isinstance(vars(module).get(name), MethodType):
+                delattr(module, name)
     return model.eval()
 
 

@@ -406,3 +406,11 @@ def test_an_onnxruntime_without_cuda_is_left_out_on_a_gpu(monkeypatch: pytest.Mo
 def test_without_a_kernel_no_other_runtime_is_studied(latpred_home: Path) -> None:
     with pytest.raises(CalibrationError, match=r"before a kernel was measured.*--budget 5m"):
         calibrate("simulated", cells=140, runtimes=("eager", "cuda-graphs"))
+
+
+def test_a_runtime_without_kernels_to_rest_on_says_how_to_go_on(finished: DeviceProfile) -> None:
+    without = msgspec.structs.replace(finished, kernels={}, seconds=90.0)
+    plan = {"eager": calibrator._Effort(90.0, MORE), "plain": calibrator._Effort(210.0, MORE)}
+    nothing: Any = None
+    with pytest.raises(CalibrationError, match=r"is kept\. Go on with the same command and --budget 10m\.$"):
+        calibrator._with_runtimes(without, SimulatedDevice(), nothing, ("fp32",), plan, nothing)

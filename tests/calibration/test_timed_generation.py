@@ -148,3 +148,14 @@ def test_the_first_token_counts_where_the_rest_could_not_be_measured() -> None:
     rows = beside(latpred.predict_generation(gpt2(), 6, 2, [1]), table)
     assert rows["status"].tolist() == ["ok", "out of memory", "out of memory"]
     assert rows["measured_s"].notna().tolist() == rows["error"].notna().tolist() == [True, False, False]
+
+
+def test_a_batch_that_was_not_measured_is_null_beside_others(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    store.save(profile())
+    model = f"{models_file(tmp_path)}:gpt2"
+    table = measure_generation(gpt2(), 6, 2, [1, 2], repeats=1, plan=FAST)
+    table.loc[table["batch"] == 2, ["status", "latency_s"]] = "out of memory", math.nan
+    monkeypatch.setattr(timed_generation, "measure_generation", lambda *_, **__: table)
+    asked = ["generate", model, "--prompt", "6", "--new-tokens", "2", "--batch", "1,2", "--measure"]
+    rows = document(*asked)["measured"]
+    assert [row["measured_s"] is None for row in rows] == [False] * 3 + [True] * 3

@@ -294,6 +294,11 @@ def parts(*names: str) -> list[str]:
         (lambda x: torch.where(x > 0, 0.0, x), (2, 16), parts("gt", "scalar_tensor", "where"), None),
         (lambda x: torch.where(x > 0, 0.0, 1.0), (2, 16), parts("gt", *["scalar_tensor"] * 2, "where"), None),
         (lambda x: EVEN(x), (2, 16, 9), parts("constant_pad_nd", "convolution"), None),
+        # What it makes of known numbers is known.
+        (
+            lambda x: x * float(F.conv1d(torch.ones(1, 1, 9), torch.ones(1, 1, 2), padding="same").sum()),
+            *((2, 9), parts("ones", "ones", "constant_pad_nd", "convolution", "sum", "mul"), None),
+        ),
         (lambda x: SPECTRAL(torch.complex(x, x)), (2, 4, 9), parts("complex", *COMPLEX), None),
         (lambda x: torch.histc(torch.arange(6), 4) * x[0, 0], (2, 16), parts("arange", "histc", "mul"), None),
         (lambda x: torch.multinomial(x, 1), (2, 16), parts(*CHECKED, "argmax"), None),

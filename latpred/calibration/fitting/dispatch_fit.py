@@ -18,7 +18,7 @@ from scipy.optimize import lsq_linear, nnls
 from latpred.calibration.timing.in_network import calls
 from latpred.graph.graph import ModelGraph, Op
 from latpred.host import SAME, Slowdown
-from latpred.ops.families import lineage, parent, root
+from latpred.ops.families import lineage, parent
 from latpred.prediction.pricing import host_cost
 from latpred.profile.document import DispatchFit, call_prices
 
@@ -26,6 +26,7 @@ IDLE = 0.1  # quantile of the calls of a class that stands for those that have n
 LEAST_US = 0.1  # no call from Python is cheaper
 MOST_CLOCK_US = 5.0  # that a clock around a call adds to it: passing through it goes by a slower way into PyTorch
 ALIKE = 0.01  # pull of a class towards the cost of its like; the cells that tell of it pull with 1 each
+_SEVERAL = {"view.chunk", "view.split", "view.tensor_split", "view.unbind"}  # which take longer than one view
 RETURN = "python"  # the step that stands for a forward's last Python: it dispatches nothing
 
 
@@ -163,9 +164,10 @@ def class_costs(runs: Sequence[TimedNetwork]) -> dict[str, float]:
     # Code that a pass runs once lies in farther caches than that of calls which come again and again, as views do in
     # most models: x.to() took 6.4 us behind a Fourier transform and 2.5 in attention, 2 of them the clock's.
     again = {name for run in runs for name, number in Counter(op.host_class for op in run.ops).items() if number > 1}
-    views = {name for name in costs if root(name) == "view" and ".nested." not in name}
-    farther = views - again if views & again else set()
-    return {name: us for name, us in costs.items() if name not in farther}
+    views = {name: us for name, us in costs.items() if name.startswith("view.") and ".nested." not in name}
+    most = max((us for name, us in views.items() if name in again and name not in _SEVERAL), default=np.inf)
+    once = {name: min(us, most) for name, us in views.items() if name not in again | _SEVERAL}
+    return costs | once
 
 
 def per_class(times: Iterable[tuple[str, float]], statistic: Callable[[list[float]], Any]) -> dict[str, float]:
