@@ -85,7 +85,7 @@ def fit_kernels(
     for family, leaves in by_family.items():  # few samples tell how far off a fit of their like is
         like = next((name for name in SUBSTITUTES.get(family, ()) if name in fits), None)
         several = [sample for leaf in leaves.values() for sample in leaf]
-        if like is not None and family not in fits | prior and len(several) > 1:
+        if like is not None and not {family} & {*fits, *prior} and len(several) > 1:
             fits[like] = _with_leaf(fits[like], family, several)
     return _with_datasheet(fits, by_family, prior) if fits and prior else fits
 
