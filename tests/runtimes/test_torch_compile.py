@@ -284,9 +284,23 @@ def test_what_the_loops_of_a_kernel_do_is_counted() -> None:
     kernels = [op for op in graph.ops if op.name == "inductor::generated"]
     done = {name: sum(op.dims[name].at(3) for op in kernels) for name in ("math", "strided", "looked_up")}
     points = 3 * 4 * 12 * 12
-    assert done["math"] == 4 * points
+    assert done["math"] == 2 * 4 * points  # a sigmoid takes as long as two exponentials
     assert points <= done["strided"] <= 6 * points
     assert done["looked_up"] == points
+
+
+@pytest.mark.parametrize(
+    ("padding", "target", "exponentials", "strided"), [(0, "cpu", 7, 0), (0, "cuda", 1, 0), (2, "cpu", 60, 10)]
+)
+def test_functions_count_by_how_long_they_take_in_vectors_and_one_value_at_a_time(
+    padding: int, target: str, exponentials: int, strided: int
+) -> None:
+    before = torch.nn.ReflectionPad1d(padding) if padding else torch.nn.Identity()
+    model = torch.nn.Sequential(before, torch.nn.Tanh())
+    kernel = trace_for_runtime(model, torch.zeros(2, 8, 60), runtime="compile", target=target).ops[-1]
+    points = 8 * (60 + 2 * padding)
+    assert kernel.dims["math"] == Affine(0, exponentials * points)
+    assert kernel.dims["strided"] == Affine(0, strided * points)
 
 
 def test_an_eager_graph_is_fused_between_library_calls() -> None:

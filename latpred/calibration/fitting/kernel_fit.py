@@ -80,12 +80,12 @@ def fit_kernels(
             family = NATIVE
         by_family.setdefault(root(family), {}).setdefault(family, []).append(sample)
     fits: dict[str, KernelFit] = {}
-    for family, leaves in by_family.items():
-        fits.update(_fit_family(family, leaves, multiprocessors, prior))
-    for family, leaves in by_family.items():  # few samples tell how far off a fit of their like is
+    for family in sorted(by_family, key=lambda family: len(SUBSTITUTES.get(family, ()))):  # each after its like
         like = next((name for name in SUBSTITUTES.get(family, ()) if name in fits), None)
-        several = [sample for leaf in leaves.values() for sample in leaf]
-        if like is not None and not {family} & {*fits, *prior} and len(several) > 1:
+        several = [sample for leaf in by_family[family].values() for sample in leaf]
+        if like is None or family in prior or len(several) >= FEWEST_LEAF:
+            fits.update(_fit_family(family, by_family[family], multiprocessors, prior))
+        elif len(several) > 1:  # few samples tell how far off a fit of their like is
             fits[like] = _with_leaf(fits[like], family, several)
     return _with_datasheet(fits, by_family, prior) if fits and prior else fits
 

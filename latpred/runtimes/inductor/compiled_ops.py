@@ -12,9 +12,11 @@ from math import prod
 from typing import Any, NamedTuple
 
 import msgspec
+import sympy
 import torch
 from torch.fx.graph import Graph
 from torch.fx.node import Node, map_arg
+from torch.utils._sympy.functions import FloorDiv, ModularIndexing
 
 from latpred.errors import RuntimeRefusalError
 from latpred.graph.features import CHANNELS_LAST
@@ -23,12 +25,35 @@ from latpred.ops.families import DIMS, root
 from latpred.tracing.op_record import OpRecord, describe, dtype_name, launching, leaves, no_launch
 from latpred.tracing.trace_pass import op_of
 
-_MATH = frozenset(
-    {
-        *("exp", "exp2", "expm1", "log", "log2", "log10", "log1p", "erf", "erfc", "erfinv", "tanh", "sigmoid"),
-        *("sin", "cos", "tan", "asin", "acos", "atan", "atan2", "sinh", "cosh", "pow", "lgamma"),
-    }
-)
+# How long functions take on a CPU over an exponential among those of a whole vector: of a vector, and one at a time (an
+# EPYC of family 25 with AVX-512, PyTorch 2.13, one thread; that exponential took 0.2 ns).
+_MATH = {
+    "exp": (1, 7),
+    "exp2": (1, 7),
+    "expm1": (1, 40),
+    "sin": (1, 20),
+    "cos": (1, 20),
+    "sigmoid": (2, 9),
+    "log": (2, 9),
+    "log2": (2, 9),
+    "log10": (2, 20),
+    "log1p": (3, 40),
+    "erf": (2, 15),
+    "erfc": (15, 25),
+    "asin": (3, 40),
+    "acos": (4, 40),
+    "tan": (4, 40),
+    "atan": (5, 50),
+    "atan2": (6, 50),
+    "cosh": (6, 40),
+    "sinh": (6, 50),
+    "tanh": (7, 60),
+    "pow": (12, 20),
+    "lgamma": (30, 50),
+    "erfinv": (160, 160),
+}
+_VECTOR = 16  # values that one instruction takes
+_IRREGULAR = 10  # times as long as a step of several values: what a loop of single values takes to find one
 _MOVES = frozenset({"load", "store", "get_index", "index_expr", "constant", "to_dtype", "output", "placeholder"})
 GENERATED = "inductor::generated"
 GUARDS = "guards"  # host class of what a compiled graph costs before its first kernel
@@ -87,7 +112,7 @@ def calls_of(graph: Any, static: Iterable[int], cpu: bool) -> list[KernelCall]:
         moved = _moved(node, graph, weights)
         origin = _origin(node.node) if extern else None
         given = [] if origin is None else _weights_given(node, origin, weights)
-        op = _extern(node, origin, given, moved) if extern else _generated(node, graph, moved, joined and cpu)
+        op = _extern(node, origin, given, moved) if extern else _generated(node, graph, moved, joined, cpu)
         if cpu and op.family in _LAID_OUT:
             stride = node.node.get_stride()
             if len(stride) == 4 and stride[1] == 1:
@@ -193,24 +218,36 @@ def _operations(loops: Graph) -> Iterator[tuple[str, bool]]:
             yield str(node.target), value in of_data
 
 
-def _loop_work(graph: Any, parts: Iterable[Any], points: Iterable[int]) -> tuple[int, int, int, int]:
+def _loop_work(graph: Any, parts: Sequence[Any], points: Iterable[int], cpu: bool) -> tuple[int, int, int, int]:
     """What loops over so many points do.
 
-    How many plain operations and how many exponentials and the like they evaluate; how many values they reach that lie
-    apart from their neighbours, and how many they look up by an index.
+    How many plain operations they evaluate, and how many exponentials and the like, on a CPU in the time of one; how
+    many values they reach that lie apart from their neighbours, and how many they look up by an index.
     """
+    reached = (dep for part in parts for dep in (*part.read_writes.reads, *part.read_writes.writes))
+    single = cpu and any(map(_irregular, reached))
     plain = costly = apart = looked_up = 0
     for part, count in zip(parts, points, strict=True):
         for block in (part._body.root_block, *part._body.subblocks.values()):
             for name, of_data in _operations(block.graph):
-                costly += count * (name in _MATH)
-                plain += count * (of_data and name not in _MATH | _MOVES)
+                if name in _MATH:
+                    costly += count * (_MATH[name][single] if cpu else 1)
+                plain += count * (of_data and name not in _MATH and name not in _MOVES)
         for dep in (*part.read_writes.reads, *part.read_writes.writes):
             if type(dep).__name__ == "MemoryDep":
                 # What an index reaches is as large as a table may be; it is looked up for every point.
                 looked_up += count if dep.is_indirect() else 0
-                apart += _count(graph, dep.size) if _apart(dep) else 0
+                apart += _count(graph, dep.size) * (_IRREGULAR if single else 1) if _apart(dep) else 0
     return plain, costly, apart, looked_up
+
+
+def _irregular(dep: Any) -> bool:
+    """Whether the innermost loop's index makes no steps, as that of a reflected border: no vector reads that."""
+    if type(dep).__name__ != "MemoryDep" or dep.is_indirect() or not dep.var_names:
+        return False
+    parts = [one for one in dep.index.atoms(sympy.Function) if dep.var_names[-1] in one.free_symbols]
+    whole = (FloorDiv, ModularIndexing)  # of a multiple of a vector, within which they make steps
+    return any(type(one) not in whole or any(size != 1 and size % _VECTOR for size in one.args[1:]) for one in parts)
 
 
 def _apart(dep: Any) -> bool:
@@ -220,20 +257,20 @@ def _apart(dep: Any) -> bool:
     return dep.var_names[-1] in dep.index.free_symbols and not dep.stride1_for_last_dim(False)
 
 
-def _generated(node: Any, graph: Any, moved: _Moved, joined: bool) -> Op:
+def _generated(node: Any, graph: Any, moved: _Moved, joined: bool, cpu: bool) -> Op:
     parts = [part for part in node.get_nodes() if hasattr(part, "get_ranges")]
     ranges = [[_count(graph, loop) for loop in part.get_ranges()] for part in parts]
     points = [outer * inner for outer, inner in ranges]
     cols = max((inner for _, inner in ranges), default=1)
-    sizes = (max(points, default=1), cols, len(parts), *_loop_work(graph, parts, points))
-    host_class = JOINED_CLASS if joined else GENERATED_CLASS
+    sizes = (max(points, default=1), cols, len(parts), *_loop_work(graph, parts, points, cpu))
+    host_class = JOINED_CLASS if joined and cpu else GENERATED_CLASS
     return _op(GENERATED, host_class, f"generated.{_kind(parts)}", dtype_name(_dtype(node, parts, graph)), sizes, moved)
 
 
 def _kind(parts: list[Any]) -> str:
     """What sets a generated kernel's speed beside its bytes."""
     used = {name for part in parts for name in part._body.op_counts}
-    reduces, costly = any(part.is_reduction() for part in parts), bool(used & _MATH)
+    reduces, costly = any(part.is_reduction() for part in parts), bool(used & _MATH.keys())
     if reduces:
         return "softmax" if costly else "reduction"
     if costly:
