@@ -58,7 +58,7 @@ _SPECIAL = {
     **dict.fromkeys(("repeat_interleave", "one_hot", *_PICKING), "pick"),
     **dict.fromkeys(("all", "_is_all_true", "any", "_is_any_true", "eq"), "answer"),
     **dict.fromkeys(("_transformer_encoder_layer_fwd", "_native_multi_head_attention"), "boundary"),
-    **dict.fromkeys(("layer_norm", "group_norm", "convolution", *_CONVOLUTIONS), "laid_out"),
+    **dict.fromkeys(("layer_norm", "group_norm", "convolution", "_convolution", *_CONVOLUTIONS), "laid_out"),
     **dict.fromkeys(("softmax", "log_softmax"), "softmax"),
     "rms_norm": "rms_norm",
     "linear": "linear",
