@@ -36,10 +36,7 @@ _FRESH_WHOLE = frozenset(
 )
 _PICKING = ("nonzero", "masked_select", "_unique2", "unique_dim", "unique_consecutive", "bincount")
 _DROPOUTS = ("dropout", "feature_dropout", "alpha_dropout", "feature_alpha_dropout")
-_CONVOLUTIONS = (
-    *(f"conv{kind}{n}d" for kind in ("", "_transpose") for n in (1, 2, 3)),
-    *("convolution", "_convolution"),  # as TorchScript calls them
-)
+_CONVOLUTIONS = ("convolution", "_convolution", *(f"conv{kind}{n}d" for kind in ("", "_transpose") for n in (1, 2, 3)))
 _WINDOWS = tuple(f"{kind}_window" for kind in ("hann", "hamming", "blackman", "bartlett", "kaiser"))
 _VIEWS = (
     *("chunk", "narrow", "movedim", "moveaxis", "swapaxes", "swapdims", "expand_as", "view_as", "numpy_T", "mT"),
