@@ -70,7 +70,7 @@ class TorchScript(StepPerOp):
     @property
     def options(self) -> str:
         """The version of graphs, raised whenever those change that are made here, and whether all is switched off."""
-        return f"10{os.environ.get(_SWITCH, '')}"
+        return f"11{os.environ.get(_SWITCH, '')}"
 
     def available(self) -> str | None:
         """None while PyTorch has TorchScript, which it calls deprecated."""

@@ -344,7 +344,7 @@ def laid_out(recorder: TraceRecorder, call: Call) -> Any:
     # Of complex numbers PyTorch makes three convolutions of real ones.
     if x.is_complex() or (call.named.get("padding") == "same" and _pads_one_side(call.named)):
         return decompose(recorder, call if call.signature()[1] == _REAL else call.on_meta())
-    if call.info.short.startswith("conv"):
+    if "conv" in call.info.short:
         count, layout = 2, conv_format(x, call.args[1])
     elif call.info.short == "group_norm" and layout_of(x) is not layout and not recorder.on_cuda():
         layout = layout_of(x)

@@ -36,7 +36,7 @@ _FRESH_WHOLE = frozenset(
 )
 _PICKING = ("nonzero", "masked_select", "_unique2", "unique_dim", "unique_consecutive", "bincount")
 _DROPOUTS = ("dropout", "feature_dropout", "alpha_dropout", "feature_alpha_dropout")
-_CONVOLUTIONS = tuple(f"conv{kind}{n}d" for kind in ("", "_transpose") for n in (1, 2, 3))
+_CONVOLUTIONS = ("convolution", "_convolution", *(f"conv{kind}{n}d" for kind in ("", "_transpose") for n in (1, 2, 3)))
 _WINDOWS = tuple(f"{kind}_window" for kind in ("hann", "hamming", "blackman", "bartlett", "kaiser"))
 _VIEWS = (
     *("chunk", "narrow", "movedim", "moveaxis", "swapaxes", "swapdims", "expand_as", "view_as", "numpy_T", "mT"),
@@ -58,7 +58,7 @@ _SPECIAL = {
     **dict.fromkeys(("repeat_interleave", "one_hot", *_PICKING), "pick"),
     **dict.fromkeys(("all", "_is_all_true", "any", "_is_any_true", "eq"), "answer"),
     **dict.fromkeys(("_transformer_encoder_layer_fwd", "_native_multi_head_attention"), "boundary"),
-    **dict.fromkeys(("layer_norm", "group_norm", "convolution", *_CONVOLUTIONS), "laid_out"),
+    **dict.fromkeys(("layer_norm", "group_norm", *_CONVOLUTIONS), "laid_out"),
     **dict.fromkeys(("softmax", "log_softmax"), "softmax"),
     "rms_norm": "rms_norm",
     "linear": "linear",

@@ -92,6 +92,13 @@ def test_nodes_run_what_the_kind_of_device_has_kernels_for() -> None:
     assert on_cpu == [f"aten::{name}" for name in ("pow", "mean", "add_", "rsqrt", "mul", "mul")]
 
 
+def test_convolutions_follow_the_format_of_their_input_and_copy_other_filters() -> None:
+    layers = nn.Conv2d(8, 8, 3, padding=1), nn.Conv2d(8, 8, 3, groups=8)
+    model = nn.Sequential(Function(lambda x: x.mT.unflatten(2, (4, 4))), *layers)
+    graph = TorchScript().trace(source_of(model, torch.zeros(2, 16, 8)), "cpu")
+    assert [op.family for op in graph.ops if op.launches] == ["copy.strided", "conv", "conv_depthwise.channels_last"]
+
+
 HALVES = (("bert", torch.float16), ("gpt2", torch.bfloat16), ("llama", torch.float16), ("resnet", torch.float16))
 
 
