@@ -2,13 +2,11 @@
 
 from __future__ import annotations
 
-from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
-from types import GeneratorType
 from typing import Any
 
 import msgspec
@@ -52,6 +50,7 @@ from latpred.tracing.trace_pass import (
     PassWatcher,
     TracePass,
     demand_same,
+    finish,
     input_bytes,
     on_one_line,
     one_is_on_line,
@@ -278,7 +277,7 @@ def with_inputs(
 ) -> tuple[torch.nn.Module, Inputs]:
     """The module to trace and what it is called with."""
     if isinstance(model, str):
-        built = names.build(model, seq=seq, image=image)
+        built = names.build(model, seq=seq, image=image, inputs=inputs)
         own = Inputs(lambda batch: built.inputs(batch, "meta"), built.input_kind, built.input_size, built.batch)
         module, given = built.model, own if inputs is None else from_example(inputs)
     elif isinstance(model, torch.nn.Module):
@@ -513,8 +512,7 @@ class Tracer:
             try:
                 with recorder, recorder.watcher or nullcontext():
                     out = target(*args, **options)
-                    if type(out) is GeneratorType:  # the model has done nothing yet
-                        deque(out, maxlen=0)
+                    finish(out)
             except SystemExit as end:
                 raise TraceError(
                     f"the forward pass ended in sys.exit({end.code!r}) in {self._where(end)}; raise an error instead"

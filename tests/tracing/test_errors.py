@@ -5,7 +5,7 @@ from __future__ import annotations
 import errno
 import gc
 import weakref
-from collections.abc import Callable
+from collections.abc import AsyncIterator, Callable
 from contextlib import suppress
 from itertools import count
 from typing import Any
@@ -87,6 +87,21 @@ def test_dependence_on_data(function: Callable[..., Any], message: str) -> None:
     with pytest.raises(TraceError, match=message) as caught:
         latpred.trace(nn.Sequential(nn.Linear(4, 4), Projected(function)), torch.zeros(1, 4))
     assert "\n" not in str(caught.value)
+
+
+async def awaited(x: torch.Tensor) -> torch.Tensor:
+    return x
+
+
+async def streamed(x: torch.Tensor) -> AsyncIterator[torch.Tensor]:
+    yield x
+
+
+@pytest.mark.parametrize("forward", [awaited, streamed])
+@pytest.mark.filterwarnings("error")  # as of a coroutine that nobody awaited
+def test_a_forward_that_is_async_is_refused(forward: Callable[..., Any]) -> None:
+    with pytest.raises(TraceError, match="forward is async"):
+        latpred.trace(Projected(forward), torch.zeros(1, 4))
 
 
 def searched(model: nn.Module, inputs: Any) -> Any:
