@@ -273,6 +273,16 @@ def test_a_ctrl_c_inside_a_destructor_ends_the_run_all_the_same(opened):
         signal.signal(signal.SIGINT, before)
 
 
+def test_sigterm_ends_a_run_as_ctrl_c_does() -> None:
+    before = signal.signal(signal.SIGINT, signal.default_int_handler)
+    try:
+        with pytest.raises(KeyboardInterrupt), noting_interrupts():
+            signal.raise_signal(signal.SIGTERM)
+        assert signal.getsignal(signal.SIGTERM) is signal.SIG_DFL
+    finally:
+        signal.signal(signal.SIGINT, before)
+
+
 def test_a_second_session_is_told_who_holds_the_first(opened, tmp_path):
     code = (
         "import sys; from pathlib import Path; from latpred.calibration.session import Session\n"
