@@ -321,7 +321,7 @@ def test_a_record_says_how_eager_was_asked_for_and_a_resumed_journal_how_it_was_
         two.complete()
     with opened(about=plain) as more:
         more.run(Cell("kernel", "gemm", runtime="torchscript"), Measuring())
-        more.complete(extending=True)
+        more.complete()
     header, rows = read_journal(tmp_path / session.LAST)
     assert (header.about, [row.cell.runtime for row in rows]) == (asked, ["eager", "torchscript"])
 
@@ -419,7 +419,7 @@ def test_a_place_that_cannot_be_written_says_where_to_go(tmp_path):
     ("name", "use"),
     [
         (session.JOURNAL, lambda _: session.directory("cpu")),
-        (session.JOURNAL, lambda one: one.resumable("eager", since="")),
+        (session.JOURNAL, lambda one: one.begun("eager", since="")),
         (session.LAST, lambda one: one.__enter__().complete()),
     ],
 )
