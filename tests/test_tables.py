@@ -110,7 +110,7 @@ def test_files_that_are_no_tables(tmp_path: Path) -> None:
         ("model;batch;latency_ms\na;1;2,5\n", "has ';' between its columns. Put commas there, and points in its num"),
         ("model\tbatch\tlatency_ms\na\t1\t2.5\n", r"has '\\t' between its columns"),
         ("model,batch,latency_ms\na,1,2,5\n", "has rows with more values than its header has names"),
-        ("model,batch,latency_s,latency_ms\na,1,,5\na,2,2,5\n", "has 2 as latency_s and 5 as latency_ms in row 2. Correct"),
+        ("model,batch,latency_s,latency_ms\na,1,,5\na,2,2,5\n", "has 2 as latency_s and 5 as latency_ms in row 2"),
         ("model,batch,latency_ms,latency_ms \na,1,2,5\n", "has latency_ms more than once"),
         ("model,batch,latency_ms\na,99999999999999999999,2\n", "'99999999999999999999' as batch in row 1"),
     ],

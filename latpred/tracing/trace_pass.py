@@ -207,7 +207,7 @@ def finish(result: Any) -> None:
         if isinstance(result, CoroutineType):
             result.close()  # or Python warns that nobody awaited it
         raise TraceError(
-            "the model's forward is async, so calling it does nothing yet; give a model whose forward is a plain function"
+            "the model's forward is async, so calling it does nothing; give a model whose forward is a plain function"
         )
 
 

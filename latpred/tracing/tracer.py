@@ -84,7 +84,7 @@ class TraceRecorder(TorchDispatchMode):  # type: ignore[no-untyped-call]
         self.supports_higher_order_operators = True
         self.notes: set[str] = set()  # what the graph is to say of this pass
         self.depth = 0  # how many ops what is handled is part of
-        self._inner = 0
+        self._inner, self._outer = 0, ""  # how many parts the outermost op has so far, and its name
         self._arguments: Sequence[Any] = ()  # of the op being handled, while a watcher looks on
 
     @classmethod
@@ -133,7 +133,7 @@ class TraceRecorder(TorchDispatchMode):  # type: ignore[no-untyped-call]
     def inside(self, function: Callable[..., Any], /, *args: Any, **options: Any) -> Any:
         """Call a function whose own ops are recorded as parts of the current one."""
         if not self.depth:
-            self._inner = 0
+            self._inner, self._outer = 0, self.current
         self.depth += 1
         try:
             with self:
@@ -147,8 +147,9 @@ class TraceRecorder(TorchDispatchMode):  # type: ignore[no-untyped-call]
         return self.target == "cuda"
 
     def reading(self) -> str:
-        """That Python reads a value, which is of the last op; part of a sentence."""
-        return "the model's Python reads a value" + (f" that {self.records[-1].name} made" if self.records else "")
+        """That Python, or an op of which that is a part, reads a value, which is of the last op; part of a sentence."""
+        reader = self._outer if self.depth and self._outer not in _ASKED else "the model's Python"
+        return f"{reader} reads a value" + (f" that {self.records[-1].name} made" if self.records else "")
 
     def finished(self, batch: int, input_bytes: int) -> TracePass:
         """What was recorded."""
@@ -581,6 +582,7 @@ class Tracer:
 
 # What torch says where Python asks a meta tensor for its values by a call that is no op: tolist() or numpy().
 _READS = "tensor with unallocated storage", "meta device type tensor to numpy", "item() cannot be called on meta"
+_ASKED = "aten::item", "aten::is_nonzero"  # by which Python asks for a value
 _ADVICE = "which no trace can know; take that part out of forward, or trace the parts of the model on either side of it"
 _OWN = (str(Path(__file__).parents[1]), str(Path(torch.__file__).parent))
 
