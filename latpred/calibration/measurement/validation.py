@@ -114,11 +114,10 @@ def validate(
         _demand_usual(suite=suite, runtimes=runtimes, batch=batch, precision=precision, protocol=protocol)
         _demand_usual(repeats=repeats, rivals=rivals, record=record, budget_s=budget_s)
         return _replayed(replay if isinstance(replay, Recording) else load(replay), profile, device, threads)
-    device_profile = profile or store.find(device, threads=threads)
+    device_profile, chosen = profile or store.find(device, threads=threads), suites.get(suite)
     check_names(rivals)
     if record is not None:
         storage.demand_writable(Path(record) / MANIFEST)
-    chosen = suites.get(suite)
     workloads, live, predictor = chosen.workloads(), open_device(device), Predictor(device_profile)
     options = conditions.Options.of(device_profile)
     options = options if threads is None else options._replace(threads=threads)
@@ -126,9 +125,8 @@ def validate(
         demand_runtime(runtime, live)
         predictor.check(runtime, precision)  # said before minutes are spent on measuring
     asked: dict[str, Any] = {"precision": precision, "protocol": protocol, "repeats": repeats, **options._asdict()}
-    share = MEASURED_SHARE if rivals else 1.0
-    asked |= {"runtime": runtimes, "progress": progress, "budget_s": budget_s and share * budget_s}
-    # Before anything is measured, so that what was measured can be kept at once.
+    left_s = (1 - MEASURED_SHARE) * (budget_s or 0.0) * bool(rivals)
+    asked |= {"runtime": runtimes, "progress": progress, "budget_s": budget_s and budget_s - left_s}
     traced = _traced(workloads, runtimes, precision, target_of(device_profile.device.kind))
     try:
         table = measure(workloads, chosen.batches if batch is None else batch, device=live, **asked)
@@ -141,8 +139,7 @@ def validate(
         raise KeyboardInterrupt(f"what was measured by then is kept in {record}") from stopped
     table, graphs = _with_graphs(table, traced)
     _keep(record, suite, device_profile, table, graphs)  # already now: baselines take minutes too
-    left_s = None if budget_s is None else (1 - MEASURED_SHARE) * budget_s
-    pace = ProgressCounter("", len(table) * len(rivals), progress, budget_s=left_s, clock=time.monotonic)
+    pace = ProgressCounter("", len(table) * len(rivals), progress, budget_s=budget_s and left_s, clock=time.monotonic)
     try:
         with conditions.stated(options, live, dtype=None):
             notes = _notes(device_profile, live.machine(), table)
@@ -184,7 +181,7 @@ def _notes(profile: DeviceProfile, machine: Machine, table: pd.DataFrame) -> lis
 def _traced(
     workloads: Sequence[Workload], runtimes: Sequence[str], precision: str, target: str
 ) -> dict[GraphKey, ModelGraph | str]:
-    """What the models do in each runtime; of a model that no trace can follow, why."""
+    """What the models do in each runtime, before any is measured, so that what was can be kept at once; or why not."""
     traced: dict[GraphKey, ModelGraph | str] = {}
     for workload, runtime in product(workloads, runtimes):
         shape = {"input_kind": workload.input_kind, "input_size": workload.input_size}
