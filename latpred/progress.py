@@ -108,6 +108,7 @@ _interrupted = threading.Event()
 def noting_interrupts() -> Iterator[None]:
     """Have Ctrl-C leave word for `raise_if_interrupted`, unless it is answered in another way already.
 
+    So does SIGTERM, with which `timeout` and the schedulers of clusters end a run: what was measured is kept as well.
     Python drops a KeyboardInterrupt that arrives inside a destructor or the callback of a weak reference.
     """
     alone = threading.current_thread() is threading.main_thread()
@@ -120,11 +121,15 @@ def noting_interrupts() -> Iterator[None]:
         raise KeyboardInterrupt
 
     _interrupted.clear()
-    signal.signal(signal.SIGINT, note)
+    usual = {signal.SIGINT: signal.default_int_handler, signal.SIGTERM: signal.SIG_DFL}
+    before = {number: handler for number, handler in usual.items() if signal.getsignal(number) is handler}
+    for number in before:
+        signal.signal(number, note)
     try:
         yield
     finally:
-        signal.signal(signal.SIGINT, signal.default_int_handler)
+        for number, handler in before.items():
+            signal.signal(number, handler)
         _interrupted.clear()
 
 

@@ -41,6 +41,7 @@ KERNELS = "x_kernels"  # of one forward pass, as a profiler counted them
 AT_SPEED = "at_speed_s"  # a prediction for the speed that the machine had while a table was measured
 OK = "ok"
 _PREDICTED = "It is a predicted one; give one of latpred measure."
+_ROUNDED = 0.01  # by which a latency in milliseconds may differ from the same in seconds
 MOST_COUNT = 2**53  # from which on a float skips whole numbers
 
 
@@ -239,11 +240,17 @@ def _in_seconds(frame: pd.DataFrame) -> pd.DataFrame:
     """A table with latency_s in place of latency_ms."""
     if "latency_ms" not in frame.columns:
         return frame
-    if "latency_s" in frame.columns:
-        raise TableError("The table has both latency_s and latency_ms. Keep one of them.")
-    frame = frame.rename(columns={"latency_ms": "latency_s"})
-    numbers = pd.to_numeric(frame["latency_s"], errors="coerce") / 1e3
-    return frame.assign(latency_s=numbers.where(numbers.notna(), frame["latency_s"]))  # whose texts an error names
+    ms = pd.to_numeric(frame["latency_ms"], errors="coerce")
+    from_ms = (ms / 1e3).where(ms.notna(), frame["latency_ms"])  # whose texts an error names
+    given = frame.get("latency_s", from_ms)
+    off = (pd.to_numeric(given, errors="coerce") * 1e3 - ms).abs() > _ROUNDED * ms.abs()
+    if off.any():
+        where = int(np.flatnonzero(off)[0])
+        raise TableError(
+            f"The table has {_as_text(given.iloc[where])} as latency_s and {_as_text(frame['latency_ms'].iloc[where])} "
+            f"as latency_ms in row {where + 1}. Correct one of them, or keep one column."
+        )
+    return frame.drop(columns="latency_ms").assign(latency_s=given.where(given.map(_as_text) != "", from_ms))
 
 
 def timed(frame: pd.DataFrame) -> NDArray[np.bool_]:

@@ -484,7 +484,7 @@ HALF = msgspec.structs.replace(GRAPHS[0], precision="fp16")
         (ROWS.iloc[:0], TableError, "no measured row"),
         (ROWS.assign(latency_ms=-1.0), TableError, "latency_s"),
         (ROWS.assign(latency_ms="12 ms"), TableError, "'12 ms' as latency_s in row 1"),
-        (ROWS.assign(latency_s=1.0), TableError, "both latency_s and latency_ms"),
+        (ROWS.assign(latency_s=1.0), TableError, "as latency_ms in row 1"),
         (ROWS.rename(columns={"latency_ms": "latency_s"}), UsageError, "check the unit"),
         (ROWS.assign(device="rtx-8000"), UsageError, "rows of rtx-8000"),
         (ROWS.assign(gpu="rtx-8000"), UsageError, "rows of rtx-8000"),

@@ -115,9 +115,10 @@ def test_a_full_disk_leaves_the_file_that_was_there(tmp_path: Path, monkeypatch:
 
     with monkeypatch.context() as patch:
         patch.setattr(Path, "write_text", write_text)
-        shown = run("profiles", "list", "-o", path)
-    assert shown.exit_code == 2
-    assert shown.stderr == f"latpred: cannot write {path}: No space left on device. Name another file with -o.\n"
+        shown = run("cache", "show", "-o", path)
+    assert (shown.exit_code, json.loads(shown.stdout)["files"]) == (2, 0)
+    said = "No space left on device. The result is on stdout instead; name another file with -o."
+    assert shown.stderr == f"latpred: cannot write {path}: {said}\n"
     assert path.read_text() == "old"
     assert list(tmp_path.iterdir()) == [path]
     assert f"{path} is a file, not a folder. Name another file." in run("cache", "show", "-o", path / "a.json").stderr

@@ -229,11 +229,11 @@ def test_the_verbs_that_measure_hand_on_how(model: str, monkeypatch: pytest.Monk
 
     for module, name in ((calibrator, "calibrate"), (whole_models, "measure"), (validation, "validate")):
         monkeypatch.setattr(module, name, stop)
-    calls = [("calibrate", "-d", "cpu", "--cudnn-benchmark"), ("measure", model), ("validate",)]
+    calls = [("calibrate", "-d", "cpu", "--cudnn-benchmark"), ("measure", model), ("validate", "--no-baselines")]
     for threads, arguments in enumerate(calls, 2):
         assert isinstance(run(*arguments, "--threads", str(threads)).exception, StopError)
         assert seen["threads"] == threads
-    assert seen["cudnn_benchmark"] is True
+    assert (seen["cudnn_benchmark"], seen["rivals"]) == (True, ())
 
 
 def test_a_journal_of_another_machine_replaces_no_profile(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -110,7 +110,7 @@ def test_files_that_are_no_tables(tmp_path: Path) -> None:
         ("model;batch;latency_ms\na;1;2,5\n", "has ';' between its columns. Put commas there, and points in its num"),
         ("model\tbatch\tlatency_ms\na\t1\t2.5\n", r"has '\\t' between its columns"),
         ("model,batch,latency_ms\na,1,2,5\n", "has rows with more values than its header has names"),
-        ("model,batch,latency_s,latency_ms\na,1,2,5\n", "both latency_s and latency_ms"),
+        ("model,batch,latency_s,latency_ms\na,1,,5\na,2,2,5\n", "has 2 as latency_s and 5 as latency_ms in row 2"),
         ("model,batch,latency_ms,latency_ms \na,1,2,5\n", "has latency_ms more than once"),
         ("model,batch,latency_ms\na,99999999999999999999,2\n", "'99999999999999999999' as batch in row 1"),
     ],
@@ -184,5 +184,8 @@ def test_an_outside_table_is_completed() -> None:
     silent = silent.assign(runtime=["compile", np.nan])
     checked = tables.check(tables.complete(silent.assign(arch=[[1, 2], [3]])), tables.MEASURED)
     assert checked[["runtime", "n", "x_arch"]].values.tolist() == [["compile", 5, "[1, 2]"], ["eager", 1, "[3]"]]
+    twice = pd.DataFrame({"model": "a", "batch": [1, 2, 4], "latency_s": [0.0123, "", 3], "latency_ms": [12.34, 7, ""]})
+    checked = tables.check(tables.complete(twice), tables.MEASURED)
+    assert checked["latency_s"].tolist() == [0.0123, 0.007, 3.0]
     with pytest.raises(TableError, match="lacks batch, latency_s"):
         tables.complete(pd.DataFrame({"model": ["a"]}))

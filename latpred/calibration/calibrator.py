@@ -153,12 +153,13 @@ def calibrate(
 
         session = session_of(chosen)
         finished = None if fresh else calibrate_runtimes.kept(profile_name, live, protocol, chosen * bool(precisions))
-        if finished is not None and session.resumable(EAGER, since=finished.created):
+        begun = "" if finished is None else session.begun(EAGER, since=finished.created)
+        if finished is not None and begun >= finished.created:  # else it was saved when eager in that journal was done
             finished = None
         plan = _plan(wanted, finished, quick, budget_s, cells)
         if EAGER in plan:
             finished = None  # it is measured anew
-        if finished is not None:
+        if finished is not None and not begun:
             session = session_of(tuple(finished.kernels))  # those of the record that it adds to
         with session:
             planned_s, effort = sum(each.seconds for each in plan.values()), plan.get(EAGER, _Effort(0.0, 0.0))
@@ -168,7 +169,7 @@ def calibrate(
                 profile = _EagerCalibration(live, chosen, session, profile_name, protocol, report).run()
                 store.save(profile)  # what follows may be interrupted, and eager can be predicted by now
             profile = _with_runtimes(profile, live, session, chosen, plan, report)
-            session.complete(extending=finished is not None)
+            session.complete()
     return profile
 
 

@@ -254,16 +254,16 @@ class Session:
         """What was measured of a runtime so far."""
         return [row for row in self._rows.values() if row.cell.runtime == runtime]
 
-    def resumable(self, runtime: str, since: str) -> bool:
-        """Whether there is a journal to go on from that has rows of a runtime; to be asked before it is entered.
+    def begun(self, runtime: str, since: str) -> str:
+        """When the journal to go on from was started, "" where none has rows of a runtime; to be asked before entering.
 
         One that was set aside counts where it was started after `since`.
         """
         with self._writing():
             found = self._found()
         if found is None or (found.path.name != JOURNAL and found.header.started <= since):
-            return False
-        return any(row.cell.runtime == runtime for row in found.rows)
+            return ""
+        return found.header.started if any(row.cell.runtime == runtime for row in found.rows) else ""
 
     def holds(self, cell: Cell) -> bool:
         """Whether the journal has this cell already."""
@@ -316,17 +316,17 @@ class Session:
             raise DeviceError(f"{cell.key}: {error} {kept}") from error
         return msgspec.structs.replace(row, tries=tries + 1)
 
-    def complete(self, *, extending: bool = False) -> None:
+    def complete(self) -> None:
         """End the session for good: the journal becomes the record of the last calibration, and nothing is resumed.
 
-        Call it once the profile is saved. One that was `extending` the last calibration adds to its record.
+        Call it once the profile is saved. One without eager extends the last calibration, and adds to its record.
         """
         last = self._folder / LAST
         anew = {row.cell.runtime for row in self._rows.values()}
         with self._writing():
             self._journal.close()
             header, rows, _ = _contents(_bytes_of(last))
-            extends = extending and header is not None and self._header.extends(header)
+            extends = "eager" not in anew and header is not None and self._header.extends(header)
             older = [row for row in rows if extends and row.cell.runtime not in anew]
             first = header if older else self._header  # that of eager, which a profile is fitted to again
             lines = [msgspec.json.encode(part) for part in (first, *older, *self._rows.values())]

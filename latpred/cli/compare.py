@@ -128,6 +128,7 @@ def _evaluate_left_out(table: PublishedTable, by: str, output: Output) -> None:
 @takes("precision_to_validate")
 @click.option("--runtime", "runtimes", multiple=True, default=("eager",), show_default=True, help="May be given again.")
 @takes("protocol", "repeats", "threads_to_validate", "budget_s")
+@click.option("--no-baselines", is_flag=True, help="Leave out the baselines that take time on the device.")
 @click.option("--record", type=click.Path(path_type=Path), help="Keep what was measured in this folder, to replay it.")
 @click.option("--replay", help="Measure nothing: a recording's folder, or the name of a shipped one.")
 @takes("plot")
@@ -136,6 +137,7 @@ def validate(
     device: str | None,
     replay: str | None,
     batches: tuple[int, ...] | None,
+    no_baselines: bool,
     plot: Path | None,
     output: Output,
     **asked: Any,
@@ -149,9 +151,9 @@ def validate(
 
     if replay is not None:
         device = device or profile_of(replay)
-        for option in given("batches", *asked.keys() - {"record"}):
+        for option in given("batches", "no_baselines", *asked.keys()):
             raise UsageError(f"--replay judges all that was recorded, and measures nothing; leave out {option}.")
-    device = device or "cpu"
+    device, asked = device or "cpu", asked | ({"rivals": ()} if no_baselines else {})
     with progress(f"validating {device}") if replay is None else working(f"replaying {replay}") as show:
         report = run(device, replay=replay, batch=batches, progress=show, **asked)
     _show_report(report, output, plot)

@@ -16,6 +16,7 @@ import click
 
 from latpred.cli.main import results, state
 from latpred.cli.options import Output
+from latpred.errors import UsageError
 from latpred.progress import Listener, ProgressEvent, bar, each_tenth, time_left
 from latpred.render import WIDTH, Page
 
@@ -51,8 +52,12 @@ def emit(
         return
     from latpred.storage import result_file
 
-    with result_file(output.path, "Name another file with -o.") as part:
-        part.write_text(text + "\n", encoding="utf-8")
+    try:
+        with result_file(output.path, "The result is on stdout instead; name another file with -o.") as part:
+            part.write_text(text + "\n", encoding="utf-8")
+    except UsageError:
+        answer(text)  # it may be that of minutes of measuring
+        raise
     notice(f"wrote {output.path}")
 
 

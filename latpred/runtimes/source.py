@@ -58,7 +58,7 @@ def source_of(model: torch.nn.Module | str, inputs: Any = None, **options: Any) 
     def make() -> torch.nn.Module:
         if isinstance(model, str):
             with Seeded(SEED), dtype_of_build(model), built_with(attention):
-                made = build(model, seq=seq, image=image, device="cpu").model
+                made = build(model, seq=seq, image=image, device="cpu", inputs=inputs).model
         else:
             made = _on_cpu(model)
             attend(made, attention)

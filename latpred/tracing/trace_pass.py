@@ -10,11 +10,12 @@ from __future__ import annotations
 
 import dis
 import sys
+from collections import deque
 from collections.abc import Callable, Hashable, Iterable, Sequence
 from dataclasses import dataclass
 from functools import cache, lru_cache
 from itertools import accumulate, compress, takewhile
-from types import CodeType, FrameType
+from types import AsyncGeneratorType, CodeType, CoroutineType, FrameType, GeneratorType
 from typing import Any
 
 import msgspec
@@ -195,6 +196,19 @@ def _looping(code: CodeType) -> frozenset[int | None]:
     spans = [range(step.argval, step.offset + 1) for step in steps if "JUMP_BACKWARD" in step.opname]
     within = (step for step in steps if any(step.offset in span for span in spans))
     return frozenset(step.positions.lineno for step in within if step.positions)
+
+
+@uncounted
+def finish(result: Any) -> None:
+    """Have the generator that a forward pass gives, which has done nothing yet, do its work; refuse a coroutine."""
+    if type(result) is GeneratorType:
+        deque(result, maxlen=0)
+    elif isinstance(result, CoroutineType | AsyncGeneratorType):
+        if isinstance(result, CoroutineType):
+            result.close()  # or Python warns that nobody awaited it
+        raise TraceError(
+            "the model's forward is async, so calling it does nothing; give a model whose forward is a plain function"
+        )
 
 
 RETURN = "python::return"

@@ -2,13 +2,11 @@
 
 from __future__ import annotations
 
-from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
-from types import GeneratorType
 from typing import Any
 
 import msgspec
@@ -52,6 +50,7 @@ from latpred.tracing.trace_pass import (
     PassWatcher,
     TracePass,
     demand_same,
+    finish,
     input_bytes,
     on_one_line,
     one_is_on_line,
@@ -85,7 +84,7 @@ class TraceRecorder(TorchDispatchMode):  # type: ignore[no-untyped-call]
         self.supports_higher_order_operators = True
         self.notes: set[str] = set()  # what the graph is to say of this pass
         self.depth = 0  # how many ops what is handled is part of
-        self._inner = 0
+        self._inner, self._outer = 0, ""  # how many parts the outermost op has so far, and its name
         self._arguments: Sequence[Any] = ()  # of the op being handled, while a watcher looks on
 
     @classmethod
@@ -134,7 +133,7 @@ class TraceRecorder(TorchDispatchMode):  # type: ignore[no-untyped-call]
     def inside(self, function: Callable[..., Any], /, *args: Any, **options: Any) -> Any:
         """Call a function whose own ops are recorded as parts of the current one."""
         if not self.depth:
-            self._inner = 0
+            self._inner, self._outer = 0, self.current
         self.depth += 1
         try:
             with self:
@@ -148,8 +147,9 @@ class TraceRecorder(TorchDispatchMode):  # type: ignore[no-untyped-call]
         return self.target == "cuda"
 
     def reading(self) -> str:
-        """That Python reads a value, which is of the last op; part of a sentence."""
-        return "the model's Python reads a value" + (f" that {self.records[-1].name} made" if self.records else "")
+        """That Python, or an op of which that is a part, reads a value, which is of the last op; part of a sentence."""
+        reader = self._outer if self.depth and self._outer not in _ASKED else "the model's Python"
+        return f"{reader} reads a value" + (f" that {self.records[-1].name} made" if self.records else "")
 
     def finished(self, batch: int, input_bytes: int) -> TracePass:
         """What was recorded."""
@@ -278,7 +278,7 @@ def with_inputs(
 ) -> tuple[torch.nn.Module, Inputs]:
     """The module to trace and what it is called with."""
     if isinstance(model, str):
-        built = names.build(model, seq=seq, image=image)
+        built = names.build(model, seq=seq, image=image, inputs=inputs)
         own = Inputs(lambda batch: built.inputs(batch, "meta"), built.input_kind, built.input_size, built.batch)
         module, given = built.model, own if inputs is None else from_example(inputs)
     elif isinstance(model, torch.nn.Module):
@@ -513,8 +513,7 @@ class Tracer:
             try:
                 with recorder, recorder.watcher or nullcontext():
                     out = target(*args, **options)
-                    if type(out) is GeneratorType:  # the model has done nothing yet
-                        deque(out, maxlen=0)
+                    finish(out)
             except SystemExit as end:
                 raise TraceError(
                     f"the forward pass ended in sys.exit({end.code!r}) in {self._where(end)}; raise an error instead"
@@ -583,6 +582,7 @@ class Tracer:
 
 # What torch says where Python asks a meta tensor for its values by a call that is no op: tolist() or numpy().
 _READS = "tensor with unallocated storage", "meta device type tensor to numpy", "item() cannot be called on meta"
+_ASKED = "aten::item", "aten::is_nonzero"  # by which Python asks for a value
 _ADVICE = "which no trace can know; take that part out of forward, or trace the parts of the model on either side of it"
 _OWN = (str(Path(__file__).parents[1]), str(Path(torch.__file__).parent))
 

@@ -57,8 +57,10 @@ _SUFFIXES = frozenset(
 _PATHS = ("/", "./", "../", "~/")
 
 
-def _from_file(name: str, seq: int | None, image: int | None, dtype: torch.dtype | None, device: str) -> Built:
-    """What the function that "path/file.py:function" names builds."""
+def _from_file(
+    name: str, seq: int | None, image: int | None, dtype: torch.dtype | None, device: str, asked: Any
+) -> Built:
+    """What the function that "path/file.py:function" names builds, to be called with inputs that were asked for."""
     from latpred.zoo.user_files import errors_of, function_of
 
     path, _, function = name.rpartition(":")
@@ -71,6 +73,7 @@ def _from_file(name: str, seq: int | None, image: int | None, dtype: torch.dtype
             f"{name} returned {type(model).__name__}; it must return an nn.Module, or a module and an example of its "
             "inputs"
         )
+    example = example if asked is None else asked
     demand_one(example, seq, image)
     given = derived(model, seq, image) if example is None else from_example(example)
     taken, kept = dtype or _own_dtype(model), frozenset() if dtype else kept_dtypes(given, model)
@@ -81,7 +84,7 @@ def _from_file(name: str, seq: int | None, image: int | None, dtype: torch.dtype
             return placed(real(values, taken, kept=kept), where)
         return cast(as_arguments(values), taken, kept)
 
-    return Built(_settled(evaluated(model), dtype, device), inputs, name, given.kind, given.size, given.batch)
+    return Built(_settled(model, dtype, device), inputs, name, given.kind, given.size, given.batch)
 
 
 def _demand_there(path: str) -> None:
@@ -250,14 +253,21 @@ def in_older_parts(model: torch.nn.Module) -> bool:
 
 
 def build(
-    name: str, *, seq: int | None = None, image: int | None = None, device: str = "meta", precision: str | None = None
+    name: str,
+    *,
+    seq: int | None = None,
+    image: int | None = None,
+    device: str = "meta",
+    precision: str | None = None,
+    inputs: Any = None,
 ) -> Built:
     """Build a model by name, its structure alone on "meta", with random weights elsewhere.
 
     A name is one of `ARCHITECTURES` or another of its names ("bert-base", "google/mobilebert-uncased"),
     "torchvision:NAME", "timm:NAME", either without its library where nothing else goes by the name, "SPACE:NETWORK" of
     a published space, or "path/file.py:FUNCTION" for a function without arguments that returns a model, or a model and
-    an example of its inputs. Without a `precision` weights stay as they are built, and inputs are of their dtype.
+    an example of its inputs, in place of which `inputs` are taken where they are given. Without a `precision` weights
+    stay as they are built, and inputs are of their dtype.
     """
     dtype = dtype_of(precision)
     if name.lower().endswith(".onnx"):
@@ -276,7 +286,7 @@ def build(
         model, side = _from_space(name, device) if of_space else _from_library(library, rest, device, image)
         return _built(name, model, "image", image or side, dtype, device)
     if is_file(name):
-        return _from_file(name, seq, image, dtype, device)
+        return _from_file(name, seq, image, dtype, device, inputs)
     full = full_name(name)
     if full is None:
         _demand_no_path(name)
@@ -362,7 +372,7 @@ def _settled(model: torch.nn.Module, dtype: torch.dtype | None, device: str) -> 
         cast_weights(model, dtype)
     if any(parameter.device.type != device for parameter in model.parameters()):
         model = model.to(device)
-    return model.eval()
+    return evaluated(model)
 
 
 def evaluated(model: torch.nn.Module) -> torch.nn.Module:

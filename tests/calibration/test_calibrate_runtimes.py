@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import re
 import shutil
 from collections import Counter
 from collections.abc import Callable, Iterator
@@ -153,6 +154,14 @@ def test_an_extension_that_was_interrupted_goes_on_and_one_asked_for_again_start
     assert [line for line in again.acceptance.checks if line.startswith("plain: networks")] == [
         "plain: networks to judge by at least 5"
     ]
+
+
+@pytest.mark.usefixtures("finished")
+def test_eager_that_was_finished_is_not_measured_again_after_an_interruption() -> None:
+    journal = (directory("simulated") / session.LAST).rename(directory("simulated") / session.JOURNAL)  # as one left it
+    journal.write_text(re.sub('"started":"[^"]*"', '"started":"2026-01-01T00:00:00Z"', journal.read_text(), count=1))
+    assert list(more(("eager", "plain")).runtimes) == ["eager", "plain"]
+    assert rows_kept() == {"eager": FEW, "plain": MORE}
 
 
 @pytest.mark.usefixtures("finished")

@@ -273,6 +273,16 @@ def test_a_ctrl_c_inside_a_destructor_ends_the_run_all_the_same(opened):
         signal.signal(signal.SIGINT, before)
 
 
+def test_sigterm_ends_a_run_as_ctrl_c_does() -> None:
+    before = signal.signal(signal.SIGINT, signal.default_int_handler)
+    try:
+        with pytest.raises(KeyboardInterrupt), noting_interrupts():
+            signal.raise_signal(signal.SIGTERM)
+        assert signal.getsignal(signal.SIGTERM) is signal.SIG_DFL
+    finally:
+        signal.signal(signal.SIGINT, before)
+
+
 def test_a_second_session_is_told_who_holds_the_first(opened, tmp_path):
     code = (
         "import sys; from pathlib import Path; from latpred.calibration.session import Session\n"
@@ -311,7 +321,7 @@ def test_a_record_says_how_eager_was_asked_for_and_a_resumed_journal_how_it_was_
         two.complete()
     with opened(about=plain) as more:
         more.run(Cell("kernel", "gemm", runtime="torchscript"), Measuring())
-        more.complete(extending=True)
+        more.complete()
     header, rows = read_journal(tmp_path / session.LAST)
     assert (header.about, [row.cell.runtime for row in rows]) == (asked, ["eager", "torchscript"])
 
@@ -409,7 +419,7 @@ def test_a_place_that_cannot_be_written_says_where_to_go(tmp_path):
     ("name", "use"),
     [
         (session.JOURNAL, lambda _: session.directory("cpu")),
-        (session.JOURNAL, lambda one: one.resumable("eager", since="")),
+        (session.JOURNAL, lambda one: one.begun("eager", since="")),
         (session.LAST, lambda one: one.__enter__().complete()),
     ],
 )

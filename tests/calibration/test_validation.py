@@ -162,6 +162,13 @@ def stop(*_: object, **__: object) -> NoReturn:
     raise KeyboardInterrupt
 
 
+def test_models_are_traced_before_any_is_measured(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(Workload, "trace", stop)
+    monkeypatch.setattr(validation, "measure", lambda *_, **__: pytest.fail("measured"))
+    with pytest.raises(KeyboardInterrupt):
+        validate(profile=profile(), suite="toys")
+
+
 @pytest.mark.parametrize("measuring", [True, False])
 def test_ctrl_c_leaves_what_was_measured(measuring: bool, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     def stopped(*asked: Any, **options: Any) -> NoReturn:

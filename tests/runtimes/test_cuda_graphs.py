@@ -208,6 +208,7 @@ def failed_capture(first: Exception) -> RuntimeError:
     return last
 
 
+NAMED = RuntimeError("CUDA error: cudaErrorStreamCaptureUnsupported")
 NOT_PERMITTED = RuntimeError("CUDA error: operation not permitted when stream is capturing\nfor debugging ...")
 REFUSAL = r"captured into a CUDA graph: CUDA error: operation not permitted when stream is capturing\. Ask"
 PUT_BACK = ["the user's stream", "_cuda_endAllocateToPool", "_cuda_releasePool", "captured in a stream of cuda:1"]
@@ -218,6 +219,8 @@ PUT_BACK = ["the user's stream", "_cuda_endAllocateToPool", "_cuda_releasePool",
     [
         # Ending a capture that failed is an error of its own.
         (failed_capture(NOT_PERMITTED), RuntimeRefusalError, REFUSAL, PUT_BACK),
+        (NAMED, RuntimeRefusalError, "cudaErrorStreamCaptureUnsupported", PUT_BACK),
+        (RuntimeError("this op cannot be captured"), RuntimeRefusalError, "this op", PUT_BACK),
         (failed_capture(torch.OutOfMemoryError("2 GiB")), torch.OutOfMemoryError, "2 GiB", PUT_BACK),
         (torch.OutOfMemoryError("2 GiB"), torch.OutOfMemoryError, "2 GiB", []),
         (RuntimeError("CUDA error: an illegal memory access"), RuntimeError, "illegal memory", []),

@@ -5,7 +5,7 @@ from __future__ import annotations
 import errno
 import gc
 import weakref
-from collections.abc import Callable
+from collections.abc import AsyncIterator, Callable
 from contextlib import suppress
 from itertools import count
 from typing import Any
@@ -56,7 +56,7 @@ def looping(y: torch.Tensor) -> Any:
 
 
 DECIDE = r"values or a compiler decide what torch.ops.higher_order.{} does in module '1' \(test_errors.py:\d+\), which"
-READS = r"reads a value that aten::{} made in module '1' \(test_errors.py:\d+\), which no trace can know; take"
+READS = r"^the model's Python reads a value that aten::{} made in module '1' \(test_errors.py:\d+\), which no trace can"
 
 
 @pytest.mark.parametrize(
@@ -72,6 +72,7 @@ READS = r"reads a value that aten::{} made in module '1' \(test_errors.py:\d+\),
         (unanswered, "the forward pass failed in module '1' .* at batch 1: TimeoutError: .*Connection timed out"),
         (without_gpu, "the model's code asks for a GPU, which no trace needs: have it use"),
         (lambda y: y if torch.allclose(y, y) else -y, "reads a value that aten::.* made in module '1'"),
+        (lambda y: torch.cov(y), r"^aten::cov reads a value that aten::\w+ made in module '1' \(test_errors.py"),
         (lambda y: y if written(y[0])[0].item() > 0 else -y, "reads a value"),
         (lambda y: [x := written(y), y * (x + 1).max().item()], READS.format("max")),
         (lambda y: y * written(y).tolist()[0][0], "reads a value"),
@@ -87,6 +88,21 @@ def test_dependence_on_data(function: Callable[..., Any], message: str) -> None:
     with pytest.raises(TraceError, match=message) as caught:
         latpred.trace(nn.Sequential(nn.Linear(4, 4), Projected(function)), torch.zeros(1, 4))
     assert "\n" not in str(caught.value)
+
+
+async def awaited(x: torch.Tensor) -> torch.Tensor:
+    return x
+
+
+async def streamed(x: torch.Tensor) -> AsyncIterator[torch.Tensor]:
+    yield x
+
+
+@pytest.mark.parametrize("forward", [awaited, streamed])
+@pytest.mark.filterwarnings("error")  # as of a coroutine that nobody awaited
+def test_a_forward_that_is_async_is_refused(forward: Callable[..., Any]) -> None:
+    with pytest.raises(TraceError, match="forward is async"):
+        latpred.trace(Projected(forward), torch.zeros(1, 4))
 
 
 def searched(model: nn.Module, inputs: Any) -> Any:

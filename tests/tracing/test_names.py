@@ -180,6 +180,7 @@ def file(tmp_path: Path) -> Path:
         "def failing():\n    raise ValueError('no such size')\n"
         "def on_gpu():\n    raise AssertionError('Torch not compiled with CUDA enabled')\n"
         "network = torch.nn.Sequential(torch.nn.Conv2d(3, 4, 3))\n"
+        "layer = torch.nn.Linear(6, 2)\n"
     )
     return path
 
@@ -194,6 +195,14 @@ def test_a_file_of_one_s_own(file: Path) -> None:
     assert latpred.trace(f"{file}:four").only == (4,)
     built = names.build(f"{file}:paired", device="cpu")
     assert built.model(*built.inputs(3, "cpu")).shape == (3, 2)
+
+
+def test_a_file_s_model_is_called_with_the_inputs_asked_for(file: Path) -> None:
+    for model in ("layer", "paired"):
+        assert latpred.trace(f"{file}:{model}", torch.zeros(1, 5, 6)).macs() == 60
+    assert source_of(f"{file}:layer", torch.zeros(1, 6)).model().out_features == 2
+    with pytest.raises(UsageError, match="leave out image"):
+        latpred.trace(f"{file}:network", torch.zeros(1, 3, 8, 8), image=10)
 
 
 @pytest.mark.parametrize("function", ["plain", "noise"])

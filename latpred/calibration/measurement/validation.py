@@ -11,7 +11,7 @@ import time
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from inspect import signature
-from itertools import combinations
+from itertools import combinations, product
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -35,7 +35,7 @@ from latpred.calibration.measurement.whole_models import (
 )
 from latpred.calibration.workloads import suites
 from latpred.calibration.workloads.suites import Workload
-from latpred.errors import DeviceError, LatpredError, NoProfileError, UsageError
+from latpred.errors import DeviceError, LatpredError, NoProfileError, UsageError, raise_stop
 from latpred.graph.graph import ModelGraph
 from latpred.prediction.predictor import Predictor
 from latpred.profile import store
@@ -86,7 +86,7 @@ def validate(
         Threads that an op may use on the CPU; the profile has to be of as many. By default as many as it is of. Whether
         cudnn times its convolutions and keeps the fastest is as in the profile.
     rivals : str or sequence of str
-        Baselines that need the device: "isolated_ops", "runtime_estimator".
+        Baselines that need the device, "isolated_ops" and "runtime_estimator"; () times none.
     replay : Recording, str or path, optional
         A recording, its folder, or the name of a shipped one: nothing is measured then.
     record : path, optional
@@ -114,11 +114,10 @@ def validate(
         _demand_usual(suite=suite, runtimes=runtimes, batch=batch, precision=precision, protocol=protocol)
         _demand_usual(repeats=repeats, rivals=rivals, record=record, budget_s=budget_s)
         return _replayed(replay if isinstance(replay, Recording) else load(replay), profile, device, threads)
-    device_profile = profile or store.find(device, threads=threads)
+    device_profile, chosen = profile or store.find(device, threads=threads), suites.get(suite)
     check_names(rivals)
     if record is not None:
         storage.demand_writable(Path(record) / MANIFEST)
-    chosen = suites.get(suite)
     workloads, live, predictor = chosen.workloads(), open_device(device), Predictor(device_profile)
     options = conditions.Options.of(device_profile)
     options = options if threads is None else options._replace(threads=threads)
@@ -126,20 +125,21 @@ def validate(
         demand_runtime(runtime, live)
         predictor.check(runtime, precision)  # said before minutes are spent on measuring
     asked: dict[str, Any] = {"precision": precision, "protocol": protocol, "repeats": repeats, **options._asdict()}
-    asked |= {"runtime": runtimes, "progress": progress, "budget_s": budget_s and MEASURED_SHARE * budget_s}
+    left_s = (1 - MEASURED_SHARE) * (budget_s or 0.0) * bool(rivals)
+    asked |= {"runtime": runtimes, "progress": progress, "budget_s": budget_s and budget_s - left_s}
+    traced = _traced(workloads, runtimes, precision, target_of(device_profile.device.kind))
     try:
         table = measure(workloads, chosen.batches if batch is None else batch, device=live, **asked)
     except (StoppedError, LostError) as stopped:
         if record is None:
             raise
-        _keep(record, suite, device_profile, *_traced(stopped.table, workloads, device_profile.device.kind))
+        _keep(record, suite, device_profile, *_with_graphs(stopped.table, traced))
         if isinstance(stopped, LostError):
             raise DeviceError(f"{stopped} What was measured by then is kept in {record}, to replay.") from stopped
         raise KeyboardInterrupt(f"what was measured by then is kept in {record}") from stopped
-    table, graphs = _traced(table, workloads, device_profile.device.kind)
+    table, graphs = _with_graphs(table, traced)
     _keep(record, suite, device_profile, table, graphs)  # already now: baselines take minutes too
-    left_s = None if budget_s is None else (1 - MEASURED_SHARE) * budget_s
-    pace = ProgressCounter("", len(table) * len(rivals), progress, budget_s=left_s, clock=time.monotonic)
+    pace = ProgressCounter("", len(table) * len(rivals), progress, budget_s=budget_s and left_s, clock=time.monotonic)
     try:
         with conditions.stated(options, live, dtype=None):
             notes = _notes(device_profile, live.machine(), table)
@@ -179,18 +179,34 @@ def _notes(profile: DeviceProfile, machine: Machine, table: pd.DataFrame) -> lis
 
 
 def _traced(
-    table: pd.DataFrame, workloads: Sequence[Workload], kind: str
+    workloads: Sequence[Workload], runtimes: Sequence[str], precision: str, target: str
+) -> dict[GraphKey, ModelGraph | str]:
+    """What the models do in each runtime, before any is measured, so that what was can be kept at once; or why not."""
+    traced: dict[GraphKey, ModelGraph | str] = {}
+    for workload, runtime in product(workloads, runtimes):
+        shape = {"input_kind": workload.input_kind, "input_size": workload.input_size}
+        key = graph_key({"model": workload.name, **shape, "precision": precision, "runtime": runtime})
+        if key in traced:
+            continue
+        try:
+            traced[key] = workload.trace(precision, runtime, target)
+        except Exception as error:  # whatever building a model raises, measuring it does not fail of
+            raise_stop(error)
+            traced[key] = str(error)
+    return traced
+
+
+def _with_graphs(
+    table: pd.DataFrame, traced: Mapping[GraphKey, ModelGraph | str]
 ) -> tuple[pd.DataFrame, dict[GraphKey, ModelGraph]]:
     """The table, and what its models do; a model that no trace can follow gets the reason as its status."""
-    by_name, table = {workload.name: workload for workload in workloads}, table.copy()
-    graphs: dict[GraphKey, ModelGraph] = {}
-    target = target_of(kind)
+    table, graphs = table.copy(), {}
     for row, cell in table[table["status"] == tables.OK].iterrows():
-        key = graph_key(cell.to_dict())
-        try:
-            graphs[key] = graphs.get(key) or by_name[key.model].trace(key.precision, str(cell["runtime"]), target)
-        except LatpredError as error:
-            table.loc[row, ["status", "latency_s", "spread_s"]] = f"no trace: {error}", math.nan, math.nan
+        graph = traced[key := graph_key(cell.to_dict())]
+        if isinstance(graph, ModelGraph):
+            graphs[key] = graph
+        else:
+            table.loc[row, ["status", "latency_s", "spread_s"]] = f"no trace: {graph}", math.nan, math.nan
     return table, graphs
 
 
