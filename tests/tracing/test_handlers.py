@@ -277,6 +277,8 @@ def parts(*names: str) -> list[str]:
         ),
         # Layers of several steps give a look at what they computed step by step.
         (lambda x: RNN(x)[0].contiguous(), (2, 5, 16), parts("zeros", "rnn_tanh", "contiguous"), None),
+        # A cast to the dtype and the format that the strides' order stands for is none, even of what lies turned.
+        (lambda x: x.mT.to(x.dtype, memory_format=torch.contiguous_format).flatten(), TURNED, parts("flatten"), None),
         # What C++ makes of several ops.
         (lambda x: x[0, 0] @ x.mT, (2, 5, 3), parts("mv"), None),
         (lambda x: x[0, :, 0] @ x, (2, 5, 3), parts("bmm"), None),
