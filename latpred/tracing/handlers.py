@@ -162,6 +162,8 @@ def fresh(recorder: TraceRecorder, call: Call) -> Any:
     unmade = call.info.short == "histc" and not call.args[0].is_floating_point()  # a CPU makes none of integers
     if unmade or places == _ON_META | _REAL:
         call = call.on_meta()
+    elif call.info.short == "arange":
+        call = _counted(call)
     out: Any = NotImplemented
     if call.info.override is not None and places & _ON_META:
         out = call.info.override(*call.args, **call.options)
@@ -172,6 +174,13 @@ def fresh(recorder: TraceRecorder, call: Call) -> Any:
     if record is None:
         record = recorder.known[key] = call.launching(out)
     return recorder.record(record, out)
+
+
+def _counted(call: Call) -> Call:
+    """The call with whole numbers that are counted up on the CPU, wherever they are asked for: masks come of them."""
+    dtype = call.options.get("dtype") or torch.result_type(sum(call.args), 0)
+    known = "device" in call.options and not dtype.is_floating_point
+    return call._replace(options=call.options | {"device": "cpu"}) if known else call
 
 
 def _valueless(recorder: TraceRecorder, call: Call) -> Tensor | None:
