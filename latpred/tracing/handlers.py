@@ -414,7 +414,8 @@ def _drawn_apart(chances: Tensor, count: int, generator: torch.Generator | None)
     """What ATen's multinomial does without replacement; no host waits for what is asserted."""
     least, most = chances.aminmax()
     torch._assert_async((least >= 0) & (most < torch.inf))
-    torch._assert_async(~(chances.sum(-1) == 0).any())
+    none = chances.sum(-1) == 0
+    torch._assert_async(~(none.any() if none.dim() else none))
     drawn = torch.empty_like(chances).exponential_(generator=generator)
     torch.div(chances, drawn, out=drawn)
     return drawn.argmax(-1, keepdim=True) if count == 1 else drawn.topk(count)[1]

@@ -305,6 +305,10 @@ def parts(*names: str) -> list[str]:
         (lambda x: torch.histc(torch.arange(6), 4) * x[0, 0], (2, 16), parts("arange", "histc", "mul"), None),
         (lambda x: torch.multinomial(x, 1), (2, 16), parts(*CHECKED, "argmax"), None),
         (lambda x: torch.multinomial(x, 2), (2, 16), parts(*CHECKED, "topk"), None),
+        (
+            lambda x: torch.multinomial(x[0], 2),
+            *((2, 16), parts(*(name for name in CHECKED if name != "any"), "topk"), None),
+        ),
         (lambda x: F.gumbel_softmax(x), (2, 16), parts(*GUMBEL), None),
         # What a mask picks is looked for first.
         (lambda x: x[torch.tensor([True, False])], (2, 16), parts("nonzero", "index"), None),
