@@ -162,8 +162,8 @@ def fresh(recorder: TraceRecorder, call: Call) -> Any:
     unmade = call.info.short == "histc" and not call.args[0].is_floating_point()  # a CPU makes none of integers
     if unmade or places == _ON_META | _REAL:
         call = call.on_meta()
-    elif call.info.short == "arange":
-        call = _counted(call)
+    elif call.info.short == "arange" and "device" in call.options:  # on whichever, it is known: masks come of it
+        call = call._replace(options=call.options | {"device": "cpu"})
     out: Any = NotImplemented
     if call.info.override is not None and places & _ON_META:
         out = call.info.override(*call.args, **call.options)
@@ -174,13 +174,6 @@ def fresh(recorder: TraceRecorder, call: Call) -> Any:
     if record is None:
         record = recorder.known[key] = call.launching(out)
     return recorder.record(record, out)
-
-
-def _counted(call: Call) -> Call:
-    """The call with whole numbers that are counted up on the CPU, wherever they are asked for: masks come of them."""
-    dtype = call.options.get("dtype") or torch.result_type(sum(call.args), 0)
-    known = "device" in call.options and not dtype.is_floating_point
-    return call._replace(options=call.options | {"device": "cpu"}) if known else call
 
 
 def _valueless(recorder: TraceRecorder, call: Call) -> Tensor | None:
@@ -362,8 +355,7 @@ def laid_out(recorder: TraceRecorder, call: Call) -> Any:
         return fresh(recorder, call)
 
     def copied_first() -> Any:
-        given = zip(call.args, lying, strict=False)
-        copies = (t if lies else t.contiguous(memory_format=layout) for t, lies in given)
+        copies = (t if lies else t.contiguous(memory_format=layout) for t, lies in zip(call.args, lying, strict=False))
         return call.func(*copies, *call.args[count:], **call.options)
 
     return recorder.inside(copied_first)
@@ -414,8 +406,7 @@ def _drawn_apart(chances: Tensor, count: int, generator: torch.Generator | None)
     """What ATen's multinomial does without replacement; no host waits for what is asserted."""
     least, most = chances.aminmax()
     torch._assert_async((least >= 0) & (most < torch.inf))
-    none = chances.sum(-1) == 0
-    torch._assert_async(~(none.any() if none.dim() else none))
+    torch._assert_async(~((chances.sum(1) == 0).any() if chances.dim() > 1 else chances.sum() == 0))
     drawn = torch.empty_like(chances).exponential_(generator=generator)
     torch.div(chances, drawn, out=drawn)
     return drawn.argmax(-1, keepdim=True) if count == 1 else drawn.topk(count)[1]
@@ -531,8 +522,7 @@ def pick(recorder: TraceRecorder, call: Call) -> Any:
 
 def index(recorder: TraceRecorder, call: Call) -> Any:
     """The elements that tensors of places, or masks, pick."""
-    indices = _without_masks(recorder, call.args[1])
-    return fresh(recorder, call._replace(args=(call.args[0], indices), options={}))
+    return fresh(recorder, call._replace(args=(call.args[0], _without_masks(recorder, call.args[1])), options={}))
 
 
 def _without_masks(recorder: TraceRecorder, indices: Sequence[Tensor | None]) -> list[Tensor | None]:

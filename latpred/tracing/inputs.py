@@ -10,7 +10,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from functools import partial
 from inspect import signature
-from itertools import chain
+from itertools import chain, filterfalse
 from typing import Any, overload
 
 import torch
@@ -416,27 +416,18 @@ def example_speech(config: Any, batch: int, device: str, dtype: torch.dtype) -> 
     return {"input_features": spectrogram, "decoder_input_ids": example_tokens(batch, 1, device)}
 
 
-def left_out(model: torch.nn.Module, inputs: Inputs) -> list[str]:
-    """The kinds of inputs that a model takes beside those that follow from it; none where somebody said all."""
+def more_inputs(model: torch.nn.Module, inputs: Inputs) -> tuple[str, str]:
+    """What a model takes beside the inputs that follow from it, and a call with all; "" where it takes no more."""
     given = () if inputs.kind == "custom" else inputs.make(1)
-    return [name for name in _taken(model) if name not in given] if isinstance(given, dict) else []
-
-
-def _taken(model: torch.nn.Module) -> list[str]:
     try:
-        accepted = signature(model.forward).parameters
+        taken = [*filter(signature(model.forward).parameters.__contains__, _KINDS)]
     except (TypeError, ValueError):
-        return []
-    return [name for name in _KINDS if name in accepted]
-
-
-def example_call(model: torch.nn.Module, inputs: Inputs) -> str:
-    """How a model that takes several kinds of inputs could be called; "" where it was given all of them."""
-    if not left_out(model, inputs):
-        return ""
-    height, width = _image_size(getattr(model, "config", None))
-    taken = (f'"{name}": {_KINDS[name].format(height, width)}' for name in _taken(model))
-    return "inputs={" + ", ".join(taken) + "}"
+        taken = []
+    more = " and ".join(filterfalse(given.__contains__, taken)) if isinstance(given, dict) else ""
+    if not more:
+        return "", ""
+    sides = _image_size(getattr(model, "config", None))
+    return more, "inputs={" + ", ".join(f'"{name}": {_KINDS[name].format(*sides)}' for name in taken) + "}"
 
 
 def _values(kind: str, shape: tuple[int, ...], name: str = "") -> Inputs:

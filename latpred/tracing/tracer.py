@@ -35,11 +35,10 @@ from latpred.tracing.inputs import (
     derived,
     diagnosis,
     dtype_of,
-    example_call,
     from_example,
     kept_dtypes,
-    left_out,
     lies_channels_last,
+    more_inputs,
     nbytes,
     precision_name,
     sequence_first,
@@ -462,7 +461,7 @@ class Tracer:
     def noted(self, graph: ModelGraph) -> ModelGraph:
         """The graph, with a word on inputs that say little of batches, and on the model's own compiler and autocast."""
         name, given = self._naming.model, self._inputs
-        more = " and ".join(left_out(self._meta_module.module, given))
+        more, _ = more_inputs(self._meta_module.module, given)
         said = (
             (FIXED_INPUTS, given.kind == "custom" and not (graph.input_bytes.per_sample or graph.exact or graph.only)),
             (COMPILED, self.compiled),
@@ -559,7 +558,7 @@ class Tracer:
 
     def _failure(self, recorder: TraceRecorder, error: Exception, batch: int) -> str:
         op = f" at {recorder.current}" if recorder.current else ""
-        call = example_call(self._meta_module.module, self._inputs)
+        _, call = more_inputs(self._meta_module.module, self._inputs)
         several = f"; it may need several, as in {call}" if call else ""
         where = f"{op} in {self._where(error)} at batch {batch}"
         return f"the forward pass failed{where}: {diagnosis(error)}{several}"

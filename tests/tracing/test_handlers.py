@@ -317,7 +317,6 @@ def parts(*names: str) -> list[str]:
             lambda x: x[:, torch.arange(16, device=x.device) < torch.tensor(3)],
             *((2, 16), parts("arange", "lt", "nonzero", "index"), None),
         ),
-        (lambda x: x + torch.arange(0.5, 16, device=x.device), (2, 16), parts("arange", "add"), None),
         (lambda x: x.index_put_((x > 0,), x[0]), (2, 16), parts("gt", "nonzero", "index_put_"), None),
     ],
 )
