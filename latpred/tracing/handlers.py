@@ -162,6 +162,8 @@ def fresh(recorder: TraceRecorder, call: Call) -> Any:
     unmade = call.info.short == "histc" and not call.args[0].is_floating_point()  # a CPU makes none of integers
     if unmade or places == _ON_META | _REAL:
         call = call.on_meta()
+    elif call.info.short == "arange" and "device" in call.options:  # on whichever, it is known: masks come of it
+        call = call._replace(options=call.options | {"device": "cpu"})
     out: Any = NotImplemented
     if call.info.override is not None and places & _ON_META:
         out = call.info.override(*call.args, **call.options)
@@ -293,7 +295,7 @@ def move(recorder: TraceRecorder, call: Call) -> Any:
     dtype = given.get("dtype") or (other.dtype if other is not None else x.dtype)
     layout = given.get("memory_format") or torch.preserve_format
     wanted = given.get("copy") or call.info.short == "_to_copy"
-    settled = layout is torch.preserve_format or x.is_contiguous(memory_format=layout)
+    settled = layout in (torch.preserve_format, layout_of(x))  # of which PyTorch asks the order of strides alone
     if dtype == x.dtype and settled and not wanted:
         return recorder.record(no_launch(call.info, view=True), x)
     if x.is_meta:
@@ -353,8 +355,7 @@ def laid_out(recorder: TraceRecorder, call: Call) -> Any:
         return fresh(recorder, call)
 
     def copied_first() -> Any:
-        given = zip(call.args, lying, strict=False)
-        copies = (t if lies else t.contiguous(memory_format=layout) for t, lies in given)
+        copies = (t if lies else t.contiguous(memory_format=layout) for t, lies in zip(call.args, lying, strict=False))
         return call.func(*copies, *call.args[count:], **call.options)
 
     return recorder.inside(copied_first)
@@ -405,7 +406,7 @@ def _drawn_apart(chances: Tensor, count: int, generator: torch.Generator | None)
     """What ATen's multinomial does without replacement; no host waits for what is asserted."""
     least, most = chances.aminmax()
     torch._assert_async((least >= 0) & (most < torch.inf))
-    torch._assert_async(~(chances.sum(-1) == 0).any())
+    torch._assert_async(~((chances.sum(1) == 0).any() if chances.dim() > 1 else chances.sum() == 0))
     drawn = torch.empty_like(chances).exponential_(generator=generator)
     torch.div(chances, drawn, out=drawn)
     return drawn.argmax(-1, keepdim=True) if count == 1 else drawn.topk(count)[1]
@@ -521,8 +522,7 @@ def pick(recorder: TraceRecorder, call: Call) -> Any:
 
 def index(recorder: TraceRecorder, call: Call) -> Any:
     """The elements that tensors of places, or masks, pick."""
-    indices = _without_masks(recorder, call.args[1])
-    return fresh(recorder, call._replace(args=(call.args[0], indices), options={}))
+    return fresh(recorder, call._replace(args=(call.args[0], _without_masks(recorder, call.args[1])), options={}))
 
 
 def _without_masks(recorder: TraceRecorder, indices: Sequence[Tensor | None]) -> list[Tensor | None]:

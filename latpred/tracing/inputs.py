@@ -6,11 +6,11 @@ Floating-point inputs are meta tensors, integer and boolean ones real.
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from functools import partial
 from inspect import signature
-from itertools import chain
+from itertools import chain, filterfalse
 from typing import Any, overload
 
 import torch
@@ -277,6 +277,13 @@ TOKENS = 128
 PIXELS = 224
 SAMPLES = 32_000  # two seconds at 16 kHz
 _TOKEN = 5
+_KINDS = {  # of inputs, each with an example; of an image's height and width
+    "input_ids": "torch.ones(1, 16, dtype=torch.long)",
+    "pixel_values": "torch.zeros(1, 3, {}, {})",
+    "input_values": f"torch.zeros(1, {SAMPLES})",
+    "input_features": "torch.zeros(1, 80, 3000)",
+    "decoder_input_ids": "torch.ones(1, 1, dtype=torch.long)",
+}
 _HINT = (
     "say what it is called with: inputs=torch.zeros(1, 3, 224, 224), a tuple, a dict of keyword arguments, "
     "or a function of the batch; what takes no inputs= takes path/file.py:function, which gives a model and an example"
@@ -409,25 +416,18 @@ def example_speech(config: Any, batch: int, device: str, dtype: torch.dtype) -> 
     return {"input_features": spectrogram, "decoder_input_ids": example_tokens(batch, 1, device)}
 
 
-def example_call(model: torch.nn.Module, given: Iterable[str]) -> str:
-    """How a model that takes several kinds of inputs could be called; "" where it takes no more than was `given`."""
+def more_inputs(model: torch.nn.Module, inputs: Inputs) -> tuple[str, str]:
+    """What a model takes beside the inputs that follow from it, and a call with all; "" where it takes no more."""
+    given = () if inputs.kind == "custom" else inputs.make(1)
     try:
-        accepted = signature(model.forward).parameters
+        taken = [*filter(signature(model.forward).parameters.__contains__, _KINDS)]
     except (TypeError, ValueError):
-        return ""
-    config = getattr(model, "config", None)
-    sides = _image_size(getattr(config, "vision_config", None) or config)
-    kinds = {
-        "input_ids": "torch.ones(1, 16, dtype=torch.long)",
-        "pixel_values": f"torch.zeros(1, 3, {sides[0]}, {sides[1]})",
-        "input_values": f"torch.zeros(1, {SAMPLES})",
-        "input_features": "torch.zeros(1, 80, 3000)",
-        "decoder_input_ids": "torch.ones(1, 1, dtype=torch.long)",
-    }
-    taken = {name: example for name, example in kinds.items() if name in accepted}
-    if not taken.keys() - set(given):
-        return ""
-    return "inputs={" + ", ".join(f'"{name}": {example}' for name, example in taken.items()) + "}"
+        taken = []
+    more = " and ".join(filterfalse(given.__contains__, taken)) if isinstance(given, dict) else ""
+    if not more:
+        return "", ""
+    sides = _image_size(getattr(model, "config", None))
+    return more, "inputs={" + ", ".join(f'"{name}": {_KINDS[name].format(*sides)}' for name in taken) + "}"
 
 
 def _values(kind: str, shape: tuple[int, ...], name: str = "") -> Inputs:
@@ -471,7 +471,7 @@ def _number(config: Any, name: str, default: int) -> int:
 
 def _image_size(config: Any) -> tuple[int, int]:
     """Height and width of the images that a model is made for."""
-    size = getattr(config, "image_size", None)
+    size = getattr(config, "image_size", None) or getattr(getattr(config, "vision_config", None), "image_size", None)
     if isinstance(size, (list, tuple)):
         return int(size[0]), int(size[-1])
     side = size if isinstance(size, int) else PIXELS

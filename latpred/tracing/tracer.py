@@ -33,10 +33,10 @@ from latpred.tracing.inputs import (
     derived,
     diagnosis,
     dtype_of,
-    example_call,
     from_example,
     kept_dtypes,
     lies_channels_last,
+    more_inputs,
     nbytes,
     precision_name,
     sequence_first,
@@ -163,6 +163,7 @@ OPERATORS = "where nothing compiles flex_attention or its like, a call takes the
 FAR = 64  # the largest batch that is traced where no larger one is asked for
 MOST_IDS = 2**15  # integers are computed with: beyond so many of them a pass takes several times as long
 FIXED_INPUTS = "inputs= gives the same inputs whatever the batch: every batch is predicted as that one"
+WITHOUT = "{} also takes {}, without which it was traced: give inputs= with them for what it does with these"
 NO_LINE = "the model's work is no line in batch"
 
 
@@ -460,12 +461,14 @@ class Tracer:
     def noted(self, graph: ModelGraph) -> ModelGraph:
         """The graph, with a word on inputs that say little of batches, and on the model's own compiler and autocast."""
         name, given = self._naming.model, self._inputs
+        more, _ = more_inputs(self._meta_module.module, given)
         said = (
             (FIXED_INPUTS, given.kind == "custom" and not (graph.input_bytes.per_sample or graph.exact or graph.only)),
             (COMPILED, self.compiled),
             (OLDER, names.in_older_parts(self._meta_module.module)),
             (CHANNELS_LAST, not self._naming.channels_last and lies_channels_last(self._meta_module.module)),
             (OWN.format(self._naming.target), self._autocast.entered and self._naming.precision not in AUTOCAST),
+            (WITHOUT.format(name, more), more),
             (SEQUENCE_FIRST.format(name), given.batch and sequence_first(self._meta_module.module)),
         )
         notes = [*(note for note, holds in said if holds), *sorted(self._met)]
@@ -554,18 +557,10 @@ class Tracer:
 
     def _failure(self, recorder: TraceRecorder, error: Exception, batch: int) -> str:
         op = f" at {recorder.current}" if recorder.current else ""
-        return (
-            f"the forward pass failed{op} in {self._where(error)} at batch {batch}: "
-            f"{diagnosis(error)}{self._several_inputs(batch)}"
-        )
-
-    def _several_inputs(self, batch: int) -> str:
-        """What to call a model with that takes more than follows from it, where nobody said; part of a sentence."""
-        if self._inputs.kind == "custom":
-            return ""
-        made = self._inputs.make(batch)
-        call = example_call(self._meta_module.module, made if isinstance(made, dict) else ())
-        return f"; it may need several, as in {call}" if call else ""
+        _, call = more_inputs(self._meta_module.module, self._inputs)
+        several = f"; it may need several, as in {call}" if call else ""
+        where = f"{op} in {self._where(error)} at batch {batch}"
+        return f"the forward pass failed{where}: {diagnosis(error)}{several}"
 
     def _where(self, error: BaseException) -> str:
         """The innermost module that the traceback passes through, and the line of the model's own code."""

@@ -277,6 +277,8 @@ def parts(*names: str) -> list[str]:
         ),
         # Layers of several steps give a look at what they computed step by step.
         (lambda x: RNN(x)[0].contiguous(), (2, 5, 16), parts("zeros", "rnn_tanh", "contiguous"), None),
+        # A cast to the dtype and the format that the strides' order stands for is none, even of what lies turned.
+        (lambda x: x.mT.to(x.dtype, memory_format=torch.contiguous_format).flatten(), TURNED, parts("flatten"), None),
         # What C++ makes of several ops.
         (lambda x: x[0, 0] @ x.mT, (2, 5, 3), parts("mv"), None),
         (lambda x: x[0, :, 0] @ x, (2, 5, 3), parts("bmm"), None),
@@ -303,9 +305,18 @@ def parts(*names: str) -> list[str]:
         (lambda x: torch.histc(torch.arange(6), 4) * x[0, 0], (2, 16), parts("arange", "histc", "mul"), None),
         (lambda x: torch.multinomial(x, 1), (2, 16), parts(*CHECKED, "argmax"), None),
         (lambda x: torch.multinomial(x, 2), (2, 16), parts(*CHECKED, "topk"), None),
+        (
+            lambda x: torch.multinomial(x[0], 2),
+            *((2, 16), parts(*(name for name in CHECKED if name != "any"), "topk"), None),
+        ),
         (lambda x: F.gumbel_softmax(x), (2, 16), parts(*GUMBEL), None),
         # What a mask picks is looked for first.
         (lambda x: x[torch.tensor([True, False])], (2, 16), parts("nonzero", "index"), None),
+        # Whole numbers that are counted up are known on the device of activations, too.
+        (
+            lambda x: x[:, torch.arange(16, device=x.device) < torch.tensor(3)],
+            *((2, 16), parts("arange", "lt", "nonzero", "index"), None),
+        ),
         (lambda x: x.index_put_((x > 0,), x[0]), (2, 16), parts("gt", "nonzero", "index_put_"), None),
     ],
 )

@@ -112,6 +112,29 @@ def test_a_model_of_two_inputs_is_told_how_to_be_called() -> None:
     assert latpred.trace(model, eval(call, {"torch": torch})).macs() > 0
 
 
+def test_images_that_a_model_also_takes_are_said_to_be_left_out() -> None:
+    from transformers import LlavaConfig, LlavaForConditionalGeneration
+
+    small = {"hidden_size": 32, "intermediate_size": 32, "num_hidden_layers": 1, "num_attention_heads": 2}
+    text = {**small, "model_type": "llama", "num_key_value_heads": 2, "vocab_size": 100}
+    sight = {**small, "model_type": "clip_vision_model", "image_size": 32, "patch_size": 16}
+    model = LlavaForConditionalGeneration(LlavaConfig(text_config=text, vision_config=sight, image_token_id=9))
+    (note,) = latpred.trace(model).notes
+    assert "also takes pixel_values, without which it was traced" in note
+    ids = torch.tensor([[9] * 4 + [5] * 4])
+    assert latpred.trace(model, {"input_ids": ids, "pixel_values": torch.zeros(1, 3, 32, 32)}).notes == ()
+
+
+def test_an_image_is_as_large_as_the_vision_part_of_a_model_says() -> None:
+    from transformers import SamConfig, SamModel
+
+    vision = {"hidden_size": 32, "num_hidden_layers": 1, "num_attention_heads": 2, "image_size": 64, "mlp_dim": 32}
+    prompts = {"image_size": 64, "image_embedding_size": 4}
+    vision |= {"global_attn_indexes": [0], "patch_size": 16}
+    model = SamModel(SamConfig(vision_config=vision, prompt_encoder_config=prompts))
+    assert latpred.trace(model).input_size == 64
+
+
 def test_all_names_can_be_listed() -> None:
     listed = {row["name"]: row for row in names.listing(libraries=True)}
     assert set(names.ARCHITECTURES) < set(listed)
