@@ -7,14 +7,12 @@ import re
 import runpy
 from pathlib import Path
 
-import click
 import docblocks
 import pytest
 from docblocks import ROOT, Shown
 from profiledata import profile
 
 import latpred
-from latpred.cli import main
 from latpred.profile import gpus, store
 
 DOCS = ROOT / "docs"
@@ -73,16 +71,6 @@ def test_the_reference_shows_what_goes_by_keyword_only_and_strings_in_quotes() -
     said = signature("predict", latpred.predict)
     assert "    runtime: str = 'eager',\n    *,\n    inputs: Any = None,\n" in said
     assert said.endswith("\n) -> Prediction | Curve\n```\n\n")
-
-
-def test_help_says_of_each_option_whether_it_may_be_given_again() -> None:
-    for path in runpy.run_path(str(DOCS / "reference.py"))["verbs"]():
-        command: click.Command = main
-        for name in path[1:]:
-            command = command.commands[name]  # type: ignore[attr-defined]
-        for option in command.params:
-            if isinstance(option, click.Option):
-                assert option.multiple == ("again" in str(option.help)), (path, option.name)
 
 
 def test_an_example_of_the_reference_imports_what_it_calls() -> None:

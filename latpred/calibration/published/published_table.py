@@ -31,9 +31,10 @@ from latpred.calibration.published.mapping import TableMapping
 from latpred.errors import LatpredError, TableError, UnknownGpuError, UnknownModelError
 from latpred.graph.graph import Affine, ModelGraph, Op
 from latpred.profile import gpus
-from latpred.query import AMP
+from latpred.query import AMP, ATTENTIONS, PROTOCOLS
 from latpred.runtimes import graph_store
 from latpred.runtimes.legacy_torch import TORCH_1_12, TORCH_2, TORCH_2_4, attention_of
+from latpred.tracing.inputs import DTYPES
 from latpred.zoo.names import full_name
 
 MODELS = {
@@ -67,10 +68,10 @@ FASTEST_S = 1e-6  # no forward pass takes less
 # And rows of any form, beside what `tables.DEFAULTS` says.
 _DEFAULTS = {"memory_format": "contiguous", "attention": "", "host": ""}
 _WORDS = {
-    "precision": ("fp32", "tf32", "fp16", "bf16", "fp64", "amp-fp16", "amp-bf16"),
-    "protocol": ("single", "pipelined"),
+    "precision": tuple(DTYPES),
+    "protocol": PROTOCOLS,
     "memory_format": ("contiguous", "channels_last"),
-    "attention": ("eager", "sdpa"),
+    "attention": ATTENTIONS,
 }
 
 
