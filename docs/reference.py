@@ -13,19 +13,20 @@ import shlex
 import sys
 from collections.abc import Iterator
 from pathlib import Path
+from types import ModuleType
 from unittest import mock
 
 import click
 from click.testing import CliRunner
 
 import latpred
-import latpred.calibration
-from latpred import errors, host
+from latpred import calibration, errors, host, plot, report, runtimes
 from latpred.accuracy.accuracy_report import Report
 from latpred.accuracy.adaptation import Adaptation
 from latpred.accuracy.drift import Check
 from latpred.cli import main
 from latpred.prediction.prediction import Provenance
+from latpred.profile import store
 from latpred.progress import ProgressEvent
 from latpred.search.budget import Spent
 from latpred.search.spaces import SearchSpace
@@ -34,6 +35,10 @@ DOCS = Path(__file__).parent
 NOTE = "<!-- Written by docs/reference.py. -->\n\n"
 SECTIONS = ("Parameters", "Returns", "Raises", "Attributes", "Examples", "Notes", "Yields")
 WIDTH = 100
+MODULES = {
+    **{module: tuple(module.__all__) for module in (latpred, calibration, plot, report, runtimes)},
+    store: ("find", "load", "listing", "save"),
+}
 RECORDS = (Adaptation, Check, ProgressEvent, Provenance, Report, Spent)
 # What a shipped profile's prediction says of the machine that writes these pages, over as many lines as it takes.
 ELSEWHERE = re.compile(r"(?m)^ *caveat: .*another machine.*\n?(?:  .*\n?)*")
@@ -69,16 +74,24 @@ def help_of(path: tuple[str, ...]) -> str:
 def python() -> str:
     """The page of Python names."""
     parts = [
-        "# Python\n\nEverything public of `latpred`; `latpred.calibration` measures. At the end stand the published "
-        "spaces,\nrecords that calls give, and the [errors](#errors).\n"
+        "# Python\n\nEverything public of `latpred`; `latpred.calibration` measures. Then come figures, the HTML\n"
+        "report, runtimes and files of profiles, at the end the published spaces, records that calls give, and the\n"
+        "[errors](#errors).\n"
     ]
-    for module in (latpred, latpred.calibration):
-        for name in sorted(module.__all__, key=str.lower):
-            if module is latpred or name not in latpred.__all__:
-                parts.append(entry(module.__name__, name, getattr(module, name)))
+    for module, names in _by_module():
+        parts += [entry(module.__name__, name, getattr(module, name)) for name in sorted(names, key=str.lower)]
     parts.append(entry(SearchSpace.__module__, SearchSpace.__name__, SearchSpace))
     parts += [f"## {record.__name__}\n\n{fields_of(record)}" for record in RECORDS]
     return importing("\n".join([*parts, error_table()]))
+
+
+def _by_module() -> Iterator[tuple[ModuleType, list[str]]]:
+    """Modules with the names that they alone have: `latpred` has those of `latpred.calibration` too."""
+    for module, names in MODULES.items():
+        yield (
+            module,
+            [name for name in names if module is latpred or getattr(latpred, name, None) is not getattr(module, name)],
+        )
 
 
 def importing(page: str) -> str:
@@ -90,10 +103,10 @@ def _imports(example: str) -> str:
     bound = set(re.findall(r"\w+", " ".join(re.findall(r"(?m)^>>> (?:from \S+ )?import (.*)", example))))
     code = "\n".join(re.findall(r"(?m)^(?:>>>|\.\.\.) (?!from |import )(.*)", example))
     lines = [f"import {name}" for name in ("latpred", "torch") if name not in bound and f"{name}." in code]
-    for module in (latpred, latpred.calibration):
-        names = [name for name in module.__all__ if module is latpred or name not in latpred.__all__]
+    for module, names in _by_module():
         called = sorted(name for name in names if re.search(rf"(?<![.\w]){name}\(", code) and name not in bound)
         lines += [f"from {module.__name__} import {', '.join(called)}"] * bool(called)
+        bound.update(called)
     return "".join(f">>> {line}\n" for line in lines)
 
 
@@ -121,17 +134,19 @@ def error_table() -> str:
 
 
 def entry(module: str, name: str, value: object) -> str:
-    """One name: its signature and its docstring; of a class also its public methods."""
+    """One name: its signature and its docstring; of a class also its public methods, of a constant its value."""
+    if not callable(value):
+        return f"## {module}.{name}\n\n```text\n{name} = {value!r}\n```\n\n"
     text = f"## {module}.{name}\n\n{signature(name, value)}{docstring(value)}\n"
     if inspect.isclass(value):
         own = [part for part in value.__mro__ if part is value or part.__name__.startswith("_")]
         for method, function in {name: member for part in own for name, member in vars(part).items()}.items():
-            if method.startswith("_") or not getattr(function, "__doc__", None):
+            if method.startswith("_"):
                 continue
-            if inspect.isfunction(function):
+            if inspect.isfunction(function := getattr(function, "__func__", function)):
                 text += f"\n### {name}.{method}\n\n{signature(method, function)}{docstring(function)}\n"
             elif isinstance(function, property):
-                text += f"\n**{name}.{method}**: {' '.join((function.__doc__ or '').split())}\n"
+                text += f"\n**{name}.{method}**: {' '.join((function.__doc__ or 'of that name').split())}\n"
     return text
 
 

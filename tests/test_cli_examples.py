@@ -46,11 +46,13 @@ EXAMPLES = list(dict.fromkeys(line for command in COMMANDS.values() for line in 
 
 
 @pytest.mark.parametrize("path", COMMANDS)
-def test_every_verb_has_an_example(path: str) -> None:
+def test_every_verb_has_an_example_and_says_what_may_be_given_again(path: str) -> None:
     shown = run(*path.split()[1:], "--help")
     assert shown.exit_code == 0
     assert any(line.startswith(path) for line in examples(COMMANDS[path]))
     assert all(line in shown.stdout for line in examples(COMMANDS[path]))
+    for option in COMMANDS[path].params:  # what help, and so the reference, says no other way
+        assert getattr(option, "multiple", False) == ("again" in str(getattr(option, "help", ""))), option.name
 
 
 @pytest.fixture(scope="module")

@@ -1,6 +1,7 @@
-"""Nothing that latpred answers changes unnoticed: graphs, predictions, fitted profiles and what users call.
+"""Nothing that latpred answers changes unnoticed: graphs, predictions and fitted profiles.
 
-After a change on purpose: `python tests/guards/keep.py`, and read the difference.
+What users call stands in docs/api.md and docs/cli.md, and `test_docs.py` compares it. After a change on purpose:
+`python tests/guards/keep.py`, and read the difference.
 """
 
 from __future__ import annotations
@@ -12,7 +13,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from guards import graphs, interface, journals, predictions
+from guards import graphs, journals, predictions
 
 EXACT = 1e-10  # processors of two makers differ by 6e-12
 VARIANCES = ("/amplitude", "/noise")  # of the log of kernel times: small numbers, which an optimiser finds
@@ -62,7 +63,3 @@ def differences(kept: Any, found: Any, place: str = "") -> list[str]:
 def test_a_difference_is_named() -> None:
     assert differences({"a": [1.0, 2.0]}, {"a": [1.0, 2.1], "b": 0}) == ["/a/1: 2.0 is now 2.1", "/b: None is now 0"]
     assert differences({"noise": 1e-4}, {"noise": 2e-4}) == ["/noise: 0.0001 is now 0.0002"]
-
-
-def test_the_interface_is_the_same() -> None:
-    assert interface.present() == interface.kept()

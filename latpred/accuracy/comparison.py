@@ -21,10 +21,9 @@ from latpred.accuracy.predicted import (
     answered,
     batches_of,
     graph_keys,
-    left_out,
-    none_traced,
     predict_table,
     trace_models,
+    untraced,
 )
 from latpred.errors import LatpredError, TableError
 from latpred.prediction.predictor import Predictor
@@ -135,13 +134,10 @@ def evaluate(
     with traced_for(predictor.era):
         keys = graph_keys(known)
         traced = trace_models(batches_of(keys, known["batch"]), predictor.target, progress, failed, keep=keep)
-    errors = [failed.get(key) for key in keys]
-    out, untraced = left_out(known["model"], errors)
-    if out.all():
-        raise none_traced(errors)
+    out, said = untraced(known["model"], keys, failed)
     usable = known[~out]
     measured = cells.drop(timed.index.difference(usable.index))
-    return compare(predict_table(usable, traced, profile), measured, notes=[*notes, *untraced])
+    return compare(predict_table(usable, traced, profile), measured, notes=[*notes, *said])
 
 
 def _report(joined: tables.Joined, reasons: dict[str, str], remarks: Sequence[str], seed: int) -> Report:

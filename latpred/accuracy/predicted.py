@@ -216,10 +216,16 @@ def left_out(
     return out, notes
 
 
-def none_traced(errors: Iterable[LatpredError | None]) -> LatpredError:
-    """The error of a table of which no model can be traced: of the kind of the first, and with its words."""
-    first = next(error for error in errors if error)
-    return type(first)(f"none of the table's models can be traced: {first}")
+def untraced(
+    models: Iterable[str], keys: Iterable[Key], failed: Mapping[Key, LatpredError]
+) -> tuple[NDArray[np.bool_], list[str]]:
+    """Which rows cannot be traced, and sentences on them; an error as the first where that is all."""
+    errors = [failed.get(key) for key in keys]
+    out, notes = left_out(models, errors)
+    if out.all():
+        first = next(filter(None, errors))
+        raise type(first)(f"none of the table's models can be traced: {first}")
+    return out, notes
 
 
 def counted(count: int, what: str) -> str:

@@ -100,6 +100,7 @@ def blank(height_in: float = 2.8, width_in: float = COLUMN_IN) -> Axes:
 
 
 def figure_of(ax: Axes) -> Figure:
+    """The figure that axes are part of."""
     found = ax.get_figure(root=True)
     assert found is not None
     return found

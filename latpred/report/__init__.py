@@ -59,6 +59,7 @@ class _Chart(NamedTuple):
 
 
 def html(parts: Iterable[Studied]) -> str:
+    """The report of some models as one HTML page."""
     parts = [*parts]
     if not parts:
         raise UsageError("A report needs a model; give one or more.")
@@ -80,6 +81,7 @@ def html(parts: Iterable[Studied]) -> str:
 
 
 def write(parts: Iterable[Studied], path: str | os.PathLike[str]) -> Path:
+    """Write the report of some models to a file."""
     text, wanted = html(parts), Path(path)
     with result_file(wanted) as part:
         part.write_text(text, encoding="utf-8")

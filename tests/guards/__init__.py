@@ -1,4 +1,4 @@
 """Guards: what must stay as it is while the code around it changes, kept as files and compared by `test_guards.py`.
 
-`python tests/guards/keep.py [graphs] [predictions] [journals] [interface]` writes them anew, on purpose.
+`python tests/guards/keep.py [graphs] [predictions] [journals]` writes them anew, on purpose.
 """

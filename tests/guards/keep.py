@@ -14,13 +14,13 @@ import tempfile
 import warnings
 from pathlib import Path
 
-NAMES = ("graphs", "predictions", "journals", "interface")
+NAMES = ("graphs", "predictions", "journals")
 
 
 def main() -> None:
     """Write the guards that are named, in an empty home directory."""
     parser = argparse.ArgumentParser(description="Write the guards anew.")
-    parser.add_argument("names", nargs="*", choices=[*NAMES, []], help="graphs, predictions, journals, interface")
+    parser.add_argument("names", nargs="*", choices=[*NAMES, []], help="graphs, predictions, journals")
     parser.add_argument("--check", action="store_true", help="only say which graphs of all are no longer the same")
     parser.add_argument("--quick", action="store_true", help="print the graphs that every test run looks at")
     parser.add_argument("--measure", action="store_true", help="measure the simulated device's journal anew as well")
@@ -29,13 +29,13 @@ def main() -> None:
     sys.path.insert(0, str(Path(__file__).parents[1]))
     import conftest  # noqa: F401  (one thread; torchvision's operators)
 
-    from guards import graphs, interface, journals, predictions
+    from guards import graphs, journals, predictions
 
     if arguments.measure:
         journals.SIMULATED.unlink(missing_ok=True)
     if arguments.cpu is not None:
         journals.store_cpu(arguments.cpu)
-    known = {"graphs": graphs, "predictions": predictions, "journals": journals, "interface": interface}
+    known = {"graphs": graphs, "predictions": predictions, "journals": journals}
     warnings.simplefilter("ignore")
     with tempfile.TemporaryDirectory() as home:
         os.environ |= {"LATPRED_HOME": home, "LATPRED_CALIBRATE": "never"}

@@ -79,13 +79,6 @@ def test_parametrised_and_normed_weights() -> None:
     assert [op.family for op in graph.ops if op.launches] == ["norm.weight_norm", "conv"]
 
 
-def test_ordered_modules_are_copied() -> None:
-    model = nn.Sequential(nn.Linear(4, 4), nn.ReLU())
-    model._modules = OrderedDict(model._modules)  # as in models pickled by older versions
-    graph = latpred.trace(model, torch.zeros(1, 4))
-    assert next(op for op in graph.ops if op.launches).weight_bytes.at(1) == 4 * 20
-
-
 def test_hooks_that_change_what_a_module_gives_are_part_of_the_forward_pass() -> None:
     model = nn.Sequential(nn.Linear(4, 4), nn.ReLU())
     model[0].register_forward_pre_hook(lambda module, args: (args[0] + 1,))
@@ -179,13 +172,6 @@ def test_wrappers_are_seen_through() -> None:
     within = nn.DataParallel(model)
     within.device_ids, within.src_device_obj = [0], torch.device("cuda", 0)  # as where there is a GPU
     assert latpred.trace(nn.Sequential(within), torch.zeros(1, 4)).launches() == 1
-
-
-def test_a_model_made_in_inference_mode_has_weights_too() -> None:
-    with torch.inference_mode():
-        model = nn.Linear(4, 4)
-    (op,) = (op for op in latpred.trace(model, torch.zeros(1, 4)).ops if op.launches)
-    assert op.weight_bytes.at(1) == 4 * 20
 
 
 class Watching(nn.Module):
@@ -332,7 +318,20 @@ def test_weights_that_are_no_plain_tensors_are_refused(weight: torch.Tensor) -> 
         latpred.trace(model, torch.zeros(1, 4))
 
 
-def test_a_weight_whose_class_does_nothing_is_a_plain_one() -> None:
+def named() -> nn.Module:
     model = nn.Linear(4, 4)
     model.weight = nn.Parameter(model.weight.detach().as_subclass(Named))
-    assert latpred.trace(model, torch.zeros(1, 4)).launches() == 1
+    return model
+
+
+def ordered() -> nn.Module:
+    """As in models pickled by older versions."""
+    model = nn.Sequential(nn.Linear(4, 4))
+    model._modules = OrderedDict(model._modules)
+    return model
+
+
+@pytest.mark.parametrize("make", [named, ordered, torch.inference_mode()(lambda: nn.Linear(4, 4))])
+def test_weights_that_are_held_or_made_in_another_way_are_weights(make: Callable[[], nn.Module]) -> None:
+    (op,) = latpred.trace(make(), torch.zeros(1, 4)).ops
+    assert (op.launches, op.weight_bytes.at(1)) == (1, 4 * 20)

@@ -24,7 +24,7 @@ from latpred import tables
 from latpred.errors import LatpredError, RuntimeRefusalError, UnknownModelError, UsageError
 from latpred.explanation.generation import generation_curve
 from latpred.prediction.predictor import Predictor
-from latpred.tracing.text_generation import GenerationGraph, decoder, same_work, trace_generation
+from latpred.tracing.text_generation import GenerationGraph, same_work, trace_generation
 
 pytestmark = pytest.mark.usefixtures("calibrated")
 
@@ -68,12 +68,6 @@ class Adapted(torch.nn.Module):
             return getattr(super().__getattr__("model"), name)
 
 
-def test_a_decoder_whose_config_calls_it_none_generates() -> None:
-    assert neox().config.is_decoder is False
-    graph = trace_generation(neox(), 6, 3)
-    assert len(graph.steps) == 2
-
-
 @pytest.mark.parametrize("make", [gpt2, llama])
 def test_untraced_steps_are_as_traced(make: Callable[[], torch.nn.Module], monkeypatch: pytest.MonkeyPatch) -> None:
     model = make()
@@ -102,8 +96,9 @@ def test_only_a_table_of_positions_limits_how_many_tokens_there_are() -> None:
 
 def test_a_named_model_is_single_whatever_the_process_does() -> None:
     with default_dtype(torch.float64):
-        made = trace_generation("gpt2", 4, 2)
-    single = trace_generation("gpt2", 4, 2)
+        made = trace_generation("openai-community/gpt2", 4, 2)
+    single = trace_generation("openai-community/gpt2", 4, 2)
+    assert (single.prefill.graph.model, single.prefill.graph.precision) == ("openai-community/gpt2", "fp32")
     assert [stage.graph for stage in (made.prefill, *made.steps)] == [
         stage.graph for stage in (single.prefill, *single.steps)
     ]
@@ -166,16 +161,17 @@ def test_the_forward_pass_is_set_apart_from_the_loop_around_it_and_its_host_work
     assert sum(op.module_calls for op in step.forward.ops) > 20
 
 
-@pytest.mark.parametrize(("vocabulary", "end"), [(4, 2), (8, [5, 6, 7])])
-def test_tokens_are_of_the_vocabulary_however_small(vocabulary: int, end: int | list[int]) -> None:
+def small(vocabulary: int, end: int | list[int]) -> torch.nn.Module:
     sizes = {"n_layer": 1, "n_embd": 16, "n_head": 2, "vocab_size": vocabulary}
-    model = transformers.GPT2LMHeadModel(transformers.GPT2Config(bos_token_id=1, eos_token_id=end, **sizes))
+    return transformers.GPT2LMHeadModel(transformers.GPT2Config(bos_token_id=1, eos_token_id=end, **sizes))
+
+
+@pytest.mark.parametrize(
+    "model", [neox(), small(4, 2), small(8, [5, 6, 7])], ids=["neox", "few tokens", "several ends"]
+)
+def test_every_decoder_generates_however_few_tokens_it_knows(model: torch.nn.Module) -> None:
+    assert getattr(model.config, "is_decoder", False) is False, "its config calls it none"
     assert len(trace_generation(model, 4, 3).steps) == 2
-
-
-def test_a_name_gets_its_language_modelling_head() -> None:
-    name, module = decoder("openai-community/gpt2")
-    assert (name, type(module).__name__) == ("openai-community/gpt2", "GPT2LMHeadModel")
 
 
 def test_the_steps_add_up() -> None:

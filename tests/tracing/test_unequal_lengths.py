@@ -75,21 +75,16 @@ def work(graph: ModelGraph, family: str) -> int:
     return sum(op.macs.at(1) for op in graph.ops if op.family.split(".")[0] == family)
 
 
-def test_products_do_the_tokens_that_there_are() -> None:
-    tokens = sum(LENGTHS)
+def test_products_do_the_tokens_that_there_are_and_attention_the_longest_or_on_a_gpu_each_length() -> None:
+    tokens, squares = sum(LENGTHS), sum(length**2 for length in LENGTHS)
+    longest = len(LENGTHS) * max(LENGTHS) ** 2
     for target in ("cpu", "cuda"):
         graph = trace_nested(encoder(), LENGTHS, PADDED, target=target)
         assert work(graph, "gemm") == LAYERS * tokens * (4 * WIDTH * WIDTH + 2 * WIDTH * 64)
         norms = [op.dims["rows"].at(1) for op in graph.ops if op.family == "norm.layer_norm"]
         assert norms == [tokens] * (2 * LAYERS)
-
-
-def test_attention_does_the_longest_on_a_processor_and_each_length_on_a_gpu() -> None:
-    longest, squares = max(LENGTHS), sum(length**2 for length in LENGTHS)
-    assert work(trace_nested(encoder(), LENGTHS, PADDED, target="cpu"), "bmm") == (
-        LAYERS * 2 * len(LENGTHS) * longest**2 * WIDTH
-    )
-    assert work(trace_nested(encoder(), LENGTHS, PADDED, target="cuda"), "attention") == LAYERS * 2 * squares * WIDTH
+        scores, kernels = (squares, "attention") if target == "cuda" else (longest, "bmm")
+        assert work(graph, kernels) == LAYERS * 2 * scores * WIDTH
 
 
 def test_a_gpu_needs_no_op_per_sequence() -> None:
@@ -102,7 +97,9 @@ def test_a_gpu_needs_no_op_per_sequence() -> None:
 
 
 def test_padded_execution_does_everything_at_the_padded_length() -> None:
-    graph = trace_lengths(encoder(), LENGTHS, PADDED, "padded")
+    model = encoder()
+    graph = trace_lengths(model, LENGTHS, PADDED, "padded")
+    assert model.use_nested_tensor is True, "the user's model stays as it was"
     assert work(graph, "gemm") == LAYERS * PADDED * (4 * WIDTH * WIDTH + 2 * WIDTH * 64)  # at batch 1
     assert any(op.family == "softmax.masked" for op in graph.ops)
     assert graph.input_size == PADDED
@@ -115,12 +112,6 @@ def test_norms_that_come_first() -> None:
         model = encoder(norm_first=True)
     with pytest.raises(UsageError, match="does not run nested"):
         trace_nested(model, LENGTHS, PADDED, target="cpu")
-
-
-def test_the_encoder_stays_as_it_was() -> None:
-    model = encoder()
-    trace_lengths(model, LENGTHS, PADDED, "padded")
-    assert model.use_nested_tensor is True
 
 
 def bert() -> nn.Module:

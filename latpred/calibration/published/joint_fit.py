@@ -16,7 +16,7 @@ import scipy.linalg
 from numpy.typing import NDArray
 
 from latpred import tables
-from latpred.accuracy.predicted import batches_of, left_out, none_traced
+from latpred.accuracy.predicted import batches_of, untraced
 from latpred.calibration.published import published_table
 from latpred.calibration.published.latency_model import TEXTS, Block, Objects, Rows, blocks_of, evaluate
 from latpred.calibration.published.parameters import Parameters
@@ -242,10 +242,7 @@ def problem(
     asked = batches_of(keys, table.cells["batch"])
     traced = published_table.trace_all(asked, graphs, progress, failed if partial else None)
     if failed:
-        errors = [failed.get(key) for key in keys]
-        out, notes = left_out(table.cells["model"], errors)
-        if out.all():
-            raise none_traced(errors)
+        out, notes = untraced(table.cells["model"], keys, failed)
         table = replace(table.where(~out), notes=(*table.notes, *notes))
         datasheets, keys = _datasheets(table), [key for key in keys if key not in failed]
     frame = table.cells

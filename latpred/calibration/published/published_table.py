@@ -31,9 +31,10 @@ from latpred.calibration.published.mapping import TableMapping
 from latpred.errors import LatpredError, TableError, UnknownGpuError, UnknownModelError
 from latpred.graph.graph import Affine, ModelGraph, Op
 from latpred.profile import gpus
-from latpred.query import AMP
+from latpred.query import AMP, ATTENTIONS, PROTOCOLS
 from latpred.runtimes import graph_store
 from latpred.runtimes.legacy_torch import TORCH_1_12, TORCH_2, TORCH_2_4, attention_of
+from latpred.tracing.inputs import DTYPES
 from latpred.zoo.names import full_name
 
 MODELS = {
@@ -55,6 +56,7 @@ _BY_NAME = ("alexnet", "googlenet", "resnet18", "resnet50", "resnet152", "resnex
 MODELS |= {name: f"torchvision:{name}" for name in _BY_NAME}
 
 NEEDED = ("gpu", "model", "batch", "latency_s", "run")
+_OPTIONAL = ("runtime", "precision", "input_kind", "input_size", "status")
 # What rows of the framework-tax measurements are taken for that do not say.
 FRAMEWORK_TAX = {"protocol": "pipelined", "stack": "torch=1.12.1 cuda=11.6 transformers=4.9"}
 PRODUCT = "product"  # input kind of rows that are one matrix product
@@ -63,18 +65,13 @@ CONTRADICTION = 10.0
 UNITS_APART = 100.0  # times as long as at a larger batch: another unit
 FASTEST_S = 1e-6  # no forward pass takes less
 
-# And rows of any form; an empty value says no more than a missing one.
-_DEFAULTS: Mapping[str, str | int | float] = {
-    **{name: tables.DEFAULTS[name] for name in ("runtime", "precision", "input_kind", "input_size", "protocol")},
-    "memory_format": "contiguous",
-    "attention": "",
-    "host": "",
-}
+# And rows of any form, beside what `tables.DEFAULTS` says.
+_DEFAULTS = {"memory_format": "contiguous", "attention": "", "host": ""}
 _WORDS = {
-    "precision": ("fp32", "tf32", "fp16", "bf16", "fp64", "amp-fp16", "amp-bf16"),
-    "protocol": ("single", "pipelined"),
+    "precision": tuple(DTYPES),
+    "protocol": PROTOCOLS,
     "memory_format": ("contiguous", "channels_last"),
-    "attention": ("eager", "sdpa"),
+    "attention": ATTENTIONS,
 }
 
 
@@ -190,6 +187,7 @@ def _part(frame: pd.DataFrame, name: str, mapping: TableMapping | None, notes: l
     if len(frame) == 0:
         raise TableError("The table has no rows. Give one with measured latencies.")
     numbers: Sequence[int] = range(1, len(frame) + 1)
+    defaults = {**_DEFAULTS, tables.SOURCE: name}
     rules = None if _of_known_form(frame) else mapping
     if rules is not None:
         frame, omitted = mappings.apply(rules, frame, name)
@@ -200,8 +198,8 @@ def _part(frame: pd.DataFrame, name: str, mapping: TableMapping | None, notes: l
         numbers = frame.index.tolist()
     elif "gpu" in frame or "device" not in frame:
         notes += _assumed(frame, name)
-        frame = _from_framework_tax(frame)
-    frame = _filled(tables.complete(frame), {**_DEFAULTS, tables.SOURCE: name})
+        frame, defaults = _from_framework_tax(frame), defaults | FRAMEWORK_TAX
+    frame = tables.complete(frame, defaults)
     cells = tables.check(frame, tables.MEASURED, numbers)
     _demand_known(cells, numbers, name)
     if rules is not None:
@@ -275,17 +273,10 @@ def _from_framework_tax(frame: pd.DataFrame) -> pd.DataFrame:
             f"The table lacks {lacking}. It needs {', '.join(NEEDED)}; latency_s is in seconds. Rename and convert its "
             "columns, or have a mapping do it: --mapping FILE."
         )
-    known = {*NEEDED, *FRAMEWORK_TAX, *_DEFAULTS, "status"}
+    known = {*NEEDED, *_OPTIONAL, *FRAMEWORK_TAX, *_DEFAULTS}
     kept = [name for name in frame.columns if name in known or str(name).startswith(tables.NOTE_PREFIX)]
-    out = _filled(frame[kept].astype(object).rename(columns={"gpu": "device"}), FRAMEWORK_TAX)
+    out = frame[kept].astype(object).rename(columns={"gpu": "device"})
     return out.replace({"model": MODELS, "input_kind": _KINDS})
-
-
-def _filled(cells: pd.DataFrame, defaults: Mapping[str, str | int | float]) -> pd.DataFrame:
-    """The table with a default in each column that is missing, and where one is empty."""
-    given = {name: cells.get(name, pd.Series("", cells.index)).astype(object) for name in defaults}
-    there = {name: column.notna() & (column.astype(str) != "") for name, column in given.items()}
-    return cells.assign(**{name: column.where(there[name], defaults[name]) for name, column in given.items()})
 
 
 def _without_repeats(cells: pd.DataFrame, notes: Sequence[str]) -> PublishedTable:
