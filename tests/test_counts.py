@@ -22,3 +22,8 @@ def test_counts_only_fall(name: str, today: dict[str, int]) -> None:
 
 def test_every_count_is_kept(today: dict[str, int]) -> None:
     assert set(today) == set(KEPT)
+
+
+def test_a_circle_is_found() -> None:
+    graph = {"a": {"b"}, "b": {"c"}, "c": {"a"}, "d": {"a", "e"}, "e": set()}
+    assert counts.circles(graph) == [frozenset("abc")]

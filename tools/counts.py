@@ -1,4 +1,4 @@
-"""Counts what a reader of this repository has to hold in mind: lines, files, names, files on a road.
+"""Counts what a reader of this repository has to hold in mind: lines, files, names, import circles, files on a road.
 
 Run `python tools/counts.py` to print the counts. `tests/test_counts.py` lets them only fall; `--keep` writes today's.
 """
@@ -101,6 +101,7 @@ def static_counts() -> dict[str, int]:
     """The counts that need nothing but the sources."""
     folders = per_folder()
     repeated = repeated_base_names()
+    rings = circles(import_graph())
     defined = [node.name for tree in trees().values() for node in tree.body if isinstance(node, DEFINITIONS)]
     return {
         "source lines": sum(len(path.read_text().splitlines()) for path in sources().values()),
@@ -109,6 +110,8 @@ def static_counts() -> dict[str, int]:
         "files in the flat room": folders["latpred"],
         "files in the fullest other folder": max(count for folder, count in folders.items() if folder != "latpred"),
         "functions and classes that look public": sum(not name.startswith("_") for name in defined),
+        "import circles": len(rings),
+        "modules in import circles": sum(len(ring) for ring in rings),
         "base names that are not unique": len(repeated),
     }
 
@@ -167,9 +170,9 @@ def counts() -> dict[str, int]:
 
 def main() -> None:
     """Print the counts beside those kept, or keep today's."""
-    parser = argparse.ArgumentParser(description="Count lines, files, names and files on a road.")
+    parser = argparse.ArgumentParser(description="Count lines, files, names, import circles and files on a road.")
     parser.add_argument("--keep", action="store_true", help="write the counts that the tests allow to be no more")
-    parser.add_argument("--details", action="store_true", help="list folders and repeated base names too")
+    parser.add_argument("--details", action="store_true", help="list folders, circles and repeated base names too")
     arguments = parser.parse_args()
     today = counts()
     kept = json.loads(KEPT.read_text()) if KEPT.exists() else {}
@@ -178,6 +181,8 @@ def main() -> None:
     if arguments.details:
         for folder, count in per_folder().most_common():
             print(f"{count:7}  files in {folder}")
+        for ring in circles(import_graph()):
+            print(f"circle: {', '.join(sorted(ring))}")
         print(f"repeated base names: {', '.join(repeated_base_names())}")
     if arguments.keep:
         KEPT.parent.mkdir(parents=True, exist_ok=True)
