@@ -111,8 +111,7 @@ def noting_interrupts() -> Iterator[None]:
     So does SIGTERM, with which `timeout` and the schedulers of clusters end a run: what was measured is kept as well.
     Python drops a KeyboardInterrupt that arrives inside a destructor or the callback of a weak reference.
     """
-    alone = threading.current_thread() is threading.main_thread()
-    if not alone or signal.getsignal(signal.SIGINT) is not signal.default_int_handler:
+    if threading.current_thread() is not threading.main_thread():
         yield
         return
 

@@ -153,13 +153,13 @@ def calibrate(
 
         session = session_of(chosen)
         finished = None if fresh else calibrate_runtimes.kept(profile_name, live, protocol, chosen * bool(precisions))
-        begun = "" if finished is None else session.begun(EAGER, since=finished.created)
-        if finished is not None and begun >= finished.created:  # else it was saved when eager in that journal was done
+        begun = set() if finished is None else session.resumable(since=finished.created)
+        if begun == {EAGER}:  # others come when it is done
             finished = None
         plan = _plan(wanted, finished, quick, budget_s, cells)
         if EAGER in plan:
             finished = None  # it is measured anew
-        if finished is not None and not begun:
+        if finished is not None and EAGER not in begun:
             session = session_of(tuple(finished.kernels))  # those of the record that it adds to
         with session:
             planned_s, effort = sum(each.seconds for each in plan.values()), plan.get(EAGER, _Effort(0.0, 0.0))

@@ -254,16 +254,16 @@ class Session:
         """What was measured of a runtime so far."""
         return [row for row in self._rows.values() if row.cell.runtime == runtime]
 
-    def begun(self, runtime: str, since: str) -> str:
-        """When the journal to go on from was started, "" where none has rows of a runtime; to be asked before entering.
+    def resumable(self, since: str) -> set[str]:
+        """The runtimes that the journal to go on from has rows of; to be asked before it is entered.
 
         One that was set aside counts where it was started after `since`.
         """
         with self._writing():
             found = self._found()
         if found is None or (found.path.name != JOURNAL and found.header.started <= since):
-            return ""
-        return found.header.started if any(row.cell.runtime == runtime for row in found.rows) else ""
+            return set()
+        return {row.cell.runtime for row in found.rows}
 
     def holds(self, cell: Cell) -> bool:
         """Whether the journal has this cell already."""

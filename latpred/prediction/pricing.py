@@ -7,7 +7,7 @@ evaluated together for all batches. What the times add up to is `latpred.predict
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
 from operator import attrgetter
@@ -61,6 +61,12 @@ _PRECISIONS = {"float16": "fp16", "bfloat16": "bf16", "float8_e4m3fn": "fp16", "
 _SINGLE = frozenset({"float32", "float64", "complex64", "complex128"})  # priced with the fits of fp32
 # Families with the same dimensions that stand in for one that was not measured, the nearest first.
 SUBSTITUTES = {"conv_depthwise": ("conv_grouped", "conv"), "conv_grouped": ("conv",), "conv_transpose": ("conv",)}
+
+
+def scaled_likes(fits: Mapping[str, object], family: str) -> list[str]:
+    """The families among fits whose numbers few samples of another family scale."""
+    one = root(family)
+    return [name for name in SUBSTITUTES.get(one, ()) if one in getattr(fits.get(name), "leaf_scales", ())]
 
 
 @dataclass(frozen=True, slots=True)
@@ -459,7 +465,8 @@ class PriceList:
         by_pytorch = self._profile.device.kind == "cpu" and op.name.startswith("aten::")  # all others have libraries
         native = fits.get(NATIVE) if by_pytorch else None
         substitutes = SUBSTITUTES.get(root(family), ())
-        for source, called, own in ((runtime_fits, names, True), (fits, names, False), (fits, substitutes, False)):
+        of_runtime = (*names, *scaled_likes(runtime_fits, family))
+        for source, called, own in ((runtime_fits, of_runtime, True), (fits, names, False), (fits, substitutes, False)):
             fitted = next((source[name] for name in called if name in source), None)
             if fitted is not None:
                 model = self._model(fitted, self._limits(wanted, family), None if own else native)

@@ -29,7 +29,7 @@ REPLAY = "replay"  # host class of the step that launches a captured graph
 WARM_UPS = 3  # calls before a capture: libraries set themselves up in the first ones, which a graph cannot hold
 VERSION = "4"  # of what is traced; graphs of another one are made again
 # What CUDA and PyTorch say of what capturing forbids; Dynamo's errors name options with words of that kind.
-OF_CAPTURE = re.compile(r"\b(un)?captur(e|ed|ing)\b|StreamCapture", re.IGNORECASE)
+OF_CAPTURE = re.compile(r"\b(un)?captur(e|ing)\b|\bbe captured\b|StreamCapture", re.IGNORECASE)
 NO_CUDA = "there is no CUDA device here; predict with --device simulated or with the profile of a GPU"
 # What decides while it runs how large its result is: by name, without the namespace.
 DATA_DEPENDENT = frozenset(

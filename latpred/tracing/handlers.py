@@ -162,8 +162,6 @@ def fresh(recorder: TraceRecorder, call: Call) -> Any:
     unmade = call.info.short == "histc" and not call.args[0].is_floating_point()  # a CPU makes none of integers
     if unmade or places == _ON_META | _REAL:
         call = call.on_meta()
-    elif call.info.short == "arange" and "device" in call.options:  # on whichever, it is known: masks come of it
-        call = call._replace(options=call.options | {"device": "cpu"})
     out: Any = NotImplemented
     if call.info.override is not None and places & _ON_META:
         out = call.info.override(*call.args, **call.options)

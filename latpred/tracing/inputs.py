@@ -418,13 +418,15 @@ def example_speech(config: Any, batch: int, device: str, dtype: torch.dtype) -> 
 
 def more_inputs(model: torch.nn.Module, inputs: Inputs) -> tuple[str, str]:
     """What a model takes beside the inputs that follow from it, and a call with all; "" where it takes no more."""
-    given = () if inputs.kind == "custom" else inputs.make(1)
     try:
-        taken = [*filter(signature(model.forward).parameters.__contains__, _KINDS)]
+        parameters = list(signature(model.forward).parameters)
     except (TypeError, ValueError):
-        taken = []
-    more = " and ".join(filterfalse(given.__contains__, taken)) if isinstance(given, dict) else ""
-    if not more:
+        parameters = []
+    made: Any = {} if inputs.kind == "custom" else inputs.make(1)
+    given = made if isinstance(made, dict) else parameters[: len(made) if isinstance(made, tuple) else 1]
+    taken = [*filter(parameters.__contains__, _KINDS)]
+    more = " and ".join(filterfalse(given.__contains__, taken))
+    if inputs.kind == "custom" or not more:
         return "", ""
     sides = _image_size(getattr(model, "config", None))
     return more, "inputs={" + ", ".join(f'"{name}": {_KINDS[name].format(*sides)}' for name in taken) + "}"

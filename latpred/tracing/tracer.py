@@ -163,7 +163,7 @@ OPERATORS = "where nothing compiles flex_attention or its like, a call takes the
 FAR = 64  # the largest batch that is traced where no larger one is asked for
 MOST_IDS = 2**15  # integers are computed with: beyond so many of them a pass takes several times as long
 FIXED_INPUTS = "inputs= gives the same inputs whatever the batch: every batch is predicted as that one"
-WITHOUT = "{} also takes {}, without which it was traced: give inputs= with them for what it does with these"
+WITHOUT = "{} also takes {}, beside or in place of what it was traced with; give inputs= for what it does with these"
 NO_LINE = "the model's work is no line in batch"
 
 

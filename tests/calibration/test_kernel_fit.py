@@ -74,6 +74,10 @@ def test_few_samples_of_transposed_convolutions_scale_what_prices_them() -> None
     op = factories.bare("conv.conv_transpose2d", "conv_transpose")
     price = PriceList(factories.profile(fits=fits.values()))._fitted("eager", "fp32", "contiguous", op)
     assert (price.leaf_scale, price.basis) == (fits["conv"].leaf_scales["conv_transpose"], SAMPLED)
+    own = factories.profile(runtimes={"eager": factories.dispatch(kernels={"fp32": fits})})
+    assert PriceList(own)._fitted("eager", "fp32", "contiguous", op).leaf_scale == price.leaf_scale
+    few = [convolution(width, "conv_grouped", 2.0) for width in range(24, 72, 6)]
+    assert set(fit_kernels([*plain, *few])) == {"conv", "conv_grouped"}, "of which few tell more"
 
 
 def test_a_scale_is_over_the_fit_that_it_multiplies() -> None:

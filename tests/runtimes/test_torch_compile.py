@@ -290,17 +290,23 @@ def test_what_the_loops_of_a_kernel_do_is_counted() -> None:
 
 
 @pytest.mark.parametrize(
-    ("padding", "target", "exponentials", "strided"), [(0, "cpu", 7, 0), (0, "cuda", 1, 0), (2, "cpu", 60, 10)]
+    ("before", "target", "exponentials"),
+    [
+        (lambda x: x + 1, "cpu", 7),
+        (lambda x: x + 1, "cuda", 1),
+        (lambda x: x.view(-1, 8, 3, 64).transpose(1, 2).reshape(-1, 8 * 192), "cpu", 7),
+        # No vector reads these.
+        (lambda x: torch.nn.functional.pad(x, (2, 2), mode="reflect"), "cpu", 60),
+        (lambda x: torch.nn.functional.pad(x, (2, 2), mode="replicate"), "cpu", 60),
+        (lambda x: x.roll(3, -1), "cpu", 60),
+    ],
 )
 def test_functions_count_by_how_long_they_take_in_vectors_and_one_value_at_a_time(
-    padding: int, target: str, exponentials: int, strided: int
+    before: Callable[[torch.Tensor], torch.Tensor], target: str, exponentials: int
 ) -> None:
-    before = torch.nn.ReflectionPad1d(padding) if padding else torch.nn.Identity()
-    model = torch.nn.Sequential(before, torch.nn.Tanh())
-    kernel = trace_for_runtime(model, torch.zeros(2, 8, 60), runtime="compile", target=target).ops[-1]
-    points = 8 * (60 + 2 * padding)
-    assert kernel.dims["math"] == Affine(0, exponentials * points)
-    assert kernel.dims["strided"] == Affine(0, strided * points)
+    model = Function(lambda x: before(x).tanh())
+    kernel = trace_for_runtime(model, torch.zeros(2, 8, 192), runtime="compile", target=target).ops[-1]
+    assert kernel.dims["math"] == Affine(0, exponentials * kernel.dims["numel"].per_sample)
 
 
 def test_an_eager_graph_is_fused_between_library_calls() -> None:

@@ -312,11 +312,6 @@ def parts(*names: str) -> list[str]:
         (lambda x: F.gumbel_softmax(x), (2, 16), parts(*GUMBEL), None),
         # What a mask picks is looked for first.
         (lambda x: x[torch.tensor([True, False])], (2, 16), parts("nonzero", "index"), None),
-        # Whole numbers that are counted up are known on the device of activations, too.
-        (
-            lambda x: x[:, torch.arange(16, device=x.device) < torch.tensor(3)],
-            *((2, 16), parts("arange", "lt", "nonzero", "index"), None),
-        ),
         (lambda x: x.index_put_((x > 0,), x[0]), (2, 16), parts("gt", "nonzero", "index_put_"), None),
     ],
 )

@@ -120,7 +120,7 @@ def test_images_that_a_model_also_takes_are_said_to_be_left_out() -> None:
     sight = {**small, "model_type": "clip_vision_model", "image_size": 32, "patch_size": 16}
     model = LlavaForConditionalGeneration(LlavaConfig(text_config=text, vision_config=sight, image_token_id=9))
     (note,) = latpred.trace(model).notes
-    assert "also takes pixel_values, without which it was traced" in note
+    assert "also takes pixel_values, beside or in place of what it was traced with" in note
     ids = torch.tensor([[9] * 4 + [5] * 4])
     assert latpred.trace(model, {"input_ids": ids, "pixel_values": torch.zeros(1, 3, 32, 32)}).notes == ()
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -167,9 +168,10 @@ def small(vocabulary: int, end: int | list[int]) -> torch.nn.Module:
 
 
 @pytest.mark.parametrize(
-    "model", [neox(), small(4, 2), small(8, [5, 6, 7])], ids=["neox", "few tokens", "several ends"]
+    "build", [neox, partial(small, 4, 2), partial(small, 8, [5, 6, 7])], ids=["neox", "few tokens", "several ends"]
 )
-def test_every_decoder_generates_however_few_tokens_it_knows(model: torch.nn.Module) -> None:
+def test_every_decoder_generates_however_few_tokens_it_knows(build: Callable[[], torch.nn.Module]) -> None:
+    model = build()
     assert getattr(model.config, "is_decoder", False) is False, "its config calls it none"
     assert len(trace_generation(model, 4, 3).steps) == 2
 

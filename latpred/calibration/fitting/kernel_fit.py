@@ -18,7 +18,7 @@ from latpred.graph.features import NATIVE, Floats, native
 from latpred.graph.graph import Op
 from latpred.ops.families import lineage, nearest, root
 from latpred.prediction.kernel_times import columns, fresh_bytes, slower_kernels
-from latpred.prediction.pricing import SUBSTITUTES, ColdDispatch, host_cost
+from latpred.prediction.pricing import SUBSTITUTES, ColdDispatch, host_cost, scaled_likes
 from latpred.profile.datasheet import short
 from latpred.profile.document import DispatchFit, KernelFit
 from latpred.runtimes import one_step_per_op
@@ -27,6 +27,7 @@ FEWEST = 6  # samples below which a family borrows
 # Points that a residual keeps. Twice as many made no left-out network better and predictions several times slower.
 MOST_POINTS = 200
 FEWEST_LEAF = 24  # samples that earn a special family a fit of its own
+FEWEST_APART = {"conv_transpose": FEWEST_LEAF}  # six, all of one window, priced another one eight times too dear
 # The same where a special family has other code, and little of it in a network. The plain one learns nothing of it.
 APART = {
     "rnn": 8,
@@ -83,7 +84,7 @@ def fit_kernels(
     for family in sorted(by_family, key=lambda family: len(SUBSTITUTES.get(family, ()))):  # each after its like
         like = next((name for name in SUBSTITUTES.get(family, ()) if name in fits), None)
         several = [sample for leaf in by_family[family].values() for sample in leaf]
-        if like is None or family in prior or len(several) >= FEWEST_LEAF:
+        if like is None or family in prior or len(several) >= FEWEST_APART.get(family, FEWEST):
             fits.update(_fit_family(family, by_family[family], multiprocessors, prior))
         elif len(several) > 1:  # few samples tell how far off a fit of their like is
             fits[like] = _with_leaf(fits[like], family, several)
@@ -174,8 +175,8 @@ def _longer(leaf: str, samples: Sequence[KernelSample], prior: Mapping[str, Kern
 
 
 def nearest_fit(fits: Mapping[str, object], family: str) -> str | None:
-    """The family itself or the nearest more general one that has a fit; None where none has."""
-    return next((name for name in lineage(family) if name in fits), None)
+    """The family itself, the nearest more general one that has a fit, or that of its like which it scales; or None."""
+    return next((name for name in (*lineage(family), *scaled_likes(fits, family)) if name in fits), None)
 
 
 def _leaf_scale(plain: KernelFit, samples: Sequence[KernelSample]) -> float:

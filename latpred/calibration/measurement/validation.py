@@ -35,7 +35,7 @@ from latpred.calibration.measurement.whole_models import (
 )
 from latpred.calibration.workloads import suites
 from latpred.calibration.workloads.suites import Workload
-from latpred.errors import DeviceError, LatpredError, NoProfileError, UsageError, raise_stop
+from latpred.errors import DeviceError, LatpredError, NoProfileError, UsageError, one_line, raise_stop
 from latpred.graph.graph import ModelGraph
 from latpred.prediction.predictor import Predictor
 from latpred.profile import store
@@ -146,6 +146,7 @@ def validate(
             table, reasons = with_baselines(table, workloads, Bench(live), rivals, pace.next)
     except DeviceError as lost:  # without which what was measured can be judged
         reasons = dict.fromkeys(rivals, str(lost))
+    reasons = {name: "left out" for name in BASELINES if name not in rivals} | reasons
     _keep(record, suite, device_profile, table, graphs, reasons)
     return compare(predict_table(table, graphs, device_profile), table, reasons=reasons, notes=notes)
 
@@ -192,7 +193,7 @@ def _traced(
             traced[key] = workload.trace(precision, runtime, target)
         except Exception as error:  # whatever building a model raises, measuring it does not fail of
             raise_stop(error)
-            traced[key] = str(error)
+            traced[key] = one_line(error)
     return traced
 
 

@@ -42,7 +42,7 @@ from latpred.calibration.timing.reference_speed import (
     typical,
 )
 from latpred.calibration.workloads.suites import Models, Workload, workloads_of
-from latpred.errors import BusyWarning, DeviceError, MissingPackageError, UsageError
+from latpred.errors import BusyWarning, DeviceError, MissingPackageError, TraceError, UsageError
 from latpred.graph.graph import ModelGraph
 from latpred.progress import ProgressCounter, ProgressEvent
 from latpred.query import check_budget, checked_batches, whole_number
@@ -73,7 +73,7 @@ class Bench:
         if key not in self._built:
             model, inputs = workload.make(self.device.name, precision)
             if any(lazy(model.forward) for lazy in _LAZY):
-                raise UsageError(
+                raise TraceError(
                     f"{workload.name} has a forward that is async or yields: its call does nothing to time."
                 )
             self._built[key] = under_autocast(model, precision, self.target), inputs
