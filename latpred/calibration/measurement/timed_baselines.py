@@ -107,7 +107,7 @@ def with_baselines(
     """
     if bench.simulated:
         return table, dict.fromkeys(names, "the simulated device runs graphs, not ops")
-    reasons: dict[str, str] = {}
+    reasons = {name: "left out" for name in BASELINES if name not in names}
     out = table.copy()
     by_name = {workload.name: workload for workload in workloads}
     for name in names:

@@ -92,7 +92,7 @@ def validate(
     record : path, optional
         Folder to keep what was measured in, to be replayed later; after Ctrl-C, what was measured by then.
     budget_s : float, optional
-        Seconds after which no visit starts.
+        Seconds after which no visit starts, from when all models are traced.
     progress : callable, optional
         Told before each visit: a `latpred.progress.ProgressEvent`.
 
@@ -127,7 +127,7 @@ def validate(
     asked: dict[str, Any] = {"precision": precision, "protocol": protocol, "repeats": repeats, **options._asdict()}
     left_s = (1 - MEASURED_SHARE) * (budget_s or 0.0) * bool(rivals)
     asked |= {"runtime": runtimes, "progress": progress, "budget_s": budget_s and budget_s - left_s}
-    traced = _traced(workloads, runtimes, precision, target_of(device_profile.device.kind))
+    traced = _traced(workloads, runtimes, precision, target_of(device_profile.device.kind), progress)
     try:
         table = measure(workloads, chosen.batches if batch is None else batch, device=live, **asked)
     except (StoppedError, LostError) as stopped:
@@ -146,7 +146,6 @@ def validate(
             table, reasons = with_baselines(table, workloads, Bench(live), rivals, pace.next)
     except DeviceError as lost:  # without which what was measured can be judged
         reasons = dict.fromkeys(rivals, str(lost))
-    reasons = {name: "left out" for name in BASELINES if name not in rivals} | reasons
     _keep(record, suite, device_profile, table, graphs, reasons)
     return compare(predict_table(table, graphs, device_profile), table, reasons=reasons, notes=notes)
 
@@ -180,13 +179,19 @@ def _notes(profile: DeviceProfile, machine: Machine, table: pd.DataFrame) -> lis
 
 
 def _traced(
-    workloads: Sequence[Workload], runtimes: Sequence[str], precision: str, target: str
+    workloads: Sequence[Workload],
+    runtimes: Sequence[str],
+    precision: str,
+    target: str,
+    progress: Callable[[ProgressEvent], None] | None,
 ) -> dict[GraphKey, ModelGraph | str]:
     """What the models do in each runtime, before any is measured, so that what was can be kept at once; or why not."""
     traced: dict[GraphKey, ModelGraph | str] = {}
+    counter = ProgressCounter("", len(workloads) * len(runtimes), progress, clock=time.monotonic)
     for workload, runtime in product(workloads, runtimes):
         shape = {"input_kind": workload.input_kind, "input_size": workload.input_size}
         key = graph_key({"model": workload.name, **shape, "precision": precision, "runtime": runtime})
+        counter.next(f"tracing {workload.name}, {runtime}")
         if key in traced:
             continue
         try:
