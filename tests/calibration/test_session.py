@@ -419,7 +419,7 @@ def test_a_place_that_cannot_be_written_says_where_to_go(tmp_path):
     ("name", "use"),
     [
         (session.JOURNAL, lambda _: session.directory("cpu")),
-        (session.JOURNAL, lambda one: one.begun("eager", since="")),
+        (session.JOURNAL, lambda one: one.resumable(since="")),
         (session.LAST, lambda one: one.__enter__().complete()),
     ],
 )

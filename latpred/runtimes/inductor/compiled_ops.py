@@ -13,9 +13,13 @@ from typing import Any, NamedTuple
 
 import msgspec
 import torch
-from torch._inductor.codegen.cpp import stride_at_vec_range  # type: ignore[attr-defined]
 from torch.fx.graph import Graph
 from torch.fx.node import Node, map_arg
+
+try:
+    from torch._inductor.sizevars import stride_at_vec_range
+except ImportError:  # an older PyTorch
+    from torch._inductor.codegen.cpp import stride_at_vec_range  # type: ignore[attr-defined]
 
 from latpred.errors import RuntimeRefusalError
 from latpred.graph.features import CHANNELS_LAST
