@@ -6,6 +6,7 @@ The batch is the dimension of the inputs that is called so, else the first; a fi
 from __future__ import annotations
 
 import hashlib
+import os
 import re
 import tempfile
 from collections import Counter
@@ -101,7 +102,7 @@ def _traced(
         single = half or HALF_DTYPES.get(stub.precision, onnx_graph.FLOAT)
     try:
         with tempfile.TemporaryDirectory(prefix="latpred-", ignore_cleanup_errors=True) as folder:
-            weights_in = file.resolve().parent
+            weights_in = _unlinked(proto, file.parent)
             if target == "cuda" and not {*HALF_DTYPES.values()}.isdisjoint((types := _types(proto.graph, {})).values()):
                 # A CPU, which has few kernels for halves, would cast around nodes, and fuse none of them.
                 held = {} if half else types
@@ -249,14 +250,28 @@ def _load(file: Path) -> Any:
     return proto
 
 
+def _locations(proto: Any) -> Iterator[tuple[str, Any]]:
+    """Names of the weights that lie in other files, each with the entry that says where."""
+    for tensor in _weights(proto):
+        yield from ((tensor.name, entry) for entry in tensor.external_data if entry.key == "location")
+
+
 def _external(proto: Any) -> dict[str, str]:
-    """Other files with weights, each with the name of one of them."""
-    return {
-        entry.value: tensor.name
-        for tensor in reversed(proto.graph.initializer)
-        for entry in tensor.external_data
-        if entry.key == "location"
-    }
+    """Other files with weights, each with the name of the first of them."""
+    return {entry.value: name for name, entry in reversed([*_locations(proto)])}
+
+
+def _unlinked(proto: Any, folder: Path) -> Path:
+    """Put the files that links stand for in their place, as in a model hub's cache, and give the folder that has all.
+
+    onnxruntime follows no link out of the folder that it is told of.
+    """
+    entries = [entry for _, entry in _locations(proto)]
+    files = [(folder / entry.value).resolve() for entry in entries]
+    holder = Path(os.path.commonpath([file.parent for file in files])) if files else folder.resolve()
+    for entry, file in zip(entries, files, strict=True):
+        entry.value = file.relative_to(holder).as_posix()
+    return holder
 
 
 def _stub(file: Path, proto: Any, precision: str, asked: Options) -> ModelGraph:
