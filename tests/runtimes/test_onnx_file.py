@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from math import prod
 from pathlib import Path
 from typing import Any
 
@@ -313,6 +314,64 @@ def test_rows_picked_by_shapes_come_from_a_table_on_a_gpu(tmp_path: Path) -> Non
     nodes = [node("Shape", ["x"], ["s"]), node("Mul", ["s", "s"], ["rows"]), node("Gather", ["w", "rows"], ["y"])]
     ops = traced(saved(tmp_path, {"x": ["batch"]}, nodes, weight=(64, 64)), target="cuda").ops
     assert [op.launches for op in ops] == [0, 0, 1]
+
+
+def branching(then: list[Any], otherwise: list[Any]) -> list[Any]:
+    """The nodes of a file that takes the first of two branches where the largest input is positive."""
+    node, out = helper.make_node, [helper.make_tensor_value_info("h", onnx.TensorProto.FLOAT, None)]
+    bodies = {"then_branch": then, "else_branch": otherwise}
+    graphs = {name: helper.make_graph(nodes, name, [], out) for name, nodes in bodies.items()}
+    nodes = [node("ReduceMax", ["x"], ["most"], keepdims=0), node("Cast", ["most"], ["some"], to=onnx.TensorProto.BOOL)]
+    return [*nodes, node("If", ["some"], ["h"], **graphs)]
+
+
+def test_convolutions_within_branches_have_weights_of_their_own(tmp_path: Path) -> None:
+    node, count = helper.make_node, 32  # onnxruntime lays out so many channels anew, and calls all weights "reorder"
+    weights = {name: (count, 3, side, side) for name, side in (("w1", 1), ("w3", 3), ("w5", 5))}
+    bodies = [[node("Conv", ["x", f"w{side}"], [f"c{side}"]), node("Relu", [f"c{side}"], ["h"])] for side in (1, 3)]
+    path = saved(tmp_path, {"x": ["n", 3, 8, 8]}, [*branching(*bodies), node("Conv", ["x", "w5"], ["y"])])
+    proto = onnx.load(str(path))
+    proto.graph.initializer.extend(numpy_helper.from_array(np.ones(s, np.float32), n) for n, s in weights.items())
+    proto.graph.output.append(helper.make_tensor_value_info("h", onnx.TensorProto.FLOAT, None))
+    onnx.save(proto, str(path))
+    graph = traced(path)
+    assert graph.macs(2) == 2 * count * 3 * (4 * 4 * 25 + 8 * 8)
+    assert graph.parameter_bytes == 4 * sum(map(prod, weights.values()))
+
+
+def test_functions_that_branches_call_read_what_they_are_given(tmp_path: Path) -> None:
+    node, opset = helper.make_node, helper.make_opsetid("", 20)
+    own = helper.make_function("own", "Product", ["x", "w"], ["y"], [node("MatMul", ["x", "w"], ["y"])], [opset])
+    bodies = [[node("Product", ["x", name], ["h"], domain="own")] for name in ("w", "v")]
+    path = saved(tmp_path, {"x": ["n", 8]}, [*branching(*bodies), node("Product", ["h", "u"], ["y"], domain="own")])
+    proto = onnx.load(str(path))
+    proto.functions.append(own)
+    proto.opset_import.append(helper.make_opsetid("own", 1))
+    sizes = {"v": (8, 64), "u": (4, 16)}
+    proto.graph.initializer.extend(numpy_helper.from_array(np.ones(s, np.float32), n) for n, s in sizes.items())
+    onnx.save(proto, str(path))
+    assert [op.weight_bytes.at(1) for op in traced(path).ops if op.family == "gemm"] == [4 * 8 * 4, 4 * 4 * 16]
+
+
+def test_sparse_weights_are_multiplied_by_as_dense_ones(tmp_path: Path) -> None:
+    path = saved(tmp_path, {"x": ["n", 3, 16, 16]}, [helper.make_node("Conv", ["x", "w"], ["y"])])
+    proto = onnx.load(str(path))
+    values, places = numpy_helper.from_array(np.ones(2, np.float32), "w"), numpy_helper.from_array(np.arange(2))
+    proto.graph.ClearField("initializer")
+    proto.graph.sparse_initializer.append(helper.make_sparse_tensor(values, places, [8, 3, 3, 3]))
+    onnx.save(proto, str(path))
+    graph = traced(path)
+    assert (graph.macs(1), graph.parameters) == (8 * 27 * 14 * 14, 2)
+
+
+def test_links_to_weights_are_followed(tmp_path: Path) -> None:
+    """The cache of a model hub holds files under other names, and links to them."""
+    path = file(tmp_path, how={"save_as_external_data": True, "location": "weights.bin", "size_threshold": 0})
+    (kept := tmp_path / "kept").mkdir()
+    for number, held in enumerate((path, tmp_path / "weights.bin")):
+        held.rename(kept / str(number))
+        held.symlink_to(kept / str(number))
+    assert traced(path).macs(1) == 32
 
 
 def test_a_file_that_is_not_whole(tmp_path: Path) -> None:

@@ -189,15 +189,14 @@ def _widen(proto: Any, weights_in: Path, folder: Path) -> None:
     import onnx
 
     with (folder / "weights").open("wb") as weights:
-        for graph in (one for part in (proto.graph, *proto.functions) for one in onnx_session.graphs_within(part)):
-            for tensor in getattr(graph, "initializer", ()):
+        for graph in onnx_session.graphs_within(proto.graph):
+            for tensor in graph.initializer:
                 _widen_tensor(tensor, weights_in)
                 if len(tensor.raw_data) > _INLINE:
                     onnx.external_data_helper.set_external_data(tensor, "weights", weights.tell(), len(tensor.raw_data))
                     weights.write(tensor.raw_data)
                     tensor.ClearField("raw_data")
-            ends = (*graph.input, *graph.output) if hasattr(graph, "initializer") else ()  # a function's are names
-            for value in (*ends, *graph.value_info):
+            for value in (*graph.input, *graph.output, *graph.value_info):
                 if _is_half(value.type.tensor_type.elem_type):
                     value.type.tensor_type.elem_type = onnx.TensorProto.FLOAT
             for attribute in (one for node in graph.node for one in node.attribute):
@@ -228,7 +227,7 @@ def _in_float(feed: Mapping[str, Any]) -> dict[str, Any]:
 
 def _load(file: Path) -> Any:
     """The graph without its external weights."""
-    import onnx
+    import onnx.inliner
     from google.protobuf.message import DecodeError  # type: ignore[import-untyped]
 
     try:
@@ -239,6 +238,8 @@ def _load(file: Path) -> Any:
         raise UsageError(
             f"{file} is no whole ONNX model: it is truncated or damaged ({error}). Export or copy it again."
         ) from error
+    if proto.functions:  # onnxruntime would leave their nodes without names, in an order that nothing tells
+        proto = onnx.inliner.inline_local_functions(proto)
     if not proto.ir_version or not proto.graph.node:
         raise UsageError(f"{file} is no whole ONNX model: it holds no graph. Export or copy it again.")
     for place, name in _external(proto).items():
@@ -308,7 +309,7 @@ def _dtype(code: int) -> str:
 def _weights(proto: Any) -> Iterator[Any]:
     """The weights of a file, those that its nodes hold included."""
     for graph in onnx_session.graphs_within(proto.graph):
-        yield from graph.initializer
+        yield from (*graph.initializer, *(one.values for one in graph.sparse_initializer))
         constants = (one for node in graph.node if node.op_type == "Constant" for one in node.attribute)
         yield from (one.t for one in constants if one.HasField("t"))
 

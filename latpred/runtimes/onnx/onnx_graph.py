@@ -8,7 +8,7 @@ which is filled up as far as its vectors are wide: here they are as many as the 
 from __future__ import annotations
 
 import re
-from collections import defaultdict, deque
+from collections import ChainMap, defaultdict, deque
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from itertools import chain
@@ -32,7 +32,7 @@ from latpred.runtimes.onnx.onnx_formulas import (
     class_of,
     work_of,
 )
-from latpred.runtimes.onnx.onnx_session import Event, Watched, graphs_within, installed, nodes_of
+from latpred.runtimes.onnx.onnx_session import Event, Watched, graphs_within, installed, nodes_of, weights_of
 from latpred.tracing.trace_pass import LEAST_WEIGHTS, touched_since
 
 _MOST_ON_HOST = 100  # elements of a weight that onnxruntime calls small
@@ -54,6 +54,8 @@ class _OptimisedGraph:
         self._single, self._held, self._target = single, held, target
         self._nodes: dict[str, Any] = defaultdict(onnx.NodeProto)  # an empty one ran and is not in the graph
         self.weights: dict[str, Value] = {}
+        self._within: dict[str, dict[str, Value]] = {}  # weights beside a node within another: names may be met again
+        self.parameter_bytes = 0
         self._outputs = frozenset(value.name for value in proto.graph.output)
         self._on_host = _on_host(proto.graph) if target == "cuda" else frozenset()
         unnamed: dict[str, deque[Any]] = defaultdict(deque)  # by type: bodies of functions, put in place of their nodes
@@ -62,14 +64,26 @@ class _OptimisedGraph:
             for node in graph.node:
                 if not node.name:
                     unnamed[node.op_type].append(node)
-            for tensor in graph.initializer:
-                dtype = onnx.helper.tensor_dtype_to_np_dtype(tensor.data_type).name
-                scalar = int(onnx.numpy_helper.to_array(tensor)) if dtype == "int64" and not tensor.dims else None
-                self.weights[tensor.name] = self.value(tensor.name, dtype, tensor.dims, True, scalar)
+            own = self._weights(graph)
+            self.weights = own | self.weights
+            self.parameter_bytes += sum(value.nbytes for value in own.values())
+            self._within |= {node.name: own for node in graph.node if own and graph is not proto.graph}
         # The profiler names what has no name by a number that the graph does not hold. Both are in the same order.
         for event in chain.from_iterable(watched.runs):
             if event.name not in self._nodes and unnamed[event.op_type]:
                 self._nodes[event.name] = unnamed[event.op_type].popleft()
+
+    def _weights(self, graph: Any) -> dict[str, Value]:
+        """The weights that a graph itself has."""
+        import onnx
+
+        numbers = [one for one in graph.initializer if one.data_type == onnx.TensorProto.INT64 and not one.dims]
+        scalars = {one.name: int(onnx.numpy_helper.to_array(one)) for one in numbers}
+        weights = {}
+        for name, code, shape in weights_of(graph):
+            dtype = onnx.helper.tensor_dtype_to_np_dtype(code).name
+            weights[name] = self.value(name, dtype, shape, True, scalars.get(name))
+        return weights
 
     def value(
         self, name: str, dtype: str, shape: Iterable[int], weight: bool = False, scalar: int | None = None
@@ -104,7 +118,7 @@ class _OptimisedGraph:
         blocked: set[str] = set()
         for event in events:
             proto = self._nodes[event.name]
-            inputs = self._inputs(event, proto, values)
+            inputs = self._inputs(event, proto, ChainMap(self._within.get(event.name, {}), values))
             names = [*filter(None, proto.output), *[""] * len(event.outputs)]
             made = [self.value(name, *told) for name, told in zip(names, event.outputs, strict=False)]
             outputs = _in_model(blocked, proto, inputs, made)
@@ -193,7 +207,7 @@ def graph_of(
         ops=ops,
         ops_at_one=at_one,
         input_bytes=input_bytes,
-        parameter_bytes=sum(value.nbytes for value in optimised.weights.values()),
+        parameter_bytes=optimised.parameter_bytes,
         stack={**stub.stack, **installed()},
         runtime="onnxruntime",
         target=target,
@@ -240,7 +254,7 @@ def attributes(proto: Any) -> dict[str, Any]:
 
 def _on_host(graph: Any) -> frozenset[str]:
     """Values that onnxruntime's CUDA provider leaves on the host: shapes, and what it makes of them and few weights."""
-    weights = {tensor.name for tensor in graph.initializer if prod(tensor.dims) <= _MOST_ON_HOST}
+    weights = {name for name, _, shape in weights_of(graph) if prod(shape) <= _MOST_ON_HOST}
     on_host: set[str] = set()
     for node in graph.node:
         given = [name for name in node.input if name and name not in weights]
@@ -274,19 +288,19 @@ def _unfilled(proto: Any, before: Any | None) -> Any:
     if before is None:
         return proto
     kernels = _kernels(before)
-    shapes: dict[str, tuple[int, ...]] = {}
     changed = type(proto)()
     changed.CopyFrom(proto)
-    for node in nodes_of(changed):
-        original = _BLOCKED.sub("", node.name)
-        if (node.domain, node.op_type) != (NCHWC, "Conv") or original not in kernels:
-            continue
-        shape, groups = kernels[original]
-        shapes.update(zip(node.input[1:3], (shape, shape[:1]), strict=False))
-        for attribute in node.attribute:
-            if attribute.name == "group":
-                attribute.i = groups
-    for graph in graphs_within(changed.graph):
+    for graph in graphs_within(changed.graph):  # in each of which onnxruntime calls what it lays out anew alike
+        shapes: dict[str, tuple[int, ...]] = {}
+        for node in graph.node:
+            original = _BLOCKED.sub("", node.name)
+            if (node.domain, node.op_type) != (NCHWC, "Conv") or original not in kernels:
+                continue
+            shape, groups = kernels[original]
+            shapes.update(zip(node.input[1:3], (shape, shape[:1]), strict=False))
+            for attribute in node.attribute:
+                if attribute.name == "group":
+                    attribute.i = groups
         for tensor in graph.initializer:
             if tensor.name in shapes:
                 tensor.dims[:] = shapes[tensor.name]
@@ -327,7 +341,7 @@ def _channels(node: Any, inputs: Sequence[Value | None], read: Sequence[Value | 
 
 def _kernels(proto: Any) -> dict[str, tuple[tuple[int, ...], int]]:
     """Shape of the weights and groups of convolutions, and of normalisations that may become some, by result."""
-    shapes = {tensor.name: tuple(tensor.dims) for graph in graphs_within(proto.graph) for tensor in graph.initializer}
+    shapes = {name: shape for graph in graphs_within(proto.graph) for name, _, shape in weights_of(graph)}
     kernels = {}
     for node in nodes_of(proto):
         shape = shapes.get(node.input[1]) if len(node.input) > 1 else None

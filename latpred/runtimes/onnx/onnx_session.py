@@ -230,6 +230,13 @@ def graphs_within(graph: Any) -> Iterator[Any]:
                 yield from graphs_within(attribute.g)
 
 
+def weights_of(graph: Any) -> Iterator[tuple[str, int, tuple[int, ...]]]:
+    """Names, ONNX's numbers for dtypes, and shapes of the weights that a graph itself has, sparse ones included."""
+    yield from ((one.name, one.data_type, tuple(one.dims)) for one in graph.initializer)
+    for one in graph.sparse_initializer:  # which onnxruntime makes dense
+        yield one.values.name, one.values.data_type, tuple(one.dims)
+
+
 def nodes_of(proto: Any) -> Iterator[Any]:
     """The nodes of a model, those of graphs within them included."""
     return (node for graph in graphs_within(proto.graph) for node in graph.node)
@@ -294,5 +301,5 @@ def input_names(model: bytes | str) -> list[str]:
 
 def inputs_of(proto: Any) -> list[Any]:
     """A model's inputs, without those that have a weight as their default."""
-    weights = {tensor.name for tensor in proto.graph.initializer}
+    weights = {name for name, *_ in weights_of(proto.graph)}
     return [value for value in proto.graph.input if value.name not in weights]
