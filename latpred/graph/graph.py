@@ -200,10 +200,10 @@ class ModelGraph(msgspec.Struct, frozen=True, forbid_unknown_fields=True, weakre
         wrong = [int(batch) for batch in batches if self.only and int(batch) not in self.only]
         if wrong:
             taken = ", ".join(map(str, self.only))
+            again = "" if self.model.lower().endswith(".onnx") else f"trace the model with batches=[{wrong[0]}], "
             raise UsageError(
                 f"what {self.model} does is known at batch {taken} alone, not at batch {wrong[0]}. Ask for "
-                f"batch={self.only[0]}, trace the model with batches=[{wrong[0]}], or give a model, or an export of "
-                "it, with an open first dimension."
+                f"batch={self.only[0]}, {again}or give a model, or an export of it, with an open first dimension."
             )
 
     def _counted(self, batch: int) -> tuple[Op, ...]:

@@ -21,7 +21,7 @@ from latpred.graph.graph import ModelGraph, all_ops
 from latpred.graph.rewrites import REWRITTEN
 from latpred.query import AMP, ERA
 from latpred.runtimes import graph_store, legacy_torch
-from latpred.runtimes.base import RuntimeTracer, out_of_memory
+from latpred.runtimes.base import MOST_REAL, RuntimeTracer, out_of_memory
 from latpred.storage import IdentityCache
 from latpred.units import format_bytes
 
@@ -31,7 +31,6 @@ if TYPE_CHECKING:
     from latpred.runtimes.source import Source
 
 TARGETS = ("cpu", "cuda")
-MOST_REAL = 64  # the largest batch that a runtime's tools run a model at
 _REFUSED = "an estimate only: "  # how the note starts of a graph whose runtime would not take the model
 _UNASKED = "at batch {batch} alone {runtime} was not asked what it makes of the model: estimated from the eager trace"
 # How many times a model's weights a runtime's tools hold at once, as measured of BEiT-Large, VGG-19 and ViT-Huge.

@@ -377,9 +377,8 @@ class Tracer:
             if straight:
                 return graph
             exact = {batch: self._exactly(batch) for batch in dict.fromkeys(batches or (far,))}
-            seen = _listed(batches) if batches else f"1, 2, 3 and {far} (more with trace(..., batches=[...]))"
-            note = f"{NO_LINE}: traced at {seen}; what is said of any other batch is a guess"
-            return msgspec.structs.replace(graph, exact=exact, notes=(note,))
+            seen = listed(batches) if batches else f"1, 2, 3 and {far} (more with trace(..., batches=[...]))"
+            return msgspec.structs.replace(graph, exact=exact, notes=(no_line(seen),))
 
     def only(self, batches: Sequence[int]) -> ModelGraph:
         """The graph of a model that takes certain batch sizes alone, or does other work at each."""
@@ -391,9 +390,9 @@ class Tracer:
                 except TraceError as error:
                     if not graphs:
                         raise
-                    raise TraceError(f"{error}; it takes batch {_listed(graphs)}: ask for that alone") from error
+                    raise TraceError(f"{error}; it takes batch {listed(graphs)}: ask for that alone") from error
         taken, exact = tuple(sorted(graphs)), graphs if len(graphs) > 1 else {}
-        note = f"traced at batch {_listed(taken)} alone: nothing is known of any other batch"
+        note = f"traced at batch {listed(taken)} alone: nothing is known of any other batch"
         return msgspec.structs.replace(graphs[taken[0]], only=taken, exact=exact, notes=(note,))
 
     def _exactly(self, batch: int) -> ModelGraph:
@@ -582,7 +581,12 @@ _ADVICE = "which no trace can know; take that part out of forward, or trace the 
 _OWN = (str(Path(__file__).parents[1]), str(Path(torch.__file__).parent))
 
 
-def _listed(batches: Iterable[int]) -> str:
+def no_line(seen: str) -> str:
+    """The note on a graph that is exact at some batches alone."""
+    return f"{NO_LINE}: traced at {seen}; what is said of any other batch is a guess"
+
+
+def listed(batches: Iterable[int]) -> str:
     return ", ".join(map(str, sorted(batches)))
 
 

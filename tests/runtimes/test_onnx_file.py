@@ -92,7 +92,7 @@ def test_a_fixed_batch_holds_for_no_other(tmp_path: Path) -> None:
     assert graph.macs(4) == 4 * 8 * 4
     assert predicted.latency_ms > 0
     assert "takes batch 4 only" in " ".join(predicted.provenance.caveats)
-    with pytest.raises(UsageError, match=r"is known at batch 4 alone, not at batch 8.* open first dimension"):
+    with pytest.raises(UsageError, match=r"is known at batch 4 alone, not at batch 8. Ask for batch=4, or give .* open first dimension"):
         predictor.predict(graph, 8, runtime="onnxruntime")
     assert predictor.max_batch(graph, 1e6, runtime="onnxruntime") == 4
     assert predictor.max_batch(graph, predicted.latency_ms / 2, runtime="onnxruntime") == 0
@@ -287,6 +287,21 @@ def test_sizes_that_no_file_takes(shape: Any, asked: dict[str, Any], said: str, 
     path = saved(tmp_path, {"x": shape}, [helper.make_node("Add", ["x", "x"], ["y"])])
     with pytest.raises(UsageError, match=said):
         latpred.predict(path, 1, "onnxruntime", device=PROFILE.name, **asked)
+
+
+def test_products_of_all_samples_by_all_are_counted_at_each_batch_that_is_asked_for(tmp_path: Path) -> None:
+    nodes = [helper.make_node("Transpose", ["x"], ["t"]), helper.make_node("MatMul", ["x", "t"], ["y"])]
+    path = saved(tmp_path, {"x": ["batch", 16]}, nodes)
+    graph = traced(path, batches=[8, 1000])
+    assert (graph.macs(8), [*graph.exact]) == (8 * 8 * 16, [8])
+    assert "no line in batch: traced at 8; what is said of any other" in graph.notes[0]
+    assert traced(path).macs(3) == 3 * 3 * 16
+
+
+def test_a_batch_that_only_the_inputs_leave_open_is_one(tmp_path: Path) -> None:
+    sizes = helper.make_node("Constant", [], ["sizes"], value_ints=[1, 2, 4])
+    path = saved(tmp_path, {"x": ["batch", 8]}, [sizes, helper.make_node("Reshape", ["x", "sizes"], ["y"])])
+    assert traced(path).only == (1,)
 
 
 @pytest.mark.parametrize(("source", "told"), [("x", True), ("s", False)])

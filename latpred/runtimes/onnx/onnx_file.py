@@ -10,7 +10,8 @@ import os
 import re
 import tempfile
 from collections import Counter
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import suppress
 from functools import partial
 from math import prod
 from pathlib import Path
@@ -23,7 +24,7 @@ from latpred.errors import LatpredError, RuntimeRefusalError, UsageError
 from latpred.graph.graph import ZERO, ModelGraph
 from latpred.query import Options
 from latpred.runtimes import graph_store
-from latpred.runtimes.base import BATCHES
+from latpred.runtimes.base import BATCHES, MOST_REAL
 from latpred.runtimes.onnx import onnx_session
 from latpred.runtimes.onnx.onnx_formulas import HALF_DTYPES, HOST
 from latpred.runtimes.onnx.onnx_session import inputs_of
@@ -36,7 +37,15 @@ _ON_CPU = (
     "which is counted"
 )
 _BY_VALUE = "what {} does depends on values: this holds for those of inputs=, without which inputs are ones"
-_GO_BY_VALUE = ("NonZero", "Unique", "Compress", "NonMaxSuppression", "If", "Loop")
+# The inputs whose values say how much work a node is.
+_GO_BY_VALUE = {
+    **dict.fromkeys(("NonZero", "Unique", "If", "ConstantOfShape"), slice(1)),
+    **dict.fromkeys(("Compress", "Tile", "Expand", "TopK", "OneHot", "Pad", "Upsample"), slice(1, 2)),
+    **dict.fromkeys(("Range", "NonMaxSuppression", "GreedySearch", "BeamSearch", "Sampling"), slice(None)),
+    "Loop": slice(2),
+    "Slice": slice(1, None),
+    "Resize": slice(2, None),
+}
 _OF_WEIGHTS = ("float", "bfloat", "int8", "uint8", "int4", "uint4")
 _TYPES = ("to", "dtype", "output_dtype", "softmax_precision")  # attributes whose number stands for a type
 # Operators that make no floating-point numbers of such.
@@ -70,11 +79,44 @@ def trace_file(path: str, inputs: Any, runtime: str, target: str, **options: Any
         raise UsageError(f"{file} holds a model in {held}; convert the file to predict {precision}.")
     _demand_used(file, proto, asked)
     stub = _stub(file, proto, precision, asked)
-    batch = _fixed_batch(proto)
-    feeds = [_feed(file, proto, size, asked) for size in (BATCHES if batch is None else (batch,))]
     tracer: Any = runtimes.get(runtime)
-    key = f"{tracer.options}; {_digest(file, proto)} {_digest_of_feeds(feeds)}"
-    return graph_store.kept(stub, "onnxruntime", target, key, partial(_traced, file, proto, stub, feeds, target, half))
+
+    def at(proto: Any, batches: Sequence[int]) -> ModelGraph:
+        feeds = {batch: _feed(file, proto, batch, asked) for batch in batches}
+        key = f"{tracer.options}; {_digest(file, proto)} {_digest_of_feeds(feeds.values())}"
+        make = partial(_traced, file, proto, stub, feeds, target, half)
+        return graph_store.kept(stub, "onnxruntime", target, key, make)
+
+    return _of_batches(file, proto, at, options.get("batches") or BATCHES)
+
+
+def _of_batches(
+    file: Path, proto: Any, at: Callable[[Any, Sequence[int]], ModelGraph], batches: Sequence[int]
+) -> ModelGraph:
+    """The graph of every batch, of the one that a file takes, or where no line tells of others of those asked for."""
+    fixed = _fixed_batch(proto)
+    if fixed is not None:
+        return at(proto, [fixed])
+    try:
+        graph = at(proto, BATCHES)
+    except UsageError as error:
+        with suppress(UsageError):  # inside, an export may hold a batch of 1 all the same
+            return at(_load(file), [1])
+        raise error from error.__cause__
+    if not _bends(graph):
+        return graph
+    from latpred.tracing.tracer import listed, no_line
+
+    seen = [batch for batch in batches if batch <= MOST_REAL] or BATCHES
+    exact = {batch: msgspec.structs.replace(at(_load(file), [batch]), notes=()) for batch in seen}
+    return msgspec.structs.replace(graph, exact=exact, notes=(*graph.notes, no_line(listed(seen))))
+
+
+def _bends(graph: ModelGraph) -> bool:
+    """Whether the work is no line in batch: where the nodes are the same, nothing else makes other work of batch 1."""
+    one = graph.ops_at_one or ()
+    pairs = [*zip(graph.ops, one, strict=True)] if [op.name for op in graph.ops] == [op.name for op in one] else []
+    return any(op.macs.at(1) != at.macs.at(1) or op.write_bytes.at(1) != at.write_bytes.at(1) for op, at in pairs)
 
 
 def check_file(path: str, runtime: str) -> None:
@@ -93,11 +135,11 @@ def check_file(path: str, runtime: str) -> None:
 
 
 def _traced(
-    file: Path, proto: Any, stub: ModelGraph, feeds: Sequence[Mapping[str, Any]], target: str, half: str | None
+    file: Path, proto: Any, stub: ModelGraph, feeds_at: Mapping[int, Mapping[str, Any]], target: str, half: str | None
 ) -> ModelGraph:
     from latpred.runtimes.onnx import onnx_graph
 
-    single, held = onnx_graph.FLOAT, dict[str, str]()
+    single, held, feeds = onnx_graph.FLOAT, dict[str, str](), [*feeds_at.values()]
     if target == "cuda":
         single = half or HALF_DTYPES.get(stub.precision, onnx_graph.FLOAT)
     try:
@@ -128,9 +170,9 @@ def _traced(
     notes += [_ON_CPU.format(", ".join(sorted(on_cpu)))] if on_cpu else []
     by_value = _by_value(proto.graph, {value.name for value in inputs_of(proto)})
     notes += [_BY_VALUE.format(", ".join(sorted(by_value)))] if by_value else []
-    batch = _fixed_batch(proto)
-    notes += [] if batch is None else [f"the file takes batch {batch} only: nothing is known of any other"]
-    return msgspec.structs.replace(graph, only=() if batch is None else (batch,), notes=tuple(notes))
+    only = tuple(feeds_at) if len(feeds_at) == 1 else ()
+    notes += [f"the file takes batch {batch} only: nothing is known of any other" for batch in only]
+    return msgspec.structs.replace(graph, only=only, notes=tuple(notes))
 
 
 def _types(graph: Any, known: dict[str, str]) -> dict[str, str]:
@@ -175,8 +217,9 @@ def _by_value(graph: Any, varying: set[str]) -> set[str]:
             pairs = zip(reversed([one.name for one in body.input]), reversed(node.input), strict=False)
             varying |= {name for name, source in pairs if source in varying}
             found |= _by_value(body, varying)
-        decides = {*node.input[:1], *(body.output[0].name for body in bodies if node.op_type == "Loop")}
-        if node.op_type in _GO_BY_VALUE and not varying.isdisjoint(decides):
+        decides = {*node.input[_GO_BY_VALUE.get(node.op_type, slice(0))]} - {""}
+        decides |= {*(body.output[0].name for body in bodies if node.op_type == "Loop")}
+        if not varying.isdisjoint(decides):
             found.add(node.op_type)
         read = {*node.input, *(one.name for body in bodies for one in body.output)}
         if node.op_type not in HOST and not varying.isdisjoint(read):
@@ -337,7 +380,7 @@ def _digest(file: Path, proto: Any) -> str:
     return "; ".join(parts)
 
 
-def _digest_of_feeds(feeds: Sequence[Mapping[str, Any]]) -> str:
+def _digest_of_feeds(feeds: Iterable[Mapping[str, Any]]) -> str:
     """Of names, dtypes, shapes and values: a file may read any of them."""
     digest = hashlib.sha256()
     for name, array in (item for feed in feeds for item in feed.items()):
@@ -359,15 +402,16 @@ def _shapes(proto: Any, batch: int | None) -> dict[str, list[int | None]]:
 def _batch_axes(proto: Any) -> dict[str, int | None]:
     """Which dimension of each input is the batch: the one that is called so, else the first.
 
-    None where the first has the name of a later one of some input, as that of positions has the tokens'; if all have
-    one, their first.
+    None where the first has the name of a later one of some input, as that of positions has the tokens', or another
+    name where some input calls its batch so; if that leaves no input with a batch, their first.
     """
     names = {value.name: [dim.dim_param for dim in value.type.tensor_type.shape.dim] for value in inputs_of(proto)}
     later = {name for dims in names.values() for name in dims[1:] if name}
+    told = any("batch" in dim.lower() for dims in names.values() for dim in dims)
     axes: dict[str, int | None] = {}
     for name, dims in names.items():
         called = [at for at, dim in enumerate(dims) if "batch" in dim.lower()]
-        first = None if dims and dims[0] in later else 0
+        first = None if dims and dims[0] and (told or dims[0] in later) else 0
         axes[name] = called[0] if called else first
     return axes if {*axes.values()} != {None} else dict.fromkeys(axes, 0)
 

@@ -142,7 +142,7 @@ def _in_blocks(work: Work, node: Node) -> Work:
     return work._replace(family=f"{work.family}.nchwc") if node.domain == NCHWC else work
 
 
-_GATES = {"LSTM": "rnn.lstm", "GRU": "rnn.gru"}
+_GATES = {"LSTM": "rnn.lstm", "DynamicQuantizeLSTM": "rnn.lstm", "GRU": "rnn.gru"}
 
 
 def recurrent(node: Node, ins: Values, outs: Values) -> Work:
@@ -246,6 +246,12 @@ def gather(node: Node, ins: Values, outs: Values) -> Work:
     return _rows(family, outs[0].numel, prod(shape[axis + 1 :]), reads={0: outs[0].nbytes})
 
 
+def gather_quantised(node: Node, ins: Values, outs: Values) -> Work:
+    """Rows picked by index from a table of weights in blocks, and dequantised."""
+    reads = {index: ceil(ins[index].nbytes * ins[1].numel / ins[0].shape[0]) for index in range(len(ins)) if index != 1}
+    return _rows("embedding", outs[0].numel, outs[0].shape[-1], reads=reads)
+
+
 def _slices(family: str, indices: Value, moved: Value, **bytes_moved: Any) -> Work:
     """Slices picked or placed, one for each row of indices."""
     return _rows(family, moved.numel, max(1, moved.numel // max(1, prod(indices.shape[:-1]))), **bytes_moved)
@@ -329,6 +335,7 @@ CONTROL = frozenset({"If", "Loop", "Scan"})
 TRANSFERS = frozenset({"MemcpyToHost", "MemcpyFromHost"})
 # Multiply bytes, although scales or results of theirs are floating-point numbers.
 OF_BYTES = frozenset({"QLinearMatMul", "QGemm", "QLinearConv", "DynamicQuantizeMatMul", "MatMulIntegerToFloat"})
+OF_BYTES |= {"DynamicQuantizeLSTM"}
 
 
 def class_of(family: str, op_type: str) -> str:
@@ -355,7 +362,7 @@ _OPERATORS: dict[Formula, str] = {
     _of_bytes(conv): "QLinearConv",
     einsum: "Einsum",
     conv: "Conv FusedConv NhwcConv NhwcFusedConv ConvTranspose ConvInteger",
-    recurrent: "LSTM GRU RNN",
+    recurrent: "LSTM DynamicQuantizeLSTM GRU RNN",
     attention: "Attention QAttention MultiHeadAttention GroupQueryAttention",
     over_last("norm.layer_norm"): "LayerNormalization",
     over_last("norm.rms_norm"): "RMSNormalization SimplifiedLayerNormalization",
@@ -377,8 +384,8 @@ _OPERATORS: dict[Formula, str] = {
     lambda node, ins, outs: pointwise.elementwise(node.kind)(*ins, out=outs[0]): (
         "Add Sub Mul Div Pow Min Max Mean Sum Mod And Or Not Xor Equal Greater Less GreaterOrEqual "
         "LessOrEqual Where Abs Neg Exp Log Sqrt Reciprocal Erf Tanh Sigmoid Relu LeakyRelu PRelu Elu Selu "
-        "Celu HardSigmoid HardSwish Softplus Softsign Gelu FastGelu QuickGelu BiasGelu BiasSplitGelu Mish "
-        "ThresholdedRelu Clip Floor Ceil Round Sign Sin Cos Tan Asin Acos Atan Sinh Cosh IsNaN IsInf BitShift "
+        "Celu Shrink HardSigmoid HardSwish Softplus Softsign Gelu FastGelu QuickGelu BiasGelu BiasSplitGelu Mish "
+        "ThresholdedRelu Clip Floor Ceil Round Sign Sin Cos Tan Asin Acos Atan Sinh Cosh Asinh Acosh Atanh IsNaN IsInf BitShift "
         "BitwiseAnd BitwiseOr BitwiseXor BitwiseNot Swish Trilu QuantizeLinear DequantizeLinear "
         "RotaryEmbedding BiasAdd "
         "DynamicQuantizeLinear QLinearAdd QLinearMul QLinearSigmoid QLinearLeakyRelu QLinearWhere"
@@ -389,6 +396,7 @@ _OPERATORS: dict[Formula, str] = {
     in_order("contiguous"): " ".join(VIEWS),  # where a change of shape has to be a copy
     transpose: "Transpose",
     gather: "Gather",
+    gather_quantised: "GatherBlockQuantized",
     pooled: (
         "MaxPool AveragePool LpPool GlobalAveragePool GlobalMaxPool GlobalLpPool NhwcMaxPool QLinearAveragePool "
         "QLinearGlobalAveragePool"
