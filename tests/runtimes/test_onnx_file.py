@@ -92,7 +92,7 @@ def test_a_fixed_batch_holds_for_no_other(tmp_path: Path) -> None:
     assert graph.macs(4) == 4 * 8 * 4
     assert predicted.latency_ms > 0
     assert "takes batch 4 only" in " ".join(predicted.provenance.caveats)
-    with pytest.raises(UsageError, match=r"is known at batch 4 alone, not at batch 8. Ask for batch=4, or give .* open first dimension"):
+    with pytest.raises(UsageError, match=r"at batch 4 alone, not at batch 8\. Ask for batch=4, or .* open first dim"):
         predictor.predict(graph, 8, runtime="onnxruntime")
     assert predictor.max_batch(graph, 1e6, runtime="onnxruntime") == 4
     assert predictor.max_batch(graph, predicted.latency_ms / 2, runtime="onnxruntime") == 0
@@ -143,6 +143,14 @@ def test_what_is_as_long_as_the_tokens_is_no_batch(tmp_path: Path) -> None:
     assert traced(path, seq=7).ops[0].dims["numel"].at(3) == 3 * 7
     examples = {"inputs": tuple(torch.zeros(*size, dtype=torch.int64) for size in ((7, 7), (7,)))}
     assert traced(path, **examples).ops[0].dims["numel"].at(3) == 3 * 7
+
+
+def test_what_is_called_otherwise_is_no_batch_where_one_is(tmp_path: Path) -> None:
+    nodes = [helper.make_node("Transpose", ["z"], ["t"]), helper.make_node("MatMul", ["x", "t"], ["y"])]
+    path = saved(tmp_path, {"x": ["batch", 8], "z": ["boxes", 8]}, nodes)
+    with pytest.raises(UsageError, match=r"'z' has open sizes besides the batch \(boxes x 8\)"):
+        traced(path)
+    assert traced(path, inputs={"x": torch.zeros(1, 8), "z": torch.zeros(5, 8)}).macs(4) == 4 * 5 * 8
 
 
 def test_examples_are_told_apart_by_their_names_and_by_the_integers_that_are_fed(tmp_path: Path) -> None:
@@ -311,6 +319,21 @@ def test_what_goes_by_values_is_said(source: str, told: bool, tmp_path: Path) ->
     picked.append(node("Cast", ["i"], ["y"], to=onnx.TensorProto.FLOAT))
     notes = traced(saved(tmp_path, {"x": ["n"]}, [node("Shape", ["x"], ["s"]), *picked])).notes
     assert any("what NonZero does depends on values" in note for note in notes) == told
+
+
+@pytest.mark.parametrize(
+    ("op_type", "read"), [("Compress", "wn"), ("Tile", "wm"), ("Expand", "wm"), ("TopK", "xn"), ("Range", "ooo")]
+)
+def test_sizes_that_inputs_give_are_values(op_type: str, read: str, tmp_path: Path) -> None:
+    kinds = {"Compress": onnx.TensorProto.BOOL, "Range": onnx.TensorProto.FLOAT}
+    path = saved(tmp_path, {"x": [8]}, [helper.make_node(op_type, [*read], ["y"])])
+    proto, kind = onnx.load(str(path)), kinds.get(op_type, onnx.TensorProto.INT64)
+    shapes = {"n": [1], "m": [2], "o": []}
+    proto.graph.input.extend(helper.make_tensor_value_info(name, kind, shape) for name, shape in shapes.items())
+    if op_type == "TopK":
+        proto.graph.node[0].output.append("at")
+    onnx.save(proto, str(path))
+    assert f"what {op_type} does depends on values" in " ".join(traced(path).notes)
 
 
 def test_weights_that_a_node_holds_count(tmp_path: Path) -> None:

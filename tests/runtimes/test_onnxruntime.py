@@ -395,6 +395,21 @@ def test_products_of_bytes_count_as_others_do(op_type: str, x: Any, w: Any, out:
     assert (work.family, work.macs) == (family, macs)
 
 
+def test_a_quantised_lstm_multiplies_in_each_step() -> None:
+    inputs = [tensor(7, 2, 8), tensor(2, 8, 16, weight=True), tensor(2, 4, 16, weight=True)]
+    work = work_of(Node("DynamicQuantizeLSTM", "com.microsoft", {"hidden_size": 4}), inputs, (tensor(7, 2, 2, 4),))
+    assert work is not None
+    assert (work.family, work.macs) == ("rnn.lstm", 7 * 2 * 2 * (8 + 4) * 16)
+
+
+def test_quantised_embeddings_read_the_rows_that_are_picked() -> None:
+    table, scales = (Value(shape, kind, True) for shape, kind in (((100, 32), "uint8"), ((100, 2), "float32")))
+    inputs = [table, Value((2, 5), "int64"), scales]
+    work = work_of(Node("GatherBlockQuantized", "com.microsoft", {}), inputs, (tensor(2, 5, 64),))
+    assert work is not None
+    assert (work.family, dict(work.reads)) == ("embedding", {0: 10 * 32, 2: 10 * 2 * 4})
+
+
 X, WEIGHTS = tensor(2, 3, 64), tensor(64, 192, weight=True)
 MASK, PAST, NONE = tensor(2, 1, 3, 10), tensor(2, 4, 7, 16), None
 HEADS = {"num_heads": 4}
