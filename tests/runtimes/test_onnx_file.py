@@ -412,6 +412,30 @@ def test_links_to_weights_are_followed(tmp_path: Path) -> None:
     assert traced(path).macs(1) == 32
 
 
+def test_a_size_that_an_export_holds_inside_is_asked_for(tmp_path: Path) -> None:
+    sizes = helper.make_node("Constant", [], ["sizes"], value_ints=[-1, 16])
+    path = saved(tmp_path, {"x": ["n", "width"]}, [sizes, helper.make_node("Reshape", ["x", "sizes"], ["y"])])
+    with pytest.raises(UsageError, match=r"cannot be run with x 1 x 9: .*If the export holds other sizes inside, give"):
+        traced(path, inputs=torch.zeros(1, 9))
+    assert traced(path, seq=16).ops
+
+
+@pytest.mark.parametrize(
+    ("kind", "domain", "said"),
+    [
+        (onnx.TensorProto.BFLOAT16, "", "holds a model in bf16, in which onnxruntime has no Relu on a CPU. Convert"),
+        (onnx.TensorProto.FLOAT, "TRT", "has the operator TRT:Relu, for which onnxruntime has no kernel"),
+    ],
+)
+def test_what_onnxruntime_has_no_kernel_for_is_named(kind: int, domain: str, said: str, tmp_path: Path) -> None:
+    ends = [helper.make_tensor_value_info(name, kind, [1, 8]) for name in ("x", "y")]
+    graph = helper.make_graph([helper.make_node("Relu", ["x"], ["y"], domain=domain)], "graph", ends[:1], ends[1:])
+    opsets = [helper.make_opsetid("", 20), helper.make_opsetid("TRT", 1)]
+    onnx.save(helper.make_model(graph, opset_imports=opsets, ir_version=9), str(tmp_path / "net.onnx"))
+    with pytest.raises(UsageError, match=said):
+        traced(tmp_path / "net.onnx")
+
+
 def test_a_file_that_is_not_whole(tmp_path: Path) -> None:
     how = {"save_as_external_data": True, "location": "weights.bin", "size_threshold": 0}
     path = file(tmp_path, how=how)

@@ -164,7 +164,7 @@ def _traced(
             )
         graph = onnx_graph.graph_of(stub, watched, feeds, target, single, held)
     except (RuntimeRefusalError, MemoryError) as error:
-        raise _explained(error, file, proto) from error
+        raise _explained(error, file, proto, feeds[0]) from error
     notes = [_HALVED.format(single)] if single != onnx_graph.FLOAT else []
     on_cpu = {op.name for op in graph.ops if target == "cuda" and _NO_CUDA.match(op.name)}
     notes += [_ON_CPU.format(", ".join(sorted(on_cpu)))] if on_cpu else []
@@ -553,7 +553,7 @@ def _named(proto: Any, file: Path) -> bytes | str:
         return str(file)
 
 
-def _explained(error: Exception, file: Path, proto: Any) -> LatpredError:
+def _explained(error: Exception, file: Path, proto: Any, feed: Mapping[str, Any]) -> LatpredError:
     """An error of onnxruntime, or a lack of memory, in terms of the file."""
     text = str(error)
     newest = re.search(r"support for domain (\S+) is till opset (\d+)", text)
@@ -571,9 +571,22 @@ def _explained(error: Exception, file: Path, proto: Any) -> LatpredError:
             "pip install -U onnxruntime"
         )
     lacking = re.search(r"find an implementation for (\w+)", text)
+    if lacking and _precision(proto) == "bf16":
+        return UsageError(
+            f"{file} holds a model in bf16, in which onnxruntime has no {lacking[1]} on a CPU. Convert it to fp32, or "
+            "predict it for a GPU."
+        )
+    lacking = lacking or re.search(r"(\S+)\(-?\d+\) is not a registered", text)
     if lacking:
         return UsageError(
             f"{file} has the operator {lacking[1]}, for which onnxruntime has no kernel on a CPU, where latpred runs "
             "files whatever the device. Export the model without it, or give the PyTorch model."
         )
-    return UsageError(f"{file} cannot be run: {text.removeprefix('onnxruntime cannot ')}")
+    said = re.sub("^onnxruntime cannot (load|run) the model: ", "", text)
+    if not text.startswith("onnxruntime cannot run"):
+        return UsageError(f"{file} cannot be run: {said}")
+    sizes = ", ".join(f"{name} {' x '.join(map(str, one.shape))}" for name, one in feed.items())
+    return UsageError(
+        f"{file} cannot be run with {sizes}: {said}. If the export holds other sizes inside, give these with inputs= "
+        "(seq= for tokens, image= for square pictures)."
+    )
