@@ -287,7 +287,7 @@ def with_inputs(
     else:
         raise UsageError(
             f"an object of type {type(model).__name__} cannot be traced; give an nn.Module, as the .module() of an "
-            "ExportedProgram or AutoModel.from_config(config), or a model's name"
+            "ExportedProgram or AutoModel.from_config(config), a model's name, or the path of an .onnx file"
         )
     if given.kind == "seq":
         demand_positions(module, given.size)

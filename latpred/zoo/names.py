@@ -51,9 +51,8 @@ from latpred.tracing.meta_module import Unweighted, cast_weights
 from latpred.zoo import spaces
 
 # Files that somebody may take for a model. A name may have a dot as well: "Qwen/Qwen2.5-0.5B".
-_SUFFIXES = frozenset(
-    (".py", ".json", ".yaml", ".yml", ".onnx", ".pt", ".pt2", ".pth", ".ckpt", ".bin", ".pkl", ".safetensors")
-)
+_SUFFIXES = {".py", ".json", ".yaml", ".yml", ".onnx", ".pt", ".pt2", ".pth", ".ckpt", ".bin", ".pkl", ".safetensors"}
+_SUFFIXES |= {".ort", ".engine", ".plan", ".trt", ".tflite", ".mlmodel", ".pb", ".gguf"}
 _PATHS = ("/", "./", "../", "~/")
 
 

@@ -145,6 +145,25 @@ def test_what_is_as_long_as_the_tokens_is_no_batch(tmp_path: Path) -> None:
     assert traced(path, **examples).ops[0].dims["numel"].at(3) == 3 * 7
 
 
+def test_open_sizes_of_one_name_are_one(tmp_path: Path) -> None:
+    """As in a decoder, which is given the states of all tokens of its encoder."""
+    ids = [
+        helper.make_node("Cast", ["ids"], ["i"], to=onnx.TensorProto.FLOAT),
+        helper.make_node("Unsqueeze", ["i", "one"], ["u"]),
+    ]
+    nodes = [
+        helper.make_node("Constant", [], ["one"], value_ints=[1]),
+        *ids,
+        helper.make_node("MatMul", ["u", "x"], ["y"]),
+    ]
+    path = saved(tmp_path, {"x": ["n", "tokens", 8]}, nodes)
+    proto = onnx.load(str(path))
+    proto.graph.input.append(helper.make_tensor_value_info("ids", onnx.TensorProto.INT64, ["n", "tokens"]))
+    onnx.save(proto, str(path))
+    assert (traced(path).macs(2), traced(path).input_size) == (2 * 128 * 8, 128)
+    assert traced(path, seq=5).macs(2) == 2 * 5 * 8
+
+
 def test_what_is_called_otherwise_is_no_batch_where_one_is(tmp_path: Path) -> None:
     nodes = [helper.make_node("Transpose", ["z"], ["t"]), helper.make_node("MatMul", ["x", "t"], ["y"])]
     path = saved(tmp_path, {"x": ["batch", 8], "z": ["boxes", 8]}, nodes)
@@ -434,6 +453,14 @@ def test_what_onnxruntime_has_no_kernel_for_is_named(kind: int, domain: str, sai
     onnx.save(helper.make_model(graph, opset_imports=opsets, ir_version=9), str(tmp_path / "net.onnx"))
     with pytest.raises(UsageError, match=said):
         traced(tmp_path / "net.onnx")
+
+
+def test_what_branches_make_of_shapes_launches_nothing_on_a_gpu(tmp_path: Path) -> None:
+    node = helper.make_node
+    reshaped = [node("Shape", ["x"], ["s"]), node("Add", ["s", "s"], ["t"]), node("Expand", ["w", "t"], ["h"])]
+    nodes = [*branching(reshaped, [node("Relu", ["x"], ["h"])]), node("Relu", ["h"], ["y"])]
+    ops = traced(saved(tmp_path, {"x": ["n"]}, nodes, weight=(1,)), target="cuda").ops
+    assert [op.launches for op in ops if op.name in ("ort::Add", "ort::Expand")] == [0, 1]
 
 
 def test_a_file_that_is_not_whole(tmp_path: Path) -> None:

@@ -340,6 +340,8 @@ def test_a_file_that_does_not_say_what_of_it_is_the_model(file: Path, tmp_path: 
     weights.touch()
     with pytest.raises(UnknownModelError, match="is nothing that latpred can read a model from; give the function"):
         names.build(str(weights))
+    with pytest.raises(UnknownModelError, match=r"there is no file 'net\.engine'"):
+        names.build("net.engine")
 
 
 def test_names_of_libraries_are_known_without_importing_them() -> None:

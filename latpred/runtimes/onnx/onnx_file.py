@@ -388,14 +388,21 @@ def _digest_of_feeds(feeds: Iterable[Mapping[str, Any]]) -> str:
     return digest.hexdigest()
 
 
-def _shapes(proto: Any, batch: int | None) -> dict[str, list[int | None]]:
-    """Sizes of each input, None where they are open; -1 is one too. An open batch has the size that is given."""
+def _shapes(proto: Any, batch: int | None, tokens: int | None = None) -> dict[str, list[int | None]]:
+    """Sizes of each input, None where they are open; -1 is one too. An open batch has the size that is given.
+
+    So has what larger inputs call as tokens are called, where their number is given.
+    """
     axes, shapes = _batch_axes(proto), {}
-    for value in inputs_of(proto):
-        dims = value.type.tensor_type.shape.dim
+    dims_of = {value.name: value.type.tensor_type.shape.dim for value in inputs_of(proto)}
+    whole = [one.name for one in inputs_of(proto) if not _is_floating(one.type.tensor_type.elem_type)]
+    called = {dims_of[name][1].dim_param for name in whole if len(dims_of[name]) == 2} - {""}
+    for name, dims in dims_of.items():
         sizes = [dim.dim_value if dim.HasField("dim_value") and dim.dim_value >= 0 else None for dim in dims]
-        axis = axes[value.name]
-        shapes[value.name] = [batch if at == axis and size is None else size for at, size in enumerate(sizes)]
+        given = [batch if at == axes[name] else None for at in range(len(dims))]
+        if len(dims) > 2:
+            given = [tokens if dim.dim_param in called else one for dim, one in zip(dims, given, strict=True)]
+        shapes[name] = [one if size is None else size for size, one in zip(sizes, given, strict=True)]
     return shapes
 
 
@@ -432,7 +439,7 @@ def _feed(file: Path, proto: Any, batch: int, asked: Options) -> dict[str, Any]:
             raise UsageError(f"{file}: input {value.name!r} is no tensor. Export the model with tensors as its inputs.")
     if asked.inputs is not None:
         return _given(file, proto, batch, asked)
-    feed, shapes = {}, _shapes(proto, batch)
+    feed, shapes = {}, _shapes(proto, batch, asked.seq or TOKENS)
     for value in inputs_of(proto):
         shape = shapes[value.name]
         dtype = np.dtype(_dtype(value.type.tensor_type.elem_type))
@@ -491,7 +498,7 @@ def _filled(shape: list[int | None], dtype: Any, asked: Options) -> list[Any]:
 
 def _filled_with(proto: Any, asked: Options) -> tuple[str, int]:
     """The kind of the sizes that the inputs leave open besides the batch, and what they are taken as."""
-    shapes = [] if asked.inputs is not None else _shapes(proto, 1).values()
+    shapes = [] if asked.inputs is not None else _shapes(proto, 1, asked.seq or TOKENS).values()
     dims = {max(2, len(shape)) for shape in shapes if None in shape[2 if len(shape) == 4 else 0 :]}
     sizes = {2: ("seq", asked.seq or TOKENS), 4: ("image", asked.image or PIXELS)}
     return sizes.get(dims.pop(), ("custom", 0)) if len(dims) == 1 else ("custom", 0)

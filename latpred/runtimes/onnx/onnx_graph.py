@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import re
 from collections import ChainMap, defaultdict, deque
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence, Set
 from dataclasses import replace
 from itertools import chain
 from math import prod
@@ -252,11 +252,16 @@ def attributes(proto: Any) -> dict[str, Any]:
     return values
 
 
-def _on_host(graph: Any) -> frozenset[str]:
-    """Values that onnxruntime's CUDA provider leaves on the host: shapes, and what it makes of them and few weights."""
-    weights = {name for name, _, shape in weights_of(graph) if prod(shape) <= _MOST_ON_HOST}
-    on_host: set[str] = set()
+def _on_host(graph: Any, weights: Set[str] = frozenset(), outer: Set[str] = frozenset()) -> frozenset[str]:
+    """Values that onnxruntime's CUDA provider leaves on the host: shapes, and what it makes of them and few weights.
+
+    Those within nodes are among them. `weights`, small ones, and `outer` are those of the graph around this one.
+    """
+    weights = weights | {name for name, _, shape in weights_of(graph) if prod(shape) <= _MOST_ON_HOST}
+    on_host = {*outer}
     for node in graph.node:
+        for attribute in node.attribute:
+            on_host |= _on_host(attribute.g, weights, on_host) if attribute.HasField("g") else set()
         given = [name for name in node.input if name and name not in weights]
         of_shapes = bool(given) and all(name in on_host for name in given)
         if node.op_type in HOST or (of_shapes and node.op_type not in ("ConstantOfShape", "Expand")):
