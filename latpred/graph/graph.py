@@ -284,6 +284,23 @@ class ModelGraph(msgspec.Struct, frozen=True, forbid_unknown_fields=True, weakre
             raise UsageError(f"this is no graph that this latpred wrote: {error}. Trace the model again.") from None
 
 
+def alone_at(graphs: dict[int, ModelGraph]) -> ModelGraph:
+    """The graph of a model of which nothing is known but what it does at some batches."""
+    taken, exact = tuple(sorted(graphs)), graphs if len(graphs) > 1 else {}
+    note = f"traced at batch {written(taken)} alone: nothing is known of any other batch"
+    first = graphs[taken[0]]
+    return msgspec.structs.replace(first, only=taken, exact=exact, notes=(*first.notes, note))
+
+
+def no_line(seen: str) -> str:
+    """The note on a graph that is exact at some batches alone."""
+    return f"the model's work is no line in batch: traced at {seen}; what is said of any other batch is a guess"
+
+
+def written(batches: Iterable[int]) -> str:
+    return ", ".join(map(str, sorted(batches)))
+
+
 def rewritten(graph: ModelGraph, rewrite: Callable[[tuple[Op, ...]], Iterable[Op]], **changes: Any) -> ModelGraph:
     """The graph with other ops in place of its own, also at the batch sizes that have ops of their own."""
     at_one = None if graph.ops_at_one is None else tuple(rewrite(graph.ops_at_one))

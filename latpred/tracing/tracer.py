@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import dataclass
 from functools import partial
@@ -15,7 +15,7 @@ from torch._ops import OpOverload
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from latpred.errors import LatpredError, TraceError, UsageError, own_errors, raise_stop
-from latpred.graph.graph import CONTIGUOUS, Affine, ModelGraph, Op
+from latpred.graph.graph import CONTIGUOUS, Affine, ModelGraph, Op, alone_at, no_line, written
 from latpred.graph.rewrites import OLDER, attended
 from latpred.query import Options, check_attention, checked_batches, is_one
 from latpred.sandbox.own_thread import no_collection, uncompiled, uncounted, unhooked, without_modes
@@ -164,7 +164,6 @@ FAR = 64  # the largest batch that is traced where no larger one is asked for
 MOST_IDS = 2**15  # integers are computed with: beyond so many of them a pass takes several times as long
 FIXED_INPUTS = "inputs= gives the same inputs whatever the batch: every batch is predicted as that one"
 WITHOUT = "{} also takes {}, beside or in place of what it was traced with; give inputs= for what it does with these"
-NO_LINE = "the model's work is no line in batch"
 
 
 @without_modes()
@@ -377,7 +376,7 @@ class Tracer:
             if straight:
                 return graph
             exact = {batch: self._exactly(batch) for batch in dict.fromkeys(batches or (far,))}
-            seen = listed(batches) if batches else f"1, 2, 3 and {far} (more with trace(..., batches=[...]))"
+            seen = written(batches) if batches else f"1, 2, 3 and {far} (more with trace(..., batches=[...]))"
             return msgspec.structs.replace(graph, exact=exact, notes=(no_line(seen),))
 
     def only(self, batches: Sequence[int]) -> ModelGraph:
@@ -390,10 +389,8 @@ class Tracer:
                 except TraceError as error:
                     if not graphs:
                         raise
-                    raise TraceError(f"{error}; it takes batch {listed(graphs)}: ask for that alone") from error
-        taken, exact = tuple(sorted(graphs)), graphs if len(graphs) > 1 else {}
-        note = f"traced at batch {listed(taken)} alone: nothing is known of any other batch"
-        return msgspec.structs.replace(graphs[taken[0]], only=taken, exact=exact, notes=(note,))
+                    raise TraceError(f"{error}; it takes batch {written(graphs)}: ask for that alone") from error
+        return alone_at(graphs)
 
     def _exactly(self, batch: int) -> ModelGraph:
         self.one_pass(batch)
@@ -579,15 +576,6 @@ _READS = "tensor with unallocated storage", "meta device type tensor to numpy", 
 _ASKED = "aten::item", "aten::is_nonzero"  # by which Python asks for a value
 _ADVICE = "which no trace can know; take that part out of forward, or trace the parts of the model on either side of it"
 _OWN = (str(Path(__file__).parents[1]), str(Path(torch.__file__).parent))
-
-
-def no_line(seen: str) -> str:
-    """The note on a graph that is exact at some batches alone."""
-    return f"{NO_LINE}: traced at {seen}; what is said of any other batch is a guess"
-
-
-def listed(batches: Iterable[int]) -> str:
-    return ", ".join(map(str, sorted(batches)))
 
 
 def check(precision: str | None, memory_format: str, target: str) -> None:

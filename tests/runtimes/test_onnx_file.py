@@ -328,7 +328,25 @@ def test_products_of_all_samples_by_all_are_counted_at_each_batch_that_is_asked_
 def test_a_batch_that_only_the_inputs_leave_open_is_one(tmp_path: Path) -> None:
     sizes = helper.make_node("Constant", [], ["sizes"], value_ints=[1, 2, 4])
     path = saved(tmp_path, {"x": ["batch", 8]}, [sizes, helper.make_node("Reshape", ["x", "sizes"], ["y"])])
-    assert traced(path).only == (1,)
+    assert traced(path).only == traced(path, batches=[4]).only == (1,)
+
+
+def test_a_loop_over_the_samples_is_counted_at_each_batch_that_is_asked_for(tmp_path: Path) -> None:
+    node, kinds = helper.make_node, onnx.TensorProto
+    step = [
+        node("Gather", ["x", "i"], ["row"]),
+        node("MatMul", ["row", "w"], ["z"]),
+        node("Identity", ["on"], ["still"]),
+    ]
+    given, left = (
+        (("i", kinds.INT64, []), ("on", kinds.BOOL, [])),
+        (("still", kinds.BOOL, []), ("z", kinds.FLOAT, None)),
+    )
+    ends = ([helper.make_tensor_value_info(*one) for one in part] for part in (given, left))
+    loop = node("Loop", ["n", ""], ["y"], body=helper.make_graph(step, "body", *ends))
+    nodes = [node("Shape", ["x"], ["s"], end=1), node("Squeeze", ["s"], ["n"]), loop]
+    graph = traced(saved(tmp_path, {"x": ["batch", 3, 8]}, nodes), batches=[2, 5])
+    assert ([graph.macs(batch) for batch in (2, 5)], graph.only) == ([2 * 3 * 32, 5 * 3 * 32], (2, 5))
 
 
 @pytest.mark.parametrize(("source", "told"), [("x", True), ("s", False)])

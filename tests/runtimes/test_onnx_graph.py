@@ -162,6 +162,11 @@ def test_fused_attention_counts_values_wider_than_queries() -> None:
     work = work_of(Node("Attention", "", {}), [query, key, value], [Value((2, 4, 16, 32), "float32")])
     assert work is not None
     assert work.macs == 2 * 4 * 16 * 20 * (16 + 32)
+    packed, widths = [Value((2, 5, 64), "float32"), Value((64, 128), "float32")], {"qkv_hidden_sizes": (32, 32, 64)}
+    node = Node("Attention", "com.microsoft", {"num_heads": 4, **widths})
+    work = work_of(node, packed, [Value((2, 5, 64), "float32")])
+    assert work is not None
+    assert work.macs == 2 * 5 * 64 * 128 + 2 * 4 * 5 * 5 * (8 + 16)
 
 
 def test_embeddings_and_their_normalisation_read_the_rows_that_they_take() -> None:

@@ -21,7 +21,7 @@ import msgspec
 
 from latpred import runtimes
 from latpred.errors import LatpredError, RuntimeRefusalError, UsageError
-from latpred.graph.graph import ZERO, ModelGraph
+from latpred.graph.graph import ZERO, ModelGraph, alone_at, no_line, written
 from latpred.query import Options
 from latpred.runtimes import graph_store
 from latpred.runtimes.base import BATCHES, MOST_REAL
@@ -37,15 +37,6 @@ _ON_CPU = (
     "which is counted"
 )
 _BY_VALUE = "what {} does depends on values: this holds for those of inputs=, without which inputs are ones"
-# The inputs whose values say how much work a node is.
-_GO_BY_VALUE = {
-    **dict.fromkeys(("NonZero", "Unique", "If", "ConstantOfShape"), slice(1)),
-    **dict.fromkeys(("Compress", "Tile", "Expand", "TopK", "OneHot", "Pad", "Upsample"), slice(1, 2)),
-    **dict.fromkeys(("Range", "NonMaxSuppression", "GreedySearch", "BeamSearch", "Sampling"), slice(None)),
-    "Loop": slice(2),
-    "Slice": slice(1, None),
-    "Resize": slice(2, None),
-}
 _OF_WEIGHTS = ("float", "bfloat", "int8", "uint8", "int4", "uint4")
 _TYPES = ("to", "dtype", "output_dtype", "softmax_precision")  # attributes whose number stands for a type
 # Operators that make no floating-point numbers of such.
@@ -93,30 +84,26 @@ def trace_file(path: str, inputs: Any, runtime: str, target: str, **options: Any
 def _of_batches(
     file: Path, proto: Any, at: Callable[[Any, Sequence[int]], ModelGraph], batches: Sequence[int]
 ) -> ModelGraph:
-    """The graph of every batch, of the one that a file takes, or where no line tells of others of those asked for."""
+    """The graph of every batch, or where no line tells of it, of those that are asked for."""
+    from latpred.runtimes.onnx.onnx_graph import bends
+
     fixed = _fixed_batch(proto)
     if fixed is not None:
         return at(proto, [fixed])
+    seen = [batch for batch in batches if batch <= MOST_REAL] or BATCHES
     try:
         graph = at(proto, BATCHES)
     except UsageError as error:
-        with suppress(UsageError):  # inside, an export may hold a batch of 1 all the same
-            return at(_load(file), [1])
+        if str(error.__cause__).startswith("onnxruntime cannot load"):
+            raise
+        for some in (seen, [1]):  # it may do other work at each, or hold a batch inside
+            with suppress(UsageError):
+                return alone_at({batch: at(_load(file), [batch]) for batch in some})
         raise error from error.__cause__
-    if not _bends(graph):
+    if not bends(graph):
         return graph
-    from latpred.tracing.tracer import listed, no_line
-
-    seen = [batch for batch in batches if batch <= MOST_REAL] or BATCHES
     exact = {batch: msgspec.structs.replace(at(_load(file), [batch]), notes=()) for batch in seen}
-    return msgspec.structs.replace(graph, exact=exact, notes=(*graph.notes, no_line(listed(seen))))
-
-
-def _bends(graph: ModelGraph) -> bool:
-    """Whether the work is no line in batch: where the nodes are the same, nothing else makes other work of batch 1."""
-    one = graph.ops_at_one or ()
-    pairs = [*zip(graph.ops, one, strict=True)] if [op.name for op in graph.ops] == [op.name for op in one] else []
-    return any(op.macs.at(1) != at.macs.at(1) or op.write_bytes.at(1) != at.write_bytes.at(1) for op, at in pairs)
+    return msgspec.structs.replace(graph, exact=exact, notes=(*graph.notes, no_line(written(seen))))
 
 
 def check_file(path: str, runtime: str) -> None:
@@ -168,11 +155,11 @@ def _traced(
     notes = [_HALVED.format(single)] if single != onnx_graph.FLOAT else []
     on_cpu = {op.name for op in graph.ops if target == "cuda" and _NO_CUDA.match(op.name)}
     notes += [_ON_CPU.format(", ".join(sorted(on_cpu)))] if on_cpu else []
-    by_value = _by_value(proto.graph, {value.name for value in inputs_of(proto)})
+    by_value = onnx_graph.by_value(proto.graph, {value.name for value in inputs_of(proto)})
     notes += [_BY_VALUE.format(", ".join(sorted(by_value)))] if by_value else []
-    only = tuple(feeds_at) if len(feeds_at) == 1 else ()
-    notes += [f"the file takes batch {batch} only: nothing is known of any other" for batch in only]
-    return msgspec.structs.replace(graph, only=only, notes=tuple(notes))
+    batch = _fixed_batch(proto)
+    notes += [] if batch is None else [f"the file takes batch {batch} only: nothing is known of any other"]
+    return msgspec.structs.replace(graph, only=tuple(feeds_at) if len(feeds_at) == 1 else (), notes=tuple(notes))
 
 
 def _types(graph: Any, known: dict[str, str]) -> dict[str, str]:
@@ -206,25 +193,6 @@ def _type_told(node: Any) -> str | None:
     if code is None:
         return None
     return _dtype(code) if _is_floating(code) else ""
-
-
-def _by_value(graph: Any, varying: set[str]) -> set[str]:
-    """Types of nodes that do other work for other values of the inputs; `varying` names what follows from those."""
-    found: set[str] = set()
-    for node in graph.node:
-        bodies = [one.g for one in node.attribute if one.HasField("g")]
-        for body in bodies:
-            pairs = zip(reversed([one.name for one in body.input]), reversed(node.input), strict=False)
-            varying |= {name for name, source in pairs if source in varying}
-            found |= _by_value(body, varying)
-        decides = {*node.input[_GO_BY_VALUE.get(node.op_type, slice(0))]} - {""}
-        decides |= {*(body.output[0].name for body in bodies if node.op_type == "Loop")}
-        if not varying.isdisjoint(decides):
-            found.add(node.op_type)
-        read = {*node.input, *(one.name for body in bodies for one in body.output)}
-        if node.op_type not in HOST and not varying.isdisjoint(read):
-            varying |= {*node.output}
-    return found
 
 
 def _widen(proto: Any, weights_in: Path, folder: Path) -> None:

@@ -177,7 +177,7 @@ def attention(node: Node, ins: Values, outs: Values) -> Work:
     else:
         batch, queries, hidden = ins[0].shape
         if projects or 1 not in given:  # queries, keys and values are in one tensor
-            hidden = outs[0].shape[-1]
+            hidden = (*node.numbers("qkv_hidden_sizes"), outs[0].shape[-1])[0]
         width = hidden // heads
     if len(outs) > 1:  # keys and values of all tokens
         keys = outs[1].shape[-2]
@@ -404,7 +404,8 @@ _OPERATORS: dict[Formula, str] = {
     resized: "Resize Upsample",
     lambda _, ins, outs: pointwise.cat(ins, out=outs[0]): "Concat",
     lambda _, ins, outs: _rows("reduction.cumsum", outs[0].numel, 1): "CumSum",
-    lambda _, ins, outs: _rows("index.gather", outs[0].numel, 1, reads={0: outs[0].nbytes}): ("GatherElements OneHot"),
+    lambda _, ins, outs: _rows("index.gather", outs[0].numel, 1, reads={0: outs[0].nbytes}): "GatherElements",
+    lambda _, ins, outs: _rows("index.gather", outs[0].numel, 1): "OneHot",
     lambda _, ins, outs: _slices("index.gather", ins[1], outs[0], reads={0: outs[0].nbytes}): "GatherND",
     lambda _, ins, outs: _rows("index.put", ins[2].numel, 1): "ScatterElements Scatter",
     lambda _, ins, outs: _slices("index.put", ins[1], ins[2]): "ScatterND",

@@ -38,6 +38,15 @@ from latpred.tracing.trace_pass import LEAST_WEIGHTS, touched_since
 _MOST_ON_HOST = 100  # elements of a weight that onnxruntime calls small
 _NAMES = {"float": "float32", "double": "float64"}  # what onnxruntime calls otherwise
 FLOAT = "float32"
+# The inputs whose values say how much work a node is.
+_GO_BY_VALUE = {
+    **dict.fromkeys(("NonZero", "Unique", "If", "ConstantOfShape"), slice(1)),
+    **dict.fromkeys(("Compress", "Tile", "Expand", "TopK", "OneHot", "Pad", "Upsample"), slice(1, 2)),
+    **dict.fromkeys(("Range", "NonMaxSuppression", "GreedySearch", "BeamSearch", "Sampling"), slice(None)),
+    "Loop": slice(2),
+    "Slice": slice(1, None),
+    "Resize": slice(2, None),
+}
 
 
 class _OptimisedGraph:
@@ -355,3 +364,29 @@ def _kernels(proto: Any) -> dict[str, tuple[tuple[int, ...], int]]:
         elif shape and node.op_type == "BatchNormalization":
             kernels[node.output[0] + _NORMALISED] = (shape[0], 1, 1, 1), shape[0]
     return kernels
+
+
+def by_value(graph: Any, varying: set[str]) -> set[str]:
+    """Types of nodes that do other work for other values of the inputs; `varying` names what follows from those."""
+    found: set[str] = set()
+    for node in graph.node:
+        bodies = [one.g for one in node.attribute if one.HasField("g")]
+        for body in bodies:
+            pairs = zip(reversed([one.name for one in body.input]), reversed(node.input), strict=False)
+            varying |= {name for name, source in pairs if source in varying}
+            found |= by_value(body, varying)
+        decides = {*node.input[_GO_BY_VALUE.get(node.op_type, slice(0))]} - {""}
+        decides |= {*(body.output[0].name for body in bodies if node.op_type == "Loop")}
+        if not varying.isdisjoint(decides):
+            found.add(node.op_type)
+        read = {*node.input, *(one.name for body in bodies for one in body.output)}
+        if node.op_type not in HOST and not varying.isdisjoint(read):
+            varying |= {*node.output}
+    return found
+
+
+def bends(graph: ModelGraph) -> bool:
+    """Whether the work is no line in batch: where the nodes are the same, nothing else makes other work of batch 1."""
+    one = graph.ops_at_one or ()
+    pairs = [*zip(graph.ops, one, strict=True)] if [op.name for op in graph.ops] == [op.name for op in one] else []
+    return any(op.macs.at(1) != at.macs.at(1) or op.write_bytes.at(1) != at.write_bytes.at(1) for op, at in pairs)
