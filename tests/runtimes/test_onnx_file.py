@@ -514,6 +514,12 @@ def test_products_of_bytes_count_as_products(tmp_path: Path) -> None:
     assert "no CUDA kernels for ort::QLinearMatMul" in " ".join(traced(path, target="cuda").notes)
 
 
+@pytest.mark.parametrize(("op_type", "named"), [("Tan", True), ("Tanh", False), ("Celu", True), ("Elu", False)])
+def test_operators_without_kernels_for_a_gpu_are_named(op_type: str, named: bool, tmp_path: Path) -> None:
+    path = saved(tmp_path, {"x": ["n", 8]}, [helper.make_node(op_type, ["x"], ["y"])])
+    assert any(f"no CUDA kernels for ort::{op_type}:" in note for note in traced(path, target="cuda").notes) == named
+
+
 @pytest.mark.parametrize(("target", "op_type"), [("cpu", "QLinearMatMul"), ("cuda", "MatMul")])
 def test_products_of_quantised_values_are_of_bytes_on_a_cpu_only(target: str, op_type: str, tmp_path: Path) -> None:
     node, nodes = helper.make_node, []

@@ -31,7 +31,12 @@ from latpred.runtimes.onnx.onnx_session import inputs_of
 
 TOKENS, PIXELS, CHANNELS, MOST_CHANNELS = 128, 224, 3, 4
 _PRECISIONS = {"float16": "fp16", "bfloat16": "bf16", "float64": "fp64"}
-_NO_CUDA = re.compile("ort::(QLinear|DynamicQuantize|ConvInteger|QGemm|MatMulIntegerToFloat)")
+# By OperatorKernels.md of onnxruntime, which lists the kernels of each provider.
+_NO_CUDA = re.compile(
+    "ort::(QLinear.*|DynamicQuantize.*|ConvInteger|QGemm|MatMulIntegerToFloat|A(cos|sin|tan)h?|Cosh|Sinh|Tan|BitShift|"
+    "Bitwise.*|Celu|Mean|Hardmax|LpNormalization|MeanVarianceNormalization|(Global)?LpPool|DFT|STFT|Unique|Det|Col2Im|"
+    "MaxUnpool|NonMaxSuppression|.*(Classifier|Regressor|Encoder|Vectorizer)|TreeEnsemble|Scaler|Normalizer|ZipMap)"
+)
 _ON_CPU = (
     "onnxruntime has no CUDA kernels for {}: it runs these on the CPU, and copies what they read and write, none of "
     "which is counted"
@@ -153,7 +158,7 @@ def _traced(
     except (RuntimeRefusalError, MemoryError) as error:
         raise _explained(error, file, proto, feeds[0]) from error
     notes = [_HALVED.format(single)] if single != onnx_graph.FLOAT else []
-    on_cpu = {op.name for op in graph.ops if target == "cuda" and _NO_CUDA.match(op.name)}
+    on_cpu = {op.name for op in graph.ops if target == "cuda" and _NO_CUDA.fullmatch(op.name)}
     notes += [_ON_CPU.format(", ".join(sorted(on_cpu)))] if on_cpu else []
     by_value = onnx_graph.by_value(proto.graph, {value.name for value in inputs_of(proto)})
     notes += [_BY_VALUE.format(", ".join(sorted(by_value)))] if by_value else []
