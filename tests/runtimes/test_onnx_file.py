@@ -162,6 +162,11 @@ def test_open_sizes_of_one_name_are_one(tmp_path: Path) -> None:
     onnx.save(proto, str(path))
     assert (traced(path).macs(2), traced(path).input_size) == (2 * 128 * 8, 128)
     assert traced(path, seq=5).macs(2) == 2 * 5 * 8
+    for value in proto.graph.input:
+        steps, batch = value.type.tensor_type.shape.dim[:2]
+        steps.dim_value, batch.dim_param = 3, "batch"
+    onnx.save(proto, str(path))
+    assert traced(path).macs(2) == 3 * 2 * 8
 
 
 def test_what_is_called_otherwise_is_no_batch_where_one_is(tmp_path: Path) -> None:
@@ -447,6 +452,12 @@ def test_links_to_weights_are_followed(tmp_path: Path) -> None:
         held.rename(kept / str(number))
         held.symlink_to(kept / str(number))
     assert traced(path).macs(1) == 32
+    (inner := tmp_path / "inner").mkdir()
+    outside = onnx.load(str(path), load_external_data=False)
+    outside.graph.initializer[0].external_data[0].value = "../weights.bin"
+    (inner / "net.onnx").write_bytes(outside.SerializeToString())
+    with pytest.raises(UsageError, match="escapes model directory"):
+        traced(inner / "net.onnx")
 
 
 def test_a_size_that_an_export_holds_inside_is_asked_for(tmp_path: Path) -> None:

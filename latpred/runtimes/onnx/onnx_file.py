@@ -281,9 +281,11 @@ def _external(proto: Any) -> dict[str, str]:
 def _unlinked(proto: Any, folder: Path) -> Path:
     """Put the files that links stand for in their place, as in a model hub's cache, and give the folder that has all.
 
-    onnxruntime follows no link out of the folder that it is told of.
+    onnxruntime follows no link out of the folder that it is told of, and takes no place that is named outside of it.
     """
     entries = [entry for _, entry in _locations(proto)]
+    if any(Path(entry.value).is_absolute() or ".." in Path(entry.value).parts for entry in entries):
+        return folder.resolve()
     files = [(folder / entry.value).resolve() for entry in entries]
     holder = Path(os.path.commonpath([file.parent for file in files])) if files else folder.resolve()
     for entry, file in zip(entries, files, strict=True):
@@ -374,7 +376,8 @@ def _shapes(proto: Any, batch: int | None, tokens: int | None = None) -> dict[st
         sizes = [dim.dim_value if dim.HasField("dim_value") and dim.dim_value >= 0 else None for dim in dims]
         given = [batch if at == axes[name] else None for at in range(len(dims))]
         if len(dims) > 2:
-            given = [tokens if dim.dim_param in called else one for dim, one in zip(dims, given, strict=True)]
+            named = [tokens if dim.dim_param in called else None for dim in dims]
+            given = [other if one is None else one for one, other in zip(given, named, strict=True)]
         shapes[name] = [one if size is None else size for size, one in zip(sizes, given, strict=True)]
     return shapes
 
