@@ -10,7 +10,10 @@ from typing import Any
 import pytest
 from docblocks import ROOT
 
+from latpred import Predictor, tables
 from latpred.accuracy import recording
+from latpred.accuracy.comparison import compare
+from latpred.accuracy.predicted import answered, predict_table
 from latpred.profile import store
 
 
@@ -100,3 +103,25 @@ def test_the_fastest_runtime_is_named() -> None:
     fastest = replayed("epyc-shared-runtimes")["fastest"]
     assert fastest["clear"] >= 30
     assert fastest["right"] > 0.9
+
+
+def test_the_page_on_gpus_says_what_the_recording_of_the_h100_does() -> None:
+    recorded = recording.load("h100-shared-paper")
+    page = (ROOT / "docs/gpus.md").read_text().split("## An H100, measured")[1]
+    for label, runtime in (("eager", "eager"), ("CUDA graphs", "cuda-graphs"), ("TorchScript", "torchscript")):
+        row = re.search(rf"^\| {label} \|(.*)$", page, re.MULTILINE)
+        assert row
+        said = percents(row[1])
+        for profile, figures in (("h100-shared", said[1:3]), ("h100", said[4:6])):
+            measured, _ = answered(tables.merge_repeats(recorded.table), predictor := Predictor(store.load(profile)))
+            alone = measured[measured.protocol == "single"]
+            report = compare(predict_table(alone, recorded.graphs, predictor.profile), alone)
+            found = (report.at_speed_by_runtime or report.by_runtime)[runtime]
+            assert figures == rounded(found.median, found.p90), (label, profile)
+
+
+def test_how_it_works_says_what_a_view_takes() -> None:
+    fit = store.load("epyc-shared").runtimes["eager"]
+    warm, cold = fit.costs_us["view"], fit.cold_costs_us["view"]
+    said = " ".join((ROOT / "docs/how-it-works.md").read_text().split())
+    assert f"a view takes {warm:.1f} µs from warm caches and up to {cold:.1f} µs more from cold ones" in said
