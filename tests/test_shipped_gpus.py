@@ -7,6 +7,7 @@ import math
 import msgspec
 import pytest
 import torch
+from docblocks import ROOT
 from smallmodels import build_small, inputs_of
 from torch import nn
 
@@ -73,6 +74,7 @@ def test_profiles_of_several_sources(name: str, graphs: dict[str, ModelGraph]) -
     assert (profile.protocol["era"], profile.acceptance.passed) == (era, passed)
     assert profile.device.memory_bytes == gpus.spec(name).memory_bytes  # as under each other name of the GPU
     assert "fitted together with 12,786 of 12 GPUs" in profile.protocol["rows"]
+    assert "These are 12,786 rows of twelve GPUs" in (ROOT / "docs/published-tables.md").read_text()
     assert {fit.host_spread for fit in profile.runtimes.values()} == {0.315012}  # of all their hosts
     for precision, graph in graphs.items():
         curve = Predictor(profile).curve(graph, BATCHES)
