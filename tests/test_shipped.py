@@ -4,16 +4,14 @@ from __future__ import annotations
 
 import re
 import statistics
+from dataclasses import replace
 from functools import cache
 from typing import Any
 
 import pytest
 from docblocks import ROOT
 
-from latpred import Predictor, tables
 from latpred.accuracy import recording
-from latpred.accuracy.comparison import compare
-from latpred.accuracy.predicted import answered, predict_table
 from latpred.profile import store
 
 
@@ -58,8 +56,7 @@ def test_the_page_on_accuracy_says_what_a_recording_does(name: str) -> None:
     row, report = ACCURACY_ROWS[name], replayed(name)
     for column, figures in (("at equal speed", "at_speed"), ("repeat noise", "noise")):
         assert percents(row[column]) == rounded(report[figures]["median"], report[figures]["p90"]), column
-    measured = {runtime: rounded(one["median"], one["p90"]) for runtime, one in report["by_runtime"].items()}
-    assert by_runtime(row) == measured
+    assert by_runtime(row) == {name: rounded(one["median"], one["p90"]) for name, one in report["by_runtime"].items()}
     assert int(row["cells"]) == report["overall"]["cells"]
     assert float(row["Kendall tau"]) == round(report["rank"]["tau"], 3)
     assert percents(row["in the 90 % interval"]) == rounded(report["coverage"]["share"])
@@ -106,22 +103,10 @@ def test_the_fastest_runtime_is_named() -> None:
 
 
 def test_the_page_on_gpus_says_what_the_recording_of_the_h100_does() -> None:
-    recorded = recording.load("h100-shared-paper")
-    page = (ROOT / "docs/gpus.md").read_text().split("## An H100, measured")[1]
-    for label, runtime in (("eager", "eager"), ("CUDA graphs", "cuda-graphs"), ("TorchScript", "torchscript")):
-        row = re.search(rf"^\| {label} \|(.*)$", page, re.MULTILINE)
-        assert row
-        said = percents(row[1])
-        for profile, figures in (("h100-shared", said[1:3]), ("h100", said[4:6])):
-            measured, _ = answered(tables.merge_repeats(recorded.table), predictor := Predictor(store.load(profile)))
-            alone = measured[measured.protocol == "single"]
-            report = compare(predict_table(alone, recorded.graphs, predictor.profile), alone)
-            found = (report.at_speed_by_runtime or report.by_runtime)[runtime]
-            assert figures == rounded(found.median, found.p90), (label, profile)
-
-
-def test_how_it_works_says_what_a_view_takes() -> None:
-    fit = store.load("epyc-shared").runtimes["eager"]
-    warm, cold = fit.costs_us["view"], fit.cold_costs_us["view"]
-    said = " ".join((ROOT / "docs/how-it-works.md").read_text().split())
-    assert f"a view takes {warm:.1f} µs from warm caches and up to {cold:.1f} µs more from cold ones" in said
+    page, recorded = (ROOT / "docs/gpus.md").read_text(), recording.load("h100-shared-paper")
+    single = replace(recorded, table=recorded.table[recorded.table.protocol == "single"])
+    for profile, column in (("h100-shared", 1), ("h100", 4)):
+        report = single.replay(store.load(profile))
+        for runtime, found in (report.at_speed_by_runtime or report.by_runtime).items():
+            (row,) = re.findall(rf"(?mi)^\| {runtime.replace('-', ' ')} \|(.*)$", page)
+            assert percents(row)[column : column + 2] == rounded(found.median, found.p90), (runtime, profile)
