@@ -270,6 +270,12 @@ def test_a_profile_that_is_right_stays_as_it_is() -> None:
     assert "corrected none" in found.profile.protocol[ADAPTED]
 
 
+def test_rows_that_agree_on_a_small_difference_correct_it() -> None:
+    graphs, slower = architectures(10), Factors({"": 1.004}, {"": 1.004})
+    found = latpred.adapt(CLOCKED, measured(CLOCKED, graphs, factors=slower))
+    assert latencies(found.profile, graphs, 8) == pytest.approx(1.004 * latencies(CLOCKED, graphs, 8), rel=5e-4)
+
+
 def test_errors_left_out_are_those_of_fits_without_the_architecture() -> None:
     graphs = architectures(6)
     table = measured(CLOCKED, graphs, noise=0.05)

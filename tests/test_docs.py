@@ -188,11 +188,3 @@ def test_the_glossary_is_short_and_sorted() -> None:
 def test_no_page_for_users_calls_a_shipped_profile_this_machine() -> None:
     named = [(name, shown) for name, shown in CONSOLE if name in PAGES and "--device" in shown.command]
     assert [name for name, shown in named if "profile: this machine" in shown.output] == []
-
-
-def test_figures_of_the_faq_are_those_of_the_shipped_recording() -> None:
-    shown = next(one.output for one in docblocks.shown_commands(PAGES["accuracy.md"]) if "varied" in one.command)
-    medians = dict(re.findall(r"^(\w+) +\d+ +([\d.]+ %)", shown, re.MULTILINE))
-    said = " ".join(PAGES["faq.md"].split())
-    assert f"multiply-adds is off by {medians['flops_linear']} in the median, latpred by {medians['latpred']}" in said
-    assert f"timed alone is off by {medians['isolated_ops']} in the median" in said

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 import statistics
+from dataclasses import replace
 from functools import cache
 from typing import Any
 
@@ -55,8 +56,7 @@ def test_the_page_on_accuracy_says_what_a_recording_does(name: str) -> None:
     row, report = ACCURACY_ROWS[name], replayed(name)
     for column, figures in (("at equal speed", "at_speed"), ("repeat noise", "noise")):
         assert percents(row[column]) == rounded(report[figures]["median"], report[figures]["p90"]), column
-    measured = {runtime: rounded(one["median"], one["p90"]) for runtime, one in report["by_runtime"].items()}
-    assert by_runtime(row) == measured
+    assert by_runtime(row) == {name: rounded(one["median"], one["p90"]) for name, one in report["by_runtime"].items()}
     assert int(row["cells"]) == report["overall"]["cells"]
     assert float(row["Kendall tau"]) == round(report["rank"]["tau"], 3)
     assert percents(row["in the 90 % interval"]) == rounded(report["coverage"]["share"])
@@ -100,3 +100,13 @@ def test_the_fastest_runtime_is_named() -> None:
     fastest = replayed("epyc-shared-runtimes")["fastest"]
     assert fastest["clear"] >= 30
     assert fastest["right"] > 0.9
+
+
+def test_the_page_on_gpus_says_what_the_recording_of_the_h100_does() -> None:
+    page, recorded = (ROOT / "docs/gpus.md").read_text(), recording.load("h100-shared-paper")
+    single = replace(recorded, table=recorded.table[recorded.table.protocol == "single"])
+    for profile, column in (("h100-shared", 1), ("h100", 4)):
+        report = single.replay(store.load(profile))
+        for runtime, found in (report.at_speed_by_runtime or report.by_runtime).items():
+            (row,) = re.findall(rf"(?mi)^\| {runtime.replace('-', ' ')} \|(.*)$", page)
+            assert percents(row)[column : column + 2] == rounded(found.median, found.p90), (runtime, profile)

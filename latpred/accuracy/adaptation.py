@@ -219,7 +219,10 @@ LEVELS = (
 )
 FEWEST = 4  # architectures that a choice by leaving one out takes
 FEWEST_FOR_INTERVALS = 8
-LEAST_GAIN = 0.005  # in mean log error; less than that is nobody's gain
+LEAST_GAIN = 0.001  # in mean log error; less than that is nobody's gain
+# Standard errors that a gain must exceed. At one, rows whose noise hides how far off a profile is leave it as it was,
+# which costs more than the few corrections that gain nothing (docs/laboratory.md, "When adapt changes nothing").
+STANDARD_ERRORS = 0.5
 MOST_RATIO = 50.0  # measured over predicted, beyond which a unit is wrong rather than a profile
 COLUMNS = ("model", "batch", "runtime", "precision", "latency_ms")  # of rows that are plain sequences
 _LARGEST_NOISE = 0.5
@@ -239,11 +242,11 @@ def adapt(
     Host costs and kernel times get factors: one for everything, one for each clock, or one for each host class and
     kernel family, and powers of kernels' sizes too; all are believed to be near 1, and follow the rows more or less
     closely. How free they are and how closely they follow is weighed by how likely that makes the rows. The mean of
-    all, or of one factor alone, is taken, whichever errs least on architectures left out, if it gains more than the
-    noise there; else nothing is changed. A model is one architecture at whatever batches and sizes of its inputs.
-    For fewer than four nothing vouches: they move everything by one factor, or by what leaving out each of four sizes
-    chooses, and intervals grow by that; rows of one batch say nothing of others. Predictions say so. Runtimes without
-    rows stay as they are.
+    all, or of one factor alone, is taken, whichever errs least on architectures left out, if that gain is more than
+    half its standard error and 0.1 %; else nothing is changed. A model is one architecture at whatever batches and
+    sizes of its inputs. For fewer than four nothing vouches: they move everything by one factor, or by what leaving out
+    each of four sizes chooses, and intervals grow by that; rows of one batch say nothing of others. Predictions say so.
+    Runtimes without rows stay as they are.
 
     Parameters
     ----------
@@ -317,7 +320,7 @@ def _adapt_runtime(
     predictions = [predictor.predict(row.graph, row.batch, runtime=runtime, protocol=row.protocol) for row in rows]
     regimes = np.array([prediction.regime for prediction in predictions], dtype=object)
     architecture = np.array([row.architecture for row in rows])
-    tried, chosen = _fits(LatencyModel(predictor, rows, runtime), rows, architecture)
+    tried, chosen = _fits(LatencyModel(predictor, rows, runtime), architecture)
     validated = models >= FEWEST
     if chosen.level != NONE:
         profile = corrected(profile, runtime, chosen.factors)
@@ -352,7 +355,7 @@ def _adapt_runtime(
     return msgspec.structs.replace(profile, runtimes={**profile.runtimes, runtime: fit}), record
 
 
-def _fits(model: LatencyModel, rows: Sequence[Row], architecture: Any) -> tuple[list[Fit], Fit]:
+def _fits(model: LatencyModel, architecture: Any) -> tuple[list[Fit], Fit]:
     """The fits that leaving architectures out can tell apart, the unchanged profile first, and the one to use."""
     unchanged = model.unchanged()
     _demand_unit(unchanged.left_out)
@@ -362,8 +365,7 @@ def _fits(model: LatencyModel, rows: Sequence[Row], architecture: Any) -> tuple[
     errors = [_by_architecture(fit, architecture) for fit in tried]
     best = int(np.argmin([each.mean() for each in errors]))
     gains = errors[0] - errors[best]
-    noise = float(np.median([row.noise for row in rows])) / math.sqrt(len(rows))
-    least = max(LEAST_GAIN, noise, float(gains.std(ddof=1)) / math.sqrt(len(gains)))
+    least = max(LEAST_GAIN, STANDARD_ERRORS * float(gains.std(ddof=1)) / math.sqrt(len(gains)))
     return tried, tried[best] if gains.mean() > least else unchanged
 
 
