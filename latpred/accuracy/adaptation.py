@@ -220,9 +220,8 @@ LEVELS = (
 FEWEST = 4  # architectures that a choice by leaving one out takes
 FEWEST_FOR_INTERVALS = 8
 LEAST_GAIN = 0.001  # in mean log error; less than that is nobody's gain
-# Standard errors that a gain must exceed. At one, rows whose noise hides how far off a profile is leave it as it was,
-# which costs more than the few corrections that gain nothing (docs/laboratory.md, "When adapt changes nothing").
-STANDARD_ERRORS = 0.5
+# Standard errors that the gain of one factor, and of the mean of all levels, must exceed: what moves more has to be surer.
+STANDARD_ERRORS = (0.5, 1.5)
 MOST_RATIO = 50.0  # measured over predicted, beyond which a unit is wrong rather than a profile
 COLUMNS = ("model", "batch", "runtime", "precision", "latency_ms")  # of rows that are plain sequences
 _LARGEST_NOISE = 0.5
@@ -242,11 +241,11 @@ def adapt(
     Host costs and kernel times get factors: one for everything, one for each clock, or one for each host class and
     kernel family, and powers of kernels' sizes too; all are believed to be near 1, and follow the rows more or less
     closely. How free they are and how closely they follow is weighed by how likely that makes the rows. The mean of
-    all, or of one factor alone, is taken, whichever errs least on architectures left out, if that gain is more than
-    half its standard error and 0.1 %; else nothing is changed. A model is one architecture at whatever batches and
-    sizes of its inputs. For fewer than four nothing vouches: they move everything by one factor, or by what leaving out
-    each of four sizes chooses, and intervals grow by that; rows of one batch say nothing of others. Predictions say so.
-    Runtimes without rows stay as they are.
+    all, or of one factor alone, is taken, whichever errs least on architectures left out, if it gains enough there: 0.1 %
+    and half the gain's standard error for one factor, one and a half for the mean; else nothing is changed. A model is
+    one architecture at whatever batches and sizes of its inputs. For fewer than four nothing vouches: they move
+    everything by one factor, or by what leaving out each of four sizes chooses, and intervals grow by that; rows of one
+    batch say nothing of others. Predictions say so. Runtimes without rows stay as they are.
 
     Parameters
     ----------
@@ -362,11 +361,14 @@ def _fits(model: LatencyModel, architecture: Any) -> tuple[list[Fit], Fit]:
     if len(np.unique(architecture)) < FEWEST:
         return [unchanged], model.fit(ONE_FACTOR)
     tried = [unchanged, model.fit(ONE_FACTOR), model.fit(LEVELS)]
-    errors = [_by_architecture(fit, architecture) for fit in tried]
-    best = int(np.argmin([each.mean() for each in errors]))
-    gains = errors[0] - errors[best]
-    least = max(LEAST_GAIN, STANDARD_ERRORS * float(gains.std(ddof=1)) / math.sqrt(len(gains)))
-    return tried, tried[best] if gains.mean() > least else unchanged
+    before, *errors = (_by_architecture(fit, architecture) for fit in tried)
+    chosen, least = unchanged, before.mean()
+    for fit, after, sureness in zip(tried[1:], errors, STANDARD_ERRORS, strict=True):
+        gain = before - after
+        enough = max(LEAST_GAIN, sureness * float(gain.std(ddof=1)) / math.sqrt(len(gain)))
+        if gain.mean() > enough and after.mean() < least:
+            chosen, least = fit, after.mean()
+    return tried, chosen
 
 
 def _bought(unchanged: Fit, chosen: Fit, architecture: Any, selected: Any) -> Bought:
