@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+import cProfile
 import subprocess
 import sys
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, nullcontext, suppress
-from types import SimpleNamespace
+from types import FrameType, SimpleNamespace
 from typing import Any
 from unittest.mock import Mock
 
@@ -57,6 +58,33 @@ def test_measurements_run_in_inference_mode_without_autocast_and_autotuning() ->
     assert torch.backends.cudnn.benchmark
     assert not torch.is_inference_mode_enabled()
     assert not torch.is_autocast_enabled("cpu")
+
+
+def called() -> None:
+    """What a debugger or profiler would see called."""
+
+
+def test_no_debugger_or_profiler_watches_what_is_timed() -> None:
+    traced: list[object] = []
+
+    def tracer(frame: FrameType, *_: object) -> None:
+        traced.append(frame.f_code)
+
+    before, profiler = sys.gettrace(), cProfile.Profile()
+    sys.settrace(tracer)
+    try:
+        with profiler:
+            with conditions.stated():
+                called()
+            called()
+        assert sys.gettrace() is tracer
+    finally:
+        sys.settrace(before)
+    assert traced.count(called.__code__) == 1
+    assert [entry.callcount for entry in profiler.getstats() if entry.code is called.__code__] == [1]
+    message = "PyTorch's profiler is on"
+    with torch.profiler.profile(), pytest.raises(UsageError, match=message), conditions.stated():
+        pass
 
 
 @pytest.mark.parametrize("before", [True, False])
