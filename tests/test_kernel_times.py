@@ -10,7 +10,7 @@ from factories import device, dispatch, graph, kernel_fit, machine, profile
 from latpred.graph.features import NATIVE, ROW_BY_ROW, Floats, layout, read
 from latpred.graph.graph import Affine, Op
 from latpred.ops.families import CONV_DIMS
-from latpred.prediction.kernel_times import KernelModel, correlation, fresh_bytes, roofline
+from latpred.prediction.kernel_times import PRIOR, KernelModel, correlation, fresh_bytes, tiled
 from latpred.prediction.predictor import Predictor
 from latpred.profile import datasheet, gpus, store
 from latpred.profile.document import DeviceProfile
@@ -40,8 +40,11 @@ def test_numpy_that_raises_for_what_is_too_small_changes_nothing(device: str) ->
         usual = KernelModel(fit).times(rows(8, family)).us.tolist()
         with np.errstate(all="raise"):
             assert KernelModel(fit).times(rows(8, family)).us.tolist() == usual
-            roofline(fit, read(family, rows(8, family)))
             assert not correlation(np.zeros((1, 1)), np.full((1, 1), 1e3), fit.jumps)
+    constants = {name: start for name, (start, _) in PRIOR.items()} | {"rate": 1e3, "bandwidth": 1e3}
+    inputs = read("gemm", rows(8))
+    with np.errstate(all="raise"):
+        assert tiled(constants, inputs.work, inputs.product, multiprocessors=4).us.min() > 0
 
 
 def test_no_rows_take_no_time() -> None:
