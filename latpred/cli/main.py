@@ -123,7 +123,7 @@ class VerbGroup(SuggestingGroup):
             kept = f"what was measured is kept, {ctx.obj.go_on}" if ctx.obj.go_on else str(stop)
             _say(ctx, f"interrupted; {kept}." if kept else "interrupted.")
             ctx.exit(INTERRUPTED)
-        except (FileNotFoundError, MemoryError, UnicodeEncodeError) as error:
+        except (FileNotFoundError, MemoryError, ModuleNotFoundError, UnicodeEncodeError) as error:
             said = _of_system(error)
             if not said:
                 raise
@@ -147,6 +147,8 @@ def _of_system(error: Exception) -> str:
     """What is wrong with the system, where an error says so that anything may raise; "" of all others."""
     if isinstance(error, MemoryError):
         return "the memory that this process may take is used up; allow it more (ulimit -v, or a container's limit)."
+    if isinstance(error, ModuleNotFoundError):
+        return f"{error.name} is not installed; install latpred with all that it needs: python -m pip install latpred"
     if isinstance(error, UnicodeEncodeError) and "surrogates" in error.reason:
         return "a name holds bytes that are no text in this locale; rename the file, or set PYTHONUTF8=1."
     if "temporary directory" in str(error):  # of Python's tempfile, which PyTorch asks at import

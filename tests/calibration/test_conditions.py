@@ -212,20 +212,23 @@ def test_a_gpu_that_is_lost_says_so_though_its_generator_cannot_be_put_back(monk
     assert torch.get_num_threads() == threads
 
 
-def test_deterministic_algorithms_are_not_what_is_measured() -> None:
+def test_deterministic_algorithms_and_libraries_that_are_off_are_not_what_is_measured() -> None:
     def said() -> tuple[bool, ...]:
         modes = torch.are_deterministic_algorithms_enabled(), torch.is_deterministic_algorithms_warn_only_enabled()
-        return *modes, CUDNN.deterministic, BACKENDS.mkldnn.deterministic
+        off = not CUDNN.enabled, not BACKENDS.mkldnn.enabled
+        return *modes, CUDNN.deterministic, BACKENDS.mkldnn.deterministic, *off
 
     torch.use_deterministic_algorithms(True, warn_only=True)
     CUDNN.deterministic = BACKENDS.mkldnn.deterministic = True
+    CUDNN.enabled = BACKENDS.mkldnn.enabled = False
     try:
         with conditions.stated():
-            assert said() == (False,) * 4
-        assert said() == (True,) * 4
+            assert said() == (False,) * 6
+        assert said() == (True,) * 6
     finally:
         torch.use_deterministic_algorithms(False)
         CUDNN.deterministic = BACKENDS.mkldnn.deterministic = False
+        CUDNN.enabled = BACKENDS.mkldnn.enabled = True
 
 
 def test_subnormal_numbers_are_flushed_inside_only() -> None:

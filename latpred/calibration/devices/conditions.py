@@ -128,12 +128,14 @@ def stated(
 
 
 def _choose_algorithms(options: Options, undo: ExitStack) -> None:
-    """Have libraries choose among all their algorithms, as they do by default: deterministic ones may take longer."""
+    """Have all libraries choose among all their algorithms, as by default: those that are left may take longer."""
     if torch.are_deterministic_algorithms_enabled():
         warn_only = torch.is_deterministic_algorithms_warn_only_enabled()
         undo.callback(torch.use_deterministic_algorithms, True, warn_only=warn_only)
         torch.use_deterministic_algorithms(False)
     for library, name, value in (
+        (_CUDNN, "enabled", True),
+        (_ONEDNN, "enabled", True),
         (_CUDNN, "benchmark", options.cudnn_benchmark),
         (_CUDNN, "deterministic", False),
         (_ONEDNN, "deterministic", False),
