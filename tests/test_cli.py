@@ -84,10 +84,10 @@ def test_the_package_takes_no_module_of_the_working_directory_for_one_of_python(
 @pytest.mark.parametrize(
     ("error", "sentence"),
     [
-        (FileNotFoundError(errno.ENOENT, "No usable temporary directory found in ['/tmp']"), "name one with TMPDIR=DIR."),
+        (FileNotFoundError(errno.ENOENT, "No usable temporary directory found in ['/tmp']"), "with TMPDIR=DIR."),
         (ModuleNotFoundError("No module named 'pandas'", name="pandas"), "python -m pip install latpred"),
         (MemoryError(), "allow it more (ulimit -v, or a container's limit)."),
-        (UnicodeEncodeError("utf-8", "\udcff", 0, 1, "surrogates not allowed"), "rename the file, or set PYTHONUTF8=1."),
+        (UnicodeEncodeError("utf-8", "\udcff", 0, 1, "surrogates not allowed"), "or set PYTHONUTF8=1."),
     ],
 )
 def test_what_the_system_lacks_is_said_in_a_sentence(
