@@ -93,7 +93,7 @@ def stated(
 
     Random weights let activations fade into subnormal numbers, a hundred times slower on a CPU; trained weights do not.
     """
-    if torch.autograd._profiler_enabled():
+    if torch._C._autograd._profiler_enabled():
         raise UsageError("PyTorch's profiler is on, under which every op takes longer. Measure outside of it.")
     with ExitStack() as undo:
         undo.enter_context(unwatched())
