@@ -104,6 +104,15 @@ def cpu_quota() -> float:
     return min(limits)
 
 
+def throttled_s() -> float | None:
+    """Seconds in which a container's limit kept threads from running, added up; None where nothing limits them."""
+    if cpu_quota() == math.inf:
+        return None
+    stats = "\n".join(_text(group / "cpu.stat") for group in _control_groups("cpu"))
+    counts = re.findall(r"^throttled_(usec|time) (\d+)", stats, re.MULTILINE)  # version 1 counts nanoseconds
+    return max((int(count) * (1e-6 if unit == "usec" else 1e-9) for unit, count in counts), default=None)
+
+
 def _control_groups(controller: str) -> list[Path]:
     """The folders of the control groups that this process is in and of those around them, where it has any.
 

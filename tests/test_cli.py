@@ -81,12 +81,31 @@ def test_the_package_takes_no_module_of_the_working_directory_for_one_of_python(
     assert (shown.returncode, shown.stderr) == (0, "")
 
 
-def test_without_a_folder_for_temporary_files_one_is_asked_for(monkeypatch: pytest.MonkeyPatch) -> None:
-    fail = Mock(side_effect=FileNotFoundError(errno.ENOENT, "No usable temporary directory found in ['/tmp']"))
-    monkeypatch.setattr("latpred.storage.usage", fail)
+@pytest.mark.parametrize(
+    ("error", "sentence"),
+    [
+        (FileNotFoundError(errno.ENOENT, "No usable temporary directory found in ['/tmp']"), "with TMPDIR=DIR."),
+        (ModuleNotFoundError("No module named 'pandas'", name="pandas"), "python -m pip install latpred"),
+        (MemoryError(), "allow it more (ulimit -v, or a container's limit)."),
+        (UnicodeEncodeError("utf-8", "\udcff", 0, 1, "surrogates not allowed"), "or set PYTHONUTF8=1."),
+    ],
+)
+def test_what_the_system_lacks_is_said_in_a_sentence(
+    error: Exception, sentence: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("latpred.storage.usage", Mock(side_effect=error))
     shown = run("cache", "show")
     assert (shown.exit_code, shown.stdout) == (3, "")
-    assert shown.stderr.endswith("name one with TMPDIR=DIR.\n")
+    assert shown.stderr.endswith(f"{sentence}\n")
+    assert "Traceback" not in shown.stderr
+
+
+def test_a_folder_that_pytorch_cannot_make_is_said(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "file").touch()
+    monkeypatch.setenv("TORCHINDUCTOR_CACHE_DIR", str(tmp_path / "file" / "folder"))
+    shown = run("cache", "show")
+    assert (shown.exit_code, shown.stdout) == (3, "")
+    assert shown.stderr.endswith("name another folder with TORCHINDUCTOR_CACHE_DIR=DIR.\n")
 
 
 def test_an_output_called_dash_is_stdout(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -183,15 +183,19 @@ BUSY = "other work used 0.9 processors"
 
 
 @pytest.mark.parametrize(
-    ("busy", "notes", "said", "advice"),
+    ("busy", "threads", "notes", "said", "advice"),
     [
-        ("", [], "", ""),
-        (BUSY, [], f"; {BUSY}", doctor.STOP),
-        ("", [NOTE], f"; {NOTE}", doctor.POWER),
-        (BUSY, [NOTE], f"; {BUSY}; {NOTE}", f"{doctor.STOP}; {doctor.POWER}"),
+        ("", 4, [], "", ""),
+        (BUSY, 1, [], f"; {BUSY}", doctor.STOP),
+        ("", 1, [NOTE], f"; {NOTE}", doctor.POWER),
+        (BUSY, 1, [NOTE], f"; {BUSY}; {NOTE}", f"{doctor.STOP}; {doctor.POWER}"),
+        ("", 64, [], "; PyTorch uses 64 threads, which wait for one another", "set OMP_NUM_THREADS=4"),
     ],
 )
-def test_processors(busy: str, notes: list[str], said: str, advice: str, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_processors(
+    busy: str, threads: int, notes: list[str], said: str, advice: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(torch, "get_num_threads", lambda: threads)
     monkeypatch.setattr(host, "usable_cores", lambda: 4)
     monkeypatch.setattr(disturbance, "busy_now", lambda: busy)
     monkeypatch.setattr(host, "power_notes", lambda: notes)

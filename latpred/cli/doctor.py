@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import platform
+import sys
 from collections.abc import Callable
 from dataclasses import dataclass
 from importlib import import_module, metadata
@@ -108,15 +109,16 @@ def _processor() -> Finding:
     from latpred.calibration.timing.disturbance import busy_now
 
     cores, usable = host.cores(), host.usable_cores()
-    detail = f"{host.cpu_name()}, {cores} cores"
+    detail = f"{host.cpu_name()}, {cores} core{'s' * (cores > 1)}"
     if usable < cores:
         detail += f", {usable} of them for this process"
-    busy, power = [note for note in [busy_now()] if note], host.power_notes()
-    if not busy and not power:
-        return Finding("cpu", "ok", detail)
-    advice = [STOP] if busy else []
-    advice += [POWER] if power else []
-    return Finding("cpu", "note", "; ".join([detail, *busy, *power]), "; ".join(advice))
+    busy, power, torch = busy_now(), host.power_notes(), sys.modules.get("torch")
+    threads = torch.get_num_threads() if torch is not None else 1
+    crowd = f"PyTorch uses {threads} threads, which wait for one another" if threads > usable else ""
+    advice = {busy: STOP, crowd: f"set OMP_NUM_THREADS={usable}", "; ".join(power): POWER}
+    notes = list(filter(None, advice))
+    verdict = "note" if notes else "ok"
+    return Finding("cpu", verdict, "; ".join([detail, *notes]), "; ".join(advice[note] for note in notes))
 
 
 def _cuda() -> Finding:

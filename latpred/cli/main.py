@@ -109,6 +109,7 @@ class VerbGroup(SuggestingGroup):
         try:
             with noting_interrupts(), warnings.catch_warnings():
                 warnings.showwarning = partial(_warn, ctx, warnings.showwarning)
+                _demand_cache_of_torch()
                 return super().invoke(ctx)
         except LatpredError as error:
             _say(ctx, str(error))
@@ -122,11 +123,37 @@ class VerbGroup(SuggestingGroup):
             kept = f"what was measured is kept, {ctx.obj.go_on}" if ctx.obj.go_on else str(stop)
             _say(ctx, f"interrupted; {kept}." if kept else "interrupted.")
             ctx.exit(INTERRUPTED)
-        except FileNotFoundError as error:  # of Python's tempfile, which PyTorch asks at import
-            if "temporary directory" not in str(error):
+        except (FileNotFoundError, MemoryError, ModuleNotFoundError, UnicodeEncodeError) as error:
+            said = _of_system(error)
+            if not said:
                 raise
-            _say(ctx, "there is no folder for temporary files that can be written; name one with TMPDIR=DIR.")
+            _say(ctx, said)
             ctx.exit(_UnwritableError.exit_code)
+
+
+def _demand_cache_of_torch() -> None:
+    """Make the folder of PyTorch's compiler as PyTorch does when it is imported, with all kinds of errors."""
+    folder = os.environ.get("TORCHINDUCTOR_CACHE_DIR")
+    try:
+        if folder:
+            os.makedirs(folder, exist_ok=True)
+    except OSError as error:
+        raise _UnwritableError(
+            f"cannot make {folder}: {error.strerror or error}; name another folder with TORCHINDUCTOR_CACHE_DIR=DIR."
+        ) from error
+
+
+def _of_system(error: Exception) -> str:
+    """What is wrong with the system, where an error says so that anything may raise; "" of all others."""
+    if isinstance(error, MemoryError):
+        return "the memory that this process may take is used up; allow it more (ulimit -v, or a container's limit)."
+    if isinstance(error, ModuleNotFoundError):
+        return f"{error.name} is not installed; install latpred with all that it needs: python -m pip install latpred"
+    if isinstance(error, UnicodeEncodeError) and "surrogates" in error.reason:
+        return "a name holds bytes that are no text in this locale; rename the file, or set PYTHONUTF8=1."
+    if "temporary directory" in str(error):  # of Python's tempfile, which PyTorch asks at import
+        return "there is no folder for temporary files that can be written; name one with TMPDIR=DIR."
+    return ""
 
 
 def _warn(ctx: click.Context, show: Callable[..., None], message: Warning | str, *where: Any) -> None:

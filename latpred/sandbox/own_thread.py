@@ -292,6 +292,34 @@ def no_autocast() -> Iterator[None]:
             torch.set_autocast_enabled(kind, True)
 
 
+@uncounted
+def profiled_by(profiler: Any) -> None:
+    """Have this thread profiled by what `sys.getprofile` gave, which cProfile's own object cannot be told."""
+    sys.setprofile(profiler if callable(profiler) else None)
+    if profiler is not None and not callable(profiler):
+        profiler.enable()
+
+
+@contextmanager
+def unwatched() -> Iterator[None]:
+    """Within it, no debugger or profiler watches this thread, under which calls from Python take much longer."""
+    tracer, profiler = sys.gettrace(), sys.getprofile()
+    monitoring: Any = getattr(sys, "monitoring", None)  # what they may use from Python 3.12 on
+    tools = [tool for tool in range(6) if monitoring is not None and monitoring.get_tool(tool)]
+    events = {tool: monitoring.get_events(tool) for tool in tools}
+    sys.settrace(None)
+    sys.setprofile(None)
+    for tool in tools:
+        monitoring.set_events(tool, 0)
+    try:
+        yield
+    finally:
+        for tool, seen in events.items():
+            monitoring.set_events(tool, seen)
+        profiled_by(profiler)
+        sys.settrace(tracer)
+
+
 class _Muted:
     """A hook on all modules that does nothing in one thread.
 

@@ -26,7 +26,7 @@ from torch.multiprocessing.reductions import StorageWeakRef
 from latpred.errors import TraceError
 from latpred.graph.graph import NO_CALLS, Affine, Calls, Op
 from latpred.ops.families import nested_class
-from latpred.sandbox.own_thread import UNCOUNTED, uncounted
+from latpred.sandbox.own_thread import UNCOUNTED, profiled_by, uncounted
 from latpred.tracing.op_record import OpRecord, leaves, place
 
 MODULE_CALL: CodeType = torch.nn.Module._call_impl.__code__
@@ -63,11 +63,7 @@ class PassWatcher:
 
     @uncounted
     def __exit__(self, *_: object) -> None:
-        sys.setprofile(None)
-        if callable(self._previous):
-            sys.setprofile(self._previous)
-        elif self._previous is not None:  # cProfile's own object
-            self._previous.enable()
+        profiled_by(self._previous)
         self._flush()
 
     @uncounted

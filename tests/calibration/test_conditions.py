@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+import cProfile
 import subprocess
 import sys
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, nullcontext, suppress
-from types import SimpleNamespace
+from types import FrameType, SimpleNamespace
 from typing import Any
 from unittest.mock import Mock
 
@@ -57,6 +58,33 @@ def test_measurements_run_in_inference_mode_without_autocast_and_autotuning() ->
     assert torch.backends.cudnn.benchmark
     assert not torch.is_inference_mode_enabled()
     assert not torch.is_autocast_enabled("cpu")
+
+
+def called() -> None:
+    """What a debugger or profiler would see called."""
+
+
+def test_no_debugger_or_profiler_watches_what_is_timed() -> None:
+    traced: list[object] = []
+
+    def tracer(frame: FrameType, *_: object) -> None:
+        traced.append(frame.f_code)
+
+    before, profiler = sys.gettrace(), cProfile.Profile()
+    sys.settrace(tracer)
+    try:
+        with profiler:
+            with conditions.stated():
+                called()
+            called()
+        assert sys.gettrace() is tracer
+    finally:
+        sys.settrace(before)
+    assert traced.count(called.__code__) == 1
+    assert [entry.callcount for entry in profiler.getstats() if entry.code is called.__code__] == [1]
+    message = "PyTorch's profiler is on"
+    with torch.profiler.profile(), pytest.raises(UsageError, match=message), conditions.stated():
+        pass
 
 
 @pytest.mark.parametrize("before", [True, False])
@@ -184,20 +212,23 @@ def test_a_gpu_that_is_lost_says_so_though_its_generator_cannot_be_put_back(monk
     assert torch.get_num_threads() == threads
 
 
-def test_deterministic_algorithms_are_not_what_is_measured() -> None:
+def test_deterministic_algorithms_and_libraries_that_are_off_are_not_what_is_measured() -> None:
     def said() -> tuple[bool, ...]:
         modes = torch.are_deterministic_algorithms_enabled(), torch.is_deterministic_algorithms_warn_only_enabled()
-        return *modes, CUDNN.deterministic, BACKENDS.mkldnn.deterministic
+        off = not CUDNN.enabled, not BACKENDS.mkldnn.enabled
+        return *modes, CUDNN.deterministic, BACKENDS.mkldnn.deterministic, *off
 
     torch.use_deterministic_algorithms(True, warn_only=True)
     CUDNN.deterministic = BACKENDS.mkldnn.deterministic = True
+    CUDNN.enabled = BACKENDS.mkldnn.enabled = False
     try:
         with conditions.stated():
-            assert said() == (False,) * 4
-        assert said() == (True,) * 4
+            assert said() == (False,) * 6
+        assert said() == (True,) * 6
     finally:
         torch.use_deterministic_algorithms(False)
         CUDNN.deterministic = BACKENDS.mkldnn.deterministic = False
+        CUDNN.enabled = BACKENDS.mkldnn.enabled = True
 
 
 def test_subnormal_numbers_are_flushed_inside_only() -> None:

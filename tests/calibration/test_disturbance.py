@@ -48,6 +48,7 @@ def later(before: Counters = START, seconds: float = 2.0, *, own: float = 1.0, *
         (START, 2, {}, ""),
         (START, 1, {"busy_s": 2.0 + 1.8}, "other work used 0.9 processors"),
         (START, 1, {"steal_s": 0.6}, "the hypervisor took 0.3 processors"),
+        (START._replace(throttled_s=3.0), 2, {"throttled_s": 0.8}, "the container's limit took 0.4 processors"),
         (START, 1, {"steal_s": 0.6, "busy_s": 2.0 + 1.8}, "the hypervisor took 0.3 processors"),
         (START, 1, {"delay_s": 0.8}, "the timed threads lacked 0.4 processors"),
         (START, 1, {"usable_cores": -1, "busy_s": 2.0 + 1.8}, "a processor was taken away (2 to 1)"),

@@ -16,7 +16,7 @@ from latpred.errors import DeviceError, UsageError
 from latpred.profile.document import BENCHMARK, CUDNN, FLOAT32, OPENED, THREADS, DeviceProfile
 from latpred.profile.store import cudnn_benchmarked, mismatch
 from latpred.query import checked_threads
-from latpred.sandbox.own_thread import no_autocast
+from latpred.sandbox.own_thread import no_autocast, unwatched
 
 _LARGEST_KEPT_BYTES = (32 << 20) - 8192  # with the allocator's own bookkeeping, just within what it learns from
 _BACKENDS: Any = torch.backends  # carry no types, as the next two
@@ -86,12 +86,17 @@ def stated(
 ) -> Iterator[None]:
     """Inference mode, no autocast, all algorithms, subnormals flushed, allocator warm, float32 in full, as options say.
 
+    Nothing watches the thread. PyTorch's own profiler cannot be halted, and is a UsageError.
+
     `device` is the current one of its kind. Generated networks make tensors of the default `dtype`; None leaves that of
     the user, whose own models count on it. What is drawn moves no generator of the user's.
 
     Random weights let activations fade into subnormal numbers, a hundred times slower on a CPU; trained weights do not.
     """
+    if torch._C._autograd._profiler_enabled():
+        raise UsageError("PyTorch's profiler is on, under which every op takes longer. Measure outside of it.")
     with ExitStack() as undo:
+        undo.enter_context(unwatched())
         undo.enter_context(float32_in_full())
         place = getattr(device, "torch_device", None)
         gpus = [place] if place is not None and place.type == "cuda" else []
@@ -123,12 +128,14 @@ def stated(
 
 
 def _choose_algorithms(options: Options, undo: ExitStack) -> None:
-    """Have libraries choose among all their algorithms, as they do by default: deterministic ones may take longer."""
+    """Have all libraries choose among all their algorithms, as by default: those that are left may take longer."""
     if torch.are_deterministic_algorithms_enabled():
         warn_only = torch.is_deterministic_algorithms_warn_only_enabled()
         undo.callback(torch.use_deterministic_algorithms, True, warn_only=warn_only)
         torch.use_deterministic_algorithms(False)
     for library, name, value in (
+        (_CUDNN, "enabled", True),
+        (_ONEDNN, "enabled", True),
         (_CUDNN, "benchmark", options.cudnn_benchmark),
         (_CUDNN, "deterministic", False),
         (_ONEDNN, "deterministic", False),

@@ -47,6 +47,7 @@ class Counters(NamedTuple):
     usable_cores: int  # processors that this process may run on
     delay_s: float | None = None  # time that threads of this process waited for a processor, added up
     processors: int = 0  # of the system; 0 is unknown
+    throttled_s: float | None = None  # time that a container's limit kept its threads from running, added up
 
 
 def read() -> Counters:
@@ -66,6 +67,7 @@ def read() -> Counters:
         usable_cores=host.usable_cores(),
         delay_s=host.own_delay_s(),
         processors=spent.processors if spent else 0,
+        throttled_s=host.throttled_s(),
     )
 
 
@@ -98,6 +100,7 @@ def between(before: Counters, after: Counters, *, threads: int = 1, gpu: str = "
     stolen = _grown(before.steal_s, after.steal_s) / seconds if counted else 0.0
     spare, ticks = OTHERS_OF_SPARE * (after.processors - threads), TICKS_S / seconds
     crowd = max(threads / 2, 1.0)
+    throttled = _grown(before.throttled_s, after.throttled_s) / seconds
     slept_s = _grown(before.boot_s, after.boot_s, seconds)
     slept = f"the machine slept {slept_s:.0f} s" if slept_s > LEAST_SLEEP_S else ""
     lost = before.usable_cores - after.usable_cores
@@ -106,6 +109,7 @@ def between(before: Counters, after: Counters, *, threads: int = 1, gpu: str = "
         (slept, slept),
         (lost > 0, f"{taken} taken away ({before.usable_cores} to {after.usable_cores})"),
         (gpu, gpu),
+        (throttled > crowd * WAITING, f"the container's limit took {throttled:.1f} processors"),
         (stolen > max(crowd * STOLEN, ticks), f"the hypervisor took {stolen:.1f} processors"),
         (others > max(OTHERS, spare, ticks), f"other work used {others:.1f} processors"),
         # More threads than processors wait for one another, which is no disturbance.

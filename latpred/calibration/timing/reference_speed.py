@@ -27,7 +27,7 @@ from numpy.typing import NDArray
 from latpred import runtimes
 from latpred.calibration.devices import Device, conditions
 from latpred.host import CACHE, CACHE_ROWS, COLD_DISPATCH, CONVOLUTION, DISPATCH, ELEMENTWISE, PRODUCT, STREAM, THREADS
-from latpred.sandbox.own_thread import no_autocast, without_modes
+from latpred.sandbox.own_thread import no_autocast, unwatched, without_modes
 
 PRODUCT_SIZE = 320  # square, so that all three matrices stay in the cache of one core
 # 12 MiB: more than the core's own cache holds, less than a process may hope to keep in the cache that it shares with
@@ -310,7 +310,8 @@ def speed_now(threads: int, seconds: float = 1.0, *, host_only: bool = False) ->
     """What each reference takes in a usual moment of the next second, in microseconds."""
     before, timer = torch.get_num_threads(), ReferenceTimer(threads, host_only=host_only)
     readings: list[dict[str, float]] = []
-    with conditions.float32_in_full(), no_autocast():  # nothing is set that a user's process would notice afterwards
+    # Nothing is set that a user's process would notice afterwards.
+    with conditions.float32_in_full(), no_autocast(), unwatched():
         try:
             torch.set_num_threads(threads)
             start = time.monotonic()
