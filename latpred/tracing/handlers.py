@@ -52,13 +52,18 @@ _MASKS = (torch.bool, torch.uint8)
 _OVERWRITING = frozenset({"zero_", "fill_", "copy_"})  # leave nothing of what was there
 _NEW = frozenset(f"aten::{new}{name}" for new in ("", "new_") for name in ("empty", "zeros", "ones", "full"))
 # Composite ops that look whether all that they are given is on one device.
-_ONE_DEVICE = frozenset({"cdist", "inner", "linalg_multi_dot", "chain_matmul", "meshgrid", "quantile", "stft", "istft"})
-_MOST_REAL_BYTES = 32 << 20  # of a tensor whose values a forward pass may come to ask for
+_ONE_DEVICE = frozenset(
+    {
+        *("cdist", "inner", "linalg_multi_dot", "chain_matmul", "meshgrid", "quantile", "stft", "istft"),
+        "cholesky_solve",
+    }
+)
 _COMPOSITE = (
     torch._C.DispatchKey.CompositeImplicitAutograd,
     torch._C.DispatchKey.CompositeExplicitAutograd,
     torch._C.DispatchKey.CompositeExplicitAutogradNonFunctional,
 )
+_MOST_REAL_BYTES = 32 << 20  # of a tensor whose values a forward pass may come to ask for
 
 
 class UnknowableError(TraceError):
@@ -267,9 +272,9 @@ def decompose(recorder: TraceRecorder, call: Call) -> Any:
 
 @lru_cache
 def _parts(func: OpOverload[..., Any]) -> Callable[..., Any]:
-    """ATen's own code of a composite op: that in Python, for compilers, does other work. Only istft's reads values."""
-    has, name = torch._C._dispatch_has_kernel_for_dispatch_key, func._name
-    key = next((key for key in _COMPOSITE if has(name, key) and name != "aten::istft"), None)
+    """ATen's own code of a composite op: that in Python, for compilers, does other work."""
+    has = torch._C._dispatch_has_kernel_for_dispatch_key
+    key = next((key for key in _COMPOSITE if has(func._name, key)), None)
     return func.decompose if key is None else partial(func._op_dk, key)
 
 
@@ -279,10 +284,16 @@ def boundary(recorder: TraceRecorder, call: Call) -> Any:
 
 
 def item(recorder: TraceRecorder, call: Call) -> Any:
-    """The host reads a value: it must be one that can be known."""
-    if any(tensor.is_meta for tensor in call.args):
+    """The host reads a value: it must be one that can be known, or tell an op such as istft that nothing is wrong."""
+    known = not any(tensor.is_meta for tensor in call.args)
+    if not known and not (recorder.depth and call.info.short == "equal"):
         raise UnknowableError(recorder.reading())
-    return recorder.record(sync(call.info, call.args[0]), call.run())
+    return recorder.record(sync(call.info, call.args[0]), call.run() if known else False)
+
+
+def check_errors(recorder: TraceRecorder, call: Call) -> None:
+    """The host waits to hear whether a factorization failed, which ATen does not ask on the meta device."""
+    recorder.inside(lambda: call.args[0].any().item())
 
 
 def move(recorder: TraceRecorder, call: Call) -> Any:
@@ -591,7 +602,7 @@ def _shares(out: Tensor, source: Tensor) -> bool:
 HANDLERS: dict[str, Callable[[TraceRecorder, Call], Any]] = {
     handler.__name__: handler
     for handler in (
-        *(view, fresh, maybe, mutable, free, decompose, item, move, dropout, matmul, pick, answer, boundary, scalar),
+        *(view, fresh, maybe, mutable, free, decompose, item, check_errors, move, dropout, matmul, pick, answer, boundary, scalar),
         *(lookup, attention, packed, linear, laid_out, rms_norm, softmax, index, index_put),
         *(roll, pad, grouped_mm, multinomial),
     )

@@ -32,6 +32,7 @@ _FRESH_WHOLE = frozenset(
         *("max_pool1d", "max_pool2d", "max_pool3d", "avg_pool1d"),
         *("adaptive_avg_pool1d", "adaptive_avg_pool2d", "adaptive_avg_pool3d", "adaptive_max_pool1d"),
         *("prelu", "log_sigmoid", "std", "var", "square", "diff", "take_along_dim"),
+        *("silu_backward", "mish_backward"),  # of which CPUs and CUDA have kernels
     }
 )
 _PICKING = ("nonzero", "masked_select", "_unique2", "unique_dim", "unique_consecutive", "bincount")
@@ -70,7 +71,9 @@ _SPECIAL = {
     **dict.fromkeys(("logsumexp", "_trilinear", "_safe_softmax", "_euclidean_dist", *_WINDOWS), "decompose"),
     **{name: name for name in ("roll", "pad", "multinomial")},
     "_grouped_mm": "grouped_mm",
+    "_linalg_check_errors": "check_errors",
 }
+_has_kernel = torch._C._dispatch_has_kernel_for_dispatch_key
 _RESAMPLING = re.compile(r"_?upsample_\w+[^_]$")
 
 
@@ -94,10 +97,10 @@ def describe(func: OpOverload[..., Any]) -> OpInfo:
     name = schema.name
     namespace, _, short = name.partition("::")
     aten = namespace == "aten"
-    kind = "free" if namespace == "profiler" else _kind(func, short, aten)  # as record_function() issues
     formula = formula_of(name)
     if formula is None and _pointwise(func):
         formula = elementwise(short.rstrip("_"))
+    kind = "free" if namespace == "profiler" else _kind(func, short, aten, formula)  # as record_function() issues
     return OpInfo(
         name=name,
         short=short,
@@ -118,7 +121,7 @@ def _pointwise(func: OpOverload[..., Any]) -> bool:
     return any(torch.Tag.pointwise in getattr(packet, name).tags for name in packet.overloads())
 
 
-def _kind(func: OpOverload[..., Any], short: str, aten: bool) -> str:
+def _kind(func: OpOverload[..., Any], short: str, aten: bool, formula: Formula | None) -> str:
     if aten and short in _SPECIAL:
         return _SPECIAL[short]
     if aten and _RESAMPLING.match(short):
@@ -126,11 +129,11 @@ def _kind(func: OpOverload[..., Any], short: str, aten: bool) -> str:
     composite = func._can_decompose()
     if composite and not (aten and short in _FRESH_WHOLE):
         # A formula given to a composite op says that one kernel serves it.
-        if aten or formula_of(func._schema.name) is None:
-            return "decompose"
-        return "fresh"
+        return "decompose" if aten or formula is None else "fresh"
     if aten and short in FREE:
         return "free"
+    if aten and formula is None and _has_kernel(func._name, torch._C.DispatchKey.CompositeExplicitAutograd):
+        return "decompose"  # one code for all devices, made of other ops
     if torch.Tag.inplace_view in func.tags:
         return "view"  # it gives the tensor another shape, each time anew
     if func._schema.is_mutable:
