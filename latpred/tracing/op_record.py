@@ -1,4 +1,4 @@
-"""OpRecord: what one call of an op amounts to, for one signature of shapes; and the cache that finds it again.
+"""Call: one call of an op. OpRecord: what it amounts to, for its signature of shapes, by which a cache finds it again.
 
 Identical layers make identical calls, so formulas and meta kernels run once per signature. Results of hot ops on the
 meta device are made from a formula in microseconds: torch's own meta kernels are written in Python and take 0.2 to 0.7
@@ -9,14 +9,15 @@ decides and words the error.
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Hashable, Mapping, Sequence
+from collections.abc import Callable, Hashable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import lru_cache, partial
 from itertools import pairwise
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from torch._ops import OpOverload
+from torch.utils._pytree import tree_map_only
 
 from latpred.errors import UnknownOpError
 from latpred.graph.graph import ModelGraph, all_ops
@@ -56,7 +57,7 @@ _SPECIAL = {
     **dict.fromkeys((*_DROPOUTS, *(f"{name}_" for name in _DROPOUTS)), "dropout"),
     **dict.fromkeys(("index", "_unsafe_index"), "index"),
     **dict.fromkeys(("index_put", "index_put_", "_index_put_impl_"), "index_put"),
-    **dict.fromkeys(("repeat_interleave", "one_hot", *_PICKING), "pick"),
+    **dict.fromkeys(("repeat_interleave", *_PICKING), "pick"),
     **dict.fromkeys(("all", "_is_all_true", "any", "_is_any_true", "eq"), "answer"),
     **dict.fromkeys(("_transformer_encoder_layer_fwd", "_native_multi_head_attention"), "boundary"),
     **dict.fromkeys(("layer_norm", "group_norm", *_CONVOLUTIONS), "laid_out"),
@@ -69,7 +70,7 @@ _SPECIAL = {
     **dict.fromkeys(("_pack_padded_sequence", "_pad_packed_sequence"), "packed"),
     "embedding": "lookup",
     **dict.fromkeys(("logsumexp", "_trilinear", "_safe_softmax", "_euclidean_dist", *_WINDOWS), "decompose"),
-    **{name: name for name in ("roll", "pad", "multinomial")},
+    **{name: name for name in ("roll", "pad", "multinomial", "one_hot")},
     "_grouped_mm": "grouped_mm",
     "_linalg_check_errors": "check_errors",
 }
@@ -144,6 +145,7 @@ def _kind(func: OpOverload[..., Any], short: str, aten: bool, formula: Formula |
 
 
 LIMIT = 50_000
+Tensor = torch.Tensor
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -239,6 +241,71 @@ def launching(
     )
 
 
+ON_META, REAL = 1, 2  # where a call's tensors are
+
+
+class Call(NamedTuple):
+    """One call of an op."""
+
+    func: OpOverload[..., Any]
+    info: OpInfo
+    args: Sequence[Any]
+    options: dict[str, Any]
+
+    @property
+    def tensors(self) -> list[Tensor]:
+        return [tensor for value in (*self.args, *self.options.values()) for tensor in leaves(value)]
+
+    @property
+    def named(self) -> dict[str, Any]:
+        return dict(zip(self.info.arguments, self.args, strict=False)) | self.options
+
+    def signature(self) -> tuple[Hashable, int]:
+        """What decides the result's shapes, and where the tensors are."""
+        key: list[Any] = [self.info]
+        places = _sign(self.args, key)
+        if self.options:
+            key += self.options
+            places |= _sign(self.options.values(), key)
+        return tuple(key), places
+
+    def run(self) -> Any:
+        return self.func(*self.args, **self.options)
+
+    def on_meta(self) -> Call:
+        """The same call, real tensors replaced by meta ones."""
+        args, options = tree_map_only(Tensor, on_meta, (list(self.args), self.options))
+        return self._replace(args=args, options=options)
+
+    def launching(self, out: Any) -> OpRecord:
+        # Parameters and buffers are those tensors that were made outside inference mode.
+        weights = [not tensor.is_inference() for tensor in self.tensors]
+        return launching(self.info, self.args, self.options, out, weights)
+
+
+def _sign(values: Iterable[Any], key: list[Any]) -> int:
+    """Append what decides an op's shapes to `key`; tell where its tensors are."""
+    places = 0
+    for value in values:
+        if isinstance(value, Tensor):
+            key += (value.shape, value.stride(), value.dtype, value.is_inference())
+            places |= ON_META if value.is_meta else REAL
+        elif isinstance(value, (list, tuple)):
+            key.append(len(value))
+            places |= _sign(value, key)
+        else:
+            key += (value, value.__class__)  # 1, 1.0 and True are equal, but promote differently
+    return places
+
+
+def on_meta(tensor: Tensor) -> Tensor:
+    """A tensor's shape, strides and dtype without its values; itself where it has none."""
+    if tensor.is_meta:
+        return tensor
+    with torch.inference_mode(tensor.is_inference()):  # by which parameters and buffers are told
+        return torch.empty_strided(tensor.shape, tensor.stride(), dtype=tensor.dtype, device="meta")
+
+
 def place(module: str) -> str:
     """A module's path, as a sentence names it."""
     return f"module '{module}'" if module else "the model's own forward"
@@ -331,7 +398,6 @@ def _computed_in(args: Sequence[Any], written: list[torch.Tensor]) -> torch.dtyp
     return tensors[0].dtype if tensors else torch.float32
 
 
-Tensor = torch.Tensor
 OVERRIDES: dict[str, Callable[..., Any]] = {}
 
 
