@@ -186,6 +186,12 @@ def distances(self: Tensor, *_: Any, out: Tensor) -> Work:
     return Work("reduction.cdist", {"rows": numel(out), "cols": self.shape[-1]})
 
 
+@cost("aten::_linalg_check_errors")
+def check_errors(self: Tensor, *_: Any, out: None, **__: Any) -> Work:
+    """Whether any matrix could not be factorized."""
+    return Work("reduction.any", {"rows": 1, "cols": numel(self)})
+
+
 def _sort(kind: str, self: Tensor, *args: Any, out: Any, dim: int | None = None, **_: Any) -> Work:
     position = 1 if kind in ("topk", "kthvalue") else 0
     integers = [value for value in args if isinstance(value, int) and not isinstance(value, bool)]

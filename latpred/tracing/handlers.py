@@ -232,11 +232,6 @@ def item(recorder: TraceRecorder, call: Call) -> Any:
     return recorder.record(sync(call.info, call.args[0]), call.run() if known else False)
 
 
-def check_errors(recorder: TraceRecorder, call: Call) -> None:
-    """The host waits to hear whether a factorization failed, which ATen does not ask on the meta device."""
-    recorder.inside(lambda: call.args[0].any().item())
-
-
 def move(recorder: TraceRecorder, call: Call) -> Any:
     """A cast, a copy or nothing: everything is on one device, wherever the model thinks it sends a tensor."""
     given = call.named
@@ -564,6 +559,6 @@ HANDLERS: dict[str, Callable[[TraceRecorder, Call], Any]] = {
     for handler in (
         *(view, fresh, maybe, mutable, free, decompose, item, move, dropout, matmul, pick, answer, boundary, scalar),
         *(lookup, attention, packed, linear, laid_out, rms_norm, softmax, index, index_put, one_hot),
-        *(roll, pad, grouped_mm, multinomial, check_errors),
+        *(roll, pad, grouped_mm, multinomial),
     )
 }

@@ -72,7 +72,7 @@ _SPECIAL = {
     **dict.fromkeys(("logsumexp", "_trilinear", "_safe_softmax", "_euclidean_dist", *_WINDOWS), "decompose"),
     **{name: name for name in ("roll", "pad", "multinomial", "one_hot")},
     "_grouped_mm": "grouped_mm",
-    "_linalg_check_errors": "check_errors",
+    "_linalg_check_errors": "fresh",
 }
 _has_kernel = torch._C._dispatch_has_kernel_for_dispatch_key
 _RESAMPLING = re.compile(r"_?upsample_\w+[^_]$")
@@ -88,7 +88,7 @@ class OpInfo:
     formula: Formula | None  # None when nobody knows
     override: Callable[..., Any] | None  # makes its result without the meta kernel
     arguments: tuple[str, ...]  # names of the schema's, in order
-    syncs: int  # 1 where the host must learn how large each result is, which an asynchronous device makes it wait for
+    syncs: int  # 1 where the host must learn how large each result is, or whether it failed, for which it has to wait
     random: bool  # whether it draws random numbers
 
 
@@ -109,7 +109,7 @@ def describe(func: OpOverload[..., Any]) -> OpInfo:
         formula=formula,
         override=OVERRIDES.get(short) if aten else None,
         arguments=tuple(argument.name for argument in schema.arguments),
-        syncs=int(aten and short in _PICKING),
+        syncs=int(aten and short in (*_PICKING, "_linalg_check_errors")),
         random=torch.Tag.nondeterministic_seeded in func.tags,
     )
 

@@ -178,6 +178,16 @@ def test_graph_breaks_are_counted_with_the_ops_between_them() -> None:
     assert sum(op.syncs for op in ops) == 1
 
 
+class Inverted(nn.Linear):
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return x @ torch.linalg.inv(self.weight) + self.bias
+
+
+def test_parameters_are_told_from_inputs_beside_an_op_that_may_raise() -> None:
+    ops = front_end.forward(Inverted(4, 4).eval(), (torch.zeros(2, 4),), "cpu")
+    assert [op.weight_bytes.constant for op in ops if op.launches] == [64, 0, 16]
+
+
 def test_convolutions_of_images_lie_channels_last_on_a_cpu_whatever_the_model_says() -> None:
     model = nn.Sequential(nn.Conv2d(3, 8, 3), nn.ReLU(), nn.Conv2d(8, 16, 1), nn.Conv2d(16, 4, 1, stride=2)).eval()
     graph = trace_for_runtime(model, torch.zeros(2, 3, 10, 10), runtime="compile", target="cpu")
