@@ -178,6 +178,15 @@ def test_graph_breaks_are_counted_with_the_ops_between_them() -> None:
     assert sum(op.syncs for op in ops) == 1
 
 
+def test_a_second_result_of_a_library_call_ends_the_call_before() -> None:
+    def beams(x: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+        scores, places = x.topk(4)
+        return torch.cat([x[(places // 8)[:, 0]], (places % 8).float()], 1), scores[:, :2].reshape(-1)
+
+    model, x = Function(beams).eval(), (torch.randn(2, 16),)
+    assert predicted_calls(front_end.forward(model, x, "cpu")) == real_calls(model, x)
+
+
 class Inverted(nn.Linear):
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         return x @ torch.linalg.inv(self.weight) + self.bias
