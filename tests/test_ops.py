@@ -83,7 +83,7 @@ def put(rows: int, cols: int, read: int) -> dict[str, object]:
         ("mse_loss", (t(2, 5), t(2, 5)), t(), of("elementwise.mse_loss", numel=10, operands=2, launches=2)),
         ("mse_loss", (t(2, 5), t(2, 5), 0), t(2, 5), of("elementwise.mse_loss", launches=1)),
         ("nll_loss_forward", (t(2, 5), t(2)), (t(), t()), of("reduction.nll_loss", rows=1, cols=2, reads={0: 8})),
-        ("nll_loss2d_forward", (t(2, 5, 3, 3), t(2, 3, 3)), (t(2, 3, 3), t()), of("reduction.nll_loss", rows=18, cols=1)),
+        ("nll_loss2d_forward", (t(2, 5, 3), t(2, 3)), (t(2, 3), t()), of("reduction.nll_loss", rows=6, cols=1)),
         ("_cdist_forward", (t(2, 5, 3), t(2, 7, 3), 2.0), t(2, 5, 7), of("reduction.cdist", rows=70, cols=3)),
         ("max_unpool2d", (PAIR, PAIR, [8, 8]), t(2, 3, 8, 8), of("index.put", rows=96, launches=2)),
         # queries of one batch meet keys of two; one head of scores, values of four

@@ -133,15 +133,13 @@ def _kind(func: OpOverload[..., Any], short: str, aten: bool, formula: Formula |
         return "decompose" if aten or formula is None else "fresh"
     if aten and short in FREE:
         return "free"
-    if aten and formula is None and _has_kernel(func._name, torch._C.DispatchKey.CompositeExplicitAutograd):
-        return "decompose"  # one code for all devices, made of other ops
     if torch.Tag.inplace_view in func.tags:
         return "view"  # it gives the tensor another shape, each time anew
-    if func._schema.is_mutable:
-        return "mutable"
-    if any(result.alias_info is not None for result in func._schema.returns):
+    if not func._schema.is_mutable and any(result.alias_info is not None for result in func._schema.returns):
         return "view"
-    return "fresh"
+    if aten and formula is None and _has_kernel(func._name, torch._C.DispatchKey.CompositeExplicitAutograd):
+        return "decompose"  # one code for all devices, made of other ops
+    return "mutable" if func._schema.is_mutable else "fresh"
 
 
 LIMIT = 50_000
