@@ -76,6 +76,16 @@ def put(rows: int, cols: int, read: int) -> dict[str, object]:
         ("addmv", (t(4), t(4, 6), t(6)), t(4), gemm(4, 1, 6)),
         *((name, (t(6), t(6)), t(), gemm(1, 1, 6)) for name in ("dot", "vdot")),
         ("addr", (t(4, 5), t(4), t(5)), t(4, 5), gemm(4, 5, 1)),
+        # of a triangle, half of a product; on the right of it rows of three
+        ("linalg_solve_triangular", (t(2, 5, 5), t(2, 5, 3)), t(2, 5, 3), of("bmm", 75, batch=2, m=5, n=3, k=5)),
+        ("linalg_solve_triangular", (t(5, 5), t(3, 5)), t(3, 5), of("gemm", 37, m=3, n=5, k=5)),
+        # a mean is a kernel of its own
+        ("mse_loss", (t(2, 5), t(2, 5)), t(), of("elementwise.mse_loss", numel=10, operands=2, launches=2)),
+        ("mse_loss", (t(2, 5), t(2, 5), 0), t(2, 5), of("elementwise.mse_loss", launches=1)),
+        ("nll_loss_forward", (t(2, 5), t(2)), (t(), t()), of("reduction.nll_loss", rows=1, cols=2, reads={0: 8})),
+        ("nll_loss2d_forward", (t(2, 5, 3), t(2, 3)), (t(2, 3), t()), of("reduction.nll_loss", rows=6, cols=1)),
+        ("_cdist_forward", (t(2, 5, 3), t(2, 7, 3), 2.0), t(2, 5, 7), of("reduction.cdist", rows=70, cols=3)),
+        ("max_unpool2d", (PAIR, PAIR, [8, 8]), t(2, 3, 8, 8), of("index.put", rows=96, launches=2)),
         # queries of one batch meet keys of two; one head of scores, values of four
         (ATTEND, (t(2, 1, 4, 6, 8), t(1, 3, 4, 6, 8), t(1, 3, 4, 6, 8)), t(2, 3, 4, 6, 8), {"batch": 6, "heads": 4}),
         (ATTEND, (t(2, 1, 6, 8), t(2, 1, 6, 8), t(2, 4, 6, 8)), t(2, 4, 6, 8), {"macs": 36 * 8 * (2 + 8), "heads": 4}),
@@ -244,6 +254,7 @@ def put(rows: int, cols: int, read: int) -> dict[str, object]:
         # What is put into a tensor.
         ("index_add_", (TABLE, 0, INDEX, MESSAGES), TABLE, put(10, 64, 4 * 640)),
         ("index_copy_", (t(2, 50, 64), 1, t(4), t(2, 4, 64)), t(2, 50, 64), put(4, 128, 0)),
+        ("index_reduce_", (TABLE, 0, INDEX, MESSAGES, "mean"), TABLE, put(10, 64, 4 * 640)),
         ("index_fill_", (TABLE, 0, INDEX, 1.0), TABLE, put(10, 64, 0)),
         ("index_put_", (TABLE, [INDEX], MESSAGES), TABLE, put(10, 64, 0)),
         ("index_put_", (TABLE, [t(3, 1), t(4)], t(3, 4)), TABLE, put(12, 1, 0)),

@@ -44,7 +44,7 @@ for _name in (
     *("hardswish", "rsub", "floor_divide", "tril", "triu", "complex", "polar", "prelu", "_prelu_kernel"),
     *("rrelu_with_noise", "log_sigmoid_forward", "log_sigmoid", "bernoulli", "heaviside", "_conj_physical"),
     *("nan_to_num", "isin", "masked_fill", "dropout", "native_dropout"),
-    *("leaky_relu", "hardtanh", "elu", "celu", "selu", "hardsigmoid"),
+    *("leaky_relu", "hardtanh", "elu", "celu", "selu", "hardsigmoid", "linalg_cross", "poisson", "_standard_gamma"),
 ):
     cost(f"aten::{_name}")(elementwise(_name))
 
@@ -60,8 +60,25 @@ def _overwritten(kind: str, self: Any, *_: Any, out: Any, **__: Any) -> Work:
 
 
 cost("aten::fill_", "aten::zero_", "aten::fill", "aten::zero")(partial(_overwritten, "fill"))
-for _name in ("uniform_", "normal_", "bernoulli_", "random_", "exponential_"):
-    cost(f"aten::{_name}")(partial(_overwritten, "random"))
+for _name in ("uniform", "normal", "bernoulli", "random", "exponential", "cauchy", "log_normal", "geometric"):
+    cost(f"aten::{_name}_")(partial(_overwritten, "random"))
+
+
+def _loss(kind: str, self: Tensor, *_: Any, out: Tensor, **__: Any) -> Work:
+    """How far predictions are from their targets, and where asked for the mean or sum, a kernel of its own."""
+    launches = 1 if len(out.shape) == len(self.shape) else 2
+    return Work(f"elementwise.{kind}", {"numel": numel(self), "operands": 2}, launches=launches)
+
+
+for _name in ("mse_loss", "smooth_l1_loss", "huber_loss", "binary_cross_entropy"):
+    cost(f"aten::{_name}")(partial(_loss, _name))
+
+
+@cost("aten::nll_loss_forward", "aten::nll_loss2d_forward")
+def nll_loss(self: Tensor, target: Tensor, *_: Any, out: Any) -> Work:
+    """Of each sample the probability of its class."""
+    dims = {"rows": numel(first(out)), "cols": numel(target) // max(1, numel(first(out)))}
+    return Work("reduction.nll_loss", dims, reads={0: numel(target) * int(self.dtype.itemsize)})
 
 
 @cost("aten::glu")
@@ -156,11 +173,23 @@ _SAME_CODE = {
 }
 for _name in (
     *("sum", "mean", "amax", "amin", "aminmax", "max", "min", "any", "all", "prod", "std", "var", "std_mean"),
-    *("var_mean", "argmax", "argmin", "norm", "linalg_vector_norm", "nansum", "median", "mode"),
+    *("var_mean", "argmax", "argmin", "norm", "linalg_vector_norm", "nansum", "median", "nanmedian", "mode"),
     *("count_nonzero", "cumsum", "cumprod", "cummax", "cummin", "logcumsumexp", "diff", "histc", "bincount"),
     *("_is_all_true", "_is_any_true"),
 ):
     cost(f"aten::{_name}")(partial(_reduction, _SAME_CODE.get(_name, _name)))
+
+
+@cost("aten::_cdist_forward", "aten::_pdist_forward")
+def distances(self: Tensor, *_: Any, out: Tensor) -> Work:
+    """One for each pair of rows, each over all columns."""
+    return Work("reduction.cdist", {"rows": numel(out), "cols": self.shape[-1]})
+
+
+@cost("aten::_linalg_check_errors")
+def check_errors(self: Tensor, *_: Any, out: None, **__: Any) -> Work:
+    """Whether any matrix could not be factorized."""
+    return Work("reduction.any", {"rows": 1, "cols": numel(self)})
 
 
 def _sort(kind: str, self: Tensor, *args: Any, out: Any, dim: int | None = None, **_: Any) -> Work:
@@ -298,6 +327,7 @@ for _name in (
     *("constant_pad_nd", "reflection_pad1d", "reflection_pad2d", "replication_pad1d", "replication_pad2d"),
     *("roll", "flip", "repeat", "pixel_shuffle", "pixel_unshuffle", "channel_shuffle", "im2col", "col2im"),
     *("slice_scatter", "select_scatter", "diagonal_scatter", "slice_backward", "diag_embed", "rot90"),
+    "unfold_backward",
 ):
     cost(f"aten::{_name}")(partial(_moved, _name))
 
@@ -405,16 +435,16 @@ cost("aten::index_put", "aten::_index_put_impl")(_put)
 for _name, _adds in (("scatter", False), ("scatter_add", True), ("scatter_reduce", True)):
     cost(f"aten::{_name}_")(partial(_in_place, _put, _adds))
     cost(f"aten::{_name}")(_put)
-for _name, _adds in (("index_add", True), ("index_copy", False), ("index_fill", False)):
+for _name, _adds in (("index_add", True), ("index_reduce", True), ("index_copy", False), ("index_fill", False)):
     cost(f"aten::{_name}_")(partial(_in_place, _put_slices, _adds))
     cost(f"aten::{_name}")(_put_slices)
 cost("aten::masked_scatter_", "aten::put_")(partial(_in_place, _put, False))
 cost("aten::masked_scatter")(_put)
 
 
-@cost("aten::one_hot")
-def one_hot(self: Tensor, *_: Any, out: Tensor, **__: Any) -> Work:
-    """Zeros, into which a one is put for each index."""
+@cost("aten::max_unpool2d", "aten::max_unpool3d")
+def max_unpool(self: Tensor, *_: Any, out: Tensor, **__: Any) -> Work:
+    """Zeros, into which each maximum is put where it came from."""
     return Work("index.put", {"rows": numel(self), "cols": 1}, launches=2)
 
 

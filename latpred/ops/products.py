@@ -61,6 +61,14 @@ cost("aten::mm", "aten::_int_mm", "aten::_scaled_mm", "aten::bmm")(partial(_prod
 cost("aten::addmm", "aten::_addmm_activation", "aten::baddbmm", "aten::addbmm")(partial(_product, 1))
 
 
+@cost("aten::linalg_solve_triangular")
+def solve_triangular(self: Tensor, other: Tensor, *_: Any, out: Tensor, **__: Any) -> Work:
+    """Half of the product with a whole matrix, as which it is priced."""
+    (*batch, m, n), k = out.shape, self.shape[-1]
+    work = bmm(prod(batch), m, n, k) if batch else gemm(m, n, k)
+    return work._replace(macs=work.macs // 2)
+
+
 def _times_vector(place: int, *args: Any, out: Any, **_: Any) -> Work:
     """Rows of a matrix, or a vector, at some argument times the vector behind it; `inner` takes rows there as well."""
     k = args[place].shape[-1]

@@ -38,7 +38,7 @@ from latpred.zoo import user_files
 
 MOST_IN_MEMORY = 256
 MOST_ON_DISK_BYTES = 256 << 20
-VERSION = 5
+VERSION = 6
 UP_TO = 64  # traces by name serve batches up to this one, or up to the largest that was asked for
 _FUSED = "TIMM_FUSED_ATTN"
 # What a user's file may import for its trace to be kept: of others nobody knows what they read.

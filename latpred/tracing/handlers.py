@@ -7,12 +7,12 @@ decided in `op_record`.
 from __future__ import annotations
 
 import sys
-from collections.abc import Callable, Hashable, Iterable, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from functools import lru_cache, partial, reduce
 from itertools import cycle
 from math import prod
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, Any
 
 import torch
 from torch._ops import HigherOrderOperator, OpOverload
@@ -27,17 +27,18 @@ from latpred.ops.products import grouped_mm_by_expert, suits_cpu, suits_kernels
 from latpred.sandbox.own_thread import uncounted
 from latpred.tracing import meta_module
 from latpred.tracing.op_record import (
+    ON_META,
+    REAL,
+    Call,
     OpInfo,
-    OpRecord,
     allocation,
     attention_like_query,
     conv_format,
     describe,
     is_one_product,
-    launching,
     layout_of,
-    leaves,
     no_launch,
+    on_meta,
     sync,
 )
 from latpred.tracing.trace_pass import ASSUMED, in_loop
@@ -47,59 +48,26 @@ if TYPE_CHECKING:
 
 Tensor = torch.Tensor
 
-_ON_META, _REAL = 1, 2
 _MASKS = (torch.bool, torch.uint8)
 _OVERWRITING = frozenset({"zero_", "fill_", "copy_"})  # leave nothing of what was there
 _NEW = frozenset(f"aten::{new}{name}" for new in ("", "new_") for name in ("empty", "zeros", "ones", "full"))
 # Composite ops that look whether all that they are given is on one device.
-_ONE_DEVICE = frozenset({"cdist", "inner", "linalg_multi_dot", "chain_matmul", "meshgrid", "quantile", "stft", "istft"})
-_MOST_REAL_BYTES = 32 << 20  # of a tensor whose values a forward pass may come to ask for
+_ONE_DEVICE = frozenset(
+    {
+        *("cdist", "inner", "linalg_multi_dot", "chain_matmul", "meshgrid", "quantile", "stft", "istft"),
+        "cholesky_solve",
+    }
+)
 _COMPOSITE = (
     torch._C.DispatchKey.CompositeImplicitAutograd,
     torch._C.DispatchKey.CompositeExplicitAutograd,
     torch._C.DispatchKey.CompositeExplicitAutogradNonFunctional,
 )
+_MOST_REAL_BYTES = 32 << 20  # of a tensor whose values a forward pass may come to ask for
 
 
 class UnknowableError(TraceError):
     """The forward pass depends on values that only running it would tell."""
-
-
-class Call(NamedTuple):
-    func: OpOverload[..., Any]
-    info: OpInfo
-    args: Sequence[Any]
-    options: dict[str, Any]
-
-    @property
-    def tensors(self) -> list[Tensor]:
-        return [tensor for value in (*self.args, *self.options.values()) for tensor in leaves(value)]
-
-    @property
-    def named(self) -> dict[str, Any]:
-        return dict(zip(self.info.arguments, self.args, strict=False)) | self.options
-
-    def signature(self) -> tuple[Hashable, int]:
-        """What decides the result's shapes, and where the tensors are."""
-        key: list[Any] = [self.info]
-        places = _sign(self.args, key)
-        if self.options:
-            key += self.options
-            places |= _sign(self.options.values(), key)
-        return tuple(key), places
-
-    def run(self) -> Any:
-        return self.func(*self.args, **self.options)
-
-    def on_meta(self) -> Call:
-        """The same call, real tensors replaced by meta ones."""
-        args, options = tree_map_only(Tensor, _on_meta, (list(self.args), self.options))
-        return self._replace(args=args, options=options)
-
-    def launching(self, out: Any) -> OpRecord:
-        # Parameters and buffers are those tensors that were made outside inference mode.
-        weights = [not tensor.is_inference() for tensor in self.tensors]
-        return launching(self.info, self.args, self.options, out, weights)
 
 
 class UnknownValues:
@@ -128,42 +96,20 @@ class UnknownValues:
         return call._replace(args=[*call.args[:kept], *others], options=options)
 
     def _hidden(self, tensor: Tensor) -> Tensor:
-        return _on_meta(tensor) if tensor.untyped_storage()._cdata in self._storages else tensor
-
-
-def _sign(values: Iterable[Any], key: list[Any]) -> int:
-    """Append what decides an op's shapes to `key`; tell where its tensors are."""
-    places = 0
-    for value in values:
-        if isinstance(value, Tensor):
-            key += (value.shape, value.stride(), value.dtype, value.is_inference())
-            places |= _ON_META if value.is_meta else _REAL
-        elif isinstance(value, (list, tuple)):
-            key.append(len(value))
-            places |= _sign(value, key)
-        else:
-            key += (value, value.__class__)  # 1, 1.0 and True are equal, but promote differently
-    return places
-
-
-def _on_meta(tensor: Tensor) -> Tensor:
-    if tensor.is_meta:
-        return tensor
-    with torch.inference_mode(tensor.is_inference()):  # by which parameters and buffers are told
-        return torch.empty_strided(tensor.shape, tensor.stride(), dtype=tensor.dtype, device="meta")
+        return on_meta(tensor) if tensor.untyped_storage()._cdata in self._storages else tensor
 
 
 def fresh(recorder: TraceRecorder, call: Call) -> Any:
     """An op whose results are new and whose shapes follow from its arguments' shapes."""
     key, places = call.signature()
     record = recorder.known.get(key)
-    if record is not None and places & _ON_META and record.make is not None:
+    if record is not None and places & ON_META and record.make is not None:
         return recorder.record(record, record.make())
     unmade = call.info.short == "histc" and not call.args[0].is_floating_point()  # a CPU makes none of integers
-    if unmade or places == _ON_META | _REAL:
+    if unmade or places == ON_META | REAL:
         call = call.on_meta()
     out: Any = NotImplemented
-    if call.info.override is not None and places & _ON_META:
+    if call.info.override is not None and places & ON_META:
         out = call.info.override(*call.args, **call.options)
     if out is NotImplemented:
         out = _valueless(recorder, call)
@@ -212,7 +158,7 @@ def maybe(recorder: TraceRecorder, call: Call) -> Any:
         return recorder.record(sync(call.info, x), x)  # the last that is seen of .tolist() and .numpy()
     key, places = call.signature()
     record = recorder.known.get(key)
-    if record is not None and record.launches and places == _ON_META and record.make is not None:
+    if record is not None and record.launches and places == ON_META and record.make is not None:
         return recorder.record(record, record.make())
     out = call.run()
     if record is None:
@@ -229,15 +175,15 @@ def mutable(recorder: TraceRecorder, call: Call) -> Any:
     first = call.args[0] if call.args else None
     inplace = call.info.name.startswith("aten::") and call.info.short.endswith("_")
     target = first if inplace and isinstance(first, Tensor) else None  # which the op gives back
-    if record is not None and target is not None and places & _ON_META:
+    if record is not None and target is not None and places & ON_META:
         out = target
-    elif places == _ON_META | _REAL:
+    elif places == ON_META | REAL:
         out = call.on_meta().run()
         out = out if target is None else target
     else:
         out = _drawn(recorder, call) if call.info.random else call.run()
     if target is not None and not target.is_meta:
-        if places & _ON_META:
+        if places & ON_META:
             recorder.unknown.add(target)
         elif call.info.short in _OVERWRITING:
             recorder.unknown.overwritten(target)
@@ -259,7 +205,7 @@ def free(recorder: TraceRecorder, call: Call) -> Any:
 
 def decompose(recorder: TraceRecorder, call: Call) -> Any:
     """A composite op: its parts are recorded instead."""
-    if call.info.short in _ONE_DEVICE and call.signature()[1] == _ON_META | _REAL:
+    if call.info.short in _ONE_DEVICE and call.signature()[1] == ON_META | REAL:
         call = call.on_meta()
     out = recorder.inside(_parts(call.func), *call.args, **call.options)
     return fresh(recorder, call) if out is NotImplemented else out
@@ -267,9 +213,9 @@ def decompose(recorder: TraceRecorder, call: Call) -> Any:
 
 @lru_cache
 def _parts(func: OpOverload[..., Any]) -> Callable[..., Any]:
-    """ATen's own code of a composite op: that in Python, for compilers, does other work. Only istft's reads values."""
-    has, name = torch._C._dispatch_has_kernel_for_dispatch_key, func._name
-    key = next((key for key in _COMPOSITE if has(name, key) and name != "aten::istft"), None)
+    """ATen's own code of a composite op: that in Python, for compilers, does other work."""
+    has = torch._C._dispatch_has_kernel_for_dispatch_key
+    key = next((key for key in _COMPOSITE if has(func._name, key)), None)
     return func.decompose if key is None else partial(func._op_dk, key)
 
 
@@ -279,10 +225,11 @@ def boundary(recorder: TraceRecorder, call: Call) -> Any:
 
 
 def item(recorder: TraceRecorder, call: Call) -> Any:
-    """The host reads a value: it must be one that can be known."""
-    if any(tensor.is_meta for tensor in call.args):
+    """The host reads a value: it must be one that can be known, or tell an op such as istft that nothing is wrong."""
+    known = not any(tensor.is_meta for tensor in call.args)
+    if not known and not (recorder.depth and call.info.short == "equal"):
         raise UnknowableError(recorder.reading())
-    return recorder.record(sync(call.info, call.args[0]), call.run())
+    return recorder.record(sync(call.info, call.args[0]), call.run() if known else False)
 
 
 def move(recorder: TraceRecorder, call: Call) -> Any:
@@ -343,7 +290,7 @@ def laid_out(recorder: TraceRecorder, call: Call) -> Any:
     x, count, layout = call.args[0], 1, torch.contiguous_format
     # Of complex numbers PyTorch makes three convolutions of real ones.
     if x.is_complex() or (call.named.get("padding") == "same" and _pads_one_side(call.named)):
-        return decompose(recorder, call if call.signature()[1] == _REAL else call.on_meta())
+        return decompose(recorder, call if call.signature()[1] == REAL else call.on_meta())
     if "conv" in call.info.short:
         count, layout = 2, conv_format(x, call.args[1])
     elif call.info.short == "group_norm" and layout_of(x) is not layout and not recorder.on_cuda():
@@ -500,9 +447,7 @@ def _counts_all(recorder: TraceRecorder, x: Tensor, number: Any) -> bool:
 def pick(recorder: TraceRecorder, call: Call) -> Any:
     """An op whose result's shape depends on values; unless it is told that shape, the host asks for it."""
     short, args = call.info.short, call.args
-    if short == "one_hot" and call.named.get("num_classes", -1) != -1:
-        return fresh(recorder, call)
-    if short != "one_hot" and call.func._can_decompose():
+    if call.func._can_decompose():
         return decompose(recorder, call)
     told = call.options.get("output_size")
     if not any(tensor.is_meta for tensor in call.tensors):
@@ -516,6 +461,27 @@ def pick(recorder: TraceRecorder, call: Call) -> Any:
         raise UnknowableError(f"the result of {call.info.name} has a shape that depends on values")
     record = call.launching(out)
     return recorder.record(replace(record, syncs=1) if told is None else record, out)
+
+
+def one_hot(recorder: TraceRecorder, call: Call) -> Any:
+    """Zeros, into which a one is put for each index; a CPU first asks whether there is a place for each."""
+    x, classes = call.args[0], call.named.get("num_classes", -1)
+    cuda = recorder.on_cuda()
+
+    def ones_put() -> Tensor:
+        ends = (() if classes != -1 else (x.max(),)) if cuda else x.aminmax()
+        if classes == -1:
+            return _one_at(x, [int(end) for end in ends][-1] + 1)
+        for end in ends:  # which fit, whatever they are
+            recorder.record(sync(describe(torch.ops.aten._local_scalar_dense.default), end), None)
+        return _one_at(x, classes)
+
+    return recorder.inside(ones_put)
+
+
+def _one_at(places: Tensor, classes: int) -> Tensor:
+    zeros = torch.zeros(*places.shape, classes, dtype=places.dtype, device=places.device)
+    return zeros.scatter_(-1, places.unsqueeze(-1), 1)
 
 
 def index(recorder: TraceRecorder, call: Call) -> Any:
@@ -592,7 +558,7 @@ HANDLERS: dict[str, Callable[[TraceRecorder, Call], Any]] = {
     handler.__name__: handler
     for handler in (
         *(view, fresh, maybe, mutable, free, decompose, item, move, dropout, matmul, pick, answer, boundary, scalar),
-        *(lookup, attention, packed, linear, laid_out, rms_norm, softmax, index, index_put),
+        *(lookup, attention, packed, linear, laid_out, rms_norm, softmax, index, index_put, one_hot),
         *(roll, pad, grouped_mm, multinomial),
     )
 }

@@ -1,4 +1,4 @@
-"""OpRecord: what one call of an op amounts to, for one signature of shapes; and the cache that finds it again.
+"""Call: one call of an op. OpRecord: what it amounts to, for its signature of shapes, by which a cache finds it again.
 
 Identical layers make identical calls, so formulas and meta kernels run once per signature. Results of hot ops on the
 meta device are made from a formula in microseconds: torch's own meta kernels are written in Python and take 0.2 to 0.7
@@ -9,14 +9,15 @@ decides and words the error.
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Hashable, Mapping, Sequence
+from collections.abc import Callable, Hashable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import lru_cache, partial
 from itertools import pairwise
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from torch._ops import OpOverload
+from torch.utils._pytree import tree_map_only
 
 from latpred.errors import UnknownOpError
 from latpred.graph.graph import ModelGraph, all_ops
@@ -32,6 +33,7 @@ _FRESH_WHOLE = frozenset(
         *("max_pool1d", "max_pool2d", "max_pool3d", "avg_pool1d"),
         *("adaptive_avg_pool1d", "adaptive_avg_pool2d", "adaptive_avg_pool3d", "adaptive_max_pool1d"),
         *("prelu", "log_sigmoid", "std", "var", "square", "diff", "take_along_dim"),
+        *("silu_backward", "mish_backward"),  # of which CPUs and CUDA have kernels
     }
 )
 _PICKING = ("nonzero", "masked_select", "_unique2", "unique_dim", "unique_consecutive", "bincount")
@@ -55,7 +57,7 @@ _SPECIAL = {
     **dict.fromkeys((*_DROPOUTS, *(f"{name}_" for name in _DROPOUTS)), "dropout"),
     **dict.fromkeys(("index", "_unsafe_index"), "index"),
     **dict.fromkeys(("index_put", "index_put_", "_index_put_impl_"), "index_put"),
-    **dict.fromkeys(("repeat_interleave", "one_hot", *_PICKING), "pick"),
+    **dict.fromkeys(("repeat_interleave", *_PICKING), "pick"),
     **dict.fromkeys(("all", "_is_all_true", "any", "_is_any_true", "eq"), "answer"),
     **dict.fromkeys(("_transformer_encoder_layer_fwd", "_native_multi_head_attention"), "boundary"),
     **dict.fromkeys(("layer_norm", "group_norm", *_CONVOLUTIONS), "laid_out"),
@@ -68,9 +70,11 @@ _SPECIAL = {
     **dict.fromkeys(("_pack_padded_sequence", "_pad_packed_sequence"), "packed"),
     "embedding": "lookup",
     **dict.fromkeys(("logsumexp", "_trilinear", "_safe_softmax", "_euclidean_dist", *_WINDOWS), "decompose"),
-    **{name: name for name in ("roll", "pad", "multinomial")},
+    **{name: name for name in ("roll", "pad", "multinomial", "one_hot")},
     "_grouped_mm": "grouped_mm",
+    "_linalg_check_errors": "fresh",
 }
+_has_kernel = torch._C._dispatch_has_kernel_for_dispatch_key
 _RESAMPLING = re.compile(r"_?upsample_\w+[^_]$")
 
 
@@ -84,7 +88,7 @@ class OpInfo:
     formula: Formula | None  # None when nobody knows
     override: Callable[..., Any] | None  # makes its result without the meta kernel
     arguments: tuple[str, ...]  # names of the schema's, in order
-    syncs: int  # 1 where the host must learn how large each result is, which an asynchronous device makes it wait for
+    syncs: int  # 1 where the host must learn how large each result is, or whether it failed, for which it has to wait
     random: bool  # whether it draws random numbers
 
 
@@ -94,10 +98,10 @@ def describe(func: OpOverload[..., Any]) -> OpInfo:
     name = schema.name
     namespace, _, short = name.partition("::")
     aten = namespace == "aten"
-    kind = "free" if namespace == "profiler" else _kind(func, short, aten)  # as record_function() issues
     formula = formula_of(name)
     if formula is None and _pointwise(func):
         formula = elementwise(short.rstrip("_"))
+    kind = "free" if namespace == "profiler" else _kind(func, short, aten, formula)  # as record_function() issues
     return OpInfo(
         name=name,
         short=short,
@@ -105,7 +109,7 @@ def describe(func: OpOverload[..., Any]) -> OpInfo:
         formula=formula,
         override=OVERRIDES.get(short) if aten else None,
         arguments=tuple(argument.name for argument in schema.arguments),
-        syncs=int(aten and short in _PICKING),
+        syncs=int(aten and short in (*_PICKING, "_linalg_check_errors")),
         random=torch.Tag.nondeterministic_seeded in func.tags,
     )
 
@@ -118,7 +122,7 @@ def _pointwise(func: OpOverload[..., Any]) -> bool:
     return any(torch.Tag.pointwise in getattr(packet, name).tags for name in packet.overloads())
 
 
-def _kind(func: OpOverload[..., Any], short: str, aten: bool) -> str:
+def _kind(func: OpOverload[..., Any], short: str, aten: bool, formula: Formula | None) -> str:
     if aten and short in _SPECIAL:
         return _SPECIAL[short]
     if aten and _RESAMPLING.match(short):
@@ -126,21 +130,20 @@ def _kind(func: OpOverload[..., Any], short: str, aten: bool) -> str:
     composite = func._can_decompose()
     if composite and not (aten and short in _FRESH_WHOLE):
         # A formula given to a composite op says that one kernel serves it.
-        if aten or formula_of(func._schema.name) is None:
-            return "decompose"
-        return "fresh"
+        return "decompose" if aten or formula is None else "fresh"
     if aten and short in FREE:
         return "free"
     if torch.Tag.inplace_view in func.tags:
         return "view"  # it gives the tensor another shape, each time anew
-    if func._schema.is_mutable:
-        return "mutable"
-    if any(result.alias_info is not None for result in func._schema.returns):
+    if not func._schema.is_mutable and any(result.alias_info is not None for result in func._schema.returns):
         return "view"
-    return "fresh"
+    if aten and formula is None and _has_kernel(func._name, torch._C.DispatchKey.CompositeExplicitAutograd):
+        return "decompose"  # one code for all devices, made of other ops
+    return "mutable" if func._schema.is_mutable else "fresh"
 
 
 LIMIT = 50_000
+Tensor = torch.Tensor
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -236,6 +239,71 @@ def launching(
     )
 
 
+ON_META, REAL = 1, 2  # where a call's tensors are
+
+
+class Call(NamedTuple):
+    """One call of an op."""
+
+    func: OpOverload[..., Any]
+    info: OpInfo
+    args: Sequence[Any]
+    options: dict[str, Any]
+
+    @property
+    def tensors(self) -> list[Tensor]:
+        return [tensor for value in (*self.args, *self.options.values()) for tensor in leaves(value)]
+
+    @property
+    def named(self) -> dict[str, Any]:
+        return dict(zip(self.info.arguments, self.args, strict=False)) | self.options
+
+    def signature(self) -> tuple[Hashable, int]:
+        """What decides the result's shapes, and where the tensors are."""
+        key: list[Any] = [self.info]
+        places = _sign(self.args, key)
+        if self.options:
+            key += self.options
+            places |= _sign(self.options.values(), key)
+        return tuple(key), places
+
+    def run(self) -> Any:
+        return self.func(*self.args, **self.options)
+
+    def on_meta(self) -> Call:
+        """The same call, real tensors replaced by meta ones."""
+        args, options = tree_map_only(Tensor, on_meta, (list(self.args), self.options))
+        return self._replace(args=args, options=options)
+
+    def launching(self, out: Any) -> OpRecord:
+        # Parameters and buffers are those tensors that were made outside inference mode.
+        weights = [not tensor.is_inference() for tensor in self.tensors]
+        return launching(self.info, self.args, self.options, out, weights)
+
+
+def _sign(values: Iterable[Any], key: list[Any]) -> int:
+    """Append what decides an op's shapes to `key`; tell where its tensors are."""
+    places = 0
+    for value in values:
+        if isinstance(value, Tensor):
+            key += (value.shape, value.stride(), value.dtype, value.is_inference())
+            places |= ON_META if value.is_meta else REAL
+        elif isinstance(value, (list, tuple)):
+            key.append(len(value))
+            places |= _sign(value, key)
+        else:
+            key += (value, value.__class__)  # 1, 1.0 and True are equal, but promote differently
+    return places
+
+
+def on_meta(tensor: Tensor) -> Tensor:
+    """A tensor's shape, strides and dtype without its values; itself where it has none."""
+    if tensor.is_meta:
+        return tensor
+    with torch.inference_mode(tensor.is_inference()):  # by which parameters and buffers are told
+        return torch.empty_strided(tensor.shape, tensor.stride(), dtype=tensor.dtype, device="meta")
+
+
 def place(module: str) -> str:
     """A module's path, as a sentence names it."""
     return f"module '{module}'" if module else "the model's own forward"
@@ -328,7 +396,6 @@ def _computed_in(args: Sequence[Any], written: list[torch.Tensor]) -> torch.dtyp
     return tensors[0].dtype if tensors else torch.float32
 
 
-Tensor = torch.Tensor
 OVERRIDES: dict[str, Callable[..., Any]] = {}
 
 

@@ -174,9 +174,14 @@ ASSUMED = (
 )
 
 
+_DISTRIBUTIONS = torch.distributions.__path__[0]
+
+
 def in_loop(frame: FrameType | None) -> bool:
-    """Whether Python is in a loop of the innermost module's code, or of its hook's."""
+    """Whether Python is in a loop of the innermost module's code, or of its hook's, that an answer may end."""
     while frame is not None and frame.f_code.co_filename != MODULE_CALL.co_filename:  # which runs hooks in loops
+        if frame.f_code.co_filename.startswith(_DISTRIBUTIONS):
+            return False  # it asks whether its arguments are valid, and else raises an error
         if frame.f_lineno in _looping(frame.f_code):
             return True
         frame = frame.f_back

@@ -21,7 +21,7 @@ from latpred.query import Options, check_attention, checked_batches, is_one
 from latpred.sandbox.own_thread import no_collection, uncompiled, uncounted, unhooked, without_modes
 from latpred.sandbox.untouched import put_back
 from latpred.tracing.autocast import OWN, Autocast, EntersAutocastError, means_autocast
-from latpred.tracing.handlers import HANDLERS, Call, UnknowableError, UnknownValues, plain
+from latpred.tracing.handlers import HANDLERS, UnknowableError, UnknownValues, plain
 from latpred.tracing.inputs import (
     AUTOCAST,
     CHANNELS_LAST,
@@ -44,7 +44,7 @@ from latpred.tracing.inputs import (
     whole_sizes,
 )
 from latpred.tracing.meta_module import MetaModule, attend, fast_paths_on_meta, make_meta_module, usual_dtype
-from latpred.tracing.op_record import OpRecord, demand_known, describe, learnt, leaves, place
+from latpred.tracing.op_record import Call, OpRecord, demand_known, describe, learnt, leaves, place
 from latpred.tracing.trace_pass import (
     MODULE_CALL,
     PassWatcher,

@@ -178,6 +178,25 @@ def test_graph_breaks_are_counted_with_the_ops_between_them() -> None:
     assert sum(op.syncs for op in ops) == 1
 
 
+def test_a_second_result_of_a_library_call_ends_the_call_before() -> None:
+    def beams(x: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+        scores, places = x.topk(4)
+        return torch.cat([x[(places // 8)[:, 0]], (places % 8).float()], 1), scores[:, :2].reshape(-1)
+
+    model, x = Function(beams).eval(), (torch.randn(2, 16),)
+    assert predicted_calls(front_end.forward(model, x, "cpu")) == real_calls(model, x)
+
+
+class Inverted(nn.Linear):
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return x @ torch.linalg.inv(self.weight) + self.bias
+
+
+def test_parameters_are_told_from_inputs_beside_an_op_that_may_raise() -> None:
+    ops = front_end.forward(Inverted(4, 4).eval(), (torch.zeros(2, 4),), "cpu")
+    assert [op.weight_bytes.constant for op in ops if op.launches] == [64, 0, 16]
+
+
 def test_convolutions_of_images_lie_channels_last_on_a_cpu_whatever_the_model_says() -> None:
     model = nn.Sequential(nn.Conv2d(3, 8, 3), nn.ReLU(), nn.Conv2d(8, 16, 1), nn.Conv2d(16, 4, 1, stride=2)).eval()
     graph = trace_for_runtime(model, torch.zeros(2, 3, 10, 10), runtime="compile", target="cpu")

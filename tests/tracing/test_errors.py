@@ -254,7 +254,10 @@ def test_a_loop_that_an_assumed_answer_ends_is_said_to_be_counted_in_part() -> N
             y = y + 1
         return sum(y[:, place] for place in range(4)) if done(y) else y
 
-    for function, notes in ((decoded, (ASSUMED,)), (settled, (ASSUMED,)), (once, ())):
+    def drawn(y: torch.Tensor) -> torch.Tensor:  # of valid arguments, which are looked at in a loop
+        return torch.distributions.Normal(y, y.exp()).rsample()
+
+    for function, notes in ((decoded, (ASSUMED,)), (settled, (ASSUMED,)), (once, ()), (drawn, ())):
         assert latpred.trace(Projected(function), torch.zeros(1, 4)).notes == notes
     watched = Projected(nn.Identity())
     watched.register_forward_hook(lambda _, __, out: out * ~out.isnan().any())

@@ -15,7 +15,7 @@ from torch._prims_common import suggest_memory_format
 from torch.profiler import ProfilerActivity, profile
 
 import latpred
-from latpred.errors import RuntimeRefusalError, UnknownOpError, UsageError
+from latpred.errors import RuntimeRefusalError, TraceError, UnknownOpError, UsageError
 from latpred.graph.rewrites import math_attention_on_cuda
 from latpred.ops import Work
 from latpred.ops.families import FREE
@@ -192,6 +192,8 @@ QUOTIENTS = ["div", "div", "mul", "sum"]
 CHECKED = ["aminmax", "ge", "lt", "bitwise_and", "sum", "eq", "any", "bitwise_not", "exponential_", "div"]
 GUMBEL = ["exponential_", "log", "neg", "add", "div", "softmax"]
 FEATURE = ["bmm", "bmm", "add_"]
+ONES = ["zeros", "scatter_"]
+OVERLAPPED = ["ones", "_fft_c2r", "mul", "unfold_backward", "pow", "unfold_backward", "abs", "min", "lt", "new_ones"]
 PRODUCT = ["contiguous", "contiguous", "convolution"]  # of real or imaginary parts, which lie in pieces
 COMPLEX = [*PRODUCT, *PRODUCT, "add", "add", "convolution", "sub", "sub", "mul", "sub", "add"]
 
@@ -310,6 +312,13 @@ def parts(*names: str) -> list[str]:
             *((2, 16), parts(*(name for name in CHECKED if name != "any"), "topk"), None),
         ),
         (lambda x: F.gumbel_softmax(x), (2, 16), parts(*GUMBEL), None),
+        (lambda x: F.one_hot(x.argmax(-1), 3), (2, 16), parts("argmax", *ONES), parts("argmax", "aminmax", *ONES)),
+        # What one code makes of other ops for all devices.
+        (lambda x: torch.istft(torch.complex(x, x), 8), (2, 5, 9), parts("complex", *OVERLAPPED, "div"), None),
+        (lambda x: torch.dist(x, x), (2, 16), parts("sub", "norm"), None),
+        (lambda x: F.soft_margin_loss(x, x), (2, 16), parts("neg", "mul_", "exp_", "log1p_", "mean", "copy_"), None),
+        # Of what has kernels nevertheless they are counted.
+        (lambda x: torch.ops.aten.silu_backward(x, x), (2, 16), parts("silu_backward"), None),
         # What a mask picks is looked for first.
         (lambda x: x[torch.tensor([True, False])], (2, 16), parts("nonzero", "index"), None),
         (lambda x: x.index_put_((x > 0,), x[0]), (2, 16), parts("gt", "nonzero", "index_put_"), None),
@@ -322,6 +331,18 @@ def test_parts_are_those_that_a_kind_of_device_runs(
         graph = latpred.trace(Function(function), torch.zeros(shape), strict=True, batches=[2], target=target)
         assert [op.name for op in graph.at(2) if op.launches] == expected
         assert graph.target == (target if cpu else "")
+
+
+@pytest.mark.parametrize("function", [torch.linalg.inv, torch.cov, lambda x: torch.istft(torch.complex(x, x), 8)])
+def test_the_host_waits_where_an_op_asks_whether_something_is_wrong(function: Callable[[Tensor], Tensor]) -> None:
+    assert latpred.trace(Function(lambda x: function(x[0])), torch.zeros(2, 5, 5)).syncs(2) == 1
+
+
+def test_a_one_goes_where_values_say_only_within_a_known_width() -> None:
+    graph = latpred.trace(Function(lambda x: F.one_hot(x.argmax(-1), 3)), torch.zeros(2, 16), target="cpu")
+    assert (graph.syncs(2), graph.at(2)[-1].write_bytes.at(2)) == (2, 2 * 8)
+    with pytest.raises(TraceError, match="aten::one_hot reads a value"):
+        latpred.trace(Function(lambda x: F.one_hot(x.argmax(-1))), torch.zeros(2, 16))
 
 
 @pytest.mark.filterwarnings("ignore:.torch.jit.script. is deprecated")

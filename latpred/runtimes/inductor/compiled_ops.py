@@ -106,6 +106,7 @@ def calls_of(graph: Any, static: Iterable[int], cpu: bool) -> list[KernelCall]:
     for node in graph.scheduler.nodes:
         extern = node.is_extern()
         if type(node).__name__ == "NopKernelSchedulerNode" or (extern and type(node.node).__name__ in _NO_CALL):
+            joined = joined and not (extern and node.get_device())  # a library's second result ends a call, too
             continue
         if node.is_template() or (extern and type(node.node).__name__ in _NESTED):
             made = node.get_template_node() or node.node  # the kernel may do the ops around it as well
