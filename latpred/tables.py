@@ -295,7 +295,7 @@ def _in_seconds(frame: pd.DataFrame) -> pd.DataFrame:
 def _last_digit(value: Any) -> float:
     """What one more in the last digit of a number is worth, at most 1; NaN of what is none."""
     try:
-        exponent = Decimal(_as_text(value)).normalize().as_tuple().exponent
+        exponent = Decimal(_as_text(value).removesuffix(".0")).as_tuple().exponent  # whole floats end so
     except InvalidOperation:
         return math.nan
     return 10.0 ** min(exponent, 0) if isinstance(exponent, int) else math.nan

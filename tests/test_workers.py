@@ -66,6 +66,15 @@ def test_a_generator_s_own_failure_is_its_own(a_worker_dies: bool) -> None:
         predict_many(failing(), n_jobs=2, **ASKED)
 
 
+def test_a_generator_that_exits_leaves_no_shorter_table() -> None:
+    def exiting() -> Iterator[Any]:
+        yield from candidates(12)  # joblib asks for the last of them in a thread of its own
+        raise SystemExit("enough")
+
+    with pytest.raises(SystemExit, match="enough"):
+        predict_many(exiting(), n_jobs=2, **ASKED)
+
+
 def test_when_no_worker_works_that_is_said(monkeypatch: pytest.MonkeyPatch) -> None:
     def broken(*_: object) -> None:
         raise OSError("no space left")

@@ -166,14 +166,14 @@ class _CandidateQueue:
         self._source, self._kept, self._closed = source, kept, False
         self._lock = threading.Lock()  # joblib asks for candidates from several threads
         self._away: dict[int, Any] = {}
-        self.source_error: Exception | None = None
+        self.source_error: BaseException | None = None
 
     def __iter__(self) -> Iterator[Numbered]:
         while True:
             with self._lock:
                 try:
                     numbered = None if self._closed else next(self._source, None)
-                except Exception as error:  # whoever makes the candidates failed, not a worker
+                except BaseException as error:  # whoever makes the candidates failed or stops, not a worker
                     self.source_error = error
                     return
                 if numbered is None:
