@@ -49,6 +49,15 @@ def test_a_generator_may_make_the_next_candidate_of_the_last() -> None:
     assert expected.parameters.nunique() == 10
 
 
+def test_code_of_a_notebook_may_say_torch_and_ops() -> None:
+    def build() -> nn.Module:
+        model = nn.Linear(64, 64)
+        model.ops = torch.arange(3)  # for which its pickler takes the module torch.ops along
+        return model
+
+    assert predict_many([build], n_jobs=2, **ASKED).error.isna().all()
+
+
 @pytest.mark.filterwarnings("ignore:.*have been cancelled")  # joblib says of what it had begun
 def test_errors_may_end_a_run_that_has_no_end() -> None:
     endless = chain(candidates(2), [7], cycle(candidates()))
