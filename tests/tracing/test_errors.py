@@ -262,6 +262,12 @@ def test_a_loop_that_an_assumed_answer_ends_is_said_to_be_counted_in_part() -> N
     assert latpred.trace(watched, torch.zeros(1, 4)).notes == ()
 
 
+@pytest.mark.parametrize("half", [nn.Linear(4, 4), nn.Linear(4, 4, bias=False)])
+def test_a_product_of_two_dtypes_fails_as_on_every_device(half: nn.Linear) -> None:
+    with pytest.raises(TraceError, match=r"at aten::linear in module '1'.* one dtype, but got torch.float32 and torch.fl"):
+        latpred.trace(nn.Sequential(nn.Linear(4, 4), half.half()), torch.zeros(1, 4))
+
+
 def test_a_forward_pass_that_draws_its_layers_is_said_to_be_one_draw() -> None:
     layers = nn.ModuleList([nn.Linear(4, 4), nn.Linear(4, 4)])
     drawn = Projected(lambda y: random.choice(layers)(y))
