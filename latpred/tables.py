@@ -243,11 +243,13 @@ def _demand_unique(frame: pd.DataFrame, title: str) -> None:
 
 def unused(frame: pd.DataFrame, cells: pd.DataFrame) -> list[str]:
     """Sentences on what of an outside table, by now checked cells, is not used: rows that failed, unknown columns."""
-    failed = cells.loc[~timed(cells), "status"] if "status" in cells else []
-    said = [f"rows left out, since their status is not {OK}: {len(failed)}, as {failed.iloc[0]!r}"] if len(failed) else []
+    said = []
+    if failed := cells.loc[~timed(cells), "status"].tolist() if "status" in cells else []:
+        said.append(f"rows left out, since their status is not {OK}: {len(failed)}, as {failed[0]!r}")
     names = [str(name) for name in _in_lower_case(frame) if MEASURED.column(str(name)) is None]
-    names = [name for name in names if name not in _FOR_OTHERS]
-    return [*said, *([f"columns that mean nothing to latpred, not used: {', '.join(names)}"] if names else [])]
+    if names := [name for name in names if name not in _FOR_OTHERS]:
+        said.append(f"columns that mean nothing to latpred, not used: {', '.join(names)}")
+    return said
 
 
 def _in_lower_case(frame: pd.DataFrame) -> pd.DataFrame:

@@ -259,7 +259,7 @@ def test_what_one_candidate_leaves_behind_changes_no_other() -> None:
 
 @pytest.mark.parametrize("wrong", [{"image": [96, 128]}, {"seq": 0}])
 def test_a_size_that_is_none_is_no_fault_of_the_candidates(wrong: dict[str, Any]) -> None:
-    with pytest.raises(UsageError, match="is not a length|Length 0 is not"):
+    with pytest.raises(UsageError, match="is not a length"):
         predict_many([network], **wrong)
 
 

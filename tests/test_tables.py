@@ -200,7 +200,7 @@ def test_of_two_latencies_that_rounding_sets_apart_the_finer_is_taken(
 ) -> None:
     row = pd.DataFrame({"model": ["a"], "batch": 1, "latency_s": latency_s, "latency_ms": latency_ms})
     assert tables.check(tables.complete(row), tables.MEASURED)["latency_s"].tolist() == pytest.approx([taken_s])
-    with pytest.raises(TableError, match="as latency_ms in row 1. Correct one of them"):
+    with pytest.raises(TableError, match=r"as latency_ms in row 1\. Correct one of them"):
         tables.complete(row.assign(latency_ms=49.0))
 
 

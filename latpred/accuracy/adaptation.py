@@ -258,8 +258,8 @@ def adapt(
         Columns of a measurement table, of which model, batch and latency_s (or latency_ms) must be there; what
         `latpred.measure` gives of names will do. Or rows (model, batch, runtime, precision, latency_ms). A model is a
         name, a `ModelGraph`, a module, a config or a function that builds one. All but graphs are traced at the size in
-        a column seq, audio or image, or at input_size with one of these as input_kind; rows without are of the usual
-        size. Ten architectures are plenty. Rows that say how fast the machine was are brought to the profile's usual speed.
+        a column seq, audio or image, or at input_size with one of these as input_kind; rows without, at the usual one.
+        Ten architectures are plenty. Rows that say how fast the machine was are brought to the profile's usual speed.
     graphs : mapping, optional
         Traced models by `accuracy.predicted.GraphKey`, as a recording holds them; names that are not in it are traced.
     inputs : optional

@@ -264,7 +264,7 @@ def test_a_loop_that_an_assumed_answer_ends_is_said_to_be_counted_in_part() -> N
 
 @pytest.mark.parametrize("half", [nn.Linear(4, 4), nn.Linear(4, 4, bias=False)])
 def test_a_product_of_two_dtypes_fails_as_on_every_device(half: nn.Linear) -> None:
-    with pytest.raises(TraceError, match=r"at aten::linear in module '1'.* one dtype, but got torch.float32 and torch.fl"):
+    with pytest.raises(TraceError, match=r"aten::linear in module '1'.* one dtype, but got torch.float32 and"):
         latpred.trace(nn.Sequential(nn.Linear(4, 4), half.half()), torch.zeros(1, 4))
 
 
