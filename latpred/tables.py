@@ -7,10 +7,12 @@ and keys; it neither measures (`calibration.measurement.whole_models`) nor judge
 from __future__ import annotations
 
 import difflib
+import math
 import os
 import zlib
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from decimal import Decimal, InvalidOperation
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
@@ -41,7 +43,9 @@ KERNELS = "x_kernels"  # of one forward pass, as a profiler counted them
 AT_SPEED = "at_speed_s"  # a prediction for the speed that the machine had while a table was measured
 OK = "ok"
 _PREDICTED = "It is a predicted one; give one of latpred measure."
-_ROUNDED = 0.01  # by which a latency in milliseconds may differ from the same in seconds
+_ROUNDED = 0.01  # by which a latency in milliseconds may differ from the same in seconds, beside their last digits
+SIZED = ("seq", "audio", "image")  # input kinds whose size a trace can be asked for
+_FOR_OTHERS = ("latency_ms", *SIZED)  # columns of outside tables that are brought into those of a measurement table
 MOST_COUNT = 2**53  # from which on a float skips whole numbers
 
 
@@ -139,7 +143,7 @@ def check(frame: pd.DataFrame, schema: Schema, rows: Sequence[int] = ()) -> pd.D
     order += [name for name in frame.columns if name not in order]
     if "status" in order and "latency_s" in order:  # a latency that no status stands beside was measured
         said, timed = (frame[name].map(_as_text) for name in ("status", "latency_s"))
-        frame = frame.assign(status=said.mask((said == "") & (timed != ""), OK))
+        frame = frame.assign(status=said.mask((said.str.lower() == OK) | ((said == "") & (timed != "")), OK))
     failed = frame["status"].ne(OK).to_numpy() if "status" in order else np.zeros(len(frame), bool)
     typed: dict[str, pd.Series] = {}
     for name in order:
@@ -209,15 +213,16 @@ def _typed(values: pd.Series, column: Column, may_be_empty: np.ndarray) -> tuple
 def complete(frame: pd.DataFrame, defaults: Mapping[str, str | int | float] | None = None) -> pd.DataFrame:
     """An outside table with the columns and values that it lacks filled in: `defaults` first, then `DEFAULTS`.
 
-    Only model, batch and latency_s (or latency_ms) must be there. Columns that mean nothing to latpred are kept, with
-    an "x_" before their name.
+    Only model, batch and latency_s (or latency_ms) must be there; a column seq, audio or image stands for input_kind
+    and input_size. Columns that mean nothing to latpred are kept, with an "x_" before their name.
     """
     if "spread_s" not in frame and {"low_s", "high_s"} <= {*frame.columns}:
         raise TableError(
             f"The table has low_s and high_s. {_PREDICTED} Of measured ones, give those columns other names."
         )
+    frame = _in_lower_case(frame)
     _demand_unique(frame, "table")
-    frame = _in_seconds(frame)
+    frame = _with_sizes(_in_seconds(frame))
     needed = [name for name in ("model", "batch", "latency_s") if name not in frame.columns]
     renamed = {name: f"{NOTE_PREFIX}{name}" for name in frame.columns if MEASURED.column(str(name)) is None}
     if needed:
@@ -236,21 +241,66 @@ def _demand_unique(frame: pd.DataFrame, title: str) -> None:
         raise TableError(f"The {title} has {', '.join(repeated)} more than once. Keep one column of each name.")
 
 
+def unused(frame: pd.DataFrame, cells: pd.DataFrame) -> list[str]:
+    """Sentences on what of an outside table, by now checked cells, is not used: rows that failed, unknown columns."""
+    said = []
+    if failed := cells.loc[~timed(cells), "status"].tolist() if "status" in cells else []:
+        said.append(f"rows left out, since their status is not {OK}: {len(failed)}, as {failed[0]!r}")
+    names = [str(name) for name in _in_lower_case(frame) if MEASURED.column(str(name)) is None]
+    if names := [name for name in names if name not in _FOR_OTHERS]:
+        said.append(f"columns that mean nothing to latpred, not used: {', '.join(names)}")
+    return said
+
+
+def _in_lower_case(frame: pd.DataFrame) -> pd.DataFrame:
+    """A table whose columns are spelt as latpred spells them."""
+    spelt = {name: str(name).strip().lower() for name in frame.columns}
+    known = {name: own for name, own in spelt.items() if own in _FOR_OTHERS or MEASURED.column(own)}
+    return frame.rename(columns={name: own for name, own in known.items() if own not in frame.columns})
+
+
+def _with_sizes(frame: pd.DataFrame) -> pd.DataFrame:
+    """A table with input_kind and input_size in place of seq, audio and image, as `latpred.predict` calls them."""
+    kinds = [kind for kind in SIZED if kind in frame.columns]
+    if not kinds or {"input_kind", "input_size"} & {*frame.columns}:
+        return frame
+    given = pd.DataFrame({kind: frame[kind].map(_as_text) != "" for kind in kinds})
+    several = np.flatnonzero(given.sum(axis=1).to_numpy() > 1)
+    if several.size:
+        raise TableError(f"The table has {' and '.join(kinds)} in row {several[0] + 1}. Give each row the size of one.")
+    kind, size = pd.Series("", frame.index, object), pd.Series("", frame.index, object)
+    for name in kinds:
+        kind, size = kind.mask(given[name], name), size.mask(given[name], frame[name])
+    return frame.drop(columns=kinds).assign(input_kind=kind, input_size=size)
+
+
 def _in_seconds(frame: pd.DataFrame) -> pd.DataFrame:
-    """A table with latency_s in place of latency_ms."""
+    """A table with latency_s in place of latency_ms; of two that rounding sets apart, the one with more digits."""
     if "latency_ms" not in frame.columns:
         return frame
     ms = pd.to_numeric(frame["latency_ms"], errors="coerce")
     from_ms = (ms / 1e3).where(ms.notna(), frame["latency_ms"])  # whose texts an error names
     given = frame.get("latency_s", from_ms)
-    off = (pd.to_numeric(given, errors="coerce") * 1e3 - ms).abs() > _ROUNDED * ms.abs()
+    apart = (pd.to_numeric(given, errors="coerce") * 1e3 - ms).abs()
+    of_s, of_ms = given.map(_last_digit) * 1e3, frame["latency_ms"].map(_last_digit)
+    off = apart > np.maximum(_ROUNDED * ms.abs(), 0.5001 * (of_s + of_ms))
     if off.any():
         where = int(np.flatnonzero(off)[0])
         raise TableError(
             f"The table has {_as_text(given.iloc[where])} as latency_s and {_as_text(frame['latency_ms'].iloc[where])} "
             f"as latency_ms in row {where + 1}. Correct one of them, or keep one column."
         )
-    return frame.drop(columns="latency_ms").assign(latency_s=given.where(given.map(_as_text) != "", from_ms))
+    finer = (given.map(_as_text) != "") & ~(of_s > of_ms)
+    return frame.drop(columns="latency_ms").assign(latency_s=given.where(finer, from_ms))
+
+
+def _last_digit(value: Any) -> float:
+    """What one more in the last digit of a number is worth, at most 1; NaN of what is none."""
+    try:
+        exponent = Decimal(_as_text(value).removesuffix(".0")).as_tuple().exponent  # whole floats end so
+    except InvalidOperation:
+        return math.nan
+    return 10.0 ** min(exponent, 0) if isinstance(exponent, int) else math.nan
 
 
 def timed(frame: pd.DataFrame) -> NDArray[np.bool_]:

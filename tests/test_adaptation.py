@@ -525,6 +525,19 @@ def test_the_row_that_the_others_contradict_is_named() -> None:
     wrong = (rows.batch == 16) & (rows.model == graphs[3])
     told = latpred.adapt(SYNCHRONOUS, rows.assign(latency_ms=rows.latency_ms.where(~wrong, 3 * rows.latency_ms)))
     assert "eager: tower 3 at batch 16 took 3 times what the profile predicts: check that row" in told.text()
+    few = rows[rows.model.isin(graphs[:3])]
+    told = latpred.adapt(SYNCHRONOUS, few.assign(latency_ms=few.latency_ms.where(few.model != graphs[2], 900.0)))
+    assert "eager: tower 2 at batch 1 took" in told.text()
+
+
+def test_rows_that_failed_and_columns_that_nobody_knows_are_told() -> None:
+    table = ROWS.assign(status=["OK", "timeout"] * (len(ROWS) // 2), dtype="fp16")
+    found = latpred.adapt(SYNCHRONOUS, table)
+    failed = f"rows left out, since their status is not ok: {len(ROWS) // 2}, as 'timeout'"
+    assert found.notes == (failed, "columns that mean nothing to latpred, not used: dtype")
+    assert found.text().splitlines()[-2:] == [*found.notes]
+    with pytest.raises(TableError, match="no measured row; rows left out, since their status is not ok: 8, as 'late'"):
+        latpred.adapt(SYNCHRONOUS, ROWS.assign(status="late"))
 
 
 def test_a_gpu_goes_by_any_of_its_names_and_its_adapted_datasheet_is_called_that() -> None:

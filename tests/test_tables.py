@@ -186,6 +186,30 @@ def test_an_outside_table_is_completed() -> None:
     assert checked[["runtime", "n", "x_arch"]].values.tolist() == [["compile", 5, "[1, 2]"], ["eager", 1, "[3]"]]
     twice = pd.DataFrame({"model": "a", "batch": [1, 2, 4], "latency_s": [0.0123, "", 3], "latency_ms": [12.34, 7, ""]})
     checked = tables.check(tables.complete(twice), tables.MEASURED)
-    assert checked["latency_s"].tolist() == [0.0123, 0.007, 3.0]
+    assert checked["latency_s"].tolist() == [0.01234, 0.007, 3.0]
     with pytest.raises(TableError, match="lacks batch, latency_s"):
         tables.complete(pd.DataFrame({"model": ["a"]}))
+
+
+@pytest.mark.parametrize(
+    ("latency_s", "latency_ms", "taken_s"),
+    [(5.41e-05, 0.05, 5.41e-05), ("0.000", "0.054", 5.4e-05), (0.038, 38.43, 0.03843), (0.0384, 38.0, 0.0384)],
+)
+def test_of_two_latencies_that_rounding_sets_apart_the_finer_is_taken(
+    latency_s: object, latency_ms: object, taken_s: float
+) -> None:
+    row = pd.DataFrame({"model": ["a"], "batch": 1, "latency_s": latency_s, "latency_ms": latency_ms})
+    assert tables.check(tables.complete(row), tables.MEASURED)["latency_s"].tolist() == pytest.approx([taken_s])
+    with pytest.raises(TableError, match=r"as latency_ms in row 1\. Correct one of them"):
+        tables.complete(row.assign(latency_ms=49.0))
+
+
+def test_columns_go_by_the_names_of_arguments_and_by_other_cases() -> None:
+    table = pd.DataFrame({"Model": ["a", "b", "c"], "batch": 1, "Latency_ms": 2.0, "Precision": "fp16", "gpu": "x"})
+    table = table.assign(image=[64, "", ""], seq=["", 32, np.nan])
+    cells = tables.check(tables.complete(table), tables.MEASURED)
+    assert cells[["input_kind", "input_size"]].values.tolist() == [["image", 64], ["seq", 32], ["default", 0]]
+    assert set(cells["precision"]) == {"fp16"}
+    assert tables.unused(table, cells) == ["columns that mean nothing to latpred, not used: gpu"]
+    with pytest.raises(TableError, match="has seq and image in row 1"):
+        tables.complete(table.assign(seq=8))

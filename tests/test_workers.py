@@ -49,6 +49,15 @@ def test_a_generator_may_make_the_next_candidate_of_the_last() -> None:
     assert expected.parameters.nunique() == 10
 
 
+def test_code_of_a_notebook_may_say_torch_and_ops() -> None:
+    def build() -> nn.Module:
+        model = nn.Linear(64, 64)
+        model.ops = torch.arange(3)  # for which its pickler takes the module torch.ops along
+        return model
+
+    assert predict_many([build], n_jobs=2, **ASKED).error.isna().all()
+
+
 @pytest.mark.filterwarnings("ignore:.*have been cancelled")  # joblib says of what it had begun
 def test_errors_may_end_a_run_that_has_no_end() -> None:
     endless = chain(candidates(2), [7], cycle(candidates()))
@@ -64,6 +73,15 @@ def test_a_generator_s_own_failure_is_its_own(a_worker_dies: bool) -> None:
 
     with pytest.raises(RuntimeError, match="the searcher gave up"):
         predict_many(failing(), n_jobs=2, **ASKED)
+
+
+def test_a_generator_that_exits_leaves_no_shorter_table() -> None:
+    def exiting() -> Iterator[Any]:
+        yield from candidates(12)  # joblib asks for the last of them in a thread of its own
+        raise SystemExit("enough")
+
+    with pytest.raises(SystemExit, match="enough"):
+        predict_many(exiting(), n_jobs=2, **ASKED)
 
 
 def test_when_no_worker_works_that_is_said(monkeypatch: pytest.MonkeyPatch) -> None:

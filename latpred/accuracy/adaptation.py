@@ -95,12 +95,15 @@ class Adaptation:
         The profile that it was made from.
     runtimes : tuple[RuntimeAdaptation, ...]
         What was done for each runtime that was measured.
+    notes : tuple[str, ...]
+        Which rows and columns of the table were not used.
     """
 
     profile: DeviceProfile = field(repr=False)
     adapted_from: str  # the profile it was made from
     created: str  # ISO 8601, UTC
     runtimes: tuple[RuntimeAdaptation, ...]  # those that were measured; others are as they were
+    notes: tuple[str, ...] = ()  # what of the table was not used
 
     def page(self) -> Page:
         """What it bought, and what is missing."""
@@ -110,6 +113,7 @@ class Adaptation:
         untouched = [name for name in self.profile.runtimes if name not in {each.runtime for each in self.runtimes}]
         if untouched:
             parts.append(f"unchanged, for want of rows: {', '.join(untouched)}")
+        parts += self.notes
         title = f"{self.adapted_from} adapted to measured architectures: errors of each, itself left out"
         return Page(title, parts)
 
@@ -131,6 +135,7 @@ class Adaptation:
             "adapted_from": self.adapted_from,
             "created": self.created,
             "runtimes": [_document(each) for each in self.runtimes],
+            "notes": [*self.notes],
         }
 
     def to_frame(self) -> pd.DataFrame:
@@ -254,9 +259,9 @@ def adapt(
     measured : DataFrame, path or iterable
         Columns of a measurement table, of which model, batch and latency_s (or latency_ms) must be there; what
         `latpred.measure` gives of names will do. Or rows (model, batch, runtime, precision, latency_ms). A model is a
-        name, a `ModelGraph`, a module, a config or a function that builds one. All but graphs are traced at input_size,
-        where input_kind is "seq", "audio" or "image"; rows without them are of the usual size. Ten architectures are
-        plenty. Rows that say how fast the machine was are brought to the profile's usual speed.
+        name, a `ModelGraph`, a module, a config or a function that builds one. All but graphs are traced at the size in
+        a column seq, audio or image, or at input_size with one of these as input_kind; rows without, at the usual one.
+        Ten architectures are plenty. Rows that say how fast the machine was are brought to the profile's usual speed.
     graphs : mapping, optional
         Traced models by `accuracy.predicted.GraphKey`, as a recording holds them; names that are not in it are traced.
     inputs : optional
@@ -297,7 +302,7 @@ def adapt(
             f"{new_name!r} is the name of a device, or of the profile that is corrected. Choose another one."
         )
     predictor = Predictor(profile)
-    rows_by_runtime = _read_rows(predictor, measured, graphs or {}, inputs, progress)
+    rows_by_runtime, notes = _read_rows(predictor, measured, graphs or {}, inputs, progress)
     # Of runtimes that were only estimated, those that have rows now are kept.
     runtimes = {**profile.runtimes, **{name: predictor.profile.runtimes[name] for name in rows_by_runtime}}
     # The errors of a failed gate go into the spreads, where errors left out can replace them.
@@ -309,7 +314,7 @@ def adapt(
     now = datetime.now(UTC).isoformat(timespec="seconds")
     protocol = {**profile.protocol, ADAPTED: f"from {profile.name} on {now[:10]}: {'; '.join(map(_sentence, records))}"}
     adapted = msgspec.structs.replace(adapted, name=new_name, protocol=protocol, sha256="")
-    return Adaptation(adapted, profile.name, now, tuple(records))
+    return Adaptation(adapted, profile.name, now, tuple(records), notes)
 
 
 def _adapt_runtime(
@@ -349,7 +354,7 @@ def _adapt_runtime(
         left_out={each.level: float(_by_architecture(each, architecture).mean()) for each in tried},
         factors=chosen.factors,
         interval=widths is not None,
-        furthest=_furthest(rows, chosen) if validated else "",
+        furthest=_furthest(rows, chosen) if len(np.unique(architecture)) > 1 else "",
     )
     return msgspec.structs.replace(profile, runtimes={**profile.runtimes, runtime: fit}), record
 
@@ -448,16 +453,18 @@ def _read_rows(
     graphs: Mapping[GraphKey, ModelGraph],
     inputs: Any,
     progress: Callable[[str], None] | None,
-) -> dict[str, tuple[list[Row], int]]:
-    """Measured forward passes by runtime, and of how many models; see `adapt` for what they may be given as."""
+) -> tuple[dict[str, tuple[list[Row], int]], tuple[str, ...]]:
+    """Measured forward passes by runtime, and of how many models, and what was left out; see `adapt`."""
     frame, live = _named(_frame(measured))
     device = predictor.profile.device.name
     cells = tables.check(tables.complete(frame, {"device": device}), tables.MEASURED)
     names = gpus.one_name_each([device, *cells["device"].unique()])
     cells = tables.merge_repeats(cells.assign(device=cells["device"].map(names)))
+    notes = tables.unused(frame, cells)
     cells = cells[tables.timed(cells)]
     if cells.empty:
-        raise TableError("The table holds no measured row. Give rows with model, batch and latency_s.")
+        said = "; ".join(["The table holds no measured row", *notes])
+        raise TableError(f"{said}. Give rows with model, batch and latency_s.")
     others = sorted(set(cells["device"]) - {device})
     if others:
         raise UsageError(
@@ -479,7 +486,7 @@ def _read_rows(
             assert graph is not None  # `_traced` made all of them
             latency_us = float(cell["latency_s"]) * 1e6 / _slower(predictor, graph, cell)
             rows.append(Row(number, graph, int(cell["batch"]), str(cell["protocol"]), latency_us, _noise(cell)))
-    return rows_by_runtime
+    return rows_by_runtime, tuple(notes)
 
 
 def _slower(predictor: Predictor, graph: ModelGraph, cell: Mapping[Any, Any]) -> float:

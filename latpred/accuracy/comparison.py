@@ -124,7 +124,8 @@ def evaluate(
     name; `keep` as in `trace_models`. Rows in runtimes and precisions that the profile lacks, and of models that cannot
     be traced, are left out, and notes say which and why.
     """
-    outside = tables.complete(tables.load(table), {"device": profile.device.name})
+    given = tables.load(table)
+    outside = tables.complete(given, {"device": profile.device.name})
     cells = tables.merge_repeats(tables.check(outside, tables.MEASURED))
     timed = cells[tables.timed(cells)]
     if timed.empty:
@@ -137,6 +138,7 @@ def evaluate(
     out, said = untraced(known["model"], keys, failed)
     usable = known[~out]
     measured = cells.drop(timed.index.difference(usable.index))
+    said += tables.unused(given, usable)  # rows that failed are told one by one
     return compare(predict_table(usable, traced, profile), measured, notes=[*notes, *said])
 
 

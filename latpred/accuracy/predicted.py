@@ -23,7 +23,6 @@ from latpred.render import listed
 from latpred.runtimes import graph_store, lowering
 
 _SHOWN = 8  # models that are named of those left out
-_SIZED = ("seq", "audio", "image")  # input kinds whose size a trace can be asked for
 Key = TypeVar("Key", bound=Hashable)
 
 
@@ -162,10 +161,10 @@ def options_of(key: GraphKey, inputs: Any = None) -> Options:
             f"Rows of {key.model} have the input_kind {kind}: they measure a generation, not one forward pass. Leave "
             "them out, or compare them with what latpred.predict_generation gives."
         )
-    if size is not None and kind not in _SIZED:
+    if size is not None and kind not in tables.SIZED:
         raise TableError(
             f"Rows of {key.model} have the input_size {size} with the input_kind {kind}, which does not say of what. "
-            f"Put one of {', '.join(_SIZED)} into the column input_kind, or 0 into input_size for the usual size."
+            f"Put one of {', '.join(tables.SIZED)} into the column input_kind, or 0 into input_size for the usual size."
         )
     return Options(
         inputs,

@@ -26,7 +26,7 @@ class Choice(torch.nn.Module):
     ----------
     label : str
         What is chosen by. Choices of one label take the same option.
-    options : mapping of str to nn.Module or None
+    options : mapping of str to nn.Module or None, or nn.ModuleDict
         The layers by name. None is no layer at all, as in an nn.Sequential that goes without it.
 
     Attributes
@@ -42,9 +42,9 @@ class Choice(torch.nn.Module):
     torch.Size([1, 4, 8, 8])
     """
 
-    def __init__(self, label: str, options: Mapping[str, torch.nn.Module | None]) -> None:
+    def __init__(self, label: str, options: Mapping[str, torch.nn.Module | None] | torch.nn.ModuleDict) -> None:
         super().__init__()
-        if not isinstance(options, Mapping):
+        if not isinstance(options, Mapping | torch.nn.ModuleDict):
             raise UsageError(f"the options of choice {label!r} have no names; give a mapping of names to layers")
         for name, layer in options.items():
             if not isinstance(layer, torch.nn.Module | None):

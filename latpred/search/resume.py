@@ -53,7 +53,7 @@ from latpred.sandbox.fingerprint import VERSIONED, fingerprint, version
 from latpred.sandbox.own_thread import without_modes
 from latpred.search.spaces import SearchSpace
 from latpred.storage import demand_writable, locked, replacing
-from latpred.tracing.inputs import demand_one, dtype_of
+from latpred.tracing.inputs import demand_one, dtype_of, whole_sizes
 from latpred.tracing.layer_extrapolation import STACKS
 from latpred.tracing.meta_module import usual_dtype
 from latpred.zoo.candidates import title, traceable
@@ -127,7 +127,7 @@ class Evaluator:
         for predictor in predictors:
             for name in runtimes:
                 predictor.check(name, options.precision)
-        demand_one(options.inputs, options.seq, options.image)
+        demand_one(options.inputs, *whole_sizes(options.seq, options.image))
         return cls(predictors, options, batches, runtimes)
 
     @own_errors()

@@ -9,11 +9,14 @@ from __future__ import annotations
 
 import os
 import platform
+import sys
 import threading
 from collections.abc import Callable, Generator, Iterable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from functools import partial
+from importlib import import_module
 from itertools import islice
+from types import ModuleType
 from typing import Any, NamedTuple
 
 import torch
@@ -55,9 +58,9 @@ class _Formulas(tuple[tuple[str, Formula], ...]):
     __slots__ = ()
 
     def __reduce__(self) -> tuple[Any, ...]:
-        from joblib.externals.loky.backend.reduction import dumps, loads
+        from joblib.externals.loky.backend.reduction import loads
 
-        return loads, (bytes(dumps(tuple(self))),)
+        return loads, (_pickled(tuple(self)),)
 
 
 class _Sender(NamedTuple):
@@ -166,14 +169,14 @@ class _CandidateQueue:
         self._source, self._kept, self._closed = source, kept, False
         self._lock = threading.Lock()  # joblib asks for candidates from several threads
         self._away: dict[int, Any] = {}
-        self.source_error: Exception | None = None
+        self.source_error: BaseException | None = None
 
     def __iter__(self) -> Iterator[Numbered]:
         while True:
             with self._lock:
                 try:
                     numbered = None if self._closed else next(self._source, None)
-                except Exception as error:  # whoever makes the candidates failed, not a worker
+                except BaseException as error:  # whoever makes the candidates failed or stops, not a worker
                     self.source_error = error
                     return
                 if numbered is None:
@@ -243,13 +246,26 @@ class _WorkerPool:
 
 def _copied(candidate: Any, *, threads: bool) -> Any:
     """A copy of a candidate, pickled unless it is for threads; the candidate itself where it cannot be copied."""
-    from joblib.externals.loky.backend.reduction import dumps, loads
+    from joblib.externals.loky.backend.reduction import loads
 
     try:
-        pickled = bytes(dumps(candidate))
+        pickled = _pickled(candidate)
         return loads(pickled) if threads else _Pickled(title(candidate), pickled)
     except Exception:  # whatever an object raises that cannot be copied; only threads can take it as it is
         return candidate
+
+
+def _pickled(value: Any) -> bytes:
+    """What a worker is sent; code of a notebook that says `torch` and `.ops` takes the module torch.ops along."""
+    from joblib.externals.loky.backend.reduction import dumps
+
+    modules = [each for name, each in sys.modules.items() if name.startswith("torch.") and isinstance(each, ModuleType)]
+    special = {type(each): _by_name for each in modules if type(each) is not ModuleType}  # which pickle refuses
+    return bytes(dumps(value, reducers=special))
+
+
+def _by_name(module: ModuleType) -> tuple[Any, ...]:
+    return import_module, (module.__name__,)
 
 
 def _reason(error: Exception) -> str:

@@ -412,10 +412,19 @@ def _empty(shape: Sequence[int], like: Tensor, dtype: torch.dtype | None = None)
     return torch.empty(shape, dtype=dtype or like.dtype, device="meta")
 
 
+@_override("mm", "bmm", "mv", "dot", "addmm", "addmv", "addbmm", "baddbmm")
+def _product(*given: Any, **_: Any) -> Any:
+    """Refuse two dtypes, of which the meta device alone makes a product."""
+    dtypes = {x.dtype: None for x in given if isinstance(x, Tensor) and x.is_floating_point()}
+    if len(dtypes) > 1:
+        raise RuntimeError(f"a product needs tensors of one dtype, but got {' and '.join(map(str, dtypes))}")
+    return NotImplemented
+
+
 @_override("linear")
 def _linear(x: Tensor, weight: Tensor, bias: Tensor | None = None) -> Any:
     if weight.dim() != 2 or not x.dim() or x.shape[-1] != weight.shape[1] or x.dtype != weight.dtype:
-        return NotImplemented
+        return _product(x, weight, bias)
     return _empty(x.shape[:-1] + weight.shape[:1], x)
 
 

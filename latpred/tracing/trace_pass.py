@@ -9,6 +9,7 @@ becomes ops whose every count is affine in batch.
 from __future__ import annotations
 
 import dis
+import random
 import sys
 from collections import deque
 from collections.abc import Callable, Hashable, Iterable, Sequence
@@ -52,7 +53,7 @@ class PassWatcher:
         self._alive: dict[int, tuple[list[int], StorageWeakRef]] = {}  # by storage: the ops that gave it
         self._storages: dict[int, int] = {}  # of each op, those that are alive
         self._stack = [""]
-        self._calls = [0, 0, 0, 0]  # those of `Calls`, and whether the recorder is at work
+        self._calls = [0, 0, 0, 0, 0]  # those of `Calls`, whether the recorder is at work, and whether Python draws
         self._hook = _hook(paths, self._stack, self._calls)
         self._previous: Any = None
 
@@ -86,6 +87,11 @@ class PassWatcher:
     def so_far(self) -> tuple[int, Calls]:
         """How many ops there were, and the calls since the last of them; to be asked in a pause."""
         return len(self.modules), Calls(*self._calls[:3])
+
+    @property
+    def draws(self) -> bool:
+        """Whether Python drew a random number."""
+        return bool(self._calls[4])
 
     def maker(self, tensor: torch.Tensor) -> int | None:
         """The op that made a tensor's memory; None for memory that was there before."""
@@ -143,7 +149,7 @@ def _watched(tensor: torch.Tensor) -> StorageWeakRef:
 def _hook(paths: dict[int, str], stack: list[str], calls: list[int]) -> Callable[[FrameType, str, Any], None]:
     """The profiler hook; a closure because it is called thousands of times in a pass."""
 
-    def hook(frame: FrameType, event: str, _: Any) -> None:
+    def hook(frame: FrameType, event: str, called: Any) -> None:
         if calls[3]:
             return
         if event == "call":
@@ -162,12 +168,19 @@ def _hook(paths: dict[int, str], stack: list[str], calls: list[int]) -> Callable
                 calls[1] += 1
                 if code is _READ:
                     calls[2] += 1
-        elif event == "return" and frame.f_code is MODULE_CALL:
-            stack.pop()
+        elif event == "return":
+            if frame.f_code is MODULE_CALL:
+                stack.pop()
+        elif event == "c_call" and isinstance(getattr(called, "__self__", None), random.Random):
+            calls[4] = 1
 
     return hook
 
 
+DRAWN = (
+    "the forward pass draws random numbers in Python: where they decide which layers it runs, this is what one draw of "
+    "them takes; fix what is drawn, and predict each architecture by itself"
+)
 ASSUMED = (
     "a loop of the model asks for all() or any() of values that no trace knows: all() was taken to hold and any() not "
     "to, so that a loop which ends by the answer is counted up to there only"

@@ -46,6 +46,7 @@ from latpred.tracing.inputs import (
 from latpred.tracing.meta_module import MetaModule, attend, fast_paths_on_meta, make_meta_module, usual_dtype
 from latpred.tracing.op_record import Call, OpRecord, demand_known, describe, learnt, leaves, place
 from latpred.tracing.trace_pass import (
+    DRAWN,
     MODULE_CALL,
     PassWatcher,
     TracePass,
@@ -530,7 +531,7 @@ class Tracer:
                 raise TraceError(self._failure(recorder, error, batch)) from error
         self._next_meta_module()
         self._asked_target |= recorder.asked_target
-        self._met |= recorder.notes
+        self._met |= recorder.notes | ({DRAWN} if recorder.watcher and recorder.watcher.draws else set())
         return recorder.finished(batch, taken)
 
     def _arguments(self, batch: int) -> tuple[tuple[Any, ...], dict[str, Any]]:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import errno
 import gc
+import random
 import weakref
 from collections.abc import AsyncIterator, Callable
 from contextlib import suppress
@@ -18,7 +19,7 @@ from torch import nn
 
 import latpred
 from latpred.errors import TimeLimitError, TraceError, UnknownOpError, UsageError
-from latpred.tracing.trace_pass import ASSUMED
+from latpred.tracing.trace_pass import ASSUMED, DRAWN
 
 
 class Projected(nn.Module):
@@ -262,6 +263,19 @@ def test_a_loop_that_an_assumed_answer_ends_is_said_to_be_counted_in_part() -> N
     watched = Projected(nn.Identity())
     watched.register_forward_hook(lambda _, __, out: out * ~out.isnan().any())
     assert latpred.trace(watched, torch.zeros(1, 4)).notes == ()
+
+
+@pytest.mark.parametrize("half", [nn.Linear(4, 4), nn.Linear(4, 4, bias=False)])
+def test_a_product_of_two_dtypes_fails_as_on_every_device(half: nn.Linear) -> None:
+    with pytest.raises(TraceError, match=r"aten::linear in module '1'.* one dtype, but got torch.float32 and"):
+        latpred.trace(nn.Sequential(nn.Linear(4, 4), half.half()), torch.zeros(1, 4))
+
+
+def test_a_forward_pass_that_draws_its_layers_is_said_to_be_one_draw() -> None:
+    layers = nn.ModuleList([nn.Linear(4, 4), nn.Linear(4, 4)])
+    drawn = Projected(lambda y: random.choice(layers)(y))
+    assert latpred.trace(drawn, torch.zeros(1, 4)).notes == (DRAWN,)
+    assert latpred.trace(Projected(lambda y: layers[0](y)), torch.zeros(1, 4)).notes == ()
 
 
 def test_values_that_are_known_may_be_read() -> None:

@@ -149,7 +149,8 @@ def test_a_layer_that_is_not_there() -> None:
 
 def test_functions_inputs_and_precisions() -> None:
     def build() -> nn.Module:
-        return nn.Sequential(latpred.Choice("width", {"8": nn.Linear(4, 8), "same": nn.Linear(4, 8, bias=False)}))
+        options = nn.ModuleDict({"8": nn.Linear(4, 8), "same": nn.Linear(4, 8, bias=False)})
+        return nn.Sequential(latpred.Choice("width", options))
 
     inputs = torch.zeros(1, 4)
     graph = latpred.Supernet(build, inputs, precision="fp16").graph({"width": "same"}, name="small")
