@@ -225,8 +225,7 @@ LEVELS = (
 FEWEST = 4  # architectures that a choice by leaving one out takes
 FEWEST_FOR_INTERVALS = 8
 LEAST_GAIN = 0.001  # in mean log error; less than that is nobody's gain
-# Standard errors that the gain of one factor, and of the mean of all levels, must exceed: what moves more has to be surer.
-STANDARD_ERRORS = (0.5, 1.5)
+STANDARD_ERRORS = (0.5, 1.5)  # that one factor, and the mean of all levels, must gain: what moves more has to be surer
 MOST_RATIO = 50.0  # measured over predicted, beyond which a unit is wrong rather than a profile
 COLUMNS = ("model", "batch", "runtime", "precision", "latency_ms")  # of rows that are plain sequences
 _LARGEST_NOISE = 0.5
@@ -246,11 +245,10 @@ def adapt(
     Host costs and kernel times get factors: one for everything, one for each clock, or one for each host class and
     kernel family, and powers of kernels' sizes too; all are believed to be near 1, and follow the rows more or less
     closely. How free they are and how closely they follow is weighed by how likely that makes the rows. The mean of
-    all, or of one factor alone, is taken, whichever errs least on architectures left out, if it gains enough there: 0.1 %
-    and half the gain's standard error for one factor, one and a half for the mean; else nothing is changed. A model is
-    one architecture at whatever batches and sizes of its inputs. For fewer than four nothing vouches: they move
-    everything by one factor, or by what leaving out each of four sizes chooses, and intervals grow by that; rows of one
-    batch say nothing of others. Predictions say so. Runtimes without rows stay as they are.
+    all, or of one factor alone, is taken, whichever errs least on architectures left out, if it gains more than chance
+    there; else nothing is changed. A model is one architecture at whatever batches and sizes of its inputs. For fewer
+    than four nothing vouches: they move everything by one factor, or by what leaving out each of four sizes chooses,
+    and intervals grow by that; rows of one batch say nothing of others. Predictions say so. Runtimes without rows stay.
 
     Parameters
     ----------
@@ -463,8 +461,7 @@ def _read_rows(
     notes = tables.unused(frame, cells)
     cells = cells[tables.timed(cells)]
     if cells.empty:
-        said = "; ".join(["The table holds no measured row", *notes])
-        raise TableError(f"{said}. Give rows with model, batch and latency_s.")
+        raise TableError("; ".join(["No row was measured", *notes]) + ". Give rows with model, batch and latency_s.")
     others = sorted(set(cells["device"]) - {device})
     if others:
         raise UsageError(
