@@ -225,9 +225,10 @@ def boundary(recorder: TraceRecorder, call: Call) -> Any:
 
 
 def item(recorder: TraceRecorder, call: Call) -> Any:
-    """The host reads a value: it must be one that can be known, or tell an op such as istft that nothing is wrong."""
-    known = not any(tensor.is_meta for tensor in call.args)
-    if not known and not (recorder.depth and call.info.short == "equal"):
+    """The host reads a value: it must be one that can be known, or tell an op, as istft, that all is large."""
+    known = not any(tensor.is_meta for tensor in call.tensors)
+    within = recorder.depth and call.info.short == "equal"  # equal to a one, which is the last that was made
+    if not known and not (within and recorder.records[-2].name in ("aten::lt", "aten::le")):
         raise UnknowableError(recorder.reading())
     return recorder.record(sync(call.info, call.args[0]), call.run() if known else False)
 
@@ -469,7 +470,7 @@ def one_hot(recorder: TraceRecorder, call: Call) -> Any:
     cuda = recorder.on_cuda()
 
     def ones_put() -> Tensor:
-        ends = (() if classes != -1 else (x.max(),)) if cuda else x.aminmax()
+        ends = () if classes != -1 and (cuda or not x.numel()) else (x.max(),) if cuda else x.aminmax()
         if classes == -1:
             return _one_at(x, [int(end) for end in ends][-1] + 1)
         for end in ends:  # which fit, whatever they are

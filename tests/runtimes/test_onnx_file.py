@@ -333,7 +333,7 @@ def test_products_of_all_samples_by_all_are_counted_at_each_batch_that_is_asked_
 def test_a_batch_that_only_the_inputs_leave_open_is_one(tmp_path: Path) -> None:
     sizes = helper.make_node("Constant", [], ["sizes"], value_ints=[1, 2, 4])
     path = saved(tmp_path, {"x": ["batch", 8]}, [sizes, helper.make_node("Reshape", ["x", "sizes"], ["y"])])
-    assert traced(path).only == traced(path, batches=[4]).only == (1,)
+    assert traced(path).only == traced(path, batches=4).only == (1,)
 
 
 def test_a_loop_over_the_samples_is_counted_at_each_batch_that_is_asked_for(tmp_path: Path) -> None:
@@ -525,9 +525,17 @@ def test_products_of_bytes_count_as_products(tmp_path: Path) -> None:
     assert "no CUDA kernels for ort::QLinearMatMul" in " ".join(traced(path, target="cuda").notes)
 
 
-@pytest.mark.parametrize(("op_type", "named"), [("Tan", True), ("Tanh", False), ("Celu", True), ("Elu", False)])
+@pytest.mark.parametrize(
+    ("op_type", "named"),
+    [("Tan", True), ("Tanh", False), ("Celu", True), ("Elu", False), ("NonMaxSuppression", False)],
+)
 def test_operators_without_kernels_for_a_gpu_are_named(op_type: str, named: bool, tmp_path: Path) -> None:
-    path = saved(tmp_path, {"x": ["n", 8]}, [helper.make_node(op_type, ["x"], ["y"])])
+    shapes = {"x": [1, 8, 4], "scores": [1, 1, 8]} if op_type == "NonMaxSuppression" else {"x": ["n", 8]}
+    nodes = [
+        helper.make_node(op_type, [*shapes], ["z"]),
+        helper.make_node("Cast", ["z"], ["y"], to=onnx.TensorProto.FLOAT),
+    ]
+    path = saved(tmp_path, shapes, nodes)
     assert any(f"no CUDA kernels for ort::{op_type}:" in note for note in traced(path, target="cuda").notes) == named
 
 

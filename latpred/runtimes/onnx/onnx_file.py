@@ -22,7 +22,7 @@ import msgspec
 from latpred import runtimes
 from latpred.errors import LatpredError, RuntimeRefusalError, UsageError
 from latpred.graph.graph import ZERO, ModelGraph, alone_at, no_line, written
-from latpred.query import Options
+from latpred.query import Options, checked_batches, is_one
 from latpred.runtimes import graph_store
 from latpred.runtimes.base import BATCHES, MOST_REAL
 from latpred.runtimes.onnx import onnx_session
@@ -35,7 +35,7 @@ _PRECISIONS = {"float16": "fp16", "bfloat16": "bf16", "float64": "fp64"}
 _NO_CUDA = re.compile(
     "ort::(QLinear.*|DynamicQuantize.*|ConvInteger|QGemm|MatMulIntegerToFloat|A(cos|sin|tan)h?|Cosh|Sinh|Tan|BitShift|"
     "Bitwise.*|Celu|Mean|Hardmax|LpNormalization|MeanVarianceNormalization|(Global)?LpPool|DFT|STFT|Unique|Det|Col2Im|"
-    "MaxUnpool|NonMaxSuppression|.*(Classifier|Regressor|Encoder|Vectorizer)|TreeEnsemble|Scaler|Normalizer|ZipMap)"
+    "MaxUnpool|.*(Classifier|Regressor|Encoder|Vectorizer)|TreeEnsemble|Scaler|Normalizer|ZipMap)"
 )
 _ON_CPU = (
     "onnxruntime has no CUDA kernels for {}: it runs these on the CPU, and copies what they read and write, none of "
@@ -83,7 +83,8 @@ def trace_file(path: str, inputs: Any, runtime: str, target: str, **options: Any
         make = partial(_traced, file, proto, stub, feeds, target, half)
         return graph_store.kept(stub, "onnxruntime", target, key, make)
 
-    return _of_batches(file, proto, at, options.get("batches") or BATCHES)
+    batches = options.get("batches", ())
+    return _of_batches(file, proto, at, checked_batches(batches) if is_one(batches) or len(batches) else BATCHES)
 
 
 def _of_batches(
