@@ -56,6 +56,13 @@ def parsed(folder: Path, inputs: str, nodes: str, out: str = "float y", rest: st
     return folder / "net.onnx"
 
 
+def branching(then: str, otherwise: str, dtype: str = "float") -> str:
+    """The nodes of a file that takes the first of two branches where the largest input is positive."""
+    bodies = {"then_branch": then, "else_branch": otherwise}.items()
+    told = ", ".join(f"{name} = {name} () => ({dtype} h) {{ {nodes} }}" for name, nodes in bodies)
+    return f"most = ReduceMax <keepdims = 0> (x) some = Cast <to = 9> (most) h = If <{told}> (some)"
+
+
 def file(folder: Path, batch: Any = "batch", width: Any = 8, **changed: Any) -> Path:
     """A file with one product, both its nodes without a name, and one activation."""
     nodes = [helper.make_node("MatMul", ["x", "w"], ["a"]), helper.make_node("Tanh", ["a"], ["y"])]
@@ -238,15 +245,9 @@ def test_functions_of_a_file_in_fp16_are_taken_apart_on_a_gpu(tmp_path: Path) ->
 
 
 def test_values_of_two_branches_that_are_called_alike_have_the_dtype_of_the_model(tmp_path: Path) -> None:
-    node, kinds = helper.make_node, onnx.TensorProto
-    steps = {"then_branch": [node("Tanh", ["x"], ["t"]), node("Cast", ["t"], ["z"], to=kinds.FLOAT16)]}
-    wide = [node("Cast", ["x"], ["w32"], to=kinds.FLOAT), node("Softmax", ["w32"], ["t"])]
-    steps["else_branch"] = [*wide, node("Cast", ["t"], ["z"], to=kinds.FLOAT16)]
-    end = [helper.make_tensor_value_info("z", kinds.FLOAT16, None)]
-    bodies = {name: helper.make_graph(made, name, [], end) for name, made in steps.items()}
-    whether = [node("ReduceMax", ["x"], ["most"], keepdims=0), node("Cast", ["most"], ["on"], to=kinds.BOOL)]
-    nodes = [*whether, node("If", ["on"], ["y"], **bodies)]
-    ops = traced(saved(tmp_path, {"x": ["batch", 8]}, nodes, dtype="float16"), target="cuda").ops
+    wide = "w = Cast <to = 1> (x) t = Softmax (w) h = Cast <to = 10> (t)"
+    nodes = branching("t = Tanh (x) h = Cast <to = 10> (t)", wide, "float16")
+    ops = traced(parsed(tmp_path, "float16[batch, 8] x", nodes, "float16 h"), target="cuda").ops
     assert next(op.write_bytes.at(2) for op in ops if op.name == "ort::Tanh") == 2 * 8 * 2
 
 
@@ -270,14 +271,10 @@ def test_casts_of_a_file_in_fp16_stay_on_a_gpu(tmp_path: Path) -> None:
 
 
 def test_what_a_loop_runs_counts_in_each_of_its_iterations(tmp_path: Path) -> None:
-    node, kinds = helper.make_node, onnx.TensorProto
-    step = [node("MatMul", ["state", "w"], ["next"]), node("Identity", ["on"], ["still"])]
-    given = (("i", kinds.INT64, []), ("on", kinds.BOOL, []), ("state", kinds.FLOAT, [None, 8]))
-    left = (("still", kinds.BOOL, []), ("next", kinds.FLOAT, [None, 8]))
-    ends = ([helper.make_tensor_value_info(*one) for one in part] for part in (given, left))
-    loop = node("Loop", ["n", "", "x"], ["y"], body=helper.make_graph(step, "body", *ends))
-    nodes = [node("Constant", [], ["n"], value_int=5), loop]
-    assert traced(saved(tmp_path, {"x": ["batch", 8]}, nodes, weight=(8, 8))).macs(3) == 5 * 3 * 8 * 8
+    ends = "(int64 i, bool on, float[b, 8] state) => (bool still, float[b, 8] next)"
+    body = f"step {ends} {{ next = MatMul (state, w) still = Identity (on) }}"
+    nodes = f"n = Constant <value_int = 5> () t = Constant <value = bool {{1}}> () y = Loop <body = {body}> (n, t, x)"
+    assert traced(parsed(tmp_path, "float[batch, 8] x", nodes, w=(8, 8))).macs(3) == 5 * 3 * 8 * 8
 
 
 @pytest.mark.parametrize(
@@ -341,10 +338,8 @@ def test_a_loop_over_the_samples_is_counted_at_each_batch_that_is_asked_for(tmp_
 
 @pytest.mark.parametrize(("source", "told"), [("x", True), ("s", False)])
 def test_what_goes_by_values_is_said(source: str, told: bool, tmp_path: Path) -> None:
-    node = helper.make_node
-    picked = [node("Cast", [source], ["c"], to=onnx.TensorProto.FLOAT), node("NonZero", ["c"], ["i"])]
-    picked.append(node("Cast", ["i"], ["y"], to=onnx.TensorProto.FLOAT))
-    notes = traced(saved(tmp_path, {"x": ["n"]}, [node("Shape", ["x"], ["s"]), *picked])).notes
+    nodes = f"s = Shape (x) c = Cast <to = 1> ({source}) y = NonZero (c)"
+    notes = traced(parsed(tmp_path, "float[n] x", nodes, "int64 y")).notes
     assert any("what NonZero does depends on values" in note for note in notes) == told
 
 
@@ -375,19 +370,8 @@ def test_weights_that_a_node_holds_count(tmp_path: Path) -> None:
 
 
 def test_rows_picked_by_shapes_come_from_a_table_on_a_gpu(tmp_path: Path) -> None:
-    node = helper.make_node
-    nodes = [node("Shape", ["x"], ["s"]), node("Mul", ["s", "s"], ["rows"]), node("Gather", ["w", "rows"], ["y"])]
-    ops = traced(saved(tmp_path, {"x": ["batch"]}, nodes, weight=(64, 64)), target="cuda").ops
-    assert [op.launches for op in ops] == [0, 0, 1]
-
-
-def branching(then: str, otherwise: str) -> str:
-    """The nodes of a file that takes the first of two branches where the largest input is positive."""
-    bodies = (
-        f"{name} = {name} () => (float h) {{ {nodes} }}"
-        for name, nodes in (("then_branch", then), ("else_branch", otherwise))
-    )
-    return f"most = ReduceMax <keepdims = 0> (x) some = Cast <to = 9> (most) h = If <{', '.join(bodies)}> (some)"
+    path = parsed(tmp_path, "float[batch] x", "s = Shape (x) rows = Mul (s, s) y = Gather (w, rows)", w=(64, 64))
+    assert [op.launches for op in traced(path, target="cuda").ops] == [0, 0, 1]
 
 
 def test_convolutions_within_branches_have_weights_of_their_own(tmp_path: Path) -> None:
