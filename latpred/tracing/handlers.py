@@ -225,7 +225,7 @@ def boundary(recorder: TraceRecorder, call: Call) -> Any:
 
 
 def item(recorder: TraceRecorder, call: Call) -> Any:
-    """The host reads a value: it must be one that can be known, or tell an op, as istft, that all is large."""
+    """The host reads a value: one that is known, or whether something is too small, as an op such as istft asks."""
     known = not any(tensor.is_meta for tensor in call.tensors)
     within = recorder.depth and call.info.short == "equal"  # equal to a one, which is the last that was made
     if not known and not (within and recorder.records[-2].name in ("aten::lt", "aten::le")):
@@ -471,18 +471,15 @@ def one_hot(recorder: TraceRecorder, call: Call) -> Any:
 
     def ones_put() -> Tensor:
         ends = () if classes != -1 and (cuda or not x.numel()) else (x.max(),) if cuda else x.aminmax()
-        if classes == -1:
-            return _one_at(x, [int(end) for end in ends][-1] + 1)
-        for end in ends:  # which fit, whatever they are
-            recorder.record(sync(describe(torch.ops.aten._local_scalar_dense.default), end), None)
-        return _one_at(x, classes)
+        width = classes
+        for end in ends:
+            if classes == -1:
+                width = int(end) + 1
+            else:  # which fits, whatever it is
+                recorder.record(sync(describe(torch.ops.aten._local_scalar_dense.default), end), None)
+        return torch.zeros(*x.shape, width, dtype=x.dtype, device=x.device).scatter_(-1, x.unsqueeze(-1), 1)
 
     return recorder.inside(ones_put)
-
-
-def _one_at(places: Tensor, classes: int) -> Tensor:
-    zeros = torch.zeros(*places.shape, classes, dtype=places.dtype, device=places.device)
-    return zeros.scatter_(-1, places.unsqueeze(-1), 1)
 
 
 def index(recorder: TraceRecorder, call: Call) -> Any:

@@ -256,7 +256,8 @@ def _load(file: Path) -> Any:
             f"{file} is no whole ONNX model: it is truncated or damaged ({error}). Export or copy it again."
         ) from error
     if proto.functions:  # onnxruntime would leave their nodes without names, in an order that nothing tells
-        proto = onnx.inliner.inline_local_functions(proto)
+        with suppress(RuntimeError):  # of an operator that has no form in the file's opset
+            proto = onnx.inliner.inline_local_functions(proto, convert_version=True)
     if not proto.ir_version or not proto.graph.node:
         raise UsageError(f"{file} is no whole ONNX model: it holds no graph. Export or copy it again.")
     for place, name in _external(proto).items():
@@ -374,12 +375,13 @@ def _shapes(proto: Any, batch: int | None, tokens: int | None = None) -> dict[st
     whole = [one.name for one in inputs_of(proto) if not _is_floating(one.type.tensor_type.elem_type)]
     called = {dims_of[name][1].dim_param for name in whole if len(dims_of[name]) == 2} - {""}
     for name, dims in dims_of.items():
-        sizes = [dim.dim_value if dim.HasField("dim_value") and dim.dim_value >= 0 else None for dim in dims]
-        given = [batch if at == axes[name] else None for at in range(len(dims))]
-        if len(dims) > 2:
-            named = [tokens if dim.dim_param in called else None for dim in dims]
-            given = [other if one is None else one for one, other in zip(given, named, strict=True)]
-        shapes[name] = [one if size is None else size for size, one in zip(sizes, given, strict=True)]
+        told = dict.fromkeys(called, tokens) if len(dims) > 2 else {}
+        shapes[name] = [
+            dim.dim_value
+            if dim.HasField("dim_value") and dim.dim_value >= 0
+            else (batch if at == axes[name] else told.get(dim.dim_param))
+            for at, dim in enumerate(dims)
+        ]
     return shapes
 
 
