@@ -53,10 +53,7 @@ _OVERWRITING = frozenset({"zero_", "fill_", "copy_"})  # leave nothing of what w
 _NEW = frozenset(f"aten::{new}{name}" for new in ("", "new_") for name in ("empty", "zeros", "ones", "full"))
 # Composite ops that look whether all that they are given is on one device.
 _ONE_DEVICE = frozenset(
-    {
-        *("cdist", "inner", "linalg_multi_dot", "chain_matmul", "meshgrid", "quantile", "stft", "istft"),
-        "cholesky_solve",
-    }
+    ("cdist", "inner", "linalg_multi_dot", "chain_matmul", "meshgrid", "quantile", "stft", "istft", "cholesky_solve")
 )
 _COMPOSITE = (
     torch._C.DispatchKey.CompositeImplicitAutograd,

@@ -478,13 +478,12 @@ def test_operators_without_kernels_for_a_gpu_are_named(node: str, named: bool, t
 
 @pytest.mark.parametrize(("target", "op_type"), [("cpu", "QLinearMatMul"), ("cuda", "MatMul")])
 def test_products_of_quantised_values_are_of_bytes_on_a_cpu_only(target: str, op_type: str, tmp_path: Path) -> None:
-    node, nodes = helper.make_node, []
-    for name in ("x", "w", "a"):
-        nodes.append(node("Constant", [], [f"{name}s"], value_float=0.1))
-        nodes += [node("QuantizeLinear", [name, f"{name}s"], [f"{name}q"])]
-        nodes += [node("DequantizeLinear", [f"{name}q", f"{name}s"], ["y" if name == "a" else f"{name}d"])]
-    product = node("MatMul", ["xd", "wd"], ["a"])
-    path = saved(tmp_path, {"x": ["batch", 8]}, [*nodes[:-3], product, *nodes[-3:]])
+    x, w, a = (
+        f"{name}q = QuantizeLinear ({name}, s) {made} = DequantizeLinear ({name}q, s)"
+        for name, made in (("x", "xd"), ("w", "wd"), ("a", "y"))
+    )
+    nodes = f"s = Constant <value_float = 0.1> () {x} {w} a = MatMul (xd, wd) {a}"
+    path = parsed(tmp_path, "float[batch, 8] x", nodes, w=(8, 4))
     assert op_type in {op.name.removeprefix("ort::") for op in traced(path, target=target).ops}
 
 

@@ -256,7 +256,7 @@ def _load(file: Path) -> Any:
             f"{file} is no whole ONNX model: it is truncated or damaged ({error}). Export or copy it again."
         ) from error
     if proto.functions:  # onnxruntime would leave their nodes without names, in an order that nothing tells
-        with suppress(RuntimeError):  # of an operator that has no form in the file's opset
+        with suppress(RuntimeError, ValueError):  # what has no form in the file's opset, or 2 GB within the file
             proto = onnx.inliner.inline_local_functions(proto, convert_version=True)
     if not proto.ir_version or not proto.graph.node:
         raise UsageError(f"{file} is no whole ONNX model: it holds no graph. Export or copy it again.")
