@@ -111,9 +111,10 @@ cost("aten::layer_norm", "aten::native_layer_norm")(partial(_over_trailing, "lay
 cost("aten::rms_norm")(partial(_over_trailing, "rms_norm"))
 
 
-@cost("aten::group_norm")
-def group_norm(input: Tensor, num_groups: int, *_: Any, out: Any) -> Work:
-    return Work("norm.group_norm", _slices(input, prod(input.shape[1:]) // num_groups))
+@cost("aten::group_norm", "aten::native_group_norm")
+def group_norm(input: Tensor, *rest: Any, out: Any) -> Work:
+    groups = rest[0] if isinstance(rest[0], int) else rest[-2]  # the native one takes weights and sizes first
+    return Work("norm.group_norm", _slices(input, prod(input.shape[1:]) // groups))
 
 
 @cost(

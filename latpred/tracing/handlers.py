@@ -53,10 +53,7 @@ _OVERWRITING = frozenset({"zero_", "fill_", "copy_"})  # leave nothing of what w
 _NEW = frozenset(f"aten::{new}{name}" for new in ("", "new_") for name in ("empty", "zeros", "ones", "full"))
 # Composite ops that look whether all that they are given is on one device.
 _ONE_DEVICE = frozenset(
-    {
-        *("cdist", "inner", "linalg_multi_dot", "chain_matmul", "meshgrid", "quantile", "stft", "istft"),
-        "cholesky_solve",
-    }
+    ("cdist", "inner", "linalg_multi_dot", "chain_matmul", "meshgrid", "quantile", "stft", "istft", "cholesky_solve")
 )
 _COMPOSITE = (
     torch._C.DispatchKey.CompositeImplicitAutograd,
@@ -225,9 +222,10 @@ def boundary(recorder: TraceRecorder, call: Call) -> Any:
 
 
 def item(recorder: TraceRecorder, call: Call) -> Any:
-    """The host reads a value: it must be one that can be known, or tell an op such as istft that nothing is wrong."""
-    known = not any(tensor.is_meta for tensor in call.args)
-    if not known and not (recorder.depth and call.info.short == "equal"):
+    """The host reads a value: one that is known, or whether something is too small, as an op such as istft asks."""
+    known = not any(tensor.is_meta for tensor in call.tensors)
+    within = recorder.depth and call.info.short == "equal"  # equal to a one, which is the last that was made
+    if not known and not (within and recorder.records[-2].name in ("aten::lt", "aten::le")):
         raise UnknowableError(recorder.reading())
     return recorder.record(sync(call.info, call.args[0]), call.run() if known else False)
 
@@ -469,19 +467,16 @@ def one_hot(recorder: TraceRecorder, call: Call) -> Any:
     cuda = recorder.on_cuda()
 
     def ones_put() -> Tensor:
-        ends = (() if classes != -1 else (x.max(),)) if cuda else x.aminmax()
-        if classes == -1:
-            return _one_at(x, [int(end) for end in ends][-1] + 1)
-        for end in ends:  # which fit, whatever they are
-            recorder.record(sync(describe(torch.ops.aten._local_scalar_dense.default), end), None)
-        return _one_at(x, classes)
+        ends = () if classes != -1 and (cuda or not x.numel()) else (x.max(),) if cuda else x.aminmax()
+        width = classes
+        for end in ends:
+            if classes == -1:
+                width = int(end) + 1
+            else:  # which fits, whatever it is
+                recorder.record(sync(describe(torch.ops.aten._local_scalar_dense.default), end), None)
+        return torch.zeros(*x.shape, width, dtype=x.dtype, device=x.device).scatter_(-1, x.unsqueeze(-1), 1)
 
     return recorder.inside(ones_put)
-
-
-def _one_at(places: Tensor, classes: int) -> Tensor:
-    zeros = torch.zeros(*places.shape, classes, dtype=places.dtype, device=places.device)
-    return zeros.scatter_(-1, places.unsqueeze(-1), 1)
 
 
 def index(recorder: TraceRecorder, call: Call) -> Any:

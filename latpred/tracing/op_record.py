@@ -52,7 +52,7 @@ _MAYBE_VIEWS = (  # where the strides allow it, else copies
 _SPECIAL = {
     **dict.fromkeys(_VIEWS, "view"),
     **dict.fromkeys(_MAYBE_VIEWS, "maybe"),
-    **dict.fromkeys(("_local_scalar_dense", "equal"), "item"),
+    **dict.fromkeys(("_local_scalar_dense", "equal", "allclose"), "item"),
     **dict.fromkeys(("to", "_to_copy", "type_as"), "move"),
     **dict.fromkeys((*_DROPOUTS, *(f"{name}_" for name in _DROPOUTS)), "dropout"),
     **dict.fromkeys(("index", "_unsafe_index"), "index"),
@@ -412,10 +412,11 @@ def _empty(shape: Sequence[int], like: Tensor, dtype: torch.dtype | None = None)
     return torch.empty(shape, dtype=dtype or like.dtype, device="meta")
 
 
-@_override("mm", "bmm", "mv", "dot", "addmm", "addmv", "addbmm", "baddbmm")
+@_override("mm", "mv", "addmm", "addbmm")
 def _product(*given: Any, **_: Any) -> Any:
     """Refuse two dtypes, of which the meta device alone makes a product."""
-    dtypes = {x.dtype: None for x in given if isinstance(x, Tensor) and x.is_floating_point()}
+    asked = [one for one in given if isinstance(one, torch.dtype)]  # of the result, which what is added may have
+    dtypes = {x.dtype: None for x in given if isinstance(x, Tensor) and x.dtype not in asked}
     if len(dtypes) > 1:
         raise RuntimeError(f"a product needs tensors of one dtype, but got {' and '.join(map(str, dtypes))}")
     return NotImplemented

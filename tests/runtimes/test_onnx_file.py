@@ -12,7 +12,7 @@ import pytest
 import torch
 from clidata import document, run
 from factories import device, dispatch, profile
-from onnx import helper, numpy_helper
+from onnx import helper, numpy_helper, parser
 
 import latpred
 from latpred.cli import doctor
@@ -44,6 +44,23 @@ def saved(folder: Path, inputs: dict[str, list[Any]], nodes: list[Any], **change
     model = helper.make_model(graph, opset_imports=[opset], ir_version=changed.get("ir_version", 9))
     onnx.save(model, str(folder / "net.onnx"), **changed.get("how", {}))
     return folder / "net.onnx"
+
+
+def parsed(folder: Path, inputs: str, nodes: str, out: str = "float y", rest: str = "", **weights: Any) -> Path:
+    """A file that is told in ONNX's own text, and its weights by their shapes."""
+    head = '<ir_version: 9, opset_import: ["": 20, "own": 1]>'
+    proto = parser.parse_model(f"{head} net ({inputs}) => ({out}) {{ {nodes} }} {rest}")
+    arrays = (numpy_helper.from_array(np.ones(shape, np.float32), name) for name, shape in weights.items())
+    proto.graph.initializer.extend(arrays)
+    onnx.save(proto, str(folder / "net.onnx"))
+    return folder / "net.onnx"
+
+
+def branching(then: str, otherwise: str, dtype: str = "float") -> str:
+    """The nodes of a file that takes the first of two branches where the largest input is positive."""
+    bodies = {"then_branch": then, "else_branch": otherwise}.items()
+    told = ", ".join(f"{name} = {name} () => ({dtype} h) {{ {nodes} }}" for name, nodes in bodies)
+    return f"most = ReduceMax <keepdims = 0> (x) some = Cast <to = 9> (most) h = If <{told}> (some)"
 
 
 def file(folder: Path, batch: Any = "batch", width: Any = 8, **changed: Any) -> Path:
@@ -147,31 +164,16 @@ def test_what_is_as_long_as_the_tokens_is_no_batch(tmp_path: Path) -> None:
 
 def test_open_sizes_of_one_name_are_one(tmp_path: Path) -> None:
     """As in a decoder, which is given the states of all tokens of its encoder."""
-    ids = [
-        helper.make_node("Cast", ["ids"], ["i"], to=onnx.TensorProto.FLOAT),
-        helper.make_node("Unsqueeze", ["i", "one"], ["u"]),
-    ]
-    nodes = [
-        helper.make_node("Constant", [], ["one"], value_ints=[1]),
-        *ids,
-        helper.make_node("MatMul", ["u", "x"], ["y"]),
-    ]
-    path = saved(tmp_path, {"x": ["n", "tokens", 8]}, nodes)
-    proto = onnx.load(str(path))
-    proto.graph.input.append(helper.make_tensor_value_info("ids", onnx.TensorProto.INT64, ["n", "tokens"]))
-    onnx.save(proto, str(path))
+    inputs = "float[n, tokens, 8] x, int64[n, tokens] ids"
+    nodes = "i = Cast <to = 1> (ids) one = Constant <value_ints = [1]> () u = Unsqueeze (i, one) y = MatMul (u, x)"
+    path = parsed(tmp_path, inputs, nodes)
     assert (traced(path).macs(2), traced(path).input_size) == (2 * 128 * 8, 128)
     assert traced(path, seq=5).macs(2) == 2 * 5 * 8
-    for value in proto.graph.input:
-        steps, batch = value.type.tensor_type.shape.dim[:2]
-        steps.dim_value, batch.dim_param = 3, "batch"
-    onnx.save(proto, str(path))
-    assert traced(path).macs(2) == 3 * 2 * 8
+    assert traced(parsed(tmp_path, inputs.replace("n, tokens", "3, batch"), nodes)).macs(2) == 3 * 2 * 8
 
 
 def test_what_is_called_otherwise_is_no_batch_where_one_is(tmp_path: Path) -> None:
-    nodes = [helper.make_node("Transpose", ["z"], ["t"]), helper.make_node("MatMul", ["x", "t"], ["y"])]
-    path = saved(tmp_path, {"x": ["batch", 8], "z": ["boxes", 8]}, nodes)
+    path = parsed(tmp_path, "float[batch, 8] x, float[boxes, 8] z", "t = Transpose (z) y = MatMul (x, t)")
     with pytest.raises(UsageError, match=r"'z' has open sizes besides the batch \(boxes x 8\)"):
         traced(path)
     assert traced(path, inputs={"x": torch.zeros(1, 8), "z": torch.zeros(5, 8)}).macs(4) == 4 * 5 * 8
@@ -228,30 +230,20 @@ def test_a_file_in_fp16_runs_on_a_gpu_what_one_in_fp32_does_in_fp16(tmp_path: Pa
 
 
 def test_functions_of_a_file_in_fp16_are_taken_apart_on_a_gpu(tmp_path: Path) -> None:
-    path = saved(
-        tmp_path, {"x": ["batch", 8]}, [helper.make_node("Own", ["x", "w"], ["y"], domain="own")], dtype="float16"
+    own = (
+        '<domain: "own", opset_import: ["": 18]> Own (a) => (d) { b = Cast <to = 10> (a) c = Add (a, b) d = Tanh (c) }'
     )
-    model, node, opset = onnx.load(str(path)), helper.make_node, helper.make_opsetid
-    steps = [node("MatMul", ["a", "b"], ["c"]), node("Tanh", ["c"], ["d"])]
-    model.functions.append(helper.make_function("own", "Own", ["a", "b"], ["d"], steps, [opset("", 20)]))
-    model.opset_import.append(opset("own", 1))
-    onnx.save(model, str(path))
-    assert [(op.name, op.dtype) for op in traced(path, target="cuda").ops] == [
-        ("ort::MatMul", "float16"),
+    path = parsed(tmp_path, "float16[batch, 8] x", "y = own.Own (x)", "float16 y", own)
+    assert {(op.name, op.dtype) for op in traced(path, target="cuda").ops} >= {
+        ("ort::Add", "float16"),
         ("ort::Tanh", "float16"),
-    ]
+    }
 
 
 def test_values_of_two_branches_that_are_called_alike_have_the_dtype_of_the_model(tmp_path: Path) -> None:
-    node, kinds = helper.make_node, onnx.TensorProto
-    steps = {"then_branch": [node("Tanh", ["x"], ["t"]), node("Cast", ["t"], ["z"], to=kinds.FLOAT16)]}
-    wide = [node("Cast", ["x"], ["w32"], to=kinds.FLOAT), node("Softmax", ["w32"], ["t"])]
-    steps["else_branch"] = [*wide, node("Cast", ["t"], ["z"], to=kinds.FLOAT16)]
-    end = [helper.make_tensor_value_info("z", kinds.FLOAT16, None)]
-    bodies = {name: helper.make_graph(made, name, [], end) for name, made in steps.items()}
-    whether = [node("ReduceMax", ["x"], ["most"], keepdims=0), node("Cast", ["most"], ["on"], to=kinds.BOOL)]
-    nodes = [*whether, node("If", ["on"], ["y"], **bodies)]
-    ops = traced(saved(tmp_path, {"x": ["batch", 8]}, nodes, dtype="float16"), target="cuda").ops
+    wide = "w = Cast <to = 1> (x) t = Softmax (w) h = Cast <to = 10> (t)"
+    nodes = branching("t = Tanh (x) h = Cast <to = 10> (t)", wide, "float16")
+    ops = traced(parsed(tmp_path, "float16[batch, 8] x", nodes, "float16 h"), target="cuda").ops
     assert next(op.write_bytes.at(2) for op in ops if op.name == "ort::Tanh") == 2 * 8 * 2
 
 
@@ -275,14 +267,10 @@ def test_casts_of_a_file_in_fp16_stay_on_a_gpu(tmp_path: Path) -> None:
 
 
 def test_what_a_loop_runs_counts_in_each_of_its_iterations(tmp_path: Path) -> None:
-    node, kinds = helper.make_node, onnx.TensorProto
-    step = [node("MatMul", ["state", "w"], ["next"]), node("Identity", ["on"], ["still"])]
-    given = (("i", kinds.INT64, []), ("on", kinds.BOOL, []), ("state", kinds.FLOAT, [None, 8]))
-    left = (("still", kinds.BOOL, []), ("next", kinds.FLOAT, [None, 8]))
-    ends = ([helper.make_tensor_value_info(*one) for one in part] for part in (given, left))
-    loop = node("Loop", ["n", "", "x"], ["y"], body=helper.make_graph(step, "body", *ends))
-    nodes = [node("Constant", [], ["n"], value_int=5), loop]
-    assert traced(saved(tmp_path, {"x": ["batch", 8]}, nodes, weight=(8, 8))).macs(3) == 5 * 3 * 8 * 8
+    ends = "(int64 i, bool on, float[b, 8] state) => (bool still, float[b, 8] next)"
+    body = f"step {ends} {{ next = MatMul (state, w) still = Identity (on) }}"
+    nodes = f"n = Constant <value_int = 5> () t = Constant <value = bool {{1}}> () y = Loop <body = {body}> (n, t, x)"
+    assert traced(parsed(tmp_path, "float[batch, 8] x", nodes, w=(8, 8))).macs(3) == 5 * 3 * 8 * 8
 
 
 @pytest.mark.parametrize(
@@ -322,8 +310,7 @@ def test_sizes_that_no_file_takes(shape: Any, asked: dict[str, Any], said: str, 
 
 
 def test_products_of_all_samples_by_all_are_counted_at_each_batch_that_is_asked_for(tmp_path: Path) -> None:
-    nodes = [helper.make_node("Transpose", ["x"], ["t"]), helper.make_node("MatMul", ["x", "t"], ["y"])]
-    path = saved(tmp_path, {"x": ["batch", 16]}, nodes)
+    path = parsed(tmp_path, "float[batch, 16] x", "t = Transpose (x) y = MatMul (x, t)")
     graph = traced(path, batches=[8, 1000])
     assert (graph.macs(8), [*graph.exact]) == (8 * 8 * 16, [8])
     assert "no line in batch: traced at 8; what is said of any other" in graph.notes[0]
@@ -331,51 +318,40 @@ def test_products_of_all_samples_by_all_are_counted_at_each_batch_that_is_asked_
 
 
 def test_a_batch_that_only_the_inputs_leave_open_is_one(tmp_path: Path) -> None:
-    sizes = helper.make_node("Constant", [], ["sizes"], value_ints=[1, 2, 4])
-    path = saved(tmp_path, {"x": ["batch", 8]}, [sizes, helper.make_node("Reshape", ["x", "sizes"], ["y"])])
-    assert traced(path).only == traced(path, batches=[4]).only == (1,)
+    path = parsed(tmp_path, "float[n, 8] x", "sizes = Constant <value_ints = [1, 2, 4]> () y = Reshape (x, sizes)")
+    assert traced(path).only == traced(path, batches=4).only == (1,)
 
 
 def test_a_loop_over_the_samples_is_counted_at_each_batch_that_is_asked_for(tmp_path: Path) -> None:
-    node, kinds = helper.make_node, onnx.TensorProto
-    step = [
-        node("Gather", ["x", "i"], ["row"]),
-        node("MatMul", ["row", "w"], ["z"]),
-        node("Identity", ["on"], ["still"]),
-    ]
-    given, left = (
-        (("i", kinds.INT64, []), ("on", kinds.BOOL, [])),
-        (("still", kinds.BOOL, []), ("z", kinds.FLOAT, None)),
+    step = "row = Gather (x, i) z = MatMul (row, w) still = Identity (on)"
+    body = f"step (int64 i, bool on) => (bool still, float z) {{ {step} }}"
+    nodes = (
+        f"s = Shape <end = 1> (x) n = Squeeze (s) t = Constant <value = bool {{1}}> () y = Loop <body = {body}> (n, t)"
     )
-    ends = ([helper.make_tensor_value_info(*one) for one in part] for part in (given, left))
-    loop = node("Loop", ["n", ""], ["y"], body=helper.make_graph(step, "body", *ends))
-    nodes = [node("Shape", ["x"], ["s"], end=1), node("Squeeze", ["s"], ["n"]), loop]
-    graph = traced(saved(tmp_path, {"x": ["batch", 3, 8]}, nodes), batches=[2, 5])
+    graph = traced(parsed(tmp_path, "float[batch, 3, 8] x", nodes, w=(8, 4)), batches=[2, 5])
     assert ([graph.macs(batch) for batch in (2, 5)], graph.only) == ([2 * 3 * 32, 5 * 3 * 32], (2, 5))
 
 
 @pytest.mark.parametrize(("source", "told"), [("x", True), ("s", False)])
 def test_what_goes_by_values_is_said(source: str, told: bool, tmp_path: Path) -> None:
-    node = helper.make_node
-    picked = [node("Cast", [source], ["c"], to=onnx.TensorProto.FLOAT), node("NonZero", ["c"], ["i"])]
-    picked.append(node("Cast", ["i"], ["y"], to=onnx.TensorProto.FLOAT))
-    notes = traced(saved(tmp_path, {"x": ["n"]}, [node("Shape", ["x"], ["s"]), *picked])).notes
+    nodes = f"s = Shape (x) c = Cast <to = 1> ({source}) y = NonZero (c)"
+    notes = traced(parsed(tmp_path, "float[n] x", nodes, "int64 y")).notes
     assert any("what NonZero does depends on values" in note for note in notes) == told
 
 
 @pytest.mark.parametrize(
-    ("op_type", "read"), [("Compress", "wn"), ("Tile", "wm"), ("Expand", "wm"), ("TopK", "xn"), ("Range", "ooo")]
+    ("op_type", "nodes", "size"),
+    [
+        ("Compress", "y = Compress (x, n)", "bool"),
+        ("Tile", "y = Tile (x, n)", "int64"),
+        ("Expand", "y = Expand (x, n)", "int64"),
+        ("TopK", "y, at = TopK (x, n)", "int64"),
+        ("Range", "end = Squeeze (n) y = Range (end, end, end)", "float"),
+    ],
 )
-def test_sizes_that_inputs_give_are_values(op_type: str, read: str, tmp_path: Path) -> None:
-    kinds = {"Compress": onnx.TensorProto.BOOL, "Range": onnx.TensorProto.FLOAT}
-    path = saved(tmp_path, {"x": [8]}, [helper.make_node(op_type, [*read], ["y"])])
-    proto, kind = onnx.load(str(path)), kinds.get(op_type, onnx.TensorProto.INT64)
-    shapes = {"n": [1], "m": [2], "o": []}
-    proto.graph.input.extend(helper.make_tensor_value_info(name, kind, shape) for name, shape in shapes.items())
-    if op_type == "TopK":
-        proto.graph.node[0].output.append("at")
-    onnx.save(proto, str(path))
-    assert f"what {op_type} does depends on values" in " ".join(traced(path).notes)
+def test_sizes_that_inputs_give_are_values(op_type: str, nodes: str, size: str, tmp_path: Path) -> None:
+    notes = traced(parsed(tmp_path, f"float[8] x, {size}[1] n", nodes)).notes
+    assert f"what {op_type} does depends on values" in " ".join(notes)
 
 
 def test_weights_that_a_node_holds_count(tmp_path: Path) -> None:
@@ -390,58 +366,33 @@ def test_weights_that_a_node_holds_count(tmp_path: Path) -> None:
 
 
 def test_rows_picked_by_shapes_come_from_a_table_on_a_gpu(tmp_path: Path) -> None:
-    node = helper.make_node
-    nodes = [node("Shape", ["x"], ["s"]), node("Mul", ["s", "s"], ["rows"]), node("Gather", ["w", "rows"], ["y"])]
-    ops = traced(saved(tmp_path, {"x": ["batch"]}, nodes, weight=(64, 64)), target="cuda").ops
-    assert [op.launches for op in ops] == [0, 0, 1]
-
-
-def branching(then: list[Any], otherwise: list[Any]) -> list[Any]:
-    """The nodes of a file that takes the first of two branches where the largest input is positive."""
-    node, out = helper.make_node, [helper.make_tensor_value_info("h", onnx.TensorProto.FLOAT, None)]
-    bodies = {"then_branch": then, "else_branch": otherwise}
-    graphs = {name: helper.make_graph(nodes, name, [], out) for name, nodes in bodies.items()}
-    nodes = [node("ReduceMax", ["x"], ["most"], keepdims=0), node("Cast", ["most"], ["some"], to=onnx.TensorProto.BOOL)]
-    return [*nodes, node("If", ["some"], ["h"], **graphs)]
+    path = parsed(tmp_path, "float[batch] x", "s = Shape (x) rows = Mul (s, s) y = Gather (w, rows)", w=(64, 64))
+    assert [op.launches for op in traced(path, target="cuda").ops] == [0, 0, 1]
 
 
 def test_convolutions_within_branches_have_weights_of_their_own(tmp_path: Path) -> None:
-    node, count = helper.make_node, 32  # onnxruntime lays out so many channels anew, and calls all weights "reorder"
-    weights = {name: (count, 3, side, side) for name, side in (("w1", 1), ("w3", 3), ("w5", 5))}
-    bodies = [[node("Conv", ["x", f"w{side}"], [f"c{side}"]), node("Relu", [f"c{side}"], ["h"])] for side in (1, 3)]
-    path = saved(tmp_path, {"x": ["n", 3, 8, 8]}, [*branching(*bodies), node("Conv", ["x", "w5"], ["y"])])
-    proto = onnx.load(str(path))
-    proto.graph.initializer.extend(numpy_helper.from_array(np.ones(s, np.float32), n) for n, s in weights.items())
-    proto.graph.output.append(helper.make_tensor_value_info("h", onnx.TensorProto.FLOAT, None))
-    onnx.save(proto, str(path))
-    graph = traced(path)
+    count = 32  # onnxruntime lays out so many channels anew, and calls all weights "reorder"
+    weights = {f"w{side}": (count, 3, side, side) for side in (1, 3, 5)}
+    nodes = branching(*(f"c{side} = Conv (x, w{side}) h = Relu (c{side})" for side in (1, 3)))
+    graph = traced(parsed(tmp_path, "float[n, 3, 8, 8] x", f"{nodes} y = Conv (x, w5)", "float y, float h", **weights))
     assert graph.macs(2) == 2 * count * 3 * (4 * 4 * 25 + 8 * 8)
     assert graph.parameter_bytes == 4 * sum(map(prod, weights.values()))
 
 
 def test_functions_that_branches_call_read_what_they_are_given(tmp_path: Path) -> None:
-    node, opset = helper.make_node, helper.make_opsetid("", 20)
-    own = helper.make_function("own", "Product", ["x", "w"], ["y"], [node("MatMul", ["x", "w"], ["y"])], [opset])
-    bodies = [[node("Product", ["x", name], ["h"], domain="own")] for name in ("w", "v")]
-    path = saved(tmp_path, {"x": ["n", 8]}, [*branching(*bodies), node("Product", ["h", "u"], ["y"], domain="own")])
-    proto = onnx.load(str(path))
-    proto.functions.append(own)
-    proto.opset_import.append(helper.make_opsetid("own", 1))
-    sizes = {"v": (8, 64), "u": (4, 16)}
-    proto.graph.initializer.extend(numpy_helper.from_array(np.ones(s, np.float32), n) for n, s in sizes.items())
-    onnx.save(proto, str(path))
+    nodes = branching(*(f"h = own.Product (x, {name})" for name in "wv")) + " y = own.Product (h, u)"
+    own = '<domain: "own", opset_import: ["": 20]> Product (a, b) => (c) { c = MatMul (a, b) }'
+    path = parsed(tmp_path, "float[n, 8] x", nodes, rest=own, w=(8, 4), v=(8, 64), u=(4, 16))
     assert [op.weight_bytes.at(1) for op in traced(path).ops if op.family == "gemm"] == [4 * 8 * 4, 4 * 4 * 16]
 
 
 def test_sparse_weights_are_multiplied_by_as_dense_ones(tmp_path: Path) -> None:
-    path = saved(tmp_path, {"x": ["n", 3, 16, 16]}, [helper.make_node("Conv", ["x", "w"], ["y"])])
+    path = parsed(tmp_path, "float[n, 3, 16, 16] x", "y = Conv (x, w)")
     proto = onnx.load(str(path))
     values, places = numpy_helper.from_array(np.ones(2, np.float32), "w"), numpy_helper.from_array(np.arange(2))
-    proto.graph.ClearField("initializer")
     proto.graph.sparse_initializer.append(helper.make_sparse_tensor(values, places, [8, 3, 3, 3]))
     onnx.save(proto, str(path))
-    graph = traced(path)
-    assert (graph.macs(1), graph.parameters) == (8 * 27 * 14 * 14, 2)
+    assert (traced(path).macs(1), traced(path).parameters) == (8 * 27 * 14 * 14, 2)
 
 
 def test_links_to_weights_are_followed(tmp_path: Path) -> None:
@@ -461,34 +412,28 @@ def test_links_to_weights_are_followed(tmp_path: Path) -> None:
 
 
 def test_a_size_that_an_export_holds_inside_is_asked_for(tmp_path: Path) -> None:
-    sizes = helper.make_node("Constant", [], ["sizes"], value_ints=[-1, 16])
-    path = saved(tmp_path, {"x": ["n", "width"]}, [sizes, helper.make_node("Reshape", ["x", "sizes"], ["y"])])
+    nodes = "sizes = Constant <value_ints = [-1, 16]> () y = Reshape (x, sizes)"
+    path = parsed(tmp_path, "float[n, width] x", nodes)
     with pytest.raises(UsageError, match=r"cannot be run with x 1 x 9: .*If the export holds other sizes inside, give"):
         traced(path, inputs=torch.zeros(1, 9))
     assert traced(path, seq=16).ops
 
 
 @pytest.mark.parametrize(
-    ("kind", "domain", "said"),
+    ("dtype", "node", "said"),
     [
-        (onnx.TensorProto.BFLOAT16, "", "holds a model in bf16, in which onnxruntime has no Relu on a CPU. Convert"),
-        (onnx.TensorProto.FLOAT, "TRT", "has the operator TRT:Relu, for which onnxruntime has no kernel"),
+        ("bfloat16", "Relu", "holds a model in bf16, in which onnxruntime has no Relu on a CPU. Convert"),
+        ("float", "own.Relu", "has the operator own:Relu, for which onnxruntime has no kernel"),
     ],
 )
-def test_what_onnxruntime_has_no_kernel_for_is_named(kind: int, domain: str, said: str, tmp_path: Path) -> None:
-    ends = [helper.make_tensor_value_info(name, kind, [1, 8]) for name in ("x", "y")]
-    graph = helper.make_graph([helper.make_node("Relu", ["x"], ["y"], domain=domain)], "graph", ends[:1], ends[1:])
-    opsets = [helper.make_opsetid("", 20), helper.make_opsetid("TRT", 1)]
-    onnx.save(helper.make_model(graph, opset_imports=opsets, ir_version=9), str(tmp_path / "net.onnx"))
+def test_what_onnxruntime_has_no_kernel_for_is_named(dtype: str, node: str, said: str, tmp_path: Path) -> None:
     with pytest.raises(UsageError, match=said):
-        traced(tmp_path / "net.onnx")
+        traced(parsed(tmp_path, f"{dtype}[1, 8] x", f"y = {node} (x)", f"{dtype} y"))
 
 
 def test_what_branches_make_of_shapes_launches_nothing_on_a_gpu(tmp_path: Path) -> None:
-    node = helper.make_node
-    reshaped = [node("Shape", ["x"], ["s"]), node("Add", ["s", "s"], ["t"]), node("Expand", ["w", "t"], ["h"])]
-    nodes = [*branching(reshaped, [node("Relu", ["x"], ["h"])]), node("Relu", ["h"], ["y"])]
-    ops = traced(saved(tmp_path, {"x": ["n"]}, nodes, weight=(1,)), target="cuda").ops
+    nodes = branching("s = Shape (x) t = Add (s, s) h = Expand (w, t)", "h = Relu (x)")
+    ops = traced(parsed(tmp_path, "float[n] x", f"{nodes} y = Relu (h)", w=(1,)), target="cuda").ops
     assert [op.launches for op in ops if op.name in ("ort::Add", "ort::Expand")] == [0, 1]
 
 
@@ -510,36 +455,35 @@ def test_a_file_that_is_not_whole(tmp_path: Path) -> None:
 
 
 def test_products_of_bytes_count_as_products(tmp_path: Path) -> None:
-    path = saved(tmp_path, {"x": ["batch", 8]}, [helper.make_node("MatMul", ["x", "w"], ["y"])], opset=17)
+    product = "a = QuantizeLinear (x, s, z) b = QLinearMatMul (a, s, z, q, s, z, s, z) y = DequantizeLinear (b, s, z)"
+    path = parsed(tmp_path, "float[batch, 8] x", product, s=())
     proto = onnx.load(str(path))
-    scales = [numpy_helper.from_array(np.float32(0.1), name) for name in ("s", "t", "u")]
-    zero, weights = numpy_helper.from_array(np.uint8(0), "z"), numpy_helper.from_array(np.ones((8, 4), np.uint8), "q")
-    proto.graph.initializer.extend([*scales, zero, weights])
-    del proto.graph.node[:]
-    product = helper.make_node("QLinearMatMul", ["a", "s", "z", "q", "t", "z", "u", "z"], ["b"])
-    proto.graph.node.append(helper.make_node("QuantizeLinear", ["x", "s", "z"], ["a"]))
-    proto.graph.node.extend([product, helper.make_node("DequantizeLinear", ["b", "u", "z"], ["y"])])
+    kinds = {"z": np.zeros((), np.uint8), "q": np.ones((8, 4), np.uint8)}
+    proto.graph.initializer.extend(numpy_helper.from_array(array, name) for name, array in kinds.items())
     onnx.save(proto, str(path))
-    (product,) = (op for op in traced(path).ops if op.name == "ort::QLinearMatMul")
-    assert (product.dtype, product.family, product.macs.at(2), product.estimated) == ("uint8", "gemm", 64, False)
+    (op,) = (op for op in traced(path).ops if op.name == "ort::QLinearMatMul")
+    assert (op.dtype, op.family, op.macs.at(2), op.estimated) == ("uint8", "gemm", 64, False)
     assert "no CUDA kernels for ort::QLinearMatMul" in " ".join(traced(path, target="cuda").notes)
 
 
-@pytest.mark.parametrize(("op_type", "named"), [("Tan", True), ("Tanh", False), ("Celu", True), ("Elu", False)])
-def test_operators_without_kernels_for_a_gpu_are_named(op_type: str, named: bool, tmp_path: Path) -> None:
-    path = saved(tmp_path, {"x": ["n", 8]}, [helper.make_node(op_type, ["x"], ["y"])])
-    assert any(f"no CUDA kernels for ort::{op_type}:" in note for note in traced(path, target="cuda").notes) == named
+@pytest.mark.parametrize(
+    ("node", "named"),
+    [("Tan", True), ("Tanh", False), ("Celu", True), ("Elu", False), ("NonMaxSuppression", False)],
+)
+def test_operators_without_kernels_for_a_gpu_are_named(node: str, named: bool, tmp_path: Path) -> None:
+    out, read = ("int64 y", "x, z") if node == "NonMaxSuppression" else ("float y", "x")
+    path = parsed(tmp_path, "float[1, 8, 4] x, float[1, 1, 8] z", f"y = {node} ({read})", out)
+    assert any(f"no CUDA kernels for ort::{node}:" in note for note in traced(path, target="cuda").notes) == named
 
 
 @pytest.mark.parametrize(("target", "op_type"), [("cpu", "QLinearMatMul"), ("cuda", "MatMul")])
 def test_products_of_quantised_values_are_of_bytes_on_a_cpu_only(target: str, op_type: str, tmp_path: Path) -> None:
-    node, nodes = helper.make_node, []
-    for name in ("x", "w", "a"):
-        nodes.append(node("Constant", [], [f"{name}s"], value_float=0.1))
-        nodes += [node("QuantizeLinear", [name, f"{name}s"], [f"{name}q"])]
-        nodes += [node("DequantizeLinear", [f"{name}q", f"{name}s"], ["y" if name == "a" else f"{name}d"])]
-    product = node("MatMul", ["xd", "wd"], ["a"])
-    path = saved(tmp_path, {"x": ["batch", 8]}, [*nodes[:-3], product, *nodes[-3:]])
+    x, w, a = (
+        f"{name}q = QuantizeLinear ({name}, s) {made} = DequantizeLinear ({name}q, s)"
+        for name, made in (("x", "xd"), ("w", "wd"), ("a", "y"))
+    )
+    nodes = f"s = Constant <value_float = 0.1> () {x} {w} a = MatMul (xd, wd) {a}"
+    path = parsed(tmp_path, "float[batch, 8] x", nodes, w=(8, 4))
     assert op_type in {op.name.removeprefix("ort::") for op in traced(path, target=target).ops}
 
 

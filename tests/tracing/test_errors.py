@@ -73,7 +73,7 @@ READS = r"^the model's Python reads a value that aten::{} made in module '1' \(t
         (unanswered, "the forward pass failed in module '1' .* at batch 1: TimeoutError: .*Connection timed out"),
         (without_gpu, "the model's code asks for a GPU, which no trace needs: have it use"),
         (lambda y: y if torch.allclose(y, y) else -y, "reads a value that aten::.* made in module '1'"),
-        (lambda y: torch.cov(y), r"^aten::cov reads a value that aten::\w+ made in module '1' \(test_errors.py"),
+        (lambda y: torch.cov(y, aweights=y[0]), r"^aten::cov reads a value that aten::\w+ made in module '1' \("),
         (lambda y: y if written(y[0])[0].item() > 0 else -y, "reads a value"),
         (lambda y: [x := written(y), y * (x + 1).max().item()], READS.format("max")),
         (lambda y: y * written(y).tolist()[0][0], "reads a value"),
@@ -265,10 +265,17 @@ def test_a_loop_that_an_assumed_answer_ends_is_said_to_be_counted_in_part() -> N
     assert latpred.trace(watched, torch.zeros(1, 4)).notes == ()
 
 
-@pytest.mark.parametrize("half", [nn.Linear(4, 4), nn.Linear(4, 4, bias=False)])
-def test_a_product_of_two_dtypes_fails_as_on_every_device(half: nn.Linear) -> None:
-    with pytest.raises(TraceError, match=r"aten::linear in module '1'.* one dtype, but got torch.float32 and"):
-        latpred.trace(nn.Sequential(nn.Linear(4, 4), half.half()), torch.zeros(1, 4))
+@pytest.mark.parametrize("cast", [torch.Tensor.half, torch.Tensor.long])
+@pytest.mark.parametrize("layer", [nn.Linear(4, 4), nn.Linear(4, 4, bias=False)])
+def test_a_product_of_two_dtypes_fails_as_on_every_device(layer: nn.Linear, cast: Callable[..., torch.Tensor]) -> None:
+    with pytest.raises(TraceError, match=r"aten::linear in the model's own.* one dtype, but got torch\.\w+ and"):
+        latpred.trace(Projected(lambda y: layer(cast(y))), torch.zeros(1, 4))
+
+
+def test_what_a_product_is_added_to_may_have_the_dtype_that_is_asked_for() -> None:
+    weight = torch.zeros(4, 4, dtype=torch.half)
+    added = Projected(lambda y: torch.addmm(y, y.half(), weight, out_dtype=torch.float32))
+    assert latpred.trace(added, torch.zeros(1, 4)).macs(3) == 2 * 3 * 4 * 4
 
 
 def test_a_forward_pass_that_draws_its_layers_is_said_to_be_one_draw() -> None:

@@ -319,6 +319,7 @@ def parts(*names: str) -> list[str]:
         (lambda x: F.soft_margin_loss(x, x), (2, 16), parts("neg", "mul_", "exp_", "log1p_", "mean", "copy_"), None),
         # Of what has kernels nevertheless they are counted.
         (lambda x: torch.ops.aten.silu_backward(x, x), (2, 16), parts("silu_backward"), None),
+        (lambda x: torch.native_group_norm(x, None, None, 2, 16, 1, 2, 0), (2, 16), parts("native_group_norm"), None),
         # What a mask picks is looked for first.
         (lambda x: x[torch.tensor([True, False])], (2, 16), parts("nonzero", "index"), None),
         (lambda x: x.index_put_((x > 0,), x[0]), (2, 16), parts("gt", "nonzero", "index_put_"), None),
@@ -341,6 +342,8 @@ def test_the_host_waits_where_an_op_asks_whether_something_is_wrong(function: Ca
 def test_a_one_goes_where_values_say_only_within_a_known_width() -> None:
     graph = latpred.trace(Function(lambda x: F.one_hot(x.argmax(-1), 3)), torch.zeros(2, 16), target="cpu")
     assert (graph.syncs(2), graph.at(2)[-1].write_bytes.at(2)) == (2, 2 * 8)
+    nowhere = Function(lambda x: F.one_hot(x[:0].argmax(-1), 3))
+    assert latpred.trace(nowhere, torch.zeros(2, 16), target="cpu").syncs(2) == 0
     with pytest.raises(TraceError, match="aten::one_hot reads a value"):
         latpred.trace(Function(lambda x: F.one_hot(x.argmax(-1))), torch.zeros(2, 16))
 

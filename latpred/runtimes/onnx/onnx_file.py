@@ -22,7 +22,7 @@ import msgspec
 from latpred import runtimes
 from latpred.errors import LatpredError, RuntimeRefusalError, UsageError
 from latpred.graph.graph import ZERO, ModelGraph, alone_at, no_line, written
-from latpred.query import Options
+from latpred.query import Options, checked_batches, is_one
 from latpred.runtimes import graph_store
 from latpred.runtimes.base import BATCHES, MOST_REAL
 from latpred.runtimes.onnx import onnx_session
@@ -35,7 +35,7 @@ _PRECISIONS = {"float16": "fp16", "bfloat16": "bf16", "float64": "fp64"}
 _NO_CUDA = re.compile(
     "ort::(QLinear.*|DynamicQuantize.*|ConvInteger|QGemm|MatMulIntegerToFloat|A(cos|sin|tan)h?|Cosh|Sinh|Tan|BitShift|"
     "Bitwise.*|Celu|Mean|Hardmax|LpNormalization|MeanVarianceNormalization|(Global)?LpPool|DFT|STFT|Unique|Det|Col2Im|"
-    "MaxUnpool|NonMaxSuppression|.*(Classifier|Regressor|Encoder|Vectorizer)|TreeEnsemble|Scaler|Normalizer|ZipMap)"
+    "MaxUnpool|.*(Classifier|Regressor|Encoder|Vectorizer)|TreeEnsemble|Scaler|Normalizer|ZipMap)"
 )
 _ON_CPU = (
     "onnxruntime has no CUDA kernels for {}: it runs these on the CPU, and copies what they read and write, none of "
@@ -83,7 +83,8 @@ def trace_file(path: str, inputs: Any, runtime: str, target: str, **options: Any
         make = partial(_traced, file, proto, stub, feeds, target, half)
         return graph_store.kept(stub, "onnxruntime", target, key, make)
 
-    return _of_batches(file, proto, at, options.get("batches") or BATCHES)
+    batches = options.get("batches", ())
+    return _of_batches(file, proto, at, checked_batches(batches) if is_one(batches) or len(batches) else BATCHES)
 
 
 def _of_batches(
@@ -255,7 +256,8 @@ def _load(file: Path) -> Any:
             f"{file} is no whole ONNX model: it is truncated or damaged ({error}). Export or copy it again."
         ) from error
     if proto.functions:  # onnxruntime would leave their nodes without names, in an order that nothing tells
-        proto = onnx.inliner.inline_local_functions(proto)
+        with suppress(RuntimeError, ValueError):  # what has no form in the file's opset, or 2 GB within the file
+            proto = onnx.inliner.inline_local_functions(proto, convert_version=True)
     if not proto.ir_version or not proto.graph.node:
         raise UsageError(f"{file} is no whole ONNX model: it holds no graph. Export or copy it again.")
     for place, name in _external(proto).items():
@@ -373,12 +375,13 @@ def _shapes(proto: Any, batch: int | None, tokens: int | None = None) -> dict[st
     whole = [one.name for one in inputs_of(proto) if not _is_floating(one.type.tensor_type.elem_type)]
     called = {dims_of[name][1].dim_param for name in whole if len(dims_of[name]) == 2} - {""}
     for name, dims in dims_of.items():
-        sizes = [dim.dim_value if dim.HasField("dim_value") and dim.dim_value >= 0 else None for dim in dims]
-        given = [batch if at == axes[name] else None for at in range(len(dims))]
-        if len(dims) > 2:
-            named = [tokens if dim.dim_param in called else None for dim in dims]
-            given = [other if one is None else one for one, other in zip(given, named, strict=True)]
-        shapes[name] = [one if size is None else size for size, one in zip(sizes, given, strict=True)]
+        told = dict.fromkeys(called, tokens) if len(dims) > 2 else {}
+        shapes[name] = [
+            dim.dim_value
+            if dim.HasField("dim_value") and dim.dim_value >= 0
+            else (batch if at == axes[name] else told.get(dim.dim_param))
+            for at, dim in enumerate(dims)
+        ]
     return shapes
 
 

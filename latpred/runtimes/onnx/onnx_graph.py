@@ -88,11 +88,9 @@ class _OptimisedGraph:
 
         numbers = [one for one in graph.initializer if one.data_type == onnx.TensorProto.INT64 and not one.dims]
         scalars = {one.name: int(onnx.numpy_helper.to_array(one)) for one in numbers}
-        weights = {}
-        for name, code, shape in weights_of(graph):
-            dtype = onnx.helper.tensor_dtype_to_np_dtype(code).name
-            weights[name] = self.value(name, dtype, shape, True, scalars.get(name))
-        return weights
+        dtype_of = onnx.helper.tensor_dtype_to_np_dtype
+        told = ((name, dtype_of(code).name, shape) for name, code, shape in weights_of(graph))
+        return {name: self.value(name, dtype, shape, True, scalars.get(name)) for name, dtype, shape in told}
 
     def value(
         self, name: str, dtype: str, shape: Iterable[int], weight: bool = False, scalar: int | None = None
