@@ -234,10 +234,13 @@ def test_control_groups_of_version_1_give_processors_and_memory(
     }
     processors["cpu.stat"] = "nr_throttled 3\nthrottled_time 250000000\n"
     written(tmp_path / "fs" / "cgroup" / folder / "docker" / "x", processors)
-    written(tmp_path / "fs" / "cgroup" / folder, {"cpu.cfs_quota_us": "-1\n", "cpu.cfs_period_us": "100000\n"})
+    around = {"cpu.cfs_quota_us": "-1\n", "cpu.cfs_period_us": "100000\n", "cpu.stat": "throttled_time 500000000\n"}
+    written(tmp_path / "fs" / "cgroup" / folder, around)
+    if folder != "cpu":
+        (tmp_path / "fs" / "cgroup" / "cpu").symlink_to(folder)
     written(tmp_path / "fs" / "cgroup" / group, memory)
     assert host.cpu_quota.__wrapped__() == 1.5
-    for quota, throttled_s in ((1.5, 0.25), (math.inf, None)):
+    for quota, throttled_s in ((1.5, 0.75), (math.inf, None)):
         monkeypatch.setattr(host, "cpu_quota", lambda quota=quota: quota)
         assert host.throttled_s() == throttled_s
     assert host.usable_memory_bytes() == 4000

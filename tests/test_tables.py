@@ -206,10 +206,13 @@ def test_of_two_latencies_that_rounding_sets_apart_the_finer_is_taken(
 
 def test_columns_go_by_the_names_of_arguments_and_by_other_cases() -> None:
     table = pd.DataFrame({"Model": ["a", "b", "c"], "batch": 1, "Latency_ms": 2.0, "Precision": "fp16", "gpu": "x"})
-    table = table.assign(image=[64, "", ""], seq=["", 32, np.nan])
+    table = table.assign(image=[64, "", ""], seq=[0, 32, np.nan], MACs="4.1 G")
     cells = tables.check(tables.complete(table), tables.MEASURED)
     assert cells[["input_kind", "input_size"]].values.tolist() == [["image", 64], ["seq", 32], ["default", 0]]
     assert set(cells["precision"]) == {"fp16"}
-    assert tables.unused(table, cells) == ["columns that mean nothing to latpred, not used: gpu"]
+    assert tables.unused(table, cells) == ["columns that mean nothing to latpred, not used: gpu, MACs"]
+    kinds = table.assign(input_kind="image")
+    cells = tables.check(tables.complete(kinds), tables.MEASURED)
+    assert tables.unused(kinds, cells)[0].endswith("not used: gpu, image, seq, MACs")
     with pytest.raises(TableError, match="has seq and image in row 1"):
         tables.complete(table.assign(seq=8))

@@ -24,6 +24,7 @@ from latpred.calibration.devices.cuda import CudaDevice
 from latpred.calibration.workloads import networks, single_ops
 from latpred.errors import DeviceError, UsageError
 from latpred.profile import store
+from latpred.sandbox.own_thread import unwatched
 
 BACKENDS: Any = torch.backends
 CUDNN: Any = BACKENDS.cudnn
@@ -84,6 +85,25 @@ def test_no_debugger_or_profiler_watches_what_is_timed() -> None:
     assert [entry.callcount for entry in profiler.getstats() if entry.code is called.__code__] == [1]
     message = "PyTorch's profiler is on"
     with torch.profiler.profile(), pytest.raises(UsageError, match=message), conditions.stated():
+        pass
+
+
+def test_what_watches_all_threads_is_back_when_the_last_of_them_is_through(monkeypatch: pytest.MonkeyPatch) -> None:
+    events = {2: 7}
+    seen = SimpleNamespace(get_tool=events.get, get_events=events.get, set_events=events.__setitem__)
+    monkeypatch.setattr(sys, "monitoring", seen, raising=False)
+    first, second = unwatched(), unwatched()
+    for step in (first.__enter__, second.__enter__):
+        step()
+        assert events == {2: 0}
+    for leave in (first.__exit__, second.__exit__):
+        leave(None, None, None)
+    assert events == {2: 7}
+
+
+def test_a_profiler_that_cannot_go_on_costs_no_measurement(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(sys, "getprofile", object)  # as of one in C without a method that starts it
+    with pytest.warns(RuntimeWarning, match="profiler object cannot go on"), unwatched():
         pass
 
 
