@@ -461,7 +461,7 @@ def _read_rows(
     notes = tables.unused(frame, cells)
     cells = cells[tables.timed(cells)]
     if cells.empty:
-        raise TableError("; ".join(["No row was measured", *notes]) + ". Give rows with model, batch and latency_s.")
+        raise TableError("; ".join(["The table holds no measured row", *notes]) + ". Give model, batch and latency_s.")
     others = sorted(set(cells["device"]) - {device})
     if others:
         raise UsageError(
