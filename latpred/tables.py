@@ -69,7 +69,7 @@ _SETUP_COLUMNS = {
     "host": _TEXT,  # the processor that dispatched; "" where nobody says
 }
 _WORK_COLUMNS = dict.fromkeys(("macs", "bytes", "launches"), _NUMBER_OR_EMPTY)
-_SPELT = {*_KEY_COLUMNS, *_SETUP_COLUMNS, *_FOR_OTHERS, "latency_s", "status", "gpu"}  # which others may spell in capitals
+_SPELT = {*_KEY_COLUMNS, *_SETUP_COLUMNS, *_FOR_OTHERS, "latency_s", "status", "gpu"}  # in any case
 
 
 @dataclass(frozen=True, slots=True)
