@@ -90,7 +90,7 @@ def test_no_debugger_or_profiler_watches_what_is_timed() -> None:
 
 def test_what_watches_all_threads_is_back_when_the_last_of_them_is_through(monkeypatch: pytest.MonkeyPatch) -> None:
     events = {2: 7}
-    seen = SimpleNamespace(get_tool=events.get, get_events=events.get, set_events=events.__setitem__)
+    seen = SimpleNamespace(get_tool=range(2, 3).count, get_events=events.get, set_events=events.__setitem__)
     monkeypatch.setattr(sys, "monitoring", seen, raising=False)
     first, second = unwatched(), unwatched()
     for step in (first.__enter__, second.__enter__):
