@@ -7,7 +7,7 @@ import subprocess
 import sys
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, nullcontext, suppress
-from types import FrameType, SimpleNamespace
+from types import SimpleNamespace
 from typing import Any
 from unittest.mock import Mock
 
@@ -66,12 +66,7 @@ def called() -> None:
 
 
 def test_no_debugger_or_profiler_watches_what_is_timed() -> None:
-    traced: list[object] = []
-
-    def tracer(frame: FrameType, *_: object) -> None:
-        traced.append(frame.f_code)
-
-    before, profiler = sys.gettrace(), cProfile.Profile()
+    before, tracer, profiler = sys.gettrace(), Mock(return_value=None), cProfile.Profile()
     sys.settrace(tracer)
     try:
         with profiler:
@@ -81,7 +76,7 @@ def test_no_debugger_or_profiler_watches_what_is_timed() -> None:
         assert sys.gettrace() is tracer
     finally:
         sys.settrace(before)
-    assert traced.count(called.__code__) == 1
+    assert [call.args[0].f_code for call in tracer.call_args_list].count(called.__code__) == 1
     assert [entry.callcount for entry in profiler.getstats() if entry.code is called.__code__] == [1]
     message = "PyTorch's profiler is on"
     with torch.profiler.profile(), pytest.raises(UsageError, match=message), conditions.stated():
