@@ -83,20 +83,16 @@ def test_no_debugger_or_profiler_watches_what_is_timed() -> None:
         pass
 
 
-def test_what_watches_all_threads_is_back_when_the_last_of_them_is_through(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_what_watches_all_threads_is_back_in_the_end_or_said_to_be_gone(monkeypatch: pytest.MonkeyPatch) -> None:
     events = {2: 7}
     seen = SimpleNamespace(get_tool=range(2, 3).count, get_events=events.get, set_events=events.__setitem__)
     monkeypatch.setattr(sys, "monitoring", seen, raising=False)
     first, second = unwatched(), unwatched()
-    for step in (first.__enter__, second.__enter__):
-        step()
+    with first:
+        second.__enter__()
         assert events == {2: 0}
-    for leave in (first.__exit__, second.__exit__):
-        leave(None, None, None)
+    second.__exit__(None, None, None)
     assert events == {2: 7}
-
-
-def test_a_profiler_that_cannot_go_on_costs_no_measurement(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(sys, "getprofile", object)  # as of one in C without a method that starts it
     with pytest.warns(RuntimeWarning, match="profiler object cannot go on"), unwatched():
         pass
