@@ -61,11 +61,9 @@ def test_measurements_run_in_inference_mode_without_autocast_and_autotuning() ->
     assert not torch.is_autocast_enabled("cpu")
 
 
-def called() -> None:
-    """What a debugger or profiler would see called."""
-
-
 def test_no_debugger_or_profiler_watches_what_is_timed() -> None:
+    def called() -> None: ...
+
     before, tracer, profiler = sys.gettrace(), Mock(return_value=None), cProfile.Profile()
     sys.settrace(tracer)
     try:
@@ -78,8 +76,7 @@ def test_no_debugger_or_profiler_watches_what_is_timed() -> None:
         sys.settrace(before)
     assert [call.args[0].f_code for call in tracer.call_args_list].count(called.__code__) == 1
     assert [entry.callcount for entry in profiler.getstats() if entry.code is called.__code__] == [1]
-    message = "PyTorch's profiler is on"
-    with torch.profiler.profile(), pytest.raises(UsageError, match=message), conditions.stated():
+    with torch.profiler.profile(), pytest.raises(UsageError, match="PyTorch's profiler is on"), conditions.stated():
         pass
 
 
