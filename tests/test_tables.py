@@ -181,12 +181,12 @@ def test_an_outside_table_is_completed() -> None:
     assert checked.loc[0, "x_gpu"] == "A6000"
     assert checked.loc[0, "runtime"] == "eager"
     silent = pd.DataFrame({"model": "a", "batch": [1, 2], "latency_s": 0.1, "n": [5, ""]}, index=[3, 3])
-    silent = silent.assign(runtime=["compile", np.nan])
-    checked = tables.check(tables.complete(silent.assign(arch=[[1, 2], [3]])), tables.MEASURED)
+    silent = silent.assign(runtime=["compile", np.nan], arch=[[1, 2], [3]], image=["", 64], seq=["", ""])
+    checked = tables.check(tables.complete(silent), tables.MEASURED)
+    assert checked["input_size"].tolist() == [0, 64]
     assert checked[["runtime", "n", "x_arch"]].values.tolist() == [["compile", 5, "[1, 2]"], ["eager", 1, "[3]"]]
     twice = pd.DataFrame({"model": "a", "batch": [1, 2, 4], "latency_s": [0.0123, "", 3], "latency_ms": [12.34, 7, ""]})
-    checked = tables.check(tables.complete(twice), tables.MEASURED)
-    assert checked["latency_s"].tolist() == [0.01234, 0.007, 3.0]
+    assert tables.complete(twice)["latency_s"].tolist() == [0.01234, 0.007, 3.0]
     with pytest.raises(TableError, match="lacks batch, latency_s"):
         tables.complete(pd.DataFrame({"model": ["a"]}))
 
