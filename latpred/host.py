@@ -108,9 +108,10 @@ def throttled_s() -> float | None:
     """Seconds in which a container's limit kept threads from running, added up; None where nothing limits them."""
     if cpu_quota() == math.inf:
         return None
-    stats = "\n".join(_text(group / "cpu.stat") for group in _control_groups("cpu"))
-    counts = re.findall(r"^throttled_(usec|time) (\d+)", stats, re.MULTILINE)  # version 1 counts nanoseconds
-    return max((int(count) * (1e-6 if unit == "usec" else 1e-9) for unit, count in counts), default=None)
+    # Each group counts what its own limit took. Version 1 may have a folder under two names, and counts nanoseconds.
+    stats = "\n".join(_text(group / "cpu.stat") for group in {group.resolve() for group in _control_groups("cpu")})
+    counts = re.findall(r"^throttled_(usec|time) (\d+)", stats, re.MULTILINE)
+    return sum(int(count) * (1e-6 if unit == "usec" else 1e-9) for unit, count in counts) if counts else None
 
 
 def _control_groups(controller: str) -> list[Path]:

@@ -136,7 +136,7 @@ class DeviceQuery:
             )
         if device is None:
             return
-        if not (isinstance(device, str | os.PathLike) or of_torch(device)):
+        if not (isinstance(device, str | os.PathLike) or _of_torch(device)):
             raise UsageError(
                 f"device= takes a name or a path, not a {type(device).__name__}; give cpu, cuda:0, the name of a "
                 "profile or a path to one. A loaded profile predicts with predictor = latpred.Predictor(profile), "
@@ -175,7 +175,7 @@ def check_budget(budget_s: Any) -> None:
         raise UsageError(f"budget_s={budget_s!r} is not a number of seconds; give one, as in budget_s=60.")
 
 
-def of_torch(device: object) -> bool:
+def _of_torch(device: object) -> bool:
     """Whether a device is one of PyTorch's own, of which there are none before it is loaded."""
     torch = sys.modules.get("torch")
     return torch is not None and isinstance(device, torch.device)

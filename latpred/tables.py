@@ -69,6 +69,7 @@ _SETUP_COLUMNS = {
     "host": _TEXT,  # the processor that dispatched; "" where nobody says
 }
 _WORK_COLUMNS = dict.fromkeys(("macs", "bytes", "launches"), _NUMBER_OR_EMPTY)
+_SPELT = {*_KEY_COLUMNS, *_SETUP_COLUMNS, *_FOR_OTHERS, "latency_s", "status", "gpu"}  # in any case
 
 
 @dataclass(frozen=True, slots=True)
@@ -220,7 +221,7 @@ def complete(frame: pd.DataFrame, defaults: Mapping[str, str | int | float] | No
         raise TableError(
             f"The table has low_s and high_s. {_PREDICTED} Of measured ones, give those columns other names."
         )
-    frame = _in_lower_case(frame)
+    frame = in_lower_case(frame)
     _demand_unique(frame, "table")
     frame = _with_sizes(_in_seconds(frame))
     needed = [name for name in ("model", "batch", "latency_s") if name not in frame.columns]
@@ -246,17 +247,16 @@ def unused(frame: pd.DataFrame, cells: pd.DataFrame) -> list[str]:
     said = []
     if failed := cells.loc[~timed(cells), "status"].tolist() if "status" in cells else []:
         said.append(f"rows left out, since their status is not {OK}: {len(failed)}, as {failed[0]!r}")
-    names = [str(name) for name in _in_lower_case(frame) if MEASURED.column(str(name)) is None]
-    if names := [name for name in names if name not in _FOR_OTHERS]:
+    if names := [str(name) for name in frame if f"{NOTE_PREFIX}{name}" in cells]:
         said.append(f"columns that mean nothing to latpred, not used: {', '.join(names)}")
     return said
 
 
-def _in_lower_case(frame: pd.DataFrame) -> pd.DataFrame:
-    """A table whose columns are spelt as latpred spells them."""
+def in_lower_case(frame: pd.DataFrame) -> pd.DataFrame:
+    """A table whose columns are spelt as latpred spells them, where predictions depend on these."""
     spelt = {name: str(name).strip().lower() for name in frame.columns}
-    known = {name: own for name, own in spelt.items() if own in _FOR_OTHERS or MEASURED.column(own)}
-    return frame.rename(columns={name: own for name, own in known.items() if own not in frame.columns})
+    known = {name: own for name, own in spelt.items() if own in _SPELT and own not in frame.columns}
+    return frame.rename(columns=known)
 
 
 def _with_sizes(frame: pd.DataFrame) -> pd.DataFrame:
@@ -264,7 +264,7 @@ def _with_sizes(frame: pd.DataFrame) -> pd.DataFrame:
     kinds = [kind for kind in SIZED if kind in frame.columns]
     if not kinds or {"input_kind", "input_size"} & {*frame.columns}:
         return frame
-    given = pd.DataFrame({kind: frame[kind].map(_as_text) != "" for kind in kinds})
+    given = pd.DataFrame({kind: ~frame[kind].map(_as_text).isin(("", "0", "0.0")) for kind in kinds})
     several = np.flatnonzero(given.sum(axis=1).to_numpy() > 1)
     if several.size:
         raise TableError(f"The table has {' and '.join(kinds)} in row {several[0] + 1}. Give each row the size of one.")

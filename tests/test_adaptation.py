@@ -426,7 +426,7 @@ def test_rows_may_be_models_names_or_a_file(tmp_path: Path) -> None:
     found = latpred.adapt(profile, rows)
     assert found.runtimes[0].architectures == 4
     built = [{"model": lambda n=n: torch.nn.Conv2d(3, 64 * n, 3), "batch": 2, "latency_s": 0.02} for n in range(1, 5)]
-    again = latpred.adapt(profile, built)
+    again = latpred.adapt(profile, pd.DataFrame(built).rename(columns=str.title))
     assert again.runtimes[0].bought == found.runtimes[0].bought
     halves = [{"model": layer.half(), "batch": 2, "latency_s": 0.02} for layer in layers]
     with pytest.raises(ProfileError, match="no kernels in fp16"):

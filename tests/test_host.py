@@ -227,17 +227,19 @@ def test_control_groups_of_version_1_give_processors_and_memory(
     monkeypatch.setattr(host, "PROC", written(tmp_path, {"self/cgroup": told}))
     monkeypatch.setattr(host, "SYS", tmp_path)
     processors = {"cpu.cfs_quota_us": "150000\n", "cpu.cfs_period_us": "100000\n"}
+    processors["cpu.stat"] = "nr_throttled 3\nthrottled_time 250000000\n"
     memory = {
         "memory.limit_in_bytes": "4000\n",
         "memory.usage_in_bytes": "1000\n",
         "memory.stat": "inactive_file 20\ntotal_inactive_file 200\n",
     }
-    processors["cpu.stat"] = "nr_throttled 3\nthrottled_time 250000000\n"
     written(tmp_path / "fs" / "cgroup" / folder / "docker" / "x", processors)
-    written(tmp_path / "fs" / "cgroup" / folder, {"cpu.cfs_quota_us": "-1\n", "cpu.cfs_period_us": "100000\n"})
+    written(tmp_path / "fs" / "cgroup" / folder, processors | {"cpu.cfs_quota_us": "-1\n"})
+    if folder != "cpu":
+        (tmp_path / "fs" / "cgroup" / "cpu").symlink_to(folder)
     written(tmp_path / "fs" / "cgroup" / group, memory)
     assert host.cpu_quota.__wrapped__() == 1.5
-    for quota, throttled_s in ((1.5, 0.25), (math.inf, None)):
+    for quota, throttled_s in ((1.5, 0.5), (math.inf, None)):
         monkeypatch.setattr(host, "cpu_quota", lambda quota=quota: quota)
         assert host.throttled_s() == throttled_s
     assert host.usable_memory_bytes() == 4000

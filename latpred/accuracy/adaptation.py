@@ -507,9 +507,8 @@ def _frame(measured: Any) -> pd.DataFrame:
         frame = pd.DataFrame(rows)
     else:
         raise UsageError(f"{type(measured).__name__} is no table; give a DataFrame, a CSV file or a list of rows.")
-    if "gpu" in frame.columns and "device" not in frame.columns:
-        frame = frame.rename(columns={"gpu": "device"})
-    return frame
+    frame = tables.in_lower_case(frame)
+    return frame if "device" in frame.columns else frame.rename(columns={"gpu": "device"})
 
 
 def _row(row: Any, number: int) -> dict[str, Any]:

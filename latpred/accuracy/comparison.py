@@ -129,7 +129,8 @@ def evaluate(
     cells = tables.merge_repeats(tables.check(outside, tables.MEASURED))
     timed = cells[tables.timed(cells)]
     if timed.empty:
-        raise TableError("The table has no rows with a latency. Measure some: latpred measure MODEL -o measured.csv")
+        found = "; ".join(["The table has no rows with a latency", *tables.unused(given, cells)])
+        raise TableError(f"{found}. Measure some: latpred measure MODEL -o measured.csv")
     predictor, failed = Predictor(profile), dict[GraphKey, LatpredError]()
     known, notes = answered(timed, predictor)
     with traced_for(predictor.era):

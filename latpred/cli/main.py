@@ -109,7 +109,6 @@ class VerbGroup(SuggestingGroup):
         try:
             with noting_interrupts(), warnings.catch_warnings():
                 warnings.showwarning = partial(_warn, ctx, warnings.showwarning)
-                _demand_cache_of_torch()
                 return super().invoke(ctx)
         except LatpredError as error:
             _say(ctx, str(error))
@@ -123,24 +122,12 @@ class VerbGroup(SuggestingGroup):
             kept = f"what was measured is kept, {ctx.obj.go_on}" if ctx.obj.go_on else str(stop)
             _say(ctx, f"interrupted; {kept}." if kept else "interrupted.")
             ctx.exit(INTERRUPTED)
-        except (FileNotFoundError, MemoryError, ModuleNotFoundError, UnicodeEncodeError) as error:
+        except (OSError, MemoryError, ModuleNotFoundError, UnicodeEncodeError) as error:
             said = _of_system(error)
             if not said:
                 raise
             _say(ctx, said)
             ctx.exit(_UnwritableError.exit_code)
-
-
-def _demand_cache_of_torch() -> None:
-    """Make the folder of PyTorch's compiler as PyTorch does when it is imported, with all kinds of errors."""
-    folder = os.environ.get("TORCHINDUCTOR_CACHE_DIR")
-    try:
-        if folder:
-            os.makedirs(folder, exist_ok=True)
-    except OSError as error:
-        raise _UnwritableError(
-            f"cannot make {folder}: {error.strerror or error}; name another folder with TORCHINDUCTOR_CACHE_DIR=DIR."
-        ) from error
 
 
 def _of_system(error: Exception) -> str:
@@ -153,6 +140,9 @@ def _of_system(error: Exception) -> str:
         return "a name holds bytes that are no text in this locale; rename the file, or set PYTHONUTF8=1."
     if "temporary directory" in str(error):  # of Python's tempfile, which PyTorch asks at import
         return "there is no folder for temporary files that can be written; name one with TMPDIR=DIR."
+    cache = os.environ.get("TORCHINDUCTOR_CACHE_DIR", "")  # which PyTorch's compiler makes where it is imported
+    if isinstance(error, OSError) and error.filename and cache.startswith(str(error.filename)):
+        return f"cannot make {cache}: {error.strerror}; name another folder with TORCHINDUCTOR_CACHE_DIR=DIR."
     return ""
 
 

@@ -6,9 +6,9 @@ finds the numbers.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
-from functools import wraps
-from typing import Any, NamedTuple, TypeVar, cast
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from typing import NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
@@ -67,18 +67,11 @@ PRIOR: dict[str, tuple[float, float]] = {
 }
 
 
-F = TypeVar("F", bound=Callable[..., Any])
-
-
-def _small_is_zero(function: F) -> F:
+@contextmanager
+def _small_is_zero() -> Iterator[None]:
     """Have what is too small for a number be zero in a function, though the user had numpy raise for it."""
-
-    @wraps(function)
-    def quiet(*args: Any, **options: Any) -> Any:
-        with np.errstate(under="ignore"):
-            return function(*args, **options)
-
-    return cast(F, quiet)
+    with np.errstate(under="ignore"):
+        yield
 
 
 class Tiled(NamedTuple):
@@ -97,7 +90,7 @@ def tiled(constants: Mapping[str, float], work: Floats, product: Floats, multipr
     return Tiled(*(np.concatenate(column) for column in zip(*parts, strict=True)))
 
 
-@_small_is_zero
+@_small_is_zero()
 def _tiled(constants: Mapping[str, float], work: Floats, product: Floats, multiprocessors: int) -> Tiled:
     m, n, k, copies = (column[:, None] for column in product.T)
     rows, cols, parts = _WAYS[:, None, :]
@@ -192,7 +185,7 @@ class KernelModel:
 
     caveat = ""  # what may not hold of its times
 
-    @_small_is_zero
+    @_small_is_zero()
     def __init__(
         self, fit: KernelFit, native: KernelModel | None = None, threads: int = 0, limits: Limits | None = None
     ) -> None:
@@ -208,7 +201,7 @@ class KernelModel:
             self._weights = self._whiten @ (np.array(fit.targets) @ self._whiten)
             self._whiten_single = self._whiten.astype(np.float32)
 
-    @_small_is_zero
+    @_small_is_zero()
     def times(self, rows: Floats, leaf_scales: Floats | float = 1.0) -> KernelEstimate:
         """Times of rows of `layout(family).columns`; `leaf_scales` multiply what is above the floor.
 
@@ -257,7 +250,7 @@ class KernelModel:
         return mean, np.sqrt(np.maximum(self.fit.amplitude - explained, 0.0) + self.fit.noise)
 
 
-@_small_is_zero
+@_small_is_zero()
 def correlation(left: Floats, right: Floats, jumps: bool) -> Floats:
     """How far residuals go together: Matern 3/2, or where times jump, the exponential of a sum of distances.
 

@@ -247,7 +247,7 @@ class _Encoder:
 
     def _named(self, code: CodeType, scope: dict[str, Any]) -> Iterator[bytes]:
         """What some code looks up outside of itself."""
-        for name, used in names_looked_up(code, scope, self._refused):
+        for name, used in _names_looked_up(code, scope, self._refused):
             yield name.encode()
             if not isinstance(used, ModuleType):
                 yield from self._inside(used)
@@ -319,7 +319,7 @@ def _is_setting(value: Any) -> bool:
     return _is_plain(value) or (type(value) is tuple and all(map(_is_plain, value)))
 
 
-def names_looked_up(code: CodeType, scope: dict[str, Any], refused: set[str]) -> Iterator[tuple[str, Any]]:
+def _names_looked_up(code: CodeType, scope: dict[str, Any], refused: set[str]) -> Iterator[tuple[str, Any]]:
     """Everything that some code, functions within it included, looks up in a module's `scope`: dotted name and value.
 
     An attribute of a module stands for itself, and so does one that an object simply holds; anything else for the
@@ -345,7 +345,7 @@ def names_looked_up(code: CodeType, scope: dict[str, Any], refused: set[str]) ->
         raise NoFingerprintError(ENVIRONMENT)
     for constant in code.co_consts:
         if isinstance(constant, CodeType):
-            yield from names_looked_up(constant, scope, refused)
+            yield from _names_looked_up(constant, scope, refused)
 
 
 def _attribute_read(name: str, value: Any, following: list[dis.Instruction]) -> tuple[str, Any]:

@@ -294,10 +294,14 @@ def no_autocast() -> Iterator[None]:
 
 @uncounted
 def profiled_by(profiler: Any) -> None:
-    """Have this thread profiled by what `sys.getprofile` gave, which cProfile's own object cannot be told."""
-    sys.setprofile(profiler if callable(profiler) else None)
-    if profiler is not None and not callable(profiler):
+    """Have this thread profiled by what `sys.getprofile` gave; one written in C may start by `enable` or not at all."""
+    known = profiler is None or callable(profiler)
+    sys.setprofile(profiler if known else None)
+    if not known and hasattr(profiler, "enable"):
         profiler.enable()
+    elif not known:
+        message = f"the profiler {type(profiler).__name__} cannot go on after it was halted; start it anew"
+        warnings.warn(message, RuntimeWarning, stacklevel=3)
 
 
 @contextmanager
@@ -306,10 +310,11 @@ def unwatched() -> Iterator[None]:
     tracer, profiler = sys.gettrace(), sys.getprofile()
     monitoring: Any = getattr(sys, "monitoring", None)  # what they may use from Python 3.12 on
     tools = [tool for tool in range(6) if monitoring is not None and monitoring.get_tool(tool)]
-    events = {tool: monitoring.get_events(tool) for tool in tools}
+    # Events are those of all threads: those that rest already are for another thread to bring back.
+    events = {tool: seen for tool in tools if (seen := monitoring.get_events(tool))}
     sys.settrace(None)
     sys.setprofile(None)
-    for tool in tools:
+    for tool in events:
         monitoring.set_events(tool, 0)
     try:
         yield

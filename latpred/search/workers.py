@@ -259,8 +259,8 @@ def _pickled(value: Any) -> bytes:
     """What a worker is sent; code of a notebook that says `torch` and `.ops` takes the module torch.ops along."""
     from joblib.externals.loky.backend.reduction import dumps
 
-    modules = [each for name, each in sys.modules.items() if name.startswith("torch.") and isinstance(each, ModuleType)]
-    special = {type(each): _by_name for each in modules if type(each) is not ModuleType}  # which pickle refuses
+    kinds = {type(each) for name, each in sys.modules.copy().items() if name.startswith("torch.")} - {ModuleType}
+    special = {kind: _by_name for kind in kinds if issubclass(kind, ModuleType)}  # of modules that pickle refuses
     return bytes(dumps(value, reducers=special))
 
 

@@ -7,7 +7,7 @@ import subprocess
 import sys
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, nullcontext, suppress
-from types import FrameType, SimpleNamespace
+from types import SimpleNamespace
 from typing import Any
 from unittest.mock import Mock
 
@@ -24,6 +24,7 @@ from latpred.calibration.devices.cuda import CudaDevice
 from latpred.calibration.workloads import networks, single_ops
 from latpred.errors import DeviceError, UsageError
 from latpred.profile import store
+from latpred.sandbox.own_thread import unwatched
 
 BACKENDS: Any = torch.backends
 CUDNN: Any = BACKENDS.cudnn
@@ -60,17 +61,10 @@ def test_measurements_run_in_inference_mode_without_autocast_and_autotuning() ->
     assert not torch.is_autocast_enabled("cpu")
 
 
-def called() -> None:
-    """What a debugger or profiler would see called."""
-
-
 def test_no_debugger_or_profiler_watches_what_is_timed() -> None:
-    traced: list[object] = []
+    def called() -> None: ...
 
-    def tracer(frame: FrameType, *_: object) -> None:
-        traced.append(frame.f_code)
-
-    before, profiler = sys.gettrace(), cProfile.Profile()
+    before, tracer, profiler = sys.gettrace(), Mock(return_value=None), cProfile.Profile()
     sys.settrace(tracer)
     try:
         with profiler:
@@ -80,10 +74,24 @@ def test_no_debugger_or_profiler_watches_what_is_timed() -> None:
         assert sys.gettrace() is tracer
     finally:
         sys.settrace(before)
-    assert traced.count(called.__code__) == 1
+    assert [call.args[0].f_code for call in tracer.call_args_list].count(called.__code__) == 1
     assert [entry.callcount for entry in profiler.getstats() if entry.code is called.__code__] == [1]
-    message = "PyTorch's profiler is on"
-    with torch.profiler.profile(), pytest.raises(UsageError, match=message), conditions.stated():
+    with torch.profiler.profile(), pytest.raises(UsageError, match="PyTorch's profiler is on"), conditions.stated():
+        pass
+
+
+def test_what_watches_all_threads_is_back_in_the_end_or_said_to_be_gone(monkeypatch: pytest.MonkeyPatch) -> None:
+    events = {2: 7}
+    seen = SimpleNamespace(get_tool=range(2, 3).count, get_events=events.get, set_events=events.__setitem__)
+    monkeypatch.setattr(sys, "monitoring", seen, raising=False)
+    first, second = unwatched(), unwatched()
+    with first:
+        second.__enter__()
+        assert events == {2: 0}
+    second.__exit__(None, None, None)
+    assert events == {2: 7}
+    monkeypatch.setattr(sys, "getprofile", object)  # as of one in C without a method that starts it
+    with pytest.warns(RuntimeWarning, match="profiler object cannot go on"), unwatched():
         pass
 
 
