@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import msgspec
 import numpy as np
 import pytest
 from factories import kernel_fit
 from sklearn.base import clone
 from sklearn.model_selection import cross_val_score
+from threadpoolctl import threadpool_info, threadpool_limits
 
 from latpred.fit import roofline
 from latpred.fit.residual import fit_residual
@@ -159,6 +162,22 @@ def test_an_estimator_like_any_other() -> None:
     assert model.fit(rows, gemm_times(rows)) is model
     assert (model.n_features_in_, len(model.fit_.points)) == (7, 50)
     assert model.score(rows, gemm_times(rows)) > 0.99
+
+
+def test_a_fit_takes_one_thread_of_blas_and_gives_the_others_back(monkeypatch: pytest.MonkeyPatch) -> None:
+    def threads() -> set[int]:
+        return {library["num_threads"] for library in threadpool_info() if library["user_api"] == "blas"}
+
+    def noted(*arguments: Any) -> KernelFit:
+        within.append(threads())
+        return fit_residual(*arguments)
+
+    within: list[set[int]] = []
+    monkeypatch.setattr(roofline, "fit_residual", noted)
+    with threadpool_limits(2, "blas"):
+        before, rows = threads(), gemm_rows(20)
+        RooflineRegressor("gemm").fit(rows, gemm_times(rows))
+        assert (within, threads()) == ([{1}], before)
 
 
 def test_weights_decide_between_samples_that_disagree() -> None:

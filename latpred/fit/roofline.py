@@ -15,6 +15,7 @@ import numpy as np
 from scipy.optimize import least_squares
 from sklearn.base import BaseEstimator, RegressorMixin
 from sklearn.utils.validation import check_array, check_is_fitted, check_X_y
+from threadpoolctl import threadpool_limits
 
 from latpred.fit.residual import HYPER_POINTS, fit_residual, shorts
 from latpred.graph.features import LOOP_COUNTS, ON_CPU, Floats, Inputs, layout, read
@@ -182,13 +183,14 @@ class RooflineRegressor(RegressorMixin, BaseEstimator):  # type: ignore[misc]
         rows, times, weights, hidden = (each[weights > 0] for each in (rows, times, weights, hidden))
         weights = weights / weights.mean()
         inputs = read(self.family, rows)
-        plain = self._plain(inputs, times, weights, hidden)
-        roof = roofline(plain, inputs)
-        points = residual_features(plain, inputs, roof)
-        off, certain = _log_residuals(times, roof.us, hidden)
-        weights = weights * certain
-        weights = weights / weights.mean()
-        self.fit_ = fit_residual(plain, points, off, weights, self.max_points, self.hyper_points)
+        with threadpool_limits(1, "blas"):  # its matrices are so small that further threads take longer
+            plain = self._plain(inputs, times, weights, hidden)
+            roof = roofline(plain, inputs)
+            points = residual_features(plain, inputs, roof)
+            off, certain = _log_residuals(times, roof.us, hidden)
+            weights = weights * certain
+            weights = weights / weights.mean()
+            self.fit_ = fit_residual(plain, points, off, weights, self.max_points, self.hyper_points)
         self.n_features_in_ = rows.shape[1]
         self._model = KernelModel(self.fit_)
         return self
