@@ -59,6 +59,7 @@ def test_code_of_a_notebook_may_say_torch_and_ops() -> None:
 
 
 @pytest.mark.filterwarnings("ignore:.*have been cancelled")  # joblib says of what it had begun
+@pytest.mark.filterwarnings("ignore::pytest.PytestUnhandledThreadExceptionWarning")  # and its threads may end so
 def test_errors_may_end_a_run_that_has_no_end() -> None:
     endless = chain(candidates(2), [7], cycle(candidates()))
     with pytest.raises(CandidateError, match=r"candidate 2 \(int\): a value of type int is no candidate"):

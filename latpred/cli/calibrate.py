@@ -153,7 +153,7 @@ def ensure_profile(query: DeviceQuery, runtimes: Sequence[str], *, yes: bool) ->
             raise
 
     def calibrate_quickly() -> None:
-        takes = "which takes one to three minutes (latpred calibrate takes 5 and is more exact)"
+        takes = "which takes one to three minutes (latpred calibrate takes 5 to 10 and is more exact)"
         notice(f"{reason}; calibrating it now, {takes}{busy_note()}")
         _measure_profile(target, quick=True)
 
