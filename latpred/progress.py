@@ -165,11 +165,15 @@ def bar(title: str, text: Callable[[ProgressEvent], str]) -> Iterator[Listener]:
 
 
 def each_tenth(title: str, say: Callable[[str], None], clock: Callable[[], float] = _now_s) -> Listener:
-    """A listener that says how far a run is when it starts, after every tenth of it, and in one that lasts minutes."""
-    last, said_s = -1, clock()
+    """A listener that says how far a run is when it starts, after every tenth of it, and in one that lasts minutes.
+
+    A run that counts anew, as one that traces all models before it measures them, starts again.
+    """
+    last, said_s, done = -1, clock(), 0.0
 
     def listener(event: ProgressEvent) -> None:
-        nonlocal last, said_s
+        nonlocal last, said_s, done
+        last, done = -1 if event.done == 0 < done else last, event.done
         share = min(1.0, event.done / event.total) if event.total else 0.0
         if int(10 * share) > last or clock() - said_s > QUIET_S:
             within = int(10 * share) <= last

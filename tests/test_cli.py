@@ -297,3 +297,11 @@ def test_a_tenth_that_lasts_minutes_is_told_of_meanwhile() -> None:
     for done in (0, 1, 2, 3, 10):
         tell(ProgressEvent(done, 100, f"cell {done}"))
     assert said == ["measuring: 0 %", "measuring: 2 %, cell 2", "measuring: 10 %"]
+
+
+def test_a_run_that_counts_anew_tells_its_tenths_again() -> None:
+    said: list[str] = []
+    tell = each_tenth("validating", said.append, lambda: 0.0)
+    for done in (0, 5, 9, 0, 5):
+        tell(ProgressEvent(done, 10, "cell"))
+    assert said == [f"validating: {share} %" for share in (0, 50, 90, 0, 50)]

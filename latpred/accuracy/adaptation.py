@@ -245,10 +245,11 @@ def adapt(
     Host costs and kernel times get factors: one for everything, one for each clock, or one for each host class and
     kernel family, and powers of kernels' sizes too; all are believed to be near 1, and follow the rows more or less
     closely. How free they are and how closely they follow is weighed by how likely that makes the rows. The mean of
-    all, or of one factor alone, is taken, whichever errs least on architectures left out, if it gains more than chance
-    there; else nothing is changed. A model is one architecture at whatever batches and sizes of its inputs. For fewer
-    than four nothing vouches: they move everything by one factor, or by what leaving out each of four sizes chooses,
-    and intervals grow by that; rows of one batch say nothing of others. Predictions say so. Runtimes without rows stay.
+    all, or of one factor alone, is taken, whichever errs least on architectures left out, if it gains enough there for
+    its freedom; else nothing is changed. A model is one architecture at whatever batches and sizes of its inputs. For
+    fewer than four nothing vouches: they move everything by one factor, or by what leaving out each of four sizes
+    chooses, and intervals grow by that; rows of one batch say nothing of others. Predictions say so. Runtimes without
+    rows stay as they are.
 
     Parameters
     ----------
