@@ -13,7 +13,7 @@ from scipy.optimize import nnls
 
 from latpred.calibration.fitting.dispatch_fit import TimedNetwork, steps_us
 from latpred.calibration.timing.in_network import calls
-from latpred.fit.roofline import RooflineRegressor, scale_leaf, weighted_median
+from latpred.fit.roofline import fit_kernel, fit_roofline, scale_leaf, weighted_median
 from latpred.graph.features import NATIVE, Floats, native
 from latpred.graph.graph import Op
 from latpred.ops.families import lineage, nearest, root
@@ -106,16 +106,17 @@ def _fit_family(
         pooled = [sample for sample in pooled if sample.family not in apart]
     # What leaves without a fit of their own differ by is taken off before the residual is fitted, which would otherwise
     # call it noise.
-    plain = RooflineRegressor(family, multiprocessors, prior=prior.get(family)).fit_roofline(*_averaged(pooled))
+    known = prior.get(family)
+    plain = fit_roofline(family, *_averaged(pooled), multiprocessors=multiprocessors, prior=known)
     few = {leaf: samples for leaf, samples in leaves.items() if leaf != family and len(samples) < enough[leaf]}
     scales = {leaf: _leaf_scale(plain, samples) for leaf, samples in few.items()}
     alike = [_as_family(sample, plain, scales.get(sample.family, 1.0)) for sample in pooled]
-    general = _fit(family, alike, multiprocessors, prior.get(family))
+    general = _fit(family, alike, multiprocessors, known)
     # Few samples leave terms open: one batch alone says nothing of others. There the family's numbers stand, but those
     # of all pooling, whose kinds have loops of their own, are the numbers of none.
-    known = prior.get(family) if family == "pooling" else plain
+    usual = known if family == "pooling" else plain
     special = {
-        leaf: _fit(family, samples, multiprocessors, prior.get(leaf, known))
+        leaf: _fit(family, samples, multiprocessors, prior.get(leaf, usual))
         for leaf, samples in leaves.items()
         if leaf != family and len(samples) >= enough[leaf]
     }
@@ -193,8 +194,8 @@ def _as_family(sample: KernelSample, plain: KernelFit, scale: float) -> KernelSa
 
 
 def _fit(family: str, samples: Sequence[KernelSample], multiprocessors: int, prior: KernelFit | None) -> KernelFit:
-    regressor = RooflineRegressor(family, multiprocessors, MOST_POINTS, prior=prior)
-    return regressor.fit(*_averaged(samples)).fit_
+    averaged = _averaged(samples)
+    return fit_kernel(family, *averaged, multiprocessors=multiprocessors, max_points=MOST_POINTS, prior=prior)
 
 
 def _averaged(samples: Sequence[KernelSample]) -> tuple[Floats, Floats, Floats, Floats]:
