@@ -22,7 +22,7 @@ from latpred.accuracy import baselines, metrics
 from latpred.accuracy.metrics import Errors
 from latpred.calibration.published.joint_fit import Mask, Problem
 from latpred.calibration.published.latency_model import Objects
-from latpred.calibration.published.published_table import MOST_PROCESSES, Progress
+from latpred.calibration.published.published_table import Progress
 from latpred.calibration.published.row_counts import EAGER, NO_HOST
 from latpred.errors import UsageError
 from latpred.graph.features import Floats
@@ -48,6 +48,7 @@ FLAT, RISING = 0.15, 0.6
 HOST_SHARE = "host_share"  # predicted, of the slower clock
 ARCHITECTURE = "architecture"  # the first name of a row's model
 FACTOR = 2.0
+MOST_PROCESSES = 4
 FEWEST_BESIDE = 40_000  # rows in all folds, below which a second process takes longer to start than it saves
 FEW = 8  # batches up to that are told apart from larger ones in reports
 SMALL_MACS = 2e10  # a forward pass of that much is over before any host has dispatched it

@@ -15,12 +15,11 @@ import difflib
 import os
 import re
 from collections import Counter
-from collections.abc import Callable, Iterator, Mapping, MutableMapping, Sequence
+from collections.abc import Callable, Mapping, MutableMapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
-import joblib
 import numpy as np
 import pandas as pd
 
@@ -62,8 +61,6 @@ FRAMEWORK_TAX = {"protocol": "pipelined", "stack": "torch=1.12.1 cuda=11.6 trans
 PRODUCT = "product"  # input kind of rows that are one matrix product
 _KINDS = {"seq_len": "seq", "image_px": "image"}
 CONTRADICTION = 10.0
-UNITS_APART = 100.0  # times as long as at a larger batch: another unit
-FASTEST_S = 1e-6  # no forward pass takes less
 
 # And rows of any form, beside what `tables.DEFAULTS` says.
 _DEFAULTS = {"memory_format": "contiguous", "attention": "", "host": ""}
@@ -205,7 +202,6 @@ def _part(frame: pd.DataFrame, name: str, mapping: TableMapping | None, notes: l
     _demand_known(cells, numbers, name)
     if rules is not None:
         _demand_datasheets(cells, numbers, name)
-        _demand_one_unit(cells.assign(number=numbers), name)
     timed = tables.timed(cells)
     if not timed.all():
         notes.append(f"{name}: {(~timed).sum():,} of its rows could not be measured")
@@ -246,21 +242,6 @@ def _demand_known(cells: pd.DataFrame, numbers: Sequence[int], name: str) -> Non
                     f"{name}, row {number}, column {column}: {word!r} is not known. {hint}Put one of "
                     f"{', '.join(words)} there, or leave the row out."
                 )
-
-
-def _demand_one_unit(cells: pd.DataFrame, name: str) -> None:
-    """Refuse a latency that no forward pass has, or that is far below that of a smaller batch."""
-    curves = [key for key in (*tables.CURVE_KEYS, "run") if key in cells]
-    cells = cells.sort_values("batch", kind="stable")
-    least_s = (cells.groupby(curves, sort=False)["latency_s"].cummax() / UNITS_APART).clip(lower=FASTEST_S)
-    low = cells["latency_s"] < least_s
-    if low.any():
-        row = cells[low].iloc[0]
-        raise TableError(
-            f"{name}, row {row['number']}, column latency_s: {tables.cell_name(row)} takes {row['latency_s']:.3g} s, "
-            f"where at least {least_s[low].iloc[0]:.3g} s can be, as if the unit were another. Correct the unit in the "
-            "mapping, or leave the row out."
-        )
 
 
 def _from_framework_tax(frame: pd.DataFrame) -> pd.DataFrame:
@@ -312,9 +293,6 @@ def _without_repeats(cells: pd.DataFrame, notes: Sequence[str]) -> PublishedTabl
 
 Progress = Callable[[str], None]
 
-# Fewer traces than that are over before a second process has imported PyTorch.
-FEWEST_BESIDE = 16
-MOST_PROCESSES = 4
 _NEWEST = 99  # minor version of a release that tells its major one alone
 
 
@@ -326,7 +304,6 @@ class TraceKey(NamedTuple):
 
 
 Graphs = MutableMapping[TraceKey, ModelGraph]
-Made = dict[TraceKey, ModelGraph | LatpredError]  # an error where a key cannot be traced
 
 
 def trace_keys(cells: pd.DataFrame) -> list[TraceKey]:
@@ -350,16 +327,14 @@ def trace_all(
     graphs = {} if graphs is None else graphs
     plain = {key: _as_traced(key) for key in asked if key not in graphs}
     rows = [(today, batch) for key, today in plain.items() for batch in asked[key]]
-    wanted = batches_of((today for today, _ in rows), (batch for _, batch in rows))
-    made: Made = {}
-    for name, found in _made(wanted, target):
-        errors = [error for error in found.values() if isinstance(error, LatpredError)]
-        if errors and failed is None:
-            raise errors[0]
-        count = len(found) - len(errors)
-        if progress is not None and name and count:
-            progress(f"traced {name} ({count} combinations of input size and precision)")
-        made |= found
+    made: dict[TraceKey, ModelGraph | LatpredError] = {}
+    for today, batches in batches_of((today for today, _ in rows), (batch for _, batch in rows)).items():
+        try:
+            made[today] = _traced(today, batches, target, progress)
+        except LatpredError as error:
+            if failed is None:
+                raise
+            made[today] = error
     for key, today in plain.items():
         graph = made[today]
         if isinstance(graph, ModelGraph):
@@ -377,48 +352,21 @@ def _as_traced(key: TraceKey) -> TraceKey:
     return TraceKey(asked._replace(attention=attention), kept if asked.precision in AMP else "")
 
 
-def _made(wanted: Mapping[TraceKey, Sequence[int]], target: str) -> Iterator[tuple[str, Made]]:
-    """What needs no trace, under no name, then what is traced, model by model."""
-    known: Made = {}
-    missing: dict[str, dict[TraceKey, Sequence[int]]] = {}
-    for key, batches in wanted.items():
-        found = _known(key, batches, target)
-        if found is None:
-            missing.setdefault(key.graph_key.model, {})[key] = batches
-        else:
-            known[key] = found
-    yield "", known
-    processes = min(joblib.cpu_count(), MOST_PROCESSES) if sum(map(len, missing.values())) >= FEWEST_BESIDE else 1
-    # The models with most graphs come first, lest one process be left with one of them.
-    calls = (joblib.delayed(_trace_model)(keys, target) for keys in sorted(missing.values(), key=len, reverse=True))
-    yield from joblib.Parallel(n_jobs=processes, batch_size=1, return_as="generator_unordered")(calls)
-
-
-def _known(key: TraceKey, batches: Sequence[int], target: str) -> ModelGraph | LatpredError | None:
-    """The graph of a matrix product, or one that was kept; None for what is to be traced."""
-    try:
-        if key.graph_key.input_kind == PRODUCT:
-            return _product(key.graph_key)
-        return graph_store.kept_by_name(**_by_name(key, batches, target))
-    except LatpredError as error:
-        return error
-
-
-def _trace_model(wanted: Mapping[TraceKey, Sequence[int]], target: str) -> tuple[str, Made]:
-    made: Made = {}
-    for key, batches in wanted.items():
-        try:
-            made[key] = graph_store.trace_by_name(**_by_name(key, batches, target))
-        except LatpredError as error:  # without what it was raised from, which may not leave a process
-            column = "the table's column model: " if isinstance(error, UnknownModelError) else ""
-            made[key] = type(error)(f"{column}{error}")
-    return next(iter(wanted)).graph_key.model, made
-
-
-def _by_name(key: TraceKey, batches: Sequence[int], target: str) -> dict[str, Any]:
-    """What `graph_store` is asked for a key."""
+def _traced(key: TraceKey, batches: Sequence[int], target: str, progress: Progress | None) -> ModelGraph:
+    """The graph of a matrix product, or the trace of a model, which is read where it was kept."""
     asked, era = key
-    return {"name": asked.model, "era": era, "batches": batches, "target": target, **options_of(asked).tracing}
+    if asked.input_kind == PRODUCT:
+        return _product(asked)
+    by_name = {"name": asked.model, "era": era, "batches": batches, "target": target, **options_of(asked).tracing}
+    graph = graph_store.kept_by_name(**by_name)
+    if graph is not None:
+        return graph
+    if progress is not None:
+        progress(f"tracing {asked.model} in {asked.precision}")
+    try:
+        return graph_store.trace_by_name(**by_name)
+    except UnknownModelError as error:
+        raise UnknownModelError(f"the table's column model: {error}") from None
 
 
 def _product(key: GraphKey) -> ModelGraph:
