@@ -83,6 +83,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
     table = made_up() if options.table is None else load(options.table)
     for name, default in (("source", ""), ("dtype", "bfloat16")):
         table = table if name in table else table.assign(**{name: default})
+    table = table.astype(dict.fromkeys(("m", "n", "k", "latency_us"), float))
     names = ["system", "source", "dtype"]
     # Of a product that came twice, one timing may be fitted to: the other would test nothing.
     once = table.groupby([*names, "m", "n", "k"], sort=False, dropna=False, as_index=False)[["latency_us"]].median()

@@ -8,7 +8,6 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-import pandas as pd
 import pytest
 
 from latpred import tables
@@ -75,26 +74,7 @@ def test_a_figure_prints_and_draws(name: str, main: Main, tmp_path: Path, capsys
     assert len(numbers) >= 4
 
 
-def test_crosses_are_one_entry_of_the_legend(figures: dict[str, Any]) -> None:
-    from matplotlib.figure import Figure
-
-    ax = Figure().subplots()
-    for index in range(2):
-        figures["draw"](ax, index, f"model {index}", [1, 8], [1.0, 2.0 + index])
-        figures["over"](ax, index, {1: 1.1, 8: 2.2})
-    figures["against"](ax, "batch", "two")
-    assert [text.get_text() for text in ax.get_legend().get_texts()] == ["model 0", "model 1", "measured"]
-
-
-def test_a_figure_of_nothing_is_not_written(main: Main, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    figure = tmp_path / "none.png"
-    with pytest.raises(SystemExit, match="nothing is left to draw"):
-        main("figures", ["fig04_runtimes", "--device", "rtx-8000", "--models", "no-such-model", "-o", str(figure)])
-    assert "no-such-model" in capsys.readouterr().out
-    assert not figure.exists()
-
-
-def test_measured_points_come_from_a_recording(figures: dict[str, Any], monkeypatch: pytest.MonkeyPatch) -> None:
+def test_measured_points_come_from_a_recording(figures: dict[str, Any]) -> None:
     asking = ["fig08_efficient", "--device", "epyc-shared", "--recording", "epyc-shared-runtimes"]
     _, asked = figures["asked"]([*asking, "--batches", "1,4"])
     measured_ms = figures["measured"](asked, "blind/mistral")
@@ -103,13 +83,6 @@ def test_measured_points_come_from_a_recording(figures: dict[str, Any], monkeypa
     assert list(measured_ms) == [1, 4]
     assert measured_ms[1] == pytest.approx(1e3 * first["latency_s"])
     assert figures["measured"](asked, "no such model") == {}
-    # Of a model that was measured at several lengths the usual one is drawn.
-    same = {"model": "m", "runtime": "eager", "protocol": "single", "precision": "fp32"}
-    cells = [(1, 128, 2e-3), (4, 128, 3e-3), (1, 512, 9e-3)]
-    table = pd.DataFrame([{**same, "batch": b, "input_size": n, "latency_s": s} for b, n, s in cells])
-    monkeypatch.setitem(figures["measured"].__globals__, "recorded", lambda name: table)
-    assert figures["measured"](asked, "m") == {1: 2.0, 4: 3.0}
-    assert figures["measured"](asked, "m", input_size=512) == {1: 9.0}
 
 
 def test_table_1_finds_width_batch_and_length_free(main: Main, capsys: pytest.CaptureFixture[str]) -> None:
@@ -139,10 +112,3 @@ def test_table_3_orders_runtimes_by_overhead(main: Main, tmp_path: Path, capsys:
     assert found["eager"] > found["torchscript"] > found["onnxruntime"] >= found["onnxruntime-cuda-graphs"]
     assert found["cuda-graphs"] < found["torchscript"]
     assert all(re.search(r"[+-]\d+%$", line) for line in lines)
-
-
-def test_table_3_lends_nothing_to_the_runtimes_that_the_profile_knows() -> None:
-    script = runpy.run_path(str(FOLDER / "table3.py"))
-    errors = {name: error for name, *_, error in script["rows"](dict.fromkeys(script["PRINTED_MS"], 5.27))}
-    assert errors["eager"] == pytest.approx(-0.5)
-    assert set(errors) == set(script["PRINTED_MS"])

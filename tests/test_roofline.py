@@ -14,8 +14,7 @@ from latpred.fit import roofline
 from latpred.fit.residual import fit_residual
 from latpred.fit.roofline import fit_kernel, fit_roofline
 from latpred.graph.features import LOOP_COUNTS, layout, read
-from latpred.prediction.kernel_times import PRIOR, TILES, KernelModel, evaluate, tiled
-from latpred.profile import store
+from latpred.prediction.kernel_times import PRIOR, KernelModel, evaluate, tiled
 from latpred.profile.document import KernelFit
 
 PEAK, BANDWIDTH, FLOOR = 5e4, 2e3, 3.0
@@ -49,26 +48,6 @@ def elementwise_rows(numel: np.ndarray) -> np.ndarray:
     return rows_of("elementwise", read_bytes=4 * numel, write_bytes=4 * numel, numel=numel)
 
 
-def depthwise_rows(batch: object, channels: object, side: int = 3) -> np.ndarray:
-    """3x3 depthwise convolutions on square maps."""
-    planes = np.asarray(batch, float) * channels
-    numbers = {"batch": batch, "c_in": channels, "c_out": channels, "groups": channels, "kernel_d": 0}
-    sides = dict.fromkeys(("h_in", "w_in", "h_out", "w_out"), side) | dict.fromkeys(("kernel_h", "kernel_w"), 3)
-    moved = dict.fromkeys(("read_bytes", "write_bytes"), 4 * planes * side**2)
-    weights = 4 * 9 * np.asarray(channels, float)
-    return rows_of(
-        "conv_depthwise", macs=planes * 9 * side**2, weight_bytes=weights, **moved, stride=1, **numbers, **sides
-    )
-
-
-def test_channels_of_single_samples_do_not_make_batches_of_depthwise_convolutions_slow() -> None:
-    channels = np.array([32, 64, 128, 256, 512, 1024] * 4)
-    rows = np.concatenate([depthwise_rows(1, channels[side::4], side) for side in (3, 6, 12, 24)])
-    weights, read, written = rows[:, 1:4].T
-    fit = fit_kernel("conv_depthwise", rows, 60.0 + weights / 900.0 + (read + written) / 2e4)
-    assert evaluate(fit, depthwise_rows(8, 1152))[0] == pytest.approx(60.0 + 46.1 + 33.2, rel=0.3)
-
-
 def test_the_physics_comes_back_from_noisy_samples() -> None:
     rows = gemm_rows(150)
     noise = np.exp(np.random.default_rng(1).normal(0, 0.02, 150))
@@ -99,15 +78,6 @@ def test_a_datasheet_says_what_small_samples_cannot() -> None:
     assert abs(np.log(large[1] / times[6])) < 0.3 < abs(np.log(large[0] / times[6]))
 
 
-def test_one_odd_kernel_does_not_outweigh_a_datasheet() -> None:
-    """Products in bf16 that an H100 was timed at: one of four rows, which sums 2,928 values, has all the weights."""
-    sizes = [(386, 16, 616), (4819, 216, 464), (3063, 2440, 1048), (37, 32, 88), (4, 144, 2928), (3253, 240, 128)]
-    known = store.load("h100").kernels["bf16"]["gemm"]
-    times = np.array([3.3, 5.9, 30.5, 2.6, 6.3, 3.5])
-    fit = fit_kernel("gemm", products(*np.transpose(sizes), size=2), times, multiprocessors=132, prior=known)
-    assert fit.weight_bytes_per_us > 0.5 * known.weight_bytes_per_us
-
-
 def test_the_residual_learns_what_the_roofline_cannot_say() -> None:
     rows, unseen = gemm_rows(250), gemm_rows(200, seed=3)
 
@@ -119,15 +89,6 @@ def test_the_residual_learns_what_the_roofline_cannot_say() -> None:
     for seen, most in ((times(rows), 0.03), (wild, 0.06)):
         errors = np.abs(evaluate(fit_kernel("gemm", rows, seen), unseen) / times(unseen) - 1)
         assert np.median(errors) < most
-
-
-@pytest.mark.parametrize("jumps", [False, True])
-def test_a_residual_finds_which_of_two_features_matters(jumps: bool) -> None:
-    rng = np.random.default_rng(0)
-    points = rng.uniform(0, 8, (120, 2))
-    steps = 0.1 * (np.floor(points[:, 0]) % 2) + 0.01 * rng.standard_normal(120)
-    found = fit_residual(kernel_fit(jumps=jumps), points, steps - steps.mean(), np.ones(120), 120)
-    assert found.length_scales[1] > 3 * found.length_scales[0]
 
 
 @pytest.mark.parametrize("count", [1, 2, 5, 15])
@@ -195,14 +156,6 @@ def test_by_hand(row: list[float], changes: dict[str, object], us: float) -> Non
     assert evaluate(kernel_fit("gemm", **changes), np.array([row])) == pytest.approx([us])
 
 
-@pytest.mark.parametrize("sides", [(1.0, 0.0), (1.0, 1.0)])
-def test_a_larger_product_takes_no_less_time(sides: tuple[float, float]) -> None:
-    fit = kernel_fit("gemm", floor_us=0.0, saturation={"waves": 0.5}, multiprocessors=64)
-    more = np.arange(1.0, 600.0)
-    times = evaluate(fit, products(*(side * more + (1.0 - side) * 768.0 for side in sides), 768.0))
-    assert (np.diff(times) >= -1e-9).all()
-
-
 def grid(*axes: tuple[float, ...]) -> list[np.ndarray]:
     return [axis.ravel() for axis in np.meshgrid(*axes)]
 
@@ -260,21 +213,6 @@ def test_what_loops_do_takes_time_of_its_own(family: str) -> None:
     assert evaluate(fit, rows) == pytest.approx(times, rel=0.1)
 
 
-@pytest.mark.parametrize("family", ["elementwise.sin", "pooling.avg", "rnn"])
-def test_a_gpu_has_no_loops_of_a_cpu(family: str) -> None:
-    columns, times, _ = LOOPS[family]
-    loop_us = fit_kernel(family, rows_of(family, **columns), times, multiprocessors=108).loop_us
-    assert not any(loop_us[len(LOOP_COUNTS.get(family, ())) :])
-
-
-def test_a_kernel_without_multiplications() -> None:
-    numel = np.geomspace(8, 1e6, 40)
-    rows = elementwise_rows(numel)
-    fit = fit_kernel("elementwise", rows, 1.0 + 8 * numel / BANDWIDTH)
-    assert (fit.macs_per_us, fit.weight_bytes_per_us) == (0.0, 0.0)
-    assert fit.activation_bytes_per_us == pytest.approx(BANDWIDTH, rel=0.05)
-
-
 def test_a_kernel_that_its_dispatch_hides_gets_no_floor_from_longer_ones() -> None:
     numel = np.geomspace(8, 1e6, 40)
     rows, true_us = elementwise_rows(numel), 8 * numel / BANDWIDTH
@@ -311,16 +249,6 @@ def test_large_products_come_near_the_rate_and_one_row_more_than_a_full_round_co
     full = times_of(halves((2048, 4096, 4096), (2049, 4096, 4096), (2040, 4096, 4096)))
     assert full[1] > 1.03 * full[0]
     assert full[2] == pytest.approx(full[0], rel=0.01)
-
-
-def test_a_long_sum_with_few_results_is_split() -> None:
-    inputs = read("gemm", halves((64, 64, 65536), (4096, 4096, 4096)))
-    found = tiled(CONSTANTS, inputs.work, inputs.product, MULTIPROCESSORS)
-    parts = np.exp(found.logs[:, 2])
-    assert parts[0] > 4
-    assert parts[1] == pytest.approx(1.0)
-    assert {tuple(row) for row in np.exp(found.logs[:, :2]).round().tolist()} <= set(TILES)
-    assert (found.memory_us <= found.us).all()
 
 
 def test_products_of_a_gpu_are_fitted_by_their_tiles_where_there_are_samples_enough() -> None:

@@ -4,9 +4,7 @@ from __future__ import annotations
 
 import math
 from itertools import count
-from types import SimpleNamespace
 from typing import Any
-from unittest.mock import Mock
 
 import factories
 import msgspec
@@ -22,7 +20,7 @@ from latpred.calibration.fitting import acceptance, profile_fit
 from latpred.calibration.fitting.acceptance import HoldoutError, accepted, network_spread
 from latpred.calibration.fitting.dispatch_fit import TimedNetwork
 from latpred.calibration.session import Row
-from latpred.calibration.timing import reference_speed, visits
+from latpred.calibration.timing import reference_speed
 from latpred.calibration.timing.timer import Timing
 from latpred.calibration.workloads import networks, suites
 from latpred.host import Slowdown
@@ -164,17 +162,6 @@ def test_a_pass_that_few_networks_decided_says_what_it_leaves_open(networks: int
     assert [told in each for each in caveats] == [False, bool(said)]
 
 
-@pytest.mark.parametrize(("reasons", "fails"), [(["", "", visits.MOVED_APART], False), (["", "busy", "busy"], True)])
-def test_a_fit_that_took_disturbed_cells_fails(reasons: list[str], fails: bool) -> None:
-    rows = [
-        msgspec.structs.replace(row(cell), disturbed=reason)
-        for cell, reason in zip(acceptance.models("fp32"), reasons, strict=False)
-    ]
-    fitted = visits.undisturbed(rows)
-    checked, _ = profile_fit._checked(store.load("epyc-shared"), fitted, rows, reference_speed.FULL)
-    assert (UNSPOILT in checked.acceptance.checks) is fails
-
-
 def test_ordinary_models_decide_where_there_are_enough() -> None:
     verdict = accepted(several(1.5) * 10, several(*[1.02] * acceptance.FEWEST))
     assert verdict.passed
@@ -243,14 +230,6 @@ def test_a_model_is_timed_whole_and_becomes_a_run(monkeypatch: pytest.MonkeyPatc
     run = profile_fit.timed_network(row, CpuDevice().info())
     assert run.total_us == pytest.approx(1e6 * row.timings["single"].median_s)
     assert (run.batch, run.graph.macs(1)) == (1, 745_600)
-
-
-def test_a_model_that_does_not_fit_in_memory_is_no_other_failure(monkeypatch: pytest.MonkeyPatch) -> None:
-    make = Mock(side_effect=RuntimeError("DefaultCPUAllocator: can't allocate memory: you tried to allocate 40 GiB"))
-    monkeypatch.setattr(acceptance, "cell_graph", lambda *_: None)
-    monkeypatch.setattr(suites, "gate_model", lambda name: SimpleNamespace(make=make))
-    with pytest.raises(MemoryError):
-        acceptance.measure(Cell("model", "gate/mlp", {"batch": 1}), CpuDevice())
 
 
 def test_a_shift_is_what_the_speed_of_the_machine_does_not_explain() -> None:

@@ -19,7 +19,7 @@ from factories import add, graph
 
 from latpred import runtimes, storage
 from latpred.calibration import calibrate, calibrator, fit_raw, runtime_calibration, session
-from latpred.calibration.devices import machine, open_device
+from latpred.calibration.devices import open_device
 from latpred.calibration.devices.simulated import SimulatedDevice
 from latpred.calibration.fitting import profile_fit
 from latpred.calibration.measurement import whole_models
@@ -155,17 +155,6 @@ def test_an_extension_that_was_interrupted_goes_on_and_one_asked_for_again_start
     ]
 
 
-@pytest.mark.parametrize("others", [True, False])
-def test_eager_in_a_journal_is_done_where_another_runtime_followed_it(finished: DeviceProfile, others: bool) -> None:
-    if others:
-        more()
-        store.save(finished)  # as eager left it
-    (directory("simulated") / session.LAST).rename(directory("simulated") / session.JOURNAL)  # as an interruption does
-    assert list(more(("eager", "plain"), FEW + 4).runtimes) == ["eager", "plain"]
-    kept = rows_kept()
-    assert (kept["eager"], kept["plain"] == FEW + 4) == (FEW, others), "eager under way has its share of the time"
-
-
 @pytest.mark.usefixtures("finished")
 def test_what_ends_a_calibration_of_several_runtimes_leaves_a_profile_of_those_that_were_finished() -> None:
     both = partial(more, ("plain", "torchscript"), 2 * MORE)
@@ -192,16 +181,6 @@ def test_a_runtime_joins_the_record_of_eager_whatever_precisions_that_has() -> N
     assert calibrate_runtimes.kept("simulated", device, {}, ["fp32"]) == store.find("simulated")
 
 
-def test_a_runtime_joins_eager_s_record_with_fewer_precisions_and_new_tools(monkeypatch: pytest.MonkeyPatch) -> None:
-    cells = 154
-    assert calibrate(SimulatedDevice(), cells=cells).kernels.keys() < set(SimulatedDevice().precisions())
-    calibrate(SimulatedDevice(), runtimes=["plain"], cells=MORE)
-    assert rows_kept() == {"eager": cells, "plain": MORE}
-    monkeypatch.setattr(machine, "STACK", (*machine.STACK, "msgspec"))
-    calibrate(SimulatedDevice(), runtimes=["torchscript"], cells=MORE)
-    assert rows_kept() == {"eager": cells, "plain": MORE, "torchscript": MORE}
-
-
 @pytest.mark.usefixtures("finished")
 def test_a_profile_of_a_newer_latpred_is_not_replaced_without_a_word() -> None:
     file = store.file_of("simulated")
@@ -221,15 +200,6 @@ def test_a_calibration_of_eager_under_way_goes_on_instead_of_extending(precision
     told = interrupted(extending, 33)
     assert told[0].cells == 30
     assert {at.label.split("/")[1] for at in told if "/" in at.label} == {"eager"}
-
-
-def test_a_calibration_of_eager_that_was_set_aside_before_the_profile_does_not_go_on_instead_of_extending() -> None:
-    interrupted(partial(calibrate, SimulatedDevice(), cells=FEW), 30)
-    eager = calibrate(SimulatedDevice(), cells=FEW, precisions=["fp32"]).runtimes["eager"]
-    assert calibrate(SimulatedDevice(), runtimes=["plain"], cells=MORE).runtimes["eager"] == eager
-    assert rows_kept() == {"eager": FEW, "plain": MORE}
-    told = interrupted(partial(calibrate, SimulatedDevice(), cells=FEW), 33)
-    assert told[0].cells == 30, "it goes on where eager is asked for"
 
 
 def test_eager_comes_first_and_its_fit_sees_no_other_rows() -> None:
@@ -312,13 +282,6 @@ def test_a_runtime_measured_again_in_vain_says_that_its_costs_are_older(monkeypa
     assert profile.acceptance.checks["plain: costs"] == said
 
 
-@pytest.mark.usefixtures("finished")
-def test_a_runtime_that_was_fitted_to_disturbed_cells_fails(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(calibrate_runtimes, "spoilt", lambda rows: 0.7)
-    checks = more().acceptance.checks
-    assert checks["plain: fitted cells that were disturbed or of processors apart at most 0%"] == "70.0%: failed"
-
-
 def test_a_runtime_goes_on_for_networks_to_judge_by(finished: DeviceProfile, tmp_path: Path) -> None:
     device, seen = SimulatedDevice(), list[int]()
 
@@ -335,30 +298,20 @@ def test_a_runtime_goes_on_for_networks_to_judge_by(finished: DeviceProfile, tmp
     assert gate.advice[-1].endswith("--runtimes plain --budget 5m")
 
 
-def test_only_a_full_calibration_without_a_budget_goes_on_for_networks() -> None:
-    given: tuple[tuple[bool, float | None, int | None], ...] = ((False, None, None), (True, None, None))
-    given += (False, 100.0, None), (False, None, 9)
-    plans = [calibrator._plan(("eager", "plain"), None, *each) for each in given]
-    longer = [[effort.longer for effort in plan.values()] for plan in plans]
-    assert longer == [[calibrator.LONGER] * 2, [calibrator.LONGER, 1.0], [1.0, 1.0], [1.0, 1.0]]
-
-
-def test_budgets_are_shared_in_proportion() -> None:
-    plan = calibrator._plan(("eager", "plain"), None, False, None, None)
-    usual = runtime_calibration.seconds_of("plain")
-    assert {name: effort.seconds for name, effort in plan.items()} == {"eager": calibrator.FULL_S, "plain": usual}
-    halved = calibrator._plan(("eager", "plain"), None, False, (calibrator.FULL_S + usual) / 2, None)
-    assert halved["plain"].seconds == pytest.approx(usual / 2)
-    assert halved["eager"].seconds == pytest.approx(calibrator.FULL_S / 2)
-    quick = calibrator._plan(("plain",), None, True, None, None)
-    assert list(quick) == ["eager", "plain"]
-    assert quick["plain"].seconds == pytest.approx(usual / 3)
-
-
-def test_who_replays_a_runtime_s_kernels_comes_after_it_in_whatever_order_they_are_named() -> None:
-    wanted = ("onnxruntime-cuda-graphs", "torchscript", "compile-reduce-overhead", "onnxruntime", "compile")
-    plan = calibrator._plan(wanted, None, False, None, None)
-    assert list(plan) == ["eager", "torchscript", "onnxruntime", "compile", *wanted[0::2][:2]]
+def test_budgets_are_shared_in_proportion_and_a_full_calibration_may_go_on() -> None:
+    full = {"eager": calibrator.FULL_S, "plain": runtime_calibration.seconds_of("plain")}
+    whole, longer = sum(full.values()), calibrator.LONGER
+    for quick, budget, cells, share, goes_on in (
+        (False, None, None, [1.0, 1.0], [longer, longer]),
+        (True, None, None, [None, 1 / 3], [longer, 1.0]),
+        (False, whole / 2, None, [0.5, 0.5], [1.0, 1.0]),
+        (False, None, 9, [None, None], [1.0, 1.0]),
+    ):
+        plan = calibrator._plan(("plain", "eager"), None, quick, budget, cells)
+        assert list(plan) == ["eager", "plain"]
+        assert [effort.longer for effort in plan.values()] == goes_on
+        for (name, effort), part in zip(plan.items(), share, strict=True):
+            assert part is None or effort.seconds == pytest.approx(part * full[name])
 
 
 def test_all_are_those_that_the_device_can_run() -> None:
@@ -417,11 +370,3 @@ def test_an_onnxruntime_without_cuda_is_left_out_on_a_gpu(monkeypatch: pytest.Mo
 def test_without_a_kernel_no_other_runtime_is_studied(latpred_home: Path) -> None:
     with pytest.raises(CalibrationError, match=r"before a kernel was measured.*--budget 5m"):
         calibrate("simulated", cells=140, runtimes=("eager", "cuda-graphs"))
-
-
-def test_a_runtime_without_kernels_to_rest_on_says_how_to_go_on(finished: DeviceProfile) -> None:
-    without = msgspec.structs.replace(finished, kernels={}, seconds=90.0)
-    plan = {"eager": calibrator._Effort(90.0, MORE), "plain": calibrator._Effort(210.0, MORE)}
-    nothing: Any = None
-    with pytest.raises(CalibrationError, match=r"is kept\. Go on with the same command and --budget 10m\.$"):
-        calibrator._with_runtimes(without, SimulatedDevice(), nothing, ("fp32",), plan, nothing)

@@ -15,9 +15,7 @@ from gauges import ScriptedGauge
 
 from latpred.calibration import runtime_calibration, schedules
 from latpred.calibration.devices import open_device
-from latpred.calibration.fitting import acceptance
-from latpred.calibration.fitting.dispatch_fit import TimedNetwork
-from latpred.calibration.runtime_calibration import calibrate_runtimes, compile_calibrator
+from latpred.calibration.runtime_calibration import compile_calibrator
 from latpred.calibration.runtime_calibration.compile_calibrator import COLD_CALL, KINDS, CompileCalibrator
 from latpred.calibration.session import Row
 from latpred.calibration.timing.timer import Timing
@@ -174,15 +172,6 @@ def test_ops_between_graphs_find_eager_s_code_as_cold_as_eager_does(rows: list[R
     assert ColdDispatch.of(one_step_per_op("compile", ops), warm) is None
 
 
-def test_what_passes_beside_a_call_is_no_part_of_its_kernel(rows: list[Row], profile: DeviceProfile) -> None:
-    fit, other = fitted(rows, profile), fitted([longer_beside(one, 40.0) for one in rows], profile)
-    pass_us = [one.fixed_us + host_cost(one, "guards") + 4 * host_cost(one, "kernel.generated") for one in (fit, other)]
-    assert pass_us[1] > pass_us[0] + 20.0
-    widths = [one.kernels["fp32"]["generated"].activation_bytes_per_us for one in (other, fit)]
-    assert widths[0] == pytest.approx(widths[1], rel=0.03)
-    assert other.kernel_scales == pytest.approx(fit.kernel_scales, rel=0.03)
-
-
 def test_what_takes_longer_beside_large_kernels_is_cold_code_s(rows: list[Row], profile: DeviceProfile) -> None:
     cold, longer_us = with_cold_code(profile), 40.0
     compiled = [compile_calibrator._compiled_network(one, cold) for one in rows]
@@ -255,29 +244,6 @@ def test_kernels_that_share_a_call_are_timed_together(profile: DeviceProfile, mo
     one = copy(1000)
     (us,) = kernels_us(msgspec.structs.replace(profile, runtimes=runtimes), one_step_per_op("compile", (one,)))
     assert us == pytest.approx((one.read_bytes + one.write_bytes).at(1) / BYTES_PER_US / 3, rel=0.3)
-
-
-def test_a_family_that_is_slow_in_tiny_networks_only_keeps_its_scale(rows: list[Row], profile: DeviceProfile) -> None:
-    """Nothing is left of a call beyond the median of its like, but that does not make its kernel take no time."""
-    hard = [msgspec.structs.replace(one, calls_us=tuple(us + 50.0 for us in one.calls_us)) for one in rows]
-    mixed = [other if schedules.network_spec(one.cell).tiny else one for one, other in zip(rows, hard, strict=True)]
-    assert fitted(mixed, profile).kernel_scales["conv.pointwise"] == pytest.approx(SCALE, rel=0.15)
-
-
-def test_an_op_of_two_kernels_takes_what_both_take(profile: DeviceProfile) -> None:
-    prices = compile_calibrator._prices(profile, factories.dispatch())
-
-    def taken(launches: int) -> list[float]:
-        net = network(256, lambda size: msgspec.structs.replace(conv(size), launches=launches))
-        return list(compile_calibrator._kernels_us(TimedNetwork(net, 1, 1.0), prices).values())
-
-    assert taken(2) == pytest.approx(taken(1))
-
-
-def test_networks_of_the_fit_tell_the_spread_where_no_holdout_does(rows: list[Row], profile: DeviceProfile) -> None:
-    fit, errors = calibrate_runtimes.fit_with_spread(calibrator(), rows, profile)
-    assert errors == []
-    assert fit.spread >= acceptance.LEAST_SPREAD
 
 
 def test_networks_of_the_fit_test_fits_without_them(

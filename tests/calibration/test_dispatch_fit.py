@@ -130,15 +130,6 @@ def test_calls_timed_in_place_price_classes(passes: list[tuple[list[str], float]
     assert dispatch_fit.class_costs(runs) == pytest.approx(expected)
 
 
-def test_a_view_that_passes_call_once_costs_no_more_than_views_that_they_call_again() -> None:
-    names = ["view.transpose", "view.transpose", "fft.fft2", "view.to", "norm.layer_norm", "view.slice", "view.unbind"]
-    passed = run([*map(op_of, names), closing()], 50.0, (1.0, 3.0, 9.0, 8.0, 7.0, 0.5, 6.0))
-    found = dispatch_fit.class_costs([passed])
-    assert found["view.to"] == found["view.transpose"] == pytest.approx(1.2)
-    assert [found[name] for name in names[2::2]] == [9.0, 7.0, 6.0]
-    assert found["view.slice"] == 0.5
-
-
 def test_a_more_general_class_costs_the_median_of_what_it_stands_for_unless_it_was_measured() -> None:
     costs = dispatch_fit.with_parents({"view.a": 1.0, "view.b": 2.0, "view.c.d": 6.0, "gemm": 5.0})
     assert (costs["view"], costs["view.c"], costs["gemm"]) == (2.0, 6.0, 5.0)

@@ -10,7 +10,6 @@ import pandas as pd
 import pytest
 from clidata import document, run
 
-from latpred.accuracy.comparison import evaluate as evaluate_one
 from latpred.calibration.published import evaluation
 from latpred.calibration.published.evaluation import evaluate
 from latpred.calibration.published.published_table import read_all
@@ -79,21 +78,6 @@ def test_two_runs_of_one_machine_are_judged_beside_each_other(sheet: pd.DataFram
     assert evaluate(read_all(days), host_row=True).overall.cells == len(rows) - 2
     versions = [rows, rows.assign(stack="torch=2.2")]  # of the software in one run
     assert evaluate(read_all([pd.concat(versions)])).overall.cells == 2 * len(rows)
-
-
-def test_several_tables_of_a_cpu_are_judged_as_one_is(sheet: pd.DataFrame, monkeypatch: pytest.MonkeyPatch) -> None:
-    small = sheet[(sheet["model"].str.endswith("small")) & (sheet["batch"] == 16)].head(1)
-    setups = [("eager", "fp32"), ("torchscript", "fp32"), ("eager", "amp-bf16")]
-    rows = pd.concat([small.assign(runtime=runtime, precision=precision) for runtime, precision in setups])
-    rows = rows.rename(columns={"gpu": "device"}).assign(device="cpu", stack="torch=2.1")
-    mine, asked = store.load("epyc-shared"), list[str]()
-    monkeypatch.setattr(store, "find", lambda device: asked.append(device) or mine)
-    several, one = evaluate(read_all([rows.head(1), rows.tail(2)])).to_frame(), evaluate_one(rows, mine).to_frame()
-    columns = ["runtime", "precision", "latency_s_predicted"]
-    assert asked == ["cpu"]
-    pd.testing.assert_frame_equal(
-        *(found[columns].sort_values(columns[:2], ignore_index=True) for found in (several, one))
-    )
 
 
 def test_one_table_of_a_gpu_is_predicted_with_its_profile(sheet: pd.DataFrame, tmp_path: Path) -> None:

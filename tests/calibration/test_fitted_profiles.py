@@ -22,19 +22,16 @@ from latpred.calibration.published.fitted_profiles import (
     Accuracy,
     FittedNumbers,
     fit_profile,
-    fit_profiles,
     profile_of,
 )
-from latpred.calibration.published.joint_fit import Problem, _Loss, _Point
+from latpred.calibration.published.joint_fit import Problem
 from latpred.calibration.published.joint_fit import problem as problem_of
 from latpred.calibration.published.latency_model import evaluate
 from latpred.calibration.published.leave_out import evaluate_left_out
-from latpred.calibration.published.parameters import HOST, Parameters
 from latpred.calibration.published.published_table import PublishedTable, read
 from latpred.calibration.published.row_counts import as_run_by, family_of, group_of, weights_of
 from latpred.errors import TableError, UsageError
-from latpred.profile import datasheet, gpus, hosts, store
-from latpred.profile.datasheet import log_promise
+from latpred.profile import datasheet, gpus, store
 from latpred.profile.document import DeviceProfile
 from latpred.runtimes.legacy_torch import FUSED, GROUP, TORCH_1_12, TORCH_2, as_run_in
 from latpred.tracing import trace
@@ -86,28 +83,6 @@ def test_derivatives_are_those_of_the_latency_model(held: bool) -> None:
         step = random.normal(0.0, 1e-5, len(theta))
         change = (evaluate(block, here + step).log_us - evaluate(block, here - step).log_us) / 2
         np.testing.assert_allclose(slopes @ step[block.needed], change, atol=1e-9)
-
-
-class Kinked(_Loss):
-    """Ten times the distance from zero, of which a curvature far too small is said, as where a kernel is bounded."""
-
-    def __init__(self) -> None:
-        self._means, self._free = np.array([0.013]), np.array([0])
-
-    def _at(self, free: np.ndarray) -> _Point:
-        return _Point(free, 10.0 * abs(free[0]), 10.0 * np.sign(free), np.array([[1.0]]))
-
-
-def test_a_fit_does_not_end_where_a_shorter_step_would_help() -> None:
-    assert abs(Kinked().lowest()[0]) < 1e-4
-
-
-def test_tensor_cores_at_half_rate_are_more_than_half_as_fast() -> None:
-    half, full = gpus.spec("rtx-3090"), gpus.spec("rtx-a6000")
-    for mode, least, most in (("fp16", 1.3, 1.7), ("tf32", 1.3, 1.7), ("fp32", 1.05, 1.15)):
-        slower = np.exp(log_promise(half, mode, "compute") - log_promise(full, mode, "compute"))
-        assert least < slower < most
-    assert full.peak_macs_per_us("fp16") > 2.1 * half.peak_macs_per_us("fp16")
 
 
 def test_known_latencies_and_hosts_come_back(fitted: Fit) -> None:
@@ -190,13 +165,6 @@ def test_a_model_left_out_is_predicted(fitted: Fit, holdout: pd.DataFrame) -> No
         assert 0 < one.width < 0.5
 
 
-def test_an_interval_of_one_model_alone_is_not_judged(holdout: pd.DataFrame) -> None:
-    rows = holdout[(holdout["batch"] > leave_out.SMALL) | (holdout["model"] == "wide")]
-    coverage = leave_out.coverage_by_regime(rows)
-    assert [np.isnan(one.share) for one in coverage.values()] == [True, False, False]
-    assert all(one.width > 0 for one in coverage.values())
-
-
 def test_a_fold_sees_nothing_of_what_it_is_judged_on(fitted: Fit, holdout: pd.DataFrame) -> None:
     rows = table()
     mine = (rows["model"] == "wide").to_numpy()
@@ -243,13 +211,6 @@ def test_folds_do_not_depend_on_processes(fitted: Fit, holdout: pd.DataFrame, mo
     monkeypatch.setattr(leave_out, "FEWEST_BESIDE", 1)
     beside = leave_out.by_column(fitted[0], "model")
     np.testing.assert_allclose(holdout["predicted_s"], beside["predicted_s"], rtol=1e-9)
-
-
-def test_only_models_of_a_gpu_are_left_out_where_nothing_else_is_asked() -> None:
-    rows = table()
-    problem, _ = solved(rows[(rows["gpu"] == "2080Ti") | (rows["model"] != "wide")])
-    left_out = leave_out.by_column(problem, "model", gpus=("RTX-8000",))
-    assert set(left_out["model"]) == set(MODELS) - {"wide"}
 
 
 def test_a_gpu_left_out_keeps_one_row_of_each_run(fitted: Fit) -> None:
@@ -325,43 +286,11 @@ def test_a_table_of_one_host_has_no_others_to_cover() -> None:
     assert beside.runtimes["eager"].host_spread == pytest.approx(np.log(2.0) / 1.645, rel=0.1)
 
 
-@pytest.mark.parametrize(
-    ("runs", "said", "apart"), [("fast", "a published host", False), ("fast|slow", "2 published hosts", True)]
-)
-def test_two_groups_of_models_in_one_run_have_one_host(runs: str, said: str, apart: bool) -> None:
-    rows = frame().query("gpu == '2080Ti' and precision == 'fp32'")
-    problem = problem_of(rows[rows["run"].str.contains(runs)], dict(graphs()))
-    groups = np.where(np.isin(problem.rows.model, ["wide", "thin"]), "seq", "image").astype(object)
-    problem = replace(problem, rows=replace(problem.rows, group=groups))
-    (other,) = problem.parameters.run_group("2080Ti fp32 fast", "seq")
-    theta = problem.parameters.means
-    theta[other] = 0.3
-    profile = profile_of(problem, {"eager": theta}, {"eager": NOT_TRIED}, "2080Ti")
-    assert (profile.machine.cpu, profile.runtimes["eager"].host_spread > 0.0) == (said, apart)
-
-
-def test_widths_are_those_of_all_gpus() -> None:
-    profiles = fit_profiles(table(), graphs=dict(graphs()))
-    assert list(profiles) == sorted(GPUS)
-    widths = {(fit.spread, fit.busy_spread) for one in profiles.values() for fit in one.runtimes.values()}
-    assert len(widths) == 1
-    assert len({one.protocol["leave-one-model-out"] for one in profiles.values()}) == len(GPUS)
-
-
 @pytest.mark.parametrize("batches", [(1, 4), (16, 256)])
 def test_a_table_of_small_or_large_batches_alone_is_judged_by_them(batches: tuple[int, ...]) -> None:
     few = table()[lambda rows: rows["batch"].isin(batches) & rows["run"].str.endswith("fp32 fast")]
     fit = store.load(store.save(profile_from(few, "2080Ti", judge=True))).runtimes["eager"]
     assert 0.0 < fit.spread == fit.device_spread < 0.5
-
-
-def test_library_calls_in_half_precision_cost_more_where_there_are_tensor_cores() -> None:
-    parameters = Parameters()
-    for gpu, terms in (("rtx-8000", 2), ("titan-x-pascal", 1)):
-        assert len(parameters.host("conv.half", "eager", gpus.spec(gpu))) == terms
-    pascal = gpus.spec("titan-x-pascal")
-    assert parameters.host("conv.half", "eager", pascal) == parameters.host("conv", "eager", pascal)
-    assert len(parameters.host("gemm.half", "eager", pascal)) == 2  # no library looks for an algorithm there
 
 
 def test_a_gpu_is_chosen_by_any_of_its_names_and_its_profile_carries_no_row_of_the_table() -> None:
@@ -378,14 +307,6 @@ def test_a_gpu_is_chosen_by_any_of_its_names_and_its_profile_carries_no_row_of_t
     for rows in (table(), pd.concat([table(), of_others])):
         with pytest.raises(TableError, match=r"no eager rows of a GPU called 'T4'; name one of: 2080Ti, RTX-8000 \("):
             profile_from(rows, "T4")
-
-
-def test_a_simpler_predictor_is_judged_where_it_has_models_to_be_fitted_to() -> None:
-    whole = table()
-    problem, _ = solved(whole[(whole["precision"] == "fp32") | whole["model"].isin(list(MODELS)[:2])])
-    errors = evaluate_left_out(problem, "model").baselines["a + b x MACs"]
-    assert errors.median > 0.0
-    assert errors.cells == (problem.rows.precision == "fp32").sum()
 
 
 def test_the_only_scripted_model_left_out_is_predicted_from_eager() -> None:
@@ -406,16 +327,6 @@ def test_the_only_eager_model_left_out_is_predicted_from_scripted_ones() -> None
     assert set(solved(kernels, others.query("batch == 1"))[0].thetas()) == {"torchscript"}
 
 
-def test_rows_that_name_no_pytorch_are_fitted_as_a_profile_without_an_era_predicts_them() -> None:
-    found = []
-    for stack, era in (("", ""), ("torch=2.9", TORCH_2)):
-        rows = read(frame())
-        rows = replace(rows, cells=rows.cells.assign(stack=stack))
-        known = {key._replace(era=era): graph for key, graph in graphs().items()}
-        found.append(problem_of(rows, known).work["launches"].tolist())
-    assert found[0] == found[1]
-
-
 def test_an_older_release_of_pytorch_has_kernels_of_its_own() -> None:
     rows = table().query("batch >= 32")  # where kernels set the pace
     older = rows.assign(stack="torch=1.10", run=rows["run"] + " older", latency_s=1.2 * rows["latency_s"])
@@ -431,15 +342,6 @@ def test_an_older_release_of_pytorch_has_kernels_of_its_own() -> None:
     profile = profile_of(made, {"eager": found}, {"eager": NOT_TRIED}, "RTX-8000")
     assert 1.0 / profile.kernels["fp32"]["conv"].macs_per_us == pytest.approx(known, rel=1e-3)
     assert profile.machine.stack["torch"] == "1.10"
-
-
-def test_a_copy_of_the_nearest_gpu_is_of_rows_that_ran_alike(fitted: Fit) -> None:
-    problem = fitted[0]
-    other = problem.table.cells.query("device == 'RTX-8000'").eval("latency_s = 9 * latency_s")
-    other = pd.concat([other.assign(protocol="single"), other.assign(memory_format="channels_last")])
-    more = replace(problem.table, cells=pd.concat([problem.table.cells, other], ignore_index=True))
-    name = f"{leave_out.NEAREST}, 2080Ti as RTX-8000"
-    assert leave_out._for_gpus(replace(problem, table=more))[name] == leave_out._for_gpus(problem)[name]
 
 
 def test_what_cannot_be_left_out_is_said() -> None:
@@ -562,36 +464,6 @@ def unfitted(
             theta[index] = np.log((factors or {}).get(name[1].split()[-1], 1.0))
     runtimes = sorted(set(problem.rows.runtime))
     return profile_of(problem, dict.fromkeys(runtimes, theta), dict.fromkeys(runtimes, NOT_TRIED), gpu)
-
-
-def test_classes_that_no_row_has_cost_torchscript_less_than_eager_too() -> None:
-    runtimes = unfitted(pd.concat([frame(), scripted(1.0)], ignore_index=True)).runtimes
-    for name in ("", "gemm"):
-        costs = (runtimes[runtime].costs_us[name] for runtime in ("torchscript", "eager"))
-        assert np.divide(*costs) == pytest.approx(np.exp(-0.4), rel=1e-4)
-
-
-def host_of(profile: DeviceProfile) -> float:
-    """How long a profile's host takes, over the reference host."""
-    return profile.runtimes["eager"].costs_us["gemm"] / HOST["gemm"]
-
-
-def test_a_profile_has_the_hosts_of_rows_that_wait_for_them() -> None:
-    small = frame().query("gpu == '2080Ti' or run.str.endswith('slow')")
-    large = [frame().query("gpu == 'RTX-8000' and batch == 256").assign(run=f"large {name}") for name in "abc"]
-    profile = unfitted(pd.concat([small, *large], ignore_index=True), {"fast": 0.5, "slow": 1.6})
-    assert profile.machine.cpu == "2 published hosts"  # one in each precision
-    assert host_of(profile) == pytest.approx(1.6, rel=1e-4)
-
-
-def test_a_gpu_whose_rows_hardly_wait_for_hosts_has_what_the_fit_makes_of_them_or_the_one_that_is_named() -> None:
-    rows = frame().query("gpu == '2080Ti' or batch == 256")
-    nameless = rows.assign(run=rows["run"].where(rows["gpu"] == "2080Ti", "large"))
-    assert host_of(unfitted(nameless, {"fast": 0.5, "slow": 0.7, "large": 0.8})) == pytest.approx(0.8, rel=1e-4)
-    table = read(rows)
-    named = table.cells["device"].map({"2080Ti": "", "RTX-8000": "EPYC 7742"})
-    profile = unfitted(replace(table, cells=table.cells.assign(host=named)))
-    assert host_of(profile) == pytest.approx(hosts.find("EPYC 7742").factor, rel=1e-4)
 
 
 @pytest.mark.parametrize(

@@ -13,14 +13,12 @@ from latpred.calibration.devices.cpu import CpuDevice
 from latpred.calibration.fitting import profile_fit
 from latpred.calibration.fitting.dispatch_fit import TimedNetwork
 from latpred.calibration.fitting.kernel_fit import (
-    APART,
     COLD_BYTES,
     FEWEST,
     FEWEST_COLD,
     FEWEST_LEAF,
     LEAST_ROOM,
     LEAST_SHARE,
-    PASS_SHARE,
     SHORT_US,
     KernelSample,
     fit_kernels,
@@ -31,9 +29,7 @@ from latpred.calibration.fitting.kernel_fit import (
 )
 from latpred.calibration.workloads.networks import NetworkSpec
 from latpred.host import Slowdown
-from latpred.ops.families import nearest
-from latpred.prediction.kernel_times import KernelModel, evaluate
-from latpred.prediction.pricing import SAMPLED, PriceList
+from latpred.prediction.kernel_times import evaluate
 from latpred.profile.document import DeviceProfile, DispatchFit
 
 
@@ -61,32 +57,6 @@ def test_a_special_family_with_many_samples_has_a_fit_of_its_own_and_one_with_fe
     assert fits["elementwise"].leaf_scales["elementwise.gelu"] == pytest.approx(3.0, rel=0.2)
 
 
-def test_few_samples_of_transposed_convolutions_scale_what_prices_them() -> None:
-    def convolution(width: int, family: str, factor: float) -> KernelSample:
-        moved = 4.0 * width * 32 * 32
-        row = (width**2 * 9.0 * 32 * 32, 36.0 * width**2, moved, moved, 1, width, width, *[32] * 4, 3, 3, 1, 1, 0)
-        return KernelSample(family, row, 5.0 + factor * row[0] / 1e5)
-
-    plain = [convolution(width, "conv", 1.0) for width in range(8, 128, 4)]
-    fits = fit_kernels([*plain, *(convolution(width, "conv_transpose", 2.0) for width in range(24, 72, 6))])
-    assert set(fits) == {"conv"}
-    assert fits["conv"].leaf_scales == {"conv_transpose": pytest.approx(2.0, rel=0.1)}
-    op = factories.bare("conv.conv_transpose2d", "conv_transpose")
-    price = PriceList(factories.profile(fits=fits.values()))._fitted("eager", "fp32", "contiguous", op)
-    assert (price.leaf_scale, price.basis) == (fits["conv"].leaf_scales["conv_transpose"], SAMPLED)
-    own = factories.profile(runtimes={"eager": factories.dispatch(kernels={"fp32": fits})})
-    assert PriceList(own)._fitted("eager", "fp32", "contiguous", op).leaf_scale == price.leaf_scale
-    few = [convolution(width, "conv_grouped", 2.0) for width in range(24, 72, 6)]
-    assert set(fit_kernels([*plain, *few])) == {"conv", "conv_grouped"}, "of which few tell more"
-
-
-def test_a_scale_is_over_the_fit_that_it_multiplies() -> None:
-    fits = fit_kernels([*spread(FEWEST_LEAF - 2, "elementwise"), *spread(FEWEST_LEAF - 1, "elementwise.gelu", 3.0)])
-    model, one = KernelModel(fits["elementwise"]), sample(50_000, "elementwise.gelu", 3.0)
-    found = model.times(np.array([one.row]), fits["elementwise"].leaf_scales["elementwise.gelu"])
-    assert found.us[0] == pytest.approx(one.us, rel=0.05)
-
-
 def test_what_few_samples_were_of_is_the_datasheets_as_far_off_as_its_relatives() -> None:
     """Copies were never timed; elementwise kernels take twice the datasheet's time above half its floor."""
     known = {
@@ -101,70 +71,6 @@ def test_what_few_samples_were_of_is_the_datasheets_as_far_off_as_its_relatives(
     assert fits["copy"].activation_bytes_per_us == pytest.approx(1000.0, rel=0.1)
     assert fits["copy"].floor_us == pytest.approx(2.0, abs=0.3)
     assert fit_kernels(spread(FEWEST_LEAF - 1, "elementwise.add")).keys() == {"elementwise"}
-
-
-def test_a_long_pass_hides_no_special_family_but_dispatch_does() -> None:
-    """Three samples of 57 to 484 us, eight times as long as others of their size."""
-    usual = spread(60, "elementwise.add")
-    slow = [sample(numel, "elementwise.elu", 8.0) for numel in (570, 1700, 5000)]
-    found = {}
-    for dispatch_us in (5.0, 2000.0):
-        timed = [one._replace(beside_us=dispatch_us + 300.0, dispatch_us=dispatch_us) for one in slow]
-        found[dispatch_us] = fit_kernels([*usual, *timed])["elementwise"].leaf_scales["elementwise.elu"]
-    assert found[5.0] > 2.5
-    assert found[2000.0] < 1.2
-
-
-def pooled(count: int, family: str, factor: float = 1.0) -> list[KernelSample]:
-    """Poolings of so many numbers, 2 us and what `factor` times their bytes take at 1000 a microsecond."""
-    sizes = [float(round(size)) for size in np.geomspace(1e3, 1e7, count)]
-    return [
-        KernelSample(family, (0.0, 0.0, 8 * n, 4 * n, 1.0, 4.0, 1.0, n / 4, 2.0), 2.0 + factor * 0.012 * n)
-        for n in sizes
-    ]
-
-
-def recurrent(family: str, batch: int, steps: int, hidden: int, factor: float = 1.0) -> KernelSample:
-    """A recurrent layer: 20 us, 6 us a step, 4 more for several sequences, and 60000 multiply-adds a microsecond."""
-    weights = 6 * hidden * hidden
-    macs, reread = batch * steps * weights, 4.0 * steps * weights
-    row = (macs, 4.0 * weights, 4.0 * batch * hidden, 4.0 * batch * hidden, batch, steps, hidden, hidden, 1, steps)
-    us = 20.0 + factor * (steps * (6.0 + 4.0 * (batch > 1)) + macs / 60000.0)
-    return KernelSample(family, (*map(float, row), reread, float(weights)), us)
-
-
-def test_a_special_family_of_few_samples_keeps_its_familys_cost_of_what_they_hardly_tell() -> None:
-    """One GRU had several sequences, and took twice as long as it should: that is no cost of every step."""
-    shapes = [(batch, steps, hidden) for batch in (1, 4, 16) for steps in (8, 32, 128) for hidden in (16, 64, 256)]
-    like = [recurrent("rnn.lstm", *shape) for shape in shapes]
-    few = [recurrent("rnn.gru", 1, steps, hidden) for steps in (8, 16, 64) for hidden in (16, 96, 256)]
-    fits = fit_kernels([*like, *few, recurrent("rnn.gru", 24, 8, 256, 2.0)])
-    for shape in ((8, 24, 112), (8, 64, 32)):
-        asked = recurrent("rnn.gru", *shape)
-        assert 0.6 * asked.us < evaluate(fits["rnn.gru"], np.array([asked.row]))[0] < 1.6 * asked.us
-
-
-def test_few_small_maxima_are_not_drawn_to_means_of_windows_which_take_a_tenth() -> None:
-    every = [sample._replace(beside_us=20.0) for sample in pooled(30, "pooling.max")]
-    small, large = every[:8], every[-1]
-    fits = fit_kernels([*small, *pooled(40, "pooling.avg", 0.1), *pooled(40, "pooling.adaptive_avg", 0.1)])
-    assert evaluate(fits["pooling.max"], np.array([large.row]))[0] == pytest.approx(large.us, rel=0.1)
-
-
-@pytest.mark.parametrize("count", [5, 20])
-def test_the_maximum_along_a_line_is_told_from_that_over_a_plane(count: int) -> None:
-    along, flat = pooled(count, "pooling.max.1d", 0.1), pooled(40, "pooling.max")
-    fits = fit_kernels([*flat, *along, *pooled(40, "pooling.avg", 0.5)])
-    few = "pooling.max.1d" not in fits
-    assert few == (count < nearest(APART, "pooling.max.1d"))
-    # few of them are a share of what their like takes, which has a fit of its own
-    scale = fits["pooling.max"].leaf_scales["pooling.max.1d"] if few else 1.0
-    assert scale < 0.6 or not few
-    fit = fits["pooling.max" if few else "pooling.max.1d"]
-    row = along[-1].row
-    found = fit.floor_us + scale * (evaluate(fit, np.array([row]))[0] - fit.floor_us)
-    assert found == pytest.approx(scale * flat[-1].us if few else along[-1].us, rel=0.15)
-    assert evaluate(fits["pooling.max"], np.array([flat[-1].row]))[0] == pytest.approx(flat[-1].us, rel=0.1)
 
 
 @pytest.mark.parametrize(("count", "fitted"), [(FEWEST - 1, False), (FEWEST, True)])
@@ -244,15 +150,6 @@ def test_kernels_are_as_long_as_a_pass_without_clocks_has_room_for() -> None:
     assert shorter == pytest.approx([32.0, 48.0])
     least = kernels_us([timed._replace(total_us=timed.total_us - 90.0)])
     assert least == pytest.approx([LEAST_ROOM * 40.0, LEAST_ROOM * 60.0])
-
-
-def test_an_error_counts_beside_the_dispatch_and_a_share_of_the_pass() -> None:
-    timed = run(3, (5.0, 700.0), (0.0, 0.0, 0.0))
-    product, _ = kernel_samples([timed], DISPATCH, DISPATCH)
-    assert product.beside_us == pytest.approx(GEMM_US + PASS_SHARE * timed.total_us)
-    assert product.row == row_of(factories.linear(3), 1)
-    resident, _ = kernel_samples([run(3, (5.0, 700.0), (0.0, 0.0, 0.0), resident=True)], DISPATCH, DISPATCH)
-    assert resident.row == row_of(factories.linear(3), 1, resident=True)
 
 
 COLD = msgspec.structs.replace(DISPATCH, cold_costs_us={"gemm": 10.0, "view": 6.0, "": 14.0}, cold_bytes=COLD_BYTES)

@@ -10,7 +10,7 @@ import torch
 from gauges import ScriptedGauge
 
 from latpred.calibration import schedules
-from latpred.calibration.timing import in_network, timer
+from latpred.calibration.timing import in_network
 from latpred.calibration.workloads import blocks, networks
 from latpred.calibration.workloads.networks import KINDS, MEDLEY, WAVE, NetworkSpec
 from latpred.graph.graph import Op
@@ -43,40 +43,6 @@ def called(model: torch.nn.Module, inputs: tuple[torch.Tensor, ...]) -> tuple[to
 
 def gist(ops: Sequence[Op]) -> list[tuple[str, str, int]]:
     return [(op.name, op.host_class, op.launches) for op in ops]
-
-
-def test_networks_of_waves_pool_along_a_line_and_take_a_part_of_the_turns_of_audio() -> None:
-    drawn = [networks.draw(seed) for seed in range(KINDS.index("audio"), 30 * len(KINDS), len(KINDS))]
-    waves = [spec for spec in drawn if spec.kind == WAVE]
-    assert {spec.kind for spec in TINY} == {*KINDS, WAVE}
-    assert len(drawn) - len(waves) == sum(spec.kind == "audio" for spec in drawn) == 18
-    assert {spec.holdout for spec in waves} == {False, True}
-    for spec in waves:
-        poolings = [op for op in networks.graph(spec).ops if op.family.startswith("pooling.max")]
-        assert {op.family for op in poolings} == {"pooling.max.1d"}
-        assert 2 <= len(poolings) <= 4
-
-
-def test_residual_networks_have_dense_windows_of_every_usual_size() -> None:
-    drawn = [spec for spec in map(networks.draw, range(300)) if spec.kind == "residual"]
-    with torch.device("meta"):
-        models = [networks.build(spec) for spec in drawn]
-    convolutions = [part for model in models for part in model.modules() if isinstance(part, torch.nn.Conv2d)]
-    within = [part.kernel_size[0] for part in convolutions if part.groups == 1 and part.in_channels > 3]
-    assert {1, 3, 5, 7} <= set(within)
-    assert within.count(5) > len(drawn) / 2
-
-
-@pytest.mark.parametrize("pooled", [False, True])
-@pytest.mark.parametrize("stages", [2, 3])
-def test_stages_halve_a_map_while_there_is_something_to_halve(stages: int, pooled: bool) -> None:
-    halve = torch.nn.MaxPool2d(2) if pooled else torch.nn.Conv2d(1, 1, 3, 2, 1)
-    for side in range(1, 40):
-        x, strides = torch.zeros(1, 1, side, side), networks.strides(side, stages, pooled=pooled)
-        assert len(strides) == stages
-        for stage, stride in enumerate(strides):
-            assert stride == (2 if stage and x.shape[-1] > 1 else 1)
-            x = halve(x) if stride == 2 else x
 
 
 @pytest.mark.parametrize("spec", [*TINY, *SIZED, *MEDLEYS], ids=named)
@@ -113,26 +79,6 @@ def test_timing_in_place_times_each_group_of_calls() -> None:
     assert min(calls_us) > 0
     assert timing.n == 4
     assert len(evictions) == 8  # ahead of the pass that nobody watches and of the one with a clock
-
-
-@pytest.mark.parametrize(
-    ("moments", "repeats", "budget_s", "slow", "reads"),
-    [
-        ([1.0, 1.0, 1.6, 1.6, 1.0, 1.0, 1.0], 3, 60.0, 1.0, 7),  # six turns, three of which met a slow moment
-        ([1.6, 1.4, 1.3, 1.3], 9, 0.0, 1.4, None),  # all moments are slow: the middle one of what stands counts
-        ([], 50, 0.0, None, None),  # a spent budget still gives three repeats
-    ],
-)
-def test_turns_in_slow_moments_do_not_count_while_there_is_time(
-    moments: list[float], repeats: int, budget_s: float, slow: float | None, reads: int | None
-) -> None:
-    model, inputs = made(TINY[0], "fp32", 1)
-    gauge = ScriptedGauge(moments) if moments else ScriptedGauge()
-    with torch.inference_mode():
-        timing, _ = in_network.time_ops(model, inputs, repeats=repeats, budget_s=budget_s, gauge=gauge)
-    assert timing.n == timer.FEWEST_TURNS == 3
-    assert slow is None or timing.slow == pytest.approx(slow)
-    assert reads is None or gauge.reads == reads
 
 
 def test_a_network_that_changes_its_mind_is_refused() -> None:

@@ -3,24 +3,19 @@
 from __future__ import annotations
 
 import random
-import weakref
 from itertools import islice
-from types import SimpleNamespace
-from typing import Any
 
 import factories
 import msgspec
 import numpy as np
-import onnx
 import pytest
 from factories import device, profile
 
 from latpred.calibration import runtime_calibration, schedules
 from latpred.calibration.devices import open_device
 from latpred.calibration.fitting import acceptance
-from latpred.calibration.fitting.acceptance import HoldoutError
 from latpred.calibration.fitting.kernel_fit import PASS_SHARE, row_of
-from latpred.calibration.runtime_calibration import network_fit, onnx_calibrator, onnx_workloads
+from latpred.calibration.runtime_calibration import network_fit, onnx_workloads
 from latpred.calibration.runtime_calibration.onnx_calibrator import (
     OnnxCalibrator,
     TimedGraph,
@@ -40,7 +35,6 @@ from latpred.prediction.kernel_times import evaluate
 from latpred.prediction.predictor import Predictor
 from latpred.prediction.pricing import host_cost
 from latpred.profile.document import DispatchFit
-from latpred.runtimes import lowering
 from latpred.runtimes.onnx import onnx_graph, onnx_session
 
 NODE_US, GEMM_US, FIXED_US, MACS_PER_US, ADDED_US = 1.5, 3.0, 12.0, 20_000.0, 2.5
@@ -71,17 +65,6 @@ def test_a_seed_makes_the_same_graph_again_and_tiny_ones_do_less() -> None:
     assert onnx_workloads.make("images", 4)[0] == onnx_workloads.make("images", 4)[0]
     small, large = (sum(op.macs.at(1) for op in ops_of("images", 4, tiny=tiny)) for tiny in (True, False))
     assert 0 < small < large
-
-
-def test_slopes_meet_values_of_both_signs_as_in_networks() -> None:
-    model, feed = next(
-        made for seed in range(99) if b"PRelu" in (made := onnx_workloads.make("elements", seed, tiny=True))[0]
-    )
-    proto = onnx.load_from_string(model)
-    met = next(node.input[0] for node in proto.graph.node if node.op_type == "PRelu")
-    proto.graph.output.append(onnx.helper.make_empty_tensor_value_info(met))
-    (values,) = onnx_session.session(proto.SerializeToString(), target="cpu", threads=1).run([met], feed)
-    assert 0.2 < (values < 0).mean() < 0.8
 
 
 def gemm(m: int) -> Op:
@@ -131,26 +114,6 @@ def test_the_profiler_adds_no_more_to_long_kernels() -> None:
     fit = fit_nodes([*graphs()[:5], *short, *(timed(ops, tiny=False)._replace(cold=True) for ops in wide)])
     (us,) = evaluate(fit.kernels["fp32"]["gemm"], np.array([row_of(wide[0][0], 1)]))
     assert us == pytest.approx(kernel_us(wide[0][0]), rel=0.05)
-
-
-def test_no_other_session_is_open_while_nodes_are_profiled(monkeypatch: pytest.MonkeyPatch) -> None:
-    opened: list[weakref.ref[object]] = []
-    alive: list[object] = []
-    session, watch = onnx_session.session, onnx_session.watch
-
-    def opening(*args: Any, **options: Any) -> Any:
-        made = session(*args, **options)
-        opened.append(weakref.ref(made))
-        return made
-
-    def watching(*args: Any, **options: Any) -> onnx_session.Watched:
-        alive.append([ref() for ref in opened])
-        return watch(*args, **options)
-
-    monkeypatch.setattr(onnx_session, "session", opening)
-    monkeypatch.setattr(onnx_session, "watch", watching)
-    calibrator().measure(graph_cell(0, "fp32", tiny=True))
-    assert alive == [[None]]
 
 
 def test_too_few_graphs_are_said() -> None:
@@ -260,30 +223,3 @@ def test_an_ordinary_model_is_exported_timed_and_judged_by() -> None:
     expected = Predictor(whole).predict(graph, 8, runtime="onnxruntime").latency_ms
     assert error.predicted_us == pytest.approx(1e3 * expected)
     assert error.measured_us == pytest.approx(1e6 * row.timings["single"].median_s)
-
-
-def test_a_model_that_is_timed_again_after_others_is_not_exported_again(monkeypatch: pytest.MonkeyPatch) -> None:
-    exported: list[object] = []
-
-    class Exporter:
-        def exported(self, model: object, _: object) -> SimpleNamespace:
-            exported.append(model)  # which keeps its export for as long as it lives
-            return SimpleNamespace(model=b"")
-
-    monkeypatch.setattr(onnx_calibrator, "get", lambda _: Exporter())
-    monkeypatch.setattr(lowering, "of_source", lambda *_: None)
-    monkeypatch.setattr(onnx_session, "input_names", lambda _: ["x"])
-    one, (first, second, *_) = calibrator(), suites.get(suites.GATE).ready
-    for workload in (first, second, first):
-        one._exported(acceptance.model_cell(workload, 1, "fp32", "onnxruntime"))
-    assert exported[0] is exported[2] is not exported[1]
-
-
-def test_models_decide_the_gate_of_a_runtime_where_there_are_enough() -> None:
-    far = [HoldoutError(f"network/onnxruntime/fp32/{number}", 300.0, 100.0, 0.0) for number in range(9)]
-    near = [HoldoutError(f"model/onnxruntime/fp32/{number}/batch=1", 105.0, 100.0, 0.0) for number in range(9)]
-    passed = {
-        len(models): acceptance.with_runtime(profile(), "onnxruntime", [*far, *models]).runtimes
-        for models in (near, near[:2])
-    }
-    assert passed == {9: {"onnxruntime": True}, 2: {"onnxruntime": False}}

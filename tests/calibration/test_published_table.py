@@ -10,7 +10,6 @@ import pandas as pd
 import pytest
 from factories import graph, linear
 
-from latpred import tables
 from latpred.accuracy.predicted import GraphKey
 from latpred.calibration.published import published_table
 from latpred.calibration.published.joint_fit import problem
@@ -62,11 +61,6 @@ def test_the_form_with_a_column_gpu_may_say_of_the_setup_too() -> None:
 def test_rows_in_fp64_are_left_out_of_a_fit_and_counted() -> None:
     fitted = problem(pd.concat([rows(), rows(precision="fp64")]))
     assert (set(fitted.rows.precision), fitted.table.notes) == ({"fp32"}, ("rows in fp64 were left out (2)",))
-
-
-def test_the_slow_passes_of_a_large_model_are_seconds() -> None:
-    large = {"model": "gpt2-large", "input_kind": "seq_len", "input_size": 1024, "batch": [2, 4]}
-    assert len(problem(pd.concat([rows(**large, gpu="t4", latency_s=[0.8, 1.6]), rows().tail(1)])).rows) == 3
 
 
 MISNAMED = rows().rename(columns={"batch": "bach"}).drop(columns="run")
@@ -126,18 +120,6 @@ def test_rows_of_two_pytorchs_in_one_run_are_no_repeats() -> None:
     table = read(pd.concat([rows(), rows(stack="torch==2.1", latency_s=[0.005, 0.013])]))
     assert (table.cells["latency_s"].tolist(), table.notes) == ([0.004, 0.012, 0.005, 0.013], ())
     assert eras(table.cells) == [TORCH_1_12, TORCH_1_12, TORCH_2_4, TORCH_2_4]
-
-
-def test_a_table_may_have_categories() -> None:
-    pd.testing.assert_frame_equal(read(rows(host="").astype("category")).cells, read(rows()).cells)
-
-
-def test_what_a_row_says_of_its_repeats_is_kept() -> None:
-    one, twice = rows(n=30, repeat_ratio=1.02).rename(columns={"gpu": "device"}), rows(n=5, repeat_ratio=1.5)
-    cells = read(pd.concat([one, twice.rename(columns={"gpu": "device"}).assign(run=["b", "a"])])).cells
-    assert cells["n"].tolist() == [30, 35, 5]
-    assert cells["repeat_ratio"].tolist() == pytest.approx([1.02, 1.0, 1.5])
-    assert cells[tables.REPEATS].tolist() == ["", "2", ""]
 
 
 def test_rows_that_name_no_run_are_of_their_machine_or_their_file(tmp_path: Path) -> None:

@@ -13,7 +13,6 @@ from typing import Any
 
 import pytest
 import torch
-from torch import nn
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from latpred.calibration.workloads import suites
@@ -144,13 +143,3 @@ def test_models_are_built_without_packages_or_beside_a_bad_torchvision(script: s
     done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, check=False, env=environment)
     assert done.returncode == 0, done.stderr
     assert len(done.stdout.splitlines()) == built
-
-
-def test_weights_that_follow_no_precision_stay_in_what_is_measured() -> None:
-    model = nn.Sequential(nn.Linear(2, 2), nn.LSTM(2, 2)).train()
-    model.register_buffer("phases", torch.full((2,), 1j))
-    model.register_buffer("small", torch.zeros(2).to(torch.float8_e4m3fn))
-    made = suites.moved(model, "cpu", "bf16")
-    assert (made.phases.dtype, made.small.dtype) == (torch.complex64, torch.float8_e4m3fn)
-    assert {weight.dtype for weight in made.parameters()} == {torch.bfloat16}
-    assert {weight.dtype for weight in model.parameters()} == {torch.float32}

@@ -6,7 +6,6 @@ import pytest
 import torch
 from torch import nn
 
-from latpred.calibration.measurement.timed_generation import generation_workloads
 from latpred.calibration.workloads.suites import (
     Workload,
     dense_inputs,
@@ -43,13 +42,6 @@ def test_a_module_is_traced_in_every_runtime_from_its_recipe() -> None:
     assert workload.make("meta", "fp32")[1](3, "meta")[0].is_meta
 
 
-def test_integer_inputs_stay_integers() -> None:
-    workload = module_workload("table", nn.Embedding(10, 4).eval(), torch.zeros(1, 7, dtype=torch.long))
-    _, inputs = workload.make("cpu", "fp16")
-    given = inputs(3, "cpu")[0]
-    assert (given.shape, given.dtype) == ((3, 7), torch.int64)
-
-
 def test_a_trace_has_the_name_and_size_of_the_workload() -> None:
     mine = Workload("mine", "image", 8, lambda device, precision: (conv(), dense_inputs((3, 8, 8), precision)))
     graph = mine.trace("fp16")
@@ -64,16 +56,6 @@ def test_seeded_weights_repeat_and_leave_the_generator_alone() -> None:
     assert torch.equal(first[0].weight, second[0].weight)
     assert torch.equal(torch.get_rng_state(), before)
     assert seeded(conv, "meta", "fp32")[0].weight.is_meta
-
-
-def test_seeding_reaches_no_generator_of_a_device_that_is_not_built_on(monkeypatch: pytest.MonkeyPatch) -> None:
-    seeds: list[int] = []
-    monkeypatch.setattr(torch.cuda, "manual_seed_all", seeds.append)
-    torch.manual_seed(1)
-    seeded(conv, "cpu", "fp32")
-    workloads_of("resnet18")[0].make("cpu", "fp32")
-    generation_workloads("gpt2", 4, [2])[0].make("meta", "fp32")
-    assert seeds == [1]
 
 
 def fading() -> nn.Module:
