@@ -125,37 +125,14 @@ def fit_kernel(
     hyper_points: int = HYPER_POINTS,
     prior: KernelFit | None = None,
 ) -> KernelFit:
-    """The fit of a roofline to the times of one kernel family, and of a residual to what it leaves.
+    """The fit of a roofline to microseconds of one kernel family, and of a residual to what it leaves.
 
-    Parameters
-    ----------
-    family : str
-        Names the columns of `rows`.
-    rows : ndarray
-        Work and dimensions: macs, weight_bytes, read_bytes, write_bytes, then `DIMS[family]`.
-    times : ndarray
-        Microseconds of each row.
-    weights : ndarray, optional
-        Relative precision of the samples.
-    beside : ndarray, optional
-        Microseconds that pass with every sample, as its dispatch does: the roofline is then fitted to the error of both
-        together, since it does not matter how short a kernel is that its dispatch hides.
-    multiprocessors : int
-        Of a GPU, so that a product too small to fill them is known to be slower; 0 for a CPU.
-    max_points, hyper_points : int
-        Most samples that the residual keeps, of which nearby ones are averaged; most that its length scales are
-        learned from.
-    prior : KernelFit, optional
-        What is known of such kernels without samples, as a GPU's datasheet tells: where samples are few or alike, its
-        numbers stand.
-
-    Examples
-    --------
-    >>> m = np.array([1.0, 8.0, 64.0, 512.0, 4096.0])
-    >>> rows = np.column_stack([m * 64 * 64, np.full(5, 16384.0), m * 256, m * 256, m, np.full((5, 2), 64.0)])
-    >>> times = 2.0 + m * 64 * 64 / 1e5
-    >>> bool(np.all(np.abs(evaluate(fit_kernel("gemm", rows, times), rows) / times - 1) < 0.1))
-    True
+    `rows` hold work and dimensions in the order of `features.layout(family).columns`, `weights` the relative precision
+    of the samples. `beside` are microseconds that pass with every sample, as its dispatch does: the roofline is then
+    fitted to the error of both together, since it does not matter how short a kernel is that its dispatch hides. A CPU
+    has no `multiprocessors`; a GPU's tell that a product too small to fill them is slower. `prior` is what is known of
+    such kernels without samples, as a datasheet tells: where samples are few or alike, its numbers stand. The residual
+    keeps `max_points` samples at most and learns its length scales from `hyper_points`.
     """
     weights = np.ones(len(times)) if weights is None else weights
     beside = np.zeros(len(times)) if beside is None else beside

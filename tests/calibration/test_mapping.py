@@ -13,7 +13,7 @@ from publisheddata import frame as tax_frame
 from latpred.calibration.published import mapping, published_table
 from latpred.calibration.published.joint_fit import problem
 from latpred.calibration.published.published_table import read_all, trace_all, trace_keys
-from latpred.errors import LatpredError, TableError, UnknownGpuError
+from latpred.errors import LatpredError, TableError
 from latpred.runtimes.legacy_torch import TORCH_1_12, TORCH_2_4
 
 COMMON = {
@@ -91,7 +91,6 @@ def test_rows_left_out_are_counted_by_reason(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("change", "error", "said"),
     [
-        ({"card": "T44"}, UnknownGpuError, r"row 3, column device: no datasheet.*'T44'. Did you mean t4\?.*mapping"),
         ({"precision": "fp-16"}, TableError, r"row 3, column precision: 'fp-16' is not known. Did you mean 'fp16'\?"),
         ({"batch": "eight"}, TableError, r"'eight' as batch in row 3"),
         ({"batch": ""}, TableError, r"'' as batch in row 3"),

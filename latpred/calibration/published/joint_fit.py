@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, fields, replace
 from typing import NamedTuple
 
 import numpy as np
@@ -18,7 +18,7 @@ from numpy.typing import NDArray
 from latpred import tables
 from latpred.accuracy.predicted import batches_of, untraced
 from latpred.calibration.published import published_table
-from latpred.calibration.published.latency_model import TEXTS, Block, Objects, Rows, blocks_of, evaluate
+from latpred.calibration.published.latency_model import Block, Objects, Rows, blocks_of, evaluate
 from latpred.calibration.published.parameters import Parameters
 from latpred.calibration.published.published_table import Graphs, Progress, PublishedTable, TraceKey
 from latpred.calibration.published.row_counts import (
@@ -249,19 +249,19 @@ def problem(
     # Where nobody says which PyTorch ran it, as a profile without an era predicts it.
     ran = {key: as_run_in(key.era or TORCH_2, traced[key]) for key in set(keys)}
     cells, cell = _cells(frame, keys, ran, datasheets)
-    named = frame.rename(columns={"device": "gpu", "input_kind": "group", tables.SOURCE: "source"})
-    known = {text: host.name if (host := hosts.find(text)) else "" for text in named["host"].unique()}
-    named = named.assign(
-        host=named["host"].map(known),
+    known = {text: host.name if (host := hosts.find(text)) else "" for text in frame["host"].unique()}
+    named = frame.rename(columns={"device": "gpu", "input_kind": "group", tables.SOURCE: "source"}).assign(
+        host=frame["host"].map(known),
+        design=frame["device"].map(lambda name: datasheets[name].design),
         architecture=_architectures(keys, traced),
         release=published_table.releases(frame),
     )
+    texts = [field.name for field in fields(Rows) if field.name not in ("cell", "batch", "log_us")]
     rows = Rows(
         cell=cell,
-        design=frame["device"].map(lambda name: datasheets[name].design).to_numpy(object),
         batch=frame["batch"].to_numpy(np.int64),
         log_us=np.log(frame["latency_s"].to_numpy(float) * US_PER_S),
-        **{name: named[name].to_numpy(object) for name in TEXTS},
+        **{name: named[name].to_numpy(object) for name in texts},
     )
     parameters = Parameters()
     blocks = blocks_of(cells, rows, datasheets, parameters)

@@ -31,11 +31,6 @@ Objects = NDArray[np.object_]
 _TINY = 1e-9
 _ACTIVATIONS = SLOTS.index("activations")
 PLACE = ("gpu", "precision", "runtime", "memory_format", "protocol", "release")  # what all rows of a block share
-# Fields of `Rows` that are text.
-TEXTS = (
-    *("gpu", "precision", "runtime", "run", "host", "protocol", "memory_format", "release", "group"),
-    *("model", "architecture", "source"),
-)
 
 
 @dataclass(frozen=True, slots=True)

@@ -27,7 +27,7 @@ from latpred import tables
 from latpred.accuracy.predicted import GraphKey, batches_of, counted, graph_keys, options_of
 from latpred.calibration.published import mapping as mappings
 from latpred.calibration.published.mapping import TableMapping
-from latpred.errors import LatpredError, TableError, UnknownGpuError, UnknownModelError
+from latpred.errors import LatpredError, TableError, UnknownModelError
 from latpred.graph.graph import Affine, ModelGraph, Op
 from latpred.profile import gpus
 from latpred.query import AMP, ATTENTIONS, PROTOCOLS
@@ -137,7 +137,7 @@ def read(source: tables.Source | PublishedTable) -> PublishedTable:
 def read_all(sources: Sequence[tables.Source], mapping: str | os.PathLike[str] | None = None) -> PublishedTable:
     """Read several tables of latencies as one; those of another form than latpred's go through the mapping of a file.
 
-    A mapped row with words that nobody knows is a TableError, one of a GPU without a datasheet an UnknownGpuError.
+    A row with words that nobody knows is a TableError.
     """
     rules = None if mapping is None else mappings.load(mapping)
     notes: list[str] = []
@@ -200,8 +200,6 @@ def _part(frame: pd.DataFrame, name: str, mapping: TableMapping | None, notes: l
     frame = tables.complete(frame, defaults)
     cells = tables.check(frame, tables.MEASURED, numbers)
     _demand_known(cells, numbers, name)
-    if rules is not None:
-        _demand_datasheets(cells, numbers, name)
     timed = tables.timed(cells)
     if not timed.all():
         notes.append(f"{name}: {(~timed).sum():,} of its rows could not be measured")
@@ -218,17 +216,6 @@ def _assumed(frame: pd.DataFrame, name: str) -> list[str]:
     taken = " and ".join(f"{one} {FRAMEWORK_TAX[one]}" for one in silent)
     said = f"{name}: rows that name none are taken for {taken}, as the framework-tax measurements are"
     return [said] if silent else []
-
-
-def _demand_datasheets(cells: pd.DataFrame, numbers: Sequence[int], name: str) -> None:
-    """Refuse GPUs that nobody knows."""
-    for number, gpu in zip(numbers, cells["device"], strict=True):
-        try:
-            gpus.spec(gpu)
-        except UnknownGpuError as error:
-            raise UnknownGpuError(
-                f"{name}, row {number}, column device: {error} Let the mapping set its name, or leave its rows out."
-            ) from None
 
 
 def _demand_known(cells: pd.DataFrame, numbers: Sequence[int], name: str) -> None:
