@@ -7,8 +7,7 @@ host factors, and its intervals cover how far hosts lie apart. Only numbers of t
 from __future__ import annotations
 
 import re
-from collections import Counter
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from copy import deepcopy
 from dataclasses import replace
 from datetime import UTC, datetime
@@ -239,13 +238,13 @@ def profile_of(problem: Problem, thetas: Mapping[str, Floats], accuracies: Accur
         told = own  # large batches say little of their hosts, of which the fit makes what it can
     factors = numbers[EAGER].host_factors(told)
     runtimes = {EAGER: dispatch(problem, numbers[EAGER], EAGER, spec, float(np.median(factors)), accuracies[EAGER])}
-    era = _era(problem, gpu)
+    era, release, mine = _era(problem, gpu)
     for runtime, own in numbers.items():
         # Today's TorchScript has steps of its own.
         if runtime != EAGER and era == TORCH_1_12 and own.host_factors_on(gpu, runtime):
             factor = float(np.median(own.host_factors(told))) * _shift(problem, own, runtime)
             plain = dispatch(problem, own, runtime, spec, factor, accuracies[runtime])
-            kernels = _kernels(problem, own, gpu, runtime, accuracies[runtime])
+            kernels = _kernels(problem, own, spec, runtime, release, accuracies[runtime])
             runtimes[runtime] = msgspec.structs.replace(plain, kernels=kernels)
     here = {runtime: accuracies[runtime] for runtime in runtimes}
     hosts = host_spread(problem, numbers[EAGER])
@@ -254,11 +253,11 @@ def profile_of(problem: Problem, thetas: Mapping[str, Floats], accuracies: Accur
         schema=SCHEMA_VERSION,
         created=datetime.now(UTC).isoformat(timespec="seconds"),
         provenance=FITTED,
-        machine=_machine(problem, gpu, len(set(rows.machine[told]))),
+        machine=_machine(problem, spec, mine, len(set(rows.machine[told]))),
         device=device_of(spec, numbers[EAGER].knee),
         protocol=_protocol(problem, gpu, era, factors, here),
         runtimes={name: msgspec.structs.replace(fit, host_spread=hosts) for name, fit in runtimes.items()},
-        kernels=_kernels(problem, numbers[EAGER], gpu, EAGER, accuracies[EAGER]),
+        kernels=_kernels(problem, numbers[EAGER], spec, EAGER, release, accuracies[EAGER]),
         samples=(),
         acceptance=_acceptance(here),
         seconds=0.0,
@@ -315,13 +314,11 @@ def dispatch(
 
 
 def _kernels(
-    problem: Problem, numbers: FittedNumbers, gpu: str, runtime: str, accuracy: Accuracy
+    problem: Problem, numbers: FittedNumbers, spec: Spec, runtime: str, release: str, accuracy: Accuracy
 ) -> dict[str, dict[str, KernelFit]]:
     """Kernels of a runtime by precision and family; those of images in a format that was measured are apart."""
-    spec = problem.gpus[gpu]
     formats = set(problem.rows.memory_format[problem.rows.runtime == runtime]) - {CONTIGUOUS}
     families = {family: family for family in sorted(problem.families(runtime))}
-    release = _usual(problem.rows.release[_of_era(problem, gpu)])
     families |= {family: like for family, like in STAND_INS.items() if like in families and family not in families}
     error, spread = accuracy.median, short(accuracy.large_batch / Z90)
     endings = ("", *(f" {one}" for one in sorted(formats)))
@@ -336,37 +333,30 @@ def _kernels(
     }
 
 
-def _machine(problem: Problem, gpu: str, hosts: int) -> Machine:
-    own = _of_era(problem, gpu)
-    own &= problem.rows.release == _usual(problem.rows.release[own])
+def _machine(problem: Problem, spec: Spec, own: Mask, hosts: int) -> Machine:
     stack = dict(re.findall(r"(\w+)=([\w.+-]+)", problem.table.cells["stack"][own].astype(str).mode()[0]))
     cpu = "a published host" if hosts == 1 else f"{hosts} published hosts"
-    return machine_of(problem.gpus[gpu], cpu, system="Linux", stack=stack, threads=1)
+    return machine_of(spec, cpu, system="Linux", stack=stack, threads=1)
 
 
-def _eras(problem: Problem) -> Objects:
-    """Which PyTorch ran each row, as far as profiles tell them apart."""
-    return np.array([TORCH_2 if era == TORCH_2_4 else era for era in eras(problem.table.cells)], dtype=object)
+def _era(problem: Problem, gpu: str) -> tuple[str, str, Mask]:
+    """The PyTorch and the release that most of a GPU's eager rows are of, and the rows that are of both.
+
+    Today's PyTorch where enough are of it: that is what people run.
+    """
+    rows, ran = problem.rows, eras(problem.table.cells)
+    known = np.array([TORCH_2 if era == TORCH_2_4 else era for era in ran], dtype=object)  # profiles know one of both
+    mine = rows.gpu == gpu
+    eager = known[mine & (rows.runtime == EAGER)]
+    era = TORCH_2 if np.mean(eager == TORCH_2) >= _ENOUGH_OF_TODAY else _usual(eager)
+    mine &= known == era
+    release = _usual(rows.release[mine])
+    return era, release, mine & (rows.release == release)
 
 
-def _era(problem: Problem, gpu: str) -> str:
-    """The PyTorch that most of a GPU's eager rows are of, or today's where enough are: that is what people run."""
-    own = _eras(problem)[(problem.rows.gpu == gpu) & (problem.rows.runtime == EAGER)].tolist()
-    if own and own.count(TORCH_2) >= _ENOUGH_OF_TODAY * len(own):
-        return TORCH_2
-    return _usual(own)
-
-
-def _of_era(problem: Problem, gpu: str) -> Mask:
-    """Rows of a GPU that are of the PyTorch of its profile."""
-    own: Mask = (problem.rows.gpu == gpu) & (_eras(problem) == _era(problem, gpu))
-    return own
-
-
-def _usual(names: Iterable[str]) -> str:
+def _usual(names: Objects) -> str:
     """The name that comes most often."""
-    ((name, _),) = Counter(sorted(names)).most_common(1)
-    return name
+    return str(pd.Series(names).mode()[0])
 
 
 def _protocol(problem: Problem, gpu: str, era: str, factors: list[float], accuracies: Accuracies) -> dict[str, str]:
