@@ -117,13 +117,6 @@ def test_rows_that_nobody_can_predict_are_left_out_and_counted(sheet: pd.DataFra
         evaluate(read_all([strange]))
 
 
-def test_a_row_of_a_busy_device_tells_nothing_of_the_host(sheet: pd.DataFrame) -> None:
-    busy = sheet[(sheet["batch"] == 4096) & sheet["model"].str.endswith("large")]
-    report = evaluate(read_all([busy]), host_row=True)
-    assert report.overall.cells == len(busy)
-    assert not [note for note in report.notes if "told by one row" in note]
-
-
 def test_tables_are_evaluated_and_fitted_from_the_command_line(sheet: pd.DataFrame, tmp_path: Path) -> None:
     parts = [tmp_path / "one.csv", tmp_path / "two.csv"]
     for path, gpu in zip(parts, ("t4", "a100"), strict=True):

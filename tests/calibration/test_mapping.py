@@ -73,12 +73,6 @@ def test_a_column_of_any_name_may_stand_in_braces(tmp_path: Path) -> None:
     assert read_all([given], rules(tmp_path, extra)).cells["latency_s"].tolist() == pytest.approx([3.5e-3])
 
 
-def test_times_have_either_letter_mu_and_notes_are_no_times(tmp_path: Path) -> None:
-    extra = [{"set": {"latency_s": "{ms} \N{GREEK SMALL LETTER MU}s"}}]
-    cells = read_all([table({"x_tokens_per_s": "about 12"})], rules(tmp_path, extra)).cells
-    assert (cells["latency_s"].tolist(), cells["x_tokens_per_s"].tolist()) == ([3.5e-6], ["about 12"])
-
-
 def test_rows_left_out_are_counted_by_reason(tmp_path: Path) -> None:
     given = table({}, {"runtime": "other one"}, {"runtime": "another"}, {"batch": "2", "card": "A100"})
     found = read_all([given], rules(tmp_path))

@@ -192,17 +192,6 @@ def test_kernels_of_a_family_that_the_profile_lacks_get_times_of_their_own(halve
     assert ("fft" in fit.kernel_scales) == (halves > 0)
 
 
-def test_what_pushes_weights_out_of_the_cache_counts_in_every_runtime(monkeypatch: pytest.MonkeyPatch) -> None:
-    counted = graph(linear(), parameter_bytes=8)
-    monkeypatch.setattr(networks, "of_source", lambda *_: counted)
-    warm = msgspec.structs.replace(next(schedules.holdout_networks()), cold=False)
-    cold = msgspec.structs.replace(warm, cold=True)
-    assert networks.graph_in(warm, "fp32", "onnxruntime", "cpu") is counted
-    pushed_out = networks.graph_in(cold, "fp32", "onnxruntime", "cpu")
-    assert pushed_out.parameter_bytes == networks.graph(cold).parameter_bytes > networks.EVICTING_BYTES
-    assert pushed_out.ops == counted.ops
-
-
 def test_outliers_do_not_move_a_system() -> None:
     system = System()
     for value in (2.0, 2.02, 1.98, 2.01, 9.0):

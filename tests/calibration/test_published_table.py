@@ -8,13 +8,11 @@ from types import ModuleType
 
 import pandas as pd
 import pytest
-from factories import graph, linear
 
 from latpred.accuracy.predicted import GraphKey
 from latpred.calibration.published import published_table
 from latpred.calibration.published.joint_fit import problem
 from latpred.calibration.published.published_table import TraceKey, eras, read, trace_all
-from latpred.calibration.published.row_counts import CellKey, cells_of
 from latpred.errors import LatpredError, MissingPackageError, TableError, UnknownGpuError, UnknownModelError
 from latpred.runtimes.legacy_torch import TORCH_1_12, TORCH_2, TORCH_2_4, as_run_in
 from latpred.zoo import names
@@ -178,13 +176,6 @@ def test_what_is_no_line_in_batch_is_traced_and_rewritten_at_the_batches_of_its_
     assert {"half" in op.host_class for op in traced.at(512) if op.launches} == {era == TORCH_1_12}
 
 
-def test_ops_of_single_batch_sizes_count_at_these() -> None:
-    key = TraceKey(GraphKey("own", "custom", 0, "fp32"))
-    traced = graph(linear(), exact={3: graph(linear(), linear(), linear())})
-    cells = cells_of([CellKey(key, "eager", "", batch) for batch in (2, 3, 4)], {(key, "eager", ""): traced})
-    assert cells.counts[:, cells.classes.index("gemm")].tolist() == [1, 3, 1]
-
-
 def test_models_that_lack_a_package_are_left_out_and_counted(monkeypatch: pytest.MonkeyPatch) -> None:
     import_module = names.import_module
 
@@ -205,13 +196,3 @@ def test_models_that_lack_a_package_are_left_out_and_counted(monkeypatch: pytest
     assert note.startswith("3 rows of 2 models are left out (torchvision:resnet18, densenet161): torchvision ")
     with pytest.raises(MissingPackageError, match="none of the table's models can be traced: torchvision cannot be"):
         problem(rows(model=["resnet18", "densenet161"]), partial=True)
-
-
-def test_one_size_that_cannot_be_traced_leaves_the_other_rows_of_its_model() -> None:
-    long = rows(input_size=4096, batch=16).tail(1)
-    partial = problem(pd.concat([rows(input_size=[64, 128]), long]), partial=True)
-    assert sorted(partial.rows.model) == ["bert-base-uncased", "torchvision:resnet18"]
-    (note,) = partial.table.notes
-    assert note.startswith("1 row of 1 model are left out (bert-base-uncased): ")
-    with pytest.raises(UnknownModelError, match=r"none of the table's models can be traced: .*'berd'"):
-        problem(rows(model=["berd", "bird"]), partial=True)

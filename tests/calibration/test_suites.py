@@ -27,15 +27,6 @@ SMALL = [workload for suite in SUITES.values() for workload in suite.ready]
 LITTLE = 1.2e9  # MACs of 60 ms, where two slow cores do some 20 GMAC a second
 
 
-def families(*names: str) -> set[str]:
-    return {workload.family for name in names for workload in SUITES[name].ready}
-
-
-def test_suites_share_no_model_and_no_family() -> None:
-    assert len({workload.name.split("/")[1] for workload in SMALL}) == len(SMALL)
-    assert len(families(*SUITES)) == sum(len(families(name)) for name in SUITES)
-
-
 # Two suites hold it, which their purpose says.
 TWICE = ("timm:cs3darknet_s", "{}", "[3, 96, 96]")
 
@@ -97,14 +88,6 @@ def test_no_suite_holds_a_gate_model() -> None:
     theirs = [workload for name in suites.NAMES for workload in suites.get(name).workloads()]
     assert not {workload.name for workload in GATE.ready} & {workload.name for workload in theirs}
     assert not set(map(parameters, GATE.ready)) & set(map(parameters, theirs))
-
-
-def test_the_heldout_suite_holds_names_that_are_known() -> None:
-    suite = suites.get("heldout")
-    assert (len(suite.names), suite.ready) == (12, ())
-    for workload in suite.workloads():
-        assert workload.input_size > 0
-        assert workload.input_kind in {"seq", "image", "audio"}
 
 
 def test_an_unknown_suite() -> None:

@@ -35,13 +35,6 @@ def test_a_module_is_copied_unless_it_is_ready() -> None:
     assert module_workload("mine", ready, image=4).make("cpu", "fp32")[0] is ready
 
 
-def test_a_module_is_traced_in_every_runtime_from_its_recipe() -> None:
-    pytest.importorskip("onnxruntime")
-    workload = module_workload("mine", conv().eval(), image=4)
-    assert [workload.trace("fp32", runtime).runtime for runtime in ("eager", "onnxruntime")] == ["eager", "onnxruntime"]
-    assert workload.make("meta", "fp32")[1](3, "meta")[0].is_meta
-
-
 def test_a_trace_has_the_name_and_size_of_the_workload() -> None:
     mine = Workload("mine", "image", 8, lambda device, precision: (conv(), dense_inputs((3, 8, 8), precision)))
     graph = mine.trace("fp16")
@@ -56,24 +49,6 @@ def test_seeded_weights_repeat_and_leave_the_generator_alone() -> None:
     assert torch.equal(first[0].weight, second[0].weight)
     assert torch.equal(torch.get_rng_state(), before)
     assert seeded(conv, "meta", "fp32")[0].weight.is_meta
-
-
-def fading() -> nn.Module:
-    """Thirty layers that start out a hundred times too small."""
-    layers: list[nn.Module] = []
-    for _ in range(30):
-        layers += [nn.Conv2d(32, 32, 3, padding=1, bias=False), nn.BatchNorm2d(32), nn.ReLU()]
-        nn.init.normal_(layers[-3].weight, std=0.01)
-        nn.init.normal_(layers[-2].weight, std=0.01)
-    return nn.Sequential(*layers)
-
-
-def test_signals_do_not_fade_into_denormal_numbers_but_for_a_module_of_ones_own() -> None:
-    x, mine = torch.ones(1, 32, 8, 8), fading().eval()
-    made, _ = module_workload("mine", mine, x).make("cpu", "fp32")
-    with torch.inference_mode():
-        assert float(seeded(fading, "cpu", "fp32")(x).abs().max()) > 1e-6
-        assert float(made(x).abs().max()) < 1e-30
 
 
 def test_token_inputs_are_real_even_on_the_meta_device() -> None:
