@@ -17,7 +17,7 @@ from threadpoolctl import threadpool_limits
 
 from latpred.fit.residual import HYPER_POINTS, fit_residual, shorts
 from latpred.graph.features import LOOP_COUNTS, ON_CPU, Floats, Inputs, read
-from latpred.ops.families import root
+from latpred.ops.families import lineage, root
 from latpred.prediction.kernel_times import (
     FEW_ROWS,
     PRIOR,
@@ -92,7 +92,13 @@ _BESIDE_SIGMA = 0.5  # relative doubt about what passes beside a sample, in unit
 # again (what a loop counts), and sizes of state and input hardly vary apart. Depthwise convolutions of single samples
 # take longer the more channels and so weights they have; taken for what each plane costs, that made batch 8 of 1,152
 # planes of 3x3 four times too slow. On an EPYC of family 25 planes of oneDNN's kernels cost nothing of their own.
-_UNTOLD = {"rnn": ("weights", "activations", "n", "k"), "conv_depthwise": ("loop 0",)}
+# Where oneDNN has no kernel it multiplies small matrices of each plane: a plane takes 0.4 us there, however many.
+_UNTOLD: dict[str, tuple[str, ...]] = {
+    "rnn": ("weights", "activations", "n", "k"),
+    "conv_depthwise": ("loop 0",),
+    "conv_depthwise.padded": ("m", "n", "k"),
+    "conv_depthwise.multiplied": ("m", "n", "k"),
+}
 # Samples' worth of belief that a leaf costs what its parent does: leaves differ from their parents by 1.2 in the
 # logarithm (standard deviation), samples of one leaf from each other by 0.4. An EPYC of family 25, 59 leaves.
 _LEAF_SHRINKAGE = 0.1
@@ -147,7 +153,7 @@ def fit_roofline(
     guess = _first_guess(inputs, times, multiprocessors)
     if one_row and "m" in guess:
         guess[FEW_ROWS] = _FEW
-    untold = _UNTOLD.get(root(family), ())
+    untold = next((_UNTOLD[name] for name in lineage(family) if name in _UNTOLD), ())
     if multiprocessors and root(family) in ON_CPU:
         untold = (*untold, *_names(inputs)[len(LOOP_COUNTS.get(root(family), ())) :])
     guess = {name: value for name, value in guess.items() if name not in untold}

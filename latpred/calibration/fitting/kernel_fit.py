@@ -36,10 +36,16 @@ APART = {
     "pooling.average": 8,
     "batch_norm.training": 8,
     "conv_depthwise.padded": FEWEST,
+    "conv_depthwise.multiplied": FEWEST,
     "conv.nchwc": 8,
     "conv_grouped.nchwc": 8,
     "conv_depthwise.nchwc": 8,
 }
+
+
+# Kinds of pooling have loops of their own, and oneDNN multiplies matrices, channel by channel, where it has no kernel
+# for a depthwise convolution: numbers of the family say nothing of these.
+ALIEN = frozenset({"pooling", "conv_depthwise.padded", "conv_depthwise.multiplied"})
 
 
 class KernelSample(NamedTuple):
@@ -112,11 +118,10 @@ def _fit_family(
     scales = {leaf: _leaf_scale(plain, samples) for leaf, samples in few.items()}
     alike = [_as_family(sample, plain, scales.get(sample.family, 1.0)) for sample in pooled]
     general = _fit(family, alike, multiprocessors, known)
-    # Few samples leave terms open: one batch alone says nothing of others. There the family's numbers stand, but those
-    # of all pooling, whose kinds have loops of their own, are the numbers of none.
-    usual = known if family == "pooling" else plain
+    # Few samples leave terms open: one batch alone says nothing of others. There the family's numbers stand, but for
+    # kernels that have nothing in common with it.
     special = {
-        leaf: _fit(family, samples, multiprocessors, prior.get(leaf, usual))
+        leaf: _fit(leaf, samples, multiprocessors, prior.get(leaf, known if _is_alien(leaf) else plain))
         for leaf, samples in leaves.items()
         if leaf != family and len(samples) >= enough[leaf]
     }
@@ -125,6 +130,11 @@ def _fit_family(
         above = nearest_fit(fits, leaf) or family  # prices the leaf
         fits[above] = _with_leaf(fits[above], leaf, samples)
     return fits
+
+
+def _is_alien(leaf: str) -> bool:
+    """Whether the numbers of its family say nothing of a special family."""
+    return not ALIEN.isdisjoint(lineage(leaf))
 
 
 def _with_leaf(fit: KernelFit, leaf: str, samples: Sequence[KernelSample]) -> KernelFit:
