@@ -66,7 +66,7 @@ def held(monkeypatch: pytest.MonkeyPatch) -> list[int]:
 
     def watched(dims: dict[str, int]) -> single_ops.Built:
         weight = torch.ones(dims["cols"])
-        return single_ops.Built(lambda x, w: places.append(w.data_ptr()), (torch.ones(1),), 1, (weight,))
+        return single_ops.Built(lambda x, w: places.append(w.data_ptr()), (torch.ones(1),), (weight,))
 
     monkeypatch.setitem(single_ops.BUILDERS, "watched", watched)
     return places

@@ -39,7 +39,6 @@ ENOUGH = 16  # networks to judge by for which a runtime's calibration goes on: a
 MEDIAN_GATE, P90_GATE = 0.15, 0.40
 LEAST_STABLE = 0.70
 MOST_DISTURBED = 0.25
-_WORTH_SAYING = 0.05  # disturbed, of a calibration that got too few cells: other work took the time from it
 MOST_APART = 0.5  # up to 36 % took nothing from what two threads predict; 57 % did
 MOST_SHIFT = 0.10
 MOST_MISSING = 1 / 3
@@ -258,7 +257,7 @@ def _joined(profile: DeviceProfile, runtime: str, checks: dict[str, str], passed
 
 def _advice(good: bool, enough: bool, disturbed: float, apart: float, command: str, seconds: float) -> tuple[str, ...]:
     advice = []
-    if disturbed > (MOST_DISTURBED if enough else _WORTH_SAYING):
+    if disturbed > MOST_DISTURBED:
         advice.append(
             f"Other work disturbed {disturbed:.0%} of the cells until the end. Stop it, or wait until whoever "
             f"shares the processors is done, and calibrate anew: {command} --fresh"

@@ -32,11 +32,10 @@ Dims = Mapping[str, int]
 
 
 class Built(NamedTuple):
-    """One op: a function of inputs (whose first dimension is `batch`) and weights."""
+    """One op: a function of inputs, whose first dimension is the batch, and weights."""
 
     function: Callable[..., Any]
     inputs: tuple[Tensor, ...]
-    batch: int
     weights: tuple[Tensor, ...] = ()
     lay_out: Callable[[tuple[Tensor, ...]], None] | None = None  # weights as a module would have them on the device
 
@@ -60,7 +59,7 @@ def _conv(dims: Dims) -> Built:
     def convolve(x: Tensor, w: Tensor) -> Tensor:
         return F.conv2d(x, w, None, stride, kernel // 2, 1, groups)
 
-    return Built(convolve, (torch.randn(batch, dims["c_in"], dims["size"], dims["size"]),), batch, (weight,))
+    return Built(convolve, (torch.randn(batch, dims["c_in"], dims["size"], dims["size"]),), (weight,))
 
 
 def _attention(dims: Dims) -> Built:
@@ -68,7 +67,7 @@ def _attention(dims: Dims) -> Built:
     inputs = tuple(torch.randn(batch, queries, heads, width).transpose(1, 2) for _ in range(3))
     if dims["masked"]:
         inputs = (*inputs, torch.zeros(batch, 1, queries, queries))
-    return Built(F.scaled_dot_product_attention, inputs, batch)
+    return Built(F.scaled_dot_product_attention, inputs)
 
 
 def _shaped(
@@ -84,8 +83,8 @@ def _shaped(
         def shape(text: str) -> list[int]:
             return [dims[part] if part in dims else int(part) for part in text.split()]
 
-        drawn = tuple(draw(shape(text)) for text in inputs)
-        return Built(function, drawn, drawn[0].shape[0], tuple(hold(shape(text)) for text in weights))
+        drawn, held = (tuple(made(shape(text)) for text in texts) for made, texts in ((draw, inputs), (hold, weights)))
+        return Built(function, drawn, held)
 
     return make
 
@@ -107,7 +106,7 @@ def _looked_up(function: Callable[[Tensor, Tensor], Tensor]) -> Callable[[Dims],
 
     def make(dims: Dims) -> Built:
         rows, table = dims["rows"], dims["table"]
-        return Built(function, (torch.randint(0, table, (rows,)),), rows, (torch.randn(table, dims["cols"]),))
+        return Built(function, (torch.randint(0, table, (rows,)),), (torch.randn(table, dims["cols"]),))
 
     return make
 
@@ -127,14 +126,14 @@ def _lstm(dims: Dims) -> Built:
             mode = _CUDNN.rnn.get_cudnn_mode("LSTM")
             torch._cudnn_rnn_flatten_weight(list(held), 4, hidden, mode, hidden, 0, 1, True, False)
 
-    return Built(run, (torch.randn(batch, steps, hidden), torch.randn(batch, hidden)), batch, weights, lay_out)
+    return Built(run, (torch.randn(batch, steps, hidden), torch.randn(batch, hidden)), weights, lay_out)
 
 
 def _item(dims: Dims) -> Built:
     # What is read has to be there: beside tensors on the meta device it stays on the host.
     place = torch.get_default_device()
     numbers = torch.ones(dims["rows"], dtype=torch.int64, device="cpu" if place.type == "meta" else place)
-    return Built(lambda x: x[0].item(), (numbers,), dims["rows"])
+    return Built(lambda x: x[0].item(), (numbers,))
 
 
 _HEADS = "rows 2 cols cols"  # batch, heads, tokens and width, as explicit attention has them
@@ -239,7 +238,7 @@ def graph(cell: Cell) -> tuple[ModelGraph, int]:
         with torch.device("meta"):
             built = make(cell)
         one_op = _OneOp(built.function, built.weights).eval()
-        _GRAPHS[cell.key] = (trace(one_op, built.inputs, precision=cell.precision), built.batch)
+        _GRAPHS[cell.key] = (trace(one_op, built.inputs, precision=cell.precision), built.inputs[0].shape[0])
     return _GRAPHS[cell.key]
 
 
