@@ -67,12 +67,7 @@ MISNAMED = rows().rename(columns={"batch": "bach"}).drop(columns="run")
 @pytest.mark.parametrize(
     ("frame", "error", "message"),
     [
-        (MISNAMED, TableError, r"lacks the column batch \(nearest: 'bach', rename it\), the column run"),
-        (
-            rows().rename(columns={"latency_s": "latency_ms"}),
-            TableError,
-            r"latency_s \(nearest: 'latency_ms', rename it\)\. .*; latency_s is in seconds",
-        ),
+        (MISNAMED, TableError, r"lacks batch\. .*mean nothing to latpred: bach"),
         (rows(latency_s=[4.0, 12.0]), TableError, r"latency_s of table is \S+ times what.*divide milliseconds by 1000"),
         (rows(latency_s=[0.2, 0.4], input_size=32), TableError, r"latency_s of table is \S+ times"),
         (rows(latency_s=[0.004, -0.003]), TableError, r"as latency_s in row 2.*above 0"),

@@ -55,7 +55,6 @@ _BY_NAME = ("alexnet", "googlenet", "resnet18", "resnet50", "resnet152", "resnex
 MODELS |= {name: f"torchvision:{name}" for name in _BY_NAME}
 
 NEEDED = ("gpu", "model", "batch", "latency_s", "run")
-_OPTIONAL = ("runtime", "precision", "input_kind", "input_size", "status")
 # What rows of the framework-tax measurements are taken for that do not say.
 FRAMEWORK_TAX = {"protocol": "pipelined", "stack": "torch=1.12.1 cuda=11.6 transformers=4.9"}
 PRODUCT = "product"  # input kind of rows that are one matrix product
@@ -194,7 +193,7 @@ def _part(frame: pd.DataFrame, name: str, mapping: TableMapping | None, notes: l
         if frame.empty:
             return frame
         numbers = frame.index.tolist()
-    elif "gpu" in frame or "device" not in frame:
+    elif "gpu" in frame:
         notes += _assumed(frame, name)
         frame, defaults = _from_framework_tax(frame), defaults | FRAMEWORK_TAX
     frame = tables.complete(frame, defaults)
@@ -232,20 +231,8 @@ def _demand_known(cells: pd.DataFrame, numbers: Sequence[int], name: str) -> Non
 
 
 def _from_framework_tax(frame: pd.DataFrame) -> pd.DataFrame:
-    """The columns of a measurement table from those of the framework-tax measurements; others are dropped."""
-    missing = [name for name in NEEDED if name not in frame.columns]
-    if missing:
-        near = [difflib.get_close_matches(name, map(str, frame.columns), n=1, cutoff=0.5) for name in missing]
-        hints = [f" (nearest: {names[0]!r}, rename it)" if names else "" for names in near]
-        lacking = ", ".join(f"the column {name}{hint}" for name, hint in zip(missing, hints, strict=True))
-        raise TableError(
-            f"The table lacks {lacking}. It needs {', '.join(NEEDED)}; latency_s is in seconds. Rename and convert its "
-            "columns, or have a mapping do it: --mapping FILE."
-        )
-    known = {*NEEDED, *_OPTIONAL, *FRAMEWORK_TAX, *_DEFAULTS}
-    kept = [name for name in frame.columns if name in known or str(name).startswith(tables.NOTE_PREFIX)]
-    out = frame[kept].astype(object).rename(columns={"gpu": "device"})
-    return out.replace({"model": MODELS, "input_kind": _KINDS})
+    """The columns of a measurement table from those of the framework-tax measurements."""
+    return frame.astype(object).rename(columns={"gpu": "device"}).replace({"model": MODELS, "input_kind": _KINDS})
 
 
 def _without_repeats(cells: pd.DataFrame, notes: Sequence[str]) -> PublishedTable:
