@@ -134,16 +134,6 @@ def test_passes_in_cuda_graphs_tell_what_short_kernels_take_and_of_no_host() -> 
     assert hosts[1] == pytest.approx(hosts[0], rel=0.02)
 
 
-def test_a_run_of_one_model_keeps_one_row_when_that_is_left_out() -> None:
-    rows = table()
-    mine = (rows["model"] == "wide") & (rows["run"] == "2080Ti fp32 fast")
-    problem, _ = solved(rows.assign(run=rows["run"].where(~mine, "a run of wide alone")))
-    holdout = leave_out.by_column(problem, "model")
-    assert len(holdout) == len(rows) - 1
-    told = rows[~rows.index.isin(holdout.index)].iloc[0]
-    assert (told["model"], told["gpu"], told["batch"]) == ("wide", "2080Ti", 1)
-
-
 def test_a_wild_row_moves_little(fitted: Fit) -> None:
     problem, theta = fitted
     wild = table()

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import runpy
 from pathlib import Path
 from types import ModuleType
 
@@ -82,17 +81,6 @@ MISNAMED = rows().rename(columns={"batch": "bach"}).drop(columns="run")
 def test_what_cannot_be_fitted_is_refused(frame: pd.DataFrame, error: type[LatpredError], message: str) -> None:
     with pytest.raises(error, match=message):
         problem(frame)
-
-
-def test_models_of_a_large_source_are_drawn_always_the_same() -> None:
-    sample = runpy.run_path(str(Path(__file__).parents[2] / "examples" / "framework_tax" / "datasheets.py"))["sample"]
-    counts = {"large": 9, "small": 2}
-    cells = [(source, f"{source} {model}") for source, count in counts.items() for model in range(count)]
-    table = pd.DataFrame(cells, columns=["x_source", "model"]).assign(device="t4", batch=1, latency_s=0.01)
-    drawn = [sample(read(table), 3).cells for _ in range(2)]
-    assert drawn[0].equals(drawn[1])
-    counts = drawn[0].groupby("x_source")["model"].nunique()
-    assert counts.to_dict() == {"large": 3, "small": 2}
 
 
 def test_repeats_of_a_run_count_once_and_tenfold_contradictions_less() -> None:
