@@ -231,9 +231,9 @@ def halves(*sizes: tuple[int, int, int]) -> np.ndarray:
     return products(*np.transpose(sizes), size=2)
 
 
-def times_of(rows: np.ndarray) -> np.ndarray:
+def times_of(rows: np.ndarray, **special: float) -> np.ndarray:
     inputs = read("gemm", rows)
-    return FLOOR + tiled(CONSTANTS, inputs.work, inputs.product, MULTIPROCESSORS).us
+    return FLOOR + tiled(CONSTANTS | special, inputs.work, inputs.product, MULTIPROCESSORS).us
 
 
 def random_rows(count: int, seed: int = 0) -> np.ndarray:
@@ -264,3 +264,12 @@ def test_products_of_a_gpu_are_fitted_by_their_tiles_where_there_are_samples_eno
     assert evaluate(again, fresh) == pytest.approx(evaluate(fit, fresh), rel=1e-9)
     few = rows[: roofline.FEWEST_FOR_TILES - 1]
     assert fit_kernel("gemm", few, times_of(few), multiprocessors=MULTIPROCESSORS).tiling == {}
+
+
+def test_a_library_that_cuts_no_small_product_is_noticed() -> None:
+    rows, small = random_rows(300), halves((2, 64, 8192), (8, 64, 2048), (8, 64, 8192))
+    whole = times_of(small, whole_macs=2.0**21)
+    assert whole / times_of(small) == pytest.approx([5.7, 2.2, 1.0], rel=0.02)
+    fit = fit_kernel("gemm", rows, times_of(rows, whole_macs=2.0**21), multiprocessors=MULTIPROCESSORS)
+    assert fit.tiling["whole_macs"] == pytest.approx(2**21, rel=0.02)
+    assert evaluate(fit, small) == pytest.approx(whole, rel=0.25)

@@ -40,6 +40,9 @@ TILED = ("gemm", "bmm")
 _SOFT = 0.1  # log errors beyond which a sample pulls less than quadratically
 _TILE_RIDGE = 0.05
 _STEPS = 30
+# Multiply-adds of a product below which a library cuts no sum. cuBLAS has 2**21 on an L40S and none on an A100.
+_WHOLE_MACS = tuple(0.99 * 2.0**power for power in range(18, 26))
+_WORTH_WHOLE = 0.98  # of the cost without it
 _REACH = 5.0  # prior widths that a constant may be off
 
 
@@ -61,18 +64,30 @@ def _fit_constants(
     }
     middle, width = (np.array(column) for column in zip(*start.values(), strict=True))
 
-    def constants(steps: Floats) -> dict[str, float]:
-        return dict(zip(start, np.exp(np.log(middle) + width * steps).tolist(), strict=True))
+    def constants(steps: Floats, whole: float) -> dict[str, float]:
+        values = dict(zip(start, np.exp(np.log(middle) + width * steps).tolist(), strict=True))
+        return values | {"whole_macs": whole} if whole else values
 
-    def errors(steps: Floats) -> Floats:
-        values = constants(steps)
+    def errors(steps: Floats, whole: float) -> Floats:
+        values = constants(steps, whole)
         time = values["floor"] + tiled(values, work, product, multiprocessors).us
         both: Floats = np.concatenate((sqrt_weights * np.log(time / taken), _TILE_RIDGE * steps))
         return both
 
-    bounds, first = (-_REACH, _REACH), np.zeros(len(start))
-    steps = least_squares(errors, first, loss="soft_l1", f_scale=_SOFT, max_nfev=_STEPS, bounds=bounds).x
-    return constants(steps), _robust_cost(errors(steps)[: len(taken)])
+    def cost(steps: Floats, whole: float) -> float:
+        return _robust_cost(errors(steps, whole)[: len(taken)])
+
+    def fitted(steps: Floats, whole: float) -> Floats:
+        solution = least_squares(
+            errors, steps, loss="soft_l1", f_scale=_SOFT, max_nfev=_STEPS, bounds=(-_REACH, _REACH), args=(whole,)
+        )
+        return np.asarray(solution.x)
+
+    steps, whole = fitted(np.zeros(len(start)), 0.0), 0.0
+    likely = min(_WHOLE_MACS, key=lambda macs: cost(steps, macs))
+    if cost(steps, likely) < _WORTH_WHOLE * cost(steps, 0.0):
+        steps, whole = fitted(steps, likely), likely
+    return constants(steps, whole), cost(steps, whole)
 
 
 def _robust_cost(errors: Floats) -> float:

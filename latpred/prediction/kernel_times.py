@@ -40,6 +40,8 @@ TILES = (
 SPLITS = (1, 2, 3, 4, 6, 8, 16, 32)
 _WAYS = np.array([(rows, cols, parts) for rows, cols in TILES for parts in SPLITS], dtype=float).T
 EPILOGUE_TILE = 128.0 * 128.0  # results
+WHOLE_DEPTH = 8192.0  # longer sums are cut, however small their product; cuBLAS on an L40S
+_NEVER = 1e6  # times the cost, so that no such way is taken
 STEP = 32  # depth of one step along the sum
 SHARPNESS = 4.0  # of the fall in bandwidth where a product outgrows the cache
 MOST_AT_ONCE = 2048  # rows that are evaluated together, so that a table takes little memory
@@ -106,6 +108,9 @@ def _tiled(constants: Mapping[str, float], work: Floats, product: Floats, multip
     norm = (compute**power + memory**power + reread**power) ** (1.0 / power)
     added = constants["add"] + 8.0 * m * n * copies * parts / (cache * constants["partial"])
     us = norm + np.where(parts > 1, added, 0.0)
+    # Libraries do not cut every sum that it would pay to cut.
+    left_whole = (m * n * k * copies < constants.get("whole_macs", 0.0)) & (k <= WHOLE_DEPTH) & (parts > 1)
+    us = np.where(left_whole, _NEVER * us, us)
     least = us.min(axis=1, keepdims=True)
     likely = np.exp((1.0 - us / least) / constants["softness"])
     total = (likely * us).sum(axis=1) / likely.sum(axis=1)
