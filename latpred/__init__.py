@@ -3,7 +3,7 @@
 >>> import latpred
 >>> latpred.predict("bert-base-uncased", batch=8)  # doctest: +SKIP
 
-Names are imported when they are first used: `import latpred` loads neither torch nor scipy.
+Names are imported when they are first used: `import latpred` loads neither torch nor scikit-learn.
 """
 
 from __future__ import annotations

@@ -40,7 +40,7 @@ def test_gemm_table_prints_a_line_for_each_test(printed: Printed) -> None:
     head, *lines = printed("gemm_table", "--budget", "40")
     assert head.split()[:3] == ["system", "source", "shapes"]
     assert [line.split()[0] for line in lines] == ["t4", "t4"]
-    assert re.fullmatch(r"t4 +made up bfloat16 +40 +the rest +646 +\d+\.\d\d% +\d+\.\d\d% +\d+\.\d%", lines[0])
+    assert re.fullmatch(r"t4 +made up +40 +the rest +646 +\d+\.\d\d% +\d+\.\d\d% +\d+\.\d%", lines[0])
 
 
 def test_unequal_lengths_prints_predicted_beside_measured(printed: Printed) -> None:

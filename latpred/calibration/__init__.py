@@ -12,6 +12,8 @@ if TYPE_CHECKING:
     from latpred.calibration.calibrator import calibrate as calibrate
     from latpred.calibration.calibrator import calibrate_host as calibrate_host
     from latpred.calibration.calibrator import fit_raw as fit_raw
+    from latpred.calibration.fitting.kernel_table import choose_shapes as choose_shapes
+    from latpred.calibration.fitting.kernel_table import evaluate_kernels as evaluate_kernels
     from latpred.calibration.measurement.drift_test import check as check
     from latpred.calibration.measurement.validation import validate as validate
     from latpred.calibration.measurement.whole_models import measure as measure
@@ -21,6 +23,8 @@ _HOMES = {
     "calibrate": "calibrator",
     "calibrate_host": "calibrator",
     "check": "measurement.drift_test",
+    "choose_shapes": "fitting.kernel_table",
+    "evaluate_kernels": "fitting.kernel_table",
     "fit_profile": "published.fitted_profiles",
     "fit_raw": "calibrator",
     "measure": "measurement.whole_models",

@@ -20,7 +20,8 @@ from latpred.runtimes.onnx import onnx_session
 
 LEAST_TORCH = (2, 11)
 INSTALL_TORCH = "python -m pip install 'torch>=2.11'"
-PACKAGES = ("transformers", "numpy", "scipy", "pandas")
+PACKAGES = ("transformers", "numpy", "scikit-learn", "scipy", "pandas")
+MODULES = {"scikit-learn": "sklearn"}
 OPTIONAL = {
     "matplotlib": "plots: python -m pip install 'latpred[plot]'",
     "torchvision": "models called torchvision:NAME",
@@ -72,7 +73,7 @@ def _package(name: str, purpose: str = "") -> Finding:
             return Finding(name, "ok", f"not installed; needed for {purpose}")
         return Finding(name, "fail", "not installed", f"python -m pip install {name}")
     try:
-        import_module(name)
+        import_module(MODULES.get(name, name))
     except Exception as error:  # compiled parts that do not fit raise what they like
         said, _, advice = _why_not(name, error).partition("; ")
         return Finding(name, "note" if purpose else "fail", f"{version}, but {said}", advice)

@@ -1,8 +1,8 @@
-"""Kernel times of one family to a `KernelFit`: a roofline with its tile constants, and the residual over it.
+"""RooflineRegressor: a scikit-learn estimator of kernel times, its numbers as a `KernelFit`, and tile constants.
 
 The time of a kernel is a floor plus the quadrature of its compute and memory time, fitted on relative errors, times the
-exponential of a Gaussian process over log features. This module fits; `prediction.kernel_times` evaluates without
-scipy.
+exponential of a Gaussian process over log features. This module fits; `prediction.kernel_times` evaluates without scipy
+or scikit-learn.
 """
 
 from __future__ import annotations
@@ -13,15 +13,18 @@ from typing import Any
 
 import numpy as np
 from scipy.optimize import least_squares
+from sklearn.base import BaseEstimator, RegressorMixin
+from sklearn.utils.validation import check_array, check_is_fitted, check_X_y
 from threadpoolctl import threadpool_limits
 
 from latpred.fit.residual import HYPER_POINTS, fit_residual, shorts
-from latpred.graph.features import LOOP_COUNTS, ON_CPU, Floats, Inputs, read
+from latpred.graph.features import LOOP_COUNTS, ON_CPU, Floats, Inputs, layout, read
 from latpred.ops.families import lineage, root
 from latpred.prediction.kernel_times import (
     FEW_ROWS,
     PRIOR,
     TINY_US,
+    KernelModel,
     evaluate,
     feature_names,
     flags_of,
@@ -119,86 +122,146 @@ _UNTOLD: dict[str, tuple[str, ...]] = {
 _LEAF_SHRINKAGE = 0.1
 
 
-def fit_kernel(
-    family: str,
-    rows: Floats,
-    times: Floats,
-    weights: Floats | None = None,
-    beside: Floats | None = None,
-    *,
-    multiprocessors: int = 0,
-    max_points: int = 400,
-    hyper_points: int = HYPER_POINTS,
-    prior: KernelFit | None = None,
-) -> KernelFit:
-    """The fit of a roofline to microseconds of one kernel family, and of a residual to what it leaves.
+class RooflineRegressor(RegressorMixin, BaseEstimator):  # type: ignore[misc]
+    """Time of one kernel family in microseconds, from its work and dimensions.
 
-    `rows` hold work and dimensions in the order of `features.layout(family).columns`, `weights` the relative precision
-    of the samples. `beside` are microseconds that pass with every sample, as its dispatch does: the roofline is then
-    fitted to the error of both together, since it does not matter how short a kernel is that its dispatch hides. A CPU
-    has no `multiprocessors`; a GPU's tell that a product too small to fill them is slower. `prior` is what is known of
-    such kernels without samples, as a datasheet tells: where samples are few or alike, its numbers stand. The residual
-    keeps `max_points` samples at most and learns its length scales from `hyper_points`.
+    Parameters
+    ----------
+    family : str
+        Kernel family, which names the columns of X: macs, weight_bytes, read_bytes, write_bytes, then `DIMS[family]`.
+    multiprocessors : int
+        Of a GPU, so that a product too small to fill them is known to be slower; 0 for a CPU.
+    max_points : int
+        Most samples that the residual keeps; nearby ones are averaged.
+    hyper_points : int
+        Most samples that the residual's length scales are learned from.
+    prior : KernelFit, optional
+        What is known of such kernels without samples, as a GPU's datasheet tells: where samples are few or alike, its
+        numbers stand.
+
+    Attributes
+    ----------
+    fit_ : KernelFit
+        The fitted numbers, for a profile.
+    n_features_in_ : int
+        Number of columns.
+
+    Examples
+    --------
+    >>> import numpy as np
+    >>> m = np.array([1.0, 8.0, 64.0, 512.0, 4096.0])
+    >>> X = np.column_stack([m * 64 * 64, np.full(5, 16384.0), m * 256, m * 256, m, np.full((5, 2), 64.0)])
+    >>> y = 2.0 + m * 64 * 64 / 1e5
+    >>> model = RooflineRegressor("gemm").fit(X, y)
+    >>> bool(np.all(np.abs(model.predict(X) / y - 1) < 0.1))
+    True
     """
-    weights = np.ones(len(times)) if weights is None else weights
-    beside = np.zeros(len(times)) if beside is None else beside
-    with threadpool_limits(1, "blas"):  # its matrices are so small that further threads take longer
-        plain = fit_roofline(family, rows, times, weights, beside, multiprocessors=multiprocessors, prior=prior)
-        inputs = read(family, rows)
-        roof = roofline(plain, inputs)
-        off, certain = _log_residuals(times, roof.us, beside)
-        weights = weights / weights.mean() * certain
-        points = residual_features(plain, inputs, roof)
-        return fit_residual(plain, points, off, weights / weights.mean(), max_points, hyper_points)
 
+    def __init__(
+        self,
+        family: str = "gemm",
+        multiprocessors: int = 0,
+        max_points: int = 400,
+        hyper_points: int = HYPER_POINTS,
+        prior: KernelFit | None = None,
+    ) -> None:
+        self.family = family
+        self.multiprocessors = multiprocessors
+        self.max_points = max_points
+        self.hyper_points = hyper_points
+        self.prior = prior
 
-def fit_roofline(
-    family: str,
-    rows: Floats,
-    times: Floats,
-    weights: Floats,
-    beside: Floats,
-    *,
-    multiprocessors: int = 0,
-    prior: KernelFit | None = None,
-) -> KernelFit:
-    """The same without a residual: a roofline, or tiles where they explain a GPU's products far better."""
-    inputs, weights = read(family, rows), weights / weights.mean()
-    one_row = "one_row" in flags_of(family, multiprocessors)
-    guess = _first_guess(inputs, times, multiprocessors)
-    if one_row and "m" in guess:
-        guess[FEW_ROWS] = _FEW
-    untold = next((_UNTOLD[name] for name in lineage(family) if name in _UNTOLD), ())
-    if multiprocessors and root(family) in ON_CPU:
-        untold = (*untold, *_names(inputs)[len(LOOP_COUNTS.get(root(family), ())) :])
-    guess = {name: value for name, value in guess.items() if name not in untold}
-    pull = dict.fromkeys(guess, _RIDGE)
-    if prior is not None:
-        known = {name: value for name, value in _known(prior).items() if name not in untold}
-        guess = {"floor": guess["floor"], **known}
-        pull = {"floor": _RIDGE, **dict.fromkeys(known, _PRIOR_RIDGE)}
-    roof = partial(_roofline_us, inputs=inputs, multiprocessors=multiprocessors, one_row=one_row)
-    fitted = _fit_parameters(times, weights, beside, guess, pull, roof)
-    floor, tiling = fitted["floor"], {}
-    if multiprocessors and root(family) in TILED and len(times) >= FEWEST_FOR_TILES:
-        untiled = np.sqrt(weights) * np.log(roof(fitted) / times)
-        constants, cost = _fit_constants(inputs, times, weights, multiprocessors)
-        if cost < _WORTH_TILES * _robust_cost(untiled):
-            floor, tiling = constants.pop("floor"), constants
-    loop_us = _loop_us(fitted, inputs)
-    return KernelFit(
-        family=family,
-        floor_us=short(floor),
-        macs_per_us=short(inverse(fitted.get("compute", 0.0))),
-        weight_bytes_per_us=short(inverse(fitted.get("weights", 0.0))),
-        activation_bytes_per_us=short(inverse(fitted.get("activations", 0.0))),
-        saturation={name: short(fitted[name]) for name in _HALF_SIZES if name in fitted},
-        multiprocessors=multiprocessors,
-        features=feature_names(family, multiprocessors, bool(tiling)),
-        tiling={name: short(value) for name, value in tiling.items()},
-        loop_us=shorts(loop_us) if loop_us.any() else (),
-        jumps=bool(tiling),
-    )
+    def fit(self, X: Any, y: Any, sample_weight: Any = None, beside: Any = None) -> RooflineRegressor:  # noqa: N803
+        """Fit roofline and residual to microseconds `y` of rows `X` of work and dimensions.
+
+        `sample_weight` is the relative precision of the samples; one of 0 leaves its sample out. `beside` are
+        microseconds that pass with every sample, as its dispatch does: the roofline is then fitted to the error of both
+        together, since it does not matter how short a kernel is that its dispatch hides.
+        """
+        rows, times = check_X_y(X, y, dtype=float)
+        self._check_columns(rows)
+        if (times <= 0).any():
+            raise ValueError("Every time in y must be positive; drop kernels that took nothing.")
+        weights = np.ones(len(times)) if sample_weight is None else check_array(sample_weight, ensure_2d=False)
+        if (weights < 0).any() or not weights.any():
+            raise ValueError("Each sample_weight must be 0 or more, and one of them more than 0.")
+        hidden = np.broadcast_to(np.asarray(0.0 if beside is None else beside, dtype=float), times.shape)
+        rows, times, weights, hidden = (each[weights > 0] for each in (rows, times, weights, hidden))
+        weights = weights / weights.mean()
+        inputs = read(self.family, rows)
+        with threadpool_limits(1, "blas"):  # its matrices are so small that further threads take longer
+            plain = self._plain(inputs, times, weights, hidden)
+            roof = roofline(plain, inputs)
+            points = residual_features(plain, inputs, roof)
+            off, certain = _log_residuals(times, roof.us, hidden)
+            weights = weights * certain
+            weights = weights / weights.mean()
+            self.fit_ = fit_residual(plain, points, off, weights, self.max_points, self.hyper_points)
+        self.n_features_in_ = rows.shape[1]
+        self._model = KernelModel(self.fit_)
+        return self
+
+    def predict(self, X: Any, return_std: bool = False) -> Any:  # noqa: N803
+        """Microseconds; with `return_std`, also the standard deviation of their logarithm."""
+        check_is_fitted(self, "fit_")
+        rows = check_array(X, dtype=float)
+        self._check_columns(rows)
+        times = self._model.times(rows)
+        return (times.us, times.log_std) if return_std else times.us
+
+    def _check_columns(self, rows: Floats) -> None:
+        columns = layout(self.family).columns
+        if rows.shape[1] != len(columns):
+            raise ValueError(
+                f"X has {rows.shape[1]} features, but RooflineRegressor is expecting {len(columns)} features as input "
+                f"for family {self.family!r}: {', '.join(columns)}."
+            )
+        if (rows < 0).any():
+            raise ValueError("Negative values in data passed to RooflineRegressor: work and dimensions are counts.")
+
+    def fit_roofline(self, X: Any, y: Any, sample_weight: Any, beside: Any) -> KernelFit:  # noqa: N803
+        """The numbers of a roofline alone, which no residual corrects; arguments as for `fit`."""
+        weights = np.asarray(sample_weight, dtype=float)
+        inputs = read(self.family, np.asarray(X))
+        return self._plain(inputs, np.asarray(y), weights / weights.mean(), np.asarray(beside))
+
+    def _plain(self, inputs: Inputs, times: Floats, weights: Floats, beside: Floats) -> KernelFit:
+        """The fit without a residual: a roofline, or tiles where they explain a GPU's products far better."""
+        one_row = "one_row" in flags_of(self.family, self.multiprocessors)
+        guess = _first_guess(inputs, times, self.multiprocessors)
+        if one_row and "m" in guess:
+            guess[FEW_ROWS] = _FEW
+        untold = next((_UNTOLD[name] for name in lineage(self.family) if name in _UNTOLD), ())
+        if self.multiprocessors and root(self.family) in ON_CPU:
+            untold = (*untold, *_names(inputs)[len(LOOP_COUNTS.get(root(self.family), ())) :])
+        guess = {name: value for name, value in guess.items() if name not in untold}
+        pull = dict.fromkeys(guess, _RIDGE)
+        if self.prior is not None:
+            known = {name: value for name, value in _known(self.prior).items() if name not in untold}
+            guess = {"floor": guess["floor"], **known}
+            pull = {"floor": _RIDGE, **dict.fromkeys(known, _PRIOR_RIDGE)}
+        roof = partial(_roofline_us, inputs=inputs, multiprocessors=self.multiprocessors, one_row=one_row)
+        fitted = _fit_parameters(times, weights, beside, guess, pull, roof)
+        floor, tiling = fitted["floor"], {}
+        if self.multiprocessors and root(self.family) in TILED and len(times) >= FEWEST_FOR_TILES:
+            untiled = np.sqrt(weights) * np.log(roof(fitted) / times)
+            constants, cost = _fit_constants(inputs, times, weights, self.multiprocessors)
+            if cost < _WORTH_TILES * _robust_cost(untiled):
+                floor, tiling = constants.pop("floor"), constants
+        loop_us = _loop_us(fitted, inputs)
+        return KernelFit(
+            family=self.family,
+            floor_us=short(floor),
+            macs_per_us=short(inverse(fitted.get("compute", 0.0))),
+            weight_bytes_per_us=short(inverse(fitted.get("weights", 0.0))),
+            activation_bytes_per_us=short(inverse(fitted.get("activations", 0.0))),
+            saturation={name: short(fitted[name]) for name in _HALF_SIZES if name in fitted},
+            multiprocessors=self.multiprocessors,
+            features=feature_names(self.family, self.multiprocessors, bool(tiling)),
+            tiling={name: short(value) for name, value in tiling.items()},
+            loop_us=shorts(loop_us) if loop_us.any() else (),
+            jumps=bool(tiling),
+        )
 
 
 def _log_residuals(times: Floats, base: Floats, beside: Floats) -> tuple[Floats, Floats]:

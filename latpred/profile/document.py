@@ -72,7 +72,7 @@ class DeviceInfo(_Record, frozen=True):
 
 
 class KernelFit(_Record, frozen=True):
-    """The fitted time of one kernel family in one precision.
+    """Numbers of one fitted `RooflineRegressor`, for one kernel family in one precision.
 
     The roofline is floor + quadrature of compute and memory time; the residual is a Gaussian process over log
     features, kept as its training points so that numpy alone can evaluate it. On a synchronous device the host cost

@@ -164,6 +164,7 @@ def test_a_fold_sees_nothing_of_what_it_is_judged_on(fitted: Fit, holdout: pd.Da
         one[one["model"] == "wide"]["predicted_s"].to_numpy() for one in (holdout, leave_out.by_column(spoilt, "model"))
     )
     np.testing.assert_allclose(plain, changed, rtol=1e-9)
+    np.testing.assert_array_equal(leave_out.by_trees(fitted[0])[mine], leave_out.by_trees(spoilt)[mine])
 
 
 def test_a_model_is_left_out_under_all_its_names(fitted: Fit) -> None:
@@ -172,16 +173,18 @@ def test_a_model_is_left_out_under_all_its_names(fitted: Fit) -> None:
     *body, head = tower(*MODELS["wide"]).children()
     other = nn.Sequential(*body, nn.Linear(head.in_features, 10))
     known = {key_of("broad", one): trace(other, torch.zeros(1, 3, 96, 96), precision=one) for one in ("fp32", "fp16")}
-    holdouts = []
+    holdouts, trees = [], []
     for factor in (1.0, 3.0):
         rows = whole.assign(model=whole["model"].where(~broad, "broad"))
         rows["latency_s"] *= np.where(broad, factor, 1.0)
         problem = problem_of(rows, graphs() | known)
         holdouts.append(leave_out.by_column(problem, "model"))
+        trees.append(leave_out.by_trees(problem))
     assert set(holdouts[0]["architecture"]) == {*MODELS, "broad"} - {"wide"}
     left_out = [one[one["architecture"] == "broad"]["predicted_s"] for one in holdouts]
     assert len(left_out[0]) == (whole["model"] == "wide").sum()
     np.testing.assert_allclose(*left_out, rtol=1e-9)
+    np.testing.assert_array_equal(*(one[whole["model"] == "wide"] for one in trees))
 
 
 def test_an_architecture_is_known_by_what_it_multiplies_by() -> None:
@@ -299,6 +302,26 @@ def test_a_gpu_is_chosen_by_any_of_its_names_and_its_profile_carries_no_row_of_t
             profile_from(rows, "T4")
 
 
+def test_a_simpler_predictor_is_judged_where_it_has_models_to_be_fitted_to() -> None:
+    whole = table()
+    problem, _ = solved(whole[(whole["precision"] == "fp32") | whole["model"].isin(list(MODELS)[:2])])
+    errors = evaluate_left_out(problem, "model").baselines["a + b x MACs"]
+    assert errors.median > 0.0
+    assert errors.cells == (problem.rows.precision == "fp32").sum()
+
+
+def test_trees_take_any_number_of_runs() -> None:
+    rows = pd.concat([table(), table()], ignore_index=True)
+    problem, _ = solved(rows.assign(run=[f"run {number}" for number in range(len(rows))]))
+    assert np.isfinite(leave_out.by_trees(problem)).all()
+
+
+def test_trees_do_not_predict_the_only_model_in_eager() -> None:
+    problem, _ = solved(table().query("model == 'wide'"), scripted(1.0).query("model != 'wide'"))
+    assert np.isnan(leave_out.by_trees(problem)).all()
+    assert leave_out.TREES not in evaluate_left_out(problem, "model").baselines
+
+
 def test_the_only_scripted_model_left_out_is_predicted_from_eager() -> None:
     problem, _ = solved(table(), scripted(1.0).query("model == 'wide'"))
     holdout = leave_out.by_column(problem, "model")
@@ -368,7 +391,7 @@ def test_the_report_names_what_is_worst_and_simpler_predictors(fitted: Fit) -> N
     assert "host" in report.by_class
     assert report.to_dict()["schema"] == "latpred.leave-out/1"
     assert len(report.cells) == rows
-    assert report.baselines["a + b x MACs"].cells == rows
+    assert report.baselines[leave_out.TREES].cells == report.baselines["a + b x MACs"].cells == rows
     assert 0.0 < report.figures["a model left out, eager"].median < report.baselines["a + b x MACs"].median
     nearest = evaluate_left_out(fitted[0], "gpu").baselines
     assert list(nearest) == [f"{leave_out.NEAREST}, 2080Ti as RTX-8000", f"{leave_out.NEAREST}, RTX-8000 as 2080Ti"]

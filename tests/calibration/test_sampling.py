@@ -3,20 +3,25 @@
 from __future__ import annotations
 
 import math
+import runpy
 from collections.abc import Callable
 from itertools import islice
+from pathlib import Path
 
 import factories
 import msgspec
+import numpy as np
+import pandas as pd
 import pytest
 
-from latpred.calibration import cells, schedules
+from latpred.calibration import cells, choose_shapes, evaluate_kernels, schedules
 from latpred.calibration.cells import Cell
 from latpred.calibration.devices import open_device
+from latpred.calibration.fitting import kernel_table
 from latpred.calibration.schedules import Schedule
 from latpred.calibration.workloads import networks, single_ops
 from latpred.calibration.workloads.networks import KINDS, NetworkSpec
-from latpred.errors import TraceError
+from latpred.errors import TableError, TraceError, UnknownGpuError, UsageError
 from latpred.ops.families import DIMS
 from latpred.prediction.predictor import Predictor
 from latpred.profile.document import DeviceProfile
@@ -119,3 +124,68 @@ def test_a_kernel_that_cannot_be_traced_or_launches_nothing_comes_last(monkeypat
     drawn = [Cell("kernel", name, {"rows": 4, "cols": 8}) for name in ("broken", "view", "add", "softmax")]
     monkeypatch.setattr(single_ops, "graph", refusing(single_ops.graph, lambda cell: cell == drawn[0]))
     assert list(schedule(profile("softmax")).uncertain_kernels(iter(drawn), 2)) == [drawn[3], drawn[2]]
+
+
+TABLE = runpy.run_path(str(Path(__file__).parents[2] / "examples" / "gemm_table.py"))["made_up"](noise=0.0)
+ROWS = kernel_table._rows(TABLE)
+
+
+def test_chosen_shapes_stand_for_all() -> None:
+    logs, chosen = np.log(TABLE[["m", "n", "k"]].to_numpy(float)), choose_shapes(ROWS, 30)
+    assert len(set(chosen.tolist())) == 30
+    nearest = np.min(((logs[:, None, :] - logs[chosen]) ** 2).sum(axis=2), axis=1)
+    arbitrary = np.min(((logs[:, None, :] - logs[:30]) ** 2).sum(axis=2), axis=1)
+    assert nearest.mean() < 0.5 * arbitrary.mean()
+
+
+@pytest.mark.parametrize("budget", [19, len(TABLE) + 1])
+def test_budgets_that_are_none(budget: int) -> None:
+    with pytest.raises(UsageError, match=rf"a budget of {budget} shapes out of {len(TABLE)}"):
+        choose_shapes(ROWS, budget)
+
+
+def test_a_table_is_predicted_from_a_part_of_it() -> None:
+    rest, unseen = evaluate_kernels(pd.concat([TABLE, TABLE]), [60])  # what repeats is not tested on itself
+    assert (rest.tested, rest.products, rest.budget) == ("the rest", len(TABLE) - 60, 60)
+    assert (unseen.tested, unseen.system, unseen.source) == ("unseen n, k", "t4", "made up")
+    assert unseen.products == 10 * 14  # a fifth of 49 pairs, at 14 sizes each
+    assert rest.median < 0.05
+    assert rest.median <= rest.mean < 0.15
+    assert rest.within_10 > 0.75
+
+
+def test_rows_of_another_dtype_or_without_a_source_are_fitted_apart() -> None:
+    some = TABLE[TABLE["n"] <= TABLE["n"].median()]
+    several = pd.concat([some.assign(dtype="float32"), some.assign(dtype="float16", source=None)])
+    assert {score.source for score in evaluate_kernels(several, [30])} == {"made up float32", "float16"}
+
+
+@pytest.mark.parametrize("pairs", [1, 2])
+def test_of_one_or_two_pairs_of_n_and_k_none_is_kept_out(pairs: int, tmp_path: Path) -> None:
+    m = np.arange(1, 61)
+    table = pd.DataFrame({"system": "a100", "m": m, "n": 64 * (1 + m % pairs), "k": 64, "latency_us": 5 + 0.01 * m})
+    (rest,) = evaluate_kernels(table, [30])
+    assert rest.tested == "the rest"
+    table.assign(source="").to_csv(file := tmp_path / "table.csv")
+    assert evaluate_kernels(file, [30]) == [rest]
+
+
+@pytest.mark.parametrize("over", [0, 1])
+def test_a_budget_that_leaves_none_to_test_on(over: int) -> None:
+    with pytest.raises(UsageError, match="leaves none to test on"):
+        evaluate_kernels(TABLE, [len(TABLE) + over])
+
+
+@pytest.mark.parametrize(
+    ("table", "error", "message"),
+    [
+        ("nowhere.csv", TableError, "There is no table at nowhere.csv"),
+        (TABLE[["system", "m", "n"]], TableError, r"no column k, latency_us \(it has: system, m, n\)"),
+        (TABLE.replace({"m": {1: -1}}), TableError, "49 rows hold no positive number, the first at row 0"),
+        (TABLE.assign(dtype="fp32"), TableError, "nobody knows the dtype fp32"),
+        (TABLE.assign(system="abacus"), UnknownGpuError, "abacus"),
+    ],
+)
+def test_bad_tables(table: pd.DataFrame | str, error: type[Exception], message: str) -> None:
+    with pytest.raises(error, match=message):
+        evaluate_kernels(table, [30])

@@ -13,7 +13,7 @@ from scipy.optimize import nnls
 
 from latpred.calibration.fitting.dispatch_fit import TimedNetwork, steps_us
 from latpred.calibration.timing.in_network import calls
-from latpred.fit.roofline import fit_kernel, fit_roofline, scale_leaf, weighted_median
+from latpred.fit.roofline import RooflineRegressor, scale_leaf, weighted_median
 from latpred.graph.features import NATIVE, Floats, native
 from latpred.graph.graph import Op
 from latpred.ops.families import lineage, nearest, root
@@ -112,16 +112,15 @@ def _fit_family(
         pooled = [sample for sample in pooled if sample.family not in apart]
     # What leaves without a fit of their own differ by is taken off before the residual is fitted, which would otherwise
     # call it noise.
-    known = prior.get(family)
-    plain = fit_roofline(family, *_averaged(pooled), multiprocessors=multiprocessors, prior=known)
+    plain = RooflineRegressor(family, multiprocessors, prior=prior.get(family)).fit_roofline(*_averaged(pooled))
     few = {leaf: samples for leaf, samples in leaves.items() if leaf != family and len(samples) < enough[leaf]}
     scales = {leaf: _leaf_scale(plain, samples) for leaf, samples in few.items()}
     alike = [_as_family(sample, plain, scales.get(sample.family, 1.0)) for sample in pooled]
-    general = _fit(family, alike, multiprocessors, known)
+    general = _fit(family, alike, multiprocessors, prior.get(family))
     # Few samples leave terms open: one batch alone says nothing of others. There the family's numbers stand, but for
     # kernels that have nothing in common with it.
     special = {
-        leaf: _fit(leaf, samples, multiprocessors, prior.get(leaf, known if _is_alien(leaf) else plain))
+        leaf: _fit(leaf, samples, multiprocessors, prior.get(leaf, prior.get(family) if _is_alien(leaf) else plain))
         for leaf, samples in leaves.items()
         if leaf != family and len(samples) >= enough[leaf]
     }
@@ -204,8 +203,8 @@ def _as_family(sample: KernelSample, plain: KernelFit, scale: float) -> KernelSa
 
 
 def _fit(family: str, samples: Sequence[KernelSample], multiprocessors: int, prior: KernelFit | None) -> KernelFit:
-    averaged = _averaged(samples)
-    return fit_kernel(family, *averaged, multiprocessors=multiprocessors, max_points=MOST_POINTS, prior=prior)
+    regressor = RooflineRegressor(family, multiprocessors, MOST_POINTS, prior=prior)
+    return regressor.fit(*_averaged(samples)).fit_
 
 
 def _averaged(samples: Sequence[KernelSample]) -> tuple[Floats, Floats, Floats, Floats]:

@@ -56,8 +56,11 @@ SMALL, LARGE = 4, 64  # batches up to the first and from the second on are regim
 # How often the latency model was changed and judged by leaving out models of the framework-tax table before it was as
 # it is.
 FORMS_TRIED = 130
+TREES = "boosted trees on counts and work of every op class"
 NEAREST = "copy of the nearest GPU"
 _SHOWN = 8
+_ROUNDS = 200
+_MOST_CATEGORIES = 255  # that trees can tell apart
 _SAME = [key for key in (*tables.KEYS, *tables.FURTHER_KEYS) if key not in ("machine", "device")]
 _CURVE = ["device", *(key for key in _SAME if key != "batch"), "run", "stack"]
 _SEED = 0
@@ -236,14 +239,16 @@ def regimes_named(holdout: pd.DataFrame) -> tuple[int, float]:
 # -- simpler predictors --------------------------------------------------------------------------------------------
 
 
-def _for_models(holdout: pd.DataFrame) -> dict[str, Errors]:
+def _for_models(problem: Problem, holdout: pd.DataFrame) -> dict[str, Errors]:
     """Errors of simpler predictors on eager rows, each fitted to the models that were not left out."""
     frame = holdout[holdout["runtime"] == EAGER].reset_index(drop=True)
-    return {
+    errors = {
         one.idea: _errors(frame.assign(predicted_s=one.latency_s).dropna(subset="predicted_s"))
         for one in baselines.all_baselines(frame.assign(model=frame[ARCHITECTURE]))
         if one.latency_s is not None
     }
+    grown = problem.table.cells.assign(predicted_s=by_trees(problem)).dropna(subset="predicted_s")
+    return errors | ({TREES: _errors(grown)} if len(grown) else {})
 
 
 def _for_gpus(problem: Problem) -> dict[str, Errors]:
@@ -259,6 +264,48 @@ def _for_gpus(problem: Problem) -> dict[str, Errors]:
         if len(copied):
             errors[f"{NEAREST}, {gpu} as {nearest}"] = _errors(copied)
     return errors
+
+
+def by_trees(problem: Problem) -> Floats:
+    """Seconds of every eager row by trees that did not see its model; NaN for others, and where no model is left."""
+    from sklearn.ensemble import HistGradientBoostingRegressor
+
+    inputs, rows = _features(problem), problem.rows
+    eager, predicted_s = rows.runtime == EAGER, np.full(len(rows), np.nan)
+    for model in sorted(set(rows.architecture[eager])):
+        own = rows.architecture == model
+        others = eager & ~own
+        if not others.any():
+            continue
+        # The last column is the run, which says more of the host than any datasheet.
+        trees = HistGradientBoostingRegressor(
+            max_iter=_ROUNDS, categorical_features=[inputs.shape[1] - 1], random_state=0
+        ).fit(inputs[others], rows.log_us[others])
+        predicted_s[eager & own] = np.exp(trees.predict(inputs[eager & own])) / 1e6
+    return predicted_s
+
+
+def _features(problem: Problem) -> Floats:
+    """Of every row: counts by host class, work by kernel family, the datasheet, batch and size, the format, the run."""
+    cells, rows = problem.cells, problem.rows
+    columns = [*cells.counts.T]
+    for work in cells.kernels.values():
+        amounts = np.zeros((len(cells.keys), 3))
+        moved = work.work[:, 1:].sum(axis=1)
+        np.add.at(
+            amounts, work.cell, work.times[:, None] * np.column_stack((np.ones_like(moved), work.work[:, 0], moved))
+        )
+        columns += [*np.log1p(amounts).T]
+    return np.column_stack(
+        (
+            np.column_stack(columns)[rows.cell],
+            np.array([_sheet(problem.gpus[gpu]) for gpu in rows.gpu]),
+            np.log(rows.batch),
+            problem.table.cells["input_size"].to_numpy(float),
+            np.char.endswith(rows.precision.astype(str), "fp16"),
+            np.unique(rows.run, return_inverse=True)[1] % _MOST_CATEGORIES,  # where there are more, several share one
+        )
+    ).astype(float)
 
 
 def _sheet(spec: Spec) -> Floats:
@@ -339,7 +386,7 @@ def evaluate_left_out(problem: Problem, by: str, *, progress: Progress | None = 
     eager = parts[0][of_eager] if of_eager.any() else parts[0]
     compared: dict[str, Errors] = {}
     if (problem.rows.runtime == EAGER).any() and by in ("model", "gpu"):
-        compared = _for_models(eager) if by == "model" else _for_gpus(problem)
+        compared = _for_models(problem, eager) if by == "model" else _for_gpus(problem)
     return LeaveOutReport(
         by=by,
         figures=figures,
