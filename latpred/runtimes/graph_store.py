@@ -10,7 +10,6 @@ somebody trims it; graphs are small JSON documents.
 
 from __future__ import annotations
 
-import ast
 import contextlib
 import gzip
 import hashlib
@@ -34,18 +33,12 @@ from latpred.graph.graph import ModelGraph
 from latpred.ops import BUILT_IN, generation
 from latpred.runtimes.legacy_torch import traced_for
 from latpred.storage import Recent
-from latpred.zoo import user_files
 
 MOST_IN_MEMORY = 256
 MOST_ON_DISK_BYTES = 256 << 20
 VERSION = 6
 UP_TO = 64  # traces by name serve batches up to this one, or up to the largest that was asked for
 _FUSED = "TIMM_FUSED_ATTN"
-# What a user's file may import for its trace to be kept: of others nobody knows what they read.
-_LIBRARIES = {
-    *("__future__", "abc", "collections", "copy", "dataclasses", "enum", "functools", "itertools", "math", "operator"),
-    *("typing", "torch", "torchvision", "timm", "transformers"),
-}
 LIBRARIES = ("torch", "transformers", "torchvision", "timm")  # where models come from
 _TRACING = (
     *("tracing/*.py", "ops/*.py", "graph/*.py", "sandbox/*.py", "zoo/**/*.py", "runtimes/legacy_torch.py"),
@@ -102,10 +95,7 @@ def trace_by_name(name: str, era: str = "", batches: Sequence[int] = (), **optio
             with contextlib.suppress(TraceError):
                 graph = trace(name, batches=(_most(batches),), **options)
                 if not (graph.exact or graph.only):
-                    # A user's file may have been edited meanwhile, or may have set what others are built by.
-                    same = file_by_name(name, era, batches, **options) == path
-                    if same and user_files.imported() <= {_file_of(name)}:
-                        _write(path, graph)
+                    _write(path, graph)
                     return graph
         return trace(name, batches=batches, **options)
 
@@ -119,48 +109,16 @@ def kept_by_name(name: str, era: str = "", batches: Sequence[int] = (), **option
 def file_by_name(name: str, era: str = "", batches: Sequence[int] = (), **options: Any) -> Path | None:
     """Where the eager trace of a model by name is kept, under everything that it depends on.
 
-    None where that cannot be told: what a user's file imports of the user's own or reads, or a library that is worked
-    on, may be another tomorrow, and formulas that somebody registered are not known by a version.
+    None where that cannot be told: a user's file, or a library that is worked on, may be another tomorrow, and formulas
+    that somebody registered are not known by a version.
     """
-    software = None if generation() != BUILT_IN else _software()
-    told = _told(name)
-    if software is None or told is None:
+    software = None if ".py:" in name or generation() != BUILT_IN else _software()
+    if software is None:
         return None
     asked = {"era": era, "batches": _most(batches), **options}
     torch = sys.modules.get("torch")
     dtype = str(torch.get_default_dtype()) if torch else "torch.float32"
-    return _file("eager", _key((told, json.dumps(asked, sort_keys=True), timm_attention(), dtype, *software)))
-
-
-def _told(name: str) -> str | None:
-    """What tells a model from others: its name, and of a function in a user's file what that holds; None if nothing.
-
-    One prediction would gain nothing from it. A table that is evaluated again may have thousands of such models.
-    """
-    file = _file_of(name)
-    if file is None:
-        return name
-    if not file.is_file() or not _imports(file) <= _LIBRARIES:
-        return None
-    from latpred.sandbox.fingerprint import fingerprint
-
-    return fingerprint(name, builds=True)
-
-
-def _imports(file: Path) -> set[str]:
-    """Names of the packages that a file imports, "" where it cannot be told."""
-    try:
-        nodes = [*ast.walk(ast.parse(file.read_bytes()))]
-    except (SyntaxError, ValueError):
-        return {""}
-    names = [alias.name for node in nodes if isinstance(node, ast.Import) for alias in node.names]
-    names += ["" if node.level else str(node.module) for node in nodes if isinstance(node, ast.ImportFrom)]
-    return {name.partition(".")[0] for name in names}
-
-
-def _file_of(name: str) -> Path | None:
-    """The file of "path/file.py:function"; None of any other name."""
-    return Path(name.rpartition(":")[0]).resolve() if ".py:" in name else None
+    return _file("eager", _key((name, json.dumps(asked, sort_keys=True), timm_attention(), dtype, *software)))
 
 
 def timm_attention() -> str:

@@ -358,27 +358,6 @@ def test_what_may_be_another_tomorrow_is_not_kept(separators: tuple[str, str], m
     assert graph_store.file_by_name(NAME) is None
 
 
-@pytest.mark.usefixtures("own_formulas")
-def test_a_file_s_model_is_traced_once_while_its_parts_are_known(traces: list[dict[str, Any]], tmp_path: Path) -> None:
-    file, other = tmp_path / "models.py", tmp_path / "others.py"
-    for width in (8, 8, 16):
-        file.write_text(f"import torch\ndef build(): return torch.nn.Conv2d(3, {width}, 1)\n")
-        assert trace_by_name(f"{file}:build", image=32).macs() == 3 * width * 32 * 32
-    assert len(traces) == 2
-    whole = file.read_text()
-    (tmp_path / "own_blocks.py").write_text("")
-    formula = "import torch, latpred.ops; latpred.ops.cost('mine::op')(lambda x, out: x)"
-    for line, more in (("import own_blocks", 0), ("import sqlite3", 0), ("import math", 1), (formula, 0)):
-        kept = len(files())
-        file.write_text(f"{line}\n{whole}")
-        trace_by_name(f"{file}:build", image=32)
-        assert len(files()) == kept + more, line
-    other.write_text("import torch\ndef build(): return torch.nn.Conv2d(3, 4, 1)\n")
-    kept = files()
-    trace_by_name(f"{other}:build", image=32)
-    assert files() == kept, "the file before may have set what this one is built by"
-
-
 def test_what_is_no_line_in_batch_is_traced_anew(traces: list[dict[str, Any]], monkeypatch: pytest.MonkeyPatch) -> None:
     bent = msgspec.structs.replace(GIVEN, exact={4: GIVEN})
     monkeypatch.setattr(tracing, "trace", lambda name, **asked: traces.append(asked) or bent)

@@ -32,7 +32,7 @@ if TYPE_CHECKING:
     from latpred.runtimes.onnx.onnx_export import Exported
     from latpred.runtimes.source import Source
 
-NODES = "nodes 12"  # version of what is made of a node; graphs of another one are made again
+NODES = "nodes 13"  # version of what is made of a node; graphs of another one are made again
 # Nodes that onnxruntime captures no graph with: control flow, and copies between host and device.
 _REFUSED = {
     **dict.fromkeys(CONTROL, "is control flow"),
