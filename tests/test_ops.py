@@ -37,7 +37,6 @@ def t(*shape: int) -> Fake:
     return Fake(shape)
 
 
-KEYS = t(1000)
 LINE, MAP, WIDE, QUERY, KEY = t(1, 4, 99), t(1, 4, 8, 8), t(1, 8, 8, 8), t(2, 4, 10, 8), t(2, 4, 12, 8)
 ROWS, COLUMNS, KNOWN = t(2, 5, 8), Fake((4, 9, 8), strides=(72, 1, 9)), t(5)
 HEADS, WIDER, TURNED = t(3, 2, 9, 8), t(3, 2, 9, 16), Fake((3, 2, 9, 8), strides=(144, 72, 1, 9))
@@ -76,16 +75,7 @@ def put(rows: int, cols: int, read: int) -> dict[str, object]:
         ("addmv", (t(4), t(4, 6), t(6)), t(4), gemm(4, 1, 6)),
         *((name, (t(6), t(6)), t(), gemm(1, 1, 6)) for name in ("dot", "vdot")),
         ("addr", (t(4, 5), t(4), t(5)), t(4, 5), gemm(4, 5, 1)),
-        # of a triangle, half of a product; on the right of it rows of three
-        ("linalg_solve_triangular", (t(2, 5, 5), t(2, 5, 3)), t(2, 5, 3), of("bmm", 75, batch=2, m=5, n=3, k=5)),
-        ("linalg_solve_triangular", (t(5, 5), t(3, 5)), t(3, 5), of("gemm", 37, m=3, n=5, k=5)),
-        # a mean is a kernel of its own
-        ("mse_loss", (t(2, 5), t(2, 5)), t(), of("elementwise.mse_loss", numel=10, operands=2, launches=2)),
-        ("mse_loss", (t(2, 5), t(2, 5), 0), t(2, 5), of("elementwise.mse_loss", launches=1)),
-        ("nll_loss_forward", (t(2, 5), t(2)), (t(), t()), of("reduction.nll_loss", rows=1, cols=2, reads={0: 8})),
-        ("nll_loss2d_forward", (t(2, 5, 3), t(2, 3)), (t(2, 3), t()), of("reduction.nll_loss", rows=6, cols=1)),
         ("_cdist_forward", (t(2, 5, 3), t(2, 7, 3), 2.0), t(2, 5, 7), of("reduction.cdist", rows=70, cols=3)),
-        ("max_unpool2d", (PAIR, PAIR, [8, 8]), t(2, 3, 8, 8), of("index.put", rows=96, launches=2)),
         # queries of one batch meet keys of two; one head of scores, values of four
         (ATTEND, (t(2, 1, 4, 6, 8), t(1, 3, 4, 6, 8), t(1, 3, 4, 6, 8)), t(2, 3, 4, 6, 8), {"batch": 6, "heads": 4}),
         (ATTEND, (t(2, 1, 6, 8), t(2, 1, 6, 8), t(2, 4, 6, 8)), t(2, 4, 6, 8), {"macs": 36 * 8 * (2 + 8), "heads": 4}),
@@ -117,16 +107,6 @@ def put(rows: int, cols: int, read: int) -> dict[str, object]:
             of("conv", h_in=32, w_in=8, kernel_h=3, kernel_w=5, kernel_d=3, stride=2),
         ),
         ("conv2d", (MAP, t(8, 4, 1, 1), None, [2, 1]), t(1, 8, 4, 8), of("conv", stride=2)),
-        # A library's own have the padding before the stride, one of them after the bias.
-        *(
-            (
-                f"{library}_convolution",
-                (t(1, 3, 8, 8), t(4, 3, 3, 3), *bias, [1, 1], [2, 2], [1, 1], 1),
-                PAIR,
-                of("conv", stride=2),
-            )
-            for library, *bias in (("mkldnn", None), ("cudnn",))
-        ),
         # A convolution along a line has height one.
         (
             *("conv1d", (t(2, 3, 10), t(4, 3, 5), None, [2]), t(2, 4, 3)),
@@ -157,11 +137,6 @@ def put(rows: int, cols: int, read: int) -> dict[str, object]:
         ("mean", (ROWS, [1]), t(2, 8), of("reduction.mean", rows=16, cols=5)),
         ("topk", (t(4, 9), 2, 1), (t(4, 2), t(4, 2)), of("sort.topk", rows=4, cols=9)),
         ("sort", (t(4, 9), 0), (t(4, 9), t(4, 9)), of("sort.sort", rows=9, cols=4)),
-        # A table of 1000 is halved ten times for each value, which may be no tensor.
-        ("searchsorted", (KEYS, t(3, 4)), t(3, 4), of("sort.searchsorted", rows=12, cols=10) | {"reads": {0: 480}}),
-        ("searchsorted", (KEYS, t(3, 4000)), t(3, 4000), {"reads": {0: 4000}}),
-        ("searchsorted", (KEYS, 5), t(), of("sort.searchsorted", rows=1, cols=10)),
-        ("bucketize", (5, KEYS), t(), of("sort.searchsorted", rows=1, cols=10) | {"reads": {1: 40}}),
         # A softmax over another dimension than the last, and of rows that lie in pieces, which it copies.
         ("softmax", (ROWS, 1), ROWS, of("softmax.softmax.across.ragged", rows=16, cols=5)),
         ("softmax", (t(4, 9), -1), t(4, 9), of("softmax.softmax")),

@@ -469,8 +469,7 @@ def matmul() -> Iterator[Any]:
     [
         ("allow_tf32", False, False),
         ("allow_tf32", True, True),
-        ("fp32_precision", "tf32", True),  # which the older interface now refuses to read
-        ("fp32_precision", "ieee", False),
+        ("fp32_precision", "tf32", True),
     ],
 )
 def test_a_session_is_told_of_tf32_however_a_program_set_it(

@@ -137,6 +137,8 @@ class OnnxRuntime(StepPerOp):
 
     def session(self, model: Any, inputs: Any, device: torch.device, *, cuda_graph: bool = False) -> Any:
         """A session of a model on its device, for such inputs at any batch; with `cuda_graph` one that captures."""
+        import torch
+
         from latpred.runtimes.onnx.onnx_export import form_of
 
         cuda = device.type == "cuda"
@@ -146,7 +148,7 @@ class OnnxRuntime(StepPerOp):
                 + onnx_session.GPU_PIP
             )
         sessions = built_of(self._sessions, model)
-        tf32 = cuda and _tf32_allowed()
+        tf32 = cuda and torch.backends.cuda.matmul.fp32_precision == "tf32"
         key = (form_of(inputs), _threads(), str(device), cuda_graph, tf32)
         if key not in sessions:
             sessions[key] = onnx_session.session(
@@ -270,18 +272,6 @@ def _threads() -> int:
     import torch
 
     return torch.get_num_threads()
-
-
-def _tf32_allowed() -> bool:
-    """Whether products in float32 may run in TF32 on a GPU."""
-    import torch
-
-    matmul = torch.backends.cuda.matmul
-    try:
-        return bool(matmul.allow_tf32)
-    except RuntimeError:
-        # Set through PyTorch's newer interface, which the older one then refuses to read.
-        return bool(matmul.fp32_precision == "tf32")
 
 
 def _estimated(ops: Sequence[Op], target: str) -> Iterator[Op]:
