@@ -16,7 +16,6 @@ import hashlib
 import json
 import os
 import platform
-import re
 import sys
 import zlib
 from collections.abc import Callable, Sequence
@@ -64,8 +63,7 @@ def kept(
     """
     if code is None:
         return make()
-    torch_version = re.sub(r"\+(cpu|cu\d+)$", "", graph.stack.get("torch", ""))  # models are taken apart alike by both
-    key = _key((structure(graph), runtime, target, f"{options}; {code}", torch_version))
+    key = _key((structure(graph), runtime, target, f"{options}; {code}", graph.stack.get("torch", "")))
 
     def read_or_make() -> ModelGraph:
         path = _file(runtime, key)

@@ -179,7 +179,7 @@ def test_a_model_that_was_run_is_not_exported_again_to_be_traced(exports: list[o
     graph = OnnxRuntime().trace(replace(source, model=lambda: model), "cpu")
     assert len(exports) == 1
     assert graph.ops == OnnxRuntime().trace(replace(source, model=lambda: other), "cpu").ops
-    assert built_of(OnnxRuntime._exports, other) == {}, "a trace keeps no weights"
+    assert built_of(OnnxRuntime._built, other) == {}, "a trace keeps no weights"
 
 
 def test_a_model_exported_to_a_file_is_traced_and_leaves_none(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:

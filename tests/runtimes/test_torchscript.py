@@ -245,14 +245,6 @@ def test_tensors_in_the_dataclass_that_a_model_gives_are_kept() -> None:
     assert (graph.ops[0].name, refusal(graph)) == ("aten::tanh", None)
 
 
-def test_what_is_estimated_while_torchscript_is_switched_off_is_not_kept(monkeypatch: pytest.MonkeyPatch) -> None:
-    said = []
-    for value in ("0", "1"):
-        monkeypatch.setenv("PYTORCH_JIT", value)
-        said.append(refusal(trace_for_runtime(nn.Linear(8, 3), X, runtime="torchscript")))
-    assert said == ["PYTORCH_JIT=0 keeps TorchScript from tracing anything; unset it.", None]
-
-
 def test_of_a_model_that_gives_no_tensor_nothing_would_be_left() -> None:
     with pytest.raises(RuntimeRefusalError, match=r"^Function gives no tensor$"):
         TorchScript().build(Function(lambda x: object()), (X,))

@@ -26,13 +26,14 @@ from torch.utils._python_dispatch import TorchDispatchMode
 
 from latpred.errors import RuntimeRefusalError
 from latpred.graph.graph import Affine, Op
+from latpred.runtimes.base import rereading
 from latpred.runtimes.inductor import fake_cuda
 from latpred.runtimes.inductor.compiled_ops import EAGER, KernelCall, calls_of, executed_op, guards
 from latpred.sandbox.fingerprint import fingerprint
 from latpred.sandbox.own_thread import replaced, silenced
 from latpred.sandbox.untouched import copied
 from latpred.tracing.op_record import OpInfo, OpRecord, describe, launching, leaves, no_launch, sync
-from latpred.tracing.trace_pass import read_of, touched_since
+from latpred.tracing.trace_pass import read_of
 
 SUPPORTED = ("2.11", "2.13")  # raise the VERSION of `compile` with it: what was refused is kept as an estimate
 MANY = 1_000_000  # compilations of one function: models whose layers each break off a graph of their own
@@ -208,12 +209,7 @@ class _Recorder(TorchDispatchMode):
 
     def ops(self) -> tuple[Op, ...]:
         """What was executed; those that read parameters once more say what was touched since."""
-        touched = (op.weight_bytes.constant + op.read_bytes.constant + op.write_bytes.constant for op in self._ops)
-        again = touched_since(touched, self._weights)
-        return tuple(
-            msgspec.structs.replace(op, reread_after=Affine(again[index])) if index in again else op
-            for index, op in enumerate(self._ops)
-        )
+        return rereading(self._ops, self._weights)
 
     def _add(self, op: Op, live_bytes: int, weight: torch.Tensor | None = None, offset: int | None = None) -> None:
         self._ops.append(msgspec.structs.replace(op, live_bytes=Affine(live_bytes)))

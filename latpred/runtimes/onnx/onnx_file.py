@@ -511,17 +511,12 @@ def _explained(error: Exception, file: Path, proto: Any, feed: Mapping[str, Any]
             f"{file} is of IR version {proto.ir_version}, newer than {versions} reads. Upgrade it: "
             "pip install -U onnxruntime"
         )
-    lacking = re.search(r"find an implementation for (\w+)", text)
-    if lacking and _precision(proto) == "bf16":
-        return UsageError(
-            f"{file} holds a model in bf16, in which onnxruntime has no {lacking[1]} on a CPU. Convert it to fp32, or "
-            "predict it for a GPU."
-        )
-    lacking = lacking or re.search(r"(\S+)\(-?\d+\) is not a registered", text)
+    lacking = re.search(r"find an implementation for (\w+)|(\S+)\(-?\d+\) is not a registered", text)
     if lacking:
         return UsageError(
-            f"{file} has the operator {lacking[1]}, for which onnxruntime has no kernel on a CPU, where latpred runs "
-            "files whatever the device. Export the model without it, or give the PyTorch model."
+            f"{file}, a model in {_precision(proto)}, has the operator {lacking[1] or lacking[2]}, for which "
+            "onnxruntime has no kernel on a CPU, where latpred runs files whatever the device. Export the model "
+            "without it or in fp32, or give the PyTorch model."
         )
     said = re.sub("^onnxruntime cannot (load|run) the model: ", "", text)
     if not text.startswith("onnxruntime cannot run"):

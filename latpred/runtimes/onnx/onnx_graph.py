@@ -17,9 +17,9 @@ from typing import Any
 
 import msgspec
 
-from latpred.graph.graph import Affine, ModelGraph, Op, total_bytes
+from latpred.graph.graph import Affine, ModelGraph, Op
 from latpred.ops.families import Work
-from latpred.runtimes.base import ops_of
+from latpred.runtimes.base import ops_of, rereading
 from latpred.runtimes.onnx.onnx_formulas import (
     CONTROL,
     HOST,
@@ -33,7 +33,7 @@ from latpred.runtimes.onnx.onnx_formulas import (
     work_of,
 )
 from latpred.runtimes.onnx.onnx_session import Event, Watched, graphs_within, installed, nodes_of, weights_of
-from latpred.tracing.trace_pass import LEAST_WEIGHTS, touched_since
+from latpred.tracing.trace_pass import LEAST_WEIGHTS
 
 _MOST_ON_HOST = 100  # elements of a weight that onnxruntime calls small
 _NAMES = {"float": "float32", "double": "float64"}  # what onnxruntime calls otherwise
@@ -118,13 +118,8 @@ class _OptimisedGraph:
             ops.append(_op(event, proto, inputs, outputs, self.no_launch(event, proto)))
             read.append(self._read_by(ops[-1], proto))
         alive = self._alive(events, results, sum(value.nbytes for value in self.fed(feed).values()))
-        again = touched_since((total_bytes(op, 1) for op in ops), read)
-        return tuple(
-            msgspec.structs.replace(
-                op, live_bytes=Affine(size), reread_after=Affine(again[index]) if index in again else None
-            )
-            for index, (op, size) in enumerate(zip(ops, alive, strict=True))
-        )
+        living = [msgspec.structs.replace(op, live_bytes=Affine(size)) for op, size in zip(ops, alive, strict=True)]
+        return rereading(living, read)
 
     def _read_by(self, op: Op, proto: Any) -> tuple[str, int] | None:
         """What tells a node's read of weights from others: the name of the largest; None of few.

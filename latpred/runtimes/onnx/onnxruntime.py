@@ -53,9 +53,8 @@ class OnnxRuntime(StepPerOp):
 
     name = traced_by = "onnxruntime"
     own_stream = True
-    # Of models that are run, shared by all runtimes here: by form of the inputs, and of sessions by place as well.
-    _exports: ClassVar[IdentityCache[Any, Any]] = IdentityCache()
-    _sessions: ClassVar[IdentityCache[Any, Any]] = IdentityCache()
+    # Exports and sessions of models that are run, shared by all runtimes here.
+    _built: ClassVar[IdentityCache[Any, Any]] = IdentityCache()
 
     @cached_property
     def options(self) -> str:
@@ -104,18 +103,17 @@ class OnnxRuntime(StepPerOp):
         from latpred.runtimes.onnx.onnx_export import export, form_of
 
         model, inputs = source.model(), source.inputs(2)
-        kept: Exported | None = built_of(self._exports, model).get(form_of(inputs))
+        kept: Exported | None = built_of(self._built, model).get(form_of(inputs))
         return kept or export(model, inputs)
 
     def exported(self, model: Any, inputs: Any) -> Exported:
         """An export for such inputs at any batch, kept while the model lives as it is; its trace takes it too."""
         from latpred.runtimes.onnx.onnx_export import export_at_two, form_of
 
-        exports: dict[str, Exported] = built_of(self._exports, model)
-        form = form_of(inputs)
-        if form not in exports:
-            exports[form] = export_at_two(model, inputs)
-        return exports[form]
+        built, form = built_of(self._built, model), form_of(inputs)
+        if form not in built:
+            built[form] = export_at_two(model, inputs)
+        return built[form]  # type: ignore[no-any-return]
 
     def estimate(self, graph: ModelGraph, target: str) -> ModelGraph:
         """What onnxruntime's usual fusions would leave of an eager graph; not from a real export, and says so."""
@@ -147,11 +145,11 @@ class OnnxRuntime(StepPerOp):
                 "The model is on a GPU, but the onnxruntime that is installed has no CUDA provider; run: "
                 + onnx_session.GPU_PIP
             )
-        sessions = built_of(self._sessions, model)
+        built = built_of(self._built, model)
         tf32 = cuda and torch.backends.cuda.matmul.fp32_precision == "tf32"
         key = (form_of(inputs), _threads(), str(device), cuda_graph, tf32)
-        if key not in sessions:
-            sessions[key] = onnx_session.session(
+        if key not in built:
+            built[key] = onnx_session.session(
                 self.exported(model, inputs).model,
                 target="cuda" if cuda else "cpu",
                 threads=_threads(),
@@ -159,7 +157,7 @@ class OnnxRuntime(StepPerOp):
                 cuda_graph=cuda_graph,
                 tf32=tf32,
             )
-        return sessions[key]
+        return built[key]
 
 
 class OnnxRuntimeCudaGraphs(OnnxRuntime):
