@@ -72,11 +72,6 @@ cost("aten::mv", "aten::dot", "aten::vdot")(partial(_times_vector, 0))
 cost("aten::addmv")(partial(_times_vector, 1))
 
 
-@cost("aten::addr")
-def outer(*args: Tensor, out: Tensor, **_: Any) -> Work:
-    return gemm(out.shape[0], out.shape[1], 1)
-
-
 @cost("aten::matmul")
 def matmul(self: Tensor, other: Tensor, *, out: Tensor) -> Work:
     """Product over the last two dimensions; a single matrix on the right makes it one gemm."""

@@ -39,6 +39,11 @@ DATA_DEPENDENT = frozenset(
         *("NonZero", "Unique", "Compress"),
     }
 )
+# What onnxruntime captures no graph with.
+_UNCAPTURED = {
+    **dict.fromkeys(("If", "Loop", "Scan"), "is control flow"),
+    **dict.fromkeys(("MemcpyToHost", "MemcpyFromHost"), "copies between host and device"),
+}
 _UNSURE = "taken from the eager trace, where the host waits for the device"
 
 
@@ -72,6 +77,10 @@ def refuse_uncapturable(runtime: str, model: str, ops: Iterable[Op], *, unsure: 
     for op in ops:
         where = f" in {op.module}" if op.module else ""
         short = op.name.rpartition("::")[2].partition(".")[0]
+        if short in _UNCAPTURED:
+            raise RuntimeRefusalError(
+                f"{runtime} cannot capture {model}: {op.name} {_UNCAPTURED[short]}. Ask for runtime='onnxruntime'."
+            )
         if op.syncs:
             raise RuntimeRefusalError(
                 f"{runtime} cannot capture {model}: {op.name}{where} makes the host wait for the device. "

@@ -37,7 +37,6 @@ MOST_IN_MEMORY = 256
 MOST_ON_DISK_BYTES = 256 << 20
 VERSION = 6
 UP_TO = 64  # traces by name serve batches up to this one, or up to the largest that was asked for
-_FUSED = "TIMM_FUSED_ATTN"
 LIBRARIES = ("torch", "transformers", "torchvision", "timm")  # where models come from
 _TRACING = (
     *("tracing/*.py", "ops/*.py", "graph/*.py", "sandbox/*.py", "zoo/**/*.py", "runtimes/legacy_torch.py"),
@@ -116,22 +115,7 @@ def file_by_name(name: str, era: str = "", batches: Sequence[int] = (), **option
     asked = {"era": era, "batches": _most(batches), **options}
     torch = sys.modules.get("torch")
     dtype = str(torch.get_default_dtype()) if torch else "torch.float32"
-    return _file("eager", _key((name, json.dumps(asked, sort_keys=True), timm_attention(), dtype, *software)))
-
-
-def timm_attention() -> str:
-    """Whether timm builds fused attention in this process: what it was told, or will read once it is imported."""
-    config = sys.modules.get("timm.layers.config")
-    return str(getattr(config, "_USE_FUSED_ATTN", os.environ.get(_FUSED, "1")))
-
-
-def set_timm_attention(fused: str) -> None:
-    """Have timm build what `timm_attention` said in another process."""
-    if fused == timm_attention():
-        return
-    os.environ[_FUSED] = fused
-    if config := sys.modules.get("timm.layers.config"):
-        config._USE_FUSED_ATTN = int(fused)  # type: ignore[attr-defined]
+    return _file("eager", _key((name, json.dumps(asked, sort_keys=True), dtype, *software)))
 
 
 def _most(batches: Sequence[int]) -> int:

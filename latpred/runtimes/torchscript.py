@@ -67,10 +67,7 @@ class TorchScript(StepPerOp):
         self._built: IdentityCache[torch.nn.Module, Any] = IdentityCache()
 
     def available(self) -> str | None:
-        """None while PyTorch has TorchScript, which it calls deprecated."""
-        if hasattr(torch.jit, "trace") and hasattr(torch.jit, "freeze"):
-            return None
-        return f"torch {torch.__version__} no longer has TorchScript. Install an earlier one: pip install 'torch<2.14'"
+        """None: PyTorch has TorchScript, though it calls it deprecated."""
 
     @own_errors()
     def build(self, model: Any, inputs: Any) -> Callable[[], Any]:

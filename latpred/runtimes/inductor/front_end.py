@@ -170,10 +170,7 @@ class _Recorder(TorchDispatchMode):
 
     def inner(self, module: Any, inputs: Sequence[Any], **options: Any) -> Any:
         """Takes the place of Inductor's own inner compiler: everything but the generation of code."""
-        # AOTAutograd counts inputs that keep effects in order, as of a check for errors, which are gone by now.
-        gone = [node.target for node in module.graph.nodes].count(torch.ops.prims._make_token.default)
-        static = [place - gone for place in options.get("static_input_idxs", ())]
-        self.lowered = _lower(module, inputs, static)
+        self.lowered = _lower(module, inputs, options.get("static_input_idxs", ()))
         return lambda *_: None
 
     def run(self, calls: Sequence[KernelCall], inputs: int, function: Callable[..., Any], values: Sequence[Any]) -> Any:

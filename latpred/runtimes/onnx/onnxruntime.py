@@ -23,7 +23,7 @@ from latpred.runtimes import StepPerOp
 from latpred.runtimes.base import BATCHES, built_of
 from latpred.runtimes.cuda_graphs import NO_CUDA, demand_cuda, one_replay, refuse_uncapturable
 from latpred.runtimes.onnx import onnx_session
-from latpred.runtimes.onnx.onnx_formulas import CONTROL, HALF_DTYPES, TRANSFERS, class_of
+from latpred.runtimes.onnx.onnx_formulas import HALF_DTYPES, class_of
 from latpred.storage import IdentityCache
 
 if TYPE_CHECKING:
@@ -33,11 +33,6 @@ if TYPE_CHECKING:
     from latpred.runtimes.source import Source
 
 NODES = "nodes 13"  # version of what is made of a node; graphs of another one are made again
-# Nodes that onnxruntime captures no graph with: control flow, and copies between host and device.
-_REFUSED = {
-    **dict.fromkeys(CONTROL, "is control flow"),
-    **dict.fromkeys(TRANSFERS, "copies between host and device"),
-}
 _UNCAPTURED = -1  # the graph id of a run that is not captured
 _IDS = count(1)  # a graph is replayed whatever the shapes, so every binding gets an id of its own; 0 is onnxruntime's
 NOTE = "onnxruntime's nodes are estimated from the eager trace, by its usual fusions; nothing was exported"
@@ -169,12 +164,6 @@ class OnnxRuntimeCudaGraphs(OnnxRuntime):
 
     def schedule(self, graph: ModelGraph, ops: tuple[Op, ...]) -> Schedule:
         """One step that launches every node's kernels; a node that cannot be captured is refused by name."""
-        for op in ops:
-            reason = _REFUSED.get(op.name.removeprefix("ort::"))
-            if reason is not None:
-                raise RuntimeRefusalError(
-                    f"{self.name} cannot capture {graph.model}: {op.name} {reason}. Ask for runtime='onnxruntime'."
-                )
         refuse_uncapturable(self.name, graph.model, ops)
         return one_replay(self.name, ops)
 
