@@ -130,14 +130,6 @@ def test_a_wider_model_touches_more_between_two_readings_of_its_weights() -> Non
     assert [each.at(64) for each in found] == pytest.approx([each.at(64) for each in expected], rel=0.02)  # biases
 
 
-def test_a_wider_recurrent_layer_reads_as_many_weights_again() -> None:
-    narrow, real = (latpred.trace(nn.LSTM(width, width), torch.zeros(4, 1, width)) for width in (64, 128))
-    (found,), (expected,) = (
-        [op for op in graph.ops if op.family.startswith("rnn")] for graph in (widened(narrow, 2.0), real)
-    )
-    assert (found.dims, found.macs) == (expected.dims, expected.macs)
-
-
 @pytest.mark.parametrize("factor", [0.5, 2.0])
 def test_a_wider_graph_is_what_a_wider_model_does(factor: float) -> None:
     usual, real = (latpred.trace(network(width), torch.zeros(2, 3, 16, 16)) for width in (64, int(64 * factor)))

@@ -16,7 +16,7 @@ import numpy as np
 
 from latpred import host
 from latpred.errors import DeviceError, RuntimeRefusalError, chain_of
-from latpred.graph.graph import ModelGraph, Op, Schedule, all_ops
+from latpred.graph.graph import ModelGraph, Op, Schedule
 from latpred.runtimes import Eager, one_step_per_op
 from latpred.runtimes.base import graph_in
 
@@ -44,7 +44,6 @@ _UNCAPTURED = {
     **dict.fromkeys(("If", "Loop", "Scan"), "is control flow"),
     **dict.fromkeys(("MemcpyToHost", "MemcpyFromHost"), "copies between host and device"),
 }
-_UNSURE = "taken from the eager trace, where the host waits for the device"
 
 
 def replays(runtime: str, ops: tuple[Op, ...], captured: Sequence[bool]) -> Schedule:
@@ -69,11 +68,8 @@ def one_replay(runtime: str, ops: tuple[Op, ...]) -> Schedule:
     return replays(runtime, launching, [True] * len(launching))
 
 
-def refuse_uncapturable(runtime: str, model: str, ops: Iterable[Op], *, unsure: bool = False) -> None:
-    """Refuse ops that no graph can hold; `unsure` says that a capture of the model may leave them out."""
-    way = "take that call out of the model's forward"
-    if unsure:
-        way = "pass the model itself instead of its trace: some leave such checks out while they are captured"
+def refuse_uncapturable(runtime: str, model: str, ops: Iterable[Op]) -> None:
+    """Refuse ops that no graph can hold."""
     for op in ops:
         where = f" in {op.module}" if op.module else ""
         short = op.name.rpartition("::")[2].partition(".")[0]
@@ -84,7 +80,8 @@ def refuse_uncapturable(runtime: str, model: str, ops: Iterable[Op], *, unsure: 
         if op.syncs:
             raise RuntimeRefusalError(
                 f"{runtime} cannot capture {model}: {op.name}{where} makes the host wait for the device. "
-                f"Ask for runtime='eager', or {way}."
+                "Ask for runtime='eager', take that call out of the model's forward, or pass the model itself instead "
+                "of its trace: some leave such checks out while they are captured."
             )
         if short in DATA_DEPENDENT:
             raise RuntimeRefusalError(
@@ -136,12 +133,11 @@ class CudaGraphs(Eager):
 
     def estimate(self, graph: ModelGraph, target: str) -> ModelGraph:
         """The eager trace as it is."""
-        waits = any(op.syncs for op in all_ops(graph))
-        return graph_in(self.name, target, graph, graph.ops, graph.ops_at_one, _UNSURE if waits else "")
+        return graph_in(self.name, target, graph, graph.ops, graph.ops_at_one)
 
     def schedule(self, graph: ModelGraph, ops: tuple[Op, ...]) -> Schedule:
         """One step that launches every kernel; an op that cannot be captured is refused by name."""
-        refuse_uncapturable(self.name, graph.model, ops, unsure=_UNSURE in graph.notes)
+        refuse_uncapturable(self.name, graph.model, ops)
         return one_replay(self.name, ops)
 
     def available(self) -> str | None:

@@ -391,7 +391,7 @@ CUSTOM = ("custom", 0)
         (["n", "c", 8, 8], {}, 3 * 8**2, CUSTOM),
         (["n", 3, 48, "w"], {}, 3 * 48 * 224, ("image", 224)),  # a line of text
         (["n", 3, 48, "w"], {"image": 320}, 3 * 48 * 320, ("image", 320)),
-        (["n", "w", 48, 3], {}, 3 * 48 * 224, ("image", 224)),
+        (["n", "w", 48, 3], {}, 3 * 48 * 224, CUSTOM),
         (["n", "h"], {"seq": 16}, 16, ("seq", 16)),
         *((["n", "h"], {"inputs": given}, 8, CUSTOM) for given in (ROW, {"x": ROW}, lambda n: torch.zeros(n, 8))),
         (["n", 12, "past", 64], {"inputs": PAST}, 12 * 7 * 64, CUSTOM),

@@ -135,22 +135,6 @@ def test_fused_attention_counts_values_wider_than_queries() -> None:
     assert work.macs == 2 * 5 * 64 * 128 + 2 * 4 * 5 * 5 * (8 + 16)
 
 
-def test_bytes_are_pooled_wherever_their_channels_lie() -> None:
-    scale, zero = Value((), "float32"), Value((), "uint8")
-    shapes = {0: ((2, 24, 8, 8), (2, 24, 1, 1)), 1: ((2, 8, 8, 24), (2, 1, 1, 24))}
-    works = [
-        work_of(
-            Node("QLinearGlobalAveragePool", "com.microsoft", {"channels_last": last}),
-            [Value(given, "uint8"), scale, zero, scale, zero],
-            [Value(made, "uint8")],
-        )
-        for last, (given, made) in shapes.items()
-    ]
-    assert works[0] is not None
-    assert works[0] == works[1]
-    assert (works[0].family, works[0].dims["channels"], works[0].dims["window"]) == ("pooling.average", 24, 64)
-
-
 @pytest.mark.parametrize(("dtype", "size"), [("int4", 16), ("float8_e4m3fn", 32), ("float32", 128)])
 def test_bytes_of_narrow_numbers(dtype: str, size: int) -> None:
     assert Value((4, 8), dtype).nbytes == size

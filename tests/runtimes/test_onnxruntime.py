@@ -7,7 +7,6 @@ import os
 import re
 import tempfile
 from collections import Counter
-from collections.abc import Iterator
 from dataclasses import replace
 from math import prod
 from pathlib import Path
@@ -191,8 +190,6 @@ class Decoder(nn.Linear):
 
 
 def test_what_can_be_exported() -> None:
-    exported = onnx_export.export(Decoder(4, 4).eval(), {"x": torch.zeros(2, 4), "twice": True})
-    assert onnx_session.input_names(exported.model) == ["x"]
     with pytest.raises(RuntimeRefusalError, match=r"^Function gives no tensor$"):
         onnx_export.export(Function(lambda x: object()).eval(), (torch.zeros(2, 8),))
     with pytest.raises(RuntimeRefusalError, match=r"cannot export the model to ONNX: .*static shape of 2"):
@@ -441,36 +438,6 @@ def test_a_cuda_provider_is_told_about_tf32_and_must_be_there(monkeypatch: pytes
     assert [options["use_tf32"] for _, options in asked] == ["0", "1"]
     with pytest.raises(MissingPackageError, match="CUDA provider cannot be loaded here"):
         onnx_session.session(b"", target="cuda", threads=1, gpu=1)
-
-
-@pytest.fixture
-def matmul() -> Iterator[Any]:
-    """How PyTorch multiplies float32 on a GPU, which a test may set and which is put back."""
-    matmul = torch.backends.cuda.matmul
-    allowed = matmul.allow_tf32
-    yield matmul
-    matmul.allow_tf32 = allowed
-
-
-@pytest.mark.parametrize(
-    ("name", "value", "use_tf32"),
-    [
-        ("allow_tf32", False, False),
-        ("allow_tf32", True, True),
-        ("fp32_precision", "tf32", True),
-    ],
-)
-def test_a_session_is_told_of_tf32_however_a_program_set_it(
-    name: str, value: Any, use_tf32: bool, matmul: Any, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    model, inputs = nn.Linear(4, 2).eval(), torch.ones(2, 4)
-    setattr(matmul, name, value)
-    assert OnnxRuntime().session(model, inputs, torch.device("cpu")).get_providers() == ["CPUExecutionProvider"]
-    told: list[bool] = []
-    monkeypatch.setattr(onnx_session, "providers", lambda: [onnx_session.CUDA])
-    monkeypatch.setattr(onnx_session, "session", lambda _, *, tf32, **__: told.append(tf32))
-    OnnxRuntime().session(model, inputs, torch.device("cuda", 0))
-    assert told == [use_tf32]
 
 
 @pytest.mark.parametrize("build", [onnxruntime._run_bound, onnxruntime._captured])

@@ -8,7 +8,6 @@ import weakref
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
-from unittest.mock import Mock
 
 import pytest
 import torch
@@ -27,8 +26,6 @@ from latpred.runtimes.torchscript import (
     FUSION_NOTE,
     INTERPRETED,
     TorchScript,
-    _Interpreted,
-    executed,
     frozen,
     frozen_for_tracing,
     join_linears,
@@ -187,19 +184,6 @@ def test_a_model_that_cannot_be_traced_is_refused_and_estimated() -> None:
     assert "tracing is not for me" in str(refusal(guess))
     assert ESTIMATE_NOTE in guess.notes
     assert guess.launches(2) == 1
-
-
-@pytest.mark.parametrize("error", [torch.OutOfMemoryError("x"), RuntimeError("can't allocate memory: you tried")])
-def test_memory_that_runs_out_is_no_refusal(error: Exception, monkeypatch: pytest.MonkeyPatch) -> None:
-    exhausted = Mock(side_effect=error)
-    with pytest.raises(type(error)) as raised:
-        TorchScript().build(Function(exhausted), (X,))
-    assert raised.value is error
-    module = frozen(nn.Linear(8, 8).eval(), (X,))
-    monkeypatch.setattr(_Interpreted, "record", exhausted)
-    with pytest.raises(RuntimeError) as failed:  # what the interpreter makes of it
-        executed(module, (X,), 2, "cpu")
-    assert failed.value.__cause__ is error
 
 
 @dataclass
