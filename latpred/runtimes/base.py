@@ -20,6 +20,7 @@ _NO_MEMORY = re.compile(
     "out of memory|can't allocate memory|not enough memory|STATUS_ALLOC_FAILED"  # PyTorch, by kind of device
     "|bad_alloc|Failed to allocate memory|BFCArena"  # onnxruntime
 )
+REPLAY = "replay"  # host class of the step that launches a captured graph
 MOST_REAL = 64  # the largest batch that a runtime's tools run a model at
 BATCHES = (1, 2, 3)  # 2 and 3 give a line; batch 1 may have ops of its own, as a reshape there needs no copy
 

@@ -18,6 +18,8 @@ from pathlib import Path
 from typing import Any
 
 import msgspec
+import numpy as np
+import torch
 
 from latpred import runtimes
 from latpred.errors import LatpredError, RuntimeRefusalError, UsageError
@@ -25,9 +27,11 @@ from latpred.graph.graph import ZERO, ModelGraph, alone_at, no_line, written
 from latpred.query import Options, checked_batches, is_one
 from latpred.runtimes import graph_store
 from latpred.runtimes.base import BATCHES, MOST_REAL
-from latpred.runtimes.onnx import onnx_session
+from latpred.runtimes.onnx import onnx_graph, onnx_session
 from latpred.runtimes.onnx.onnx_formulas import HALF_DTYPES
 from latpred.runtimes.onnx.onnx_session import inputs_of
+from latpred.runtimes.source import tensors_of
+from latpred.tracing.inputs import as_arguments, from_example, real, whole_sizes
 
 TOKENS, PIXELS, CHANNELS, MOST_CHANNELS = 128, 224, 3, 4
 _PRECISIONS = {"float16": "fp16", "bfloat16": "bf16", "float64": "fp64"}
@@ -67,8 +71,6 @@ def trace_file(path: str, inputs: Any, runtime: str, target: str, **options: Any
     and attention are the file's own, but a file in fp32 may be asked for in halves for a GPU. A file that is not there,
     damaged, without its weights, too new or in need of sizes is a UsageError that says so.
     """
-    from latpred.tracing.inputs import whole_sizes
-
     check_file(path, runtime)
     asked = Options(inputs, *whole_sizes(options.get("seq"), options.get("image")))
     if options.get("attention") is not None:
@@ -100,8 +102,6 @@ def _of_batches(
     file: Path, proto: Any, at: Callable[[Any, Sequence[int]], ModelGraph], batches: Sequence[int]
 ) -> ModelGraph:
     """The graph of every batch, or where no line tells of it, of those that are asked for."""
-    from latpred.runtimes.onnx.onnx_graph import bends
-
     fixed = _fixed_batch(proto)
     if fixed is not None:
         return at(proto, [fixed])
@@ -115,7 +115,7 @@ def _of_batches(
             with suppress(UsageError):
                 return alone_at({batch: at(_load(file), [batch]) for batch in some})
         raise error from error.__cause__
-    if not bends(graph):
+    if not onnx_graph.bends(graph):
         return graph
     exact = {batch: msgspec.structs.replace(at(_load(file), [batch]), notes=()) for batch in seen}
     return msgspec.structs.replace(graph, exact=exact, notes=(*graph.notes, no_line(written(seen))))
@@ -139,8 +139,6 @@ def check_file(path: str, runtime: str) -> None:
 def _traced(
     file: Path, proto: Any, stub: ModelGraph, feeds_at: Mapping[int, Mapping[str, Any]], target: str, half: str | None
 ) -> ModelGraph:
-    from latpred.runtimes.onnx import onnx_graph
-
     single, feeds, left_out = onnx_graph.FLOAT, [*feeds_at.values()], []
     if target == "cuda":
         single = half or HALF_DTYPES.get(stub.precision, onnx_graph.FLOAT)
@@ -378,8 +376,6 @@ def _fixed_batch(proto: Any) -> int | None:
 
 def _feed(file: Path, proto: Any, batch: int, asked: Options) -> dict[str, Any]:
     """Inputs of one run by name."""
-    import numpy as np
-
     for value in inputs_of(proto):
         if not value.type.HasField("tensor_type"):
             raise UsageError(f"{file}: input {value.name!r} is no tensor. Export the model with tensors as its inputs.")
@@ -440,12 +436,6 @@ def _filled_with(proto: Any, asked: Options) -> tuple[str, int]:
 
 def _given(file: Path, proto: Any, batch: int, asked: Options) -> dict[str, Any]:
     """The example tensors at a batch size; floating-point ones as the file takes them."""
-    import numpy as np
-    import torch
-
-    from latpred.runtimes.source import tensors_of
-    from latpred.tracing.inputs import as_arguments, from_example, real
-
     codes = {value.name: value.type.tensor_type.elem_type for value in inputs_of(proto)}
     names = list(codes)
     example = from_example(asked.inputs)
@@ -465,8 +455,6 @@ def _given(file: Path, proto: Any, batch: int, asked: Options) -> dict[str, Any]
 
 def _resized(proto: Any, given: Mapping[str, Any], batch: int) -> dict[str, Any]:
     """The example tensors that have a batch, at another one; what the file fixes in some inputs only stays."""
-    from latpred.tracing.inputs import from_example
-
     fixed, shapes = _fixed_batch(proto), _shapes(proto, None)
     axes = {name: axis for name, axis in _batch_axes(proto).items() if axis < given[name].dim()}
     axes = {name: axis for name, axis in axes.items() if fixed or not shapes[name] or shapes[name][axis] is None}
