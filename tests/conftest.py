@@ -18,7 +18,6 @@ import torch
 from latpred import ops
 from latpred.ops import families
 from latpred.runtimes import graph_store
-from latpred.zoo import user_files
 
 TORCHVISION_OPS = (
     "nms(Tensor dets, Tensor scores, float iou_threshold) -> Tensor",
@@ -73,7 +72,6 @@ def latpred_home(tmp_path_factory: pytest.TempPathFactory, monkeypatch: pytest.M
     monkeypatch.setenv("LATPRED_HOME", str(home))
     monkeypatch.setenv("LATPRED_CALIBRATE", "never")  # a missing profile is an error, not half a minute of measuring
     monkeypatch.setattr(graph_store, "BUILT_IN", ops.generation())  # formulas of earlier tests do not count
-    monkeypatch.setattr(user_files, "_imported", set())
     return home
 
 

@@ -6,11 +6,11 @@ import msgspec
 import numpy as np
 import pytest
 import torch
-from factories import add, graph, linear, view
+from factories import add, graph
 from torch import nn
 
 import latpred
-from latpred.graph.features import finer_family, layout, native, read, waves
+from latpred.graph.features import layout, native, read, waves
 from latpred.graph.graph import Affine
 from latpred.graph.rewrites import GROWTHS, widened
 from latpred.ops.families import DIMS
@@ -52,14 +52,6 @@ def test_sizes_of_products_are_whole_numbers() -> None:
     assert product is not None
     assert product.tolist() == np.column_stack((rows, cols, rows, np.ones(len(rows)))).tolist()
     assert waves(product, 1).tolist() == (rows * cols / 128**2).tolist()
-
-
-def test_groups_may_be_as_many_as_samples() -> None:
-    window = {"kernel_h": Affine(3), "kernel_w": Affine(3)}
-    names = [
-        finer_family("conv_grouped", {**window, "c_in": Affine(0, width), "groups": Affine(0, 1)}) for width in (8, 12)
-    ]
-    assert names == ["conv_grouped", "conv_grouped.uneven"]
 
 
 def test_a_convolution_is_a_product() -> None:
@@ -107,23 +99,12 @@ def test_a_flag_of_zero_stays_finite_and_apart_from_one() -> None:
     assert masked.logs[0, -1] - plain.logs[0, -1] == pytest.approx(np.log(2))
 
 
-def test_what_is_not_a_width_stays() -> None:
-    for op in (add(100, dtype="int64"), view()):
-        assert widened(graph(op), 3.0).ops[0] == op
-
-
 def test_a_generated_kernel_does_more_in_a_wider_model() -> None:
     sizes = dict(zip(DIMS["generated"], map(Affine, (800, 4, 2, 3200, 800, 0, 0)), strict=True))
     op = msgspec.structs.replace(add(100), family="generated.math", dims=sizes)
     (wide,) = widened(graph(op), 2.0).ops
     assert [size.constant for size in wide.dims.values()] == [1600, 4, 2, 6400, 1600, 0, 0]
     assert wide.write_bytes == op.write_bytes * 2
-
-
-def test_nothing_becomes_nothing() -> None:
-    narrow = widened(graph(linear(1, 2)), 0.01)
-    assert narrow.ops[0].dims["n"].constant == 1
-    assert narrow.macs() == 1
 
 
 def test_every_family_with_a_width_has_its_dimensions() -> None:
@@ -136,25 +117,6 @@ def network(width: int) -> nn.Module:
     depthwise = nn.Conv2d(width, width, 3, padding=1, groups=width)
     pooled = (nn.Conv2d(width, width, 1), nn.AdaptiveAvgPool2d(1), nn.Flatten(), nn.Linear(width, width))
     return nn.Sequential(*convolutions, depthwise, *pooled, nn.GELU(), nn.LayerNorm(width), nn.Linear(width, width))
-
-
-def test_a_wider_model_touches_more_between_two_readings_of_its_weights() -> None:
-    def shared(width: int) -> nn.Module:
-        layer = nn.Linear(width, width)
-        return nn.Sequential(layer, nn.ReLU(), layer, nn.ReLU(), layer)
-
-    narrow, real = (latpred.trace(shared(width), torch.zeros(2, width)) for width in (64, 256))
-    found, expected = ([op.reread_after for op in net.ops if op.reread_after] for net in (widened(narrow, 4.0), real))
-    assert len(found) == len(expected) == 2
-    assert [each.at(64) for each in found] == pytest.approx([each.at(64) for each in expected], rel=0.02)  # biases
-
-
-def test_a_wider_recurrent_layer_reads_as_many_weights_again() -> None:
-    narrow, real = (latpred.trace(nn.LSTM(width, width), torch.zeros(4, 1, width)) for width in (64, 128))
-    (found,), (expected,) = (
-        [op for op in graph.ops if op.family.startswith("rnn")] for graph in (widened(narrow, 2.0), real)
-    )
-    assert (found.dims, found.macs) == (expected.dims, expected.macs)
 
 
 @pytest.mark.parametrize("factor", [0.5, 2.0])

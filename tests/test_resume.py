@@ -137,15 +137,6 @@ def test_another_default_dtype_is_another_question(resumed: Resumed, predicted: 
     assert [set(table.precision) for table in (single, double)] == [{"fp32"}, {"fp64"}]
 
 
-def test_another_attention_of_timm_is_another_question(
-    resumed: Resumed, predicted: Predicted, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    for fused in "1001":
-        monkeypatch.setattr(graph_store, "timm_attention", lambda fused=fused: fused)
-        resumed([builder(16)])
-    assert predicted() == [0, 0]
-
-
 def test_what_a_builder_draws_is_another_each_time(resumed: Resumed, predicted: Predicted) -> None:
     def drawn() -> nn.Module:
         return builder(int(torch.randint(8, 512, ())))()

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import math
 import os
-import sys
 from collections.abc import Callable, Iterator
 from itertools import chain, cycle
 from pathlib import Path
@@ -24,7 +23,6 @@ from latpred.errors import CandidateError, WorkerError
 from latpred.ops import Work, cost, formula_of, generation
 from latpred.ops.families import registered
 from latpred.progress import ProgressCounter, ProgressEvent, progress_text
-from latpred.runtimes.graph_store import timm_attention
 from latpred.search import workers
 
 
@@ -205,7 +203,7 @@ def test_workers_have_the_default_dtype_of_their_user() -> None:
 @pytest.mark.usefixtures("own_formulas")
 def test_a_worker_has_all_formulas_of_its_user_whatever_it_registered_itself() -> None:
     mine, theirs = (lambda x, *, out: x), (lambda x, *, out: out)
-    sender = workers._Sender("elsewhere", 1, (("mine::one", mine), ("mine::other", mine)), torch.float32, 1, "1")
+    sender = workers._Sender("elsewhere", 1, (("mine::one", mine), ("mine::other", mine)), torch.float32, 1)
     seeing: Any = SimpleNamespace(rows=lambda *_: [formula_of(f"mine::{name}") for name in ("one", "other")])
     for name in ("other", "one"):  # as a module does that came with candidates, before all others or between them
         cost(f"mine::{name}")(theirs)
@@ -222,22 +220,18 @@ def test_a_worker_forgets_the_formulas_of_the_user_before() -> None:
     for process, formula in enumerate((lambda x, *, out: x, lambda x, *, out: out)):
         given = ("aten::linear", formula), ("mine::one", formula)
         for formulas, seen in ((given, [formula, formula]), ((), [usual, None])):
-            sender = workers._Sender("elsewhere", 2 * process + len(formulas), formulas, torch.float32, 1, "1")
+            sender = workers._Sender("elsewhere", 2 * process + len(formulas), formulas, torch.float32, 1)
             assert workers.work(seeing, sender, 0, None) == seen
             generations.add(generation())
     assert len(generations) == 5, "caches of what formulas gave can tell"
     assert registered(generation() - 2) == (("aten::linear", usual),)
 
 
-@pytest.mark.parametrize("loaded", [True, False])
-def test_a_worker_has_its_user_s_threads_and_attention_of_timm(loaded: bool, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("TIMM_FUSED_ATTN", "1")
-    config = SimpleNamespace(_USE_FUSED_ATTN=1) if loaded else None
-    monkeypatch.setitem(sys.modules, "timm.layers.config", config)  # type: ignore[arg-type]
-    sender = workers._Sender("elsewhere", 1, (), torch.float32, 2, "0")
-    seeing: Any = SimpleNamespace(rows=lambda *_: [torch.get_num_threads(), timm_attention()])
-    assert workers.work(seeing, sender, 0, None) == [2, "0"]
-    assert (torch.get_num_threads(), timm_attention()) == (1, "1")
+def test_a_worker_has_its_user_s_threads() -> None:
+    sender = workers._Sender("elsewhere", 1, (), torch.float32, 2)
+    seeing: Any = SimpleNamespace(rows=lambda *_: [torch.get_num_threads()])
+    assert workers.work(seeing, sender, 0, None) == [2]
+    assert torch.get_num_threads() == 1
 
 
 @pytest.mark.usefixtures("own_formulas")

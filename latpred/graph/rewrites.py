@@ -543,13 +543,8 @@ def _wide(op: Op, factor: float) -> Op:
         read_bytes=op.read_bytes if first else _times(op.read_bytes, factor),
         write_bytes=_times(op.write_bytes, factor),
         live_bytes=_times(op.live_bytes, factor),
-        reread_after=op.reread_after and _weights_and_activations(op.reread_after, factor),
+        reread_after=op.reread_after and _times(op.reread_after, factor),
     )
-
-
-def _weights_and_activations(touched: Affine, factor: float) -> Affine:
-    """Bytes of weights, which no sample adds to, and of activations, which each adds to, in a wider model."""
-    return Affine(_times(touched, factor**2).constant, _times(touched, factor).per_sample)
 
 
 def _times(count: Affine, factor: float) -> Affine:

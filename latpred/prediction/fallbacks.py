@@ -23,7 +23,7 @@ from latpred.profile import gpus
 from latpred.profile.datasheet import LAUNCH_US, mode_of, short
 from latpred.profile.document import ADAPTED, FITTED, DeviceProfile, DispatchFit, KernelFit, decode
 from latpred.query import HALVES
-from latpred.runtimes.cuda_graphs import REPLAY
+from latpred.runtimes.base import REPLAY
 
 PRICED_AS = {"fp64": "fp32", "complex64": "fp32", "complex128": "fp32"}  # precisions whose fits are of another one
 # Log standard deviations: of a time with a known rate; of one that no formula or no measurement vouches for, so that it

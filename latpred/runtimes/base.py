@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Hashable, Iterable, Sequence
 from itertools import zip_longest
 from typing import TYPE_CHECKING, Any, Protocol, runtime_checkable
 
 import msgspec
 
 from latpred.errors import RuntimeRefusalError, chain_of
-from latpred.graph.graph import COUNTS, ZERO, Affine, ModelGraph, Op, Schedule, combined
+from latpred.graph.graph import COUNTS, ZERO, Affine, ModelGraph, Op, Schedule, combined, total_bytes
 from latpred.storage import IdentityCache
 
 if TYPE_CHECKING:
@@ -20,6 +20,7 @@ _NO_MEMORY = re.compile(
     "out of memory|can't allocate memory|not enough memory|STATUS_ALLOC_FAILED"  # PyTorch, by kind of device
     "|bad_alloc|Failed to allocate memory|BFCArena"  # onnxruntime
 )
+REPLAY = "replay"  # host class of the step that launches a captured graph
 MOST_REAL = 64  # the largest batch that a runtime's tools run a model at
 BATCHES = (1, 2, 3)  # 2 and 3 give a line; batch 1 may have ops of its own, as a reshape there needs no copy
 
@@ -172,6 +173,20 @@ def ops_of(
         raise RuntimeRefusalError(f"{runtime} runs other ops at batch 2 and 3, first at {different}")
     ops = tuple(op_through(*pair) for pair in zip(two, three, strict=True))
     return ops, unless_affine(one, ops)
+
+
+def rereading(ops: Sequence[Op], read: Sequence[Hashable]) -> tuple[Op, ...]:
+    """Ops executed at one batch size; those that read parameters once more say what was touched since.
+
+    `read` tells which parameters each op reads; None for few.
+    """
+    from latpred.tracing.trace_pass import touched_since  # imports torch
+
+    again = touched_since((total_bytes(op, 1) for op in ops), read)
+    return tuple(
+        msgspec.structs.replace(op, reread_after=Affine(again[index])) if index in again else op
+        for index, op in enumerate(ops)
+    )
 
 
 def unless_affine(one: Sequence[Op], ops: Sequence[Op]) -> tuple[Op, ...] | None:

@@ -10,22 +10,19 @@ import re
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager, suppress
 from dataclasses import replace
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
+import torch
 
 from latpred import host
 from latpred.errors import DeviceError, RuntimeRefusalError, chain_of
-from latpred.graph.graph import ModelGraph, Op, Schedule, all_ops
+from latpred.graph.graph import ModelGraph, Op, Schedule
 from latpred.runtimes import Eager, one_step_per_op
-from latpred.runtimes.base import graph_in
+from latpred.runtimes.base import REPLAY, graph_in
+from latpred.runtimes.source import Source, device_of
+from latpred.sandbox.own_thread import replaced
 
-if TYPE_CHECKING:
-    import torch
-
-    from latpred.runtimes.source import Source
-
-REPLAY = "replay"  # host class of the step that launches a captured graph
 WARM_UPS = 3  # calls before a capture: libraries set themselves up in the first ones, which a graph cannot hold
 VERSION = "4"  # of what is traced; graphs of another one are made again
 # What CUDA and PyTorch say of what capturing forbids; Dynamo's errors name options with words of that kind.
@@ -39,7 +36,11 @@ DATA_DEPENDENT = frozenset(
         *("NonZero", "Unique", "Compress"),
     }
 )
-_UNSURE = "taken from the eager trace, where the host waits for the device"
+# What onnxruntime captures no graph with.
+_UNCAPTURED = {
+    **dict.fromkeys(("If", "Loop", "Scan"), "is control flow"),
+    **dict.fromkeys(("MemcpyToHost", "MemcpyFromHost"), "copies between host and device"),
+}
 
 
 def replays(runtime: str, ops: tuple[Op, ...], captured: Sequence[bool]) -> Schedule:
@@ -64,18 +65,20 @@ def one_replay(runtime: str, ops: tuple[Op, ...]) -> Schedule:
     return replays(runtime, launching, [True] * len(launching))
 
 
-def refuse_uncapturable(runtime: str, model: str, ops: Iterable[Op], *, unsure: bool = False) -> None:
-    """Refuse ops that no graph can hold; `unsure` says that a capture of the model may leave them out."""
-    way = "take that call out of the model's forward"
-    if unsure:
-        way = "pass the model itself instead of its trace: some leave such checks out while they are captured"
+def refuse_uncapturable(runtime: str, model: str, ops: Iterable[Op]) -> None:
+    """Refuse ops that no graph can hold."""
     for op in ops:
         where = f" in {op.module}" if op.module else ""
         short = op.name.rpartition("::")[2].partition(".")[0]
+        if short in _UNCAPTURED:
+            raise RuntimeRefusalError(
+                f"{runtime} cannot capture {model}: {op.name} {_UNCAPTURED[short]}. Ask for runtime='onnxruntime'."
+            )
         if op.syncs:
             raise RuntimeRefusalError(
                 f"{runtime} cannot capture {model}: {op.name}{where} makes the host wait for the device. "
-                f"Ask for runtime='eager', or {way}."
+                "Ask for runtime='eager', take that call out of the model's forward, or pass the model itself instead "
+                "of its trace: some leave such checks out while they are captured."
             )
         if short in DATA_DEPENDENT:
             raise RuntimeRefusalError(
@@ -86,10 +89,6 @@ def refuse_uncapturable(runtime: str, model: str, ops: Iterable[Op], *, unsure: 
 
 def as_captured() -> AbstractContextManager[None]:
     """While it is entered, models that this thread traces believe that they are being captured."""
-    import torch
-
-    from latpred.sandbox.own_thread import replaced
-
     return replaced(torch.cuda, "is_current_stream_capturing", lambda: True)  # as models ask
 
 
@@ -127,23 +126,18 @@ class CudaGraphs(Eager):
 
     def estimate(self, graph: ModelGraph, target: str) -> ModelGraph:
         """The eager trace as it is."""
-        waits = any(op.syncs for op in all_ops(graph))
-        return graph_in(self.name, target, graph, graph.ops, graph.ops_at_one, _UNSURE if waits else "")
+        return graph_in(self.name, target, graph, graph.ops, graph.ops_at_one)
 
     def schedule(self, graph: ModelGraph, ops: tuple[Op, ...]) -> Schedule:
         """One step that launches every kernel; an op that cannot be captured is refused by name."""
-        refuse_uncapturable(self.name, graph.model, ops, unsure=_UNSURE in graph.notes)
+        refuse_uncapturable(self.name, graph.model, ops)
         return one_replay(self.name, ops)
 
     def available(self) -> str | None:
-        import torch
-
         return None if torch.cuda.is_available() else NO_CUDA
 
     def build(self, model: Any, inputs: Any) -> Callable[[], Any]:
         """A call that replays the model's captured graph and gives the outputs, which the next call overwrites."""
-        from latpred.runtimes.source import device_of
-
         forward = super().build(model, inputs)
         graph, output = capture(forward, device_of(model, inputs))
         replay = graph.replay
@@ -158,8 +152,6 @@ class CudaGraphs(Eager):
 
 def demand_cuda(device: torch.device) -> None:
     """Refuse to capture anywhere but on a CUDA device."""
-    import torch
-
     if device.type != "cuda" or not torch.cuda.is_available():
         raise DeviceError(f"CUDA graphs are captured on CUDA devices, not on {device}: {NO_CUDA}.")
 
@@ -169,8 +161,6 @@ def capture(call: Callable[[], Any], device: torch.device, count: int = 1) -> tu
 
     The calls are made on the stream that captures first: handles of libraries belong to a stream.
     """
-    import torch
-
     demand_cuda(device)
     before = torch.cuda.current_stream(device)
     side = torch.cuda.Stream(device)  # type: ignore[no-untyped-call]
@@ -197,8 +187,6 @@ def refusing(device: torch.device, pool: Callable[[], tuple[int, int]]) -> Itera
 
     Whatever happens, the stream that was current is current again, which a capture that fails would not see to.
     """
-    import torch
-
     before = torch.cuda.current_stream(device)
     try:
         yield
@@ -225,8 +213,6 @@ def _recover(device: torch.device, pool: tuple[int, int]) -> None:
     more, and its allocator asks before every block whether that goes into the graph. Another capture, which succeeds,
     frees the generator.
     """
-    import torch
-
     internals: Any = torch._C
     with suppress(RuntimeError):  # the allocator's word that the capture was ended in good order after all
         internals._cuda_endAllocateToPool(device.index or 0, pool)

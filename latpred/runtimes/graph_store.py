@@ -10,14 +10,12 @@ somebody trims it; graphs are small JSON documents.
 
 from __future__ import annotations
 
-import ast
 import contextlib
 import gzip
 import hashlib
 import json
 import os
 import platform
-import re
 import sys
 import zlib
 from collections.abc import Callable, Sequence
@@ -34,18 +32,11 @@ from latpred.graph.graph import ModelGraph
 from latpred.ops import BUILT_IN, generation
 from latpred.runtimes.legacy_torch import traced_for
 from latpred.storage import Recent
-from latpred.zoo import user_files
 
 MOST_IN_MEMORY = 256
 MOST_ON_DISK_BYTES = 256 << 20
 VERSION = 6
 UP_TO = 64  # traces by name serve batches up to this one, or up to the largest that was asked for
-_FUSED = "TIMM_FUSED_ATTN"
-# What a user's file may import for its trace to be kept: of others nobody knows what they read.
-_LIBRARIES = {
-    *("__future__", "abc", "collections", "copy", "dataclasses", "enum", "functools", "itertools", "math", "operator"),
-    *("typing", "torch", "torchvision", "timm", "transformers"),
-}
 LIBRARIES = ("torch", "transformers", "torchvision", "timm")  # where models come from
 _TRACING = (
     *("tracing/*.py", "ops/*.py", "graph/*.py", "sandbox/*.py", "zoo/**/*.py", "runtimes/legacy_torch.py"),
@@ -71,8 +62,7 @@ def kept(
     """
     if code is None:
         return make()
-    torch_version = re.sub(r"\+(cpu|cu\d+)$", "", graph.stack.get("torch", ""))  # models are taken apart alike by both
-    key = _key((structure(graph), runtime, target, f"{options}; {code}", torch_version))
+    key = _key((structure(graph), runtime, target, f"{options}; {code}", graph.stack.get("torch", "")))
 
     def read_or_make() -> ModelGraph:
         path = _file(runtime, key)
@@ -102,10 +92,7 @@ def trace_by_name(name: str, era: str = "", batches: Sequence[int] = (), **optio
             with contextlib.suppress(TraceError):
                 graph = trace(name, batches=(_most(batches),), **options)
                 if not (graph.exact or graph.only):
-                    # A user's file may have been edited meanwhile, or may have set what others are built by.
-                    same = file_by_name(name, era, batches, **options) == path
-                    if same and user_files.imported() <= {_file_of(name)}:
-                        _write(path, graph)
+                    _write(path, graph)
                     return graph
         return trace(name, batches=batches, **options)
 
@@ -119,63 +106,16 @@ def kept_by_name(name: str, era: str = "", batches: Sequence[int] = (), **option
 def file_by_name(name: str, era: str = "", batches: Sequence[int] = (), **options: Any) -> Path | None:
     """Where the eager trace of a model by name is kept, under everything that it depends on.
 
-    None where that cannot be told: what a user's file imports of the user's own or reads, or a library that is worked
-    on, may be another tomorrow, and formulas that somebody registered are not known by a version.
+    None where that cannot be told: a user's file, or a library that is worked on, may be another tomorrow, and formulas
+    that somebody registered are not known by a version.
     """
-    software = None if generation() != BUILT_IN else _software()
-    told = _told(name)
-    if software is None or told is None:
+    software = None if ".py:" in name or generation() != BUILT_IN else _software()
+    if software is None:
         return None
     asked = {"era": era, "batches": _most(batches), **options}
     torch = sys.modules.get("torch")
     dtype = str(torch.get_default_dtype()) if torch else "torch.float32"
-    return _file("eager", _key((told, json.dumps(asked, sort_keys=True), timm_attention(), dtype, *software)))
-
-
-def _told(name: str) -> str | None:
-    """What tells a model from others: its name, and of a function in a user's file what that holds; None if nothing.
-
-    One prediction would gain nothing from it. A table that is evaluated again may have thousands of such models.
-    """
-    file = _file_of(name)
-    if file is None:
-        return name
-    if not file.is_file() or not _imports(file) <= _LIBRARIES:
-        return None
-    from latpred.sandbox.fingerprint import fingerprint
-
-    return fingerprint(name, builds=True)
-
-
-def _imports(file: Path) -> set[str]:
-    """Names of the packages that a file imports, "" where it cannot be told."""
-    try:
-        nodes = [*ast.walk(ast.parse(file.read_bytes()))]
-    except (SyntaxError, ValueError):
-        return {""}
-    names = [alias.name for node in nodes if isinstance(node, ast.Import) for alias in node.names]
-    names += ["" if node.level else str(node.module) for node in nodes if isinstance(node, ast.ImportFrom)]
-    return {name.partition(".")[0] for name in names}
-
-
-def _file_of(name: str) -> Path | None:
-    """The file of "path/file.py:function"; None of any other name."""
-    return Path(name.rpartition(":")[0]).resolve() if ".py:" in name else None
-
-
-def timm_attention() -> str:
-    """Whether timm builds fused attention in this process: what it was told, or will read once it is imported."""
-    config = sys.modules.get("timm.layers.config")
-    return str(getattr(config, "_USE_FUSED_ATTN", os.environ.get(_FUSED, "1")))
-
-
-def set_timm_attention(fused: str) -> None:
-    """Have timm build what `timm_attention` said in another process."""
-    if fused == timm_attention():
-        return
-    os.environ[_FUSED] = fused
-    if config := sys.modules.get("timm.layers.config"):
-        config._USE_FUSED_ATTN = int(fused)  # type: ignore[attr-defined]
+    return _file("eager", _key((name, json.dumps(asked, sort_keys=True), dtype, *software)))
 
 
 def _most(batches: Sequence[int]) -> int:

@@ -218,14 +218,12 @@ def _guess(tracer: RuntimeTracer, eager: ModelGraph, target: str, reason: str) -
 
 def _at_each(source: Source, runtime: str, target: str) -> ModelGraph:
     """The graphs of the batches at which a model was traced eagerly whose work is not affine in batch."""
-    from latpred.tracing.autocast import OWN
-
-    own = tuple(note for note in source.graph.notes if note == OWN.format(target))  # which decides about tools
-    noted = {batch: msgspec.structs.replace(graph, notes=own) for batch, graph in source.graph.exact.items()}
+    eager = source.graph
+    noted = {batch: msgspec.structs.replace(graph, notes=eager.notes) for batch, graph in eager.exact.items()}
     graphs = {batch: of_source(replace(source, graph=graph), runtime, target) for batch, graph in noted.items()}
-    notes = dict.fromkeys([*source.graph.notes, *(note for graph in graphs.values() for note in graph.notes)])
+    notes = dict.fromkeys(note for graph in graphs.values() for note in graph.notes)
     first = graphs[min(graphs)]
-    return msgspec.structs.replace(first, only=source.graph.only, exact=graphs, notes=tuple(notes))
+    return msgspec.structs.replace(first, only=eager.only, exact=graphs, notes=tuple(notes))
 
 
 def fitting(graph: ModelGraph, runtime: str, target: str) -> ModelGraph:
@@ -291,7 +289,4 @@ def demand_memory(runtime: str, graph: ModelGraph) -> None:
 
 def _is_temporary(error: RuntimeRefusalError) -> bool:
     """Whether the machine was what stood in the way, as by a full disk, and not the model: nothing to keep for ever."""
-    return out_of_memory(error) or any(
-        (isinstance(one, OSError) and one.errno is not None) or "No space left on device" in str(one)
-        for one in chain_of(error)
-    )
+    return out_of_memory(error) or any(isinstance(one, OSError) and one.errno is not None for one in chain_of(error))

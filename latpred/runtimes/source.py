@@ -10,7 +10,6 @@ import copy
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, fields, is_dataclass
 from functools import partial
-from types import ModuleType
 from typing import Any
 
 import torch
@@ -117,8 +116,8 @@ class FlatModel(torch.nn.Module):
     """A model that takes the tensors in its arguments and returns those in its result, as exporters want it.
 
     It takes those within objects too: what a tool does not see come in, it computes with once. What is no tensor in the
-    result, such as the cache of a decoder, they cannot give back; objects are looked into where there is no tensor
-    besides. A model that gives none is refused: nothing of it would be left.
+    result, such as the cache of a decoder, they cannot give back. A model that gives none is refused: nothing of it
+    would be left.
     """
 
     def __init__(self, model: torch.nn.Module, inputs: Any) -> None:
@@ -132,19 +131,15 @@ class FlatModel(torch.nn.Module):
         rest = iter(tensors)
         given = tree_unflatten([copied(leaf, lambda _: next(rest)) for leaf in self._leaves], self._form)
         result = self.model(**given) if self._named else self.model(*given)
-        found = _results(result) or _results(result, {})
+        found = _results(result)
         if not found:
             raise RuntimeRefusalError(f"{type(self.model).__name__} gives no tensor")
         return tuple(found)
 
 
-def _results(value: Any, met: dict[int, Any] | None = None) -> list[torch.Tensor]:
-    """The tensors in a result; with `met`, which keeps what was met, in the attributes of any object as well."""
+def _results(value: Any) -> list[torch.Tensor]:
+    """The tensors in a result."""
     parts: Iterable[Any] = ()
-    if met is not None:
-        if id(value) in met:
-            return []
-        met[id(value)] = value
     if isinstance(value, torch.Tensor):
         return [value]
     if isinstance(value, Mapping):
@@ -153,9 +148,7 @@ def _results(value: Any, met: dict[int, Any] | None = None) -> list[torch.Tensor
         parts = value
     elif is_dataclass(value):
         parts = [getattr(value, field.name, None) for field in fields(value)]
-    elif met is not None and not isinstance(value, (type, ModuleType, torch.nn.Module)):
-        parts = getattr(value, "__dict__", {}).values()
-    return [tensor for part in parts for tensor in _results(part, met)]
+    return [tensor for part in parts for tensor in _results(part)]
 
 
 def tensors_of(inputs: Any) -> list[torch.Tensor]:

@@ -8,7 +8,6 @@ recorded. Nodes that never reach PyTorch's dispatcher (sizes, lists) are found i
 
 from __future__ import annotations
 
-import os
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import suppress
 from functools import partial
@@ -47,7 +46,6 @@ ESTIMATE_NOTE = "TorchScript's own graph was not taken: its nodes are estimated 
 _OF_OTHERS = frozenset({"free", "tensor"})  # classes of ops that launch nothing and yet are dispatched
 FUSED = "elementwise.fused"
 _MOST_TEXT = 200
-_SWITCH = "PYTORCH_JIT"  # variable of the environment that torch reads where it is imported
 _CONSTANT = "prim::Constant"
 _READS = frozenset({"aten::item", "aten::_local_scalar_dense"})
 _HALVES = (torch.float16, torch.bfloat16)
@@ -60,6 +58,7 @@ class TorchScript(StepPerOp):
     """A frozen trace, as `torch.jit.trace` and `torch.jit.freeze` make it."""
 
     name = traced_by = "torchscript"
+    options = "11"  # version of what is traced; graphs of another one are made again
     host_classes = (INTERPRETED,)
     eager_kernels = True
 
@@ -67,16 +66,8 @@ class TorchScript(StepPerOp):
         super().__init__()
         self._built: IdentityCache[torch.nn.Module, Any] = IdentityCache()
 
-    @property
-    def options(self) -> str:
-        """The version of graphs, raised whenever those change that are made here, and whether all is switched off."""
-        return f"11{os.environ.get(_SWITCH, '')}"
-
     def available(self) -> str | None:
-        """None while PyTorch has TorchScript, which it calls deprecated."""
-        if hasattr(torch.jit, "trace") and hasattr(torch.jit, "freeze"):
-            return None
-        return f"torch {torch.__version__} no longer has TorchScript. Install an earlier one: pip install 'torch<2.14'"
+        """None: PyTorch has TorchScript, though it calls it deprecated."""
 
     @own_errors()
     def build(self, model: Any, inputs: Any) -> Callable[[], Any]:
@@ -191,8 +182,6 @@ class InterpreterRun(NamedTuple):
 
 def frozen(model: torch.nn.Module, inputs: Any) -> Any:
     """Trace a model on inputs and freeze what comes of it; a model that TorchScript cannot take is refused."""
-    if os.environ.get(_SWITCH) == "0":
-        raise RuntimeRefusalError(f"{_SWITCH}=0 keeps TorchScript from tracing anything; unset it.")
     with silenced(), torch.inference_mode(False), torch.no_grad():
         try:
             flat = FlatModel(model, inputs).eval()

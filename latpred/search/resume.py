@@ -403,7 +403,7 @@ def _read(path: Path) -> dict[str, list[CandidateRow]]:
 def _question_key(evaluator: Evaluator) -> str | None:
     """A digest of everything but the candidate; None where inputs or the user's formulas cannot be told.
 
-    The default dtype is what builders and configs get where nothing else is asked, timm's attention what it builds.
+    The default dtype is what builders and configs get where nothing else is asked.
     """
     options = evaluator.options
     inputs, formulas = fingerprint(options.inputs), fingerprint(registered(BUILT_IN))
@@ -415,8 +415,8 @@ def _question_key(evaluator: Evaluator) -> str | None:
     own_code = graph_store.digest_of("**/*.py", "models/*.json")
     software = [platform.python_version(), own_code, *map(version, VERSIONED)]
     tools = [*map(tool_options, evaluator.runtimes)]
-    process = str(torch.get_default_dtype()), graph_store.timm_attention()
-    digest = hashlib.sha256(msgspec.json.encode([asked, software, tools, inputs, formulas, process]))
+    dtype = str(torch.get_default_dtype())
+    digest = hashlib.sha256(msgspec.json.encode([asked, software, tools, inputs, formulas, dtype]))
     for predictor in evaluator.predictors:
         digest.update(document.encode(predictor.profile) + repr((predictor.slowdown, predictor.caveats)).encode())
     return digest.hexdigest()

@@ -24,7 +24,6 @@ import torch
 from latpred.errors import WorkerError, one_line
 from latpred.ops import BUILT_IN, Formula, generation
 from latpred.ops.families import lend, registered
-from latpred.runtimes.graph_store import set_timm_attention, timm_attention
 from latpred.search.resume import CandidateRow, Evaluator, tool_options
 from latpred.zoo.candidates import title
 
@@ -71,12 +70,11 @@ class _Sender(NamedTuple):
     formulas: tuple[tuple[str, Formula], ...]  # of its user
     dtype: torch.dtype  # what tensors get there where nothing else is said
     threads: int  # of torch there, by which its compiler decides
-    timm_attention: str
     tools: tuple[tuple[str, str], ...] = ()  # runtimes that were asked for, and what their tools are set to there
 
     @classmethod
     def here(cls, runtimes: Sequence[str]) -> _Sender:
-        state = torch.get_default_dtype(), torch.get_num_threads(), timm_attention()
+        state = torch.get_default_dtype(), torch.get_num_threads()
         tools = tuple((name, tool_options(name)) for name in runtimes)
         return cls(platform.node(), os.getpid(), _Formulas(registered(BUILT_IN)), *state, tools)
 
@@ -107,8 +105,8 @@ def _as_at(sender: _Sender) -> Iterator[None]:
         _lent.close()  # a cluster outlives the processes that it works for
         _lent.callback(lend(sender.formulas))
         _formulas_of = (*wanted, generation())
-    before = torch.get_default_dtype(), torch.get_num_threads(), timm_attention()
-    _set_process(sender.dtype, sender.threads, sender.timm_attention)
+    before = torch.get_default_dtype(), torch.get_num_threads()
+    _set_process(sender.dtype, sender.threads)
     try:
         others = [name for name, options in sender.tools if tool_options(name) != options]
         if others:
@@ -121,10 +119,9 @@ def _as_at(sender: _Sender) -> Iterator[None]:
         _set_process(*before)
 
 
-def _set_process(dtype: torch.dtype, threads: int, fused: str) -> None:
+def _set_process(dtype: torch.dtype, threads: int) -> None:
     torch.set_default_dtype(dtype)
     torch.set_num_threads(threads)
-    set_timm_attention(fused)
 
 
 def predict_on_workers(

@@ -17,7 +17,6 @@ from latpred.errors import LatpredError, UnknownModelError, UsageError, one_line
 
 _OWN = "latpred_user_"  # begins the names of modules that are models' files
 NO_GPU = ("not compiled with CUDA", "Found no NVIDIA driver", "NVTX functions not installed")  # errors of PyTorch
-_imported: set[Path] = set()
 _MAIN_GUARD = "put what is not for importing below 'if __name__ == \"__main__\":'"
 
 
@@ -62,11 +61,6 @@ class _Beside:
 _beside = _Beside()
 
 
-def imported() -> set[Path]:
-    """The files that were imported in this process."""
-    return _imported
-
-
 def function_of(path: Path, function: str) -> Callable[[], Any]:
     """The function of that name in a user's file, imported as the file is now."""
     if not path.is_file():
@@ -77,7 +71,6 @@ def function_of(path: Path, function: str) -> Callable[[], Any]:
     spec = spec_from_file_location(loader.name, path, loader=loader)
     assert spec is not None  # with a loader there is one
     module = module_from_spec(spec)
-    _imported.add(path.resolve())
     sys.modules[spec.name] = module  # where dataclasses and torch.compile look for what a class is from
     try:
         with errors_of(f"importing {str(path)!r}", "the file", _MAIN_GUARD):

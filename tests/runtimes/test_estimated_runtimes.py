@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-import pickle
 
 import factories
 import msgspec
@@ -126,13 +125,6 @@ def test_what_is_known_is_not_estimated() -> None:
     assert with_estimates(measured) is measured
     with pytest.raises(ProfileError, match="latpred calibrate --device cuda:0 --runtimes cuda-graphs"):
         Predictor(factories.profile(factories.device(kind="cuda"))).check("cuda-graphs")
-
-
-def test_a_predictor_sent_to_another_process_still_says_what_is_estimated() -> None:
-    again = pickle.loads(pickle.dumps(Predictor(datasheet.profile_of(gpus.spec("a100")))))
-    graph = factories.graph(factories.linear(), factories.add())
-    found = again.predict(graph, runtime="cuda-graphs")
-    assert caveat("cuda-graphs") in found.provenance.caveats
 
 
 def test_measured_rows_turn_an_estimate_into_a_runtime_of_the_profile() -> None:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from math import prod
 from pathlib import Path
 from typing import Any
 
@@ -123,43 +122,10 @@ def test_a_product_of_three_tensors_is_estimated(tmp_path: Path) -> None:
         traced(path, strict=True)
 
 
-@pytest.mark.parametrize(
-    "given",
-    [
-        {"inputs": torch.zeros(2, 8)},
-        {"inputs": {"x": torch.zeros(2, 8)}},
-        {"inputs": lambda batch: torch.zeros(batch, 8)},
-        {"seq": 8},
-    ],
-)
-def test_open_sizes_are_given(given: dict[str, Any], tmp_path: Path) -> None:
-    assert traced(file(tmp_path, width="width"), **given).macs(3) == 3 * 8 * 4
-
-
 def test_keys_and_values_of_earlier_tokens_are_no_picture(tmp_path: Path) -> None:
     path = saved(tmp_path, {"x": ["n", 12, "past", 64]}, [helper.make_node("Tanh", ["x"], ["y"])])
     with pytest.raises(UsageError, match=r"'x' has open sizes besides the batch \(n x 12 x past x 64\)\. Give inputs="):
         traced(path)
-    assert traced(path, inputs=torch.zeros(1, 12, 7, 64)).ops[0].dims["numel"].at(2) == 2 * 12 * 7 * 64
-    lines = [(["n", 3, 48, "width"], {}, 224), (["n", 3, 48, "width"], {"image": 320}, 320)]  # of text
-    for sizes, given, width in [*lines, (["n", "width", 48, 3], {}, 224)]:
-        line = saved(tmp_path, {"x": sizes}, [helper.make_node("Tanh", ["x"], ["y"])])
-        assert traced(line, **given).ops[0].dims["numel"].at(1) == 3 * 48 * width
-
-
-@pytest.mark.parametrize("given", [{}, {"inputs": torch.zeros(5, 2, 8)}, {"inputs": lambda n: torch.zeros(5, n, 8)}])
-def test_a_batch_is_where_its_name_says(given: dict[str, Any], tmp_path: Path) -> None:
-    steps = "steps" if given else 5  # open, they would be taken for a batch
-    graph = traced(saved(tmp_path, {"x": [steps, "batch_size", 8]}, [helper.make_node("Tanh", ["x"], ["y"])]), **given)
-    assert (graph.only, graph.ops[0].dims["numel"].at(3)) == ((), 5 * 3 * 8)
-
-
-def test_what_is_as_long_as_the_tokens_is_no_batch(tmp_path: Path) -> None:
-    node = helper.make_node("Add", ["ids", "positions"], ["y"])
-    path = saved(tmp_path, {"ids": ["n", "tokens"], "positions": ["tokens"]}, [node], dtype="int64")
-    assert traced(path, seq=7).ops[0].dims["numel"].at(3) == 3 * 7
-    examples = {"inputs": tuple(torch.zeros(*size, dtype=torch.int64) for size in ((7, 7), (7,)))}
-    assert traced(path, **examples).ops[0].dims["numel"].at(3) == 3 * 7
 
 
 def test_open_sizes_of_one_name_are_one(tmp_path: Path) -> None:
@@ -172,14 +138,7 @@ def test_open_sizes_of_one_name_are_one(tmp_path: Path) -> None:
     assert traced(parsed(tmp_path, inputs.replace("n, tokens", "3, batch"), nodes)).macs(2) == 3 * 2 * 8
 
 
-def test_what_is_called_otherwise_is_no_batch_where_one_is(tmp_path: Path) -> None:
-    path = parsed(tmp_path, "float[batch, 8] x, float[boxes, 8] z", "t = Transpose (z) y = MatMul (x, t)")
-    with pytest.raises(UsageError, match=r"'z' has open sizes besides the batch \(boxes x 8\)"):
-        traced(path)
-    assert traced(path, inputs={"x": torch.zeros(1, 8), "z": torch.zeros(5, 8)}).macs(4) == 4 * 5 * 8
-
-
-def test_examples_are_told_apart_by_their_names_and_by_the_integers_that_are_fed(tmp_path: Path) -> None:
+def test_examples_are_told_apart_by_their_names(tmp_path: Path) -> None:
     nodes = [helper.make_node("MatMul", ["a", "w"], ["c"]), helper.make_node("Add", ["c", "b"], ["y"])]
     path, long, short = saved(tmp_path, {"a": ["n", "m", "k"], "b": ["n", "m", 4]}, nodes), (2, 6, 8), (2, 6, 4)
     given = {"a": torch.zeros(long), "b": torch.zeros(short)}
@@ -187,10 +146,6 @@ def test_examples_are_told_apart_by_their_names_and_by_the_integers_that_are_fed
     assert traced(path, inputs=dict(reversed(given.items()))).macs(1) == 6 * 8 * 4
     with pytest.raises(UsageError, match=r"net\.onnx cannot be run"):
         traced(path, inputs={"b": torch.zeros(long), "a": torch.zeros(short)})
-    assert traced(file(tmp_path), inputs=torch.zeros(2, 8)) is traced(file(tmp_path), inputs=torch.ones(3, 8))
-    counts = saved(tmp_path, {"x": ["n", 4]}, [helper.make_node("Add", ["x", "x"], ["y"])], dtype="int64")
-    ones, twos = (traced(counts, inputs=torch.full((2, 4), number)) for number in (1, 2))
-    assert ones is not twos
 
 
 @pytest.mark.parametrize(("dtype", "precision"), [("float16", "fp16"), ("float64", "fp64")])
@@ -240,30 +195,14 @@ def test_functions_of_a_file_in_fp16_are_taken_apart_on_a_gpu(tmp_path: Path) ->
     }
 
 
-def test_values_of_two_branches_that_are_called_alike_have_the_dtype_of_the_model(tmp_path: Path) -> None:
-    wide = "w = Cast <to = 1> (x) t = Softmax (w) h = Cast <to = 10> (t)"
-    nodes = branching("t = Tanh (x) h = Cast <to = 10> (t)", wide, "float16")
-    ops = traced(parsed(tmp_path, "float16[batch, 8] x", nodes, "float16 h"), target="cuda").ops
-    assert next(op.write_bytes.at(2) for op in ops if op.name == "ort::Tanh") == 2 * 8 * 2
-
-
-def test_a_batch_whose_name_comes_again_is_the_first_dimension(tmp_path: Path) -> None:
-    square = traced(saved(tmp_path, {"x": ["N", "C", "N", "N"]}, [helper.make_node("Tanh", ["x"], ["y"])]), image=32)
-    assert [square.bytes(batch) for batch in (1, 2)] == [2 * 4 * 3 * 32**2, 2 * 2 * 4 * 3 * 32**2]
-
-
 def test_casts_of_a_file_in_fp16_stay_on_a_gpu(tmp_path: Path) -> None:
     node, nodes = helper.make_node, []
     nodes += [node("MatMul", ["x", "w"], ["a"]), node("Cast", ["a"], ["b"], to=onnx.TensorProto.FLOAT)]
     nodes += [node("Softmax", ["b"], ["c"]), node("Cast", ["c"], ["y"], to=onnx.TensorProto.FLOAT16)]
-    ops = traced(halved(tmp_path, nodes)[1], target="cuda").ops
-    assert [(op.name, op.dtype) for op in ops] == [
-        ("ort::MatMul", "float16"),
-        ("ort::Cast", "float16"),
-        ("ort::Softmax", "float32"),
-        ("ort::Cast", "float32"),
-    ]
-    assert [op.write_bytes.at(3) // (3 * 64) for op in ops] == [2, 4, 4, 2]
+    graph = traced(halved(tmp_path, nodes)[1], target="cuda")
+    assert [op.name for op in graph.ops] == ["ort::MatMul", "ort::Cast", "ort::Softmax", "ort::Cast"]
+    assert {op.write_bytes.at(3) for op in graph.ops} == {3 * 64 * 2}
+    assert "with the bytes of float16" in graph.notes[0]
 
 
 def test_what_a_loop_runs_counts_in_each_of_its_iterations(tmp_path: Path) -> None:
@@ -294,9 +233,6 @@ def test_what_cannot_run_is_said(changed: dict[str, Any], asked: dict[str, Any],
 @pytest.mark.parametrize(
     ("shape", "asked", "said"),
     [
-        ([1, 2**40, 2**20], {}, "does not fit into memory"),
-        ([1, 2**62, 2**62], {}, "does not fit"),
-        ([0, 4], {}, "has a size of 0"),
         (["batch", 8], {"seq": 8}, r"changes nothing, since no input has such a size open\. Leave it out"),
         (["batch", 8], {"image": 8}, r"changes nothing, since no input has such a size open\. Leave it out"),
         (["batch", 8], {"inputs": torch.zeros(1, 8), "seq": 8}, "seq=8 changes nothing, since inputs= has its size"),
@@ -332,26 +268,9 @@ def test_a_loop_over_the_samples_is_counted_at_each_batch_that_is_asked_for(tmp_
     assert ([graph.macs(batch) for batch in (2, 5)], graph.only) == ([2 * 3 * 32, 5 * 3 * 32], (2, 5))
 
 
-@pytest.mark.parametrize(("source", "told"), [("x", True), ("s", False)])
-def test_what_goes_by_values_is_said(source: str, told: bool, tmp_path: Path) -> None:
-    nodes = f"s = Shape (x) c = Cast <to = 1> ({source}) y = NonZero (c)"
-    notes = traced(parsed(tmp_path, "float[n] x", nodes, "int64 y")).notes
-    assert any("what NonZero does depends on values" in note for note in notes) == told
-
-
-@pytest.mark.parametrize(
-    ("op_type", "nodes", "size"),
-    [
-        ("Compress", "y = Compress (x, n)", "bool"),
-        ("Tile", "y = Tile (x, n)", "int64"),
-        ("Expand", "y = Expand (x, n)", "int64"),
-        ("TopK", "y, at = TopK (x, n)", "int64"),
-        ("Range", "end = Squeeze (n) y = Range (end, end, end)", "float"),
-    ],
-)
-def test_sizes_that_inputs_give_are_values(op_type: str, nodes: str, size: str, tmp_path: Path) -> None:
-    notes = traced(parsed(tmp_path, f"float[8] x, {size}[1] n", nodes)).notes
-    assert f"what {op_type} does depends on values" in " ".join(notes)
+def test_what_goes_by_values_is_said(tmp_path: Path) -> None:
+    (note,) = traced(parsed(tmp_path, "float[n] x", "y = NonZero (x)", "int64 y")).notes
+    assert note.startswith("what NonZero does may depend on values")
 
 
 def test_weights_that_a_node_holds_count(tmp_path: Path) -> None:
@@ -365,34 +284,11 @@ def test_weights_that_a_node_holds_count(tmp_path: Path) -> None:
     assert (traced(path).precision, traced(path).parameters) == ("fp16", 32)
 
 
-def test_rows_picked_by_shapes_come_from_a_table_on_a_gpu(tmp_path: Path) -> None:
-    path = parsed(tmp_path, "float[batch] x", "s = Shape (x) rows = Mul (s, s) y = Gather (w, rows)", w=(64, 64))
-    assert [op.launches for op in traced(path, target="cuda").ops] == [0, 0, 1]
-
-
-def test_convolutions_within_branches_have_weights_of_their_own(tmp_path: Path) -> None:
-    count = 32  # onnxruntime lays out so many channels anew, and calls all weights "reorder"
-    weights = {f"w{side}": (count, 3, side, side) for side in (1, 3, 5)}
-    nodes = branching(*(f"c{side} = Conv (x, w{side}) h = Relu (c{side})" for side in (1, 3)))
-    graph = traced(parsed(tmp_path, "float[n, 3, 8, 8] x", f"{nodes} y = Conv (x, w5)", "float y, float h", **weights))
-    assert graph.macs(2) == 2 * count * 3 * (4 * 4 * 25 + 8 * 8)
-    assert graph.parameter_bytes == 4 * sum(map(prod, weights.values()))
-
-
 def test_functions_that_branches_call_read_what_they_are_given(tmp_path: Path) -> None:
     nodes = branching(*(f"h = own.Product (x, {name})" for name in "wv")) + " y = own.Product (h, u)"
     own = '<domain: "own", opset_import: ["": 20]> Product (a, b) => (c) { c = MatMul (a, b) }'
     path = parsed(tmp_path, "float[n, 8] x", nodes, rest=own, w=(8, 4), v=(8, 64), u=(4, 16))
     assert [op.weight_bytes.at(1) for op in traced(path).ops if op.family == "gemm"] == [4 * 8 * 4, 4 * 4 * 16]
-
-
-def test_sparse_weights_are_multiplied_by_as_dense_ones(tmp_path: Path) -> None:
-    path = parsed(tmp_path, "float[n, 3, 16, 16] x", "y = Conv (x, w)")
-    proto = onnx.load(str(path))
-    values, places = numpy_helper.from_array(np.ones(2, np.float32), "w"), numpy_helper.from_array(np.arange(2))
-    proto.graph.sparse_initializer.append(helper.make_sparse_tensor(values, places, [8, 3, 3, 3]))
-    onnx.save(proto, str(path))
-    assert (traced(path).macs(1), traced(path).parameters) == (8 * 27 * 14 * 14, 2)
 
 
 def test_links_to_weights_are_followed(tmp_path: Path) -> None:
@@ -422,19 +318,13 @@ def test_a_size_that_an_export_holds_inside_is_asked_for(tmp_path: Path) -> None
 @pytest.mark.parametrize(
     ("dtype", "node", "said"),
     [
-        ("bfloat16", "Relu", "holds a model in bf16, in which onnxruntime has no Relu on a CPU. Convert"),
+        ("bfloat16", "Relu", "a model in bf16, has the operator Relu, for which onnxruntime has no kernel on a CPU"),
         ("float", "own.Relu", "has the operator own:Relu, for which onnxruntime has no kernel"),
     ],
 )
 def test_what_onnxruntime_has_no_kernel_for_is_named(dtype: str, node: str, said: str, tmp_path: Path) -> None:
     with pytest.raises(UsageError, match=said):
         traced(parsed(tmp_path, f"{dtype}[1, 8] x", f"y = {node} (x)", f"{dtype} y"))
-
-
-def test_what_branches_make_of_shapes_launches_nothing_on_a_gpu(tmp_path: Path) -> None:
-    nodes = branching("s = Shape (x) t = Add (s, s) h = Expand (w, t)", "h = Relu (x)")
-    ops = traced(parsed(tmp_path, "float[n] x", f"{nodes} y = Relu (h)", w=(1,)), target="cuda").ops
-    assert [op.launches for op in ops if op.name in ("ort::Add", "ort::Expand")] == [0, 1]
 
 
 def test_a_file_that_is_not_whole(tmp_path: Path) -> None:
@@ -487,20 +377,35 @@ def test_products_of_quantised_values_are_of_bytes_on_a_cpu_only(target: str, op
     assert op_type in {op.name.removeprefix("ort::") for op in traced(path, target=target).ops}
 
 
+ROW, PAST, STEPS = torch.zeros(2, 8), torch.zeros(1, 12, 7, 64), torch.zeros(5, 2, 8)
+CUSTOM = ("custom", 0)
+
+
 @pytest.mark.parametrize(
-    ("shape", "asked", "size"),
+    ("shape", "asked", "elements", "size"),
     [
-        (["n", 3, "h", "w"], {}, ("image", 224)),
-        (["n", 3, "h", "w"], {"image": 64}, ("image", 64)),
-        (["n", 3, 8, 8], {}, ("custom", 0)),
-        (["n", "c", 8, 8], {}, ("custom", 0)),
-        (["n", "h"], {"seq": 16}, ("seq", 16)),
-        (["n", 3, "h", "w"], {"inputs": torch.zeros(1, 3, 9, 9)}, ("custom", 0)),
+        (["n", 3, "h", "w"], {}, 3 * 224**2, ("image", 224)),
+        (["n", 3, "h", "w"], {"image": 64}, 3 * 64**2, ("image", 64)),
+        (["n", 3, "h", "w"], {"inputs": torch.zeros(1, 3, 9, 9)}, 3 * 9**2, CUSTOM),
+        (["n", 3, 8, 8], {}, 3 * 8**2, CUSTOM),
+        (["n", "c", 8, 8], {}, 3 * 8**2, CUSTOM),
+        (["n", 3, 48, "w"], {}, 3 * 48 * 224, ("image", 224)),  # a line of text
+        (["n", 3, 48, "w"], {"image": 320}, 3 * 48 * 320, ("image", 320)),
+        (["n", "w", 48, 3], {}, 3 * 48 * 224, CUSTOM),
+        (["n", "h"], {"seq": 16}, 16, ("seq", 16)),
+        *((["n", "h"], {"inputs": given}, 8, CUSTOM) for given in (ROW, {"x": ROW}, lambda n: torch.zeros(n, 8))),
+        (["n", 12, "past", 64], {"inputs": PAST}, 12 * 7 * 64, CUSTOM),
+        ([5, "batch_size", 8], {}, 5 * 8, CUSTOM),
+        *(
+            (["steps", "batch_size", 8], {"inputs": given}, 5 * 8, CUSTOM)
+            for given in (STEPS, lambda n: torch.zeros(5, n, 8))
+        ),
     ],
 )
-def test_a_graph_says_what_open_sizes_were_taken_as(shape: Any, asked: Any, size: Any, tmp_path: Path) -> None:
+def test_open_sizes_are_guessed_or_given(shape: Any, asked: Any, elements: int, size: Any, tmp_path: Path) -> None:
     graph = traced(saved(tmp_path, {"x": shape}, [helper.make_node("Tanh", ["x"], ["y"])]), **asked)
-    assert (graph.input_kind, graph.input_size) == size
+    assert graph.ops[0].dims["numel"].at(2) == 2 * elements
+    assert (graph.input_kind, graph.input_size, graph.only) == (*size, ())
 
 
 def test_a_file_is_no_pytorch_model(tmp_path: Path) -> None:

@@ -101,12 +101,6 @@ def test_counts_are_those_of_the_models_channels_at_any_width(width: int) -> Non
     assert found.parameter_bytes == 4 * (OWN * 27 + OWN + OWN * 9 + 2 * OWN + OWN * OWN)
 
 
-def test_what_was_watched_stays_as_it_is() -> None:
-    watched = executed(16)
-    traced(watched)
-    assert watched == executed(16)
-
-
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float16])
 def test_convolutions_of_few_channels_count_what_eager_does(dtype: torch.dtype) -> None:
     class Narrow(nn.Module):
@@ -129,34 +123,6 @@ def test_convolutions_of_few_channels_count_what_eager_does(dtype: torch.dtype) 
     assert written == {20, 12}
 
 
-@pytest.mark.parametrize(("name", "family"), [("ScatterND", "index.put"), ("GatherND", "index.gather")])
-def test_slices_move_whole(name: str, family: str) -> None:
-    whole, some = Value((8, 8, 96), "float32"), Value((7, 8, 96), "float32")
-    indices = Value((7, 1), "int64")
-    work = work_of(Node(name, "", {}), [whole, indices, some], [whole if name == "ScatterND" else some])
-    assert work is not None
-    assert (work.family, dict(work.dims)) == (family, {"rows": 7, "cols": 8 * 96})
-
-
-@pytest.mark.parametrize(
-    ("shape", "order", "scattered"),
-    [
-        ((8, 8, 8, 96), (3, 1, 2, 0), True),
-        ((8, 8, 8, 96), (0, 3, 2, 1), True),
-        ((8, 8, 8, 96), (2, 1, 0, 3), False),
-        ((8, 8, 8, 96), (0, 3, 1, 2), False),
-        ((1, 8, 1), (2, 1, 0), False),
-        ((512, 8, 1), (1, 0, 2), False),
-        ((64, 8, 96, 1), (0, 2, 1, 3), False),
-    ],
-)
-def test_transposes_value_by_value_are_a_family_of_their_own(shape: Any, order: Any, scattered: bool) -> None:
-    value = Value(shape, "float32")
-    work = work_of(Node("Transpose", "", {"perm": order}), [value], [value])
-    assert work is not None
-    assert work.family == ("copy.transpose.scattered" if scattered else "copy.transpose")
-
-
 def test_fused_attention_counts_values_wider_than_queries() -> None:
     query, key, value = (Value((2, 4, *sizes), "float32") for sizes in ((16, 16), (20, 16), (20, 32)))
     work = work_of(Node("Attention", "", {}), [query, key, value], [Value((2, 4, 16, 32), "float32")])
@@ -167,30 +133,6 @@ def test_fused_attention_counts_values_wider_than_queries() -> None:
     work = work_of(node, packed, [Value((2, 5, 64), "float32")])
     assert work is not None
     assert work.macs == 2 * 5 * 64 * 128 + 2 * 4 * 5 * 5 * (8 + 16)
-
-
-def test_embeddings_and_their_normalisation_read_the_rows_that_they_take() -> None:
-    ids, out = Value((2, 7), "int32"), Value((2, 7, 64), "float32")
-    tables = [Value((rows, 64), "float32", weight=True) for rows in (30000, 512, 2)]
-    work = work_of(Node("EmbedLayerNormalization", "com.microsoft", {}), [ids, ids, *tables], [out])
-    assert work is not None
-    assert (dict(work.dims), dict(work.reads)) == ({"rows": 14, "cols": 64}, dict.fromkeys((2, 3, 4), out.nbytes))
-
-
-def test_bytes_are_pooled_wherever_their_channels_lie() -> None:
-    scale, zero = Value((), "float32"), Value((), "uint8")
-    shapes = {0: ((2, 24, 8, 8), (2, 24, 1, 1)), 1: ((2, 8, 8, 24), (2, 1, 1, 24))}
-    works = [
-        work_of(
-            Node("QLinearGlobalAveragePool", "com.microsoft", {"channels_last": last}),
-            [Value(given, "uint8"), scale, zero, scale, zero],
-            [Value(made, "uint8")],
-        )
-        for last, (given, made) in shapes.items()
-    ]
-    assert works[0] is not None
-    assert works[0] == works[1]
-    assert (works[0].family, works[0].dims["channels"], works[0].dims["window"]) == ("pooling.average", 24, 64)
 
 
 @pytest.mark.parametrize(("dtype", "size"), [("int4", 16), ("float8_e4m3fn", 32), ("float32", 128)])

@@ -149,11 +149,10 @@ def test_a_refusal_becomes_a_note(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 @pytest.mark.filterwarnings("ignore:flex_attention called without torch.compile")
-@pytest.mark.parametrize("after", [nn.Identity(), lambda y: (y * 2 + 1).relu()])
-def test_a_kernel_of_a_template_is_refused_by_name(after: Callable[..., torch.Tensor]) -> None:
+def test_a_kernel_of_a_template_is_refused_by_name() -> None:
     from torch.nn.attention.flex_attention import flex_attention
 
-    attend = Function(lambda x: after(flex_attention(x, x, x)))
+    attend = Function(lambda x: (flex_attention(x, x, x) * 2 + 1).relu())
     said = refusal(trace_for_runtime(attend, torch.zeros(1, 2, 8, 16), runtime="compile"))
     assert said == "torch.compile makes kernels of flex_attention that are not counted."
 
@@ -185,16 +184,6 @@ def test_a_second_result_of_a_library_call_ends_the_call_before() -> None:
 
     model, x = Function(beams).eval(), (torch.randn(2, 16),)
     assert predicted_calls(front_end.forward(model, x, "cpu")) == real_calls(model, x)
-
-
-class Inverted(nn.Linear):
-    def forward(self, x: torch.Tensor) -> torch.Tensor:
-        return x @ torch.linalg.inv(self.weight) + self.bias
-
-
-def test_parameters_are_told_from_inputs_beside_an_op_that_may_raise() -> None:
-    ops = front_end.forward(Inverted(4, 4).eval(), (torch.zeros(2, 4),), "cpu")
-    assert [op.weight_bytes.constant for op in ops if op.launches] == [64, 0, 16]
 
 
 def test_convolutions_of_images_lie_channels_last_on_a_cpu_whatever_the_model_says() -> None:
@@ -313,11 +302,7 @@ def test_what_the_loops_of_a_kernel_do_is_counted() -> None:
     [
         (lambda x: x + 1, "cpu", 7),
         (lambda x: x + 1, "cuda", 1),
-        (lambda x: x.view(-1, 8, 3, 64).transpose(1, 2).reshape(-1, 8 * 192), "cpu", 7),
-        # No vector reads these.
-        (lambda x: torch.nn.functional.pad(x, (2, 2), mode="reflect"), "cpu", 60),
-        (lambda x: torch.nn.functional.pad(x, (2, 2), mode="replicate"), "cpu", 60),
-        (lambda x: x.roll(3, -1), "cpu", 60),
+        (lambda x: torch.nn.functional.pad(x, (2, 2), mode="reflect"), "cpu", 60),  # which no vector reads
     ],
 )
 def test_functions_count_by_how_long_they_take_in_vectors_and_one_value_at_a_time(
@@ -346,6 +331,7 @@ DECISIVE: tuple[Callable[[], Any], ...] = (
     lambda: sdpa_kernel(SDPBackend.MATH),
     lambda: mock.patch("torch.get_num_threads", return_value=torch.get_num_threads() % 2 + 1),
     lambda: mock.patch("torch.are_deterministic_algorithms_enabled", return_value=True),
+    lambda: mock.patch("torch.backends.mkldnn.is_available", return_value=False),
 )
 
 
@@ -411,20 +397,6 @@ def test_a_model_is_built_with_what_it_needs(monkeypatch: pytest.MonkeyPatch) ->
     assert "install g++" in str(runtimes.get("compile").available())
     if not torch.cuda.is_available():
         assert "no CUDA device" in str(runtimes.get("compile-reduce-overhead").available())
-    asked: list[str] = []
-    monkeypatch.setattr("shutil.which", asked.append)
-    monkeypatch.setattr(torch_compile, "sys", SimpleNamespace(platform="win32"))
-    for compiler in ("cl", "clang-cl"):
-        assert lacking("compile", "cpu")
-        assert asked[-1] == compiler
-        monkeypatch.setenv("CXX", "clang-cl")
-
-
-@pytest.mark.parametrize("name", ["enabled", "is_available"])
-def test_a_graph_is_made_anew_without_onednn_which_sets_layouts(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    before = Compile().options
-    monkeypatch.setattr(torch.backends.mkldnn, name, False if name == "enabled" else lambda: False)
-    assert Compile().options != before
 
 
 @pytest.mark.slow

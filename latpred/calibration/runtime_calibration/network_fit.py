@@ -38,7 +38,7 @@ from latpred.prediction.predictor import Predictor
 from latpred.prediction.pricing import SUBSTITUTES, PriceList, host_cost, precision_of
 from latpred.profile.datasheet import short
 from latpred.profile.document import DeviceInfo, DeviceProfile, DispatchFit, KernelFit
-from latpred.runtimes.cuda_graphs import REPLAY
+from latpred.runtimes.base import REPLAY
 
 
 def at_profile_speed(rows: Sequence[Row], profile: DeviceProfile) -> list[Row]:

@@ -5,16 +5,15 @@ and nothing is generated. For a CUDA device the traced graph is moved to a fake 
 run in the model's place, every call of one is counted, and every op that runs between them: graph breaks cost what they
 cost. What the calls mean for other batch sizes is `torch_compile`'s business.
 
-Dynamo keeps its results on code objects. A trace keeps its own apart from those of the user's compiled models, and
-removes them when it ends; no setting of torch is different afterwards. What other threads compile meanwhile is compiled
-as ever; traces themselves take turns (`latpred.runtimes.lowering`).
+Dynamo keeps its results on code objects. A trace removes its own when it ends, and no setting of torch is different
+afterwards. What other threads compile meanwhile is compiled once more; traces themselves take turns
+(`latpred.runtimes.lowering`).
 """
 
 from __future__ import annotations
 
 import contextlib
 import copy
-import inspect
 import os
 from collections.abc import Callable, Iterator, Sequence
 from functools import partial
@@ -27,15 +26,15 @@ from torch.utils._python_dispatch import TorchDispatchMode
 
 from latpred.errors import RuntimeRefusalError
 from latpred.graph.graph import Affine, Op
+from latpred.runtimes.base import rereading
 from latpred.runtimes.inductor import fake_cuda
 from latpred.runtimes.inductor.compiled_ops import EAGER, KernelCall, calls_of, executed_op, guards
 from latpred.sandbox.fingerprint import fingerprint
 from latpred.sandbox.own_thread import replaced, silenced
 from latpred.sandbox.untouched import copied
 from latpred.tracing.op_record import OpInfo, OpRecord, describe, launching, leaves, no_launch, sync
-from latpred.tracing.trace_pass import read_of, touched_since
+from latpred.tracing.trace_pass import read_of
 
-REGIONS = "isolate_recompiles" in inspect.signature(torch.compile).parameters
 SUPPORTED = ("2.11", "2.13")  # raise the VERSION of `compile` with it: what was refused is kept as an estimate
 MANY = 1_000_000  # compilations of one function: models whose layers each break off a graph of their own
 _DYNAMO = {
@@ -52,30 +51,26 @@ _INDUCTOR = {
 
 
 def compiled(model: torch.nn.Module, most: int, **options: Any) -> Any:
-    """`torch.compile` with static shapes, for at most so many compilations of one function.
+    """`torch.compile` with static shapes; from now on one function may be compiled at least so many times."""
+    import torch._dynamo.config as dynamo
 
-    Older versions have no limit of a model's own, so there the process's own is raised where it is lower.
-    """
-    if REGIONS:
-        options |= {"isolate_recompiles": True, "recompile_limit": most}
-    else:
-        import torch._dynamo.config as dynamo
-
-        dynamo.recompile_limit = max(dynamo.recompile_limit, most)
+    dynamo.recompile_limit = max(dynamo.recompile_limit, most)
     return torch.compile(model, dynamic=False, **options)
 
 
 @contextlib.contextmanager
-def _isolated() -> Iterator[list[Any]]:
-    """A list for compiled models, whose results are gone when the context ends, as are all settings made in it."""
+def _isolated() -> Iterator[None]:
+    """What is compiled within it is forgotten when it ends, as are all settings made in it.
+
+    Results on code objects that were compiled before stay with those of the user's own models.
+    """
     import torch._dynamo.config as dynamo
     import torch._dynamo.eval_frame as frames
     import torch._functorch.config as functorch
     import torch._inductor.config as inductor
 
     backends, limit = set(frames.cached_backends), dynamo.recompile_limit
-    before = set() if REGIONS else {code for code in _codes() if _entries(code)}
-    made: list[Any] = []
+    before = {code for code in _codes() if _entries(code)}
     with (
         dynamo.patch(_DYNAMO),
         functorch.patch(enable_autograd_cache=False),
@@ -83,11 +78,11 @@ def _isolated() -> Iterator[list[Any]]:
         replaced(frames, "_callback_from_stance", lambda callback: callback),  # whatever `set_stance` said
     ):
         try:
-            yield made
+            yield
         finally:
             dynamo.recompile_limit = limit
             for code in _codes():
-                if _all_from(made, code) if REGIONS else _entries(code) and code not in before:
+                if _entries(code) and code not in before:
                     frames.reset_code(code)  # type: ignore[attr-defined]
             for backend in set(frames.cached_backends) - backends:
                 del frames.cached_backends[backend]
@@ -104,15 +99,6 @@ def _entries(code: Any) -> int:
     from torch._C._dynamo.eval_frame import _debug_get_cache_entry_list
 
     return len(_debug_get_cache_entry_list(code))
-
-
-def _all_from(made: list[Any], code: Any) -> bool:
-    """Whether all results that are kept on a code object, and at least one, are from these compiled models."""
-    import torch._dynamo.eval_frame as frames
-
-    regions = [one.dynamo_ctx._isolate_recompiles_id for one in made]
-    own = sum(len(frames._get_cache_entries_for_region(code, region)) for region in regions)
-    return bool(own) and own == frames._get_total_cache_entry_count(code)
 
 
 def supported() -> None:
@@ -144,17 +130,16 @@ def forward(model: torch.nn.Module, inputs: Any, target: str) -> tuple[Op, ...]:
     again = copied(inputs, torch.clone)  # as a pass may write into a cache that it is given
     recorder = _Recorder(sum(tensor.nbytes for tensor in leaves(inputs)))
     try:
-        with silenced(), _isolated() as made, torch.inference_mode():
+        with silenced(), _isolated(), torch.inference_mode():
             from torch._inductor.compile_fx import compile_fx
 
             table = fake_cuda.decompositions() if target == "cuda" else None
             backend = partial(compile_fx, inner_compile=recorder.inner, decompositions=table)
             with _capturing(recorder, target):
-                made.append(compiled(model, MANY, backend=backend))
-                before = fingerprint(model)
-                recorder.watch(made[-1], inputs)
+                followed, before = compiled(model, MANY, backend=backend), fingerprint(model)
+                recorder.watch(followed, inputs)
                 if before is None or fingerprint(model) != before:
-                    recorder.watch(made[-1], again)
+                    recorder.watch(followed, again)
     except RuntimeRefusalError:
         raise
     except Exception as error:
@@ -185,10 +170,7 @@ class _Recorder(TorchDispatchMode):
 
     def inner(self, module: Any, inputs: Sequence[Any], **options: Any) -> Any:
         """Takes the place of Inductor's own inner compiler: everything but the generation of code."""
-        # AOTAutograd counts inputs that keep effects in order, as of a check for errors, which are gone by now.
-        gone = [node.target for node in module.graph.nodes].count(torch.ops.prims._make_token.default)
-        static = [place - gone for place in options.get("static_input_idxs", ())]
-        self.lowered = _lower(module, inputs, static)
+        self.lowered = _lower(module, inputs, options.get("static_input_idxs", ()))
         return lambda *_: None
 
     def run(self, calls: Sequence[KernelCall], inputs: int, function: Callable[..., Any], values: Sequence[Any]) -> Any:
@@ -224,12 +206,7 @@ class _Recorder(TorchDispatchMode):
 
     def ops(self) -> tuple[Op, ...]:
         """What was executed; those that read parameters once more say what was touched since."""
-        touched = (op.weight_bytes.constant + op.read_bytes.constant + op.write_bytes.constant for op in self._ops)
-        again = touched_since(touched, self._weights)
-        return tuple(
-            msgspec.structs.replace(op, reread_after=Affine(again[index])) if index in again else op
-            for index, op in enumerate(self._ops)
-        )
+        return rereading(self._ops, self._weights)
 
     def _add(self, op: Op, live_bytes: int, weight: torch.Tensor | None = None, offset: int | None = None) -> None:
         self._ops.append(msgspec.structs.replace(op, live_bytes=Affine(live_bytes)))

@@ -11,7 +11,6 @@ import re
 import shutil
 import tempfile
 import weakref
-from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -57,7 +56,6 @@ def export(model: torch.nn.Module, inputs: Any) -> Exported:
                 dynamo=True,
                 verbose=False,
                 dynamic_shapes={"tensors": varying},
-                input_names=_names(inputs, len(tensors)),
             )
     except Exception as error:  # whatever a model, torch.export or a converter raises
         if out_of_memory(error):
@@ -74,15 +72,6 @@ def export(model: torch.nn.Module, inputs: Any) -> Exported:
         weakref.finalize(exported, shutil.rmtree, folder, ignore_errors=True)
         program.save(path, external_data=True)
         return exported
-
-
-def _names(inputs: Any, count: int) -> list[str]:
-    """Names of the inputs: those of the keyword arguments where each is one tensor."""
-    if isinstance(inputs, Mapping):
-        names = [name for name, value in inputs.items() if isinstance(value, torch.Tensor)]
-        if len(names) == count:
-            return names
-    return [f"input_{index}" for index in range(count)]
 
 
 def _cause(error: BaseException) -> str:

@@ -18,6 +18,8 @@ from pathlib import Path
 from typing import Any
 
 import msgspec
+import numpy as np
+import torch
 
 from latpred import runtimes
 from latpred.errors import LatpredError, RuntimeRefusalError, UsageError
@@ -25,9 +27,11 @@ from latpred.graph.graph import ZERO, ModelGraph, alone_at, no_line, written
 from latpred.query import Options, checked_batches, is_one
 from latpred.runtimes import graph_store
 from latpred.runtimes.base import BATCHES, MOST_REAL
-from latpred.runtimes.onnx import onnx_session
-from latpred.runtimes.onnx.onnx_formulas import HALF_DTYPES, HOST
+from latpred.runtimes.onnx import onnx_graph, onnx_session
+from latpred.runtimes.onnx.onnx_formulas import HALF_DTYPES
 from latpred.runtimes.onnx.onnx_session import inputs_of
+from latpred.runtimes.source import tensors_of
+from latpred.tracing.inputs import as_arguments, from_example, real, whole_sizes
 
 TOKENS, PIXELS, CHANNELS, MOST_CHANNELS = 128, 224, 3, 4
 _PRECISIONS = {"float16": "fp16", "bfloat16": "bf16", "float64": "fp64"}
@@ -41,12 +45,21 @@ _ON_CPU = (
     "onnxruntime has no CUDA kernels for {}: it runs these on the CPU, and copies what they read and write, none of "
     "which is counted"
 )
-_BY_VALUE = "what {} does depends on values: this holds for those of inputs=, without which inputs are ones"
+# Operators whose values say how much work they, or what follows them, are.
+_GO_BY_VALUE = {
+    "NonZero",
+    "Unique",
+    "Compress",
+    "NonMaxSuppression",
+    "If",
+    "Loop",
+    "GreedySearch",
+    "BeamSearch",
+    "Sampling",
+}
+_BY_VALUE = "what {} does may depend on values: this holds for those of inputs=, without which inputs are ones"
 _OF_WEIGHTS = ("float", "bfloat", "int8", "uint8", "int4", "uint4")
 _TYPES = ("to", "dtype", "output_dtype", "softmax_precision")  # attributes whose number stands for a type
-# Operators that make no floating-point numbers of such.
-_WHOLE = HOST | {"ArgMax", "ArgMin", "NonZero", "Equal", "Greater", "GreaterOrEqual", "Less", "LessOrEqual"}
-_WHOLE |= {"IsNaN", "IsInf", "QuantizeLinear", "DynamicQuantizeLinear"}
 _INLINE = 1024  # bytes of weights that stay within a graph
 _HALVED = "onnxruntime's nodes are those of the file in float32, with the bytes of {}"
 
@@ -58,8 +71,6 @@ def trace_file(path: str, inputs: Any, runtime: str, target: str, **options: Any
     and attention are the file's own, but a file in fp32 may be asked for in halves for a GPU. A file that is not there,
     damaged, without its weights, too new or in need of sizes is a UsageError that says so.
     """
-    from latpred.tracing.inputs import whole_sizes
-
     check_file(path, runtime)
     asked = Options(inputs, *whole_sizes(options.get("seq"), options.get("image")))
     if options.get("attention") is not None:
@@ -91,8 +102,6 @@ def _of_batches(
     file: Path, proto: Any, at: Callable[[Any, Sequence[int]], ModelGraph], batches: Sequence[int]
 ) -> ModelGraph:
     """The graph of every batch, or where no line tells of it, of those that are asked for."""
-    from latpred.runtimes.onnx.onnx_graph import bends
-
     fixed = _fixed_batch(proto)
     if fixed is not None:
         return at(proto, [fixed])
@@ -106,7 +115,7 @@ def _of_batches(
             with suppress(UsageError):
                 return alone_at({batch: at(_load(file), [batch]) for batch in some})
         raise error from error.__cause__
-    if not bends(graph):
+    if not onnx_graph.bends(graph):
         return graph
     exact = {batch: msgspec.structs.replace(at(_load(file), [batch]), notes=()) for batch in seen}
     return msgspec.structs.replace(graph, exact=exact, notes=(*graph.notes, no_line(written(seen))))
@@ -130,17 +139,15 @@ def check_file(path: str, runtime: str) -> None:
 def _traced(
     file: Path, proto: Any, stub: ModelGraph, feeds_at: Mapping[int, Mapping[str, Any]], target: str, half: str | None
 ) -> ModelGraph:
-    from latpred.runtimes.onnx import onnx_graph
-
-    single, held, feeds = onnx_graph.FLOAT, dict[str, str](), [*feeds_at.values()]
+    single, feeds, left_out = onnx_graph.FLOAT, [*feeds_at.values()], []
     if target == "cuda":
         single = half or HALF_DTYPES.get(stub.precision, onnx_graph.FLOAT)
     try:
         with tempfile.TemporaryDirectory(prefix="latpred-", ignore_cleanup_errors=True) as folder:
             weights_in = _unlinked(proto, file.parent)
-            if target == "cuda" and not {*HALF_DTYPES.values()}.isdisjoint((types := _types(proto.graph, {})).values()):
+            if single != onnx_graph.FLOAT and not half:
                 # A CPU, which has few kernels for halves, would cast around nodes, and fuse none of them.
-                held = {} if half else types
+                left_out.append("CastElimination")  # casts of halves are by now to what they are from
                 try:
                     _widen(proto, weights_in, Path(folder))
                 except (OSError, ValueError) as error:
@@ -149,56 +156,22 @@ def _traced(
                         f"{file} {said}: {error}. Check its weights, and the room in {Path(folder).parent}."
                     ) from error
                 feeds, weights_in = [_in_float(feed) for feed in feeds], Path(folder)
-            left_out = ["CastElimination"] if held else []  # casts of halves are by now to what they are from
             if target == "cuda" and any(node.op_type == "QuantizeLinear" for node in onnx_session.nodes_of(proto)):
                 left_out.append("QDQSelectorActionTransformer")  # makes nodes for the CPU of products between these
             watched = onnx_session.watch(
                 _named(proto, file), feeds, target=target, threads=1, weights_in=weights_in, left_out=left_out
             )
-        graph = onnx_graph.graph_of(stub, watched, feeds, target, single, held)
+        graph = onnx_graph.graph_of(stub, watched, feeds, target, single)
     except (RuntimeRefusalError, MemoryError) as error:
         raise _explained(error, file, proto, feeds[0]) from error
     notes = [_HALVED.format(single)] if single != onnx_graph.FLOAT else []
     on_cpu = {op.name for op in graph.ops if target == "cuda" and _NO_CUDA.fullmatch(op.name)}
     notes += [_ON_CPU.format(", ".join(sorted(on_cpu)))] if on_cpu else []
-    by_value = onnx_graph.by_value(proto.graph, {value.name for value in inputs_of(proto)})
+    by_value = _GO_BY_VALUE & {node.op_type for node in onnx_session.nodes_of(proto)}
     notes += [_BY_VALUE.format(", ".join(sorted(by_value)))] if by_value else []
     batch = _fixed_batch(proto)
     notes += [] if batch is None else [f"the file takes batch {batch} only: nothing is known of any other"]
     return msgspec.structs.replace(graph, only=tuple(feeds_at) if len(feeds_at) == 1 else (), notes=tuple(notes))
-
-
-def _types(graph: Any, known: dict[str, str]) -> dict[str, str]:
-    """Dtypes of the floating-point values of a graph and of those within its nodes, by name, added to those known."""
-    given = [(value.name, value.type.tensor_type.elem_type) for value in graph.input]
-    given += [(tensor.name, tensor.data_type) for tensor in graph.initializer]
-    known |= {name: _dtype(code) for name, code in given if _is_floating(code)}
-    for node in graph.node:
-        told = _type_told(node)
-        sources = node.input[1:] if node.op_type == "CastLike" else node.input
-        read = next((known[name] for name in sources if name in known), None) if told is None else told
-        if read and node.op_type not in _WHOLE:  # branches may call values of two dtypes alike: then neither is told
-            known |= {name: read if known.get(name, read) == read else "" for name in node.output}
-        for body in (one.g for one in node.attribute if one.HasField("g")):
-            inner, outer = reversed([one.name for one in body.input]), reversed(node.input)
-            known |= {name: known[source] for name, source in zip(inner, outer, strict=False) if source in known}
-            _types(body, known)
-            made = zip(reversed(node.output), reversed([one.name for one in body.output]), strict=False)
-            known |= {name: known[source] for name, source in made if source in known}
-    return known
-
-
-def _type_told(node: Any) -> str | None:
-    """The floating-point dtype that attributes give a node's results, "" of another; None where none does."""
-    code = 1 if node.op_type == "ConstantOfShape" else None
-    for one in node.attribute:
-        if one.name in ("to", "dtype", "output_dtype"):
-            code = one.i
-        elif one.name == "value" and one.HasField("t"):
-            code = one.t.data_type
-    if code is None:
-        return None
-    return _dtype(code) if _is_floating(code) else ""
 
 
 def _widen(proto: Any, weights_in: Path, folder: Path) -> None:
@@ -329,7 +302,7 @@ def _dtype(code: int) -> str:
 def _weights(proto: Any) -> Iterator[Any]:
     """The weights of a file, those that its nodes hold included."""
     for graph in onnx_session.graphs_within(proto.graph):
-        yield from (*graph.initializer, *(one.values for one in graph.sparse_initializer))
+        yield from graph.initializer
         constants = (one for node in graph.node if node.op_type == "Constant" for one in node.attribute)
         yield from (one.t for one in constants if one.HasField("t"))
 
@@ -385,34 +358,24 @@ def _shapes(proto: Any, batch: int | None, tokens: int | None = None) -> dict[st
     return shapes
 
 
-def _batch_axes(proto: Any) -> dict[str, int | None]:
-    """Which dimension of each input is the batch: the one that is called so, else the first.
-
-    None where the first has the name of a later one of some input, as that of positions has the tokens', or another
-    name where some input calls its batch so; if that leaves no input with a batch, their first.
-    """
-    names = {value.name: [dim.dim_param for dim in value.type.tensor_type.shape.dim] for value in inputs_of(proto)}
-    later = {name for dims in names.values() for name in dims[1:] if name}
-    told = any("batch" in dim.lower() for dims in names.values() for dim in dims)
-    axes: dict[str, int | None] = {}
-    for name, dims in names.items():
-        called = [at for at, dim in enumerate(dims) if "batch" in dim.lower()]
-        first = None if dims and dims[0] and (told or dims[0] in later) else 0
-        axes[name] = called[0] if called else first
-    return axes if {*axes.values()} != {None} else dict.fromkeys(axes, 0)
+def _batch_axes(proto: Any) -> dict[str, int]:
+    """Which dimension of each input is the batch: the one that is called so, else the first."""
+    axes = {}
+    for value in inputs_of(proto):
+        names = [dim.dim_param.lower() for dim in value.type.tensor_type.shape.dim]
+        axes[value.name] = next((at for at, name in enumerate(names) if "batch" in name), 0)
+    return axes
 
 
 def _fixed_batch(proto: Any) -> int | None:
     """The batch of a file whose inputs leave none open."""
     axes, shapes = _batch_axes(proto), _shapes(proto, None)
-    sizes = [shape[axis] for name, shape in shapes.items() if shape and (axis := axes[name]) is not None]
+    sizes = [shape[axes[name]] for name, shape in shapes.items() if shape]
     return sizes[0] if sizes and None not in sizes else None
 
 
 def _feed(file: Path, proto: Any, batch: int, asked: Options) -> dict[str, Any]:
     """Inputs of one run by name."""
-    import numpy as np
-
     for value in inputs_of(proto):
         if not value.type.HasField("tensor_type"):
             raise UsageError(f"{file}: input {value.name!r} is no tensor. Export the model with tensors as its inputs.")
@@ -422,25 +385,13 @@ def _feed(file: Path, proto: Any, batch: int, asked: Options) -> dict[str, Any]:
     for value in inputs_of(proto):
         shape = shapes[value.name]
         dtype = np.dtype(_dtype(value.type.tensor_type.elem_type))
-        if 0 in shape:
-            raise UsageError(
-                f"{file}: input {value.name!r} has a size of 0 ({_written(value)}), so it does no work. Export the "
-                "model from an example that is not empty."
-            )
         filled = _filled(shape, dtype, asked)
         if None in filled or not value.type.tensor_type.HasField("shape"):
             raise UsageError(
                 f"{file}: input {value.name!r} has open sizes besides the batch ({_written(value)}). Give "
                 "inputs= with example tensors (seq= for tokens, image= for square pictures)."
             )
-        try:
-            feed[value.name] = np.ones(filled, dtype=dtype)
-        except (MemoryError, ValueError):
-            size = " x ".join(map(str, filled))
-            raise UsageError(
-                f"{file}: input {value.name!r} of {size} does not fit into memory. Export the model for smaller "
-                "inputs, or with open sizes."
-            ) from None
+        feed[value.name] = np.ones(filled, dtype=dtype)
     return feed
 
 
@@ -485,12 +436,6 @@ def _filled_with(proto: Any, asked: Options) -> tuple[str, int]:
 
 def _given(file: Path, proto: Any, batch: int, asked: Options) -> dict[str, Any]:
     """The example tensors at a batch size; floating-point ones as the file takes them."""
-    import numpy as np
-    import torch
-
-    from latpred.runtimes.source import tensors_of
-    from latpred.tracing.inputs import as_arguments, from_example, real
-
     codes = {value.name: value.type.tensor_type.elem_type for value in inputs_of(proto)}
     names = list(codes)
     example = from_example(asked.inputs)
@@ -510,10 +455,8 @@ def _given(file: Path, proto: Any, batch: int, asked: Options) -> dict[str, Any]
 
 def _resized(proto: Any, given: Mapping[str, Any], batch: int) -> dict[str, Any]:
     """The example tensors that have a batch, at another one; what the file fixes in some inputs only stays."""
-    from latpred.tracing.inputs import from_example
-
     fixed, shapes = _fixed_batch(proto), _shapes(proto, None)
-    axes = {name: axis for name, axis in _batch_axes(proto).items() if axis is not None and axis < given[name].dim()}
+    axes = {name: axis for name, axis in _batch_axes(proto).items() if axis < given[name].dim()}
     axes = {name: axis for name, axis in axes.items() if fixed or not shapes[name] or shapes[name][axis] is None}
     first = tuple(given[name].movedim(axis, 0) for name, axis in axes.items())
     made = from_example(first).make(batch) if first else ()
@@ -556,17 +499,12 @@ def _explained(error: Exception, file: Path, proto: Any, feed: Mapping[str, Any]
             f"{file} is of IR version {proto.ir_version}, newer than {versions} reads. Upgrade it: "
             "pip install -U onnxruntime"
         )
-    lacking = re.search(r"find an implementation for (\w+)", text)
-    if lacking and _precision(proto) == "bf16":
-        return UsageError(
-            f"{file} holds a model in bf16, in which onnxruntime has no {lacking[1]} on a CPU. Convert it to fp32, or "
-            "predict it for a GPU."
-        )
-    lacking = lacking or re.search(r"(\S+)\(-?\d+\) is not a registered", text)
+    lacking = re.search(r"find an implementation for (\w+)|(\S+)\(-?\d+\) is not a registered", text)
     if lacking:
         return UsageError(
-            f"{file} has the operator {lacking[1]}, for which onnxruntime has no kernel on a CPU, where latpred runs "
-            "files whatever the device. Export the model without it, or give the PyTorch model."
+            f"{file}, a model in {_precision(proto)}, has the operator {lacking[1] or lacking[2]}, for which "
+            "onnxruntime has no kernel on a CPU, where latpred runs files whatever the device. Export the model "
+            "without it or in fp32, or give the PyTorch model."
         )
     said = re.sub("^onnxruntime cannot (load|run) the model: ", "", text)
     if not text.startswith("onnxruntime cannot run"):

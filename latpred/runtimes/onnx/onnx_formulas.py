@@ -228,12 +228,9 @@ def reduction(node: Node, ins: Values, outs: Values) -> Work:
 
 def transform(node: Node, ins: Values, outs: Values) -> Work:
     """A Fourier transform along an axis: halves of halves where its length is a power of two, else a chirp's."""
-    given = [value.scalar for value in ins] + [None] * 4  # lengths and axes are inputs; before opset 20 attributes
+    given = [value.scalar for value in ins] + [None] * 2  # lengths and axes are inputs; before opset 20 attributes
     axis = node.number("axis", -2) if given[2] is None else given[2]
-    if node.op_type == "STFT":  # of frames as long as the window
-        cols = given[3] or ins[2].shape[-1]
-    else:
-        cols = given[1] or max(one.shape[axis] for one in (ins[0], outs[0]))
+    cols = given[1] or max(one.shape[axis] for one in (ins[0], outs[0]))
     kind = "dft" if cols & (cols - 1) == 0 else "chirp"
     # Where only half of each result is kept, all of it is computed.
     return Work(f"fft.{kind}", {"rows": outs[0].numel // (outs[0].shape[axis] * outs[0].shape[-1]), "cols": cols})
@@ -380,7 +377,7 @@ _OPERATORS: dict[Formula, str] = {
         "ReduceSumSquare ArgMax ArgMin QLinearReduceMean"
     ),
     lambda node, ins, _: Work(f"sort.{node.kind}", {"rows": 1, "cols": ins[0].numel}): "NonZero Unique Compress",
-    transform: "DFT STFT",
+    transform: "DFT",
     lambda node, ins, outs: pointwise.elementwise(node.kind)(*ins, out=outs[0]): (
         "Add Sub Mul Div Pow Min Max Mean Sum Mod And Or Not Xor Equal Greater Less GreaterOrEqual "
         "LessOrEqual Where Abs Neg Exp Log Sqrt Reciprocal Erf Tanh Sigmoid Relu LeakyRelu PRelu Elu Selu "

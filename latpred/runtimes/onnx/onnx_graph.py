@@ -8,8 +8,8 @@ which is filled up as far as its vectors are wide: here they are as many as the 
 from __future__ import annotations
 
 import re
-from collections import ChainMap, defaultdict, deque
-from collections.abc import Iterable, Iterator, Mapping, Sequence, Set
+from collections import defaultdict, deque
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from itertools import chain
 from math import prod
@@ -17,9 +17,9 @@ from typing import Any
 
 import msgspec
 
-from latpred.graph.graph import Affine, ModelGraph, Op, total_bytes
+from latpred.graph.graph import Affine, ModelGraph, Op
 from latpred.ops.families import Work
-from latpred.runtimes.base import ops_of
+from latpred.runtimes.base import ops_of, rereading
 from latpred.runtimes.onnx.onnx_formulas import (
     CONTROL,
     HOST,
@@ -33,37 +33,26 @@ from latpred.runtimes.onnx.onnx_formulas import (
     work_of,
 )
 from latpred.runtimes.onnx.onnx_session import Event, Watched, graphs_within, installed, nodes_of, weights_of
-from latpred.tracing.trace_pass import LEAST_WEIGHTS, touched_since
+from latpred.tracing.trace_pass import LEAST_WEIGHTS
 
 _MOST_ON_HOST = 100  # elements of a weight that onnxruntime calls small
 _NAMES = {"float": "float32", "double": "float64"}  # what onnxruntime calls otherwise
 FLOAT = "float32"
-# The inputs whose values say how much work a node is.
-_GO_BY_VALUE = {
-    **dict.fromkeys(("NonZero", "Unique", "If", "ConstantOfShape"), slice(1)),
-    **dict.fromkeys(("Compress", "Tile", "Expand", "TopK", "OneHot", "Pad", "Upsample"), slice(1, 2)),
-    **dict.fromkeys(("Range", "NonMaxSuppression", "GreedySearch", "BeamSearch", "Sampling"), slice(None)),
-    "Loop": slice(2),
-    "Slice": slice(1, None),
-    "Resize": slice(2, None),
-}
 
 
 class _OptimisedGraph:
     """The graph that onnxruntime made of a model: its nodes, those of the graphs within them, and weights, by name.
 
     single : the dtype of what is float32 in it, for a precision that the model was not exported in.
-    held : dtypes by name of values that have another one in the model.
     """
 
-    def __init__(self, watched: Watched, target: str, single: str, held: Mapping[str, str] = {}) -> None:
+    def __init__(self, watched: Watched, target: str, single: str) -> None:
         import onnx
 
         proto = _unfilled(watched.proto, watched.before)
-        self._single, self._held, self._target = single, held, target
+        self._single, self._target = single, target
         self._nodes: dict[str, Any] = defaultdict(onnx.NodeProto)  # an empty one ran and is not in the graph
         self.weights: dict[str, Value] = {}
-        self._within: dict[str, dict[str, Value]] = {}  # weights beside a node within another: names may be met again
         self.parameter_bytes = 0
         self._outputs = frozenset(value.name for value in proto.graph.output)
         self._on_host = _on_host(proto.graph) if target == "cuda" else frozenset()
@@ -76,7 +65,6 @@ class _OptimisedGraph:
             own = self._weights(graph)
             self.weights = own | self.weights
             self.parameter_bytes += sum(value.nbytes for value in own.values())
-            self._within |= {node.name: own for node in graph.node if own and graph is not proto.graph}
         # The profiler names what has no name by a number that the graph does not hold. Both are in the same order.
         for event in chain.from_iterable(watched.runs):
             if event.name not in self._nodes and unnamed[event.op_type]:
@@ -90,18 +78,16 @@ class _OptimisedGraph:
         scalars = {one.name: int(onnx.numpy_helper.to_array(one)) for one in numbers}
         dtype_of = onnx.helper.tensor_dtype_to_np_dtype
         told = ((name, dtype_of(code).name, shape) for name, code, shape in weights_of(graph))
-        return {name: self.value(name, dtype, shape, True, scalars.get(name)) for name, dtype, shape in told}
+        return {name: self.value(dtype, shape, True, scalars.get(name)) for name, dtype, shape in told}
 
-    def value(
-        self, name: str, dtype: str, shape: Iterable[int], weight: bool = False, scalar: int | None = None
-    ) -> Value:
+    def value(self, dtype: str, shape: Iterable[int], weight: bool = False, scalar: int | None = None) -> Value:
         """A tensor in the precision that it has in the model."""
         known = _NAMES.get(dtype, dtype)
-        return Value(tuple(shape), (self._held.get(name) or self._single) if known == FLOAT else known, weight, scalar)
+        return Value(tuple(shape), self._single if known == FLOAT else known, weight, scalar)
 
     def fed(self, feed: Mapping[str, Any]) -> dict[str, Value]:
         """The inputs of one run."""
-        return {name: self.value(name, str(array.dtype), array.shape) for name, array in feed.items()}
+        return {name: self.value(str(array.dtype), array.shape) for name, array in feed.items()}
 
     def _inputs(self, event: Event, proto: Any, values: Mapping[str, Value]) -> list[Value | None]:
         """Inputs of a node, None under "", which stands for an absent one.
@@ -114,7 +100,7 @@ class _OptimisedGraph:
             value = values.get(name)
             if told and name and (value is None or value.shape == told[0][1]):
                 dtype, shape = told.popleft()
-                value = value or self.value(name, dtype, shape)
+                value = value or self.value(dtype, shape)
             found.append(value)
         return found
 
@@ -125,22 +111,15 @@ class _OptimisedGraph:
         blocked: set[str] = set()
         for event in events:
             proto = self._nodes[event.name]
-            inputs = self._inputs(event, proto, ChainMap(self._within.get(event.name, {}), values))
-            names = [*filter(None, proto.output), *[""] * len(event.outputs)]
-            made = [self.value(name, *told) for name, told in zip(names, event.outputs, strict=False)]
-            outputs = _in_model(blocked, proto, inputs, made)
+            inputs = self._inputs(event, proto, values)
+            outputs = _in_model(blocked, proto, inputs, [self.value(*told) for told in event.outputs])
             results.append(dict(zip(filter(None, proto.output), outputs, strict=False)))
             values |= results[-1]
             ops.append(_op(event, proto, inputs, outputs, self.no_launch(event, proto)))
             read.append(self._read_by(ops[-1], proto))
         alive = self._alive(events, results, sum(value.nbytes for value in self.fed(feed).values()))
-        again = touched_since((total_bytes(op, 1) for op in ops), read)
-        return tuple(
-            msgspec.structs.replace(
-                op, live_bytes=Affine(size), reread_after=Affine(again[index]) if index in again else None
-            )
-            for index, (op, size) in enumerate(zip(ops, alive, strict=True))
-        )
+        living = [msgspec.structs.replace(op, live_bytes=Affine(size)) for op, size in zip(ops, alive, strict=True)]
+        return rereading(living, read)
 
     def _read_by(self, op: Op, proto: Any) -> tuple[str, int] | None:
         """What tells a node's read of weights from others: the name of the largest; None of few.
@@ -199,10 +178,9 @@ def graph_of(
     feeds: Sequence[Mapping[str, Any]],
     target: str,
     single: str = FLOAT,
-    held: Mapping[str, str] = {},
 ) -> ModelGraph:
     """A model's graph with what was executed of it: in runs at `BATCHES`, or at the one batch size that it takes."""
-    optimised = _OptimisedGraph(watched, target, single, held)
+    optimised = _OptimisedGraph(watched, target, single)
     runs = [optimised.executed(run, feed) for run, feed in zip(watched.runs, feeds, strict=True)]
     sizes = [sum(value.nbytes for value in optimised.fed(feed).values()) for feed in feeds]
     ops, at_one, input_bytes = runs[0], None, Affine(sizes[0])
@@ -259,16 +237,11 @@ def attributes(proto: Any) -> dict[str, Any]:
     return values
 
 
-def _on_host(graph: Any, weights: Set[str] = frozenset(), outer: Set[str] = frozenset()) -> frozenset[str]:
-    """Values that onnxruntime's CUDA provider leaves on the host: shapes, and what it makes of them and few weights.
-
-    Those within nodes are among them. `weights`, small ones, and `outer` are those of the graph around this one.
-    """
-    weights = weights | {name for name, _, shape in weights_of(graph) if prod(shape) <= _MOST_ON_HOST}
-    on_host = {*outer}
+def _on_host(graph: Any) -> frozenset[str]:
+    """Values that onnxruntime's CUDA provider leaves on the host: shapes, and what it makes of them and few weights."""
+    weights = {name for name, _, shape in weights_of(graph) if prod(shape) <= _MOST_ON_HOST}
+    on_host: set[str] = set()
     for node in graph.node:
-        for attribute in node.attribute:
-            on_host |= _on_host(attribute.g, weights, on_host) if attribute.HasField("g") else set()
         given = [name for name in node.input if name and name not in weights]
         of_shapes = bool(given) and all(name in on_host for name in given)
         if node.op_type in HOST or (of_shapes and node.op_type not in ("ConstantOfShape", "Expand")):
@@ -362,25 +335,6 @@ def _kernels(proto: Any) -> dict[str, tuple[tuple[int, ...], int]]:
         elif shape and node.op_type == "BatchNormalization":
             kernels[node.output[0] + _NORMALISED] = (shape[0], 1, 1, 1), shape[0]
     return kernels
-
-
-def by_value(graph: Any, varying: set[str]) -> set[str]:
-    """Types of nodes that do other work for other values of the inputs; `varying` names what follows from those."""
-    found: set[str] = set()
-    for node in graph.node:
-        bodies = [one.g for one in node.attribute if one.HasField("g")]
-        for body in bodies:
-            pairs = zip(reversed([one.name for one in body.input]), reversed(node.input), strict=False)
-            varying |= {name for name, source in pairs if source in varying}
-            found |= by_value(body, varying)
-        decides = {*node.input[_GO_BY_VALUE.get(node.op_type, slice(0))]} - {""}
-        decides |= {*(body.output[0].name for body in bodies if node.op_type == "Loop")}
-        if not varying.isdisjoint(decides):
-            found.add(node.op_type)
-        read = {*node.input, *(one.name for body in bodies for one in body.output)}
-        if node.op_type not in HOST and not varying.isdisjoint(read):
-            varying |= {*node.output}
-    return found
 
 
 def bends(graph: ModelGraph) -> bool:

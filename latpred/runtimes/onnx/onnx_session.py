@@ -231,10 +231,8 @@ def graphs_within(graph: Any) -> Iterator[Any]:
 
 
 def weights_of(graph: Any) -> Iterator[tuple[str, int, tuple[int, ...]]]:
-    """Names, ONNX's numbers for dtypes, and shapes of the weights that a graph itself has, sparse ones included."""
-    yield from ((one.name, one.data_type, tuple(one.dims)) for one in graph.initializer)
-    for one in graph.sparse_initializer:  # which onnxruntime makes dense
-        yield one.values.name, one.values.data_type, tuple(one.dims)
+    """Names, ONNX's numbers for dtypes, and shapes of the weights that a graph itself has."""
+    return ((one.name, one.data_type, tuple(one.dims)) for one in graph.initializer)
 
 
 def nodes_of(proto: Any) -> Iterator[Any]:

@@ -10,9 +10,11 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
 from functools import cached_property, partial
 from itertools import count
-from typing import TYPE_CHECKING, Any, ClassVar
+from typing import Any, ClassVar
 
 import msgspec
+import numpy as np
+import torch
 
 from latpred import host
 from latpred.errors import MissingPackageError, RuntimeRefusalError, own_errors
@@ -22,22 +24,14 @@ from latpred.ops.families import root
 from latpred.runtimes import StepPerOp
 from latpred.runtimes.base import BATCHES, built_of
 from latpred.runtimes.cuda_graphs import NO_CUDA, demand_cuda, one_replay, refuse_uncapturable
-from latpred.runtimes.onnx import onnx_session
-from latpred.runtimes.onnx.onnx_formulas import CONTROL, HALF_DTYPES, TRANSFERS, class_of
+from latpred.runtimes.onnx import onnx_export, onnx_graph, onnx_session
+from latpred.runtimes.onnx.onnx_export import Exported, export_at_two, form_of
+from latpred.runtimes.onnx.onnx_formulas import HALF_DTYPES, class_of
+from latpred.runtimes.source import Source, device_of, tensors_of
 from latpred.storage import IdentityCache
+from latpred.tracing.inputs import cast
 
-if TYPE_CHECKING:
-    import torch
-
-    from latpred.runtimes.onnx.onnx_export import Exported
-    from latpred.runtimes.source import Source
-
-NODES = "nodes 12"  # version of what is made of a node; graphs of another one are made again
-# Nodes that onnxruntime captures no graph with: control flow, and copies between host and device.
-_REFUSED = {
-    **dict.fromkeys(CONTROL, "is control flow"),
-    **dict.fromkeys(TRANSFERS, "copies between host and device"),
-}
+NODES = "nodes 13"  # version of what is made of a node; graphs of another one are made again
 _UNCAPTURED = -1  # the graph id of a run that is not captured
 _IDS = count(1)  # a graph is replayed whatever the shapes, so every binding gets an id of its own; 0 is onnxruntime's
 NOTE = "onnxruntime's nodes are estimated from the eager trace, by its usual fusions; nothing was exported"
@@ -53,9 +47,8 @@ class OnnxRuntime(StepPerOp):
 
     name = traced_by = "onnxruntime"
     own_stream = True
-    # Of models that are run, shared by all runtimes here: by form of the inputs, and of sessions by place as well.
-    _exports: ClassVar[IdentityCache[Any, Any]] = IdentityCache()
-    _sessions: ClassVar[IdentityCache[Any, Any]] = IdentityCache()
+    # Exports and sessions of models that are run, shared by all runtimes here.
+    _built: ClassVar[IdentityCache[Any, Any]] = IdentityCache()
 
     @cached_property
     def options(self) -> str:
@@ -80,9 +73,6 @@ class OnnxRuntime(StepPerOp):
         For a half precision on CUDA the nodes are those of the model in float32 with half the bytes: the CPU would run
         others, converting back and forth.
         """
-        from latpred.runtimes.onnx import onnx_graph
-        from latpred.runtimes.source import tensors_of
-
         onnx_session.require()
         eager = source.graph
         half = HALF_DTYPES.get(eager.precision) if target == "cuda" else None
@@ -92,7 +82,7 @@ class OnnxRuntime(StepPerOp):
         exported = self._export(whole)
         names = onnx_session.input_names(exported.model)
         feeds = [onnx_session.feed_of(names, tensors_of(whole.inputs(batch))) for batch in BATCHES]
-        watched = onnx_session.watch(exported.model, feeds, target=target, threads=_threads())
+        watched = onnx_session.watch(exported.model, feeds, target=target, threads=torch.get_num_threads())
         graph = onnx_graph.graph_of(eager, watched, feeds, target, half or onnx_graph.FLOAT)
         if half is None:
             return graph
@@ -101,21 +91,16 @@ class OnnxRuntime(StepPerOp):
 
     def _export(self, source: Source) -> Exported:
         """An export that nobody keeps, as it holds all weights; where the very model has one already, that."""
-        from latpred.runtimes.onnx.onnx_export import export, form_of
-
         model, inputs = source.model(), source.inputs(2)
-        kept: Exported | None = built_of(self._exports, model).get(form_of(inputs))
-        return kept or export(model, inputs)
+        kept: Exported | None = built_of(self._built, model).get(form_of(inputs))
+        return kept or onnx_export.export(model, inputs)
 
     def exported(self, model: Any, inputs: Any) -> Exported:
         """An export for such inputs at any batch, kept while the model lives as it is; its trace takes it too."""
-        from latpred.runtimes.onnx.onnx_export import export_at_two, form_of
-
-        exports: dict[str, Exported] = built_of(self._exports, model)
-        form = form_of(inputs)
-        if form not in exports:
-            exports[form] = export_at_two(model, inputs)
-        return exports[form]
+        built, form = built_of(self._built, model), form_of(inputs)
+        if form not in built:
+            built[form] = export_at_two(model, inputs)
+        return built[form]  # type: ignore[no-any-return]
 
     def estimate(self, graph: ModelGraph, target: str) -> ModelGraph:
         """What onnxruntime's usual fusions would leave of an eager graph; not from a real export, and says so."""
@@ -125,8 +110,6 @@ class OnnxRuntime(StepPerOp):
     @own_errors()
     def build(self, model: Any, inputs: Any) -> Callable[[], Any]:
         """A session's run on these inputs; exported once per model, loaded once per number of threads."""
-        from latpred.runtimes.source import device_of, tensors_of
-
         onnx_session.require()
         device, tensors = device_of(model, inputs), tensors_of(inputs)
         running = self.session(model, inputs, device)
@@ -137,27 +120,25 @@ class OnnxRuntime(StepPerOp):
 
     def session(self, model: Any, inputs: Any, device: torch.device, *, cuda_graph: bool = False) -> Any:
         """A session of a model on its device, for such inputs at any batch; with `cuda_graph` one that captures."""
-        from latpred.runtimes.onnx.onnx_export import form_of
-
         cuda = device.type == "cuda"
         if cuda and onnx_session.CUDA not in onnx_session.providers():
             raise MissingPackageError(
                 "The model is on a GPU, but the onnxruntime that is installed has no CUDA provider; run: "
                 + onnx_session.GPU_PIP
             )
-        sessions = built_of(self._sessions, model)
-        tf32 = cuda and _tf32_allowed()
-        key = (form_of(inputs), _threads(), str(device), cuda_graph, tf32)
-        if key not in sessions:
-            sessions[key] = onnx_session.session(
+        built = built_of(self._built, model)
+        tf32 = cuda and torch.backends.cuda.matmul.fp32_precision == "tf32"
+        key = (form_of(inputs), torch.get_num_threads(), str(device), cuda_graph, tf32)
+        if key not in built:
+            built[key] = onnx_session.session(
                 self.exported(model, inputs).model,
                 target="cuda" if cuda else "cpu",
-                threads=_threads(),
+                threads=torch.get_num_threads(),
                 gpu=(device.index or 0) if cuda else None,
                 cuda_graph=cuda_graph,
                 tf32=tf32,
             )
-        return sessions[key]
+        return built[key]
 
 
 class OnnxRuntimeCudaGraphs(OnnxRuntime):
@@ -169,26 +150,16 @@ class OnnxRuntimeCudaGraphs(OnnxRuntime):
 
     def schedule(self, graph: ModelGraph, ops: tuple[Op, ...]) -> Schedule:
         """One step that launches every node's kernels; a node that cannot be captured is refused by name."""
-        for op in ops:
-            reason = _REFUSED.get(op.name.removeprefix("ort::"))
-            if reason is not None:
-                raise RuntimeRefusalError(
-                    f"{self.name} cannot capture {graph.model}: {op.name} {reason}. Ask for runtime='onnxruntime'."
-                )
         refuse_uncapturable(self.name, graph.model, ops)
         return one_replay(self.name, ops)
 
     def available(self) -> str | None:
         """None where onnxruntime's CUDA provider and a CUDA device are, else what is missing."""
-        import torch
-
         return onnx_session.missing("cuda") if torch.cuda.is_available() else super().available() or NO_CUDA
 
     @own_errors()
     def build(self, model: Any, inputs: Any) -> Callable[[], Any]:
         """A call that replays the graph captured for these inputs; its outputs stay on the GPU, at one place."""
-        from latpred.runtimes.source import device_of, tensors_of
-
         onnx_session.require()
         device = device_of(model, inputs)
         demand_cuda(device)
@@ -201,10 +172,6 @@ class OnnxRuntimeCudaGraphs(OnnxRuntime):
 
 def _in_float(source: Source) -> Source:
     """A source whose model and floating-point inputs are in float32."""
-    import torch
-
-    from latpred.tracing.inputs import cast
-
     return replace(
         source,
         model=lambda: source.model().float(),
@@ -214,9 +181,7 @@ def _in_float(source: Source) -> Source:
 
 def _bound(running: Any, tensors: Any, device: Any) -> tuple[Any, list[Any]]:
     """A binding whose inputs are read where they lie on the GPU and whose outputs stay there, and what it reads."""
-    import numpy as np
     import onnx
-    import torch
 
     binding = running.io_binding()
     held = [tensor.contiguous() for tensor in tensors]
@@ -246,8 +211,6 @@ def _run_bound(running: Any, tensors: Any, device: Any) -> Callable[[], Any]:
 
 def _captured(running: Any, tensors: Any, device: Any) -> Callable[[], Any]:
     """Run once without a graph, which shows the outputs' shapes; bind those, and capture."""
-    import torch
-
     binding, held = _bound(running, tensors, device)
     running.run_with_iobinding(binding, onnx_session.run_options(_UNCAPTURED))
     torch.cuda.synchronize(device)
@@ -264,24 +227,6 @@ def _captured(running: Any, tensors: Any, device: Any) -> Callable[[], Any]:
     run.held = (held, binding)  # type: ignore[attr-defined]  # the graph reads and writes where these lie
     run()  # captures, after runs of its own that allocate what it needs
     return run
-
-
-def _threads() -> int:
-    import torch
-
-    return torch.get_num_threads()
-
-
-def _tf32_allowed() -> bool:
-    """Whether products in float32 may run in TF32 on a GPU."""
-    import torch
-
-    matmul = torch.backends.cuda.matmul
-    try:
-        return bool(matmul.allow_tf32)
-    except RuntimeError:
-        # Set through PyTorch's newer interface, which the older one then refuses to read.
-        return bool(matmul.fp32_precision == "tf32")
 
 
 def _estimated(ops: Sequence[Op], target: str) -> Iterator[Op]:
