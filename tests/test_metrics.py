@@ -101,11 +101,11 @@ def test_coverage_bootstrap_is_clustered_and_repeatable() -> None:
     # ten models of ten cells each; nine wholly inside, one wholly outside
     models = np.repeat([f"m{i}" for i in range(10)], 10)
     truth = np.where(models == "m0", 5.0, 1.0)
-    coverage = metrics.coverage(np.zeros(100), np.full(100, 2.0), truth, models, seed=7)
+    coverage = metrics.coverage(np.zeros(100), np.full(100, 2.0), truth, models)
     assert coverage.share == pytest.approx(0.9)
     # resampled share = 1 - X / 10 with X ~ Binomial(10, 0.1): P(X >= 4) = 1.3 %, P(X >= 3) = 7 %, so 0.7 to 1
     assert (coverage.low, coverage.high) == (pytest.approx(0.7), pytest.approx(1.0))
-    assert coverage == metrics.coverage(np.zeros(100), np.full(100, 2.0), truth, models, seed=7)
+    assert coverage == metrics.coverage(np.zeros(100), np.full(100, 2.0), truth, models)
 
 
 def test_the_fastest_counts_where_the_gap_exceeds_the_noise() -> None:

@@ -310,12 +310,12 @@ def test_batches_that_a_runtime_refuses_pass_no_threshold_and_are_no_largest() -
         found = predictor.predict(net, batch, runtime="cuda-graphs")
         assert pickle.loads(pickle.dumps(found)).to_dict() == found.to_dict()
         assert "crossover" in repr(found)
-    largest = [predictor.max_batch(net, 1e3, runtime="cuda-graphs") for net in (line, one, graph(linear()))]
-    assert largest == [1, largest[2], largest[2]]
-    assert largest[2] > 1
+    largest = [predictor.max_batch(net, 1e3, runtime="cuda-graphs") for net in (one, graph(linear()))]
+    assert largest[0] == largest[1] > 1
     assert (found.crossover_batch, found.knee_batch) == (2, 3)
-    with pytest.raises(RuntimeRefusalError, match="makes the host wait"):
-        predictor.max_batch(waits, 1e3, runtime="cuda-graphs")
+    for net in (waits, line):
+        with pytest.raises(RuntimeRefusalError, match="makes the host wait"):
+            predictor.max_batch(net, 1e3, runtime="cuda-graphs")
 
 
 def test_what_a_profile_does_not_know_is_said_with_what_to_do() -> None:
@@ -345,6 +345,6 @@ def test_predictions_and_predictors_travel_between_processes() -> None:
     again = pickle.loads(pickle.dumps(found))
     assert again.to_dict() == found.to_dict()
     assert again.provenance.caveats == ("as said",)
-    assert copy.deepcopy(found).knee(3.0) == copy.copy(found).knee(3.0) == found.knee(3.0)
+    assert copy.deepcopy(found).knee() == found.knee()
     with pytest.raises(UsageError, match="from another process"):
         again.knee(3.0)

@@ -33,7 +33,6 @@ def _tables(report: Report) -> Iterator[Table]:
         yield _table("at equal speed", report.at_speed_by_runtime)
     yield _table("batch 1 to 8", report.small_by_runtime)
     yield _table("batch", report.by_batch, taus)
-    yield _table("batches", report.by_decade)
     yield _table("model" if len(by_model) == len(report.by_model) else "worst models", by_model)
     yield _table(
         "predictor",
@@ -118,10 +117,9 @@ def _facts(report: Report) -> Iterator[str]:
         near = (f"{name} {_percent(s.near)} of {s.cells} cells" for name, s in report.speedups.items())
         yield f"Speed-up over eager within 15 %: {', '.join(near)}."
     for runtime, count in report.launches.items():
-        compared = "Kernels replayed against eager's" if runtime == CAPTURED else "Launches traced against profiled"
         yield (
-            f"{compared}, {runtime}: exact in {_percent(count.exact)} of cells of {count.models} models, within 2 % in "
-            f"{_percent(count.near)}, {_percent(count.worst)} off at most."
+            f"Launches traced against profiled, {runtime}: exact in {_percent(count.exact)} of cells of {count.models} "
+            f"models, within 2 % in {_percent(count.near)}, {_percent(count.worst)} off at most."
         )
 
 
@@ -155,7 +153,6 @@ def _number(value: float) -> str:
 
 
 SCHEMA = "latpred.accuracy/1"
-CAPTURED = "cuda-graphs"  # replays the kernels of eager
 # What a report is held to: shares for errors, and the least Kendall tau within each batch.
 MEDIAN_TARGET, P90_TARGET, TAU_TARGET = 0.08, 0.20, 0.95
 
@@ -196,7 +193,6 @@ class Report:
     by_runtime: dict[str, Errors]
     at_speed_by_runtime: dict[str, Errors]  # empty where that speed is not known
     by_batch: dict[str, Errors]
-    by_decade: dict[str, Errors]
     by_model: dict[str, Errors]
     blocks: tuple[Block, ...]  # of cells that say where they come from
     small_by_runtime: dict[str, Errors]  # batches 1 to 8, where the host's share of latency is large
@@ -204,8 +200,7 @@ class Report:
     rank_by_batch: dict[str, Rank]
     fastest: Fastest
     speedups: dict[str, Speedups]  # of each other runtime over eager
-    # By runtime, where a profiler looked; kernels that a captured graph replays against eager's.
-    launches: dict[str, Launches]
+    launches: dict[str, Launches]  # by runtime, where a profiler looked
     crossover: CurvePoint
     knee: CurvePoint
     regime: float  # share of cells named right as framework-bound or not; NaN where it was not measured

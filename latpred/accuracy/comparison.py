@@ -7,14 +7,13 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from typing import Any
 
 import numpy as np
 import pandas as pd
 
 from latpred import tables
 from latpred.accuracy import baselines, metrics
-from latpred.accuracy.accuracy_report import CAPTURED, Block, Report, Score
+from latpred.accuracy.accuracy_report import Block, Report, Score
 from latpred.accuracy.metrics import Coverage, CurvePoint, Errors, Noise, Rank
 from latpred.accuracy.predicted import (
     GraphKey,
@@ -49,7 +48,6 @@ def compare(
     *,
     reasons: Mapping[str, str] | None = None,
     notes: Sequence[str] = (),
-    seed: int = 0,
 ) -> Report:
     """Hold a predicted table against a measured one.
 
@@ -61,8 +59,6 @@ def compare(
         Why a baseline that needs a device could not be had, by its name.
     notes : sequence of str
         Sentences for the report's readers.
-    seed : int
-        Of the bootstrap behind the range of the interval coverage.
 
     Raises
     ------
@@ -85,7 +81,7 @@ def compare(
     joined = tables.join(left, tables.merge_repeats(right))
     if joined.rows.empty:
         raise TableError(_nothing_shared(joined, right))
-    return _report(joined, dict(reasons or {}), notes, seed)
+    return _report(joined, dict(reasons or {}), notes)
 
 
 def _nothing_shared(joined: tables.Joined, measured: pd.DataFrame) -> str:
@@ -143,13 +139,12 @@ def evaluate(
     return compare(predict_table(usable, traced, profile), measured, notes=[*notes, *said])
 
 
-def _report(joined: tables.Joined, reasons: dict[str, str], remarks: Sequence[str], seed: int) -> Report:
+def _report(joined: tables.Joined, reasons: dict[str, str], remarks: Sequence[str]) -> Report:
     predicted, measured = joined.rows["latency_s_predicted"], joined.rows["latency_s_measured"]
     cells = joined.rows.assign(error=predicted / measured - 1)
     noise, small = _noise(cells), cells[cells["batch"] <= SMALL_BATCH]
     tolerance = 0.0 if math.isnan(noise.p90) else noise.p90
     speed_known = tables.AT_SPEED in cells and bool(cells[tables.AT_SPEED].notna().all())
-    by_batch = cells.sort_values("batch", kind="stable")
     notes = [
         *joined.notes,
         *remarks,
@@ -159,13 +154,12 @@ def _report(joined: tables.Joined, reasons: dict[str, str], remarks: Sequence[st
     return Report(
         overall=_errors(cells),
         at_speed=_errors(cells, tables.AT_SPEED) if speed_known else None,
-        by_runtime=_errors_by(cells, cells["runtime"]),
-        at_speed_by_runtime=_errors_by(cells, cells["runtime"], tables.AT_SPEED) if speed_known else {},
-        by_batch=_errors_by(by_batch, by_batch["batch"]),
-        by_decade=_errors_by(by_batch, by_batch["batch"].map(metrics.decade)),
-        by_model=_errors_by(cells, cells["model"]),
+        by_runtime=_errors_by(cells, "runtime"),
+        at_speed_by_runtime=_errors_by(cells, "runtime", tables.AT_SPEED) if speed_known else {},
+        by_batch=_errors_by(cells.sort_values("batch", kind="stable"), "batch"),
+        by_model=_errors_by(cells, "model"),
         blocks=tuple(_blocks(cells)),
-        small_by_runtime=_errors_by(small, small["runtime"]),
+        small_by_runtime=_errors_by(small, "runtime"),
         rank=_rank(cells, tolerance),
         rank_by_batch={str(batch): _rank(group, tolerance) for batch, group in cells.groupby("batch", sort=True)},
         fastest=metrics.fastest(predicted, measured, tolerance, _groups(cells, _BUT_RUNTIME)),
@@ -174,8 +168,8 @@ def _report(joined: tables.Joined, reasons: dict[str, str], remarks: Sequence[st
         crossover=_crossover(cells),
         knee=_latency_point(cells, metrics.knee, _KNEE),
         regime=_regime(cells),
-        coverage=_coverage(cells, seed),
-        coverage_at_speed=_coverage(cells, seed, tables.AT_SPEED) if speed_known else None,
+        coverage=_coverage(cells),
+        coverage_at_speed=_coverage(cells, tables.AT_SPEED) if speed_known else None,
         noise=noise,
         baselines=tuple(_score(one, cells, tolerance) for one in baselines.all_baselines(_features(cells), reasons)),
         only_predicted=joined.only_predicted,
@@ -202,7 +196,7 @@ def _errors(cells: pd.DataFrame, predicted: str = "latency_s_predicted") -> Erro
     return metrics.errors(cells[predicted], cells["latency_s_measured"], list(cells["model"]))
 
 
-def _errors_by(cells: pd.DataFrame, key: pd.Series[Any], predicted: str = "latency_s_predicted") -> dict[str, Errors]:
+def _errors_by(cells: pd.DataFrame, key: str, predicted: str = "latency_s_predicted") -> dict[str, Errors]:
     return {str(name): _errors(group, predicted) for name, group in cells.groupby(key, sort=False)}
 
 
@@ -227,39 +221,26 @@ def _rank(cells: pd.DataFrame, tolerance: float) -> Rank:
     return metrics.rank(cells["latency_s_predicted"], cells["latency_s_measured"], tolerance, groups)
 
 
-def _beside_eager(cells: pd.DataFrame, columns: Sequence[str]) -> pd.DataFrame:
-    """Cells of other runtimes with eager's `columns` for the same model and batch, where eager has them."""
-    same = _present(cells, _BUT_RUNTIME)
-    eager = cells[cells["runtime"] == "eager"]
-    return cells[cells["runtime"] != "eager"].merge(eager[[*same, *columns]], on=same, suffixes=("", "_eager"))
-
-
 def _speedups(cells: pd.DataFrame) -> dict[str, metrics.Speedups]:
     """By runtime: how much faster than eager it is, where eager was measured too."""
-    latencies = [f"latency_s_{side}" for side in _SIDES]
+    latencies, same = [f"latency_s_{side}" for side in _SIDES], _present(cells, _BUT_RUNTIME)
+    eager = cells.loc[cells["runtime"] == "eager", [*same, *latencies]]
+    others = cells[cells["runtime"] != "eager"].merge(eager, on=same, suffixes=("", "_eager"))
     return {
         str(runtime): metrics.speedups(*(pairs[f"{name}_eager"] / pairs[name] for name in latencies))
-        for runtime, pairs in _beside_eager(cells, latencies).groupby("runtime", sort=False)
+        for runtime, pairs in others.groupby("runtime", sort=False)
     }
 
 
 def _launches(cells: pd.DataFrame) -> dict[str, metrics.Launches]:
-    """By runtime: launches as traced against those that a profiler saw, where one looked.
-
-    What a captured graph replays is launched by no op: its kernels are held against those that eager ran.
-    """
+    """By runtime: launches as traced against those that a profiler saw, where one looked."""
     columns = [f"launches_{side}" for side in _SIDES]
-    launches: dict[str, metrics.Launches] = {}
-    if set(columns) <= set(cells.columns):
-        for runtime, group in cells.dropna(subset=columns).groupby("runtime", sort=False):
-            launches[str(runtime)] = metrics.launches(group[columns[0]], group[columns[1]], list(group["model"]))
-    if tables.KERNELS in cells:
-        counted = cells.assign(kernels=pd.to_numeric(cells[tables.KERNELS], errors="coerce")).dropna(subset="kernels")
-        pairs = _beside_eager(counted, ["kernels"])
-        pairs = pairs[pairs["runtime"] == CAPTURED]
-        if len(pairs):
-            launches[CAPTURED] = metrics.launches(pairs["kernels_eager"], pairs["kernels"], list(pairs["model"]))
-    return launches
+    if not set(columns) <= set(cells.columns):
+        return {}
+    return {
+        str(runtime): metrics.launches(*(group[name] for name in columns), list(group["model"]))
+        for runtime, group in cells.dropna(subset=columns).groupby("runtime", sort=False)
+    }
 
 
 def _present(cells: pd.DataFrame, names: Sequence[str]) -> list[str]:
@@ -277,12 +258,12 @@ def _noise(cells: pd.DataFrame) -> Noise:
     return metrics.noise(ratio, "the spread within each cell (its repeats were not kept apart)")
 
 
-def _coverage(cells: pd.DataFrame, seed: int, around: str = "latency_s_predicted") -> Coverage:
+def _coverage(cells: pd.DataFrame, around: str = "latency_s_predicted") -> Coverage:
     """How many measurements lie in their intervals, moved so that these lie around other predictions."""
     ends = ["low_s", "high_s"]
     known = cells.dropna(subset=ends) if set(ends) <= set(cells.columns) else cells.iloc[:0].assign(low_s=0, high_s=0)
     low, high = (known[end] * known[around] / known["latency_s_predicted"] for end in ends)
-    return metrics.coverage(low, high, known["latency_s_measured"], known["model"], seed)
+    return metrics.coverage(low, high, known["latency_s_measured"], known["model"])
 
 
 def _regime(cells: pd.DataFrame) -> float:

@@ -235,7 +235,7 @@ class Coverage:
     high: float
 
 
-def coverage(low: ArrayLike, high: ArrayLike, measured: ArrayLike, clusters: ArrayLike, seed: int = 0) -> Coverage:
+def coverage(low: ArrayLike, high: ArrayLike, measured: ArrayLike, clusters: ArrayLike) -> Coverage:
     """Interval coverage with a bootstrap that draws whole clusters (models), since cells of one model err together."""
     m = np.asarray(measured, float)
     inside = (m >= np.asarray(low, float)) & (m <= np.asarray(high, float))
@@ -244,7 +244,7 @@ def coverage(low: ArrayLike, high: ArrayLike, measured: ArrayLike, clusters: Arr
     names, index = np.unique(np.asarray(clusters), return_inverse=True)
     hits = np.bincount(index, weights=inside.astype(float), minlength=names.size)
     sizes = np.bincount(index, minlength=names.size)
-    drawn = np.random.default_rng(seed).integers(0, names.size, size=(_BOOTSTRAPS, names.size))
+    drawn = np.random.default_rng(0).integers(0, names.size, size=(_BOOTSTRAPS, names.size))
     shares = hits[drawn].sum(axis=1) / sizes[drawn].sum(axis=1)
     return Coverage(m.size, names.size, _mean(inside), _quantile(shares, 0.05), _quantile(shares, 0.95))
 
@@ -264,12 +264,6 @@ def noise(ratios: ArrayLike, source: str) -> Noise:
     r = np.asarray(ratios, float)
     r = r[np.isfinite(r)]
     return Noise(r.size, _median(r) - 1, _quantile(r, 0.9) - 1, source)
-
-
-def decade(batch: int) -> str:
-    """Batch decade that a batch size falls in, as "10-99"."""
-    start = 10 ** (len(str(int(batch))) - 1)
-    return f"{start}-{start * 10 - 1}"
 
 
 @dataclass(frozen=True, slots=True)

@@ -287,8 +287,6 @@ def _parse(data: bytes, source: str) -> dict[str, Any]:
         cut = "truncated" in str(error).lower()
         said = "cut short: the document ends before it is complete" if cut else f"damaged: {str(error).rstrip('.')}"
         raise ProfileError(f"{source} is {said}. {REPAIR}") from None
-    except RecursionError:
-        raise ProfileError(f"{source} is JSON but not a profile: it is nested too deeply. {REPAIR}") from None
     if not isinstance(document, dict):
         raise ProfileError(f"{source} is JSON but not a profile: it holds a {type(document).__name__}. {REPAIR}")
     return document

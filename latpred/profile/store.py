@@ -110,6 +110,11 @@ class Entry(NamedTuple):
     profile: DeviceProfile | None  # none when the file cannot be read
     problem: str  # why not; "" when it can
 
+    @property
+    def device(self) -> str:
+        """What asks for it; a file that is called as a device of this machine goes by its path alone."""
+        return str(self.path) if is_live(self.name) else self.name
+
 
 def directory() -> Path:
     """Directory of the user's profiles; it need not exist yet."""
@@ -208,7 +213,7 @@ def others_of_gpu(profile: DeviceProfile) -> list[str]:
     shipped = (_entry(file, "shipped") for file in storage.documents(_shipped()) if file.stem.startswith(profile.name))
     readable = [(one, gpus.find(one.profile.machine.accelerator)) for one in (*_own_entries(), *shipped) if one.profile]
     alike = [one for one, gpu in readable if gpu and gpu.name == profile.name]
-    return [str(one.path) if is_live(one.name) else one.name for one in alike]
+    return [one.device for one in alike]
 
 
 def _own_entries() -> list[Entry]:
@@ -316,8 +321,7 @@ def find(
     measured = f" measured with {wanted}" if str(wanted) else ""
     kinds = [name.partition(":")[0] for name in devices]
     others = [one for one, whose in owners if whose is Owner.ANOTHER and one.device.kind in kinds]
-    # A file that is called as a device of this machine goes by its path alone.
-    told = [str(one.path) if is_live(one.name) else one.name for one in entries if one.profile in others]
+    told = [entry.device for entry in entries if entry.profile in others]
     hint = f" (another machine's can be named, as in --device {shlex.quote(told[0])})" if told else ""
     raise NoProfileError(
         f"no profile of {of or 'this machine'}{measured} in {directory()}{hint}. "
