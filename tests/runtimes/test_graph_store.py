@@ -18,7 +18,7 @@ import msgspec
 import pytest
 import torch
 from factories import add, graph, linear
-from smallmodels import Function, untraceable, written
+from smallmodels import Function, written
 
 from latpred import host, runtimes, tracing
 from latpred.errors import RuntimeRefusalError, TimeLimitError
@@ -187,18 +187,6 @@ def test_what_ends_work_in_tools_is_raised_and_not_kept(stop: BaseException, mon
     with pytest.raises(type(stop)):
         TorchScript().build(model, (x,))
     assert not files()
-
-
-@pytest.mark.parametrize("handled", [MemoryError(), FileNotFoundError(2, "No such file or directory")])
-def test_what_the_caller_is_handling_is_no_reason_to_refuse_a_model(handled: Exception) -> None:
-    model, x = Function(untraceable), torch.zeros(2, 8)
-    try:
-        raise handled
-    except Exception:
-        assert "tracing is not for me" in str(refusal(trace_for_runtime(model, x, runtime="torchscript")))
-        with pytest.raises(RuntimeRefusalError, match="tracing is not for me"):
-            TorchScript().build(model, (x,))
-    assert len(files()) == 1, "the model is refused for good"
 
 
 class Reading(torch.nn.Linear):
