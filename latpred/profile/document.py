@@ -279,8 +279,6 @@ def decode(data: bytes, source: str) -> DeviceProfile:
 
 
 def _parse(data: bytes, source: str) -> dict[str, Any]:
-    if not data.strip():
-        raise ProfileError(f"{source} is empty. {REPAIR}")
     try:
         document = msgspec.json.decode(data)
     except (msgspec.DecodeError, UnicodeDecodeError) as error:
