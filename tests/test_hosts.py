@@ -69,23 +69,6 @@ def test_what_a_factor_rests_on_is_there(host: HostRow) -> None:
     assert {hosts.find(name).name for name in (host.name, *host.aliases)} == {host.name}
 
 
-def test_twice_the_rating_is_half_the_factor() -> None:
-    for makers in (("EPYC", "Ryzen"), ("Xeon", "Core")):
-        rated = [host for host in HOSTS if not (host.measured_in or host.like) and host.name.startswith(makers)]
-        products = [host.factor * host.speed for host in rated]
-        assert max(products) / min(products) < 1.02
-
-
-def test_hosts_of_one_architecture_differ_by_their_clocks() -> None:
-    siblings = [host for host in HOSTS if host.like]
-    assert {"EPYC 7232P", "EPYC 7V12"} < {host.name for host in siblings}
-    for host in siblings:
-        like = hosts.find(host.like)
-        assert (like.basis, like.architecture) == ("measured", host.architecture)
-        assert host.factor * (host.boost_ghz or 0) == pytest.approx(like.factor * (like.boost_ghz or 0), rel=0.01)
-        assert host.log_std > like.log_std
-
-
 CPU = factories.device(kind="cpu", asynchronous=False)
 COSTS = {"view.transpose": 2.0, "view.reshape": 3.0, "view.slice": 4.0, "free.dropout": 1.0, "gemm.linear": 12.0}
 
