@@ -15,7 +15,6 @@ from importlib import metadata
 from pathlib import Path
 from typing import NamedTuple
 
-from latpred.errors import ProfileError
 from latpred.units import format_bytes
 
 PROC, SYS = Path("/proc"), Path("/sys")
@@ -326,12 +325,6 @@ class Slowdown(NamedTuple):
         >>> Slowdown.usual({"dispatch": 1.12, "convolution": 1.21})[4:]
         (1.1, 1.1, 1.21)
         """
-        unknown = sorted(fields.keys() - set(cls._fields))
-        if unknown:
-            raise ProfileError(
-                f"a profile says how slow {', '.join(unknown)} usually was, which this latpred does not know. "
-                "Install a newer latpred."
-            )
         convolution = fields.get("convolution", 1.0)
         both = math.sqrt(fields.get("product", 1.0) * convolution)
         dispatch = fields.get("dispatch", 1.0)
