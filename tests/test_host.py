@@ -156,10 +156,7 @@ ON_BATTERY = "the machine runs on battery"
         ({}, []),
         (BATTERY, [ON_BATTERY]),
         ({**BATTERY, **MAINS}, []),
-        ({**BATTERY, **MAINS, "class/power_supply/AC/online": "0\n"}, [ON_BATTERY]),
-        ({**BATTERY, "class/power_supply/BAT0/status": "Full\n"}, []),
         (MOUSE, []),
-        ({GOVERNOR: "performance\n"}, []),
         ({GOVERNOR: "powersave\n", DRIVER: "acpi-cpufreq\n"}, [LOWEST]),
         ({GOVERNOR: "powersave\n", DRIVER: "intel_pstate\n"}, []),
         ({GOVERNOR: "schedutil\n"}, ["the governor schedutil lets the processors' clock follow the load"]),
@@ -167,7 +164,6 @@ ON_BATTERY = "the machine runs on battery"
             {**BATTERY, CLOCK + "energy_performance_preference": "balance_power\n"},
             [ON_BATTERY, "the processors are set to save energy (balance_power)"],
         ),
-        ({CLOCK + "energy_performance_preference": "balance_performance\n"}, []),
     ],
 )
 def test_power_notes(files: dict[str, str], notes: list[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

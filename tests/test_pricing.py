@@ -101,12 +101,6 @@ def test_a_gpus_host_takes_longer_in_half_precision(graph: ModelGraph, precision
     assert overhead_ms(1.25) == pytest.approx(longer * overhead_ms(1.0))
 
 
-def test_kernels_of_a_gpu_leave_the_code_of_its_host_where_it_is(graph: ModelGraph) -> None:
-    gpu = msgspec.structs.replace(predictors()[1].profile, device=factories.device(asynchronous=True))
-    few, many = Predictor(gpu).curve(graph, (2, 64)).points
-    assert few.overhead_ms == many.overhead_ms
-
-
 @pytest.mark.parametrize("name", ["epyc-shared", "rtx-8000"])
 def test_times_are_the_same_to_the_bit_whatever_was_asked_before(name: str) -> None:
     many = [*(factories.linear(4 * n) for n in range(1, 41)), factories.add(10**6)]

@@ -77,15 +77,14 @@ def format_of(op: Op, needed: str, profile: DeviceProfile) -> Format | None:
         return Format(slower, KNOWN_LOG_STD, f"products in float64 were not measured: priced at {rate}")
     if op.dtype.startswith("float8") and op.name in _SCALED and profile.device.kind == "cuda":
         return _of_8_bits(op, profile)
-    if op.name in _SCALED or not op.name.startswith("aten::"):
-        return Format(1.0, GUESSED_LOG_STD, f"{op.name} in {op.dtype} was not measured: its speed is a guess")
-    if op.dtype.startswith("float8") or profile.device.kind != "cpu":
+    no_library = op.name.startswith("aten::") and op.name not in _SCALED
+    if no_library and (op.dtype.startswith("float8") or profile.device.kind != "cpu"):
         raise ProfileError(
             f"PyTorch has no {op.name} in {op.dtype} on {profile.device.name}, so the model cannot run there. Convert "
             "the operands to a floating-point format that it has: float32, float16 or bfloat16."
         )
-    caveat = f"products in {op.dtype} have no library on a CPU: priced at {INTEGERS:.0f} times fp32's, a guess"
-    return Format(INTEGERS, GUESSED_LOG_STD, caveat)
+    caveat = f"{op.name} in {op.dtype} was not measured: its speed is a guess"
+    return Format(INTEGERS if no_library else 1.0, GUESSED_LOG_STD, caveat)
 
 
 def _of_8_bits(op: Op, profile: DeviceProfile) -> Format:
