@@ -238,7 +238,7 @@ def _launches(cells: pd.DataFrame) -> dict[str, metrics.Launches]:
     if not set(columns) <= set(cells.columns):
         return {}
     return {
-        str(runtime): metrics.launches(*(group[name] for name in columns), list(group["model"]))
+        str(runtime): metrics.launches(group[columns[0]], group[columns[1]], list(group["model"]))
         for runtime, group in cells.dropna(subset=columns).groupby("runtime", sort=False)
     }
 

@@ -44,6 +44,7 @@ from latpred.runtimes.legacy_torch import TORCH_1_12
 from latpred.storage import Recent
 
 KEPT_ROWS = 20_000
+KEPT_COSTS = 64  # of classes that schedules have together
 KEPT_BATCHES = 8  # batch sizes at which the times of rows are kept; those of long curves are not worth their memory
 CALL = "call"  # the step that stands for what a forward pass costs before its first op
 
@@ -339,6 +340,7 @@ class PriceList:
         self.models: dict[object, KernelModel] = {} if models is None else models
         self._other_formats: dict[tuple[int, Format], KernelModel | OtherFormat] = {}
         self._rows: dict[tuple[str, str, str, float], KernelRows] = {}
+        self._costs: Recent[Floats] = Recent(KEPT_COSTS)
 
     def price(
         self, schedule: Schedule, precision: str, memory_format: str = CONTIGUOUS, *, resident: float = 0.0
@@ -422,7 +424,7 @@ class PriceList:
     def _host_us(self, schedule: Schedule, fit: DispatchFit, precision: str, cold: ColdDispatch | None) -> Floats:
         """What the host takes for the call itself and for each step, with its code in the caches; see `Priced`."""
         names, code = numbered(schedule.host_class)
-        costs = np.array([host_cost(fit, name) for name in names], dtype=float)
+        costs = self._costs.get((schedule.runtime, names), lambda: np.array([host_cost(fit, name) for name in names]))
         scale = fit.scale * (fit.half_scale if precision in HALVES else 1.0)
         dispatch = self._slowdown.dispatch
         ops = dispatch if cold is None else self._slowdown.ops  # what cold caches cost nothing slows down as calls do
