@@ -71,7 +71,7 @@ def test_profiles_as_json_and_csv() -> None:
     assert listed["schema"] == "latpred.profiles/1"
     own = {entry["name"]: entry for entry in listed["profiles"] if entry["source"] == "user"}
     assert own["good"]["passed"] is True
-    assert "is cut short" in own["bad"]["problem"]
+    assert "is damaged" in own["bad"]["problem"]
     rows = list(csv.DictReader(io.StringIO(run("profiles", "list", "--csv").stdout)))
     assert {row["name"] for row in rows if row["source"] == "user"} == {"good", "bad"}
     shown = document("profiles", "show", "good")

@@ -160,10 +160,6 @@ ON_BATTERY = "the machine runs on battery"
         ({GOVERNOR: "powersave\n", DRIVER: "acpi-cpufreq\n"}, [LOWEST]),
         ({GOVERNOR: "powersave\n", DRIVER: "intel_pstate\n"}, []),
         ({GOVERNOR: "schedutil\n"}, ["the governor schedutil lets the processors' clock follow the load"]),
-        (
-            {**BATTERY, CLOCK + "energy_performance_preference": "balance_power\n"},
-            [ON_BATTERY, "the processors are set to save energy (balance_power)"],
-        ),
     ],
 )
 def test_power_notes(files: dict[str, str], notes: list[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -214,10 +214,6 @@ class Report:
     notes: tuple[str, ...]  # what to know before trusting the figures
     cells: pd.DataFrame = field(repr=False, compare=False)  # both tables side by side, one row per cell
 
-    def __hash__(self) -> int:
-        """Of what tells it from others without looking at all of its figures."""
-        return hash((self.overall, self.rank, self.coverage, self.notes))
-
     def to_dict(self) -> dict[str, Any]:
         """The report without its cells, ready for JSON: a schema name, and None where a figure is not defined."""
         figures = {f.name: getattr(self, f.name) for f in fields(self) if f.name != "cells"}

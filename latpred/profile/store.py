@@ -263,24 +263,20 @@ def _read(file: Path) -> DeviceProfile:
         data = file.read_bytes()
     except FileNotFoundError:
         raise ProfileError(f"there is no profile at {file}. List what there is with: latpred profiles list") from None
-    except IsADirectoryError:
-        raise ProfileError(f"{file} is a directory, not a profile. Name the .json file in it.") from None
     except OSError as error:
         raise ProfileError(f"cannot read {file}: {error.strerror or error}. {REPAIR}") from error
     return decode(data, str(file))
 
 
 def _unknown(name: str) -> str:
-    if name != name.lower() and is_live(name.lower()):
-        return f"no profile is called {name!r}. Did you mean {name.lower()}?"
     if name.lower() in ("gpu", "nvidia"):
         return (
             f"no profile is called {name!r}. This machine's own GPU is cuda or cuda:0; others go by name, as in a100."
         )
-    longer = (one for one in names() if one.startswith(f"{name}-"))  # as cpu-2-threads for cpu
-    near = {*longer, *difflib.get_close_matches(name, names(), n=3, cutoff=0.5), *gpus.nearest(name)}
-    likeliest = sorted(near, key=lambda one: (-difflib.SequenceMatcher(None, name, one).ratio(), one))
-    hint = f"Did you mean {', '.join(likeliest[:6])}? " if near else ""
+    known = dict.fromkeys([*names(), *gpus.nearest(name)])
+    longer = [one for one in known if one.startswith(f"{name}-")]  # as cpu-2-threads for cpu
+    near = list(dict.fromkeys([*difflib.get_close_matches(name.lower(), known, n=3, cutoff=0.5), *longer]))
+    hint = f"Did you mean {', '.join(near[:6])}? " if near else ""
     return f"no profile is called {name!r}. {hint}List them with: latpred profiles list (or list --datasheets)"
 
 
