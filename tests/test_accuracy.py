@@ -55,7 +55,6 @@ def test_groups_and_pairs_by_hand() -> None:
     found = report(0.1, repeat_ratio=1.01)
     assert list(found.by_batch) == ["1", "2", "4", "8", "16"]
     assert (found.by_model["vit"].cells, found.by_runtime["eager"].models) == (5, 4)
-    assert found.small_by_runtime["eager"].cells == 16
     # batches 1 and 2: six distinct pairs each; batch 4: 2, 2, 3, 4; batch 8: 4, 4, 4, 4; batch 16: all 8
     assert {b: r.pairs for b, r in found.rank_by_batch.items()} == {"1": 6, "2": 6, "4": 5, "8": 0, "16": 0}
     assert found.rank.pairs == 17
@@ -97,14 +96,6 @@ def test_speed_ups_over_eager_by_runtime() -> None:
     assert (speedups.cells, speedups.median, speedups.near) == (20, pytest.approx(0.25), 0)
     assert "Speed-up over eager within 15 %: torchscript 0.0 % of 20 cells." in found.text(200)
     assert report().speedups == {}
-
-
-def test_traced_launches_against_profiled_ones() -> None:
-    profiled = measured(CELLS, launches=[100.0] * 5 + [99.0] * 5 + [np.nan] * 10)
-    found = compare(off_by(0.0, launches=100), profiled)
-    launches = found.launches["eager"]
-    assert (launches.models, launches.exact, launches.worst) == (2, 0.5, pytest.approx(1 / 99))
-    assert "eager: exact in 50.0 % of cells of 2 models, within 2 % in 100.0 %" in found.text(200)
 
 
 def test_noise_of_cells_that_were_measured_several_times_is_that_of_their_medians() -> None:
@@ -166,7 +157,7 @@ def test_report_as_text_json_and_frame() -> None:
     found = report(0.1)
     said = "20 cells of 4 models: median error 10.0 %, p90 10.0 %, 100.0 % within 10 %, bias +10.0 %\n"
     assert found.text().startswith(said)
-    assert "batch 1 to 8" in found.text()
+    assert "Kendall tau" in found.text()
     document = json.loads(json.dumps(found.to_dict(), allow_nan=False))
     assert document["schema"] == "latpred.accuracy/1"
     assert document["overall"]["median"] == pytest.approx(0.1)

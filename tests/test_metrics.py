@@ -24,19 +24,17 @@ def test_figures_of_nothing_are_not_numbers() -> None:
     figures = [
         *(metrics.errors([], []).median, metrics.errors([], []).bias, metrics.rank([], [], 0.0).tau),
         *(metrics.coverage([], [], [], []).share, metrics.noise([math.nan], "").p90, metrics.conformal([])),
-        *(metrics.speedups([], []).median, metrics.launches([], [], []).worst),
+        metrics.speedups([], []).median,
         *(metrics.fastest([1.0], [1.0], 0.1, ["alone"]).right, metrics.curve_point([math.nan], [1.0], "").median),
     ]
     assert all(math.isnan(figure) for figure in figures)
     assert metrics.errors([], []).cells == 0
 
 
-def test_curve_points_speed_ups_launches_and_noise_by_hand() -> None:
+def test_curve_points_speed_ups_and_noise_by_hand() -> None:
     point = metrics.curve_point([4, 2, math.nan], [8, 2, 3], "knee")
     assert (point.curves, point.one_sided, point.median, point.good) == (2, 1, 1.5, 1 / 3)
     assert metrics.speedups([2.0, 3.0], [2.0, 2.0]) == metrics.Speedups(cells=2, median=0.25, near=0.5)
-    launches = metrics.launches([100, 99], [100, 100], ["bert", "vit"])
-    assert launches == metrics.Launches(models=2, exact=0.5, near=1.0, worst=0.01)
     noise = metrics.noise([1.02, math.nan, 1.04], "two halves")  # a cell without repeats does not count
     assert (noise.cells, noise.median) == (2, pytest.approx(0.03))
 

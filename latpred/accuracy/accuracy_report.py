@@ -3,16 +3,15 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field, fields
-from itertools import groupby
 from typing import TYPE_CHECKING, Any
 
 import msgspec
 import pandas as pd
 
 from latpred import plot
-from latpred.accuracy.metrics import Coverage, CurvePoint, Errors, Fastest, Launches, Noise, Rank, Speedups
+from latpred.accuracy.metrics import Coverage, CurvePoint, Errors, Fastest, Noise, Rank, Speedups
 from latpred.render import Page, Row, Table
 
 if TYPE_CHECKING:
@@ -27,11 +26,11 @@ def _tables(report: Report) -> Iterator[Table]:
     by_model = dict(sorted(report.by_model.items(), key=lambda item: -round(item[1].median, 6))[:_MODELS])
     taus = {batch: rank.tau for batch, rank in report.rank_by_batch.items()}
     scores = {score.name: score for score in report.baselines if score.errors is not None and score.rank is not None}
-    yield from _blocks(report.blocks)
+    if len(report.by_device) > 1:
+        yield _table("device", report.by_device)
     yield _table("runtime", report.by_runtime)
     if len(report.by_runtime) > 1:  # of one runtime, a sentence says so
         yield _table("at equal speed", report.at_speed_by_runtime)
-    yield _table("batch 1 to 8", report.small_by_runtime)
     yield _table("batch", report.by_batch, taus)
     yield _table("model" if len(by_model) == len(report.by_model) else "worst models", by_model)
     yield _table(
@@ -41,22 +40,11 @@ def _tables(report: Report) -> Iterator[Table]:
     )
 
 
-def _blocks(blocks: Sequence[Block]) -> Iterator[Table]:
-    keys = ("runtime", "precision", "batches")
-    for (source, device), own in groupby(blocks, lambda block: (block.source, block.device)):
-        rows = [(b.runtime, b.precision, b.batches, *_figures(b.errors), _percent(b.noise)) for b in own]
-        yield Table((*keys, *_HEADS, "noise"), rows, left=keys, title=f"{source} on {device}")
-
-
-def _figures(e: Errors) -> tuple[str, ...]:
-    return (str(e.cells), _percent(e.median), _percent(e.p90), _percent(e.near), _signed(e.bias))
-
-
 def _table(head: str, groups: Mapping[str, Errors], taus: Mapping[str, float] | None = None) -> Table:
     rows: list[Row] = []
     for group, e in groups.items():
         tau = () if taus is None else (_number(taus.get(group, math.nan)),)
-        rows.append((group, *_figures(e), *tau))
+        rows.append((group, str(e.cells), *map(_percent, (e.median, e.p90, e.near)), _signed(e.bias), *tau))
     return Table((head, *_HEADS, *([] if taus is None else ["Kendall tau"])), rows, folded=(head,))
 
 
@@ -116,11 +104,6 @@ def _facts(report: Report) -> Iterator[str]:
     if report.speedups:
         near = (f"{name} {_percent(s.near)} of {s.cells} cells" for name, s in report.speedups.items())
         yield f"Speed-up over eager within 15 %: {', '.join(near)}."
-    for runtime, count in report.launches.items():
-        yield (
-            f"Launches traced against profiled, {runtime}: exact in {_percent(count.exact)} of cells of {count.models} "
-            f"models, within 2 % in {_percent(count.near)}, {_percent(count.worst)} off at most."
-        )
 
 
 def _curve_point(name: str, point: CurvePoint) -> str:
@@ -172,19 +155,6 @@ class Score:
 
 
 @dataclass(frozen=True, slots=True)
-class Block:
-    """Errors of the cells that one source measured on a device in one way, at small or at large batches."""
-
-    source: str
-    device: str
-    runtime: str
-    precision: str
-    batches: str
-    errors: Errors
-    noise: float  # median repeat noise; NaN where nothing was repeated
-
-
-@dataclass(frozen=True, slots=True)
 class Report:
     """How predictions compare with measurements."""
 
@@ -194,13 +164,11 @@ class Report:
     at_speed_by_runtime: dict[str, Errors]  # empty where that speed is not known
     by_batch: dict[str, Errors]
     by_model: dict[str, Errors]
-    blocks: tuple[Block, ...]  # of cells that say where they come from
-    small_by_runtime: dict[str, Errors]  # batches 1 to 8, where the host's share of latency is large
+    by_device: dict[str, Errors]
     rank: Rank  # over pairs of models at one batch size, pooled over batch sizes
     rank_by_batch: dict[str, Rank]
     fastest: Fastest
     speedups: dict[str, Speedups]  # of each other runtime over eager
-    launches: dict[str, Launches]  # by runtime, where a profiler looked
     crossover: CurvePoint
     knee: CurvePoint
     regime: float  # share of cells named right as framework-bound or not; NaN where it was not measured

@@ -13,7 +13,7 @@ import pandas as pd
 
 from latpred import tables
 from latpred.accuracy import baselines, metrics
-from latpred.accuracy.accuracy_report import Block, Report, Score
+from latpred.accuracy.accuracy_report import Report, Score
 from latpred.accuracy.metrics import Coverage, CurvePoint, Errors, Noise, Rank
 from latpred.accuracy.predicted import (
     GraphKey,
@@ -32,9 +32,6 @@ from latpred.render import listed
 from latpred.runtimes.legacy_torch import traced_for
 
 OFF = 5.0  # times as long: two tables in one unit are hardly ever further apart, nor two units nearer
-SMALL_BATCH = 8  # up to which the host's share of latency is large
-LARGE_BATCH = 16  # from which it is small
-_SIZES = (f"up to {SMALL_BATCH}", f"{LARGE_BATCH} and more", "between")
 _SHOWN = 3  # reasons why nothing was measured
 _KNEE = f"latency above {metrics.KNEE_RATIO:g} times that of the smallest batch"
 _SIDES = ("predicted", "measured")
@@ -142,7 +139,7 @@ def evaluate(
 def _report(joined: tables.Joined, reasons: dict[str, str], remarks: Sequence[str]) -> Report:
     predicted, measured = joined.rows["latency_s_predicted"], joined.rows["latency_s_measured"]
     cells = joined.rows.assign(error=predicted / measured - 1)
-    noise, small = _noise(cells), cells[cells["batch"] <= SMALL_BATCH]
+    noise = _noise(cells)
     tolerance = 0.0 if math.isnan(noise.p90) else noise.p90
     speed_known = tables.AT_SPEED in cells and bool(cells[tables.AT_SPEED].notna().all())
     notes = [
@@ -158,13 +155,11 @@ def _report(joined: tables.Joined, reasons: dict[str, str], remarks: Sequence[st
         at_speed_by_runtime=_errors_by(cells, "runtime", tables.AT_SPEED) if speed_known else {},
         by_batch=_errors_by(cells.sort_values("batch", kind="stable"), "batch"),
         by_model=_errors_by(cells, "model"),
-        blocks=tuple(_blocks(cells)),
-        small_by_runtime=_errors_by(small, "runtime"),
+        by_device=_errors_by(cells, "device"),
         rank=_rank(cells, tolerance),
         rank_by_batch={str(batch): _rank(group, tolerance) for batch, group in cells.groupby("batch", sort=True)},
         fastest=metrics.fastest(predicted, measured, tolerance, _groups(cells, _BUT_RUNTIME)),
         speedups=_speedups(cells),
-        launches=_launches(cells),
         crossover=_crossover(cells),
         knee=_latency_point(cells, metrics.knee, _KNEE),
         regime=_regime(cells),
@@ -200,17 +195,6 @@ def _errors_by(cells: pd.DataFrame, key: str, predicted: str = "latency_s_predic
     return {str(name): _errors(group, predicted) for name, group in cells.groupby(key, sort=False)}
 
 
-def _blocks(cells: pd.DataFrame) -> Iterator[Block]:
-    """Errors by source, device, runtime, precision and small or large batch, where rows say where they come from."""
-    if tables.SOURCE not in cells:
-        return
-    batch = cells["batch"]
-    size = np.select([batch <= SMALL_BATCH, batch >= LARGE_BATCH], _SIZES[:2], _SIZES[2])
-    for keys, group in cells.groupby([tables.SOURCE, "device", "runtime", "precision", size], sort=True):
-        source, device, runtime, precision, batches = map(str, keys)
-        yield Block(source, device, runtime, precision, batches, _errors(group), _noise(group).median)
-
-
 def _groups(cells: pd.DataFrame, names: Sequence[str]) -> pd.Series[int]:
     """Number of each cell's group: cells that agree in these columns, of those that there are."""
     return cells.groupby(_present(cells, names), sort=False).ngroup()
@@ -229,17 +213,6 @@ def _speedups(cells: pd.DataFrame) -> dict[str, metrics.Speedups]:
     return {
         str(runtime): metrics.speedups(*(pairs[f"{name}_eager"] / pairs[name] for name in latencies))
         for runtime, pairs in others.groupby("runtime", sort=False)
-    }
-
-
-def _launches(cells: pd.DataFrame) -> dict[str, metrics.Launches]:
-    """By runtime: launches as traced against those that a profiler saw, where one looked."""
-    columns = [f"launches_{side}" for side in _SIDES]
-    if not set(columns) <= set(cells.columns):
-        return {}
-    return {
-        str(runtime): metrics.launches(group[columns[0]], group[columns[1]], list(group["model"]))
-        for runtime, group in cells.dropna(subset=columns).groupby("runtime", sort=False)
     }
 
 
