@@ -281,9 +281,9 @@ def test_the_profile_says_what_was_done_to_it(tmp_path: Path) -> None:
     assert "20 rows of 10 architectures" in new.protocol[ADAPTED]
     assert "unchanged, for want of rows: torchscript" in found.text()
     assert "unchanged, for want of rows" in found._repr_html_()
-    assert found.text().splitlines()[1].startswith("runtime  regime")
+    assert found.text().splitlines()[1].startswith("runtime  rows")
     assert found.to_dict()["runtimes"][0]["level"] == found.runtimes[0].level
-    assert len(found.to_frame()) == 1 + len(found.runtimes[0].by_regime)
+    assert found.to_frame()["rows"].tolist() == [20]
 
 
 def test_intervals_of_a_far_profile_shrink_to_what_the_rows_vouch_for() -> None:
