@@ -233,7 +233,10 @@ def with_number(text: bytes) -> bytes:
         (rewritten(lambda document: document.pop("machine")), "missing required field `machine`"),
         (json.dumps({"schema": SCHEMA_VERSION}).encode(), "missing required field"),
         (b'{"schema": "latpred.profile/1", "profile": {}}', "copy that one"),
-        (rewritten(lambda document: document.update(schema=0)), "no longer reads"),
+        (
+            rewritten(lambda document: document.update(schema=0)),
+            rf"has schema 0 and this latpred reads {SCHEMA_VERSION}\. Restore",
+        ),
         (
             rewritten(lambda document: document.update(schema=99, hologram=True)),
             rf"has schema 99 and this latpred reads {SCHEMA_VERSION}\. Install a newer latpred, ",

@@ -88,16 +88,20 @@ def test_a_forged_file_must_still_keep_its_schema(saved: Path, name: str, old: b
         load(saved)
 
 
-def test_a_newer_version_asks_for_an_upgrade(saved: Path) -> None:
+def test_another_version_is_said(saved: Path) -> None:
     manifest = json.loads((saved / MANIFEST).read_text())
-    (saved / MANIFEST).write_text(json.dumps({**manifest, "version": 2, "extra": 1}))
-    with pytest.raises(RecordingError, match=r"version 2; this latpred reads up to 1. Upgrade"):
-        load(saved)
+    for extra, said in (
+        ({}, "version 2; this latpred reads a latpred.recording of 1"),
+        ({"extra": 1}, "a newer latpred"),
+    ):
+        (saved / MANIFEST).write_text(json.dumps({**manifest, "version": 2, **extra}))
+        with pytest.raises(RecordingError, match=said):
+            load(saved)
 
 
 def test_what_is_no_recording(tmp_path: Path) -> None:
     (tmp_path / MANIFEST).write_text('{"schema": "latpred.profile/1"}')
-    with pytest.raises(RecordingError, match=r"is no recording but 'latpred\.profile/1'"):
+    with pytest.raises(RecordingError, match="missing required field"):
         load(tmp_path)
     with pytest.raises(RecordingError, match=r"There is no recording in .*, or a shipped one: epyc-genoa-compile, "):
         load(tmp_path / "nowhere")

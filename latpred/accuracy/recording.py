@@ -159,17 +159,15 @@ def _manifest(source: Path) -> Manifest:
             f"There is no recording in {source}. Give a folder that holds {MANIFEST}, or a shipped one: {names}."
         ) from None
     try:
-        claim = msgspec.json.decode(body, type=dict[str, object])
-        if claim.get("schema") != SCHEMA:
-            raise RecordingError(f"{source / MANIFEST} is no recording but {claim.get('schema')!r}.")
-        version = claim.get("version")
-        if not isinstance(version, int) or version > VERSION:
-            raise RecordingError(
-                f"{source} is a recording of version {version}; this latpred reads up to {VERSION}. Upgrade latpred."
-            )
-        manifest = msgspec.convert(claim, Manifest)
-    except (msgspec.DecodeError, msgspec.ValidationError) as error:
-        raise RecordingError(f"{source / MANIFEST} is damaged: {error}. Copy or make the recording anew.") from error
+        manifest = msgspec.json.decode(body, type=Manifest)
+    except (msgspec.DecodeError, UnicodeDecodeError) as error:
+        raise RecordingError(
+            f"{source / MANIFEST} is damaged, or a newer latpred wrote it: {error}. Copy or make the recording anew."
+        ) from error
+    if (manifest.schema, manifest.version) != (SCHEMA, VERSION):
+        raise RecordingError(
+            f"{source} is a {manifest.schema} of version {manifest.version}; this latpred reads a {SCHEMA} of {VERSION}."
+        )
     if _signed(manifest) != manifest:
         raise RecordingError(f"{source / MANIFEST} was changed since it was saved. Copy or make the recording anew.")
     return manifest

@@ -292,13 +292,9 @@ def _check_schema(document: dict[str, Any], source: str) -> None:
         )
     if type(schema) is not int:
         raise ProfileError(f"{source} is JSON but not a profile: it states no schema version. {REPAIR}")
-    if schema > SCHEMA_VERSION:
-        raise ProfileError(f"{source} has schema {schema} and this latpred reads {SCHEMA_VERSION}. {UPGRADE}")
-    if schema < SCHEMA_VERSION:
-        raise ProfileError(
-            f"{source} has schema {schema}, which this latpred ({SCHEMA_VERSION}) no longer reads. "
-            "Make a new one with: latpred calibrate"
-        )
+    if schema != SCHEMA_VERSION:
+        advice = UPGRADE if schema > SCHEMA_VERSION else REPAIR
+        raise ProfileError(f"{source} has schema {schema} and this latpred reads {SCHEMA_VERSION}. {advice}")
 
 
 def _digest(document: dict[str, Any]) -> str:
