@@ -166,7 +166,7 @@ def _manifest(source: Path) -> Manifest:
         ) from error
     if (manifest.schema, manifest.version) != (SCHEMA, VERSION):
         raise RecordingError(
-            f"{source} is a {manifest.schema} of version {manifest.version}; this latpred reads a {SCHEMA} of {VERSION}."
+            f"{source} is a {manifest.schema} of version {manifest.version}; latpred reads a {SCHEMA} of {VERSION}."
         )
     if _signed(manifest) != manifest:
         raise RecordingError(f"{source / MANIFEST} was changed since it was saved. Copy or make the recording anew.")
