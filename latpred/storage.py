@@ -21,6 +21,7 @@ from pathlib import Path
 from secrets import token_hex
 from typing import Generic, TypeVar
 
+import msgspec
 import platformdirs
 
 from latpred.errors import BusyError, CacheError, LatpredError, ProfileError, UsageError
@@ -291,3 +292,9 @@ class Recent(Generic[V]):
             with suppress(KeyError):  # another thread dropped it meanwhile
                 self._values.popitem(last=False)
         return value
+
+
+def hash_of(record: msgspec.Struct) -> int:
+    """The hash of everything that a record holds besides dictionaries, which have none."""
+    held = (getattr(record, name) for name in record.__struct_fields__)
+    return hash((type(record), *(value for value in held if not isinstance(value, dict))))

@@ -22,6 +22,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from latpred.errors import UsageError
+from latpred.storage import hash_of
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -125,6 +126,8 @@ class Op(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
         """What Python does before it."""
         return Calls(self.module_calls, self.python_calls, self.attribute_reads)
 
+    __hash__ = hash_of
+
 
 class Coverage(msgspec.Struct, frozen=True):
     """How much of a graph rests on formulas: shares in [0, 1], and the names of the ops that do not."""
@@ -132,6 +135,8 @@ class Coverage(msgspec.Struct, frozen=True):
     launches: float
     bytes: float
     estimated_ops: dict[str, int]
+
+    __hash__ = hash_of
 
 
 class ModelGraph(msgspec.Struct, frozen=True, forbid_unknown_fields=True, weakref=True):
@@ -167,7 +172,9 @@ class ModelGraph(msgspec.Struct, frozen=True, forbid_unknown_fields=True, weakre
 
     def __hash__(self) -> int:
         """Of what tells it from others without looking at all of its ops."""
-        return hash((self.model, self.input_size, self.precision, self.runtime, self.parameters, self.only))
+        return hash(
+            (self.model, self.input_size, self.precision, self.runtime, self.parameters, self.ops[:1], self.only)
+        )
 
     def __repr__(self) -> str:
         """One line; the ops themselves are in `ops`."""
