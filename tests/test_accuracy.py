@@ -102,7 +102,7 @@ def test_noise_of_cells_that_were_measured_several_times_is_that_of_their_median
     table = measured([("bert", 1, 0.010), ("bert", 1, 0.012)], run=["r1", "r2"])
     noise = compare(predicted([("bert", 1, 0.011)]), table).noise
     assert noise.median == pytest.approx(0.2)
-    assert noise.source == "the slowest and the fastest of several measurements of each cell"
+    assert noise.source == "the repeats of each cell"
 
 
 def test_noise_falls_back_to_the_spread_of_what_was_timed_more_than_once() -> None:

@@ -222,9 +222,7 @@ def _present(cells: pd.DataFrame, names: Sequence[str]) -> list[str]:
 
 def _noise(cells: pd.DataFrame) -> Noise:
     if "repeat_ratio" in cells and bool(cells["repeat_ratio"].notna().any()):
-        merged = tables.REPEATS in cells and bool((cells[tables.REPEATS] != "").any())
-        halves, rows = "two interleaved halves of the repeats", "the slowest and the fastest of several measurements"
-        return metrics.noise(cells["repeat_ratio"], f"{rows if merged else halves} of each cell")
+        return metrics.noise(cells["repeat_ratio"], "the repeats of each cell")
     # What was timed once has no spread, though its table says 0.
     repeated = (cells["n"] > 1) | (cells["spread_s"] > 0)
     ratio = (1 + 2 * cells["spread_s"] / cells["latency_s_measured"]).where(repeated)
