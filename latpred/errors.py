@@ -6,10 +6,8 @@ Each message says first what was wrong with what was given, then the command or 
 
 from __future__ import annotations
 
-import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
-from contextvars import ContextVar
 
 
 class LatpredError(Exception):
@@ -106,24 +104,14 @@ class DeviceError(_SurroundingsError):
     """The device asked for is not there."""
 
 
-# What was being handled where `own_errors` was entered.
-_before: ContextVar[BaseException | None] = ContextVar("before", default=None)
-
-
 @contextmanager
-def own_errors() -> Iterator[None]:
-    """Within it, what the caller is handling caused nothing, though Python makes it the context of every error.
-
-    What struck in a runtime's tools, as a time limit, is raised as it was.
-    """
-    token = _before.set(sys.exc_info()[1])
+def raising_stops() -> Iterator[None]:
+    """Raise what struck in a runtime's tools, as a time limit, as it was, and not as a refusal of the model."""
     try:
         yield
     except RuntimeRefusalError as error:
         raise_stop(error)
         raise
-    finally:
-        _before.reset(token)
 
 
 def is_stop(error: BaseException) -> bool:
@@ -151,7 +139,7 @@ def one_line(error: BaseException) -> str:
 def chain_of(error: BaseException, *, contexts: bool = True) -> Iterator[BaseException]:
     """An error and all that led to it, each once; one that says "from None" still knows in what it was raised."""
     waiting: list[BaseException | None] = [error]
-    seen: list[BaseException | None] = [_before.get()]
+    seen: list[BaseException] = []
     while waiting:
         one = waiting.pop()
         if one is not None and all(one is not other for other in seen):

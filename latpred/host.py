@@ -15,12 +15,11 @@ from importlib import metadata
 from pathlib import Path
 from typing import NamedTuple
 
-from latpred.errors import ProfileError
 from latpred.units import format_bytes
 
 PROC, SYS = Path("/proc"), Path("/sys")
 _GIVEN_BACK = ("inactive_file", "active_file", "slab_reclaimable")  # in a control group's memory.stat
-_ID_FILES = ("/etc/machine-id", "/var/lib/dbus/machine-id")
+_ID_FILES = (Path("/etc/machine-id"), Path("/var/lib/dbus/machine-id"))
 # What names a processor: on x86, and on Arm. Clouds give several generations the same marketing name.
 _CPU_FIELDS = (
     *("vendor_id", "cpu family", "model", "stepping"),
@@ -38,15 +37,8 @@ def hostname_hash() -> str:
 
 @cache
 def machine_id() -> str:
-    """Sixteen hexadecimal digits that no other machine has; "" where the system has no id, as in many containers."""
-    for file in _ID_FILES:
-        own = _text(Path(file))
-        if own and own != "uninitialized":
-            break
-    else:
-        described = _printed("ioreg", "-rd1", "-c", "IOPlatformExpertDevice")
-        uuid = re.search(r'"IOPlatformUUID" = "(.+?)"', described)
-        own = uuid[1] if uuid else ""
+    """Sixteen hexadecimal digits that no other machine has; "" where Linux has no id, as in many containers."""
+    own = next((text for text in map(_text, _ID_FILES) if text and text != "uninitialized"), "")
     # The id itself is confidential: systemd asks to publish only what it was hashed to.
     return _digest(f"latpred {own}") if own else ""
 
@@ -63,7 +55,10 @@ def short_id() -> str:
 @cache
 def cpu_name() -> str:
     """Marketing name of the host's processor, else its architecture."""
-    name = _processor().get("model name") or _printed("sysctl", "-n", "machdep.cpu.brand_string")
+    name = _processor().get("model name", "")
+    if platform.system() == "Darwin":
+        command = ("/usr/sbin/sysctl", "-n", "machdep.cpu.brand_string")
+        name = subprocess.run(command, capture_output=True, text=True, check=False).stdout
     return " ".join(name.split()) or platform.processor() or platform.machine()
 
 
@@ -73,8 +68,7 @@ def cpu_model() -> str:
     known = _processor()
     parts = [known[field] for field in _CPU_FIELDS if field in known]
     if not parts:
-        numbers = _printed("sysctl", "-n", "hw.cputype", "hw.cpusubtype", "hw.cpufamily").split()
-        return f"Apple {'-'.join(numbers)}" if numbers else ""
+        return ""
     flags = (known.get("flags") or known.get("Features") or "").split()
     vector = " ".join(sorted(flag for flag in flags if _VECTOR.match(flag)))
     return f"{parts[0]} {'-'.join(parts[1:])} {_digest(vector)[:8]}"
@@ -145,7 +139,7 @@ def usable_memory_bytes() -> int:
 
 
 def bytes_left() -> float:
-    """Memory and address space that the process may still take; infinite where nothing says how much."""
+    """Memory that the process may still take; infinite where nothing says how much."""
     free = re.search(r"MemAvailable:\s+(\d+) kB", _text(PROC / "meminfo"))
     left = [1024.0 * int(free[1]) if free else math.inf]
     for limit, group in _memory_limits():
@@ -155,15 +149,6 @@ def bytes_left() -> float:
             # Version 1 says in fields of their own what groups inside take, too.
             given_back = (fields.get(f"total_{name}", fields.get(name, 0)) for name in _GIVEN_BACK)
             left.append(limit - int(taken) + sum(map(int, given_back)))
-    try:
-        import resource
-
-        space = resource.getrlimit(resource.RLIMIT_AS)[0]
-        pages = int((PROC / "self" / "statm").read_text(encoding="utf-8").split()[0])
-        if space != resource.RLIM_INFINITY:
-            left.append(space - pages * resource.getpagesize())
-    except (ImportError, OSError, ValueError, IndexError):
-        pass
     return min(left)
 
 
@@ -197,16 +182,6 @@ def _processor() -> dict[str, str]:
     return {key.strip(): value.strip() for key, colon, value in pairs if colon}
 
 
-def _printed(*command: str) -> str:
-    """What a command of macOS prints; "" elsewhere."""
-    if platform.system() != "Darwin":
-        return ""
-    try:
-        return subprocess.run(command, capture_output=True, text=True, check=False).stdout.strip()
-    except OSError:  # it is not on the PATH, which a scheduler may have cut short
-        return ""
-
-
 def _digest(text: str) -> str:
     return hashlib.sha256(text.encode()).hexdigest()[:16]
 
@@ -217,12 +192,6 @@ def _text(path: Path) -> str:
         return path.read_text(encoding="utf-8").strip()
     except (OSError, ValueError):
         return ""
-
-
-# These drivers call by the name "powersave" what others call "schedutil": the clock follows the load.
-_DRIVERS_THAT_FOLLOW_LOAD = ("intel_pstate", "amd-pstate-epp", "amd_pstate_epp")
-_GOVERNORS_THAT_FOLLOW_LOAD = ("schedutil", "ondemand", "conservative")
-_SAVING = ("power", "balance_power")
 
 
 class _ProcessorTime(NamedTuple):
@@ -283,26 +252,6 @@ def load() -> float | None:
         return None
 
 
-def power_notes() -> list[str]:
-    """What makes the processors' clock unsteady or slow, in a sentence each; empty where nothing is known of it."""
-    supplies, clock = SYS / "class" / "power_supply", SYS / "devices" / "system" / "cpu" / "cpu0" / "cpufreq"
-    governor, driver, preference = (
-        _text(clock / name) for name in ("scaling_governor", "scaling_driver", "energy_performance_preference")
-    )
-    batteries = [path.parent for path in supplies.glob("*/type") if _text(path) == "Battery"]
-    own = [path for path in batteries if _text(path / "scope") != "Device"]  # a mouse has a battery too
-    plugged = any(_text(path) == "1" for path in supplies.glob("*/online"))
-    draining = not plugged and any(_text(path / "status") == "Discharging" for path in own)
-    notes = ["the machine runs on battery"] if draining else []
-    if governor == "powersave" and driver not in _DRIVERS_THAT_FOLLOW_LOAD:
-        notes.append("the governor powersave keeps the processors at their lowest clock")
-    elif governor in _GOVERNORS_THAT_FOLLOW_LOAD:
-        notes.append(f"the governor {governor} lets the processors' clock follow the load")
-    if preference in _SAVING:
-        notes.append(f"the processors are set to save energy ({preference})")
-    return notes
-
-
 PRODUCT, CONVOLUTION, CACHE, STREAM = "product", "convolution", "cache", "stream"
 DISPATCH, COLD_DISPATCH = "dispatch", "cold_dispatch"
 ELEMENTWISE, THREADS = "elementwise", "threads"  # the same op on one thread, and shared among several
@@ -352,12 +301,6 @@ class Slowdown(NamedTuple):
         >>> Slowdown.usual({"dispatch": 1.12, "convolution": 1.21})[4:]
         (1.1, 1.1, 1.21)
         """
-        unknown = sorted(fields.keys() - set(cls._fields))
-        if unknown:
-            raise ProfileError(
-                f"a profile says how slow {', '.join(unknown)} usually was, which this latpred does not know. "
-                "Install a newer latpred."
-            )
         convolution = fields.get("convolution", 1.0)
         both = math.sqrt(fields.get("product", 1.0) * convolution)
         dispatch = fields.get("dispatch", 1.0)

@@ -54,9 +54,7 @@ def test_a_gpu_goes_by_any_of_its_names() -> None:
 def test_groups_and_pairs_by_hand() -> None:
     found = report(0.1, repeat_ratio=1.01)
     assert list(found.by_batch) == ["1", "2", "4", "8", "16"]
-    assert {name: errors.cells for name, errors in found.by_decade.items()} == {"1-9": 16, "10-99": 4}
     assert (found.by_model["vit"].cells, found.by_runtime["eager"].models) == (5, 4)
-    assert found.small_by_runtime["eager"].cells == 16
     # batches 1 and 2: six distinct pairs each; batch 4: 2, 2, 3, 4; batch 8: 4, 4, 4, 4; batch 16: all 8
     assert {b: r.pairs for b, r in found.rank_by_batch.items()} == {"1": 6, "2": 6, "4": 5, "8": 0, "16": 0}
     assert found.rank.pairs == 17
@@ -88,19 +86,6 @@ def test_interval_coverage_regime_and_measured_clocks() -> None:
     assert found.crossover.median == pytest.approx(2.0)  # batch 4 predicted, 2 measured
 
 
-def test_kernels_of_a_captured_graph_are_held_against_those_of_eager() -> None:
-    cells = [("bert", 1, 2.0), ("vit", 1, 3.0)]
-    kernels = {"eager": ["150", "90"], "cuda-graphs": ["150", "91"]}
-    guess, real = (
-        pd.concat([table(cells, runtime=name, **more(name)) for name in kernels], ignore_index=True)
-        for table, more in ((predicted, lambda _: {}), (measured, lambda name: {"x_kernels": kernels[name]}))
-    )
-    found = compare(guess, real)
-    count = found.launches["cuda-graphs"]
-    assert (count.models, count.exact, count.near) == (2, 0.5, 1.0)
-    assert "Kernels replayed against eager's, cuda-graphs: exact in 50.0 %" in found.text()
-
-
 def test_speed_ups_over_eager_by_runtime() -> None:
     def both(factor: float, table: Callable[..., pd.DataFrame]) -> pd.DataFrame:
         faster = [(m, b, y / factor) for m, b, y in CELLS]
@@ -113,19 +98,11 @@ def test_speed_ups_over_eager_by_runtime() -> None:
     assert report().speedups == {}
 
 
-def test_traced_launches_against_profiled_ones() -> None:
-    profiled = measured(CELLS, launches=[100.0] * 5 + [99.0] * 5 + [np.nan] * 10)
-    found = compare(off_by(0.0, launches=100), profiled)
-    launches = found.launches["eager"]
-    assert (launches.models, launches.exact, launches.worst) == (2, 0.5, pytest.approx(1 / 99))
-    assert "eager: exact in 50.0 % of cells of 2 models, within 2 % in 100.0 %" in found.text(200)
-
-
 def test_noise_of_cells_that_were_measured_several_times_is_that_of_their_medians() -> None:
     table = measured([("bert", 1, 0.010), ("bert", 1, 0.012)], run=["r1", "r2"])
     noise = compare(predicted([("bert", 1, 0.011)]), table).noise
     assert noise.median == pytest.approx(0.2)
-    assert noise.source == "the slowest and the fastest of several measurements of each cell"
+    assert noise.source == "the repeats of each cell"
 
 
 def test_noise_falls_back_to_the_spread_of_what_was_timed_more_than_once() -> None:
@@ -180,7 +157,7 @@ def test_report_as_text_json_and_frame() -> None:
     found = report(0.1)
     said = "20 cells of 4 models: median error 10.0 %, p90 10.0 %, 100.0 % within 10 %, bias +10.0 %\n"
     assert found.text().startswith(said)
-    assert "batch 1 to 8" in found.text()
+    assert "Kendall tau" in found.text()
     document = json.loads(json.dumps(found.to_dict(), allow_nan=False))
     assert document["schema"] == "latpred.accuracy/1"
     assert document["overall"]["median"] == pytest.approx(0.1)

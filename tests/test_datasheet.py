@@ -47,11 +47,6 @@ def test_host_classes_are_those_that_tables_of_whole_models_tell_apart() -> None
     assert 1e3 * latpred.predict(graph, device="h100").overhead_ms < host.fixed_us + host.costs_us["conv"]
 
 
-def test_groups_of_any_width_are_one_family_of_a_datasheet_and_of_calibrations_that_begin_with_it() -> None:
-    families = datasheet.profile_of(gpus.spec("h100")).kernels["fp32"].keys()
-    assert {name for name in families if name.startswith("conv_grouped")} == {"conv_grouped", "conv_grouped.pointwise"}
-
-
 def test_a_datasheet_is_shown_without_threads_and_without_a_gate() -> None:
     text = profile_page(store.load("h100")).text()
     assert text.startswith("h100: h100, datasheet ")
@@ -72,27 +67,6 @@ def test_a_datasheet_points_to_a_profile_of_its_gpu_under_another_name() -> None
     assert "there is a profile" not in said[1]
     with pytest.raises(ProfileError, match=r"--device h100 has an estimate of it\."):
         latpred.predict(network(), device="h100-shared", runtime="tensorrt")
-
-
-def test_joining_many_tensors_is_slower_than_joining_two() -> None:
-    """The same bytes: the published latencies of Inception and GoogLeNet against SqueezeNet and ShuffleNet."""
-
-    def joined(parts: int) -> latpred.ModelGraph:
-        x = torch.zeros(1, 960 // parts, 56, 56)
-        return latpred.trace(_Joined(parts), x)
-
-    for device in ("rtx-8000", "titan-x-pascal"):
-        two, many = (latpred.predict(joined(parts), 64, device=device).compute_ms for parts in (2, 4))
-        assert many > 1.1 * two
-
-
-class _Joined(torch.nn.Module):
-    def __init__(self, parts: int) -> None:
-        super().__init__()
-        self.parts = parts
-
-    def forward(self, x: torch.Tensor) -> torch.Tensor:
-        return torch.cat([x] * self.parts, 1)
 
 
 @pytest.mark.parametrize("gpu", gpus.SPECS, ids=lambda gpu: gpu.name)

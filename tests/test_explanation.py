@@ -12,17 +12,16 @@ import msgspec
 import pytest
 import torch
 from explanationdata import explanation, headroom, prediction
-from factories import add, device, graph, kernel_fit, linear, machine_here, profile
+from factories import add, device, graph, kernel_fit, linear
 from reportdata import EAGER, REPLAYED, network, saved
 from transformers.utils.import_utils import is_cuda_stream_capturing
 
 import latpred
 from latpred.errors import ProfileError, RuntimeRefusalError, TraceError, UsageError
 from latpred.explanation.explain import PIXELS, TOKENS, axis_headroom
-from latpred.explanation.explanation import CHEAP, NEARLY_FREE, Choice, Excluded, missing, ratio, shares
+from latpred.explanation.explanation import CHEAP, NEARLY_FREE, Choice, Excluded, ratio, shares
 from latpred.explanation.explanation import caveats as caveats_of
 from latpred.prediction.clocks import Z90
-from latpred.profile import store
 from latpred.query import MOST_BATCH, PROTOCOLS
 from latpred.runtimes.cuda_graphs import CudaGraphs
 from latpred.tables import PREDICTED, check
@@ -310,12 +309,6 @@ def test_page_and_figure_say_how_it_was_asked() -> None:
     assert usual.axes[0].get_title() == "example-net, batch 1, fp32 on example"
 
 
-def test_a_reason_may_have_braces() -> None:
-    excluded = [Excluded(name, "refused", f"{name} cannot take {{}}") for name in ("compile", "onnxruntime")]
-    found = explanation(prediction(), excluded=tuple(excluded))
-    assert missing(found) == [("compile, onnxruntime", "compile,onnxruntime cannot take {}")]
-
-
 def test_a_notebook_gets_tables_without_anything_unescaped() -> None:
     shown = latpred.explain(network(model="a<b>"), device=saved())._repr_html_()
     assert "a&lt;b&gt;" in shown
@@ -334,15 +327,6 @@ def test_json_and_rows() -> None:
     frame = found.to_frame()
     assert list(frame["x_steps"]) == [1, 16]
     assert len(check(frame, PREDICTED)) == 2
-
-
-def test_this_machines_own_profile_is_the_default() -> None:
-    info = device(name="cpu", kind="cpu", asynchronous=False)
-    here = machine_here()
-    store.save(msgspec.structs.replace(profile(info), name="cpu", machine=here))
-    found = latpred.explain(network())
-    assert found.fastest.prediction.device == "cpu"
-    assert found.eager is found.fastest
 
 
 def test_runtimes_that_do_not_run_autocast_are_excluded() -> None:

@@ -11,12 +11,9 @@ import pytest
 import torch
 from factories import add, graph, linear
 from profiledata import profile
-from smallmodels import Function
 from torch import nn
 
 import latpred
-from latpred.calibration.fitting import acceptance
-from latpred.calibration.fitting.dispatch_fit import TimedNetwork
 from latpred.errors import ProfileError, TraceError
 from latpred.graph.graph import Op
 from latpred.ops.families import root
@@ -68,11 +65,6 @@ def test_doubles_take_as_much_longer_as_is_known(device: str, slower: float) -> 
     assert double.interval_ms[1] / double.latency_ms >= 1.5
 
 
-def test_what_memory_limits_is_twice_as_long_in_doubles() -> None:
-    single, double = (predicted(dtype, "rtx-3090", batch=1) for dtype in (torch.float32, torch.float64))
-    assert double.compute_ms < 4 * single.compute_ms
-
-
 @pytest.mark.parametrize(("device", "window"), [("a100", 3), ("h100-shared", 3), ("h100-shared", 5)])
 def test_convolutions_in_doubles_do_without_tf32(device: str, window: int) -> None:
     def convolved(dtype: torch.dtype, precision: str | None = None) -> Prediction:
@@ -113,7 +105,7 @@ def test_products_of_integers_are_slow_or_refused_and_of_8_bit_floats_refused() 
     found = predicted(torch.int64)
     assert found.compute_ms > 6 * predicted(torch.float32).compute_ms
     assert found.interval_ms[1] > 2.5 * found.latency_ms
-    assert "products in int64 have no library on a CPU" in said(found)
+    assert "aten::matmul in int64 was not measured: its speed is a guess" in said(found)
     with pytest.raises(ProfileError, match=r"PyTorch has no aten::matmul in int64 on rtx-8000.* Convert the operands"):
         predicted(torch.int64, "rtx-8000")
     with pytest.raises(ProfileError, match="no kernels in float8_e4m3fn"):
@@ -130,16 +122,6 @@ def test_halves_that_were_not_measured_are_a_guess(op: Op) -> None:
     assert guessed.interval_ms[1] / guessed.latency_ms > 1.3 * known.interval_ms[1] / known.latency_ms
     assert "kernels in float16 were not measured: their speed is a guess" in said(guessed)
     assert "were not measured" not in said(known)
-
-
-def test_single_precision_that_was_not_measured_is_a_guess_too() -> None:
-    whole = store.load("rtx-8000")
-    halves = msgspec.structs.replace(whole, kernels={"fp16": whole.kernels["fp16"]})
-    model = graph(linear(dtype="float16"), linear(dtype="float32"), precision="fp16")
-    known, guessed = (Predictor(one).predict(model, 64) for one in (whole, halves))
-    assert "kernels in float32 were not measured: their speed is a guess" in said(guessed)
-    assert "were not measured" not in said(known)
-    assert guessed.interval_ms[1] / guessed.latency_ms > 1.1 * known.interval_ms[1] / known.latency_ms
 
 
 @pytest.mark.parametrize(("device", "longer"), [("epyc-genoa", True), ("h100-shared", False)])
@@ -205,20 +187,6 @@ def test_scaled_products_of_8_bits_are_refused_where_the_datasheet_has_none() ->
         latpred.predict(Scaled(), 8, inputs=torch.ones(1, WIDTH, dtype=torch.bfloat16), device="a30")
 
 
-def test_integer_products_of_a_kernel_of_their_own_are_a_guess_on_a_gpu() -> None:
-    class Integers(nn.Module):
-        def __init__(self) -> None:
-            super().__init__()
-            self.linear = nn.Linear(WIDTH, WIDTH)
-            self.register_buffer("weight", torch.zeros(WIDTH, WIDTH, dtype=torch.int8))
-
-        def forward(self, x: torch.Tensor) -> torch.Tensor:
-            return torch._int_mm(self.linear(x).to(torch.int8), self.weight)
-
-    found = latpred.predict(Integers(), 32, inputs=torch.zeros(32, WIDTH), device="rtx-8000")
-    assert "aten::_int_mm in int8 was not measured: its speed is a guess" in said(found)
-
-
 def test_quantised_modules_are_refused_but_those_that_may_be_quantised_one_day_are_not() -> None:
     class Linear(nn.Linear):
         __module__ = "torch.ao.nn.quantized.dynamic.modules.linear"
@@ -249,14 +217,6 @@ def test_named_models_are_single_whatever_the_process_does(name: str, doubles: N
     assert found == latpred.trace(name)
     assert found.precision == "fp32"
     assert "float64" not in {op.dtype for op in found.ops}
-
-
-def test_a_quotient_of_integers_is_what_the_process_says(doubles: None) -> None:
-    halved, ids, written = Function(lambda ids: ids / 2), torch.ones(1, 8, dtype=torch.int64), []
-    for dtype in (torch.float64, torch.float32):
-        torch.set_default_dtype(dtype)
-        written.append(latpred.trace(halved, ids).ops[0].write_bytes.at(1))
-    assert written == [64, 32]
 
 
 def test_only_the_calling_thread_makes_single_tensors(doubles: None) -> None:
@@ -323,9 +283,3 @@ def test_a_fit_to_published_tables_that_failed_its_gate_is_as_wide_as_its_errors
     assert [least_log_std(t4, "torchscript"), least_log_std(store.load("a100"), "eager")] == [0.0, 0.0]
     assert least_log_std(msgspec.structs.replace(t4, acceptance=passed), "torchscript") > 0.0
     assert least_log_std(msgspec.structs.replace(t4, protocol={}), "eager") == 0.0
-
-
-def test_judging_anew_does_not_count_an_earlier_verdict() -> None:
-    runs = {"judge": TimedNetwork(graph(linear()), 1, 500.0)}
-    spreads = [acceptance.holdout_errors(accepted(passed, {}), runs)[0].kernel_spread for passed in (True, False)]
-    assert spreads[0] == spreads[1]

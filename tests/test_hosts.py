@@ -69,23 +69,6 @@ def test_what_a_factor_rests_on_is_there(host: HostRow) -> None:
     assert {hosts.find(name).name for name in (host.name, *host.aliases)} == {host.name}
 
 
-def test_twice_the_rating_is_half_the_factor() -> None:
-    for makers in (("EPYC", "Ryzen"), ("Xeon", "Core")):
-        rated = [host for host in HOSTS if not (host.measured_in or host.like) and host.name.startswith(makers)]
-        products = [host.factor * host.speed for host in rated]
-        assert max(products) / min(products) < 1.02
-
-
-def test_hosts_of_one_architecture_differ_by_their_clocks() -> None:
-    siblings = [host for host in HOSTS if host.like]
-    assert {"EPYC 7232P", "EPYC 7V12"} < {host.name for host in siblings}
-    for host in siblings:
-        like = hosts.find(host.like)
-        assert (like.basis, like.architecture) == ("measured", host.architecture)
-        assert host.factor * (host.boost_ghz or 0) == pytest.approx(like.factor * (like.boost_ghz or 0), rel=0.01)
-        assert host.log_std > like.log_std
-
-
 CPU = factories.device(kind="cpu", asynchronous=False)
 COSTS = {"view.transpose": 2.0, "view.reshape": 3.0, "view.slice": 4.0, "free.dropout": 1.0, "gemm.linear": 12.0}
 
@@ -134,16 +117,9 @@ def test_a_measured_host_scales_by_what_both_were_measured_in() -> None:
     assert "Example 9000" in found.caveat
     measured("EPYC 7742", dispatch(1.6))  # a user's own name comes before those of the table
     assert host_swap.find("EPYC 7742", profile).factor == pytest.approx(1.6)
-    store.save(device_profile(dispatch(2.5)))  # of a device profile its host is meant
-    assert host_swap.find("example", profile).factor == pytest.approx(2.5)
-    assert host_swap.find(store.file_of("example"), profile).factor == pytest.approx(2.5)
     # On a CPU, ops that launch kernels hold the kernel and not the launch: what launches nothing tells.
     measured("cpu-server", dispatch(1.3, kernels=4.0))
     assert host_swap.find("cpu-server", profile).factor == pytest.approx(1.3)
-    few = {name: 1.3 * COSTS[name] for name in ("view.transpose", "view.reshape")}
-    measured("scaled", msgspec.structs.replace(dispatch(1.3), costs_us=few, scale=1.5))
-    scaled = device_profile(msgspec.structs.replace(dispatch(), scale=1.2))
-    assert host_swap.find("scaled", scaled).factor == pytest.approx(1.3 * 1.5 / 1.2)
     odd = dispatch(0.8)
     odd = msgspec.structs.replace(odd, costs_us=odd.costs_us | {"view.slice": 40.0, "view.reshape": 0.0})
     measured("odd", odd)
@@ -164,18 +140,15 @@ def test_a_host_measured_again_is_noticed(tmp_path: Path) -> None:
         assert overhead_ms(elsewhere) == pytest.approx(factor * overhead_ms())
 
 
-def test_all_classes_tell_of_two_hosts_that_fed_a_gpu_or_two_that_did_not() -> None:
+def test_all_classes_tell_of_two_hosts_that_fed_no_gpu() -> None:
     def fit(factor: float, launch_us: float) -> DispatchFit:
         plain = dispatch(factor)
         costs = {f"gemm.{number}": launch_us for number in range(9)}
         return msgspec.structs.replace(plain, costs_us=plain.costs_us | costs | {"gemm": launch_us})
 
-    store.save(device_profile(fit(2.5, 30.0)))
     gpu, cpu = device_profile(fit(1.0, 60.0)), factories.profile(CPU, runtimes={"eager": fit(1.0, 48.0)})
-    assert host_swap.find("example", gpu).factor == pytest.approx(0.5)
-    assert host_swap.find("example", cpu).factor == pytest.approx(2.5)  # what launches nothing
     measured("cpu-server", fit(2.5, 30.0))
-    assert host_swap.find("cpu-server", gpu).factor == pytest.approx(2.5)
+    assert host_swap.find("cpu-server", gpu).factor == pytest.approx(2.5)  # what launches nothing
     assert host_swap.find("cpu-server", cpu).factor == pytest.approx(30.0 / 48.0)
 
 

@@ -7,10 +7,10 @@ import numpy as np
 import pytest
 from factories import device, dispatch, graph, kernel_fit, machine, profile
 
-from latpred.graph.features import NATIVE, ROW_BY_ROW, Floats, layout, read
+from latpred.graph.features import NATIVE, ROW_BY_ROW, Floats, layout
 from latpred.graph.graph import Affine, Op
 from latpred.ops.families import CONV_DIMS
-from latpred.prediction.kernel_times import PRIOR, KernelModel, correlation, fresh_bytes, tiled
+from latpred.prediction.kernel_times import KernelModel, fresh_bytes
 from latpred.prediction.predictor import Predictor
 from latpred.profile import datasheet, gpus, store
 from latpred.profile.document import DeviceProfile
@@ -32,19 +32,6 @@ def test_few_rows_take_the_same_to_the_bit_with_others_and_alone(device: str, fa
             part = slice(first, first + count)
             alone = model.times(given[part], np.arange(1.0, ROW_BY_ROW + 1.0)[part])
             assert [column.tobytes() for column in alone] == [column[part].tobytes() for column in together]
-
-
-@pytest.mark.parametrize("device", ["epyc-shared", "rtx-8000"])
-def test_numpy_that_raises_for_what_is_too_small_changes_nothing(device: str) -> None:
-    for family, fit in store.load(device).kernels["fp32"].items():
-        usual = KernelModel(fit).times(rows(8, family)).us.tolist()
-        with np.errstate(all="raise"):
-            assert KernelModel(fit).times(rows(8, family)).us.tolist() == usual
-            assert not correlation(np.zeros((1, 1)), np.full((1, 1), 1e3), fit.jumps)
-    constants = {name: start for name, (start, _) in PRIOR.items()} | {"rate": 1e3, "bandwidth": 1e3}
-    inputs = read("gemm", rows(8))
-    with np.errstate(all="raise"):
-        assert tiled(constants, inputs.work, inputs.product, multiprocessors=4).us.min() > 0
 
 
 def test_no_rows_take_no_time() -> None:

@@ -3,10 +3,8 @@
 from __future__ import annotations
 
 import copy
-import gc
 import math
 import pickle
-import weakref
 
 import msgspec
 import numpy as np
@@ -15,8 +13,6 @@ from factories import add, device, dispatch, graph, kernel_fit, linear, profile,
 
 from latpred.errors import ProfileError, RuntimeRefusalError, UsageError
 from latpred.graph.graph import Affine, ModelGraph
-from latpred.host import Slowdown
-from latpred.prediction.kernel_times import KernelModel
 from latpred.prediction.predictor import Predictor
 from latpred.profile.document import DeviceProfile
 
@@ -43,15 +39,6 @@ def test_on_a_cpu_dispatch_and_kernels_add_up() -> None:
     assert found.regime == "framework-bound"
     assert found.throughput_per_s == pytest.approx(8 / 50e-6)
     assert found.device_busy == pytest.approx(21 / 50)
-
-
-def test_kernel_fits_are_made_ready_once_for_all_speeds(monkeypatch: pytest.MonkeyPatch) -> None:
-    predictor, made = Predictor(profile(CPU)), []
-    plain = predictor.predict(one_gemm())
-    monkeypatch.setattr(KernelModel, "__init__", lambda *_: made.append(1))
-    slower = predictor.at(Slowdown(product=2.0)).predict(one_gemm())
-    assert slower.compute_ms == pytest.approx(2 * plain.compute_ms)
-    assert not made
 
 
 def test_crossover_knee_and_regimes() -> None:
@@ -109,14 +96,6 @@ def test_an_unknown_host_widens_the_interval_as_far_as_the_host_rules() -> None:
     assert known[:2] == pytest.approx([0.1, 0.05], rel=1e-3)
     assert unknown[:2] == pytest.approx([math.hypot(0.1, 0.3), 0.05], rel=1e-3)
     assert unknown[2] > 1.5 * known[2]
-
-
-def test_a_slower_host_is_within_the_interval_also_where_the_device_has_just_taken_over() -> None:
-    fit = dispatch(spread=0.05, busy_spread=0.05, host_spread=0.3)
-    curve = Predictor(profile(runtimes={"eager": fit})).curve(one_gemm(), range(1, 400), protocol="pipelined")
-    assert 2 < curve.crossover_batch < 400
-    high = curve.interval_ms[:, 1]  # of a larger batch: what a slower host takes at a smaller one, and more
-    assert (high / np.maximum.accumulate(high)).min() > 0.97
 
 
 def test_never_and_always() -> None:
@@ -210,18 +189,6 @@ def test_what_was_not_measured_or_has_no_formula_is_estimated_and_said() -> None
     assert found.interval_ms[1] > 1.2 * found.latency_ms
 
 
-def test_a_guess_that_a_slower_host_hides_widens_the_interval() -> None:
-    def width(family: str) -> float:
-        eager = dispatch(costs_us={"": 0.0, "view": 9.0}, fixed_us=0.0, spread=0.02)
-        ops = (add(50_000, family=family), *[view()] * 100)
-        found = Predictor(profile(device(), runtimes={"eager": eager})).predict(graph(*ops))
-        assert found.regime == "framework-bound"
-        return found.interval_ms[1] / found.latency_ms
-
-    assert width("elementwise") < 1.05
-    assert width("fft") > 1.5  # three times as long, it would set the latency
-
-
 def test_caveats_are_those_of_all_batches_in_whatever_order() -> None:
     ops = (linear(), add(family="fft"), add(name="custom::op", estimated=True))
     at_one = (linear(), add(name="custom::one", estimated=True))
@@ -310,12 +277,12 @@ def test_batches_that_a_runtime_refuses_pass_no_threshold_and_are_no_largest() -
         found = predictor.predict(net, batch, runtime="cuda-graphs")
         assert pickle.loads(pickle.dumps(found)).to_dict() == found.to_dict()
         assert "crossover" in repr(found)
-    largest = [predictor.max_batch(net, 1e3, runtime="cuda-graphs") for net in (line, one, graph(linear()))]
-    assert largest == [1, largest[2], largest[2]]
-    assert largest[2] > 1
+    largest = [predictor.max_batch(net, 1e3, runtime="cuda-graphs") for net in (one, graph(linear()))]
+    assert largest[0] == largest[1] > 1
     assert (found.crossover_batch, found.knee_batch) == (2, 3)
-    with pytest.raises(RuntimeRefusalError, match="makes the host wait"):
-        predictor.max_batch(waits, 1e3, runtime="cuda-graphs")
+    for net in (waits, line):
+        with pytest.raises(RuntimeRefusalError, match="makes the host wait"):
+            predictor.max_batch(net, 1e3, runtime="cuda-graphs")
 
 
 def test_what_a_profile_does_not_know_is_said_with_what_to_do() -> None:
@@ -329,22 +296,12 @@ def test_what_a_profile_does_not_know_is_said_with_what_to_do() -> None:
             Predictor(profile(device(kind=kind))).check("torchscript")
 
 
-def test_a_graph_is_not_kept_alive() -> None:
-    predictor = Predictor(profile())
-    net = one_gemm()
-    predictor.predict(net)
-    dead = weakref.ref(net)
-    del net
-    gc.collect()
-    assert dead() is None
-
-
 def test_predictions_and_predictors_travel_between_processes() -> None:
     predictor: Predictor = pickle.loads(pickle.dumps(Predictor(profile(CPU), ["as said"])))
     found = predictor.predict(one_gemm())
     again = pickle.loads(pickle.dumps(found))
     assert again.to_dict() == found.to_dict()
     assert again.provenance.caveats == ("as said",)
-    assert copy.deepcopy(found).knee(3.0) == copy.copy(found).knee(3.0) == found.knee(3.0)
+    assert copy.deepcopy(found).knee() == found.knee()
     with pytest.raises(UsageError, match="from another process"):
         again.knee(3.0)

@@ -8,7 +8,6 @@ import numpy as np
 import pytest
 
 from latpred.errors import ProfileError
-from latpred.graph import graph as graph_module
 from latpred.graph.features import Floats
 from latpred.graph.graph import Affine, ModelGraph, Op, Schedule
 from latpred.host import SAME
@@ -45,12 +44,6 @@ def test_bytes_between_two_steps_of_a_class_go_round_the_pass() -> None:
     assert found[:, 1].tolist() == [3, 3, 3, 0, 3]
     twice = (factories.view(), factories.view(), moving(5))
     assert reuse_bytes(one_step_per_op("eager", twice))[:, 0].tolist() == [5e6, 0.0, 5e6]
-
-
-def test_half_of_it_comes_with_so_many_bytes_and_all_of_it_with_many_more() -> None:
-    cold = ColdDispatch(np.array([[8.0], [8.0]]), np.array([[1e6, 0.0], [0.0, 1e6]]), half_bytes=1e6)
-    assert cold.at(np.array([1.0, 3.0])).tolist() == [[4.0, 4.0], [4.0, 6.0]]
-    assert cold.at(np.array([1e9]))[1, 0] == pytest.approx(8.0, rel=1e-6)
 
 
 def test_what_python_does_ahead_of_a_call_goes_cold_with_it() -> None:
@@ -108,28 +101,6 @@ def test_a_gpus_host_takes_longer_in_half_precision(graph: ModelGraph, precision
     assert overhead_ms(1.25) == pytest.approx(longer * overhead_ms(1.0))
 
 
-def test_a_runtime_that_cold_caches_cost_nothing_slows_down_as_calls_do() -> None:
-    nodes = factories.graph(*(factories.linear(host_class="node.gemm") for _ in range(3)))
-    plain = factories.profile(factories.device(asynchronous=False))
-    tables: tuple[dict[str, float], ...] = ({}, {"gemm": 9.0}, {"node": 9.0})
-    predictors = [
-        Predictor(
-            msgspec.structs.replace(plain, runtimes={"eager": factories.dispatch(cold_costs_us=table, cold_bytes=1e6)}),
-            slowdown=SAME._replace(dispatch=2.0, ops=3.0),
-        )
-        for table in tables
-    ]
-    none, eager_s, own = (predictor.predict(nodes).overhead_ms for predictor in predictors)
-    assert none == eager_s == pytest.approx(2.0 * (20.0 + 3 * 7.0) / 1e3)
-    assert own > (2.0 * 20.0 + 3.0 * 3 * 7.0) / 1e3
-
-
-def test_kernels_of_a_gpu_leave_the_code_of_its_host_where_it_is(graph: ModelGraph) -> None:
-    gpu = msgspec.structs.replace(predictors()[1].profile, device=factories.device(asynchronous=True))
-    few, many = Predictor(gpu).curve(graph, (2, 64)).points
-    assert few.overhead_ms == many.overhead_ms
-
-
 @pytest.mark.parametrize("name", ["epyc-shared", "rtx-8000"])
 def test_times_are_the_same_to_the_bit_whatever_was_asked_before(name: str) -> None:
     many = [*(factories.linear(4 * n) for n in range(1, 41)), factories.add(10**6)]
@@ -149,27 +120,6 @@ def test_what_is_said_of_an_op_does_not_depend_on_what_was_asked_before() -> Non
         op = factories.linear(name=name, dtype="int8")
         (said,) = prices.price(one_step_per_op("eager", (op,)), "fp32").caveats
         assert said == f"{name} in int8 was not measured: its speed is a guess"
-
-
-@pytest.mark.parametrize(("most", "looks"), [(20_000, 2), (1, 4)])
-def test_ops_that_graphs_share_are_looked_at_once_until_too_many_are_known(
-    monkeypatch: pytest.MonkeyPatch, most: int, looks: int
-) -> None:
-    looked: list[Op] = []
-    facts = graph_module.OpFacts({"launches": "q"}, lambda op: looked.append(op) or (op.launches,))
-    monkeypatch.setattr(graph_module, "KEPT_OPS", most)
-    layer, view = factories.linear(4), factories.view()
-    assert [facts((layer, view, layer))["launches"].tolist() for _ in range(2)] == [[1, 0, 1]] * 2
-    assert len(looked) == looks
-    assert len(facts(())) == 0
-
-
-def test_a_table_of_rows_that_is_full_gives_way_to_another(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(pricing, "KEPT_ROWS", 1)
-    prices, layers = PriceList(predictors()[0].profile), (factories.linear(4), factories.add(10**6))
-    one, two = (prices.price(one_step_per_op("eager", layers), "fp32") for _ in range(2))
-    assert one.rows is not two.rows
-    assert one.times(np.array([1.0])).us.tolist() == two.times(np.array([1.0])).us.tolist()
 
 
 @pytest.mark.parametrize(

@@ -3,16 +3,15 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field, fields
-from itertools import groupby
 from typing import TYPE_CHECKING, Any
 
 import msgspec
 import pandas as pd
 
 from latpred import plot
-from latpred.accuracy.metrics import Coverage, CurvePoint, Errors, Fastest, Launches, Noise, Rank, Speedups
+from latpred.accuracy.metrics import Coverage, CurvePoint, Errors, Fastest, Noise, Rank, Speedups
 from latpred.render import Page, Row, Table
 
 if TYPE_CHECKING:
@@ -27,13 +26,12 @@ def _tables(report: Report) -> Iterator[Table]:
     by_model = dict(sorted(report.by_model.items(), key=lambda item: -round(item[1].median, 6))[:_MODELS])
     taus = {batch: rank.tau for batch, rank in report.rank_by_batch.items()}
     scores = {score.name: score for score in report.baselines if score.errors is not None and score.rank is not None}
-    yield from _blocks(report.blocks)
+    if len(report.by_device) > 1:
+        yield _table("device", report.by_device)
     yield _table("runtime", report.by_runtime)
     if len(report.by_runtime) > 1:  # of one runtime, a sentence says so
         yield _table("at equal speed", report.at_speed_by_runtime)
-    yield _table("batch 1 to 8", report.small_by_runtime)
     yield _table("batch", report.by_batch, taus)
-    yield _table("batches", report.by_decade)
     yield _table("model" if len(by_model) == len(report.by_model) else "worst models", by_model)
     yield _table(
         "predictor",
@@ -42,22 +40,11 @@ def _tables(report: Report) -> Iterator[Table]:
     )
 
 
-def _blocks(blocks: Sequence[Block]) -> Iterator[Table]:
-    keys = ("runtime", "precision", "batches")
-    for (source, device), own in groupby(blocks, lambda block: (block.source, block.device)):
-        rows = [(b.runtime, b.precision, b.batches, *_figures(b.errors), _percent(b.noise)) for b in own]
-        yield Table((*keys, *_HEADS, "noise"), rows, left=keys, title=f"{source} on {device}")
-
-
-def _figures(e: Errors) -> tuple[str, ...]:
-    return (str(e.cells), _percent(e.median), _percent(e.p90), _percent(e.near), _signed(e.bias))
-
-
 def _table(head: str, groups: Mapping[str, Errors], taus: Mapping[str, float] | None = None) -> Table:
     rows: list[Row] = []
     for group, e in groups.items():
         tau = () if taus is None else (_number(taus.get(group, math.nan)),)
-        rows.append((group, *_figures(e), *tau))
+        rows.append((group, str(e.cells), *map(_percent, (e.median, e.p90, e.near)), _signed(e.bias), *tau))
     return Table((head, *_HEADS, *([] if taus is None else ["Kendall tau"])), rows, folded=(head,))
 
 
@@ -117,12 +104,6 @@ def _facts(report: Report) -> Iterator[str]:
     if report.speedups:
         near = (f"{name} {_percent(s.near)} of {s.cells} cells" for name, s in report.speedups.items())
         yield f"Speed-up over eager within 15 %: {', '.join(near)}."
-    for runtime, count in report.launches.items():
-        compared = "Kernels replayed against eager's" if runtime == CAPTURED else "Launches traced against profiled"
-        yield (
-            f"{compared}, {runtime}: exact in {_percent(count.exact)} of cells of {count.models} models, within 2 % in "
-            f"{_percent(count.near)}, {_percent(count.worst)} off at most."
-        )
 
 
 def _curve_point(name: str, point: CurvePoint) -> str:
@@ -155,7 +136,6 @@ def _number(value: float) -> str:
 
 
 SCHEMA = "latpred.accuracy/1"
-CAPTURED = "cuda-graphs"  # replays the kernels of eager
 # What a report is held to: shares for errors, and the least Kendall tau within each batch.
 MEDIAN_TARGET, P90_TARGET, TAU_TARGET = 0.08, 0.20, 0.95
 
@@ -175,19 +155,6 @@ class Score:
 
 
 @dataclass(frozen=True, slots=True)
-class Block:
-    """Errors of the cells that one source measured on a device in one way, at small or at large batches."""
-
-    source: str
-    device: str
-    runtime: str
-    precision: str
-    batches: str
-    errors: Errors
-    noise: float  # median repeat noise; NaN where nothing was repeated
-
-
-@dataclass(frozen=True, slots=True)
 class Report:
     """How predictions compare with measurements."""
 
@@ -196,16 +163,12 @@ class Report:
     by_runtime: dict[str, Errors]
     at_speed_by_runtime: dict[str, Errors]  # empty where that speed is not known
     by_batch: dict[str, Errors]
-    by_decade: dict[str, Errors]
     by_model: dict[str, Errors]
-    blocks: tuple[Block, ...]  # of cells that say where they come from
-    small_by_runtime: dict[str, Errors]  # batches 1 to 8, where the host's share of latency is large
+    by_device: dict[str, Errors]
     rank: Rank  # over pairs of models at one batch size, pooled over batch sizes
     rank_by_batch: dict[str, Rank]
     fastest: Fastest
     speedups: dict[str, Speedups]  # of each other runtime over eager
-    # By runtime, where a profiler looked; kernels that a captured graph replays against eager's.
-    launches: dict[str, Launches]
     crossover: CurvePoint
     knee: CurvePoint
     regime: float  # share of cells named right as framework-bound or not; NaN where it was not measured
@@ -218,10 +181,6 @@ class Report:
     failed: tuple[str, ...]  # cells that could not be measured
     notes: tuple[str, ...]  # what to know before trusting the figures
     cells: pd.DataFrame = field(repr=False, compare=False)  # both tables side by side, one row per cell
-
-    def __hash__(self) -> int:
-        """Of what tells it from others without looking at all of its figures."""
-        return hash((self.overall, self.rank, self.coverage, self.notes))
 
     def to_dict(self) -> dict[str, Any]:
         """The report without its cells, ready for JSON: a schema name, and None where a figure is not defined."""

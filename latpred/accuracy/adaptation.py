@@ -71,8 +71,6 @@ class RuntimeAdaptation:
     level: str  # how much was corrected: "none" or the likeliest of `LEVELS`
     validated: bool  # whether there were enough architectures to leave one out; else nothing vouches for the correction
     bought: Bought  # over all rows; of no worth where it was not validated
-    by_regime: Mapping[str, Bought]  # over the rows of each regime, as the profile sees it
-    left_out: Mapping[str, float]  # mean absolute log error of architectures left out, without and with the correction
     factors: Factors  # of host costs by class and kernel times by family; "" is for those that no row has
     interval: bool  # whether intervals now follow from the errors left out, where rows waited for the same clock
     furthest: str = ""  # the row that is off by most where its architecture is left out, if by half and more
@@ -139,21 +137,19 @@ class Adaptation:
         }
 
     def to_frame(self) -> pd.DataFrame:
-        """One row per runtime and regime, with errors before and after."""
+        """One row per runtime, with errors before and after."""
         rows = [
             {
                 "runtime": each.runtime,
-                "regime": regime,
                 "level": each.level,
                 "architectures": each.architectures,
-                "rows": bought.before.cells,
-                "median_before": bought.before.median,
-                "median_after": bought.after.median,
-                "p90_before": bought.before.p90,
-                "p90_after": bought.after.p90,
+                "rows": each.rows,
+                "median_before": each.bought.before.median,
+                "median_after": each.bought.after.median,
+                "p90_before": each.bought.before.p90,
+                "p90_after": each.bought.after.p90,
             }
             for each in self.runtimes
-            for regime, bought in {"all": each.bought, **each.by_regime}.items()
         ]
         return pd.DataFrame(rows)
 
@@ -162,13 +158,11 @@ def _table(runtimes: Sequence[RuntimeAdaptation]) -> Table:
     """Errors before and after, of runtimes whose architectures were left out."""
     rows = []
     for each in runtimes:
-        groups = {"all": each.bought, **(each.by_regime if len(each.by_regime) > 1 else {})} if each.validated else {}
-        for name, bought in groups.items():
-            before, after = bought.before, bought.after
+        if each.validated:
+            before, after = each.bought.before, each.bought.after
             errors = (f"{error:.1%}" for error in (before.median, after.median, before.p90, after.p90))
-            rows.append((each.runtime, name, str(before.cells), *errors))
-    heads = ("runtime", "regime", "rows", "median before", "after", "p90 before", "p90 after")
-    return Table(heads, rows, left=heads[:2])
+            rows.append((each.runtime, str(each.rows), *errors))
+    return Table(("runtime", "rows", "median before", "after", "p90 before", "p90 after"), rows)
 
 
 def _sentences(each: RuntimeAdaptation, fit: DispatchFit) -> Iterator[str]:
@@ -203,8 +197,6 @@ def _document(each: RuntimeAdaptation) -> dict[str, Any]:
             name: getattr(each, name) for name in ("runtime", "architectures", "rows", "level", "validated", "interval")
         },
         "bought": asdict(each.bought),
-        "by_regime": {name: asdict(bought) for name, bought in each.by_regime.items()},
-        "left_out": dict(each.left_out),
         "host_factors": dict(each.factors.host),
         "kernel_factors": dict(each.factors.kernel),
         "kernel_tilts": [msgspec.to_builtins(size_correction) for size_correction in each.factors.size_corrections],
@@ -321,13 +313,12 @@ def _adapt_runtime(
 ) -> tuple[DeviceProfile, RuntimeAdaptation]:
     """The profile with one runtime corrected by its rows, and the evidence for that."""
     predictions = [predictor.predict(row.graph, row.batch, runtime=runtime, protocol=row.protocol) for row in rows]
-    regimes = np.array([prediction.regime for prediction in predictions], dtype=object)
+    host_bound = np.array([prediction.regime == "framework-bound" for prediction in predictions])
     architecture = np.array([row.architecture for row in rows])
-    tried, chosen = _fits(LatencyModel(predictor, rows, runtime), architecture)
+    unchanged, chosen = _fits(LatencyModel(predictor, rows, runtime), architecture)
     validated = models >= FEWEST
     if chosen.level != NONE:
         profile = corrected(profile, runtime, chosen.factors)
-    host_bound = regimes == "framework-bound"
     widths = _widths(chosen.left_out, architecture, host_bound) if validated else None
     fit = profile.runtimes[runtime]
     host, busy = widths or _widened(fit, chosen, validated=validated)
@@ -348,9 +339,7 @@ def _adapt_runtime(
         architectures=models,
         level=chosen.level,
         validated=validated,
-        bought=_bought(tried[0], chosen, architecture, slice(None)),
-        by_regime={str(one): _bought(tried[0], chosen, architecture, regimes == one) for one in sorted(set(regimes))},
-        left_out={each.level: float(_by_architecture(each, architecture).mean()) for each in tried},
+        bought=_bought(unchanged, chosen, architecture),
         factors=chosen.factors,
         interval=widths is not None,
         furthest=_furthest(rows, chosen) if len(np.unique(architecture)) > 1 else "",
@@ -358,28 +347,27 @@ def _adapt_runtime(
     return msgspec.structs.replace(profile, runtimes={**profile.runtimes, runtime: fit}), record
 
 
-def _fits(model: LatencyModel, architecture: Any) -> tuple[list[Fit], Fit]:
-    """The fits that leaving architectures out can tell apart, the unchanged profile first, and the one to use."""
+def _fits(model: LatencyModel, architecture: Any) -> tuple[Fit, Fit]:
+    """The unchanged profile, and the fit to use, by leaving architectures out where there are enough."""
     unchanged = model.unchanged()
     _demand_unit(unchanged.left_out)
     if len(np.unique(architecture)) < FEWEST:
-        return [unchanged], model.fit(ONE_FACTOR)
-    tried = [unchanged, model.fit(ONE_FACTOR), model.fit(LEVELS)]
-    before, *errors = (_by_architecture(fit, architecture) for fit in tried)
+        return unchanged, model.fit(ONE_FACTOR)
+    before = _by_architecture(unchanged, architecture)
     chosen, least = unchanged, before.mean()
-    for fit, after, sureness in zip(tried[1:], errors, STANDARD_ERRORS, strict=True):
+    for levels, sureness in zip((ONE_FACTOR, LEVELS), STANDARD_ERRORS, strict=True):
+        fit = model.fit(levels)
+        after = _by_architecture(fit, architecture)
         gain = before - after
         enough = max(LEAST_GAIN, sureness * float(gain.std(ddof=1)) / math.sqrt(len(gain)))
         if gain.mean() > enough and after.mean() < least:
             chosen, least = fit, after.mean()
-    return tried, chosen
+    return unchanged, chosen
 
 
-def _bought(unchanged: Fit, chosen: Fit, architecture: Any, selected: Any) -> Bought:
-    models = [str(number) for number in architecture[selected]]
-    before, after = (
-        metrics.errors(np.exp(-fit.left_out[selected]), np.ones(len(models)), models) for fit in (unchanged, chosen)
-    )
+def _bought(unchanged: Fit, chosen: Fit, architecture: Any) -> Bought:
+    models = [str(number) for number in architecture]
+    before, after = (metrics.errors(np.exp(-fit.left_out), np.ones(len(models)), models) for fit in (unchanged, chosen))
     return Bought(before, after)
 
 

@@ -7,14 +7,13 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from typing import Any
 
 import numpy as np
 import pandas as pd
 
 from latpred import tables
 from latpred.accuracy import baselines, metrics
-from latpred.accuracy.accuracy_report import CAPTURED, Block, Report, Score
+from latpred.accuracy.accuracy_report import Report, Score
 from latpred.accuracy.metrics import Coverage, CurvePoint, Errors, Noise, Rank
 from latpred.accuracy.predicted import (
     GraphKey,
@@ -33,9 +32,6 @@ from latpred.render import listed
 from latpred.runtimes.legacy_torch import traced_for
 
 OFF = 5.0  # times as long: two tables in one unit are hardly ever further apart, nor two units nearer
-SMALL_BATCH = 8  # up to which the host's share of latency is large
-LARGE_BATCH = 16  # from which it is small
-_SIZES = (f"up to {SMALL_BATCH}", f"{LARGE_BATCH} and more", "between")
 _SHOWN = 3  # reasons why nothing was measured
 _KNEE = f"latency above {metrics.KNEE_RATIO:g} times that of the smallest batch"
 _SIDES = ("predicted", "measured")
@@ -49,7 +45,6 @@ def compare(
     *,
     reasons: Mapping[str, str] | None = None,
     notes: Sequence[str] = (),
-    seed: int = 0,
 ) -> Report:
     """Hold a predicted table against a measured one.
 
@@ -61,8 +56,6 @@ def compare(
         Why a baseline that needs a device could not be had, by its name.
     notes : sequence of str
         Sentences for the report's readers.
-    seed : int
-        Of the bootstrap behind the range of the interval coverage.
 
     Raises
     ------
@@ -85,7 +78,7 @@ def compare(
     joined = tables.join(left, tables.merge_repeats(right))
     if joined.rows.empty:
         raise TableError(_nothing_shared(joined, right))
-    return _report(joined, dict(reasons or {}), notes, seed)
+    return _report(joined, dict(reasons or {}), notes)
 
 
 def _nothing_shared(joined: tables.Joined, measured: pd.DataFrame) -> str:
@@ -143,13 +136,12 @@ def evaluate(
     return compare(predict_table(usable, traced, profile), measured, notes=[*notes, *said])
 
 
-def _report(joined: tables.Joined, reasons: dict[str, str], remarks: Sequence[str], seed: int) -> Report:
+def _report(joined: tables.Joined, reasons: dict[str, str], remarks: Sequence[str]) -> Report:
     predicted, measured = joined.rows["latency_s_predicted"], joined.rows["latency_s_measured"]
     cells = joined.rows.assign(error=predicted / measured - 1)
-    noise, small = _noise(cells), cells[cells["batch"] <= SMALL_BATCH]
+    noise = _noise(cells)
     tolerance = 0.0 if math.isnan(noise.p90) else noise.p90
     speed_known = tables.AT_SPEED in cells and bool(cells[tables.AT_SPEED].notna().all())
-    by_batch = cells.sort_values("batch", kind="stable")
     notes = [
         *joined.notes,
         *remarks,
@@ -159,23 +151,20 @@ def _report(joined: tables.Joined, reasons: dict[str, str], remarks: Sequence[st
     return Report(
         overall=_errors(cells),
         at_speed=_errors(cells, tables.AT_SPEED) if speed_known else None,
-        by_runtime=_errors_by(cells, cells["runtime"]),
-        at_speed_by_runtime=_errors_by(cells, cells["runtime"], tables.AT_SPEED) if speed_known else {},
-        by_batch=_errors_by(by_batch, by_batch["batch"]),
-        by_decade=_errors_by(by_batch, by_batch["batch"].map(metrics.decade)),
-        by_model=_errors_by(cells, cells["model"]),
-        blocks=tuple(_blocks(cells)),
-        small_by_runtime=_errors_by(small, small["runtime"]),
+        by_runtime=_errors_by(cells, "runtime"),
+        at_speed_by_runtime=_errors_by(cells, "runtime", tables.AT_SPEED) if speed_known else {},
+        by_batch=_errors_by(cells.sort_values("batch", kind="stable"), "batch"),
+        by_model=_errors_by(cells, "model"),
+        by_device=_errors_by(cells, "device"),
         rank=_rank(cells, tolerance),
         rank_by_batch={str(batch): _rank(group, tolerance) for batch, group in cells.groupby("batch", sort=True)},
         fastest=metrics.fastest(predicted, measured, tolerance, _groups(cells, _BUT_RUNTIME)),
         speedups=_speedups(cells),
-        launches=_launches(cells),
         crossover=_crossover(cells),
         knee=_latency_point(cells, metrics.knee, _KNEE),
         regime=_regime(cells),
-        coverage=_coverage(cells, seed),
-        coverage_at_speed=_coverage(cells, seed, tables.AT_SPEED) if speed_known else None,
+        coverage=_coverage(cells),
+        coverage_at_speed=_coverage(cells, tables.AT_SPEED) if speed_known else None,
         noise=noise,
         baselines=tuple(_score(one, cells, tolerance) for one in baselines.all_baselines(_features(cells), reasons)),
         only_predicted=joined.only_predicted,
@@ -202,19 +191,8 @@ def _errors(cells: pd.DataFrame, predicted: str = "latency_s_predicted") -> Erro
     return metrics.errors(cells[predicted], cells["latency_s_measured"], list(cells["model"]))
 
 
-def _errors_by(cells: pd.DataFrame, key: pd.Series[Any], predicted: str = "latency_s_predicted") -> dict[str, Errors]:
+def _errors_by(cells: pd.DataFrame, key: str, predicted: str = "latency_s_predicted") -> dict[str, Errors]:
     return {str(name): _errors(group, predicted) for name, group in cells.groupby(key, sort=False)}
-
-
-def _blocks(cells: pd.DataFrame) -> Iterator[Block]:
-    """Errors by source, device, runtime, precision and small or large batch, where rows say where they come from."""
-    if tables.SOURCE not in cells:
-        return
-    batch = cells["batch"]
-    size = np.select([batch <= SMALL_BATCH, batch >= LARGE_BATCH], _SIZES[:2], _SIZES[2])
-    for keys, group in cells.groupby([tables.SOURCE, "device", "runtime", "precision", size], sort=True):
-        source, device, runtime, precision, batches = map(str, keys)
-        yield Block(source, device, runtime, precision, batches, _errors(group), _noise(group).median)
 
 
 def _groups(cells: pd.DataFrame, names: Sequence[str]) -> pd.Series[int]:
@@ -227,39 +205,15 @@ def _rank(cells: pd.DataFrame, tolerance: float) -> Rank:
     return metrics.rank(cells["latency_s_predicted"], cells["latency_s_measured"], tolerance, groups)
 
 
-def _beside_eager(cells: pd.DataFrame, columns: Sequence[str]) -> pd.DataFrame:
-    """Cells of other runtimes with eager's `columns` for the same model and batch, where eager has them."""
-    same = _present(cells, _BUT_RUNTIME)
-    eager = cells[cells["runtime"] == "eager"]
-    return cells[cells["runtime"] != "eager"].merge(eager[[*same, *columns]], on=same, suffixes=("", "_eager"))
-
-
 def _speedups(cells: pd.DataFrame) -> dict[str, metrics.Speedups]:
     """By runtime: how much faster than eager it is, where eager was measured too."""
-    latencies = [f"latency_s_{side}" for side in _SIDES]
+    latencies, same = [f"latency_s_{side}" for side in _SIDES], _present(cells, _BUT_RUNTIME)
+    eager = cells.loc[cells["runtime"] == "eager", [*same, *latencies]]
+    others = cells[cells["runtime"] != "eager"].merge(eager, on=same, suffixes=("", "_eager"))
     return {
         str(runtime): metrics.speedups(*(pairs[f"{name}_eager"] / pairs[name] for name in latencies))
-        for runtime, pairs in _beside_eager(cells, latencies).groupby("runtime", sort=False)
+        for runtime, pairs in others.groupby("runtime", sort=False)
     }
-
-
-def _launches(cells: pd.DataFrame) -> dict[str, metrics.Launches]:
-    """By runtime: launches as traced against those that a profiler saw, where one looked.
-
-    What a captured graph replays is launched by no op: its kernels are held against those that eager ran.
-    """
-    columns = [f"launches_{side}" for side in _SIDES]
-    launches: dict[str, metrics.Launches] = {}
-    if set(columns) <= set(cells.columns):
-        for runtime, group in cells.dropna(subset=columns).groupby("runtime", sort=False):
-            launches[str(runtime)] = metrics.launches(group[columns[0]], group[columns[1]], list(group["model"]))
-    if tables.KERNELS in cells:
-        counted = cells.assign(kernels=pd.to_numeric(cells[tables.KERNELS], errors="coerce")).dropna(subset="kernels")
-        pairs = _beside_eager(counted, ["kernels"])
-        pairs = pairs[pairs["runtime"] == CAPTURED]
-        if len(pairs):
-            launches[CAPTURED] = metrics.launches(pairs["kernels_eager"], pairs["kernels"], list(pairs["model"]))
-    return launches
 
 
 def _present(cells: pd.DataFrame, names: Sequence[str]) -> list[str]:
@@ -268,21 +222,19 @@ def _present(cells: pd.DataFrame, names: Sequence[str]) -> list[str]:
 
 def _noise(cells: pd.DataFrame) -> Noise:
     if "repeat_ratio" in cells and bool(cells["repeat_ratio"].notna().any()):
-        merged = tables.REPEATS in cells and bool((cells[tables.REPEATS] != "").any())
-        halves, rows = "two interleaved halves of the repeats", "the slowest and the fastest of several measurements"
-        return metrics.noise(cells["repeat_ratio"], f"{rows if merged else halves} of each cell")
+        return metrics.noise(cells["repeat_ratio"], "the repeats of each cell")
     # What was timed once has no spread, though its table says 0.
     repeated = (cells["n"] > 1) | (cells["spread_s"] > 0)
     ratio = (1 + 2 * cells["spread_s"] / cells["latency_s_measured"]).where(repeated)
     return metrics.noise(ratio, "the spread within each cell (its repeats were not kept apart)")
 
 
-def _coverage(cells: pd.DataFrame, seed: int, around: str = "latency_s_predicted") -> Coverage:
+def _coverage(cells: pd.DataFrame, around: str = "latency_s_predicted") -> Coverage:
     """How many measurements lie in their intervals, moved so that these lie around other predictions."""
     ends = ["low_s", "high_s"]
     known = cells.dropna(subset=ends) if set(ends) <= set(cells.columns) else cells.iloc[:0].assign(low_s=0, high_s=0)
     low, high = (known[end] * known[around] / known["latency_s_predicted"] for end in ends)
-    return metrics.coverage(low, high, known["latency_s_measured"], known["model"], seed)
+    return metrics.coverage(low, high, known["latency_s_measured"], known["model"])
 
 
 def _regime(cells: pd.DataFrame) -> float:

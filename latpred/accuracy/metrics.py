@@ -15,8 +15,8 @@ from numpy.typing import ArrayLike, NDArray
 
 from latpred.graph.features import Floats
 
-# A prediction within this share of the measurement counts as near: of latencies, of speed-ups, of numbers of launches.
-NEAR, SPEEDUP_NEAR, LAUNCHES_NEAR = 0.10, 0.15, 0.02
+# A prediction within this share of the measurement counts as near: of latencies, of speed-ups.
+NEAR, SPEEDUP_NEAR = 0.10, 0.15
 KNEE_RATIO = 1.5  # the knee is where latency exceeds this many times the flat latency
 ALIKE = 1e-9  # relative difference below which two predictions are the same one, summed in another order
 _BOOTSTRAPS = 2000
@@ -235,7 +235,7 @@ class Coverage:
     high: float
 
 
-def coverage(low: ArrayLike, high: ArrayLike, measured: ArrayLike, clusters: ArrayLike, seed: int = 0) -> Coverage:
+def coverage(low: ArrayLike, high: ArrayLike, measured: ArrayLike, clusters: ArrayLike) -> Coverage:
     """Interval coverage with a bootstrap that draws whole clusters (models), since cells of one model err together."""
     m = np.asarray(measured, float)
     inside = (m >= np.asarray(low, float)) & (m <= np.asarray(high, float))
@@ -244,7 +244,7 @@ def coverage(low: ArrayLike, high: ArrayLike, measured: ArrayLike, clusters: Arr
     names, index = np.unique(np.asarray(clusters), return_inverse=True)
     hits = np.bincount(index, weights=inside.astype(float), minlength=names.size)
     sizes = np.bincount(index, minlength=names.size)
-    drawn = np.random.default_rng(seed).integers(0, names.size, size=(_BOOTSTRAPS, names.size))
+    drawn = np.random.default_rng(0).integers(0, names.size, size=(_BOOTSTRAPS, names.size))
     shares = hits[drawn].sum(axis=1) / sizes[drawn].sum(axis=1)
     return Coverage(m.size, names.size, _mean(inside), _quantile(shares, 0.05), _quantile(shares, 0.95))
 
@@ -264,12 +264,6 @@ def noise(ratios: ArrayLike, source: str) -> Noise:
     r = np.asarray(ratios, float)
     r = r[np.isfinite(r)]
     return Noise(r.size, _median(r) - 1, _quantile(r, 0.9) - 1, source)
-
-
-def decade(batch: int) -> str:
-    """Batch decade that a batch size falls in, as "10-99"."""
-    start = 10 ** (len(str(int(batch))) - 1)
-    return f"{start}-{start * 10 - 1}"
 
 
 @dataclass(frozen=True, slots=True)
@@ -311,22 +305,6 @@ def speedups(predicted: ArrayLike, measured: ArrayLike) -> Speedups:
     """Errors of speed-ups (2.0 is twice as fast)."""
     sizes = _relative_errors(predicted, measured)
     return Speedups(sizes.size, _median(sizes), _share_within(sizes, SPEEDUP_NEAR))
-
-
-@dataclass(frozen=True, slots=True)
-class Launches:
-    """Traced against profiled device launches of one forward pass."""
-
-    models: int  # whose launches were profiled
-    exact: float  # share of cells with no difference
-    near: float  # share of cells with at most 2 %
-    worst: float  # largest difference, as a share of what was profiled
-
-
-def launches(traced: ArrayLike, profiled: ArrayLike, models: Sequence[str]) -> Launches:
-    """Errors of launch counts."""
-    sizes = _relative_errors(traced, profiled)
-    return Launches(len(set(models)), _mean(sizes == 0), _share_within(sizes, LAUNCHES_NEAR), _quantile(sizes, 1.0))
 
 
 def _median(values: Floats) -> float:

@@ -9,10 +9,8 @@ from __future__ import annotations
 
 import gzip
 import hashlib
-import io
 import os
 from collections.abc import Mapping
-from contextlib import ExitStack
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
 from importlib import resources
@@ -33,7 +31,6 @@ from latpred.profile.document import DeviceProfile
 SCHEMA = "latpred.recording"
 VERSION = 1
 MANIFEST, TABLE, GRAPHS = "recording.json", "table.csv", "graphs.json.gz"
-_LARGEST = 1 << 30  # a graphs file that unpacks to more is refused
 
 
 class Manifest(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
@@ -94,7 +91,7 @@ class Recording:
         return compare(predicted, measured, reasons=self.reasons, notes=notes)
 
     def save(self, folder: str | os.PathLike[str]) -> Path:
-        """Write the three files into a folder; those of an earlier recording stay until all are on the disk."""
+        """Write the three files into a folder."""
         target = Path(folder)
         traced = [TracedModel(**key._asdict(), graph=graph) for key, graph in sorted(self.graphs.items())]
         packed = gzip.compress(msgspec.json.encode(traced), mtime=0)
@@ -113,10 +110,8 @@ class Recording:
         files[MANIFEST] = _encode(_signed(manifest))
         try:
             target.mkdir(parents=True, exist_ok=True)
-            with ExitStack() as parts:  # the one that is written first takes its place last
-                for name, body in reversed(files.items()):
-                    path = Path(os.path.realpath(target / name))  # a link goes on pointing to it
-                    storage.write(parts.enter_context(storage.replacing(path)), body)
+            for name, body in files.items():
+                storage.write(target / name, body)
         except OSError as error:
             raise RecordingError(f"Cannot write {target}: {error.strerror or error}. Name another folder.") from error
         return target
@@ -133,7 +128,7 @@ def load(source: str | os.PathLike[str]) -> Recording:
     body = {name: _verified(folder, name, manifest) for name in (TABLE, GRAPHS)}
     try:
         table = tables.read(folder / TABLE, tables.MEASURED)
-        traced = msgspec.json.decode(_unpacked(body[GRAPHS]), type=list[TracedModel])
+        traced = msgspec.json.decode(gzip.decompress(body[GRAPHS]), type=list[TracedModel])
     except (TableError, msgspec.DecodeError, OSError, EOFError) as error:
         raise RecordingError(f"{folder} holds what no recording may hold: {error} Make it anew.") from error
     graphs = {GraphKey(*(getattr(one, name) for name in GraphKey._fields)): one.graph for one in traced}
@@ -164,17 +159,15 @@ def _manifest(source: Path) -> Manifest:
             f"There is no recording in {source}. Give a folder that holds {MANIFEST}, or a shipped one: {names}."
         ) from None
     try:
-        claim = msgspec.json.decode(body, type=dict[str, object])
-        if claim.get("schema") != SCHEMA:
-            raise RecordingError(f"{source / MANIFEST} is no recording but {claim.get('schema')!r}.")
-        version = claim.get("version")
-        if not isinstance(version, int) or version > VERSION:
-            raise RecordingError(
-                f"{source} is a recording of version {version}; this latpred reads up to {VERSION}. Upgrade latpred."
-            )
-        manifest = msgspec.convert(claim, Manifest)
-    except (msgspec.DecodeError, msgspec.ValidationError) as error:
-        raise RecordingError(f"{source / MANIFEST} is damaged: {error}. Copy or make the recording anew.") from error
+        manifest = msgspec.json.decode(body, type=Manifest)
+    except (msgspec.DecodeError, UnicodeDecodeError) as error:
+        raise RecordingError(
+            f"{source / MANIFEST} is damaged, or a newer latpred wrote it: {error}. Copy or make the recording anew."
+        ) from error
+    if (manifest.schema, manifest.version) != (SCHEMA, VERSION):
+        raise RecordingError(
+            f"{source} is a {manifest.schema} of version {manifest.version}; latpred reads a {SCHEMA} of {VERSION}."
+        )
     if _signed(manifest) != manifest:
         raise RecordingError(f"{source / MANIFEST} was changed since it was saved. Copy or make the recording anew.")
     return manifest
@@ -202,11 +195,3 @@ def _encode(manifest: Manifest) -> bytes:
 
 def _digest(body: bytes) -> str:
     return hashlib.sha256(body).hexdigest()
-
-
-def _unpacked(body: bytes) -> bytes:
-    with gzip.GzipFile(fileobj=io.BytesIO(body)) as file:
-        text = file.read(_LARGEST + 1)
-    if len(text) > _LARGEST:
-        raise OSError(f"graphs of more than {_LARGEST >> 20} MiB.")
-    return text

@@ -16,11 +16,11 @@ from latpred import runtimes
 from latpred.api import predictor_of
 from latpred.errors import RuntimeRefusalError
 from latpred.prediction.prediction import Curve, Prediction, Provenance, origin, predicted_row
-from latpred.prediction.prediction_page import basis, basis_lines, star, star_note
+from latpred.prediction.prediction_page import basis_lines, star, star_note
 from latpred.prediction.predictor import Predictor
 from latpred.query import DeviceQuery, checked_batches, is_one
-from latpred.render import Facts, Page, Row, Table, format_interval, format_ms
-from latpred.units import format_bytes, three_digits
+from latpred.render import Page, Row, Table, format_interval, format_ms
+from latpred.units import three_digits
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -163,10 +163,10 @@ class GenerationPrediction:
         return frame((self,))
 
     def __repr__(self) -> str:
-        return _page(self).text()
+        return generation_page(GenerationCurve((self,))).text()
 
     def _repr_html_(self) -> str:
-        return _page(self).html()
+        return generation_page(GenerationCurve((self,))).html()
 
 
 @dataclass(frozen=True, slots=True, repr=False)
@@ -252,23 +252,6 @@ def frame(points: tuple[GenerationPrediction, ...]) -> pd.DataFrame:
         for tokens, steps in {point.new_tokens: (point.prefill, *point.steps), 1: (point.prefill,)}.items()
     ]
     return pd.DataFrame(rows)
-
-
-def _page(point: GenerationPrediction) -> Page:
-    room = {True: ", fits", False: ", does not fit the device", None: ""}[point.fits]
-    rate = f"{three_digits(point.tokens_per_s)} tokens/s"
-    facts = [
-        ("latency", f"{format_ms(point.latency_ms)} (90 %: {format_interval(point.interval_ms)}), {rate}"),
-        ("first token", f"{format_ms(point.first_token_ms)}, {point.prefill.regime}"),
-    ]
-    if point.steps:
-        first, last = point.steps[0], point.steps[-1]
-        regimes = first.regime if first.regime == last.regime else f"{first.regime}, at last {last.regime}"
-        facts.append(("next tokens", f"{format_ms(first.latency_ms)} to {format_ms(last.latency_ms)} each, {regimes}"))
-    clocks = f"{format_ms(point.overhead_ms)} dispatching, {format_ms(point.compute_ms)} computing"
-    facts.append(("clocks", f"{clocks}, overhead {point.overhead_share:.0%} of the latency"))
-    facts.append(("memory", f"{format_bytes(point.peak_bytes)} at the peak{room}"))
-    return Page(f"{title(point)}, batch {point.batch}", [Facts([*facts, *basis(point.provenance, point.device)])])
 
 
 _ASKED = ("model", "runtime", "device", "precision", "prompt", "new_tokens", "cache")

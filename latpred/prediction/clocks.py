@@ -208,7 +208,7 @@ Test = Callable[[CurveSamples, CurveSamples], NDArray[np.bool_]]
 class BatchThresholds:
     """Crossover and knee of one model in one runtime on one device.
 
-    Pickling keeps the answers and drops what they were computed from. Copies are the object itself.
+    Copies and pickles keep the answers, and not what they were computed from.
     """
 
     _sample: Sampler | None
@@ -224,12 +224,6 @@ class BatchThresholds:
             raise UsageError(f"A knee needs a ratio above 1, not {ratio!r}; use 1.1 for 10 % over the flat latency.")
         return self._search("knee", ratio, lambda curve, flat: curve.latency_us > ratio * flat.latency_us)
 
-    def __copy__(self) -> BatchThresholds:
-        return self
-
-    def __deepcopy__(self, memo: dict[int, object]) -> BatchThresholds:
-        return self
-
     def __getstate__(self) -> dict[str, object]:
         if self._sample is not None:
             self.crossover()
@@ -242,7 +236,7 @@ class BatchThresholds:
         sample = self._sample
         if sample is None:
             raise UsageError(
-                f"This prediction came from another process, without its knee at {ratio}. Ask for it there."
+                f"This prediction is a copy, or from another process, without its knee at {ratio}. Ask the original."
             )
 
         def threshold(shift: float) -> int | None:

@@ -45,7 +45,6 @@ FP64_OVER_FP32 = {
     (12, 0): 64.0,
 }
 WIDE = 2.0  # a CPU's vectors hold half as many numbers of twice the size
-COMPLEX = 4.0  # multiply-adds of real numbers in one of complex numbers
 INTEGERS = 8.0  # PyTorch has no library for products of integers: 8 times as long as fp32 on the CPU it was measured on
 
 _COMPLEX = {"complex32": "float16", "complex64": "float32", "complex128": "float64"}
@@ -57,7 +56,6 @@ class Format(NamedTuple):
     """How arithmetic in a format that was not measured is priced."""
 
     slower: float  # than in the format it is priced as
-    macs: float  # what its multiply-adds are counted as
     log_std: float
     caveat: str
 
@@ -65,29 +63,28 @@ class Format(NamedTuple):
 def format_of(op: Op, needed: str, profile: DeviceProfile) -> Format | None:
     """What is known of an op whose format was not measured; None for others. `needed` names the fits of its format."""
     if op.family and op.dtype in MEASURED and not profile.kernels.get(needed):
-        return Format(1.0, 1.0, GUESSED_LOG_STD, f"kernels in {op.dtype} were not measured: their speed is a guess")
+        return Format(1.0, GUESSED_LOG_STD, f"kernels in {op.dtype} were not measured: their speed is a guess")
     if op.dtype in MEASURED or not op.family or layout(op.family).product is None:
         return None
     if op.dtype in _COMPLEX:
         part = _COMPLEX[op.dtype]
         slower = _double(op, profile)[0] if part == "float64" else 1.0
-        caveat = f"products in {op.dtype} were not measured: priced as {COMPLEX:.0f} in {part}"
-        return Format(COMPLEX * slower, COMPLEX, KNOWN_LOG_STD, caveat)
+        caveat = f"products in {op.dtype} were not measured: priced as 4 in {part}"  # which is how they are counted
+        return Format(slower, KNOWN_LOG_STD, caveat)
     if op.dtype == "float64":
         slower, mode = _double(op, profile)
         rate = f"the rate of {mode}" if slower == 1.0 else f"1/{slower:.0f} of the rate of {mode}"
-        return Format(slower, 1.0, KNOWN_LOG_STD, f"products in float64 were not measured: priced at {rate}")
+        return Format(slower, KNOWN_LOG_STD, f"products in float64 were not measured: priced at {rate}")
     if op.dtype.startswith("float8") and op.name in _SCALED and profile.device.kind == "cuda":
         return _of_8_bits(op, profile)
-    if op.name in _SCALED or not op.name.startswith("aten::"):
-        return Format(1.0, 1.0, GUESSED_LOG_STD, f"{op.name} in {op.dtype} was not measured: its speed is a guess")
-    if op.dtype.startswith("float8") or profile.device.kind != "cpu":
+    no_library = op.name.startswith("aten::") and op.name not in _SCALED
+    if no_library and (op.dtype.startswith("float8") or profile.device.kind != "cpu"):
         raise ProfileError(
             f"PyTorch has no {op.name} in {op.dtype} on {profile.device.name}, so the model cannot run there. Convert "
             "the operands to a floating-point format that it has: float32, float16 or bfloat16."
         )
-    caveat = f"products in {op.dtype} have no library on a CPU: priced at {INTEGERS:.0f} times fp32's, a guess"
-    return Format(INTEGERS, 1.0, GUESSED_LOG_STD, caveat)
+    caveat = f"{op.name} in {op.dtype} was not measured: its speed is a guess"
+    return Format(INTEGERS if no_library else 1.0, GUESSED_LOG_STD, caveat)
 
 
 def _of_8_bits(op: Op, profile: DeviceProfile) -> Format:
@@ -101,7 +98,7 @@ def _of_8_bits(op: Op, profile: DeviceProfile) -> Format:
         )
     faster = gpu.tflops["fp8"] / gpu.tflops["fp16"]
     caveat = f"products in {op.dtype} were not measured: priced at {faster:.1f} times the rate of fp16, as by datasheet"
-    return Format(1.0 / faster, 1.0, KNOWN_LOG_STD, caveat)
+    return Format(1.0 / faster, KNOWN_LOG_STD, caveat)
 
 
 class OtherFormat:
@@ -113,8 +110,6 @@ class OtherFormat:
 
     def times(self, rows: Floats, leaf_scales: Floats) -> KernelEstimate:
         """Their arithmetic is drawn out; memory is as fast as ever."""
-        rows = rows.copy()
-        rows[:, 0] /= self._format.macs
         times = self._model.times(rows, leaf_scales)
         roof = roofline(self.fit, read(self.fit.family, rows))
         slower = roof._replace(compute=roof.compute * self._format.slower)

@@ -9,14 +9,13 @@ from __future__ import annotations
 import math
 import os
 import re
-from contextlib import suppress
 from typing import Any, NamedTuple
 
 import msgspec
 import numpy as np
 
 from latpred import storage
-from latpred.errors import HostError, NoProfileError, ProfileError, UsageError
+from latpred.errors import HostError, NoProfileError, UsageError
 from latpred.ops.families import root
 from latpred.prediction.pricing import host_cost
 from latpred.profile import datasheet, host_profile, hosts, store
@@ -35,11 +34,10 @@ LEAST_LOG_STD = 0.05
 
 
 class _Measured(NamedTuple):
-    """A host whose dispatch was measured."""
+    """A host whose dispatch was measured, beside the CPU and not a GPU."""
 
     dispatch: DispatchFit
     label: str  # what to call it
-    asynchronous: bool  # whether it fed a GPU meanwhile
 
 
 class Swap(NamedTuple):
@@ -60,8 +58,8 @@ class Swap(NamedTuple):
 def find(host: float | str | os.PathLike[str], profile: DeviceProfile) -> Swap:
     """What `--host` stands for: a factor, "this" for the host that asks, a measured one's name or file, or a CPU's.
 
-    A factor is this host's dispatch over the profile's. Of a device profile its host is meant. Names that the user gave
-    come before those of `latpred.profile.hosts`.
+    A factor is this host's dispatch over the profile's. Names that the user gave come before those of
+    `latpred.profile.hosts`.
 
     >>> find(1.3, profile).factor  # doctest: +SKIP
     1.3
@@ -74,8 +72,7 @@ def find(host: float | str | os.PathLike[str], profile: DeviceProfile) -> Swap:
     if isinstance(found, HostRow):
         level, log_std = _level(profile)
         return Swap(found.factor / level, math.hypot(found.log_std, log_std), f"{found.name} ({found.basis_text})")
-    quiet = found.asynchronous != profile.device.asynchronous
-    return Swap(*ratio(found.dispatch, _eager(profile), quiet=quiet), found.label)
+    return Swap(*ratio(found.dispatch, _eager(profile), quiet=profile.device.asynchronous), found.label)
 
 
 def demand_known(host: str) -> None:
@@ -175,25 +172,11 @@ def _named(name: str) -> _Measured | HostRow:
     """A host by name: what was measured of it, else what the table of hosts knows."""
     if name == THIS:
         return _this()
-    of_device = storage.is_path(name) and _is_device_profile(name)
-    if name in host_profile.names() or (storage.is_path(name) and not of_device):
-        host = host_profile.load(name)
-        return _Measured(host.dispatch, f"{host.name} ({host.machine.cpu})", asynchronous=False)
-    if of_device or name in store.names():
-        device = store.load(name)
-        label = f"that of profile {name} ({device.machine.cpu})"
-        return _Measured(_eager(device), label, device.device.asynchronous)
-    known = hosts.find(name)
-    if known is None:
-        raise HostError(host_profile.unknown(name))
-    return known
-
-
-def _is_device_profile(path: str) -> bool:
-    """Whether a file holds the profile of a device."""
-    with suppress(ProfileError):
-        return bool(store.load(path))
-    return False
+    known = None if storage.is_path(name) or name in host_profile.names() else hosts.find(name)
+    if known is not None:
+        return known
+    host = host_profile.load(name)
+    return _Measured(host.dispatch, f"{host.name} ({host.machine.cpu})")
 
 
 def _this() -> _Measured:
@@ -201,14 +184,14 @@ def _this() -> _Measured:
     own = [host for host in host_profile.listing() if owner(host.machine) is not Owner.ANOTHER]
     if own:
         latest = max(own, key=lambda host: (owner(host.machine) is Owner.THIS, host.created))
-        return _Measured(latest.dispatch, f"this host ({latest.machine.cpu})", asynchronous=False)
+        return _Measured(latest.dispatch, f"this host ({latest.machine.cpu})")
     try:
         device = store.find("cpu")
     except NoProfileError:
         raise HostError(
             "this host was not measured yet. Measure it, in seconds, with: latpred calibrate --host-only"
         ) from None
-    return _Measured(_eager(device), f"this host ({device.machine.cpu})", device.device.asynchronous)
+    return _Measured(_eager(device), f"this host ({device.machine.cpu})")
 
 
 def _eager(profile: DeviceProfile) -> DispatchFit:

@@ -6,8 +6,7 @@ finds the numbers.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
+from collections.abc import Mapping
 from typing import NamedTuple
 
 import numpy as np
@@ -67,13 +66,6 @@ PRIOR: dict[str, tuple[float, float]] = {
 }
 
 
-@contextmanager
-def _small_is_zero() -> Iterator[None]:
-    """Have what is too small for a number be zero in a function, though the user had numpy raise for it."""
-    with np.errstate(under="ignore"):
-        yield
-
-
 class Tiled(NamedTuple):
     """What a product takes above its floor."""
 
@@ -90,7 +82,6 @@ def tiled(constants: Mapping[str, float], work: Floats, product: Floats, multipr
     return Tiled(*(np.concatenate(column) for column in zip(*parts, strict=True)))
 
 
-@_small_is_zero()
 def _tiled(constants: Mapping[str, float], work: Floats, product: Floats, multiprocessors: int) -> Tiled:
     m, n, k, copies = (column[:, None] for column in product.T)
     rows, cols, parts = _WAYS[:, None, :]
@@ -185,7 +176,6 @@ class KernelModel:
 
     caveat = ""  # what may not hold of its times
 
-    @_small_is_zero()
     def __init__(
         self, fit: KernelFit, native: KernelModel | None = None, threads: int = 0, limits: Limits | None = None
     ) -> None:
@@ -201,7 +191,6 @@ class KernelModel:
             self._weights = self._whiten @ (np.array(fit.targets) @ self._whiten)
             self._whiten_single = self._whiten.astype(np.float32)
 
-    @_small_is_zero()
     def times(self, rows: Floats, leaf_scales: Floats | float = 1.0) -> KernelEstimate:
         """Times of rows of `layout(family).columns`; `leaf_scales` multiply what is above the floor.
 
@@ -250,7 +239,6 @@ class KernelModel:
         return mean, np.sqrt(np.maximum(self.fit.amplitude - explained, 0.0) + self.fit.noise)
 
 
-@_small_is_zero()
 def correlation(left: Floats, right: Floats, jumps: bool) -> Floats:
     """How far residuals go together: Matern 3/2, or where times jump, the exponential of a sum of distances.
 

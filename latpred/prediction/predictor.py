@@ -7,7 +7,7 @@ model imports torch, and nothing here reads a file.
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Sequence
-from contextlib import nullcontext, suppress
+from contextlib import nullcontext
 from functools import cached_property, lru_cache
 from itertools import chain
 from numbers import Real
@@ -224,7 +224,7 @@ class Predictor:
                 "Give inputs= whose first dimension is the batch, or as a function of the batch."
             )
         lowered, options = self.lowered(graph, runtime), Options(runtime=runtime, protocol=protocol)
-        self._demand_some_batch(lowered, runtime)
+        self._runtime_fit(runtime).runtime.lower(lowered, 2)  # refuses what runs at no batch but 1
         memory = self.profile.device.memory_bytes or np.inf
 
         def too_large(batches: Ints) -> NDArray[np.bool_]:
@@ -237,14 +237,6 @@ class Predictor:
             (only,) = graph.only
             return 0 if too_large(np.array([only]))[0] else only
         return last_false(too_large, MOST_BATCH)
-
-    def _demand_some_batch(self, graph: ModelGraph, runtime: str) -> None:
-        """Refuse what a runtime takes neither at batch 1, which may have ops of its own, nor at any other."""
-        lower = self._runtime_fit(runtime).runtime.lower
-        with suppress(RuntimeRefusalError):
-            lower(graph, 1)
-            return
-        lower(graph, 2)
 
     def priced(
         self, graph: ModelGraph, batch: int = 1, *, runtime: str = "eager"

@@ -110,6 +110,11 @@ class Entry(NamedTuple):
     profile: DeviceProfile | None  # none when the file cannot be read
     problem: str  # why not; "" when it can
 
+    @property
+    def device(self) -> str:
+        """What asks for it; a file that is called as a device of this machine goes by its path alone."""
+        return str(self.path) if is_live(self.name) else self.name
+
 
 def directory() -> Path:
     """Directory of the user's profiles; it need not exist yet."""
@@ -208,7 +213,7 @@ def others_of_gpu(profile: DeviceProfile) -> list[str]:
     shipped = (_entry(file, "shipped") for file in storage.documents(_shipped()) if file.stem.startswith(profile.name))
     readable = [(one, gpus.find(one.profile.machine.accelerator)) for one in (*_own_entries(), *shipped) if one.profile]
     alike = [one for one, gpu in readable if gpu and gpu.name == profile.name]
-    return [str(one.path) if is_live(one.name) else one.name for one in alike]
+    return [one.device for one in alike]
 
 
 def _own_entries() -> list[Entry]:
@@ -258,24 +263,20 @@ def _read(file: Path) -> DeviceProfile:
         data = file.read_bytes()
     except FileNotFoundError:
         raise ProfileError(f"there is no profile at {file}. List what there is with: latpred profiles list") from None
-    except IsADirectoryError:
-        raise ProfileError(f"{file} is a directory, not a profile. Name the .json file in it.") from None
     except OSError as error:
         raise ProfileError(f"cannot read {file}: {error.strerror or error}. {REPAIR}") from error
     return decode(data, str(file))
 
 
 def _unknown(name: str) -> str:
-    if name != name.lower() and is_live(name.lower()):
-        return f"no profile is called {name!r}. Did you mean {name.lower()}?"
     if name.lower() in ("gpu", "nvidia"):
         return (
             f"no profile is called {name!r}. This machine's own GPU is cuda or cuda:0; others go by name, as in a100."
         )
-    longer = (one for one in names() if one.startswith(f"{name}-"))  # as cpu-2-threads for cpu
-    near = {*longer, *difflib.get_close_matches(name, names(), n=3, cutoff=0.5), *gpus.nearest(name)}
-    likeliest = sorted(near, key=lambda one: (-difflib.SequenceMatcher(None, name, one).ratio(), one))
-    hint = f"Did you mean {', '.join(likeliest[:6])}? " if near else ""
+    known = dict.fromkeys([*names(), *gpus.nearest(name)])
+    longer = [one for one in known if one.startswith(f"{name}-")]  # as cpu-2-threads for cpu
+    near = list(dict.fromkeys([*difflib.get_close_matches(name.lower(), known, n=3, cutoff=0.5), *longer]))
+    hint = f"Did you mean {', '.join(near[:6])}? " if near else ""
     return f"no profile is called {name!r}. {hint}List them with: latpred profiles list (or list --datasheets)"
 
 
@@ -316,8 +317,7 @@ def find(
     measured = f" measured with {wanted}" if str(wanted) else ""
     kinds = [name.partition(":")[0] for name in devices]
     others = [one for one, whose in owners if whose is Owner.ANOTHER and one.device.kind in kinds]
-    # A file that is called as a device of this machine goes by its path alone.
-    told = [str(one.path) if is_live(one.name) else one.name for one in entries if one.profile in others]
+    told = [entry.device for entry in entries if entry.profile in others]
     hint = f" (another machine's can be named, as in --device {shlex.quote(told[0])})" if told else ""
     raise NoProfileError(
         f"no profile of {of or 'this machine'}{measured} in {directory()}{hint}. "

@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any
 import msgspec
 
 from latpred import host, runtimes
-from latpred.errors import RuntimeRefusalError, UsageError, chain_of, own_errors, raise_stop
+from latpred.errors import RuntimeRefusalError, UsageError, chain_of, raise_stop
 from latpred.graph.graph import ModelGraph, all_ops
 from latpred.graph.rewrites import REWRITTEN
 from latpred.query import AMP, ERA
@@ -143,7 +143,6 @@ def trace_for_runtime(
         return graph
 
 
-@own_errors()
 def of_source(source: Source, runtime: str, target: str, batch: int | None = None) -> ModelGraph:
     """As `trace_for_runtime`, for a source; models of one structure and one code are taken apart once.
 

@@ -20,7 +20,7 @@ from torch._ops import OpOverload
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_map_only
 
-from latpred.errors import RuntimeRefusalError, TraceError, is_stop, one_line, own_errors
+from latpred.errors import RuntimeRefusalError, TraceError, is_stop, one_line, raising_stops
 from latpred.graph.graph import NO_PYTHON, ZERO, Affine, ModelGraph, Op, rewritten
 from latpred.graph.rewrites import attention_on_cuda
 from latpred.ops.families import root
@@ -69,7 +69,7 @@ class TorchScript(StepPerOp):
     def available(self) -> str | None:
         """None: PyTorch has TorchScript, though it calls it deprecated."""
 
-    @own_errors()
+    @raising_stops()
     def build(self, model: Any, inputs: Any) -> Callable[[], Any]:
         """A call of the frozen trace, made once for inputs of the same shapes and run until it has settled."""
         tensors, modules, key = tensors_of(inputs), built_of(self._built, model), _signature(inputs)

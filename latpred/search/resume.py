@@ -35,7 +35,6 @@ from latpred.errors import (
     UsageError,
     chain_of,
     one_line,
-    own_errors,
     raise_stop,
 )
 from latpred.graph.graph import ModelGraph
@@ -130,7 +129,6 @@ class Evaluator:
         demand_one(options.inputs, *whole_sizes(options.seq, options.image))
         return cls(predictors, options, batches, runtimes)
 
-    @own_errors()
     def rows(self, position: int, candidate: Any, errors: str = "record") -> list[CandidateRow]:
         """Rows of one candidate: each device, within it each batch, and within that each runtime.
 

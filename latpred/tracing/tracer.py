@@ -14,7 +14,7 @@ import torch
 from torch._ops import OpOverload
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from latpred.errors import LatpredError, TraceError, UsageError, own_errors, raise_stop
+from latpred.errors import LatpredError, TraceError, UsageError, raise_stop
 from latpred.graph.graph import CONTIGUOUS, Affine, ModelGraph, Op, alone_at, no_line, written
 from latpred.graph.rewrites import OLDER, attended
 from latpred.query import Options, check_attention, checked_batches, is_one
@@ -451,7 +451,7 @@ class Tracer:
     def alone(self) -> Iterator[None]:
         """Keep everything away from some passes, and their traces from everything outside the meta module."""
         roots = self._meta_module.reached.roots
-        with own_errors(), no_collection(), put_back(roots), unhooked(), uncompiled() as met:
+        with no_collection(), put_back(roots), unhooked(), uncompiled() as met:
             yield
         self.compiled = self.compiled or bool(met)
 

@@ -137,14 +137,6 @@ def test_a_time_limit_that_ends_a_pass_is_raised(asked: Callable[..., Any], wher
         asked(model, inputs)
 
 
-def test_a_time_limit_that_the_caller_is_handling_ends_no_trace() -> None:
-    try:
-        raise TimeLimitError("late")
-    except TimeLimitError:
-        with pytest.raises(TraceError, match="nothing here"):
-            latpred.trace(Projected(failing), torch.zeros(1, 4))
-
-
 def test_values_that_were_written_are_forgotten_with_their_tensor() -> None:
     def reading(y: torch.Tensor) -> torch.Tensor:
         for _ in range(8):

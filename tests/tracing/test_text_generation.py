@@ -241,7 +241,7 @@ def test_attention_in_parts_and_another_host() -> None:
 
 def test_what_it_looks_like() -> None:
     curve = latpred.predict_generation(gpt2(), 6, 3, [1, 8])
-    assert "GPT2LMHeadModel: 3 new tokens after 6, fp32, eager on cpu, batch 1" in repr(curve[0])
+    assert "GPT2LMHeadModel: 3 new tokens after 6, fp32, eager on cpu" in repr(curve[0])
     assert repr(curve).splitlines()[1].split()[-4:] == ["next", "tokens/s", "overhead", "regime"]
     assert "<table>" in curve._repr_html_()
     assert "<table>" in curve[0]._repr_html_()
@@ -294,7 +294,7 @@ def test_the_device_fills_up() -> None:
     small = msgspec.structs.replace(profile().device, memory_bytes=1000)
     found = generation_curve(Predictor(profile(device=small)), trace_generation(gpt2(), 6, 3), np.array([1]))[0]
     assert found.fits is False
-    assert "does not fit" in repr(found)
+    assert "needs more memory than the device has" in repr(found)
 
 
 def test_the_verb(tmp_path: Path) -> None:

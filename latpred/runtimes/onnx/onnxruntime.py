@@ -17,7 +17,7 @@ import numpy as np
 import torch
 
 from latpred import host
-from latpred.errors import MissingPackageError, RuntimeRefusalError, own_errors
+from latpred.errors import MissingPackageError, RuntimeRefusalError, raising_stops
 from latpred.graph.graph import NO_PYTHON, Affine, ModelGraph, Op, Schedule, rewritten
 from latpred.graph.rewrites import itemsize
 from latpred.ops.families import root
@@ -107,7 +107,7 @@ class OnnxRuntime(StepPerOp):
         rewrite = partial(_estimated, target=target)
         return rewritten(graph, rewrite, runtime=self.traced_by, target=target, notes=(*graph.notes, NOTE))
 
-    @own_errors()
+    @raising_stops()
     def build(self, model: Any, inputs: Any) -> Callable[[], Any]:
         """A session's run on these inputs; exported once per model, loaded once per number of threads."""
         onnx_session.require()
@@ -157,7 +157,7 @@ class OnnxRuntimeCudaGraphs(OnnxRuntime):
         """None where onnxruntime's CUDA provider and a CUDA device are, else what is missing."""
         return onnx_session.missing("cuda") if torch.cuda.is_available() else super().available() or NO_CUDA
 
-    @own_errors()
+    @raising_stops()
     def build(self, model: Any, inputs: Any) -> Callable[[], Any]:
         """A call that replays the graph captured for these inputs; its outputs stay on the GPU, at one place."""
         onnx_session.require()
