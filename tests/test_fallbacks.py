@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterator
-from concurrent.futures import ThreadPoolExecutor
 
 import msgspec
 import pytest
@@ -27,7 +26,6 @@ from latpred.prediction.predictor import Predictor
 from latpred.profile import gpus, store
 from latpred.profile.document import Acceptance, DeviceProfile
 from latpred.runtimes import lowering
-from latpred.tracing.meta_module import usual_dtype
 
 WIDTH = 2048
 
@@ -257,23 +255,6 @@ def test_a_quotient_of_integers_is_what_the_process_says(doubles: None) -> None:
         torch.set_default_dtype(dtype)
         written.append(latpred.trace(halved, ids).ops[0].write_bytes.at(1))
     assert written == [64, 32]
-
-
-def test_only_the_calling_thread_makes_single_tensors(doubles: None) -> None:
-    def seen() -> set[torch.dtype]:
-        return {
-            torch.get_default_dtype(),
-            torch.zeros(1).dtype,
-            torch.tensor([0.5]).dtype,
-            nn.Linear(2, 2).weight.dtype,
-        }
-
-    with usual_dtype(), ThreadPoolExecutor(1) as other:
-        assert other.submit(seen).result() == {torch.float64}
-        assert seen() == {torch.float32}
-        assert torch.arange(3).dtype == torch.int64
-        assert torch.zeros(1, dtype=torch.float64).dtype == torch.float64
-    assert seen() == {torch.float64}
 
 
 P90 = "p90 error of ordinary models that no fit saw at most 40%"

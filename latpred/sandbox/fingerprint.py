@@ -38,12 +38,12 @@ from latpred import host
 from latpred.errors import is_stop
 from latpred.sandbox.untouched import (
     CACHED,
+    CONTAINERS,
     WITH_STATE,
     contents,
     function_of,
     installed,
     keeps_values,
-    layout_of,
     package,
 )
 
@@ -269,7 +269,7 @@ class _Encoder:
         make, arguments, *rest = state
         held, *items = (*rest, None, None, None)[:3]
         outer = self._in_object
-        self._in_object = outer or layout_of(type(value)) is object
+        self._in_object = outer or not isinstance(value, CONTAINERS)
         yield from self._each((make, arguments, held, *(None if part is None else tuple(part) for part in items)))
         self._in_object = outer
 

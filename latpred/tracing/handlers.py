@@ -126,15 +126,13 @@ def _valueless(recorder: TraceRecorder, call: Call) -> Tensor | None:
 
 
 def _drawn(recorder: TraceRecorder, call: Call) -> Any:
-    """An op that draws random numbers: from the recorder's generator, since all threads draw from PyTorch's own.
+    """An op that draws random numbers: from the recorder's generator, whichever it is given.
 
-    For meta tensors nothing is drawn, and some ops take no generator there.
+    All threads draw from PyTorch's own. For meta tensors nothing is drawn, and some ops take no generator there.
     """
     func = call.func
     if isinstance(call.args[0], Tensor) and call.args[0].is_meta:
         return func(*call.args, **{name: value for name, value in call.options.items() if name != "generator"})
-    if call.options.get("generator") is not None:
-        return call.run()
     own = func._overloadname
     for name in (own, "generator" if own == "default" else f"{own}_generator"):
         overload = getattr(func.overloadpacket, name, None)
