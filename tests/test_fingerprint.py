@@ -111,16 +111,6 @@ def configured(width: Any) -> ModuleType:
     return module
 
 
-def importing(width: int) -> Any:
-    sys.modules["mine_config"] = configured(width)
-    return scoped("def candidate():\n    from mine_config import width\n    return nn.Linear(64, width)")
-
-
-def of_environment(width: int) -> Any:
-    os.environ["W14"] = str(width)
-    return reading("int(os.environ['W14'])", os=os)
-
-
 ONE, OTHER = builder(8), builder(16)
 NUMBERED: dict[str, Callable[[int], Any]] = {
     "name": "resnet{}".format,
@@ -172,9 +162,7 @@ NUMBERED: dict[str, Callable[[int], Any]] = {
     "function of a module": lambda width: reading("config.width(4)", config=configured(lambda four: width + four)),
     "dict in a module": lambda width: reading("config.width['a']", config=configured({"a": width})),
     "tensor": lambda width: reading("int(widths[0])", widths=torch.tensor([float(width)])),
-    "environment": of_environment,
     "method of a dict": lambda width: reading("get('width')", get={"width": width}.get),
-    "import": importing,
 }
 
 
@@ -250,11 +238,12 @@ def test_a_candidate_is_another_once_what_it_names_has_changed() -> None:
         "def candidate(): return nn.Linear(64, eval('width'))",
         "def candidate(): return nn.Linear(64, getattr(config, 'width'))",
         "def candidate():\n    import mine_config\n    return nn.Linear(64, mine_config.width)",
+        "def candidate():\n    from mine_config import width\n    return nn.Linear(64, width)",
         "def candidate(): return nn.Linear(64, int(path.read_text()))",
         "def candidate(): return nn.Linear(64, int(np.load('width.npy')))",
         "def candidate(): return nn.Linear(64, torch.load('width.pt'))",
         "def candidate(): return nn.Linear(64, int(os.getenv('W14')))",
-        "def candidate():\n    import os\n    return nn.Linear(64, int(os.environ['W14']))",
+        "def candidate(): return nn.Linear(64, int(os.environ['W14']))",
         "def candidate():\n    from transformers import AutoConfig\n    return AutoConfig.from_pretrained('mine')",
         "def candidate(): return nn.Linear(64, 8 if os.path.exists('wide') else 4)",
         "def candidate():\n    from importlib import import_module\n    return import_module('mine').build()",

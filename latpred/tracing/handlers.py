@@ -335,24 +335,6 @@ def grouped_mm(recorder: TraceRecorder, call: Call) -> Any:
     return fresh(recorder, call._replace(info=_changed(call.info, formula=grouped_mm_by_expert, syncs=1)))
 
 
-def multinomial(recorder: TraceRecorder, call: Call) -> Any:
-    """Draws; unless several are drawn of the same chances, they are the largest of chances over random numbers."""
-    given = call.named
-    if given.get("replacement") and given["num_samples"] > 1:
-        return fresh(recorder, call)
-    return recorder.inside(_drawn_apart, given["self"], given["num_samples"], given.get("generator"))
-
-
-def _drawn_apart(chances: Tensor, count: int, generator: torch.Generator | None) -> Tensor:
-    """What ATen's multinomial does without replacement; no host waits for what is asserted."""
-    least, most = chances.aminmax()
-    torch._assert_async((least >= 0) & (most < torch.inf))
-    torch._assert_async(~((chances.sum(1) == 0).any() if chances.dim() > 1 else chances.sum() == 0))
-    drawn = torch.empty_like(chances).exponential_(generator=generator)
-    torch.div(chances, drawn, out=drawn)
-    return drawn.argmax(-1, keepdim=True) if count == 1 else drawn.topk(count)[1]
-
-
 def softmax(recorder: TraceRecorder, call: Call) -> Any:
     """What is given in another format is cast first; only on CUDA a kernel reads fp16 and writes fp32."""
     x, dtype = call.args[0], call.named.get("dtype")
@@ -552,6 +534,6 @@ HANDLERS: dict[str, Callable[[TraceRecorder, Call], Any]] = {
     for handler in (
         *(view, fresh, maybe, mutable, free, decompose, item, move, dropout, matmul, pick, answer, boundary, scalar),
         *(lookup, attention, packed, linear, laid_out, rms_norm, softmax, index, index_put, one_hot),
-        *(roll, pad, grouped_mm, multinomial),
+        *(roll, pad, grouped_mm),
     )
 }

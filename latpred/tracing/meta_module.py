@@ -138,17 +138,7 @@ _FILLS = frozenset(
         *(Tensor.erfinv_, Tensor.clamp_),  # steps of a truncated normal distribution
     }
 )
-_DRAWS = frozenset(
-    {
-        *(init.uniform_, init.normal_, init.kaiming_uniform_),
-        *(Tensor.uniform_, Tensor.normal_, Tensor.bernoulli_, Tensor.random_, Tensor.exponential_),
-        *(Tensor.geometric_, Tensor.cauchy_, Tensor.log_normal_, Tensor.multinomial, Tensor.bernoulli),
-        *(torch.rand, torch.randn, torch.randint, torch.randperm, torch.normal),
-        *(torch.bernoulli, torch.multinomial, torch.poisson),
-    }
-)
 _CONSTRUCTORS = frozenset(_device_constructors())
-_ALIKE: dict[Callable[..., Any], Callable[..., Any]] = {torch.rand_like: torch.rand, torch.randn_like: torch.randn}
 
 
 class Unweighted(DeviceContext):
@@ -175,32 +165,6 @@ class Unweighted(DeviceContext):
         elif func in _CONSTRUCTORS and options.get("device") is None:
             options["device"] = self.device
         return func(*args, **options)
-
-
-class Seeded(TorchFunctionMode):
-    """Within it, this thread draws random numbers on the CPU from a generator of its own."""
-
-    def __init__(self, seed: int) -> None:
-        super().__init__()
-        self._generator = torch.Generator().manual_seed(seed)
-
-    def __torch_function__(
-        self, func: Callable[..., Any], types: Any, args: Sequence[Any] = (), kwargs: dict[str, Any] | None = None
-    ) -> Any:
-        options = kwargs or {}
-        if func in _ALIKE:
-            like = args[0]
-            given = {"dtype": like.dtype, "device": like.device} | options
-            return _ALIKE[func](like.shape, generator=self._generator, **given)
-        if func in _DRAWS and options.get("generator") is None and not _elsewhere(args, options):
-            options["generator"] = self._generator
-        return func(*args, **options)
-
-
-def _elsewhere(args: Sequence[Any], options: dict[str, Any]) -> bool:
-    """Whether a draw is made on another device, to which the generator does not belong."""
-    device = next((value.device for value in (*args, *options.values()) if isinstance(value, Tensor)), None)
-    return torch.device(device or options.get("device") or "cpu").type != "cpu"
 
 
 _DEFAULT_DTYPE = ThreadLock()

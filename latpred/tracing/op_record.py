@@ -70,7 +70,7 @@ _SPECIAL = {
     **dict.fromkeys(("_pack_padded_sequence", "_pad_packed_sequence"), "packed"),
     "embedding": "lookup",
     **dict.fromkeys(("logsumexp", "_trilinear", "_safe_softmax", "_euclidean_dist", *_WINDOWS), "decompose"),
-    **{name: name for name in ("roll", "pad", "multinomial", "one_hot")},
+    **{name: name for name in ("roll", "pad", "one_hot")},
     "_grouped_mm": "grouped_mm",
     "_linalg_check_errors": "fresh",
 }

@@ -189,7 +189,6 @@ RANDOM = ["bernoulli_", "div_", "mul"]
 LARGEST = ["amax", "abs", "eq", "masked_fill_", "sub", "exp_", "sum", "log_", "add_"]
 SIMILAR = ["linalg_vector_norm", "clone", "linalg_vector_norm", "clone", "scalar_tensor", "clamp_min_", "clamp_min_"]
 QUOTIENTS = ["div", "div", "mul", "sum"]
-CHECKED = ["aminmax", "ge", "lt", "bitwise_and", "sum", "eq", "any", "bitwise_not", "exponential_", "div"]
 GUMBEL = ["exponential_", "log", "neg", "add", "div", "softmax"]
 FEATURE = ["bmm", "bmm", "add_"]
 ONES = ["zeros", "scatter_"]
@@ -305,12 +304,6 @@ def parts(*names: str) -> list[str]:
         ),
         (lambda x: SPECTRAL(torch.complex(x, x)), (2, 4, 9), parts("complex", *COMPLEX), None),
         (lambda x: torch.histc(torch.arange(6), 4) * x[0, 0], (2, 16), parts("arange", "histc", "mul"), None),
-        (lambda x: torch.multinomial(x, 1), (2, 16), parts(*CHECKED, "argmax"), None),
-        (lambda x: torch.multinomial(x, 2), (2, 16), parts(*CHECKED, "topk"), None),
-        (
-            lambda x: torch.multinomial(x[0], 2),
-            *((2, 16), parts(*(name for name in CHECKED if name != "any"), "topk"), None),
-        ),
         (lambda x: F.gumbel_softmax(x), (2, 16), parts(*GUMBEL), None),
         (lambda x: F.one_hot(x.argmax(-1), 3), (2, 16), parts("argmax", *ONES), parts("argmax", "aminmax", *ONES)),
         # What one code makes of other ops for all devices.
