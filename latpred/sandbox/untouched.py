@@ -16,14 +16,13 @@ import gc
 import importlib.util
 import itertools
 import random
-import site
 import sys
-import sysconfig
 import weakref
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager, suppress
 from functools import cache, cached_property, lru_cache, partial
+from pathlib import Path
 from types import BuiltinFunctionType, CellType, CodeType, FunctionType, MethodType, ModuleType
 from typing import Any
 
@@ -346,12 +345,9 @@ def contents(cell: CellType) -> list[Any]:
 @cache
 def installed(package: str) -> bool:
     """Whether a package lies where pip puts them; one that is installed to be edited does not."""
-    own = (sysconfig.get_path(name) for name in ("purelib", "platlib"))
-    # A virtual environment may let in what its base and the user have.
-    sites = (*own, *site.getsitepackages(), site.getusersitepackages())
     with suppress(ImportError, ValueError):
         spec = importlib.util.find_spec(package)
-        return spec is not None and spec.origin is not None and spec.origin.startswith(sites)
+        return spec is not None and not {"site-packages", "dist-packages"}.isdisjoint(Path(spec.origin or "").parts)
     return False
 
 

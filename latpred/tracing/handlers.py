@@ -6,7 +6,6 @@ decided in `op_record`.
 
 from __future__ import annotations
 
-import sys
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 from functools import lru_cache, partial, reduce
@@ -41,7 +40,7 @@ from latpred.tracing.op_record import (
     on_meta,
     sync,
 )
-from latpred.tracing.trace_pass import ASSUMED, in_loop
+from latpred.tracing.trace_pass import ASSUMED, model_asks
 
 if TYPE_CHECKING:
     from latpred.tracing.tracer import TraceRecorder
@@ -410,7 +409,7 @@ def answer(recorder: TraceRecorder, call: Call) -> Any:
     if not assumed or call.options or not call.args[0].is_meta:
         return fresh(recorder, call)
     out = torch.tensor("any" not in call.info.short)
-    if in_loop(sys._getframe()):
+    if model_asks():
         recorder.notes.add(ASSUMED)
     return recorder.record(call.launching(out), out)
 

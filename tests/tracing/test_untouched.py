@@ -6,13 +6,11 @@ import enum
 import functools
 import itertools
 import random
-import site
 import weakref
 from collections import ChainMap, Counter, OrderedDict, UserDict, UserList, defaultdict, deque
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from functools import partial
-from pathlib import Path
 from types import SimpleNamespace
 from typing import Any, ClassVar
 
@@ -25,7 +23,6 @@ from torch.nn.utils import parametrizations, prune
 from transformers import DynamicCache
 
 import latpred
-from latpred.sandbox.untouched import installed
 from latpred.tracing.tracer import COMPILED
 
 pytestmark = pytest.mark.filterwarnings("ignore:`torch.jit.script:DeprecationWarning")  # importing torch's compiler
@@ -388,18 +385,6 @@ def test_inputs_that_are_no_tensors_are_copied_too() -> None:
     assert cache.get_seq_length() == 3
     linear = next(op for op in graph.ops if op.name == "aten::linear")
     assert linear.macs.at(5) == 5 * (3 + 4) * 8 * 8
-
-
-def test_packages_of_the_user_s_site_are_installed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    for name in ("own", "base"):
-        (tmp_path / name).mkdir()
-        (tmp_path / name / f"put_into_{name}.py").touch()
-        monkeypatch.syspath_prepend(tmp_path / name)
-    monkeypatch.setattr(site, "getusersitepackages", lambda: str(tmp_path / "own"))
-    monkeypatch.setattr(site, "getsitepackages", lambda: [str(tmp_path / "base")])
-    (tmp_path / "written_here.py").touch()
-    monkeypatch.syspath_prepend(tmp_path)
-    assert [installed(name) for name in ("put_into_own", "put_into_base", "written_here")] == [True, True, False]
 
 
 def test_a_cache_that_grows_starts_anew_with_each_batch() -> None:
