@@ -399,22 +399,6 @@ def test_calls_of_fused_attention_are_taken_apart() -> None:
         assert times[0] < times[1]
 
 
-@pytest.mark.parametrize("precision", ["fp32", "fp16"])
-def test_heads_of_results_are_put_side_by_side_once(precision: str) -> None:
-    heads_apart = Function(lambda x: F.scaled_dot_product_attention(x, x, x).transpose(1, 2).reshape(x.shape))
-    parts = latpred.trace(heads_apart, heads(2), precision=precision, attention="eager")
-    assert launched(parts).count("aten::reshape") == 4, "three for the products, one of the result"
-
-
-def test_single_batches_have_parts_of_their_own() -> None:
-    def across(x: Tensor) -> Tensor:
-        return F.scaled_dot_product_attention(x, x, x).flatten(1) @ x.flatten(1).T
-
-    graph = latpred.trace(Function(across), torch.zeros(2, 2, 8, 16), batches=[1, 4], attention="eager")
-    assert graph.exact[1].ops_at_one is None
-    assert graph.launches(1) == graph.exact[1].launches(1) == graph.launches(4) - 3, "without copies"
-
-
 def test_attention_in_parts_is_not_fused_by_latpred() -> None:
     inputs = (heads(2), heads(2), heads(2))
     with pytest.raises(UsageError, match="scaled_dot_product_attention"):

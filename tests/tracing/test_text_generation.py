@@ -115,12 +115,6 @@ def test_a_sliding_window_is_off_the_line_and_traced_step_by_step() -> None:
     assert keys(trace_generation(sliding(), 4, 9)) == [5, 6, 7, 8, 8, 8, 8, 8]
 
 
-def test_a_static_cache_is_rolled_from_the_step_on_that_finds_its_window_full() -> None:
-    steps = trace_generation(sliding(), 4, 12, cache="static").steps
-    rolled = [before for before, step in enumerate(steps, 4) if "aten::roll" in [op.name for op in step.graph.ops]]
-    assert rolled == list(range(8, 15))
-
-
 def test_a_static_cache_costs_its_whole_length_at_every_step() -> None:
     graph = trace_generation(gpt2(), 6, 9, cache="static")
     assert set(keys(graph)) == {6 + 9 - 1}

@@ -7,7 +7,7 @@ import functools
 import itertools
 import random
 import weakref
-from collections import ChainMap, Counter, OrderedDict, UserDict, UserList, defaultdict, deque
+from collections import Counter, OrderedDict, UserDict, defaultdict, deque
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from functools import partial
@@ -80,7 +80,6 @@ def table_of(width: int) -> tuple[torch.Tensor, int]:
 
 
 TABLES: dict[int, torch.Tensor] = {}
-LAST: UserDict[str, torch.Tensor] = UserDict()
 TABLE: torch.Tensor | None = None
 SEEN: list[Any] = []
 STATE = SimpleNamespace(mask=None)
@@ -104,18 +103,6 @@ class Elsewhere(Base):
         return super().forward(x) * TABLES[x.shape[1]] * len(SEEN)
 
 
-def closing() -> nn.Module:
-    memory: dict[str, torch.Tensor] = {}
-
-    class Closing(Base):
-        """What the functions of a class close over."""
-
-        def forward(self, x: torch.Tensor) -> torch.Tensor:
-            return super().forward(x) * memory.setdefault("first", x.detach())
-
-    return Closing()
-
-
 def own_functions() -> nn.Module:
     kept: list[torch.Tensor] = []
 
@@ -130,33 +117,20 @@ def own_functions() -> nn.Module:
 def fill(self: Any, x: torch.Tensor) -> torch.Tensor:
     """Containers in containers in containers."""
     self.deep[0][0][0][0][0]["seen"].append(x)
-    by_name, counter, recent, ordered, numbers, plain = self.kinds
+    by_name, counter, recent, ordered, numbers, plain, user = self.kinds
     by_name["x"].append(x)
     counter["calls"] += 1
     recent.append(x)
     ordered[len(ordered)] = x
     numbers.add(len(numbers))
     plain["a"][1].append(x)
+    user["last"] = self.top = x.topk(2)
     return x * len(self.deep[0][0][0][0][0]["seen"]) * counter["calls"] * len(numbers)
 
 
-def remember(self: Any, x: torch.Tensor) -> torch.Tensor:
-    """In the standard library's own containers, and what several tensors are given as."""
-    self.user["last"] = x
-    self.listed.append(x)
-    self.chain["calls"] = self.chain.get("calls", 0) + 1
-    LAST["x"] = x
-    self.top = x.topk(2)
-    return x * len(self.listed) * self.chain["calls"] + self.top.values.sum()
-
-
-def remembering() -> nn.Module:
-    return Base(remember, user=UserDict(), listed=UserList(), chain=ChainMap({}, {"calls": 3}), top=X.topk(2))
-
-
 def nested() -> nn.Module:
-    kinds = (defaultdict(list), Counter(), deque(maxlen=3), OrderedDict(), set(), {"a": (1, [2])})  # type: ignore[var-annotated]
-    return Base(fill, deep=[[[[[{"seen": []}]]]]], kinds=kinds)
+    kinds = (defaultdict(list), Counter(), deque(maxlen=3), OrderedDict(), set(), {"a": (1, [2])}, UserDict())  # type: ignore[var-annotated]
+    return Base(fill, deep=[[[[[{"seen": []}]]]]], kinds=kinds, top=X.topk(2))
 
 
 def count(self: Any, x: torch.Tensor) -> torch.Tensor:
@@ -273,10 +247,8 @@ MODELS: dict[str, Callable[[], nn.Module]] = {
     "keys and values": lambda: Base(grow, cache=DynamicCache()),
     "lru_cache": lambda: Base(lambda self, x: x @ table_of(8)[0] + bias_of(8)),
     "elsewhere": Elsewhere,
-    "closing": closing,
     "own functions": own_functions,
     "nested": nested,
-    "remembering": remembering,
     "counting": counting,
     "identical": identical,
     "hooked": hooked,
@@ -300,7 +272,7 @@ def as_new() -> None:
     """Give the variables of this file their first values."""
     global TABLE
     TABLE = STATE.mask = Elsewhere.last = None
-    for memory in (TABLES, LAST, SEEN, Elsewhere.shared):
+    for memory in (TABLES, SEEN, Elsewhere.shared):
         memory.clear()  # type: ignore[attr-defined]
     bias_of.cache_clear()
     table_of.cache_clear()
@@ -323,9 +295,7 @@ def held(model: nn.Module) -> str:
 def kept() -> str:
     """A picture of what this file holds."""
     caches = bias_of.cache_info().currsize, table_of.cache_info().currsize
-    return repr(
-        (TABLES, LAST, TABLE, SEEN, vars(STATE), Elsewhere.shared, Elsewhere.last, GENERATOR.get_state(), caches)
-    )
+    return repr((TABLES, TABLE, SEEN, vars(STATE), Elsewhere.shared, Elsewhere.last, GENERATOR.get_state(), caches))
 
 
 def after(build: Callable[[], nn.Module], ask: Callable[[nn.Module], object] | None, runs: bool = False) -> list[Any]:

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import subprocess
-import sys
 import threading
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, contextmanager
@@ -188,27 +186,6 @@ def test_modules_made_in_the_forward_pass_are_called_without_hooks(name: str) ->
     assert inside == latpred.trace(making, X)
 
 
-FIRST = """
-import torch, latpred
-from torch.overrides import TorchFunctionMode
-
-class Called(TorchFunctionMode):
-    def __torch_function__(self, func, types, args=(), kwargs=None):
-        print(func)
-        return func(*args, **(kwargs or {}))
-
-x = torch.zeros(1, 4)
-with Called():
-    for runtime in ("torchscript", "onnxruntime", "compile"):
-        latpred.predict(torch.nn.ReLU(), runtime=runtime, inputs=x, device="epyc-shared")
-"""
-
-
-def test_the_first_predictions_of_a_process_show_a_mode_nothing() -> None:
-    ended = subprocess.run([sys.executable, "-c", FIRST], capture_output=True, text=True, timeout=120)
-    assert (ended.returncode, ended.stdout) == (0, ""), ended.stderr
-
-
 def test_other_threads_keep_the_hooks_of_a_counter() -> None:
     """One calls a module in the middle of the forward pass, which calls one that latpred never saw."""
     own = nn.Identity()
@@ -225,13 +202,6 @@ def test_other_threads_keep_the_hooks_of_a_counter() -> None:
         assert list(modules._global_forward_hooks.items()) == before
     assert following.threads
     assert threading.get_ident() not in following.threads
-
-
-def test_a_counter_may_end_in_the_middle_of_a_prediction() -> None:
-    with Called() as following:
-        with without_modes():
-            following.handle.remove()
-        assert not modules._global_forward_hooks
 
 
 def test_modes_are_as_before_afterwards() -> None:
