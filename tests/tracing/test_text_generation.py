@@ -16,7 +16,6 @@ from clidata import document, models_file, run
 from factories import device, dispatch
 from factories import profile as asynchronous
 from profiledata import kernel, profile
-from smallmodels import default_dtype
 from torch.profiler import ProfilerActivity
 from torch.profiler import profile as profiled
 
@@ -86,23 +85,6 @@ def test_untraced_steps_are_as_traced(make: Callable[[], torch.nn.Module], monke
         ]
         half = len(read_again) // 2
         assert read_again[:half] == pytest.approx(read_again[half:], rel=0.1), "where the prefill is long, too"
-
-
-def test_only_a_table_of_positions_limits_how_many_tokens_there_are() -> None:
-    assert trace_generation(gpt2(), np.int64(64), 1).prompt == 64  # type: ignore[arg-type]
-    assert len(trace_generation(llama(), 70, 2).steps) == 1
-    prefill = trace_generation("llama-3.1-8b", 4096, 2).prefill.graph
-    assert (prefill.input_size, prefill.precision) == (4096, "fp32")
-
-
-def test_a_named_model_is_single_whatever_the_process_does() -> None:
-    with default_dtype(torch.float64):
-        made = trace_generation("openai-community/gpt2", 4, 2)
-    single = trace_generation("openai-community/gpt2", 4, 2)
-    assert (single.prefill.graph.model, single.prefill.graph.precision) == ("openai-community/gpt2", "fp32")
-    assert [stage.graph for stage in (made.prefill, *made.steps)] == [
-        stage.graph for stage in (single.prefill, *single.steps)
-    ]
 
 
 def keys(graph: GenerationGraph) -> list[int]:

@@ -12,7 +12,7 @@ import torch
 from clidata import document
 from factories import device, dispatch, kernel_fits
 from factories import profile as asynchronous
-from smallmodels import build_small, default_dtype
+from smallmodels import build_small
 from torch import nn
 from torch.profiler import ProfilerActivity, profile
 
@@ -160,13 +160,6 @@ def test_only_a_table_of_positions_limits_lengths() -> None:
     assert next(op for op in found.ops if op.family == "embedding").dims["rows"].at(2) == 4101
 
 
-def test_a_named_model_is_single_whatever_the_process_does() -> None:
-    asked = ("distilbert-base-uncased", [5, 9], 9)
-    with default_dtype(torch.float64):
-        made = [trace_lengths(*asked, execution) for execution in ("padded", "packed")]
-    assert made == [trace_lengths(*asked, execution) for execution in ("padded", "packed")]
-
-
 def test_work_that_is_done_in_blocks_of_tokens_is_no_parabola() -> None:
     """Longformer pads to a multiple of its window: 300 tokens are no more like 48 than 512 are."""
     from transformers import LongformerConfig, LongformerModel
@@ -215,17 +208,6 @@ def test_nested_execution_cuts_what_a_static_graph_costs() -> None:
     assert nested.compute_ms < 0.25 * static.compute_ms
 
 
-def test_nested_execution_does_not_pay_at_batch_one_of_a_device_with_cheap_graphs() -> None:
-    static, nested = static_and_nested(encoder(), 1)
-    assert nested.regime == "framework-bound"
-    assert nested.latency_ms > static.latency_ms
-
-
-def test_no_mask_is_read_back_where_a_model_is_captured() -> None:
-    replayed = latpred.predict(bert(), lengths=[3, 8], runtime="cuda-graphs", device="a100", precision="fp16")
-    assert replayed.regime != "framework-bound"
-
-
 def test_a_list_is_its_own_batch() -> None:
     found = latpred.predict(encoder(), lengths=[12, 40, 7])
     assert isinstance(found, latpred.Prediction)
@@ -243,13 +225,6 @@ def test_a_distribution_serves_every_batch() -> None:
     assert curve.crossover.batch is not None
     assert any("straight lines" in caveat for caveat in curve.setting.provenance.caveats)
     assert {id(point.setting) for point in curve} == {id(curve.setting)}
-
-
-def test_lengths_are_traced_as_the_profiles_pytorch_ran_them() -> None:
-    older = latpred.predict("bert-base-uncased", lengths=[12, 40, 7], device="rtx-8000")
-    names = {share.name for share in older.breakdown}
-    assert "softmax" in names
-    assert "attention" not in names
 
 
 @pytest.mark.parametrize(
