@@ -1,8 +1,8 @@
 """What a trace leaves untouched: what a model holds is copied, and what its code keeps besides is taken out again.
 
 Modules, containers, functions over variables and objects written in Python are copied, each once, so that identity
-holds among the copies. Everything else is shared with the original: what `copy.copy` refuses, as files and locks,
-objects with a finalizer (a copy would run it once more), and containers of more than `MOST` things.
+holds among the copies. Everything else is shared with the original: files, locks and what else is written in C, objects
+with a finalizer (a copy would run it once more), and containers of more than `MOST` things.
 
 A forward pass may also keep tensors without values in a variable of its file, on its class, in a closure or in an
 `lru_cache`. Those are taken out again where classes and functions of the user's reach them; libraries keep no tensors.
@@ -23,7 +23,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager, suppress
 from functools import cache, cached_property, lru_cache, partial
 from pathlib import Path
-from types import BuiltinFunctionType, CellType, CodeType, FunctionType, MethodType, ModuleType
+from types import BuiltinFunctionType, CellType, CodeType, FunctionType, MethodType, ModuleType, SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -138,12 +138,12 @@ class Copier:
         return self._remember(value, made)
 
     def _object(self, value: Any, kind: type) -> Any:
+        large = value.nbytes > _LARGEST_ARRAY if kind is np.ndarray else kind in CONTAINERS and len(value) > MOST
+        if large or issubclass(kind, (type, enum.Enum)) or hasattr(kind, "__del__"):
+            return value
         if isinstance(value, WITH_STATE) or hasattr(kind, "__deepcopy__"):
             with suppress(Exception):
                 return self._remember(value, copy.deepcopy(value))
-        size = value.nbytes / _LARGEST_ARRAY * MOST if kind is np.ndarray else len(value) if kind in CONTAINERS else 0
-        if size > MOST or issubclass(kind, (type, enum.Enum)) or hasattr(kind, "__del__"):
-            return value
         if isinstance(value, tuple):
             items = [self.any(item) for item in value]
             # As C's structures demand it.
@@ -152,8 +152,10 @@ class Copier:
         if package(kind.__module__) in _STATELESS and kind not in CONTAINERS:
             return value
         made = value
-        with suppress(Exception):  # whatever an object raises that cannot be copied
-            made = copy.copy(value)
+        with suppress(Exception):  # of a class written in C, or whatever else cannot be copied
+            # Nothing of a plain object's is called: to be copied, some tokenizers read their files anew.
+            called = isinstance(value, (*CONTAINERS, SimpleNamespace)) or hasattr(kind, "__slots__")
+            made = copy.copy(value) if called else object.__new__(kind)
         self._remember(value, made)
         if made is not value:
             self.kinds.add(kind)
