@@ -62,12 +62,8 @@ class Net(nn.Module):
         self.norm = nn.BatchNorm2d(8)
         self.attention = nn.MultiheadAttention(8, 2, batch_first=True)
         self.head = nn.Linear(8, 4)
-        nn.init.kaiming_uniform_(self.conv.weight, generator=generator)
-        nn.init.xavier_uniform_(self.attention.in_proj_weight, generator=generator)
-        nn.init.trunc_normal_(self.attention.out_proj.weight, std=0.1, generator=generator)
-        nn.init.orthogonal_(self.head.weight, generator=generator)
-        nn.init.constant_(self.conv.bias, 0.25)
-        nn.init.ones_(self.head.bias)
+        for weight in self.parameters():
+            nn.init.normal_(weight, generator=generator)
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         tokens = self.norm(self.conv(x)).flatten(2).transpose(1, 2)

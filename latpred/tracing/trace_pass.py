@@ -1,7 +1,7 @@
 """A forward pass at one batch size: what the host does between its ops, which memory is alive, and the ops of several.
 
 Python's profiler hook sees every Python function that is entered; entering `nn.Module._call_impl` is a module call.
-Frames of the recorder do not count: a flag silences the hook while it handles an op. Memory is followed through weak
+Frames of the recorder do not count: it pauses the hook while it handles an op. Memory is followed through weak
 references to storages, so no tensor lives longer for being watched. What passes at several batch sizes have in common
 becomes ops whose every count is affine in batch.
 """
@@ -37,6 +37,8 @@ uncounted(torch.nn.Module._wrapped_call_impl)  # it only calls the one above
 # What torch asks in Python before it hands an op to a mode; there is no such question without one.
 _LOOKUP: CodeType | None = getattr(getattr(simple_registry, "find_torch_dispatch_rule", None), "__code__", None)
 _GONE: Callable[[int], bool] = torch.UntypedStorage._expired  # type: ignore[assignment]
+# Setting the hook anew makes Python 3.12 and later instrument every function again; there a flag silences it instead.
+CHEAP_HOOK = sys.version_info < (3, 12)
 
 
 class PassWatcher:
@@ -69,11 +71,15 @@ class PassWatcher:
     @uncounted
     def pause(self) -> None:
         """Stop counting: the recorder's own work begins."""
+        if CHEAP_HOOK:
+            sys.setprofile(None)
         self._calls[3] = 1
 
     def resume(self) -> None:
         """Go on counting."""
         self._calls[3] = 0
+        if CHEAP_HOOK:
+            sys.setprofile(self._hook)
 
     def forget_module(self) -> None:
         """Take back a module call that was not the model's."""
@@ -150,7 +156,9 @@ def _hook(paths: dict[int, str], stack: list[str], calls: list[int]) -> Callable
         if event == "call":
             code = frame.f_code
             if code is _LOOKUP:
-                calls[3] = 1  # until the recorder has handled the op that is looked up
+                calls[3] = 1
+                if CHEAP_HOOK:
+                    sys.setprofile(None)  # until the recorder has handled the op that is looked up
                 return
             if code is MODULE_CALL:
                 calls[0] += 1
@@ -180,14 +188,13 @@ ASSUMED = (
 )
 
 
-_OWN = str(Path(__file__).parents[1])
-_TORCH = str(Path(torch.__file__).parent)
+NOT_THE_MODELS = (str(Path(__file__).parents[1]), str(Path(torch.__file__).parent))  # where code lies that is not
 
 
 def model_asks() -> bool:
     """Whether code of the user's own, rather than a library's, called the op that is handled."""
     frame: FrameType | None = sys._getframe()
-    while frame is not None and frame.f_code.co_filename.startswith((_OWN, _TORCH)):
+    while frame is not None and frame.f_code.co_filename.startswith(NOT_THE_MODELS):
         if frame.f_code is MODULE_CALL or frame.f_code.co_filename.startswith(torch.distributions.__path__[0]):
             return False  # which asks whether its arguments are valid, and else raises an error
         frame = frame.f_back

@@ -48,6 +48,7 @@ from latpred.tracing.op_record import Call, OpRecord, demand_known, describe, le
 from latpred.tracing.trace_pass import (
     DRAWN,
     MODULE_CALL,
+    NOT_THE_MODELS,
     PassWatcher,
     TracePass,
     demand_same,
@@ -568,7 +569,7 @@ class Tracer:
             code = trail.tb_frame.f_code
             if code is MODULE_CALL:
                 path = self._meta_module.paths.get(id(trail.tb_frame.f_locals["self"]), path)
-            elif not code.co_filename.startswith(_OWN):
+            elif not code.co_filename.startswith(NOT_THE_MODELS):
                 line = f" ({Path(code.co_filename).name}:{trail.tb_lineno})"
             trail = trail.tb_next
         return place(path) + line
@@ -578,7 +579,6 @@ class Tracer:
 _READS = "tensor with unallocated storage", "meta device type tensor to numpy", "item() cannot be called on meta"
 _ASKED = "aten::item", "aten::is_nonzero"  # by which Python asks for a value
 _ADVICE = "which no trace can know; take that part out of forward, or trace the parts of the model on either side of it"
-_OWN = (str(Path(__file__).parents[1]), str(Path(torch.__file__).parent))
 
 
 def check(precision: str | None, memory_format: str, target: str) -> None:

@@ -13,6 +13,7 @@ from smallmodels import Function, build_small, inputs_of
 from torch import nn
 
 import latpred
+from latpred.tracing import trace_pass
 
 
 def plus_one(x: torch.Tensor) -> torch.Tensor:
@@ -37,7 +38,9 @@ class Outer(nn.Module):
         return x
 
 
-def test_calls_are_counted_between_ops() -> None:
+@pytest.mark.parametrize("cheap_hook", [True, False])
+def test_calls_are_counted_between_ops(cheap_hook: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(trace_pass, "CHEAP_HOOK", cheap_hook)
     graph = latpred.trace(Outer(), torch.zeros(1, 4))
     rows = [(op.name, op.module, *op.calls) for op in graph.ops]
     assert rows == [
