@@ -404,13 +404,6 @@ def test_a_wrong_formula_is_named(library: torch.library.Library) -> None:
         latpred.trace(Mlp(), torch.zeros(1, 5, 8))
 
     @latpred.cost("latpred_testing::fused_mlp")
-    def raising(x: torch.Tensor, w1: torch.Tensor, w2: torch.Tensor, *, out: torch.Tensor) -> Work:
-        return Work("gemm", {"m": 1 // 0, "n": 1, "k": 1})
-
-    with pytest.raises(UsageError, match="the cost formula of latpred_testing::fused_mlp failed: ZeroDivisionError"):
-        latpred.trace(Mlp(), torch.zeros(1, 5, 8))
-
-    @latpred.cost("latpred_testing::fused_mlp")
     def reading(x: torch.Tensor, w1: torch.Tensor, w2: torch.Tensor, *, out: torch.Tensor) -> Work:
         return Work("gemm", {"m": 1, "n": 1, "k": 1}, reads=4)  # type: ignore[arg-type]
 
