@@ -3,19 +3,14 @@
 from __future__ import annotations
 
 import gc
-import locale
 import logging
 import os
 import random
-import signal
 import sys
-import threading
 import warnings
-from pathlib import Path
 from typing import Any
 
 import numpy as np
-import pandas as pd
 import torch
 from torch import nn
 from transformers import PreTrainedModel, initialization
@@ -45,7 +40,6 @@ def settings() -> dict[str, Any]:
         "device of contexts": torch.utils._device.CURRENT_DEVICE,
         "threads": (torch.get_num_threads(), torch.get_num_interop_threads()),
         "gradients": (torch.is_grad_enabled(), torch.is_inference_mode_enabled()),
-        "anomaly detection": torch.is_anomaly_enabled(),
         "determinism": (torch.are_deterministic_algorithms_enabled(), torch.get_float32_matmul_precision()),
         "autocast": (torch.is_autocast_enabled("cpu"), torch.is_autocast_cache_enabled()),
         "cudnn": (backends.cudnn.benchmark, backends.cudnn.deterministic, backends.cudnn.allow_tf32),
@@ -65,27 +59,12 @@ def settings() -> dict[str, Any]:
         "compiling": (torch.compiler._is_compiling_flag, torch.compiler._is_exporting_flag),
         "warnings": (list(warnings.filters), warnings.showwarning, warnings.showwarning.__module__),
         "logging": (root.level, list(root.handlers), logging.root.manager.disable),
-        "log levels": {
-            name: logging.getLogger(name).level for name in ("torch", "torch._dynamo", "fvcore", "onnxscript")
-        },
-        "log filters": [list(handler.filters) for handler in root.handlers],
-        "streams": (id(sys.stdout), id(sys.stderr), id(sys.stdin)),
-        "exception hooks": (sys.excepthook, threading.excepthook, sys.unraisablehook),
         "profiling": (
             sys.getprofile(),
             sys.gettrace(),
-            threading.getprofile() if sys.version_info >= (3, 12) else None,
         ),
         "collector": (gc.isenabled(), gc.get_threshold(), len(gc.callbacks), gc.get_freeze_count()),
-        "limits": (sys.getrecursionlimit(), sys.getswitchinterval()),
         "environment": {key: value for key, value in os.environ.items() if not key.startswith(("PYTEST", "KMP"))},
-        "folder": Path.cwd(),
-        "signals": (signal.getsignal(signal.SIGINT), signal.getsignal(signal.SIGTERM)),
-        "locale": locale.setlocale(locale.LC_ALL),
-        "path": list(sys.path),
-        "arguments": list(sys.argv),
-        "numpy": (np.geterr(), np.get_printoptions()),
-        "pandas": (pd.options.display.max_rows, pd.options.display.precision),
     }
 
 

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterator
-from concurrent.futures import ThreadPoolExecutor
 
 import msgspec
 import pytest
@@ -24,7 +23,6 @@ from latpred.prediction.predictor import Predictor
 from latpred.profile import gpus, store
 from latpred.profile.document import Acceptance, DeviceProfile
 from latpred.runtimes import lowering
-from latpred.tracing.meta_module import usual_dtype
 
 WIDTH = 2048
 
@@ -217,23 +215,6 @@ def test_named_models_are_single_whatever_the_process_does(name: str, doubles: N
     assert found == latpred.trace(name)
     assert found.precision == "fp32"
     assert "float64" not in {op.dtype for op in found.ops}
-
-
-def test_only_the_calling_thread_makes_single_tensors(doubles: None) -> None:
-    def seen() -> set[torch.dtype]:
-        return {
-            torch.get_default_dtype(),
-            torch.zeros(1).dtype,
-            torch.tensor([0.5]).dtype,
-            nn.Linear(2, 2).weight.dtype,
-        }
-
-    with usual_dtype(), ThreadPoolExecutor(1) as other:
-        assert other.submit(seen).result() == {torch.float64}
-        assert seen() == {torch.float32}
-        assert torch.arange(3).dtype == torch.int64
-        assert torch.zeros(1, dtype=torch.float64).dtype == torch.float64
-    assert seen() == {torch.float64}
 
 
 P90 = "p90 error of ordinary models that no fit saw at most 40%"

@@ -189,7 +189,7 @@ def _traced_or_refused(
     try:
         _demand_casts(tracer.traced_by, eager, target)
         demand_memory(tracer.traced_by, eager)
-        with without_modes(), TOOLS.held(), put_back(source.roots, numbers=False), no_autocast(), _undrawn(eager):
+        with without_modes(), TOOLS.held(), put_back(source.roots), no_autocast(), _undrawn(eager):
             return trace()
     except RuntimeRefusalError as error:
         raise_stop(error)

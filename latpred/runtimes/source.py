@@ -22,7 +22,7 @@ from latpred.sandbox.own_thread import without_modes
 from latpred.sandbox.untouched import Copier, copied
 from latpred.tracing import trace
 from latpred.tracing.inputs import DTYPES, as_arguments, kept_dtypes, real, tensors_in
-from latpred.tracing.meta_module import Seeded, attend, cast_weights, make_meta_module
+from latpred.tracing.meta_module import attend, cast_weights, make_meta_module
 from latpred.tracing.tracer import as_written, dtype_of_build, with_inputs
 from latpred.zoo.names import attention as built_with
 from latpred.zoo.names import build, evaluated
@@ -56,7 +56,8 @@ def source_of(model: torch.nn.Module | str, inputs: Any = None, **options: Any) 
     @torch.inference_mode(False)
     def make() -> torch.nn.Module:
         if isinstance(model, str):
-            with Seeded(SEED), dtype_of_build(model), built_with(attention):
+            with torch.random.fork_rng(devices=[]), dtype_of_build(model), built_with(attention):
+                torch.default_generator.manual_seed(SEED)
                 made = build(model, seq=seq, image=image, device="cpu", inputs=inputs).model
         else:
             made = _on_cpu(model)

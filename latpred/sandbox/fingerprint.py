@@ -38,24 +38,23 @@ from latpred import host
 from latpred.errors import is_stop
 from latpred.sandbox.untouched import (
     CACHED,
+    CONTAINERS,
     WITH_STATE,
     contents,
     function_of,
     installed,
     keeps_values,
-    layout_of,
     package,
 )
 
-READS_ELSEWHERE = {"open", "input", "exec", "eval", "compile", "globals", "vars", "__import__"}
+READS_ELSEWHERE = {"input", "exec", "eval", "compile", "globals", "vars", "__import__"}
 # Functions and methods of libraries that read files and the environment, by whatever they are reached.
 READS_FILES = {
-    *("open", "read_text", "read_bytes", "getenv", "load", "loadtxt", "genfromtxt", "fromfile", "memmap"),
+    *("open", "read_text", "read_bytes", "getenv", "environ", "load", "loadtxt", "genfromtxt", "fromfile", "memmap"),
     *("read_csv", "read_table", "read_json", "read_parquet", "safe_load", "safe_open", "load_file", "urlopen"),
     *("read_pickle", "read_excel", "read", "from_pretrained", "from_json_file", "check_output", "Popen"),
     *("listdir", "scandir", "iterdir", "glob", "rglob", "exists", "is_file", "is_dir", "import_module", "run_path"),
 }
-ENVIRONMENT = "environ"
 # Functions that draw whole numbers, by whatever they are reached, and modules in which all others do.
 DRAWS = {"randint", "randperm", "multinomial", "random", "numpy.random"}
 VERSIONED = ("torch", "transformers", "torchvision", "timm")  # the version stands for all of the package
@@ -269,7 +268,7 @@ class _Encoder:
         make, arguments, *rest = state
         held, *items = (*rest, None, None, None)[:3]
         outer = self._in_object
-        self._in_object = outer or layout_of(type(value)) is object
+        self._in_object = outer or not isinstance(value, CONTAINERS)
         yield from self._each((make, arguments, held, *(None if part is None else tuple(part) for part in items)))
         self._in_object = outer
 
@@ -322,27 +321,22 @@ def _is_setting(value: Any) -> bool:
 def _names_looked_up(code: CodeType, scope: dict[str, Any], refused: set[str]) -> Iterator[tuple[str, Any]]:
     """Everything that some code, functions within it included, looks up in a module's `scope`: dotted name and value.
 
-    An attribute of a module stands for itself, and so does one that an object simply holds; anything else for the
-    whole object. Code that has a `refused` name has no fingerprint.
+    An attribute of a module stands for itself. Code that has a `refused` name has no fingerprint, nor has any that
+    imports what is no library: a file's code, which has no scope yet, will import modules anew.
     """
     found = refused.intersection(code.co_names)
     if found:
         raise NoFingerprintError(min(found))
     steps = list(dis.get_instructions(code))
-    told: list[tuple[str, Any]] = []
     for index, step in enumerate(steps):
         if step.opname in ("LOAD_GLOBAL", "LOAD_NAME"):
             name = step.argval
             if name in scope:
-                told.append(_attribute_read(name, scope[name], steps[index + 1 :]))
-                yield told[-1]
+                yield _attribute_read(name, scope[name], steps[index + 1 :])
             elif name in READS_ELSEWHERE:
                 raise NoFingerprintError(name)
-        elif step.opname == "IMPORT_NAME":
-            yield from _names_imported(steps, index, scope)
-    # Variables of the environment are told by all of it, where its module is one of the scope's.
-    if ENVIRONMENT in code.co_names and all(value is not os.environ for _, value in told):
-        raise NoFingerprintError(ENVIRONMENT)
+        elif step.opname == "IMPORT_NAME" and (steps[index - 2].argval or library(step.argval) is None):
+            raise NoFingerprintError(step.argval)  # by a relative name, or of the user's own
     for constant in code.co_consts:
         if isinstance(constant, CodeType):
             yield from _names_looked_up(constant, scope, refused)
@@ -351,59 +345,26 @@ def _names_looked_up(code: CodeType, scope: dict[str, Any], refused: set[str]) -
 def _attribute_read(name: str, value: Any, following: list[dis.Instruction]) -> tuple[str, Any]:
     """A value, or what the attributes read of it right afterwards lead to."""
     for step in following:
-        if step.opname not in ("LOAD_ATTR", "LOAD_METHOD"):
+        reads = step.opname in ("LOAD_ATTR", "LOAD_METHOD") and isinstance(value, ModuleType)
+        if not reads or not hasattr(value, step.argval):
             break
-        if isinstance(value, ModuleType):
-            if not hasattr(value, step.argval):
-                break
-            value = getattr(value, step.argval)
-        elif not isinstance(value, type) and step.argval in getattr(value, "__dict__", ()):
-            value = value.__dict__[step.argval]
-        else:
-            break
-        name = f"{name}.{step.argval}"
+        name, value = f"{name}.{step.argval}", getattr(value, step.argval)
     return name, value
-
-
-def _names_imported(steps: list[dis.Instruction], index: int, scope: dict[str, Any]) -> Iterator[tuple[str, Any]]:
-    """What an import within a function brings; of modules that are no library only names, as in `from x import y`.
-
-    A file's code, which has no scope yet, will import modules anew, whatever is loaded now.
-    """
-    name = steps[index].argval
-    absolute = steps[index - 2].argval == 0
-    if absolute and library(name) is not None:
-        return
-    module = sys.modules.get(name) if absolute and scope else None
-    taken = []
-    for step in steps[index + 1 :]:
-        if step.opname == "IMPORT_FROM":
-            taken.append(step.argval)
-        elif not step.opname.startswith("STORE_"):
-            break
-    if module is None or not taken or not all(hasattr(module, wanted) for wanted in taken):
-        raise NoFingerprintError(name)
-    for wanted in taken:
-        yield f"{name}.{wanted}", getattr(module, wanted)
 
 
 @functools.cache
 def library(module: str) -> str | None:
     """What stands for all code of an installed package, by the name of one of its modules; None of anybody's own code.
 
-    The standard library counts by Python's version. An installed package counts by its version and its list of
-    files with their digests, so that one that is installed anew without a new version counts as another.
+    The standard library counts by Python's version, an installed package by its own.
     """
     top = package(module)
     if top in sys.stdlib_module_names and top not in ("__main__", "test"):
         return f"python {platform.python_version()}"
     if top in VERSIONED:
         return f"{top} {version(top)}"
-    if not installed(top):
-        return None
-    parts = [metadata.distribution(name) for name in sorted(set(_distributions().get(top, ())))]
-    records = [f"{part.name} {part.version} {part.read_text('RECORD')}" for part in parts if part.read_text("RECORD")]
-    return "\n".join(records) or None
+    names = sorted(set(_distributions().get(top, ()))) if installed(top) else ()
+    return " ".join(f"{name} {version(name)}" for name in names) or None
 
 
 def version(package: str) -> str:

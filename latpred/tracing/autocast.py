@@ -115,9 +115,6 @@ class Autocast:
             (torch, "is_autocast_enabled", self._is_enabled),
             (torch, "set_autocast_enabled", self._set_enabled),
             (torch, "get_autocast_dtype", self._dtype_on),
-            (torch, "is_autocast_cpu_enabled", partial(self._is_enabled, "cpu")),  # and other names of old
-            (torch, "get_autocast_cpu_dtype", partial(self._dtype_on, "cpu")),
-            (torch, "get_autocast_gpu_dtype", partial(self._dtype_on, "cuda")),
             (torch, "set_autocast_dtype", self._set_dtype),
             (torch, "is_autocast_cache_enabled", self._is_caching),
             (torch, "set_autocast_cache_enabled", partial(setattr, self, "_caching")),

@@ -6,11 +6,9 @@ decided in `op_record`.
 
 from __future__ import annotations
 
-import sys
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 from functools import lru_cache, partial, reduce
-from itertools import cycle
 from math import prod
 from typing import TYPE_CHECKING, Any
 
@@ -41,7 +39,7 @@ from latpred.tracing.op_record import (
     on_meta,
     sync,
 )
-from latpred.tracing.trace_pass import ASSUMED, in_loop
+from latpred.tracing.trace_pass import ASSUMED, model_asks
 
 if TYPE_CHECKING:
     from latpred.tracing.tracer import TraceRecorder
@@ -49,7 +47,6 @@ if TYPE_CHECKING:
 Tensor = torch.Tensor
 
 _MASKS = (torch.bool, torch.uint8)
-_OVERWRITING = frozenset({"zero_", "fill_", "copy_"})  # leave nothing of what was there
 _NEW = frozenset(f"aten::{new}{name}" for new in ("", "new_") for name in ("empty", "zeros", "ones", "full"))
 # Composite ops that look whether all that they are given is on one device.
 _ONE_DEVICE = frozenset(
@@ -78,12 +75,6 @@ class UnknownValues:
         storage = tensor.untyped_storage()
         self._storages[storage._cdata] = StorageWeakRef(storage)  # type: ignore[no-untyped-call]
 
-    def overwritten(self, tensor: Tensor) -> None:
-        """Know the values of a tensor again; part of a memory tells nothing of the rest."""
-        storage = tensor.untyped_storage()
-        if self._storages and tensor.numel() * tensor.element_size() == storage.nbytes():
-            self._storages.pop(storage._cdata, None)
-
     def hidden_in(self, call: Call) -> Call:
         """The call with meta tensors in place of these; what it writes into or only looks at stays itself."""
         if not self._storages or call.info.formula is factory:
@@ -102,8 +93,7 @@ def fresh(recorder: TraceRecorder, call: Call) -> Any:
     record = recorder.known.get(key)
     if record is not None and places & ON_META and record.make is not None:
         return recorder.record(record, record.make())
-    unmade = call.info.short == "histc" and not call.args[0].is_floating_point()  # a CPU makes none of integers
-    if unmade or places == ON_META | REAL:
+    if places == ON_META | REAL:
         call = call.on_meta()
     out: Any = NotImplemented
     if call.info.override is not None and places & ON_META:
@@ -126,15 +116,13 @@ def _valueless(recorder: TraceRecorder, call: Call) -> Tensor | None:
 
 
 def _drawn(recorder: TraceRecorder, call: Call) -> Any:
-    """An op that draws random numbers: from the recorder's generator, since all threads draw from PyTorch's own.
+    """An op that draws random numbers: from the recorder's generator, whichever it is given.
 
-    For meta tensors nothing is drawn, and some ops take no generator there.
+    All threads draw from PyTorch's own. For meta tensors nothing is drawn, and some ops take no generator there.
     """
     func = call.func
     if isinstance(call.args[0], Tensor) and call.args[0].is_meta:
         return func(*call.args, **{name: value for name, value in call.options.items() if name != "generator"})
-    if call.options.get("generator") is not None:
-        return call.run()
     own = func._overloadname
     for name in (own, "generator" if own == "default" else f"{own}_generator"):
         overload = getattr(func.overloadpacket, name, None)
@@ -179,11 +167,8 @@ def mutable(recorder: TraceRecorder, call: Call) -> Any:
         out = out if target is None else target
     else:
         out = _drawn(recorder, call) if call.info.random else call.run()
-    if target is not None and not target.is_meta:
-        if places & ON_META:
-            recorder.unknown.add(target)
-        elif call.info.short in _OVERWRITING:
-            recorder.unknown.overwritten(target)
+    if target is not None and not target.is_meta and places & ON_META:
+        recorder.unknown.add(target)
     if record is None:
         record = recorder.known[key] = call.launching(out)
     return recorder.record(record, out)
@@ -286,9 +271,6 @@ def _product_and_sum(x: Tensor, weight: Tensor, bias: Tensor | None = None) -> T
 def laid_out(recorder: TraceRecorder, call: Call) -> Any:
     """An op that first copies its input, and the filters of a convolution, to where its kernels read them."""
     x, count, layout = call.args[0], 1, torch.contiguous_format
-    # Of complex numbers PyTorch makes three convolutions of real ones.
-    if x.is_complex() or (call.named.get("padding") == "same" and _pads_one_side(call.named)):
-        return decompose(recorder, call if call.signature()[1] == REAL else call.on_meta())
     if "conv" in call.info.short:
         count, layout = 2, conv_format(x, call.args[1])
     elif call.info.short == "group_norm" and layout_of(x) is not layout and not recorder.on_cuda():
@@ -302,12 +284,6 @@ def laid_out(recorder: TraceRecorder, call: Call) -> Any:
         return call.func(*copies, *call.args[count:], **call.options)
 
     return recorder.inside(copied_first)
-
-
-def _pads_one_side(given: dict[str, Any]) -> bool:
-    """Whether padding="same" of a convolution is one value wider behind than before, as of even filters."""
-    steps = cycle(given.get("dilation", (1,)))
-    return any(step % 2 and not side % 2 for step, side in zip(steps, given["weight"].shape[2:], strict=False))
 
 
 def rms_norm(recorder: TraceRecorder, call: Call) -> Any:
@@ -335,24 +311,6 @@ def grouped_mm(recorder: TraceRecorder, call: Call) -> Any:
     if not split or (x.dtype is torch.bfloat16 and recorder.on_cuda()):
         return fresh(recorder, call)
     return fresh(recorder, call._replace(info=_changed(call.info, formula=grouped_mm_by_expert, syncs=1)))
-
-
-def multinomial(recorder: TraceRecorder, call: Call) -> Any:
-    """Draws; unless several are drawn of the same chances, they are the largest of chances over random numbers."""
-    given = call.named
-    if given.get("replacement") and given["num_samples"] > 1:
-        return fresh(recorder, call)
-    return recorder.inside(_drawn_apart, given["self"], given["num_samples"], given.get("generator"))
-
-
-def _drawn_apart(chances: Tensor, count: int, generator: torch.Generator | None) -> Tensor:
-    """What ATen's multinomial does without replacement; no host waits for what is asserted."""
-    least, most = chances.aminmax()
-    torch._assert_async((least >= 0) & (most < torch.inf))
-    torch._assert_async(~((chances.sum(1) == 0).any() if chances.dim() > 1 else chances.sum() == 0))
-    drawn = torch.empty_like(chances).exponential_(generator=generator)
-    torch.div(chances, drawn, out=drawn)
-    return drawn.argmax(-1, keepdim=True) if count == 1 else drawn.topk(count)[1]
 
 
 def softmax(recorder: TraceRecorder, call: Call) -> Any:
@@ -430,7 +388,7 @@ def answer(recorder: TraceRecorder, call: Call) -> Any:
     if not assumed or call.options or not call.args[0].is_meta:
         return fresh(recorder, call)
     out = torch.tensor("any" not in call.info.short)
-    if in_loop(sys._getframe()):
+    if model_asks():
         recorder.notes.add(ASSUMED)
     return recorder.record(call.launching(out), out)
 
@@ -554,6 +512,6 @@ HANDLERS: dict[str, Callable[[TraceRecorder, Call], Any]] = {
     for handler in (
         *(view, fresh, maybe, mutable, free, decompose, item, move, dropout, matmul, pick, answer, boundary, scalar),
         *(lookup, attention, packed, linear, laid_out, rms_norm, softmax, index, index_put, one_hot),
-        *(roll, pad, grouped_mm, multinomial),
+        *(roll, pad, grouped_mm),
     )
 }

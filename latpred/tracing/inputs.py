@@ -174,31 +174,8 @@ def tensors_in(inputs: Any) -> list[Tensor]:
         found.append(tensor)
         return tensor
 
-    _map(inputs, note)
+    copied(inputs, note)
     return found
-
-
-def _map(value: Any, function: Callable[[Tensor], Tensor]) -> Any:
-    """The value with what a function makes of each tensor; one that is given twice stays one, models ask for that."""
-    made: dict[int, Tensor] = {}
-
-    def once(tensor: Tensor) -> Tensor:
-        if id(tensor) not in made:
-            made[id(tensor)] = function(tensor)
-        return made[id(tensor)]
-
-    def mapped(value: Any) -> Any:
-        if isinstance(value, Tensor):
-            return once(value)
-        if type(value) is dict:
-            return {key: mapped(item) for key, item in value.items()}
-        if isinstance(value, tuple) and hasattr(value, "_fields"):
-            return type(value)(*map(mapped, value))
-        if type(value) in (list, tuple):
-            return type(value)(map(mapped, value))
-        return copied(value, once)  # a cache, say, which the forward pass writes into
-
-    return mapped(value)
 
 
 def as_arguments(value: Any) -> dict[str, Any] | tuple[Any, ...]:
@@ -217,7 +194,7 @@ def _resized(example: Any, given: int, batch: int) -> Any:
             return torch.empty(shape, dtype=tensor.dtype, device="meta")
         return tensor[torch.arange(batch, device=tensor.device) % given]
 
-    return _map(example, resize)
+    return copied(example, resize)
 
 
 def _settled(value: Any, dtype: torch.dtype, channels_last: bool, kept: frozenset[torch.dtype]) -> Any:
@@ -232,7 +209,7 @@ def _settled(value: Any, dtype: torch.dtype, channels_last: bool, kept: frozense
             return torch.ones(tensor.shape, dtype=tensor.dtype)
         return tensor.detach().to("cpu", copy=True)
 
-    return _map(value, settle)
+    return copied(value, settle)
 
 
 def placed(value: Any, device: str) -> Any:
@@ -243,14 +220,14 @@ def placed(value: Any, device: str) -> Any:
     def place(tensor: Tensor) -> Tensor:
         return torch.zeros(tensor.shape, dtype=tensor.dtype, device=device) if tensor.is_meta else tensor.to(device)
 
-    return _map(value, place)
+    return copied(value, place)
 
 
 def cast(value: Any, dtype: torch.dtype, kept: frozenset[torch.dtype] = frozenset()) -> Any:
     def follow(tensor: Tensor) -> Tensor:
         return tensor.to(dtype) if tensor.dtype.is_floating_point and tensor.dtype not in kept else tensor
 
-    return _map(value, follow)
+    return copied(value, follow)
 
 
 def real(
@@ -270,7 +247,7 @@ def real(
         wanted = tensor.dtype if tensor.dtype in kept else dtype
         return filled.to(wanted).contiguous(memory_format=layout if tensor.dim() == 4 else torch.contiguous_format)
 
-    return _map(as_arguments(value), fill)
+    return copied(as_arguments(value), fill)
 
 
 TOKENS = 128

@@ -1,16 +1,15 @@
 """MetaModule: a copy of a user's model with meta tensors in place of its weights, in evaluation mode.
 
 The model is only read: what the forward pass stores on a module, a cache or a list lands on the copy. Small integer
-and boolean tensors, and those of one value, keep their values, because Python may read them. Forward hooks that change
-what a module gives stay, as in eager. Here as well: how models are built without weights, and what layers that run as
-one op fall into.
+and boolean tensors, and those of one value, keep their values, because Python may read them. Here as well: how models
+are built without weights, and what layers that run as one op fall into.
 """
 
 from __future__ import annotations
 
 import sys
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import ExitStack, contextmanager, nullcontext
+from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass
 from functools import partial
 from threading import get_ident
@@ -23,7 +22,7 @@ from torch.utils._device import DeviceContext, _device_constructors
 from torch.utils._python_dispatch import is_traceable_wrapper_subclass
 
 from latpred.errors import TraceError
-from latpred.sandbox.own_thread import replaced, uncounted
+from latpred.sandbox.own_thread import ThreadLock, replaced, uncounted
 from latpred.sandbox.untouched import Copier, keeps_values
 from latpred.tracing.inputs import demand_dense, has_precision
 
@@ -44,10 +43,10 @@ class MetaModule:
 
 
 def make_meta_module(
-    model: torch.nn.Module, dtype: torch.dtype | None = None, channels_last: bool = False, *, feeding: bool = True
+    model: torch.nn.Module, dtype: torch.dtype | None = None, channels_last: bool = False, *, hooks: bool = True
 ) -> MetaModule:
-    """Copy a model's structure, its floating-point weights as `dtype` if given; `feeding` is that of `Copier`."""
-    copier = Copier(partial(_on_meta, dtype, channels_last), feeding=feeding)
+    """Copy a model's structure, its floating-point weights as `dtype` if given; `hooks` is that of `Copier`."""
+    copier = Copier(partial(_on_meta, dtype, channels_last), hooks=hooks)
     with torch.inference_mode(False), torch.no_grad():
         module = copier.module(model)
     _demand_measured(copier.kinds)
@@ -139,17 +138,7 @@ _FILLS = frozenset(
         *(Tensor.erfinv_, Tensor.clamp_),  # steps of a truncated normal distribution
     }
 )
-_DRAWS = frozenset(
-    {
-        *(init.uniform_, init.normal_, init.kaiming_uniform_),
-        *(Tensor.uniform_, Tensor.normal_, Tensor.bernoulli_, Tensor.random_, Tensor.exponential_),
-        *(Tensor.geometric_, Tensor.cauchy_, Tensor.log_normal_, Tensor.multinomial, Tensor.bernoulli),
-        *(torch.rand, torch.randn, torch.randint, torch.randperm, torch.normal),
-        *(torch.bernoulli, torch.multinomial, torch.poisson),
-    }
-)
 _CONSTRUCTORS = frozenset(_device_constructors())
-_ALIKE: dict[Callable[..., Any], Callable[..., Any]] = {torch.rand_like: torch.rand, torch.randn_like: torch.randn}
 
 
 class Unweighted(DeviceContext):
@@ -178,74 +167,19 @@ class Unweighted(DeviceContext):
         return func(*args, **options)
 
 
-class Seeded(TorchFunctionMode):
-    """Within it, this thread draws random numbers on the CPU from a generator of its own."""
-
-    def __init__(self, seed: int) -> None:
-        super().__init__()
-        self._generator = torch.Generator().manual_seed(seed)
-
-    def __torch_function__(
-        self, func: Callable[..., Any], types: Any, args: Sequence[Any] = (), kwargs: dict[str, Any] | None = None
-    ) -> Any:
-        options = kwargs or {}
-        if func in _ALIKE:
-            like = args[0]
-            given = {"dtype": like.dtype, "device": like.device} | options
-            return _ALIKE[func](like.shape, generator=self._generator, **given)
-        if func in _DRAWS and options.get("generator") is None and not _elsewhere(args, options):
-            options["generator"] = self._generator
-        return func(*args, **options)
-
-
-def _elsewhere(args: Sequence[Any], options: dict[str, Any]) -> bool:
-    """Whether a draw is made on another device, to which the generator does not belong."""
-    device = next((value.device for value in (*args, *options.values()) if isinstance(value, Tensor)), None)
-    return torch.device(device or options.get("device") or "cpu").type != "cpu"
-
-
-_FLOATING_FACTORIES = ("empty", "zeros", "ones", "rand", "randn", "eye", "linspace", "logspace")
-_AS_GIVEN = ("tensor", "as_tensor", "scalar_tensor", "full", "arange", "range")  # floating where a value is
+_DEFAULT_DTYPE = ThreadLock()
 
 
 @contextmanager
 def usual_dtype() -> Iterator[None]:
-    """Make tensors in float32 where nothing else is said, as a published model expects, in this thread.
-
-    What PyTorch itself promotes, as a quotient of integers, becomes what the process says.
-    """
-    with ExitStack() as usual:
-        if torch.get_default_dtype() != torch.float32:
-            usual.enter_context(replaced(torch, "get_default_dtype", _float32))
-            for name in (*_FLOATING_FACTORIES, *_AS_GIVEN):
-                in_float32 = _in_float32(getattr(torch, name), name in _FLOATING_FACTORIES)
-                usual.enter_context(replaced(torch, name, in_float32))
-        yield
-
-
-@uncounted
-def _float32() -> torch.dtype:
-    return torch.float32
-
-
-def _in_float32(make: Callable[..., torch.Tensor], floating: bool) -> Callable[..., torch.Tensor]:
-    @uncounted
-    def made(*args: Any, **options: Any) -> torch.Tensor:
-        if options.get("dtype") is None and options.get("out") is None and (floating or _has_float((args, options))):
-            options["dtype"] = torch.float32
-        return make(*args, **options)
-
-    return made
-
-
-@uncounted
-def _has_float(value: Any) -> bool:
-    """Whether there is a Python float; written without a generator, which would be one more call of Python."""
-    if isinstance(value, (list, tuple, dict)):
-        for item in value.values() if isinstance(value, dict) else value:
-            if _has_float(item):
-                return True
-    return type(value) is float
+    """Have the process's default dtype be float32, as a published model expects. Threads take turns."""
+    with _DEFAULT_DTYPE.held():
+        known = torch.get_default_dtype()
+        torch.set_default_dtype(torch.float32)
+        try:
+            yield
+        finally:
+            torch.set_default_dtype(known)
 
 
 aten = torch.ops.aten

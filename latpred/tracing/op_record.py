@@ -70,7 +70,7 @@ _SPECIAL = {
     **dict.fromkeys(("_pack_padded_sequence", "_pad_packed_sequence"), "packed"),
     "embedding": "lookup",
     **dict.fromkeys(("logsumexp", "_trilinear", "_safe_softmax", "_euclidean_dist", *_WINDOWS), "decompose"),
-    **{name: name for name in ("roll", "pad", "multinomial", "one_hot")},
+    **{name: name for name in ("roll", "pad", "one_hot")},
     "_grouped_mm": "grouped_mm",
     "_linalg_check_errors": "fresh",
 }
@@ -183,7 +183,7 @@ def learnt() -> tuple[dict[Hashable, OpRecord], dict[Any, OpInfo]]:
     It is dropped when a formula is registered, when PyTorch promotes integers to another dtype, or when there is too
     much.
     """
-    given = generation(), torch._C.get_default_dtype()  # the process's own, whatever `usual_dtype` says in a thread
+    given = generation(), torch.get_default_dtype()
     if len(_tables(*given)[0]) > LIMIT:
         _tables.cache_clear()
     return _tables(*given)

@@ -11,8 +11,6 @@ import sys
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import wraps
-from inspect import unwrap
-from types import FunctionType
 from typing import Any
 
 import msgspec
@@ -64,19 +62,7 @@ def decoder(
             f"{name} is an encoder with a decoder, whose generation is not predicted; give a decoder alone, one of: "
             f"{', '.join(_names())}"
         )
-    if getattr(config, "is_decoder", True) is False and _reads(module, "is_decoder"):
-        raise UsageError(
-            f"{name} is an encoder: it keeps no cache, and its head generates nothing as it is configured. Set "
-            f"is_decoder=True in its config, or give one of: {', '.join(_names())}"
-        )
     return name, module
-
-
-def _reads(module: torch.nn.Module, name: str) -> bool:
-    """Whether code of a module, or of one in it, reads an attribute of some name."""
-    kinds = {type(part) for part in module.modules()}
-    functions = (unwrap(value) for kind in kinds for value in vars(kind).values() if isinstance(value, FunctionType))
-    return any(name in function.__code__.co_names for function in functions)
 
 
 def demand_room(name: str, module: torch.nn.Module, prompt: int, new_tokens: int) -> tuple[int, int]:

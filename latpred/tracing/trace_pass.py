@@ -8,14 +8,14 @@ becomes ops whose every count is affine in batch.
 
 from __future__ import annotations
 
-import dis
 import random
 import sys
 from collections import deque
 from collections.abc import Callable, Hashable, Iterable, Sequence
 from dataclasses import dataclass
-from functools import cache, lru_cache
-from itertools import accumulate, compress, takewhile
+from functools import cache
+from itertools import accumulate, compress
+from pathlib import Path
 from types import AsyncGeneratorType, CodeType, CoroutineType, FrameType, GeneratorType
 from typing import Any
 
@@ -28,6 +28,7 @@ from latpred.errors import TraceError
 from latpred.graph.graph import NO_CALLS, Affine, Calls, Op
 from latpred.ops.families import nested_class
 from latpred.sandbox.own_thread import UNCOUNTED, profiled_by, uncounted
+from latpred.sandbox.untouched import LIBRARIES, package
 from latpred.tracing.op_record import OpRecord, leaves, place
 
 MODULE_CALL: CodeType = torch.nn.Module._call_impl.__code__
@@ -182,34 +183,22 @@ DRAWN = (
     "them takes; fix what is drawn, and predict each architecture by itself"
 )
 ASSUMED = (
-    "a loop of the model asks for all() or any() of values that no trace knows: all() was taken to hold and any() not "
-    "to, so that a loop which ends by the answer is counted up to there only"
+    "the model asks for all() or any() of values that no trace knows: all() was taken to hold and any() not to, so "
+    "that a loop which ends by the answer is counted up to there only"
 )
 
 
-_DISTRIBUTIONS = torch.distributions.__path__[0]
+NOT_THE_MODELS = (str(Path(__file__).parents[1]), str(Path(torch.__file__).parent))  # where code lies that is not
 
 
-def in_loop(frame: FrameType | None) -> bool:
-    """Whether Python is in a loop of the innermost module's code, or of its hook's, that an answer may end."""
-    while frame is not None and frame.f_code.co_filename != MODULE_CALL.co_filename:  # which runs hooks in loops
-        if frame.f_code.co_filename.startswith(_DISTRIBUTIONS):
-            return False  # it asks whether its arguments are valid, and else raises an error
-        if frame.f_lineno in _looping(frame.f_code):
-            return True
+def model_asks() -> bool:
+    """Whether code of the user's own, rather than a library's, called the op that is handled."""
+    frame: FrameType | None = sys._getframe()
+    while frame is not None and frame.f_code.co_filename.startswith(NOT_THE_MODELS):
+        if frame.f_code is MODULE_CALL or frame.f_code.co_filename.startswith(torch.distributions.__path__[0]):
+            return False  # which asks whether its arguments are valid, and else raises an error
         frame = frame.f_back
-    return False
-
-
-@lru_cache
-def _looping(code: CodeType) -> frozenset[int | None]:
-    """Lines of a function's loops, on which the condition of a loop stands as well as its end."""
-    steps = list(dis.get_instructions(code))
-    if sys.version_info >= (3, 12):  # which has handlers of exceptions last, and jumps back from them without a loop
-        steps = list(takewhile(lambda step: step.opname != "PUSH_EXC_INFO", steps))
-    spans = [range(step.argval, step.offset + 1) for step in steps if "JUMP_BACKWARD" in step.opname]
-    within = (step for step in steps if any(step.offset in span for span in spans))
-    return frozenset(step.positions.lineno for step in within if step.positions)
+    return frame is not None and package(frame.f_globals.get("__name__")) not in LIBRARIES
 
 
 @uncounted

@@ -48,6 +48,7 @@ from latpred.tracing.op_record import Call, OpRecord, demand_known, describe, le
 from latpred.tracing.trace_pass import (
     DRAWN,
     MODULE_CALL,
+    NOT_THE_MODELS,
     PassWatcher,
     TracePass,
     demand_same,
@@ -160,6 +161,7 @@ class TraceRecorder(TorchDispatchMode):  # type: ignore[no-untyped-call]
 _FORMATS = (CONTIGUOUS, "channels_last")
 _TARGETS = ("cuda", "cpu")
 COMPILED = "the model is compiled with torch.compile and priced as eager runs it; for compiled ask for runtime compile"
+HOOKLESS = "the model's forward hooks are left out: with them it cannot be traced, as where they look at values"
 OPERATORS = "where nothing compiles flex_attention or its like, a call takes the host milliseconds that are not counted"
 FAR = 64  # the largest batch that is traced where no larger one is asked for
 MOST_IDS = 2**15  # integers are computed with: beyond so many of them a pass takes several times as long
@@ -185,8 +187,8 @@ def trace(
 
     The model itself is never changed, moved or run: a copy of its structure on the meta device is, in evaluation
     mode and under inference mode whatever mode the model is in. What the model holds (caches, lists, counters, objects
-    written in Python) is copied with it, and what the code of its classes and functions keeps elsewhere is put back;
-    see "What a prediction leaves alone" in docs/limits.md for the few things that cannot be.
+    written in Python) is copied with it, and tensors that its code keeps elsewhere are taken out again; see
+    "What a prediction leaves alone" in docs/limits.md for the few things that cannot be.
 
     Parameters
     ----------
@@ -299,26 +301,27 @@ def _graph(
 ) -> ModelGraph:
     """The graph of a model; one that does not bear a second forward pass, as with a cache that grows, starts anew.
 
-    A model that fails then as well takes certain batch sizes alone, or none. Then it is tried without hooks that may
-    feed it: some only look at values, which a trace does not have.
+    A model that fails then as well takes certain batch sizes alone, or none. Then it is tried without its forward
+    hooks: many look at values, which a trace does not have.
     """
 
-    def renew(feeding: bool) -> MetaModule:
-        made = make_meta_module(model, dtype_of(naming.precision), naming.channels_last, feeding=feeding)
+    def renew(hooks: bool) -> MetaModule:
+        made = make_meta_module(model, dtype_of(naming.precision), naming.channels_last, hooks=hooks)
         attend(made.module, attention)
         return made
 
     failures: list[TraceError] = []
-    for feeding in (True, False):
-        make = partial(renew, feeding)
+    for hooks in (True, False):
+        make = partial(renew, hooks)
         for each_anew, alone in ((None, False), (make, False), (None, True)):
             made = make()
             tracer = Tracer(made, given, naming, each_anew)
             try:
-                return tracer.noted(tracer.only(batches or (given.batch or 1,)) if alone else tracer.graph(batches))
+                graph = tracer.only(batches or (given.batch or 1,)) if alone else tracer.graph(batches)
+                return tracer.noted(graph, *(() if hooks else (HOOKLESS,)))
             except TraceError as error:
                 failures.append(error)
-        if not made.reached.fed:
+        if not made.reached.hooked:
             break
     try:
         raise failures[2]  # of the model with all its hooks, at the batch sizes that were asked for
@@ -455,7 +458,7 @@ class Tracer:
             yield
         self.compiled = self.compiled or bool(met)
 
-    def noted(self, graph: ModelGraph) -> ModelGraph:
+    def noted(self, graph: ModelGraph, *more_notes: str) -> ModelGraph:
         """The graph, with a word on inputs that say little of batches, and on the model's own compiler and autocast."""
         name, given = self._naming.model, self._inputs
         more, _ = more_inputs(self._meta_module.module, given)
@@ -468,7 +471,7 @@ class Tracer:
             (WITHOUT.format(name, more), more),
             (SEQUENCE_FIRST.format(name), given.batch and sequence_first(self._meta_module.module)),
         )
-        notes = [*(note for note, holds in said if holds), *sorted(self._met)]
+        notes = [*(note for note, holds in said if holds), *sorted(self._met), *more_notes]
         return msgspec.structs.replace(graph, notes=(*graph.notes, *notes)) if notes else graph
 
     def _made(
@@ -566,7 +569,7 @@ class Tracer:
             code = trail.tb_frame.f_code
             if code is MODULE_CALL:
                 path = self._meta_module.paths.get(id(trail.tb_frame.f_locals["self"]), path)
-            elif not code.co_filename.startswith(_OWN):
+            elif not code.co_filename.startswith(NOT_THE_MODELS):
                 line = f" ({Path(code.co_filename).name}:{trail.tb_lineno})"
             trail = trail.tb_next
         return place(path) + line
@@ -576,7 +579,6 @@ class Tracer:
 _READS = "tensor with unallocated storage", "meta device type tensor to numpy", "item() cannot be called on meta"
 _ASKED = "aten::item", "aten::is_nonzero"  # by which Python asks for a value
 _ADVICE = "which no trace can know; take that part out of forward, or trace the parts of the model on either side of it"
-_OWN = (str(Path(__file__).parents[1]), str(Path(torch.__file__).parent))
 
 
 def check(precision: str | None, memory_format: str, target: str) -> None:

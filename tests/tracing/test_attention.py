@@ -93,15 +93,6 @@ def test_multihead_attention_takes_its_fast_path(weights: bool) -> None:
     assert len(names) == (9 if weights else 7)
 
 
-def test_a_tensor_that_is_given_three_times_attends_to_itself() -> None:
-    x, attention = torch.zeros(1, 10, 32), nn.MultiheadAttention(32, 4, batch_first=True)
-    graph = latpred.trace(attention, (x, x, x))
-    assert [op.name for op in graph.ops if op.launches] == [
-        op.name for op in latpred.trace(Calling(weights=True), x).ops if op.launches
-    ]
-    assert graph.input_bytes.at(1) == x.nbytes
-
-
 def test_autocast_makes_three_tensors_of_what_attends_to_itself() -> None:
     layer = nn.TransformerEncoderLayer(32, 4, 64, batch_first=True)
     graph = latpred.trace(layer, torch.zeros(1, 10, 32), precision="amp-bf16", target="cpu")
@@ -193,15 +184,6 @@ def test_kernels_of_cuda_pass_by_what_a_causal_mask_hides(tokens: int, share: fl
     assert halved / whole == pytest.approx(share, rel=0.1)
     on_cpu = Predictor(store.load("epyc-shared"))
     assert on_cpu.lowered(causal, "eager").macs(batch=1) == full.macs(batch=1)
-
-
-@pytest.mark.parametrize(("precision", "passes_by"), [("fp16", True), ("fp32", False)])
-def test_only_kernels_pass_by_what_a_causal_mask_hides(precision: str, passes_by: bool) -> None:
-    # Heads of keys that serve several of queries have kernels in half precision alone.
-    attention = partial(F.scaled_dot_product_attention, is_causal=True, enable_gqa=True)
-    given = torch.empty(1, 4, 1024, 64, device="meta"), *[torch.empty(1, 2, 1024, 64, device="meta")] * 2
-    graph, predictor = latpred.trace(Function(attention), given, precision=precision), Predictor(store.load("a100"))
-    assert (predictor.lowered(graph, "eager").macs() < graph.macs()) == passes_by
 
 
 MANY, FEW, ONE = (2, 8, 4, 16), (2, 8, 2, 16), (2, 8, 1, 16)  # batch, tokens, heads and width
@@ -331,12 +313,6 @@ def test_multihead_attention_stays_in_parts_on_cuda(model: nn.Module, width: int
     assert "aten::_transform_bias_rescale_qkv" in {op.name for op in scripted.ops}
 
 
-def test_multihead_attention_between_two_sequences_does_not() -> None:
-    graph = latpred.trace(Calling(weights=False), (torch.zeros(1, 10, 32), torch.zeros(1, 6, 32)))
-    assert graph.macs() == (2 * 10 + 2 * 6) * 32 * 32 + 2 * 10 * 6 * 32
-    assert "aten::scaled_dot_product_attention" in [op.name for op in graph.ops]
-
-
 @pytest.mark.parametrize("norm_first", [True, False])
 @pytest.mark.parametrize("activation", ["relu", "gelu"])
 def test_replaced_layers_compute_the_same_numbers(norm_first: bool, activation: str) -> None:
@@ -349,14 +325,6 @@ def test_replaced_layers_compute_the_same_numbers(norm_first: bool, activation: 
         with TraceRecorder():
             recorded = layer(x)
     torch.testing.assert_close(recorded, direct)
-
-
-def test_fused_attention_is_followed_by_no_copy_that_no_device_makes() -> None:
-    def merge(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
-        out = F.scaled_dot_product_attention(q, k, v)
-        return out.transpose(1, 2).reshape(out.shape[0], TOKENS, HEADS * SIZE)
-
-    assert latpred.trace(Function(merge), (heads(2), heads(2), heads(2))).launches(2) == 1
 
 
 def small_bert(attention: str) -> nn.Module:
@@ -397,22 +365,6 @@ def test_calls_of_fused_attention_are_taken_apart() -> None:
     for batch in (1, 2):
         times = [latpred.predict(fused, batch, device="a100", attention=how).latency_ms for how in ("sdpa", "eager")]
         assert times[0] < times[1]
-
-
-@pytest.mark.parametrize("precision", ["fp32", "fp16"])
-def test_heads_of_results_are_put_side_by_side_once(precision: str) -> None:
-    heads_apart = Function(lambda x: F.scaled_dot_product_attention(x, x, x).transpose(1, 2).reshape(x.shape))
-    parts = latpred.trace(heads_apart, heads(2), precision=precision, attention="eager")
-    assert launched(parts).count("aten::reshape") == 4, "three for the products, one of the result"
-
-
-def test_single_batches_have_parts_of_their_own() -> None:
-    def across(x: Tensor) -> Tensor:
-        return F.scaled_dot_product_attention(x, x, x).flatten(1) @ x.flatten(1).T
-
-    graph = latpred.trace(Function(across), torch.zeros(2, 2, 8, 16), batches=[1, 4], attention="eager")
-    assert graph.exact[1].ops_at_one is None
-    assert graph.launches(1) == graph.exact[1].launches(1) == graph.launches(4) - 3, "without copies"
 
 
 def test_attention_in_parts_is_not_fused_by_latpred() -> None:

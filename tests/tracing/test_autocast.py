@@ -115,12 +115,6 @@ def test_rules_of_cuda(function: Callable[..., Any], expected: list[tuple[str, s
     assert rows(graph) == [("to", "float32"), *expected]
 
 
-def test_mirrored_margins_are_in_fp32_on_a_cpu() -> None:
-    mirror = Function(lambda x: F.pad(x.half(), (1, 1), "reflect"))
-    graph = latpred.trace(mirror, torch.zeros(1, 8, 8), precision="amp-bf16", target="cpu")
-    assert rows(graph) == [("to", "float32"), ("to", "float16"), ("pad", "float32")]
-
-
 @pytest.mark.parametrize("device", ["cpu", "cuda", None])
 def test_a_model_may_enter_autocast_itself(device: str | None) -> None:
     class Own(nn.Linear):
@@ -145,17 +139,6 @@ def test_a_model_may_enter_autocast_itself(device: str | None) -> None:
 def test_a_model_may_name_the_device_of_its_inputs(asked: str) -> None:
     graph = latpred.trace(Function(lambda x: (getattr(torch, asked)(x.device.type), x + 1)[1]), torch.zeros(2, 4))
     assert ([op.name for op in graph.ops], graph.notes) == (["aten::add"], ())
-
-
-@pytest.mark.parametrize(("target", "asked"), [("cuda", "gpu"), ("cpu", "cpu")])
-def test_older_names_of_its_switches_say_the_same(target: str, asked: str) -> None:
-    def halved(x: torch.Tensor) -> torch.Tensor:
-        assert torch.is_autocast_cpu_enabled() == (target == "cpu")
-        return x.to(getattr(torch, f"get_autocast_{asked}_dtype")())
-
-    graph = latpred.trace(Function(halved), torch.zeros(1, 8), precision="amp-bf16", target=target)
-    assert graph.at(1)[0].write_bytes.at(1) == 2 * 8
-    assert [op.dtype for op in graph.at(1)] == ["float32"]
 
 
 def test_fast_paths_are_not_taken_under_autocast() -> None:

@@ -70,13 +70,6 @@ def said(curve: latpred.Curve) -> str:
     return " | ".join(said for said in curve.setting.provenance.caveats if "another machine" not in said)
 
 
-class AtLeast(nn.Linear):
-    """Does nothing below a batch size."""
-
-    def forward(self, x: torch.Tensor) -> torch.Tensor:
-        return super().forward(x) if x.shape[0] > 2 else x
-
-
 class Averaging(nn.Module):
     """Puts another tensor in place of a buffer in each forward pass."""
 
@@ -102,11 +95,6 @@ def test_products_of_all_pairs_are_counted_at_each_batch(runtime: str) -> None:
     stored = graph.to_json()
     assert '"walked":{"1":{' in stored  # as files of earlier versions have it
     assert ModelGraph.from_json(stored) == graph
-
-
-def test_a_model_that_does_nothing_at_some_batch_sizes_is_counted_at_each() -> None:
-    graph = latpred.trace(AtLeast(WIDTH, WIDTH), ONE_SAMPLE, batches=[1, 2, 3])
-    assert [graph.macs(b) for b in (1, 2, 3)] == [0, 0, layer_macs(3)]
 
 
 def test_what_only_the_first_pass_does_takes_nothing_off_the_line() -> None:
@@ -213,10 +201,6 @@ def test_a_function_of_inputs_that_fails_is_said(inputs: Any, error: str) -> Non
         predicted(nn.Linear(WIDTH, WIDTH), [8], inputs=inputs)
 
 
-def test_models_of_some_batch_sizes() -> None:
-    assert [point.batch for point in predicted(Only(2, 4, 8), [4, 8])] == [4, 8]
-
-
 @pytest.mark.parametrize("batches", [8, [8], np.array([8])])
 def test_batches_to_trace_are_those_of_a_question(batches: Any) -> None:
     graph = latpred.trace(Only(8), ONE_SAMPLE, batches=batches)
@@ -239,11 +223,6 @@ def test_conditions_on_the_batch() -> None:
     branching = Function(lambda x: torch.cond(x.shape[0] > 2, twice, once, (x,)))
     graph = latpred.trace(branching, ONE_SAMPLE, batches=[1, 32])
     assert [graph.macs(b) for b in (1, 32)] == [layer_macs(1), layer_macs(32, layers=2)]
-
-
-def test_explaining_a_model_of_one_batch_size() -> None:
-    found = latpred.explain(Only(1), 1, inputs=ONE_SAMPLE, device="epyc-shared", runtimes=["torchscript"])
-    assert {choice.runtime for choice in found.choices} == {"eager", "torchscript"}
 
 
 def test_inputs_that_do_not_grow_are_said() -> None:

@@ -10,7 +10,6 @@ from smallmodels import Function
 from torch import nn
 
 import latpred
-from latpred.runtimes.source import source_of
 from latpred.zoo import names
 
 
@@ -123,33 +122,10 @@ def test_a_half_model_is_traced_as_one() -> None:
     assert latpred.trace(nn.Linear(4, 4).bfloat16(), torch.zeros(1, 4)).precision == "bf16"
 
 
-def test_a_tensor_without_dimensions_is_a_number_to_what_it_is_computed_with() -> None:
-    graph = latpred.trace(Function(lambda x: torch.tensor(0.5) * x.half()), torch.zeros(1, 4))
-    assert [op.dtype for op in graph.ops if op.launches] == ["float32", "float16"]
-
-
 def test_values_that_overlapping_windows_share_are_read_once() -> None:
     windows = Function(lambda x: (x.unfold(1, 8, 2).sum(-1), x.as_strided((x.shape[0], 3, 32), (64, 16, 1)).exp()))
     graph = latpred.trace(windows, torch.zeros(1, 64))
     assert [(op.read_bytes.at(1), op.read_bytes.at(3)) for op in graph.ops if op.launches] == [(256, 768)] * 2
-
-
-class Tempered(nn.Module):
-    """Has a temperature in another dtype than its layer."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.temperature, self.layer = nn.Parameter(torch.ones(())), nn.Linear(4, 4).half()
-
-    def forward(self, x: torch.Tensor) -> torch.Tensor:
-        return self.layer(x) * self.temperature  # type: ignore[no-any-return]
-
-
-def test_an_example_stays_in_a_dtype_that_the_model_has_weights_of() -> None:
-    example = torch.zeros(1, 4).half()
-    assert [op.dtype for op in latpred.trace(Tempered(), example).ops] == ["float16"] * 2
-    (given,) = source_of(Tempered(), example).inputs(2)
-    assert given.dtype is torch.float16
 
 
 @pytest.mark.parametrize("name", [n for n in names.ARCHITECTURES if n not in DERIVED])

@@ -6,14 +6,11 @@ from typing import Any
 from unittest import mock
 
 import pytest
-import torch
 import transformers
-from smallmodels import default_dtype
 from transformers import BertConfig, PretrainedConfig
 
 from latpred.errors import TimeLimitError
 from latpred.graph.graph import ModelGraph
-from latpred.runtimes.legacy_torch import traced_for
 from latpred.tracing import layer_extrapolation, trace
 from latpred.tracing.layer_extrapolation import LayerExtrapolation
 from latpred.zoo import names
@@ -81,17 +78,6 @@ def test_nothing_passes_between_precisions_inputs_and_code() -> None:
                 assert stacks.graph(given, **options) == whole(given, **options)
     with names.attention("eager"):
         assert stacks.graph(bert(6), seq=8) == whole(bert(6), seq=8)
-
-
-def test_nothing_passes_between_eras_and_default_dtypes() -> None:
-    stacks, options = LayerExtrapolation(), {"seq": 8, "precision": "amp-fp16"}
-    given = transformers.AlbertConfig(num_hidden_layers=6, **SMALL, embedding_size=16)
-    with traced_for("torch-2"):  # which casts a weight that layers share once
-        older = stacks.graph(given, **options)
-    assert stacks.graph(given, **options) == whole(given, **options) != older
-    single = stacks.graph(given, seq=8)
-    with default_dtype(torch.float64):
-        assert stacks.graph(given, seq=8) == whole(given, seq=8) != single
 
 
 def test_layers_that_differ_by_number_are_traced_in_full(monkeypatch: pytest.MonkeyPatch) -> None:

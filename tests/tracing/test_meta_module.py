@@ -5,7 +5,6 @@ from __future__ import annotations
 import gc
 from collections import OrderedDict
 from collections.abc import Callable
-from functools import partial, wraps
 from typing import Any
 
 import pytest
@@ -15,6 +14,7 @@ from torch import nn
 
 import latpred
 from latpred.errors import TraceError
+from latpred.tracing.tracer import HOOKLESS
 
 
 class Tied(nn.Module):
@@ -79,7 +79,7 @@ def test_parametrised_and_normed_weights() -> None:
     assert [op.family for op in graph.ops if op.launches] == ["norm.weight_norm", "conv"]
 
 
-def test_hooks_that_change_what_a_module_gives_are_part_of_the_forward_pass() -> None:
+def test_hooks_are_part_of_the_forward_pass() -> None:
     model = nn.Sequential(nn.Linear(4, 4), nn.ReLU())
     model[0].register_forward_pre_hook(lambda module, args: (args[0] + 1,))
     model[1].register_forward_hook(lambda module, args, out: 2 * out)
@@ -91,69 +91,8 @@ def test_hooks_that_change_what_a_module_gives_are_part_of_the_forward_pass() ->
     model[1].register_forward_hook(look)
     graph = latpred.trace(model, torch.zeros(1, 4))
     names = [op.name for op in graph.ops if op.launches]
-    assert names == ["aten::add", "aten::linear", "aten::relu", "aten::mul"]
+    assert names == ["aten::add", "aten::linear", "aten::relu", "aten::mul", "aten::exp"]
     assert looked == []
-
-
-def hook_of(given: str, *lines: str) -> Callable[..., None]:
-    """A hook of some arguments, by the lines of its body."""
-    scope: dict[str, Any] = {"torch": torch, "__name__": "notebook"}
-    exec("def doubled(x):\n    x.mul_(2)\ndef twice(x):\n    doubled(x)", scope)
-    exec("def clipped(x):\n    x[x > 6] = 6\ndef scaled(x):\n    x *= 2", scope)
-    exec("\n    ".join((f"def hook({given}):", *lines)), scope)
-    return scope["hook"]  # type: ignore[no-any-return]
-
-
-@pytest.mark.parametrize(
-    ("given", "lines"),
-    [
-        ("module, args, out", ["out *= 2"]),
-        ("module, args, out", ["out[:, 0] = 0"]),
-        ("module, args, out", ["out[:1] = 0"]),
-        ("module, args, out", ["value = 0", "out[0] = value"]),
-        ("module, args, out", ["for x in args:", "    x += 1"]),
-        ("module, args, out", ["(x,) = args", "x -= 1"]),
-        ("module, args, out", ["part = out[:1]", "part *= 2"]),
-        ("module, args, out", ["flat = out.view(-1)", "flat[0] = 0"]),
-        ("module, args, out", ["flat = (", "    out[0]", "    .view(-1)", ")", "flat[0] = 0"]),
-        ("module, args, out", ["turned = out.T", "turned[0] = 0"]),
-        ("module, args, out", ["torch.add(out, 1, out=out)"]),
-        ("module, args, out", ["torch.nn.functional.relu(out, inplace=True)"]),
-        ("*given", ["given[-1][:] += 1"]),
-        ("module, args, out", ["out.data = out * 2"]),
-        ("module, args, out", ["twice(out)"]),
-        ("module, args, out", ["clipped(out)"]),
-        ("module, args, out", ["scaled(out)"]),
-    ],
-)
-def test_hooks_that_write_in_place_are_part_of_the_forward_pass(given: str, lines: list[str]) -> None:
-    model = nn.Linear(4, 4)
-    model.register_forward_hook(hook_of(given, *lines))
-    assert latpred.trace(model, torch.zeros(1, 4)).launches() > 1
-
-
-def test_hooks_that_write_into_what_is_no_tensor_of_the_model_only_look_on() -> None:
-    seen: dict[Any, Any] = {"calls": 0}
-
-    def count(module: nn.Module, args: tuple[torch.Tensor, ...], out: torch.Tensor, kept: Any = seen) -> None:
-        seen["calls"] += 1
-        kept[module] = out.exp()
-        total = 0
-        for x in args:
-            total += x.numel()
-        total = out.numel()
-        total //= out.shape[0]
-        apart = out.detach().clone()
-        apart[:] = total
-
-    def keep(kept: dict[Any, Any], module: nn.Module, args: object, out: torch.Tensor, *, also: Any) -> None:
-        kept[module] = also[module] = out.exp()
-
-    model = nn.Linear(4, 4)
-    for hook in (count, partial(keep, seen, also=seen)):
-        model.register_forward_hook(hook)
-    assert latpred.trace(model, torch.zeros(1, 4)).launches() == 1
-    assert seen == {"calls": 0}
 
 
 def test_names_for_a_profiler_launch_nothing() -> None:
@@ -169,9 +108,8 @@ def test_names_for_a_profiler_launch_nothing() -> None:
 def test_wrappers_are_seen_through() -> None:
     model = nn.Linear(4, 4)
     assert latpred.trace(nn.DataParallel(model), torch.zeros(1, 4)).ops == latpred.trace(model, torch.zeros(1, 4)).ops
-    within = nn.DataParallel(model)
-    within.device_ids, within.src_device_obj = [0], torch.device("cuda", 0)  # as where there is a GPU
-    assert latpred.trace(nn.Sequential(within), torch.zeros(1, 4)).launches() == 1
+    within = nn.Sequential(nn.DataParallel(model))
+    assert latpred.trace(within, torch.zeros(1, 4)).launches() == 1
 
 
 class Watching(nn.Module):
@@ -196,37 +134,14 @@ class Watching(nn.Module):
         return self.head(self.kept["first"])  # type: ignore[no-any-return]
 
 
-_collected: dict[str, torch.Tensor] = {}
-
-
-def _collect(module: nn.Module, args: object, out: torch.Tensor) -> None:
-    _collected["first"] = out
-
-
-def _collecting(forward: Callable[..., torch.Tensor]) -> Callable[..., torch.Tensor]:
-    @wraps(forward)
-    def collecting(self: nn.Module, x: torch.Tensor) -> torch.Tensor:
-        self.body(x)
-        return forward(self, _collected.pop("first"))
-
-    return collecting
-
-
-class Collecting(Watching):
-    """Does so by a decorator and a variable of its file, as the backbones of transformers do."""
-
-    def __init__(self) -> None:
-        super().__init__("method")
-        self.body[0]._forward_hooks.clear()
-        self.body[0].register_forward_hook(_collect)
-
-    @_collecting
-    def forward(self, x: torch.Tensor) -> torch.Tensor:
-        return self.head(x)  # type: ignore[no-any-return]
-
-
-def test_a_hook_that_feeds_a_decorated_model_through_a_variable_runs() -> None:
-    assert latpred.trace(Collecting(), torch.zeros(1, 4)).macs(8) == 8 * (2 * 4 * 4 + 4 * 2)
+@pytest.mark.parametrize("how", ["closure", "method"])
+def test_a_hook_feeds_the_copy_and_not_the_model(how: str) -> None:
+    model = Watching(how)
+    fresh = latpred.trace(model, torch.zeros(1, 4))
+    model(torch.zeros(3, 4))
+    used = latpred.trace(model, torch.zeros(1, 4))
+    assert fresh.macs(8) == used.macs(8) == 8 * (2 * 4 * 4 + 4 * 2)
+    assert model.kept["first"].shape == (3, 4)
 
 
 def test_a_model_that_is_fed_by_a_hook_and_fails_says_why_it_does() -> None:
@@ -236,53 +151,12 @@ def test_a_model_that_is_fed_by_a_hook_and_fails_says_why_it_does() -> None:
         latpred.trace(model, torch.zeros(1, 4))
 
 
-@pytest.mark.parametrize("how", ["closure", "method"])
-def test_a_hook_that_feeds_the_model_runs(how: str) -> None:
-    model = Watching(how)
-    fresh = latpred.trace(model, torch.zeros(1, 4))
-    model(torch.zeros(3, 4))
-    used = latpred.trace(model, torch.zeros(1, 4))
-    assert fresh.macs(8) == used.macs(8) == 8 * (2 * 4 * 4 + 4 * 2)
-    assert model.kept["first"].shape == (3, 4)
-
-
-@pytest.mark.parametrize(
-    "line", ["module.last = out", "setattr(module, 'last', out)", "name = 'last'; setattr(module, name, out)"]
-)
-def test_a_hook_that_leaves_something_on_its_module_feeds_the_model(line: str) -> None:
-    layer = nn.Linear(4, 4)
-    layer.register_forward_hook(hook_of("module, args, out", line))
-    model = Function(lambda x: [layer(x), layer.last.exp()])
-    model.layer = layer  # type: ignore[assignment]
-    assert latpred.trace(model, torch.zeros(1, 4)).launches() == 2
-
-
-def test_a_model_that_is_fed_by_a_hook_may_take_one_batch_size_alone() -> None:
-    class Once(Watching):
-        def forward(self, x: torch.Tensor) -> torch.Tensor:
-            return super().forward(x.reshape(1, 4))
-
-    graph = latpred.trace(Once("method"), torch.zeros(1, 4))
-    assert graph.only == (1,)
-    assert graph.macs(1) == 2 * 4 * 4 + 4 * 2
-
-
-def test_a_hook_that_only_looks_at_values_ends_no_trace() -> None:
-    model, statistics = nn.Sequential(nn.Linear(4, 4)), dict[str, float]()
-
-    class Store:
-        def keep(self, module: nn.Module, args: object, out: torch.Tensor) -> None:
-            statistics["mean"] = out.mean().item()
-
-    def look(module: nn.Module, args: object, out: torch.Tensor) -> None:
-        statistics["mean"] = out.mean().item()
-
-    model.store = Store()  # type: ignore[assignment]
-    for hook in (model.store.keep, look):
-        handle = model[0].register_forward_hook(hook)
-        assert latpred.trace(model, torch.zeros(1, 4)).launches() == 1
-        handle.remove()
-    assert not statistics
+@pytest.mark.parametrize("look", [lambda out: out.mean().item(), lambda out: out.detach().cpu().numpy()])
+def test_hooks_that_look_at_values_are_left_out_and_that_is_said(look: Callable[[torch.Tensor], Any]) -> None:
+    model, seen = nn.Sequential(nn.Linear(4, 4)), list[Any]()
+    model[0].register_forward_hook(lambda module, args, out: seen.append(look(out)))
+    graph = latpred.trace(model, torch.zeros(1, 4))
+    assert (graph.launches(), graph.notes, seen) == (1, (HOOKLESS,), [])
 
 
 class Wrapped(torch.Tensor):

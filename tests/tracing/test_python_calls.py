@@ -119,16 +119,6 @@ def test_a_residual_stays_alive_and_in_place_ops_make_nothing() -> None:
     assert [op.live_bytes.at(1) // 4 for op in graph.ops if op.launches] == [16, 48, 48, 56, 56]
 
 
-def test_views_hold_the_memory_they_look_at() -> None:
-    def sliced(x: torch.Tensor) -> torch.Tensor:
-        part = x.repeat(1, 4)[:, :2]
-        return part.exp() + 1
-
-    graph = latpred.trace(Function(sliced), torch.zeros(1, 8))
-    live = [op.live_bytes.at(1) // 4 for op in graph.ops if op.launches]
-    assert live == [8 + 32, 8 + 32 + 2, 8 + 32 + 2 + 2]
-
-
 class Casting(nn.Linear):
     """Switches autocast on, and off again."""
 

@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import gc
 import itertools
-import pickle
 import random
 from collections.abc import Callable
 from typing import Any
@@ -17,9 +15,7 @@ from torch import nn
 import latpred
 from latpred.errors import TraceError, UsageError
 from latpred.search import supernet as supernets
-from latpred.search.spaces import nasbench201
 from latpred.tracing import trace
-from latpred.zoo.spaces import space
 
 IMAGE = {"image": 8}
 
@@ -260,28 +256,6 @@ def test_wrong_choices_are_refused() -> None:
             numbered.graph(chosen)
     with pytest.raises(UsageError, match="no choice 'e'; the network has: c"):
         supernet.graph({"c": "a", "e": "a"})
-
-
-def test_python_that_watches_the_garbage_collector_is_not_counted() -> None:
-    threshold = gc.get_threshold()
-    gc.callbacks.append(lambda phase, info: None)
-    gc.set_threshold(20, 2, 2)
-    try:
-        watched = latpred.Supernet(sequential(a=nn.ReLU(), b=nn.GELU()), **IMAGE).graph({"c": "b"})
-    finally:
-        gc.set_threshold(*threshold)
-        gc.callbacks.pop()
-    assert watched == latpred.Supernet(sequential(a=nn.ReLU(), b=nn.GELU()), **IMAGE).graph({"c": "b"})
-
-
-def test_what_is_kept_for_speed_stays_in_its_process() -> None:
-    supernet = nasbench201.supernet(image=32)
-    nasbench201.graph(17)
-    assert supernet._kept.pieces
-    travelled = pickle.loads(pickle.dumps(supernet))
-    assert not travelled._kept.pieces
-    chosen = space("nasbench201").chosen(nasbench201.encoding(17))
-    assert travelled.graph(chosen) == supernet.graph(chosen)
 
 
 def test_layers_that_differ_by_device_are_those_of_one_kind() -> None:

@@ -16,7 +16,6 @@ from clidata import document, models_file, run
 from factories import device, dispatch
 from factories import profile as asynchronous
 from profiledata import kernel, profile
-from smallmodels import default_dtype
 from torch.profiler import ProfilerActivity
 from torch.profiler import profile as profiled
 
@@ -88,23 +87,6 @@ def test_untraced_steps_are_as_traced(make: Callable[[], torch.nn.Module], monke
         assert read_again[:half] == pytest.approx(read_again[half:], rel=0.1), "where the prefill is long, too"
 
 
-def test_only_a_table_of_positions_limits_how_many_tokens_there_are() -> None:
-    assert trace_generation(gpt2(), np.int64(64), 1).prompt == 64  # type: ignore[arg-type]
-    assert len(trace_generation(llama(), 70, 2).steps) == 1
-    prefill = trace_generation("llama-3.1-8b", 4096, 2).prefill.graph
-    assert (prefill.input_size, prefill.precision) == (4096, "fp32")
-
-
-def test_a_named_model_is_single_whatever_the_process_does() -> None:
-    with default_dtype(torch.float64):
-        made = trace_generation("openai-community/gpt2", 4, 2)
-    single = trace_generation("openai-community/gpt2", 4, 2)
-    assert (single.prefill.graph.model, single.prefill.graph.precision) == ("openai-community/gpt2", "fp32")
-    assert [stage.graph for stage in (made.prefill, *made.steps)] == [
-        stage.graph for stage in (single.prefill, *single.steps)
-    ]
-
-
 def keys(graph: GenerationGraph) -> list[int]:
     """Keys that the first attention of each step reads."""
     attention = [[op for op in step.graph.ops if op.family.startswith("attention")] for step in graph.steps]
@@ -113,12 +95,6 @@ def keys(graph: GenerationGraph) -> list[int]:
 
 def test_a_sliding_window_is_off_the_line_and_traced_step_by_step() -> None:
     assert keys(trace_generation(sliding(), 4, 9)) == [5, 6, 7, 8, 8, 8, 8, 8]
-
-
-def test_a_static_cache_is_rolled_from_the_step_on_that_finds_its_window_full() -> None:
-    steps = trace_generation(sliding(), 4, 12, cache="static").steps
-    rolled = [before for before, step in enumerate(steps, 4) if "aten::roll" in [op.name for op in step.graph.ops]]
-    assert rolled == list(range(8, 15))
 
 
 def test_a_static_cache_costs_its_whole_length_at_every_step() -> None:
@@ -168,7 +144,9 @@ def small(vocabulary: int, end: int | list[int]) -> torch.nn.Module:
 
 
 @pytest.mark.parametrize(
-    "build", [neox, partial(small, 4, 2), partial(small, 8, [5, 6, 7])], ids=["neox", "few tokens", "several ends"]
+    "build",
+    [encoder, neox, partial(small, 4, 2), partial(small, 8, [5, 6, 7])],
+    ids=["encoder", "neox", "few tokens", "several ends"],
 )
 def test_every_decoder_generates_however_few_tokens_it_knows(build: Callable[[], torch.nn.Module]) -> None:
     model = build()
@@ -281,7 +259,6 @@ def test_replayed_steps_have_a_static_cache_and_say_that_they_are_an_estimate() 
         ({"model": "bert-base-uncased"}, UsageError, r"bert-base-uncased generates no text.*gpt2"),
         ({"model": torch.nn.Linear(2, 2)}, UsageError, "Linear generates no text"),
         ({"model": "gpt22"}, UnknownModelError, "gpt2"),
-        ({"model": encoder()}, UsageError, "is an encoder: it keeps no cache"),
         ({"model": Adapted(gpt2())}, UsageError, r"Adapted hands generate\(\) on to a model within it"),
     ],
 )

@@ -12,7 +12,7 @@ import torch
 from clidata import document
 from factories import device, dispatch, kernel_fits
 from factories import profile as asynchronous
-from smallmodels import build_small, default_dtype
+from smallmodels import build_small
 from torch import nn
 from torch.profiler import ProfilerActivity, profile
 
@@ -160,35 +160,6 @@ def test_only_a_table_of_positions_limits_lengths() -> None:
     assert next(op for op in found.ops if op.family == "embedding").dims["rows"].at(2) == 4101
 
 
-def test_a_named_model_is_single_whatever_the_process_does() -> None:
-    asked = ("distilbert-base-uncased", [5, 9], 9)
-    with default_dtype(torch.float64):
-        made = [trace_lengths(*asked, execution) for execution in ("padded", "packed")]
-    assert made == [trace_lengths(*asked, execution) for execution in ("padded", "packed")]
-
-
-def test_weights_that_layers_share_are_read_again_after_all_that_a_packed_batch_touches() -> None:
-    packed = trace_lengths(build_small("albert", "meta"), [23] * 3, 23, "packed")
-    traced = latpred.trace(build_small("albert", "meta"), seq=23)
-    again = [op.reread_after.at(3) for op in traced.ops if op.reread_after is not None]
-    assert again
-    assert [op.reread_after.at(3) for op in packed.ops if op.reread_after is not None] == again
-
-
-def test_a_packed_batch_follows_the_autocast_of_the_device_that_is_asked_for() -> None:
-    from transformers import BertModel
-
-    class Casting(BertModel):  # type: ignore[misc]
-        def forward(self, **inputs: torch.Tensor) -> object:
-            with torch.autocast("cpu", torch.bfloat16):
-                return super().forward(**inputs)
-
-    model = Casting(bert().config)
-    for target, dtype in (("cpu", "bfloat16"), ("cuda", "float32")):
-        found = trace_lengths(model, [5, 9], 9, "packed", target=target)
-        assert {op.dtype for op in found.ops if op.family == "gemm"} == {dtype}
-
-
 def test_work_that_is_done_in_blocks_of_tokens_is_no_parabola() -> None:
     """Longformer pads to a multiple of its window: 300 tokens are no more like 48 than 512 are."""
     from transformers import LongformerConfig, LongformerModel
@@ -207,20 +178,6 @@ def test_compiled_models_are_seen_through_and_said_to_be_compiled() -> None:
         plain = trace_lengths(model, [5, 9], 9, execution)
         compiled = trace_lengths(torch.compile(model), [5, 9], 9, execution)  # type: ignore[arg-type]
         assert (compiled.ops, compiled.notes) == (plain.ops, (*plain.notes, COMPILED))
-
-
-class Three(nn.TransformerEncoder):
-    """An encoder that takes batches of three alone."""
-
-    def forward(self, src: torch.Tensor, **options: torch.Tensor) -> torch.Tensor:
-        return super().forward(src.view(3, -1, WIDTH), **options)
-
-
-def test_a_model_that_takes_one_batch_alone_is_traced_at_that() -> None:
-    layer = nn.TransformerEncoderLayer(WIDTH, HEADS, 64, batch_first=True)
-    found = latpred.predict(Three(layer, 2).eval(), lengths=[12, 40, 7])
-    assert isinstance(found, latpred.Prediction)
-    assert found.batch == 3
 
 
 def large_encoder() -> nn.TransformerEncoder:
@@ -251,17 +208,6 @@ def test_nested_execution_cuts_what_a_static_graph_costs() -> None:
     assert nested.compute_ms < 0.25 * static.compute_ms
 
 
-def test_nested_execution_does_not_pay_at_batch_one_of_a_device_with_cheap_graphs() -> None:
-    static, nested = static_and_nested(encoder(), 1)
-    assert nested.regime == "framework-bound"
-    assert nested.latency_ms > static.latency_ms
-
-
-def test_no_mask_is_read_back_where_a_model_is_captured() -> None:
-    replayed = latpred.predict(bert(), lengths=[3, 8], runtime="cuda-graphs", device="a100", precision="fp16")
-    assert replayed.regime != "framework-bound"
-
-
 def test_a_list_is_its_own_batch() -> None:
     found = latpred.predict(encoder(), lengths=[12, 40, 7])
     assert isinstance(found, latpred.Prediction)
@@ -279,26 +225,6 @@ def test_a_distribution_serves_every_batch() -> None:
     assert curve.crossover.batch is not None
     assert any("straight lines" in caveat for caveat in curve.setting.provenance.caveats)
     assert {id(point.setting) for point in curve} == {id(curve.setting)}
-
-
-def test_the_crossover_between_points_is_where_the_two_lines_meet() -> None:
-    predictor = Predictor(gpu())
-    curve = curve_of(predictor, encoder(), (1, 4096), NESTED)
-    first, last = curve
-    assert first.compute_ms < first.overhead_ms < last.compute_ms
-    slope = (last.compute_ms - first.compute_ms) / 4095
-    expected = 1 + (first.overhead_ms - first.compute_ms) / slope
-    assert curve.crossover.batch == pytest.approx(expected, abs=1.01)
-    knee = curve.knee(1.5).batch
-    assert knee is not None
-    assert knee > curve.crossover.batch, "while the host takes longer, latency does not grow with what the device takes"
-
-
-def test_lengths_are_traced_as_the_profiles_pytorch_ran_them() -> None:
-    older = latpred.predict("bert-base-uncased", lengths=[12, 40, 7], device="rtx-8000")
-    names = {share.name for share in older.breakdown}
-    assert "softmax" in names
-    assert "attention" not in names
 
 
 @pytest.mark.parametrize(

@@ -4,16 +4,13 @@ from __future__ import annotations
 
 import enum
 import functools
-import gc
 import itertools
 import random
-import site
 import weakref
-from collections import ChainMap, Counter, OrderedDict, UserDict, UserList, defaultdict, deque
+from collections import Counter, OrderedDict, UserDict, defaultdict, deque
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from functools import partial
-from pathlib import Path
 from types import SimpleNamespace
 from typing import Any, ClassVar
 
@@ -26,7 +23,6 @@ from torch.nn.utils import parametrizations, prune
 from transformers import DynamicCache
 
 import latpred
-from latpred.sandbox.untouched import MOST, installed, put_back
 from latpred.tracing.tracer import COMPILED
 
 pytestmark = pytest.mark.filterwarnings("ignore:`torch.jit.script:DeprecationWarning")  # importing torch's compiler
@@ -84,10 +80,9 @@ def table_of(width: int) -> tuple[torch.Tensor, int]:
 
 
 TABLES: dict[int, torch.Tensor] = {}
-LAST: UserDict[str, torch.Tensor] = UserDict()
-CALLS = 0
+TABLE: torch.Tensor | None = None
 SEEN: list[Any] = []
-STATE = SimpleNamespace(mask=None, calls=0)
+STATE = SimpleNamespace(mask=None)
 GENERATOR = torch.Generator()
 
 
@@ -95,35 +90,17 @@ class Elsewhere(Base):
     """Variables of the file and attributes of the class."""
 
     shared: ClassVar[dict[str, Any]] = {}
-    count: ClassVar[int] = 0
+    last: ClassVar[torch.Tensor | None] = None
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
-        global CALLS
-        CALLS += 1
+        global TABLE
+        TABLE = x
         if x.shape[1] not in TABLES:
             TABLES[x.shape[1]] = torch.ones(x.shape[1], 1, device=x.device)
-        SEEN.append(x.shape)
+        SEEN.append(x)
         STATE.mask = x > 0
-        STATE.calls += 1
-        type(self).count += 1
-        self.shared["last"] = x
-        return super().forward(x) * TABLES[x.shape[1]] * (CALLS + len(SEEN) + STATE.calls + self.count)
-
-
-def closing() -> nn.Module:
-    memory: dict[str, torch.Tensor] = {}
-    count = 0
-
-    class Closing(Base):
-        """What the functions of a class close over."""
-
-        def forward(self, x: torch.Tensor) -> torch.Tensor:
-            nonlocal count
-            count += 1
-            memory.setdefault("first", x.detach())
-            return super().forward(x) * count
-
-    return Closing()
+        type(self).last = self.shared["last"] = x
+        return super().forward(x) * TABLES[x.shape[1]] * len(SEEN)
 
 
 def own_functions() -> nn.Module:
@@ -140,49 +117,24 @@ def own_functions() -> nn.Module:
 def fill(self: Any, x: torch.Tensor) -> torch.Tensor:
     """Containers in containers in containers."""
     self.deep[0][0][0][0][0]["seen"].append(x)
-    by_name, counter, recent, ordered, numbers, plain = self.kinds
+    by_name, counter, recent, ordered, numbers, plain, user = self.kinds
     by_name["x"].append(x)
     counter["calls"] += 1
     recent.append(x)
     ordered[len(ordered)] = x
     numbers.add(len(numbers))
     plain["a"][1].append(x)
+    user["last"] = self.top = x.topk(2)
     return x * len(self.deep[0][0][0][0][0]["seen"]) * counter["calls"] * len(numbers)
 
 
-def remember(self: Any, x: torch.Tensor) -> torch.Tensor:
-    """In the standard library's own containers, and what several tensors are given as."""
-    self.user["last"] = x
-    self.listed.append(x)
-    self.chain["calls"] = self.chain.get("calls", 0) + 1
-    LAST["x"] = x
-    self.top = x.topk(2)
-    return x * len(self.listed) * self.chain["calls"] + self.top.values.sum()
-
-
-def remembering() -> nn.Module:
-    return Base(remember, user=UserDict(), listed=UserList(), chain=ChainMap({}, {"calls": 3}), top=X.topk(2))
-
-
 def nested() -> nn.Module:
-    kinds = (defaultdict(list), Counter(), deque(maxlen=3), OrderedDict(), set(), {"a": (1, [2])})  # type: ignore[var-annotated]
-    return Base(fill, deep=[[[[[{"seen": []}]]]]], kinds=kinds)
-
-
-class Slotted:
-    __slots__ = ("__kept", "number")
-
-    def __init__(self) -> None:
-        self.number = 0
-
-    def more(self, x: torch.Tensor) -> int:
-        self.__kept = x
-        self.number += 1
-        return self.number
+    kinds = (defaultdict(list), Counter(), deque(maxlen=3), OrderedDict(), set(), {"a": (1, [2])}, UserDict())  # type: ignore[var-annotated]
+    return Base(fill, deep=[[[[[{"seen": []}]]]]], kinds=kinds, top=X.topk(2))
 
 
 def count(self: Any, x: torch.Tensor) -> torch.Tensor:
-    self.calls += self.slotted.more(x)
+    self.calls += 1
     self.tensor += 1
     self.steps += 1
     self.array += 1
@@ -190,7 +142,7 @@ def count(self: Any, x: torch.Tensor) -> torch.Tensor:
 
 
 def counting() -> nn.Module:
-    model = Base(count, calls=0, tensor=torch.zeros(3, dtype=torch.long), array=np.zeros(2), slotted=Slotted())
+    model = Base(count, calls=0, tensor=torch.zeros(3, dtype=torch.long), array=np.zeros(2))
     model.register_buffer("steps", torch.zeros((), dtype=torch.long))
     return model
 
@@ -205,31 +157,25 @@ class Mode(enum.Enum):
     ON = 1
 
 
-class _Missing:
-    pass
-
-
-MISSING = _Missing()
 NOTHING = object()
 
 
 def compare(self: Any, x: torch.Tensor) -> torch.Tensor:
     assert self.records.own is self.records
     assert self.records.parts[0] is self
-    assert (self.mode, self.default, self.other, self.kind) == (Mode.ON, MISSING, NOTHING, Mode)
+    assert (self.mode, self.default, self.kind) == (Mode.ON, NOTHING, Mode)
     self.records.parts.append(x)
     self.me().calls += 1
-    self.__dict__["proxy"].calls += 1
     return x * len(self.records.parts) * self.calls
 
 
 def identical() -> nn.Module:
     """Objects that hold each other and the model, weak references to it, and values that are compared by identity."""
     records = Records()
-    model = Base(compare, records=records, calls=0, mode=Mode.ON, default=MISSING, other=NOTHING, kind=Mode)
+    model = Base(compare, records=records, calls=0, mode=Mode.ON, default=NOTHING, kind=Mode)
     records.own = records
     records.parts.append(model)
-    model.me, model.__dict__["proxy"] = weakref.ref(model), weakref.proxy(model)
+    model.me = weakref.ref(model)
     return model
 
 
@@ -271,16 +217,6 @@ def noisy(self: Any, x: torch.Tensor) -> torch.Tensor:
     return x + torch.randn_like(x)
 
 
-class Apart(Base):
-    """Keeps something outside of its dictionary."""
-
-    __slots__ = ("scale",)
-
-    def forward(self, x: torch.Tensor) -> torch.Tensor:
-        self.scale += 1
-        return super().forward(x) * self.scale
-
-
 class Closed:
     """Has a finalizer, which a copy must not run."""
 
@@ -288,22 +224,6 @@ class Closed:
 
     def __del__(self) -> None:
         Closed.closed += 1
-
-
-class Final(Base, Closed):
-    """A model that has one itself."""
-
-
-class Loaded(nn.Linear):
-    """Has more in a slot than a copy takes along."""
-
-    __slots__ = ("rows",)
-
-
-def test_a_slot_may_hold_more_than_is_copied() -> None:
-    model = Loaded(4, 4)
-    model.rows = [object() for _ in range(MOST + 1)]
-    assert latpred.trace(model, torch.zeros(1, 4)).macs(1) == 16
 
 
 def layers(*more: nn.Module) -> nn.Module:
@@ -327,18 +247,15 @@ MODELS: dict[str, Callable[[], nn.Module]] = {
     "keys and values": lambda: Base(grow, cache=DynamicCache()),
     "lru_cache": lambda: Base(lambda self, x: x @ table_of(8)[0] + bias_of(8)),
     "elsewhere": Elsewhere,
-    "closing": closing,
     "own functions": own_functions,
     "nested": nested,
-    "remembering": remembering,
     "counting": counting,
     "identical": identical,
     "hooked": hooked,
     "drawing": drawing,
     "noisy": lambda: Base(noisy),
     "dropping": lambda: Base(dropping),
-    "slots": lambda: Apart(scale=1),
-    "finalizer": lambda: Final(resource=Closed()),
+    "finalizer": lambda: Base(resource=Closed()),
     "buffers": lambda: layers(nn.BatchNorm1d(4), nn.Dropout(0.5)),
     "recurrent": lambda: layers(nn.GRU(8, 8), Function(lambda given: given[0])),
     "frozen": lambda: layers(nn.Linear(8, 8).requires_grad_(False)),
@@ -353,9 +270,9 @@ MODELS: dict[str, Callable[[], nn.Module]] = {
 
 def as_new() -> None:
     """Give the variables of this file their first values."""
-    global CALLS
-    CALLS, STATE.mask, STATE.calls, Elsewhere.count = 0, None, 0, 0
-    for memory in (TABLES, LAST, SEEN, Elsewhere.shared):
+    global TABLE
+    TABLE = STATE.mask = Elsewhere.last = None
+    for memory in (TABLES, SEEN, Elsewhere.shared):
         memory.clear()  # type: ignore[attr-defined]
     bias_of.cache_clear()
     table_of.cache_clear()
@@ -378,9 +295,7 @@ def held(model: nn.Module) -> str:
 def kept() -> str:
     """A picture of what this file holds."""
     caches = bias_of.cache_info().currsize, table_of.cache_info().currsize
-    return repr(
-        (TABLES, LAST, CALLS, SEEN, vars(STATE), Elsewhere.shared, Elsewhere.count, GENERATOR.get_state(), caches)
-    )
+    return repr((TABLES, TABLE, SEEN, vars(STATE), Elsewhere.shared, Elsewhere.last, GENERATOR.get_state(), caches))
 
 
 def after(build: Callable[[], nn.Module], ask: Callable[[nn.Module], object] | None, runs: bool = False) -> list[Any]:
@@ -442,56 +357,10 @@ def test_inputs_that_are_no_tensors_are_copied_too() -> None:
     assert linear.macs.at(5) == 5 * (3 + 4) * 8 * 8
 
 
-def test_a_proxy_of_what_is_gone_is_held_as_it_is() -> None:
-    owner = Rotary()
-    model = Base(owner=weakref.proxy(owner))
-    del owner
-    assert latpred.trace(model, X).launches() == 1
-
-
-def test_a_class_with_a_finalizer_is_freed() -> None:
-    class Own(Final):
-        pass
-
-    latpred.trace(Own(), X)
-    watched = weakref.ref(Own)
-    del Own
-    gc.collect()
-    assert watched() is None
-
-
-def test_packages_of_the_user_s_site_are_installed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    for name in ("own", "base"):
-        (tmp_path / name).mkdir()
-        (tmp_path / name / f"put_into_{name}.py").touch()
-        monkeypatch.syspath_prepend(tmp_path / name)
-    monkeypatch.setattr(site, "getusersitepackages", lambda: str(tmp_path / "own"))
-    monkeypatch.setattr(site, "getsitepackages", lambda: [str(tmp_path / "base")])
-    (tmp_path / "written_here.py").touch()
-    monkeypatch.syspath_prepend(tmp_path)
-    assert [installed(name) for name in ("put_into_own", "put_into_base", "written_here")] == [True, True, False]
-
-
 def test_a_cache_that_grows_starts_anew_with_each_batch() -> None:
     graph = latpred.trace(MODELS["keys and values"](), X)
     assert [op.name for op in graph.ops if "cat" in op.name] == ["aten::cat", "aten::cat"]
     assert graph.macs(8) == 4 * graph.macs(2)
-
-
-def test_what_other_threads_cannot_take_back_is_left_by_runtimes_that_take_long() -> None:
-    """A counter may have been another thread's; a tensor without values is nobody's."""
-    as_new()
-    with put_back([Elsewhere], numbers=False):
-        STATE.calls += 5
-        TABLES[1] = torch.zeros(1, device="meta")
-        TABLES[2] = torch.zeros(1)
-    assert STATE.calls == 5
-    assert list(TABLES) == [2]
-    with put_back([Elsewhere]):
-        STATE.calls += 5
-        TABLES[3] = torch.zeros(1)
-    assert STATE.calls == 5
-    assert list(TABLES) == [2]
 
 
 def test_a_compiled_model_is_priced_as_eager_and_says_so() -> None:
