@@ -21,7 +21,7 @@ from latpred.cli.options import (
     takes,
     verb,
 )
-from latpred.cli.output import GO_ON, emit, notice, on_terminal, progress
+from latpred.cli.output import GO_ON, emit, notice, progress
 from latpred.cli.profiles import host_fields, show_profile, table_of
 from latpred.errors import NoProfileError, UsageError
 from latpred.progress import ProgressEvent
@@ -169,7 +169,7 @@ def _default_device() -> str:
 
 def _agreed(target: str) -> bool:
     """Ask on a terminal; nobody to ask means yes."""
-    if not on_terminal(sys.stdin, sys.stderr):
+    if not (sys.stdin.isatty() and sys.stderr.isatty()):
         return True
     question = f"No profile of {target} on this machine yet. Calibrate it now (one to three minutes)?"
     return click.confirm(question, default=True, err=True)

@@ -24,7 +24,7 @@ from latpred.cli.options import (
     takes,
     verb,
 )
-from latpred.cli.output import draw, emit, notice, progress, records, shows_unicode
+from latpred.cli.output import draw, emit, notice, progress, records
 from latpred.errors import LatpredError, NoProfileError, UnknownModelError, UsageError
 from latpred.query import DeviceQuery, GivenLengths, Options, record_of
 from latpred.render import Page, Table, format_interval, format_ms, listed
@@ -89,7 +89,7 @@ def _show_curve(*, sparklines: bool, plot: Path | None, measured: Path | None, o
                 table[name] = [getattr(ran(point.batch), name)(point.batch) for point in curve]
         return table
 
-    page = partial(curve_page, curve, sparklines=sparklines and shows_unicode())
+    page = partial(curve_page, curve, sparklines=sparklines)
     emit(output, document=curve.to_dict, rows=rows, page=page)
     if plot is not None:
         from latpred.plot import blank, figure_of
