@@ -6,20 +6,16 @@ initialised, which makes building take milliseconds.
 
 from __future__ import annotations
 
-import ast
 import copy
-import re
 import sys
-import threading
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, suppress
 from contextvars import ContextVar
 from dataclasses import dataclass
 from difflib import get_close_matches
-from functools import cache, partial
+from functools import partial
 from importlib import import_module
 from importlib.resources import files
-from importlib.util import find_spec
 from inspect import signature
 from itertools import chain
 from pathlib import Path
@@ -52,7 +48,6 @@ from latpred.zoo import spaces
 
 # Files that somebody may take for a model. A name may have a dot as well: "Qwen/Qwen2.5-0.5B".
 _SUFFIXES = {".py", ".json", ".yaml", ".yml", ".onnx", ".pt", ".pt2", ".pth", ".ckpt", ".bin", ".pkl", ".safetensors"}
-_SUFFIXES |= {".ort", ".engine", ".plan", ".trt", ".tflite", ".mlmodel", ".pb", ".gguf"}
 _PATHS = ("/", "./", "../", "~/")
 
 
@@ -99,29 +94,14 @@ def _demand_no_path(name: str) -> None:
         return
     _demand_there(name)
     if path.suffix == ".py":
-        found = [f"{name}:{function}" for function in _functions(path)]
-        given = f"give one of {', '.join(found)}" if found else f"give one that returns it, as {name}:build"
-        raise UnknownModelError(f"{name!r} is a Python file, of which one function builds the model; {given}")
+        raise UnknownModelError(
+            f"{name!r} is a Python file, of which one function builds the model; give one that returns it, as "
+            f"{name}:build"
+        )
     raise UnknownModelError(
         f"{name!r} is nothing that latpred can read a model from; give the function that builds the model, as "
         "path/file.py:function, or an .onnx file"
     )
-
-
-def _functions(path: Path) -> list[str]:
-    """Functions of a file that take no arguments, as it is written: nothing of it runs."""
-    try:
-        parts = ast.parse(path.read_bytes()).body
-    except (OSError, SyntaxError, ValueError):
-        return []
-    return [
-        part.name
-        for part in parts
-        if isinstance(part, ast.FunctionDef)
-        and not part.name.startswith("_")
-        and len(part.args.defaults) == len([*part.args.posonlyargs, *part.args.args])
-        and None not in part.args.kw_defaults
-    ]
 
 
 def unweighted(build: Callable[[], Any], device: str = "meta") -> Any:
@@ -134,29 +114,6 @@ def unweighted(build: Callable[[], Any], device: str = "meta") -> Any:
         with suppress(Exception, SystemExit), Unweighted():
             return build()
     return build()
-
-
-_REGISTERED = re.compile(r'^@register_model(?:\((?:name="(\w+)")?\))?$.*?^def (\w+)\(', re.MULTILINE | re.DOTALL)
-
-
-@cache
-def registered(library: str) -> tuple[str, ...]:
-    """Names of a library's models, without the library, in the order of the alphabet; none where it is not there.
-
-    >>> registered("no_such_library")
-    ()
-    """
-    try:
-        spec = find_spec(library)
-    except ValueError:  # it is there, but not as files
-        return ()
-    folders = [] if spec is None else [Path(folder) / "models" for folder in spec.submodule_search_locations or ()]
-    texts = [
-        path.read_text(encoding="utf-8", errors="replace")
-        for folder in folders
-        for path in sorted(folder.rglob("*.py"))
-    ]
-    return tuple(sorted({name or function for text in texts for name, function in _REGISTERED.findall(text)}))
 
 
 class Architecture(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
@@ -191,7 +148,6 @@ _ALIASES = {canonical(alias): name for name, row in ARCHITECTURES.items() for al
 _LIBRARIES = {"torchvision": "torchvision.models", "timm": "timm"}  # and what to import of them
 # What importing a library raises whose compiled parts do not fit; the second attempt finds it half imported.
 _UNFIT = (ImportError, RuntimeError, AttributeError)
-_HIDING = threading.RLock()  # what Python has imported is everybody's: one thread at a time hides some of it
 _ATTENTION: ContextVar[str | None] = ContextVar("attention", default=None)
 
 
@@ -397,33 +353,11 @@ def _from_transformers(row: Architecture, size: int, device: str) -> torch.nn.Mo
 
 
 def transformers_class(name: str) -> Any:
-    """A class of transformers, which does without a torchvision that is broken."""
+    """A class of transformers."""
     try:
         return getattr(import_module("transformers"), name)
     except _UNFIT as error:
-        if _torchvision_broken():
-            with suppress(*_UNFIT), _without_torchvision():
-                return getattr(import_module("transformers"), name)
         raise broken("transformers", error) from error
-
-
-@contextmanager
-def _without_torchvision() -> Iterator[None]:
-    """Make a torchvision that cannot be imported look as if it were not there, which transformers can do without."""
-    asked: Any = getattr(import_module("transformers.utils.import_utils"), "is_torchvision_available", None)
-    with _HIDING:
-        hidden = {name: module for name, module in sys.modules.items() if name.partition(".")[0] == "torchvision"}
-        for name in hidden:
-            del sys.modules[name]
-        sys.modules["torchvision"] = None  # type: ignore[assignment]  # which is how Python says that there is none
-        try:
-            if hasattr(asked, "cache_clear"):
-                asked.cache_clear()
-                asked()  # transformers remembers the answer
-            yield
-        finally:
-            del sys.modules["torchvision"]
-            sys.modules.update(hidden)
 
 
 def broken(package: str, error: BaseException) -> MissingPackageError:
@@ -507,8 +441,8 @@ def of_library(library: str) -> list[str]:
 
 
 def _in_a_library(name: str) -> str:
-    """The name in full of a model that only a library knows; none is imported to find out."""
-    listed = {library: registered(library) for library in _LIBRARIES}
+    """The name in full of a model that only a library knows."""
+    listed = {library: of_library(library) for library in _LIBRARIES}
     for library, others in listed.items():
         for other in others:
             if canonical(other) == canonical(name):
