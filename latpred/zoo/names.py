@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import copy
 import sys
+import threading
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, suppress
 from contextvars import ContextVar
@@ -148,6 +149,7 @@ _ALIASES = {canonical(alias): name for name, row in ARCHITECTURES.items() for al
 _LIBRARIES = {"torchvision": "torchvision.models", "timm": "timm"}  # and what to import of them
 # What importing a library raises whose compiled parts do not fit; the second attempt finds it half imported.
 _UNFIT = (ImportError, RuntimeError, AttributeError)
+_HIDING = threading.RLock()  # what Python has imported is everybody's: one thread at a time hides some of it
 _ATTENTION: ContextVar[str | None] = ContextVar("attention", default=None)
 
 
@@ -353,11 +355,33 @@ def _from_transformers(row: Architecture, size: int, device: str) -> torch.nn.Mo
 
 
 def transformers_class(name: str) -> Any:
-    """A class of transformers."""
+    """A class of transformers, which does without a torchvision that is broken."""
     try:
         return getattr(import_module("transformers"), name)
     except _UNFIT as error:
+        if _torchvision_broken():
+            with suppress(*_UNFIT), _without_torchvision():
+                return getattr(import_module("transformers"), name)
         raise broken("transformers", error) from error
+
+
+@contextmanager
+def _without_torchvision() -> Iterator[None]:
+    """Make a torchvision that cannot be imported look as if it were not there, which transformers can do without."""
+    asked: Any = getattr(import_module("transformers.utils.import_utils"), "is_torchvision_available", None)
+    with _HIDING:
+        hidden = {name: module for name, module in sys.modules.items() if name.partition(".")[0] == "torchvision"}
+        for name in hidden:
+            del sys.modules[name]
+        sys.modules["torchvision"] = None  # type: ignore[assignment]  # which is how Python says that there is none
+        try:
+            if hasattr(asked, "cache_clear"):
+                asked.cache_clear()
+                asked()  # transformers remembers the answer
+            yield
+        finally:
+            del sys.modules["torchvision"]
+            sys.modules.update(hidden)
 
 
 def broken(package: str, error: BaseException) -> MissingPackageError:
