@@ -167,15 +167,6 @@ def test_a_library_s_name_may_be_that_of_one_s_own_function(
     assert registered_function("timm:mine") is not None
 
 
-def test_a_link_goes_on_pointing_to_the_table(tmp_path: Path, predicted: Predicted) -> None:
-    link, table = tmp_path / "link.parquet", tmp_path / "table.parquet"
-    link.symlink_to(table)
-    for path in (link, table):
-        predict_many([builder(8)], resume=path, **ASKED)
-    assert predicted() == [0]
-    assert link.is_symlink()
-
-
 @pytest.mark.usefixtures("own_formulas")
 def test_other_formulas_are_another_question(resumed: Resumed, predicted: Predicted) -> None:
     for times in (1, 2, 2):
@@ -196,9 +187,6 @@ def test_a_disk_that_is_full_costs_no_rows(resumed: Resumed, monkeypatch: pytest
     with pytest.warns(UserWarning, match="No space left on device"):
         table = resumed([builder(8), builder(16)])
     assert table["error"].isna().all()
-    monkeypatch.setattr(resume, "locked", full)
-    with pytest.raises(UsageError, match=r"cannot lock .*No space left on device"):
-        resumed([builder(8)])
 
 
 @pytest.mark.parametrize(

@@ -21,8 +21,7 @@ from torch import nn
 
 from latpred import predict_many, runtimes
 from latpred.errors import CandidateError, WorkerError
-from latpred.ops import Work, cost, formula_of, generation
-from latpred.ops.families import registered
+from latpred.ops import Work, cost
 from latpred.progress import ProgressCounter, ProgressEvent, progress_text
 from latpred.runtimes.graph_store import timm_attention
 from latpred.search import workers
@@ -177,56 +176,11 @@ def test_candidates_in_front_that_cannot_be_sent_do_not_end_a_run() -> None:
     assert found.error[0].startswith("it cannot be sent to a worker: TypeError: cannot pickle")  # and no traceback
 
 
-class Unloadable(nn.ReLU):
-    """A candidate that is pickled and cannot be unpickled."""
-
-    def __reduce_ex__(self, _: object) -> tuple[Any, ...]:
-        return int, ("no number",)
-
-
-@pytest.mark.usefixtures("own_formulas")
-@pytest.mark.parametrize("backend", ["multiprocessing", "threading"])
-def test_a_candidate_that_cannot_be_unpickled_is_named_by_processes_and_taken_as_it_is_by_threads(backend: str) -> None:
-    cost("mine::relu")(lambda x, *, out: x)  # a formula that has no name in any module is sent all the same
-    with joblib.parallel_config(backend=backend, n_jobs=2):
-        found = predict_many(iter([*candidates(1), Unloadable()]), **ASKED | {"batch": 1})
-    assert found.name.tolist() == ["build", "Unloadable"]
-    assert found.error.isna().tolist() == [True, backend == "threading"], found.error.tolist()
-    assert backend == "threading" or found.error[1].startswith("it cannot be sent to a worker (unpickling it raised V")
-
-
 def test_workers_have_the_default_dtype_of_their_user() -> None:
     with default_dtype(torch.float64):
         alone, spread = (predict_many(candidates(2), n_jobs=jobs, **ASKED) for jobs in (1, 2))
     assert set(alone.precision) == {"fp64"}
     pd.testing.assert_frame_equal(spread, alone)
-
-
-@pytest.mark.usefixtures("own_formulas")
-def test_a_worker_has_all_formulas_of_its_user_whatever_it_registered_itself() -> None:
-    mine, theirs = (lambda x, *, out: x), (lambda x, *, out: out)
-    sender = workers._Sender("elsewhere", 1, (("mine::one", mine), ("mine::other", mine)), torch.float32, 1, "1")
-    seeing: Any = SimpleNamespace(rows=lambda *_: [formula_of(f"mine::{name}") for name in ("one", "other")])
-    for name in ("other", "one"):  # as a module does that came with candidates, before all others or between them
-        cost(f"mine::{name}")(theirs)
-        assert workers.work(seeing, sender, 0, None) == [mine, mine]
-    before = generation()
-    workers.work(seeing, sender, 1, None)
-    assert generation() == before
-
-
-@pytest.mark.usefixtures("own_formulas")
-def test_a_worker_forgets_the_formulas_of_the_user_before() -> None:
-    usual, generations = formula_of("aten::linear"), {generation()}
-    seeing: Any = SimpleNamespace(rows=lambda *_: [formula_of("aten::linear"), formula_of("mine::one")])
-    for process, formula in enumerate((lambda x, *, out: x, lambda x, *, out: out)):
-        given = ("aten::linear", formula), ("mine::one", formula)
-        for formulas, seen in ((given, [formula, formula]), ((), [usual, None])):
-            sender = workers._Sender("elsewhere", 2 * process + len(formulas), formulas, torch.float32, 1, "1")
-            assert workers.work(seeing, sender, 0, None) == seen
-            generations.add(generation())
-    assert len(generations) == 5, "caches of what formulas gave can tell"
-    assert registered(generation() - 2) == (("aten::linear", usual),)
 
 
 @pytest.mark.parametrize("loaded", [True, False])
@@ -236,7 +190,7 @@ def test_a_worker_has_its_user_s_threads_and_attention_of_timm(loaded: bool, mon
     monkeypatch.setitem(sys.modules, "timm.layers.config", config)  # type: ignore[arg-type]
     sender = workers._Sender("elsewhere", 1, (), torch.float32, 2, "0")
     seeing: Any = SimpleNamespace(rows=lambda *_: [torch.get_num_threads(), timm_attention()])
-    assert workers.work(seeing, sender, 0, None) == [2, "0"]
+    assert workers.work(seeing, sender, 0, workers._sent(None)) == [2, "0"]
     assert (torch.get_num_threads(), timm_attention()) == (1, "1")
 
 

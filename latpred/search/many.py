@@ -107,6 +107,7 @@ def predict_many(
     >>> table = predict_many((BertConfig(num_hidden_layers=n) for n in (2, 4, 8)), batch=[1, 16])  # doctest: +SKIP
     """
     from joblib import effective_n_jobs
+    from joblib.parallel import get_active_backend
 
     if errors not in ERRORS:
         raise UsageError(f"errors={errors!r} is not known; choose from: {', '.join(ERRORS)}.")
@@ -127,8 +128,8 @@ def predict_many(
         new = store.unfinished(candidates, counter)
         parts: Generator[list[CandidateRow], None, None] = (
             (evaluator.rows(*numbered, errors) for numbered in new)
-            if jobs == 1
-            else predict_on_workers(evaluator, new, jobs, drawn=not isinstance(candidates, (list, tuple)))
+            if jobs == 1 or getattr(get_active_backend()[0], "uses_threads", False)  # which would wait for one another
+            else predict_on_workers(evaluator, new, jobs)
         )
         with closing(parts):  # an error, which may be kept with all it refers to, ends the workers' run as well
             for rows in parts:
