@@ -26,17 +26,14 @@ pytestmark = pytest.mark.usefixtures("calibrated")
 @pytest.mark.parametrize(
     ("asked", "error", "said"),
     [
-        ({"batch": torch.tensor(4)}, UsageError, r"Batch tensor\(4\) is not a whole number; give 1 or more"),
         ({"batch": torch.zeros(1, 4)}, UsageError, "^A tensor is no batch size; .* and inputs as inputs=x"),
         ({"batch": (torch.zeros(1, 4),)}, UsageError, "^A tensor is no batch size"),
         ({"runtime": None}, UsageError, "None is no runtime; give the name of one: eager"),
         ({"runtime": ["eager"]}, UsageError, "is no runtime; give the name of one: eager"),
         ({"host": []}, UsageError, r"host=\[\] is not a host; give a factor such as 1.3"),
         ({"host": True}, UsageError, "host=True is not a host"),
-        ({"device": "a\0b"}, UsageError, "is neither a name nor a path"),
         ({"device": profile()}, UsageError, "device= takes a name or a path, not a DeviceProfile; give cpu, cuda:0"),
-        ({"device": "cpu", "threads": "1"}, UsageError, "threads='1' is no number of threads; give 1 or more"),
-        ({"device": "cpu", "threads": [1]}, UsageError, r"threads=\[1\] is no number of threads"),
+        ({"device": "cpu", "threads": "1"}, UsageError, "threads='1' is not a number of threads"),
         ({"device": "gpu"}, ProfileError, "own GPU is cuda or cuda:0"),
         ({"device": "cpu", "cudnn_benchmark": True}, NoProfileError, "runs on CUDA devices only(?!.*calibrate)"),
         ({"model": nn.Linear(2, 2), "precision": ["fp16"]}, UsageError, "is no name of a precision; give one, as in"),
