@@ -118,14 +118,6 @@ def test_several_curves_are_told_apart_by_what_differs() -> None:
     assert labels(plot.latencies([one, turned], plot.blank())) == ["fp32", "fp32, channels_last"]
 
 
-def test_a_curve_whose_name_starts_with_an_underscore_is_in_the_legend() -> None:
-    private, other = (curve(1, 8, net=msgspec.structs.replace(NET, model=name)) for name in ("_Net", "Net"))
-    assert labels(plot.latencies([private, other], plot.blank())) == ["_Net", "Net"]
-    cells = [(name, 1, 0.01) for name in ("_Net", "Net")]
-    report = comparison.compare(predicted(cells), measured(cells))
-    assert labels(plot.agreement(report, plot.blank(), by="model"))[-2:] == ["_Net", "Net"]
-
-
 def test_runtimes_and_shares_of_an_explanation() -> None:
     above, below = explanation(prediction("eager", 10.0), prediction("compile", 8.0)).plot().axes
     assert [text.get_text() for text in above.get_yticklabels()] == ["compile", "eager"]

@@ -134,8 +134,3 @@ def test_one_batch_and_many(batches: tuple[int, ...]) -> None:
 def test_a_report_of_nothing() -> None:
     with pytest.raises(UsageError, match="needs a model"):
         report.html([])
-
-
-def test_lines_of_tables_break_neither_numbers_from_units_nor_spans() -> None:
-    assert report.glued("1.27 to 3.19 ms, 5 % more") == "1.27\u00a0to\u00a03.19\u00a0ms, 5\u00a0% more"
-    assert report.glued("not before 12 models to 3") == "not before 12 models to 3"

@@ -133,16 +133,15 @@ def _graph_of(
     try:
         profile_of(plain)
     except NoProfileError:
-        _demand_model(model, options, batches, strict=strict)
+        _demand_model(model, options, batches)
     ensure_profile(query, (runtime,), yes=yes)
-    predictor = predictor_of(plain, runtime)
+    predictor, graph = predictor_of(plain, runtime), None
     if traced_by(runtime, predictor.era) != "eager":
         _say_asked(model, runtime)
     elif not is_onnx_file(model):
-        graph = trace_by_name(model, predictor.era, batches, strict=strict, **options.tracing)
-        if graph.target in ("", predictor.target):
-            return graph
-    graph = predictor.trace(model, options, batches)
+        graph = trace_by_name(model, predictor.era, batches, **options.tracing)
+    if graph is None or graph.target not in ("", predictor.target):
+        graph = predictor.trace(model, options, batches)
     if strict:
         from latpred.tracing.op_record import demand_known
 
@@ -150,7 +149,7 @@ def _graph_of(
     return graph
 
 
-def _demand_model(model: str, options: Options, batches: Sequence[int] = (), *, strict: bool = False) -> None:
+def _demand_model(model: str, options: Options, batches: Sequence[int] = ()) -> None:
     """Trace a model, or look at an ONNX file, so that one which cannot be predicted costs no calibration."""
     from latpred.runtimes.graph_store import trace_by_name
     from latpred.runtimes.lowering import is_onnx_file
@@ -160,7 +159,7 @@ def _demand_model(model: str, options: Options, batches: Sequence[int] = (), *, 
 
         onnx_file.check_file(model, options.runtime)
     else:
-        trace_by_name(model, batches=batches, strict=strict, **options.tracing)
+        trace_by_name(model, batches=batches, **options.tracing)
 
 
 def _say_asked(model: str, runtime: str) -> None:
