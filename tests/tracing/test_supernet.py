@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import gc
-import itertools
 import pickle
 import random
 from collections.abc import Callable
@@ -71,32 +70,6 @@ def test_every_architecture_is_what_its_trace_gives(most: int, monkeypatch: pyte
     for _ in range(12):
         architecture = {label: draw.choice(options) for label, options in supernet.choices.items()}
         whole = Mixed(lambda label, options, these=architecture: chosen(label, options, these))
-        assert supernet.graph(architecture) == trace(whole, **IMAGE)
-
-
-class Around(nn.Module):
-    """Large weights that are read again, by a layer on both sides of a place and by a place that is called twice."""
-
-    def __init__(self, place: Callable[[str, dict[str, nn.Module | None]], nn.Module]) -> None:
-        super().__init__()
-        self.stem, self.layer = nn.Conv2d(3, 64, 1), wide()
-        self.middle = place("middle", {"relu": nn.ReLU(), "conv": wide(), "two": nn.Sequential(wide(), wide())})
-        self.last = place("last", {"relu": nn.ReLU(), "pool": nn.AvgPool2d(3, 1, 1), "conv": wide()})
-
-    def forward(self, x: torch.Tensor) -> torch.Tensor:
-        x = self.middle(self.layer(self.middle(self.stem(x))))
-        return self.layer(self.last(self.layer(x)))  # type: ignore[no-any-return]
-
-
-def wide() -> nn.Module:
-    return nn.Conv2d(64, 64, 3, padding=1)
-
-
-def test_weights_that_are_read_again_on_the_other_side_of_a_choice() -> None:
-    supernet = latpred.Supernet(Around(latpred.Choice), **IMAGE)
-    for options in itertools.product(*supernet.choices.values()):
-        architecture = dict(zip(supernet.choices, options, strict=True))
-        whole = Around(lambda label, layers, these=architecture: chosen(label, layers, these))
         assert supernet.graph(architecture) == trace(whole, **IMAGE)
 
 
@@ -173,6 +146,11 @@ def sequential(**options: nn.Module | None) -> nn.Module:
     return nn.Sequential(nn.Conv2d(3, 4, 1), latpred.Choice("c", options))
 
 
+def rereading() -> nn.Module:
+    layer = nn.Conv2d(64, 64, 3, padding=1)
+    return nn.Sequential(nn.Conv2d(3, 64, 1), layer, latpred.Choice("c", {"a": nn.ReLU()}), layer)
+
+
 class Looking(nn.Module):
     """A network whose forward does other work where its choice gives what it was given."""
 
@@ -228,6 +206,7 @@ def tied() -> nn.Module:
             "label 'c' have different opt",
         ),
         (tied, TraceError, "shares weights with"),
+        (rereading, TraceError, "reads weights more than once"),
         (lambda: nn.Sequential(nn.Conv2d(3, 3, 1), Looking()), TraceError, "around a choice depends on the option"),
         (lambda: nn.Sequential(nn.Conv2d(3, 3, 1), Skipping()), TraceError, "goes without '1.choice'"),
     ],
