@@ -180,13 +180,6 @@ def test_calibrating_while_another_process_does_or_where_nothing_can_be_kept(req
     assert (shown.exit_code, "Permission denied. Make it writable, or choose" in shown.stderr) == (3, True)
 
 
-def test_a_study_is_not_kept_where_nothing_can_be_looked_into(request: pytest.FixtureRequest) -> None:
-    run(*STUDY, "--budget", "0.000001s")
-    request.getfixturevalue("shut_home")
-    shown = run(*STUDY, "--budget", "0.000001s")
-    assert (shown.exit_code, "choose another directory with --record DIR" in shown.stderr) == (3, True), shown.exception
-
-
 def test_ctrl_c_keeps_what_was_measured() -> None:
     # A shell that started the tests in the background had them ignore Ctrl-C.
     heeding = "import signal; signal.signal(signal.SIGINT, signal.default_int_handler)"

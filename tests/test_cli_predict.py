@@ -169,14 +169,6 @@ def test_explain_prints_what_it_says_in_json_and_csv(model: str, where: tuple[st
     assert [(row["runtime"], row["launches"]) for row in rows] == [("cuda-graphs", "4"), ("eager", "4")]
 
 
-def test_a_curve_counts_the_launches_of_the_runtime_as_explain_does(model: str) -> None:
-    # Its convolutions add their bias in a kernel of its own.
-    asked = (model, "--image", "32", "--device", "rtx-8000", "--csv")
-    shown = (run("curve", *asked, "--batch", "1").stdout, run("explain", *asked, "--runtime", "eager").stdout)
-    (one,), (other,) = (list(csv.DictReader(io.StringIO(text))) for text in shown)
-    assert one["launches"] == other["launches"] == "5"
-
-
 def test_a_curve_has_a_sparkline_and_a_prediction_has_none(where: tuple[str, ...]) -> None:
     line = run("curve", *where, "--batch", "1-64:2x").stdout.splitlines()[1]
     assert line.startswith("latency ")
@@ -244,13 +236,6 @@ def test_rank_orders_models_on_each_device() -> None:
     assert json.loads(faster.stdout)["rows"][0]["caveats"][0].startswith("host")
     refused = run("rank", "nasbench201:9", "--device", "rtx-8000,a100")
     assert (refused.exit_code, "'rtx-8000,a100' is no device; give each by itself" in refused.stderr) == (2, True)
-
-
-def test_a_ranking_folds_long_names_before_it_cuts_a_number(models: str) -> None:
-    asked = ("rank", f"{models}:picture", "--device", "rtx-8000", "--image", "32")
-    shown = run(*asked).stdout
-    assert "\N{HORIZONTAL ELLIPSIS}" not in shown
-    assert format_ms(document(*asked)["rows"][0]["latency_ms"]) in shown
 
 
 def test_a_ranking_says_what_may_not_hold_once_and_of_whom(models: str) -> None:

@@ -104,23 +104,6 @@ def test_the_cache_is_shown_and_cleared_and_profiles_stay(latpred_home: Path) ->
     assert store.find().name == "cpu"
 
 
-@pytest.mark.parametrize("command", ["profiles list", "profiles list --hosts", "cache show", "cache clear"])
-def test_a_home_that_cannot_be_looked_into_is_said_to_be(command: str, request: pytest.FixtureRequest) -> None:
-    assert run(*command.split()).exit_code == 0
-    home = request.getfixturevalue("shut_home")  # only now: what the verb imports must be read first
-    shown = run(*command.split())
-    assert (shown.exit_code, shown.stdout) == (3, "")
-    assert shown.stderr.startswith(f"latpred: cannot look into {home}/")
-    assert "Permission denied. Make it readable, or choose another directory with LATPRED_HOME=DIR." in shown.stderr
-
-
-@pytest.mark.usefixtures("read_only_home")
-def test_a_cache_that_cannot_be_deleted() -> None:
-    shown = run("cache", "clear")
-    assert shown.exit_code == 3
-    assert "Permission denied. Make it writable, or choose another directory with LATPRED_HOME=DIR." in shown.stderr
-
-
 def findings(exit_code: int) -> dict[str, dict[str, str]]:
     """What doctor says, by topic."""
     shown = run("doctor", "--json")

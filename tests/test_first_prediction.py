@@ -124,13 +124,6 @@ def test_who_waits_too_long_is_told(calibrations: Calls, monkeypatch: pytest.Mon
     assert calibrations == []
 
 
-@pytest.mark.usefixtures("calibrating")
-def test_another_machine_of_the_home_does_not_wait(calibrations: Calls, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(host, "short_id", lambda: "anothers")
-    latpred.predict(graph(linear()))
-    assert calibrations == [("cpu", True)]
-
-
 SCRIPT = """
 import functools
 import warnings

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import copy
 import random
 from collections.abc import Iterator
 from functools import partial
@@ -23,8 +22,7 @@ import latpred
 from latpred.errors import CandidateError, ProfileError, RuntimeRefusalError, TimeLimitError, UsageError
 from latpred.prediction.predictor import Predictor
 from latpred.profile.document import Acceptance
-from latpred.search import many
-from latpred.search.resume import COLUMNS, Evaluator
+from latpred.search.resume import COLUMNS
 
 predict_many = partial(latpred.predict_many, device=predictor())
 
@@ -85,29 +83,6 @@ def test_a_device_of_another_time_has_a_model_of_its_own(candidate: Any) -> None
     both = latpred.predict_many([candidate], device=["rtx-8000", "epyc-shared"], **asked)
     alone = latpred.predict_many([candidate], device="epyc-shared", **asked)
     assert both[1:].reset_index(drop=True).equals(alone)
-
-
-def test_a_prediction_leaves_a_config_as_it_was() -> None:
-    config = copy.deepcopy(SMALL)
-    config._attn_implementation = None
-    predict_many([config], seq=16)
-    assert config._attn_implementation is None
-
-
-def test_an_error_that_is_kept_keeps_no_worker_going(monkeypatch: pytest.MonkeyPatch) -> None:
-    ended: list[int] = []
-
-    def endless(evaluator: Evaluator, *_: Any, **__: Any) -> Iterator[Any]:
-        try:
-            while True:
-                yield evaluator.failed(0, network, "no such block")
-        finally:
-            ended.append(1)
-
-    monkeypatch.setattr(many, "predict_on_workers", endless)
-    with pytest.raises(CandidateError) as kept:
-        predict_many([network], n_jobs=2, errors="raise", inputs=INPUTS)
-    assert ended, kept
 
 
 def test_rows_are_what_single_predictions_say() -> None:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import base64
 import re
-from dataclasses import replace
 from html.parser import HTMLParser
 from pathlib import Path
 
@@ -78,14 +77,6 @@ def test_the_model_launches_what_the_table_of_runtimes_says() -> None:
     facts, table = dict(report.facts(one)), report.runtimes(one)
     launches = table.rows[0][table.heads.index("launches")]
     assert facts["launches in eager"] == launches == "2"  # which adds the bias by itself
-
-
-def test_what_there_is_nothing_to_say_of_has_no_heading() -> None:
-    (one,) = studied(network())
-    silent = replace(one, explanation=replace(one.explanation, advice="", headrooms={}))
-    found = Page(report.html([silent]))
-    assert "What to do." not in found.text
-    assert "Room to grow" not in found.headings
 
 
 def test_the_answer_and_the_charts_hold_the_predicted_numbers() -> None:

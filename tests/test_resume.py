@@ -36,14 +36,6 @@ def resumed(tmp_path: Path) -> Resumed:
     return partial(predict_many, resume=tmp_path / "table.parquet", **ASKED)
 
 
-def test_a_file_that_is_no_python_fails_alone(tmp_path: Path, resumed: Resumed) -> None:
-    file = tmp_path / "mine.py"
-    for text in ("def build(:\n", "\0", "(" * 10_000):
-        file.write_text(text)
-        table = resumed([f"{file}:build", builder(8)])
-        assert ["failed: SyntaxError" in str(error) for error in table.error] == [True, True, False, False]
-
-
 @pytest.fixture
 def predicted(monkeypatch: pytest.MonkeyPatch) -> Predicted:
     """Positions of the candidates that were predicted, not read back, since this was last asked."""
@@ -135,15 +127,6 @@ def test_another_default_dtype_is_another_question(resumed: Resumed, predicted: 
         double = resumed([builder(16)])
     assert predicted() == [0, 0]
     assert [set(table.precision) for table in (single, double)] == [{"fp32"}, {"fp64"}]
-
-
-def test_another_attention_of_timm_is_another_question(
-    resumed: Resumed, predicted: Predicted, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    for fused in "1001":
-        monkeypatch.setattr(graph_store, "timm_attention", lambda fused=fused: fused)
-        resumed([builder(16)])
-    assert predicted() == [0, 0]
 
 
 def test_what_a_builder_draws_is_another_each_time(resumed: Resumed, predicted: Predicted) -> None:

@@ -219,29 +219,6 @@ def test_a_second_of_timing_reads_every_reference() -> None:
     assert set(reference_speed.speed_now(1, seconds=0.0, host_only=True)) == {"dispatch"}
 
 
-def test_the_speed_of_the_moment_is_the_cpus_in_float32_whatever_is_set(monkeypatch: pytest.MonkeyPatch) -> None:
-    seen: list[object] = []
-
-    def read(timer: reference_speed.ReferenceTimer) -> dict[str, float]:
-        tensors = (timer._gauge._small, timer._factor, timer._stream, timer._products)
-        seen.extend((tensor.dtype, tensor.device.type) for tensor in tensors)
-        seen.append(torch.get_float32_matmul_precision())
-        return {"dispatch": 1.0}
-
-    monkeypatch.setattr(reference_speed.ReferenceTimer, "read", read)
-    torch.set_default_dtype(torch.float64)
-    torch.set_default_device("meta")
-    torch.set_float32_matmul_precision("medium")
-    try:
-        reference_speed.speed_now(1, seconds=0.0)
-        assert torch.get_float32_matmul_precision() == "medium"
-    finally:
-        torch.set_float32_matmul_precision("highest")
-        torch.set_default_device(None)
-        torch.set_default_dtype(torch.float32)
-    assert set(seen) == {(torch.float32, "cpu"), "highest"}
-
-
 def test_looking_at_the_speed_sets_threads_and_autocast_and_puts_them_back(monkeypatch: pytest.MonkeyPatch) -> None:
     def state() -> tuple[object, ...]:
         subnormal = float(torch.tensor(1e-39) * 0.5)

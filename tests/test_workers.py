@@ -75,15 +75,6 @@ def test_a_generator_s_own_failure_is_its_own(a_worker_dies: bool) -> None:
         predict_many(failing(), n_jobs=2, **ASKED)
 
 
-def test_a_generator_that_exits_leaves_no_shorter_table() -> None:
-    def exiting() -> Iterator[Any]:
-        yield from candidates(12)  # joblib asks for the last of them in a thread of its own
-        raise SystemExit("enough")
-
-    with pytest.raises(SystemExit, match="enough"):
-        predict_many(exiting(), n_jobs=2, **ASKED)
-
-
 def test_when_no_worker_works_that_is_said(monkeypatch: pytest.MonkeyPatch) -> None:
     def broken(*_: object) -> None:
         raise OSError("no space left")
@@ -127,11 +118,6 @@ def test_a_budget_goes_by_the_clock_that_it_came_with() -> None:
     assert [counter.next("one"), counter.next("two")] == [True, False]
 
 
-def test_a_bar_on_no_terminal_is_silent(capsys: pytest.CaptureFixture[str]) -> None:
-    predict_many(candidates(2), progress=True, **ASKED)
-    assert capsys.readouterr() == ("", "")
-
-
 def killing(flag: Path | None = None) -> Callable[[], nn.Module]:
     """A candidate that kills the worker that builds it: always, or until a file is there."""
     home, inner = os.getpid(), builder(48)
@@ -168,12 +154,6 @@ def test_what_kills_workers_or_cannot_be_sent_is_named_and_costs_nobody_else_any
     good = found[found.error.isna()].reset_index(drop=True)
     expected = predict_many(rest, **ASKED)
     pd.testing.assert_frame_equal(good.drop(columns="candidate"), expected.drop(columns="candidate"), check_exact=True)
-
-
-def test_candidates_in_front_that_cannot_be_sent_do_not_end_a_run() -> None:
-    found = predict_many([*[Stubborn()] * 3, *candidates(5)], n_jobs=2, **ASKED)
-    assert found.error.notna().tolist() == [True] * 6 + [False] * 10
-    assert found.error[0].startswith("it cannot be sent to a worker: TypeError: cannot pickle")  # and no traceback
 
 
 def test_workers_have_the_default_dtype_of_their_user() -> None:
