@@ -15,7 +15,6 @@ import cProfile
 import os
 import pstats
 import random
-import sys
 import time
 from collections.abc import Callable, Iterator, Sequence
 from functools import partial
@@ -24,14 +23,14 @@ from pathlib import Path
 from typing import Any
 
 os.environ.setdefault("OMP_NUM_THREADS", "1")
-sys.path.insert(0, str(Path(__file__).parent))
 
 import torch
-from benchmark import usual_profile
 
 from latpred import predict_many
+from latpred.errors import ProfileError
 from latpred.prediction.predictor import Predictor
 from latpred.profile import store
+from latpred.profile.document import DeviceProfile
 from latpred.search.spaces import nasbench201
 from latpred.zoo.candidates import traceable
 from latpred.zoo.names import build_config
@@ -64,6 +63,14 @@ def main(arguments: Sequence[str] | None = None) -> None:
     print(f"profile {predictor.profile.name}, batch 1, eager, one core")
     transformers(predictor, options.candidates)
     cells(predictor, options.cells, options.built)
+
+
+def usual_profile() -> DeviceProfile:
+    """The profile of this machine, else one that ships."""
+    try:
+        return store.find()
+    except ProfileError:
+        return store.load("epyc-shared")
 
 
 def transformers(predictor: Predictor, count: int) -> None:

@@ -66,7 +66,7 @@ def test_the_package_runs_as_the_command_does() -> None:
     shown = subprocess.run([sys.executable, "-m", "latpred", "predcit"], capture_output=True, text=True, check=False)
     assert (shown.returncode, shown.stdout) == (2, "")
     assert shown.stderr.startswith("Usage: latpred [OPTIONS]")
-    assert "Did you mean predict?" in shown.stderr
+    assert "Did you mean 'predict'?" in shown.stderr
 
 
 def test_the_package_takes_no_module_of_the_working_directory_for_one_of_python(tmp_path: Path) -> None:

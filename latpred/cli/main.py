@@ -1,8 +1,7 @@
-"""What a misspelt verb is answered, and how what goes wrong becomes one sentence and an exit code."""
+"""How what goes wrong becomes one sentence and an exit code."""
 
 from __future__ import annotations
 
-import difflib
 import io
 import sys
 import traceback
@@ -37,32 +36,12 @@ def state() -> State:
     return State() if context is None else context.ensure_object(State)
 
 
-class SuggestingGroup(click.Group):
-    """A group that names the nearest verb when it does not know the one given."""
-
-    def resolve_command(
-        self, ctx: click.Context, args: list[str]
-    ) -> tuple[str | None, click.Command | None, list[str]]:
-        """Find the verb that the arguments start with."""
-        name, known = args[0], self.list_commands(ctx)
-        if name in known or name.startswith("-"):
-            return super().resolve_command(ctx, args)
-        near = difflib.get_close_matches(name, known, n=1, cutoff=0.5)
-        hint = f"Did you mean {near[0]}?" if near else f"There are: {', '.join(known)}."
-        raise click.UsageError(f"No such command {name!r}. {hint}", ctx)
-
-
-class VerbGroup(SuggestingGroup):
+class VerbGroup(click.Group):
     """The top group, which answers for errors."""
 
     def list_commands(self, ctx: click.Context) -> list[str]:
         """All verbs, in the order of --help."""
         return list(self.commands)
-
-    def format_commands(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
-        """List the verbs, each with the first line of its own help, however narrow the terminal is."""
-        with formatter.section("Commands"):
-            formatter.write_dl([(name, str(verb.help).partition("\n")[0]) for name, verb in self.commands.items()])
 
     def invoke(self, ctx: click.Context) -> Any:
         """Run the verb; say what went wrong in a sentence on stderr, and exit with its code."""
