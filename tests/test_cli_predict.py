@@ -24,7 +24,6 @@ import latpred
 from latpred import tables
 from latpred.cli import main
 from latpred.profile import store
-from latpred.render import format_ms
 
 QUICK = "latpred.calibration.calibrator.calibrate"
 
@@ -198,12 +197,6 @@ def test_a_timeline_is_printed_traced_and_drawn(where: tuple[str, ...], tmp_path
     assert (tmp_path / "t.png").exists()
 
 
-def test_a_timeline_is_of_the_batch_that_was_asked_for(models: str) -> None:
-    asked = (f"{models}:Uneven", "--image", "8", "--batch", "5", "--device", saved())
-    latency_ms = document("predict", *asked)["points"][0]["latency_ms"]
-    assert run("timeline", *asked).stdout.splitlines()[0].endswith(f": {format_ms(latency_ms)}")
-
-
 def test_a_report_of_two_models(model: str, where: tuple[str, ...], tmp_path: Path) -> None:
     shown = run("report", model, *where, "--batch", "1,8", "--runtime", "cuda-graphs", "-o", tmp_path / "r.html")
     assert (shown.exit_code, shown.stdout) == (0, ""), shown.stderr
@@ -271,24 +264,6 @@ def test_trace_shows_what_a_runtime_does(model: str) -> None:
     assert text.startswith(f"{model}: image 8, fp32, cuda-graphs on cuda, batch 1")
     assert "1 host step" in text
     assert "aten::conv2d" in text
-
-
-def test_trace_says_what_is_doubtful_once(tmp_path: Path) -> None:
-    file = tmp_path / "own.py"
-    file.write_text("import torch\ndef build():\n    return torch.nn.LSTM(4, 8), torch.zeros(6, 1, 4)\n")
-    asked = ("trace", f"{file}:build", "--batch", "1,6")
-    notes = [f"note: {note}" for note in document(*asked)["graph"]["notes"]]
-    assert "has batch_first=False" in notes[0]
-    assert [line for line in run(*asked).stdout.splitlines() if line.startswith("note: ")] == notes
-
-
-def test_trace_shows_the_casts_of_autocast(model: str) -> None:
-    plain = document("trace", model, "--image", "8", "--target", "cuda", "--channels-last")
-    assert plain["graph"]["memory_format"] == "channels_last"
-    found = document("trace", model, "--image", "8", "--precision", "amp-fp16")
-    assert (found["graph"]["precision"], found["graph"]["target"]) == ("amp-fp16", "cuda")
-    casts = found["totals"][0]["launches"] - plain["totals"][0]["launches"]
-    assert casts == 5, "the image, and weight and bias of two layers"
 
 
 def test_other_counters_run_the_attention_that_was_asked_for(models: str) -> None:

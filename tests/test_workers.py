@@ -22,7 +22,7 @@ from torch import nn
 from latpred import predict_many, runtimes
 from latpred.errors import CandidateError, WorkerError
 from latpred.ops import Work, cost
-from latpred.progress import ProgressCounter, ProgressEvent, progress_text
+from latpred.progress import ProgressCounter, ProgressEvent
 from latpred.runtimes.graph_store import timm_attention
 from latpred.search import workers
 
@@ -99,17 +99,6 @@ def test_progress_counts_candidates_with_rate_and_time_left(tmp_path: Path) -> N
     steps.clear()
     predict_many(iter(candidates(4)), progress=steps.append, n_jobs=2, **ASKED)
     assert (steps[-1].done, steps[-1].total, math.isnan(steps[-1].left_s)) == (4, 0, True)
-
-
-def test_rows_read_back_do_not_count_for_the_rate() -> None:
-    told: list[ProgressEvent] = []
-    counter = ProgressCounter("candidates", 10, told.append)
-    counter.count(8, worked=False)
-    assert told[-1].rate == 0
-    assert progress_text(told[-1]) == "8 of 10, 0.0 a second"
-    counter.count(1)
-    assert told[-1].done == 9
-    assert told[-1].left_s == pytest.approx(1 / told[-1].rate)
 
 
 def test_a_budget_goes_by_the_clock_that_it_came_with() -> None:
