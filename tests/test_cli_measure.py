@@ -16,7 +16,7 @@ import pytest
 import torch
 from clidata import document, models_file, run, saved_host
 from gauges import FAST
-from profiledata import machine, profile
+from profiledata import profile
 from torch import nn
 
 from latpred import host
@@ -229,19 +229,6 @@ def test_the_verbs_that_measure_hand_on_how(model: str, monkeypatch: pytest.Monk
     assert (seen["cudnn_benchmark"], seen["rivals"]) == (True, ())
 
 
-def test_a_journal_of_another_machine_replaces_no_profile(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    store.save(profile())
-    elsewhere = profile(machine=machine(hostname_hash="f" * 16, machine_id="f" * 16))
-    monkeypatch.setattr("latpred.calibration.calibrator.fit_raw", lambda folder, name: elsewhere)
-    shown = run("fit", "--raw", tmp_path)
-    assert shown.exit_code == 2
-    assert "there is a profile 'cpu' of another machine already; give this one a --name." in shown.stderr
-    assert store.find().machine.hostname_hash == machine().hostname_hash
-    assert run("fit", "--raw", tmp_path, "-o", tmp_path / "elsewhere.json").exit_code in (0, 1)
-    assert store.load(tmp_path / "elsewhere.json").machine.hostname_hash == "f" * 16
-    assert store.find().machine.hostname_hash == machine().hostname_hash
-
-
 def test_a_journal_replaces_a_profile_where_it_is_told_to(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     store.save(profile())
     monkeypatch.setattr("latpred.calibration.calibrator.fit_raw", lambda folder, name: profile(seconds=2.0))
@@ -250,6 +237,8 @@ def test_a_journal_replaces_a_profile_where_it_is_told_to(tmp_path: Path, monkey
     assert "there is a profile 'cpu' already. Give this one another --name, or replace that one with --name cpu." in (
         shown.stderr
     )
+    run("fit", "--raw", tmp_path, "-o", tmp_path / "elsewhere.json")
+    assert (store.load(tmp_path / "elsewhere.json").seconds, store.find().seconds) == (2.0, profile().seconds)
     run("fit", "--raw", tmp_path, "--name", "cpu")
     assert store.find().seconds == 2.0
 

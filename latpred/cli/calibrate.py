@@ -284,30 +284,17 @@ def fit(
         if gpu is not None:
             raise UsageError("--gpu chooses of a table, and a journal is of one device; leave it out.")
         profile = fit_raw(raw, name=name)
-        if path is None:
-            _refuse_to_replace(profile, name)
+        if path is None and name is None and store.file_of(profile.name).exists():
+            raise UsageError(  # journals from elsewhere often have the name of a device that is also here, as "cpu"
+                f"there is a profile {profile.name!r} already. Give this one another --name, or replace that one with "
+                f"--name {profile.name}."
+            )
     else:
         raise UsageError("Give either tables of latencies or --raw DIR with the journal of a calibration.")
     notice(f"saved {store.save(profile, path)}")
     show_profile(profile, output)
     if not profile.acceptance.passed:
         click.get_current_context().exit(1)
-
-
-def _refuse_to_replace(profile: DeviceProfile, name: str | None) -> None:
-    """Journals from elsewhere often have the name of a device that is also here, as "cpu", whose profile has more."""
-    from latpred.profile import store
-
-    for entry in store.listing():
-        if entry.source != "user" or entry.name != profile.name or entry.profile is None:
-            continue
-        if not store.same_machine(entry.profile.machine, profile.machine):
-            raise UsageError(f"there is a profile {entry.name!r} of another machine already; give this one a --name.")
-        if name is None:
-            raise UsageError(
-                f"there is a profile {entry.name!r} already. Give this one another --name, or replace that one with "
-                f"--name {entry.name}."
-            )
 
 
 @verb("latpred check", "latpred check --device cuda:0 --json")
