@@ -19,7 +19,6 @@ from gauges import FAST
 from profiledata import profile
 from torch import nn
 
-from latpred import host
 from latpred.calibration import calibrator
 from latpred.calibration.devices import open_device
 from latpred.calibration.measurement import recorder, validation, whole_models
@@ -108,19 +107,6 @@ def test_measure_prints_a_row_per_cell_and_says_what_does_not_fit(model: str) ->
     found = document(*small)
     assert found["schema"] == "latpred.measure/1"
     assert (found["rows"][0]["status"], found["rows"][0]["batch"]) == ("ok", 1)
-
-
-SLOWED = "1 of these found no moment at full speed: the machine was up to 1.6 times slower"
-
-
-def test_measure_says_what_found_no_moment_at_full_speed(model: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    asked = ("measure", model, "--image", "16", "--batch", "1,2", "--device", "cpu", "--repeats", "1")
-    measure = whole_models.measure
-    for slow, said in (([1.0, 1.62], [SLOWED]), ([1, 1], [])):
-        monkeypatch.setattr(
-            whole_models, "measure", lambda *of, slow=slow, **how: measure(*of, **how).assign(**{host.SLOWED: slow})
-        )
-        assert [line for line in run(*asked).stdout.splitlines() if "full speed" in line] == said
 
 
 @pytest.mark.usefixtures("small_study")

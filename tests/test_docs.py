@@ -125,12 +125,6 @@ def test_every_model_that_goes_by_name_is_listed() -> None:
     assert listed - others == {row["name"] for row in listing()}
 
 
-def test_a_source_distribution_has_what_its_tests_read() -> None:
-    manifest = (ROOT / "MANIFEST.in").read_text().split()
-    needed = {"docs", "examples", "tests", "tools", "mkdocs.yml", "CITATION.cff", "CHANGELOG.md", "constraints.txt"}
-    assert needed - set(manifest) == set()
-
-
 def test_every_variable_is_listed() -> None:
     from latpred import api, storage
 
@@ -138,14 +132,3 @@ def test_every_variable_is_listed() -> None:
     assert f"`{storage.VARIABLE}`" in page
     assert f"`{api.VARIABLE}`" in page
     assert all(f"`{choice}`" in page for choice in api.CHOICES)
-
-
-def test_the_glossary_is_short_and_sorted() -> None:
-    terms = re.findall(r"^\| ([^|]+) \|", PAGES["glossary.md"], flags=re.MULTILINE)[1:]
-    assert len(terms) <= 30
-    assert [term.lower() for term in terms] == sorted(term.lower() for term in terms)
-
-
-def test_no_page_for_users_calls_a_shipped_profile_this_machine() -> None:
-    named = [(name, shown) for name, shown in CONSOLE if name in PAGES and "--device" in shown.command]
-    assert [name for name, shown in named if "profile: this machine" in shown.output] == []

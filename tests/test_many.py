@@ -224,12 +224,6 @@ def test_what_one_candidate_leaves_behind_changes_no_other() -> None:
         assert table.latency_ms.nunique() == 4  # training mode makes no difference, code and widths do
 
 
-@pytest.mark.parametrize("wrong", [{"image": [96, 128]}, {"seq": 0}])
-def test_a_size_that_is_none_is_no_fault_of_the_candidates(wrong: dict[str, Any]) -> None:
-    with pytest.raises(UsageError, match="is not a length"):
-        predict_many([network], **wrong)
-
-
 def test_nothing_gives_an_empty_table() -> None:
     table = predict_many([])
     assert list(table.columns) == list(COLUMNS)
