@@ -129,10 +129,9 @@ def ensure_profile(query: DeviceQuery, runtimes: Sequence[str], *, yes: bool) ->
     """On a machine that has no profile, offer the quick calibration, or just run it.
 
     A misspelt runtime or host costs none. A profile that has to be measured in a certain way, or to know more runtimes
-    than eager, is not offered: the error says how to make it. Of two processes that find no profile the second waits
-    for the first.
+    than eager, is not offered: the error says how to make it.
     """
-    from latpred.api import allowed, busy_note, calibrate_once, demand_quick, profile_of
+    from latpred.api import allowed, busy_note, demand_quick, profile_of
     from latpred.runtimes import get
 
     for name in runtimes:
@@ -151,13 +150,9 @@ def ensure_profile(query: DeviceQuery, runtimes: Sequence[str], *, yes: bool) ->
         open_device(target)  # of one that is not here nobody is asked, and nothing is announced
         if not (yes or _agreed(target)):
             raise
-
-    def calibrate_quickly() -> None:
-        takes = "which takes one to three minutes (latpred calibrate takes 5 to 10 and is more exact)"
-        notice(f"{reason}; calibrating it now, {takes}{busy_note()}")
-        _measure_profile(target, quick=True)
-
-    calibrate_once(query, calibrate_quickly, notice)
+    takes = "which takes one to three minutes (latpred calibrate takes 5 to 10 and is more exact)"
+    notice(f"{reason}; calibrating it now, {takes}{busy_note()}")
+    _measure_profile(target, quick=True)
 
 
 def _default_device() -> str:
