@@ -8,7 +8,6 @@ from __future__ import annotations
 import os
 from collections.abc import Generator, Iterable, Mapping, Sequence, Sized
 from contextlib import closing
-from numbers import Integral
 from typing import TYPE_CHECKING, Any
 
 from torch.nn import Module
@@ -117,10 +116,6 @@ def predict_many(
         raise UsageError("a mapping has names that no row has; give its models alone: predict_many(models.values()).")
     options = Options(inputs, seq, image, precision, attention=attention, protocol=protocol)
     evaluator = Evaluator.of(device, batch, runtime, options, host)
-    if n_jobs is not None and (isinstance(n_jobs, bool) or not isinstance(n_jobs, Integral) or n_jobs == 0):
-        raise UsageError(
-            f"n_jobs={n_jobs!r} is no number of workers. Give one of at least 1, or -1 for a worker on each core."
-        )
     jobs = int(effective_n_jobs(n_jobs))
     total = len(candidates) if isinstance(candidates, Sized) else 0
     with shown(progress) as listener, opened(resume, evaluator) as store:

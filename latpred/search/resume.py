@@ -33,7 +33,6 @@ from latpred.errors import (
     MissingPackageError,
     TableError,
     UsageError,
-    chain_of,
     one_line,
     own_errors,
     raise_stop,
@@ -166,8 +165,6 @@ class Evaluator:
             raise CandidateError(f"candidate {candidate.position} ({candidate.name}): {_reason(found)}") from found
         cells = product([predictor.profile.name], self.batches, [runtime])
         reason = _reason(found)
-        for cause in chain_of(found):
-            cause.__traceback__ = None  # its frames hold the candidate's model, and this error
         return [CandidateRow(candidate.position, candidate.name, *cell, precision, error=reason) for cell in cells]
 
 
