@@ -117,23 +117,14 @@ class _ChoiceTracer(Tracer):
             choice.chosen = choice.names[number]
         graph = self.graph()
         if graph.ops_at_one is not None:
-            raise TraceError(
-                "the network does other work at batch 1 than at 2 and 3, which is not put together; "
-                "give latpred.trace each architecture as a whole"
-            )
+            raise _refusal("the network does other work at batch 1 than at 2 and 3")
         if any(op.reread_after is not None for op in graph.ops):
-            raise TraceError(
-                "the network reads weights more than once, which is not put together; "
-                "give latpred.trace each architecture as a whole"
-            )
+            raise _refusal("the network reads weights more than once")
         (two, spans), (three, _), far = self._passes[2], self._passes[3], self._far(())
         with self.alone():
             large = self._attempt(far) if far > 3 else None
         if large is not None and not on_one_line(two, three, large):
-            raise TraceError(
-                f"the network's work is no line in batch: at {far} it is another than at 2 and 3 say, which is not put "
-                "together; give latpred.trace each architecture as a whole"
-            )
+            raise _refusal(f"the network's work is no line in batch: at {far} it is another than at 2 and 3 say")
         return TracedOption(graph, two, three, spans)
 
     def common(self, first: TracedOption) -> tuple[list[Event], Calls]:
@@ -143,6 +134,10 @@ class _ChoiceTracer(Tracer):
             done = self.one_pass(2, watched=True)
         self._choice_recorder.blanks = None
         return _events(done.watched, self._choice_recorder.spans, first)
+
+
+def _refusal(why: str) -> TraceError:
+    return TraceError(f"{why}, which is not put together; give latpred.trace each architecture as a whole")
 
 
 def segments(architectures: list[TracedOption], place: int) -> dict[str, Segment]:
@@ -328,20 +323,16 @@ class Supernet:
         UsageError
             When a label has no option, or there is no such label or option.
         """
-        if not isinstance(chosen, Mapping):
+        if not isinstance(chosen, Mapping) or chosen.keys() != self.choices.keys():
             raise UsageError(
-                f"{chosen!r} is no choice for each label; give a mapping, as {{'a': 'conv', 'b': 'skip'}}."
+                f"{chosen!r} is no choice for each label; give a mapping with an option of each of: "
+                f"{', '.join(self.choices)}."
             )
         for label, options in self.choices.items():
-            if chosen.get(label) not in options:
+            if chosen[label] not in options:
                 raise UsageError(
                     f"choice {label!r} has no option {chosen[label]!r}; it has: {', '.join(map(str, options))}"
-                    if label in chosen
-                    else f"nothing was chosen for {label!r}; give one of: {', '.join(map(str, options))}"
                 )
-        if len(chosen) > len(self.choices):
-            extra = next(label for label in chosen if label not in self.choices)
-            raise UsageError(f"there is no choice {extra!r}; the network has: {', '.join(self.choices)}")
         weights = [self._weights[label, option] for label, option in chosen.items()]
         common = self._weights[None]
         return msgspec.structs.replace(

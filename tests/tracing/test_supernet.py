@@ -227,18 +227,16 @@ def test_wrong_questions_are_refused(asked: dict[str, Any], said: str) -> None:
 
 def test_wrong_choices_are_refused() -> None:
     supernet = latpred.Supernet(sequential(a=nn.ReLU(), b=nn.GELU()), **IMAGE)
-    with pytest.raises(UsageError, match="nothing was chosen for 'c'; give one of: a, b"):
-        supernet.graph({})
-    with pytest.raises(UsageError, match=r"\['a'\] is no choice for each label; give a mapping"):
-        supernet.graph(["a"])  # type: ignore[arg-type]
+    for wrong in ({}, ["a"], {"c": "a", "e": "a"}):
+        with pytest.raises(
+            UsageError, match="is no choice for each label; .* an option of each of: c"
+        ):
+            supernet.graph(wrong)  # type: ignore[arg-type]
     with pytest.raises(UsageError, match="choice 'c' has no option 'd'; it has: a, b"):
         supernet.graph({"c": "d"})
     numbered = latpred.Supernet(nn.Sequential(latpred.Choice("c", {3: nn.ReLU(), 5: nn.GELU()})), torch.zeros(1, 3))
-    for chosen, said in (({}, "give one of: 3, 5"), ({"c": 7}, "no option 7; it has: 3, 5")):
-        with pytest.raises(UsageError, match=said):
-            numbered.graph(chosen)
-    with pytest.raises(UsageError, match="no choice 'e'; the network has: c"):
-        supernet.graph({"c": "a", "e": "a"})
+    with pytest.raises(UsageError, match="no option 7; it has: 3, 5"):
+        numbered.graph({"c": 7})  # type: ignore[dict-item]
 
 
 def test_python_that_watches_the_garbage_collector_is_not_counted() -> None:
