@@ -228,9 +228,7 @@ def test_wrong_questions_are_refused(asked: dict[str, Any], said: str) -> None:
 def test_wrong_choices_are_refused() -> None:
     supernet = latpred.Supernet(sequential(a=nn.ReLU(), b=nn.GELU()), **IMAGE)
     for wrong in ({}, ["a"], {"c": "a", "e": "a"}):
-        with pytest.raises(
-            UsageError, match="is no choice for each label; .* an option of each of: c"
-        ):
+        with pytest.raises(UsageError, match=r"is no choice for each label; .* an option of each of: c"):
             supernet.graph(wrong)  # type: ignore[arg-type]
     with pytest.raises(UsageError, match="choice 'c' has no option 'd'; it has: a, b"):
         supernet.graph({"c": "d"})
