@@ -5,9 +5,7 @@
 Seconds are those of one core's CPU, so that other jobs on the machine count for little. Transformers come as configs
 drawn at random: "first" is while the widths are met for the first time and each is traced once, "warm" is afterwards.
 NAS-Bench-201 networks come as strings, all different: put together from traces of a supernet, and a few of them built
-and traced each. --workers 2 also sets two workers beside two processes that know nothing of each other: the same
-candidates, all started and warm, by the clock, for which the machine must be idle. Without a profile of this machine
-one that ships stands in.
+and traced each. Without a profile of this machine one that ships stands in.
 """
 
 from __future__ import annotations
@@ -17,9 +15,6 @@ import cProfile
 import os
 import pstats
 import random
-import statistics
-import subprocess
-import sys
 import time
 from collections.abc import Callable, Iterator, Sequence
 from functools import partial
@@ -28,14 +23,14 @@ from pathlib import Path
 from typing import Any
 
 os.environ.setdefault("OMP_NUM_THREADS", "1")
-sys.path.insert(0, str(Path(__file__).parent))
 
 import torch
-from benchmark import usual_profile
 
 from latpred import predict_many
+from latpred.errors import ProfileError
 from latpred.prediction.predictor import Predictor
 from latpred.profile import store
+from latpred.profile.document import DeviceProfile
 from latpred.search.spaces import nasbench201
 from latpred.zoo.candidates import traceable
 from latpred.zoo.names import build_config
@@ -43,7 +38,6 @@ from latpred.zoo.spaces.nasbench201 import PIXELS
 
 WIDTHS = [(heads, 64 * heads, 512 * steps) for heads in (2, 4, 6, 8, 10, 12) for steps in (1, 2, 3, 4, 6, 8)]
 DEPTHS = range(1, 13)
-WARM, TURNS = 200, 5  # of workers beside processes: candidates that each has had before, and comparisons
 # What the time goes into: a stage, and the function whose time it is, with all that it calls.
 STAGES = {
     "graphs of transformers, from layers": ("layer_extrapolation.py", "graph"),
@@ -63,19 +57,20 @@ def main(arguments: Sequence[str] | None = None) -> None:
     parser.add_argument("--candidates", type=int, default=2000, help="transformers to predict (default: 2000)")
     parser.add_argument("--cells", type=int, default=2000, help="NAS-Bench-201 networks to predict (default: 2000)")
     parser.add_argument("--built", type=int, default=20, help="of these, how many to build as well (default: 20)")
-    parser.add_argument("--workers", type=int, default=0, help="compare so many workers with processes (default: not)")
-    parser.add_argument("--alone", type=int, help=argparse.SUPPRESS)
     options = parser.parse_args(arguments)
     torch.set_num_threads(1)
     predictor = Predictor(store.find(options.profile) if options.profile else usual_profile())
-    if options.alone is not None:
-        alone(predictor, options.alone, options.workers, options.cells)
-        return
     print(f"profile {predictor.profile.name}, batch 1, eager, one core")
     transformers(predictor, options.candidates)
     cells(predictor, options.cells, options.built)
-    if options.workers:
-        beside(predictor, options)
+
+
+def usual_profile() -> DeviceProfile:
+    """The profile of this machine, else one that ships."""
+    try:
+        return store.find()
+    except ProfileError:
+        return store.load("epyc-shared")
 
 
 def transformers(predictor: Predictor, count: int) -> None:
@@ -110,51 +105,6 @@ def cells(predictor: Predictor, count: int, built: int) -> None:
     modules: list[Any] = []
     rate("of that, building", built, lambda: modules.extend(map(traceable, builders)))
     rate("modules that are there already, each traced", built, lambda: ask(modules))
-
-
-def beside(predictor: Predictor, options: argparse.Namespace) -> None:
-    """What workers reach by the clock, and as many processes that know nothing of each other; in turns, all warm."""
-    workers, found = options.workers, []
-    command = [sys.executable, __file__, "--cells", str(options.cells), "--workers", str(workers)]
-    command += ["--profile", options.profile] if options.profile else []
-    pipes = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE, "text": True}
-    processes = [subprocess.Popen([*command, "--alone", str(number)], **pipes) for number in range(workers)]
-    warming, share = shuffled(WARM * workers, options.cells)
-    predict_many(warming, n_jobs=workers, device=predictor)
-    for process in processes:
-        process.stdout.readline()  # it is warm
-    for _ in range(TURNS):
-        for process in processes:
-            print(file=process.stdin, flush=True)
-        apart = sum(float(process.stdout.readline()) for process in processes)
-        start = time.perf_counter()
-        predict_many(share, n_jobs=workers, device=predictor)
-        together = len(share) / (time.perf_counter() - start)
-        found.append(together / apart)
-        print(f"  {workers} processes {apart:,.0f} a second by the clock, {workers} workers {together:,.0f}")
-    for process in processes:
-        process.communicate()
-    print(f"  workers reach {statistics.median(found):.2f} of what processes do, the median of {TURNS} turns")
-
-
-def alone(predictor: Predictor, number: int, workers: int, count: int) -> None:
-    """One of the processes: its share of the candidates, whenever a line comes in, at so many a second."""
-    warming, some = shuffled(WARM * workers, count)
-    predict_many(warming[number::workers], device=predictor)
-    share = some[number::workers]
-    print("warm", flush=True)
-    for _ in sys.stdin:
-        start = time.perf_counter()
-        predict_many(share, device=predictor)
-        print(len(share) / (time.perf_counter() - start), flush=True)
-
-
-def shuffled(*counts: int) -> Iterator[list[Callable[[], Any]]]:
-    """Functions that give graphs of NAS-Bench-201 networks, all different, in parts of so many."""
-    encodings = [nasbench201.encoding(index) for index in range(nasbench201.size)]
-    random.Random(0).shuffle(encodings)
-    graphs = (partial(nasbench201.graph, each) for each in encodings)
-    return (list(islice(graphs, count)) for count in counts)
 
 
 def show_growth(predictor: Predictor, candidates: Iterator[Any], count: int) -> None:

@@ -11,8 +11,8 @@ import hashlib
 import os
 import sys
 import warnings
-from collections.abc import Callable, Sequence
-from contextlib import ExitStack, nullcontext, suppress
+from collections.abc import Sequence
+from contextlib import nullcontext, suppress
 from dataclasses import replace
 from functools import lru_cache
 from itertools import chain
@@ -20,7 +20,7 @@ from platform import python_version
 from typing import TYPE_CHECKING, Any, TypedDict, Unpack, overload
 
 from latpred import host, runtimes, storage
-from latpred.errors import BusyError, CalibrationError, NoProfileError, ProfileError, RuntimeRefusalError, UsageError
+from latpred.errors import NoProfileError, ProfileError, RuntimeRefusalError, UsageError
 from latpred.prediction import host_swap
 from latpred.prediction.prediction import Curve, Prediction, joined
 from latpred.prediction.predictor import Predictor
@@ -57,11 +57,6 @@ if TYPE_CHECKING:
 
 VARIABLE = "LATPRED_CALIBRATE"
 CHOICES = ("quick", "never")
-WAIT_S = 600.0  # several times what a quick calibration takes
-_BUSY = (
-    f"another process has been calibrating this machine for more than {WAIT_S / 60:.0f} minutes. "
-    "Stop it, or calibrate once before starting many: latpred calibrate --quick"
-)
 _THREAD_SETTINGS = ("OMP_", "MKL_", "KMP_", "GOMP_", "OPENBLAS_")  # beginnings of variables of the environment
 _PACKAGES = ("torch", "transformers")  # whose versions are compared with those that a profile was measured with
 
@@ -274,7 +269,7 @@ def predictor_of(query: DeviceQuery, runtime: str | None = None, *, beside: Sequ
         demand_quick(plain, names, missing)
         if plain.device is not None or not allowed():
             raise
-        calibrate_once(plain, _calibrate, _say)
+        _calibrate()
         predictor = _remembered(plain, _state_of(query))
     if runtime is not None:
         predictor.check(runtime)
@@ -317,23 +312,19 @@ def _file_state(named: object) -> tuple[object, ...]:
 def predictor_now(predictor: Predictor) -> Predictor:
     """The same predictor for the machine as it is at this moment: a second of timing says how fast that is."""
     profile = predictor.profile
+    reason = ""
     if profile.provenance != "measured":
         source = "from a datasheet" if profile.provenance == datasheet.PROVENANCE else profile.provenance
+        reason = f"is {source}, of no machine whose present speed could be timed"
+    elif owner(profile.machine) is Owner.ANOTHER:
+        whose = f"{profile.machine.cpu}, {difference(profile.machine)}"
+        reason = f"was measured on another machine ({whose}), whose present speed cannot be timed here"
+    elif not profile.speed:
+        reason = "does not record how fast the machine was when it was measured"
+    if reason:
         raise ProfileError(
-            f"profile {profile.name!r} is {source}, of no machine whose present speed could be timed. Ask without "
-            "now=True (--now), or make a profile of this machine: latpred calibrate"
-        )
-    if owner(profile.machine) is Owner.ANOTHER:
-        raise ProfileError(
-            f"profile {profile.name!r} was measured on another machine ({profile.machine.cpu}, "
-            f"{difference(profile.machine)}), whose present speed cannot be timed here. Ask without now=True (--now), "
-            "or make a profile of this machine: latpred calibrate"
-        )
-    if not profile.speed:
-        raise ProfileError(
-            f"profile {profile.name!r} does not record how fast the machine was when it was measured, so the present "
-            "speed cannot be compared with that. Ask without now=True (--now), or calibrate again: "
-            + store.calibration(profile)
+            f"profile {profile.name!r} {reason}. Ask without now=True (--now), or make a profile of this machine: "
+            "latpred calibrate"
         )
     from latpred.calibration.timing.reference_speed import speed_now
 
@@ -373,28 +364,6 @@ def busy_note() -> str:
 
     busy = busy_now()
     return f"; {busy}, so figures will be rough" if busy else ""
-
-
-def calibrate_once(query: DeviceQuery, calibrate: Callable[[], object], say: Callable[[str], None]) -> None:
-    """Calibrate this machine unless another process gave it the profile in the meantime.
-
-    Processes that come second wait for the first: two calibrations at once would measure each other.
-    """
-    folder = storage.data_dir() / "calibration"
-    lock = folder / f"first-{host.short_id()}.lock"  # other machines that share the folder do not wait
-    with ExitStack() as held:
-        try:
-            folder.mkdir(parents=True, exist_ok=True)
-            held.enter_context(storage.locked(lock, _BUSY))
-        except BusyError:
-            say("another process calibrates this machine for the first time; waiting for it")
-            held.enter_context(storage.locked(lock, _BUSY, WAIT_S))
-        except OSError as error:
-            raise CalibrationError(storage.unusable(f"keep a calibration in {folder}", error)) from None
-        try:
-            profile_of(query)
-        except NoProfileError:
-            calibrate()
 
 
 def _calibrate() -> None:

@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import os
 import re
-import sys
 from collections.abc import Mapping
 from contextvars import ContextVar
 from dataclasses import dataclass, fields
@@ -136,7 +135,7 @@ class DeviceQuery:
             )
         if device is None:
             return
-        if not (isinstance(device, str | os.PathLike) or _of_torch(device)):
+        if not (isinstance(device, str | os.PathLike) or type(device).__module__ == "torch"):
             raise UsageError(
                 f"device= takes a name or a path, not a {type(device).__name__}; give cpu, cuda:0, the name of a "
                 "profile or a path to one. A loaded profile predicts with predictor = latpred.Predictor(profile), "
@@ -145,21 +144,12 @@ class DeviceQuery:
         name: str | Path = Path(device) if isinstance(device, os.PathLike) else str(device)
         if name == "cpu:0":  # as PyTorch calls it, too
             name = "cpu"
-        if "\0" in str(name):
-            raise UsageError(
-                f"device={str(name)!r} is neither a name nor a path; give cpu, cuda:0, the name of a profile or a path "
-                "to one."
-            )
         object.__setattr__(self, "device", name)
 
 
 def checked_threads(threads: Any) -> int | None:
     """A number of threads as Python's own; None where nothing is asked of them."""
-    if threads is None:
-        return None
-    if isinstance(threads, bool) or not isinstance(threads, Integral) or threads < 1:
-        raise UsageError(f"threads={threads!r} is no number of threads; give 1 or more, as in threads=2 (--threads 2).")
-    return int(threads)
+    return None if threads is None else whole_number("threads", threads, "number of threads")
 
 
 def whole_number(name: str, value: Any, unit: str) -> int:
@@ -173,12 +163,6 @@ def check_budget(budget_s: Any) -> None:
     """Refuse a budget that is no number of seconds; None is none."""
     if budget_s is not None and (isinstance(budget_s, bool) or not isinstance(budget_s, Real) or budget_s != budget_s):
         raise UsageError(f"budget_s={budget_s!r} is not a number of seconds; give one, as in budget_s=60.")
-
-
-def _of_torch(device: object) -> bool:
-    """Whether a device is one of PyTorch's own, of which there are none before it is loaded."""
-    torch = sys.modules.get("torch")
-    return torch is not None and isinstance(device, torch.device)
 
 
 Record = TypeVar("Record", Options, DeviceQuery)
@@ -205,13 +189,7 @@ def _check_choice(name: str, value: str, choices: tuple[str, ...]) -> None:
 
 def is_one(batch: Any) -> bool:
     """Whether a batch stands for itself, and not for several: a number, or what is none and checked as one."""
-    if isinstance(batch, bool | float | str):
-        return True
-    try:
-        len(batch)
-    except TypeError:  # a tensor of no dimensions has a length, but cannot tell it
-        return True
-    return False
+    return isinstance(batch, str) or not hasattr(batch, "__len__")
 
 
 def checked_batches(batch: Any) -> tuple[int, ...]:
@@ -260,7 +238,7 @@ class Lengths:
             if isinstance(value, bool) or not isinstance(value, Real) or not value == value:
                 raise UsageError(f"{name}={value!r} is not a number of tokens; give one, as in mean=20.92.")
             object.__setattr__(self, name, float(value))
-        object.__setattr__(self, "padded_to", _tokens("padded_to", self.padded_to))
+        object.__setattr__(self, "padded_to", whole_number("padded_to", self.padded_to, "number of tokens"))
         if not 1 <= self.mean <= self.padded_to:
             raise UsageError(
                 f"A mean of {self.mean:g} tokens is not possible: lengths run from 1 to padded_to={self.padded_to}; "
@@ -319,7 +297,7 @@ def checked_lengths(lengths: Any) -> Lengths | GivenLengths:
         )
     if not len(lengths):
         raise UsageError("The list of lengths is empty; give one for each sequence of the batch, as in [12, 40, 7].")
-    return GivenLengths(tuple(_tokens("A length", value) for value in lengths))
+    return GivenLengths(tuple(whole_number("length", value, "number of tokens") for value in lengths))
 
 
 def parse_lengths(text: str) -> Lengths | GivenLengths:
@@ -337,12 +315,3 @@ def parse_lengths(text: str) -> Lengths | GivenLengths:
     if set(values) != {"mean", "std", "pad"} or len(items) != 3 or "." in values["pad"]:
         raise ValueError(f"{text!r} are not lengths; write 12,40,7 or mean=20.92,std=10.18,pad=128.")
     return Lengths(float(values["mean"]), float(values["std"]), int(values["pad"]))
-
-
-def _tokens(name: str, value: object) -> int:
-    """A number of tokens as Python's own, which a file can hold."""
-    if isinstance(value, bool) or not isinstance(value, Integral):
-        raise UsageError(f"{name} of {value!r} is not a whole number; give tokens, 1 or more.")
-    if int(value) < 1:
-        raise UsageError(f"{name} of {value} is not possible; the shortest sequence has 1 token.")
-    return int(value)

@@ -7,12 +7,9 @@ and keys; it neither measures (`calibration.measurement.whole_models`) nor judge
 from __future__ import annotations
 
 import difflib
-import math
 import os
-import zlib
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from decimal import Decimal, InvalidOperation
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
@@ -43,9 +40,7 @@ KERNELS = "x_kernels"  # of one forward pass, as a profiler counted them
 AT_SPEED = "at_speed_s"  # a prediction for the speed that the machine had while a table was measured
 OK = "ok"
 _PREDICTED = "It is a predicted one; give one of latpred measure."
-_ROUNDED = 0.01  # by which a latency in milliseconds may differ from the same in seconds, beside their last digits
 SIZED = ("seq", "audio", "image")  # input kinds whose size a trace can be asked for
-_FOR_OTHERS = ("latency_ms", *SIZED)  # columns of outside tables that are brought into those of a measurement table
 MOST_COUNT = 2**53  # from which on a float skips whole numbers
 
 
@@ -69,7 +64,6 @@ _SETUP_COLUMNS = {
     "host": _TEXT,  # the processor that dispatched; "" where nobody says
 }
 _WORK_COLUMNS = dict.fromkeys(("macs", "bytes", "launches"), _NUMBER_OR_EMPTY)
-_SPELT = {*_KEY_COLUMNS, *_SETUP_COLUMNS, *_FOR_OTHERS, "latency_s", "status", "gpu"}  # in any case
 
 
 @dataclass(frozen=True, slots=True)
@@ -221,7 +215,6 @@ def complete(frame: pd.DataFrame, defaults: Mapping[str, str | int | float] | No
         raise TableError(
             f"The table has low_s and high_s. {_PREDICTED} Of measured ones, give those columns other names."
         )
-    frame = in_lower_case(frame)
     _demand_unique(frame, "table")
     frame = _with_sizes(_in_seconds(frame))
     needed = [name for name in ("model", "batch", "latency_s") if name not in frame.columns]
@@ -252,13 +245,6 @@ def unused(frame: pd.DataFrame, cells: pd.DataFrame) -> list[str]:
     return said
 
 
-def in_lower_case(frame: pd.DataFrame) -> pd.DataFrame:
-    """A table whose columns are spelt as latpred spells them, where predictions depend on these."""
-    spelt = {name: str(name).strip().lower() for name in frame.columns}
-    known = {name: own for name, own in spelt.items() if own in _SPELT and own not in frame.columns}
-    return frame.rename(columns=known)
-
-
 def _with_sizes(frame: pd.DataFrame) -> pd.DataFrame:
     """A table with input_kind and input_size in place of seq, audio and image, as `latpred.predict` calls them."""
     kinds = [kind for kind in SIZED if kind in frame.columns]
@@ -275,32 +261,14 @@ def _with_sizes(frame: pd.DataFrame) -> pd.DataFrame:
 
 
 def _in_seconds(frame: pd.DataFrame) -> pd.DataFrame:
-    """A table with latency_s in place of latency_ms; of two that rounding sets apart, the one with more digits."""
+    """A table with latency_s in place of latency_ms."""
     if "latency_ms" not in frame.columns:
         return frame
+    if "latency_s" in frame.columns:
+        raise TableError("The table has latency_s and latency_ms. Keep one column.")
     ms = pd.to_numeric(frame["latency_ms"], errors="coerce")
-    from_ms = (ms / 1e3).where(ms.notna(), frame["latency_ms"])  # whose texts an error names
-    given = frame.get("latency_s", from_ms)
-    apart = (pd.to_numeric(given, errors="coerce") * 1e3 - ms).abs()
-    of_s, of_ms = given.map(_last_digit) * 1e3, frame["latency_ms"].map(_last_digit)
-    off = apart > np.maximum(_ROUNDED * ms.abs(), 0.5001 * (of_s + of_ms))
-    if off.any():
-        where = int(np.flatnonzero(off)[0])
-        raise TableError(
-            f"The table has {_as_text(given.iloc[where])} as latency_s and {_as_text(frame['latency_ms'].iloc[where])} "
-            f"as latency_ms in row {where + 1}. Correct one of them, or keep one column."
-        )
-    finer = (given.map(_as_text) != "") & ~(of_s > of_ms)
-    return frame.drop(columns="latency_ms").assign(latency_s=given.where(finer, from_ms))
-
-
-def _last_digit(value: Any) -> float:
-    """What one more in the last digit of a number is worth, at most 1; NaN of what is none."""
-    try:
-        exponent = Decimal(_as_text(value).removesuffix(".0")).as_tuple().exponent  # whole floats end so
-    except InvalidOperation:
-        return math.nan
-    return 10.0 ** min(exponent, 0) if isinstance(exponent, int) else math.nan
+    seconds = (ms / 1e3).where(ms.notna(), frame["latency_ms"])  # whose texts an error names
+    return frame.drop(columns="latency_ms").assign(latency_s=seconds)
 
 
 def timed(frame: pd.DataFrame) -> NDArray[np.bool_]:
@@ -336,7 +304,7 @@ def load(source: Source) -> pd.DataFrame:
         ) from None
     except OSError as error:
         raise TableError(f"cannot read {path}: {error.strerror or error}. Give the path of a CSV file.") from None
-    except (pd.errors.ParserError, pd.errors.EmptyDataError, UnicodeDecodeError, EOFError, zlib.error) as error:
+    except (pd.errors.ParserError, pd.errors.EmptyDataError, UnicodeDecodeError) as error:
         raise TableError(
             f"{path} is not a CSV table: {str(error).strip()}. Give a CSV file with a header line."
         ) from None

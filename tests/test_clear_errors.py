@@ -5,20 +5,17 @@ from __future__ import annotations
 from collections.abc import Callable
 from functools import partial
 from pathlib import Path
-from textwrap import dedent
 from typing import Any
 
 import pandas as pd
 import pytest
 import torch
-from factories import graph, kernel_fit, linear
+from factories import graph, linear
 from profiledata import profile
 from torch import nn
 
 import latpred
 from latpred.errors import LatpredError, NoProfileError, ProfileError, TableError, UsageError
-from latpred.profile import store
-from latpred.profile.profile_page import profile_page
 
 pytestmark = pytest.mark.usefixtures("calibrated")
 
@@ -26,17 +23,14 @@ pytestmark = pytest.mark.usefixtures("calibrated")
 @pytest.mark.parametrize(
     ("asked", "error", "said"),
     [
-        ({"batch": torch.tensor(4)}, UsageError, r"Batch tensor\(4\) is not a whole number; give 1 or more"),
         ({"batch": torch.zeros(1, 4)}, UsageError, "^A tensor is no batch size; .* and inputs as inputs=x"),
         ({"batch": (torch.zeros(1, 4),)}, UsageError, "^A tensor is no batch size"),
         ({"runtime": None}, UsageError, "None is no runtime; give the name of one: eager"),
         ({"runtime": ["eager"]}, UsageError, "is no runtime; give the name of one: eager"),
         ({"host": []}, UsageError, r"host=\[\] is not a host; give a factor such as 1.3"),
         ({"host": True}, UsageError, "host=True is not a host"),
-        ({"device": "a\0b"}, UsageError, "is neither a name nor a path"),
         ({"device": profile()}, UsageError, "device= takes a name or a path, not a DeviceProfile; give cpu, cuda:0"),
-        ({"device": "cpu", "threads": "1"}, UsageError, "threads='1' is no number of threads; give 1 or more"),
-        ({"device": "cpu", "threads": [1]}, UsageError, r"threads=\[1\] is no number of threads"),
+        ({"device": "cpu", "threads": "1"}, UsageError, "threads='1' is not a number of threads"),
         ({"device": "gpu"}, ProfileError, "own GPU is cuda or cuda:0"),
         ({"device": "cpu", "cudnn_benchmark": True}, NoProfileError, "runs on CUDA devices only(?!.*calibrate)"),
         ({"model": nn.Linear(2, 2), "precision": ["fp16"]}, UsageError, "is no name of a precision; give one, as in"),
@@ -88,36 +82,10 @@ def test_nested_tensors(layout: torch.layout) -> None:
             latpred.trace(nn.Linear(4, 4), inputs)
 
 
-def test_what_a_module_of_a_file_calls_eval_is_its_own(tmp_path: Path) -> None:
-    source = """
-        import torch
-
-        class Repeated(torch.nn.Linear):
-            def __init__(self):
-                super().__init__(8, 8)
-                self.eval = False
-
-            def forward(self, x):
-                return super().forward(super().forward(x) if self.eval else x)
-
-        def net():
-            return torch.nn.Sequential(Repeated()), torch.zeros(1, 8)
-    """
-    (tmp_path / "own.py").write_text(dedent(source))
-    assert latpred.trace(f"{tmp_path}/own.py:net").macs() == 64
-
-
 def test_an_exported_program_has_a_module_to_give() -> None:
     program = torch.export.export(nn.Linear(4, 4), (torch.zeros(2, 4),))
     with pytest.raises(UsageError, match=r"give an nn\.Module, as the \.module\(\) of an ExportedProgram"):
         latpred.trace(program, torch.zeros(2, 4))  # type: ignore[arg-type]
-
-
-@pytest.mark.parametrize("name", ["epyc-shared", "rtx-8000"])
-def test_a_shipped_profile_shows_every_head_and_name_at_80_columns(name: str) -> None:
-    table = profile_page(store.load(name)).text().rpartition("\n\n")[2]
-    assert "activations" in table
-    assert "…" not in table
 
 
 def test_a_predictor_of_what_is_no_profile_and_of_what_is_no_graph() -> None:
@@ -138,13 +106,6 @@ def test_a_predictor_of_what_is_no_profile_and_of_what_is_no_graph() -> None:
 def test_a_text_that_is_no_graph(text: str | bytes) -> None:
     with pytest.raises(UsageError, match=r"is no graph that this latpred wrote: .*\. Trace the model again"):
         latpred.ModelGraph.from_json(text)
-
-
-def test_a_rate_just_below_a_thousand_is_written_out() -> None:
-    fit = kernel_fit("gemm", macs_per_us=999_700.0)
-    text = profile_page(profile(kernels={"fp32": {"gemm": fit}})).text()
-    assert " 1000 " in text
-    assert "e+" not in text
 
 
 def test_a_predictor_is_told_where_its_profile_is() -> None:

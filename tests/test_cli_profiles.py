@@ -10,7 +10,6 @@ import os
 import subprocess
 import sys
 from pathlib import Path
-from unittest.mock import Mock
 
 import pytest
 import torch
@@ -24,7 +23,6 @@ from latpred.profile import gpus, store
 from latpred.profile.document import THREADS
 from latpred.profile.hosts import HOSTS
 from latpred.runtimes.onnx import onnx_session
-from latpred.zoo import names
 
 
 def test_profiles_list_show_and_path() -> None:
@@ -106,32 +104,6 @@ def test_the_cache_is_shown_and_cleared_and_profiles_stay(latpred_home: Path) ->
     assert store.find().name == "cpu"
 
 
-def test_a_cache_that_is_a_link_stays_one(latpred_home: Path, tmp_path: Path) -> None:
-    (tmp_path / "folder").mkdir()
-    (tmp_path / "folder" / "file").write_bytes(b"x" * 1024)
-    (tmp_path / "file").symlink_to(tmp_path)
-    (latpred_home / "cache").symlink_to(tmp_path)
-    assert run("cache", "clear").stdout.startswith("removed 2 files, ")
-    assert ([*tmp_path.iterdir()], (latpred_home / "cache").is_symlink()) == ([], True)
-
-
-@pytest.mark.parametrize("command", ["profiles list", "profiles list --hosts", "cache show", "cache clear"])
-def test_a_home_that_cannot_be_looked_into_is_said_to_be(command: str, request: pytest.FixtureRequest) -> None:
-    assert run(*command.split()).exit_code == 0
-    home = request.getfixturevalue("shut_home")  # only now: what the verb imports must be read first
-    shown = run(*command.split())
-    assert (shown.exit_code, shown.stdout) == (3, "")
-    assert shown.stderr.startswith(f"latpred: cannot look into {home}/")
-    assert "Permission denied. Make it readable, or choose another directory with LATPRED_HOME=DIR." in shown.stderr
-
-
-@pytest.mark.usefixtures("read_only_home")
-def test_a_cache_that_cannot_be_deleted() -> None:
-    shown = run("cache", "clear")
-    assert shown.exit_code == 3
-    assert "Permission denied. Make it writable, or choose another directory with LATPRED_HOME=DIR." in shown.stderr
-
-
 def findings(exit_code: int) -> dict[str, dict[str, str]]:
     """What doctor says, by topic."""
     shown = run("doctor", "--json")
@@ -139,7 +111,7 @@ def findings(exit_code: int) -> dict[str, dict[str, str]]:
     return {finding["topic"]: finding for finding in json.loads(shown.stdout)["findings"]}
 
 
-def test_doctor_says_what_is_missing_what_differs_and_what_is_broken(request: pytest.FixtureRequest) -> None:
+def test_doctor_says_what_is_missing_what_differs_and_what_is_broken(monkeypatch: pytest.MonkeyPatch) -> None:
     assert findings(0)["profile"]["advice"] == "latpred calibrate"
     assert "→ latpred calibrate" in run("doctor").stdout
     store.save(profile(machine=machine(stack={"torch": "2.11.0"})))
@@ -147,7 +119,7 @@ def test_doctor_says_what_is_missing_what_differs_and_what_is_broken(request: py
     found = findings(3)
     assert found["profile bad"]["verdict"] == "fail"
     assert "the profile's is 2.11.0" in found["profile cpu"]["detail"]
-    request.getfixturevalue("read_only_home")  # only now: what doctor imports must be read first
+    monkeypatch.setattr(os, "access", lambda *_: False)
     advice = findings(3)["profiles directory"]["advice"]
     assert advice == "make it writable, or choose another with LATPRED_HOME=DIR"
 
@@ -156,26 +128,6 @@ def test_doctor_says_what_is_missing_what_differs_and_what_is_broken(request: py
 def test_doctor_says_that_torch_uses_threads_nobody_asked_for(protocol: dict[str, str], differs: bool) -> None:
     store.save(profile(machine=machine(threads=torch.get_num_threads() + 1), protocol=protocol))
     assert ("the number of threads is" in findings(0)["profile cpu"]["detail"]) == differs
-
-
-def test_a_home_that_cannot_be_looked_into_is_a_finding(request: pytest.FixtureRequest) -> None:
-    findings(0)
-    request.getfixturevalue("shut_home")
-    assert findings(3)["profiles directory"]["verdict"] == "fail"
-
-
-@pytest.mark.skipif(os.name == "nt", reason="there every user has a home directory")
-def test_a_home_that_is_unknown_is_a_finding(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("LATPRED_HOME", "~nobody-of-this-name/latpred")
-    found = findings(3)
-    for topic in ("profiles directory", "cache directory"):
-        assert "home directory is not known" in found[topic]["detail"]
-        assert "LATPRED_HOME=DIR" in found[topic]["advice"]
-
-
-def test_a_machine_without_a_folder_for_temporary_files_is_a_finding(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(doctor, "gettempdir", Mock(side_effect=FileNotFoundError))
-    assert findings(3)["temporary files"]["advice"] == "name one with TMPDIR=DIR"
 
 
 BUSY = "other work used 0.9 processors"
@@ -215,15 +167,13 @@ def test_doctor_without_a_torch_that_loads_still_has_a_line_for_everything(tmp_p
 def test_a_package_that_cannot_be_imported_is_not_ok(name: str, verdict: str, monkeypatch: pytest.MonkeyPatch) -> None:
     def refuse(module: str, *_: object) -> object:
         if module.partition(".")[0] == name:
-            raise RuntimeError("operator torchvision::nms does not exist" if name == "torchvision" else "no BLAS")
+            raise RuntimeError("no BLAS")
         return real(module)
 
     real = importlib.import_module
     monkeypatch.setattr(doctor, "import_module", refuse)
-    monkeypatch.setattr(names, "import_module", refuse)
     monkeypatch.setattr(onnx_session, "import_module", refuse)
     found = {finding.topic: finding for finding in doctor.examine()}[name]
     assert found.verdict == verdict
     assert "cannot be" in found.detail
     assert "install" in found.advice
-    assert ("does not fit the installed torch" in found.detail) == (name == "torchvision")

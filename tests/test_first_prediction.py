@@ -4,22 +4,20 @@ from __future__ import annotations
 
 import subprocess
 import sys
-import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from functools import partial
 from pathlib import Path
 from types import SimpleNamespace
 
-import filelock
 import msgspec
 import pytest
 from factories import graph, linear
 from profiledata import profile
 
 import latpred
-from latpred import api, calibration, host
+from latpred import api, calibration
 from latpred.calibration.timing import disturbance
-from latpred.errors import BusyError, CalibrationError, NoProfileError, ProfileError, UsageError
+from latpred.errors import CalibrationError, NoProfileError, ProfileError, UsageError
 from latpred.profile import store
 
 Calls = list[tuple[object, ...]]
@@ -87,48 +85,11 @@ def test_it_can_be_switched_off(calibrations: Calls, monkeypatch: pytest.MonkeyP
     assert calibrations == []
 
 
-@pytest.fixture
-def calibrating(latpred_home: Path) -> Iterator[filelock.FileLock]:
-    """The lock that another process holds while it calibrates."""
-    (latpred_home / "calibration").mkdir()
-    lock = latpred_home / "calibration" / f"first-{host.short_id()}.lock"
-    with filelock.FileLock(lock, thread_local=False) as held:
-        yield held
-
-
-def test_who_comes_second_waits_and_does_not_calibrate_again(
-    calibrations: Calls, calibrating: filelock.FileLock, capsys: pytest.CaptureFixture[str]
-) -> None:
-    def finish() -> None:
-        store.save(profile())
-        calibrating.release()
-
-    threading.Timer(0.2, finish).start()
-    assert latpred.predict(graph(linear())).latency_ms > 0
-    assert "another process calibrates this machine for the first time; waiting for it" in capsys.readouterr().err
-    assert calibrations == []
-
-
 @pytest.mark.usefixtures("read_only_home")
 def test_where_nothing_can_be_kept_that_is_said(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv(api.VARIABLE, "quick")
     with pytest.raises(CalibrationError, match=r"Permission denied\. Make it writable, or choose another directory"):
         latpred.predict(graph(linear()))
-
-
-@pytest.mark.usefixtures("calibrating")
-def test_who_waits_too_long_is_told(calibrations: Calls, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(api, "WAIT_S", 0.05)
-    with pytest.raises(BusyError, match="minutes"):
-        latpred.predict(graph(linear()))
-    assert calibrations == []
-
-
-@pytest.mark.usefixtures("calibrating")
-def test_another_machine_of_the_home_does_not_wait(calibrations: Calls, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(host, "short_id", lambda: "anothers")
-    latpred.predict(graph(linear()))
-    assert calibrations == [("cpu", True)]
 
 
 SCRIPT = """

@@ -101,14 +101,6 @@ def test_points_of_other_inputs_are_not_drawn_over_a_curve(name: str, other: obj
         points(unlike, found.setting)
 
 
-def test_points_of_other_devices_are_drawn_where_there_are_no_others() -> None:
-    found = curve(1, 8)
-    table = found.to_frame()[[*KEYS, "latency_s"]].assign(latency_s=[0.001, 0.002])
-    renamed = table.assign(device="the same by another name", latency_s=[0.003, 0.004])
-    assert points(pd.concat([table, renamed]), found.setting)[1] == [1.0, 2.0]
-    assert points(renamed, found.setting)[1] == [3.0, 4.0]
-
-
 def test_several_curves_are_told_apart_by_what_differs() -> None:
     one, other = curve(1, 8), curve(1, 8, name="other")
     ax = plot.latencies([one, other], plot.blank())
@@ -116,14 +108,6 @@ def test_several_curves_are_told_apart_by_what_differs() -> None:
     assert len({(item.get_linestyle(), item.get_marker()) for item in ax.get_lines()}) == 2
     turned = curve(1, 8, net=msgspec.structs.replace(NET, memory_format="channels_last"))
     assert labels(plot.latencies([one, turned], plot.blank())) == ["fp32", "fp32, channels_last"]
-
-
-def test_a_curve_whose_name_starts_with_an_underscore_is_in_the_legend() -> None:
-    private, other = (curve(1, 8, net=msgspec.structs.replace(NET, model=name)) for name in ("_Net", "Net"))
-    assert labels(plot.latencies([private, other], plot.blank())) == ["_Net", "Net"]
-    cells = [(name, 1, 0.01) for name in ("_Net", "Net")]
-    report = comparison.compare(predicted(cells), measured(cells))
-    assert labels(plot.agreement(report, plot.blank(), by="model"))[-2:] == ["_Net", "Net"]
 
 
 def test_runtimes_and_shares_of_an_explanation() -> None:

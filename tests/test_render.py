@@ -2,10 +2,6 @@
 
 from __future__ import annotations
 
-import builtins
-
-import pytest
-
 from latpred.render import Facts, Page, Table
 
 TABLE = Table(
@@ -80,9 +76,3 @@ def test_lines_that_are_kept_apart_stay_so_in_a_notebook_and_a_table_without_row
     html = Page("", ["one <1>\ntwo", Table(("head",), [])]).html()
     assert "<p>one &lt;1&gt;<br/>two</p>" in html
     assert "head" not in html
-
-
-def test_text_is_text_in_a_notebook_too(monkeypatch: pytest.MonkeyPatch) -> None:
-    notebook = type("ZMQInteractiveShell", (), {})()
-    monkeypatch.setattr(builtins, "get_ipython", lambda: notebook, raising=False)
-    assert Page("Title", ["a sentence"]).text() == "Title\na sentence"

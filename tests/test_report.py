@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import base64
 import re
-from dataclasses import replace
 from html.parser import HTMLParser
 from pathlib import Path
 
@@ -80,14 +79,6 @@ def test_the_model_launches_what_the_table_of_runtimes_says() -> None:
     assert facts["launches in eager"] == launches == "2"  # which adds the bias by itself
 
 
-def test_what_there_is_nothing_to_say_of_has_no_heading() -> None:
-    (one,) = studied(network())
-    silent = replace(one, explanation=replace(one.explanation, advice="", headrooms={}))
-    found = Page(report.html([silent]))
-    assert "What to do." not in found.text
-    assert "Room to grow" not in found.headings
-
-
 def test_the_answer_and_the_charts_hold_the_predicted_numbers() -> None:
     (one,) = studied(network())
     latency = format_ms(recommended(one.explanation).prediction.latency_ms)
@@ -134,8 +125,3 @@ def test_one_batch_and_many(batches: tuple[int, ...]) -> None:
 def test_a_report_of_nothing() -> None:
     with pytest.raises(UsageError, match="needs a model"):
         report.html([])
-
-
-def test_lines_of_tables_break_neither_numbers_from_units_nor_spans() -> None:
-    assert report.glued("1.27 to 3.19 ms, 5 % more") == "1.27\u00a0to\u00a03.19\u00a0ms, 5\u00a0% more"
-    assert report.glued("not before 12 models to 3") == "not before 12 models to 3"

@@ -10,7 +10,6 @@ import msgspec
 import pandas as pd
 import pytest
 import tabledata
-import torch
 
 from latpred import host, tables
 from latpred.accuracy.comparison import compare
@@ -160,27 +159,11 @@ def test_each_cell_is_held_against_a_prediction_at_its_own_speed() -> None:
     assert predicted_s.tolist() == pytest.approx(expected)
 
 
-def test_a_cell_that_does_not_say_how_fast_the_machine_was_is_of_a_usual_moment() -> None:
-    usual = profile(usual={"dispatch": 1.2})
-    table = pd.concat([measured(1e-3, dispatch_us) for dispatch_us in (150.0, float("nan"))])
-    table["batch"] = [1, 2]
-    predicted = predict_table(tables.check(table, tables.MEASURED), {KEY: GRAPH}, usual)
-    assert predicted[tables.AT_SPEED][1] == predicted["latency_s"][1]
-    assert predicted[tables.AT_SPEED][0] > predicted["latency_s"][0]
-
-
 def test_kernels_slow_down_with_the_reference_of_their_kind() -> None:
     slower = Slowdown(product=2.0, convolution=4.5, elementwise=8.0, depthwise=7.0)
     ratios = [compute_ms(op, slower) / compute_ms(op, SAME) for op in (factories.linear(8, 64), factories.add(100))]
     assert ratios == pytest.approx([2.0, 8.0])
     assert [slower.near(family) for family in ("conv_grouped", "conv_depthwise", "rnn")] == [4.5, 7.0, 2.0]
-
-
-def test_without_a_speed_on_both_sides_there_is_one_error() -> None:
-    table = measured(1e-3, 150.0)
-    predicted = predict_table(table, {KEY: GRAPH}, profile(speed={}))
-    assert tables.AT_SPEED not in predicted
-    assert compare(predicted, table).at_speed is None
 
 
 @pytest.mark.parametrize(("device", "threads", "power"), [(CPU, 3, 1.0), (factories.device(), 1, host.LAUNCH_POWER)])
@@ -215,41 +198,3 @@ def test_now_needs_a_profile_of_this_machine_that_states_its_speed() -> None:
 def test_a_second_of_timing_reads_every_reference() -> None:
     assert set(reference_speed.speed_now(1, seconds=0.0)) == {*THEN, "elementwise"}
     assert set(reference_speed.speed_now(1, seconds=0.0, host_only=True)) == {"dispatch"}
-
-
-def test_the_speed_of_the_moment_is_the_cpus_in_float32_whatever_is_set(monkeypatch: pytest.MonkeyPatch) -> None:
-    seen: list[object] = []
-
-    def read(timer: reference_speed.ReferenceTimer) -> dict[str, float]:
-        tensors = (timer._gauge._small, timer._factor, timer._stream, timer._products)
-        seen.extend((tensor.dtype, tensor.device.type) for tensor in tensors)
-        seen.append(torch.get_float32_matmul_precision())
-        return {"dispatch": 1.0}
-
-    monkeypatch.setattr(reference_speed.ReferenceTimer, "read", read)
-    torch.set_default_dtype(torch.float64)
-    torch.set_default_device("meta")
-    torch.set_float32_matmul_precision("medium")
-    try:
-        reference_speed.speed_now(1, seconds=0.0)
-        assert torch.get_float32_matmul_precision() == "medium"
-    finally:
-        torch.set_float32_matmul_precision("highest")
-        torch.set_default_device(None)
-        torch.set_default_dtype(torch.float32)
-    assert set(seen) == {(torch.float32, "cpu"), "highest"}
-
-
-def test_looking_at_the_speed_sets_threads_and_autocast_and_puts_them_back(monkeypatch: pytest.MonkeyPatch) -> None:
-    def state() -> tuple[object, ...]:
-        subnormal = float(torch.tensor(1e-39) * 0.5)
-        return torch.get_num_threads(), torch.is_autocast_enabled("cpu"), subnormal, torch.backends.cudnn.benchmark
-
-    seen: list[tuple[object, ...]] = []
-    monkeypatch.setattr(reference_speed.ReferenceTimer, "read", lambda _: seen.append(state()) or {"dispatch": 1.0})
-    monkeypatch.setattr(torch.backends.cudnn, "benchmark", True)
-    with torch.autocast("cpu"):
-        before = state()
-        reference_speed.speed_now(before[0] + 1, seconds=0.0)
-        assert state() == before
-    assert seen == [(before[0] + 1, False, *before[2:])]

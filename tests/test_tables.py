@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import gzip
 from pathlib import Path
 
 import factories
@@ -95,10 +94,6 @@ def test_repeats_that_no_run_tells_apart_are_a_fault_of_what_was_measured() -> N
 def test_files_that_are_no_tables(tmp_path: Path) -> None:
     with pytest.raises(TableError, match=r"There is no table at nowhere\.csv"):
         tables.read("nowhere.csv", tables.MEASURED)
-    for damaged in (gzip.compress(b"model,batch\n")[:-9], gzip.compress(b"model,batch\n")[:10] + bytes([255] * 20)):
-        (tmp_path / "damaged.csv.gz").write_bytes(damaged)
-        with pytest.raises(TableError, match=r"damaged\.csv\.gz is not a CSV table"):
-            tables.load(tmp_path / "damaged.csv.gz")
     (tmp_path / "empty.csv").write_text("")
     with pytest.raises(TableError, match="is not a CSV table"):
         tables.read(tmp_path / "empty.csv", tables.MEASURED)
@@ -110,7 +105,7 @@ def test_files_that_are_no_tables(tmp_path: Path) -> None:
         ("model;batch;latency_ms\na;1;2,5\n", "has ';' between its columns. Put commas there, and points in its num"),
         ("model\tbatch\tlatency_ms\na\t1\t2.5\n", r"has '\\t' between its columns"),
         ("model,batch,latency_ms\na,1,2,5\n", "has rows with more values than its header has names"),
-        ("model,batch,latency_s,latency_ms\na,1,,5\na,2,2,5\n", "has 2 as latency_s and 5 as latency_ms in row 2"),
+        ("model,batch,latency_s,latency_ms\na,1,,5\na,2,2,5\n", "has latency_s and latency_ms. Keep one column"),
         ("model,batch,latency_ms,latency_ms \na,1,2,5\n", "has latency_ms more than once"),
         ("model,batch,latency_ms\na,99999999999999999999,2\n", "'99999999999999999999' as batch in row 1"),
     ],
@@ -185,22 +180,12 @@ def test_an_outside_table_is_completed() -> None:
     checked = tables.check(tables.complete(silent), tables.MEASURED)
     assert checked["input_size"].tolist() == [0, 64]
     assert checked[["runtime", "n", "x_arch"]].values.tolist() == [["compile", 5, "[1, 2]"], ["eager", 1, "[3]"]]
-    twice = pd.DataFrame({"model": "a", "batch": [1, 2, 4], "latency_s": [0.0123, "", 3], "latency_ms": [12.34, 7, ""]})
-    assert tables.complete(twice)["latency_s"].tolist() == [0.01234, 0.007, 3.0]
     with pytest.raises(TableError, match="lacks batch, latency_s"):
         tables.complete(pd.DataFrame({"model": ["a"]}))
 
 
-def test_of_two_latencies_that_rounding_sets_apart_the_finer_is_taken() -> None:
-    both = {"latency_s": [5.41e-05, "0.000", 0.038, 0.0384], "latency_ms": [0.05, "0.054", 38.43, 38.0]}
-    rows = pd.DataFrame({"model": "a", "batch": [1, 2, 4, 8], **both})
-    assert tables.complete(rows)["latency_s"].tolist() == pytest.approx([5.41e-05, 5.4e-05, 0.03843, 0.0384])
-    with pytest.raises(TableError, match=r"as latency_ms in row 1\. Correct one of them"):
-        tables.complete(rows.assign(latency_ms=49.0))
-
-
-def test_columns_go_by_the_names_of_arguments_and_by_other_cases() -> None:
-    table = pd.DataFrame({"Model": ["a", "b", "c"], "batch": 1, "Latency_ms": 2.0, "Precision": "fp16", "gpu": "x"})
+def test_columns_go_by_the_names_of_arguments() -> None:
+    table = pd.DataFrame({"model": ["a", "b", "c"], "batch": 1, "latency_ms": 2.0, "precision": "fp16", "gpu": "x"})
     table = table.assign(image=[64, "", ""], seq=[0, 32, np.nan], MACs="4.1 G")
     cells = tables.check(tables.complete(table), tables.MEASURED)
     assert cells[["input_kind", "input_size"]].values.tolist() == [["image", 64], ["seq", 32], ["default", 0]]

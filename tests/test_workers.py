@@ -20,9 +20,8 @@ from torch import nn
 
 from latpred import predict_many, runtimes
 from latpred.errors import CandidateError, WorkerError
-from latpred.ops import Work, cost, formula_of, generation
-from latpred.ops.families import registered
-from latpred.progress import ProgressCounter, ProgressEvent, progress_text
+from latpred.ops import Work, cost
+from latpred.progress import ProgressCounter, ProgressEvent
 from latpred.search import workers
 
 
@@ -74,15 +73,6 @@ def test_a_generator_s_own_failure_is_its_own(a_worker_dies: bool) -> None:
         predict_many(failing(), n_jobs=2, **ASKED)
 
 
-def test_a_generator_that_exits_leaves_no_shorter_table() -> None:
-    def exiting() -> Iterator[Any]:
-        yield from candidates(12)  # joblib asks for the last of them in a thread of its own
-        raise SystemExit("enough")
-
-    with pytest.raises(SystemExit, match="enough"):
-        predict_many(exiting(), n_jobs=2, **ASKED)
-
-
 def test_when_no_worker_works_that_is_said(monkeypatch: pytest.MonkeyPatch) -> None:
     def broken(*_: object) -> None:
         raise OSError("no space left")
@@ -109,26 +99,10 @@ def test_progress_counts_candidates_with_rate_and_time_left(tmp_path: Path) -> N
     assert (steps[-1].done, steps[-1].total, math.isnan(steps[-1].left_s)) == (4, 0, True)
 
 
-def test_rows_read_back_do_not_count_for_the_rate() -> None:
-    told: list[ProgressEvent] = []
-    counter = ProgressCounter("candidates", 10, told.append)
-    counter.count(8, worked=False)
-    assert told[-1].rate == 0
-    assert progress_text(told[-1]) == "8 of 10, 0.0 a second"
-    counter.count(1)
-    assert told[-1].done == 9
-    assert told[-1].left_s == pytest.approx(1 / told[-1].rate)
-
-
 def test_a_budget_goes_by_the_clock_that_it_came_with() -> None:
     seconds = iter([100.0, 101.0, 104.0])
     counter = ProgressCounter("cells", 3, budget_s=3.0, clock=lambda: next(seconds))
     assert [counter.next("one"), counter.next("two")] == [True, False]
-
-
-def test_a_bar_on_no_terminal_is_silent(capsys: pytest.CaptureFixture[str]) -> None:
-    predict_many(candidates(2), progress=True, **ASKED)
-    assert capsys.readouterr() == ("", "")
 
 
 def killing(flag: Path | None = None) -> Callable[[], nn.Module]:
@@ -169,30 +143,6 @@ def test_what_kills_workers_or_cannot_be_sent_is_named_and_costs_nobody_else_any
     pd.testing.assert_frame_equal(good.drop(columns="candidate"), expected.drop(columns="candidate"), check_exact=True)
 
 
-def test_candidates_in_front_that_cannot_be_sent_do_not_end_a_run() -> None:
-    found = predict_many([*[Stubborn()] * 3, *candidates(5)], n_jobs=2, **ASKED)
-    assert found.error.notna().tolist() == [True] * 6 + [False] * 10
-    assert found.error[0].startswith("it cannot be sent to a worker: TypeError: cannot pickle")  # and no traceback
-
-
-class Unloadable(nn.ReLU):
-    """A candidate that is pickled and cannot be unpickled."""
-
-    def __reduce_ex__(self, _: object) -> tuple[Any, ...]:
-        return int, ("no number",)
-
-
-@pytest.mark.usefixtures("own_formulas")
-@pytest.mark.parametrize("backend", ["multiprocessing", "threading"])
-def test_a_candidate_that_cannot_be_unpickled_is_named_by_processes_and_taken_as_it_is_by_threads(backend: str) -> None:
-    cost("mine::relu")(lambda x, *, out: x)  # a formula that has no name in any module is sent all the same
-    with joblib.parallel_config(backend=backend, n_jobs=2):
-        found = predict_many(iter([*candidates(1), Unloadable()]), **ASKED | {"batch": 1})
-    assert found.name.tolist() == ["build", "Unloadable"]
-    assert found.error.isna().tolist() == [True, backend == "threading"], found.error.tolist()
-    assert backend == "threading" or found.error[1].startswith("it cannot be sent to a worker (unpickling it raised V")
-
-
 def test_workers_have_the_default_dtype_of_their_user() -> None:
     with default_dtype(torch.float64):
         alone, spread = (predict_many(candidates(2), n_jobs=jobs, **ASKED) for jobs in (1, 2))
@@ -200,37 +150,10 @@ def test_workers_have_the_default_dtype_of_their_user() -> None:
     pd.testing.assert_frame_equal(spread, alone)
 
 
-@pytest.mark.usefixtures("own_formulas")
-def test_a_worker_has_all_formulas_of_its_user_whatever_it_registered_itself() -> None:
-    mine, theirs = (lambda x, *, out: x), (lambda x, *, out: out)
-    sender = workers._Sender("elsewhere", 1, (("mine::one", mine), ("mine::other", mine)), torch.float32, 1)
-    seeing: Any = SimpleNamespace(rows=lambda *_: [formula_of(f"mine::{name}") for name in ("one", "other")])
-    for name in ("other", "one"):  # as a module does that came with candidates, before all others or between them
-        cost(f"mine::{name}")(theirs)
-        assert workers.work(seeing, sender, 0, None) == [mine, mine]
-    before = generation()
-    workers.work(seeing, sender, 1, None)
-    assert generation() == before
-
-
-@pytest.mark.usefixtures("own_formulas")
-def test_a_worker_forgets_the_formulas_of_the_user_before() -> None:
-    usual, generations = formula_of("aten::linear"), {generation()}
-    seeing: Any = SimpleNamespace(rows=lambda *_: [formula_of("aten::linear"), formula_of("mine::one")])
-    for process, formula in enumerate((lambda x, *, out: x, lambda x, *, out: out)):
-        given = ("aten::linear", formula), ("mine::one", formula)
-        for formulas, seen in ((given, [formula, formula]), ((), [usual, None])):
-            sender = workers._Sender("elsewhere", 2 * process + len(formulas), formulas, torch.float32, 1)
-            assert workers.work(seeing, sender, 0, None) == seen
-            generations.add(generation())
-    assert len(generations) == 5, "caches of what formulas gave can tell"
-    assert registered(generation() - 2) == (("aten::linear", usual),)
-
-
 def test_a_worker_has_its_user_s_threads() -> None:
     sender = workers._Sender("elsewhere", 1, (), torch.float32, 2)
     seeing: Any = SimpleNamespace(rows=lambda *_: [torch.get_num_threads()])
-    assert workers.work(seeing, sender, 0, None) == [2]
+    assert workers.work(seeing, sender, 0, workers._sent(None)) == [2]
     assert torch.get_num_threads() == 1
 
 

@@ -21,7 +21,7 @@ from latpred.cli.options import (
     takes,
     verb,
 )
-from latpred.cli.output import GO_ON, emit, notice, on_terminal, progress
+from latpred.cli.output import GO_ON, emit, notice, progress
 from latpred.cli.profiles import host_fields, show_profile, table_of
 from latpred.errors import NoProfileError, UsageError
 from latpred.progress import ProgressEvent
@@ -129,10 +129,9 @@ def ensure_profile(query: DeviceQuery, runtimes: Sequence[str], *, yes: bool) ->
     """On a machine that has no profile, offer the quick calibration, or just run it.
 
     A misspelt runtime or host costs none. A profile that has to be measured in a certain way, or to know more runtimes
-    than eager, is not offered: the error says how to make it. Of two processes that find no profile the second waits
-    for the first.
+    than eager, is not offered: the error says how to make it.
     """
-    from latpred.api import allowed, busy_note, calibrate_once, demand_quick, profile_of
+    from latpred.api import allowed, busy_note, demand_quick, profile_of
     from latpred.runtimes import get
 
     for name in runtimes:
@@ -151,13 +150,9 @@ def ensure_profile(query: DeviceQuery, runtimes: Sequence[str], *, yes: bool) ->
         open_device(target)  # of one that is not here nobody is asked, and nothing is announced
         if not (yes or _agreed(target)):
             raise
-
-    def calibrate_quickly() -> None:
-        takes = "which takes one to three minutes (latpred calibrate takes 5 to 10 and is more exact)"
-        notice(f"{reason}; calibrating it now, {takes}{busy_note()}")
-        _measure_profile(target, quick=True)
-
-    calibrate_once(query, calibrate_quickly, notice)
+    takes = "which takes one to three minutes (latpred calibrate takes 5 to 10 and is more exact)"
+    notice(f"{reason}; calibrating it now, {takes}{busy_note()}")
+    _measure_profile(target, quick=True)
 
 
 def _default_device() -> str:
@@ -169,7 +164,7 @@ def _default_device() -> str:
 
 def _agreed(target: str) -> bool:
     """Ask on a terminal; nobody to ask means yes."""
-    if not on_terminal(sys.stdin, sys.stderr):
+    if not (sys.stdin.isatty() and sys.stderr.isatty()):
         return True
     question = f"No profile of {target} on this machine yet. Calibrate it now (one to three minutes)?"
     return click.confirm(question, default=True, err=True)
@@ -284,30 +279,17 @@ def fit(
         if gpu is not None:
             raise UsageError("--gpu chooses of a table, and a journal is of one device; leave it out.")
         profile = fit_raw(raw, name=name)
-        if path is None:
-            _refuse_to_replace(profile, name)
+        if path is None and name is None and store.file_of(profile.name).exists():
+            raise UsageError(  # journals from elsewhere often have the name of a device that is also here, as "cpu"
+                f"there is a profile {profile.name!r} already. Give this one another --name, or replace that one with "
+                f"--name {profile.name}."
+            )
     else:
         raise UsageError("Give either tables of latencies or --raw DIR with the journal of a calibration.")
     notice(f"saved {store.save(profile, path)}")
     show_profile(profile, output)
     if not profile.acceptance.passed:
         click.get_current_context().exit(1)
-
-
-def _refuse_to_replace(profile: DeviceProfile, name: str | None) -> None:
-    """Journals from elsewhere often have the name of a device that is also here, as "cpu", whose profile has more."""
-    from latpred.profile import store
-
-    for entry in store.listing():
-        if entry.source != "user" or entry.name != profile.name or entry.profile is None:
-            continue
-        if not store.same_machine(entry.profile.machine, profile.machine):
-            raise UsageError(f"there is a profile {entry.name!r} of another machine already; give this one a --name.")
-        if name is None:
-            raise UsageError(
-                f"there is a profile {entry.name!r} already. Give this one another --name, or replace that one with "
-                f"--name {entry.name}."
-            )
 
 
 @verb("latpred check", "latpred check --device cuda:0 --json")

@@ -5,14 +5,12 @@ from __future__ import annotations
 import os
 import platform
 import sys
-from collections.abc import Callable
 from dataclasses import dataclass
 from importlib import import_module, metadata
 from pathlib import Path
-from tempfile import gettempdir
 
 from latpred import host, storage
-from latpred.errors import DeviceError, ProfileError
+from latpred.errors import DeviceError, ProfileError, one_line
 from latpred.profile import store
 from latpred.profile.document import THREADS, DeviceProfile
 from latpred.profile.store import caveat
@@ -48,7 +46,7 @@ def examine() -> list[Finding]:
     findings += [_package(name) for name in PACKAGES]
     findings += [_package(name, purpose) for name, purpose in OPTIONAL.items()]
     findings += [_onnxruntime(), _processor(), _cuda()]
-    findings += [_directory("profiles", storage.profiles_dir), _directory("cache", storage.cache_dir), _temporary()]
+    findings += [_directory("profiles", storage.profiles_dir()), _directory("cache", storage.cache_dir())]
     return findings + _profiles()
 
 
@@ -74,18 +72,9 @@ def _package(name: str, purpose: str = "") -> Finding:
     try:
         import_module(MODULES.get(name, name))
     except Exception as error:  # compiled parts that do not fit raise what they like
-        said, _, advice = _why_not(name, error).partition("; ")
-        return Finding(name, "note" if purpose else "fail", f"{version}, but {said}", advice)
+        said = f"{version}, but cannot be imported: {one_line(error)}"
+        return Finding(name, "note" if purpose else "fail", said, f"python -m pip install -U {name}")
     return Finding(name, "ok", version)
-
-
-def _why_not(name: str, error: Exception) -> str:
-    """What keeps a package from being imported, and what to do about it."""
-    try:
-        from latpred.zoo.names import broken
-    except Exception:  # without torch, which has a finding of its own
-        return f"{name} cannot be imported: {error}; python -m pip install -U {name}"
-    return str(broken(name, error))
 
 
 def _onnxruntime() -> Finding:
@@ -142,36 +131,18 @@ def _cuda() -> Finding:
     return Finding("cuda", "ok", names)
 
 
-def _directory(topic: str, of: Callable[[], Path]) -> Finding:
-    try:
-        folder = of()
-    except ProfileError as error:  # nothing tells where it is
-        advice = f"name one by its full path with {storage.VARIABLE}=DIR"
-        return Finding(f"{topic} directory", "fail", str(error).partition(". ")[0], advice)
+def _directory(topic: str, folder: Path) -> Finding:
     existing = next(parent for parent in (folder, *folder.parents) if os.path.exists(parent))
-    if existing.is_dir() and os.access(
-        existing, os.W_OK | os.X_OK, effective_ids=os.access in os.supports_effective_ids
-    ):
+    if existing.is_dir() and os.access(existing, os.W_OK | os.X_OK):
         return Finding(f"{topic} directory", "ok", str(folder))
     advice = f"make it writable, or choose another with {storage.VARIABLE}=DIR"
     return Finding(f"{topic} directory", "fail", f"{folder} cannot be written", advice)
 
 
-def _temporary() -> Finding:
-    try:
-        return Finding("temporary files", "ok", gettempdir())
-    except FileNotFoundError:
-        return Finding("temporary files", "fail", "no folder for them can be written", "name one with TMPDIR=DIR")
-
-
 def _profiles() -> list[Finding]:
-    try:
-        entries = store.listing()
-    except ProfileError:  # whose directory cannot be looked into, which has a finding of its own
-        return []
     findings = [
         Finding(f"profile {entry.name}", "fail", entry.problem, f"delete {entry.path} or calibrate again")
-        for entry in entries
+        for entry in store.listing()
         if entry.problem
     ]
     try:

@@ -17,7 +17,7 @@ from typing import Any, NamedTuple
 import click
 from click.core import ParameterSource
 
-from latpred.cli.main import demand_stdout, state
+from latpred.cli.main import state
 from latpred.errors import UsageError
 from latpred.query import AMP, ATTENTIONS, EXECUTIONS, PROTOCOLS, checked_batches, parse_lengths
 
@@ -26,12 +26,6 @@ Command = Callable[..., Any]
 FILE = click.Path(exists=True, dir_okay=False, path_type=Path)  # to be read
 WRITTEN = click.Path(dir_okay=False, path_type=Path)
 MOST_BATCHES = 4096
-_STDOUT = (Path("-"), Path("/dev/stdout"))  # of which the second may be a file that others write, too
-_ELSEWHERE = {  # what others call our options
-    **dict.fromkeys(("--dtype", "--half", "--fp16", "--bf16"), "--precision"),
-    "--bs": "--batch",
-    "--sequence-length": "--seq",
-}
 PRECISIONS = ("fp32", "tf32", "fp16", "bf16")  # that can be calibrated
 _ITEM = re.compile(r"(?P<low>\d+)(?:-(?P<high>\d+)(?::(?P<step>\d+)(?P<times>x?))?)?")
 _DURATION = re.compile(r"(?P<number>\d+(?:\.\d+)?)\s*(?P<unit>s|m|h|)")
@@ -65,9 +59,7 @@ class Output(NamedTuple):
         if other in (".html", ".png", ".svg", ".pdf"):
             how = "latpred report writes HTML" if other == ".html" else "--plot draws figures, where a verb has it"
             raise UsageError(f"-o writes text, .json or .csv, not {other}; {how}.")
-        if self.path is None:
-            demand_stdout()
-        else:
+        if self.path is not None:
             demand_writable(self.path)
 
 
@@ -319,7 +311,7 @@ def output_options(function: Command) -> Command:
 
     @wraps(function)
     def with_output(*args: Any, as_json: bool, as_csv: bool, path: Path | None, **given: Any) -> Any:
-        output = Output(as_json, as_csv, None if path in _STDOUT else path)
+        output = Output(as_json, as_csv, None if path == Path("-") else path)
         output.check()
         return function(*args, output=output, **given)
 
@@ -371,21 +363,7 @@ class Verb(click.Command):
     """A command that refuses an option of one value that is given twice, where click would silently take the last."""
 
     def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
-        """Take the command line apart; say what an option is called here, or that another verb takes several models."""
-        try:
-            return self._parsed(ctx, args)
-        except click.UsageError as error:
-            ours = _ELSEWHERE.get(error.option_name, "") if isinstance(error, click.NoSuchOption) else ""
-            if any(ours in parameter.opts for parameter in self.params):
-                error.possibilities = [ours]  # type: ignore[attr-defined]
-            if "unexpected extra argument" in error.message and any(one.name == "model" for one in self.params):
-                numbers = re.search(r"\(\d", error.message)
-                how = "several sizes go by commas, as --batch 1,8,32" if numbers else f"{self.name} takes one model"
-                how += ", latpred rank several" * (self.name == "predict" and not numbers)
-                raise click.UsageError(f"{error.message}; {how}.", ctx) from None
-            raise
-
-    def _parsed(self, ctx: click.Context, args: list[str]) -> list[str]:
+        """Take the command line apart."""
         _, _, order = ([], [], []) if ctx.resilient_parsing else self.make_parser(ctx).parse_args([*args])
         for option, times in Counter(order).items():
             if times > 1 and isinstance(option, click.Option) and not (option.multiple or option.is_flag):

@@ -10,13 +10,12 @@ import sys
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, TextIO
+from typing import TYPE_CHECKING, Any
 
 import click
 
-from latpred.cli.main import results, state
+from latpred.cli.main import state
 from latpred.cli.options import Output
-from latpred.errors import UsageError
 from latpred.progress import Listener, ProgressEvent, bar, each_tenth, time_left
 from latpred.render import WIDTH, Page
 
@@ -52,12 +51,8 @@ def emit(
         return
     from latpred.storage import result_file
 
-    try:
-        with result_file(output.path, "The result is on stdout instead; name another file with -o.") as part:
-            part.write_text(text + "\n", encoding="utf-8")
-    except UsageError:
-        answer(text)  # it may be that of minutes of measuring
-        raise
+    with result_file(output.path) as part:
+        part.write_text(text + "\n", encoding="utf-8")
     notice(f"wrote {output.path}")
 
 
@@ -79,24 +74,13 @@ def records(table: pd.DataFrame) -> list[dict[str, Any]]:
 
 def answer(text: object) -> None:
     """Print a result."""
-    with results() as stream:
-        click.echo(text, file=stream)
+    click.echo(text, file=state().results)
 
 
 def notice(message: str) -> None:
     """Say something on stderr, unless --quiet."""
     if not state().quiet:
         click.echo(message, err=True)
-
-
-def on_terminal(*streams: TextIO | None) -> bool:
-    """Whether all of some standard streams are a terminal's; Python has None for one that is closed."""
-    return all(stream is not None and stream.isatty() for stream in streams)
-
-
-def shows_unicode() -> bool:
-    """Whether results go where every character can be shown."""
-    return (getattr(state().results, "encoding", None) or "utf-8").lower().startswith("utf")
 
 
 def draw(path: Path | None, figure: Callable[[], Figure]) -> None:
@@ -110,14 +94,9 @@ def draw(path: Path | None, figure: Callable[[], Figure]) -> None:
 def _print(page: Page) -> None:
     from rich.console import Console
 
-    class Results(Console):
-        def on_broken_pipe(self) -> None:
-            raise  # by itself, rich ends the program
-
-    with results() as stream:
-        console = Results(file=stream, highlight=False)
-        console.width = max(console.width, WIDTH)  # a narrower terminal wraps lines, where rich would cut numbers short
-        console.print(page, crop=False)
+    console = Console(file=state().results, highlight=False)
+    console.width = max(console.width, WIDTH)  # a narrower terminal wraps lines, where rich would cut numbers short
+    console.print(page, crop=False)
 
 
 @contextmanager
@@ -129,7 +108,7 @@ def progress(title: str, *, go_on: str = "") -> Iterator[Listener | None]:
     state().go_on = go_on
     if state().quiet:
         yield None
-    elif on_terminal(sys.stderr):
+    elif sys.stderr.isatty():
         with bar(title, _how_far) as show:
             yield show
     else:
@@ -145,7 +124,7 @@ def _how_far(event: ProgressEvent) -> str:
 @contextmanager
 def working(title: str) -> Iterator[None]:
     """Show on a terminal that something goes on whose end nobody knows; say nothing elsewhere."""
-    if state().quiet or not on_terminal(sys.stderr):
+    if state().quiet or not sys.stderr.isatty():
         yield
         return
     from rich.console import Console

@@ -24,7 +24,7 @@ from latpred.cli.options import (
     takes,
     verb,
 )
-from latpred.cli.output import draw, emit, notice, progress, records, shows_unicode
+from latpred.cli.output import draw, emit, notice, progress, records
 from latpred.errors import LatpredError, NoProfileError, UnknownModelError, UsageError
 from latpred.query import DeviceQuery, GivenLengths, Options, record_of
 from latpred.render import Page, Table, format_interval, format_ms, listed
@@ -89,7 +89,7 @@ def _show_curve(*, sparklines: bool, plot: Path | None, measured: Path | None, o
                 table[name] = [getattr(ran(point.batch), name)(point.batch) for point in curve]
         return table
 
-    page = partial(curve_page, curve, sparklines=sparklines and shows_unicode())
+    page = partial(curve_page, curve, sparklines=sparklines)
     emit(output, document=curve.to_dict, rows=rows, page=page)
     if plot is not None:
         from latpred.plot import blank, figure_of
@@ -133,16 +133,15 @@ def _graph_of(
     try:
         profile_of(plain)
     except NoProfileError:
-        _demand_model(model, options, batches, strict=strict)
+        _demand_model(model, options, batches)
     ensure_profile(query, (runtime,), yes=yes)
-    predictor = predictor_of(plain, runtime)
+    predictor, graph = predictor_of(plain, runtime), None
     if traced_by(runtime, predictor.era) != "eager":
         _say_asked(model, runtime)
     elif not is_onnx_file(model):
-        graph = trace_by_name(model, predictor.era, batches, strict=strict, **options.tracing)
-        if graph.target in ("", predictor.target):
-            return graph
-    graph = predictor.trace(model, options, batches)
+        graph = trace_by_name(model, predictor.era, batches, **options.tracing)
+    if graph is None or graph.target not in ("", predictor.target):
+        graph = predictor.trace(model, options, batches)
     if strict:
         from latpred.tracing.op_record import demand_known
 
@@ -150,7 +149,7 @@ def _graph_of(
     return graph
 
 
-def _demand_model(model: str, options: Options, batches: Sequence[int] = (), *, strict: bool = False) -> None:
+def _demand_model(model: str, options: Options, batches: Sequence[int] = ()) -> None:
     """Trace a model, or look at an ONNX file, so that one which cannot be predicted costs no calibration."""
     from latpred.runtimes.graph_store import trace_by_name
     from latpred.runtimes.lowering import is_onnx_file
@@ -160,7 +159,7 @@ def _demand_model(model: str, options: Options, batches: Sequence[int] = (), *, 
 
         onnx_file.check_file(model, options.runtime)
     else:
-        trace_by_name(model, batches=batches, strict=strict, **options.tracing)
+        trace_by_name(model, batches=batches, **options.tracing)
 
 
 def _say_asked(model: str, runtime: str) -> None:

@@ -11,7 +11,6 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from latpred.cli.main import SuggestingGroup
 from latpred.cli.options import Output, Verb, examples, output_options, speech_options, verb
 from latpred.cli.output import answer, emit, emit_rows
 from latpred.errors import UsageError
@@ -26,7 +25,7 @@ if TYPE_CHECKING:
     from latpred.profile.store import Entry
 
 
-@click.group(cls=SuggestingGroup, epilog=examples("latpred profiles list"))
+@click.group(epilog=examples("latpred profiles list"))
 def profiles() -> None:
     """List, show, locate, rename and delete device profiles."""
 
@@ -206,7 +205,7 @@ def delete(name: str) -> None:
     answer(f"deleted {store.delete(name)}")
 
 
-@click.group(cls=SuggestingGroup, epilog=examples("latpred cache show"))
+@click.group(epilog=examples("latpred cache show"))
 def cache() -> None:
     """Show or clear what latpred keeps only to save time."""
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections import Counter, defaultdict
+from collections import Counter
 from dataclasses import asdict
 from typing import TYPE_CHECKING, Any
 
@@ -17,6 +17,8 @@ from latpred.render import Page, Table
 from latpred.units import format_bytes, format_count
 
 if TYPE_CHECKING:
+    import pandas as pd
+
     from latpred.accuracy.crosscheck import Difference
     from latpred.graph.graph import ModelGraph
 
@@ -114,7 +116,7 @@ def _graph_parts(graph: ModelGraph, batch: int, runtime: str) -> list[Table | st
     total = _totals(graph, batch, runtime)
     rows = [
         (family, str(launches), format_count(macs) if macs else "-", format_bytes(moved))
-        for family, (launches, macs, moved) in _by_family(graph, batch).items()
+        for family, launches, macs, moved in _by_family(graph, batch).itertuples()
     ]
     rows.append(("all", str(total["launches"]), format_count(total["macs"]), format_bytes(total["bytes"])))
     syncs = f", {total['synchronisations']} host synchronisations" if total["synchronisations"] else ""
@@ -136,18 +138,15 @@ def _graph_parts(graph: ModelGraph, batch: int, runtime: str) -> list[Table | st
     return parts
 
 
-def _by_family(graph: ModelGraph, batch: int) -> dict[str, tuple[int, int, int]]:
-    from latpred.graph.graph import total_bytes
+def _by_family(graph: ModelGraph, batch: int) -> pd.DataFrame:
+    """Launches, multiply-adds and bytes of each family of ops that launch something, the most bytes first."""
     from latpred.ops.families import root
 
-    sums: dict[str, list[int]] = defaultdict(lambda: [0, 0, 0])
-    for op in graph.at(batch):
-        if op.launches:
-            row = sums[root(op.family)]
-            row[0] += op.launches
-            row[1] += op.macs.at(batch)
-            row[2] += total_bytes(op, batch)
-    return {family: (a, b, c) for family, (a, b, c) in sorted(sums.items(), key=lambda item: -item[1][2])}
+    table = graph.to_frame(batch)
+    table["bytes"] = table[["weight_bytes", "read_bytes", "write_bytes"]].sum(axis=1)
+    launching = table[table["launches"] > 0]
+    sums = launching.groupby(launching["family"].map(root), sort=False)[["launches", "macs", "bytes"]].sum()
+    return sums.sort_values("bytes", ascending=False, kind="stable")
 
 
 @verb("latpred models", "latpred models resnet --libraries")

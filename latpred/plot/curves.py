@@ -112,19 +112,18 @@ def curve(found: Curve, ax: Axes | None = None, *, measured: Measured | None = N
 def latencies(curves: Sequence[Curve], ax: Axes | None = None) -> Axes:
     """Latency against batch in several runtimes, or on several devices, with the crossover of each."""
     ax = style.axes(ax)
-    shown, names = ax.get_legend_handles_labels()[0], _labels(curves)
-    for index, (one, name) in enumerate(zip(curves, names, strict=True)):
+    for index, (one, name) in enumerate(zip(curves, _labels(curves), strict=True)):
         order = np.argsort(one.batches)
         look: dict[str, Any] = {
             "color": style.LINES[index % len(style.LINES)],
             "linestyle": style.DASHES[index % len(style.DASHES)],
             "marker": style.MARKERS[index % len(style.MARKERS)] if len(one) <= MOST_MARKERS else "",
         }
-        shown += ax.plot(one.batches[order], one.latency_ms[order], label=name, **look)
+        ax.plot(one.batches[order], one.latency_ms[order], label=name, **look)
     _scales(ax, curves)
     facts = [(one.setting.model, ", ".join(one.setting.setup), f"on {one.setting.device}") for one in curves]
     ax.set_title(", ".join(column[0] for column in zip(*facts, strict=True) if len(set(column)) == 1))
-    ax.legend(handles=shown)  # all of them, also one of a class whose name starts with an underscore
+    ax.legend()
     return ax
 
 
@@ -245,10 +244,9 @@ def agreement(report: Report, ax: Axes | None = None, *, by: str = "runtime") ->
         ends, ends * (1 - NEAR), ends * (1 + NEAR), color=style.GREY, alpha=0.28, linewidth=0, label="within 10 %"
     )
     ax.plot(ends, ends, color=style.BLACK, linewidth=0.8, label="no error")
-    shown = ax.get_legend_handles_labels()[0]
     for index, (name, group) in enumerate(_groups(cells, by)):
         colour, marker = style.LINES[index % len(style.LINES)], style.MARKERS[index % len(style.MARKERS)]
-        shown += ax.plot(
+        ax.plot(
             measured[group.index], predicted[group.index], marker, color=colour, mfc="none", mew=0.8, linestyle="",
             label=name,
         )  # fmt: skip
@@ -261,7 +259,7 @@ def agreement(report: Report, ax: Axes | None = None, *, by: str = "runtime") ->
         f"{whole.cells} cells of {whole.models} models: median error {whole.median:.1%},\n"
         f"{whole.near:.0%} within 10 % (repeat noise {report.noise.median:.1%})"
     )
-    ax.legend(handles=shown, loc="upper left")
+    ax.legend(loc="upper left")
     return ax
 
 

@@ -9,7 +9,6 @@ from __future__ import annotations
 import base64
 import math
 import os
-import re
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field, replace
 from datetime import UTC, datetime
@@ -47,8 +46,6 @@ if TYPE_CHECKING:
 __all__ = ["Studied", "demand_packages", "gather", "html", "write"]
 
 _NAMED = 4  # operations without a formula that are named
-_SPACE_BEFORE_A_UNIT = re.compile(r"(?<=\d) (?=(?:[num]?s|[KMGT]?i?B|[KMG]|%)(?:\W|$))")
-_SPACES_WITHIN_A_SPAN = re.compile(r"(?<=[\ds]) to (?=[\d.]+\W[num]?s\b)")
 
 
 class _Chart(NamedTuple):
@@ -66,7 +63,6 @@ def html(parts: Iterable[Studied]) -> str:
     from jinja2 import Environment, StrictUndefined
 
     environment = Environment(autoescape=True, undefined=StrictUndefined, trim_blocks=True, lstrip_blocks=True)
-    environment.filters["glued"] = glued
     source = resources.files("latpred.report").joinpath("page.html").read_text(encoding="utf-8")
     return environment.from_string(source).render(
         title=f"Latency of {', '.join(studied.name for studied in parts)}",
@@ -245,11 +241,6 @@ def _trust(profile: DeviceProfile, setting: Setting) -> list[tuple[str, str]]:
 
 def _left_out(spread: float) -> str:
     return f"9 in 10 whole networks that the fit left out were within a factor of {math.exp(Z90 * spread):.2f}"
-
-
-def glued(cell: str) -> str:
-    """A cell whose numbers stay on one line with their units and spans: the spaces between them do not break."""
-    return _SPACES_WITHIN_A_SPAN.sub("\u00a0to\u00a0", _SPACE_BEFORE_A_UNIT.sub("\u00a0", cell))
 
 
 @dataclass(frozen=True, slots=True)

@@ -8,7 +8,6 @@ from __future__ import annotations
 import os
 from collections.abc import Generator, Iterable, Mapping, Sequence, Sized
 from contextlib import closing
-from numbers import Integral
 from typing import TYPE_CHECKING, Any
 
 from torch.nn import Module
@@ -107,6 +106,7 @@ def predict_many(
     >>> table = predict_many((BertConfig(num_hidden_layers=n) for n in (2, 4, 8)), batch=[1, 16])  # doctest: +SKIP
     """
     from joblib import effective_n_jobs
+    from joblib.parallel import get_active_backend
 
     if errors not in ERRORS:
         raise UsageError(f"errors={errors!r} is not known; choose from: {', '.join(ERRORS)}.")
@@ -116,10 +116,6 @@ def predict_many(
         raise UsageError("a mapping has names that no row has; give its models alone: predict_many(models.values()).")
     options = Options(inputs, seq, image, precision, attention=attention, protocol=protocol)
     evaluator = Evaluator.of(device, batch, runtime, options, host)
-    if n_jobs is not None and (isinstance(n_jobs, bool) or not isinstance(n_jobs, Integral) or n_jobs == 0):
-        raise UsageError(
-            f"n_jobs={n_jobs!r} is no number of workers. Give one of at least 1, or -1 for a worker on each core."
-        )
     jobs = int(effective_n_jobs(n_jobs))
     total = len(candidates) if isinstance(candidates, Sized) else 0
     with shown(progress) as listener, opened(resume, evaluator) as store:
@@ -127,8 +123,8 @@ def predict_many(
         new = store.unfinished(candidates, counter)
         parts: Generator[list[CandidateRow], None, None] = (
             (evaluator.rows(*numbered, errors) for numbered in new)
-            if jobs == 1
-            else predict_on_workers(evaluator, new, jobs, drawn=not isinstance(candidates, (list, tuple)))
+            if jobs == 1 or getattr(get_active_backend()[0], "uses_threads", False)  # which would wait for one another
+            else predict_on_workers(evaluator, new, jobs)
         )
         with closing(parts):  # an error, which may be kept with all it refers to, ends the workers' run as well
             for rows in parts:

@@ -14,7 +14,7 @@ import platform
 import warnings
 from collections import Counter
 from collections.abc import Iterable, Iterator, Sequence
-from contextlib import ExitStack, contextmanager
+from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from importlib.util import find_spec
 from itertools import product
@@ -33,7 +33,6 @@ from latpred.errors import (
     MissingPackageError,
     TableError,
     UsageError,
-    chain_of,
     one_line,
     raise_stop,
 )
@@ -164,8 +163,6 @@ class Evaluator:
             raise CandidateError(f"candidate {candidate.position} ({candidate.name}): {_reason(found)}") from found
         cells = product([predictor.profile.name], self.batches, [runtime])
         reason = _reason(found)
-        for cause in chain_of(found):
-            cause.__traceback__ = None  # its frames hold the candidate's model, and this error
         return [CandidateRow(candidate.position, candidate.name, *cell, precision, error=reason) for cell in cells]
 
 
@@ -299,23 +296,12 @@ def opened(path: str | os.PathLike[str] | None, evaluator: Evaluator) -> Iterato
         raise MissingPackageError("resume= needs pyarrow. Install it with: pip install 'latpred[search]'")
     demand_writable(path)
     busy = f"another process writes to {path}. Wait for it, or name another file."
-    file = os.path.realpath(path)  # a link goes on pointing to what is written
-    with ExitStack() as held:
-        try:
-            held.enter_context(locked(Path(f"{file}.lock"), busy))
-        except OSError as error:
-            raise UsageError(
-                f"cannot lock {path}: {error.strerror or error}. Name a file in another folder."
-            ) from error
-        store = _ResultStore(Path(file), _question_key(evaluator))
+    with locked(Path(f"{os.fspath(path)}.lock"), busy):
+        store = _ResultStore(Path(path), _question_key(evaluator))
         try:
             yield store
         finally:
-            try:
-                store.write()
-            except OSError as error:
-                said = f"{path} could not be written: {error.strerror or error}; what is new in it is lost"
-                warnings.warn(said, stacklevel=2)
+            store.write()
 
 
 class _ResultStore:
@@ -349,10 +335,7 @@ class _ResultStore:
             self._kept[key] = rows
             self._changed = True
         if self._changed and self._since_written.seconds > WRITE_EVERY_S:
-            try:
-                self.write()
-            except OSError as error:  # what was predicted must not be lost over it; the end writes once more
-                warnings.warn(f"cannot write {self._path} now: {error.strerror or error}", stacklevel=2)
+            self.write()
 
     def in_order(self) -> list[CandidateRow]:
         """All rows of the run, candidate after candidate."""
@@ -365,9 +348,12 @@ class _ResultStore:
         self._since_written = ProgressCounter("")
         table = frame(row for rows in self._kept.values() for row in rows)
         table[KEY] = [key for key, rows in self._kept.items() for _ in rows]
-        with replacing(self._path) as part:
-            table.to_parquet(part, index=False)
-        self._changed = False
+        try:
+            with replacing(self._path) as part:
+                table.to_parquet(part, index=False)
+            self._changed = False
+        except OSError as error:  # what was predicted must not be lost over it
+            warnings.warn(f"cannot write {self._path}: {error.strerror or error}", stacklevel=2)
 
     def _key(self, candidate: Any) -> str | None:
         """None where no file is kept, or nothing tells the candidate from others."""

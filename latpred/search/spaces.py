@@ -8,13 +8,11 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from functools import cache
-from inspect import signature
 from typing import Any
 
 import torch
 from torch import nn
 
-from latpred.errors import UsageError
 from latpred.graph.graph import ModelGraph
 from latpred.ops import generation
 from latpred.query import whole_number
@@ -78,9 +76,6 @@ class SearchSpace:
 
         `options` are classes, and channels and cells of NAS-Bench-201, last of FBNet, and width of once-for-all.
         """
-        known = [*signature(space(self.name).network).parameters][1:]
-        if unknown := sorted({*options}.difference(known)):
-            raise UsageError(f"{self.name} has no option {', '.join(unknown)}; its options are {', '.join(known)}.")
         side, state = whole_number("image", image, "length"), (generation(), torch.get_default_dtype())
         return _supernet(self.name, side, precision, state, **options)
 

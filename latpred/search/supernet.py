@@ -1,9 +1,8 @@
 """Supernet: a network with choices is traced once for each option; any architecture is then put together from that.
 
 An architecture's trace is what all have in common, with the ops of the chosen options in the places of the choices.
-Four things cross the borders between them and are counted anew: Python calls, which belong to the next op wherever it
-lies; memory, which lives until the last of those who hold it lets go; parameters; and what is touched between two reads
-of the same weights.
+Three things cross the borders between them and are counted anew: Python calls, which belong to the next op wherever it
+lies; memory, which lives until the last of those who hold it lets go; and parameters.
 
 That is done only where it was seen to be right: the architectures that were traced, one of them with options mixed,
 are put together again and compared with their traces.
@@ -21,28 +20,24 @@ import msgspec
 import torch
 
 from latpred.errors import TraceError, UsageError
-from latpred.graph.graph import CONTIGUOUS, NO_CALLS, NO_PYTHON, ZERO, Affine, Calls, ModelGraph, Op, total_bytes
+from latpred.graph.graph import CONTIGUOUS, NO_CALLS, NO_PYTHON, ZERO, Affine, Calls, ModelGraph, Op
 from latpred.sandbox.own_thread import without_modes
 from latpred.search.choices import NOWHERE, Choice, ChoiceRecorder, Span, shown
 from latpred.storage import Recent
 from latpred.tracing.inputs import DTYPES, Inputs, demand_one, derived, from_example, refuse_autocast, whole_sizes
 from latpred.tracing.meta_module import MetaModule, make_meta_module
-from latpred.tracing.trace_pass import PassWatcher, TracePass, closing, on_one_line, touched_since
+from latpred.tracing.trace_pass import PassWatcher, TracePass, closing, on_one_line
 from latpred.tracing.tracer import Naming, Tracer, TraceRecorder, check
 from latpred.zoo.candidates import traceable
-
-Weight = tuple[int, int, int]  # what tells a read of parameters from others; see `trace_pass.read_of`
 
 
 class Segment(NamedTuple):
     """What one option does in one place."""
 
-    # As they were traced, but for weights read again; of the calls before the first, only those made within the option.
-    ops: tuple[Op, ...]
+    ops: tuple[Op, ...]  # as they were traced; of the calls before the first, only those made within the option
     live: tuple[Affine, ...]  # bytes alive after each, without those that were alive before the option
     calls: Calls  # after the last op
     size: Affine | None  # bytes of the memory that it gives; None where that is its input's
-    weights: tuple[Weight | None, ...] = ()  # that each op reads
 
 
 NOTHING = Segment((), (), NO_CALLS, None)
@@ -85,9 +80,6 @@ class TracedOption:
         at_two, at_three = (done.records[op].new_bytes for done in (self.two, self.three))
         return Affine.through((2, at_two), (3, at_three))
 
-    def weights(self, begin: int, end: int) -> tuple[Weight | None, ...]:
-        return tuple(self.two.watched.weights[begin:end])
-
 
 class _ChoiceTracer(Tracer):
     """Traces a network whose choices tell a recorder what they do."""
@@ -125,18 +117,14 @@ class _ChoiceTracer(Tracer):
             choice.chosen = choice.names[number]
         graph = self.graph()
         if graph.ops_at_one is not None:
-            raise TraceError(
-                "the network does other work at batch 1 than at 2 and 3, which is not put together; "
-                "give latpred.trace each architecture as a whole"
-            )
+            raise _refusal("the network does other work at batch 1 than at 2 and 3")
+        if any(op.reread_after is not None for op in graph.ops):
+            raise _refusal("the network reads weights more than once")
         (two, spans), (three, _), far = self._passes[2], self._passes[3], self._far(())
         with self.alone():
             large = self._attempt(far) if far > 3 else None
         if large is not None and not on_one_line(two, three, large):
-            raise TraceError(
-                f"the network's work is no line in batch: at {far} it is another than at 2 and 3 say, which is not put "
-                "together; give latpred.trace each architecture as a whole"
-            )
+            raise _refusal(f"the network's work is no line in batch: at {far} it is another than at 2 and 3 say")
         return TracedOption(graph, two, three, spans)
 
     def common(self, first: TracedOption) -> tuple[list[Event], Calls]:
@@ -146,6 +134,10 @@ class _ChoiceTracer(Tracer):
             done = self.one_pass(2, watched=True)
         self._choice_recorder.blanks = None
         return _events(done.watched, self._choice_recorder.spans, first)
+
+
+def _refusal(why: str) -> TraceError:
+    return TraceError(f"{why}, which is not put together; give latpred.trace each architecture as a whole")
 
 
 def segments(architectures: list[TracedOption], place: int) -> dict[str, Segment]:
@@ -170,7 +162,7 @@ def _segment(traced: TracedOption, span: Span) -> Segment:
         raise TraceError(
             f"option {span.option!r} of choice {span.choice.label!r} gives a tensor that it neither made nor was given"
         )
-    ops = tuple(msgspec.structs.replace(op, reread_after=None) for op in traced.graph.ops[begin.ops : end.ops])
+    ops = traced.graph.ops[begin.ops : end.ops]
     before = begin if not ops else NOWHERE
     if ops:
         own = ops[0].calls - begin.calls
@@ -180,7 +172,6 @@ def _segment(traced: TracedOption, span: Span) -> Segment:
         live=_live(traced, begin.ops, end.ops),
         calls=end.calls - before.calls,
         size=traced.new_bytes(made) if made is not None and fresh else None,
-        weights=traced.weights(begin.ops, end.ops),
     )
 
 
@@ -205,9 +196,9 @@ def _events(watcher: PassWatcher, spans: list[Span], first: TracedOption) -> tup
         span, death = at.get(index), watcher.deaths.get(index)
         if span is None:
             op = next(rest)
-            bare = msgspec.structs.replace(first.graph.ops[op], **NO_PYTHON, reread_after=None)
+            bare = msgspec.structs.replace(first.graph.ops[op], **NO_PYTHON)
             size = first.new_bytes(op)
-            alone = Segment((bare,), (size,), NO_CALLS, size, first.weights(op, op + 1))
+            alone = Segment((bare,), (size,), NO_CALLS, size)
             events.append(Event(alone, watcher.calls[index] - left.calls, death, None))
             left = NOWHERE
         else:
@@ -313,10 +304,6 @@ class Supernet:
         self._segments = [segments(architectures, place) for place in range(len(self._labels))]
         self._events, self._closing = tracer.common(first)
         self._kept = Kept()
-        parts = [event.segment for event in self._events if event.segment is not None]
-        parts += [segment for by_option in self._segments for segment in by_option.values()]
-        read = [weight for part in parts for weight in part.weights if weight is not None]
-        self._rereads = len({*read}) < len(read)
         for traced in architectures:
             if tuple(self._ops([span.option for span in traced.spans])) != traced.graph.ops:
                 raise TraceError(ENTANGLED)
@@ -336,20 +323,16 @@ class Supernet:
         UsageError
             When a label has no option, or there is no such label or option.
         """
-        if not isinstance(chosen, Mapping):
+        if not isinstance(chosen, Mapping) or chosen.keys() != self.choices.keys():
             raise UsageError(
-                f"{chosen!r} is no choice for each label; give a mapping, as {{'a': 'conv', 'b': 'skip'}}."
+                f"{chosen!r} is no choice for each label; give a mapping with an option of each of: "
+                f"{', '.join(self.choices)}."
             )
         for label, options in self.choices.items():
-            if chosen.get(label) not in options:
+            if chosen[label] not in options:
                 raise UsageError(
                     f"choice {label!r} has no option {chosen[label]!r}; it has: {', '.join(map(str, options))}"
-                    if label in chosen
-                    else f"nothing was chosen for {label!r}; give one of: {', '.join(map(str, options))}"
                 )
-        if len(chosen) > len(self.choices):
-            extra = next(label for label in chosen if label not in self.choices)
-            raise UsageError(f"there is no choice {extra!r}; the network has: {', '.join(self.choices)}")
         weights = [self._weights[label, option] for label, option in chosen.items()]
         common = self._weights[None]
         return msgspec.structs.replace(
@@ -381,22 +364,10 @@ class Supernet:
                 piece = kept.pieces[key] = _put_together(stretch, segment, calls)
             ops += piece.ops
             calls = piece.calls
-        if self._rereads:
-            self._read_again(ops, chosen)
         calls += self._closing
         if any(calls):
             ops.append(closing(ops[-1].live_bytes if ops else ZERO, calls))
         return ops
-
-    def _read_again(self, ops: list[Op], chosen: list[Segment]) -> None:
-        """Put into ops that read weights once more what was touched since the last time."""
-        places = iter(chosen)
-        segments = (next(places) if event.segment is None else event.segment for event in self._events)
-        weights = [weight for segment in segments for weight in segment.weights]
-        two, three = (touched_since([total_bytes(op, batch) for op in ops], weights) for batch in (2, 3))
-        for index, touched in two.items():
-            after = Affine.through((2, touched), (3, three[index]))
-            ops[index] = msgspec.structs.replace(ops[index], reread_after=after)
 
     def _stretches_of(self, pattern: Pattern, kept: Kept) -> list[Stretch]:
         """The network from choice to choice; the first stretch has no choice, and may have no events."""

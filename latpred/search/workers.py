@@ -1,8 +1,7 @@
 """Spreads candidates over the workers of a joblib backend: loky's processes, a dask cluster, ray.
 
 joblib finds out how many candidates a worker should get at once. When a worker dies, what was not back is done again,
-and in halves where that fails too: a candidate that kills its worker is found alone, named, and costs nobody else
-anything.
+one by one: a candidate that kills its worker is found alone, named, and costs nobody else anything.
 """
 
 from __future__ import annotations
@@ -11,9 +10,8 @@ import os
 import platform
 import sys
 import threading
-from collections.abc import Callable, Generator, Iterable, Iterator, Sequence
+from collections.abc import Generator, Iterable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
-from functools import partial
 from importlib import import_module
 from itertools import islice
 from types import ModuleType
@@ -22,7 +20,7 @@ from typing import Any, NamedTuple
 import torch
 
 from latpred.errors import WorkerError, one_line
-from latpred.ops import BUILT_IN, Formula, generation
+from latpred.ops import BUILT_IN, Formula
 from latpred.ops.families import lend, registered
 from latpred.search.resume import CandidateRow, Evaluator, tool_options
 from latpred.zoo.candidates import title
@@ -30,7 +28,7 @@ from latpred.zoo.candidates import title
 Numbered = tuple[int, Any]  # a candidate after its position
 
 
-class _Pickled(NamedTuple):
+class _Sent(NamedTuple):
     """A candidate as it was when it was drawn: whoever makes candidates may make the next one of it.
 
     A worker unpickles it itself: some backends wait forever for a task that a worker could not unpickle.
@@ -38,6 +36,7 @@ class _Pickled(NamedTuple):
 
     name: str
     pickled: bytes
+    problem: str = ""  # why it could not be pickled
 
 
 # What a worker of a backend that gives results back all at once gets in one piece, and until they come back.
@@ -46,20 +45,8 @@ _UNSENT = "it cannot be sent to a worker"
 HOPELESS = 3  # candidates that fail alone, one after the other and before anything succeeded: the workers are to blame
 
 _ONE_AT_A_TIME = threading.Lock()  # a worker's threads would only wait for each other's traces
-# Whose formulas this process has as a worker, how many, and the generation that they made.
-_formulas_of: tuple[str, int, int, int] | None = None
+_formulas_of: tuple[str, int, int] | None = None  # whose this process has as a worker, and how many
 _lent = ExitStack()  # takes these formulas back
-
-
-class _Formulas(tuple[tuple[str, Formula], ...]):
-    """Names and formulas, pickled as candidates are: multiprocessing would send no function of a notebook by itself."""
-
-    __slots__ = ()
-
-    def __reduce__(self) -> tuple[Any, ...]:
-        from joblib.externals.loky.backend.reduction import loads
-
-        return loads, (_pickled(tuple(self)),)
 
 
 class _Sender(NamedTuple):
@@ -76,21 +63,23 @@ class _Sender(NamedTuple):
     def here(cls, runtimes: Sequence[str]) -> _Sender:
         state = torch.get_default_dtype(), torch.get_num_threads()
         tools = tuple((name, tool_options(name)) for name in runtimes)
-        return cls(platform.node(), os.getpid(), _Formulas(registered(BUILT_IN)), *state, tools)
+        return cls(platform.node(), os.getpid(), registered(BUILT_IN), *state, tools)
 
 
-def work(evaluator: Evaluator, sender: _Sender, position: int, candidate: Any) -> list[CandidateRow]:
+def work(evaluator: Evaluator, sender: _Sender, position: int, sent: _Sent) -> list[CandidateRow]:
     """Rows of a candidate: what a worker does for the process that sent it."""
     from joblib.externals.loky.backend.reduction import loads  # of what joblib would have sent in the same way
 
+    if sent.problem:
+        return evaluator.failed(position, sent.name, sent.problem)
     with _ONE_AT_A_TIME:
         try:
-            given = loads(candidate.pickled) if isinstance(candidate, _Pickled) else candidate
+            candidate = loads(sent.pickled)
         except Exception as error:  # whatever an object raises that can be pickled and not unpickled
             said = f"{type(error).__name__}: {one_line(error)}"
-            return evaluator.failed(position, candidate.name, f"{_UNSENT} (unpickling it raised {said})")
+            return evaluator.failed(position, sent.name, f"{_UNSENT} (unpickling it raised {said})")
         with _as_at(sender):
-            return evaluator.rows(position, given)
+            return evaluator.rows(position, candidate)
 
 
 @contextmanager
@@ -101,10 +90,10 @@ def _as_at(sender: _Sender) -> Iterator[None]:
         yield
         return
     wanted = (sender.host, sender.process, len(sender.formulas))
-    if (*wanted, generation()) != _formulas_of:  # modules that came with candidates may have registered some here
+    if wanted != _formulas_of:
         _lent.close()  # a cluster outlives the processes that it works for
         _lent.callback(lend(sender.formulas))
-        _formulas_of = (*wanted, generation())
+        _formulas_of = wanted
     before = torch.get_default_dtype(), torch.get_num_threads()
     _set_process(sender.dtype, sender.threads)
     try:
@@ -125,21 +114,16 @@ def _set_process(dtype: torch.dtype, threads: int) -> None:
 
 
 def predict_on_workers(
-    evaluator: Evaluator, numbered: Iterable[Numbered], jobs: int, *, drawn: bool
+    evaluator: Evaluator, numbered: Iterable[Numbered], jobs: int
 ) -> Generator[list[CandidateRow], None, None]:
     """Rows of each candidate, as workers finish them.
 
-    `numbered` is read as far as workers are busy. `drawn` candidates are made one by one, perhaps of each other: they
-    are copied as they come, for threads as well. Where no worker finishes anything, that is a WorkerError.
+    `numbered` is read as far as workers are busy. Where no worker finishes anything, that is a WorkerError.
     """
-    from joblib.parallel import get_active_backend
-
     pool = _WorkerPool(evaluator, jobs)
     source, ended = iter(numbered), False
-    threads = getattr(get_active_backend()[0], "uses_threads", False)
-    kept = partial(_copied, threads=threads) if drawn or not threads else lambda candidate: candidate
     while not ended:
-        queue = _CandidateQueue(source, kept)
+        queue = _CandidateQueue(source)
         try:
             for rows in pool.run(queue):
                 queue.finished(rows)
@@ -148,11 +132,12 @@ def predict_on_workers(
             ended = True
         except WorkerError:
             raise
-        except Exception:  # a worker died, or what it was sent cannot be sent: each candidate will say so by itself
+        except Exception:  # a worker died: the candidate that killed it is found alone
             unfinished = queue.close()
             if not unfinished:
                 raise
-            yield from pool.run_again(unfinished)
+            for position, sent in unfinished:
+                yield pool.run_alone(position, sent)
         finally:
             queue.close()  # joblib's threads would go on reading `numbered` where nobody wants more rows
         if queue.source_error is not None:
@@ -162,13 +147,13 @@ def predict_on_workers(
 class _CandidateQueue:
     """Candidates for workers, one by one, and those not back yet."""
 
-    def __init__(self, source: Iterator[Numbered], kept: Callable[[Any], Any]) -> None:
-        self._source, self._kept, self._closed = source, kept, False
+    def __init__(self, source: Iterator[Numbered]) -> None:
+        self._source, self._closed = source, False
         self._lock = threading.Lock()  # joblib asks for candidates from several threads
-        self._away: dict[int, Any] = {}
+        self._away: dict[int, _Sent] = {}
         self.source_error: BaseException | None = None
 
-    def __iter__(self) -> Iterator[Numbered]:
+    def __iter__(self) -> Iterator[tuple[int, _Sent]]:
         while True:
             with self._lock:
                 try:
@@ -178,14 +163,14 @@ class _CandidateQueue:
                     return
                 if numbered is None:
                     return
-                position, candidate = numbered[0], self._kept(numbered[1])
-                self._away[position] = candidate
-            yield position, candidate
+                position, candidate = numbered
+                sent = self._away[position] = _sent(candidate)
+            yield position, sent
 
     def finished(self, rows: list[CandidateRow]) -> None:
         del self._away[rows[0].candidate]
 
-    def close(self) -> list[Numbered]:
+    def close(self) -> list[tuple[int, _Sent]]:
         """Give out no more: the candidates that are not back."""
         with self._lock:
             self._closed = True
@@ -200,7 +185,7 @@ class _WorkerPool:
         self._failed_alone = 0
         self.succeeded = False
 
-    def run(self, numbered: Iterable[Numbered]) -> Iterator[list[CandidateRow]]:
+    def run(self, numbered: Iterable[tuple[int, _Sent]]) -> Iterator[list[CandidateRow]]:
         """Rows of each candidate, in the order in which workers finish."""
         from joblib import Parallel, delayed
         from joblib.parallel import get_active_backend
@@ -214,42 +199,28 @@ class _WorkerPool:
         while some := list(islice(tasks, ROUND * jobs)):  # ray's gives nothing back before it has everything
             yield from Parallel(jobs, batch_size=PIECE, pre_dispatch="all")(some)
 
-    def run_again(self, unfinished: list[Numbered]) -> Iterator[list[CandidateRow]]:
-        """Rows of candidates that were lost with a worker; where some are lost again, of each half of them."""
+    def run_alone(self, position: int, sent: _Sent) -> list[CandidateRow]:
+        """Rows of a candidate that was lost with a worker."""
         try:
-            of_each = [*self.run(unfinished)]
+            (rows,) = self.run([(position, sent)])
         except WorkerError:
             raise
         except Exception as error:
-            if len(unfinished) > 1:
-                middle = len(unfinished) // 2
-                yield from self.run_again(unfinished[:middle])
-                yield from self.run_again(unfinished[middle:])
-                return
-            of_each = [self._lost(*unfinished[0], error)]
-        else:
-            self.succeeded = True
-        yield from of_each
-
-    def _lost(self, position: int, candidate: Any, error: Exception) -> list[CandidateRow]:
-        sent = isinstance(candidate, _Pickled)
-        self._failed_alone += sent  # else no worker is to blame
-        if self._failed_alone >= HOPELESS and not self.succeeded:
-            raise WorkerError(
-                f"no worker finishes anything; the last one: {_reason(error)}. Try a single process with n_jobs=1."
-            ) from error
-        return self._evaluator.failed(position, candidate.name if sent else title(candidate), _reason(error))
+            self._failed_alone += 1
+            if self._failed_alone >= HOPELESS and not self.succeeded:
+                raise WorkerError(
+                    f"no worker finishes anything; the last one: {_reason(error)}. Try a single process with n_jobs=1."
+                ) from error
+            return self._evaluator.failed(position, sent.name, _reason(error))
+        self.succeeded = True
+        return rows
 
 
-def _copied(candidate: Any, *, threads: bool) -> Any:
-    """A copy of a candidate, pickled unless it is for threads; the candidate itself where it cannot be copied."""
-    from joblib.externals.loky.backend.reduction import loads
-
+def _sent(candidate: Any) -> _Sent:
     try:
-        pickled = _pickled(candidate)
-        return loads(pickled) if threads else _Pickled(title(candidate), pickled)
-    except Exception:  # whatever an object raises that cannot be copied; only threads can take it as it is
-        return candidate
+        return _Sent(title(candidate), _pickled(candidate))
+    except Exception as error:  # whatever an object raises that cannot be pickled
+        return _Sent(title(candidate), b"", f"{_UNSENT}: {type(error).__name__}: {one_line(error)}")
 
 
 def _pickled(value: Any) -> bytes:
@@ -268,11 +239,6 @@ def _by_name(module: ModuleType) -> tuple[Any, ...]:
 def _reason(error: Exception) -> str:
     from joblib.externals.loky.process_executor import TerminatedWorkerError
 
-    text = f"{type(error).__name__}: {' '.join(str(error).split())}"
     if isinstance(error, TerminatedWorkerError):
         return "its worker was killed, or crashed; too little memory is the usual cause"
-    if "pickle" in text.lower():
-        said = str(error.__cause__ or text).strip('"\n')
-        *_, said = said.splitlines() if "Traceback (" in said else [said]  # of a traceback, the error itself
-        return f"{_UNSENT}: {' '.join(said.split())}"
-    return f"its worker failed: {text}"
+    return f"its worker failed: {type(error).__name__}: {one_line(error)}"

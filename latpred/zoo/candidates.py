@@ -34,10 +34,7 @@ def title(candidate: Any) -> str:
         return str(candidate.model_type)
     if isinstance(candidate, partial):
         return title(candidate.func)
-    try:
-        return str(candidate.__name__)
-    except Exception:  # whatever an object's own `__getattr__` raises
-        return type(candidate).__name__
+    return str(getattr(candidate, "__name__", type(candidate).__name__))
 
 
 def traceable(candidate: Any) -> torch.nn.Module | str | ModelGraph:

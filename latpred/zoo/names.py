@@ -6,9 +6,7 @@ initialised, which makes building take milliseconds.
 
 from __future__ import annotations
 
-import ast
 import copy
-import re
 import sys
 import threading
 from collections.abc import Callable, Iterator, Sequence
@@ -16,10 +14,9 @@ from contextlib import contextmanager, suppress
 from contextvars import ContextVar
 from dataclasses import dataclass
 from difflib import get_close_matches
-from functools import cache, partial
+from functools import partial
 from importlib import import_module
 from importlib.resources import files
-from importlib.util import find_spec
 from inspect import signature
 from itertools import chain
 from pathlib import Path
@@ -52,7 +49,6 @@ from latpred.zoo import spaces
 
 # Files that somebody may take for a model. A name may have a dot as well: "Qwen/Qwen2.5-0.5B".
 _SUFFIXES = {".py", ".json", ".yaml", ".yml", ".onnx", ".pt", ".pt2", ".pth", ".ckpt", ".bin", ".pkl", ".safetensors"}
-_SUFFIXES |= {".ort", ".engine", ".plan", ".trt", ".tflite", ".mlmodel", ".pb", ".gguf"}
 _PATHS = ("/", "./", "../", "~/")
 
 
@@ -99,29 +95,14 @@ def _demand_no_path(name: str) -> None:
         return
     _demand_there(name)
     if path.suffix == ".py":
-        found = [f"{name}:{function}" for function in _functions(path)]
-        given = f"give one of {', '.join(found)}" if found else f"give one that returns it, as {name}:build"
-        raise UnknownModelError(f"{name!r} is a Python file, of which one function builds the model; {given}")
+        raise UnknownModelError(
+            f"{name!r} is a Python file, of which one function builds the model; give one that returns it, as "
+            f"{name}:build"
+        )
     raise UnknownModelError(
         f"{name!r} is nothing that latpred can read a model from; give the function that builds the model, as "
         "path/file.py:function, or an .onnx file"
     )
-
-
-def _functions(path: Path) -> list[str]:
-    """Functions of a file that take no arguments, as it is written: nothing of it runs."""
-    try:
-        parts = ast.parse(path.read_bytes()).body
-    except (OSError, SyntaxError, ValueError):
-        return []
-    return [
-        part.name
-        for part in parts
-        if isinstance(part, ast.FunctionDef)
-        and not part.name.startswith("_")
-        and len(part.args.defaults) == len([*part.args.posonlyargs, *part.args.args])
-        and None not in part.args.kw_defaults
-    ]
 
 
 def unweighted(build: Callable[[], Any], device: str = "meta") -> Any:
@@ -134,29 +115,6 @@ def unweighted(build: Callable[[], Any], device: str = "meta") -> Any:
         with suppress(Exception, SystemExit), Unweighted():
             return build()
     return build()
-
-
-_REGISTERED = re.compile(r'^@register_model(?:\((?:name="(\w+)")?\))?$.*?^def (\w+)\(', re.MULTILINE | re.DOTALL)
-
-
-@cache
-def registered(library: str) -> tuple[str, ...]:
-    """Names of a library's models, without the library, in the order of the alphabet; none where it is not there.
-
-    >>> registered("no_such_library")
-    ()
-    """
-    try:
-        spec = find_spec(library)
-    except ValueError:  # it is there, but not as files
-        return ()
-    folders = [] if spec is None else [Path(folder) / "models" for folder in spec.submodule_search_locations or ()]
-    texts = [
-        path.read_text(encoding="utf-8", errors="replace")
-        for folder in folders
-        for path in sorted(folder.rglob("*.py"))
-    ]
-    return tuple(sorted({name or function for text in texts for name, function in _REGISTERED.findall(text)}))
 
 
 class Architecture(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
@@ -507,8 +465,8 @@ def of_library(library: str) -> list[str]:
 
 
 def _in_a_library(name: str) -> str:
-    """The name in full of a model that only a library knows; none is imported to find out."""
-    listed = {library: registered(library) for library in _LIBRARIES}
+    """The name in full of a model that only a library knows."""
+    listed = {library: of_library(library) for library in _LIBRARIES}
     for library, others in listed.items():
         for other in others:
             if canonical(other) == canonical(name):

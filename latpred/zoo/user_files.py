@@ -17,6 +17,7 @@ from latpred.errors import LatpredError, UnknownModelError, UsageError, one_line
 
 _OWN = "latpred_user_"  # begins the names of modules that are models' files
 NO_GPU = ("not compiled with CUDA", "Found no NVIDIA driver", "NVTX functions not installed")  # errors of PyTorch
+_beside = ""  # the folder of the model's file that was imported last, where imports look as well
 _MAIN_GUARD = "put what is not for importing below 'if __name__ == \"__main__\":'"
 
 
@@ -29,36 +30,27 @@ class _AsWritten(SourceFileLoader):
         return code
 
 
-class _Beside:
-    """The folder of the model's file that was imported last, in which imports look last of all.
+def _look_beside(folder: str) -> None:
+    """Have imports look in a model's folder last of all, and no longer in that of the model before it.
 
-    The next file's imports find nothing of it: modules of one name may lie beside both, or may have been edited.
+    Modules that the folder before gave are forgotten: some of the same names may lie here, or may have been edited.
     """
-
-    _folder, _before = "", frozenset[str]()
-
-    def move_to(self, folder: str) -> None:
-        """Look there from now on; a folder that is searched anyway stays as it is, and so do its modules."""
-        if self._folder:
-            for name in [name for name in sys.modules if name not in self._before and self._gave(name)]:
-                del sys.modules[name]
-            with suppress(ValueError):
-                sys.path.remove(self._folder)
-        self._folder, self._before = "", frozenset(sys.modules)
-        if folder not in sys.path:
-            sys.path.append(folder)
-            self._folder = folder
-
-    def _gave(self, name: str) -> bool:
-        """Whether a module was found there: neither the models' files themselves nor an environment below."""
-        if name.startswith(_OWN):
-            return False
-        module = sys.modules.get(name.partition(".")[0])
-        places = (*getattr(module, "__path__", ()), getattr(module, "__file__", None))
-        return any(Path(place).parent == Path(self._folder) for place in places if place)
+    global _beside
+    if _beside:
+        for name in [name for name in sys.modules if _lies_in(_beside, name)]:
+            del sys.modules[name]
+        with suppress(ValueError):
+            sys.path.remove(_beside)
+    _beside = "" if folder in sys.path else folder
+    if _beside:
+        sys.path.append(folder)
 
 
-_beside = _Beside()
+def _lies_in(folder: str, name: str) -> bool:
+    """Whether a module, or the package that it is of, lies in a folder itself; models' files are none."""
+    module = sys.modules.get(name.partition(".")[0])
+    places = (*getattr(module, "__path__", ()), getattr(module, "__file__", None))
+    return not name.startswith(_OWN) and any(Path(place).parent == Path(folder) for place in places if place)
 
 
 def function_of(path: Path, function: str) -> Callable[[], Any]:
@@ -66,7 +58,7 @@ def function_of(path: Path, function: str) -> Callable[[], Any]:
     if not path.is_file():
         raise UnknownModelError(f"there is no file {str(path)!r}; give path/file.py:function")
     digest = hashlib.sha256(os.fsencode(path.resolve())).hexdigest()[:16]
-    _beside.move_to(str(path.resolve().parent))
+    _look_beside(str(path.resolve().parent))
     loader = _AsWritten(f"{_OWN}{path.stem}_{digest}", str(path))
     spec = spec_from_file_location(loader.name, path, loader=loader)
     assert spec is not None  # with a loader there is one

@@ -264,7 +264,7 @@ def test_threads_and_autotuning_hold_while_measuring_and_no_longer() -> None:
 @pytest.mark.parametrize(
     ("options", "kind", "sentence"),
     [
-        (conditions.Options(threads=0), "cpu", "threads=0 is no number of threads; give 1 or more"),
+        (conditions.Options(threads=0), "cpu", "threads=0 is not a number of threads"),
         (conditions.Options(threads=2), "cuda", "threads are the CPU's, and cuda is none"),
         (conditions.Options(cudnn_benchmark=True), "cpu", "cudnn is CUDA's, and cpu has none"),
     ],

@@ -140,7 +140,7 @@ def test_a_model_that_fails_is_left_out_and_costs_the_others_nothing(
         ({"rivals": ["isolated_op"]}, UsageError, "no baseline 'isolated_op' to measure"),
         ({"rivals": "isolated_op"}, UsageError, "no baseline 'isolated_op' to measure"),
         ({"budget_s": "10m"}, UsageError, "budget_s='10m' is not a number of seconds"),
-        ({"threads": 0}, UsageError, "threads=0 is no number of threads"),
+        ({"threads": 0}, UsageError, "threads=0 is not a number of threads"),
         ({"record": Path(__file__) / "toys"}, UsageError, "is a file, not a folder"),
     ],
 )

@@ -244,7 +244,7 @@ def test_batches_are_any_whole_numbers(batches: Any) -> None:
         ({"batch": [1], "protocol": "parallel"}, "no protocol 'parallel'. Use one of single, pipelined"),
         ({"batch": [1], "runtime": []}, "no runtime is named. Give one or more of eager, "),
         ({"batch": [1], "runtime": "eagr"}, r"No runtime is called 'eagr'\. Did you mean 'eager'"),
-        ({"batch": [1], "threads": 0}, "threads=0 is no number of threads"),
+        ({"batch": [1], "threads": 0}, "threads=0 is not a number of threads"),
         ({"batch": [1], "precision": "int4"}, "precision 'int4' is not known"),
         ({"batch": [1], "precision": "tf32"}, "cpu has no tf32; it does fp32"),
     ],

@@ -27,29 +27,6 @@ def written(folder: Path, *rows: dict[str, object]) -> str:
     return str(folder / "table.csv.gz")
 
 
-def test_repeats_are_one_row_and_quantised_models_none(tmp_path: Path) -> None:
-    llama, mistral = PUBLISHED.values()
-    table = written(
-        tmp_path,
-        *(row(llama, 4, ms) for ms in (20.0, 30.0, 70.0)),
-        row("lmsys/vicuna-7b-v1.5", 1, 25.0),
-        row(mistral, 2, 31.5),
-        row(llama, 4, 1.0, more="quant=awq"),
-        row("TheBloke/Llama-2-7b-GPTQ", 4, 1.0),
-        row(mistral, 2, 1.0, more="FlashAttention-2"),
-        row(mistral, 2, 9.5, more="BetterTransformer (SDPA)"),
-        row("bert-base-uncased", 4, 1.0),
-        row(llama, 4, 1.0) | {"notes": "what=prefill"},
-    )
-    found = runpy.run_path(str(SCRIPT))["steps"](table)
-    assert found.to_dict("split")["data"] == [
-        ["Llama", "eager", 16, 8, 1.0, 25.0],
-        ["Llama", "eager", 16, 8, 4.0, 30.0],
-        ["Mistral", "eager", 16, 8, 2.0, 31.5],
-        ["Mistral", "sdpa", 16, 8, 2.0, 9.5],
-    ]
-
-
 def test_steps_are_in_fp16(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
     decoders, rows = {}, []
     for name, times in (("Llama", 0.8), ("Mistral", 1.25)):
