@@ -194,6 +194,11 @@ def _text(path: Path) -> str:
         return ""
 
 
+# These drivers call by the name "powersave" what others call "schedutil": the clock follows the load.
+_DRIVERS_THAT_FOLLOW_LOAD = ("intel_pstate", "amd-pstate-epp", "amd_pstate_epp")
+_GOVERNORS_THAT_FOLLOW_LOAD = ("schedutil", "ondemand", "conservative")
+
+
 class _ProcessorTime(NamedTuple):
     """Seconds of all processors together since the system started, in steps of a tick (10 ms)."""
 
@@ -250,6 +255,20 @@ def load() -> float | None:
         return os.getloadavg()[0]
     except (AttributeError, OSError):
         return None
+
+
+def power_notes() -> list[str]:
+    """What makes the processors' clock unsteady or slow, in a sentence each; empty where nothing is known of it."""
+    supplies, clock = SYS / "class" / "power_supply", SYS / "devices" / "system" / "cpu" / "cpu0" / "cpufreq"
+    governor, driver = (_text(clock / name) for name in ("scaling_governor", "scaling_driver"))
+    plugged = any(_text(path) == "1" for path in supplies.glob("*/online"))
+    draining = any(_text(path) == "Discharging" for path in supplies.glob("BAT*/status"))  # a mouse's has other names
+    notes = ["the machine runs on battery"] if draining and not plugged else []
+    if governor == "powersave" and driver not in _DRIVERS_THAT_FOLLOW_LOAD:
+        notes.append("the governor powersave keeps the processors at their lowest clock")
+    elif governor in _GOVERNORS_THAT_FOLLOW_LOAD:
+        notes.append(f"the governor {governor} lets the processors' clock follow the load")
+    return notes
 
 
 PRODUCT, CONVOLUTION, CACHE, STREAM = "product", "convolution", "cache", "stream"

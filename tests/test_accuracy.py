@@ -98,6 +98,14 @@ def test_speed_ups_over_eager_by_runtime() -> None:
     assert report().speedups == {}
 
 
+def test_traced_launches_against_profiled_ones() -> None:
+    profiled = measured(CELLS, launches=[100.0] * 5 + [99.0] * 5 + [np.nan] * 10)
+    found = compare(off_by(0.0, launches=100), profiled)
+    launches = found.launches["eager"]
+    assert (launches.models, launches.exact, launches.worst) == (2, 0.5, pytest.approx(1 / 99))
+    assert "eager: exact in 50.0 % of cells of 2 models, within 2 % in 100.0 %" in found.text(200)
+
+
 def test_noise_of_cells_that_were_measured_several_times_is_that_of_their_medians() -> None:
     table = measured([("bert", 1, 0.010), ("bert", 1, 0.012)], run=["r1", "r2"])
     noise = compare(predicted([("bert", 1, 0.011)]), table).noise

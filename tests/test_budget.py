@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import pickle
 from dataclasses import FrozenInstanceError
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -88,3 +89,68 @@ def test_optuna_keeps_the_budget() -> None:
     for trial in study.trials:
         margin = budget(network(trial.params["width"]))
         assert trial.user_attrs["latency_margin_ms"] == margin
+        assert budget.constraints_func(trial) == (margin,)
+
+
+def test_a_trial_that_was_told_nothing_is_an_error() -> None:
+    optuna = pytest.importorskip("optuna")
+    with pytest.raises(UsageError, match=r"budget.check\(candidate\).tell\(trial\)"):
+        LatencyBudget(1.0).constraints_func(optuna.trial.create_trial(value=0.0))
+
+
+@pytest.mark.slow
+@pytest.mark.filterwarnings("ignore")  # Ray's own
+def test_ray_tune_finds_the_widest_network_within_the_budget(latpred_home: Path, tmp_path: Path) -> None:
+    tune = pytest.importorskip("ray.tune")
+    import ray
+
+    budget = LatencyBudget(LatencyBudget(1.0, image=32).check(network(100)).latency_ms, image=32)
+
+    def trainable(config: dict[str, int]) -> None:  # which Ray sends to its worker, with all that it names
+        from torch import nn
+
+        width = config["width"]
+        spent = budget.check(lambda: nn.Sequential(nn.Conv2d(3, width, 3), nn.ReLU()))
+        tune.report({**spent.to_dict(), "quality": float(width) if spent.fits else 0.0})
+
+    home = {"env_vars": {"LATPRED_HOME": str(latpred_home)}}
+    ray.init(num_cpus=1, include_dashboard=False, log_to_driver=False, runtime_env=home)
+    try:
+        found = tune.Tuner(
+            trainable,
+            param_space={"width": tune.grid_search([50, 100, 200])},
+            tune_config=tune.TuneConfig(metric="quality", mode="max"),
+            run_config=tune.RunConfig(storage_path=str(tmp_path), verbose=0),
+        ).fit()
+    finally:
+        ray.shutdown()
+    assert not found.errors
+    assert found.get_best_result().config == {"width": 100}
+    for result in found:
+        assert result.metrics["latency_margin_ms"] == budget(network(result.config["width"]))
+
+
+@pytest.mark.filterwarnings("ignore")  # syne-tune's own
+def test_syne_tune_trades_latency_for_another_metric() -> None:
+    pytest.importorskip("syne_tune")
+    from syne_tune.config_space import randint
+    from syne_tune.optimizer.schedulers.ask_tell_scheduler import AskTellScheduler
+    from syne_tune.optimizer.schedulers.multiobjective import MultiObjectiveRegularizedEvolution
+    from syne_tune.optimizer.schedulers.single_fidelity_scheduler import SingleFidelityScheduler
+
+    budget = LatencyBudget(LatencyBudget(1.0, image=32).check(network(100)).latency_ms, image=32)
+    space = {"width": randint(1, 512)}
+    searcher = MultiObjectiveRegularizedEvolution(space, population_size=5, sample_size=3, random_seed=0)
+    metrics = ["latency_ms", "narrowness"]
+    asked = AskTellScheduler(
+        SingleFidelityScheduler(space, metrics, do_minimize=True, searcher=searcher, random_seed=0)
+    )
+    for _ in range(30):
+        trial = asked.ask()
+        width = trial.config["width"]
+        asked.tell(trial, {**budget.check(network(width)).to_dict(), "narrowness": -float(width)})
+    told = [(each.config["width"], each.metrics) for each in asked.completed_experiments.values()]
+    assert len({width for width, _ in told}) > 20  # it went on searching
+    for width, spent in told:
+        assert spent["latency_ms"] == budget.check(network(width)).latency_ms
+    assert any(spent["latency_margin_ms"] <= 0 for _, spent in told)

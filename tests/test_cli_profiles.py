@@ -130,21 +130,27 @@ def test_doctor_says_that_torch_uses_threads_nobody_asked_for(protocol: dict[str
     assert ("the number of threads is" in findings(0)["profile cpu"]["detail"]) == differs
 
 
+NOTE = "the machine runs on battery"
 BUSY = "other work used 0.9 processors"
 
 
 @pytest.mark.parametrize(
-    ("busy", "threads", "said", "advice"),
+    ("busy", "threads", "notes", "said", "advice"),
     [
-        ("", 4, "", ""),
-        (BUSY, 1, f"; {BUSY}", doctor.STOP),
-        ("", 64, "; PyTorch uses 64 threads, which wait for one another", "set OMP_NUM_THREADS=4"),
+        ("", 4, [], "", ""),
+        (BUSY, 1, [], f"; {BUSY}", doctor.STOP),
+        ("", 1, [NOTE], f"; {NOTE}", doctor.POWER),
+        (BUSY, 1, [NOTE], f"; {BUSY}; {NOTE}", f"{doctor.STOP}; {doctor.POWER}"),
+        ("", 64, [], "; PyTorch uses 64 threads, which wait for one another", "set OMP_NUM_THREADS=4"),
     ],
 )
-def test_processors(busy: str, threads: int, said: str, advice: str, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_processors(
+    busy: str, threads: int, notes: list[str], said: str, advice: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr(torch, "get_num_threads", lambda: threads)
     monkeypatch.setattr(host, "usable_cores", lambda: 4)
     monkeypatch.setattr(disturbance, "busy_now", lambda: busy)
+    monkeypatch.setattr(host, "power_notes", lambda: notes)
     found = doctor._processor()
     assert (found.topic, found.verdict, found.advice) == ("cpu", "note" if said else "ok", advice)
     assert found.detail.partition(" cores")[2].removeprefix(", 4 of them for this process") == said

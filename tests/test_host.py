@@ -1,4 +1,4 @@
-"""What a host says of itself, and its files of its processors: all from made-up files."""
+"""What a host says of itself, and its files of its processors and their power: all from made-up files."""
 
 from __future__ import annotations
 
@@ -113,6 +113,7 @@ def test_files_that_are_none(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) ->
         monkeypatch.setattr(host, "PROC", folder)
         monkeypatch.setattr(host, "SYS", folder)
         assert host.processor_time() is host.pressure_s() is host.own_delay_s() is None
+        assert host.power_notes() == []
 
 
 def test_own_delay_is_that_of_all_threads(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -134,6 +135,36 @@ def test_usable_cores_and_load_with_and_without_the_calls(monkeypatch: pytest.Mo
     monkeypatch.delattr(os, "getloadavg", raising=False)
     assert host.usable_cores() == (os.cpu_count() or 1)
     assert host.load() is None
+
+
+MAINS = {"class/power_supply/AC/type": "Mains\n", "class/power_supply/AC/online": "1\n"}
+BATTERY = {"class/power_supply/BAT0/type": "Battery\n", "class/power_supply/BAT0/status": "Discharging\n"}
+MOUSE = {
+    "class/power_supply/hid/type": "Battery\n",
+    "class/power_supply/hid/status": "Discharging\n",
+    "class/power_supply/hid/scope": "Device\n",
+}
+CLOCK = "devices/system/cpu/cpu0/cpufreq/"
+GOVERNOR, DRIVER = CLOCK + "scaling_governor", CLOCK + "scaling_driver"
+LOWEST = "the governor powersave keeps the processors at their lowest clock"
+ON_BATTERY = "the machine runs on battery"
+
+
+@pytest.mark.parametrize(
+    ("files", "notes"),
+    [
+        ({}, []),
+        (BATTERY, [ON_BATTERY]),
+        ({**BATTERY, **MAINS}, []),
+        (MOUSE, []),
+        ({GOVERNOR: "powersave\n", DRIVER: "acpi-cpufreq\n"}, [LOWEST]),
+        ({GOVERNOR: "powersave\n", DRIVER: "intel_pstate\n"}, []),
+        ({GOVERNOR: "schedutil\n"}, ["the governor schedutil lets the processors' clock follow the load"]),
+    ],
+)
+def test_power_notes(files: dict[str, str], notes: list[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(host, "SYS", written(tmp_path, files))
+    assert host.power_notes() == notes
 
 
 GROUP = {"self/cgroup": "5:cpu:/\n0::/box/inner\n"}

@@ -11,7 +11,7 @@ import msgspec
 import pandas as pd
 
 from latpred import plot
-from latpred.accuracy.metrics import Coverage, CurvePoint, Errors, Fastest, Noise, Rank, Speedups
+from latpred.accuracy.metrics import Coverage, CurvePoint, Errors, Fastest, Launches, Noise, Rank, Speedups
 from latpred.render import Page, Row, Table
 
 if TYPE_CHECKING:
@@ -104,6 +104,11 @@ def _facts(report: Report) -> Iterator[str]:
     if report.speedups:
         near = (f"{name} {_percent(s.near)} of {s.cells} cells" for name, s in report.speedups.items())
         yield f"Speed-up over eager within 15 %: {', '.join(near)}."
+    for runtime, count in report.launches.items():
+        yield (
+            f"Launches traced against profiled, {runtime}: exact in {_percent(count.exact)} of cells of {count.models} "
+            f"models, within 2 % in {_percent(count.near)}, {_percent(count.worst)} off at most."
+        )
 
 
 def _curve_point(name: str, point: CurvePoint) -> str:
@@ -169,6 +174,7 @@ class Report:
     rank_by_batch: dict[str, Rank]
     fastest: Fastest
     speedups: dict[str, Speedups]  # of each other runtime over eager
+    launches: dict[str, Launches]  # by runtime, where a profiler looked
     crossover: CurvePoint
     knee: CurvePoint
     regime: float  # share of cells named right as framework-bound or not; NaN where it was not measured

@@ -160,6 +160,7 @@ def _report(joined: tables.Joined, reasons: dict[str, str], remarks: Sequence[st
         rank_by_batch={str(batch): _rank(group, tolerance) for batch, group in cells.groupby("batch", sort=True)},
         fastest=metrics.fastest(predicted, measured, tolerance, _groups(cells, _BUT_RUNTIME)),
         speedups=_speedups(cells),
+        launches=_launches(cells),
         crossover=_crossover(cells),
         knee=_latency_point(cells, metrics.knee, _KNEE),
         regime=_regime(cells),
@@ -213,6 +214,17 @@ def _speedups(cells: pd.DataFrame) -> dict[str, metrics.Speedups]:
     return {
         str(runtime): metrics.speedups(*(pairs[f"{name}_eager"] / pairs[name] for name in latencies))
         for runtime, pairs in others.groupby("runtime", sort=False)
+    }
+
+
+def _launches(cells: pd.DataFrame) -> dict[str, metrics.Launches]:
+    """By runtime: launches as traced against those that a profiler saw, where one looked."""
+    columns = [f"launches_{side}" for side in _SIDES]
+    if not set(columns) <= set(cells.columns):
+        return {}
+    return {
+        str(runtime): metrics.launches(group[columns[0]], group[columns[1]], list(group["model"]))
+        for runtime, group in cells.dropna(subset=columns).groupby("runtime", sort=False)
     }
 
 

@@ -15,8 +15,8 @@ from numpy.typing import ArrayLike, NDArray
 
 from latpred.graph.features import Floats
 
-# A prediction within this share of the measurement counts as near: of latencies, of speed-ups.
-NEAR, SPEEDUP_NEAR = 0.10, 0.15
+# A prediction within this share of the measurement counts as near: of latencies, of speed-ups, of numbers of launches.
+NEAR, SPEEDUP_NEAR, LAUNCHES_NEAR = 0.10, 0.15, 0.02
 KNEE_RATIO = 1.5  # the knee is where latency exceeds this many times the flat latency
 ALIKE = 1e-9  # relative difference below which two predictions are the same one, summed in another order
 _BOOTSTRAPS = 2000
@@ -305,6 +305,22 @@ def speedups(predicted: ArrayLike, measured: ArrayLike) -> Speedups:
     """Errors of speed-ups (2.0 is twice as fast)."""
     sizes = _relative_errors(predicted, measured)
     return Speedups(sizes.size, _median(sizes), _share_within(sizes, SPEEDUP_NEAR))
+
+
+@dataclass(frozen=True, slots=True)
+class Launches:
+    """Traced against profiled device launches of one forward pass."""
+
+    models: int  # whose launches were profiled
+    exact: float  # share of cells with no difference
+    near: float  # share of cells with at most 2 %
+    worst: float  # largest difference, as a share of what was profiled
+
+
+def launches(traced: ArrayLike, profiled: ArrayLike, models: Sequence[str]) -> Launches:
+    """Errors of launch counts."""
+    sizes = _relative_errors(traced, profiled)
+    return Launches(len(set(models)), _mean(sizes == 0), _share_within(sizes, LAUNCHES_NEAR), _quantile(sizes, 1.0))
 
 
 def _median(values: Floats) -> float:

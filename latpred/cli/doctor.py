@@ -27,6 +27,7 @@ OPTIONAL = {
 }
 STOP = "stop other work before calibrating or measuring"
 UNWATCHED = "but nothing tells whether they throttle, or whether other processes use them, while they are calibrated"
+POWER = "before calibrating, plug the machine in and set its processors to performance"
 
 
 @dataclass(frozen=True, slots=True)
@@ -100,10 +101,10 @@ def _processor() -> Finding:
     detail = f"{host.cpu_name()}, {cores} core{'s' * (cores > 1)}"
     if usable < cores:
         detail += f", {usable} of them for this process"
-    busy, torch = busy_now(), sys.modules.get("torch")
+    busy, power, torch = busy_now(), host.power_notes(), sys.modules.get("torch")
     threads = torch.get_num_threads() if torch is not None else 1
     crowd = f"PyTorch uses {threads} threads, which wait for one another" if threads > usable else ""
-    advice = {busy: STOP, crowd: f"set OMP_NUM_THREADS={usable}"}
+    advice = {busy: STOP, crowd: f"set OMP_NUM_THREADS={usable}", "; ".join(power): POWER}
     notes = list(filter(None, advice))
     verdict = "note" if notes else "ok"
     return Finding("cpu", verdict, "; ".join([detail, *notes]), "; ".join(advice[note] for note in notes))

@@ -64,6 +64,23 @@ for _name in ("uniform", "normal", "bernoulli", "random", "exponential", "cauchy
     cost(f"aten::{_name}_")(partial(_overwritten, "random"))
 
 
+def _loss(kind: str, self: Tensor, *_: Any, out: Tensor, **__: Any) -> Work:
+    """How far predictions are from their targets, and where asked for the mean or sum, a kernel of its own."""
+    launches = 1 if len(out.shape) == len(self.shape) else 2
+    return Work(f"elementwise.{kind}", {"numel": numel(self), "operands": 2}, launches=launches)
+
+
+for _name in ("mse_loss", "smooth_l1_loss", "huber_loss", "binary_cross_entropy"):
+    cost(f"aten::{_name}")(partial(_loss, _name))
+
+
+@cost("aten::nll_loss_forward", "aten::nll_loss2d_forward")
+def nll_loss(self: Tensor, target: Tensor, *_: Any, out: Any) -> Work:
+    """Of each sample the probability of its class."""
+    dims = {"rows": numel(first(out)), "cols": numel(target) // max(1, numel(first(out)))}
+    return Work("reduction.nll_loss", dims, reads={0: numel(target) * int(self.dtype.itemsize)})
+
+
 @cost("aten::glu")
 def glu(self: Any, *_: Any, out: Any) -> Work:
     """Half of the input gates the other half."""
@@ -170,6 +187,12 @@ def distances(self: Tensor, *_: Any, out: Tensor) -> Work:
     return Work("reduction.cdist", {"rows": numel(out), "cols": self.shape[-1]})
 
 
+@cost("aten::_linalg_check_errors")
+def check_errors(self: Tensor, *_: Any, out: None, **__: Any) -> Work:
+    """Whether any matrix could not be factorized."""
+    return Work("reduction.any", {"rows": 1, "cols": numel(self)})
+
+
 def _sort(kind: str, self: Tensor, *args: Any, out: Any, dim: int | None = None, **_: Any) -> Work:
     position = 1 if kind in ("topk", "kthvalue") else 0
     integers = [value for value in args if isinstance(value, int) and not isinstance(value, bool)]
@@ -181,6 +204,21 @@ def _sort(kind: str, self: Tensor, *args: Any, out: Any, dim: int | None = None,
 
 for _name in ("sort", "topk", "kthvalue", "multinomial"):
     cost(f"aten::{_name}")(partial(_sort, _name))
+
+
+@cost("aten::searchsorted")
+def searchsorted(table: Tensor, *_: Any, out: Tensor, **__: Any) -> Work:
+    """Places in a sorted table, which is halved until one is left."""
+    steps = table.shape[-1].bit_length()
+    read = min(nbytes(table), numel(out) * steps * int(table.dtype.itemsize))
+    return Work("sort.searchsorted", {"rows": numel(out), "cols": steps}, reads={0: read})
+
+
+@cost("aten::bucketize")
+def bucketize(values: Any, table: Tensor, *_: Any, out: Tensor, **__: Any) -> Work:
+    """The same with the table behind the values."""
+    work = searchsorted(table, out=out)
+    return work._replace(reads={1: work.reads[0]})
 
 
 @cost("aten::_unique2", "aten::unique_dim", "aten::unique_consecutive", "aten::nonzero")
@@ -403,6 +441,12 @@ for _name, _adds in (("index_add", True), ("index_reduce", True), ("index_copy",
     cost(f"aten::{_name}")(_put_slices)
 cost("aten::masked_scatter_", "aten::put_")(partial(_in_place, _put, False))
 cost("aten::masked_scatter")(_put)
+
+
+@cost("aten::max_unpool2d", "aten::max_unpool3d")
+def max_unpool(self: Tensor, *_: Any, out: Tensor, **__: Any) -> Work:
+    """Zeros, into which each maximum is put where it came from."""
+    return Work("index.put", {"rows": numel(self), "cols": 1}, launches=2)
 
 
 def factory(*_: Any, out: Any, **__: Any) -> Work:

@@ -61,6 +61,14 @@ cost("aten::mm", "aten::_int_mm", "aten::_scaled_mm", "aten::bmm")(partial(_prod
 cost("aten::addmm", "aten::_addmm_activation", "aten::baddbmm", "aten::addbmm")(partial(_product, 1))
 
 
+@cost("aten::linalg_solve_triangular")
+def solve_triangular(self: Tensor, other: Tensor, *_: Any, out: Tensor, **__: Any) -> Work:
+    """Half of the product with a whole matrix, as which it is priced."""
+    (*batch, m, n), k = out.shape, self.shape[-1]
+    work = bmm(prod(batch), m, n, k) if batch else gemm(m, n, k)
+    return work._replace(macs=work.macs // 2)
+
+
 def _times_vector(place: int, *args: Any, out: Any, **_: Any) -> Work:
     """Rows of a matrix, or a vector, at some argument times the vector behind it; `inner` takes rows there as well."""
     k = args[place].shape[-1]
@@ -70,6 +78,11 @@ def _times_vector(place: int, *args: Any, out: Any, **_: Any) -> Work:
 
 cost("aten::mv", "aten::dot", "aten::vdot")(partial(_times_vector, 0))
 cost("aten::addmv")(partial(_times_vector, 1))
+
+
+@cost("aten::addr")
+def outer(*args: Tensor, out: Tensor, **_: Any) -> Work:
+    return gemm(out.shape[0], out.shape[1], 1)
 
 
 @cost("aten::matmul")
@@ -264,3 +277,11 @@ def convolution(input: Tensor, weight: Tensor, *rest: Any, out: Any) -> Work:
     """The general form that the others are made of."""
     _, stride, _, dilation, transposed, _, groups, *_ = rest
     return _work(input, weight, out, stride, groups, transposed, dilation)
+
+
+@cost("aten::mkldnn_convolution", "aten::cudnn_convolution")
+def library_convolution(input: Tensor, weight: Tensor, *rest: Any, out: Any) -> Work:
+    """A vendor library's convolution, which some models call by name."""
+    _, stride, dilation, *_ = [value for value in rest if isinstance(value, (list, tuple))]  # padding comes first
+    groups = next((value for value in reversed(rest) if isinstance(value, int) and not isinstance(value, bool)), 1)
+    return _work(input, weight, out, stride, groups, False, dilation)

@@ -99,8 +99,8 @@ class LatencyBudget:
     Notes
     -----
     Optuna: call `budget.check(candidate).tell(trial)` in the objective. From version 5 on samplers find the constraint
-    on the trial. A candidate that cannot be predicted raises; `study.optimize(objective, n_trials=100,
-    catch=(latpred.LatpredError,))` goes on without it.
+    on the trial; before, they need `NSGAIISampler(constraints_func=budget.constraints_func)`. A candidate that cannot
+    be predicted raises; `study.optimize(objective, n_trials=100, catch=(latpred.LatpredError,))` goes on without it.
 
     Ray Tune: `tune.report({**budget.check(candidate).to_dict(), "accuracy": 0.9})` in the trainable. Its schedulers
     know no constraints, so report the worst metric there is where `fits` is False.
@@ -169,3 +169,16 @@ class LatencyBudget:
 
     def __call__(self, candidate: Any) -> float:
         return self.check(candidate).margin_ms
+
+    def constraints_func(self, trial: Any) -> tuple[float]:
+        """The margin noted on an Optuna trial, for samplers of Optuna 4.
+
+        Raises
+        ------
+        UsageError
+            When nothing was noted.
+        """
+        key = f"{self.name}_margin_ms"
+        if key not in trial.user_attrs:
+            raise UsageError(f"the trial has no {key!r}; call budget.check(candidate).tell(trial) in the objective.")
+        return (float(trial.user_attrs[key]),)
