@@ -7,10 +7,16 @@ environment was (no profile, no device, a damaged file), 130 interrupted. Nothin
 
 from __future__ import annotations
 
-import click
+import sys
 
-from latpred.cli import calibrate, compare, measure, predict, profiles, trace
-from latpred.cli.main import VerbGroup, state
+try:
+    import click
+
+    from latpred.cli import calibrate, compare, measure, predict, profiles, trace
+    from latpred.cli.main import VerbGroup, state
+except KeyboardInterrupt:  # pressed before there is a group that could answer
+    sys.stderr.write("latpred: interrupted.\n")
+    sys.exit(130)
 
 EPILOG = """\b
 The first time, on a fresh machine:
