@@ -1,4 +1,4 @@
-"""How far a long run is: what is done, at what rate, how long the rest will take, and whether Ctrl-C ended it.
+"""How far a long run is: what is done, at what rate, how long the rest will take, and what ends it early.
 
 The clock here times nothing but the run itself, so a calendar's is good enough where no budget hangs on it.
 """
@@ -101,41 +101,21 @@ class ProgressCounter:
             self._listener(ProgressEvent(self.done, self._total, label, rate, left_s))
 
 
-_interrupted = threading.Event()
-
-
 @contextmanager
-def noting_interrupts() -> Iterator[None]:
-    """Have Ctrl-C leave word for `raise_if_interrupted`, unless it is answered in another way already.
+def sigterm_as_ctrl_c() -> Iterator[None]:
+    """Have SIGTERM do what Ctrl-C does, which keeps what was measured, unless it is answered in another way already.
 
-    So does SIGTERM, with which `timeout` and the schedulers of clusters end a run: what was measured is kept as well.
-    Python drops a KeyboardInterrupt that arrives inside a destructor or the callback of a weak reference.
+    `timeout` and the schedulers of clusters end a run with it.
     """
-    if threading.current_thread() is not threading.main_thread():
+    in_main = threading.current_thread() is threading.main_thread()
+    if not in_main or signal.getsignal(signal.SIGTERM) is not signal.SIG_DFL:
         yield
         return
-
-    def note(*_: object) -> None:
-        _interrupted.set()
-        raise KeyboardInterrupt
-
-    _interrupted.clear()
-    usual = {signal.SIGINT: signal.default_int_handler, signal.SIGTERM: signal.SIG_DFL}
-    before = {number: handler for number, handler in usual.items() if signal.getsignal(number) is handler}
-    for number in before:
-        signal.signal(number, note)
+    signal.signal(signal.SIGTERM, signal.default_int_handler)
     try:
         yield
     finally:
-        for number, handler in before.items():
-            signal.signal(number, handler)
-        _interrupted.clear()
-
-
-def raise_if_interrupted() -> None:
-    """End a run whose KeyboardInterrupt was dropped; for use between its pieces."""
-    if _interrupted.is_set():
-        raise KeyboardInterrupt
+        signal.signal(signal.SIGTERM, signal.SIG_DFL)
 
 
 @contextmanager

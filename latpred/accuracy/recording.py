@@ -115,8 +115,7 @@ class Recording:
             target.mkdir(parents=True, exist_ok=True)
             with ExitStack() as parts:  # the one that is written first takes its place last
                 for name, body in reversed(files.items()):
-                    path = Path(os.path.realpath(target / name))  # a link goes on pointing to it
-                    storage.write(parts.enter_context(storage.replacing(path)), body)
+                    storage.write(parts.enter_context(storage.replacing(target / name)), body)
         except OSError as error:
             raise RecordingError(f"Cannot write {target}: {error.strerror or error}. Name another folder.") from error
         return target

@@ -30,7 +30,6 @@ from latpred.calibration.timing.timer import Timing, time_limit
 from latpred.errors import CalibrationError, DeviceError, MissingPackageError, RuntimeRefusalError, chain_of
 from latpred.profile.document import Machine
 from latpred.profile.store import Owner, mismatch, owner, same_machine
-from latpred.progress import raise_if_interrupted
 
 JOURNAL_VERSION = 1
 JOURNAL = "journal.jsonl"
@@ -279,7 +278,6 @@ class Session:
         One that runs out of memory also spares its larger siblings the attempt, and one that a runtime refuses those of
         other batches. A DeviceError says that the device is lost; the cell is left for the next session.
         """
-        raise_if_interrupted()
         earlier = self._rows.get(cell.key)
         if earlier is not None and again is None:
             return earlier

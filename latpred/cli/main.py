@@ -17,7 +17,7 @@ from typing import Any, TextIO
 import click
 
 from latpred.errors import BusyWarning, LatpredError, UsageError
-from latpred.progress import noting_interrupts
+from latpred.progress import sigterm_as_ctrl_c
 
 INTERRUPTED = 130
 _ELSEWHERE = "send stdout elsewhere: > FILE"  # which every verb allows, whatever its -o is
@@ -107,7 +107,7 @@ class VerbGroup(SuggestingGroup):
                 stream.reconfigure(errors="replace")  # a terminal that cannot show a character shows a question mark
         ctx.ensure_object(State)
         try:
-            with noting_interrupts(), warnings.catch_warnings():
+            with sigterm_as_ctrl_c(), warnings.catch_warnings():
                 warnings.showwarning = partial(_warn, ctx, warnings.showwarning)
                 return super().invoke(ctx)
         except LatpredError as error:

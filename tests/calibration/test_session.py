@@ -21,7 +21,7 @@ from latpred.calibration.devices.simulated import SimulatedDevice
 from latpred.calibration.session import Row, Session, read_journal
 from latpred.calibration.timing.timer import Timing
 from latpred.errors import BusyError, CalibrationError, DeviceError, RuntimeRefusalError
-from latpred.progress import noting_interrupts
+from latpred.progress import sigterm_as_ctrl_c
 
 SETTINGS = {"budget_s": 60, "runtimes": ["eager"]}
 MACHINE = SimulatedDevice().machine()
@@ -251,36 +251,10 @@ def test_interruption_a_lost_device_and_a_full_disk_leave_the_journal_resumable(
         assert sizes(two.rows) == [1]
 
 
-@pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning")
-def test_a_ctrl_c_inside_a_destructor_ends_the_run_all_the_same(opened):
-    class Pressing:
-        def __del__(self):
-            signal.raise_signal(signal.SIGINT)
-
-    def measure(cell):
-        Pressing()  # Python drops the KeyboardInterrupt of this
-        return Row(cell, {"queued": TIMING})
-
-    before = signal.signal(signal.SIGINT, signal.default_int_handler)
-    try:
-        with opened() as one, noting_interrupts():
-            one.run(gemm(1), measure)
-            with pytest.raises(KeyboardInterrupt):
-                one.run(gemm(2), measure)
-        assert sizes(one.rows) == [1]
-        assert signal.getsignal(signal.SIGINT) is signal.default_int_handler
-    finally:
-        signal.signal(signal.SIGINT, before)
-
-
 def test_sigterm_ends_a_run_as_ctrl_c_does() -> None:
-    before = signal.signal(signal.SIGINT, signal.default_int_handler)
-    try:
-        with pytest.raises(KeyboardInterrupt), noting_interrupts():
-            signal.raise_signal(signal.SIGTERM)
-        assert signal.getsignal(signal.SIGTERM) is signal.SIG_DFL
-    finally:
-        signal.signal(signal.SIGINT, before)
+    with pytest.raises(KeyboardInterrupt), sigterm_as_ctrl_c():
+        signal.raise_signal(signal.SIGTERM)
+    assert signal.getsignal(signal.SIGTERM) is signal.SIG_DFL
 
 
 def test_a_second_session_is_told_who_holds_the_first(opened, tmp_path):
