@@ -197,14 +197,6 @@ def test_beside_a_gpu_only_the_thread_that_feeds_it_is_looked_at() -> None:
     assert ReferenceTimer(2, host_only=True).read().keys() == {DISPATCH}
 
 
-def test_a_gauge_keeps_no_reading_for_ever(monkeypatch: pytest.MonkeyPatch) -> None:
-    gauge = SpeedGauge(1)
-    monkeypatch.setattr(reference_speed, "MOST_MOMENTS", 50)
-    fastest = [gauge.read() and gauge.fastest for _ in range(400)]
-    assert len(gauge._moments) <= 50
-    assert fastest[-1] != fastest[100], "new readings go on to count"
-
-
 def test_a_reading_serves_for_a_moment_unless_it_is_to_be_taken_anew(monkeypatch: pytest.MonkeyPatch) -> None:
     timer, clock = ReferenceTimer(1, host_only=True), iter((9.0, 9.0, 10.0, 10.0, 11.0, 11.0))
     monkeypatch.setattr(reference_speed.time, "monotonic", clock.__next__)

@@ -197,28 +197,6 @@ def test_what_passed_for_full_speed_is_visited_again_once_faster_moments_came(
     assert measure.asked == asked
 
 
-@pytest.mark.parametrize(
-    ("us", "again"),
-    [
-        ([1.45, 1.45], [1, 2]),
-        ([1.45, 1.0, 1.0, 1.0], [1]),  # which the session ended before it was visited again
-    ],
-)
-def test_what_passed_for_full_speed_in_an_earlier_session_is_visited_again_too(
-    us: list[float], again: list[int], made: Made, session: Session, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(ScriptedGauge, "fastest", SpeedReading(1.45))
-    for number, read_us in enumerate(us, 1):
-        read = {host.DISPATCH: read_us}
-        session.run(cell(number), lambda one, read=read: Row(one, {"single": timing()}, speed=read))  # type: ignore[misc]
-    measure = Measuring()
-    made(measure).run(cell(8))
-    assert measure.asked == [8], "the machine is as slow as it was"
-    monkeypatch.setattr(ScriptedGauge, "fastest", SpeedReading(1.0))
-    made(measure).run(cell(9))
-    assert measure.asked == [8, 9, *again]
-
-
 def test_nothing_is_watched_on_a_simulated_device_and_no_run_waits_without_end(session: Session) -> None:
     visited = Visits(session, SimulatedDevice(), "eager", Measuring(), 60.0, lambda *_: None)
     row = visited.run(cell(1))
