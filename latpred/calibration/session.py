@@ -2,14 +2,13 @@
 
 A journal holds raw timings that can be fitted again: a header and rows in JSON lines. A row is on the disk when
 `Session.run` returns, so a kill loses at most what was being measured; a torn last line is cut off, and a damaged line
-costs only itself. No cell ends a run but one at which the device is lost or the disk is full: one that fails, hangs, or
-ends the process becomes a row with the reason, and is tried once more when the run is resumed. A journal of other
-settings, or of another machine, is set aside, and gone on from by the next run of those settings there.
+costs only itself. No cell ends a run but one at which the device is lost: one that fails, hangs, or ends the process
+becomes a row with the reason, and is tried once more when the run is resumed. A journal of other settings, or of
+another machine, is set aside, and gone on from by the next run of those settings there.
 """
 
 from __future__ import annotations
 
-import errno
 import hashlib
 import math
 import os
@@ -27,7 +26,7 @@ import msgspec
 from latpred import host, storage
 from latpred.calibration.cells import Cell
 from latpred.calibration.timing.timer import Timing, time_limit
-from latpred.errors import CalibrationError, DeviceError, MissingPackageError, RuntimeRefusalError, chain_of
+from latpred.errors import CalibrationError, DeviceError, MissingPackageError, RuntimeRefusalError
 from latpred.profile.document import Machine
 from latpred.profile.store import Owner, mismatch, owner, same_machine
 
@@ -42,7 +41,6 @@ MISSING = "missing package: "
 ENDED = "ended the process"
 CELL_LIMIT_S = 120.0  # a hundred times what a cell is given; only an export or a compiler comes near
 LEAST_BYTES = 200e6  # below which no cell is begun: native code crashes where it gets no memory
-DISK_FULL = (errno.ENOSPC, errno.EDQUOT)
 MOST_TRIES = 2
 MOST_TEXT = 300
 T = TypeVar("T")
@@ -116,7 +114,6 @@ class _Holder(msgspec.Struct, frozen=True):
 
     pid: int
     since: str
-    host: str  # digest of its name
 
 
 def directory(device: str) -> Path:
@@ -230,7 +227,7 @@ class Session:
         with ExitStack() as stack, self._writing():
             self._folder.mkdir(parents=True, exist_ok=True)
             stack.enter_context(storage.locked(self._folder / LOCK, self._busy()))
-            holder = _Holder(os.getpid(), _now(), host.hostname_hash())
+            holder = _Holder(os.getpid(), _now())
             storage.write(self._folder / HOLDER, msgspec.json.encode(holder))
             self._journal = self._opened()
             stack.callback(self._journal.close)
@@ -382,21 +379,16 @@ class Session:
 
     def _busy(self) -> str:
         """What to say where another session holds the lock."""
-        under_way = f"another {self.purpose} of {self._folder.name} is under way"
         who = _decoded(_bytes_of(self._folder / HOLDER), _Holder)
-        if who is None:
-            return f"{under_way}. Wait until it ends."
-        if who.host != host.hostname_hash():
-            return f"{under_way} on another machine (process {who.pid}, since {who.since}). Wait until it ends."
-        stop = "taskkill /F /PID" if os.name == "nt" else "kill -INT"
+        process = f" (process {who.pid}, since {who.since})" if who else ""
         return (
-            f"{under_way} (process {who.pid}, since {who.since}), and two would slow each other down. Wait until it "
-            f"ends, or stop it with: {stop} {who.pid}; what it measured is kept."
+            f"another {self.purpose} of {self._folder.name} is under way{process}, and two would slow each other down. "
+            "Wait until it ends, or stop it with Ctrl-C; what it measured is kept."
         )
 
 
 def measured(cell: Cell, measure: Measure) -> Row:
-    """Measure a cell; one that fails becomes a row with its error. A device that is lost and a full disk are raised."""
+    """Measure a cell; one that fails becomes a row with its error. That a device is lost is raised."""
     start = time.monotonic()
     row, error = Row(cell, {}), ""
     try:
@@ -408,10 +400,6 @@ def measured(cell: Cell, measure: Measure) -> Row:
     except DeviceError:
         raise
     except Exception as failure:
-        full = next((one for one in chain_of(failure) if getattr(one, "errno", None) in DISK_FULL), None)
-        if full is not None:  # which is no fault of the cell, and would be that of all others
-            said = f"no room is left on the disk: {full}. Free some, and run the same command again."
-            raise CalibrationError(said) from failure
         # One op that a device or a torch version lacks must not end a calibration of hundreds of others.
         error = failure_of(failure)
     if error:

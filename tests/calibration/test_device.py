@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import sys
-from contextlib import nullcontext
 from types import ModuleType, SimpleNamespace
 from weakref import WeakKeyDictionary
 
@@ -156,25 +155,6 @@ def test_tf32_is_what_convolutions_use_and_matrix_products_when_asked_for():
             said = [place.fp32_precision for place in (backends.cuda.matmul, backends.cudnn.conv, backends.cudnn.rnn)]
             assert said == ["tf32" if precision == "tf32" else "ieee", "tf32", "tf32"]
             assert backends.cuda.matmul.allow_tf32 == (precision == "tf32")
-
-
-def test_what_keeps_libraries_from_tf32_is_an_error_where_there_is_any(monkeypatch):
-    device, said = HalfCuda(), torch._C._get_fp32_precision_getter
-    with conditions.stated():
-        monkeypatch.setenv("NVIDIA_TF32_OVERRIDE", "0")
-        for major, refused in ((8, ("fp32", "tf32")), (7, ())):
-            device._properties = SimpleNamespace(major=major)
-            for precision in ("fp32", "tf32", "fp16"):
-                expected = pytest.raises(DeviceError, match="unset NVIDIA_TF32_OVERRIDE")
-                with expected if precision in refused else nullcontext():
-                    device.use_precision(precision)
-        monkeypatch.delenv("NVIDIA_TF32_OVERRIDE")
-        monkeypatch.setattr(
-            torch._C, "_get_fp32_precision_getter", lambda library, op: "ieee" if op == "rnn" else said(library, op)
-        )
-        with pytest.raises(DeviceError, match="TF32 cannot be set here as fp32 needs it"):
-            device.use_precision("fp32")
-        monkeypatch.undo()
 
 
 @pytest.mark.parametrize(

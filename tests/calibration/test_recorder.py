@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-import gzip
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from unittest.mock import Mock
@@ -22,7 +21,6 @@ from latpred.calibration.devices.cuda import profiled
 from latpred.calibration.devices.simulated import SimulatedDevice
 from latpred.calibration.measurement import recorder
 from latpred.calibration.measurement.recorder import (
-    GRAPHS_FOLDER,
     JOURNAL_FOLDER,
     Plan,
     RecordingSession,
@@ -174,13 +172,6 @@ def test_a_lost_device_that_cannot_be_put_back_is_still_lost(tmp_path: Path, mon
     assert (tmp_path / JOURNAL_FOLDER / UNDER_WAY).exists()
 
 
-def test_a_precision_that_cannot_be_set_is_said_first(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(SimulatedDevice, "use_precision", Mock(side_effect=DeviceError("TF32 cannot be set here")))
-    with pytest.raises(DeviceError):
-        run(tmp_path)
-    assert not (tmp_path / JOURNAL_FOLDER).exists()
-
-
 def test_tf32_is_left_out_where_there_is_none(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     class Older(SimulatedDevice):
         def info(self) -> DeviceInfo:
@@ -309,24 +300,3 @@ def test_each_protocol_says_how_slow_the_host_of_a_gpu_was() -> None:
         [1.8e-3 / 1.8**host.LAUNCH_POWER, 1.8e-3 * (1.5 / 1.8) ** host.LAUNCH_POWER]
     )  # in moments as slow as those of the latency beside it
     assert [one["regime"] for one in columns] == ["compute-bound", "framework-bound"]
-
-
-def test_a_journal_that_cannot_be_read_is_left_as_it_is(tmp_path: Path) -> None:
-    run(tmp_path, stages=["captured"])
-    journal = tmp_path / JOURNAL_FOLDER / JOURNAL
-    head, *rows = journal.read_bytes().splitlines(keepends=True)
-    for other in (head.replace(b"{", b'{"later":1,', 1), head.replace(b'"journal":1', b'"journal":2'), head[1:]):
-        journal.write_bytes(other + b"".join(rows))
-        with pytest.raises(UsageError, match=r"damaged, or of another version .* Name another folder with --record"):
-            run(tmp_path)
-        assert journal.read_bytes() == other + b"".join(rows)
-
-
-@pytest.mark.parametrize("damage", [lambda body: b"x", lambda body: body[:-9], lambda body: gzip.compress(b"{}")])
-def test_a_damaged_graph_is_traced_anew(tmp_path: Path, damage: Callable[[bytes], bytes]) -> None:
-    run(tmp_path, stages=["first"])
-    expected = recording.load(tmp_path)
-    for file in (tmp_path / JOURNAL_FOLDER / GRAPHS_FOLDER).iterdir():
-        file.write_bytes(damage(file.read_bytes()))
-    assert run(tmp_path, stages=["first"]).left == 0
-    assert recording.load(tmp_path).graphs == expected.graphs

@@ -7,7 +7,6 @@ waits for the host; one at a time on an idle stream would time the launch instea
 
 from __future__ import annotations
 
-import os
 import re
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
@@ -33,7 +32,6 @@ ISSUE_US = 15.0  # a first guess at the host time of a call
 LONGEST_HEAD_US = 2e5
 _CUDA: Any = torch.cuda  # its events, streams and sleeping kernel carry no types
 _BACKENDS: Any = torch.backends  # nor do these
-OVERRIDE = "NVIDIA_TF32_OVERRIDE"  # a variable of the environment: 0 keeps NVIDIA's libraries from TF32
 SLEEP_CYCLES = 2_000_000  # what the sleeping kernel's speed is measured with
 SLEEPS = 50  # of that length: an idle GPU takes a moment until its clocks have risen
 WARM_UPS, FORWARDS = 3, 3  # of a call that a profiler looks at
@@ -78,19 +76,11 @@ class CudaDevice(RealDevice):
         tf32, matmul, cudnn = precision == "tf32", _BACKENDS.cuda.matmul, _BACKENDS.cudnn
         matmul.allow_tf32 = tf32  # PyTorch's older interface, which others still read
         matmul.fp32_precision = "tf32" if tf32 else "ieee"
-        parts = (cudnn.conv, cudnn.rnn)
-        if any(part.fp32_precision != "tf32" for part in parts):
-            cudnn.fp32_precision = "tf32"  # which they follow, unless they say otherwise themselves
-        for part in parts:
+        for part in (cudnn.conv, cudnn.rnn):
+            if part.fp32_precision != "tf32":
+                cudnn.fp32_precision = "tf32"  # which they follow, unless they say otherwise themselves
             if part.fp32_precision != "tf32":
                 part.fp32_precision = "tf32"
-        said = [place.fp32_precision == "tf32" for place in (matmul, *parts)]
-        forbidden = os.environ.get(OVERRIDE) == "0" and precision in ("fp32", "tf32") and "tf32" in self.precisions()
-        if forbidden or said != [tf32, True, True]:
-            raise DeviceError(
-                f"TF32 cannot be set here as {precision} needs it (matrix products: {'on' if tf32 else 'off'}, "
-                f"convolutions and RNNs: on), so float32 would be measured under a wrong name: unset {OVERRIDE}."
-            )
 
     def synchronize(self) -> None:
         torch.cuda.synchronize(self.torch_device)

@@ -15,7 +15,6 @@ import gzip
 import hashlib
 import math
 import time
-import zlib
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
@@ -212,18 +211,9 @@ class RecordingSession(Session):
         with self._writing():
             files = sorted((folder / JOURNAL_FOLDER / GRAPHS_FOLDER).glob("*.json.gz"))
         for file in files:
-            with suppress(OSError, EOFError, zlib.error, msgspec.MsgspecError):  # a damaged one is traced anew
-                traced = msgspec.json.decode(gzip.decompress(file.read_bytes()), type=TracedModel)
-                key = GraphKey(traced.model, traced.input_kind, traced.input_size, traced.precision, traced.runtime)
-                self._graphs[key] = traced.graph
-
-    def _set_aside(self, path: Path) -> None:
-        """Raise a UsageError where a journal cannot be gone on from, in which there may be hours of measuring."""
-        if path.exists():
-            raise UsageError(
-                f"{path} cannot be read: it is damaged, or of another version of latpred. "
-                "Name another folder with --record."
-            )
+            traced = msgspec.json.decode(gzip.decompress(file.read_bytes()), type=TracedModel)
+            key = GraphKey(traced.model, traced.input_kind, traced.input_size, traced.precision, traced.runtime)
+            self._graphs[key] = traced.graph
 
     def _resumes(self, header: Header) -> bool:
         """Raise a UsageError where the folder's rows do not hold for this run."""
@@ -354,18 +344,11 @@ def record(
     if not asked:
         why = "; ".join(notes) or "the stages that were named have nothing in these runtimes"
         raise CalibrationError(f"nothing of the plan {name} that was asked for can be measured: {why}.")
-    with conditions.stated(device=live):
-        for precision in {one.precision for _, one in asked}:
-            live.use_precision(precision)  # what cannot be set here is said before a setting is blamed for it
-        with RecordingSession(folder, name, live.machine()) as session:
-            bench, measured = Bench(live), {row.cell.key for row in session.rows if not row.error}
-            for setting in chain.from_iterable(wanted.stages.values()):
-                if setting.cell.key in measured:
-                    session.graph(setting, bench.target)  # which is there unless its file was damaged
-            todo = [one for _, one in asked if not session.holds(one.cell)]
-            counter = ProgressCounter("", len(todo), progress, budget_s=budget_s, clock=time.monotonic)
-            _measure(todo, bench, session, counter)
-            return _done(folder, planned, (*wanted.notes, *notes), asked, {row.cell.key: row for row in session.rows})
+    with conditions.stated(device=live), RecordingSession(folder, name, live.machine()) as session:
+        todo = [one for _, one in asked if not session.holds(one.cell)]
+        counter = ProgressCounter("", len(todo), progress, budget_s=budget_s, clock=time.monotonic)
+        _measure(todo, Bench(live), session, counter)
+        return _done(folder, planned, (*wanted.notes, *notes), asked, {row.cell.key: row for row in session.rows})
 
 
 def _done(
