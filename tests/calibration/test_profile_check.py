@@ -277,7 +277,7 @@ def test_a_gpu_in_use_is_not_said_to_have_moved(calibrated: DeviceProfile, monke
     verdicts = {}
     for others in (0, 1):
         device = SimulatedDevice(SimulatedSpec(seed=7))
-        device.state = lambda others=others: GpuState("1", 1800, 60, (), others)  # type: ignore[attr-defined]
+        device.state = lambda others=others: GpuState("1", 1800, (), others)  # type: ignore[attr-defined]
         slower = msgspec.structs.replace(calibrated, runtimes={"eager": eager})
         check = latpred.check(slower, device=device, budget_s=600)
         verdicts[check.verdict] = check.sentence

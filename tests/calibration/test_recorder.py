@@ -123,7 +123,7 @@ def test_what_was_profiled_comes_last_and_is_no_row_of_its_own(tmp_path: Path) -
 
 
 def test_a_profiler_that_sees_nothing_is_said(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(SimulatedDevice, "profile", lambda *_: ProfiledForward(0.0, 0.0, 0.0, 0.0))
+    monkeypatch.setattr(SimulatedDevice, "profile", lambda *_: ProfiledForward(0.0, 0.0))
     done = run(tmp_path, stages=["first", "launches"])
     assert {reason: len(keys) for reason, keys in done.failed.items()} == {"the profiler sees no kernel": 2}
     assert set(recording.load(tmp_path).table["status"]) == {tables.OK}
@@ -251,28 +251,26 @@ def test_the_paper_plan_and_the_heldout_one_are_complete_repeat_nothing_and_shar
     assert {setting.batch for setting in tried} == {1}
 
 
-def test_what_a_profiler_saw_is_summed_by_kind() -> None:
+def test_what_a_profiler_saw_is_counted_by_kind() -> None:
     from types import SimpleNamespace
 
     device, host = torch.autograd.DeviceType.CUDA, torch.autograd.DeviceType.CPU
     gemm, split, fill = (SimpleNamespace(name=name) for name in ("gemm", "splitKreduce", "Memset (Device)"))
     events = [
-        SimpleNamespace(
-            name=name, device_type=where, device_time_total=time, is_user_annotation=marked, kernels=list(launched)
-        )
-        for name, where, time, marked, launched in (
-            ("gemm", device, 4.0, False, ()),
-            ("splitKreduce", device, 2.0, False, ()),
-            ("Memcpy DtoD (Device -> Device)", device, 1.0, False, ()),
-            ("Memcpy HtoD (Pageable -> Device)", device, 9.0, False, ()),
-            ("Memset (Device)", device, 1.0, False, ()),
-            ("forward", device, 20.0, True, ()),
-            ("aten::addmm", host, 4.0, False, (gemm, split)),
-            ("aten::zero_", host, 4.0, False, (fill,)),
-            ("aten::linear", host, 4.0, False, ()),
+        SimpleNamespace(name=name, device_type=where, is_user_annotation=name == "forward", kernels=list(launched))
+        for name, where, launched in (
+            ("gemm", device, ()),
+            ("splitKreduce", device, ()),
+            ("Memcpy DtoD (Device -> Device)", device, ()),
+            ("Memcpy HtoD (Pageable -> Device)", device, ()),
+            ("Memset (Device)", device, ()),
+            ("forward", device, ()),
+            ("aten::addmm", host, (gemm, split)),
+            ("aten::zero_", host, (fill,)),
+            ("aten::linear", host, ()),
         )
     ]
-    assert profiled(events, forwards=1) == (1.0, 3.0, pytest.approx(7e-6), 1.0)
+    assert profiled(events, forwards=1) == (1.0, 3.0)
     assert profiled(events * 3, forwards=3) == profiled(events, forwards=1)
 
 

@@ -330,16 +330,6 @@ def test_what_is_known_at_one_batch_alone_is_measured_there() -> None:
     assert [status == tables.OK for status in table["status"]] == [True, False]
 
 
-class Awaited(nn.Module):
-    async def forward(self, x: torch.Tensor) -> torch.Tensor:
-        return x
-
-
-def test_a_forward_whose_call_does_nothing_is_not_timed() -> None:
-    (status,) = measure(Awaited(), 1, inputs=torch.zeros(1, 4), plan=FAST)["status"]
-    assert "Awaited has a forward that is async or yields" in status
-
-
 class Refusing(Eager):
     """A runtime that takes nothing, and counts how often it was asked."""
 

@@ -422,7 +422,7 @@ def _visit(setting: Setting, bench: Bench, session: RecordingSession) -> Row:
         timings |= {"issue": timer.issue(device, call, ISSUES, gauge), "queued": timer.queued(device, call, ISSUES)}
     full_us = gauge.fastest.dispatch_us if gauge is not None and device.asynchronous else 0.0
     speed = {host.DISPATCH: full_us} if full_us else {}
-    return Row(setting.cell, timings, speed=speed, more=_state(device))
+    return Row(setting.cell, timings, speed=speed)
 
 
 def _counted(call: Call, setting: Setting, device: Device) -> dict[str, str | float]:
@@ -435,21 +435,4 @@ def _counted(call: Call, setting: Setting, device: Device) -> dict[str, str | fl
         raise CalibrationError("the profiler sees no kernel")
     # What is replayed is launched by no op, so there is nothing to hold the graph against.
     launches = {"launches": seen.launches} if setting.runtime == "eager" and seen.launches else {}
-    return {
-        **launches,
-        tables.KERNELS: f"{seen.kernels:g}",
-        "x_kernels_s": f"{seen.kernel_s:.6g}",
-        "x_fills": f"{seen.fills:g}",
-    }
-
-
-def _state(device: Device) -> dict[str, str | float]:
-    """The GPU's clocks just after."""
-    state = device.state() if hasattr(device, "state") else None
-    if state is None:
-        return {}
-    return {
-        "x_sm_mhz": str(state.sm_mhz),
-        "x_temperature_c": str(state.temperature_c),
-        "x_throttled": "+".join(state.throttled),
-    }
+    return {**launches, tables.KERNELS: f"{seen.kernels:g}"}

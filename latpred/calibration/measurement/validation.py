@@ -248,13 +248,10 @@ class Shift(NamedTuple):
 
 
 def repeat(calibrate: Callable[[int], DeviceProfile], times: int, suite: str = "blind") -> list[Shift]:
-    """Calibrate several times, told which from 1 on, and compare what the profiles predict of a suite, in eager.
-
-    In fp32 where all have kernels in it, else in another precision that all have.
-    """
+    """Calibrate several times, told which from 1 on, and compare what the profiles predict of a suite, in eager."""
     profiles = [calibrate(number) for number in range(1, times + 1)]
-    shared = [name for name in profiles[0].kernels if all(name in profile.kernels for profile in profiles)]
-    precision = "fp32" if "fp32" in shared else next(iter(shared), "fp32")
+    measured = profiles[0].kernels
+    precision = "fp32" if "fp32" in measured else next(iter(measured), "fp32")
     graphs = []
     for workload in suites.get(suite).workloads():
         with suppress(LatpredError, ImportError):  # those that need a package that is not here
