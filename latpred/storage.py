@@ -56,10 +56,7 @@ def unusable(doing: str, error: OSError, wanted: str = "it writable") -> str:
 def demand_writable(path: str | os.PathLike[str]) -> None:
     """Make sure, before anything takes time, that a file that the user names can be made; else a UsageError."""
     wanted = Path(path).absolute()
-    try:
-        there = wanted if wanted.exists() else next(folder for folder in wanted.parents if folder.exists())
-    except OSError as error:  # as of a name that is too long, or in a folder that cannot be looked into
-        raise UsageError(f"cannot write {path}: {error.strerror or error}. Name another file.") from None
+    there = wanted if wanted.exists() else next(folder for folder in wanted.parents if folder.exists())
     if there == wanted and wanted.is_dir():
         raise UsageError(f"cannot write {path}: it is a folder. Name a file.")
     if there != wanted and not there.is_dir():

@@ -11,7 +11,7 @@ import pytest
 from factories import graph, linear
 
 from latpred import storage
-from latpred.errors import BusyError, UsageError
+from latpred.errors import BusyError
 from latpred.storage import IdentityCache, Recent
 
 
@@ -51,11 +51,6 @@ def test_a_link_stays_a_link_and_a_pipe_is_written_itself(tmp_path: Path) -> Non
     os.close(writer)
     with open(reader, "rb") as end:
         assert end.read() == b"written"
-
-
-def test_a_name_that_no_file_can_have_is_refused(tmp_path: Path) -> None:
-    with pytest.raises(UsageError, match=r"cannot write .*: File name too long\. Name another file"):
-        storage.demand_writable(tmp_path / ("a" * 300))
 
 
 def test_where_data_and_cache_share_a_folder_data_is_kept(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -15,7 +15,6 @@ import msgspec
 import numpy as np
 import pytest
 from factories import machine
-from factories import profile as some_profile
 from guards import journals
 
 from latpred import host, storage
@@ -199,21 +198,6 @@ def test_predictions_settle_over_many_cells_and_not_over_one(empty: Session, mon
         assert eager._settled() is settled
 
 
-def test_cells_that_no_fit_takes_settle_nothing(empty: Session, monkeypatch: pytest.MonkeyPatch) -> None:
-    fit, eager = some_profile(), untimed(empty, 200.0, Untimed([]))
-    monkeypatch.setattr(eager, "_fit", lambda: fit)
-    monkeypatch.setattr(acceptance, "predictions", lambda *_: np.ones(4))
-    monkeypatch.setattr(profile_fit, "networks_seen", lambda _: calibrator.ENOUGH_NETWORKS)
-    calm = [Row(cell, {}, 1.0) for cell in acceptance.models("fp32")]
-    for more in ({"disturbed": "busy"}, {"error": "no"}, {}):
-        others = [msgspec.structs.replace(row, **more) for row in calm]
-        eager._predictions.clear()
-        for rows in (calm, [*calm, *others]):
-            eager._visits.rows[:] = rows
-            eager._learn()
-        assert eager._settled() is (not more)
-
-
 def test_profile_is_accepted_on_what_it_never_saw(calibrated: Calibrated) -> None:
     assert calibrated.profile.acceptance.passed, calibrated.profile.acceptance.checks
     assert calibrated.profile.provenance == "measured"
@@ -340,11 +324,6 @@ def test_impossible_effort_precision_or_name_is_refused(options: dict[str, objec
     assert not directory("simulated").exists()
 
 
-def test_a_precision_may_be_named_alone_or_twice() -> None:
-    named = ("fp16", ["fp16"], ["fp16", "fp16"])
-    assert [calibrator._precisions(SimulatedDevice(), one, False) for one in named] == [("fp16",)] * 3
-
-
 @pytest.fixture
 def unfinished(tmp_path: Path) -> Path:
     """A folder with the journal of a calibration of the simulated device that was not finished."""
@@ -396,22 +375,6 @@ def test_what_is_no_journal_or_one_of_another_version_is_told_apart(unfinished: 
         fit_raw(unfinished)
     with pytest.raises(CalibrationError, match=r"no journal\.jsonl or last\.jsonl in .*nowhere"):
         fit_raw(unfinished / "nowhere")
-
-
-def test_networks_of_the_precision_that_has_most_are_counted() -> None:
-    sized = [spec for spec in islice(schedules.sized_networks(), 40) if not spec.holdout]
-    timed = [
-        Row(schedules.network_cell(spec, name), {}, 1.0, calls_us=(1.0,)) for spec in sized for name in ("fp32", "bf16")
-    ]
-    uncounted = [
-        msgspec.structs.replace(timed[0], disturbed="busy"),
-        msgspec.structs.replace(timed[0], disturbed=visits.MOVED_APART),
-        msgspec.structs.replace(timed[0], calls_us=()),
-        Row(schedules.network_cell(schedules.tiny_networks(1)[0], "fp32"), {}, 1.0, calls_us=(1.0,)),
-        Row(schedules.network_cell(next(spec for spec in schedules.sized_networks() if spec.holdout), "fp32"), {}, 1.0),
-    ]
-    assert profile_fit.networks_seen([*timed[:-1], *uncounted]) == len(sized)
-    assert profile_fit.networks_seen(uncounted) == 0
 
 
 def test_a_neighbour_of_the_host_slows_no_kernel_of_another_device(calibrated: Calibrated) -> None:

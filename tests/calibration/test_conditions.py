@@ -6,7 +6,7 @@ import cProfile
 import subprocess
 import sys
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager, nullcontext, suppress
+from contextlib import contextmanager, suppress
 from types import SimpleNamespace
 from typing import Any
 from unittest.mock import Mock
@@ -22,9 +22,8 @@ from latpred.calibration.devices import conditions
 from latpred.calibration.devices.cpu import CpuDevice
 from latpred.calibration.devices.cuda import CudaDevice
 from latpred.calibration.workloads import networks, single_ops
-from latpred.errors import DeviceError, UsageError
+from latpred.errors import UsageError
 from latpred.profile import store
-from latpred.sandbox.own_thread import unwatched
 
 BACKENDS: Any = torch.backends
 CUDNN: Any = BACKENDS.cudnn
@@ -77,21 +76,6 @@ def test_no_debugger_or_profiler_watches_what_is_timed() -> None:
     assert [call.args[0].f_code for call in tracer.call_args_list].count(called.__code__) == 1
     assert [entry.callcount for entry in profiler.getstats() if entry.code is called.__code__] == [1]
     with torch.profiler.profile(), pytest.raises(UsageError, match="PyTorch's profiler is on"), conditions.stated():
-        pass
-
-
-def test_what_watches_all_threads_is_back_in_the_end_or_said_to_be_gone(monkeypatch: pytest.MonkeyPatch) -> None:
-    events = {2: 7}
-    seen = SimpleNamespace(get_tool=range(2, 3).count, get_events=events.get, set_events=events.__setitem__)
-    monkeypatch.setattr(sys, "monitoring", seen, raising=False)
-    first, second = unwatched(), unwatched()
-    with first:
-        second.__enter__()
-        assert events == {2: 0}
-    second.__exit__(None, None, None)
-    assert events == {2: 7}
-    monkeypatch.setattr(sys, "getprofile", object)  # as of one in C without a method that starts it
-    with pytest.warns(RuntimeWarning, match="profiler object cannot go on"), unwatched():
         pass
 
 
@@ -176,18 +160,6 @@ def test_the_gpu_that_is_measured_is_the_current_one_inside_only(monkeypatch: py
     with conditions.stated(device=CpuDevice()):
         pass
     assert said == ["cuda:1", "as before"]
-
-
-def test_a_gpu_that_is_lost_says_so_though_its_generator_cannot_be_put_back(monkeypatch: pytest.MonkeyPatch) -> None:
-    lost = Mock(side_effect=RuntimeError("CUDA error: unspecified launch failure"))
-    monkeypatch.setattr(torch.cuda, "device", lambda _: nullcontext())
-    monkeypatch.setattr(torch.cuda, "get_rng_state", lambda _: None)
-    monkeypatch.setattr(torch.cuda, "set_rng_state", lost)
-    device: Any = SimpleNamespace(torch_device=torch.device("cuda", 0))
-    threads = torch.get_num_threads()
-    with pytest.raises(DeviceError, match="run the same"), conditions.stated(conditions.Options(threads + 1), device):
-        raise DeviceError("run the same command again.")
-    assert torch.get_num_threads() == threads
 
 
 def test_deterministic_algorithms_and_libraries_that_are_off_are_not_what_is_measured() -> None:

@@ -81,13 +81,6 @@ class HalfCuda(CudaDevice):
         return 1e-6 * count, head_us > count * self.issue_us
 
 
-def test_the_driver_is_unknown_where_nothing_tells_it(monkeypatch):
-    gpu = HalfCuda()
-    gpu._properties = SimpleNamespace(name="NVIDIA H100")
-    monkeypatch.setattr(gpu, "state", lambda: None)
-    assert (gpu.machine().accelerator, gpu.machine().driver) == ("NVIDIA H100", "")
-
-
 @pytest.mark.parametrize(
     ("error", "kind"),
     [

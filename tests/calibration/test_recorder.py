@@ -2,10 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from contextlib import contextmanager
 from pathlib import Path
-from unittest.mock import Mock
 
 import msgspec
 import pytest
@@ -14,9 +11,9 @@ from gauges import FAST
 from profiledata import profile
 from torch import nn
 
-from latpred import host, runtimes, tables, tracing
+from latpred import host, tables, tracing
 from latpred.accuracy import recording
-from latpred.calibration.devices import ProfiledForward, conditions
+from latpred.calibration.devices import ProfiledForward
 from latpred.calibration.devices.cuda import profiled
 from latpred.calibration.devices.simulated import SimulatedDevice
 from latpred.calibration.measurement import recorder
@@ -27,11 +24,10 @@ from latpred.calibration.measurement.recorder import (
     Setting,
     plan,
 )
-from latpred.calibration.measurement.whole_models import Bench
-from latpred.calibration.session import JOURNAL, MOST_TRIES, UNDER_WAY, Row
+from latpred.calibration.session import JOURNAL, Row
 from latpred.calibration.timing.timer import Timing
 from latpred.calibration.workloads.suites import Workload, module_workload
-from latpred.errors import BusyError, CalibrationError, DeviceError, ProfileError, RuntimeRefusalError, UsageError
+from latpred.errors import BusyError, CalibrationError, ProfileError, RuntimeRefusalError, UsageError
 from latpred.profile.document import DeviceInfo, DeviceProfile
 from latpred.progress import ProgressEvent
 
@@ -149,29 +145,6 @@ class Broken(SimulatedDevice):
         return super().prepare_model(model, inputs, runtime)
 
 
-def test_a_lost_device_that_frees_nothing_costs_no_recording(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    lost = Mock(side_effect=DeviceError("cuda:0 failed: CUDA error: an illegal memory access was encountered"))
-    monkeypatch.setattr(Bench, "turn_to", lambda *_: None)  # which clears, too
-    monkeypatch.setattr(Bench, "clear", lost)
-    with pytest.raises(DeviceError, match=r"the device is lost\. What was measured is kept"):
-        run(tmp_path, Broken(DeviceError("the device is lost.")))
-    assert recording.load(tmp_path).table["model"].unique().tolist() == ["a"]
-
-
-def test_a_lost_device_that_cannot_be_put_back_is_still_lost(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    @contextmanager
-    def stated(**_: object) -> Iterator[None]:
-        try:
-            yield
-        finally:
-            raise RuntimeError("CUDA error: an illegal memory access was encountered")
-
-    monkeypatch.setattr(conditions, "stated", stated)
-    with pytest.raises(RuntimeError):
-        run(tmp_path, Broken(DeviceError("the device is lost")))
-    assert (tmp_path / JOURNAL_FOLDER / UNDER_WAY).exists()
-
-
 def test_tf32_is_left_out_where_there_is_none(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     class Older(SimulatedDevice):
         def info(self) -> DeviceInfo:
@@ -183,16 +156,6 @@ def test_tf32_is_left_out_where_there_is_none(tmp_path: Path, monkeypatch: pytes
     assert done.stages == {"first": (0, 1)}
     assert done.notes == ("tf32 is left out: simulated has none",)
     assert run(tmp_path, budget_s=-1.0).stages == {"first": (0, 2)}
-
-
-def test_a_setting_that_ends_every_run_is_given_up(tmp_path: Path) -> None:
-    for _ in range(MOST_TRIES):
-        with pytest.raises(DeviceError):
-            run(tmp_path, Broken(DeviceError("the device is lost")))
-    run(tmp_path, Broken(MemoryError("full")))
-    table = recording.load(tmp_path).table
-    row = table[(table["model"] == "b") & (table["batch"] == 1)].iloc[0]
-    assert row["status"] == "ended the process each time it was timed"
 
 
 def test_another_plan_or_machine_needs_another_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -272,14 +235,6 @@ def test_what_a_profiler_saw_is_counted_by_kind() -> None:
     ]
     assert profiled(events, forwards=1) == (1.0, 3.0)
     assert profiled(events * 3, forwards=3) == profiled(events, forwards=1)
-
-
-def test_what_runs_in_a_stream_of_its_own_has_no_sides(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(type(runtimes.get("eager")), "own_stream", True, raising=False)
-    run(tmp_path, stages=["first"])
-    table = recording.load(tmp_path).table
-    assert "overhead_s" not in table or table["overhead_s"].isna().all()
-    assert set(table["status"]) == {tables.OK}
 
 
 def test_each_protocol_says_how_slow_the_host_of_a_gpu_was() -> None:

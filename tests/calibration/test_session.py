@@ -161,11 +161,6 @@ def test_a_rented_gpu_whose_machine_has_no_id_is_known_by_its_hardware(resumed):
     assert [held("1" * 16, accelerator=""), held("2" * 16, accelerator="")] == [0, 0], "a CPU has neighbours of its own"
 
 
-def test_gpus_that_take_turns_as_the_first_one_lose_no_journal(resumed):
-    t4, l4 = (msgspec.structs.replace(MACHINE, accelerator=gpu) for gpu in ("NVIDIA T4", "NVIDIA L4"))
-    assert [resumed(machine=machine) for machine in (t4, l4, t4, l4)] == [0, 0, 1, 1]
-
-
 NO_TIMERS = pytest.mark.skipif(not hasattr(signal, "setitimer"), reason="this system has no interval timers")
 
 
@@ -281,11 +276,6 @@ def test_a_record_says_how_eager_was_asked_for_and_a_resumed_journal_how_it_was_
     assert (header.about, [row.cell.runtime for row in rows]) == (asked, ["eager", "torchscript"])
 
 
-def test_a_journal_that_is_not_there_says_so(tmp_path):
-    with pytest.raises(CalibrationError, match=r"cannot read .*missing"):
-        read_journal(tmp_path / "missing")
-
-
 def test_a_cell_that_failed_is_tried_once_more_on_resume(opened):
     failing = Measuring({gemm(m).key: ValueError("not here") for m in (1, 2)})
     with opened() as one:
@@ -357,42 +347,7 @@ def test_machines_that_share_a_folder_keep_journals_apart():
         assert session.directory("cpu").name == f"cpu-{session.host.short_id()}"
 
 
-def test_a_machine_that_tells_no_model_goes_on_in_its_own_folder(monkeypatch):
-    monkeypatch.setattr(session.host, "cpu_model", lambda: "")
-    usual = session.directory("cpu")
-    with Session(usual, SimulatedDevice().machine(), SETTINGS):
-        assert session.directory("cpu") == usual
-
-
 def test_a_place_that_cannot_be_written_says_where_to_go(tmp_path):
     (tmp_path / "file").write_text("in the way")
     with pytest.raises(CalibrationError, match=r"cannot keep a calibration journal in .*LATPRED_HOME=DIR"):
         Session(tmp_path / "file" / "cpu", MACHINE, SETTINGS).__enter__()
-
-
-@pytest.mark.parametrize(
-    ("name", "use"),
-    [
-        (session.JOURNAL, lambda _: session.directory("cpu")),
-        (session.JOURNAL, lambda one: one.resumable(since="")),
-        (session.LAST, lambda one: one.__enter__().complete()),
-    ],
-)
-def test_a_folder_in_the_place_of_a_journal_is_one_sentence(name, use):
-    folder = session.directory("cpu")
-    (folder / name).mkdir(parents=True)
-    with pytest.raises(CalibrationError, match=r"cannot keep a calibration journal in .*LATPRED_HOME=DIR"):
-        use(Session(folder, MACHINE, SETTINGS))
-
-
-@pytest.mark.skipif(not os.path.exists("/dev/full"), reason="the system has no disk that is always full")
-def test_a_full_disk_is_one_sentence_to_the_end(opened):
-    def run_on_a_full_disk():
-        with opened() as one:
-            one._journal.close()
-            one._journal = open("/dev/full", "ab")  # noqa: SIM115 (the session closes it)
-            one._resources.callback(one._journal.close)
-            one.run(gemm(1), Measuring())
-
-    with pytest.raises(CalibrationError, match=r"cannot keep a calibration journal in .*No space left on device"):
-        run_on_a_full_disk()

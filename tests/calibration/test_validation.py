@@ -152,21 +152,8 @@ def test_what_cannot_be_done_is_said_before_anything_is_measured(
         validate(**{"profile": profile(), "suite": "toys", **asked})
 
 
-@pytest.mark.parametrize("batches", [[], [2.5]])
-def test_batches_that_are_none_are_no_batches_of_the_suite(batches: list[Any]) -> None:
-    with pytest.raises(UsageError, match="whole number"):
-        validate(profile=profile(), suite="toys", batch=batches)
-
-
 def stop(*_: object, **__: object) -> NoReturn:
     raise KeyboardInterrupt
-
-
-def test_models_are_traced_before_any_is_measured(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(Workload, "trace", stop)
-    monkeypatch.setattr(validation, "measure", lambda *_, **__: pytest.fail("measured"))
-    with pytest.raises(KeyboardInterrupt):
-        validate(profile=profile(), suite="toys")
 
 
 @pytest.mark.parametrize("measuring", [True, False])
@@ -222,12 +209,6 @@ def test_a_slower_machine_is_no_shift_and_what_speed_does_not_explain_is_one() -
     assert shift.common > 1.0
     assert shift.speed == {"dispatch": 1.5}
     assert (shift.first, shift.second, shift.passed, shift.models) == (1, 2, (True, True), len(GRAPHS))
-
-
-def test_a_runtime_that_failed_its_gate_is_told_of_a_repeated_calibration() -> None:
-    failed = msgspec.structs.replace(calibrated(100.0).acceptance, passed=True, runtimes={"torchscript": False})
-    profiles = [calibrated(100.0), msgspec.structs.replace(calibrated(100.0), acceptance=failed)]
-    assert validation.shifts(profiles, GRAPHS)[0].passed == (True, False)
 
 
 def unwritten(*_: object) -> NoReturn:

@@ -98,26 +98,6 @@ def test_a_disturbed_cell_is_timed_again_once_it_is_calm(made: Made, session: Se
     assert said == [cell(1).key, waiting, cell(2).key, waiting, cell(3).key]
 
 
-def test_waiting_for_full_speed_is_lost_once(made: Made, session: Session, monkeypatch: pytest.MonkeyPatch) -> None:
-    events, run = list[str](), session.run
-
-    def wait(*_: object) -> float:
-        events.append("wait")
-        return 0.2
-
-    def timed(*given: Any, **options: Any) -> Row:
-        events.append("run")
-        return run(*given, **options)
-
-    monkeypatch.setattr(ScriptedGauge, "await_full_speed", wait)
-    monkeypatch.setattr(session, "run", timed)  # whose seconds count
-    visited = made(Measuring())
-    for _ in range(2):  # what the session has needs no waiting
-        visited.run(cell(1))
-    assert events == ["wait", "run", "run"]
-    assert visited.lost_s == 0.2
-
-
 def test_a_worse_timing_does_not_count_in_place_of_a_better_one(made: Made, session: Session) -> None:
     measure = Measuring([1.5])
     visited = made(measure, [CALM, CALM, BUSY])
@@ -144,22 +124,6 @@ def test_a_worse_timing_does_not_count_in_place_of_a_better_one(made: Made, sess
 )
 def test_which_of_two_timings_counts(new: dict[str, Any], old: dict[str, Any], better: bool) -> None:
     assert visits._better(row(1, **new), row(1, **old)) is better
-
-
-def test_a_second_timing_that_raises_leaves_the_cell_to_be_timed_again(made: Made, session: Session) -> None:
-    class Raising(Measuring):
-        def __call__(self, one: Cell) -> Row:
-            row = super().__call__(one)
-            if len(self.asked) == 3:
-                raise ValueError("this time it failed")
-            return row
-
-    measure = Raising()
-    visited = made(measure, [BUSY])
-    for number in (1, 2):
-        visited.run(cell(number))
-    assert measure.asked == [1, 2, 1, 1]
-    assert not any(row.disturbed or row.error for row in session.rows)
 
 
 def test_calm_does_not_end_in_timing_all_again_at_once(made: Made) -> None:
@@ -212,14 +176,6 @@ def test_what_was_disturbed_before_a_run_was_resumed_is_timed_again(made: Made, 
     resumed.run(cell(2))
     assert measure.asked == [2, 1]
     assert not any(row.disturbed for row in session.rows)
-
-
-def test_what_was_timed_again_in_vain_waits_behind_what_was_not(made: Made) -> None:
-    measure, slowed = Measuring(), Disturbance(visits.SLOWED)
-    visited = made(measure, [slowed, slowed, CALM, BUSY])  # what was busy is no better and leaves the row where it is
-    for number in (1, 2, 3, 4):
-        visited.run(cell(number))
-    assert measure.asked == [1, 2, 3, 1, 4, 2, 1]
 
 
 def test_lost_time_counts_up_to_the_overtime(made: Made) -> None:

@@ -9,12 +9,10 @@ from types import SimpleNamespace
 from typing import Any
 
 import msgspec
-import numpy as np
 import pytest
 import torch
 from factories import bare, graph
 from gauges import FAST
-from smallmodels import Function
 from torch import nn
 
 from latpred import host, runtimes, tables
@@ -90,15 +88,6 @@ def test_a_tiny_model_on_the_cpu(monkeypatch: pytest.MonkeyPatch) -> None:
     assert torch.get_num_threads() == threads
     assert [step.done for step in steps] == [0, 1, 2, 3]
     assert {step.total for step in steps} == {4}
-
-
-def test_a_module_of_which_nothing_tells_what_it_takes() -> None:
-    layer = nn.Linear(4, 4)
-    with pytest.raises(UsageError, match="nothing tells what Linear takes"):
-        measure(layer, 2, device="simulated", repeats=1)
-    table = measure({"layer": layer, "net": "resnet-18"}, 2, device="simulated", repeats=1, inputs=torch.zeros(1, 4))
-    assert table["input_kind"].tolist() == ["custom", "image"]
-    assert set(table["status"]) == {tables.OK}
 
 
 def test_every_cell_says_how_its_shared_cache_was(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -225,13 +214,6 @@ def test_a_graph_runs_on_the_simulated_device_and_nowhere_else() -> None:
         measure(net, [1], device=quiet, seq=64, plan=FAST)
 
 
-@pytest.mark.parametrize("batches", [np.array([1, 8]), iter([1, 8, 8]), range(1, 9, 7)])
-def test_batches_are_any_whole_numbers(batches: Any) -> None:
-    table = measure(graph(bare("view")), batches, device="simulated", plan=FAST, repeats=1)
-    assert table["batch"].tolist() == [1, 8]
-    assert measure(graph(bare("view")), 8, device="simulated", plan=FAST, repeats=1)["batch"].tolist() == [8]
-
-
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
@@ -324,12 +306,6 @@ def test_what_memory_has_no_room_for_is_not_begun(
     assert [status[: len(start)] for status, start in zip(table["status"], said, strict=True)] == said
 
 
-def test_what_is_known_at_one_batch_alone_is_measured_there() -> None:
-    alone = module_workload("alone", Function(lambda x: x.view(1, 64)), torch.zeros(1, 64))
-    table = measure(alone, [1, 2], repeats=2, plan=FAST)
-    assert [status == tables.OK for status in table["status"]] == [True, False]
-
-
 class Refusing(Eager):
     """A runtime that takes nothing, and counts how often it was asked."""
 
@@ -376,13 +352,3 @@ def test_models_are_measured_under_autocast() -> None:
     assert table["repeat_ratio"].notna().tolist() == (table["n"] > 1).tolist()  # a slowed cell is visited again
     assert table["status"][0] == "ok"
     assert "does not run models under autocast" in table["status"][1]
-
-
-def test_the_simulated_device_runs_each_op_of_autocast_in_its_own_format() -> None:
-    model = nn.Sequential(nn.Linear(256, 256), nn.LayerNorm(256), nn.Linear(256, 256)).eval()
-    wide = module_workload("wide", model, (torch.zeros(1, 256),))
-    mixed, half = (
-        measure(wide, [4], device="simulated", precision=precision, plan=FAST, repeats=1)["latency_s"][0]
-        for precision in ("amp-fp16", "fp16")
-    )
-    assert mixed > half

@@ -305,8 +305,6 @@ def measure(
     names = (runtime,) if isinstance(runtime, str) else tuple(dict.fromkeys(runtime))
     if not names:
         raise UsageError(f"no runtime is named. Give one or more of {', '.join(runtimes.names())}.")
-    for name in names:
-        runtimes.get(name)  # a misspelt one is said before a missing device
     live = open_device(device)
     for name in names:
         demand_runtime(name, live)
