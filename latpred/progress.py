@@ -1,24 +1,17 @@
-"""How far a long run is: what is done, at what rate, how long the rest will take, and what ends it early.
-
-The clock here times nothing but the run itself, so a calendar's is good enough where no budget hangs on it.
-"""
+"""How far a long run is: what is done, at what rate, how long the rest will take, and what ends it early."""
 
 from __future__ import annotations
 
 import signal
 import threading
+import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from datetime import UTC, datetime
 from math import inf, nan
 from typing import NamedTuple
 
 Listener = Callable[["ProgressEvent"], None]
 QUIET_S = 60.0  # after which whoever waits is told again
-
-
-def _now_s() -> float:
-    return datetime.now(UTC).timestamp()
 
 
 class ProgressEvent(NamedTuple):
@@ -58,8 +51,7 @@ class ProgressEvent(NamedTuple):
 class ProgressCounter:
     """Counts pieces of work, tells of them, and says when the time for them is spent.
 
-    Pieces that cost nothing, as those read back from a file, count as done but not for the rate. A run that has a
-    budget brings a `clock` in seconds that nobody sets.
+    Pieces that cost nothing, as those read back from a file, count as done but not for the rate.
     """
 
     def __init__(
@@ -69,16 +61,15 @@ class ProgressCounter:
         listener: Listener | None = None,
         *,
         budget_s: float | None = None,
-        clock: Callable[[], float] = _now_s,
     ) -> None:
         self._label, self._total, self._listener = label, total, listener
         self._budget_s = inf if budget_s is None else budget_s
-        self._clock, self._begun_s = clock, clock()
+        self._begun_s = time.monotonic()
         self.done = self._worked = 0
 
     @property
     def seconds(self) -> float:
-        return self._clock() - self._begun_s
+        return time.monotonic() - self._begun_s
 
     def count(self, pieces: int = 1, *, worked: bool = True) -> None:
         self.done += pieces
@@ -144,20 +135,20 @@ def bar(title: str, text: Callable[[ProgressEvent], str]) -> Iterator[Listener]:
         yield lambda event: drawn.update(task, completed=event.done, total=event.total or None, text=text(event))
 
 
-def each_tenth(title: str, say: Callable[[str], None], clock: Callable[[], float] = _now_s) -> Listener:
+def each_tenth(title: str, say: Callable[[str], None]) -> Listener:
     """A listener that says how far a run is when it starts, after every tenth of it, and in one that lasts minutes.
 
     A run that counts anew, as one that traces all models before it measures them, starts again.
     """
-    last, said_s, done = -1, clock(), 0.0
+    last, said_s, done = -1, time.monotonic(), 0.0
 
     def listener(event: ProgressEvent) -> None:
         nonlocal last, said_s, done
         last, done = -1 if event.done == 0 < done else last, event.done
         share = min(1.0, event.done / event.total) if event.total else 0.0
-        if int(10 * share) > last or clock() - said_s > QUIET_S:
+        if int(10 * share) > last or time.monotonic() - said_s > QUIET_S:
             within = int(10 * share) <= last
-            last, said_s = max(last, int(10 * share)), clock()
+            last, said_s = max(last, int(10 * share)), time.monotonic()
             told = (f"{int(100 * share) if within else 10 * last} %", time_left(event), event.label if within else "")
             say(f"{title}: {', '.join(filter(None, told))}")
 

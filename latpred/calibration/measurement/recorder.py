@@ -14,7 +14,6 @@ from __future__ import annotations
 import gzip
 import hashlib
 import math
-import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
@@ -346,7 +345,7 @@ def record(
         raise CalibrationError(f"nothing of the plan {name} that was asked for can be measured: {why}.")
     with conditions.stated(device=live), RecordingSession(folder, name, live.machine()) as session:
         todo = [one for _, one in asked if not session.holds(one.cell)]
-        counter = ProgressCounter("", len(todo), progress, budget_s=budget_s, clock=time.monotonic)
+        counter = ProgressCounter("", len(todo), progress, budget_s=budget_s)
         _measure(todo, Bench(live), session, counter)
         return _done(folder, planned, (*wanted.notes, *notes), asked, {row.cell.key: row for row in session.rows})
 

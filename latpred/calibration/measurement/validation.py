@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import math
 import os
-import time
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from inspect import signature
@@ -139,7 +138,7 @@ def validate(
         raise KeyboardInterrupt(f"what was measured by then is kept in {record}") from stopped
     table, graphs = _with_graphs(table, traced)
     _keep(record, suite, device_profile, table, graphs)  # already now: baselines take minutes too
-    pace = ProgressCounter("", len(table) * len(rivals), progress, budget_s=budget_s and left_s, clock=time.monotonic)
+    pace = ProgressCounter("", len(table) * len(rivals), progress, budget_s=budget_s and left_s)
     try:
         with conditions.stated(options, live, dtype=None):
             notes = _notes(device_profile, live.machine(), table)
@@ -187,7 +186,7 @@ def _traced(
 ) -> dict[GraphKey, ModelGraph | str]:
     """What the models do in each runtime, before any is measured, so that what was can be kept at once; or why not."""
     traced: dict[GraphKey, ModelGraph | str] = {}
-    counter = ProgressCounter("", len(workloads) * len(runtimes), progress, clock=time.monotonic)
+    counter = ProgressCounter("", len(workloads) * len(runtimes), progress)
     for workload, runtime in product(workloads, runtimes):
         shape = {"input_kind": workload.input_kind, "input_size": workload.input_size}
         key = graph_key({"model": workload.name, **shape, "precision": precision, "runtime": runtime})

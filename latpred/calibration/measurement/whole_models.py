@@ -316,7 +316,7 @@ def measure(
     with stated, _watching(kind):
         gauges = {name: gauge_on(kind, name) for name in names}
         cells = [_Cell(workload, size, *on) for workload in workloads for size in sizes for on in gauges.items()]
-        counter = ProgressCounter("", repeats * len(cells), progress, budget_s=budget_s, clock=time.monotonic)
+        counter = ProgressCounter("", repeats * len(cells), progress, budget_s=budget_s)
         visits = _Visits(cells, Bench(live, copies=len(names)), precision, protocol, plan or VISIT, counter)
         live.use_precision(precision)
         try:
