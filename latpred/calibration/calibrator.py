@@ -497,7 +497,6 @@ TINY = 2 * len(networks.KINDS)
 def calibrate_host(
     name: str | None = None,
     *,
-    device: Device | None = None,
     tiny: int = TINY,
     progress: Callable[[ProgressEvent], None] | None = None,
 ) -> HostProfile:
@@ -508,8 +507,6 @@ def calibrate_host(
     name : str, optional
         Of the host profile, as `--host` takes it; default: "this-host", with digits of this machine where the folder
         has a host of that name that is another.
-    device : Device, optional
-        An open synchronous device; default: the CPU.
     tiny : int
         Tiny networks to time; each takes about 0.2 s.
     progress : callable, optional
@@ -529,11 +526,11 @@ def calibrate_host(
     count = whole_number("tiny", tiny, "number of networks")
     name = name or host_profile.name_here("this-host")
     host_profile.path(name)  # a bad name must not cost a measurement
-    live = open_device(device or "cpu")
+    live = open_device("cpu")
     start = time.monotonic()
     cells = [schedules.network_cell(spec) for spec in (*schedules.chain_networks(), *schedules.tiny_networks(count))]
     rows = []
-    with conditions.stated(device=live):
+    with conditions.stated():
         schedule, reference = schedules.Synchronous(live, ("fp32",)), ReferenceTimer(torch.get_num_threads())
         for index, cell in enumerate(cells):
             if progress is not None:

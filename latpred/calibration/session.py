@@ -272,8 +272,8 @@ class Session:
     def run(self, cell: Cell, measure: Measure, *, again: Callable[[Row, Row], bool] | None = None) -> Row:
         """Measure a cell unless the journal has it; `again` says of a new row and the old one whether it replaces that.
 
-        One that runs out of memory also spares its larger siblings the attempt, and one that a runtime refuses those of
-        other batches. A DeviceError says that the device is lost; the cell is left for the next session.
+        One that a runtime refuses is refused at other batches, too. A DeviceError says that the device is lost; the cell
+        is left for the next session.
         """
         earlier = self._rows.get(cell.key)
         if earlier is not None and again is None:
@@ -290,8 +290,6 @@ class Session:
     def _tried(self, cell: Cell, measure: Measure) -> Row:
         """Measure a cell, unless it is known how that ends; word of it is on the disk in case it ends the process."""
         for row in self._rows.values():
-            if row.error.startswith(OUT_OF_MEMORY) and _at_least(cell, row.cell):
-                return Row(cell, {}, 0.0, f"{OUT_OF_MEMORY}: already {row.cell.key} did not fit")
             if row.error.startswith(REFUSED) and _but_for_batch(cell) == _but_for_batch(row.cell):
                 return Row(cell, {}, 0.0, row.error, tries=row.tries)
         tries = self._tries.get(cell.key, 0)
@@ -425,13 +423,6 @@ def _not_finite(row: Row) -> str:
     if not all(map(math.isfinite, row.calls_us)):
         wrong.append("calls")
     return f"no number was measured for {', '.join(wrong)}" if wrong else ""
-
-
-def _at_least(cell: Cell, other: Cell) -> bool:
-    """Whether a cell is the same as another but for sizes, none of which is smaller; a seed is none."""
-    same = msgspec.structs.replace(cell, dims=other.dims) == other and cell.dims.keys() == other.dims.keys()
-    same = same and cell.dims.get("seed") == other.dims.get("seed")  # else it is another architecture
-    return same and all(cell.dims[name] >= size for name, size in other.dims.items())
 
 
 def _but_for_batch(cell: Cell) -> Cell:

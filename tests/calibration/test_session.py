@@ -168,6 +168,7 @@ NO_TIMERS = pytest.mark.skipif(not hasattr(signal, "setitimer"), reason="this sy
     ("measure", "error"),
     [
         (Measuring({gemm(1).key: RuntimeError("no image for\nthis op")}), "RuntimeError: no image for this op"),
+        (Measuring({gemm(1).key: MemoryError("40 GiB needed")}), "out of memory: 40 GiB needed"),
         (lambda cell: Row(cell, {"queued": Timing(math.nan, 0.0, 3, True)}), "no number was measured for queued"),
         (lambda cell: Row(cell, {"queued": TIMING}, calls_us=(1.0, math.inf)), "no number was measured for calls"),
         pytest.param(lambda _: time.sleep(60), "TimeLimitError: it took longer than 0.05 s", marks=NO_TIMERS),
@@ -191,33 +192,6 @@ def test_no_cell_is_begun_with_next_to_no_memory_left_and_none_is_given_up_for_t
     with opened() as two:
         assert two.run(gemm(1), measure).timings
     assert measure.asked == [gemm(2), gemm(1)]
-
-
-def test_out_of_memory_spares_larger_cells_but_not_others(opened):
-    measure = Measuring({gemm(100).key: MemoryError("40 GiB needed")})
-    others = [gemm(50), gemm(200, n=32), gemm(200, name="bmm"), Cell("kernel", "gemm", gemm(200).dims, "fp16")]
-    with opened() as one:
-        assert one.run(gemm(100), measure).error == "out of memory: 40 GiB needed"
-        spared = one.run(gemm(200, n=65), measure)
-        assert spared.error == f"out of memory: already {gemm(100).key} did not fit"
-        assert all(one.run(cell, measure).timings for cell in others)
-    assert measure.asked == [gemm(100), *others]
-    with opened() as two:  # the memory may have been another process's: each is tried once more
-        assert two.run(gemm(100), measure).tries == 2
-        two.run(gemm(300), measure)
-    with opened() as three:
-        assert three.run(gemm(100), measure).tries == 2
-    assert measure.asked == [gemm(100), *others, gemm(100)]
-
-
-def test_a_network_of_another_seed_is_no_larger_one(opened):
-    first, second = (Cell("network", "mlp", {"seed": seed, "width": 8, "batch": 1}) for seed in (3, 14))
-    larger = Cell("network", "mlp", {"seed": 3, "width": 8, "batch": 2})
-    measure = Measuring({first.key: MemoryError("40 GiB needed")})
-    with opened() as one:
-        one.run(first, measure)
-        assert one.run(second, measure).timings
-        assert one.run(larger, measure).error.endswith(f"already {first.key} did not fit")
 
 
 @pytest.mark.parametrize(

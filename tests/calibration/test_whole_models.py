@@ -104,16 +104,12 @@ def test_every_cell_says_how_its_shared_cache_was(monkeypatch: pytest.MonkeyPatc
 
 @pytest.mark.parametrize(
     ("error", "said"),
-    [
-        (MemoryError("no room"), ["out of memory: no room", "out of memory (not tried: batch 4 did not fit)"]),
-        (ValueError("wrong\n shape"), ["ValueError: wrong shape"] * 2),
-    ],
+    [(MemoryError("no room"), "out of memory: no room"), (ValueError("wrong\n shape"), "ValueError: wrong shape")],
 )
-def test_a_batch_that_fails_is_a_row_and_costs_smaller_ones_nothing(error: Exception, said: list[str]) -> None:
+def test_a_batch_that_fails_is_a_row_and_costs_smaller_ones_nothing(error: Exception, said: str) -> None:
     workload = module_workload("choosy", Choosy(4, error), torch.zeros(1, 2))
     table = measure(workload, [1, 2, 4, 8], repeats=3, plan=FAST)
-    assert table["status"].tolist()[:2] == [tables.OK] * 2
-    assert said[0] in set(table["status"][2:]) <= set(said)
+    assert table["status"].tolist() == [*[tables.OK] * 2, *[said] * 2]
     assert table["latency_s"][2:].isna().all()
     assert (table["n"] > 0).tolist() == [True, True, False, False]
 
@@ -286,7 +282,7 @@ def test_models_are_built_once_when_they_fit_and_again_when_not(monkeypatch: pyt
 @pytest.mark.parametrize(
     ("named", "left", "said"),
     [
-        (True, 4_000_000, ["out of memory: it needs 3.83 MiB, and 3.81 MiB are free", "out of memory (not tried"]),
+        (True, 4_000_000, ["out of memory: it needs 3.83 MiB, and 3.81 MiB are free", "out of memory: it needs"]),
         (True, 5_000_000, [tables.OK, "out of memory: it needs 7.63 MiB, and 4.77 MiB are free"]),
         (False, 100_000, [tables.OK, "out of memory: it needs 7.63 MiB, and 97.7 KiB are free"]),
     ],

@@ -98,11 +98,6 @@ class CudaDevice(RealDevice):
             lost = isinstance(error, RuntimeError) and (
                 "CUDA error" in text or isinstance(error, torch.AcceleratorError)
             )
-            if lost and "no kernel image" in text:
-                raise DeviceError(
-                    f"this PyTorch ({torch.__version__}) has no kernels for the architecture of {self.name}, only for "
-                    f"{', '.join(torch.cuda.get_arch_list())}. {OTHER_BUILD}"
-                ) from error
             if lost and not (_HARMLESS.search(text) or OF_CAPTURE.search(text)):
                 raise DeviceError(
                     f"{self.name} failed: {text.splitlines()[0]}. After such an error a process cannot use the GPU any "
@@ -239,6 +234,8 @@ def _require(index: int) -> None:
     count = torch.cuda.device_count()
     if index >= count:
         raise DeviceError(f"there is no cuda:{index}: this machine has cuda:0 to cuda:{count - 1}.")
+    if said := unsupported(index):
+        raise DeviceError(f"{said}. {OTHER_BUILD}")
 
 
 def profiled(events: Sequence[Any], forwards: int) -> ProfiledForward:

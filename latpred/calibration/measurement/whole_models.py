@@ -25,7 +25,7 @@ import torch
 
 from latpred import host, runtimes, tables
 from latpred.calibration.devices import Call, Device, conditions, open_device
-from latpred.calibration.session import OUT_OF_MEMORY, REFUSED, failure_of
+from latpred.calibration.session import REFUSED, failure_of
 from latpred.calibration.timing import disturbance, timer
 from latpred.calibration.timing.reference_speed import (
     APART_WAIT_S,
@@ -375,7 +375,7 @@ class _Visits:
                 self.bench.leave(group[0].workload)
 
     def _visit(self, cell: _Cell) -> None:
-        """Time a cell once, or note why that cannot be done, for cells too that cannot fare better."""
+        """Time a cell once, or note why that cannot be done."""
 
         def timed() -> timer.Timing:
             call = self.bench.call(cell.workload, cell.batch, cell.runtime, self.precision)
@@ -393,13 +393,9 @@ class _Visits:
         except Exception as error:  # a model's own forward may raise anything
             cell.failure = failure_of(error)
             # A runtime that refuses a model refuses it at every batch, after seconds each time.
-            refused, full = (cell.failure.startswith(why) for why in (REFUSED, OUT_OF_MEMORY))
-            for other in self.cells:
-                if other.workload is cell.workload and other.runtime == cell.runtime and not other.failure:
-                    if refused:
-                        other.failure = cell.failure
-                    elif full and other.batch > cell.batch and not other.visits:
-                        other.failure = f"{OUT_OF_MEMORY} (not tried: batch {cell.batch} did not fit)"
+            for other in self.cells if cell.failure.startswith(REFUSED) else ():
+                if other.workload is cell.workload and other.runtime == cell.runtime:
+                    other.failure = cell.failure
             return
         self._timed_s += time.monotonic() - start
         speed_us = {}
