@@ -151,7 +151,7 @@ def calibrate(
 
         session = session_of(chosen)
         finished = None if fresh else calibrate_runtimes.kept(profile_name, live, protocol, chosen * bool(precisions))
-        begun = set() if finished is None else session.resumable(since=finished.created)
+        begun = set() if finished is None else session.resumable()
         if begun == {EAGER}:  # others come when it is done
             finished = None
         plan = _plan(wanted, finished, quick, budget_s, cells)

@@ -4,7 +4,7 @@ A journal holds raw timings that can be fitted again: a header and rows in JSON 
 `Session.run` returns, so a kill loses at most what was being measured; a torn last line is cut off, and a damaged line
 costs only itself. No cell ends a run but one at which the device is lost: one that fails, hangs, or ends the process
 becomes a row with the reason, and is tried once more when the run is resumed. A journal of other settings, or of
-another machine, is set aside, and gone on from by the next run of those settings there.
+another machine, is replaced.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from contextlib import AbstractContextManager, ExitStack, contextmanager
 from datetime import UTC, datetime
 from pathlib import Path
 from types import TracebackType
-from typing import Any, BinaryIO, NamedTuple, Self, TypeVar
+from typing import Any, BinaryIO, Self, TypeVar
 
 import msgspec
 
@@ -98,15 +98,6 @@ class UnderWay(msgspec.Struct, frozen=True):
 
     key: str
     tries: int
-
-
-class _Found(NamedTuple):
-    """A journal to go on from, and the bytes of its whole lines."""
-
-    path: Path
-    header: Header
-    rows: list[Row]
-    length: int
 
 
 class _Holder(msgspec.Struct, frozen=True):
@@ -250,16 +241,11 @@ class Session:
         """What was measured of a runtime so far."""
         return [row for row in self._rows.values() if row.cell.runtime == runtime]
 
-    def resumable(self, since: str) -> set[str]:
-        """The runtimes that the journal to go on from has rows of; to be asked before it is entered.
-
-        One that was set aside counts where it was started after `since`.
-        """
+    def resumable(self) -> set[str]:
+        """The runtimes that the journal to go on from has rows of; to be asked before it is entered."""
         with self._writing():
-            found = self._found()
-        if found is None or (found.path.name != JOURNAL and found.header.started <= since):
-            return set()
-        return {row.cell.runtime for row in found.rows}
+            header, rows, _ = _contents(_bytes_of(self._folder / JOURNAL))
+        return {row.cell.runtime for row in rows} if header is not None and self._resumes(header) else set()
 
     def holds(self, cell: Cell) -> bool:
         """Whether the journal has this cell already."""
@@ -272,8 +258,8 @@ class Session:
     def run(self, cell: Cell, measure: Measure, *, again: Callable[[Row, Row], bool] | None = None) -> Row:
         """Measure a cell unless the journal has it; `again` says of a new row and the old one whether it replaces that.
 
-        One that a runtime refuses is refused at other batches, too. A DeviceError says that the device is lost; the cell
-        is left for the next session.
+        One that a runtime refuses is refused at other batches, too. A DeviceError says that the device is lost; the
+        cell is left for the next session.
         """
         earlier = self._rows.get(cell.key)
         if earlier is not None and again is None:
@@ -299,7 +285,7 @@ class Session:
             (self._folder / UNDER_WAY).write_bytes(msgspec.json.encode(UnderWay(cell.key, tries + 1)))
 
         def limited(one: Cell) -> Row:
-            with time_limit(self._limit_s, one.key):
+            with time_limit(self._limit_s):
                 return measure(one)
 
         try:
@@ -328,18 +314,15 @@ class Session:
 
     def _opened(self) -> BinaryIO:
         """The journal, and what of its rows need not be measured again."""
-        path, under_way, found = self._folder / JOURNAL, self._folder / UNDER_WAY, self._found()
-        if found is None or found.path != path:
-            self._set_aside(path)
-            under_way.unlink(missing_ok=True)
-        if found is None:
-            self._aside(self._header).unlink(missing_ok=True)  # it counts no more
-            storage.write(path, msgspec.json.encode(self._header) + b"\n")
+        path, under_way = self._folder / JOURNAL, self._folder / UNDER_WAY
+        header, rows, length = _contents(_bytes_of(path))
+        if header is not None and self._resumes(header):
+            os.truncate(path, length)
+            self._header = msgspec.structs.replace(header, about=self._header.about)  # as asked for now
         else:
-            os.truncate(found.path, found.length)
-            os.replace(found.path, path)
-            self._header = msgspec.structs.replace(found.header, about=self._header.about)  # as asked for now
-        rows = found.rows if found else []
+            rows = []
+            under_way.unlink(missing_ok=True)
+            storage.write(path, msgspec.json.encode(self._header) + b"\n")
         self._rows = {row.cell.key: row for row in rows if row.settled}
         self._tries = {row.cell.key: row.tries for row in rows if not row.settled}
         killed = _decoded(_bytes_of(under_way), UnderWay)
@@ -347,30 +330,9 @@ class Session:
             self._tries[killed.key] = killed.tries
         return path.open("ab")
 
-    def _found(self) -> _Found | None:
-        """The journal to go on from, if there is one: that under way, or one of these settings set aside here."""
-        for path in (self._folder / JOURNAL, self._aside(self._header)):
-            header, rows, length = _contents(_bytes_of(path))
-            if header is not None and self._resumes(header):
-                return _Found(path, header, rows, length)
-        return None
-
     def _resumes(self, header: Header) -> bool:
         """Whether the rows of a journal that there is count."""
         return not self._fresh and self._header.resumes(header)
-
-    def _set_aside(self, path: Path) -> None:
-        """Keep what was measured with other settings, or on another machine, until they come again."""
-        header, rows, _ = _contents(_bytes_of(path))
-        if header is not None and rows and self._aside(header) != self._aside(self._header):
-            os.replace(path, self._aside(header))
-
-    def _aside(self, header: Header) -> Path:
-        machine = header.machine
-        hardware = settings_hash((machine.cpu, machine.cpu_model, machine.cores))
-        whose = machine.machine_id or (hardware if machine.accelerator else machine.hostname_hash)
-        gpu = re.sub(r"[^A-Za-z0-9]+", "-", machine.accelerator)  # the first one may be another next time
-        return self._folder / f"{'-'.join(filter(None, ('journal', header.settings, whose[:8], gpu)))}.jsonl"
 
     def _writing(self) -> AbstractContextManager[None]:
         return _kept_in(self._folder, self.purpose, self.elsewhere)

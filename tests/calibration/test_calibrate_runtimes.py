@@ -223,15 +223,6 @@ def test_a_calibration_of_eager_under_way_goes_on_instead_of_extending(precision
     assert {at.label.split("/")[1] for at in told if "/" in at.label} == {"eager"}
 
 
-def test_a_calibration_of_eager_that_was_set_aside_before_the_profile_does_not_go_on_instead_of_extending() -> None:
-    interrupted(partial(calibrate, SimulatedDevice(), cells=FEW), 30)
-    eager = calibrate(SimulatedDevice(), cells=FEW, precisions=["fp32"]).runtimes["eager"]
-    assert calibrate(SimulatedDevice(), runtimes=["plain"], cells=MORE).runtimes["eager"] == eager
-    assert rows_kept() == {"eager": FEW, "plain": MORE}
-    told = interrupted(partial(calibrate, SimulatedDevice(), cells=FEW), 33)
-    assert told[0].cells == 30, "it goes on where eager is asked for"
-
-
 def test_eager_comes_first_and_its_fit_sees_no_other_rows() -> None:
     cells = FEW + 60
     profile = more(("plain", "eager"), cells=cells, quick=True)

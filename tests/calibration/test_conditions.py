@@ -6,7 +6,7 @@ import cProfile
 import subprocess
 import sys
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager, suppress
+from contextlib import contextmanager, nullcontext, suppress
 from types import SimpleNamespace
 from typing import Any
 from unittest.mock import Mock
@@ -22,7 +22,7 @@ from latpred.calibration.devices import conditions
 from latpred.calibration.devices.cpu import CpuDevice
 from latpred.calibration.devices.cuda import CudaDevice
 from latpred.calibration.workloads import networks, single_ops
-from latpred.errors import UsageError
+from latpred.errors import DeviceError, UsageError
 from latpred.profile import store
 
 BACKENDS: Any = torch.backends
@@ -160,6 +160,16 @@ def test_the_gpu_that_is_measured_is_the_current_one_inside_only(monkeypatch: py
     with conditions.stated(device=CpuDevice()):
         pass
     assert said == ["cuda:1", "as before"]
+
+
+def test_a_gpu_that_is_lost_says_so_though_its_generator_cannot_be_put_back(monkeypatch: pytest.MonkeyPatch) -> None:
+    lost = Mock(side_effect=RuntimeError("CUDA error: unspecified launch failure"))
+    monkeypatch.setattr(torch.cuda, "device", lambda _: nullcontext())
+    monkeypatch.setattr(torch.cuda, "get_rng_state", lambda _: None)
+    monkeypatch.setattr(torch.cuda, "set_rng_state", lost)
+    device: Any = SimpleNamespace(torch_device=torch.device("cuda", 0))
+    with pytest.raises(DeviceError, match="cuda:0 failed"), conditions.stated(device=device):
+        raise DeviceError("cuda:0 failed.")
 
 
 def test_deterministic_algorithms_and_libraries_that_are_off_are_not_what_is_measured() -> None:

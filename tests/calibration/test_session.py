@@ -135,30 +135,13 @@ def test_another_machine_or_other_settings_start_anew(resumed):
     updated = msgspec.structs.replace(MACHINE, stack={**MACHINE.stack, "torch": "99.0"})
     reordered = dict(reversed(SETTINGS.items()))
     assert [resumed(), resumed(), resumed(settings=reordered), resumed(fresh=True)] == [0, 1, 1, 0]
-    others = {"machine": updated, "settings": {"budget_s": 61}}
-    assert [resumed(machine=updated), resumed(**others)] == [0, 0]
-    assert [resumed(machine=updated), resumed(**others)] == [1, 1], "each was set aside meanwhile"
-    others["machine"] = msgspec.structs.replace(updated, stack={**updated.stack, "another": "1.0"})
-    assert resumed(**others) == 1, "what is installed since changes nothing of what was measured"
-    assert [resumed(machine=updated, fresh=True), resumed(**others)] == [0, 1]
-    assert [resumed(fresh=True, **others), resumed(machine=updated), resumed(**others)] == [0, 1, 1]
-
-
-def test_a_machine_is_known_by_its_id_and_without_one_by_its_name_and_no_other_s_journal_is_lost(resumed):
-    def held(machine_id, hostname_hash):
-        return resumed(machine=msgspec.structs.replace(MACHINE, machine_id=machine_id, hostname_hash=hostname_hash))
-
-    assert [held("a" * 16, "1" * 16), held("a" * 16, "2" * 16)] == [0, 1], "it was given another name"
-    assert [held("b" * 16, "1" * 16), held("", "3" * 16)] == [0, 0]
-    assert [held("b" * 16, "1" * 16), held("a" * 16, "1" * 16), held("", "3" * 16)] == [1, 1, 1]
-
-
-def test_a_rented_gpu_whose_machine_has_no_id_is_known_by_its_hardware(resumed):
-    def held(name, **more):
-        return resumed(machine=msgspec.structs.replace(MACHINE, machine_id="", hostname_hash=name, **more))
-
-    assert [held("1" * 16), held("2" * 16), held("3" * 16, cores=512), held("4" * 16)] == [0, 1, 0, 1]
-    assert [held("1" * 16, accelerator=""), held("2" * 16, accelerator="")] == [0, 0], "a CPU has neighbours of its own"
+    assert [resumed(machine=updated), resumed(machine=updated, settings={"budget_s": 61})] == [0, 0]
+    installed = msgspec.structs.replace(updated, stack={**updated.stack, "another": "1.0"})
+    assert resumed(machine=installed, settings={"budget_s": 61}) == 1, "it changes nothing of what was measured"
+    renamed = msgspec.structs.replace(MACHINE, hostname_hash="1" * 16)
+    assert [resumed(), resumed(machine=renamed)] == [0, 1], "a machine is known by its id"
+    rented = [msgspec.structs.replace(MACHINE, machine_id="", hostname_hash=name * 16) for name in "12"]
+    assert [resumed(machine=machine) for machine in rented] == [0, 1], "and a rented GPU's by its hardware"
 
 
 NO_TIMERS = pytest.mark.skipif(not hasattr(signal, "setitimer"), reason="this system has no interval timers")

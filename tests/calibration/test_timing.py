@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import gc
 import signal
-import subprocess
-import sys
 import time
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, nullcontext
@@ -16,7 +14,7 @@ from gauges import ScriptedGauge
 
 from latpred.calibration.timing import timer
 from latpred.calibration.timing.reference_speed import SpeedGauge, SpeedReading
-from latpred.calibration.timing.timer import EXIT_CODE, Plan, Timing, time_limit
+from latpred.calibration.timing.timer import Plan, Timing, time_limit
 from latpred.errors import TimeLimitError
 
 US = 1e-6
@@ -175,23 +173,9 @@ def test_what_waits_busily_from_before_is_outlasted(device):
 @pytest.mark.skipif(not hasattr(signal, "setitimer"), reason="this system has no interval timers")
 def test_a_hang_is_interrupted_and_the_signal_given_back() -> None:
     before = signal.getsignal(signal.SIGALRM)
-    with pytest.raises(TimeLimitError, match=r"longer than 0\.05 s"), time_limit(0.05, "a sleep"):
+    with pytest.raises(TimeLimitError, match=r"longer than 0\.05 s"), time_limit(0.05):
         time.sleep(60.0)
-    with pytest.raises(ZeroDivisionError), time_limit(60.0, "what is quick enough raises its own error"):
+    with pytest.raises(ZeroDivisionError), time_limit(60.0):  # its own error
         1 / 0  # noqa: B018
     assert signal.getsignal(signal.SIGALRM) is before
     assert signal.getitimer(signal.ITIMER_REAL) == (0.0, 0.0)
-
-
-def test_what_no_signal_interrupts_ends_the_process_with_a_sentence() -> None:
-    script = (
-        "import signal, time\n"
-        "from latpred.calibration.timing.timer import time_limit\n"
-        "with time_limit(0.1, 'kernel/gemm'):\n"
-        "    signal.signal(signal.SIGALRM, signal.SIG_IGN)\n"
-        "    time.sleep(60)\n"
-    )
-    ended = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, timeout=50)
-    assert ended.returncode == EXIT_CODE == TimeLimitError.exit_code
-    assert "kernel/gemm hangs where nothing can interrupt it" in ended.stderr
-    assert "run the same command again" in ended.stderr

@@ -15,7 +15,6 @@ import gzip
 import hashlib
 import math
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import suppress
 from dataclasses import dataclass
 from itertools import chain, product
 from pathlib import Path
@@ -32,12 +31,12 @@ from latpred.calibration.cells import Cell
 from latpred.calibration.devices import Call, Device, conditions, open_device
 from latpred.calibration.measurement.whole_models import VISIT, Bench, multiplies
 from latpred.calibration.runtime_calibration.calibrate_runtimes import hindrance
-from latpred.calibration.session import JOURNAL_VERSION, Header, Row, Session
+from latpred.calibration.session import Header, Row, Session
 from latpred.calibration.timing import timer
 from latpred.calibration.timing.reference_speed import gauge_on
 from latpred.calibration.workloads import suites
 from latpred.calibration.workloads.suites import Inputs, Workload, seeded, token_inputs, workloads_of
-from latpred.errors import CalibrationError, DeviceError, MissingPackageError, UsageError
+from latpred.errors import CalibrationError, MissingPackageError, UsageError
 from latpred.graph.graph import ModelGraph, all_ops
 from latpred.profile.document import Machine
 from latpred.progress import ProgressCounter, ProgressEvent
@@ -216,8 +215,6 @@ class RecordingSession(Session):
 
     def _resumes(self, header: Header) -> bool:
         """Raise a UsageError where the folder's rows do not hold for this run."""
-        if header.journal != JOURNAL_VERSION:
-            return False
         if header.settings != self._header.settings:
             raise UsageError(f"{self._recording} holds the plan {header.settings}. Name another folder with --record.")
         if _make(header.machine) != _make(self._header.machine):
@@ -400,8 +397,6 @@ def _measure(todo: list[Setting], bench: Bench, session: RecordingSession, count
             session.run(setting.cell, visited)
     finally:
         session.save(bench.info.name)
-        with suppress(DeviceError, RuntimeError):  # a GPU that failed frees nothing any more
-            bench.clear()
 
 
 def _visit(setting: Setting, bench: Bench, session: RecordingSession) -> Row:

@@ -117,7 +117,6 @@ def with_baselines(
             reasons[name] = reason
         if any(math.isfinite(value) for value in values):
             out[f"{tables.BASELINE_PREFIX}{name}_s"] = values
-    bench.clear()
     return out, reasons
 
 

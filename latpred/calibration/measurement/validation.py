@@ -27,7 +27,6 @@ from latpred.calibration.measurement.timed_baselines import BASELINES, check_nam
 from latpred.calibration.measurement.whole_models import (
     REPEATS,
     Bench,
-    LostError,
     StoppedError,
     demand_runtime,
     measure,
@@ -100,7 +99,7 @@ def validate(
     ProfileError
         When there is no profile for the device, or it does not cover a runtime or the precision.
     DeviceError
-        When the device is not there, or fails for good before all is measured; `record` then has what was.
+        When the device is not there, or fails for good before all is measured.
     UsageError
         For an unknown suite, runtime or baseline, a folder that cannot be written, or a replay of something else than
         all that was recorded.
@@ -129,12 +128,10 @@ def validate(
     traced = _traced(workloads, runtimes, precision, target_of(device_profile.device.kind), progress)
     try:
         table = measure(workloads, chosen.batches if batch is None else batch, device=live, **asked)
-    except (StoppedError, LostError) as stopped:
+    except StoppedError as stopped:
         if record is None:
             raise
         _keep(record, suite, device_profile, *_with_graphs(stopped.table, traced))
-        if isinstance(stopped, LostError):
-            raise DeviceError(f"{stopped} What was measured by then is kept in {record}, to replay.") from stopped
         raise KeyboardInterrupt(f"what was measured by then is kept in {record}") from stopped
     table, graphs = _with_graphs(table, traced)
     _keep(record, suite, device_profile, table, graphs)  # already now: baselines take minutes too

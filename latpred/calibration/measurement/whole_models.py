@@ -170,14 +170,6 @@ class StoppedError(KeyboardInterrupt):
         self.table = table
 
 
-class LostError(DeviceError):
-    """The device failed for good while models were measured; `table` is that of a `StoppedError`."""
-
-    def __init__(self, message: str, table: pd.DataFrame) -> None:
-        super().__init__(message)
-        self.table = table
-
-
 class _Visit(NamedTuple):
     """One timing of a cell, the machine's fastest moments by then, and what the references took right after."""
 
@@ -281,15 +273,13 @@ def measure(
         For a batch below 1, no model, fewer than one repeat or thread, an unknown runtime, protocol or precision, and
         for tf32 on a device that has none.
     DeviceError
-        When the device is not there.
+        When the device is not there, or fails for good.
     MissingPackageError
         When the runtime is not installed.
     BusyWarning
         A warning, where other work used the processors meanwhile.
     StoppedError
         On Ctrl-C, once anything was measured: a KeyboardInterrupt whose `table` has that.
-    LostError
-        When the device fails for good, once anything was measured: a DeviceError whose `table` has that.
 
     Examples
     --------
@@ -321,11 +311,9 @@ def measure(
         live.use_precision(precision)
         try:
             visits.rounds(repeats)
-        except (KeyboardInterrupt, DeviceError) as end:
+        except KeyboardInterrupt:
             if not any(cell.visits or cell.failure for cell in cells):
                 raise
-            if isinstance(end, DeviceError):
-                raise LostError(str(end), visits.table("the device failed before it was measured")) from end
             raise StoppedError(visits.table("interrupted before it was measured")) from None
         return visits.table("not reached in the time budget")
 
