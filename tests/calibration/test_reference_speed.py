@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import itertools
-
 import pytest
 import torch
 from gauges import ScriptedGauge
@@ -177,11 +175,3 @@ def test_beside_a_gpu_only_the_thread_that_feeds_it_is_looked_at() -> None:
     assert reference_speed.gauge_on("simulated", "eager") is None
     assert reference_speed.gauge_on("cpu", "eager") is reference_speed.gauge_for("eager")
     assert ReferenceTimer(2, host_only=True).read().keys() == {DISPATCH}
-
-
-def test_a_reading_serves_for_a_moment_unless_it_is_to_be_taken_anew(monkeypatch: pytest.MonkeyPatch) -> None:
-    timer, clock = ReferenceTimer(1, host_only=True), iter((9.0, 9.0, 10.0, 10.0, 11.0, 11.0))
-    monkeypatch.setattr(reference_speed.time, "monotonic", clock.__next__)
-    monkeypatch.setattr(timer, "read", ({DISPATCH: us} for us in itertools.count()).__next__)
-    taken = [timer.around("eager", anew=number == 2) for number in range(3)]
-    assert [one[DISPATCH] for one in taken] == [0, 0, 1]

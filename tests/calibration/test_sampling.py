@@ -139,16 +139,6 @@ def test_a_table_is_predicted_from_a_part_of_it() -> None:
     assert rest.within_10 > 0.75
 
 
-@pytest.mark.parametrize("pairs", [1, 2])
-def test_of_one_or_two_pairs_of_n_and_k_none_is_kept_out(pairs: int, tmp_path: Path) -> None:
-    m = np.arange(1, 61)
-    table = pd.DataFrame({"system": "a100", "m": m, "n": 64 * (1 + m % pairs), "k": 64, "latency_us": 5 + 0.01 * m})
-    (rest,) = evaluate_kernels(table, [30])
-    assert rest.tested == "the rest"
-    table.assign(source="").to_csv(file := tmp_path / "table.csv")
-    assert evaluate_kernels(file, [30]) == [rest]
-
-
 @pytest.mark.parametrize("over", [0, 1])
 def test_a_budget_that_leaves_none_to_test_on(over: int) -> None:
     with pytest.raises(UsageError, match="leaves none to test on"):

@@ -106,14 +106,6 @@ def test_a_cell_runs_its_op_without_the_python_around_it():
     assert issued.median_s * 1e6 == pytest.approx(COSTS.dispatch("norm"))
 
 
-def test_memory_cells_move_bytes():
-    device = SimulatedDevice(QUIET)
-    upload = timer.single(device, device.prepare(Cell("memory", "upload", {"bytes": 24_000_000})))
-    assert upload.median_s * 1e6 == pytest.approx(4.9 + 4 + 1000 + 3 + 3)
-    bandwidth = timer.queued(device, device.prepare(Cell("memory", "bandwidth", {"bytes": 10**8})))
-    assert 2e8 / (bandwidth.median_s * 1e6) == pytest.approx(2.6e6 * 0.8, rel=0.05)
-
-
 def test_simulation_shares_no_code_with_the_predictor():
     allowed = {
         "latpred.runtimes",  # the registry
@@ -138,26 +130,6 @@ def test_every_built_in_runtime_is_simulated() -> None:
     assert COSTS.runtimes.keys() == built - {"eager"}
     for name in COSTS.runtimes:
         assert true_us(steps_of("kernel.extern"), name) > 10 * FLOOR
-
-
-@pytest.mark.parametrize(
-    ("runtime", "host_class", "expected_us"),
-    [
-        ("torchscript", "node.gemm.linear", 4.5 + 10 * 3.7),
-        ("torchscript", "node.odd", 4.5 + 10 * 2.6),
-        ("onnxruntime", "node.conv", 11 + 10 * 4.4),
-        ("compile", "kernel.generated.joined", 8 + 10 * 3.1),
-        ("compile", "kernel.extern.conv", 8 + 10 * 7.2),
-    ],
-)
-def test_steps_cost_what_their_class_costs(runtime, host_class, expected_us) -> None:
-    assert true_us(steps_of(host_class, family=""), runtime) == pytest.approx(expected_us + SYNC)
-
-
-def test_kernels_take_their_factor_of_eagers() -> None:
-    kernel_us = FLOOR + 8 * 10**6 / 2.6e6 / 0.9
-    graph, first_us = steps_of("node.elementwise", numel=10**6), 11 + 1.5 + LAUNCH
-    assert true_us(graph, "onnxruntime") == pytest.approx(first_us + 10 * 1.1 * kernel_us + 9 * COSTS.gap_us + SYNC)
 
 
 @pytest.mark.parametrize(

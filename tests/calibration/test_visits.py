@@ -240,25 +240,6 @@ def test_what_a_slow_host_did_is_brought_to_full_speed_but_no_kernel(others_s: d
     }
 
 
-def test_only_what_a_gpus_host_does_waits_for_full_speed(session: Session, monkeypatch: pytest.MonkeyPatch) -> None:
-    class Waiting(ScriptedGauge):
-        waited = 0
-
-        def await_full_speed(self, *_: object) -> float:
-            self.waited += 1
-            return 0.0
-
-    gauge = Waiting()
-    monkeypatch.setattr(visits, "gauge_on", lambda kind, runtime: gauge)
-    device = CpuDevice()
-    monkeypatch.setattr(CpuDevice, "asynchronous", True)
-    visited = Visits(session, device, "eager", Measuring(), 60.0, lambda *_: None)
-    visited.run(cell(1))
-    assert gauge.waited == 0
-    visited.run(Cell("dispatch", "add", {"m": 1}))
-    assert gauge.waited == 1
-
-
 THROTTLED = Disturbance("the GPU throttled", device="the GPU throttled")
 
 

@@ -141,7 +141,7 @@ def test_ctrl_c_leaves_what_was_measured(passes: int, counts: list[int]) -> None
 
 def test_a_device_that_fails_for_good_ends_the_run_with_the_cell() -> None:
     with pytest.raises(DeviceError, match=r"view at batch \d in eager: cuda:0 failed: CUDA error"):
-        measure(graph(bare("view")), 1, device=Ending(0, DeviceError("cuda:0 failed: CUDA error")), plan=FAST)
+        measure({"view": graph(bare("view"))}, 1, device=Ending(0, DeviceError("cuda:0 failed: CUDA error")), plan=FAST)
 
 
 class FullLater(Drifting):
@@ -239,38 +239,31 @@ def test_a_runtime_that_is_not_installed(monkeypatch: pytest.MonkeyPatch) -> Non
         measure({"tiny": tiny()}, [1], image=8, plan=FAST)
 
 
-def test_models_are_built_once_when_they_fit_and_again_when_not(monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize(
+    ("memory_bytes", "runtime", "times"),
+    [
+        (0, "eager", 2),  # not every system says how much there is
+        (20_100_000, "eager", 3),  # a fifth holds one model of 4.004 MB, and the other is built anew in each round
+        (20_100_000, ("eager", "torchscript"), 4),  # two runtimes hold the weights twice: too much for either
+    ],
+)
+def test_models_are_built_once_when_they_fit_and_again_when_not(
+    memory_bytes: int, runtime: str | tuple[str, ...], times: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
     built: list[str] = []
 
-    def workload(name: str) -> Workload:
-        def make(device: str, precision: str) -> Any:
-            built.extend([name] * (device != "meta"))
-            return nn.Linear(1000, 1000), lambda batch, where: (torch.zeros(batch, 1000),)
+    def make(device: str, precision: str) -> Any:
+        built.extend(["one"] * (device != "meta"))
+        return nn.Linear(1000, 1000), lambda batch, where: (torch.zeros(batch, 1000),)
 
-        return Workload(name, "custom", 0, make)
-
-    class Small(CpuDevice):
-        memory_bytes = 20_100_000  # a fifth holds one model of 4.004 MB
-
+    class Sized(CpuDevice):
         def info(self) -> Any:
-            return msgspec.structs.replace(super().info(), memory_bytes=self.memory_bytes)
-
-    class Unknown(Small):
-        memory_bytes = 0
+            return msgspec.structs.replace(super().info(), memory_bytes=memory_bytes)
 
     monkeypatch.setattr(whole_models, "MORE_ROUNDS", 0)  # which slow moments would ask for
-    measure([workload("a"), workload("b")], [1, 2], repeats=3, plan=FAST)
-    assert sorted(built) == ["a", "b"]
-    built.clear()
-    measure([workload("a"), workload("b")], [1, 2], device=Unknown(), repeats=3, plan=FAST)
-    assert sorted(built) == ["a", "b"]
-    built.clear()
-    measure([workload("a"), workload("b")], [1, 2], device=Small(), repeats=3, plan=FAST)
-    assert len(built) == 4  # the one built first stays, the other is built anew in each round
-    built.clear()
-    both = ("eager", "torchscript")
-    measure([workload("a"), workload("b")], [1, 2], runtime=both, device=Small(), repeats=3, plan=FAST)
-    assert len(built) == 6  # two runtimes hold the weights twice, and that is too much for either
+    models = [Workload(name, "custom", 0, make) for name in "ab"]
+    measure(models, 1, runtime=runtime, device=Sized(), repeats=2, plan=FAST)
+    assert len(built) == times
 
 
 @pytest.mark.parametrize(

@@ -20,7 +20,7 @@ from latpred.calibration import calibrate, cells, measure, session
 from latpred.calibration.cells import Cell
 from latpred.calibration.devices import conditions, open_device
 from latpred.calibration.devices.cuda import CudaDevice
-from latpred.calibration.session import Row, Session, directory, read_journal
+from latpred.calibration.session import Row, directory, read_journal
 from latpred.calibration.timing import timer
 from latpred.calibration.workloads import networks
 from latpred.errors import RuntimeRefusalError
@@ -132,24 +132,6 @@ def test_out_of_memory_is_reported_and_survived(gpu: CudaDevice, measuring: None
     gpu.prepare(Cell("memory", "bandwidth", {"bytes": 2**20}))()
 
 
-def test_weights_come_from_memory_and_not_from_the_cache(gpu: CudaDevice, measuring: None) -> None:
-    """A product of one row reads its weights and does little else: no faster than memory can be."""
-    dims = {"m": 1, "n": 2048, "k": 2048}
-    taken_s = timer.queued(gpu, gpu.prepare(Cell("kernel", "gemm", dims))).median_s
-    copied_s = timer.queued(gpu, gpu.prepare(cells.COPY)).median_s
-    per_byte_s = copied_s / (2 * cells.COPIED_BYTES)
-    assert taken_s > 0.7 * 4 * dims["n"] * dims["k"] * per_byte_s
-
-
-def test_tf32_multiplies_faster_than_fp32(gpu: CudaDevice, measuring: None) -> None:
-    if "tf32" not in gpu.precisions():
-        pytest.skip("this GPU has no TF32")
-    taken = {}
-    for precision in ("fp32", "tf32"):
-        taken[precision] = timer.queued(gpu, gpu.prepare(Cell("kernel", "gemm", GEMM, precision))).median_s
-    assert taken["tf32"] < 0.8 * taken["fp32"]
-
-
 def test_convolutions_use_tf32_in_fp32_too_whatever_the_process_has_set(gpu: CudaDevice) -> None:
     if "tf32" not in gpu.precisions():
         pytest.skip("this GPU has no TF32")
@@ -182,16 +164,6 @@ def test_every_op_runs_in_every_precision_or_says_why_not(gpu: CudaDevice, measu
     assert len(refused) <= 3, refused
     if precision == "fp32":
         assert refused == {}
-
-
-def test_memory_is_given_back_between_cells(gpu: CudaDevice, measuring: None) -> None:
-    before = torch.cuda.memory_allocated(gpu.torch_device)
-    with Session(directory("cuda-memory"), gpu.machine(), {}) as here:
-        for number in range(3):
-            cell = Cell("kernel", "gemm", {"m": 4096, "n": 4096, "k": 4096 + 8 * number})
-            row = here.run(cell, lambda one: Row(one, {"queued": timer.queued(gpu, gpu.prepare(one), timer.QUICK)}))
-            assert not row.error
-    assert torch.cuda.memory_allocated(gpu.torch_device) - before < 2**20
 
 
 @pytest.mark.parametrize("spec", SPECS, ids=lambda spec: spec.kind)
