@@ -188,12 +188,12 @@ class Session:
     """A measurement under way, as a context manager; on entry a BusyError says that another one uses the folder.
 
     The journal is bound to a machine, and to settings: anything JSON can hold that the measurements depend on. `fresh`
-    starts anew even where there is something to resume; a cell that runs for longer than `limit_s` is given up; `about`
-    is what the header says of how it was measured.
+    starts anew even where there is something to resume; `about` is what the header says of how it was measured.
     """
 
     purpose, elsewhere = "calibration", f"{storage.VARIABLE}=DIR"  # what errors call it, and what names another folder
     going_on = "without --fresh the command"  # what goes on from what was measured
+    limit_s = CELL_LIMIT_S  # after which a cell is given up
     _journal: BinaryIO  # open within the session
 
     def __init__(
@@ -203,13 +203,11 @@ class Session:
         settings: object,
         *,
         fresh: bool = False,
-        limit_s: float = CELL_LIMIT_S,
         about: Mapping[str, Any] | None = None,
     ) -> None:
         self._folder = folder
         self._header = Header(JOURNAL_VERSION, machine, settings_hash(settings), _now(), dict(about or {}))
         self._fresh = fresh
-        self._limit_s = limit_s
         self._rows: dict[str, Row] = {}
         self._tries: dict[str, int] = {}  # of cells that an earlier session could not measure
         self._resources = ExitStack()
@@ -285,7 +283,7 @@ class Session:
             (self._folder / UNDER_WAY).write_bytes(msgspec.json.encode(UnderWay(cell.key, tries + 1)))
 
         def limited(one: Cell) -> Row:
-            with time_limit(self._limit_s):
+            with time_limit(self.limit_s):
                 return measure(one)
 
         try:

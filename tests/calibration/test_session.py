@@ -157,8 +157,9 @@ NO_TIMERS = pytest.mark.skipif(not hasattr(signal, "setitimer"), reason="this sy
         pytest.param(lambda _: time.sleep(60), "TimeLimitError: it took longer than 0.05 s", marks=NO_TIMERS),
     ],
 )
-def test_a_cell_that_fails_or_hangs_is_a_row_and_the_next_is_measured(opened, path, measure, error):
-    with opened(limit_s=0.05) as one:
+def test_a_cell_that_fails_or_hangs_is_a_row_and_the_next_is_measured(opened, path, measure, error, monkeypatch):
+    monkeypatch.setattr(Session, "limit_s", 0.05)
+    with opened() as one:
         failed = one.run(gemm(1), measure)
         calls = one.run(Cell("network", "encoder"), lambda cell: Row(cell, {"single": TIMING}, calls_us=(2.0, 3.0)))
     assert (failed.error, failed.timings, failed.calls_us) == (error, {}, ())

@@ -191,7 +191,6 @@ def _bert(width: int, layers: int) -> Workload:
 
 UNTIMED = timer.Timing(math.nan, math.nan, 0, False)  # of a setting that failed
 JOURNAL_FOLDER, GRAPHS_FOLDER = "journal", "graphs"
-LIMIT_S = 600.0  # of one setting: a compiler may take minutes for a large model
 ISSUES = timer.Plan(least=3, most=30, precision=0.01, budget_s=0.1, warmup_s=0.05, loops=4)
 """Effort of timing one side alone; few calls in a row, so that they fit the device's launch queue."""
 
@@ -200,9 +199,10 @@ class RecordingSession(Session):
     """The session in a recording's folder, with the traced models; another machine of its make may go on with it."""
 
     purpose, elsewhere, going_on = "recording", "--record DIR", "the same command"
+    limit_s = 600.0  # of one setting: a compiler may take minutes for a large model
 
     def __init__(self, folder: Path, plan: str, machine: Machine) -> None:
-        super().__init__(folder / JOURNAL_FOLDER, machine, plan, limit_s=LIMIT_S)
+        super().__init__(folder / JOURNAL_FOLDER, machine, plan)
         self._header = msgspec.structs.replace(self._header, settings=plan)
         self._recording = folder
         self._graphs: dict[GraphKey, ModelGraph] = {}
