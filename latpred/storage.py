@@ -45,7 +45,8 @@ def profiles_dir() -> Path:
 def _directory(usual: Callable[..., str], within: str = "") -> Path:
     """A directory within the one that the environment names, else the system's usual one."""
     named = os.environ.get(VARIABLE, "").strip()
-    return (Path(named).expanduser().absolute() if named else Path(usual("latpred", appauthor=False))) / within
+    base = os.path.expanduser(named) if named else usual("latpred", appauthor=False)
+    return Path(base).absolute() / within
 
 
 def unusable(doing: str, error: OSError, wanted: str = "it writable") -> str:

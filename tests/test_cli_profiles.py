@@ -164,15 +164,6 @@ def test_a_home_that_cannot_be_looked_into_is_a_finding(request: pytest.FixtureR
     assert findings(3)["profiles directory"]["verdict"] == "fail"
 
 
-@pytest.mark.skipif(os.name == "nt", reason="there every user has a home directory")
-def test_a_home_that_is_unknown_is_a_finding(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("LATPRED_HOME", "~nobody-of-this-name/latpred")
-    found = findings(3)
-    for topic in ("profiles directory", "cache directory"):
-        assert "home directory is not known" in found[topic]["detail"]
-        assert "LATPRED_HOME=DIR" in found[topic]["advice"]
-
-
 def test_a_machine_without_a_folder_for_temporary_files_is_a_finding(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(doctor, "gettempdir", Mock(side_effect=FileNotFoundError))
     assert findings(3)["temporary files"]["advice"] == "name one with TMPDIR=DIR"
