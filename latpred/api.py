@@ -442,7 +442,7 @@ def _threads_now() -> int:
         return int(remembered.read_text(encoding="utf-8"))
     threads = _threads_of_torch()
     with suppress(OSError):
-        storage.write(remembered, str(threads).encode(), durable=False)
+        storage.write(remembered, str(threads).encode())
     return threads
 
 

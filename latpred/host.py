@@ -217,12 +217,6 @@ def processor_time() -> _ProcessorTime | None:
     return _ProcessorTime(len(lines) - 1, (ticks[3] + ticks[4]) / second, ticks[7] / second)
 
 
-def pressure_s() -> float | None:
-    """Seconds since the start in which some task was ready to run and had no processor; None where nobody counts."""
-    total_us = re.search(r"^some .*\btotal=(\d+)", _text(PROC / "pressure" / "cpu"), re.MULTILINE)
-    return int(total_us[1]) * 1e-6 if total_us else None
-
-
 def own_delay_s() -> float | None:
     """Seconds that the threads of this process were ready to run and had no processor; None where nobody counts."""
     # A thread that ended takes its part with it, so the sum can shrink.

@@ -1,24 +1,17 @@
-"""How far a long run is: what is done, at what rate, how long the rest will take, and whether Ctrl-C ended it.
-
-The clock here times nothing but the run itself, so a calendar's is good enough where no budget hangs on it.
-"""
+"""How far a long run is: what is done, at what rate, how long the rest will take, and what ends it early."""
 
 from __future__ import annotations
 
 import signal
 import threading
+import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from datetime import UTC, datetime
 from math import inf, nan
 from typing import NamedTuple
 
 Listener = Callable[["ProgressEvent"], None]
 QUIET_S = 60.0  # after which whoever waits is told again
-
-
-def _now_s() -> float:
-    return datetime.now(UTC).timestamp()
 
 
 class ProgressEvent(NamedTuple):
@@ -58,8 +51,7 @@ class ProgressEvent(NamedTuple):
 class ProgressCounter:
     """Counts pieces of work, tells of them, and says when the time for them is spent.
 
-    Pieces that cost nothing, as those read back from a file, count as done but not for the rate. A run that has a
-    budget brings a `clock` in seconds that nobody sets.
+    Pieces that cost nothing, as those read back from a file, count as done but not for the rate.
     """
 
     def __init__(
@@ -69,16 +61,15 @@ class ProgressCounter:
         listener: Listener | None = None,
         *,
         budget_s: float | None = None,
-        clock: Callable[[], float] = _now_s,
     ) -> None:
         self._label, self._total, self._listener = label, total, listener
         self._budget_s = inf if budget_s is None else budget_s
-        self._clock, self._begun_s = clock, clock()
+        self._begun_s = time.monotonic()
         self.done = self._worked = 0
 
     @property
     def seconds(self) -> float:
-        return self._clock() - self._begun_s
+        return time.monotonic() - self._begun_s
 
     def count(self, pieces: int = 1, *, worked: bool = True) -> None:
         self.done += pieces
@@ -101,41 +92,21 @@ class ProgressCounter:
             self._listener(ProgressEvent(self.done, self._total, label, rate, left_s))
 
 
-_interrupted = threading.Event()
-
-
 @contextmanager
-def noting_interrupts() -> Iterator[None]:
-    """Have Ctrl-C leave word for `raise_if_interrupted`, unless it is answered in another way already.
+def sigterm_as_ctrl_c() -> Iterator[None]:
+    """Have SIGTERM do what Ctrl-C does, which keeps what was measured, unless it is answered in another way already.
 
-    So does SIGTERM, with which `timeout` and the schedulers of clusters end a run: what was measured is kept as well.
-    Python drops a KeyboardInterrupt that arrives inside a destructor or the callback of a weak reference.
+    `timeout` and the schedulers of clusters end a run with it.
     """
-    if threading.current_thread() is not threading.main_thread():
+    in_main = threading.current_thread() is threading.main_thread()
+    if not in_main or signal.getsignal(signal.SIGTERM) is not signal.SIG_DFL:
         yield
         return
-
-    def note(*_: object) -> None:
-        _interrupted.set()
-        raise KeyboardInterrupt
-
-    _interrupted.clear()
-    usual = {signal.SIGINT: signal.default_int_handler, signal.SIGTERM: signal.SIG_DFL}
-    before = {number: handler for number, handler in usual.items() if signal.getsignal(number) is handler}
-    for number in before:
-        signal.signal(number, note)
+    signal.signal(signal.SIGTERM, signal.default_int_handler)
     try:
         yield
     finally:
-        for number, handler in before.items():
-            signal.signal(number, handler)
-        _interrupted.clear()
-
-
-def raise_if_interrupted() -> None:
-    """End a run whose KeyboardInterrupt was dropped; for use between its pieces."""
-    if _interrupted.is_set():
-        raise KeyboardInterrupt
+        signal.signal(signal.SIGTERM, signal.SIG_DFL)
 
 
 @contextmanager
@@ -164,20 +135,20 @@ def bar(title: str, text: Callable[[ProgressEvent], str]) -> Iterator[Listener]:
         yield lambda event: drawn.update(task, completed=event.done, total=event.total or None, text=text(event))
 
 
-def each_tenth(title: str, say: Callable[[str], None], clock: Callable[[], float] = _now_s) -> Listener:
+def each_tenth(title: str, say: Callable[[str], None]) -> Listener:
     """A listener that says how far a run is when it starts, after every tenth of it, and in one that lasts minutes.
 
     A run that counts anew, as one that traces all models before it measures them, starts again.
     """
-    last, said_s, done = -1, clock(), 0.0
+    last, said_s, done = -1, time.monotonic(), 0.0
 
     def listener(event: ProgressEvent) -> None:
         nonlocal last, said_s, done
         last, done = -1 if event.done == 0 < done else last, event.done
         share = min(1.0, event.done / event.total) if event.total else 0.0
-        if int(10 * share) > last or clock() - said_s > QUIET_S:
+        if int(10 * share) > last or time.monotonic() - said_s > QUIET_S:
             within = int(10 * share) <= last
-            last, said_s = max(last, int(10 * share)), clock()
+            last, said_s = max(last, int(10 * share)), time.monotonic()
             told = (f"{int(100 * share) if within else 10 * last} %", time_left(event), event.label if within else "")
             say(f"{title}: {', '.join(filter(None, told))}")
 

@@ -7,16 +7,13 @@ hash, for as long as they live; `Recent` keeps what was asked for most recently.
 
 from __future__ import annotations
 
-import errno
 import os
 import shutil
-import stat
 import weakref
 from collections import OrderedDict
 from collections.abc import Callable, Hashable, Iterator
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
-from functools import partial
 from pathlib import Path
 from secrets import token_hex
 from typing import Generic, TypeVar
@@ -48,14 +45,8 @@ def profiles_dir() -> Path:
 def _directory(usual: Callable[..., str], within: str = "") -> Path:
     """A directory within the one that the environment names, else the system's usual one."""
     named = os.environ.get(VARIABLE, "").strip()
-    try:
-        base = Path(named).expanduser().absolute() if named else Path(usual("latpred", appauthor=False))
-    except RuntimeError:  # as of a user without an entry, or where HOME is no absolute path
-        raise ProfileError(
-            "nothing tells where latpred keeps its files, as this user's home directory is not known. "
-            f"Name a directory by its full path with {VARIABLE}=DIR."
-        ) from None
-    return base / within
+    base = os.path.expanduser(named) if named else usual("latpred", appauthor=False)
+    return Path(base).absolute() / within
 
 
 def unusable(doing: str, error: OSError, wanted: str = "it writable") -> str:
@@ -66,10 +57,7 @@ def unusable(doing: str, error: OSError, wanted: str = "it writable") -> str:
 def demand_writable(path: str | os.PathLike[str]) -> None:
     """Make sure, before anything takes time, that a file that the user names can be made; else a UsageError."""
     wanted = Path(path).absolute()
-    try:
-        there = wanted if wanted.exists() else next(folder for folder in wanted.parents if folder.exists())
-    except OSError as error:  # as of a name that is too long, or in a folder that cannot be looked into
-        raise UsageError(f"cannot write {path}: {error.strerror or error}. Name another file.") from None
+    there = wanted if wanted.exists() else next(folder for folder in wanted.parents if folder.exists())
     if there == wanted and wanted.is_dir():
         raise UsageError(f"cannot write {path}: it is a folder. Name a file.")
     if there != wanted and not there.is_dir():
@@ -78,27 +66,12 @@ def demand_writable(path: str | os.PathLike[str]) -> None:
         raise UsageError(f"cannot write {path}: no permission to write {there}. Name another file.")
 
 
-def write(path: Path, data: bytes, *, durable: bool = True) -> None:
-    """Write a file whole or not at all, its folder first; unless it is `durable`, a power cut may still lose it.
-
-    A link goes on pointing to the file that is written; a pipe or a device is written itself.
-    """
-    if _is_special(path):
-        path.write_bytes(data)
-        return
-    path = _target_of(path)
+def write(path: Path, data: bytes) -> None:
+    """Write a file whole or not at all, its folder first."""
     with replacing(path) as part, part.open("wb") as file:
         file.write(data)
-        if durable:
-            file.flush()
-            os.fsync(file.fileno())
-    if durable and os.name == "posix":
-        with suppress(OSError):  # the file is there; not every file system writes a folder when asked to
-            folder = os.open(path.parent, os.O_RDONLY)
-            try:
-                os.fsync(folder)
-            finally:
-                os.close(folder)
+        file.flush()
+        os.fsync(file.fileno())
 
 
 def save_document(path: Path, data: bytes, error: type[LatpredError]) -> Path:
@@ -142,48 +115,33 @@ def is_path(source: str | os.PathLike[str]) -> bool:
     return not isinstance(source, str) or source.endswith(SUFFIX) or os.sep in source
 
 
-def _target_of(path: Path) -> Path:
-    """What a path leads to, through links, with its folder made; a link that leads to itself is a file to replace."""
+@contextmanager
+def replacing(path: Path) -> Iterator[Path]:
+    """Give a hidden file with the ending of a path, which takes its place where the block ends well, else is removed.
+
+    A link goes on pointing to what is written, and folders are made. A pipe, a device or a folder is given itself.
+    """
+    if path.exists() and not path.is_file():
+        yield path
+        return
     target = Path(os.path.realpath(path))
     target.parent.mkdir(parents=True, exist_ok=True)
-    return target
-
-
-def _is_special(path: Path) -> bool:
-    """Whether a path is that of a pipe, a device or a folder, whose place no file may take."""
-    return path.exists() and not path.is_file()
-
-
-@contextmanager
-def replacing(path: Path, ending: str = "") -> Iterator[Path]:
-    """Give a hidden file beside a path, which takes the path's place where the block ends well, else is removed."""
-    part = path.with_name(f".{token_hex(4)}.part{ending}")  # short, as the file's own name may be as long as it can be
+    part = target.with_name(f".{token_hex(4)}.part{target.suffix}")
     try:
         yield part
-        if path.exists():
-            shutil.copymode(path, part)
-        os.replace(part, path)
+        if target.exists():
+            shutil.copymode(target, part)
+        os.replace(part, target)
     finally:
         part.unlink(missing_ok=True)
 
 
 @contextmanager
 def result_file(path: Path, advice: str = "Name another file.") -> Iterator[Path]:
-    """Give the file to write in place of one that the user names; what goes wrong becomes a UsageError.
-
-    The file has the ending of the one named. A pipe or a device, and a file in a folder that cannot be written, is
-    written itself.
-    """
+    """Give the file to write in place of one that the user names; what goes wrong becomes a UsageError."""
     try:
-        if _is_special(path):
-            yield path
-            return
-        target = _target_of(path)
-        if not os.access(target.parent, os.W_OK):
-            yield target
-        else:
-            with replacing(target, target.suffix) as part:
-                yield part
+        with replacing(path) as part:
+            yield part
     except OSError as error:
         raise UsageError(f"cannot write {path}: {error.strerror or error}. {advice}") from error
 
@@ -200,8 +158,6 @@ def locked(path: Path, busy: str, wait_s: float = 0.0) -> Iterator[None]:
         held = FileLock(path).acquire(timeout=wait_s)
     except Timeout:
         raise BusyError(busy) from None
-    except NotImplementedError:  # what older versions of filelock raise
-        raise OSError(errno.ENOSYS, "its file system locks no files") from None
     with held:
         yield
 
@@ -218,13 +174,8 @@ class Usage:
 def usage() -> Usage:
     """Count the cache's files and bytes; a cache that was never made is empty."""
     folder = cache_dir()
-    sizes: list[int] = []
-    for root, folders, names in os.walk(folder) if _names_in(folder, CacheError) else ():
-        for file in (Path(root, name) for name in (*folders, *names)):
-            with suppress(FileNotFoundError):  # another process deleted it meanwhile
-                status = file.lstat()
-                if not stat.S_ISDIR(status.st_mode):
-                    sizes.append(status.st_size)
+    files = folder.rglob("*") if _names_in(folder, CacheError) else ()
+    sizes = [file.lstat().st_size for file in files if file.is_symlink() or not file.is_dir()]
     return Usage(folder, len(sizes), sum(sizes))
 
 
@@ -234,11 +185,10 @@ def clear() -> Usage:
     try:
         for name in _names_in(before.path, CacheError):
             path = before.path / name
-            if not path.is_dir() or path.is_symlink():
+            if path.is_dir() and not path.is_symlink():
+                shutil.rmtree(path)
+            else:
                 path.unlink(missing_ok=True)
-            while path.is_dir():
-                with suppress(FileNotFoundError):  # another process deletes there as well
-                    shutil.rmtree(path)
     except OSError as error:
         raise CacheError(unusable(f"delete {error.filename or before.path}", error)) from error
     return before
@@ -249,29 +199,20 @@ V = TypeVar("V")
 
 
 class IdentityCache(Generic[K, V]):
-    """Values made once per living object, which they must not hold, or neither is ever freed.
-
-    A cache that dies takes its values with it, whatever keys are left.
-    """
+    """Values made once per living object, which they must not hold, or neither is ever freed."""
 
     def __init__(self) -> None:
         self._values: dict[int, tuple[V, weakref.ref[K]]] = {}
 
     def get(self, key: K, make: Callable[[K], V]) -> V:
         """The value of a key, made if this object was not seen before."""
-        identity = id(key)
+        identity, values = id(key), self._values
         try:
-            return self._values[identity][0]
+            return values[identity][0]
         except KeyError:
             value = make(key)
-            self._values[identity] = value, weakref.ref(key, partial(_drop, weakref.ref(self), identity))
+            values[identity] = value, weakref.ref(key, lambda _: values.pop(identity, None))
             return value
-
-
-def _drop(cache: weakref.ref[IdentityCache[K, V]], identity: int, _: weakref.ref[K]) -> None:
-    living = cache()
-    if living is not None:
-        living._values.pop(identity, None)
 
 
 class Recent(Generic[V]):

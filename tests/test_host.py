@@ -83,9 +83,6 @@ def written(folder: Path, files: dict[str, str]) -> Path:
     return folder
 
 
-PRESSURE = "some avg10=12.50 avg60=3.00 avg300=1.00 total=41558462\nfull avg10=0.00 avg60=0.00 avg300=0.00 total=7\n"
-
-
 @pytest.mark.parametrize(
     ("read", "file", "text", "found"),
     [
@@ -94,8 +91,6 @@ PRESSURE = "some avg10=12.50 avg60=3.00 avg300=1.00 total=41558462\nfull avg10=0
         (host.processor_time, "stat", "cpu 1 2 3 4\ncpu0 1 2 3 4\n", None),
         (host.processor_time, "stat", "cpu 0 0 0 0 0 0 0 0\ncpu0 0 0 0 0 0 0 0 0\n", None),  # gVisor counts nothing
         (host.processor_time, "stat", "cpu 1 1 1 5 1 1 1 1\n", None),
-        (host.pressure_s, "pressure/cpu", PRESSURE, 41.558462),
-        (host.pressure_s, "pressure/cpu", "full avg10=0.00 total=0\n", None),
         (host.own_delay_s, "self/task/7/schedstat", "0 0 0\n", None),  # a kernel that counts no delay writes zeros
     ],
 )
@@ -108,11 +103,10 @@ def test_system_counters(
 
 def test_files_that_are_none(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     (tmp_path / "stat").mkdir()
-    written(tmp_path, {"pressure/cpu": ""}).joinpath("pressure/cpu").write_bytes(b"\xff\xfe\x80")
     for folder in (tmp_path, tmp_path / "missing"):
         monkeypatch.setattr(host, "PROC", folder)
         monkeypatch.setattr(host, "SYS", folder)
-        assert host.processor_time() is host.pressure_s() is host.own_delay_s() is None
+        assert host.processor_time() is host.own_delay_s() is None
         assert host.power_notes() == []
 
 

@@ -29,9 +29,9 @@ from latpred.calibration.fitting import acceptance, profile_fit
 from latpred.calibration.runtime_calibration import calibrate_runtimes, onnx_workloads
 from latpred.calibration.runtime_calibration.base import LIKE
 from latpred.calibration.schedules import schedule_of
-from latpred.calibration.session import JOURNAL, LAST, LEAST_BYTES, Row, Session, directory, measured, read_journal
+from latpred.calibration.session import JOURNAL, LAST, Row, Session, directory, measured, read_journal
 from latpred.calibration.timing import visits
-from latpred.calibration.timing.reference_speed import STREAM_BYTES, ReferenceTimer, gauge_of
+from latpred.calibration.timing.reference_speed import ReferenceTimer, gauge_of
 from latpred.calibration.timing.visits import Visits
 from latpred.calibration.workloads import networks
 from latpred.errors import CalibrationError, UsageError
@@ -44,7 +44,7 @@ from latpred.query import check_budget, whole_number
 from latpred.sandbox.own_thread import without_modes
 
 QUICK_S, FULL_S = 50.0, 285.0
-LEAST_S, SURE_S = 5.0, 30.0  # of a budget, and of a run before it tells how much waiting there is
+LEAST_S = 5.0  # of a budget
 QUICK_SHARE = 1 / 3  # of the time of other runtimes than eager that a quick calibration spends
 # Networks from which on more of them hardly move predictions, and how many times the usual time a run goes on for them.
 ENOUGH_NETWORKS, LONGER = 80, 2.0
@@ -123,7 +123,7 @@ def calibrate(
     BusyError
         When another calibration of the device is under way.
     CalibrationError
-        When too little could be measured for a profile, or too little memory is left to measure.
+        When too little could be measured for a profile.
     ProfileError
         When a newer latpred wrote the profile of that name, which `fresh` replaces.
 
@@ -133,15 +133,13 @@ def calibrate(
     """
     live = open_device(device)
     wanted = calibrate_runtimes.named(runtimes, live)
-    _demand_effort(live, budget_s, cells, threads)  # said before anything else takes time
+    _demand_effort(budget_s, cells, threads)  # said before anything else takes time
     chosen = _precisions(live, precisions, quick)
     options = conditions.Options(threads, cudnn_benchmark).checked(live.info().kind)
     profile_name = name or store.name_here(options.named(live.name), live.info().name)
     store.file_of(profile_name)  # a bad name must not cost a measurement
     gauge_of.cache_clear()  # hours after the last calibration a machine may have another full speed
     with conditions.stated(options, live):
-        for precision in ("fp32", *chosen):  # dispatch is timed in the first, whatever is chosen
-            live.use_precision(precision)  # what cannot be set here is said before a cell is blamed for it
         kind = live.info().kind
         versions = {"networks": networks.VERSION, "graphs": onnx_workloads.VERSION}
         protocol = options.protocol(kind, live.name)
@@ -153,7 +151,7 @@ def calibrate(
 
         session = session_of(chosen)
         finished = None if fresh else calibrate_runtimes.kept(profile_name, live, protocol, chosen * bool(precisions))
-        begun = set() if finished is None else session.resumable(since=finished.created)
+        begun = set() if finished is None else session.resumable()
         if begun == {EAGER}:  # others come when it is done
             finished = None
         plan = _plan(wanted, finished, quick, budget_s, cells)
@@ -163,7 +161,7 @@ def calibrate(
             session = session_of(tuple(finished.kernels))  # those of the record that it adds to
         with session:
             planned_s, effort = sum(each.seconds for each in plan.values()), plan.get(EAGER, _Effort(0.0, 0.0))
-            report = _Reporter(session, planned_s, progress, time.monotonic(), effort)
+            report = _Reporter(session, planned_s, progress, effort)
             profile = finished
             if profile is None:
                 profile = _EagerCalibration(live, chosen, session, profile_name, protocol, report).run()
@@ -183,12 +181,11 @@ class _Effort(NamedTuple):
 
 @dataclass
 class _Reporter:
-    """Tells of a calibration, whose work is seconds. Waiting for calm moments is none, but more of it will come."""
+    """Tells of a calibration, whose work is seconds; waiting for calm moments is none."""
 
     session: Session
     planned_s: float
     progress: Callable[[ProgressEvent], None] | None
-    begun_s: float
     effort: _Effort  # of the runtime under way
     before_s: float = 0.0  # spent on other runtimes before
     longer_s: float = 0.0  # that this one goes on for beyond its share
@@ -198,11 +195,9 @@ class _Reporter:
         """Tell what is under way, and for how long."""
         if self.progress is not None:
             seconds += self.before_s
-            lost = (time.monotonic() - self.begun_s - seconds) / max(seconds, SURE_S)
-            longer = 1.0 + min(max(lost, 0.0), 1.0)  # all waiting together takes no longer than the work
             whole_s, cells = self.planned_s + self.longer_s, len(self.session.rows)
             counted = not isfinite(whole_s)  # in cells: nobody knows how long those take
-            left_s = nan if counted else longer * max(0.0, whole_s - seconds)
+            left_s = nan if counted else max(0.0, whole_s - seconds)
             self.told_s = seconds
             self.progress(ProgressEvent(seconds, 0 if counted else whole_s, label, nan, left_s, cells, error))
 
@@ -377,8 +372,8 @@ class _EagerCalibration:
         return profile
 
 
-def _demand_effort(device: Device, budget_s: float | None, cells: int | None, threads: int | None) -> None:
-    """Refuse an effort that measures nothing or never ends, and one for which the memory does not last."""
+def _demand_effort(budget_s: float | None, cells: int | None, threads: int | None) -> None:
+    """Refuse an effort that measures nothing or never ends."""
     check_budget(budget_s)
     if budget_s is not None and budget_s < LEAST_S:
         raise UsageError(f"a budget of {budget_s:g} s measures nothing. Give at least {LEAST_S:g} s, better 40.")
@@ -388,18 +383,6 @@ def _demand_effort(device: Device, budget_s: float | None, cells: int | None, th
         whole_number("cells", cells, "number of cells")
     if threads is not None and threads > host.cores():
         raise UsageError(f"{threads} threads are more than the {host.cores()} processors here; give fewer.")
-    _demand_memory(device)
-
-
-def _demand_memory(device: Device) -> None:
-    """Refuse to start where no cell could be begun, on a CPU beside the data that tells the machine's speed."""
-    left = max(host.bytes_left(), 0.0)
-    needed = LEAST_BYTES + (networks.EVICTING_BYTES + STREAM_BYTES) * (device.info().kind == "cpu")
-    if left < needed:
-        raise CalibrationError(
-            f"{left / 1e6:.0f} MB of memory are left for this process, and measuring takes {needed / 1e6:.0f} MB. "
-            "Free some, or raise the limit of its container or shell."
-        )
 
 
 def _plan(
@@ -483,12 +466,7 @@ def fit_raw(folder: str | os.PathLike[str], *, name: str | None = None) -> Devic
         profile, _ = profile_fit.fit_profile(
             rows, header.machine, info, name or options.named(info.name), header.about.get("protocol", {})
         )
-    except LookupError as error:
-        raise CalibrationError(
-            f"{journal} was written by another version of latpred: its cells lack {error}. Fit it with that version, "
-            "or calibrate again."
-        ) from error
-    except (ValueError, ArithmeticError) as error:
+    except (ValueError, ArithmeticError, LookupError) as error:
         raise CalibrationError(
             f"what {journal} holds could not be fitted ({error}). Calibrate the machine again, when it is idle."
         ) from error
@@ -519,7 +497,6 @@ TINY = 2 * len(networks.KINDS)
 def calibrate_host(
     name: str | None = None,
     *,
-    device: Device | None = None,
     tiny: int = TINY,
     progress: Callable[[ProgressEvent], None] | None = None,
 ) -> HostProfile:
@@ -530,8 +507,6 @@ def calibrate_host(
     name : str, optional
         Of the host profile, as `--host` takes it; default: "this-host", with digits of this machine where the folder
         has a host of that name that is another.
-    device : Device, optional
-        An open synchronous device; default: the CPU.
     tiny : int
         Tiny networks to time; each takes about 0.2 s.
     progress : callable, optional
@@ -551,12 +526,11 @@ def calibrate_host(
     count = whole_number("tiny", tiny, "number of networks")
     name = name or host_profile.name_here("this-host")
     host_profile.path(name)  # a bad name must not cost a measurement
-    live = open_device(device or "cpu")
-    _demand_memory(live)
+    live = open_device("cpu")
     start = time.monotonic()
     cells = [schedules.network_cell(spec) for spec in (*schedules.chain_networks(), *schedules.tiny_networks(count))]
     rows = []
-    with conditions.stated(device=live):
+    with conditions.stated():
         schedule, reference = schedules.Synchronous(live, ("fp32",)), ReferenceTimer(torch.get_num_threads())
         for index, cell in enumerate(cells):
             if progress is not None:

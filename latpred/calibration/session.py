@@ -2,14 +2,13 @@
 
 A journal holds raw timings that can be fitted again: a header and rows in JSON lines. A row is on the disk when
 `Session.run` returns, so a kill loses at most what was being measured; a torn last line is cut off, and a damaged line
-costs only itself. No cell ends a run but one at which the device is lost or the disk is full: one that fails, hangs, or
-ends the process becomes a row with the reason, and is tried once more when the run is resumed. A journal of other
-settings, or of another machine, is set aside, and gone on from by the next run of those settings there.
+costs only itself. No cell ends a run but one at which the device is lost: one that fails, hangs, or ends the process
+becomes a row with the reason, and is tried once more when the run is resumed. A journal of other settings, or of
+another machine, is replaced.
 """
 
 from __future__ import annotations
 
-import errno
 import hashlib
 import math
 import os
@@ -20,17 +19,16 @@ from contextlib import AbstractContextManager, ExitStack, contextmanager
 from datetime import UTC, datetime
 from pathlib import Path
 from types import TracebackType
-from typing import Any, BinaryIO, NamedTuple, Self, TypeVar
+from typing import Any, BinaryIO, Self, TypeVar
 
 import msgspec
 
 from latpred import host, storage
 from latpred.calibration.cells import Cell
 from latpred.calibration.timing.timer import Timing, time_limit
-from latpred.errors import CalibrationError, DeviceError, MissingPackageError, RuntimeRefusalError, chain_of
+from latpred.errors import CalibrationError, DeviceError, MissingPackageError, RuntimeRefusalError
 from latpred.profile.document import Machine
 from latpred.profile.store import Owner, mismatch, owner, same_machine
-from latpred.progress import raise_if_interrupted
 
 JOURNAL_VERSION = 1
 JOURNAL = "journal.jsonl"
@@ -43,7 +41,6 @@ MISSING = "missing package: "
 ENDED = "ended the process"
 CELL_LIMIT_S = 120.0  # a hundred times what a cell is given; only an export or a compiler comes near
 LEAST_BYTES = 200e6  # below which no cell is begun: native code crashes where it gets no memory
-DISK_FULL = (errno.ENOSPC, errno.EDQUOT)
 MOST_TRIES = 2
 MOST_TEXT = 300
 T = TypeVar("T")
@@ -103,21 +100,11 @@ class UnderWay(msgspec.Struct, frozen=True):
     tries: int
 
 
-class _Found(NamedTuple):
-    """A journal to go on from, and the bytes of its whole lines."""
-
-    path: Path
-    header: Header
-    rows: list[Row]
-    length: int
-
-
 class _Holder(msgspec.Struct, frozen=True):
     """Who holds the lock."""
 
     pid: int
     since: str
-    host: str  # digest of its name
 
 
 def directory(device: str) -> Path:
@@ -201,12 +188,12 @@ class Session:
     """A measurement under way, as a context manager; on entry a BusyError says that another one uses the folder.
 
     The journal is bound to a machine, and to settings: anything JSON can hold that the measurements depend on. `fresh`
-    starts anew even where there is something to resume; a cell that runs for longer than `limit_s` is given up; `about`
-    is what the header says of how it was measured.
+    starts anew even where there is something to resume; `about` is what the header says of how it was measured.
     """
 
     purpose, elsewhere = "calibration", f"{storage.VARIABLE}=DIR"  # what errors call it, and what names another folder
     going_on = "without --fresh the command"  # what goes on from what was measured
+    limit_s = CELL_LIMIT_S  # after which a cell is given up
     _journal: BinaryIO  # open within the session
 
     def __init__(
@@ -216,13 +203,11 @@ class Session:
         settings: object,
         *,
         fresh: bool = False,
-        limit_s: float = CELL_LIMIT_S,
         about: Mapping[str, Any] | None = None,
     ) -> None:
         self._folder = folder
         self._header = Header(JOURNAL_VERSION, machine, settings_hash(settings), _now(), dict(about or {}))
         self._fresh = fresh
-        self._limit_s = limit_s
         self._rows: dict[str, Row] = {}
         self._tries: dict[str, int] = {}  # of cells that an earlier session could not measure
         self._resources = ExitStack()
@@ -231,7 +216,7 @@ class Session:
         with ExitStack() as stack, self._writing():
             self._folder.mkdir(parents=True, exist_ok=True)
             stack.enter_context(storage.locked(self._folder / LOCK, self._busy()))
-            holder = _Holder(os.getpid(), _now(), host.hostname_hash())
+            holder = _Holder(os.getpid(), _now())
             storage.write(self._folder / HOLDER, msgspec.json.encode(holder))
             self._journal = self._opened()
             stack.callback(self._journal.close)
@@ -254,16 +239,11 @@ class Session:
         """What was measured of a runtime so far."""
         return [row for row in self._rows.values() if row.cell.runtime == runtime]
 
-    def resumable(self, since: str) -> set[str]:
-        """The runtimes that the journal to go on from has rows of; to be asked before it is entered.
-
-        One that was set aside counts where it was started after `since`.
-        """
+    def resumable(self) -> set[str]:
+        """The runtimes that the journal to go on from has rows of; to be asked before it is entered."""
         with self._writing():
-            found = self._found()
-        if found is None or (found.path.name != JOURNAL and found.header.started <= since):
-            return set()
-        return {row.cell.runtime for row in found.rows}
+            header, rows, _ = _contents(_bytes_of(self._folder / JOURNAL))
+        return {row.cell.runtime for row in rows} if header is not None and self._resumes(header) else set()
 
     def holds(self, cell: Cell) -> bool:
         """Whether the journal has this cell already."""
@@ -276,10 +256,9 @@ class Session:
     def run(self, cell: Cell, measure: Measure, *, again: Callable[[Row, Row], bool] | None = None) -> Row:
         """Measure a cell unless the journal has it; `again` says of a new row and the old one whether it replaces that.
 
-        One that runs out of memory also spares its larger siblings the attempt, and one that a runtime refuses those of
-        other batches. A DeviceError says that the device is lost; the cell is left for the next session.
+        One that a runtime refuses is refused at other batches, too. A DeviceError says that the device is lost; the
+        cell is left for the next session.
         """
-        raise_if_interrupted()
         earlier = self._rows.get(cell.key)
         if earlier is not None and again is None:
             return earlier
@@ -295,8 +274,6 @@ class Session:
     def _tried(self, cell: Cell, measure: Measure) -> Row:
         """Measure a cell, unless it is known how that ends; word of it is on the disk in case it ends the process."""
         for row in self._rows.values():
-            if row.error.startswith(OUT_OF_MEMORY) and _at_least(cell, row.cell):
-                return Row(cell, {}, 0.0, f"{OUT_OF_MEMORY}: already {row.cell.key} did not fit")
             if row.error.startswith(REFUSED) and _but_for_batch(cell) == _but_for_batch(row.cell):
                 return Row(cell, {}, 0.0, row.error, tries=row.tries)
         tries = self._tries.get(cell.key, 0)
@@ -306,7 +283,7 @@ class Session:
             (self._folder / UNDER_WAY).write_bytes(msgspec.json.encode(UnderWay(cell.key, tries + 1)))
 
         def limited(one: Cell) -> Row:
-            with time_limit(self._limit_s, one.key):
+            with time_limit(self.limit_s):
                 return measure(one)
 
         try:
@@ -335,18 +312,15 @@ class Session:
 
     def _opened(self) -> BinaryIO:
         """The journal, and what of its rows need not be measured again."""
-        path, under_way, found = self._folder / JOURNAL, self._folder / UNDER_WAY, self._found()
-        if found is None or found.path != path:
-            self._set_aside(path)
-            under_way.unlink(missing_ok=True)
-        if found is None:
-            self._aside(self._header).unlink(missing_ok=True)  # it counts no more
-            storage.write(path, msgspec.json.encode(self._header) + b"\n")
+        path, under_way = self._folder / JOURNAL, self._folder / UNDER_WAY
+        header, rows, length = _contents(_bytes_of(path))
+        if header is not None and self._resumes(header):
+            os.truncate(path, length)
+            self._header = msgspec.structs.replace(header, about=self._header.about)  # as asked for now
         else:
-            os.truncate(found.path, found.length)
-            os.replace(found.path, path)
-            self._header = msgspec.structs.replace(found.header, about=self._header.about)  # as asked for now
-        rows = found.rows if found else []
+            rows = []
+            under_way.unlink(missing_ok=True)
+            storage.write(path, msgspec.json.encode(self._header) + b"\n")
         self._rows = {row.cell.key: row for row in rows if row.settled}
         self._tries = {row.cell.key: row.tries for row in rows if not row.settled}
         killed = _decoded(_bytes_of(under_way), UnderWay)
@@ -354,51 +328,25 @@ class Session:
             self._tries[killed.key] = killed.tries
         return path.open("ab")
 
-    def _found(self) -> _Found | None:
-        """The journal to go on from, if there is one: that under way, or one of these settings set aside here."""
-        for path in (self._folder / JOURNAL, self._aside(self._header)):
-            header, rows, length = _contents(_bytes_of(path))
-            if header is not None and self._resumes(header):
-                return _Found(path, header, rows, length)
-        return None
-
     def _resumes(self, header: Header) -> bool:
         """Whether the rows of a journal that there is count."""
         return not self._fresh and self._header.resumes(header)
-
-    def _set_aside(self, path: Path) -> None:
-        """Keep what was measured with other settings, or on another machine, until they come again."""
-        header, rows, _ = _contents(_bytes_of(path))
-        if header is not None and rows and self._aside(header) != self._aside(self._header):
-            os.replace(path, self._aside(header))
-
-    def _aside(self, header: Header) -> Path:
-        machine = header.machine
-        hardware = settings_hash((machine.cpu, machine.cpu_model, machine.cores))
-        whose = machine.machine_id or (hardware if machine.accelerator else machine.hostname_hash)
-        gpu = re.sub(r"[^A-Za-z0-9]+", "-", machine.accelerator)  # the first one may be another next time
-        return self._folder / f"{'-'.join(filter(None, ('journal', header.settings, whose[:8], gpu)))}.jsonl"
 
     def _writing(self) -> AbstractContextManager[None]:
         return _kept_in(self._folder, self.purpose, self.elsewhere)
 
     def _busy(self) -> str:
         """What to say where another session holds the lock."""
-        under_way = f"another {self.purpose} of {self._folder.name} is under way"
         who = _decoded(_bytes_of(self._folder / HOLDER), _Holder)
-        if who is None:
-            return f"{under_way}. Wait until it ends."
-        if who.host != host.hostname_hash():
-            return f"{under_way} on another machine (process {who.pid}, since {who.since}). Wait until it ends."
-        stop = "taskkill /F /PID" if os.name == "nt" else "kill -INT"
+        process = f" (process {who.pid}, since {who.since})" if who else ""
         return (
-            f"{under_way} (process {who.pid}, since {who.since}), and two would slow each other down. Wait until it "
-            f"ends, or stop it with: {stop} {who.pid}; what it measured is kept."
+            f"another {self.purpose} of {self._folder.name} is under way{process}, and two would slow each other down. "
+            "Wait until it ends, or stop it with Ctrl-C; what it measured is kept."
         )
 
 
 def measured(cell: Cell, measure: Measure) -> Row:
-    """Measure a cell; one that fails becomes a row with its error. A device that is lost and a full disk are raised."""
+    """Measure a cell; one that fails becomes a row with its error. That a device is lost is raised."""
     start = time.monotonic()
     row, error = Row(cell, {}), ""
     try:
@@ -410,10 +358,6 @@ def measured(cell: Cell, measure: Measure) -> Row:
     except DeviceError:
         raise
     except Exception as failure:
-        full = next((one for one in chain_of(failure) if getattr(one, "errno", None) in DISK_FULL), None)
-        if full is not None:  # which is no fault of the cell, and would be that of all others
-            said = f"no room is left on the disk: {full}. Free some, and run the same command again."
-            raise CalibrationError(said) from failure
         # One op that a device or a torch version lacks must not end a calibration of hundreds of others.
         error = failure_of(failure)
     if error:
@@ -439,13 +383,6 @@ def _not_finite(row: Row) -> str:
     if not all(map(math.isfinite, row.calls_us)):
         wrong.append("calls")
     return f"no number was measured for {', '.join(wrong)}" if wrong else ""
-
-
-def _at_least(cell: Cell, other: Cell) -> bool:
-    """Whether a cell is the same as another but for sizes, none of which is smaller; a seed is none."""
-    same = msgspec.structs.replace(cell, dims=other.dims) == other and cell.dims.keys() == other.dims.keys()
-    same = same and cell.dims.get("seed") == other.dims.get("seed")  # else it is another architecture
-    return same and all(cell.dims[name] >= size for name, size in other.dims.items())
 
 
 def _but_for_batch(cell: Cell) -> Cell:

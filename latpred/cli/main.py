@@ -14,7 +14,7 @@ from typing import Any, TextIO
 import click
 
 from latpred.errors import BusyWarning, LatpredError
-from latpred.progress import noting_interrupts
+from latpred.progress import sigterm_as_ctrl_c
 
 INTERRUPTED = 130
 
@@ -50,7 +50,7 @@ class VerbGroup(click.Group):
                 stream.reconfigure(errors="replace")  # a terminal that cannot show a character shows a question mark
         ctx.ensure_object(State)
         try:
-            with noting_interrupts(), warnings.catch_warnings():
+            with sigterm_as_ctrl_c(), warnings.catch_warnings():
                 warnings.showwarning = partial(_warn, ctx, warnings.showwarning)
                 return super().invoke(ctx)
         except LatpredError as error:

@@ -10,7 +10,7 @@ import click
 from latpred import host
 from latpred.cli.options import Output, batch_option, given, output_options, takes, verb
 from latpred.cli.output import GO_ON, emit, emit_rows, notice, progress
-from latpred.errors import DeviceError, UsageError
+from latpred.errors import UsageError
 from latpred.render import Page, Table, listed
 from latpred.units import format_duration
 
@@ -52,21 +52,18 @@ def measure(models: tuple[str, ...], batches: tuple[int, ...], output: Output, *
         raise UsageError("There is no model to measure. Name at least one, or a study with --suite.")
     for option in given("stages", "record"):
         raise UsageError(f"{option} is for a study; add --suite, or leave it out. -o keeps what is measured of models.")
-    from latpred.calibration.measurement.whole_models import LostError, StoppedError
+    from latpred.calibration.measurement.whole_models import StoppedError
     from latpred.calibration.measurement.whole_models import measure as run
 
     asked["device"] = asked["device"] or "cpu"
     try:
         with progress("measuring") as show:
             table = run(list(models), batches, progress=show, **asked)
-    except (StoppedError, LostError) as stopped:
+    except StoppedError as stopped:
         _show(stopped.table, output)
         measured = int((stopped.table["status"] == "ok").sum())
         place = f"they are in {output.path}" if output.path else "they are above"
-        said = f"{measured} of {len(stopped.table)} cells were measured by then, {place}"
-        if isinstance(stopped, LostError):
-            raise DeviceError(f"{stopped} {said}.") from stopped
-        raise KeyboardInterrupt(said) from None
+        raise KeyboardInterrupt(f"{measured} of {len(stopped.table)} cells were measured by then, {place}") from None
     _show(table, output)
     if (table["status"] != "ok").all():
         click.get_current_context().exit(3)

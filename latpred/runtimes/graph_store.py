@@ -188,7 +188,7 @@ def _read(path: Path) -> ModelGraph | None:
 def _write(path: Path, graph: ModelGraph) -> None:
     body = gzip.compress(graph.to_json().encode(), compresslevel=4, mtime=0)
     with contextlib.suppress(OSError):
-        storage.write(path, body, durable=False)
+        storage.write(path, body)
         _trim()
 
 

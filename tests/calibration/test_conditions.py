@@ -24,7 +24,6 @@ from latpred.calibration.devices.cuda import CudaDevice
 from latpred.calibration.workloads import networks, single_ops
 from latpred.errors import DeviceError, UsageError
 from latpred.profile import store
-from latpred.sandbox.own_thread import unwatched
 
 BACKENDS: Any = torch.backends
 CUDNN: Any = BACKENDS.cudnn
@@ -80,21 +79,6 @@ def test_no_debugger_or_profiler_watches_what_is_timed() -> None:
         pass
 
 
-def test_what_watches_all_threads_is_back_in_the_end_or_said_to_be_gone(monkeypatch: pytest.MonkeyPatch) -> None:
-    events = {2: 7}
-    seen = SimpleNamespace(get_tool=range(2, 3).count, get_events=events.get, set_events=events.__setitem__)
-    monkeypatch.setattr(sys, "monitoring", seen, raising=False)
-    first, second = unwatched(), unwatched()
-    with first:
-        second.__enter__()
-        assert events == {2: 0}
-    second.__exit__(None, None, None)
-    assert events == {2: 7}
-    monkeypatch.setattr(sys, "getprofile", object)  # as of one in C without a method that starts it
-    with pytest.warns(RuntimeWarning, match="profiler object cannot go on"), unwatched():
-        pass
-
-
 @pytest.mark.parametrize("before", [True, False])
 def test_tf32_is_forgotten_afterwards(before: bool) -> None:
     MATMUL.allow_tf32 = torch.backends.cudnn.allow_tf32 = before
@@ -112,33 +96,6 @@ def test_tf32_set_through_the_newer_interface_comes_back() -> None:
         assert [place.fp32_precision for place in (MATMUL, CONV, RNN)] == ["ieee", "tf32", "tf32"]
     assert MATMUL.fp32_precision == "tf32"
     assert CONV.fp32_precision == "ieee"
-
-
-FOLLOWS = """
-import sys
-import torch
-from latpred.calibration.devices import conditions
-from latpred.calibration.devices.cuda import CudaDevice
-
-cudnn, gpu = torch.backends.cudnn, CudaDevice.__new__(CudaDevice)
-for word in ("ieee", "none", "tf32", "none"):
-    for precision in sys.argv[1:]:
-        with conditions.stated():
-            gpu.use_precision(precision)
-            inside = [place.fp32_precision for place in (torch.backends.cuda.matmul, cudnn.conv, cudnn.rnn)]
-            assert inside == ["ieee" if precision == "fp32" else "tf32", "tf32", "tf32"], inside
-    torch.backends.fp32_precision = word
-    print(word, cudnn.conv.fp32_precision, cudnn.rnn.fp32_precision)
-"""
-
-
-def test_what_convolutions_follow_they_still_follow_afterwards() -> None:
-    """In a process that has set nothing yet: what PyTorch starts with cannot be set again."""
-    said = [
-        subprocess.run([sys.executable, "-c", FOLLOWS, *measured], capture_output=True, text=True, check=True).stdout
-        for measured in ((), ("fp32", "tf32"))
-    ]
-    assert said[0] == said[1]
 
 
 def float32() -> list[str]:
@@ -165,9 +122,6 @@ def test_a_cpu_multiplies_float32_in_full_inside_and_as_before_outside(reduce: C
         assert {place.fp32_precision for place in ONEDNN} <= {"none", "ieee"}
         GPU.use_precision("fp32")
     assert float32() == before
-    BACKENDS.fp32_precision = "ieee"  # what followed this one still does
-    reduced = [place.fp32_precision for place in ONEDNN if place.fp32_precision != "ieee"]
-    assert len(reduced) == ("bf16" not in before[0] and before[5:8] != ["none"] * 3)
 
 
 def test_generated_networks_are_of_the_usual_dtype_and_no_generator_moves() -> None:
@@ -214,10 +168,8 @@ def test_a_gpu_that_is_lost_says_so_though_its_generator_cannot_be_put_back(monk
     monkeypatch.setattr(torch.cuda, "get_rng_state", lambda _: None)
     monkeypatch.setattr(torch.cuda, "set_rng_state", lost)
     device: Any = SimpleNamespace(torch_device=torch.device("cuda", 0))
-    threads = torch.get_num_threads()
-    with pytest.raises(DeviceError, match="run the same"), conditions.stated(conditions.Options(threads + 1), device):
-        raise DeviceError("run the same command again.")
-    assert torch.get_num_threads() == threads
+    with pytest.raises(DeviceError, match="cuda:0 failed"), conditions.stated(device=device):
+        raise DeviceError("cuda:0 failed.")
 
 
 def test_deterministic_algorithms_and_libraries_that_are_off_are_not_what_is_measured() -> None:

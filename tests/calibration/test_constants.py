@@ -102,13 +102,6 @@ def test_a_device_is_described_by_its_clock_and_memory_cells() -> None:
         constants.described(factories.device(), rows)
 
 
-def test_the_gap_between_queued_copies_is_no_part_of_them() -> None:
-    taken_us = 256 * MIB / 5.0e3
-    queued = row("bandwidth", 256 * MIB, 5.0e3, protocol="queued")
-    info = constants.described(factories.device(), [clocks(gap_us=0.1 * taken_us), queued])
-    assert info.bandwidth_bytes_per_us == pytest.approx(10.0e3 / 0.9, rel=1e-4)
-
-
 def test_what_was_not_measured_stays_as_the_device_says() -> None:
     device = factories.device(asynchronous=False, cache_bytes=7 * MIB)
     info = constants.described(device, [row("bandwidth", MIB, 5.0), row("weights", MIB, 9.0)])  # one says nothing

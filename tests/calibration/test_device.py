@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import sys
-from contextlib import nullcontext
 from types import ModuleType, SimpleNamespace
 from weakref import WeakKeyDictionary
 
@@ -82,13 +81,6 @@ class HalfCuda(CudaDevice):
         return 1e-6 * count, head_us > count * self.issue_us
 
 
-def test_the_driver_is_unknown_where_nothing_tells_it(monkeypatch):
-    gpu = HalfCuda()
-    gpu._properties = SimpleNamespace(name="NVIDIA H100")
-    monkeypatch.setattr(gpu, "state", lambda: None)
-    assert (gpu.machine().accelerator, gpu.machine().driver) == ("NVIDIA H100", "")
-
-
 @pytest.mark.parametrize(
     ("error", "kind"),
     [
@@ -158,25 +150,6 @@ def test_tf32_is_what_convolutions_use_and_matrix_products_when_asked_for():
             assert backends.cuda.matmul.allow_tf32 == (precision == "tf32")
 
 
-def test_what_keeps_libraries_from_tf32_is_an_error_where_there_is_any(monkeypatch):
-    device, said = HalfCuda(), torch._C._get_fp32_precision_getter
-    with conditions.stated():
-        monkeypatch.setenv("NVIDIA_TF32_OVERRIDE", "0")
-        for major, refused in ((8, ("fp32", "tf32")), (7, ())):
-            device._properties = SimpleNamespace(major=major)
-            for precision in ("fp32", "tf32", "fp16"):
-                expected = pytest.raises(DeviceError, match="unset NVIDIA_TF32_OVERRIDE")
-                with expected if precision in refused else nullcontext():
-                    device.use_precision(precision)
-        monkeypatch.delenv("NVIDIA_TF32_OVERRIDE")
-        monkeypatch.setattr(
-            torch._C, "_get_fp32_precision_getter", lambda library, op: "ieee" if op == "rnn" else said(library, op)
-        )
-        with pytest.raises(DeviceError, match="TF32 cannot be set here as fp32 needs it"):
-            device.use_precision("fp32")
-        monkeypatch.undo()
-
-
 @pytest.mark.parametrize(
     ("built", "lacking"),
     [
@@ -196,15 +169,10 @@ def test_a_gpu_that_pytorch_was_not_built_for_is_found(built, lacking, monkeypat
     assert lacking in said
     monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
     monkeypatch.setattr(torch.cuda, "device_count", lambda: 1)
+    if lacking:
+        with pytest.raises(DeviceError, match=r"no kernels for the RTX 3090.*Install one"):
+            CudaDevice(0)
     for library, well in ((ModuleType("pynvml"), ("ok", "")), (None, ("note", "python -m pip install nvidia-ml-py"))):
         monkeypatch.setitem(sys.modules, "pynvml", library)  # without which nothing sees what else the GPU does
         finding = doctor._cuda()
         assert (finding.verdict, finding.advice) == (("note", cuda.OTHER_BUILD) if lacking else well)
-
-
-def test_an_error_that_no_second_try_mends_does_not_ask_for_one():
-    error = RuntimeError("CUDA error: no kernel image is available for execution on the device\nCompile with")
-    match = r"has no kernels for the architecture of cuda:0.*Install one"
-    with pytest.raises(DeviceError, match=match) as raised, HalfCuda().errors():
-        raise error
-    assert "run the same command" not in str(raised.value)

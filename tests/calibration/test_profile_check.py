@@ -66,12 +66,6 @@ def test_parts_of_a_cpu_hold_at_the_speed_of_their_profile(slower: float) -> Non
     assert 0.9 < parts["device", "fp32 reduction"].ratio < 1.1  # most of whose calls are dispatch
 
 
-def test_probes_are_the_same_ones_whatever_the_order_of_a_round() -> None:
-    stored, rows = stored_profile(), stored_rows()
-    again, reversed_ = (drift_test.compared(stored, [rows, second]) for second in (rows, rows[::-1]))
-    assert [(part.name, part.timed) for part in reversed_] == [(part.name, part.timed) for part in again]
-
-
 def _slowed(row: Row, slower: float) -> Row:
     """A row of a machine on which all takes so many times longer, the reference work too."""
     timings = {name: msgspec.structs.replace(one, median_s=slower * one.median_s) for name, one in row.timings.items()}
@@ -94,15 +88,6 @@ def test_ops_are_compared_at_the_speed_of_cold_dispatch_and_calls_at_that_of_war
         return [parts[name] for name in ("module calls", "elementwise", "norm")]
 
     assert ratios(1.5) == pytest.approx(ratios(1.0), rel=0.05)
-
-
-def test_a_kind_of_kernel_with_a_fit_of_its_own_is_held_against_that(calibrated: DeviceProfile) -> None:
-    fits = calibrated.kernels["fp32"]
-    own = msgspec.structs.replace(fits["conv"], scale=1.5 * fits["conv"].scale)
-    finer = msgspec.structs.replace(calibrated, kernels={"fp32": {**fits, "conv.3x3": own}})
-    rounds = GUARD["timed_again"](finer, SimulatedDevice(SimulatedSpec(seed=8)), 600.0)
-    parts = {part.name: part.ratio for part in drift_test.compared(finer, rounds)}
-    assert parts["fp32 conv.3x3"] == pytest.approx(parts["fp32 conv"] / 1.5, rel=0.15)
 
 
 def test_cells_that_are_not_known_any_more_are_no_probes(calibrated: DeviceProfile) -> None:
@@ -277,7 +262,7 @@ def test_a_gpu_in_use_is_not_said_to_have_moved(calibrated: DeviceProfile, monke
     verdicts = {}
     for others in (0, 1):
         device = SimulatedDevice(SimulatedSpec(seed=7))
-        device.state = lambda others=others: GpuState("1", 1800, 60, (), others)  # type: ignore[attr-defined]
+        device.state = lambda others=others: GpuState("1", 1800, (), others)  # type: ignore[attr-defined]
         slower = msgspec.structs.replace(calibrated, runtimes={"eager": eager})
         check = latpred.check(slower, device=device, budget_s=600)
         verdicts[check.verdict] = check.sentence

@@ -2,11 +2,7 @@
 
 from __future__ import annotations
 
-import gzip
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
 from pathlib import Path
-from unittest.mock import Mock
 
 import msgspec
 import pytest
@@ -15,25 +11,23 @@ from gauges import FAST
 from profiledata import profile
 from torch import nn
 
-from latpred import host, runtimes, tables, tracing
+from latpred import host, tables, tracing
 from latpred.accuracy import recording
-from latpred.calibration.devices import ProfiledForward, conditions
+from latpred.calibration.devices import ProfiledForward
 from latpred.calibration.devices.cuda import profiled
 from latpred.calibration.devices.simulated import SimulatedDevice
 from latpred.calibration.measurement import recorder
 from latpred.calibration.measurement.recorder import (
-    GRAPHS_FOLDER,
     JOURNAL_FOLDER,
     Plan,
     RecordingSession,
     Setting,
     plan,
 )
-from latpred.calibration.measurement.whole_models import Bench
-from latpred.calibration.session import JOURNAL, MOST_TRIES, UNDER_WAY, Row
+from latpred.calibration.session import JOURNAL, Row
 from latpred.calibration.timing.timer import Timing
 from latpred.calibration.workloads.suites import Workload, module_workload
-from latpred.errors import BusyError, CalibrationError, DeviceError, ProfileError, RuntimeRefusalError, UsageError
+from latpred.errors import BusyError, CalibrationError, ProfileError, RuntimeRefusalError, UsageError
 from latpred.profile.document import DeviceInfo, DeviceProfile
 from latpred.progress import ProgressEvent
 
@@ -125,7 +119,7 @@ def test_what_was_profiled_comes_last_and_is_no_row_of_its_own(tmp_path: Path) -
 
 
 def test_a_profiler_that_sees_nothing_is_said(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(SimulatedDevice, "profile", lambda *_: ProfiledForward(0.0, 0.0, 0.0, 0.0))
+    monkeypatch.setattr(SimulatedDevice, "profile", lambda *_: ProfiledForward(0.0, 0.0))
     done = run(tmp_path, stages=["first", "launches"])
     assert {reason: len(keys) for reason, keys in done.failed.items()} == {"the profiler sees no kernel": 2}
     assert set(recording.load(tmp_path).table["status"]) == {tables.OK}
@@ -151,36 +145,6 @@ class Broken(SimulatedDevice):
         return super().prepare_model(model, inputs, runtime)
 
 
-def test_a_lost_device_that_frees_nothing_costs_no_recording(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    lost = Mock(side_effect=DeviceError("cuda:0 failed: CUDA error: an illegal memory access was encountered"))
-    monkeypatch.setattr(Bench, "turn_to", lambda *_: None)  # which clears, too
-    monkeypatch.setattr(Bench, "clear", lost)
-    with pytest.raises(DeviceError, match=r"the device is lost\. What was measured is kept"):
-        run(tmp_path, Broken(DeviceError("the device is lost.")))
-    assert recording.load(tmp_path).table["model"].unique().tolist() == ["a"]
-
-
-def test_a_lost_device_that_cannot_be_put_back_is_still_lost(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    @contextmanager
-    def stated(**_: object) -> Iterator[None]:
-        try:
-            yield
-        finally:
-            raise RuntimeError("CUDA error: an illegal memory access was encountered")
-
-    monkeypatch.setattr(conditions, "stated", stated)
-    with pytest.raises(RuntimeError):
-        run(tmp_path, Broken(DeviceError("the device is lost")))
-    assert (tmp_path / JOURNAL_FOLDER / UNDER_WAY).exists()
-
-
-def test_a_precision_that_cannot_be_set_is_said_first(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(SimulatedDevice, "use_precision", Mock(side_effect=DeviceError("TF32 cannot be set here")))
-    with pytest.raises(DeviceError):
-        run(tmp_path)
-    assert not (tmp_path / JOURNAL_FOLDER).exists()
-
-
 def test_tf32_is_left_out_where_there_is_none(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     class Older(SimulatedDevice):
         def info(self) -> DeviceInfo:
@@ -192,16 +156,6 @@ def test_tf32_is_left_out_where_there_is_none(tmp_path: Path, monkeypatch: pytes
     assert done.stages == {"first": (0, 1)}
     assert done.notes == ("tf32 is left out: simulated has none",)
     assert run(tmp_path, budget_s=-1.0).stages == {"first": (0, 2)}
-
-
-def test_a_setting_that_ends_every_run_is_given_up(tmp_path: Path) -> None:
-    for _ in range(MOST_TRIES):
-        with pytest.raises(DeviceError):
-            run(tmp_path, Broken(DeviceError("the device is lost")))
-    run(tmp_path, Broken(MemoryError("full")))
-    table = recording.load(tmp_path).table
-    row = table[(table["model"] == "b") & (table["batch"] == 1)].iloc[0]
-    assert row["status"] == "ended the process each time it was timed"
 
 
 def test_another_plan_or_machine_needs_another_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -260,37 +214,27 @@ def test_the_paper_plan_and_the_heldout_one_are_complete_repeat_nothing_and_shar
     assert {setting.batch for setting in tried} == {1}
 
 
-def test_what_a_profiler_saw_is_summed_by_kind() -> None:
+def test_what_a_profiler_saw_is_counted_by_kind() -> None:
     from types import SimpleNamespace
 
     device, host = torch.autograd.DeviceType.CUDA, torch.autograd.DeviceType.CPU
     gemm, split, fill = (SimpleNamespace(name=name) for name in ("gemm", "splitKreduce", "Memset (Device)"))
     events = [
-        SimpleNamespace(
-            name=name, device_type=where, device_time_total=time, is_user_annotation=marked, kernels=list(launched)
-        )
-        for name, where, time, marked, launched in (
-            ("gemm", device, 4.0, False, ()),
-            ("splitKreduce", device, 2.0, False, ()),
-            ("Memcpy DtoD (Device -> Device)", device, 1.0, False, ()),
-            ("Memcpy HtoD (Pageable -> Device)", device, 9.0, False, ()),
-            ("Memset (Device)", device, 1.0, False, ()),
-            ("forward", device, 20.0, True, ()),
-            ("aten::addmm", host, 4.0, False, (gemm, split)),
-            ("aten::zero_", host, 4.0, False, (fill,)),
-            ("aten::linear", host, 4.0, False, ()),
+        SimpleNamespace(name=name, device_type=where, is_user_annotation=name == "forward", kernels=list(launched))
+        for name, where, launched in (
+            ("gemm", device, ()),
+            ("splitKreduce", device, ()),
+            ("Memcpy DtoD (Device -> Device)", device, ()),
+            ("Memcpy HtoD (Pageable -> Device)", device, ()),
+            ("Memset (Device)", device, ()),
+            ("forward", device, ()),
+            ("aten::addmm", host, (gemm, split)),
+            ("aten::zero_", host, (fill,)),
+            ("aten::linear", host, ()),
         )
     ]
-    assert profiled(events, forwards=1) == (1.0, 3.0, pytest.approx(7e-6), 1.0)
+    assert profiled(events, forwards=1) == (1.0, 3.0)
     assert profiled(events * 3, forwards=3) == profiled(events, forwards=1)
-
-
-def test_what_runs_in_a_stream_of_its_own_has_no_sides(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(type(runtimes.get("eager")), "own_stream", True, raising=False)
-    run(tmp_path, stages=["first"])
-    table = recording.load(tmp_path).table
-    assert "overhead_s" not in table or table["overhead_s"].isna().all()
-    assert set(table["status"]) == {tables.OK}
 
 
 def test_each_protocol_says_how_slow_the_host_of_a_gpu_was() -> None:
@@ -309,24 +253,3 @@ def test_each_protocol_says_how_slow_the_host_of_a_gpu_was() -> None:
         [1.8e-3 / 1.8**host.LAUNCH_POWER, 1.8e-3 * (1.5 / 1.8) ** host.LAUNCH_POWER]
     )  # in moments as slow as those of the latency beside it
     assert [one["regime"] for one in columns] == ["compute-bound", "framework-bound"]
-
-
-def test_a_journal_that_cannot_be_read_is_left_as_it_is(tmp_path: Path) -> None:
-    run(tmp_path, stages=["captured"])
-    journal = tmp_path / JOURNAL_FOLDER / JOURNAL
-    head, *rows = journal.read_bytes().splitlines(keepends=True)
-    for other in (head.replace(b"{", b'{"later":1,', 1), head.replace(b'"journal":1', b'"journal":2'), head[1:]):
-        journal.write_bytes(other + b"".join(rows))
-        with pytest.raises(UsageError, match=r"damaged, or of another version .* Name another folder with --record"):
-            run(tmp_path)
-        assert journal.read_bytes() == other + b"".join(rows)
-
-
-@pytest.mark.parametrize("damage", [lambda body: b"x", lambda body: body[:-9], lambda body: gzip.compress(b"{}")])
-def test_a_damaged_graph_is_traced_anew(tmp_path: Path, damage: Callable[[bytes], bytes]) -> None:
-    run(tmp_path, stages=["first"])
-    expected = recording.load(tmp_path)
-    for file in (tmp_path / JOURNAL_FOLDER / GRAPHS_FOLDER).iterdir():
-        file.write_bytes(damage(file.read_bytes()))
-    assert run(tmp_path, stages=["first"]).left == 0
-    assert recording.load(tmp_path).graphs == expected.graphs

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import itertools
-
 import pytest
 import torch
 from gauges import ScriptedGauge
@@ -17,7 +15,7 @@ from latpred.calibration.timing.reference_speed import (
     SpeedReading,
     taken_at_full_speed,
 )
-from latpred.host import CACHE, CACHE_MACS_PER_BYTE, COLD_DISPATCH, DISPATCH, ELEMENTWISE, KINDS, THREADS
+from latpred.host import CACHE_MACS_PER_BYTE, DISPATCH, ELEMENTWISE, KINDS, THREADS
 
 
 class Replayed(SpeedGauge):
@@ -42,14 +40,6 @@ def test_a_busy_neighbour_makes_a_moment_slow_and_on_another_processor_less() ->
     gauge = Replayed([100.0] * 21, [40.0] * 20 + [60.0])
     *_, beside = [gauge.slowdown(gauge.read()) for _ in range(21)]
     assert beside == pytest.approx(1.5**reference_speed.THREADED_POWER, abs=0.01)
-
-
-def test_calls_that_only_find_their_code_far_away_make_no_slow_moment() -> None:
-    # The first part, which pays for what other work has evicted, is not timed; of the others the fastest counts.
-    clock = itertools.accumulate((0.0, *(step for spent in (0.2, 0.1, 0.1, 0.12) for step in (0.5, spent))))
-    with pytest.MonkeyPatch.context() as patched:
-        patched.setattr(reference_speed.time, "perf_counter", lambda: next(clock))
-        assert reference_speed._in_parts(0, lambda: None) == pytest.approx(reference_speed.PARTS * 0.1)
 
 
 def test_what_passed_for_full_speed_is_slow_once_faster_moments_came() -> None:
@@ -90,16 +80,6 @@ def test_every_reference_takes_time_and_changes_nothing(threads: int) -> None:
     assert bool((timer._stream == 1).all())
     macs_per_byte = len(timer._rows) * timer._weights.numel() / timer._weights.nbytes
     assert macs_per_byte == CACHE_MACS_PER_BYTE, "others are held against it"
-
-
-def test_ops_dispatch_from_cold_caches_after_weights_went_through_them(monkeypatch: pytest.MonkeyPatch) -> None:
-    timer, done = ReferenceTimer(1), []
-    ops, weights = timer._work[COLD_DISPATCH], timer._work[CACHE]
-    monkeypatch.setitem(timer._work, CACHE, lambda: (done.append("weights"), weights()))
-    monkeypatch.setitem(timer._work, COLD_DISPATCH, lambda: (done.append("ops"), ops()))
-    cold_us = timer._us(COLD_DISPATCH)
-    assert done == ["ops", *["weights", "ops"] * reference_speed.REPEATS[COLD_DISPATCH]]
-    assert cold_us > 0
 
 
 def test_full_speed_is_what_slow_moments_are_brought_to() -> None:
@@ -195,19 +175,3 @@ def test_beside_a_gpu_only_the_thread_that_feeds_it_is_looked_at() -> None:
     assert reference_speed.gauge_on("simulated", "eager") is None
     assert reference_speed.gauge_on("cpu", "eager") is reference_speed.gauge_for("eager")
     assert ReferenceTimer(2, host_only=True).read().keys() == {DISPATCH}
-
-
-def test_a_gauge_keeps_no_reading_for_ever(monkeypatch: pytest.MonkeyPatch) -> None:
-    gauge = SpeedGauge(1)
-    monkeypatch.setattr(reference_speed, "MOST_MOMENTS", 50)
-    fastest = [gauge.read() and gauge.fastest for _ in range(400)]
-    assert len(gauge._moments) <= 50
-    assert fastest[-1] != fastest[100], "new readings go on to count"
-
-
-def test_a_reading_serves_for_a_moment_unless_it_is_to_be_taken_anew(monkeypatch: pytest.MonkeyPatch) -> None:
-    timer, clock = ReferenceTimer(1, host_only=True), iter((9.0, 9.0, 10.0, 10.0, 11.0, 11.0))
-    monkeypatch.setattr(reference_speed.time, "monotonic", clock.__next__)
-    monkeypatch.setattr(timer, "read", ({DISPATCH: us} for us in itertools.count()).__next__)
-    taken = [timer.around("eager", anew=number == 2) for number in range(3)]
-    assert [one[DISPATCH] for one in taken] == [0, 0, 1]

@@ -13,7 +13,6 @@ from latpred.calibration import runtime_calibration
 from latpred.calibration.devices.simulated import SimulatedDevice, SimulatedSpec, TrueCosts
 from latpred.calibration.runtime_calibration.calibrate_runtimes import fit_with_spread
 from latpred.calibration.workloads import networks
-from latpred.errors import CalibrationError
 from latpred.graph.graph import ModelGraph
 from latpred.prediction.predictor import Predictor
 from latpred.prediction.pricing import host_cost
@@ -114,11 +113,3 @@ def test_chains_are_replayed_once_and_not_in_every_precision() -> None:
     cells = list(islice(calibrator.cells_in(["fp16", "fp32", "bf16"]), 9))
     assert [cell.kind for cell in cells] == ["clock"] * 5 + ["network"] * 4
     assert [cell.precision for cell in cells[5:]] == ["fp16", "fp16", "fp16", "fp32"]
-
-
-def test_one_length_of_chain_tells_no_gap() -> None:
-    calibrator = runtime_calibration.get("cuda-graphs", SimulatedDevice())
-    cell = next(calibrator.cells_in(["fp32"]))
-    row = calibrator.measure(cell)
-    with pytest.raises(CalibrationError, match=r"1 chains were replayed, too few.* as with --budget 3m$"):
-        calibrator.fit([row], perfect(COSTS))

@@ -9,17 +9,15 @@ from itertools import islice
 from pathlib import Path
 
 import factories
-import msgspec
 import numpy as np
 import pandas as pd
 import pytest
 
 from latpred.calibration import cells, choose_shapes, evaluate_kernels, schedules
-from latpred.calibration.cells import Cell
 from latpred.calibration.devices import open_device
 from latpred.calibration.fitting import kernel_table
 from latpred.calibration.schedules import Schedule
-from latpred.calibration.workloads import networks, single_ops
+from latpred.calibration.workloads import networks
 from latpred.calibration.workloads.networks import KINDS, NetworkSpec
 from latpred.errors import TableError, TraceError, UnknownGpuError, UsageError
 from latpred.ops.families import DIMS
@@ -96,13 +94,6 @@ def test_the_certain_half_is_passed_over_and_what_cannot_be_traced(monkeypatch: 
     assert unsure[0] not in chosen
 
 
-def test_networks_come_as_drawn_where_a_profile_cannot_predict_them() -> None:
-    fits = {"bf16": factories.profile().kernels["fp32"]}
-    sampler = schedule(msgspec.structs.replace(profile("rnn"), kernels=fits))
-    specs = [small(seed) for seed in range(GROUP)]
-    assert list(islice(sampler.uncertain_networks(iter(specs)), GROUP // 2)) == specs[: GROUP // 2]
-
-
 @pytest.mark.parametrize(("unsure", "name"), [("conv", "conv"), ("softmax", "softmax"), ("pooling", "max_pool")])
 def test_after_learning_the_least_certain_kernels_are_taken(unsure: str, name: str) -> None:
     drawn = list(islice(cells.kernel_cells("fp32"), 60))
@@ -118,12 +109,6 @@ def test_a_family_without_a_fit_is_the_least_certain_of_all() -> None:
     drawn = list(islice(cells.kernel_cells("fp32"), 8))
     assert drawn[0].name == "gemm"
     assert drawn[0] not in list(sampler.uncertain_kernels(iter(drawn), 4))
-
-
-def test_a_kernel_that_cannot_be_traced_or_launches_nothing_comes_last(monkeypatch: pytest.MonkeyPatch) -> None:
-    drawn = [Cell("kernel", name, {"rows": 4, "cols": 8}) for name in ("broken", "view", "add", "softmax")]
-    monkeypatch.setattr(single_ops, "graph", refusing(single_ops.graph, lambda cell: cell == drawn[0]))
-    assert list(schedule(profile("softmax")).uncertain_kernels(iter(drawn), 2)) == [drawn[3], drawn[2]]
 
 
 TABLE = runpy.run_path(str(Path(__file__).parents[2] / "examples" / "gemm_table.py"))["made_up"](noise=0.0)
@@ -152,22 +137,6 @@ def test_a_table_is_predicted_from_a_part_of_it() -> None:
     assert rest.median < 0.05
     assert rest.median <= rest.mean < 0.15
     assert rest.within_10 > 0.75
-
-
-def test_rows_of_another_dtype_or_without_a_source_are_fitted_apart() -> None:
-    some = TABLE[TABLE["n"] <= TABLE["n"].median()]
-    several = pd.concat([some.assign(dtype="float32"), some.assign(dtype="float16", source=None)])
-    assert {score.source for score in evaluate_kernels(several, [30])} == {"made up float32", "float16"}
-
-
-@pytest.mark.parametrize("pairs", [1, 2])
-def test_of_one_or_two_pairs_of_n_and_k_none_is_kept_out(pairs: int, tmp_path: Path) -> None:
-    m = np.arange(1, 61)
-    table = pd.DataFrame({"system": "a100", "m": m, "n": 64 * (1 + m % pairs), "k": 64, "latency_us": 5 + 0.01 * m})
-    (rest,) = evaluate_kernels(table, [30])
-    assert rest.tested == "the rest"
-    table.assign(source="").to_csv(file := tmp_path / "table.csv")
-    assert evaluate_kernels(file, [30]) == [rest]
 
 
 @pytest.mark.parametrize("over", [0, 1])

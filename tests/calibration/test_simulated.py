@@ -5,7 +5,6 @@ from __future__ import annotations
 import random
 from dataclasses import replace
 
-import msgspec
 import pytest
 from counts import imports_of
 from factories import bare, perfect
@@ -87,14 +86,6 @@ def test_noise_and_spikes_are_as_asked_for():
     assert (sum((factor - 1) ** 2 for factor in usual) / len(usual)) ** 0.5 == pytest.approx(0.02, rel=0.1)
 
 
-def test_the_device_clock_drifts():
-    graph = graph_of(bare("elementwise", "elementwise", 10**6))
-    fast, true = (SimulatedDevice(replace(QUIET, drift=drift)) for drift in (0.01, 0.0))
-    queued = [device.time_queued(device.prepare_model(graph, 1), 10) for device in (fast, true)]
-    assert queued[0] / queued[1] == pytest.approx(1.01)
-    assert timer.single(fast, fast.prepare_model(graph, 1)) == timer.single(true, true.prepare_model(graph, 1))
-
-
 def test_the_true_latency_by_hand_and_the_device_as_it_was():
     # Host: 6 + 20 * 4.6 = 98. Device: 20 * (1.8 + 1.2 + 8e5 * batch / 2.34e6) = 60 + 6.84 * batch.
     graph = graph_of(*[bare("elementwise", "elementwise", 10**5)] * 20)
@@ -113,23 +104,6 @@ def test_a_cell_runs_its_op_without_the_python_around_it():
     assert any(any(op.calls) for op in single_ops.graph(cell)[0].ops)
     issued = timer.issue(device, device.prepare(cell))
     assert issued.median_s * 1e6 == pytest.approx(COSTS.dispatch("norm"))
-
-
-def test_what_does_not_fit_is_out_of_memory():
-    device = SimulatedDevice(SimulatedSpec(memory_bytes=1000))
-    with pytest.raises(MemoryError, match="simulated device has 1000"):
-        device.prepare(Cell("memory", "bandwidth", {"bytes": 600}))
-    graph = msgspec.structs.replace(graph_of(bare("view")), parameter_bytes=2000)
-    with pytest.raises(MemoryError, match="example-net at batch 2"):
-        device.prepare_model(graph, 2)
-
-
-def test_memory_cells_move_bytes():
-    device = SimulatedDevice(QUIET)
-    upload = timer.single(device, device.prepare(Cell("memory", "upload", {"bytes": 24_000_000})))
-    assert upload.median_s * 1e6 == pytest.approx(4.9 + 4 + 1000 + 3 + 3)
-    bandwidth = timer.queued(device, device.prepare(Cell("memory", "bandwidth", {"bytes": 10**8})))
-    assert 2e8 / (bandwidth.median_s * 1e6) == pytest.approx(2.6e6 * 0.8, rel=0.05)
 
 
 def test_simulation_shares_no_code_with_the_predictor():
@@ -156,26 +130,6 @@ def test_every_built_in_runtime_is_simulated() -> None:
     assert COSTS.runtimes.keys() == built - {"eager"}
     for name in COSTS.runtimes:
         assert true_us(steps_of("kernel.extern"), name) > 10 * FLOOR
-
-
-@pytest.mark.parametrize(
-    ("runtime", "host_class", "expected_us"),
-    [
-        ("torchscript", "node.gemm.linear", 4.5 + 10 * 3.7),
-        ("torchscript", "node.odd", 4.5 + 10 * 2.6),
-        ("onnxruntime", "node.conv", 11 + 10 * 4.4),
-        ("compile", "kernel.generated.joined", 8 + 10 * 3.1),
-        ("compile", "kernel.extern.conv", 8 + 10 * 7.2),
-    ],
-)
-def test_steps_cost_what_their_class_costs(runtime, host_class, expected_us) -> None:
-    assert true_us(steps_of(host_class, family=""), runtime) == pytest.approx(expected_us + SYNC)
-
-
-def test_kernels_take_their_factor_of_eagers() -> None:
-    kernel_us = FLOOR + 8 * 10**6 / 2.6e6 / 0.9
-    graph, first_us = steps_of("node.elementwise", numel=10**6), 11 + 1.5 + LAUNCH
-    assert true_us(graph, "onnxruntime") == pytest.approx(first_us + 10 * 1.1 * kernel_us + 9 * COSTS.gap_us + SYNC)
 
 
 @pytest.mark.parametrize(

@@ -57,25 +57,6 @@ def test_torchs_estimator_counts_the_flops_of_products_within_composite_ops(monk
     assert timed_baselines.runtime_estimator(Bench(CpuDevice()), both, 4, "fp32") == 2e-3
 
 
-class Counting(nn.Module):
-    """Looks rows up by an index that it then counts past the end of the table."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.table = nn.Embedding(4, 2)
-
-    def forward(self, index: torch.Tensor) -> torch.Tensor:
-        index = index.clone()
-        rows: torch.Tensor = self.table(index)
-        index += 100
-        return rows
-
-
-def test_operands_are_those_of_the_moment_of_the_call() -> None:
-    counting = module_workload("counting", Counting().eval(), torch.zeros(1, 3, dtype=torch.long))
-    assert timed_baselines.isolated_ops(Bench(CpuDevice()), counting, 2, "fp32") > 0
-
-
 def test_columns_and_reasons() -> None:
     table = measured([("layers", 1, 1e-4), ("layers", 2, 1e-4)], status="ok")
     said: list[str] = []

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import math
 from pathlib import Path
-from types import SimpleNamespace
 
 import pytest
 import torch
@@ -128,19 +127,6 @@ def test_the_verb_measures_with_the_threads_of_the_profile(tmp_path: Path, monke
     assert asked == ["cpu", 3]
 
 
-def test_the_verb_measures_no_other_gpu_than_it_predicts(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    asked = ("generate", f"{models_file(tmp_path)}:gpt2", "--device", "rtx-8000", "--prompt", "4", "--measure")
-    for here, code in (("nvidia-h100-80gb-hbm3", 2), ("quadro-rtx-8000", 1)):
-        info = DeviceInfo(here, "cuda", asynchronous=True, memory_bytes=1 << 34)
-        live = SimpleNamespace(name="cuda:0", info=lambda info=info: info)
-        monkeypatch.setattr("latpred.calibration.devices.open_device", lambda _, live=live: live)
-        monkeypatch.setattr(timed_generation, "measure_generation", None)  # which the right GPU gets to
-        done = run(*asked)
-        assert done.exit_code == code, done.output
-        said = "cuda:0 here is nvidia-h100-80gb-hbm3, and the prediction is for rtx-8000"
-        assert (said in done.stderr) == (code == 2)
-
-
 def test_the_first_token_counts_where_the_rest_could_not_be_measured() -> None:
     store.save(profile())
     table = measure_generation(gpt2(), 6, 2, [1], repeats=1, plan=FAST)
@@ -148,14 +134,3 @@ def test_the_first_token_counts_where_the_rest_could_not_be_measured() -> None:
     rows = beside(latpred.predict_generation(gpt2(), 6, 2, [1]), table)
     assert rows["status"].tolist() == ["ok", "out of memory", "out of memory"]
     assert rows["measured_s"].notna().tolist() == rows["error"].notna().tolist() == [True, False, False]
-
-
-def test_a_batch_that_was_not_measured_is_null_beside_others(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    store.save(profile())
-    model = f"{models_file(tmp_path)}:gpt2"
-    table = measure_generation(gpt2(), 6, 2, [1, 2], repeats=1, plan=FAST)
-    table.loc[table["batch"] == 2, ["status", "latency_s"]] = "out of memory", math.nan
-    monkeypatch.setattr(timed_generation, "measure_generation", lambda *_, **__: table)
-    asked = ["generate", model, "--prompt", "6", "--new-tokens", "2", "--batch", "1,2", "--measure"]
-    rows = document(*asked)["measured"]
-    assert [row["measured_s"] is None for row in rows] == [False] * 3 + [True] * 3

@@ -4,21 +4,17 @@ from __future__ import annotations
 
 import gc
 import signal
-import subprocess
-import sys
-import threading
 import time
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, nullcontext
 from itertools import chain, count, cycle, repeat
-from unittest.mock import Mock
 
 import pytest
 from gauges import ScriptedGauge
 
 from latpred.calibration.timing import timer
 from latpred.calibration.timing.reference_speed import SpeedGauge, SpeedReading
-from latpred.calibration.timing.timer import EXIT_CODE, Plan, Timing, time_limit
+from latpred.calibration.timing.timer import Plan, Timing, time_limit
 from latpred.errors import TimeLimitError
 
 US = 1e-6
@@ -111,13 +107,6 @@ def test_what_changes_is_not_stable(device, durations_s):
     assert not timer.summary([1.0] * 20 + [1.1] * 20).stable
 
 
-def test_budget_ends_sampling_but_never_below_the_least(device):
-    plan = Plan(least=5, budget_s=0.5, warmup_s=0.2)
-    timed = timer.single(device, device.taking(cycle([1.0, 1.5])), plan)
-    assert timed.n == 5
-    assert device.calls <= 5 + 5  # as few for the warm-up of a call that alone outlasts it
-
-
 @pytest.mark.parametrize(
     ("durations_s", "at_most"), [(repeat(1e-3), 16), (cycle([1e-3, 2e-3]), 70)], ids=["precise enough", "out of budget"]
 )
@@ -182,63 +171,11 @@ def test_what_waits_busily_from_before_is_outlasted(device):
 
 
 @pytest.mark.skipif(not hasattr(signal, "setitimer"), reason="this system has no interval timers")
-@pytest.mark.parametrize("memory", [True, False], ids=["with a watchdog", "without memory for one"])
-def test_a_hang_is_interrupted_and_the_signal_given_back(memory: bool, monkeypatch: pytest.MonkeyPatch) -> None:
-    if not memory:
-        monkeypatch.setattr(threading.Timer, "start", Mock(side_effect=RuntimeError("can't start new thread")))
+def test_a_hang_is_interrupted_and_the_signal_given_back() -> None:
     before = signal.getsignal(signal.SIGALRM)
-    with pytest.raises(TimeLimitError, match=r"longer than 0\.05 s"), time_limit(0.05, "a sleep"):
+    with pytest.raises(TimeLimitError, match=r"longer than 0\.05 s"), time_limit(0.05):
         time.sleep(60.0)
-    with pytest.raises(ZeroDivisionError), time_limit(60.0, "what is quick enough raises its own error"):
+    with pytest.raises(ZeroDivisionError), time_limit(60.0):  # its own error
         1 / 0  # noqa: B018
     assert signal.getsignal(signal.SIGALRM) is before
     assert signal.getitimer(signal.ITIMER_REAL) == (0.0, 0.0)
-
-
-@pytest.mark.skipif(not hasattr(signal, "setitimer"), reason="this system has no interval timers")
-@pytest.mark.parametrize("due_s", [100.0, 1e-3])
-def test_the_callers_own_alarm_still_comes(due_s: float) -> None:
-    rung: list[int] = []
-    before = signal.signal(signal.SIGALRM, lambda number, frame: rung.append(number))
-    try:
-        signal.setitimer(signal.ITIMER_REAL, due_s, 7.0)
-        with time_limit(60.0, "a nap"):
-            time.sleep(0.01)
-        for _ in range(2000 * (due_s < 1.0)):
-            if not rung:
-                time.sleep(0.001)
-        left_s, every_s = signal.getitimer(signal.ITIMER_REAL)
-    finally:
-        signal.setitimer(signal.ITIMER_REAL, 0.0)
-        signal.signal(signal.SIGALRM, before)
-    assert len(rung) == (due_s < 1.0)
-    assert every_s == pytest.approx(7.0)
-    assert 0 < left_s < 100
-
-
-def test_beside_the_main_thread_nothing_is_interrupted() -> None:
-    ended: list[int] = []
-
-    def run() -> None:
-        with time_limit(0.01, "a nap"):
-            time.sleep(0.02)
-        ended.append(1)
-
-    thread = threading.Thread(target=run)
-    thread.start()
-    thread.join()
-    assert ended == [1]
-
-
-def test_what_no_signal_interrupts_ends_the_process_with_a_sentence() -> None:
-    script = (
-        "import signal, time\n"
-        "from latpred.calibration.timing.timer import time_limit\n"
-        "with time_limit(0.1, 'kernel/gemm'):\n"
-        "    signal.signal(signal.SIGALRM, signal.SIG_IGN)\n"
-        "    time.sleep(60)\n"
-    )
-    ended = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, timeout=50)
-    assert ended.returncode == EXIT_CODE == TimeLimitError.exit_code
-    assert "kernel/gemm hangs where nothing can interrupt it" in ended.stderr
-    assert "run the same command again" in ended.stderr

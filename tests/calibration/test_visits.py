@@ -98,26 +98,6 @@ def test_a_disturbed_cell_is_timed_again_once_it_is_calm(made: Made, session: Se
     assert said == [cell(1).key, waiting, cell(2).key, waiting, cell(3).key]
 
 
-def test_waiting_for_full_speed_is_lost_once(made: Made, session: Session, monkeypatch: pytest.MonkeyPatch) -> None:
-    events, run = list[str](), session.run
-
-    def wait(*_: object) -> float:
-        events.append("wait")
-        return 0.2
-
-    def timed(*given: Any, **options: Any) -> Row:
-        events.append("run")
-        return run(*given, **options)
-
-    monkeypatch.setattr(ScriptedGauge, "await_full_speed", wait)
-    monkeypatch.setattr(session, "run", timed)  # whose seconds count
-    visited = made(Measuring())
-    for _ in range(2):  # what the session has needs no waiting
-        visited.run(cell(1))
-    assert events == ["wait", "run", "run"]
-    assert visited.lost_s == 0.2
-
-
 def test_a_worse_timing_does_not_count_in_place_of_a_better_one(made: Made, session: Session) -> None:
     measure = Measuring([1.5])
     visited = made(measure, [CALM, CALM, BUSY])
@@ -144,22 +124,6 @@ def test_a_worse_timing_does_not_count_in_place_of_a_better_one(made: Made, sess
 )
 def test_which_of_two_timings_counts(new: dict[str, Any], old: dict[str, Any], better: bool) -> None:
     assert visits._better(row(1, **new), row(1, **old)) is better
-
-
-def test_a_second_timing_that_raises_leaves_the_cell_to_be_timed_again(made: Made, session: Session) -> None:
-    class Raising(Measuring):
-        def __call__(self, one: Cell) -> Row:
-            row = super().__call__(one)
-            if len(self.asked) == 3:
-                raise ValueError("this time it failed")
-            return row
-
-    measure = Raising()
-    visited = made(measure, [BUSY])
-    for number in (1, 2):
-        visited.run(cell(number))
-    assert measure.asked == [1, 2, 1, 1]
-    assert not any(row.disturbed or row.error for row in session.rows)
 
 
 def test_calm_does_not_end_in_timing_all_again_at_once(made: Made) -> None:
@@ -197,28 +161,6 @@ def test_what_passed_for_full_speed_is_visited_again_once_faster_moments_came(
     assert measure.asked == asked
 
 
-@pytest.mark.parametrize(
-    ("us", "again"),
-    [
-        ([1.45, 1.45], [1, 2]),
-        ([1.45, 1.0, 1.0, 1.0], [1]),  # which the session ended before it was visited again
-    ],
-)
-def test_what_passed_for_full_speed_in_an_earlier_session_is_visited_again_too(
-    us: list[float], again: list[int], made: Made, session: Session, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(ScriptedGauge, "fastest", SpeedReading(1.45))
-    for number, read_us in enumerate(us, 1):
-        read = {host.DISPATCH: read_us}
-        session.run(cell(number), lambda one, read=read: Row(one, {"single": timing()}, speed=read))  # type: ignore[misc]
-    measure = Measuring()
-    made(measure).run(cell(8))
-    assert measure.asked == [8], "the machine is as slow as it was"
-    monkeypatch.setattr(ScriptedGauge, "fastest", SpeedReading(1.0))
-    made(measure).run(cell(9))
-    assert measure.asked == [8, 9, *again]
-
-
 def test_nothing_is_watched_on_a_simulated_device_and_no_run_waits_without_end(session: Session) -> None:
     visited = Visits(session, SimulatedDevice(), "eager", Measuring(), 60.0, lambda *_: None)
     row = visited.run(cell(1))
@@ -234,14 +176,6 @@ def test_what_was_disturbed_before_a_run_was_resumed_is_timed_again(made: Made, 
     resumed.run(cell(2))
     assert measure.asked == [2, 1]
     assert not any(row.disturbed for row in session.rows)
-
-
-def test_what_was_timed_again_in_vain_waits_behind_what_was_not(made: Made) -> None:
-    measure, slowed = Measuring(), Disturbance(visits.SLOWED)
-    visited = made(measure, [slowed, slowed, CALM, BUSY])  # what was busy is no better and leaves the row where it is
-    for number in (1, 2, 3, 4):
-        visited.run(cell(number))
-    assert measure.asked == [1, 2, 3, 1, 4, 2, 1]
 
 
 def test_lost_time_counts_up_to_the_overtime(made: Made) -> None:
@@ -304,25 +238,6 @@ def test_what_a_slow_host_did_is_brought_to_full_speed_but_no_kernel(others_s: d
     assert {name: one.median_s for name, one in brought.items()} == {
         name: one.median_s / shorter[name] for name, one in timings.items()
     }
-
-
-def test_only_what_a_gpus_host_does_waits_for_full_speed(session: Session, monkeypatch: pytest.MonkeyPatch) -> None:
-    class Waiting(ScriptedGauge):
-        waited = 0
-
-        def await_full_speed(self, *_: object) -> float:
-            self.waited += 1
-            return 0.0
-
-    gauge = Waiting()
-    monkeypatch.setattr(visits, "gauge_on", lambda kind, runtime: gauge)
-    device = CpuDevice()
-    monkeypatch.setattr(CpuDevice, "asynchronous", True)
-    visited = Visits(session, device, "eager", Measuring(), 60.0, lambda *_: None)
-    visited.run(cell(1))
-    assert gauge.waited == 0
-    visited.run(Cell("dispatch", "add", {"m": 1}))
-    assert gauge.waited == 1
 
 
 THROTTLED = Disturbance("the GPU throttled", device="the GPU throttled")

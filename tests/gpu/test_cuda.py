@@ -8,8 +8,6 @@ from __future__ import annotations
 
 import time
 from collections.abc import Iterator, Sequence
-from itertools import islice
-from pathlib import Path
 
 import msgspec
 import numpy as np
@@ -18,12 +16,11 @@ import torch
 
 import latpred
 from latpred import runtimes, storage
-from latpred.calibration import calibrate, cells, measure, runtime_calibration, session
+from latpred.calibration import calibrate, cells, measure, session
 from latpred.calibration.cells import Cell
 from latpred.calibration.devices import conditions, open_device
 from latpred.calibration.devices.cuda import CudaDevice
-from latpred.calibration.runtime_calibration import base
-from latpred.calibration.session import Row, Session, directory, read_journal
+from latpred.calibration.session import Row, directory, read_journal
 from latpred.calibration.timing import timer
 from latpred.calibration.workloads import networks
 from latpred.errors import RuntimeRefusalError
@@ -99,21 +96,6 @@ def test_short_calibration_passes_its_gate(gpu: CudaDevice, calibrated: tuple[De
         assert found.kernels["fp16"]["gemm"].macs_per_us > found.kernels["fp32"]["gemm"].macs_per_us
 
 
-def test_costs_of_the_calibration_are_plausible(calibrated: tuple[DeviceProfile, list[Row]]) -> None:
-    found, _ = calibrated
-    device, fit = found.device, found.runtimes["eager"]
-    assert 0.5 < device.launch_us < 50
-    assert 0 <= device.gap_us < 10
-    assert 0.5 < device.sync_us < 100
-    assert 256 <= device.queue <= 8192
-    assert 5e4 < device.bandwidth_bytes_per_us < 2e7
-    assert 5e2 < device.copy_bytes_per_us < device.bandwidth_bytes_per_us
-    assert 0.5 < fit.scale < 3
-    assert 0.1 < fit.costs_us["view"] < fit.costs_us["gemm"] < 200
-    assert all(0 <= us < 1000 for us in fit.costs_us.values())
-    assert 0 < fit.module_call_us < 50
-
-
 def test_few_cells_fail_and_none_ends_the_calibration(calibrated: tuple[DeviceProfile, list[Row]]) -> None:
     _, rows = calibrated
     failed = {row.cell.key: row.error for row in rows if row.error}
@@ -144,42 +126,10 @@ def test_queued_time_does_not_depend_on_how_long_the_host_takes_to_issue(gpu: Cu
     assert timer.queued(gpu, dawdling).median_s == pytest.approx(once_s, rel=0.05)
 
 
-def test_a_lone_call_takes_longer_than_one_in_a_queue(gpu: CudaDevice, measuring: None) -> None:
-    call = gpu.prepare(Cell("kernel", "add", {"rows": 64, "cols": 64}))
-    queued, issued, lone = timer.queued(gpu, call), timer.issue(gpu, call), timer.single(gpu, call)
-    assert queued.median_s < lone.median_s
-    assert issued.median_s < lone.median_s
-
-
-def test_replay_takes_no_longer_than_the_queue(gpu: CudaDevice, measuring: None) -> None:
-    call = gpu.prepare(Cell("clock", "tiny"))
-    replayed_s, queued_s = gpu.time_replayed(call, 100), gpu.time_queued(call, 100)
-    assert replayed_s is not None
-    assert 0 < replayed_s <= 1.2 * queued_s
-
-
 def test_out_of_memory_is_reported_and_survived(gpu: CudaDevice, measuring: None) -> None:
     with pytest.raises(MemoryError):
         gpu.prepare(Cell("memory", "bandwidth", {"bytes": gpu.info().memory_bytes * 2}))
     gpu.prepare(Cell("memory", "bandwidth", {"bytes": 2**20}))()
-
-
-def test_weights_come_from_memory_and_not_from_the_cache(gpu: CudaDevice, measuring: None) -> None:
-    """A product of one row reads its weights and does little else: no faster than memory can be."""
-    dims = {"m": 1, "n": 2048, "k": 2048}
-    taken_s = timer.queued(gpu, gpu.prepare(Cell("kernel", "gemm", dims))).median_s
-    copied_s = timer.queued(gpu, gpu.prepare(cells.COPY)).median_s
-    per_byte_s = copied_s / (2 * cells.COPIED_BYTES)
-    assert taken_s > 0.7 * 4 * dims["n"] * dims["k"] * per_byte_s
-
-
-def test_tf32_multiplies_faster_than_fp32(gpu: CudaDevice, measuring: None) -> None:
-    if "tf32" not in gpu.precisions():
-        pytest.skip("this GPU has no TF32")
-    taken = {}
-    for precision in ("fp32", "tf32"):
-        taken[precision] = timer.queued(gpu, gpu.prepare(Cell("kernel", "gemm", GEMM, precision))).median_s
-    assert taken["tf32"] < 0.8 * taken["fp32"]
 
 
 def test_convolutions_use_tf32_in_fp32_too_whatever_the_process_has_set(gpu: CudaDevice) -> None:
@@ -198,18 +148,6 @@ def test_convolutions_use_tf32_in_fp32_too_whatever_the_process_has_set(gpu: Cud
     assert taken["fp32"] == pytest.approx(taken["tf32"], rel=0.1)
 
 
-@pytest.mark.parametrize("precision", ["fp16", "bf16"])
-def test_a_calibration_without_fp32_is_judged_in_what_it_measured(
-    gpu: CudaDevice, precision: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    if precision not in gpu.precisions():
-        pytest.skip(f"this GPU does not do {precision}")
-    monkeypatch.setenv(storage.VARIABLE, str(tmp_path))
-    found = calibrate(gpu, budget_s=BUDGET_S, precisions=(precision,))
-    assert found.kernels.keys() == {precision}
-    assert any(name.startswith("median error of ordinary models") for name in found.acceptance.checks)
-
-
 @pytest.mark.parametrize("precision", ["fp32", "fp16", "bf16", "tf32"])
 def test_every_op_runs_in_every_precision_or_says_why_not(gpu: CudaDevice, measuring: None, precision: str) -> None:
     if precision not in gpu.precisions():
@@ -226,16 +164,6 @@ def test_every_op_runs_in_every_precision_or_says_why_not(gpu: CudaDevice, measu
     assert len(refused) <= 3, refused
     if precision == "fp32":
         assert refused == {}
-
-
-def test_memory_is_given_back_between_cells(gpu: CudaDevice, measuring: None) -> None:
-    before = torch.cuda.memory_allocated(gpu.torch_device)
-    with Session(directory("cuda-memory"), gpu.machine(), {}) as here:
-        for number in range(3):
-            cell = Cell("kernel", "gemm", {"m": 4096, "n": 4096, "k": 4096 + 8 * number})
-            row = here.run(cell, lambda one: Row(one, {"queued": timer.queued(gpu, gpu.prepare(one), timer.QUICK)}))
-            assert not row.error
-    assert torch.cuda.memory_allocated(gpu.torch_device) - before < 2**20
 
 
 @pytest.mark.parametrize("spec", SPECS, ids=lambda spec: spec.kind)
@@ -257,13 +185,6 @@ def test_what_is_built_computes_what_eager_does(gpu: CudaDevice, measuring: None
     assert torch.allclose(first.float(), expected.float(), rtol=1e-2, atol=1e-3)
 
 
-def test_replays_read_their_inputs_where_they_were_captured(gpu: CudaDevice, measuring: None) -> None:
-    layer, x = torch.nn.Linear(64, 64).to("cuda:0").eval(), torch.randn(4, 64, device="cuda:0")
-    call = gpu.prepare_model(layer, (x,), "cuda-graphs")
-    x.copy_(torch.randn_like(x))
-    assert torch.allclose(call(), layer(x), atol=1e-4)
-
-
 def test_a_wait_is_refused_and_leaves_the_gpu_as_it_was(gpu: CudaDevice, measuring: None) -> None:
     x = torch.ones(4, device="cuda:0")
     before = torch.cuda.current_stream(gpu.torch_device)
@@ -279,16 +200,6 @@ def test_a_wait_is_refused_and_leaves_the_gpu_as_it_was(gpu: CudaDevice, measuri
     assert torch.equal(output, x + 1)
 
 
-def test_a_replay_is_issued_faster_than_its_kernels(gpu: CudaDevice, measuring: None) -> None:
-    spec = SPECS[0]
-    model, inputs = networks.real_model(spec, "fp32", "cuda:0"), networks.real_inputs(spec, "fp32", "cuda:0")
-    issued = {
-        name: timer.issue(gpu, gpu.prepare_model(model, inputs, name), timer.Plan(loops=1)).median_s
-        for name in ("eager", "cuda-graphs")
-    }
-    assert issued["cuda-graphs"] < 0.3 * issued["eager"]
-
-
 def test_what_is_traced_as_captured_can_be_captured(gpu: CudaDevice, measuring: None) -> None:
     name = "distilbert-base-uncased"  # with transformers 5.17 it makes a mask while it is captured
     built = names.build(name, device="cuda:0")
@@ -296,14 +207,6 @@ def test_what_is_traced_as_captured_can_be_captured(gpu: CudaDevice, measuring: 
     assert traced.syncs() == 0
     gpu.prepare_model(built.model.eval(), built.inputs(2, "cuda:0"), "cuda-graphs")()
     gpu.synchronize()
-
-
-def test_gap_of_a_graph_is_plausible(gpu: CudaDevice, measuring: None) -> None:
-    calibrator = runtime_calibration.get("cuda-graphs", gpu)
-    rows = [calibrator.measure(cell) for cell in islice(calibrator.cells_in(["fp32"]), len(base.LENGTHS))]
-    taken = [row.timings["replayed"].median_s for row in rows]
-    assert taken == sorted(taken)
-    assert 0 <= base.node_gap_us(rows, 0.0) < 20
 
 
 @pytest.fixture(scope="module")

@@ -22,9 +22,7 @@ class ProfiledForward(NamedTuple):
     # Ops that gave the device something to do, which is what latpred traces; a library may take several kernels for
     # one, and what a graph replays is launched by none.
     launches: float
-    kernels: float
-    kernel_s: float  # of all kernels together
-    fills: float  # of memory, which latpred does not count
+    kernels: float  # and copies within the device
 
 
 class Device(Protocol):

@@ -21,15 +21,9 @@ from latpred.sandbox.own_thread import no_autocast, unwatched
 _LARGEST_KEPT_BYTES = (32 << 20) - 8192  # with the allocator's own bookkeeping, just within what it learns from
 _BACKENDS: Any = torch.backends  # carry no types, as the next two
 _CUDNN, _ONEDNN = _BACKENDS.cudnn, _BACKENDS.mkldnn
-_OF_CPU: Sequence[tuple[Any, Any]] = ((_ONEDNN.matmul, _ONEDNN), (_ONEDNN.conv, _ONEDNN), (_ONEDNN.rnn, _ONEDNN))
-# What holds how an op multiplies float32, and what it follows where it says nothing itself; general before special.
-_PLACES: Sequence[tuple[Any, Any]] = (
-    (_CUDNN, _BACKENDS),
-    (_BACKENDS.cuda.matmul, _CUDNN),
-    (_CUDNN.conv, _CUDNN),
-    (_CUDNN.rnn, _CUDNN),
-    *_OF_CPU,
-)
+_OF_CPU: Sequence[Any] = (_ONEDNN.matmul, _ONEDNN.conv, _ONEDNN.rnn)
+# What holds how an op multiplies float32; general before special, which follows it where it says nothing itself.
+_PLACES: Sequence[Any] = (_CUDNN, _BACKENDS.cuda.matmul, _CUDNN.conv, _CUDNN.rnn, *_OF_CPU)
 _AS_PYTORCH = "matrix products in full, convolutions and RNNs in TF32 where the GPU has it: PyTorch's default"
 
 
@@ -151,7 +145,7 @@ def float32_in_full() -> Iterator[None]:
     PyTorch keeps it twice: in an older interface of one word for all, and in a newer one by library and op. Setting one
     sets part of the other, and either refuses to be read where they contradict each other.
     """
-    before = [(place, place.fp32_precision, above.fp32_precision) for place, above in _PLACES]
+    before = [place.fp32_precision for place in _PLACES]
     with ExitStack() as undo:
         undo.callback(_put_back, before)  # last, since the older interface writes here
         with suppress(RuntimeError):
@@ -159,21 +153,16 @@ def float32_in_full() -> Iterator[None]:
             undo.callback(torch.set_float32_matmul_precision, word)
             if word != "highest":
                 torch.set_float32_matmul_precision("highest")
-        for place, _ in _OF_CPU:
+        for place in _OF_CPU:
             if place.fp32_precision not in ("none", "ieee"):
                 place.fp32_precision = "ieee"
         yield
 
 
-def _put_back(before: Sequence[tuple[Any, str, str]]) -> None:
-    """Have each place say what it said; what says so anyway is not written.
-
-    Convolutions and RNNs of cuDNN start with a word that nobody can set: to follow others, and where those say nothing
-    to use TF32.
-    """
-    for place, said, above_said in before:
+def _put_back(before: Sequence[str]) -> None:
+    for place, said in zip(_PLACES, before, strict=True):
         if place.fp32_precision != said:
-            place.fp32_precision = "none" if said == above_said else said
+            place.fp32_precision = said
 
 
 def changes(profile: DeviceProfile, device: Device, options: Options) -> list[str]:

@@ -7,7 +7,6 @@ waits for the host; one at a time on an idle stream would time the launch instea
 
 from __future__ import annotations
 
-import os
 import re
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
@@ -33,7 +32,6 @@ ISSUE_US = 15.0  # a first guess at the host time of a call
 LONGEST_HEAD_US = 2e5
 _CUDA: Any = torch.cuda  # its events, streams and sleeping kernel carry no types
 _BACKENDS: Any = torch.backends  # nor do these
-OVERRIDE = "NVIDIA_TF32_OVERRIDE"  # a variable of the environment: 0 keeps NVIDIA's libraries from TF32
 SLEEP_CYCLES = 2_000_000  # what the sleeping kernel's speed is measured with
 SLEEPS = 50  # of that length: an idle GPU takes a moment until its clocks have risen
 WARM_UPS, FORWARDS = 3, 3  # of a call that a profiler looks at
@@ -63,7 +61,7 @@ class CudaDevice(RealDevice):
         return machine.identity(accelerator=self._properties.name, driver=driver, threads=torch.get_num_threads())
 
     def state(self) -> GpuState | None:
-        """Clocks, throttling and temperature at this moment, for provenance; None without nvidia-ml-py."""
+        """Clocks, throttling and other processes at this moment; None without nvidia-ml-py."""
         p = self._properties
         return machine.gpu_state(f"{p.pci_domain_id:08X}:{p.pci_bus_id:02X}:{p.pci_device_id:02X}.0")
 
@@ -78,19 +76,11 @@ class CudaDevice(RealDevice):
         tf32, matmul, cudnn = precision == "tf32", _BACKENDS.cuda.matmul, _BACKENDS.cudnn
         matmul.allow_tf32 = tf32  # PyTorch's older interface, which others still read
         matmul.fp32_precision = "tf32" if tf32 else "ieee"
-        parts = (cudnn.conv, cudnn.rnn)
-        if any(part.fp32_precision != "tf32" for part in parts):
-            cudnn.fp32_precision = "tf32"  # which they follow, unless they say otherwise themselves
-        for part in parts:
+        for part in (cudnn.conv, cudnn.rnn):
+            if part.fp32_precision != "tf32":
+                cudnn.fp32_precision = "tf32"  # which they follow, unless they say otherwise themselves
             if part.fp32_precision != "tf32":
                 part.fp32_precision = "tf32"
-        said = [place.fp32_precision == "tf32" for place in (matmul, *parts)]
-        forbidden = os.environ.get(OVERRIDE) == "0" and precision in ("fp32", "tf32") and "tf32" in self.precisions()
-        if forbidden or said != [tf32, True, True]:
-            raise DeviceError(
-                f"TF32 cannot be set here as {precision} needs it (matrix products: {'on' if tf32 else 'off'}, "
-                f"convolutions and RNNs: on), so float32 would be measured under a wrong name: unset {OVERRIDE}."
-            )
 
     def synchronize(self) -> None:
         torch.cuda.synchronize(self.torch_device)
@@ -108,11 +98,6 @@ class CudaDevice(RealDevice):
             lost = isinstance(error, RuntimeError) and (
                 "CUDA error" in text or isinstance(error, torch.AcceleratorError)
             )
-            if lost and "no kernel image" in text:
-                raise DeviceError(
-                    f"this PyTorch ({torch.__version__}) has no kernels for the architecture of {self.name}, only for "
-                    f"{', '.join(torch.cuda.get_arch_list())}. {OTHER_BUILD}"
-                ) from error
             if lost and not (_HARMLESS.search(text) or OF_CAPTURE.search(text)):
                 raise DeviceError(
                     f"{self.name} failed: {text.splitlines()[0]}. After such an error a process cannot use the GPU any "
@@ -249,6 +234,8 @@ def _require(index: int) -> None:
     count = torch.cuda.device_count()
     if index >= count:
         raise DeviceError(f"there is no cuda:{index}: this machine has cuda:0 to cuda:{count - 1}.")
+    if said := unsupported(index):
+        raise DeviceError(f"{said}. {OTHER_BUILD}")
 
 
 def profiled(events: Sequence[Any], forwards: int) -> ProfiledForward:
@@ -258,12 +245,9 @@ def profiled(events: Sequence[Any], forwards: int) -> ProfiledForward:
     """
     ops = [event for event in events if event.device_type.name == "CPU"]
     on_device = [event for event in events if event.device_type.name != "CPU" and not event.is_user_annotation]
-    times_us = [float(event.device_time_total) for event in on_device if _is_kernel(event.name)]
     return ProfiledForward(
         launches=sum(any(_is_kernel(kernel.name) for kernel in op.kernels) for op in ops) / forwards,
-        kernels=len(times_us) / forwards,
-        kernel_s=sum(times_us) * 1e-6 / forwards,
-        fills=sum(event.name.startswith("Memset") for event in on_device) / forwards,
+        kernels=sum(_is_kernel(event.name) for event in on_device) / forwards,
     )
 
 

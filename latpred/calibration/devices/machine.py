@@ -1,7 +1,7 @@
 """Identity of the machine a measurement was taken on, and the state of its GPU while it was.
 
-Identity is what must match for a profile to hold (`profile.store.mismatch` compares it); state (clocks, throttling,
-temperature) is provenance. Reading either never imports torch; nvidia-ml-py is used where it is installed.
+Identity is what must match for a profile to hold (`profile.store.mismatch` compares it); state tells what disturbed a
+timing. Reading either never imports torch; nvidia-ml-py is used where it is installed.
 """
 
 from __future__ import annotations
@@ -27,7 +27,6 @@ class GpuState(NamedTuple):
 
     driver: str
     sm_mhz: int
-    temperature_c: int
     throttled: tuple[str, ...]  # the reasons for which it runs below its clocks; idling is none
     # Processes that compute on it beside this one. Within a container the driver may call this process by another
     # number, so one of those that it lists always counts as this one.
@@ -102,13 +101,10 @@ def _read_state(nvml: Any, handle: Any) -> GpuState:
             return otherwise
 
     slowed = told("CurrentClocksEventReasons") or told("CurrentClocksThrottleReasons")
-    listed = told("ComputeRunningProcesses", otherwise=())
-    # Windows lists what draws on the screen, too, and tells the memory of none.
-    computing = {process.pid for process in listed if process.usedGpuMemory is not None}
+    computing = {process.pid for process in told("ComputeRunningProcesses", otherwise=())}
     return GpuState(
         driver=nvml.nvmlSystemGetDriverVersion(),
         sm_mhz=told("ClockInfo", nvml.NVML_CLOCK_SM),
-        temperature_c=told("Temperature", nvml.NVML_TEMPERATURE_GPU),
         throttled=tuple(reason for bit, reason in REASONS.items() if slowed & bit),
         other_processes=max(len(computing) - 1, 0),
         idle=bool(slowed & IDLE),

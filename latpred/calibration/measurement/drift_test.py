@@ -449,7 +449,7 @@ def timed_again(
     cells = probe_cells(profile)
     options = conditions.Options.of(profile)
     rounds: list[list[Row]] = []
-    pace = ProgressCounter("", ROUNDS * len(cells), progress, budget_s=budget_s, clock=time.monotonic)
+    pace = ProgressCounter("", ROUNDS * len(cells), progress, budget_s=budget_s)
     with conditions.stated(options, live):
         schedule = schedule_of(live, tuple(profile.kernels))
         reference = reference_on(live)

@@ -14,10 +14,7 @@ from __future__ import annotations
 import gzip
 import hashlib
 import math
-import time
-import zlib
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import suppress
 from dataclasses import dataclass
 from itertools import chain, product
 from pathlib import Path
@@ -34,12 +31,12 @@ from latpred.calibration.cells import Cell
 from latpred.calibration.devices import Call, Device, conditions, open_device
 from latpred.calibration.measurement.whole_models import VISIT, Bench, multiplies
 from latpred.calibration.runtime_calibration.calibrate_runtimes import hindrance
-from latpred.calibration.session import JOURNAL_VERSION, Header, Row, Session
+from latpred.calibration.session import Header, Row, Session
 from latpred.calibration.timing import timer
 from latpred.calibration.timing.reference_speed import gauge_on
 from latpred.calibration.workloads import suites
 from latpred.calibration.workloads.suites import Inputs, Workload, seeded, token_inputs, workloads_of
-from latpred.errors import CalibrationError, DeviceError, MissingPackageError, UsageError
+from latpred.errors import CalibrationError, MissingPackageError, UsageError
 from latpred.graph.graph import ModelGraph, all_ops
 from latpred.profile.document import Machine
 from latpred.progress import ProgressCounter, ProgressEvent
@@ -194,7 +191,6 @@ def _bert(width: int, layers: int) -> Workload:
 
 UNTIMED = timer.Timing(math.nan, math.nan, 0, False)  # of a setting that failed
 JOURNAL_FOLDER, GRAPHS_FOLDER = "journal", "graphs"
-LIMIT_S = 600.0  # of one setting: a compiler may take minutes for a large model
 ISSUES = timer.Plan(least=3, most=30, precision=0.01, budget_s=0.1, warmup_s=0.05, loops=4)
 """Effort of timing one side alone; few calls in a row, so that they fit the device's launch queue."""
 
@@ -203,32 +199,22 @@ class RecordingSession(Session):
     """The session in a recording's folder, with the traced models; another machine of its make may go on with it."""
 
     purpose, elsewhere, going_on = "recording", "--record DIR", "the same command"
+    limit_s = 600.0  # of one setting: a compiler may take minutes for a large model
 
     def __init__(self, folder: Path, plan: str, machine: Machine) -> None:
-        super().__init__(folder / JOURNAL_FOLDER, machine, plan, limit_s=LIMIT_S)
+        super().__init__(folder / JOURNAL_FOLDER, machine, plan)
         self._header = msgspec.structs.replace(self._header, settings=plan)
         self._recording = folder
         self._graphs: dict[GraphKey, ModelGraph] = {}
         with self._writing():
             files = sorted((folder / JOURNAL_FOLDER / GRAPHS_FOLDER).glob("*.json.gz"))
         for file in files:
-            with suppress(OSError, EOFError, zlib.error, msgspec.MsgspecError):  # a damaged one is traced anew
-                traced = msgspec.json.decode(gzip.decompress(file.read_bytes()), type=TracedModel)
-                key = GraphKey(traced.model, traced.input_kind, traced.input_size, traced.precision, traced.runtime)
-                self._graphs[key] = traced.graph
-
-    def _set_aside(self, path: Path) -> None:
-        """Raise a UsageError where a journal cannot be gone on from, in which there may be hours of measuring."""
-        if path.exists():
-            raise UsageError(
-                f"{path} cannot be read: it is damaged, or of another version of latpred. "
-                "Name another folder with --record."
-            )
+            traced = msgspec.json.decode(gzip.decompress(file.read_bytes()), type=TracedModel)
+            key = GraphKey(traced.model, traced.input_kind, traced.input_size, traced.precision, traced.runtime)
+            self._graphs[key] = traced.graph
 
     def _resumes(self, header: Header) -> bool:
         """Raise a UsageError where the folder's rows do not hold for this run."""
-        if header.journal != JOURNAL_VERSION:
-            return False
         if header.settings != self._header.settings:
             raise UsageError(f"{self._recording} holds the plan {header.settings}. Name another folder with --record.")
         if _make(header.machine) != _make(self._header.machine):
@@ -354,18 +340,11 @@ def record(
     if not asked:
         why = "; ".join(notes) or "the stages that were named have nothing in these runtimes"
         raise CalibrationError(f"nothing of the plan {name} that was asked for can be measured: {why}.")
-    with conditions.stated(device=live):
-        for precision in {one.precision for _, one in asked}:
-            live.use_precision(precision)  # what cannot be set here is said before a setting is blamed for it
-        with RecordingSession(folder, name, live.machine()) as session:
-            bench, measured = Bench(live), {row.cell.key for row in session.rows if not row.error}
-            for setting in chain.from_iterable(wanted.stages.values()):
-                if setting.cell.key in measured:
-                    session.graph(setting, bench.target)  # which is there unless its file was damaged
-            todo = [one for _, one in asked if not session.holds(one.cell)]
-            counter = ProgressCounter("", len(todo), progress, budget_s=budget_s, clock=time.monotonic)
-            _measure(todo, bench, session, counter)
-            return _done(folder, planned, (*wanted.notes, *notes), asked, {row.cell.key: row for row in session.rows})
+    with conditions.stated(device=live), RecordingSession(folder, name, live.machine()) as session:
+        todo = [one for _, one in asked if not session.holds(one.cell)]
+        counter = ProgressCounter("", len(todo), progress, budget_s=budget_s)
+        _measure(todo, Bench(live), session, counter)
+        return _done(folder, planned, (*wanted.notes, *notes), asked, {row.cell.key: row for row in session.rows})
 
 
 def _done(
@@ -418,8 +397,6 @@ def _measure(todo: list[Setting], bench: Bench, session: RecordingSession, count
             session.run(setting.cell, visited)
     finally:
         session.save(bench.info.name)
-        with suppress(DeviceError, RuntimeError):  # a GPU that failed frees nothing any more
-            bench.clear()
 
 
 def _visit(setting: Setting, bench: Bench, session: RecordingSession) -> Row:
@@ -439,7 +416,7 @@ def _visit(setting: Setting, bench: Bench, session: RecordingSession) -> Row:
         timings |= {"issue": timer.issue(device, call, ISSUES, gauge), "queued": timer.queued(device, call, ISSUES)}
     full_us = gauge.fastest.dispatch_us if gauge is not None and device.asynchronous else 0.0
     speed = {host.DISPATCH: full_us} if full_us else {}
-    return Row(setting.cell, timings, speed=speed, more=_state(device))
+    return Row(setting.cell, timings, speed=speed)
 
 
 def _counted(call: Call, setting: Setting, device: Device) -> dict[str, str | float]:
@@ -452,21 +429,4 @@ def _counted(call: Call, setting: Setting, device: Device) -> dict[str, str | fl
         raise CalibrationError("the profiler sees no kernel")
     # What is replayed is launched by no op, so there is nothing to hold the graph against.
     launches = {"launches": seen.launches} if setting.runtime == "eager" and seen.launches else {}
-    return {
-        **launches,
-        tables.KERNELS: f"{seen.kernels:g}",
-        "x_kernels_s": f"{seen.kernel_s:.6g}",
-        "x_fills": f"{seen.fills:g}",
-    }
-
-
-def _state(device: Device) -> dict[str, str | float]:
-    """The GPU's clocks just after."""
-    state = device.state() if hasattr(device, "state") else None
-    if state is None:
-        return {}
-    return {
-        "x_sm_mhz": str(state.sm_mhz),
-        "x_temperature_c": str(state.temperature_c),
-        "x_throttled": "+".join(state.throttled),
-    }
+    return {**launches, tables.KERNELS: f"{seen.kernels:g}"}

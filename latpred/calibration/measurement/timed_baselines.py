@@ -10,12 +10,13 @@ import contextlib
 import io
 import math
 from collections.abc import Callable, Hashable, Sequence
+from functools import partial
 from typing import Any
 
 import pandas as pd
 import torch
 from torch.utils._python_dispatch import TorchDispatchMode
-from torch.utils._pytree import tree_flatten, tree_map
+from torch.utils._pytree import tree_flatten
 
 from latpred import tables
 from latpred.calibration.measurement.whole_models import Bench
@@ -42,7 +43,7 @@ class _Calls(TorchDispatchMode):  # type: ignore[no-untyped-call]
         named = kwargs or {}
         key = (func, _signature((args, named)))
         if key not in self.calls:
-            self.calls[key] = [_replay(func, args, named), 0]
+            self.calls[key] = [partial(func, *args, **named), 0]
         self.calls[key][1] += 1
         return func(*args, **named)
 
@@ -116,7 +117,6 @@ def with_baselines(
             reasons[name] = reason
         if any(math.isfinite(value) for value in values):
             out[f"{tables.BASELINE_PREFIX}{name}_s"] = values
-    bench.clear()
     return out, reasons
 
 
@@ -142,16 +142,6 @@ def _column(
             if not any(math.isfinite(value) for value in values):
                 return values, reason
     return values, reason
-
-
-def _replay(func: Any, args: Any, named: Any) -> Callable[[], Any]:
-    """The same call again; what indexes a table is copied, since the model may go on counting in it."""
-
-    def keep(leaf: Any) -> Any:
-        return leaf.clone() if isinstance(leaf, torch.Tensor) and not leaf.is_floating_point() else leaf
-
-    kept_args, kept_named = tree_map(keep, (args, named))
-    return lambda: func(*kept_args, **kept_named)
 
 
 def _signature(call: Any) -> Hashable:

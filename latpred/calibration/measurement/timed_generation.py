@@ -68,7 +68,7 @@ def measure_generation(
         As for `predict_generation` and `measure`.
     DeviceError
         When the device is not there.
-    StoppedError, LostError
+    StoppedError
         As for `measure`.
 
     Examples

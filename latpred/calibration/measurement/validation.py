@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import math
 import os
-import time
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from inspect import signature
@@ -28,7 +27,6 @@ from latpred.calibration.measurement.timed_baselines import BASELINES, check_nam
 from latpred.calibration.measurement.whole_models import (
     REPEATS,
     Bench,
-    LostError,
     StoppedError,
     demand_runtime,
     measure,
@@ -101,7 +99,7 @@ def validate(
     ProfileError
         When there is no profile for the device, or it does not cover a runtime or the precision.
     DeviceError
-        When the device is not there, or fails for good before all is measured; `record` then has what was.
+        When the device is not there, or fails for good before all is measured.
     UsageError
         For an unknown suite, runtime or baseline, a folder that cannot be written, or a replay of something else than
         all that was recorded.
@@ -130,16 +128,14 @@ def validate(
     traced = _traced(workloads, runtimes, precision, target_of(device_profile.device.kind), progress)
     try:
         table = measure(workloads, chosen.batches if batch is None else batch, device=live, **asked)
-    except (StoppedError, LostError) as stopped:
+    except StoppedError as stopped:
         if record is None:
             raise
         _keep(record, suite, device_profile, *_with_graphs(stopped.table, traced))
-        if isinstance(stopped, LostError):
-            raise DeviceError(f"{stopped} What was measured by then is kept in {record}, to replay.") from stopped
         raise KeyboardInterrupt(f"what was measured by then is kept in {record}") from stopped
     table, graphs = _with_graphs(table, traced)
     _keep(record, suite, device_profile, table, graphs)  # already now: baselines take minutes too
-    pace = ProgressCounter("", len(table) * len(rivals), progress, budget_s=budget_s and left_s, clock=time.monotonic)
+    pace = ProgressCounter("", len(table) * len(rivals), progress, budget_s=budget_s and left_s)
     try:
         with conditions.stated(options, live, dtype=None):
             notes = _notes(device_profile, live.machine(), table)
@@ -187,7 +183,7 @@ def _traced(
 ) -> dict[GraphKey, ModelGraph | str]:
     """What the models do in each runtime, before any is measured, so that what was can be kept at once; or why not."""
     traced: dict[GraphKey, ModelGraph | str] = {}
-    counter = ProgressCounter("", len(workloads) * len(runtimes), progress, clock=time.monotonic)
+    counter = ProgressCounter("", len(workloads) * len(runtimes), progress)
     for workload, runtime in product(workloads, runtimes):
         shape = {"input_kind": workload.input_kind, "input_size": workload.input_size}
         key = graph_key({"model": workload.name, **shape, "precision": precision, "runtime": runtime})
@@ -248,13 +244,10 @@ class Shift(NamedTuple):
 
 
 def repeat(calibrate: Callable[[int], DeviceProfile], times: int, suite: str = "blind") -> list[Shift]:
-    """Calibrate several times, told which from 1 on, and compare what the profiles predict of a suite, in eager.
-
-    In fp32 where all have kernels in it, else in another precision that all have.
-    """
+    """Calibrate several times, told which from 1 on, and compare what the profiles predict of a suite, in eager."""
     profiles = [calibrate(number) for number in range(1, times + 1)]
-    shared = [name for name in profiles[0].kernels if all(name in profile.kernels for profile in profiles)]
-    precision = "fp32" if "fp32" in shared else next(iter(shared), "fp32")
+    measured = profiles[0].kernels
+    precision = "fp32" if "fp32" in measured else next(iter(measured), "fp32")
     graphs = []
     for workload in suites.get(suite).workloads():
         with suppress(LatpredError, ImportError):  # those that need a package that is not here

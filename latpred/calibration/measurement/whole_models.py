@@ -8,7 +8,6 @@ the repeat noise of the very run.
 from __future__ import annotations
 
 import gc
-import inspect
 import math
 import random
 import secrets
@@ -26,7 +25,7 @@ import torch
 
 from latpred import host, runtimes, tables
 from latpred.calibration.devices import Call, Device, conditions, open_device
-from latpred.calibration.session import OUT_OF_MEMORY, REFUSED, failure_of
+from latpred.calibration.session import REFUSED, failure_of
 from latpred.calibration.timing import disturbance, timer
 from latpred.calibration.timing.reference_speed import (
     APART_WAIT_S,
@@ -42,7 +41,7 @@ from latpred.calibration.timing.reference_speed import (
     typical,
 )
 from latpred.calibration.workloads.suites import Models, Workload, workloads_of
-from latpred.errors import BusyWarning, DeviceError, MissingPackageError, TraceError, UsageError
+from latpred.errors import BusyWarning, DeviceError, MissingPackageError, UsageError
 from latpred.graph.graph import ModelGraph
 from latpred.progress import ProgressCounter, ProgressEvent
 from latpred.query import check_budget, checked_batches, whole_number
@@ -50,7 +49,6 @@ from latpred.runtimes.lowering import demand_autocast, lacking, target_of
 from latpred.sandbox.own_thread import without_modes
 from latpred.tracing.autocast import under_autocast
 
-_LAZY = inspect.iscoroutinefunction, inspect.isasyncgenfunction, inspect.isgeneratorfunction
 _KEPT_SHARE = 0.2  # of the device's memory, for models that stay built between rounds
 Result = TypeVar("Result")
 
@@ -72,10 +70,6 @@ class Bench:
         key = (workload, precision)
         if key not in self._built:
             model, inputs = workload.make(self.device.name, precision)
-            if any(lazy(model.forward) for lazy in _LAZY):
-                raise TraceError(
-                    f"{workload.name} has a forward that is async or yields: its call does nothing to time."
-                )
             self._built[key] = under_autocast(model, precision, self.target), inputs
         model, inputs = self._built[key]
         return model, inputs(batch, self.device.name)
@@ -113,9 +107,7 @@ class Bench:
         try:
             return visit()
         except MemoryError:
-            others = len(self._built) > 1
-            self._built.clear()
-            if not others:
+            if len(self._built) < 2:
                 raise
         self.clear()  # out here, where no traceback holds a model any more
         return visit()
@@ -175,14 +167,6 @@ class StoppedError(KeyboardInterrupt):
 
     def __init__(self, table: pd.DataFrame) -> None:
         super().__init__()
-        self.table = table
-
-
-class LostError(DeviceError):
-    """The device failed for good while models were measured; `table` is that of a `StoppedError`."""
-
-    def __init__(self, message: str, table: pd.DataFrame) -> None:
-        super().__init__(message)
         self.table = table
 
 
@@ -289,15 +273,13 @@ def measure(
         For a batch below 1, no model, fewer than one repeat or thread, an unknown runtime, protocol or precision, and
         for tf32 on a device that has none.
     DeviceError
-        When the device is not there.
+        When the device is not there, or fails for good.
     MissingPackageError
         When the runtime is not installed.
     BusyWarning
         A warning, where other work used the processors meanwhile.
     StoppedError
         On Ctrl-C, once anything was measured: a KeyboardInterrupt whose `table` has that.
-    LostError
-        When the device fails for good, once anything was measured: a DeviceError whose `table` has that.
 
     Examples
     --------
@@ -313,8 +295,6 @@ def measure(
     names = (runtime,) if isinstance(runtime, str) else tuple(dict.fromkeys(runtime))
     if not names:
         raise UsageError(f"no runtime is named. Give one or more of {', '.join(runtimes.names())}.")
-    for name in names:
-        runtimes.get(name)  # a misspelt one is said before a missing device
     live = open_device(device)
     for name in names:
         demand_runtime(name, live)
@@ -326,16 +306,14 @@ def measure(
     with stated, _watching(kind):
         gauges = {name: gauge_on(kind, name) for name in names}
         cells = [_Cell(workload, size, *on) for workload in workloads for size in sizes for on in gauges.items()]
-        counter = ProgressCounter("", repeats * len(cells), progress, budget_s=budget_s, clock=time.monotonic)
+        counter = ProgressCounter("", repeats * len(cells), progress, budget_s=budget_s)
         visits = _Visits(cells, Bench(live, copies=len(names)), precision, protocol, plan or VISIT, counter)
         live.use_precision(precision)
         try:
             visits.rounds(repeats)
-        except (KeyboardInterrupt, DeviceError) as end:
+        except KeyboardInterrupt:
             if not any(cell.visits or cell.failure for cell in cells):
                 raise
-            if isinstance(end, DeviceError):
-                raise LostError(str(end), visits.table("the device failed before it was measured")) from end
             raise StoppedError(visits.table("interrupted before it was measured")) from None
         return visits.table("not reached in the time budget")
 
@@ -385,7 +363,7 @@ class _Visits:
                 self.bench.leave(group[0].workload)
 
     def _visit(self, cell: _Cell) -> None:
-        """Time a cell once, or note why that cannot be done, for cells too that cannot fare better."""
+        """Time a cell once, or note why that cannot be done."""
 
         def timed() -> timer.Timing:
             call = self.bench.call(cell.workload, cell.batch, cell.runtime, self.precision)
@@ -403,13 +381,9 @@ class _Visits:
         except Exception as error:  # a model's own forward may raise anything
             cell.failure = failure_of(error)
             # A runtime that refuses a model refuses it at every batch, after seconds each time.
-            refused, full = (cell.failure.startswith(why) for why in (REFUSED, OUT_OF_MEMORY))
-            for other in self.cells:
-                if other.workload is cell.workload and other.runtime == cell.runtime and not other.failure:
-                    if refused:
-                        other.failure = cell.failure
-                    elif full and other.batch > cell.batch and not other.visits:
-                        other.failure = f"{OUT_OF_MEMORY} (not tried: batch {cell.batch} did not fit)"
+            for other in self.cells if cell.failure.startswith(REFUSED) else ():
+                if other.workload is cell.workload and other.runtime == cell.runtime:
+                    other.failure = cell.failure
             return
         self._timed_s += time.monotonic() - start
         speed_us = {}

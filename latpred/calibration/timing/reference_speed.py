@@ -13,6 +13,7 @@ from __future__ import annotations
 
 import math
 import time
+from collections import deque
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from functools import cache, partial
 from itertools import pairwise, repeat
@@ -60,7 +61,7 @@ FAST_WAIT_S, APART_WAIT_S, POLL_S = 0.5, 20.0, 0.01  # for a neighbour to pause,
 READ_EVERY_S = 1.5  # how often all references are timed where no more is asked for, which takes some ms
 REST_S = 0.05  # onnxruntime's threads wait busily for 15 to 40 ms after a pass
 SLOW = 1.15  # times the fastest from which a moment is slow: readings scatter by 5 %, a busy neighbour adds 35 to 60 %
-MOST_MOMENTS = 1 << 16  # readings that a gauge keeps, of which every other one goes then
+MOST_MOMENTS = 1 << 16  # the latest readings, which a gauge keeps
 HOPELESS = 2.0  # times slower than in its fastest moments: other work has the processor, and how much of it is unknown
 
 
@@ -86,7 +87,7 @@ class SpeedGauge:
 
     def __init__(self, threads: int) -> None:
         self._small, self._wide = _ones(8), _ones(THREADED_VALUES) if threads > 1 else None
-        self._moments: list[SpeedReading] = []
+        self._moments: deque[SpeedReading] = deque(maxlen=MOST_MOMENTS)
         self.fastest, self._looked_at = SpeedReading(0.0), 0
 
     def read(self) -> SpeedReading:
@@ -94,9 +95,6 @@ class SpeedGauge:
         with torch.inference_mode():
             moment = SpeedReading(1e6 * self._dispatch_s(), 1e6 * self._threads_s())
         self._moments.append(moment)
-        if len(self._moments) > MOST_MOMENTS:
-            del self._moments[::2]
-            self._looked_at = len(self._moments)
         # Sorting thousands anew for each would take longer than reading.
         if len(self._moments) >= 1.1 * self._looked_at:
             self.fastest = SpeedReading(*np.quantile(np.array(self._moments), FASTEST_OF_MANY, axis=0).tolist())
@@ -368,11 +366,6 @@ FULL = RunSpeed({}, {})  # of a device that nobody looked at
 def _whole(readings: Iterable[Mapping[str, float]]) -> Any:
     """Readings as a table, a column for each kind; those that lack a kind that others have are left out."""
     return pd.DataFrame(list(filter(None, readings))).dropna()
-
-
-def fastest_of(readings: Iterable[Mapping[str, float]]) -> SpeedReading:
-    """What the fastest moments of a run were, as its readings say."""
-    return _fastest(_whole(readings))
 
 
 def _fastest(us: Any) -> SpeedReading:

@@ -12,13 +12,11 @@ taken at full speed.
 from __future__ import annotations
 
 import math
-import os
 import signal
-import sys
 import threading
 import time
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import ExitStack, contextmanager, suppress
+from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 from functools import partial
 from itertools import repeat
@@ -243,46 +241,16 @@ def _halves_agree(samples: Sequence[float]) -> bool:
     return abs(first - second) <= max(TOLERANCE, noise) * max(first, second)
 
 
-HARD = 4.0  # times the limit, after which work that no signal interrupts ends the process
-SOON_S = 1e-3  # a timer of 0 s would be none
-EXIT_CODE = 3  # the environment is at fault, as everywhere on the command line
-
-
 @contextmanager
-def time_limit(seconds: float, label: str) -> Iterator[None]:
-    """Interrupt what takes longer than so many seconds, in the main thread of a system with signals.
-
-    After `HARD` times as long the process ends, whatever hangs, with a sentence on what was under way.
-    """
+def time_limit(seconds: float) -> Iterator[None]:
+    """Interrupt what takes longer than so many seconds, in the main thread of a system with signals."""
 
     def interrupt(number: int, frame: FrameType | None) -> None:
         raise TimeLimitError(f"it took longer than {seconds:g} s")
 
-    watchdog = threading.Timer(HARD * seconds, _end, (seconds, label))
-    watchdog.daemon = True
-    with suppress(RuntimeError):  # no memory for a thread: what the cell raises of that is its error
-        watchdog.start()
     with ExitStack() as undo:
-        undo.callback(watchdog.cancel)
         if hasattr(signal, "setitimer") and threading.current_thread() is threading.main_thread():
-            undo.callback(_go_on, time.monotonic(), *signal.setitimer(signal.ITIMER_REAL, 0.0))
             undo.callback(signal.signal, signal.SIGALRM, signal.signal(signal.SIGALRM, interrupt))
             undo.callback(signal.setitimer, signal.ITIMER_REAL, 0.0)
             signal.setitimer(signal.ITIMER_REAL, seconds)
         yield
-
-
-def _go_on(since_s: float, left_s: float, every_s: float) -> None:
-    """Let the caller's own alarm go on, which was due so long after that moment; one that is overdue comes at once."""
-    if left_s:
-        signal.setitimer(signal.ITIMER_REAL, max(left_s - (time.monotonic() - since_s), SOON_S), every_s)
-
-
-def _end(seconds: float, label: str) -> None:
-    print(
-        f"latpred: {label} hangs where nothing can interrupt it, for more than {HARD * seconds:g} s. What was measured "
-        "is kept: run the same command again, and it is left out once it hung twice.",
-        file=sys.stderr,
-        flush=True,
-    )
-    os._exit(EXIT_CODE)

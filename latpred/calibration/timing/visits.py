@@ -75,13 +75,8 @@ class Visits:
         self._gauge = gauge_on(device.info().kind, "eager")
         self._watch = Watch(threads=self._threads, gpu=getattr(device, "state", None)) if self._gauge else None
         self._in_vain: Counter[str] = Counter()  # visits of each cell that gave no calm row
-        # Of each calm row the fastest moments that were known then, against which its timings say how slow it was.
+        # Of each calm row of this run the fastest moments that were known then, against which it says how slow it was.
         self._fastest_then: dict[str, SpeedReading] = {}
-        resumed = [row for row in self.rows if row.speed and not row.disturbed]
-        fastest = reference_speed.fastest_of(row.speed for row in resumed)
-        for row in resumed:
-            moment = moment_of(row.speed)  # of one that was slower, nothing faster may have been known then
-            self._fastest_then[row.cell.key] = moment if slower(moment, fastest) > SLOW else fastest
         self._overtime_s = OVERTIME * (budget_s if isfinite(budget_s) else COUNTED_S)
         self.lost_s = 0.0
 
