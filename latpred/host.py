@@ -139,7 +139,7 @@ def usable_memory_bytes() -> int:
 
 
 def bytes_left() -> float:
-    """Memory that the process may still take; infinite where nothing says how much."""
+    """Memory and address space that the process may still take; infinite where nothing says how much."""
     free = re.search(r"MemAvailable:\s+(\d+) kB", _text(PROC / "meminfo"))
     left = [1024.0 * int(free[1]) if free else math.inf]
     for limit, group in _memory_limits():
@@ -149,6 +149,15 @@ def bytes_left() -> float:
             # Version 1 says in fields of their own what groups inside take, too.
             given_back = (fields.get(f"total_{name}", fields.get(name, 0)) for name in _GIVEN_BACK)
             left.append(limit - int(taken) + sum(map(int, given_back)))
+    try:
+        import resource
+
+        space = resource.getrlimit(resource.RLIMIT_AS)[0]
+        pages = int((PROC / "self" / "statm").read_text(encoding="utf-8").split()[0])
+        if space != resource.RLIM_INFINITY:
+            left.append(space - pages * resource.getpagesize())
+    except (ImportError, OSError, ValueError, IndexError):
+        pass
     return min(left)
 
 
@@ -215,6 +224,12 @@ def processor_time() -> _ProcessorTime | None:
         return None
     second = os.sysconf("SC_CLK_TCK")
     return _ProcessorTime(len(lines) - 1, (ticks[3] + ticks[4]) / second, ticks[7] / second)
+
+
+def pressure_s() -> float | None:
+    """Seconds since the start in which some task was ready to run and had no processor; None where nobody counts."""
+    total_us = re.search(r"^some .*\btotal=(\d+)", _text(PROC / "pressure" / "cpu"), re.MULTILINE)
+    return int(total_us[1]) * 1e-6 if total_us else None
 
 
 def own_delay_s() -> float | None:

@@ -7,6 +7,7 @@ hash, for as long as they live; `Recent` keeps what was asked for most recently.
 
 from __future__ import annotations
 
+import errno
 import os
 import shutil
 import weakref
@@ -26,6 +27,7 @@ from latpred.errors import BusyError, CacheError, LatpredError, ProfileError, Us
 VARIABLE = "LATPRED_HOME"
 SUFFIX = ".json"  # of profiles of devices and hosts
 LONGEST = 255  # bytes of a file's name
+DISK_FULL = (errno.ENOSPC, errno.EDQUOT)
 
 
 def data_dir() -> Path:
@@ -147,15 +149,15 @@ def result_file(path: Path, advice: str = "Name another file.") -> Iterator[Path
 
 
 @contextmanager
-def locked(path: Path, busy: str, wait_s: float = 0.0) -> Iterator[None]:
-    """Hold a lock file; a BusyError with this sentence where another process holds it for longer than that.
+def locked(path: Path, busy: str) -> Iterator[None]:
+    """Hold a lock file; a BusyError with this sentence where another process holds it.
 
     An OSError says that it cannot be locked.
     """
     from filelock import FileLock, Timeout
 
     try:
-        held = FileLock(path).acquire(timeout=wait_s)
+        held = FileLock(path).acquire(timeout=0.0)
     except Timeout:
         raise BusyError(busy) from None
     with held:

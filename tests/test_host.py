@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 import os
+import resource
 from collections.abc import Callable
 from pathlib import Path
 
@@ -83,6 +84,9 @@ def written(folder: Path, files: dict[str, str]) -> Path:
     return folder
 
 
+PRESSURE = "some avg10=12.50 avg60=3.00 avg300=1.00 total=41558462\nfull avg10=0.00 avg60=0.00 avg300=0.00 total=7\n"
+
+
 @pytest.mark.parametrize(
     ("read", "file", "text", "found"),
     [
@@ -91,6 +95,8 @@ def written(folder: Path, files: dict[str, str]) -> Path:
         (host.processor_time, "stat", "cpu 1 2 3 4\ncpu0 1 2 3 4\n", None),
         (host.processor_time, "stat", "cpu 0 0 0 0 0 0 0 0\ncpu0 0 0 0 0 0 0 0 0\n", None),  # gVisor counts nothing
         (host.processor_time, "stat", "cpu 1 1 1 5 1 1 1 1\n", None),
+        (host.pressure_s, "pressure/cpu", PRESSURE, 41.558462),
+        (host.pressure_s, "pressure/cpu", "full avg10=0.00 total=0\n", None),
         (host.own_delay_s, "self/task/7/schedstat", "0 0 0\n", None),  # a kernel that counts no delay writes zeros
     ],
 )
@@ -106,7 +112,7 @@ def test_files_that_are_none(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) ->
     for folder in (tmp_path, tmp_path / "missing"):
         monkeypatch.setattr(host, "PROC", folder)
         monkeypatch.setattr(host, "SYS", folder)
-        assert host.processor_time() is host.own_delay_s() is None
+        assert host.processor_time() is host.pressure_s() is host.own_delay_s() is None
         assert host.power_notes() == []
 
 
@@ -159,6 +165,18 @@ ON_BATTERY = "the machine runs on battery"
 def test_power_notes(files: dict[str, str], notes: list[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(host, "SYS", written(tmp_path, files))
     assert host.power_notes() == notes
+
+
+def test_what_a_limit_leaves_of_the_address_space(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    monkeypatch.setattr(resource, "getpagesize", lambda: 4096)
+    monkeypatch.setattr(host, "PROC", tmp_path)
+    assert host.bytes_left() == math.inf  # no such file
+    written(tmp_path, {"self/statm": "1000 800 300 1 0 600 0\n"})
+    for limit, left in ((resource.RLIM_INFINITY, math.inf), (5_000_000, 904_000)):
+        monkeypatch.setattr(resource, "getrlimit", lambda _, limit=limit: (limit, limit))
+        assert host.bytes_left() == left
+    written(tmp_path, {"meminfo": "MemTotal:  2000 kB\nMemAvailable:     800 kB\n"})
+    assert host.bytes_left() == 800 * 1024
 
 
 GROUP = {"self/cgroup": "5:cpu:/\n0::/box/inner\n"}

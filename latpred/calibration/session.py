@@ -2,9 +2,9 @@
 
 A journal holds raw timings that can be fitted again: a header and rows in JSON lines. A row is on the disk when
 `Session.run` returns, so a kill loses at most what was being measured; a torn last line is cut off, and a damaged line
-costs only itself. No cell ends a run but one at which the device is lost: one that fails, hangs, or ends the process
-becomes a row with the reason, and is tried once more when the run is resumed. A journal of other settings, or of
-another machine, is replaced.
+costs only itself. No cell ends a run but one at which the device is lost or the disk is full: one that fails, hangs, or
+ends the process becomes a row with the reason, and is tried once more when the run is resumed. A journal of other
+settings, or of another machine, is replaced.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ import msgspec
 from latpred import host, storage
 from latpred.calibration.cells import Cell
 from latpred.calibration.timing.timer import Timing, time_limit
-from latpred.errors import CalibrationError, DeviceError, MissingPackageError, RuntimeRefusalError
+from latpred.errors import CalibrationError, DeviceError, MissingPackageError, RuntimeRefusalError, chain_of
 from latpred.profile.document import Machine
 from latpred.profile.store import Owner, mismatch, owner, same_machine
 
@@ -346,7 +346,7 @@ class Session:
 
 
 def measured(cell: Cell, measure: Measure) -> Row:
-    """Measure a cell; one that fails becomes a row with its error. That a device is lost is raised."""
+    """Measure a cell; one that fails becomes a row with its error. A device that is lost and a full disk are raised."""
     start = time.monotonic()
     row, error = Row(cell, {}), ""
     try:
@@ -358,6 +358,10 @@ def measured(cell: Cell, measure: Measure) -> Row:
     except DeviceError:
         raise
     except Exception as failure:
+        full = next((one for one in chain_of(failure) if getattr(one, "errno", None) in storage.DISK_FULL), None)
+        if full is not None:  # which is no fault of the cell, and would be that of all others
+            said = f"no room is left on the disk: {full}. Free some, and run the same command again."
+            raise CalibrationError(said) from failure
         # One op that a device or a torch version lacks must not end a calibration of hundreds of others.
         error = failure_of(failure)
     if error:

@@ -15,6 +15,7 @@ import click
 
 from latpred.errors import BusyWarning, LatpredError
 from latpred.progress import sigterm_as_ctrl_c
+from latpred.storage import DISK_FULL
 
 INTERRUPTED = 130
 
@@ -56,6 +57,11 @@ class VerbGroup(click.Group):
         except LatpredError as error:
             _say(ctx, str(error))
             ctx.exit(error.exit_code)
+        except OSError as error:
+            if error.errno not in DISK_FULL:
+                raise
+            _say(ctx, f"no room is left on the disk: {error}. Free some, and run the same command again.")
+            ctx.exit(3)
         except (KeyboardInterrupt, click.Abort) as stop:
             kept = f"what was measured is kept, {ctx.obj.go_on}" if ctx.obj.go_on else str(stop)
             _say(ctx, f"interrupted; {kept}." if kept else "interrupted.")

@@ -25,12 +25,14 @@ START = Counters(
     process_cpu_s=40.0,
     busy_s=300.0,
     steal_s=5.0,
+    pressure_s=20.0,
     usable_cores=2,
     delay_s=1.0,
     processors=2,
 )
-SERVER = START._replace(processors=64, usable_cores=64)
-SECRETIVE = START._replace(boot_s=None, busy_s=None, steal_s=None, delay_s=None)
+EIGHT, SERVER = (START._replace(processors=many, usable_cores=many) for many in (8, 64))
+BARE = START._replace(delay_s=None)  # where the kernel does not say who waited
+SECRETIVE = START._replace(boot_s=None, busy_s=None, steal_s=None, pressure_s=None, delay_s=None)
 
 
 def later(before: Counters = START, seconds: float = 2.0, *, own: float = 1.0, **grown: Any) -> Counters:
@@ -49,10 +51,19 @@ def later(before: Counters = START, seconds: float = 2.0, *, own: float = 1.0, *
         (START._replace(throttled_s=3.0), 2, {"throttled_s": 0.8}, "the container's limit took 0.4 processors"),
         (START, 1, {"steal_s": 0.6, "busy_s": 2.0 + 1.8}, "the hypervisor took 0.3 processors"),
         (START, 1, {"delay_s": 0.8}, "the timed threads lacked 0.4 processors"),
+        (START, 1, {"usable_cores": -1, "busy_s": 2.0 + 1.8}, "a processor was taken away (2 to 1)"),
+        (EIGHT, 1, {"usable_cores": -2}, "2 processors were taken away (8 to 6)"),
+        (START, 1, {"usable_cores": 1}, ""),  # processors that are given are no disturbance
         (START, 1, {"boot_s": 14.0, "busy_s": 2.0 + 1.8}, "the machine slept 12 s"),
-        (START, 1, {"busy_s": 2.0 + 0.1, "steal_s": 0.06, "delay_s": 0.1, "boot_s": 2.1}, ""),
-        (START, 1, {"busy_s": 0.5, "steal_s": -1.0, "delay_s": -0.5, "boot_s": 1.9}, ""),  # stepping back
-        (START, 3, {"delay_s": 0.9}, ""),  # with three threads on two processors the process makes them wait itself
+        (START, 1, {"busy_s": 2.0 + 0.1, "steal_s": 0.06, "delay_s": 0.1, "pressure_s": 0.1, "boot_s": 2.1}, ""),
+        (START, 1, {"pressure_s": 1.0}, ""),  # elsewhere, where our own threads did not wait
+        (START, 1, {"processors": 1, "busy_s": 5000.0}, ""),  # what busy time means has changed
+        # Stepping back.
+        (START, 1, {"busy_s": 0.5, "steal_s": -1.0, "delay_s": -0.5, "pressure_s": -0.1, "boot_s": 1.9}, ""),
+        (BARE, 2, {"pressure_s": 0.62}, "tasks waited for a processor 31 % of the time"),
+        # With three threads on two processors, the process itself makes them wait.
+        (BARE, 3, {"pressure_s": 0.62}, ""),
+        (START, 3, {"pressure_s": 0.62, "delay_s": 0.9}, ""),
         # A server may do something on the processors that are left free.
         (START, 1, {"busy_s": 2.0 + 1.0}, "other work used 0.5 processors"),
         (SERVER, 1, {"busy_s": 2.0 + 1.0}, ""),
@@ -68,7 +79,8 @@ def later(before: Counters = START, seconds: float = 2.0, *, own: float = 1.0, *
         (START, 1, {"seconds": 0.02, "busy_s": 0.06, "delay_s": 0.006}, "the timed threads lacked 0.3 processors"),
         (START, 1, {"seconds": 0.02, "busy_s": 0.06, "steal_s": 0.02}, ""),
         (START, 1, {"seconds": 0.002, "delay_s": 0.0005}, ""),  # a single hand-over
-        (SECRETIVE, 1, {"busy_s": 9.0, "steal_s": 9.0, "delay_s": 9.0, "boot_s": 99.0}, ""),
+        (BARE, 1, {"seconds": 0.02, "pressure_s": 0.01}, ""),
+        (SECRETIVE, 1, {"busy_s": 9.0, "steal_s": 9.0, "pressure_s": 9.0, "delay_s": 9.0, "boot_s": 99.0}, ""),
     ],
 )
 def test_what_disturbs_and_what_is_usual(before: Counters, threads: int, grown: dict[str, float], reason: str) -> None:
@@ -84,7 +96,7 @@ def test_how_many_processors_others_used_beyond_what_is_usual(before: Counters, 
 @pytest.mark.parametrize(
     ("grown", "gpu", "device"),
     [
-        ({"busy_s": 3.8, "steal_s": 0.6, "delay_s": 0.8}, "", ""),
+        ({"busy_s": 3.8, "steal_s": 0.6, "delay_s": 0.8, "usable_cores": -1}, "", ""),
         ({"busy_s": 3.8}, "its clock fell", "its clock fell"),
         ({"busy_s": 3.8, "boot_s": 14.0}, "", "the machine slept 12 s"),
     ],
@@ -93,9 +105,18 @@ def test_what_processors_do_does_not_touch_a_device_of_its_own(grown: dict[str, 
     assert between(START, later(**grown), gpu=gpu).device == device
 
 
+def test_setting_the_time_of_day_disturbs_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
+    days = itertools.count(0, -86400)
+    monkeypatch.setattr(time, "time", lambda: float(next(days)))
+    monkeypatch.setattr(time, "time_ns", lambda: next(days))
+    assert "slept" not in Watch().lap().reason
+
+
 def test_reading_made_up_files(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(host, "PROC", tmp_path)
     (tmp_path / "stat").write_text("cpu 100 0 50 800 50 0 0 25\ncpu0 50 0 25 400 25 0 0 10\ncpu1 50 0 25 400 25 0 0 15")
+    (tmp_path / "pressure").mkdir()
+    (tmp_path / "pressure" / "cpu").write_text("some avg10=0.00 avg60=0.00 avg300=0.00 total=1500000\n")
     for parent, child in (("self", "7"), ("7", "8")):  # a compiler's process, and one that works for it
         (tmp_path / parent / "task" / "1").mkdir(parents=True)
         (tmp_path / parent / "task" / "1" / "children").write_text(f"{child} ")
@@ -106,16 +127,18 @@ def test_reading_made_up_files(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) 
     assert found.process_cpu_s == pytest.approx(2 * 123_400_000 / second, 1e-3)
     assert found.processors == 2
     assert found.busy_s == pytest.approx(2 * found.wall_s - (850 + 25) / second)
-    assert (found.steal_s, found.delay_s) == (25 / second, None)
+    assert (found.steal_s, found.pressure_s, found.delay_s) == (25 / second, 1.5, None)
 
 
 def test_reading_where_the_system_counts_nothing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(time, "CLOCK_BOOTTIME", -12345, raising=False)
+    assert read().boot_s is None  # a boot clock that cannot be read
     monkeypatch.delattr(time, "CLOCK_BOOTTIME", raising=False)
     monkeypatch.setattr(host, "cpu_quota", lambda: math.inf)
     monkeypatch.delattr(os, "sched_getaffinity", raising=False)
     monkeypatch.setattr(host, "PROC", tmp_path)
     found = read()
-    assert (found.boot_s, found.busy_s, found.steal_s, found.delay_s) == (None,) * 4
+    assert (found.boot_s, found.busy_s, found.steal_s, found.pressure_s, found.delay_s) == (None,) * 5
     assert (found.usable_cores, found.processors) == (os.cpu_count(), 0)
 
 
@@ -125,14 +148,27 @@ def script(patch: pytest.MonkeyPatch, *steps: dict[str, Any]) -> None:
     patch.setattr(disturbance, "read", lambda: next(found))
 
 
-def test_a_watch_tells_of_each_lap_by_itself(monkeypatch: pytest.MonkeyPatch) -> None:
-    script(monkeypatch, {}, {"busy_s": 3.0}, {})
+GONE = "a processor was taken away (2 to 1)"
+
+
+@pytest.mark.parametrize(
+    ("steps", "said"),
+    [
+        ([{}, {"busy_s": 3.0}, {}], ["", "other work used 0.5 processors", ""]),
+        # Processors that are gone are gone for all that follows.
+        ([{}, {"usable_cores": -1}, {}, {"usable_cores": 1}], ["", GONE, GONE, ""]),
+    ],
+)
+def test_a_watch_tells_of_each_lap_by_itself(
+    steps: list[dict[str, Any]], said: list[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    script(monkeypatch, *steps)
     watch = Watch(threads=2)
-    assert [watch.lap().reason for _ in range(3)] == ["", "other work used 0.5 processors", ""]
+    assert [watch.lap().reason for _ in said] == said
 
 
 def gpu(sm_mhz: int = 1800, other_processes: int = 0) -> GpuState:
-    return GpuState("1", sm_mhz, (), other_processes)
+    return GpuState("1", sm_mhz, 60, (), other_processes)
 
 
 def test_a_watch_looks_at_the_gpu(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -157,6 +193,22 @@ def test_waiting_ends_with_the_first_calm_window_or_its_limit(
     script(monkeypatch, *[BUSY] * busy, {"seconds": 0.5, "own": 0.0})
     wait_for_calm(limit_s)
     assert slept == [disturbance.WINDOW_S] * windows
+
+
+BOUND = len(getattr(os, "sched_getaffinity", lambda _: ())(0))  # processors, where processes are bound to them
+
+
+@pytest.mark.skipif(BOUND < 2, reason="needs two processors, and a system that binds processes to them")
+def test_a_processor_taken_from_this_process_is_seen(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(host, "cpu_quota", lambda: math.inf)  # which may be fewer processors than are bound
+    cores = os.sched_getaffinity(0)
+    watch = Watch()
+    try:
+        os.sched_setaffinity(0, set(sorted(cores)[1:]))
+        found = watch.lap()
+    finally:
+        os.sched_setaffinity(0, cores)
+    assert found.reason == f"a processor was taken away ({len(cores)} to {len(cores) - 1})"
 
 
 @pytest.mark.skipif(host.processor_time() is None, reason="needs a system that counts processor time")

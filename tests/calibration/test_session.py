@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import json
 import math
 import os
@@ -19,7 +20,7 @@ from latpred.calibration.cells import Cell
 from latpred.calibration.devices.simulated import SimulatedDevice
 from latpred.calibration.session import Row, Session, read_journal
 from latpred.calibration.timing.timer import Timing
-from latpred.errors import BusyError, CalibrationError, DeviceError
+from latpred.errors import BusyError, CalibrationError, DeviceError, RuntimeRefusalError
 from latpred.progress import sigterm_as_ctrl_c
 
 SETTINGS = {"budget_s": 60, "runtimes": ["eager"]}
@@ -178,14 +179,22 @@ def test_no_cell_is_begun_with_next_to_no_memory_left_and_none_is_given_up_for_t
     assert measure.asked == [gemm(2), gemm(1)]
 
 
+def refused_for(reason):
+    """What a compiler that cannot write its files makes of that."""
+    refused = RuntimeRefusalError("compile cannot run it")
+    refused.__cause__ = OSError(errno.ENOSPC, reason)
+    return refused
+
+
 @pytest.mark.parametrize(
     ("end", "raised", "said"),
     [
         (KeyboardInterrupt(), KeyboardInterrupt, None),
         (DeviceError("cuda:0 failed."), DeviceError, "m=2,n=64: cuda:0 failed. What was measured is kept"),
+        (refused_for("No space left"), CalibrationError, "no room is left on the disk: .*No space left"),
     ],
 )
-def test_interruption_and_a_lost_device_leave_the_journal_resumable(opened, end, raised, said):
+def test_interruption_a_lost_device_and_a_full_disk_leave_the_journal_resumable(opened, end, raised, said):
     measure = Measuring({gemm(2).key: end})
     with opened() as one:
         one.run(gemm(1), measure)

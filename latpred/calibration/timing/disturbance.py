@@ -15,7 +15,9 @@ from typing import NamedTuple
 from latpred import host
 from latpred.calibration.devices.machine import GpuState, gpu_reason
 
-SHORT_S = 0.05  # a shorter piece is not judged by /proc/stat, whose ticks are 10 ms
+# A shorter piece is not judged by /proc/stat, whose ticks are 10 ms, nor by the system's pressure: in 20 ms of calm,
+# tasks that had nothing to do with the timed thread waited for up to a third of the time.
+SHORT_S = 0.05
 TICKS_S = 0.04  # idle, disk and stolen time are each cut to a tick, and our own is not read at the same instant
 OTHERS = 0.10  # processors that others may use: the kernel's own threads and a virtual machine's use up to 0.05
 # The same for each processor that the timed threads leave free: a server of 64 always does something on one of them,
@@ -41,6 +43,7 @@ class Counters(NamedTuple):
     process_cpu_s: float
     busy_s: float | None  # time that all processors were not idle, without what was stolen
     steal_s: float | None  # time that the hypervisor took from them
+    pressure_s: float | None  # time in which some task of the system waited for a processor
     usable_cores: int  # processors that this process may run on
     delay_s: float | None = None  # time that threads of this process waited for a processor, added up
     processors: int = 0  # of the system; 0 is unknown
@@ -60,6 +63,7 @@ def read() -> Counters:
         # Idle time is kept to the microsecond, busy time is sampled at ticks: what is not idle was busy.
         busy_s=spent and spent.processors * wall_s - spent.idle_s - spent.stolen_s,
         steal_s=spent and spent.stolen_s,
+        pressure_s=host.pressure_s(),
         usable_cores=host.usable_cores(),
         delay_s=host.own_delay_s(),
         processors=spent.processors if spent else 0,
@@ -68,7 +72,11 @@ def read() -> Counters:
 
 
 def _boot_s() -> float | None:
-    return time.clock_gettime(time.CLOCK_BOOTTIME) if hasattr(time, "CLOCK_BOOTTIME") else None
+    clock: int | None = getattr(time, "CLOCK_BOOTTIME", None)
+    try:
+        return None if clock is None else time.clock_gettime(clock)
+    except OSError:
+        return None
 
 
 class Disturbance(NamedTuple):
@@ -85,7 +93,8 @@ def between(before: Counters, after: Counters, *, threads: int = 1, gpu: str = "
     seconds = after.wall_s - before.wall_s
     if seconds <= 0:  # a coarse clock
         return Disturbance(gpu, device=gpu)
-    counted = seconds >= SHORT_S
+    # A processor that came or went makes busy time jump by its share of the system's whole life.
+    counted = seconds >= SHORT_S and before.processors == after.processors
     own_s = after.process_cpu_s - before.process_cpu_s
     others = _grown(before.busy_s, after.busy_s, own_s) / seconds if counted else 0.0
     stolen = _grown(before.steal_s, after.steal_s) / seconds if counted else 0.0
@@ -94,21 +103,30 @@ def between(before: Counters, after: Counters, *, threads: int = 1, gpu: str = "
     throttled = _grown(before.throttled_s, after.throttled_s) / seconds
     slept_s = _grown(before.boot_s, after.boot_s, seconds)
     slept = f"the machine slept {slept_s:.0f} s" if slept_s > LEAST_SLEEP_S else ""
-    delayed = _grown(before.delay_s, after.delay_s) / seconds
+    lost = before.usable_cores - after.usable_cores
+    taken = "a processor was" if lost == 1 else f"{lost} processors were"
     found = (
         (slept, slept),
+        (lost > 0, f"{taken} taken away ({before.usable_cores} to {after.usable_cores})"),
         (gpu, gpu),
         (throttled > crowd * WAITING, f"the container's limit took {throttled:.1f} processors"),
         (stolen > max(crowd * STOLEN, ticks), f"the hypervisor took {stolen:.1f} processors"),
         (others > max(OTHERS, spare, ticks), f"other work used {others:.1f} processors"),
         # More threads than processors wait for one another, which is no disturbance.
-        (
-            threads <= after.usable_cores and delayed > max(crowd * WAITING, LEAST_DELAY_S / seconds),
-            f"the timed threads lacked {delayed:.1f} processors",
-        ),
+        (threads <= after.usable_cores, _waiting(before, after, seconds, crowd)),
     )
     reason = next((said for is_so, said in found if is_so), "")
     return Disturbance(reason, max(others - max(spare, 0.0), 0.0) + stolen, slept or gpu)
+
+
+def _waiting(before: Counters, after: Counters, seconds: float, crowd: float) -> str:
+    """Whether threads lacked processors: those of this process, or any of the system where the kernel says no more."""
+    if before.delay_s is not None and after.delay_s is not None:
+        delayed = _grown(before.delay_s, after.delay_s) / seconds
+        lacked = delayed > max(crowd * WAITING, LEAST_DELAY_S / seconds)
+        return f"the timed threads lacked {delayed:.1f} processors" if lacked else ""
+    waiting = _grown(before.pressure_s, after.pressure_s) / seconds if seconds >= SHORT_S else 0.0
+    return f"tasks waited for a processor {100 * waiting:.0f} % of the time" if waiting > WAITING else ""
 
 
 def _grown(before: float | None, after: float | None, expected: float = 0.0) -> float:
@@ -126,12 +144,14 @@ class Watch:
         self._threads, self._gpu = threads, gpu
         self._state = gpu() if gpu else None
         self._before = read()
+        self._cores = self._before.usable_cores  # what is timed later on fewer is of another machine
 
     def lap(self) -> Disturbance:
         """What happened since the last lap, or since the start; a new lap begins."""
         after = read()
         state = self._gpu() if self._gpu else None
-        disturbance = between(self._before, after, threads=self._threads, gpu=gpu_reason(self._state, state))
+        before = self._before._replace(usable_cores=self._cores)
+        disturbance = between(before, after, threads=self._threads, gpu=gpu_reason(self._state, state))
         self._before, self._state = after, state
         return disturbance
 
