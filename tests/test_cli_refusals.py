@@ -42,7 +42,7 @@ def known(calibrated: None, monkeypatch: pytest.MonkeyPatch) -> None:
         ("predict resnet18 --batch=1-999999999999", 2, "more than 4096 batch sizes; use a step, as in 1-4096:2x."),
         ("predict resnet18 --seq 8 --batch 1 --seq 9", 2, "--seq takes one value and is given 2 times; give one."),
         ("predict resnet18 resnet34", 2, "Got unexpected extra argument (resnet34)"),
-        (f"predict {PICTURE} -d CPU", 3, "no profile is called 'CPU'. Did you mean cpu?"),
+        (f"predict {PICTURE} -d CPU", 3, "no profile is called 'CPU'. Did you mean cpu"),
         (f"predict {PICTURE} -d cpu --runtime ort", 2, "No runtime is called 'ort'. Did you mean 'onnxruntime'?"),
         ("calibrate --budget=0", 2, "is not a time to spend; write 90s, 5m or 1h."),
         ("predict {models}:broken --image 8", 2, "broken failed: ValueError: no such layer"),

@@ -65,7 +65,7 @@ def test_where_data_and_cache_share_a_folder_data_is_kept(tmp_path: Path, monkey
 
 def test_a_lock_is_held_by_one_at_a_time(tmp_path: Path) -> None:
     with storage.locked(tmp_path / "lock", "the first"), pytest.raises(BusyError, match="busy here"):
-        storage.locked(tmp_path / "lock", "busy here", 0.01).__enter__()
+        storage.locked(tmp_path / "lock", "busy here").__enter__()
     with storage.locked(tmp_path / "lock", "free again"):
         pass
 

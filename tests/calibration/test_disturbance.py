@@ -168,7 +168,7 @@ def test_a_watch_tells_of_each_lap_by_itself(
 
 
 def gpu(sm_mhz: int = 1800, other_processes: int = 0) -> GpuState:
-    return GpuState("1", sm_mhz, 60, (), other_processes)
+    return GpuState("1", sm_mhz, (), other_processes)
 
 
 def test_a_watch_looks_at_the_gpu(monkeypatch: pytest.MonkeyPatch) -> None:
