@@ -149,6 +149,8 @@ def of_source(source: Source, runtime: str, target: str, batch: int | None = Non
     Where `batch` is the only batch size that will be asked for, a runtime with a `trace_at` need not find out about
     others.
     """
+    from latpred.sandbox.own_thread import hooked_everywhere
+
     demand_suited(runtime, target)
     tracer, eager = _tracer(runtime), source.graph
     demand_autocast(runtime, eager.precision)
@@ -168,7 +170,8 @@ def of_source(source: Source, runtime: str, target: str, batch: int | None = Non
         options, trace = f"{options}@{batch}", partial(trace_at, source, target, batch)
     try:
         make = partial(_traced_or_refused, tracer, source, target, trace)
-        return graph_store.kept(eager, tracer.traced_by, target, options, make, source.code)
+        code = None if hooked_everywhere() else source.code  # tools run such hooks, or refuse the model for them
+        return graph_store.kept(eager, tracer.traced_by, target, options, make, code)
     except RuntimeRefusalError as error:
         return _guess(tracer, eager, target, f"{_REFUSED}{error}")
     except Exception as error:

@@ -129,6 +129,11 @@ class _Switch:
 _HOOKS = tuple(f"_global_{kind}_hooks" for kind in ("forward_pre", "forward", "backward_pre", "backward"))
 
 
+def hooked_everywhere() -> bool:
+    """Whether there are hooks on all modules of the process."""
+    return any(getattr(torch.nn.modules.module, name) for name in _HOOKS)
+
+
 @contextmanager
 def without_modes() -> Iterator[None]:
     """Within it, this thread is in none of the modes that it has entered."""
@@ -147,7 +152,7 @@ def unhooked() -> Iterator[None]:
 
     What calls them is PyTorch's own code, so that nothing else about a call is different.
     """
-    if not any(getattr(torch.nn.modules.module, name) for name in _HOOKS):
+    if not hooked_everywhere():
         yield
         return
     usual: Any = torch.nn.Module._call_impl

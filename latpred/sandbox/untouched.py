@@ -19,17 +19,26 @@ import random
 import sys
 import weakref
 from collections import deque
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager, suppress
 from functools import cache, cached_property, lru_cache, partial
 from pathlib import Path
-from types import BuiltinFunctionType, CellType, CodeType, FunctionType, MethodType, ModuleType, SimpleNamespace
+from types import (
+    BuiltinFunctionType,
+    CellType,
+    CodeType,
+    FunctionType,
+    MemberDescriptorType,
+    MethodType,
+    ModuleType,
+    SimpleNamespace,
+)
 from typing import Any
 
 import numpy as np
 import torch
 
-from latpred.errors import TraceError
+from latpred.errors import LatpredError, TraceError
 
 Tensor = torch.Tensor
 
@@ -107,6 +116,7 @@ class Copier:
                 state[name] = self.any(value) if self._hooks else kind()
             else:
                 state[name] = self.any(value)
+        self._fill_slots(source, module)
         self._within_object = outer
         state["training"] = False
         return module
@@ -156,12 +166,22 @@ class Copier:
             # Nothing of a plain object's is called: to be copied, some tokenizers read their files anew.
             called = isinstance(value, (*CONTAINERS, SimpleNamespace)) or hasattr(kind, "__slots__")
             made = copy.copy(value) if called else object.__new__(kind)
+        known = len(self._done)
         self._remember(value, made)
-        if made is not value:
-            self.kinds.add(kind)
-            outer = self._within_object
-            self._within_object = outer or not isinstance(value, CONTAINERS)
+        if made is value:
+            return value
+        self.kinds.add(kind)
+        outer = self._within_object
+        self._within_object = outer or not isinstance(value, CONTAINERS)
+        try:
             self._fill(value, made)
+        except LatpredError:
+            raise
+        except Exception:  # of a container that lets nobody write into it, or of nesting deeper than Python calls
+            while len(self._done) > known:
+                self._done.popitem()
+            made = self._remember(value, value)
+        finally:
             self._within_object = outer
         return made
 
@@ -179,6 +199,14 @@ class Copier:
             made.update(map(self.any, value))
         for name, item in getattr(value, "__dict__", {}).items():
             made.__dict__[name] = self.any(item)
+        self._fill_slots(value, made)
+
+    def _fill_slots(self, value: Any, made: Any) -> None:
+        for kind in type(value).__mro__:
+            for slot in vars(kind).values() if "__slots__" in vars(kind) else ():
+                if isinstance(slot, MemberDescriptorType):
+                    with suppress(AttributeError):  # it has no value
+                        slot.__set__(made, self.any(slot.__get__(value)))
 
     def _function(self, value: FunctionType) -> Any:
         """A function over copies of what it closes over."""
@@ -278,7 +306,7 @@ class _Reached:
 
     def _container(self, value: Any) -> None:
         if isinstance(value, dict):
-            self._entries(value, value.__setitem__, value.__delitem__)
+            self._entries(partial(dict.items, value), value.__setitem__, value.__delitem__)
             self._waiting += list(value.values())
         else:
             before = list(value)
@@ -289,12 +317,19 @@ class _Reached:
         for base in kind.__mro__:
             if not self._is_library(base.__module__) and (base is kind or self._is_new(base)):
                 put, drop = partial(type.__setattr__, base), partial(type.__delattr__, base)
-                self._entries(vars(base), put, drop)
+                self._entries(vars(base).items, put, drop)
                 self._waiting += map(function_of, vars(base).values())
 
     def _function(self, function: FunctionType) -> None:
         self._waiting += (function.__dict__, function.__defaults__, function.__kwdefaults__)
-        for cell in function.__closure__ or ():
+        cells = dict(zip(function.__code__.co_freevars, function.__closure__ or (), strict=True))
+        if cells:
+            self._entries(
+                lambda: [(name, held) for name, cell in cells.items() for held in contents(cell)],
+                lambda name, value: setattr(cells[name], "cell_contents", value),
+                lambda name: delattr(cells[name], "cell_contents"),
+            )
+        for cell in cells.values():
             self._waiting += contents(cell)
         if not self._is_library(function.__module__):
             self._variables(function.__globals__, _names_in(function.__code__))
@@ -302,7 +337,7 @@ class _Reached:
     def _variables(self, space: dict[str, Any], names: Iterable[str]) -> None:
         """Look after a file's variables, and what is found under names there."""
         if self._is_new(space):
-            self._entries(space, space.__setitem__, space.__delitem__)
+            self._entries(space.items, space.__setitem__, space.__delitem__)
         for name in names:
             value = space.get(name)
             if not isinstance(value, ModuleType):
@@ -315,14 +350,21 @@ class _Reached:
         name = package(module)
         return name in LIBRARIES or (name not in self._own and installed(name))
 
-    def _entries(self, held: Mapping[Any, Any], put: Callable[[Any, Any], Any], drop: Callable[[Any], Any]) -> None:
-        """Have tensors of a trace that come under names, or keys, replaced by what was there before."""
-        before = dict(held)
+    def _entries(
+        self,
+        items: Callable[[], Iterable[tuple[Any, Any]]],
+        put: Callable[[Any, Any], Any],
+        drop: Callable[[Any], Any],
+    ) -> None:
+        """Have names, or keys, that come or change have their values of before, if one of the new is of a trace.
+
+        A number among them may say how far the tensors reach.
+        """
+        before = dict(items())
 
         def restore() -> None:
-            for name, value in list(held.items()):
-                if value is before.get(name, _ABSENT) or not _of_a_trace(value):
-                    continue
+            changed = {name: value for name, value in [*items()] if value is not before.get(name, _ABSENT)}
+            for name in changed if any(map(_of_a_trace, changed.values())) else ():
                 if name in before:
                     put(name, before[name])
                 else:
@@ -386,6 +428,7 @@ def _of_a_trace(held: Any, depth: int = 3) -> bool:
     """Whether there is a tensor that no other forward pass can use."""
     if isinstance(held, Tensor):
         return held.is_meta or held.is_inference() or type(held).__module__.startswith("torch._subclasses")
-    if not depth or not isinstance(held, (list, tuple, dict)):
+    if not depth or isinstance(held, (type, ModuleType)):
         return False
-    return any(_of_a_trace(one, depth - 1) for one in (held.values() if isinstance(held, dict) else held))
+    parts = held if isinstance(held, CONTAINERS) else getattr(held, "__dict__", {})
+    return any(_of_a_trace(one, depth - 1) for one in (parts.values() if isinstance(parts, dict) else parts))

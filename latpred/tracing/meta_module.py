@@ -175,6 +175,9 @@ def usual_dtype() -> Iterator[None]:
     """Have the process's default dtype be float32, as a published model expects. Threads take turns."""
     with _DEFAULT_DTYPE.held():
         known = torch.get_default_dtype()
+        if known == torch.float32:  # another thread may set it meanwhile
+            yield
+            return
         torch.set_default_dtype(torch.float32)
         try:
             yield

@@ -189,6 +189,13 @@ def test_nothing_is_kept_of_what_nobody_can_tell_from_another() -> None:
     assert (files(), len(graph_store._memory._values)) == ([], 0)
 
 
+def test_what_tools_make_beside_hooks_on_all_modules_is_not_kept() -> None:
+    layer, x = torch.nn.Sequential(torch.nn.Linear(8, 4)), torch.zeros(2, 8)
+    with torch.nn.modules.module.register_module_forward_hook(lambda module, args, out: float(out.mean())):
+        assert trace_for_runtime(layer, x, runtime="torchscript").notes
+    assert not trace_for_runtime(layer, x, runtime="torchscript").notes
+
+
 @pytest.mark.parametrize(
     ("runtime", "copies", "in_memory"),
     [("torchscript", 2, 2e9), ("onnxruntime", 6, 2e9), ("onnxruntime", 3, 4e6), ("compile", 2, 2e9)],

@@ -91,6 +91,8 @@ class Elsewhere(Base):
 
     shared: ClassVar[dict[str, Any]] = {}
     last: ClassVar[torch.Tensor | None] = None
+    table: ClassVar[torch.Tensor] = torch.zeros(0)
+    reach: ClassVar[int] = 0
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         global TABLE
@@ -100,7 +102,10 @@ class Elsewhere(Base):
         SEEN.append(x)
         STATE.mask = x > 0
         type(self).last = self.shared["last"] = x
-        return super().forward(x) * TABLES[x.shape[1]] * len(SEEN)
+        if self.reach < x.shape[1]:
+            type(self).table, type(self).reach = x.new_ones(x.shape[1], 1), x.shape[1]
+            self.shared["object"] = SimpleNamespace(table=self.table)
+        return super().forward(x) * TABLES[x.shape[1]] * len(SEEN) * self.table
 
 
 def own_functions() -> nn.Module:
@@ -131,6 +136,40 @@ def fill(self: Any, x: torch.Tensor) -> torch.Tensor:
 def nested() -> nn.Module:
     kinds = (defaultdict(list), Counter(), deque(maxlen=3), OrderedDict(), set(), {"a": (1, [2])}, UserDict())  # type: ignore[var-annotated]
     return Base(fill, deep=[[[[[{"seen": []}]]]]], kinds=kinds, top=X.topk(2))
+
+
+def closing() -> nn.Module:
+    """What a function of a class closes over: a table, and how far it reaches."""
+    table, reach = torch.zeros(0), 0
+
+    class Closing(Base):
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            nonlocal table, reach
+            if reach < x.shape[1]:
+                table, reach = x.new_ones(x.shape[1], 1), x.shape[1]
+            return super().forward(x) * table[:reach]
+
+    return Closing()
+
+
+@dataclass(slots=True)
+class Slots:
+    tensor: torch.Tensor
+    calls: int = 0
+
+
+class Frozen(dict[str, int]):
+    def __copy__(self) -> Frozen:
+        return Frozen(self)
+
+    def clear(self) -> None:
+        raise TypeError("frozen")
+
+
+def slotted(self: Any, x: torch.Tensor) -> torch.Tensor:
+    self.slots.calls += 1
+    self.slots.tensor.add_(1)
+    return x * self.slots.calls * self.slots.tensor.sum() * self.settings["scale"]
 
 
 def count(self: Any, x: torch.Tensor) -> torch.Tensor:
@@ -249,6 +288,8 @@ MODELS: dict[str, Callable[[], nn.Module]] = {
     "elsewhere": Elsewhere,
     "own functions": own_functions,
     "nested": nested,
+    "closing": closing,
+    "slots": lambda: Base(slotted, slots=Slots(torch.zeros(64, 300)), settings=Frozen(scale=2)),
     "counting": counting,
     "identical": identical,
     "hooked": hooked,
@@ -272,6 +313,7 @@ def as_new() -> None:
     """Give the variables of this file their first values."""
     global TABLE
     TABLE = STATE.mask = Elsewhere.last = None
+    Elsewhere.table, Elsewhere.reach = torch.zeros(0), 0
     for memory in (TABLES, SEEN, Elsewhere.shared):
         memory.clear()  # type: ignore[attr-defined]
     bias_of.cache_clear()
@@ -295,7 +337,7 @@ def held(model: nn.Module) -> str:
 def kept() -> str:
     """A picture of what this file holds."""
     caches = bias_of.cache_info().currsize, table_of.cache_info().currsize
-    return repr((TABLES, TABLE, SEEN, vars(STATE), Elsewhere.shared, Elsewhere.last, GENERATOR.get_state(), caches))
+    return repr((TABLES, TABLE, SEEN, vars(STATE), Elsewhere.shared, Elsewhere.reach, GENERATOR.get_state(), caches))
 
 
 def after(build: Callable[[], nn.Module], ask: Callable[[nn.Module], object] | None, runs: bool = False) -> list[Any]:
@@ -355,6 +397,13 @@ def test_inputs_that_are_no_tensors_are_copied_too() -> None:
     assert cache.get_seq_length() == 3
     linear = next(op for op in graph.ops if op.name == "aten::linear")
     assert linear.macs.at(5) == 5 * (3 + 4) * 8 * 8
+
+
+def test_objects_in_each_other_may_go_deeper_than_python_calls() -> None:
+    end: Any = None
+    for _ in range(1000):
+        end = SimpleNamespace(next=end)
+    assert latpred.trace(Base(end=end), X).launches() == 1
 
 
 def test_a_cache_that_grows_starts_anew_with_each_batch() -> None:
