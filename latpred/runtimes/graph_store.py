@@ -115,7 +115,9 @@ def file_by_name(name: str, era: str = "", batches: Sequence[int] = (), **option
     asked = {"era": era, "batches": _most(batches), **options}
     torch = sys.modules.get("torch")
     dtype = str(torch.get_default_dtype()) if torch else "torch.float32"
-    return _file("eager", _key((name, json.dumps(asked, sort_keys=True), dtype, *software)))
+    timm = sys.modules.get("timm.layers.config")  # which fuses attention as it was told last
+    fused = str(getattr(timm, "_USE_FUSED_ATTN", os.environ.get("TIMM_FUSED_ATTN", "1")))
+    return _file("eager", _key((name, json.dumps(asked, sort_keys=True), dtype, fused, *software)))
 
 
 def _most(batches: Sequence[int]) -> int:

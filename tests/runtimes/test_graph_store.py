@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import gzip
 import os
+import sys
 import types
 from collections.abc import Callable, Iterator
 from itertools import chain, repeat
@@ -268,7 +269,7 @@ def test_a_model_by_name_is_traced_once_for_everything_that_its_trace_depends_on
     assert len(traces) == len(others) + 2
 
 
-@pytest.mark.parametrize("changed", ["package", "variable", "own code"])
+@pytest.mark.parametrize("changed", ["package", "variable", "switch", "own code"])
 def test_other_software_has_other_traces(changed: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     before = graph_store.file_by_name(NAME)
     graph_store._software.cache_clear()
@@ -279,6 +280,8 @@ def test_other_software_has_other_traces(changed: str, tmp_path: Path, monkeypat
         monkeypatch.syspath_prepend(str(tmp_path))
     elif changed == "variable":
         monkeypatch.setenv("TIMM_FUSED_ATTN", "0")
+    elif changed == "switch":
+        monkeypatch.setitem(sys.modules, "timm.layers.config", types.SimpleNamespace(_USE_FUSED_ATTN=0))
     else:
         monkeypatch.setattr(graph_store, "_TRACING", ("tracing/*.py",))
     assert graph_store.file_by_name(NAME) != before

@@ -128,6 +128,13 @@ def test_keys_and_values_of_earlier_tokens_are_no_picture(tmp_path: Path) -> Non
         traced(path)
 
 
+@pytest.mark.parametrize("names", [("n", "tokens"), ("batch", "positions")])
+def test_what_is_as_long_as_the_tokens_is_no_batch(names: tuple[str, str], tmp_path: Path) -> None:
+    node, (batch, length) = helper.make_node("Add", ["ids", "positions"], ["y"]), names
+    path = saved(tmp_path, {"ids": [batch, "tokens"], "positions": [length]}, [node], dtype="int64")
+    assert traced(path, seq=7).ops[0].dims["numel"].at(3) == 3 * 7
+
+
 def test_open_sizes_of_one_name_are_one(tmp_path: Path) -> None:
     """As in a decoder, which is given the states of all tokens of its encoder."""
     inputs = "float[n, tokens, 8] x, int64[n, tokens] ids"

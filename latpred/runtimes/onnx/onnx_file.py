@@ -352,25 +352,32 @@ def _shapes(proto: Any, batch: int | None, tokens: int | None = None) -> dict[st
         shapes[name] = [
             dim.dim_value
             if dim.HasField("dim_value") and dim.dim_value >= 0
-            else (batch if at == axes[name] else told.get(dim.dim_param))
+            else (batch if at == axes.get(name) else told.get(dim.dim_param))
             for at, dim in enumerate(dims)
         ]
     return shapes
 
 
 def _batch_axes(proto: Any) -> dict[str, int]:
-    """Which dimension of each input is the batch: the one that is called so, else the first."""
-    axes = {}
-    for value in inputs_of(proto):
-        names = [dim.dim_param.lower() for dim in value.type.tensor_type.shape.dim]
-        axes[value.name] = next((at for at, name in enumerate(names) if "batch" in name), 0)
-    return axes
+    """Which dimension of inputs is the batch: the one that is called so, else the first.
+
+    An input has none whose first has the name of a later one, as that of positions has the tokens', or another name
+    where some input calls its batch so.
+    """
+    dims_of = {value.name: [dim.dim_param for dim in value.type.tensor_type.shape.dim] for value in inputs_of(proto)}
+    later = {name for dims in dims_of.values() for name in dims[1:]} - {""}
+    called = {name: [at for at, dim in enumerate(dims) if "batch" in dim.lower()] for name, dims in dims_of.items()}
+    told, axes = any(called.values()), {name: at[0] for name, at in called.items() if at}
+    for name, dims in dims_of.items():
+        if not (called[name] or (dims and dims[0] and (told or dims[0] in later))):
+            axes[name] = 0
+    return axes or dict.fromkeys(dims_of, 0)
 
 
 def _fixed_batch(proto: Any) -> int | None:
     """The batch of a file whose inputs leave none open."""
     axes, shapes = _batch_axes(proto), _shapes(proto, None)
-    sizes = [shape[axes[name]] for name, shape in shapes.items() if shape]
+    sizes = [shape[axes[name]] for name, shape in shapes.items() if shape and name in axes]
     return sizes[0] if sizes and None not in sizes else None
 
 
