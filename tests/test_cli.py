@@ -7,6 +7,7 @@ import os
 import re
 import subprocess
 import sys
+import types
 from collections.abc import Callable
 from pathlib import Path
 from unittest.mock import Mock
@@ -114,7 +115,9 @@ def written(tmp_path: Path, importing: str = "", building: str = "", forward: st
 
 def test_a_model_imports_what_lies_beside_its_file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(sys, "path", [*sys.path])
-    kept: set[str] = set()  # of an environment below the folder, and the models' files themselves
+    before = types.SimpleNamespace(__file__=str(tmp_path / "one" / "imported_before.py"))
+    monkeypatch.setitem(sys.modules, "imported_before", before)
+    kept = {"imported_before"}  # beside packages of an environment below the folder, and the models' files themselves
     packages = tmp_path / "one" / ".venv"
     packages.mkdir(parents=True)
     (packages / "package_below.py").write_text("")

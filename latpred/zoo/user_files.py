@@ -18,6 +18,7 @@ from latpred.errors import LatpredError, UnknownModelError, UsageError, one_line
 _OWN = "latpred_user_"  # begins the names of modules that are models' files
 NO_GPU = ("not compiled with CUDA", "Found no NVIDIA driver", "NVTX functions not installed")  # errors of PyTorch
 _beside = ""  # the folder of the model's file that was imported last, where imports look as well
+_before = frozenset[str]()  # modules that were there before that file was imported
 _MAIN_GUARD = "put what is not for importing below 'if __name__ == \"__main__\":'"
 
 
@@ -35,13 +36,13 @@ def _look_beside(folder: str) -> None:
 
     Modules that the folder before gave are forgotten: some of the same names may lie here, or may have been edited.
     """
-    global _beside
+    global _beside, _before
     if _beside:
-        for name in [name for name in sys.modules if _lies_in(_beside, name)]:
+        for name in [name for name in sys.modules if name not in _before and _lies_in(_beside, name)]:
             del sys.modules[name]
         with suppress(ValueError):
             sys.path.remove(_beside)
-    _beside = "" if folder in sys.path else folder
+    _beside, _before = "" if folder in sys.path else folder, frozenset(sys.modules)
     if _beside:
         sys.path.append(folder)
 
