@@ -6,8 +6,11 @@ Each message says first what was wrong with what was given, then the command or 
 
 from __future__ import annotations
 
+import errno
 from collections.abc import Iterator
 from contextlib import contextmanager
+
+DISK_FULL = (errno.ENOSPC, errno.EDQUOT)
 
 
 class LatpredError(Exception):

@@ -7,7 +7,6 @@ hash, for as long as they live; `Recent` keeps what was asked for most recently.
 
 from __future__ import annotations
 
-import errno
 import os
 import shutil
 import weakref
@@ -27,7 +26,6 @@ from latpred.errors import BusyError, CacheError, LatpredError, ProfileError, Us
 VARIABLE = "LATPRED_HOME"
 SUFFIX = ".json"  # of profiles of devices and hosts
 LONGEST = 255  # bytes of a file's name
-DISK_FULL = (errno.ENOSPC, errno.EDQUOT)
 
 
 def data_dir() -> Path:

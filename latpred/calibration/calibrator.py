@@ -29,9 +29,9 @@ from latpred.calibration.fitting import acceptance, profile_fit
 from latpred.calibration.runtime_calibration import calibrate_runtimes, onnx_workloads
 from latpred.calibration.runtime_calibration.base import LIKE
 from latpred.calibration.schedules import schedule_of
-from latpred.calibration.session import JOURNAL, LAST, Row, Session, directory, measured, read_journal
+from latpred.calibration.session import JOURNAL, LAST, LEAST_BYTES, Row, Session, directory, measured, read_journal
 from latpred.calibration.timing import visits
-from latpred.calibration.timing.reference_speed import ReferenceTimer, gauge_of
+from latpred.calibration.timing.reference_speed import STREAM_BYTES, ReferenceTimer, gauge_of
 from latpred.calibration.timing.visits import Visits
 from latpred.calibration.workloads import networks
 from latpred.errors import CalibrationError, UsageError
@@ -123,7 +123,7 @@ def calibrate(
     BusyError
         When another calibration of the device is under way.
     CalibrationError
-        When too little could be measured for a profile.
+        When too little could be measured for a profile, or too little memory is left to measure.
     ProfileError
         When a newer latpred wrote the profile of that name, which `fresh` replaces.
 
@@ -134,6 +134,7 @@ def calibrate(
     live = open_device(device)
     wanted = calibrate_runtimes.named(runtimes, live)
     _demand_effort(budget_s, cells, threads)  # said before anything else takes time
+    _demand_memory(live)
     chosen = _precisions(live, precisions, quick)
     options = conditions.Options(threads, cudnn_benchmark).checked(live.info().kind)
     profile_name = name or store.name_here(options.named(live.name), live.info().name)
@@ -385,6 +386,17 @@ def _demand_effort(budget_s: float | None, cells: int | None, threads: int | Non
         raise UsageError(f"{threads} threads are more than the {host.cores()} processors here; give fewer.")
 
 
+def _demand_memory(device: Device) -> None:
+    """Refuse to start where no cell could be begun, on a CPU beside the data that tells the machine's speed."""
+    left = max(host.bytes_left(), 0.0)
+    needed = LEAST_BYTES + (networks.EVICTING_BYTES + STREAM_BYTES) * (device.info().kind == "cpu")
+    if left < needed:
+        raise CalibrationError(
+            f"{left / 1e6:.0f} MB of memory are left for this process, and measuring takes {needed / 1e6:.0f} MB. "
+            "Free some, or raise the limit of its container or shell."
+        )
+
+
 def _plan(
     wanted: Sequence[str], finished: DeviceProfile | None, quick: bool, budget_s: float | None, cells: int | None
 ) -> dict[str, _Effort]:
@@ -527,6 +539,7 @@ def calibrate_host(
     name = name or host_profile.name_here("this-host")
     host_profile.path(name)  # a bad name must not cost a measurement
     live = open_device("cpu")
+    _demand_memory(live)
     start = time.monotonic()
     cells = [schedules.network_cell(spec) for spec in (*schedules.chain_networks(), *schedules.tiny_networks(count))]
     rows = []

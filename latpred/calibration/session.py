@@ -26,7 +26,7 @@ import msgspec
 from latpred import host, storage
 from latpred.calibration.cells import Cell
 from latpred.calibration.timing.timer import Timing, time_limit
-from latpred.errors import CalibrationError, DeviceError, MissingPackageError, RuntimeRefusalError, chain_of
+from latpred.errors import DISK_FULL, CalibrationError, DeviceError, MissingPackageError, RuntimeRefusalError, chain_of
 from latpred.profile.document import Machine
 from latpred.profile.store import Owner, mismatch, owner, same_machine
 
@@ -358,7 +358,7 @@ def measured(cell: Cell, measure: Measure) -> Row:
     except DeviceError:
         raise
     except Exception as failure:
-        full = next((one for one in chain_of(failure) if getattr(one, "errno", None) in storage.DISK_FULL), None)
+        full = next((one for one in chain_of(failure) if getattr(one, "errno", None) in DISK_FULL), None)
         if full is not None:  # which is no fault of the cell, and would be that of all others
             said = f"no room is left on the disk: {full}. Free some, and run the same command again."
             raise CalibrationError(said) from failure

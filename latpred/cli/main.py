@@ -13,9 +13,8 @@ from typing import Any, TextIO
 
 import click
 
-from latpred.errors import BusyWarning, LatpredError
+from latpred.errors import DISK_FULL, BusyWarning, LatpredError
 from latpred.progress import sigterm_as_ctrl_c
-from latpred.storage import DISK_FULL
 
 INTERRUPTED = 130
 

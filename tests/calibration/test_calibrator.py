@@ -5,7 +5,7 @@ from __future__ import annotations
 import gzip
 import math
 import runpy
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from itertools import islice
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -299,6 +299,14 @@ def test_where_no_network_can_be_timed_the_rest_is_not_tried(empty: Session) -> 
     for few in (run.rows[:-1], [*run.rows, Row(tiny[0], {}, 0.1)]):
         run.rows[:] = few
         eager._demand_hope()
+
+
+@pytest.mark.parametrize("start", [lambda: calibrate("cpu", budget_s=5.0), calibrator.calibrate_host])
+def test_no_memory_for_any_cell_is_said_first(start: Callable[[], object], monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(host, "bytes_left", lambda: 3e8)
+    with pytest.raises(CalibrationError, match=r"300 MB of memory are left .*, and measuring takes 334 MB"):
+        start()
+    assert not directory("cpu").exists()
 
 
 @pytest.mark.parametrize(

@@ -122,6 +122,9 @@ def test_a_cpu_multiplies_float32_in_full_inside_and_as_before_outside(reduce: C
         assert {place.fp32_precision for place in ONEDNN} <= {"none", "ieee"}
         GPU.use_precision("fp32")
     assert float32() == before
+    BACKENDS.fp32_precision = "ieee"  # what followed this one still does
+    reduced = [place.fp32_precision for place in ONEDNN if place.fp32_precision != "ieee"]
+    assert len(reduced) == ("bf16" not in before[0] and before[5:8] != ["none"] * 3)
 
 
 def test_generated_networks_are_of_the_usual_dtype_and_no_generator_moves() -> None:

@@ -34,9 +34,9 @@ def refuse(*_):
     raise FakeError
 
 
-def processes(*pids):
+def processes(*pids, memory=1 << 20):
     """As the library lists them."""
-    return [types.SimpleNamespace(pid=pid) for pid in pids]
+    return [types.SimpleNamespace(pid=pid, usedGpuMemory=memory) for pid in pids]
 
 
 @pytest.fixture
@@ -72,8 +72,13 @@ def test_what_a_driver_keeps_to_itself_does_not_hide_the_rest(library):
     assert machine.gpu_state(BUS) == machine.GpuState("570.1", 1200, ())
 
 
-@pytest.mark.parametrize(("listed", "others"), [((), 0), (processes(4711), 0), (processes(4711, 4712), 1)])
-def test_this_process_which_a_container_numbers_anew_is_no_other(listed, others, library):
+ON_WINDOWS = processes(17, 18, 19, memory=None)  # which draw on the screen
+
+
+@pytest.mark.parametrize(
+    ("listed", "others"), [((), 0), (processes(4711), 0), (processes(4711, 4712), 1), (ON_WINDOWS, 0)]
+)
+def test_this_process_which_a_container_numbers_anew_is_no_other_nor_is_a_window(listed, others, library):
     library.nvml.nvmlDeviceGetComputeRunningProcesses = lambda handle: listed
     assert machine.gpu_state(BUS).other_processes == others
 

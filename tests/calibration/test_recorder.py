@@ -253,3 +253,14 @@ def test_each_protocol_says_how_slow_the_host_of_a_gpu_was() -> None:
         [1.8e-3 / 1.8**host.LAUNCH_POWER, 1.8e-3 * (1.5 / 1.8) ** host.LAUNCH_POWER]
     )  # in moments as slow as those of the latency beside it
     assert [one["regime"] for one in columns] == ["compute-bound", "framework-bound"]
+
+
+def test_a_journal_that_cannot_be_read_is_left_as_it_is(tmp_path: Path) -> None:
+    run(tmp_path, stages=["captured"])
+    journal = tmp_path / JOURNAL_FOLDER / JOURNAL
+    head, *rows = journal.read_bytes().splitlines(keepends=True)
+    for other in (head.replace(b'"journal":1', b'"journal":2'), head[1:]):
+        journal.write_bytes(other + b"".join(rows))
+        with pytest.raises(UsageError, match=r"damaged, or of another version .* Name another folder with --record"):
+            run(tmp_path)
+        assert journal.read_bytes() == other + b"".join(rows)

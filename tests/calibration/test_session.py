@@ -318,3 +318,16 @@ def test_a_place_that_cannot_be_written_says_where_to_go(tmp_path):
     (tmp_path / "file").write_text("in the way")
     with pytest.raises(CalibrationError, match=r"cannot keep a calibration journal in .*LATPRED_HOME=DIR"):
         Session(tmp_path / "file" / "cpu", MACHINE, SETTINGS).__enter__()
+
+
+@pytest.mark.skipif(not os.path.exists("/dev/full"), reason="the system has no disk that is always full")
+def test_a_full_disk_is_one_sentence_to_the_end(opened):
+    def run_on_a_full_disk():
+        with opened() as one:
+            one._journal.close()
+            one._journal = open("/dev/full", "ab")  # noqa: SIM115 (the session closes it)
+            one._resources.callback(one._journal.close)
+            one.run(gemm(1), Measuring())
+
+    with pytest.raises(CalibrationError, match=r"cannot keep a calibration journal in .*No space left on device"):
+        run_on_a_full_disk()

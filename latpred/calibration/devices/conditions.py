@@ -161,8 +161,9 @@ def float32_in_full() -> Iterator[None]:
 
 def _put_back(before: Sequence[str]) -> None:
     for place, said in zip(_PLACES, before, strict=True):
-        if place.fp32_precision != said:
-            place.fp32_precision = said
+        for word in ("none", said):  # a place that said nothing itself is to follow what is above it again
+            if place.fp32_precision != said:
+                place.fp32_precision = word
 
 
 def changes(profile: DeviceProfile, device: Device, options: Options) -> list[str]:

@@ -101,7 +101,9 @@ def _read_state(nvml: Any, handle: Any) -> GpuState:
             return otherwise
 
     slowed = told("CurrentClocksEventReasons") or told("CurrentClocksThrottleReasons")
-    computing = {process.pid for process in told("ComputeRunningProcesses", otherwise=())}
+    listed = told("ComputeRunningProcesses", otherwise=())
+    # Windows lists what draws on the screen, too, and tells the memory of none.
+    computing = {process.pid for process in listed if process.usedGpuMemory is not None}
     return GpuState(
         driver=nvml.nvmlSystemGetDriverVersion(),
         sm_mhz=told("ClockInfo", nvml.NVML_CLOCK_SM),

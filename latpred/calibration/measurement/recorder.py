@@ -31,7 +31,7 @@ from latpred.calibration.cells import Cell
 from latpred.calibration.devices import Call, Device, conditions, open_device
 from latpred.calibration.measurement.whole_models import VISIT, Bench, multiplies
 from latpred.calibration.runtime_calibration.calibrate_runtimes import hindrance
-from latpred.calibration.session import Header, Row, Session
+from latpred.calibration.session import JOURNAL, Header, Row, Session, read_journal
 from latpred.calibration.timing import timer
 from latpred.calibration.timing.reference_speed import gauge_on
 from latpred.calibration.workloads import suites
@@ -206,6 +206,15 @@ class RecordingSession(Session):
         self._header = msgspec.structs.replace(self._header, settings=plan)
         self._recording = folder
         self._graphs: dict[GraphKey, ModelGraph] = {}
+        journal = folder / JOURNAL_FOLDER / JOURNAL
+        if journal.exists():
+            try:
+                read_journal(journal)
+            except CalibrationError as error:  # it is left as it is, since there may be hours of measuring in it
+                raise UsageError(
+                    f"{journal} cannot be read: it is damaged, or of another version of latpred. "
+                    "Name another folder with --record."
+                ) from error
         with self._writing():
             files = sorted((folder / JOURNAL_FOLDER / GRAPHS_FOLDER).glob("*.json.gz"))
         for file in files:
