@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import difflib
 import os
+import zlib
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -304,7 +305,7 @@ def load(source: Source) -> pd.DataFrame:
         ) from None
     except OSError as error:
         raise TableError(f"cannot read {path}: {error.strerror or error}. Give the path of a CSV file.") from None
-    except (pd.errors.ParserError, pd.errors.EmptyDataError, UnicodeDecodeError) as error:
+    except (pd.errors.ParserError, pd.errors.EmptyDataError, UnicodeDecodeError, EOFError, zlib.error) as error:
         raise TableError(
             f"{path} is not a CSV table: {str(error).strip()}. Give a CSV file with a header line."
         ) from None
