@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import difflib
 import os
+import zlib
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -64,6 +65,7 @@ _SETUP_COLUMNS = {
     "host": _TEXT,  # the processor that dispatched; "" where nobody says
 }
 _WORK_COLUMNS = dict.fromkeys(("macs", "bytes", "launches"), _NUMBER_OR_EMPTY)
+_SPELT = {*_KEY_COLUMNS, *_SETUP_COLUMNS, "latency_ms", *SIZED, "latency_s", "status", "gpu"}  # in any case
 
 
 @dataclass(frozen=True, slots=True)
@@ -215,6 +217,7 @@ def complete(frame: pd.DataFrame, defaults: Mapping[str, str | int | float] | No
         raise TableError(
             f"The table has low_s and high_s. {_PREDICTED} Of measured ones, give those columns other names."
         )
+    frame = in_lower_case(frame)
     _demand_unique(frame, "table")
     frame = _with_sizes(_in_seconds(frame))
     needed = [name for name in ("model", "batch", "latency_s") if name not in frame.columns]
@@ -243,6 +246,13 @@ def unused(frame: pd.DataFrame, cells: pd.DataFrame) -> list[str]:
     if names := [str(name) for name in frame if f"{NOTE_PREFIX}{name}" in cells]:
         said.append(f"columns that mean nothing to latpred, not used: {', '.join(names)}")
     return said
+
+
+def in_lower_case(frame: pd.DataFrame) -> pd.DataFrame:
+    """A table whose columns are spelt as latpred spells them, where predictions depend on these."""
+    spelt = {name: str(name).strip().lower() for name in frame.columns}
+    known = {name: own for name, own in spelt.items() if own in _SPELT and own not in frame.columns}
+    return frame.rename(columns=known)
 
 
 def _with_sizes(frame: pd.DataFrame) -> pd.DataFrame:
@@ -304,7 +314,7 @@ def load(source: Source) -> pd.DataFrame:
         ) from None
     except OSError as error:
         raise TableError(f"cannot read {path}: {error.strerror or error}. Give the path of a CSV file.") from None
-    except (pd.errors.ParserError, pd.errors.EmptyDataError, UnicodeDecodeError) as error:
+    except (pd.errors.ParserError, pd.errors.EmptyDataError, UnicodeDecodeError, EOFError, zlib.error) as error:
         raise TableError(
             f"{path} is not a CSV table: {str(error).strip()}. Give a CSV file with a header line."
         ) from None

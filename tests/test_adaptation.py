@@ -5,6 +5,7 @@ from __future__ import annotations
 import runpy
 from collections.abc import Sequence
 from pathlib import Path
+from unittest import mock
 
 import factories
 import msgspec
@@ -13,14 +14,16 @@ import pandas as pd
 import profiledata
 import pytest
 import torch
+from numpy.typing import NDArray
 
 import latpred
 from latpred import host
+from latpred.accuracy import adaptation
 from latpred.accuracy.adaptation import LEVELS, NONE
 from latpred.accuracy.predicted import GraphKey
 from latpred.cli import main
 from latpred.errors import ProfileError, TableError, UnknownModelError, UsageError
-from latpred.fit.corrections import MODULE, Factors, LatencyModel, Row, corrected
+from latpred.fit.corrections import MODULE, Factors, Fit, LatencyModel, Row, corrected
 from latpred.graph.graph import ModelGraph
 from latpred.host import Slowdown
 from latpred.ops.families import nearest
@@ -235,6 +238,24 @@ def test_a_profile_that_is_right_stays_as_it_is() -> None:
     assert found.runtimes[0].level == NONE
     assert latencies(found.profile, graphs, 8) == pytest.approx(latencies(CLOCKED, graphs, 8), rel=1e-12)
     assert "corrected none" in found.profile.protocol[ADAPTED]
+
+
+@pytest.mark.parametrize(
+    ("one", "mean", "chosen"),
+    [(0.02, 0.08, NONE), (0.04, 0.08, "one"), (0.04, 0.09, "mean"), (0.02, 0.09, "mean"), (0.1, 0.09, "one")],
+)
+def test_one_factor_gains_half_its_standard_error_at_least_and_the_mean_one_and_a_half(
+    one: float, mean: float, chosen: str
+) -> None:
+    noise = 0.1 * np.array([1, -1, 1, -1])  # whose standard error is 0.058
+
+    def fit(level: str, gain: NDArray[np.float64]) -> Fit:
+        return Fit(level, Factors({}, {}), 0.5 - gain)
+
+    model = mock.Mock(spec=LatencyModel)
+    model.unchanged.return_value = fit(NONE, np.zeros(4))
+    model.fit.side_effect = lambda levels: fit("mean", mean + noise) if levels is LEVELS else fit("one", one + noise)
+    assert adaptation._fits(model, np.arange(4))[1].level == chosen
 
 
 def test_rows_that_agree_on_a_small_difference_correct_it() -> None:

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import gc
 import random
+import weakref
 from collections.abc import Iterator
 from functools import partial
 from pathlib import Path
@@ -33,6 +35,23 @@ def network(width: int = 64) -> nn.Module:
 
 def broken() -> nn.Module:
     raise RuntimeError("no such block")
+
+
+def test_a_candidate_that_failed_is_freed_without_a_search_for_cycles() -> None:
+    built: list[weakref.ref[nn.Module]] = []
+
+    def candidates() -> Iterator[nn.Module]:
+        for _ in range(2):
+            wrong = nn.Linear(3, 3)
+            built.append(weakref.ref(wrong))
+            yield wrong
+
+    gc.disable()
+    try:
+        assert predict_many(candidates(), inputs=INPUTS).error.notna().all()
+        assert [freed() for freed in built] == [None, None]
+    finally:
+        gc.enable()
 
 
 def gpu(name: str, **changes: float) -> Predictor:

@@ -149,6 +149,7 @@ NO_NAMES = ("", "..", ".hidden", "a/b", "a\0b", "mine.json", "a" * 251)  # of a 
     [
         (lambda: store.load("workstatoin"), r"no profile is called 'workstatoin'\. Did you mean workstation\?"),
         (lambda: store.load("cpu"), r"no profile is called 'cpu'\. Did you mean cpu-2-threads\?"),
+        (lambda: store.load("CUDA:0"), r"no profile is called 'CUDA:0'\. Did you mean cuda:0"),
         (lambda: store.load("h100x"), r"no profile is called 'h100x'\. Did you mean h100, "),
         (lambda: store.load("rtx 4009"), r"no profile is called 'rtx 4009'\. Did you mean .*rtx-4090"),
         (lambda: store.locate("h200"), "'h200' is known from its datasheet only"),

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gzip
 from pathlib import Path
 
 import factories
@@ -97,6 +98,9 @@ def test_files_that_are_no_tables(tmp_path: Path) -> None:
     (tmp_path / "empty.csv").write_text("")
     with pytest.raises(TableError, match="is not a CSV table"):
         tables.read(tmp_path / "empty.csv", tables.MEASURED)
+    (tmp_path / "cut.csv.gz").write_bytes(gzip.compress(b"model,batch\n")[:-9])
+    with pytest.raises(TableError, match=r"cut\.csv\.gz is not a CSV table"):
+        tables.load(tmp_path / "cut.csv.gz")
 
 
 @pytest.mark.parametrize(

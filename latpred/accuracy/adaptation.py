@@ -496,6 +496,7 @@ def _frame(measured: Any) -> pd.DataFrame:
         frame = pd.DataFrame(rows)
     else:
         raise UsageError(f"{type(measured).__name__} is no table; give a DataFrame, a CSV file or a list of rows.")
+    frame = tables.in_lower_case(frame)
     return frame if "device" in frame.columns else frame.rename(columns={"gpu": "device"})
 
 

@@ -269,13 +269,15 @@ def _read(file: Path) -> DeviceProfile:
 
 
 def _unknown(name: str) -> str:
-    if name.lower() in ("gpu", "nvidia"):
+    lower = name.lower()
+    if lower in ("gpu", "nvidia"):
         return (
             f"no profile is called {name!r}. This machine's own GPU is cuda or cuda:0; others go by name, as in a100."
         )
-    known = dict.fromkeys([*names(), *gpus.nearest(name)])
+    live = [lower] if is_live(lower) and lower != name else []  # as cpu for CPU, which may have no profile yet
+    known = dict.fromkeys([*live, *names(), *gpus.nearest(name)])
     longer = [one for one in known if one.startswith(f"{name}-")]  # as cpu-2-threads for cpu
-    near = list(dict.fromkeys([*difflib.get_close_matches(name.lower(), known, n=3, cutoff=0.5), *longer]))
+    near = list(dict.fromkeys([*difflib.get_close_matches(lower, known, n=3, cutoff=0.5), *longer]))
     hint = f"Did you mean {', '.join(near[:6])}? " if near else ""
     return f"no profile is called {name!r}. {hint}List them with: latpred profiles list (or list --datasheets)"
 

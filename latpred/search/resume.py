@@ -33,6 +33,7 @@ from latpred.errors import (
     MissingPackageError,
     TableError,
     UsageError,
+    chain_of,
     one_line,
     raise_stop,
 )
@@ -163,6 +164,8 @@ class Evaluator:
             raise CandidateError(f"candidate {candidate.position} ({candidate.name}): {_reason(found)}") from found
         cells = product([predictor.profile.name], self.batches, [runtime])
         reason = _reason(found)
+        for cause in chain_of(found, contexts=False):  # not what the caller is handling
+            cause.__traceback__ = None  # its frames hold the candidate's model, and this error
         return [CandidateRow(candidate.position, candidate.name, *cell, precision, error=reason) for cell in cells]
 
 

@@ -160,7 +160,7 @@ def read_all(sources: Sequence[tables.Source], mapping: str | os.PathLike[str] |
 
 def names_gpus(source: tables.Source) -> bool:
     """Whether a table has the form of the framework-tax measurements, or a GPU among its devices."""
-    frame = tables.load(source)
+    frame = tables.in_lower_case(tables.load(source))
     devices = frame["device"].unique() if "device" in frame else ()
     return "gpu" in frame or any(gpus.find(str(name)) for name in devices)
 
@@ -185,6 +185,7 @@ def _part(frame: pd.DataFrame, name: str, mapping: TableMapping | None, notes: l
     numbers: Sequence[int] = range(1, len(frame) + 1)
     defaults = {**_DEFAULTS, tables.SOURCE: name}
     rules = None if _of_known_form(frame) else mapping
+    frame = frame if rules else tables.in_lower_case(frame)
     if rules is not None:
         frame, omitted = mappings.apply(rules, frame, name)
         for why, count in omitted.most_common():
