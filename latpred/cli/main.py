@@ -13,7 +13,7 @@ from typing import Any, TextIO
 
 import click
 
-from latpred.errors import BusyWarning, LatpredError
+from latpred.errors import DISK_FULL, BusyWarning, LatpredError
 from latpred.progress import sigterm_as_ctrl_c
 
 INTERRUPTED = 130
@@ -57,8 +57,6 @@ class VerbGroup(click.Group):
             _say(ctx, str(error))
             ctx.exit(error.exit_code)
         except OSError as error:
-            from latpred.storage import DISK_FULL
-
             if error.errno not in DISK_FULL:
                 raise
             _say(ctx, f"no room is left on the disk: {error}. Free some, and run the same command again.")
