@@ -139,10 +139,15 @@ def one_line(error: BaseException) -> str:
     return " ".join(str(error).split()) or "no message"
 
 
-def chain_of(error: BaseException, *, contexts: bool = True) -> Iterator[BaseException]:
-    """An error and all that led to it, each once; one that says "from None" still knows in what it was raised."""
+def chain_of(
+    error: BaseException, *, contexts: bool = True, until: BaseException | None = None
+) -> Iterator[BaseException]:
+    """An error and all that led to it, each once; one that says "from None" still knows in what it was raised.
+
+    What was being handled before, and all that led to that, is left out where it is said as `until`.
+    """
     waiting: list[BaseException | None] = [error]
-    seen: list[BaseException] = []
+    seen: list[BaseException | None] = [until]
     while waiting:
         one = waiting.pop()
         if one is not None and all(one is not other for other in seen):

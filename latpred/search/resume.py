@@ -11,6 +11,7 @@ from __future__ import annotations
 import hashlib
 import os
 import platform
+import sys
 import warnings
 from collections import Counter
 from collections.abc import Iterable, Iterator, Sequence
@@ -149,7 +150,7 @@ class Evaluator:
 
     def _of(self, candidate: _Candidate, predictor: Predictor, runtime: str, errors: str) -> list[CandidateRow]:
         """Rows of one candidate on one device in one runtime, one for each batch."""
-        precision = self.options.precision or ""
+        precision, handled = self.options.precision or "", sys.exc_info()[1]  # by the caller
         found = candidate.graph(predictor, runtime)
         if isinstance(found, ModelGraph):
             precision = found.precision
@@ -164,7 +165,7 @@ class Evaluator:
             raise CandidateError(f"candidate {candidate.position} ({candidate.name}): {_reason(found)}") from found
         cells = product([predictor.profile.name], self.batches, [runtime])
         reason = _reason(found)
-        for cause in chain_of(found, contexts=False):  # not what the caller is handling
+        for cause in chain_of(found, until=handled):
             cause.__traceback__ = None  # its frames hold the candidate's model, and this error
         return [CandidateRow(candidate.position, candidate.name, *cell, precision, error=reason) for cell in cells]
 
