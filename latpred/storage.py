@@ -137,13 +137,13 @@ def replacing(path: Path) -> Iterator[Path]:
 
 
 @contextmanager
-def result_file(path: Path, advice: str = "Name another file.") -> Iterator[Path]:
+def result_file(path: Path) -> Iterator[Path]:
     """Give the file to write in place of one that the user names; what goes wrong becomes a UsageError."""
     try:
         with replacing(path) as part:
             yield part
     except OSError as error:
-        raise UsageError(f"cannot write {path}: {error.strerror or error}. {advice}") from error
+        raise UsageError(f"cannot write {path}: {error.strerror or error}. Name another file.") from error
 
 
 @contextmanager

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import sys
+from contextlib import nullcontext
 from types import ModuleType, SimpleNamespace
 from weakref import WeakKeyDictionary
 
@@ -148,6 +149,18 @@ def test_tf32_is_what_convolutions_use_and_matrix_products_when_asked_for():
             said = [place.fp32_precision for place in (backends.cuda.matmul, backends.cudnn.conv, backends.cudnn.rnn)]
             assert said == ["tf32" if precision == "tf32" else "ieee", "tf32", "tf32"]
             assert backends.cuda.matmul.allow_tf32 == (precision == "tf32")
+
+
+def test_what_keeps_libraries_from_tf32_is_an_error_where_there_is_any(monkeypatch):
+    device = HalfCuda()
+    monkeypatch.setenv("NVIDIA_TF32_OVERRIDE", "0")
+    with conditions.stated():
+        for major, refused in ((8, ("fp32", "tf32")), (7, ())):
+            device._properties = SimpleNamespace(major=major)
+            for precision in ("fp32", "tf32", "fp16"):
+                expected = pytest.raises(DeviceError, match="unset NVIDIA_TF32_OVERRIDE")
+                with expected if precision in refused else nullcontext():
+                    device.use_precision(precision)
 
 
 @pytest.mark.parametrize(

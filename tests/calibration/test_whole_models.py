@@ -289,6 +289,16 @@ def test_what_memory_has_no_room_for_is_not_begun(
     assert [status[: len(start)] for status, start in zip(table["status"], said, strict=True)] == said
 
 
+class Awaited(nn.Module):
+    async def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return x
+
+
+def test_a_forward_whose_call_does_nothing_is_not_timed() -> None:
+    (status,) = measure(Awaited(), 1, inputs=torch.zeros(1, 4), plan=FAST)["status"]
+    assert "Awaited has a forward that is async or yields" in status
+
+
 class Refusing(Eager):
     """A runtime that takes nothing, and counts how often it was asked."""
 

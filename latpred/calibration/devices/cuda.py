@@ -7,6 +7,7 @@ waits for the host; one at a time on an idle stream would time the launch instea
 
 from __future__ import annotations
 
+import os
 import re
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
@@ -32,6 +33,7 @@ ISSUE_US = 15.0  # a first guess at the host time of a call
 LONGEST_HEAD_US = 2e5
 _CUDA: Any = torch.cuda  # its events, streams and sleeping kernel carry no types
 _BACKENDS: Any = torch.backends  # nor do these
+OVERRIDE = "NVIDIA_TF32_OVERRIDE"  # a variable of the environment: 0 keeps NVIDIA's libraries from TF32
 SLEEP_CYCLES = 2_000_000  # what the sleeping kernel's speed is measured with
 SLEEPS = 50  # of that length: an idle GPU takes a moment until its clocks have risen
 WARM_UPS, FORWARDS = 3, 3  # of a call that a profiler looks at
@@ -74,6 +76,8 @@ class CudaDevice(RealDevice):
 
     def use_precision(self, precision: str) -> None:
         tf32, matmul, cudnn = precision == "tf32", _BACKENDS.cuda.matmul, _BACKENDS.cudnn
+        if os.environ.get(OVERRIDE) == "0" and precision in ("fp32", "tf32") and "tf32" in self.precisions():
+            raise DeviceError(f"{precision} would be measured without TF32, under a wrong name: unset {OVERRIDE}.")
         matmul.allow_tf32 = tf32  # PyTorch's older interface, which others still read
         matmul.fp32_precision = "tf32" if tf32 else "ieee"
         for part in (cudnn.conv, cudnn.rnn):

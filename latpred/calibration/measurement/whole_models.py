@@ -8,6 +8,7 @@ the repeat noise of the very run.
 from __future__ import annotations
 
 import gc
+import inspect
 import math
 import random
 import secrets
@@ -41,7 +42,7 @@ from latpred.calibration.timing.reference_speed import (
     typical,
 )
 from latpred.calibration.workloads.suites import Models, Workload, workloads_of
-from latpred.errors import BusyWarning, DeviceError, MissingPackageError, UsageError
+from latpred.errors import BusyWarning, DeviceError, MissingPackageError, TraceError, UsageError
 from latpred.graph.graph import ModelGraph
 from latpred.progress import ProgressCounter, ProgressEvent
 from latpred.query import check_budget, checked_batches, whole_number
@@ -49,6 +50,7 @@ from latpred.runtimes.lowering import demand_autocast, lacking, target_of
 from latpred.sandbox.own_thread import without_modes
 from latpred.tracing.autocast import under_autocast
 
+_LAZY = inspect.iscoroutinefunction, inspect.isasyncgenfunction, inspect.isgeneratorfunction
 _KEPT_SHARE = 0.2  # of the device's memory, for models that stay built between rounds
 Result = TypeVar("Result")
 
@@ -70,6 +72,10 @@ class Bench:
         key = (workload, precision)
         if key not in self._built:
             model, inputs = workload.make(self.device.name, precision)
+            if any(lazy(model.forward) for lazy in _LAZY):
+                raise TraceError(
+                    f"{workload.name} has a forward that is async or yields: its call does nothing to time."
+                )
             self._built[key] = under_autocast(model, precision, self.target), inputs
         model, inputs = self._built[key]
         return model, inputs(batch, self.device.name)
