@@ -573,5 +573,8 @@ MEDLEY: dict[str, Callable[[int], nn.Module]] = {
     "padded": lambda width: _Corner(width, width, 5, padding=2, groups=width),
     "padded more": lambda width: _Corner(width, width, 15, padding=7, groups=width),
     "multiplied": lambda width: nn.Sequential(nn.Conv2d(width, 2 * width, 3, padding=1, groups=width), nn.GLU(1)),
+    "multiplied more": lambda width: nn.Sequential(
+        nn.Conv2d(width, 4 * width, 7, padding=3, groups=width), nn.GLU(1), nn.GLU(1)
+    ),
 }
 MEDLEY_LAYERS = 12  # of one network

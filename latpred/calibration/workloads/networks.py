@@ -56,7 +56,7 @@ class NetworkSpec(msgspec.Struct, frozen=True):
 
 KINDS = ("encoder", "decoder", "residual", "mobile", "patch", "window", "dense", "audio", "mixer", "recurrent", "mlp")
 WAVE, WAVE_TURNS = "wave", (1, 3)  # in these of five turns of "audio" its place is taken
-VERSION = 16  # of what a spec means; a journal of another version is not resumed
+VERSION = 17  # of what a spec means; a journal of another version is not resumed
 TINY_WIDTH = 8
 HOLDOUT_EVERY = 6
 EVICTING_BYTES = 64 << 20  # what a cold network's weights are pushed out by
