@@ -11,7 +11,7 @@ from torch import nn
 
 from latpred.accuracy.predicted import GraphKey
 from latpred.calibration.published.joint_fit import Problem, problem
-from latpred.calibration.published.published_table import FRAMEWORK_TAX, TraceKey
+from latpred.calibration.published.published_table import FRAMEWORK_TAX
 from latpred.graph.graph import ModelGraph
 from latpred.runtimes.legacy_torch import TORCH_1_12
 from latpred.tracing import trace
@@ -41,13 +41,13 @@ MODELS = {
 }
 
 
-def key_of(name: str, precision: str) -> TraceKey:
+def key_of(name: str, precision: str) -> GraphKey:
     """What the trace of a model goes by."""
-    return TraceKey(GraphKey(name, "image", 96, precision), TORCH_1_12)
+    return GraphKey(name, "image", 96, precision, era=TORCH_1_12)
 
 
 @cache
-def graphs() -> dict[TraceKey, ModelGraph]:
+def graphs() -> dict[GraphKey, ModelGraph]:
     """Traces of all models in both precisions."""
     return {
         key_of(name, precision): trace(tower(*sizes), torch.zeros(1, 3, 96, 96), precision=precision)

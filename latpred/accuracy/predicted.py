@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Hashable, Iterable, Mapping, MutableMapping, Sequence
+from functools import partial
 from typing import Any, NamedTuple, TypeVar
 
 import numpy as np
@@ -36,6 +37,7 @@ class GraphKey(NamedTuple):
     runtime: str = "eager"  # whose trace it is
     memory_format: str = "contiguous"
     attention: str = ""  # as the model has it, unless the table says otherwise
+    era: str = ""  # of the PyTorch that ran it, as `runtimes.legacy_torch` names it; "" for the one that is installed
 
 
 def graph_key(cell: Mapping[Any, Any]) -> GraphKey:
@@ -136,16 +138,15 @@ def trace_models(
     """
     graphs: dict[GraphKey, ModelGraph] = {}
     for key, batches in asked.items():
-        by_name = keep and key.runtime == "eager"
+        before = None if progress is None else partial(progress, f"tracing {key.model} for {key.runtime}")
         try:
             options: dict[str, Any] = {"target": target, "batches": batches, **options_of(key).tracing}
-            named = {"name": key.model, "era": ERA.get(), **options}
-            graph = graph_store.kept_by_name(**named) if by_name else None
-            if graph is None and progress is not None:
-                progress(f"tracing {key.model} for {key.runtime}")
-            if graph is None and by_name:
-                graph = graph_store.trace_by_name(**named)
-            graphs[key] = graph or lowering.trace_for_runtime(key.model, runtime=key.runtime, **options)
+            if keep and key.runtime == "eager":
+                graphs[key] = graph_store.trace_by_name(key.model, ERA.get(), before=before, **options)
+            else:
+                if before is not None:
+                    before()
+                graphs[key] = lowering.trace_for_runtime(key.model, runtime=key.runtime, **options)
         except LatpredError as error:
             if failed is None:
                 raise

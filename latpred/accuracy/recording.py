@@ -58,6 +58,7 @@ class TracedModel(msgspec.Struct, frozen=True, forbid_unknown_fields=True, omit_
     runtime: str = "eager"
     memory_format: str = "contiguous"
     attention: str = ""
+    era: str = ""
 
 
 @dataclass(frozen=True, slots=True)

@@ -76,15 +76,25 @@ def kept(
     return result if result.model == graph.model else msgspec.structs.replace(result, model=graph.model)
 
 
-def trace_by_name(name: str, era: str = "", batches: Sequence[int] = (), **options: Any) -> ModelGraph:
+def trace_by_name(
+    name: str,
+    era: str = "",
+    batches: Sequence[int] = (),
+    *,
+    before: Callable[[], None] | None = None,
+    **options: Any,
+) -> ModelGraph:
     """What `latpred.trace` gives of a model by name, with the software of an era; PyTorch makes it at most once.
 
-    For processes in which nobody patches PyTorch or the models' libraries. `options` are those of `latpred.trace`.
+    For processes in which nobody patches PyTorch or the models' libraries. `options` are those of `latpred.trace`;
+    `before` is called where the model has to be traced.
     """
     path = file_by_name(name, era, batches, **options)
     stored = None if path is None else _read(path)
     if stored is not None:
         return stored
+    if before is not None:
+        before()
     from latpred.tracing import trace
 
     with traced_for(era):
@@ -95,12 +105,6 @@ def trace_by_name(name: str, era: str = "", batches: Sequence[int] = (), **optio
                     _write(path, graph)
                     return graph
         return trace(name, batches=batches, **options)
-
-
-def kept_by_name(name: str, era: str = "", batches: Sequence[int] = (), **options: Any) -> ModelGraph | None:
-    """What `trace_by_name` kept of the same; None where it did not."""
-    path = file_by_name(name, era, batches, **options)
-    return None if path is None else _read(path)
 
 
 def file_by_name(name: str, era: str = "", batches: Sequence[int] = (), **options: Any) -> Path | None:

@@ -154,7 +154,7 @@ def test_what_a_row_ran_on_is_part_of_what_is_traced(tmp_path: Path) -> None:
     given = table(attending, attending | older, {"precision": "fp16, nhwc", "model": "torchvision:squeezenet1_0"})
     table_read = read_all([given], rules(tmp_path))
     keys = trace_keys(table_read.cells)
-    assert [(key.graph_key.memory_format, key.era) for key in keys] == [
+    assert [(key.memory_format, key.era) for key in keys] == [
         ("contiguous", TORCH_2_4),
         ("contiguous", TORCH_1_12),
         ("channels_last", TORCH_2_4),

@@ -11,7 +11,7 @@ import pytest
 from latpred.accuracy.predicted import GraphKey
 from latpred.calibration.published import published_table
 from latpred.calibration.published.joint_fit import problem
-from latpred.calibration.published.published_table import TraceKey, eras, read, trace_all
+from latpred.calibration.published.published_table import eras, read, trace_all
 from latpred.errors import LatpredError, MissingPackageError, TableError, UnknownGpuError, UnknownModelError
 from latpred.runtimes.legacy_torch import TORCH_1_12, TORCH_2, TORCH_2_4, as_run_in
 from latpred.zoo import names
@@ -25,7 +25,7 @@ def rows(**changes: object) -> pd.DataFrame:
     return pd.DataFrame(both, columns=columns).assign(**{"gpu": "RTX-8000", "run": "a", **SAID, **changes})
 
 
-def asked(*keys: TraceKey) -> dict[TraceKey, tuple[int, ...]]:
+def asked(*keys: GraphKey) -> dict[GraphKey, tuple[int, ...]]:
     """What `trace_all` is asked for where only batch 1 is."""
     return dict.fromkeys(keys, (1,))
 
@@ -115,20 +115,20 @@ def test_rows_that_name_no_run_are_of_their_machine_or_their_file(tmp_path: Path
     assert table.cells["run"].tolist() == [name for name in runs for _ in range(2)]
 
 
-def test_graphs_are_kept(monkeypatch: pytest.MonkeyPatch) -> None:
-    keys = [TraceKey(GraphKey("torchvision:alexnet", "image", side, "fp32"), TORCH_1_12) for side in (64, 96)]
+def test_graphs_are_kept() -> None:
+    keys = [GraphKey("torchvision:alexnet", "image", side, "fp32", era=TORCH_1_12) for side in (64, 96)]
     said: list[str] = []
     traced = trace_all(asked(*keys), progress=said.append)
     assert (set(traced), said) == (set(keys), ["tracing torchvision:alexnet in fp32"] * 2)
-    monkeypatch.setattr(published_table.graph_store, "trace_by_name", None)  # which now is not needed
-    assert trace_all(asked(*keys)) == traced
+    assert trace_all(asked(*keys), progress=said.append) == traced
+    assert len(said) == len(keys)  # nothing was traced again
     today = [key._replace(era="") for key in keys]
     assert list(trace_all(asked(*today)).values()) == [traced[key] for key in keys]  # the same in any era
 
 
 def test_fused_attention_that_a_row_names_stays_fused_in_the_era_of_the_row() -> None:
     bert = GraphKey("bert-base-uncased", "seq", 32, "fp16")
-    keys = [TraceKey(bert._replace(attention=one), TORCH_1_12) for one in ("sdpa", "")]
+    keys = [bert._replace(attention=one, era=TORCH_1_12) for one in ("sdpa", "")]
     traced = trace_all(asked(*keys))
     ops = [as_run_in(TORCH_1_12, traced[key]).ops for key in keys]
     counts = [sum("scaled_dot_product" in op.name for op in each) for each in ops]
@@ -141,7 +141,7 @@ def test_rows_under_autocast_are_traced_by_the_rules_of_their_era(tmp_path: Path
         "import torch\n\ndef build():\n    layer = torch.nn.Linear(8, 8)\n"
         "    return torch.nn.Sequential(layer, layer), torch.zeros(1, 8)\n"
     )
-    keys = [TraceKey(GraphKey(f"{file}:build", "custom", 0, "amp-fp16"), era) for era in ("", TORCH_2, TORCH_1_12)]
+    keys = [GraphKey(f"{file}:build", "custom", 0, "amp-fp16", era=era) for era in ("", TORCH_2, TORCH_1_12)]
     graphs = trace_all(asked(*keys))
     assert [graphs[key].launches() for key in keys] == [7, 5, 5]  # which cast the weights once
 
@@ -153,7 +153,7 @@ def test_what_is_no_line_in_batch_is_traced_and_rewritten_at_the_batches_of_its_
         "import torch\n\nclass Own(torch.nn.Module):\n    def forward(self, x):\n        return x @ x.T\n\n"
         "def build():\n    return Own(), torch.zeros(2, 256)\n"
     )
-    key = TraceKey(GraphKey(f"{file}:build", "custom", 0, "fp16"), era)
+    key = GraphKey(f"{file}:build", "custom", 0, "fp16", era=era)
     traced = as_run_in(era, trace_all({key: (8, 512)})[key])
     assert [traced.macs(batch) for batch in (8, 512)] == [8 * 8 * 256, 512 * 512 * 256]
     assert {"half" in op.host_class for op in traced.at(512) if op.launches} == {era == TORCH_1_12}

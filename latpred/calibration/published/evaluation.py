@@ -19,7 +19,7 @@ from latpred.accuracy.accuracy_report import Report
 from latpred.accuracy.comparison import compare
 from latpred.accuracy.predicted import GraphKey, batches_of, graph_keys, left_out, predict_table, refusals, trace_models
 from latpred.calibration.published import published_table
-from latpred.calibration.published.published_table import Progress, PublishedTable, TraceKey, eras
+from latpred.calibration.published.published_table import Progress, PublishedTable, eras
 from latpred.calibration.published.row_counts import EAGER
 from latpred.errors import LatpredError, ProfileError, TableError
 from latpred.graph.graph import ModelGraph
@@ -98,14 +98,13 @@ def _traced(
     if predictor.era:
         keys = [key._replace(runtime=EAGER) for key in keys]
     asked = batches_of(keys, cells["batch"].iloc[answered])
-    eager = {TraceKey(key, predictor.era): sizes for key, sizes in asked.items() if key.runtime == EAGER}
+    eager = {key._replace(era=predictor.era): sizes for key, sizes in asked.items() if key.runtime == EAGER}
     others = {key: sizes for key, sizes in asked.items() if key.runtime != EAGER}
     failed: dict[GraphKey, LatpredError] = {}
     graphs = trace_models(others, target, progress, failed)
-    eager_failed: dict[TraceKey, LatpredError] = {}
-    traced = published_table.trace_all(eager, None, progress, eager_failed, target=target)
-    graphs |= {key.graph_key: graph for key, graph in traced.items()}
-    failed |= {key.graph_key: error for key, error in eager_failed.items()}
+    traced = published_table.trace_all(eager, None, progress, failed, target=target)
+    graphs |= {key._replace(era=""): graph for key, graph in traced.items()}
+    failed = {key._replace(era=""): error for key, error in failed.items()}
     for place, key in zip(answered, keys, strict=True):
         errors[place] = failed.get(key)
     out, said = left_out(cells["model"], errors, f"{profile.name}: ")

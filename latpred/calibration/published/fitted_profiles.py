@@ -86,7 +86,7 @@ def fit_profile(
     judge : bool
         Leave each model out in turn, to say what the profile is worth and how wide its intervals are.
     known : mapping, optional
-        Traced models, by `latpred.calibration.published.published_table.TraceKey`.
+        Traced models, by `latpred.accuracy.predicted.GraphKey`.
     progress : callable, optional
         Told in a line what is being done.
 

@@ -16,11 +16,11 @@ import scipy.linalg
 from numpy.typing import NDArray
 
 from latpred import tables
-from latpred.accuracy.predicted import batches_of, untraced
+from latpred.accuracy.predicted import GraphKey, batches_of, untraced
 from latpred.calibration.published import published_table
 from latpred.calibration.published.latency_model import Block, Objects, Rows, blocks_of, evaluate
 from latpred.calibration.published.parameters import Parameters
-from latpred.calibration.published.published_table import Graphs, Progress, PublishedTable, TraceKey
+from latpred.calibration.published.published_table import Graphs, Progress, PublishedTable
 from latpred.calibration.published.row_counts import (
     EAGER,
     NO_HOST,
@@ -238,7 +238,7 @@ def problem(
     """
     table = without_fp64(published_table.read(source))
     datasheets = _datasheets(table)
-    keys, failed = published_table.trace_keys(table.cells), dict[TraceKey, LatpredError]()
+    keys, failed = published_table.trace_keys(table.cells), dict[GraphKey, LatpredError]()
     asked = batches_of(keys, table.cells["batch"])
     traced = published_table.trace_all(asked, graphs, progress, failed if partial else None)
     if failed:
@@ -271,13 +271,13 @@ def problem(
     return made
 
 
-def _architectures(keys: Sequence[TraceKey], graphs: Graphs) -> pd.Series:
+def _architectures(keys: Sequence[GraphKey], graphs: Graphs) -> pd.Series:
     """Of each row the first name of its architecture: models are one that multiply by the same weights.
 
     All graphs of a name belong to one, whatever builds it. A model without such weights goes by its name.
     """
     weights = {key: weights_of(graphs[key]) for key in set(keys)}
-    models = pd.Series([key.graph_key.model.rpartition(":")[2] for key in keys], dtype=object)
+    models = pd.Series([key.model.rpartition(":")[2] for key in keys], dtype=object)
     known = [weights[key] or name for key, name in zip(keys, models, strict=True)]
     kind, _ = pd.factorize(pd.Series(known, dtype=object))
     names = models
@@ -309,7 +309,7 @@ def _demand_seconds(problem: Problem) -> None:
 
 
 def _cells(
-    frame: pd.DataFrame, keys: Sequence[TraceKey], graphs: Graphs, datasheets: Mapping[str, Spec]
+    frame: pd.DataFrame, keys: Sequence[GraphKey], graphs: Graphs, datasheets: Mapping[str, Spec]
 ) -> tuple[Cells, Ints]:
     """The cells of a table, and which of them each row measures."""
     on = [datasheets[name] for name in frame["device"]]

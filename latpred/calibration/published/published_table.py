@@ -17,8 +17,8 @@ import re
 from collections import Counter
 from collections.abc import Callable, Mapping, MutableMapping, Sequence
 from dataclasses import dataclass, replace
+from functools import partial
 from pathlib import Path
-from typing import NamedTuple
 
 import numpy as np
 import pandas as pd
@@ -270,26 +270,20 @@ Progress = Callable[[str], None]
 _NEWEST = 99  # minor version of a release that tells its major one alone
 
 
-class TraceKey(NamedTuple):
-    """A model in eager as rows of a table ask for it, and the PyTorch that ran it."""
-
-    graph_key: GraphKey
-    era: str = ""  # see `eras`
+Graphs = MutableMapping[GraphKey, ModelGraph]
 
 
-Graphs = MutableMapping[TraceKey, ModelGraph]
-
-
-def trace_keys(cells: pd.DataFrame) -> list[TraceKey]:
-    """The key of each row of a table."""
-    return [TraceKey(*key) for key in zip(graph_keys(cells.assign(runtime="eager")), eras(cells), strict=True)]
+def trace_keys(cells: pd.DataFrame) -> list[GraphKey]:
+    """The key of each row's model in eager, with the era of the PyTorch that ran it."""
+    keys = graph_keys(cells.assign(runtime="eager"))
+    return [key._replace(era=era) for key, era in zip(keys, eras(cells), strict=True)]
 
 
 def trace_all(
-    asked: Mapping[TraceKey, Sequence[int]],
+    asked: Mapping[GraphKey, Sequence[int]],
     graphs: Graphs | None = None,
     progress: Progress | None = None,
-    failed: MutableMapping[TraceKey, LatpredError] | None = None,
+    failed: MutableMapping[GraphKey, LatpredError] | None = None,
     *,
     target: str = "cuda",
 ) -> Graphs:
@@ -301,7 +295,7 @@ def trace_all(
     graphs = {} if graphs is None else graphs
     plain = {key: _as_traced(key) for key in asked if key not in graphs}
     rows = [(today, batch) for key, today in plain.items() for batch in asked[key]]
-    made: dict[TraceKey, ModelGraph | LatpredError] = {}
+    made: dict[GraphKey, ModelGraph | LatpredError] = {}
     for today, batches in batches_of((today for today, _ in rows), (batch for _, batch in rows)).items():
         try:
             made[today] = _traced(today, batches, target, progress)
@@ -318,27 +312,21 @@ def trace_all(
     return graphs
 
 
-def _as_traced(key: TraceKey) -> TraceKey:
+def _as_traced(key: GraphKey) -> GraphKey:
     """What is traced with today's PyTorch for a key: of an era, only transformers and autocast differ in a trace."""
-    asked, era = key
-    attention = asked.attention or (attention_of(era) if full_name(asked.model) else None) or ""
-    kept = TORCH_2 if era == TORCH_2_4 else era  # traces of which differ in nothing
-    return TraceKey(asked._replace(attention=attention), kept if asked.precision in AMP else "")
+    attention = key.attention or (attention_of(key.era) if full_name(key.model) else None) or ""
+    kept = TORCH_2 if key.era == TORCH_2_4 else key.era  # traces of which differ in nothing
+    return key._replace(attention=attention, era=kept if key.precision in AMP else "")
 
 
-def _traced(key: TraceKey, batches: Sequence[int], target: str, progress: Progress | None) -> ModelGraph:
+def _traced(key: GraphKey, batches: Sequence[int], target: str, progress: Progress | None) -> ModelGraph:
     """The graph of a matrix product, or the trace of a model, which is read where it was kept."""
-    asked, era = key
-    if asked.input_kind == PRODUCT:
-        return _product(asked)
-    by_name = {"name": asked.model, "era": era, "batches": batches, "target": target, **options_of(asked).tracing}
-    graph = graph_store.kept_by_name(**by_name)
-    if graph is not None:
-        return graph
-    if progress is not None:
-        progress(f"tracing {asked.model} in {asked.precision}")
+    if key.input_kind == PRODUCT:
+        return _product(key)
+    before = None if progress is None else partial(progress, f"tracing {key.model} in {key.precision}")
+    options = {"batches": batches, "target": target, **options_of(key).tracing}
     try:
-        return graph_store.trace_by_name(**by_name)
+        return graph_store.trace_by_name(key.model, key.era, before=before, **options)
     except UnknownModelError as error:
         raise UnknownModelError(f"the table's column model: {error}") from None
 

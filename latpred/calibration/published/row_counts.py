@@ -12,7 +12,7 @@ from typing import NamedTuple
 
 import numpy as np
 
-from latpred.calibration.published.published_table import TraceKey
+from latpred.accuracy.predicted import GraphKey
 from latpred.graph.features import Floats, finer_family, read
 from latpred.graph.graph import Affine, Ints, ModelGraph, Op, rewritten
 from latpred.ops.families import root
@@ -39,7 +39,7 @@ _FORMATS = {"float16": "fp16", "bfloat16": "bf16"}
 class CellKey(NamedTuple):
     """A traced model in one runtime, at one batch size; `fuser` joins its kernels."""
 
-    traced: TraceKey
+    traced: GraphKey
     runtime: str
     fuser: str
     batch: int
@@ -128,7 +128,7 @@ def _host_class_of(op: Op) -> str:
     return general + HALF if rest.partition(".")[0] == HALF[1:] else general
 
 
-def cells_of(keys: Sequence[CellKey], graphs: Mapping[tuple[TraceKey, str, str], ModelGraph]) -> Cells:
+def cells_of(keys: Sequence[CellKey], graphs: Mapping[tuple[GraphKey, str, str], ModelGraph]) -> Cells:
     """Cells of traced models, by all of `CellKey` but the batch."""
     counted: dict[tuple[object, ...], _Counts] = {}
     hosts: list[Counter[str]] = []
@@ -137,7 +137,7 @@ def cells_of(keys: Sequence[CellKey], graphs: Mapping[tuple[TraceKey, str, str],
         graph = graphs[key[:3]]
         graph_key = (*key[:3], graph.own(key.batch))
         if graph_key not in counted:
-            counted[graph_key] = _counts(graph.at(key.batch), mixed=key.traced.graph_key.precision in AMP)
+            counted[graph_key] = _counts(graph.at(key.batch), mixed=key.traced.precision in AMP)
         of_host, of_device = counted[graph_key]
         hosts.append(Counter() if key.runtime in NO_HOST else of_host)
         for names, (count, affine) in of_device.items():
