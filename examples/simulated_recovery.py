@@ -21,6 +21,7 @@ from latpred.calibration import calibrate
 from latpred.calibration.devices.simulated import SimulatedDevice, SimulatedSpec
 from latpred.calibration.devices.simulated_costs import OpWork, program
 from latpred.graph.graph import ModelGraph
+from latpred.prediction.clocks import KNEE_RATIO
 from latpred.prediction.predictor import Predictor
 from latpred.profile.document import DeviceProfile
 from latpred.tracing import trace
@@ -34,7 +35,6 @@ PRECISIONS = ("fp32", "fp16")
 PROTOCOLS = ("single", "pipelined")
 BATCHES = (1, 4, 16, 64)
 GRID = tuple(2**power for power in range(11))
-KNEE = 1.1
 CELLS = 2400
 LINE = "{:>4}  {:<32} {:<48} {:>5}  {}"
 
@@ -94,7 +94,7 @@ def errors_of(profile: DeviceProfile, device: SimulatedDevice, truths: Mapping[t
             found.models[f"{name} {precision} {protocol} {batch}"] = predicted_ms / (seconds * 1e3) - 1
         points = predictor.curve(truth.graph, GRID).points
         crossover = next((p.batch for p in points if p.regime != "framework-bound"), None)
-        knee = next((p.batch for p in points if p.latency_ms > KNEE * points[0].latency_ms), None)
+        knee = next((p.batch for p in points if p.latency_ms > KNEE_RATIO * points[0].latency_ms), None)
         found.steps[f"{name} {precision} crossover"] = _steps(crossover, truth.crossover)
         found.steps[f"{name} {precision} knee"] = _steps(knee, truth.knee)
     return found
@@ -143,9 +143,9 @@ def true_crossover(device: SimulatedDevice, graph: ModelGraph) -> int | None:
 
 
 def true_knee(device: SimulatedDevice, graph: ModelGraph) -> int | None:
-    """The first batch of the grid whose single latency exceeds `KNEE` times that of one; None when none does."""
+    """The first batch of the grid whose single latency exceeds `KNEE_RATIO` times that of one; None when none does."""
     flat_s = device.true_latency_s(graph, GRID[0])
-    return next((batch for batch in GRID if device.true_latency_s(graph, batch) > KNEE * flat_s), None)
+    return next((batch for batch in GRID if device.true_latency_s(graph, batch) > KNEE_RATIO * flat_s), None)
 
 
 def summarise(every: Sequence[Found]) -> None:

@@ -51,15 +51,15 @@ def computed(steps: list[Step], info: DeviceInfo, protocol: str) -> float:
 def period_us(
     count: int, step_us: float, kernel_us: list[float], syncs: int = 0, protocol: str = "pipelined"
 ) -> Floats:
-    """Periods of `count` steps, each with a kernel, on a device whose knee is round, at several batches."""
-    info = DeviceInfo("x", "cuda", asynchronous=True, memory_bytes=0, launch_us=5.0, knee=8.44792)
+    """Periods of `count` steps, each with a kernel, on a device whose clocks join smoothly, at several batches."""
+    info = DeviceInfo("x", "cuda", asynchronous=True, memory_bytes=0, launch_us=5.0, clock_exponent=8.44792)
     sync = np.zeros(count, dtype=int)
     sync[-1] = syncs
     kernels = np.repeat([kernel_us], count, axis=0)
     return latency(Timeline.of(np.arange(count), sync), np.full(count, step_us), kernels, info, protocol)
 
 
-def test_a_knee_is_round_however_the_period_is_found() -> None:
+def test_clocks_join_smoothly_however_the_period_is_found() -> None:
     bend = 2 ** (1 / 8.44792)
     # The queue never fills up; it does; and the host waits once a pass, for one launch and the last kernel.
     for count, syncs, plain_us in ((1024, 0, 10_240.0), (1025, 0, 10_250.0), (1000, 1, 10_015.0)):

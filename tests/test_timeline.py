@@ -26,8 +26,8 @@ def predictor(**changes: object) -> Predictor:
 @pytest.mark.parametrize("batch", [1, 64])
 @pytest.mark.parametrize(
     "clock",
-    [{}, {"knee": 4.0}, {"queue": 2}, {"asynchronous": False}],
-    ids=["queue", "knee", "short queue", "in turns"],
+    [{}, {"clock_exponent": 4.0}, {"queue": 2}, {"asynchronous": False}],
+    ids=["queue", "bend", "short queue", "in turns"],
 )
 def test_it_ends_when_the_prediction_says(net: ModelGraph, batch: int, clock: dict[str, object]) -> None:
     known = predictor(**clock)

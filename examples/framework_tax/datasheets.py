@@ -168,7 +168,7 @@ def shared_of(fitted: Problem, holdout: pd.DataFrame, hosts_known: pd.DataFrame,
             busy_spread=short(conformal(sizes[~small]) / Z90),
             host_spread=host_spread(fitted, numbers),
         ),
-        knee=short(numbers.knee),
+        clock_exponent=short(numbers.clock_exponent),
         error=float(f"{errors(holdout['predicted_s'], holdout['latency_s']).median:.4g}"),
         power_limited={slot: 1.0 if at is None else short(float(np.exp(theta[at]))) for slot, at in limited.items()},
     )

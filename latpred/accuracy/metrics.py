@@ -17,7 +17,9 @@ from latpred.graph.features import Floats
 
 # A prediction within this share of the measurement counts as near: of latencies, of speed-ups, of numbers of launches.
 NEAR, SPEEDUP_NEAR, LAUNCHES_NEAR = 0.10, 0.15, 0.02
-KNEE_RATIO = 1.5  # the knee is where latency exceeds this many times the flat latency
+# Times the latency of the smallest batch, which a curve exceeds from its knee on: more than the 1.1 of predictions
+# (`prediction.clocks`), since timings of small batches differ by more than a tenth.
+KNEE_RATIO = 1.5
 ALIKE = 1e-9  # relative difference below which two predictions are the same one, summed in another order
 _BOOTSTRAPS = 2000
 

@@ -95,10 +95,10 @@ def _side_by_side(host: Floats, kernels: Floats, device: DeviceInfo) -> tuple[Fl
     """What the slower clock takes, and how much longer both do: a smooth bend where a profile says how round it is."""
     dispatch, busy = float(host.sum()), kernels.sum(axis=0) + len(kernels) * device.gap_us
     slower_us: Floats = np.maximum(dispatch, busy)
-    if not device.knee:
+    if not device.clock_exponent:
         return slower_us, np.ones_like(busy)
     share = np.minimum(dispatch, busy) / np.maximum(slower_us, np.finfo(float).tiny)
-    return slower_us, (1.0 + share**device.knee) ** (1.0 / device.knee)
+    return slower_us, (1.0 + share**device.clock_exponent) ** (1.0 / device.clock_exponent)
 
 
 def _queue_is_long(count: int, period: Floats, device: DeviceInfo) -> NDArray[np.bool_]:
@@ -173,7 +173,7 @@ def _by_steps(timeline: Timeline, host: Floats, kernels: Floats, device: DeviceI
 
 
 LARGEST_SEARCHED = 2**16  # batch up to which a threshold is looked for
-KNEE = 1.1
+KNEE_RATIO = 1.1  # times the latency at batch 1, which a curve exceeds from its knee on
 Z90 = 1.6448536269514722  # half width of the central 90 % of a normal distribution, in standard deviations
 
 _POINTS = 8  # batches evaluated at once while a bracket is narrowed
@@ -218,7 +218,7 @@ class BatchThresholds:
         """The smallest batch from which on the device takes at least as long as the host."""
         return self._search("crossover", 1.0, lambda curve, _: curve.compute_us >= curve.overhead_us)
 
-    def knee(self, ratio: float = KNEE) -> BatchThreshold:
+    def knee(self, ratio: float = KNEE_RATIO) -> BatchThreshold:
         """The smallest batch from which on latency exceeds `ratio` times that of batch 1."""
         if not (isinstance(ratio, Real) and ratio > 1.0):
             raise UsageError(f"A knee needs a ratio above 1, not {ratio!r}; use 1.1 for 10 % over the flat latency.")

@@ -15,7 +15,7 @@ from numpy.typing import NDArray
 
 from latpred.graph.features import Floats
 from latpred.graph.graph import CONTIGUOUS, Coverage
-from latpred.prediction.clocks import KNEE, Z90, BatchThreshold, BatchThresholds, CurveSamples, Sampler
+from latpred.prediction.clocks import KNEE_RATIO, Z90, BatchThreshold, BatchThresholds, CurveSamples, Sampler
 from latpred.prediction.prediction_page import curve_page, prediction_page
 from latpred.profile.document import Machine
 
@@ -102,7 +102,7 @@ class _Thresholds:
         """Crossover batch with its 90 % interval."""
         return self.setting.thresholds.crossover()
 
-    def knee(self, ratio: float = KNEE) -> BatchThreshold:
+    def knee(self, ratio: float = KNEE_RATIO) -> BatchThreshold:
         """Batch from which on latency exceeds `ratio` times that of batch 1, with its 90 % interval."""
         return self.setting.thresholds.knee(ratio)
 

@@ -171,7 +171,7 @@ class Shared(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     # By design (`ANY` for others), kernel family, mode and slot: the slot over what a datasheet promises.
     kernels: dict[str, dict[str, dict[str, dict[str, float]]]]
     dispatch: DispatchFit  # of eager, on the middle host; spreads are of GPUs left out, and how far hosts lie apart
-    knee: float  # exponent that joins host and device
+    clock_exponent: float  # of the norm of host and device, as in `DeviceInfo`
     error: float  # median, on GPUs left out, their hosts not known
     power_limited: dict[str, float] = {}  # by slot: how many times that of other GPUs, where the slot is the only power
 
@@ -188,7 +188,7 @@ def profile_of(spec: Spec) -> DeviceProfile:
     dispatch = msgspec.structs.replace(
         common.dispatch, spread=_wider(common.dispatch.spread), busy_spread=_wider(common.dispatch.device_spread)
     )
-    device = device_of(spec, common.knee)
+    device = device_of(spec, common.clock_exponent)
     if cache_gain(spec) > 1.0:  # where it makes a difference what the last-level cache keeps of weights
         device = msgspec.structs.replace(device, resident_bytes=spec.l2_bytes // 2)
     families = sorted({*DIMS, *common.kernels[ANY]})
@@ -264,7 +264,7 @@ def cache_gain(gpu: Spec) -> float:
     return short(max(drawn, 1.0)) if gpu.l2_bytes >= LARGE_CACHE else 1.0
 
 
-def device_of(spec: Spec, knee: float) -> DeviceInfo:
+def device_of(spec: Spec, clock_exponent: float) -> DeviceInfo:
     """A device whose launches and synchronisations take what they usually do; gaps between kernels are in floors."""
     return DeviceInfo(
         name=spec.name,
@@ -276,7 +276,7 @@ def device_of(spec: Spec, knee: float) -> DeviceInfo:
         sync_us=SYNC_US,
         bandwidth_bytes_per_us=spec.bandwidth_bytes_per_us,
         copy_bytes_per_us=COPY_BYTES_PER_US,
-        knee=short(knee),
+        clock_exponent=short(clock_exponent),
     )
 
 

@@ -63,7 +63,8 @@ class DeviceInfo(_Record, frozen=True):
     cache_bytes: int = 0  # last level; weights that fit stay there between forward passes
     resident_bytes: int = 0  # a pass that touches no more finds its weights in the cache again; 0: as `cache_bytes`
     fresh_bytes_per_us: float = 0.0  # at which the system gives a CPU's ops memory for large results; 0: at once
-    knee: float = 0.0  # exponent that joins the two clocks, of pipelined forwards at least; 0 takes the slower one
+    # The p of (host ** p + device ** p) ** (1 / p), below which no latency is; 0 takes the slower clock alone.
+    clock_exponent: float = msgspec.field(default=0.0, name="knee")
 
 
 class KernelFit(_Record, frozen=True):

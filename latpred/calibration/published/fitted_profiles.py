@@ -218,9 +218,9 @@ class FittedNumbers:
         return self.host_factors((self._rows.gpu == gpu) & (self._rows.runtime == runtime))
 
     @property
-    def knee(self) -> float:
+    def clock_exponent(self) -> float:
         """Exponent that joins the clocks."""
-        return float(np.exp(self._sum(self._parameters.knee("pipelined"))))
+        return float(np.exp(self._sum(self._parameters.clock_exponent("pipelined"))))
 
     def _sum(self, terms: Sequence[int]) -> float:
         means = self._parameters.means
@@ -254,7 +254,7 @@ def profile_of(problem: Problem, thetas: Mapping[str, Floats], accuracies: Accur
         created=datetime.now(UTC).isoformat(timespec="seconds"),
         provenance=FITTED,
         machine=_machine(problem, spec, mine, len(set(rows.machine[told]))),
-        device=device_of(spec, numbers[EAGER].knee),
+        device=device_of(spec, numbers[EAGER].clock_exponent),
         protocol=_protocol(problem, gpu, era, factors, here),
         runtimes={name: msgspec.structs.replace(fit, host_spread=hosts) for name, fit in runtimes.items()},
         kernels=_kernels(problem, numbers[EAGER], spec, EAGER, release, accuracies[EAGER]),

@@ -1,12 +1,12 @@
 """The latency model: latency of each row of a table from parameters, and its derivatives.
 
-    latency = (host ^ knee + device ^ knee) ^ (1 / knee), and a launch and a synchronisation where it is waited for
+    latency = (host ^ p + device ^ p) ^ (1 / p), and a launch and a synchronisation where it is waited for
     host    = factor of the run · factor of the run's group · Σ count · cost(class)
     device  = Σ max(least, floor + sqrt(computing ² + memory ²)), over all kernels; least is what datasheets allow
 
 Rows of one GPU, number format, runtime, memory format, protocol and release make a block, with numbers of its own:
-eight slots of each kernel family, the host classes, the runs, the knee. A sparse matrix leads from the parameters to
-their logarithms, so that derivatives are taken by few numbers.
+eight slots of each kernel family, the host classes, the runs, the exponent p. A sparse matrix leads from the parameters
+to their logarithms, so that derivatives are taken by few numbers.
 """
 
 from __future__ import annotations
@@ -110,7 +110,7 @@ class Block:
     sums: sparse.csr_matrix  # local numbers from those
 
     def local(self, theta: Floats) -> Floats:
-        """Local numbers, as logarithms, from all parameters; the last is the knee."""
+        """Local numbers, as logarithms, from all parameters; the last is the exponent."""
         numbers: Floats = self.constants + self.sums @ theta[self.needed]
         return numbers
 
@@ -144,7 +144,7 @@ def _block(cells: Cells, rows: Rows, spec: Spec, place: tuple[str, ...], paramet
     runs, groups = rows.run[mine].tolist(), rows.group[mine].tolist()
     run = _numbered(terms, [parameters.run(*each) for each in zip(runs, rows.host[mine].tolist(), strict=True)])
     run_group = _numbered(terms, [parameters.run_group(name, group) for name, group in zip(runs, groups, strict=True)])
-    terms.append(parameters.knee(protocol))
+    terms.append(parameters.clock_exponent(protocol))
     positions, sums = _sums(terms)
     return Block(
         rows=mine,

@@ -42,7 +42,7 @@ SHOTS = 5
 DRAWS = 2
 TENTHS = 10
 MOST_FOLDS = 40  # models that are left out one by one
-KNEE = 1.2
+KNEE_RATIO = 1.2  # less than `metrics.KNEE_RATIO`: the least latency from each batch on hardly scatters
 # Slope of the logarithm of latency over that of the batch: a curve is flat below the first, and rises from the second.
 FLAT, RISING = 0.15, 0.6
 HOST_SHARE = "host_share"  # predicted, of the slower clock
@@ -212,7 +212,7 @@ def knees(holdout: pd.DataFrame) -> tuple[int, float]:
             continue
         # Over the least latency from a batch on: repeats of small batches scatter by more than a tenth.
         least = (curve[name].to_numpy(float)[::-1] for name in ("predicted_s", "latency_s"))
-        predicted, measured = (metrics.knee(batch, np.minimum.accumulate(one)[::-1], KNEE) for one in least)
+        predicted, measured = (metrics.knee(batch, np.minimum.accumulate(one)[::-1], KNEE_RATIO) for one in least)
         if not np.isnan(measured):
             knee = batch.max() if np.isnan(predicted) else predicted
             good.append(max(knee / measured, measured / knee) <= FACTOR)

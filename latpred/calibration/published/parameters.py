@@ -87,7 +87,7 @@ OTHER_HOST = 9.0
 HOST_WIDTH = 0.15
 HOST_WIDTHS: Mapping[str, float] = {"module": 0.3, "python": 0.7, "fixed": 0.5, "fused": 0.25}
 # Exponent that joins the two clocks, by protocol: calls that are waited for one by one overlap less.
-KNEE: Mapping[str, Prior] = {"pipelined": Prior(6.0, 0.3), "single": Prior(4.0, 0.3)}
+CLOCK_EXPONENT: Mapping[str, Prior] = {"pipelined": Prior(6.0, 0.3), "single": Prior(4.0, 0.3)}
 
 # Hyperparameters: prior widths of deviations, as standard deviations of logarithms.
 FORMAT = 0.3  # what a number format changes
@@ -200,10 +200,10 @@ class Parameters:
         """Parameter of what a run's host factor is in one group of models."""
         return (self._add(("run", run, group), RUN_GROUP),)
 
-    def knee(self, protocol: str) -> list[int]:
+    def clock_exponent(self, protocol: str) -> list[int]:
         """Parameter of the exponent that joins the clocks."""
-        prior = KNEE[protocol]
-        return [self._add(("knee", protocol), prior.width, log(prior.median))]
+        prior = CLOCK_EXPONENT[protocol]
+        return [self._add(("clock exponent", protocol), prior.width, log(prior.median))]
 
     def _of_format(self, family: str, slot: str, mode: str, precision: str, gpu: Spec) -> Iterable[int]:
         if slot == "compute":

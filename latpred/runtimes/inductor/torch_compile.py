@@ -22,7 +22,7 @@ import msgspec
 import torch
 
 from latpred.errors import MissingPackageError
-from latpred.graph.features import LOOP_COUNTS
+from latpred.graph.features import LOOP_COUNTS, WORK
 from latpred.graph.graph import NO_PYTHON, ZERO, Affine, ModelGraph, Op, Schedule, rewritten
 from latpred.graph.rewrites import itemsize
 from latpred.ops.families import root
@@ -45,7 +45,6 @@ NOTE = (
 # Variables of the environment that Dynamo and Inductor read; where folders are, torch says there by itself.
 _VARIABLES = ("TORCHDYNAMO_", "TORCH_DYNAMO_", "TORCH_COMPILE_", "TORCHINDUCTOR_")
 CASTS = "autocast's rules are those of a CPU: on a GPU it runs norms and softmax in fp32, which the kernels then write"
-_WORK = ("macs", "weight_bytes", "read_bytes", "write_bytes")
 _GROWING = frozenset(LOOP_COUNTS["generated"])  # dimensions that say what the loops of a generated kernel do
 _LIBRARY = frozenset(
     {
@@ -223,7 +222,7 @@ def ops_through(two: Sequence[Op], three: Sequence[Op]) -> tuple[list[Op], str]:
 
 def _same_layer(two: Op, three: Op) -> bool:
     """Whether an op executed at batch 3 may be the one executed at 2: no count grows faster than the batch."""
-    counts = ((getattr(two, name).constant, getattr(three, name).constant) for name in _WORK)
+    counts = ((getattr(two, name).constant, getattr(three, name).constant) for name in WORK)
     return all(2 * at_three <= 3 * at_two and at_two <= at_three for at_two, at_three in counts)
 
 
