@@ -57,7 +57,7 @@ LOOP_COUNTS = {
     NATIVE: ("groups",),
 }
 _GRAIN = 32768  # at::internal::GRAIN_SIZE
-_VECTOR = 16  # values that one instruction of a CPU takes
+VECTOR_VALUES = 16  # that one instruction of a CPU takes
 _MAYBE_NATIVE = {"conv", "conv_grouped", "conv_depthwise"}
 _LIBRARY_BATCH = 16  # pointwise convolutions of fewer samples are not worth oneDNN to one thread
 _LIBRARY_PIXELS = 20480  # nor are single images of fewer values, on any number of threads
@@ -159,7 +159,7 @@ def _chunks(rows: Floats) -> Floats:
 
 
 def _planes(rows: Floats) -> Floats:
-    """Channels of all samples, which profiles that ship have a time for; `fit.roofline` gives them none any more."""
+    """Planes: channels of all samples. Where oneDNN has no depthwise kernel, each takes a time of its own."""
     groups = layout("conv_depthwise").columns.index("groups")
     return (rows[:, len(WORK)] * rows[:, groups])[:, None]
 
@@ -186,7 +186,7 @@ def _weights_on_short_maps(product: Floats) -> Floats:
     times as long as for 16, whatever their number (an EPYC of family 25). A single pixel has code of its own.
     """
     pixels, results, depth, copies = product.T
-    short: Floats = np.where((pixels > 1.5) & (pixels < _VECTOR - 0.5), results * depth * copies, 0.0)
+    short: Floats = np.where((pixels > 1.5) & (pixels < VECTOR_VALUES - 0.5), results * depth * copies, 0.0)
     return short
 
 
@@ -201,7 +201,7 @@ def multiplied(rows: Floats, matrix: Floats) -> Floats:
 
 def vector_padding(count: Floats) -> Floats:
     """Log of how many more values there are in whole vectors: small maps and few channels leave most of one empty."""
-    padded: Floats = np.log(np.ceil(np.round(count) / _VECTOR) * _VECTOR / count)
+    padded: Floats = np.log(np.ceil(np.round(count) / VECTOR_VALUES) * VECTOR_VALUES / count)
     return padded
 
 

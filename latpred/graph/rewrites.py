@@ -11,7 +11,6 @@ knows nothing.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
-from operator import attrgetter
 
 import msgspec
 
@@ -225,14 +224,13 @@ def as_run_on_cuda(graph: ModelGraph) -> ModelGraph:
     return causal_on_cuda(biases_on_cuda(math_attention_on_cuda(self_attention_on_cuda(graph))))
 
 
-_NODE = "node"  # the most general host class of a scripted graph
+NODE = "node"  # the most general host class of a scripted graph
 _SPLIT = "aten::_transform_bias_rescale_qkv"  # on CPUs it makes queries, keys and values of one product
 _PARTS = ("aten::bmm", "aten::_softmax", "aten::bmm", "aten::addmm")  # what CPUs launch after it, without a mask
 _MERGE = "aten::contiguous"  # puts heads side by side before the last product; one token has them so already
 _AVERAGE = "reduction.nested.sum"  # of the weights of all heads, where the caller wants them
 _FUSED_DTYPES = ("float32", "float16", "bfloat16")
 _HEAD_MULTIPLE = 8  # heads of another size are computed in parts
-_NAME = attrgetter("name")
 
 
 def self_attention_on_cuda(graph: ModelGraph) -> ModelGraph:
@@ -257,7 +255,7 @@ def attention_on_cuda(ops: Sequence[Op]) -> list[Op]:
         last = next((place for place in range(split, len(ops)) if ops[place].name == "aten::addmm"), split)
         parts = [op for op in ops[split + 1 : last + 1] if op.launches and op.name != _MERGE]
         averaged = any(op.host_class == _AVERAGE for op in ops[last + 1 : last + 3])
-        if tuple(map(_NAME, parts)) == _PARTS and not averaged and _suits_one_kernel(parts[0]):
+        if tuple(op.name for op in parts) == _PARTS and not averaged and _suits_one_kernel(parts[0]):
             # The last product and the view of what it gives follow.
             made[first : last + 2] = _one_kernel(ops[first : last + 2], split - first, last - first)
     return made
@@ -322,9 +320,9 @@ def _issued_by(op: Op, older: bool) -> list[Op]:
     """The parts of a call of attention, which C++ issues, for Python or for an interpreter of a scripted graph."""
     first, *others = _math_on_cuda(op, older)
     parts = [msgspec.structs.replace(first, **op.calls._asdict()), *others]
-    if root(op.host_class) != _NODE:
+    if root(op.host_class) != NODE:
         return parts
-    return [msgspec.structs.replace(part, host_class=f"{_NODE}.{root(part.host_class)}.nested") for part in parts]
+    return [msgspec.structs.replace(part, host_class=f"{NODE}.{root(part.host_class)}.nested") for part in parts]
 
 
 def _math_on_cuda(op: Op, older: bool) -> Iterator[Op]:
@@ -415,8 +413,8 @@ def biases_on_cuda(graph: ModelGraph) -> ModelGraph:
 
 
 def _with_bias(op: Op) -> Iterator[Op]:
-    scripted = root(op.host_class) == _NODE
-    return bias_added(op, f"{_NODE}.elementwise.nested" if scripted else "elementwise.nested.add_")
+    scripted = root(op.host_class) == NODE
+    return bias_added(op, f"{NODE}.elementwise.nested" if scripted else "elementwise.nested.add_")
 
 
 _with_biases = op_by_op(_with_bias)

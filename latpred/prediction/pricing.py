@@ -10,7 +10,6 @@ import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
-from operator import attrgetter
 from threading import Lock
 from typing import Any, NamedTuple
 
@@ -53,7 +52,6 @@ SIZES = (TIME, "window", "channels")
 """Sizes that a correction may be of: the kernel's own time in microseconds, at full speed and before factors on its
 family, and two of convolutions: the taps of the window, and the geometric mean of the channels it reads and writes."""
 
-_HOST_CLASS = attrgetter("host_class")
 _FAR = (math.inf, 0.0)  # weights that the pass reads once
 _WEIGHTS, _READS = WORK.index("weight_bytes"), WORK.index("read_bytes")
 _BYTES = slice(WORK.index("weight_bytes"), WORK.index("write_bytes") + 1)
@@ -520,7 +518,7 @@ def host_cost(fit: DispatchFit, name: str) -> float:
 def _classes(schedule: Schedule) -> tuple[tuple[str, ...], Ints, Ints]:
     """Names of the breakdown, and which of them each step (the call first) and each op belongs to."""
     steps, step = numbered(schedule.host_class)
-    ops, op = numbered(tuple(map(_HOST_CLASS, schedule.ops)))
+    ops, op = numbered(tuple([op.host_class for op in schedule.ops]))
     places = {CALL: 0}
     of_steps = np.array([places.setdefault(kind_of(name), len(places)) for name in steps], np.int64)
     of_ops = np.array([places.setdefault(kind_of(name), len(places)) for name in ops], np.int64)

@@ -10,7 +10,6 @@ from collections.abc import Callable
 from functools import cache
 from importlib import import_module
 from importlib.metadata import EntryPoint, entry_points
-from operator import attrgetter
 from typing import Any
 
 import numpy as np
@@ -144,7 +143,6 @@ class Eager(StepPerOp):
         return run
 
 
-_HOST_CLASS = attrgetter("host_class")
 _steps = OpFacts(
     {"launches": "q", "calls": "3q", "sync": "q"},
     lambda op: (op.launches if op.family else 0, *op.calls, op.syncs),
@@ -159,7 +157,7 @@ def one_step_per_op(runtime: str, ops: tuple[Op, ...]) -> Schedule:
     return Schedule(
         runtime=runtime,
         ops=ops,
-        host_class=tuple(map(_HOST_CLASS, ops)),
+        host_class=tuple([op.host_class for op in ops]),
         calls=steps["calls"],
         sync=steps["sync"],
         kernel_step=kernel_op,

@@ -37,8 +37,8 @@ TORCH_2 = "torch-2"  # what ran is what is installed, priced by the classes that
 TORCHSCRIPT = "torchscript"
 # Runtimes whose graphs of an era are made from eager's; what others' tools make of a model is of today.
 FROM_EAGER = ("eager", TORCHSCRIPT, "cuda-graphs")
-FUSED = "fused"  # host class of a group of several: guards are asked before its kernel is launched
-GROUP = "elementwise.fused"  # family of its kernel, which a code generator wrote
+FUSED_CLASS = "fused"  # host class of a group of several: guards are asked before its kernel is launched
+FUSED_FAMILY = "elementwise.fused"  # of its kernel, which a code generator wrote
 _WITHOUT_NVFUSER = ("Pascal",)
 _HALF_DTYPES = ("float16", "bfloat16")
 LIBRARY_CLASSES = {  # host classes of families that libraries serve
@@ -186,8 +186,8 @@ def _joined(first: Op, second: Op) -> Op:
     half = ".half" if ".half" in second.host_class else ""
     return msgspec.structs.replace(
         second,
-        host_class=f"{FUSED}{half}",
-        family=GROUP,
+        host_class=f"{FUSED_CLASS}{half}",
+        family=FUSED_FAMILY,
         weight_bytes=first.weight_bytes + second.weight_bytes,
         read_bytes=first.read_bytes + Affine(max(0, extra.constant), max(0, extra.per_sample)),
     )

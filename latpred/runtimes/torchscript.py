@@ -22,10 +22,11 @@ from torch.utils._pytree import tree_map_only
 
 from latpred.errors import RuntimeRefusalError, TraceError, is_stop, one_line, raising_stops
 from latpred.graph.graph import NO_PYTHON, ZERO, Affine, ModelGraph, Op, rewritten
-from latpred.graph.rewrites import attention_on_cuda
+from latpred.graph.rewrites import NODE, attention_on_cuda
 from latpred.ops.families import root
 from latpred.runtimes import StepPerOp
 from latpred.runtimes.base import built_of, graph_in, ops_of, out_of_memory
+from latpred.runtimes.legacy_torch import FUSED_FAMILY
 from latpred.runtimes.source import FlatModel, Source, flattened, tensors_of, weight_sharing_copy
 from latpred.sandbox.own_thread import silenced, unhooked
 from latpred.storage import IdentityCache
@@ -34,7 +35,6 @@ from latpred.tracing.op_record import OpRecord
 from latpred.tracing.trace_pass import PassWatcher, ops_exactly
 from latpred.tracing.tracer import TraceRecorder
 
-NODE = "node"  # the most general host class of everything here
 INTERPRETED = f"{NODE}.interpreter"  # what the interpreter does by itself: sizes, lists, tuples
 # Calls after which the executor changes its code no more: one more where it may fuse, as on CUDA, than on meta.
 _SETTLING, _SETTLING_ON_META = 3, 2
@@ -44,7 +44,6 @@ FUSION_NOTE = (
 _NOTES = {"cpu": "", "cuda": FUSION_NOTE}
 ESTIMATE_NOTE = "TorchScript's own graph was not taken: its nodes are estimated from the eager ops"
 _OF_OTHERS = frozenset({"free", "tensor"})  # classes of ops that launch nothing and yet are dispatched
-FUSED = "elementwise.fused"
 _MOST_TEXT = 200
 _CONSTANT = "prim::Constant"
 _READS = frozenset({"aten::item", "aten::_local_scalar_dense"})
@@ -474,7 +473,7 @@ def _kernel(members: Sequence[int], needs: Sequence[Sequence[int]], groups: Sequ
         largest,
         name="prim::TensorExprGroup",
         host_class="node.fused",
-        family=FUSED,
+        family=FUSED_FAMILY,
         dims={"numel": largest.dims["numel"], "operands": Affine(max(1, len(needed - inside)))},
         macs=sum((op.macs for op in ops), ZERO),
         weight_bytes=sum((op.weight_bytes for op in ops), ZERO),

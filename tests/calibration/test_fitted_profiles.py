@@ -33,7 +33,7 @@ from latpred.calibration.published.row_counts import as_run_by, family_of, group
 from latpred.errors import TableError, UsageError
 from latpred.profile import datasheet, gpus, store
 from latpred.profile.document import DeviceProfile
-from latpred.runtimes.legacy_torch import FUSED, GROUP, TORCH_1_12, TORCH_2, as_run_in
+from latpred.runtimes.legacy_torch import FUSED_CLASS, FUSED_FAMILY, TORCH_1_12, TORCH_2, as_run_in
 from latpred.tracing import trace
 
 Fit = tuple[Problem, np.ndarray]
@@ -413,8 +413,8 @@ def test_a_profile_predicts_torchscript_as_the_latency_model_does() -> None:
     profile = profile_of(both, dict.fromkeys(accuracies, theta), accuracies, "2080Ti")
     assert profile.acceptance.runtimes == {"torchscript": False}
     assert profile.protocol["leave-one-model-out, torchscript"] == "20 %"
-    assert GROUP in profile.runtimes["torchscript"].kernels["fp32"]
-    assert GROUP not in profile.kernels["fp32"]  # eager has no groups, and no row tells of them
+    assert FUSED_FAMILY in profile.runtimes["torchscript"].kernels["fp32"]
+    assert FUSED_FAMILY not in profile.kernels["fp32"]  # eager has no groups, and no row tells of them
     predictor = Predictor(store.load(store.save(profile)))
     demand_same_clocks((both, theta), predictor, "normed", "2080Ti", "torchscript")
     graph = graphs()[key_of("normed", "fp32")]
@@ -429,7 +429,7 @@ def test_rows_of_a_gpu_that_nvfuser_refuses_are_fitted_unfused() -> None:
     fusers = {(gpu, keys[cell].fuser) for gpu, cell in zip(problem.rows.gpu, problem.rows.cell, strict=True)}
     assert fusers >= {("TitanX-Pascal", "tensorexpr"), ("2080Ti", "nvfuser"), ("2080Ti", "")}
     assert ("TitanX-Pascal", "nvfuser") not in fusers
-    groups = problem.cells.kernels[GROUP, ""].cell
+    groups = problem.cells.kernels[FUSED_FAMILY, ""].cell
     assert {keys[cell].fuser for cell in groups} == {"nvfuser"}  # no two pointwise ops follow each other
 
 
@@ -454,7 +454,7 @@ def test_scripted_pointwise_kernels_are_one_and_engines_have_none() -> None:
     assert plain is graph
     assert joined.launches(4) == graph.launches(4) - 10  # each normalisation with its activation
     assert {op.family.partition(".")[0] for op in engine.ops} == {"conv", "pooling", "gemm"}
-    assert [family_of(op) for op in joined.ops if op.host_class.startswith(FUSED)] == [GROUP] * 10
+    assert [family_of(op) for op in joined.ops if op.host_class.startswith(FUSED_CLASS)] == [FUSED_FAMILY] * 10
     assert {op.host_class for op in as_run_by("torchscript", halves, gpu).ops if op.launches} == {
         *("conv.half.conv2d", "fused.half", "pooling.half.adaptive_avg_pool2d", "gemm.half.linear")
     }

@@ -98,7 +98,7 @@ def test_estimates_follow_from_eagers_costs() -> None:
     compiled = found["compile"]
     assert nearest(compiled.costs_us, f"{compiled_ops.EXTERN_CLASS}.gemm") == found["torchscript"].costs_us["gemm"]
     assert nearest(compiled.costs_us, compiled_ops.GENERATED_CLASS) == eager.costs_us["elementwise"]
-    assert nearest(compiled.costs_us, f"{compiled_ops.EAGER}.gemm.linear") == eager.costs_us["gemm"]
+    assert nearest(compiled.costs_us, f"{compiled_ops.EAGER_CLASS}.gemm.linear") == eager.costs_us["gemm"]
     assert nearest(compiled.costs_us, compiled_ops.GUARDS) > eager.costs_us["elementwise"]
     assert found["tensorrt"].costs_us[""] < found["onnxruntime"].costs_us["node"]
     for name in RUNTIMES:

@@ -21,7 +21,7 @@ from latpred.profile.datasheet import STAND_INS
 from latpred.profile.gpus import Spec
 from latpred.query import AMP
 from latpred.runtimes.engines import as_engine
-from latpred.runtimes.legacy_torch import GROUP, LIBRARY_CLASSES, fuser_of, scripted
+from latpred.runtimes.legacy_torch import FUSED_FAMILY, LIBRARY_CLASSES, fuser_of, scripted
 
 EAGER = "eager"
 ALONE = "kernel"  # a kernel timed by itself, in a CUDA graph: no host, and no gap to the next
@@ -116,7 +116,7 @@ def family_of(op: Op) -> str:
     """The family whose parameters an op's kernel has in the latency model."""
     fine = finer_family(op.family, op.dims)
     base = root(fine)
-    if base in ("conv", "conv_grouped", "bmm", "cat") or fine == GROUP:
+    if base in ("conv", "conv_grouped", "bmm", "cat") or fine == FUSED_FAMILY:
         return fine
     return base if base == "attention" else STAND_INS.get(base, base)  # attention has rows of its own
 

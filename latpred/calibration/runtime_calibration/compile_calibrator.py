@@ -40,7 +40,7 @@ from latpred.prediction.kernel_times import TINY_US
 from latpred.prediction.pricing import ColdDispatch, PriceList, host_cost, precision_of
 from latpred.profile.document import DeviceProfile, DispatchFit, KernelFit
 from latpred.runtimes import get
-from latpred.runtimes.inductor.compiled_ops import EAGER, EXTERN_CLASS, GENERATED_CLASS, GUARDS, JOINED_CLASS
+from latpred.runtimes.inductor.compiled_ops import EAGER_CLASS, EXTERN_CLASS, GENERATED_CLASS, GUARDS, JOINED_CLASS
 from latpred.units import US_PER_S
 
 FEWEST = 3  # networks below which nothing is fitted
@@ -345,7 +345,7 @@ def _host(idle_us: Mapping[str, float], values: Mapping[Column, float], profile:
 
 def _as_eager(costs_us: Mapping[str, float], scale: float = 1.0) -> dict[str, float]:
     """Costs of eager's classes as those of the ops that a compiled model leaves to eager."""
-    return {f"{EAGER}.{name}" if name else EAGER: us * scale for name, us in costs_us.items()}
+    return {f"{EAGER_CLASS}.{name}" if name else EAGER_CLASS: us * scale for name, us in costs_us.items()}
 
 
 def _generated(

@@ -22,7 +22,7 @@ except ImportError:  # an older PyTorch
     from torch._inductor.codegen.cpp import stride_at_vec_range  # type: ignore[attr-defined]
 
 from latpred.errors import RuntimeRefusalError
-from latpred.graph.features import CHANNELS_LAST
+from latpred.graph.features import CHANNELS_LAST, VECTOR_VALUES
 from latpred.graph.graph import Affine, Op
 from latpred.ops.families import DIMS, root
 from latpred.tracing.op_record import OpRecord, describe, dtype_name, launching, leaves, no_launch
@@ -55,12 +55,11 @@ _MATH = {
     "lgamma": (30, 50),
     "erfinv": (160, 160),
 }
-_VECTOR = 16  # values that one instruction takes
 _IRREGULAR = 10  # times as long as a step of several values: what a loop of single values takes to find one
 _MOVES = frozenset({"load", "store", "get_index", "index_expr", "constant", "to_dtype", "output", "placeholder"})
 GENERATED = "inductor::generated"
 GUARDS = "guards"  # host class of what a compiled graph costs before its first kernel
-EAGER = "eager"  # first part of the host class of an op that runs by itself between compiled graphs
+EAGER_CLASS = "eager"  # first part of the host class of an op that runs by itself between compiled graphs
 EXTERN_CLASS, GENERATED_CLASS = "kernel.extern", "kernel.generated"
 # A generated kernel that C++ runs in the same call as the one before it.
 JOINED_CLASS = f"{GENERATED_CLASS}.joined"
@@ -249,7 +248,7 @@ def _irregular(dep: Any) -> bool:
     """Whether the innermost loop's index has no constant stride within a vector, as that of a reflected border."""
     if type(dep).__name__ != "MemoryDep" or dep.is_indirect() or not dep.var_names:
         return False
-    return not stride_at_vec_range(dep.index, dep.var_names[-1], _VECTOR).is_number
+    return not stride_at_vec_range(dep.index, dep.var_names[-1], VECTOR_VALUES).is_number
 
 
 def _apart(dep: Any) -> bool:

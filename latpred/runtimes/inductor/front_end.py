@@ -28,7 +28,7 @@ from latpred.errors import RuntimeRefusalError
 from latpred.graph.graph import Affine, Op
 from latpred.runtimes.base import rereading
 from latpred.runtimes.inductor import fake_cuda
-from latpred.runtimes.inductor.compiled_ops import EAGER, KernelCall, calls_of, executed_op, guards
+from latpred.runtimes.inductor.compiled_ops import EAGER_CLASS, KernelCall, calls_of, executed_op, guards
 from latpred.sandbox.fingerprint import fingerprint
 from latpred.sandbox.own_thread import replaced, silenced
 from latpred.sandbox.untouched import copied
@@ -199,7 +199,7 @@ class _Recorder(TorchDispatchMode):
         out = func(*args, **options)
         given = leaves([*args, *options.values()])
         record = _record(info, args, options, out, given)
-        op = executed_op(record, f"{EAGER}.{record.host_class}")
+        op = executed_op(record, f"{EAGER_CLASS}.{record.host_class}")
         weight = next((tensor for tensor in given if isinstance(tensor, torch.nn.Parameter)), None)
         self._add(op, self._input_bytes + self._carried + record.new_bytes, weight)
         return out

@@ -30,7 +30,7 @@ from latpred.query import AMP
 from latpred.runtimes import Eager
 from latpred.runtimes.base import built_of, graph_in, op_key, op_through, unless_affine
 from latpred.runtimes.cuda_graphs import NO_CUDA, demand_cuda, refusing, replays
-from latpred.runtimes.inductor.compiled_ops import EAGER, EXTERN_CLASS, GENERATED, GENERATED_CLASS, guards
+from latpred.runtimes.inductor.compiled_ops import EAGER_CLASS, EXTERN_CLASS, GENERATED, GENERATED_CLASS, guards
 from latpred.runtimes.source import Source, device_of, weight_sharing_copy
 from latpred.sandbox.own_thread import silenced
 from latpred.storage import IdentityCache
@@ -243,7 +243,7 @@ def fused(ops: Sequence[Op]) -> Iterator[Op]:
     for waits, group in groupby(ops, lambda op: op.syncs > 0):
         if waits:  # a synchronisation with the host ends a graph, as Dynamo cannot see past it
             for op in group:
-                yield msgspec.structs.replace(op, host_class=f"{EAGER}.{op.host_class}", **NO_PYTHON)
+                yield msgspec.structs.replace(op, host_class=f"{EAGER_CLASS}.{op.host_class}", **NO_PYTHON)
         else:
             yield from _graph(list(group))
 
