@@ -74,8 +74,7 @@ def _fit_constants(
     def errors(steps: Floats, whole: float) -> Floats:
         values = constants(steps, whole)
         time = values["floor"] + tiled(values, work, product, multiprocessors).us
-        both: Floats = np.concatenate((sqrt_weights * np.log(time / taken), _TILE_RIDGE * steps))
-        return both
+        return np.concatenate((sqrt_weights * np.log(time / taken), _TILE_RIDGE * steps))
 
     def cost(steps: Floats, whole: float) -> float:
         return _robust_cost(errors(steps, whole)[: len(taken)])
@@ -309,8 +308,7 @@ def _roofline_us(values: dict[str, float], inputs: Inputs, multiprocessors: int,
         compute = compute * inefficiency(values, inputs.product, multiprocessors, one_row)
     compute = compute + inputs.loop_counts @ _loop_us(values, inputs)
     memory = work[:, 1] * values.get("weights", 0.0) + (work[:, 2] + work[:, 3]) * values.get("activations", 0.0)
-    time: Floats = np.maximum(values["floor"] + np.hypot(compute, memory), TINY_US)
-    return time
+    return np.maximum(values["floor"] + np.hypot(compute, memory), TINY_US)
 
 
 def _known(prior: KernelFit) -> dict[str, float]:
@@ -345,8 +343,7 @@ def _fit_parameters(
         off = precision * np.log((us + beside) / (times + beside))
         pulled = ridge * (logs - middle)
         # The soft loss of this is the square of the pull: one odd sample must not outweigh what is known of a rate.
-        both: Floats = np.concatenate((off, pulled * np.sqrt(1.0 + (0.5 * pulled / _SOFT) ** 2)))
-        return both
+        return np.concatenate((off, pulled * np.sqrt(1.0 + (0.5 * pulled / _SOFT) ** 2)))
 
     starts = [middle + np.where(np.array(list(guess)) == "floor", np.log(floor), 0.0) for floor in (1.0, 0.2)]
     bounds = (middle - 14.0, middle + 14.0)

@@ -186,8 +186,7 @@ def _weights_on_short_maps(product: Floats) -> Floats:
     times as long as for 16, whatever their number (an EPYC of family 25). A single pixel has code of its own.
     """
     pixels, results, depth, copies = product.T
-    short: Floats = np.where((pixels > 1.5) & (pixels < VECTOR_VALUES - 0.5), results * depth * copies, 0.0)
-    return short
+    return np.where((pixels > 1.5) & (pixels < VECTOR_VALUES - 0.5), results * depth * copies, 0.0)
 
 
 def multiplied(rows: Floats, matrix: Floats) -> Floats:
@@ -195,14 +194,12 @@ def multiplied(rows: Floats, matrix: Floats) -> Floats:
 
     Libraries take rows in groups and sum another way in what is left over.
     """
-    product: Floats = rows @ matrix if len(rows) > ROW_BY_ROW else (rows[:, None] @ matrix)[:, 0]
-    return product
+    return rows @ matrix if len(rows) > ROW_BY_ROW else (rows[:, None] @ matrix)[:, 0]
 
 
 def vector_padding(count: Floats) -> Floats:
     """Log of how many more values there are in whole vectors: small maps and few channels leave most of one empty."""
-    padded: Floats = np.log(np.ceil(np.round(count) / VECTOR_VALUES) * VECTOR_VALUES / count)
-    return padded
+    return np.log(np.ceil(np.round(count) / VECTOR_VALUES) * VECTOR_VALUES / count)
 
 
 def native(family: str, rows: Floats, threads: int) -> NDArray[np.bool_]:
@@ -240,8 +237,7 @@ def waves(product: Floats, multiprocessors: int, *, whole: bool = False) -> Floa
     """
     sides = np.maximum(product[:, :2] / TILE, 1.0)
     tiles: Floats = np.prod(np.ceil(sides) if whole else sides, axis=1) * product[:, 3]
-    rounds: Floats = np.maximum(tiles, 1.0) / multiprocessors
-    return rounds
+    return np.maximum(tiles, 1.0) / multiprocessors
 
 
 def _matrix(dims: tuple[str, ...], features: Powers) -> Floats:

@@ -62,8 +62,7 @@ class Choice(torch.nn.Module):
         recorder = self.recorder
         if recorder is None:
             chosen: Any = self.options[self.names.index(self.chosen)]
-            out: torch.Tensor = x if chosen is None else chosen(x)
-            return out
+            return x if chosen is None else chosen(x)
         # Nothing else may be called here: Python calls are being counted.
         layer = recorder.enter(self, x)
         return recorder.leave(x, layer(x))

@@ -183,8 +183,8 @@ DRAWN = (
     "them takes; fix what is drawn, and predict each architecture by itself"
 )
 ASSUMED = (
-    "the model asks for all() or any() of values that no trace knows: all() was taken to hold and any() not to; what it "
-    "does at the other answer, as another branch or more rounds of a loop, is not counted"
+    "the model asks for all() or any() of values that no trace knows: all() was taken to hold and any() not to; what "
+    "it does at the other answer, as another branch or more rounds of a loop, is not counted"
 )
 
 
