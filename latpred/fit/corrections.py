@@ -37,10 +37,11 @@ WHOLE = 1.0  # standard deviation of the log of one factor on everything, at eve
 
 SOFT = 0.10  # error in log latency beyond which a row pulls less than in proportion
 MOST_STEPS, MOST_STEPS_LEFT_OUT = 20, 4
-STARTS, MOST_APART = 13, 3.0  # of how far the clocks' factors are apart, in logs
-BESIDE = (0.0, -1.0, -0.5, 0.5, 1.0)  # the best of these, and starts around it where rows are not met
-WELL = 0.005  # mean error in log latency of rows that are met, or their noise
-APART = 0.002  # in log latency, what a start has to gain for clocks that are apart by a factor of e
+# Logs of the host's factor over the device's that are looked at: so many, from -MOST_RATIO_LOG on.
+RATIO_LOGS, MOST_RATIO_LOG = 13, 3.0
+START_OFFSETS = (0.0, -1.0, -0.5, 0.5, 1.0)  # from the best of these, to start at until rows are met
+MET_ERROR = 0.005  # mean error in log latency of rows that are met, or their noise
+RATIO_PENALTY = 0.002  # error in log latency that a ratio of e has to save
 _LARGEST_STEP, _WHOLE_STEPS = 0.5, 6  # then half steps, for those that swing between two clocks
 _ENOUGH = 1e-3  # a step that moves no factor by more was the last
 _NUDGE = 0.01
@@ -215,7 +216,7 @@ class LatencyModel:
             tried = self._solved(start, deviation, misfit, every, MOST_STEPS)
             found = max(found, tried, key=lambda each: each.evidence)
             off = np.abs(self._errors(self._design @ found.theta, every)[0]).mean()
-            if number > 0 and off < max(WELL, self._noise.mean()):
+            if number > 0 and off < max(MET_ERROR, self._noise.mean()):
                 break
         shares: dict[str, float] = {}
         for level, share in zip(levels, found.share.tolist(), strict=True):
@@ -229,12 +230,12 @@ class LatencyModel:
         Which clock sets the pace is decided by factors that are far from 1, so that one start may lead nowhere.
         """
         usual = float(np.median(self._measured - self._apart(0.0, 0.0)))
-        steps = np.linspace(-MOST_APART, MOST_APART, STARTS)
+        steps = np.linspace(-MOST_RATIO_LOG, MOST_RATIO_LOG, RATIO_LOGS)
         errors = self._measured - np.array([self._apart(usual, apart) for apart in steps])
-        off = np.abs(errors - np.median(errors, axis=1, keepdims=True)).mean(axis=1) + APART * np.abs(steps)
-        starts = np.zeros((1 + len(BESIDE), 3 + len(self._kinds)))
+        off = np.abs(errors - np.median(errors, axis=1, keepdims=True)).mean(axis=1) + RATIO_PENALTY * np.abs(steps)
+        starts = np.zeros((1 + len(START_OFFSETS), 3 + len(self._kinds)))
         starts[:, 0] = usual
-        for start, apart in zip(starts[1:], steps[off.argmin()] + np.array(BESIDE), strict=True):
+        for start, apart in zip(starts[1:], steps[off.argmin()] + np.array(START_OFFSETS), strict=True):
             start[:3] = usual + np.median(self._measured - self._apart(usual, apart)), apart / 2, -apart / 2
         return starts
 

@@ -255,7 +255,8 @@ def attention_on_cuda(ops: Sequence[Op]) -> list[Op]:
         last = next((place for place in range(split, len(ops)) if ops[place].name == "aten::addmm"), split)
         parts = [op for op in ops[split + 1 : last + 1] if op.launches and op.name != _MERGE]
         averaged = any(op.host_class == _AVERAGE for op in ops[last + 1 : last + 3])
-        if tuple(op.name for op in parts) == _PARTS and not averaged and _suits_one_kernel(parts[0]):
+        known = tuple(op.name for op in parts) == _PARTS and not averaged
+        if known and parts[0].dtype in _FUSED_DTYPES and parts[0].dims["k"].at(1) % _HEAD_MULTIPLE == 0:
             # The last product and the view of what it gives follow.
             made[first : last + 2] = _one_kernel(ops[first : last + 2], split - first, last - first)
     return made
@@ -446,10 +447,6 @@ def _bias_bytes(op: Op) -> int:
     given = size["batch"] * size["c_in"] * size["h_in"] * size["w_in"]
     bias = size["c_out"] * itemsize(op)
     return bias if (op.weight_bytes + op.read_bytes).at(1) - (filters + given) * itemsize(op) >= bias else 0
-
-
-def _suits_one_kernel(scores: Op) -> bool:
-    return scores.dtype in _FUSED_DTYPES and scores.dims["k"].at(1) % _HEAD_MULTIPLE == 0
 
 
 def _one_kernel(parts: Sequence[Op], split: int, last: int) -> Iterator[Op]:

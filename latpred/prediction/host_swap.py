@@ -24,7 +24,7 @@ from latpred.profile.hosts import HostRow
 from latpred.profile.store import Owner, owner
 from latpred.query import THIS
 
-QUIET = ("view", "free")  # classes that launch nothing: they cost the same whatever device there is
+NO_LAUNCH = ("view", "free")  # classes that launch nothing: they cost the same whatever device there is
 FEWEST = 4  # classes that two hosts must share
 LEAST_US = 0.05  # a cost below that is what a fit left over, and says nothing of the host
 SMALLEST, LARGEST = 0.05, 20.0
@@ -72,7 +72,7 @@ def find(host: float | str | os.PathLike[str], profile: DeviceProfile) -> Swap:
     if isinstance(found, HostRow):
         level, log_std = _level(profile)
         return Swap(found.factor / level, math.hypot(found.log_std, log_std), f"{found.name} ({found.basis_text})")
-    return Swap(*ratio(found.dispatch, _eager(profile), quiet=profile.device.asynchronous), found.label)
+    return Swap(*ratio(found.dispatch, _eager(profile), no_launch=profile.device.asynchronous), found.label)
 
 
 def demand_known(host: str) -> None:
@@ -95,16 +95,16 @@ def _factor(name: str) -> float | None:
     return number
 
 
-def ratio(host: DispatchFit, other: DispatchFit, *, quiet: bool) -> tuple[float, float]:
+def ratio(host: DispatchFit, other: DispatchFit, *, no_launch: bool) -> tuple[float, float]:
     """One host's dispatch over another's, and the standard deviation of its log.
 
     The median over the classes that both know, a special one by its general class if need be; where only one of the two
-    fed a GPU, over those that launch nothing (`quiet`), with module and Python calls.
+    fed a GPU, over those that launch nothing (`no_launch`), with module and Python calls.
     """
     shared = [
         name
         for name in sorted(host.costs_us)
-        if "." in name and root(name) in other.costs_us and (not quiet or root(name) in QUIET)
+        if "." in name and root(name) in other.costs_us and (not no_launch or root(name) in NO_LAUNCH)
     ]
     pairs = [(host_cost(host, name) * host.scale, host_cost(other, name) * other.scale) for name in shared]
     pairs += [

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable
 from typing import TYPE_CHECKING
 
+from latpred.prediction.clocks import KNEE_RATIO
 from latpred.profile.datasheet import PROVENANCE
 from latpred.profile.profile_page import age
 from latpred.profile.store import Owner, owner, threads_text
@@ -24,7 +25,8 @@ CURVE_HEADS = ("batch", "latency", "90 % interval", "overhead", "compute", "regi
 def prediction_page(prediction: Prediction) -> Page:
     busy = f", device busy {prediction.device_busy:.0%}"
     room = {True: ", fits", False: ", does not fit the device", None: ""}[prediction.fits]
-    rate = f"{three_digits(prediction.throughput_per_s)} samples/s"
+    rate, knee = f"{three_digits(prediction.throughput_per_s)} samples/s", prediction.knee()
+    start = "at no batch up to 65,536" if knee.batch is None else f"from batch {format_threshold(knee)}"
     facts = [
         ("latency", f"{format_ms(prediction.latency_ms)} (90 %: {format_interval(prediction.interval_ms)}), {rate}"),
         ("regime", f"{prediction.regime}{busy}"),
@@ -32,7 +34,7 @@ def prediction_page(prediction: Prediction) -> Page:
         ("mostly", _mostly(prediction)),
         ("memory", f"{format_bytes(prediction.peak_bytes)} at the peak{room}"),
         ("crossover", _crossover_sentence(prediction.crossover)),
-        ("knee", _knee(prediction.knee())),
+        ("knee", f"latency exceeds {KNEE_RATIO:g} times that of batch 1 {start}"),
         *basis(prediction.provenance, prediction.device),
     ]
     return Page(f"{title(prediction.setting)}, batch {prediction.batch}", [Facts(facts)])
@@ -102,12 +104,6 @@ def _origin(provenance: Provenance, device: str) -> str:
     threads = "" if machine.accelerator else f", {threads_text(machine.threads)}"
     verb = {"measured": "calibrated", PROVENANCE: "made from its datasheet"}.get(source, source)
     return f"{where} ({device}{threads}, {verb} {age(provenance.created)}{comma}{adapted})"
-
-
-def _knee(knee: BatchThreshold) -> str:
-    if knee.batch is None:
-        return "latency never leaves its floor"
-    return f"latency leaves its floor at batch {format_threshold(knee)}"
 
 
 def _mostly(prediction: Prediction) -> str:

@@ -455,7 +455,8 @@ def _weights(network: torch.nn.Module, choices: list[Choice]) -> dict[Owner, tup
     owners: dict[int, Owner] = {}
     counted = {}
     for owner, layers in parts.items():
-        own = {id(tensor): tensor for layer in layers for tensor in _tensors(layer)}
+        held = (tensor for layer in layers for tensor in (*layer._parameters.values(), *layer._buffers.values()))
+        own = {id(tensor): tensor for tensor in held if tensor is not None}
         for shared in owners.keys() & own.keys():
             raise TraceError(
                 f"{_named(owner)} shares weights with {_named(owners[shared])}, so that they cannot be counted apart; "
@@ -465,10 +466,6 @@ def _weights(network: torch.nn.Module, choices: list[Choice]) -> dict[Owner, tup
         parameters = sum(tensor.numel() for tensor in own.values() if isinstance(tensor, torch.nn.Parameter))
         counted[owner] = parameters, sum(tensor.numel() * tensor.dtype.itemsize for tensor in own.values())
     return counted
-
-
-def _tensors(layer: torch.nn.Module) -> Iterator[torch.Tensor]:
-    return (each for each in (*layer._parameters.values(), *layer._buffers.values()) if each is not None)
 
 
 def _around(module: torch.nn.Module) -> Iterator[torch.nn.Module]:
