@@ -228,10 +228,9 @@ def test_factors_and_names_that_are_none() -> None:
         host_swap.find("EPYC 7743", profile)
     with pytest.raises(HostError, match="latpred profiles list --hosts"):
         host_swap.find("a toaster", profile)
+    few = msgspec.structs.replace(dispatch(), costs_us={"view.transpose": 1.0})
     with pytest.raises(HostError, match="share 3 dispatch classes"):
-        host_swap.ratio(
-            msgspec.structs.replace(dispatch(), costs_us={"view.transpose": 1.0}), dispatch(), no_launch=True
-        )
+        host_swap.ratio(few, dispatch(), no_launch=True)
 
 
 def test_a_damaged_host_profile_says_so() -> None:

@@ -14,6 +14,7 @@ from dataclasses import dataclass
 from functools import lru_cache
 from itertools import chain
 from numbers import Integral
+from operator import attrgetter
 from struct import Struct
 from typing import TYPE_CHECKING, Any, Generic, NamedTuple, TypeVar
 
@@ -282,6 +283,9 @@ class ModelGraph(msgspec.Struct, frozen=True, forbid_unknown_fields=True, weakre
             return msgspec.json.decode(text, type=cls)
         except ValueError as error:
             raise UsageError(f"this is no graph that this latpred wrote: {error}. Trace the model again.") from None
+
+
+host_class_of: Callable[[Op], str] = attrgetter("host_class")
 
 
 def alone_at(graphs: dict[int, ModelGraph]) -> ModelGraph:

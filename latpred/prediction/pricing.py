@@ -19,7 +19,7 @@ from numpy.typing import NDArray
 from latpred import runtimes
 from latpred.errors import ProfileError, UsageError
 from latpred.graph.features import NATIVE, ROW_BY_ROW, WORK, Floats, finer_family
-from latpred.graph.graph import CONTIGUOUS, Ints, Op, OpFacts, Schedule, numbered
+from latpred.graph.graph import CONTIGUOUS, Ints, Op, OpFacts, Schedule, host_class_of, numbered
 from latpred.host import SAME, Slowdown
 from latpred.ops.families import kind_of, lineage, nearest, root
 from latpred.prediction.clocks import Timeline
@@ -518,7 +518,7 @@ def host_cost(fit: DispatchFit, name: str) -> float:
 def _classes(schedule: Schedule) -> tuple[tuple[str, ...], Ints, Ints]:
     """Names of the breakdown, and which of them each step (the call first) and each op belongs to."""
     steps, step = numbered(schedule.host_class)
-    ops, op = numbered(tuple([op.host_class for op in schedule.ops]))
+    ops, op = numbered(tuple(map(host_class_of, schedule.ops)))
     places = {CALL: 0}
     of_steps = np.array([places.setdefault(kind_of(name), len(places)) for name in steps], np.int64)
     of_ops = np.array([places.setdefault(kind_of(name), len(places)) for name in ops], np.int64)

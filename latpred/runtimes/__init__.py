@@ -15,7 +15,7 @@ from typing import Any
 import numpy as np
 
 from latpred.errors import UsageError
-from latpred.graph.graph import ModelGraph, Op, OpFacts, Schedule
+from latpred.graph.graph import ModelGraph, Op, OpFacts, Schedule, host_class_of
 from latpred.runtimes.base import Runtime
 from latpred.storage import IdentityCache
 
@@ -157,7 +157,7 @@ def one_step_per_op(runtime: str, ops: tuple[Op, ...]) -> Schedule:
     return Schedule(
         runtime=runtime,
         ops=ops,
-        host_class=tuple([op.host_class for op in ops]),
+        host_class=tuple(map(host_class_of, ops)),
         calls=steps["calls"],
         sync=steps["sync"],
         kernel_step=kernel_op,
