@@ -446,7 +446,9 @@ def _read_rows(
     device = predictor.profile.device.name
     cells = tables.check(tables.complete(frame, {"device": device}), tables.MEASURED)
     names = gpus.one_name_each([device, *cells["device"].unique()])
-    cells = tables.merge_repeats(cells.assign(device=cells["device"].map(names)))
+    # Rows of one cell are repeats, also within a run: each would count as an architecture's row of its own.
+    runs = [str(number) for number in range(len(cells))]
+    cells = tables.merge_repeats(cells.assign(device=cells["device"].map(names), run=runs))
     notes = tables.unused(frame, cells)
     cells = cells[tables.timed(cells)]
     if cells.empty:

@@ -150,8 +150,8 @@ def _first_stages(models: Sequence[Workload]) -> dict[str, Settings]:
 
 
 def _launches(models: Sequence[Workload]) -> Settings:
-    """What a profiler counts: batch 1, as dispatched and as captured."""
-    return _grid(models, (1,), runtimes=CAPTURED, number=COUNTED)
+    """What a profiler counts: batch 1, as dispatched."""
+    return _grid(models, (1,), runtimes=("eager",), number=COUNTED)
 
 
 def _grid(
@@ -415,7 +415,7 @@ def _visit(setting: Setting, bench: Bench, session: RecordingSession) -> Row:
     graph = session.graph(setting, bench.target)
     call = bench.call(setting.workload, setting.batch, setting.runtime, setting.precision, graph)
     if setting.counted:
-        return Row(setting.cell, {}, more=_counted(call, setting, device))
+        return Row(setting.cell, {}, more=_counted(call, device))
     gauge = gauge_on(bench.info.kind, setting.runtime)
     timings = {name: timed(device, call, VISIT, gauge) for name, timed in timer.PROTOCOLS.items()}
     runtime = runtimes.get(setting.runtime)
@@ -428,14 +428,12 @@ def _visit(setting: Setting, bench: Bench, session: RecordingSession) -> Row:
     return Row(setting.cell, timings, speed=speed)
 
 
-def _counted(call: Call, setting: Setting, device: Device) -> dict[str, str | float]:
-    """What a profiler counts; a CalibrationError says why there is nothing of it."""
-    profiled = getattr(device, "profile", None)
-    if profiled is None:
+def _counted(call: Call, device: Device) -> dict[str, str | float]:
+    """The launches that a profiler counts; a CalibrationError says why there are none."""
+    profiled_launches = getattr(device, "profiled_launches", None)
+    if profiled_launches is None:
         raise CalibrationError(f"{device.name} has no profiler")
-    seen = profiled(call)
-    if not seen.kernels:  # containers often forbid it
-        raise CalibrationError("the profiler sees no kernel")
-    # What is replayed is launched by no op, so there is nothing to hold the graph against.
-    launches = {"launches": seen.launches} if setting.runtime == "eager" and seen.launches else {}
-    return {**launches, tables.KERNELS: f"{seen.kernels:g}"}
+    launches = profiled_launches(call)
+    if not launches:  # containers often forbid it
+        raise CalibrationError("the profiler sees no launch")
+    return {"launches": launches}

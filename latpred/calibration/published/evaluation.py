@@ -35,7 +35,7 @@ LEAST, MOST = 0.1, 10.0  # a host whose dispatch differs by more was not what ma
 _EXACT = 1e-3  # of the logarithm of a factor
 
 
-def evaluate(
+def evaluate_published(
     table: PublishedTable,
     profile: DeviceProfile | None = None,
     *,
