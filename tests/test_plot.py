@@ -132,13 +132,6 @@ def test_many_classes_share_the_last_colour_and_the_class_other_counts_once() ->
     assert drawn == pytest.approx(sum(share.overhead_ms + share.compute_ms for share in many.breakdown))
 
 
-def test_no_label_of_a_validation_of_many_models_is_cut_off() -> None:
-    cells = [(f"model {number}", 1, 0.01) for number in range(32)]
-    figure = comparison.compare(predicted(cells), measured(cells)).plot()
-    figure.draw_without_rendering()
-    assert max(ax.yaxis.label.get_window_extent().y1 for ax in figure.axes) <= figure.bbox.y1
-
-
 def test_a_validation_shows_every_cell() -> None:
     cells = [(model, batch, 0.01 * batch) for model in ("bert", "resnet") for batch in (1, 2, 4)]
     guess = predicted([(model, batch, 1.1 * seconds) for model, batch, seconds in cells])
