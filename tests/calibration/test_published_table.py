@@ -75,7 +75,11 @@ MISNAMED = rows().rename(columns={"batch": "bach"}).drop(columns="run")
         (rows(latency_s=[0.004, -0.003]), TableError, r"as latency_s in row 2.*above 0"),
         (rows(protocol="sync"), TableError, r"table, row 1, column protocol: 'sync' is not known.*one of single"),
         (rows(precision="fp64"), TableError, r"No row of the table can be fitted: rows in fp64 were left out \(2\)"),
-        (rows(runtime="compile"), TableError, r"No row .* rows of compile were left out .* Add rows of eager, torchscript"),
+        (
+            rows(runtime="compile"),
+            TableError,
+            r"No row .* rows of compile were left out .* Add rows of eager, torchscript",
+        ),
         (rows().iloc[:0], TableError, "no rows"),
         (rows().iloc[:1], TableError, r"one model only \(torchvision:resnet18\)"),
         (rows(gpu="RTX-80000"), UnknownGpuError, r"RTX-80000.*Did you mean rtx-8000.*correct the name in the table"),

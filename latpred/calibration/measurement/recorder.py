@@ -219,8 +219,7 @@ class RecordingSession(Session):
             files = sorted((folder / JOURNAL_FOLDER / GRAPHS_FOLDER).glob("*.json.gz"))
         for file in files:
             traced = msgspec.json.decode(gzip.decompress(file.read_bytes()), type=TracedModel)
-            key = GraphKey(traced.model, traced.input_kind, traced.input_size, traced.precision, traced.runtime)
-            self._graphs[key] = traced.graph
+            self._graphs[traced.key] = traced.graph
 
     def _resumes(self, header: Header) -> bool:
         """Raise a UsageError where the folder's rows do not hold for this run."""

@@ -181,7 +181,7 @@ def _names_of(sources: Sequence[tables.Source]) -> list[str]:
 def _part(frame: pd.DataFrame, name: str, mapping: TableMapping | None, notes: list[str]) -> pd.DataFrame:
     """The rows of one table that can be used; sentences about others are added to the notes."""
     if len(frame) == 0:
-        raise TableError("The table has no rows. Give one with measured latencies.")
+        raise TableError(f"{name} has no rows. Give a table with measured latencies.")
     numbers: Sequence[int] = range(1, len(frame) + 1)
     defaults = {**_DEFAULTS, tables.SOURCE: name}
     rules = None if _of_known_form(frame) else mapping

@@ -26,7 +26,7 @@ from latpred.calibration.fitting.kernel_fit import KernelSample, fit_kernels, ro
 from latpred.calibration.fitting.linear_system import Column, System, of_kind
 from latpred.calibration.fitting.profile_fit import timed_network
 from latpred.calibration.runtime_calibration.base import RuntimeCalibrator, called_again, candidates, effort, rotating
-from latpred.calibration.runtime_calibration.network_fit import holdout_errors, is_holdout, too_few
+from latpred.calibration.runtime_calibration.network_fit import errors_of_fit, is_holdout, too_few
 from latpred.calibration.session import Row
 from latpred.calibration.timing import timer
 from latpred.calibration.timing.reference_speed import SpeedGauge
@@ -170,7 +170,7 @@ class CompileCalibrator(RuntimeCalibrator):
                 fit = self.fit([row for row in rows if row.cell.key not in out], profile)
             except CalibrationError:
                 return []  # so few networks that every one is needed
-            errors += holdout_errors(fit, tested[fold::FOLDS], profile, self.runtime)
+            errors += errors_of_fit(fit, tested[fold::FOLDS], profile, self.runtime)
         return errors
 
 

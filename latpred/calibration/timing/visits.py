@@ -22,7 +22,7 @@ from latpred.calibration.session import OUT_OF_MEMORY, Measure, Row, Session
 from latpred.calibration.timing import reference_speed
 from latpred.calibration.timing.disturbance import Watch, wait_for_calm
 from latpred.calibration.timing.reference_speed import (
-    HOPELESS,
+    PREEMPTED,
     SLOW,
     RunSpeed,
     SpeedReading,
@@ -174,7 +174,7 @@ class Visits:
 
 def is_disturbed(row: Row) -> bool:
     """Whether a row is not to be believed at all: other work ran beside it, or hardly anything ran at all."""
-    return row.disturbed not in ("", SLOWED, MOVED_APART) or _slow(row) > HOPELESS
+    return row.disturbed not in ("", SLOWED, MOVED_APART) or _slow(row) > PREEMPTED
 
 
 def _better(row: Row, earlier: Row) -> bool:
@@ -231,7 +231,7 @@ def brought_to_full_speed(row: Row, speed: RunSpeed, *, asynchronous: bool = Fal
     if asynchronous:
         timed = row.cell.kind in ("dispatch", "network")
         return host_shortened(row, slowdown(row, speed, asynchronous=True).ops) if timed else row
-    kind, slow = _kind(row.cell, speed), min(_slow(row), HOPELESS)
+    kind, slow = _kind(row.cell, speed), min(_slow(row), PREEMPTED)
     return shortened(row, speed.at(slow, row.speed)[kind] / speed.full_us[kind] if kind else slow**WHOLE_POWER)
 
 
@@ -281,7 +281,7 @@ def slowdown(
     row: Row, speed: RunSpeed, usual_us: Mapping[str, float] | None = None, *, asynchronous: bool = False
 ) -> Slowdown:
     """How slow the machine was around a row, against its full speed in that run or other reference times."""
-    now_us = speed.at(min(_slow(row), HOPELESS), row.speed)
+    now_us = speed.at(min(_slow(row), PREEMPTED), row.speed)
     then = host.slowdown(usual_us or speed.full_us, now_us, asynchronous=asynchronous)
     return Slowdown(*(round(ratio, 2) for ratio in then))
 
