@@ -60,6 +60,8 @@ FRAMEWORK_TAX = {"protocol": "pipelined", "stack": "torch=1.12.1 cuda=11.6 trans
 PRODUCT = "product"  # input kind of rows that are one matrix product
 _KINDS = {"seq_len": "seq", "image_px": "image"}
 CONTRADICTION = 10.0
+_NEWEST = 99  # minor version of a release that tells its major one alone
+Progress = Callable[[str], None]
 
 # And rows of any form, beside what `tables.DEFAULTS` says.
 _DEFAULTS = {"memory_format": "contiguous", "attention": "", "host": ""}
@@ -263,11 +265,6 @@ def _without_repeats(cells: pd.DataFrame, notes: Sequence[str]) -> PublishedTabl
     )
     weight = np.where(contrary, 0.1, 1.0)
     return PublishedTable(merged[first].reset_index(drop=True), weight[first], tuple(said))
-
-
-Progress = Callable[[str], None]
-
-_NEWEST = 99  # minor version of a release that tells its major one alone
 
 
 class TraceKey(NamedTuple):

@@ -248,18 +248,20 @@ def host_shortened(row: Row, longer: float) -> Row:
     took no longer.
     """
     timings = dict(row.timings)
-    known_s = {name: timing.median_s for name, timing in timings.items()}
-    for name in ("issue",) if _waits(**known_s) else ("issue", "single"):
+    for name in ("issue",) if _waits(timings) else ("issue", "single"):
         if name in timings:
             timings[name] = _shorter(timings[name], longer)
     return msgspec.structs.replace(row, timings=timings)
 
 
-def _waits(single: float = 0.0, issue: float | None = None, queued: float | None = None, **_: float) -> bool:
+def _waits(timings: Mapping[str, Timing]) -> bool:
     """Whether a forward pass with these timings waits for the device, or nothing tells that it does not."""
-    if issue is None:
+    if "issue" not in timings:
         return True
-    return single > WAITS * (issue + SYNC_S) if queued is None else queued > issue
+    issue_s = timings["issue"].median_s
+    if "queued" in timings:
+        return timings["queued"].median_s > issue_s
+    return "single" in timings and timings["single"].median_s > WAITS * (issue_s + SYNC_S)
 
 
 def _shorter(timing: Timing, longer: float) -> Timing:
