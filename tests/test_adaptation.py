@@ -385,8 +385,7 @@ def test_a_row_that_is_given_three_times_tells_no_more_than_once() -> None:
     given, graphs = profiledata.profile(), architectures(3)
     once = measured(given, graphs, noise=0.05)
     one, thrice = (latpred.adapt(given, rows) for rows in (once, pd.concat([once] * 3)))
-    assert thrice.runtimes == one.runtimes
-    assert thrice.profile.runtimes == one.profile.runtimes
+    assert (thrice.runtimes, thrice.profile.runtimes) == (one.runtimes, one.profile.runtimes)
 
 
 def test_rows_of_one_batch_say_nothing_of_others_and_what_to_add_is_said() -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
+from types import SimpleNamespace
 
 import msgspec
 import pytest
@@ -213,22 +214,12 @@ def test_the_paper_plan_and_the_heldout_one_are_complete_repeat_nothing_and_shar
 
 
 def test_a_profiler_counts_ops_that_launch() -> None:
-    from types import SimpleNamespace
-
+    names = ("gemm", "Memcpy DtoD (Device -> Device)", "Memcpy HtoD (Pageable -> Device)", "Memset (Device)")
+    gemm, within, brought, fill = (SimpleNamespace(name=name) for name in names)
+    launched = ((gemm, gemm), (within,), (brought, fill), ())
     device, host = torch.autograd.DeviceType.CUDA, torch.autograd.DeviceType.CPU
-    gemm, split, fill = (SimpleNamespace(name=name) for name in ("gemm", "splitKreduce", "Memset (Device)"))
-    within, brought = (SimpleNamespace(name=f"Memcpy {way}") for way in ("DtoD (Device -> Device)", "HtoD"))
-    events = [
-        SimpleNamespace(device_type=where, kernels=launched)
-        for where, launched in (
-            (device, ()),
-            (host, (gemm, split)),
-            (host, (within,)),
-            (host, (brought,)),
-            (host, (fill,)),
-            (host, ()),
-        )
-    ]
+    events = [SimpleNamespace(device_type=host, kernels=kernels) for kernels in launched]
+    events.append(SimpleNamespace(device_type=device, kernels=()))
     assert launching_ops(events) == 2
 
 

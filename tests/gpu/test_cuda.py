@@ -240,9 +240,8 @@ def test_every_runtime_is_predicted(gpu: CudaDevice, all_calibrated: DeviceProfi
 def test_a_profiler_sees_the_launches_of_eager_and_none_in_a_replay(gpu: CudaDevice, measuring: None) -> None:
     spec = SPECS[0]
     model, inputs = networks.real_model(spec, "fp16", "cuda:0"), networks.real_inputs(spec, "fp16", "cuda:0")
-    eager, replayed = (
-        gpu.profiled_launches(gpu.prepare_model(model, inputs, name)) for name in ("eager", "cuda-graphs")
-    )
+    calls = (gpu.prepare_model(model, inputs, name) for name in ("eager", "cuda-graphs"))
+    eager, replayed = map(gpu.profiled_launches, calls)
     if not eager:
         pytest.skip("a profiler may not look at this GPU")
     # A profiler now and then sees an op more in one of its passes.

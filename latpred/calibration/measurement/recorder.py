@@ -249,7 +249,11 @@ class RecordingSession(Session):
         """Write the recording of everything timed so far, where there is anything."""
         plan, machine = self._header.settings, self._header.machine
         # What a profiler counts goes with what was timed first.
-        counted = {_first(row.cell).key: row.more for row in self.rows if row.cell.dims["number"] == COUNTED}
+        counted = {
+            msgspec.structs.replace(row.cell, dims={**row.cell.dims, "number": 1}).key: row.more
+            for row in self.rows
+            if row.cell.dims["number"] == COUNTED
+        }
         common = {"machine": tables.machine_name(machine), "device": device, "stack": tables.stack_text(machine)}
         rows = [
             {**common, **columns, **counted.get(row.cell.key, {})}
@@ -263,11 +267,6 @@ class RecordingSession(Session):
             table = tables.check(frame.fillna(dict.fromkeys(texts, "")), tables.MEASURED)
             about = f"plan {plan} on {device} ({common['machine']}), {common['stack']}, from {self._header.started}"
             Recording(f"{plan}-{device}", about, table, self._graphs).save(self._recording)
-
-
-def _first(cell: Cell) -> Cell:
-    """The cell as it is timed the first time."""
-    return msgspec.structs.replace(cell, dims={**cell.dims, "number": 1})
 
 
 def _columns(row: Row, started: str) -> Iterator[dict[str, Any]]:

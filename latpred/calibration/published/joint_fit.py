@@ -296,17 +296,13 @@ def fitted_rows(table: PublishedTable) -> PublishedTable:
 
     No parameter tells what a GPU's fp64 units take. Runtimes but these have steps of their own, which no table tells.
     """
-    cells, notes = table.cells, list(table.notes)
-    fitted = (cells["precision"] != "fp64").to_numpy()
-    if not fitted.all():
-        notes.append(f"rows in fp64 were left out ({(~fitted).sum():,})")
-    known = cells["runtime"].isin(RUNTIMES).to_numpy()
-    for runtime, count in cells["runtime"][fitted & ~known].value_counts(sort=False).items():
-        notes.append(f"rows of {runtime} were left out ({count:,}), whose kernels are not those of eager")
-    if not (fitted & known).any():
-        left_out = "; ".join(notes[len(table.notes) :])
-        raise TableError(f"No row of the table can be fitted: {left_out}. Add rows of {', '.join(RUNTIMES)}.")
-    return replace(table.where(fitted & known), notes=tuple(notes))
+    runtime = table.cells["runtime"]
+    unfitted = runtime.mask(runtime.isin(RUNTIMES), "").mask(table.cells["precision"] == "fp64", "fp64")
+    counts = unfitted[unfitted != ""].value_counts(sort=False)
+    notes = tuple(f"rows in {name} were left out ({count:,})" for name, count in counts.items())
+    if counts.sum() == len(unfitted):
+        raise TableError(f"No row of the table can be fitted: {'; '.join(notes)}. Add rows in {', '.join(RUNTIMES)}.")
+    return replace(table.where((unfitted == "").to_numpy()), notes=(*table.notes, *notes))
 
 
 def _demand_seconds(problem: Problem) -> None:

@@ -151,7 +151,10 @@ class CompileCalibrator(RuntimeCalibrator):
         if len(compiled) < FEWEST:
             timed = f"{len(compiled)} networks were compiled and timed"
             raise too_few(timed, "what torch.compile costs", "5m")
-        idle_us = _idle_us(compiled)
+        # What a call takes where it has next to nothing to do.
+        tiny = [one for one in compiled if one.network.tiny] or compiled
+        calls_us = ((call.host_class, call.us) for one in tiny for call in one.calls)
+        idle_us = per_class(calls_us, partial(np.quantile, q=IDLE))
         idle = of_classes(idle_us)
         values = _beside_calls_us(compiled, profile) | _library(compiled, idle, profile)
         return msgspec.structs.replace(
@@ -296,12 +299,6 @@ def _cold(network: TimedNetwork, profile: DeviceProfile) -> dict[int, float]:
         return {}
     shares = cold.at(np.array([float(network.batch)]))[:, 0]
     return {id(op): share for op, share in zip(network.ops, shares.tolist(), strict=True)}
-
-
-def _idle_us(compiled: Sequence[_CompiledNetwork]) -> dict[str, float]:
-    """What a call of each class takes where it has next to nothing to do."""
-    tiny = [one for one in compiled if one.network.tiny] or compiled
-    return per_class(((call.host_class, call.us) for one in tiny for call in one.calls), partial(np.quantile, q=IDLE))
 
 
 def _beside_calls_us(compiled: Sequence[_CompiledNetwork], profile: DeviceProfile) -> dict[Column, float]:
