@@ -37,7 +37,6 @@ BASELINE_PREFIX = "baseline_"
 NOTE_PREFIX = "x_"
 SOURCE = "x_source"  # where a row comes from, as of several tables read as one
 REPEATS = "x_repeats"  # how many rows a row is the median of; "" where it is one of the table's own
-KERNELS = "x_kernels"  # of one forward pass, as a profiler counted them
 AT_SPEED = "at_speed_s"  # a prediction for the speed that the machine had while a table was measured
 OK = "ok"
 _PREDICTED = "It is a predicted one; give one of latpred measure."

@@ -381,6 +381,13 @@ def test_a_correction_that_nothing_vouches_for_is_said_and_widens_the_interval(c
     assert after.provenance.source == "measured, adapted"
 
 
+def test_a_row_that_is_given_three_times_tells_no_more_than_once() -> None:
+    given, graphs = profiledata.profile(), architectures(3)
+    once = measured(given, graphs, noise=0.05)
+    one, thrice = (latpred.adapt(given, rows) for rows in (once, pd.concat([once] * 3)))
+    assert (thrice.runtimes, thrice.profile.runtimes) == (one.runtimes, one.profile.runtimes)
+
+
 def test_rows_of_one_batch_say_nothing_of_others_and_what_to_add_is_said() -> None:
     graphs, given = architectures(10), profiledata.profile()
     for batches, said in (((4,), True), ((4, 16), False)):

@@ -74,31 +74,31 @@ def test_an_outside_table_is_evaluated_without_models_that_lack_a_package(
 ) -> None:
     truth = Predictor(profile()).predict(graph, 4).latency_ms / 1e3
     outside = pd.DataFrame({"model": ["bert", "lib:a", "lib:b", "lib:b"], "batch": [4, 1, 1, 2], "gpu": "none"})
-    report = comparison.evaluate(outside.assign(latency_s=truth / 1.25), profile())
+    report = comparison.evaluate_table(outside.assign(latency_s=truth / 1.25), profile())
     assert (report.overall.cells, report.only_measured) == (1, ())
     assert report.overall.median == pytest.approx(0.25)
     assert "measured on unknown" in report.notes[0]
     assert "3 rows of 2 models are left out (lib:a, lib:b): lib cannot be used: it does not fit." in report.notes
     with pytest.raises(MissingPackageError, match="none of the table's models can be traced: lib cannot be used"):
-        comparison.evaluate(outside.iloc[1:].assign(latency_s=truth), profile())
+        comparison.evaluate_table(outside.iloc[1:].assign(latency_s=truth), profile())
 
 
 def test_a_row_that_was_not_measured_is_not_traced_but_said(graph: ModelGraph, asked: list[dict[str, object]]) -> None:
     outside = pd.DataFrame({"model": ["bert", "lib:a"], "batch": 4, "status": ["ok", "out of memory"]})
-    report = comparison.evaluate(outside.assign(latency_s=[0.1, ""]), profile())
+    report = comparison.evaluate_table(outside.assign(latency_s=[0.1, ""]), profile())
     assert (report.overall.cells, [said.partition(" batch")[0] for said in report.failed]) == (1, ["lib:a"])
     assert [call["model"] for call in asked] == ["bert"]
     with pytest.raises(TableError, match="has no rows with a latency"):
-        comparison.evaluate(outside.tail(1).assign(latency_s=""), profile())
+        comparison.evaluate_table(outside.tail(1).assign(latency_s=""), profile())
 
 
 def test_a_row_in_a_runtime_that_the_profile_lacks_is_left_out(asked: list[dict[str, object]]) -> None:
     rows = measured([("bert", 4, 0.1)] * 2, runtime=["eager", "quickest"])
-    report = comparison.evaluate(rows, profile())
+    report = comparison.evaluate_table(rows, profile())
     assert (report.overall.cells, report.only_measured) == (1, ())
     assert any("No runtime is called 'quickest'" in note for note in report.notes)
     with pytest.raises(UsageError, match="quickest"):
-        comparison.evaluate(rows.tail(1), profile())
+        comparison.evaluate_table(rows.tail(1), profile())
 
 
 def test_work_that_is_no_line_in_batch_is_counted_at_the_batches_of_the_table(tmp_path: Path) -> None:
@@ -107,14 +107,14 @@ def test_work_that_is_no_line_in_batch_is_counted_at_the_batches_of_the_table(tm
         "def build():\n    return Own(), torch.zeros(2, 256)\n"
     )
     table = pd.DataFrame({"model": f"{tmp_path}/models.py:build", "batch": [8, 512], "latency_s": 0.1})
-    cells = comparison.evaluate(table, profile()).cells
+    cells = comparison.evaluate_table(table, profile()).cells
     assert cells["macs"].tolist() == [batch * batch * 256 for batch in cells["batch"]]
 
 
 def test_what_a_table_was_evaluated_with_is_not_traced_again() -> None:
     table = pd.DataFrame({"model": "torchvision:squeezenet1_0", "batch": [8, 512], "latency_s": 0.1})
     said: list[str] = []
-    one, other = (comparison.evaluate(table, profile(), progress=said.append, keep=True) for _ in range(2))
+    one, other = (comparison.evaluate_table(table, profile(), progress=said.append, keep=True) for _ in range(2))
     assert said == ["tracing torchvision:squeezenet1_0 for eager"]
     pd.testing.assert_frame_equal(one.cells, other.cells)
 
@@ -129,10 +129,10 @@ def test_what_a_table_was_evaluated_with_is_not_traced_again() -> None:
 )
 def test_a_size_that_cannot_be_traced_is_said(kind: str, size: int, said: str, asked: list[dict[str, object]]) -> None:
     with pytest.raises(TableError, match=said):
-        comparison.evaluate(measured([("bert", 1, 0.1)], input_kind=kind, input_size=size), profile())
+        comparison.evaluate_table(measured([("bert", 1, 0.1)], input_kind=kind, input_size=size), profile())
     assert asked == []
 
 
 def test_a_table_without_rows_is_refused() -> None:
     with pytest.raises(TableError, match="has no rows"):
-        comparison.evaluate(checked(("bert", 1, 0.1)).iloc[:0], profile())
+        comparison.evaluate_table(checked(("bert", 1, 0.1)).iloc[:0], profile())

@@ -252,7 +252,8 @@ def adapt(
         `latpred.measure` gives of names will do. Or rows (model, batch, runtime, precision, latency_ms). A model is a
         name, a `ModelGraph`, a module, a config or a function that builds one. All but graphs are traced at the size in
         a column seq, audio or image, or at input_size with one of these as input_kind; rows without, at the usual one.
-        Ten architectures are plenty. Rows that say how fast the machine was are brought to the profile's usual speed.
+        Ten architectures are plenty. Rows of one cell are repeats, of which the median counts. Rows that say how fast
+        the machine was are brought to the profile's usual speed.
     graphs : mapping, optional
         Traced models by `accuracy.predicted.GraphKey`, as a recording holds them; names that are not in it are traced.
     inputs : optional
@@ -446,7 +447,9 @@ def _read_rows(
     device = predictor.profile.device.name
     cells = tables.check(tables.complete(frame, {"device": device}), tables.MEASURED)
     names = gpus.one_name_each([device, *cells["device"].unique()])
-    cells = tables.merge_repeats(cells.assign(device=cells["device"].map(names)))
+    # Within a run, too: repeats that count as rows of their own make a correction look surer than it is.
+    runs = [str(number) for number in range(len(cells))]
+    cells = tables.merge_repeats(cells.assign(device=cells["device"].map(names), run=runs))
     notes = tables.unused(frame, cells)
     cells = cells[tables.timed(cells)]
     if cells.empty:

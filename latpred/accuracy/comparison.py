@@ -104,7 +104,7 @@ def _measured_names(predicted: pd.Series[str], measured: pd.Series[str]) -> dict
     return {name: name if name in theirs or like[name] in mine else like[name] for name in mine}
 
 
-def evaluate(
+def evaluate_table(
     table: tables.Source,
     profile: DeviceProfile,
     *,

@@ -48,7 +48,7 @@ class Manifest(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
 
 class TracedModel(msgspec.Struct, frozen=True, forbid_unknown_fields=True, omit_defaults=True):
-    """One entry of the graphs file: the key a table finds it by, and the graph."""
+    """One entry of the graphs file: the key that a table finds it by, and the graph."""
 
     model: str
     input_kind: str
@@ -59,6 +59,11 @@ class TracedModel(msgspec.Struct, frozen=True, forbid_unknown_fields=True, omit_
     memory_format: str = "contiguous"
     attention: str = ""
     era: str = ""
+
+    @property
+    def key(self) -> GraphKey:
+        """What a table finds it by."""
+        return GraphKey(*(getattr(self, name) for name in GraphKey._fields))
 
 
 @dataclass(frozen=True, slots=True)
@@ -132,7 +137,7 @@ def load(source: str | os.PathLike[str]) -> Recording:
         traced = msgspec.json.decode(gzip.decompress(body[GRAPHS]), type=list[TracedModel])
     except (TableError, msgspec.DecodeError, OSError, EOFError) as error:
         raise RecordingError(f"{folder} holds what no recording may hold: {error} Make it anew.") from error
-    graphs = {GraphKey(*(getattr(one, name) for name in GraphKey._fields)): one.graph for one in traced}
+    graphs = {one.key: one.graph for one in traced}
     return Recording(manifest.name, manifest.about, table, graphs, manifest.created, manifest.reasons)
 
 

@@ -296,7 +296,7 @@ class _EagerCalibration:
         models = deque([] if self._simulated else acceptance.models(self._precision))
         whole = len(models)
         for cell in filterfalse(self._session.holds, self._schedule.cells()):
-            self._demand_hope()
+            self._demand_success()
             if self._spent >= 1.0 and not self._report.goes_on(self._spent, self._networks, ENOUGH_NETWORKS):
                 return
             if any(share < self._spent for share in checkpoints):
@@ -315,7 +315,7 @@ class _EagerCalibration:
         rests = not (self._device.info().asynchronous or self._simulated)
         return profile_fit.networks_seen(self._visits.rows) if rests else ENOUGH_NETWORKS
 
-    def _demand_hope(self) -> None:
+    def _demand_success(self) -> None:
         """Stop where there will be no profile, whatever else is measured: without a clock, or where no network runs."""
         rows = self._visits.rows
         row = next(iter(rows), None)
@@ -324,7 +324,7 @@ class _EagerCalibration:
                 f"the clock of {self._device.name} could not be measured: {row.error}. Try again, with --fresh."
             )
         tried = [row.error for row in rows if row.cell.kind == "network" and row.cell.name not in networks.CHAINS]
-        if len(tried) >= calibrate_runtimes.HOPELESS and all(tried):
+        if len(tried) >= calibrate_runtimes.MOST_FAILURES and all(tried):
             raise CalibrationError(
                 f"none of {len(tried)} networks could be timed on {self._device.name}. {visits.most_failed(rows)}"
                 "Once that is mended, calibrate anew, with --fresh."

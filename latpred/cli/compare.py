@@ -80,7 +80,7 @@ def evaluate(
     if leave_out is not None:
         _evaluate_left_out(published_table.read_all(sources, mapping), leave_out, output)
     elif len(sources) > 1 or mapping is not None or published_table.names_gpus(sources[0]):
-        from latpred.calibration.published.evaluation import evaluate as evaluate_published
+        from latpred.calibration.published.evaluation import evaluate_published
 
         table = published_table.read_all(sources, mapping)
         for line in table.kept():
@@ -88,7 +88,7 @@ def evaluate(
         profile = None if device is None else store.find(device)
         _show_report(evaluate_published(table, profile, host_row=host_row, progress=notice), output, plot)
     else:
-        from latpred.accuracy.comparison import evaluate as evaluate_table
+        from latpred.accuracy.comparison import evaluate_table
 
         if host_row:
             raise UsageError("--host-row is for tables that name GPUs; leave it out.")

@@ -269,7 +269,7 @@ def errors_by_batch(report: Report, ax: Axes | None = None) -> Axes:
     ax = style.axes(ax, 1.9)
     groups = {str(batch): group["error"] for batch, group in report.cells.groupby("batch", sort=True)}
     _boxes(ax, groups, upright=True)
-    ax.set(xlabel="batch size", ylabel="error (%), + is too high")
+    ax.set(xlabel="batch size", ylabel="error (%),\n+ is too high")  # in one line it is longer than the axis
     return ax
 
 

@@ -98,6 +98,7 @@ CALM = "cells that other work disturbed at most 25%"
 ENOUGH = "networks to judge by at least 5"
 TOGETHER = "cells while the host had moved the processors apart at most 50%"
 UNSPOILT = "fitted cells that were disturbed or of processors apart at most 0%"
+MEND = "Mend what kept cells from being measured (memory)"
 APART = "The host had moved the processors apart for 60% of the cells"
 
 
@@ -117,7 +118,7 @@ APART = "The host had moved the processors apart for 60% of the cells"
         ([1.0] * 4, {"seconds": 570.0}, {ENOUGH: "4"}, [MORE_TIME.replace("5m", "19m")]),
         ([1.0] * 10, {"seen": 70}, {}, []),
         ([1.0] * 10, {"seen": 69}, {"networks to learn from at least 70": "69"}, [MORE_TIME]),
-        ([1.0] * 10, {"missing": ["memory"]}, {"kinds of cells that could not be measured": "memory"}, []),
+        ([1.0] * 10, {"missing": ["memory"]}, {"kinds of cells that could not be measured": "memory"}, [MEND]),
         ([], {}, dict.fromkeys((MEDIAN, P90), "nothing to judge by") | {ENOUGH: "0"}, [ANEW, MORE_TIME]),
     ],
 )

@@ -289,7 +289,7 @@ def test_too_little_for_a_profile_says_what_to_do() -> None:
 
 
 def test_where_no_network_can_be_timed_the_rest_is_not_tried(empty: Session) -> None:
-    tiny = [schedules.network_cell(spec) for spec in schedules.tiny_networks(calibrate_runtimes.HOPELESS)]
+    tiny = [schedules.network_cell(spec) for spec in schedules.tiny_networks(calibrate_runtimes.MOST_FAILURES)]
     chains = [Row(schedules.network_cell(spec), {}, 0.1) for spec in schedules.chain_networks()]
     run = Untimed([*chains, *(Row(cell, {}, 0.1, "its trace has 3") for cell in tiny)])
     eager = untimed(empty, 60.0, run)
@@ -298,7 +298,7 @@ def test_where_no_network_can_be_timed_the_rest_is_not_tried(empty: Session) -> 
         eager._measure()
     for few in (run.rows[:-1], [*run.rows, Row(tiny[0], {}, 0.1)]):
         run.rows[:] = few
-        eager._demand_hope()
+        eager._demand_success()
 
 
 @pytest.mark.parametrize("start", [lambda: calibrate("cpu", budget_s=5.0), calibrator.calibrate_host])

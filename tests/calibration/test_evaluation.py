@@ -11,7 +11,7 @@ import pytest
 from clidata import document, run
 
 from latpred.calibration.published import evaluation
-from latpred.calibration.published.evaluation import evaluate
+from latpred.calibration.published.evaluation import evaluate_published
 from latpred.calibration.published.published_table import read_all
 from latpred.errors import TableError, UsageError
 from latpred.prediction.host_swap import Swap, swapped
@@ -59,7 +59,7 @@ def sheet(tmp_path_factory: pytest.TempPathFactory) -> pd.DataFrame:
 
 
 def test_each_row_is_predicted_with_the_profile_of_its_gpu(sheet: pd.DataFrame) -> None:
-    report = evaluate(read_all([sheet]))
+    report = evaluate_published(read_all([sheet]))
     assert report.overall.cells == len(sheet)
     assert {device: errors.cells for device, errors in report.by_device.items()} == {"t4": 12, "a100": 12}
     cells = report.to_frame()
@@ -72,10 +72,10 @@ def test_each_row_is_predicted_with_the_profile_of_its_gpu(sheet: pd.DataFrame) 
 def test_two_runs_of_one_machine_are_judged_beside_each_other(sheet: pd.DataFrame) -> None:
     rows = sheet[sheet["gpu"] == "t4"].rename(columns={"gpu": "device"}).assign(machine="mine")
     days = [rows[rows["run"] == f"{site} t4"] for site in SLOWER]
-    assert evaluate(read_all(days)).overall.cells == len(rows)
-    assert evaluate(read_all(days), host_row=True).overall.cells == len(rows) - 2
+    assert evaluate_published(read_all(days)).overall.cells == len(rows)
+    assert evaluate_published(read_all(days), host_row=True).overall.cells == len(rows) - 2
     versions = [rows, rows.assign(stack="torch=2.2")]  # of the software in one run
-    assert evaluate(read_all([pd.concat(versions)])).overall.cells == 2 * len(rows)
+    assert evaluate_published(read_all([pd.concat(versions)])).overall.cells == 2 * len(rows)
 
 
 def test_one_table_of_a_gpu_is_predicted_with_its_profile(sheet: pd.DataFrame, tmp_path: Path) -> None:
@@ -92,27 +92,27 @@ def test_a_table_that_this_machine_measured_is_predicted_with_its_own_profile() 
 
 
 def test_one_row_of_each_run_tells_its_host(sheet: pd.DataFrame) -> None:
-    report = evaluate(read_all([sheet]), host_row=True)
+    report = evaluate_published(read_all([sheet]), host_row=True)
     assert report.overall.cells == len(sheet) - 4
     assert report.overall.p90 < 0.01
     (on_a100, on_t4) = (note for note in report.notes if "told by one row of each run" in note)
     assert ("lab a100: x1.70 by " in on_a100, "office t4: x0.80 by " in on_t4) == (True, True)
     telling = sheet[(sheet["batch"] == 1) & sheet["model"].str.endswith("small")]
     with pytest.raises(TableError, match="none is left to judge"):
-        evaluate(read_all([telling]), host_row=True)
+        evaluate_published(read_all([telling]), host_row=True)
 
 
 def test_rows_that_nobody_can_predict_are_left_out_and_counted(sheet: pd.DataFrame) -> None:
     strange = sheet.head(2).assign(runtime="quickest")
     nameless = sheet.head(1).assign(model="berd")
-    report = evaluate(read_all([pd.concat([sheet, strange, nameless])]))
+    report = evaluate_published(read_all([pd.concat([sheet, strange, nameless])]))
     assert report.overall.cells == len(sheet)
     left_out = [note for note in report.notes if "left out" in note]
     assert left_out[0].startswith("2 rows of 1 model are left out")
     assert "No runtime is called 'quickest'" in left_out[0]
     assert left_out[1].startswith("1 row of 1 model are left out (berd): ")
     with pytest.raises(UsageError, match=r"no row of the table can be predicted: .*quickest"):
-        evaluate(read_all([strange]))
+        evaluate_published(read_all([strange]))
 
 
 def test_tables_are_evaluated_and_fitted_from_the_command_line(sheet: pd.DataFrame, tmp_path: Path) -> None:

@@ -26,7 +26,7 @@ from latpred.calibration.published.fitted_profiles import (
 )
 from latpred.calibration.published.joint_fit import Problem
 from latpred.calibration.published.joint_fit import problem as problem_of
-from latpred.calibration.published.latency_model import evaluate
+from latpred.calibration.published.latency_model import state_of
 from latpred.calibration.published.leave_out import evaluate_left_out
 from latpred.calibration.published.published_table import PublishedTable, read
 from latpred.calibration.published.row_counts import as_run_by, family_of, group_of, weights_of
@@ -79,9 +79,9 @@ def test_derivatives_are_those_of_the_latency_model(held: bool) -> None:
     random = np.random.default_rng(0)
     here = (with_faster_kernels(problem, theta) if held else theta) + random.normal(0.0, 0.2, len(theta))
     for block in problem.blocks:
-        slopes = evaluate(block, here).slopes @ block.sums.toarray()
+        slopes = state_of(block, here).slopes @ block.sums.toarray()
         step = random.normal(0.0, 1e-5, len(theta))
-        change = (evaluate(block, here + step).log_us - evaluate(block, here - step).log_us) / 2
+        change = (state_of(block, here + step).log_us - state_of(block, here - step).log_us) / 2
         np.testing.assert_allclose(slopes @ step[block.needed], change, atol=1e-9)
 
 
@@ -236,7 +236,7 @@ def demand_same_clocks(profile_theta: Fit, predictor: Predictor, model: str, gpu
         curve = predictor.curve(graphs()[key_of(model, precision)], (1, 256), runtime=runtime, protocol="pipelined")
         there = (rows.gpu == gpu) & (rows.precision == precision) & (rows.runtime == runtime) & (rows.model == model)
         (block,) = (block for block in problem.blocks if there[block.rows].any())
-        state, mine = evaluate(block, theta), there[block.rows]
+        state, mine = state_of(block, theta), there[block.rows]
         for batch, compute_ms in zip((1, 256), curve.compute_ms, strict=True):
             device_us = state.device_us[mine & (rows.batch[block.rows] == batch)][0]
             assert compute_ms == pytest.approx(device_us / 1e3, rel=2e-3)
@@ -264,7 +264,7 @@ def test_no_kernel_of_the_fit_is_faster_than_in_predictions(fitted: Fit) -> None
     for model in ("wide", "thin"):
         demand_same_clocks(faster, Predictor(store.load(store.save(profile))), model, "RTX-8000", "eager")
     blocks = faster[0].blocks
-    devices = [(evaluate(block, theta).device_us) for block in blocks for theta in (fitted[1], faster[1])]
+    devices = [(state_of(block, theta).device_us) for block in blocks for theta in (fitted[1], faster[1])]
     assert all(fast.sum() < 0.6 * slow.sum() for slow, fast in zip(devices[::2], devices[1::2], strict=True))
 
 

@@ -20,11 +20,11 @@ from latpred.calibration.runtime_calibration.onnx_calibrator import (
     OnnxCalibrator,
     TimedGraph,
     _idle,
-    at_profile_speed,
     fit_nodes,
+    graph_at_profile_speed,
     graph_cell,
-    kernel_samples,
     node_kernels,
+    node_samples,
     summing_to,
 )
 from latpred.calibration.workloads import suites
@@ -143,9 +143,9 @@ def test_what_is_measured_first() -> None:
 def test_a_graph_is_brought_to_the_speed_that_eager_was_measured_at() -> None:
     slower = Slowdown(dispatch=2.0, product=1.25, elementwise=1.25)
     sized = timed((VIEW, gemm(2000)), tiny=False)._replace(nodes_us=(4.0, 50.0), total_us=108.0)
-    assert at_profile_speed(sized, slower)[1:3] == (84.0, (2.0, 40.0))
+    assert graph_at_profile_speed(sized, slower)[1:3] == (84.0, (2.0, 40.0))
     tiny = timed((VIEW, gemm(1)), tiny=True)._replace(nodes_us=(0.0, 0.0), total_us=16.0)
-    assert at_profile_speed(tiny, slower)[1:3] == (8.0, (0.0, 0.0))
+    assert graph_at_profile_speed(tiny, slower)[1:3] == (8.0, (0.0, 0.0))
 
 
 def test_of_a_cold_graph_only_what_reads_weights_counts() -> None:
@@ -153,14 +153,14 @@ def test_of_a_cold_graph_only_what_reads_weights_counts() -> None:
 
     def sampled(cold: bool) -> int:
         one = timed((many, few), tiny=False)._replace(cold=cold, nodes_us=(500.0, 300.0))
-        return len(kernel_samples(one, node_kernels(one, IDLE), 1.0, IDLE))
+        return len(node_samples(one, node_kernels(one, IDLE), 1.0, IDLE))
 
     assert (sampled(cold=False), sampled(cold=True)) == (2, 1)
 
 
 def test_a_kernel_that_no_clock_tells_from_an_idle_node_is_a_short_one() -> None:
     graph = timed((gemm(1), gemm(2000)), tiny=False)._replace(nodes_us=(0.0, 400.0))
-    short, long = kernel_samples(graph, node_kernels(graph, IDLE), 1.0, IDLE)
+    short, long = node_samples(graph, node_kernels(graph, IDLE), 1.0, IDLE)
     assert 0 < short.us < 0.1
     assert long.us == pytest.approx(399.5)
     # An error of either counts as one of the node and of its share of the pass.
@@ -216,7 +216,7 @@ def test_an_ordinary_model_is_exported_timed_and_judged_by() -> None:
     assert network_fit.is_holdout(row)
     known = profile(device(name="cpu", kind="cpu", asynchronous=False))
     fit = msgspec.structs.replace(fit_nodes(graphs()), spread=0.1)
-    (error,) = network_fit.holdout_errors(fit, [row], known, "onnxruntime")
+    (error,) = network_fit.errors_of_fit(fit, [row], known, "onnxruntime")
     graph, _ = schedules.cell_graph(cell, "cpu")
     assert {op.host_class.split(".")[0] for op in graph.ops} == {"node"}
     whole = msgspec.structs.replace(known, runtimes={**known.runtimes, "onnxruntime": fit})

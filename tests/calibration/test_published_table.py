@@ -55,9 +55,10 @@ def test_the_form_with_a_column_gpu_may_say_of_the_setup_too() -> None:
         read(parts[2])
 
 
-def test_rows_in_fp64_are_left_out_of_a_fit_and_counted() -> None:
-    fitted = problem(pd.concat([rows(), rows(precision="fp64")]))
-    assert (set(fitted.rows.precision), fitted.table.notes) == ({"fp32"}, ("rows in fp64 were left out (2)",))
+def test_rows_that_cannot_be_fitted_are_left_out_and_counted() -> None:
+    fitted = problem(pd.concat([rows(), rows(precision="fp64"), rows(runtime="onnxruntime")]))
+    assert (set(fitted.rows.precision), set(fitted.rows.runtime)) == ({"fp32"}, {"eager"})
+    assert fitted.table.notes == tuple(f"rows in {name} were left out (2)" for name in ("fp64", "onnxruntime"))
 
 
 MISNAMED = rows().rename(columns={"batch": "bach"}).drop(columns="run")
@@ -71,7 +72,8 @@ MISNAMED = rows().rename(columns={"batch": "bach"}).drop(columns="run")
         (rows(latency_s=[0.2, 0.4], input_size=32), TableError, r"latency_s of table is \S+ times"),
         (rows(latency_s=[0.004, -0.003]), TableError, r"as latency_s in row 2.*above 0"),
         (rows(protocol="sync"), TableError, r"table, row 1, column protocol: 'sync' is not known.*one of single"),
-        (rows(precision="fp64"), TableError, "All rows of the table are in fp64"),
+        (rows(precision="fp64"), TableError, r"No row of the table can be fitted: rows in fp64 were left out \(2\)"),
+        (rows(runtime="compile"), TableError, "rows in compile were left out .* Add rows in eager, torchscript"),
         (rows().iloc[:0], TableError, "no rows"),
         (rows().iloc[:1], TableError, r"one model only \(torchvision:resnet18\)"),
         (rows(gpu="RTX-80000"), UnknownGpuError, r"RTX-80000.*Did you mean rtx-8000.*correct the name in the table"),

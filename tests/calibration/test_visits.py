@@ -19,7 +19,7 @@ from latpred.calibration.devices.simulated import SimulatedDevice
 from latpred.calibration.session import Row, Session
 from latpred.calibration.timing import visits
 from latpred.calibration.timing.disturbance import Disturbance
-from latpred.calibration.timing.reference_speed import HOPELESS, RunSpeed, SpeedReading
+from latpred.calibration.timing.reference_speed import PREEMPTED, RunSpeed, SpeedReading
 from latpred.calibration.timing.timer import Timing
 from latpred.calibration.timing.visits import SLOWED, Tell, Visits
 
@@ -274,7 +274,7 @@ def test_disturbed_rows_are_left_out_unless_too_few_are_left() -> None:
     [
         (1.0, {host.PRODUCT: 500.0, host.CACHE: 4500.0}, 1.5),
         (1.0, {host.PRODUCT: 1000.0, host.CACHE: 6000.0}, 1.0),  # all of it the processor's own
-        (1.0, {host.CACHE: 1e6}, HOPELESS),
+        (1.0, {host.CACHE: 1e6}, PREEMPTED),
         (1.44, {host.PRODUCT: 500.0, host.CACHE: 3600.0}, 1.2),  # what such a moment does to it
         (1.44, {}, 1.2),
         (1.0, {}, 1.0),

@@ -109,7 +109,7 @@ def test_calibrated_profile_predicts_a_model(gpu: CudaDevice, calibrated: tuple[
 @pytest.mark.parametrize("name", MODELS)
 def test_traced_launches_are_those_that_the_profiler_sees(gpu: CudaDevice, measuring: None, name: str) -> None:
     built = names.build(name, device="cuda:0")
-    seen = gpu.profile(gpu.prepare_model(built.model, built.inputs(2, "cuda:0"), "eager")).launches
+    seen = gpu.profiled_launches(gpu.prepare_model(built.model, built.inputs(2, "cuda:0"), "eager"))
     assert trace(name).launches(2) == pytest.approx(seen, rel=0.02)
 
 
@@ -237,14 +237,13 @@ def test_every_runtime_is_predicted(gpu: CudaDevice, all_calibrated: DeviceProfi
     assert latpred.predict("resnet-18", runtime=runtime, device="cuda:0").latency_ms > 0
 
 
-def test_a_profiler_sees_as_many_kernels_in_a_replay_as_in_eager(gpu: CudaDevice, measuring: None) -> None:
+def test_a_profiler_sees_the_launches_of_eager_and_none_in_a_replay(gpu: CudaDevice, measuring: None) -> None:
     spec = SPECS[0]
     model, inputs = networks.real_model(spec, "fp16", "cuda:0"), networks.real_inputs(spec, "fp16", "cuda:0")
-    eager, replayed = (gpu.profile(gpu.prepare_model(model, inputs, name)) for name in ("eager", "cuda-graphs"))
-    if not eager.kernels:
+    calls = (gpu.prepare_model(model, inputs, name) for name in ("eager", "cuda-graphs"))
+    eager, replayed = map(gpu.profiled_launches, calls)
+    if not eager:
         pytest.skip("a profiler may not look at this GPU")
     # A profiler now and then sees an op more in one of its passes.
-    assert eager.launches == pytest.approx(networks.graph(spec, "fp16").launches(spec.batch), rel=0.02)
-    assert replayed.kernels == pytest.approx(eager.kernels, rel=0.02)
-    assert eager.kernels > 0.98 * eager.launches
-    assert replayed.launches == 0
+    assert eager == pytest.approx(networks.graph(spec, "fp16").launches(spec.batch), rel=0.02)
+    assert replayed == 0

@@ -5,13 +5,13 @@ from __future__ import annotations
 import re
 from typing import TYPE_CHECKING
 
-from latpred.calibration.devices.base import Call, Device, ProfiledForward
+from latpred.calibration.devices.base import Call, Device
 from latpred.errors import DeviceError
 
 if TYPE_CHECKING:
     import torch
 
-__all__ = ["Call", "Device", "ProfiledForward", "open_device"]
+__all__ = ["Call", "Device", "open_device"]
 
 
 def open_device(device: str | torch.device | Device) -> Device:

@@ -8,21 +8,12 @@ from __future__ import annotations
 import time
 from collections.abc import Callable
 from contextlib import AbstractContextManager
-from typing import Any, NamedTuple, Protocol
+from typing import Any, Protocol
 
 from latpred.calibration.cells import Cell
 from latpred.profile.document import DeviceInfo, Machine
 
 Call = Callable[[], None]
-
-
-class ProfiledForward(NamedTuple):
-    """What a profiler saw of one forward pass."""
-
-    # Ops that gave the device something to do, which is what latpred traces; a library may take several kernels for
-    # one, and what a graph replays is launched by none.
-    launches: float
-    kernels: float  # and copies within the device
 
 
 class Device(Protocol):

@@ -20,7 +20,7 @@ import torch
 
 from latpred.calibration.cells import Cell
 from latpred.calibration.devices import machine
-from latpred.calibration.devices.base import Call, ProfiledForward, RealDevice
+from latpred.calibration.devices.base import Call, RealDevice
 from latpred.calibration.devices.machine import GpuState
 from latpred.errors import DeviceError, RuntimeRefusalError
 from latpred.profile.document import DeviceInfo, Machine
@@ -138,8 +138,8 @@ class CudaDevice(RealDevice):
                     return None
             return self.time_queued(self._replay[2], 1)
 
-    def profile(self, call: Call) -> ProfiledForward:
-        """What torch.profiler sees of a call, averaged over a few."""
+    def profiled_launches(self, call: Call) -> float:
+        """Launches that torch.profiler sees of a call, averaged over a few."""
         activities = [torch.profiler.ProfilerActivity.CPU, torch.profiler.ProfilerActivity.CUDA]
         with self.errors():
             for _ in range(WARM_UPS):
@@ -149,7 +149,7 @@ class CudaDevice(RealDevice):
                 for _ in range(FORWARDS):
                     call()
                 self.synchronize()
-            return profiled(list(profiler.events() or ()), FORWARDS)
+            return launching_ops(list(profiler.events() or ())) / FORWARDS
 
     def _behind_head(self, call: Call, count: int, head_us: float) -> tuple[float, bool]:
         """Seconds of the calls, and whether the device was still busy when the last was issued."""
@@ -242,17 +242,13 @@ def _require(index: int) -> None:
         raise DeviceError(f"{said}. {OTHER_BUILD}")
 
 
-def profiled(events: Sequence[Any], forwards: int) -> ProfiledForward:
-    """A profiler's events as one of so many forward passes.
+def launching_ops(events: Sequence[Any]) -> int:
+    """How many ops among a profiler's events launch a kernel or a copy within the device, which is what is traced.
 
-    Kernels and copies within the device count; annotations of user code do not, nor copies from and to the host.
+    A library may take several kernels for one op. Copies from and to the host do not count.
     """
-    ops = [event for event in events if event.device_type.name == "CPU"]
-    on_device = [event for event in events if event.device_type.name != "CPU" and not event.is_user_annotation]
-    return ProfiledForward(
-        launches=sum(any(_is_kernel(kernel.name) for kernel in op.kernels) for op in ops) / forwards,
-        kernels=sum(_is_kernel(event.name) for event in on_device) / forwards,
-    )
+    ops = (event for event in events if event.device_type.name == "CPU")
+    return sum(any(_is_kernel(kernel.name) for kernel in op.kernels) for op in ops)
 
 
 def _is_kernel(name: str) -> bool:

@@ -20,7 +20,7 @@ import numpy as np
 
 from latpred.calibration.cells import UPLOAD, Cell
 from latpred.calibration.devices import machine
-from latpred.calibration.devices.base import Call, ProfiledForward
+from latpred.calibration.devices.base import Call
 from latpred.calibration.devices.simulated_costs import PYTHON, OpWork, SimulatedSpec, Step, TrueCosts, program, step
 from latpred.errors import DeviceError
 from latpred.graph.graph import NO_PYTHON, ModelGraph
@@ -164,10 +164,9 @@ class SimulatedDevice:
         replay = Step((self.spec.costs.replay_us,), tuple(kernels_us * count), 0, True)
         return self.time_queued(self._calling([replay]), 1)
 
-    def profile(self, call: Call) -> ProfiledForward:
-        """What a profiler would see of a call; nothing of one whose host waits for the device."""
-        kernels = len(self._captured(call) or [])
-        return ProfiledForward(kernels, kernels)
+    def profiled_launches(self, call: Call) -> float:
+        """Launches that a profiler would see of a call; none of one whose host waits for the device."""
+        return len(self._captured(call) or [])
 
     def true_latency_s(self, graph: ModelGraph, batch: int, runtime: str = "eager", protocol: str = "single") -> float:
         """Seconds of a forward pass without any noise, by running it on a device without any."""

@@ -208,7 +208,7 @@ def accepted(
     if passed and limit > MEDIAN_GATE:
         checks[UNSURE] = f"judged by {number} networks, the median error of others may be up to {limit:.1%}"
     more_would_tell = UNSURE in checks and number < ENOUGH
-    advice = _advice(good, enough and not more_would_tell, disturbed, apart, command, seconds)
+    advice = _advice(good, enough and not more_would_tell, missing, disturbed, apart, command, seconds)
     return Acceptance(passed=passed, checks=checks, advice=advice)
 
 
@@ -255,8 +255,15 @@ def _joined(profile: DeviceProfile, runtime: str, checks: dict[str, str], passed
     )
 
 
-def _advice(good: bool, enough: bool, disturbed: float, apart: float, command: str, seconds: float) -> tuple[str, ...]:
+def _advice(
+    good: bool, enough: bool, missing: Sequence[str], disturbed: float, apart: float, command: str, seconds: float
+) -> tuple[str, ...]:
     advice = []
+    if missing:
+        advice.append(
+            f"Mend what kept cells from being measured ({', '.join(missing)}): latpred profiles show NAME has the "
+            f"reasons under failed. Then calibrate anew: {command} --fresh"
+        )
     if disturbed > MOST_DISTURBED:
         advice.append(
             f"Other work disturbed {disturbed:.0%} of the cells until the end. Stop it, or wait until whoever "

@@ -45,7 +45,7 @@ APART = {
 
 # Kinds of pooling have loops of their own, and oneDNN multiplies matrices, channel by channel, where it has no kernel
 # for a depthwise convolution: numbers of the family say nothing of these.
-ALIEN = frozenset({"pooling", "conv_depthwise.padded", "conv_depthwise.multiplied"})
+OWN_ALGORITHM = frozenset({"pooling", "conv_depthwise.padded", "conv_depthwise.multiplied"})
 
 
 class KernelSample(NamedTuple):
@@ -119,8 +119,9 @@ def _fit_family(
     general = _fit(family, alike, multiprocessors, prior.get(family))
     # Few samples leave terms open: one batch alone says nothing of others. There the family's numbers stand, but for
     # kernels that have nothing in common with it.
+    unrelated = {leaf for leaf in leaves if not OWN_ALGORITHM.isdisjoint(lineage(leaf))}
     special = {
-        leaf: _fit(leaf, samples, multiprocessors, prior.get(leaf, prior.get(family) if _is_alien(leaf) else plain))
+        leaf: _fit(leaf, samples, multiprocessors, prior.get(leaf, prior.get(family) if leaf in unrelated else plain))
         for leaf, samples in leaves.items()
         if leaf != family and len(samples) >= enough[leaf]
     }
@@ -129,11 +130,6 @@ def _fit_family(
         above = nearest_fit(fits, leaf) or family  # prices the leaf
         fits[above] = _with_leaf(fits[above], leaf, samples)
     return fits
-
-
-def _is_alien(leaf: str) -> bool:
-    """Whether the numbers of its family say nothing of a special family."""
-    return not ALIEN.isdisjoint(lineage(leaf))
 
 
 def _with_leaf(fit: KernelFit, leaf: str, samples: Sequence[KernelSample]) -> KernelFit:

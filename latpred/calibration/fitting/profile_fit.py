@@ -159,7 +159,8 @@ def _kernels(
 ) -> dict[str, dict[str, KernelFit]]:
     """Kernel fits by precision, from kernels timed in queues and from those timed in their networks."""
     samples: dict[str, list[KernelSample]] = {}
-    priors = _of_datasheet(machine)
+    spec = gpus.find(machine.accelerator) if machine.accelerator else None
+    priors = {} if spec is None else datasheet.profile_of(spec).kernels
     for row in rows:
         if row.cell.kind == "kernel":
             precision = row.cell.precision
@@ -198,12 +199,6 @@ def _learned_from(rows: Iterable[Row]) -> list[Row]:
     """Every second network in half precision, which tells what the host takes longer in it; the others judge."""
     halves = [row for row in _networks(rows) if row.cell.precision in HALVES]
     return halves[::2] if len(halves) >= FEWEST_HALVES else []
-
-
-def _of_datasheet(machine: Machine) -> Mapping[str, Mapping[str, KernelFit]]:
-    """What the datasheet of a machine's GPU tells of kernels, by precision; nothing where latpred does not know it."""
-    spec = gpus.find(machine.accelerator) if machine.accelerator else None
-    return {} if spec is None else datasheet.profile_of(spec).kernels
 
 
 def queued_sample(row: Row, gap_us: float, kinds: Container[str]) -> Iterator[KernelSample]:

@@ -150,8 +150,8 @@ def _first_stages(models: Sequence[Workload]) -> dict[str, Settings]:
 
 
 def _launches(models: Sequence[Workload]) -> Settings:
-    """What a profiler counts: batch 1, as dispatched and as captured."""
-    return _grid(models, (1,), runtimes=CAPTURED, number=COUNTED)
+    """What a profiler counts: batch 1, as dispatched."""
+    return _grid(models, (1,), runtimes=("eager",), number=COUNTED)
 
 
 def _grid(
@@ -219,8 +219,7 @@ class RecordingSession(Session):
             files = sorted((folder / JOURNAL_FOLDER / GRAPHS_FOLDER).glob("*.json.gz"))
         for file in files:
             traced = msgspec.json.decode(gzip.decompress(file.read_bytes()), type=TracedModel)
-            key = GraphKey(traced.model, traced.input_kind, traced.input_size, traced.precision, traced.runtime)
-            self._graphs[key] = traced.graph
+            self._graphs[traced.key] = traced.graph
 
     def _resumes(self, header: Header) -> bool:
         """Raise a UsageError where the folder's rows do not hold for this run."""
@@ -250,7 +249,11 @@ class RecordingSession(Session):
         """Write the recording of everything timed so far, where there is anything."""
         plan, machine = self._header.settings, self._header.machine
         # What a profiler counts goes with what was timed first.
-        counted = {_first(row.cell).key: row.more for row in self.rows if row.cell.dims["number"] == COUNTED}
+        counted = {
+            msgspec.structs.replace(row.cell, dims={**row.cell.dims, "number": 1}).key: row.more
+            for row in self.rows
+            if row.cell.dims["number"] == COUNTED
+        }
         common = {"machine": tables.machine_name(machine), "device": device, "stack": tables.stack_text(machine)}
         rows = [
             {**common, **columns, **counted.get(row.cell.key, {})}
@@ -264,11 +267,6 @@ class RecordingSession(Session):
             table = tables.check(frame.fillna(dict.fromkeys(texts, "")), tables.MEASURED)
             about = f"plan {plan} on {device} ({common['machine']}), {common['stack']}, from {self._header.started}"
             Recording(f"{plan}-{device}", about, table, self._graphs).save(self._recording)
-
-
-def _first(cell: Cell) -> Cell:
-    """The cell as it is timed the first time."""
-    return msgspec.structs.replace(cell, dims={**cell.dims, "number": 1})
 
 
 def _columns(row: Row, started: str) -> Iterator[dict[str, Any]]:
@@ -415,7 +413,7 @@ def _visit(setting: Setting, bench: Bench, session: RecordingSession) -> Row:
     graph = session.graph(setting, bench.target)
     call = bench.call(setting.workload, setting.batch, setting.runtime, setting.precision, graph)
     if setting.counted:
-        return Row(setting.cell, {}, more=_counted(call, setting, device))
+        return Row(setting.cell, {}, more=_counted(call, device))
     gauge = gauge_on(bench.info.kind, setting.runtime)
     timings = {name: timed(device, call, VISIT, gauge) for name, timed in timer.PROTOCOLS.items()}
     runtime = runtimes.get(setting.runtime)
@@ -428,14 +426,12 @@ def _visit(setting: Setting, bench: Bench, session: RecordingSession) -> Row:
     return Row(setting.cell, timings, speed=speed)
 
 
-def _counted(call: Call, setting: Setting, device: Device) -> dict[str, str | float]:
-    """What a profiler counts; a CalibrationError says why there is nothing of it."""
-    profiled = getattr(device, "profile", None)
-    if profiled is None:
+def _counted(call: Call, device: Device) -> dict[str, str | float]:
+    """The launches that a profiler counts; a CalibrationError says why there are none."""
+    profiled_launches = getattr(device, "profiled_launches", None)
+    if profiled_launches is None:
         raise CalibrationError(f"{device.name} has no profiler")
-    seen = profiled(call)
-    if not seen.kernels:  # containers often forbid it
-        raise CalibrationError("the profiler sees no kernel")
-    # What is replayed is launched by no op, so there is nothing to hold the graph against.
-    launches = {"launches": seen.launches} if setting.runtime == "eager" and seen.launches else {}
-    return {**launches, tables.KERNELS: f"{seen.kernels:g}"}
+    launches = profiled_launches(call)
+    if not launches:  # containers often forbid it
+        raise CalibrationError("the profiler sees no launch")
+    return {"launches": launches}

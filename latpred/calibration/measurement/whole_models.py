@@ -90,10 +90,10 @@ class Bench:
                 graph = graph or workload.trace(precision, runtime, self.target)
                 return self.device.prepare_model(graph, batch, runtime)
             if self.info.kind == "cpu":
-                self._demand_room(workload, batch, runtime, precision)
+                self._demand_room(workload, batch, precision)
             return self.device.prepare_model(*self.model(workload, batch, precision), runtime)
 
-    def _demand_room(self, workload: Workload, batch: int, runtime: str, precision: str) -> None:
+    def _demand_room(self, workload: Workload, batch: int, precision: str) -> None:
         """Refuse a model whose weights, or whose activations at a batch size, memory has no room for."""
         key = (workload, precision)
         if key not in self._known:

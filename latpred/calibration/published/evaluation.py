@@ -28,14 +28,13 @@ from latpred.prediction.host_swap import Swap
 from latpred.prediction.predictor import Predictor
 from latpred.profile import gpus, store
 from latpred.profile.document import DeviceProfile
-from latpred.runtimes.lowering import target_of
 
 CLEARLY = 1.5  # times the device's work that dispatch takes at least where a row tells of the host
 LEAST, MOST = 0.1, 10.0  # a host whose dispatch differs by more was not what made the row differ
 _EXACT = 1e-3  # of the logarithm of a factor
 
 
-def evaluate(
+def evaluate_published(
     table: PublishedTable,
     profile: DeviceProfile | None = None,
     *,
@@ -91,7 +90,7 @@ def _traced(
 
     A profile of another time has eager traces of that time, of which its runtimes' graphs are made or estimated.
     """
-    predictor, target = Predictor(profile), target_of(profile.device.kind)
+    predictor = Predictor(profile)
     errors = refusals(cells, predictor)
     answered = [place for place, error in enumerate(errors) if error is None]
     keys = graph_keys(cells.iloc[answered])
@@ -101,8 +100,8 @@ def _traced(
     eager = {key._replace(era=predictor.era): sizes for key, sizes in asked.items() if key.runtime == EAGER}
     others = {key: sizes for key, sizes in asked.items() if key.runtime != EAGER}
     failed: dict[GraphKey, LatpredError] = {}
-    graphs = trace_models(others, target, progress, failed)
-    traced = published_table.trace_all(eager, None, progress, failed, target=target)
+    graphs = trace_models(others, predictor.target, progress, failed)
+    traced = published_table.trace_all(eager, None, progress, failed, target=predictor.target)
     graphs |= {key._replace(era=""): graph for key, graph in traced.items()}
     failed = {key._replace(era=""): error for key, error in failed.items()}
     for place, key in zip(answered, keys, strict=True):

@@ -20,7 +20,7 @@ import pandas as pd
 from latpred import tables
 from latpred.accuracy.metrics import conformal
 from latpred.calibration.published import leave_out, published_table
-from latpred.calibration.published.joint_fit import Mask, Problem, problem, without_fp64
+from latpred.calibration.published.joint_fit import Mask, Problem, fitted_rows, problem
 from latpred.calibration.published.latency_model import Objects
 from latpred.calibration.published.published_table import Graphs, Progress, PublishedTable, eras
 from latpred.calibration.published.row_counts import EAGER, FIXED, MODULE, NO_HOST, PYTHON, SCRIPTED, multiplies
@@ -104,7 +104,7 @@ def fit_profile(
     --------
     >>> profile = fit_profile("measured.csv", gpu="RTX-8000")  # doctest: +SKIP
     """
-    table = _fitted_rows(source)
+    table = _rows_of_profiles(source)
     wanted = _chosen(table, gpu)
     profile = fit_profiles(table, judge=judge, graphs=known, progress=progress, only=(wanted,))[wanted]
     return profile if name is None else msgspec.structs.replace(profile, name=name)
@@ -119,7 +119,7 @@ def fit_profiles(
     only: Sequence[str] = (),
 ) -> dict[str, DeviceProfile]:
     """As `fit_profile`, for some GPUs or every one of a table that has eager rows, by the table's name of it."""
-    whole = problem(_fitted_rows(source), graphs, progress)
+    whole = problem(_rows_of_profiles(source), graphs, progress)
     if progress is not None:
         progress("fitting")
     thetas = whole.thetas()
@@ -132,9 +132,9 @@ def fit_profiles(
     return profiles
 
 
-def _fitted_rows(source: tables.Source | PublishedTable) -> PublishedTable:
+def _rows_of_profiles(source: tables.Source | PublishedTable) -> PublishedTable:
     """Rows that profiles are fitted to: others have steps of their own, which a table does not tell."""
-    table = without_fp64(published_table.read(source))
+    table = fitted_rows(published_table.read(source))
     runtime = table.cells["runtime"]
     if not (runtime == EAGER).any():
         raise TableError("The table has no rows of runtime eager, which profiles are fitted to. Add some.")

@@ -18,11 +18,12 @@ from numpy.typing import NDArray
 from latpred import tables
 from latpred.accuracy.predicted import GraphKey, batches_of, untraced
 from latpred.calibration.published import published_table
-from latpred.calibration.published.latency_model import Block, Objects, Rows, blocks_of, evaluate
+from latpred.calibration.published.latency_model import Block, Objects, Rows, blocks_of, state_of
 from latpred.calibration.published.parameters import Parameters
 from latpred.calibration.published.published_table import Graphs, Progress, PublishedTable
 from latpred.calibration.published.row_counts import (
     EAGER,
+    ENGINES,
     NO_HOST,
     SCRIPTED,
     CellKey,
@@ -50,6 +51,8 @@ MOST_STEPS = 40
 _MOST_TRIES = 16
 _LARGEST_STEP = 1.0
 _ENOUGH = 1e-4  # relative decrease of the loss below which a step was the last
+
+RUNTIMES = (EAGER, *SCRIPTED, *ENGINES, *NO_HOST)  # whose kernels are known from eager traces
 
 Mask = NDArray[np.bool_]
 
@@ -94,14 +97,14 @@ class Problem:
     def _of_rows(self, name: str, theta: Floats) -> Floats:
         values = np.empty(len(self.rows))
         for block in self.blocks:
-            values[block.rows] = getattr(evaluate(block, theta), name)
+            values[block.rows] = getattr(state_of(block, theta), name)
         return values
 
     def slowest(self) -> Objects:
         """Of every row: "host", or the kernel family that takes most of the device's time, by a fit to all rows."""
         theta, names = self.solve(), np.empty(len(self.rows), dtype=object)
         for block in self.blocks:
-            state, local = evaluate(block, theta), block.local(theta)
+            state, local = state_of(block, theta), block.local(theta)
             by_family = np.zeros((len(block.kernels), len(block.counts)))
             for row, kernels in zip(by_family, block.kernels, strict=True):
                 row[kernels.cells] = kernels.us(local)[0]
@@ -206,7 +209,7 @@ class _Loss:
         loss, gradient = float((self._precision * away**2).sum()), self._precision * away
         hessian, theta = np.diag(self._precision), self._all(free)
         for block, weights, log_us, places in self._blocks:
-            state = evaluate(block, theta)
+            state = state_of(block, theta)
             errors = state.log_us - log_us
             softness = np.sqrt(1.0 + (errors / SOFT) ** 2)
             # Twice the soft absolute value: quadratic near zero, linear far from it.
@@ -236,7 +239,7 @@ def problem(
     `graphs` are traced models there are already, and takes up new ones. With `partial`, rows whose model cannot be
     traced are left out, with a note of the table's; otherwise the first error ends it.
     """
-    table = without_fp64(published_table.read(source))
+    table = fitted_rows(published_table.read(source))
     datasheets = _datasheets(table)
     keys, failed = published_table.trace_keys(table.cells), dict[GraphKey, LatpredError]()
     asked = batches_of(keys, table.cells["batch"])
@@ -288,13 +291,18 @@ def _architectures(keys: Sequence[GraphKey], graphs: Graphs) -> pd.Series:
         names = shared
 
 
-def without_fp64(table: PublishedTable) -> PublishedTable:
-    """The rows in other precisions: no parameter tells what a GPU's fp64 units take."""
-    double = (table.cells["precision"] == "fp64").to_numpy()
-    if double.all():
-        raise TableError("All rows of the table are in fp64, which is not fitted. Add rows in another precision.")
-    notes = (f"rows in fp64 were left out ({double.sum():,})",) if double.any() else ()
-    return replace(table.where(~double), notes=(*table.notes, *notes))
+def fitted_rows(table: PublishedTable) -> PublishedTable:
+    """The rows that can be fitted.
+
+    No parameter tells what a GPU's fp64 units take. Runtimes but these have steps of their own, which no table tells.
+    """
+    runtime = table.cells["runtime"]
+    unfitted = runtime.mask(runtime.isin(RUNTIMES), "").mask(table.cells["precision"] == "fp64", "fp64")
+    counts = unfitted[unfitted != ""].value_counts(sort=False)
+    notes = tuple(f"rows in {name} were left out ({count:,})" for name, count in counts.items())
+    if counts.sum() == len(unfitted):
+        raise TableError(f"No row of the table can be fitted: {'; '.join(notes)}. Add rows in {', '.join(RUNTIMES)}.")
+    return replace(table.where((unfitted == "").to_numpy()), notes=(*table.notes, *notes))
 
 
 def _demand_seconds(problem: Problem) -> None:

@@ -215,7 +215,7 @@ class State(NamedTuple):
     slopes: Floats  # derivatives of log_us by local numbers, (rows, local numbers)
 
 
-def evaluate(block: Block, theta: Floats) -> State:
+def state_of(block: Block, theta: Floats) -> State:
     """A block at some parameters."""
     local = block.local(theta)
     device = np.zeros(len(block.counts))

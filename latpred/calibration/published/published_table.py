@@ -60,6 +60,8 @@ FRAMEWORK_TAX = {"protocol": "pipelined", "stack": "torch=1.12.1 cuda=11.6 trans
 PRODUCT = "product"  # input kind of rows that are one matrix product
 _KINDS = {"seq_len": "seq", "image_px": "image"}
 CONTRADICTION = 10.0
+_NEWEST = 99  # minor version of a release that tells its major one alone
+Progress = Callable[[str], None]
 
 # And rows of any form, beside what `tables.DEFAULTS` says.
 _DEFAULTS = {"memory_format": "contiguous", "attention": "", "host": ""}
@@ -181,7 +183,7 @@ def _names_of(sources: Sequence[tables.Source]) -> list[str]:
 def _part(frame: pd.DataFrame, name: str, mapping: TableMapping | None, notes: list[str]) -> pd.DataFrame:
     """The rows of one table that can be used; sentences about others are added to the notes."""
     if len(frame) == 0:
-        raise TableError("The table has no rows. Give one with measured latencies.")
+        raise TableError(f"{name} has no rows. Give a table with measured latencies.")
     numbers: Sequence[int] = range(1, len(frame) + 1)
     defaults = {**_DEFAULTS, tables.SOURCE: name}
     rules = None if _of_known_form(frame) else mapping
@@ -263,11 +265,6 @@ def _without_repeats(cells: pd.DataFrame, notes: Sequence[str]) -> PublishedTabl
     )
     weight = np.where(contrary, 0.1, 1.0)
     return PublishedTable(merged[first].reset_index(drop=True), weight[first], tuple(said))
-
-
-Progress = Callable[[str], None]
-
-_NEWEST = 99  # minor version of a release that tells its major one alone
 
 
 Graphs = MutableMapping[GraphKey, ModelGraph]

@@ -24,7 +24,7 @@ from latpred.runtimes.lowering import demand_suited, lacking, target_of, unsuite
 EAGER = profile_fit.EAGER
 ALL = "all"
 FITTING_SHARE = 0.1  # of a runtime's time, set aside for tracing networks again and fitting
-HOPELESS = 12  # networks or graphs that fail before any succeeds, after which there are no more cells
+MOST_FAILURES = 12  # networks or graphs that fail before any succeeds, after which there are no more cells
 
 
 def offered(device: Device) -> tuple[list[str], dict[str, str]]:
@@ -130,9 +130,10 @@ class RuntimeSession:
         """Time cells until the time is spent, most of them in the first precision."""
         for cell in filterfalse(self.session.holds, calibrator.cells_in(self.precisions)):
             rows = visits.rows
-            hopeless, spent = len(_only_failures(rows)) >= HOPELESS, visits.seconds / ((1 - FITTING_SHARE) * seconds)
+            failing = len(_only_failures(rows)) >= MOST_FAILURES
+            spent = visits.seconds / ((1 - FITTING_SHARE) * seconds)
             over = spent >= 1.0 and not self.goes_on(spent, _judged(rows), acceptance.ENOUGH)
-            if hopeless or over or len(rows) >= cells:
+            if failing or over or len(rows) >= cells:
                 break
             if visits.run(cell).error.startswith(MISSING):  # which each further cell would find out anew
                 break
@@ -164,7 +165,7 @@ def fit_with_spread(
     fit = calibrator.fit(rows, profile)
     by_folds = calibrator.errors_by_folds(rows, profile)
     holdouts = [row for row in rows if network_fit.is_holdout(row)]
-    errors = network_fit.holdout_errors(fit, holdouts, profile, calibrator.runtime)
+    errors = network_fit.errors_of_fit(fit, holdouts, profile, calibrator.runtime)
     unseen = [*errors, *by_folds]
     spread = acceptance.network_spread(unseen) if unseen else fit.spread
     least = profile.runtimes[EAGER].spread if len(unseen) < acceptance.FEWEST else 0.0

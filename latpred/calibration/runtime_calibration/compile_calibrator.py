@@ -26,7 +26,7 @@ from latpred.calibration.fitting.kernel_fit import KernelSample, fit_kernels, ro
 from latpred.calibration.fitting.linear_system import Column, System, of_kind
 from latpred.calibration.fitting.profile_fit import timed_network
 from latpred.calibration.runtime_calibration.base import RuntimeCalibrator, called_again, candidates, effort, rotating
-from latpred.calibration.runtime_calibration.network_fit import holdout_errors, is_holdout, too_few
+from latpred.calibration.runtime_calibration.network_fit import errors_of_fit, is_holdout, too_few
 from latpred.calibration.session import Row
 from latpred.calibration.timing import timer
 from latpred.calibration.timing.reference_speed import SpeedGauge
@@ -151,7 +151,10 @@ class CompileCalibrator(RuntimeCalibrator):
         if len(compiled) < FEWEST:
             timed = f"{len(compiled)} networks were compiled and timed"
             raise too_few(timed, "what torch.compile costs", "5m")
-        idle_us = _idle_us(compiled)
+        # What a call takes where it has next to nothing to do.
+        tiny = [one for one in compiled if one.network.tiny] or compiled
+        calls_us = ((call.host_class, call.us) for one in tiny for call in one.calls)
+        idle_us = per_class(calls_us, partial(np.quantile, q=IDLE))
         idle = of_classes(idle_us)
         values = _beside_calls_us(compiled, profile) | _library(compiled, idle, profile)
         return msgspec.structs.replace(
@@ -170,7 +173,7 @@ class CompileCalibrator(RuntimeCalibrator):
                 fit = self.fit([row for row in rows if row.cell.key not in out], profile)
             except CalibrationError:
                 return []  # so few networks that every one is needed
-            errors += holdout_errors(fit, tested[fold::FOLDS], profile, self.runtime)
+            errors += errors_of_fit(fit, tested[fold::FOLDS], profile, self.runtime)
         return errors
 
 
@@ -296,12 +299,6 @@ def _cold(network: TimedNetwork, profile: DeviceProfile) -> dict[int, float]:
         return {}
     shares = cold.at(np.array([float(network.batch)]))[:, 0]
     return {id(op): share for op, share in zip(network.ops, shares.tolist(), strict=True)}
-
-
-def _idle_us(compiled: Sequence[_CompiledNetwork]) -> dict[str, float]:
-    """What a call of each class takes where it has next to nothing to do."""
-    tiny = [one for one in compiled if one.network.tiny] or compiled
-    return per_class(((call.host_class, call.us) for one in tiny for call in one.calls), partial(np.quantile, q=IDLE))
 
 
 def _beside_calls_us(compiled: Sequence[_CompiledNetwork], profile: DeviceProfile) -> dict[Column, float]:

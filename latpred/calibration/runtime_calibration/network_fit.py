@@ -76,7 +76,7 @@ def networks_of(rows: Iterable[Row], info: DeviceInfo) -> list[TimedNetwork]:
     return [timed_network(row, info) for row in rows if row.cell.kind == "network" and not is_holdout(row)]
 
 
-def holdout_errors(fit: DispatchFit, rows: Sequence[Row], profile: DeviceProfile, runtime: str) -> list[HoldoutError]:
+def errors_of_fit(fit: DispatchFit, rows: Sequence[Row], profile: DeviceProfile, runtime: str) -> list[HoldoutError]:
     """How a runtime's fit does on networks and models that it did not see."""
     whole = msgspec.structs.replace(profile, runtimes={**profile.runtimes, runtime: fit})
     timed = {row.cell.key: timed_network(row, profile.device) for row in rows}

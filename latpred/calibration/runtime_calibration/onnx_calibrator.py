@@ -149,7 +149,7 @@ class OnnxCalibrator(RuntimeCalibrator):
         minutes = visits.speed_of(rows).full_us
         slower = host.slowdown(profile.speed or minutes, minutes)
         graphs = [self._timed_graph(row, profile) for row in rows if row.calls_us]
-        return fit_nodes([at_profile_speed(graph, slower) for graph in graphs if graph is not None])
+        return fit_nodes([graph_at_profile_speed(graph, slower) for graph in graphs if graph is not None])
 
     def _nodes_us(self, cell: Cell, model: bytes | str, feed: Feed, times: int) -> tuple[float, ...]:
         """Median microseconds of every node, in the order of `_rank`; what the nodes do is kept for the fit."""
@@ -211,7 +211,7 @@ def graph_cell(number: int, precision: str, *, tiny: bool = False) -> Cell:
     return Cell("kernel", kinds[number % len(kinds)], dims, precision, NAME)
 
 
-def at_profile_speed(graph: TimedGraph, slower: Slowdown) -> TimedGraph:
+def graph_at_profile_speed(graph: TimedGraph, slower: Slowdown) -> TimedGraph:
     """A graph as the machine would have taken it while eager was measured, when it was so much slower or faster."""
 
     def longer(op: Op) -> float:
@@ -251,7 +251,7 @@ def fit_nodes(graphs: Sequence[TimedGraph]) -> DispatchFit:
         unprofiled = [(op, us**2 / (us + profiler_us)) for op, us in nodes]
         factor = _factor(graph, unprofiled, host)
         if factor is not None:
-            samples += kernel_samples(graph, unprofiled, factor, host)
+            samples += node_samples(graph, unprofiled, factor, host)
     fits = fit_kernels(samples)
     return msgspec.structs.replace(host, kernels={PRECISION: summing_to(fits, sized, host)} if fits else {})
 
@@ -326,7 +326,7 @@ def _factor(graph: TimedGraph, kernels: Sequence[NodeKernel], host: DispatchFit)
     return float(min(max(own, 1 / ASTRAY), ASTRAY) ** share)
 
 
-def kernel_samples(
+def node_samples(
     graph: TimedGraph, kernels: Sequence[NodeKernel], factor: float, host: DispatchFit
 ) -> list[KernelSample]:
     """Kernels that a fit can learn from. An error of one counts as one of its node and of a share of the pass."""

@@ -23,10 +23,10 @@ import numpy as np
 import pandas as pd
 import torch
 import torch.nn.functional as F
-from numpy.typing import NDArray
 
 from latpred import runtimes
 from latpred.calibration.devices import Device, conditions
+from latpred.graph.features import Floats
 from latpred.host import CACHE, CACHE_ROWS, COLD_DISPATCH, CONVOLUTION, DISPATCH, ELEMENTWISE, PRODUCT, STREAM, THREADS
 from latpred.sandbox.own_thread import no_autocast, unwatched, without_modes
 
@@ -62,13 +62,12 @@ READ_EVERY_S = 1.5  # how often all references are timed where no more is asked 
 REST_S = 0.05  # onnxruntime's threads wait busily for 15 to 40 ms after a pass
 SLOW = 1.15  # times the fastest from which a moment is slow: readings scatter by 5 %, a busy neighbour adds 35 to 60 %
 MOST_MOMENTS = 1 << 16  # the latest readings, which a gauge keeps
-HOPELESS = 2.0  # times slower than in its fastest moments: other work has the processor, and how much of it is unknown
+PREEMPTED = 2.0  # times slower than in its fastest moments: other work has the processor, and how much of it is unknown
 
 
 Timed = TypeVar("Timed")
 _ones = partial(torch.ones, dtype=torch.float32)  # whatever the user's default dtype is
 _randn = partial(torch.randn, dtype=torch.float32)
-Floats = NDArray[np.float64]
 
 
 class SpeedReading(NamedTuple):
@@ -356,7 +355,7 @@ class RunSpeed(NamedTuple):
         us = {kind: full * slow ** self.powers.get(kind, USUAL_POWERS[kind]) for kind, full in full_us.items()}
         if CACHE in read and CACHE in us:
             beside = read[CACHE] / us[CACHE] / (read.get(PRODUCT, us[PRODUCT]) / us[PRODUCT])
-            us[CACHE] *= min(max(beside, 1 / HOPELESS), HOPELESS)
+            us[CACHE] *= min(max(beside, 1 / PREEMPTED), PREEMPTED)
         return us
 
 

@@ -59,7 +59,7 @@ class Plan:
     least: int = 5  # fewest samples
     most: int = 200
     precision: float = 0.003  # sampling stops when the standard error of the median is below this share of it
-    least_s: float = 0.01  # sampling goes on for at least so long: shorter ones catch a passing mood of the machine
+    least_s: float = 0.01  # sampling goes on for at least so long: what is shorter falls into one state of the machine
     budget_s: float = 0.5  # sampling stops after so long, once it has `least` samples
     warmup_s: float = 0.3  # longest warm-up
 

@@ -22,7 +22,7 @@ from latpred.calibration.session import OUT_OF_MEMORY, Measure, Row, Session
 from latpred.calibration.timing import reference_speed
 from latpred.calibration.timing.disturbance import Watch, wait_for_calm
 from latpred.calibration.timing.reference_speed import (
-    HOPELESS,
+    PREEMPTED,
     SLOW,
     RunSpeed,
     SpeedReading,
@@ -174,7 +174,7 @@ class Visits:
 
 def is_disturbed(row: Row) -> bool:
     """Whether a row is not to be believed at all: other work ran beside it, or hardly anything ran at all."""
-    return row.disturbed not in ("", SLOWED, MOVED_APART) or _slow(row) > HOPELESS
+    return row.disturbed not in ("", SLOWED, MOVED_APART) or _slow(row) > PREEMPTED
 
 
 def _better(row: Row, earlier: Row) -> bool:
@@ -231,7 +231,7 @@ def brought_to_full_speed(row: Row, speed: RunSpeed, *, asynchronous: bool = Fal
     if asynchronous:
         timed = row.cell.kind in ("dispatch", "network")
         return host_shortened(row, slowdown(row, speed, asynchronous=True).ops) if timed else row
-    kind, slow = _kind(row.cell, speed), min(_slow(row), HOPELESS)
+    kind, slow = _kind(row.cell, speed), min(_slow(row), PREEMPTED)
     return shortened(row, speed.at(slow, row.speed)[kind] / speed.full_us[kind] if kind else slow**WHOLE_POWER)
 
 
@@ -248,18 +248,20 @@ def host_shortened(row: Row, longer: float) -> Row:
     took no longer.
     """
     timings = dict(row.timings)
-    known_s = {name: timing.median_s for name, timing in timings.items()}
-    for name in ("issue",) if _waits(**known_s) else ("issue", "single"):
+    for name in ("issue",) if _waits(timings) else ("issue", "single"):
         if name in timings:
             timings[name] = _shorter(timings[name], longer)
     return msgspec.structs.replace(row, timings=timings)
 
 
-def _waits(single: float = 0.0, issue: float | None = None, queued: float | None = None, **_: float) -> bool:
+def _waits(timings: Mapping[str, Timing]) -> bool:
     """Whether a forward pass with these timings waits for the device, or nothing tells that it does not."""
-    if issue is None:
+    if "issue" not in timings:
         return True
-    return single > WAITS * (issue + SYNC_S) if queued is None else queued > issue
+    issue_s = timings["issue"].median_s
+    if "queued" in timings:
+        return timings["queued"].median_s > issue_s
+    return "single" in timings and timings["single"].median_s > WAITS * (issue_s + SYNC_S)
 
 
 def _shorter(timing: Timing, longer: float) -> Timing:
@@ -281,7 +283,7 @@ def slowdown(
     row: Row, speed: RunSpeed, usual_us: Mapping[str, float] | None = None, *, asynchronous: bool = False
 ) -> Slowdown:
     """How slow the machine was around a row, against its full speed in that run or other reference times."""
-    now_us = speed.at(min(_slow(row), HOPELESS), row.speed)
+    now_us = speed.at(min(_slow(row), PREEMPTED), row.speed)
     then = host.slowdown(usual_us or speed.full_us, now_us, asynchronous=asynchronous)
     return Slowdown(*(round(ratio, 2) for ratio in then))
 
