@@ -74,6 +74,13 @@ def parse_batches(text: str) -> tuple[int, ...]:
     return checked_batches(tuple(sizes))
 
 
+def _one_batch(text: str) -> int:
+    batch, *others = parse_batches(text)
+    if others:
+        raise ValueError(f"{text!r} names several batch sizes; give one, or ask predict or curve, which take several.")
+    return batch
+
+
 def parse_seconds(text: str) -> float:
     """A time such as 90s, 5m or 1h, in seconds."""
     match = _DURATION.fullmatch(text)
@@ -175,9 +182,9 @@ OPTIONS: dict[str, Callable[[Command], Command]] = {
     "batch": click.option(
         "--batch",
         "-b",
-        type=click.IntRange(1),
-        callback=_parsed_by(lambda size: checked_batches(size)[0]),
-        default=1,
+        metavar="SIZE",
+        callback=_parsed_by(_one_batch),
+        default="1",
         show_default=True,
         help="One batch size; predict and curve take several.",
     ),

@@ -30,7 +30,7 @@ from latpred.calibration.published.latency_model import evaluate
 from latpred.calibration.published.leave_out import evaluate_left_out
 from latpred.calibration.published.published_table import PublishedTable, read
 from latpred.calibration.published.row_counts import as_run_by, family_of, group_of, weights_of
-from latpred.errors import TableError, UsageError
+from latpred.errors import TableError, UnknownGpuError, UsageError
 from latpred.profile import datasheet, gpus, store
 from latpred.profile.document import DeviceProfile
 from latpred.runtimes.legacy_torch import FUSED, GROUP, TORCH_1_12, TORCH_2, as_run_in
@@ -300,6 +300,8 @@ def test_a_gpu_is_chosen_by_any_of_its_names_and_its_profile_carries_no_row_of_t
     for rows in (table(), pd.concat([table(), of_others])):
         with pytest.raises(TableError, match=r"no eager rows of a GPU called 'T4'; name one of: 2080Ti, RTX-8000 \("):
             profile_from(rows, "T4")
+    with pytest.raises(UnknownGpuError, match=r"name no GPU.* Add a column device"):
+        profile_from(table()[["model", "batch", "latency_s"]], "T4")
 
 
 def test_a_simpler_predictor_is_judged_where_it_has_models_to_be_fitted_to() -> None:
