@@ -165,7 +165,8 @@ def _columns(frame: pd.DataFrame, schema: Schema) -> dict[Any, Column]:
     if missing:
         of_search = {"candidate", "latency_ms"} <= {*frame.columns}
         others = "Rows of predict_many and rank are others; take those of latpred predict MODEL --csv -o FILE, "
-        how = f"{others}or of predict(...).to_frame()." if of_search else "Add what is missing."
+        enough = "Add what is missing; of a measured table latpred evaluate needs model, batch and latency_s alone."
+        how = f"{others}or of predict(...).to_frame()." if of_search else enough
         if schema is MEASURED and "low_s" in frame:
             how = _PREDICTED
         raise TableError(f"The {schema.title} lacks {', '.join(missing)}. {how}")
