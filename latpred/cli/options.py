@@ -63,22 +63,15 @@ class Output(NamedTuple):
             demand_writable(self.path)
 
 
-def parse_batches(text: str) -> tuple[int, ...]:
+def parse_batches(text: str, most: int = MOST_BATCHES) -> tuple[int, ...]:
     """Batch sizes from numbers and ranges joined by commas, in the order given, each once."""
     sizes: dict[int, None] = {}
     for item in text.split(","):
         for size in _sizes(item.strip()):
             sizes[size] = None
-            if len(sizes) > MOST_BATCHES:
-                raise ValueError(f"{text!r} names more than {MOST_BATCHES} batch sizes; use a step, as in 1-4096:2x.")
+            if len(sizes) > most:
+                raise ValueError(f"{text!r} names more batch sizes than {most}; give fewer.")
     return checked_batches(tuple(sizes))
-
-
-def _one_batch(text: str) -> int:
-    batch, *others = parse_batches(text)
-    if others:
-        raise ValueError(f"{text!r} names several batch sizes; give one, or ask predict or curve, which take several.")
-    return batch
 
 
 def parse_seconds(text: str) -> float:
@@ -183,7 +176,7 @@ OPTIONS: dict[str, Callable[[Command], Command]] = {
         "--batch",
         "-b",
         metavar="SIZE",
-        callback=_parsed_by(_one_batch),
+        callback=_parsed_by(lambda text: parse_batches(text, most=1)[0]),
         default="1",
         show_default=True,
         help="One batch size; predict and curve take several.",
