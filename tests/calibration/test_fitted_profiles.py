@@ -297,9 +297,8 @@ def test_a_gpu_is_chosen_by_any_of_its_names_and_its_profile_carries_no_row_of_t
     with pytest.raises(TableError, match=r"several GPUs; name one of: 2080Ti, RTX-8000"):
         profile_from(table())
     of_others = table().head(20).assign(gpu="t4", runtime="compile")
-    said = r"no eager rows of a GPU called 'T4'; name one of: 2080Ti, RTX-8000 \(|name no GPU.* Add a column device"
     for rows in (table(), pd.concat([table(), of_others]), table()[["model", "batch", "latency_s"]]):
-        with pytest.raises((TableError, UnknownGpuError), match=said):
+        with pytest.raises((TableError, UnknownGpuError), match=r"'T4'; name one of: 2080Ti, RTX-8000 \(|name no GPU"):
             profile_from(rows, "T4")
 
 
